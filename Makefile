@@ -1,0 +1,174 @@
+# make            builds ./train_gpt for this machine
+# make run        builds it and trains a small GPT on this repository's own text; DATA=file.txt: on that
+# make test       builds the tests and runs them
+# make help       the other targets
+#
+# DEVICE=gpu|cpu and PRECISION=bf16|fp32 choose otherwise than the machine suggests.
+
+SHELL = /bin/bash
+
+# ---- which build --------------------------------------------------------------------------------
+
+GPU_NAME := $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
+NVCC     := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+
+ifdef DEVICE
+  REASON := as DEVICE=$(DEVICE) asks
+else ifeq ($(NVCC),)
+  DEVICE := cpu
+  REASON := no nvcc was found
+else ifeq ($(GPU_NAME),)
+  DEVICE := cpu
+  REASON := no GPU was found
+else
+  DEVICE := gpu
+  REASON := nvcc and $(GPU_NAME) were found
+endif
+ifeq ($(filter $(DEVICE),gpu cpu),)
+  $(error DEVICE takes gpu or cpu, found '$(DEVICE)')
+endif
+
+PRECISION ?= $(if $(filter gpu,$(DEVICE)),bf16,fp32)
+ifeq ($(filter $(PRECISION),bf16 fp32),)
+  $(error PRECISION takes bf16 or fp32, found '$(PRECISION)')
+endif
+DEFINE_bf16 := -DPRECISION_BF16
+
+# ---- how to compile -----------------------------------------------------------------------------
+
+# The CPU build. NaN and infinity keep their meaning; sums may be reordered, once and for all at
+# compile time, so that loops over a row become vector instructions.
+CXX       ?= g++
+VECTORS   := -O3 -march=native -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math -freciprocal-math
+VECTORS   += $(if $(shell grep -m1 -o avx512f /proc/cpuinfo 2>/dev/null),-mprefer-vector-width=512)
+WARNINGS  := -Wall -Wextra -Wno-unknown-pragmas
+# Looked up when it is used: set-up may just have installed it.
+ONEDNN     = $(shell printf '\#include <dnnl.hpp>' | $(CXX) -x c++ -E - >/dev/null 2>&1 && echo -DHAVE_ONEDNN)
+CPU_FLAGS := -x c++ -std=c++17 $(WARNINGS) -fopenmp -Idev/cpu
+CPU_LIBS   = $(if $(ONEDNN),-ldnnl) -lboost_context -lpthread
+
+# The GPU build, for the card that is there, else for Ampere, Ada and Hopper.
+CAPABILITY := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1))
+ARCHS      := $(if $(CAPABILITY),$(patsubst 90,90a,$(CAPABILITY)),80 89 90a)
+GENCODE    := $(foreach a,$(ARCHS),-gencode=arch=compute_$a,code=sm_$a)
+GPU_FLAGS  := -std=c++17 -O3 -lineinfo -Xcompiler -Wall,-Wextra,-Wno-unknown-pragmas
+GPU_LIBS   := -lcublasLt -lcublas
+
+# compile(source, program, precision, width or "gpu", further flags)
+define compile
+@mkdir -p $(dir $(2))
+$(if $(filter gpu,$(4)),$(NVCC) $(GPU_FLAGS) $(GENCODE) $(DEFINE_$(3)) $(5) $(1) -o $(2) $(GPU_LIBS),\
+$(CXX) $(CPU_FLAGS) $(5) -DWARP_SIZE=$(4) $(ONEDNN) $(DEFINE_$(3)) $(1) -o $(2) $(CPU_LIBS))
+endef
+
+BUILD   := build/$(DEVICE)-$(PRECISION)
+HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h) Makefile
+
+# ---- build and run ------------------------------------------------------------------------------
+
+.PHONY: all setup run test test-asan test-gpu test-hf check-cuda reference bench clean help
+all: setup $(BUILD)/train_gpt
+	@ln -sf $(BUILD)/train_gpt train_gpt
+	@echo "./train_gpt is the $(DEVICE) build in $(PRECISION): $(REASON)"
+
+setup:
+	@scripts/setup.sh $(DEVICE)
+
+$(BUILD)/train_gpt: train_gpt.cu $(HEADERS) | setup
+	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,1),$(if $(filter cpu,$(DEVICE)),$(VECTORS)))
+
+# This repository's own text; or DATA=file.txt.
+OWN_TEXT := data/own.txt
+DATA     ?= $(OWN_TEXT)
+$(OWN_TEXT): train_gpt.cu test_gpt.cu README.md Makefile $(wildcard dev/*/*.h dev/*/*.py dev/*/*.md scripts/*)
+	@cat $^ > $@
+
+# About a minute on 2 CPU cores.
+RUN_OPTIONS ?= --layers 4 --heads 4 --channels 128 --context 128 --micro-batch 8 --steps 1000 --lr 2e-3 --min-lr 2e-4 \
+               --warmup 50 --beta2 0.99 --eval-every 250 --sample-every 1000 --sample-tokens 400
+run: all $(DATA)
+	./train_gpt train --data $(DATA) $(RUN_OPTIONS) --out runs/$$(date +%Y%m%d-%H%M%S)
+
+# ---- tests --------------------------------------------------------------------------------------
+# Width 32 is what a GPU does; width 1 is what a CPU runs.
+
+TESTS := $(foreach p,fp32 bf16,$(foreach w,32 1,build/test/$p-$w/test_gpt)) build/test/cpu-32/test_cpu build/test/cpu-1/test_cpu
+test_width = $(lastword $(subst -, ,$(notdir $(patsubst %/,%,$(dir $(1))))))
+test_kind  = $(firstword $(subst -, ,$(notdir $(patsubst %/,%,$(dir $(1))))))
+build/test/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
+	$(call compile,$<,$@,$(call test_kind,$@),$(call test_width,$@),$(if $(filter 1,$(call test_width,$@)),$(VECTORS),-O2 -march=native))
+build/test/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) | setup
+	$(call compile,$<,$@,,$(call test_width,$@),-O2 -march=native)
+
+SANITIZE := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+build/asan/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
+	$(call compile,$<,$@,$(call test_kind,$@),$(call test_width,$@),$(SANITIZE))
+build/asan/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) | setup
+	$(call compile,$<,$@,,$(call test_width,$@),$(SANITIZE))
+
+build/test/gpu-%/test_gpt: test_gpt.cu train_gpt.cu | setup
+	$(call compile,$<,$@,$*,gpu)
+
+# Runs programs that close with "N passed, N failed", and adds those lines up.
+define run_tests
+@status=0; passed=0; failed=0; \
+for program in $(1); do \
+    echo "== $$program"; \
+    $(2) $$program 2>&1 | tee build/test.log; [ $${PIPESTATUS[0]} -eq 0 ] || status=1; \
+    line=$$(grep -E '^[0-9]+ passed, [0-9]+ failed' build/test.log | tail -n 1); \
+    [ -n "$$line" ] || { echo "$$program did not finish"; status=1; line="0 passed, 1 failed"; }; \
+    set -- $$line; passed=$$((passed + $$1)); failed=$$((failed + $$3)); \
+done; \
+echo "== all"; echo "$$passed passed, $$failed failed"; exit $$status
+endef
+
+test: $(TESTS)
+	$(call run_tests,$(TESTS))
+
+ASAN_TESTS := build/asan/fp32-32/test_gpt build/asan/bf16-32/test_gpt build/asan/cpu-32/test_cpu
+test-asan: $(ASAN_TESTS)
+	$(call run_tests,$(ASAN_TESTS),ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1)
+
+GPU_TESTS := build/test/gpu-fp32/test_gpt build/test/gpu-bf16/test_gpt
+test-gpu: $(GPU_TESTS)
+	$(call run_tests,$(GPU_TESTS))
+
+# A folder that we wrote, opened by safetensors and transformers.
+PYTHON ?= python3
+test-hf: build/test/fp32-1/test_gpt
+	rm -rf build/hf && mkdir -p build/hf
+	$< --export build/hf
+	$(PYTHON) dev/reference/check_folder.py build/hf $(CHECK_FOLDER)
+
+# Compiles for each card that we name, without warnings and without a register that spills.
+check-cuda:
+	@command -v $(NVCC) >/dev/null || { echo "check-cuda needs nvcc"; exit 2; }
+	@mkdir -p build/check; \
+	for precision in bf16 fp32; do for arch in 80 89 90a; do \
+	    define=; [ $$precision = fp32 ] || define=-DPRECISION_BF16; \
+	    echo "sm_$$arch $$precision"; \
+	    $(NVCC) $(GPU_FLAGS) -Werror all-warnings -Xptxas -v -gencode=arch=compute_$$arch,code=sm_$$arch $$define -c train_gpt.cu \
+	        -o build/check/train_gpt.o 2> build/check/log || { cat build/check/log; exit 1; }; \
+	    if grep -iE 'warning' build/check/log; then exit 1; fi; \
+	    if grep -E '[1-9][0-9]* bytes spill' build/check/log; then echo "a kernel spills registers"; exit 1; fi; \
+	    grep -c 'Used .* registers' build/check/log | sed 's/$$/ kernels, none spills/'; \
+	done; done
+
+reference:
+	$(PYTHON) dev/reference/make_reference.py
+	$(PYTHON) dev/reference/make_hf_fixture.py
+
+bench: all
+	$(PYTHON) dev/bench/cpu.py --ours ./train_gpt $(BENCH)
+
+clean:
+	rm -rf build train_gpt $(OWN_TEXT)
+
+help:
+	@sed -n '1,6s/^# \{0,1\}//p' Makefile
+	@echo "make test-asan      the tests under AddressSanitizer and UBSan"
+	@echo "make test-gpu       the tests on a GPU"
+	@echo "make test-hf        a folder that we wrote, opened by safetensors and transformers"
+	@echo "make check-cuda     compiles for sm_80, sm_89 and sm_90a: no warnings, no spills"
+	@echo "make reference      writes data/reference/ with PyTorch"
+	@echo "make bench          this CPU, beside PyTorch and llm.c where they are there"

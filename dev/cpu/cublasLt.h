@@ -1,0 +1,558 @@
+// cuBLASLt on a CPU: D = epilogue(alpha op(A) op(B) + beta C) with cuBLASLt's names and conventions, all
+// matrices column-major. oneDNN multiplies (define HAVE_ONEDNN and link -ldnnl); without it a plain loop
+// does, correctly but several times slower. Calls come from one host thread.
+//
+// What is there: A and B both float or both bfloat16; C and D of one type, float, or bfloat16 where A and B
+// are; sums, alpha and beta in float; beta other than 0 with C and D the same matrix; strided batches; the
+// epilogues listed below. For all else cublasLtMatmulAlgoGetHeuristic finds nothing, as cuBLASLt does.
+//
+// Map: cuBLAS's types · descriptions · the product: plain loop, oneDNN · the epilogue · cublasLtMatmul
+#pragma once
+
+#include "cuda_bf16.h"
+
+#include <map>
+
+#ifdef HAVE_ONEDNN
+#include <oneapi/dnnl/dnnl.hpp>
+#endif
+
+// ==== cuBLAS's types ====================================================================================
+
+enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
+using cudaDataType = cudaDataType_t;
+
+enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
+enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_PEDANTIC = 69, CUBLAS_COMPUTE_32F_FAST_16BF = 75, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 };
+
+enum cublasStatus_t {
+    CUBLAS_STATUS_SUCCESS = 0,
+    CUBLAS_STATUS_NOT_INITIALIZED = 1,
+    CUBLAS_STATUS_INVALID_VALUE = 7,
+    CUBLAS_STATUS_EXECUTION_FAILED = 13,
+    CUBLAS_STATUS_NOT_SUPPORTED = 15,
+};
+
+inline const char* cublasGetStatusName(cublasStatus_t status)
+{
+    switch (status) {
+    case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
+    }
+    return "unknown cuBLAS status";
+}
+
+inline const char* cublasGetStatusString(cublasStatus_t status)
+{
+    switch (status) {
+    case CUBLAS_STATUS_SUCCESS: return "success";
+    case CUBLAS_STATUS_NOT_INITIALIZED: return "the library was not initialized";
+    case CUBLAS_STATUS_INVALID_VALUE: return "an unsupported value or parameter was passed to the function";
+    case CUBLAS_STATUS_EXECUTION_FAILED: return "the program failed to execute";
+    case CUBLAS_STATUS_NOT_SUPPORTED: return "the requested functionality is not supported";
+    }
+    return "unknown cuBLAS status";
+}
+inline const char* cublasLtGetStatusName(cublasStatus_t status) { return cublasGetStatusName(status); }
+inline const char* cublasLtGetStatusString(cublasStatus_t status) { return cublasGetStatusString(status); }
+
+inline size_t cublasLtGetVersion() { return 130000; }
+
+// ==== descriptions ======================================================================================
+
+enum cublasLtMatmulDescAttributes_t {
+    CUBLASLT_MATMUL_DESC_TRANSA = 3,
+    CUBLASLT_MATMUL_DESC_TRANSB = 4,
+    CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE = 22,
+    CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
+};
+
+// Each is a set of bits: 4 adds the bias, 32 is GELU, 64 its derivative, 128 brings a second matrix along.
+enum cublasLtEpilogue_t {
+    CUBLASLT_EPILOGUE_DEFAULT = 1,
+    CUBLASLT_EPILOGUE_BIAS = 4,
+    CUBLASLT_EPILOGUE_GELU = 32,
+    CUBLASLT_EPILOGUE_GELU_BIAS = 32 | 4,
+    CUBLASLT_EPILOGUE_GELU_AUX = 32 | 128,
+    CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 32 | 128 | 4,
+    CUBLASLT_EPILOGUE_DGELU = 64 | 128,
+    CUBLASLT_EPILOGUE_DGELU_BGRAD = 64 | 128 | 16,
+    CUBLASLT_EPILOGUE_BGRADA = 256,
+    CUBLASLT_EPILOGUE_BGRADB = 512,
+};
+
+enum cublasLtMatrixLayoutAttribute_t {
+    CUBLASLT_MATRIX_LAYOUT_TYPE = 0,
+    CUBLASLT_MATRIX_LAYOUT_ROWS = 2,
+    CUBLASLT_MATRIX_LAYOUT_COLS = 3,
+    CUBLASLT_MATRIX_LAYOUT_LD = 4,
+    CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5,
+    CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 6,
+};
+
+enum cublasLtMatmulPreferenceAttributes_t {
+    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8,
+};
+
+struct cublasLtContext {};
+struct cublasLtMatmulDescOpaque_t {
+    cublasComputeType_t compute;
+    cudaDataType_t scale_type;
+    int32_t transpose_a = CUBLAS_OP_N, transpose_b = CUBLAS_OP_N;
+    uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    const void* bias = nullptr;
+    int32_t bias_type = -1;  // -1: that of D
+    void* aux = nullptr;
+    int64_t aux_ld = 0;
+    int32_t aux_type = -1;  // -1: that of D
+};
+struct cublasLtMatrixLayoutOpaque_t {
+    uint32_t type;
+    uint64_t rows, columns;
+    int64_t ld;
+    int32_t batch = 1;
+    int64_t batch_stride = 0;
+};
+struct cublasLtMatmulPreferenceOpaque_t { uint64_t workspace_bytes = 0; };
+
+using cublasLtHandle_t = cublasLtContext*;
+using cublasLtMatmulDesc_t = cublasLtMatmulDescOpaque_t*;
+using cublasLtMatrixLayout_t = cublasLtMatrixLayoutOpaque_t*;
+using cublasLtMatmulPreference_t = cublasLtMatmulPreferenceOpaque_t*;
+struct cublasLtMatmulAlgo_t { uint64_t data[8]; };
+struct cublasLtMatmulHeuristicResult_t {
+    cublasLtMatmulAlgo_t algo;
+    size_t workspaceSize;
+    cublasStatus_t state;
+    float wavesCount;
+    int reserved[4];
+};
+
+namespace cuda_cpu {
+
+// Sets an attribute from the caller's bytes, whose number must be right.
+template <class T>
+inline cublasStatus_t set_attribute(T& attribute, const void* value, size_t bytes)
+{
+    if (value == nullptr || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(&attribute, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+template <class Handle, class... Arguments>
+inline cublasStatus_t create(Handle* handle, Arguments... arguments)
+{
+    *handle = new std::remove_pointer_t<Handle>{arguments...};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+template <class Object>
+inline cublasStatus_t destroy(const Object* object)
+{
+    delete object;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // namespace cuda_cpu
+
+inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return cuda_cpu::create(handle); }
+inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return cuda_cpu::destroy(handle); }
+
+inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute, cudaDataType_t scale_type) { return cuda_cpu::create(desc, compute, scale_type); }
+inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) { return cuda_cpu::destroy(desc); }
+inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute, const void* value, size_t bytes)
+{
+    switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: return cuda_cpu::set_attribute(desc->transpose_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB: return cuda_cpu::set_attribute(desc->transpose_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: return cuda_cpu::set_attribute(desc->epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return cuda_cpu::set_attribute(desc->bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return cuda_cpu::set_attribute(desc->bias_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return cuda_cpu::set_attribute(desc->aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return cuda_cpu::set_attribute(desc->aux_ld, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: return cuda_cpu::set_attribute(desc->aux_type, value, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type, uint64_t rows, uint64_t columns, int64_t ld) { return cuda_cpu::create(layout, static_cast<uint32_t>(type), rows, columns, ld); }
+inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return cuda_cpu::destroy(layout); }
+inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute, const void* value, size_t bytes)
+{
+    switch (attribute) {
+    case CUBLASLT_MATRIX_LAYOUT_TYPE: return cuda_cpu::set_attribute(layout->type, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_ROWS: return cuda_cpu::set_attribute(layout->rows, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_COLS: return cuda_cpu::set_attribute(layout->columns, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_LD: return cuda_cpu::set_attribute(layout->ld, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return cuda_cpu::set_attribute(layout->batch, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return cuda_cpu::set_attribute(layout->batch_stride, value, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) { return cuda_cpu::create(preference); }
+inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) { return cuda_cpu::destroy(preference); }
+inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, const void* value, size_t bytes)
+{
+    if (attribute != CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return CUBLAS_STATUS_SUCCESS;   // any alignment will do here
+    return cuda_cpu::set_attribute(preference->workspace_bytes, value, bytes);
+}
+
+namespace cuda_cpu {
+
+// ==== the product =======================================================================================
+
+// One product, column-major: D (m, n) = alpha op(A) (m, k) op(B) (k, n) + beta D.
+struct Product {
+    int64_t m, n, k;
+    bool transpose_a, transpose_b;
+    cudaDataType_t type_ab;
+    int64_t lda, ldb;
+    int64_t batch, stride_a, stride_b;
+    float alpha, beta;
+};
+
+// Where it goes: memory of the caller, or scratch.
+struct Target {
+    void* data;
+    cudaDataType_t type;
+    int64_t ld, stride;
+};
+
+inline size_t bytes_of(cudaDataType_t type) { return type == CUDA_R_16BF ? 2 : 4; }
+inline const void* at(const void* base, cudaDataType_t type, int64_t index) { return static_cast<const char*>(base) + index * static_cast<int64_t>(bytes_of(type)); }
+inline void* at(void* base, cudaDataType_t type, int64_t index) { return static_cast<char*>(base) + index * static_cast<int64_t>(bytes_of(type)); }
+
+// Reads or writes `count` neighbouring numbers of either type as floats.
+inline void load(float* to, const void* from, cudaDataType_t type, int64_t count)
+{
+    if (type == CUDA_R_32F) {
+        std::copy_n(static_cast<const float*>(from), count, to);
+    } else {
+        for (int64_t i = 0; i < count; i++) to[i] = static_cast<const __nv_bfloat16*>(from)[i];
+    }
+}
+inline void store(void* to, const float* from, cudaDataType_t type, int64_t count)
+{
+    if (type == CUDA_R_32F) {
+        std::copy_n(from, count, static_cast<float*>(to));
+    } else {
+        for (int64_t i = 0; i < count; i++) static_cast<__nv_bfloat16*>(to)[i] = from[i];
+    }
+}
+
+// ---- the plain loop: tiles of D, each summed over k in slices that are first copied, in order, to buffers
+// that stay in the cache. Every sum runs over k from 0 up, whatever the number of workers.
+
+constexpr int64_t tile_m = 64, tile_n = 32, tile_k = 256;
+typedef float Vector __attribute__((vector_size(64)));
+constexpr int64_t vector_size = sizeof(Vector) / sizeof(float);
+
+// Copies rows [r0, r0 + rows) and columns [c0, c0 + columns) of a column-major matrix to `to`, in which
+// `rows_apart` is between two columns; with `transposed` the matrix in memory is the transpose.
+inline void copy_slice(float* to, int64_t rows_apart, const void* from, cudaDataType_t type, int64_t ld, bool transposed, int64_t r0, int64_t rows, int64_t c0, int64_t columns)
+{
+    if (!transposed) {
+        for (int64_t c = 0; c < columns; c++) load(to + c * rows_apart, at(from, type, (c0 + c) * ld + r0), type, rows);
+        return;
+    }
+    float line[tile_k];
+    for (int64_t r = 0; r < rows; r++) {
+        load(line, at(from, type, (r0 + r) * ld + c0), type, columns);
+        for (int64_t c = 0; c < columns; c++) to[c * rows_apart + r] = line[c];
+    }
+}
+
+inline void plain_tile(const Product& p, const void* a, const void* b, float* d, int64_t ldd, int64_t i0, int64_t j0)
+{
+    const int64_t rows = std::min(tile_m, p.m - i0), columns = std::min(tile_n, p.n - j0);
+    alignas(64) float slice_a[tile_k * tile_m] = {};     // k by k, a column of op(A)
+    alignas(64) float slice_b[tile_k * tile_n] = {};     // k by k, a row of op(B)
+    alignas(64) Vector sum[tile_n][tile_m / vector_size] = {};
+    for (int64_t k0 = 0; k0 < p.k; k0 += tile_k) {
+        const int64_t depth = std::min(tile_k, p.k - k0);
+        copy_slice(slice_a, tile_m, a, p.type_ab, p.lda, p.transpose_a, i0, rows, k0, depth);
+        copy_slice(slice_b, tile_n, b, p.type_ab, p.ldb, !p.transpose_b, j0, columns, k0, depth);
+        constexpr int64_t group = 4;  // columns at a time: 4 x 4 sums fit in registers
+        for (int64_t j = 0; j < tile_n; j += group) {
+            Vector s[group][tile_m / vector_size];
+            memcpy(s, sum[j], sizeof(s));
+            for (int64_t k = 0; k < depth; k++) {
+                const Vector* column = reinterpret_cast<const Vector*>(slice_a + k * tile_m);
+                for (int64_t jj = 0; jj < group; jj++)
+                    for (int64_t v = 0; v < tile_m / vector_size; v++) s[jj][v] += column[v] * slice_b[k * tile_n + j + jj];
+            }
+            memcpy(sum[j], s, sizeof(s));
+        }
+    }
+    for (int64_t j = 0; j < columns; j++) {
+        const float* column = reinterpret_cast<const float*>(sum[j]);
+        float* out = d + (j0 + j) * ldd + i0;
+        for (int64_t i = 0; i < rows; i++) out[i] = p.alpha * column[i] + (p.beta != 0 ? p.beta * out[i] : 0);
+    }
+}
+
+inline void plain_product(const Product& p, const void* a, const void* b, const Target& d)
+{
+    static const bool told = [] {
+        fprintf(stderr, "matrix products: a plain loop, slow. For the fast ones install oneDNN (Debian, Ubuntu: apt install libdnnl-dev) "
+                        "and build again with -DHAVE_ONEDNN and -ldnnl\n");
+        return true;
+    }();
+    static_cast<void>(told);
+#pragma omp parallel for collapse(3) schedule(dynamic)
+    for (int64_t batch = 0; batch < p.batch; batch++)
+        for (int64_t j0 = 0; j0 < p.n; j0 += tile_n)
+            for (int64_t i0 = 0; i0 < p.m; i0 += tile_m)
+                plain_tile(p, at(a, p.type_ab, batch * p.stride_a), at(b, p.type_ab, batch * p.stride_b),
+                           static_cast<float*>(d.data) + batch * d.stride, d.ld, i0, j0);
+}
+
+#ifdef HAVE_ONEDNN
+
+// ---- oneDNN is row-major: it sees every matrix transposed, and so computes D^T (n, m) = op(B)^T op(A)^T.
+
+// Its sgemm, because it beats its matmul primitive on nearly all of a GPT's shapes, by up to 2.5 times where
+// a leading dimension is a multiple of 1024.
+inline bool onednn_float(const Product& p, const float* a, const float* b, const Target& d)
+{
+    const auto multiply = [&](int64_t batch) {
+        return dnnl_sgemm(p.transpose_b ? 'T' : 'N', p.transpose_a ? 'T' : 'N', p.n, p.m, p.k,
+                          p.alpha, b + batch * p.stride_b, p.ldb, a + batch * p.stride_a, p.lda,
+                          p.beta, static_cast<float*>(d.data) + batch * d.stride, d.ld) == dnnl_success;
+    };
+    bool done = true;
+    if (p.batch >= omp_get_max_threads()) {  // a product a thread
+#pragma omp parallel for schedule(dynamic) reduction(&& : done)
+        for (int64_t batch = 0; batch < p.batch; batch++) done = multiply(batch) && done;
+    } else {  // all threads in each product
+        for (int64_t batch = 0; batch < p.batch; batch++) done = multiply(batch) && done;
+    }
+    return done;
+}
+
+// A matmul primitive for bfloat16, with the memory objects it runs on. Making one generates code and takes
+// milliseconds, so they are kept.
+struct Primitive {
+    dnnl::matmul matmul;
+    std::unordered_map<int, dnnl::memory> arguments;
+};
+
+inline dnnl::engine& engine()
+{
+    static dnnl::engine value(dnnl::engine::kind::cpu, 0);
+    return value;
+}
+
+inline dnnl::memory::data_type onednn_type(cudaDataType_t type) { return type == CUDA_R_16BF ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32; }
+
+inline Primitive make_primitive(const Product& p, const Target& d, bool has_bias, cudaDataType_t bias_type)
+{
+    using dims = dnnl::memory::dims;
+    const auto strides = [](bool transposed, int64_t ld, int64_t batch_stride) { return transposed ? dims{batch_stride, 1, ld} : dims{batch_stride, ld, 1}; };
+    // A batch of one is given the stride that a dense one has, for oneDNN wants strides that do not overlap.
+    const auto batch_stride = [&](int64_t stride, int64_t dense) { return p.batch > 1 ? stride : dense; };
+    const dnnl::memory::desc src({p.batch, p.n, p.k}, onednn_type(p.type_ab), strides(p.transpose_b, p.ldb, batch_stride(p.stride_b, p.ldb * (p.transpose_b ? p.k : p.n))));
+    const dnnl::memory::desc weights({p.batch, p.k, p.m}, onednn_type(p.type_ab), strides(p.transpose_a, p.lda, batch_stride(p.stride_a, p.lda * (p.transpose_a ? p.m : p.k))));
+    const dnnl::memory::desc dst({p.batch, p.n, p.m}, onednn_type(d.type), strides(false, d.ld, batch_stride(d.stride, d.ld * p.n)));
+    const dnnl::memory::desc bias = has_bias ? dnnl::memory::desc({1, 1, p.m}, onednn_type(bias_type), dims{p.m, p.m, 1}) : dnnl::memory::desc();
+    dnnl::primitive_attr attributes;
+    if (p.alpha != 1) attributes.set_output_scales(0, {p.alpha});
+    if (p.beta != 0) {
+        dnnl::post_ops sum;
+        sum.append_sum(p.beta);
+        attributes.set_post_ops(sum);
+    }
+    const dnnl::matmul::desc operation = has_bias ? dnnl::matmul::desc(src, weights, bias, dst) : dnnl::matmul::desc(src, weights, dst);
+    Primitive made{dnnl::matmul({operation, attributes, engine()}), {}};
+    const auto add = [&](int argument, const dnnl::memory::desc& desc) { made.arguments.emplace(argument, dnnl::memory(desc, engine(), DNNL_MEMORY_NONE)); };
+    add(DNNL_ARG_SRC, src);
+    add(DNNL_ARG_WEIGHTS, weights);
+    add(DNNL_ARG_DST, dst);
+    if (has_bias) add(DNNL_ARG_BIAS, bias);
+    return made;
+}
+
+// False where oneDNN cannot: bfloat16 needs a processor with AVX-512.
+inline bool onednn_bfloat16(const Product& p, const void* a, const void* b, const Target& d, const void* bias, cudaDataType_t bias_type)
+{
+    using Key = std::tuple<int64_t, int64_t, int64_t, bool, bool, int64_t, int64_t, int64_t, int64_t, int64_t, float, float, cudaDataType_t, int64_t, int64_t, bool, cudaDataType_t>;
+    static std::map<Key, Primitive> primitives;
+    static const dnnl::stream stream(engine());
+    const Key key{p.m, p.n, p.k, p.transpose_a, p.transpose_b, p.lda, p.ldb, p.batch, p.stride_a, p.stride_b, p.alpha, p.beta, d.type, d.ld, d.stride, bias != nullptr, bias_type};
+    try {
+        auto found = primitives.find(key);
+        if (found == primitives.end()) found = primitives.emplace(key, make_primitive(p, d, bias != nullptr, bias_type)).first;
+        auto& arguments = found->second.arguments;
+        arguments[DNNL_ARG_SRC].set_data_handle(const_cast<void*>(b));
+        arguments[DNNL_ARG_WEIGHTS].set_data_handle(const_cast<void*>(a));
+        arguments[DNNL_ARG_DST].set_data_handle(d.data);
+        if (bias != nullptr) arguments[DNNL_ARG_BIAS].set_data_handle(const_cast<void*>(bias));
+        found->second.matmul.execute(stream, arguments);
+        return true;
+    } catch (const dnnl::error&) {
+        return false;
+    }
+}
+
+#endif
+
+// ==== the epilogue ======================================================================================
+
+// GELU in its tanh form, x/2 (1 + tanh u) = x / (1 + e^-2u) with u = sqrt(2/pi) (x + 0.044715 x^3).
+inline float gelu_gate(float x) { return 1 / (1 + __expf(-1.5957691216f * (x + 0.044715f * x * x * x))); }
+inline float gelu(float x) { return x * gelu_gate(x); }
+inline float gelu_derivative(float x)
+{
+    const float gate = gelu_gate(x);
+    return gate + x * gate * (1 - gate) * 1.5957691216f * (1 + 3 * 0.044715f * x * x);
+}
+
+constexpr uint32_t has_aux = 128;  // the epilogue reads or writes a second matrix
+
+// Takes the product from `sums` to D, a piece of a column at a time.
+inline void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Target& sums, float beta, const Target& d)
+{
+    constexpr int64_t piece = 256;
+    const auto bias_type = desc.bias_type < 0 ? d.type : static_cast<cudaDataType_t>(desc.bias_type);
+    const auto aux_type = desc.aux_type < 0 ? d.type : static_cast<cudaDataType_t>(desc.aux_type);
+#pragma omp parallel for
+    for (int64_t column = 0; column < p.batch * p.n; column++) {
+        const int64_t batch = column / p.n, j = column % p.n;
+        for (int64_t i = 0; i < p.m; i += piece) {
+            const int64_t count = std::min(piece, p.m - i);
+            void* const out = at(d.data, d.type, batch * d.stride + j * d.ld + i);
+            float x[piece], y[piece] = {};
+            load(x, at(sums.data, sums.type, batch * sums.stride + j * sums.ld + i), sums.type, count);
+            if (beta != 0) {
+                load(y, out, d.type, count);
+                for (int64_t e = 0; e < count; e++) x[e] += beta * y[e];
+            }
+            if (desc.epilogue & CUBLASLT_EPILOGUE_BIAS) {
+                load(y, at(desc.bias, bias_type, i), bias_type, count);
+                for (int64_t e = 0; e < count; e++) x[e] += y[e];
+            }
+            if (desc.epilogue == CUBLASLT_EPILOGUE_DGELU) {
+                load(y, at(desc.aux, aux_type, j * desc.aux_ld + i), aux_type, count);
+                for (int64_t e = 0; e < count; e++) x[e] *= gelu_derivative(y[e]);
+            } else if (desc.epilogue & CUBLASLT_EPILOGUE_GELU) {
+                if (desc.epilogue & has_aux) store(at(desc.aux, aux_type, j * desc.aux_ld + i), x, aux_type, count);
+                for (int64_t e = 0; e < count; e++) x[e] = gelu(x[e]);
+            }
+            store(out, x, d.type, count);
+        }
+    }
+}
+
+// ==== cublasLtMatmul ====================================================================================
+
+// Whether this is a product that we have. The pointers of the epilogue may still be missing.
+inline cublasStatus_t check(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a, const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& c, const cublasLtMatrixLayoutOpaque_t& d)
+{
+    const bool ta = desc.transpose_a != CUBLAS_OP_N, tb = desc.transpose_b != CUBLAS_OP_N;
+    const uint64_t m = ta ? a.columns : a.rows, k = ta ? a.rows : a.columns, n = tb ? b.rows : b.columns;
+    if ((tb ? b.columns : b.rows) != k || d.rows != m || d.columns != n || c.rows != m || c.columns != n) return CUBLAS_STATUS_INVALID_VALUE;
+    for (const auto* layout : {&a, &b, &c, &d}) {
+        if (layout->rows == 0 || layout->columns == 0 || layout->ld < static_cast<int64_t>(layout->rows)) return CUBLAS_STATUS_INVALID_VALUE;
+        if (layout->batch != d.batch || layout->batch < 1) return CUBLAS_STATUS_INVALID_VALUE;
+        if (layout->type != CUDA_R_32F && layout->type != CUDA_R_16BF) return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    if (a.type != b.type || c.type != d.type || (a.type == CUDA_R_32F && d.type != CUDA_R_32F)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (desc.scale_type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+    switch (desc.epilogue) {
+    case CUBLASLT_EPILOGUE_DEFAULT: return CUBLAS_STATUS_SUCCESS;
+    case CUBLASLT_EPILOGUE_BIAS:
+    case CUBLASLT_EPILOGUE_GELU:
+    case CUBLASLT_EPILOGUE_GELU_BIAS: return d.batch == 1 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    case CUBLASLT_EPILOGUE_GELU_AUX:
+    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
+    case CUBLASLT_EPILOGUE_DGELU:
+        if (desc.aux_ld < static_cast<int64_t>(m)) return CUBLAS_STATUS_INVALID_VALUE;
+        return d.batch == 1 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+// Room for a product in float that D, in bfloat16, has no place for.
+inline float* scratch(size_t count)
+{
+    static std::unique_ptr<float[]> memory;
+    static size_t size = 0;
+    if (count > size) {
+        memory.reset(new float[count]);
+        size = count;
+    }
+    return memory.get();
+}
+
+}  // namespace cuda_cpu
+
+inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                                     cublasLtMatmulPreference_t, int wanted, cublasLtMatmulHeuristicResult_t* results, int* found)
+{
+    *found = 0;
+    if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    const cublasStatus_t status = cuda_cpu::check(*desc, *a, *b, *c, *d);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    results[0] = {};
+    results[0].wavesCount = 1;
+    *found = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha,
+                                     const void* A, cublasLtMatrixLayout_t a, const void* B, cublasLtMatrixLayout_t b, const void* beta,
+                                     const void* C, cublasLtMatrixLayout_t c, void* D, cublasLtMatrixLayout_t d,
+                                     const cublasLtMatmulAlgo_t*, void*, size_t, cudaStream_t)
+{
+    using namespace cuda_cpu;
+    if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (const cublasStatus_t status = check(*desc, *a, *b, *c, *d); status != CUBLAS_STATUS_SUCCESS) return status;
+    const bool has_bias = desc->epilogue & CUBLASLT_EPILOGUE_BIAS;
+    if (A == nullptr || B == nullptr || D == nullptr || (has_bias && desc->bias == nullptr) || (desc->epilogue & has_aux && desc->aux == nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
+
+    Product p{static_cast<int64_t>(d->rows), static_cast<int64_t>(d->columns), static_cast<int64_t>(desc->transpose_a != CUBLAS_OP_N ? a->rows : a->columns),
+              desc->transpose_a != CUBLAS_OP_N, desc->transpose_b != CUBLAS_OP_N, static_cast<cudaDataType_t>(a->type),
+              a->ld, b->ld, d->batch, a->batch_stride, b->batch_stride, *static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
+    const Target result{D, static_cast<cudaDataType_t>(d->type), d->ld, d->batch_stride};
+    if (p.beta != 0 && C != D) return CUBLAS_STATUS_NOT_SUPPORTED;
+
+#ifdef HAVE_ONEDNN
+    if (p.type_ab == CUDA_R_32F) {
+        if (!onednn_float(p, static_cast<const float*>(A), static_cast<const float*>(B), result)) return CUBLAS_STATUS_EXECUTION_FAILED;
+        if (desc->epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(*desc, p, result, 0, result);
+        return CUBLAS_STATUS_SUCCESS;
+    }
+    // oneDNN adds a bias itself (before it scales by alpha, which is not what is meant unless alpha is 1).
+    if (desc->epilogue == CUBLASLT_EPILOGUE_DEFAULT || (desc->epilogue == CUBLASLT_EPILOGUE_BIAS && p.alpha == 1)) {
+        const auto bias_type = desc->bias_type < 0 ? result.type : static_cast<cudaDataType_t>(desc->bias_type);
+        if (onednn_bfloat16(p, A, B, result, has_bias ? desc->bias : nullptr, bias_type)) return CUBLAS_STATUS_SUCCESS;
+    }
+#endif
+    // The product goes to float, and from there through the epilogue to D.
+    Target sums = result;
+    float beta_left = 0;
+    if (result.type != CUDA_R_32F) {
+        sums = {scratch(static_cast<size_t>(p.m * p.n * p.batch)), CUDA_R_32F, p.m, p.m * p.n};
+        beta_left = std::exchange(p.beta, 0.0f);
+    }
+#ifdef HAVE_ONEDNN
+    if (!onednn_bfloat16(p, A, B, sums, nullptr, CUDA_R_32F)) plain_product(p, A, B, sums);
+#else
+    plain_product(p, A, B, sums);
+#endif
+    if (sums.data == D && desc->epilogue == CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_SUCCESS;
+    finish(*desc, p, sums, beta_left, result);
+    return CUBLAS_STATUS_SUCCESS;
+}

@@ -1,0 +1,58 @@
+// bfloat16 for the CPU, with CUDA's names: the upper half of a float, rounded to nearest, ties to even.
+#pragma once
+
+#include "cuda_runtime.h"
+
+namespace cuda_cpu {
+
+// Not a number has one representation here, as on the GPU. No branch, so that loops become vector code.
+inline unsigned short bf16_bits(float x)
+{
+    const unsigned bits = cuda_cpu::bits<unsigned>(x);
+    const unsigned rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return static_cast<unsigned short>(x != x ? 0x7fff : rounded);
+}
+
+}  // namespace cuda_cpu
+
+struct __nv_bfloat16_raw { unsigned short x; };
+
+struct __align__(2) __nv_bfloat16 {
+    __nv_bfloat16() = default;
+    __nv_bfloat16(float x) : bits_(cuda_cpu::bf16_bits(x)) {}
+    __nv_bfloat16(double x) : bits_(cuda_cpu::bf16_bits(static_cast<float>(x))) {}
+    __nv_bfloat16(int x) : bits_(cuda_cpu::bf16_bits(static_cast<float>(x))) {}
+    __nv_bfloat16(__nv_bfloat16_raw raw) : bits_(raw.x) {}
+    operator float() const { return cuda_cpu::bits<float>(static_cast<unsigned>(bits_) << 16); }
+    operator __nv_bfloat16_raw() const { return {bits_}; }
+
+private:
+    unsigned short bits_;
+};
+using nv_bfloat16 = __nv_bfloat16;
+
+struct __align__(4) __nv_bfloat162 { __nv_bfloat16 x, y; };
+using nv_bfloat162 = __nv_bfloat162;
+
+inline __nv_bfloat16 __float2bfloat16(float x) { return x; }
+inline __nv_bfloat16 __float2bfloat16_rn(float x) { return x; }
+inline float __bfloat162float(__nv_bfloat16 x) { return x; }
+inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) { return __nv_bfloat16_raw{bits}; }
+inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 x) { return static_cast<__nv_bfloat16_raw>(x).x; }
+
+inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {x, y}; }
+inline __nv_bfloat162 __float22bfloat162_rn(float2 v) { return {v.x, v.y}; }
+inline __nv_bfloat162 __float2bfloat162_rn(float x) { return {x, x}; }
+inline __nv_bfloat162 __halves2bfloat162(__nv_bfloat16 x, __nv_bfloat16 y) { return {x, y}; }
+inline __nv_bfloat162 make_bfloat162(__nv_bfloat16 x, __nv_bfloat16 y) { return {x, y}; }
+inline float2 __bfloat1622float2(__nv_bfloat162 v) { return {v.x, v.y}; }
+inline float __low2float(__nv_bfloat162 v) { return v.x; }
+inline float __high2float(__nv_bfloat162 v) { return v.y; }
+inline __nv_bfloat16 __low2bfloat16(__nv_bfloat162 v) { return v.x; }
+inline __nv_bfloat16 __high2bfloat16(__nv_bfloat162 v) { return v.y; }
+
+// Arithmetic gives a bfloat16, as on the GPU: without these, x + y would silently be a float here.
+inline __nv_bfloat16 operator+(__nv_bfloat16 x, __nv_bfloat16 y) { return static_cast<float>(x) + static_cast<float>(y); }
+inline __nv_bfloat16 operator-(__nv_bfloat16 x, __nv_bfloat16 y) { return static_cast<float>(x) - static_cast<float>(y); }
+inline __nv_bfloat16 operator*(__nv_bfloat16 x, __nv_bfloat16 y) { return static_cast<float>(x) * static_cast<float>(y); }
+inline __nv_bfloat16 operator/(__nv_bfloat16 x, __nv_bfloat16 y) { return static_cast<float>(x) / static_cast<float>(y); }

@@ -1,0 +1,1188 @@
+// The CUDA runtime on a CPU: put this folder first on g++'s include path, and a .cu file that keeps to
+// what is here builds with g++ and runs its kernels on the processor. README.md beside this file tells
+// how; in short:
+//
+//   - An OpenMP thread (a worker) takes a block at a time and runs its CUDA threads one after another.
+//   - A thread that has to wait, at a barrier or in a shuffle, is set aside as a fiber; the next one runs.
+//   - Everything is synchronous: when a call returns, its work is done. Streams and events are formal.
+//
+// Map: qualifiers and vector types · built-in variables · mathematics · fibers · the threads of a block ·
+// warp and block collectives · launches · errors · memory · streams and events · the device
+//
+// WARP_SIZE, from the command line, is 32 (CUDA's) or 1: then a warp is a thread, and what a warp does
+// together vanishes.
+#pragma once
+
+#define CUDA_ON_CPU 1
+#ifndef WARP_SIZE
+#define WARP_SIZE 32
+#endif
+static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
+
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#if !__has_include(<boost/context/detail/fcontext.hpp>)
+#error "Boost.Context was not found: kernels that synchronise need it. Debian, Ubuntu: apt install libboost-context-dev"
+#endif
+#include <boost/context/detail/fcontext.hpp>
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+#include "nvtx3/nvToolsExt.h"
+
+// ==== qualifiers and vector types =======================================================================
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __grid_constant__
+#define __shared__ thread_local  // a worker runs one block at a time, so its thread's storage is the block's
+#define __launch_bounds__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __forceinline__ inline __attribute__((always_inline))
+
+struct int2 { int x, y; } __align__(8);
+struct int3 { int x, y, z; };
+struct int4 { int x, y, z, w; } __align__(16);
+struct uint2 { unsigned x, y; } __align__(8);
+struct uint3 { unsigned x, y, z; };
+struct uint4 { unsigned x, y, z, w; } __align__(16);
+struct float2 { float x, y; } __align__(8);
+struct float3 { float x, y, z; };
+struct float4 { float x, y, z, w; } __align__(16);
+
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline int3 make_int3(int x, int y, int z) { return {x, y, z}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint3 make_uint3(unsigned x, unsigned y, unsigned z) { return {x, y, z}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float3 make_float3(float x, float y, float z) { return {x, y, z}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+
+// ==== built-in variables ================================================================================
+
+// They start as constants and need no destructor, so that reading one is a single instruction.
+inline thread_local uint3 threadIdx{}, blockIdx{};
+inline thread_local dim3 blockDim, gridDim;
+constexpr int warpSize = WARP_SIZE;
+
+namespace cuda_cpu {
+constexpr size_t max_shared_bytes = 227 * 1024;     // what a block can have on an H100 ...
+constexpr size_t default_shared_bytes = 48 * 1024;  // ... and what it can have without asking
+constexpr unsigned max_threads = 1024;              // in a block
+}  // namespace cuda_cpu
+
+// What a kernel declares as `extern __shared__ float4 dynamic_shared_memory[];`
+alignas(1024) inline thread_local float4 dynamic_shared_memory[cuda_cpu::max_shared_bytes / sizeof(float4)] = {};
+
+// ==== mathematics =======================================================================================
+
+namespace cuda_cpu {
+template <class To, class From>
+inline To bits(From from)
+{
+    static_assert(sizeof(To) == sizeof(From), "the same bits seen as another type");
+    To to;
+    memcpy(&to, &from, sizeof(to));
+    return to;
+}
+}  // namespace cuda_cpu
+
+inline int __float_as_int(float x) { return cuda_cpu::bits<int>(x); }
+inline unsigned __float_as_uint(float x) { return cuda_cpu::bits<unsigned>(x); }
+inline float __int_as_float(int x) { return cuda_cpu::bits<float>(x); }
+inline float __uint_as_float(unsigned x) { return cuda_cpu::bits<float>(x); }
+
+// e^x without a branch or a call, so that a loop around it becomes vector code: e^x = 2^n 2^f with n whole
+// and |f| <= 1/2, the first by arithmetic on the exponent's bits, the second by a polynomial. Within 2 units
+// in the last place; like the GPU's, a result below the normal range is 0. (extern "C" and noexcept because
+// glibc declares this name too. fma's are spelled out because the build may regroup plain sums.)
+extern "C" inline float __expf(float x) noexcept
+{
+    const float n = nearbyintf(x * 1.44269502f);
+    float f = __builtin_fmaf(x, 1.44269502f, -n);  // log2(e) in two parts: with one, the error of
+    f = __builtin_fmaf(x, 1.92596299e-8f, f);      // x log2(e) - n would grow with x
+    float p = 1.535336207e-4f;
+    p = __builtin_fmaf(p, f, 1.339887439e-3f);
+    p = __builtin_fmaf(p, f, 9.618437357e-3f);
+    p = __builtin_fmaf(p, f, 5.550332471e-2f);
+    p = __builtin_fmaf(p, f, 2.402264791e-1f);
+    p = __builtin_fmaf(p, f, 6.931472029e-1f);
+    p = __builtin_fmaf(p, f, 1.0f);
+    float result = cuda_cpu::bits<float>(cuda_cpu::bits<unsigned>(p) + (static_cast<unsigned>(static_cast<int>(n)) << 23));
+    result = x < -87.33654f ? 0.0f : result;
+    return x > 88.72283f ? std::numeric_limits<float>::infinity() : result;
+}
+
+extern "C" inline float __logf(float x) noexcept { return logf(x); }
+extern "C" inline float __log2f(float x) noexcept { return log2f(x); }
+extern "C" inline float __powf(float x, float y) noexcept { return powf(x, y); }
+extern "C" inline float __sinf(float x) noexcept { return sinf(x); }
+extern "C" inline float __cosf(float x) noexcept { return cosf(x); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float __fsqrt_rn(float x) { return sqrtf(x); }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+
+// g++ calls the library for fmaxf and fminf as long as NaNs exist, which keeps a loop from becoming vector
+// code; these say the same in the open. (gnu_inline: the definition to inline, not the one to link.)
+extern "C" inline __attribute__((always_inline, gnu_inline)) float fmaxf(float x, float y) noexcept
+{
+    return x > y || y != y ? x : y;
+}
+extern "C" inline __attribute__((always_inline, gnu_inline)) float fminf(float x, float y) noexcept
+{
+    return x < y || y != y ? x : y;
+}
+
+// CUDA's min and max take a mixture of integer types, by the usual conversions.
+template <class X, class Y>
+constexpr std::enable_if_t<std::is_arithmetic_v<X> && std::is_arithmetic_v<Y>, std::common_type_t<X, Y>> max(X x, Y y)
+{
+    using T = std::common_type_t<X, Y>;
+    return static_cast<T>(x) > static_cast<T>(y) || static_cast<T>(y) != static_cast<T>(y) ? static_cast<T>(x) : static_cast<T>(y);
+}
+template <class X, class Y>
+constexpr std::enable_if_t<std::is_arithmetic_v<X> && std::is_arithmetic_v<Y>, std::common_type_t<X, Y>> min(X x, Y y)
+{
+    using T = std::common_type_t<X, Y>;
+    return static_cast<T>(x) < static_cast<T>(y) || static_cast<T>(y) != static_cast<T>(y) ? static_cast<T>(x) : static_cast<T>(y);
+}
+
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline unsigned __umulhi(unsigned x, unsigned y) { return static_cast<unsigned>(static_cast<uint64_t>(x) * y >> 32); }
+
+// Loads and stores with a caching hint: the hint is for a GPU.
+template <class T> inline T __ldg(const T* address) { return *address; }
+template <class T> inline T __ldcs(const T* address) { return *address; }
+template <class T> inline T __ldcg(const T* address) { return *address; }
+template <class T> inline void __stcs(T* address, T value) { *address = value; }
+template <class T> inline void __stcg(T* address, T value) { *address = value; }
+
+inline int atomicAdd(int* address, int value) { return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); }
+inline unsigned atomicAdd(unsigned* address, unsigned value) { return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); }
+
+namespace cuda_cpu {
+template <class T>
+inline T atomic_max(T* address, T value)
+{
+    T seen = __atomic_load_n(address, __ATOMIC_RELAXED);
+    while (seen < value && !__atomic_compare_exchange_n(address, &seen, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+    return seen;
+}
+}  // namespace cuda_cpu
+
+inline int atomicMax(int* address, int value) { return cuda_cpu::atomic_max(address, value); }
+inline unsigned atomicMax(unsigned* address, unsigned value) { return cuda_cpu::atomic_max(address, value); }
+
+inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void __threadfence_block() { std::atomic_signal_fence(std::memory_order_seq_cst); }
+[[noreturn]] inline void __trap() { __builtin_trap(); }
+
+// ==== fibers ============================================================================================
+
+namespace cuda_cpu {
+
+// A place where execution can go on: a fiber on a stack of its own, or the worker's own stack.
+struct Context {
+    boost::context::detail::fcontext_t where = nullptr;  // known while it is not running
+    const void* stack = nullptr;                         // its lowest address
+    size_t stack_bytes = 0;
+    void* sanitizer_state = nullptr;
+};
+
+inline thread_local Context* running = nullptr;
+
+// Every switch ends here, on the side that begins to run: the one that was left learns where it can go on.
+inline void arrived(boost::context::detail::transfer_t from)
+{
+    Context& left = *static_cast<Context*>(from.data);
+    left.where = from.fctx;
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_finish_switch_fiber(running->sanitizer_state, &left.stack, &left.stack_bytes);
+#endif
+}
+
+inline void switch_to(Context& target)
+{
+    Context* left = running;
+    running = &target;
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_start_switch_fiber(&left->sanitizer_state, target.stack, target.stack_bytes);
+#endif
+    arrived(boost::context::detail::jump_fcontext(target.where, left));
+}
+
+#ifdef __SANITIZE_ADDRESS__
+constexpr size_t fiber_stack_bytes = 256 * 1024;  // its red zones make frames larger
+#else
+constexpr size_t fiber_stack_bytes = 64 * 1024;
+#endif
+
+class Fiber : public Context {
+public:
+    // Stacks that begin at equal offsets in a page would fight for the same lines of the L1 cache, so each
+    // of 64 neighbours begins at another line: 5 lines apart, as 5 has no common factor with 64.
+    Fiber(unsigned number, void (*body)(boost::context::detail::transfer_t)) : memory_(new char[slack + fiber_stack_bytes + 4096])
+    {
+        lowest_ = memory_.get() + slack + number * 5 % 64 * 64;
+        memcpy(lowest_, &canary, sizeof(canary));
+        stack = lowest_;
+        stack_bytes = fiber_stack_bytes;
+        where = boost::context::detail::make_fcontext(lowest_ + fiber_stack_bytes, fiber_stack_bytes, body);
+    }
+
+    // Whether a thread has used all of the stack, and so has written over its last bytes. The slack below
+    // takes what a modest overflow writes, so that we live to tell.
+    bool overflowed() const { return memcmp(lowest_, &canary, sizeof(canary)) != 0; }
+
+private:
+    static constexpr size_t slack = 16 * 1024;
+    static constexpr uint64_t canary = 0x5afe57ac5afe57ac;
+    std::unique_ptr<char[]> memory_;
+    char* lowest_;
+};
+
+// ==== the threads of a block ============================================================================
+
+// One launch, as its workers see it.
+struct Launch {
+    dim3 grid, block;
+    size_t shared_bytes;
+    void (*call)(const void* kernel_and_arguments);
+    const void* kernel_and_arguments;
+    const char* name;  // the innermost NVTX range
+    uint64_t seed;     // 0: blocks and threads in their natural order
+};
+
+// A small generator of pseudo-random numbers (splitmix64).
+struct Random {
+    uint64_t state;
+    uint64_t next()
+    {
+        uint64_t z = state += 0x9e3779b97f4a7c15;
+        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+        z = (z ^ z >> 27) * 0x94d049bb133111eb;
+        return z ^ z >> 31;
+    }
+    unsigned below(unsigned bound) { return static_cast<unsigned>((next() >> 32) * bound >> 32); }
+};
+
+// An error from which no kernel recovers. A worker cannot return through its fibers, so the process ends here.
+[[noreturn]] inline void die(const Launch& launch, const std::string& what)
+{
+    fflush(stdout);
+    fprintf(stderr, "kernel %s, block (%u, %u, %u) of (%u, %u, %u), %u x %u x %u threads: %s\n",
+            launch.name, blockIdx.x, blockIdx.y, blockIdx.z, launch.grid.x, launch.grid.y, launch.grid.z,
+            launch.block.x, launch.block.y, launch.block.z, what.c_str());
+    fflush(stderr);
+    _Exit(1);
+}
+
+// Runs the threads of one block after another. The rule by which they take turns: a thread runs until it
+// ends or has to wait; then goes on one that no longer waits, or else the next begins. So a kernel whose
+// threads never wait needs one fiber, and never switches it. With a seed, the turn is drawn.
+class Block {
+public:
+    // What the last thread to reach a collective of the warp does, for all lanes that take part.
+    using WarpWork = void (*)(void* const* operand_of_lane, unsigned lanes);
+
+    struct Votes { unsigned yes, all; };
+
+    void prepare(const Launch& launch)
+    {
+        launch_ = &launch;
+        const dim3 dim = launch.block;
+        if (dim.x == dim_.x && dim.y == dim_.y && dim.z == dim_.z) return;
+        dim_ = dim;
+        threads_.assign(dim.x * dim.y * dim.z, {});
+        unsigned t = 0;
+        for (unsigned z = 0; z < dim.z; z++)
+            for (unsigned y = 0; y < dim.y; y++)
+                for (unsigned x = 0; x < dim.x; x++) threads_[t++].index = {x, y, z};
+    }
+
+    void run(uint64_t block_number)
+    {
+        const unsigned count = static_cast<unsigned>(threads_.size());
+        alive_ = count;
+        begun_ = ready_first_ = ready_count_ = waiting_at_barrier_ = yes_ = 0;
+        for (unsigned t = 0; t < count; t += WARP_SIZE) warps_[t / WARP_SIZE].alive = first_lanes(count - t);
+        if (launch_->seed != 0) shuffle_order(block_number);
+        enter(pick());
+        threads_[current_].fiber = idle_fiber();
+        running = &home_;
+        switch_to(*threads_[current_].fiber);
+    }
+
+    // A barrier of all threads that have not ended; returns how many of them said yes.
+    Votes barrier(const char* name, bool yes)
+    {
+        threads_[current_].waits_for = name;
+        yes_ += yes;
+        waiting_at_barrier_++;
+        try_barrier();
+        wait();
+        return verdict_;
+    }
+
+    // The lanes in the mask meet: each brings its operand, and once all are there (but for those whose
+    // thread has ended) the last one does the work for all, which then go on.
+    void meet(const char* name, unsigned mask, void* operand, WarpWork work)
+    {
+        const unsigned lane = current_ % WARP_SIZE;
+        if ((mask >> lane & 1) == 0) die(*launch_, describe(current_, current_) + " calls " + name + " with a mask that leaves itself out");
+        Thread& me = threads_[current_];
+        Warp& warp = warps_[current_ / WARP_SIZE];
+        me.waits_for = name;
+        me.mask = mask;
+        me.work = work;
+        warp.operand[lane] = operand;
+        warp.waiting |= 1u << lane;
+        try_meet(current_);
+        wait();
+    }
+
+private:
+    struct Thread {
+        uint3 index{};
+        unsigned mask = 0;                // of the warp collective it waits in; 0: it waits at a barrier
+        WarpWork work = nullptr;          // of that collective
+        const char* waits_for = nullptr;  // nothing while it can run
+        Fiber* fiber = nullptr;           // nothing before it begins and after it ended
+    };
+    struct Warp {
+        unsigned alive = 0, waiting = 0;  // a bit a lane
+        void* operand[WARP_SIZE] = {};
+    };
+
+    static unsigned first_lanes(unsigned count) { return count >= 32 ? ~0u : (1u << count) - 1; }
+
+    // ---- whose turn it is
+
+    static constexpr unsigned nobody = ~0u;
+
+    void make_ready(unsigned t)
+    {
+        threads_[t].waits_for = nullptr;
+        ready_[(ready_first_ + ready_count_++) % max_threads] = static_cast<uint16_t>(t);
+    }
+
+    // Takes the thread that is to run next: one that waited and no longer does, or one that has not begun.
+    unsigned pick()
+    {
+        const unsigned fresh = static_cast<unsigned>(threads_.size()) - begun_;
+        bool begin = ready_count_ == 0;
+        if (launch_->seed != 0 && ready_count_ + fresh > 0) {
+            const unsigned draw = random_.below(ready_count_ + fresh);
+            begin = draw >= ready_count_;
+            if (!begin) std::swap(ready_[ready_first_], ready_[(ready_first_ + draw) % max_threads]);
+        }
+        if (begin) {
+            if (fresh == 0) return nobody;
+            const unsigned t = launch_->seed != 0 ? order_[begun_] : begun_;
+            begun_++;
+            return t;
+        }
+        const unsigned t = ready_[ready_first_];
+        ready_first_ = (ready_first_ + 1) % max_threads;
+        ready_count_--;
+        return t;
+    }
+
+    void enter(unsigned t)
+    {
+        current_ = t;
+        threadIdx = threads_[t].index;
+    }
+
+    // Lets others run until it is this thread's turn again.
+    void wait()
+    {
+        const unsigned me = current_, next = pick();
+        if (next == nobody) deadlock();
+        if (next == me) return;
+        enter(next);
+        if (threads_[next].fiber == nullptr) threads_[next].fiber = idle_fiber();
+        switch_to(*threads_[next].fiber);
+    }
+
+    // ---- the life of a fiber: one thread after another
+
+    Fiber* idle_fiber()
+    {
+        if (idle_.empty()) {
+            fibers_.push_back(std::make_unique<Fiber>(static_cast<unsigned>(fibers_.size()), fiber_body));
+            idle_.push_back(fibers_.back().get());
+        }
+        Fiber* fiber = idle_.back();
+        idle_.pop_back();
+        return fiber;
+    }
+
+    static void fiber_body(boost::context::detail::transfer_t from)
+    {
+        arrived(from);
+        for (Block& block = of_this_worker();;) block.run_thread();
+    }
+
+    void run_thread()
+    {
+        launch_->call(launch_->kernel_and_arguments);
+        Fiber* fiber = threads_[current_].fiber;
+        if (fiber->overflowed()) die(*launch_, describe(current_, current_) + " needs more than the " + std::to_string(fiber_stack_bytes) + " bytes of stack that a thread has");
+        end_thread();
+        const unsigned next = pick();
+        if (next == nobody) {
+            if (alive_ > 0) deadlock();
+            idle_.push_back(fiber);
+            switch_to(home_);  // the block is done; the next one begins here
+            return;
+        }
+        enter(next);
+        if (threads_[next].fiber == nullptr) {
+            threads_[next].fiber = fiber;
+            return;
+        }
+        idle_.push_back(fiber);
+        switch_to(*threads_[next].fiber);  // comes back when a thread is to begin on this fiber
+    }
+
+    // Whoever waits for this thread need not wait any longer.
+    void end_thread()
+    {
+        threads_[current_].fiber = nullptr;
+        alive_--;
+        Warp& warp = warps_[current_ / WARP_SIZE];
+        warp.alive &= ~(1u << current_ % WARP_SIZE);
+        for (unsigned lanes = warp.waiting; lanes != 0; lanes &= warp.waiting) {
+            const unsigned lane = static_cast<unsigned>(__builtin_ctz(lanes));
+            try_meet(current_ / WARP_SIZE * WARP_SIZE + lane);
+            lanes &= lanes - 1;
+        }
+        if (alive_ > 0) try_barrier();
+    }
+
+    // ---- when waiting ends
+
+    // If all threads are at the barrier, they are ready, in their order.
+    void try_barrier()
+    {
+        if (waiting_at_barrier_ < alive_) return;
+        verdict_ = {yes_, alive_};
+        yes_ = waiting_at_barrier_ = 0;
+        for (unsigned t = 0; t < threads_.size(); t++)
+            if (threads_[t].waits_for != nullptr) make_ready(t);
+    }
+
+    // If the collective in which thread t waits is complete, its work is done and its lanes are ready.
+    void try_meet(unsigned t)
+    {
+        const unsigned first = t / WARP_SIZE * WARP_SIZE;
+        Warp& warp = warps_[t / WARP_SIZE];
+        const unsigned mask = threads_[t].mask, lanes = mask & warp.alive;
+        if ((warp.waiting & lanes) != lanes) return;
+        for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+            const Thread& other = threads_[first + static_cast<unsigned>(__builtin_ctz(rest))];
+            if (other.mask != mask || other.work != threads_[t].work) return;
+        }
+        threads_[t].work(warp.operand, lanes);
+        warp.waiting &= ~lanes;
+        for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+            const unsigned other = first + static_cast<unsigned>(__builtin_ctz(rest));
+            threads_[other].mask = 0;
+            make_ready(other);
+        }
+    }
+
+    // ---- seeds and reports
+
+    void shuffle_order(uint64_t block_number)
+    {
+        random_.state = launch_->seed ^ (block_number + 1) * 0xd1342543de82ef95;
+        order_.resize(threads_.size());
+        for (unsigned i = 0; i < order_.size(); i++) {
+            const unsigned j = random_.below(i + 1);
+            order_[i] = order_[j];
+            order_[j] = static_cast<uint16_t>(i);
+        }
+    }
+
+    static std::string describe(unsigned first, unsigned last)
+    {
+        return first == last ? "thread " + std::to_string(first)
+                             : "threads " + std::to_string(first) + "-" + std::to_string(last);
+    }
+
+    std::string state_of(unsigned t) const
+    {
+        const Thread& thread = threads_[t];
+        if (thread.waits_for == nullptr) return "ended";
+        char mask[32] = "";
+        if (thread.mask != 0) snprintf(mask, sizeof(mask), " with mask 0x%08x", thread.mask);
+        return std::string("in ") + thread.waits_for + mask;
+    }
+
+    [[noreturn]] void deadlock() const
+    {
+        std::string what = "deadlock: no thread can go on";
+        for (unsigned first = 0, t = 1; first < threads_.size(); first = t) {
+            for (t = first + 1; t < threads_.size() && state_of(t) == state_of(first);) t++;
+            what += "\n  " + describe(first, t - 1) + ": " + state_of(first);
+        }
+        die(*launch_, what);
+    }
+
+public:
+    static Block& of_this_worker()
+    {
+        static thread_local Block block;
+        return block;
+    }
+
+private:
+    const Launch* launch_ = nullptr;
+    dim3 dim_{0, 0, 0};
+    std::vector<Thread> threads_;
+    Warp warps_[max_threads / WARP_SIZE];
+    unsigned current_ = 0, begun_ = 0, alive_ = 0;
+
+    unsigned waiting_at_barrier_ = 0, yes_ = 0;
+    Votes verdict_{};
+
+    uint16_t ready_[max_threads] = {};  // a ring, first come first served
+    unsigned ready_first_ = 0, ready_count_ = 0;
+    std::vector<uint16_t> order_;  // in which threads begin, when there is a seed
+    Random random_{};
+
+    Context home_;  // the worker's own stack
+    std::vector<std::unique_ptr<Fiber>> fibers_;
+    std::vector<Fiber*> idle_;
+};
+
+// The block whose threads take turns on this worker; null in a block of one thread, which waits for nobody.
+inline thread_local Block* block = nullptr;
+
+// ==== warp and block collectives ========================================================================
+
+// For a warp's lanes to do something together: see Block::meet.
+inline void meet(const char* name, unsigned mask, void* operand, Block::WarpWork work)
+{
+    if (block != nullptr) {
+        block->meet(name, mask, operand, work);
+    } else {
+        work(&operand, 1);
+    }
+}
+
+// Each lane gives a value and takes the one of lane `from`: what all shuffles are. A lane that is not
+// there has no value to give; then one gets one's own.
+template <class T>
+inline T exchange(const char* name, unsigned mask, T value, unsigned from)
+{
+    struct Operand { T value, result; unsigned from; } mine{value, value, from};
+    meet(name, mask, &mine, [](void* const* operands, unsigned lanes) {
+        for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+            Operand& taker = *static_cast<Operand*>(operands[__builtin_ctz(rest)]);
+            if (lanes >> taker.from & 1) taker.result = static_cast<Operand*>(operands[taker.from])->value;
+        }
+    });
+    return mine.result;
+}
+
+inline unsigned lane()
+{
+    return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % WARP_SIZE;
+}
+
+struct Ballot { unsigned yes, all; };  // a bit a lane
+
+inline Ballot ballot(const char* name, unsigned mask, bool yes)
+{
+    if (WARP_SIZE == 1) return {yes, 1};
+    struct Operand { bool yes; Ballot result; } mine{yes, {}};
+    meet(name, mask, &mine, [](void* const* operands, unsigned lanes) {
+        Ballot result{0, lanes};
+        for (unsigned rest = lanes; rest != 0; rest &= rest - 1)
+            if (static_cast<Operand*>(operands[__builtin_ctz(rest)])->yes) result.yes |= rest & -rest;
+        for (unsigned rest = lanes; rest != 0; rest &= rest - 1)
+            static_cast<Operand*>(operands[__builtin_ctz(rest)])->result = result;
+    });
+    return mine.result;
+}
+
+inline Block::Votes barrier(const char* name, bool yes)
+{
+    return block != nullptr ? block->barrier(name, yes) : Block::Votes{yes, 1};
+}
+
+}  // namespace cuda_cpu
+
+inline void __syncthreads() { cuda_cpu::barrier("__syncthreads", false); }
+inline int __syncthreads_count(int yes) { return static_cast<int>(cuda_cpu::barrier("__syncthreads_count", yes != 0).yes); }
+inline int __syncthreads_or(int yes) { return cuda_cpu::barrier("__syncthreads_or", yes != 0).yes != 0; }
+inline int __syncthreads_and(int yes)
+{
+    const auto votes = cuda_cpu::barrier("__syncthreads_and", yes != 0);
+    return votes.yes == votes.all;
+}
+
+inline void __syncwarp(unsigned mask = 0xffffffff)
+{
+    if (WARP_SIZE > 1) cuda_cpu::meet("__syncwarp", mask, nullptr, [](void* const*, unsigned) {});
+}
+inline unsigned __ballot_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__ballot_sync", mask, yes != 0).yes; }
+inline int __any_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__any_sync", mask, yes != 0).yes != 0; }
+inline int __all_sync(unsigned mask, int yes)
+{
+    const auto votes = cuda_cpu::ballot("__all_sync", mask, yes != 0);
+    return votes.yes == votes.all;
+}
+
+// The four shuffles differ in whose value a lane takes. `width` cuts the warp into segments; nobody takes
+// a value from another segment, but keeps one's own.
+template <class T>
+inline T __shfl_sync(unsigned mask, T value, int from, int width = WARP_SIZE)
+{
+    if (WARP_SIZE == 1) return value;
+    const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width);
+    return cuda_cpu::exchange("__shfl_sync", mask, value, lane / segment * segment + static_cast<unsigned>(from) % segment);
+}
+
+template <class T>
+inline T __shfl_xor_sync(unsigned mask, T value, int flip, int width = WARP_SIZE)
+{
+    if (WARP_SIZE == 1) return value;
+    const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width), from = lane ^ static_cast<unsigned>(flip);
+    // CUDA lets a lane reach into earlier segments here, but not into later ones.
+    return cuda_cpu::exchange("__shfl_xor_sync", mask, value, from < (lane / segment + 1) * segment ? from : lane);
+}
+
+template <class T>
+inline T __shfl_up_sync(unsigned mask, T value, unsigned distance, int width = WARP_SIZE)
+{
+    if (WARP_SIZE == 1) return value;
+    const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width);
+    return cuda_cpu::exchange("__shfl_up_sync", mask, value, lane % segment >= distance ? lane - distance : lane);
+}
+
+template <class T>
+inline T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = WARP_SIZE)
+{
+    if (WARP_SIZE == 1) return value;
+    const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width);
+    return cuda_cpu::exchange("__shfl_down_sync", mask, value, lane % segment + distance < segment ? lane + distance : lane);
+}
+
+// ==== errors ============================================================================================
+
+enum cudaError_t {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorInvalidDevice = 101,
+    cudaErrorInvalidResourceHandle = 400,
+    cudaErrorNotSupported = 801,
+};
+
+inline const char* cudaGetErrorName(cudaError_t error)
+{
+    switch (error) {
+    case cudaSuccess: return "cudaSuccess";
+    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+    case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+    case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
+    case cudaErrorNotSupported: return "cudaErrorNotSupported";
+    }
+    return "unrecognized error code";
+}
+
+inline const char* cudaGetErrorString(cudaError_t error)
+{
+    switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+    case cudaErrorNotSupported: return "operation not supported";
+    }
+    return "unrecognized error code";
+}
+
+namespace cuda_cpu {
+inline thread_local cudaError_t last_error = cudaSuccess;
+
+inline cudaError_t report(cudaError_t error)
+{
+    if (error != cudaSuccess) last_error = error;
+    return error;
+}
+}  // namespace cuda_cpu
+
+inline cudaError_t cudaPeekAtLastError() { return cuda_cpu::last_error; }
+inline cudaError_t cudaGetLastError() { return std::exchange(cuda_cpu::last_error, cudaSuccess); }
+
+// ==== launches ==========================================================================================
+
+using cudaStream_t = struct CUstream_st*;
+
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+union cudaLaunchAttributeValue { int programmaticStreamSerializationAllowed; };
+struct cudaLaunchAttribute {
+    cudaLaunchAttributeID id;
+    cudaLaunchAttributeValue val;
+};
+
+struct cudaLaunchConfig_t {
+    dim3 gridDim, blockDim;
+    size_t dynamicSmemBytes;
+    cudaStream_t stream;
+    cudaLaunchAttribute* attrs;
+    unsigned numAttrs;
+};
+
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9 };
+
+namespace cuda_cpu {
+
+// The seed of the order in which blocks and threads run: 0 for the natural one.
+inline uint64_t& seed()
+{
+    static uint64_t value = [] {
+        const char* text = getenv("CUDA_CPU_SEED");
+        if (text == nullptr) return uint64_t{0};
+        char* end = nullptr;
+        const uint64_t number = strtoull(text, &end, 10);
+        if (*text < '0' || *text > '9' || *end != 0) {
+            fprintf(stderr, "CUDA_CPU_SEED is \"%s\"; expected a whole number\n", text);
+            exit(2);
+        }
+        return number;
+    }();
+    return value;
+}
+inline void set_seed(uint64_t value) { seed() = value; }
+
+// How much dynamic shared memory each kernel has asked to be allowed.
+inline std::unordered_map<const void*, size_t>& allowed_shared_bytes()
+{
+    static std::unordered_map<const void*, size_t> allowed;
+    return allowed;
+}
+
+inline cudaError_t check(const cudaLaunchConfig_t& config, const void* kernel)
+{
+    const dim3 g = config.gridDim, b = config.blockDim;
+    if (kernel == nullptr) return cudaErrorInvalidValue;
+    if (g.x == 0 || g.y == 0 || g.z == 0 || g.x > 0x7fffffff || g.y > 65535 || g.z > 65535) return cudaErrorInvalidConfiguration;
+    if (b.x == 0 || b.y == 0 || b.z == 0 || b.x > max_threads || b.y > max_threads || b.z > 64) return cudaErrorInvalidConfiguration;
+    if (b.x * b.y * b.z > max_threads) return cudaErrorInvalidConfiguration;
+    if (config.dynamicSmemBytes > default_shared_bytes) {
+        const auto asked = allowed_shared_bytes().find(kernel);
+        if (asked == allowed_shared_bytes().end() || config.dynamicSmemBytes > asked->second) return cudaErrorInvalidValue;
+    }
+    return cudaSuccess;
+}
+
+// Shared memory as a block finds it. AddressSanitizer is told where it ends; under a seed it is full of
+// NaNs, so that a kernel which reads what it never wrote does not find what the last block left there.
+struct SharedMemory {
+    static void prepare(size_t bytes, bool fill)
+    {
+#ifdef __SANITIZE_ADDRESS__
+        ASAN_UNPOISON_MEMORY_REGION(dynamic_shared_memory, bytes);
+        ASAN_POISON_MEMORY_REGION(reinterpret_cast<char*>(dynamic_shared_memory) + bytes, max_shared_bytes - bytes);
+#endif
+        if (fill) memset(static_cast<void*>(dynamic_shared_memory), 0xff, bytes);
+    }
+    ~SharedMemory() { prepare(max_shared_bytes, false); }  // what is the thread's no longer is not poisoned
+};
+
+// Sets the worker up for a launch.
+inline void begin(const Launch& launch)
+{
+    static thread_local SharedMemory shared_memory;
+    shared_memory.prepare(launch.shared_bytes, false);
+    threadIdx = {0, 0, 0};
+    blockDim = launch.block;
+    gridDim = launch.grid;
+    block = nullptr;
+    if (launch.block.x * launch.block.y * launch.block.z > 1) {
+        block = &Block::of_this_worker();
+        block->prepare(launch);
+    }
+}
+
+inline void run_block(const Launch& launch, uint64_t number)
+{
+    if (launch.grid.y * launch.grid.z == 1) {
+        blockIdx = {static_cast<unsigned>(number), 0, 0};
+    } else {
+        const uint64_t row = number / launch.grid.x;
+        blockIdx = {static_cast<unsigned>(number % launch.grid.x), static_cast<unsigned>(row % launch.grid.y), static_cast<unsigned>(row / launch.grid.y)};
+    }
+    if (launch.seed != 0) SharedMemory::prepare(launch.shared_bytes, true);
+    if (block != nullptr) {
+        block->run(number);
+    } else {
+        launch.call(launch.kernel_and_arguments);
+    }
+}
+
+inline void run_grid(const Launch& launch)
+{
+    const uint64_t blocks = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
+    if (blocks == 1) {
+        begin(launch);
+        run_block(launch, 0);
+        return;
+    }
+    // Chunks small enough to share the work evenly, large enough that taking one costs little.
+    const uint64_t chunk = std::clamp<uint64_t>(blocks / (32 * static_cast<uint64_t>(omp_get_max_threads())), 1, 64);
+    // Under a seed the i-th block to run is (stride i + start) mod blocks: each once, as the stride and the
+    // number of blocks have no common factor.
+    uint64_t stride = 1, start = 0;
+    if (launch.seed != 0) {
+        Random random{launch.seed};
+        start = random.next() % blocks;
+        do stride = 1 + random.next() % blocks; while (std::gcd(stride, blocks) != 1);
+    }
+#pragma omp parallel
+    {
+        begin(launch);
+#pragma omp for schedule(dynamic, chunk)
+        for (uint64_t i = 0; i < blocks; i++) run_block(launch, launch.seed == 0 ? i : (stride * i + start) % blocks);
+    }
+}
+
+}  // namespace cuda_cpu
+
+template <class... Parameters, class... Arguments>
+inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments&&... arguments)
+{
+    using namespace cuda_cpu;
+    if (const cudaError_t error = check(*config, reinterpret_cast<const void*>(kernel)); error != cudaSuccess) return report(error);
+    using Call = std::pair<void (*)(Parameters...), std::tuple<Parameters...>>;
+    const Call call{kernel, std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)};
+    const auto& ranges = open_ranges();
+    run_grid({config->gridDim, config->blockDim, config->dynamicSmemBytes,
+              [](const void* data) { std::apply(static_cast<const Call*>(data)->first, static_cast<const Call*>(data)->second); },
+              &call, ranges.empty() ? "without a name" : ranges.back().c_str(), seed()});
+    return cudaSuccess;
+}
+
+template <class Kernel>
+inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attribute, int value)
+{
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    if (value < 0 || static_cast<size_t>(value) > cuda_cpu::max_shared_bytes) return cuda_cpu::report(cudaErrorInvalidValue);
+    cuda_cpu::allowed_shared_bytes()[reinterpret_cast<const void*>(kernel)] = static_cast<size_t>(value);
+    return cudaSuccess;
+}
+
+// ==== memory ============================================================================================
+
+namespace cuda_cpu {
+
+// The machine's memory, or what the container may use of it.
+inline size_t memory_bytes()
+{
+    static const size_t value = [] {
+        size_t bytes = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+        for (const char* file : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+            size_t limit = 0;
+            if (std::ifstream(file) >> limit) bytes = std::min(bytes, limit);
+        }
+        return bytes;
+    }();
+    return value;
+}
+
+// What is allocated on the "device", because Linux itself would promise more than there is.
+struct Heap {
+    std::mutex mutex;
+    std::unordered_map<void*, size_t> blocks;
+    size_t bytes = 0;
+};
+inline Heap& heap()
+{
+    static Heap* const value = new Heap;  // never destroyed: a global's destructor may still call cudaFree
+    return *value;
+}
+
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool huge_pages = false;  // the block must end where its last byte does
+#else
+constexpr bool huge_pages = true;
+#endif
+
+// Does work(first, count) for a range of bytes, in parallel where it is long.
+template <class Work>
+inline void for_bytes(size_t bytes, Work work)
+{
+    constexpr size_t piece = 1 << 20;
+    if (bytes <= piece) return work(0, bytes);
+#pragma omp parallel for
+    for (size_t first = 0; first < bytes; first += piece) work(first, std::min(piece, bytes - first));
+}
+
+}  // namespace cuda_cpu
+
+inline cudaError_t cudaMalloc(void** address, size_t bytes)
+{
+    using namespace cuda_cpu;
+    constexpr size_t alignment = 256, huge_page = 2 << 20;
+    *address = nullptr;
+    if (bytes == 0) return cudaSuccess;
+    std::lock_guard lock(heap().mutex);
+    if (bytes > memory_bytes() - heap().bytes) return report(cudaErrorMemoryAllocation);
+    const bool huge = huge_pages && bytes >= 2 * huge_page;
+    if (posix_memalign(address, huge ? huge_page : alignment, bytes) != 0) return report(cudaErrorMemoryAllocation);
+    if (huge) madvise(*address, bytes, MADV_HUGEPAGE);
+    if (seed() != 0) for_bytes(bytes, [=](size_t first, size_t count) { memset(static_cast<char*>(*address) + first, 0xff, count); });
+    heap().blocks[*address] = bytes;
+    heap().bytes += bytes;
+    return cudaSuccess;
+}
+template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes) { return cudaMalloc(reinterpret_cast<void**>(address), bytes); }
+
+inline cudaError_t cudaFree(void* address)
+{
+    using namespace cuda_cpu;
+    if (address == nullptr) return cudaSuccess;
+    std::lock_guard lock(heap().mutex);
+    const auto found = heap().blocks.find(address);
+    if (found == heap().blocks.end()) return report(cudaErrorInvalidValue);
+    heap().bytes -= found->second;
+    heap().blocks.erase(found);
+    free(address);
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes)
+{
+    std::lock_guard lock(cuda_cpu::heap().mutex);
+    *total_bytes = cuda_cpu::memory_bytes();
+    *free_bytes = *total_bytes - cuda_cpu::heap().bytes;
+    return cudaSuccess;
+}
+
+constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2, cudaHostAllocWriteCombined = 4;
+
+inline cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned)
+{
+    *address = nullptr;
+    return bytes == 0 || posix_memalign(address, 256, bytes) == 0 ? cudaSuccess : cuda_cpu::report(cudaErrorMemoryAllocation);
+}
+inline cudaError_t cudaMallocHost(void** address, size_t bytes) { return cudaHostAlloc(address, bytes, cudaHostAllocDefault); }
+template <class T> inline cudaError_t cudaHostAlloc(T** address, size_t bytes, unsigned flags) { return cudaHostAlloc(reinterpret_cast<void**>(address), bytes, flags); }
+template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes) { return cudaMallocHost(reinterpret_cast<void**>(address), bytes); }
+inline cudaError_t cudaFreeHost(void* address)
+{
+    free(address);
+    return cudaSuccess;
+}
+
+enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
+
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
+{
+    cuda_cpu::for_bytes(bytes, [=](size_t first, size_t count) {
+        if (count > 0) memcpy(static_cast<char*>(to) + first, static_cast<const char*>(from) + first, count);
+    });
+    return cudaSuccess;
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr) { return cudaMemcpy(to, from, bytes, kind); }
+
+inline cudaError_t cudaMemset(void* to, int byte, size_t bytes)
+{
+    cuda_cpu::for_bytes(bytes, [=](size_t first, size_t count) {
+        if (count > 0) memset(static_cast<char*>(to) + first, byte, count);
+    });
+    return cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t = nullptr) { return cudaMemset(to, byte, bytes); }
+
+// ==== streams and events ================================================================================
+
+// All is done when a call returns, so a stream only has an identity, and an event is the time it was recorded.
+struct CUstream_st {};
+struct CUevent_st { std::chrono::steady_clock::time_point time; };
+using cudaEvent_t = CUevent_st*;
+
+constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
+constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2;
+
+inline cudaError_t cudaStreamCreate(cudaStream_t* stream)
+{
+    *stream = new CUstream_st;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return cudaStreamCreate(stream); }
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    delete stream;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+
+inline cudaError_t cudaEventCreate(cudaEvent_t* event)
+{
+    *event = new CUevent_st;
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
+inline cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    delete event;
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t = nullptr)
+{
+    event->time = std::chrono::steady_clock::now();
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end)
+{
+    if (begin->time == decltype(begin->time){} || end->time == decltype(end->time){}) return cuda_cpu::report(cudaErrorInvalidResourceHandle);
+    *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
+    return cudaSuccess;
+}
+
+// ==== the device ========================================================================================
+
+struct cudaDeviceProp {
+    char name[256];
+    size_t totalGlobalMem;
+    size_t sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
+    int warpSize;
+    int maxThreadsPerBlock, maxThreadsPerMultiProcessor;
+    int maxThreadsDim[3], maxGridSize[3];
+    int major, minor;  // 0.0: no GPU
+    int multiProcessorCount;
+    int l2CacheSize;
+    int memoryBusWidth;
+};
+
+inline cudaError_t cudaGetDeviceCount(int* count)
+{
+    *count = 1;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int* device)
+{
+    *device = 0;
+    return cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cuda_cpu::report(cudaErrorInvalidDevice); }
+
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device)
+{
+    if (device != 0) return cuda_cpu::report(cudaErrorInvalidDevice);
+    std::string name = "CPU";
+    std::ifstream cpuinfo("/proc/cpuinfo");
+    for (std::string line; std::getline(cpuinfo, line);) {
+        if (line.rfind("model name", 0) != 0) continue;
+        const size_t colon = line.find(':');
+        if (colon != std::string::npos && colon + 2 < line.size()) name = line.substr(colon + 2);
+        break;
+    }
+    *properties = {};
+    snprintf(properties->name, sizeof(properties->name), "%s", name.c_str());
+    properties->totalGlobalMem = cuda_cpu::memory_bytes();
+    properties->sharedMemPerBlock = cuda_cpu::default_shared_bytes;
+    properties->sharedMemPerBlockOptin = properties->sharedMemPerMultiprocessor = cuda_cpu::max_shared_bytes;
+    properties->warpSize = WARP_SIZE;
+    properties->maxThreadsPerBlock = properties->maxThreadsPerMultiProcessor = cuda_cpu::max_threads;
+    properties->maxThreadsDim[0] = properties->maxThreadsDim[1] = cuda_cpu::max_threads;
+    properties->maxThreadsDim[2] = 64;
+    properties->maxGridSize[0] = 0x7fffffff;
+    properties->maxGridSize[1] = properties->maxGridSize[2] = 65535;
+    properties->multiProcessorCount = omp_get_max_threads();
+    properties->l2CacheSize = static_cast<int>(std::max(0L, sysconf(_SC_LEVEL2_CACHE_SIZE)));
+    return cudaSuccess;
+}
+
+enum cudaDeviceAttr {
+    cudaDevAttrMaxThreadsPerBlock = 1,
+    cudaDevAttrMaxSharedMemoryPerBlock = 8,
+    cudaDevAttrWarpSize = 10,
+    cudaDevAttrMultiProcessorCount = 16,
+    cudaDevAttrL2CacheSize = 38,
+    cudaDevAttrMaxThreadsPerMultiProcessor = 39,
+    cudaDevAttrComputeCapabilityMajor = 75,
+    cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+};
+
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device)
+{
+    cudaDeviceProp p;
+    if (const cudaError_t error = cudaGetDeviceProperties(&p, device); error != cudaSuccess) return error;
+    switch (attribute) {
+    case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = static_cast<int>(p.sharedMemPerBlock); return cudaSuccess;
+    case cudaDevAttrWarpSize: *value = p.warpSize; return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; return cudaSuccess;
+    case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; return cudaSuccess;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor: *value = p.major; return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor: *value = p.minor; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(p.sharedMemPerBlockOptin); return cudaSuccess;
+    }
+    return cuda_cpu::report(cudaErrorInvalidValue);
+}
+
+// The version whose names these headers speak.
+#define CUDART_VERSION 13000
+inline cudaError_t cudaRuntimeGetVersion(int* version)
+{
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+inline cudaError_t cudaDriverGetVersion(int* version) { return cudaRuntimeGetVersion(version); }

@@ -1,0 +1,660 @@
+// Tests of the CPU stand-in, a claim a line. Build it as a program is built (README.md), for either width:
+//
+//   g++ -std=c++17 -O3 -march=native -fopenmp -Wno-unknown-pragmas -Idev/cpu -DWARP_SIZE=32 -DHAVE_ONEDNN
+//       dev/cpu/test_cpu.cpp -o test_cpu -lboost_context -ldnnl
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <nvtx3/nvToolsExt.h>
+
+#include <sys/wait.h>
+
+#include <cmath>
+#include <random>
+
+extern __shared__ float4 dynamic_shared_memory[];
+
+// ==== the harness =======================================================================================
+
+static int passed = 0, failed = 0;
+
+static void claim(const std::string& what, bool holds)
+{
+    printf("%s  %s\n", holds ? "ok    " : "FAILED", what.c_str());
+    fflush(stdout);
+    ++(holds ? passed : failed);
+}
+
+template <class... Parameters, class... Arguments>
+static cudaError_t launch(dim3 grid, dim3 block, size_t shared_bytes, void (*kernel)(Parameters...), Arguments... arguments)
+{
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+// A vector that kernels may write: its size is that of the array on the "device".
+template <class T>
+struct Array {
+    T* data = nullptr;
+    size_t size;
+    explicit Array(size_t size_) : size(size_)
+    {
+        cudaMalloc(&data, size * sizeof(T));
+        cudaMemset(data, 0, size * sizeof(T));
+    }
+    ~Array() { cudaFree(data); }
+    Array(const Array&) = delete;
+    Array& operator=(const Array&) = delete;
+    T& operator[](size_t i) { return data[i]; }
+    std::vector<T> values() const { return {data, data + size}; }
+};
+
+// Runs this program again to do something fatal, and returns what it said and how it ended.
+static std::pair<std::string, int> run_child(const std::string& deed)
+{
+    char self[4096] = "";
+    if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0) return {"no /proc/self/exe", -1};
+    FILE* pipe = popen(("'" + std::string(self) + "' " + deed + " 2>&1").c_str(), "r");
+    std::string said;
+    for (int c; (c = fgetc(pipe)) != EOF;) said += static_cast<char>(c);
+    const int status = pclose(pipe);
+    return {said, WIFEXITED(status) ? WEXITSTATUS(status) : -1};
+}
+
+static bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// Whether something holds in the natural order and under a few seeds.
+template <class Check>
+static bool in_every_order(Check check)
+{
+    bool holds = true;
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        cuda_cpu::set_seed(seed);
+        holds = check() && holds;
+    }
+    cuda_cpu::set_seed(0);
+    return holds;
+}
+
+// ==== threads and blocks ================================================================================
+
+__global__ void count_visits(int* visits, dim3 grid, dim3 block)
+{
+    const bool same = gridDim.x == grid.x && gridDim.y == grid.y && gridDim.z == grid.z && blockDim.x == block.x && blockDim.y == block.y && blockDim.z == block.z;
+    const unsigned b = blockIdx.x + grid.x * (blockIdx.y + grid.y * blockIdx.z);
+    const unsigned t = threadIdx.x + block.x * (threadIdx.y + block.y * threadIdx.z);
+    if (same) visits[b * block.x * block.y * block.z + t]++;
+}
+
+static bool every_thread_runs_once(dim3 grid, dim3 block)
+{
+    Array<int> visits(grid.x * grid.y * grid.z * block.x * block.y * block.z);
+    launch(grid, block, 0, count_visits, visits.data, grid, block);
+    return visits.values() == std::vector<int>(visits.size, 1);
+}
+
+__global__ void reduce_block(const float* in, float* out)
+{
+    __shared__ float partial[32];
+    float sum = in[blockIdx.x * blockDim.x + threadIdx.x];
+    for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
+    if (WARP_SIZE == 1) {  // the block is the warp's size times three in both widths
+        float* all = reinterpret_cast<float*>(dynamic_shared_memory);
+        all[threadIdx.x] = sum;
+        __syncthreads();
+        for (unsigned t = 0; t < blockDim.x && threadIdx.x == 0; t++) out[blockIdx.x] += all[t];
+        return;
+    }
+    if (threadIdx.x % WARP_SIZE == 0) partial[threadIdx.x / WARP_SIZE] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0)
+        for (unsigned w = 0; w < blockDim.x / WARP_SIZE; w++) out[blockIdx.x] += partial[w];
+}
+
+static bool a_block_reduces(unsigned threads)
+{
+    const unsigned blocks = 37;
+    Array<float> in(blocks * threads), out(blocks);
+    std::vector<float> expected(blocks);
+    for (unsigned i = 0; i < in.size; i++) expected[i / threads] += in[i] = static_cast<float>(i % 101);
+    launch(blocks, threads, threads * sizeof(float), reduce_block, in.data, out.data);
+    return out.values() == expected;
+}
+
+__global__ void vote(int* result)
+{
+    const int third = threadIdx.x % 3 == 0;
+    result[threadIdx.x] = __syncthreads_count(third) * 1000 + __syncthreads_or(third) * 100 + __syncthreads_or(0) * 10 + __syncthreads_and(third) + 2 * __syncthreads_and(1);
+}
+
+__global__ void half_leave(int* sum)
+{
+    __shared__ int here;
+    if (threadIdx.x == 0) here = 0;
+    __syncthreads();
+    if (threadIdx.x % 2 == 1) return;
+    for (int round = 0; round < 10; round++) {
+        atomicAdd(&here, 1);
+        __syncthreads();
+        sum[threadIdx.x] += here;
+        __syncthreads();
+    }
+}
+
+// Each thread reads what the one before it wrote; in the natural order that one has run already.
+__global__ void forgets_barrier(int* out)
+{
+    __shared__ int tile[64];
+    tile[threadIdx.x] = -1;
+    __syncthreads();
+    tile[threadIdx.x] = static_cast<int>(threadIdx.x);
+    out[threadIdx.x] = tile[threadIdx.x == 0 ? 0 : threadIdx.x - 1];
+}
+
+__global__ void note_order(int* order, int* place)
+{
+    order[blockIdx.x * blockDim.x + static_cast<unsigned>(atomicAdd(&place[blockIdx.x], 1))] = static_cast<int>(threadIdx.x);
+    __syncthreads();
+    order[blockIdx.x * blockDim.x + static_cast<unsigned>(atomicAdd(&place[blockIdx.x], 1)) % blockDim.x] += 1000 * static_cast<int>(threadIdx.x);
+}
+
+static std::vector<int> order_under(uint64_t seed)
+{
+    Array<int> order(4 * 64), place(4);
+    cuda_cpu::set_seed(seed);
+    launch(4, 64, 0, note_order, order.data, place.data);
+    cuda_cpu::set_seed(0);
+    return order.values();
+}
+
+__global__ void read_unwritten_shared(float* out) { *out = reinterpret_cast<float*>(dynamic_shared_memory)[threadIdx.x]; }
+
+static void test_blocks()
+{
+    claim("every thread of every block runs once, with its own indices", in_every_order([] {
+        return every_thread_runs_once({5, 3, 2}, {4, 3, 5}) && every_thread_runs_once(1, 1) && every_thread_runs_once(1000, 1) && every_thread_runs_once(3, 1024);
+    }));
+    claim("a block of 96 threads reduces through shuffles and shared memory", in_every_order([] { return a_block_reduces(96); }));
+    claim("votes at a barrier: count, or, and", in_every_order([] {
+        Array<int> result(100);
+        launch(1, 100, 0, vote, result.data);
+        return result.values() == std::vector<int>(100, 34102);
+    }));
+    claim("exited threads do not count at a barrier", in_every_order([] {
+        Array<int> sum(64);
+        launch(1, 64, 0, half_leave, sum.data);
+        bool right = true;
+        for (int t = 0; t < 64; t++) right = right && sum[static_cast<size_t>(t)] == (t % 2 == 1 ? 0 : 32 * 55);
+        return right;
+    }));
+    int shown = 0, shown_in_natural_order = 0;
+    for (uint64_t seed = 0; seed < 10; seed++) {
+        cuda_cpu::set_seed(seed);
+        Array<int> out(64);
+        launch(1, 64, 0, forgets_barrier, out.data);
+        bool wrong = false;
+        for (int t = 1; t < 64; t++) wrong = wrong || out[static_cast<size_t>(t)] != t - 1;
+        (seed == 0 ? shown_in_natural_order : shown) += wrong;
+    }
+    cuda_cpu::set_seed(0);
+    claim("a missing barrier shows under some seed, where the natural order hides it", shown > 0 && shown_in_natural_order == 0);
+    claim("one seed gives one order of threads, another gives another", order_under(7) == order_under(7) && order_under(7) != order_under(8) && order_under(7) != order_under(0));
+    cuda_cpu::set_seed(1);
+    Array<float> out(1);
+    launch(1, 1, 4, read_unwritten_shared, out.data);
+    cuda_cpu::set_seed(0);
+    claim("under a seed, shared memory nobody wrote is not a number", std::isnan(out[0]));
+}
+
+// ==== warps =============================================================================================
+
+template <class T>
+__global__ void shuffle(T* out, int kind, int argument, int width)
+{
+    const unsigned t = threadIdx.x;
+    const T mine = static_cast<T>(t + 1) * static_cast<T>(3);
+    switch (kind) {
+    case 0: out[t] = __shfl_sync(0xffffffff, mine, argument, width); break;
+    case 1: out[t] = __shfl_xor_sync(0xffffffff, mine, argument, width); break;
+    case 2: out[t] = __shfl_up_sync(0xffffffff, mine, static_cast<unsigned>(argument), width); break;
+    case 3: out[t] = __shfl_down_sync(0xffffffff, mine, static_cast<unsigned>(argument), width); break;
+    }
+}
+
+template <class T>
+static bool shuffles_are_right()
+{
+    bool right = true;
+    for (int kind = 0; kind < 4; kind++)
+        for (int width : {WARP_SIZE, WARP_SIZE >= 8 ? 8 : 1})
+            for (int argument : {0, 1, 3, 4, 7}) {
+                Array<T> out(64);
+                launch(1, 64, 0, shuffle<T>, out.data, kind, argument, width);
+                for (int t = 0; t < 64; t++) {
+                    const int segment = t / width * width;
+                    int from = kind == 0 ? segment + argument % width : kind == 1 ? t ^ argument : kind == 2 ? t - argument : t + argument;
+                    if (kind > 0 && (from < segment || from >= segment + width)) from = t;
+                    right = right && out[static_cast<size_t>(t)] == static_cast<T>(from + 1) * static_cast<T>(3);
+                }
+            }
+    return right;
+}
+
+__global__ void ballots(unsigned* out)
+{
+    const unsigned lane = threadIdx.x % 32, half = lane < 16 ? 0xffffu : 0xffff0000u;
+    const int odd = lane % 2;
+    out[threadIdx.x] = __ballot_sync(0xffffffff, odd);
+    if (lane < 16 ? __any_sync(half, odd) : __all_sync(half, odd)) out[threadIdx.x] ^= 0xf0000000;
+    __syncwarp();
+}
+
+__global__ void lanes_leave(int* out)
+{
+    if (threadIdx.x % 32 >= 20) return;
+    int sum = 1;
+    for (int offset = 16; offset > 0; offset /= 2) {
+        const int other = __shfl_down_sync(0xffffffff, sum, offset);
+        if (threadIdx.x % 32 + static_cast<unsigned>(offset) < 20) sum += other;
+    }
+    out[threadIdx.x] = sum;
+}
+
+static void test_warps()
+{
+    claim("shuffles of 32 and 64 bits take the lane they name, within their width", in_every_order([] {
+        return shuffles_are_right<int>() && shuffles_are_right<float>() && shuffles_are_right<double>() && shuffles_are_right<long long>();
+    }));
+    if (WARP_SIZE == 1) return;
+    claim("ballot, any and all, with halves of a warp apart", in_every_order([] {
+        Array<unsigned> out(64);
+        launch(1, 64, 0, ballots, out.data);
+        bool right = true;
+        for (unsigned t = 0; t < 64; t++) right = right && out[t] == (0xaaaaaaaa ^ (t % 32 < 16 ? 0xf0000000 : 0));
+        return right;
+    }));
+    claim("exited lanes do not count in a warp's masks", in_every_order([] {
+        Array<int> out(64);
+        launch(1, 64, 0, lanes_leave, out.data);
+        return out[0] == 20 && out[32] == 20;
+    }));
+}
+
+// ==== what ends the program =============================================================================
+
+__global__ void half_wait(float* out)
+{
+    if (threadIdx.x < 32) {
+        __syncwarp();
+        for (int lane = 0; lane < 2 && threadIdx.x == 5; lane++) out[0] += __shfl_xor_sync(0xffffffff, out[1], 1);
+    }
+    if (threadIdx.x >= 64) return;
+    __syncthreads();
+}
+
+__global__ void use_stack(char* out)
+{
+    volatile char large[cuda_cpu::fiber_stack_bytes + 4096];
+    for (size_t i = 0; i < sizeof(large); i++) large[i] = static_cast<char>(i);
+    out[threadIdx.x] = large[threadIdx.x];
+}
+
+__global__ void write_shared(int index) { reinterpret_cast<volatile float*>(dynamic_shared_memory)[index] = 1; }
+__global__ void write_global(float* out, int index) { reinterpret_cast<volatile float*>(out)[index] = 1; }
+
+static int do_deed(const std::string& deed)
+{
+    Array<float> data(100);
+    nvtxRangePushA("outer");
+    nvtxRangePushA("half_wait");
+    if (deed == "deadlock") launch({2, 3}, 96, 0, half_wait, data.data);
+    if (deed == "stack") launch(1, 2, 0, use_stack, reinterpret_cast<char*>(data.data));
+    if (deed == "shared") launch(1, 1, 64, write_shared, 16);
+    if (deed == "global") launch(1, 1, 0, write_global, data.data, 100);
+    return 0;
+}
+
+static void test_deaths()
+{
+    if (WARP_SIZE == 32) {
+        const auto [said, code] = run_child("deadlock");
+        claim("a deadlock is reported with kernel, block and threads",
+              code == 1 && contains(said, "kernel half_wait, block (") && contains(said, "of (2, 3, 1), 96 x 1 x 1 threads: deadlock") &&
+                  contains(said, "threads 0-4: in __syncthreads\n  thread 5: in __shfl_xor_sync with mask 0xffffffff\n  threads 6-63: in __syncthreads\n  threads 64-95: ended"));
+    }
+#ifdef __SANITIZE_ADDRESS__
+    claim("AddressSanitizer sees a write past the launch's shared memory", contains(run_child("shared").first, "use-after-poison"));
+    claim("AddressSanitizer sees a write past what cudaMalloc gave", contains(run_child("global").first, "heap-buffer-overflow"));
+#else
+    const auto [said, code] = run_child("stack");
+    claim("a thread that needs too much stack is named", code == 1 && contains(said, "needs more than the 65536 bytes of stack"));
+#endif
+}
+
+// ==== the host's side ===================================================================================
+
+__global__ void nothing() {}
+__global__ void fill_shared(size_t bytes, int* aligned)
+{
+    memset(static_cast<void*>(dynamic_shared_memory), 1, bytes);
+    *aligned = reinterpret_cast<uintptr_t>(dynamic_shared_memory) % 1024 == 0;
+}
+__global__ void takes_arguments(double* out, float x, const int* y, __nv_bfloat16 z) { *out = x + *y + static_cast<float>(z); }
+
+static void test_host()
+{
+    Array<int> flag(1);
+    const size_t kib = 1024;
+    bool right = launch(1, 1, 48 * kib, fill_shared, 48 * kib, flag.data) == cudaSuccess && flag[0] == 1;
+    right = right && launch(1, 1, 48 * kib + 1, fill_shared, 0, flag.data) == cudaErrorInvalidValue && cudaGetLastError() == cudaErrorInvalidValue && cudaGetLastError() == cudaSuccess;
+    right = right && cudaFuncSetAttribute(fill_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 228 * 1024) == cudaErrorInvalidValue;
+    right = right && cudaFuncSetAttribute(fill_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024) == cudaSuccess;
+    right = right && launch(1, 1, 227 * kib, fill_shared, 227 * kib, flag.data) == cudaSuccess && launch(1, 1, 227 * kib + 1, fill_shared, 0, flag.data) != cudaSuccess;
+    claim("too much shared memory is refused, what was asked for is there", right);
+
+    right = true;
+    for (dim3 grid : {dim3(0), dim3(1, 65536), dim3(1, 1, 65536), dim3(1, 0)}) right = right && launch(grid, 1, 0, nothing) == cudaErrorInvalidConfiguration;
+    for (dim3 block : {dim3(0), dim3(1025), dim3(32, 33), dim3(1, 1, 65)}) right = right && launch(1, block, 0, nothing) == cudaErrorInvalidConfiguration;
+    claim("grids and blocks out of bounds are refused", right && cudaGetLastError() == cudaErrorInvalidConfiguration);
+
+    Array<double> sum(1);
+    Array<int> two(1);
+    two[0] = 2;
+    launch(1, 1, 0, takes_arguments, sum.data, 1, two.data, 0.5f);
+    claim("arguments are converted to the kernel's parameters", sum[0] == 3.5);
+
+    size_t free_before = 0, free_after = 0, total = 0;
+    void *block = nullptr, *too_much = nullptr;
+    cudaMemGetInfo(&free_before, &total);
+    right = cudaMalloc(&block, 10 << 20) == cudaSuccess && reinterpret_cast<uintptr_t>(block) % 256 == 0;
+    cudaMemGetInfo(&free_after, &total);
+    right = right && free_before - free_after == 10 << 20 && cudaMalloc(&too_much, free_after + 1) == cudaErrorMemoryAllocation && too_much == nullptr;
+    right = right && cudaMemset(block, 5, 10 << 20) == cudaSuccess && static_cast<char*>(block)[(10 << 20) - 1] == 5;
+    right = right && cudaFree(block) == cudaSuccess && cudaFree(nullptr) == cudaSuccess && cudaFree(&total) == cudaErrorInvalidValue;
+    cudaMemGetInfo(&free_after, &total);
+    claim("memory is counted, aligned, refused beyond the machine's", right && free_before == free_after && total >= free_before);
+    cudaGetLastError();
+
+    std::vector<int> from(3 << 20), to(3 << 20);
+    for (size_t i = 0; i < from.size(); i++) from[i] = static_cast<int>(i * i);
+    cudaMemcpy(to.data(), from.data(), from.size() * sizeof(int), cudaMemcpyDeviceToHost);
+    claim("a copy of 12 MiB is one", from == to);
+
+    cudaEvent_t begin, end;
+    float milliseconds = -1;
+    cudaEventCreate(&begin);
+    cudaEventCreateWithFlags(&end, cudaEventDefault);
+    right = cudaEventElapsedTime(&milliseconds, begin, end) == cudaErrorInvalidResourceHandle;
+    cudaEventRecord(begin);
+    usleep(2000);
+    cudaEventRecord(end);
+    right = right && cudaEventElapsedTime(&milliseconds, begin, end) == cudaSuccess && milliseconds >= 2 && milliseconds < 1000;
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    claim("events measure time", right);
+
+    cudaDeviceProp properties;
+    int value = 0;
+    right = cudaGetDeviceProperties(&properties, 0) == cudaSuccess && properties.name[0] != 0 && properties.totalGlobalMem > 0 && properties.warpSize == WARP_SIZE && properties.major == 0;
+    right = right && cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0) == cudaSuccess && value == omp_get_max_threads() && cudaSetDevice(1) == cudaErrorInvalidDevice;
+    claim("the device describes itself", right);
+    cudaGetLastError();
+}
+
+// ==== numbers ===========================================================================================
+
+static void test_numbers()
+{
+    double worst = 0;
+    for (float x = -87.3f; x < 88.72f; x += 0.0007f) {
+        const double exact = std::exp(static_cast<double>(x));
+        worst = std::max(worst, std::fabs(__expf(x) - exact) / std::ldexp(1.0, std::ilogb(exact) - 23));
+    }
+    const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+    claim("__expf is within 2 units in the last place, right at infinity and NaN",
+          worst < 2 && __expf(-infinity) == 0 && __expf(-88) == 0 && __expf(infinity) == infinity && __expf(89) == infinity && std::isnan(__expf(nan)) && __expf(0) == 1);
+    claim("fmaxf and fminf prefer a number to NaN", fmaxf(nan, 1) == 1 && fmaxf(1, nan) == 1 && fminf(nan, 1) == 1 && fminf(1, nan) == 1 && fmaxf(2, 1) == 2 && fminf(2, 1) == 1);
+    claim("min and max mix integer types", max(3, 4u) == 4u && min(5L, 3) == 3 && max(1.0f, 2.0f) == 2 && max(-1, 1u) == 0xffffffffu);
+    claim("bits are counted and seen", __popc(0xf0f0) == 8 && __clz(1) == 31 && __clz(0) == 32 && __umulhi(0x80000000u, 6) == 3 && __float_as_uint(1.0f) == 0x3f800000 && __int_as_float(0x40000000) == 2);
+    int largest = 3;
+    claim("atomics return what was there", atomicMax(&largest, 5) == 3 && atomicMax(&largest, 4) == 5 && atomicAdd(&largest, 2) == 5 && largest == 7);
+    claim("ranges nest and close", nvtxRangePushA("a") == 0 && nvtxRangePushA("b") == 1 && nvtxRangePop() == 1 && nvtxRangePop() == 0 && nvtxRangePop() == -2);
+}
+
+// The nearest of the two neighbours, in exact arithmetic; of two equally near, the even one.
+static uint16_t nearest_bf16(float x)
+{
+    const uint32_t bits = cuda_cpu::bits<uint32_t>(x);
+    const uint16_t lower = static_cast<uint16_t>(bits >> 16);
+    const double below = cuda_cpu::bits<float>(static_cast<uint32_t>(lower) << 16);
+    const bool last = (lower & 0x7fff) == 0x7f7f;  // after it comes what would be 2^128, which rounds to infinity
+    const double above = last ? std::copysign(std::ldexp(1.0, 128), x) : cuda_cpu::bits<float>((lower + 1u) << 16);
+    const double down = std::fabs(x - below), up = std::fabs(above - x);
+    return static_cast<uint16_t>(down < up || (down == up && lower % 2 == 0) ? lower : lower + 1);
+}
+
+static void test_bf16()
+{
+    bool nearest = true, nans = true, exact = true;
+    std::mt19937 random(1);
+    for (uint32_t upper = 0; upper < 65536; upper++) {
+        for (uint32_t lower : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu, static_cast<uint32_t>(random() & 0xffff), static_cast<uint32_t>(random() & 0xffff)}) {
+            const float x = cuda_cpu::bits<float>(upper << 16 | lower);
+            const uint16_t rounded = __bfloat16_as_ushort(__float2bfloat16(x));
+            if (std::isnan(x)) nans = nans && rounded == 0x7fff;
+            else if (std::isinf(x)) exact = exact && rounded == upper;
+            else nearest = nearest && rounded == nearest_bf16(x);
+        }
+        const float back = __bfloat162float(__ushort_as_bfloat16(static_cast<unsigned short>(upper)));
+        exact = exact && cuda_cpu::bits<uint32_t>(back) == upper << 16;
+    }
+    claim("bf16 rounds to nearest even, for every upper half of a float and 8 lower ones", nearest);
+    claim("every NaN becomes one bf16 NaN; bf16 to float is exact", nans && exact);
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(1.5f, -2.25f);
+    claim("bf16 pairs and arithmetic", __bfloat1622float2(pair).x == 1.5f && __high2float(pair) == -2.25f && static_cast<float>(pair.x * pair.y) == -3.375f && sizeof(pair) == 4);
+}
+
+// ==== matrix products ===================================================================================
+
+template <class In, class Out>
+struct Matmul {
+    int m = 70, n = 45, k = 333, batch = 1;
+    bool transpose_a = false, transpose_b = false;
+    float alpha = 1, beta = 0;
+    uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    int pad = 0;  // rows between columns that are not the matrix's
+    bool float_bias = false;
+
+    // The largest error, in units of what rounding allows; infinite if anything outside D changed.
+    double error() const
+    {
+        std::mt19937 random(3);
+        std::uniform_real_distribution<float> uniform(-1, 1);
+        const int rows_a = transpose_a ? k : m, columns_a = transpose_a ? m : k, rows_b = transpose_b ? n : k, columns_b = transpose_b ? k : n;
+        const int lda = rows_a + pad, ldb = rows_b + pad, ldd = m + pad;
+        const int64_t stride_a = int64_t{lda} * columns_a, stride_b = int64_t{ldb} * columns_b, stride_d = int64_t{ldd} * n;
+        std::vector<In> a(static_cast<size_t>(stride_a * batch)), b(static_cast<size_t>(stride_b * batch));
+        std::vector<Out> d(static_cast<size_t>(stride_d * batch)), aux(static_cast<size_t>(stride_d)), bias(static_cast<size_t>(m));
+        std::vector<float> bias_float(static_cast<size_t>(m));
+        for (auto& x : a) x = uniform(random);
+        for (auto& x : b) x = uniform(random);
+        for (auto& x : d) x = uniform(random);
+        for (auto& x : aux) x = 2 * uniform(random);
+        for (size_t i = 0; i < bias.size(); i++) bias[i] = bias_float[i] = static_cast<float>(__nv_bfloat16(uniform(random)));
+        const auto old_d = d, old_aux = aux;
+
+        cublasLtHandle_t handle;
+        cublasLtMatmulDesc_t desc;
+        cublasLtMatrixLayout_t layout_a, layout_b, layout_d;
+        const auto type = [](auto x) { return sizeof(x) == 2 ? CUDA_R_16BF : CUDA_R_32F; };
+        cublasLtCreate(&handle);
+        cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+        const auto set = [&](cublasLtMatmulDescAttributes_t attribute, auto value) { cublasLtMatmulDescSetAttribute(desc, attribute, &value, sizeof(value)); };
+        set(CUBLASLT_MATMUL_DESC_TRANSA, transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+        set(CUBLASLT_MATMUL_DESC_TRANSB, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+        set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+        set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, float_bias ? static_cast<const void*>(bias_float.data()) : bias.data());
+        if (float_bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_32F);
+        set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<void*>(aux.data()));
+        set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<int64_t>(ldd));
+        cublasLtMatrixLayoutCreate(&layout_a, type(In{}), static_cast<uint64_t>(rows_a), static_cast<uint64_t>(columns_a), lda);
+        cublasLtMatrixLayoutCreate(&layout_b, type(In{}), static_cast<uint64_t>(rows_b), static_cast<uint64_t>(columns_b), ldb);
+        cublasLtMatrixLayoutCreate(&layout_d, type(Out{}), static_cast<uint64_t>(m), static_cast<uint64_t>(n), ldd);
+        const auto set_batch = [&](cublasLtMatrixLayout_t layout, int64_t stride) {
+            cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof(batch));
+            cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof(stride));
+        };
+        set_batch(layout_a, stride_a);
+        set_batch(layout_b, stride_b);
+        set_batch(layout_d, stride_d);
+        cublasLtMatmulHeuristicResult_t heuristic;
+        int found = 0;
+        cublasLtMatmulAlgoGetHeuristic(handle, desc, layout_a, layout_b, layout_d, layout_d, nullptr, 1, &heuristic, &found);
+        const auto multiply = [&] {
+            return found == 1 && cublasLtMatmul(handle, desc, &alpha, a.data(), layout_a, b.data(), layout_b, &beta, d.data(), layout_d, d.data(), layout_d,
+                                                &heuristic.algo, nullptr, 0, nullptr) == CUBLAS_STATUS_SUCCESS;
+        };
+        bool fine = multiply();
+        const auto first_d = d, first_aux = aux;
+        d = old_d;
+        aux = old_aux;
+        fine = multiply() && fine && memcmp(d.data(), first_d.data(), d.size() * sizeof(Out)) == 0 && memcmp(aux.data(), first_aux.data(), aux.size() * sizeof(Out)) == 0;
+        for (auto layout : {layout_a, layout_b, layout_d}) cublasLtMatrixLayoutDestroy(layout);
+        cublasLtMatmulDescDestroy(desc);
+        cublasLtDestroy(handle);
+        if (!fine) return std::numeric_limits<double>::infinity();
+
+        const double epsilon = sizeof(Out) == 2 ? 1.0 / 256 : 4.0 / (1 << 23);
+        const bool writes_aux = epilogue == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+        double worst = 0;
+        const auto compare = [&](double got, double expected, double scale) { worst = std::max(worst, std::isnan(got) ? 1e30 : std::fabs(got - expected) / (epsilon * scale)); };
+        const auto untouched = [&](double got, double before) { if (got != before) worst = std::numeric_limits<double>::infinity(); };
+        for (int64_t g = 0; g < batch; g++)
+            for (int64_t j = 0; j < n; j++)
+                for (int64_t i = 0; i < ldd; i++) {
+                    const size_t at = static_cast<size_t>(g * stride_d + j * ldd + i), at_aux = static_cast<size_t>(j * ldd + i);
+                    const double before = old_d[at];
+                    if (i >= m) {
+                        untouched(d[at], before);
+                        untouched(aux[at_aux], old_aux[at_aux]);
+                        continue;
+                    }
+                    double sum = 0, size = 0;
+                    for (int64_t kk = 0; kk < k; kk++) {
+                        const double term = static_cast<double>(a[static_cast<size_t>(g * stride_a + (transpose_a ? i * lda + kk : kk * lda + i))]) *
+                                            static_cast<double>(b[static_cast<size_t>(g * stride_b + (transpose_b ? kk * ldb + j : j * ldb + kk))]);
+                        sum += term;
+                        size += std::fabs(term);
+                    }
+                    double x = alpha * sum + beta * before;
+                    // Float sums err by parts of the terms' size, a bfloat16 result by parts of itself.
+                    const double scale = 1 + std::fabs(x) + (sizeof(Out) == 4 ? std::fabs(alpha) * size / 4 : 0);
+                    if (epilogue & CUBLASLT_EPILOGUE_BIAS) x += bias_float[static_cast<size_t>(i)];
+                    const double z = epilogue == CUBLASLT_EPILOGUE_DGELU ? static_cast<double>(old_aux[at_aux]) : x;
+                    const double u = std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z), t = std::tanh(u);
+                    if (epilogue == CUBLASLT_EPILOGUE_DGELU) {
+                        x *= 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * z * z);
+                    } else if (epilogue & CUBLASLT_EPILOGUE_GELU) {
+                        if (writes_aux) compare(aux[at_aux], x, scale);
+                        x *= 0.5 * (1 + t);
+                    }
+                    if (!writes_aux) untouched(aux[at_aux], old_aux[at_aux]);
+                    compare(d[at], x, 2 * scale);
+                }
+        return worst;
+    }
+};
+
+template <class In, class Out>
+static void test_products(const std::string& types)
+{
+    using Problem = Matmul<In, Out>;
+    double worst = 0;
+    for (int bits = 0; bits < 8; bits++) {
+        Problem p;
+        p.transpose_a = bits & 1;
+        p.transpose_b = bits & 2;
+        p.pad = bits & 4 ? 11 : 0;
+        for (float beta : {0.0f, 1.0f}) {
+            p.beta = beta;
+            p.m = 70, p.n = 45, p.k = 333;
+            worst = std::max(worst, p.error());
+            p.m = 1, p.n = 7, p.k = 1;
+            worst = std::max(worst, p.error());
+            p.m = 128, p.n = 256, p.k = 512;
+            p.alpha = 0.125f;
+            worst = std::max(worst, p.error());
+            p.alpha = 1;
+        }
+    }
+    claim(types + ": transposes, leading dimensions, alpha and beta, against a plain loop in double (and twice the same bits)", worst < 1);
+
+    worst = 0;
+    for (uint32_t epilogue : {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU})
+        for (float beta : {0.0f, 1.0f})
+            for (float alpha : {1.0f, 0.5f})
+                for (bool float_bias : {false, true}) {
+                    Problem p;
+                    p.m = 300, p.n = 40, p.k = 24;
+                    p.epilogue = epilogue;
+                    p.alpha = alpha;
+                    p.beta = beta;
+                    p.float_bias = float_bias;
+                    p.pad = 4;
+                    worst = std::max(worst, p.error());
+                }
+    claim(types + ": every epilogue against a plain loop in double", worst < 1);
+
+    worst = 0;
+    for (int bits = 0; bits < 4; bits++) {
+        Problem p;
+        p.batch = 5;
+        p.transpose_a = bits & 1;
+        p.transpose_b = bits & 2;
+        p.m = 33, p.n = 20, p.k = 64;
+        p.pad = 3;
+        worst = std::max(worst, p.error());
+        p.batch = 1 + omp_get_max_threads() / 2;
+        p.beta = 1;
+        worst = std::max(worst, p.error());
+    }
+    claim(types + ": batches", worst < 1);
+}
+
+static void test_refusals()
+{
+    const auto status = [](cudaDataType_t in, cudaDataType_t out, uint32_t epilogue, uint64_t k_of_b) {
+        cublasLtMatmulDescOpaque_t desc{CUBLAS_COMPUTE_32F, CUDA_R_32F};
+        desc.epilogue = epilogue;
+        cublasLtMatrixLayoutOpaque_t a{static_cast<uint32_t>(in), 8, 16, 8}, b{static_cast<uint32_t>(in), k_of_b, 4, 16}, d{static_cast<uint32_t>(out), 8, 4, 8};
+        cublasLtMatmulHeuristicResult_t result;
+        int found = -1;
+        const cublasStatus_t answer = cublasLtMatmulAlgoGetHeuristic(nullptr, &desc, &a, &b, &d, &d, nullptr, 1, &result, &found);
+        return (answer == CUBLAS_STATUS_SUCCESS) == (found == 1) ? answer : CUBLAS_STATUS_EXECUTION_FAILED;
+    };
+    claim("products that are not there are refused, and sizes that do not fit",
+          status(CUDA_R_32F, CUDA_R_32F, CUBLASLT_EPILOGUE_DEFAULT, 16) == CUBLAS_STATUS_SUCCESS && status(CUDA_R_32F, CUDA_R_32F, CUBLASLT_EPILOGUE_DEFAULT, 15) == CUBLAS_STATUS_INVALID_VALUE &&
+              status(CUDA_R_32F, CUDA_R_16BF, CUBLASLT_EPILOGUE_DEFAULT, 16) == CUBLAS_STATUS_NOT_SUPPORTED && status(CUDA_R_16F, CUDA_R_32F, CUBLASLT_EPILOGUE_DEFAULT, 16) == CUBLAS_STATUS_NOT_SUPPORTED &&
+              status(CUDA_R_32F, CUDA_R_32F, CUBLASLT_EPILOGUE_BGRADB, 16) == CUBLAS_STATUS_NOT_SUPPORTED && status(CUDA_R_32F, CUDA_R_32F, CUBLASLT_EPILOGUE_DGELU, 16) == CUBLAS_STATUS_INVALID_VALUE);
+}
+
+int main(int argc, char** argv)
+{
+    if (argc == 2) return do_deed(argv[1]);
+    printf("WARP_SIZE %d, %d workers\n", WARP_SIZE, omp_get_max_threads());
+    test_blocks();
+    test_warps();
+    test_deaths();
+    test_host();
+    test_numbers();
+    test_bf16();
+    test_products<float, float>("float");
+    test_products<__nv_bfloat16, float>("bf16 to float");
+    test_products<__nv_bfloat16, __nv_bfloat16>("bf16");
+    test_refusals();
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed == 0 ? 0 : 1;
+}

@@ -1,0 +1,60 @@
+"""The sizes of a GPT-2 and what follows from them: every parameter's name and shape.
+
+Apart from model.py, so that a checkpoint can be checked where there is no PyTorch.
+"""
+from dataclasses import dataclass
+
+
+def plain_name(name):
+    """A parameter's name without the prefix that Hugging Face's GPT2LMHeadModel puts before it."""
+    prefix = "transformer."
+    return name[len(prefix):] if name.startswith(prefix) else name
+
+
+@dataclass
+class Config:
+    layers: int = 12
+    heads: int = 12
+    channels: int = 768
+    context: int = 1024
+    vocab: int = 50257
+
+    def __post_init__(self):
+        if self.channels % self.heads:
+            raise ValueError(f"channels must be a multiple of heads: found {self.channels} channels, "
+                             f"{self.heads} heads")
+
+    @staticmethod
+    def from_huggingface(entries):
+        """The sizes in a config.json; refuses a model that is not the GPT-2 of model.py."""
+        sizes = [entries.get(key) for key in ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size")]
+        if not all(isinstance(size, int) and size > 0 for size in sizes):
+            raise ValueError("config.json: n_layer, n_head, n_embd, n_positions, vocab_size are "
+                             f"{sizes}, expected five positive integers")
+        config = Config(*sizes)
+        # What an absent key means comes first.
+        allowed = {"model_type": ("gpt2",), "layer_norm_epsilon": (1e-5,),
+                   "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+                   "n_inner": (None, 4 * config.channels), "tie_word_embeddings": (True,),
+                   "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,)}
+        for key, values in allowed.items():
+            found = entries.get(key, values[0])
+            if found not in values:
+                raise ValueError(f"config.json: {key} is {found!r}, expected "
+                                 + " or ".join(repr(value) for value in values))
+        return config
+
+    def shapes(self):
+        """Every parameter's name and shape, in the order of the forward pass."""
+        C = self.channels
+        block = {"ln_1.weight": (C,), "ln_1.bias": (C,),
+                 "attn.c_attn.weight": (C, 3 * C), "attn.c_attn.bias": (3 * C,),
+                 "attn.c_proj.weight": (C, C), "attn.c_proj.bias": (C,),
+                 "ln_2.weight": (C,), "ln_2.bias": (C,),
+                 "mlp.c_fc.weight": (C, 4 * C), "mlp.c_fc.bias": (4 * C,),
+                 "mlp.c_proj.weight": (4 * C, C), "mlp.c_proj.bias": (C,)}
+        shapes = {"wte.weight": (self.vocab, C), "wpe.weight": (self.context, C)}
+        for layer in range(self.layers):
+            shapes.update({f"h.{layer}.{name}": shape for name, shape in block.items()})
+        shapes.update({"ln_f.weight": (C,), "ln_f.bias": (C,)})
+        return shapes

@@ -1,0 +1,208 @@
+"""Writes the values that test_gpt.cu compares train_gpt.cu with: data/reference/{tiny,odd}.safetensors.
+
+The truth is computed in float64, so that it has no rounding error worth mentioning, and stored in
+FP32. Beside it stands how far PyTorch itself is from that truth when it computes in FP32 and in
+BF16: that is the measure for train_gpt.cu's own error. README.md lists what the files hold.
+"""
+import argparse
+import json
+import sys
+from pathlib import Path
+
+try:
+    import numpy as np
+    import safetensors.numpy
+    import torch
+except ImportError as error:
+    print(f"make_reference.py needs PyTorch, safetensors and NumPy: {error}", file=sys.stderr)
+    sys.exit(2)
+
+from config import Config
+from model import GPT
+
+# tiny has sizes that suit a GPU, odd has few of them: B*T and the vocabulary are multiples of
+# nothing that matters, T is neither a multiple of 16 nor the whole context, and the channels end
+# within a warp. Sizes that are equal in the one (heads and B, layers and heads) differ in the
+# other: an index built from the wrong one shows.
+CASES = {"tiny": dict(config=Config(layers=2, heads=4, channels=64, context=32, vocab=256), B=4, T=32),
+         "odd": dict(config=Config(layers=3, heads=3, channels=48, context=24, vocab=101), B=5, T=23)}
+
+STEPS, ACCUMULATION = 10, 2
+
+# The learning rate and eps are larger than in a real run. The learning rate, because weights close
+# to 1 must move much further than their own rounding. And eps, because of Adam: it divides a
+# gradient by its own size, so where the gradient is nothing but rounding error it turns that error
+# into a full step. The bias of the keys is such a parameter, its true gradient is zero (the softmax
+# cancels it); with the usual 1e-8 those steps would be random and nothing could be compared.
+LR, BETA1, BETA2, EPS, WEIGHT_DECAY, GRAD_CLIP = 1e-2, 0.9, 0.95, 3e-4, 0.1, 1.8
+
+# In these steps only the first tokens of the vocabulary occur. That makes the gradient large
+# enough to be clipped, in all others it stays well below GRAD_CLIP.
+CLIPPED_STEPS, NARROW_VOCAB = (2, 3, 7), 8
+
+# One draw of a rounding error says little about its size, above all for a single number such as
+# the loss. So the errors are measured on this many variants of the model, each with its own truth,
+# and the largest is recorded.
+DRAWS = 8
+
+
+def draw_parameters(config, seed):
+    """Weights and biases far from 0, LayerNorm weights around 1 but not 1: everything matters."""
+    random = np.random.RandomState(seed)  # its numbers stay the same in every version of NumPy
+    parameters = {}
+    for name, shape in config.shapes().items():
+        layernorm_weight = name.endswith(("ln_1.weight", "ln_2.weight", "ln_f.weight"))
+        value = (1 if layernorm_weight else 0) + 0.1 * random.standard_normal(shape)
+        parameters[name] = torch.from_numpy(value.astype(np.float32))
+    return parameters
+
+
+def perturb(parameters, draw):
+    """Draw 0 is the model itself. In the others each weight is off by about a BF16 rounding step:
+    nearly the same function, but every rounding on the way falls anew."""
+    random = np.random.RandomState(1000 + draw)
+    scale = 0 if draw == 0 else 2**-8
+    return {name: value * torch.from_numpy((1 + scale * random.standard_normal(value.shape)).astype(np.float32))
+            for name, value in parameters.items()}
+
+
+def draw_tokens(vocab, B, T, seed):
+    tokens = np.random.RandomState(seed).randint(vocab, size=(STEPS, ACCUMULATION, B, T + 1))
+    tokens[list(CLIPPED_STEPS)] %= NARROW_VOCAB
+    return torch.from_numpy(tokens.astype(np.int64))
+
+
+def differentiate(config, parameters, tokens, dtype):
+    """Logits, loss and gradients of one micro-batch. Weights, activations and gradients are dtype."""
+    model = GPT(config).to(dtype)
+    model.load_state_dict(parameters)  # rounds to dtype
+    logits, loss = model(tokens[:, :-1], tokens[:, 1:])
+    loss.backward()
+    return logits.detach(), loss.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def train(config, initial, tokens, dtype):
+    """Losses and gradient norms before each step, and the parameters after the last one.
+
+    Below FP32 this is mixed precision: master weights, the accumulated gradient, the clipping and
+    AdamW are FP32, only the forward and backward pass are dtype.
+    """
+    master_dtype = torch.promote_types(dtype, torch.float32)
+    master = {name: torch.nn.Parameter(value.to(master_dtype, copy=True)) for name, value in initial.items()}
+    optimizer = torch.optim.AdamW(
+        [{"params": [p for p in master.values() if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
+         {"params": [p for p in master.values() if p.dim() < 2], "weight_decay": 0.0}],
+        lr=LR, betas=(BETA1, BETA2), eps=EPS)
+    losses, norms = [], []
+    for micro_batches in tokens:
+        for parameter in master.values():
+            parameter.grad = torch.zeros_like(parameter)
+        step_loss = 0
+        for micro_batch in micro_batches:
+            _, loss, gradients = differentiate(config, master, micro_batch, dtype)
+            step_loss += loss / ACCUMULATION
+            for name, parameter in master.items():
+                parameter.grad += gradients[name].to(master_dtype) / ACCUMULATION
+        losses.append(step_loss)
+        norms.append(torch.nn.utils.clip_grad_norm_(list(master.values()), GRAD_CLIP))
+        optimizer.step()
+    return torch.stack(losses), torch.stack(norms), {name: p.detach() for name, p in master.items()}
+
+
+def run(config, parameters, tokens, dtype):
+    """Everything that is compared, by its key in the file."""
+    logits, loss, gradients = differentiate(config, parameters, tokens[0, 0], dtype)
+    losses, norms, final = train(config, parameters, tokens, dtype)
+    return {"logits": logits, "loss": loss.reshape(1), "step_loss": losses, "step_norm": norms,
+            **{f"grad/{name}": value for name, value in gradients.items()},
+            **{f"final/{name}": value for name, value in final.items()}}
+
+
+def errors(found, truth, parameters):
+    """||found - truth|| / ||truth|| for each key. For final/ the truth is the change that training
+    made: compared with a whole weight, even no training at all would look like a small error."""
+    result = {}
+    for key, true in truth.items():
+        size = true - parameters[key[len("final/"):]] if key.startswith("final/") else true
+        result[key] = ((found[key].double() - true).norm() / size.norm()).item()
+    return result
+
+
+def check(truth, fp32_error, bf16_error):
+    """A reference in which something vanishes would test nothing: refuse to write it."""
+    for key, value in truth.items():
+        if key.startswith("grad/"):
+            assert value.norm() > 1e-3, f"{key}: norm {value.norm():.2e}, expected more than 1e-3"
+    for step, norm in enumerate(truth["step_norm"]):
+        clipped = step in CLIPPED_STEPS
+        assert norm > 1.05 * GRAD_CLIP if clipped else norm < 0.95 * GRAD_CLIP, \
+            f"step {step}: norm {norm:.3f}, expected clearly {'above' if clipped else 'below'} {GRAD_CLIP}"
+    for key, error in fp32_error.items():
+        assert error < 1e-5, f"{key}: FP32 error {error:.2e}, expected less than 1e-5"
+    for key, error in bf16_error.items():
+        # Means over many tokens come out better than the tensors they are made of.
+        least = 1e-5 if key in ("loss", "step_loss", "step_norm") else 1e-3
+        assert least < error < 0.2, f"{key}: BF16 error {error:.2e}, expected {least:g} to 0.2"
+
+
+def serialize(tensors, metadata):
+    """A safetensors file whose bytes depend on its contents only: the package writes the metadata
+    in an order that changes from run to run, here it is sorted."""
+    data = safetensors.numpy.save(tensors, metadata)
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(metadata.items()))
+    return data[:8] + json.dumps(header, separators=(",", ":")).encode().ljust(end - 8) + data[end:]
+
+
+def make(name, config, B, T, seed, folder):
+    parameters = draw_parameters(config, seed)
+    tokens = draw_tokens(config.vocab, B, T, seed + 1)
+    truth = run(config, parameters, tokens, torch.float64)
+    worst = {torch.float32: {}, torch.bfloat16: {}}
+    for draw in range(DRAWS):
+        variant = perturb(parameters, draw)
+        variant_truth = run(config, variant, tokens, torch.float64)
+        for dtype, largest in worst.items():
+            found = errors(run(config, variant, tokens, dtype), variant_truth, variant)
+            largest.update({key: max(error, largest.get(key, 0)) for key, error in found.items()})
+    fp32_error, bf16_error = worst[torch.float32], worst[torch.bfloat16]
+    check(truth, fp32_error, bf16_error)
+
+    tensors = {"tokens": tokens, **truth,
+               **{f"param/{key}": value for key, value in parameters.items()},
+               **{f"fp32_error/{key}": torch.tensor([error]) for key, error in fp32_error.items()},
+               **{f"bf16_error/{key}": torch.tensor([error]) for key, error in bf16_error.items()}}
+    metadata = dict(layers=config.layers, heads=config.heads, channels=config.channels,
+                    context=config.context, vocab=config.vocab, B=B, T=T, steps=STEPS,
+                    accumulation=ACCUMULATION, lr=LR, beta1=BETA1, beta2=BETA2, eps=EPS,
+                    weight_decay=WEIGHT_DECAY, grad_clip=GRAD_CLIP, torch=torch.__version__)
+    path = folder / f"{name}.safetensors"
+    path.write_bytes(serialize(
+        {key: value.numpy().astype(np.int32 if key == "tokens" else np.float32) for key, value in tensors.items()},
+        {key: str(value) for key, value in metadata.items()}))
+
+    print(f"{path}: {path.stat().st_size} bytes, PyTorch {torch.__version__}")
+    print(f"  loss {' '.join(f'{x:.3f}' for x in truth['step_loss'].tolist())}")
+    print(f"  norm {' '.join(f'{x:.3f}' for x in truth['step_norm'].tolist())}, clipped at {GRAD_CLIP}")
+    for group in ("logits", "loss", "grad/", "step_loss", "step_norm", "final/"):
+        keys = [key for key in truth if key == group or group.endswith("/") and key.startswith(group)]
+        print(f"  {group:9s}" + "".join(
+            f"  {label} error {min(e[k] for k in keys):.1e} to {max(e[k] for k in keys):.1e}"
+            for label, e in (("FP32", fp32_error), ("BF16", bf16_error))))
+
+
+def main():
+    root = Path(__file__).resolve().parents[2]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=root / "data" / "reference", metavar="DIR",
+                        help="folder to write to (default: data/reference)")
+    folder = parser.parse_args().out
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)  # more would add up in another order each time
+    for seed, (name, case) in enumerate(CASES.items()):
+        make(name, **case, seed=10 * seed, folder=folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3248 @@
+// gpt.cu: trains GPT-2 and GPT-3 models on one GPU, from one file; and, built by g++, on a CPU.
+//
+// Everything that a training step does is here: the kernels of each layer, forward and backward,
+// the model made of them, mixed precision, gradient accumulation, recomputation, the optimizer,
+// the data, checkpoints in Hugging Face's format, and a command line. Read it from top to bottom.
+//
+// Map
+//    1  small things          errors, packs of elements, reductions in a warp, the door for launches
+//    2  options               one table: names, defaults, --help, echo and log
+//    3  kernels               embedding · layernorm · bias · gelu · attention · cross-entropy ·
+//                             gradient norm · adamw · init: a section each, its mathematics first
+//    4  matmul                cuBLASLt, row-major, with bias and GELU' as epilogues
+//    5  model                 sizes, and one table each for parameters and activations: name, shape,
+//                             dtype, copies. Memory, init, checkpoints, the plan loop over it
+//    6  forward, recompute, backward, update
+//    7  files                 safetensors, checkpoints, token data
+//    8  run                   schedule, log, progress
+//    9  verbs                 train, eval, sample, plan; main
+//
+// Names   B batch, T sequence, N = B*T rows, C channels, NH heads, HS = C / NH head size, L layers,
+//         V vocabulary, Vp the same padded; inp, out, dinp, dout as in every layer's formula.
+// Layout  row-major; a tensor (B, T, C) is N rows of C; weights are (in, out) as in GPT-2's files.
+// Types   floatX is what weights and activations are stored in: BF16 or FP32 (make PRECISION=...).
+//         All arithmetic is FP32; matmuls accumulate in FP32. Reductions have one fixed order and
+//         there are no floating-point atomics, so the same command gives the same bits.
+// Globals device (stream, matmul handle, properties) and stop_requested (Ctrl-C). No others.
+//
+// GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners";
+// GPT-3: Brown et al. 2020, table 2.1.
+
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <nvtx3/nvToolsExt.h>
+
+#include <fcntl.h>
+#include <glob.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cctype>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace fs = std::filesystem;
+using json = nlohmann::ordered_json;
+
+// ==== errors =================================================================
+// Two kinds: what the user can mend (exit 2) and everything else (exit 1). Both are one line that
+// names the file, flag or tensor, what was found and what was expected.
+
+__attribute__((format(printf, 1, 2))) std::string format(const char* text, ...) {
+    va_list args, again;
+    va_start(args, text);
+    va_copy(again, args);
+    std::string out(vsnprintf(nullptr, 0, text, args), '\0');
+    vsnprintf(out.data(), out.size() + 1, text, again);
+    va_end(args);
+    va_end(again);
+    return out;
+}
+
+struct UserError : std::runtime_error { using runtime_error::runtime_error; };
+struct Failure : std::runtime_error { using runtime_error::runtime_error; };
+
+void check(cudaError_t status, const char* what) {
+    if (status != cudaSuccess)
+        throw Failure(format("%s: %s (%s)", what, cudaGetErrorString(status), cudaGetErrorName(status)));
+}
+
+void check(cublasStatus_t status, const char* what) {
+    if (status != CUBLAS_STATUS_SUCCESS)
+        throw Failure(format("%s: %s", what, cublasGetStatusString(status)));
+}
+
+// ==== device =================================================================
+// The one GPU (or the CPU that stands in for it). `stream` carries all compute, `copies` the next
+// batch; cuBLASLt takes its workspace from the memory plan.
+
+struct Device {
+    cudaDeviceProp properties;
+    cudaStream_t stream, copies;
+    cublasLtHandle_t matmul;
+    void* matmul_workspace = nullptr;
+    double peak_flops = 0;   // dense FLOP/s in floatX: the denominator of MFU
+    std::string peak_source; // where that figure comes from
+
+    bool is_cpu() const { return properties.major == 0; }   // dev/cpu reports 0.0
+};
+
+static Device device;
+
+// ==== precision ==============================================================
+
+enum class DType { FP32, BF16 };
+
+#ifdef PRECISION_BF16
+typedef __nv_bfloat16 floatX;
+constexpr DType FLOATX = DType::BF16;
+#else
+typedef float floatX;
+constexpr DType FLOATX = DType::FP32;
+#endif
+
+size_t size_of(DType dtype) { return dtype == DType::FP32 ? sizeof(float) : sizeof(__nv_bfloat16); }
+const char* name_of(DType dtype) { return dtype == DType::FP32 ? "fp32" : "bf16"; }
+
+// ==== packs and warps ========================================================
+// A thread moves elements in packs: 128 bits of floatX at once, which is what a GPU's memory system
+// likes best, and what a CPU's compiler turns into vector instructions. In memory elements are T,
+// in registers always float. C is a multiple of 16, so rows are whole numbers of packs.
+//
+// WARP_SIZE is 32, the GPU's. The CPU build that people run sets it to 1: then a warp is one thread
+// and a block is one warp, shuffles and barriers vanish, and each row is a plain loop over wider
+// packs. No kernel below may know which it is: lanes stride by WARP_SIZE, threads by blockDim.x.
+
+#ifndef WARP_SIZE
+#define WARP_SIZE 32
+#endif
+
+constexpr int PACK = WARP_SIZE == 1 ? 16 : 16 / sizeof(floatX);
+constexpr int BLOCK_WARPS = WARP_SIZE == 1 ? 1 : 8;
+constexpr int BLOCK = BLOCK_WARPS * WARP_SIZE;   // threads of a block, unless a launcher says otherwise
+
+template <typename T> struct alignas(16) RawPack { T v[PACK]; };
+
+template <typename T> __device__ __forceinline__ void load(float (&x)[PACK], const T* from) {
+    const RawPack<T> raw = *reinterpret_cast<const RawPack<T>*>(from);
+    for (int k = 0; k < PACK; k++) x[k] = static_cast<float>(raw.v[k]);
+}
+
+template <typename T> __device__ __forceinline__ void store(T* to, const float (&x)[PACK]) {
+    RawPack<T> raw;
+    for (int k = 0; k < PACK; k++) raw.v[k] = static_cast<T>(x[k]);
+    *reinterpret_cast<RawPack<T>*>(to) = raw;
+}
+
+// What x becomes when it is stored as floatX and loaded again.
+__device__ __forceinline__ float rounded(float x) { return static_cast<float>(static_cast<floatX>(x)); }
+
+constexpr unsigned FULL_WARP = 0xffffffffu;
+
+__device__ __forceinline__ float warp_sum(float x) {
+    for (int lane = WARP_SIZE / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(FULL_WARP, x, lane);
+    return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+    for (int lane = WARP_SIZE / 2; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, lane));
+    return x;
+}
+
+// The sum, or maximum, over all threads of a block, known to each of them. Each warp leaves its
+// own in shared memory, and every thread combines those in the same order. The first barrier keeps
+// an earlier call's readers from losing what they have not read yet.
+template <float (*WARP)(float), float (*COMBINE)(float, float)>
+__device__ __forceinline__ float block_reduce(float x) {
+    __shared__ float partial[32];
+    const int warps = blockDim.x / WARP_SIZE;
+    x = WARP(x);
+    __syncthreads();
+    if (threadIdx.x % WARP_SIZE == 0) partial[threadIdx.x / WARP_SIZE] = x;
+    __syncthreads();
+    x = partial[0];
+    for (int w = 1; w < warps; w++) x = COMBINE(x, partial[w]);
+    return x;
+}
+
+__device__ __forceinline__ float add(float a, float b) { return a + b; }
+__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
+__device__ __forceinline__ float block_sum(float x) { return block_reduce<warp_sum, add>(x); }
+__device__ __forceinline__ float block_max(float x) { return block_reduce<warp_max, larger>(x); }
+
+// Shared memory whose size the launch chooses, in floats.
+__device__ __forceinline__ float* dynamic_shared() {
+    extern __shared__ float4 dynamic_shared_memory[];
+    return reinterpret_cast<float*>(dynamic_shared_memory);
+}
+
+// ==== launch =================================================================
+// The one door for kernels. A name for profilers and errors, the opt-in for more than 48 KiB of
+// shared memory, the check. Kernels run in order on device.stream.
+
+constexpr size_t SHARED_WITHOUT_OPT_IN = 48 << 10;
+
+template <typename... Params, typename... Args>
+void launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, Args... args) {
+    nvtxRangePushA(name);
+    if (shared_bytes > SHARED_WITHOUT_OPT_IN)
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(shared_bytes)), name);
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = device.stream;
+    check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), name);
+    nvtxRangePop();
+}
+
+constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+
+// Blocks for kernels that give a warp to each of `rows`.
+unsigned row_blocks(size_t rows) { return static_cast<unsigned>(ceil_div(rows, BLOCK_WARPS)); }
+
+// In such kernels: the row of this thread's warp, and the first element of this lane.
+__device__ __forceinline__ size_t warp_row() {
+    return (static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) / WARP_SIZE;
+}
+__device__ __forceinline__ int lane_start() { return threadIdx.x % WARP_SIZE * PACK; }
+constexpr int LANE_STRIDE = WARP_SIZE * PACK;
+
+// Elementwise kernels: a block owns SPAN consecutive elements, its threads take packs in turn.
+constexpr size_t SPAN = 4096;
+unsigned span_blocks(size_t n) { return static_cast<unsigned>(ceil_div(n, SPAN)); }
+
+struct Span { size_t begin, end, stride; };
+__device__ __forceinline__ Span my_span(size_t n) {
+    const size_t first = blockIdx.x * SPAN, last = first + SPAN;
+    return {first + threadIdx.x * PACK, last < n ? last : n, static_cast<size_t>(blockDim.x) * PACK};
+}
+
+// A place in the gradients, which are FP32 or BF16 as --grad-dtype says.
+struct Grad {
+    void* data;
+    DType dtype;
+};
+
+// Calls f with the gradient as a typed pointer.
+template <typename F> void with_type(Grad grad, F f) {
+    if (grad.dtype == DType::FP32) f(static_cast<float*>(grad.data));
+    else f(static_cast<__nv_bfloat16*>(grad.data));
+}
+
+// ==== options ================================================================
+// One table: name, what it takes, which verbs know it, help. Defaults, parsing, --help and the log
+// come from it.
+
+enum class Recompute { NONE, SELECTIVE, FULL };
+enum class Shuffle { NO, YES };
+enum class Schedule { COSINE, LINEAR, WSD, CONSTANT };
+
+struct Options {
+    // model
+    std::string model = "gpt2", from;
+    int layers = 0, heads = 0, channels = 0, context = 0, vocab = 0;
+    // data
+    std::string data, val_data;
+    double val_fraction = 0.1;
+    Shuffle shuffle = Shuffle::YES;
+    // a step
+    int micro_batch = 4, seq_len = 0;
+    long total_batch = 0;
+    Recompute recompute = Recompute::NONE;
+    DType grad_dtype = DType::FP32;
+    // optimizer
+    long steps = 1000, warmup = 0;
+    double lr = 6e-4, min_lr = -1;
+    Schedule schedule = Schedule::COSINE;
+    double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, grad_clip = 1.0;
+    long seed = 1337;
+    // run folder
+    std::string out;
+    bool resume = false;
+    long eval_every = 250, eval_batches = 20, sample_every = 0, checkpoint_every = 1000;
+    int keep = 0;
+    // sample
+    std::string prompt = "\n", prompt_tokens;
+    int sample_tokens = 256, top_k = 0;
+    double temperature = 1.0;
+    // plan
+    std::string gpu_memory;
+    bool as_json = false;
+};
+
+enum Verb { TRAIN = 1, EVAL = 2, SAMPLE = 4, PLAN = 8 };
+constexpr int ALL = TRAIN | EVAL | SAMPLE | PLAN;
+const std::pair<const char*, Verb> VERBS[] = {{"train", TRAIN}, {"eval", EVAL}, {"sample", SAMPLE}, {"plan", PLAN}};
+
+struct Flag {
+    const char* name;
+    int verbs;
+    std::string takes;
+    const char* help;
+    std::function<bool(const std::string&)> parse;   // false: not what it takes
+    std::function<json()> value;
+    bool is_switch = false;
+};
+
+Flag text_flag(const char* name, int verbs, const char* takes, std::string& to, const char* help) {
+    return {name, verbs, takes, help, [&to](const std::string& s) { to = s; return !s.empty(); }, [&to] { return json(to); }};
+}
+
+template <typename T> bool parse_number(const std::string& text, T& to) {
+    std::istringstream in(text);
+    in.imbue(std::locale::classic());
+    T value;
+    if (!(in >> value) || in.peek() != EOF || !std::isfinite(static_cast<double>(value))) return false;
+    to = value;
+    return true;
+}
+
+template <typename T>
+Flag number_flag(const char* name, int verbs, T& to, T least, T most, const char* help) {
+    const std::string kind = std::is_integral_v<T> ? "a whole number" : "a number";
+    const std::string range = most == std::numeric_limits<T>::max() ? format(" from %g on", double(least)) : format(" from %g to %g", double(least), double(most));
+    auto parse = [&to, least, most](const std::string& s) {
+        T value;
+        if (!parse_number(s, value) || value < least || value > most) return false;
+        to = value;
+        return true;
+    };
+    return {name, verbs, kind + range, help, parse, [&to] { return json(to); }};
+}
+
+template <typename E>
+Flag choice_flag(const char* name, int verbs, E& to, std::vector<std::string> names, const char* help) {
+    std::string takes;
+    for (const std::string& choice : names) takes += (takes.empty() ? "" : "|") + choice;
+    auto parse = [&to, names](const std::string& s) {
+        const auto found = std::find(names.begin(), names.end(), s);
+        if (found == names.end()) return false;
+        to = static_cast<E>(found - names.begin());
+        return true;
+    };
+    return {name, verbs, takes, help, parse, [&to, names] { return json(names[static_cast<int>(to)]); }};
+}
+
+Flag switch_flag(const char* name, int verbs, bool& to, const char* help) {
+    return {name, verbs, "", help, [&to](const std::string&) { return to = true; }, [&to] { return json(to); }, true};
+}
+
+constexpr int ANY_INT = std::numeric_limits<int>::max();
+constexpr long ANY_LONG = std::numeric_limits<long>::max();
+constexpr double ANY = std::numeric_limits<double>::max();
+
+std::vector<Flag> flag_table(Options& o) {
+    return {
+        text_flag("--model", TRAIN | PLAN, "NAME", o.model, "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-125m ... gpt3-13b; to plan also 1b, 7b, 70b, 405b"),
+        number_flag("--layers", TRAIN | PLAN, o.layers, 1, ANY_INT, "instead of the model's; 0: the model's"),
+        number_flag("--heads", TRAIN | PLAN, o.heads, 1, ANY_INT, "likewise; channels / heads must be 16, 32, ... 128"),
+        number_flag("--channels", TRAIN | PLAN, o.channels, 1, ANY_INT, "likewise"),
+        number_flag("--context", TRAIN | PLAN, o.context, 1, ANY_INT, "likewise: the number of positions"),
+        number_flag("--vocab", TRAIN | PLAN, o.vocab, 1, ANY_INT, "likewise; with data that is bytes, 256 unless given"),
+        text_flag("--from", ALL, "DIR", o.from, "a Hugging Face GPT-2 folder (config.json, model.safetensors) to start from"),
+        text_flag("--data", TRAIN | EVAL, "PATTERN", o.data, ".bin shards of tokens, or text (bytes are the tokens); globs allowed"),
+        text_flag("--val-data", TRAIN, "PATTERN", o.val_data, "data for the validation loss"),
+        number_flag("--val-fraction", TRAIN, o.val_fraction, 0.0, 0.9, "without --val-data: this part of --data, its end, is kept for validation"),
+        choice_flag("--shuffle", TRAIN, o.shuffle, {"no", "yes"}, "random windows by seed, or windows in the files' order"),
+        number_flag("--micro-batch", ALL, o.micro_batch, 1, 1 << 15, "sequences that go through the model at once"),
+        number_flag("--seq-len", ALL, o.seq_len, 1, ANY_INT, "tokens of a sequence; 0: the model's context"),
+        number_flag("--total-batch", TRAIN | PLAN, o.total_batch, 1L, ANY_LONG, "tokens of a step, accumulated over micro-batches; 0: one micro-batch"),
+        choice_flag("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"}, "which activations are dropped in forward and computed again in backward"),
+        choice_flag("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16"}, "what gradients are stored and accumulated in"),
+        number_flag("--steps", TRAIN, o.steps, 1L, ANY_LONG, "optimizer steps"),
+        number_flag("--lr", TRAIN, o.lr, 0.0, ANY, "largest learning rate"),
+        number_flag("--min-lr", TRAIN, o.min_lr, 0.0, ANY, "learning rate at the end; -1: a tenth of --lr"),
+        number_flag("--warmup", TRAIN, o.warmup, 0L, ANY_LONG, "steps in which the learning rate rises to --lr"),
+        choice_flag("--schedule", TRAIN, o.schedule, {"cosine", "linear", "wsd", "constant"}, "what follows; wsd: stable, then linear decay over the last fifth"),
+        number_flag("--weight-decay", TRAIN, o.weight_decay, 0.0, ANY, "of matrices and embeddings only"),
+        number_flag("--beta1", TRAIN, o.beta1, 0.0, 0.999999, "AdamW"),
+        number_flag("--beta2", TRAIN, o.beta2, 0.0, 0.999999, "AdamW"),
+        number_flag("--eps", TRAIN, o.eps, 0.0, ANY, "AdamW"),
+        number_flag("--grad-clip", TRAIN, o.grad_clip, 0.0, ANY, "largest norm of the gradient; 0: not clipped"),
+        number_flag("--seed", TRAIN | SAMPLE, o.seed, 0L, ANY_LONG, "of initial weights, order of data and samples"),
+        text_flag("--out", TRAIN, "DIR", o.out, "run folder: log.jsonl and checkpoints; without it nothing is written"),
+        switch_flag("--resume", TRAIN, o.resume, "go on from the last checkpoint in --out"),
+        number_flag("--eval-every", TRAIN, o.eval_every, 0L, ANY_LONG, "steps between validation losses (and one at the end); 0: none"),
+        number_flag("--eval-batches", TRAIN, o.eval_batches, 0L, ANY_LONG, "micro-batches of a validation loss; 0: all of the validation data"),
+        number_flag("--sample-every", TRAIN, o.sample_every, 0L, ANY_LONG, "steps between samples (and one at the end); 0: none"),
+        number_flag("--sample-tokens", TRAIN | SAMPLE, o.sample_tokens, 1, ANY_INT, "length of a sample"),
+        number_flag("--checkpoint-every", TRAIN, o.checkpoint_every, 0L, ANY_LONG, "steps between checkpoints (and one at the end); 0: none"),
+        number_flag("--keep", TRAIN, o.keep, 0, ANY_INT, "how many checkpoints to keep; 0: all"),
+        text_flag("--prompt", SAMPLE, "TEXT", o.prompt, "what to go on from, for models of bytes"),
+        text_flag("--prompt-tokens", SAMPLE, "IDS", o.prompt_tokens, "the same as token numbers: 15496,995; or - to read them from standard input"),
+        number_flag("--temperature", SAMPLE, o.temperature, 0.0, ANY, "divides the logits; 0: always the likeliest token"),
+        number_flag("--top-k", SAMPLE, o.top_k, 0, ANY_INT, "only the k likeliest tokens; 0: all"),
+        text_flag("--gpu-memory", PLAN, "SIZE", o.gpu_memory, "what must fit, such as 80GB or 24GiB; default: this device's"),
+        switch_flag("--json", PLAN, o.as_json, "one JSON object instead of a table"),
+    };
+}
+
+void print_help() {
+    printf("usage: train_gpt [train] --data PATTERN [options]\n"
+           "       train_gpt eval --from DIR --data PATTERN [options]\n"
+           "       train_gpt sample --from DIR [--prompt TEXT] [options]\n"
+           "       train_gpt plan [options]\n");
+    Options defaults;
+    for (const auto& [verb_name, verb] : VERBS) {
+        printf("\n%s\n", verb_name);
+        for (const Flag& flag : flag_table(defaults)) {
+            if (!(flag.verbs & verb)) continue;
+            if (verb != TRAIN && flag.verbs & TRAIN) printf("  %s\n", flag.name);   // explained above
+            else printf("  %-19s %s%s%s\n", flag.name, flag.help, flag.is_switch ? "" : format(" [%s]", flag.takes.c_str()).c_str(),
+                        flag.is_switch || flag.value() == "" ? "" : format(" (default %s)", flag.value().dump().c_str()).c_str());
+        }
+    }
+}
+
+Options parse_options(Verb verb, const char* verb_name, const std::vector<std::string>& args) {
+    Options options;
+    const std::vector<Flag> flags = flag_table(options);
+    for (size_t i = 0; i < args.size(); i++) {
+        const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return args[i] == f.name; });
+        if (flag == flags.end()) throw UserError(format("%s: no such flag; --help lists them", args[i].c_str()));
+        if (!(flag->verbs & verb)) throw UserError(format("%s is no flag of %s; --help lists them", flag->name, verb_name));
+        if (!flag->is_switch && i + 1 == args.size()) throw UserError(format("%s takes %s, found nothing", flag->name, flag->takes.c_str()));
+        const std::string value = flag->is_switch ? "" : args[++i];
+        if (!flag->parse(value)) throw UserError(format("%s takes %s, found '%s'", flag->name, flag->takes.c_str(), value.c_str()));
+    }
+    return options;
+}
+
+// All options of a verb, for the log.
+json describe(Options options, Verb verb) {
+    json all;
+    for (const Flag& flag : flag_table(options))
+        if (flag.verbs & verb) all[flag.name + 2] = flag.value();
+    return all;
+}
+
+// ==== column sums ============================================================
+// Bias and LayerNorm gradients are sums over all N rows. In a fixed order and without atomics that
+// takes two steps: blocks sum a part of the rows each, leaving partial (blocks, columns) in FP32;
+// add_partials sums those and accumulates.
+// cost      partials stay in the L2 cache; they are at most MAX_PARTIALS rows
+
+constexpr size_t MAX_PARTIALS = WARP_SIZE == 1 ? 64 : 1024;
+constexpr size_t ROWS_PER_PARTIAL = 16;   // fewer would cost more in partials than it gains
+
+size_t partial_blocks(size_t rows) { return std::min(MAX_PARTIALS, ceil_div(rows, ROWS_PER_PARTIAL)); }
+
+// Columns [column, column + PACK) of partials (count, columns) are summed by one thread.
+template <typename G>
+__global__ void add_partials_kernel(G* grad, const float* partials, int count, size_t columns) {
+    const Span span = my_span(columns);
+    for (size_t i = span.begin; i < span.end; i += span.stride) {
+        float sum[PACK] = {}, x[PACK];
+        for (int p = 0; p < count; p++) {
+            load(x, partials + p * columns + i);
+            for (int k = 0; k < PACK; k++) sum[k] += x[k];
+        }
+        load(x, grad + i);
+        for (int k = 0; k < PACK; k++) x[k] += sum[k];
+        store(grad + i, x);
+    }
+}
+
+// grad (columns) += sum of partials (count, columns) fp32
+void add_partials(Grad grad, const float* partials, size_t count, size_t columns) {
+    with_type(grad, [&](auto* g) {
+        launch("add_partials", add_partials_kernel<std::remove_pointer_t<decltype(g)>>, span_blocks(columns),
+               BLOCK, 0, g, partials, count, columns);
+    });
+}
+
+// ==== embedding ==============================================================
+// forward   out[b,t] = wte[inp[b,t]] + wpe[t]
+// backward  dwte[v] += sum of dout[b,t] where inp[b,t] = v;   dwpe[t] += sum over b of dout[b,t]
+// shapes    inp (B,T) int32 | out, dout (B,T,C) floatX | wte (V,C), wpe (T,C) floatX
+// mapping   one warp per row of the result. For dwte the loader sorts the batch's positions by
+//           token: `order` lists them, run r is order[first[r]] ... order[first[r+1]-1], and one
+//           warp sums one run, in order: deterministic without atomics
+// cost      bandwidth: forward reads 2 and writes 1 of N*C, backward reads 2
+// variants  dev/kernels/embedding.cu
+
+__global__ void embedding_forward_kernel(floatX* out, const int* inp, const floatX* wte, const floatX* wpe,
+                                         size_t N, int T, int C) {
+    const size_t n = warp_row();
+    if (n >= N) return;
+    const floatX* token = wte + static_cast<size_t>(inp[n]) * C;
+    const floatX* position = wpe + n % T * C;
+    for (int i = lane_start(); i < C; i += LANE_STRIDE) {
+        float x[PACK], y[PACK];
+        load(x, token + i);
+        load(y, position + i);
+        for (int k = 0; k < PACK; k++) x[k] += y[k];
+        store(out + n * C + i, x);
+    }
+}
+
+template <typename G>
+__global__ void embedding_backward_wte_kernel(G* dwte, const floatX* dout, const int* inp, const int* order,
+                                              const int* first, size_t runs, int C) {
+    const size_t r = warp_row();
+    if (r >= runs || first[r] == first[r + 1]) return;   // the list of runs is padded with empty ones
+    G* drow = dwte + static_cast<size_t>(inp[order[first[r]]]) * C;
+    for (int i = lane_start(); i < C; i += LANE_STRIDE) {
+        float sum[PACK] = {}, x[PACK];
+        for (int p = first[r]; p < first[r + 1]; p++) {
+            load(x, dout + static_cast<size_t>(order[p]) * C + i);
+            for (int k = 0; k < PACK; k++) sum[k] += x[k];
+        }
+        load(x, drow + i);
+        for (int k = 0; k < PACK; k++) x[k] += sum[k];
+        store(drow + i, x);
+    }
+}
+
+template <typename G>
+__global__ void embedding_backward_wpe_kernel(G* dwpe, const floatX* dout, int B, int T, int C) {
+    const size_t t = warp_row();
+    if (t >= static_cast<size_t>(T)) return;
+    for (int i = lane_start(); i < C; i += LANE_STRIDE) {
+        float sum[PACK], x[PACK];
+        load(sum, dwpe + t * C + i);
+        for (int b = 0; b < B; b++) {
+            load(x, dout + (static_cast<size_t>(b) * T + t) * C + i);
+            for (int k = 0; k < PACK; k++) sum[k] += x[k];
+        }
+        store(dwpe + t * C + i, sum);
+    }
+}
+
+void embedding_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C) {
+    const size_t N = static_cast<size_t>(B) * T;
+    launch("embedding_forward", embedding_forward_kernel, row_blocks(N), BLOCK, 0, out, inp, wte, wpe, N, T, C);
+}
+
+// order (N), first (runs + 1): see above
+void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp, const int* order,
+                        const int* first, size_t runs, int B, int T, int C) {
+    with_type(dwte, [&](auto* g) {
+        launch("embedding_backward_wte", embedding_backward_wte_kernel<std::remove_pointer_t<decltype(g)>>,
+               row_blocks(runs), BLOCK, 0, g, dout, inp, order, first, runs, C);
+    });
+    with_type(dwpe, [&](auto* g) {
+        launch("embedding_backward_wpe", embedding_backward_wpe_kernel<std::remove_pointer_t<decltype(g)>>,
+               row_blocks(T), BLOCK, 0, g, dout, B, T, C);
+    });
+}
+
+// ==== layernorm ==============================================================
+// forward   res = inp + add (when there is an `add`: the residual addition before every LayerNorm)
+//           out = xhat * w + b,   xhat = (res - mean) * rstd,   rstd = 1 / sqrt(var + 1e-5)  per row
+// backward  g = dout * w;  dinp += rstd * (g - avg(g) - xhat * avg(g * xhat))
+//           dw += sum of dout * xhat,   db += sum of dout, over rows
+// shapes    inp, add, res, out (N,C) floatX | mean, rstd (N) fp32 | w, b (C) floatX
+// mapping   one warp per row; a lane owns packs lane, lane + WARP_SIZE, ... The row is read again
+//           from the L1 cache for variance and output. Backward: a block is one warp that walks
+//           over rows, and keeps its columns' share of dw and db in shared memory: lanes own
+//           columns, so nobody else touches them
+// cost      bandwidth: forward reads 2, writes 2 of N*C; backward reads 3, writes 1
+// source    Ba et al. 2016, "Layer Normalization"
+// variants  dev/kernels/layernorm.cu
+
+constexpr float LAYERNORM_EPS = 1e-5f;
+
+__global__ void layernorm_forward_kernel(floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp,
+                                         const floatX* add, const floatX* w, const floatX* b, size_t N, int C) {
+    const size_t n = warp_row();
+    if (n >= N) return;
+    const floatX* x = inp + n * C;
+    float v[PACK], u[PACK], s[PACK];
+    float sum = 0;
+    for (int i = lane_start(); i < C; i += LANE_STRIDE) {
+        load(v, x + i);
+        if (add) {
+            load(u, add + n * C + i);
+            for (int k = 0; k < PACK; k++) v[k] = rounded(v[k] + u[k]);   // what backward will see
+            store(res + n * C + i, v);
+        }
+        for (int k = 0; k < PACK; k++) sum += v[k];
+    }
+    if (add) x = res + n * C;   // each lane reads only what it has just written
+    const float m = warp_sum(sum) / C;
+    float squares = 0;
+    for (int i = lane_start(); i < C; i += LANE_STRIDE) {
+        load(v, x + i);
+        for (int k = 0; k < PACK; k++) squares += (v[k] - m) * (v[k] - m);
+    }
+    const float r = rsqrtf(warp_sum(squares) / C + LAYERNORM_EPS);
+    for (int i = lane_start(); i < C; i += LANE_STRIDE) {
+        load(v, x + i);
+        load(u, w + i);
+        load(s, b + i);
+        for (int k = 0; k < PACK; k++) v[k] = (v[k] - m) * r * u[k] + s[k];
+        store(out + n * C + i, v);
+    }
+    if (threadIdx.x % WARP_SIZE == 0) {
+        mean[n] = m;
+        rstd[n] = r;
+    }
+}
+
+__global__ void layernorm_backward_kernel(floatX* dinp, float* partials, const floatX* dout, const floatX* inp,
+                                          const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
+    float* dw = dynamic_shared();
+    float* db = dw + C;
+    const float zero[PACK] = {};
+    for (int i = lane_start(); i < C; i += LANE_STRIDE) {
+        store(dw + i, zero);
+        store(db + i, zero);
+    }
+    float g[PACK], x[PACK], y[PACK], d[PACK];
+    for (size_t n = blockIdx.x; n < N; n += gridDim.x) {
+        const float m = mean[n], r = rstd[n];
+        float sum_g = 0, sum_gx = 0;
+        for (int i = lane_start(); i < C; i += LANE_STRIDE) {
+            load(d, dout + n * C + i);
+            load(x, inp + n * C + i);
+            load(g, w + i);
+            for (int k = 0; k < PACK; k++) {
+                x[k] = (x[k] - m) * r;
+                g[k] *= d[k];
+                sum_g += g[k];
+                sum_gx += g[k] * x[k];
+            }
+            load(y, dw + i);
+            for (int k = 0; k < PACK; k++) y[k] += d[k] * x[k];
+            store(dw + i, y);
+            load(y, db + i);
+            for (int k = 0; k < PACK; k++) y[k] += d[k];
+            store(db + i, y);
+        }
+        const float avg_g = warp_sum(sum_g) / C, avg_gx = warp_sum(sum_gx) / C;
+        for (int i = lane_start(); i < C; i += LANE_STRIDE) {
+            load(d, dout + n * C + i);
+            load(x, inp + n * C + i);
+            load(g, w + i);
+            load(y, dinp + n * C + i);
+            for (int k = 0; k < PACK; k++) y[k] += r * (g[k] * d[k] - avg_g - (x[k] - m) * r * avg_gx);
+            store(dinp + n * C + i, y);
+        }
+    }
+    for (int i = lane_start(); i < C; i += LANE_STRIDE) {
+        load(y, dw + i);
+        store(partials + static_cast<size_t>(blockIdx.x) * C + i, y);
+        load(y, db + i);
+        store(partials + (static_cast<size_t>(gridDim.x) + blockIdx.x) * C + i, y);
+    }
+}
+
+// With add == nullptr it normalises inp itself and leaves res alone.
+void layernorm_forward(floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* add,
+                       const floatX* w, const floatX* b, size_t N, int C) {
+    launch("layernorm_forward", layernorm_forward_kernel, row_blocks(N), BLOCK, 0, res, out, mean, rstd, inp, add,
+           w, b, N, C);
+}
+
+// dinp is added to, as the residual stream's gradient goes past the LayerNorm and through it.
+// partials (2, partial_blocks(N), C) fp32 scratch
+void layernorm_backward(floatX* dinp, Grad dw, Grad db, float* partials, const floatX* dout, const floatX* inp,
+                        const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
+    const size_t blocks = partial_blocks(N);
+    launch("layernorm_backward", layernorm_backward_kernel, blocks, WARP_SIZE, 2 * C * sizeof(float), dinp, partials,
+           dout, inp, w, mean, rstd, N, C);
+    add_partials(dw, partials, blocks, C);
+    add_partials(db, partials + blocks * C, blocks, C);
+}
+
+// ==== bias ===================================================================
+// forward   out[n] += b, where cuBLASLt has no bias epilogue for a matmul
+// backward  db += sum of dout[n] over rows
+// shapes    out, dout (N,OC) floatX | b (OC) floatX
+// mapping   backward: a warp owns 256 columns and a share of the rows, a lane its packs of them
+// cost      bandwidth: N*OC once
+// variants  dev/kernels/matmul.cu
+
+constexpr int BIAS_COLUMNS = 256;
+constexpr int BIAS_PACKS = BIAS_COLUMNS / LANE_STRIDE;   // that a lane owns
+
+__global__ void bias_forward_kernel(floatX* out, const floatX* b, size_t N, int OC) {
+    const Span span = my_span(N * OC);
+    for (size_t i = span.begin; i < span.end; i += span.stride) {
+        float x[PACK], y[PACK];
+        load(x, out + i);
+        load(y, b + i % OC);
+        for (int k = 0; k < PACK; k++) x[k] += y[k];
+        store(out + i, x);
+    }
+}
+
+__global__ void bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
+    const int column = blockIdx.x * BIAS_COLUMNS + lane_start();
+    float sum[BIAS_PACKS][PACK] = {}, x[PACK];
+    for (size_t n = blockIdx.y; n < N; n += gridDim.y)
+        for (int p = 0; p < BIAS_PACKS; p++)
+            if (column + p * LANE_STRIDE < OC) {
+                load(x, dout + n * OC + column + p * LANE_STRIDE);
+                for (int k = 0; k < PACK; k++) sum[p][k] += x[k];
+            }
+    for (int p = 0; p < BIAS_PACKS; p++)
+        if (column + p * LANE_STRIDE < OC)
+            store(partials + static_cast<size_t>(blockIdx.y) * OC + column + p * LANE_STRIDE, sum[p]);
+}
+
+void bias_forward(floatX* out, const floatX* b, size_t N, int OC) {
+    launch("bias_forward", bias_forward_kernel, span_blocks(N * OC), BLOCK, 0, out, b, N, OC);
+}
+
+// partials (partial_blocks(N), OC) fp32 scratch
+void bias_backward(Grad db, float* partials, const floatX* dout, size_t N, int OC) {
+    const size_t blocks = partial_blocks(N);
+    launch("bias_backward", bias_backward_kernel, dim3(ceil_div(OC, BIAS_COLUMNS), blocks), WARP_SIZE, 0, partials,
+           dout, N, OC);
+    add_partials(db, partials, blocks, OC);
+}
+
+// ==== gelu ===================================================================
+// forward   out = x * s,   s = 1 / (1 + exp(-2u)),   u = sqrt(2/pi) * (x + 0.044715 x^3)
+//           which is 0.5 * x * (1 + tanh(u)), GPT-2's GELU, since 0.5 * (1 + tanh(u)) = s
+// backward  dinp = dout * (s + x * s * (1 - s) * 2 du/dx)
+// shapes    all (n) floatX, any shape flattened
+// mapping   one thread per pack
+// cost      bandwidth: forward reads 1, writes 1; backward reads 2, writes 1
+// source    Hendrycks and Gimpel 2016, "Gaussian Error Linear Units", section 2
+// variants  dev/kernels/gelu.cu; backward is mostly an epilogue of the matmul before it
+
+constexpr float GELU_SCALE = 0.7978845608028654f;   // sqrt(2/pi)
+constexpr float GELU_CUBIC = 0.044715f;
+
+__device__ __forceinline__ float gelu_sigmoid(float x) {
+    return 1.0f / (1.0f + __expf(-2.0f * GELU_SCALE * (x + GELU_CUBIC * x * x * x)));
+}
+
+__global__ void gelu_forward_kernel(floatX* out, const floatX* inp, size_t n) {
+    const Span span = my_span(n);
+    for (size_t i = span.begin; i < span.end; i += span.stride) {
+        float x[PACK];
+        load(x, inp + i);
+        for (int k = 0; k < PACK; k++) x[k] *= gelu_sigmoid(x[k]);
+        store(out + i, x);
+    }
+}
+
+__global__ void gelu_backward_kernel(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
+    const Span span = my_span(n);
+    for (size_t i = span.begin; i < span.end; i += span.stride) {
+        float x[PACK], d[PACK];
+        load(x, inp + i);
+        load(d, dout + i);
+        for (int k = 0; k < PACK; k++) {
+            const float s = gelu_sigmoid(x[k]);
+            const float slope = GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x[k] * x[k]);   // du/dx
+            d[k] *= s + 2.0f * x[k] * s * (1.0f - s) * slope;
+        }
+        store(dinp + i, d);
+    }
+}
+
+void gelu_forward(floatX* out, const floatX* inp, size_t n) {
+    launch("gelu_forward", gelu_forward_kernel, span_blocks(n), BLOCK, 0, out, inp, n);
+}
+
+// dinp may be dout
+void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
+    launch("gelu_backward", gelu_backward_kernel, span_blocks(n), BLOCK, 0, dinp, dout, inp, n);
+}
+
+// ==== attention ==============================================================
+// forward   S = Q K^T / sqrt(HS), key j <= query i;  P = softmax(S) per query;  out = P V
+//           lse = log(sum(exp(S))) is kept: P = exp(S - lse) can be had again in backward
+// backward  D = sum over d of dout * out;  dP = dout V^T;  dS = P * (dP - D)
+//           dQ = dS K / sqrt(HS),   dK = dS^T Q / sqrt(HS),   dV = P^T dout
+// shapes    qkv, dqkv (B,T,3,NH,HS) floatX | out, dout (B,T,NH,HS) floatX | lse, D (B,NH,T) fp32
+// mapping   The T x T matrices never exist: a block owns OWN rows (queries in forward and dQ, keys
+//           in dK/dV) and walks over the other side STEP rows at a time, in shared memory, with
+//           the softmax rescaled as larger scores appear (online softmax). Tiles are stored with
+//           the owned row as the fast index, so that each step is arithmetic on neighbours: products
+//           are tile_matmul, everything about a row (max, sum, lse, D) is elementwise
+// cost      compute: 2 products of T*T/2*HS per head forward, 7 backward (S and dP are formed
+//           twice, by the owner of the queries and by the owner of the keys: no atomics)
+// source    Milakov and Gimelshein 2018, "Online normalizer calculation for softmax";
+//           Dao 2023, "FlashAttention-2", algorithms 1 and 2
+// variants  dev/kernels/attention.cu. This one needs no tensor cores and is the one to read first
+
+constexpr int OWN = 32;                          // rows that a block owns
+constexpr int STEP = WARP_SIZE == 1 ? 32 : 16;   // rows of the other side per step
+constexpr int TILE_M = 4;                        // a thread computes TILE_M x TILE_N of a product:
+constexpr int TILE_N = WARP_SIZE == 1 ? 32 : 4;  // 4 x 4, or vector registers full on a CPU
+constexpr int LANES = WARP_SIZE == 1 ? 32 : 1;   // neighbouring rows a thread takes in softmax
+constexpr int ATTENTION_BLOCK = 4 * WARP_SIZE == 4 ? 1 : 4 * WARP_SIZE;
+
+enum class Old { DROP, ADD, RESCALE };
+enum class Stored { AS_M_K, AS_K_M };
+
+// C (M, OWN) = old C + A (M, K) * B (K, OWN), all in shared memory; A as it is or transposed, `lda`
+// apart. Old::RESCALE multiplies column n of the old C by scale[n] first.
+template <Old OLD, Stored STORED>
+__device__ void tile_matmul(float* C, const float* A, const float* B, const float* scale, int M, int K, int lda) {
+    constexpr int PER_ROW = OWN / TILE_N;
+    for (int e = threadIdx.x; e < M / TILE_M * PER_ROW; e += blockDim.x) {
+        const int m0 = e / PER_ROW * TILE_M, n0 = e % PER_ROW * TILE_N;
+        float acc[TILE_M][TILE_N];
+        for (int m = 0; m < TILE_M; m++)
+            for (int n = 0; n < TILE_N; n++) {
+                if (OLD == Old::DROP) acc[m][n] = 0;
+                if (OLD == Old::ADD) acc[m][n] = C[(m0 + m) * OWN + n0 + n];
+                if (OLD == Old::RESCALE) acc[m][n] = C[(m0 + m) * OWN + n0 + n] * scale[n0 + n];
+            }
+        for (int k = 0; k < K; k++)
+            for (int m = 0; m < TILE_M; m++) {
+                const float a = STORED == Stored::AS_M_K ? A[(m0 + m) * lda + k] : A[k * lda + m0 + m];
+                for (int n = 0; n < TILE_N; n++) acc[m][n] += a * B[k * OWN + n0 + n];
+            }
+        for (int m = 0; m < TILE_M; m++)
+            for (int n = 0; n < TILE_N; n++) C[(m0 + m) * OWN + n0 + n] = acc[m][n];
+    }
+}
+
+// Rows [row, row + STEP) of x into tile (STEP, HS), or rows [row, row + OWN) into tile (HS, OWN);
+// rows past T become 0. `x` is one head's first row, rows are `apart` elements from each other.
+__device__ void load_rows(float* tile, const floatX* x, int row, int T, size_t apart, int HS, float scale) {
+    for (int e = threadIdx.x * PACK; e < STEP * HS; e += blockDim.x * PACK) {
+        const int r = row + e / HS;
+        float v[PACK] = {};
+        if (r < T) load(v, x + r * apart + e % HS);
+        for (int k = 0; k < PACK; k++) tile[e + k] = v[k] * scale;
+    }
+}
+
+__device__ void load_columns(float* tile, const floatX* x, int row, int T, size_t apart, int HS, float scale) {
+    for (int e = threadIdx.x; e < OWN * (HS / PACK); e += blockDim.x) {
+        const int r = e % OWN, d = e / OWN * PACK;
+        float v[PACK] = {};
+        if (row + r < T) load(v, x + (row + r) * apart + d);
+        for (int k = 0; k < PACK; k++) tile[(d + k) * OWN + r] = v[k] * scale;
+    }
+}
+
+// The other way: tile (HS, OWN) to rows [row, row + OWN), times scale * per_row[r] where there is one.
+__device__ void store_columns(floatX* x, const float* tile, const float* per_row, int row, int T, size_t apart,
+                              int HS, float scale) {
+    for (int e = threadIdx.x; e < OWN * (HS / PACK); e += blockDim.x) {
+        const int r = e % OWN, d = e / OWN * PACK;
+        if (row + r >= T) continue;
+        const float factor = per_row ? scale * per_row[r] : scale;
+        float v[PACK];
+        for (int k = 0; k < PACK; k++) v[k] = tile[(d + k) * OWN + r] * factor;
+        store(x + (row + r) * apart + d, v);
+    }
+}
+
+__device__ void fill(float* x, float value, int n) {
+    for (int i = threadIdx.x; i < n; i += blockDim.x) x[i] = value;
+}
+
+// Where this block's head begins, for grids (ceil(T / OWN), NH, B).
+struct Head {
+    int NH, T, HS;
+    size_t C, apart;   // channels of the model; from one row of qkv to the next
+    size_t qkv, out;   // first element of this head in (B,T,3,NH,HS) and (B,T,NH,HS)
+    size_t rows;       // in (B,NH,T)
+};
+
+__device__ Head my_head(int T, int HS) {
+    const int NH = gridDim.y, h = blockIdx.y;
+    const size_t b = blockIdx.z, C = static_cast<size_t>(NH) * HS;
+    return {NH, T, HS, C, 3 * C, b * T * 3 * C + static_cast<size_t>(h) * HS, b * T * C + static_cast<size_t>(h) * HS,
+            (b * NH + h) * T};
+}
+
+size_t attention_forward_shared(int HS) { return sizeof(float) * (2 * HS * OWN + 2 * STEP * HS + STEP * OWN + 3 * OWN); }
+size_t attention_backward_shared(int HS) { return sizeof(float) * (4 * HS * OWN + 2 * STEP * HS + 2 * STEP * OWN + 2 * OWN); }
+
+// One step of the online softmax. In: scores S (STEP keys, OWN queries). Out: S becomes
+// P = exp(S - max) with the maximum so far; sum and rescale bring older results to that maximum.
+__device__ void online_softmax(float* S, float* max, float* sum, float* rescale, int key0, int query0) {
+    for (int i = threadIdx.x * LANES; i < OWN; i += blockDim.x * LANES) {
+        float m[LANES], s[LANES] = {};
+        for (int n = 0; n < LANES; n++) m[n] = max[i + n];
+        for (int j = 0; j < STEP; j++)
+            for (int n = 0; n < LANES; n++) {
+                const float score = key0 + j <= query0 + i + n ? S[j * OWN + i + n] : -INFINITY;
+                S[j * OWN + i + n] = score;
+                m[n] = fmaxf(m[n], score);
+            }
+        for (int j = 0; j < STEP; j++)
+            for (int n = 0; n < LANES; n++) {
+                const float p = __expf(S[j * OWN + i + n] - m[n]);
+                S[j * OWN + i + n] = p;
+                s[n] += p;
+            }
+        for (int n = 0; n < LANES; n++) {
+            rescale[i + n] = __expf(max[i + n] - m[n]);   // first step: exp(-inf) = 0
+            sum[i + n] = sum[i + n] * rescale[i + n] + s[n];
+            max[i + n] = m[n];
+        }
+    }
+}
+
+__global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* qkv, int T, int HS) {
+    const Head head = my_head(T, HS);
+    const int query0 = (gridDim.x - 1 - blockIdx.x) * OWN;   // those with most keys first: they last longest
+    float* Q = dynamic_shared();   // (HS, OWN)
+    float* O = Q + HS * OWN;       // (HS, OWN)
+    float* K = O + HS * OWN;       // (STEP, HS)
+    float* V = K + STEP * HS;      // (STEP, HS)
+    float* S = V + STEP * HS;      // (STEP, OWN)
+    float *max = S + STEP * OWN, *sum = max + OWN, *rescale = sum + OWN;   // (OWN)
+
+    load_columns(Q, qkv + head.qkv, query0, T, head.apart, HS, rsqrtf(static_cast<float>(HS)));
+    fill(O, 0, HS * OWN);
+    fill(max, -INFINITY, OWN);
+    fill(sum, 0, OWN);
+    for (int key0 = 0; key0 < T && key0 < query0 + OWN; key0 += STEP) {
+        load_rows(K, qkv + head.qkv + head.C, key0, T, head.apart, HS, 1);
+        load_rows(V, qkv + head.qkv + 2 * head.C, key0, T, head.apart, HS, 1);
+        __syncthreads();
+        tile_matmul<Old::DROP, Stored::AS_M_K>(S, K, Q, nullptr, STEP, HS, HS);      // S = K Q
+        __syncthreads();
+        online_softmax(S, max, sum, rescale, key0, query0);
+        __syncthreads();
+        tile_matmul<Old::RESCALE, Stored::AS_K_M>(O, V, S, rescale, HS, STEP, HS);   // O += V^T P
+        __syncthreads();   // before K and V are loaded again
+    }
+    for (int i = threadIdx.x; i < OWN; i += blockDim.x) {
+        if (query0 + i < T) lse[head.rows + query0 + i] = max[i] + logf(sum[i]);
+        sum[i] = 1 / sum[i];
+    }
+    __syncthreads();
+    store_columns(out + head.out, O, sum, query0, T, head.C, HS, 1);
+}
+
+// S and dP (rows, OWN) become P and dS. Of the pair, `i_is_row` says whether queries are rows or
+// columns; lse and D belong to queries.
+enum class Queries { ROWS, COLUMNS };
+template <Queries QUERIES>
+__device__ void scores_backward(float* S, float* dP, const float* lse, const float* D, int row0, int column0, int T) {
+    for (int e = threadIdx.x * LANES; e < STEP * OWN; e += blockDim.x * LANES)
+        for (int n = 0; n < LANES; n++) {
+            const int row = (e + n) / OWN, column = (e + n) % OWN;
+            const int q = QUERIES == Queries::ROWS ? row : column;
+            const int query = QUERIES == Queries::ROWS ? row0 + row : column0 + column;
+            const int key = QUERIES == Queries::ROWS ? column0 + column : row0 + row;
+            const float p = key <= query && query < T ? __expf(S[e + n] - lse[q]) : 0.0f;
+            S[e + n] = p;
+            dP[e + n] = p * (dP[e + n] - D[q]);
+        }
+}
+
+// Also leaves D for attention_backward_dkv_kernel.
+__global__ void attention_backward_dq_kernel(floatX* dqkv, float* D_out, const floatX* dout, const floatX* qkv,
+                                             const floatX* out, const float* lse_in, int T, int HS) {
+    const Head head = my_head(T, HS);
+    const int query0 = (gridDim.x - 1 - blockIdx.x) * OWN;
+    float* Q = dynamic_shared();   // (HS, OWN)
+    float* dO = Q + HS * OWN;      // (HS, OWN)
+    float* dQ = dO + HS * OWN;     // (HS, OWN), at first the output O
+    float* K = dQ + HS * OWN;      // (STEP, HS)
+    float* V = K + STEP * HS;      // (STEP, HS)
+    float* S = V + STEP * HS;      // (STEP, OWN)
+    float* dP = S + STEP * OWN;    // (STEP, OWN)
+    float *lse = dP + STEP * OWN, *D = lse + OWN;   // (OWN)
+
+    const float scale = rsqrtf(static_cast<float>(HS));
+    load_columns(Q, qkv + head.qkv, query0, T, head.apart, HS, scale);
+    load_columns(dO, dout + head.out, query0, T, head.C, HS, 1);
+    load_columns(dQ, out + head.out, query0, T, head.C, HS, 1);
+    __syncthreads();
+    for (int i = threadIdx.x; i < OWN; i += blockDim.x) {
+        float sum = 0;
+        for (int d = 0; d < HS; d++) sum += dO[d * OWN + i] * dQ[d * OWN + i];
+        D[i] = sum;
+        lse[i] = query0 + i < T ? lse_in[head.rows + query0 + i] : 0;
+        if (query0 + i < T) D_out[head.rows + query0 + i] = sum;
+    }
+    __syncthreads();
+    fill(dQ, 0, HS * OWN);
+    for (int key0 = 0; key0 < T && key0 < query0 + OWN; key0 += STEP) {
+        load_rows(K, qkv + head.qkv + head.C, key0, T, head.apart, HS, 1);
+        load_rows(V, qkv + head.qkv + 2 * head.C, key0, T, head.apart, HS, 1);
+        __syncthreads();
+        tile_matmul<Old::DROP, Stored::AS_M_K>(S, K, Q, nullptr, STEP, HS, HS);     // S = K Q
+        tile_matmul<Old::DROP, Stored::AS_M_K>(dP, V, dO, nullptr, STEP, HS, HS);   // dP = V dO
+        __syncthreads();
+        scores_backward<Queries::COLUMNS>(S, dP, lse, D, key0, query0, T);
+        __syncthreads();
+        tile_matmul<Old::ADD, Stored::AS_K_M>(dQ, K, dP, nullptr, HS, STEP, HS);    // dQ += K^T dS
+        __syncthreads();
+    }
+    store_columns(dqkv + head.qkv, dQ, nullptr, query0, T, head.apart, HS, scale);
+}
+
+__global__ void attention_backward_dkv_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* lse_in,
+                                              const float* D_in, int T, int HS) {
+    const Head head = my_head(T, HS);
+    const int key0 = blockIdx.x * OWN;   // those with most queries first
+    float* K = dynamic_shared();   // (HS, OWN)
+    float* V = K + HS * OWN;       // (HS, OWN)
+    float* dK = V + HS * OWN;      // (HS, OWN)
+    float* dV = dK + HS * OWN;     // (HS, OWN)
+    float* Q = dV + HS * OWN;      // (STEP, HS)
+    float* dO = Q + STEP * HS;     // (STEP, HS)
+    float* S = dO + STEP * HS;     // (STEP, OWN)
+    float* dP = S + STEP * OWN;    // (STEP, OWN)
+    float *lse = dP + STEP * OWN, *D = lse + OWN;   // (STEP)
+
+    const float scale = rsqrtf(static_cast<float>(HS));
+    load_columns(K, qkv + head.qkv + head.C, key0, T, head.apart, HS, 1);
+    load_columns(V, qkv + head.qkv + 2 * head.C, key0, T, head.apart, HS, 1);
+    fill(dK, 0, 2 * HS * OWN);   // and dV behind it
+    for (int query0 = key0 / STEP * STEP; query0 < T; query0 += STEP) {
+        load_rows(Q, qkv + head.qkv, query0, T, head.apart, HS, scale);
+        load_rows(dO, dout + head.out, query0, T, head.C, HS, 1);
+        for (int i = threadIdx.x; i < STEP; i += blockDim.x) {
+            lse[i] = query0 + i < T ? lse_in[head.rows + query0 + i] : 0;
+            D[i] = query0 + i < T ? D_in[head.rows + query0 + i] : 0;
+        }
+        __syncthreads();
+        tile_matmul<Old::DROP, Stored::AS_M_K>(S, Q, K, nullptr, STEP, HS, HS);     // S = Q K
+        tile_matmul<Old::DROP, Stored::AS_M_K>(dP, dO, V, nullptr, STEP, HS, HS);   // dP = dO V
+        __syncthreads();
+        scores_backward<Queries::ROWS>(S, dP, lse, D, query0, key0, T);
+        __syncthreads();
+        tile_matmul<Old::ADD, Stored::AS_K_M>(dV, dO, S, nullptr, HS, STEP, HS);    // dV += dO^T P
+        tile_matmul<Old::ADD, Stored::AS_K_M>(dK, Q, dP, nullptr, HS, STEP, HS);    // dK += Q^T dS
+        __syncthreads();
+    }
+    store_columns(dqkv + head.qkv + head.C, dK, nullptr, key0, T, head.apart, HS, 1);
+    store_columns(dqkv + head.qkv + 2 * head.C, dV, nullptr, key0, T, head.apart, HS, 1);
+}
+
+dim3 attention_grid(int B, int T, int NH) { return dim3(ceil_div(T, OWN), NH, B); }
+
+void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int HS) {
+    launch("attention_forward", attention_forward_kernel, attention_grid(B, T, NH), ATTENTION_BLOCK,
+           attention_forward_shared(HS), out, lse, qkv, T, HS);
+}
+
+// D (B,NH,T) fp32 scratch
+void attention_backward(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
+                        const float* lse, int B, int T, int NH, int HS) {
+    const size_t shared = attention_backward_shared(HS);
+    launch("attention_backward_dq", attention_backward_dq_kernel, attention_grid(B, T, NH), ATTENTION_BLOCK, shared,
+           dqkv, D, dout, qkv, out, lse, T, HS);
+    launch("attention_backward_dkv", attention_backward_dkv_kernel, attention_grid(B, T, NH), ATTENTION_BLOCK, shared,
+           dqkv, dout, qkv, lse, D, T, HS);
+}
+
+// ==== cross-entropy ==========================================================
+// forward   loss = log(sum over v of exp(logits[v])) - logits[target]                   per row
+// backward  dlogits = (exp(logits - lse) - (v == target)) * scale, in the logits' place
+//           scale = 1 / (tokens of the whole step): the loss is a mean and its scale known in
+//           advance, so forward and backward are one kernel
+// shapes    logits (N,Vp) floatX, of which V are real | targets (N) int32 | losses (N) fp32
+//           target -1: a row that does not count; loss and gradient are 0
+// mapping   one block per row: a running maximum and sum per thread, then a reduction
+// cost      bandwidth: reads N*Vp twice (once from cache where a row fits), writes it once
+// variants  dev/kernels/cross_entropy.cu
+
+enum class Want { LOSS, LOSS_AND_GRADIENT };
+
+// The largest value that exp may be fed with; finite, so that (-inf) - (-inf) never occurs.
+constexpr float LOWEST = -3.0e38f;
+
+template <Want WANT>
+__global__ void cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float scale, int V, int Vp) {
+    const size_t n = blockIdx.x;
+    const int target = targets[n];
+    floatX* row = logits + n * Vp;
+    float x[PACK];
+    float max = LOWEST, sum = 0;
+    for (int i = threadIdx.x * PACK; i < V; i += blockDim.x * PACK) {
+        load(x, row + i);
+        float larger_max = max;
+        for (int k = 0; k < PACK; k++) larger_max = fmaxf(larger_max, i + k < V ? x[k] : LOWEST);
+        sum *= __expf(max - larger_max);
+        max = larger_max;
+        for (int k = 0; k < PACK; k++) sum += i + k < V ? __expf(x[k] - max) : 0.0f;
+    }
+    const float row_max = block_max(max);
+    const float row_sum = block_sum(sum * __expf(max - row_max));
+    if (threadIdx.x == 0)
+        losses[n] = target < 0 ? 0.0f : row_max + logf(row_sum) - static_cast<float>(row[target]);
+    if (WANT == Want::LOSS) return;
+    __syncthreads();   // row[target] has been read
+    const float factor = target < 0 ? 0.0f : scale / row_sum;
+    for (int i = threadIdx.x * PACK; i < Vp; i += blockDim.x * PACK) {
+        load(x, row + i);
+        for (int k = 0; k < PACK; k++) {
+            x[k] = i + k < V ? __expf(x[k] - row_max) * factor : 0.0f;
+            if (i + k == target) x[k] -= scale;
+        }
+        store(row + i, x);
+    }
+}
+
+// total += sum of losses (n), in double, by one block in a fixed order
+__global__ void add_losses_kernel(double* total, const float* losses, size_t n) {
+    float sum = 0;
+    for (size_t i = threadIdx.x; i < n; i += blockDim.x) sum += losses[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) *total += sum;
+}
+
+constexpr int WIDE_BLOCK = 4 * BLOCK <= 1024 && WARP_SIZE > 1 ? 4 * BLOCK : BLOCK;   // where a block has a long row
+
+template <Want WANT>
+void cross_entropy(floatX* logits, float* losses, const int* targets, float scale, size_t N, int V, int Vp) {
+    launch("cross_entropy", cross_entropy_kernel<WANT>, N, WIDE_BLOCK, 0, logits, losses, targets, scale, V, Vp);
+}
+
+void add_losses(double* total, const float* losses, size_t n) {
+    launch("add_losses", add_losses_kernel, 1, WIDE_BLOCK, 0, total, losses, n);
+}
+
+// ==== gradient norm ==========================================================
+// forward   norm = sqrt(sum of grad^2), over all gradients at once
+// shapes    grads (n) fp32 or bf16 | partials (NORM_BLOCKS) fp32 | norm (1) fp32
+// mapping   blocks stride over all gradients, each leaves a partial sum; one block adds those
+// cost      bandwidth: n once
+// source    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks"
+// variants  dev/kernels/norm.cu
+
+constexpr int NORM_BLOCKS = WARP_SIZE == 1 ? 256 : 1024;
+
+template <typename G> __global__ void norm_partials_kernel(float* partials, const G* grads, size_t n) {
+    float sums[PACK] = {}, x[PACK];
+    const size_t stride = static_cast<size_t>(gridDim.x) * SPAN;
+    for (size_t first = blockIdx.x * SPAN; first < n; first += stride) {
+        const size_t last = first + SPAN < n ? first + SPAN : n;
+        for (size_t i = first + threadIdx.x * PACK; i < last; i += static_cast<size_t>(blockDim.x) * PACK) {
+            load(x, grads + i);
+            for (int k = 0; k < PACK; k++) sums[k] += x[k] * x[k];
+        }
+    }
+    float sum = 0;
+    for (int k = 0; k < PACK; k++) sum += sums[k];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
+__global__ void norm_kernel(float* norm, const float* partials) {
+    float sum = 0;
+    for (int i = threadIdx.x; i < NORM_BLOCKS; i += blockDim.x) sum += partials[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) *norm = sqrtf(sum);
+}
+
+void gradient_norm(float* norm, float* partials, Grad grads, size_t n) {
+    with_type(grads, [&](auto* g) {
+        launch("norm_partials", norm_partials_kernel<std::remove_pointer_t<decltype(g)>>, NORM_BLOCKS, BLOCK, 0,
+               partials, g, n);
+    });
+    launch("norm", norm_kernel, 1, BLOCK, 0, norm, partials);
+}
+
+// ==== adamw ==================================================================
+// update    g = grad * min(1, clip / (norm + 1e-6))
+//           m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
+//           w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay * w)
+// shapes    all (n): master, m, v fp32 | weights floatX | grads fp32 or bf16 | norm (1) fp32
+// mapping   one launch for all tensors: those that decay come first, so `decayed` elements do
+// cost      bandwidth. BF16 with FP32 gradients: reads 16, writes 18 bytes per parameter; FP32: 16
+//           and 16. It zeroes the gradients that it has read: the next step adds to them
+// source    Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2;
+//           clipping as in PyTorch's clip_grad_norm_
+// variants  dev/kernels/adamw.cu
+
+struct AdamW {
+    float lr, beta1, beta2, eps, weight_decay;
+    float clip;                          // largest norm; 0: no clipping
+    float correction1, correction2;      // 1 - beta^t
+};
+
+template <typename G>
+__global__ void adamw_kernel(floatX* weights, float* master, G* grads, float* m, float* v, const float* norm,
+                             AdamW a, size_t decayed, size_t n) {
+    const float scale = a.clip > 0 ? fminf(1.0f, a.clip / (*norm + 1e-6f)) : 1.0f;
+    const float zero[PACK] = {};
+    const Span span = my_span(n);
+    for (size_t i = span.begin; i < span.end; i += span.stride) {
+        const float decay = i < decayed ? a.weight_decay : 0.0f;
+        float w[PACK], g[PACK], m1[PACK], m2[PACK];
+        load(w, master + i);
+        load(g, grads + i);
+        load(m1, m + i);
+        load(m2, v + i);
+        for (int k = 0; k < PACK; k++) {
+            g[k] *= scale;
+            m1[k] = a.beta1 * m1[k] + (1 - a.beta1) * g[k];
+            m2[k] = a.beta2 * m2[k] + (1 - a.beta2) * g[k] * g[k];
+            w[k] -= a.lr * (m1[k] / a.correction1 / (sqrtf(m2[k] / a.correction2) + a.eps) + decay * w[k]);
+        }
+        store(m + i, m1);
+        store(v + i, m2);
+        store(master + i, w);
+        if (static_cast<const void*>(weights) != master) store(weights + i, w);
+        store(grads + i, zero);
+    }
+}
+
+// In FP32 weights and master are the same memory.
+void adamw(floatX* weights, float* master, Grad grads, float* m, float* v, const float* norm, const AdamW& a,
+           size_t decayed, size_t n) {
+    with_type(grads, [&](auto* g) {
+        launch("adamw", adamw_kernel<std::remove_pointer_t<decltype(g)>>, span_blocks(n), BLOCK, 0, weights, master,
+               g, m, v, norm, a, decayed, n);
+    });
+}
+
+// ==== init ===================================================================
+// out[i] = normal(0, std) from (seed, i) alone, so that it depends on no order of threads.
+// source    Steele et al. 2014 (SplitMix64, the hash); Box and Muller 1958 (two uniforms to a normal)
+
+__host__ __device__ __forceinline__ uint64_t splitmix64(uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+__global__ void init_normal_kernel(float* out, float std, uint64_t seed, size_t n) {
+    const Span span = my_span(n);
+    for (size_t i = span.begin; i < span.end; i += span.stride)
+        for (size_t j = i; j < i + PACK; j++) {
+            const uint64_t bits = splitmix64(seed ^ splitmix64(j));
+            const float u1 = ((bits >> 40) + 1) * (1.0f / (1 << 24));            // (0, 1]
+            const float u2 = (bits & 0xffffff) * (1.0f / (1 << 24));             // [0, 1)
+            out[j] = std * sqrtf(-2.0f * logf(u1)) * cosf(6.2831853f * u2);
+        }
+}
+
+__global__ void fill_kernel(float* out, float value, size_t n) {
+    const Span span = my_span(n);
+    for (size_t i = span.begin; i < span.end; i += span.stride)
+        for (size_t j = i; j < i + PACK; j++) out[j] = value;
+}
+
+// weights = master, rounded
+__global__ void round_weights_kernel(floatX* weights, const float* master, size_t n) {
+    const Span span = my_span(n);
+    for (size_t i = span.begin; i < span.end; i += span.stride) {
+        float x[PACK];
+        load(x, master + i);
+        store(weights + i, x);
+    }
+}
+
+void init_normal(float* out, float std, uint64_t seed, size_t n) {
+    launch("init_normal", init_normal_kernel, span_blocks(n), BLOCK, 0, out, std, seed, n);
+}
+void fill_with(float* out, float value, size_t n) {
+    launch("fill", fill_kernel, span_blocks(n), BLOCK, 0, out, value, n);
+}
+void round_weights(floatX* weights, const float* master, size_t n) {
+    launch("round_weights", round_weights_kernel, span_blocks(n), BLOCK, 0, weights, master, n);
+}
+
+// ==== matmul =================================================================
+// out (M,N) = A (M,K) B (K,N), all row-major, A and B as they are or transposed in memory
+// forward   out = inp w + b
+// backward  dinp = dout w^T,   dw += inp^T dout,   db += sum of dout over rows
+// shapes    inp (N,C), w (C,OC), out (N,OC) floatX | b (OC) floatX | dw, db as --grad-dtype says
+// mapping   cuBLASLt. It is column-major: a row-major matrix is its transpose, so it is asked for
+//           out^T = B^T A^T by swapping the operands. Bias and GELU' ride along as epilogues; where
+//           cuBLASLt has no such kernel, ours run behind it. GELU forward is no epilogue: what
+//           recompute gets from the stored pre-activation must be the same bits
+// cost      compute: 2*M*N*K FLOPs
+// variants  dev/kernels/matmul.cu
+
+constexpr size_t MATMUL_WORKSPACE = 32 << 20;   // NVIDIA's advice for Hopper
+constexpr uint32_t MATMUL_ALIGNMENT = 16;       // bytes, at least, of every operand
+
+enum class Op { AS_IS, TRANSPOSED };
+enum class Into { ASSIGN, ADD };
+enum class Epilogue { NONE, BIAS, GELU_BACKWARD };
+
+struct MatmulShape {
+    size_t M, N, K;
+    Op a, b;
+    DType out;
+    Into into;
+    Epilogue epilogue;
+
+    auto key() const { return std::make_tuple(M, N, K, a, b, out, into, epilogue); }
+    bool operator<(const MatmulShape& other) const { return key() < other.key(); }
+};
+
+// cuBLASLt's description of one shape, made once and kept.
+struct MatmulPlan {
+    cublasLtMatmulDesc_t operation = nullptr;
+    cublasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;   // in cuBLASLt's order: swapped
+    cublasLtMatmulAlgo_t algorithm;
+    bool found = false;   // whether cuBLASLt has a kernel for it
+};
+
+cudaDataType_t cuda_type(DType dtype) { return dtype == DType::FP32 ? CUDA_R_32F : CUDA_R_16BF; }
+
+template <typename T> void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, T value) {
+    check(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof(value)), "cublasLtMatmulDescSetAttribute");
+}
+
+// A row-major matrix (rows, columns), perhaps stored transposed, as cuBLASLt sees it.
+cublasLtMatrixLayout_t matrix_layout(DType dtype, size_t rows, size_t columns, Op op) {
+    if (op == Op::TRANSPOSED) std::swap(rows, columns);
+    cublasLtMatrixLayout_t layout;
+    check(cublasLtMatrixLayoutCreate(&layout, cuda_type(dtype), columns, rows, columns), "cublasLtMatrixLayoutCreate");
+    return layout;
+}
+
+MatmulPlan make_matmul_plan(const MatmulShape& s) {
+    MatmulPlan plan;
+    check(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
+    set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, s.b == Op::TRANSPOSED ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, s.a == Op::TRANSPOSED ? CUBLAS_OP_T : CUBLAS_OP_N);
+    if (s.epilogue == Epilogue::BIAS) {
+        set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+        set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(FLOATX));
+    }
+    if (s.epilogue == Epilogue::GELU_BACKWARD) {
+        set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DGELU);
+        set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<int64_t>(s.N));
+        set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, cuda_type(FLOATX));
+    }
+    plan.a = matrix_layout(FLOATX, s.K, s.N, s.b);
+    plan.b = matrix_layout(FLOATX, s.M, s.K, s.a);
+    plan.out = matrix_layout(s.out, s.M, s.N, Op::AS_IS);
+
+    cublasLtMatmulPreference_t preference;
+    check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
+    const size_t workspace = device.matmul_workspace ? MATMUL_WORKSPACE : 0;
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace));
+    for (auto operand : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+        check(cublasLtMatmulPreferenceSetAttribute(preference, operand, &MATMUL_ALIGNMENT, sizeof(MATMUL_ALIGNMENT)),
+              "cublasLtMatmulPreferenceSetAttribute");
+    cublasLtMatmulHeuristicResult_t result = {};
+    int results = 0;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(device.matmul, plan.operation, plan.a, plan.b, plan.out,
+                                                                 plan.out, preference, 1, &result, &results);
+    check(cublasLtMatmulPreferenceDestroy(preference), "cublasLtMatmulPreferenceDestroy");
+    plan.found = status == CUBLAS_STATUS_SUCCESS && results > 0;
+    plan.algorithm = result.algo;
+    return plan;
+}
+
+// epilogue_data: the bias (N) or the pre-activation (M,N), floatX. False: no kernel for this shape.
+bool try_matmul(void* out, const floatX* a, const floatX* b, const void* epilogue_data, const MatmulShape& shape) {
+    static std::map<MatmulShape, MatmulPlan> plans;
+    auto known = plans.find(shape);
+    if (known == plans.end()) known = plans.emplace(shape, make_matmul_plan(shape)).first;
+    const MatmulPlan& plan = known->second;
+    if (!plan.found) return false;
+    if (shape.epilogue == Epilogue::BIAS) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, epilogue_data);
+    if (shape.epilogue == Epilogue::GELU_BACKWARD)
+        set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, epilogue_data);
+    const float alpha = 1, beta = shape.into == Into::ADD ? 1 : 0;
+    nvtxRangePushA("matmul");
+    check(cublasLtMatmul(device.matmul, plan.operation, &alpha, b, plan.a, a, plan.b, &beta, out, plan.out, out,
+                         plan.out, &plan.algorithm, device.matmul_workspace,
+                         device.matmul_workspace ? MATMUL_WORKSPACE : 0, device.stream), "cublasLtMatmul");
+    nvtxRangePop();
+    return true;
+}
+
+void matmul(void* out, const floatX* a, const floatX* b, const MatmulShape& shape) {
+    if (!try_matmul(out, a, b, nullptr, shape))
+        throw Failure(format("cuBLASLt has no kernel for a matmul of %zu x %zu x %zu", shape.M, shape.N, shape.K));
+}
+
+// out (N,OC) = inp (N,C) w (C,OC) + b (OC)
+void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* b, size_t N, size_t C, size_t OC) {
+    MatmulShape shape = {N, OC, C, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::BIAS};
+    if (try_matmul(out, inp, w, b, shape)) return;
+    shape.epilogue = Epilogue::NONE;
+    matmul(out, inp, w, shape);
+    bias_forward(out, b, N, OC);
+}
+
+// dinp (N,C) = dout (N,OC) w (C,OC)^T
+void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, size_t N, size_t C, size_t OC) {
+    matmul(dinp, dout, w, {N, C, OC, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::NONE});
+}
+
+// dinp = dout w^T * GELU'(pre), where the layer's input was GELU(pre): pre (N,C)
+void matmul_backward_input_gelu(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, size_t N,
+                                size_t C, size_t OC) {
+    const MatmulShape shape = {N, C, OC, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::GELU_BACKWARD};
+    if (try_matmul(dinp, dout, w, pre, shape)) return;
+    matmul_backward_input(dinp, dout, w, N, C, OC);
+    gelu_backward(dinp, dinp, pre, N * C);
+}
+
+// dw (C,OC) += inp (N,C)^T dout (N,OC);  db (OC) += sum of dout over rows
+void matmul_backward_parameters(Grad dw, Grad db, float* partials, const floatX* dout, const floatX* inp, size_t N,
+                                size_t C, size_t OC) {
+    matmul(dw.data, inp, dout, {C, OC, N, Op::TRANSPOSED, Op::AS_IS, dw.dtype, Into::ADD, Epilogue::NONE});
+    bias_backward(db, partials, dout, N, OC);
+}
+
+// ==== model: sizes ===========================================================
+
+struct Config {
+    int layers, heads, channels, context, vocab;
+
+    int head_size() const { return channels / heads; }
+    // Rows of wte in memory: a multiple of 128 makes the head's matmul fast (50257 -> 50304).
+    // Never in a file.
+    int padded_vocab() const { return static_cast<int>(ceil_div(vocab, 128) * 128); }
+};
+
+struct Preset { const char* name; Config config; };
+
+constexpr int GPT2_VOCAB = 50257, BYTE_VOCAB = 256;
+
+// GPT-2: Radford et al. 2019, table 2. GPT-3: Brown et al. 2020, table 2.1 (with head counts that
+// divide the channels). The last four are for `plan`: shapes of Llama's sizes in GPT-2's form.
+const Preset PRESETS[] = {
+    {"gpt2",        {12, 12, 768, 1024, GPT2_VOCAB}},   {"gpt2-medium", {24, 16, 1024, 1024, GPT2_VOCAB}},
+    {"gpt2-large",  {36, 20, 1280, 1024, GPT2_VOCAB}},  {"gpt2-xl",     {48, 25, 1600, 1024, GPT2_VOCAB}},
+    {"gpt3-125m",   {12, 12, 768, 2048, GPT2_VOCAB}},   {"gpt3-350m",   {24, 16, 1024, 2048, GPT2_VOCAB}},
+    {"gpt3-760m",   {24, 16, 1536, 2048, GPT2_VOCAB}},  {"gpt3-1.3b",   {24, 16, 2048, 2048, GPT2_VOCAB}},
+    {"gpt3-2.7b",   {32, 32, 2560, 2048, GPT2_VOCAB}},  {"gpt3-6.7b",   {32, 32, 4096, 2048, GPT2_VOCAB}},
+    {"gpt3-13b",    {40, 40, 5120, 2048, GPT2_VOCAB}},  {"1b",          {16, 16, 2048, 2048, GPT2_VOCAB}},
+    {"7b",          {32, 32, 4096, 2048, GPT2_VOCAB}},  {"70b",         {80, 64, 8192, 4096, 128256}},
+    {"405b",        {126, 128, 16384, 8192, 128256}},
+};
+
+enum class Purpose { TRAINING, INFERENCE };
+
+// Everything that the memory of a run depends on.
+struct Setup {
+    Config config;
+    int B, T;   // micro-batch
+    Recompute recompute;
+    DType grad_dtype;
+    Purpose purpose;
+
+    size_t N() const { return static_cast<size_t>(B) * T; }
+};
+
+// ==== model: parameters ======================================================
+// One row per parameter tensor, under Hugging Face's names. Matrices and embeddings come first:
+// they decay, the rest does not, so that one number parts the two. Weights, gradients, master
+// weights and both moments are five blocks of memory with this same layout.
+
+// Where a tensor is. With layer_bytes == 0 all layers share one copy: the whole storage side of
+// recomputation.
+struct TensorBase {
+    char* data = nullptr;
+    size_t layer_bytes = 0;
+    bool shared() const { return layer_bytes == 0; }
+};
+
+template <typename T> struct Tensor : TensorBase {
+    T* operator()(size_t layer = 0) const { return reinterpret_cast<T*>(data + layer * layer_bytes); }
+};
+
+struct GradTensor : TensorBase {
+    DType dtype = DType::FP32;
+    Grad operator()(size_t layer = 0) const { return {data + layer * layer_bytes, dtype}; }
+};
+
+template <typename Kind> struct Parameters {
+    Kind wte, wpe, qkvw, attprojw, fcw, fcprojw;
+    Kind ln1w, ln1b, qkvb, attprojb, ln2w, ln2b, fcb, fcprojb, lnfw, lnfb;
+};
+
+enum class Init { ZERO, ONE, NORMAL, NORMAL_RESIDUAL };   // the last: std over sqrt(2L)
+constexpr float INIT_STD = 0.02f;
+
+struct ParameterRow {
+    TensorBase* tensor;
+    const char* name;            // of Hugging Face; %d is the layer
+    std::vector<size_t> shape;   // in files; in memory wte has padded_vocab() rows
+    size_t copies;               // layers, or 1
+    Init init;
+    size_t elements = 0;         // in memory, of one copy
+    size_t offset = 0;           // of the first copy, in elements
+
+    bool decays() const { return shape.size() >= 2; }
+    size_t file_elements() const { return shape[0] * (shape.size() > 1 ? shape[1] : 1); }
+    std::string name_of_layer(size_t layer) const { return format(name, static_cast<int>(layer)); }
+};
+
+template <typename Kind> std::vector<ParameterRow> parameter_table(Parameters<Kind>& p, const Config& c) {
+    const size_t C = c.channels, L = c.layers, V = c.vocab, T = c.context;
+    std::vector<ParameterRow> rows = {
+        {&p.wte,      "wte.weight",              {V, C},     1, Init::NORMAL},
+        {&p.wpe,      "wpe.weight",              {T, C},     1, Init::NORMAL},
+        {&p.qkvw,     "h.%d.attn.c_attn.weight", {C, 3 * C}, L, Init::NORMAL},
+        {&p.attprojw, "h.%d.attn.c_proj.weight", {C, C},     L, Init::NORMAL_RESIDUAL},
+        {&p.fcw,      "h.%d.mlp.c_fc.weight",    {C, 4 * C}, L, Init::NORMAL},
+        {&p.fcprojw,  "h.%d.mlp.c_proj.weight",  {4 * C, C}, L, Init::NORMAL_RESIDUAL},
+        {&p.ln1w,     "h.%d.ln_1.weight",        {C},        L, Init::ONE},
+        {&p.ln1b,     "h.%d.ln_1.bias",          {C},        L, Init::ZERO},
+        {&p.qkvb,     "h.%d.attn.c_attn.bias",   {3 * C},    L, Init::ZERO},
+        {&p.attprojb, "h.%d.attn.c_proj.bias",   {C},        L, Init::ZERO},
+        {&p.ln2w,     "h.%d.ln_2.weight",        {C},        L, Init::ONE},
+        {&p.ln2b,     "h.%d.ln_2.bias",          {C},        L, Init::ZERO},
+        {&p.fcb,      "h.%d.mlp.c_fc.bias",      {4 * C},    L, Init::ZERO},
+        {&p.fcprojb,  "h.%d.mlp.c_proj.bias",    {C},        L, Init::ZERO},
+        {&p.lnfw,     "ln_f.weight",             {C},        1, Init::ONE},
+        {&p.lnfb,     "ln_f.bias",               {C},        1, Init::ZERO},
+    };
+    size_t offset = 0;
+    for (ParameterRow& row : rows) {
+        row.elements = row.tensor == &p.wte ? c.padded_vocab() * C : row.file_elements();
+        row.offset = offset;
+        offset += row.elements * row.copies;
+    }
+    return rows;
+}
+
+// The table without a place in memory.
+std::vector<ParameterRow> parameter_table(const Config& c) {
+    static Parameters<TensorBase> nowhere;
+    return parameter_table(nowhere, c);
+}
+
+struct ParameterCount {
+    size_t real;       // as the model's name says: vocabulary not padded
+    size_t elements;   // in memory
+    size_t decayed;    // of those, the first ones
+    size_t matmul;     // real ones that are multiplied with every token: all matrices but wpe
+};
+
+ParameterCount count_parameters(const Config& c) {
+    ParameterCount n = {};
+    for (const ParameterRow& row : parameter_table(c)) {
+        n.real += row.file_elements() * row.copies;
+        n.elements += row.elements * row.copies;
+        if (row.decays()) n.decayed += row.elements * row.copies;
+        if (row.decays() && strcmp(row.name, "wpe.weight") != 0) n.matmul += row.file_elements() * row.copies;
+    }
+    return n;
+}
+
+// ==== model: activations and workspace =======================================
+// One row per tensor: shape of one copy, and for how many layers a copy is kept.
+
+struct Activations {
+    // Kept from forward to backward. res1 and res2 are the residual stream before the attention
+    // and before the MLP.
+    Tensor<floatX> res1, ln1, qkv, att, res2, ln2, fc, gelu;
+    Tensor<float> ln1_mean, ln1_rstd, lse, ln2_mean, ln2_rstd;
+    // Once for the model. `branch` is what a block adds to the residual stream next.
+    Tensor<floatX> branch, resf, lnf, logits;
+    Tensor<float> lnf_mean, lnf_rstd, losses;
+    // Gradients of activations; one layer's at a time.
+    Tensor<floatX> dres, dln, dqkv, datt, dfc;
+    Tensor<float> att_d;
+    // Workspace. Batches: one in use, one on its way, one for evaluation and sampling.
+    Tensor<float> partials, norm_partials, norm;
+    Tensor<double> loss;
+    Tensor<int> inputs, targets, order, first;
+    Tensor<char> matmul_workspace;
+};
+
+enum class Category { WEIGHTS, GRADIENTS, MASTER, ADAM_M, ADAM_V, ACTIVATIONS, WORKSPACE };
+constexpr const char* CATEGORY_NAMES[] = {"weights", "gradients", "master", "adam_m", "adam_v", "activations", "workspace"};
+
+struct ActivationRow {
+    TensorBase* tensor;
+    const char* name;
+    std::vector<size_t> shape;
+    const char* dtype;
+    size_t element_bytes;
+    size_t copies;
+    Category category;
+
+    size_t copy_bytes() const {
+        size_t bytes = element_bytes;
+        for (size_t extent : shape) bytes *= extent;
+        return bytes;
+    }
+};
+
+template <typename T> constexpr const char* type_name() {
+    if (std::is_same_v<T, float>) return "fp32";
+    if (std::is_same_v<T, __nv_bfloat16>) return "bf16";
+    if (std::is_same_v<T, double>) return "fp64";
+    return std::is_same_v<T, int> ? "int32" : "bytes";
+}
+
+template <typename T>
+ActivationRow row(Tensor<T>& tensor, const char* name, std::vector<size_t> shape, size_t copies,
+                  Category category = Category::ACTIVATIONS) {
+    return {&tensor, name, std::move(shape), type_name<T>(), sizeof(T), copies, category};
+}
+
+// The head's logits exist for this many rows at a time; more would gain no speed.
+constexpr size_t HEAD_ROWS = 8192;
+size_t head_rows(const Setup& s) { return std::min(s.N(), HEAD_ROWS); }
+
+std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
+    const Config& c = s.config;
+    const size_t B = s.B, T = s.T, N = s.N(), C = c.channels, NH = c.heads, Vp = c.padded_vocab();
+    const bool training = s.purpose == Purpose::TRAINING;
+    // A copy for each layer in the recompute modes up to this one, else one for all.
+    auto kept = [&](Recompute last) { return training && s.recompute <= last ? static_cast<size_t>(c.layers) : 1; };
+    const size_t always = kept(Recompute::FULL), selective = kept(Recompute::SELECTIVE), none = kept(Recompute::NONE);
+    std::vector<ActivationRow> rows = {
+        row(a.res1,     "res1",     {N, C},     always),
+        row(a.ln1,      "ln1",      {N, C},     none),
+        row(a.ln1_mean, "ln1_mean", {N},        none),
+        row(a.ln1_rstd, "ln1_rstd", {N},        none),
+        row(a.qkv,      "qkv",      {N, 3 * C}, selective),
+        row(a.att,      "att",      {N, C},     selective),
+        row(a.lse,      "lse",      {B, NH, T}, selective),
+        row(a.res2,     "res2",     {N, C},     selective),
+        row(a.ln2,      "ln2",      {N, C},     none),
+        row(a.ln2_mean, "ln2_mean", {N},        none),
+        row(a.ln2_rstd, "ln2_rstd", {N},        none),
+        row(a.fc,       "fc",       {N, 4 * C}, selective),
+        row(a.gelu,     "gelu",     {N, 4 * C}, none),
+        row(a.branch,   "branch",   {N, C},     1),
+        row(a.resf,     "resf",     {N, C},     1),
+        row(a.lnf,      "lnf",      {N, C},     1),
+        row(a.lnf_mean, "lnf_mean", {N},        1),
+        row(a.lnf_rstd, "lnf_rstd", {N},        1),
+        row(a.logits,   "logits",   {head_rows(s), Vp}, 1),
+        row(a.losses,   "losses",   {N},        1),
+        row(a.loss,     "loss",     {1},        1, Category::WORKSPACE),
+        row(a.inputs,   "inputs",   {N},        3, Category::WORKSPACE),
+        row(a.targets,  "targets",  {N},        3, Category::WORKSPACE),
+    };
+    if (training) {
+        const size_t columns = 4 * C;   // the widest that is summed: fc's bias
+        const std::vector<ActivationRow> backward = {
+            row(a.dres,  "dres",  {N, C},     1),
+            row(a.dln,   "dln",   {N, C},     1),
+            row(a.dqkv,  "dqkv",  {N, 3 * C}, 1),
+            row(a.datt,  "datt",  {N, C},     1),
+            row(a.dfc,   "dfc",   {N, 4 * C}, 1),
+            row(a.att_d, "att_d", {B, NH, T}, 1),
+            row(a.partials,      "partials",      {partial_blocks(N), columns}, 1, Category::WORKSPACE),
+            row(a.norm_partials, "norm_partials", {NORM_BLOCKS},                1, Category::WORKSPACE),
+            row(a.norm,          "norm",          {1},                          1, Category::WORKSPACE),
+            row(a.order,         "order",         {N},                          2, Category::WORKSPACE),
+            row(a.first,         "first",         {N + 1},                      2, Category::WORKSPACE),
+        };
+        rows.insert(rows.end(), backward.begin(), backward.end());
+    }
+    if (!device.is_cpu())
+        rows.push_back(row(a.matmul_workspace, "matmul_workspace", {MATMUL_WORKSPACE}, 1, Category::WORKSPACE));
+    return rows;
+}
+
+// ==== model: memory ==========================================================
+// plan() says what a setup needs, allocate() gets exactly that: one function, so the prediction
+// cannot differ from what is done.
+
+struct Plan {
+    size_t bytes[std::size(CATEGORY_NAMES)] = {};
+    size_t total = 0;
+
+    void add(Category category, size_t n) {
+        bytes[static_cast<int>(category)] += n;
+        total += n;
+    }
+};
+
+// In FP32 the weights are their own master copy.
+constexpr bool SEPARATE_MASTER = FLOATX != DType::FP32;
+
+Plan plan(const Setup& s) {
+    Plan plan;
+    const size_t n = count_parameters(s.config).elements;
+    plan.add(Category::WEIGHTS, n * sizeof(floatX));
+    if (s.purpose == Purpose::TRAINING) {
+        plan.add(Category::GRADIENTS, n * size_of(s.grad_dtype));
+        if (SEPARATE_MASTER) plan.add(Category::MASTER, n * sizeof(float));
+        plan.add(Category::ADAM_M, n * sizeof(float));
+        plan.add(Category::ADAM_V, n * sizeof(float));
+    }
+    Activations nowhere;
+    for (const ActivationRow& row : activation_table(nowhere, s)) plan.add(row.category, row.copy_bytes() * row.copies);
+    return plan;
+}
+
+// The largest micro-batch whose plan fits, 0 if none does.
+int largest_micro_batch(Setup s, size_t bytes) {
+    const int LIMIT = 1 << 15;   // a block of attention is a batch row in grid.z, which ends at 65535
+    int fits = 0;
+    for (int step = LIMIT; step > 0; step /= 2) {
+        s.B = fits + step;
+        if (s.B <= LIMIT && plan(s).total <= bytes) fits = s.B;
+    }
+    return fits;
+}
+
+std::string gigabytes(size_t bytes) { return format(bytes < 1e9 ? "%.3f GB" : "%.2f GB", bytes / 1e9); }
+
+struct Model {
+    Setup setup;
+    Config config;
+    size_t elements = 0, decayed = 0;   // of each of the five blocks of parameters
+    Parameters<Tensor<floatX>> w;
+    Parameters<GradTensor> g;
+    floatX* weights = nullptr;
+    Grad grads = {};
+    float *master = nullptr, *adam_m = nullptr, *adam_v = nullptr;
+    Activations a;
+    size_t allocated = 0;
+    std::vector<void*> blocks;
+
+    Model() = default;
+    Model(const Model&) = delete;
+    ~Model() { for (void* block : blocks) cudaFree(block); }
+};
+
+void require_memory(const Setup& s) {
+    size_t available = 0, all = 0;
+    check(cudaMemGetInfo(&available, &all), "cudaMemGetInfo");
+    const size_t needed = plan(s).total;
+    if (needed <= available) return;
+    std::string help;
+    for (Recompute mode : {Recompute::NONE, Recompute::SELECTIVE, Recompute::FULL}) {
+        Setup other = s;
+        other.recompute = mode;
+        const int fits = largest_micro_batch(other, available);
+        if (fits && s.purpose == Purpose::TRAINING && mode >= s.recompute && help.empty())
+            help = format("; --micro-batch %d --recompute %s fits", fits,
+                          mode == Recompute::NONE ? "none" : mode == Recompute::SELECTIVE ? "selective" : "full");
+    }
+    if (help.empty()) help = "; no micro-batch fits: a smaller --model or --seq-len is needed";
+    throw UserError(format("out of device memory: this run needs %s, %s of %s is free on %s%s", gigabytes(needed).c_str(),
+                           gigabytes(available).c_str(), gigabytes(all).c_str(), device.properties.name, help.c_str()));
+}
+
+void* allocate_block(Model& m, size_t bytes, const char* name) {
+    void* block = nullptr;
+    check(cudaMalloc(&block, bytes), format("cudaMalloc of %s for %s", gigabytes(bytes).c_str(), name).c_str());
+    m.blocks.push_back(block);
+    m.allocated += bytes;
+    return block;
+}
+
+template <typename Kind> void bind(Parameters<Kind>& p, const Config& c, void* block, DType dtype) {
+    for (const ParameterRow& row : parameter_table(p, c)) {
+        row.tensor->data = static_cast<char*>(block) + row.offset * size_of(dtype);
+        row.tensor->layer_bytes = row.copies > 1 ? row.elements * size_of(dtype) : 0;
+        if constexpr (std::is_same_v<Kind, GradTensor>) static_cast<GradTensor*>(row.tensor)->dtype = dtype;
+    }
+}
+
+void allocate(Model& m, const Setup& s) {
+    require_memory(s);
+    m.setup = s;
+    m.config = s.config;
+    const ParameterCount count = count_parameters(s.config);
+    m.elements = count.elements;
+    m.decayed = count.decayed;
+    auto block = [&](const char* name, size_t element_bytes) { return allocate_block(m, m.elements * element_bytes, name); };
+    m.weights = static_cast<floatX*>(block("weights", sizeof(floatX)));
+    bind(m.w, s.config, m.weights, FLOATX);
+    if (s.purpose == Purpose::TRAINING) {
+        m.grads = {block("gradients", size_of(s.grad_dtype)), s.grad_dtype};
+        bind(m.g, s.config, m.grads.data, s.grad_dtype);
+        check(cudaMemsetAsync(m.grads.data, 0, m.elements * size_of(s.grad_dtype), device.stream), "cudaMemset");
+        m.master = SEPARATE_MASTER ? static_cast<float*>(block("master", sizeof(float))) : reinterpret_cast<float*>(m.weights);
+        for (float** moment : {&m.adam_m, &m.adam_v}) {
+            *moment = static_cast<float*>(block("Adam's moments", sizeof(float)));
+            check(cudaMemsetAsync(*moment, 0, m.elements * sizeof(float), device.stream), "cudaMemset");
+        }
+    }
+    for (const ActivationRow& row : activation_table(m.a, s)) {
+        row.tensor->data = static_cast<char*>(allocate_block(m, row.copy_bytes() * row.copies, row.name));
+        row.tensor->layer_bytes = row.copies > 1 ? row.copy_bytes() : 0;
+    }
+    device.matmul_workspace = m.a.matmul_workspace();
+    check(cudaMemsetAsync(m.a.loss(), 0, sizeof(double), device.stream), "cudaMemset");
+}
+
+// GPT-2's: normal with std 0.02, less for what ends in the residual stream, which sums 2L of them.
+void init_parameters(Model& m, uint64_t seed) {
+    for (const ParameterRow& row : parameter_table(m.config)) {
+        const size_t n = row.elements * row.copies;
+        float* to = m.master + row.offset;
+        if (row.init == Init::ZERO || row.init == Init::ONE) fill_with(to, row.init == Init::ONE ? 1.0f : 0.0f, n);
+        else {
+            const float std = row.init == Init::NORMAL ? INIT_STD : INIT_STD / sqrtf(2.0f * m.config.layers);
+            init_normal(to, std, splitmix64(seed + row.offset), n);
+            if (row.elements > row.file_elements())   // the vocabulary's padding is zero, and stays so
+                fill_with(to + row.file_elements(), 0, row.elements - row.file_elements());
+        }
+    }
+    if (SEPARATE_MASTER) round_weights(m.weights, m.master, m.elements);
+}
+
+// ==== forward ================================================================
+// A block adds twice to the residual stream: res2 = res1 + proj(attention(ln1)),
+// res1 of the next block = res2 + fcproj(gelu(fc(ln2))). Each addition waits for the LayerNorm
+// after it, which does both in one pass; until then the addend is in `branch`.
+
+void forward_block(Model& m, size_t l) {
+    const Activations& a = m.a;
+    const auto& w = m.w;
+    const size_t N = m.setup.N(), C = m.config.channels;
+    const floatX* inp = l == 0 ? a.res1(0) : a.res2(l - 1);   // the embedding is in res1(0) as it is
+    const floatX* add = l == 0 ? nullptr : a.branch();
+    /* 1 */ layernorm_forward(a.res1(l), a.ln1(l), a.ln1_mean(l), a.ln1_rstd(l), inp, add, w.ln1w(l), w.ln1b(l), N, C);
+    /* 2 */ matmul_forward(a.qkv(l), a.ln1(l), w.qkvw(l), w.qkvb(l), N, C, 3 * C);
+    /* 3 */ attention_forward(a.att(l), a.lse(l), a.qkv(l), m.setup.B, m.setup.T, m.config.heads, m.config.head_size());
+    /* 4 */ matmul_forward(a.branch(), a.att(l), w.attprojw(l), w.attprojb(l), N, C, C);
+    /* 5 */ layernorm_forward(a.res2(l), a.ln2(l), a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.branch(), w.ln2w(l), w.ln2b(l), N, C);
+    /* 6 */ matmul_forward(a.fc(l), a.ln2(l), w.fcw(l), w.fcb(l), N, C, 4 * C);
+    /* 7 */ gelu_forward(a.gelu(l), a.fc(l), N * 4 * C);
+    /* 8 */ matmul_forward(a.branch(), a.gelu(l), w.fcprojw(l), w.fcprojb(l), N, 4 * C, C);
+}
+
+// inp (B,T) int32 on the device. Leaves the last LayerNorm's output in lnf.
+void forward(Model& m, const int* inp) {
+    const Activations& a = m.a;
+    const size_t L = m.config.layers, C = m.config.channels;
+    embedding_forward(a.res1(0), inp, m.w.wte(), m.w.wpe(), m.setup.B, m.setup.T, C);
+    for (size_t l = 0; l < L; l++) forward_block(m, l);
+    layernorm_forward(a.resf(), a.lnf(), a.lnf_mean(), a.lnf_rstd(), a.res2(L - 1), a.branch(), m.w.lnfw(), m.w.lnfb(),
+                      m.setup.N(), C);
+}
+
+// logits (rows,Vp) of the rows from `first` on
+void head_logits(Model& m, size_t first, size_t rows) {
+    const size_t C = m.config.channels, Vp = m.config.padded_vocab();
+    matmul(m.a.logits(), m.a.lnf() + first * C, m.w.wte(),
+           {rows, Vp, C, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::NONE});
+}
+
+// The head, a part of the rows at a time; adds to the sum of losses. With LOSS_AND_GRADIENT each
+// part goes backward at once, into dln (the gradient of lnf) and dwte, as long as its logits exist;
+// scale is 1 / (tokens of the whole step).
+template <Want WANT> void head(Model& m, const int* targets, float scale) {
+    const Activations& a = m.a;
+    const size_t N = m.setup.N(), C = m.config.channels, Vp = m.config.padded_vocab(), most = head_rows(m.setup);
+    for (size_t first = 0; first < N; first += most) {
+        const size_t rows = std::min(most, N - first);
+        head_logits(m, first, rows);
+        cross_entropy<WANT>(a.logits(), a.losses() + first, targets + first, scale, rows, m.config.vocab, Vp);
+        if (WANT == Want::LOSS) continue;
+        matmul(a.dln() + first * C, a.logits(), m.w.wte(),
+               {rows, C, Vp, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE});
+        matmul(m.g.wte().data, a.logits(), a.lnf() + first * C,
+               {Vp, C, rows, Op::TRANSPOSED, Op::AS_IS, m.grads.dtype, Into::ADD, Epilogue::NONE});
+    }
+    add_losses(a.loss(), a.losses(), N);
+}
+
+// ==== recompute ==============================================================
+// The only place that knows of recomputation: what forward did not keep is done again, by
+// forward's own lines, from the same values: the same bits.
+
+void recompute_block(Model& m, size_t l) {
+    if (l + 1 == static_cast<size_t>(m.config.layers)) return;   // the shared copies still hold the last layer
+    const Activations& a = m.a;
+    const auto& w = m.w;
+    const size_t N = m.setup.N(), C = m.config.channels;
+    if (a.ln1.shared())
+        /* 1 */ layernorm_forward(nullptr, a.ln1(l), a.ln1_mean(l), a.ln1_rstd(l), a.res1(l), nullptr, w.ln1w(l), w.ln1b(l), N, C);
+    if (a.qkv.shared())
+        /* 2 */ matmul_forward(a.qkv(l), a.ln1(l), w.qkvw(l), w.qkvb(l), N, C, 3 * C);
+    if (a.att.shared())
+        /* 3 */ attention_forward(a.att(l), a.lse(l), a.qkv(l), m.setup.B, m.setup.T, m.config.heads, m.config.head_size());
+    if (a.res2.shared()) {
+        /* 4 */ matmul_forward(a.branch(), a.att(l), w.attprojw(l), w.attprojb(l), N, C, C);
+        /* 5 */ layernorm_forward(a.res2(l), a.ln2(l), a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.branch(), w.ln2w(l), w.ln2b(l), N, C);
+    } else if (a.ln2.shared())
+        /* 5 */ layernorm_forward(nullptr, a.ln2(l), a.ln2_mean(l), a.ln2_rstd(l), a.res2(l), nullptr, w.ln2w(l), w.ln2b(l), N, C);
+    if (a.fc.shared())
+        /* 6 */ matmul_forward(a.fc(l), a.ln2(l), w.fcw(l), w.fcb(l), N, C, 4 * C);
+    if (a.gelu.shared())
+        /* 7 */ gelu_forward(a.gelu(l), a.fc(l), N * 4 * C);
+}
+
+// ==== backward ===============================================================
+// Forward's lines in reverse. dres is the gradient of the residual stream: what comes in at the
+// top, to which each LayerNorm's backward adds. Parameter gradients are added to, all other
+// gradients assigned. Activations stay as they were.
+
+void backward_block(Model& m, size_t l) {
+    const Activations& a = m.a;
+    const auto& w = m.w;
+    const auto& g = m.g;
+    float* partials = a.partials();
+    const size_t N = m.setup.N(), C = m.config.channels;
+    /* 8 */ matmul_backward_parameters(g.fcprojw(l), g.fcprojb(l), partials, a.dres(), a.gelu(l), N, 4 * C, C);
+    /* 7 */ matmul_backward_input_gelu(a.dfc(), a.dres(), w.fcprojw(l), a.fc(l), N, 4 * C, C);
+    /* 6 */ matmul_backward_parameters(g.fcw(l), g.fcb(l), partials, a.dfc(), a.ln2(l), N, C, 4 * C);
+            matmul_backward_input(a.dln(), a.dfc(), w.fcw(l), N, C, 4 * C);
+    /* 5 */ layernorm_backward(a.dres(), g.ln2w(l), g.ln2b(l), partials, a.dln(), a.res2(l), w.ln2w(l), a.ln2_mean(l), a.ln2_rstd(l), N, C);
+    /* 4 */ matmul_backward_parameters(g.attprojw(l), g.attprojb(l), partials, a.dres(), a.att(l), N, C, C);
+            matmul_backward_input(a.datt(), a.dres(), w.attprojw(l), N, C, C);
+    /* 3 */ attention_backward(a.dqkv(), a.att_d(), a.datt(), a.qkv(l), a.att(l), a.lse(l), m.setup.B, m.setup.T, m.config.heads, m.config.head_size());
+    /* 2 */ matmul_backward_parameters(g.qkvw(l), g.qkvb(l), partials, a.dqkv(), a.ln1(l), N, C, 3 * C);
+            matmul_backward_input(a.dln(), a.dqkv(), w.qkvw(l), N, C, 3 * C);
+    /* 1 */ layernorm_backward(a.dres(), g.ln1w(l), g.ln1b(l), partials, a.dln(), a.res1(l), w.ln1w(l), a.ln1_mean(l), a.ln1_rstd(l), N, C);
+}
+
+// One micro-batch on the device. order and first: see embedding.
+struct Batch {
+    const int *inputs, *targets, *order, *first;
+    size_t runs;
+};
+
+// head() has left the gradient of lnf in dln.
+void backward(Model& m, const Batch& batch) {
+    const Activations& a = m.a;
+    const size_t N = m.setup.N(), C = m.config.channels;
+    check(cudaMemsetAsync(a.dres(), 0, N * C * sizeof(floatX), device.stream), "cudaMemset of dres");
+    layernorm_backward(a.dres(), m.g.lnfw(), m.g.lnfb(), a.partials(), a.dln(), a.resf(), m.w.lnfw(), a.lnf_mean(), a.lnf_rstd(), N, C);
+    for (size_t l = m.config.layers; l-- > 0;) {
+        recompute_block(m, l);
+        backward_block(m, l);
+    }
+    embedding_backward(m.g.wte(), m.g.wpe(), a.dres(), batch.inputs, batch.order, batch.first, batch.runs, m.setup.B,
+                       m.setup.T, C);
+}
+
+// ==== update =================================================================
+
+// Forward and backward of one micro-batch. Gradients are those of the mean loss over
+// `tokens_per_step` tokens: added up over the micro-batches of a step they do not depend on how it
+// was split.
+void micro_step(Model& m, const Batch& batch, size_t tokens_per_step) {
+    forward(m, batch.inputs);
+    head<Want::LOSS_AND_GRADIENT>(m, batch.targets, 1.0f / tokens_per_step);
+    backward(m, batch);
+}
+
+void update(Model& m, const AdamW& adamw_settings) {
+    gradient_norm(m.a.norm(), m.a.norm_partials(), m.grads, m.elements);
+    adamw(m.weights, m.master, m.grads, m.adam_m, m.adam_v, m.a.norm(), adamw_settings, m.decayed, m.elements);
+}
+
+// Copies a value from the device once all work before it is done.
+template <typename T> T fetch(const T* from) {
+    T value;
+    check(cudaMemcpyAsync(&value, from, sizeof(T), cudaMemcpyDeviceToHost, device.stream), "cudaMemcpy from the device");
+    check(cudaStreamSynchronize(device.stream), "a kernel");
+    return value;
+}
+
+// The sum of losses since the last call.
+double take_loss(Model& m) {
+    const double sum = fetch(m.a.loss());
+    check(cudaMemsetAsync(m.a.loss(), 0, sizeof(double), device.stream), "cudaMemset of loss");
+    return sum;
+}
+
+// FLOPs of a step per token. Matmuls: 2 per weight forward, 4 backward. Attention: query t needs
+// t + 1 keys, (T+1)/2 on average, in 2 products of 2 FLOPs per channel forward, twice that backward:
+// only what causal attention really needs. Model FLOPs: what the mathematics asks for; hardware
+// FLOPs: with what recomputation does again (Narayanan et al. 2021; PaLM, appendix B).
+struct Flops { double model, hardware; };
+
+Flops flops_per_token(const Setup& s) {
+    const double layers = s.config.layers, attention = 4.0 * s.config.channels * (s.T + 1) / 2.0 * layers;
+    const double matmul = 2.0 * count_parameters(s.config).matmul;
+    Flops flops = {3 * (matmul + attention), 3 * (matmul + attention)};
+    if (s.recompute == Recompute::FULL && layers > 1) {
+        // qkv, attention, attproj and fc again (12 - 4 = 8 C^2 weights), in all layers but the last
+        const double C = s.config.channels;
+        flops.hardware += (layers - 1) * (2.0 * 8 * C * C + attention / layers);
+    }
+    return flops;
+}
+
+// ==== files ==================================================================
+
+// A file mapped into memory, read-only: pages come from disk as they are touched, so it may be
+// larger than memory.
+class MappedFile {
+public:
+    explicit MappedFile(const std::string& path) : path_(path) {
+        const int file = open(path.c_str(), O_RDONLY);
+        if (file < 0) throw UserError(format("%s: %s", path.c_str(), strerror(errno)));
+        struct stat info;
+        fstat(file, &info);
+        size_ = info.st_size;
+        const bool regular = S_ISREG(info.st_mode);
+        void* mapped = regular && size_ ? mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
+        close(file);
+        if (!regular) throw UserError(format("%s: not a regular file", path.c_str()));
+        if (size_ == 0) throw UserError(format("%s: the file is empty", path.c_str()));
+        if (mapped == MAP_FAILED) throw Failure(format("%s: mmap: %s", path.c_str(), strerror(errno)));
+        data_ = static_cast<const char*>(mapped);
+    }
+    MappedFile(MappedFile&& other) : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(other.size_) {}
+    ~MappedFile() { if (data_) munmap(const_cast<char*>(data_), size_); }
+
+    const std::string& path() const { return path_; }
+    const char* data() const { return data_; }
+    size_t size() const { return size_; }
+
+private:
+    std::string path_;
+    const char* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+// A file written from start to end. What fails (a full disk, say) throws; finish() has it on disk.
+class OutputFile {
+public:
+    explicit OutputFile(const std::string& path) : path_(path), file_(fopen(path.c_str(), "wb")) {
+        if (!file_) throw Failure(format("%s: cannot be written: %s", path.c_str(), strerror(errno)));
+    }
+    OutputFile(const OutputFile&) = delete;
+    ~OutputFile() { if (file_) fclose(file_); }
+
+    void write(const void* data, size_t bytes) {
+        if (fwrite(data, 1, bytes, file_) != bytes) fail();
+    }
+    void finish() {
+        if (fflush(file_) != 0 || fsync(fileno(file_)) != 0) fail();
+        if (fclose(std::exchange(file_, nullptr)) != 0) fail();
+    }
+
+private:
+    [[noreturn]] void fail() { throw Failure(format("%s: writing failed: %s", path_.c_str(), strerror(errno))); }
+
+    std::string path_;
+    FILE* file_;
+};
+
+json read_json(const std::string& path) {
+    const MappedFile file(path);
+    try {
+        return json::parse(file.data(), file.data() + file.size());
+    } catch (const json::exception& error) {
+        throw UserError(format("%s: not valid JSON: %s", path.c_str(), error.what()));
+    }
+}
+
+void write_json(const std::string& path, const json& content) {
+    OutputFile file(path);
+    const std::string text = content.dump(2) + "\n";
+    file.write(text.data(), text.size());
+    file.finish();
+}
+
+// ==== safetensors ============================================================
+// 8 bytes: length of the header; the header, JSON: name -> dtype, shape, first and last byte; the
+// tensors, back to back, little-endian. https://github.com/huggingface/safetensors
+
+std::string shape_text(const std::vector<size_t>& shape) {
+    std::string text = "(";
+    for (size_t i = 0; i < shape.size(); i++) text += format(i ? ", %zu" : "%zu", shape[i]);
+    return text + ")";
+}
+
+float half_to_float(uint16_t half) {
+    const int exponent = half >> 10 & 31, mantissa = half & 1023;
+    const float magnitude = exponent == 31 ? (mantissa ? NAN : INFINITY)
+                            : exponent ? ldexpf(1024 + mantissa, exponent - 25) : ldexpf(mantissa, -24);
+    return half & 0x8000 ? -magnitude : magnitude;
+}
+
+class Safetensors {
+public:
+    struct Entry {
+        std::string dtype;
+        std::vector<size_t> shape;
+        const char* data;
+        size_t elements;
+    };
+
+    explicit Safetensors(const std::string& path) : file_(path) {
+        uint64_t length = 0;
+        if (file_.size() >= sizeof(length)) memcpy(&length, file_.data(), sizeof(length));
+        if (length == 0 || length > file_.size() - sizeof(length))
+            fail(format("a header of %llu bytes does not fit in a file of %zu: truncated, or not safetensors",
+                        static_cast<unsigned long long>(length), file_.size()));
+        const char* data = file_.data() + sizeof(length) + length;
+        const size_t bytes = file_.size() - sizeof(length) - length;
+        try {
+            const json header = json::parse(file_.data() + sizeof(length), data);
+            for (const auto& [name, value] : header.items()) {
+                if (name == "__metadata__") metadata_ = value;
+                else entries_[name] = parse_entry(name, value, data, bytes);
+            }
+        } catch (const json::exception& error) {
+            fail(format("damaged header: %s", error.what()));
+        }
+    }
+
+    const std::map<std::string, Entry>& entries() const { return entries_; }
+    const json& metadata() const { return metadata_; }
+    const std::string& path() const { return file_.path(); }
+    [[noreturn]] void fail(const std::string& what) const { throw UserError(file_.path() + ": " + what); }
+
+    const Entry& at(const std::string& name) const {
+        const auto found = entries_.find(name);
+        if (found == entries_.end()) fail(format("tensor %s is missing", name.c_str()));
+        return found->second;
+    }
+
+    // The tensor as floats; its shape must be the one given, and every value finite.
+    std::vector<float> floats(const std::string& name, const std::vector<size_t>& shape) const {
+        const Entry& entry = at(name);
+        if (entry.shape != shape)
+            fail(format("tensor %s has shape %s, expected %s", name.c_str(), shape_text(entry.shape).c_str(), shape_text(shape).c_str()));
+        std::vector<float> values(entry.elements);
+        const uint16_t* halves = reinterpret_cast<const uint16_t*>(entry.data);
+        if (entry.dtype == "F32") memcpy(values.data(), entry.data, entry.elements * sizeof(float));
+        else if (entry.dtype == "F16") std::transform(halves, halves + entry.elements, values.begin(), half_to_float);
+        else if (entry.dtype == "BF16")
+            for (size_t i = 0; i < entry.elements; i++) {
+                const uint32_t bits = static_cast<uint32_t>(halves[i]) << 16;
+                memcpy(&values[i], &bits, sizeof(bits));
+            }
+        else fail(format("tensor %s has dtype %s, expected F32, F16 or BF16", name.c_str(), entry.dtype.c_str()));
+        for (size_t i = 0; i < values.size(); i++)
+            if (!std::isfinite(values[i])) fail(format("tensor %s holds %f at element %zu", name.c_str(), values[i], i));
+        return values;
+    }
+
+private:
+    Entry parse_entry(const std::string& name, const json& value, const char* data, size_t bytes) const {
+        static const std::map<std::string, size_t> SIZES = {{"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"I64", 8},
+                                                            {"I32", 4}, {"I16", 2}, {"I8", 1}, {"U8", 1}, {"BOOL", 1}};
+        Entry entry = {value.at("dtype"), value.at("shape").get<std::vector<size_t>>(), nullptr, 1};
+        const size_t begin = value.at("data_offsets").at(0), end = value.at("data_offsets").at(1);
+        for (size_t extent : entry.shape) entry.elements *= extent;
+        const auto size = SIZES.find(entry.dtype);
+        if (size == SIZES.end()) fail(format("tensor %s has unknown dtype %s", name.c_str(), entry.dtype.c_str()));
+        if (begin > end || end > bytes)
+            fail(format("tensor %s lies at bytes %zu to %zu of %zu: the file is truncated", name.c_str(), begin, end, bytes));
+        if (end - begin != entry.elements * size->second)
+            fail(format("tensor %s of shape %s has %zu bytes, expected %zu", name.c_str(), shape_text(entry.shape).c_str(),
+                        end - begin, entry.elements * size->second));
+        entry.data = data + begin;
+        return entry;
+    }
+
+    MappedFile file_;
+    json metadata_;
+    std::map<std::string, Entry> entries_;
+};
+
+// Writes FP32 tensors one after the other; all names and shapes are known beforehand.
+class SafetensorsWriter {
+public:
+    explicit SafetensorsWriter(const std::string& path) : file_(path) {
+        header_["__metadata__"] = {{"format", "pt"}};   // what transformers looks for
+    }
+
+    void declare(const std::string& name, const std::vector<size_t>& shape) {
+        size_t bytes = sizeof(float);
+        for (size_t extent : shape) bytes *= extent;
+        header_[name] = {{"dtype", "F32"}, {"shape", shape}, {"data_offsets", {end_, end_ + bytes}}};
+        end_ += bytes;
+    }
+    void write_header() {
+        std::string text = header_.dump();
+        text.resize(ceil_div(text.size(), 8) * 8, ' ');   // tensors begin at a multiple of 8
+        const uint64_t length = text.size();
+        file_.write(&length, sizeof(length));
+        file_.write(text.data(), text.size());
+    }
+    void write(const float* values, size_t n) { file_.write(values, n * sizeof(float)); }
+    void finish() { file_.finish(); }
+
+private:
+    OutputFile file_;
+    json header_;
+    size_t end_ = 0;
+};
+
+// ==== checkpoints ============================================================
+// out/step_001000/ is a Hugging Face folder: config.json and model.safetensors; beside them
+// optimizer.safetensors (m/NAME, v/NAME) and trainer.json, from which training goes on with the
+// same bits. Written under another name, flushed and renamed: a crash leaves the last good one.
+
+void write_config(const std::string& path, const Config& c) {
+    write_json(path, {{"architectures", {"GPT2LMHeadModel"}}, {"model_type", "gpt2"}, {"n_layer", c.layers},
+                      {"n_head", c.heads}, {"n_embd", c.channels}, {"n_positions", c.context}, {"n_ctx", c.context},
+                      {"n_inner", nullptr}, {"vocab_size", c.vocab}, {"activation_function", "gelu_new"},
+                      {"layer_norm_epsilon", 1e-5}, {"initializer_range", INIT_STD}, {"attn_pdrop", 0.0},
+                      {"embd_pdrop", 0.0}, {"resid_pdrop", 0.0}, {"scale_attn_weights", true},
+                      {"tie_word_embeddings", true}, {"torch_dtype", "float32"}, {"use_cache", true},
+                      // GPT-2's end of text, where the vocabulary has it
+                      {"bos_token_id", c.vocab - 1}, {"eos_token_id", c.vocab - 1}});
+}
+
+void require_supported(const Config& c, const std::string& whose) {
+    const int HS = c.heads > 0 ? c.head_size() : 0;
+    if (c.layers < 1 || c.heads < 1 || c.channels < 1 || c.context < 1 || c.vocab < 1)
+        throw UserError(format("%s: %d layers, %d heads, %d channels, context %d, vocabulary %d: each must be at least 1",
+                               whose.c_str(), c.layers, c.heads, c.channels, c.context, c.vocab));
+    if (c.channels % c.heads != 0 || HS % 16 != 0 || HS < 16 || HS > 128)
+        throw UserError(format("%s: %d channels over %d heads: the head size must be 16, 32, ... 128", whose.c_str(),
+                               c.channels, c.heads));
+}
+
+Config read_config(const std::string& path) {
+    const json file = read_json(path);
+    auto require = [&](const char* key, const json& expected, const json& missing_means) {
+        const json value = file.value(key, missing_means);
+        if (value != expected)
+            throw UserError(format("%s: \"%s\" is %s, expected %s", path.c_str(), key, value.dump().c_str(), expected.dump().c_str()));
+    };
+    try {
+        const Config c = {file.at("n_layer"), file.at("n_head"), file.at("n_embd"),
+                          file.contains("n_positions") ? file.at("n_positions") : file.at("n_ctx"), file.at("vocab_size")};
+        require("model_type", "gpt2", nullptr);
+        if (file.value("activation_function", "gelu_new") != "gelu_pytorch_tanh")   // another name of the same
+            require("activation_function", "gelu_new", "gelu_new");
+        require("layer_norm_epsilon", 1e-5, 1e-5);
+        require("scale_attn_weights", true, true);
+        require("scale_attn_by_inverse_layer_idx", false, false);
+        require("tie_word_embeddings", true, true);
+        if (file.contains("n_inner") && !file.at("n_inner").is_null()) require("n_inner", 4 * c.channels, nullptr);
+        require_supported(c, path);
+        return c;
+    } catch (const json::exception& error) {
+        throw UserError(format("%s: %s", path.c_str(), error.what()));
+    }
+}
+
+// Calls visit(row, layer, name) for every tensor of a file, in the table's order.
+template <typename Visit> void for_each_parameter(const Config& c, Visit visit) {
+    for (const ParameterRow& row : parameter_table(c))
+        for (size_t l = 0; l < row.copies; l++) visit(row, row.offset + l * row.elements, row.name_of_layer(l));
+}
+
+void copy_to_device(void* to, const void* from, size_t bytes) {
+    check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy to the device");
+}
+
+// Copies one block of parameters (master or a moment) from a file, in which names are prefixed.
+void read_block(float* block, const Safetensors& file, const Config& c, const std::string& prefix) {
+    for_each_parameter(c, [&](const ParameterRow& row, size_t offset, const std::string& name) {
+        const std::vector<float> values = file.floats(prefix + name, row.shape);
+        check(cudaMemset(block + offset, 0, row.elements * sizeof(float)), "cudaMemset");   // the padding
+        copy_to_device(block + offset, values.data(), values.size() * sizeof(float));
+    });
+}
+
+// Weights from DIR/model.safetensors as we or transformers write it; the latter may prefix names
+// with "transformer." and add causal masks or a copy of the tied head.
+void read_weights(Model& m, const std::string& dir) {
+    const Safetensors file(dir + "/model.safetensors");
+    const std::string prefix = file.entries().count("transformer.wte.weight") ? "transformer." : "";
+    std::map<std::string, bool> expected = {{"lm_head.weight", true}};
+    for_each_parameter(m.config, [&](const ParameterRow&, size_t, const std::string& name) { expected[prefix + name] = true; });
+    for (const auto& [name, entry] : file.entries()) {
+        const bool mask = name.size() > 10 && (name.rfind(".attn.bias") == name.size() - 10 || name.find(".attn.masked_bias") != name.npos);
+        if (!mask && !expected.count(name))
+            file.fail(format("tensor %s does not belong to a GPT-2 of %d layers", name.c_str(), m.config.layers));
+    }
+    if (m.setup.purpose == Purpose::TRAINING) {
+        read_block(m.master, file, m.config, prefix);
+        if (SEPARATE_MASTER) round_weights(m.weights, m.master, m.elements);
+        return;
+    }
+    for_each_parameter(m.config, [&](const ParameterRow& row, size_t offset, const std::string& name) {
+        const std::vector<float> values = file.floats(prefix + name, row.shape);
+        std::vector<floatX> rounded(row.elements, floatX(0.0f));
+        std::copy(values.begin(), values.end(), rounded.begin());
+        copy_to_device(m.weights + offset, rounded.data(), rounded.size() * sizeof(floatX));
+    });
+}
+
+struct NamedBlock { std::string prefix; const float* data; };
+
+void write_blocks(const std::string& path, const Config& c, const std::vector<NamedBlock>& blocks) {
+    SafetensorsWriter file(path);
+    for (const NamedBlock& block : blocks)
+        for_each_parameter(c, [&](const ParameterRow& row, size_t, const std::string& name) { file.declare(block.prefix + name, row.shape); });
+    file.write_header();
+    std::vector<float> values;
+    for (const NamedBlock& block : blocks)
+        for_each_parameter(c, [&](const ParameterRow& row, size_t offset, const std::string&) {
+            values.resize(row.file_elements());
+            check(cudaMemcpy(values.data(), block.data + offset, values.size() * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
+            file.write(values.data(), values.size());
+        });
+    file.finish();
+}
+
+// The Hugging Face part of a checkpoint.
+void write_model(const std::string& dir, const Model& m) {
+    write_config(dir + "/config.json", m.config);
+    write_blocks(dir + "/model.safetensors", m.config, {{"", m.master}});
+}
+
+std::string checkpoint_name(long step) { return format("step_%06ld", step); }
+
+// The checkpoints of a run folder, by step.
+std::map<long, std::string> list_checkpoints(const std::string& out) {
+    std::map<long, std::string> found;
+    std::error_code ignored;   // no folder: no checkpoints
+    for (const auto& entry : fs::directory_iterator(out, ignored)) {
+        const std::string name = entry.path().filename();
+        if (name.rfind("step_", 0) == 0 && name.find_first_not_of("0123456789", 5) == name.npos && name.size() > 5)
+            found[std::stol(name.substr(5))] = entry.path();
+    }
+    return found;
+}
+
+void sync_folder(const std::string& path) {
+    const int folder = open(path.c_str(), O_RDONLY);
+    if (folder < 0 || fsync(folder) != 0) {
+        if (folder >= 0) close(folder);
+        throw Failure(format("%s: fsync: %s", path.c_str(), strerror(errno)));
+    }
+    close(folder);
+}
+
+// Writes out/step_N and then removes all but the last `keep` (0: keeps all). Returns its path.
+std::string write_checkpoint(const std::string& out, const Model& m, long step, json trainer, int keep) {
+    const std::string target = out + "/" + checkpoint_name(step), unfinished = out + "/unfinished_" + checkpoint_name(step);
+    trainer["step"] = step;
+    try {
+        fs::remove_all(unfinished);
+        fs::create_directory(unfinished);
+        write_model(unfinished, m);
+        write_blocks(unfinished + "/optimizer.safetensors", m.config, {{"m/", m.adam_m}, {"v/", m.adam_v}});
+        write_json(unfinished + "/trainer.json", trainer);
+        sync_folder(unfinished);
+        fs::remove_all(target);   // the same step of the same run, written once more
+        fs::rename(unfinished, target);
+        sync_folder(out);
+    } catch (const std::exception& error) {
+        std::error_code ignored;
+        fs::remove_all(unfinished, ignored);
+        throw Failure(format("checkpoint of step %ld not written, earlier ones are untouched: %s", step, error.what()));
+    }
+    auto all = list_checkpoints(out);
+    while (keep > 0 && all.size() > static_cast<size_t>(keep)) {
+        fs::remove_all(all.begin()->second);
+        all.erase(all.begin());
+    }
+    return target;
+}
+
+// ==== data ===================================================================
+// Tokens come from text files (bytes are the tokens) or from shards in llm.c's format: 256 int32
+// of header (magic 20240520, version 1, number of tokens), then uint16 tokens. A sequence of T
+// inputs and T targets is a window of T + 1 tokens; windows do not cross files.
+
+constexpr int SHARD_HEADER = 256, SHARD_MAGIC = 20240520, SHARD_VERSION = 1;
+
+// Consecutive tokens of one file.
+struct Piece {
+    const MappedFile* file;
+    const char* tokens;
+    size_t token_bytes;   // 1 or 2
+    size_t begin, count;
+
+    int operator[](size_t i) const {
+        if (token_bytes == 1) return static_cast<unsigned char>(tokens[begin + i]);
+        uint16_t token;
+        memcpy(&token, tokens + 2 * (begin + i), sizeof(token));
+        return token;
+    }
+};
+
+bool ends_with(const std::string& text, const std::string& end) {
+    return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+Piece open_piece(const MappedFile& file) {
+    const char* path = file.path().c_str();
+    if (!ends_with(file.path(), ".bin")) return {&file, file.data(), 1, 0, file.size()};
+    int header[SHARD_HEADER];
+    if (file.size() < sizeof(header)) throw UserError(format("%s: %zu bytes are too few for a shard's header of %zu", path, file.size(), sizeof(header)));
+    memcpy(header, file.data(), sizeof(header));
+    if (header[0] != SHARD_MAGIC) throw UserError(format("%s: magic number %d, expected %d: not a shard of tokens", path, header[0], SHARD_MAGIC));
+    if (header[1] != SHARD_VERSION) throw UserError(format("%s: shard version %d, expected %d", path, header[1], SHARD_VERSION));
+    const size_t count = header[2] < 0 ? 0 : header[2], there = (file.size() - sizeof(header)) / sizeof(uint16_t);
+    if (count != there)
+        throw UserError(format("%s: the header says %d tokens, the file holds %zu: truncated or damaged", path, header[2], there));
+    if (count == 0) throw UserError(format("%s: the shard holds no tokens", path));
+    return {&file, file.data() + sizeof(header), 2, 0, count};
+}
+
+// Windows may begin ANYWHERE (as many as there are such places); or follow on each other, WHOLE ones
+// only, or COVERING every token, the last one of a file cut short.
+enum class Windows { ANYWHERE, WHOLE, COVERING };
+
+class Tokens {
+public:
+    Tokens() = default;
+    explicit Tokens(const std::string& pattern) : files_(std::make_shared<std::vector<MappedFile>>()) {
+        glob_t found = {};
+        const int status = glob(pattern.c_str(), 0, nullptr, &found);   // in sorted order
+        for (size_t i = 0; status == 0 && i < found.gl_pathc; i++) paths_.push_back(found.gl_pathv[i]);
+        globfree(&found);
+        if (paths_.empty()) throw UserError(format("%s: no such file", pattern.c_str()));
+        files_->reserve(paths_.size());
+        for (const std::string& path : paths_) {
+            files_->emplace_back(path);
+            pieces_.push_back(open_piece(files_->back()));
+        }
+    }
+
+    size_t count() const {
+        size_t count = 0;
+        for (const Piece& piece : pieces_) count += piece.count;
+        return count;
+    }
+    bool bytes_only() const {
+        return std::all_of(pieces_.begin(), pieces_.end(), [](const Piece& p) { return p.token_bytes == 1; });
+    }
+    const std::vector<Piece>& pieces() const { return pieces_; }
+
+    // Takes the last `fraction` of the tokens away and returns them.
+    Tokens split_tail(double fraction) {
+        Tokens tail;
+        tail.files_ = files_;
+        size_t wanted = static_cast<size_t>(count() * fraction);
+        while (wanted > 0) {
+            Piece& last = pieces_.back();
+            const size_t taken = std::min(wanted, last.count);
+            Piece part = last;
+            part.begin += last.count - taken;
+            part.count = taken;
+            tail.pieces_.insert(tail.pieces_.begin(), part);
+            last.count -= taken;
+            if (last.count == 0) pieces_.pop_back();
+            wanted -= taken;
+        }
+        return tail;
+    }
+
+    size_t windows(Windows kind, size_t T) const {
+        size_t total = 0;
+        for (const Piece& piece : pieces_) total += windows_of(piece, kind, T);
+        return total;
+    }
+
+    // Window number `index` of that many. Targets past the end of a file are -1.
+    void read(int* inputs, int* targets, Windows kind, size_t index, size_t T, int V) const {
+        for (const Piece& piece : pieces_) {
+            const size_t here = windows_of(piece, kind, T);
+            if (index < here) return copy(inputs, targets, piece, kind == Windows::ANYWHERE ? index : index * T, T, V);
+            index -= here;
+        }
+    }
+
+private:
+    static size_t windows_of(const Piece& p, Windows kind, size_t T) {
+        switch (kind) {
+            case Windows::ANYWHERE: return p.count > T ? p.count - T : 0;
+            case Windows::WHOLE:    return (p.count - 1) / T;
+            default:                return ceil_div(p.count - 1, T);
+        }
+    }
+    static void copy(int* inputs, int* targets, const Piece& piece, size_t start, size_t T, int V) {
+        const size_t there = std::min(T, piece.count - 1 - start);
+        for (size_t t = 0; t <= there; t++) {
+            const int token = piece[start + t];
+            if (token >= V)
+                throw UserError(format("%s: token %d at position %zu is outside the vocabulary of %d",
+                                       piece.file->path().c_str(), token, piece.begin + start + t, V));
+            if (t < there) inputs[t] = token;
+            if (t > 0) targets[t - 1] = token;
+        }
+        std::fill(inputs + there, inputs + T, 0);
+        std::fill(targets + there, targets + T, -1);
+    }
+
+    std::vector<std::string> paths_;
+    std::shared_ptr<std::vector<MappedFile>> files_;
+    std::vector<Piece> pieces_;
+};
+
+// Which positions hold which token, for embedding's backward: a counting sort of inputs (N).
+// order (N), first (N + 1), the unused end of `first` padded with N. Returns the number of runs.
+size_t sort_positions(int* order, int* first, const int* inputs, size_t N, int V) {
+    std::vector<int> at(V + 1, 0);
+    for (size_t n = 0; n < N; n++) at[inputs[n] + 1]++;
+    size_t runs = 0;
+    for (int v = 0; v < V; v++) {
+        if (at[v + 1]) first[runs++] = at[v];
+        at[v + 1] += at[v];
+    }
+    std::fill(first + runs, first + N + 1, static_cast<int>(N));
+    for (size_t n = 0; n < N; n++) order[at[inputs[n]]++] = static_cast<int>(n);
+    return runs;
+}
+
+// Brings micro-batches to the device, each while the one before it is in use: two slots in pinned
+// host memory and on the device. Which windows come is a function of (seed, number of the window),
+// so a run resumes anywhere.
+class Loader {
+public:
+    Loader(const Model& m, const Tokens& tokens, Shuffle shuffle, uint64_t seed, uint64_t first_window)
+        : m_(m), tokens_(tokens), windows_(shuffle == Shuffle::YES ? Windows::ANYWHERE : Windows::WHOLE), seed_(splitmix64(seed)), next_window_(first_window) {
+        const size_t N = m.setup.N(), T = m.setup.T;
+        if (tokens.windows(Windows::WHOLE, T) == 0)
+            throw UserError(format("%s: %zu tokens are too few for one sequence of --seq-len %zu + 1",
+                                   tokens.pieces().empty() ? "--data" : tokens.pieces()[0].file->path().c_str(), tokens.count(), T));
+        for (Slot& slot : slots_) {
+            check(cudaMallocHost(reinterpret_cast<void**>(&slot.host), (4 * N + 1) * sizeof(int)), "cudaMallocHost");
+            check(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming), "cudaEventCreate");
+            check(cudaEventCreateWithFlags(&slot.used, cudaEventDisableTiming), "cudaEventCreate");
+        }
+        send();
+    }
+    Loader(const Loader&) = delete;
+    ~Loader() {
+        cudaStreamSynchronize(device.copies);
+        for (Slot& slot : slots_) {
+            cudaFreeHost(slot.host);
+            cudaEventDestroy(slot.copied);
+            cudaEventDestroy(slot.used);
+        }
+    }
+
+    // The batch that is ready; work launched from now on waits for its copy.
+    Batch current() {
+        Slot& slot = slots_[now_];
+        check(cudaStreamWaitEvent(device.stream, slot.copied, 0), "cudaStreamWaitEvent");
+        return slot.batch;
+    }
+    // Work on the current batch has been launched: sends the next one, which becomes current.
+    void advance() {
+        check(cudaEventRecord(slots_[now_].used, device.stream), "cudaEventRecord");
+        now_ = 1 - now_;
+        send();
+    }
+
+private:
+    struct Slot {
+        int* host;   // inputs (N), targets (N), order (N), first (N + 1)
+        cudaEvent_t copied, used;
+        Batch batch;
+    };
+
+    void send() {
+        Slot& slot = slots_[now_];
+        const int B = m_.setup.B, T = m_.setup.T, V = m_.config.vocab;
+        const size_t N = m_.setup.N();
+        check(cudaEventSynchronize(slot.copied), "cudaEventSynchronize");   // the host's side is free again
+        int *inputs = slot.host, *targets = inputs + N, *order = targets + N, *first = order + N;
+        for (int b = 0; b < B; b++, next_window_++) {
+            int *in = inputs + static_cast<size_t>(b) * T, *out = targets + static_cast<size_t>(b) * T;
+            const uint64_t pick = windows_ == Windows::ANYWHERE ? splitmix64(seed_ ^ splitmix64(next_window_)) : next_window_;
+            tokens_.read(in, out, windows_, pick % tokens_.windows(windows_, T), T, V);
+        }
+        slot.batch.runs = sort_positions(order, first, inputs, N, V);
+        check(cudaStreamWaitEvent(device.copies, slot.used, 0), "cudaStreamWaitEvent");   // and the device's
+        const Activations& a = m_.a;
+        auto copy = [&](const Tensor<int>& to, const int* from, size_t n) {
+            check(cudaMemcpyAsync(to(now_), from, n * sizeof(int), cudaMemcpyHostToDevice, device.copies), "cudaMemcpyAsync");
+            return to(now_);
+        };
+        slot.batch.inputs = copy(a.inputs, inputs, N);
+        slot.batch.targets = copy(a.targets, targets, N);
+        slot.batch.order = copy(a.order, order, N);
+        slot.batch.first = copy(a.first, first, N + 1);
+        check(cudaEventRecord(slot.copied, device.copies), "cudaEventRecord");
+    }
+
+    const Model& m_;
+    const Tokens& tokens_;
+    Windows windows_;
+    uint64_t seed_, next_window_;
+    Slot slots_[2] = {};
+    int now_ = 0;
+};
+
+// The copy of inputs and targets that Loader leaves to evaluation and sampling.
+constexpr int SPARE = 2;
+
+// Brings inputs to the device once earlier work no longer needs the ones before.
+const int* send_spare(const Tensor<int>& tensor, const std::vector<int>& values) {
+    check(cudaStreamSynchronize(device.stream), "a kernel");
+    copy_to_device(tensor(SPARE), values.data(), values.size() * sizeof(int));
+    return tensor(SPARE);
+}
+
+struct Evaluation { double loss; size_t tokens; };
+
+// Mean loss over at most `windows` windows spread evenly over the tokens; 0: every token but each
+// file's first, which nothing predicts.
+Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows) {
+    const size_t B = m.setup.B, T = m.setup.T, N = m.setup.N();
+    const size_t all = tokens.windows(Windows::COVERING, T);
+    if (all == 0) throw UserError("evaluation needs at least 2 tokens");
+    if (windows == 0 || windows > all) windows = all;
+    take_loss(m);
+    size_t counted = 0;
+    for (size_t w = 0; w < windows; w += B) {
+        std::vector<int> inputs(N, 0), targets(N, -1);
+        for (size_t b = 0; b < B && w + b < windows; b++)
+            tokens.read(&inputs[b * T], &targets[b * T], Windows::COVERING, (w + b) * all / windows, T, m.config.vocab);
+        counted += N - std::count(targets.begin(), targets.end(), -1);
+        forward(m, send_spare(m.a.inputs, inputs));
+        head<Want::LOSS>(m, send_spare(m.a.targets, targets), 0);
+    }
+    return {take_loss(m) / counted, counted};
+}
+
+// ==== sampling ===============================================================
+
+// Picks a token from logits (V) fp32. `random` in [0, 1).
+int pick_token(std::vector<float> logits, double temperature, int top_k, double random) {
+    const int V = static_cast<int>(logits.size());
+    std::vector<int> order(V);
+    for (int v = 0; v < V; v++) order[v] = v;
+    const int kept = temperature == 0 ? 1 : top_k > 0 ? std::min(top_k, V) : V;
+    std::partial_sort(order.begin(), order.begin() + kept, order.end(), [&](int a, int b) {
+        return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+    });
+    std::vector<double> cumulative(kept);
+    double sum = 0;
+    for (int k = 0; k < kept; k++) {
+        if (temperature > 0) sum += exp((logits[order[k]] - logits[order[0]]) / temperature);
+        cumulative[k] = sum;
+    }
+    for (int k = 0; k < kept; k++)
+        if (random * sum < cumulative[k]) return order[k];
+    return order[kept - 1];
+}
+
+// Sequences grow in steps of this, so that few shapes of matmul occur.
+constexpr int SAMPLE_STEP = 64;
+
+// Continues `tokens` by `count`, calling show(token) for each. Past the context the oldest half is
+// forgotten. The model's buffers serve for B = 1 and any T up to theirs.
+template <typename Show>
+void sample(Model& m, std::vector<int> tokens, int count, double temperature, int top_k, uint64_t seed, Show show) {
+    const Setup setup = m.setup;
+    const int most = std::min(setup.T, m.config.context), V = m.config.vocab;
+    for (int i = 0; i < count; i++) {
+        if (static_cast<int>(tokens.size()) > most) tokens.erase(tokens.begin(), tokens.end() - std::max(1, most / 2));
+        const size_t length = tokens.size();
+        m.setup.B = 1;
+        m.setup.T = std::min<int>(most, ceil_div(length, SAMPLE_STEP) * SAMPLE_STEP);
+        std::vector<int> inputs = tokens;
+        inputs.resize(m.setup.T, 0);   // causal attention: what follows does not matter
+        forward(m, send_spare(m.a.inputs, inputs));
+        head_logits(m, length - 1, 1);
+        std::vector<floatX> row(V);
+        check(cudaStreamSynchronize(device.stream), "a kernel");
+        check(cudaMemcpy(row.data(), m.a.logits(), V * sizeof(floatX), cudaMemcpyDeviceToHost), "cudaMemcpy of logits");
+        const double random = (splitmix64(splitmix64(seed) + i) >> 11) * 0x1p-53;
+        tokens.push_back(pick_token(std::vector<float>(row.begin(), row.end()), temperature, top_k, random));
+        show(tokens.back());
+    }
+    m.setup = setup;
+}
+
+// Bytes are printed as they are, other tokens as numbers.
+void print_token(int token, int V) {
+    if (V == BYTE_VOCAB) fputc(token, stdout);
+    else printf("%d ", token);
+    fflush(stdout);
+}
+
+// ==== schedule ===============================================================
+
+// Share of the steps in which `wsd` decays (Hu et al. 2024, "MiniCPM", section 4).
+constexpr double WSD_DECAY = 0.2;
+
+// Learning rate of a step, counted from 0.
+double learning_rate(const Options& o, long step) {
+    if (step < o.warmup) return o.lr * (step + 1) / o.warmup;
+    const double low = o.min_lr < 0 ? o.lr / 10 : o.min_lr;
+    const double progress = o.steps > o.warmup ? double(step - o.warmup) / (o.steps - o.warmup) : 1;
+    double share = 1;   // of the way from low to lr
+    switch (o.schedule) {
+        case Schedule::COSINE:   share = 0.5 * (1 + cos(M_PI * progress)); break;
+        case Schedule::LINEAR:   share = 1 - progress; break;
+        case Schedule::WSD:      share = std::min(1.0, (o.steps - step) / (WSD_DECAY * o.steps)); break;
+        case Schedule::CONSTANT: break;
+    }
+    return low + share * (o.schedule == Schedule::CONSTANT ? o.lr - low : o.lr - low);
+}
+
+AdamW adamw_settings(const Options& o, long step) {
+    const double t = step + 1;
+    return {static_cast<float>(learning_rate(o, step)), static_cast<float>(o.beta1), static_cast<float>(o.beta2),
+            static_cast<float>(o.eps), static_cast<float>(o.weight_decay), static_cast<float>(o.grad_clip),
+            static_cast<float>(1 - pow(o.beta1, t)), static_cast<float>(1 - pow(o.beta2, t))};
+}
+
+// ==== peak ===================================================================
+// The denominator of MFU: dense TFLOP/s of matmuls, from the makers' data sheets (never the figures
+// "with sparsity"). What is not listed is measured.
+
+struct Peak { const char* name; double bf16, fp32; };   // part of the device's name; FP32 without TF32
+
+const Peak PEAKS[] = {
+    {"B200", 2250, 75},       {"GH200", 989.5, 66.9},   {"H200", 989.5, 66.9},     {"H100 PCIe", 756, 51.2},
+    {"H100 NVL", 835, 60},    {"H100", 989.5, 66.9},    {"H800", 989.5, 66.9},     {"A100", 312, 19.5},
+    {"A800", 312, 19.5},      {"L40S", 362, 91.6},      {"L40", 181, 90.5},        {"L4", 121, 30.3},
+    {"A10G", 70, 31.5},       {"A10", 125, 31.2},       {"RTX 6000 Ada", 364, 91.1}, {"RTX A6000", 154.8, 38.7},
+    {"RTX 4090", 165.2, 82.6}, {"RTX 3090", 71, 35.6},
+};
+
+double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// FLOP/s of a square matmul: the best of a few runs.
+double measure_peak() {
+    const size_t n = device.is_cpu() ? 1024 : 8192;
+    floatX* matrices;   // three of them
+    check(cudaMalloc(&matrices, 3 * n * n * sizeof(floatX)), "cudaMalloc to measure the device's peak");
+    check(cudaMemset(matrices, 0, 3 * n * n * sizeof(floatX)), "cudaMemset");
+    double best = 0;
+    for (int run = 0; run < 5; run++) {
+        const double start = seconds_now();
+        matmul(matrices, matrices + n * n, matrices + 2 * n * n,
+               {n, n, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE});
+        check(cudaStreamSynchronize(device.stream), "matmul to measure the device's peak");
+        best = std::max(best, 2.0 * n * n * n / (seconds_now() - start));
+    }
+    check(cudaFree(matrices), "cudaFree");
+    return best;
+}
+
+void find_peak() {
+    for (const Peak& peak : PEAKS)
+        if (strstr(device.properties.name, peak.name)) {
+            device.peak_flops = (FLOATX == DType::BF16 ? peak.bf16 : peak.fp32) * 1e12;
+            device.peak_source = format("data sheet of %s", peak.name);
+            return;
+        }
+    device.peak_flops = measure_peak();
+    device.peak_source = "measured matmul";
+}
+
+// ==== log ====================================================================
+
+std::string short_number(double x) {
+    if (x >= 1e6) return format("%.2fM", x / 1e6);
+    return x >= 1e3 ? format("%.1fk", x / 1e3) : format("%.0f", x);
+}
+
+std::string clock_text(double seconds) {
+    const long s = lround(seconds);
+    return s >= 3600 ? format("%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60) : format("%ld:%02ld", s / 60, s % 60);
+}
+
+// OUT/log.jsonl, one object a line. Resuming drops what came after the checkpoint.
+class Log {
+public:
+    Log(const std::string& out, long resumed_step) {
+        if (out.empty()) return;
+        path_ = out + "/log.jsonl";
+        std::string kept;
+        if (resumed_step > 0 && fs::exists(path_) && fs::file_size(path_) > 0) {
+            const MappedFile old(path_);
+            std::istringstream lines(std::string(old.data(), old.size()));
+            for (std::string line; std::getline(lines, line);) {
+                const json record = json::parse(line, nullptr, false);   // a crash may have cut the last line
+                if (record.is_object() && record.value("step", 0L) <= resumed_step) kept += line + "\n";
+            }
+        }
+        {
+            OutputFile rewritten(path_ + ".new");
+            rewritten.write(kept.data(), kept.size());
+            rewritten.finish();
+        }
+        fs::rename(path_ + ".new", path_);
+        file_ = fopen(path_.c_str(), "ab");
+        if (!file_) throw Failure(format("%s: cannot be written: %s", path_.c_str(), strerror(errno)));
+    }
+    Log(const Log&) = delete;
+    ~Log() { if (file_) fclose(file_); }
+
+    void write(const json& record) {
+        if (!file_) return;
+        const std::string line = record.dump() + "\n";
+        if (fwrite(line.data(), 1, line.size(), file_) != line.size() || fflush(file_) != 0)
+            throw Failure(format("%s: writing failed: %s", path_.c_str(), strerror(errno)));
+    }
+
+private:
+    std::string path_;
+    FILE* file_ = nullptr;
+};
+
+struct StepResult { double loss, norm, lr, seconds, tokens_per_s, mfu, hfu; };
+
+// One line that is drawn over and over on a terminal; elsewhere a line every now and then.
+class Progress {
+public:
+    Progress(long first_step, long steps) : first_(first_step), steps_(steps), start_(seconds_now()) {}
+
+    void show(long step, const StepResult& r) {
+        const double now = seconds_now(), interval = terminal_ ? 0.1 : 3;
+        if (step < steps_ && step > first_ + 1 && now - shown_ < interval) return;
+        shown_ = now;
+        const double left = (now - start_) / (step - first_) * (steps_ - step);
+        constexpr int WIDTH = 20;
+        std::string bar(WIDTH, '.');
+        std::fill(bar.begin(), bar.begin() + WIDTH * step / steps_, '#');
+        const std::string line = format("step %*ld/%ld [%s] loss %.4f  norm %.2f  lr %.2e  %s tok/s  MFU %.1f%%  %s left",
+                                        digits(), step, steps_, bar.c_str(), r.loss, r.norm, r.lr,
+                                        short_number(r.tokens_per_s).c_str(), 100 * r.mfu, clock_text(left).c_str());
+        printf(terminal_ ? "\r%s\033[K" : "%s\n", line.c_str());
+        open_ = terminal_;
+        fflush(stdout);
+    }
+    // Before anything else is printed.
+    void end_line() {
+        if (std::exchange(open_, false)) printf("\n");
+    }
+
+private:
+    int digits() const { return static_cast<int>(std::to_string(steps_).size()); }
+
+    long first_, steps_;
+    double start_, shown_ = 0;
+    bool terminal_ = isatty(STDOUT_FILENO), open_ = false;
+};
+
+// ==== verbs: what they share =================================================
+
+static volatile sig_atomic_t stop_requested = 0;
+
+void open_device() {
+    int count = 0;
+    const cudaError_t status = cudaGetDeviceCount(&count);
+    if (status != cudaSuccess || count == 0)
+        throw Failure(format("no GPU was found (%s); make DEVICE=cpu builds for the CPU", cudaGetErrorString(status)));
+    check(cudaSetDevice(0), "cudaSetDevice");
+    check(cudaGetDeviceProperties(&device.properties, 0), "cudaGetDeviceProperties");
+    check(cudaStreamCreateWithFlags(&device.stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    check(cudaStreamCreateWithFlags(&device.copies, cudaStreamNonBlocking), "cudaStreamCreate");
+    check(cublasLtCreate(&device.matmul), "cublasLtCreate");
+}
+
+Config config_from_options(const Options& o, int default_vocab) {
+    const Preset* preset = std::find_if(std::begin(PRESETS), std::end(PRESETS), [&](const Preset& p) { return o.model == p.name; });
+    if (preset == std::end(PRESETS)) {
+        std::string names;
+        for (const Preset& p : PRESETS) names += std::string(names.empty() ? "" : ", ") + p.name;
+        throw UserError(format("--model takes one of %s, found '%s'", names.c_str(), o.model.c_str()));
+    }
+    Config c = preset->config;
+    if (default_vocab) c.vocab = default_vocab;
+    if (o.layers) c.layers = o.layers;
+    if (o.heads) c.heads = o.heads;
+    if (o.channels) c.channels = o.channels;
+    if (o.context) c.context = o.context;
+    else if (o.seq_len > c.context) c.context = o.seq_len;
+    if (o.vocab) c.vocab = o.vocab;
+    require_supported(c, "the model");
+    return c;
+}
+
+Setup make_setup(const Options& o, const Config& c, Purpose purpose) {
+    if (o.seq_len > c.context)
+        throw UserError(format("--seq-len %d is more than the model's context of %d", o.seq_len, c.context));
+    if (FLOATX == DType::FP32 && o.grad_dtype == DType::BF16)
+        throw UserError("--grad-dtype bf16 needs a build with PRECISION=bf16; this one is fp32");
+    return {c, o.micro_batch, o.seq_len ? o.seq_len : c.context, o.recompute, o.grad_dtype, purpose};
+}
+
+// Micro-batches of a step.
+long accumulation_steps(const Options& o, const Setup& s) {
+    const long tokens = static_cast<long>(s.N());
+    if (o.total_batch == 0) return 1;
+    if (o.total_batch % tokens == 0) return o.total_batch / tokens;
+    const long below = o.total_batch / tokens * tokens;
+    throw UserError(format("--total-batch %ld is no multiple of micro-batch x sequence = %d x %d = %ld tokens; nearest that are: %s%ld",
+                           o.total_batch, s.B, s.T, tokens, below ? format("%ld and ", below).c_str() : "", below + tokens));
+}
+
+size_t peak_resident_bytes() {
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return static_cast<size_t>(usage.ru_maxrss) * 1024;
+}
+
+// ==== train ==================================================================
+
+struct TrainData { Tokens train, val; };
+
+TrainData open_data(const Options& o) {
+    if (o.data.empty()) throw UserError("train needs --data PATTERN: text or .bin shards of tokens");
+    TrainData data = {Tokens(o.data), {}};
+    if (!o.val_data.empty()) data.val = Tokens(o.val_data);
+    else if (o.val_fraction > 0 && o.eval_every > 0) data.val = data.train.split_tail(o.val_fraction);
+    return data;
+}
+
+// Where a run begins: nothing, --from or the last checkpoint.
+struct Start {
+    std::string dir;        // of a Hugging Face folder, or empty
+    json trainer;           // null but when resuming
+    long step = 0;
+    uint64_t window = 0;    // of the data
+};
+
+Start find_start(const Options& o) {
+    Start start = {o.from, nullptr};
+    if (o.out.empty()) {
+        if (o.resume) throw UserError("--resume needs --out DIR, the folder of the run to go on with");
+        return start;
+    }
+    std::error_code error;
+    fs::create_directories(o.out, error);
+    if (error || access(o.out.c_str(), W_OK) != 0)
+        throw UserError(format("--out %s: cannot be written: %s", o.out.c_str(), error ? error.message().c_str() : strerror(errno)));
+    const auto checkpoints = list_checkpoints(o.out);
+    if (!o.resume) {
+        if (!checkpoints.empty() || fs::exists(o.out + "/log.jsonl"))
+            throw UserError(format("--out %s already holds a run: --resume goes on with it, or name another folder", o.out.c_str()));
+        return start;
+    }
+    if (!o.from.empty()) throw UserError("--resume and --from exclude each other: both say where weights come from");
+    if (checkpoints.empty()) throw UserError(format("--resume: no checkpoint in %s", o.out.c_str()));
+    start.dir = checkpoints.rbegin()->second;
+    const std::string path = start.dir + "/trainer.json";
+    start.trainer = read_json(path);
+    try {
+        start.step = start.trainer.at("step");
+        start.window = start.trainer.at("next_window");
+    } catch (const json::exception& problem) {
+        throw UserError(format("%s: %s", path.c_str(), problem.what()));
+    }
+    return start;
+}
+
+void load_start(Model& m, const Start& start, uint64_t seed) {
+    if (start.dir.empty()) return init_parameters(m, seed);
+    read_weights(m, start.dir);
+    if (start.trainer.is_null()) return;
+    const Safetensors moments(start.dir + "/optimizer.safetensors");
+    read_block(m.adam_m, moments, m.config, "m/");
+    read_block(m.adam_v, moments, m.config, "v/");
+}
+
+void print_memory(const Setup& s) {
+    const Plan p = plan(s);
+    std::string parts;
+    for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++)
+        if (p.bytes[i]) parts += format("%s%s %s", parts.empty() ? "" : ", ", CATEGORY_NAMES[i], gigabytes(p.bytes[i]).c_str());
+    printf("memory     %s: %s\n", gigabytes(p.total).c_str(), parts.c_str());
+}
+
+void print_run(const Setup& s, const Options& o, const TrainData& data, long accumulation, const Start& start) {
+    const Config& c = s.config;
+    printf("device     %s, %s, %.2f TFLOP/s peak (%s)\n", device.properties.name, name_of(FLOATX), device.peak_flops / 1e12,
+           device.peak_source.c_str());
+    printf("model      %d layers, %d heads, %d channels, context %d, vocabulary %d: %zu parameters, %s\n", c.layers, c.heads,
+           c.channels, c.context, c.vocab, count_parameters(c).real,
+           start.dir.empty() ? "initialised at random" : ("from " + start.dir).c_str());
+    printf("data       %s: %zu tokens to train on, %zu to validate on\n", o.data.c_str(), data.train.count(), data.val.count());
+    printf("step       %d x %d tokens x %ld micro-batches = %ld tokens\n", s.B, s.T, accumulation, accumulation * long(s.N()));
+    print_memory(s);
+    if (o.out.empty()) printf("output     none: --out DIR keeps a log and checkpoints\n");
+    else printf("output     %s\n", o.out.c_str());
+    fflush(stdout);
+}
+
+json run_record(const Options& o, const Setup& s) {
+    int runtime = 0, driver = 0;
+    cudaRuntimeGetVersion(&runtime);
+    cudaDriverGetVersion(&driver);
+    const Config& c = s.config;
+    const ParameterCount count = count_parameters(c);
+    const Flops flops = flops_per_token(s);
+    return {{"run", {{"options", describe(o, TRAIN)},
+                     {"model", {{"layers", c.layers}, {"heads", c.heads}, {"channels", c.channels}, {"context", c.context},
+                                {"vocab", c.vocab}, {"parameters", count.real}}},
+                     {"device", device.properties.name}, {"precision", name_of(FLOATX)},
+                     {"peak_flops", device.peak_flops}, {"peak_source", device.peak_source},
+                     {"flops_per_token", {{"model", flops.model}, {"hardware", flops.hardware}}},
+                     {"planned_bytes", plan(s).total}, {"cuda_runtime", runtime}, {"cuda_driver", driver},
+                     {"cublaslt", cublasLtGetVersion()}}}};
+}
+
+// A training run: what lives from its first step to its last.
+class Trainer {
+public:
+    Trainer(const Options& o, const TrainData& data, const Setup& setup, const Start& start)
+        : o_(o), data_(data), start_(start), accumulation_(accumulation_steps(o, setup)), step_(start.step),
+          log_(o.out, start.step), progress_(start.step, o.steps) {
+        allocate(m_, setup);
+        load_start(m_, start, o.seed);
+        if (start.step == 0) log_.write(run_record(o, setup));
+    }
+
+    void run() {
+        const double began = seconds_now();
+        const long first = step_;
+        Loader loader(m_, data_.train, o_.shuffle, o_.seed, start_.window);
+        while (step_ < o_.steps && !stop_requested) {
+            const StepResult result = step(loader);
+            progress_.show(step_, result);
+            const bool last = step_ == o_.steps;
+            if (due(o_.eval_every, last) && data_.val.count() > 1) validate();
+            if (due(o_.sample_every, last)) show_sample();
+            if (due(o_.checkpoint_every, last) || stop_requested) checkpoint();
+        }
+        progress_.end_line();
+        const double seconds = seconds_now() - began;
+        if (stop_requested) printf("stopped by a signal after step %ld\n", step_);
+        printf("done       %ld steps in %s, %s tok/s; %s planned and allocated, %s resident at most\n", step_ - first,
+               clock_text(seconds).c_str(), short_number((step_ - first) * tokens_per_step() / seconds).c_str(),
+               gigabytes(m_.allocated).c_str(), gigabytes(peak_resident_bytes()).c_str());
+    }
+
+private:
+    double tokens_per_step() const { return static_cast<double>(accumulation_) * m_.setup.N(); }
+    bool due(long every, bool last) const { return every > 0 && (step_ % every == 0 || last); }
+
+    StepResult step(Loader& loader) {
+        const double began = seconds_now();
+        for (long micro = 0; micro < accumulation_; micro++) {
+            micro_step(m_, loader.current(), accumulation_ * m_.setup.N());
+            loader.advance();
+        }
+        const AdamW settings = adamw_settings(o_, step_);
+        update(m_, settings);
+        StepResult r = {};
+        r.loss = take_loss(m_) / tokens_per_step();
+        r.norm = fetch(m_.a.norm());
+        step_++;
+        r.lr = settings.lr;
+        r.seconds = seconds_now() - began;
+        r.tokens_per_s = tokens_per_step() / r.seconds;
+        const Flops flops = flops_per_token(m_.setup);
+        r.mfu = flops.model * r.tokens_per_s / device.peak_flops;
+        r.hfu = flops.hardware * r.tokens_per_s / device.peak_flops;
+        if (!std::isfinite(r.loss) || !std::isfinite(r.norm)) {
+            progress_.end_line();
+            throw Failure(format("step %ld: loss %f, gradient norm %f: stopped; the last good checkpoint is %s", step_, r.loss,
+                                 r.norm, last_checkpoint_.empty() ? "none" : last_checkpoint_.c_str()));
+        }
+        log_.write({{"step", step_}, {"loss", r.loss}, {"norm", r.norm}, {"lr", r.lr}, {"ms", 1e3 * r.seconds},
+                    {"tokens_per_s", r.tokens_per_s}, {"mfu", r.mfu}, {"hfu", r.hfu}});
+        return r;
+    }
+
+    void validate() {
+        const Evaluation e = evaluate(m_, data_.val, o_.eval_batches * m_.setup.B);
+        progress_.end_line();
+        printf("step %ld: validation loss %.4f over %zu tokens\n", step_, e.loss, e.tokens);
+        fflush(stdout);
+        log_.write({{"step", step_}, {"val_loss", e.loss}});
+    }
+
+    void show_sample() {
+        progress_.end_line();
+        const int V = m_.config.vocab, first = V == BYTE_VOCAB ? '\n' : V - 1;   // GPT-2's end of text
+        printf("---- sample ----\n");
+        sample(m_, {first}, o_.sample_tokens, 1.0, 0, o_.seed + step_, [V](int token) { print_token(token, V); });
+        printf("\n----------------\n");
+    }
+
+    void checkpoint() {
+        if (o_.out.empty()) return;
+        const uint64_t windows = static_cast<uint64_t>(step_ - start_.step) * accumulation_ * m_.setup.B;
+        const json trainer = {{"next_window", start_.window + windows}, {"options", describe(o_, TRAIN)}};
+        last_checkpoint_ = write_checkpoint(o_.out, m_, step_, trainer, o_.keep);
+        progress_.end_line();
+        printf("step %ld: checkpoint %s\n", step_, last_checkpoint_.c_str());
+    }
+
+    const Options& o_;
+    const TrainData& data_;
+    const Start& start_;
+    long accumulation_, step_;
+    Log log_;
+    Progress progress_;
+    Model m_;
+    std::string last_checkpoint_ = start_.dir;
+};
+
+void train(const Options& o) {
+    const TrainData data = open_data(o);
+    const Start start = find_start(o);
+    const Config config = start.dir.empty() ? config_from_options(o, data.train.bytes_only() ? BYTE_VOCAB : 0)
+                                            : read_config(start.dir + "/config.json");
+    const Setup setup = make_setup(o, config, Purpose::TRAINING);
+    find_peak();
+    print_run(setup, o, data, accumulation_steps(o, setup), start);
+    Trainer trainer(o, data, setup, start);
+    // Ctrl-C ends the run after the step; a second one at once.
+    struct sigaction action = {};
+    action.sa_handler = [](int) { stop_requested = 1; };
+    action.sa_flags = SA_RESETHAND;
+    sigaction(SIGINT, &action, nullptr);
+    sigaction(SIGTERM, &action, nullptr);
+    trainer.run();
+}
+
+// ==== eval, sample, plan =====================================================
+
+void load_for_inference(Model& m, const Options& o, const char* verb, int B) {
+    if (o.from.empty()) throw UserError(format("%s needs --from DIR, a folder with config.json and model.safetensors", verb));
+    Setup setup = make_setup(o, read_config(o.from + "/config.json"), Purpose::INFERENCE);
+    setup.B = B;
+    allocate(m, setup);
+    read_weights(m, o.from);
+}
+
+void eval(const Options& o) {
+    if (o.data.empty()) throw UserError("eval needs --data PATTERN");
+    const Tokens tokens(o.data);
+    Model m;
+    load_for_inference(m, o, "eval", o.micro_batch);
+    const Evaluation e = evaluate(m, tokens, 0);
+    printf("loss %.6f over %zu tokens\n", e.loss, e.tokens);
+}
+
+std::vector<int> read_prompt(const Options& o, int V) {
+    std::vector<int> tokens;
+    if (o.prompt_tokens.empty()) {
+        if (V != BYTE_VOCAB)
+            throw UserError(format("--prompt is for models of bytes; this vocabulary has %d tokens: give --prompt-tokens, as scripts/tokens.py prints them", V));
+        for (unsigned char byte : o.prompt) tokens.push_back(byte);
+        return tokens;
+    }
+    std::string text = o.prompt_tokens;
+    if (text == "-") {
+        text.clear();
+        for (int c; (c = getchar()) != EOF;) text += static_cast<char>(c);
+    }
+    for (char& c : text) if (c == ',' || c == '\n') c = ' ';
+    std::istringstream words(text);
+    for (std::string word; words >> word;) {
+        int token;
+        if (!parse_number(word, token) || token < 0 || token >= V)
+            throw UserError(format("--prompt-tokens takes token numbers from 0 to %d, found '%s'", V - 1, word.c_str()));
+        tokens.push_back(token);
+    }
+    if (tokens.empty()) throw UserError("--prompt-tokens: no tokens");
+    return tokens;
+}
+
+void sample_verb(const Options& o) {
+    Model m;
+    load_for_inference(m, o, "sample", 1);
+    const int V = m.config.vocab;
+    const std::vector<int> prompt = read_prompt(o, V);
+    for (int token : prompt) print_token(token, V);
+    sample(m, prompt, o.sample_tokens, o.temperature, o.top_k, o.seed, [V](int token) { print_token(token, V); });
+    printf("\n");
+}
+
+size_t parse_bytes(const std::string& text) {
+    static const std::pair<const char*, double> UNITS[] = {{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"GB", 1e9}, {"MB", 1e6}};
+    for (const auto& [unit, factor] : UNITS) {
+        double number;
+        if (ends_with(text, unit) && parse_number(text.substr(0, text.size() - strlen(unit)), number) && number > 0) return number * factor;
+    }
+    throw UserError(format("--gpu-memory takes a size such as 80GB or 24GiB, found '%s'", text.c_str()));
+}
+
+json plan_record(const Setup& s, size_t memory) {
+    const Plan p = plan(s);
+    const ParameterCount count = count_parameters(s.config);
+    json bytes, tensors;
+    size_t state = 0;   // all but activations and workspace
+    for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++) {
+        bytes[CATEGORY_NAMES[i]] = p.bytes[i];
+        if (i < static_cast<size_t>(Category::ACTIVATIONS)) state += p.bytes[i];
+    }
+    bytes["total"] = p.total;
+    for (const ParameterRow& row : parameter_table(s.config))
+        tensors.push_back({{"name", row.name}, {"shape", row.shape}, {"copies", row.copies}, {"dtype", name_of(FLOATX)},
+                           {"bytes", row.elements * row.copies * sizeof(floatX)}});
+    Activations nowhere;
+    for (const ActivationRow& row : activation_table(nowhere, s))
+        tensors.push_back({{"name", row.name}, {"shape", row.shape}, {"copies", row.copies}, {"dtype", row.dtype},
+                           {"bytes", row.copy_bytes() * row.copies}});
+    json most;
+    for (auto [name, mode] : {std::pair{"none", Recompute::NONE}, {"selective", Recompute::SELECTIVE}, {"full", Recompute::FULL}}) {
+        Setup other = s;
+        other.recompute = mode;
+        most[name] = largest_micro_batch(other, memory);
+    }
+    const Flops flops = flops_per_token(s);
+    return {{"parameters", count.real}, {"bytes", bytes}, {"bytes_per_parameter", double(state) / count.elements},
+            {"flops_per_token", {{"model", flops.model}, {"hardware", flops.hardware}}}, {"gpu_memory", memory},
+            {"max_micro_batch", most}, {"tensors", tensors}};
+}
+
+void plan_verb(const Options& o) {
+    size_t memory = 0, all = 0;
+    check(cudaMemGetInfo(&memory, &all), "cudaMemGetInfo");
+    memory = o.gpu_memory.empty() ? all : parse_bytes(o.gpu_memory);
+    const Config config = o.from.empty() ? config_from_options(o, 0) : read_config(o.from + "/config.json");
+    const Setup setup = make_setup(o, config, Purpose::TRAINING);
+    const json record = plan_record(setup, memory);
+    if (o.as_json) {
+        printf("%s\n", record.dump(2).c_str());
+        return;
+    }
+    printf("model      %zu parameters; %d x %d tokens, accumulated %ld times; %s\n", count_parameters(config).real, setup.B,
+           setup.T, accumulation_steps(o, setup), name_of(FLOATX));
+    const size_t total = record["bytes"]["total"];
+    for (const auto& [name, bytes] : record["bytes"].items())
+        printf("%-12s %12s  %s\n", name.c_str(), gigabytes(bytes).c_str(), std::string(lround(40.0 * size_t(bytes) / total), '#').c_str());
+    printf("%.2f bytes of state per parameter; %.3g model FLOPs per token, %.3g with recomputation\n",
+           double(record["bytes_per_parameter"]), double(record["flops_per_token"]["model"]), double(record["flops_per_token"]["hardware"]));
+    for (const auto& [mode, most] : record["max_micro_batch"].items())
+        printf("largest micro-batch in %s with --recompute %s: %d\n", gigabytes(memory).c_str(), mode.c_str(), int(most));
+}
+
+// ==== main ===================================================================
+
+int run_verb(const std::vector<std::string>& args) {
+    Verb verb = TRAIN;
+    const char* verb_name = "train";
+    size_t first = 0;
+    if (!args.empty() && args[0][0] != '-') {
+        const auto found = std::find_if(std::begin(VERBS), std::end(VERBS), [&](const auto& v) { return args[0] == v.first; });
+        if (found == std::end(VERBS)) throw UserError(format("%s: no such verb; train, eval, sample or plan", args[0].c_str()));
+        std::tie(verb_name, verb) = *found;
+        first = 1;
+    }
+    if (args.empty() || std::find(args.begin(), args.end(), "--help") != args.end()) {
+        print_help();
+        return args.empty() ? 2 : 0;
+    }
+    const Options options = parse_options(verb, verb_name, {args.begin() + first, args.end()});
+    open_device();
+    switch (verb) {
+        case TRAIN:  train(options); break;
+        case EVAL:   eval(options); break;
+        case SAMPLE: sample_verb(options); break;
+        case PLAN:   plan_verb(options); break;
+    }
+    return 0;
+}
+
+#ifndef TESTING   // test_gpt.cu has a main of its own
+int main(int argc, char** argv) {
+    try {
+        return run_verb({argv + 1, argv + argc});
+    } catch (const UserError& error) {
+        fprintf(stderr, "train_gpt: %s\n", error.what());
+        return 2;
+    } catch (const std::exception& error) {
+        fprintf(stderr, "train_gpt: %s\n", error.what());
+        return 1;
+    }
+}
+#endif
