@@ -25,7 +25,7 @@ from model import GPT
 # within a warp. Sizes that are equal in the one (heads and B, layers and heads) differ in the
 # other: an index built from the wrong one shows.
 CASES = {"tiny": dict(config=Config(layers=2, heads=4, channels=64, context=32, vocab=256), B=4, T=32),
-         "odd": dict(config=Config(layers=3, heads=3, channels=48, context=24, vocab=101), B=5, T=23)}
+         "odd": dict(config=Config(layers=3, heads=5, channels=80, context=24, vocab=101), B=7, T=23)}
 
 STEPS, ACCUMULATION = 10, 2
 
@@ -34,11 +34,11 @@ STEPS, ACCUMULATION = 10, 2
 # gradient by its own size, so where the gradient is nothing but rounding error it turns that error
 # into a full step. The bias of the keys is such a parameter, its true gradient is zero (the softmax
 # cancels it); with the usual 1e-8 those steps would be random and nothing could be compared.
-LR, BETA1, BETA2, EPS, WEIGHT_DECAY, GRAD_CLIP = 1e-2, 0.9, 0.95, 3e-4, 0.1, 1.8
+LR, BETA1, BETA2, EPS, WEIGHT_DECAY, GRAD_CLIP = 1e-2, 0.9, 0.95, 3e-4, 0.1, 1.75
 
-# In these steps only the first tokens of the vocabulary occur. That makes the gradient large
-# enough to be clipped, in all others it stays well below GRAD_CLIP.
-CLIPPED_STEPS, NARROW_VOCAB = (2, 3, 7), 8
+# In these steps only the first tokens of the vocabulary occur. That makes the gradient larger, so
+# that some steps are clipped and some are not.
+NARROW_STEPS, NARROW_VOCAB = (2, 3, 7), 8
 
 # One draw of a rounding error says little about its size, above all for a single number such as
 # the loss. So the errors are measured on this many variants of the model, each with its own truth,
@@ -68,7 +68,7 @@ def perturb(parameters, draw):
 
 def draw_tokens(vocab, B, T, seed):
     tokens = np.random.RandomState(seed).randint(vocab, size=(STEPS, ACCUMULATION, B, T + 1))
-    tokens[list(CLIPPED_STEPS)] %= NARROW_VOCAB
+    tokens[list(NARROW_STEPS)] %= NARROW_VOCAB
     return torch.from_numpy(tokens.astype(np.int64))
 
 
@@ -133,10 +133,10 @@ def check(truth, fp32_error, bf16_error):
     for key, value in truth.items():
         if key.startswith("grad/"):
             assert value.norm() > 1e-3, f"{key}: norm {value.norm():.2e}, expected more than 1e-3"
-    for step, norm in enumerate(truth["step_norm"]):
-        clipped = step in CLIPPED_STEPS
-        assert norm > 1.05 * GRAD_CLIP if clipped else norm < 0.95 * GRAD_CLIP, \
-            f"step {step}: norm {norm:.3f}, expected clearly {'above' if clipped else 'below'} {GRAD_CLIP}"
+    norms = truth["step_norm"].tolist()
+    assert min(norms) < GRAD_CLIP < max(norms), f"norms {norms}: expected some above and some below {GRAD_CLIP}"
+    for step, norm in enumerate(norms):
+        assert abs(norm / GRAD_CLIP - 1) > 0.05, f"step {step}: norm {norm:.3f} is too close to {GRAD_CLIP} to tell"
     for key, error in fp32_error.items():
         assert error < 1e-5, f"{key}: FP32 error {error:.2e}, expected less than 1e-5"
     for key, error in bf16_error.items():
