@@ -42,8 +42,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cassert>
-#include <cctype>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -61,7 +59,6 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -221,6 +218,15 @@ void launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, 
     check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), name);
     nvtxRangePop();
 }
+
+// Copies between host and device, in order with the kernels before; done when they return.
+void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind direction) {
+    check(cudaMemcpyAsync(to, from, bytes, direction, device.stream), "cudaMemcpyAsync");
+    check(cudaStreamSynchronize(device.stream), "a kernel or a copy");
+}
+void upload(void* to, const void* from, size_t bytes) { copy(to, from, bytes, cudaMemcpyHostToDevice); }
+void download(void* to, const void* from, size_t bytes) { copy(to, from, bytes, cudaMemcpyDeviceToHost); }
+void clear(void* block, size_t bytes) { check(cudaMemsetAsync(block, 0, bytes, device.stream), "cudaMemsetAsync"); }
 
 constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 
@@ -794,7 +800,7 @@ constexpr int STEP = WARP_SIZE == 1 ? 32 : 16;   // rows of the other side per s
 constexpr int TILE_M = 4;                        // a thread computes TILE_M x TILE_N of a product:
 constexpr int TILE_N = WARP_SIZE == 1 ? 32 : 4;  // 4 x 4, or vector registers full on a CPU
 constexpr int LANES = WARP_SIZE == 1 ? 32 : 1;   // neighbouring rows a thread takes in softmax
-constexpr int ATTENTION_BLOCK = 4 * WARP_SIZE == 4 ? 1 : 4 * WARP_SIZE;
+constexpr int ATTENTION_BLOCK = WARP_SIZE == 1 ? 1 : 128;
 
 enum class Old { DROP, ADD, RESCALE };
 enum class Stored { AS_M_K, AS_K_M };
@@ -862,17 +868,14 @@ __device__ void fill(float* x, float value, int n) {
 
 // Where this block's head begins, for grids (ceil(T / OWN), NH, B).
 struct Head {
-    int NH, T, HS;
     size_t C, apart;   // channels of the model; from one row of qkv to the next
     size_t qkv, out;   // first element of this head in (B,T,3,NH,HS) and (B,T,NH,HS)
     size_t rows;       // in (B,NH,T)
 };
 
 __device__ Head my_head(int T, int HS) {
-    const int NH = gridDim.y, h = blockIdx.y;
-    const size_t b = blockIdx.z, C = static_cast<size_t>(NH) * HS;
-    return {NH, T, HS, C, 3 * C, b * T * 3 * C + static_cast<size_t>(h) * HS, b * T * C + static_cast<size_t>(h) * HS,
-            (b * NH + h) * T};
+    const size_t NH = gridDim.y, h = blockIdx.y, b = blockIdx.z, C = NH * HS;
+    return {C, 3 * C, b * T * 3 * C + h * HS, b * T * C + h * HS, (b * NH + h) * T};
 }
 
 size_t attention_forward_shared(int HS) { return sizeof(float) * (2 * HS * OWN + 2 * STEP * HS + STEP * OWN + 3 * OWN); }
@@ -1109,7 +1112,7 @@ __global__ void add_losses_kernel(double* total, const float* losses, size_t n) 
     if (threadIdx.x == 0) *total += sum;
 }
 
-constexpr int WIDE_BLOCK = 4 * BLOCK <= 1024 && WARP_SIZE > 1 ? 4 * BLOCK : BLOCK;   // where a block has a long row
+constexpr int WIDE_BLOCK = WARP_SIZE == 1 ? 1 : 1024;   // where a block has one long row
 
 template <Want WANT>
 void cross_entropy(floatX* logits, float* losses, const int* targets, float scale, size_t N, int V, int Vp) {
@@ -1315,7 +1318,12 @@ cublasLtMatrixLayout_t matrix_layout(DType dtype, size_t rows, size_t columns, O
     return layout;
 }
 
-MatmulPlan make_matmul_plan(const MatmulShape& s) {
+void set_epilogue_pointer(const MatmulPlan& plan, Epilogue epilogue, const void* data) {
+    if (epilogue == Epilogue::BIAS) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, data);
+    if (epilogue == Epilogue::GELU_BACKWARD) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, data);
+}
+
+MatmulPlan make_matmul_plan(const MatmulShape& s, const void* epilogue_data) {
     MatmulPlan plan;
     check(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
     set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, s.b == Op::TRANSPOSED ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -1329,6 +1337,7 @@ MatmulPlan make_matmul_plan(const MatmulShape& s) {
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<int64_t>(s.N));
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, cuda_type(FLOATX));
     }
+    set_epilogue_pointer(plan, s.epilogue, epilogue_data);
     plan.a = matrix_layout(FLOATX, s.K, s.N, s.b);
     plan.b = matrix_layout(FLOATX, s.M, s.K, s.a);
     plan.out = matrix_layout(s.out, s.M, s.N, Op::AS_IS);
@@ -1355,12 +1364,10 @@ MatmulPlan make_matmul_plan(const MatmulShape& s) {
 bool try_matmul(void* out, const floatX* a, const floatX* b, const void* epilogue_data, const MatmulShape& shape) {
     static std::map<MatmulShape, MatmulPlan> plans;
     auto known = plans.find(shape);
-    if (known == plans.end()) known = plans.emplace(shape, make_matmul_plan(shape)).first;
+    if (known == plans.end()) known = plans.emplace(shape, make_matmul_plan(shape, epilogue_data)).first;
     const MatmulPlan& plan = known->second;
     if (!plan.found) return false;
-    if (shape.epilogue == Epilogue::BIAS) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, epilogue_data);
-    if (shape.epilogue == Epilogue::GELU_BACKWARD)
-        set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, epilogue_data);
+    set_epilogue_pointer(plan, shape.epilogue, epilogue_data);
     const float alpha = 1, beta = shape.into == Into::ADD ? 1 : 0;
     nvtxRangePushA("matmul");
     check(cublasLtMatmul(device.matmul, plan.operation, &alpha, b, plan.a, a, plan.b, &beta, out, plan.out, out,
@@ -1435,6 +1442,9 @@ const Preset PRESETS[] = {
 
 enum class Purpose { TRAINING, INFERENCE };
 
+// The head's logits exist for this many rows at a time; more would gain no speed.
+constexpr size_t HEAD_ROWS = 8192;
+
 // Everything that the memory of a run depends on.
 struct Setup {
     Config config;
@@ -1442,6 +1452,7 @@ struct Setup {
     Recompute recompute;
     DType grad_dtype;
     Purpose purpose;
+    size_t head_rows = HEAD_ROWS;
 
     size_t N() const { return static_cast<size_t>(B) * T; }
 };
@@ -1596,10 +1607,6 @@ ActivationRow row(Tensor<T>& tensor, const char* name, std::vector<size_t> shape
     return {&tensor, name, std::move(shape), type_name<T>(), sizeof(T), copies, category};
 }
 
-// The head's logits exist for this many rows at a time; more would gain no speed.
-constexpr size_t HEAD_ROWS = 8192;
-size_t head_rows(const Setup& s) { return std::min(s.N(), HEAD_ROWS); }
-
 std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     const Config& c = s.config;
     const size_t B = s.B, T = s.T, N = s.N(), C = c.channels, NH = c.heads, Vp = c.padded_vocab();
@@ -1626,7 +1633,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
         row(a.lnf,      "lnf",      {N, C},     1),
         row(a.lnf_mean, "lnf_mean", {N},        1),
         row(a.lnf_rstd, "lnf_rstd", {N},        1),
-        row(a.logits,   "logits",   {head_rows(s), Vp}, 1),
+        row(a.logits,   "logits",   {std::min(N, s.head_rows), Vp}, 1),
         row(a.losses,   "losses",   {N},        1),
         row(a.loss,     "loss",     {1},        1, Category::WORKSPACE),
         row(a.inputs,   "inputs",   {N},        3, Category::WORKSPACE),
@@ -1765,11 +1772,11 @@ void allocate(Model& m, const Setup& s) {
     if (s.purpose == Purpose::TRAINING) {
         m.grads = {block("gradients", size_of(s.grad_dtype)), s.grad_dtype};
         bind(m.g, s.config, m.grads.data, s.grad_dtype);
-        check(cudaMemsetAsync(m.grads.data, 0, m.elements * size_of(s.grad_dtype), device.stream), "cudaMemset");
+        clear(m.grads.data, m.elements * size_of(s.grad_dtype));
         m.master = SEPARATE_MASTER ? static_cast<float*>(block("master", sizeof(float))) : reinterpret_cast<float*>(m.weights);
         for (float** moment : {&m.adam_m, &m.adam_v}) {
             *moment = static_cast<float*>(block("Adam's moments", sizeof(float)));
-            check(cudaMemsetAsync(*moment, 0, m.elements * sizeof(float), device.stream), "cudaMemset");
+            clear(*moment, m.elements * sizeof(float));
         }
     }
     for (const ActivationRow& row : activation_table(m.a, s)) {
@@ -1777,7 +1784,7 @@ void allocate(Model& m, const Setup& s) {
         row.tensor->layer_bytes = row.copies > 1 ? row.copy_bytes() : 0;
     }
     device.matmul_workspace = m.a.matmul_workspace();
-    check(cudaMemsetAsync(m.a.loss(), 0, sizeof(double), device.stream), "cudaMemset");
+    clear(m.a.loss(), sizeof(double));
 }
 
 // GPT-2's: normal with std 0.02, less for what ends in the residual stream, which sums 2L of them.
@@ -1839,7 +1846,7 @@ void head_logits(Model& m, size_t first, size_t rows) {
 // scale is 1 / (tokens of the whole step).
 template <Want WANT> void head(Model& m, const int* targets, float scale) {
     const Activations& a = m.a;
-    const size_t N = m.setup.N(), C = m.config.channels, Vp = m.config.padded_vocab(), most = head_rows(m.setup);
+    const size_t N = m.setup.N(), C = m.config.channels, Vp = m.config.padded_vocab(), most = m.setup.head_rows;
     for (size_t first = 0; first < N; first += most) {
         const size_t rows = std::min(most, N - first);
         head_logits(m, first, rows);
@@ -1913,7 +1920,7 @@ struct Batch {
 void backward(Model& m, const Batch& batch) {
     const Activations& a = m.a;
     const size_t N = m.setup.N(), C = m.config.channels;
-    check(cudaMemsetAsync(a.dres(), 0, N * C * sizeof(floatX), device.stream), "cudaMemset of dres");
+    clear(a.dres(), N * C * sizeof(floatX));
     layernorm_backward(a.dres(), m.g.lnfw(), m.g.lnfb(), a.partials(), a.dln(), a.resf(), m.w.lnfw(), a.lnf_mean(), a.lnf_rstd(), N, C);
     for (size_t l = m.config.layers; l-- > 0;) {
         recompute_block(m, l);
@@ -1939,18 +1946,16 @@ void update(Model& m, const AdamW& adamw_settings) {
     adamw(m.weights, m.master, m.grads, m.adam_m, m.adam_v, m.a.norm(), adamw_settings, m.decayed, m.elements);
 }
 
-// Copies a value from the device once all work before it is done.
 template <typename T> T fetch(const T* from) {
     T value;
-    check(cudaMemcpyAsync(&value, from, sizeof(T), cudaMemcpyDeviceToHost, device.stream), "cudaMemcpy from the device");
-    check(cudaStreamSynchronize(device.stream), "a kernel");
+    download(&value, from, sizeof(T));
     return value;
 }
 
 // The sum of losses since the last call.
 double take_loss(Model& m) {
     const double sum = fetch(m.a.loss());
-    check(cudaMemsetAsync(m.a.loss(), 0, sizeof(double), device.stream), "cudaMemset of loss");
+    clear(m.a.loss(), sizeof(double));
     return sum;
 }
 
@@ -2230,16 +2235,12 @@ template <typename Visit> void for_each_parameter(const Config& c, Visit visit) 
         for (size_t l = 0; l < row.copies; l++) visit(row, row.offset + l * row.elements, row.name_of_layer(l));
 }
 
-void copy_to_device(void* to, const void* from, size_t bytes) {
-    check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy to the device");
-}
-
 // Copies one block of parameters (master or a moment) from a file, in which names are prefixed.
 void read_block(float* block, const Safetensors& file, const Config& c, const std::string& prefix) {
     for_each_parameter(c, [&](const ParameterRow& row, size_t offset, const std::string& name) {
         const std::vector<float> values = file.floats(prefix + name, row.shape);
-        check(cudaMemset(block + offset, 0, row.elements * sizeof(float)), "cudaMemset");   // the padding
-        copy_to_device(block + offset, values.data(), values.size() * sizeof(float));
+        clear(block + offset, row.elements * sizeof(float));   // the padding
+        upload(block + offset, values.data(), values.size() * sizeof(float));
     });
 }
 
@@ -2264,7 +2265,7 @@ void read_weights(Model& m, const std::string& dir) {
         const std::vector<float> values = file.floats(prefix + name, row.shape);
         std::vector<floatX> rounded(row.elements, floatX(0.0f));
         std::copy(values.begin(), values.end(), rounded.begin());
-        copy_to_device(m.weights + offset, rounded.data(), rounded.size() * sizeof(floatX));
+        upload(m.weights + offset, rounded.data(), rounded.size() * sizeof(floatX));
     });
 }
 
@@ -2279,7 +2280,7 @@ void write_blocks(const std::string& path, const Config& c, const std::vector<Na
     for (const NamedBlock& block : blocks)
         for_each_parameter(c, [&](const ParameterRow& row, size_t offset, const std::string&) {
             values.resize(row.file_elements());
-            check(cudaMemcpy(values.data(), block.data + offset, values.size() * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
+            download(values.data(), block.data + offset, values.size() * sizeof(float));
             file.write(values.data(), values.size());
         });
     file.finish();
@@ -2441,7 +2442,7 @@ public:
     void read(int* inputs, int* targets, Windows kind, size_t index, size_t T, int V) const {
         for (const Piece& piece : pieces_) {
             const size_t here = windows_of(piece, kind, T);
-            if (index < here) return copy(inputs, targets, piece, kind == Windows::ANYWHERE ? index : index * T, T, V);
+            if (index < here) return copy_window(inputs, targets, piece, kind == Windows::ANYWHERE ? index : index * T, T, V);
             index -= here;
         }
     }
@@ -2454,7 +2455,7 @@ private:
             default:                return ceil_div(p.count - 1, T);
         }
     }
-    static void copy(int* inputs, int* targets, const Piece& piece, size_t start, size_t T, int V) {
+    static void copy_window(int* inputs, int* targets, const Piece& piece, size_t start, size_t T, int V) {
         const size_t there = std::min(T, piece.count - 1 - start);
         for (size_t t = 0; t <= there; t++) {
             const int token = piece[start + t];
@@ -2550,14 +2551,14 @@ private:
         slot.batch.runs = sort_positions(order, first, inputs, N, V);
         check(cudaStreamWaitEvent(device.copies, slot.used, 0), "cudaStreamWaitEvent");   // and the device's
         const Activations& a = m_.a;
-        auto copy = [&](const Tensor<int>& to, const int* from, size_t n) {
+        auto transfer = [&](const Tensor<int>& to, const int* from, size_t n) {
             check(cudaMemcpyAsync(to(now_), from, n * sizeof(int), cudaMemcpyHostToDevice, device.copies), "cudaMemcpyAsync");
             return to(now_);
         };
-        slot.batch.inputs = copy(a.inputs, inputs, N);
-        slot.batch.targets = copy(a.targets, targets, N);
-        slot.batch.order = copy(a.order, order, N);
-        slot.batch.first = copy(a.first, first, N + 1);
+        slot.batch.inputs = transfer(a.inputs, inputs, N);
+        slot.batch.targets = transfer(a.targets, targets, N);
+        slot.batch.order = transfer(a.order, order, N);
+        slot.batch.first = transfer(a.first, first, N + 1);
         check(cudaEventRecord(slot.copied, device.copies), "cudaEventRecord");
     }
 
@@ -2572,10 +2573,8 @@ private:
 // The copy of inputs and targets that Loader leaves to evaluation and sampling.
 constexpr int SPARE = 2;
 
-// Brings inputs to the device once earlier work no longer needs the ones before.
 const int* send_spare(const Tensor<int>& tensor, const std::vector<int>& values) {
-    check(cudaStreamSynchronize(device.stream), "a kernel");
-    copy_to_device(tensor(SPARE), values.data(), values.size() * sizeof(int));
+    upload(tensor(SPARE), values.data(), values.size() * sizeof(int));
     return tensor(SPARE);
 }
 
@@ -2642,8 +2641,7 @@ void sample(Model& m, std::vector<int> tokens, int count, double temperature, in
         forward(m, send_spare(m.a.inputs, inputs));
         head_logits(m, length - 1, 1);
         std::vector<floatX> row(V);
-        check(cudaStreamSynchronize(device.stream), "a kernel");
-        check(cudaMemcpy(row.data(), m.a.logits(), V * sizeof(floatX), cudaMemcpyDeviceToHost), "cudaMemcpy of logits");
+        download(row.data(), m.a.logits(), V * sizeof(floatX));
         const double random = (splitmix64(splitmix64(seed) + i) >> 11) * 0x1p-53;
         tokens.push_back(pick_token(std::vector<float>(row.begin(), row.end()), temperature, top_k, random));
         show(tokens.back());
@@ -2675,7 +2673,7 @@ double learning_rate(const Options& o, long step) {
         case Schedule::WSD:      share = std::min(1.0, (o.steps - step) / (WSD_DECAY * o.steps)); break;
         case Schedule::CONSTANT: break;
     }
-    return low + share * (o.schedule == Schedule::CONSTANT ? o.lr - low : o.lr - low);
+    return low + share * (o.lr - low);
 }
 
 AdamW adamw_settings(const Options& o, long step) {
@@ -2703,14 +2701,15 @@ double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// FLOP/s of a square matmul: the best of a few runs.
+// FLOP/s of a square matmul: the best of the runs in a quarter of a second, three at least.
 double measure_peak() {
     const size_t n = device.is_cpu() ? 1024 : 8192;
+    const double until = seconds_now() + 0.25;
     floatX* matrices;   // three of them
     check(cudaMalloc(&matrices, 3 * n * n * sizeof(floatX)), "cudaMalloc to measure the device's peak");
     check(cudaMemset(matrices, 0, 3 * n * n * sizeof(floatX)), "cudaMemset");
     double best = 0;
-    for (int run = 0; run < 5; run++) {
+    for (int run = 0; run < 3 || seconds_now() < until; run++) {
         const double start = seconds_now();
         matmul(matrices, matrices + n * n, matrices + 2 * n * n,
                {n, n, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE});
@@ -2788,19 +2787,23 @@ struct StepResult { double loss, norm, lr, seconds, tokens_per_s, mfu, hfu; };
 // One line that is drawn over and over on a terminal; elsewhere a line every now and then.
 class Progress {
 public:
-    Progress(long first_step, long steps) : first_(first_step), steps_(steps), start_(seconds_now()) {}
+    Progress(long first_step, long steps) : first_(first_step), steps_(steps), shown_step_(first_step) {}
+    void start() { start_ = shown_ = seconds_now(); }
 
     void show(long step, const StepResult& r) {
         const double now = seconds_now(), interval = terminal_ ? 0.1 : 3;
         if (step < steps_ && step > first_ + 1 && now - shown_ < interval) return;
+        // Speed since the last line, not of one step.
+        const double speed = (step - shown_step_) * r.seconds / (now - shown_);
         shown_ = now;
+        shown_step_ = step;
         const double left = (now - start_) / (step - first_) * (steps_ - step);
         constexpr int WIDTH = 20;
         std::string bar(WIDTH, '.');
         std::fill(bar.begin(), bar.begin() + WIDTH * step / steps_, '#');
         const std::string line = format("step %*ld/%ld [%s] loss %.4f  norm %.2f  lr %.2e  %s tok/s  MFU %.1f%%  %s left",
                                         digits(), step, steps_, bar.c_str(), r.loss, r.norm, r.lr,
-                                        short_number(r.tokens_per_s).c_str(), 100 * r.mfu, clock_text(left).c_str());
+                                        short_number(speed * r.tokens_per_s).c_str(), 100 * speed * r.mfu, clock_text(left).c_str());
         printf(terminal_ ? "\r%s\033[K" : "%s\n", line.c_str());
         open_ = terminal_;
         fflush(stdout);
@@ -2813,8 +2816,8 @@ public:
 private:
     int digits() const { return static_cast<int>(std::to_string(steps_).size()); }
 
-    long first_, steps_;
-    double start_, shown_ = 0;
+    long first_, steps_, shown_step_;
+    double start_ = 0, shown_ = 0;
     bool terminal_ = isatty(STDOUT_FILENO), open_ = false;
 };
 
@@ -2847,7 +2850,6 @@ Config config_from_options(const Options& o, int default_vocab) {
     if (o.heads) c.heads = o.heads;
     if (o.channels) c.channels = o.channels;
     if (o.context) c.context = o.context;
-    else if (o.seq_len > c.context) c.context = o.seq_len;
     if (o.vocab) c.vocab = o.vocab;
     require_supported(c, "the model");
     return c;
@@ -2855,10 +2857,11 @@ Config config_from_options(const Options& o, int default_vocab) {
 
 Setup make_setup(const Options& o, const Config& c, Purpose purpose) {
     if (o.seq_len > c.context)
-        throw UserError(format("--seq-len %d is more than the model's context of %d", o.seq_len, c.context));
+        throw UserError(format("--seq-len %d is more than the model's context of %d; --context %d makes a model of that many positions",
+                               o.seq_len, c.context, o.seq_len));
     if (FLOATX == DType::FP32 && o.grad_dtype == DType::BF16)
         throw UserError("--grad-dtype bf16 needs a build with PRECISION=bf16; this one is fp32");
-    return {c, o.micro_batch, o.seq_len ? o.seq_len : c.context, o.recompute, o.grad_dtype, purpose};
+    return {c, o.micro_batch, o.seq_len ? o.seq_len : c.context, o.recompute, o.grad_dtype, purpose, HEAD_ROWS};
 }
 
 // Micro-batches of a step.
@@ -2991,6 +2994,7 @@ public:
         const double began = seconds_now();
         const long first = step_;
         Loader loader(m_, data_.train, o_.shuffle, o_.seed, start_.window);
+        progress_.start();
         while (step_ < o_.steps && !stop_requested) {
             const StepResult result = step(loader);
             progress_.show(step_, result);
@@ -3233,8 +3237,7 @@ int run_verb(const std::vector<std::string>& args) {
     return 0;
 }
 
-#ifndef TESTING   // test_gpt.cu has a main of its own
-int main(int argc, char** argv) {
+int guarded_main(int argc, char** argv) {
     try {
         return run_verb({argv + 1, argv + argc});
     } catch (const UserError& error) {
@@ -3245,4 +3248,7 @@ int main(int argc, char** argv) {
         return 1;
     }
 }
+
+#ifndef TESTING   // test_gpt.cu has a main of its own
+int main(int argc, char** argv) { return guarded_main(argc, argv); }
 #endif

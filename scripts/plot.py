@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plots training runs: loss, learning rate and speed over steps, from each run's log.jsonl.
 
-    scripts/plot.py out/gpt2_124M out/gpt2_124M_wsd --out comparison.png
+    scripts/plot.py runs/gpt2_124M runs/gpt2_124M_wsd --out comparison.png
 """
 import argparse
 import json

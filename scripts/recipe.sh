@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
 # What the GPT-2 recipes share. gpt2_124M.sh and its siblings come here with what differs: the
 # name of the run and, as options of ./train_gpt, model, micro-batch, learning rate and steps.
+# Options that you add to theirs come last and win: scripts/gpt2_124M.sh --seed 2. After an
+# interruption, scripts/gpt2_124M.sh --resume goes on.
 #
-# For one GPU of 80 GB. As in llm.c's runs and GPT-3's table: half a million tokens a step,
-# AdamW with beta2 0.95, weight decay 0.1, gradients clipped at norm 1, 700 steps of warm-up, then
-# a cosine. The tokens come from scripts/download.sh fineweb-edu N, at 190 steps a shard; for
-# others set DATA to a folder with *train*.bin and *val*.bin shards.
+# As in llm.c's runs and GPT-3's table: half a million tokens a step, AdamW with beta2 0.95, weight
+# decay 0.1, gradients clipped at norm 1, 700 steps of warm-up, then a cosine; validation every 250
+# steps, over 10 million tokens. Micro-batches are what 80 GB hold (./train_gpt plan tells).
+#
+# The data is that of scripts/download.sh fineweb-edu SHARDS, at 190 steps a shard; for other
+# shards set DATA to a folder with *train*.bin and *val*.bin in it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +18,7 @@ shift
 data=${DATA:-data/fineweb-edu}
 for split in train val; do
     if ! compgen -G "$data/*$split*.bin" >/dev/null; then
-        echo "recipe: no $data/*$split*.bin: run scripts/download.sh fineweb-edu 100, or set DATA to a folder of shards" >&2
+        echo "recipe: no $data/*$split*.bin: run scripts/download.sh fineweb-edu SHARDS, or set DATA to a folder of shards" >&2
         exit 2
     fi
 done
@@ -24,11 +28,11 @@ if [ ! -x train_gpt ]; then
 fi
 
 exec ./train_gpt train \
-    --data "$data/*train*.bin" --val-data "$data/*val*.bin" --out "out/$name" \
+    --data "$data/*train*.bin" --val-data "$data/*val*.bin" --out "runs/$name" \
     --seq-len 1024 --total-batch 524288 \
     --warmup 700 --schedule cosine \
     --beta1 0.9 --beta2 0.95 --weight-decay 0.1 --grad-clip 1.0 \
-    --eval-every 250 --eval-batches 20 \
+    --eval-every 250 \
     --sample-every 1000 --sample-tokens 128 \
     --checkpoint-every 1000 --keep 3 \
     "$@"

@@ -12,7 +12,7 @@ fi
 
 exec ./train_gpt train \
     --layers 4 --heads 4 --channels 128 --context 64 \
-    --data data/tinyshakespeare.txt --val-fraction 0.1 --out out/shakespeare_char_cpu \
+    --data data/tinyshakespeare.txt --val-fraction 0.1 --out runs/shakespeare_char_cpu \
     --micro-batch 12 --seq-len 64 --total-batch 768 \
     --steps 2000 --lr 1e-3 --min-lr 1e-4 --warmup 100 --schedule cosine \
     --beta1 0.9 --beta2 0.99 --weight-decay 0.1 --grad-clip 1.0 \

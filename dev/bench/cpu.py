@@ -143,6 +143,9 @@ class Ours:
                            "--eval-every", "0", "--sample-every", "0", "--checkpoint-every", "0"], self.environment)
             with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as log:
                 entries = [json.loads(line) for line in log]
+        precision = entries[0]["run"]["precision"]
+        if precision != "fp32":
+            raise Mistake(f"--ours {self.program}: computes in {precision}, expected fp32 (make DEVICE=cpu PRECISION=fp32)")
         self.peak_bytes[configuration.name] = max(peak, self.peak_bytes.get(configuration.name, 0))
         return [entry["ms"] for entry in entries if "ms" in entry]
 

@@ -255,7 +255,7 @@ inline void store(void* to, const float* from, cudaDataType_t type, int64_t coun
 // ---- the plain loop: tiles of D, each summed over k in slices that are first copied, in order, to buffers
 // that stay in the cache. Every sum runs over k from 0 up, whatever the number of workers.
 
-constexpr int64_t tile_m = 64, tile_n = 32, tile_k = 256;
+constexpr int64_t tile_m = 64, tile_n = 128, tile_k = 256;
 typedef float Vector __attribute__((vector_size(64)));
 constexpr int64_t vector_size = sizeof(Vector) / sizeof(float);
 
@@ -267,10 +267,14 @@ inline void copy_slice(float* to, int64_t rows_apart, const void* from, cudaData
         for (int64_t c = 0; c < columns; c++) load(to + c * rows_apart, at(from, type, (c0 + c) * ld + r0), type, rows);
         return;
     }
-    float line[tile_k];
-    for (int64_t r = 0; r < rows; r++) {
-        load(line, at(from, type, (r0 + r) * ld + c0), type, columns);
-        for (int64_t c = 0; c < columns; c++) to[c * rows_apart + r] = line[c];
+    // Sixteen rows at a time, for then each column's part is written whole.
+    constexpr int64_t group = 16;
+    float lines[group][tile_k];
+    for (int64_t g = 0; g < rows; g += group) {
+        const int64_t count = std::min(group, rows - g);
+        for (int64_t r = 0; r < count; r++) load(lines[r], at(from, type, (r0 + g + r) * ld + c0), type, columns);
+        for (int64_t c = 0; c < columns; c++)
+            for (int64_t r = 0; r < count; r++) to[c * rows_apart + g + r] = lines[r][c];
     }
 }
 

@@ -366,7 +366,7 @@ public:
     void meet(const char* name, unsigned mask, void* operand, WarpWork work)
     {
         const unsigned lane = current_ % WARP_SIZE;
-        if ((mask >> lane & 1) == 0) die(*launch_, describe(current_, current_) + " calls " + name + " with a mask that leaves itself out");
+        if ((mask >> lane & 1) == 0) die(*launch_, "thread " + std::to_string(current_) + " calls " + name + " with a mask that leaves itself out");
         Thread& me = threads_[current_];
         Warp& warp = warps_[current_ / WARP_SIZE];
         me.waits_for = name;
@@ -465,7 +465,7 @@ private:
     {
         launch_->call(launch_->kernel_and_arguments);
         Fiber* fiber = threads_[current_].fiber;
-        if (fiber->overflowed()) die(*launch_, describe(current_, current_) + " needs more than the " + std::to_string(fiber_stack_bytes) + " bytes of stack that a thread has");
+        if (fiber->overflowed()) die(*launch_, "thread " + std::to_string(current_) + " needs more than the " + std::to_string(fiber_stack_bytes) + " bytes of stack that a thread has");
         end_thread();
         const unsigned next = pick();
         if (next == nobody) {
@@ -543,11 +543,7 @@ private:
         }
     }
 
-    static std::string describe(unsigned first, unsigned last)
-    {
-        return first == last ? "thread " + std::to_string(first)
-                             : "threads " + std::to_string(first) + "-" + std::to_string(last);
-    }
+    static std::string describe(unsigned first, unsigned last) { return std::to_string(first) + (first == last ? "" : "-" + std::to_string(last)); }
 
     std::string state_of(unsigned t) const
     {
@@ -558,13 +554,19 @@ private:
         return std::string("in ") + thread.waits_for + mask;
     }
 
+    // Says what each thread waits for, a line for all that wait for the same.
     [[noreturn]] void deadlock() const
     {
-        std::string what = "deadlock: no thread can go on";
+        std::vector<std::pair<std::string, std::string>> lines;  // a state, and the threads in it
         for (unsigned first = 0, t = 1; first < threads_.size(); first = t) {
-            for (t = first + 1; t < threads_.size() && state_of(t) == state_of(first);) t++;
-            what += "\n  " + describe(first, t - 1) + ": " + state_of(first);
+            const std::string state = state_of(first);
+            for (t = first + 1; t < threads_.size() && state_of(t) == state;) t++;
+            auto line = std::find_if(lines.begin(), lines.end(), [&](const auto& l) { return l.first == state; });
+            if (line == lines.end()) line = lines.insert(line, {state, ""});
+            line->second += (line->second.empty() ? "" : ", ") + describe(first, t - 1);
         }
+        std::string what = "deadlock: no thread can go on";
+        for (const auto& [state, threads] : lines) what += "\n  threads " + threads + ": " + state;
         die(*launch_, what);
     }
 

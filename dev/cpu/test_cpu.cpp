@@ -323,7 +323,7 @@ static void test_deaths()
         const auto [said, code] = run_child("deadlock");
         claim("a deadlock is reported with kernel, block and threads",
               code == 1 && contains(said, "kernel half_wait, block (") && contains(said, "of (2, 3, 1), 96 x 1 x 1 threads: deadlock") &&
-                  contains(said, "threads 0-4: in __syncthreads\n  thread 5: in __shfl_xor_sync with mask 0xffffffff\n  threads 6-63: in __syncthreads\n  threads 64-95: ended"));
+                  contains(said, "threads 0-4, 6-63: in __syncthreads\n  threads 5: in __shfl_xor_sync with mask 0xffffffff\n  threads 64-95: ended"));
     }
 #ifdef __SANITIZE_ADDRESS__
     claim("AddressSanitizer sees a write past the launch's shared memory", contains(run_child("shared").first, "use-after-poison"));
