@@ -66,7 +66,7 @@ HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h) Makefile
 
 # ---- build and run ------------------------------------------------------------------------------
 
-.PHONY: all setup run test test-asan test-gpu test-hf check-cuda reference bench clean help
+.PHONY: all setup run debug test test-asan test-gpu test-hf check-cuda reference bench clean help
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
 	@echo "./train_gpt is the $(DEVICE) build in $(PRECISION): $(REASON)"
@@ -76,6 +76,11 @@ setup:
 
 $(BUILD)/train_gpt: train_gpt.cu $(HEADERS) | setup
 	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,1),$(if $(filter cpu,$(DEVICE)),$(VECTORS)))
+
+# To step through a kernel in gdb: a warp of 32, nothing optimised away, 1 thread of the machine.
+debug: setup
+	$(call compile,train_gpt.cu,build/debug/train_gpt,$(PRECISION),32,-g -O0)
+	@echo "OMP_NUM_THREADS=1 gdb --args build/debug/train_gpt ..."
 
 # This repository's own text; or DATA=file.txt.
 OWN_TEXT := data/own.txt
@@ -166,6 +171,7 @@ clean:
 
 help:
 	@sed -n '1,6s/^# \{0,1\}//p' Makefile
+	@echo "make debug          build/debug/train_gpt, to step through kernels in gdb on a CPU"
 	@echo "make test-asan      the tests under AddressSanitizer and UBSan"
 	@echo "make test-gpu       the tests on a GPU"
 	@echo "make test-hf        a folder that we wrote, opened by safetensors and transformers"

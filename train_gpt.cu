@@ -842,7 +842,7 @@ __device__ void load_rows(float* tile, const floatX* x, int row, int T, size_t a
 
 __device__ void load_columns(float* tile, const floatX* x, int row, int T, size_t apart, int HS, float scale) {
     for (int e = threadIdx.x; e < OWN * (HS / PACK); e += blockDim.x) {
-        const int r = e % OWN, d = e / OWN * PACK;
+        const int r = e / (HS / PACK), d = e % (HS / PACK) * PACK;
         float v[PACK] = {};
         if (row + r < T) load(v, x + (row + r) * apart + d);
         for (int k = 0; k < PACK; k++) tile[(d + k) * OWN + r] = v[k] * scale;
@@ -853,7 +853,7 @@ __device__ void load_columns(float* tile, const floatX* x, int row, int T, size_
 __device__ void store_columns(floatX* x, const float* tile, const float* per_row, int row, int T, size_t apart,
                               int HS, float scale) {
     for (int e = threadIdx.x; e < OWN * (HS / PACK); e += blockDim.x) {
-        const int r = e % OWN, d = e / OWN * PACK;
+        const int r = e / (HS / PACK), d = e % (HS / PACK) * PACK;
         if (row + r >= T) continue;
         const float factor = per_row ? scale * per_row[r] : scale;
         float v[PACK];
@@ -947,7 +947,7 @@ template <Queries QUERIES>
 __device__ void scores_backward(float* S, float* dP, const float* lse, const float* D, int row0, int column0, int T) {
     for (int e = threadIdx.x * LANES; e < STEP * OWN; e += blockDim.x * LANES)
         for (int n = 0; n < LANES; n++) {
-            const int row = (e + n) / OWN, column = (e + n) % OWN;
+            const int row = e / OWN, column = e % OWN + n;   // LANES divides OWN
             const int q = QUERIES == Queries::ROWS ? row : column;
             const int query = QUERIES == Queries::ROWS ? row0 + row : column0 + column;
             const int key = QUERIES == Queries::ROWS ? column0 + column : row0 + row;

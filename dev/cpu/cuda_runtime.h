@@ -159,13 +159,9 @@ inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
 // g++ calls the library for fmaxf and fminf as long as NaNs exist, which keeps a loop from becoming vector
 // code; these say the same in the open. (gnu_inline: the definition to inline, not the one to link.)
-extern "C" inline __attribute__((always_inline, gnu_inline)) float fmaxf(float x, float y) noexcept
-{
-    return x > y || y != y ? x : y;
-}
-extern "C" inline __attribute__((always_inline, gnu_inline)) float fminf(float x, float y) noexcept
-{
-    return x < y || y != y ? x : y;
+extern "C" {
+extern inline __attribute__((always_inline, gnu_inline)) float fmaxf(float x, float y) noexcept { return x > y || y != y ? x : y; }
+extern inline __attribute__((always_inline, gnu_inline)) float fminf(float x, float y) noexcept { return x < y || y != y ? x : y; }
 }
 
 // CUDA's min and max take a mixture of integer types, by the usual conversions.
