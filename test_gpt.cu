@@ -81,10 +81,10 @@ private:
 Grad grad(const DeviceArray<float>& array) { return {static_cast<float*>(array), DType::FP32}; }
 Grad grad(const DeviceArray<__nv_bfloat16>& array) { return {static_cast<__nv_bfloat16*>(array), DType::BF16}; }
 
-// Calls f with a value of each type that gradients can have.
+// Calls f with a value of each type that gradients can have, as --grad-dtype allows.
 template <typename F> void for_each_gradient_type(F f) {
     f(float());
-    f(__nv_bfloat16());
+    if (FLOATX == DType::BF16) f(__nv_bfloat16());
 }
 
 // ==== numbers ================================================================
@@ -1066,8 +1066,9 @@ template <typename G> void try_matmul_backward_parameters(Trial& trial, size_t N
 void test_matmul_backward_parameters() {
     Trial trial("matmul_backward_parameters");
     for (const auto& [N, C, OC] : matmul_sizes()) {
-        try_matmul_backward_parameters<float>(trial, N, C, OC);
-        if (FLOATX == DType::BF16) try_matmul_backward_parameters<__nv_bfloat16>(trial, N, C, OC);   // what --grad-dtype allows
+        for_each_gradient_type([&, N = N, C = C, OC = OC](auto type) {
+            try_matmul_backward_parameters<decltype(type)>(trial, N, C, OC);
+        });
     }
     trial.report("dw and db, both added to,");
 }

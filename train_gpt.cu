@@ -1063,13 +1063,13 @@ void attention_backward(floatX* dqkv, float* D, const floatX* dout, const floatX
 //           advance, so forward and backward are one kernel
 // shapes    logits (N,Vp) floatX, of which V are real | targets (N) int32 | losses (N) fp32
 //           target -1: a row that does not count; loss and gradient are 0
-// mapping   one block per row: a running maximum and sum per thread, then a reduction
+// mapping   one block per row: a running maximum and sum per place in a thread's pack, then a reduction
 // cost      bandwidth: reads N*Vp twice (once from cache where a row fits), writes it once
 // variants  dev/kernels/cross_entropy.cu
 
 enum class Want { LOSS, LOSS_AND_GRADIENT };
 
-// The largest value that exp may be fed with; finite, so that (-inf) - (-inf) never occurs.
+// Below every logit, yet finite: (-inf) - (-inf) must not occur.
 constexpr float LOWEST = -3.0e38f;
 
 template <Want WANT>
@@ -1077,18 +1077,22 @@ __global__ void cross_entropy_kernel(floatX* logits, float* losses, const int* t
     const size_t n = blockIdx.x;
     const int target = targets[n];
     floatX* row = logits + n * Vp;
-    float x[PACK];
-    float max = LOWEST, sum = 0;
+    float x[PACK], max[PACK], sum[PACK] = {};
+    for (int k = 0; k < PACK; k++) max[k] = LOWEST;
     for (int i = threadIdx.x * PACK; i < V; i += blockDim.x * PACK) {
         load(x, row + i);
-        float larger_max = max;
-        for (int k = 0; k < PACK; k++) larger_max = fmaxf(larger_max, i + k < V ? x[k] : LOWEST);
-        sum *= __expf(max - larger_max);
-        max = larger_max;
-        for (int k = 0; k < PACK; k++) sum += i + k < V ? __expf(x[k] - max) : 0.0f;
+        for (int k = 0; k < PACK; k++) x[k] = i + k < V ? x[k] : LOWEST;   // the vocabulary's padding
+        for (int k = 0; k < PACK; k++) {
+            const float old = max[k];
+            max[k] = fmaxf(old, x[k]);
+            sum[k] = sum[k] * __expf(old - max[k]) + __expf(x[k] - max[k]);
+        }
     }
-    const float row_max = block_max(max);
-    const float row_sum = block_sum(sum * __expf(max - row_max));
+    float my_max = LOWEST, my_sum = 0;
+    for (int k = 0; k < PACK; k++) my_max = fmaxf(my_max, max[k]);
+    const float row_max = block_max(my_max);
+    for (int k = 0; k < PACK; k++) my_sum += sum[k] * __expf(max[k] - row_max);
+    const float row_sum = block_sum(my_sum);
     if (threadIdx.x == 0)
         losses[n] = target < 0 ? 0.0f : row_max + logf(row_sum) - static_cast<float>(row[target]);
     if (WANT == Want::LOSS) return;
