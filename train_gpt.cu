@@ -340,7 +340,8 @@ Flag number_flag(const char* name, int verbs, T& to, T least, T most, const char
         to = value;
         return true;
     };
-    return {name, verbs, kind + range, help, parse, [&to] { return json(to); }};
+    // A default below `least` means that the value follows from something else.
+    return {name, verbs, kind + range, help, parse, [&to, least] { return to < least ? json() : json(to); }};
 }
 
 template <typename E>
@@ -367,7 +368,7 @@ constexpr double ANY = std::numeric_limits<double>::max();
 std::vector<Flag> flag_table(Options& o) {
     return {
         text_flag("--model", TRAIN | PLAN, "NAME", o.model, "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-125m ... gpt3-13b; to plan also 1b, 7b, 70b, 405b"),
-        number_flag("--layers", TRAIN | PLAN, o.layers, 1, ANY_INT, "instead of the model's; 0: the model's"),
+        number_flag("--layers", TRAIN | PLAN, o.layers, 1, ANY_INT, "instead of the model's"),
         number_flag("--heads", TRAIN | PLAN, o.heads, 1, ANY_INT, "likewise; channels / heads must be 16, 32, ... 128"),
         number_flag("--channels", TRAIN | PLAN, o.channels, 1, ANY_INT, "likewise"),
         number_flag("--context", TRAIN | PLAN, o.context, 1, ANY_INT, "likewise: the number of positions"),
@@ -378,13 +379,13 @@ std::vector<Flag> flag_table(Options& o) {
         number_flag("--val-fraction", TRAIN, o.val_fraction, 0.0, 0.9, "without --val-data: this part of --data, its end, is kept for validation"),
         choice_flag("--shuffle", TRAIN, o.shuffle, {"no", "yes"}, "random windows by seed, or windows in the files' order"),
         number_flag("--micro-batch", ALL, o.micro_batch, 1, 1 << 15, "sequences that go through the model at once"),
-        number_flag("--seq-len", ALL, o.seq_len, 1, ANY_INT, "tokens of a sequence; 0: the model's context"),
-        number_flag("--total-batch", TRAIN | PLAN, o.total_batch, 1L, ANY_LONG, "tokens of a step, accumulated over micro-batches; 0: one micro-batch"),
+        number_flag("--seq-len", ALL, o.seq_len, 1, ANY_INT, "tokens of a sequence (default: the model's context)"),
+        number_flag("--total-batch", TRAIN | PLAN, o.total_batch, 1L, ANY_LONG, "tokens of a step, accumulated over micro-batches (default: one micro-batch)"),
         choice_flag("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"}, "which activations are dropped in forward and computed again in backward"),
         choice_flag("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16"}, "what gradients are stored and accumulated in"),
         number_flag("--steps", TRAIN, o.steps, 1L, ANY_LONG, "optimizer steps"),
         number_flag("--lr", TRAIN, o.lr, 0.0, ANY, "largest learning rate"),
-        number_flag("--min-lr", TRAIN, o.min_lr, 0.0, ANY, "learning rate at the end; -1: a tenth of --lr"),
+        number_flag("--min-lr", TRAIN, o.min_lr, 0.0, ANY, "learning rate at the end (default: a tenth of --lr)"),
         number_flag("--warmup", TRAIN, o.warmup, 0L, ANY_LONG, "steps in which the learning rate rises to --lr"),
         choice_flag("--schedule", TRAIN, o.schedule, {"cosine", "linear", "wsd", "constant"}, "what follows; wsd: stable, then linear decay over the last fifth"),
         number_flag("--weight-decay", TRAIN, o.weight_decay, 0.0, ANY, "of matrices and embeddings only"),
@@ -422,7 +423,7 @@ void print_help() {
             if (!(flag.verbs & verb)) continue;
             if (verb != TRAIN && flag.verbs & TRAIN) printf("  %s\n", flag.name);   // explained above
             else printf("  %-19s %s%s%s\n", flag.name, flag.help, flag.is_switch ? "" : format(" [%s]", flag.takes.c_str()).c_str(),
-                        flag.is_switch || flag.value() == "" ? "" : format(" (default %s)", flag.value().dump().c_str()).c_str());
+                        flag.is_switch || flag.value().is_null() || flag.value() == "" ? "" : format(" (default %s)", flag.value().dump().c_str()).c_str());
         }
     }
 }
@@ -2198,11 +2199,17 @@ void write_config(const std::string& path, const Config& c) {
                       {"bos_token_id", c.vocab - 1}, {"eos_token_id", c.vocab - 1}});
 }
 
+// Far beyond every real model, and such that no size in bytes overflows 64 bits.
+constexpr int MOST_LAYERS = 1 << 10, MOST_CHANNELS = 1 << 16, MOST_TOKENS = 1 << 22;
+
 void require_supported(const Config& c, const std::string& whose) {
     const int HS = c.heads > 0 ? c.head_size() : 0;
-    if (c.layers < 1 || c.heads < 1 || c.channels < 1 || c.context < 1 || c.vocab < 1)
-        throw UserError(format("%s: %d layers, %d heads, %d channels, context %d, vocabulary %d: each must be at least 1",
-                               whose.c_str(), c.layers, c.heads, c.channels, c.context, c.vocab));
+    auto within = [](int value, int most) { return value >= 1 && value <= most; };
+    if (!within(c.layers, MOST_LAYERS) || !within(c.channels, MOST_CHANNELS) || !within(c.heads, MOST_CHANNELS) ||
+        !within(c.context, MOST_TOKENS) || !within(c.vocab, MOST_TOKENS))
+        throw UserError(format("%s: %d layers, %d heads, %d channels, context %d, vocabulary %d: each must be at least 1, "
+                               "at most %d layers, %d channels, %d positions and tokens", whose.c_str(), c.layers, c.heads,
+                               c.channels, c.context, c.vocab, MOST_LAYERS, MOST_CHANNELS, MOST_TOKENS));
     if (c.channels % c.heads != 0 || HS % 16 != 0 || HS < 16 || HS > 128)
         throw UserError(format("%s: %d channels over %d heads: the head size must be 16, 32, ... 128", whose.c_str(),
                                c.channels, c.heads));
@@ -2282,9 +2289,12 @@ void write_blocks(const std::string& path, const Config& c, const std::vector<Na
     file.write_header();
     std::vector<float> values;
     for (const NamedBlock& block : blocks)
-        for_each_parameter(c, [&](const ParameterRow& row, size_t offset, const std::string&) {
+        for_each_parameter(c, [&](const ParameterRow& row, size_t offset, const std::string& name) {
             values.resize(row.file_elements());
             download(values.data(), block.data + offset, values.size() * sizeof(float));
+            for (size_t i = 0; i < values.size(); i++)
+                if (!std::isfinite(values[i]))
+                    throw Failure(format("%s%s holds %f at element %zu", block.prefix.c_str(), name.c_str(), values[i], i));
             file.write(values.data(), values.size());
         });
     file.finish();
@@ -2319,9 +2329,26 @@ void sync_folder(const std::string& path) {
     close(folder);
 }
 
+// What is being written or removed goes by this name, so that a step_N is always whole.
+const char* const UNFINISHED = "unfinished_";
+
+void remove_checkpoint(const std::string& out, long step) {
+    const std::string name = checkpoint_name(step), dying = out + "/" + UNFINISHED + "old_" + name;
+    fs::remove_all(dying);
+    if (!fs::exists(out + "/" + name)) return;
+    fs::rename(out + "/" + name, dying);
+    fs::remove_all(dying);
+}
+
+// What a crash has left.
+void remove_unfinished(const std::string& out) {
+    for (const auto& entry : fs::directory_iterator(out))
+        if (entry.path().filename().string().rfind(UNFINISHED, 0) == 0) fs::remove_all(entry.path());
+}
+
 // Writes out/step_N and then removes all but the last `keep` (0: keeps all). Returns its path.
 std::string write_checkpoint(const std::string& out, const Model& m, long step, json trainer, int keep) {
-    const std::string target = out + "/" + checkpoint_name(step), unfinished = out + "/unfinished_" + checkpoint_name(step);
+    const std::string target = out + "/" + checkpoint_name(step), unfinished = out + "/" + UNFINISHED + checkpoint_name(step);
     trainer["step"] = step;
     try {
         fs::remove_all(unfinished);
@@ -2330,7 +2357,7 @@ std::string write_checkpoint(const std::string& out, const Model& m, long step, 
         write_blocks(unfinished + "/optimizer.safetensors", m.config, {{"m/", m.adam_m}, {"v/", m.adam_v}});
         write_json(unfinished + "/trainer.json", trainer);
         sync_folder(unfinished);
-        fs::remove_all(target);   // the same step of the same run, written once more
+        remove_checkpoint(out, step);   // the same step of the same run, written once more
         fs::rename(unfinished, target);
         sync_folder(out);
     } catch (const std::exception& error) {
@@ -2340,7 +2367,7 @@ std::string write_checkpoint(const std::string& out, const Model& m, long step, 
     }
     auto all = list_checkpoints(out);
     while (keep > 0 && all.size() > static_cast<size_t>(keep)) {
-        fs::remove_all(all.begin()->second);
+        remove_checkpoint(out, all.begin()->first);
         all.erase(all.begin());
     }
     return target;
@@ -2750,7 +2777,8 @@ std::string clock_text(double seconds) {
 // OUT/log.jsonl, one object a line. Resuming drops what came after the checkpoint.
 class Log {
 public:
-    Log(const std::string& out, long resumed_step) {
+    Log() = default;
+    void open(const std::string& out, long resumed_step) {
         if (out.empty()) return;
         path_ = out + "/log.jsonl";
         std::string kept;
@@ -2865,7 +2893,10 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose) {
                                o.seq_len, c.context, o.seq_len));
     if (FLOATX == DType::FP32 && o.grad_dtype == DType::BF16)
         throw UserError("--grad-dtype bf16 needs a build with PRECISION=bf16; this one is fp32");
-    return {c, o.micro_batch, o.seq_len ? o.seq_len : c.context, o.recompute, o.grad_dtype, purpose, HEAD_ROWS};
+    const int T = o.seq_len ? o.seq_len : c.context;
+    if (static_cast<size_t>(o.micro_batch) * T >= size_t{1} << 31)
+        throw UserError(format("--micro-batch %d of %d tokens each: more than 2^31 tokens", o.micro_batch, T));
+    return {c, o.micro_batch, T, o.recompute, o.grad_dtype, purpose, HEAD_ROWS};
 }
 
 // Micro-batches of a step.
@@ -2914,6 +2945,7 @@ Start find_start(const Options& o) {
     fs::create_directories(o.out, error);
     if (error || access(o.out.c_str(), W_OK) != 0)
         throw UserError(format("--out %s: cannot be written: %s", o.out.c_str(), error ? error.message().c_str() : strerror(errno)));
+    remove_unfinished(o.out);
     const auto checkpoints = list_checkpoints(o.out);
     if (!o.resume) {
         if (!checkpoints.empty() || fs::exists(o.out + "/log.jsonl"))
@@ -2988,16 +3020,17 @@ class Trainer {
 public:
     Trainer(const Options& o, const TrainData& data, const Setup& setup, const Start& start)
         : o_(o), data_(data), start_(start), accumulation_(accumulation_steps(o, setup)), step_(start.step),
-          log_(o.out, start.step), progress_(start.step, o.steps) {
+          progress_(start.step, o.steps) {
         allocate(m_, setup);
         load_start(m_, start, o.seed);
-        if (start.step == 0) log_.write(run_record(o, setup));
     }
 
     void run() {
         const double began = seconds_now();
         const long first = step_;
         Loader loader(m_, data_.train, o_.shuffle, o_.seed, start_.window);
+        log_.open(o_.out, start_.step);   // from here on the folder holds a run
+        if (start_.step == 0) log_.write(run_record(o_, m_.setup));
         progress_.start();
         while (step_ < o_.steps && !stop_requested) {
             const StepResult result = step(loader);
