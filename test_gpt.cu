@@ -294,7 +294,8 @@ double dot(const Values& a, const Values& b) {
 void claim_derivative(const char* layer, double by_differences, double by_loop) {
     const double allowed = 100 * DIFFERENCE * DIFFERENCE * std::max(1.0, std::abs(by_loop));
     claim(std::abs(by_differences - by_loop) <= allowed,
-          format("%s: the backward loop is the forward loop's derivative", layer), format("%.9f, by differences %.9f", by_loop, by_differences));
+          format("%s: the backward loop is the forward loop's derivative", layer),
+          format("%.9f, by differences %.9f", by_loop, by_differences));
 }
 
 constexpr size_t ROWS[] = {1, 3, 37, 130};
@@ -774,6 +775,81 @@ void test_attention() {
     backward.report("dqkv");
 }
 
+// ==== naive attention ========================================================
+// Each product and each softmax against the loop, on what the kernels before it stored.
+
+// Of (B,NH,T,T): key j of query i.
+size_t square(const AttentionSize& s, int b, int h, int i, int j) { return s.lse(b, i, h) * s.T + j; }
+
+// Returns the probabilities. Scores of keys that come after the query are nobody's business.
+Values try_naive_attention_forward(Trial& trial, const AttentionSize& s, const Values& qkv) {
+    const size_t squares = s.N() * s.NH * s.T;
+    const auto got = trial.run([&] {
+        const DeviceArray<floatX> out(s.N() * s.C()), scores(squares), probs(squares), d_qkv(qkv);
+        naive_attention_forward(out, scores, probs, d_qkv, s.B, s.T, s.NH, s.HS);
+        return Outputs{scores.download(), probs.download(), out.download()};
+    });
+    Numbers scores = numbers(got[0]), probs(squares), out(s.N() * s.C());
+    s.for_each_query([&](int b, int h, int i) {
+        const double* row = &got[0][square(s, b, h, i, 0)];
+        const double max = *std::max_element(row, row + i + 1);
+        Number sum;
+        for (int j = 0; j <= i; j++) sum += exp(Number(row[j]) - max);
+        for (int j = 0; j <= i; j++) {
+            const size_t at = square(s, b, h, i, j);
+            scores[at] = score(&qkv[s.qkv(b, i, 0, h)], &qkv[s.qkv(b, j, 1, h)], s.HS);
+            probs[at] = exp(Number(row[j]) - max) / sum;
+            for (int d = 0; d < s.HS; d++) out[s.out(b, i, h) + d] += Number(got[1][at]) * qkv[s.qkv(b, j, 2, h) + d];
+        }
+    });
+    trial.compare<floatX>("scores", got[0], scores);
+    trial.compare<floatX>("probs", got[1], probs);
+    trial.compare<floatX>("out", got[2], out);
+    return got[1];
+}
+
+void try_naive_attention_backward(Trial& trial, const AttentionSize& s, const Values& qkv, const Values& probs) {
+    const Values dout = random_values<floatX>(s.N() * s.C());
+    const auto got = trial.run([&] {
+        const DeviceArray<floatX> dqkv(qkv.size()), dscores(probs.size()), d_dout(dout), d_qkv(qkv), d_probs(probs);
+        naive_attention_backward(dqkv, dscores, d_dout, d_qkv, d_probs, s.B, s.T, s.NH, s.HS);
+        return Outputs{dscores.download(), dqkv.download()};
+    });
+    Numbers dscores(probs.size()), dqkv(qkv.size());
+    s.for_each_query([&](int b, int h, int i) {
+        const size_t row = s.out(b, i, h), q = s.qkv(b, i, 0, h), first = square(s, b, h, i, 0);
+        Numbers dprobs(i + 1);
+        Number sum;
+        for (int j = 0; j <= i; j++) {
+            for (int d = 0; d < s.HS; d++) dprobs[j] += Number(dout[row + d]) * qkv[s.qkv(b, j, 2, h) + d];
+            dprobs[j] = passed_through<floatX>(dprobs[j]);
+            sum += dprobs[j] * probs[first + j];
+        }
+        for (int j = 0; j <= i; j++) {
+            const size_t k = s.qkv(b, j, 1, h), v = s.qkv(b, j, 2, h);
+            dscores[first + j] = (dprobs[j] - sum) * probs[first + j] * (1 / std::sqrt(double(s.HS)));
+            for (int d = 0; d < s.HS; d++) {
+                dqkv[q + d] += Number(got[0][first + j]) * qkv[k + d];
+                dqkv[k + d] += Number(got[0][first + j]) * qkv[q + d];
+                dqkv[v + d] += Number(probs[first + j]) * dout[row + d];
+            }
+        }
+    });
+    trial.compare<floatX>("dscores", got[0], dscores);
+    trial.compare<floatX>("dqkv", got[1], dqkv);
+}
+
+void test_naive_attention() {
+    Trial forward("naive_attention_forward"), backward("naive_attention_backward");
+    for (const AttentionSize& s : {AttentionSize{1, 1, 1, 16}, {2, 5, 3, 48}, {1, 33, 2, 128}, {2, 32, 1, 64}, {1, 70, 3, 80}}) {
+        for (Trial* trial : {&forward, &backward}) trial->at("B %d, T %d, NH %d, HS %d", s.B, s.T, s.NH, s.HS);
+        const Values qkv = attention_inputs(s);
+        try_naive_attention_backward(backward, s, qkv, try_naive_attention_forward(forward, s, qkv));
+    }
+    forward.report("scores, probs and out");
+    backward.report("dscores and dqkv");
+}
+
 // ==== cross-entropy ==========================================================
 
 struct CrossEntropy { Numbers losses, dlogits; };
@@ -1115,6 +1191,7 @@ void test_kernels() {
     test_bias_backward();
     test_gelu();
     test_attention();
+    test_naive_attention();
     test_cross_entropy();
     test_gradient_norm();
     test_adamw();

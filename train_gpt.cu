@@ -159,6 +159,9 @@ template <typename T> __device__ __forceinline__ void store(T* to, const float (
 // What x becomes when it is stored as floatX and loaded again.
 __device__ __forceinline__ float rounded(float x) { return static_cast<float>(static_cast<floatX>(x)); }
 
+// Where a maximum starts: below every logit, yet finite, as (-inf) - (-inf) must not occur.
+constexpr float LOWEST = -3.0e38f;
+
 constexpr unsigned FULL_WARP = 0xffffffffu;
 
 __device__ __forceinline__ float warp_sum(float x) {
@@ -267,6 +270,10 @@ template <typename F> void with_type(Grad grad, F f) {
 // come from it.
 
 enum class Recompute { NONE, SELECTIVE, FULL };
+constexpr std::pair<const char*, Recompute> RECOMPUTE_NAMES[] = {
+    {"none", Recompute::NONE}, {"selective", Recompute::SELECTIVE}, {"full", Recompute::FULL}};
+enum class Attention { FLASH, NAIVE };
+enum class PeakSource { TABLE, MEASURED };
 enum class Shuffle { NO, YES };
 enum class Schedule { COSINE, LINEAR, WSD, CONSTANT };
 
@@ -283,12 +290,14 @@ struct Options {
     long total_batch = 0;
     Recompute recompute = Recompute::NONE;
     DType grad_dtype = DType::FP32;
+    Attention attention = Attention::FLASH;
     // optimizer
     long steps = 1000, warmup = 0;
     double lr = 6e-4, min_lr = -1;
     Schedule schedule = Schedule::COSINE;
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, grad_clip = 1.0;
     long seed = 1337;
+    PeakSource peak = PeakSource::TABLE;
     // run folder
     std::string out;
     bool resume = false;
@@ -300,6 +309,7 @@ struct Options {
     double temperature = 1.0;
     // plan
     std::string gpu_memory;
+    DType precision = FLOATX;
     bool as_json = false;
 };
 
@@ -344,6 +354,19 @@ Flag number_flag(const char* name, int verbs, T& to, T least, T most, const char
     return {name, verbs, kind + range, help, parse, [&to, least] { return to < least ? json() : json(to); }};
 }
 
+constexpr int AUTO = -1;
+
+// The same flag, which also takes the word auto.
+Flag auto_flag(Flag flag, int& to) {
+    flag.takes = "auto or " + flag.takes;
+    flag.parse = [&to, number = flag.parse](const std::string& s) {
+        if (s == "auto") to = AUTO;
+        return s == "auto" || number(s);
+    };
+    flag.value = [&to] { return to == AUTO ? json("auto") : json(to); };
+    return flag;
+}
+
 template <typename E>
 Flag choice_flag(const char* name, int verbs, E& to, std::vector<std::string> names, const char* help) {
     std::string takes;
@@ -378,11 +401,12 @@ std::vector<Flag> flag_table(Options& o) {
         text_flag("--val-data", TRAIN, "PATTERN", o.val_data, "data for the validation loss"),
         number_flag("--val-fraction", TRAIN, o.val_fraction, 0.0, 0.9, "without --val-data: this part of --data, its end, is kept for validation"),
         choice_flag("--shuffle", TRAIN, o.shuffle, {"no", "yes"}, "random windows by seed, or windows in the files' order"),
-        number_flag("--micro-batch", ALL, o.micro_batch, 1, 1 << 15, "sequences that go through the model at once"),
+        auto_flag(number_flag("--micro-batch", TRAIN | EVAL | PLAN, o.micro_batch, 1, 1 << 15, "sequences that go through the model at once; auto: as many as fit"), o.micro_batch),
         number_flag("--seq-len", ALL, o.seq_len, 1, ANY_INT, "tokens of a sequence (default: the model's context)"),
         number_flag("--total-batch", TRAIN | PLAN, o.total_batch, 1L, ANY_LONG, "tokens of a step, accumulated over micro-batches (default: one micro-batch)"),
         choice_flag("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"}, "which activations are dropped in forward and computed again in backward"),
         choice_flag("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16"}, "what gradients are stored and accumulated in"),
+        choice_flag("--attention", ALL, o.attention, {"flash", "naive"}, "naive keeps the T x T scores and probabilities in memory, to see what flash saves"),
         number_flag("--steps", TRAIN, o.steps, 1L, ANY_LONG, "optimizer steps"),
         number_flag("--lr", TRAIN, o.lr, 0.0, ANY, "largest learning rate"),
         number_flag("--min-lr", TRAIN, o.min_lr, 0.0, ANY, "learning rate at the end (default: a tenth of --lr)"),
@@ -394,6 +418,7 @@ std::vector<Flag> flag_table(Options& o) {
         number_flag("--eps", TRAIN, o.eps, 0.0, ANY, "AdamW"),
         number_flag("--grad-clip", TRAIN, o.grad_clip, 0.0, ANY, "largest norm of the gradient; 0: not clipped"),
         number_flag("--seed", TRAIN | SAMPLE, o.seed, 0L, ANY_LONG, "of initial weights, order of data and samples"),
+        choice_flag("--peak", TRAIN, o.peak, {"table", "measured"}, "FLOP/s that MFU is relative to: the card's data sheet, or a large matmul timed at start"),
         text_flag("--out", TRAIN, "DIR", o.out, "run folder: log.jsonl and checkpoints; without it nothing is written"),
         switch_flag("--resume", TRAIN, o.resume, "go on from the last checkpoint in --out"),
         number_flag("--eval-every", TRAIN, o.eval_every, 0L, ANY_LONG, "steps between validation losses (and one at the end); 0: none"),
@@ -407,6 +432,7 @@ std::vector<Flag> flag_table(Options& o) {
         number_flag("--temperature", SAMPLE, o.temperature, 0.0, ANY, "divides the logits; 0: always the likeliest token"),
         number_flag("--top-k", SAMPLE, o.top_k, 0, ANY_INT, "only the k likeliest tokens; 0: all"),
         text_flag("--gpu-memory", PLAN, "SIZE", o.gpu_memory, "what must fit, such as 80GB or 24GiB; default: this device's"),
+        choice_flag("--precision", PLAN, o.precision, {"fp32", "bf16"}, "of weights and activations; default: this build's"),
         switch_flag("--json", PLAN, o.as_json, "one JSON object instead of a table"),
     };
 }
@@ -1057,6 +1083,117 @@ void attention_backward(floatX* dqkv, float* D, const floatX* dout, const floatX
            dqkv, dout, qkv, lse, D, T, HS);
 }
 
+// ==== naive attention ========================================================
+// The same function with the T x T matrices in memory, to see and to time what flash attention
+// saves: --attention naive.
+// forward   scores = Q K^T / sqrt(HS);  probs = softmax(scores), 0 where key > query;  out = probs V
+// backward  dprobs = dout V^T;  dscores = probs * (dprobs - sum(probs * dprobs)) / sqrt(HS)
+//           dQ = dscores K;  dK = dscores^T Q;  dV = probs^T dout
+// shapes    scores, probs, dprobs (B,NH,T,T) floatX; the rest as above. dscores takes dprobs' place
+// mapping   six products by one kernel: a block computes a tile of OWN x OWN, in steps of OWN;
+//           softmax: one warp per row
+// cost      bandwidth: 4*B*NH*T*T elements written and read forward, as much again backward
+// source    Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1
+
+// A matrix per head: element (row, column) of head h of batch b.
+template <typename T> struct HeadMatrix {
+    T* data;
+    size_t batch, head, row, column;   // strides
+    __device__ T* at(size_t b, size_t h) const { return data + b * batch + h * head; }
+};
+
+// out (M,N) = scale * A (M,K) B (K,N) for each head; grid (tiles of N, tiles of M, B * NH)
+__global__ void head_product_kernel(HeadMatrix<floatX> out, HeadMatrix<const floatX> A, HeadMatrix<const floatX> B,
+                                    float scale, int M, int N, int K, int NH) {
+    const int b = blockIdx.z / NH, h = blockIdx.z % NH, m0 = blockIdx.y * OWN, n0 = blockIdx.x * OWN;
+    const floatX *a_head = A.at(b, h), *b_head = B.at(b, h);
+    float* a = dynamic_shared();     // (OWN, OWN): m, k
+    float* bt = a + OWN * OWN;       // (OWN, OWN): k, n
+    float* c = bt + OWN * OWN;       // (OWN, OWN): m, n
+    fill(c, 0, OWN * OWN);
+    for (int k0 = 0; k0 < K; k0 += OWN) {
+        for (int e = threadIdx.x; e < OWN * OWN; e += blockDim.x) {
+            const int r = e / OWN, q = e % OWN;
+            a[e] = m0 + r < M && k0 + q < K ? static_cast<float>(a_head[(m0 + r) * A.row + (k0 + q) * A.column]) : 0.0f;
+            bt[e] = k0 + r < K && n0 + q < N ? static_cast<float>(b_head[(k0 + r) * B.row + (n0 + q) * B.column]) : 0.0f;
+        }
+        __syncthreads();
+        tile_matmul<Old::ADD, Stored::AS_M_K>(c, a, bt, nullptr, OWN, OWN, OWN);
+        __syncthreads();   // before a and bt are loaded again
+    }
+    for (int e = threadIdx.x; e < OWN * OWN; e += blockDim.x) {
+        const int m = m0 + e / OWN, n = n0 + e % OWN;
+        if (m < M && n < N) out.at(b, h)[m * out.row + n * out.column] = static_cast<floatX>(scale * c[e]);
+    }
+}
+
+// Row `query` of scores (B*NH*T, T), of which query + 1 count.
+__global__ void softmax_forward_kernel(floatX* probs, const floatX* scores, size_t rows, int T) {
+    const size_t n = warp_row();
+    if (n >= rows) return;
+    const int lane = threadIdx.x % WARP_SIZE, keys = n % T + 1;
+    const floatX* in = scores + n * T;
+    float max = LOWEST, sum = 0;
+    for (int j = lane; j < keys; j += WARP_SIZE) max = fmaxf(max, static_cast<float>(in[j]));
+    max = warp_max(max);
+    for (int j = lane; j < keys; j += WARP_SIZE) sum += __expf(static_cast<float>(in[j]) - max);
+    sum = warp_sum(sum);
+    for (int j = lane; j < T; j += WARP_SIZE)
+        probs[n * T + j] = static_cast<floatX>(j < keys ? __expf(static_cast<float>(in[j]) - max) / sum : 0.0f);
+}
+
+// dprobs becomes dscores * scale, in place.
+__global__ void softmax_backward_kernel(floatX* dprobs, const floatX* probs, float scale, size_t rows, int T) {
+    const size_t n = warp_row();
+    if (n >= rows) return;
+    const floatX* p = probs + n * T;
+    floatX* d = dprobs + n * T;
+    float sum = 0;
+    for (int j = threadIdx.x % WARP_SIZE; j < T; j += WARP_SIZE) sum += static_cast<float>(p[j]) * static_cast<float>(d[j]);
+    sum = warp_sum(sum);
+    for (int j = threadIdx.x % WARP_SIZE; j < T; j += WARP_SIZE)
+        d[j] = static_cast<floatX>(static_cast<float>(p[j]) * (static_cast<float>(d[j]) - sum) * scale);
+}
+
+// The matrices of one call: q, k, v of (B,T,3,NH,HS), out of (B,T,NH,HS), scores of (B,NH,T,T).
+enum class Part { Q, K, V };
+template <typename T> HeadMatrix<T> qkv_part(T* qkv, Part part, size_t seq, size_t C, size_t HS) {
+    return {qkv + static_cast<size_t>(part) * C, seq * 3 * C, HS, 3 * C, 1};
+}
+template <typename T> HeadMatrix<T> heads_of(T* out, size_t seq, size_t C, size_t HS) { return {out, seq * C, HS, C, 1}; }
+template <typename T> HeadMatrix<T> square_of(T* scores, size_t seq, size_t NH) {
+    return {scores, NH * seq * seq, seq * seq, seq, 1};
+}
+template <typename T> HeadMatrix<T> transposed(HeadMatrix<T> m) { return {m.data, m.batch, m.head, m.column, m.row}; }
+
+void head_product(HeadMatrix<floatX> out, HeadMatrix<const floatX> A, HeadMatrix<const floatX> B, float scale, int M,
+                  int N, int K, int batch, int NH) {
+    launch("head_product", head_product_kernel, dim3(ceil_div(N, OWN), ceil_div(M, OWN), batch * NH), ATTENTION_BLOCK,
+           3 * OWN * OWN * sizeof(float), out, A, B, scale, M, N, K, NH);
+}
+
+void naive_attention_forward(floatX* out, floatX* scores, floatX* probs, const floatX* qkv, int B, int T, int NH, int HS) {
+    const size_t C = static_cast<size_t>(NH) * HS, rows = static_cast<size_t>(B) * NH * T;
+    head_product(square_of(scores, T, NH), qkv_part(qkv, Part::Q, T, C, HS), transposed(qkv_part(qkv, Part::K, T, C, HS)),
+                 1 / sqrtf(HS), T, T, HS, B, NH);
+    launch("softmax_forward", softmax_forward_kernel, row_blocks(rows), BLOCK, 0, probs, scores, rows, T);
+    head_product(heads_of(out, T, C, HS), square_of<const floatX>(probs, T, NH), qkv_part(qkv, Part::V, T, C, HS), 1, T, HS,
+                 T, B, NH);
+}
+
+// dprobs (B,NH,T,T) floatX scratch
+void naive_attention_backward(floatX* dqkv, floatX* dprobs, const floatX* dout, const floatX* qkv, const floatX* probs,
+                              int B, int T, int NH, int HS) {
+    const size_t C = static_cast<size_t>(NH) * HS, rows = static_cast<size_t>(B) * NH * T;
+    const auto d = heads_of(dout, T, C, HS);
+    const auto dscores = square_of<const floatX>(dprobs, T, NH);
+    head_product(square_of(dprobs, T, NH), d, transposed(qkv_part(qkv, Part::V, T, C, HS)), 1, T, T, HS, B, NH);
+    head_product(qkv_part(dqkv, Part::V, T, C, HS), transposed(square_of(probs, T, NH)), d, 1, T, HS, T, B, NH);
+    launch("softmax_backward", softmax_backward_kernel, row_blocks(rows), BLOCK, 0, dprobs, probs, 1 / sqrtf(HS), rows, T);
+    head_product(qkv_part(dqkv, Part::Q, T, C, HS), dscores, qkv_part(qkv, Part::K, T, C, HS), 1, T, HS, T, B, NH);
+    head_product(qkv_part(dqkv, Part::K, T, C, HS), transposed(dscores), qkv_part(qkv, Part::Q, T, C, HS), 1, T, HS, T, B, NH);
+}
+
 // ==== cross-entropy ==========================================================
 // forward   loss = log(sum over v of exp(logits[v])) - logits[target]                   per row
 // backward  dlogits = (exp(logits - lse) - (v == target)) * scale, in the logits' place
@@ -1069,9 +1206,6 @@ void attention_backward(floatX* dqkv, float* D, const floatX* dout, const floatX
 // variants  dev/kernels/cross_entropy.cu
 
 enum class Want { LOSS, LOSS_AND_GRADIENT };
-
-// Below every logit, yet finite: (-inf) - (-inf) must not occur.
-constexpr float LOWEST = -3.0e38f;
 
 template <Want WANT>
 __global__ void cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float scale, int V, int Vp) {
@@ -1450,6 +1584,9 @@ enum class Purpose { TRAINING, INFERENCE };
 // The head's logits exist for this many rows at a time; more would gain no speed.
 constexpr size_t HEAD_ROWS = 8192;
 
+// Rows are numbered with 32 bits on the device.
+constexpr size_t MOST_ROWS = size_t{1} << 31;
+
 // Everything that the memory of a run depends on.
 struct Setup {
     Config config;
@@ -1458,6 +1595,9 @@ struct Setup {
     DType grad_dtype;
     Purpose purpose;
     size_t head_rows = HEAD_ROWS;
+    Attention attention = Attention::FLASH;
+    DType precision = FLOATX;   // another one than the build's only to plan with
+    bool on_gpu = !device.is_cpu();
 
     size_t N() const { return static_cast<size_t>(B) * T; }
 };
@@ -1472,7 +1612,7 @@ struct Setup {
 struct TensorBase {
     char* data = nullptr;
     size_t layer_bytes = 0;
-    bool shared() const { return layer_bytes == 0; }
+    bool dropped() const { return data && layer_bytes == 0; }   // not kept from forward to backward
 };
 
 template <typename T> struct Tensor : TensorBase {
@@ -1565,13 +1705,13 @@ ParameterCount count_parameters(const Config& c) {
 struct Activations {
     // Kept from forward to backward. res1 and res2 are the residual stream before the attention
     // and before the MLP.
-    Tensor<floatX> res1, ln1, qkv, att, res2, ln2, fc, gelu;
+    Tensor<floatX> res1, ln1, qkv, att, res2, ln2, fc, gelu, scores, probs;
     Tensor<float> ln1_mean, ln1_rstd, lse, ln2_mean, ln2_rstd;
     // Once for the model. `branch` is what a block adds to the residual stream next.
     Tensor<floatX> branch, resf, lnf, logits;
     Tensor<float> lnf_mean, lnf_rstd, losses;
     // Gradients of activations; one layer's at a time.
-    Tensor<floatX> dres, dln, dqkv, datt, dfc;
+    Tensor<floatX> dres, dln, dqkv, datt, dfc, dprobs;
     Tensor<float> att_d;
     // Workspace. Batches: one in use, one on its way, one for evaluation and sampling.
     Tensor<float> partials, norm_partials, norm;
@@ -1580,8 +1720,15 @@ struct Activations {
     Tensor<char> matmul_workspace;
 };
 
-enum class Category { WEIGHTS, GRADIENTS, MASTER, ADAM_M, ADAM_V, ACTIVATIONS, WORKSPACE };
-constexpr const char* CATEGORY_NAMES[] = {"weights", "gradients", "master", "adam_m", "adam_v", "activations", "workspace"};
+enum class Category { WEIGHTS, GRADIENTS, MASTER, ADAM_M, ADAM_V, ACTIVATIONS, WORKSPACE, CUDA };
+constexpr const char* CATEGORY_NAMES[] = {"weights", "gradients", "master", "adam_m", "adam_v", "activations", "workspace", "cuda"};
+
+// a * b, or more than any memory where 64 bits cannot hold it.
+constexpr size_t BEYOND_MEMORY = size_t{1} << 56;
+size_t product(size_t a, size_t b) {
+    size_t result;
+    return __builtin_mul_overflow(a, b, &result) ? BEYOND_MEMORY : std::min(result, BEYOND_MEMORY);
+}
 
 struct ActivationRow {
     TensorBase* tensor;
@@ -1594,22 +1741,17 @@ struct ActivationRow {
 
     size_t copy_bytes() const {
         size_t bytes = element_bytes;
-        for (size_t extent : shape) bytes *= extent;
+        for (size_t extent : shape) bytes = product(bytes, extent);
         return bytes;
     }
+    size_t bytes() const { return product(copy_bytes(), copies); }
 };
-
-template <typename T> constexpr const char* type_name() {
-    if (std::is_same_v<T, float>) return "fp32";
-    if (std::is_same_v<T, __nv_bfloat16>) return "bf16";
-    if (std::is_same_v<T, double>) return "fp64";
-    return std::is_same_v<T, int> ? "int32" : "bytes";
-}
 
 template <typename T>
 ActivationRow row(Tensor<T>& tensor, const char* name, std::vector<size_t> shape, size_t copies,
                   Category category = Category::ACTIVATIONS) {
-    return {&tensor, name, std::move(shape), type_name<T>(), sizeof(T), copies, category};
+    const char* type = std::is_same_v<T, float> ? "fp32" : std::is_same_v<T, double> ? "fp64" : std::is_same_v<T, int> ? "int32" : "bytes";
+    return {&tensor, name, std::move(shape), type, sizeof(T), copies, category};
 }
 
 std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
@@ -1619,50 +1761,54 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     // A copy for each layer in the recompute modes up to this one, else one for all.
     auto kept = [&](Recompute last) { return training && s.recompute <= last ? static_cast<size_t>(c.layers) : 1; };
     const size_t always = kept(Recompute::FULL), selective = kept(Recompute::SELECTIVE), none = kept(Recompute::NONE);
-    std::vector<ActivationRow> rows = {
-        row(a.res1,     "res1",     {N, C},     always),
-        row(a.ln1,      "ln1",      {N, C},     none),
-        row(a.ln1_mean, "ln1_mean", {N},        none),
-        row(a.ln1_rstd, "ln1_rstd", {N},        none),
-        row(a.qkv,      "qkv",      {N, 3 * C}, selective),
-        row(a.att,      "att",      {N, C},     selective),
-        row(a.lse,      "lse",      {B, NH, T}, selective),
-        row(a.res2,     "res2",     {N, C},     selective),
-        row(a.ln2,      "ln2",      {N, C},     none),
-        row(a.ln2_mean, "ln2_mean", {N},        none),
-        row(a.ln2_rstd, "ln2_rstd", {N},        none),
-        row(a.fc,       "fc",       {N, 4 * C}, selective),
-        row(a.gelu,     "gelu",     {N, 4 * C}, none),
-        row(a.branch,   "branch",   {N, C},     1),
-        row(a.resf,     "resf",     {N, C},     1),
-        row(a.lnf,      "lnf",      {N, C},     1),
-        row(a.lnf_mean, "lnf_mean", {N},        1),
-        row(a.lnf_rstd, "lnf_rstd", {N},        1),
-        row(a.logits,   "logits",   {std::min(N, s.head_rows), Vp}, 1),
-        row(a.losses,   "losses",   {N},        1),
-        row(a.loss,     "loss",     {1},        1, Category::WORKSPACE),
-        row(a.inputs,   "inputs",   {N},        3, Category::WORKSPACE),
-        row(a.targets,  "targets",  {N},        3, Category::WORKSPACE),
+    auto rowX = [&](Tensor<floatX>& tensor, const char* name, std::vector<size_t> shape, size_t copies) -> ActivationRow {
+        return {&tensor, name, std::move(shape), name_of(s.precision), size_of(s.precision), copies, Category::ACTIVATIONS};
     };
+    std::vector<ActivationRow> rows = {
+        rowX(a.res1,     "res1",     {N, C},     always),
+        rowX(a.ln1,      "ln1",      {N, C},     none),
+        row (a.ln1_mean, "ln1_mean", {N},        none),
+        row (a.ln1_rstd, "ln1_rstd", {N},        none),
+        rowX(a.qkv,      "qkv",      {N, 3 * C}, selective),
+        rowX(a.att,      "att",      {N, C},     selective),
+        rowX(a.res2,     "res2",     {N, C},     selective),
+        rowX(a.ln2,      "ln2",      {N, C},     none),
+        row (a.ln2_mean, "ln2_mean", {N},        none),
+        row (a.ln2_rstd, "ln2_rstd", {N},        none),
+        rowX(a.fc,       "fc",       {N, 4 * C}, selective),
+        rowX(a.gelu,     "gelu",     {N, 4 * C}, none),
+        rowX(a.branch,   "branch",   {N, C},     1),
+        rowX(a.resf,     "resf",     {N, C},     1),
+        rowX(a.lnf,      "lnf",      {N, C},     1),
+        row (a.lnf_mean, "lnf_mean", {N},        1),
+        row (a.lnf_rstd, "lnf_rstd", {N},        1),
+        rowX(a.logits,   "logits",   {std::min(N, s.head_rows), Vp}, 1),
+        row (a.losses,   "losses",   {N},        1),
+        row (a.loss,     "loss",     {1},        1, Category::WORKSPACE),
+        row (a.inputs,   "inputs",   {N},        3, Category::WORKSPACE),
+        row (a.targets,  "targets",  {N},        3, Category::WORKSPACE),
+    };
+    auto append = [&](const std::vector<ActivationRow>& more) { rows.insert(rows.end(), more.begin(), more.end()); };
+    if (s.attention == Attention::FLASH) append({row(a.lse, "lse", {B, NH, T}, selective)});
+    else append({rowX(a.scores, "scores", {B, NH, T, T}, none), rowX(a.probs, "probs", {B, NH, T, T}, none)});
     if (training) {
         const size_t columns = 4 * C;   // the widest that is summed: fc's bias
-        const std::vector<ActivationRow> backward = {
-            row(a.dres,  "dres",  {N, C},     1),
-            row(a.dln,   "dln",   {N, C},     1),
-            row(a.dqkv,  "dqkv",  {N, 3 * C}, 1),
-            row(a.datt,  "datt",  {N, C},     1),
-            row(a.dfc,   "dfc",   {N, 4 * C}, 1),
-            row(a.att_d, "att_d", {B, NH, T}, 1),
+        append({
+            rowX(a.dres, "dres", {N, C},     1),
+            rowX(a.dln,  "dln",  {N, C},     1),
+            rowX(a.dqkv, "dqkv", {N, 3 * C}, 1),
+            rowX(a.datt, "datt", {N, C},     1),
+            rowX(a.dfc,  "dfc",  {N, 4 * C}, 1),
             row(a.partials,      "partials",      {partial_blocks(N), columns}, 1, Category::WORKSPACE),
             row(a.norm_partials, "norm_partials", {NORM_BLOCKS},                1, Category::WORKSPACE),
             row(a.norm,          "norm",          {1},                          1, Category::WORKSPACE),
             row(a.order,         "order",         {N},                          2, Category::WORKSPACE),
             row(a.first,         "first",         {N + 1},                      2, Category::WORKSPACE),
-        };
-        rows.insert(rows.end(), backward.begin(), backward.end());
+        });
+        if (s.attention == Attention::FLASH) append({row(a.att_d, "att_d", {B, NH, T}, 1)});
+        else append({rowX(a.dprobs, "dprobs", {B, NH, T, T}, 1)});
     }
-    if (!device.is_cpu())
-        rows.push_back(row(a.matmul_workspace, "matmul_workspace", {MATMUL_WORKSPACE}, 1, Category::WORKSPACE));
+    if (s.on_gpu) append({row(a.matmul_workspace, "matmul_workspace", {MATMUL_WORKSPACE}, 1, Category::WORKSPACE)});
     return rows;
 }
 
@@ -1680,31 +1826,35 @@ struct Plan {
     }
 };
 
+// What CUDA takes for itself: context, kernels, cuBLASLt. Not ours to allocate.
+constexpr size_t CUDA_BYTES = 600 << 20;
+
 // In FP32 the weights are their own master copy.
 constexpr bool SEPARATE_MASTER = FLOATX != DType::FP32;
 
 Plan plan(const Setup& s) {
     Plan plan;
     const size_t n = count_parameters(s.config).elements;
-    plan.add(Category::WEIGHTS, n * sizeof(floatX));
+    plan.add(Category::WEIGHTS, n * size_of(s.precision));
     if (s.purpose == Purpose::TRAINING) {
         plan.add(Category::GRADIENTS, n * size_of(s.grad_dtype));
-        if (SEPARATE_MASTER) plan.add(Category::MASTER, n * sizeof(float));
+        if (s.precision != DType::FP32) plan.add(Category::MASTER, n * sizeof(float));
         plan.add(Category::ADAM_M, n * sizeof(float));
         plan.add(Category::ADAM_V, n * sizeof(float));
     }
     Activations nowhere;
-    for (const ActivationRow& row : activation_table(nowhere, s)) plan.add(row.category, row.copy_bytes() * row.copies);
+    for (const ActivationRow& row : activation_table(nowhere, s)) plan.add(row.category, row.bytes());
+    if (s.on_gpu) plan.add(Category::CUDA, CUDA_BYTES);
     return plan;
 }
 
 // The largest micro-batch whose plan fits, 0 if none does.
+constexpr int MOST_SEQUENCES = 1 << 15;   // a batch row of attention is a block in grid.z, which ends at 65535
 int largest_micro_batch(Setup s, size_t bytes) {
-    const int LIMIT = 1 << 15;   // a block of attention is a batch row in grid.z, which ends at 65535
     int fits = 0;
-    for (int step = LIMIT; step > 0; step /= 2) {
+    for (int step = MOST_SEQUENCES; step > 0; step /= 2) {
         s.B = fits + step;
-        if (s.B <= LIMIT && plan(s).total <= bytes) fits = s.B;
+        if (s.B <= MOST_SEQUENCES && s.N() < MOST_ROWS && plan(s).total <= bytes) fits = s.B;
     }
     return fits;
 }
@@ -1729,19 +1879,26 @@ struct Model {
     ~Model() { for (void* block : blocks) cudaFree(block); }
 };
 
+struct Memory { size_t available, all; };
+
+Memory memory_now() {
+    Memory memory;
+    check(cudaMemGetInfo(&memory.available, &memory.all), "cudaMemGetInfo");
+    return memory;
+}
+
 void require_memory(const Setup& s) {
-    size_t available = 0, all = 0;
-    check(cudaMemGetInfo(&available, &all), "cudaMemGetInfo");
-    const size_t needed = plan(s).total;
+    const auto [available, all] = memory_now();
+    const Plan p = plan(s);
+    const size_t needed = p.total - p.bytes[static_cast<int>(Category::CUDA)];   // which is there already
     if (needed <= available) return;
     std::string help;
-    for (Recompute mode : {Recompute::NONE, Recompute::SELECTIVE, Recompute::FULL}) {
+    for (const auto& [name, mode] : RECOMPUTE_NAMES) {
         Setup other = s;
         other.recompute = mode;
         const int fits = largest_micro_batch(other, available);
         if (fits && s.purpose == Purpose::TRAINING && mode >= s.recompute && help.empty())
-            help = format("; --micro-batch %d --recompute %s fits", fits,
-                          mode == Recompute::NONE ? "none" : mode == Recompute::SELECTIVE ? "selective" : "full");
+            help = format("; --micro-batch %d --recompute %s fits", fits, name);
     }
     if (help.empty()) help = "; no micro-batch fits: a smaller --model or --seq-len is needed";
     throw UserError(format("out of device memory: this run needs %s, %s of %s is free on %s%s", gigabytes(needed).c_str(),
@@ -1785,7 +1942,7 @@ void allocate(Model& m, const Setup& s) {
         }
     }
     for (const ActivationRow& row : activation_table(m.a, s)) {
-        row.tensor->data = static_cast<char*>(allocate_block(m, row.copy_bytes() * row.copies, row.name));
+        row.tensor->data = static_cast<char*>(allocate_block(m, row.bytes(), row.name));
         row.tensor->layer_bytes = row.copies > 1 ? row.copy_bytes() : 0;
     }
     device.matmul_workspace = m.a.matmul_workspace();
@@ -1813,6 +1970,14 @@ void init_parameters(Model& m, uint64_t seed) {
 // res1 of the next block = res2 + fcproj(gelu(fc(ln2))). Each addition waits for the LayerNorm
 // after it, which does both in one pass; until then the addend is in `branch`.
 
+// att = attention(qkv), of the kind that --attention names.
+void attend(Model& m, size_t l) {
+    const Activations& a = m.a;
+    const int B = m.setup.B, T = m.setup.T, NH = m.config.heads, HS = m.config.head_size();
+    if (m.setup.attention == Attention::FLASH) attention_forward(a.att(l), a.lse(l), a.qkv(l), B, T, NH, HS);
+    else naive_attention_forward(a.att(l), a.scores(l), a.probs(l), a.qkv(l), B, T, NH, HS);
+}
+
 void forward_block(Model& m, size_t l) {
     const Activations& a = m.a;
     const auto& w = m.w;
@@ -1821,7 +1986,7 @@ void forward_block(Model& m, size_t l) {
     const floatX* add = l == 0 ? nullptr : a.branch();
     /* 1 */ layernorm_forward(a.res1(l), a.ln1(l), a.ln1_mean(l), a.ln1_rstd(l), inp, add, w.ln1w(l), w.ln1b(l), N, C);
     /* 2 */ matmul_forward(a.qkv(l), a.ln1(l), w.qkvw(l), w.qkvb(l), N, C, 3 * C);
-    /* 3 */ attention_forward(a.att(l), a.lse(l), a.qkv(l), m.setup.B, m.setup.T, m.config.heads, m.config.head_size());
+    /* 3 */ attend(m, l);
     /* 4 */ matmul_forward(a.branch(), a.att(l), w.attprojw(l), w.attprojb(l), N, C, C);
     /* 5 */ layernorm_forward(a.res2(l), a.ln2(l), a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.branch(), w.ln2w(l), w.ln2b(l), N, C);
     /* 6 */ matmul_forward(a.fc(l), a.ln2(l), w.fcw(l), w.fcb(l), N, C, 4 * C);
@@ -1874,20 +2039,20 @@ void recompute_block(Model& m, size_t l) {
     const Activations& a = m.a;
     const auto& w = m.w;
     const size_t N = m.setup.N(), C = m.config.channels;
-    if (a.ln1.shared())
+    if (a.ln1.dropped())
         /* 1 */ layernorm_forward(nullptr, a.ln1(l), a.ln1_mean(l), a.ln1_rstd(l), a.res1(l), nullptr, w.ln1w(l), w.ln1b(l), N, C);
-    if (a.qkv.shared())
+    if (a.qkv.dropped())
         /* 2 */ matmul_forward(a.qkv(l), a.ln1(l), w.qkvw(l), w.qkvb(l), N, C, 3 * C);
-    if (a.att.shared())
-        /* 3 */ attention_forward(a.att(l), a.lse(l), a.qkv(l), m.setup.B, m.setup.T, m.config.heads, m.config.head_size());
-    if (a.res2.shared()) {
+    if (a.att.dropped() || a.probs.dropped())
+        /* 3 */ attend(m, l);
+    if (a.res2.dropped()) {
         /* 4 */ matmul_forward(a.branch(), a.att(l), w.attprojw(l), w.attprojb(l), N, C, C);
         /* 5 */ layernorm_forward(a.res2(l), a.ln2(l), a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.branch(), w.ln2w(l), w.ln2b(l), N, C);
-    } else if (a.ln2.shared())
+    } else if (a.ln2.dropped())
         /* 5 */ layernorm_forward(nullptr, a.ln2(l), a.ln2_mean(l), a.ln2_rstd(l), a.res2(l), nullptr, w.ln2w(l), w.ln2b(l), N, C);
-    if (a.fc.shared())
+    if (a.fc.dropped())
         /* 6 */ matmul_forward(a.fc(l), a.ln2(l), w.fcw(l), w.fcb(l), N, C, 4 * C);
-    if (a.gelu.shared())
+    if (a.gelu.dropped())
         /* 7 */ gelu_forward(a.gelu(l), a.fc(l), N * 4 * C);
 }
 
@@ -1895,6 +2060,13 @@ void recompute_block(Model& m, size_t l) {
 // Forward's lines in reverse. dres is the gradient of the residual stream: what comes in at the
 // top, to which each LayerNorm's backward adds. Parameter gradients are added to, all other
 // gradients assigned. Activations stay as they were.
+
+void attend_backward(Model& m, size_t l) {
+    const Activations& a = m.a;
+    const int B = m.setup.B, T = m.setup.T, NH = m.config.heads, HS = m.config.head_size();
+    if (m.setup.attention == Attention::FLASH) attention_backward(a.dqkv(), a.att_d(), a.datt(), a.qkv(l), a.att(l), a.lse(l), B, T, NH, HS);
+    else naive_attention_backward(a.dqkv(), a.dprobs(), a.datt(), a.qkv(l), a.probs(l), B, T, NH, HS);
+}
 
 void backward_block(Model& m, size_t l) {
     const Activations& a = m.a;
@@ -1909,7 +2081,7 @@ void backward_block(Model& m, size_t l) {
     /* 5 */ layernorm_backward(a.dres(), g.ln2w(l), g.ln2b(l), partials, a.dln(), a.res2(l), w.ln2w(l), a.ln2_mean(l), a.ln2_rstd(l), N, C);
     /* 4 */ matmul_backward_parameters(g.attprojw(l), g.attprojb(l), partials, a.dres(), a.att(l), N, C, C);
             matmul_backward_input(a.datt(), a.dres(), w.attprojw(l), N, C, C);
-    /* 3 */ attention_backward(a.dqkv(), a.att_d(), a.datt(), a.qkv(l), a.att(l), a.lse(l), m.setup.B, m.setup.T, m.config.heads, m.config.head_size());
+    /* 3 */ attend_backward(m, l);
     /* 2 */ matmul_backward_parameters(g.qkvw(l), g.qkvb(l), partials, a.dqkv(), a.ln1(l), N, C, 3 * C);
             matmul_backward_input(a.dln(), a.dqkv(), w.qkvw(l), N, C, 3 * C);
     /* 1 */ layernorm_backward(a.dres(), g.ln1w(l), g.ln1b(l), partials, a.dln(), a.res1(l), w.ln1w(l), a.ln1_mean(l), a.ln1_rstd(l), N, C);
@@ -2751,13 +2923,14 @@ double measure_peak() {
     return best;
 }
 
-void find_peak() {
-    for (const Peak& peak : PEAKS)
-        if (strstr(device.properties.name, peak.name)) {
-            device.peak_flops = (FLOATX == DType::BF16 ? peak.bf16 : peak.fp32) * 1e12;
-            device.peak_source = format("data sheet of %s", peak.name);
-            return;
-        }
+void find_peak(const Options& o) {
+    if (o.peak == PeakSource::TABLE)
+        for (const Peak& peak : PEAKS)
+            if (strstr(device.properties.name, peak.name)) {
+                device.peak_flops = (FLOATX == DType::BF16 ? peak.bf16 : peak.fp32) * 1e12;
+                device.peak_source = format("data sheet of %s", peak.name);
+                return;
+            }
     device.peak_flops = measure_peak();
     device.peak_source = "measured matmul";
 }
@@ -2887,16 +3060,33 @@ Config config_from_options(const Options& o, int default_vocab) {
     return c;
 }
 
-Setup make_setup(const Options& o, const Config& c, Purpose purpose) {
+// The largest micro-batch that fits, with a margin, and of which a whole number makes the total batch.
+int auto_micro_batch(Setup s, size_t memory, long total_batch) {
+    constexpr double MARGIN = 0.05;   // for what is not ours: libraries, other programs, fragments
+    s.B = 1;
+    const long sequences = total_batch / s.T;
+    if (total_batch % s.T != 0)
+        throw UserError(format("--total-batch %ld is no multiple of --seq-len %d", total_batch, s.T));
+    int B = largest_micro_batch(s, static_cast<size_t>(memory * (1 - MARGIN)));
+    if (B == 0) return 1;   // the allocation will say what is missing
+    if (total_batch)
+        while (sequences % B != 0) B--;
+    return B;
+}
+
+// `memory` is what --micro-batch auto may use.
+Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memory) {
     if (o.seq_len > c.context)
         throw UserError(format("--seq-len %d is more than the model's context of %d; --context %d makes a model of that many positions",
                                o.seq_len, c.context, o.seq_len));
-    if (FLOATX == DType::FP32 && o.grad_dtype == DType::BF16)
-        throw UserError("--grad-dtype bf16 needs a build with PRECISION=bf16; this one is fp32");
+    if (o.precision == DType::FP32 && o.grad_dtype == DType::BF16)
+        throw UserError("--grad-dtype bf16 needs weights in bf16: a build with PRECISION=bf16, or plan --precision bf16");
     const int T = o.seq_len ? o.seq_len : c.context;
-    if (static_cast<size_t>(o.micro_batch) * T >= size_t{1} << 31)
-        throw UserError(format("--micro-batch %d of %d tokens each: more than 2^31 tokens", o.micro_batch, T));
-    return {c, o.micro_batch, T, o.recompute, o.grad_dtype, purpose, HEAD_ROWS};
+    Setup s = {c, o.micro_batch, T, o.recompute, o.grad_dtype, purpose, HEAD_ROWS, o.attention, o.precision};
+    if (o.micro_batch == AUTO) s.B = auto_micro_batch(s, memory, o.total_batch);
+    if (s.N() >= MOST_ROWS)
+        throw UserError(format("--micro-batch %d of %d tokens each: more than %zu tokens", s.B, T, MOST_ROWS));
+    return s;
 }
 
 // Micro-batches of a step.
@@ -3120,8 +3310,8 @@ void train(const Options& o) {
     const Start start = find_start(o);
     const Config config = start.dir.empty() ? config_from_options(o, data.train.bytes_only() ? BYTE_VOCAB : 0)
                                             : read_config(start.dir + "/config.json");
-    const Setup setup = make_setup(o, config, Purpose::TRAINING);
-    find_peak();
+    const Setup setup = make_setup(o, config, Purpose::TRAINING, memory_now().available);
+    find_peak(o);
     print_run(setup, o, data, accumulation_steps(o, setup), start);
     Trainer trainer(o, data, setup, start);
     // Ctrl-C ends the run after the step; a second one at once.
@@ -3135,10 +3325,9 @@ void train(const Options& o) {
 
 // ==== eval, sample, plan =====================================================
 
-void load_for_inference(Model& m, const Options& o, const char* verb, int B) {
+void load_for_inference(Model& m, const Options& o, const char* verb) {
     if (o.from.empty()) throw UserError(format("%s needs --from DIR, a folder with config.json and model.safetensors", verb));
-    Setup setup = make_setup(o, read_config(o.from + "/config.json"), Purpose::INFERENCE);
-    setup.B = B;
+    Setup setup = make_setup(o, read_config(o.from + "/config.json"), Purpose::INFERENCE, memory_now().available);
     allocate(m, setup);
     read_weights(m, o.from);
 }
@@ -3147,7 +3336,7 @@ void eval(const Options& o) {
     if (o.data.empty()) throw UserError("eval needs --data PATTERN");
     const Tokens tokens(o.data);
     Model m;
-    load_for_inference(m, o, "eval", o.micro_batch);
+    load_for_inference(m, o, "eval");
     const Evaluation e = evaluate(m, tokens, 0);
     printf("loss %.6f over %zu tokens\n", e.loss, e.tokens);
 }
@@ -3178,8 +3367,10 @@ std::vector<int> read_prompt(const Options& o, int V) {
 }
 
 void sample_verb(const Options& o) {
+    Options one = o;
+    one.micro_batch = 1;
     Model m;
-    load_for_inference(m, o, "sample", 1);
+    load_for_inference(m, one, "sample");
     const int V = m.config.vocab;
     const std::vector<int> prompt = read_prompt(o, V);
     for (int token : prompt) print_token(token, V);
@@ -3196,55 +3387,116 @@ size_t parse_bytes(const std::string& text) {
     throw UserError(format("--gpu-memory takes a size such as 80GB or 24GiB, found '%s'", text.c_str()));
 }
 
-json plan_record(const Setup& s, size_t memory) {
+// What the literature says of the same model: parameters without positions, h V + L (12 h^2 + 13 h)
+// + 2 h; and activations in mixed precision without recomputation or flash attention,
+// L s b h (34 + 5 a s / h) bytes (Korthikanti et al. 2022, section 4.1).
+double formula_parameters(const Config& c) {
+    const double h = c.channels;
+    return h * c.vocab + c.layers * (12 * h * h + 13 * h) + 2 * h;
+}
+double formula_activations(const Setup& s) {
+    const double h = s.config.channels;
+    return double(s.config.layers) * s.T * s.B * h * (34 + 5.0 * s.config.heads * s.T / h);
+}
+
+// The plan as one object; memory: what must hold it.
+json plan_record(const Options& o, const Setup& s, size_t memory) {
     const Plan p = plan(s);
     const ParameterCount count = count_parameters(s.config);
     json bytes, tensors;
-    size_t state = 0;   // all but activations and workspace
+    size_t state = 0, kept = 0;   // all but activations and workspace; activations that have a copy per layer
     for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++) {
         bytes[CATEGORY_NAMES[i]] = p.bytes[i];
         if (i < static_cast<size_t>(Category::ACTIVATIONS)) state += p.bytes[i];
     }
     bytes["total"] = p.total;
     for (const ParameterRow& row : parameter_table(s.config))
-        tensors.push_back({{"name", row.name}, {"shape", row.shape}, {"copies", row.copies}, {"dtype", name_of(FLOATX)},
-                           {"bytes", row.elements * row.copies * sizeof(floatX)}});
+        tensors.push_back({{"name", row.name}, {"category", "weights"}, {"shape", row.shape}, {"copies", row.copies},
+                           {"dtype", name_of(s.precision)}, {"bytes", row.elements * row.copies * size_of(s.precision)}});
     Activations nowhere;
-    for (const ActivationRow& row : activation_table(nowhere, s))
-        tensors.push_back({{"name", row.name}, {"shape", row.shape}, {"copies", row.copies}, {"dtype", row.dtype},
-                           {"bytes", row.copy_bytes() * row.copies}});
+    for (const ActivationRow& row : activation_table(nowhere, s)) {
+        tensors.push_back({{"name", row.name}, {"category", CATEGORY_NAMES[static_cast<int>(row.category)]}, {"shape", row.shape},
+                           {"copies", row.copies}, {"dtype", row.dtype}, {"bytes", row.bytes()}});
+        if (row.category == Category::ACTIVATIONS && row.copies == static_cast<size_t>(s.config.layers)) kept += row.copy_bytes();
+    }
     json most;
-    for (auto [name, mode] : {std::pair{"none", Recompute::NONE}, {"selective", Recompute::SELECTIVE}, {"full", Recompute::FULL}}) {
+    for (const auto& [name, mode] : RECOMPUTE_NAMES) {
         Setup other = s;
         other.recompute = mode;
         most[name] = largest_micro_batch(other, memory);
     }
     const Flops flops = flops_per_token(s);
-    return {{"parameters", count.real}, {"bytes", bytes}, {"bytes_per_parameter", double(state) / count.elements},
+    const Config& c = s.config;
+    return {{"model", {{"layers", c.layers}, {"heads", c.heads}, {"channels", c.channels}, {"context", c.context}, {"vocab", c.vocab}}},
+            {"micro_batch", s.B}, {"seq_len", s.T}, {"precision", name_of(s.precision)}, {"grad_dtype", name_of(s.grad_dtype)},
+            {"recompute", RECOMPUTE_NAMES[static_cast<int>(s.recompute)].first},
+            {"attention", s.attention == Attention::FLASH ? "flash" : "naive"}, {"accumulation", accumulation_steps(o, s)},
+            {"parameters", count.real}, {"parameters_formula", formula_parameters(c)}, {"bytes", bytes},
+            {"bytes_per_parameter", double(state) / count.elements},
+            {"activation_bytes_per_token_per_layer", double(kept) / s.N()}, {"korthikanti_bytes", formula_activations(s)},
             {"flops_per_token", {{"model", flops.model}, {"hardware", flops.hardware}}}, {"gpu_memory", memory},
-            {"max_micro_batch", most}, {"tensors", tensors}};
+            {"fits", p.total <= memory}, {"max_micro_batch", most}, {"tensors", tensors}};
+}
+
+std::string bar(double share) {
+    constexpr int WIDTH = 40;
+    return std::string(lround(WIDTH * std::min(1.0, share)), '#');
+}
+
+// The chapter's four steps from a batch in tokens to flags.
+void print_steps(const Options& o, const Setup& s, const json& most) {
+    if (o.total_batch == 0) return;
+    printf("\nto train with %ld tokens a step\n  1  batch     --total-batch %ld\n  2  sequence  --seq-len %d\n", o.total_batch, o.total_batch, s.T);
+    for (const auto& [name, mode] : RECOMPUTE_NAMES) {
+        const long sequences = o.total_batch / s.T;
+        long B = std::min(most[name].get<long>(), sequences);
+        while (B > 1 && sequences % B != 0) B--;
+        if (B == 0 || o.total_batch % s.T != 0) continue;
+        printf("  3  largest   --micro-batch %ld --recompute %s\n  4  the rest  accumulated over %ld micro-batches\n", B, name, sequences / B);
+        return;
+    }
+    printf("  3  no micro-batch fits on one such GPU, whatever is recomputed\n");
+}
+
+void print_plan(const Options& o, const Setup& s, const json& record, size_t memory) {
+    const Config& c = s.config;
+    const size_t total = record["bytes"]["total"];
+    printf("model       %d layers, %d heads, %d channels, context %d, vocabulary %d\n", c.layers, c.heads, c.channels, c.context, c.vocab);
+    printf("parameters  %zu; by the formula hV + L(12h^2 + 13h) + 2h, without positions, %.0f\n", size_t(record["parameters"]), double(record["parameters_formula"]));
+    printf("a step      %d x %d tokens, accumulated %ld times; %s, gradients %s, recompute %s, attention %s\n", s.B, s.T, long(record["accumulation"]),
+           name_of(s.precision), name_of(s.grad_dtype), record["recompute"].get<std::string>().c_str(), record["attention"].get<std::string>().c_str());
+    printf("\n%-13s %14s  of %s\n", "memory", "", gigabytes(memory).c_str());
+    for (const auto& [name, bytes] : record["bytes"].items())
+        printf("  %-11s %14s  %s\n", name.c_str(), gigabytes(bytes).c_str(), bar(size_t(bytes) / double(memory)).c_str());
+    printf("  %s; %.2f bytes of state per parameter\n", total <= memory ? "fits" : "does not fit on one such GPU", double(record["bytes_per_parameter"]));
+    printf("\nactivations\n");
+    std::vector<json> rows;
+    for (const json& tensor : record["tensors"]) if (tensor["category"] == "activations") rows.push_back(tensor);
+    std::stable_sort(rows.begin(), rows.end(), [](const json& a, const json& b) { return a["bytes"] > b["bytes"]; });
+    for (const json& row : rows) {
+        if (size_t(row["bytes"]) * 200 < size_t(record["bytes"]["activations"])) continue;   // under half a percent
+        const std::string shape = shape_text(row["shape"]) + (row["copies"] > 1 ? format(" x %d", int(row["copies"])) : "");
+        printf("  %-11s %14s  %-28s %s\n", row["name"].get<std::string>().c_str(), gigabytes(row["bytes"]).c_str(), shape.c_str(),
+               bar(double(row["bytes"]) / double(record["bytes"]["activations"])).c_str());
+    }
+    const double per_token = record["activation_bytes_per_token_per_layer"];
+    printf("  kept per token and layer: %.0f bytes = %.1f C; Korthikanti et al., without flash attention: %s in all\n", per_token, per_token / c.channels,
+           gigabytes(record["korthikanti_bytes"]).c_str());
+    printf("\nFLOPs per token: %.4g model, %.4g hardware\n", double(record["flops_per_token"]["model"]), double(record["flops_per_token"]["hardware"]));
+    printf("largest micro-batch:");
+    for (const auto& [mode, most] : record["max_micro_batch"].items()) printf("  %d with --recompute %s", int(most), mode.c_str());
+    printf("\n");
+    print_steps(o, s, record["max_micro_batch"]);
 }
 
 void plan_verb(const Options& o) {
-    size_t memory = 0, all = 0;
-    check(cudaMemGetInfo(&memory, &all), "cudaMemGetInfo");
-    memory = o.gpu_memory.empty() ? all : parse_bytes(o.gpu_memory);
+    const size_t memory = o.gpu_memory.empty() ? memory_now().all : parse_bytes(o.gpu_memory);
     const Config config = o.from.empty() ? config_from_options(o, 0) : read_config(o.from + "/config.json");
-    const Setup setup = make_setup(o, config, Purpose::TRAINING);
-    const json record = plan_record(setup, memory);
-    if (o.as_json) {
-        printf("%s\n", record.dump(2).c_str());
-        return;
-    }
-    printf("model      %zu parameters; %d x %d tokens, accumulated %ld times; %s\n", count_parameters(config).real, setup.B,
-           setup.T, accumulation_steps(o, setup), name_of(FLOATX));
-    const size_t total = record["bytes"]["total"];
-    for (const auto& [name, bytes] : record["bytes"].items())
-        printf("%-12s %12s  %s\n", name.c_str(), gigabytes(bytes).c_str(), std::string(lround(40.0 * size_t(bytes) / total), '#').c_str());
-    printf("%.2f bytes of state per parameter; %.3g model FLOPs per token, %.3g with recomputation\n",
-           double(record["bytes_per_parameter"]), double(record["flops_per_token"]["model"]), double(record["flops_per_token"]["hardware"]));
-    for (const auto& [mode, most] : record["max_micro_batch"].items())
-        printf("largest micro-batch in %s with --recompute %s: %d\n", gigabytes(memory).c_str(), mode.c_str(), int(most));
+    Setup setup = make_setup(o, config, Purpose::TRAINING, memory);
+    setup.on_gpu |= !o.gpu_memory.empty();   // planned here, to run there
+    const json record = plan_record(o, setup, memory);
+    if (o.as_json) printf("%s\n", record.dump(2).c_str());
+    else print_plan(o, setup, record, memory);
 }
 
 // ==== main ===================================================================
