@@ -421,12 +421,12 @@ void test_embedding_backward() {
 
 // ==== layernorm ==============================================================
 
-struct LayerNorm { Numbers out, mean, rstd; };
+struct LayerNormResult { Numbers out, mean, rstd; };
 
 // x (N,C), each row by itself.
-LayerNorm layernorm_loop(const Values& x, const Values& w, const Values& b) {
+LayerNormResult layernorm_loop(const Values& x, const Values& w, const Values& b) {
     const size_t C = w.size(), N = x.size() / C;
-    LayerNorm r = {Numbers(N * C), Numbers(N), Numbers(N)};
+    LayerNormResult r = {Numbers(N * C), Numbers(N), Numbers(N)};
     for (size_t n = 0; n < N; n++) {
         Number sum, squares;
         for (size_t i = 0; i < C; i++) sum += x[n * C + i];
@@ -474,7 +474,7 @@ void test_layernorm_derivative() {
     const double differences = slope([&](const Values& v) { return loss(v, w, b); }, x, dx)
                              + slope([&](const Values& v) { return loss(x, v, b); }, w, dw)
                              + slope([&](const Values& v) { return loss(x, w, v); }, b, db);
-    const LayerNorm r = layernorm_loop(x, w, b);
+    const LayerNormResult r = layernorm_loop(x, w, b);
     LayerNormGradients g = {Numbers(N * C), Numbers(C), Numbers(C)};
     layernorm_backward_loop(g, dout, x, w, values_of(r.mean), values_of(r.rstd));
     claim_derivative("layernorm", differences,
@@ -503,7 +503,7 @@ void try_layernorm_forward(Trial& trial, size_t N, int C, bool adds) {
     if (adds)
         for (size_t i = 0; i < x.size(); i++) x[i] = stored_as<floatX>(x[i] + add[i]);
     if (adds) trial.equal("res", out[0], x);
-    const LayerNorm expected = layernorm_loop(x, w, b);
+    const LayerNormResult expected = layernorm_loop(x, w, b);
     trial.compare<floatX>("out", out[1], expected.out);
     trial.compare<float>("mean", out[2], expected.mean);
     trial.compare<float>("rstd", out[3], expected.rstd);
@@ -512,7 +512,7 @@ void try_layernorm_forward(Trial& trial, size_t N, int C, bool adds) {
 template <typename G> void try_layernorm_backward(Trial& trial, size_t N, int C) {
     trial.at("N %zu, C %d", N, C);
     const Values inp = layernorm_inputs(N, C), w = random_values<floatX>(C), dout = random_values<floatX>(N * C);
-    const LayerNorm forward = layernorm_loop(inp, w, w);
+    const LayerNormResult forward = layernorm_loop(inp, w, w);
     const Values mean = values_stored_as<float>(forward.mean), rstd = values_stored_as<float>(forward.rstd);
     const Values dinp = random_values<floatX>(N * C), dw = random_values<G>(C), db = random_values<G>(C);
     const auto out = trial.run([&] {
@@ -667,7 +667,7 @@ struct AttentionSize {
     }
 };
 
-struct Attention { Numbers out, lse; };
+struct AttentionResult { Numbers out, lse; };
 
 // scale * (a . b)
 Number score(const double* a, const double* b, int HS) {
@@ -676,8 +676,8 @@ Number score(const double* a, const double* b, int HS) {
     return sum * (1 / std::sqrt(double(HS)));
 }
 
-Attention attention_loop(const Values& qkv, const AttentionSize& s) {
-    Attention r = {Numbers(s.N() * s.C()), Numbers(s.N() * s.NH)};
+AttentionResult attention_loop(const Values& qkv, const AttentionSize& s) {
+    AttentionResult r = {Numbers(s.N() * s.C()), Numbers(s.N() * s.NH)};
     s.for_each_query([&](int b, int h, int i) {
         Numbers S(i + 1), O(s.HS);
         double max = -INFINITY;
@@ -727,7 +727,7 @@ void test_attention_derivative() {
     const Values qkv = random_values<float>(s.N() * 3 * s.C()), direction = random_values<float>(s.N() * 3 * s.C());
     const Values dout = random_values<float>(s.N() * s.C());
     const auto loss = [&](const Values& x) { return dot(values_of(attention_loop(x, s).out), dout); };
-    const Attention r = attention_loop(qkv, s);
+    const AttentionResult r = attention_loop(qkv, s);
     const Numbers dqkv = attention_backward_loop(dout, qkv, values_of(r.out), values_of(r.lse), s);
     claim_derivative("attention", slope(loss, qkv, direction), dot(values_of(dqkv), direction));
 }
@@ -746,7 +746,7 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s) {
         attention_forward(out, lse, d_qkv, s.B, s.T, s.NH, s.HS);
         return Outputs{out.download(), lse.download()};
     });
-    const Attention expected = attention_loop(qkv, s);
+    const AttentionResult expected = attention_loop(qkv, s);
     forward.compare<floatX>("out", got[0], expected.out);
     forward.compare<float>("lse", got[1], expected.lse);
 
@@ -841,7 +841,8 @@ void try_naive_attention_backward(Trial& trial, const AttentionSize& s, const Va
 
 void test_naive_attention() {
     Trial forward("naive_attention_forward"), backward("naive_attention_backward");
-    for (const AttentionSize& s : {AttentionSize{1, 1, 1, 16}, {2, 5, 3, 48}, {1, 33, 2, 128}, {2, 32, 1, 64}, {1, 70, 3, 80}}) {
+    const AttentionSize sizes[] = {{1, 1, 1, 16}, {2, 5, 3, 48}, {1, 33, 2, 128}, {2, 32, 1, 64}, {1, 70, 3, 80}};
+    for (const AttentionSize& s : sizes) {
         for (Trial* trial : {&forward, &backward}) trial->at("B %d, T %d, NH %d, HS %d", s.B, s.T, s.NH, s.HS);
         const Values qkv = attention_inputs(s);
         try_naive_attention_backward(backward, s, qkv, try_naive_attention_forward(forward, s, qkv));
@@ -852,11 +853,11 @@ void test_naive_attention() {
 
 // ==== cross-entropy ==========================================================
 
-struct CrossEntropy { Numbers losses, dlogits; };
+struct CrossEntropyResult { Numbers losses, dlogits; };
 
-CrossEntropy cross_entropy_loop(const Values& logits, const Values& targets, double scale, int V, int Vp) {
+CrossEntropyResult cross_entropy_loop(const Values& logits, const Values& targets, double scale, int V, int Vp) {
     const size_t N = targets.size();
-    CrossEntropy r = {Numbers(N), Numbers(N * Vp)};
+    CrossEntropyResult r = {Numbers(N), Numbers(N * Vp)};
     for (size_t n = 0; n < N; n++) {
         if (targets[n] < 0) continue;
         const double* row = &logits[n * Vp];
@@ -903,7 +904,7 @@ void try_cross_entropy(Trial& trial, size_t N, int V, int Vp) {
     constexpr Want BOTH = Want::LOSS_AND_GRADIENT;
     const auto got = trial.run([&] { return run_cross_entropy<BOTH>(logits, targets, scale, V, Vp); });
     const auto loss_only = trial.run([&] { return run_cross_entropy<Want::LOSS>(logits, targets, scale, V, Vp); });
-    const CrossEntropy expected = cross_entropy_loop(logits, targets, scale, V, Vp);
+    const CrossEntropyResult expected = cross_entropy_loop(logits, targets, scale, V, Vp);
     trial.compare<float>("losses", got[0], expected.losses);
     trial.compare<floatX>("dlogits", got[1], expected.dlogits);
     trial.equal("losses without gradient", loss_only[0], got[0]);

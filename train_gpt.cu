@@ -23,7 +23,8 @@
 // Types   floatX is what weights and activations are stored in: BF16 or FP32 (make PRECISION=...).
 //         All arithmetic is FP32; matmuls accumulate in FP32. Reductions have one fixed order and
 //         there are no floating-point atomics, so the same command gives the same bits.
-// Globals device (stream, matmul handle, properties) and stop_requested (Ctrl-C). No others.
+// Globals device (stream, matmul handle, properties), recorder (what --trace shows) and
+//         stop_requested (Ctrl-C). No others.
 //
 // GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners";
 // GPT-3: Brown et al. 2020, table 2.1.
@@ -201,6 +202,81 @@ __device__ __forceinline__ float* dynamic_shared() {
     return reinterpret_cast<float*>(dynamic_shared_memory);
 }
 
+// ==== recording ==============================================================
+// What --trace shows: for each piece of work on a stream when the CPU handed it over, when it ran,
+// for which layer and pass, and which memory it was given. trace_record() makes a picture of it.
+
+// Memory given to a kernel: to read, to write, or (const or not does not tell) to update in place.
+enum class Access { READ, WRITE, UPDATE };
+
+template <typename T> struct Updated {
+    T* data;
+    operator T*() const { return data; }
+};
+template <typename T> Updated<T> updated(T* data) { return {data}; }
+
+template <typename T, typename = void> constexpr bool has_data = false;
+template <typename T> constexpr bool has_data<T, std::void_t<decltype(T::data)>> = true;
+
+constexpr int NO_LAYER = -1;
+
+struct Work {
+    const char *name, *pass;
+    int layer;
+    bool is_copy;
+    double handed_over, returned;      // seconds, CPU
+    cudaEvent_t begin, end;            // on the stream
+    std::vector<std::pair<const void*, Access>> memory;
+};
+
+struct Recorder {
+    bool on = false;
+    const char* pass = "";
+    int layer = NO_LAYER;
+    double start = 0;
+    cudaEvent_t start_event = nullptr;
+    std::vector<Work> work;
+
+    void at(const char* new_pass, int new_layer) {
+        pass = new_pass;
+        layer = new_layer;
+    }
+    template <typename T> void note(Updated<T> memory) { work.back().memory.push_back({memory.data, Access::UPDATE}); }
+    template <typename T> void note(T* memory) { work.back().memory.push_back({memory, std::is_const_v<T> ? Access::READ : Access::WRITE}); }
+    template <typename T> void note(const T& argument) {   // a number, or something with memory in it
+        if constexpr (has_data<T>) note(argument.data);
+    }
+};
+
+double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+static Recorder recorder;
+
+cudaEvent_t event_now(cudaStream_t stream) {
+    cudaEvent_t event;
+    check(cudaEventCreate(&event), "cudaEventCreate");
+    check(cudaEventRecord(event, stream), "cudaEventRecord");
+    return event;
+}
+
+// Runs `work`, which hands something to a stream, under a name for profilers and the recorder.
+template <typename F, typename... Memory>
+void on_stream(const char* name, cudaStream_t stream, F work, const Memory&... memory) {
+    nvtxRangePushA(name);
+    if (recorder.on) {
+        recorder.work.push_back({name, recorder.pass, recorder.layer, stream != device.stream, seconds_now(), 0, event_now(stream), nullptr, {}});
+        (recorder.note(memory), ...);
+    }
+    work();
+    if (recorder.on) {
+        recorder.work.back().end = event_now(stream);
+        recorder.work.back().returned = seconds_now();
+    }
+    nvtxRangePop();
+}
+
 // ==== launch =================================================================
 // The one door for kernels. A name for profilers and errors, the opt-in for more than 48 KiB of
 // shared memory, the check. Kernels run in order on device.stream.
@@ -209,7 +285,6 @@ constexpr size_t SHARED_WITHOUT_OPT_IN = 48 << 10;
 
 template <typename... Params, typename... Args>
 void launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, Args... args) {
-    nvtxRangePushA(name);
     if (shared_bytes > SHARED_WITHOUT_OPT_IN)
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    static_cast<int>(shared_bytes)), name);
@@ -218,8 +293,7 @@ void launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, 
     config.blockDim = block;
     config.dynamicSmemBytes = shared_bytes;
     config.stream = device.stream;
-    check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), name);
-    nvtxRangePop();
+    on_stream(name, device.stream, [&] { check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), name); }, args...);
 }
 
 // Copies between host and device, in order with the kernels before; done when they return.
@@ -229,7 +303,9 @@ void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind direction) {
 }
 void upload(void* to, const void* from, size_t bytes) { copy(to, from, bytes, cudaMemcpyHostToDevice); }
 void download(void* to, const void* from, size_t bytes) { copy(to, from, bytes, cudaMemcpyDeviceToHost); }
-void clear(void* block, size_t bytes) { check(cudaMemsetAsync(block, 0, bytes, device.stream), "cudaMemsetAsync"); }
+void clear(void* block, size_t bytes) {
+    on_stream("clear", device.stream, [&] { check(cudaMemsetAsync(block, 0, bytes, device.stream), "cudaMemsetAsync"); }, block);
+}
 
 constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 
@@ -300,6 +376,7 @@ struct Options {
     PeakSource peak = PeakSource::TABLE;
     // run folder
     std::string out;
+    std::string trace;
     bool resume = false;
     long eval_every = 250, eval_batches = 20, sample_every = 0, checkpoint_every = 1000;
     int keep = 0;
@@ -420,6 +497,7 @@ std::vector<Flag> flag_table(Options& o) {
         number_flag("--seed", TRAIN | SAMPLE, o.seed, 0L, ANY_LONG, "of initial weights, order of data and samples"),
         choice_flag("--peak", TRAIN, o.peak, {"table", "measured"}, "FLOP/s that MFU is relative to: the card's data sheet, or a large matmul timed at start"),
         text_flag("--out", TRAIN, "DIR", o.out, "run folder: log.jsonl and checkpoints; without it nothing is written"),
+        text_flag("--trace", TRAIN, "FILE", o.trace, "a Chrome trace of the first three steps: launches, kernels, copies, live bytes"),
         switch_flag("--resume", TRAIN, o.resume, "go on from the last checkpoint in --out"),
         number_flag("--eval-every", TRAIN, o.eval_every, 0L, ANY_LONG, "steps between validation losses (and one at the end); 0: none"),
         number_flag("--eval-batches", TRAIN, o.eval_batches, 0L, ANY_LONG, "micro-batches of a validation loss; 0: all of the validation data"),
@@ -507,7 +585,7 @@ __global__ void add_partials_kernel(G* grad, const float* partials, int count, s
 void add_partials(Grad grad, const float* partials, size_t count, size_t columns) {
     with_type(grad, [&](auto* g) {
         launch("add_partials", add_partials_kernel<std::remove_pointer_t<decltype(g)>>, span_blocks(columns),
-               BLOCK, 0, g, partials, count, columns);
+               BLOCK, 0, updated(g), partials, count, columns);
     });
 }
 
@@ -579,11 +657,11 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
                         const int* first, size_t runs, int B, int T, int C) {
     with_type(dwte, [&](auto* g) {
         launch("embedding_backward_wte", embedding_backward_wte_kernel<std::remove_pointer_t<decltype(g)>>,
-               row_blocks(runs), BLOCK, 0, g, dout, inp, order, first, runs, C);
+               row_blocks(runs), BLOCK, 0, updated(g), dout, inp, order, first, runs, C);
     });
     with_type(dwpe, [&](auto* g) {
         launch("embedding_backward_wpe", embedding_backward_wpe_kernel<std::remove_pointer_t<decltype(g)>>,
-               row_blocks(T), BLOCK, 0, g, dout, B, T, C);
+               row_blocks(T), BLOCK, 0, updated(g), dout, B, T, C);
     });
 }
 
@@ -700,8 +778,8 @@ void layernorm_forward(floatX* res, floatX* out, float* mean, float* rstd, const
 void layernorm_backward(floatX* dinp, Grad dw, Grad db, float* partials, const floatX* dout, const floatX* inp,
                         const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
     const size_t blocks = partial_blocks(N);
-    launch("layernorm_backward", layernorm_backward_kernel, blocks, WARP_SIZE, 2 * C * sizeof(float), dinp, partials,
-           dout, inp, w, mean, rstd, N, C);
+    launch("layernorm_backward", layernorm_backward_kernel, blocks, WARP_SIZE, 2 * C * sizeof(float), updated(dinp),
+           partials, dout, inp, w, mean, rstd, N, C);
     add_partials(dw, partials, blocks, C);
     add_partials(db, partials + blocks * C, blocks, C);
 }
@@ -743,7 +821,7 @@ __global__ void bias_backward_kernel(float* partials, const floatX* dout, size_t
 }
 
 void bias_forward(floatX* out, const floatX* b, size_t N, int OC) {
-    launch("bias_forward", bias_forward_kernel, span_blocks(N * OC), BLOCK, 0, out, b, N, OC);
+    launch("bias_forward", bias_forward_kernel, span_blocks(N * OC), BLOCK, 0, updated(out), b, N, OC);
 }
 
 // partials (partial_blocks(N), OC) fp32 scratch
@@ -1102,10 +1180,11 @@ template <typename T> struct HeadMatrix {
     __device__ T* at(size_t b, size_t h) const { return data + b * batch + h * head; }
 };
 
-// out (M,N) = scale * A (M,K) B (K,N) for each head; grid (tiles of N, tiles of M, B * NH)
+// out (M,N) = scale * A (M,K) B (K,N) for each head; grid (tiles, NH, B)
 __global__ void head_product_kernel(HeadMatrix<floatX> out, HeadMatrix<const floatX> A, HeadMatrix<const floatX> B,
-                                    float scale, int M, int N, int K, int NH) {
-    const int b = blockIdx.z / NH, h = blockIdx.z % NH, m0 = blockIdx.y * OWN, n0 = blockIdx.x * OWN;
+                                    float scale, int M, int N, int K) {
+    const int tiles_n = (N + OWN - 1) / OWN, b = blockIdx.z, h = blockIdx.y;
+    const int m0 = blockIdx.x / tiles_n * OWN, n0 = blockIdx.x % tiles_n * OWN;
     const floatX *a_head = A.at(b, h), *b_head = B.at(b, h);
     float* a = dynamic_shared();     // (OWN, OWN): m, k
     float* bt = a + OWN * OWN;       // (OWN, OWN): k, n
@@ -1168,8 +1247,8 @@ template <typename T> HeadMatrix<T> transposed(HeadMatrix<T> m) { return {m.data
 
 void head_product(HeadMatrix<floatX> out, HeadMatrix<const floatX> A, HeadMatrix<const floatX> B, float scale, int M,
                   int N, int K, int batch, int NH) {
-    launch("head_product", head_product_kernel, dim3(ceil_div(N, OWN), ceil_div(M, OWN), batch * NH), ATTENTION_BLOCK,
-           3 * OWN * OWN * sizeof(float), out, A, B, scale, M, N, K, NH);
+    launch("head_product", head_product_kernel, dim3(ceil_div(N, OWN) * ceil_div(M, OWN), NH, batch), ATTENTION_BLOCK,
+           3 * OWN * OWN * sizeof(float), out, A, B, scale, M, N, K);
 }
 
 void naive_attention_forward(floatX* out, floatX* scores, floatX* probs, const floatX* qkv, int B, int T, int NH, int HS) {
@@ -1189,7 +1268,7 @@ void naive_attention_backward(floatX* dqkv, floatX* dprobs, const floatX* dout, 
     const auto dscores = square_of<const floatX>(dprobs, T, NH);
     head_product(square_of(dprobs, T, NH), d, transposed(qkv_part(qkv, Part::V, T, C, HS)), 1, T, T, HS, B, NH);
     head_product(qkv_part(dqkv, Part::V, T, C, HS), transposed(square_of(probs, T, NH)), d, 1, T, HS, T, B, NH);
-    launch("softmax_backward", softmax_backward_kernel, row_blocks(rows), BLOCK, 0, dprobs, probs, 1 / sqrtf(HS), rows, T);
+    launch("softmax_backward", softmax_backward_kernel, row_blocks(rows), BLOCK, 0, updated(dprobs), probs, 1 / sqrtf(HS), rows, T);
     head_product(qkv_part(dqkv, Part::Q, T, C, HS), dscores, qkv_part(qkv, Part::K, T, C, HS), 1, T, HS, T, B, NH);
     head_product(qkv_part(dqkv, Part::K, T, C, HS), transposed(dscores), qkv_part(qkv, Part::Q, T, C, HS), 1, T, HS, T, B, NH);
 }
@@ -1255,11 +1334,11 @@ constexpr int WIDE_BLOCK = WARP_SIZE == 1 ? 1 : 1024;   // where a block has one
 
 template <Want WANT>
 void cross_entropy(floatX* logits, float* losses, const int* targets, float scale, size_t N, int V, int Vp) {
-    launch("cross_entropy", cross_entropy_kernel<WANT>, N, WIDE_BLOCK, 0, logits, losses, targets, scale, V, Vp);
+    launch("cross_entropy", cross_entropy_kernel<WANT>, N, WIDE_BLOCK, 0, updated(logits), losses, targets, scale, V, Vp);
 }
 
 void add_losses(double* total, const float* losses, size_t n) {
-    launch("add_losses", add_losses_kernel, 1, WIDE_BLOCK, 0, total, losses, n);
+    launch("add_losses", add_losses_kernel, 1, WIDE_BLOCK, 0, updated(total), losses, n);
 }
 
 // ==== gradient norm ==========================================================
@@ -1508,11 +1587,13 @@ bool try_matmul(void* out, const floatX* a, const floatX* b, const void* epilogu
     if (!plan.found) return false;
     set_epilogue_pointer(plan, shape.epilogue, epilogue_data);
     const float alpha = 1, beta = shape.into == Into::ADD ? 1 : 0;
-    nvtxRangePushA("matmul");
-    check(cublasLtMatmul(device.matmul, plan.operation, &alpha, b, plan.a, a, plan.b, &beta, out, plan.out, out,
-                         plan.out, &plan.algorithm, device.matmul_workspace,
-                         device.matmul_workspace ? MATMUL_WORKSPACE : 0, device.stream), "cublasLtMatmul");
-    nvtxRangePop();
+    auto multiply = [&] {
+        check(cublasLtMatmul(device.matmul, plan.operation, &alpha, b, plan.a, a, plan.b, &beta, out, plan.out, out,
+                             plan.out, &plan.algorithm, device.matmul_workspace,
+                             device.matmul_workspace ? MATMUL_WORKSPACE : 0, device.stream), "cublasLtMatmul");
+    };
+    if (shape.into == Into::ADD) on_stream("matmul", device.stream, multiply, updated(out), a, b, epilogue_data);
+    else on_stream("matmul", device.stream, multiply, out, a, b, epilogue_data);
     return true;
 }
 
@@ -1982,6 +2063,7 @@ void forward_block(Model& m, size_t l) {
     const Activations& a = m.a;
     const auto& w = m.w;
     const size_t N = m.setup.N(), C = m.config.channels;
+    recorder.at("forward", l);
     const floatX* inp = l == 0 ? a.res1(0) : a.res2(l - 1);   // the embedding is in res1(0) as it is
     const floatX* add = l == 0 ? nullptr : a.branch();
     /* 1 */ layernorm_forward(a.res1(l), a.ln1(l), a.ln1_mean(l), a.ln1_rstd(l), inp, add, w.ln1w(l), w.ln1b(l), N, C);
@@ -1998,8 +2080,10 @@ void forward_block(Model& m, size_t l) {
 void forward(Model& m, const int* inp) {
     const Activations& a = m.a;
     const size_t L = m.config.layers, C = m.config.channels;
+    recorder.at("forward", NO_LAYER);
     embedding_forward(a.res1(0), inp, m.w.wte(), m.w.wpe(), m.setup.B, m.setup.T, C);
     for (size_t l = 0; l < L; l++) forward_block(m, l);
+    recorder.at("forward", NO_LAYER);
     layernorm_forward(a.resf(), a.lnf(), a.lnf_mean(), a.lnf_rstd(), a.res2(L - 1), a.branch(), m.w.lnfw(), m.w.lnfb(),
                       m.setup.N(), C);
 }
@@ -2036,6 +2120,7 @@ template <Want WANT> void head(Model& m, const int* targets, float scale) {
 
 void recompute_block(Model& m, size_t l) {
     if (l + 1 == static_cast<size_t>(m.config.layers)) return;   // the shared copies still hold the last layer
+    recorder.at("recompute", l);
     const Activations& a = m.a;
     const auto& w = m.w;
     const size_t N = m.setup.N(), C = m.config.channels;
@@ -2074,6 +2159,7 @@ void backward_block(Model& m, size_t l) {
     const auto& g = m.g;
     float* partials = a.partials();
     const size_t N = m.setup.N(), C = m.config.channels;
+    recorder.at("backward", l);
     /* 8 */ matmul_backward_parameters(g.fcprojw(l), g.fcprojb(l), partials, a.dres(), a.gelu(l), N, 4 * C, C);
     /* 7 */ matmul_backward_input_gelu(a.dfc(), a.dres(), w.fcprojw(l), a.fc(l), N, 4 * C, C);
     /* 6 */ matmul_backward_parameters(g.fcw(l), g.fcb(l), partials, a.dfc(), a.ln2(l), N, C, 4 * C);
@@ -2097,12 +2183,14 @@ struct Batch {
 void backward(Model& m, const Batch& batch) {
     const Activations& a = m.a;
     const size_t N = m.setup.N(), C = m.config.channels;
+    recorder.at("backward", NO_LAYER);
     clear(a.dres(), N * C * sizeof(floatX));
     layernorm_backward(a.dres(), m.g.lnfw(), m.g.lnfb(), a.partials(), a.dln(), a.resf(), m.w.lnfw(), a.lnf_mean(), a.lnf_rstd(), N, C);
     for (size_t l = m.config.layers; l-- > 0;) {
         recompute_block(m, l);
         backward_block(m, l);
     }
+    recorder.at("backward", NO_LAYER);
     embedding_backward(m.g.wte(), m.g.wpe(), a.dres(), batch.inputs, batch.order, batch.first, batch.runs, m.setup.B,
                        m.setup.T, C);
 }
@@ -2119,6 +2207,7 @@ void micro_step(Model& m, const Batch& batch, size_t tokens_per_step) {
 }
 
 void update(Model& m, const AdamW& adamw_settings) {
+    recorder.at("update", NO_LAYER);
     gradient_norm(m.a.norm(), m.a.norm_partials(), m.grads, m.elements);
     adamw(m.weights, m.master, m.grads, m.adam_m, m.adam_v, m.a.norm(), adamw_settings, m.decayed, m.elements);
 }
@@ -2755,7 +2844,9 @@ private:
         check(cudaStreamWaitEvent(device.copies, slot.used, 0), "cudaStreamWaitEvent");   // and the device's
         const Activations& a = m_.a;
         auto transfer = [&](const Tensor<int>& to, const int* from, size_t n) {
-            check(cudaMemcpyAsync(to(now_), from, n * sizeof(int), cudaMemcpyHostToDevice, device.copies), "cudaMemcpyAsync");
+            on_stream("copy to device", device.copies, [&] {
+                check(cudaMemcpyAsync(to(now_), from, n * sizeof(int), cudaMemcpyHostToDevice, device.copies), "cudaMemcpyAsync");
+            });
             return to(now_);
         };
         slot.batch.inputs = transfer(a.inputs, inputs, N);
@@ -2900,10 +2991,6 @@ const Peak PEAKS[] = {
     {"RTX 4090", 165.2, 82.6}, {"RTX 3090", 71, 35.6},
 };
 
-double seconds_now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 // FLOP/s of a square matmul: the best of the runs in a quarter of a second, three at least.
 double measure_peak() {
     const size_t n = device.is_cpu() ? 1024 : 8192;
@@ -3025,6 +3112,116 @@ private:
     double start_ = 0, shown_ = 0;
     bool terminal_ = isatty(STDOUT_FILENO), open_ = false;
 };
+
+// ==== trace ==================================================================
+// What the recorder saw, as a Chrome trace (ui.perfetto.dev opens it): a row for the CPU, one for each
+// stream, and a counter of live bytes by category. An activation lives from a write to the last read
+// before the next one; a parameter's gradient from its first micro-batch to the update; the rest always.
+
+constexpr long TRACED_STEPS = 3;
+
+// A tensor's copy in memory.
+struct Place { const char *begin, *end; Category category; };
+
+std::vector<Place> places(Model& m) {
+    std::vector<Place> all;
+    auto add = [&](const TensorBase& tensor, size_t bytes, size_t copies, Category category) {
+        for (size_t l = 0; l < copies; l++) all.push_back({tensor.data + l * tensor.layer_bytes, tensor.data + l * tensor.layer_bytes + bytes, category});
+    };
+    for (const ActivationRow& row : activation_table(m.a, m.setup))
+        if (row.category == Category::ACTIVATIONS) add(*row.tensor, row.copy_bytes(), row.copies, row.category);
+    for (const ParameterRow& row : parameter_table(m.g, m.config))
+        add(*row.tensor, row.elements * size_of(m.grads.dtype), row.copies, Category::GRADIENTS);
+    std::sort(all.begin(), all.end(), [](const Place& a, const Place& b) { return a.begin < b.begin; });
+    return all;
+}
+
+// By when bytes come to life or die: time in microseconds -> bytes of activations and gradients.
+using Changes = std::map<double, std::pair<long, long>>;
+
+void add_life(Changes& changes, const Place& place, double from, double to) {
+    const long bytes = place.end - place.begin;
+    const bool activation = place.category == Category::ACTIVATIONS;
+    (activation ? changes[from].first : changes[from].second) += bytes;
+    (activation ? changes[to].first : changes[to].second) -= bytes;
+}
+
+// began, ended: of each piece of work, in microseconds.
+Changes live_bytes(Model& m, const std::vector<double>& began, const std::vector<double>& ended) {
+    struct Life { double from = -1, to = -1; };
+    const std::vector<Place> all = places(m);
+    std::vector<Life> lives(all.size());
+    Changes changes;
+    auto finish = [&](size_t i) {
+        if (lives[i].from >= 0) add_life(changes, all[i], lives[i].from, lives[i].to);
+        lives[i] = {};
+    };
+    for (size_t w = 0; w < recorder.work.size(); w++) {
+        for (const auto& [memory, access] : recorder.work[w].memory) {
+            const char* address = static_cast<const char*>(memory);
+            const auto after = std::upper_bound(all.begin(), all.end(), address, [](const char* a, const Place& p) { return a < p.begin; });
+            if (after == all.begin() || address >= (after - 1)->end) continue;   // not a tensor that comes and goes
+            const size_t i = after - 1 - all.begin();
+            if (all[i].category == Category::ACTIVATIONS && access == Access::WRITE) finish(i);
+            if (lives[i].from < 0) lives[i].from = began[w];
+            lives[i].to = ended[w];
+        }
+        if (strcmp(recorder.work[w].name, "adamw") != 0) continue;
+        for (size_t i = 0; i < all.size(); i++)
+            if (all[i].category == Category::GRADIENTS) {
+                if (lives[i].from >= 0) lives[i].to = ended[w];
+                finish(i);
+            }
+    }
+    for (size_t i = 0; i < all.size(); i++) finish(i);
+    return changes;
+}
+
+void start_recording() {
+    recorder.on = true;
+    recorder.start_event = event_now(device.stream);
+    check(cudaStreamSynchronize(device.stream), "cudaStreamSynchronize");
+    recorder.start = seconds_now();
+}
+
+void write_trace(const std::string& path, Model& m, long steps) {
+    recorder.on = false;
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    enum Row { CPU, KERNELS, COPIES };
+    json events;
+    for (const auto& [row, name] : {std::pair{CPU, "CPU: launches"}, {KERNELS, "stream: kernels"}, {COPIES, "stream: copies"}})
+        events.push_back({{"ph", "M"}, {"name", "thread_name"}, {"pid", 1}, {"tid", int(row)}, {"args", {{"name", name}}}});
+    std::vector<double> began, ended;
+    for (const Work& w : recorder.work) {
+        float from = 0, to = 0;
+        check(cudaEventElapsedTime(&from, recorder.start_event, w.begin), "cudaEventElapsedTime");
+        check(cudaEventElapsedTime(&to, recorder.start_event, w.end), "cudaEventElapsedTime");
+        began.push_back(1e3 * from);
+        ended.push_back(std::max(1e3 * to, began.back()));
+        json args = {{"pass", w.pass}};
+        if (w.layer != NO_LAYER) args["layer"] = w.layer;
+        const double handed_over = 1e6 * (w.handed_over - recorder.start), returned = 1e6 * (w.returned - recorder.start);
+        events.push_back({{"ph", "X"}, {"name", w.name}, {"pid", 1}, {"tid", int(CPU)}, {"ts", handed_over}, {"dur", returned - handed_over}, {"args", args}});
+        events.push_back({{"ph", "X"}, {"name", w.name}, {"pid", 1}, {"tid", int(w.is_copy ? COPIES : KERNELS)}, {"ts", began.back()},
+                          {"dur", ended.back() - began.back()}, {"args", args}});
+        cudaEventDestroy(w.begin);
+        cudaEventDestroy(w.end);
+    }
+    const Plan p = plan(m.setup);
+    long activations = 0, gradients = 0;
+    for (const auto& [time, change] : live_bytes(m, began, ended)) {
+        activations += change.first;
+        gradients += change.second;
+        json args;
+        for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++) args[CATEGORY_NAMES[i]] = p.bytes[i];
+        args["activations"] = activations;
+        args["gradients"] = gradients;
+        events.push_back({{"ph", "C"}, {"name", "live bytes"}, {"pid", 1}, {"ts", time}, {"args", args}});
+    }
+    recorder.work.clear();
+    write_json(path, {{"displayTimeUnit", "ms"}, {"traceEvents", events}});
+    printf("trace      %s, of %ld steps: ui.perfetto.dev opens it\n", path.c_str(), steps);
+}
 
 // ==== verbs: what they share =================================================
 
@@ -3222,8 +3419,10 @@ public:
         log_.open(o_.out, start_.step);   // from here on the folder holds a run
         if (start_.step == 0) log_.write(run_record(o_, m_.setup));
         progress_.start();
+        if (!o_.trace.empty()) start_recording();
         while (step_ < o_.steps && !stop_requested) {
             const StepResult result = step(loader);
+            if (recorder.on && (step_ - first == TRACED_STEPS || step_ == o_.steps || stop_requested)) write_trace(o_.trace, m_, step_ - first);
             progress_.show(step_, result);
             const bool last = step_ == o_.steps;
             if (due(o_.eval_every, last) && data_.val.count() > 1) validate();
