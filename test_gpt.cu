@@ -8,9 +8,20 @@
 //    trials                       a kernel's runs, in several orders of threads, and its errors
 //    one section per kernel, in the order of train_gpt.cu; each has the loop, then its trial
 //    all kernels                  test_kernels()
+//    files and models for the tests
+//    against PyTorch · memory · Hugging Face · data · schedule and sampling
+//    plan · naive against flash
+//    running train_gpt            command lines as a whole: the same bits, what runs write, runs that
+//                                 end badly, trace, bad input
 
 #define TESTING
 #include "train_gpt.cu"
+
+#include <sys/wait.h>
+
+#include <fstream>
+#include <iterator>
+#include <set>
 
 // ==== claims =================================================================
 
@@ -89,10 +100,10 @@ private:
 Grad grad(const DeviceArray<float>& array) { return {static_cast<float*>(array), DType::FP32}; }
 Grad grad(const DeviceArray<__nv_bfloat16>& array) { return {static_cast<__nv_bfloat16*>(array), DType::BF16}; }
 
-// Calls f with a value of each type that gradients can have, as --grad-dtype allows.
+// Calls f with a value of each type that gradients can have.
 template <typename F> void for_each_gradient_type(F f) {
     f(float());
-    if (FLOATX == DType::BF16) f(__nv_bfloat16());
+    f(__nv_bfloat16());
 }
 
 // ==== numbers ================================================================
@@ -1174,6 +1185,8 @@ void test_matmul_backward_parameters() {
     Trial trial("matmul_backward_parameters");
     for (const auto& [N, C, OC] : matmul_sizes()) {
         for_each_gradient_type([&, N = N, C = C, OC = OC](auto type) {
+            // A product of FP32 matrices has no BF16 result.
+            if (FLOATX == DType::FP32 && std::is_same_v<decltype(type), __nv_bfloat16>) return;
             try_matmul_backward_parameters<decltype(type)>(trial, N, C, OC);
         });
     }
@@ -1201,4 +1214,1443 @@ void test_kernels() {
     test_matmul_forward();
     test_matmul_backward_input();
     test_matmul_backward_parameters();
+}
+
+// ==== files for the tests ====================================================
+// Everything that the tests write lies in one folder, which is removed at the end. In paths and
+// commands below, @ stands for it.
+
+class ScratchFolder {
+public:
+    ScratchFolder() {
+        const char* parent = getenv("TMPDIR");
+        path_ = std::string(parent && *parent ? parent : "/tmp") + "/test_gpt.XXXXXX";
+        if (!mkdtemp(path_.data())) throw Failure(format("%s: mkdtemp: %s", path_.c_str(), strerror(errno)));
+    }
+    ~ScratchFolder() {
+        std::error_code ignored;
+        fs::remove_all(path_, ignored);
+    }
+    const std::string& path() const { return path_; }
+
+private:
+    std::string path_;
+};
+
+std::string scratch(std::string text) {
+    static const ScratchFolder folder;
+    for (size_t at = 0; (at = text.find('@', at)) != text.npos; at += folder.path().size())
+        text.replace(at, 1, folder.path());
+    return text;
+}
+
+std::string read_bytes(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+void write_bytes(const std::string& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary).write(bytes.data(), bytes.size());
+}
+
+template <typename T> std::string bytes_of(const std::vector<T>& values) {
+    return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+// The contents of a shard of tokens.
+std::string shard(const std::vector<uint16_t>& tokens, int magic = SHARD_MAGIC, int version = SHARD_VERSION) {
+    std::vector<int> header(SHARD_HEADER, 0);
+    header[0] = magic;
+    header[1] = version;
+    header[2] = static_cast<int>(tokens.size());
+    return bytes_of(header) + bytes_of(tokens);
+}
+
+// Safetensors as others may write them: any dtype, any shape, any mistake.
+struct RawTensor {
+    std::string name, dtype;
+    std::vector<size_t> shape;
+    std::string bytes;
+};
+
+std::string safetensors(const std::vector<RawTensor>& tensors) {
+    json header;
+    std::string data;
+    for (const RawTensor& tensor : tensors) {
+        header[tensor.name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape},
+                               {"data_offsets", {data.size(), data.size() + tensor.bytes.size()}}};
+        data += tensor.bytes;
+    }
+    std::string text = header.dump();
+    text.resize(ceil_div(text.size(), 8) * 8, ' ');
+    return bytes_of(std::vector<uint64_t>{text.size()}) + text + data;
+}
+
+std::vector<RawTensor> raw_tensors(const std::string& path) {
+    const Safetensors file(path);
+    std::vector<RawTensor> tensors;
+    for (const auto& [name, entry] : file.entries()) {
+        const size_t element = entry.dtype == "F32" || entry.dtype == "I32" ? 4 : 2;
+        tensors.push_back({name, entry.dtype, entry.shape, std::string(entry.data, entry.elements * element)});
+    }
+    return tensors;
+}
+
+RawTensor& tensor_named(const std::string& name, std::vector<RawTensor>& tensors) {
+    return *std::find_if(tensors.begin(), tensors.end(), [&](const RawTensor& tensor) { return tensor.name == name; });
+}
+
+std::vector<int> read_ints(const Safetensors& file, const std::string& name) {
+    std::vector<int> values(file.at(name).elements);
+    memcpy(values.data(), file.at(name).data, values.size() * sizeof(int));
+    return values;
+}
+
+typedef std::vector<float> Floats;
+
+Floats read_floats(const Safetensors& file, const std::string& name) {
+    return file.floats(name, file.at(name).shape);
+}
+
+// ==== models for the tests ===================================================
+
+template <typename T> std::vector<T> from_device(const T* from, size_t n) {
+    std::vector<T> values(n);
+    download(values.data(), from, n * sizeof(T));
+    return values;
+}
+
+template <typename T> Floats floats_from_device(const T* from, size_t n) {
+    const std::vector<T> values = from_device(from, n);
+    return {values.begin(), values.end()};
+}
+
+Floats gradients(const Model& m) {
+    Floats values;
+    with_type(m.grads, [&](auto* g) { values = floats_from_device(g, m.elements); });
+    return values;
+}
+
+// The values that a file would hold, of a parameter in a block like m.master.
+Floats part(const Floats& block, const ParameterRow& row, size_t offset) {
+    return {block.begin() + offset, block.begin() + offset + row.file_elements()};
+}
+
+// Brings a batch to the device: tokens (B, T+1), where Loader would put it.
+Batch send_batch(const Model& m, const int* tokens) {
+    const size_t B = m.setup.B, T = m.setup.T, N = B * T;
+    std::vector<int> inputs(N), targets(N), order(N), first(N + 1);
+    for (size_t n = 0; n < N; n++) {
+        inputs[n] = tokens[n / T * (T + 1) + n % T];
+        targets[n] = tokens[n / T * (T + 1) + n % T + 1];
+    }
+    const size_t runs = sort_positions(order.data(), first.data(), inputs.data(), N, m.config.vocab);
+    upload(m.a.inputs(0), inputs.data(), N * sizeof(int));
+    upload(m.a.targets(0), targets.data(), N * sizeof(int));
+    if (m.setup.purpose == Purpose::INFERENCE) return {m.a.inputs(0), m.a.targets(0), nullptr, nullptr, 0};
+    upload(m.a.order(0), order.data(), N * sizeof(int));
+    upload(m.a.first(0), first.data(), (N + 1) * sizeof(int));
+    return {m.a.inputs(0), m.a.targets(0), m.a.order(0), m.a.first(0), runs};
+}
+
+// Logits (N, V), without the vocabulary's padding. All rows must fit: N <= head_rows.
+Floats logits_of(Model& m, const int* inputs) {
+    const size_t N = m.setup.N(), V = m.config.vocab, Vp = m.config.padded_vocab();
+    forward(m, inputs);
+    head_logits(m, 0, N);
+    const Floats padded = floats_from_device(m.a.logits(), N * Vp);
+    Floats logits;
+    for (size_t n = 0; n < N; n++) logits.insert(logits.end(), padded.begin() + n * Vp, padded.begin() + n * Vp + V);
+    return logits;
+}
+
+// What one micro-batch leaves behind.
+struct Pass {
+    double loss;   // the mean
+    Floats logits, losses, gradients;
+
+    bool operator==(const Pass& other) const {   // the same bits
+        return loss == other.loss && bytes_of(logits) == bytes_of(other.logits) &&
+               bytes_of(losses) == bytes_of(other.losses) && bytes_of(gradients) == bytes_of(other.gradients);
+    }
+};
+
+Pass pass_through(Model& m, const int* tokens) {
+    const Batch batch = send_batch(m, tokens);
+    Pass pass;
+    if (m.setup.N() <= m.setup.head_rows) pass.logits = logits_of(m, batch.inputs);
+    take_loss(m);
+    micro_step(m, batch, m.setup.N());
+    pass.loss = take_loss(m) / m.setup.N();
+    pass.losses = from_device(m.a.losses(), m.setup.N());
+    pass.gradients = gradients(m);
+    return pass;
+}
+
+// ||found - truth|| / ||truth - origin||; infinite when anything is not a number.
+double relative_l2(const Floats& found, const Floats& truth, const Floats& origin = {}) {
+    double error = 0, size = 0;
+    for (size_t i = 0; i < truth.size(); i++) {
+        error += pow(double(found[i]) - truth[i], 2);
+        size += pow(double(truth[i]) - (origin.empty() ? 0 : origin[i]), 2);
+    }
+    return found.size() == truth.size() && std::isfinite(error) && size > 0 ? sqrt(error / size) : INFINITY;
+}
+
+// Of several tensors, the one that is farthest from the truth for what it may be.
+struct Farthest {
+    double share = -1, error = 0, limit = 0;
+    std::string key;
+
+    void see(const std::string& name, double its_error, double its_limit) {
+        if (its_error / its_limit > share) *this = {its_error / its_limit, its_error, its_limit, name};
+    }
+    void claim_near(const std::string& text) const {
+        claim(share >= 0 && share <= 1, text, format("%s: error %.2e, limit %.2e", key.c_str(), error, limit));
+    }
+};
+
+// ==== against PyTorch ========================================================
+// data/reference holds a model, tokens, and what PyTorch makes of them in float64; beside each
+// value the relative error of PyTorch's own FP32 and BF16. dev/reference/README.md has the details.
+
+struct Reference {
+    std::string name;
+    Safetensors file;
+    Config config = {};
+    int B, T;
+    long steps, accumulation;
+    Options options;
+
+    explicit Reference(const std::string& which)
+        : name(which), file("data/reference/" + which + ".safetensors"), B(number("B")), T(number("T")),
+          steps(number("steps")), accumulation(number("accumulation")) {
+        for (auto [key, to] : {std::pair{"layers", &config.layers}, {"heads", &config.heads}, {"channels", &config.channels},
+                               {"context", &config.context}, {"vocab", &config.vocab}})
+            *to = number(key);
+        Options& o = options;
+        for (auto [key, to] : {std::pair{"lr", &o.lr}, {"beta1", &o.beta1}, {"beta2", &o.beta2}, {"eps", &o.eps},
+                               {"weight_decay", &o.weight_decay}, {"grad_clip", &o.grad_clip}})
+            *to = number(key);
+        options.schedule = Schedule::CONSTANT;
+    }
+
+    double number(const char* key) const { return std::stod(file.metadata().at(key).get<std::string>()); }
+    Floats values(const std::string& key) const { return read_floats(file, key); }
+    std::vector<int> tokens(long step, long micro) const {
+        const std::vector<int> all = read_ints(file, "tokens");
+        const size_t size = static_cast<size_t>(B) * (T + 1);
+        const auto begin = all.begin() + (step * accumulation + micro) * size;
+        return {begin, begin + size};
+    }
+
+    // How far from the truth we may be. In BF16 twice as far as PyTorch is: the rule of the
+    // FlashAttention papers. Gradients that are themselves kept in BF16 are rounded once more for
+    // each time that something is added to them: a few times half a unit in the last place, 2^-9.
+    // In FP32 PyTorch's errors are a few roundings of 2^-24 = 6e-8 that partly cancel; sums in
+    // another order, and __expf, which is good to 2 units, deserve a few times that.
+    double limit(const std::string& key, DType grad_dtype) const {
+        if (FLOATX == DType::FP32) return std::max(3 * values("fp32_error/" + key)[0], 2e-6f);
+        const bool loss = key == "loss" || key == "logits";
+        return 2 * values("bf16_error/" + key)[0] + (grad_dtype == DType::BF16 && !loss ? 0x1p-8 : 0);
+    }
+    Setup setup(DType grad_dtype = DType::FP32) const {
+        return {config, B, T, Recompute::NONE, grad_dtype, Purpose::TRAINING};
+    }
+    void load(Model& m, const Setup& s) const {
+        allocate(m, s);
+        read_block(m.master, file, config, "param/");
+        if (SEPARATE_MASTER) round_weights(m.weights, m.master, m.elements);
+    }
+};
+
+void test_gradients(const Reference& r, Setup s, const std::string& heading) {
+    const DType grad_dtype = s.grad_dtype;
+    Model m;
+    r.load(m, s);
+    const Pass pass = pass_through(m, r.tokens(0, 0).data());
+    Farthest logits, loss, grads;
+    logits.see("logits", relative_l2(pass.logits, r.values("logits")), r.limit("logits", grad_dtype));
+    logits.claim_near(heading + "logits");
+    loss.see("loss", relative_l2({float(pass.loss)}, r.values("loss")), r.limit("loss", grad_dtype));
+    loss.claim_near(heading + "loss");
+    size_t tensors = 0;
+    for_each_parameter(r.config, [&](const ParameterRow& row, size_t offset, const std::string& name) {
+        const std::string key = "grad/" + name;
+        grads.see(key, relative_l2(part(pass.gradients, row, offset), r.values(key)), r.limit(key, grad_dtype));
+        tensors++;
+    });
+    grads.claim_near(heading + format("gradients of all %zu parameters", tensors));
+
+    bool same = true;
+    for (Recompute mode : {Recompute::SELECTIVE, Recompute::FULL}) {
+        Model other;
+        s.recompute = mode;
+        r.load(other, s);
+        same = same && pass_through(other, r.tokens(0, 0).data()) == pass;
+    }
+    claim(same, heading + "no bit of logits, losses or gradients depends on --recompute");
+}
+
+void test_steps(const Reference& r, DType grad_dtype, const std::string& heading) {
+    Model m;
+    r.load(m, r.setup(grad_dtype));
+    Floats losses, norms;
+    for (long step = 0; step < r.steps; step++) {
+        for (long micro = 0; micro < r.accumulation; micro++)
+            micro_step(m, send_batch(m, r.tokens(step, micro).data()), r.accumulation * m.setup.N());
+        update(m, adamw_settings(r.options, step));
+        losses.push_back(take_loss(m) / (r.accumulation * m.setup.N()));
+        norms.push_back(fetch(m.a.norm()));
+    }
+    Farthest loss, norm, change;
+    loss.see("step_loss", relative_l2(losses, r.values("step_loss")), r.limit("step_loss", grad_dtype));
+    loss.claim_near(heading + format("losses of %ld AdamW steps", r.steps));
+    norm.see("step_norm", relative_l2(norms, r.values("step_norm")), r.limit("step_norm", grad_dtype));
+    norm.claim_near(heading + "gradient norms of those steps, some of which are clipped");
+    const Floats master = from_device(m.master, m.elements);
+    for_each_parameter(r.config, [&](const ParameterRow& row, size_t offset, const std::string& name) {
+        const std::string key = "final/" + name;
+        const double error = relative_l2(part(master, row, offset), r.values(key), r.values("param/" + name));
+        change.see(key, error, r.limit(key, grad_dtype));
+    });
+    change.claim_near(heading + "how far those steps have moved each parameter");
+    const ParameterRow wte = parameter_table(r.config)[0];
+    const auto padding = master.begin() + wte.file_elements(), end = master.begin() + wte.elements;
+    if (padding != end)
+        claim(std::count(padding, end, 0.0f) == end - padding, heading + "the vocabulary's padding is still zero");
+    claim(relative_l2(floats_from_device(m.weights, m.elements), master) <= (SEPARATE_MASTER ? 0x1p-9 : 0),
+          heading + "the weights are the master weights, rounded");
+}
+
+// In another order of addition only gradients of the embedding change, by a rounding; a GPU's matmul
+// may also round a few BF16 logits the other way where it takes another kernel for another shape.
+void test_head_parts(const Reference& r) {
+    const double limit = FLOATX == DType::FP32 ? 2e-6 : 0x1p-9;   // as in Reference::limit
+    Model whole;
+    r.load(whole, r.setup());
+    const Pass expected = pass_through(whole, r.tokens(0, 0).data());
+    for (size_t rows : {1, 7, 64}) {
+        Model m;
+        Setup s = r.setup();
+        s.head_rows = rows;
+        r.load(m, s);
+        const Pass found = pass_through(m, r.tokens(0, 0).data());
+        Farthest farthest;
+        farthest.see("losses", relative_l2(found.losses, expected.losses), limit);
+        farthest.see("gradients", relative_l2(found.gradients, expected.gradients), limit);
+        farthest.claim_near(format("%s: losses and gradients with the head in parts of %zu rows", r.name.c_str(), rows));
+    }
+}
+
+void test_reference() {
+    for (const char* name : {"tiny", "odd"}) {
+        const Reference r(name);
+        for (DType grad_dtype : {DType::FP32, DType::BF16}) {
+            if (FLOATX == DType::FP32 && grad_dtype == DType::BF16) continue;
+            const std::string heading = format("%s, gradients in %s: ", name, name_of(grad_dtype));
+            test_gradients(r, r.setup(grad_dtype), heading);
+            test_steps(r, grad_dtype, heading);
+        }
+        Setup naive = r.setup();
+        naive.attention = Attention::NAIVE;
+        test_gradients(r, naive, format("%s, naive attention: ", name));
+        test_head_parts(r);
+    }
+}
+
+// ==== memory =================================================================
+
+size_t free_memory() {
+    size_t available = 0, all = 0;
+    check(cudaMemGetInfo(&available, &all), "cudaMemGetInfo");
+    return available;
+}
+
+void test_memory() {
+    const std::pair<const char*, size_t> COUNTS[] = {   // the sum over transformers' own tensors
+        {"gpt2", 124439808}, {"gpt2-medium", 354823168}, {"gpt2-large", 774030080}, {"gpt2-xl", 1557611200}};
+    for (const auto& [name, expected] : COUNTS) {
+        Options o;
+        o.model = name;
+        const size_t found = count_parameters(config_from_options(o, 0)).real;
+        claim(found == expected, format("%s has %zu parameters", name, expected), format("%zu counted", found));
+    }
+
+    // A GPU hands out memory in pieces of at most 2 MiB, so its own count may be off by that per block.
+    const size_t granularity = device.is_cpu() ? 0 : 2 << 20;
+    auto claim_exact = [&](const std::string& text, Recompute recompute, DType grad_dtype, Purpose purpose,
+                           Attention attention = Attention::FLASH) {
+        const Setup setup = {{3, 2, 32, 20, 300}, 3, 17, recompute, grad_dtype, purpose, HEAD_ROWS, attention};
+        const size_t planned = plan(setup).total, before = free_memory();
+        Model m;
+        allocate(m, setup);
+        const size_t taken = before - free_memory(), slack = m.blocks.size() * granularity;
+        claim(m.allocated == planned && taken <= planned + slack && taken + slack >= planned,
+              "planned bytes are allocated bytes: " + text,
+              format("planned %zu, allocated %zu, taken from the device %zu", planned, m.allocated, taken));
+    };
+    for (DType grad_dtype : {DType::FP32, DType::BF16})
+        for (auto [name, recompute] : {std::pair{"none", Recompute::NONE}, {"selective", Recompute::SELECTIVE},
+                                       {"full", Recompute::FULL}})
+            claim_exact(format("--recompute %s --grad-dtype %s", name, name_of(grad_dtype)), recompute, grad_dtype,
+                        Purpose::TRAINING);
+    claim_exact("--attention naive", Recompute::NONE, DType::FP32, Purpose::TRAINING, Attention::NAIVE);
+    claim_exact("eval and sample", Recompute::NONE, DType::FP32, Purpose::INFERENCE);
+    Setup s = {{3, 2, 32, 20, 300}, 1, 20, Recompute::NONE, DType::FP32, Purpose::TRAINING};
+    bool exact = true;
+    for (int B : {1, 5, 1000}) {
+        s.B = B;
+        const size_t bytes = plan(s).total;
+        exact = exact && largest_micro_batch(s, bytes) == B && largest_micro_batch(s, bytes - 1) == B - 1;
+    }
+    claim(exact, "the largest micro-batch is the last whose plan fits, to the byte");
+}
+
+// ==== Hugging Face ===========================================================
+
+// A model of tiny's size may be as far from the truth as tiny.
+double logits_limit() { return Reference("tiny").limit("logits", DType::FP32); }
+
+void load_folder(Model& m, const std::string& dir, Purpose purpose, int B, int T) {
+    allocate(m, {read_config(dir + "/config.json"), B, T, Recompute::NONE, DType::FP32, purpose});
+    read_weights(m, dir);
+}
+
+void test_folder_of_transformers() {
+    const std::string dir = "data/reference/hf_tiny";
+    const Safetensors file("data/reference/hf_tiny_expected.safetensors");
+    const std::vector<size_t> shape = file.at("input_ids").shape;
+    const std::vector<int> ids = read_ints(file, "input_ids");
+    for (Purpose purpose : {Purpose::TRAINING, Purpose::INFERENCE}) {
+        Model m;
+        load_folder(m, dir, purpose, shape[0], shape[1]);
+        upload(m.a.inputs(0), ids.data(), ids.size() * sizeof(int));
+        Farthest logits;
+        logits.see("logits", relative_l2(logits_of(m, m.a.inputs(0)), read_floats(file, "logits")), logits_limit());
+        logits.claim_near(format("a folder that transformers wrote gives its logits, for %s",
+                                 purpose == Purpose::TRAINING ? "training" : "inference"));
+    }
+
+    // The masks and the second copy of the tied head that older versions of transformers write; and
+    // weights in half precision.
+    std::vector<RawTensor> tensors = raw_tensors(dir + "/model.safetensors");
+    tensors.push_back({"transformer.h.0.attn.bias", "U8", {1, 1, 4, 4}, std::string(16, 1)});
+    tensors.push_back({"transformer.h.0.attn.masked_bias", "F32", {}, std::string(4, 0)});
+    tensors.push_back(tensor_named("transformer.wte.weight", tensors));
+    tensors.back().name = "lm_head.weight";
+    fs::create_directory(scratch("@/old"));
+    fs::copy_file(dir + "/config.json", scratch("@/old/config.json"));
+    write_bytes(scratch("@/old/model.safetensors"), safetensors(tensors));
+    Model plain, old;
+    load_folder(plain, dir, Purpose::TRAINING, 1, 8);
+    load_folder(old, scratch("@/old"), Purpose::TRAINING, 1, 8);
+    claim(from_device(old.master, old.elements) == from_device(plain.master, plain.elements),
+          "causal masks and a copy of the tied head in a file change nothing");
+    const std::pair<uint16_t, float> HALVES[] = {{0x3c00, 1.0f}, {0xc000, -2.0f}, {0x7bff, 65504.0f}, {0x0400, 0x1p-14f},
+                                                 {0x0001, 0x1p-24f}, {0x83ff, -1023 * 0x1p-24f}, {0, 0.0f}};
+    claim(std::all_of(std::begin(HALVES), std::end(HALVES), [](auto& h) { return half_to_float(h.first) == h.second; }),
+          "weights in FP16 are read: normal, subnormal and negative values");
+}
+
+// A model with the reference's weights, in the folder `dir`.
+void write_folder(const std::string& dir, const Reference& r, Model& m) {
+    fs::create_directories(dir);
+    r.load(m, r.setup());
+    write_model(dir, m);
+}
+
+void test_folder_of_ours() {
+    const Reference r("odd");
+    Model m, training, inference;
+    write_folder(scratch("@/ours"), r, m);
+    load_folder(training, scratch("@/ours"), Purpose::TRAINING, r.B, r.T);
+    load_folder(inference, scratch("@/ours"), Purpose::INFERENCE, r.B, r.T);
+    auto same = [&](const auto* a, const auto* b) { return bytes_of(from_device(a, m.elements)) == bytes_of(from_device(b, m.elements)); };
+    claim(same(training.master, m.master), "a folder that we wrote reads back with the same bits");
+    claim(same(inference.weights, m.weights), "for inference the weights are rounded as for training");
+    const Safetensors file(scratch("@/ours/model.safetensors"));
+    size_t tensors = 0;
+    bool right = true;
+    for_each_parameter(r.config, [&](const ParameterRow& row, size_t, const std::string& name) {
+        tensors++;
+        right = right && read_floats(file, name) == r.values("param/" + name) && file.at(name).shape == row.shape;
+    });
+    claim(right && file.entries().size() == tensors, "it holds each parameter once, unpadded, by Hugging Face's name");
+}
+
+// ==== data ===================================================================
+
+// Three files of 10, 25 and 7 tokens: token i of file f is 100 f + i.
+const std::vector<size_t> FILE_SIZES = {10, 25, 7};
+
+std::string write_shards() {
+    for (size_t f = 0; f < FILE_SIZES.size(); f++) {
+        std::vector<uint16_t> tokens(FILE_SIZES[f]);
+        for (size_t i = 0; i < tokens.size(); i++) tokens[i] = 100 * f + i;
+        write_bytes(scratch(format("@/shard_%zu.bin", f)), shard(tokens));
+    }
+    return scratch("@/shard_*.bin");
+}
+
+struct Window { std::vector<int> inputs, targets; };
+
+Window read_window(const Tokens& tokens, Windows kind, size_t index, size_t T) {
+    Window w = {std::vector<int>(T, -2), std::vector<int>(T, -2)};
+    tokens.read(w.inputs.data(), w.targets.data(), kind, index, T, 1000);
+    return w;
+}
+
+void test_windows() {
+    const Tokens tokens(write_shards());
+    const size_t T = 4;
+    claim(tokens.count() == 42 && !tokens.bytes_only(), "a pattern finds all shards");
+
+    std::vector<int> starts, expected_starts, covered, expected_covered;
+    bool followed = true;
+    for (Windows kind : {Windows::WHOLE, Windows::ANYWHERE})
+        for (size_t w = 0; w < tokens.windows(kind, T); w++) {
+            const Window window = read_window(tokens, kind, w, T);
+            starts.push_back(window.inputs[0]);
+            for (size_t t = 0; t < T; t++)
+                followed = followed && window.inputs[t] == starts.back() + int(t) && window.targets[t] == starts.back() + int(t) + 1;
+        }
+    for (size_t step : {T, size_t(1)})
+        for (size_t f = 0; f < FILE_SIZES.size(); f++)
+            for (size_t i = 0; i + T < FILE_SIZES[f]; i += step) expected_starts.push_back(100 * f + i);
+    claim(starts == expected_starts, "windows begin every T tokens, or anywhere, and do not cross a file's end");
+    claim(followed, "a window's targets are its inputs, one further");
+
+    for (size_t w = 0; w < tokens.windows(Windows::COVERING, T); w++)
+        for (int target : read_window(tokens, Windows::COVERING, w, T).targets)
+            if (target != -1) covered.push_back(target);
+    for (size_t f = 0; f < FILE_SIZES.size(); f++)
+        for (size_t i = 1; i < FILE_SIZES[f]; i++) expected_covered.push_back(100 * f + i);
+    claim(covered == expected_covered, "covering windows have every token but each file's first as a target once");
+
+    Tokens rest(scratch("@/shard_*.bin"));
+    const Tokens tail = rest.split_tail(0.3);   // 12 of 42: the last file and 5 of the second
+    claim(rest.count() == 30 && tail.count() == 12 && read_window(tail, Windows::WHOLE, 0, 4).inputs[0] == 120 &&
+              read_window(tail, Windows::WHOLE, 1, 4).inputs[0] == 200 && rest.windows(Windows::WHOLE, 19) == 1,
+          "validation takes the last tokens away, across files");
+    write_bytes(scratch("@/bytes.txt"), "a\xff\n");
+    const Tokens text(scratch("@/bytes.txt"));
+    claim(text.bytes_only() && read_window(text, Windows::WHOLE, 0, 2).targets == std::vector<int>{255, '\n'},
+          "a text's bytes are its tokens");
+}
+
+// The first inputs of the next `count` windows that a loader brings, B at a time.
+std::vector<int> loaded_starts(int B, Shuffle shuffle, uint64_t seed, uint64_t first_window, size_t count) {
+    const Tokens tokens(scratch("@/shard_*.bin"));
+    Model m;
+    allocate(m, {{1, 1, 16, 4, 1000}, B, 4, Recompute::NONE, DType::FP32, Purpose::TRAINING});
+    Loader loader(m, tokens, shuffle, seed, first_window);
+    std::vector<int> starts;
+    for (; starts.size() < count; loader.advance()) {
+        const std::vector<int> inputs = from_device(loader.current().inputs, m.setup.N());
+        for (int b = 0; b < B; b++) starts.push_back(inputs[b * 4]);
+    }
+    return starts;
+}
+
+void test_loader() {
+    const std::vector<int> order = {0, 4, 100, 104, 108, 112, 116, 120, 200};
+    std::vector<int> twice = order;
+    twice.insert(twice.end(), order.begin(), order.end());
+    claim(loaded_starts(3, Shuffle::NO, 1, 0, 18) == twice && loaded_starts(1, Shuffle::NO, 1, 0, 18) == twice,
+          "with --shuffle no batches bring the windows in order, and begin anew at the end");
+    const std::vector<int> one = loaded_starts(1, Shuffle::YES, 7, 0, 24);
+    claim(loaded_starts(4, Shuffle::YES, 7, 0, 24) == one, "shuffled windows are the same for every micro-batch size");
+    claim(loaded_starts(2, Shuffle::YES, 7, 10, 14) == std::vector<int>(one.begin() + 10, one.end()),
+          "a loader that begins at window 10 goes on as one that came there");
+    claim(loaded_starts(4, Shuffle::YES, 8, 0, 24) != one, "another seed brings other windows");
+    // 24 draws from 30 places: 30 (1 - (29/30)^24) = 16.7 different ones are to be expected, 10 is far out.
+    claim(std::set<int>(one.begin(), one.end()).size() > 10, "shuffled windows come from all over the data");
+}
+
+// The mean loss over all tokens, from one window after the other and in double.
+double loss_by_hand(const std::string& dir, const Tokens& tokens, int T) {
+    Model m;
+    load_folder(m, dir, Purpose::INFERENCE, 1, T);
+    const size_t V = m.config.vocab;
+    double sum = 0;
+    size_t counted = 0;
+    for (size_t w = 0; w < tokens.windows(Windows::COVERING, T); w++) {
+        const Window window = read_window(tokens, Windows::COVERING, w, T);
+        const Floats logits = logits_of(m, send_spare(m.a.inputs, window.inputs));
+        for (int t = 0; t < T; t++) {
+            if (window.targets[t] < 0) continue;
+            double total = 0;
+            for (size_t v = 0; v < V; v++) total += exp(double(logits[t * V + v]));
+            sum += log(total) - logits[t * V + window.targets[t]];
+            counted++;
+        }
+    }
+    return sum / counted;
+}
+
+void test_evaluation() {
+    // Files of 50, 1 and 23 tokens of odd's vocabulary, in windows of 11: the last ones are cut short,
+    // and a file of one token predicts nothing.
+    size_t n = 0;
+    for (size_t size : {50, 1, 23}) {
+        std::vector<uint16_t> values(size);
+        for (uint16_t& value : values) value = splitmix64(n++) % 101;
+        write_bytes(scratch(format("@/eval_%zu.bin", size)), shard(values));
+    }
+    const Tokens tokens(scratch("@/eval_*.bin"));
+    const double expected = loss_by_hand(scratch("@/ours"), tokens, 11);
+    // The same logits up to a rounding (2^-8 of those near 1 in BF16), of which a mean is taken.
+    const double tolerance = FLOATX == DType::FP32 ? 2e-6 : 1e-3;
+    for (int B : {1, 3, 16}) {
+        Model m;
+        load_folder(m, scratch("@/ours"), Purpose::INFERENCE, B, 11);
+        const Evaluation e = evaluate(m, tokens, 0);
+        claim(e.tokens == 71 && fabs(e.loss - expected) < tolerance * expected,
+              format("an evaluation in micro-batches of %d counts each token once: as by hand", B),
+              format("loss %.7f over %zu tokens, expected %.7f over 71", e.loss, e.tokens, expected));
+    }
+}
+
+// ==== schedule and sampling ==================================================
+
+void test_schedule() {
+    Options o;
+    o.lr = 1;
+    o.min_lr = 0.1;
+    o.warmup = 10;
+    o.steps = 110;
+    struct Corner { Schedule schedule; const char* name; std::vector<std::pair<long, double>> points; };
+    const std::vector<Corner> CORNERS = {
+        {Schedule::COSINE,   "cosine",   {{10, 1}, {35, 0.1 + 0.9 * (2 + sqrt(2)) / 4}, {60, 0.55}, {110, 0.1}}},
+        {Schedule::LINEAR,   "linear",   {{10, 1}, {35, 0.775}, {60, 0.55}, {110, 0.1}}},
+        {Schedule::WSD,      "wsd",      {{10, 1}, {60, 1}, {88, 1}, {99, 0.55}, {110, 0.1}}},
+        {Schedule::CONSTANT, "constant", {{10, 1}, {60, 1}, {109, 1}}},
+    };
+    for (const Corner& corner : CORNERS) {
+        o.schedule = corner.schedule;
+        std::string wrong;
+        auto expect = [&](long step, double expected) {
+            const double found = learning_rate(o, step);
+            if (!(fabs(found - expected) < 1e-12)) wrong += format("step %ld: %g, expected %g; ", step, found, expected);
+        };
+        for (auto [step, expected] : {std::pair{0, 0.1}, {4, 0.5}, {9, 1.0}}) expect(step, expected);   // warm-up
+        for (auto [step, expected] : corner.points) expect(step, expected);
+        claim(wrong.empty(), format("learning rate of warm-up, then %s, at its corner points", corner.name), wrong);
+    }
+    o.schedule = Schedule::LINEAR;
+    o.min_lr = -1;
+    claim(fabs(learning_rate(o, 110) - 0.1) < 1e-12, "without --min-lr the learning rate ends at a tenth");
+}
+
+void test_pick_token() {
+    const Floats logits = {0, 2, 1, 2, -INFINITY};
+    bool greedy = true;
+    std::vector<double> counts(5, 0), top2(5, 0);
+    const int draws = 1000;
+    for (int i = 0; i < draws; i++) {
+        const double random = (i + 0.5) / draws;
+        greedy = greedy && pick_token(logits, 0, 0, random) == 1 && pick_token(logits, 1, 1, random) == 1;
+        counts[pick_token(logits, 0.5, 0, random)]++;
+        top2[pick_token(logits, 1, 2, random)]++;
+    }
+    claim(greedy, "temperature 0, and top-k 1, always take the likeliest token, the first of equals");
+    claim(top2 == std::vector<double>{0, draws / 2.0, 0, draws / 2.0, 0}, "top-k 2 takes the two likeliest tokens only");
+    // The draws are spread evenly, so each count is off by one at each of its two ends at most.
+    double total = 0, off = 0;
+    for (float x : logits) total += exp(x / 0.5);
+    for (size_t v = 0; v < logits.size(); v++)
+        off = std::max(off, fabs(counts[v] - draws * exp(logits[v] / 0.5) / total));
+    claim(off <= 2, "temperature 0.5 draws from the softmax of twice the logits",
+          format("a count of %d is off by %.2g", draws, off));
+}
+
+// ==== running train_gpt ======================================================
+// `test_gpt --as-train-gpt ...` is train_gpt itself, so that a command line can be tested as a whole.
+
+struct Outcome {
+    int code;   // exit status, or -signal
+    std::string out, err;
+};
+
+class Run {
+public:
+    // Words are separated by blanks; '' is an empty one. Files may be limited in size, like on a full disk.
+    explicit Run(const std::string& command, const std::string& environment = "", size_t file_limit = RLIM_INFINITY) {
+        std::vector<std::string> args = {"test_gpt", "--as-train-gpt"};
+        std::istringstream words(command);
+        for (std::string word; words >> word;) args.push_back(word == "''" ? "" : scratch(word));
+        std::vector<std::string> variables = {"OMP_NUM_THREADS=1"};   // tiny models: threads would only wait
+        if (!environment.empty()) variables.push_back(environment);
+        for (char** variable = environ; *variable; variable++)
+            if (strncmp(*variable, "OMP_NUM_THREADS=", 16) != 0) variables.push_back(*variable);
+        static int runs = 0;
+        out_ = scratch(format("@/stdout_%d", runs));
+        err_ = scratch(format("@/stderr_%d", runs++));
+        const std::vector<char*> argv = pointers(args), envp = pointers(variables);
+        pid_ = fork();
+        if (pid_ < 0) throw Failure(format("fork: %s", strerror(errno)));
+        if (pid_ > 0) return;
+        // Until exec nothing but system calls: OpenMP's and CUDA's threads have not come along.
+        for (auto [path, number] : {std::pair{&out_, STDOUT_FILENO}, {&err_, STDERR_FILENO}})
+            dup2(open(path->c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), number);
+        const rlimit limit = {file_limit, file_limit};
+        setrlimit(RLIMIT_FSIZE, &limit);
+        signal(SIGXFSZ, SIG_IGN);   // then write() fails instead
+        execve("/proc/self/exe", argv.data(), envp.data());
+        _exit(127);
+    }
+    Run(const Run&) = delete;
+    ~Run() {
+        if (pid_ > 0) end(SIGKILL);
+    }
+
+    void send_signal(int number) const { kill(pid_, number); }
+    Outcome end(int number = 0) {
+        if (number) send_signal(number);
+        int status = 0;
+        while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {}
+        pid_ = 0;
+        const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+        const Outcome outcome = {code, read_bytes(out_), read_bytes(err_)};
+        fs::remove(out_);
+        fs::remove(err_);
+        return outcome;
+    }
+
+private:
+    static std::vector<char*> pointers(std::vector<std::string>& texts) {
+        std::vector<char*> found;
+        for (std::string& text : texts) found.push_back(text.data());
+        found.push_back(nullptr);
+        return found;
+    }
+
+    pid_t pid_ = 0;
+    std::string out_, err_;
+};
+
+Outcome run(const std::string& command, const std::string& environment = "") { return Run(command, environment).end(); }
+
+// A claim about a run; what the run printed matters when the claim fails.
+void claim_run(bool holds, const std::string& text, const Outcome& run, const std::string& detail = "") {
+    claim(holds, text, holds ? "" : format("exit code %d; %s%s%s", run.code, run.out.c_str(), run.err.c_str(), detail.c_str()));
+}
+
+// Waits for something that a run will do; false: it has not within a minute.
+bool wait_until(const std::function<bool()>& true_now) {
+    for (int i = 0; i < 6000; i++) {
+        if (true_now()) return true;
+        usleep(10000);
+    }
+    return false;
+}
+
+// A log without what differs from run to run: the first record (it names --out) and the times.
+// Numbers stay as they were printed: 17 digits, so equal text is equal bits.
+std::vector<std::string> log_of(const std::string& out) {
+    std::vector<std::string> records;
+    std::istringstream lines(read_bytes(scratch(out + "/log.jsonl")));
+    for (std::string line; std::getline(lines, line);) {
+        json record = json::parse(line, nullptr, false);
+        if (!record.is_object() || record.contains("run")) continue;   // no object: it is just being written
+        for (const char* key : {"ms", "tokens_per_s", "mfu", "hfu"}) record.erase(key);
+        records.push_back(record.dump());
+    }
+    return records;
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+    const std::string bytes = read_bytes(scratch(a));
+    return !bytes.empty() && bytes == read_bytes(scratch(b));
+}
+
+// What is wrong with a checkpoint, read as a whole; empty: nothing.
+std::string damage(const std::string& dir) {
+    try {
+        const Config c = read_config(dir + "/config.json");
+        const Safetensors model(dir + "/model.safetensors"), optimizer(dir + "/optimizer.safetensors");
+        read_json(dir + "/trainer.json").at("next_window");
+        for_each_parameter(c, [&](const ParameterRow& row, size_t, const std::string& name) {
+            model.floats(name, row.shape);
+            optimizer.floats("m/" + name, row.shape);
+            optimizer.floats("v/" + name, row.shape);
+        });
+        return "";
+    } catch (const std::exception& error) {
+        return error.what();
+    }
+}
+
+// Text to train on: three words in an order that is not quite random, so that there is something to learn.
+const std::string SMALL = " --layers 2 --heads 2 --channels 32 --context 16 --data @/text.txt ";
+
+void write_text() {
+    std::string text;
+    for (uint64_t i = 0, word = 0; text.size() < 3000; i++) {
+        word = (word + splitmix64(i) % 2) % 3;
+        text += word == 0 ? "the cat " : word == 1 ? "sat on " : "a mat\n";
+    }
+    write_bytes(scratch("@/text.txt"), text);
+}
+
+// ==== runs: the same bits ====================================================
+
+void test_repeated_runs() {
+    const std::string TEN = "train" + SMALL + "--micro-batch 2 --total-batch 64 --steps 10 --lr 1e-2 --warmup 3 "
+                            "--eval-every 5 --eval-batches 2 --checkpoint-every 5 ";
+    const Outcome first = run(TEN + "--out @/first");
+    const std::vector<std::string> log = log_of("@/first");
+    claim_run(first.code == 0 && log.size() == 12, "a run of 10 steps logs 10 steps and 2 evaluations", first);
+    if (log.size() != 12) return;
+    auto loss = [&](size_t record) { return double(json::parse(log[record])["loss"]); };
+    claim(loss(11 - 1) < loss(0) - 1, "its loss falls", format("from %f to %f", loss(0), loss(10)));
+
+    auto same = [&](const std::string& command, const std::string& environment, const std::string& text) {
+        const Outcome outcome = run(command + " --out @/other", environment);
+        bool same_files = true;
+        for (const std::string file : {"/step_000010/model.safetensors", "/step_000010/optimizer.safetensors"})
+            same_files = same_files && same_file("@/first" + file, "@/other" + file);
+        claim_run(outcome.code == 0 && log_of("@/other") == log && same_files, text, outcome);
+        fs::remove_all(scratch("@/other"));
+    };
+    same(TEN, "", "the same command gives the same bits");
+    same(TEN + "--recompute selective", "", "--recompute selective gives the same bits");
+    same(TEN + "--recompute full", "", "--recompute full gives the same bits");
+    same(TEN + "--sample-every 3 --sample-tokens 5", "", "sampling on the way changes no bit");
+#ifdef CUDA_ON_CPU
+    if (WARP_SIZE > 1)
+        for (const char* seed : {"CUDA_CPU_SEED=1", "CUDA_CPU_SEED=2"})
+            same(TEN, seed, format("another order of threads gives the same bits (%s)", seed));
+#endif
+    fs::create_directory(scratch("@/other"));
+    fs::copy(scratch("@/first/step_000005"), scratch("@/other/step_000005"));
+    const std::string cut_short = "{\"step\": 11, \"lo";   // by a crash
+    write_bytes(scratch("@/other/log.jsonl"), read_bytes(scratch("@/first/log.jsonl")) + cut_short);
+    same(TEN + "--resume", "", "stopped and resumed at step 5 it logs and saves the same bits as never stopped");
+
+    const json trainer = read_json(scratch("@/first/step_000010/trainer.json"));
+    claim(trainer.at("step") == 10 && trainer.at("next_window") == 40 && damage(scratch("@/first/step_000010")).empty(),
+          "a checkpoint knows its step and the next window");
+}
+
+// The same tokens in the same order, split differently: sums in another order. In BF16 a matmul of
+// another shape may round now and then the other way, and AdamW's first steps carry that on.
+void test_accumulation() {
+    const double tolerance = FLOATX == DType::FP32 ? 1e-5 : 2e-3;
+    std::vector<Floats> losses;
+    for (int B : {8, 4, 1}) {
+        const std::string out = format("@/split_%d", B);
+        run("train" + SMALL + format("--micro-batch %d --total-batch 128 --shuffle no --steps 5 --lr 3e-3 ", B) +
+            "--eval-every 0 --checkpoint-every 0 --out " + out);
+        losses.emplace_back();
+        for (const std::string& record : log_of(out)) losses.back().push_back(json::parse(record)["loss"]);
+    }
+    Farthest farthest;
+    farthest.see("2 x 4", relative_l2(losses[1], losses[0]), tolerance);
+    farthest.see("8 x 1", relative_l2(losses[2], losses[0]), tolerance);
+    farthest.claim_near("losses of 1 x 8, 2 x 4 and 8 x 1 sequences a step agree");
+}
+
+// ==== runs: what they write ==================================================
+
+void test_auto_micro_batch() {
+    const Outcome outcome = run("train" + SMALL + "--micro-batch auto --total-batch 112 --steps 1");
+    claim_run(outcome.code == 0 && outcome.out.find("7 x 16 tokens x 1 micro-batches = 112 tokens") != outcome.out.npos,
+              "--micro-batch auto takes as many sequences as fit and divide the step", outcome);
+}
+
+void test_log() {
+    const Outcome outcome = run("train" + SMALL + "--micro-batch 2 --steps 3 --eval-every 3 --checkpoint-every 1 --keep 1 --out @/log");
+    std::istringstream lines(read_bytes(scratch("@/log/log.jsonl")));
+    std::vector<json> records;
+    for (std::string line; std::getline(lines, line);) records.push_back(json::parse(line, nullptr, false));
+    bool right = outcome.code == 0 && records.size() == 5;
+    auto has = [](const json& record, std::vector<const char*> keys) {
+        bool all = record.is_object();
+        for (const char* key : keys) all = all && record.contains(key);
+        return all;
+    };
+    right = right && has(records[0], {"run"});
+    right = right && has(records[0]["run"], {"options", "model", "device", "cuda_runtime", "cuda_driver", "cublaslt"});
+    for (size_t i = 1; right && i < 4; i++)
+        right = has(records[i], {"step", "loss", "norm", "lr", "ms", "tokens_per_s", "mfu", "hfu"}) && records[i]["step"] == i;
+    right = right && has(records[4], {"step", "val_loss"}) && records[4]["step"] == 3;
+    claim_run(right, "log.jsonl holds the run, its steps and its evaluations, an object a line", outcome);
+    claim(right && records[0]["run"]["options"]["micro-batch"] == 2 && records[0]["run"]["model"]["vocab"] == 256,
+          "its first object holds options and model as they were");
+    const auto kept = list_checkpoints(scratch("@/log"));
+    claim(kept.size() == 1 && kept.count(3), "--keep 1 keeps the last checkpoint");
+}
+
+void test_plan_json() {
+    const Outcome outcome = run("plan --model gpt2 --micro-batch 4 --recompute full --gpu-memory 80GB --json");
+    const json plan = json::parse(outcome.out, nullptr, false);
+    bool right = outcome.code == 0 && plan.is_object() && plan.value("parameters", 0) == 124439808;
+    for (const char* path : {"/bytes/weights", "/bytes/gradients", "/bytes/master", "/bytes/adam_m", "/bytes/adam_v",
+                             "/bytes/activations", "/bytes/workspace", "/bytes/total", "/bytes_per_parameter",
+                             "/flops_per_token/model", "/flops_per_token/hardware", "/max_micro_batch/none",
+                             "/max_micro_batch/selective", "/max_micro_batch/full", "/tensors/0/name", "/tensors/0/shape",
+                             "/tensors/0/dtype", "/tensors/0/bytes"})
+        right = right && plan.contains(json::json_pointer(path));
+    claim_run(right, "plan --json has the keys that it promises", outcome);
+    if (!right) return;
+    const json &bytes = plan["bytes"], &most = plan["max_micro_batch"];
+    size_t sum = 0, tensors = 0;
+    for (const auto& [name, n] : bytes.items())
+        if (name != "total") sum += size_t(n);
+    claim(sum == bytes["total"], "its bytes add up to the total");
+    for (const json& tensor : plan["tensors"]) tensors += size_t(tensor["bytes"]);
+    claim(tensors == size_t(bytes["weights"]) + size_t(bytes["activations"]) + size_t(bytes["workspace"]),
+          "and its tensors' bytes to weights, activations and workspace");
+    claim(0 < most["none"] && most["none"] < most["selective"] && most["selective"] < most["full"],
+          "the more is recomputed, the larger the micro-batch that fits", most.dump());
+}
+
+// Both sequences of hf_tiny_expected in a shard of their own; the loss from transformers' logits.
+void test_verbs_on_folder() {
+    const Safetensors file("data/reference/hf_tiny_expected.safetensors");
+    const std::vector<int> ids = read_ints(file, "input_ids");
+    const Floats logits = read_floats(file, "logits");
+    const size_t B = file.at("logits").shape[0], T = file.at("logits").shape[1], V = file.at("logits").shape[2];
+    double expected = 0;
+    for (size_t b = 0; b < B; b++) {
+        write_bytes(scratch(format("@/hf_%zu.bin", b)), shard({ids.begin() + b * T, ids.begin() + (b + 1) * T}));
+        for (size_t n = b * T; n + 1 < (b + 1) * T; n++) {
+            double sum = 0;
+            for (size_t v = 0; v < V; v++) sum += exp(double(logits[n * V + v]));
+            expected += (log(sum) - logits[n * V + ids[n + 1]]) / (B * (T - 1));
+        }
+    }
+    const Outcome e = run("eval --from data/reference/hf_tiny --data @/hf_*.bin");
+    double loss = 0;
+    size_t tokens = 0;
+    const int fields = sscanf(e.out.c_str(), "loss %lf over %zu tokens", &loss, &tokens);
+    const double tolerance = FLOATX == DType::FP32 ? 2e-6 : 1e-3;   // as in test_evaluation
+    claim_run(e.code == 0 && fields == 2 && tokens == B * (T - 1) && fabs(loss - expected) < tolerance * expected,
+              "eval prints the loss that transformers' logits have", e, format("expected %.6f", expected));
+
+    const std::string SAMPLE = "sample --from data/reference/hf_tiny --sample-tokens 40 --prompt-tokens 1,2,3 ";
+    const Outcome greedy = run(SAMPLE + "--temperature 0"), top_1 = run(SAMPLE + "--top-k 1 --seed 3");
+    const Outcome random = run(SAMPLE + "--seed 3"), again = run(SAMPLE + "--seed 3");
+    std::istringstream words(greedy.out);
+    const size_t count = std::distance(std::istream_iterator<int>(words), {});
+    claim_run(greedy.code == 0 && count == 43 && greedy.out.rfind("1 2 3 ", 0) == 0,
+              "sample goes on from a prompt, past the context", greedy);
+    claim(top_1.out == greedy.out && random.out != greedy.out && random.out == again.out,
+          "top-k 1 is temperature 0; a seed gives the same sample again");
+    const Outcome bytes = run("sample --from @/first/step_000010 --prompt cat --sample-tokens 4");
+    claim_run(bytes.code == 0 && bytes.out.rfind("cat", 0) == 0 && bytes.out.size() == 8,
+              "a model of bytes goes on from a text", bytes);
+    const Outcome train = run("train --from data/reference/hf_tiny --data @/hf_*.bin --val-fraction 0 --seq-len 31 "
+                              "--shuffle no --micro-batch 2 --steps 1 --checkpoint-every 0 --out @/from_hf");
+    const std::vector<std::string> log = log_of("@/from_hf");
+    const double start = log.empty() ? NAN : double(json::parse(log[0])["loss"]);
+    claim_run(train.code == 0 && fabs(start - expected) < tolerance * expected, "train --from begins with that loss",
+              train);
+}
+
+// ==== runs: that end badly ===================================================
+
+// A run that never ends by itself.
+const std::string ENDLESS = "train" + SMALL + "--micro-batch 1 --steps 1000000 --schedule constant --eval-every 0 ";
+
+// What is in a run folder besides checkpoints and the log.
+size_t unfinished(const std::string& out) {
+    size_t count = 0;
+    for (const auto& entry : fs::directory_iterator(scratch(out)))
+        count += entry.path().filename().string().rfind("step_", 0) != 0;
+    return count - fs::exists(scratch(out + "/log.jsonl"));
+}
+
+void test_signals() {
+    Run interrupted(ENDLESS + "--checkpoint-every 0 --out @/interrupted");
+    const bool began = wait_until([] { return log_of("@/interrupted").size() >= 3; });
+    const Outcome outcome = interrupted.end(SIGINT);
+    const std::vector<std::string> log = log_of("@/interrupted");
+    const auto found = list_checkpoints(scratch("@/interrupted"));
+    const bool right = began && outcome.code == 0 && found.size() == 1 && found.begin()->first == long(log.size());
+    claim_run(right && damage(found.begin()->second).empty(),
+              "SIGINT ends a run with exit code 0 and a checkpoint of its last step", outcome);
+    const Outcome resumed = run(ENDLESS + format("--resume --steps %zu --out @/interrupted", log.size() + 2));
+    claim_run(resumed.code == 0 && log_of("@/interrupted").size() == log.size() + 2, "and can be resumed from there", resumed);
+
+    // Killed at different moments of writing one checkpoint after the other, and resumed each time.
+    std::string wrong;
+    long last = 0;
+    for (int kills = 0; kills < 8 && wrong.empty(); kills++) {
+        Run killed(ENDLESS + "--checkpoint-every 1 --keep 2 --out @/killed" + (kills ? " --resume" : ""));
+        auto newest = [] {
+            const auto all = list_checkpoints(scratch("@/killed"));
+            return all.empty() ? 0 : all.rbegin()->first;
+        };
+        if (!wait_until([&] { return newest() > last + 1; })) wrong += "no checkpoint; ";
+        usleep(1000 * (7 * kills % 11));
+        const Outcome end = killed.end(SIGKILL);
+        if (end.code != -SIGKILL) wrong += end.err;
+        last = newest();
+        for (const auto& [step, dir] : list_checkpoints(scratch("@/killed"))) wrong += damage(dir);
+    }
+    claim(wrong.empty(), "whenever a run is killed, each checkpoint that is there is whole, and the last one resumes", wrong);
+    const Outcome after = run(ENDLESS + format("--checkpoint-every 1 --out @/killed --resume --steps %ld", last + 2));
+    claim_run(after.code == 0 && unfinished("@/killed") == 0, "what was unfinished then is cleared away", after);
+}
+
+void test_full_disk() {
+    const std::string COMMAND = "train" + SMALL + "--micro-batch 1 --schedule constant --eval-every 0 --checkpoint-every 2 "
+                                "--out @/full ";
+    const std::string model = scratch("@/full/step_000002/model.safetensors");
+    run(COMMAND + "--steps 2");
+    const std::string before = read_bytes(model);
+    // Enough for the log and config.json, not for the weights.
+    const Outcome full = Run(COMMAND + "--resume --steps 4", "", 16 << 10).end();
+    const auto left = list_checkpoints(scratch("@/full"));
+    claim_run(full.code == 1 && full.err.rfind("train_gpt: checkpoint of step 4 not written", 0) == 0,
+              "a full disk is an error that names the step", full);
+    claim(left.size() == 1 && damage(left.begin()->second).empty() && !before.empty() && read_bytes(model) == before &&
+              unfinished("@/full") == 0,
+          "it leaves the checkpoint before as it was, and nothing unfinished");
+    const Outcome resumed = run(COMMAND + "--resume --steps 4");
+    claim_run(resumed.code == 0 && damage(scratch("@/full/step_000004")).empty(),
+              "from which the run goes on when there is room again", resumed);
+}
+
+void test_nan() {
+    const Outcome outcome = run("train" + SMALL + "--steps 20 --lr 1e30 --grad-clip 0 --checkpoint-every 1 --out @/nan");
+    const auto good = list_checkpoints(scratch("@/nan"));
+    const long step = good.empty() ? 0 : good.rbegin()->first;
+    const std::string last = good.empty() ? "none" : good.rbegin()->second;
+    claim_run(outcome.code == 1 && outcome.err.find(format("step %ld: loss", step + 1)) != outcome.err.npos &&
+                  outcome.err.find(last) != outcome.err.npos,
+              "a loss that is not finite stops the run and names step and last good checkpoint", outcome);
+    claim(damage(last).empty(), "which is whole", damage(last));
+
+    // Weights overflow in the very step whose loss was the last finite one.
+    const Outcome overflow = run("train" + SMALL + "--steps 2 --lr 3e38 --weight-decay 1000 --checkpoint-every 1 --out @/inf");
+    claim_run(overflow.code == 1 && list_checkpoints(scratch("@/inf")).empty(),
+              "weights that are not finite are not written as a checkpoint", overflow);
+}
+
+// Too little memory; and a token outside the vocabulary in the first batch.
+void test_failed_start() {
+    const std::string COMMAND = "train" + SMALL + "--steps 1 --out @/again ";
+    for (const char* mistake : {"--context 8192 --micro-batch 32768", "--vocab 100"}) {
+        const Outcome refused = run(COMMAND + mistake), again = run(COMMAND);
+        claim_run(refused.code == 2 && again.code == 0,
+                  format("a run that ended before its first step leaves --out free (%s)", mistake), again);
+        fs::remove_all(scratch("@/again"));
+    }
+}
+
+// ==== bad input ==============================================================
+// Each is a mistake that people make. The program must say in one line what is wrong: the file or the
+// flag, what was found and what was expected; and exit with 2.
+
+typedef std::vector<std::string> Texts;
+
+void refuse(const std::string& what, const std::string& command, const Texts& named) {
+    const Outcome outcome = run(command);
+    const bool one_line = std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1 && outcome.err.back() == '\n';
+    std::string missing;
+    for (const std::string& text : named)
+        if (outcome.err.find(scratch(text)) == outcome.err.npos) missing += " lacks '" + scratch(text) + "'";
+    claim_run(outcome.code == 2 && one_line && outcome.err.rfind("train_gpt: ", 0) == 0 && missing.empty(), "refused: " + what,
+              outcome, missing);
+}
+
+const std::string TINY = "train --layers 1 --heads 1 --channels 16 --context 16 --steps 1 --data @/text.txt ";
+
+// What --help and the log show must be something that can be given; null is nothing.
+void test_defaults() {
+    Options defaults;
+    std::string refused;
+    for (const Flag& flag : flag_table(defaults)) {
+        const json value = flag.value();
+        if (flag.is_switch || value == "" || value.is_null()) continue;
+        const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+        if (!flag.parse(text)) refused += format(" %s %s", flag.name, text.c_str());
+    }
+    claim(refused.empty(), "every flag takes its own default", refused);
+}
+
+void test_bad_flags() {
+    refuse("an unknown verb", "trian --steps 1", {"trian", "train, eval, sample or plan"});
+    refuse("an unknown flag", TINY + "--step 1", {"--step"});
+    refuse("a flag of another verb", "eval --from @/ours --data @/text.txt --lr 1", {"--lr", "eval"});
+    refuse("a flag without its value", TINY + "--lr", {"--lr", "a number", "nothing"});
+    refuse("a flag's name for a value", TINY + "--lr --keep", {"--lr", "'--keep'"});
+    for (const char* number : {"12x", "1e", "''", "0.5", "0x10", "-", "0", "-3", "99999999999"})
+        refuse(format("--micro-batch %s", number), TINY + "--micro-batch " + number, {"--micro-batch", "a whole number from 1"});
+    for (const char* number : {"12x", "1e", "''", "nan", "inf", "1e999", "-1", "1,5"})
+        refuse(format("--lr %s", number), TINY + "--lr " + number, {"--lr", "a number"});
+    refuse("a number above its range", TINY + "--val-fraction 0.95", {"--val-fraction", "from 0 to 0.9", "0.95"});
+    refuse("beta1 of 1", TINY + "--beta1 1", {"--beta1", "'1'"});
+    refuse("an unknown choice", TINY + "--schedule cosin", {"--schedule", "cosine|linear|wsd|constant", "'cosin'"});
+    refuse("an unknown model", "plan --model gpt5", {"--model", "gpt2-medium", "'gpt5'"});
+    refuse("a head size of 20", TINY + "--heads 3 --channels 60", {"60 channels", "3 heads", "16, 32, ... 128"});
+    refuse("a head size of 144", TINY + "--channels 144", {"144 channels", "1 heads"});
+    refuse("heads that do not divide the channels", TINY + "--heads 3 --channels 64", {"64 channels", "3 heads"});
+    refuse("a sequence longer than the context", TINY + "--seq-len 17", {"--seq-len 17", "context of 16"});
+    refuse("a total batch that does not divide", TINY + "--micro-batch 2 --total-batch 100",
+           {"--total-batch 100", "2 x 16", "96 and 128"});
+    refuse("a total batch below one micro-batch", TINY + "--micro-batch 2 --total-batch 10", {"--total-batch 10", ": 32"});
+    refuse("a size without a unit", "plan --gpu-memory 80", {"--gpu-memory", "80GB", "'80'"});
+    refuse("train without --data", "train --steps 1", {"--data"});
+    refuse("eval without --data", "eval --from @/ours", {"--data"});
+    refuse("eval without --from", "eval --data @/text.txt", {"--from"});
+    refuse("a text prompt for a model that is not of bytes", "sample --from @/ours --prompt x",
+           {"--prompt", "101", "--prompt-tokens"});
+    refuse("a prompt with a token outside the vocabulary", "sample --from @/ours --prompt-tokens 1,101",
+           {"--prompt-tokens", "0 to 100", "'101'"});
+    if (FLOATX == DType::FP32)
+        refuse("BF16 gradients in an FP32 build", TINY + "--grad-dtype bf16", {"--grad-dtype bf16", "PRECISION=bf16"});
+    refuse("a micro-batch that does not fit", "train" + SMALL + "--context 8192 --micro-batch 32768",
+           {"memory", "needs", "free", "--micro-batch"});
+    refuse("a model that does not fit", "train --model 405b --data @/text.txt", {"memory", "needs", "free", "--model"});
+    // Sizes in bytes that 64 bits cannot hold, and a vocabulary that 32 bits cannot hold once it is padded.
+    refuse("a model beyond all bounds", TINY + "--layers 2147483647 --channels 2147483520 --heads 16777215", {"2147483647 layers"});
+    refuse("a vocabulary beyond all bounds", TINY + "--vocab 2147483647", {"vocabulary 2147483647"});
+}
+
+void test_bad_data() {
+    write_bytes(scratch("@/empty.txt"), "");
+    write_bytes(scratch("@/short.bin"), std::string(100, 'x'));
+    const std::vector<uint16_t> tokens(50, 7);
+    write_bytes(scratch("@/magic.bin"), shard(tokens, 7));
+    write_bytes(scratch("@/version.bin"), shard(tokens, SHARD_MAGIC, 2));
+    write_bytes(scratch("@/cut.bin"), shard(tokens).substr(0, 1024 + 80));
+    write_bytes(scratch("@/none.bin"), shard({}));
+    write_bytes(scratch("@/ten.txt"), "ten bytes.");
+    std::vector<uint16_t> large = tokens;
+    large[12] = 300;
+    write_bytes(scratch("@/large.bin"), shard(large));
+    refuse("a data file that is not there", TINY + "--data @/nowhere.txt", {"@/nowhere.txt"});
+    refuse("a pattern that matches nothing", TINY + "--data @/nowhere*.bin", {"@/nowhere*.bin"});
+    refuse("a folder for a data file", TINY + "--data @/ours", {"@/ours", "not a regular file"});
+    refuse("an empty data file", TINY + "--data @/empty.txt", {"@/empty.txt", "empty"});
+    refuse("a shard shorter than its header", TINY + "--data @/short.bin", {"@/short.bin", "100", "1024"});
+    refuse("a shard with another magic number", TINY + "--data @/magic.bin", {"@/magic.bin", "7", "20240520"});
+    refuse("a shard of another version", TINY + "--data @/version.bin", {"@/version.bin", "2", "expected 1"});
+    refuse("a shard that is cut short", TINY + "--data @/cut.bin", {"@/cut.bin", "50", "40"});
+    refuse("a shard without tokens", TINY + "--data @/none.bin", {"@/none.bin"});
+    refuse("a token outside the vocabulary", TINY + "--vocab 256 --shuffle no --data @/large.bin",
+           {"@/large.bin", "token 300", "position 12", "256"});
+    refuse("a token outside the vocabulary, in eval", "eval --from @/ours --data @/large.bin",
+           {"@/large.bin", "token 300", "101"});
+    refuse("fewer tokens than a sequence", TINY + "--val-fraction 0 --data @/ten.txt", {"@/ten.txt", "10 tokens", "16"});
+    refuse("validation data that is not there", TINY + "--val-data @/nowhere.txt", {"@/nowhere.txt"});
+}
+
+void test_bad_folders() {
+    write_bytes(scratch("@/in_the_way"), "a file");
+    fs::create_directory(scratch("@/no_run"));
+    refuse("--out where a file is in the way", TINY + "--out @/in_the_way", {"--out", "@/in_the_way"});
+    refuse("--out below a file", TINY + "--out @/in_the_way/below", {"--out", "@/in_the_way/below"});
+    refuse("--out that already holds a run", TINY + "--out @/first", {"--out", "@/first", "--resume"});
+    refuse("--resume without --out", TINY + "--resume", {"--resume", "--out"});
+    refuse("--resume without a checkpoint", TINY + "--out @/no_run --resume", {"--resume", "@/no_run"});
+    refuse("--resume with --from", TINY + "--out @/first --resume --from @/ours", {"--resume", "--from"});
+    refuse("--from a folder that is not there", "eval --data @/text.txt --from @/nowhere", {"@/nowhere/config.json"});
+
+    // A run whose last checkpoint is damaged.
+    auto refuse_resume = [](const std::string& what, const std::string& file, const std::string& bytes, Texts named) {
+        fs::remove_all(scratch("@/damaged"));
+        fs::copy(scratch("@/first"), scratch("@/damaged"), fs::copy_options::recursive);
+        write_bytes(scratch("@/damaged/step_000010/" + file), bytes);
+        named.push_back("@/damaged/step_000010/" + file);
+        refuse("--resume with " + what, TINY + "--out @/damaged --resume --steps 20", named);
+    };
+    refuse_resume("a trainer.json that is not JSON", "trainer.json", "{\"step\": 10", {"JSON"});
+    refuse_resume("a trainer.json without the next window", "trainer.json", "{\"step\": 10}", {"next_window"});
+    const std::string optimizer = read_bytes(scratch("@/first/step_000010/optimizer.safetensors"));
+    refuse_resume("half an optimizer.safetensors", "optimizer.safetensors", optimizer.substr(0, optimizer.size() / 2), {"truncated"});
+}
+
+// eval --from a copy of @/ours in which one file has other contents; the message names it, or `blamed`.
+void refuse_folder(const std::string& what, const std::string& file, const std::string& bytes, Texts named,
+                   const std::string& blamed = "") {
+    fs::remove_all(scratch("@/bad"));
+    fs::copy(scratch("@/ours"), scratch("@/bad"));
+    write_bytes(scratch("@/bad/" + file), bytes);
+    named.push_back("@/bad/" + (blamed.empty() ? file : blamed));
+    refuse(what, "eval --from @/bad --data @/eval_50.bin", named);
+}
+
+void test_bad_checkpoints() {
+    const std::string path = scratch("@/ours/model.safetensors"), whole = read_bytes(path);
+    const size_t header = 8 + *reinterpret_cast<const uint64_t*>(whole.data());
+    const size_t most = whole.size();
+    for (size_t length : {size_t(0), size_t(7), size_t(8), size_t(100), header, header + 4, most / 2, most - 1})
+        refuse_folder(format("model.safetensors cut to %zu of %zu bytes", length, most), "model.safetensors",
+                      whole.substr(0, length), {});
+    refuse_folder("a header that is not JSON", "model.safetensors", whole.substr(0, 8) + "?" + whole.substr(9), {"header"});
+
+    const std::string name = "h.1.mlp.c_fc.bias";
+    const size_t n = 4 * read_config(scratch("@/ours/config.json")).channels;   // its elements
+    auto refuse_tensor = [&](const std::string& what, const std::function<void(RawTensor&)>& change, const Texts& named) {
+        std::vector<RawTensor> tensors = raw_tensors(path);
+        change(tensor_named(name, tensors));
+        refuse_folder("a tensor " + what, "model.safetensors", safetensors(tensors), named);
+    };
+    auto put = [](float value) { return [=](RawTensor& t) { t.bytes.replace(40, 4, bytes_of(Floats{value})); }; };
+    auto text = [](size_t number) { return std::to_string(number); };
+    refuse_tensor("under another name", [](RawTensor& t) { t.name = "h.1.mlp.c_fc.offset"; }, {"h.1.mlp.c_fc.offset"});
+    refuse_tensor("that is missing", [](RawTensor& t) { t.name = "lm_head.weight"; }, {name, "missing"});
+    refuse_tensor("of another shape", [&](RawTensor& t) { t.shape = {2, n / 2}; }, {name, "(2, " + text(n / 2), "(" + text(n)});
+    refuse_tensor("that is too short", [&](RawTensor& t) { t.bytes.resize(4 * n - 4); }, {name, text(4 * n - 4), text(4 * n)});
+    refuse_tensor("of another type", [](RawTensor& t) { t.dtype = "I32"; }, {name, "I32", "F32"});
+    refuse_tensor("with a NaN", put(NAN), {name, "nan", "element 10"});
+    refuse_tensor("with an infinity", put(INFINITY), {name, "inf", "element 10"});
+}
+
+void test_bad_configs() {
+    const json config = read_json(scratch("@/ours/config.json"));
+    auto with = [&](const char* key, const json& value) {
+        json changed = config;
+        changed[key] = value;
+        return changed.dump();
+    };
+    auto refuse_config = [&](const std::string& what, const char* key, const json& value, const Texts& named) {
+        refuse_folder("config.json with " + what, "config.json", with(key, value), named);
+    };
+    json incomplete = config;
+    incomplete.erase("n_layer");
+    refuse_folder("config.json that is not JSON", "config.json", "{\"n_layer\": ", {"JSON"});
+    refuse_folder("config.json that is a list", "config.json", "[1, 2]", {});
+    refuse_folder("config.json without n_layer", "config.json", incomplete.dump(), {"n_layer"});
+    refuse_config("text for n_head", "n_head", "three", {});
+    refuse_config("no heads", "n_head", 0, {"0 heads"});
+    refuse_config("a negative number of layers", "n_layer", -1, {"-1 layers"});
+    const int C = config.at("n_embd");
+    refuse_config("a head size of 8", "n_head", C / 8, {format("%d channels over %d heads", C, C / 8), "16, 32"});
+    refuse_config("another activation", "activation_function", "relu", {"activation_function", "relu", "gelu_new"});
+    refuse_config("another kind of model", "model_type", "llama", {"model_type", "llama", "gpt2"});
+    refuse_config("an untied head", "tie_word_embeddings", false, {"tie_word_embeddings"});
+    refuse_config("an MLP of another width", "n_inner", 100, {"n_inner", "100", std::to_string(4 * C)});
+    refuse_folder("fewer layers than config.json says", "config.json", with("n_layer", 9), {"h.3.", "missing"}, "model.safetensors");
+    refuse_folder("more layers than config.json says", "config.json", with("n_layer", 2), {"h.2.", "2 layers"}, "model.safetensors");
+}
+
+// ==== plan ===================================================================
+
+Setup planned(const std::string& model, int B, int T, DType precision, DType grad_dtype) {
+    Options o;
+    o.model = model;
+    Config c = config_from_options(o, 0);
+    c.context = std::max(c.context, T);
+    return {c, B, T, Recompute::NONE, grad_dtype, Purpose::TRAINING, HEAD_ROWS, Attention::FLASH, precision, true};
+}
+
+size_t state_bytes(const Plan& p) {
+    size_t bytes = 0;
+    for (Category c : {Category::WEIGHTS, Category::GRADIENTS, Category::MASTER, Category::ADAM_M, Category::ADAM_V})
+        bytes += p.bytes[static_cast<int>(c)];
+    return bytes;
+}
+
+// The chapter's table of bytes per parameter, which gives 16, 112, 1120 and 6480 GB for 1, 7, 70 and 405 billion.
+void test_chapter_table() {
+    struct Kind { const char* name; DType precision, grad_dtype; double per_parameter; };
+    const std::pair<double, double> TABLE[] = {{1e9, 16e9}, {7e9, 112e9}, {70e9, 1120e9}, {405e9, 6480e9}};
+    for (const Kind& kind : {Kind{"fp32", DType::FP32, DType::FP32, 16}, Kind{"bf16, gradients bf16", DType::BF16, DType::BF16, 16},
+                             Kind{"bf16, gradients fp32", DType::BF16, DType::FP32, 18}}) {
+        bool exact = true;
+        for (const char* model : {"1b", "7b", "70b", "405b"}) {
+            const Setup s = planned(model, 1, 1024, kind.precision, kind.grad_dtype);
+            exact = exact && state_bytes(plan(s)) == kind.per_parameter * count_parameters(s.config).elements;
+        }
+        for (const auto& [parameters, bytes] : TABLE)
+            exact = exact && (kind.per_parameter != 16 || parameters * kind.per_parameter == bytes);
+        claim(exact, format("%s: %g bytes of state per parameter, as in the chapter's table", kind.name, kind.per_parameter));
+    }
+}
+
+// The formulas written out once more, in 128 bits, for random models.
+void test_closed_forms() {
+    typedef unsigned __int128 Big;
+    bool parameters = true, activations = true;
+    for (uint64_t i = 0; i < 200; i++) {
+        auto draw = [&, at = 0](uint64_t most) mutable { return 1 + splitmix64(splitmix64(i) + at++) % most; };
+        const Big L = draw(200), NH = draw(64), HS = 16 * draw(8), C = NH * HS, V = draw(200000), T = draw(131072), B = draw(64);
+        const Config c = {int(L), int(NH), int(C), int(T), int(V)};
+        const Setup s = {c, int(B), int(T), Recompute::NONE, DType::FP32, Purpose::TRAINING, HEAD_ROWS, Attention::FLASH, DType::BF16, true};
+        if (B * T >= MOST_ROWS) continue;
+        parameters = parameters && count_parameters(c).real == C * V + L * (12 * C * C + 13 * C) + 2 * C + T * C;
+        const Big N = B * T, Vp = c.padded_vocab(), rows = std::min<Big>(N, HEAD_ROWS);
+        const Big layers = L * N * (32 * C + 16 + 4 * NH);        // ln1 to gelu, and mean, rstd, lse
+        const Big others = N * (6 * C + 8) + 2 * rows * Vp + 4 * N;   // branch, resf, lnf and their statistics; logits; losses
+        const Big gradients = N * (20 * C + 4 * NH);              // dres, dln, dqkv, datt, dfc, att_d
+        activations = activations && plan(s).bytes[static_cast<int>(Category::ACTIVATIONS)] == layers + others + gradients;
+    }
+    claim(parameters, "200 random models: parameters are hV + L(12h^2 + 13h) + 2h and positions");
+    claim(activations, "200 random models: activations are 32C + 16 + 4 NH bytes per token and layer and what is there once");
+    for (const auto& [mode, most] : {std::pair{Recompute::NONE, 33.0}, {Recompute::SELECTIVE, 20.1}, {Recompute::FULL, 2.0}}) {
+        Setup s = planned("gpt2", 8, 1024, DType::BF16, DType::FP32);
+        s.recompute = mode;
+        Activations nowhere;
+        double kept = 0;
+        for (const ActivationRow& row : activation_table(nowhere, s)) kept += row.copies == 12 ? row.copy_bytes() : 0;
+        kept /= s.N() * s.config.channels;
+        claim(kept <= most, format("recompute %s keeps at most %.1f C bytes per token and layer", RECOMPUTE_NAMES[int(mode)].first, most),
+              format("%.2f C", kept));
+    }
+    const Setup huge = planned("405b", 1, 131072, DType::BF16, DType::BF16);
+    const size_t fc = size_t{131072} * 4 * 16384 * 2 * 126;
+    Activations nowhere;
+    for (const ActivationRow& row : activation_table(nowhere, huge))
+        if (std::string(row.name) == "fc") claim(row.bytes() == fc, "405b with T = 131072: fc takes 2.165e12 bytes", format("%zu", row.bytes()));
+}
+
+void test_auto_fits() {
+    bool fits = true, largest = true;
+    for (size_t memory : {size_t(4e9), size_t(24e9), size_t(80e9)})
+        for (const auto& [name, mode] : RECOMPUTE_NAMES) {
+            Setup s = planned("gpt2", 1, 1024, DType::BF16, DType::FP32);
+            s.recompute = mode;
+            s.B = auto_micro_batch(s, memory, 512 * 1024);
+            fits = fits && plan(s).total <= memory && 512 % s.B == 0;
+            s.B *= 2;
+            largest = largest && (512 % s.B != 0 || plan(s).total > 0.95 * memory);
+        }
+    claim(fits, "--micro-batch auto fits in 4, 24 and 80 GB, and divides the total batch");
+    claim(largest, "twice that micro-batch would not fit with the margin");
+}
+
+// ==== naive against flash ====================================================
+
+void test_naive_model() {
+    const Reference r("odd");
+    auto pass = [&](Attention attention, Recompute mode) {
+        Setup s = r.setup(DType::FP32);
+        s.attention = attention;
+        s.recompute = mode;
+        Model m;
+        r.load(m, s);
+        return pass_through(m, r.tokens(0, 0).data());
+    };
+    const Pass flash = pass(Attention::FLASH, Recompute::NONE), naive = pass(Attention::NAIVE, Recompute::NONE);
+    // Both round, each in its own way: twice what one of them may be off by.
+    const double limit = 2 * r.limit("logits", FLOATX);
+    const double logits = relative_l2(naive.logits, flash.logits), gradient = relative_l2(naive.gradients, flash.gradients);
+    claim(logits <= limit, "naive attention gives flash attention's logits", format("error %.2e, limit %.2e", logits, limit));
+    claim(gradient <= 2 * limit, "and its gradients", format("error %.2e, limit %.2e", gradient, 2 * limit));
+    claim(naive == pass(Attention::NAIVE, Recompute::SELECTIVE) && naive == pass(Attention::NAIVE, Recompute::FULL),
+          "with naive attention, too, the three recompute modes give the same bits");
+}
+
+// ==== runs: trace ============================================================
+
+void test_trace() {
+    for (const char* flags : {"--recompute none", "--recompute selective", "--recompute full", "--attention naive"}) {
+        const std::string setup = SMALL + "--micro-batch 2 --total-batch 64 " + flags;
+        const Outcome o = run("train" + setup + " --steps 4 --eval-every 0 --trace @/trace.json");
+        const json plan = json::parse(run("plan --layers 2 --heads 2 --channels 32 --context 16 --vocab 256 --micro-batch 2 --json " + std::string(flags)).out);
+        const json trace = read_json(scratch("@/trace.json"));
+        std::map<int, double> row_end;   // events of a row must follow on each other
+        std::set<std::string> passes;
+        bool ordered = true, within = true, rises = false;
+        double highest = 0;
+        for (const json& e : trace.at("traceEvents")) {
+            if (e.at("ph") == "X") {
+                const double ts = e.at("ts"), end = ts + double(e.at("dur"));
+                double& last = row_end[e.at("tid")];
+                ordered = ordered && ts >= last - 1e-3 && end >= ts;   // a nanosecond: printed and read again
+                last = end;
+                passes.insert(e.at("args").at("pass"));
+            } else if (e.at("ph") == "C") {
+                for (const auto& [name, bytes] : e.at("args").items()) within = within && size_t(bytes) <= size_t(plan.at("bytes").at(name));
+                highest = std::max(highest, double(e.at("args").at("activations")));
+                rises = rises || e.at("args").at("gradients") > 0;
+            }
+        }
+        const bool recomputes = std::string(flags).find("recompute none") == std::string::npos && std::string(flags).find("naive") == std::string::npos;
+        claim_run(o.code == 0 && ordered && row_end.size() == 3, format("%s: the trace's rows are in order, none overlaps", flags), o);
+        claim(within && rises && highest > 0.5 * double(plan.at("bytes").at("activations")), format("%s: live bytes rise, and stay within the plan", flags),
+              format("%.0f of %zu bytes of activations at most", highest, size_t(plan.at("bytes").at("activations"))));
+        claim(passes.count("forward") && passes.count("backward") && passes.count("update") && passes.count("recompute") == recomputes,
+              format("%s: forward, %sbackward and update are told apart", flags, recomputes ? "recompute, " : ""));
+    }
+}
+
+// ==== main ===================================================================
+
+// What dev/reference/check_folder.py compares with safetensors, PyTorch and transformers.
+void export_folder(const std::string& dir) {
+    const Reference r("odd");
+    Model m;
+    write_folder(dir, r, m);
+    const Batch batch = send_batch(m, r.tokens(0, 0).data());
+    const std::vector<int> inputs = from_device(batch.inputs, m.setup.N());
+    const Floats logits = logits_of(m, batch.inputs);
+    const size_t B = r.B, T = r.T, V = r.config.vocab;
+    write_bytes(dir + "/logits.safetensors", safetensors({{"input_ids", "I32", {B, T}, bytes_of(inputs)},
+                                                          {"logits", "F32", {B, T, V}, bytes_of(logits)}}));
+    printf("%s: config.json, model.safetensors, logits.safetensors\n", dir.c_str());
+}
+
+// An exception fails a part of the tests, not the rest of them.
+void test(const char* name, void (*function)()) {
+    printf("%s\n", name);
+    try {
+        function();
+    } catch (const std::exception& error) {
+        claim(false, format("%s: ended by an exception", name), error.what());
+    }
+    fflush(stdout);
+}
+
+void test_model() {
+    test("model against PyTorch", test_reference);
+    test("memory", test_memory);
+    test("plan: the chapter's table", test_chapter_table);
+    test("plan: closed forms", test_closed_forms);
+    test("plan: --micro-batch auto", test_auto_fits);
+    test("naive attention in the model", test_naive_model);
+    test("folders that transformers wrote", test_folder_of_transformers);
+    test("folders that we wrote", test_folder_of_ours);
+    test("windows", test_windows);
+    test("loader", test_loader);
+    test("evaluation", test_evaluation);
+    test("schedule", test_schedule);
+    test("sampling", test_pick_token);
+}
+
+void test_command_line() {
+    write_text();
+    test("runs: the same bits", test_repeated_runs);
+    test("runs: accumulation", test_accumulation);
+    test("runs: --micro-batch auto", test_auto_micro_batch);
+    test("runs: log", test_log);
+    test("runs: plan", test_plan_json);
+    test("runs: trace", test_trace);
+    test("runs: Hugging Face", test_verbs_on_folder);
+    test("runs: signals", test_signals);
+    test("runs: full disk", test_full_disk);
+    test("runs: loss that is not finite", test_nan);
+    test("runs: that could not begin", test_failed_start);
+    test("defaults", test_defaults);
+    test("bad flags", test_bad_flags);
+    test("bad data", test_bad_data);
+    test("bad folders", test_bad_folders);
+    test("bad checkpoints", test_bad_checkpoints);
+    test("bad config.json", test_bad_configs);
+}
+
+int main(int argc, char** argv) {
+    const std::string what = argc > 1 ? argv[1] : "";
+    if (what == "--as-train-gpt") return guarded_main(argc - 1, argv + 1);
+    if (argc > 1 && (what != "--export" || argc != 3)) {
+        fprintf(stderr, "usage: test_gpt | test_gpt --export DIR | test_gpt --as-train-gpt ...\n");
+        return 2;
+    }
+    open_device();
+    if (what == "--export") {
+        export_folder(argv[2]);
+        return 0;
+    }
+    test("kernels", test_kernels);
+    test_model();
+    test_command_line();
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed ? 1 : 0;
 }

@@ -144,7 +144,7 @@ constexpr int PACK = WARP_SIZE == 1 ? 16 : 16 / sizeof(floatX);
 constexpr int BLOCK_WARPS = WARP_SIZE == 1 ? 1 : 8;
 constexpr int BLOCK = BLOCK_WARPS * WARP_SIZE;   // threads of a block, unless a launcher says otherwise
 
-template <typename T> struct alignas(16) RawPack { T v[PACK]; };
+template <typename T> struct alignas(sizeof(T) * PACK < 16 ? sizeof(T) * PACK : 16) RawPack { T v[PACK]; };
 
 template <typename T> __device__ __forceinline__ void load(float (&x)[PACK], const T* from) {
     const RawPack<T> raw = *reinterpret_cast<const RawPack<T>*>(from);
@@ -1940,7 +1940,9 @@ int largest_micro_batch(Setup s, size_t bytes) {
     return fits;
 }
 
-std::string gigabytes(size_t bytes) { return format(bytes < 1e9 ? "%.3f GB" : "%.2f GB", bytes / 1e9); }
+std::string size_text(size_t bytes) {
+    return bytes < 1e6 ? format("%.1f kB", bytes / 1e3) : bytes < 1e9 ? format("%.1f MB", bytes / 1e6) : format("%.2f GB", bytes / 1e9);
+}
 
 struct Model {
     Setup setup;
@@ -1982,13 +1984,13 @@ void require_memory(const Setup& s) {
             help = format("; --micro-batch %d --recompute %s fits", fits, name);
     }
     if (help.empty()) help = "; no micro-batch fits: a smaller --model or --seq-len is needed";
-    throw UserError(format("out of device memory: this run needs %s, %s of %s is free on %s%s", gigabytes(needed).c_str(),
-                           gigabytes(available).c_str(), gigabytes(all).c_str(), device.properties.name, help.c_str()));
+    throw UserError(format("out of device memory: this run needs %s, %s of %s is free on %s%s", size_text(needed).c_str(),
+                           size_text(available).c_str(), size_text(all).c_str(), device.properties.name, help.c_str()));
 }
 
 void* allocate_block(Model& m, size_t bytes, const char* name) {
     void* block = nullptr;
-    check(cudaMalloc(&block, bytes), format("cudaMalloc of %s for %s", gigabytes(bytes).c_str(), name).c_str());
+    check(cudaMalloc(&block, bytes), format("cudaMalloc of %s for %s", size_text(bytes).c_str(), name).c_str());
     m.blocks.push_back(block);
     m.allocated += bytes;
     return block;
@@ -3366,8 +3368,8 @@ void print_memory(const Setup& s) {
     const Plan p = plan(s);
     std::string parts;
     for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++)
-        if (p.bytes[i]) parts += format("%s%s %s", parts.empty() ? "" : ", ", CATEGORY_NAMES[i], gigabytes(p.bytes[i]).c_str());
-    printf("memory     %s: %s\n", gigabytes(p.total).c_str(), parts.c_str());
+        if (p.bytes[i]) parts += format("%s%s %s", parts.empty() ? "" : ", ", CATEGORY_NAMES[i], size_text(p.bytes[i]).c_str());
+    printf("memory     %s: %s\n", size_text(p.total).c_str(), parts.c_str());
 }
 
 void print_run(const Setup& s, const Options& o, const TrainData& data, long accumulation, const Start& start) {
@@ -3434,7 +3436,7 @@ public:
         if (stop_requested) printf("stopped by a signal after step %ld\n", step_);
         printf("done       %ld steps in %s, %s tok/s; %s planned and allocated, %s resident at most\n", step_ - first,
                clock_text(seconds).c_str(), short_number((step_ - first) * tokens_per_step() / seconds).c_str(),
-               gigabytes(m_.allocated).c_str(), gigabytes(peak_resident_bytes()).c_str());
+               size_text(m_.allocated).c_str(), size_text(peak_resident_bytes()).c_str());
     }
 
 private:
@@ -3664,9 +3666,9 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
     printf("parameters  %zu; by the formula hV + L(12h^2 + 13h) + 2h, without positions, %.0f\n", size_t(record["parameters"]), double(record["parameters_formula"]));
     printf("a step      %d x %d tokens, accumulated %ld times; %s, gradients %s, recompute %s, attention %s\n", s.B, s.T, long(record["accumulation"]),
            name_of(s.precision), name_of(s.grad_dtype), record["recompute"].get<std::string>().c_str(), record["attention"].get<std::string>().c_str());
-    printf("\n%-13s %14s  of %s\n", "memory", "", gigabytes(memory).c_str());
+    printf("\n%-13s %14s  of %s\n", "memory", "", size_text(memory).c_str());
     for (const auto& [name, bytes] : record["bytes"].items())
-        printf("  %-11s %14s  %s\n", name.c_str(), gigabytes(bytes).c_str(), bar(size_t(bytes) / double(memory)).c_str());
+        printf("  %-11s %14s  %s\n", name.c_str(), size_text(bytes).c_str(), bar(size_t(bytes) / double(memory)).c_str());
     printf("  %s; %.2f bytes of state per parameter\n", total <= memory ? "fits" : "does not fit on one such GPU", double(record["bytes_per_parameter"]));
     printf("\nactivations\n");
     std::vector<json> rows;
@@ -3675,12 +3677,12 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
     for (const json& row : rows) {
         if (size_t(row["bytes"]) * 200 < size_t(record["bytes"]["activations"])) continue;   // under half a percent
         const std::string shape = shape_text(row["shape"]) + (row["copies"] > 1 ? format(" x %d", int(row["copies"])) : "");
-        printf("  %-11s %14s  %-28s %s\n", row["name"].get<std::string>().c_str(), gigabytes(row["bytes"]).c_str(), shape.c_str(),
+        printf("  %-11s %14s  %-28s %s\n", row["name"].get<std::string>().c_str(), size_text(row["bytes"]).c_str(), shape.c_str(),
                bar(double(row["bytes"]) / double(record["bytes"]["activations"])).c_str());
     }
     const double per_token = record["activation_bytes_per_token_per_layer"];
     printf("  kept per token and layer: %.0f bytes = %.1f C; Korthikanti et al., without flash attention: %s in all\n", per_token, per_token / c.channels,
-           gigabytes(record["korthikanti_bytes"]).c_str());
+           size_text(record["korthikanti_bytes"]).c_str());
     printf("\nFLOPs per token: %.4g model, %.4g hardware\n", double(record["flops_per_token"]["model"]), double(record["flops_per_token"]["hardware"]));
     printf("largest micro-batch:");
     for (const auto& [mode, most] : record["max_micro_batch"].items()) printf("  %d with --recompute %s", int(most), mode.c_str());

@@ -403,6 +403,10 @@ private:
     unsigned pick()
     {
         const unsigned fresh = static_cast<unsigned>(threads_.size()) - begun_;
+        // Under an odd seed mostly the last one to become ready, so that one warp runs ahead of the others
+        // as far as barriers let it: drawing among all alone keeps warps abreast.
+        if (launch_->seed % 2 == 1 && ready_count_ > 0 && random_.below(8) != 0)
+            return ready_[(ready_first_ + --ready_count_) % max_threads];
         bool begin = ready_count_ == 0;
         if (launch_->seed != 0 && ready_count_ + fresh > 0) {
             const unsigned draw = random_.below(ready_count_ + fresh);

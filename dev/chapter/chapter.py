@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""The single-GPU chapter of the Ultra-Scale Playbook, reproduced on this machine: seven figures,
+measured here, beside the chapter's, in one HTML file.
+
+    make chapter
+    python3 dev/chapter/chapter.py --train-gpt ./train_gpt --out runs/chapter [--quick]
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+sys.dont_write_bytecode = True
+from measure import Failed, Mistake, measure
+
+
+def require_matplotlib():
+    """Asked of another process: matplotlib stays out of this one until all is measured, because a
+    run's resident memory is never reported as less than what its parent's was."""
+    check = subprocess.run([sys.executable, "-c", "import numpy, matplotlib"], capture_output=True, text=True)
+    if check.returncode != 0:
+        reason = (check.stderr.strip().splitlines() or ["it does not start"])[-1]
+        raise Mistake(f"{reason}: needs matplotlib and numpy (pip install matplotlib, or apt install python3-matplotlib)")
+
+
+def read_results(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except (OSError, ValueError) as error:
+        raise Mistake(f"--redraw: {path}: {error}; expected what an earlier run measured") from None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--train-gpt", default="./train_gpt", metavar="PROGRAM", help="the trainer (default: %(default)s)")
+    parser.add_argument("--out", default="runs/chapter", metavar="FOLDER",
+                        help="gets report.html, a PNG per figure and results.json (default: %(default)s)")
+    parser.add_argument("--device", choices=["cpu", "gpu"], help="size of the runs (default: what the trainer was built for)")
+    parser.add_argument("--quick", action="store_true", help="small runs, about a minute in all")
+    parser.add_argument("--redraw", action="store_true", help="measure nothing: write the report anew from results.json")
+    options = parser.parse_args()
+
+    require_matplotlib()
+    try:
+        os.makedirs(options.out, exist_ok=True)
+    except OSError as error:
+        raise Mistake(f"--out {options.out}: {error.strerror}; expected a folder that can be written") from None
+    path = os.path.join(options.out, "results.json")
+    if options.redraw:
+        results = read_results(path)
+    else:
+        # Through JSON in both cases, so that a redrawn report is the same report.
+        text = json.dumps(measure(options.train_gpt, options.device, options.quick))
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        results = json.loads(text)
+
+    from report import write_report
+    print(write_report(results, options.out))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (Mistake, Failed) as error:
+        print(f"chapter: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, Mistake) else 1)

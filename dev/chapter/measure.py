@@ -1,0 +1,349 @@
+"""The measurements: plans and training runs of ./train_gpt, as plain numbers.
+
+Each of the seven functions at the end answers one question of the chapter and returns what JSON can
+hold. Drawing is report.py's: this file needs the standard library only.
+"""
+import json
+import os
+import random
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+
+MODES = ["none", "selective", "full"]
+
+
+class Mistake(Exception):
+    """The user's; the message names the flag or file, what was found and what was expected."""
+
+
+class Failed(Exception):
+    """A program that was started did not do its work."""
+
+
+# ---- How much work, for which device
+
+@dataclass
+class Size:
+    model: dict             # the one model of all runs
+    micro_batch: int
+    seq_len: int
+    rounds: int             # how often a comparison goes around
+    run_seconds: float      # how long a run's steps should take; three steps at least
+    attention_lens: list    # sequence lengths for flash against naive
+    attention_tokens: int   # of each of those steps
+    scan_batches: list
+    scan_lens: list
+    scan_tokens: int        # larger micro-batches are left out
+    seconds: float          # no further point of the scan is begun after so long
+
+
+SIZES = {
+    "quick": Size({"layers": 4, "heads": 4, "channels": 128}, micro_batch=8, seq_len=128, rounds=2, run_seconds=0.3,
+                  attention_lens=[128, 512], attention_tokens=1024,
+                  scan_batches=[1, 4], scan_lens=[64, 256], scan_tokens=1024, seconds=45),
+    "cpu": Size({"layers": 6, "heads": 4, "channels": 256}, micro_batch=8, seq_len=256, rounds=4, run_seconds=3,
+                attention_lens=[128, 256, 512, 1024], attention_tokens=2048,
+                scan_batches=[1, 2, 4, 8, 16], scan_lens=[64, 256, 1024], scan_tokens=4096, seconds=300),
+    "gpu": Size({"layers": 24, "heads": 16, "channels": 1024}, micro_batch=16, seq_len=1024, rounds=4, run_seconds=1.5,
+                attention_lens=[512, 1024, 2048, 4096], attention_tokens=16384,
+                scan_batches=[1, 4, 16, 64], scan_lens=[512, 1024, 2048], scan_tokens=1 << 17, seconds=440),
+}
+LEAST_STEPS, MOST_STEPS, WARM_UP = 3, 60, 1     # the first step of a run also sets things up: not counted
+
+
+# ---- The trainer
+
+def flags(options):
+    return [text for name, value in options.items() for text in ("--" + name.replace("_", "-"), str(value))]
+
+
+def in_bytes(text, pattern):
+    """What the trainer's closing line says, such as '0.309 GB planned and allocated', or None."""
+    found = re.search(r"([0-9.]+) GB " + pattern, text)
+    return float(found[1]) * 1e9 if found else None
+
+
+def write_text(path):
+    """Words that are made up: something to learn, and always the same."""
+    generator = random.Random(1)
+    words = ["".join(generator.choices("etaoinshrdlu", k=generator.randint(2, 8))) for _ in range(1000)]
+    with open(path, "w", encoding="ascii") as file:
+        file.write(" ".join(generator.choices(words, k=300_000)))
+
+
+class Trainer:
+    """./train_gpt: runs it, and keeps what all sections share (commands, device, its best speed)."""
+
+    def __init__(self, program, folder):
+        if not os.access(program, os.X_OK) or os.path.isdir(program):
+            raise Mistake(f"--train-gpt {program}: expected a program; run make")
+        self.program, self.folder = os.path.abspath(program), folder
+        self.text = os.path.join(folder, "text.txt")
+        write_text(self.text)
+        # Threads that spin while they wait for each other make a busy machine's figures useless.
+        self.environment = {**os.environ, "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}
+        self.commands = []              # of the section that is being measured
+        self.first_record = None        # of the first run: device and build
+        self.peak_flops = 0             # the highest of all runs: a CPU's is measured anew by each
+        self.help = self.call("--help")
+
+    def can_trace(self):
+        return "--trace" in self.help
+
+    def call(self, *arguments):
+        done = subprocess.run([self.program, *arguments], env=self.environment, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True)
+        if done.returncode != 0:
+            last = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").splitlines()[-1]
+            raise Failed(f"exit code {done.returncode} from {self.shown(arguments)}: {last}")
+        return done.stdout
+
+    def shown(self, arguments):
+        """A command line as a reader would type it."""
+        text = shlex.join(["./train_gpt", *arguments])
+        return re.sub(re.escape(self.folder) + r"/(\S*/)?", "", text)
+
+    def remember(self, arguments):
+        command = self.shown(arguments)
+        if command not in self.commands:
+            self.commands.append(command)
+
+    def plan(self, **options):
+        arguments = ["plan", *flags(options), "--json"]
+        self.remember(arguments)
+        return json.loads(self.call(*arguments))
+
+    def train(self, steps, **options):
+        """Trains for some steps: what the log says of them, and the closing line's bytes."""
+        command = ["train", "--data", self.text, *flags(options), "--steps", str(steps), "--schedule", "constant",
+                   "--val-fraction", "0", "--eval-every", "0", "--sample-every", "0", "--checkpoint-every", "0"]
+        self.remember(command)
+        with tempfile.TemporaryDirectory(dir=self.folder) as out:
+            output = self.call(*command, "--out", out)
+            with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as log:
+                record, *lines = [json.loads(line) for line in log]
+        record = record["run"]
+        self.first_record = self.first_record or record
+        self.peak_flops = max(self.peak_flops, record["peak_flops"])
+        lines = [line for line in lines if "ms" in line]
+        return {"ms": [line["ms"] for line in lines[WARM_UP:]], "losses": [line["loss"] for line in lines],
+                "flops_per_token": record["flops_per_token"], "planned": record["planned_bytes"],
+                "allocated": in_bytes(output, "planned and allocated"), "resident": in_bytes(output, "resident")}
+
+    def fits(self, **options):
+        return self.plan(**options)["fits"]
+
+    def compare(self, setups, rounds, seconds):
+        """Runs each setup in turn, `rounds` times around, so that whatever else the machine does
+        hits all of them: {name: figures}, None for what does not fit into memory.
+
+        A figure is the median of all steps; `ratios` holds, for each round, this run's median over
+        the first setup's.
+        """
+        results = {name: {"ms": [], "round_ms": []} if self.fits(**setup) else None for name, setup in setups.items()}
+        steps = LEAST_STEPS + WARM_UP
+        for turn in range(rounds):
+            for name, setup in setups.items():
+                if results[name] is None:
+                    continue
+                start = time.monotonic()
+                run = self.train(steps, **setup)
+                results[name]["ms"] += run["ms"]
+                results[name]["round_ms"].append(statistics.median(run["ms"]))
+                results[name].update({key: value for key, value in run.items() if key != "ms"})
+                if turn == 0 and name == next(iter(setups)):   # from now on runs of about `seconds`
+                    step = statistics.median(run["ms"]) / 1000
+                    steps = WARM_UP + min(MOST_STEPS, max(LEAST_STEPS, round(seconds / step)))
+        reference = results[next(iter(setups))]
+        for result in filter(None, results.values()):
+            result["ratios"] = [mine / theirs for mine, theirs in zip(result["round_ms"], reference["round_ms"])] if reference else []
+            result["median_ms"] = statistics.median(result["ms"])
+        return results
+
+
+def tokens_of(setup):
+    return setup.get("total_batch", setup["micro_batch"] * setup["seq_len"])
+
+
+def setup_of(size, **more):
+    """Options of a run or a plan: the model on bytes, with as many positions as the sequence has."""
+    setup = {**size.model, "vocab": 256, "micro_batch": size.micro_batch, "seq_len": size.seq_len, **more}
+    return {**setup, "context": setup["seq_len"]}
+
+
+# ---- The seven questions
+
+CARD = "80GB"           # the card that large models are planned for, whatever this machine is
+LARGE = ["1b", "7b", "70b", "405b"]
+PRECISIONS = {"FP32": ("fp32", "fp32"), "BF16, BF16 gradients": ("bf16", "bf16"), "BF16, FP32 gradients": ("bf16", "fp32")}
+GPT3_175B = {"layers": 96, "heads": 96, "channels": 12288, "context": 2048}
+
+
+def state(trainer, size):
+    """1. Where the bytes of a model go, by category."""
+    results = {}
+    for model in LARGE:
+        results[model] = {}
+        for name, (precision, grad_dtype) in PRECISIONS.items():
+            plan = trainer.plan(model=model, micro_batch=1, precision=precision, grad_dtype=grad_dtype, gpu_memory=CARD)
+            results[model][name] = {key: plan[key] for key in ("parameters", "bytes", "seq_len", "bytes_per_parameter", "max_micro_batch")}
+    return results
+
+
+def activations(trainer, size):
+    """2. Activations against sequence length."""
+    def figures(**options):
+        plan = trainer.plan(micro_batch=1, precision="bf16", gpu_memory=CARD, **options)
+        return {"bytes": plan["bytes"]["activations"], "per_token_layer": plan["activation_bytes_per_token_per_layer"],
+                "korthikanti": plan["korthikanti_bytes"]}
+
+    lengths = [512 << i for i in range(8)]
+    curves = {f"{attention}, {mode}": [figures(model="7b", context=T, seq_len=T, attention=attention, recompute=mode) for T in lengths]
+              for attention in ("flash", "naive") for mode in MODES}
+    gpt3 = {mode: figures(**GPT3_175B, attention="naive", recompute=mode) for mode in MODES}
+    state_bytes = trainer.plan(model="7b", micro_batch=1, precision="bf16", grad_dtype="bf16", gpu_memory=CARD)["bytes"]
+    return {"lengths": lengths, "channels": 4096, "curves": curves, "gpt3_175b": gpt3,
+            "state": sum(state_bytes[name] for name in ("weights", "gradients", "master", "adam_m", "adam_v"))}
+
+
+def last_step(trace):
+    """From a Chrome trace, its last whole step: passes, live bytes, time of each kind of kernel."""
+    events = trace["traceEvents"]
+    rows = {event["args"]["name"]: event["tid"] for event in events if event.get("name") == "thread_name"}
+    kernels = sorted((event for event in events if event["ph"] == "X" and event["tid"] == rows.get("stream: kernels", event["tid"])),
+                     key=lambda event: event["ts"])
+    # A step begins where forward follows update.
+    starts = [i for i, event in enumerate(kernels)
+              if event["args"]["pass"] == "forward" and (i == 0 or kernels[i - 1]["args"]["pass"] == "update")]
+    if not starts:
+        raise Failed("--trace: found no event with pass 'forward' in its file, expected at least one step")
+    kernels = kernels[starts[-1]:]
+    begin, end = kernels[0]["ts"], max(event["ts"] + event["dur"] for event in kernels)
+
+    passes, by_kernel = [], {}
+    for event in kernels:
+        name, stop = event["args"]["pass"], (event["ts"] + event["dur"] - begin) / 1000
+        if passes and passes[-1][0] == name:
+            passes[-1][2] = stop
+        else:
+            passes.append([name, (event["ts"] - begin) / 1000, stop])
+        by_kernel[event["name"]] = by_kernel.get(event["name"], 0) + event["dur"] / 1000
+
+    counters = sorted((event for event in events if event["ph"] == "C" and event["name"] == "live bytes"), key=lambda event: event["ts"])
+    before = [event for event in counters if event["ts"] <= begin][-1:]
+    within = [event for event in counters if begin < event["ts"] <= end]
+    live = {"ms": [max(0, event["ts"] - begin) / 1000 for event in before + within]}
+    for category in (before + within)[0]["args"] if before + within else []:
+        live[category] = [event["args"][category] for event in before + within]
+    return {"ms": (end - begin) / 1000, "passes": passes, "kernels": by_kernel, "live": live}
+
+
+def timeline(trainer, size):
+    """3. Memory over a step. None where the trainer cannot write traces."""
+    if not trainer.can_trace():
+        return None
+    results = {}
+    for mode in MODES:
+        path = os.path.join(trainer.folder, "trace.json")
+        run = trainer.train(3, **setup_of(size, recompute=mode), trace=path)
+        with open(path, encoding="utf-8") as file:
+            results[mode] = {**last_step(json.load(file)), "planned": run["planned"]}
+    return results
+
+
+def recomputation(trainer, size):
+    """4. What recomputation costs and saves, and naive attention beside flash attention."""
+    setups = {mode: setup_of(size, recompute=mode) for mode in MODES}
+    modes = trainer.compare(setups, size.rounds, size.run_seconds)
+    for mode, result in modes.items():
+        plan = trainer.plan(**setups[mode])
+        if result:
+            result.update(tokens=tokens_of(setups[mode]), activations=plan["bytes"]["activations"],
+                          per_token_layer=plan["activation_bytes_per_token_per_layer"])
+    lengths = {}
+    for T in size.attention_lens:
+        shape = {"seq_len": T, "micro_batch": size.attention_tokens // T}
+        setups = {"flash": setup_of(size, **shape, attention="flash"),
+                  "naive": setup_of(size, **shape, attention="naive"),
+                  "naive, selective": setup_of(size, **shape, attention="naive", recompute="selective")}
+        lengths[T] = trainer.compare(setups, min(2, size.rounds), size.run_seconds / 2)
+        for name, setup in setups.items():
+            plan = trainer.plan(**setup)
+            figures = {"activations": plan["bytes"]["activations"], "per_token_layer": plan["activation_bytes_per_token_per_layer"]}
+            lengths[T][name] = {**(lengths[T][name] or {"median_ms": None}), **figures}
+    return {"modes": modes, "attention": lengths, "attention_tokens": size.attention_tokens}
+
+
+def accumulation(trainer, size):
+    """5. The same batch in parts."""
+    sequences = 8
+    setups = {f"{B} x {sequences // B}": setup_of(size, micro_batch=B, total_batch=sequences * size.seq_len) for B in (1, 2, 4, 8)}
+    results = trainer.compare(setups, size.rounds, size.run_seconds)
+    return {"tokens": sequences * size.seq_len, "splits": results}
+
+
+def scan(trainer, size, deadline):
+    """6. Throughput over micro-batch x sequence x recompute."""
+    points = [(B, T, mode) for B in size.scan_batches for T in size.scan_lens for mode in MODES if B * T <= size.scan_tokens]
+    random.Random(1).shuffle(points)    # a machine that slows down should not look like a trend
+    results = []
+    for B, T, mode in points:
+        setup = setup_of(size, micro_batch=B, seq_len=T, recompute=mode)
+        plan = trainer.plan(**setup)
+        result = {"micro_batch": B, "seq_len": T, "recompute": mode, "planned": plan["bytes"]["total"], "why": None}
+        if not plan["fits"]:
+            result["why"] = "does not fit"
+        elif time.monotonic() > deadline:
+            result["why"] = "no time left"
+        else:
+            run = trainer.train(LEAST_STEPS + WARM_UP, **setup)
+            result.update(ms=statistics.median(run["ms"]), flops=run["flops_per_token"]["model"],
+                          tokens_per_s=1000 * B * T / statistics.median(run["ms"]))
+        results.append(result)
+    return results
+
+
+def mixed_precision(trainer, size):
+    """7. Bytes per parameter."""
+    results = {}
+    for name, (precision, grad_dtype) in PRECISIONS.items():
+        plan = trainer.plan(model="7b", micro_batch=1, precision=precision, grad_dtype=grad_dtype, gpu_memory=CARD)
+        moment = plan["bytes"]["adam_m"] / 4    # always FP32: so many elements, the vocabulary's padding included
+        results[name] = {category: plan["bytes"][category] / moment for category in ("weights", "gradients", "master", "adam_m", "adam_v")}
+        results[name]["total"] = plan["bytes_per_parameter"]
+        results[name]["activations"] = plan["bytes"]["activations"]
+    return results
+
+
+def measure(program, device, quick):
+    """All of it: {"about": ..., section: {"results": ..., "commands": [...]}, ...}."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="gpt_chapter_") as folder:
+        trainer = Trainer(program, folder)
+        # Only a plan for a GPU sets bytes aside for CUDA.
+        found = "gpu" if trainer.plan(micro_batch=1)["bytes"]["cuda"] > 0 else "cpu"
+        device = device or found
+        size = SIZES["quick" if quick else device]
+        sections = {"state": state, "activations": activations, "timeline": timeline, "recomputation": recomputation,
+                    "accumulation": accumulation, "scan": lambda *a: scan(*a, began + size.seconds), "mixed_precision": mixed_precision}
+        results, load = {}, os.getloadavg()[0] if found == "cpu" else None
+        for number, (name, section) in enumerate(sections.items(), 1):
+            print(f"chapter: {number}/{len(sections)} {name.replace('_', ' ')} ... ({time.monotonic() - began:.0f} s)", file=sys.stderr)
+            trainer.commands = []
+            results[name] = {"results": section(trainer, size), "commands": trainer.commands}
+        record = trainer.first_record
+        results["about"] = {
+            "device": record["device"], "build": f"{found.upper()} build, {record['precision']}", "size": device,
+            "quick": quick, "peak_flops": trainer.peak_flops, "peak_source": record["peak_source"],
+            "cuda_runtime": record["cuda_runtime"], "cublaslt": record["cublaslt"], "gpu": found == "gpu",
+            "model": record["model"], "seq_len": size.seq_len, "micro_batch": size.micro_batch, "rounds": size.rounds,
+            "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "load_before": load, "date": time.strftime("%Y-%m-%d %H:%M"), "seconds": time.monotonic() - began,
+        }
+        return results
