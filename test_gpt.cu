@@ -1939,9 +1939,9 @@ void claim_run(bool holds, const std::string& text, const Outcome& run, const st
 
 // Waits for something that a run will do; false: it has not within a minute.
 bool wait_until(const std::function<bool()>& true_now) {
-    for (int i = 0; i < 6000; i++) {
+    for (int i = 0; i < 60000; i++) {
         if (true_now()) return true;
-        usleep(10000);
+        usleep(1000);
     }
     return false;
 }
@@ -2194,6 +2194,27 @@ void test_signals() {
     claim(wrong.empty(), "whenever a run is killed, each checkpoint that is there is whole, and the last one resumes", wrong);
     const Outcome after = run(ENDLESS + format("--checkpoint-every 1 --out @/killed --resume --steps %ld", last + 2));
     claim_run(after.code == 0 && unfinished("@/killed") == 0, "what was unfinished then is cleared away", after);
+}
+
+// A checkpoint that --keep no longer keeps must go as a whole: of a run that is killed meanwhile, the
+// rest would look like one. Here it holds so many files that its going can be watched.
+void test_removal() {
+    const std::string COMMAND = ENDLESS + "--checkpoint-every 1 --keep 1 --out @/kept ", old = scratch("@/kept/step_000001");
+    run(COMMAND + "--steps 1");
+    for (int folder = 0; folder < 10; folder++) {
+        const std::string path = format("%s/more_%d", old.c_str(), folder);
+        fs::create_directory(path);
+        for (int file = 0; file < 300; file++) write_bytes(format("%s/%d", path.c_str(), file), "");
+    }
+    Run removes(COMMAND + "--resume --steps 2");
+    bool whole = true;
+    const bool gone = wait_until([&] {
+        for (const char* file : {"/config.json", "/model.safetensors", "/optimizer.safetensors", "/trainer.json"})
+            whole = whole && (fs::exists(old + file) || !fs::exists(old));
+        return !whole || !fs::exists(old);
+    });
+    const Outcome outcome = removes.end();
+    claim_run(outcome.code == 0 && gone && whole, "a checkpoint that is not kept any longer goes as a whole", outcome);
 }
 
 void test_full_disk() {
@@ -2625,6 +2646,7 @@ void test_command_line() {
     test("runs: trace", test_trace);
     test("runs: Hugging Face", test_verbs_on_folder);
     test("runs: signals", test_signals);
+    test("runs: removal of a checkpoint", test_removal);
     test("runs: full disk", test_full_disk);
     test("runs: loss that is not finite", test_nan);
     test("runs: that could not begin", test_failed_start);

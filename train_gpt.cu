@@ -144,6 +144,8 @@ constexpr int PACK = WARP_SIZE == 1 ? 16 : 16 / sizeof(floatX);
 constexpr int BLOCK_WARPS = WARP_SIZE == 1 ? 1 : 8;
 constexpr int BLOCK = BLOCK_WARPS * WARP_SIZE;   // threads of a block, unless a launcher says otherwise
 
+constexpr int WIDE_BLOCK = WARP_SIZE == 1 ? 1 : 1024;        // where a block has one long row
+
 template <typename T> struct alignas(sizeof(T) * PACK < 16 ? sizeof(T) * PACK : 16) RawPack { T v[PACK]; };
 
 template <typename T> __device__ __forceinline__ void load(float (&x)[PACK], const T* from) {
@@ -463,7 +465,7 @@ Flag switch_flag(const char* name, int verbs, bool& to, const char* help) {
 
 constexpr int ANY_INT = std::numeric_limits<int>::max();
 constexpr long ANY_LONG = std::numeric_limits<long>::max();
-constexpr double ANY = std::numeric_limits<double>::max();
+constexpr double ANY = std::numeric_limits<float>::max();   // what becomes a float on the device
 
 std::vector<Flag> flag_table(Options& o) {
     return {
@@ -1287,7 +1289,8 @@ void naive_attention_backward(floatX* dqkv, floatX* dprobs, const floatX* dout, 
 enum class Want { LOSS, LOSS_AND_GRADIENT };
 
 template <Want WANT>
-__global__ void cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float scale, int V, int Vp) {
+__global__ void __launch_bounds__(WIDE_BLOCK)
+cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float scale, int V, int Vp) {
     const size_t n = blockIdx.x;
     const int target = targets[n];
     floatX* row = logits + n * Vp;
@@ -1323,14 +1326,12 @@ __global__ void cross_entropy_kernel(floatX* logits, float* losses, const int* t
 }
 
 // total += sum of losses (n), in double, by one block in a fixed order
-__global__ void add_losses_kernel(double* total, const float* losses, size_t n) {
+__global__ void __launch_bounds__(WIDE_BLOCK) add_losses_kernel(double* total, const float* losses, size_t n) {
     float sum = 0;
     for (size_t i = threadIdx.x; i < n; i += blockDim.x) sum += losses[i];
     sum = block_sum(sum);
     if (threadIdx.x == 0) *total += sum;
 }
-
-constexpr int WIDE_BLOCK = WARP_SIZE == 1 ? 1 : 1024;   // where a block has one long row
 
 template <Want WANT>
 void cross_entropy(floatX* logits, float* losses, const int* targets, float scale, size_t N, int V, int Vp) {
@@ -3404,6 +3405,15 @@ json run_record(const Options& o, const Setup& s) {
                      {"cublaslt", cublasLtGetVersion()}}}};
 }
 
+// Resuming with other options is allowed, but never silent.
+void note_changes(const Options& o, const Start& start) {
+    if (start.trainer.is_null()) return;
+    const json then = start.trainer.value("options", json::object()), now = describe(o, TRAIN);
+    for (const auto& [name, value] : now.items())
+        if (name != "resume" && then.contains(name) && then[name] != value)
+            printf("resume     --%s was %s, is now %s\n", name.c_str(), then[name].dump().c_str(), value.dump().c_str());
+}
+
 // A training run: what lives from its first step to its last.
 class Trainer {
 public:
@@ -3422,18 +3432,22 @@ public:
         if (start_.step == 0) log_.write(run_record(o_, m_.setup));
         progress_.start();
         if (!o_.trace.empty()) start_recording();
-        while (step_ < o_.steps && !stop_requested) {
+        for (bool stopping = false; step_ < o_.steps && !stopping;) {
             const StepResult result = step(loader);
-            if (recorder.on && (step_ - first == TRACED_STEPS || step_ == o_.steps || stop_requested)) write_trace(o_.trace, m_, step_ - first);
+            stopping = stop_requested;   // read once: a signal may come at any time
+            if (recorder.on && (step_ - first == TRACED_STEPS || step_ == o_.steps || stopping)) write_trace(o_.trace, m_, step_ - first);
             progress_.show(step_, result);
             const bool last = step_ == o_.steps;
             if (due(o_.eval_every, last) && data_.val.count() > 1) validate();
             if (due(o_.sample_every, last)) show_sample();
-            if (due(o_.checkpoint_every, last) || stop_requested) checkpoint();
+            if (due(o_.checkpoint_every, last) || stopping) checkpoint();
+            if (stopping) {
+                progress_.end_line();
+                printf("stopped by a signal after step %ld\n", step_);
+            }
         }
         progress_.end_line();
         const double seconds = seconds_now() - began;
-        if (stop_requested) printf("stopped by a signal after step %ld\n", step_);
         printf("done       %ld steps in %s, %s tok/s; %s planned and allocated, %s resident at most\n", step_ - first,
                clock_text(seconds).c_str(), short_number((step_ - first) * tokens_per_step() / seconds).c_str(),
                size_text(m_.allocated).c_str(), size_text(peak_resident_bytes()).c_str());
@@ -3509,11 +3523,16 @@ private:
 void train(const Options& o) {
     const TrainData data = open_data(o);
     const Start start = find_start(o);
+    note_changes(o, start);
     const Config config = start.dir.empty() ? config_from_options(o, data.train.bytes_only() ? BYTE_VOCAB : 0)
                                             : read_config(start.dir + "/config.json");
     const Setup setup = make_setup(o, config, Purpose::TRAINING, memory_now().available);
     find_peak(o);
     print_run(setup, o, data, accumulation_steps(o, setup), start);
+    if (data.val.count() > 1) {   // a token outside the vocabulary shows now, not at the first evaluation
+        std::vector<int> inputs(setup.T), targets(setup.T);
+        data.val.read(inputs.data(), targets.data(), Windows::COVERING, 0, setup.T, config.vocab);
+    }
     Trainer trainer(o, data, setup, start);
     // Ctrl-C ends the run after the step; a second one at once.
     struct sigaction action = {};
@@ -3583,7 +3602,7 @@ size_t parse_bytes(const std::string& text) {
     static const std::pair<const char*, double> UNITS[] = {{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"GB", 1e9}, {"MB", 1e6}};
     for (const auto& [unit, factor] : UNITS) {
         double number;
-        if (ends_with(text, unit) && parse_number(text.substr(0, text.size() - strlen(unit)), number) && number > 0) return number * factor;
+        if (ends_with(text, unit) && parse_number(text.substr(0, text.size() - strlen(unit)), number) && number > 0 && number * factor < BEYOND_MEMORY) return number * factor;
     }
     throw UserError(format("--gpu-memory takes a size such as 80GB or 24GiB, found '%s'", text.c_str()));
 }
@@ -3708,7 +3727,7 @@ int run_verb(const std::vector<std::string>& args) {
     size_t first = 0;
     if (!args.empty() && args[0][0] != '-') {
         const auto found = std::find_if(std::begin(VERBS), std::end(VERBS), [&](const auto& v) { return args[0] == v.first; });
-        if (found == std::end(VERBS)) throw UserError(format("%s: no such verb; train, eval, sample or plan", args[0].c_str()));
+        if (found == std::end(VERBS)) throw UserError(format("'%s': no such verb; train, eval, sample or plan", args[0].c_str()));
         std::tie(verb_name, verb) = *found;
         first = 1;
     }

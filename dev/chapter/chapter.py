@@ -27,9 +27,12 @@ def require_matplotlib():
 def read_results(path):
     try:
         with open(path, encoding="utf-8") as file:
-            return json.load(file)
+            results = json.load(file)
     except (OSError, ValueError) as error:
-        raise Mistake(f"--redraw: {path}: {error}; expected what an earlier run measured") from None
+        raise Mistake(f"--redraw: {path}: {getattr(error, 'strerror', None) or error}; expected what an earlier run measured") from None
+    if "about" not in results:
+        raise Mistake(f"--redraw: {path}: found no 'about', expected what an earlier run measured")
+    return results
 
 
 def main():

@@ -40,19 +40,19 @@ class Size:
     scan_batches: list
     scan_lens: list
     scan_tokens: int        # larger micro-batches are left out
-    seconds: float          # no further point of the scan is begun after so long
+    scan_seconds: float     # no further point of the scan is begun after so long
 
 
 SIZES = {
-    "quick": Size({"layers": 4, "heads": 4, "channels": 128}, micro_batch=8, seq_len=128, rounds=2, run_seconds=0.3,
+    "quick": Size({"layers": 4, "heads": 4, "channels": 128}, micro_batch=8, seq_len=128, rounds=3, run_seconds=0.4,
                   attention_lens=[128, 512], attention_tokens=1024,
-                  scan_batches=[1, 4], scan_lens=[64, 256], scan_tokens=1024, seconds=45),
-    "cpu": Size({"layers": 6, "heads": 4, "channels": 256}, micro_batch=8, seq_len=256, rounds=4, run_seconds=3,
-                attention_lens=[128, 256, 512, 1024], attention_tokens=2048,
-                scan_batches=[1, 2, 4, 8, 16], scan_lens=[64, 256, 1024], scan_tokens=4096, seconds=300),
+                  scan_batches=[1, 4], scan_lens=[64, 256], scan_tokens=1024, scan_seconds=20),
+    "cpu": Size({"layers": 6, "heads": 4, "channels": 256}, micro_batch=4, seq_len=256, rounds=3, run_seconds=2,
+                attention_lens=[128, 256, 512, 1024], attention_tokens=1024,
+                scan_batches=[1, 2, 4, 8, 16], scan_lens=[64, 256, 1024], scan_tokens=2048, scan_seconds=120),
     "gpu": Size({"layers": 24, "heads": 16, "channels": 1024}, micro_batch=16, seq_len=1024, rounds=4, run_seconds=1.5,
                 attention_lens=[512, 1024, 2048, 4096], attention_tokens=16384,
-                scan_batches=[1, 4, 16, 64], scan_lens=[512, 1024, 2048], scan_tokens=1 << 17, seconds=440),
+                scan_batches=[1, 4, 16, 64], scan_lens=[512, 1024, 2048], scan_tokens=1 << 17, scan_seconds=200),
 }
 LEAST_STEPS, MOST_STEPS, WARM_UP = 3, 60, 1     # the first step of a run also sets things up: not counted
 
@@ -63,10 +63,13 @@ def flags(options):
     return [text for name, value in options.items() for text in ("--" + name.replace("_", "-"), str(value))]
 
 
-def in_bytes(text, pattern):
-    """What the trainer's closing line says, such as '0.309 GB planned and allocated', or None."""
-    found = re.search(r"([0-9.]+) GB " + pattern, text)
-    return float(found[1]) * 1e9 if found else None
+UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+
+
+def in_bytes(text, what):
+    """A size on the trainer's closing line, such as '309 MB' of '309 MB planned and allocated', or None."""
+    found = re.search(r"([0-9.]+) (\w+) " + what, text)
+    return float(found[1]) * UNITS[found[2]] if found and found[2] in UNITS else None
 
 
 def write_text(path):
@@ -137,7 +140,8 @@ class Trainer:
                 "allocated": in_bytes(output, "planned and allocated"), "resident": in_bytes(output, "resident")}
 
     def fits(self, **options):
-        return self.plan(**options)["fits"]
+        plan = self.plan(**options)
+        return plan["bytes"]["total"] <= 0.95 * plan["gpu_memory"]     # the rest: other programs, fragments
 
     def compare(self, setups, rounds, seconds):
         """Runs each setup in turn, `rounds` times around, so that whatever else the machine does
@@ -147,19 +151,17 @@ class Trainer:
         the first setup's.
         """
         results = {name: {"ms": [], "round_ms": []} if self.fits(**setup) else None for name, setup in setups.items()}
-        steps = LEAST_STEPS + WARM_UP
-        for turn in range(rounds):
+        steps = dict.fromkeys(setups, WARM_UP + LEAST_STEPS)
+        for _ in range(rounds):
             for name, setup in setups.items():
                 if results[name] is None:
                     continue
-                start = time.monotonic()
-                run = self.train(steps, **setup)
+                run = self.train(steps[name], **setup)
+                median = statistics.median(run["ms"])
                 results[name]["ms"] += run["ms"]
-                results[name]["round_ms"].append(statistics.median(run["ms"]))
+                results[name]["round_ms"].append(median)
                 results[name].update({key: value for key, value in run.items() if key != "ms"})
-                if turn == 0 and name == next(iter(setups)):   # from now on runs of about `seconds`
-                    step = statistics.median(run["ms"]) / 1000
-                    steps = WARM_UP + min(MOST_STEPS, max(LEAST_STEPS, round(seconds / step)))
+                steps[name] = WARM_UP + min(MOST_STEPS, max(LEAST_STEPS, round(1000 * seconds / median)))
         reference = results[next(iter(setups))]
         for result in filter(None, results.values()):
             result["ratios"] = [mine / theirs for mine, theirs in zip(result["round_ms"], reference["round_ms"])] if reference else []
@@ -288,8 +290,9 @@ def accumulation(trainer, size):
     return {"tokens": sequences * size.seq_len, "splits": results}
 
 
-def scan(trainer, size, deadline):
+def scan(trainer, size):
     """6. Throughput over micro-batch x sequence x recompute."""
+    deadline = time.monotonic() + size.scan_seconds
     points = [(B, T, mode) for B in size.scan_batches for T in size.scan_lens for mode in MODES if B * T <= size.scan_tokens]
     random.Random(1).shuffle(points)    # a machine that slows down should not look like a trend
     results = []
@@ -297,7 +300,7 @@ def scan(trainer, size, deadline):
         setup = setup_of(size, micro_batch=B, seq_len=T, recompute=mode)
         plan = trainer.plan(**setup)
         result = {"micro_batch": B, "seq_len": T, "recompute": mode, "planned": plan["bytes"]["total"], "why": None}
-        if not plan["fits"]:
+        if not trainer.fits(**setup):
             result["why"] = "does not fit"
         elif time.monotonic() > deadline:
             result["why"] = "no time left"
@@ -330,9 +333,11 @@ def measure(program, device, quick):
         found = "gpu" if trainer.plan(micro_batch=1)["bytes"]["cuda"] > 0 else "cpu"
         device = device or found
         size = SIZES["quick" if quick else device]
+        while size.micro_batch > 1 and not trainer.fits(**setup_of(size, recompute="none")):
+            size.micro_batch //= 2
         sections = {"state": state, "activations": activations, "timeline": timeline, "recomputation": recomputation,
-                    "accumulation": accumulation, "scan": lambda *a: scan(*a, began + size.seconds), "mixed_precision": mixed_precision}
-        results, load = {}, os.getloadavg()[0] if found == "cpu" else None
+                    "accumulation": accumulation, "scan": scan, "mixed_precision": mixed_precision}
+        results = {}
         for number, (name, section) in enumerate(sections.items(), 1):
             print(f"chapter: {number}/{len(sections)} {name.replace('_', ' ')} ... ({time.monotonic() - began:.0f} s)", file=sys.stderr)
             trainer.commands = []
@@ -344,6 +349,6 @@ def measure(program, device, quick):
             "cuda_runtime": record["cuda_runtime"], "cublaslt": record["cublaslt"], "gpu": found == "gpu",
             "model": record["model"], "seq_len": size.seq_len, "micro_batch": size.micro_batch, "rounds": size.rounds,
             "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "load_before": load, "date": time.strftime("%Y-%m-%d %H:%M"), "seconds": time.monotonic() - began,
+            "date": time.strftime("%Y-%m-%d %H:%M"), "seconds": time.monotonic() - began,
         }
         return results

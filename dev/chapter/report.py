@@ -1,0 +1,526 @@
+"""The report: for each of the seven questions a figure, a table and a few sentences.
+
+Each function below takes what its namesake in measure.py returned, draws, and gives a Section.
+`rows` are for the summary at the top: (what, the chapter's figure, the figure here).
+"""
+import base64
+import html
+import os
+import statistics
+from dataclasses import dataclass, field
+
+import matplotlib
+matplotlib.use("Agg")       # draws into a file, needs no display
+from matplotlib import pyplot
+from matplotlib.patches import Patch
+from matplotlib.lines import Line2D
+
+from measure import LARGE, MODES
+
+CATEGORIES = {"weights": "#4e79a7", "master": "#86b4d8", "adam_m": "#b07aa1", "adam_v": "#d4a6c8",
+              "gradients": "#f28e2b", "activations": "#59a14f", "workspace": "#9c9c9c"}
+MODE_COLORS = {"none": "#4e79a7", "selective": "#f28e2b", "full": "#59a14f"}
+PASS_COLORS = {"forward": "#4e79a7", "recompute": "#edc948", "backward": "#e15759", "update": "#76b7b2"}
+CHAPTER_COLOR = "#c0392b"
+CHAPTER_GB = {"1b": (16, 20), "7b": (112, 140), "70b": (1120, 1400), "405b": (6480, 8100)}   # without, with FP32 gradients
+
+pyplot.rcParams.update({"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
+                        "axes.grid": True, "grid.alpha": 0.25, "axes.axisbelow": True, "legend.frameon": False,
+                        "figure.dpi": 130, "figure.constrained_layout.use": True})
+
+
+@dataclass
+class Section:
+    title: str
+    figure: object              # None where there is nothing to draw
+    name: str                   # of the PNG
+    sees: list                  # paragraphs
+    table: str                  # HTML
+    rows: list = field(default_factory=list)
+    caption: str = ""
+
+
+# ---- Numbers and tables as text
+
+def number(x, digits=3):
+    """Three digits that count: 0.0123, 12.0, 1,230."""
+    if x == 0:
+        return "0"
+    if abs(x) >= 10 ** (digits - 1):
+        return f"{x:,.0f}"
+    return f"{x:#.{digits}g}"
+
+
+def size(b):
+    unit, name = next(((u, n) for u, n in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")) if b >= u), (1e3, "kB"))
+    return f"{number(b / unit)} {name}"
+
+
+def percent(x):
+    return f"{100 * x:+.1f} %"
+
+
+def spread(values, text=number):
+    return text(statistics.median(values)) + (f" ({text(min(values))} to {text(max(values))})" if len(values) > 1 else "")
+
+
+def table(head, rows):
+    def line(tag, cells):
+        return "<tr>" + "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
+    return "<div class=scroll><table>" + line("th", head) + "".join(line("td", row) for row in rows) + "</table></div>"
+
+
+def note_chapter_line(axis, y, text, x=0.02):
+    """The chapter's figure: always a dashed red line."""
+    axis.axhline(y, color=CHAPTER_COLOR, linestyle="--", linewidth=1.2)
+    axis.text(x, y, text, transform=axis.get_yaxis_transform(), color=CHAPTER_COLOR, va="bottom", ha="left", fontsize=8)
+
+
+# ---- 1
+
+def state(results, about):
+    figure, axes = pyplot.subplots(1, len(LARGE), figsize=(10.5, 3.9))
+    shown = ["weights", "gradients", "master", "adam_m", "adam_v", "activations"]
+    for axis, model in zip(axes, LARGE):
+        for x, plan in enumerate(results[model].values()):
+            bottom = 0
+            for category in shown:
+                height = plan["bytes"][category] / 1e9
+                axis.bar(x, height, 0.7, bottom, color=CATEGORIES[category], alpha=0.55 if category == "activations" else 1)
+                bottom += height
+        axis.axhline(CHAPTER_GB[model][0], color=CHAPTER_COLOR, linestyle="--", linewidth=1.2)
+        plan = next(iter(results[model].values()))
+        axis.set_title(f"{model.upper()}: N = {number(plan['parameters'] / 1e9)} billion, T = {plan['seq_len']:,}", fontsize=9)
+        axis.set_xticks(range(3), ["FP32", "BF16,\nBF16 grad.", "BF16,\nFP32 grad."], fontsize=7.5)
+        axis.grid(axis="x", visible=False)
+        axis.set_ylim(0, axis.get_ylim()[1] * 1.02)
+    axes[0].set_ylabel("GB")
+    handles = [Patch(color=CATEGORIES[c], alpha=0.55 if c == "activations" else 1, label=c) for c in shown]
+    handles.append(Line2D([], [], color=CHAPTER_COLOR, linestyle="--", label="chapter"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=7)
+
+    def state_bytes(plan):
+        return sum(plan["bytes"][category] for category in shown[:-1])
+    rows = []
+    for model in LARGE:
+        for name, plan in results[model].items():
+            bytes_each, gb = (20, CHAPTER_GB[model][1]) if name == "BF16, FP32 gradients" else (16, CHAPTER_GB[model][0])
+            rows.append([model.upper(), name, f"{plan['parameters']:,}", *[number(plan["bytes"][c] / 1e9) for c in shown[:-1]],
+                         number(state_bytes(plan) / 1e9), f"{gb:,} ({bytes_each} N)",
+                         number(plan["bytes"]["activations"] / 1e9), " / ".join(str(plan["max_micro_batch"][m]) for m in MODES)])
+    plan = results["7b"]["BF16, BF16 gradients"]
+    return Section(
+        "Where the bytes of a model go", figure, "1_bytes.png",
+        [f"A parameter's weight, gradient and two moments of Adam take {plan['bytes_per_parameter']:.0f} bytes in FP32 and in BF16 "
+         "alike: BF16 halves weights and gradients, and then needs FP32 master weights beside them. Where gradients are "
+         "accumulated in FP32 (the default here) it is 18; the chapter's 20 hold BF16 gradients and an FP32 accumulator at once.",
+         f"The 7B shape has {number(plan['parameters'] / 1e9)} billion parameters with GPT-2's vocabulary, hence {size(state_bytes(plan))} for the chapter's "
+         "112 GB; the other sizes differ for the same reason. Not even 7B trains on one 80 GB card: from there on "
+         "state must be split over GPUs (ZeRO). Activations, light green, are those of a single sequence of T tokens."],
+        table(["model", "precision", "parameters", "weights GB", "gradients GB", "master GB", "Adam m GB", "Adam v GB", "state GB",
+               "chapter GB", "activations GB, 1 sequence", "largest micro-batch in 80 GB: none / selective / full"], rows),
+        [("State of 1B / 7B / 70B / 405B in mixed precision", " / ".join(f"{gb:,}" for gb, _ in CHAPTER_GB.values()) + " GB",
+          " / ".join(number(state_bytes(results[model]["BF16, BF16 gradients"]) / 1e9) for model in LARGE) + " GB (planned)")],
+        "Planned, for an 80 GB card; bars: state by category, with the activations of one sequence on top, --recompute none.")
+
+
+# ---- 2
+
+def activations(results, about):
+    lengths, curves = results["lengths"], results["curves"]
+    formula = [point["korthikanti"] for point in curves["naive, none"]]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4.3))
+    layers_h = formula[0] / lengths[0] / (34 + 5 * 32 * lengths[0] / results["channels"])     # L * h
+    for name, points in curves.items():
+        attention, mode = name.split(", ")
+        style = {"color": MODE_COLORS[mode], "linestyle": "-" if attention == "flash" else ":", "marker": "o" if attention == "flash" else "s", "markersize": 3.5}
+        left.plot(lengths, [p["bytes"] / 1e9 for p in points], **style)
+        right.plot(lengths, [p["bytes"] / T / layers_h for T, p in zip(lengths, points)], **style)
+    for axis, values in ((left, [f / 1e9 for f in formula]), (right, [f / T / layers_h for T, f in zip(lengths, formula)])):
+        axis.plot(lengths, values, color=CHAPTER_COLOR, linestyle="--", linewidth=1.5)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xticks(lengths, [f"{T // 1024}k" if T >= 1024 else T for T in lengths])
+        axis.set_xlabel("sequence length T (tokens)")
+    state_gb = results["state"] / 1e9
+    for gb, text, place in ((state_gb, f"{number(state_gb)} GB: the model's state", "bottom"), (80, "80 GB: a card", "top")):
+        left.axhline(gb, color="0.5", linewidth=0.8)
+        left.text(lengths[0], gb, text, color="0.35", va=place, fontsize=7.5)
+    left.set(ylabel="GB", title="Activations of one sequence, 7B, BF16")
+    right.set(ylabel="bytes / (T · L · h)", title="The same, for each token, layer and channel")
+    handles = [Line2D([], [], color=MODE_COLORS[mode], linestyle="-" if attention == "flash" else ":", marker="o" if attention == "flash" else "s", markersize=3.5, label=f"{attention}, {mode}")
+               for mode in MODES for attention in ("flash", "naive")]
+    handles.append(Line2D([], [], color=CHAPTER_COLOR, linestyle="--", label="34 + 5aT/h"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=7)
+
+    rows = [[f"{T:,}", number(f / 1e9), *[number(curves[name][i]["bytes"] / 1e9) for name in curves]] for i, (T, f) in enumerate(zip(lengths, formula))]
+    at = lengths.index(2048)
+    gpt3 = results["gpt3_175b"]
+    above_state = {name: next((f"T = {T:,} on" for T, p in zip(lengths, points) if p["bytes"] > results["state"]), "no length here")
+                   for name, points in curves.items()}
+    less = 1 - gpt3["selective"]["per_token_layer"] / gpt3["none"]["per_token_layer"]
+    full = 1 - curves["flash, full"][at]["bytes"] / curves["flash, none"][at]["bytes"]
+    full_naive = 1 - curves["naive, full"][at]["bytes"] / curves["naive, none"][at]["bytes"]
+    return Section(
+        "Activations against sequence length", figure, "2_activations.png",
+        [f"With naive attention the T × T scores and probabilities of each head turn a straight line into a parabola. At T = 2,048 "
+         f"the whole is {size(curves['naive, none'][at]['bytes'])}, where Korthikanti's formula says {size(formula[at])}: the formula also counts dropout's masks "
+         "and outputs (2 of its 34 bytes, 3 of its 5), which this model does not have, and leaves out the head and the gradients in flight, which the plan holds. "
+         f"One sequence's activations outweigh the whole state of the model from {above_state['naive, none']}; with flash attention from {above_state['flash, none']}.",
+         "Flash attention never stores the square, so its lines stay flat in the right panel (and fall a little past T = 8,192: the head takes 8,192 rows at a time). Who uses it already has most of "
+         "selective recomputation. What --recompute selective still drops then is LayerNorm's and GELU's outputs; full keeps one tensor for a layer.",
+         f"For the shape of GPT-3 175B with naive attention, selective recomputation keeps {100 * less:.0f} % less for each layer; the chapter's figure is 70 %. "
+         f"Full recomputation takes {100 * full_naive:.0f} % off this 7B's naive activations at T = 2,048 ({100 * full:.0f} % off flash's); the chapter's figure is 90 % and more."],
+        table(["T", "formula GB", *[name + " GB" for name in curves]], rows),
+        [("Activations of a 7B at T = 2,048, nothing recomputed, naive attention", f"{size(formula[at])} (formula)", f"{size(curves['naive, none'][at]['bytes'])} (planned)"),
+         ("Selective recomputation, GPT-3 175B: activations saved", "70 %", f"{100 * less:.0f} % (planned)"),
+         ("Full recomputation: activations saved", "90 % and more", f"{100 * full_naive:.0f} % naive, {100 * full:.0f} % flash (7B, T = 2,048, planned)")],
+        "Planned. Dashed: L·T·h (34 + 5aT/h) of Korthikanti et al., which the chapter quotes. Solid: flash attention; dotted: naive.")
+
+
+# ---- 3
+
+def timeline(results, about):
+    if not results:
+        return Section("Memory over a step", None, "3_timeline.png",
+                       ["This build of ./train_gpt knows no --trace FILE (it is not in --help), so there is no timeline."], "")
+    figure, axes = pyplot.subplots(1, 3, figsize=(10.5, 3.9), sharex=True, sharey=True)
+    for axis, (mode, trace) in zip(axes, results.items()):
+        live = trace["live"]
+        shown = [category for category in CATEGORIES if any(live.get(category, []))]
+        # A value holds until the next one.
+        times = [t for now, then in zip(live["ms"], live["ms"][1:] + [trace["ms"]]) for t in (now, then)]
+        steps = [[v / 1e6 for v in live[category] for _ in range(2)] for category in shown]
+        axis.stackplot(times, steps, colors=[CATEGORIES[category] for category in shown], linewidth=0)
+        for name, begin, end in trace["passes"]:
+            axis.axvspan(begin, end, 0.965, 1, color=PASS_COLORS[name], linewidth=0, zorder=3)
+            axis.axvspan(begin, end, color=PASS_COLORS[name], alpha=0.09, linewidth=0, zorder=0)
+        axis.axhline(trace["planned"] / 1e6, color="0.35", linestyle=":", linewidth=1)
+        axis.text(0.99, trace["planned"] / 1e6, "allocated", transform=axis.get_yaxis_transform(), ha="right", va="bottom", fontsize=7.5, color="0.35")
+        axis.set(title=f"--recompute {mode}", xlabel="ms")
+    axes[0].set_ylabel("live memory, MB")
+    axes[0].set_ylim(0, 1.15 * max(trace["planned"] for trace in results.values()) / 1e6)
+    axes[0].set_xlim(0, None)
+    shown = [c for c in CATEGORIES if any(any(trace["live"].get(c, [])) for trace in results.values())]
+    handles = [Patch(color=CATEGORIES[c], label=c) for c in shown] + [Patch(color=PASS_COLORS[p], alpha=0.5, label=p) for p in PASS_COLORS]
+    figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // 2))
+
+    def peak(trace, *categories):
+        return max(sum(values) for values in zip(*[trace["live"][c] for c in categories]))
+    shown = [c for c in CATEGORIES if c in results["none"]["live"]]
+    rows, passes = [], list(PASS_COLORS)
+    for mode, trace in results.items():
+        per_pass = {name: sum(end - begin for p, begin, end in trace["passes"] if p == name) for name in passes}
+        rows.append([mode, size(peak(trace, "activations")), size(peak(trace, *shown)), size(trace["planned"]), number(trace["ms"]), *[number(per_pass[p]) for p in passes]])
+    kernels = sorted(results["none"]["kernels"].items(), key=lambda item: -item[1])
+    busy = sum(ms for _, ms in kernels)
+    kernel_rows = [[name, number(ms), f"{100 * ms / results['none']['ms']:.1f} %", number(results["full"]["kernels"].get(name, 0))] for name, ms in kernels[:8]]
+    kernel_rows.append(["nothing: gaps between kernels", number(results["none"]["ms"] - busy), f"{100 - 100 * busy / results['none']['ms']:.1f} %",
+                        number(results["full"]["ms"] - sum(results["full"]["kernels"].values()))])
+    none, full = results["none"], results["full"]
+    return Section(
+        "Memory over a step", figure, "3_timeline.png",
+        [f"With nothing recomputed, activations rise through forward to a peak of {size(peak(none, 'activations'))} and fall through backward, while "
+         "gradients, layer by layer, build up below them; the update reads the gradients and frees them. With full recomputation the slope "
+         f"in forward is one tensor a layer, and each layer's backward begins with a hill of its own, what its recomputation brings back: {size(peak(full, 'activations'))} at most.",
+         "Weights and optimizer state are there from the beginning: this trainer allocates all of the plan before the first step, so that, unlike in the chapter's "
+         "timeline of PyTorch, the first step looks like any other. The dotted line is what it allocated; the room above the curve belongs to tensors that never live at the same time."],
+        table(["recompute", "activations, peak live", "all, peak live", "allocated", "step ms", *[p + " ms" for p in passes]], rows)
+        + "<p>Where the time of the traced step goes:</p>" + table(["kernel", "ms, none", "of the step", "ms, full"], kernel_rows),
+        [("Recomputation and the peak of a step", "the peak at the end of forward shrinks",
+          f"live activations {size(peak(none, 'activations'))} → {size(peak(full, 'activations'))} with full (measured)")],
+        "Measured, from --trace: the last of three steps. The strip and the shading are the passes; all panels share both axes.")
+
+
+# ---- 4
+
+def recomputation(results, about):
+    modes = results["modes"]
+    peak = about["peak_flops"]
+    figure, axes = pyplot.subplots(2, 3, figsize=(10.5, 6.8))
+    figure.get_layout_engine().set(hspace=0.06)
+    ratio_axis, bytes_axis, use_axis, time_axis, memory_axis, token_axis = axes.flat
+    for x, (mode, r) in enumerate(modes.items()):
+        middle = statistics.median(r["ratios"])
+        ratio_axis.bar(x, middle, 0.6, color=MODE_COLORS[mode])
+        if len(r["ratios"]) > 1 and mode != "none":
+            ratio_axis.errorbar(x, middle, [[middle - min(r["ratios"])], [max(r["ratios"]) - middle]], color="0.2", capsize=4)
+        ratio_axis.text(x, 0.03, f"{middle:.3f}", ha="center", color="white", fontweight="bold")
+        flops = r["flops_per_token"]
+        ratio_axis.plot([x - 0.36, x + 0.36], [flops["hardware"] / flops["model"]] * 2, color="black", linewidth=1.5)
+        bytes_axis.bar(x, r["per_token_layer"] / 1e3, 0.6, color=MODE_COLORS[mode])
+        bytes_axis.text(x, r["per_token_layer"] / 1e3, number(r["per_token_layer"] / 1e3), ha="center", va="bottom")
+        for shift, kind, alpha in ((-0.19, "model", 1), (0.19, "hardware", 0.5)):
+            use = r["tokens"] * flops[kind] / (r["median_ms"] / 1000) / peak
+            use_axis.bar(x + shift, 100 * use, 0.36, color=MODE_COLORS[mode], alpha=alpha)
+            use_axis.text(x + shift, 100 * use, f"{'MFU' if kind == 'model' else 'HFU'}\n{100 * use:.1f}", ha="center", va="bottom", fontsize=7.5)
+    ratio_axis.axhspan(1.3, 1.4, color=CHAPTER_COLOR, alpha=0.15, linewidth=0)
+    ratio_axis.text(-0.4, 1.35, "chapter, full: +30 to 40 %", color=CHAPTER_COLOR, va="center", fontsize=8)
+    note_chapter_line(ratio_axis, 1.027, "chapter, selective: +2.7 %")
+    highest = max(max(r["ratios"]) for r in modes.values())
+    ratio_axis.set(title="Step time over that of none", ylim=(0, min(2.2, max(1.55, 1.1 * highest))))
+    ratio_axis.legend(handles=[Line2D([], [], color="black", linewidth=1.5, label="FLOPs, from the plan")], loc="upper left", fontsize=7.5)
+    bytes_axis.set(title="Activations kept, kB a token and layer")
+    bytes_axis.margins(y=0.12)
+    use_axis.set(title="% of the peak FLOP/s")
+    use_axis.margins(y=0.2)
+    for axis in (ratio_axis, bytes_axis, use_axis):
+        axis.set_xticks(range(len(modes)), list(modes))
+        axis.grid(axis="x", visible=False)
+
+    attention = {int(T): runs for T, runs in results["attention"].items()}
+    styles = {"flash": ("#4e79a7", "o"), "naive": ("#e15759", "s"), "naive, selective": ("#f28e2b", "^")}
+    for name, (color, marker) in styles.items():
+        timed = [(T, runs[name]["median_ms"]) for T, runs in attention.items() if runs[name]["median_ms"]]
+        if timed:
+            time_axis.plot(*zip(*timed), color=color, marker=marker, label=name)
+        for axis, key, unit in ((memory_axis, "activations", 1e6), (token_axis, "per_token_layer", 1e3)):
+            axis.plot(list(attention), [runs[name][key] / unit for runs in attention.values()], color=color, marker=marker, label=name)
+    tokens = results["attention_tokens"]
+    for axis, title in ((time_axis, f"Step ms, {tokens:,} tokens"), (memory_axis, f"Activations, MB, {tokens:,} tokens"), (token_axis, "Activations kept, kB a token and layer")):
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(list(attention), [f"{T:,}" for T in attention])
+        axis.minorticks_off()
+        axis.set(xlabel="sequence length T", title=title)
+        axis.set_ylim(0, None)
+    time_axis.legend(loc="upper left", fontsize=8)
+
+    rows = []
+    for mode, r in modes.items():
+        flops, seconds = r["flops_per_token"], r["median_ms"] / 1000
+        rows.append([mode, spread(r["ms"]), spread(r["ratios"], lambda v: f"{v:.3f}"), f"{min(r['ms']) / min(modes['none']['ms']):.3f}", f"{flops['hardware'] / flops['model']:.3f}",
+                     {"none": "", "selective": "1.027", "full": "1.30 to 1.40"}[mode], f"{100 * r['tokens'] * flops['model'] / seconds / peak:.1f}",
+                     f"{100 * r['tokens'] * flops['hardware'] / seconds / peak:.1f}", number(r["per_token_layer"]), size(r["activations"]), size(r["planned"])])
+    attention_rows = [[f"{T:,}", name, spread(r["ms"]) if r.get("ms") else "does not fit", number(r["per_token_layer"]), size(r["activations"])]
+                      for T, runs in attention.items() for name, r in runs.items()]
+    ratio = {mode: statistics.median(r["ratios"]) for mode, r in modes.items()}
+    bytes_ = {mode: r["per_token_layer"] for mode, r in modes.items()}
+    first, last = min(attention), max(attention)
+    sees = [f"Full recomputation makes a step {ratio['full']:.2f} times as long (its FLOPs say {modes['full']['flops_per_token']['hardware'] / modes['full']['flops_per_token']['model']:.2f}) and keeps "
+            f"{100 * (1 - bytes_['full'] / bytes_['none']):.0f} % less for each layer. It is less than a second forward pass: the last layer's activations are still there, "
+            "and the MLP's last matmul (8 of a block's 24 h² FLOPs a token) and the head are not needed again, so that with many layers it comes to about +22 %, where repeating everything would be the chapter's 30 to 40 %. "
+            f"Selective costs {percent(ratio['selective'] - 1)} of time for {100 * (1 - bytes_['selective'] / bytes_['none']):.0f} % less: LayerNorm and GELU again, no matmul. "
+            "A difference smaller than the whiskers (the rounds' extremes) is noise.",
+            "MFU falls with recomputation, as the useful work stays the same and the time grows; HFU counts the repeated work and hides that. The chapter's advice is to compare MFU."]
+    flash, naive = attention[last]["flash"], attention[last]["naive"]
+    sees.append(f"Below: the same number of tokens in longer and longer sequences. What naive attention keeps for a token grows with T; at T = {last:,} it is "
+                f"{naive['per_token_layer'] / flash['per_token_layer']:.1f} times flash attention's, at T = {first:,} {attention[first]['naive']['per_token_layer'] / attention[first]['flash']['per_token_layer']:.1f} times. "
+                "Selective recomputation takes the square out of what is kept (one copy for all layers remains): it drops scores and probabilities, and computes them a second time."
+                + (f" A step of naive attention at T = {last:,} takes {naive['median_ms'] / flash['median_ms']:.2f} times as long as flash attention's." if naive["median_ms"] and flash["median_ms"] else ""))
+    return Section(
+        "What recomputation costs, and what it saves", figure, "4_recompute.png", sees,
+        table(["recompute", "step ms, median (range)", "over none, median of rounds (range)", "fastest steps, over none", "FLOPs over none", "chapter", "MFU %", "HFU %",
+               "bytes kept a token and layer", "activations", "planned in all"], rows)
+        + "<p>Flash and naive attention:</p>"
+        + table(["T", "attention", "step ms, median (range)", "bytes kept a token and layer", "activations"], attention_rows),
+        [("Full recomputation: time", "+30 to 40 %", f"{percent(ratio['full'] - 1)} (measured)"),
+         ("Selective recomputation: time", "+2.7 % compute", f"{percent(ratio['selective'] - 1)} (measured)")],
+        f"Measured: runs of the three modes in turn, {about['rounds']} times around. Bytes are planned.")
+
+
+# ---- 5
+
+def accumulation(results, about):
+    splits = {name: r for name, r in results["splits"].items() if r}
+    names = list(splits)
+    common = min(len(r["losses"]) for r in splits.values())     # each ran for the time it was given
+    losses = {name: r["losses"][:common] for name, r in splits.items()}
+    differences = {name: max(abs(a - b) for a, b in zip(values, losses[names[-1]])) for name, values in losses.items()}
+    figure, (memory_axis, time_axis, loss_axis) = pyplot.subplots(1, 3, figsize=(10.5, 3.5))
+    for x, (name, r) in enumerate(splits.items()):
+        memory_axis.bar(x - 0.2, r["planned"] / 1e6, 0.4, color="#4e79a7", label="planned" if x == 0 else None)
+        if r["resident"] and not about["gpu"]:
+            memory_axis.bar(x + 0.2, r["resident"] / 1e6, 0.4, color="#a0cbe8", label="resident, whole program" if x == 0 else None)
+        time_axis.bar(x, r["median_ms"], 0.6, color="#76b7b2")
+        rounds = r["round_ms"]
+        time_axis.errorbar(x, r["median_ms"], [[max(0, r["median_ms"] - min(rounds))], [max(0, max(rounds) - r["median_ms"])]], color="0.2", capsize=4)
+        loss_axis.plot(range(1, common + 1), losses[name], marker="osD^"[x % 4], markersize=7 - 1.2 * x, linewidth=1, alpha=0.8, label=name.replace(" x ", "×"))
+    for axis in (memory_axis, time_axis):
+        axis.set_xticks(range(len(names)), [name.replace(" x ", "×") for name in names])
+        axis.set_xlabel("micro-batch × accumulation steps")
+        axis.grid(axis="x", visible=False)
+    memory_axis.set(title="Peak memory, MB")
+    memory_axis.margins(y=0.3)
+    memory_axis.legend(loc="upper left", fontsize=8)
+    time_axis.set(title=f"Step ms, {results['tokens']:,} tokens")
+    loss_axis.set(title="Loss: four lines, one upon the other", xlabel="step")
+    loss_axis.legend(fontsize=8)
+    loss_axis.xaxis.get_major_locator().set_params(integer=True)
+
+    difference = max(differences.values())
+    state_and_one = splits[names[0]]["planned"]
+    rows = [[name.replace(" x ", " × "), size(r["planned"]), size(r["resident"]) if r["resident"] and not about["gpu"] else "-", spread(r["ms"]),
+             f"{losses[name][0]:.6f}", f"{losses[name][-1]:.6f}", f"{differences[name]:.1e}"] for name, r in splits.items()]
+    slower = splits[names[0]]["median_ms"] / splits[names[-1]]["median_ms"]
+    return Section(
+        "Gradient accumulation at constant memory", figure, "5_accumulation.png",
+        [f"Eight sequences a step, split four ways. Memory is that of one micro-batch: {size(state_and_one)} for one sequence at a time, {size(splits[names[-1]]['planned'])} for all at once, "
+         "and any larger batch of one sequence at a time would need no byte more.",
+         f"The losses agree to {difference:.0e}: the mean of the micro-batches' gradients is the batch's gradient, and only the order of a few sums differs. "
+         f"The price can be time, where a small micro-batch leaves the device waiting: one sequence at a time takes {slower:.2f} times as long here as {names[-1].split()[0]}."],
+        table(["micro-batch × steps", "planned", "resident, whole program", "step ms, median (range)", "loss, step 1", f"step {common}", f"largest difference from {names[-1].replace(' x ', ' × ')}"], rows),
+        [("The same batch, accumulated 8, 4, 2 and 1 times", "the same result, memory of one micro-batch",
+          f"losses within {difference:.0e}; {size(state_and_one)} to {size(splits[names[-1]]['planned'])} (measured)")],
+        "Measured; bars of time are medians, whiskers the rounds' extremes." + ("" if about["gpu"] else " Resident memory has the program and its libraries in it."))
+
+
+# ---- 6
+
+def scan(results, about):
+    done = [r for r in results if r["why"] is None]
+    lengths = sorted({r["seq_len"] for r in results})
+    batches = sorted({r["micro_batch"] for r in results})
+    markers = dict(zip(lengths, "osD^v"))
+    for r in done:
+        r["mfu"] = r["flops"] * r["tokens_per_s"] / about["peak_flops"]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4.2))
+    for r in done:
+        style = {"color": MODE_COLORS[r["recompute"]], "marker": markers[r["seq_len"]], "s": 34, "alpha": 0.8, "edgecolor": "white", "linewidth": 0.5}
+        left.scatter(r["planned"] / 1e6, 100 * r["mfu"], **style)
+        right.scatter(r["micro_batch"] * r["seq_len"], r["tokens_per_s"], **style)
+    left.set(xscale="log", xlabel="memory planned, MB", ylabel="MFU, %", title="Utilisation against memory")
+    right.set(xlabel="tokens in a micro-batch", ylabel="tokens/s", title="Throughput against the size of the micro-batch")
+    for axis in (left, right):
+        axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
+    right.set_xscale("log", base=2)
+    right.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.0f}"))
+    products = sorted({r["micro_batch"] * r["seq_len"] for r in results})
+    right.set_xticks(products, [f"{p // 1024}k" if p >= 1024 else str(p) for p in products])
+    left.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda v, _: f"{v:,.0f}"))
+    left.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    low, high = left.get_xlim()
+    ticks = [t * 10 ** e for e in range(0, 7) for t in (1, 1.5, 2, 3, 5, 7)]
+    left.set_xticks([t for t in ticks if low <= t <= high])
+    handles = [Patch(color=MODE_COLORS[mode], label=f"recompute {mode}") for mode in MODES]
+    handles += [Line2D([], [], color="0.4", marker=markers[T], linestyle="", label=f"T = {T:,}") for T in lengths]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+
+    by_point = {(r["micro_batch"], r["seq_len"], r["recompute"]): r for r in results}
+
+    def cell(point):
+        r = by_point.get(point)
+        return "-" if r is None else r["why"] or f"{r['tokens_per_s']:,.0f} ({100 * r['mfu']:.1f} %)"
+    rows = [[B, f"{T:,}", *[cell((B, T, mode)) for mode in MODES], size(by_point[B, T, "none"]["planned"]), size(by_point[B, T, "full"]["planned"])]
+            for B in batches for T in lengths if (B, T, "none") in by_point]
+    sees, summary = ["No point of the scan was measured."], []
+    if done:
+        best, worst = max(done, key=lambda r: r["mfu"]), min(done, key=lambda r: r["mfu"])
+        def words(r):
+            return f"micro-batch {r['micro_batch']}, T = {r['seq_len']:,}, recompute {r['recompute']}"
+        sees = [f"Each point is one configuration: colour says what is recomputed, shape how long the sequences are. The best MFU here is {100 * best['mfu']:.1f} % ({words(best)}), the "
+                f"lowest {100 * worst['mfu']:.1f} % ({words(worst)}).",
+                "What to look for: a micro-batch of few tokens leaves the device waiting for launches and memory; from some size on, more tokens gain nothing and only cost memory; recomputation moves a point down and to the left: "
+                "worth it where the room on the left lets a larger micro-batch in, and not otherwise."]
+        summary = [("Utilisation over configurations of one device", "charts of thousands of configurations", f"{len(done)} here: MFU {100 * worst['mfu']:.1f} to {100 * best['mfu']:.1f} % (measured)")]
+        left_out = [r for r in results if r["why"]]
+        if left_out:
+            sees.append(f"{len(left_out)} of {len(results)} points were not run: " + ", ".join(f"{sum(r['why'] == why for r in left_out)} {why}" for why in sorted({r["why"] for r in left_out})) + ".")
+    return Section("Throughput and utilisation", figure, "6_scan.png", sees,
+                   table(["micro-batch", "T", *[f"tokens/s (MFU), {mode}" for mode in MODES], "planned, none", "planned, full"], rows),
+                   summary, "Measured: medians of three steps, in an order drawn at random.")
+
+
+# ---- 7
+
+def mixed_precision(results, about):
+    shown = ["weights", "gradients", "master", "adam_m", "adam_v"]
+    chapter = {"FP32": 16, "BF16, BF16 gradients": 16, "BF16, FP32 gradients": 18}
+    figure, axis = pyplot.subplots(figsize=(8.4, 2.7))
+    for y, (name, r) in enumerate(results.items()):
+        left = 0
+        for category in shown:
+            if r[category] == 0:
+                continue
+            axis.barh(y, r[category], 0.6, left, color=CATEGORIES[category], edgecolor="white")
+            axis.text(left + r[category] / 2, y, f"{r[category]:.0f}", ha="center", va="center", color="white", fontweight="bold")
+            left += r[category]
+        axis.plot([chapter[name]] * 2, [y - 0.42, y + 0.42], color=CHAPTER_COLOR, linestyle="--", linewidth=1.6)
+        axis.text(left + 0.2, y, f"{r['total']:.2f}", va="center")
+    axis.set_yticks(range(len(results)), list(results))
+    axis.invert_yaxis()
+    axis.grid(axis="y", visible=False)
+    axis.set(xlabel="bytes a parameter", xlim=(0, 20.5), xticks=range(0, 21, 4))
+    handles = [Patch(color=CATEGORIES[c], label=c) for c in shown] + [Line2D([], [], color=CHAPTER_COLOR, linestyle="--", label="chapter")]
+    figure.legend(handles=handles, loc="outside lower center", ncols=6)
+    rows = [[name, *[f"{r[c]:.0f}" if r[c] else "–" for c in shown], f"{r['total']:.2f}", chapter[name], size(r["activations"])] for name, r in results.items()]
+    rows.append(["BF16, BF16 gradients with an FP32 accumulator beside them", 2, "2 + 4", 4, 4, 4, "not offered here", 20, ""])
+    ratio = results["FP32"]["activations"] / results["BF16, BF16 gradients"]["activations"]
+    return Section(
+        "Mixed precision", figure, "7_mixed_precision.png",
+        [f"BF16 moves bytes from weights and gradients into a master copy: the total stays at 16. What it saves is elsewhere: activations, {ratio:.2f} times smaller, and faster matmuls.",
+         "Gradients accumulated in FP32 cost two bytes more and lose no small addend; here they are the only gradients, where the chapter's 20 bytes keep BF16 ones beside them."],
+        table(["precision", *[f"{c}" for c in shown], "total here", "chapter", "activations, 7B, one sequence of 2,048"], rows),
+        [("BF16 with gradients accumulated in FP32", "18 bytes a parameter (20 with BF16 gradients too)", f"{results['BF16, FP32 gradients']['total']:.2f} (planned)")],
+        "Planned, for the 7B shape.")
+
+
+# ---- The page
+
+SECTIONS = [state, activations, timeline, recomputation, accumulation, scan, mixed_precision]
+
+STYLE = """
+body { font: 16px/1.55 Georgia, serif; color: #222; max-width: 1080px; margin: 2em auto; padding: 0 1.2em; }
+h1, h2, th, td, figcaption, summary, pre { font-family: system-ui, sans-serif; }
+h1 { margin-bottom: .2em } h2 { margin-top: 2.4em; border-top: 1px solid #ddd; padding-top: .8em }
+img { max-width: 100%; } figure { margin: 1em 0; } figcaption { font-size: 13px; color: #555; }
+table { border-collapse: collapse; font-size: 12.5px; margin: .8em 0; } .scroll { overflow-x: auto; }
+th, td { padding: .3em .65em; border-bottom: 1px solid #e3e3e3; text-align: right; vertical-align: top; }
+th { background: #f5f5f3; font-weight: 600; } td { white-space: nowrap; } .summary td { white-space: normal; } th:first-child, td:first-child, .summary td, .summary th { text-align: left; }
+details { margin: .6em 0; } summary { font-size: 13px; color: #555; cursor: pointer; }
+pre { font-family: monospace; font-size: 11.5px; background: #f7f7f5; padding: .8em; white-space: pre-wrap; }
+.facts { font-family: system-ui, sans-serif; font-size: 14px; color: #444; }
+"""
+
+
+def facts(results):
+    about = results["about"]
+    peak = f"{number(about['peak_flops'] / 1e12)} TFLOP/s ({about['peak_source']}" + ("" if about["gpu"] else ", the best of all runs") + ")"
+    model = about["model"]
+    lines = [f"Device: {about['device']}" + ("" if about["gpu"] else f", {about['cpus']} CPUs") + f". {about['build']}"
+             + (f", CUDA {about['cuda_runtime'] // 1000}.{about['cuda_runtime'] % 1000 // 10}, cuBLASLt {about['cublaslt']}" if about["gpu"] else "") + f". Peak for MFU: {peak}.",
+             f"Date: {about['date']}; {about['seconds']:.0f} s" + (", --quick" if about["quick"] else "") + ".",
+             f"Model of the measured runs: {model['layers']} layers, {model['heads']} heads, {model['channels']} channels, vocabulary {model['vocab']} (bytes): "
+             f"{model['parameters']:,} parameters; micro-batch {about['micro_batch']} × {about['seq_len']:,} tokens unless said otherwise."]
+    rounds = results["recomputation"]["results"]["modes"]["none"]["round_ms"]
+    noise = max(rounds) / min(rounds) - 1
+    lines.append(f"Noise: the same run, {len(rounds)} times, took {number(min(rounds))} to {number(max(rounds))} ms a step."
+                 + (" The machine had other work: differences in time smaller than that say nothing." if noise > 0.1 else ""))
+    return "<br>".join(html.escape(line) for line in lines)
+
+
+def write_report(results, folder):
+    about, parts, summary = results["about"], [], []
+    for number_, draw in enumerate(SECTIONS, 1):
+        measured = results[draw.__name__]
+        section = draw(measured["results"], about)
+        summary += [(f"{what} ({number_})", theirs, ours) for what, theirs, ours in section.rows]
+        body = [f"<h2 id=s{number_}>{number_}. {html.escape(section.title)}</h2>"]
+        if section.figure:
+            path = os.path.join(folder, section.name)
+            section.figure.savefig(path)
+            pyplot.close(section.figure)
+            with open(path, "rb") as file:
+                data = base64.b64encode(file.read()).decode()
+            body.append(f'<figure><img alt="{html.escape(section.title)}" src="data:image/png;base64,{data}"><figcaption>{html.escape(section.caption)}</figcaption></figure>')
+        body += [f"<p>{html.escape(text)}</p>" for text in section.sees]
+        body.append(section.table)
+        if measured["commands"]:
+            commands = "\n".join(measured["commands"])
+            body.append(f"<details><summary>{len(measured['commands'])} commands</summary><pre>{html.escape(commands)}</pre></details>")
+        parts.append("\n".join(body))
+    page = f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>The single-GPU chapter, on {html.escape(about['device'])}</title>
+<style>{STYLE}</style></head><body>
+<h1>The single-GPU chapter, on this machine</h1>
+<p class=facts>{facts(results)}</p>
+<p>What the Ultra-Scale Playbook's chapter on training with one GPU states, beside what <code>./train_gpt</code> does here. <em>Planned</em> is what
+<code>./train_gpt plan</code> says, which is by construction what a run allocates; <em>measured</em> is from runs on the device above.
+Red and dashed, in every figure, is the chapter's.</p>
+<div class="summary">{table(["", "chapter", "here"], summary)}</div>
+{chr(10).join(parts)}
+</body></html>
+"""
+    path = os.path.join(folder, "report.html")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(page)
+    return path
