@@ -66,7 +66,7 @@ HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h) Makefile
 
 # ---- build and run ------------------------------------------------------------------------------
 
-.PHONY: all setup run debug test test-asan test-gpu test-hf check-cuda reference bench clean help
+.PHONY: all setup run debug test test-asan test-gpu test-hf check-cuda reference bench chapter test-explorer clean help
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
 	@echo "./train_gpt is the $(DEVICE) build in $(PRECISION): $(REASON)"
@@ -167,6 +167,14 @@ reference:
 bench: all
 	$(PYTHON) dev/bench/cpu.py --ours ./train_gpt $(BENCH)
 
+# The single-GPU chapter of the Ultra-Scale Playbook, measured on this machine: a report with plots.
+chapter: all
+	$(PYTHON) dev/chapter/chapter.py --train-gpt ./train_gpt --out runs/chapter $(CHAPTER)
+
+# The page of dev/explorer in a headless Chromium, against plan --json.
+test-explorer: all
+	$(PYTHON) dev/explorer/test_explorer.py --train-gpt ./train_gpt
+
 clean:
 	rm -rf build train_gpt $(OWN_TEXT)
 
@@ -179,3 +187,5 @@ help:
 	@echo "make check-cuda     compiles for sm_80, sm_89 and sm_90a: no warnings, no spills"
 	@echo "make reference      writes data/reference/ with PyTorch"
 	@echo "make bench          this CPU, beside PyTorch and llm.c where they are there"
+	@echo "make chapter        memory, recomputation, accumulation, throughput: a report with plots"
+	@echo "make test-explorer  dev/explorer's page in headless Chromium, against plan --json"

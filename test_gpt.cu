@@ -2294,6 +2294,15 @@ void test_defaults() {
     claim(refused.empty(), "every flag takes its own default", refused);
 }
 
+void test_readme() {
+    const std::string readme = read_bytes("README.md");
+    std::string missing;
+    Options defaults;
+    for (const Flag& flag : flag_table(defaults))
+        if (readme.find(flag.name) == readme.npos) missing += std::string(" ") + flag.name;
+    claim(missing.empty(), "README.md names every flag", missing);
+}
+
 void test_bad_flags() {
     refuse("an unknown verb", "trian --steps 1", {"trian", "train, eval, sample or plan"});
     refuse("an unknown flag", TINY + "--step 1", {"--step"});
@@ -2651,6 +2660,7 @@ void test_command_line() {
     test("runs: loss that is not finite", test_nan);
     test("runs: that could not begin", test_failed_start);
     test("defaults", test_defaults);
+    test("README", test_readme);
     test("bad flags", test_bad_flags);
     test("bad data", test_bad_data);
     test("bad folders", test_bad_folders);

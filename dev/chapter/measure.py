@@ -67,7 +67,7 @@ UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
 def in_bytes(text, what):
-    """A size on the trainer's closing line, such as '309 MB' of '309 MB planned and allocated', or None."""
+    """A size on the trainer's closing line, such as that of '343 MB resident at most', or None."""
     found = re.search(r"([0-9.]+) (\w+) " + what, text)
     return float(found[1]) * UNITS[found[2]] if found and found[2] in UNITS else None
 
@@ -123,7 +123,7 @@ class Trainer:
         return json.loads(self.call(*arguments))
 
     def train(self, steps, **options):
-        """Trains for some steps: what the log says of them, and the closing line's bytes."""
+        """Trains for some steps: what the log says of them, and the closing line's memory."""
         command = ["train", "--data", self.text, *flags(options), "--steps", str(steps), "--schedule", "constant",
                    "--val-fraction", "0", "--eval-every", "0", "--sample-every", "0", "--checkpoint-every", "0"]
         self.remember(command)
@@ -137,7 +137,7 @@ class Trainer:
         lines = [line for line in lines if "ms" in line]
         return {"ms": [line["ms"] for line in lines[WARM_UP:]], "losses": [line["loss"] for line in lines],
                 "flops_per_token": record["flops_per_token"], "planned": record["planned_bytes"],
-                "allocated": in_bytes(output, "planned and allocated"), "resident": in_bytes(output, "resident")}
+                "resident": in_bytes(output, "resident")}
 
     def fits(self, **options):
         plan = self.plan(**options)
