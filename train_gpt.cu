@@ -2238,11 +2238,11 @@ Flops flops_per_token(const Setup& s) {
     const double layers = s.config.layers, attention = 4.0 * s.config.channels * (s.T + 1) / 2.0 * layers;
     const double matmul = 2.0 * count_parameters(s.config).matmul;
     Flops flops = {3 * (matmul + attention), 3 * (matmul + attention)};
-    if (s.recompute == Recompute::FULL && layers > 1) {
-        // qkv, attention, attproj and fc again (12 - 4 = 8 C^2 weights), in all layers but the last
-        const double C = s.config.channels;
-        flops.hardware += (layers - 1) * (2.0 * 8 * C * C + attention / layers);
-    }
+    // Again in all layers but the last: attention, where its probabilities were dropped, and in full
+    // also the matmuls qkv, attproj and fc (12 - 4 = 8 C^2 weights).
+    const double C = s.config.channels;
+    if (s.recompute == Recompute::FULL) flops.hardware += (layers - 1) * (2.0 * 8 * C * C + attention / layers);
+    if (s.recompute == Recompute::SELECTIVE && s.attention == Attention::NAIVE) flops.hardware += (layers - 1) * attention / layers;
     return flops;
 }
 
@@ -3230,11 +3230,13 @@ void write_trace(const std::string& path, Model& m, long steps) {
 
 static volatile sig_atomic_t stop_requested = 0;
 
-void open_device() {
+bool there_is_a_device() {
     int count = 0;
-    const cudaError_t status = cudaGetDeviceCount(&count);
-    if (status != cudaSuccess || count == 0)
-        throw Failure(format("no GPU was found (%s); make DEVICE=cpu builds for the CPU", cudaGetErrorString(status)));
+    return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+}
+
+void open_device() {
+    if (!there_is_a_device()) throw Failure("no GPU was found; make DEVICE=cpu builds for the CPU");
     check(cudaSetDevice(0), "cudaSetDevice");
     check(cudaGetDeviceProperties(&device.properties, 0), "cudaGetDeviceProperties");
     check(cudaStreamCreateWithFlags(&device.stream, cudaStreamNonBlocking), "cudaStreamCreate");
@@ -3710,6 +3712,7 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
 }
 
 void plan_verb(const Options& o) {
+    if (o.gpu_memory.empty() && !there_is_a_device()) throw UserError("plan needs --gpu-memory SIZE where there is no GPU");
     const size_t memory = o.gpu_memory.empty() ? memory_now().all : parse_bytes(o.gpu_memory);
     const Config config = o.from.empty() ? config_from_options(o, 0) : read_config(o.from + "/config.json");
     Setup setup = make_setup(o, config, Purpose::TRAINING, memory);
@@ -3736,7 +3739,7 @@ int run_verb(const std::vector<std::string>& args) {
         return args.empty() ? 2 : 0;
     }
     const Options options = parse_options(verb, verb_name, {args.begin() + first, args.end()});
-    open_device();
+    if (verb != PLAN || there_is_a_device()) open_device();
     switch (verb) {
         case TRAIN:  train(options); break;
         case EVAL:   eval(options); break;

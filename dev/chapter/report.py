@@ -114,7 +114,8 @@ def state(results, about):
         [f"A parameter's weight, gradient and two moments of Adam take {plan['bytes_per_parameter']:.0f} bytes in FP32 and in BF16 "
          "alike: BF16 halves weights and gradients, and then needs FP32 master weights beside them. Where gradients are "
          "accumulated in FP32 (the default here) it is 18; the chapter's 20 hold BF16 gradients and an FP32 accumulator at once.",
-         f"The 7B shape has {number(plan['parameters'] / 1e9)} billion parameters with GPT-2's vocabulary, hence {size(state_bytes(plan))} for the chapter's "
+         f"The 7B shape has {number(plan['parameters'] / 1e9)} billion parameters with GPT-2's vocabulary, hence "
+         f"{size(state_bytes(plan))} for the chapter's "
          "112 GB; the other sizes differ for the same reason. Not even 7B trains on one 80 GB card: from there on "
          "state must be split over GPUs (ZeRO). Activations, light green, are those of a single sequence of T tokens."],
         table(["model", "precision", "parameters", "weights GB", "gradients GB", "master GB", "Adam m GB", "Adam v GB", "state GB",
@@ -133,7 +134,8 @@ def activations(results, about):
     layers_h = formula[0] / lengths[0] / (34 + 5 * 32 * lengths[0] / results["channels"])     # L * h
     for name, points in curves.items():
         attention, mode = name.split(", ")
-        style = {"color": MODE_COLORS[mode], "linestyle": "-" if attention == "flash" else ":", "marker": "o" if attention == "flash" else "s", "markersize": 3.5}
+        style = {"color": MODE_COLORS[mode], "linestyle": "-" if attention == "flash" else ":",
+                 "marker": "o" if attention == "flash" else "s", "markersize": 3.5}
         left.plot(lengths, [p["bytes"] / 1e9 for p in points], **style)
         right.plot(lengths, [p["bytes"] / T / layers_h for T, p in zip(lengths, points)], **style)
     for axis, values in ((left, [f / 1e9 for f in formula]), (right, [f / T / layers_h for T, f in zip(lengths, formula)])):
@@ -148,12 +150,14 @@ def activations(results, about):
         left.text(lengths[0], gb, text, color="0.35", va=place, fontsize=7.5)
     left.set(ylabel="GB", title="Activations of one sequence, 7B, BF16")
     right.set(ylabel="bytes / (T · L · h)", title="The same, for each token, layer and channel")
-    handles = [Line2D([], [], color=MODE_COLORS[mode], linestyle="-" if attention == "flash" else ":", marker="o" if attention == "flash" else "s", markersize=3.5, label=f"{attention}, {mode}")
+    handles = [Line2D([], [], color=MODE_COLORS[mode], linestyle="-" if attention == "flash" else ":",
+                      marker="o" if attention == "flash" else "s", markersize=3.5, label=f"{attention}, {mode}")
                for mode in MODES for attention in ("flash", "naive")]
     handles.append(Line2D([], [], color=CHAPTER_COLOR, linestyle="--", label="34 + 5aT/h"))
     figure.legend(handles=handles, loc="outside lower center", ncols=7)
 
-    rows = [[f"{T:,}", number(f / 1e9), *[number(curves[name][i]["bytes"] / 1e9) for name in curves]] for i, (T, f) in enumerate(zip(lengths, formula))]
+    rows = [[f"{T:,}", number(f / 1e9), *[number(curves[name][i]["bytes"] / 1e9) for name in curves]] for i,
+            (T, f) in enumerate(zip(lengths, formula))]
     at = lengths.index(2048)
     gpt3 = results["gpt3_175b"]
     above_state = {name: next((f"T = {T:,} on" for T, p in zip(lengths, points) if p["bytes"] > results["state"]), "no length here")
@@ -164,17 +168,26 @@ def activations(results, about):
     return Section(
         "Activations against sequence length", figure, "2_activations.png",
         [f"With naive attention the T × T scores and probabilities of each head turn a straight line into a parabola. At T = 2,048 "
-         f"the whole is {size(curves['naive, none'][at]['bytes'])}, where Korthikanti's formula says {size(formula[at])}: the formula also counts dropout's masks "
-         "and outputs (2 of its 34 bytes, 3 of its 5), which this model does not have, and leaves out the head and the gradients in flight, which the plan holds. "
-         f"One sequence's activations outweigh the whole state of the model from {above_state['naive, none']}; with flash attention from {above_state['flash, none']}.",
-         "Flash attention never stores the square, so its lines stay flat in the right panel (and fall a little past T = 8,192: the head takes 8,192 rows at a time). Who uses it already has most of "
-         "selective recomputation. What --recompute selective still drops then is LayerNorm's and GELU's outputs; full keeps one tensor for a layer.",
-         f"For the shape of GPT-3 175B with naive attention, selective recomputation keeps {100 * less:.0f} % less for each layer; the chapter's figure is 70 %. "
-         f"Full recomputation takes {100 * full_naive:.0f} % off this 7B's naive activations at T = 2,048 ({100 * full:.0f} % off flash's); the chapter's figure is 90 % and more."],
+         f"the whole is {size(curves['naive, none'][at]['bytes'])}, where Korthikanti's formula says {size(formula[at])}: the "
+         f"formula also counts dropout's masks "
+         "and outputs (2 of its 34 bytes, 3 of its 5), which this model does not have, and leaves out the head and the gradients in "
+         "flight, which the plan holds. "
+         f"One sequence's activations outweigh the whole state of the model from {above_state['naive, none']}; with flash attention "
+         f"from {above_state['flash, none']}.",
+         "Flash attention never stores the square, so its lines stay flat in the right panel (and fall a little past T = 8,192: the "
+         "head takes 8,192 rows at a time). Who uses it already has most of "
+         "selective recomputation. What --recompute selective still drops then is LayerNorm's and GELU's outputs; full keeps one "
+         "tensor for a layer.",
+         f"For the shape of GPT-3 175B with naive attention, selective recomputation keeps {100 * less:.0f} % less for each layer; "
+         f"the chapter's figure is 70 %. "
+         f"Full recomputation takes {100 * full_naive:.0f} % off this 7B's naive activations at T = 2,048 ({100 * full:.0f} % off "
+         f"flash's); the chapter's figure is 90 % and more."],
         table(["T", "formula GB", *[name + " GB" for name in curves]], rows),
-        [("Activations of a 7B at T = 2,048, nothing recomputed, naive attention", f"{size(formula[at])} (formula)", f"{size(curves['naive, none'][at]['bytes'])} (planned)"),
+        [("Activations of a 7B at T = 2,048, nothing recomputed, naive attention", f"{size(formula[at])} (formula)",
+          f"{size(curves['naive, none'][at]['bytes'])} (planned)"),
          ("Selective recomputation, GPT-3 175B: activations saved", "70 %", f"{100 * less:.0f} % (planned)"),
-         ("Full recomputation: activations saved", "90 % and more", f"{100 * full_naive:.0f} % naive, {100 * full:.0f} % flash (7B, T = 2,048, planned)")],
+         ("Full recomputation: activations saved", "90 % and more",
+          f"{100 * full_naive:.0f} % naive, {100 * full:.0f} % flash (7B, T = 2,048, planned)")],
         "Planned. Dashed: L·T·h (34 + 5aT/h) of Korthikanti et al., which the chapter quotes. Solid: flash attention; dotted: naive.")
 
 
@@ -196,7 +209,8 @@ def timeline(results, about):
             axis.axvspan(begin, end, 0.965, 1, color=PASS_COLORS[name], linewidth=0, zorder=3)
             axis.axvspan(begin, end, color=PASS_COLORS[name], alpha=0.09, linewidth=0, zorder=0)
         axis.axhline(trace["planned"] / 1e6, color="0.35", linestyle=":", linewidth=1)
-        axis.text(0.99, trace["planned"] / 1e6, "allocated", transform=axis.get_yaxis_transform(), ha="right", va="bottom", fontsize=7.5, color="0.35")
+        axis.text(0.99, trace["planned"] / 1e6, "allocated", transform=axis.get_yaxis_transform(), ha="right", va="bottom",
+                  fontsize=7.5, color="0.35")
         axis.set(title=f"--recompute {mode}", xlabel="ms")
     axes[0].set_ylabel("live memory, MB")
     axes[0].set_ylim(0, 1.15 * max(trace["planned"] for trace in results.values()) / 1e6)
@@ -211,20 +225,26 @@ def timeline(results, about):
     rows, passes = [], list(PASS_COLORS)
     for mode, trace in results.items():
         per_pass = {name: sum(end - begin for p, begin, end in trace["passes"] if p == name) for name in passes}
-        rows.append([mode, size(peak(trace, "activations")), size(peak(trace, *shown)), size(trace["planned"]), number(trace["ms"]), *[number(per_pass[p]) for p in passes]])
+        rows.append([mode, size(peak(trace, "activations")), size(peak(trace, *shown)), size(trace["planned"]),
+                     number(trace["ms"]), *[number(per_pass[p]) for p in passes]])
     kernels = sorted(results["none"]["kernels"].items(), key=lambda item: -item[1])
     busy = sum(ms for _, ms in kernels)
-    kernel_rows = [[name, number(ms), f"{100 * ms / results['none']['ms']:.1f} %", number(results["full"]["kernels"].get(name, 0))] for name, ms in kernels[:8]]
+    kernel_rows = [[name, number(ms), f"{100 * ms / results['none']['ms']:.1f} %",
+                    number(results["full"]["kernels"].get(name, 0))] for name, ms in kernels[:8]]
     kernel_rows.append(["nothing: gaps between kernels", number(results["none"]["ms"] - busy), f"{100 - 100 * busy / results['none']['ms']:.1f} %",
                         number(results["full"]["ms"] - sum(results["full"]["kernels"].values()))])
     none, full = results["none"], results["full"]
     return Section(
         "Memory over a step", figure, "3_timeline.png",
-        [f"With nothing recomputed, activations rise through forward to a peak of {size(peak(none, 'activations'))} and fall through backward, while "
+        [f"With nothing recomputed, activations rise through forward to a peak of {size(peak(none, 'activations'))} and fall "
+         f"through backward, while "
          "gradients, layer by layer, build up below them; the update reads the gradients and frees them. With full recomputation the slope "
-         f"in forward is one tensor a layer, and each layer's backward begins with a hill of its own, what its recomputation brings back: {size(peak(full, 'activations'))} at most.",
-         "Weights and optimizer state are there from the beginning: this trainer allocates all of the plan before the first step, so that, unlike in the chapter's "
-         "timeline of PyTorch, the first step looks like any other. The dotted line is what it allocated; the room above the curve belongs to tensors that never live at the same time."],
+         f"in forward is one tensor a layer, and each layer's backward begins with a hill of its own, what its recomputation brings "
+         f"back: {size(peak(full, 'activations'))} at most.",
+         "Weights and optimizer state are there from the beginning: this trainer allocates all of the plan before the first step, "
+         "so that, unlike in the chapter's "
+         "timeline of PyTorch, the first step looks like any other. The dotted line is what it allocated; the room above the curve "
+         "belongs to tensors that never live at the same time."],
         table(["recompute", "activations, peak live", "all, peak live", "allocated", "step ms", *[p + " ms" for p in passes]], rows)
         + "<p>Where the time of the traced step goes:</p>" + table(["kernel", "ms, none", "of the step", "ms, full"], kernel_rows),
         [("Recomputation and the peak of a step", "the peak at the end of forward shrinks",
@@ -277,7 +297,8 @@ def recomputation(results, about):
         for axis, key, unit in ((memory_axis, "activations", 1e6), (token_axis, "per_token_layer", 1e3)):
             axis.plot(list(attention), [runs[name][key] / unit for runs in attention.values()], color=color, marker=marker, label=name)
     tokens = results["attention_tokens"]
-    for axis, title in ((time_axis, f"Step ms, {tokens:,} tokens"), (memory_axis, f"Activations, MB, {tokens:,} tokens"), (token_axis, "Activations kept, kB a token and layer")):
+    for axis, title in ((time_axis, f"Step ms, {tokens:,} tokens"), (memory_axis, f"Activations, MB, {tokens:,} tokens"),
+                        (token_axis, "Activations kept, kB a token and layer")):
         axis.set_xscale("log", base=2)
         axis.set_xticks(list(attention), [f"{T:,}" for T in attention])
         axis.minorticks_off()
@@ -288,32 +309,42 @@ def recomputation(results, about):
     rows = []
     for mode, r in modes.items():
         flops, seconds = r["flops_per_token"], r["median_ms"] / 1000
-        rows.append([mode, spread(r["ms"]), spread(r["ratios"], lambda v: f"{v:.3f}"), f"{min(r['ms']) / min(modes['none']['ms']):.3f}", f"{flops['hardware'] / flops['model']:.3f}",
+        rows.append([mode, spread(r["ms"]), spread(r["ratios"], lambda v: f"{v:.3f}"),
+                     f"{min(r['ms']) / min(modes['none']['ms']):.3f}", f"{flops['hardware'] / flops['model']:.3f}",
                      {"none": "", "selective": "1.027", "full": "1.30 to 1.40"}[mode], f"{100 * r['tokens'] * flops['model'] / seconds / peak:.1f}",
-                     f"{100 * r['tokens'] * flops['hardware'] / seconds / peak:.1f}", number(r["per_token_layer"]), size(r["activations"]), size(r["planned"])])
+                     f"{100 * r['tokens'] * flops['hardware'] / seconds / peak:.1f}", number(r["per_token_layer"]),
+                     size(r["activations"]), size(r["planned"])])
     attention_rows = [[f"{T:,}", name, spread(r["ms"]) if r.get("ms") else "does not fit", number(r["per_token_layer"]), size(r["activations"])]
                       for T, runs in attention.items() for name, r in runs.items()]
     ratio = {mode: statistics.median(r["ratios"]) for mode, r in modes.items()}
     bytes_ = {mode: r["per_token_layer"] for mode, r in modes.items()}
     first, last = min(attention), max(attention)
     sees = [f"Full recomputation makes a step {ratio['full']:.2f} times as long (its FLOPs say {modes['full']['flops_per_token']['hardware'] / modes['full']['flops_per_token']['model']:.2f}) and keeps "
-            f"{100 * (1 - bytes_['full'] / bytes_['none']):.0f} % less for each layer. It is less than a second forward pass: the last layer's activations are still there, "
-            "and the MLP's last matmul (8 of a block's 24 h² FLOPs a token) and the head are not needed again, so that with many layers it comes to about +22 %, where repeating everything would be the chapter's 30 to 40 %. "
-            f"Selective costs {percent(ratio['selective'] - 1)} of time for {100 * (1 - bytes_['selective'] / bytes_['none']):.0f} % less: LayerNorm and GELU again, no matmul. "
+            f"{100 * (1 - bytes_['full'] / bytes_['none']):.0f} % less for each layer. It is less than a second forward pass: the "
+            f"last layer's activations are still there, "
+            "and the MLP's last matmul (8 of a block's 24 h² FLOPs a token) and the head are not needed again, so that with many "
+            "layers it comes to about +22 %, where repeating everything would be the chapter's 30 to 40 %. "
+            f"Selective costs {percent(ratio['selective'] - 1)} of time for {100 * (1 - bytes_['selective'] / bytes_['none']):.0f} "
+            f"% less: LayerNorm and GELU again, no matmul. "
             "A difference smaller than the whiskers (the rounds' extremes) is noise.",
-            "MFU falls with recomputation, as the useful work stays the same and the time grows; HFU counts the repeated work and hides that. The chapter's advice is to compare MFU."]
+            "MFU falls with recomputation, as the useful work stays the same and the time grows; HFU counts the repeated work and "
+            "hides that. The chapter's advice is to compare MFU."]
     flash, naive = attention[last]["flash"], attention[last]["naive"]
     sees.append(f"Below: the same number of tokens in longer and longer sequences. What naive attention keeps for a token grows with T; at T = {last:,} it is "
-                f"{naive['per_token_layer'] / flash['per_token_layer']:.1f} times flash attention's, at T = {first:,} {attention[first]['naive']['per_token_layer'] / attention[first]['flash']['per_token_layer']:.1f} times. "
-                "Selective recomputation takes the square out of what is kept (one copy for all layers remains): it drops scores and probabilities, and computes them a second time."
+                f"{naive['per_token_layer'] / flash['per_token_layer']:.1f} times flash attention's, at T = {first:,} "
+                f"{attention[first]['naive']['per_token_layer'] / attention[first]['flash']['per_token_layer']:.1f} times. "
+                "Selective recomputation takes the square out of what is kept (one copy for all layers remains): it drops scores "
+                "and probabilities, and computes them a second time."
                 + (f" A step of naive attention at T = {last:,} takes {naive['median_ms'] / flash['median_ms']:.2f} times as long as flash attention's." if naive["median_ms"] and flash["median_ms"] else ""))
     return Section(
         "What recomputation costs, and what it saves", figure, "4_recompute.png", sees,
-        table(["recompute", "step ms, median (range)", "over none, median of rounds (range)", "fastest steps, over none", "FLOPs over none", "chapter", "MFU %", "HFU %",
+        table(["recompute", "step ms, median (range)", "over none, median of rounds (range)", "fastest steps, over none",
+               "FLOPs over none", "chapter", "MFU %", "HFU %",
                "bytes kept a token and layer", "activations", "planned in all"], rows)
         + "<p>Flash and naive attention:</p>"
         + table(["T", "attention", "step ms, median (range)", "bytes kept a token and layer", "activations"], attention_rows),
-        [(f"{mode.capitalize()} recomputation: time", chapter, f"{percent(ratio[mode] - 1)} (measured; rounds {percent(min(modes[mode]['ratios']) - 1)} to {percent(max(modes[mode]['ratios']) - 1)})")
+        [(f"{mode.capitalize()} recomputation: time", chapter,
+          f"{percent(ratio[mode] - 1)} (measured; rounds {percent(min(modes[mode]['ratios']) - 1)} to {percent(max(modes[mode]['ratios']) - 1)})")
          for mode, chapter in (("full", "+30 to 40 %"), ("selective", "+2.7 % compute"))],
         f"Measured: runs of the three modes in turn, {about['rounds']} times around. Bytes are planned.")
 
@@ -333,8 +364,10 @@ def accumulation(results, about):
             memory_axis.bar(x + 0.2, r["resident"] / 1e6, 0.4, color="#a0cbe8", label="resident, whole program" if x == 0 else None)
         time_axis.bar(x, r["median_ms"], 0.6, color="#76b7b2")
         rounds = r["round_ms"]
-        time_axis.errorbar(x, r["median_ms"], [[max(0, r["median_ms"] - min(rounds))], [max(0, max(rounds) - r["median_ms"])]], color="0.2", capsize=4)
-        loss_axis.plot(range(1, common + 1), losses[name], marker="osD^"[x % 4], markersize=7 - 1.2 * x, linewidth=1, alpha=0.8, label=name.replace(" x ", "×"))
+        time_axis.errorbar(x, r["median_ms"], [[max(0, r["median_ms"] - min(rounds))], [max(0, max(rounds) - r["median_ms"])]],
+                           color="0.2", capsize=4)
+        loss_axis.plot(range(1, common + 1), losses[name], marker="osD^"[x % 4], markersize=7 - 1.2 * x, linewidth=1, alpha=0.8,
+                       label=name.replace(" x ", "×"))
     for axis in (memory_axis, time_axis):
         axis.set_xticks(range(len(names)), [name.replace(" x ", "×") for name in names])
         axis.set_xlabel("micro-batch × accumulation steps")
@@ -354,14 +387,19 @@ def accumulation(results, about):
     slower = splits[names[0]]["median_ms"] / splits[names[-1]]["median_ms"]
     return Section(
         "Gradient accumulation at constant memory", figure, "5_accumulation.png",
-        [f"Eight sequences a step, split four ways. Memory is that of one micro-batch: {size(state_and_one)} for one sequence at a time, {size(splits[names[-1]]['planned'])} for all at once, "
+        [f"Eight sequences a step, split four ways. Memory is that of one micro-batch: {size(state_and_one)} for one sequence at a "
+         f"time, {size(splits[names[-1]]['planned'])} for all at once, "
          "and any larger batch of one sequence at a time would need no byte more.",
-         f"The losses agree to {difference:.0e}: the mean of the micro-batches' gradients is the batch's gradient, and only the order of a few sums differs. "
-         f"The price can be time, where a small micro-batch leaves the device waiting: one sequence at a time takes {slower:.2f} times as long here as {names[-1].split()[0]}."],
-        table(["micro-batch × steps", "planned", "resident, whole program", "step ms, median (range)", "loss, step 1", f"step {common}", f"largest difference from {names[-1].replace(' x ', ' × ')}"], rows),
+         f"The losses agree to {difference:.0e}: the mean of the micro-batches' gradients is the batch's gradient, and only the "
+         f"order of a few sums differs. "
+         f"The price can be time, where a small micro-batch leaves the device waiting: one sequence at a time takes {slower:.2f} "
+         f"times as long here as {names[-1].split()[0]}."],
+        table(["micro-batch × steps", "planned", "resident, whole program", "step ms, median (range)", "loss, step 1",
+               f"step {common}", f"largest difference from {names[-1].replace(' x ', ' × ')}"], rows),
         [("The same batch, accumulated 8, 4, 2 and 1 times", "the same result, memory of one micro-batch",
           f"losses within {difference:.0e}; {size(state_and_one)} to {size(splits[names[-1]]['planned'])} (measured)")],
-        "Measured; bars of time are medians, whiskers the rounds' extremes." + ("" if about["gpu"] else " Resident memory has the program and its libraries in it."))
+        "Measured; bars of time are medians, whiskers the rounds' "
+        "extremes." + ("" if about["gpu"] else " Resident memory has the program and its libraries in it."))
 
 
 # ---- 6
@@ -409,9 +447,11 @@ def scan(results, about):
             return f"micro-batch {r['micro_batch']}, T = {r['seq_len']:,}, recompute {r['recompute']}"
         sees = [f"Each point is one configuration: colour says what is recomputed, shape how long the sequences are. The best MFU here is {100 * best['mfu']:.1f} % ({words(best)}), the "
                 f"lowest {100 * worst['mfu']:.1f} % ({words(worst)}).",
-                "What to look for: a micro-batch of few tokens leaves the device waiting for launches and memory; from some size on, more tokens gain nothing and only cost memory; recomputation moves a point down and to the left: "
+                "What to look for: a micro-batch of few tokens leaves the device waiting for launches and memory; from some size "
+                "on, more tokens gain nothing and only cost memory; recomputation moves a point down and to the left: "
                 "worth it where the room on the left lets a larger micro-batch in, and not otherwise."]
-        summary = [("Utilisation over configurations of one device", "charts of thousands of configurations", f"{len(done)} here: MFU {100 * worst['mfu']:.1f} to {100 * best['mfu']:.1f} % (measured)")]
+        summary = [("Utilisation over configurations of one device", "charts of thousands of configurations",
+                    f"{len(done)} here: MFU {100 * worst['mfu']:.1f} to {100 * best['mfu']:.1f} % (measured)")]
         left_out = [r for r in results if r["why"]]
         if left_out:
             sees.append(f"{len(left_out)} of {len(results)} points were not run: " + ", ".join(f"{sum(r['why'] == why for r in left_out)} {why}" for why in sorted({r["why"] for r in left_out})) + ".")
@@ -442,15 +482,19 @@ def mixed_precision(results, about):
     axis.set(xlabel="bytes a parameter", xlim=(0, 20.5), xticks=range(0, 21, 4))
     handles = [Patch(color=CATEGORIES[c], label=c) for c in shown] + [Line2D([], [], color=CHAPTER_COLOR, linestyle="--", label="chapter")]
     figure.legend(handles=handles, loc="outside lower center", ncols=6)
-    rows = [[name, *[f"{r[c]:.0f}" if r[c] else "–" for c in shown], f"{r['total']:.2f}", chapter[name], size(r["activations"])] for name, r in results.items()]
+    rows = [[name, *[f"{r[c]:.0f}" if r[c] else "–" for c in shown], f"{r['total']:.2f}", chapter[name],
+             size(r["activations"])] for name, r in results.items()]
     rows.append(["BF16, BF16 gradients with an FP32 accumulator beside them", 2, "2 + 4", 4, 4, 4, "not offered here", 20, ""])
     ratio = results["FP32"]["activations"] / results["BF16, BF16 gradients"]["activations"]
     return Section(
         "Mixed precision", figure, "7_mixed_precision.png",
-        [f"BF16 moves bytes from weights and gradients into a master copy: the total stays at 16. What it saves is elsewhere: activations, {ratio:.2f} times smaller, and faster matmuls.",
-         "Gradients accumulated in FP32 cost two bytes more and lose no small addend; here they are the only gradients, where the chapter's 20 bytes keep BF16 ones beside them."],
+        [f"BF16 moves bytes from weights and gradients into a master copy: the total stays at 16. What it saves is elsewhere: "
+         f"activations, {ratio:.2f} times smaller, and faster matmuls.",
+         "Gradients accumulated in FP32 cost two bytes more and lose no small addend; here they are the only gradients, where the "
+         "chapter's 20 bytes keep BF16 ones beside them."],
         table(["precision", *[f"{c}" for c in shown], "total here", "chapter", "activations, 7B, one sequence of 2,048"], rows),
-        [("BF16 with gradients accumulated in FP32", "18 bytes a parameter (20 with BF16 gradients too)", f"{results['BF16, FP32 gradients']['total']:.2f} (planned)")],
+        [("BF16 with gradients accumulated in FP32", "18 bytes a parameter (20 with BF16 gradients too)",
+          f"{results['BF16, FP32 gradients']['total']:.2f} (planned)")],
         "Planned, for the 7B shape.")
 
 
@@ -465,7 +509,8 @@ h1 { margin-bottom: .2em } h2 { margin-top: 2.4em; border-top: 1px solid #ddd; p
 img { max-width: 100%; } figure { margin: 1em 0; } figcaption { font-size: 13px; color: #555; }
 table { border-collapse: collapse; font-size: 12.5px; margin: .8em 0; } .scroll { overflow-x: auto; }
 th, td { padding: .3em .65em; border-bottom: 1px solid #e3e3e3; text-align: right; vertical-align: top; }
-th { background: #f5f5f3; font-weight: 600; } td { white-space: nowrap; } .summary td { white-space: normal; } th:first-child, td:first-child, .summary td, .summary th { text-align: left; }
+th { background: #f5f5f3; font-weight: 600; } td { white-space: nowrap; } .summary td { white-space: normal; }
+th:first-child, td:first-child, .summary td, .summary th { text-align: left; }
 details { margin: .6em 0; } summary { font-size: 13px; color: #555; cursor: pointer; }
 pre { font-family: monospace; font-size: 11.5px; background: #f7f7f5; padding: .8em; white-space: pre-wrap; }
 .facts { font-family: system-ui, sans-serif; font-size: 14px; color: #444; }
@@ -479,7 +524,8 @@ def facts(results):
     lines = [f"Device: {about['device']}" + ("" if about["gpu"] else f", {about['cpus']} CPUs") + f". {about['build']}"
              + (f", CUDA {about['cuda_runtime'] // 1000}.{about['cuda_runtime'] % 1000 // 10}, cuBLASLt {about['cublaslt']}" if about["gpu"] else "") + f". Peak for MFU: {peak}.",
              f"Date: {about['date']}; {about['seconds']:.0f} s" + (", --quick" if about["quick"] else "") + ".",
-             f"Model of the measured runs: {model['layers']} layers, {model['heads']} heads, {model['channels']} channels, vocabulary {model['vocab']} (bytes): "
+             f"Model of the measured runs: {model['layers']} layers, {model['heads']} heads, {model['channels']} channels, "
+             f"vocabulary {model['vocab']} (bytes): "
              f"{model['parameters']:,} parameters; micro-batch {about['micro_batch']} × {about['seq_len']:,} tokens unless said otherwise."]
     rounds = results["recomputation"]["results"]["modes"]["none"]["round_ms"]
     noise = max(rounds) / min(rounds) - 1
@@ -509,7 +555,8 @@ def write_report(results, folder):
             body.append(f"<details><summary>{len(measured['commands'])} commands</summary><pre>{html.escape(commands)}</pre></details>")
         parts.append("\n".join(body))
     page = f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>The single-GPU chapter, on {html.escape(about['device'])}</title>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>The single-GPU chapter, on {html.escape(about['device'])}</title>
 <style>{STYLE}</style></head><body>
 <h1>The single-GPU chapter, on this machine</h1>
 <p class=facts>{facts(results)}</p>
