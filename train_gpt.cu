@@ -562,7 +562,7 @@ json describe(Options options, Verb verb) {
 // add_partials sums those and accumulates.
 // cost      partials stay in the L2 cache; they are at most MAX_PARTIALS rows
 
-constexpr size_t MAX_PARTIALS = WARP_SIZE == 1 ? 64 : 1024;
+constexpr size_t MAX_PARTIALS = 1024;
 constexpr size_t ROWS_PER_PARTIAL = 16;   // fewer would cost more in partials than it gains
 
 size_t partial_blocks(size_t rows) { return std::min(MAX_PARTIALS, ceil_div(rows, ROWS_PER_PARTIAL)); }
@@ -1350,7 +1350,7 @@ void add_losses(double* total, const float* losses, size_t n) {
 // source    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks"
 // variants  dev/kernels/norm.cu
 
-constexpr int NORM_BLOCKS = WARP_SIZE == 1 ? 256 : 1024;
+constexpr int NORM_BLOCKS = 1024;
 
 template <typename G> __global__ void norm_partials_kernel(float* partials, const G* grads, size_t n) {
     float sums[PACK] = {}, x[PACK];
@@ -3626,7 +3626,7 @@ json plan_record(const Options& o, const Setup& s, size_t memory) {
     const Plan p = plan(s);
     const ParameterCount count = count_parameters(s.config);
     json bytes, tensors;
-    size_t state = 0, kept = 0;   // all but activations and workspace; activations that have a copy per layer
+    size_t state = 0, kept = 0;   // all but activations and workspace; of activations, what each layer keeps
     for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++) {
         bytes[CATEGORY_NAMES[i]] = p.bytes[i];
         if (i < static_cast<size_t>(Category::ACTIVATIONS)) state += p.bytes[i];
@@ -3639,8 +3639,11 @@ json plan_record(const Options& o, const Setup& s, size_t memory) {
     for (const ActivationRow& row : activation_table(nowhere, s)) {
         tensors.push_back({{"name", row.name}, {"category", CATEGORY_NAMES[static_cast<int>(row.category)]}, {"shape", row.shape},
                            {"copies", row.copies}, {"dtype", row.dtype}, {"bytes", row.bytes()}});
-        if (row.category == Category::ACTIVATIONS && row.copies == static_cast<size_t>(s.config.layers)) kept += row.copy_bytes();
     }
+    Setup two_layers = s;   // where what is kept for each has more than one copy
+    two_layers.config.layers = 2;
+    for (const ActivationRow& row : activation_table(nowhere, two_layers))
+        if (row.category == Category::ACTIVATIONS && row.copies == 2) kept += row.copy_bytes();
     json most;
     for (const auto& [name, mode] : RECOMPUTE_NAMES) {
         Setup other = s;

@@ -156,8 +156,8 @@ def activations(results, about):
     handles.append(Line2D([], [], color=CHAPTER_COLOR, linestyle="--", label="34 + 5aT/h"))
     figure.legend(handles=handles, loc="outside lower center", ncols=7)
 
-    rows = [[f"{T:,}", number(f / 1e9), *[number(curves[name][i]["bytes"] / 1e9) for name in curves]] for i,
-            (T, f) in enumerate(zip(lengths, formula))]
+    rows = [[f"{T:,}", number(f / 1e9), *[number(curves[name][i]["bytes"] / 1e9) for name in curves]]
+            for i, (T, f) in enumerate(zip(lengths, formula))]
     at = lengths.index(2048)
     gpt3 = results["gpt3_175b"]
     above_state = {name: next((f"T = {T:,} on" for T, p in zip(lengths, points) if p["bytes"] > results["state"]), "no length here")
@@ -319,7 +319,9 @@ def recomputation(results, about):
     ratio = {mode: statistics.median(r["ratios"]) for mode, r in modes.items()}
     bytes_ = {mode: r["per_token_layer"] for mode, r in modes.items()}
     first, last = min(attention), max(attention)
-    sees = [f"Full recomputation makes a step {ratio['full']:.2f} times as long (its FLOPs say {modes['full']['flops_per_token']['hardware'] / modes['full']['flops_per_token']['model']:.2f}) and keeps "
+    flops = modes["full"]["flops_per_token"]
+    sees = [f"Full recomputation makes a step {ratio['full']:.2f} times as long (its FLOPs say {flops['hardware'] / flops['model']:.2f}) "
+            f"and keeps "
             f"{100 * (1 - bytes_['full'] / bytes_['none']):.0f} % less for each layer. It is less than a second forward pass: the "
             f"last layer's activations are still there, "
             "and the MLP's last matmul (8 of a block's 24 h² FLOPs a token) and the head are not needed again, so that with many "
@@ -330,12 +332,14 @@ def recomputation(results, about):
             "MFU falls with recomputation, as the useful work stays the same and the time grows; HFU counts the repeated work and "
             "hides that. The chapter's advice is to compare MFU."]
     flash, naive = attention[last]["flash"], attention[last]["naive"]
-    sees.append(f"Below: the same number of tokens in longer and longer sequences. What naive attention keeps for a token grows with T; at T = {last:,} it is "
+    sees.append(f"Below: the same number of tokens in longer and longer sequences. What naive attention keeps for a token grows "
+                f"with T; at T = {last:,} it is "
                 f"{naive['per_token_layer'] / flash['per_token_layer']:.1f} times flash attention's, at T = {first:,} "
                 f"{attention[first]['naive']['per_token_layer'] / attention[first]['flash']['per_token_layer']:.1f} times. "
                 "Selective recomputation takes the square out of what is kept (one copy for all layers remains): it drops scores "
-                "and probabilities, and computes them a second time."
-                + (f" A step of naive attention at T = {last:,} takes {naive['median_ms'] / flash['median_ms']:.2f} times as long as flash attention's." if naive["median_ms"] and flash["median_ms"] else ""))
+                "and probabilities, and computes them a second time.")
+    if naive["median_ms"] and flash["median_ms"]:
+        sees[-1] += f" A step of naive attention at T = {last:,} takes {naive['median_ms'] / flash['median_ms']:.2f} times as long as flash attention's."
     return Section(
         "What recomputation costs, and what it saves", figure, "4_recompute.png", sees,
         table(["recompute", "step ms, median (range)", "over none, median of rounds (range)", "fastest steps, over none",
@@ -445,7 +449,8 @@ def scan(results, about):
         best, worst = max(done, key=lambda r: r["mfu"]), min(done, key=lambda r: r["mfu"])
         def words(r):
             return f"micro-batch {r['micro_batch']}, T = {r['seq_len']:,}, recompute {r['recompute']}"
-        sees = [f"Each point is one configuration: colour says what is recomputed, shape how long the sequences are. The best MFU here is {100 * best['mfu']:.1f} % ({words(best)}), the "
+        sees = [f"Each point is one configuration: colour says what is recomputed, shape how long the sequences are. The best "
+                f"MFU here is {100 * best['mfu']:.1f} % ({words(best)}), the "
                 f"lowest {100 * worst['mfu']:.1f} % ({words(worst)}).",
                 "What to look for: a micro-batch of few tokens leaves the device waiting for launches and memory; from some size "
                 "on, more tokens gain nothing and only cost memory; recomputation moves a point down and to the left: "
@@ -454,7 +459,8 @@ def scan(results, about):
                     f"{len(done)} here: MFU {100 * worst['mfu']:.1f} to {100 * best['mfu']:.1f} % (measured)")]
         left_out = [r for r in results if r["why"]]
         if left_out:
-            sees.append(f"{len(left_out)} of {len(results)} points were not run: " + ", ".join(f"{sum(r['why'] == why for r in left_out)} {why}" for why in sorted({r["why"] for r in left_out})) + ".")
+            reasons = [f"{sum(r['why'] == why for r in left_out)} {why}" for why in sorted({r["why"] for r in left_out})]
+            sees.append(f"{len(left_out)} of {len(results)} points were not run: {', '.join(reasons)}.")
     return Section("Throughput and utilisation", figure, "6_scan.png", sees,
                    table(["micro-batch", "T", *[f"tokens/s (MFU), {mode}" for mode in MODES], "planned, none", "planned, full"], rows),
                    summary, "Measured: medians of three steps, in an order drawn at random.")
@@ -520,9 +526,10 @@ pre { font-family: monospace; font-size: 11.5px; background: #f7f7f5; padding: .
 def facts(results):
     about = results["about"]
     peak = f"{number(about['peak_flops'] / 1e12)} TFLOP/s ({about['peak_source']}" + ("" if about["gpu"] else ", the best of all runs") + ")"
+    cuda = f", CUDA {about['cuda_runtime'] // 1000}.{about['cuda_runtime'] % 1000 // 10}, cuBLASLt {about['cublaslt']}" if about["gpu"] else ""
     model = about["model"]
     lines = [f"Device: {about['device']}" + ("" if about["gpu"] else f", {about['cpus']} CPUs") + f". {about['build']}"
-             + (f", CUDA {about['cuda_runtime'] // 1000}.{about['cuda_runtime'] % 1000 // 10}, cuBLASLt {about['cublaslt']}" if about["gpu"] else "") + f". Peak for MFU: {peak}.",
+             + f"{cuda}. Peak for MFU: {peak}.",
              f"Date: {about['date']}; {about['seconds']:.0f} s" + (", --quick" if about["quick"] else "") + ".",
              f"Model of the measured runs: {model['layers']} layers, {model['heads']} heads, {model['channels']} channels, "
              f"vocabulary {model['vocab']} (bytes): "
@@ -547,7 +554,8 @@ def write_report(results, folder):
             pyplot.close(section.figure)
             with open(path, "rb") as file:
                 data = base64.b64encode(file.read()).decode()
-            body.append(f'<figure><img alt="{html.escape(section.title)}" src="data:image/png;base64,{data}"><figcaption>{html.escape(section.caption)}</figcaption></figure>')
+            body.append(f'<figure><img alt="{html.escape(section.title)}" src="data:image/png;base64,{data}">'
+                        f"<figcaption>{html.escape(section.caption)}</figcaption></figure>")
         body += [f"<p>{html.escape(text)}</p>" for text in section.sees]
         body.append(section.table)
         if measured["commands"]:
