@@ -172,6 +172,14 @@ __device__ __forceinline__ float warp_sum(float x) {
     return x;
 }
 
+// Sums over rows are kept per place in the pack, and added up at the end: independent sums keep both
+// a GPU's pipelines and a CPU's vector units busy.
+__device__ __forceinline__ float warp_sum(const float (&x)[PACK]) {
+    float sum = 0;
+    for (int k = 0; k < PACK; k++) sum += x[k];
+    return warp_sum(sum);
+}
+
 __device__ __forceinline__ float warp_max(float x) {
     for (int lane = WARP_SIZE / 2; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, lane));
     return x;
@@ -688,8 +696,7 @@ __global__ void layernorm_forward_kernel(floatX* res, floatX* out, float* mean, 
     const size_t n = warp_row();
     if (n >= N) return;
     const floatX* x = inp + n * C;
-    float v[PACK], u[PACK], s[PACK];
-    float sum = 0;
+    float v[PACK], u[PACK], s[PACK], sum[PACK] = {}, squares[PACK] = {};
     for (int i = lane_start(); i < C; i += LANE_STRIDE) {
         load(v, x + i);
         if (add) {
@@ -697,14 +704,13 @@ __global__ void layernorm_forward_kernel(floatX* res, floatX* out, float* mean, 
             for (int k = 0; k < PACK; k++) v[k] = rounded(v[k] + u[k]);   // what backward will see
             store(res + n * C + i, v);
         }
-        for (int k = 0; k < PACK; k++) sum += v[k];
+        for (int k = 0; k < PACK; k++) sum[k] += v[k];
     }
     if (add) x = res + n * C;   // each lane reads only what it has just written
     const float m = warp_sum(sum) / C;
-    float squares = 0;
     for (int i = lane_start(); i < C; i += LANE_STRIDE) {
         load(v, x + i);
-        for (int k = 0; k < PACK; k++) squares += (v[k] - m) * (v[k] - m);
+        for (int k = 0; k < PACK; k++) squares[k] += (v[k] - m) * (v[k] - m);
     }
     const float r = rsqrtf(warp_sum(squares) / C + LAYERNORM_EPS);
     for (int i = lane_start(); i < C; i += LANE_STRIDE) {
@@ -732,7 +738,7 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partials, const f
     float g[PACK], x[PACK], y[PACK], d[PACK];
     for (size_t n = blockIdx.x; n < N; n += gridDim.x) {
         const float m = mean[n], r = rstd[n];
-        float sum_g = 0, sum_gx = 0;
+        float sum_g[PACK] = {}, sum_gx[PACK] = {};
         for (int i = lane_start(); i < C; i += LANE_STRIDE) {
             load(d, dout + n * C + i);
             load(x, inp + n * C + i);
@@ -740,8 +746,8 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partials, const f
             for (int k = 0; k < PACK; k++) {
                 x[k] = (x[k] - m) * r;
                 g[k] *= d[k];
-                sum_g += g[k];
-                sum_gx += g[k] * x[k];
+                sum_g[k] += g[k];
+                sum_gx[k] += g[k] * x[k];
             }
             load(y, dw + i);
             for (int k = 0; k < PACK; k++) y[k] += d[k] * x[k];

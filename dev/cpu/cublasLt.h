@@ -433,7 +433,7 @@ inline void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, con
     constexpr int64_t piece = 256;
     const auto bias_type = desc.bias_type < 0 ? d.type : static_cast<cudaDataType_t>(desc.bias_type);
     const auto aux_type = desc.aux_type < 0 ? d.type : static_cast<cudaDataType_t>(desc.aux_type);
-#pragma omp parallel for
+#pragma omp parallel for if (!omp_in_parallel())
     for (int64_t column = 0; column < p.batch * p.n; column++) {
         const int64_t batch = column / p.n, j = column % p.n;
         for (int64_t i = 0; i < p.m; i += piece) {
@@ -490,6 +490,30 @@ inline cublasStatus_t check(const cublasLtMatmulDescOpaque_t& desc, const cublas
     return CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
+#ifdef HAVE_ONEDNN
+// FP32 with an A small enough for each core's cache (2 MB), as the weights of a small model are: every worker
+// takes its share of the columns, and finishes them before they leave its cache.
+inline bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const float* a, const float* b, const Target& d)
+{
+    constexpr int64_t small = 1 << 19, fewest = 64;  // elements of A, columns for a worker
+    const int64_t workers = omp_get_max_threads();
+    if (p.m * p.k > small || p.batch != 1 || p.n < workers * fewest || workers == 1) return false;
+    bool done = true;
+#pragma omp parallel for schedule(static, 1) reduction(&& : done)
+    for (int64_t w = 0; w < workers; w++) {
+        const int64_t first = p.n * w / workers, last = p.n * (w + 1) / workers;
+        Product share = p;
+        share.n = last - first;
+        cublasLtMatmulDescOpaque_t epilogue = desc;
+        const Target part{static_cast<float*>(d.data) + first * d.ld, d.type, d.ld, d.stride};
+        done = onednn_float(share, a, b + first * (p.transpose_b ? 1 : p.ldb), part) && done;
+        if (desc.epilogue & has_aux) epilogue.aux = static_cast<char*>(desc.aux) + first * desc.aux_ld * static_cast<int64_t>(bytes_of(desc.aux_type < 0 ? d.type : static_cast<cudaDataType_t>(desc.aux_type)));
+        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(epilogue, share, part, 0, part);
+    }
+    return done;
+}
+#endif
+
 // Room for a product in float that D, in bfloat16, has no place for.
 inline float* scratch(size_t count)
 {
@@ -536,6 +560,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
 
 #ifdef HAVE_ONEDNN
     if (p.type_ab == CUDA_R_32F) {
+        if (small_product(*desc, p, static_cast<const float*>(A), static_cast<const float*>(B), result)) return CUBLAS_STATUS_SUCCESS;
         if (!onednn_float(p, static_cast<const float*>(A), static_cast<const float*>(B), result)) return CUBLAS_STATUS_EXECUTION_FAILED;
         if (desc->epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(*desc, p, result, 0, result);
         return CUBLAS_STATUS_SUCCESS;

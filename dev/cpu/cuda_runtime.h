@@ -879,8 +879,6 @@ inline void run_grid(const Launch& launch)
         run_block(launch, 0);
         return;
     }
-    // Chunks small enough to share the work evenly, large enough that taking one costs little.
-    const uint64_t chunk = std::clamp<uint64_t>(blocks / (32 * static_cast<uint64_t>(omp_get_max_threads())), 1, 64);
     // Under a seed the i-th block to run is (stride i + start) mod blocks: each once, as the stride and the
     // number of blocks have no common factor.
     uint64_t stride = 1, start = 0;
@@ -892,7 +890,9 @@ inline void run_grid(const Launch& launch)
 #pragma omp parallel
     {
         begin(launch);
-#pragma omp for schedule(dynamic, chunk)
+        // Neighbouring blocks go to the same worker, launch after launch, as do neighbouring rows of a small
+        // product: so each worker's share of the activations stays in its own cache.
+#pragma omp for schedule(static)
         for (uint64_t i = 0; i < blocks; i++) run_block(launch, launch.seed == 0 ? i : (stride * i + start) % blocks);
     }
 }
