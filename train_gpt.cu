@@ -5,16 +5,17 @@
 // the data, checkpoints in Hugging Face's format, and a command line. Read it from top to bottom.
 //
 // Map
-//    1  small things          errors, packs of elements, reductions in a warp, the door for launches
+//    1  small things          errors, packs of elements, reductions in a warp, recording, the door for launches
 //    2  options               one table: names, defaults, --help, echo and log
-//    3  kernels               embedding · layernorm · bias · gelu · attention · cross-entropy ·
-//                             gradient norm · adamw · init: a section each, its mathematics first
+//    3  kernels               embedding · layernorm · bias · gelu · attention · naive attention ·
+//                             cross-entropy · gradient norm · adamw · init: a section each, its
+//                             mathematics first
 //    4  matmul                cuBLASLt, row-major, with bias and GELU' as epilogues
 //    5  model                 sizes, and one table each for parameters and activations: name, shape,
 //                             dtype, copies. Memory, init, checkpoints, the plan loop over it
 //    6  forward, recompute, backward, update
 //    7  files                 safetensors, checkpoints, token data
-//    8  run                   schedule, log, progress
+//    8  run                   sampling, schedule, peak, log, progress, trace
 //    9  verbs                 train, eval, sample, plan; main
 //
 // Names   B batch, T sequence, N = B*T rows, C channels, NH heads, HS = C / NH head size, L layers,
@@ -607,7 +608,6 @@ void add_partials(Grad grad, const float* partials, size_t count, size_t columns
 //           token: `order` lists them, run r is order[first[r]] ... order[first[r+1]-1], and one
 //           warp sums one run, in order: deterministic without atomics
 // cost      bandwidth: forward reads 2 and writes 1 of N*C, backward reads 2
-// variants  dev/kernels/embedding.cu
 
 __global__ void embedding_forward_kernel(floatX* out, const int* inp, const floatX* wte, const floatX* wpe,
                                          size_t N, int T, int C) {
@@ -687,7 +687,6 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
 //           columns, so nobody else touches them
 // cost      bandwidth: forward reads 2, writes 2 of N*C; backward reads 3, writes 1
 // source    Ba et al. 2016, "Layer Normalization"
-// variants  dev/kernels/layernorm.cu
 
 constexpr float LAYERNORM_EPS = 1e-5f;
 
@@ -798,7 +797,6 @@ void layernorm_backward(floatX* dinp, Grad dw, Grad db, float* partials, const f
 // shapes    out, dout (N,OC) floatX | b (OC) floatX
 // mapping   backward: a warp owns 256 columns and a share of the rows, a lane its packs of them
 // cost      bandwidth: N*OC once
-// variants  dev/kernels/matmul.cu
 
 constexpr int BIAS_COLUMNS = 256;
 constexpr int BIAS_PACKS = BIAS_COLUMNS / LANE_STRIDE;   // that a lane owns
@@ -848,7 +846,7 @@ void bias_backward(Grad db, float* partials, const floatX* dout, size_t N, int O
 // mapping   one thread per pack
 // cost      bandwidth: forward reads 1, writes 1; backward reads 2, writes 1
 // source    Hendrycks and Gimpel 2016, "Gaussian Error Linear Units", section 2
-// variants  dev/kernels/gelu.cu; backward is mostly an epilogue of the matmul before it
+//           Backward is mostly an epilogue of the matmul before it instead
 
 constexpr float GELU_SCALE = 0.7978845608028654f;   // sqrt(2/pi)
 constexpr float GELU_CUBIC = 0.044715f;
@@ -906,7 +904,7 @@ void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n
 //           twice, by the owner of the queries and by the owner of the keys: no atomics)
 // source    Milakov and Gimelshein 2018, "Online normalizer calculation for softmax";
 //           Dao 2023, "FlashAttention-2", algorithms 1 and 2
-// variants  dev/kernels/attention.cu. This one needs no tensor cores and is the one to read first
+//           This kernel needs no tensor cores
 
 constexpr int OWN = 32;                          // rows that a block owns
 constexpr int STEP = WARP_SIZE == 1 ? 32 : 16;   // rows of the other side per step
@@ -1290,7 +1288,6 @@ void naive_attention_backward(floatX* dqkv, floatX* dprobs, const floatX* dout, 
 //           target -1: a row that does not count; loss and gradient are 0
 // mapping   one block per row: a running maximum and sum per place in a thread's pack, then a reduction
 // cost      bandwidth: reads N*Vp twice (once from cache where a row fits), writes it once
-// variants  dev/kernels/cross_entropy.cu
 
 enum class Want { LOSS, LOSS_AND_GRADIENT };
 
@@ -1354,7 +1351,6 @@ void add_losses(double* total, const float* losses, size_t n) {
 // mapping   blocks stride over all gradients, each leaves a partial sum; one block adds those
 // cost      bandwidth: n once
 // source    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks"
-// variants  dev/kernels/norm.cu
 
 constexpr int NORM_BLOCKS = 1024;
 
@@ -1399,7 +1395,6 @@ void gradient_norm(float* norm, float* partials, Grad grads, size_t n) {
 //           and 16. It zeroes the gradients that it has read: the next step adds to them
 // source    Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2;
 //           clipping as in PyTorch's clip_grad_norm_
-// variants  dev/kernels/adamw.cu
 
 struct AdamW {
     float lr, beta1, beta2, eps, weight_decay;
@@ -1501,7 +1496,6 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 //           cuBLASLt has no such kernel, ours run behind it. GELU forward is no epilogue: what
 //           recompute gets from the stored pre-activation must be the same bits
 // cost      compute: 2*M*N*K FLOPs
-// variants  dev/kernels/matmul.cu
 
 constexpr size_t MATMUL_WORKSPACE = 32 << 20;   // NVIDIA's advice for Hopper
 constexpr uint32_t MATMUL_ALIGNMENT = 16;       // bytes, at least, of every operand
