@@ -1591,11 +1591,11 @@ void test_memory() {
               format("planned %zu, allocated %zu, taken from the device %zu", planned, m.allocated, taken));
     };
     for (DType grad_dtype : {DType::FP32, DType::BF16})
-        for (auto [name, recompute] : {std::pair{"none", Recompute::NONE}, {"selective", Recompute::SELECTIVE},
-                                       {"full", Recompute::FULL}})
-            claim_exact(format("--recompute %s --grad-dtype %s", name, name_of(grad_dtype)), recompute, grad_dtype,
-                        Purpose::TRAINING);
-    claim_exact("--attention naive", Recompute::NONE, DType::FP32, Purpose::TRAINING, Attention::NAIVE);
+        for (const auto& [name, recompute] : RECOMPUTE_NAMES)
+            for (Attention attention : {Attention::FLASH, Attention::NAIVE})
+                claim_exact(format("--recompute %s --grad-dtype %s --attention %s", name, name_of(grad_dtype),
+                                   attention == Attention::FLASH ? "flash" : "naive"),
+                            recompute, grad_dtype, Purpose::TRAINING, attention);
     claim_exact("eval and sample", Recompute::NONE, DType::FP32, Purpose::INFERENCE);
     Setup s = {{3, 2, 32, 20, 300}, 1, 20, Recompute::NONE, DType::FP32, Purpose::TRAINING};
     bool exact = true;
@@ -2324,6 +2324,9 @@ void test_bad_flags() {
     refuse("a total batch that does not divide", TINY + "--micro-batch 2 --total-batch 100",
            {"--total-batch 100", "2 x 16", "96 and 128"});
     refuse("a total batch below one micro-batch", TINY + "--micro-batch 2 --total-batch 10", {"--total-batch 10", ": 32"});
+    refuse("a model of no layers", TINY + "--layers 0", {"--layers", "'0'"});
+    refuse("sequences of no tokens", TINY + "--seq-len 0", {"--seq-len", "'0'"});
+    refuse("a size in an unknown unit", "plan --gpu-memory 80QB", {"--gpu-memory", "80GB", "'80QB'"});
     refuse("a size without a unit", "plan --gpu-memory 80", {"--gpu-memory", "80GB", "'80'"});
     refuse("train without --data", "train --steps 1", {"--data"});
     refuse("eval without --data", "eval --from @/ours", {"--data"});
@@ -2580,7 +2583,11 @@ void test_trace() {
         std::set<std::string> passes;
         bool ordered = true, within = true, rises = false;
         double highest = 0;
+        std::map<double, double> alive;   // activations by time
+        std::vector<double> updates;      // when they began
         for (const json& e : trace.at("traceEvents")) {
+            if (e.at("ph") == "X" && e.at("name") == "adamw" && e.at("tid") == 1) updates.push_back(e.at("ts"));
+            if (e.at("ph") == "C") alive[e.at("ts")] = e.at("args").at("activations");
             if (e.at("ph") == "X") {
                 const double ts = e.at("ts"), end = ts + double(e.at("dur"));
                 double& last = row_end[e.at("tid")];
@@ -2597,6 +2604,9 @@ void test_trace() {
         claim_run(o.code == 0 && ordered && row_end.size() == 3, format("%s: the trace's rows are in order, none overlaps", flags), o);
         claim(within && rises && highest > 0.5 * double(plan.at("bytes").at("activations")), format("%s: live bytes rise, and stay within the plan", flags),
               format("%.0f of %zu bytes of activations at most", highest, size_t(plan.at("bytes").at("activations"))));
+        bool dead = updates.size() == TRACED_STEPS;
+        for (double time : updates) dead = dead && std::prev(alive.upper_bound(time))->second == 0;
+        claim(dead, format("%s: no activation is alive at the update", flags));
         claim(passes.count("forward") && passes.count("backward") && passes.count("update") && passes.count("recompute") == recomputes,
               format("%s: forward, %sbackward and update are told apart", flags, recomputes ? "recompute, " : ""));
     }

@@ -846,7 +846,7 @@ void bias_backward(Grad db, float* partials, const floatX* dout, size_t N, int O
 // mapping   one thread per pack
 // cost      bandwidth: forward reads 1, writes 1; backward reads 2, writes 1
 // source    Hendrycks and Gimpel 2016, "Gaussian Error Linear Units", section 2
-//           Backward is mostly an epilogue of the matmul before it instead
+// used      forward always; backward where cuBLASLt has no epilogue for it
 
 constexpr float GELU_SCALE = 0.7978845608028654f;   // sqrt(2/pi)
 constexpr float GELU_CUBIC = 0.044715f;
@@ -904,7 +904,7 @@ void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n
 //           twice, by the owner of the queries and by the owner of the keys: no atomics)
 // source    Milakov and Gimelshein 2018, "Online normalizer calculation for softmax";
 //           Dao 2023, "FlashAttention-2", algorithms 1 and 2
-//           This kernel needs no tensor cores
+// needs     no tensor cores: the version to read first
 
 constexpr int OWN = 32;                          // rows that a block owns
 constexpr int STEP = WARP_SIZE == 1 ? 32 : 16;   // rows of the other side per step
@@ -1941,8 +1941,21 @@ int largest_micro_batch(Setup s, size_t bytes) {
     return fits;
 }
 
+// Forty signs are all of it.
+std::string bar(double share) {
+    constexpr int WIDTH = 40;
+    return std::string(lround(WIDTH * std::min(1.0, share)), '#');
+}
+
 std::string size_text(size_t bytes) {
     return bytes < 1e6 ? format("%.1f kB", bytes / 1e3) : bytes < 1e9 ? format("%.1f MB", bytes / 1e6) : format("%.2f GB", bytes / 1e9);
+}
+
+// The plan by category, with bars against the memory that must hold it.
+void print_memory(const Plan& p, size_t memory) {
+    printf("memory     %s of %s\n", size_text(p.total).c_str(), size_text(memory).c_str());
+    for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++)
+        if (p.bytes[i]) printf("  %-11s %10s  %s\n", CATEGORY_NAMES[i], size_text(p.bytes[i]).c_str(), bar(double(p.bytes[i]) / memory).c_str());
 }
 
 struct Model {
@@ -3367,14 +3380,6 @@ void load_start(Model& m, const Start& start, uint64_t seed) {
     read_block(m.adam_v, moments, m.config, "v/");
 }
 
-void print_memory(const Setup& s) {
-    const Plan p = plan(s);
-    std::string parts;
-    for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++)
-        if (p.bytes[i]) parts += format("%s%s %s", parts.empty() ? "" : ", ", CATEGORY_NAMES[i], size_text(p.bytes[i]).c_str());
-    printf("memory     %s: %s\n", size_text(p.total).c_str(), parts.c_str());
-}
-
 void print_run(const Setup& s, const Options& o, const TrainData& data, long accumulation, const Start& start) {
     const Config& c = s.config;
     printf("device     %s, %s, %.2f TFLOP/s peak (%s)\n", device.properties.name, name_of(FLOATX), device.peak_flops / 1e12,
@@ -3384,7 +3389,7 @@ void print_run(const Setup& s, const Options& o, const TrainData& data, long acc
            start.dir.empty() ? "initialised at random" : ("from " + start.dir).c_str());
     printf("data       %s: %zu tokens to train on, %zu to validate on\n", o.data.c_str(), data.train.count(), data.val.count());
     printf("step       %d x %d tokens x %ld micro-batches = %ld tokens\n", s.B, s.T, accumulation, accumulation * long(s.N()));
-    print_memory(s);
+    print_memory(plan(s), memory_now().all);
     if (o.out.empty()) printf("output     none: --out DIR keeps a log and checkpoints\n");
     else printf("output     %s\n", o.out.c_str());
     fflush(stdout);
@@ -3450,9 +3455,10 @@ public:
         }
         progress_.end_line();
         const double seconds = seconds_now() - began;
-        printf("done       %ld steps in %s, %s tok/s; %s planned and allocated, %s resident at most\n", step_ - first,
+        printf("done       %ld steps in %s, %s tok/s; memory: %s allocated as planned, %s %s\n", step_ - first,
                clock_text(seconds).c_str(), short_number((step_ - first) * tokens_per_step() / seconds).c_str(),
-               size_text(m_.allocated).c_str(), size_text(peak_resident_bytes()).c_str());
+               size_text(m_.allocated).c_str(), size_text(device.is_cpu() ? peak_resident_bytes() : memory_now().all - memory_now().available).c_str(),
+               device.is_cpu() ? "resident at most" : "in use on the device");
     }
 
 private:
@@ -3663,11 +3669,6 @@ json plan_record(const Options& o, const Setup& s, size_t memory) {
             {"fits", p.total <= memory}, {"max_micro_batch", most}, {"tensors", tensors}};
 }
 
-std::string bar(double share) {
-    constexpr int WIDTH = 40;
-    return std::string(lround(WIDTH * std::min(1.0, share)), '#');
-}
-
 // The chapter's four steps from a batch in tokens to flags.
 void print_steps(const Options& o, const Setup& s, const json& most) {
     if (o.total_batch == 0) return;
@@ -3690,9 +3691,8 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
     printf("parameters  %zu; by the formula hV + L(12h^2 + 13h) + 2h, without positions, %.0f\n", size_t(record["parameters"]), double(record["parameters_formula"]));
     printf("a step      %d x %d tokens, accumulated %ld times; %s, gradients %s, recompute %s, attention %s\n", s.B, s.T, long(record["accumulation"]),
            name_of(s.precision), name_of(s.grad_dtype), record["recompute"].get<std::string>().c_str(), record["attention"].get<std::string>().c_str());
-    printf("\n%-13s %14s  of %s\n", "memory", "", size_text(memory).c_str());
-    for (const auto& [name, bytes] : record["bytes"].items())
-        printf("  %-11s %14s  %s\n", name.c_str(), size_text(bytes).c_str(), bar(size_t(bytes) / double(memory)).c_str());
+    printf("\n");
+    print_memory(plan(s), memory);
     printf("  %s; %.2f bytes of state per parameter\n", total <= memory ? "fits" : "does not fit on one such GPU", double(record["bytes_per_parameter"]));
     printf("\nactivations\n");
     std::vector<json> rows;
