@@ -91,7 +91,7 @@ $(OWN_TEXT): train_gpt.cu test_gpt.cu README.md Makefile $(wildcard dev/*/*.h de
 # About a minute on 2 CPU cores.
 RUN_OPTIONS ?= --layers 4 --heads 4 --channels 128 --context 128 --micro-batch 8 --steps 1500 --lr 2e-3 --min-lr 2e-4 \
                --warmup 50 --beta2 0.99 --eval-every 500 --sample-every 1500 --sample-tokens 300
-run: all $(DATA)
+run: all $(filter $(OWN_TEXT),$(DATA))
 	./train_gpt train --data $(DATA) $(RUN_OPTIONS) --out runs/$$(date +%Y%m%d-%H%M%S)
 
 # ---- tests --------------------------------------------------------------------------------------
