@@ -2685,7 +2685,7 @@ int main(int argc, char** argv) {
         fprintf(stderr, "usage: test_gpt | test_gpt --export DIR | test_gpt --as-train-gpt ...\n");
         return 2;
     }
-    open_device();
+    open_device(TensorCores::AUTO);
     if (what == "--export") {
         export_folder(argv[2]);
         return 0;

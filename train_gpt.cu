@@ -101,11 +101,14 @@ void check(cublasStatus_t status, const char* what) {
 // The one GPU (or the CPU that stands in for it). `stream` carries all compute, `copies` the next
 // batch; cuBLASLt takes its workspace from the memory plan.
 
+enum class TensorCores { AUTO, NONE, MMA, WGMMA };   // that attention runs on; wgmma: Hopper's
+
 struct Device {
     cudaDeviceProp properties;
     cudaStream_t stream, copies;
     cublasLtHandle_t matmul;
     void* matmul_workspace = nullptr;
+    TensorCores tensor_cores = TensorCores::NONE;
     double peak_flops = 0;   // dense FLOP/s in floatX: the denominator of MFU
     std::string peak_source; // where that figure comes from
 
@@ -379,6 +382,7 @@ struct Options {
     Recompute recompute = Recompute::NONE;
     DType grad_dtype = DType::FP32;
     Attention attention = Attention::FLASH;
+    TensorCores tensor_cores = TensorCores::AUTO;
     // optimizer
     long steps = 1000, warmup = 0;
     double lr = 6e-4, min_lr = -1;
@@ -496,6 +500,7 @@ std::vector<Flag> flag_table(Options& o) {
         choice_flag("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"}, "which activations are dropped in forward and computed again in backward"),
         choice_flag("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16"}, "what gradients are stored and accumulated in"),
         choice_flag("--attention", ALL, o.attention, {"flash", "naive"}, "naive keeps the T x T scores and probabilities in memory, to see what flash saves"),
+        choice_flag("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores, {"auto", "none", "mma", "wgmma"}, "that flash attention runs on: Hopper's (wgmma), Ampere's (mma), none; auto: the best that are there"),
         number_flag("--steps", TRAIN, o.steps, 1L, ANY_LONG, "optimizer steps"),
         number_flag("--lr", TRAIN, o.lr, 0.0, ANY, "largest learning rate"),
         number_flag("--min-lr", TRAIN, o.min_lr, 0.0, ANY, "learning rate at the end (default: a tenth of --lr)"),
@@ -1364,19 +1369,928 @@ __global__ void attention_backward_dkv_kernel(floatX* dqkv, const floatX* dout, 
 
 dim3 attention_grid(int B, int T, int NH) { return dim3(ceil_div(T, OWN), NH, B); }
 
-void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int HS) {
+void attention_forward_portable(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int HS) {
     launch("attention_forward", attention_forward_kernel, attention_grid(B, T, NH), ATTENTION_BLOCK,
            attention_forward_shared(HS), out, lse, qkv, T, HS);
 }
 
 // D (B,NH,T) fp32 scratch
-void attention_backward(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
-                        const float* lse, int B, int T, int NH, int HS) {
+void attention_backward_portable(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
+                                 const float* lse, int B, int T, int NH, int HS) {
     const size_t shared = attention_backward_shared(HS);
     launch("attention_backward_dq", attention_backward_dq_kernel, attention_grid(B, T, NH), ATTENTION_BLOCK, shared,
            dqkv, D, dout, qkv, out, lse, T, HS);
     launch("attention_backward_dkv", attention_backward_dkv_kernel, attention_grid(B, T, NH), ATTENTION_BLOCK, shared,
            dqkv, dout, qkv, lse, D, T, HS);
+}
+
+// ==== attention on tensor cores ==============================================
+// The function of the section above (formulas, shapes), its products on tensor cores in BF16.
+// mapping   A warp owns 16 rows: queries in forward and dQ, keys in dK/dV. Its scores against a tile
+//           of the other side are an accumulator in its registers (a fragment), which has the layout
+//           of a left operand: P and dS go from one product into the next without leaving them.
+//           Tiles come from global memory one step ahead of the products.
+// kernels   mma    Ampere and up: 4 warps own 64 rows, all of them load tiles (cp.async) and multiply
+//           wgmma  Hopper: a warp of its own loads tiles through the copy engine; 2 or 3 warpgroups of
+//                  64 rows each do nothing but multiply and take the softmax. One block per
+//                  multiprocessor stays there and does one piece of work after another
+// cost      compute, as above: 2 products forward, 7 backward
+// source    Dao 2023, "FlashAttention-2"; Shah et al. 2024, "FlashAttention-3", algorithms 1 and 2
+// needs     BF16, head sizes 64, 80, 96, 128; otherwise the portable kernels above run
+// variants  dev/kernels/attention.cu
+
+bool on_tensor_cores(int HS) {
+    return device.tensor_cores != TensorCores::NONE && (HS == 64 || HS == 80 || HS == 96 || HS == 128);
+}
+
+#if defined(PRECISION_BF16) && WARP_SIZE == 32
+
+constexpr float LOG2E = 1.4426950408889634f;   // exp(x) = 2^(x log2 e)
+
+// Bytes of a tile of `rows` rows of a head: whole blocks of 64 columns.
+__host__ __device__ constexpr int column_blocks(int HS) { return (HS + TILE_COLUMNS - 1) / TILE_COLUMNS; }
+__host__ __device__ constexpr int tile_bytes(int rows, int HS) { return rows * column_blocks(HS) * TILE_ROW_BYTES; }
+
+// ---- fragments: (16, N) of a warp, N / 2 elements a lane
+
+// Row and column of a lane's element e.
+__device__ __forceinline__ int fragment_row(int e) { return threadIdx.x % 32 / 4 + e / 2 % 2 * 8; }
+__device__ __forceinline__ int fragment_column(int e) { return e / 4 * 8 + threadIdx.x % 4 * 2 + e % 2; }
+
+// A key counts for its own query and those after it. Where (row0, column0) is a fragment's corner.
+template <Queries QUERIES, int N> __device__ __forceinline__ void mask_scores(float (&S)[N], int row0, int column0) {
+    for (int e = 0; e < N; e++) {
+        const int row = row0 + fragment_row(e), column = column0 + fragment_column(e);
+        if (QUERIES == Queries::ROWS ? column > row : row > column) S[e] = -INFINITY;
+    }
+}
+
+// The softmax of a lane's two rows so far. `sum` is over this lane's columns only.
+struct RowState {
+    float max[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+};
+
+// Four lanes share a row.
+__device__ __forceinline__ float row_sum(float x) {
+    x += __shfl_xor_sync(FULL_WARP, x, 1);
+    return x + __shfl_xor_sync(FULL_WARP, x, 2);
+}
+__device__ __forceinline__ float row_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 1));
+    return fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 2));
+}
+
+// One step of the online softmax: S becomes P = 2^(scale (S - max)), with the maximum so far; older
+// sums and outputs must be multiplied by `rescale`. Every row has a key in its first step.
+template <int N> __device__ __forceinline__ void softmax_step(float (&S)[N], RowState& rows, float (&rescale)[2], float scale) {
+    float max[2] = {rows.max[0], rows.max[1]}, sum[2] = {};
+    for (int e = 0; e < N; e++) max[e / 2 % 2] = fmaxf(max[e / 2 % 2], S[e]);
+    for (int h = 0; h < 2; h++) {
+        max[h] = row_max(max[h]);
+        rescale[h] = exp2_approx((rows.max[h] - max[h]) * scale);   // first step: 2^-inf = 0
+        rows.max[h] = max[h];
+        max[h] *= scale;
+    }
+    for (int e = 0; e < N; e++) {
+        S[e] = exp2_approx(S[e] * scale - max[e / 2 % 2]);
+        sum[e / 2 % 2] += S[e];
+    }
+    for (int h = 0; h < 2; h++) rows.sum[h] = rows.sum[h] * rescale[h] + sum[h];
+}
+
+template <int N> __device__ __forceinline__ void multiply_rows(float (&x)[N], const float (&factor)[2]) {
+    for (int e = 0; e < N; e++) x[e] *= factor[e / 2 % 2];
+}
+
+// A fragment, rounded, as left operands of 16 columns each.
+template <int N> __device__ __forceinline__ void to_operands(uint32_t (&a)[N / 8][4], const float (&x)[N]) {
+    for (int i = 0; i < N / 2; i++) a[i / 4][i % 4] = pack_bf16(x[2 * i], x[2 * i + 1]);
+}
+
+// Rows row0 ... row0 + 15 of x, as far as they are below T, from a fragment (16, HS), by way of the
+// warp's own rows of a tile, so that lanes next to each other write 16 bytes next to each other.
+template <int HS>
+__device__ __forceinline__ void store_rows(floatX* x, size_t apart, int row0, int T, const float* fragment, char* tile,
+                                           int tile_rows, int tile_row) {
+    const int lane = threadIdx.x % 32;
+    __syncwarp();   // what was here has been read
+    for (int i = 0; i < HS / 4; i++) {
+        const uint32_t pair = pack_bf16(fragment[2 * i], fragment[2 * i + 1]);
+        memcpy(tile_chunk(tile, tile_rows, tile_row + fragment_row(2 * i), i / 2) + lane % 4 * 4, &pair, sizeof(pair));
+    }
+    __syncwarp();
+    for (int e = lane; e < 16 * (HS / PACK); e += 32) {
+        const int row = e / (HS / PACK), chunk = e % (HS / PACK);
+        if (row0 + row < T)
+            *reinterpret_cast<uint4*>(x + (row0 + row) * apart + chunk * PACK) =
+                *reinterpret_cast<const uint4*>(tile_chunk(tile, tile_rows, tile_row + row, chunk));
+    }
+}
+
+// lse of a lane's two rows.
+__device__ __forceinline__ void store_lse(float* lse, const RowState& rows, const float (&sum)[2], int row0, int T, float scale) {
+    for (int h = 0; h < 2; h++)
+        if (threadIdx.x % 4 == 0 && row0 + fragment_row(2 * h) < T)
+            lse[row0 + fragment_row(2 * h)] = (rows.max[h] * scale + log2f(sum[h])) / LOG2E;
+}
+
+// lse (in powers of 2) and D of a lane's two queries; D = sum of dout * out is left in memory for the
+// kernel of dK and dV. Two lanes share a query.
+template <int HS>
+__device__ __forceinline__ void query_statistics(float (&lse)[2], float (&D)[2], float* D_out, const float* lse_in,
+                                                 const floatX* dout, const floatX* out, int row0, int T, size_t apart) {
+    const int lane = threadIdx.x % 32, row = row0 + lane / 2;
+    float sum = 0;
+    if (row < T)
+        for (int i = lane % 2 * PACK; i < HS; i += 2 * PACK) {
+            float x[PACK], y[PACK];
+            load(x, dout + row * apart + i);
+            load(y, out + row * apart + i);
+            for (int k = 0; k < PACK; k++) sum += x[k] * y[k];
+        }
+    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+    if (row < T && lane % 2 == 0) D_out[row] = sum;
+    for (int h = 0; h < 2; h++) {
+        const int mine = fragment_row(2 * h);
+        D[h] = __shfl_sync(FULL_WARP, sum, 2 * mine);
+        lse[h] = row0 + mine < T ? lse_in[row0 + mine] * LOG2E : 0.0f;
+    }
+}
+
+// P = 2^(scale S - lse) in place of S;  dS = P * (dP - D) in place of dP. lse(e) and D(e) belong to
+// element e's query.
+template <int N, typename Lse> __device__ __forceinline__ void probabilities(float (&S)[N], float scale, Lse lse) {
+    for (int e = 0; e < N; e++) S[e] = exp2_approx(S[e] * scale - lse(e));
+}
+template <int N, typename Dot> __device__ __forceinline__ void score_gradients(float (&dP)[N], const float (&P)[N], Dot D) {
+    for (int e = 0; e < N; e++) dP[e] = P[e] * (dP[e] - D(e));
+}
+
+// ---- mma
+
+constexpr int MMA_BLOCK = 128;
+constexpr int MMA_ROWS = 16 * MMA_BLOCK / 32;   // that a block owns, and of the other side per step
+
+// Starts to load rows [row0, row0 + MMA_ROWS) of a head into a tile; those past T become 0.
+template <int HS> __device__ __forceinline__ void load_tile(char* tile, const floatX* x, int row0, int T, size_t apart) {
+    for (int e = threadIdx.x; e < MMA_ROWS * (HS / PACK); e += MMA_BLOCK) {
+        const int row = e / (HS / PACK), chunk = e % (HS / PACK);
+        const bool valid = row0 + row < T;
+        copy_async(tile_chunk(tile, MMA_ROWS, row, chunk), valid ? x + (row0 + row) * apart + chunk * PACK : x, valid);
+    }
+}
+
+// S (16, MMA_ROWS) = A B^T: A are 16 rows of a tile, from `row` on, B is a tile.
+template <int HS> __device__ __forceinline__ void mma_scores(float (&S)[MMA_ROWS / 2], char* A, int row, char* B) {
+    const int lane = threadIdx.x % 32;
+    uint32_t a[4], b[4];
+    for (float& s : S) s = 0;
+#pragma unroll
+    for (int k = 0; k < HS / 16; k++) {
+        ldmatrix(a, tile_chunk(A, MMA_ROWS, row + lane % 16, 2 * k + lane / 16));
+        for (int j = 0; j < MMA_ROWS / 16; j++) {   // 16 rows of B are two right operands
+            ldmatrix(b, tile_chunk(B, MMA_ROWS, 16 * j + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+            mma_m16n8k16(S + 8 * j, a, b[0], b[1]);
+            mma_m16n8k16(S + 8 * j + 4, a, b[2], b[3]);
+        }
+    }
+}
+
+// O (16, HS) += P (16, MMA_ROWS) B: B is a tile.
+template <int HS>
+__device__ __forceinline__ void mma_outputs(float (&O)[HS / 2], const uint32_t (&P)[MMA_ROWS / 16][4], char* B) {
+    const int lane = threadIdx.x % 32;
+    uint32_t b[4];
+#pragma unroll
+    for (int k = 0; k < MMA_ROWS / 16; k++)
+        for (int j = 0; j < HS / 16; j++) {
+            ldmatrix_transposed(b, tile_chunk(B, MMA_ROWS, 16 * k + lane % 16, 2 * j + lane / 16));
+            mma_m16n8k16(O + 8 * j, P[k], b[0], b[1]);
+            mma_m16n8k16(O + 8 * j + 4, P[k], b[2], b[3]);
+        }
+}
+
+template <int HS>
+__global__ void __launch_bounds__(MMA_BLOCK, 1)
+attention_forward_mma_kernel(floatX* out, float* lse, const floatX* qkv, int T) {
+    constexpr int TILE = tile_bytes(MMA_ROWS, HS);
+    const Head head = my_head(T, HS);
+    const int own_tile = gridDim.x - 1 - blockIdx.x;      // those with most keys first
+    const int query0 = own_tile * MMA_ROWS, row = threadIdx.x / 32 * 16;
+    const float scale = rsqrtf(static_cast<float>(HS)) * LOG2E;
+    char* Q = reinterpret_cast<char*>(dynamic_shared());
+    char *K = Q + TILE, *V = K + 2 * TILE;                // two of each: in use, on its way
+    const floatX* q = qkv + head.qkv;
+
+    load_tile<HS>(Q, q, query0, T, head.apart);
+    load_tile<HS>(K, q + head.C, 0, T, head.apart);
+    load_tile<HS>(V, q + 2 * head.C, 0, T, head.apart);
+    copy_async_commit();
+    float O[HS / 2] = {};
+    RowState rows;
+    for (int j = 0; j <= own_tile; j++) {
+        const int now = j % 2 * TILE, next = TILE - now;
+        if (j < own_tile) {
+            load_tile<HS>(K + next, q + head.C, (j + 1) * MMA_ROWS, T, head.apart);
+            load_tile<HS>(V + next, q + 2 * head.C, (j + 1) * MMA_ROWS, T, head.apart);
+        }
+        copy_async_commit();
+        copy_async_wait<1>();
+        __syncthreads();   // everybody's part of K and V is there
+        float S[MMA_ROWS / 2], rescale[2];
+        uint32_t P[MMA_ROWS / 16][4];
+        mma_scores<HS>(S, Q, row, K + now);                                             // S = Q K^T
+        if (j == own_tile) mask_scores<Queries::ROWS>(S, query0 + row, j * MMA_ROWS);
+        softmax_step(S, rows, rescale, scale);
+        multiply_rows(O, rescale);
+        to_operands(P, S);
+        mma_outputs<HS>(O, P, V + now);                                                 // O += P V
+        __syncthreads();   // before K and V are loaded again
+    }
+    const float sum[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])}, inverse[2] = {1 / sum[0], 1 / sum[1]};
+    multiply_rows(O, inverse);
+    store_lse(lse + head.rows, rows, sum, query0 + row, T, scale);
+    store_rows<HS>(out + head.out, head.C, query0 + row, T, O, Q, MMA_ROWS, row);
+}
+
+// Also leaves D for attention_backward_dkv_mma_kernel.
+template <int HS>
+__global__ void __launch_bounds__(MMA_BLOCK, 1)
+attention_backward_dq_mma_kernel(floatX* dqkv, float* D_out, const floatX* dout, const floatX* qkv, const floatX* out,
+                                 const float* lse_in, int T) {
+    constexpr int TILE = tile_bytes(MMA_ROWS, HS);
+    const Head head = my_head(T, HS);
+    const int own_tile = gridDim.x - 1 - blockIdx.x;
+    const int query0 = own_tile * MMA_ROWS, row = threadIdx.x / 32 * 16;
+    const float scale = rsqrtf(static_cast<float>(HS));
+    char* Q = reinterpret_cast<char*>(dynamic_shared());
+    char *dO = Q + TILE, *K = dO + TILE, *V = K + 2 * TILE;
+    const floatX* q = qkv + head.qkv;
+
+    load_tile<HS>(Q, q, query0, T, head.apart);
+    load_tile<HS>(dO, dout + head.out, query0, T, head.C);
+    load_tile<HS>(K, q + head.C, 0, T, head.apart);
+    load_tile<HS>(V, q + 2 * head.C, 0, T, head.apart);
+    copy_async_commit();
+    float lse[2], D[2], dQ[HS / 2] = {};
+    query_statistics<HS>(lse, D, D_out + head.rows, lse_in + head.rows, dout + head.out, out + head.out, query0 + row, T, head.C);
+    for (int j = 0; j <= own_tile; j++) {
+        const int now = j % 2 * TILE, next = TILE - now;
+        if (j < own_tile) {
+            load_tile<HS>(K + next, q + head.C, (j + 1) * MMA_ROWS, T, head.apart);
+            load_tile<HS>(V + next, q + 2 * head.C, (j + 1) * MMA_ROWS, T, head.apart);
+        }
+        copy_async_commit();
+        copy_async_wait<1>();
+        __syncthreads();
+        float S[MMA_ROWS / 2], dP[MMA_ROWS / 2];
+        uint32_t dS[MMA_ROWS / 16][4];
+        mma_scores<HS>(S, Q, row, K + now);                                             // S = Q K^T
+        mma_scores<HS>(dP, dO, row, V + now);                                           // dP = dO V^T
+        if (j == own_tile) mask_scores<Queries::ROWS>(S, query0 + row, j * MMA_ROWS);
+        probabilities(S, scale * LOG2E, [&](int e) { return lse[e / 2 % 2]; });
+        score_gradients(dP, S, [&](int e) { return D[e / 2 % 2]; });
+        to_operands(dS, dP);
+        mma_outputs<HS>(dQ, dS, K + now);                                               // dQ += dS K
+        __syncthreads();
+    }
+    const float factor[2] = {scale, scale};
+    multiply_rows(dQ, factor);
+    store_rows<HS>(dqkv + head.qkv, head.apart, query0 + row, T, dQ, Q, MMA_ROWS, row);
+}
+
+template <int HS>
+__global__ void __launch_bounds__(MMA_BLOCK, 1)
+attention_backward_dkv_mma_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* lse_in,
+                                  const float* D_in, int T) {
+    constexpr int TILE = tile_bytes(MMA_ROWS, HS);
+    const Head head = my_head(T, HS);
+    const int own_tile = blockIdx.x, tiles = gridDim.x;   // those with most queries first
+    const int key0 = own_tile * MMA_ROWS, row = threadIdx.x / 32 * 16;
+    const float scale = rsqrtf(static_cast<float>(HS));
+    char* K = reinterpret_cast<char*>(dynamic_shared());
+    char *V = K + TILE, *Q = V + TILE, *dO = Q + 2 * TILE;
+    float *lse = reinterpret_cast<float*>(dO + 2 * TILE), *D = lse + MMA_ROWS;
+    const floatX *q = qkv + head.qkv, *d = dout + head.out;
+
+    load_tile<HS>(K, q + head.C, key0, T, head.apart);
+    load_tile<HS>(V, q + 2 * head.C, key0, T, head.apart);
+    load_tile<HS>(Q, q, key0, T, head.apart);
+    load_tile<HS>(dO, d, key0, T, head.C);
+    copy_async_commit();
+    float dK[HS / 2] = {}, dV[HS / 2] = {};
+    for (int i = own_tile; i < tiles; i++) {
+        const int now = (i - own_tile) % 2 * TILE, next = TILE - now;
+        if (i + 1 < tiles) {
+            load_tile<HS>(Q + next, q, (i + 1) * MMA_ROWS, T, head.apart);
+            load_tile<HS>(dO + next, d, (i + 1) * MMA_ROWS, T, head.C);
+        }
+        copy_async_commit();
+        for (int r = threadIdx.x; r < MMA_ROWS; r += MMA_BLOCK) {
+            const int query = i * MMA_ROWS + r;
+            lse[r] = query < T ? lse_in[head.rows + query] * LOG2E : 0.0f;
+            D[r] = query < T ? D_in[head.rows + query] : 0.0f;
+        }
+        copy_async_wait<1>();
+        __syncthreads();
+        float S[MMA_ROWS / 2], dP[MMA_ROWS / 2];
+        uint32_t P[MMA_ROWS / 16][4];
+        mma_scores<HS>(S, K, row, Q + now);                                             // S = K Q^T
+        mma_scores<HS>(dP, V, row, dO + now);                                           // dP = V dO^T
+        if (i == own_tile) mask_scores<Queries::COLUMNS>(S, key0 + row, i * MMA_ROWS);
+        probabilities(S, scale * LOG2E, [&](int e) { return lse[fragment_column(e)]; });
+        score_gradients(dP, S, [&](int e) { return D[fragment_column(e)]; });
+        to_operands(P, S);
+        mma_outputs<HS>(dV, P, dO + now);                                               // dV += P dO
+        to_operands(P, dP);
+        mma_outputs<HS>(dK, P, Q + now);                                                // dK += dS Q
+        __syncthreads();
+    }
+    const float factor[2] = {scale, scale};
+    multiply_rows(dK, factor);
+    store_rows<HS>(dqkv + head.qkv + head.C, head.apart, key0 + row, T, dK, K, MMA_ROWS, row);
+    store_rows<HS>(dqkv + head.qkv + 2 * head.C, head.apart, key0 + row, T, dV, V, MMA_ROWS, row);
+}
+
+// ---- wgmma: what a block does, and how its warps hand tiles to each other
+
+constexpr int WARPGROUP = 128, GROUP_ROWS = 64;   // threads; rows of a product
+constexpr int BOX_ROWS = 64;                      // that the copy engine brings at once
+
+// Blocks stay and do one piece of work after another: a tile of rows of one head each. Pieces go from
+// long to short, so that all blocks end at about the same time; yet heads take turns in groups
+// `together`, whose tensors fit in the L2 cache.
+struct Pieces {
+    int tiles;      // per head
+    int NH, heads;  // heads = B * NH
+    int together;
+
+    __device__ size_t count() const { return static_cast<size_t>(tiles) * heads; }
+};
+
+struct HeadTile { int rank, h, b; };   // rank 0 is the head's longest piece
+
+__device__ __forceinline__ HeadTile head_tile(const Pieces& pieces, size_t i) {
+    const int group = i / (static_cast<size_t>(pieces.tiles) * pieces.together), first = group * pieces.together;
+    const int heads = min(pieces.together, pieces.heads - first);
+    const int rest = i - static_cast<size_t>(group) * pieces.tiles * pieces.together, head = first + rest % heads;
+    return {rest / heads, head % pieces.NH, head / pieces.NH};
+}
+
+// A ring of buffers between the producer, who fills them, and the consumers.
+template <int STAGES> struct Ring {
+    uint64_t full[STAGES], empty[STAGES];
+
+    // How many threads announce that a buffer is full, and how many that it is empty.
+    __device__ void init(int fillers, int readers) {
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(&full[s], fillers);
+            barrier_init(&empty[s], readers);
+        }
+    }
+};
+
+// Where somebody is in a ring: the buffer, and the parity of this round.
+template <int STAGES> struct Turn {
+    int stage = 0;
+    uint32_t parity = 0;
+
+    __device__ __forceinline__ void next() {
+        stage = (stage + 1) % STAGES;
+        parity ^= stage == 0;
+    }
+};
+
+template <int STAGES> __device__ __forceinline__ void wait_full(Ring<STAGES>& ring, const Turn<STAGES>& turn) {
+    barrier_wait(&ring.full[turn.stage], turn.parity);
+}
+template <int STAGES> __device__ __forceinline__ void wait_empty(Ring<STAGES>& ring, const Turn<STAGES>& turn) {
+    barrier_wait(&ring.empty[turn.stage], turn.parity ^ 1);   // a new buffer is empty
+}
+// A warp has read this buffer for the last time.
+template <int STAGES> __device__ __forceinline__ void release(Ring<STAGES>& ring, Turn<STAGES>& turn) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[turn.stage]);
+    turn.next();
+}
+
+// Starts to load rows [row0, row0 + rows) of a head into a tile; `head` counts q, k and v apart.
+template <int HS>
+__device__ __forceinline__ void load_boxes(char* tile, int rows, const TensorMap& from, uint64_t* barrier, int head, int row0, int b) {
+    for (int c = 0; c < column_blocks(HS); c++)
+        for (int r = 0; r < rows; r += BOX_ROWS)
+            tensor_load(tile + (c * rows + r) * TILE_ROW_BYTES, &from.map, barrier, c * TILE_COLUMNS, head, row0 + r, b);
+}
+
+// The output of (64, HS) is accumulated in blocks of 64 columns.
+template <int HS> using HeadFragment = float[column_blocks(HS)][GROUP_ROWS * TILE_COLUMNS / WARPGROUP];
+
+// Starts S (64, N) = A B^T, of rows of two tiles: A from its row `a_row` on, of a_rows; B (N, HS).
+template <int HS, int N>
+__device__ __forceinline__ void start_scores(float (&S)[N / 2], char* A, int a_rows, int a_row, char* B) {
+    constexpr int STEP_BYTES = 32;   // 16 columns
+#pragma unroll
+    for (int k = 0; k < HS / 16; k++)
+        wgmma<N, Major::K>(S, wgmma_operand(A + (k / 4 * a_rows + a_row) * TILE_ROW_BYTES + k % 4 * STEP_BYTES),
+                           wgmma_operand(B + k / 4 * N * TILE_ROW_BYTES + k % 4 * STEP_BYTES), k > 0);
+    wgmma_commit();
+}
+
+// Starts O (64, HS) += P (64, N) B, P from registers, B (N, HS) a tile.
+template <int HS, int N>
+__device__ __forceinline__ void start_outputs(HeadFragment<HS>& O, const uint32_t (&P)[N / 16][4], char* B) {
+#pragma unroll
+    for (int k = 0; k < N / 16; k++)
+        for (int c = 0; c < column_blocks(HS); c++)
+            wgmma<TILE_COLUMNS, Major::MN>(O[c], P[k], wgmma_operand(B + (c * N + k * 16) * TILE_ROW_BYTES), 1);
+    wgmma_commit();
+}
+
+template <int HS> __device__ __forceinline__ void multiply_rows(HeadFragment<HS>& x, const float (&factor)[2]) {
+#pragma unroll
+    for (int c = 0; c < column_blocks(HS); c++) multiply_rows(x[c], factor);
+}
+template <int HS> __device__ __forceinline__ void clear_fragment(HeadFragment<HS>& x) {
+#pragma unroll
+    for (int c = 0; c < column_blocks(HS); c++)
+        for (float& value : x[c]) value = 0;
+}
+
+// Warpgroups of a block: one that loads and CONSUMERS that multiply. The launch gives all threads the
+// same registers; the first group needs few, the others take the rest of the 65536.
+template <int CONSUMERS> struct Warpgroups {
+    static constexpr int BLOCK = WARPGROUP * (1 + CONSUMERS);
+    static constexpr int WARPS = 4 * CONSUMERS;      // that multiply
+    static constexpr int ROWS = GROUP_ROWS * CONSUMERS;
+    static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
+    static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
+};
+
+// This warp's first row among those of the block's consumers.
+__device__ __forceinline__ int consumer_row() { return (threadIdx.x - WARPGROUP) / 32 * 16; }
+
+// ---- wgmma: forward
+
+template <int HS> struct ForwardShape : Warpgroups<HS == 64 ? 3 : 2> {
+    static constexpr int KEYS = 128, STAGES = 2;
+    struct Shared {
+        alignas(TILE_ALIGNMENT) char Q[tile_bytes(ForwardShape::ROWS, HS)], K[STAGES][tile_bytes(KEYS, HS)],
+            V[STAGES][tile_bytes(KEYS, HS)], O[tile_bytes(ForwardShape::ROWS, HS)];
+        Ring<1> q;
+        Ring<STAGES> k, v;
+    };
+};
+
+// The pieces of a block in forward and dQ: queries, from the longest (the last ones) on.
+__device__ __forceinline__ int first_query(const Pieces& pieces, const HeadTile& piece, int rows) {
+    return (pieces.tiles - 1 - piece.rank) * rows;
+}
+// Tiles of keys that queries [query0, query0 + rows) need.
+__device__ __forceinline__ int key_tiles(int query0, int rows, int T, int keys) { return (min(query0 + rows, T) + keys - 1) / keys; }
+
+template <int HS>
+__device__ __forceinline__ void forward_producer(typename ForwardShape<HS>::Shared& shared, const TensorMap& qkv, const Pieces& pieces, int T) {
+    using Shape = ForwardShape<HS>;
+    Turn<1> q;
+    Turn<Shape::STAGES> kv;   // K and V have rings of their own, in step
+    for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
+        const HeadTile piece = head_tile(pieces, i);
+        const int query0 = first_query(pieces, piece, Shape::ROWS), tiles = key_tiles(query0, Shape::ROWS, T, Shape::KEYS);
+        wait_empty(shared.q, q);
+        barrier_arrive_expect(&shared.q.full[0], sizeof(shared.Q));
+        load_boxes<HS>(shared.Q, Shape::ROWS, qkv, &shared.q.full[0], piece.h, query0, piece.b);
+        q.next();
+        for (int j = 0; j < tiles; j++, kv.next()) {
+            uint64_t *k_full = &shared.k.full[kv.stage], *v_full = &shared.v.full[kv.stage];
+            wait_empty(shared.k, kv);
+            barrier_arrive_expect(k_full, sizeof(shared.K[0]));
+            load_boxes<HS>(shared.K[kv.stage], Shape::KEYS, qkv, k_full, pieces.NH + piece.h, j * Shape::KEYS, piece.b);
+            wait_empty(shared.v, kv);
+            barrier_arrive_expect(v_full, sizeof(shared.V[0]));
+            load_boxes<HS>(shared.V[kv.stage], Shape::KEYS, qkv, v_full, 2 * pieces.NH + piece.h, j * Shape::KEYS, piece.b);
+        }
+    }
+}
+
+// While the products of one tile run, the softmax of the next one is taken: S of tile j + 1 is started
+// before O += P V of tile j.
+template <int HS>
+__device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typename ForwardShape<HS>::Shared& shared, const Pieces& pieces, int T) {
+    using Shape = ForwardShape<HS>;
+    constexpr int KEYS = Shape::KEYS;
+    const int row = consumer_row(), group_row = row / GROUP_ROWS * GROUP_ROWS;
+    const float scale = rsqrtf(static_cast<float>(HS)) * LOG2E;
+    const size_t C = static_cast<size_t>(pieces.NH) * HS;
+    Turn<1> q;
+    Turn<Shape::STAGES> k, v;
+    for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
+        const HeadTile piece = head_tile(pieces, i);
+        const int query0 = first_query(pieces, piece, Shape::ROWS), tiles = key_tiles(query0, Shape::ROWS, T, KEYS);
+        float S[KEYS / 2], rescale[2];
+        HeadFragment<HS> O;
+        uint32_t P[KEYS / 16][4];
+        RowState rows;
+        auto start_tile = [&] {
+            wait_full(shared.k, k);
+            wgmma_fence();
+            start_scores<HS, KEYS>(S, shared.Q, Shape::ROWS, group_row, shared.K[k.stage]);        // S = Q K^T
+        };
+        auto softmax = [&](int j) {
+            release(shared.k, k);
+            if (j + 1 == tiles) release(shared.q, q);
+            if ((j + 1) * KEYS > query0 + row + 1) mask_scores<Queries::ROWS>(S, query0 + row, j * KEYS);
+            softmax_step(S, rows, rescale, scale);
+        };
+        clear_fragment<HS>(O);
+        wait_full(shared.q, q);
+        start_tile();
+        wgmma_wait<0>();
+        softmax(0);
+        to_operands(P, S);
+        for (int j = 1; j < tiles; j++) {
+            start_tile();
+            wait_full(shared.v, v);
+            start_outputs<HS, KEYS>(O, P, shared.V[v.stage]);                                      // O += P V, of the last tile
+            wgmma_wait<1>();                          // S
+            softmax(j);
+            wgmma_wait<0>();                          // O
+            release(shared.v, v);
+            multiply_rows<HS>(O, rescale);
+            to_operands(P, S);
+        }
+        wait_full(shared.v, v);
+        wgmma_fence();
+        start_outputs<HS, KEYS>(O, P, shared.V[v.stage]);
+        const float sum[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])}, inverse[2] = {1 / sum[0], 1 / sum[1]};
+        const size_t first_row = static_cast<size_t>(piece.b) * T;
+        store_lse(lse + (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T, rows, sum, query0 + row, T, scale);
+        wgmma_wait<0>();
+        release(shared.v, v);
+        multiply_rows<HS>(O, inverse);
+        store_rows<HS>(out + first_row * C + piece.h * HS, C, query0 + row, T, O[0], shared.O, Shape::ROWS, row);
+    }
+}
+
+template <int HS>
+__global__ void __launch_bounds__(ForwardShape<HS>::BLOCK, 1)
+attention_forward_wgmma_kernel(floatX* out, float* lse, const __grid_constant__ TensorMap qkv, Pieces pieces, int T) {
+    if constexpr (HAS_WGMMA) {
+        using Shape = ForwardShape<HS>;
+        auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
+        if (threadIdx.x == 0) {
+            shared.q.init(1, Shape::WARPS);
+            shared.k.init(1, Shape::WARPS);
+            shared.v.init(1, Shape::WARPS);
+            barrier_init_done();
+        }
+        __syncthreads();
+        if (threadIdx.x < WARPGROUP) {
+            keep_registers<Shape::PRODUCER_REGISTERS>();
+            if (threadIdx.x == 0) forward_producer<HS>(shared, qkv, pieces, T);
+        } else {
+            take_registers<Shape::CONSUMER_REGISTERS>();
+            forward_consumer<HS>(out, lse, shared, pieces, T);
+        }
+    }
+}
+
+// ---- wgmma: dQ
+
+template <int HS> struct QueryGradientShape : Warpgroups<2> {
+    static constexpr int KEYS = HS == 64 ? 128 : 64, STAGES = 2;
+    struct Shared {
+        alignas(TILE_ALIGNMENT) char Q[tile_bytes(QueryGradientShape::ROWS, HS)], dO[tile_bytes(QueryGradientShape::ROWS, HS)],
+            K[STAGES][tile_bytes(KEYS, HS)], V[STAGES][tile_bytes(KEYS, HS)], dQ[tile_bytes(QueryGradientShape::ROWS, HS)];
+        Ring<1> q;   // and dO
+        Ring<STAGES> k, v;
+    };
+};
+
+template <int HS>
+__device__ __forceinline__ void dq_producer(typename QueryGradientShape<HS>::Shared& shared, const TensorMap& qkv,
+                                            const TensorMap& dout, const Pieces& pieces, int T) {
+    using Shape = QueryGradientShape<HS>;
+    Turn<1> q;
+    Turn<Shape::STAGES> kv;
+    for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
+        const HeadTile piece = head_tile(pieces, i);
+        const int query0 = first_query(pieces, piece, Shape::ROWS), tiles = key_tiles(query0, Shape::ROWS, T, Shape::KEYS);
+        wait_empty(shared.q, q);
+        barrier_arrive_expect(&shared.q.full[0], sizeof(shared.Q) + sizeof(shared.dO));
+        load_boxes<HS>(shared.Q, Shape::ROWS, qkv, &shared.q.full[0], piece.h, query0, piece.b);
+        load_boxes<HS>(shared.dO, Shape::ROWS, dout, &shared.q.full[0], piece.h, query0, piece.b);
+        q.next();
+        for (int j = 0; j < tiles; j++, kv.next()) {
+            uint64_t *k_full = &shared.k.full[kv.stage], *v_full = &shared.v.full[kv.stage];
+            wait_empty(shared.k, kv);
+            barrier_arrive_expect(k_full, sizeof(shared.K[0]));
+            load_boxes<HS>(shared.K[kv.stage], Shape::KEYS, qkv, k_full, pieces.NH + piece.h, j * Shape::KEYS, piece.b);
+            wait_empty(shared.v, kv);
+            barrier_arrive_expect(v_full, sizeof(shared.V[0]));
+            load_boxes<HS>(shared.V[kv.stage], Shape::KEYS, qkv, v_full, 2 * pieces.NH + piece.h, j * Shape::KEYS, piece.b);
+        }
+    }
+}
+
+// dQ of a tile is computed while the scores of the next one are.
+template <int HS>
+__device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const floatX* dout, const floatX* out, const float* lse_in,
+                                            typename QueryGradientShape<HS>::Shared& shared, const Pieces& pieces, int T) {
+    using Shape = QueryGradientShape<HS>;
+    constexpr int KEYS = Shape::KEYS;
+    const int row = consumer_row(), group_row = row / GROUP_ROWS * GROUP_ROWS;
+    const float scale = rsqrtf(static_cast<float>(HS));
+    const size_t C = static_cast<size_t>(pieces.NH) * HS;
+    Turn<1> q;
+    Turn<Shape::STAGES> k, v;
+    for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
+        const HeadTile piece = head_tile(pieces, i);
+        const int query0 = first_query(pieces, piece, Shape::ROWS), tiles = key_tiles(query0, Shape::ROWS, T, KEYS);
+        const size_t first_row = static_cast<size_t>(piece.b) * T, first_lse = (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T;
+        const size_t first_out = first_row * C + piece.h * HS;
+        float S[KEYS / 2], dP[KEYS / 2], lse[2], D[2];
+        HeadFragment<HS> dQ;
+        uint32_t dS[KEYS / 16][4];
+        clear_fragment<HS>(dQ);
+        query_statistics<HS>(lse, D, D_out + first_lse, lse_in + first_lse, dout + first_out, out + first_out, query0 + row, T, C);
+        wait_full(shared.q, q);
+        for (int j = 0; j < tiles; j++) {
+            Turn<Shape::STAGES> now = k;
+            if (j > 0) now.next();                    // k is behind: dQ still reads its buffer
+            wait_full(shared.k, now);
+            wait_full(shared.v, v);
+            wgmma_fence();
+            start_scores<HS, KEYS>(S, shared.Q, Shape::ROWS, group_row, shared.K[now.stage]);      // S = Q K^T
+            start_scores<HS, KEYS>(dP, shared.dO, Shape::ROWS, group_row, shared.V[v.stage]);      // dP = dO V^T
+            wgmma_wait<1>();                          // S, and dQ of the last tile
+            if (j > 0) release(shared.k, k);
+            if ((j + 1) * KEYS > query0 + row + 1) mask_scores<Queries::ROWS>(S, query0 + row, j * KEYS);
+            probabilities(S, scale * LOG2E, [&](int e) { return lse[e / 2 % 2]; });
+            wgmma_wait<0>();                          // dP
+            release(shared.v, v);
+            if (j + 1 == tiles) release(shared.q, q);
+            score_gradients(dP, S, [&](int e) { return D[e / 2 % 2]; });
+            to_operands(dS, dP);
+            wgmma_fence();
+            start_outputs<HS, KEYS>(dQ, dS, shared.K[now.stage]);                                  // dQ += dS K
+        }
+        wgmma_wait<0>();
+        release(shared.k, k);
+        const float factor[2] = {scale, scale};
+        multiply_rows<HS>(dQ, factor);
+        store_rows<HS>(dqkv + first_row * 3 * C + piece.h * HS, 3 * C, query0 + row, T, dQ[0], shared.dQ, Shape::ROWS, row);
+    }
+}
+
+// Also leaves D for attention_backward_dkv_wgmma_kernel.
+template <int HS>
+__global__ void __launch_bounds__(QueryGradientShape<HS>::BLOCK, 1)
+attention_backward_dq_wgmma_kernel(floatX* dqkv, float* D_out, const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout_map,
+                                   const floatX* dout, const floatX* out, const float* lse, Pieces pieces, int T) {
+    if constexpr (HAS_WGMMA) {
+        using Shape = QueryGradientShape<HS>;
+        auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
+        if (threadIdx.x == 0) {
+            shared.q.init(1, Shape::WARPS);
+            shared.k.init(1, Shape::WARPS);
+            shared.v.init(1, Shape::WARPS);
+            barrier_init_done();
+        }
+        __syncthreads();
+        if (threadIdx.x < WARPGROUP) {
+            keep_registers<Shape::PRODUCER_REGISTERS>();
+            if (threadIdx.x == 0) dq_producer<HS>(shared, qkv, dout_map, pieces, T);
+        } else {
+            take_registers<Shape::CONSUMER_REGISTERS>();
+            dq_consumer<HS>(dqkv, D_out, dout, out, lse, shared, pieces, T);
+        }
+    }
+}
+
+// ---- wgmma: dK and dV
+
+template <int HS> struct KeyGradientShape : Warpgroups<2> {
+    static constexpr int QUERIES = 64, STAGES = 2;
+    struct Shared {
+        alignas(TILE_ALIGNMENT) char K[tile_bytes(KeyGradientShape::ROWS, HS)], V[tile_bytes(KeyGradientShape::ROWS, HS)],
+            Q[STAGES][tile_bytes(QUERIES, HS)], dO[STAGES][tile_bytes(QUERIES, HS)], out[tile_bytes(KeyGradientShape::ROWS, HS)];
+        float lse[STAGES][QUERIES], D[STAGES][QUERIES];
+        Ring<1> k;        // and V
+        Ring<STAGES> q;   // dO, lse and D
+    };
+};
+
+// The first warp of the producers. Lane 0 runs the copy engine; lse and D, whose rows begin anywhere,
+// are copied by all lanes: a full buffer has been announced by 1 + 32.
+template <int HS>
+__device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shared& shared, const TensorMap& qkv, const TensorMap& dout,
+                                             const float* lse, const float* D, const Pieces& pieces, int T) {
+    using Shape = KeyGradientShape<HS>;
+    const int lane = threadIdx.x;
+    Turn<1> k;
+    Turn<Shape::STAGES> q;
+    for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
+        const HeadTile piece = head_tile(pieces, i);
+        const int key0 = piece.rank * Shape::ROWS;
+        const size_t first = (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T;
+        wait_empty(shared.k, k);
+        if (lane == 0) {
+            barrier_arrive_expect(&shared.k.full[0], sizeof(shared.K) + sizeof(shared.V));
+            load_boxes<HS>(shared.K, Shape::ROWS, qkv, &shared.k.full[0], pieces.NH + piece.h, key0, piece.b);
+            load_boxes<HS>(shared.V, Shape::ROWS, qkv, &shared.k.full[0], 2 * pieces.NH + piece.h, key0, piece.b);
+        }
+        k.next();
+        for (int query0 = key0; query0 < T; query0 += Shape::QUERIES, q.next()) {
+            uint64_t* full = &shared.q.full[q.stage];
+            wait_empty(shared.q, q);
+            if (lane == 0) {
+                barrier_arrive_expect(full, sizeof(shared.Q[0]) + sizeof(shared.dO[0]));
+                load_boxes<HS>(shared.Q[q.stage], Shape::QUERIES, qkv, full, piece.h, query0, piece.b);
+                load_boxes<HS>(shared.dO[q.stage], Shape::QUERIES, dout, full, piece.h, query0, piece.b);
+            }
+            for (int r = lane; r < Shape::QUERIES; r += 32) {
+                shared.lse[q.stage][r] = query0 + r < T ? lse[first + query0 + r] * LOG2E : 0.0f;
+                shared.D[q.stage][r] = query0 + r < T ? D[first + query0 + r] : 0.0f;
+            }
+            barrier_arrive(full);
+        }
+    }
+}
+
+// As in dQ, dV and dK of a tile are computed while the scores of the next one are.
+template <int HS>
+__device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientShape<HS>::Shared& shared, const Pieces& pieces, int T) {
+    using Shape = KeyGradientShape<HS>;
+    constexpr int QUERIES = Shape::QUERIES;
+    const int row = consumer_row(), group_row = row / GROUP_ROWS * GROUP_ROWS;
+    const float scale = rsqrtf(static_cast<float>(HS));
+    const size_t C = static_cast<size_t>(pieces.NH) * HS;
+    Turn<1> k;
+    Turn<Shape::STAGES> q;
+    for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
+        const HeadTile piece = head_tile(pieces, i);
+        const int key0 = piece.rank * Shape::ROWS;
+        float S[QUERIES / 2], dP[QUERIES / 2];
+        HeadFragment<HS> dK, dV;
+        uint32_t P[QUERIES / 16][4], dS[QUERIES / 16][4];
+        clear_fragment<HS>(dK);
+        clear_fragment<HS>(dV);
+        wait_full(shared.k, k);
+        for (int query0 = key0; query0 < T; query0 += QUERIES) {
+            Turn<Shape::STAGES> now = q;
+            if (query0 > key0) now.next();            // q is behind: dV and dK still read its buffers
+            wait_full(shared.q, now);
+            wgmma_fence();
+            start_scores<HS, QUERIES>(S, shared.K, Shape::ROWS, group_row, shared.Q[now.stage]);      // S = K Q^T
+            start_scores<HS, QUERIES>(dP, shared.V, Shape::ROWS, group_row, shared.dO[now.stage]);    // dP = V dO^T
+            wgmma_wait<1>();                          // S, and dV and dK of the last tile
+            if (query0 > key0) release(shared.q, q);
+            if (key0 + row + 15 > query0) mask_scores<Queries::COLUMNS>(S, key0 + row, query0);
+            probabilities(S, scale * LOG2E, [&](int e) { return shared.lse[now.stage][fragment_column(e)]; });
+            to_operands(P, S);
+            wgmma_wait<0>();                          // dP
+            score_gradients(dP, S, [&](int e) { return shared.D[now.stage][fragment_column(e)]; });
+            to_operands(dS, dP);
+            wgmma_fence();
+            start_outputs<HS, QUERIES>(dV, P, shared.dO[now.stage]);                                  // dV += P dO
+            start_outputs<HS, QUERIES>(dK, dS, shared.Q[now.stage]);                                  // dK += dS Q
+        }
+        release(shared.k, k);
+        wgmma_wait<0>();
+        release(shared.q, q);
+        const float factor[2] = {scale, scale};
+        multiply_rows<HS>(dK, factor);
+        floatX* to = dqkv + static_cast<size_t>(piece.b) * T * 3 * C + piece.h * HS;
+        store_rows<HS>(to + C, 3 * C, key0 + row, T, dK[0], shared.out, Shape::ROWS, row);
+        store_rows<HS>(to + 2 * C, 3 * C, key0 + row, T, dV[0], shared.out, Shape::ROWS, row);
+    }
+}
+
+template <int HS>
+__global__ void __launch_bounds__(KeyGradientShape<HS>::BLOCK, 1)
+attention_backward_dkv_wgmma_kernel(floatX* dqkv, const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout,
+                                    const float* lse, const float* D, Pieces pieces, int T) {
+    if constexpr (HAS_WGMMA) {
+        using Shape = KeyGradientShape<HS>;
+        auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
+        if (threadIdx.x == 0) {
+            shared.k.init(1, Shape::WARPS);
+            shared.q.init(1 + 32, Shape::WARPS);
+            barrier_init_done();
+        }
+        __syncthreads();
+        if (threadIdx.x < WARPGROUP) {
+            keep_registers<Shape::PRODUCER_REGISTERS>();
+            if (threadIdx.x < 32) dkv_producer<HS>(shared, qkv, dout, lse, D, pieces, T);
+        } else {
+            take_registers<Shape::CONSUMER_REGISTERS>();
+            dkv_consumer<HS>(dqkv, shared, pieces, T);
+        }
+    }
+}
+
+// ---- launchers
+
+// A tensor (B, T, heads, HS), of which q, k and v count as 3 NH heads, for the copy engine.
+TensorMap head_tensor_map(const floatX* x, int B, int T, int heads, int HS) {
+    const uint64_t row = static_cast<uint64_t>(heads) * HS * sizeof(floatX);
+    return make_tensor_map(x, {static_cast<uint64_t>(HS), static_cast<uint64_t>(heads), static_cast<uint64_t>(T), static_cast<uint64_t>(B)},
+                           {HS * sizeof(floatX), row, row * T}, BOX_ROWS);
+}
+
+// A part of the L2 cache (50 MB on an H100) for what `together` heads read again and again.
+constexpr size_t L2_SHARE = 24 << 20;
+
+Pieces make_pieces(int B, int T, int NH, int HS, int rows) {
+    const size_t head_bytes = static_cast<size_t>(T) * 2 * HS * sizeof(floatX);   // K and V, or Q and dO
+    return {static_cast<int>(ceil_div(T, rows)), NH, B * NH, static_cast<int>(std::max(size_t{1}, L2_SHARE / head_bytes))};
+}
+
+dim3 mma_grid(int B, int T, int NH) { return dim3(ceil_div(T, MMA_ROWS), NH, B); }
+unsigned piece_blocks(const Pieces& pieces) {
+    return static_cast<unsigned>(std::min(static_cast<size_t>(device.properties.multiProcessorCount), pieces.tiles * static_cast<size_t>(pieces.heads)));
+}
+
+template <int HS> void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH) {
+    launch("attention_forward", attention_forward_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK, 5 * tile_bytes(MMA_ROWS, HS),
+           out, lse, qkv, T);
+}
+
+template <int HS>
+void attention_backward_mma(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out, const float* lse,
+                            int B, int T, int NH) {
+    constexpr size_t tiles = 6 * tile_bytes(MMA_ROWS, HS), statistics = 2 * MMA_ROWS * sizeof(float);
+    launch("attention_backward_dq", attention_backward_dq_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK, tiles,
+           dqkv, D, dout, qkv, out, lse, T);
+    launch("attention_backward_dkv", attention_backward_dkv_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK, tiles + statistics,
+           dqkv, dout, qkv, lse, D, T);
+}
+
+template <int HS> void attention_forward_wgmma(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH) {
+    using Shape = ForwardShape<HS>;
+    const Pieces pieces = make_pieces(B, T, NH, HS, Shape::ROWS);
+    launch("attention_forward", attention_forward_wgmma_kernel<HS>, piece_blocks(pieces), Shape::BLOCK, sizeof(typename Shape::Shared),
+           out, lse, head_tensor_map(qkv, B, T, 3 * NH, HS), pieces, T);
+}
+
+template <int HS>
+void attention_backward_wgmma(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out, const float* lse,
+                              int B, int T, int NH) {
+    using Queries = QueryGradientShape<HS>;
+    using Keys = KeyGradientShape<HS>;
+    const TensorMap qkv_map = head_tensor_map(qkv, B, T, 3 * NH, HS), dout_map = head_tensor_map(dout, B, T, NH, HS);
+    const Pieces queries = make_pieces(B, T, NH, HS, Queries::ROWS), keys = make_pieces(B, T, NH, HS, Keys::ROWS);
+    launch("attention_backward_dq", attention_backward_dq_wgmma_kernel<HS>, piece_blocks(queries), Queries::BLOCK,
+           sizeof(typename Queries::Shared), dqkv, D, qkv_map, dout_map, dout, out, lse, queries, T);
+    launch("attention_backward_dkv", attention_backward_dkv_wgmma_kernel<HS>, piece_blocks(keys), Keys::BLOCK,
+           sizeof(typename Keys::Shared), dqkv, qkv_map, dout_map, lse, D, keys, T);
+}
+
+// Calls f with the head size as a constant.
+template <typename F> void with_head_size(int HS, F f) {
+    if (HS == 64) f(std::integral_constant<int, 64>());
+    if (HS == 80) f(std::integral_constant<int, 80>());
+    if (HS == 96) f(std::integral_constant<int, 96>());
+    if (HS == 128) f(std::integral_constant<int, 128>());
+}
+
+// False: not for this head size, or not on this device.
+bool try_attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int HS) {
+    if (!on_tensor_cores(HS)) return false;
+    with_head_size(HS, [&](auto size) {
+        constexpr int HEAD_SIZE = decltype(size)::value;
+        if (device.tensor_cores == TensorCores::WGMMA) attention_forward_wgmma<HEAD_SIZE>(out, lse, qkv, B, T, NH);
+        else attention_forward_mma<HEAD_SIZE>(out, lse, qkv, B, T, NH);
+    });
+    return true;
+}
+
+bool try_attention_backward(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out, const float* lse,
+                            int B, int T, int NH, int HS) {
+    if (!on_tensor_cores(HS)) return false;
+    with_head_size(HS, [&](auto size) {
+        constexpr int HEAD_SIZE = decltype(size)::value;
+        if (device.tensor_cores == TensorCores::WGMMA) attention_backward_wgmma<HEAD_SIZE>(dqkv, D, dout, qkv, out, lse, B, T, NH);
+        else attention_backward_mma<HEAD_SIZE>(dqkv, D, dout, qkv, out, lse, B, T, NH);
+    });
+    return true;
+}
+
+#else
+
+bool try_attention_forward(floatX*, float*, const floatX*, int, int, int, int) { return false; }
+bool try_attention_backward(floatX*, float*, const floatX*, const floatX*, const floatX*, const float*, int, int, int, int) { return false; }
+
+#endif
+
+void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int HS) {
+    if (!try_attention_forward(out, lse, qkv, B, T, NH, HS)) attention_forward_portable(out, lse, qkv, B, T, NH, HS);
+}
+
+// D (B,NH,T) fp32 scratch
+void attention_backward(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out, const float* lse,
+                        int B, int T, int NH, int HS) {
+    if (!try_attention_backward(dqkv, D, dout, qkv, out, lse, B, T, NH, HS))
+        attention_backward_portable(dqkv, D, dout, qkv, out, lse, B, T, NH, HS);
 }
 
 // ==== naive attention ========================================================
@@ -3460,13 +4374,35 @@ bool there_is_a_device() {
     return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
 
-void open_device() {
+constexpr const char* TENSOR_CORE_NAMES[] = {"auto", "none", "mma", "wgmma"};
+
+// Whether this build and this device have them. dev/cpu has both, 32 threads to the warp.
+bool has_tensor_cores(TensorCores kind) {
+    if (kind == TensorCores::NONE) return true;
+    if (FLOATX != DType::BF16 || WARP_SIZE != 32) return false;
+    const int major = device.properties.major;
+    return device.is_cpu() || (kind == TensorCores::WGMMA ? major == 9 : major >= 8);
+}
+
+TensorCores choose_tensor_cores(TensorCores wanted) {
+    if (wanted == TensorCores::AUTO) {
+        if (device.is_cpu()) return TensorCores::NONE;   // where they are only imitated
+        return has_tensor_cores(TensorCores::WGMMA) ? TensorCores::WGMMA : has_tensor_cores(TensorCores::MMA) ? TensorCores::MMA : TensorCores::NONE;
+    }
+    if (!has_tensor_cores(wanted))
+        throw UserError(format("--tensor-cores %s: not on %s in a %s build", TENSOR_CORE_NAMES[static_cast<int>(wanted)],
+                               device.properties.name, name_of(FLOATX)));
+    return wanted;
+}
+
+void open_device(TensorCores wanted) {
     if (!there_is_a_device()) throw Failure("no GPU was found; make DEVICE=cpu builds for the CPU");
     check(cudaSetDevice(0), "cudaSetDevice");
     check(cudaGetDeviceProperties(&device.properties, 0), "cudaGetDeviceProperties");
     check(cudaStreamCreateWithFlags(&device.stream, cudaStreamNonBlocking), "cudaStreamCreate");
     check(cudaStreamCreateWithFlags(&device.copies, cudaStreamNonBlocking), "cudaStreamCreate");
     check(cublasLtCreate(&device.matmul), "cublasLtCreate");
+    device.tensor_cores = choose_tensor_cores(wanted);
 }
 
 Config config_from_options(const Options& o, int default_vocab) {
@@ -3592,6 +4528,11 @@ void load_start(Model& m, const Start& start, uint64_t seed) {
     read_block(m.adam_v, moments, m.config, "v/");
 }
 
+std::string attention_text(const Setup& s) {
+    if (s.attention == Attention::NAIVE) return "naive";
+    return on_tensor_cores(s.config.head_size()) ? format("flash, on tensor cores (%s)", TENSOR_CORE_NAMES[static_cast<int>(device.tensor_cores)]) : "flash, without tensor cores";
+}
+
 void print_run(const Setup& s, const Options& o, const TrainData& data, long accumulation, const Start& start) {
     const Config& c = s.config;
     printf("device     %s, %s, %.2f TFLOP/s peak (%s)\n", device.properties.name, name_of(FLOATX), device.peak_flops / 1e12,
@@ -3601,6 +4542,7 @@ void print_run(const Setup& s, const Options& o, const TrainData& data, long acc
            start.dir.empty() ? "initialised at random" : ("from " + start.dir).c_str());
     printf("data       %s: %zu tokens to train on, %zu to validate on\n", o.data.c_str(), data.train.count(), data.val.count());
     printf("step       %d x %d tokens x %ld micro-batches = %ld tokens\n", s.B, s.T, accumulation, accumulation * long(s.N()));
+    printf("attention  %s\n", attention_text(s).c_str());
     print_memory(plan(s), memory_now().all);
     if (o.out.empty()) printf("output     none: --out DIR keeps a log and checkpoints\n");
     else printf("output     %s\n", o.out.c_str());
@@ -3617,7 +4559,7 @@ json run_record(const Options& o, const Setup& s) {
     return {{"run", {{"options", describe(o, TRAIN)},
                      {"model", {{"layers", c.layers}, {"heads", c.heads}, {"channels", c.channels}, {"context", c.context},
                                 {"vocab", c.vocab}, {"parameters", count.real}}},
-                     {"device", device.properties.name}, {"precision", name_of(FLOATX)},
+                     {"device", device.properties.name}, {"precision", name_of(FLOATX)}, {"attention", attention_text(s)},
                      {"peak_flops", device.peak_flops}, {"peak_source", device.peak_source},
                      {"flops_per_token", {{"model", flops.model}, {"hardware", flops.hardware}}},
                      {"planned_bytes", plan(s).total}, {"cuda_runtime", runtime}, {"cuda_driver", driver},
@@ -3954,7 +4896,7 @@ int run_verb(const std::vector<std::string>& args) {
         return args.empty() ? 2 : 0;
     }
     const Options options = parse_options(verb, verb_name, {args.begin() + first, args.end()});
-    if (verb != PLAN || there_is_a_device()) open_device();
+    if (verb != PLAN || there_is_a_device()) open_device(options.tensor_cores);
     switch (verb) {
         case TRAIN:  train(options); break;
         case EVAL:   eval(options); break;
