@@ -7,7 +7,8 @@
 //   - Everything is synchronous: when a call returns, its work is done. Streams and events are formal.
 //
 // Map: qualifiers and vector types · built-in variables · mathematics · fibers · the threads of a block ·
-// warp and block collectives · launches · errors · memory · streams and events · the device
+// warp and block collectives · launches · errors · memory · streams and events · the device · functions of
+// the driver
 //
 // WARP_SIZE, from the command line, is 32 (CUDA's) or 1: then a warp is a thread, and what a warp does
 // together vanishes.
@@ -126,15 +127,11 @@ inline unsigned __float_as_uint(float x) { return cuda_cpu::bits<unsigned>(x); }
 inline float __int_as_float(int x) { return cuda_cpu::bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return cuda_cpu::bits<float>(x); }
 
-// e^x without a branch or a call, so that a loop around it becomes vector code: e^x = 2^n 2^f with n whole
-// and |f| <= 1/2, the first by arithmetic on the exponent's bits, the second by a polynomial. Within 2 units
-// in the last place; like the GPU's, a result below the normal range is 0. (extern "C" and noexcept because
-// glibc declares this name too. fma's are spelled out because the build may regroup plain sums.)
-extern "C" inline float __expf(float x) noexcept
+namespace cuda_cpu {
+// 2^n 2^f for a whole n and |f| <= 1/2, the first by arithmetic on the exponent's bits, the second by a
+// polynomial. (fma's are spelled out because the build may regroup plain sums.)
+__attribute__((always_inline)) inline float exp2_of_sum(float n, float f)
 {
-    const float n = nearbyintf(x * 1.44269502f);
-    float f = __builtin_fmaf(x, 1.44269502f, -n);  // log2(e) in two parts: with one, the error of
-    f = __builtin_fmaf(x, 1.92596299e-8f, f);      // x log2(e) - n would grow with x
     float p = 1.535336207e-4f;
     p = __builtin_fmaf(p, f, 1.339887439e-3f);
     p = __builtin_fmaf(p, f, 9.618437357e-3f);
@@ -142,7 +139,19 @@ extern "C" inline float __expf(float x) noexcept
     p = __builtin_fmaf(p, f, 2.402264791e-1f);
     p = __builtin_fmaf(p, f, 6.931472029e-1f);
     p = __builtin_fmaf(p, f, 1.0f);
-    float result = cuda_cpu::bits<float>(cuda_cpu::bits<unsigned>(p) + (static_cast<unsigned>(static_cast<int>(n)) << 23));
+    return bits<float>(bits<unsigned>(p) + (static_cast<unsigned>(static_cast<int>(n)) << 23));
+}
+}  // namespace cuda_cpu
+
+// e^x without a branch or a call, so that a loop around it becomes vector code. Within 2 units in the last
+// place; like the GPU's, a result below the normal range is 0. (extern "C" and noexcept because glibc
+// declares this name too.)
+extern "C" inline float __expf(float x) noexcept
+{
+    const float n = nearbyintf(x * 1.44269502f);
+    float f = __builtin_fmaf(x, 1.44269502f, -n);  // log2(e) in two parts: with one, the error of
+    f = __builtin_fmaf(x, 1.92596299e-8f, f);      // x log2(e) - n would grow with x
+    float result = cuda_cpu::exp2_of_sum(n, f);
     result = x < -87.33654f ? 0.0f : result;
     return x > 88.72283f ? std::numeric_limits<float>::infinity() : result;
 }
@@ -310,6 +319,17 @@ struct Random {
     _Exit(1);
 }
 
+// The launch that this worker runs.
+inline thread_local const Launch* launched = nullptr;
+[[noreturn]] inline void die(const std::string& what) { die(*launched, what); }
+
+// What goes on beside a block's threads: copies and products under way (ptx.h).
+struct Background {
+    virtual bool go_on() = 0;        // does one thing for which threads may be waiting, if there is one
+    virtual void end_of_block() = 0;
+};
+inline thread_local Background* background = nullptr;  // this block's, if it has one
+
 // Runs the threads of one block after another. The rule by which they take turns: a thread runs until it
 // ends or has to wait; then goes on one that no longer waits, or else the next begins. So a kernel whose
 // threads never wait needs one fiber, and never switches it. With a seed, the turn is drawn.
@@ -337,7 +357,7 @@ public:
     {
         const unsigned count = static_cast<unsigned>(threads_.size());
         alive_ = count;
-        begun_ = ready_first_ = ready_count_ = waiting_at_barrier_ = yes_ = 0;
+        begun_ = ready_first_ = ready_count_ = waiting_at_barrier_ = yes_ = parked_ = 0;
         for (unsigned t = 0; t < count; t += WARP_SIZE) warps_[t / WARP_SIZE].alive = first_lanes(count - t);
         if (launch_->seed != 0) shuffle_order(block_number);
         enter(pick());
@@ -374,11 +394,48 @@ public:
         wait();
     }
 
+    // Lets others run until somebody unparks those that wait for this; `detail` is for reports: a format for
+    // two numbers.
+    void park(const char* name, const void* what, const char* detail, unsigned x, unsigned y)
+    {
+        Thread& me = threads_[current_];
+        me.waits_for = name;
+        me.parked_at = what;
+        me.detail = detail;
+        me.number[0] = x;
+        me.number[1] = y;
+        parked_++;
+        wait();
+    }
+    void unpark(const void* what)
+    {
+        for (unsigned t = 0; t < threads_.size() && parked_ > 0; t++) {
+            if (threads_[t].parked_at != what) continue;
+            threads_[t].parked_at = nullptr;
+            parked_--;
+            make_ready(t);
+        }
+    }
+
+    // A moment at which another thread may run.
+    void give_way()
+    {
+        make_ready(current_);
+        wait();
+    }
+
+    unsigned current() const { return current_; }
+    unsigned threads() const { return static_cast<unsigned>(threads_.size()); }
+    Random& random() { return random_; }
+
 private:
     struct Thread {
         uint3 index{};
-        unsigned mask = 0;                // of the warp collective it waits in; 0: it waits at a barrier
+        unsigned mask = 0;                // of the warp collective it waits in; 0: it waits for something else
         WarpWork work = nullptr;          // of that collective
+        const void* parked_at = nullptr;  // see park
+        const char* detail = nullptr;
+        unsigned number[2] = {};
         const char* waits_for = nullptr;  // nothing while it can run
         Fiber* fiber = nullptr;           // nothing before it begins and after it ended
     };
@@ -425,6 +482,14 @@ private:
         return t;
     }
 
+    // The same, when a thread has to be found: perhaps one waits for what goes on in the background.
+    unsigned pick_or_go_on()
+    {
+        unsigned t = pick();
+        while (t == nobody && background != nullptr && background->go_on()) t = pick();
+        return t;
+    }
+
     void enter(unsigned t)
     {
         current_ = t;
@@ -434,7 +499,7 @@ private:
     // Lets others run until it is this thread's turn again.
     void wait()
     {
-        const unsigned me = current_, next = pick();
+        const unsigned me = current_, next = pick_or_go_on();
         if (next == nobody) deadlock();
         if (next == me) return;
         enter(next);
@@ -467,7 +532,7 @@ private:
         Fiber* fiber = threads_[current_].fiber;
         if (fiber->overflowed()) die(*launch_, "thread " + std::to_string(current_) + " needs more than the " + std::to_string(fiber_stack_bytes) + " bytes of stack that a thread has");
         end_thread();
-        const unsigned next = pick();
+        const unsigned next = alive_ > 0 ? pick_or_go_on() : nobody;
         if (next == nobody) {
             if (alive_ > 0) deadlock();
             idle_.push_back(fiber);
@@ -549,9 +614,10 @@ private:
     {
         const Thread& thread = threads_[t];
         if (thread.waits_for == nullptr) return "ended";
-        char mask[32] = "";
-        if (thread.mask != 0) snprintf(mask, sizeof(mask), " with mask 0x%08x", thread.mask);
-        return std::string("in ") + thread.waits_for + mask;
+        char detail[100] = "";
+        if (thread.mask != 0) snprintf(detail, sizeof(detail), " with mask 0x%08x", thread.mask);
+        if (thread.parked_at != nullptr) snprintf(detail, sizeof(detail), thread.detail, thread.number[0], thread.number[1]);
+        return std::string("in ") + thread.waits_for + detail;
     }
 
     // Says what each thread waits for, a line for all that wait for the same.
@@ -584,7 +650,7 @@ private:
     Warp warps_[max_threads / WARP_SIZE];
     unsigned current_ = 0, begun_ = 0, alive_ = 0;
 
-    unsigned waiting_at_barrier_ = 0, yes_ = 0;
+    unsigned waiting_at_barrier_ = 0, yes_ = 0, parked_ = 0;
     Votes verdict_{};
 
     uint16_t ready_[max_threads] = {};  // a ring, first come first served
@@ -720,6 +786,7 @@ enum cudaError_t {
     cudaErrorInvalidConfiguration = 9,
     cudaErrorInvalidDevice = 101,
     cudaErrorInvalidResourceHandle = 400,
+    cudaErrorSymbolNotFound = 500,
     cudaErrorNotSupported = 801,
 };
 
@@ -732,6 +799,7 @@ inline const char* cudaGetErrorName(cudaError_t error)
     case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
     case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
     case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
+    case cudaErrorSymbolNotFound: return "cudaErrorSymbolNotFound";
     case cudaErrorNotSupported: return "cudaErrorNotSupported";
     }
     return "unrecognized error code";
@@ -746,6 +814,7 @@ inline const char* cudaGetErrorString(cudaError_t error)
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
     case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+    case cudaErrorSymbolNotFound: return "named symbol not found";
     case cudaErrorNotSupported: return "operation not supported";
     }
     return "unrecognized error code";
@@ -848,6 +917,7 @@ inline void begin(const Launch& launch)
     threadIdx = {0, 0, 0};
     blockDim = launch.block;
     gridDim = launch.grid;
+    launched = &launch;
     block = nullptr;
     if (launch.block.x * launch.block.y * launch.block.z > 1) {
         block = &Block::of_this_worker();
@@ -869,6 +939,7 @@ inline void run_block(const Launch& launch, uint64_t number)
     } else {
         launch.call(launch.kernel_and_arguments);
     }
+    if (WARP_SIZE > 1 && background != nullptr) std::exchange(background, nullptr)->end_of_block();
 }
 
 inline void run_grid(const Launch& launch)
@@ -1188,3 +1259,32 @@ inline cudaError_t cudaRuntimeGetVersion(int* version)
     return cudaSuccess;
 }
 inline cudaError_t cudaDriverGetVersion(int* version) { return cudaRuntimeGetVersion(version); }
+
+// ==== functions of the driver ===========================================================================
+
+namespace cuda_cpu {
+// By name: cuda.h enters those that it has.
+inline std::unordered_map<std::string, void*>& driver_functions()
+{
+    static std::unordered_map<std::string, void*> functions;
+    return functions;
+}
+}  // namespace cuda_cpu
+
+constexpr unsigned long long cudaEnableDefault = 0;
+enum cudaDriverEntryPointQueryResult {
+    cudaDriverEntryPointSuccess = 0,
+    cudaDriverEntryPointSymbolNotFound = 1,
+    cudaDriverEntryPointVersionNotSufficent = 2,
+};
+
+inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version, unsigned long long,
+                                                    cudaDriverEntryPointQueryResult* result = nullptr)
+{
+    const auto found = cuda_cpu::driver_functions().find(name);
+    const bool known = found != cuda_cpu::driver_functions().end(), new_enough = version <= CUDART_VERSION;
+    *function = known && new_enough ? found->second : nullptr;
+    if (result == nullptr) return *function != nullptr ? cudaSuccess : cuda_cpu::report(cudaErrorSymbolNotFound);
+    *result = !known ? cudaDriverEntryPointSymbolNotFound : new_enough ? cudaDriverEntryPointSuccess : cudaDriverEntryPointVersionNotSufficent;
+    return cudaSuccess;
+}

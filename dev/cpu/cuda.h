@@ -1,0 +1,105 @@
+// The driver's side of CUDA, as far as it is needed here: maps of tensors for the copy engine (tensor_load in
+// ptx.h), with the checks that CUDA makes.
+#pragma once
+
+#include "cuda_runtime.h"
+
+using cuuint32_t = uint32_t;
+using cuuint64_t = uint64_t;
+
+enum CUresult {
+    CUDA_SUCCESS = 0,
+    CUDA_ERROR_INVALID_VALUE = 1,
+    CUDA_ERROR_NOT_SUPPORTED = 801,
+};
+
+struct alignas(64) CUtensorMap { cuuint64_t opaque[16]; };
+
+enum CUtensorMapDataType {
+    CU_TENSOR_MAP_DATA_TYPE_UINT8,
+    CU_TENSOR_MAP_DATA_TYPE_UINT16,
+    CU_TENSOR_MAP_DATA_TYPE_UINT32,
+    CU_TENSOR_MAP_DATA_TYPE_INT32,
+    CU_TENSOR_MAP_DATA_TYPE_UINT64,
+    CU_TENSOR_MAP_DATA_TYPE_INT64,
+    CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+    CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    CU_TENSOR_MAP_DATA_TYPE_FLOAT64,
+    CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+};
+enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_INTERLEAVE_16B, CU_TENSOR_MAP_INTERLEAVE_32B };
+enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_32B, CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_SWIZZLE_128B };
+enum CUtensorMapL2promotion {
+    CU_TENSOR_MAP_L2_PROMOTION_NONE,
+    CU_TENSOR_MAP_L2_PROMOTION_L2_64B,
+    CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+    CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+};
+enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA };
+
+namespace cuda_cpu {
+
+// What a CUtensorMap holds here. Dimension 0 is the fastest; its stride is the element.
+struct TensorLayout {
+    static constexpr uint32_t known = 0x7e45082b, max_rank = 5;
+    uint32_t magic;  // `known` in a map that was made
+    uint16_t rank, swizzled, element_bytes;
+    uint16_t box[max_rank];
+    const char* data;
+    int64_t extents[max_rank];
+    int64_t strides[max_rank];  // in bytes
+
+    int64_t box_bytes() const
+    {
+        int64_t bytes = element_bytes;
+        for (unsigned i = 0; i < rank; i++) bytes *= box[i];
+        return bytes;
+    }
+};
+static_assert(sizeof(TensorLayout) <= sizeof(CUtensorMap));
+
+}  // namespace cuda_cpu
+
+inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data, const cuuint64_t* extents,
+                                       const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps, CUtensorMapInterleave interleave,
+                                       CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill)
+{
+    using cuda_cpu::TensorLayout;
+    constexpr uint64_t alignment = 16, max_extent = uint64_t{1} << 32, max_stride = uint64_t{1} << 40, swizzle_bytes = 128;
+    constexpr uint32_t max_box = 256, max_step = 8;
+    if (map == nullptr || reinterpret_cast<uintptr_t>(map) % 64 != 0 || rank == 0 || rank > TensorLayout::max_rank) return CUDA_ERROR_INVALID_VALUE;
+    if (data == nullptr || reinterpret_cast<uintptr_t>(data) % alignment != 0) return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < rank; i++) {
+        if (extents[i] == 0 || extents[i] > max_extent || box[i] == 0 || box[i] > max_box || steps[i] == 0 || steps[i] > max_step) return CUDA_ERROR_INVALID_VALUE;
+        if (i > 0 && (strides[i - 1] % alignment != 0 || strides[i - 1] >= max_stride)) return CUDA_ERROR_INVALID_VALUE;
+    }
+    const bool other = interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE || type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    if (other || (swizzle != CU_TENSOR_MAP_SWIZZLE_NONE && swizzle != CU_TENSOR_MAP_SWIZZLE_128B)) return CUDA_ERROR_NOT_SUPPORTED;
+    for (unsigned i = 1; i < rank; i++)
+        if (steps[i] != 1) return CUDA_ERROR_NOT_SUPPORTED;
+    const uint64_t row_bytes = box[0] * sizeof(uint16_t);
+    if (row_bytes % alignment != 0 || (swizzle == CU_TENSOR_MAP_SWIZZLE_128B && row_bytes > swizzle_bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (swizzle == CU_TENSOR_MAP_SWIZZLE_128B && row_bytes != swizzle_bytes) return CUDA_ERROR_NOT_SUPPORTED;
+
+    TensorLayout layout{};
+    layout.magic = TensorLayout::known;
+    layout.rank = static_cast<uint16_t>(rank);
+    layout.swizzled = swizzle == CU_TENSOR_MAP_SWIZZLE_128B;
+    layout.element_bytes = sizeof(uint16_t);
+    layout.data = static_cast<const char*>(data);
+    for (unsigned i = 0; i < rank; i++) {
+        layout.box[i] = static_cast<uint16_t>(box[i]);
+        layout.extents[i] = static_cast<int64_t>(extents[i]);
+        layout.strides[i] = i == 0 ? layout.element_bytes : static_cast<int64_t>(strides[i - 1]);
+    }
+    *map = {};
+    memcpy(map->opaque, &layout, sizeof(layout));
+    return CUDA_SUCCESS;
+}
+
+namespace cuda_cpu {
+inline const bool driver_functions_entered = [] {
+    driver_functions()["cuTensorMapEncodeTiled"] = reinterpret_cast<void*>(&cuTensorMapEncodeTiled);
+    return true;
+}();
+}  // namespace cuda_cpu

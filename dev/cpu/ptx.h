@@ -1,0 +1,715 @@
+// The tensor-core instructions of train_gpt.cu (its section "tensor cores", with the same names) on a CPU, written
+// from the PTX manual: fragments, descriptors, swizzles, barriers and copies as it defines them. It needs nothing
+// but the headers beside it: a program of its own includes it after <cuda_runtime.h>.
+//
+// What the hardware does later may be done later here too. Under a seed (cuda_cpu::seed) a copy lands and a product
+// reads its operands at some moment between the instruction and the wait that covers it, drawn from the seed, and a
+// product's result is not a number until then: so a wait that is missing, or comes too late, shows. Without a seed
+// everything is done at once. A block that ends with something that nobody waited for is an error in either case.
+//
+// Shared memory's addresses are offsets into dynamic_shared_memory. A warp has 32 lanes, so with WARP_SIZE 1 this
+// compiles and refuses to run.
+#pragma once
+
+#include "cuda.h"
+#include "cuda_runtime.h"
+
+// How a tile is read by wgmma: K, its columns are what is summed over; MN, its rows are.
+enum class Major { K = 0, MN = 1 };
+
+namespace cuda_cpu {
+
+// ==== what is under way =================================================================================
+
+constexpr unsigned lanes_of_warp = 32, max_columns = 256;
+
+// Things that were started and are waited for in groups: cp.async's by thread, wgmma's by warp.
+template <class Work>
+struct Groups {
+    std::vector<Work> under_way;  // in their order; Work has a member `group`
+    unsigned committed = 0;
+
+    void start(Work work)
+    {
+        work.group = committed;
+        under_way.push_back(std::move(work));
+    }
+    // Ends all but the latest n groups. What was not committed is in none.
+    template <class End>
+    void wait(unsigned n, End end)
+    {
+        size_t ended = 0;
+        while (ended < under_way.size() && under_way[ended].group + n < committed) end(under_way[ended++]);
+        under_way.erase(under_way.begin(), under_way.begin() + static_cast<std::ptrdiff_t>(ended));
+    }
+};
+
+struct Copy {  // cp.async
+    void* to;
+    const void* from;  // null: zeros
+    bool landed;
+    unsigned group;
+    void land()
+    {
+        if (from == nullptr) memset(to, 0, 16);
+        else memcpy(to, from, 16);
+        landed = true;
+    }
+};
+
+struct Load {  // cp.async.bulk.tensor
+    TensorLayout tensor;
+    char* to;
+    uint64_t* barrier;
+    int64_t at[4];
+    bool landed;
+    unsigned phase;  // in which the barrier counted it
+};
+
+struct WarpProduct {  // wgmma, of one warp
+    float* d[lanes_of_warp];
+    const uint32_t* a_registers[lanes_of_warp];  // or else ...
+    uint64_t a, b;                               // ... descriptors
+    unsigned columns, row;                       // row: of the warp's 16 in the 64 of A
+    bool a_in_registers, add;
+    Major b_major;
+    bool holds_old = false;     // whether `old` has what d had before, and d is not a number now
+    std::vector<float> old;
+    std::vector<float> result;  // once the operands were read
+    unsigned group;
+};
+
+struct NamedBarrier {
+    unsigned expected = 0, arrived = 0;  // threads
+    std::vector<bool> has_arrived;
+};
+
+inline std::string thread_calls(const char* name)
+{
+    return "thread " + std::to_string(block != nullptr ? block->current() : 0) + " calls " + name + " ";
+}
+
+class Engine final : public Background {
+public:
+    std::vector<Groups<Copy>> copies;  // a thread
+    std::vector<Load> loads;
+    std::vector<Groups<WarpProduct>> products;        // a warp
+    std::vector<std::vector<uint64_t>> sequence;  // of a warpgroup's products: its warps must agree
+    std::vector<unsigned> issued;                 // a warp: how many of them
+    NamedBarrier named[16];
+    const void* barrier_not_announced = nullptr;  // between barrier_init and barrier_init_done
+    bool late = false;                            // there is a seed
+
+    static Engine& of_this_block()
+    {
+        static thread_local Engine engine;
+        if (background == nullptr) engine.begin();
+        return engine;
+    }
+
+    Random& random() { return block != nullptr ? block->random() : alone_; }
+    bool draw(unsigned one_in) { return late && random().below(one_in) == 0; }
+
+    // Something that was put off lands, if there is such a thing.
+    bool go_on() override
+    {
+        unsigned waiting = 0;
+        for (const Load& load : loads) waiting += !load.landed;
+        if (waiting == 0) return false;
+        unsigned n = late ? random().below(waiting) : 0;
+        for (Load& load : loads)
+            if (!load.landed && n-- == 0) {
+                land(load);
+                break;
+            }
+        return true;
+    }
+    void land(Load& load);
+
+    void end_of_block() override
+    {
+        for (size_t t = 0; t < copies.size(); t++)
+            if (!copies[t].under_way.empty()) die("thread " + std::to_string(t) + " ended without waiting for a copy_async");
+        for (size_t w = 0; w < products.size(); w++) {
+            if (!products[w].under_way.empty()) die("warp " + std::to_string(w) + " ended without waiting for a wgmma");
+            if (issued[w] != sequence[w / 4].size()) die("the warps of warpgroup " + std::to_string(w / 4) + " did not call the same wgmma's");
+        }
+        if (!loads.empty()) die("the block ended, and nobody has waited for a tensor_load");
+    }
+
+private:
+    Random alone_{};
+
+    void begin()
+    {
+        const unsigned threads = block != nullptr ? block->threads() : 1, warps = (threads + lanes_of_warp - 1) / lanes_of_warp;
+        copies.assign(threads, {});
+        loads.clear();
+        products.assign(warps, {});
+        sequence.assign((warps + 3) / 4, {});
+        issued.assign(warps, 0);
+        for (NamedBarrier& barrier : named) barrier = {};
+        barrier_not_announced = nullptr;
+        late = launched->seed != 0;
+        alone_.state = launched->seed;
+        background = this;
+    }
+};
+
+inline Engine& engine() { return Engine::of_this_block(); }
+
+// All 32 lanes of a warp meet; see Block::meet.
+inline void meet_warp(const char* name, void* operand, Block::WarpWork work)
+{
+    if (WARP_SIZE != 32 || block == nullptr) die(thread_calls(name) + "which takes a warp of 32 threads");
+    meet(name, 0xffffffff, operand, work);
+}
+inline void need_all(const char* name, unsigned lanes)
+{
+    if (lanes != 0xffffffff) die(thread_calls(name) + "when other lanes of its warp have ended");
+}
+
+// ---- addresses in shared memory
+
+inline char* shared_base() { return reinterpret_cast<char*>(dynamic_shared_memory); }
+
+// The address where 128-byte swizzling puts what would be at this one: 16-byte chunks change places in a row of
+// 128 bytes by the row's number modulo 8. The hardware does so to the bits of the address.
+inline uint32_t swizzled_128(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+inline bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+}  // namespace cuda_cpu
+
+inline uint32_t shared_address(const void* p)
+{
+    const std::ptrdiff_t offset = static_cast<const char*>(p) - cuda_cpu::shared_base();
+    if (offset < 0 || offset > static_cast<std::ptrdiff_t>(cuda_cpu::max_shared_bytes))
+        cuda_cpu::die(cuda_cpu::thread_calls("shared_address") + "with an address that is not in dynamic shared memory");
+    return static_cast<uint32_t>(offset);
+}
+
+// The result below the normal range is 0.
+inline float exp2_approx(float x)
+{
+    const float n = nearbyintf(x);
+    float result = cuda_cpu::exp2_of_sum(n, x - n);
+    result = x < -126.0f ? 0.0f : result;
+    return x >= 128.0f ? std::numeric_limits<float>::infinity() : result;
+}
+
+// ==== Ampere and up =====================================================================================
+
+namespace cuda_cpu {
+
+inline float lower_bf16(uint32_t pair) { return bits<float>(pair << 16); }
+inline float upper_bf16(uint32_t pair) { return bits<float>(pair & 0xffff0000u); }
+
+using Vector8 = float __attribute__((vector_size(32), may_alias));
+
+// The fragments of A (16 x 16): registers 0 to 3 are rows g, g+8, g, g+8, columns 2t, 2t, 2t+8, 2t+8 and the next.
+inline void read_a_fragments(float (*a)[16], const uint32_t* const* registers)
+{
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
+        const unsigned g = lane / 4, t = lane % 4;
+        for (unsigned i = 0; i < 4; i++) {
+            float* pair = &a[g + i % 2 * 8][2 * t + i / 2 * 8];
+            pair[0] = lower_bf16(registers[lane][i]);
+            pair[1] = upper_bf16(registers[lane][i]);
+        }
+    }
+}
+
+struct MmaOperand {
+    float* d;
+    const uint32_t* a;
+    uint32_t b[2];
+};
+
+inline void mma_of_warp(void* const* operands, unsigned lanes)
+{
+    need_all("mma_m16n8k16", lanes);
+    const MmaOperand* lane_of[lanes_of_warp];
+    const uint32_t* registers[lanes_of_warp];
+    alignas(64) float a[16][16], b[16][8], d[16][8];
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
+        const MmaOperand& mine = *static_cast<MmaOperand*>(operands[lane]);
+        const unsigned g = lane / 4, t = lane % 4;
+        lane_of[lane] = &mine;
+        registers[lane] = mine.a;
+        for (unsigned i = 0; i < 2; i++) {
+            b[2 * t + 8 * i][g] = lower_bf16(mine.b[i]);
+            b[2 * t + 8 * i + 1][g] = upper_bf16(mine.b[i]);
+        }
+    }
+    read_a_fragments(a, registers);
+    for (unsigned r = 0; r < 16; r++) {
+        Vector8 sum{};
+        for (unsigned k = 0; k < 16; k++) sum += a[r][k] * *reinterpret_cast<const Vector8*>(b[k]);
+        memcpy(d[r], &sum, sizeof(sum));
+    }
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++)
+        for (unsigned i = 0; i < 4; i++) lane_of[lane]->d[i] += d[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2];
+}
+
+struct LdmatrixOperand {
+    uint32_t* r;
+    const void* row;
+};
+
+template <bool transposed>
+inline void ldmatrix_of_warp(void* const* operands, unsigned lanes)
+{
+    need_all("ldmatrix", lanes);
+    alignas(16) uint16_t rows[lanes_of_warp][8];  // of 4 matrices
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++) memcpy(rows[lane], static_cast<LdmatrixOperand*>(operands[lane])->row, 16);
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
+        uint32_t* r = static_cast<LdmatrixOperand*>(operands[lane])->r;
+        const unsigned g = lane / 4, t = lane % 4;
+        for (unsigned m = 0; m < 4; m++) {
+            const uint16_t low = transposed ? rows[8 * m + 2 * t][g] : rows[8 * m + g][2 * t];
+            const uint16_t high = transposed ? rows[8 * m + 2 * t + 1][g] : rows[8 * m + g][2 * t + 1];
+            r[m] = low | static_cast<uint32_t>(high) << 16;
+        }
+    }
+}
+
+template <bool transposed>
+inline void ldmatrix_of_lane(uint32_t* r, const void* row)
+{
+    const char* name = transposed ? "ldmatrix_transposed" : "ldmatrix";
+    if (!aligned(row, 16)) die(thread_calls(name) + "with an address that is not a multiple of 16");
+    shared_address(row);
+    LdmatrixOperand mine{r, row};
+    meet_warp(name, &mine, ldmatrix_of_warp<transposed>);
+}
+
+inline Groups<Copy>& copies_of_thread() { return engine().copies[block != nullptr ? block->current() : 0]; }
+
+}  // namespace cuda_cpu
+
+inline void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    cuda_cpu::MmaOperand mine{d, a, {b0, b1}};
+    cuda_cpu::meet_warp("mma_m16n8k16", &mine, cuda_cpu::mma_of_warp);
+}
+
+inline void ldmatrix(uint32_t (&r)[4], const void* row) { cuda_cpu::ldmatrix_of_lane<false>(r, row); }
+inline void ldmatrix_transposed(uint32_t (&r)[4], const void* row) { cuda_cpu::ldmatrix_of_lane<true>(r, row); }
+
+inline void copy_async(void* to, const void* from, bool valid)
+{
+    using namespace cuda_cpu;
+    if (!aligned(to, 16) || !aligned(from, 16)) die(thread_calls("copy_async") + "with an address that is not a multiple of 16");
+    shared_address(to);
+    Copy copy{to, valid ? from : nullptr, false, 0};
+    if (!engine().late || engine().draw(2)) copy.land();
+    copies_of_thread().start(copy);
+}
+inline void copy_async_commit() { cuda_cpu::copies_of_thread().committed++; }
+template <int N>
+inline void copy_async_wait()
+{
+    cuda_cpu::copies_of_thread().wait(N, [](cuda_cpu::Copy& copy) {
+        if (!copy.landed) copy.land();
+    });
+}
+
+// ==== Hopper: barriers that count threads and bytes =====================================================
+
+namespace cuda_cpu {
+
+// An mbarrier, in its 64 bits: the phase that is under way, arrivals that it still lacks, arrivals that a phase
+// takes, bytes that are still to come.
+struct Mbarrier {
+    static constexpr uint64_t mark = 2, max_arrivals = (1 << 20) - 1;
+    static constexpr int64_t max_bytes = (1 << 20) - 1;
+    unsigned parity;
+    uint64_t lacking, arrivals;
+    int64_t bytes;
+
+    static Mbarrier read(const uint64_t* barrier, const char* caller)
+    {
+        if (!aligned(barrier, 8)) die(thread_calls(caller) + "with a barrier whose address is not a multiple of 8");
+        const uint64_t word = *barrier;
+        if (word >> 62 != mark) die(thread_calls(caller) + "with a barrier that nobody has initialised");
+        return {static_cast<unsigned>(word & 1), word >> 1 & max_arrivals, word >> 21 & max_arrivals, static_cast<int64_t>(word >> 41 & 0x1fffff) - (1 << 20)};
+    }
+    void write(uint64_t* barrier) const { *barrier = mark << 62 | static_cast<uint64_t>(bytes + (1 << 20)) << 41 | arrivals << 21 | lacking << 1 | parity; }
+
+    // Changes the barrier, and ends the phase if that is now complete.
+    void change(uint64_t* barrier, const char* caller, uint64_t arrive, int64_t expect)
+    {
+        if (arrive > lacking) die(thread_calls(caller) + "for a barrier where all " + std::to_string(arrivals) + " have arrived, before its phase has ended");
+        lacking -= arrive;
+        bytes += expect;
+        if (bytes > max_bytes || bytes < -max_bytes) die(thread_calls(caller) + "and the barrier cannot count so many bytes");
+        const bool ended = lacking == 0 && bytes == 0;
+        if (ended) {
+            parity ^= 1;
+            lacking = arrivals;
+        }
+        write(barrier);
+        if (ended && block != nullptr) block->unpark(barrier);
+    }
+};
+
+}  // namespace cuda_cpu
+
+inline void barrier_init(uint64_t* barrier, int arrivals)
+{
+    using namespace cuda_cpu;
+    if (!aligned(barrier, 8)) die(thread_calls("barrier_init") + "with a barrier whose address is not a multiple of 8");
+    if (arrivals < 1 || static_cast<uint64_t>(arrivals) > Mbarrier::max_arrivals) die(thread_calls("barrier_init") + "for " + std::to_string(arrivals) + " arrivals");
+    Mbarrier{0, static_cast<uint64_t>(arrivals), static_cast<uint64_t>(arrivals), 0}.write(barrier);
+    engine().barrier_not_announced = barrier;
+}
+inline void barrier_init_done() { cuda_cpu::engine().barrier_not_announced = nullptr; }
+
+inline void barrier_arrive(uint64_t* barrier)
+{
+    using namespace cuda_cpu;
+    Mbarrier::read(barrier, "barrier_arrive").change(barrier, "barrier_arrive", 1, 0);
+    if (block != nullptr && engine().draw(2)) block->give_way();
+}
+inline void barrier_arrive_expect(uint64_t* barrier, int bytes)
+{
+    using namespace cuda_cpu;
+    Mbarrier::read(barrier, "barrier_arrive_expect").change(barrier, "barrier_arrive_expect", 1, bytes);
+    if (block != nullptr && engine().draw(2)) block->give_way();
+}
+
+inline void barrier_wait(uint64_t* barrier, uint32_t parity)
+{
+    using namespace cuda_cpu;
+    if (parity > 1) die(thread_calls("barrier_wait") + "with parity " + std::to_string(parity));
+    Engine& e = engine();
+    if (e.draw(4)) e.go_on();
+    while (Mbarrier::read(barrier, "barrier_wait").parity == parity) {
+        if (block != nullptr) {
+            const std::ptrdiff_t at = reinterpret_cast<char*>(barrier) - shared_base();
+            const bool dynamic = at >= 0 && at < static_cast<std::ptrdiff_t>(max_shared_bytes);
+            block->park("barrier_wait", barrier, dynamic ? ", parity %u, barrier at byte %u of dynamic shared memory" : ", parity %u", parity, static_cast<unsigned>(at));
+        } else if (!e.go_on()) {
+            die("deadlock: the only thread is in barrier_wait, parity " + std::to_string(parity));
+        }
+    }
+    e.loads.erase(std::remove_if(e.loads.begin(), e.loads.end(), [&](const Load& load) { return load.landed && load.barrier == barrier && load.phase == parity; }), e.loads.end());
+}
+
+namespace cuda_cpu {
+
+// Counts this thread at a named barrier; returns whether it was the last.
+inline bool arrive_at_named_barrier(const char* name, int number, int threads)
+{
+    if (number < 1 || number > 15) die(thread_calls(name) + "with number " + std::to_string(number) + "; expected 1 to 15");
+    if (block == nullptr || threads <= 0 || threads % 32 != 0 || static_cast<unsigned>(threads) > block->threads())
+        die(thread_calls(name) + "for " + std::to_string(threads) + " threads; expected a multiple of 32, no more than the block's");
+    NamedBarrier& barrier = engine().named[number];
+    if (barrier.arrived == 0) {
+        barrier.expected = static_cast<unsigned>(threads);
+        barrier.has_arrived.assign(block->threads(), false);
+    }
+    if (barrier.expected != static_cast<unsigned>(threads))
+        die(thread_calls(name) + "for " + std::to_string(threads) + " threads, others for " + std::to_string(barrier.expected) + ", at barrier " + std::to_string(number));
+    if (barrier.has_arrived[block->current()]) die(thread_calls(name) + "and has arrived at barrier " + std::to_string(number) + " already");
+    barrier.has_arrived[block->current()] = true;
+    if (++barrier.arrived < barrier.expected) return false;
+    barrier.arrived = 0;
+    block->unpark(&barrier);
+    return true;
+}
+
+}  // namespace cuda_cpu
+
+inline void named_barrier_wait(int number, int threads)
+{
+    using namespace cuda_cpu;
+    if (!arrive_at_named_barrier("named_barrier_wait", number, threads))
+        block->park("named_barrier_wait", &engine().named[number], ", barrier %u for %u threads", static_cast<unsigned>(number), static_cast<unsigned>(threads));
+}
+inline void named_barrier_arrive(int number, int threads)
+{
+    using namespace cuda_cpu;
+    arrive_at_named_barrier("named_barrier_arrive", number, threads);
+    if (engine().draw(2)) block->give_way();
+}
+
+// ==== Hopper: the copy engine ===========================================================================
+
+namespace cuda_cpu {
+
+inline void Engine::land(Load& load)
+{
+    const TensorLayout& t = load.tensor;
+    const uint32_t to = shared_address(load.to), row_bytes = t.box[0] * t.element_bytes;
+    uint32_t written = 0;
+    int64_t x[4];
+    for (x[3] = load.at[3]; x[3] < load.at[3] + t.box[3]; x[3]++)
+        for (x[2] = load.at[2]; x[2] < load.at[2] + t.box[2]; x[2]++)
+            for (x[1] = load.at[1]; x[1] < load.at[1] + t.box[1]; x[1]++, written += row_bytes) {
+                bool inside = true;
+                const char* row = t.data;
+                for (unsigned i = 1; i < 4; i++) {
+                    inside = inside && x[i] >= 0 && x[i] < t.extents[i];
+                    row += x[i] * t.strides[i];
+                }
+                for (uint32_t chunk = 0; chunk < row_bytes; chunk += 16) {
+                    char bytes[16] = {};
+                    for (uint32_t b = 0; b < 16 && inside; b += t.element_bytes) {
+                        const int64_t column = load.at[0] + (chunk + b) / t.element_bytes;
+                        if (column >= 0 && column < t.extents[0]) memcpy(bytes + b, row + column * t.element_bytes, t.element_bytes);
+                    }
+                    const uint32_t address = to + written + chunk;
+                    memcpy(shared_base() + (t.swizzled ? swizzled_128(address) : address), bytes, 16);
+                }
+            }
+    load.landed = true;
+    Mbarrier barrier = Mbarrier::read(load.barrier, "tensor_load");
+    load.phase = barrier.parity;
+    barrier.change(load.barrier, "tensor_load", 0, -t.box_bytes());
+}
+
+}  // namespace cuda_cpu
+
+inline void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3)
+{
+    using namespace cuda_cpu;
+    Load load{{}, static_cast<char*>(to), barrier, {c0, c1, c2, c3}, false, 0};
+    memcpy(&load.tensor, map, sizeof(load.tensor));
+    if (!aligned(map, 64) || load.tensor.magic != TensorLayout::known) die(thread_calls("tensor_load") + "with a map that cuTensorMapEncodeTiled has not made");
+    if (load.tensor.rank != 4) die(thread_calls("tensor_load") + "with a map of " + std::to_string(load.tensor.rank) + " dimensions; expected 4");
+    if (!aligned(to, load.tensor.swizzled ? 1024 : 128)) die(thread_calls("tensor_load") + "to an address that is not a multiple of " + (load.tensor.swizzled ? "1024" : "128"));
+    if (shared_address(to) + load.tensor.box_bytes() > static_cast<int64_t>(launched->shared_bytes)) die(thread_calls("tensor_load") + "and the box ends beyond the launch's shared memory");
+    Mbarrier::read(barrier, "tensor_load");
+    Engine& e = engine();
+    if (e.barrier_not_announced != nullptr) die(thread_calls("tensor_load") + "before barrier_init_done");
+    e.loads.push_back(load);
+    if (!e.late || e.draw(3)) e.land(e.loads.back());
+}
+
+// ==== Hopper: products of a warpgroup ===================================================================
+
+inline uint64_t wgmma_operand(const void* tile, int column_block_bytes = 16)
+{
+    constexpr uint64_t eight_rows = 8 * 128 / 16, swizzle_128 = 1;
+    return (shared_address(tile) & 0x3ffff) >> 4 | static_cast<uint64_t>(column_block_bytes / 16) << 16 | eight_rows << 32 | swizzle_128 << 62;
+}
+
+namespace cuda_cpu {
+
+// A matrix descriptor, decoded. Distances are in bytes.
+struct Descriptor {
+    uint32_t start, leading, stride;
+
+    explicit Descriptor(uint64_t word)
+        : start((word & 0x3fff) << 4), leading((word >> 16 & 0x3fff) << 4), stride((word >> 32 & 0x3fff) << 4)
+    {
+        if (word >> 62 != 1) die("wgmma: a descriptor's swizzle is mode " + std::to_string(word >> 62) + "; only that of 128 bytes (1) is known here");
+        if ((word >> 49 & 7) != 0) die("wgmma: a descriptor has a base offset; only 0 is known here");
+    }
+
+    // Reads 8 elements, whose place is here before swizzling.
+    void read(float* to, uint32_t offset) const
+    {
+        const uint32_t address = swizzled_128(start + offset);
+        if (address + 16 > launched->shared_bytes) die("wgmma reads beyond the launch's shared memory");
+        uint16_t elements[8];
+        memcpy(elements, shared_base() + address, 16);
+        for (unsigned i = 0; i < 8; i++) to[i] = bits<float>(static_cast<uint32_t>(elements[i]) << 16);
+    }
+};
+
+using Vector16 = float __attribute__((vector_size(64), may_alias));
+
+// result (16 x columns) = a (16 x 16) b (16 x columns)
+inline void multiply(float* result, const float (*a)[16], const float* b, unsigned columns)
+{
+    for (unsigned r = 0; r < 16; r++)
+        for (unsigned n = 0; n < columns; n += 64) {
+            Vector16 sum[4] = {};
+            for (unsigned k = 0; k < 16; k++)
+                for (unsigned v = 0; v < 4; v++) sum[v] += a[r][k] * *reinterpret_cast<const Vector16*>(b + k * columns + n + 16 * v);
+            memcpy(result + r * columns + n, sum, sizeof(sum));
+        }
+}
+
+inline void read_operands_and_multiply(WarpProduct& p, float* result)
+{
+    alignas(64) static thread_local float a[16][16], b[16 * max_columns];
+    if (p.a_in_registers) {
+        read_a_fragments(a, p.a_registers);
+    } else {
+        const Descriptor tile(p.a);
+        for (unsigned r = 0; r < 16; r++)
+            for (unsigned k = 0; k < 16; k += 8) tile.read(&a[r][k], (p.row + r) % 8 * 128 + (p.row + r) / 8 * tile.stride + k * 2);
+    }
+    const Descriptor tile(p.b);
+    if (p.b_major == Major::K) {
+        for (unsigned n = 0; n < p.columns; n++) {
+            float row[16];
+            for (unsigned k = 0; k < 16; k += 8) tile.read(row + k, n % 8 * 128 + n / 8 * tile.stride + k * 2);
+            for (unsigned k = 0; k < 16; k++) b[k * p.columns + n] = row[k];
+        }
+    } else {
+        for (unsigned k = 0; k < 16; k++)
+            for (unsigned n = 0; n < p.columns; n += 8) tile.read(b + k * p.columns + n, k % 8 * 128 + k / 8 * tile.stride + n / 64 * tile.leading + n % 64 * 2);
+    }
+    multiply(result, a, b, p.columns);
+}
+
+// Where accumulator i of a lane is in its warp's (16 x columns).
+inline unsigned place_of(unsigned lane, unsigned i, unsigned columns) { return (lane / 4 + i % 4 / 2 * 8) * columns + i / 4 * 8 + lane % 4 * 2 + i % 2; }
+
+inline void add_to_accumulators(const WarpProduct& p, const float* result)
+{
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++)
+        for (unsigned i = 0; i < p.columns / 2; i++) {
+            const float x = result[place_of(lane, i, p.columns)];
+            p.d[lane][i] = p.add ? p.d[lane][i] + x : x;
+        }
+}
+
+// Keeps what the accumulators hold, and makes them NaNs until the product ends.
+inline void take_accumulators(WarpProduct& p)
+{
+    p.holds_old = true;
+    p.old.resize(lanes_of_warp * p.columns / 2);
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
+        memcpy(&p.old[lane * p.columns / 2], p.d[lane], p.columns / 2 * sizeof(float));
+        std::fill(p.d[lane], p.d[lane] + p.columns / 2, std::numeric_limits<float>::quiet_NaN());
+    }
+}
+
+inline void start_product(const WarpProduct& product)
+{
+    Engine& e = engine();
+    const unsigned warp = block->current() / lanes_of_warp;
+    const uint64_t what = product.b * 0x9e3779b97f4a7c15 ^ (product.a_in_registers ? 1 : product.a) * 0xd1342543de82ef95 ^ product.columns * 4u ^ product.add * 2u ^ static_cast<unsigned>(product.b_major);
+    auto& sequence = e.sequence[warp / 4];
+    if (e.issued[warp] == sequence.size()) sequence.push_back(what);
+    if (sequence[e.issued[warp]++] != what) die("wgmma: the warps of warpgroup " + std::to_string(warp / 4) + " do not call the same one");
+
+    Groups<WarpProduct>& products = e.products[warp];
+    products.start(product);
+    WarpProduct& p = products.under_way.back();
+    if (!e.late) {
+        static thread_local float result[16 * max_columns];
+        read_operands_and_multiply(p, result);
+        add_to_accumulators(p, result);
+        return;
+    }
+    bool chained = false;  // to an earlier one with the same accumulators, which are NaNs already
+    for (const WarpProduct& other : products.under_way) chained = chained || (&other != &p && other.d[0] == p.d[0]);
+    if (!chained) take_accumulators(p);
+    if (e.draw(2)) {
+        p.result.resize(16 * p.columns);
+        read_operands_and_multiply(p, p.result.data());
+    }
+}
+
+// Ends a product that was put off.
+inline void end_product(WarpProduct& p)
+{
+    if (!engine().late) return;
+    if (p.result.empty()) {
+        p.result.resize(16 * p.columns);
+        read_operands_and_multiply(p, p.result.data());
+    }
+    if (p.holds_old)
+        for (unsigned lane = 0; lane < lanes_of_warp; lane++) memcpy(p.d[lane], &p.old[lane * p.columns / 2], p.columns / 2 * sizeof(float));
+    add_to_accumulators(p, p.result.data());
+}
+
+inline void wait_for_products(unsigned n)
+{
+    auto& products = engine().products[block->current() / lanes_of_warp];
+    products.wait(n, end_product);
+    if (!engine().late) return;
+    auto& rest = products.under_way;  // those that added to a product that has ended now hold its result
+    for (size_t i = 0; i < rest.size(); i++) {
+        bool chained = rest[i].holds_old;
+        for (size_t j = 0; j < i; j++) chained = chained || rest[j].d[0] == rest[i].d[0];
+        if (!chained) take_accumulators(rest[i]);
+    }
+}
+
+struct ProductOperand {
+    float* d;
+    const uint32_t* a_registers;  // or null
+    uint64_t a, b;
+    int add;
+};
+
+template <int N, Major B>
+inline void wgmma_of_warp(void* const* operands, unsigned lanes)
+{
+    need_all("wgmma", lanes);
+    WarpProduct p{};
+    const ProductOperand& first = *static_cast<ProductOperand*>(operands[0]);
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
+        const ProductOperand& mine = *static_cast<ProductOperand*>(operands[lane]);
+        if (mine.a != first.a || mine.b != first.b || (mine.add != 0) != (first.add != 0)) die("wgmma: the lanes of a warp do not agree on descriptors or on adding");
+        p.d[lane] = mine.d;
+        p.a_registers[lane] = mine.a_registers;
+    }
+    p.a = first.a;
+    p.b = first.b;
+    p.add = first.add != 0;
+    p.a_in_registers = first.a_registers != nullptr;
+    p.columns = N;
+    p.row = block->current() / lanes_of_warp % 4 * 16;
+    p.b_major = B;
+    start_product(p);
+}
+
+inline void need_warpgroup(const char* name)
+{
+    if (WARP_SIZE != 32 || block == nullptr || block->current() / 128 * 128 + 128 > block->threads()) die(thread_calls(name) + "which takes a warpgroup of 128 threads");
+}
+
+}  // namespace cuda_cpu
+
+inline void wgmma_fence()
+{
+    cuda_cpu::need_warpgroup("wgmma_fence");
+    cuda_cpu::meet_warp("wgmma_fence", nullptr, [](void* const*, unsigned lanes) { cuda_cpu::need_all("wgmma_fence", lanes); });
+}
+inline void wgmma_commit()
+{
+    cuda_cpu::need_warpgroup("wgmma_commit");
+    cuda_cpu::meet_warp("wgmma_commit", nullptr, [](void* const*, unsigned lanes) {
+        cuda_cpu::need_all("wgmma_commit", lanes);
+        cuda_cpu::engine().products[cuda_cpu::block->current() / cuda_cpu::lanes_of_warp].committed++;
+    });
+}
+template <int N>
+inline void wgmma_wait()
+{
+    cuda_cpu::need_warpgroup("wgmma_wait");
+    cuda_cpu::meet_warp("wgmma_wait", nullptr, [](void* const*, unsigned lanes) {
+        cuda_cpu::need_all("wgmma_wait", lanes);
+        cuda_cpu::wait_for_products(N);
+    });
+}
+
+template <int N, Major B>
+inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
+{
+    static_assert(N == 64 || N == 128 || N == 256);
+    cuda_cpu::need_warpgroup("wgmma");
+    cuda_cpu::ProductOperand mine{d, nullptr, a, b, add};
+    cuda_cpu::meet_warp("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
+}
+template <int N, Major B>
+inline void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add)
+{
+    static_assert(N == 64);
+    cuda_cpu::need_warpgroup("wgmma");
+    cuda_cpu::ProductOperand mine{d, a, 0, b, add};
+    cuda_cpu::meet_warp("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
+}
+
+// Registers are not counted here.
+template <int N> inline void keep_registers() { static_assert(N >= 24 && N <= 256 && N % 8 == 0); }
+template <int N> inline void take_registers() { static_assert(N >= 24 && N <= 256 && N % 8 == 0); }
