@@ -687,6 +687,9 @@ Number score(const double* a, const double* b, int HS) {
     return sum * (1 / std::sqrt(double(HS)));
 }
 
+// P and dS on their way into the next product: tensor cores take BF16.
+Number operand(const Number& x, int HS) { return on_tensor_cores(HS) ? passed_through<floatX>(x) : x; }
+
 AttentionResult attention_loop(const Values& qkv, const AttentionSize& s) {
     AttentionResult r = {Numbers(s.N() * s.C()), Numbers(s.N() * s.NH)};
     s.for_each_query([&](int b, int h, int i) {
@@ -700,7 +703,7 @@ AttentionResult attention_loop(const Values& qkv, const AttentionSize& s) {
         for (int j = 0; j <= i; j++) {
             const Number p = exp(S[j] - max);
             sum += p;
-            for (int d = 0; d < s.HS; d++) O[d] += p * qkv[s.qkv(b, j, 2, h) + d];
+            for (int d = 0; d < s.HS; d++) O[d] += operand(p, s.HS) * qkv[s.qkv(b, j, 2, h) + d];
         }
         for (int d = 0; d < s.HS; d++) r.out[s.out(b, i, h) + d] = O[d] / sum;
         r.lse[s.lse(b, i, h)] = log(sum) + max;
@@ -722,11 +725,11 @@ Numbers attention_backward_loop(const Values& dout, const Values& qkv, const Val
             const Number p = exp(score(&qkv[q], &qkv[k], s.HS) - lse[s.lse(b, i, h)]);
             Number dp;
             for (int d = 0; d < s.HS; d++) dp += Number(dout[row + d]) * qkv[v + d];
-            const Number ds = p * (dp - D) * scale;
+            const Number ds = operand(p * (dp - D), s.HS) * scale;
             for (int d = 0; d < s.HS; d++) {
                 dqkv[q + d] += ds * qkv[k + d];
                 dqkv[k + d] += ds * qkv[q + d];
-                dqkv[v + d] += p * dout[row + d];
+                dqkv[v + d] += operand(p, s.HS) * dout[row + d];
             }
         }
     });
@@ -771,12 +774,14 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s) {
     backward.compare<floatX>("dqkv", gradients[0], attention_backward_loop(dout, qkv, out, lse, s));
 }
 
-void test_attention() {
-    test_attention_derivative();
-    Trial forward("attention_forward"), backward("attention_backward");
-    const int lengths[] = {1, 5, 16, 23, 33, 64, 100};
+// The kernels that one choice of --tensor-cores runs, over sizes that are parts of its tiles, whole
+// ones and several of them.
+void test_attention_kernels(TensorCores kind, const std::vector<int>& head_sizes, const std::vector<int>& lengths) {
+    const TensorCores usual = std::exchange(device.tensor_cores, kind);
+    const std::string on = TENSOR_CORE_NAMES[int(kind)], names[] = {"attention_forward on " + on, "attention_backward on " + on};
+    Trial forward(names[0].c_str()), backward(names[1].c_str());
     int n = 0;   // batch and heads change with every case
-    for (int HS = 16; HS <= 128; HS += 16)
+    for (int HS : head_sizes)
         for (int T : lengths) {
             const int heads[] = {1, 2, 3, 1, 5};
             try_attention(forward, backward, {1 + n % 2, T, T > 50 ? 1 + n % 3 : heads[n % 5], HS});
@@ -784,6 +789,14 @@ void test_attention() {
         }
     forward.report("out and lse");
     backward.report("dqkv");
+    device.tensor_cores = usual;
+}
+
+void test_attention() {
+    test_attention_derivative();
+    test_attention_kernels(TensorCores::NONE, {16, 32, 48, 64, 80, 96, 112, 128}, {1, 5, 16, 23, 33, 64, 100});
+    for (TensorCores kind : {TensorCores::MMA, TensorCores::WGMMA})
+        if (has_tensor_cores(kind)) test_attention_kernels(kind, {64, 80, 96, 128}, {1, 15, 64, 65, 150, 270});
 }
 
 // ==== naive attention ========================================================
@@ -1195,26 +1208,6 @@ void test_matmul_backward_parameters() {
 
 // ==== all kernels ============================================================
 
-void test_kernels() {
-    test_add_partials();
-    test_embedding_forward();
-    test_sort_positions();
-    test_embedding_backward();
-    test_layernorm();
-    test_bias_forward();
-    test_bias_backward();
-    test_gelu();
-    test_attention();
-    test_naive_attention();
-    test_cross_entropy();
-    test_gradient_norm();
-    test_adamw();
-    test_init_normal();
-    test_fill_and_round();
-    test_matmul_forward();
-    test_matmul_backward_input();
-    test_matmul_backward_parameters();
-}
 
 // ==== files for the tests ====================================================
 // Everything that the tests write lies in one folder, which is removed at the end. In paths and
@@ -2629,7 +2622,10 @@ void export_folder(const std::string& dir) {
 }
 
 // An exception fails a part of the tests, not the rest of them.
+static std::string only;   // the tests whose names contain this
+
 void test(const char* name, void (*function)()) {
+    if (!strstr(name, only.c_str())) return;
     printf("%s\n", name);
     try {
         function();
@@ -2637,6 +2633,27 @@ void test(const char* name, void (*function)()) {
         claim(false, format("%s: ended by an exception", name), error.what());
     }
     fflush(stdout);
+}
+
+void test_kernels() {
+    test("kernels: add partials", test_add_partials);
+    test("kernels: embedding forward", test_embedding_forward);
+    test("kernels: sort positions", test_sort_positions);
+    test("kernels: embedding backward", test_embedding_backward);
+    test("kernels: layernorm", test_layernorm);
+    test("kernels: bias forward", test_bias_forward);
+    test("kernels: bias backward", test_bias_backward);
+    test("kernels: gelu", test_gelu);
+    test("kernels: attention", test_attention);
+    test("kernels: naive attention", test_naive_attention);
+    test("kernels: cross entropy", test_cross_entropy);
+    test("kernels: gradient norm", test_gradient_norm);
+    test("kernels: adamw", test_adamw);
+    test("kernels: init normal", test_init_normal);
+    test("kernels: fill and round", test_fill_and_round);
+    test("kernels: matmul forward", test_matmul_forward);
+    test("kernels: matmul backward input", test_matmul_backward_input);
+    test("kernels: matmul backward parameters", test_matmul_backward_parameters);
 }
 
 void test_model() {
@@ -2681,8 +2698,9 @@ void test_command_line() {
 int main(int argc, char** argv) {
     const std::string what = argc > 1 ? argv[1] : "";
     if (what == "--as-train-gpt") return guarded_main(argc - 1, argv + 1);
-    if (argc > 1 && (what != "--export" || argc != 3)) {
-        fprintf(stderr, "usage: test_gpt | test_gpt --export DIR | test_gpt --as-train-gpt ...\n");
+    if (argc > 1 && ((what != "--export" && what != "--only") || argc != 3)) {
+        fprintf(stderr, "usage: test_gpt | test_gpt --only PART | test_gpt --export DIR | test_gpt --as-train-gpt ...\n"
+                        "PART: what the names of tests to run contain, such as kernels or attention\n");
         return 2;
     }
     open_device(TensorCores::AUTO);
@@ -2690,7 +2708,8 @@ int main(int argc, char** argv) {
         export_folder(argv[2]);
         return 0;
     }
-    test("kernels", test_kernels);
+    if (what == "--only") only = argv[2];
+    test_kernels();
     test_model();
     test_command_line();
     printf("%d passed, %d failed\n", passed, failed);

@@ -1909,6 +1909,7 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
         for (int j = 1; j < tiles; j++) {
             start_tile();
             wait_full(shared.v, v);
+            wgmma_fence();
             start_outputs<HS, KEYS>(O, P, shared.V[v.stage]);                                      // O += P V, of the last tile
             wgmma_wait<1>();                          // S
             softmax(j);
@@ -2147,12 +2148,13 @@ __device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientS
             if (key0 + row + 15 > query0) mask_scores<Queries::COLUMNS>(S, key0 + row, query0);
             probabilities(S, scale * LOG2E, [&](int e) { return shared.lse[now.stage][fragment_column(e)]; });
             to_operands(P, S);
-            wgmma_wait<0>();                          // dP
+            wgmma_fence();
+            start_outputs<HS, QUERIES>(dV, P, shared.dO[now.stage]);                                  // dV += P dO
+            wgmma_wait<HS == 64 ? 1 : 0>();           // dP; larger heads need P's registers for dS
             score_gradients(dP, S, [&](int e) { return shared.D[now.stage][fragment_column(e)]; });
             to_operands(dS, dP);
             wgmma_fence();
-            start_outputs<HS, QUERIES>(dV, P, shared.dO[now.stage]);                                  // dV += P dO
-            start_outputs<HS, QUERIES>(dK, dS, shared.Q[now.stage]);                                  // dK += dS Q
+            start_outputs<HS, QUERIES>(dK, dS,shared.Q[now.stage]);                                   // dK += dS Q
         }
         release(shared.k, k);
         wgmma_wait<0>();

@@ -355,7 +355,7 @@ struct Primitive {
     std::unordered_map<int, dnnl::memory> arguments;
 };
 
-inline dnnl::engine& engine()
+inline dnnl::engine& onednn_engine()
 {
     static dnnl::engine value(dnnl::engine::kind::cpu, 0);
     return value;
@@ -381,8 +381,8 @@ inline Primitive make_primitive(const Product& p, const Target& d, bool has_bias
         attributes.set_post_ops(sum);
     }
     const dnnl::matmul::desc operation = has_bias ? dnnl::matmul::desc(src, weights, bias, dst) : dnnl::matmul::desc(src, weights, dst);
-    Primitive made{dnnl::matmul({operation, attributes, engine()}), {}};
-    const auto add = [&](int argument, const dnnl::memory::desc& desc) { made.arguments.emplace(argument, dnnl::memory(desc, engine(), DNNL_MEMORY_NONE)); };
+    Primitive made{dnnl::matmul({operation, attributes, onednn_engine()}), {}};
+    const auto add = [&](int argument, const dnnl::memory::desc& desc) { made.arguments.emplace(argument, dnnl::memory(desc, onednn_engine(), DNNL_MEMORY_NONE)); };
     add(DNNL_ARG_SRC, src);
     add(DNNL_ARG_WEIGHTS, weights);
     add(DNNL_ARG_DST, dst);
@@ -395,7 +395,7 @@ inline bool onednn_bfloat16(const Product& p, const void* a, const void* b, cons
 {
     using Key = std::tuple<int64_t, int64_t, int64_t, bool, bool, int64_t, int64_t, int64_t, int64_t, int64_t, float, float, cudaDataType_t, int64_t, int64_t, bool, cudaDataType_t>;
     static std::map<Key, Primitive> primitives;
-    static const dnnl::stream stream(engine());
+    static const dnnl::stream stream(onednn_engine());
     const Key key{p.m, p.n, p.k, p.transpose_a, p.transpose_b, p.lda, p.ldb, p.batch, p.stride_a, p.stride_b, p.alpha, p.beta, d.type, d.ld, d.stride, bias != nullptr, bias_type};
     try {
         auto found = primitives.find(key);
