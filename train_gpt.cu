@@ -1001,11 +1001,32 @@ __device__ __forceinline__ void tensor_load(void* to, const CUtensorMap* map, ui
 
 // ---- Hopper: products of a warpgroup. "Asynchronous Warpgroup Level Matrix Multiply-Accumulate"
 
-// What was written to registers and shared memory before is seen by the products that follow.
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// What was started since the last commit is a group; waits until at most N are under way.
+// To the compiler an asm is over once it is through, so it moves arithmetic on accumulators across the
+// fence and the wait below. Naming them there keeps it on its side: it must take them for changed here.
+__device__ __forceinline__ void touch(float& x) { asm volatile("" : "+f"(x)); }
+__device__ __forceinline__ void touch(uint32_t& x) { asm volatile("" : "+r"(x)); }
+template <typename T, int COUNT> __device__ __forceinline__ void touch(T (&x)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) touch(x[i]);
+}
+
+// The products that follow see what was written to registers before: accumulators and fragments of a,
+// which are named here.
+template <typename... Registers> __device__ __forceinline__ void wgmma_fence(Registers&... registers) {
+    (touch(registers), ...);
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+// What was started since the last commit is a group; waits until at most N are under way. Accumulators
+// of the groups that have ended are named here.
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
+template <int N, typename... Registers> __device__ __forceinline__ void wgmma_wait(Registers&... registers) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
+    (touch(registers), ...);
+}
+
+// Products and the copy engine see shared memory by a way of their own (the "async proxy"). What this
+// thread wrote there, by stores or copy_async, they see after this. "fence.proxy.async"
+__device__ __forceinline__ void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // How a tile is read: K, its columns are what is summed over; MN, its rows are.
 enum class Major { K = 0, MN = 1 };

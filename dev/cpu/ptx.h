@@ -670,7 +670,8 @@ inline void need_warpgroup(const char* name)
 
 }  // namespace cuda_cpu
 
-inline void wgmma_fence()
+template <class... Registers>
+inline void wgmma_fence(Registers&...)
 {
     cuda_cpu::need_warpgroup("wgmma_fence");
     cuda_cpu::meet_warp("wgmma_fence", nullptr, [](void* const*, unsigned lanes) { cuda_cpu::need_all("wgmma_fence", lanes); });
@@ -683,8 +684,8 @@ inline void wgmma_commit()
         cuda_cpu::engine().products[cuda_cpu::block->current() / cuda_cpu::lanes_of_warp].committed++;
     });
 }
-template <int N>
-inline void wgmma_wait()
+template <int N, class... Registers>
+inline void wgmma_wait(Registers&...)
 {
     cuda_cpu::need_warpgroup("wgmma_wait");
     cuda_cpu::meet_warp("wgmma_wait", nullptr, [](void* const*, unsigned lanes) {
@@ -692,6 +693,8 @@ inline void wgmma_wait()
         cuda_cpu::wait_for_products(N);
     });
 }
+
+inline void async_fence() {}
 
 template <int N, Major B>
 inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
