@@ -1912,7 +1912,7 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
         RowState rows;
         auto start_tile = [&] {
             wait_full(shared.k, k);
-            wgmma_fence();
+            wgmma_fence(S);
             start_scores<HS, KEYS>(S, shared.Q, Shape::ROWS, group_row, shared.K[k.stage]);        // S = Q K^T
         };
         auto softmax = [&](int j) {
@@ -1924,28 +1924,28 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
         clear_fragment<HS>(O);
         wait_full(shared.q, q);
         start_tile();
-        wgmma_wait<0>();
+        wgmma_wait<0>(S);
         softmax(0);
         to_operands(P, S);
         for (int j = 1; j < tiles; j++) {
             start_tile();
             wait_full(shared.v, v);
-            wgmma_fence();
+            wgmma_fence(O, P);
             start_outputs<HS, KEYS>(O, P, shared.V[v.stage]);                                      // O += P V, of the last tile
-            wgmma_wait<1>();                          // S
+            wgmma_wait<1>(S);
             softmax(j);
-            wgmma_wait<0>();                          // O
+            wgmma_wait<0>(O);
             release(shared.v, v);
             multiply_rows<HS>(O, rescale);
             to_operands(P, S);
         }
         wait_full(shared.v, v);
-        wgmma_fence();
+        wgmma_fence(O, P);
         start_outputs<HS, KEYS>(O, P, shared.V[v.stage]);
         const float sum[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])}, inverse[2] = {1 / sum[0], 1 / sum[1]};
         const size_t first_row = static_cast<size_t>(piece.b) * T;
         store_lse(lse + (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T, rows, sum, query0 + row, T, scale);
-        wgmma_wait<0>();
+        wgmma_wait<0>(O);
         release(shared.v, v);
         multiply_rows<HS>(O, inverse);
         store_rows<HS>(out + first_row * C + piece.h * HS, C, query0 + row, T, O[0], shared.O, Shape::ROWS, row);
@@ -2040,22 +2040,22 @@ __device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const fl
             if (j > 0) now.next();                    // k is behind: dQ still reads its buffer
             wait_full(shared.k, now);
             wait_full(shared.v, v);
-            wgmma_fence();
+            wgmma_fence(S, dP);
             start_scores<HS, KEYS>(S, shared.Q, Shape::ROWS, group_row, shared.K[now.stage]);      // S = Q K^T
             start_scores<HS, KEYS>(dP, shared.dO, Shape::ROWS, group_row, shared.V[v.stage]);      // dP = dO V^T
-            wgmma_wait<1>();                          // S, and dQ of the last tile
+            wgmma_wait<1>(S);                         // and dQ of the last tile is done
             if (j > 0) release(shared.k, k);
             if ((j + 1) * KEYS > query0 + row + 1) mask_scores<Queries::ROWS>(S, query0 + row, j * KEYS);
             probabilities(S, scale * LOG2E, [&](int e) { return lse[e / 2 % 2]; });
-            wgmma_wait<0>();                          // dP
+            wgmma_wait<0>(dP);
             release(shared.v, v);
             if (j + 1 == tiles) release(shared.q, q);
             score_gradients(dP, S, [&](int e) { return D[e / 2 % 2]; });
             to_operands(dS, dP);
-            wgmma_fence();
+            wgmma_fence(dQ, dS);
             start_outputs<HS, KEYS>(dQ, dS, shared.K[now.stage]);                                  // dQ += dS K
         }
-        wgmma_wait<0>();
+        wgmma_wait<0>(dQ);
         release(shared.k, k);
         const float factor[2] = {scale, scale};
         multiply_rows<HS>(dQ, factor);
@@ -2161,24 +2161,24 @@ __device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientS
             Turn<Shape::STAGES> now = q;
             if (query0 > key0) now.next();            // q is behind: dV and dK still read its buffers
             wait_full(shared.q, now);
-            wgmma_fence();
+            wgmma_fence(S, dP);
             start_scores<HS, QUERIES>(S, shared.K, Shape::ROWS, group_row, shared.Q[now.stage]);      // S = K Q^T
             start_scores<HS, QUERIES>(dP, shared.V, Shape::ROWS, group_row, shared.dO[now.stage]);    // dP = V dO^T
-            wgmma_wait<1>();                          // S, and dV and dK of the last tile
+            wgmma_wait<1>(S);                         // and dV and dK of the last tile are done
             if (query0 > key0) release(shared.q, q);
             if (key0 + row + 15 > query0) mask_scores<Queries::COLUMNS>(S, key0 + row, query0);
             probabilities(S, scale * LOG2E, [&](int e) { return shared.lse[now.stage][fragment_column(e)]; });
             to_operands(P, S);
-            wgmma_fence();
+            wgmma_fence(dV, P);
             start_outputs<HS, QUERIES>(dV, P, shared.dO[now.stage]);                                  // dV += P dO
-            wgmma_wait<HS == 64 ? 1 : 0>();           // dP; larger heads need P's registers for dS
+            wgmma_wait<HS == 64 ? 1 : 0>(dP);         // larger heads need P's registers for dS
             score_gradients(dP, S, [&](int e) { return shared.D[now.stage][fragment_column(e)]; });
             to_operands(dS, dP);
-            wgmma_fence();
+            wgmma_fence(dK, dS);
             start_outputs<HS, QUERIES>(dK, dS,shared.Q[now.stage]);                                   // dK += dS Q
         }
         release(shared.k, k);
-        wgmma_wait<0>();
+        wgmma_wait<0>(dK, dV);
         release(shared.q, q);
         const float factor[2] = {scale, scale};
         multiply_rows<HS>(dK, factor);
