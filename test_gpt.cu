@@ -797,6 +797,7 @@ void test_attention() {
     test_attention_kernels(TensorCores::NONE, {16, 32, 48, 64, 80, 96, 112, 128}, {1, 5, 16, 23, 33, 64, 100});
     for (TensorCores kind : {TensorCores::MMA, TensorCores::WGMMA})
         if (has_tensor_cores(kind)) test_attention_kernels(kind, {64, 80, 96, 128}, {1, 15, 64, 65, 150, 270});
+    if (!device.is_cpu()) test_attention_kernels(device.tensor_cores, {64}, {2050});   // too long for an imitation
 }
 
 // ==== naive attention ========================================================
@@ -2330,6 +2331,8 @@ void test_bad_flags() {
            {"--prompt-tokens", "0 to 100", "'101'"});
     if (FLOATX == DType::FP32)
         refuse("BF16 gradients in an FP32 build", TINY + "--grad-dtype bf16", {"--grad-dtype bf16", "PRECISION=bf16"});
+    if (!has_tensor_cores(TensorCores::WGMMA))
+        refuse("tensor cores that are not there", TINY + "--tensor-cores wgmma", {"--tensor-cores wgmma", name_of(FLOATX)});
     refuse("a micro-batch that does not fit", "train" + SMALL + "--context 8192 --micro-batch 32768",
            {"memory", "needs", "free", "--micro-batch"});
     refuse("a model that does not fit", "train --model 405b --data @/text.txt", {"memory", "needs", "free", "--model"});
@@ -2564,6 +2567,37 @@ void test_naive_model() {
           "with naive attention, too, the three recompute modes give the same bits");
 }
 
+// The kernels of each --tensor-cores in a model with heads of 64, in sequences of several tiles.
+void test_tensor_core_model() {
+    if (!has_tensor_cores(TensorCores::MMA)) return;
+    const Config config = {3, 2, 128, 200, 300};
+    const int B = 2, T = 193;
+    std::vector<int> tokens(B * (T + 1));
+    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = splitmix64(i) % config.vocab;
+    auto pass = [&](TensorCores kind, Recompute mode) {
+        const TensorCores usual = std::exchange(device.tensor_cores, kind);
+        Model m;
+        allocate(m, {config, B, T, mode, DType::FP32, Purpose::TRAINING});
+        init_parameters(m, 1);
+        const Pass result = pass_through(m, tokens.data());
+        device.tensor_cores = usual;
+        return result;
+    };
+    const Pass portable = pass(TensorCores::NONE, Recompute::NONE);
+    // Each layer's attention rounds to BF16 a few times on its way, each kind in its own places.
+    const double limit = 1.0 / (1 << 7);
+    for (TensorCores kind : {TensorCores::MMA, TensorCores::WGMMA}) {
+        if (!has_tensor_cores(kind)) continue;
+        const char* name = TENSOR_CORE_NAMES[int(kind)];
+        const Pass got = pass(kind, Recompute::NONE);
+        const double logits = relative_l2(got.logits, portable.logits), gradient = relative_l2(got.gradients, portable.gradients);
+        claim(logits <= limit && logits > 0, format("%s: logits are the portable kernels' within rounding", name), format("error %.2e, limit %.2e", logits, limit));
+        claim(gradient <= limit, format("%s: and gradients", name), format("error %.2e, limit %.2e", gradient, limit));
+        claim(got == pass(kind, Recompute::SELECTIVE) && got == pass(kind, Recompute::FULL),
+              format("%s: the three recompute modes give the same bits", name));
+    }
+}
+
 // ==== runs: trace ============================================================
 
 void test_trace() {
@@ -2663,6 +2697,7 @@ void test_model() {
     test("plan: closed forms", test_closed_forms);
     test("plan: --micro-batch auto", test_auto_fits);
     test("naive attention in the model", test_naive_model);
+    test("tensor cores in the model", test_tensor_core_model);
     test("folders that transformers wrote", test_folder_of_transformers);
     test("folders that we wrote", test_folder_of_ours);
     test("windows", test_windows);
