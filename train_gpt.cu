@@ -1758,18 +1758,26 @@ __device__ __forceinline__ HeadTile head_tile(const Pieces& pieces, size_t i) {
     return {rest / heads, head % pieces.NH, head / pieces.NH};
 }
 
-// A ring of buffers between the producer, who fills them, and the consumers.
-template <int STAGES> struct Ring {
+// A ring of buffers between the producer, who fills them, and the consumers. FILLERS threads announce
+// that a buffer is full.
+template <int STAGES, int FILLERS = 1> struct Ring {
     uint64_t full[STAGES], empty[STAGES];
 
-    // How many threads announce that a buffer is full, and how many that it is empty.
-    __device__ void init(int fillers, int readers) {
+    __device__ void init(int readers) {
         for (int s = 0; s < STAGES; s++) {
-            barrier_init(&full[s], fillers);
+            barrier_init(&full[s], FILLERS);
             barrier_init(&empty[s], readers);
         }
     }
 };
+
+template <typename... Rings> __device__ __forceinline__ void init_rings(int readers, Rings&... rings) {
+    if (threadIdx.x == 0) {
+        (rings.init(readers), ...);
+        barrier_init_done();
+    }
+    __syncthreads();
+}
 
 // Where somebody is in a ring: the buffer, and the parity of this round.
 template <int STAGES> struct Turn {
@@ -1782,14 +1790,14 @@ template <int STAGES> struct Turn {
     }
 };
 
-template <int STAGES> __device__ __forceinline__ void wait_full(Ring<STAGES>& ring, const Turn<STAGES>& turn) {
+template <int STAGES, int FILLERS> __device__ __forceinline__ void wait_full(Ring<STAGES, FILLERS>& ring, const Turn<STAGES>& turn) {
     barrier_wait(&ring.full[turn.stage], turn.parity);
 }
-template <int STAGES> __device__ __forceinline__ void wait_empty(Ring<STAGES>& ring, const Turn<STAGES>& turn) {
+template <int STAGES, int FILLERS> __device__ __forceinline__ void wait_empty(Ring<STAGES, FILLERS>& ring, const Turn<STAGES>& turn) {
     barrier_wait(&ring.empty[turn.stage], turn.parity ^ 1);   // a new buffer is empty
 }
 // A warp has read this buffer for the last time.
-template <int STAGES> __device__ __forceinline__ void release(Ring<STAGES>& ring, Turn<STAGES>& turn) {
+template <int STAGES, int FILLERS> __device__ __forceinline__ void release(Ring<STAGES, FILLERS>& ring, Turn<STAGES>& turn) {
     if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[turn.stage]);
     turn.next();
 }
@@ -1868,26 +1876,27 @@ __device__ __forceinline__ int first_query(const Pieces& pieces, const HeadTile&
 // Tiles of keys that queries [query0, query0 + rows) need.
 __device__ __forceinline__ int key_tiles(int query0, int rows, int T, int keys) { return (min(query0 + rows, T) + keys - 1) / keys; }
 
-template <int HS>
-__device__ __forceinline__ void forward_producer(typename ForwardShape<HS>::Shared& shared, const TensorMap& qkv, const Pieces& pieces, int T) {
-    using Shape = ForwardShape<HS>;
+// The producer of forward and dQ: for each piece its own rows, which load_own starts, then K and V.
+template <int HS, typename Shape, typename LoadOwn>
+__device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, const TensorMap& qkv, const Pieces& pieces, int T,
+                                             LoadOwn load_own) {
     Turn<1> q;
     Turn<Shape::STAGES> kv;   // K and V have rings of their own, in step
     for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
         const HeadTile piece = head_tile(pieces, i);
         const int query0 = first_query(pieces, piece, Shape::ROWS), tiles = key_tiles(query0, Shape::ROWS, T, Shape::KEYS);
         wait_empty(shared.q, q);
-        barrier_arrive_expect(&shared.q.full[0], sizeof(shared.Q));
-        load_boxes<HS>(shared.Q, Shape::ROWS, qkv, &shared.q.full[0], piece.h, query0, piece.b);
+        load_own(piece, query0, &shared.q.full[0]);
         q.next();
         for (int j = 0; j < tiles; j++, kv.next()) {
-            uint64_t *k_full = &shared.k.full[kv.stage], *v_full = &shared.v.full[kv.stage];
-            wait_empty(shared.k, kv);
-            barrier_arrive_expect(k_full, sizeof(shared.K[0]));
-            load_boxes<HS>(shared.K[kv.stage], Shape::KEYS, qkv, k_full, pieces.NH + piece.h, j * Shape::KEYS, piece.b);
-            wait_empty(shared.v, kv);
-            barrier_arrive_expect(v_full, sizeof(shared.V[0]));
-            load_boxes<HS>(shared.V[kv.stage], Shape::KEYS, qkv, v_full, 2 * pieces.NH + piece.h, j * Shape::KEYS, piece.b);
+            auto load = [&](Ring<Shape::STAGES>& ring, char* tile, int first_head) {
+                uint64_t* full = &ring.full[kv.stage];
+                wait_empty(ring, kv);
+                barrier_arrive_expect(full, sizeof(shared.K[0]));
+                load_boxes<HS>(tile, Shape::KEYS, qkv, full, first_head + piece.h, j * Shape::KEYS, piece.b);
+            };
+            load(shared.k, shared.K[kv.stage], pieces.NH);
+            load(shared.v, shared.V[kv.stage], 2 * pieces.NH);
         }
     }
 }
@@ -1958,16 +1967,14 @@ attention_forward_wgmma_kernel(floatX* out, float* lse, const __grid_constant__ 
     if constexpr (HAS_WGMMA) {
         using Shape = ForwardShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
-        if (threadIdx.x == 0) {
-            shared.q.init(1, Shape::WARPS);
-            shared.k.init(1, Shape::WARPS);
-            shared.v.init(1, Shape::WARPS);
-            barrier_init_done();
-        }
-        __syncthreads();
+        init_rings(Shape::WARPS, shared.q, shared.k, shared.v);
         if (threadIdx.x < WARPGROUP) {
             keep_registers<Shape::PRODUCER_REGISTERS>();
-            if (threadIdx.x == 0) forward_producer<HS>(shared, qkv, pieces, T);
+            if (threadIdx.x == 0)
+                produce_keys<HS, Shape>(shared, qkv, pieces, T, [&](const HeadTile& piece, int query0, uint64_t* full) {
+                    barrier_arrive_expect(full, sizeof(shared.Q));
+                    load_boxes<HS>(shared.Q, Shape::ROWS, qkv, full, piece.h, query0, piece.b);
+                });
         } else {
             take_registers<Shape::CONSUMER_REGISTERS>();
             forward_consumer<HS>(out, lse, shared, pieces, T);
@@ -1986,32 +1993,6 @@ template <int HS> struct QueryGradientShape : Warpgroups<2> {
         Ring<STAGES> k, v;
     };
 };
-
-template <int HS>
-__device__ __forceinline__ void dq_producer(typename QueryGradientShape<HS>::Shared& shared, const TensorMap& qkv,
-                                            const TensorMap& dout, const Pieces& pieces, int T) {
-    using Shape = QueryGradientShape<HS>;
-    Turn<1> q;
-    Turn<Shape::STAGES> kv;
-    for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
-        const HeadTile piece = head_tile(pieces, i);
-        const int query0 = first_query(pieces, piece, Shape::ROWS), tiles = key_tiles(query0, Shape::ROWS, T, Shape::KEYS);
-        wait_empty(shared.q, q);
-        barrier_arrive_expect(&shared.q.full[0], sizeof(shared.Q) + sizeof(shared.dO));
-        load_boxes<HS>(shared.Q, Shape::ROWS, qkv, &shared.q.full[0], piece.h, query0, piece.b);
-        load_boxes<HS>(shared.dO, Shape::ROWS, dout, &shared.q.full[0], piece.h, query0, piece.b);
-        q.next();
-        for (int j = 0; j < tiles; j++, kv.next()) {
-            uint64_t *k_full = &shared.k.full[kv.stage], *v_full = &shared.v.full[kv.stage];
-            wait_empty(shared.k, kv);
-            barrier_arrive_expect(k_full, sizeof(shared.K[0]));
-            load_boxes<HS>(shared.K[kv.stage], Shape::KEYS, qkv, k_full, pieces.NH + piece.h, j * Shape::KEYS, piece.b);
-            wait_empty(shared.v, kv);
-            barrier_arrive_expect(v_full, sizeof(shared.V[0]));
-            load_boxes<HS>(shared.V[kv.stage], Shape::KEYS, qkv, v_full, 2 * pieces.NH + piece.h, j * Shape::KEYS, piece.b);
-        }
-    }
-}
 
 // dQ of a tile is computed while the scores of the next one are.
 template <int HS>
@@ -2071,16 +2052,15 @@ attention_backward_dq_wgmma_kernel(floatX* dqkv, float* D_out, const __grid_cons
     if constexpr (HAS_WGMMA) {
         using Shape = QueryGradientShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
-        if (threadIdx.x == 0) {
-            shared.q.init(1, Shape::WARPS);
-            shared.k.init(1, Shape::WARPS);
-            shared.v.init(1, Shape::WARPS);
-            barrier_init_done();
-        }
-        __syncthreads();
+        init_rings(Shape::WARPS, shared.q, shared.k, shared.v);
         if (threadIdx.x < WARPGROUP) {
             keep_registers<Shape::PRODUCER_REGISTERS>();
-            if (threadIdx.x == 0) dq_producer<HS>(shared, qkv, dout_map, pieces, T);
+            if (threadIdx.x == 0)
+                produce_keys<HS, Shape>(shared, qkv, pieces, T, [&](const HeadTile& piece, int query0, uint64_t* full) {
+                    barrier_arrive_expect(full, sizeof(shared.Q) + sizeof(shared.dO));
+                    load_boxes<HS>(shared.Q, Shape::ROWS, qkv, full, piece.h, query0, piece.b);
+                    load_boxes<HS>(shared.dO, Shape::ROWS, dout_map, full, piece.h, query0, piece.b);
+                });
         } else {
             take_registers<Shape::CONSUMER_REGISTERS>();
             dq_consumer<HS>(dqkv, D_out, dout, out, lse, shared, pieces, T);
@@ -2096,13 +2076,13 @@ template <int HS> struct KeyGradientShape : Warpgroups<2> {
         alignas(TILE_ALIGNMENT) char K[tile_bytes(KeyGradientShape::ROWS, HS)], V[tile_bytes(KeyGradientShape::ROWS, HS)],
             Q[STAGES][tile_bytes(QUERIES, HS)], dO[STAGES][tile_bytes(QUERIES, HS)], out[tile_bytes(KeyGradientShape::ROWS, HS)];
         float lse[STAGES][QUERIES], D[STAGES][QUERIES];
-        Ring<1> k;        // and V
-        Ring<STAGES> q;   // dO, lse and D
+        Ring<1> k;                // and V
+        Ring<STAGES, 1 + 32> q;   // dO, lse and D: filled by the copy engine and a warp
     };
 };
 
 // The first warp of the producers. Lane 0 runs the copy engine; lse and D, whose rows begin anywhere,
-// are copied by all lanes: a full buffer has been announced by 1 + 32.
+// are copied by all lanes.
 template <int HS>
 __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shared& shared, const TensorMap& qkv, const TensorMap& dout,
                                              const float* lse, const float* D, const Pieces& pieces, int T) {
@@ -2195,12 +2175,7 @@ attention_backward_dkv_wgmma_kernel(floatX* dqkv, const __grid_constant__ Tensor
     if constexpr (HAS_WGMMA) {
         using Shape = KeyGradientShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
-        if (threadIdx.x == 0) {
-            shared.k.init(1, Shape::WARPS);
-            shared.q.init(1 + 32, Shape::WARPS);
-            barrier_init_done();
-        }
-        __syncthreads();
+        init_rings(Shape::WARPS, shared.k, shared.q);
         if (threadIdx.x < WARPGROUP) {
             keep_registers<Shape::PRODUCER_REGISTERS>();
             if (threadIdx.x < 32) dkv_producer<HS>(shared, qkv, dout, lse, D, pieces, T);
