@@ -325,8 +325,9 @@ inline thread_local const Launch* launched = nullptr;
 
 // What goes on beside a block's threads: copies and products under way (ptx.h).
 struct Background {
-    virtual bool go_on() = 0;        // does one thing for which threads may be waiting, if there is one
-    virtual void end_of_block() = 0;
+    virtual bool go_on() = 0;         // does one thing for which threads may be waiting, if there is one
+    virtual void end_of_block() = 0;  // reports what was left under way
+    virtual std::string state_of(const void* what, unsigned number) const = 0;  // of what a thread is parked at
 };
 inline thread_local Background* background = nullptr;  // this block's, if it has one
 
@@ -394,16 +395,13 @@ public:
         wait();
     }
 
-    // Lets others run until somebody unparks those that wait for this; `detail` is for reports: a format for
-    // two numbers.
-    void park(const char* name, const void* what, const char* detail, unsigned x, unsigned y)
+    // Lets others run until somebody unparks those that wait for this; the number is for the report.
+    void park(const char* name, const void* what, unsigned number)
     {
         Thread& me = threads_[current_];
         me.waits_for = name;
         me.parked_at = what;
-        me.detail = detail;
-        me.number[0] = x;
-        me.number[1] = y;
+        me.number = number;
         parked_++;
         wait();
     }
@@ -433,9 +431,8 @@ private:
         uint3 index{};
         unsigned mask = 0;                // of the warp collective it waits in; 0: it waits for something else
         WarpWork work = nullptr;          // of that collective
-        const void* parked_at = nullptr;  // see park
-        const char* detail = nullptr;
-        unsigned number[2] = {};
+        unsigned number = 0;              // see park
+        const void* parked_at = nullptr;
         const char* waits_for = nullptr;  // nothing while it can run
         Fiber* fiber = nullptr;           // nothing before it begins and after it ended
     };
@@ -614,10 +611,10 @@ private:
     {
         const Thread& thread = threads_[t];
         if (thread.waits_for == nullptr) return "ended";
-        char detail[100] = "";
-        if (thread.mask != 0) snprintf(detail, sizeof(detail), " with mask 0x%08x", thread.mask);
-        if (thread.parked_at != nullptr) snprintf(detail, sizeof(detail), thread.detail, thread.number[0], thread.number[1]);
-        return std::string("in ") + thread.waits_for + detail;
+        if (thread.parked_at != nullptr) return std::string("in ") + thread.waits_for + background->state_of(thread.parked_at, thread.number);
+        char mask[32] = "";
+        if (thread.mask != 0) snprintf(mask, sizeof(mask), " with mask 0x%08x", thread.mask);
+        return std::string("in ") + thread.waits_for + mask;
     }
 
     // Says what each thread waits for, a line for all that wait for the same.

@@ -4,8 +4,12 @@
 //
 // What the hardware does later may be done later here too. Under a seed (cuda_cpu::seed) a copy lands and a product
 // reads its operands at some moment between the instruction and the wait that covers it, drawn from the seed, and a
-// product's result is not a number until then: so a wait that is missing, or comes too late, shows. Without a seed
-// everything is done at once. A block that ends with something that nobody waited for is an error in either case.
+// product's result is not a number until then: so a wait that is missing, or comes too late, shows. And in half of
+// the blocks products read a memory of their own, where stores arrive by async_fence only. Without a seed everything
+// is done at once. A block that ends with something that nobody waited for is an error in either case.
+//
+// Map: what is under way · Ampere and up · barriers that count threads and bytes · the copy engine · products of a
+// warpgroup
 //
 // Shared memory's addresses are offsets into dynamic_shared_memory. A warp has 32 lanes, so with WARP_SIZE 1 this
 // compiles and refuses to run.
@@ -22,6 +26,14 @@ namespace cuda_cpu {
 // ==== what is under way =================================================================================
 
 constexpr unsigned lanes_of_warp = 32, max_columns = 256;
+
+inline char* shared_base() { return reinterpret_cast<char*>(dynamic_shared_memory); }
+
+// The address where 128-byte swizzling puts what would be at this one: 16-byte chunks change places in a row of
+// 128 bytes by the row's number modulo 8. The hardware does so to the bits of the address.
+inline uint32_t swizzled_128(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+inline bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
 // Things that were started and are waited for in groups: cp.async's by thread, wgmma's by warp.
 template <class Work>
@@ -89,7 +101,7 @@ inline std::string thread_calls(const char* name)
     return "thread " + std::to_string(block != nullptr ? block->current() : 0) + " calls " + name + " ";
 }
 
-class Engine final : public Background {
+class AsyncWork final : public Background {
 public:
     std::vector<Groups<Copy>> copies;  // a thread
     std::vector<Load> loads;
@@ -97,14 +109,16 @@ public:
     std::vector<std::vector<uint64_t>> sequence;  // of a warpgroup's products: its warps must agree
     std::vector<unsigned> issued;                 // a warp: how many of them
     NamedBarrier named[16];
+    std::vector<bool> fenced;                     // a warp: whether it has called wgmma_fence
     const void* barrier_not_announced = nullptr;  // between barrier_init and barrier_init_done
     bool late = false;                            // there is a seed
+    char* seen_by_products = nullptr;             // shared memory, or a copy of it as of the last async_fence
 
-    static Engine& of_this_block()
+    static AsyncWork& of_this_block()
     {
-        static thread_local Engine engine;
-        if (background == nullptr) engine.begin();
-        return engine;
+        static thread_local AsyncWork work;
+        if (background == nullptr) work.begin();
+        return work;
     }
 
     Random& random() { return block != nullptr ? block->random() : alone_; }
@@ -126,6 +140,15 @@ public:
     }
     void land(Load& load);
 
+    std::string state_of(const void* what, unsigned number) const override;
+
+    // All that was stored so far can be seen by products. (Which thread stored it is not known here, so that a fence
+    // counts for all.)
+    void show_stores()
+    {
+        if (seen_by_products != shared_base()) memcpy(seen_by_products, shared_base(), launched->shared_bytes);
+    }
+
     void end_of_block() override
     {
         for (size_t t = 0; t < copies.size(); t++)
@@ -139,6 +162,7 @@ public:
 
 private:
     Random alone_{};
+    std::vector<char> shown_;
 
     void begin()
     {
@@ -148,15 +172,21 @@ private:
         products.assign(warps, {});
         sequence.assign((warps + 3) / 4, {});
         issued.assign(warps, 0);
+        fenced.assign(warps, false);
         for (NamedBarrier& barrier : named) barrier = {};
         barrier_not_announced = nullptr;
         late = launched->seed != 0;
         alone_.state = launched->seed;
         background = this;
+        seen_by_products = shared_base();
+        if (draw(2)) {
+            shown_.assign(max_shared_bytes, -1);
+            seen_by_products = shown_.data();
+        }
     }
 };
 
-inline Engine& engine() { return Engine::of_this_block(); }
+inline AsyncWork& async_work() { return AsyncWork::of_this_block(); }
 
 // All 32 lanes of a warp meet; see Block::meet.
 inline void meet_warp(const char* name, void* operand, Block::WarpWork work)
@@ -166,18 +196,8 @@ inline void meet_warp(const char* name, void* operand, Block::WarpWork work)
 }
 inline void need_all(const char* name, unsigned lanes)
 {
-    if (lanes != 0xffffffff) die(thread_calls(name) + "when other lanes of its warp have ended");
+    if (lanes != 0xffffffff) die(thread_calls(name) + "and its warp has no 32 lanes any more");
 }
-
-// ---- addresses in shared memory
-
-inline char* shared_base() { return reinterpret_cast<char*>(dynamic_shared_memory); }
-
-// The address where 128-byte swizzling puts what would be at this one: 16-byte chunks change places in a row of
-// 128 bytes by the row's number modulo 8. The hardware does so to the bits of the address.
-inline uint32_t swizzled_128(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
-
-inline bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
 }  // namespace cuda_cpu
 
@@ -284,7 +304,7 @@ inline void ldmatrix_of_lane(uint32_t* r, const void* row)
     meet_warp(name, &mine, ldmatrix_of_warp<transposed>);
 }
 
-inline Groups<Copy>& copies_of_thread() { return engine().copies[block != nullptr ? block->current() : 0]; }
+inline Groups<Copy>& copies_of_thread() { return async_work().copies[block != nullptr ? block->current() : 0]; }
 
 }  // namespace cuda_cpu
 
@@ -303,7 +323,7 @@ inline void copy_async(void* to, const void* from, bool valid)
     if (!aligned(to, 16) || !aligned(from, 16)) die(thread_calls("copy_async") + "with an address that is not a multiple of 16");
     shared_address(to);
     Copy copy{to, valid ? from : nullptr, false, 0};
-    if (!engine().late || engine().draw(2)) copy.land();
+    if (!async_work().late || async_work().draw(2)) copy.land();
     copies_of_thread().start(copy);
 }
 inline void copy_async_commit() { cuda_cpu::copies_of_thread().committed++; }
@@ -362,34 +382,32 @@ inline void barrier_init(uint64_t* barrier, int arrivals)
     if (!aligned(barrier, 8)) die(thread_calls("barrier_init") + "with a barrier whose address is not a multiple of 8");
     if (arrivals < 1 || static_cast<uint64_t>(arrivals) > Mbarrier::max_arrivals) die(thread_calls("barrier_init") + "for " + std::to_string(arrivals) + " arrivals");
     Mbarrier{0, static_cast<uint64_t>(arrivals), static_cast<uint64_t>(arrivals), 0}.write(barrier);
-    engine().barrier_not_announced = barrier;
+    async_work().barrier_not_announced = barrier;
 }
-inline void barrier_init_done() { cuda_cpu::engine().barrier_not_announced = nullptr; }
+inline void barrier_init_done() { cuda_cpu::async_work().barrier_not_announced = nullptr; }
 
 inline void barrier_arrive(uint64_t* barrier)
 {
     using namespace cuda_cpu;
     Mbarrier::read(barrier, "barrier_arrive").change(barrier, "barrier_arrive", 1, 0);
-    if (block != nullptr && engine().draw(2)) block->give_way();
+    if (block != nullptr && async_work().draw(2)) block->give_way();
 }
 inline void barrier_arrive_expect(uint64_t* barrier, int bytes)
 {
     using namespace cuda_cpu;
     Mbarrier::read(barrier, "barrier_arrive_expect").change(barrier, "barrier_arrive_expect", 1, bytes);
-    if (block != nullptr && engine().draw(2)) block->give_way();
+    if (block != nullptr && async_work().draw(2)) block->give_way();
 }
 
 inline void barrier_wait(uint64_t* barrier, uint32_t parity)
 {
     using namespace cuda_cpu;
     if (parity > 1) die(thread_calls("barrier_wait") + "with parity " + std::to_string(parity));
-    Engine& e = engine();
+    AsyncWork& e = async_work();
     if (e.draw(4)) e.go_on();
     while (Mbarrier::read(barrier, "barrier_wait").parity == parity) {
         if (block != nullptr) {
-            const std::ptrdiff_t at = reinterpret_cast<char*>(barrier) - shared_base();
-            const bool dynamic = at >= 0 && at < static_cast<std::ptrdiff_t>(max_shared_bytes);
-            block->park("barrier_wait", barrier, dynamic ? ", parity %u, barrier at byte %u of dynamic shared memory" : ", parity %u", parity, static_cast<unsigned>(at));
+            block->park("barrier_wait", barrier, parity);
         } else if (!e.go_on()) {
             die("deadlock: the only thread is in barrier_wait, parity " + std::to_string(parity));
         }
@@ -405,7 +423,7 @@ inline bool arrive_at_named_barrier(const char* name, int number, int threads)
     if (number < 1 || number > 15) die(thread_calls(name) + "with number " + std::to_string(number) + "; expected 1 to 15");
     if (block == nullptr || threads <= 0 || threads % 32 != 0 || static_cast<unsigned>(threads) > block->threads())
         die(thread_calls(name) + "for " + std::to_string(threads) + " threads; expected a multiple of 32, no more than the block's");
-    NamedBarrier& barrier = engine().named[number];
+    NamedBarrier& barrier = async_work().named[number];
     if (barrier.arrived == 0) {
         barrier.expected = static_cast<unsigned>(threads);
         barrier.has_arrived.assign(block->threads(), false);
@@ -426,20 +444,36 @@ inline void named_barrier_wait(int number, int threads)
 {
     using namespace cuda_cpu;
     if (!arrive_at_named_barrier("named_barrier_wait", number, threads))
-        block->park("named_barrier_wait", &engine().named[number], ", barrier %u for %u threads", static_cast<unsigned>(number), static_cast<unsigned>(threads));
+        block->park("named_barrier_wait", &async_work().named[number], static_cast<unsigned>(number));
 }
 inline void named_barrier_arrive(int number, int threads)
 {
     using namespace cuda_cpu;
     arrive_at_named_barrier("named_barrier_arrive", number, threads);
-    if (engine().draw(2)) block->give_way();
+    if (async_work().draw(2)) block->give_way();
 }
+
+namespace cuda_cpu {
+
+inline std::string AsyncWork::state_of(const void* what, unsigned number) const
+{
+    for (unsigned n = 1; n < 16; n++)
+        if (what == &named[n]) return ", barrier " + std::to_string(number) + ": " + std::to_string(named[n].arrived) + " of " + std::to_string(named[n].expected) + " threads have arrived";
+    const uint64_t* word = static_cast<const uint64_t*>(what);
+    const Mbarrier barrier = Mbarrier::read(word, "barrier_wait");
+    const std::ptrdiff_t at = static_cast<const char*>(what) - shared_base();
+    const bool dynamic = at >= 0 && at < static_cast<std::ptrdiff_t>(max_shared_bytes);
+    return ", parity " + std::to_string(number) + (dynamic ? ", barrier at byte " + std::to_string(at) : "") + ": " + std::to_string(barrier.arrivals - barrier.lacking) + " of " +
+           std::to_string(barrier.arrivals) + " threads have arrived, " + std::to_string(barrier.bytes) + " bytes are missing";
+}
+
+}  // namespace cuda_cpu
 
 // ==== Hopper: the copy engine ===========================================================================
 
 namespace cuda_cpu {
 
-inline void Engine::land(Load& load)
+inline void AsyncWork::land(Load& load)
 {
     const TensorLayout& t = load.tensor;
     const uint32_t to = shared_address(load.to), row_bytes = t.box[0] * t.element_bytes;
@@ -460,8 +494,9 @@ inline void Engine::land(Load& load)
                         const int64_t column = load.at[0] + (chunk + b) / t.element_bytes;
                         if (column >= 0 && column < t.extents[0]) memcpy(bytes + b, row + column * t.element_bytes, t.element_bytes);
                     }
-                    const uint32_t address = to + written + chunk;
-                    memcpy(shared_base() + (t.swizzled ? swizzled_128(address) : address), bytes, 16);
+                    const uint32_t address = t.swizzled ? swizzled_128(to + written + chunk) : to + written + chunk;
+                    memcpy(shared_base() + address, bytes, 16);
+                    memcpy(seen_by_products + address, bytes, 16);
                 }
             }
     load.landed = true;
@@ -482,7 +517,7 @@ inline void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier, int
     if (!aligned(to, load.tensor.swizzled ? 1024 : 128)) die(thread_calls("tensor_load") + "to an address that is not a multiple of " + (load.tensor.swizzled ? "1024" : "128"));
     if (shared_address(to) + load.tensor.box_bytes() > static_cast<int64_t>(launched->shared_bytes)) die(thread_calls("tensor_load") + "and the box ends beyond the launch's shared memory");
     Mbarrier::read(barrier, "tensor_load");
-    Engine& e = engine();
+    AsyncWork& e = async_work();
     if (e.barrier_not_announced != nullptr) die(thread_calls("tensor_load") + "before barrier_init_done");
     e.loads.push_back(load);
     if (!e.late || e.draw(3)) e.land(e.loads.back());
@@ -501,6 +536,7 @@ namespace cuda_cpu {
 // A matrix descriptor, decoded. Distances are in bytes.
 struct Descriptor {
     uint32_t start, leading, stride;
+    const char* memory = async_work().seen_by_products;
 
     explicit Descriptor(uint64_t word)
         : start((word & 0x3fff) << 4), leading((word >> 16 & 0x3fff) << 4), stride((word >> 32 & 0x3fff) << 4)
@@ -515,7 +551,7 @@ struct Descriptor {
         const uint32_t address = swizzled_128(start + offset);
         if (address + 16 > launched->shared_bytes) die("wgmma reads beyond the launch's shared memory");
         uint16_t elements[8];
-        memcpy(elements, shared_base() + address, 16);
+        memcpy(elements, memory + address, 16);
         for (unsigned i = 0; i < 8; i++) to[i] = bits<float>(static_cast<uint32_t>(elements[i]) << 16);
     }
 };
@@ -558,16 +594,19 @@ inline void read_operands_and_multiply(WarpProduct& p, float* result)
     multiply(result, a, b, p.columns);
 }
 
-// Where accumulator i of a lane is in its warp's (16 x columns).
-inline unsigned place_of(unsigned lane, unsigned i, unsigned columns) { return (lane / 4 + i % 4 / 2 * 8) * columns + i / 4 * 8 + lane % 4 * 2 + i % 2; }
-
 inline void add_to_accumulators(const WarpProduct& p, const float* result)
 {
-    for (unsigned lane = 0; lane < lanes_of_warp; lane++)
-        for (unsigned i = 0; i < p.columns / 2; i++) {
-            const float x = result[place_of(lane, i, p.columns)];
-            p.d[lane][i] = p.add ? p.d[lane][i] + x : x;
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
+        const float *upper = result + lane / 4 * p.columns + lane % 4 * 2, *lower = upper + 8 * p.columns;
+        float* d = p.d[lane];
+        for (unsigned n = 0; n < p.columns; n += 8, d += 4) {
+            const float old[4] = {p.add ? d[0] : 0, p.add ? d[1] : 0, p.add ? d[2] : 0, p.add ? d[3] : 0};
+            d[0] = old[0] + upper[n];
+            d[1] = old[1] + upper[n + 1];
+            d[2] = old[2] + lower[n];
+            d[3] = old[3] + lower[n + 1];
         }
+    }
 }
 
 // Keeps what the accumulators hold, and makes them NaNs until the product ends.
@@ -583,9 +622,10 @@ inline void take_accumulators(WarpProduct& p)
 
 inline void start_product(const WarpProduct& product)
 {
-    Engine& e = engine();
+    AsyncWork& e = async_work();
     const unsigned warp = block->current() / lanes_of_warp;
     const uint64_t what = product.b * 0x9e3779b97f4a7c15 ^ (product.a_in_registers ? 1 : product.a) * 0xd1342543de82ef95 ^ product.columns * 4u ^ product.add * 2u ^ static_cast<unsigned>(product.b_major);
+    if (!e.fenced[warp]) die("wgmma: warp " + std::to_string(warp) + " has not called wgmma_fence");
     auto& sequence = e.sequence[warp / 4];
     if (e.issued[warp] == sequence.size()) sequence.push_back(what);
     if (sequence[e.issued[warp]++] != what) die("wgmma: the warps of warpgroup " + std::to_string(warp / 4) + " do not call the same one");
@@ -611,7 +651,7 @@ inline void start_product(const WarpProduct& product)
 // Ends a product that was put off.
 inline void end_product(WarpProduct& p)
 {
-    if (!engine().late) return;
+    if (!async_work().late) return;
     if (p.result.empty()) {
         p.result.resize(16 * p.columns);
         read_operands_and_multiply(p, p.result.data());
@@ -623,9 +663,9 @@ inline void end_product(WarpProduct& p)
 
 inline void wait_for_products(unsigned n)
 {
-    auto& products = engine().products[block->current() / lanes_of_warp];
+    auto& products = async_work().products[block->current() / lanes_of_warp];
     products.wait(n, end_product);
-    if (!engine().late) return;
+    if (!async_work().late) return;
     auto& rest = products.under_way;  // those that added to a product that has ended now hold its result
     for (size_t i = 0; i < rest.size(); i++) {
         bool chained = rest[i].holds_old;
@@ -663,6 +703,21 @@ inline void wgmma_of_warp(void* const* operands, unsigned lanes)
     start_product(p);
 }
 
+// An accumulator that wgmma_wait names must not be one of a product that is still under way.
+inline void need_ended(const float& accumulator)
+{
+    for (const WarpProduct& p : async_work().products[block->current() / lanes_of_warp].under_way) {
+        const float* d = p.d[block->current() % lanes_of_warp];
+        if (&accumulator >= d && &accumulator < d + p.columns / 2) die(thread_calls("wgmma_wait") + "and names accumulators of a product that is still under way");
+    }
+}
+inline void need_ended(uint32_t) {}
+template <class T, size_t count>
+inline void need_ended(const T (&registers)[count])
+{
+    for (size_t i = 0; i < count && !async_work().products[block->current() / lanes_of_warp].under_way.empty(); i++) need_ended(registers[i]);
+}
+
 inline void need_warpgroup(const char* name)
 {
     if (WARP_SIZE != 32 || block == nullptr || block->current() / 128 * 128 + 128 > block->threads()) die(thread_calls(name) + "which takes a warpgroup of 128 threads");
@@ -674,27 +729,31 @@ template <class... Registers>
 inline void wgmma_fence(Registers&...)
 {
     cuda_cpu::need_warpgroup("wgmma_fence");
-    cuda_cpu::meet_warp("wgmma_fence", nullptr, [](void* const*, unsigned lanes) { cuda_cpu::need_all("wgmma_fence", lanes); });
+    cuda_cpu::meet_warp("wgmma_fence", nullptr, [](void* const*, unsigned lanes) {
+        cuda_cpu::need_all("wgmma_fence", lanes);
+        cuda_cpu::async_work().fenced[cuda_cpu::block->current() / cuda_cpu::lanes_of_warp] = true;
+    });
 }
 inline void wgmma_commit()
 {
     cuda_cpu::need_warpgroup("wgmma_commit");
     cuda_cpu::meet_warp("wgmma_commit", nullptr, [](void* const*, unsigned lanes) {
         cuda_cpu::need_all("wgmma_commit", lanes);
-        cuda_cpu::engine().products[cuda_cpu::block->current() / cuda_cpu::lanes_of_warp].committed++;
+        cuda_cpu::async_work().products[cuda_cpu::block->current() / cuda_cpu::lanes_of_warp].committed++;
     });
 }
 template <int N, class... Registers>
-inline void wgmma_wait(Registers&...)
+inline void wgmma_wait(Registers&... registers)
 {
     cuda_cpu::need_warpgroup("wgmma_wait");
     cuda_cpu::meet_warp("wgmma_wait", nullptr, [](void* const*, unsigned lanes) {
         cuda_cpu::need_all("wgmma_wait", lanes);
         cuda_cpu::wait_for_products(N);
     });
+    (cuda_cpu::need_ended(registers), ...);
 }
 
-inline void async_fence() {}
+inline void async_fence() { cuda_cpu::async_work().show_stores(); }
 
 template <int N, Major B>
 inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
