@@ -953,17 +953,19 @@ static int row_of(int i) { return static_cast<int>(threadIdx.x) % 128 / 32 * 16 
 static int column_of(int i) { return i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2; }
 
 // d (64 x N) = a (64 x 64) b, or d += a b; b is (N x 64) for Major::K, (64 x N) for Major::MN. The tiles begin at these
-// offsets.
+// offsets, and their groups of 8 rows are so many bytes apart (dense: 1024).
 template <int N, Major B, From A, Slip S>
-__global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bfloat16* b, bool add, int a_offset, int b_offset)
+__global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bfloat16* b, bool add, int a_offset, int b_offset, int group_bytes)
 {
     char *a_tile = shared_bytes() + a_offset, *b_tile = shared_bytes() + b_offset;
-    constexpr int block_bytes = 64 * 128;  // MN: a block of 64 columns, 64 rows
-    for (int i = static_cast<int>(threadIdx.x); i < 64 * 8; i += 128) memcpy(chunk_at(a_tile, i / 8, i % 8), a + i * 8, 16);
+    const int block_bytes = 8 * group_bytes + 1024;  // MN: between blocks of 64 columns
+    const auto place = [=](char* tile, int row, int chunk) { return chunk_at(tile + row / 8 * group_bytes, row % 8, chunk); };
+    const auto operand = [=](char* tile, int block = 16) { return (wgmma_operand(tile, block) & ~(uint64_t{0x3fff} << 32)) | static_cast<uint64_t>(group_bytes / 16) << 32; };
+    for (int i = static_cast<int>(threadIdx.x); i < 64 * 8; i += 128) memcpy(place(a_tile, i / 8, i % 8), a + i * 8, 16);
     for (int i = static_cast<int>(threadIdx.x); i < N * 8; i += 128) {
         const int row = i / (N / 8), column = i % (N / 8) * 8;
-        if (B == Major::K) memcpy(chunk_at(b_tile, i / 8, i % 8), b + i * 8, 16);
-        else memcpy(chunk_at(b_tile + column / 64 * block_bytes, row, column % 64 / 8), b + row * N + column, 16);
+        if (B == Major::K) memcpy(place(b_tile, i / 8, i % 8), b + i * 8, 16);
+        else memcpy(place(b_tile + column / 64 * block_bytes, row, column % 64 / 8), b + row * N + column, 16);
     }
     if (S != Slip::ASYNC_FENCE) async_fence();
     if (S != Slip::SYNCTHREADS) __syncthreads();
@@ -974,8 +976,8 @@ __global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bflo
         for (int i = 0; i < 4; i++) fragments[k][i] = pair_at(a + row_of(2 * (i % 2)) * 64 + 16 * k + column_of(4 * (i / 2)));
     wgmma_fence(sum, fragments);
     for (int k = 0; k < 4; k++) {
-        const uint64_t b_operand = B == Major::K ? wgmma_operand(b_tile + 32 * k) : wgmma_operand(b_tile + 16 * 128 * k, block_bytes);
-        if constexpr (A == From::SHARED) wgmma<N, B>(sum, wgmma_operand(a_tile + 32 * k), b_operand, add || k > 0);
+        const uint64_t b_operand = B == Major::K ? operand(b_tile + 32 * k) : operand(b_tile + 2 * group_bytes * k, block_bytes);
+        if constexpr (A == From::SHARED) wgmma<N, B>(sum, operand(a_tile + 32 * k), b_operand, add || k > 0);
         else wgmma<N, B>(sum, fragments[k], b_operand, add || k > 0);
     }
     wgmma_commit();
@@ -984,14 +986,14 @@ __global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bflo
 }
 
 template <int N, Major B, From A, Slip S = Slip::NONE>
-static bool tiles_multiply(int a_offset = 1024, int b_offset = 16384)
+static bool tiles_multiply(int a_offset = 1024, int b_offset = 32768, int group_bytes = 1024)
 {
     Numbers a(64 * 64, 1), b(64 * N, 2);
     bool right = true;
     for (bool add : {false, true}) {
         Array<float> d(64 * N);
         for (size_t i = 0; i < d.size; i++) d[i] = static_cast<float>(i % 1000);
-        launch_large(1, 128, multiply_tiles<N, B, A, S>, d.data, a.data, b.data, add, a_offset, b_offset);
+        launch_large(1, 128, multiply_tiles<N, B, A, S>, d.data, a.data, b.data, add, a_offset, b_offset, group_bytes);
         for (size_t m = 0; m < 64; m++)
             for (size_t n = 0; n < N; n++) {
                 float sum = add ? static_cast<float>((m * N + n) % 1000) : 0;
@@ -1170,8 +1172,9 @@ static void test_products_of_warpgroups()
                tiles_multiply<64, Major::MN, From::SHARED>() && tiles_multiply<128, Major::MN, From::SHARED>() && tiles_multiply<256, Major::MN, From::SHARED>();
     }));
     claim("wgmma, a in registers: both majors", in_every_order([] { return tiles_multiply<64, Major::K, From::REGISTERS>() && tiles_multiply<64, Major::MN, From::REGISTERS>(); }));
+    claim("wgmma: groups of 8 rows are as far apart as the descriptor says", tiles_multiply<128, Major::K, From::SHARED>(1024, 32768, 3072) && tiles_multiply<256, Major::MN, From::SHARED>(1024, 32768, 2048));
     claim("wgmma swizzles addresses: a tile that does not begin at a multiple of 1024 is read wrong",
-          !tiles_multiply<64, Major::K, From::SHARED>(1024 + 128) && !tiles_multiply<64, Major::K, From::SHARED>(1024, 16384 + 512) && !tiles_multiply<64, Major::MN, From::SHARED>(1024, 16384 + 256));
+          !tiles_multiply<64, Major::K, From::SHARED>(1024 + 128) && !tiles_multiply<64, Major::K, From::SHARED>(1024, 32768 + 512) && !tiles_multiply<64, Major::MN, From::SHARED>(1024, 32768 + 256));
     claim("wgmma_wait: groups end in their order; under a seed what is under way is not a number", groups_end_in_order(false) && [] {
         cuda_cpu::set_seed(1);
         const bool right = groups_end_in_order(true);
@@ -1222,11 +1225,12 @@ __global__ void misuse(int which, const __nv_bfloat16* data, const __grid_consta
         copy_async_commit();
     }
     if (first && which == 13) {
-        barrier_arrive_expect(barrier, 8192);
+        barrier_arrive_expect(barrier, 16384);
         tensor_load(tile, &map, barrier, 0, 0, 0, 0);
+        barrier_wait(barrier, 1);  // of the phase before
     }
     if (which == 14) wgmma<64, Major::K>(d, operand, operand, 0);
-    if (which >= 15) wgmma_fence();
+    if (which >= 15 && which < 22) wgmma_fence();
     if (which == 15) wgmma<64, Major::K>(d, operand, threadIdx.x % 2 == 0 ? operand : other, 0);
     if (which == 16) wgmma<64, Major::K>(d, operand, threadIdx.x < 32 ? operand : other, 0);
     if (which == 17) wgmma<64, Major::K>(d, operand, operand ^ uint64_t{3} << 62, 0);
@@ -1310,7 +1314,7 @@ static void test_tensor_cores()
     test_tensor_maps();
     if (WARP_SIZE == 1) {
         const auto [said, code] = run_child("misuse22");
-        claim("with a warp of 1 thread, tensor cores say that they need 32", code == 1 && contains(said, "which takes a warp of 32 threads"));
+        claim("with a warp of 1 thread, tensor cores say that they need 32", code == 1 && contains(said, "take warps of 32 threads"));
         return;
     }
     test_warp_instructions();
