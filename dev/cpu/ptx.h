@@ -117,6 +117,7 @@ public:
     static AsyncWork& of_this_block()
     {
         static thread_local AsyncWork work;
+        if (WARP_SIZE != 32) die("copies, barriers and products of tensor cores take warps of 32 threads");
         if (background == nullptr) work.begin();
         return work;
     }
@@ -188,10 +189,15 @@ private:
 
 inline AsyncWork& async_work() { return AsyncWork::of_this_block(); }
 
+inline void need_warps(const char* name)
+{
+    if (WARP_SIZE != 32 || block == nullptr) die(thread_calls(name) + "which takes warps of 32 threads");
+}
+
 // All 32 lanes of a warp meet; see Block::meet.
 inline void meet_warp(const char* name, void* operand, Block::WarpWork work)
 {
-    if (WARP_SIZE != 32 || block == nullptr) die(thread_calls(name) + "which takes a warp of 32 threads");
+    need_warps(name);
     meet(name, 0xffffffff, operand, work);
 }
 inline void need_all(const char* name, unsigned lanes)
@@ -512,7 +518,7 @@ inline void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier, int
     using namespace cuda_cpu;
     Load load{{}, static_cast<char*>(to), barrier, {c0, c1, c2, c3}, false, 0};
     memcpy(&load.tensor, map, sizeof(load.tensor));
-    if (!aligned(map, 64) || load.tensor.magic != TensorLayout::known) die(thread_calls("tensor_load") + "with a map that cuTensorMapEncodeTiled has not made");
+    if (load.tensor.magic != TensorLayout::known) die(thread_calls("tensor_load") + "with a map that cuTensorMapEncodeTiled has not made");
     if (load.tensor.rank != 4) die(thread_calls("tensor_load") + "with a map of " + std::to_string(load.tensor.rank) + " dimensions; expected 4");
     if (!aligned(to, load.tensor.swizzled ? 1024 : 128)) die(thread_calls("tensor_load") + "to an address that is not a multiple of " + (load.tensor.swizzled ? "1024" : "128"));
     if (shared_address(to) + load.tensor.box_bytes() > static_cast<int64_t>(launched->shared_bytes)) die(thread_calls("tensor_load") + "and the box ends beyond the launch's shared memory");
@@ -720,7 +726,8 @@ inline void need_ended(const T (&registers)[count])
 
 inline void need_warpgroup(const char* name)
 {
-    if (WARP_SIZE != 32 || block == nullptr || block->current() / 128 * 128 + 128 > block->threads()) die(thread_calls(name) + "which takes a warpgroup of 128 threads");
+    need_warps(name);
+    if (block->current() / 128 * 128 + 128 > block->threads()) die(thread_calls(name) + "which takes a warpgroup of 128 threads");
 }
 
 }  // namespace cuda_cpu
