@@ -7,9 +7,9 @@
 // Map
 //    1  small things          errors, packs of elements, reductions in a warp, recording, the door for launches
 //    2  options               one table: names, defaults, --help, echo and log
-//    3  kernels               embedding · layernorm · bias · gelu · attention · naive attention ·
-//                             cross-entropy · gradient norm · adamw · init: a section each, its
-//                             mathematics first
+//    3  kernels               embedding · layernorm · bias · gelu · tensor cores · attention · attention on
+//                             tensor cores · naive attention · cross-entropy · gradient norm · adamw ·
+//                             init: a section each, its mathematics first
 //    4  matmul                cuBLASLt, row-major, with bias and GELU' as epilogues
 //    5  model                 sizes, and one table each for parameters and activations: name, shape,
 //                             dtype, copies. Memory, init, checkpoints, the plan loop over it
@@ -937,7 +937,8 @@ __device__ __forceinline__ float exp2_approx(float x) {
 // d (16 x 8) += a (16 x 16) b (16 x 8). "Matrix Fragments for mma.m16n8k16 with floating point type"
 __device__ __forceinline__ void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Four 8 x 8 matrices of 16 bits: lane l names row l % 8 of matrix l / 8. Lane 4g + t gets elements
@@ -953,11 +954,15 @@ __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], const void
 
 // Starts to copy 16 bytes from global to shared memory; zeros when not `valid`. "cp.async"
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
 }
 // What this thread has started since the last commit is a group; waits until at most N are under way.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+template <int N> __device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 
 // ---- Hopper: barriers that count threads and bytes
 
@@ -966,12 +971,15 @@ __device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 // Makes barrier_init known to the copy engine. "fence.mbarrier_init"
-__device__ __forceinline__ void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void barrier_init_done() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(barrier)) : "memory");
 }
 __device__ __forceinline__ void barrier_arrive_expect(uint64_t* barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
 }
 // Waits until the phase of this parity has ended: 0 for the first, third, ... and 1 for the others. A
 // new barrier counts as one whose phase of parity 1 has just ended.
@@ -994,9 +1002,13 @@ __device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
 
 // Starts to copy the box at (c0, c1, c2, c3) of a tensor, c0 fastest, to shared memory; what lies
 // outside of the tensor becomes 0. Its bytes are counted by the barrier. "cp.async.bulk.tensor"
-__device__ __forceinline__ void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
-                 :: "r"(shared_address(to)), "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+__device__ __forceinline__ void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2,
+                                            int c3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::
+            "r"(shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
 }
 
 // ---- Hopper: products of a warpgroup. "Asynchronous Warpgroup Level Matrix Multiply-Accumulate"
@@ -1036,7 +1048,8 @@ enum class Major { K = 0, MN = 1 };
 // "Shared Memory Matrix Layout", "Matrix Descriptor"
 __device__ __forceinline__ uint64_t wgmma_operand(const void* tile, int column_block_bytes = 16) {
     constexpr uint64_t EIGHT_ROWS = 8 * TILE_ROW_BYTES / 16, SWIZZLE_128 = 1;
-    return (shared_address(tile) & 0x3ffff) >> 4 | static_cast<uint64_t>(column_block_bytes / 16) << 16 | EIGHT_ROWS << 32 | SWIZZLE_128 << 62;
+    return (shared_address(tile) & 0x3ffff) >> 4 | static_cast<uint64_t>(column_block_bytes / 16) << 16 |
+           EIGHT_ROWS << 32 | SWIZZLE_128 << 62;
 }
 
 // The accumulators 8i ... 8i+7 as operands of an instruction.
@@ -1044,31 +1057,37 @@ __device__ __forceinline__ uint64_t wgmma_operand(const void* tile, int column_b
                    "+f"(d[8 * i + 4]), "+f"(d[8 * i + 5]), "+f"(d[8 * i + 6]), "+f"(d[8 * i + 7])
 #define WGMMA_32 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
                  "%23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define WGMMA_64 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
-                 "%23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, " \
-                 "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+#define WGMMA_64                                                                                                       \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "       \
+    "%23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "        \
+    "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
 
 // d (64 x N) = a (64 x 16) b (16 x N), or += if `add`; a and b from shared memory, a of Major::K.
 template <int N, Major B> __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add) {
     static_assert(N == 64 || N == 128);
     if constexpr (N == 64)
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32
-                     ", %32, %33, p, 1, 1, 0, %35;\n}"
-                     : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3) : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(B)));
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32
+            ", %32, %33, p, 1, 1, 0, %35;\n}"
+            : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3)
+            : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(B)));
     else
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " WGMMA_64
-                     ", %64, %65, p, 1, 1, 0, %67;\n}"
-                     : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7)
-                     : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(B)));
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " WGMMA_64
+            ", %64, %65, p, 1, 1, 0, %67;\n}"
+            : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7)
+            : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(B)));
 }
 
 // The same with a from registers, in fragments as above.
-template <int N, Major B> __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {
+template <int N, Major B>
+__device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {
     static_assert(N == 64);
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32
-                 ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
-                 : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(static_cast<int>(B)));
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32
+        ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+        : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(static_cast<int>(B)));
 }
 
 #undef WGMMA_D
@@ -1076,8 +1095,12 @@ template <int N, Major B> __device__ __forceinline__ void wgmma(float (&d)[N / 2
 #undef WGMMA_64
 
 // A warpgroup gives registers back, or takes more than the launch gave it. "setmaxnreg"
-template <int N> __device__ __forceinline__ void keep_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
-template <int N> __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
+template <int N> __device__ __forceinline__ void keep_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
 
 #endif
 
@@ -1109,20 +1132,22 @@ struct TensorMap {
 };
 
 // strides, in bytes: of n1, n2, n3
-TensorMap make_tensor_map(const floatX* data, const uint64_t (&extents)[4], const uint64_t (&strides)[3], uint32_t rows) {
+TensorMap make_tensor_map(const floatX* data, const uint64_t (&extents)[4], const uint64_t (&strides)[3],
+                          uint32_t rows) {
     static const auto encode = [] {   // of the driver, which a machine without a GPU does not have
         void* function = nullptr;
         cudaDriverEntryPointQueryResult found;
-        check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found), "cuTensorMapEncodeTiled");
+        check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
+              "cuTensorMapEncodeTiled");
         if (found != cudaDriverEntryPointSuccess) throw Failure("the driver has no cuTensorMapEncodeTiled");
         return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
     }();
     const uint32_t box[] = {TILE_COLUMNS, 1, rows, 1}, steps[] = {1, 1, 1, 1};
     TensorMap result;
     result.data = data;
-    const CUresult status = encode(&result.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<floatX*>(data), extents, strides, box, steps,
-                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult status = encode(&result.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<floatX*>(data), extents,
+                                   strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS) throw Failure(format("cuTensorMapEncodeTiled: error %d", static_cast<int>(status)));
     return result;
 }
@@ -1142,7 +1167,7 @@ TensorMap make_tensor_map(const floatX* data, const uint64_t (&extents)[4], cons
 //           twice, by the owner of the queries and by the owner of the keys: no atomics)
 // source    Milakov and Gimelshein 2018, "Online normalizer calculation for softmax";
 //           Dao 2023, "FlashAttention-2", algorithms 1 and 2
-// needs     no tensor cores: the version to read first
+// needs     no tensor cores: the version to read first; the next section has the fast ones
 
 constexpr int OWN = 32;                          // rows that a block owns
 constexpr int STEP = WARP_SIZE == 1 ? 32 : 16;   // rows of the other side per step
@@ -1227,8 +1252,12 @@ __device__ Head my_head(int T, int HS) {
     return {C, 3 * C, b * T * 3 * C + h * HS, b * T * C + h * HS, (b * NH + h) * T};
 }
 
-size_t attention_forward_shared(int HS) { return sizeof(float) * (2 * HS * OWN + 2 * STEP * HS + STEP * OWN + 3 * OWN); }
-size_t attention_backward_shared(int HS) { return sizeof(float) * (4 * HS * OWN + 2 * STEP * HS + 2 * STEP * OWN + 2 * OWN); }
+size_t attention_forward_shared(int HS) {
+    return sizeof(float) * (2 * HS * OWN + 2 * STEP * HS + STEP * OWN + 3 * OWN);
+}
+size_t attention_backward_shared(int HS) {
+    return sizeof(float) * (4 * HS * OWN + 2 * STEP * HS + 2 * STEP * OWN + 2 * OWN);
+}
 
 // One step of the online softmax. In: scores S (STEP keys, OWN queries). Out: S becomes
 // P = exp(S - max) with the maximum so far; sum and rescale bring older results to that maximum.
@@ -1463,7 +1492,8 @@ __device__ __forceinline__ float row_max(float x) {
 
 // One step of the online softmax: S becomes P = 2^(scale (S - max)), with the maximum so far; older
 // sums and outputs must be multiplied by `rescale`. Every row has a key in its first step.
-template <int N> __device__ __forceinline__ void softmax_step(float (&S)[N], RowState& rows, float (&rescale)[2], float scale) {
+template <int N>
+__device__ __forceinline__ void softmax_step(float (&S)[N], RowState& rows, float (&rescale)[2], float scale) {
     float max[2] = {rows.max[0], rows.max[1]}, sum[2] = {};
     for (int e = 0; e < N; e++) max[e / 2 % 2] = fmaxf(max[e / 2 % 2], S[e]);
     for (int h = 0; h < 2; h++) {
@@ -1509,7 +1539,8 @@ __device__ __forceinline__ void store_rows(floatX* x, size_t apart, int row0, in
 }
 
 // lse of a lane's two rows.
-__device__ __forceinline__ void store_lse(float* lse, const RowState& rows, const float (&sum)[2], int row0, int T, float scale) {
+__device__ __forceinline__ void store_lse(float* lse, const RowState& rows, const float (&sum)[2], int row0, int T,
+                                          float scale) {
     for (int h = 0; h < 2; h++)
         if (threadIdx.x % 4 == 0 && row0 + fragment_row(2 * h) < T)
             lse[row0 + fragment_row(2 * h)] = (rows.max[h] * scale + log2f(sum[h])) / LOG2E;
@@ -1543,7 +1574,8 @@ __device__ __forceinline__ void query_statistics(float (&lse)[2], float (&D)[2],
 template <int N, typename Lse> __device__ __forceinline__ void probabilities(float (&S)[N], float scale, Lse lse) {
     for (int e = 0; e < N; e++) S[e] = exp2_approx(S[e] * scale - lse(e));
 }
-template <int N, typename Dot> __device__ __forceinline__ void score_gradients(float (&dP)[N], const float (&P)[N], Dot D) {
+template <int N, typename Dot>
+__device__ __forceinline__ void score_gradients(float (&dP)[N], const float (&P)[N], Dot D) {
     for (int e = 0; e < N; e++) dP[e] = P[e] * (dP[e] - D(e));
 }
 
@@ -1553,7 +1585,8 @@ constexpr int MMA_BLOCK = 128;
 constexpr int MMA_ROWS = 16 * MMA_BLOCK / 32;   // that a block owns, and of the other side per step
 
 // Starts to load rows [row0, row0 + MMA_ROWS) of a head into a tile; those past T become 0.
-template <int HS> __device__ __forceinline__ void load_tile(char* tile, const floatX* x, int row0, int T, size_t apart) {
+template <int HS>
+__device__ __forceinline__ void load_tile(char* tile, const floatX* x, int row0, int T, size_t apart) {
     for (int e = threadIdx.x; e < MMA_ROWS * (HS / PACK); e += MMA_BLOCK) {
         const int row = e / (HS / PACK), chunk = e % (HS / PACK);
         const bool valid = row0 + row < T;
@@ -1654,7 +1687,8 @@ attention_backward_dq_mma_kernel(floatX* dqkv, float* D_out, const floatX* dout,
     load_tile<HS>(V, q + 2 * head.C, 0, T, head.apart);
     copy_async_commit();
     float lse[2], D[2], dQ[HS / 2] = {};
-    query_statistics<HS>(lse, D, D_out + head.rows, lse_in + head.rows, dout + head.out, out + head.out, query0 + row, T, head.C);
+    query_statistics<HS>(lse, D, D_out + head.rows, lse_in + head.rows, dout + head.out, out + head.out, query0 + row,
+                         T, head.C);
     for (int j = 0; j <= own_tile; j++) {
         const int now = j % 2 * TILE, next = TILE - now;
         if (j < own_tile) {
@@ -1790,24 +1824,29 @@ template <int STAGES> struct Turn {
     }
 };
 
-template <int STAGES, int FILLERS> __device__ __forceinline__ void wait_full(Ring<STAGES, FILLERS>& ring, const Turn<STAGES>& turn) {
+template <int STAGES, int FILLERS>
+__device__ __forceinline__ void wait_full(Ring<STAGES, FILLERS>& ring, const Turn<STAGES>& turn) {
     barrier_wait(&ring.full[turn.stage], turn.parity);
 }
-template <int STAGES, int FILLERS> __device__ __forceinline__ void wait_empty(Ring<STAGES, FILLERS>& ring, const Turn<STAGES>& turn) {
+template <int STAGES, int FILLERS>
+__device__ __forceinline__ void wait_empty(Ring<STAGES, FILLERS>& ring, const Turn<STAGES>& turn) {
     barrier_wait(&ring.empty[turn.stage], turn.parity ^ 1);   // a new buffer is empty
 }
 // A warp has read this buffer for the last time.
-template <int STAGES, int FILLERS> __device__ __forceinline__ void release(Ring<STAGES, FILLERS>& ring, Turn<STAGES>& turn) {
+template <int STAGES, int FILLERS>
+__device__ __forceinline__ void release(Ring<STAGES, FILLERS>& ring, Turn<STAGES>& turn) {
     if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[turn.stage]);
     turn.next();
 }
 
 // Starts to load rows [row0, row0 + rows) of a head into a tile; `head` counts q, k and v apart.
 template <int HS>
-__device__ __forceinline__ void load_boxes(char* tile, int rows, const TensorMap& from, uint64_t* barrier, int head, int row0, int b) {
+__device__ __forceinline__ void load_boxes(char* tile, int rows, const TensorMap& from, uint64_t* barrier, int head,
+                                           int row0, int b) {
     for (int c = 0; c < column_blocks(HS); c++)
         for (int r = 0; r < rows; r += BOX_ROWS)
-            tensor_load(tile + (c * rows + r) * TILE_ROW_BYTES, &from.map, barrier, c * TILE_COLUMNS, head, row0 + r, b);
+            tensor_load(tile + (c * rows + r) * TILE_ROW_BYTES, &from.map, barrier, c * TILE_COLUMNS, head, row0 + r,
+                        b);
 }
 
 // The output of (64, HS) is accumulated in blocks of 64 columns.
@@ -1874,17 +1913,20 @@ __device__ __forceinline__ int first_query(const Pieces& pieces, const HeadTile&
     return (pieces.tiles - 1 - piece.rank) * rows;
 }
 // Tiles of keys that queries [query0, query0 + rows) need.
-__device__ __forceinline__ int key_tiles(int query0, int rows, int T, int keys) { return (min(query0 + rows, T) + keys - 1) / keys; }
+__device__ __forceinline__ int key_tiles(int query0, int rows, int T, int keys) {
+    return (min(query0 + rows, T) + keys - 1) / keys;
+}
 
 // The producer of forward and dQ: for each piece its own rows, which load_own starts, then K and V.
 template <int HS, typename Shape, typename LoadOwn>
-__device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, const TensorMap& qkv, const Pieces& pieces, int T,
-                                             LoadOwn load_own) {
+__device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, const TensorMap& qkv, const Pieces& pieces,
+                                             int T, LoadOwn load_own) {
     Turn<1> q;
     Turn<Shape::STAGES> kv;   // K and V have rings of their own, in step
     for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
         const HeadTile piece = head_tile(pieces, i);
-        const int query0 = first_query(pieces, piece, Shape::ROWS), tiles = key_tiles(query0, Shape::ROWS, T, Shape::KEYS);
+        const int query0 = first_query(pieces, piece, Shape::ROWS),
+                  tiles = key_tiles(query0, Shape::ROWS, T, Shape::KEYS);
         wait_empty(shared.q, q);
         load_own(piece, query0, &shared.q.full[0]);
         q.next();
@@ -1904,7 +1946,8 @@ __device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, con
 // While the products of one tile run, the softmax of the next one is taken: S of tile j + 1 is started
 // before O += P V of tile j.
 template <int HS>
-__device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typename ForwardShape<HS>::Shared& shared, const Pieces& pieces, int T) {
+__device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typename ForwardShape<HS>::Shared& shared,
+                                                 const Pieces& pieces, int T) {
     using Shape = ForwardShape<HS>;
     constexpr int KEYS = Shape::KEYS;
     const int row = consumer_row(), group_row = row / GROUP_ROWS * GROUP_ROWS;
@@ -1940,7 +1983,7 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
             start_tile();
             wait_full(shared.v, v);
             wgmma_fence(O, P);
-            start_outputs<HS, KEYS>(O, P, shared.V[v.stage]);                                      // O += P V, of the last tile
+            start_outputs<HS, KEYS>(O, P, shared.V[v.stage]); // O += P V, of the last tile
             wgmma_wait<1>(S);
             softmax(j);
             wgmma_wait<0>(O);
@@ -1987,8 +2030,9 @@ attention_forward_wgmma_kernel(floatX* out, float* lse, const __grid_constant__ 
 template <int HS> struct QueryGradientShape : Warpgroups<2> {
     static constexpr int KEYS = HS == 64 ? 128 : 64, STAGES = 2;
     struct Shared {
-        alignas(TILE_ALIGNMENT) char Q[tile_bytes(QueryGradientShape::ROWS, HS)], dO[tile_bytes(QueryGradientShape::ROWS, HS)],
-            K[STAGES][tile_bytes(KEYS, HS)], V[STAGES][tile_bytes(KEYS, HS)], dQ[tile_bytes(QueryGradientShape::ROWS, HS)];
+        alignas(TILE_ALIGNMENT) char Q[tile_bytes(QueryGradientShape::ROWS, HS)],
+            dO[tile_bytes(QueryGradientShape::ROWS, HS)], K[STAGES][tile_bytes(KEYS, HS)],
+            V[STAGES][tile_bytes(KEYS, HS)], dQ[tile_bytes(QueryGradientShape::ROWS, HS)];
         Ring<1> q;   // and dO
         Ring<STAGES> k, v;
     };
@@ -1996,8 +2040,9 @@ template <int HS> struct QueryGradientShape : Warpgroups<2> {
 
 // dQ of a tile is computed while the scores of the next one are.
 template <int HS>
-__device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const floatX* dout, const floatX* out, const float* lse_in,
-                                            typename QueryGradientShape<HS>::Shared& shared, const Pieces& pieces, int T) {
+__device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const floatX* dout, const floatX* out,
+                                            const float* lse_in, typename QueryGradientShape<HS>::Shared& shared,
+                                            const Pieces& pieces, int T) {
     using Shape = QueryGradientShape<HS>;
     constexpr int KEYS = Shape::KEYS;
     const int row = consumer_row(), group_row = row / GROUP_ROWS * GROUP_ROWS;
@@ -2008,13 +2053,15 @@ __device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const fl
     for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
         const HeadTile piece = head_tile(pieces, i);
         const int query0 = first_query(pieces, piece, Shape::ROWS), tiles = key_tiles(query0, Shape::ROWS, T, KEYS);
-        const size_t first_row = static_cast<size_t>(piece.b) * T, first_lse = (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T;
+        const size_t first_row = static_cast<size_t>(piece.b) * T,
+                     first_lse = (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T;
         const size_t first_out = first_row * C + piece.h * HS;
         float S[KEYS / 2], dP[KEYS / 2], lse[2], D[2];
         HeadFragment<HS> dQ;
         uint32_t dS[KEYS / 16][4];
         clear_fragment<HS>(dQ);
-        query_statistics<HS>(lse, D, D_out + first_lse, lse_in + first_lse, dout + first_out, out + first_out, query0 + row, T, C);
+        query_statistics<HS>(lse, D, D_out + first_lse, lse_in + first_lse, dout + first_out, out + first_out,
+                             query0 + row, T, C);
         wait_full(shared.q, q);
         for (int j = 0; j < tiles; j++) {
             Turn<Shape::STAGES> now = k;
@@ -2040,15 +2087,17 @@ __device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const fl
         release(shared.k, k);
         const float factor[2] = {scale, scale};
         multiply_rows<HS>(dQ, factor);
-        store_rows<HS>(dqkv + first_row * 3 * C + piece.h * HS, 3 * C, query0 + row, T, dQ[0], shared.dQ, Shape::ROWS, row);
+        store_rows<HS>(dqkv + first_row * 3 * C + piece.h * HS, 3 * C, query0 + row, T, dQ[0], shared.dQ, Shape::ROWS,
+                       row);
     }
 }
 
 // Also leaves D for attention_backward_dkv_wgmma_kernel.
 template <int HS>
 __global__ void __launch_bounds__(QueryGradientShape<HS>::BLOCK, 1)
-attention_backward_dq_wgmma_kernel(floatX* dqkv, float* D_out, const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout_map,
-                                   const floatX* dout, const floatX* out, const float* lse, Pieces pieces, int T) {
+    attention_backward_dq_wgmma_kernel(floatX* dqkv, float* D_out, const __grid_constant__ TensorMap qkv,
+                                       const __grid_constant__ TensorMap dout_map, const floatX* dout,
+                                       const floatX* out, const float* lse, Pieces pieces, int T) {
     if constexpr (HAS_WGMMA) {
         using Shape = QueryGradientShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
@@ -2073,8 +2122,9 @@ attention_backward_dq_wgmma_kernel(floatX* dqkv, float* D_out, const __grid_cons
 template <int HS> struct KeyGradientShape : Warpgroups<2> {
     static constexpr int QUERIES = 64, STAGES = 2;
     struct Shared {
-        alignas(TILE_ALIGNMENT) char K[tile_bytes(KeyGradientShape::ROWS, HS)], V[tile_bytes(KeyGradientShape::ROWS, HS)],
-            Q[STAGES][tile_bytes(QUERIES, HS)], dO[STAGES][tile_bytes(QUERIES, HS)], out[tile_bytes(KeyGradientShape::ROWS, HS)];
+        alignas(TILE_ALIGNMENT) char K[tile_bytes(KeyGradientShape::ROWS, HS)],
+            V[tile_bytes(KeyGradientShape::ROWS, HS)], Q[STAGES][tile_bytes(QUERIES, HS)],
+            dO[STAGES][tile_bytes(QUERIES, HS)], out[tile_bytes(KeyGradientShape::ROWS, HS)];
         float lse[STAGES][QUERIES], D[STAGES][QUERIES];
         Ring<1> k;                // and V
         Ring<STAGES, 1 + 32> q;   // dO, lse and D: filled by the copy engine and a warp
@@ -2084,8 +2134,9 @@ template <int HS> struct KeyGradientShape : Warpgroups<2> {
 // The first warp of the producers. Lane 0 runs the copy engine; lse and D, whose rows begin anywhere,
 // are copied by all lanes.
 template <int HS>
-__device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shared& shared, const TensorMap& qkv, const TensorMap& dout,
-                                             const float* lse, const float* D, const Pieces& pieces, int T) {
+__device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shared& shared, const TensorMap& qkv,
+                                             const TensorMap& dout, const float* lse, const float* D,
+                                             const Pieces& pieces, int T) {
     using Shape = KeyGradientShape<HS>;
     const int lane = threadIdx.x;
     Turn<1> k;
@@ -2120,7 +2171,8 @@ __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shar
 
 // As in dQ, dV and dK of a tile are computed while the scores of the next one are.
 template <int HS>
-__device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientShape<HS>::Shared& shared, const Pieces& pieces, int T) {
+__device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientShape<HS>::Shared& shared,
+                                             const Pieces& pieces, int T) {
     using Shape = KeyGradientShape<HS>;
     constexpr int QUERIES = Shape::QUERIES;
     const int row = consumer_row(), group_row = row / GROUP_ROWS * GROUP_ROWS;
@@ -2170,8 +2222,9 @@ __device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientS
 
 template <int HS>
 __global__ void __launch_bounds__(KeyGradientShape<HS>::BLOCK, 1)
-attention_backward_dkv_wgmma_kernel(floatX* dqkv, const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout,
-                                    const float* lse, const float* D, Pieces pieces, int T) {
+    attention_backward_dkv_wgmma_kernel(floatX* dqkv, const __grid_constant__ TensorMap qkv,
+                                        const __grid_constant__ TensorMap dout, const float* lse, const float* D,
+                                        Pieces pieces, int T) {
     if constexpr (HAS_WGMMA) {
         using Shape = KeyGradientShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
@@ -2191,8 +2244,10 @@ attention_backward_dkv_wgmma_kernel(floatX* dqkv, const __grid_constant__ Tensor
 // A tensor (B, T, heads, HS), of which q, k and v count as 3 NH heads, for the copy engine.
 TensorMap head_tensor_map(const floatX* x, int B, int T, int heads, int HS) {
     const uint64_t row = static_cast<uint64_t>(heads) * HS * sizeof(floatX);
-    return make_tensor_map(x, {static_cast<uint64_t>(HS), static_cast<uint64_t>(heads), static_cast<uint64_t>(T), static_cast<uint64_t>(B)},
-                           {HS * sizeof(floatX), row, row * T}, BOX_ROWS);
+    return make_tensor_map(
+        x,
+        {static_cast<uint64_t>(HS), static_cast<uint64_t>(heads), static_cast<uint64_t>(T), static_cast<uint64_t>(B)},
+        {HS * sizeof(floatX), row, row * T}, BOX_ROWS);
 }
 
 // A part of the L2 cache (50 MB on an H100) for what `together` heads read again and again.
@@ -2200,39 +2255,41 @@ constexpr size_t L2_SHARE = 24 << 20;
 
 Pieces make_pieces(int B, int T, int NH, int HS, int rows) {
     const size_t head_bytes = static_cast<size_t>(T) * 2 * HS * sizeof(floatX);   // K and V, or Q and dO
-    return {static_cast<int>(ceil_div(T, rows)), NH, B * NH, static_cast<int>(std::max(size_t{1}, L2_SHARE / head_bytes))};
+    return {static_cast<int>(ceil_div(T, rows)), NH, B * NH,
+            static_cast<int>(std::max(size_t{1}, L2_SHARE / head_bytes))};
 }
 
 dim3 mma_grid(int B, int T, int NH) { return dim3(ceil_div(T, MMA_ROWS), NH, B); }
 unsigned piece_blocks(const Pieces& pieces) {
-    return static_cast<unsigned>(std::min(static_cast<size_t>(device.properties.multiProcessorCount), pieces.tiles * static_cast<size_t>(pieces.heads)));
+    return static_cast<unsigned>(std::min(static_cast<size_t>(device.properties.multiProcessorCount),
+                                          pieces.tiles * static_cast<size_t>(pieces.heads)));
 }
 
 template <int HS> void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH) {
-    launch("attention_forward", attention_forward_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK, 5 * tile_bytes(MMA_ROWS, HS),
-           out, lse, qkv, T);
+    launch("attention_forward", attention_forward_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK,
+           5 * tile_bytes(MMA_ROWS, HS), out, lse, qkv, T);
 }
 
 template <int HS>
-void attention_backward_mma(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out, const float* lse,
-                            int B, int T, int NH) {
+void attention_backward_mma(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
+                            const float* lse, int B, int T, int NH) {
     constexpr size_t tiles = 6 * tile_bytes(MMA_ROWS, HS), statistics = 2 * MMA_ROWS * sizeof(float);
     launch("attention_backward_dq", attention_backward_dq_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK, tiles,
            dqkv, D, dout, qkv, out, lse, T);
-    launch("attention_backward_dkv", attention_backward_dkv_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK, tiles + statistics,
-           dqkv, dout, qkv, lse, D, T);
+    launch("attention_backward_dkv", attention_backward_dkv_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK,
+           tiles + statistics, dqkv, dout, qkv, lse, D, T);
 }
 
 template <int HS> void attention_forward_wgmma(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH) {
     using Shape = ForwardShape<HS>;
     const Pieces pieces = make_pieces(B, T, NH, HS, Shape::ROWS);
-    launch("attention_forward", attention_forward_wgmma_kernel<HS>, piece_blocks(pieces), Shape::BLOCK, sizeof(typename Shape::Shared),
-           out, lse, head_tensor_map(qkv, B, T, 3 * NH, HS), pieces, T);
+    launch("attention_forward", attention_forward_wgmma_kernel<HS>, piece_blocks(pieces), Shape::BLOCK,
+           sizeof(typename Shape::Shared), out, lse, head_tensor_map(qkv, B, T, 3 * NH, HS), pieces, T);
 }
 
 template <int HS>
-void attention_backward_wgmma(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out, const float* lse,
-                              int B, int T, int NH) {
+void attention_backward_wgmma(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
+                              const float* lse, int B, int T, int NH) {
     using Queries = QueryGradientShape<HS>;
     using Keys = KeyGradientShape<HS>;
     const TensorMap qkv_map = head_tensor_map(qkv, B, T, 3 * NH, HS), dout_map = head_tensor_map(dout, B, T, NH, HS);
@@ -2262,12 +2319,13 @@ bool try_attention_forward(floatX* out, float* lse, const floatX* qkv, int B, in
     return true;
 }
 
-bool try_attention_backward(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out, const float* lse,
-                            int B, int T, int NH, int HS) {
+bool try_attention_backward(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
+                            const float* lse, int B, int T, int NH, int HS) {
     if (!on_tensor_cores(HS)) return false;
     with_head_size(HS, [&](auto size) {
         constexpr int HEAD_SIZE = decltype(size)::value;
-        if (device.tensor_cores == TensorCores::WGMMA) attention_backward_wgmma<HEAD_SIZE>(dqkv, D, dout, qkv, out, lse, B, T, NH);
+        if (device.tensor_cores == TensorCores::WGMMA)
+            attention_backward_wgmma<HEAD_SIZE>(dqkv, D, dout, qkv, out, lse, B, T, NH);
         else attention_backward_mma<HEAD_SIZE>(dqkv, D, dout, qkv, out, lse, B, T, NH);
     });
     return true;
@@ -2276,7 +2334,10 @@ bool try_attention_backward(floatX* dqkv, float* D, const floatX* dout, const fl
 #else
 
 bool try_attention_forward(floatX*, float*, const floatX*, int, int, int, int) { return false; }
-bool try_attention_backward(floatX*, float*, const floatX*, const floatX*, const floatX*, const float*, int, int, int, int) { return false; }
+bool try_attention_backward(floatX*, float*, const floatX*, const floatX*, const floatX*, const float*, int, int, int,
+                            int) {
+    return false;
+}
 
 #endif
 
@@ -2285,8 +2346,8 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 }
 
 // D (B,NH,T) fp32 scratch
-void attention_backward(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out, const float* lse,
-                        int B, int T, int NH, int HS) {
+void attention_backward(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
+                        const float* lse, int B, int T, int NH, int HS) {
     if (!try_attention_backward(dqkv, D, dout, qkv, out, lse, B, T, NH, HS))
         attention_backward_portable(dqkv, D, dout, qkv, out, lse, B, T, NH, HS);
 }
