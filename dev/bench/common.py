@@ -43,6 +43,12 @@ def write_shard(path, tokens):
         tokens.tofile(file)
 
 
+def read_shard_header(path):
+    """(magic, version, count)."""
+    with open(path, "rb") as file:
+        return SHARD_HEADER.unpack(file.read(SHARD_HEADER.size))[:3]
+
+
 # ---- Weights as llm.c's programs read them: 256 int32, then each parameter for all layers
 
 PADDED_VOCAB = 50304
