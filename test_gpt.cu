@@ -2628,8 +2628,13 @@ void export_folder(const std::string& dir) {
     printf("%s: config.json, model.safetensors, logits.safetensors\n", dir.c_str());
 }
 
+// With --only: the parts that are still to come.
+static bool all_parts = true;
+static std::set<std::string> wanted_parts;
+
 // An exception fails a part of the tests, not the rest of them.
 void test(const char* name, void (*function)()) {
+    if (!all_parts && !wanted_parts.erase(name)) return;
     printf("%s\n", name);
     try {
         function();
@@ -2681,8 +2686,8 @@ void test_command_line() {
 int main(int argc, char** argv) {
     const std::string what = argc > 1 ? argv[1] : "";
     if (what == "--as-train-gpt") return guarded_main(argc - 1, argv + 1);
-    if (argc > 1 && (what != "--export" || argc != 3)) {
-        fprintf(stderr, "usage: test_gpt | test_gpt --export DIR | test_gpt --as-train-gpt ...\n");
+    if (argc > 1 && ((what != "--export" && what != "--only") || argc != 3)) {
+        fprintf(stderr, "usage: test_gpt | test_gpt --only PART,PART... | test_gpt --export DIR | test_gpt --as-train-gpt ...\n");
         return 2;
     }
     open_device();
@@ -2690,9 +2695,18 @@ int main(int argc, char** argv) {
         export_folder(argv[2]);
         return 0;
     }
+    if (what == "--only") {
+        all_parts = false;
+        std::istringstream names(argv[2]);
+        for (std::string name; std::getline(names, name, ',');) wanted_parts.insert(name);
+    }
     test("kernels", test_kernels);
     test_model();
     test_command_line();
+    if (!wanted_parts.empty()) {
+        fprintf(stderr, "test_gpt: --only: no part is called '%s'\n", wanted_parts.begin()->c_str());
+        return 2;
+    }
     printf("%d passed, %d failed\n", passed, failed);
     return failed ? 1 : 0;
 }
