@@ -485,7 +485,7 @@ class Bench:
         """A run of ./train_gpt: its record, steps, memory and the traced step."""
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
             trace = os.path.join(scratch, "trace.json")
-            command = [self.options.ours, "train", *flags({"data": self.tokens_file, "val_fraction": 0, "schedule": "constant", "eval_every": 0,
+            command = [self.options.ours, "train", *flags({"data": self.tokens_file, "val_fraction": 0, "schedule": "constant", "lr": 1e-4, "eval_every": 0,
                                                            "sample_every": 0, "checkpoint_every": 0, **options, "steps": steps}),
                        *(["--trace", trace] if traced else []), "--out", os.path.join(scratch, "run")]
             done = run(command, seconds or self.limit(part), environment=self.environment)
