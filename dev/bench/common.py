@@ -64,7 +64,8 @@ def top_halves(floats):
 
 
 def llmc_header(file, layers, heads, channels, context, vocab, precision):
-    file.write(SHARD_HEADER.pack(20240326, VERSIONS[precision], context, vocab, layers, heads, channels, PADDED_VOCAB, *[0] * 248))
+    header = [20240326, VERSIONS[precision], context, vocab, layers, heads, channels, PADDED_VOCAB]
+    file.write(SHARD_HEADER.pack(*header, *[0] * (256 - len(header))))
 
 
 def write_random_llmc_weights(path, layers, heads, channels, context, vocab, precision):

@@ -36,7 +36,8 @@ def parts_of(bench, kinds):
     parts.append(("ceilings", "ceilings: copy, matmuls, attention", bench.ceilings))
     parts += [("torch", f"PyTorch, {m.name}", lambda m=m: bench.pytorch(m)) for m in first]
     parts += [("llmc", f"llm.c, {m.name}", lambda m=m: bench.llmc(m)) for m in first]
-    parts += [("recompute", f"recomputation, {m.name}", lambda m=m: bench.recompute(m)) for m in models if m.name in size.recompute]
+    parts += [("recompute", f"recomputation, {m.name}", lambda m=m: bench.recompute(m)) for m in models
+              if m.name in size.recompute]
     parts += [("curve", "losses over 200 steps", bench.curve), ("attention", "attention alone", bench.attention)]
     parts += [("torch", f"PyTorch, {m.name}", lambda m=m: bench.pytorch(m)) for m in others]
     parts += [("llmc", f"llm.c, {m.name}", lambda m=m: bench.llmc(m)) for m in others]
@@ -66,9 +67,10 @@ def first_line(command, contains):
 
 def about(options):
     smi = ask_smi() if options.device == "gpu" else {}
-    found = {"device_option": options.device, "date": time.strftime("%Y-%m-%d %H:%M"), "commit": options.commit or commit(),
-             "minutes": options.minutes, "command": " ".join(["python3", "dev/bench/gpu.py", *sys.argv[1:]]), "smi": smi,
-             "nvcc": first_line(["nvcc", "--version"], "release"), "pytorch": options.torch_version}
+    found = {
+        "device_option": options.device, "date": time.strftime("%Y-%m-%d %H:%M"), "commit": options.commit or commit(),
+        "minutes": options.minutes, "command": " ".join(["python3", "dev/bench/gpu.py", *sys.argv[1:]]), "smi": smi,
+        "nvcc": first_line(["nvcc", "--version"], "release"), "pytorch": options.torch_version}
     if smi.get("memory_mib", "").isdigit():
         found["memory_bytes"] = int(smi["memory_mib"]) * 2**20
     return found
@@ -93,7 +95,8 @@ def report(folder, plots):
 def run_parts(bench, parts, folder):
     """All parts that fit; True if none failed. Ctrl-C and SIGTERM end the part, not the report."""
     results = bench.results
-    results["parts"] = [{"kind": kind, "title": title, "status": "not run", "why": "not begun", "seconds": 0} for kind, title, _ in parts]
+    results["parts"] = [{"kind": kind, "title": title, "status": "not run", "why": "not begun", "seconds": 0}
+                        for kind, title, _ in parts]
     save(results, folder)
     watch, interrupted = Watch(bench.on_gpu), False
     try:
@@ -104,7 +107,8 @@ def run_parts(bench, parts, folder):
                 entry["why"] = "interrupted"
                 continue
             if bench.budget.left() < needs:
-                entry["why"] = f"{max(0, bench.budget.left()):.0f} s were left of {bench.options.minutes:g} minutes, it begins with {needs} or more"
+                entry["why"] = (f"{max(0, bench.budget.left()):.0f} s were left of {bench.options.minutes:g} minutes, "
+                                f"it begins with {needs} or more")
                 continue
             print(f"bench-gpu: {bench.budget.spent():4.0f} s  {title}", file=sys.stderr, flush=True)
             try:
@@ -117,7 +121,8 @@ def run_parts(bench, parts, folder):
                 interrupted = True
             except Exception as failure:    # whatever it is, the other parts' figures must not be lost
                 text = str(failure) or type(failure).__name__
-                entry.update(status="failed", why=text if isinstance(failure, (Failed, OSError)) else f"{type(failure).__name__}: {text}")
+                known = isinstance(failure, (Failed, OSError))
+                entry.update(status="failed", why=text if known else f"{type(failure).__name__}: {text}")
                 print(f"bench-gpu: {title}: {entry['why']}", file=sys.stderr, flush=True)
             entry.update(seconds=time.monotonic() - begin, gpu=watch.since(mark))
             results["about"]["seconds"] = bench.budget.spent()
@@ -129,23 +134,30 @@ def run_parts(bench, parts, folder):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     allow_abbrev=False)
     parser.add_argument("--ours", default="./train_gpt", metavar="PROGRAM", help="the trainer (default: %(default)s)")
-    parser.add_argument("--out", default="runs/bench-gpu", metavar="FOLDER", help="gets report.md, results.json and plots (default: %(default)s)")
+    parser.add_argument("--out", default="runs/bench-gpu", metavar="FOLDER",
+                        help="gets report.md, results.json and plots (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=8, help="time for all parts together (default: %(default)s)")
     parser.add_argument("--models", metavar="NAMES", help="of gpt2, gpt2-medium, gpt2-large, gpt2-xl; default: all")
     parser.add_argument("--parts", metavar="NAMES", help=f"of {', '.join(KINDS)}; default: all")
-    parser.add_argument("--micro-batch", type=int, metavar="B", help="for all models; default: the largest that fits, 64 at most")
-    parser.add_argument("--data", default=os.path.join(ROOT, "data", "own.txt"), metavar="PATTERN", help="text or .bin shards for the losses")
-    parser.add_argument("--llmc", default=os.environ.get("LLMC"), metavar="FOLDER", help="holds llm.c's program train_gpt2cu (default: $LLMC)")
+    parser.add_argument("--micro-batch", type=int, metavar="B",
+                        help="for all models; default: the largest that fits, 64 at most")
+    parser.add_argument("--data", default=os.path.join(ROOT, "data", "own.txt"), metavar="PATTERN",
+                        help="text or .bin shards for the losses")
+    parser.add_argument("--llmc", default=os.environ.get("LLMC"), metavar="FOLDER",
+                        help="holds llm.c's program train_gpt2cu (default: $LLMC)")
     parser.add_argument("--python", metavar="PROGRAM", help="the python that has PyTorch (default: this one)")
     parser.add_argument("--compile", choices=["auto", "whole", "blocks", "no"], default="auto",
                         help="what PyTorch compiles; auto: the whole model up to 12 layers, else its blocks")
-    parser.add_argument("--kernels", default="", metavar="NAMES", help="build and run these of dev/kernels; default: run those that are built")
+    parser.add_argument("--kernels", default="", metavar="NAMES",
+                        help="build and run these of dev/kernels; default: run those that are built")
     parser.add_argument("--kernels-folder", default=os.path.join(ROOT, "build", "kernels"), help=argparse.SUPPRESS)
     parser.add_argument("--commit", metavar="TEXT", help="what the report calls the source, where there is no git")
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu", help="cpu: a dry run with tiny models")
-    parser.add_argument("--redraw", action="store_true", help="measure nothing: write the report anew from results.json")
+    parser.add_argument("--redraw", action="store_true",
+                        help="measure nothing: write the report anew from results.json")
     return parser.parse_args()
 
 
@@ -172,7 +184,8 @@ def check(options, size):
 
 
 def require_device(bench):
-    """The program must be a build for the device, and the device be there: only a plan for a GPU sets bytes aside for CUDA."""
+    """The program must be a build for the device, and the device be there. Only a plan for a GPU sets bytes
+    aside for CUDA."""
     try:
         plan = bench.plan(micro_batch=1)
         found = "gpu" if plan["bytes"].get("cuda", 0) > 0 else "cpu"
@@ -193,7 +206,8 @@ def main():
         try:
             print(report(options.out, plots=True))
         except (OSError, ValueError) as error:
-            raise Mistake(f"--redraw: {path}: {getattr(error, 'strerror', None) or error}; expected what an earlier run measured") from None
+            raise Mistake(f"--redraw: {path}: {getattr(error, 'strerror', None) or error}; "
+                          "expected what an earlier run measured") from None
         return 0
     check(options, size)
     budget = Budget(options.minutes)

@@ -74,8 +74,9 @@ def stream_steps(trace):
             name = event["args"]["pass"]
             if not steps or (name == "forward" and steps[-1][-1]["pass"] == "update"):
                 steps.append([])
-            steps[-1].append({"name": event["name"], "pass": name, "layer": event["args"].get("layer"), "begin": event["ts"],
-                              "end": event["ts"] + event["dur"], "ahead": event["ts"] - handed_over})
+            steps[-1].append({
+                "name": event["name"], "pass": name, "layer": event["args"].get("layer"), "begin": event["ts"],
+                "end": event["ts"] + event["dur"], "ahead": event["ts"] - handed_over})
     if not steps:
         raise Failed("--trace: found no kernel in its file, expected at least one step")
     return steps
@@ -143,36 +144,48 @@ def read_trace(trace, shape):
     following = kernels[1:] + [{"name": "(next step)", "begin": end}]
     for kernel, after in zip(kernels, following):
         ms = (kernel["end"] - kernel["begin"]) / 1000
-        in_head = kernel["pass"] == "forward" and kernel["layer"] is None and not kernel["name"].startswith(("embedding", "layernorm"))
+        in_head = (kernel["pass"] == "forward" and kernel["layer"] is None
+                   and not kernel["name"].startswith(("embedding", "layernorm")))
         passes["head" if in_head else kernel["pass"]] += ms
-        entry = by_kernel.setdefault(f"{kernel['pass']}/{kernel['name']}", {"pass": kernel["pass"], "name": kernel["name"], "ms": 0.0, "launches": 0})
+        entry = by_kernel.setdefault(f"{kernel['pass']}/{kernel['name']}",
+                                     {"pass": kernel["pass"], "name": kernel["name"], "ms": 0.0, "launches": 0})
         entry["ms"] += ms
         entry["launches"] += 1
         gaps.append((max(0.0, after["begin"] - kernel["end"]), f"{kernel['name']} -> {after['name']}"))
     parts = micro_batches(kernels)
     return {
-        "steps": len(steps), "which": which + 1, "micro_batches": len(parts), "kernels_launched": len(kernels),
-        "period_ms": (end - begin) / 1000, "micro_batches_ms": (update - begin) / 1000, "rest_ms": (end - update) / 1000,
-        "busy_ms": sum(passes.values()), "gap_us": {"median": statistics.median(g for g, _ in gaps), "largest": sorted(gaps, reverse=True)[:5]},
+        "steps": len(steps),
+        "which": which + 1,
+        "micro_batches": len(parts),
+        "kernels_launched": len(kernels),
+        "period_ms": (end - begin) / 1000,
+        "micro_batches_ms": (update - begin) / 1000,
+        "rest_ms": (end - update) / 1000,
+        "busy_ms": sum(passes.values()),
+        "gap_us": {"median": statistics.median(g for g, _ in gaps), "largest": sorted(gaps, reverse=True)[:5]},
         "cpu_ahead_ms": statistics.median(k["ahead"] for k in kernels) / 1000,
-        "passes": dict(passes), "kernels": list(by_kernel.values()),
+        "passes": dict(passes),
+        "kernels": list(by_kernel.values()),
         "matmuls": add_matmuls([name_matmuls(part, shape) for part in parts]),
     }
 
 
 # ==== Reading: the peers ======================================================
 
-LLMC_STEP = re.compile(r"step\s+(\d+)/(\d+) \| loss\s+(\S+) \(\S+z\)\| norm\s+(\S+) \(\S+z\)\| lr (\S+) \| (\S+) ms \| (\S+)% bf16 MFU \| (\S+) tok/s")
+LLMC_STEP = re.compile(r"step\s+(\d+)/(\d+) \| loss\s+(\S+) \(\S+z\)\| norm\s+(\S+) \(\S+z\)\| lr (\S+) "
+                       r"\| (\S+) ms \| (\S+)% bf16 MFU \| (\S+) tok/s")
 LLMC_MEMORY = re.compile(r"device memory usage: (\d+) MiB / (\d+) MiB")
 
 
 def read_llmc(text):
     """What llm.c's train_gpt2cu prints."""
-    steps = [{"step": int(m[1]), "loss": float(m[3]), "norm": float(m[4]), "ms": float(m[6])} for m in LLMC_STEP.finditer(text)]
+    steps = [{"step": int(m[1]), "loss": float(m[3]), "norm": float(m[4]), "ms": float(m[6])}
+             for m in LLMC_STEP.finditer(text)]
     memory = LLMC_MEMORY.search(text)
     lines = text.strip().splitlines()
+    # Where it turns to cudaMallocManaged, its state is on the host, and slow.
     return {"steps": steps, "used_bytes": int(memory[1]) * 2**20 if memory else None,
-            "out_of_memory": "out of memory" in text or "cudaMallocManaged" in text,   # the latter: state on the host, slow
+            "out_of_memory": "out of memory" in text or "cudaMallocManaged" in text,
             "last_line": lines[-1] if lines else "it printed nothing"}
 
 
@@ -337,11 +350,13 @@ class Folder:
 
         with open(path, "wb") as file:
             llmc_header(file, shape.layers, shape.heads, C, shape.context, shape.vocab, "bf16")
-            (top_halves(self.values("wte.weight")) + array.array("H", bytes(2 * C * (PADDED_VOCAB - shape.vocab)))).tofile(file)
+            top_halves(self.values("wte.weight")).tofile(file)
+            file.write(bytes(2 * C * (PADDED_VOCAB - shape.vocab)))
             top_halves(self.values("wpe.weight")).tofile(file)
-            for name, columns in (("ln_1.weight", 0), ("ln_1.bias", 0), ("attn.c_attn.weight", 3 * C), ("attn.c_attn.bias", 0),
-                                  ("attn.c_proj.weight", C), ("attn.c_proj.bias", 0), ("ln_2.weight", 0), ("ln_2.bias", 0),
-                                  ("mlp.c_fc.weight", 4 * C), ("mlp.c_fc.bias", 0), ("mlp.c_proj.weight", C), ("mlp.c_proj.bias", 0)):
+            for name, columns in (("ln_1.weight", 0), ("ln_1.bias", 0), ("attn.c_attn.weight", 3 * C),
+                                  ("attn.c_attn.bias", 0), ("attn.c_proj.weight", C), ("attn.c_proj.bias", 0),
+                                  ("ln_2.weight", 0), ("ln_2.bias", 0), ("mlp.c_fc.weight", 4 * C),
+                                  ("mlp.c_fc.bias", 0), ("mlp.c_proj.weight", C), ("mlp.c_proj.bias", 0)):
                 for layer in layers:
                     values = top_halves(self.values(f"h.{layer}.{name}"))
                     (transposed(values, columns) if columns else values).tofile(file)
@@ -378,8 +393,8 @@ class Done:
 def run(command, limit, text_in=None, cwd=None, environment=None):
     """Runs a command for at most `limit` seconds, itself and what it starts; gives what it said until then."""
     begin = time.monotonic()
-    with tempfile.TemporaryFile("w+", errors="replace") as output, tempfile.TemporaryFile("w+", errors="replace") as errors, \
-            tempfile.TemporaryFile("w+") as given:
+    files = [tempfile.TemporaryFile("w+", errors="replace") for _ in range(3)]
+    with files[0] as given, files[1] as output, files[2] as errors:
         given.write(text_in or "")
         given.seek(0)
         process = subprocess.Popen(command, stdin=given, stdout=output, stderr=errors, cwd=cwd,
@@ -408,7 +423,6 @@ def flags(options):
 class Model:
     name: str
     options: dict           # of ./train_gpt
-    llmc: str = ""          # what llm.c calls it
 
 
 @dataclass
@@ -426,24 +440,34 @@ class Size:
     limits: dict            # seconds: of a part, (to begin with, at most)
 
 
-GPT2_MODELS = [Model("gpt2", {"model": "gpt2"}, "d12"), Model("gpt2-xl", {"model": "gpt2-xl"}, "d48"),
-               Model("gpt2-medium", {"model": "gpt2-medium"}, "d24"), Model("gpt2-large", {"model": "gpt2-large"}, "d36")]
+GPT2_MODELS = [Model(name, {"model": name}) for name in ("gpt2", "gpt2-xl", "gpt2-medium", "gpt2-large")]
 TINY = {"heads": 2, "channels": 64, "context": 64, "vocab": 512}
 SIZES = {
-    "gpu": Size(GPT2_MODELS, ["gpt2", "gpt2-xl"], most_sequences=64, total_batch=524288, step_flops=450e12, timed_steps=4,
-                copy_bytes=1 << 30, attention={"channels": 2048, "tokens": 16384, "lengths": [2048, 8192], "head_sizes": [64, 128]},
-                curve={"model": {"model": "gpt2"}, "micro_batch": 16, "seq_len": 1024, "steps": 200, "lr": 6e-4, "warmup": 20},
-                ceiling_seconds=0.02,
-                limits={"ours": (15, 60), "ceilings": (20, 60), "torch": (45, 110), "llmc": (20, 70), "recompute": (15, 60),
-                        "curve": (25, 70), "attention": (10, 40), "kernels": (20, 120)}),
+    "gpu": Size(
+        GPT2_MODELS, recompute=["gpt2", "gpt2-xl"], most_sequences=64, total_batch=524288, step_flops=450e12,
+        timed_steps=4, copy_bytes=1 << 30, ceiling_seconds=0.02,
+        attention={"channels": 2048, "tokens": 16384, "lengths": [2048, 8192], "head_sizes": [64, 128]},
+        curve={"model": {"model": "gpt2"}, "micro_batch": 16, "seq_len": 1024, "steps": 200, "lr": 6e-4, "warmup": 20},
+        limits={"ours": (15, 60), "ceilings": (20, 60), "torch": (45, 110), "llmc": (20, 70), "recompute": (15, 60),
+                "curve": (25, 70), "attention": (10, 40), "kernels": (20, 120)}),
     # Goes through everything, and says nothing about speed.
-    "cpu": Size([Model("tiny-2", {"layers": 2, **TINY}, "d2"), Model("tiny-4", {"layers": 4, **TINY}, "d4")], ["tiny-2", "tiny-4"],
-                most_sequences=4, total_batch=1024, step_flops=1e9, timed_steps=3, copy_bytes=1 << 20,
-                attention={"channels": 64, "tokens": 512, "lengths": [128, 256], "head_sizes": [16, 32]},
-                curve={"model": {"layers": 2, **TINY}, "micro_batch": 4, "seq_len": 64, "steps": 200, "lr": 2e-3, "warmup": 20},
-                ceiling_seconds=0.001,
-                limits={name: (2, 60) for name in ("ours", "ceilings", "torch", "llmc", "recompute", "curve", "attention", "kernels")}),
+    "cpu": Size(
+        [Model("tiny-2", {"layers": 2, **TINY}), Model("tiny-4", {"layers": 4, **TINY})],
+        recompute=["tiny-2", "tiny-4"], most_sequences=4, total_batch=1024, step_flops=1e9,
+        timed_steps=3, copy_bytes=1 << 20, ceiling_seconds=0.001,
+        attention={"channels": 64, "tokens": 512, "lengths": [128, 256], "head_sizes": [16, 32]},
+        curve={"model": {"layers": 2, **TINY}, "micro_batch": 4, "seq_len": 64, "steps": 200, "lr": 2e-3, "warmup": 20},
+        limits=dict.fromkeys(["ours", "ceilings", "torch", "llmc", "recompute", "curve", "attention", "kernels"],
+                             (2, 60))),
 }
+
+
+def shape_of_run(record):
+    """What a run's record in its log says of its shape."""
+    sizes, options = dict(record["model"]), record["options"]
+    del sizes["parameters"]
+    return Shape(**sizes, micro_batch=options["micro-batch"], seq_len=options["seq-len"] or sizes["context"],
+                 precision=record["precision"], grad_dtype=options["grad-dtype"])
 
 
 class Bench:
@@ -453,7 +477,9 @@ class Bench:
         self.options, self.folder, self.size, self.budget = options, folder, size, budget
         self.on_gpu = options.device == "gpu"
         self.environment = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}
-        self.results = {"ours": {}, "torch": {}, "llmc": {}, "ceilings": {}, "recompute": {}, "attention": {}, "curve": {}, "kernels": []}
+        self.results = {
+            "ours": {}, "torch": {}, "llmc": {}, "ceilings": {}, "recompute": {}, "attention": {}, "curve": {},
+            "kernels": []}
         self.tokens_file = os.path.join(folder, "tokens.bin")
 
     def limit(self, part):
@@ -485,21 +511,20 @@ class Bench:
         """A run of ./train_gpt: its record, steps, memory and the traced step."""
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
             trace = os.path.join(scratch, "trace.json")
-            command = [self.options.ours, "train", *flags({"data": self.tokens_file, "val_fraction": 0, "schedule": "constant", "lr": 1e-4, "eval_every": 0,
-                                                           "sample_every": 0, "checkpoint_every": 0, **options, "steps": steps}),
-                       *(["--trace", trace] if traced else []), "--out", os.path.join(scratch, "run")]
+            options = {"data": self.tokens_file, "val_fraction": 0, "schedule": "constant", "lr": 1e-4, "eval_every": 0,
+                       "sample_every": 0, "checkpoint_every": 0, **options, "steps": steps,
+                       **({"trace": trace} if traced else {}), "out": os.path.join(scratch, "run")}
+            command = [self.options.ours, "train", *flags(options)]
             done = run(command, seconds or self.limit(part), environment=self.environment)
             log = os.path.join(scratch, "run", "log.jsonl")
             record, lines = read_log(open(log, encoding="utf-8").read()) if os.path.exists(log) else (None, [])
-            result = {"command": self.shown(command), "run": record, "steps": lines, "used_bytes": closing_memory(done.output), "ended": done.ended,
-                      "seconds": done.seconds}
+            result = {
+                "command": self.shown(command), "run": record, "steps": lines,
+                "used_bytes": closing_memory(done.output), "ended": done.ended, "seconds": done.seconds}
             if not record or (done.code != 0 and not done.ended):
                 raise Failed(f"exit code {done.code} from {result['command']}: {done.last_line()}")
             if traced and os.path.exists(trace):
-                model = record["model"]
-                options = record["options"]
-                shape = Shape(model["layers"], model["heads"], model["channels"], model["context"], model["vocab"], options["micro-batch"],
-                              options["seq-len"] or model["context"], record["precision"], options["grad-dtype"])
+                shape = shape_of_run(record)
                 with open(trace, encoding="utf-8") as file:
                     result["trace"] = read_trace(json.load(file), shape)
                 result["shape"] = shape.as_dict()
@@ -508,7 +533,8 @@ class Bench:
     def timing_options(self, model):
         """Micro-batch and accumulation of a model's timing runs: the largest micro-batch that fits and divides
         the step, up to most_sequences; of the step as many micro-batches as time allows, two at least."""
-        plan = self.plan(**model.options, **self.sequence(model), micro_batch=self.options.micro_batch or "auto", total_batch=self.size.total_batch)
+        plan = self.plan(**model.options, **self.sequence(model), micro_batch=self.options.micro_batch or "auto",
+                         total_batch=self.size.total_batch)
         sequences, micro_batch = self.size.total_batch // plan["seq_len"], plan["micro_batch"]
         if not self.options.micro_batch:
             micro_batch = min(micro_batch, self.size.most_sequences)
@@ -517,7 +543,9 @@ class Bench:
         full = sequences // micro_batch
         micro_flops = plan["flops_per_token"]["model"] * micro_batch * plan["seq_len"]
         accumulation = min(full, max(2, int(self.size.step_flops / micro_flops)))
-        return {"micro_batch": micro_batch, "seq_len": plan["seq_len"], "accumulation": accumulation, "full_accumulation": full}
+        return {
+            "micro_batch": micro_batch, "seq_len": plan["seq_len"], "accumulation": accumulation,
+            "full_accumulation": full}
 
     def sequence(self, model):
         return {"seq_len": 1024} if "model" in model.options else {}
@@ -525,13 +553,16 @@ class Bench:
     def time_ours(self, part, model, timing, timed_steps, **more):
         """The figures of a timing run."""
         tokens = timing["micro_batch"] * timing["seq_len"]
-        result = self.train(part, TRACED_STEPS + timed_steps, **model.options, seq_len=timing["seq_len"], micro_batch=timing["micro_batch"],
-                            total_batch=timing["accumulation"] * tokens, **more)
+        result = self.train(part, TRACED_STEPS + timed_steps, **model.options, seq_len=timing["seq_len"],
+                            micro_batch=timing["micro_batch"], total_batch=timing["accumulation"] * tokens, **more)
         timed = [line["ms"] for line in result["steps"][TRACED_STEPS:]]
         if not timed or "trace" not in result:
-            raise Failed(f"{model.name}: {len(result['steps'])} steps in {result['seconds']:.0f} s, expected more than {TRACED_STEPS}")
+            raise Failed(f"{model.name}: {len(result['steps'])} steps in {result['seconds']:.0f} s, "
+                         f"expected more than {TRACED_STEPS}")
         record = result["run"]
-        result.update(timing, timed_ms=timed, **full_step(timed, result["trace"]["rest_ms"], timing["accumulation"], timing["full_accumulation"]))
+        result.update(
+            timing, timed_ms=timed,
+            **full_step(timed, result["trace"]["rest_ms"], timing["accumulation"], timing["full_accumulation"]))
         self.rate(result, record)
         return result
 
@@ -569,11 +600,14 @@ class Bench:
             raise NotThere(f"no PyTorch in {' or '.join(self.options.pythons)}; --python names a python that has it")
         threads = ["--threads", str(len(os.sched_getaffinity(0)))] if not self.on_gpu and "train" in arguments else []
         device = ["--device", "cuda" if self.on_gpu else "cpu", *threads]
-        environment = {**self.environment, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-        return run([self.options.python, "-B", os.path.join(HERE, "torch_gpu.py"), *arguments, *device], limit, text_in, environment=environment)
+        # The second name is the first one's in newer versions.
+        environment = {**self.environment, **dict.fromkeys(["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"],
+                                                           "expandable_segments:True")}
+        command = [self.options.python, "-B", os.path.join(HERE, "torch_gpu.py"), *arguments, *device]
+        return run(command, limit, text_in, environment=environment)
 
-    def torch_training(self, arguments, limit):
-        done = self.torch(["train", *arguments], limit)
+    def torch_training(self, limit, **options):
+        done = self.torch(["train", *flags(options)], limit)
         result = read_torch_training(done.output)
         if done.code != 0 and not done.ended:
             raise Failed(f"exit code {done.code} from torch_gpu.py train: {done.last_line()}")
@@ -587,7 +621,8 @@ class Bench:
         per_sequence = shape.seq_len * (40 * shape.layers * shape.channels + 12 * shape.padded_vocab)
         micro_batch = shape.micro_batch
         memory = self.results["about"].get("memory_bytes")
-        while memory and micro_batch > 1 and (micro_batch * per_sequence + state > 0.92 * memory or sequences % micro_batch):
+        while memory and micro_batch > 1 and (micro_batch * per_sequence + state > 0.92 * memory
+                                              or sequences % micro_batch):
             micro_batch -= 1
         return micro_batch
 
@@ -598,38 +633,40 @@ class Bench:
         micro_batch = self.torch_micro_batch(shape, sequences)
         accumulation = max(1, ours["accumulation"] * ours["micro_batch"] // micro_batch)
         # torch.compile of a whole model takes longer the deeper it is; of its block, the same for all.
-        compile_ = self.options.compile if self.options.compile != "auto" else "whole" if shape.layers <= 12 else "blocks"
-        result = self.torch_training(["--precision", shape.precision, "--micro-batch", str(micro_batch), "--accumulation", str(accumulation),
-                                      "--compile", compile_ if self.on_gpu else "no", "--steps", str(2 + self.size.timed_steps),
-                                      *self.shape_flags(shape), "--data", self.tokens_file], self.limit("torch"))
+        compile_ = self.options.compile
+        if compile_ == "auto":
+            compile_ = "whole" if shape.layers <= 12 else "blocks"
+        result = self.torch_training(self.limit("torch"), **self.sizes_of(shape), precision=shape.precision,
+                                     micro_batch=micro_batch, accumulation=accumulation, data=self.tokens_file,
+                                     compile=compile_ if self.on_gpu else "no", steps=2 + self.size.timed_steps)
         timed = result["steps"][2:]         # the first compiles, the second may do so again for its optimizer
         if not timed:
-            raise Failed(f"PyTorch, {model.name}: {len(result['steps'])} steps in {result['seconds']:.0f} s, expected more than 2"
-                         + (f"; out of memory with micro-batch {result['too_large']}" if result["too_large"] else ""))
-        begin = result["begin"]
-        result.update(micro_batch=begin["micro_batch"], accumulation=begin["accumulation"], timed_ms=[step["ms"] for step in timed],
-                      **full_step([step["ms"] for step in timed], statistics.median(step["update_ms"] for step in timed),
+            raise Failed(f"PyTorch, {model.name}: {len(result['steps'])} steps in {result['seconds']:.0f} s, expected "
+                         f"more than 2; out of memory with micro-batches {result['too_large']}")
+        begin, timed_ms = result["begin"], [step["ms"] for step in timed]
+        result.update(micro_batch=begin["micro_batch"], accumulation=begin["accumulation"], timed_ms=timed_ms,
+                      **full_step(timed_ms, statistics.median(step["update_ms"] for step in timed),
                                   begin["accumulation"], sequences // begin["micro_batch"]))
         self.rate(result, ours["run"])
         self.results["torch"][model.name] = result
 
     @staticmethod
-    def shape_flags(shape):
-        return flags({"layers": shape.layers, "heads": shape.heads, "channels": shape.channels, "context": shape.context, "vocab": shape.vocab,
-                      "seq_len": shape.seq_len})
+    def sizes_of(shape):
+        return {key: getattr(shape, key) for key in ("layers", "heads", "channels", "context", "vocab", "seq_len")}
 
     def ceilings(self):
         """The best this machine does with each model's matmuls and attention, and a copy."""
-        measured = [(model, Shape(**self.results["ours"][model.name]["shape"])) for model in self.size.models if model.name in self.results["ours"]]
+        measured = [(model, Shape(**self.results["ours"][model.name]["shape"])) for model in self.size.models
+                    if model.name in self.results["ours"]]
         if not measured:
             raise NotThere("no run of ours to take the shapes from")
-        what, wanted = [{"kind": "copy", "bytes": self.size.copy_bytes}], set()
+        what = [{"kind": "copy", "bytes": self.size.copy_bytes}]
         for model, shape in measured:
-            for matmul in all_matmuls(shape):
-                what.append({"kind": "matmul", "model": model.name, "name": matmul.name, "M": matmul.M, "N": matmul.N, "K": matmul.K,
-                             "a": matmul.a, "b": matmul.b})
-            what.append({"kind": "attention", "model": model.name, "B": shape.micro_batch, "T": shape.seq_len, "NH": shape.heads,
-                         "HS": shape.channels // shape.heads})
+            for m in all_matmuls(shape):
+                what.append({"kind": "matmul", "model": model.name, "name": m.name, "M": m.M, "N": m.N, "K": m.K,
+                             "a": m.a, "b": m.b})
+            what.append({"kind": "attention", "model": model.name, "B": shape.micro_batch, "T": shape.seq_len,
+                         "NH": shape.heads, "HS": shape.channels // shape.heads})
         precision = measured[0][1].precision
         done = self.torch(["ceilings", "--precision", precision], self.limit("ceilings"),
                           json.dumps({"what": what, "seconds": self.size.ceiling_seconds}))
@@ -649,16 +686,17 @@ class Bench:
             raise NotThere(f"no program {program}: 'make train_gpt2cu' there makes it")
         return program
 
-    def llmc_run(self, arguments, micro_batch, limit):
-        """Until a micro-batch fits, halved each time."""
-        program, lines = self.llmc_program(), shutil.which("stdbuf")
-        begin = time.monotonic()
+    def llmc_run(self, limit, micro_batch, **options):
+        """Until a micro-batch fits, halved each time; options by the letters that it gives them."""
+        program, lines, begin = self.llmc_program(), shutil.which("stdbuf"), time.monotonic()
+        # Evaluation (v, m): a batch at the start and one at the end; no samples, no HellaSwag, nothing recomputed.
+        options = {**options, "c": 0.1, "v": 1000000, "m": 1, "s": 0, "h": 0, "r": 0}
         while True:
-            # No evaluation but one batch at the start and one at the end, no samples, no HellaSwag; nothing recomputed.
-            command = [program, *arguments, "-b", str(micro_batch), "-v", "1000000", "-m", "1", "-s", "0", "-h", "0", "-r", "0"]
+            command = [program, *(text for name, value in {**options, "b": micro_batch}.items()
+                                  for text in ("-" + name, str(value)))]
             done = run(([lines, "-oL"] if lines else []) + command, limit - (time.monotonic() - begin), cwd=self.folder)
-            result = {**read_llmc(done.output), "micro_batch": micro_batch, "command": self.shown(command), "ended": done.ended, "seconds": done.seconds,
-                      "cudnn": self.llmc_uses_cudnn(program)}
+            result = {**read_llmc(done.output), "micro_batch": micro_batch, "command": self.shown(command),
+                      "ended": done.ended, "seconds": done.seconds, "cudnn": self.llmc_uses_cudnn(program)}
             if not result["out_of_memory"] or micro_batch == 1:
                 break
             micro_batch //= 2
@@ -676,18 +714,21 @@ class Bench:
         ours = self.ours_of(model)
         shape = Shape(**ours["shape"])
         weights = os.path.join(self.folder, "llmc_weights.bin")
-        write_random_llmc_weights(weights, shape.layers, shape.heads, shape.channels, shape.context, shape.vocab, "bf16")
+        write_random_llmc_weights(weights, shape.layers, shape.heads, shape.channels, shape.context, shape.vocab,
+                                  "bf16")
         try:
             # It says only what a whole step takes: so its steps are whole ones, and few.
-            result = self.llmc_run(["-i", self.tokens_file, "-j", self.tokens_file, "-e", weights, "-t", str(shape.seq_len),
-                                    "-d", str(self.size.total_batch), "-x", "4", "-c", "0.1"], shape.micro_batch, self.limit("llmc"))
+            result = self.llmc_run(self.limit("llmc"), shape.micro_batch, i=self.tokens_file, j=self.tokens_file,
+                                   e=weights, t=shape.seq_len, d=self.size.total_batch, x=4)
         finally:
             os.remove(weights)
         timed = [step["ms"] for step in result["steps"][1:]]
         if not timed:
-            raise Failed(f"llm.c, {model.name}: {len(result['steps'])} steps in {result['seconds']:.0f} s, expected at least 2")
+            raise Failed(f"llm.c, {model.name}: {len(result['steps'])} steps in {result['seconds']:.0f} s, "
+                         "expected at least 2")
         full = self.size.total_batch // (result["micro_batch"] * shape.seq_len)
-        result.update(timed_ms=timed, accumulation=full, step_ms=statistics.median(timed), full_step_ms=statistics.median(timed), scaled=False)
+        result.update(timed_ms=timed, accumulation=full, step_ms=statistics.median(timed),
+                      full_step_ms=statistics.median(timed), scaled=False)
         self.rate(result, ours["run"])
         self.results["llmc"][model.name] = result
 
@@ -703,36 +744,44 @@ class Bench:
             left = self.limit("recompute") - (time.monotonic() - begin)
             if mode != "none" and left < 3:
                 raise Failed(f"{model.name}, {mode}: no time left")
-            run_ = ours if mode == "none" else self.time_ours("recompute", model, timing, max(2, self.size.timed_steps - 1), recompute=mode, seconds=left)
-            plan = self.plan(**model.options, micro_batch=timing["micro_batch"], seq_len=timing["seq_len"], recompute=mode)
-            results[mode] = {**{key: run_[key] for key in ("tokens_per_s", "mfu", "hfu", "full_step_ms", "scaled", "used_bytes", "command")},
-                             "passes": run_["trace"]["passes"], "micro_batches": run_["trace"]["micro_batches"],
-                             "planned_bytes": plan["bytes"]["total"], "activation_bytes": plan["bytes"]["activations"],
-                             "losses": [line["loss"] for line in run_["steps"]], "max_micro_batch": plan["max_micro_batch"][mode]}
+            run_ = ours if mode == "none" else self.time_ours(
+                "recompute", model, timing, max(2, self.size.timed_steps - 1), recompute=mode, seconds=left)
+            plan = self.plan(**model.options, micro_batch=timing["micro_batch"], seq_len=timing["seq_len"],
+                             recompute=mode)
+            figures = ("tokens_per_s", "mfu", "hfu", "full_step_ms", "scaled", "used_bytes", "command")
+            results[mode] = {
+                **{key: run_[key] for key in figures},
+                "passes": run_["trace"]["passes"], "micro_batches": run_["trace"]["micro_batches"],
+                "planned_bytes": plan["bytes"]["total"], "activation_bytes": plan["bytes"]["activations"],
+                "losses": [line["loss"] for line in run_["steps"]], "max_micro_batch": plan["max_micro_batch"][mode]}
 
     # ---- Attention alone
 
     def attention(self):
         """One layer of attention at the papers' sizes, from the trace of a model of one layer; and PyTorch's."""
-        sizes, begin = self.size.attention, time.monotonic()
-        points = [{"HS": HS, "NH": sizes["channels"] // HS, "T": T, "B": sizes["tokens"] // T} for HS in sizes["head_sizes"] for T in sizes["lengths"]]
+        sizes, begin, precision = self.size.attention, time.monotonic(), "bf16" if self.on_gpu else "fp32"
+        points = [{"HS": HS, "NH": sizes["channels"] // HS, "T": T, "B": sizes["tokens"] // T}
+                  for HS in sizes["head_sizes"] for T in sizes["lengths"]]
         results = self.results["attention"] = {"points": points, **sizes}
         for point in points:
             # A run that fails (too little memory, say) leaves the other points.
             try:
-                done = self.train("attention", TRACED_STEPS, layers=1, heads=point["NH"], channels=sizes["channels"], context=point["T"],
-                                  seq_len=point["T"], micro_batch=point["B"], seconds=self.limit("attention") - (time.monotonic() - begin),
+                done = self.train("attention", TRACED_STEPS, layers=1, heads=point["NH"], channels=sizes["channels"],
+                                  context=point["T"], seq_len=point["T"], micro_batch=point["B"],
+                                  seconds=self.limit("attention") - (time.monotonic() - begin),
                                   **({} if self.on_gpu else {"vocab": TINY["vocab"]}))
             except Failed as failure:
                 point["error"] = str(failure)
                 continue
-            point["ours"] = attention_times(done["trace"])
+            if "trace" not in done:
+                point["error"] = "no time left"
+                continue
+            point["ours"], precision = attention_times(done["trace"]), done["run"]["precision"]
         if self.options.python:
-            precision = done["run"]["precision"] if "error" not in points[-1] else "bf16"
-            what = [{"kind": "attention", "model": f"{p['HS']}/{p['T']}", **{key: p[key] for key in ("B", "T", "NH", "HS")}} for p in points]
-            records = read_records(self.torch(["ceilings", "--precision", precision], self.limit("attention"),
-                                              json.dumps({"what": what, "seconds": self.size.ceiling_seconds})).output)
-            for record in records:
+            what = [{"kind": "attention", "model": f"{p['HS']}/{p['T']}", **p} for p in points]
+            done = self.torch(["ceilings", "--precision", precision], self.limit("attention"),
+                              json.dumps({"what": what, "seconds": self.size.ceiling_seconds}))
+            for record in read_records(done.output):
                 for point in points:
                     if record.get("model") == f"{point['HS']}/{point['T']}":
                         point["torch"] = record.get("backends", {"default": {"error": record.get("error")}})
@@ -750,13 +799,16 @@ class Bench:
         data = os.path.join(self.folder, "curve.bin")
         write_shard(data, tokens)
         start, shape = self.initial_folder(c)
-        results = self.results["curve"] = {"steps": c["steps"], "batch": batch, "seq_len": c["seq_len"], "micro_batch": c["micro_batch"], "lr": c["lr"],
-                                           "warmup": c["warmup"], "data": [os.path.basename(path) for path in paths], "tokens": len(tokens),
-                                           "model": {key: getattr(shape, key) for key in ("layers", "heads", "channels", "context", "vocab")},
-                                           "precision": shape.precision, "losses": {}, "remarks": [], "differences": {}}
+        results = self.results["curve"] = {
+            "steps": c["steps"], "batch": batch, "seq_len": c["seq_len"], "micro_batch": c["micro_batch"],
+            "lr": c["lr"], "warmup": c["warmup"], "data": [os.path.basename(path) for path in paths],
+            "tokens": len(tokens), "model": self.sizes_of(shape), "precision": shape.precision, "losses": {},
+            "remarks": [], "differences": {}}
         schedule = {"lr": c["lr"], "min_lr": c["lr"] / 10, "warmup": c["warmup"]}
-        contestants = {"ours": lambda: self.curve_ours(c, data, start, schedule), "PyTorch": lambda: self.curve_torch(c, shape, data, start, schedule),
-                       "llm.c": lambda: self.curve_llmc(c, shape, tokens, start, schedule)}
+        contestants = {
+            "ours": lambda: self.curve_ours(c, data, start, schedule),
+            "PyTorch": lambda: self.curve_torch(c, shape, data, start, schedule),
+            "llm.c": lambda: self.curve_llmc(c, shape, tokens, start, schedule)}
         for name, follow in contestants.items():
             try:
                 losses = follow()
@@ -770,14 +822,16 @@ class Bench:
                 results["remarks"].append(f"{name}: {len(losses)} of {c['steps']} steps in the time there was")
         for name, losses in results["losses"].items():
             if name != "ours":
-                results["differences"][name] = largest_difference(dict(enumerate(results["losses"]["ours"], 1)), dict(enumerate(losses, 1)))
+                results["differences"][name] = largest_difference(dict(enumerate(results["losses"]["ours"], 1)),
+                                                                  dict(enumerate(losses, 1)))
 
     def initial_folder(self, c):
         """A checkpoint of the model as it is initialised: a step with learning rate 0 changes nothing."""
         out = os.path.join(self.folder, "start")
         shutil.rmtree(out, ignore_errors=True)
-        command = [self.options.ours, "train", *flags({"data": self.tokens_file, **c["model"], "micro_batch": 1, "seq_len": 64, "steps": 1, "lr": 0,
-                                                       "eval_every": 0, "val_fraction": 0, "checkpoint_every": 1, "out": out})]
+        options = {"data": self.tokens_file, **c["model"], "micro_batch": 1, "seq_len": 64, "steps": 1, "lr": 0,
+                   "eval_every": 0, "val_fraction": 0, "checkpoint_every": 1, "out": out}
+        command = [self.options.ours, "train", *flags(options)]
         done = run(command, self.limit("curve"), environment=self.environment)
         if done.code != 0:
             raise Failed(f"exit code {done.code} from {self.shown(command)}: {done.last_line()}")
@@ -785,19 +839,19 @@ class Bench:
         os.remove(os.path.join(start, "optimizer.safetensors"))
         Folder(start).truncate()
         with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as file:
-            record = read_log(file.read())[0]
-        model = record["model"]
-        return start, Shape(model["layers"], model["heads"], model["channels"], model["context"], model["vocab"], c["micro_batch"], c["seq_len"],
-                            record["precision"])
+            shape = shape_of_run(read_log(file.read())[0])
+        shape.micro_batch, shape.seq_len = c["micro_batch"], c["seq_len"]
+        return start, shape
 
     def curve_ours(self, c, data, start, schedule):
-        done = self.train("curve", c["steps"], traced=False, **{"from": start}, data=data, shuffle="no", micro_batch=c["micro_batch"],
-                          seq_len=c["seq_len"], schedule="cosine", **schedule)
+        done = self.train("curve", c["steps"], traced=False, **{"from": start}, data=data, shuffle="no",
+                          micro_batch=c["micro_batch"], seq_len=c["seq_len"], schedule="cosine", **schedule)
         return [line["loss"] for line in done["steps"]]
 
     def curve_torch(self, c, shape, data, start, schedule):
-        result = self.torch_training(["--precision", shape.precision, "--micro-batch", str(c["micro_batch"]), "--accumulation", "1", "--steps",
-                                      str(c["steps"]), *self.shape_flags(shape), "--data", data, "--from", start, *flags(schedule)], self.limit("curve"))
+        result = self.torch_training(self.limit("curve"), **self.sizes_of(shape), precision=shape.precision,
+                                     micro_batch=c["micro_batch"], accumulation=1, steps=c["steps"], data=data,
+                                     **{"from": start}, **schedule)
         return [step["loss"] for step in result["steps"]]
 
     def curve_llmc(self, c, shape, tokens, start, schedule):
@@ -805,9 +859,9 @@ class Bench:
         weights, data = os.path.join(self.folder, "start.bin"), os.path.join(self.folder, "curve_llmc.bin")
         Folder(start).write_for_llmc(weights, shape)
         write_shard(data, shuffled_for_llmc(tokens, c["micro_batch"] * c["seq_len"]))
-        result = self.llmc_run(["-i", data, "-j", data, "-e", weights, "-t", str(c["seq_len"]), "-d", str(c["micro_batch"] * c["seq_len"]), "-x",
-                                str(c["steps"]), "-k", "cosine", "-l", str(schedule["lr"]), "-u", str(schedule["warmup"]), "-q", "0.1", "-c", "0.1"],
-                               c["micro_batch"], self.limit("curve"))
+        result = self.llmc_run(self.limit("curve"), c["micro_batch"], i=data, j=data, e=weights, t=c["seq_len"],
+                               d=c["micro_batch"] * c["seq_len"], x=c["steps"], k="cosine", l=schedule["lr"],
+                               u=schedule["warmup"], q=0.1)
         if result["micro_batch"] != c["micro_batch"]:
             raise Failed(f"micro-batch {c['micro_batch']} does not fit")
         return [step["loss"] for step in result["steps"]]
@@ -848,7 +902,7 @@ def attention_times(trace):
 
 
 def best_backend(backends):
-    """(name, forward and backward seconds) of the fastest way to compute attention that worked; forward + backward decide."""
+    """The fastest way to compute attention that worked, forward + backward, and its seconds."""
     worked = {name: times for name, times in (backends or {}).items() if "forward_s" in times}
     if not worked:
         return None
@@ -863,7 +917,8 @@ def read_ceilings(records):
         if "begin" in record:
             result.update(record["begin"])
         elif "error" in record:
-            result["errors"].append(f"{record.get('model', '')} {record.get('name', record['kind'])}: {record['error']}")
+            result["errors"].append(
+                f"{record.get('model', '')} {record.get('name', record['kind'])}: {record['error']}")
         elif record["kind"] == "copy":
             result["copy_bytes_per_s"] = record["bytes_per_s"]
         else:
@@ -877,15 +932,18 @@ def read_ceilings(records):
 
 # ==== The machine =============================================================
 
-SMI_FIELDS = {"name": "name", "driver": "driver_version", "memory_mib": "memory.total", "memory_used_mib": "memory.used", "sm_mhz": "clocks.sm",
-              "sm_max_mhz": "clocks.max.sm", "memory_mhz": "clocks.mem", "power_limit_w": "power.limit", "temperature_c": "temperature.gpu"}
+SMI_FIELDS = {
+    "name": "name", "driver": "driver_version", "memory_mib": "memory.total", "memory_used_mib": "memory.used",
+    "sm_mhz": "clocks.sm", "sm_max_mhz": "clocks.max.sm", "memory_mhz": "clocks.mem", "power_limit_w": "power.limit",
+    "temperature_c": "temperature.gpu"}
 
 
 def ask_smi():
     """Of the first GPU, by nvidia-smi; empty where it does not answer."""
     try:
-        done = subprocess.run(["nvidia-smi", "-i", "0", f"--query-gpu={','.join(SMI_FIELDS.values())}", "--format=csv,noheader,nounits"],
-                              capture_output=True, text=True, timeout=20)
+        done = subprocess.run(
+            ["nvidia-smi", "-i", "0", f"--query-gpu={','.join(SMI_FIELDS.values())}", "--format=csv,noheader,nounits"],
+            capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return {}
     return read_smi(done.stdout) if done.returncode == 0 else {}
@@ -903,9 +961,10 @@ class Watch:
         self.samples, self.process = [], None
         if not on_gpu or not shutil.which("nvidia-smi"):
             return
-        self.process = subprocess.Popen(["nvidia-smi", "-i", "0", "--query-gpu=clocks.sm,power.draw,temperature.gpu",
-                                         "--format=csv,noheader,nounits", "-lms", "250"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                                        start_new_session=True)
+        self.process = subprocess.Popen([
+            "nvidia-smi", "-i", "0", "--query-gpu=clocks.sm,power.draw,temperature.gpu",
+            "--format=csv,noheader,nounits", "-lms", "250"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                        text=True, start_new_session=True)
         threading.Thread(target=self.read, daemon=True).start()
 
     def read(self):
@@ -925,7 +984,9 @@ class Watch:
             return None
         most = max(power for _, power, _ in samples)
         clocks = [clock for clock, power, _ in samples if power > most / 2]
-        return {"sm_mhz": {"median": statistics.median(clocks), "least": min(clocks)}, "power_w": most, "temperature_c": max(t for _, _, t in samples)}
+        return {
+            "sm_mhz": {"median": statistics.median(clocks), "least": min(clocks)}, "power_w": most,
+            "temperature_c": max(t for _, _, t in samples)}
 
     def stop(self):
         if self.process and self.process.poll() is None:

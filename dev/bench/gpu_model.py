@@ -158,7 +158,7 @@ def floor(shape, ceilings, total_batch):
         return 1e9 * amount / copy
     parts = {
         "matmuls": 1e9 * sum(matmul_launches(shape, m) * times[m.name] for m in wanted) / shape.rows,
-        "attention": 1e9 * shape.layers * (attention["forward_s"] + attention["backward_s"]) / shape.rows if attention else None,
+        "attention": attention and 1e9 * shape.layers * (attention["forward_s"] + attention["backward_s"]) / shape.rows,
         "layernorm, residual, bias": bandwidth((25 * shape.layers + 11) * shape.channels * shape.value_bytes),
         "logits": bandwidth(2 * shape.padded_vocab * shape.value_bytes),
         "update": bandwidth(sum(update_bytes(shape).values()) * shape.elements) / total_batch,

@@ -15,9 +15,10 @@ def pyplot_or_none():
         return None
     matplotlib.use("Agg")       # draws into a file, needs no display
     from matplotlib import pyplot
-    pyplot.rcParams.update({"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-                            "grid.alpha": 0.25, "axes.axisbelow": True, "legend.frameon": False, "figure.dpi": 110,
-                            "figure.constrained_layout.use": True})
+    pyplot.rcParams.update({
+        "font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+        "grid.alpha": 0.25, "axes.axisbelow": True, "legend.frameon": False, "figure.dpi": 110,
+        "figure.constrained_layout.use": True})
     return pyplot
 
 
@@ -36,13 +37,15 @@ def plot_speed(pyplot, results):
             if run:
                 at = x + (i - (len(present) - 1) / 2) * width
                 axis.bar(at, 100 * run["mfu"], 0.92 * width, color=color)
-                axis.text(at, 100 * run["mfu"], f"{run['tokens_per_s'] / 1000:,.0f}k", ha="center", va="bottom", fontsize=7.5)
+                axis.text(at, 100 * run["mfu"], f"{run['tokens_per_s'] / 1000:,.0f}k", ha="center", va="bottom",
+                          fontsize=7.5)
         axis.bar(0, 0, color=color, label=name)
     for x, model in enumerate(models):
         best, run = floor_of(results, model), results["ours"][model]
         if best and best["total"]:
             reach = 1e9 / best["total"] / run["tokens_per_s"] * run["mfu"]
-            axis.plot([x - 0.42, x + 0.42], [100 * reach] * 2, color="#c0392b", linestyle="--", linewidth=1.4, label="floor" if x == 0 else None)
+            axis.plot([x - 0.42, x + 0.42], [100 * reach] * 2, color="#c0392b", linestyle="--", linewidth=1.4,
+                      label="floor" if x == 0 else None)
     axis.set_xticks(range(len(models)), models)
     axis.grid(axis="x", visible=False)
     axis.margins(y=0.12)
@@ -70,9 +73,11 @@ def plot_step(pyplot, results):
         parts = [(name, shares[model].get(name, 0)) for name in large]
         parts.append((OTHERS, sum(part for name, part in shares[model].items() if name not in large)))
         for i, (name, part) in enumerate(parts):
-            axis.barh(y, 100 * part, 0.66, left, color=colors[i % 20] if name != OTHERS else "0.6", label=name if y == 0 else None)
+            axis.barh(y, 100 * part, 0.66, left, color=colors[i % 20] if name != OTHERS else "0.6",
+                      label=name if y == 0 else None)
             if part > 0.04:
-                axis.text(left + 50 * part, y, f"{100 * part:.0f}", ha="center", va="center", fontsize=7.5, color="white")
+                axis.text(left + 50 * part, y, f"{100 * part:.0f}", ha="center", va="center", fontsize=7.5,
+                          color="white")
             left += 100 * part
     axis.set_yticks(range(len(models)), models)
     axis.invert_yaxis()
@@ -96,7 +101,8 @@ def plot_matmuls(pyplot, results):
     for x, matmul in enumerate(wanted):
         seconds = named[matmul.name]["ms"] / 1000 / named[matmul.name]["launches"]
         axis.bar(x - 0.2, matmul.flops / seconds / 1e12, 0.38, color="#4e79a7", label="ours" if x == 0 else None)
-        axis.bar(x + 0.2, matmul.flops / best[matmul.name] / 1e12, 0.38, color="#c0c0c0", label="ceiling" if x == 0 else None)
+        axis.bar(x + 0.2, matmul.flops / best[matmul.name] / 1e12, 0.38, color="#c0c0c0",
+                 label="ceiling" if x == 0 else None)
     axis.set_xticks(range(len(wanted)), [matmul.name for matmul in wanted], rotation=45, ha="right")
     axis.grid(axis="x", visible=False)
     axis.set(ylabel="TFLOP/s", title=f"Matmuls of {model}")
@@ -118,7 +124,8 @@ def plot_curve(pyplot, results):
         left.plot(range(1, len(losses) + 1), losses, color=color, linestyle=styles[name], linewidth=1.6, label=name)
         if name != "ours":
             common = min(len(losses), len(ours))
-            right.plot(range(1, common + 1), [abs(a - b) for a, b in zip(losses, ours)], color=color, linewidth=1, label=f"{name} and ours")
+            right.plot(range(1, common + 1), [abs(a - b) for a, b in zip(losses, ours)], color=color, linewidth=1,
+                       label=f"{name} and ours")
     left.set(xlabel="step", ylabel="loss", title="Losses on the same tokens, from the same weights")
     left.legend()
     right.set(xlabel="step", title="Distance from ours")

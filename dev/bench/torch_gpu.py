@@ -40,7 +40,8 @@ class Attention(nn.Module):
 
     def forward(self, x):
         B, T, C = x.shape
-        q, k, v = (part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in self.c_attn(x).split(C, dim=2))
+        q, k, v = (part.view(B, T, self.heads, C // self.heads).transpose(1, 2)
+                   for part in self.c_attn(x).split(C, dim=2))
         return self.c_proj(attend(q, k, v).transpose(1, 2).reshape(B, T, C))
 
 
@@ -107,7 +108,8 @@ class GPT(nn.Module):
                 if name == "__metadata__":
                     continue
                 first, last = entry["data_offsets"]
-                values = torch.frombuffer(content, dtype=torch.float32, count=(last - first) // 4, offset=begin + first).view(entry["shape"])
+                values = torch.frombuffer(content, dtype=torch.float32, count=(last - first) // 4,
+                                          offset=begin + first).view(entry["shape"])
                 if ".c_" in name and values.dim() == 2:
                     values = values.t()
                 if name == "wte.weight":
@@ -200,8 +202,8 @@ def train(o):
     optimizer = make_optimizer(model, o)
     tokens, clock = Tokens(o.data, o.micro_batch, o.seq_len, o.device), Clock(o.device)
     autocast = torch.autocast(o.device, torch.bfloat16) if o.precision == "bf16" else contextlib.nullcontext()
-    say(begin={"version": torch.__version__, "cuda": torch.version.cuda, "micro_batch": o.micro_batch, "accumulation": o.accumulation,
-               "compile": o.compile, "parameters": sum(p.numel() for p in model.parameters())})
+    say(begin={"version": torch.__version__, "cuda": torch.version.cuda, "micro_batch": o.micro_batch,
+               "accumulation": o.accumulation, "compile": o.compile})
     for step in range(o.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(o, step)
@@ -286,8 +288,9 @@ def backends(device):
         from torch.nn.attention import SDPBackend, sdpa_kernel
     except ImportError:
         return {"default": contextlib.nullcontext}
-    names = {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"} if device == "cuda" else {"flash": "FLASH_ATTENTION"}
-    return {name: (lambda backend=getattr(SDPBackend, value): sdpa_kernel([backend])) for name, value in names.items() if hasattr(SDPBackend, value)}
+    names = {"flash": "FLASH_ATTENTION", **({"cudnn": "CUDNN_ATTENTION"} if device == "cuda" else {})}
+    found = {name: getattr(SDPBackend, value) for name, value in names.items() if hasattr(SDPBackend, value)}
+    return {name: (lambda backend=backend: sdpa_kernel([backend])) for name, backend in found.items()}
 
 
 def measure_attention(what, device, dtype, seconds):
@@ -303,7 +306,8 @@ def measure_attention(what, device, dtype, seconds):
                 dout = torch.randn_like(out)
                 with torch.no_grad():
                     forward = best_seconds(lambda: attend(q, k, v), device, seconds)
-                backward = best_seconds(lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True), device, seconds)
+                backward = best_seconds(lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True), device,
+                                        seconds)
             results[name] = {"forward_s": forward, "backward_s": backward}
         except RuntimeError as error:
             results[name] = {"error": str(error).splitlines()[0][:200]}
@@ -323,7 +327,8 @@ def ceilings(device, precision):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     allow_abbrev=False)
     parser.add_argument("verb", choices=["train", "ceilings"])
     parser.add_argument("--device", choices=["cuda", "cpu"], required=True)
     parser.add_argument("--precision", choices=["bf16", "fp32"], required=True)
