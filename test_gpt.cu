@@ -2655,11 +2655,22 @@ void export_folder(const std::string& dir) {
     printf("%s: config.json, model.safetensors, logits.safetensors\n", dir.c_str());
 }
 
-// An exception fails a part of the tests, not the rest of them.
-static std::string only;   // the tests whose names contain this
+// With --only: how the names of tests to run begin, and how many did.
+static std::vector<std::pair<std::string, int>> wanted;
 
+bool is_wanted(const std::string& name) {
+    bool found = wanted.empty();
+    for (auto& [beginning, count] : wanted)
+        if (name.rfind(beginning, 0) == 0) {
+            count++;
+            found = true;
+        }
+    return found;
+}
+
+// An exception fails a part of the tests, not the rest of them.
 void test(const char* name, void (*function)()) {
-    if (!strstr(name, only.c_str())) return;
+    if (!is_wanted(name)) return;
     printf("%s\n", name);
     try {
         function();
@@ -2734,8 +2745,8 @@ int main(int argc, char** argv) {
     const std::string what = argc > 1 ? argv[1] : "";
     if (what == "--as-train-gpt") return guarded_main(argc - 1, argv + 1);
     if (argc > 1 && ((what != "--export" && what != "--only") || argc != 3)) {
-        fprintf(stderr, "usage: test_gpt | test_gpt --only PART | test_gpt --export DIR | test_gpt --as-train-gpt ...\n"
-                        "PART: what the names of tests to run contain, such as kernels or attention\n");
+        fprintf(stderr, "usage: test_gpt | test_gpt --only PART,PART... | test_gpt --export DIR | test_gpt --as-train-gpt ...\n"
+                        "PART: how the names of tests to run begin, such as kernels or kernels: attention\n");
         return 2;
     }
     open_device(TensorCores::AUTO);
@@ -2743,10 +2754,18 @@ int main(int argc, char** argv) {
         export_folder(argv[2]);
         return 0;
     }
-    if (what == "--only") only = argv[2];
+    if (what == "--only") {
+        std::istringstream names(argv[2]);
+        for (std::string name; std::getline(names, name, ',');) wanted.emplace_back(name, 0);
+    }
     test_kernels();
     test_model();
     test_command_line();
+    for (const auto& [beginning, count] : wanted)
+        if (count == 0) {
+            fprintf(stderr, "test_gpt: --only: no test is called '%s...'\n", beginning.c_str());
+            return 2;
+        }
     printf("%d passed, %d failed\n", passed, failed);
     return failed ? 1 : 0;
 }
