@@ -11,8 +11,8 @@
 //    files and models for the tests
 //    against PyTorch · memory · Hugging Face · data · schedule and sampling
 //    plan · naive against flash
-//    running train_gpt            command lines as a whole: the same bits, what runs write, runs that
-//                                 end badly, trace, bad input
+//    running train_gpt            command lines as a whole: the same bits, matmul tuning, what runs
+//                                 write, runs that end badly, trace, bad input
 
 #define TESTING
 #include "train_gpt.cu"
@@ -1384,7 +1384,7 @@ Pass pass_through(Model& m, const int* tokens) {
 // ||found - truth|| / ||truth - origin||; infinite when anything is not a number.
 double relative_l2(const Floats& found, const Floats& truth, const Floats& origin = {}) {
     double error = 0, size = 0;
-    for (size_t i = 0; i < truth.size(); i++) {
+    for (size_t i = 0; i < truth.size() && i < found.size(); i++) {
         error += pow(double(found[i]) - truth[i], 2);
         size += pow(double(truth[i]) - (origin.empty() ? 0 : origin[i]), 2);
     }
@@ -1869,15 +1869,19 @@ struct Outcome {
 
 class Run {
 public:
-    // Words are separated by blanks; '' is an empty one. Files may be limited in size, like on a full disk.
+    // Words, of the command and of the environment, are separated by blanks; '' is an empty one. Files may
+    // be limited in size, like on a full disk. What runs keep for later runs stays in the tests' folder.
     explicit Run(const std::string& command, const std::string& environment = "", size_t file_limit = RLIM_INFINITY) {
         std::vector<std::string> args = {"test_gpt", "--as-train-gpt"};
         std::istringstream words(command);
         for (std::string word; words >> word;) args.push_back(word == "''" ? "" : scratch(word));
-        std::vector<std::string> variables = {"OMP_NUM_THREADS=1"};   // tiny models: threads would only wait
-        if (!environment.empty()) variables.push_back(environment);
+        std::vector<std::string> variables;   // of two of a name the first counts
+        std::istringstream own_variables(environment);
+        for (std::string variable; own_variables >> variable;) variables.push_back(scratch(variable));
+        variables.push_back("OMP_NUM_THREADS=1");   // tiny models: threads would only wait
+        variables.push_back(scratch("XDG_CACHE_HOME=@/cache"));
         for (char** variable = environ; *variable; variable++)
-            if (strncmp(*variable, "OMP_NUM_THREADS=", 16) != 0) variables.push_back(*variable);
+            if (strncmp(*variable, "OMP_NUM_THREADS=", 16) != 0 && strncmp(*variable, "XDG_CACHE_HOME=", 15) != 0) variables.push_back(*variable);
         static int runs = 0;
         out_ = scratch(format("@/stdout_%d", runs));
         err_ = scratch(format("@/stderr_%d", runs++));
@@ -2044,6 +2048,144 @@ void test_accumulation() {
     farthest.see("2 x 4", relative_l2(losses[1], losses[0]), tolerance);
     farthest.see("8 x 1", relative_l2(losses[2], losses[0]), tolerance);
     farthest.claim_near("losses of 1 x 8, 2 x 4 and 8 x 1 sequences a step agree");
+}
+
+// ==== runs: matmul tuning ====================================================
+// A GPU has a choice of its own. On a CPU the stand-in offers one where it is asked to: algorithms that
+// cannot be used, that fail, that must not be used, and slow ones, before the good ones.
+
+const std::string CHOICE = "CUDA_CPU_MATMULS=refused,slow,in_place,failing,plain,fast ", KEPT = "@/tuning/gpt.cu/matmul.json";
+const std::string TUNED = "train" + SMALL + "--micro-batch 2 --total-batch 64 --steps 4 --lr 1e-2 --eval-every 2 --checkpoint-every 0 ";
+
+struct TunedRun {
+    Outcome outcome;
+    std::string line;                // what it says of matmuls
+    std::vector<std::string> log;
+    Floats losses;
+};
+
+TunedRun tuned_run(const std::string& flags, const std::string& environment) {
+    TunedRun r = {run(TUNED + flags + " --out @/tuned", environment + " XDG_CACHE_HOME=@/tuning"), "", log_of("@/tuned"), {}};
+    for (const std::string& record : r.log) r.losses.push_back(json::parse(record).value("loss", 0.0));
+    std::istringstream lines(r.outcome.out);
+    for (std::string line; std::getline(lines, line);)
+        if (line.rfind("matmul ", 0) == 0) r.line += line + "\n";
+    fs::remove_all(scratch("@/tuned"));
+    return r;
+}
+
+std::string tuned_shapes(size_t timed, size_t known) {
+    return timed == 0 ? format(" %zu shapes known from ", known) : format(" %zu shapes timed in ", timed);
+}
+
+// Files with which nothing can be done, and what is said of each.
+void test_damaged_choices(const std::string& intact, const Floats& expected, double tolerance) {
+    const json file = json::parse(intact);
+    const std::string here = tuning_device(), algorithm = file["devices"][here].begin().value();
+    auto replaced = [&](const std::string& part, const std::string& by) {
+        std::string text = intact;
+        return text.replace(text.find(part), part.size(), by);
+    };
+    const std::pair<std::string, const char*> DAMAGED[] = {
+        {intact.substr(0, intact.size() / 2), "not valid JSON"}, {"", "the file is empty"}, {"[1, 2]", "type"},
+        {replaced("\"format\": 1", "\"format\": 2"), "not of format 1"}, {replaced(algorithm, algorithm.substr(1)), "is no algorithm"},
+        {replaced(algorithm, "x" + algorithm.substr(1)), "is no algorithm"}, {R"({"format": 1, "devices": [{}]})", "is no object"},
+        {"{\"format\": 1, \"devices\": {\"" + here + "\": \"" + algorithm + "\"}}", "is no object"}, {R"({"format": 1})", "devices"}};
+    std::string wrong;
+    for (const auto& [bytes, why] : DAMAGED) {
+        write_bytes(scratch(KEPT), bytes);
+        const TunedRun r = tuned_run("", CHOICE);
+        const bool told = r.line.find(scratch("matmul     " + KEPT)) == 0 && r.line.find(why) != r.line.npos &&
+                          std::count(r.line.begin(), r.line.end(), '\n') == 2 && r.outcome.err.empty();
+        const json after = json::parse(read_bytes(scratch(KEPT)), nullptr, false);
+        const bool mended = after.is_object() && after["devices"][here].size() == file["devices"][here].size();
+        if (r.outcome.code != 0 || !told || !mended || !(relative_l2(r.losses, expected) <= tolerance)) wrong += why + std::string(": ") + r.line + r.outcome.err;
+    }
+    claim(wrong.empty(), format("%zu damaged files of choices are told of in a line, ignored and replaced", std::size(DAMAGED)), wrong);
+}
+
+#ifdef CUDA_ON_CPU
+// That a choice is really taken shows in the rounding.
+void test_forced_choice(json file, double tolerance) {
+    auto all = [&](cuda_cpu::Algorithm algorithm) {
+        for (auto& [shape, text] : file["devices"][tuning_device()].items()) text = algorithm_text({{static_cast<uint64_t>(algorithm)}});
+        write_bytes(scratch(KEPT), file.dump());
+        return tuned_run("", CHOICE);
+    };
+    const TunedRun plain = all(cuda_cpu::Algorithm::plain), fast = all(cuda_cpu::Algorithm::fast);
+    const double error = relative_l2(plain.losses, fast.losses);
+    claim(plain.log != fast.log && error <= tolerance, "the algorithms of the file are those that multiply", format("error %.2e, limit %.2e", error, tolerance));
+    const TunedRun ruled_out = tuned_run("", "CUDA_CPU_MATMULS=slow,in_place"), usable = tuned_run("--matmul-tuning off", "CUDA_CPU_MATMULS=refused,plain");
+    claim(ruled_out.outcome.code == 0 && ruled_out.line.empty(), "sums in the output's place are no choice", ruled_out.line);
+    claim_run(usable.log == plain.log, "with --matmul-tuning off the first algorithm that can be used multiplies", usable.outcome);
+    const TunedRun none = tuned_run("", "");
+    claim(none.line.empty() && none.log == fast.log, "where there is one algorithm only, none is chosen and no file is read", none.line);
+    const std::string EVAL_TUNED = "eval --from @/first/step_000010 --data @/text.txt --micro-batch 3 ";
+    const Outcome tuned = run(EVAL_TUNED, CHOICE), first = run(EVAL_TUNED + "--matmul-tuning off");
+    double losses[2] = {NAN, NAN};
+    sscanf(tuned.out.c_str(), "loss %lf", &losses[0]);
+    sscanf(first.out.c_str(), "loss %lf", &losses[1]);
+    claim_run(tuned.code == 0 && tuned.err.find("shapes timed") != tuned.err.npos && fabs(losses[0] - losses[1]) <= tolerance * losses[1],
+              "eval tunes as well, and prints its result alone on standard output", tuned);
+}
+#else
+void test_forced_choice(json, double) {}
+#endif
+
+void test_matmul_tuning() {
+    const double tolerance = FLOATX == DType::FP32 ? 1e-5 : 2e-3;   // as in test_accumulation
+    const TunedRun off = tuned_run("--matmul-tuning off", "");
+    // Under a seed all memory begins as NaN: a gradient that tuning has left behind would show.
+    const TunedRun on = tuned_run("", CHOICE + "CUDA_CPU_SEED=1");
+    const std::string intact = read_bytes(scratch(KEPT));
+    const json file = json::parse(intact, nullptr, false);
+    const size_t shapes = file.is_object() ? file["devices"][tuning_device()].size() : 0;
+    claim(off.line.empty() && off.losses.size() == 6, "with --matmul-tuning off nothing is timed", off.line);
+    // A block's four matmuls and the head: once forward, twice backward. On a GPU some may have one algorithm only.
+    claim_run(on.outcome.code == 0 && (device.is_cpu() ? shapes == 15 : shapes > 0) && on.line.find(tuned_shapes(shapes, 0)) != on.line.npos, "with it each shape is timed once, and kept in a file", on.outcome);
+    if (shapes == 0) return;
+    const double error = relative_l2(on.losses, off.losses);
+    claim(error <= tolerance, "losses with the fastest algorithms are those with the first ones, up to rounding", format("error %.2e, limit %.2e", error, tolerance));
+#ifdef CUDA_ON_CPU
+    bool sensible = true;
+    for (const auto& [shape, text] : file["devices"][tuning_device()].items()) {
+        const auto algorithm = static_cast<cuda_cpu::Algorithm>(parse_algorithm(text).data[0]);
+        sensible = sensible && (algorithm == cuda_cpu::Algorithm::plain || algorithm == cuda_cpu::Algorithm::fast);
+    }
+    claim(sensible, "none is slow, fails, cannot be used, or sums in the output's place", sensible ? "" : intact);
+#endif
+    const TunedRun again = tuned_run("", CHOICE);
+    claim_run(again.log == on.log && again.line.find(tuned_shapes(0, shapes)) != again.line.npos && read_bytes(scratch(KEPT)) == intact,
+              "a second run times nothing, takes what is kept, and gives the same bits", again.outcome);
+
+    test_damaged_choices(intact, off.losses, tolerance);
+
+    // Of another version, and of this one but for an algorithm that this one does not have.
+    json other = file, foreign = file;
+    foreign["devices"]["another, 9.0, cuBLASLt 1"] = foreign["devices"][tuning_device()];
+    foreign["devices"].erase(tuning_device());
+    write_bytes(scratch(KEPT), foreign.dump());
+    const TunedRun anew = tuned_run("", CHOICE);
+    const json both = json::parse(read_bytes(scratch(KEPT)));
+    claim_run(anew.line.find("matmul.json: holds nothing for " + tuning_device() + ": ignored\n") != anew.line.npos &&
+                  anew.line.find(tuned_shapes(shapes, 0)) != anew.line.npos && relative_l2(anew.losses, off.losses) <= tolerance,
+              "choices of another device or version are told of, and not taken", anew.outcome);
+    claim(both["devices"].size() == 2 && both["devices"]["another, 9.0, cuBLASLt 1"] == foreign["devices"]["another, 9.0, cuBLASLt 1"],
+          "and are still there when this device's have joined them");
+    other["devices"][tuning_device()].begin().value() = std::string(128, 'f');
+    write_bytes(scratch(KEPT), other.dump());
+    const TunedRun one = tuned_run("", CHOICE);
+    claim_run(one.line.find(tuned_shapes(1, 0)) != one.line.npos && one.line.find(format("%zu known", shapes - 1)) != one.line.npos &&
+                  relative_l2(one.losses, off.losses) <= tolerance, "an algorithm that the device does not have is timed for anew", one.outcome);
+
+    const std::string text = read_bytes(scratch("@/text.txt"));
+    const Outcome unkept = run(TUNED, CHOICE + "XDG_CACHE_HOME=@/text.txt");
+    claim_run(unkept.code == 0 && unkept.err.empty() && unkept.out.find("the choice is not kept\n") != unkept.out.npos && read_bytes(scratch("@/text.txt")) == text,
+              "where the file cannot be written a line says so, and the run goes on", unkept);
+    size_t files = 0;
+    for (const auto& entry : fs::directory_iterator(scratch("@/tuning/gpt.cu"))) files += entry.is_regular_file();
+    claim(files == 1, "nothing unfinished is left beside the file");
+    test_forced_choice(file, tolerance);
 }
 
 // ==== runs: what they write ==================================================
@@ -2309,6 +2451,7 @@ void test_bad_flags() {
         refuse(format("--lr %s", number), TINY + "--lr " + number, {"--lr", "a number"});
     refuse("a number above its range", TINY + "--val-fraction 0.95", {"--val-fraction", "from 0 to 0.9", "0.95"});
     refuse("beta1 of 1", TINY + "--beta1 1", {"--beta1", "'1'"});
+    refuse("--matmul-tuning yes", TINY + "--matmul-tuning yes", {"--matmul-tuning", "off|on", "'yes'"});
     refuse("an unknown choice", TINY + "--schedule cosin", {"--schedule", "cosine|linear|wsd|constant", "'cosin'"});
     refuse("an unknown model", "plan --model gpt5", {"--model", "gpt2-medium", "'gpt5'"});
     refuse("a head size of 20", TINY + "--heads 3 --channels 60", {"60 channels", "3 heads", "16, 32, ... 128"});
@@ -2722,6 +2865,7 @@ void test_command_line() {
     write_text();
     test("runs: the same bits", test_repeated_runs);
     test("runs: accumulation", test_accumulation);
+    test("runs: matmul tuning", test_matmul_tuning);
     test("runs: --micro-batch auto", test_auto_micro_batch);
     test("runs: log", test_log);
     test("runs: plan", test_plan_json);

@@ -15,7 +15,7 @@
 //                             dtype, copies. Memory, init, checkpoints, the plan loop over it
 //    6  forward, recompute, backward, update
 //    7  files                 safetensors, checkpoints, token data
-//    8  run                   sampling, schedule, peak, log, progress, trace
+//    8  run                   sampling, schedule, peak, matmul tuning, log, progress, trace
 //    9  verbs                 train, eval, sample, plan; main
 //
 // Names   B batch, T sequence, N = B*T rows, C channels, NH heads, HS = C / NH head size, L layers,
@@ -102,6 +102,7 @@ void check(cublasStatus_t status, const char* what) {
 // batch; cuBLASLt takes its workspace from the memory plan.
 
 enum class TensorCores { AUTO, NONE, MMA, WGMMA };   // that attention runs on; wgmma: Hopper's
+struct MatmulTuning;
 
 struct Device {
     cudaDeviceProp properties;
@@ -109,6 +110,7 @@ struct Device {
     cublasLtHandle_t matmul;
     void* matmul_workspace = nullptr;
     TensorCores tensor_cores = TensorCores::NONE;
+    MatmulTuning* tuning = nullptr;   // while there is one, nothing is launched: see matmul tuning
     double peak_flops = 0;   // dense FLOP/s in floatX: the denominator of MFU
     std::string peak_source; // where that figure comes from
 
@@ -279,6 +281,7 @@ cudaEvent_t event_now(cudaStream_t stream) {
 // Runs `work`, which hands something to a stream, under a name for profilers and the recorder.
 template <typename F, typename... Memory>
 void on_stream(const char* name, cudaStream_t stream, F work, const Memory&... memory) {
+    if (device.tuning) return;
     nvtxRangePushA(name);
     if (recorder.on) {
         recorder.work.push_back({name, recorder.pass, recorder.layer, stream != device.stream, seconds_now(), 0, event_now(stream), nullptr, {}});
@@ -365,6 +368,7 @@ constexpr std::pair<const char*, Recompute> RECOMPUTE_NAMES[] = {
     {"none", Recompute::NONE}, {"selective", Recompute::SELECTIVE}, {"full", Recompute::FULL}};
 enum class Attention { FLASH, NAIVE };
 enum class PeakSource { TABLE, MEASURED };
+enum class Tuning { OFF, ON };
 enum class Shuffle { NO, YES };
 enum class Schedule { COSINE, LINEAR, WSD, CONSTANT };
 
@@ -390,6 +394,7 @@ struct Options {
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, grad_clip = 1.0;
     long seed = 1337;
     PeakSource peak = PeakSource::TABLE;
+    Tuning matmul_tuning = Tuning::ON;
     // run folder
     std::string out;
     std::string trace;
@@ -513,6 +518,7 @@ std::vector<Flag> flag_table(Options& o) {
         number_flag("--grad-clip", TRAIN, o.grad_clip, 0.0, ANY, "largest norm of the gradient; 0: not clipped"),
         number_flag("--seed", TRAIN | SAMPLE, o.seed, 0L, ANY_LONG, "of initial weights, order of data and samples"),
         choice_flag("--peak", TRAIN, o.peak, {"table", "measured"}, "FLOP/s that MFU is relative to: the card's data sheet, or a large matmul timed at start"),
+        choice_flag("--matmul-tuning", TRAIN | EVAL, o.matmul_tuning, {"off", "on"}, "on: cuBLASLt's algorithms for each matmul are timed once, and the fastest is kept"),
         text_flag("--out", TRAIN, "DIR", o.out, "run folder: log.jsonl and checkpoints; without it nothing is written"),
         text_flag("--trace", TRAIN, "FILE", o.trace, "a Chrome trace of the first three steps: launches, kernels, copies, live bytes"),
         switch_flag("--resume", TRAIN, o.resume, "go on from the last checkpoint in --out"),
@@ -2680,10 +2686,19 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 //           out^T = B^T A^T by swapping the operands. Bias and GELU' ride along as epilogues; where
 //           cuBLASLt has no such kernel, ours run behind it. GELU forward is no epilogue: what
 //           recompute gets from the stored pre-activation must be the same bits
+// choice    cuBLASLt offers several algorithms for a shape, which it takes to be the best first.
+//           The first is taken, or the fastest: see matmul tuning. Each gives the same bits at every
+//           call, since those that sum in the output's place are ruled out; another one may round
+//           differently
 // cost      compute: 2*M*N*K FLOPs
 
 constexpr size_t MATMUL_WORKSPACE = 32 << 20;   // NVIDIA's advice for Hopper
 constexpr uint32_t MATMUL_ALIGNMENT = 16;       // bytes, at least, of every operand
+constexpr int MATMUL_CANDIDATES = 16;           // algorithms that cuBLASLt is asked for
+
+// A long sum may be split among blocks if its parts stay FP32 and are added in a step of their own:
+// no adding in the output's place, in an order that is nobody's promise, and no parts in BF16.
+constexpr uint32_t MATMUL_SPLIT_SUMS = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
 enum class Op { AS_IS, TRANSPOSED };
 enum class Into { ASSIGN, ADD };
@@ -2698,15 +2713,22 @@ struct MatmulShape {
 
     auto key() const { return std::make_tuple(M, N, K, a, b, out, into, epilogue); }
     bool operator<(const MatmulShape& other) const { return key() < other.key(); }
+    std::string name() const {
+        constexpr const char* EPILOGUES[] = {"", " + bias", " * gelu'"};
+        return format("%s %zu x %zu x %zu %c%c %s %s%s", name_of(FLOATX), M, N, K, a == Op::AS_IS ? 'N' : 'T',
+                      b == Op::AS_IS ? 'N' : 'T', into == Into::ADD ? "added to" : "into", name_of(out),
+                      EPILOGUES[static_cast<int>(epilogue)]);
+    }
 };
 
 // cuBLASLt's description of one shape, made once and kept.
 struct MatmulPlan {
     cublasLtMatmulDesc_t operation = nullptr;
     cublasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;   // in cuBLASLt's order: swapped
-    cublasLtMatmulAlgo_t algorithm;
-    bool found = false;   // whether cuBLASLt has a kernel for it
+    std::vector<cublasLtMatmulAlgo_t> algorithms;   // the first is taken; none: cuBLASLt has no kernel for it
 };
+
+size_t matmul_workspace_bytes() { return device.matmul_workspace ? MATMUL_WORKSPACE : 0; }
 
 cudaDataType_t cuda_type(DType dtype) { return dtype == DType::FP32 ? CUDA_R_32F : CUDA_R_16BF; }
 
@@ -2727,6 +2749,31 @@ void set_epilogue_pointer(const MatmulPlan& plan, Epilogue epilogue, const void*
     if (epilogue == Epilogue::GELU_BACKWARD) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, data);
 }
 
+// What cuBLASLt offers for a plan that is otherwise complete, best first by its own estimate.
+std::vector<cublasLtMatmulAlgo_t> offered_algorithms(const MatmulPlan& plan) {
+    cublasLtMatmulPreference_t preference;
+    check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
+    auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+        check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)),
+              "cublasLtMatmulPreferenceSetAttribute");
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{matmul_workspace_bytes()});
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, MATMUL_SPLIT_SUMS);
+    for (auto operand : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+        prefer(operand, MATMUL_ALIGNMENT);
+    cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES] = {};
+    int count = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(device.matmul, plan.operation, plan.a, plan.b, plan.out, plan.out, preference,
+                                       MATMUL_CANDIDATES, results, &count);
+    check(cublasLtMatmulPreferenceDestroy(preference), "cublasLtMatmulPreferenceDestroy");
+    std::vector<cublasLtMatmulAlgo_t> offered;
+    for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < count; i++)
+        if (results[i].state == CUBLAS_STATUS_SUCCESS) offered.push_back(results[i].algo);
+    return offered;
+}
+
 MatmulPlan make_matmul_plan(const MatmulShape& s, const void* epilogue_data) {
     MatmulPlan plan;
     check(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
@@ -2745,41 +2792,31 @@ MatmulPlan make_matmul_plan(const MatmulShape& s, const void* epilogue_data) {
     plan.a = matrix_layout(FLOATX, s.K, s.N, s.b);
     plan.b = matrix_layout(FLOATX, s.M, s.K, s.a);
     plan.out = matrix_layout(s.out, s.M, s.N, Op::AS_IS);
-
-    cublasLtMatmulPreference_t preference;
-    check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
-    const size_t workspace = device.matmul_workspace ? MATMUL_WORKSPACE : 0;
-    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace));
-    for (auto operand : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-        check(cublasLtMatmulPreferenceSetAttribute(preference, operand, &MATMUL_ALIGNMENT, sizeof(MATMUL_ALIGNMENT)),
-              "cublasLtMatmulPreferenceSetAttribute");
-    cublasLtMatmulHeuristicResult_t result = {};
-    int results = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(device.matmul, plan.operation, plan.a, plan.b, plan.out,
-                                                                 plan.out, preference, 1, &result, &results);
-    check(cublasLtMatmulPreferenceDestroy(preference), "cublasLtMatmulPreferenceDestroy");
-    plan.found = status == CUBLAS_STATUS_SUCCESS && results > 0;
-    plan.algorithm = result.algo;
+    plan.algorithms = offered_algorithms(plan);
     return plan;
 }
+
+// multiply(algorithm) hands the product to the stream. See matmul tuning.
+using Multiply = std::function<cublasStatus_t(const cublasLtMatmulAlgo_t&)>;
+void choose_algorithm(MatmulTuning& tuning, MatmulPlan& plan, const MatmulShape& shape, const Multiply& multiply);
 
 // epilogue_data: the bias (N) or the pre-activation (M,N), floatX. False: no kernel for this shape.
 bool try_matmul(void* out, const floatX* a, const floatX* b, const void* epilogue_data, const MatmulShape& shape) {
     static std::map<MatmulShape, MatmulPlan> plans;
     auto known = plans.find(shape);
     if (known == plans.end()) known = plans.emplace(shape, make_matmul_plan(shape, epilogue_data)).first;
-    const MatmulPlan& plan = known->second;
-    if (!plan.found) return false;
+    MatmulPlan& plan = known->second;
+    if (plan.algorithms.empty()) return false;
     set_epilogue_pointer(plan, shape.epilogue, epilogue_data);
     const float alpha = 1, beta = shape.into == Into::ADD ? 1 : 0;
-    auto multiply = [&] {
-        check(cublasLtMatmul(device.matmul, plan.operation, &alpha, b, plan.a, a, plan.b, &beta, out, plan.out, out,
-                             plan.out, &plan.algorithm, device.matmul_workspace,
-                             device.matmul_workspace ? MATMUL_WORKSPACE : 0, device.stream), "cublasLtMatmul");
+    auto multiply = [&](const cublasLtMatmulAlgo_t& algorithm) {
+        return cublasLtMatmul(device.matmul, plan.operation, &alpha, b, plan.a, a, plan.b, &beta, out, plan.out, out,
+                              plan.out, &algorithm, device.matmul_workspace, matmul_workspace_bytes(), device.stream);
     };
-    if (shape.into == Into::ADD) on_stream("matmul", device.stream, multiply, updated(out), a, b, epilogue_data);
-    else on_stream("matmul", device.stream, multiply, out, a, b, epilogue_data);
+    if (device.tuning) choose_algorithm(*device.tuning, plan, shape, multiply);
+    auto work = [&] { check(multiply(plan.algorithms[0]), "cublasLtMatmul"); };
+    if (shape.into == Into::ADD) on_stream("matmul", device.stream, work, updated(out), a, b, epilogue_data);
+    else on_stream("matmul", device.stream, work, out, a, b, epilogue_data);
     return true;
 }
 
@@ -4223,6 +4260,198 @@ void find_peak(const Options& o) {
     device.peak_source = "measured matmul";
 }
 
+// ==== matmul tuning ==========================================================
+// Before a run begins, one micro-step is gone through with nothing launched: each shape of matmul
+// that it comes to has cuBLASLt's candidates timed, on the very operands, and the fastest is kept.
+// What they are and what becomes of them does not matter: activations are not computed yet, and
+// gradients are cleared once more afterwards.
+//
+// The choices are kept in a file. Two candidates may differ in rounding and be equally fast, so the
+// same command gives the same bits as long as the file is there; without it, or with
+// --matmul-tuning changed on --resume, the same up to rounding.
+
+constexpr int TUNING_ROUNDS = 5;   // besides the one that warms up. Candidates take turns: clocks drift
+constexpr int TUNING_FORMAT = 1;   // of the file
+
+struct MatmulTuning {
+    FILE* out;                                           // for messages
+    bool terminal;
+    std::map<std::string, cublasLtMatmulAlgo_t> known;   // by shape: from the file, and what was timed
+    size_t timed = 0, remembered = 0;                    // shapes
+    double first_ms = 0, best_ms = 0;                    // of those timed: cuBLASLt's first choices, and ours
+
+    explicit MatmulTuning(FILE* to) : out(to), terminal(isatty(fileno(to))) {}
+};
+
+// Milliseconds that the stream takes for work().
+template <typename F> float stream_milliseconds(F work) {
+    const cudaEvent_t begin = event_now(device.stream);
+    work();
+    const cudaEvent_t end = event_now(device.stream);
+    check(cudaEventSynchronize(end), "cudaEventSynchronize");
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
+    check(cudaEventDestroy(begin), "cudaEventDestroy");
+    check(cudaEventDestroy(end), "cudaEventDestroy");
+    return milliseconds;
+}
+
+// The best time of each algorithm; infinite for one that does not run after all.
+std::vector<float> time_algorithms(const std::vector<cublasLtMatmulAlgo_t>& algorithms, const Multiply& multiply) {
+    std::vector<float> best(algorithms.size(), INFINITY);
+    for (int round = 0; round <= TUNING_ROUNDS; round++)
+        for (size_t i = 0; i < algorithms.size(); i++) {
+            cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+            const float milliseconds = stream_milliseconds([&] { status = multiply(algorithms[i]); });
+            if (round > 0 && status == CUBLAS_STATUS_SUCCESS) best[i] = std::min(best[i], milliseconds);
+        }
+    return best;
+}
+
+// Whether the device has an algorithm that a file names.
+bool has_algorithm(const MatmulPlan& plan, const cublasLtMatmulAlgo_t& algorithm) {
+    cublasLtMatmulHeuristicResult_t result = {};
+    const cublasStatus_t status = cublasLtMatmulAlgoCheck(device.matmul, plan.operation, plan.a, plan.b, plan.out,
+                                                          plan.out, &algorithm, &result);
+    return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= matmul_workspace_bytes();
+}
+
+void choose_algorithm(MatmulTuning& tuning, MatmulPlan& plan, const MatmulShape& shape, const Multiply& multiply) {
+    if (plan.algorithms.size() == 1) return;   // nothing to choose, or chosen already
+    const std::string name = shape.name();
+    const auto known = tuning.known.find(name);
+    if (known != tuning.known.end() && has_algorithm(plan, known->second)) {
+        tuning.remembered++;
+        plan.algorithms = {known->second};
+        return;
+    }
+    if (tuning.terminal)
+        fprintf(tuning.out, "\rmatmul     timing %zu algorithms for %s\033[K", plan.algorithms.size(), name.c_str());
+    fflush(tuning.out);
+    const std::vector<float> times = time_algorithms(plan.algorithms, multiply);
+    const size_t best = std::min_element(times.begin(), times.end()) - times.begin();
+    tuning.timed++;
+    if (std::isfinite(times[0])) {
+        tuning.first_ms += times[0];
+        tuning.best_ms += times[best];
+    }
+    plan.algorithms = {plan.algorithms[best]};
+    tuning.known[name] = plan.algorithms[0];
+}
+
+// ---- the file: {"format": 1, "devices": {"NAME, 9.0, cuBLASLt 130100": {"SHAPE": "128 hexadecimal digits"}}}
+
+// Empty where neither variable names a folder.
+std::string tuning_file() {
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (cache && cache[0] == '/') return std::string(cache) + "/gpt.cu/matmul.json";
+    if (home && home[0] == '/') return std::string(home) + "/.cache/gpt.cu/matmul.json";
+    return "";
+}
+
+// What an algorithm is good for: another device or version has others.
+std::string tuning_device() {
+    const cudaDeviceProp& p = device.properties;
+    return format("%s, %d.%d, cuBLASLt %zu", p.name, p.major, p.minor, cublasLtGetVersion());
+}
+
+std::string algorithm_text(const cublasLtMatmulAlgo_t& algorithm) {
+    std::string text;
+    for (uint64_t word : algorithm.data) text += format("%016llx", static_cast<unsigned long long>(word));
+    return text;
+}
+
+cublasLtMatmulAlgo_t parse_algorithm(const std::string& text) {
+    cublasLtMatmulAlgo_t algorithm;
+    constexpr size_t DIGITS = 2 * sizeof(uint64_t);
+    if (text.size() != DIGITS * std::size(algorithm.data) || text.find_first_not_of("0123456789abcdef") != text.npos)
+        throw Failure(format("'%s' is no algorithm", text.c_str()));
+    for (size_t i = 0; i < std::size(algorithm.data); i++)
+        algorithm.data[i] = std::stoull(text.substr(i * DIGITS, DIGITS), nullptr, 16);
+    return algorithm;
+}
+
+// The file's choices by device; none, and why, where it cannot be understood.
+json read_choices(const std::string& path, std::string& problem) {
+    const json none = json::object();
+    std::error_code ignored;
+    if (!fs::exists(path, ignored)) return none;
+    try {
+        const json file = read_json(path);
+        if (file.value("format", 0) != TUNING_FORMAT) throw Failure(format("not of format %d", TUNING_FORMAT));
+        const json& devices = file.at("devices");
+        if (!devices.is_object()) throw Failure("\"devices\" is no object");
+        for (const auto& [name, choices] : devices.items()) {
+            if (!choices.is_object()) throw Failure(format("\"%s\" is no object", name.c_str()));
+            for (const auto& [shape, algorithm] : choices.items()) parse_algorithm(algorithm.get<std::string>());
+        }
+        return devices;
+    } catch (const UserError& error) {   // has the path
+        problem = error.what();
+    } catch (const std::exception& error) {
+        problem = path + ": " + error.what();
+    }
+    return none;
+}
+
+// Adds what was timed to the file as it is by now. Returns what went wrong, if anything.
+std::string write_choices(const std::string& path, const MatmulTuning& tuning) {
+    if (path.empty()) return "neither XDG_CACHE_HOME nor HOME names a folder";
+    std::string damage;   // has been told of
+    json devices = read_choices(path, damage);
+    for (const auto& [shape, algorithm] : tuning.known) devices[tuning_device()][shape] = algorithm_text(algorithm);
+    const std::string unfinished = path + format(".%d", getpid());
+    std::error_code ignored;
+    try {
+        fs::create_directories(fs::path(path).parent_path());
+        write_json(unfinished, {{"format", TUNING_FORMAT}, {"devices", devices}});
+        fs::rename(unfinished, path);
+        return "";
+    } catch (const std::exception& error) {
+        fs::remove(unfinished, ignored);
+        return error.what();
+    }
+}
+
+// Goes through a micro-step, or a forward pass where there is no training. The gradients must be zero.
+void visit_matmuls(Model& m) {
+    const Activations& a = m.a;
+    if (m.setup.purpose == Purpose::TRAINING) {
+        micro_step(m, {a.inputs(), a.targets(), a.order(), a.first(), m.setup.N()}, m.setup.N());
+    } else {
+        forward(m, a.inputs());
+        head<Want::LOSS>(m, a.targets(), 0);
+    }
+}
+
+void tune_matmuls(Model& m, FILE* out) {
+    const double began = seconds_now();
+    const std::string path = tuning_file(), here = tuning_device();
+    std::string problem;
+    const json devices = read_choices(path, problem), ours = devices.value(here, json::object());
+    if (!devices.empty() && ours.empty()) problem = format("%s: holds nothing for %s", path.c_str(), here.c_str());
+    MatmulTuning tuning(out);
+    for (const auto& [shape, algorithm] : ours.items())
+        tuning.known[shape] = parse_algorithm(algorithm.get<std::string>());
+    device.tuning = &tuning;
+    visit_matmuls(m);
+    device.tuning = nullptr;
+    if (m.grads.data) clear(m.grads.data, m.elements * size_of(m.grads.dtype));
+
+    if (tuning.timed + tuning.remembered == 0) return;   // there was no choice
+    const char* line = tuning.terminal ? "\r\033[Kmatmul    " : "matmul    ";
+    if (tuning.timed == 0) {
+        fprintf(out, "%s %zu shapes known from %s\n", line, tuning.remembered, path.c_str());
+        return;
+    }
+    const std::string unkept = write_choices(path, tuning);
+    if (!problem.empty()) fprintf(out, "%s %s: ignored\n", line, problem.c_str());
+    const double share = tuning.first_ms > 0 ? tuning.best_ms / tuning.first_ms : 1;
+    fprintf(out, "%s %zu shapes timed in %.1f s, which now take %.0f%% of the time; %zu known from %s\n", line,
+            tuning.timed, seconds_now() - began, 100 * share, tuning.remembered, path.c_str());
+    if (!unkept.empty()) fprintf(out, "%s %s: the choice is not kept\n", line, unkept.c_str());
+}
+
 // ==== log ====================================================================
 
 std::string short_number(double x) {
@@ -4642,6 +4871,7 @@ public:
           progress_(start.step, o.steps) {
         allocate(m_, setup);
         load_start(m_, start, o.seed);
+        if (o.matmul_tuning == Tuning::ON) tune_matmuls(m_, stdout);
     }
 
     void run() {
@@ -4778,6 +5008,7 @@ void eval(const Options& o) {
     const Tokens tokens(o.data);
     Model m;
     load_for_inference(m, o, "eval");
+    if (o.matmul_tuning == Tuning::ON) tune_matmuls(m, stderr);   // stdout is for the result
     const Evaluation e = evaluate(m, tokens, 0);
     printf("loss %.6f over %zu tokens\n", e.loss, e.tokens);
 }

@@ -469,6 +469,7 @@ struct Matmul {
     uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     int pad = 0;  // rows between columns that are not the matrix's
     bool float_bias = false;
+    cuda_cpu::Algorithm algorithm = cuda_cpu::Algorithm::fast;
 
     // The largest error, in units of what rounding allows; infinite if anything outside D changed.
     double error() const
@@ -515,6 +516,7 @@ struct Matmul {
         cublasLtMatmulHeuristicResult_t heuristic;
         int found = 0;
         cublasLtMatmulAlgoGetHeuristic(handle, desc, layout_a, layout_b, layout_d, layout_d, nullptr, 1, &heuristic, &found);
+        heuristic.algo.data[0] = static_cast<uint64_t>(algorithm);
         const auto multiply = [&] {
             return found == 1 && cublasLtMatmul(handle, desc, &alpha, a.data(), layout_a, b.data(), layout_b, &beta, d.data(), layout_d, d.data(), layout_d,
                                                 &heuristic.algo, nullptr, 0, nullptr) == CUBLAS_STATUS_SUCCESS;
@@ -624,6 +626,19 @@ static void test_products(const std::string& types)
         worst = std::max(worst, p.error());
     }
     claim(types + ": batches", worst < 1);
+
+    worst = 0;
+    Problem p;
+    for (const auto algorithm : {cuda_cpu::Algorithm::plain, cuda_cpu::Algorithm::slow, cuda_cpu::Algorithm::in_place})
+        for (uint32_t epilogue : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DGELU})
+            for (float beta : {0.0f, 1.0f}) {
+                p.algorithm = algorithm;
+                p.epilogue = epilogue;
+                p.beta = beta;
+                worst = std::max(worst, p.error());
+            }
+    p.algorithm = cuda_cpu::Algorithm::failing;
+    claim(types + ": the other algorithms, of which one fails", worst < 1 && std::isinf(p.error()));
 }
 
 static void test_refusals()
@@ -643,7 +658,8 @@ static void test_refusals()
               status(CUDA_R_32F, CUDA_R_32F, CUBLASLT_EPILOGUE_BGRADB, 16) == CUBLAS_STATUS_NOT_SUPPORTED && status(CUDA_R_32F, CUDA_R_32F, CUBLASLT_EPILOGUE_DGELU, 16) == CUBLAS_STATUS_INVALID_VALUE);
 }
 
-// ==== tensor cores ======================================================================================
+// ==== tensor cores ===============================================================================
+
 // Whole numbers, small enough that every order of adding gives the same float. Fragments, tiles and chunks are
 // written down here as the PTX manual has them, once more.
 
@@ -1321,13 +1337,54 @@ static void test_tensor_cores()
     test_barriers();
     test_products_of_warpgroups();
     test_misuses();
+=======
+// What is offered follows CUDA_CPU_MATMULS, so this program runs again to see it: prints each algorithm's
+// number, with a minus where its state is an error.
+static int print_offers(uint32_t reduction_schemes)
+{
+    cublasLtMatmulDescOpaque_t desc{CUBLAS_COMPUTE_32F, CUDA_R_32F};
+    cublasLtMatrixLayoutOpaque_t square{CUDA_R_32F, 8, 8, 8};
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulPreferenceCreate(&preference);
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction_schemes, sizeof(reduction_schemes));
+    cublasLtMatmulHeuristicResult_t results[4];
+    int found = 0;
+    cublasLtMatmulAlgoGetHeuristic(nullptr, &desc, &square, &square, &square, &square, preference, 4, results, &found);
+    cublasLtMatmulPreferenceDestroy(preference);
+    for (int i = 0; i < found; i++) {
+        cublasLtMatmulHeuristicResult_t checked = results[i];
+        const bool usable = cublasLtMatmulAlgoCheck(nullptr, &desc, &square, &square, &square, &square, &checked.algo, &checked) == CUBLAS_STATUS_SUCCESS;
+        printf("%s%d ", (results[i].state == CUBLAS_STATUS_SUCCESS) == usable ? usable ? "" : "-" : "?", static_cast<int>(results[i].algo.data[0]));
+    }
+    return 0;
+}
+
+static void test_algorithms()
+{
+    const auto offered = [](const char* names, const char* deed) {
+        setenv("CUDA_CPU_MATMULS", names, 1);
+        const auto said = run_child(deed);
+        unsetenv("CUDA_CPU_MATMULS");
+        return said;
+    };
+    claim("one algorithm is offered unless others are asked for", run_child("offers").first == "0 ");
+    claim("those asked for come in their order, as many as fit", offered("slow,refused,in_place,fast,plain", "offers").first == "2 -4 3 0 ");
+    claim("sums in place are not offered where the preference forbids them", offered("slow,refused,in_place,fast,plain", "offers_without_in_place").first == "2 -4 0 1 ");
+    const auto [said, code] = offered("fastest", "offers");
+    claim("an algorithm that is unknown is named", code == 2 && contains(said, "\"fastest\""));
+    cublasLtMatmulAlgo_t unknown{};
+    unknown.data[3] = 1;
+    claim("an algorithm that nobody offered is not usable", !cuda_cpu::usable(unknown) && cuda_cpu::usable({}));
 }
 
 int main(int argc, char** argv)
 {
-    if (argc == 2 && strncmp(argv[1], "misuse", 6) == 0) do_misuse(atoi(argv[1] + 6));
-    else if (argc == 2) do_deed(argv[1]);
-    if (argc == 2) return strncmp(argv[1], "slip", 4) == 0 && do_slip(atoi(argv[1] + 4)) ? 1 : 0;
+    const std::string what = argc == 2 ? argv[1] : "";
+    if (what == "offers") return print_offers(CUBLASLT_REDUCTION_SCHEME_MASK);
+    if (what == "offers_without_in_place") return print_offers(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+    if (what.rfind("misuse", 0) == 0) do_misuse(atoi(argv[1] + 6));
+    if (what.rfind("slip", 0) == 0) return do_slip(atoi(argv[1] + 4)) ? 1 : 0;
+    if (argc == 2) return do_deed(argv[1]);
     printf("WARP_SIZE %d, %d workers\n", WARP_SIZE, omp_get_max_threads());
     test_blocks();
     test_warps();
@@ -1340,6 +1397,7 @@ int main(int argc, char** argv)
     test_products<__nv_bfloat16, __nv_bfloat16>("bf16");
     test_refusals();
     test_tensor_cores();
+    test_algorithms();
     printf("%d passed, %d failed\n", passed, failed);
     return failed == 0 ? 0 : 1;
 }
