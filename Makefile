@@ -147,7 +147,7 @@ test-gpu: $(GPU_TESTS)
 # so what was never written shows there already.
 SANITIZER      := $(shell command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
 SANITIZERS     ?= memcheck racecheck synccheck
-SANITIZED      ?= kernels,model against PyTorch
+SANITIZED      ?= kernels,model against PyTorch,tensor cores
 FLAGS_memcheck  := --padding 4096
 FLAGS_racecheck := --kernel-name kns=_kernel
 FLAGS_synccheck := --kernel-name kns=_kernel

@@ -1337,7 +1337,8 @@ static void test_tensor_cores()
     test_barriers();
     test_products_of_warpgroups();
     test_misuses();
-=======
+}
+
 // What is offered follows CUDA_CPU_MATMULS, so this program runs again to see it: prints each algorithm's
 // number, with a minus where its state is an error.
 static int print_offers(uint32_t reduction_schemes)
@@ -1384,7 +1385,10 @@ int main(int argc, char** argv)
     if (what == "offers_without_in_place") return print_offers(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
     if (what.rfind("misuse", 0) == 0) do_misuse(atoi(argv[1] + 6));
     if (what.rfind("slip", 0) == 0) return do_slip(atoi(argv[1] + 4)) ? 1 : 0;
-    if (argc == 2) return do_deed(argv[1]);
+    if (argc == 2) {
+        do_deed(what);
+        return 0;
+    }
     printf("WARP_SIZE %d, %d workers\n", WARP_SIZE, omp_get_max_threads());
     test_blocks();
     test_warps();
