@@ -27,12 +27,12 @@ ATTENTION_FORWARD = "attention forward, T = 2k / 8k"
 ATTENTION_BOTH = "attention forward + backward, T = 2k / 8k"
 MEMORY_BOUND, IDLE = "kernels bound by memory", "idle between kernels"
 GOALS = {
-    SPEED_124M: "> 468k tokens/s, 38 % MFU",
-    SPEED_1558M: "> 47.7k tokens/s, 47.3 % MFU",
-    ATTENTION_FORWARD: "≥ 262 / 295 TFLOP/s",
-    ATTENTION_BOTH: "≥ 232 / 273 TFLOP/s",
-    MEMORY_BOUND: "≥ 90 % of a copy's bandwidth",
-    IDLE: "≤ 1 % of a step",
+    SPEED_124M: "≥ 600k tokens/s, 50 % MFU",
+    SPEED_1558M: "≥ 60k tokens/s, 60 % MFU",
+    ATTENTION_FORWARD: "≥ 370 / 460 TFLOP/s",
+    ATTENTION_BOTH: "≥ 300 / 350 TFLOP/s",
+    MEMORY_BOUND: "≥ 85 % of a copy's bandwidth",
+    IDLE: "< 2 % of a step",
 }
 BAR = 30                # signs of a bar that is full
 LEAST_SHARE = 0.002     # of a step's kernels: what takes less time is left out of the list
