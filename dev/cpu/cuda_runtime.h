@@ -611,7 +611,8 @@ private:
     {
         const Thread& thread = threads_[t];
         if (thread.waits_for == nullptr) return "ended";
-        if (thread.parked_at != nullptr) return std::string("in ") + thread.waits_for + background->state_of(thread.parked_at, thread.number);
+        if (thread.parked_at != nullptr)
+            return std::string("in ") + thread.waits_for + background->state_of(thread.parked_at, thread.number);
         char mask[32] = "";
         if (thread.mask != 0) snprintf(mask, sizeof(mask), " with mask 0x%08x", thread.mask);
         return std::string("in ") + thread.waits_for + mask;
@@ -1275,13 +1276,14 @@ enum cudaDriverEntryPointQueryResult {
     cudaDriverEntryPointVersionNotSufficent = 2,
 };
 
-inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version, unsigned long long,
-                                                    cudaDriverEntryPointQueryResult* result = nullptr)
+inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
+                                                    unsigned long long, cudaDriverEntryPointQueryResult* result = nullptr)
 {
-    const auto found = cuda_cpu::driver_functions().find(name);
-    const bool known = found != cuda_cpu::driver_functions().end(), new_enough = version <= CUDART_VERSION;
-    *function = known && new_enough ? found->second : nullptr;
-    if (result == nullptr) return *function != nullptr ? cudaSuccess : cuda_cpu::report(cudaErrorSymbolNotFound);
-    *result = !known ? cudaDriverEntryPointSymbolNotFound : new_enough ? cudaDriverEntryPointSuccess : cudaDriverEntryPointVersionNotSufficent;
-    return cudaSuccess;
+    using cuda_cpu::driver_functions;
+    cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSuccess;
+    if (driver_functions().count(name) == 0) status = cudaDriverEntryPointSymbolNotFound;
+    else if (version > CUDART_VERSION) status = cudaDriverEntryPointVersionNotSufficent;
+    *function = status == cudaDriverEntryPointSuccess ? driver_functions()[name] : nullptr;
+    if (result != nullptr) *result = status;
+    return result != nullptr || *function != nullptr ? cudaSuccess : cuda_cpu::report(cudaErrorSymbolNotFound);
 }

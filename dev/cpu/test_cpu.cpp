@@ -672,7 +672,23 @@ static std::vector<__nv_bfloat16> whole_numbers(size_t count, unsigned seed)
 }
 
 struct Numbers : Array<__nv_bfloat16> {
-    Numbers(size_t count, unsigned seed) : Array(count) { cudaMemcpy(data, whole_numbers(count, seed).data(), count * sizeof(*data), cudaMemcpyHostToDevice); }
+    Numbers(size_t count, unsigned seed) : Array(count)
+    {
+        cudaMemcpy(data, whole_numbers(count, seed).data(), count * sizeof(*data), cudaMemcpyHostToDevice);
+    }
+};
+
+// What people forget.
+enum class Slip {
+    NONE,
+    FULL_WAIT,
+    EMPTY_WAIT,
+    EARLY_RELEASE,
+    FIRST_WAIT,
+    LAST_WAIT,
+    ASYNC_FENCE,
+    SYNCTHREADS,
+    FRAGMENTS
 };
 
 static uint32_t pair_at(const __nv_bfloat16* p, size_t distance = 1)
@@ -699,8 +715,9 @@ static CUtensorMap map_of(const __nv_bfloat16* data, uint64_t rows, uint32_t box
     const uint64_t extents[] = {64, 1, rows, 1}, strides[] = {128, 128, rows * 128};
     const uint32_t box[] = {64, 1, box_rows, 1}, steps[] = {1, 1, 1, 1};
     CUtensorMap map;
-    cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<__nv_bfloat16*>(data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<__nv_bfloat16*>(data), extents,
+                           strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return map;
 }
 
@@ -710,7 +727,8 @@ static CUtensorMap map_of(const __nv_bfloat16* data, uint64_t rows, uint32_t box
 __global__ void multiply_fragments(float* d, const float* c, const __nv_bfloat16* a, const __nv_bfloat16* b)
 {
     const unsigned g = threadIdx.x / 4, t = threadIdx.x % 4;
-    const uint32_t fragment[4] = {pair_at(a + g * 16 + 2 * t), pair_at(a + (g + 8) * 16 + 2 * t), pair_at(a + g * 16 + 2 * t + 8), pair_at(a + (g + 8) * 16 + 2 * t + 8)};
+    const uint32_t fragment[4] = {pair_at(a + g * 16 + 2 * t), pair_at(a + (g + 8) * 16 + 2 * t),
+                                  pair_at(a + g * 16 + 2 * t + 8), pair_at(a + (g + 8) * 16 + 2 * t + 8)};
     float sum[4] = {c[g * 8 + 2 * t], c[g * 8 + 2 * t + 1], c[(g + 8) * 8 + 2 * t], c[(g + 8) * 8 + 2 * t + 1]};
     mma_m16n8k16(sum, fragment, pair_at(b + 2 * t * 8 + g, 8), pair_at(b + (2 * t + 8) * 8 + g, 8));
     d[g * 8 + 2 * t] = sum[0];
@@ -728,7 +746,8 @@ static bool mma_multiplies()
     bool right = true;
     for (unsigned i = 0; i < 128; i++) {
         float sum = c[i];
-        for (unsigned k = 0; k < 16; k++) sum += static_cast<float>(a[i / 8 * 16 + k]) * static_cast<float>(b[k * 8 + i % 8]);
+        for (unsigned k = 0; k < 16; k++)
+            sum += static_cast<float>(a[i / 8 * 16 + k]) * static_cast<float>(b[k * 8 + i % 8]);
         right = right && d[i] == sum;
     }
     return right;
@@ -756,16 +775,17 @@ static bool ldmatrix_loads()
     bool right = true;
     for (unsigned lane = 0; lane < 32; lane++)
         for (unsigned m = 0; m < 4; m++) {
-            const unsigned g = lane / 4, t = lane % 4, plain = (m * 8 + g) * 8 + 2 * t, transposed = (m * 8 + 2 * t) * 8 + g;
-            right = right && out[lane * 8 + m] == (plain | (plain + 1) << 16) && out[lane * 8 + 4 + m] == (transposed | (transposed + 8) << 16);
+            const unsigned g = lane / 4, t = lane % 4, plain = (m * 8 + g) * 8 + 2 * t,
+                           transposed = (m * 8 + 2 * t) * 8 + g;
+            right = right && out[lane * 8 + m] == (plain | (plain + 1) << 16) &&
+                    out[lane * 8 + 4 + m] == (transposed | (transposed + 8) << 16);
         }
     return right;
 }
 
 // Three groups of copies, of which the last two chunks are to be zeros; reads after so many groups may still be
 // under way.
-template <int under_way>
-__global__ void copy_groups(int4* out, const int4* in)
+template <int under_way> __global__ void copy_groups(int4* out, const int4* in)
 {
     int4* to = reinterpret_cast<int4*>(dynamic_shared_memory) + threadIdx.x * 6;
     for (int i = 0; i < 6; i++) to[i] = make_int4(-1, -1, -1, -1);
@@ -779,8 +799,7 @@ __global__ void copy_groups(int4* out, const int4* in)
 }
 
 // How many of each group's chunks were not there.
-template <int under_way>
-static std::vector<int> missing_copies()
+template <int under_way> static std::vector<int> missing_copies()
 {
     Array<int4> in(64 * 6), out(64 * 6);
     for (int i = 0; i < 64 * 6; i++) in[static_cast<size_t>(i)] = make_int4(i, i + 1, i + 2, i + 3);
@@ -796,13 +815,16 @@ static std::vector<int> missing_copies()
 static void test_warp_instructions()
 {
     claim("mma_m16n8k16: fragments as in the manual, a product is added", in_every_order(mma_multiplies));
-    claim("ldmatrix: every lane gets its elements of four matrices, plain and transposed", in_every_order(ldmatrix_loads));
-    claim("copy_async: all groups have landed after a wait for all, zeros where not valid", in_every_order([] { return missing_copies<0>() == std::vector<int>(3); }));
+    claim("ldmatrix: every lane gets its elements of four matrices, plain and transposed",
+          in_every_order(ldmatrix_loads));
+    claim("copy_async: all groups have landed after a wait for all, zeros where not valid",
+          in_every_order([] { return missing_copies<0>() == std::vector<int>(3); }));
     cuda_cpu::set_seed(3);
     const auto one = missing_copies<1>(), three = missing_copies<3>();
     cuda_cpu::set_seed(0);
     claim("copy_async: under a seed, the groups that a wait leaves under way land partly, those before are there",
-          one[0] == 0 && one[1] == 0 && one[2] > 20 && one[2] < 108 && three[0] > 20 && three[1] > 20 && missing_copies<3>() == std::vector<int>(3));
+          one[0] == 0 && one[1] == 0 && one[2] > 20 && one[2] < 108 && three[0] > 20 && three[1] > 20 &&
+              missing_copies<3>() == std::vector<int>(3));
 }
 
 // ---- barriers
@@ -856,25 +878,28 @@ __global__ void take_turns(int* out, int* place)
 static void test_barriers()
 {
     claim("mbarriers: phases and parities hand 50 times 32 numbers through a ring of two", in_every_order([] {
-        Array<int> out(50 * 32);
-        launch(1, 64, 1024, hand_over, out.data, 50);
-        bool right = true;
-        for (int i = 0; i < 50 * 32; i++) right = right && out[static_cast<size_t>(i)] == i / 32 * 32 + 31 - i % 32;
-        return right;
-    }));
+              Array<int> out(50 * 32);
+              launch(1, 64, 1024, hand_over, out.data, 50);
+              bool right = true;
+              for (int i = 0; i < 50 * 32; i++)
+                  right = right && out[static_cast<size_t>(i)] == i / 32 * 32 + 31 - i % 32;
+              return right;
+          }));
     claim("named barriers: two warps take turns, one arrives where another waits", in_every_order([] {
-        Array<int> out(128), place(1);
-        launch(1, 128, 0, take_turns, out.data, place.data);
-        bool right = place[0] == 10;
-        for (int i = 0; i < 10; i++) right = right && out[static_cast<size_t>(i)] == i % 2 * 10 + i / 2;
-        for (size_t i = 0; i < 32; i++) right = right && out[96 + i] == static_cast<int>(64 + i);
-        return right;
-    }));
+              Array<int> out(128), place(1);
+              launch(1, 128, 0, take_turns, out.data, place.data);
+              bool right = place[0] == 10;
+              for (int i = 0; i < 10; i++) right = right && out[static_cast<size_t>(i)] == i % 2 * 10 + i / 2;
+              for (size_t i = 0; i < 32; i++) right = right && out[96 + i] == static_cast<int>(64 + i);
+              return right;
+          }));
 }
 
 // ---- the copy engine
 
-__global__ void load_box(uint16_t* out, const __grid_constant__ CUtensorMap map, int bytes, int c0, int c1, int c2, int c3)
+template <Slip S>
+__global__ void load_box(uint16_t* out, const __grid_constant__ CUtensorMap map, int bytes, int c0, int c1, int c2,
+                         int c3)
 {
     uint64_t* barrier = reinterpret_cast<uint64_t*>(shared_bytes() + 2048 + bytes);
     if (threadIdx.x == 0) {
@@ -883,25 +908,40 @@ __global__ void load_box(uint16_t* out, const __grid_constant__ CUtensorMap map,
         barrier_arrive_expect(barrier, bytes);
         tensor_load(shared_bytes() + 1024, &map, barrier, c0, c1, c2, c3);
     }
+    if (S != Slip::FULL_WAIT && threadIdx.x == 0) barrier_wait(barrier, 0);
     __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < bytes / 2; i += static_cast<int>(blockDim.x))
+        out[i] = reinterpret_cast<uint16_t*>(shared_bytes() + 1024)[i];
     barrier_wait(barrier, 0);
-    for (int i = static_cast<int>(threadIdx.x); i < bytes / 2; i += static_cast<int>(blockDim.x)) out[i] = reinterpret_cast<uint16_t*>(shared_bytes() + 1024)[i];
 }
 
 // Boxes of 64 (or, not swizzled, 16) x 2 x 3 x 2 in a tensor (3, 7, 5, 72), inside and over each edge.
-static bool boxes_land(CUtensorMapSwizzle swizzle)
+template <Slip S = Slip::NONE> static bool boxes_land(CUtensorMapSwizzle swizzle)
 {
-    const int columns = swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? 64 : 16, n[] = {72, 5, 7, 3}, size[] = {columns, 2, 3, 2}, count = columns * 12;
-    Array<uint16_t> in(80 * 5 * 8 * 3), out(static_cast<size_t>(count));  // rows of 80, of which 72 count; 8 in the third dimension
+    const int columns = swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? 64 : 16, n[] = {72, 5, 7, 3},
+              size[] = {columns, 2, 3, 2}, count = columns * 12;
+    Array<uint16_t> in(80 * 5 * 8 * 3),
+        out(static_cast<size_t>(count));  // rows of 80, of which 72 count; 8 in the third dimension
     for (size_t i = 0; i < in.size; i++) in[i] = static_cast<uint16_t>(i + 1);
     const uint64_t extents[] = {72, 5, 7, 3}, strides[] = {160, 800, 6400};
     const uint32_t box[] = {static_cast<uint32_t>(columns), 2, 3, 2}, steps[] = {1, 1, 1, 1};
     CUtensorMap map;
-    if (cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, in.data, extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) return false;
+    if (cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, in.data, extents, strides, box, steps,
+                               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
+        return false;
     bool right = true;
-    for (const auto& at : {std::array<int, 4>{0, 0, 0, 0}, {8, 3, 4, 1}, {16, 1, 1, 0}, {-8, 0, 0, 0}, {0, -1, 2, 0}, {0, 4, -2, 2}, {3, 0, 6, -1}, {72, 0, 0, 0}, {0, 0, 100, 0}}) {
-        launch(1, 32, static_cast<size_t>(count * 2 + 4096), load_box, out.data, map, count * 2, at[0], at[1], at[2], at[3]);
+    for (const auto& at : {std::array<int, 4>{0, 0, 0, 0},
+                           {8, 3, 4, 1},
+                           {16, 1, 1, 0},
+                           {-8, 0, 0, 0},
+                           {0, -1, 2, 0},
+                           {0, 4, -2, 2},
+                           {3, 0, 6, -1},
+                           {72, 0, 0, 0},
+                           {0, 0, 100, 0}}) {
+        launch(1, 32, static_cast<size_t>(count * 2 + 4096), load_box<S>, out.data, map, count * 2, at[0], at[1], at[2],
+               at[3]);
         for (int i = 0; i < count; i++) {
             int x[4], rest = i;
             bool inside = true;
@@ -923,13 +963,15 @@ static void test_tensor_maps()
     struct Request {
         uintptr_t address = 1 << 20;
         uint32_t rank = 4;
-        uint64_t extents[5] = {64, 8, 100, 4, 1}, strides[4] = {128, 1024, 102400, 409600};
-        uint32_t box[5] = {64, 1, 64, 1, 1}, steps[5] = {1, 1, 1, 1, 1};
+        uint64_t extents[6] = {64, 8, 100, 4, 1, 1}, strides[5] = {128, 1024, 102400, 409600, 409600};
+        uint32_t box[6] = {64, 1, 64, 1, 1, 1}, steps[6] = {1, 1, 1, 1, 1, 1};
         CUresult status() const
         {
             CUtensorMap map;
-            return cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, reinterpret_cast<void*>(address), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                          CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+            return cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank,
+                                          reinterpret_cast<void*>(address), extents, strides, box, steps,
+                                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                          CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
         }
     };
     const auto refused = [](auto change) {
@@ -938,50 +980,66 @@ static void test_tensor_maps()
         return request.status() == CUDA_ERROR_INVALID_VALUE;
     };
     bool right = Request{}.status() == CUDA_SUCCESS;
-    right = right && refused([](Request& r) { r.address += 8; }) && refused([](Request& r) { r.address = 0; }) && refused([](Request& r) { r.rank = 0; }) && refused([](Request& r) { r.rank = 6; });
-    right = right && refused([](Request& r) { r.strides[1] += 8; }) && refused([](Request& r) { r.strides[2] = uint64_t{1} << 40; });
-    right = right && refused([](Request& r) { r.extents[2] = 0; }) && refused([](Request& r) { r.extents[0] = (uint64_t{1} << 32) + 1; });
-    right = right && refused([](Request& r) { r.box[2] = 257; }) && refused([](Request& r) { r.box[1] = 0; }) && refused([](Request& r) { r.box[0] = 72; }) && refused([](Request& r) { r.box[0] = 4; });
+    right = right && refused([](Request& r) { r.address += 8; }) && refused([](Request& r) { r.address = 0; }) &&
+            refused([](Request& r) { r.rank = 0; }) && refused([](Request& r) { r.rank = 6; });
+    right = right && refused([](Request& r) { r.strides[1] += 8; }) &&
+            refused([](Request& r) { r.strides[2] = uint64_t{1} << 40; });
+    right = right && refused([](Request& r) { r.extents[2] = 0; }) &&
+            refused([](Request& r) { r.extents[0] = (uint64_t{1} << 32) + 1; });
+    right = right && refused([](Request& r) { r.box[2] = 257; }) && refused([](Request& r) { r.box[1] = 0; }) &&
+            refused([](Request& r) { r.box[0] = 72; }) && refused([](Request& r) { r.box[0] = 4; });
     right = right && refused([](Request& r) { r.steps[1] = 0; }) && refused([](Request& r) { r.steps[3] = 9; });
     claim("cuTensorMapEncodeTiled refuses what CUDA refuses: addresses, strides, extents, boxes, steps", right);
 
     void *known = nullptr, *unknown = &right;
     cudaDriverEntryPointQueryResult of_known, of_unknown;
     claim("a function of the driver is found by its name",
-          cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &known, 12000, cudaEnableDefault, &of_known) == cudaSuccess && of_known == cudaDriverEntryPointSuccess &&
-              known == reinterpret_cast<void*>(&cuTensorMapEncodeTiled) &&
-              cudaGetDriverEntryPointByVersion("cuTensorMapDecode", &unknown, 12000, cudaEnableDefault, &of_unknown) == cudaSuccess && of_unknown == cudaDriverEntryPointSymbolNotFound &&
-              unknown == nullptr);
+          cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &known, 12000, cudaEnableDefault, &of_known) ==
+                  cudaSuccess &&
+              of_known == cudaDriverEntryPointSuccess && known == reinterpret_cast<void*>(&cuTensorMapEncodeTiled) &&
+              cudaGetDriverEntryPointByVersion("cuTensorMapDecode", &unknown, 12000, cudaEnableDefault, &of_unknown) ==
+                  cudaSuccess &&
+              of_unknown == cudaDriverEntryPointSymbolNotFound && unknown == nullptr);
     if (WARP_SIZE == 1) return;
-    claim("tensor_load: a box of four dimensions lands swizzled, with zeros for what is before or past the tensor", in_every_order([] { return boxes_land(CU_TENSOR_MAP_SWIZZLE_128B); }));
-    claim("tensor_load: ... and plain without swizzle", in_every_order([] { return boxes_land(CU_TENSOR_MAP_SWIZZLE_NONE); }));
+    claim("tensor_load: a box of four dimensions lands swizzled, with zeros for what is before or past the tensor",
+          in_every_order([] { return boxes_land(CU_TENSOR_MAP_SWIZZLE_128B); }));
+    claim("tensor_load: ... and plain without swizzle",
+          in_every_order([] { return boxes_land(CU_TENSOR_MAP_SWIZZLE_NONE); }));
 }
 
 // ---- products of a warpgroup
 
 enum class From { SHARED, REGISTERS };
 
-// What people forget.
-enum class Slip { NONE, FULL_WAIT, EMPTY_WAIT, EARLY_RELEASE, FIRST_WAIT, LAST_WAIT, ASYNC_FENCE, SYNCTHREADS, FRAGMENTS };
-
 // Accumulator i of this thread is element (row, column) of (64 x N).
-static int row_of(int i) { return static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4 + i % 4 / 2 * 8; }
+static int row_of(int i)
+{
+    return static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4 + i % 4 / 2 * 8;
+}
 static int column_of(int i) { return i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2; }
 
 // d (64 x N) = a (64 x 64) b, or d += a b; b is (N x 64) for Major::K, (64 x N) for Major::MN. The tiles begin at these
 // offsets, and their groups of 8 rows are so many bytes apart (dense: 1024).
 template <int N, Major B, From A, Slip S>
-__global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bfloat16* b, bool add, int a_offset, int b_offset, int group_bytes)
+__global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bfloat16* b, bool add, int a_offset,
+                               int b_offset, int group_bytes)
 {
     char *a_tile = shared_bytes() + a_offset, *b_tile = shared_bytes() + b_offset;
     const int block_bytes = 8 * group_bytes + 1024;  // MN: between blocks of 64 columns
-    const auto place = [=](char* tile, int row, int chunk) { return chunk_at(tile + row / 8 * group_bytes, row % 8, chunk); };
-    const auto operand = [=](char* tile, int block = 16) { return (wgmma_operand(tile, block) & ~(uint64_t{0x3fff} << 32)) | static_cast<uint64_t>(group_bytes / 16) << 32; };
-    for (int i = static_cast<int>(threadIdx.x); i < 64 * 8; i += 128) memcpy(place(a_tile, i / 8, i % 8), a + i * 8, 16);
+    const auto place = [=](char* tile, int row, int chunk) {
+        return chunk_at(tile + row / 8 * group_bytes, row % 8, chunk);
+    };
+    const auto operand = [=](char* tile, int block = 16) {
+        return (wgmma_operand(tile, block) & ~(uint64_t{0x3fff} << 32)) | static_cast<uint64_t>(group_bytes / 16) << 32;
+    };
+    for (int i = static_cast<int>(threadIdx.x); i < 64 * 8; i += 128)
+        memcpy(place(a_tile, i / 8, i % 8), a + i * 8, 16);
     for (int i = static_cast<int>(threadIdx.x); i < N * 8; i += 128) {
         const int row = i / (N / 8), column = i % (N / 8) * 8;
-        if (B == Major::K) memcpy(place(b_tile, i / 8, i % 8), b + i * 8, 16);
-        else memcpy(place(b_tile + column / 64 * block_bytes, row, column % 64 / 8), b + row * N + column, 16);
+        if (B == Major::K)
+            memcpy(place(b_tile, i / 8, i % 8), b + i * 8, 16);
+        else
+            memcpy(place(b_tile + column / 64 * block_bytes, row, column % 64 / 8), b + row * N + column, 16);
     }
     if (S != Slip::ASYNC_FENCE) async_fence();
     if (S != Slip::SYNCTHREADS) __syncthreads();
@@ -989,12 +1047,16 @@ __global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bflo
     uint32_t fragments[4][4];
     for (int i = 0; i < N / 2; i++) sum[i] = add ? d[row_of(i) * N + column_of(i)] : NAN;
     for (int k = 0; k < 4; k++)
-        for (int i = 0; i < 4; i++) fragments[k][i] = pair_at(a + row_of(2 * (i % 2)) * 64 + 16 * k + column_of(4 * (i / 2)));
+        for (int i = 0; i < 4; i++)
+            fragments[k][i] = pair_at(a + row_of(2 * (i % 2)) * 64 + 16 * k + column_of(4 * (i / 2)));
     wgmma_fence(sum, fragments);
     for (int k = 0; k < 4; k++) {
-        const uint64_t b_operand = B == Major::K ? operand(b_tile + 32 * k) : operand(b_tile + 2 * group_bytes * k, block_bytes);
-        if constexpr (A == From::SHARED) wgmma<N, B>(sum, operand(a_tile + 32 * k), b_operand, add || k > 0);
-        else wgmma<N, B>(sum, fragments[k], b_operand, add || k > 0);
+        const uint64_t b_operand = B == Major::K ? operand(b_tile + 32 * k)
+                                                 : operand(b_tile + 2 * group_bytes * k, block_bytes);
+        if constexpr (A == From::SHARED)
+            wgmma<N, B>(sum, operand(a_tile + 32 * k), b_operand, add || k > 0);
+        else
+            wgmma<N, B>(sum, fragments[k], b_operand, add || k > 0);
     }
     wgmma_commit();
     wgmma_wait<0>(sum);
@@ -1013,7 +1075,9 @@ static bool tiles_multiply(int a_offset = 1024, int b_offset = 32768, int group_
         for (size_t m = 0; m < 64; m++)
             for (size_t n = 0; n < N; n++) {
                 float sum = add ? static_cast<float>((m * N + n) % 1000) : 0;
-                for (size_t k = 0; k < 64; k++) sum += static_cast<float>(a[m * 64 + k]) * static_cast<float>(B == Major::K ? b[n * 64 + k] : b[k * N + n]);
+                for (size_t k = 0; k < 64; k++)
+                    sum += static_cast<float>(a[m * 64 + k]) *
+                           static_cast<float>(B == Major::K ? b[n * 64 + k] : b[k * N + n]);
                 right = right && d[m * N + n] == sum;
             }
     }
@@ -1024,7 +1088,8 @@ static bool tiles_multiply(int a_offset = 1024, int b_offset = 32768, int group_
 // may be under way.
 __global__ void group_products(float* out, const __nv_bfloat16* a)
 {
-    for (int i = static_cast<int>(threadIdx.x); i < 64 * 8; i += 128) memcpy(chunk_at(shared_bytes(), i / 8, i % 8), a + i * 8, 16);
+    for (int i = static_cast<int>(threadIdx.x); i < 64 * 8; i += 128)
+        memcpy(chunk_at(shared_bytes(), i / 8, i % 8), a + i * 8, 16);
     async_fence();
     __syncthreads();
     const uint64_t tile = wgmma_operand(shared_bytes());
@@ -1054,7 +1119,8 @@ static bool groups_end_in_order(bool late)
     bool right = true;
     for (size_t t = 0; t < 128; t++) {
         const float* seen = out.data + t * 6;
-        right = right && seen[4] == seen[2] && seen[3] == 2 * seen[4] && std::isnan(seen[0]) == late && std::isnan(seen[1]) == late;
+        right = right && seen[4] == seen[2] && seen[3] == 2 * seen[4] && std::isnan(seen[0]) == late &&
+                std::isnan(seen[1]) == late;
     }
     return right && out[4] != 0;
 }
@@ -1063,7 +1129,8 @@ static bool groups_end_in_order(bool late)
 // k_i into a ring of two stages, s = q k_i' becomes the fragments of the second product, and those of odd i go by way
 // of shared memory.
 template <Slip S>
-__global__ void __launch_bounds__(160) pipeline(float* out, const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map, int tiles)
+__global__ void __launch_bounds__(160) pipeline(float* out, const __grid_constant__ CUtensorMap q_map,
+                                                const __grid_constant__ CUtensorMap k_map, int tiles)
 {
     constexpr int tile_bytes = 64 * 128;
     char *q = shared_bytes(), *k = q + tile_bytes, *p = k + 2 * tile_bytes;
@@ -1098,7 +1165,8 @@ __global__ void __launch_bounds__(160) pipeline(float* out, const __grid_constan
         char* k_i = k + i % 2 * tile_bytes;
         if (S != Slip::FULL_WAIT) barrier_wait(full + i % 2, static_cast<uint32_t>(i / 2 % 2));
         wgmma_fence(s);
-        for (int j = 0; j < 4; j++) wgmma<64, Major::K>(s, wgmma_operand(q + 32 * j), wgmma_operand(k_i + 32 * j), j > 0);
+        for (int j = 0; j < 4; j++)
+            wgmma<64, Major::K>(s, wgmma_operand(q + 32 * j), wgmma_operand(k_i + 32 * j), j > 0);
         wgmma_commit();
         if (S != Slip::FIRST_WAIT) wgmma_wait<0>(s);
         uint32_t fragments[4][4];
@@ -1117,7 +1185,8 @@ __global__ void __launch_bounds__(160) pipeline(float* out, const __grid_constan
             if (S != Slip::ASYNC_FENCE) async_fence();
             named_barrier_wait(1, 128);
             wgmma_fence(o);
-            for (int j = 0; j < 4; j++) wgmma<64, Major::MN>(o, wgmma_operand(p + 32 * j), wgmma_operand(k_i + 2048 * j), 1);
+            for (int j = 0; j < 4; j++)
+                wgmma<64, Major::MN>(o, wgmma_operand(p + 32 * j), wgmma_operand(k_i + 2048 * j), 1);
         }
         wgmma_commit();
         if (S == Slip::EARLY_RELEASE && threadIdx.x % 32 == 0) barrier_arrive(empty + i % 2);
@@ -1131,14 +1200,15 @@ __global__ void __launch_bounds__(160) pipeline(float* out, const __grid_constan
     if (S == Slip::FIRST_WAIT) wgmma_wait<0>(s);
 }
 
-template <Slip S>
-static bool pipeline_is_right()
+template <Slip S> static bool pipeline_is_right()
 {
-    constexpr size_t tiles = 6;
+    constexpr size_t tiles = 8;  // both parities come last
     Numbers q(64 * 64, 1), k(tiles * 64 * 64, 2);
-    for (size_t i = 0; i < q.size; i++) q[i] = i / 64 == i % 64 || i / 64 == (i * 7) % 64 ? 1.0f : 0.0f;  // so that s is small
+    for (size_t i = 0; i < q.size; i++)
+        q[i] = i / 64 == i % 64 || i / 64 == (i * 7) % 64 ? 1.0f : 0.0f;  // so that s is small
     Array<float> out(4 * 64 * 64);
-    launch(4, 160, 4 * 8192 + 64, pipeline<S>, out.data, map_of(q.data, 64, 64), map_of(k.data, tiles * 64, 64), static_cast<int>(tiles));
+    launch(4, 160, 4 * 8192 + 64, pipeline<S>, out.data, map_of(q.data, 64, 64), map_of(k.data, tiles * 64, 64),
+           static_cast<int>(tiles));
     std::vector<float> expected(64 * 64);
     for (size_t m = 0; m < 64; m++)
         for (size_t j = 0; j < tiles * 64; j++) {
@@ -1152,8 +1222,7 @@ static bool pipeline_is_right()
 }
 
 // Whether a kernel goes wrong under one of a few seeds, or ends the program, which is why it has one of its own.
-template <class Check>
-static bool goes_wrong(Check is_right)
+template <class Check> static bool goes_wrong(Check is_right)
 {
     bool wrong = false;
     for (uint64_t seed = 1; seed < 9 && !wrong; seed++) {
@@ -1166,15 +1235,27 @@ static bool goes_wrong(Check is_right)
 static bool do_slip(int slip)
 {
     switch (static_cast<Slip>(slip)) {
-    case Slip::NONE: return goes_wrong(pipeline_is_right<Slip::NONE>) || goes_wrong([] { return tiles_multiply<64, Major::K, From::SHARED>(); });
-    case Slip::FULL_WAIT: return goes_wrong(pipeline_is_right<Slip::FULL_WAIT>);
-    case Slip::EMPTY_WAIT: return goes_wrong(pipeline_is_right<Slip::EMPTY_WAIT>);
-    case Slip::EARLY_RELEASE: return goes_wrong(pipeline_is_right<Slip::EARLY_RELEASE>);
-    case Slip::FIRST_WAIT: return goes_wrong(pipeline_is_right<Slip::FIRST_WAIT>);
-    case Slip::LAST_WAIT: return goes_wrong(pipeline_is_right<Slip::LAST_WAIT>);
-    case Slip::FRAGMENTS: return goes_wrong(pipeline_is_right<Slip::FRAGMENTS>);
-    case Slip::ASYNC_FENCE: return goes_wrong(pipeline_is_right<Slip::ASYNC_FENCE>) && goes_wrong([] { return tiles_multiply<64, Major::K, From::SHARED, Slip::ASYNC_FENCE>(); });
-    case Slip::SYNCTHREADS: return goes_wrong([] { return tiles_multiply<64, Major::K, From::SHARED, Slip::SYNCTHREADS>(); });
+    case Slip::NONE:
+        return goes_wrong(pipeline_is_right<Slip::NONE>) ||
+               goes_wrong([] { return tiles_multiply<64, Major::K, From::SHARED>(); });
+    case Slip::FULL_WAIT:
+        return goes_wrong([] { return boxes_land<Slip::FULL_WAIT>(CU_TENSOR_MAP_SWIZZLE_128B); }) &&
+               goes_wrong(pipeline_is_right<Slip::FULL_WAIT>);
+    case Slip::EMPTY_WAIT:
+        return goes_wrong(pipeline_is_right<Slip::EMPTY_WAIT>);
+    case Slip::EARLY_RELEASE:
+        return goes_wrong(pipeline_is_right<Slip::EARLY_RELEASE>);
+    case Slip::FIRST_WAIT:
+        return goes_wrong(pipeline_is_right<Slip::FIRST_WAIT>);
+    case Slip::LAST_WAIT:
+        return goes_wrong(pipeline_is_right<Slip::LAST_WAIT>);
+    case Slip::FRAGMENTS:
+        return goes_wrong(pipeline_is_right<Slip::FRAGMENTS>);
+    case Slip::ASYNC_FENCE:
+        return goes_wrong(pipeline_is_right<Slip::ASYNC_FENCE>) &&
+               goes_wrong([] { return tiles_multiply<64, Major::K, From::SHARED, Slip::ASYNC_FENCE>(); });
+    case Slip::SYNCTHREADS:
+        return goes_wrong([] { return tiles_multiply<64, Major::K, From::SHARED, Slip::SYNCTHREADS>(); });
     }
     return false;
 }
@@ -1183,25 +1264,38 @@ static bool shows(Slip slip) { return run_child("slip" + std::to_string(static_c
 
 static void test_products_of_warpgroups()
 {
-    claim("wgmma, both operands in shared memory: N of 64, 128 and 256, both majors, assigned and added", in_every_order([] {
-        return tiles_multiply<64, Major::K, From::SHARED>() && tiles_multiply<128, Major::K, From::SHARED>() && tiles_multiply<256, Major::K, From::SHARED>() &&
-               tiles_multiply<64, Major::MN, From::SHARED>() && tiles_multiply<128, Major::MN, From::SHARED>() && tiles_multiply<256, Major::MN, From::SHARED>();
-    }));
-    claim("wgmma, a in registers: both majors", in_every_order([] { return tiles_multiply<64, Major::K, From::REGISTERS>() && tiles_multiply<64, Major::MN, From::REGISTERS>(); }));
-    claim("wgmma: groups of 8 rows are as far apart as the descriptor says", tiles_multiply<128, Major::K, From::SHARED>(1024, 32768, 3072) && tiles_multiply<256, Major::MN, From::SHARED>(1024, 32768, 2048));
+    claim("wgmma, both operands in shared memory: N of 64, 128 and 256, both majors, assigned and added",
+          in_every_order([] {
+              return tiles_multiply<64, Major::K, From::SHARED>() && tiles_multiply<128, Major::K, From::SHARED>() &&
+                     tiles_multiply<256, Major::K, From::SHARED>() && tiles_multiply<64, Major::MN, From::SHARED>() &&
+                     tiles_multiply<128, Major::MN, From::SHARED>() && tiles_multiply<256, Major::MN, From::SHARED>();
+          }));
+    claim("wgmma, a in registers: both majors", in_every_order([] {
+              return tiles_multiply<64, Major::K, From::REGISTERS>() &&
+                     tiles_multiply<64, Major::MN, From::REGISTERS>();
+          }));
+    claim("wgmma: groups of 8 rows are as far apart as the descriptor says",
+          tiles_multiply<128, Major::K, From::SHARED>(1024, 32768, 3072) &&
+              tiles_multiply<256, Major::MN, From::SHARED>(1024, 32768, 2048));
     claim("wgmma swizzles addresses: a tile that does not begin at a multiple of 1024 is read wrong",
-          !tiles_multiply<64, Major::K, From::SHARED>(1024 + 128) && !tiles_multiply<64, Major::K, From::SHARED>(1024, 32768 + 512) && !tiles_multiply<64, Major::MN, From::SHARED>(1024, 32768 + 256));
-    claim("wgmma_wait: groups end in their order; under a seed what is under way is not a number", groups_end_in_order(false) && [] {
-        cuda_cpu::set_seed(1);
-        const bool right = groups_end_in_order(true);
-        cuda_cpu::set_seed(0);
-        return right;
-    }());
-    claim("a loader and a warpgroup, two products in a chain, work in every order", in_every_order(pipeline_is_right<Slip::NONE>) && !shows(Slip::NONE));
+          !tiles_multiply<64, Major::K, From::SHARED>(1024 + 128) &&
+              !tiles_multiply<64, Major::K, From::SHARED>(1024, 32768 + 512) &&
+              !tiles_multiply<64, Major::MN, From::SHARED>(1024, 32768 + 256));
+    claim(
+        "wgmma_wait: groups end in their order; under a seed what is under way is not a number",
+        groups_end_in_order(false) && [] {
+            cuda_cpu::set_seed(1);
+            const bool right = groups_end_in_order(true);
+            cuda_cpu::set_seed(0);
+            return right;
+        }());
+    claim("a loader and a warpgroup, two products in a chain, work in every order",
+          in_every_order(pipeline_is_right<Slip::NONE>) && !shows(Slip::NONE));
     claim("it shows when a kernel does not wait for a load", shows(Slip::FULL_WAIT));
     claim("it shows when a load does not wait until its stage is free", shows(Slip::EMPTY_WAIT));
     claim("it shows when a stage is released before the product that reads it has ended", shows(Slip::EARLY_RELEASE));
-    claim("it shows when a product's result is read before wgmma_wait", shows(Slip::FIRST_WAIT) && shows(Slip::LAST_WAIT));
+    claim("it shows when a product's result is read before wgmma_wait",
+          shows(Slip::FIRST_WAIT) && shows(Slip::LAST_WAIT));
     claim("it shows when fragments are written before wgmma_wait", shows(Slip::FRAGMENTS));
     claim("it shows when stores are not followed by async_fence", shows(Slip::ASYNC_FENCE));
     claim("it shows when warps do not wait for each other's stores", shows(Slip::SYNCTHREADS));
@@ -1271,9 +1365,26 @@ __global__ void misuse(int which, const __nv_bfloat16* data, const __grid_consta
         ldmatrix(r, tile + 4);
     }
     if (which == 24) shared_address(data);
+    if (first && which == 25) tensor_load(tile + 9 * 1024, &map, barrier, 0, 0, 0, 0);
+    if (which < 26) return;
+    uint32_t fragment[4] = {};
+    wgmma_fence(fragment);
+    if (which == 26) wgmma<64, Major::K>(d, operand, operand, 1);
+    if (which == 27) fragment[0] = 1;
+    wgmma<64, Major::K>(d, fragment, operand, 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    if (which == 28) d[0] = 1;
+    wgmma_fence(d);
+    wgmma<64, Major::K>(d, operand, operand, 1);
+    wgmma_commit();
+    if (which == 29)
+        wgmma_wait<0>();
+    else
+        wgmma_wait<0>(d);
 }
 
-// In the order of `misuse`.
+// What is said, in the order of `misuse`; the last is right. From 26 on it takes a seed to see it.
 static const std::vector<std::string> misuses = {
     "thread 0 calls copy_async with an address that is not a multiple of 16",
     "thread 0 calls copy_async with an address that is not a multiple of 16",
@@ -1281,7 +1392,8 @@ static const std::vector<std::string> misuses = {
     "thread 0 calls tensor_load with a barrier that nobody has initialised",
     "thread 0 calls tensor_load before barrier_init_done",
     "thread 0 calls barrier_arrive for a barrier where all 1 have arrived, before its phase has ended",
-    "deadlock: no thread can go on\n  threads 0: in barrier_wait, parity 0, barrier at byte 16384: 0 of 1 threads have arrived, 0 bytes are missing\n  threads 1-127: ended",
+    "deadlock: no thread can go on\n  threads 0: in barrier_wait, parity 0, barrier at byte 16384: 0 of 1 threads have "
+    "arrived, 0 bytes are missing\n  threads 1-127: ended",
     "calls named_barrier_arrive for 128 threads, others for 96, at barrier 3",
     "calls named_barrier_wait with number 0; expected 1 to 15",
     "calls named_barrier_wait for 100 threads; expected a multiple of 32, no more than the block's",
@@ -1300,10 +1412,17 @@ static const std::vector<std::string> misuses = {
     "calls mma_m16n8k16 and its warp has no 32 lanes any more",
     "calls ldmatrix with an address that is not a multiple of 16",
     "calls shared_address with an address that is not in dynamic shared memory",
+    "thread 0 calls tensor_load and the box ends beyond the launch's shared memory",
+    "calls wgmma with accumulators that no wgmma_fence has named since they were written",
+    "calls wgmma with fragments that no wgmma_fence has named since they were written",
+    "has changed accumulators that no wgmma_wait has named",
+    "thread 0 ended, and no wgmma_wait has named the accumulators of a wgmma",
+    "",
 };
 
 static void do_misuse(int which)
 {
+    cuda_cpu::set_seed(which >= 26);
     Numbers data(64 * 64, 1);
     launch(1, 128, 16384 + 64, misuse, which, data.data, map_of(data.data, 64, 64));
 }
@@ -1313,7 +1432,10 @@ static void test_misuses()
     for (size_t i = 0; i < misuses.size(); i++) {
         const auto [said, code] = run_child("misuse" + std::to_string(i));
         const std::string line = misuses[i].substr(0, misuses[i].find('\n'));
-        claim("it is said: " + line, code == 1 && contains(said, misuses[i]));
+        if (line.empty())
+            claim("nothing is said when nothing is wrong", code == 0 && said.empty());
+        else
+            claim("it is said: " + line, code == 1 && contains(said, misuses[i]));
     }
 }
 
@@ -1326,11 +1448,13 @@ static void test_tensor_cores()
     }
     const float infinity = std::numeric_limits<float>::infinity();
     claim("exp2_approx is within 2 units in the last place, 0 below the normal range, right at infinity and NaN",
-          worst < 2 && exp2_approx(-126.5f) == 0 && exp2_approx(-infinity) == 0 && exp2_approx(128) == infinity && exp2_approx(infinity) == infinity && std::isnan(exp2_approx(NAN)) && exp2_approx(-3) == 0.125f);
+          worst < 2 && exp2_approx(-126.5f) == 0 && exp2_approx(-infinity) == 0 && exp2_approx(128) == infinity &&
+              exp2_approx(infinity) == infinity && std::isnan(exp2_approx(NAN)) && exp2_approx(-3) == 0.125f);
     test_tensor_maps();
     if (WARP_SIZE == 1) {
         const auto [said, code] = run_child("misuse22");
-        claim("with a warp of 1 thread, tensor cores say that they need 32", code == 1 && contains(said, "take warps of 32 threads"));
+        claim("with a warp of 1 thread, tensor cores say that they need 32",
+              code == 1 && contains(said, "take warps of 32 threads"));
         return;
     }
     test_warp_instructions();
