@@ -9,7 +9,7 @@
 //    one section per kernel, in the order of train_gpt.cu; each has the loop, then its trial
 //    all kernels                  test_kernels()
 //    files and models for the tests
-//    against PyTorch · memory · Hugging Face · data · schedule and sampling
+//    against PyTorch · memory · Hugging Face · data · graphs · schedule and sampling
 //    plan · naive against flash
 //    running train_gpt            command lines as a whole: the same bits, matmul tuning, what runs
 //                                 write, runs that end badly, trace, bad input
@@ -1000,8 +1000,11 @@ Outputs run_adamw(const AdamWState& s, double norm, const AdamW& a, size_t decay
     const DeviceArray<float> master(s.weights), m(s.m), v(s.v), d_norm(Values{norm});
     const DeviceArray<G> grads(s.grads);
     const DeviceArray<floatX> separate(n);
+    const DeviceArray<float> settings(sizeof(AdamW) / sizeof(float));
+    AdamW* const d_settings = reinterpret_cast<AdamW*>(static_cast<float*>(settings));
     void* const weights = SEPARATE_MASTER ? static_cast<void*>(separate) : static_cast<void*>(master);
-    adamw(static_cast<floatX*>(weights), master, grad(grads), m, v, d_norm, a, decayed, n);
+    set_adamw(d_settings, a);
+    adamw(static_cast<floatX*>(weights), master, grad(grads), m, v, d_norm, d_settings, decayed, n);
     return {master.download(), m.download(), v.download(), grads.download(), separate.download()};
 }
 
@@ -1338,13 +1341,13 @@ Batch send_batch(const Model& m, const int* tokens) {
         inputs[n] = tokens[n / T * (T + 1) + n % T];
         targets[n] = tokens[n / T * (T + 1) + n % T + 1];
     }
-    const size_t runs = sort_positions(order.data(), first.data(), inputs.data(), N, m.config.vocab);
+    sort_positions(order.data(), first.data(), inputs.data(), N, m.config.vocab);
     upload(m.a.inputs(0), inputs.data(), N * sizeof(int));
     upload(m.a.targets(0), targets.data(), N * sizeof(int));
-    if (m.setup.purpose == Purpose::INFERENCE) return {m.a.inputs(0), m.a.targets(0), nullptr, nullptr, 0};
+    if (m.setup.purpose == Purpose::INFERENCE) return {m.a.inputs(0), m.a.targets(0), nullptr, nullptr};
     upload(m.a.order(0), order.data(), N * sizeof(int));
     upload(m.a.first(0), first.data(), (N + 1) * sizeof(int));
-    return {m.a.inputs(0), m.a.targets(0), m.a.order(0), m.a.first(0), runs};
+    return {m.a.inputs(0), m.a.targets(0), m.a.order(0), m.a.first(0)};
 }
 
 // Logits (N, V), without the vocabulary's padding. All rows must fit: N <= head_rows.
@@ -1806,6 +1809,71 @@ void test_evaluation() {
     }
 }
 
+// ==== graphs =================================================================
+
+// All that four steps of three micro-steps leave behind, with an evaluation in every other one.
+std::string bytes_of_steps(const Setup& s, bool graphs, size_t& captured) {
+    const Tokens tokens("README.md");
+    Options o;
+    o.lr = 1e-2;
+    o.warmup = 3;   // another learning rate in each
+    Model m;
+    allocate(m, s);
+    init_parameters(m, 1);
+    m.graphs.on = graphs;
+    Loader loader(m, tokens, Shuffle::YES, 7, 0);
+    std::string bytes;
+    for (long step = 0; step < 4; step++) {
+        for (int micro = 0; micro < 3; micro++) {
+            micro_step(m, loader.current(), 3 * s.N());
+            loader.advance();
+        }
+        update(m, adamw_settings(o, step));
+        bytes += bytes_of(std::vector<double>{take_loss(m), fetch(m.a.norm())});
+        if (step % 2 == 1) bytes += bytes_of(std::vector<double>{evaluate(m, tokens, 2 * s.B).loss});
+    }
+    for (const float* block : {m.master, m.adam_m, m.adam_v}) bytes += bytes_of(from_device(block, m.elements));
+    captured = m.graphs.captured();
+    return bytes + bytes_of(gradients(m));
+}
+
+void test_graphs() {
+    for (DType grad_dtype : {DType::FP32, DType::BF16}) {
+        if (FLOATX == DType::FP32 && grad_dtype == DType::BF16) continue;
+        std::vector<std::pair<Recompute, Attention>> kinds = {{Recompute::NONE, Attention::NAIVE}};
+        for (const auto& [name, recompute] : RECOMPUTE_NAMES) kinds.push_back({recompute, Attention::FLASH});
+        for (const auto& [recompute, attention] : kinds) {
+            Setup s = {{2, 2, 32, 16, 256}, 2, 16, recompute, grad_dtype, Purpose::TRAINING, 24};   // the head in two parts
+            s.attention = attention;
+            size_t none = 1, captured = 0;
+            const bool same = bytes_of_steps(s, false, none) == bytes_of_steps(s, true, captured);
+            // A micro-step for each of the loader's two slots, the update and the evaluation.
+            claim(same && none == 0 && captured == 4,
+                  format("with graphs the same bits of losses, norms, weights and moments: --recompute %s, %s attention, gradients in %s",
+                         RECOMPUTE_NAMES[static_cast<int>(recompute)].first, attention == Attention::FLASH ? "flash" : "naive", name_of(grad_dtype)),
+                  format("%zu graphs", captured));
+        }
+    }
+    const std::pair<const char*, std::function<void()>> WAITING[] = {
+        {"cudaErrorStreamCaptureUnsupported", [] { check(cudaStreamSynchronize(device.stream), "waiting"); }},
+        {"capture of something", [] { static_cast<void>(cudaStreamSynchronize(device.stream)); }}};
+    for (const auto& [named, work] : WAITING) {
+        Graphs graphs;
+        graphs.on = true;
+        std::string said;
+        graphs.run("something", work);
+        try {
+            graphs.run("something", work);
+        } catch (const Failure& error) {
+            said = error.what();
+        }
+        cudaGetLastError();
+        const DeviceArray<float> after(Values{1, 2});   // the stream is to be used again
+        claim(said.find(named) != said.npos && after.download() == Values{1, 2} && graphs.captured() == 0,
+              format("work that waits is no graph, but an error that says so (%s)", named), said);
+    }
+}
+
 // ==== schedule and sampling ==================================================
 
 void test_schedule() {
@@ -2016,16 +2084,19 @@ void test_repeated_runs() {
     same(TEN + "--recompute selective", "", "--recompute selective gives the same bits");
     same(TEN + "--recompute full", "", "--recompute full gives the same bits");
     same(TEN + "--sample-every 3 --sample-tokens 5", "", "sampling on the way changes no bit");
+    same(TEN + "--graph off", "", "--graph off gives the same bits");
+    same(TEN + "--graph on --sample-every 3 --sample-tokens 5", "", "--graph on gives the same bits");
 #ifdef CUDA_ON_CPU
     if (WARP_SIZE > 1)
         for (const char* seed : {"CUDA_CPU_SEED=1", "CUDA_CPU_SEED=2"})
-            same(TEN, seed, format("another order of threads gives the same bits (%s)", seed));
+            for (const char* graph : {"", "--graph on"})
+                same(TEN + graph, seed, format("another order of threads gives the same bits (%s%s)", seed, graph));
 #endif
     fs::create_directory(scratch("@/other"));
     fs::copy(scratch("@/first/step_000005"), scratch("@/other/step_000005"));
     const std::string cut_short = "{\"step\": 11, \"lo";   // by a crash
     write_bytes(scratch("@/other/log.jsonl"), read_bytes(scratch("@/first/log.jsonl")) + cut_short);
-    same(TEN + "--resume", "", "stopped and resumed at step 5 it logs and saves the same bits as never stopped");
+    same(TEN + "--resume --graph on", "", "stopped and resumed at step 5 it logs and saves the same bits as never stopped");
 
     const json trainer = read_json(scratch("@/first/step_000010/trainer.json"));
     claim(trainer.at("step") == 10 && trainer.at("next_window") == 40 && damage(scratch("@/first/step_000010")).empty(),
@@ -2452,6 +2523,7 @@ void test_bad_flags() {
     refuse("a number above its range", TINY + "--val-fraction 0.95", {"--val-fraction", "from 0 to 0.9", "0.95"});
     refuse("beta1 of 1", TINY + "--beta1 1", {"--beta1", "'1'"});
     refuse("--matmul-tuning yes", TINY + "--matmul-tuning yes", {"--matmul-tuning", "off|on", "'yes'"});
+    refuse("--graph yes", TINY + "--graph yes", {"--graph", "auto|off|on", "'yes'"});
     refuse("an unknown choice", TINY + "--schedule cosin", {"--schedule", "cosine|linear|wsd|constant", "'cosin'"});
     refuse("an unknown model", "plan --model gpt5", {"--model", "gpt2-medium", "'gpt5'"});
     refuse("a head size of 20", TINY + "--heads 3 --channels 60", {"60 channels", "3 heads", "16, 32, ... 128"});
@@ -2746,7 +2818,7 @@ void test_tensor_core_model() {
 void test_trace() {
     for (const char* flags : {"--recompute none", "--recompute selective", "--recompute full", "--attention naive"}) {
         const std::string setup = SMALL + "--micro-batch 2 --total-batch 64 " + flags;
-        const Outcome o = run("train" + setup + " --steps 4 --eval-every 0 --trace @/trace.json");
+        const Outcome o = run("train" + setup + " --steps 4 --eval-every 0 --graph on --trace @/trace.json");
         const json plan = json::parse(run("plan --layers 2 --heads 2 --channels 32 --context 16 --vocab 256 --micro-batch 2 --json " + std::string(flags)).out);
         const json trace = read_json(scratch("@/trace.json"));
         std::map<int, double> row_end;   // events of a row must follow on each other
@@ -2857,6 +2929,7 @@ void test_model() {
     test("windows", test_windows);
     test("loader", test_loader);
     test("evaluation", test_evaluation);
+    test("graphs", test_graphs);
     test("schedule", test_schedule);
     test("sampling", test_pick_token);
 }

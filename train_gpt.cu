@@ -5,7 +5,8 @@
 // the data, checkpoints in Hugging Face's format, and a command line. Read it from top to bottom.
 //
 // Map
-//    1  small things          errors, packs of elements, reductions in a warp, recording, the door for launches
+//    1  small things          errors, packs of elements, reductions in a warp, recording, the door for launches,
+//                             CUDA graphs
 //    2  options               one table: names, defaults, --help, echo and log
 //    3  kernels               embedding · layernorm · bias · gelu · tensor cores · attention · attention on
 //                             tensor cores · naive attention · cross-entropy · gradient norm · adamw ·
@@ -359,6 +360,61 @@ template <typename F> void with_type(Grad grad, F f) {
     else f(static_cast<__nv_bfloat16*>(grad.data));
 }
 
+// ==== graphs =================================================================
+// A micro-step is the same few hundred launches each time. One by one they cost the CPU microseconds
+// each, for which a fast GPU waits where its kernels are short. As a CUDA graph they are handed over
+// at once: a sequence is run as it is when it comes first, which loads its kernels and plans its
+// matmuls; captured when it comes again; and replayed from then on, with the same bits.
+//
+// A graph has its kernels' arguments as they were. What changes from one replay to the next must lie
+// in device memory, at a place that stays; all else must be part of the sequence's name.
+
+class Graphs {
+public:
+    bool on = false;
+
+    Graphs() = default;
+    Graphs(const Graphs&) = delete;
+    ~Graphs() {
+        for (const auto& [name, graph] : graphs_)
+            if (graph) cudaGraphExecDestroy(graph);
+    }
+
+    // work() launches on device.stream and waits for nothing.
+    template <typename F> void run(const std::string& name, F work) {
+        if (!on || recorder.on || device.tuning) return work();
+        const auto [place, is_new] = graphs_.try_emplace(name, nullptr);
+        if (is_new) return work();
+        cudaGraphExec_t& graph = place->second;
+        if (!graph) graph = capture(name, work);
+        on_stream(name.c_str(), device.stream, [&] { check(cudaGraphLaunch(graph, device.stream), name.c_str()); });
+    }
+    size_t captured() const {
+        return std::count_if(graphs_.begin(), graphs_.end(), [](const auto& entry) { return entry.second != nullptr; });
+    }
+
+private:
+    template <typename F> static cudaGraphExec_t capture(const std::string& name, F work) {
+        cudaGraph_t graph = nullptr;
+        check(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+        try {
+            work();
+        } catch (...) {   // says what went wrong; the stream must not stay in capture
+            cudaStreamEndCapture(device.stream, &graph);
+            if (graph) cudaGraphDestroy(graph);
+            throw;
+        }
+        check(cudaStreamEndCapture(device.stream, &graph), ("capture of " + name).c_str());
+        cudaGraphExec_t executable = nullptr;
+        const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
+        check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+        check(status, ("cudaGraphInstantiate: " + name).c_str());
+        return executable;
+    }
+
+    std::map<std::string, cudaGraphExec_t> graphs_;   // null: has come once
+};
+
 // ==== options ================================================================
 // One table: name, what it takes, which verbs know it, help. Defaults, parsing, --help and the log
 // come from it.
@@ -369,6 +425,7 @@ constexpr std::pair<const char*, Recompute> RECOMPUTE_NAMES[] = {
 enum class Attention { FLASH, NAIVE };
 enum class PeakSource { TABLE, MEASURED };
 enum class Tuning { OFF, ON };
+enum class UseGraph { AUTO, OFF, ON };
 enum class Shuffle { NO, YES };
 enum class Schedule { COSINE, LINEAR, WSD, CONSTANT };
 
@@ -395,6 +452,7 @@ struct Options {
     long seed = 1337;
     PeakSource peak = PeakSource::TABLE;
     Tuning matmul_tuning = Tuning::ON;
+    UseGraph graph = UseGraph::AUTO;
     // run folder
     std::string out;
     std::string trace;
@@ -519,6 +577,7 @@ std::vector<Flag> flag_table(Options& o) {
         number_flag("--seed", TRAIN | SAMPLE, o.seed, 0L, ANY_LONG, "of initial weights, order of data and samples"),
         choice_flag("--peak", TRAIN, o.peak, {"table", "measured"}, "FLOP/s that MFU is relative to: the card's data sheet, or a large matmul timed at start"),
         choice_flag("--matmul-tuning", TRAIN | EVAL, o.matmul_tuning, {"off", "on"}, "on: cuBLASLt's algorithms for each matmul are timed once, and the fastest is kept"),
+        choice_flag("--graph", TRAIN | EVAL, o.graph, {"auto", "off", "on"}, "micro-steps and updates are replayed as CUDA graphs; auto: on a GPU"),
         text_flag("--out", TRAIN, "DIR", o.out, "run folder: log.jsonl and checkpoints; without it nothing is written"),
         text_flag("--trace", TRAIN, "FILE", o.trace, "a Chrome trace of the first three steps: launches, kernels, copies, live bytes"),
         switch_flag("--resume", TRAIN, o.resume, "go on from the last checkpoint in --out"),
@@ -2581,13 +2640,14 @@ void gradient_norm(float* norm, float* partials, Grad grads, size_t n) {
 //           m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
 //           w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay * w)
 // shapes    all (n): master, m, v fp32 | weights floatX | grads fp32 or bf16 | norm (1) fp32
+//           lr, beta, t and so on in device memory, from where a CUDA graph finds each step's
 // mapping   one launch for all tensors: those that decay come first, so `decayed` elements do
 // cost      bandwidth. BF16 with FP32 gradients: reads 16, writes 18 bytes per parameter; FP32: 16
 //           and 16. It zeroes the gradients that it has read: the next step adds to them
 // source    Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2;
 //           clipping as in PyTorch's clip_grad_norm_
 
-struct AdamW {
+struct AdamW {                           // floats only
     float lr, beta1, beta2, eps, weight_decay;
     float clip;                          // largest norm; 0: no clipping
     float correction1, correction2;      // 1 - beta^t
@@ -2595,7 +2655,8 @@ struct AdamW {
 
 template <typename G>
 __global__ void adamw_kernel(floatX* weights, float* master, G* grads, float* m, float* v, const float* norm,
-                             AdamW a, size_t decayed, size_t n) {
+                             const AdamW* settings, size_t decayed, size_t n) {
+    const AdamW a = *settings;
     const float scale = a.clip > 0 ? fminf(1.0f, a.clip / (*norm + 1e-6f)) : 1.0f;
     const float zero[PACK] = {};
     const Span span = my_span(n);
@@ -2620,13 +2681,20 @@ __global__ void adamw_kernel(floatX* weights, float* master, G* grads, float* m,
     }
 }
 
-// In FP32 weights and master are the same memory.
-void adamw(floatX* weights, float* master, Grad grads, float* m, float* v, const float* norm, const AdamW& a,
+__global__ void set_adamw_kernel(AdamW* settings, AdamW values) { *settings = values; }
+
+// settings: on the device. In FP32 weights and master are the same memory.
+void adamw(floatX* weights, float* master, Grad grads, float* m, float* v, const float* norm, const AdamW* settings,
            size_t decayed, size_t n) {
     with_type(grads, [&](auto* g) {
         launch("adamw", adamw_kernel<std::remove_pointer_t<decltype(g)>>, span_blocks(n), BLOCK, 0, weights, master,
-               g, m, v, norm, a, decayed, n);
+               g, m, v, norm, settings, decayed, n);
     });
+}
+
+// By a kernel, whose arguments are taken at once: a copy from the host's memory might be waited for.
+void set_adamw(AdamW* settings, const AdamW& values) {
+    launch("set_adamw", set_adamw_kernel, 1, 1, 0, settings, values);
 }
 
 // ==== init ===================================================================
@@ -3019,6 +3087,7 @@ struct Activations {
     Tensor<float> att_d;
     // Workspace. Batches: one in use, one on its way, one for evaluation and sampling.
     Tensor<float> partials, norm_partials, norm;
+    Tensor<AdamW> adamw;
     Tensor<double> loss;
     Tensor<int> inputs, targets, order, first;
     Tensor<char> matmul_workspace;
@@ -3106,6 +3175,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
             row(a.partials,      "partials",      {partial_blocks(N), columns}, 1, Category::WORKSPACE),
             row(a.norm_partials, "norm_partials", {NORM_BLOCKS},                1, Category::WORKSPACE),
             row(a.norm,          "norm",          {1},                          1, Category::WORKSPACE),
+            {&a.adamw, "adamw", {sizeof(AdamW) / sizeof(float)}, "fp32", sizeof(float), 1, Category::WORKSPACE},
             row(a.order,         "order",         {N},                          2, Category::WORKSPACE),
             row(a.first,         "first",         {N + 1},                      2, Category::WORKSPACE),
         });
@@ -3192,6 +3262,7 @@ struct Model {
     Activations a;
     size_t allocated = 0;
     std::vector<void*> blocks;
+    Graphs graphs;
 
     Model() = default;
     Model(const Model&) = delete;
@@ -3412,10 +3483,7 @@ void backward_block(Model& m, size_t l) {
 }
 
 // One micro-batch on the device. order and first: see embedding.
-struct Batch {
-    const int *inputs, *targets, *order, *first;
-    size_t runs;
-};
+struct Batch { const int *inputs, *targets, *order, *first; };
 
 // head() has left the gradient of lnf in dln.
 void backward(Model& m, const Batch& batch) {
@@ -3429,8 +3497,9 @@ void backward(Model& m, const Batch& batch) {
         backward_block(m, l);
     }
     recorder.at("backward", NO_LAYER);
-    embedding_backward(m.g.wte(), m.g.wpe(), a.dres(), batch.inputs, batch.order, batch.first, batch.runs, m.setup.B,
-                       m.setup.T, C);
+    // N runs, the most that there can be: the same launch for every batch.
+    embedding_backward(m.g.wte(), m.g.wpe(), a.dres(), batch.inputs, batch.order, batch.first, N, m.setup.B, m.setup.T,
+                       C);
 }
 
 // ==== update =================================================================
@@ -3439,15 +3508,23 @@ void backward(Model& m, const Batch& batch) {
 // `tokens_per_step` tokens: added up over the micro-batches of a step they do not depend on how it
 // was split.
 void micro_step(Model& m, const Batch& batch, size_t tokens_per_step) {
-    forward(m, batch.inputs);
-    head<Want::LOSS_AND_GRADIENT>(m, batch.targets, 1.0f / tokens_per_step);
-    backward(m, batch);
+    const std::string name = format("micro-step of inputs %p, targets %p, order %p, first %p, %zu tokens a step",
+                                    batch.inputs, batch.targets, batch.order, batch.first, tokens_per_step);
+    m.graphs.run(name, [&] {
+        forward(m, batch.inputs);
+        head<Want::LOSS_AND_GRADIENT>(m, batch.targets, 1.0f / tokens_per_step);
+        backward(m, batch);
+    });
 }
 
-void update(Model& m, const AdamW& adamw_settings) {
+void update(Model& m, const AdamW& settings) {
+    const Activations& a = m.a;
     recorder.at("update", NO_LAYER);
-    gradient_norm(m.a.norm(), m.a.norm_partials(), m.grads, m.elements);
-    adamw(m.weights, m.master, m.grads, m.adam_m, m.adam_v, m.a.norm(), adamw_settings, m.decayed, m.elements);
+    set_adamw(a.adamw(), settings);
+    m.graphs.run("update", [&] {
+        gradient_norm(a.norm(), a.norm_partials(), m.grads, m.elements);
+        adamw(m.weights, m.master, m.grads, m.adam_m, m.adam_v, a.norm(), a.adamw(), m.decayed, m.elements);
+    });
 }
 
 template <typename T> T fetch(const T* from) {
@@ -4078,7 +4155,7 @@ private:
             const uint64_t pick = windows_ == Windows::ANYWHERE ? splitmix64(seed_ ^ splitmix64(next_window_)) : next_window_;
             tokens_.read(in, out, windows_, pick % tokens_.windows(windows_, T), T, V);
         }
-        slot.batch.runs = sort_positions(order, first, inputs, N, V);
+        sort_positions(order, first, inputs, N, V);
         check(cudaStreamWaitEvent(device.copies, slot.used, 0), "cudaStreamWaitEvent");   // and the device's
         const Activations& a = m_.a;
         auto transfer = [&](const Tensor<int>& to, const int* from, size_t n) {
@@ -4126,8 +4203,11 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows) {
         for (size_t b = 0; b < B && w + b < windows; b++)
             tokens.read(&inputs[b * T], &targets[b * T], Windows::COVERING, (w + b) * all / windows, T, m.config.vocab);
         counted += N - std::count(targets.begin(), targets.end(), -1);
-        forward(m, send_spare(m.a.inputs, inputs));
-        head<Want::LOSS>(m, send_spare(m.a.targets, targets), 0);
+        const int *in = send_spare(m.a.inputs, inputs), *out = send_spare(m.a.targets, targets);
+        m.graphs.run("evaluation", [&] {
+            forward(m, in);
+            head<Want::LOSS>(m, out, 0);
+        });
     }
     return {take_loss(m) / counted, counted};
 }
@@ -4417,7 +4497,7 @@ std::string write_choices(const std::string& path, const MatmulTuning& tuning) {
 void visit_matmuls(Model& m) {
     const Activations& a = m.a;
     if (m.setup.purpose == Purpose::TRAINING) {
-        micro_step(m, {a.inputs(), a.targets(), a.order(), a.first(), m.setup.N()}, m.setup.N());
+        micro_step(m, {a.inputs(), a.targets(), a.order(), a.first()}, m.setup.N());
     } else {
         forward(m, a.inputs());
         head<Want::LOSS>(m, a.targets(), 0);
@@ -4740,6 +4820,10 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memo
     return s;
 }
 
+bool use_graphs(const Options& o) {
+    return o.graph == UseGraph::ON || (o.graph == UseGraph::AUTO && !device.is_cpu());
+}
+
 // Micro-batches of a step.
 long accumulation_steps(const Options& o, const Setup& s) {
     const long tokens = static_cast<long>(s.N());
@@ -4872,6 +4956,7 @@ public:
         allocate(m_, setup);
         load_start(m_, start, o.seed);
         if (o.matmul_tuning == Tuning::ON) tune_matmuls(m_, stdout);
+        m_.graphs.on = use_graphs(o);
     }
 
     void run() {
@@ -5009,6 +5094,7 @@ void eval(const Options& o) {
     Model m;
     load_for_inference(m, o, "eval");
     if (o.matmul_tuning == Tuning::ON) tune_matmuls(m, stderr);   // stdout is for the result
+    m.graphs.on = use_graphs(o);
     const Evaluation e = evaluate(m, tokens, 0);
     printf("loss %.6f over %zu tokens\n", e.loss, e.tokens);
 }

@@ -631,38 +631,34 @@ inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDe
     return CUBLAS_STATUS_SUCCESS;
 }
 
-inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha,
-                                     const void* A, cublasLtMatrixLayout_t a, const void* B, cublasLtMatrixLayout_t b, const void* beta,
-                                     const void* C, cublasLtMatrixLayout_t c, void* D, cublasLtMatrixLayout_t d,
-                                     const cublasLtMatmulAlgo_t* chosen, void*, size_t, cudaStream_t)
-{
-    using namespace cuda_cpu;
-    if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-    if (const cublasStatus_t status = check(*desc, *a, *b, *c, *d); status != CUBLAS_STATUS_SUCCESS) return status;
-    const bool has_bias = desc->epilogue & CUBLASLT_EPILOGUE_BIAS;
-    if (A == nullptr || B == nullptr || D == nullptr || (has_bias && desc->bias == nullptr) || (desc->epilogue & has_aux && desc->aux == nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
-    if (chosen != nullptr && !usable(*chosen)) return CUBLAS_STATUS_INVALID_VALUE;
-    const auto algorithm = chosen == nullptr ? Algorithm::fast : static_cast<Algorithm>(chosen->data[0]);
-    if (algorithm == Algorithm::failing) return CUBLAS_STATUS_EXECUTION_FAILED;
-    if (algorithm == Algorithm::slow) usleep(2000);
+namespace cuda_cpu {
 
-    Product p{static_cast<int64_t>(d->rows), static_cast<int64_t>(d->columns), static_cast<int64_t>(desc->transpose_a != CUBLAS_OP_N ? a->rows : a->columns),
-              desc->transpose_a != CUBLAS_OP_N, desc->transpose_b != CUBLAS_OP_N, static_cast<cudaDataType_t>(a->type),
-              a->ld, b->ld, d->batch, a->batch_stride, b->batch_stride, *static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
-    const Target result{D, static_cast<cudaDataType_t>(d->type), d->ld, d->batch_stride};
-    if (p.beta != 0 && C != D) return CUBLAS_STATUS_NOT_SUPPORTED;
+// A call of cublasLtMatmul, with the description as it was then.
+struct MatmulCall {
+    cublasLtMatmulDescOpaque_t desc;
+    Product p;
+    const void *A, *B;
+    Target result;
+    Algorithm algorithm;
+};
+
+inline cublasStatus_t multiply(const MatmulCall& call)
+{
+    const auto& [desc, product, A, B, result, algorithm] = call;
+    Product p = product;
+    if (algorithm == Algorithm::slow) usleep(2000);
 
 #ifdef HAVE_ONEDNN
     if (algorithm == Algorithm::fast && p.type_ab == CUDA_R_32F) {
-        if (small_product(*desc, p, static_cast<const float*>(A), static_cast<const float*>(B), result)) return CUBLAS_STATUS_SUCCESS;
+        if (small_product(desc, p, static_cast<const float*>(A), static_cast<const float*>(B), result)) return CUBLAS_STATUS_SUCCESS;
         if (!onednn_float(p, static_cast<const float*>(A), static_cast<const float*>(B), result)) return CUBLAS_STATUS_EXECUTION_FAILED;
-        if (desc->epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(*desc, p, result, 0, result);
+        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(desc, p, result, 0, result);
         return CUBLAS_STATUS_SUCCESS;
     }
     // oneDNN adds a bias itself (before it scales by alpha, which is not what is meant unless alpha is 1).
-    if (algorithm == Algorithm::fast && (desc->epilogue == CUBLASLT_EPILOGUE_DEFAULT || (desc->epilogue == CUBLASLT_EPILOGUE_BIAS && p.alpha == 1))) {
-        const auto bias_type = desc->bias_type < 0 ? result.type : static_cast<cudaDataType_t>(desc->bias_type);
-        if (onednn_bfloat16(p, A, B, result, has_bias ? desc->bias : nullptr, bias_type)) return CUBLAS_STATUS_SUCCESS;
+    if (algorithm == Algorithm::fast && (desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && p.alpha == 1))) {
+        const auto bias_type = desc.bias_type < 0 ? result.type : static_cast<cudaDataType_t>(desc.bias_type);
+        if (onednn_bfloat16(p, A, B, result, desc.epilogue == CUBLASLT_EPILOGUE_BIAS ? desc.bias : nullptr, bias_type)) return CUBLAS_STATUS_SUCCESS;
     }
 #endif
     // The product goes to float, and from there through the epilogue to D.
@@ -682,7 +678,33 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
         excuse_plain_product();
         plain_product(p, A, B, sums);
     }
-    if (sums.data == D && desc->epilogue == CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_SUCCESS;
-    finish(*desc, p, sums, beta_left, result);
+    if (sums.data == result.data && desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_SUCCESS;
+    finish(desc, p, sums, beta_left, result);
     return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // namespace cuda_cpu
+
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha,
+                                     const void* A, cublasLtMatrixLayout_t a, const void* B, cublasLtMatrixLayout_t b, const void* beta,
+                                     const void* C, cublasLtMatrixLayout_t c, void* D, cublasLtMatrixLayout_t d,
+                                     const cublasLtMatmulAlgo_t* chosen, void*, size_t, cudaStream_t stream)
+{
+    using namespace cuda_cpu;
+    if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (const cublasStatus_t status = check(*desc, *a, *b, *c, *d); status != CUBLAS_STATUS_SUCCESS) return status;
+    const bool has_bias = desc->epilogue & CUBLASLT_EPILOGUE_BIAS;
+    if (A == nullptr || B == nullptr || D == nullptr || (has_bias && desc->bias == nullptr) || (desc->epilogue & has_aux && desc->aux == nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (chosen != nullptr && !usable(*chosen)) return CUBLAS_STATUS_INVALID_VALUE;
+    const auto algorithm = chosen == nullptr ? Algorithm::fast : static_cast<Algorithm>(chosen->data[0]);
+    if (algorithm == Algorithm::failing) return CUBLAS_STATUS_EXECUTION_FAILED;
+
+    const Product p{static_cast<int64_t>(d->rows), static_cast<int64_t>(d->columns), static_cast<int64_t>(desc->transpose_a != CUBLAS_OP_N ? a->rows : a->columns),
+                    desc->transpose_a != CUBLAS_OP_N, desc->transpose_b != CUBLAS_OP_N, static_cast<cudaDataType_t>(a->type),
+                    a->ld, b->ld, d->batch, a->batch_stride, b->batch_stride, *static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
+    if (p.beta != 0 && C != D) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const MatmulCall call{*desc, p, A, B, {D, static_cast<cudaDataType_t>(d->type), d->ld, d->batch_stride}, algorithm};
+    if (!in_capture(stream)) return multiply(call);
+    const auto deed = [call] { return multiply(call) == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown; };
+    return note(stream, deed) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

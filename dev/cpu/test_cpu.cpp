@@ -13,6 +13,7 @@
 
 #include <array>
 #include <cmath>
+#include <functional>
 #include <random>
 
 extern __shared__ float4 dynamic_shared_memory[];
@@ -404,6 +405,163 @@ static void test_host()
     right = right && cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0) == cudaSuccess && value == omp_get_max_threads() && cudaSetDevice(1) == cudaErrorInvalidDevice;
     claim("the device describes itself", right);
     cudaGetLastError();
+}
+
+// ==== capture and graphs ================================================================================
+
+struct Scale { float factor; };   // passed by value
+
+__global__ void scale_by(float* x, Scale scale, const float* device_factor) { x[blockIdx.x] *= scale.factor * *device_factor; }
+__global__ void add_one(float* x) { x[blockIdx.x] += 1; }
+
+static cudaError_t launch_on(cudaStream_t stream, unsigned grid, void (*kernel)(float*), float* x)
+{
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.stream = stream;
+    return cudaLaunchKernelEx(&config, kernel, x);
+}
+
+// Captures what `work` hands to a stream; returns the graph, ready to launch, or nothing and the error.
+template <class Work>
+static cudaGraphExec_t captured(cudaStream_t stream, cudaError_t& error, Work work)
+{
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    work();
+    error = cudaStreamEndCapture(stream, &graph);
+    if (error == cudaSuccess) error = cudaGraphInstantiate(&executable, graph, 0);
+    cudaGraphDestroy(graph);
+    return executable;
+}
+
+static void test_graphs()
+{
+    cudaStream_t stream, other;
+    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+    Array<float> x(4), y(4), factor(1);
+    factor[0] = 2;
+    cudaError_t error = cudaSuccess;
+    auto all_are = [](Array<float>& array, float value) { return array.values() == std::vector<float>(array.size, value); };
+
+    // x = (0 + 1) * 3 * factor; y = x
+    cudaGraphExec_t graph = captured(stream, error, [&] {
+        cudaLaunchConfig_t config{};
+        config.gridDim = 4;
+        config.stream = stream;
+        cudaMemsetAsync(x.data, 0, 4 * sizeof(float), stream);
+        launch_on(stream, 4, add_one, x.data);
+        Scale scale{3};
+        cudaLaunchKernelEx(&config, scale_by, x.data, scale, factor.data);
+        scale.factor = 100;
+        config.gridDim = 1;
+        cudaMemcpyAsync(y.data, x.data, 4 * sizeof(float), cudaMemcpyDeviceToDevice, stream);
+    });
+    claim("a captured stream does nothing yet", error == cudaSuccess && all_are(x, 0) && all_are(y, 0));
+    bool right = cudaGraphLaunch(graph, stream) == cudaSuccess && all_are(y, 6);
+    factor[0] = 5;
+    right = right && cudaGraphLaunch(graph, stream) == cudaSuccess && all_are(y, 15);
+    claim("its graph repeats it, with the arguments of then and the memory of now", right);
+    cudaGraphExecDestroy(graph);
+    launch_on(stream, 4, add_one, x.data);
+    claim("after the capture the stream works again", all_are(x, 16));
+
+    // What waits, might wait, or comes from outside the capture.
+    cudaEvent_t outside, inside;
+    cudaEventCreate(&outside);
+    cudaEventCreate(&inside);
+    cudaEventRecord(outside, other);
+    void* block = nullptr;
+    float ms = 0;
+    const std::pair<const char*, std::function<cudaError_t()>> refused[] = {
+        {"cudaStreamSynchronize", [&] { return cudaStreamSynchronize(stream); }}, {"cudaStreamQuery", [&] { return cudaStreamQuery(stream); }},
+        {"cudaDeviceSynchronize", [] { return cudaDeviceSynchronize(); }}, {"cudaMalloc", [&] { return cudaMalloc(&block, 16); }},
+        {"cudaFree", [&] { return cudaFree(nullptr); }}, {"cudaMallocHost", [&] { return cudaMallocHost(&block, 16); }},
+        {"cudaFreeHost", [&] { return cudaFreeHost(nullptr); }}, {"cudaMemcpy", [&] { return cudaMemcpy(y.data, x.data, 4, cudaMemcpyDeviceToDevice); }},
+        {"cudaMemset", [&] { return cudaMemset(y.data, 0, 4); }}};
+    std::string wrong;
+    for (const auto& [name, call] : refused) {
+        cudaError_t said = cudaSuccess, after = cudaSuccess;
+        const auto before = y.values();
+        graph = captured(stream, error, [&] {
+            launch_on(stream, 4, add_one, y.data);
+            said = call();
+            after = launch_on(stream, 4, add_one, y.data);
+        });
+        if (said != cudaErrorStreamCaptureUnsupported || after != cudaErrorStreamCaptureInvalidated || error != cudaErrorStreamCaptureInvalidated || graph != nullptr || y.values() != before) wrong += std::string(" ") + name;
+    }
+    claim("calls that wait or might wait are refused in a capture, and spoil it:" + wrong, wrong.empty());
+    graph = captured(stream, error, [&] { right = cudaStreamWaitEvent(stream, outside) == cudaErrorStreamCaptureIsolation; });
+    claim("so is waiting for an event from outside", right && error == cudaErrorStreamCaptureInvalidated);
+    graph = captured(stream, error, [&] {
+        cudaEventRecord(inside, stream);
+        right = cudaStreamWaitEvent(stream, inside) == cudaSuccess && cudaStreamSynchronize(other) == cudaSuccess && cudaStreamWaitEvent(other, outside) == cudaSuccess;
+    });
+    claim("an event of the capture, and other streams, are no concern of it", right && error == cudaSuccess && cudaEventSynchronize(inside) == cudaErrorCapturedEvent && cudaEventElapsedTime(&ms, outside, inside) == cudaErrorCapturedEvent);
+    cudaGraphExecDestroy(graph);
+
+    cudaGraph_t none = nullptr;
+    right = cudaStreamEndCapture(stream, &none) == cudaErrorIllegalState && cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeThreadLocal) == cudaErrorStreamCaptureUnsupported;
+    right = right && cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess && cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaErrorIllegalState;
+    right = right && cudaMallocHost(&block, 16) != cudaSuccess && cudaStreamEndCapture(stream, &none) == cudaErrorStreamCaptureInvalidated && cudaMalloc(&block, 16) == cudaSuccess && cudaFree(block) == cudaSuccess;
+    claim("a capture begins and ends once, and not on the stream of nobody", right);
+    cudaGetLastError();
+    cudaEventDestroy(outside);
+    cudaEventDestroy(inside);
+    cudaStreamDestroy(stream);
+    cudaStreamDestroy(other);
+}
+
+// d = a b + d, twice, with a bias that is another one after each call: all is as it was at each call.
+static void test_captured_products()
+{
+    cudaStream_t stream;
+    cudaStreamCreate(&stream);
+    cublasLtHandle_t handle;
+    cublasLtCreate(&handle);
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    const uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
+    cublasLtMatrixLayout_t layout;
+    cublasLtMatrixLayoutCreate(&layout, CUDA_R_32F, 2, 2, 2);
+    Array<float> a(4), b(4), d(4), bias_1(2), bias_2(2);
+    for (int i = 0; i < 4; i++) a[i] = b[i] = 1;
+    for (int i = 0; i < 2; i++) bias_1[i] = 10, bias_2[i] = 100;
+    float alpha = 1, beta = 0;
+    auto multiply = [&](const float* bias) {
+        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+        return cublasLtMatmul(handle, desc, &alpha, a.data, layout, b.data, layout, &beta, d.data, layout, d.data, layout, nullptr, nullptr, 0, stream);
+    };
+    cudaError_t error = cudaSuccess;
+    cublasStatus_t spoilt = CUBLAS_STATUS_SUCCESS;
+    cudaGraphExec_t graph = captured(stream, error, [&] {
+        multiply(bias_1.data);   // 2 + 10
+        alpha = 3, beta = 1;
+        multiply(bias_2.data);   // 3 * 2 + 12 + 100
+        alpha = beta = 1000;
+    });
+    bool right = error == cudaSuccess && d.values() == std::vector<float>(4, 0);
+    multiply(bias_2.data);
+    cublasLtMatrixLayoutDestroy(layout);
+    cublasLtMatmulDescDestroy(desc);
+    for (int run = 0; run < 2; run++) right = right && cudaGraphLaunch(graph, stream) == cudaSuccess && d.values() == std::vector<float>(4, 118);
+    claim("a captured product keeps alpha, beta and its description as they were", right);
+    cudaGraphExecDestroy(graph);
+    cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasLtMatrixLayoutCreate(&layout, CUDA_R_32F, 2, 2, 2);
+    captured(stream, error, [&] {
+        cudaStreamSynchronize(stream);
+        spoilt = multiply(bias_1.data);
+    });
+    claim("in a spoilt capture it fails", spoilt == CUBLAS_STATUS_EXECUTION_FAILED && error == cudaErrorStreamCaptureInvalidated);
+    cudaGetLastError();
+    cublasLtMatrixLayoutDestroy(layout);
+    cublasLtMatmulDescDestroy(desc);
+    cublasLtDestroy(handle);
+    cudaStreamDestroy(stream);
 }
 
 // ==== numbers ===========================================================================================
@@ -1518,6 +1676,8 @@ int main(int argc, char** argv)
     test_warps();
     test_deaths();
     test_host();
+    test_graphs();
+    test_captured_products();
     test_numbers();
     test_bf16();
     test_products<float, float>("float");
