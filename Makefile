@@ -66,7 +66,7 @@ HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h) Makefile
 
 # ---- build and run ------------------------------------------------------------------------------
 
-.PHONY: all setup run debug test test-asan test-gpu test-gpu-sanitize test-hf check-cuda reference bench bench-gpu chapter \
+.PHONY: all setup run debug test test-asan test-gpu test-gpu-sanitize test-hf check-cuda kernels check-kernels reference bench bench-gpu chapter \
         test-explorer clean help require-gpu require-sanitizer
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
@@ -190,6 +190,20 @@ check-cuda:
 	    if grep -E '[1-9][0-9]* bytes spill' build/check/log; then echo "a kernel spills registers"; exit 1; fi; \
 	    grep -c 'Used .* registers' build/check/log | sed 's/$$/ kernels, none spills/'; \
 	done; done
+
+# ---- studies ------------------------------------------------------------------------------------
+# dev/kernels: each layer's kernel step by step, checked and timed. KERNEL=layernorm: only that one; MARKDOWN=FILE:
+# the tables also go there. On a CPU at width 32, as a GPU does it.
+
+STUDIES        := $(sort $(basename $(notdir $(wildcard dev/kernels/*.cu))))
+KERNEL         ?= $(STUDIES)
+STUDY_PROGRAMS := $(addprefix build/kernels/$(DEVICE)-$(PRECISION)/,$(KERNEL))
+build/kernels/$(DEVICE)-$(PRECISION)/%: dev/kernels/%.cu dev/kernels/study.h train_gpt.cu $(HEADERS) | setup
+	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,32),$(if $(filter cpu,$(DEVICE)),-O1))
+kernels: $(STUDY_PROGRAMS)
+	@status=0; for program in $^; do \
+	    echo "== $$program"; OMP_WAIT_POLICY=passive $$program $(if $(MARKDOWN),--markdown $(MARKDOWN)) || status=1; \
+	done; exit $$status
 
 reference:
 	$(PYTHON) dev/reference/make_reference.py

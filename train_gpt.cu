@@ -154,17 +154,17 @@ constexpr int BLOCK = BLOCK_WARPS * WARP_SIZE;   // threads of a block, unless a
 
 constexpr int WIDE_BLOCK = WARP_SIZE == 1 ? 1 : 1024;        // where a block has one long row
 
-template <typename T> struct alignas(sizeof(T) * PACK < 16 ? sizeof(T) * PACK : 16) RawPack { T v[PACK]; };
+template <typename T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) RawPack { T v[N]; };
 
-template <typename T> __device__ __forceinline__ void load(float (&x)[PACK], const T* from) {
-    const RawPack<T> raw = *reinterpret_cast<const RawPack<T>*>(from);
-    for (int k = 0; k < PACK; k++) x[k] = static_cast<float>(raw.v[k]);
+template <typename T, int N> __device__ __forceinline__ void load(float (&x)[N], const T* from) {
+    const RawPack<T, N> raw = *reinterpret_cast<const RawPack<T, N>*>(from);
+    for (int k = 0; k < N; k++) x[k] = static_cast<float>(raw.v[k]);
 }
 
-template <typename T> __device__ __forceinline__ void store(T* to, const float (&x)[PACK]) {
-    RawPack<T> raw;
-    for (int k = 0; k < PACK; k++) raw.v[k] = static_cast<T>(x[k]);
-    *reinterpret_cast<RawPack<T>*>(to) = raw;
+template <typename T, int N> __device__ __forceinline__ void store(T* to, const float (&x)[N]) {
+    RawPack<T, N> raw;
+    for (int k = 0; k < N; k++) raw.v[k] = static_cast<T>(x[k]);
+    *reinterpret_cast<RawPack<T, N>*>(to) = raw;
 }
 
 // What x becomes when it is stored as floatX and loaded again.
