@@ -481,12 +481,12 @@ private:
         return t;
     }
 
-    // The same, when a thread has to be found: perhaps one waits for what goes on in the background.
-    unsigned pick_or_go_on()
+    // The same when nobody could run: perhaps a thread waits for what goes on in the background. Else it is a deadlock.
+    __attribute__((noinline, cold)) unsigned pick_later()
     {
-        unsigned t = pick();
-        while (t == nobody && background != nullptr && background->go_on()) t = pick();
-        return t;
+        while (background != nullptr && background->go_on())
+            if (const unsigned t = pick(); t != nobody) return t;
+        deadlock();
     }
 
     void enter(unsigned t)
@@ -498,8 +498,9 @@ private:
     // Lets others run until it is this thread's turn again.
     void wait()
     {
-        const unsigned me = current_, next = pick_or_go_on();
-        if (next == nobody) deadlock();
+        const unsigned me = current_;
+        unsigned next = pick();
+        if (next == nobody) next = pick_later();
         if (next == me) return;
         enter(next);
         if (threads_[next].fiber == nullptr) threads_[next].fiber = idle_fiber();
@@ -531,9 +532,9 @@ private:
         Fiber* fiber = threads_[current_].fiber;
         if (fiber->overflowed()) die(*launch_, "thread " + std::to_string(current_) + " needs more than the " + std::to_string(fiber_stack_bytes) + " bytes of stack that a thread has");
         end_thread();
-        const unsigned next = alive_ > 0 ? pick_or_go_on() : nobody;
+        unsigned next = pick();
+        if (next == nobody && alive_ > 0) next = pick_later();
         if (next == nobody) {
-            if (alive_ > 0) deadlock();
             idle_.push_back(fiber);
             switch_to(home_);  // the block is done; the next one begins here
             return;
