@@ -2764,8 +2764,9 @@ constexpr size_t MATMUL_WORKSPACE = 32 << 20;   // NVIDIA's advice for Hopper
 constexpr uint32_t MATMUL_ALIGNMENT = 16;       // bytes, at least, of every operand
 constexpr int MATMUL_CANDIDATES = 16;           // algorithms that cuBLASLt is asked for
 
-// A long sum may be split among blocks if its parts stay FP32 and are added in a step of their own:
-// no adding in the output's place, in an order that is nobody's promise, and no parts in BF16.
+// A long sum may be split among blocks if its parts stay FP32 and are added in a step of their own.
+// Adding them up in the output itself would round to its type each time, in an order that cuBLASLt's
+// manual does not promise.
 constexpr uint32_t MATMUL_SPLIT_SUMS = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
 enum class Op { AS_IS, TRANSPOSED };
