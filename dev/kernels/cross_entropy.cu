@@ -10,7 +10,8 @@
 // Memory is the bound: logits are read once and their gradient, as large, is written in their place. Whoever reads them
 // three times can reach half of the floor's speed, twice two thirds, unless a cache has them the next time.
 //
-//     lse = max + log(sum exp(x - max)),   loss[n] = lse - x[target],   dlogits = (exp(x - lse) - (v == target)) * scale
+//     lse = max + log(sum exp(x - max)),   loss[n] = lse - x[target]
+//     dlogits = (exp(x - lse) - (v == target)) * scale
 // Rows hold Vp elements, of which V are real: the rest pads them for the matmul, and gets a gradient of 0. A row whose
 // target is -1 does not count.
 
