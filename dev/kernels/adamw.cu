@@ -1,7 +1,7 @@
 // AdamW, step by step: many small operations on large arrays, which become one kernel.
 //
 // To learn here:
-//   - fusing: an operation per kernel reads and writes an array for each line of the formula; one kernel for all of them
+//   - fusing: a kernel per operation reads and writes arrays for each line of the formula; one kernel for all lines
 //     reads and writes each array once;
 //   - launches: a GPU runs through a bias of 2 KB faster than a CPU can ask for it. GPT-2 has 148 tensors, and
 //     580 with 48 layers; if all of them lie in one array, one launch does;
@@ -20,14 +20,15 @@
 // ==== tensors ================================================================
 
 struct Size { int layers, C; };
-struct Tensors { std::vector<size_t> matrices, vectors; };   // their sizes; matrices decay, vectors do not
+// Their sizes. Matrices decay; vectors, biases and those of two LayerNorms a layer, do not.
+struct Tensors { std::vector<size_t> matrices, vectors; };
 
 Tensors tensors_of(const Size& size) {
     const size_t C = size.C;
     Tensors all;
     for (int l = 0; l < size.layers; l++) {
-        for (size_t n : {3 * C * C, C * C, 4 * C * C, 4 * C * C}) all.matrices.push_back(n);   // qkv, attproj, fc, fcproj
-        for (size_t n : {3 * C, C, 4 * C, C, C, C, C, C}) all.vectors.push_back(n);   // their biases; two LayerNorms
+        for (size_t n : {3 * C * C, C * C, 4 * C * C, 4 * C * C}) all.matrices.push_back(n);
+        for (size_t n : {3 * C, C, 4 * C, C, C, C, C, C}) all.vectors.push_back(n);
     }
     return all;
 }
@@ -143,7 +144,8 @@ void update(Study& study, const Size& size) {
     const auto settings = c.scratch<float>(sizeof(AdamW) / sizeof(float));
     for (size_t i = 0; i < n; i++) {
         const double g = grads.host[i] * a.clip / (norm.host[0] + 1e-6), w = master.host[i];
-        const double new_m = a.beta1 * m.host[i] + (1.0 - a.beta1) * g, new_v = a.beta2 * v.host[i] + (1.0 - a.beta2) * g * g;
+        const double new_m = a.beta1 * m.host[i] + (1.0 - a.beta1) * g;
+        const double new_v = a.beta2 * v.host[i] + (1.0 - a.beta2) * g * g;
         const double step = new_m / a.correction1 / (sqrt(new_v / a.correction2) + a.eps);
         m.expected[i] = new_m;
         v.expected[i] = new_v;

@@ -10,7 +10,8 @@
 // Memory is the bound: logits are read once and their gradient, as large, is written in their place. Whoever reads them
 // three times can reach half of the floor's speed, twice two thirds, unless a cache has them the next time.
 //
-//     loss[n] = lse - x[target],   dlogits = (exp(x - lse) - (v == target)) * scale,   lse = max + log(sum exp(x - max))
+//     lse = max + log(sum exp(x - max)),   loss[n] = lse - x[target]
+//     dlogits = (exp(x - lse) - (v == target)) * scale
 // Rows hold Vp elements, of which V are real: the rest pads them for the matmul, and gets a gradient of 0. A row whose
 // target is -1 does not count.
 
@@ -64,7 +65,8 @@ template <Team TEAM, int WIDTH> __global__ void max_kernel(float* max, const flo
 }
 
 template <Team TEAM, int WIDTH>
-__global__ void sum_kernel(float* lse, float* losses, const float* max, const floatX* logits, const int* targets, Sizes s) {
+__global__ void sum_kernel(float* lse, float* losses, const float* max, const floatX* logits, const int* targets,
+                           Sizes s) {
     const size_t n = my_row<TEAM>();
     if (n >= s.N) return;
     const float m = max[n];

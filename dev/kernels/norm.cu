@@ -54,7 +54,8 @@ template <typename G> void norm_of(Study& study, const char* title, DType dtype,
     Case c(study, title, format("n %zu", n), bytes(1.0 * n * sizeof(G)));
     const auto grads = c.input<G>(n, -1, 3);
     const auto norm = c.output<float>("norm", 1);
-    const int many = device.is_cpu() ? 8 : 8 * device.properties.multiProcessorCount;   // 8 blocks of 256 threads fit on each
+    // Of a multiprocessor's 2048 threads a block takes 256.
+    const int many = device.is_cpu() ? 8 : 8 * device.properties.multiProcessorCount;
     const auto partials = c.scratch<float>(std::max(many, NORM_BLOCKS));
     double squares = 0;
     for (double g : grads.host) squares += g * g;
