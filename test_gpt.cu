@@ -319,7 +319,7 @@ void test_add_partials() {
     for_each_gradient_type([&](auto type) {
         using G = decltype(type);
         for (int C : CHANNELS)
-            for (size_t count : {1, 2, 9}) {
+            for (size_t count : {1, 2, 9, 70}) {   // fewer and more than a block has warps
                 trial.at("%zu partials of %d columns", count, C);
                 const Values old = random_values<G>(C), partials = random_values<float>(count * C);
                 const auto out = trial.run([&] {
@@ -549,6 +549,9 @@ void test_layernorm() {
             try_layernorm_forward(forward, N, C, true);
             for_each_gradient_type([&](auto type) { try_layernorm_backward<decltype(type)>(backward, N, C); });
         }
+    // Shared memory for fewer warps to a block, and for one only; several rows to a warp.
+    const std::pair<size_t, int> wide[] = {{70, 3328}, {35, 16384}};
+    for (const auto& [N, C] : wide) try_layernorm_backward<float>(backward, N, C);
     forward.report("res, out, mean and rstd, with and without add,");
     backward.report("dinp, dw and db, each added to,");
 }

@@ -647,27 +647,37 @@ constexpr size_t ROWS_PER_PARTIAL = 16;   // fewer would cost more in partials t
 
 size_t partial_blocks(size_t rows) { return std::min(MAX_PARTIALS, ceil_div(rows, ROWS_PER_PARTIAL)); }
 
-// Columns [column, column + PACK) of partials (count, columns) are summed by one thread.
+// A block owns columns, a lane PACK of them; its warps share the rows of partials (count, columns), and the
+// first warp adds up what they found, in the warps' order.
 template <typename G>
-__global__ void add_partials_kernel(G* grad, const float* partials, int count, size_t columns) {
-    const Span span = my_span(columns);
-    for (size_t i = span.begin; i < span.end; i += span.stride) {
-        float sum[PACK] = {}, x[PACK];
-        for (int p = 0; p < count; p++) {
-            load(x, partials + p * columns + i);
+__global__ void __launch_bounds__(WIDE_BLOCK)
+add_partials_kernel(G* grad, const float* partials, size_t count, size_t columns) {
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
+    const size_t column = static_cast<size_t>(blockIdx.x) * LANE_STRIDE + lane * PACK;
+    float* sums = dynamic_shared() + lane * PACK;   // of this lane's columns, LANE_STRIDE apart for each warp
+    float sum[PACK] = {}, x[PACK];
+    if (column < columns)
+        for (size_t p = warp; p < count; p += warps) {
+            load(x, partials + p * columns + column);
             for (int k = 0; k < PACK; k++) sum[k] += x[k];
         }
-        load(x, grad + i);
-        for (int k = 0; k < PACK; k++) x[k] += sum[k];
-        store(grad + i, x);
+    store(sums + warp * LANE_STRIDE, sum);
+    __syncthreads();
+    if (warp > 0 || column >= columns) return;
+    for (int w = 1; w < warps; w++) {
+        load(x, sums + w * LANE_STRIDE);
+        for (int k = 0; k < PACK; k++) sum[k] += x[k];
     }
+    load(x, grad + column);
+    for (int k = 0; k < PACK; k++) x[k] += sum[k];
+    store(grad + column, x);
 }
 
 // grad (columns) += sum of partials (count, columns) fp32
 void add_partials(Grad grad, const float* partials, size_t count, size_t columns) {
     with_type(grad, [&](auto* g) {
-        launch("add_partials", add_partials_kernel<std::remove_pointer_t<decltype(g)>>, span_blocks(columns),
-               BLOCK, 0, updated(g), partials, count, columns);
+        launch("add_partials", add_partials_kernel<std::remove_pointer_t<decltype(g)>>, ceil_div(columns, LANE_STRIDE),
+               WIDE_BLOCK, WIDE_BLOCK * PACK * sizeof(float), updated(g), partials, count, columns);
     });
 }
 
@@ -753,9 +763,9 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
 //           dw += sum of dout * xhat,   db += sum of dout, over rows
 // shapes    inp, add, res, out (N,C) floatX | mean, rstd (N) fp32 | w, b (C) floatX
 // mapping   one warp per row; a lane owns packs lane, lane + WARP_SIZE, ... The row is read again
-//           from the L1 cache for variance and output. Backward: a block is one warp that walks
-//           over rows, and keeps its columns' share of dw and db in shared memory: lanes own
-//           columns, so nobody else touches them
+//           from the L1 cache for variance and output. Backward: a warp walks over rows, and keeps
+//           its own dw and db in shared memory: lanes own columns, so nobody else touches them; the
+//           warps of a block add theirs up in the end
 // cost      bandwidth: forward reads 2, writes 2 of N*C; backward reads 3, writes 1
 // source    Ba et al. 2016, "Layer Normalization"
 
@@ -798,15 +808,15 @@ __global__ void layernorm_forward_kernel(floatX* res, floatX* out, float* mean, 
 
 __global__ void layernorm_backward_kernel(floatX* dinp, float* partials, const floatX* dout, const floatX* inp,
                                           const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
-    float* dw = dynamic_shared();
-    float* db = dw + C;
+    const int warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
+    float *dw = dynamic_shared() + warp * 2 * C, *db = dw + C;   // this warp's
     const float zero[PACK] = {};
     for (int i = lane_start(); i < C; i += LANE_STRIDE) {
         store(dw + i, zero);
         store(db + i, zero);
     }
     float g[PACK], x[PACK], y[PACK], d[PACK];
-    for (size_t n = blockIdx.x; n < N; n += gridDim.x) {
+    for (size_t n = static_cast<size_t>(blockIdx.x) * warps + warp; n < N; n += static_cast<size_t>(gridDim.x) * warps) {
         const float m = mean[n], r = rstd[n];
         float sum_g[PACK] = {}, sum_gx[PACK] = {};
         for (int i = lane_start(); i < C; i += LANE_STRIDE) {
@@ -836,12 +846,22 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partials, const f
             store(dinp + n * C + i, y);
         }
     }
-    for (int i = lane_start(); i < C; i += LANE_STRIDE) {
-        load(y, dw + i);
-        store(partials + static_cast<size_t>(blockIdx.x) * C + i, y);
-        load(y, db + i);
-        store(partials + (static_cast<size_t>(gridDim.x) + blockIdx.x) * C + i, y);
+    __syncthreads();
+    for (int i = threadIdx.x * PACK; i < 2 * C; i += blockDim.x * PACK) {   // dw, then db
+        float sum[PACK] = {};
+        for (int other = 0; other < warps; other++) {
+            load(y, dynamic_shared() + other * 2 * C + i);
+            for (int k = 0; k < PACK; k++) sum[k] += y[k];
+        }
+        const size_t row = i < C ? blockIdx.x : static_cast<size_t>(gridDim.x) + blockIdx.x;
+        store(partials + row * C + i % C, sum);
     }
+}
+
+// Warps of a block of layernorm's backward: as many as shared memory has room for, 2 C floats each.
+constexpr size_t LAYERNORM_SHARED = 104 << 10;   // two such blocks fit on a multiprocessor of Hopper
+int layernorm_backward_warps(int C) {
+    return static_cast<int>(std::clamp(LAYERNORM_SHARED / (2 * C * sizeof(float)), size_t{1}, size_t{BLOCK_WARPS}));
 }
 
 // With add == nullptr it normalises inp itself and leaves res alone.
@@ -856,8 +876,9 @@ void layernorm_forward(floatX* res, floatX* out, float* mean, float* rstd, const
 void layernorm_backward(floatX* dinp, Grad dw, Grad db, float* partials, const floatX* dout, const floatX* inp,
                         const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
     const size_t blocks = partial_blocks(N);
-    launch("layernorm_backward", layernorm_backward_kernel, blocks, WARP_SIZE, 2 * C * sizeof(float), updated(dinp),
-           partials, dout, inp, w, mean, rstd, N, C);
+    const int warps = layernorm_backward_warps(C);
+    launch("layernorm_backward", layernorm_backward_kernel, blocks, warps * WARP_SIZE, warps * 2 * C * sizeof(float),
+           updated(dinp), partials, dout, inp, w, mean, rstd, N, C);
     add_partials(dw, partials, blocks, C);
     add_partials(db, partials + blocks * C, blocks, C);
 }
