@@ -66,7 +66,8 @@ HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h) Makefile
 
 # ---- build and run ------------------------------------------------------------------------------
 
-.PHONY: all setup run debug test test-asan test-gpu test-hf check-cuda reference bench chapter test-explorer clean help
+.PHONY: all setup run debug test test-asan test-gpu test-gpu-sanitize test-hf check-cuda kernels check-kernels reference bench bench-gpu chapter \
+        test-explorer clean help require-gpu require-sanitizer
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
 	@echo "./train_gpt is the $(DEVICE) build in $(PRECISION): $(REASON)"
@@ -139,6 +140,36 @@ GPU_TESTS := build/test/gpu-fp32/test_gpt build/test/gpu-bf16/test_gpt
 test-gpu: $(GPU_TESTS)
 	$(call run_tests,$(GPU_TESTS))
 
+# The same programs under compute-sanitizer, each tool on each build: every kernel's tests, and the model's, at
+# the small sizes that they have; not the command line's, which would take hours and has the same kernels. memcheck
+# also watches NVIDIA's kernels, with a margin behind each allocation so that the next one is not mistaken for it;
+# racecheck (shared memory) and synccheck watch ours only. No initcheck: the tests fill what kernels write with NaN,
+# so what was never written shows there already.
+SANITIZER      := $(shell command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+SANITIZERS     ?= memcheck racecheck synccheck
+SANITIZED      ?= kernels,model against PyTorch,tensor cores
+FLAGS_memcheck  := --padding 4096
+FLAGS_racecheck := --kernel-name kns=_kernel
+FLAGS_synccheck := --kernel-name kns=_kernel
+require-sanitizer:
+	@[ -n "$(SANITIZER)" ] || { echo "test-gpu-sanitize needs compute-sanitizer, which comes with the CUDA toolkit"; exit 2; }
+
+# Sound: the tests passed, the tool exited with 0, and its own summary says that it found nothing.
+define sanitize
+echo "== $(1) $(2)"; log=build/sanitize-$(1)-$(notdir $(patsubst %/,%,$(dir $(2)))).log; \
+$(SANITIZER) --tool $(1) --error-exitcode 9 $(FLAGS_$(1)) $(2) --only "$(SANITIZED)" > $$log 2>&1; code=$$?; \
+tests=$$(grep -E '^[0-9]+ passed, [0-9]+ failed' $$log | tail -n 1); summary=$$(grep -E '^=+ .*SUMMARY: ' $$log | tail -n 1 | sed 's/^=* //'); \
+echo "$${summary:-no summary}; tests: $${tests:-did not finish}; exit code $$code"; \
+if [ $$code -eq 0 ] && grep -qE '^[1-9][0-9]* passed, 0 failed' <<< "$$tests" && \
+   grep -qE 'SUMMARY: 0 (errors|hazards displayed \(0 errors, 0 warnings\))' <<< "$$summary"; then passed=$$((passed + 1)); \
+else failed=$$((failed + 1)); grep -E '^=+ |FAILED' $$log | head -n 40; tail -n 3 $$log; echo "FAILED: all of it is in $$log"; fi;
+endef
+
+test-gpu-sanitize: require-gpu require-sanitizer $(GPU_TESTS)
+	@mkdir -p build; passed=0; failed=0; \
+	$(foreach program,$(GPU_TESTS),$(foreach tool,$(SANITIZERS),$(call sanitize,$(tool),$(program)))) \
+	echo "== all"; echo "$$passed passed, $$failed failed"; [ $$failed -eq 0 ]
+
 # A folder that we wrote, opened by safetensors and transformers.
 PYTHON ?= python3
 test-hf: build/test/fp32-1/test_gpt
@@ -160,12 +191,34 @@ check-cuda:
 	    grep -c 'Used .* registers' build/check/log | sed 's/$$/ kernels, none spills/'; \
 	done; done
 
+# ---- studies ------------------------------------------------------------------------------------
+# dev/kernels: each layer's kernel step by step, checked and timed. KERNEL=layernorm: only that one; MARKDOWN=FILE:
+# the tables also go there. On a CPU at width 32, as a GPU does it.
+
+STUDIES        := $(sort $(basename $(notdir $(wildcard dev/kernels/*.cu))))
+KERNEL         ?= $(STUDIES)
+STUDY_PROGRAMS := $(addprefix build/kernels/$(DEVICE)-$(PRECISION)/,$(KERNEL))
+build/kernels/$(DEVICE)-$(PRECISION)/%: dev/kernels/%.cu dev/kernels/study.h train_gpt.cu $(HEADERS) | setup
+	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,32),$(if $(filter cpu,$(DEVICE)),-O1))
+kernels: $(STUDY_PROGRAMS)
+	@status=0; for program in $^; do \
+	    echo "== $$program"; OMP_WAIT_POLICY=passive $$program $(if $(MARKDOWN),--markdown $(MARKDOWN)) || status=1; \
+	done; exit $$status
+
 reference:
 	$(PYTHON) dev/reference/make_reference.py
 	$(PYTHON) dev/reference/make_hf_fixture.py
 
 bench: all
 	$(PYTHON) dev/bench/cpu.py --ours ./train_gpt $(BENCH)
+
+# On a GPU, beside PyTorch and, with LLMC=FOLDER, llm.c: a report in runs/bench-gpu. BENCH takes gpu.py's options, such
+# as "--minutes 8 --models gpt2,gpt2-xl --out DIR"; with DEVICE=cpu BENCH="--device cpu" it is a dry run.
+bench-gpu: require-gpu all $(filter $(OWN_TEXT),$(DATA))
+	$(PYTHON) dev/bench/gpu.py --ours ./train_gpt --data '$(DATA)' $(if $(LLMC),--llmc '$(LLMC)') $(BENCH)
+
+require-gpu:
+	@[ -n "$(GPU_NAME)$(findstring --device cpu,$(BENCH))" ] || { echo "no GPU was found: nvidia-smi names none"; exit 2; }
 
 # The single-GPU chapter of the Ultra-Scale Playbook, measured on this machine: a report with plots.
 chapter: all
@@ -183,9 +236,11 @@ help:
 	@echo "make debug          build/debug/train_gpt, to step through kernels in gdb on a CPU"
 	@echo "make test-asan      the tests under AddressSanitizer and UBSan"
 	@echo "make test-gpu       the tests on a GPU"
+	@echo "make test-gpu-sanitize  the kernels' and the model's tests under compute-sanitizer"
 	@echo "make test-hf        a folder that we wrote, opened by safetensors and transformers"
 	@echo "make check-cuda     compiles for sm_80, sm_89 and sm_90a: no warnings, no spills"
 	@echo "make reference      writes data/reference/ with PyTorch"
 	@echo "make bench          this CPU, beside PyTorch and llm.c where they are there"
+	@echo "make bench-gpu      this GPU, beside PyTorch and llm.c: a report within 8 minutes"
 	@echo "make chapter        memory, recomputation, accumulation, throughput: a report with plots"
 	@echo "make test-explorer  dev/explorer's page in headless Chromium, against plan --json"

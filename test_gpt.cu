@@ -9,10 +9,10 @@
 //    one section per kernel, in the order of train_gpt.cu; each has the loop, then its trial
 //    all kernels                  test_kernels()
 //    files and models for the tests
-//    against PyTorch · memory · Hugging Face · data · schedule and sampling
+//    against PyTorch · memory · Hugging Face · data · graphs · schedule and sampling
 //    plan · naive against flash
-//    running train_gpt            command lines as a whole: the same bits, what runs write, runs that
-//                                 end badly, trace, bad input
+//    running train_gpt            command lines as a whole: the same bits, matmul tuning, what runs
+//                                 write, runs that end badly, trace, bad input
 
 #define TESTING
 #include "train_gpt.cu"
@@ -319,7 +319,7 @@ void test_add_partials() {
     for_each_gradient_type([&](auto type) {
         using G = decltype(type);
         for (int C : CHANNELS)
-            for (size_t count : {1, 2, 9}) {
+            for (size_t count : {1, 2, 9, 70}) {   // fewer and more than a block has warps
                 trial.at("%zu partials of %d columns", count, C);
                 const Values old = random_values<G>(C), partials = random_values<float>(count * C);
                 const auto out = trial.run([&] {
@@ -549,6 +549,9 @@ void test_layernorm() {
             try_layernorm_forward(forward, N, C, true);
             for_each_gradient_type([&](auto type) { try_layernorm_backward<decltype(type)>(backward, N, C); });
         }
+    // Shared memory for fewer warps to a block, and for one only; several rows to a warp.
+    const std::pair<size_t, int> wide[] = {{70, 3328}, {35, 16384}};
+    for (const auto& [N, C] : wide) try_layernorm_backward<float>(backward, N, C);
     forward.report("res, out, mean and rstd, with and without add,");
     backward.report("dinp, dw and db, each added to,");
 }
@@ -797,6 +800,7 @@ void test_attention() {
     test_attention_kernels(TensorCores::NONE, {16, 32, 48, 64, 80, 96, 112, 128}, {1, 5, 16, 23, 33, 64, 100});
     for (TensorCores kind : {TensorCores::MMA, TensorCores::WGMMA})
         if (has_tensor_cores(kind)) test_attention_kernels(kind, {64, 80, 96, 128}, {1, 15, 64, 65, 150, 270});
+    if (!device.is_cpu()) test_attention_kernels(device.tensor_cores, {64}, {2050});   // too long for an imitation
 }
 
 // ==== naive attention ========================================================
@@ -999,8 +1003,11 @@ Outputs run_adamw(const AdamWState& s, double norm, const AdamW& a, size_t decay
     const DeviceArray<float> master(s.weights), m(s.m), v(s.v), d_norm(Values{norm});
     const DeviceArray<G> grads(s.grads);
     const DeviceArray<floatX> separate(n);
+    const DeviceArray<float> settings(sizeof(AdamW) / sizeof(float));
+    AdamW* const d_settings = reinterpret_cast<AdamW*>(static_cast<float*>(settings));
     void* const weights = SEPARATE_MASTER ? static_cast<void*>(separate) : static_cast<void*>(master);
-    adamw(static_cast<floatX*>(weights), master, grad(grads), m, v, d_norm, a, decayed, n);
+    set_adamw(d_settings, a);
+    adamw(static_cast<floatX*>(weights), master, grad(grads), m, v, d_norm, d_settings, decayed, n);
     return {master.download(), m.download(), v.download(), grads.download(), separate.download()};
 }
 
@@ -1337,13 +1344,13 @@ Batch send_batch(const Model& m, const int* tokens) {
         inputs[n] = tokens[n / T * (T + 1) + n % T];
         targets[n] = tokens[n / T * (T + 1) + n % T + 1];
     }
-    const size_t runs = sort_positions(order.data(), first.data(), inputs.data(), N, m.config.vocab);
+    sort_positions(order.data(), first.data(), inputs.data(), N, m.config.vocab);
     upload(m.a.inputs(0), inputs.data(), N * sizeof(int));
     upload(m.a.targets(0), targets.data(), N * sizeof(int));
-    if (m.setup.purpose == Purpose::INFERENCE) return {m.a.inputs(0), m.a.targets(0), nullptr, nullptr, 0};
+    if (m.setup.purpose == Purpose::INFERENCE) return {m.a.inputs(0), m.a.targets(0), nullptr, nullptr};
     upload(m.a.order(0), order.data(), N * sizeof(int));
     upload(m.a.first(0), first.data(), (N + 1) * sizeof(int));
-    return {m.a.inputs(0), m.a.targets(0), m.a.order(0), m.a.first(0), runs};
+    return {m.a.inputs(0), m.a.targets(0), m.a.order(0), m.a.first(0)};
 }
 
 // Logits (N, V), without the vocabulary's padding. All rows must fit: N <= head_rows.
@@ -1383,7 +1390,7 @@ Pass pass_through(Model& m, const int* tokens) {
 // ||found - truth|| / ||truth - origin||; infinite when anything is not a number.
 double relative_l2(const Floats& found, const Floats& truth, const Floats& origin = {}) {
     double error = 0, size = 0;
-    for (size_t i = 0; i < truth.size(); i++) {
+    for (size_t i = 0; i < truth.size() && i < found.size(); i++) {
         error += pow(double(found[i]) - truth[i], 2);
         size += pow(double(truth[i]) - (origin.empty() ? 0 : origin[i]), 2);
     }
@@ -1805,6 +1812,71 @@ void test_evaluation() {
     }
 }
 
+// ==== graphs =================================================================
+
+// All that four steps of three micro-steps leave behind, with an evaluation in every other one.
+std::string bytes_of_steps(const Setup& s, bool graphs, size_t& captured) {
+    const Tokens tokens("README.md");
+    Options o;
+    o.lr = 1e-2;
+    o.warmup = 3;   // another learning rate in each
+    Model m;
+    allocate(m, s);
+    init_parameters(m, 1);
+    m.graphs.on = graphs;
+    Loader loader(m, tokens, Shuffle::YES, 7, 0);
+    std::string bytes;
+    for (long step = 0; step < 4; step++) {
+        for (int micro = 0; micro < 3; micro++) {
+            micro_step(m, loader.current(), 3 * s.N());
+            loader.advance();
+        }
+        update(m, adamw_settings(o, step));
+        bytes += bytes_of(std::vector<double>{take_loss(m), fetch(m.a.norm())});
+        if (step % 2 == 1) bytes += bytes_of(std::vector<double>{evaluate(m, tokens, 2 * s.B).loss});
+    }
+    for (const float* block : {m.master, m.adam_m, m.adam_v}) bytes += bytes_of(from_device(block, m.elements));
+    captured = m.graphs.captured();
+    return bytes + bytes_of(gradients(m));
+}
+
+void test_graphs() {
+    for (DType grad_dtype : {DType::FP32, DType::BF16}) {
+        if (FLOATX == DType::FP32 && grad_dtype == DType::BF16) continue;
+        std::vector<std::pair<Recompute, Attention>> kinds = {{Recompute::NONE, Attention::NAIVE}};
+        for (const auto& [name, recompute] : RECOMPUTE_NAMES) kinds.push_back({recompute, Attention::FLASH});
+        for (const auto& [recompute, attention] : kinds) {
+            Setup s = {{2, 2, 32, 16, 256}, 2, 16, recompute, grad_dtype, Purpose::TRAINING, 24};   // the head in two parts
+            s.attention = attention;
+            size_t none = 1, captured = 0;
+            const bool same = bytes_of_steps(s, false, none) == bytes_of_steps(s, true, captured);
+            // A micro-step for each of the loader's two slots, the update and the evaluation.
+            claim(same && none == 0 && captured == 4,
+                  format("with graphs the same bits of losses, norms, weights and moments: --recompute %s, %s attention, gradients in %s",
+                         RECOMPUTE_NAMES[static_cast<int>(recompute)].first, attention == Attention::FLASH ? "flash" : "naive", name_of(grad_dtype)),
+                  format("%zu graphs", captured));
+        }
+    }
+    const std::pair<const char*, std::function<void()>> WAITING[] = {
+        {"cudaErrorStreamCaptureUnsupported", [] { check(cudaStreamSynchronize(device.stream), "waiting"); }},
+        {"capture of something", [] { static_cast<void>(cudaStreamSynchronize(device.stream)); }}};
+    for (const auto& [named, work] : WAITING) {
+        Graphs graphs;
+        graphs.on = true;
+        std::string said;
+        graphs.run("something", work);
+        try {
+            graphs.run("something", work);
+        } catch (const Failure& error) {
+            said = error.what();
+        }
+        cudaGetLastError();
+        const DeviceArray<float> after(Values{1, 2});   // the stream is to be used again
+        claim(said.find(named) != said.npos && after.download() == Values{1, 2} && graphs.captured() == 0,
+              format("work that waits is no graph, but an error that says so (%s)", named), said);
+    }
+}
+
 // ==== schedule and sampling ==================================================
 
 void test_schedule() {
@@ -1868,15 +1940,19 @@ struct Outcome {
 
 class Run {
 public:
-    // Words are separated by blanks; '' is an empty one. Files may be limited in size, like on a full disk.
+    // Words, of the command and of the environment, are separated by blanks; '' is an empty one. Files may
+    // be limited in size, like on a full disk. What runs keep for later runs stays in the tests' folder.
     explicit Run(const std::string& command, const std::string& environment = "", size_t file_limit = RLIM_INFINITY) {
         std::vector<std::string> args = {"test_gpt", "--as-train-gpt"};
         std::istringstream words(command);
         for (std::string word; words >> word;) args.push_back(word == "''" ? "" : scratch(word));
-        std::vector<std::string> variables = {"OMP_NUM_THREADS=1"};   // tiny models: threads would only wait
-        if (!environment.empty()) variables.push_back(environment);
+        std::vector<std::string> variables;   // of two of a name the first counts
+        std::istringstream own_variables(environment);
+        for (std::string variable; own_variables >> variable;) variables.push_back(scratch(variable));
+        variables.push_back("OMP_NUM_THREADS=1");   // tiny models: threads would only wait
+        variables.push_back(scratch("XDG_CACHE_HOME=@/cache"));
         for (char** variable = environ; *variable; variable++)
-            if (strncmp(*variable, "OMP_NUM_THREADS=", 16) != 0) variables.push_back(*variable);
+            if (strncmp(*variable, "OMP_NUM_THREADS=", 16) != 0 && strncmp(*variable, "XDG_CACHE_HOME=", 15) != 0) variables.push_back(*variable);
         static int runs = 0;
         out_ = scratch(format("@/stdout_%d", runs));
         err_ = scratch(format("@/stderr_%d", runs++));
@@ -2011,16 +2087,19 @@ void test_repeated_runs() {
     same(TEN + "--recompute selective", "", "--recompute selective gives the same bits");
     same(TEN + "--recompute full", "", "--recompute full gives the same bits");
     same(TEN + "--sample-every 3 --sample-tokens 5", "", "sampling on the way changes no bit");
+    same(TEN + "--graph off", "", "--graph off gives the same bits");
+    same(TEN + "--graph on --sample-every 3 --sample-tokens 5", "", "--graph on gives the same bits");
 #ifdef CUDA_ON_CPU
     if (WARP_SIZE > 1)
         for (const char* seed : {"CUDA_CPU_SEED=1", "CUDA_CPU_SEED=2"})
-            same(TEN, seed, format("another order of threads gives the same bits (%s)", seed));
+            for (const char* graph : {"", "--graph on"})
+                same(TEN + graph, seed, format("another order of threads gives the same bits (%s%s)", seed, graph));
 #endif
     fs::create_directory(scratch("@/other"));
     fs::copy(scratch("@/first/step_000005"), scratch("@/other/step_000005"));
     const std::string cut_short = "{\"step\": 11, \"lo";   // by a crash
     write_bytes(scratch("@/other/log.jsonl"), read_bytes(scratch("@/first/log.jsonl")) + cut_short);
-    same(TEN + "--resume", "", "stopped and resumed at step 5 it logs and saves the same bits as never stopped");
+    same(TEN + "--resume --graph on", "", "stopped and resumed at step 5 it logs and saves the same bits as never stopped");
 
     const json trainer = read_json(scratch("@/first/step_000010/trainer.json"));
     claim(trainer.at("step") == 10 && trainer.at("next_window") == 40 && damage(scratch("@/first/step_000010")).empty(),
@@ -2043,6 +2122,144 @@ void test_accumulation() {
     farthest.see("2 x 4", relative_l2(losses[1], losses[0]), tolerance);
     farthest.see("8 x 1", relative_l2(losses[2], losses[0]), tolerance);
     farthest.claim_near("losses of 1 x 8, 2 x 4 and 8 x 1 sequences a step agree");
+}
+
+// ==== runs: matmul tuning ====================================================
+// A GPU has a choice of its own. On a CPU the stand-in offers one where it is asked to: algorithms that
+// cannot be used, that fail, that must not be used, and slow ones, before the good ones.
+
+const std::string CHOICE = "CUDA_CPU_MATMULS=refused,slow,in_place,failing,plain,fast ", KEPT = "@/tuning/gpt.cu/matmul.json";
+const std::string TUNED = "train" + SMALL + "--micro-batch 2 --total-batch 64 --steps 4 --lr 1e-2 --eval-every 2 --checkpoint-every 0 ";
+
+struct TunedRun {
+    Outcome outcome;
+    std::string line;                // what it says of matmuls
+    std::vector<std::string> log;
+    Floats losses;
+};
+
+TunedRun tuned_run(const std::string& flags, const std::string& environment) {
+    TunedRun r = {run(TUNED + flags + " --out @/tuned", environment + " XDG_CACHE_HOME=@/tuning"), "", log_of("@/tuned"), {}};
+    for (const std::string& record : r.log) r.losses.push_back(json::parse(record).value("loss", 0.0));
+    std::istringstream lines(r.outcome.out);
+    for (std::string line; std::getline(lines, line);)
+        if (line.rfind("matmul ", 0) == 0) r.line += line + "\n";
+    fs::remove_all(scratch("@/tuned"));
+    return r;
+}
+
+std::string tuned_shapes(size_t timed, size_t known) {
+    return timed == 0 ? format(" %zu shapes known from ", known) : format(" %zu shapes timed in ", timed);
+}
+
+// Files with which nothing can be done, and what is said of each.
+void test_damaged_choices(const std::string& intact, const Floats& expected, double tolerance) {
+    const json file = json::parse(intact);
+    const std::string here = tuning_device(), algorithm = file["devices"][here].begin().value();
+    auto replaced = [&](const std::string& part, const std::string& by) {
+        std::string text = intact;
+        return text.replace(text.find(part), part.size(), by);
+    };
+    const std::pair<std::string, const char*> DAMAGED[] = {
+        {intact.substr(0, intact.size() / 2), "not valid JSON"}, {"", "the file is empty"}, {"[1, 2]", "type"},
+        {replaced("\"format\": 1", "\"format\": 2"), "not of format 1"}, {replaced(algorithm, algorithm.substr(1)), "is no algorithm"},
+        {replaced(algorithm, "x" + algorithm.substr(1)), "is no algorithm"}, {R"({"format": 1, "devices": [{}]})", "is no object"},
+        {"{\"format\": 1, \"devices\": {\"" + here + "\": \"" + algorithm + "\"}}", "is no object"}, {R"({"format": 1})", "devices"}};
+    std::string wrong;
+    for (const auto& [bytes, why] : DAMAGED) {
+        write_bytes(scratch(KEPT), bytes);
+        const TunedRun r = tuned_run("", CHOICE);
+        const bool told = r.line.find(scratch("matmul     " + KEPT)) == 0 && r.line.find(why) != r.line.npos &&
+                          std::count(r.line.begin(), r.line.end(), '\n') == 2 && r.outcome.err.empty();
+        const json after = json::parse(read_bytes(scratch(KEPT)), nullptr, false);
+        const bool mended = after.is_object() && after["devices"][here].size() == file["devices"][here].size();
+        if (r.outcome.code != 0 || !told || !mended || !(relative_l2(r.losses, expected) <= tolerance)) wrong += why + std::string(": ") + r.line + r.outcome.err;
+    }
+    claim(wrong.empty(), format("%zu damaged files of choices are told of in a line, ignored and replaced", std::size(DAMAGED)), wrong);
+}
+
+#ifdef CUDA_ON_CPU
+// That a choice is really taken shows in the rounding.
+void test_forced_choice(json file, double tolerance) {
+    auto all = [&](cuda_cpu::Algorithm algorithm) {
+        for (auto& [shape, text] : file["devices"][tuning_device()].items()) text = algorithm_text({{static_cast<uint64_t>(algorithm)}});
+        write_bytes(scratch(KEPT), file.dump());
+        return tuned_run("", CHOICE);
+    };
+    const TunedRun plain = all(cuda_cpu::Algorithm::plain), fast = all(cuda_cpu::Algorithm::fast);
+    const double error = relative_l2(plain.losses, fast.losses);
+    claim(plain.log != fast.log && error <= tolerance, "the algorithms of the file are those that multiply", format("error %.2e, limit %.2e", error, tolerance));
+    const TunedRun ruled_out = tuned_run("", "CUDA_CPU_MATMULS=slow,in_place"), usable = tuned_run("--matmul-tuning off", "CUDA_CPU_MATMULS=refused,plain");
+    claim(ruled_out.outcome.code == 0 && ruled_out.line.empty(), "sums in the output's place are no choice", ruled_out.line);
+    claim_run(usable.log == plain.log, "with --matmul-tuning off the first algorithm that can be used multiplies", usable.outcome);
+    const TunedRun none = tuned_run("", "");
+    claim(none.line.empty() && none.log == fast.log, "where there is one algorithm only, none is chosen and no file is read", none.line);
+    const std::string EVAL_TUNED = "eval --from @/first/step_000010 --data @/text.txt --micro-batch 3 ";
+    const Outcome tuned = run(EVAL_TUNED, CHOICE), first = run(EVAL_TUNED + "--matmul-tuning off");
+    double losses[2] = {NAN, NAN};
+    sscanf(tuned.out.c_str(), "loss %lf", &losses[0]);
+    sscanf(first.out.c_str(), "loss %lf", &losses[1]);
+    claim_run(tuned.code == 0 && tuned.err.find("shapes timed") != tuned.err.npos && fabs(losses[0] - losses[1]) <= tolerance * losses[1],
+              "eval tunes as well, and prints its result alone on standard output", tuned);
+}
+#else
+void test_forced_choice(json, double) {}
+#endif
+
+void test_matmul_tuning() {
+    const double tolerance = FLOATX == DType::FP32 ? 1e-5 : 2e-3;   // as in test_accumulation
+    const TunedRun off = tuned_run("--matmul-tuning off", "");
+    // Under a seed all memory begins as NaN: a gradient that tuning has left behind would show.
+    const TunedRun on = tuned_run("", CHOICE + "CUDA_CPU_SEED=1");
+    const std::string intact = read_bytes(scratch(KEPT));
+    const json file = json::parse(intact, nullptr, false);
+    const size_t shapes = file.is_object() ? file["devices"][tuning_device()].size() : 0;
+    claim(off.line.empty() && off.losses.size() == 6, "with --matmul-tuning off nothing is timed", off.line);
+    // A block's four matmuls and the head: once forward, twice backward. On a GPU some may have one algorithm only.
+    claim_run(on.outcome.code == 0 && (device.is_cpu() ? shapes == 15 : shapes > 0) && on.line.find(tuned_shapes(shapes, 0)) != on.line.npos, "with it each shape is timed once, and kept in a file", on.outcome);
+    if (shapes == 0) return;
+    const double error = relative_l2(on.losses, off.losses);
+    claim(error <= tolerance, "losses with the fastest algorithms are those with the first ones, up to rounding", format("error %.2e, limit %.2e", error, tolerance));
+#ifdef CUDA_ON_CPU
+    bool sensible = true;
+    for (const auto& [shape, text] : file["devices"][tuning_device()].items()) {
+        const auto algorithm = static_cast<cuda_cpu::Algorithm>(parse_algorithm(text).data[0]);
+        sensible = sensible && (algorithm == cuda_cpu::Algorithm::plain || algorithm == cuda_cpu::Algorithm::fast);
+    }
+    claim(sensible, "none is slow, fails, cannot be used, or sums in the output's place", sensible ? "" : intact);
+#endif
+    const TunedRun again = tuned_run("", CHOICE);
+    claim_run(again.log == on.log && again.line.find(tuned_shapes(0, shapes)) != again.line.npos && read_bytes(scratch(KEPT)) == intact,
+              "a second run times nothing, takes what is kept, and gives the same bits", again.outcome);
+
+    test_damaged_choices(intact, off.losses, tolerance);
+
+    // Of another version, and of this one but for an algorithm that this one does not have.
+    json other = file, foreign = file;
+    foreign["devices"]["another, 9.0, cuBLASLt 1"] = foreign["devices"][tuning_device()];
+    foreign["devices"].erase(tuning_device());
+    write_bytes(scratch(KEPT), foreign.dump());
+    const TunedRun anew = tuned_run("", CHOICE);
+    const json both = json::parse(read_bytes(scratch(KEPT)));
+    claim_run(anew.line.find("matmul.json: holds nothing for " + tuning_device() + ": ignored\n") != anew.line.npos &&
+                  anew.line.find(tuned_shapes(shapes, 0)) != anew.line.npos && relative_l2(anew.losses, off.losses) <= tolerance,
+              "choices of another device or version are told of, and not taken", anew.outcome);
+    claim(both["devices"].size() == 2 && both["devices"]["another, 9.0, cuBLASLt 1"] == foreign["devices"]["another, 9.0, cuBLASLt 1"],
+          "and are still there when this device's have joined them");
+    other["devices"][tuning_device()].begin().value() = std::string(128, 'f');
+    write_bytes(scratch(KEPT), other.dump());
+    const TunedRun one = tuned_run("", CHOICE);
+    claim_run(one.line.find(tuned_shapes(1, 0)) != one.line.npos && one.line.find(format("%zu known", shapes - 1)) != one.line.npos &&
+                  relative_l2(one.losses, off.losses) <= tolerance, "an algorithm that the device does not have is timed for anew", one.outcome);
+
+    const std::string text = read_bytes(scratch("@/text.txt"));
+    const Outcome unkept = run(TUNED, CHOICE + "XDG_CACHE_HOME=@/text.txt");
+    claim_run(unkept.code == 0 && unkept.err.empty() && unkept.out.find("the choice is not kept\n") != unkept.out.npos && read_bytes(scratch("@/text.txt")) == text,
+              "where the file cannot be written a line says so, and the run goes on", unkept);
+    size_t files = 0;
+    for (const auto& entry : fs::directory_iterator(scratch("@/tuning/gpt.cu"))) files += entry.is_regular_file();
+    claim(files == 1, "nothing unfinished is left beside the file");
+    test_forced_choice(file, tolerance);
 }
 
 // ==== runs: what they write ==================================================
@@ -2308,6 +2525,8 @@ void test_bad_flags() {
         refuse(format("--lr %s", number), TINY + "--lr " + number, {"--lr", "a number"});
     refuse("a number above its range", TINY + "--val-fraction 0.95", {"--val-fraction", "from 0 to 0.9", "0.95"});
     refuse("beta1 of 1", TINY + "--beta1 1", {"--beta1", "'1'"});
+    refuse("--matmul-tuning yes", TINY + "--matmul-tuning yes", {"--matmul-tuning", "off|on", "'yes'"});
+    refuse("--graph yes", TINY + "--graph yes", {"--graph", "auto|off|on", "'yes'"});
     refuse("an unknown choice", TINY + "--schedule cosin", {"--schedule", "cosine|linear|wsd|constant", "'cosin'"});
     refuse("an unknown model", "plan --model gpt5", {"--model", "gpt2-medium", "'gpt5'"});
     refuse("a head size of 20", TINY + "--heads 3 --channels 60", {"60 channels", "3 heads", "16, 32, ... 128"});
@@ -2330,6 +2549,8 @@ void test_bad_flags() {
            {"--prompt-tokens", "0 to 100", "'101'"});
     if (FLOATX == DType::FP32)
         refuse("BF16 gradients in an FP32 build", TINY + "--grad-dtype bf16", {"--grad-dtype bf16", "PRECISION=bf16"});
+    if (!has_tensor_cores(TensorCores::WGMMA))
+        refuse("tensor cores that are not there", TINY + "--tensor-cores wgmma", {"--tensor-cores wgmma", name_of(FLOATX)});
     refuse("a micro-batch that does not fit", "train" + SMALL + "--context 8192 --micro-batch 32768",
            {"memory", "needs", "free", "--micro-batch"});
     refuse("a model that does not fit", "train --model 405b --data @/text.txt", {"memory", "needs", "free", "--model"});
@@ -2564,12 +2785,43 @@ void test_naive_model() {
           "with naive attention, too, the three recompute modes give the same bits");
 }
 
+// The kernels of each --tensor-cores in a model with heads of 64, in sequences of several tiles.
+void test_tensor_core_model() {
+    if (!has_tensor_cores(TensorCores::MMA)) return;
+    const Config config = {3, 2, 128, 200, 300};
+    const int B = 2, T = 193;
+    std::vector<int> tokens(B * (T + 1));
+    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = splitmix64(i) % config.vocab;
+    auto pass = [&](TensorCores kind, Recompute mode) {
+        const TensorCores usual = std::exchange(device.tensor_cores, kind);
+        Model m;
+        allocate(m, {config, B, T, mode, DType::FP32, Purpose::TRAINING});
+        init_parameters(m, 1);
+        const Pass result = pass_through(m, tokens.data());
+        device.tensor_cores = usual;
+        return result;
+    };
+    const Pass portable = pass(TensorCores::NONE, Recompute::NONE);
+    // Each layer's attention rounds to BF16 a few times on its way, each kind in its own places.
+    const double limit = 1.0 / (1 << 7);
+    for (TensorCores kind : {TensorCores::MMA, TensorCores::WGMMA}) {
+        if (!has_tensor_cores(kind)) continue;
+        const char* name = TENSOR_CORE_NAMES[int(kind)];
+        const Pass got = pass(kind, Recompute::NONE);
+        const double logits = relative_l2(got.logits, portable.logits), gradient = relative_l2(got.gradients, portable.gradients);
+        claim(logits <= limit && logits > 0, format("%s: logits are the portable kernels' within rounding", name), format("error %.2e, limit %.2e", logits, limit));
+        claim(gradient <= limit, format("%s: and gradients", name), format("error %.2e, limit %.2e", gradient, limit));
+        claim(got == pass(kind, Recompute::SELECTIVE) && got == pass(kind, Recompute::FULL),
+              format("%s: the three recompute modes give the same bits", name));
+    }
+}
+
 // ==== runs: trace ============================================================
 
 void test_trace() {
     for (const char* flags : {"--recompute none", "--recompute selective", "--recompute full", "--attention naive"}) {
         const std::string setup = SMALL + "--micro-batch 2 --total-batch 64 " + flags;
-        const Outcome o = run("train" + setup + " --steps 4 --eval-every 0 --trace @/trace.json");
+        const Outcome o = run("train" + setup + " --steps 4 --eval-every 0 --graph on --trace @/trace.json");
         const json plan = json::parse(run("plan --layers 2 --heads 2 --channels 32 --context 16 --vocab 256 --micro-batch 2 --json " + std::string(flags)).out);
         const json trace = read_json(scratch("@/trace.json"));
         std::map<int, double> row_end;   // events of a row must follow on each other
@@ -2621,11 +2873,22 @@ void export_folder(const std::string& dir) {
     printf("%s: config.json, model.safetensors, logits.safetensors\n", dir.c_str());
 }
 
-// An exception fails a part of the tests, not the rest of them.
-static std::string only;   // the tests whose names contain this
+// With --only: how the names of tests to run begin, and how many did.
+static std::vector<std::pair<std::string, int>> wanted;
 
+bool is_wanted(const std::string& name) {
+    bool found = wanted.empty();
+    for (auto& [beginning, count] : wanted)
+        if (name.rfind(beginning, 0) == 0) {
+            count++;
+            found = true;
+        }
+    return found;
+}
+
+// An exception fails a part of the tests, not the rest of them.
 void test(const char* name, void (*function)()) {
-    if (!strstr(name, only.c_str())) return;
+    if (!is_wanted(name)) return;
     printf("%s\n", name);
     try {
         function();
@@ -2663,11 +2926,13 @@ void test_model() {
     test("plan: closed forms", test_closed_forms);
     test("plan: --micro-batch auto", test_auto_fits);
     test("naive attention in the model", test_naive_model);
+    test("tensor cores in the model", test_tensor_core_model);
     test("folders that transformers wrote", test_folder_of_transformers);
     test("folders that we wrote", test_folder_of_ours);
     test("windows", test_windows);
     test("loader", test_loader);
     test("evaluation", test_evaluation);
+    test("graphs", test_graphs);
     test("schedule", test_schedule);
     test("sampling", test_pick_token);
 }
@@ -2676,6 +2941,7 @@ void test_command_line() {
     write_text();
     test("runs: the same bits", test_repeated_runs);
     test("runs: accumulation", test_accumulation);
+    test("runs: matmul tuning", test_matmul_tuning);
     test("runs: --micro-batch auto", test_auto_micro_batch);
     test("runs: log", test_log);
     test("runs: plan", test_plan_json);
@@ -2699,8 +2965,8 @@ int main(int argc, char** argv) {
     const std::string what = argc > 1 ? argv[1] : "";
     if (what == "--as-train-gpt") return guarded_main(argc - 1, argv + 1);
     if (argc > 1 && ((what != "--export" && what != "--only") || argc != 3)) {
-        fprintf(stderr, "usage: test_gpt | test_gpt --only PART | test_gpt --export DIR | test_gpt --as-train-gpt ...\n"
-                        "PART: what the names of tests to run contain, such as kernels or attention\n");
+        fprintf(stderr, "usage: test_gpt | test_gpt --only PART,PART... | test_gpt --export DIR | test_gpt --as-train-gpt ...\n"
+                        "PART: how the names of tests to run begin, such as kernels or kernels: attention\n");
         return 2;
     }
     open_device(TensorCores::AUTO);
@@ -2708,10 +2974,18 @@ int main(int argc, char** argv) {
         export_folder(argv[2]);
         return 0;
     }
-    if (what == "--only") only = argv[2];
+    if (what == "--only") {
+        std::istringstream names(argv[2]);
+        for (std::string name; std::getline(names, name, ',');) wanted.emplace_back(name, 0);
+    }
     test_kernels();
     test_model();
     test_command_line();
+    for (const auto& [beginning, count] : wanted)
+        if (count == 0) {
+            fprintf(stderr, "test_gpt: --only: no test is called '%s...'\n", beginning.c_str());
+            return 2;
+        }
     printf("%d passed, %d failed\n", passed, failed);
     return failed ? 1 : 0;
 }

@@ -5,17 +5,18 @@
 // the data, checkpoints in Hugging Face's format, and a command line. Read it from top to bottom.
 //
 // Map
-//    1  small things          errors, packs of elements, reductions in a warp, recording, the door for launches
+//    1  small things          errors, packs of elements, reductions in a warp, recording, the door for launches,
+//                             CUDA graphs
 //    2  options               one table: names, defaults, --help, echo and log
-//    3  kernels               embedding · layernorm · bias · gelu · attention · naive attention ·
-//                             cross-entropy · gradient norm · adamw · init: a section each, its
-//                             mathematics first
+//    3  kernels               embedding · layernorm · bias · gelu · tensor cores · attention · attention on
+//                             tensor cores · naive attention · cross-entropy · gradient norm · adamw ·
+//                             init: a section each, its mathematics first
 //    4  matmul                cuBLASLt, row-major, with bias and GELU' as epilogues
 //    5  model                 sizes, and one table each for parameters and activations: name, shape,
 //                             dtype, copies. Memory, init, checkpoints, the plan loop over it
 //    6  forward, recompute, backward, update
 //    7  files                 safetensors, checkpoints, token data
-//    8  run                   sampling, schedule, peak, log, progress, trace
+//    8  run                   sampling, schedule, peak, matmul tuning, log, progress, trace
 //    9  verbs                 train, eval, sample, plan; main
 //
 // Names   B batch, T sequence, N = B*T rows, C channels, NH heads, HS = C / NH head size, L layers,
@@ -102,6 +103,7 @@ void check(cublasStatus_t status, const char* what) {
 // batch; cuBLASLt takes its workspace from the memory plan.
 
 enum class TensorCores { AUTO, NONE, MMA, WGMMA };   // that attention runs on; wgmma: Hopper's
+struct MatmulTuning;
 
 struct Device {
     cudaDeviceProp properties;
@@ -109,6 +111,7 @@ struct Device {
     cublasLtHandle_t matmul;
     void* matmul_workspace = nullptr;
     TensorCores tensor_cores = TensorCores::NONE;
+    MatmulTuning* tuning = nullptr;   // while there is one, nothing is launched: see matmul tuning
     double peak_flops = 0;   // dense FLOP/s in floatX: the denominator of MFU
     std::string peak_source; // where that figure comes from
 
@@ -151,17 +154,17 @@ constexpr int BLOCK = BLOCK_WARPS * WARP_SIZE;   // threads of a block, unless a
 
 constexpr int WIDE_BLOCK = WARP_SIZE == 1 ? 1 : 1024;        // where a block has one long row
 
-template <typename T> struct alignas(sizeof(T) * PACK < 16 ? sizeof(T) * PACK : 16) RawPack { T v[PACK]; };
+template <typename T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) RawPack { T v[N]; };
 
-template <typename T> __device__ __forceinline__ void load(float (&x)[PACK], const T* from) {
-    const RawPack<T> raw = *reinterpret_cast<const RawPack<T>*>(from);
-    for (int k = 0; k < PACK; k++) x[k] = static_cast<float>(raw.v[k]);
+template <typename T, int N> __device__ __forceinline__ void load(float (&x)[N], const T* from) {
+    const RawPack<T, N> raw = *reinterpret_cast<const RawPack<T, N>*>(from);
+    for (int k = 0; k < N; k++) x[k] = static_cast<float>(raw.v[k]);
 }
 
-template <typename T> __device__ __forceinline__ void store(T* to, const float (&x)[PACK]) {
-    RawPack<T> raw;
-    for (int k = 0; k < PACK; k++) raw.v[k] = static_cast<T>(x[k]);
-    *reinterpret_cast<RawPack<T>*>(to) = raw;
+template <typename T, int N> __device__ __forceinline__ void store(T* to, const float (&x)[N]) {
+    RawPack<T, N> raw;
+    for (int k = 0; k < N; k++) raw.v[k] = static_cast<T>(x[k]);
+    *reinterpret_cast<RawPack<T, N>*>(to) = raw;
 }
 
 // What x becomes when it is stored as floatX and loaded again.
@@ -279,6 +282,7 @@ cudaEvent_t event_now(cudaStream_t stream) {
 // Runs `work`, which hands something to a stream, under a name for profilers and the recorder.
 template <typename F, typename... Memory>
 void on_stream(const char* name, cudaStream_t stream, F work, const Memory&... memory) {
+    if (device.tuning) return;
     nvtxRangePushA(name);
     if (recorder.on) {
         recorder.work.push_back({name, recorder.pass, recorder.layer, stream != device.stream, seconds_now(), 0, event_now(stream), nullptr, {}});
@@ -356,6 +360,61 @@ template <typename F> void with_type(Grad grad, F f) {
     else f(static_cast<__nv_bfloat16*>(grad.data));
 }
 
+// ==== graphs =================================================================
+// A micro-step is the same few hundred launches each time. One by one they cost the CPU microseconds
+// each, for which a fast GPU waits where its kernels are short. As a CUDA graph they are handed over
+// at once: a sequence is run as it is when it comes first, which loads its kernels and plans its
+// matmuls; captured when it comes again; and replayed from then on, with the same bits.
+//
+// A graph has its kernels' arguments as they were. What changes from one replay to the next must lie
+// in device memory, at a place that stays; all else must be part of the sequence's name.
+
+class Graphs {
+public:
+    bool on = false;
+
+    Graphs() = default;
+    Graphs(const Graphs&) = delete;
+    ~Graphs() {
+        for (const auto& [name, graph] : graphs_)
+            if (graph) cudaGraphExecDestroy(graph);
+    }
+
+    // work() launches on device.stream and waits for nothing.
+    template <typename F> void run(const std::string& name, F work) {
+        if (!on || recorder.on || device.tuning) return work();
+        const auto [place, is_new] = graphs_.try_emplace(name, nullptr);
+        if (is_new) return work();
+        cudaGraphExec_t& graph = place->second;
+        if (!graph) graph = capture(name, work);
+        on_stream(name.c_str(), device.stream, [&] { check(cudaGraphLaunch(graph, device.stream), name.c_str()); });
+    }
+    size_t captured() const {
+        return std::count_if(graphs_.begin(), graphs_.end(), [](const auto& entry) { return entry.second != nullptr; });
+    }
+
+private:
+    template <typename F> static cudaGraphExec_t capture(const std::string& name, F work) {
+        cudaGraph_t graph = nullptr;
+        check(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+        try {
+            work();
+        } catch (...) {   // says what went wrong; the stream must not stay in capture
+            cudaStreamEndCapture(device.stream, &graph);
+            if (graph) cudaGraphDestroy(graph);
+            throw;
+        }
+        check(cudaStreamEndCapture(device.stream, &graph), ("capture of " + name).c_str());
+        cudaGraphExec_t executable = nullptr;
+        const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
+        check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+        check(status, ("cudaGraphInstantiate: " + name).c_str());
+        return executable;
+    }
+
+    std::map<std::string, cudaGraphExec_t> graphs_;   // null: has come once
+};
+
 // ==== options ================================================================
 // One table: name, what it takes, which verbs know it, help. Defaults, parsing, --help and the log
 // come from it.
@@ -365,6 +424,8 @@ constexpr std::pair<const char*, Recompute> RECOMPUTE_NAMES[] = {
     {"none", Recompute::NONE}, {"selective", Recompute::SELECTIVE}, {"full", Recompute::FULL}};
 enum class Attention { FLASH, NAIVE };
 enum class PeakSource { TABLE, MEASURED };
+enum class Tuning { OFF, ON };
+enum class UseGraph { AUTO, OFF, ON };
 enum class Shuffle { NO, YES };
 enum class Schedule { COSINE, LINEAR, WSD, CONSTANT };
 
@@ -390,6 +451,8 @@ struct Options {
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, grad_clip = 1.0;
     long seed = 1337;
     PeakSource peak = PeakSource::TABLE;
+    Tuning matmul_tuning = Tuning::ON;
+    UseGraph graph = UseGraph::AUTO;
     // run folder
     std::string out;
     std::string trace;
@@ -513,6 +576,8 @@ std::vector<Flag> flag_table(Options& o) {
         number_flag("--grad-clip", TRAIN, o.grad_clip, 0.0, ANY, "largest norm of the gradient; 0: not clipped"),
         number_flag("--seed", TRAIN | SAMPLE, o.seed, 0L, ANY_LONG, "of initial weights, order of data and samples"),
         choice_flag("--peak", TRAIN, o.peak, {"table", "measured"}, "FLOP/s that MFU is relative to: the card's data sheet, or a large matmul timed at start"),
+        choice_flag("--matmul-tuning", TRAIN | EVAL, o.matmul_tuning, {"off", "on"}, "on: cuBLASLt's algorithms for each matmul are timed once, and the fastest is kept"),
+        choice_flag("--graph", TRAIN | EVAL, o.graph, {"auto", "off", "on"}, "micro-steps and updates are replayed as CUDA graphs; auto: on a GPU"),
         text_flag("--out", TRAIN, "DIR", o.out, "run folder: log.jsonl and checkpoints; without it nothing is written"),
         text_flag("--trace", TRAIN, "FILE", o.trace, "a Chrome trace of the first three steps: launches, kernels, copies, live bytes"),
         switch_flag("--resume", TRAIN, o.resume, "go on from the last checkpoint in --out"),
@@ -582,27 +647,37 @@ constexpr size_t ROWS_PER_PARTIAL = 16;   // fewer would cost more in partials t
 
 size_t partial_blocks(size_t rows) { return std::min(MAX_PARTIALS, ceil_div(rows, ROWS_PER_PARTIAL)); }
 
-// Columns [column, column + PACK) of partials (count, columns) are summed by one thread.
+// A block owns columns, a lane PACK of them; its warps share the rows of partials (count, columns), and the
+// first warp adds up what they found, in the warps' order.
 template <typename G>
-__global__ void add_partials_kernel(G* grad, const float* partials, int count, size_t columns) {
-    const Span span = my_span(columns);
-    for (size_t i = span.begin; i < span.end; i += span.stride) {
-        float sum[PACK] = {}, x[PACK];
-        for (int p = 0; p < count; p++) {
-            load(x, partials + p * columns + i);
+__global__ void __launch_bounds__(WIDE_BLOCK)
+add_partials_kernel(G* grad, const float* partials, size_t count, size_t columns) {
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
+    const size_t column = static_cast<size_t>(blockIdx.x) * LANE_STRIDE + lane * PACK;
+    float* sums = dynamic_shared() + lane * PACK;   // of this lane's columns, LANE_STRIDE apart for each warp
+    float sum[PACK] = {}, x[PACK];
+    if (column < columns)
+        for (size_t p = warp; p < count; p += warps) {
+            load(x, partials + p * columns + column);
             for (int k = 0; k < PACK; k++) sum[k] += x[k];
         }
-        load(x, grad + i);
-        for (int k = 0; k < PACK; k++) x[k] += sum[k];
-        store(grad + i, x);
+    store(sums + warp * LANE_STRIDE, sum);
+    __syncthreads();
+    if (warp > 0 || column >= columns) return;
+    for (int w = 1; w < warps; w++) {
+        load(x, sums + w * LANE_STRIDE);
+        for (int k = 0; k < PACK; k++) sum[k] += x[k];
     }
+    load(x, grad + column);
+    for (int k = 0; k < PACK; k++) x[k] += sum[k];
+    store(grad + column, x);
 }
 
 // grad (columns) += sum of partials (count, columns) fp32
 void add_partials(Grad grad, const float* partials, size_t count, size_t columns) {
     with_type(grad, [&](auto* g) {
-        launch("add_partials", add_partials_kernel<std::remove_pointer_t<decltype(g)>>, span_blocks(columns),
-               BLOCK, 0, updated(g), partials, count, columns);
+        launch("add_partials", add_partials_kernel<std::remove_pointer_t<decltype(g)>>, ceil_div(columns, LANE_STRIDE),
+               WIDE_BLOCK, WIDE_BLOCK * PACK * sizeof(float), updated(g), partials, count, columns);
     });
 }
 
@@ -688,9 +763,9 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
 //           dw += sum of dout * xhat,   db += sum of dout, over rows
 // shapes    inp, add, res, out (N,C) floatX | mean, rstd (N) fp32 | w, b (C) floatX
 // mapping   one warp per row; a lane owns packs lane, lane + WARP_SIZE, ... The row is read again
-//           from the L1 cache for variance and output. Backward: a block is one warp that walks
-//           over rows, and keeps its columns' share of dw and db in shared memory: lanes own
-//           columns, so nobody else touches them
+//           from the L1 cache for variance and output. Backward: a warp walks over rows, and keeps
+//           its own dw and db in shared memory: lanes own columns, so nobody else touches them; the
+//           warps of a block add theirs up in the end
 // cost      bandwidth: forward reads 2, writes 2 of N*C; backward reads 3, writes 1
 // source    Ba et al. 2016, "Layer Normalization"
 
@@ -733,15 +808,15 @@ __global__ void layernorm_forward_kernel(floatX* res, floatX* out, float* mean, 
 
 __global__ void layernorm_backward_kernel(floatX* dinp, float* partials, const floatX* dout, const floatX* inp,
                                           const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
-    float* dw = dynamic_shared();
-    float* db = dw + C;
+    const int warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
+    float *dw = dynamic_shared() + warp * 2 * C, *db = dw + C;   // this warp's
     const float zero[PACK] = {};
     for (int i = lane_start(); i < C; i += LANE_STRIDE) {
         store(dw + i, zero);
         store(db + i, zero);
     }
     float g[PACK], x[PACK], y[PACK], d[PACK];
-    for (size_t n = blockIdx.x; n < N; n += gridDim.x) {
+    for (size_t n = static_cast<size_t>(blockIdx.x) * warps + warp; n < N; n += static_cast<size_t>(gridDim.x) * warps) {
         const float m = mean[n], r = rstd[n];
         float sum_g[PACK] = {}, sum_gx[PACK] = {};
         for (int i = lane_start(); i < C; i += LANE_STRIDE) {
@@ -771,12 +846,22 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partials, const f
             store(dinp + n * C + i, y);
         }
     }
-    for (int i = lane_start(); i < C; i += LANE_STRIDE) {
-        load(y, dw + i);
-        store(partials + static_cast<size_t>(blockIdx.x) * C + i, y);
-        load(y, db + i);
-        store(partials + (static_cast<size_t>(gridDim.x) + blockIdx.x) * C + i, y);
+    __syncthreads();
+    for (int i = threadIdx.x * PACK; i < 2 * C; i += blockDim.x * PACK) {   // dw, then db
+        float sum[PACK] = {};
+        for (int other = 0; other < warps; other++) {
+            load(y, dynamic_shared() + other * 2 * C + i);
+            for (int k = 0; k < PACK; k++) sum[k] += y[k];
+        }
+        const size_t row = i < C ? blockIdx.x : static_cast<size_t>(gridDim.x) + blockIdx.x;
+        store(partials + row * C + i % C, sum);
     }
+}
+
+// Warps of a block of layernorm's backward: as many as shared memory has room for, 2 C floats each.
+constexpr size_t LAYERNORM_SHARED = 104 << 10;   // two such blocks fit on a multiprocessor of Hopper
+int layernorm_backward_warps(int C) {
+    return static_cast<int>(std::clamp(LAYERNORM_SHARED / (2 * C * sizeof(float)), size_t{1}, size_t{BLOCK_WARPS}));
 }
 
 // With add == nullptr it normalises inp itself and leaves res alone.
@@ -791,8 +876,9 @@ void layernorm_forward(floatX* res, floatX* out, float* mean, float* rstd, const
 void layernorm_backward(floatX* dinp, Grad dw, Grad db, float* partials, const floatX* dout, const floatX* inp,
                         const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
     const size_t blocks = partial_blocks(N);
-    launch("layernorm_backward", layernorm_backward_kernel, blocks, WARP_SIZE, 2 * C * sizeof(float), updated(dinp),
-           partials, dout, inp, w, mean, rstd, N, C);
+    const int warps = layernorm_backward_warps(C);
+    launch("layernorm_backward", layernorm_backward_kernel, blocks, warps * WARP_SIZE, warps * 2 * C * sizeof(float),
+           updated(dinp), partials, dout, inp, w, mean, rstd, N, C);
     add_partials(dw, partials, blocks, C);
     add_partials(db, partials + blocks * C, blocks, C);
 }
@@ -937,7 +1023,8 @@ __device__ __forceinline__ float exp2_approx(float x) {
 // d (16 x 8) += a (16 x 16) b (16 x 8). "Matrix Fragments for mma.m16n8k16 with floating point type"
 __device__ __forceinline__ void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Four 8 x 8 matrices of 16 bits: lane l names row l % 8 of matrix l / 8. Lane 4g + t gets elements
@@ -953,11 +1040,15 @@ __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], const void
 
 // Starts to copy 16 bytes from global to shared memory; zeros when not `valid`. "cp.async"
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
 }
 // What this thread has started since the last commit is a group; waits until at most N are under way.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+template <int N> __device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 
 // ---- Hopper: barriers that count threads and bytes
 
@@ -966,12 +1057,15 @@ __device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 // Makes barrier_init known to the copy engine. "fence.mbarrier_init"
-__device__ __forceinline__ void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void barrier_init_done() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(barrier)) : "memory");
 }
 __device__ __forceinline__ void barrier_arrive_expect(uint64_t* barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
 }
 // Waits until the phase of this parity has ended: 0 for the first, third, ... and 1 for the others. A
 // new barrier counts as one whose phase of parity 1 has just ended.
@@ -994,9 +1088,13 @@ __device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
 
 // Starts to copy the box at (c0, c1, c2, c3) of a tensor, c0 fastest, to shared memory; what lies
 // outside of the tensor becomes 0. Its bytes are counted by the barrier. "cp.async.bulk.tensor"
-__device__ __forceinline__ void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
-                 :: "r"(shared_address(to)), "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+__device__ __forceinline__ void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2,
+                                            int c3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::
+            "r"(shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
 }
 
 // ---- Hopper: products of a warpgroup. "Asynchronous Warpgroup Level Matrix Multiply-Accumulate"
@@ -1036,7 +1134,8 @@ enum class Major { K = 0, MN = 1 };
 // "Shared Memory Matrix Layout", "Matrix Descriptor"
 __device__ __forceinline__ uint64_t wgmma_operand(const void* tile, int column_block_bytes = 16) {
     constexpr uint64_t EIGHT_ROWS = 8 * TILE_ROW_BYTES / 16, SWIZZLE_128 = 1;
-    return (shared_address(tile) & 0x3ffff) >> 4 | static_cast<uint64_t>(column_block_bytes / 16) << 16 | EIGHT_ROWS << 32 | SWIZZLE_128 << 62;
+    return (shared_address(tile) & 0x3ffff) >> 4 | static_cast<uint64_t>(column_block_bytes / 16) << 16 |
+           EIGHT_ROWS << 32 | SWIZZLE_128 << 62;
 }
 
 // The accumulators 8i ... 8i+7 as operands of an instruction.
@@ -1044,31 +1143,37 @@ __device__ __forceinline__ uint64_t wgmma_operand(const void* tile, int column_b
                    "+f"(d[8 * i + 4]), "+f"(d[8 * i + 5]), "+f"(d[8 * i + 6]), "+f"(d[8 * i + 7])
 #define WGMMA_32 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
                  "%23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define WGMMA_64 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
-                 "%23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, " \
-                 "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+#define WGMMA_64                                                                                                       \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "       \
+    "%23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "        \
+    "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
 
 // d (64 x N) = a (64 x 16) b (16 x N), or += if `add`; a and b from shared memory, a of Major::K.
 template <int N, Major B> __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add) {
     static_assert(N == 64 || N == 128);
     if constexpr (N == 64)
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32
-                     ", %32, %33, p, 1, 1, 0, %35;\n}"
-                     : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3) : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(B)));
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32
+            ", %32, %33, p, 1, 1, 0, %35;\n}"
+            : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3)
+            : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(B)));
     else
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " WGMMA_64
-                     ", %64, %65, p, 1, 1, 0, %67;\n}"
-                     : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7)
-                     : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(B)));
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " WGMMA_64
+            ", %64, %65, p, 1, 1, 0, %67;\n}"
+            : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7)
+            : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(B)));
 }
 
 // The same with a from registers, in fragments as above.
-template <int N, Major B> __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {
+template <int N, Major B>
+__device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {
     static_assert(N == 64);
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32
-                 ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
-                 : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(static_cast<int>(B)));
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32
+        ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+        : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(static_cast<int>(B)));
 }
 
 #undef WGMMA_D
@@ -1076,8 +1181,12 @@ template <int N, Major B> __device__ __forceinline__ void wgmma(float (&d)[N / 2
 #undef WGMMA_64
 
 // A warpgroup gives registers back, or takes more than the launch gave it. "setmaxnreg"
-template <int N> __device__ __forceinline__ void keep_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
-template <int N> __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
+template <int N> __device__ __forceinline__ void keep_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
 
 #endif
 
@@ -1109,20 +1218,22 @@ struct TensorMap {
 };
 
 // strides, in bytes: of n1, n2, n3
-TensorMap make_tensor_map(const floatX* data, const uint64_t (&extents)[4], const uint64_t (&strides)[3], uint32_t rows) {
+TensorMap make_tensor_map(const floatX* data, const uint64_t (&extents)[4], const uint64_t (&strides)[3],
+                          uint32_t rows) {
     static const auto encode = [] {   // of the driver, which a machine without a GPU does not have
         void* function = nullptr;
         cudaDriverEntryPointQueryResult found;
-        check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found), "cuTensorMapEncodeTiled");
+        check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
+              "cuTensorMapEncodeTiled");
         if (found != cudaDriverEntryPointSuccess) throw Failure("the driver has no cuTensorMapEncodeTiled");
         return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
     }();
     const uint32_t box[] = {TILE_COLUMNS, 1, rows, 1}, steps[] = {1, 1, 1, 1};
     TensorMap result;
     result.data = data;
-    const CUresult status = encode(&result.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<floatX*>(data), extents, strides, box, steps,
-                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult status = encode(&result.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<floatX*>(data), extents,
+                                   strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS) throw Failure(format("cuTensorMapEncodeTiled: error %d", static_cast<int>(status)));
     return result;
 }
@@ -1142,7 +1253,7 @@ TensorMap make_tensor_map(const floatX* data, const uint64_t (&extents)[4], cons
 //           twice, by the owner of the queries and by the owner of the keys: no atomics)
 // source    Milakov and Gimelshein 2018, "Online normalizer calculation for softmax";
 //           Dao 2023, "FlashAttention-2", algorithms 1 and 2
-// needs     no tensor cores: the version to read first
+// needs     no tensor cores: the version to read first; the next section has the fast ones
 
 constexpr int OWN = 32;                          // rows that a block owns
 constexpr int STEP = WARP_SIZE == 1 ? 32 : 16;   // rows of the other side per step
@@ -1227,8 +1338,12 @@ __device__ Head my_head(int T, int HS) {
     return {C, 3 * C, b * T * 3 * C + h * HS, b * T * C + h * HS, (b * NH + h) * T};
 }
 
-size_t attention_forward_shared(int HS) { return sizeof(float) * (2 * HS * OWN + 2 * STEP * HS + STEP * OWN + 3 * OWN); }
-size_t attention_backward_shared(int HS) { return sizeof(float) * (4 * HS * OWN + 2 * STEP * HS + 2 * STEP * OWN + 2 * OWN); }
+size_t attention_forward_shared(int HS) {
+    return sizeof(float) * (2 * HS * OWN + 2 * STEP * HS + STEP * OWN + 3 * OWN);
+}
+size_t attention_backward_shared(int HS) {
+    return sizeof(float) * (4 * HS * OWN + 2 * STEP * HS + 2 * STEP * OWN + 2 * OWN);
+}
 
 // One step of the online softmax. In: scores S (STEP keys, OWN queries). Out: S becomes
 // P = exp(S - max) with the maximum so far; sum and rescale bring older results to that maximum.
@@ -1463,7 +1578,8 @@ __device__ __forceinline__ float row_max(float x) {
 
 // One step of the online softmax: S becomes P = 2^(scale (S - max)), with the maximum so far; older
 // sums and outputs must be multiplied by `rescale`. Every row has a key in its first step.
-template <int N> __device__ __forceinline__ void softmax_step(float (&S)[N], RowState& rows, float (&rescale)[2], float scale) {
+template <int N>
+__device__ __forceinline__ void softmax_step(float (&S)[N], RowState& rows, float (&rescale)[2], float scale) {
     float max[2] = {rows.max[0], rows.max[1]}, sum[2] = {};
     for (int e = 0; e < N; e++) max[e / 2 % 2] = fmaxf(max[e / 2 % 2], S[e]);
     for (int h = 0; h < 2; h++) {
@@ -1509,7 +1625,8 @@ __device__ __forceinline__ void store_rows(floatX* x, size_t apart, int row0, in
 }
 
 // lse of a lane's two rows.
-__device__ __forceinline__ void store_lse(float* lse, const RowState& rows, const float (&sum)[2], int row0, int T, float scale) {
+__device__ __forceinline__ void store_lse(float* lse, const RowState& rows, const float (&sum)[2], int row0, int T,
+                                          float scale) {
     for (int h = 0; h < 2; h++)
         if (threadIdx.x % 4 == 0 && row0 + fragment_row(2 * h) < T)
             lse[row0 + fragment_row(2 * h)] = (rows.max[h] * scale + log2f(sum[h])) / LOG2E;
@@ -1543,7 +1660,8 @@ __device__ __forceinline__ void query_statistics(float (&lse)[2], float (&D)[2],
 template <int N, typename Lse> __device__ __forceinline__ void probabilities(float (&S)[N], float scale, Lse lse) {
     for (int e = 0; e < N; e++) S[e] = exp2_approx(S[e] * scale - lse(e));
 }
-template <int N, typename Dot> __device__ __forceinline__ void score_gradients(float (&dP)[N], const float (&P)[N], Dot D) {
+template <int N, typename Dot>
+__device__ __forceinline__ void score_gradients(float (&dP)[N], const float (&P)[N], Dot D) {
     for (int e = 0; e < N; e++) dP[e] = P[e] * (dP[e] - D(e));
 }
 
@@ -1553,7 +1671,8 @@ constexpr int MMA_BLOCK = 128;
 constexpr int MMA_ROWS = 16 * MMA_BLOCK / 32;   // that a block owns, and of the other side per step
 
 // Starts to load rows [row0, row0 + MMA_ROWS) of a head into a tile; those past T become 0.
-template <int HS> __device__ __forceinline__ void load_tile(char* tile, const floatX* x, int row0, int T, size_t apart) {
+template <int HS>
+__device__ __forceinline__ void load_tile(char* tile, const floatX* x, int row0, int T, size_t apart) {
     for (int e = threadIdx.x; e < MMA_ROWS * (HS / PACK); e += MMA_BLOCK) {
         const int row = e / (HS / PACK), chunk = e % (HS / PACK);
         const bool valid = row0 + row < T;
@@ -1654,7 +1773,8 @@ attention_backward_dq_mma_kernel(floatX* dqkv, float* D_out, const floatX* dout,
     load_tile<HS>(V, q + 2 * head.C, 0, T, head.apart);
     copy_async_commit();
     float lse[2], D[2], dQ[HS / 2] = {};
-    query_statistics<HS>(lse, D, D_out + head.rows, lse_in + head.rows, dout + head.out, out + head.out, query0 + row, T, head.C);
+    query_statistics<HS>(lse, D, D_out + head.rows, lse_in + head.rows, dout + head.out, out + head.out, query0 + row,
+                         T, head.C);
     for (int j = 0; j <= own_tile; j++) {
         const int now = j % 2 * TILE, next = TILE - now;
         if (j < own_tile) {
@@ -1758,18 +1878,26 @@ __device__ __forceinline__ HeadTile head_tile(const Pieces& pieces, size_t i) {
     return {rest / heads, head % pieces.NH, head / pieces.NH};
 }
 
-// A ring of buffers between the producer, who fills them, and the consumers.
-template <int STAGES> struct Ring {
+// A ring of buffers between the producer, who fills them, and the consumers. FILLERS threads announce
+// that a buffer is full.
+template <int STAGES, int FILLERS = 1> struct Ring {
     uint64_t full[STAGES], empty[STAGES];
 
-    // How many threads announce that a buffer is full, and how many that it is empty.
-    __device__ void init(int fillers, int readers) {
+    __device__ void init(int readers) {
         for (int s = 0; s < STAGES; s++) {
-            barrier_init(&full[s], fillers);
+            barrier_init(&full[s], FILLERS);
             barrier_init(&empty[s], readers);
         }
     }
 };
+
+template <typename... Rings> __device__ __forceinline__ void init_rings(int readers, Rings&... rings) {
+    if (threadIdx.x == 0) {
+        (rings.init(readers), ...);
+        barrier_init_done();
+    }
+    __syncthreads();
+}
 
 // Where somebody is in a ring: the buffer, and the parity of this round.
 template <int STAGES> struct Turn {
@@ -1782,24 +1910,29 @@ template <int STAGES> struct Turn {
     }
 };
 
-template <int STAGES> __device__ __forceinline__ void wait_full(Ring<STAGES>& ring, const Turn<STAGES>& turn) {
+template <int STAGES, int FILLERS>
+__device__ __forceinline__ void wait_full(Ring<STAGES, FILLERS>& ring, const Turn<STAGES>& turn) {
     barrier_wait(&ring.full[turn.stage], turn.parity);
 }
-template <int STAGES> __device__ __forceinline__ void wait_empty(Ring<STAGES>& ring, const Turn<STAGES>& turn) {
+template <int STAGES, int FILLERS>
+__device__ __forceinline__ void wait_empty(Ring<STAGES, FILLERS>& ring, const Turn<STAGES>& turn) {
     barrier_wait(&ring.empty[turn.stage], turn.parity ^ 1);   // a new buffer is empty
 }
 // A warp has read this buffer for the last time.
-template <int STAGES> __device__ __forceinline__ void release(Ring<STAGES>& ring, Turn<STAGES>& turn) {
+template <int STAGES, int FILLERS>
+__device__ __forceinline__ void release(Ring<STAGES, FILLERS>& ring, Turn<STAGES>& turn) {
     if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[turn.stage]);
     turn.next();
 }
 
 // Starts to load rows [row0, row0 + rows) of a head into a tile; `head` counts q, k and v apart.
 template <int HS>
-__device__ __forceinline__ void load_boxes(char* tile, int rows, const TensorMap& from, uint64_t* barrier, int head, int row0, int b) {
+__device__ __forceinline__ void load_boxes(char* tile, int rows, const TensorMap& from, uint64_t* barrier, int head,
+                                           int row0, int b) {
     for (int c = 0; c < column_blocks(HS); c++)
         for (int r = 0; r < rows; r += BOX_ROWS)
-            tensor_load(tile + (c * rows + r) * TILE_ROW_BYTES, &from.map, barrier, c * TILE_COLUMNS, head, row0 + r, b);
+            tensor_load(tile + (c * rows + r) * TILE_ROW_BYTES, &from.map, barrier, c * TILE_COLUMNS, head, row0 + r,
+                        b);
 }
 
 // The output of (64, HS) is accumulated in blocks of 64 columns.
@@ -1866,28 +1999,32 @@ __device__ __forceinline__ int first_query(const Pieces& pieces, const HeadTile&
     return (pieces.tiles - 1 - piece.rank) * rows;
 }
 // Tiles of keys that queries [query0, query0 + rows) need.
-__device__ __forceinline__ int key_tiles(int query0, int rows, int T, int keys) { return (min(query0 + rows, T) + keys - 1) / keys; }
+__device__ __forceinline__ int key_tiles(int query0, int rows, int T, int keys) {
+    return (min(query0 + rows, T) + keys - 1) / keys;
+}
 
-template <int HS>
-__device__ __forceinline__ void forward_producer(typename ForwardShape<HS>::Shared& shared, const TensorMap& qkv, const Pieces& pieces, int T) {
-    using Shape = ForwardShape<HS>;
+// The producer of forward and dQ: for each piece its own rows, which load_own starts, then K and V.
+template <int HS, typename Shape, typename LoadOwn>
+__device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, const TensorMap& qkv, const Pieces& pieces,
+                                             int T, LoadOwn load_own) {
     Turn<1> q;
     Turn<Shape::STAGES> kv;   // K and V have rings of their own, in step
     for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
         const HeadTile piece = head_tile(pieces, i);
-        const int query0 = first_query(pieces, piece, Shape::ROWS), tiles = key_tiles(query0, Shape::ROWS, T, Shape::KEYS);
+        const int query0 = first_query(pieces, piece, Shape::ROWS),
+                  tiles = key_tiles(query0, Shape::ROWS, T, Shape::KEYS);
         wait_empty(shared.q, q);
-        barrier_arrive_expect(&shared.q.full[0], sizeof(shared.Q));
-        load_boxes<HS>(shared.Q, Shape::ROWS, qkv, &shared.q.full[0], piece.h, query0, piece.b);
+        load_own(piece, query0, &shared.q.full[0]);
         q.next();
         for (int j = 0; j < tiles; j++, kv.next()) {
-            uint64_t *k_full = &shared.k.full[kv.stage], *v_full = &shared.v.full[kv.stage];
-            wait_empty(shared.k, kv);
-            barrier_arrive_expect(k_full, sizeof(shared.K[0]));
-            load_boxes<HS>(shared.K[kv.stage], Shape::KEYS, qkv, k_full, pieces.NH + piece.h, j * Shape::KEYS, piece.b);
-            wait_empty(shared.v, kv);
-            barrier_arrive_expect(v_full, sizeof(shared.V[0]));
-            load_boxes<HS>(shared.V[kv.stage], Shape::KEYS, qkv, v_full, 2 * pieces.NH + piece.h, j * Shape::KEYS, piece.b);
+            auto load = [&](Ring<Shape::STAGES>& ring, char* tile, int first_head) {
+                uint64_t* full = &ring.full[kv.stage];
+                wait_empty(ring, kv);
+                barrier_arrive_expect(full, sizeof(shared.K[0]));
+                load_boxes<HS>(tile, Shape::KEYS, qkv, full, first_head + piece.h, j * Shape::KEYS, piece.b);
+            };
+            load(shared.k, shared.K[kv.stage], pieces.NH);
+            load(shared.v, shared.V[kv.stage], 2 * pieces.NH);
         }
     }
 }
@@ -1895,7 +2032,8 @@ __device__ __forceinline__ void forward_producer(typename ForwardShape<HS>::Shar
 // While the products of one tile run, the softmax of the next one is taken: S of tile j + 1 is started
 // before O += P V of tile j.
 template <int HS>
-__device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typename ForwardShape<HS>::Shared& shared, const Pieces& pieces, int T) {
+__device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typename ForwardShape<HS>::Shared& shared,
+                                                 const Pieces& pieces, int T) {
     using Shape = ForwardShape<HS>;
     constexpr int KEYS = Shape::KEYS;
     const int row = consumer_row(), group_row = row / GROUP_ROWS * GROUP_ROWS;
@@ -1931,7 +2069,7 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
             start_tile();
             wait_full(shared.v, v);
             wgmma_fence(O, P);
-            start_outputs<HS, KEYS>(O, P, shared.V[v.stage]);                                      // O += P V, of the last tile
+            start_outputs<HS, KEYS>(O, P, shared.V[v.stage]); // O += P V, of the last tile
             wgmma_wait<1>(S);
             softmax(j);
             wgmma_wait<0>(O);
@@ -1958,16 +2096,14 @@ attention_forward_wgmma_kernel(floatX* out, float* lse, const __grid_constant__ 
     if constexpr (HAS_WGMMA) {
         using Shape = ForwardShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
-        if (threadIdx.x == 0) {
-            shared.q.init(1, Shape::WARPS);
-            shared.k.init(1, Shape::WARPS);
-            shared.v.init(1, Shape::WARPS);
-            barrier_init_done();
-        }
-        __syncthreads();
+        init_rings(Shape::WARPS, shared.q, shared.k, shared.v);
         if (threadIdx.x < WARPGROUP) {
             keep_registers<Shape::PRODUCER_REGISTERS>();
-            if (threadIdx.x == 0) forward_producer<HS>(shared, qkv, pieces, T);
+            if (threadIdx.x == 0)
+                produce_keys<HS, Shape>(shared, qkv, pieces, T, [&](const HeadTile& piece, int query0, uint64_t* full) {
+                    barrier_arrive_expect(full, sizeof(shared.Q));
+                    load_boxes<HS>(shared.Q, Shape::ROWS, qkv, full, piece.h, query0, piece.b);
+                });
         } else {
             take_registers<Shape::CONSUMER_REGISTERS>();
             forward_consumer<HS>(out, lse, shared, pieces, T);
@@ -1980,43 +2116,19 @@ attention_forward_wgmma_kernel(floatX* out, float* lse, const __grid_constant__ 
 template <int HS> struct QueryGradientShape : Warpgroups<2> {
     static constexpr int KEYS = HS == 64 ? 128 : 64, STAGES = 2;
     struct Shared {
-        alignas(TILE_ALIGNMENT) char Q[tile_bytes(QueryGradientShape::ROWS, HS)], dO[tile_bytes(QueryGradientShape::ROWS, HS)],
-            K[STAGES][tile_bytes(KEYS, HS)], V[STAGES][tile_bytes(KEYS, HS)], dQ[tile_bytes(QueryGradientShape::ROWS, HS)];
+        alignas(TILE_ALIGNMENT) char Q[tile_bytes(QueryGradientShape::ROWS, HS)],
+            dO[tile_bytes(QueryGradientShape::ROWS, HS)], K[STAGES][tile_bytes(KEYS, HS)],
+            V[STAGES][tile_bytes(KEYS, HS)], dQ[tile_bytes(QueryGradientShape::ROWS, HS)];
         Ring<1> q;   // and dO
         Ring<STAGES> k, v;
     };
 };
 
-template <int HS>
-__device__ __forceinline__ void dq_producer(typename QueryGradientShape<HS>::Shared& shared, const TensorMap& qkv,
-                                            const TensorMap& dout, const Pieces& pieces, int T) {
-    using Shape = QueryGradientShape<HS>;
-    Turn<1> q;
-    Turn<Shape::STAGES> kv;
-    for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
-        const HeadTile piece = head_tile(pieces, i);
-        const int query0 = first_query(pieces, piece, Shape::ROWS), tiles = key_tiles(query0, Shape::ROWS, T, Shape::KEYS);
-        wait_empty(shared.q, q);
-        barrier_arrive_expect(&shared.q.full[0], sizeof(shared.Q) + sizeof(shared.dO));
-        load_boxes<HS>(shared.Q, Shape::ROWS, qkv, &shared.q.full[0], piece.h, query0, piece.b);
-        load_boxes<HS>(shared.dO, Shape::ROWS, dout, &shared.q.full[0], piece.h, query0, piece.b);
-        q.next();
-        for (int j = 0; j < tiles; j++, kv.next()) {
-            uint64_t *k_full = &shared.k.full[kv.stage], *v_full = &shared.v.full[kv.stage];
-            wait_empty(shared.k, kv);
-            barrier_arrive_expect(k_full, sizeof(shared.K[0]));
-            load_boxes<HS>(shared.K[kv.stage], Shape::KEYS, qkv, k_full, pieces.NH + piece.h, j * Shape::KEYS, piece.b);
-            wait_empty(shared.v, kv);
-            barrier_arrive_expect(v_full, sizeof(shared.V[0]));
-            load_boxes<HS>(shared.V[kv.stage], Shape::KEYS, qkv, v_full, 2 * pieces.NH + piece.h, j * Shape::KEYS, piece.b);
-        }
-    }
-}
-
 // dQ of a tile is computed while the scores of the next one are.
 template <int HS>
-__device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const floatX* dout, const floatX* out, const float* lse_in,
-                                            typename QueryGradientShape<HS>::Shared& shared, const Pieces& pieces, int T) {
+__device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const floatX* dout, const floatX* out,
+                                            const float* lse_in, typename QueryGradientShape<HS>::Shared& shared,
+                                            const Pieces& pieces, int T) {
     using Shape = QueryGradientShape<HS>;
     constexpr int KEYS = Shape::KEYS;
     const int row = consumer_row(), group_row = row / GROUP_ROWS * GROUP_ROWS;
@@ -2027,13 +2139,15 @@ __device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const fl
     for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
         const HeadTile piece = head_tile(pieces, i);
         const int query0 = first_query(pieces, piece, Shape::ROWS), tiles = key_tiles(query0, Shape::ROWS, T, KEYS);
-        const size_t first_row = static_cast<size_t>(piece.b) * T, first_lse = (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T;
+        const size_t first_row = static_cast<size_t>(piece.b) * T,
+                     first_lse = (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T;
         const size_t first_out = first_row * C + piece.h * HS;
         float S[KEYS / 2], dP[KEYS / 2], lse[2], D[2];
         HeadFragment<HS> dQ;
         uint32_t dS[KEYS / 16][4];
         clear_fragment<HS>(dQ);
-        query_statistics<HS>(lse, D, D_out + first_lse, lse_in + first_lse, dout + first_out, out + first_out, query0 + row, T, C);
+        query_statistics<HS>(lse, D, D_out + first_lse, lse_in + first_lse, dout + first_out, out + first_out,
+                             query0 + row, T, C);
         wait_full(shared.q, q);
         for (int j = 0; j < tiles; j++) {
             Turn<Shape::STAGES> now = k;
@@ -2059,28 +2173,29 @@ __device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const fl
         release(shared.k, k);
         const float factor[2] = {scale, scale};
         multiply_rows<HS>(dQ, factor);
-        store_rows<HS>(dqkv + first_row * 3 * C + piece.h * HS, 3 * C, query0 + row, T, dQ[0], shared.dQ, Shape::ROWS, row);
+        store_rows<HS>(dqkv + first_row * 3 * C + piece.h * HS, 3 * C, query0 + row, T, dQ[0], shared.dQ, Shape::ROWS,
+                       row);
     }
 }
 
 // Also leaves D for attention_backward_dkv_wgmma_kernel.
 template <int HS>
 __global__ void __launch_bounds__(QueryGradientShape<HS>::BLOCK, 1)
-attention_backward_dq_wgmma_kernel(floatX* dqkv, float* D_out, const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout_map,
-                                   const floatX* dout, const floatX* out, const float* lse, Pieces pieces, int T) {
+    attention_backward_dq_wgmma_kernel(floatX* dqkv, float* D_out, const __grid_constant__ TensorMap qkv,
+                                       const __grid_constant__ TensorMap dout_map, const floatX* dout,
+                                       const floatX* out, const float* lse, Pieces pieces, int T) {
     if constexpr (HAS_WGMMA) {
         using Shape = QueryGradientShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
-        if (threadIdx.x == 0) {
-            shared.q.init(1, Shape::WARPS);
-            shared.k.init(1, Shape::WARPS);
-            shared.v.init(1, Shape::WARPS);
-            barrier_init_done();
-        }
-        __syncthreads();
+        init_rings(Shape::WARPS, shared.q, shared.k, shared.v);
         if (threadIdx.x < WARPGROUP) {
             keep_registers<Shape::PRODUCER_REGISTERS>();
-            if (threadIdx.x == 0) dq_producer<HS>(shared, qkv, dout_map, pieces, T);
+            if (threadIdx.x == 0)
+                produce_keys<HS, Shape>(shared, qkv, pieces, T, [&](const HeadTile& piece, int query0, uint64_t* full) {
+                    barrier_arrive_expect(full, sizeof(shared.Q) + sizeof(shared.dO));
+                    load_boxes<HS>(shared.Q, Shape::ROWS, qkv, full, piece.h, query0, piece.b);
+                    load_boxes<HS>(shared.dO, Shape::ROWS, dout_map, full, piece.h, query0, piece.b);
+                });
         } else {
             take_registers<Shape::CONSUMER_REGISTERS>();
             dq_consumer<HS>(dqkv, D_out, dout, out, lse, shared, pieces, T);
@@ -2093,19 +2208,21 @@ attention_backward_dq_wgmma_kernel(floatX* dqkv, float* D_out, const __grid_cons
 template <int HS> struct KeyGradientShape : Warpgroups<2> {
     static constexpr int QUERIES = 64, STAGES = 2;
     struct Shared {
-        alignas(TILE_ALIGNMENT) char K[tile_bytes(KeyGradientShape::ROWS, HS)], V[tile_bytes(KeyGradientShape::ROWS, HS)],
-            Q[STAGES][tile_bytes(QUERIES, HS)], dO[STAGES][tile_bytes(QUERIES, HS)], out[tile_bytes(KeyGradientShape::ROWS, HS)];
+        alignas(TILE_ALIGNMENT) char K[tile_bytes(KeyGradientShape::ROWS, HS)],
+            V[tile_bytes(KeyGradientShape::ROWS, HS)], Q[STAGES][tile_bytes(QUERIES, HS)],
+            dO[STAGES][tile_bytes(QUERIES, HS)], out[tile_bytes(KeyGradientShape::ROWS, HS)];
         float lse[STAGES][QUERIES], D[STAGES][QUERIES];
-        Ring<1> k;        // and V
-        Ring<STAGES> q;   // dO, lse and D
+        Ring<1> k;                // and V
+        Ring<STAGES, 1 + 32> q;   // dO, lse and D: filled by the copy engine and a warp
     };
 };
 
 // The first warp of the producers. Lane 0 runs the copy engine; lse and D, whose rows begin anywhere,
-// are copied by all lanes: a full buffer has been announced by 1 + 32.
+// are copied by all lanes.
 template <int HS>
-__device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shared& shared, const TensorMap& qkv, const TensorMap& dout,
-                                             const float* lse, const float* D, const Pieces& pieces, int T) {
+__device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shared& shared, const TensorMap& qkv,
+                                             const TensorMap& dout, const float* lse, const float* D,
+                                             const Pieces& pieces, int T) {
     using Shape = KeyGradientShape<HS>;
     const int lane = threadIdx.x;
     Turn<1> k;
@@ -2140,7 +2257,8 @@ __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shar
 
 // As in dQ, dV and dK of a tile are computed while the scores of the next one are.
 template <int HS>
-__device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientShape<HS>::Shared& shared, const Pieces& pieces, int T) {
+__device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientShape<HS>::Shared& shared,
+                                             const Pieces& pieces, int T) {
     using Shape = KeyGradientShape<HS>;
     constexpr int QUERIES = Shape::QUERIES;
     const int row = consumer_row(), group_row = row / GROUP_ROWS * GROUP_ROWS;
@@ -2190,17 +2308,13 @@ __device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientS
 
 template <int HS>
 __global__ void __launch_bounds__(KeyGradientShape<HS>::BLOCK, 1)
-attention_backward_dkv_wgmma_kernel(floatX* dqkv, const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout,
-                                    const float* lse, const float* D, Pieces pieces, int T) {
+    attention_backward_dkv_wgmma_kernel(floatX* dqkv, const __grid_constant__ TensorMap qkv,
+                                        const __grid_constant__ TensorMap dout, const float* lse, const float* D,
+                                        Pieces pieces, int T) {
     if constexpr (HAS_WGMMA) {
         using Shape = KeyGradientShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
-        if (threadIdx.x == 0) {
-            shared.k.init(1, Shape::WARPS);
-            shared.q.init(1 + 32, Shape::WARPS);
-            barrier_init_done();
-        }
-        __syncthreads();
+        init_rings(Shape::WARPS, shared.k, shared.q);
         if (threadIdx.x < WARPGROUP) {
             keep_registers<Shape::PRODUCER_REGISTERS>();
             if (threadIdx.x < 32) dkv_producer<HS>(shared, qkv, dout, lse, D, pieces, T);
@@ -2216,8 +2330,10 @@ attention_backward_dkv_wgmma_kernel(floatX* dqkv, const __grid_constant__ Tensor
 // A tensor (B, T, heads, HS), of which q, k and v count as 3 NH heads, for the copy engine.
 TensorMap head_tensor_map(const floatX* x, int B, int T, int heads, int HS) {
     const uint64_t row = static_cast<uint64_t>(heads) * HS * sizeof(floatX);
-    return make_tensor_map(x, {static_cast<uint64_t>(HS), static_cast<uint64_t>(heads), static_cast<uint64_t>(T), static_cast<uint64_t>(B)},
-                           {HS * sizeof(floatX), row, row * T}, BOX_ROWS);
+    return make_tensor_map(
+        x,
+        {static_cast<uint64_t>(HS), static_cast<uint64_t>(heads), static_cast<uint64_t>(T), static_cast<uint64_t>(B)},
+        {HS * sizeof(floatX), row, row * T}, BOX_ROWS);
 }
 
 // A part of the L2 cache (50 MB on an H100) for what `together` heads read again and again.
@@ -2225,39 +2341,41 @@ constexpr size_t L2_SHARE = 24 << 20;
 
 Pieces make_pieces(int B, int T, int NH, int HS, int rows) {
     const size_t head_bytes = static_cast<size_t>(T) * 2 * HS * sizeof(floatX);   // K and V, or Q and dO
-    return {static_cast<int>(ceil_div(T, rows)), NH, B * NH, static_cast<int>(std::max(size_t{1}, L2_SHARE / head_bytes))};
+    return {static_cast<int>(ceil_div(T, rows)), NH, B * NH,
+            static_cast<int>(std::max(size_t{1}, L2_SHARE / head_bytes))};
 }
 
 dim3 mma_grid(int B, int T, int NH) { return dim3(ceil_div(T, MMA_ROWS), NH, B); }
 unsigned piece_blocks(const Pieces& pieces) {
-    return static_cast<unsigned>(std::min(static_cast<size_t>(device.properties.multiProcessorCount), pieces.tiles * static_cast<size_t>(pieces.heads)));
+    return static_cast<unsigned>(std::min(static_cast<size_t>(device.properties.multiProcessorCount),
+                                          pieces.tiles * static_cast<size_t>(pieces.heads)));
 }
 
 template <int HS> void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH) {
-    launch("attention_forward", attention_forward_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK, 5 * tile_bytes(MMA_ROWS, HS),
-           out, lse, qkv, T);
+    launch("attention_forward", attention_forward_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK,
+           5 * tile_bytes(MMA_ROWS, HS), out, lse, qkv, T);
 }
 
 template <int HS>
-void attention_backward_mma(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out, const float* lse,
-                            int B, int T, int NH) {
+void attention_backward_mma(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
+                            const float* lse, int B, int T, int NH) {
     constexpr size_t tiles = 6 * tile_bytes(MMA_ROWS, HS), statistics = 2 * MMA_ROWS * sizeof(float);
     launch("attention_backward_dq", attention_backward_dq_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK, tiles,
            dqkv, D, dout, qkv, out, lse, T);
-    launch("attention_backward_dkv", attention_backward_dkv_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK, tiles + statistics,
-           dqkv, dout, qkv, lse, D, T);
+    launch("attention_backward_dkv", attention_backward_dkv_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK,
+           tiles + statistics, dqkv, dout, qkv, lse, D, T);
 }
 
 template <int HS> void attention_forward_wgmma(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH) {
     using Shape = ForwardShape<HS>;
     const Pieces pieces = make_pieces(B, T, NH, HS, Shape::ROWS);
-    launch("attention_forward", attention_forward_wgmma_kernel<HS>, piece_blocks(pieces), Shape::BLOCK, sizeof(typename Shape::Shared),
-           out, lse, head_tensor_map(qkv, B, T, 3 * NH, HS), pieces, T);
+    launch("attention_forward", attention_forward_wgmma_kernel<HS>, piece_blocks(pieces), Shape::BLOCK,
+           sizeof(typename Shape::Shared), out, lse, head_tensor_map(qkv, B, T, 3 * NH, HS), pieces, T);
 }
 
 template <int HS>
-void attention_backward_wgmma(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out, const float* lse,
-                              int B, int T, int NH) {
+void attention_backward_wgmma(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
+                              const float* lse, int B, int T, int NH) {
     using Queries = QueryGradientShape<HS>;
     using Keys = KeyGradientShape<HS>;
     const TensorMap qkv_map = head_tensor_map(qkv, B, T, 3 * NH, HS), dout_map = head_tensor_map(dout, B, T, NH, HS);
@@ -2287,12 +2405,13 @@ bool try_attention_forward(floatX* out, float* lse, const floatX* qkv, int B, in
     return true;
 }
 
-bool try_attention_backward(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out, const float* lse,
-                            int B, int T, int NH, int HS) {
+bool try_attention_backward(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
+                            const float* lse, int B, int T, int NH, int HS) {
     if (!on_tensor_cores(HS)) return false;
     with_head_size(HS, [&](auto size) {
         constexpr int HEAD_SIZE = decltype(size)::value;
-        if (device.tensor_cores == TensorCores::WGMMA) attention_backward_wgmma<HEAD_SIZE>(dqkv, D, dout, qkv, out, lse, B, T, NH);
+        if (device.tensor_cores == TensorCores::WGMMA)
+            attention_backward_wgmma<HEAD_SIZE>(dqkv, D, dout, qkv, out, lse, B, T, NH);
         else attention_backward_mma<HEAD_SIZE>(dqkv, D, dout, qkv, out, lse, B, T, NH);
     });
     return true;
@@ -2301,7 +2420,10 @@ bool try_attention_backward(floatX* dqkv, float* D, const floatX* dout, const fl
 #else
 
 bool try_attention_forward(floatX*, float*, const floatX*, int, int, int, int) { return false; }
-bool try_attention_backward(floatX*, float*, const floatX*, const floatX*, const floatX*, const float*, int, int, int, int) { return false; }
+bool try_attention_backward(floatX*, float*, const floatX*, const floatX*, const floatX*, const float*, int, int, int,
+                            int) {
+    return false;
+}
 
 #endif
 
@@ -2310,8 +2432,8 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 }
 
 // D (B,NH,T) fp32 scratch
-void attention_backward(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out, const float* lse,
-                        int B, int T, int NH, int HS) {
+void attention_backward(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
+                        const float* lse, int B, int T, int NH, int HS) {
     if (!try_attention_backward(dqkv, D, dout, qkv, out, lse, B, T, NH, HS))
         attention_backward_portable(dqkv, D, dout, qkv, out, lse, B, T, NH, HS);
 }
@@ -2539,13 +2661,14 @@ void gradient_norm(float* norm, float* partials, Grad grads, size_t n) {
 //           m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
 //           w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay * w)
 // shapes    all (n): master, m, v fp32 | weights floatX | grads fp32 or bf16 | norm (1) fp32
+//           lr, beta, t and so on in device memory, from where a CUDA graph finds each step's
 // mapping   one launch for all tensors: those that decay come first, so `decayed` elements do
 // cost      bandwidth. BF16 with FP32 gradients: reads 16, writes 18 bytes per parameter; FP32: 16
 //           and 16. It zeroes the gradients that it has read: the next step adds to them
 // source    Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2;
 //           clipping as in PyTorch's clip_grad_norm_
 
-struct AdamW {
+struct AdamW {                           // floats only
     float lr, beta1, beta2, eps, weight_decay;
     float clip;                          // largest norm; 0: no clipping
     float correction1, correction2;      // 1 - beta^t
@@ -2553,7 +2676,8 @@ struct AdamW {
 
 template <typename G>
 __global__ void adamw_kernel(floatX* weights, float* master, G* grads, float* m, float* v, const float* norm,
-                             AdamW a, size_t decayed, size_t n) {
+                             const AdamW* settings, size_t decayed, size_t n) {
+    const AdamW a = *settings;
     const float scale = a.clip > 0 ? fminf(1.0f, a.clip / (*norm + 1e-6f)) : 1.0f;
     const float zero[PACK] = {};
     const Span span = my_span(n);
@@ -2578,13 +2702,20 @@ __global__ void adamw_kernel(floatX* weights, float* master, G* grads, float* m,
     }
 }
 
-// In FP32 weights and master are the same memory.
-void adamw(floatX* weights, float* master, Grad grads, float* m, float* v, const float* norm, const AdamW& a,
+__global__ void set_adamw_kernel(AdamW* settings, AdamW values) { *settings = values; }
+
+// settings: on the device. In FP32 weights and master are the same memory.
+void adamw(floatX* weights, float* master, Grad grads, float* m, float* v, const float* norm, const AdamW* settings,
            size_t decayed, size_t n) {
     with_type(grads, [&](auto* g) {
         launch("adamw", adamw_kernel<std::remove_pointer_t<decltype(g)>>, span_blocks(n), BLOCK, 0, weights, master,
-               g, m, v, norm, a, decayed, n);
+               g, m, v, norm, settings, decayed, n);
     });
+}
+
+// By a kernel, whose arguments are taken at once: a copy from the host's memory might be waited for.
+void set_adamw(AdamW* settings, const AdamW& values) {
+    launch("set_adamw", set_adamw_kernel, 1, 1, 0, settings, values);
 }
 
 // ==== init ===================================================================
@@ -2644,10 +2775,20 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 //           out^T = B^T A^T by swapping the operands. Bias and GELU' ride along as epilogues; where
 //           cuBLASLt has no such kernel, ours run behind it. GELU forward is no epilogue: what
 //           recompute gets from the stored pre-activation must be the same bits
+// choice    cuBLASLt offers several algorithms for a shape, which it takes to be the best first.
+//           The first is taken, or the fastest: see matmul tuning. Each gives the same bits at every
+//           call, since those that sum in the output's place are ruled out; another one may round
+//           differently
 // cost      compute: 2*M*N*K FLOPs
 
 constexpr size_t MATMUL_WORKSPACE = 32 << 20;   // NVIDIA's advice for Hopper
 constexpr uint32_t MATMUL_ALIGNMENT = 16;       // bytes, at least, of every operand
+constexpr int MATMUL_CANDIDATES = 16;           // algorithms that cuBLASLt is asked for
+
+// A long sum may be split among blocks if its parts stay FP32 and are added in a step of their own.
+// Adding them up in the output itself would round to its type each time, in an order that cuBLASLt's
+// manual does not promise.
+constexpr uint32_t MATMUL_SPLIT_SUMS = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
 enum class Op { AS_IS, TRANSPOSED };
 enum class Into { ASSIGN, ADD };
@@ -2662,15 +2803,22 @@ struct MatmulShape {
 
     auto key() const { return std::make_tuple(M, N, K, a, b, out, into, epilogue); }
     bool operator<(const MatmulShape& other) const { return key() < other.key(); }
+    std::string name() const {
+        constexpr const char* EPILOGUES[] = {"", " + bias", " * gelu'"};
+        return format("%s %zu x %zu x %zu %c%c %s %s%s", name_of(FLOATX), M, N, K, a == Op::AS_IS ? 'N' : 'T',
+                      b == Op::AS_IS ? 'N' : 'T', into == Into::ADD ? "added to" : "into", name_of(out),
+                      EPILOGUES[static_cast<int>(epilogue)]);
+    }
 };
 
 // cuBLASLt's description of one shape, made once and kept.
 struct MatmulPlan {
     cublasLtMatmulDesc_t operation = nullptr;
     cublasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;   // in cuBLASLt's order: swapped
-    cublasLtMatmulAlgo_t algorithm;
-    bool found = false;   // whether cuBLASLt has a kernel for it
+    std::vector<cublasLtMatmulAlgo_t> algorithms;   // the first is taken; none: cuBLASLt has no kernel for it
 };
+
+size_t matmul_workspace_bytes() { return device.matmul_workspace ? MATMUL_WORKSPACE : 0; }
 
 cudaDataType_t cuda_type(DType dtype) { return dtype == DType::FP32 ? CUDA_R_32F : CUDA_R_16BF; }
 
@@ -2691,6 +2839,31 @@ void set_epilogue_pointer(const MatmulPlan& plan, Epilogue epilogue, const void*
     if (epilogue == Epilogue::GELU_BACKWARD) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, data);
 }
 
+// What cuBLASLt offers for a plan that is otherwise complete, best first by its own estimate.
+std::vector<cublasLtMatmulAlgo_t> offered_algorithms(const MatmulPlan& plan) {
+    cublasLtMatmulPreference_t preference;
+    check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
+    auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+        check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)),
+              "cublasLtMatmulPreferenceSetAttribute");
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{matmul_workspace_bytes()});
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, MATMUL_SPLIT_SUMS);
+    for (auto operand : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+        prefer(operand, MATMUL_ALIGNMENT);
+    cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES] = {};
+    int count = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(device.matmul, plan.operation, plan.a, plan.b, plan.out, plan.out, preference,
+                                       MATMUL_CANDIDATES, results, &count);
+    check(cublasLtMatmulPreferenceDestroy(preference), "cublasLtMatmulPreferenceDestroy");
+    std::vector<cublasLtMatmulAlgo_t> offered;
+    for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < count; i++)
+        if (results[i].state == CUBLAS_STATUS_SUCCESS) offered.push_back(results[i].algo);
+    return offered;
+}
+
 MatmulPlan make_matmul_plan(const MatmulShape& s, const void* epilogue_data) {
     MatmulPlan plan;
     check(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
@@ -2709,41 +2882,31 @@ MatmulPlan make_matmul_plan(const MatmulShape& s, const void* epilogue_data) {
     plan.a = matrix_layout(FLOATX, s.K, s.N, s.b);
     plan.b = matrix_layout(FLOATX, s.M, s.K, s.a);
     plan.out = matrix_layout(s.out, s.M, s.N, Op::AS_IS);
-
-    cublasLtMatmulPreference_t preference;
-    check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
-    const size_t workspace = device.matmul_workspace ? MATMUL_WORKSPACE : 0;
-    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace));
-    for (auto operand : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-        check(cublasLtMatmulPreferenceSetAttribute(preference, operand, &MATMUL_ALIGNMENT, sizeof(MATMUL_ALIGNMENT)),
-              "cublasLtMatmulPreferenceSetAttribute");
-    cublasLtMatmulHeuristicResult_t result = {};
-    int results = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(device.matmul, plan.operation, plan.a, plan.b, plan.out,
-                                                                 plan.out, preference, 1, &result, &results);
-    check(cublasLtMatmulPreferenceDestroy(preference), "cublasLtMatmulPreferenceDestroy");
-    plan.found = status == CUBLAS_STATUS_SUCCESS && results > 0;
-    plan.algorithm = result.algo;
+    plan.algorithms = offered_algorithms(plan);
     return plan;
 }
+
+// multiply(algorithm) hands the product to the stream. See matmul tuning.
+using Multiply = std::function<cublasStatus_t(const cublasLtMatmulAlgo_t&)>;
+void choose_algorithm(MatmulTuning& tuning, MatmulPlan& plan, const MatmulShape& shape, const Multiply& multiply);
 
 // epilogue_data: the bias (N) or the pre-activation (M,N), floatX. False: no kernel for this shape.
 bool try_matmul(void* out, const floatX* a, const floatX* b, const void* epilogue_data, const MatmulShape& shape) {
     static std::map<MatmulShape, MatmulPlan> plans;
     auto known = plans.find(shape);
     if (known == plans.end()) known = plans.emplace(shape, make_matmul_plan(shape, epilogue_data)).first;
-    const MatmulPlan& plan = known->second;
-    if (!plan.found) return false;
+    MatmulPlan& plan = known->second;
+    if (plan.algorithms.empty()) return false;
     set_epilogue_pointer(plan, shape.epilogue, epilogue_data);
     const float alpha = 1, beta = shape.into == Into::ADD ? 1 : 0;
-    auto multiply = [&] {
-        check(cublasLtMatmul(device.matmul, plan.operation, &alpha, b, plan.a, a, plan.b, &beta, out, plan.out, out,
-                             plan.out, &plan.algorithm, device.matmul_workspace,
-                             device.matmul_workspace ? MATMUL_WORKSPACE : 0, device.stream), "cublasLtMatmul");
+    auto multiply = [&](const cublasLtMatmulAlgo_t& algorithm) {
+        return cublasLtMatmul(device.matmul, plan.operation, &alpha, b, plan.a, a, plan.b, &beta, out, plan.out, out,
+                              plan.out, &algorithm, device.matmul_workspace, matmul_workspace_bytes(), device.stream);
     };
-    if (shape.into == Into::ADD) on_stream("matmul", device.stream, multiply, updated(out), a, b, epilogue_data);
-    else on_stream("matmul", device.stream, multiply, out, a, b, epilogue_data);
+    if (device.tuning) choose_algorithm(*device.tuning, plan, shape, multiply);
+    auto work = [&] { check(multiply(plan.algorithms[0]), "cublasLtMatmul"); };
+    if (shape.into == Into::ADD) on_stream("matmul", device.stream, work, updated(out), a, b, epilogue_data);
+    else on_stream("matmul", device.stream, work, out, a, b, epilogue_data);
     return true;
 }
 
@@ -2946,6 +3109,7 @@ struct Activations {
     Tensor<float> att_d;
     // Workspace. Batches: one in use, one on its way, one for evaluation and sampling.
     Tensor<float> partials, norm_partials, norm;
+    Tensor<AdamW> adamw;
     Tensor<double> loss;
     Tensor<int> inputs, targets, order, first;
     Tensor<char> matmul_workspace;
@@ -3033,6 +3197,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
             row(a.partials,      "partials",      {partial_blocks(N), columns}, 1, Category::WORKSPACE),
             row(a.norm_partials, "norm_partials", {NORM_BLOCKS},                1, Category::WORKSPACE),
             row(a.norm,          "norm",          {1},                          1, Category::WORKSPACE),
+            {&a.adamw, "adamw", {sizeof(AdamW) / sizeof(float)}, "fp32", sizeof(float), 1, Category::WORKSPACE},
             row(a.order,         "order",         {N},                          2, Category::WORKSPACE),
             row(a.first,         "first",         {N + 1},                      2, Category::WORKSPACE),
         });
@@ -3119,6 +3284,7 @@ struct Model {
     Activations a;
     size_t allocated = 0;
     std::vector<void*> blocks;
+    Graphs graphs;
 
     Model() = default;
     Model(const Model&) = delete;
@@ -3339,10 +3505,7 @@ void backward_block(Model& m, size_t l) {
 }
 
 // One micro-batch on the device. order and first: see embedding.
-struct Batch {
-    const int *inputs, *targets, *order, *first;
-    size_t runs;
-};
+struct Batch { const int *inputs, *targets, *order, *first; };
 
 // head() has left the gradient of lnf in dln.
 void backward(Model& m, const Batch& batch) {
@@ -3356,8 +3519,9 @@ void backward(Model& m, const Batch& batch) {
         backward_block(m, l);
     }
     recorder.at("backward", NO_LAYER);
-    embedding_backward(m.g.wte(), m.g.wpe(), a.dres(), batch.inputs, batch.order, batch.first, batch.runs, m.setup.B,
-                       m.setup.T, C);
+    // N runs, the most that there can be: the same launch for every batch.
+    embedding_backward(m.g.wte(), m.g.wpe(), a.dres(), batch.inputs, batch.order, batch.first, N, m.setup.B, m.setup.T,
+                       C);
 }
 
 // ==== update =================================================================
@@ -3366,15 +3530,23 @@ void backward(Model& m, const Batch& batch) {
 // `tokens_per_step` tokens: added up over the micro-batches of a step they do not depend on how it
 // was split.
 void micro_step(Model& m, const Batch& batch, size_t tokens_per_step) {
-    forward(m, batch.inputs);
-    head<Want::LOSS_AND_GRADIENT>(m, batch.targets, 1.0f / tokens_per_step);
-    backward(m, batch);
+    const std::string name = format("micro-step of inputs %p, targets %p, order %p, first %p, %zu tokens a step",
+                                    batch.inputs, batch.targets, batch.order, batch.first, tokens_per_step);
+    m.graphs.run(name, [&] {
+        forward(m, batch.inputs);
+        head<Want::LOSS_AND_GRADIENT>(m, batch.targets, 1.0f / tokens_per_step);
+        backward(m, batch);
+    });
 }
 
-void update(Model& m, const AdamW& adamw_settings) {
+void update(Model& m, const AdamW& settings) {
+    const Activations& a = m.a;
     recorder.at("update", NO_LAYER);
-    gradient_norm(m.a.norm(), m.a.norm_partials(), m.grads, m.elements);
-    adamw(m.weights, m.master, m.grads, m.adam_m, m.adam_v, m.a.norm(), adamw_settings, m.decayed, m.elements);
+    set_adamw(a.adamw(), settings);
+    m.graphs.run("update", [&] {
+        gradient_norm(a.norm(), a.norm_partials(), m.grads, m.elements);
+        adamw(m.weights, m.master, m.grads, m.adam_m, m.adam_v, a.norm(), a.adamw(), m.decayed, m.elements);
+    });
 }
 
 template <typename T> T fetch(const T* from) {
@@ -4005,7 +4177,7 @@ private:
             const uint64_t pick = windows_ == Windows::ANYWHERE ? splitmix64(seed_ ^ splitmix64(next_window_)) : next_window_;
             tokens_.read(in, out, windows_, pick % tokens_.windows(windows_, T), T, V);
         }
-        slot.batch.runs = sort_positions(order, first, inputs, N, V);
+        sort_positions(order, first, inputs, N, V);
         check(cudaStreamWaitEvent(device.copies, slot.used, 0), "cudaStreamWaitEvent");   // and the device's
         const Activations& a = m_.a;
         auto transfer = [&](const Tensor<int>& to, const int* from, size_t n) {
@@ -4053,8 +4225,11 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows) {
         for (size_t b = 0; b < B && w + b < windows; b++)
             tokens.read(&inputs[b * T], &targets[b * T], Windows::COVERING, (w + b) * all / windows, T, m.config.vocab);
         counted += N - std::count(targets.begin(), targets.end(), -1);
-        forward(m, send_spare(m.a.inputs, inputs));
-        head<Want::LOSS>(m, send_spare(m.a.targets, targets), 0);
+        const int *in = send_spare(m.a.inputs, inputs), *out = send_spare(m.a.targets, targets);
+        m.graphs.run("evaluation", [&] {
+            forward(m, in);
+            head<Want::LOSS>(m, out, 0);
+        });
     }
     return {take_loss(m) / counted, counted};
 }
@@ -4185,6 +4360,198 @@ void find_peak(const Options& o) {
             }
     device.peak_flops = measure_peak();
     device.peak_source = "measured matmul";
+}
+
+// ==== matmul tuning ==========================================================
+// Before a run begins, one micro-step is gone through with nothing launched: each shape of matmul
+// that it comes to has cuBLASLt's candidates timed, on the very operands, and the fastest is kept.
+// What they are and what becomes of them does not matter: activations are not computed yet, and
+// gradients are cleared once more afterwards.
+//
+// The choices are kept in a file. Two candidates may differ in rounding and be equally fast, so the
+// same command gives the same bits as long as the file is there; without it, or with
+// --matmul-tuning changed on --resume, the same up to rounding.
+
+constexpr int TUNING_ROUNDS = 5;   // besides the one that warms up. Candidates take turns: clocks drift
+constexpr int TUNING_FORMAT = 1;   // of the file
+
+struct MatmulTuning {
+    FILE* out;                                           // for messages
+    bool terminal;
+    std::map<std::string, cublasLtMatmulAlgo_t> known;   // by shape: from the file, and what was timed
+    size_t timed = 0, remembered = 0;                    // shapes
+    double first_ms = 0, best_ms = 0;                    // of those timed: cuBLASLt's first choices, and ours
+
+    explicit MatmulTuning(FILE* to) : out(to), terminal(isatty(fileno(to))) {}
+};
+
+// Milliseconds that the stream takes for work().
+template <typename F> float stream_milliseconds(F work) {
+    const cudaEvent_t begin = event_now(device.stream);
+    work();
+    const cudaEvent_t end = event_now(device.stream);
+    check(cudaEventSynchronize(end), "cudaEventSynchronize");
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
+    check(cudaEventDestroy(begin), "cudaEventDestroy");
+    check(cudaEventDestroy(end), "cudaEventDestroy");
+    return milliseconds;
+}
+
+// The best time of each algorithm; infinite for one that does not run after all.
+std::vector<float> time_algorithms(const std::vector<cublasLtMatmulAlgo_t>& algorithms, const Multiply& multiply) {
+    std::vector<float> best(algorithms.size(), INFINITY);
+    for (int round = 0; round <= TUNING_ROUNDS; round++)
+        for (size_t i = 0; i < algorithms.size(); i++) {
+            cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+            const float milliseconds = stream_milliseconds([&] { status = multiply(algorithms[i]); });
+            if (round > 0 && status == CUBLAS_STATUS_SUCCESS) best[i] = std::min(best[i], milliseconds);
+        }
+    return best;
+}
+
+// Whether the device has an algorithm that a file names.
+bool has_algorithm(const MatmulPlan& plan, const cublasLtMatmulAlgo_t& algorithm) {
+    cublasLtMatmulHeuristicResult_t result = {};
+    const cublasStatus_t status = cublasLtMatmulAlgoCheck(device.matmul, plan.operation, plan.a, plan.b, plan.out,
+                                                          plan.out, &algorithm, &result);
+    return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= matmul_workspace_bytes();
+}
+
+void choose_algorithm(MatmulTuning& tuning, MatmulPlan& plan, const MatmulShape& shape, const Multiply& multiply) {
+    if (plan.algorithms.size() == 1) return;   // nothing to choose, or chosen already
+    const std::string name = shape.name();
+    const auto known = tuning.known.find(name);
+    if (known != tuning.known.end() && has_algorithm(plan, known->second)) {
+        tuning.remembered++;
+        plan.algorithms = {known->second};
+        return;
+    }
+    if (tuning.terminal)
+        fprintf(tuning.out, "\rmatmul     timing %zu algorithms for %s\033[K", plan.algorithms.size(), name.c_str());
+    fflush(tuning.out);
+    const std::vector<float> times = time_algorithms(plan.algorithms, multiply);
+    const size_t best = std::min_element(times.begin(), times.end()) - times.begin();
+    tuning.timed++;
+    if (std::isfinite(times[0])) {
+        tuning.first_ms += times[0];
+        tuning.best_ms += times[best];
+    }
+    plan.algorithms = {plan.algorithms[best]};
+    tuning.known[name] = plan.algorithms[0];
+}
+
+// ---- the file: {"format": 1, "devices": {"NAME, 9.0, cuBLASLt 130100": {"SHAPE": "128 hexadecimal digits"}}}
+
+// Empty where neither variable names a folder.
+std::string tuning_file() {
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (cache && cache[0] == '/') return std::string(cache) + "/gpt.cu/matmul.json";
+    if (home && home[0] == '/') return std::string(home) + "/.cache/gpt.cu/matmul.json";
+    return "";
+}
+
+// What an algorithm is good for: another device or version has others.
+std::string tuning_device() {
+    const cudaDeviceProp& p = device.properties;
+    return format("%s, %d.%d, cuBLASLt %zu", p.name, p.major, p.minor, cublasLtGetVersion());
+}
+
+std::string algorithm_text(const cublasLtMatmulAlgo_t& algorithm) {
+    std::string text;
+    for (uint64_t word : algorithm.data) text += format("%016llx", static_cast<unsigned long long>(word));
+    return text;
+}
+
+cublasLtMatmulAlgo_t parse_algorithm(const std::string& text) {
+    cublasLtMatmulAlgo_t algorithm;
+    constexpr size_t DIGITS = 2 * sizeof(uint64_t);
+    if (text.size() != DIGITS * std::size(algorithm.data) || text.find_first_not_of("0123456789abcdef") != text.npos)
+        throw Failure(format("'%s' is no algorithm", text.c_str()));
+    for (size_t i = 0; i < std::size(algorithm.data); i++)
+        algorithm.data[i] = std::stoull(text.substr(i * DIGITS, DIGITS), nullptr, 16);
+    return algorithm;
+}
+
+// The file's choices by device; none, and why, where it cannot be understood.
+json read_choices(const std::string& path, std::string& problem) {
+    const json none = json::object();
+    std::error_code ignored;
+    if (!fs::exists(path, ignored)) return none;
+    try {
+        const json file = read_json(path);
+        if (file.value("format", 0) != TUNING_FORMAT) throw Failure(format("not of format %d", TUNING_FORMAT));
+        const json& devices = file.at("devices");
+        if (!devices.is_object()) throw Failure("\"devices\" is no object");
+        for (const auto& [name, choices] : devices.items()) {
+            if (!choices.is_object()) throw Failure(format("\"%s\" is no object", name.c_str()));
+            for (const auto& [shape, algorithm] : choices.items()) parse_algorithm(algorithm.get<std::string>());
+        }
+        return devices;
+    } catch (const UserError& error) {   // has the path
+        problem = error.what();
+    } catch (const std::exception& error) {
+        problem = path + ": " + error.what();
+    }
+    return none;
+}
+
+// Adds what was timed to the file as it is by now. Returns what went wrong, if anything.
+std::string write_choices(const std::string& path, const MatmulTuning& tuning) {
+    if (path.empty()) return "neither XDG_CACHE_HOME nor HOME names a folder";
+    std::string damage;   // has been told of
+    json devices = read_choices(path, damage);
+    for (const auto& [shape, algorithm] : tuning.known) devices[tuning_device()][shape] = algorithm_text(algorithm);
+    const std::string unfinished = path + format(".%d", getpid());
+    std::error_code ignored;
+    try {
+        fs::create_directories(fs::path(path).parent_path());
+        write_json(unfinished, {{"format", TUNING_FORMAT}, {"devices", devices}});
+        fs::rename(unfinished, path);
+        return "";
+    } catch (const std::exception& error) {
+        fs::remove(unfinished, ignored);
+        return error.what();
+    }
+}
+
+// Goes through a micro-step, or a forward pass where there is no training. The gradients must be zero.
+void visit_matmuls(Model& m) {
+    const Activations& a = m.a;
+    if (m.setup.purpose == Purpose::TRAINING) {
+        micro_step(m, {a.inputs(), a.targets(), a.order(), a.first()}, m.setup.N());
+    } else {
+        forward(m, a.inputs());
+        head<Want::LOSS>(m, a.targets(), 0);
+    }
+}
+
+void tune_matmuls(Model& m, FILE* out) {
+    const double began = seconds_now();
+    const std::string path = tuning_file(), here = tuning_device();
+    std::string problem;
+    const json devices = read_choices(path, problem), ours = devices.value(here, json::object());
+    if (!devices.empty() && ours.empty()) problem = format("%s: holds nothing for %s", path.c_str(), here.c_str());
+    MatmulTuning tuning(out);
+    for (const auto& [shape, algorithm] : ours.items())
+        tuning.known[shape] = parse_algorithm(algorithm.get<std::string>());
+    device.tuning = &tuning;
+    visit_matmuls(m);
+    device.tuning = nullptr;
+    if (m.grads.data) clear(m.grads.data, m.elements * size_of(m.grads.dtype));
+
+    if (tuning.timed + tuning.remembered == 0) return;   // there was no choice
+    const char* line = tuning.terminal ? "\r\033[Kmatmul    " : "matmul    ";
+    if (tuning.timed == 0) {
+        fprintf(out, "%s %zu shapes known from %s\n", line, tuning.remembered, path.c_str());
+        return;
+    }
+    const std::string unkept = write_choices(path, tuning);
+    if (!problem.empty()) fprintf(out, "%s %s: ignored\n", line, problem.c_str());
+    const double share = tuning.first_ms > 0 ? tuning.best_ms / tuning.first_ms : 1;
+    fprintf(out, "%s %zu shapes timed in %.1f s, which now take %.0f%% of the time; %zu known from %s\n", line,
+            tuning.timed, seconds_now() - began, 100 * share, tuning.remembered, path.c_str());
+    if (!unkept.empty()) fprintf(out, "%s %s: the choice is not kept\n", line, unkept.c_str());
 }
 
 // ==== log ====================================================================
@@ -4475,6 +4842,10 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memo
     return s;
 }
 
+bool use_graphs(const Options& o) {
+    return o.graph == UseGraph::ON || (o.graph == UseGraph::AUTO && !device.is_cpu());
+}
+
 // Micro-batches of a step.
 long accumulation_steps(const Options& o, const Setup& s) {
     const long tokens = static_cast<long>(s.N());
@@ -4606,6 +4977,8 @@ public:
           progress_(start.step, o.steps) {
         allocate(m_, setup);
         load_start(m_, start, o.seed);
+        if (o.matmul_tuning == Tuning::ON) tune_matmuls(m_, stdout);
+        m_.graphs.on = use_graphs(o);
     }
 
     void run() {
@@ -4742,6 +5115,8 @@ void eval(const Options& o) {
     const Tokens tokens(o.data);
     Model m;
     load_for_inference(m, o, "eval");
+    if (o.matmul_tuning == Tuning::ON) tune_matmuls(m, stderr);   // stdout is for the result
+    m.graphs.on = use_graphs(o);
     const Evaluation e = evaluate(m, tokens, 0);
     printf("loss %.6f over %zu tokens\n", e.loss, e.tokens);
 }

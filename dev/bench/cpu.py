@@ -15,26 +15,20 @@ import os
 import random
 import re
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 
+sys.dont_write_bytecode = True
+from common import Failed, Mistake, executable, find_torch, write_random_llmc_weights, write_shard
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROUNDS = 2
 LONG_RUN_S = 60             # a contestant whose run takes longer than this has no second one
 PLAN_SLACK = 150e6          # bytes for the program itself, its libraries and stacks: not in the plan
 TOKENS_IN_FILE = 1 << 17
-
-
-class Mistake(Exception):
-    """The user's; the message names the flag, what was found and what was expected."""
-
-
-class Failed(Exception):
-    """A program that was started did not do its work."""
 
 
 @dataclass
@@ -91,38 +85,12 @@ def run(command, environment):
 # ---- Inputs. The time a step takes does not depend on tokens and weights: random ones will do.
 
 def write_tokens(path):
-    tokens = random.Random(1).choices(range(GPT2["vocab"]), k=TOKENS_IN_FILE)
-    with open(path, "wb") as file:
-        file.write(struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253))
-        file.write(struct.pack(f"<{len(tokens)}H", *tokens))
+    write_shard(path, array.array("H", random.Random(1).choices(range(GPT2["vocab"]), k=TOKENS_IN_FILE)))
 
 
 def write_text(path):
     with open(path, "w", encoding="ascii") as file:
         file.write("".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz \n", k=TOKENS_IN_FILE)))
-
-
-def write_llmc_checkpoint(path):
-    """A 124M model as llm.c's train_gpt2 reads it: 256 int32, then each parameter for all layers."""
-    L, C, T, V = GPT2["layers"], GPT2["channels"], GPT2["context"], GPT2["vocab"]
-    padded_vocab = 50304
-    generator = random.Random(1)
-    million = 1_000_003     # a prime: repeated, it starts at another place in each row
-    noise = array.array("f", [generator.gauss(0, 0.02) for _ in range(million)])
-    ones, zeros = array.array("f", [1.0]) * million, array.array("f", [0.0]) * million
-    tensors = [(padded_vocab * C, noise), (T * C, noise),       # token and position embeddings
-               (L * C, ones), (L * C, zeros),                   # LayerNorm before attention
-               (L * 3 * C * C, noise), (L * 3 * C, zeros),      # queries, keys, values
-               (L * C * C, noise), (L * C, zeros),              # attention's projection
-               (L * C, ones), (L * C, zeros),                   # LayerNorm before the MLP
-               (L * 4 * C * C, noise), (L * 4 * C, zeros),      # MLP, up
-               (L * 4 * C * C, noise), (L * C, zeros),          # MLP, down
-               (C, ones), (C, zeros)]                           # LayerNorm before the head
-    with open(path, "wb") as file:
-        file.write(struct.pack("<256i", 20240326, 3, T, V, L, GPT2["heads"], C, padded_vocab, *[0] * 248))
-        for count, values in tensors:
-            for start in range(0, count, million):
-                values[:min(million, count - start)].tofile(file)
 
 
 # ---- Contestants: each gives the times of the steps of one run, in ms.
@@ -185,7 +153,7 @@ class LlmC:
         os.makedirs(data)
         for split in "train", "val":
             write_tokens(os.path.join(data, f"tiny_shakespeare_{split}.bin"))
-        write_llmc_checkpoint(os.path.join(folder, "gpt2_124M.bin"))
+        write_random_llmc_weights(os.path.join(folder, "gpt2_124M.bin"), **GPT2, precision="fp32")
 
     def step_times(self, configuration):
         program = os.path.join(self.checkout, self.programs[configuration.name])
@@ -212,17 +180,6 @@ class LlmC:
 
 
 # ---- The comparison
-
-def find_torch(pythons):
-    """The first of these pythons that has PyTorch, and which version."""
-    for python in pythons:
-        try:
-            output, _ = run([python, "-c", "import torch; print(torch.__version__)"], None)
-            return python, output.strip()
-        except (OSError, Failed):
-            continue
-    return None, None
-
 
 def compare(configuration, contestants, remarks):
     """Each contestant's step times, of all its runs together."""
@@ -297,7 +254,7 @@ def main():
     parser.add_argument("--json", metavar="FILE", help="write everything measured to this file too")
     options = parser.parse_args()
 
-    if not os.access(options.ours, os.X_OK) or os.path.isdir(options.ours):
+    if not executable(options.ours):
         raise Mistake(f"--ours {options.ours}: expected a program; run make")
     if options.llmc and not os.path.isdir(options.llmc):
         raise Mistake(f"--llmc {options.llmc}: expected a folder")

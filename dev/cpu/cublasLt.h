@@ -6,12 +6,14 @@
 // are; sums, alpha and beta in float; beta other than 0 with C and D the same matrix; strided batches; the
 // epilogues listed below. For all else cublasLtMatmulAlgoGetHeuristic finds nothing, as cuBLASLt does.
 //
-// Map: cuBLAS's types · descriptions · the product: plain loop, oneDNN · the epilogue · cublasLtMatmul
+// Map: cuBLAS's types · descriptions · the algorithms · the product: plain loop, oneDNN · the epilogue ·
+// cublasLtMatmul
 #pragma once
 
 #include "cuda_bf16.h"
 
 #include <map>
+#include <sstream>
 
 #ifdef HAVE_ONEDNN
 #include <oneapi/dnnl/dnnl.hpp>
@@ -99,10 +101,20 @@ enum cublasLtMatrixLayoutAttribute_t {
 
 enum cublasLtMatmulPreferenceAttributes_t {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+    CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8,
+};
+
+// How the parts of a long sum are added up: a set of bits as well.
+enum cublasLtReductionScheme_t {
+    CUBLASLT_REDUCTION_SCHEME_NONE = 0,
+    CUBLASLT_REDUCTION_SCHEME_INPLACE = 1,
+    CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
+    CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
+    CUBLASLT_REDUCTION_SCHEME_MASK = 7,
 };
 
 struct cublasLtContext {};
@@ -124,7 +136,10 @@ struct cublasLtMatrixLayoutOpaque_t {
     int32_t batch = 1;
     int64_t batch_stride = 0;
 };
-struct cublasLtMatmulPreferenceOpaque_t { uint64_t workspace_bytes = 0; };
+struct cublasLtMatmulPreferenceOpaque_t {
+    uint64_t workspace_bytes = 0;
+    uint32_t reduction_schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
+};
 
 using cublasLtHandle_t = cublasLtContext*;
 using cublasLtMatmulDesc_t = cublasLtMatmulDescOpaque_t*;
@@ -205,11 +220,52 @@ inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t*
 inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) { return cuda_cpu::destroy(preference); }
 inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, const void* value, size_t bytes)
 {
+    if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) return cuda_cpu::set_attribute(preference->reduction_schemes, value, bytes);
     if (attribute != CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return CUBLAS_STATUS_SUCCESS;   // any alignment will do here
     return cuda_cpu::set_attribute(preference->workspace_bytes, value, bytes);
 }
 
 namespace cuda_cpu {
+
+// ==== the algorithms ====================================================================================
+
+// There is one for each product, the fast one: nobody loses time on choosing. For a program that chooses to
+// be tested, CUDA_CPU_MATMULS lists what cublasLtMatmulAlgoGetHeuristic is to offer, in this order.
+enum class Algorithm : uint64_t {
+    fast,      // oneDNN's, where there is oneDNN
+    plain,     // the plain loop, and the sum in two halves: equal up to rounding
+    slow,      // likewise, and it sleeps for 2 ms
+    in_place,  // likewise; offered where the preference allows CUBLASLT_REDUCTION_SCHEME_INPLACE
+    refused,   // offered, but with a status that says that it cannot be used
+    failing,   // fails when it runs
+};
+constexpr const char* algorithm_names[] = {"fast", "plain", "slow", "in_place", "refused", "failing"};
+
+inline const std::vector<Algorithm>& offered_algorithms()
+{
+    static const std::vector<Algorithm> value = [] {
+        const char* text = getenv("CUDA_CPU_MATMULS");
+        std::vector<Algorithm> offered;
+        std::istringstream list(text == nullptr ? "fast" : text);
+        for (std::string name; std::getline(list, name, ',');) {
+            const auto known = std::find(std::begin(algorithm_names), std::end(algorithm_names), name);
+            if (known == std::end(algorithm_names)) {
+                fprintf(stderr, "CUDA_CPU_MATMULS names \"%s\"; expected fast, plain, slow, in_place, refused or failing\n", name.c_str());
+                exit(2);
+            }
+            offered.push_back(static_cast<Algorithm>(known - std::begin(algorithm_names)));
+        }
+        return offered;
+    }();
+    return value;
+}
+
+// Whether it may be given to cublasLtMatmul.
+inline bool usable(const cublasLtMatmulAlgo_t& algorithm)
+{
+    const bool empty = std::all_of(algorithm.data + 1, std::end(algorithm.data), [](uint64_t word) { return word == 0; });
+    return empty && algorithm.data[0] < std::size(algorithm_names) && algorithm.data[0] != static_cast<uint64_t>(Algorithm::refused);
+}
 
 // ==== the product =======================================================================================
 
@@ -307,7 +363,8 @@ inline void plain_tile(const Product& p, const void* a, const void* b, float* d,
     }
 }
 
-inline void plain_product(const Product& p, const void* a, const void* b, const Target& d)
+// Says, once, that the plain loop serves where a fast product was wanted.
+inline void excuse_plain_product()
 {
 #ifdef HAVE_ONEDNN
     constexpr const char* why = "oneDNN multiplies no bfloat16 on this processor (it wants AVX-512): a plain loop does, which is slower";
@@ -317,12 +374,27 @@ inline void plain_product(const Product& p, const void* a, const void* b, const 
 #endif
     static const bool told = fprintf(stderr, "%s\n", why) > 0;  // once
     static_cast<void>(told);
+}
+
+inline void plain_product(const Product& p, const void* a, const void* b, const Target& d)
+{
 #pragma omp parallel for collapse(3) schedule(dynamic)
     for (int64_t batch = 0; batch < p.batch; batch++)
         for (int64_t j0 = 0; j0 < p.n; j0 += tile_n)
             for (int64_t i0 = 0; i0 < p.m; i0 += tile_m)
                 plain_tile(p, at(a, p.type_ab, batch * p.stride_a), at(b, p.type_ab, batch * p.stride_b),
                            static_cast<float*>(d.data) + batch * d.stride, d.ld, i0, j0);
+}
+
+// The same, but that sums over k are formed in two halves: for an algorithm whose rounding is its own.
+inline void halved_product(const Product& p, const void* a, const void* b, const Target& d)
+{
+    Product first = p, second = p;
+    first.k = p.k / 2;
+    second.k = p.k - first.k;
+    if (first.k > 0) plain_product(first, a, b, d);
+    if (first.k > 0) second.beta = 1;
+    plain_product(second, at(a, p.type_ab, first.k * (p.transpose_a ? 1 : p.lda)), at(b, p.type_ab, first.k * (p.transpose_b ? p.ldb : 1)), d);
 }
 
 #ifdef HAVE_ONEDNN
@@ -529,46 +601,64 @@ inline float* scratch(size_t count)
 }  // namespace cuda_cpu
 
 inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                                     cublasLtMatmulPreference_t, int wanted, cublasLtMatmulHeuristicResult_t* results, int* found)
+                                                     cublasLtMatmulPreference_t preference, int wanted, cublasLtMatmulHeuristicResult_t* results, int* found)
 {
     *found = 0;
     if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
     const cublasStatus_t status = cuda_cpu::check(*desc, *a, *b, *c, *d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    results[0] = {};
-    results[0].wavesCount = 1;
-    *found = 1;
+    const uint32_t schemes = preference == nullptr ? uint32_t{CUBLASLT_REDUCTION_SCHEME_MASK} : preference->reduction_schemes;
+    for (const cuda_cpu::Algorithm algorithm : cuda_cpu::offered_algorithms()) {
+        if (*found == wanted) break;
+        if (algorithm == cuda_cpu::Algorithm::in_place && !(schemes & CUBLASLT_REDUCTION_SCHEME_INPLACE)) continue;
+        cublasLtMatmulHeuristicResult_t& result = results[(*found)++] = {};
+        result.algo.data[0] = static_cast<uint64_t>(algorithm);
+        result.state = algorithm == cuda_cpu::Algorithm::refused ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+        result.wavesCount = 1;
+    }
+    return *found > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              const cublasLtMatmulAlgo_t* algorithm, cublasLtMatmulHeuristicResult_t* result)
+{
+    if (const cublasStatus_t status = cuda_cpu::check(*desc, *a, *b, *c, *d); status != CUBLAS_STATUS_SUCCESS) return status;
+    if (!cuda_cpu::usable(*algorithm)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const auto copy = *algorithm;   // which may be a part of the result
+    *result = {};
+    result->algo = copy;
+    result->wavesCount = 1;
     return CUBLAS_STATUS_SUCCESS;
 }
 
-inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha,
-                                     const void* A, cublasLtMatrixLayout_t a, const void* B, cublasLtMatrixLayout_t b, const void* beta,
-                                     const void* C, cublasLtMatrixLayout_t c, void* D, cublasLtMatrixLayout_t d,
-                                     const cublasLtMatmulAlgo_t*, void*, size_t, cudaStream_t)
-{
-    using namespace cuda_cpu;
-    if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-    if (const cublasStatus_t status = check(*desc, *a, *b, *c, *d); status != CUBLAS_STATUS_SUCCESS) return status;
-    const bool has_bias = desc->epilogue & CUBLASLT_EPILOGUE_BIAS;
-    if (A == nullptr || B == nullptr || D == nullptr || (has_bias && desc->bias == nullptr) || (desc->epilogue & has_aux && desc->aux == nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
+namespace cuda_cpu {
 
-    Product p{static_cast<int64_t>(d->rows), static_cast<int64_t>(d->columns), static_cast<int64_t>(desc->transpose_a != CUBLAS_OP_N ? a->rows : a->columns),
-              desc->transpose_a != CUBLAS_OP_N, desc->transpose_b != CUBLAS_OP_N, static_cast<cudaDataType_t>(a->type),
-              a->ld, b->ld, d->batch, a->batch_stride, b->batch_stride, *static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
-    const Target result{D, static_cast<cudaDataType_t>(d->type), d->ld, d->batch_stride};
-    if (p.beta != 0 && C != D) return CUBLAS_STATUS_NOT_SUPPORTED;
+// A call of cublasLtMatmul, with the description as it was then.
+struct MatmulCall {
+    cublasLtMatmulDescOpaque_t desc;
+    Product p;
+    const void *A, *B;
+    Target result;
+    Algorithm algorithm;
+};
+
+inline cublasStatus_t multiply(const MatmulCall& call)
+{
+    const auto& [desc, product, A, B, result, algorithm] = call;
+    Product p = product;
+    if (algorithm == Algorithm::slow) usleep(2000);
 
 #ifdef HAVE_ONEDNN
-    if (p.type_ab == CUDA_R_32F) {
-        if (small_product(*desc, p, static_cast<const float*>(A), static_cast<const float*>(B), result)) return CUBLAS_STATUS_SUCCESS;
+    if (algorithm == Algorithm::fast && p.type_ab == CUDA_R_32F) {
+        if (small_product(desc, p, static_cast<const float*>(A), static_cast<const float*>(B), result)) return CUBLAS_STATUS_SUCCESS;
         if (!onednn_float(p, static_cast<const float*>(A), static_cast<const float*>(B), result)) return CUBLAS_STATUS_EXECUTION_FAILED;
-        if (desc->epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(*desc, p, result, 0, result);
+        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(desc, p, result, 0, result);
         return CUBLAS_STATUS_SUCCESS;
     }
     // oneDNN adds a bias itself (before it scales by alpha, which is not what is meant unless alpha is 1).
-    if (desc->epilogue == CUBLASLT_EPILOGUE_DEFAULT || (desc->epilogue == CUBLASLT_EPILOGUE_BIAS && p.alpha == 1)) {
-        const auto bias_type = desc->bias_type < 0 ? result.type : static_cast<cudaDataType_t>(desc->bias_type);
-        if (onednn_bfloat16(p, A, B, result, has_bias ? desc->bias : nullptr, bias_type)) return CUBLAS_STATUS_SUCCESS;
+    if (algorithm == Algorithm::fast && (desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && p.alpha == 1))) {
+        const auto bias_type = desc.bias_type < 0 ? result.type : static_cast<cudaDataType_t>(desc.bias_type);
+        if (onednn_bfloat16(p, A, B, result, desc.epilogue == CUBLASLT_EPILOGUE_BIAS ? desc.bias : nullptr, bias_type)) return CUBLAS_STATUS_SUCCESS;
     }
 #endif
     // The product goes to float, and from there through the epilogue to D.
@@ -578,12 +668,43 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
         sums = {scratch(static_cast<size_t>(p.m * p.n * p.batch)), CUDA_R_32F, p.m, p.m * p.n};
         beta_left = std::exchange(p.beta, 0.0f);
     }
+    bool done = false;
 #ifdef HAVE_ONEDNN
-    if (!onednn_bfloat16(p, A, B, sums, nullptr, CUDA_R_32F)) plain_product(p, A, B, sums);
-#else
-    plain_product(p, A, B, sums);
+    done = algorithm == Algorithm::fast && onednn_bfloat16(p, A, B, sums, nullptr, CUDA_R_32F);
 #endif
-    if (sums.data == D && desc->epilogue == CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_SUCCESS;
-    finish(*desc, p, sums, beta_left, result);
+    if (algorithm != Algorithm::fast) {
+        halved_product(p, A, B, sums);
+    } else if (!done) {
+        excuse_plain_product();
+        plain_product(p, A, B, sums);
+    }
+    if (sums.data == result.data && desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_SUCCESS;
+    finish(desc, p, sums, beta_left, result);
     return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // namespace cuda_cpu
+
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha,
+                                     const void* A, cublasLtMatrixLayout_t a, const void* B, cublasLtMatrixLayout_t b, const void* beta,
+                                     const void* C, cublasLtMatrixLayout_t c, void* D, cublasLtMatrixLayout_t d,
+                                     const cublasLtMatmulAlgo_t* chosen, void*, size_t, cudaStream_t stream)
+{
+    using namespace cuda_cpu;
+    if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (const cublasStatus_t status = check(*desc, *a, *b, *c, *d); status != CUBLAS_STATUS_SUCCESS) return status;
+    const bool has_bias = desc->epilogue & CUBLASLT_EPILOGUE_BIAS;
+    if (A == nullptr || B == nullptr || D == nullptr || (has_bias && desc->bias == nullptr) || (desc->epilogue & has_aux && desc->aux == nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (chosen != nullptr && !usable(*chosen)) return CUBLAS_STATUS_INVALID_VALUE;
+    const auto algorithm = chosen == nullptr ? Algorithm::fast : static_cast<Algorithm>(chosen->data[0]);
+    if (algorithm == Algorithm::failing) return CUBLAS_STATUS_EXECUTION_FAILED;
+
+    const Product p{static_cast<int64_t>(d->rows), static_cast<int64_t>(d->columns), static_cast<int64_t>(desc->transpose_a != CUBLAS_OP_N ? a->rows : a->columns),
+                    desc->transpose_a != CUBLAS_OP_N, desc->transpose_b != CUBLAS_OP_N, static_cast<cudaDataType_t>(a->type),
+                    a->ld, b->ld, d->batch, a->batch_stride, b->batch_stride, *static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
+    if (p.beta != 0 && C != D) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const MatmulCall call{*desc, p, A, B, {D, static_cast<cudaDataType_t>(d->type), d->ld, d->batch_stride}, algorithm};
+    if (!in_capture(stream)) return multiply(call);
+    const auto deed = [call] { return multiply(call) == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown; };
+    return note(stream, deed) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -13,7 +13,10 @@ enum CUresult {
     CUDA_ERROR_NOT_SUPPORTED = 801,
 };
 
-struct alignas(64) CUtensorMap { cuuint64_t opaque[16]; };
+// CUDA's is aligned to 128 bytes. Where vectors are shorter than that, g++ remarks on parameters so aligned.
+struct CUtensorMap {
+    cuuint64_t opaque[16];
+};
 
 enum CUtensorMapDataType {
     CU_TENSOR_MAP_DATA_TYPE_UINT8,
@@ -27,8 +30,17 @@ enum CUtensorMapDataType {
     CU_TENSOR_MAP_DATA_TYPE_FLOAT64,
     CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
 };
-enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_INTERLEAVE_16B, CU_TENSOR_MAP_INTERLEAVE_32B };
-enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_32B, CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_SWIZZLE_128B };
+enum CUtensorMapInterleave {
+    CU_TENSOR_MAP_INTERLEAVE_NONE,
+    CU_TENSOR_MAP_INTERLEAVE_16B,
+    CU_TENSOR_MAP_INTERLEAVE_32B
+};
+enum CUtensorMapSwizzle {
+    CU_TENSOR_MAP_SWIZZLE_NONE,
+    CU_TENSOR_MAP_SWIZZLE_32B,
+    CU_TENSOR_MAP_SWIZZLE_64B,
+    CU_TENSOR_MAP_SWIZZLE_128B
+};
 enum CUtensorMapL2promotion {
     CU_TENSOR_MAP_L2_PROMOTION_NONE,
     CU_TENSOR_MAP_L2_PROMOTION_L2_64B,
@@ -60,25 +72,32 @@ static_assert(sizeof(TensorLayout) <= sizeof(CUtensorMap));
 
 }  // namespace cuda_cpu
 
-inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data, const cuuint64_t* extents,
-                                       const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps, CUtensorMapInterleave interleave,
+inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data,
+                                       const cuuint64_t* extents, const cuuint64_t* strides, const cuuint32_t* box,
+                                       const cuuint32_t* steps, CUtensorMapInterleave interleave,
                                        CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill)
 {
     using cuda_cpu::TensorLayout;
-    constexpr uint64_t alignment = 16, max_extent = uint64_t{1} << 32, max_stride = uint64_t{1} << 40, swizzle_bytes = 128;
+    constexpr uint64_t alignment = 16, max_extent = uint64_t{1} << 32, max_stride = uint64_t{1} << 40,
+                       swizzle_bytes = 128;
     constexpr uint32_t max_box = 256, max_step = 8;
-    if (map == nullptr || reinterpret_cast<uintptr_t>(map) % 64 != 0 || rank == 0 || rank > TensorLayout::max_rank) return CUDA_ERROR_INVALID_VALUE;
+    if (map == nullptr || rank == 0 || rank > TensorLayout::max_rank) return CUDA_ERROR_INVALID_VALUE;
     if (data == nullptr || reinterpret_cast<uintptr_t>(data) % alignment != 0) return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < rank; i++) {
-        if (extents[i] == 0 || extents[i] > max_extent || box[i] == 0 || box[i] > max_box || steps[i] == 0 || steps[i] > max_step) return CUDA_ERROR_INVALID_VALUE;
+        if (extents[i] == 0 || extents[i] > max_extent || box[i] == 0 || box[i] > max_box || steps[i] == 0 ||
+            steps[i] > max_step)
+            return CUDA_ERROR_INVALID_VALUE;
         if (i > 0 && (strides[i - 1] % alignment != 0 || strides[i - 1] >= max_stride)) return CUDA_ERROR_INVALID_VALUE;
     }
-    const bool other = interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE || type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    if (other || (swizzle != CU_TENSOR_MAP_SWIZZLE_NONE && swizzle != CU_TENSOR_MAP_SWIZZLE_128B)) return CUDA_ERROR_NOT_SUPPORTED;
+    const bool other = interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE ||
+                       type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    if (other || (swizzle != CU_TENSOR_MAP_SWIZZLE_NONE && swizzle != CU_TENSOR_MAP_SWIZZLE_128B))
+        return CUDA_ERROR_NOT_SUPPORTED;
     for (unsigned i = 1; i < rank; i++)
         if (steps[i] != 1) return CUDA_ERROR_NOT_SUPPORTED;
     const uint64_t row_bytes = box[0] * sizeof(uint16_t);
-    if (row_bytes % alignment != 0 || (swizzle == CU_TENSOR_MAP_SWIZZLE_128B && row_bytes > swizzle_bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (row_bytes % alignment != 0 || (swizzle == CU_TENSOR_MAP_SWIZZLE_128B && row_bytes > swizzle_bytes))
+        return CUDA_ERROR_INVALID_VALUE;
     if (swizzle == CU_TENSOR_MAP_SWIZZLE_128B && row_bytes != swizzle_bytes) return CUDA_ERROR_NOT_SUPPORTED;
 
     TensorLayout layout{};

@@ -4,11 +4,12 @@
 //
 //   - An OpenMP thread (a worker) takes a block at a time and runs its CUDA threads one after another.
 //   - A thread that has to wait, at a barrier or in a shuffle, is set aside as a fiber; the next one runs.
-//   - Everything is synchronous: when a call returns, its work is done. Streams and events are formal.
+//   - Everything is synchronous: when a call returns, its work is done. Streams and events are formal. But a
+//     stream that is captured only notes what it is handed, for the graph that is replayed later.
 //
 // Map: qualifiers and vector types · built-in variables · mathematics · fibers · the threads of a block ·
-// warp and block collectives · launches · errors · memory · streams and events · the device · functions of
-// the driver
+// warp and block collectives · errors · capture · launches · memory · streams and events · graphs · the device ·
+// functions of the driver
 //
 // WARP_SIZE, from the command line, is 32 (CUDA's) or 1: then a warp is a thread, and what a warp does
 // together vanishes.
@@ -33,6 +34,7 @@ static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -325,8 +327,9 @@ inline thread_local const Launch* launched = nullptr;
 
 // What goes on beside a block's threads: copies and products under way (ptx.h).
 struct Background {
-    virtual bool go_on() = 0;        // does one thing for which threads may be waiting, if there is one
-    virtual void end_of_block() = 0;
+    virtual bool go_on() = 0;         // does one thing for which threads may be waiting, if there is one
+    virtual void end_of_block() = 0;  // reports what was left under way
+    virtual std::string state_of(const void* what, unsigned number) const = 0;  // of what a thread is parked at
 };
 inline thread_local Background* background = nullptr;  // this block's, if it has one
 
@@ -394,16 +397,13 @@ public:
         wait();
     }
 
-    // Lets others run until somebody unparks those that wait for this; `detail` is for reports: a format for
-    // two numbers.
-    void park(const char* name, const void* what, const char* detail, unsigned x, unsigned y)
+    // Lets others run until somebody unparks those that wait for this; the number is for the report.
+    void park(const char* name, const void* what, unsigned number)
     {
         Thread& me = threads_[current_];
         me.waits_for = name;
         me.parked_at = what;
-        me.detail = detail;
-        me.number[0] = x;
-        me.number[1] = y;
+        me.number = number;
         parked_++;
         wait();
     }
@@ -433,9 +433,8 @@ private:
         uint3 index{};
         unsigned mask = 0;                // of the warp collective it waits in; 0: it waits for something else
         WarpWork work = nullptr;          // of that collective
-        const void* parked_at = nullptr;  // see park
-        const char* detail = nullptr;
-        unsigned number[2] = {};
+        unsigned number = 0;              // see park
+        const void* parked_at = nullptr;
         const char* waits_for = nullptr;  // nothing while it can run
         Fiber* fiber = nullptr;           // nothing before it begins and after it ended
     };
@@ -482,12 +481,12 @@ private:
         return t;
     }
 
-    // The same, when a thread has to be found: perhaps one waits for what goes on in the background.
-    unsigned pick_or_go_on()
+    // The same when nobody could run: perhaps a thread waits for what goes on in the background. Else it is a deadlock.
+    __attribute__((noinline, cold)) unsigned pick_later()
     {
-        unsigned t = pick();
-        while (t == nobody && background != nullptr && background->go_on()) t = pick();
-        return t;
+        while (background != nullptr && background->go_on())
+            if (const unsigned t = pick(); t != nobody) return t;
+        deadlock();
     }
 
     void enter(unsigned t)
@@ -499,8 +498,9 @@ private:
     // Lets others run until it is this thread's turn again.
     void wait()
     {
-        const unsigned me = current_, next = pick_or_go_on();
-        if (next == nobody) deadlock();
+        const unsigned me = current_;
+        unsigned next = pick();
+        if (next == nobody) next = pick_later();
         if (next == me) return;
         enter(next);
         if (threads_[next].fiber == nullptr) threads_[next].fiber = idle_fiber();
@@ -532,9 +532,9 @@ private:
         Fiber* fiber = threads_[current_].fiber;
         if (fiber->overflowed()) die(*launch_, "thread " + std::to_string(current_) + " needs more than the " + std::to_string(fiber_stack_bytes) + " bytes of stack that a thread has");
         end_thread();
-        const unsigned next = alive_ > 0 ? pick_or_go_on() : nobody;
+        unsigned next = pick();
+        if (next == nobody && alive_ > 0) next = pick_later();
         if (next == nobody) {
-            if (alive_ > 0) deadlock();
             idle_.push_back(fiber);
             switch_to(home_);  // the block is done; the next one begins here
             return;
@@ -614,10 +614,11 @@ private:
     {
         const Thread& thread = threads_[t];
         if (thread.waits_for == nullptr) return "ended";
-        char detail[100] = "";
-        if (thread.mask != 0) snprintf(detail, sizeof(detail), " with mask 0x%08x", thread.mask);
-        if (thread.parked_at != nullptr) snprintf(detail, sizeof(detail), thread.detail, thread.number[0], thread.number[1]);
-        return std::string("in ") + thread.waits_for + detail;
+        if (thread.parked_at != nullptr)
+            return std::string("in ") + thread.waits_for + background->state_of(thread.parked_at, thread.number);
+        char mask[32] = "";
+        if (thread.mask != 0) snprintf(mask, sizeof(mask), " with mask 0x%08x", thread.mask);
+        return std::string("in ") + thread.waits_for + mask;
     }
 
     // Says what each thread waits for, a line for all that wait for the same.
@@ -786,8 +787,14 @@ enum cudaError_t {
     cudaErrorInvalidConfiguration = 9,
     cudaErrorInvalidDevice = 101,
     cudaErrorInvalidResourceHandle = 400,
+    cudaErrorIllegalState = 401,
     cudaErrorSymbolNotFound = 500,
     cudaErrorNotSupported = 801,
+    cudaErrorStreamCaptureUnsupported = 900,
+    cudaErrorStreamCaptureInvalidated = 901,
+    cudaErrorStreamCaptureIsolation = 905,
+    cudaErrorCapturedEvent = 907,
+    cudaErrorUnknown = 999,
 };
 
 inline const char* cudaGetErrorName(cudaError_t error)
@@ -799,8 +806,14 @@ inline const char* cudaGetErrorName(cudaError_t error)
     case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
     case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
     case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
+    case cudaErrorIllegalState: return "cudaErrorIllegalState";
     case cudaErrorSymbolNotFound: return "cudaErrorSymbolNotFound";
     case cudaErrorNotSupported: return "cudaErrorNotSupported";
+    case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
+    case cudaErrorStreamCaptureIsolation: return "cudaErrorStreamCaptureIsolation";
+    case cudaErrorCapturedEvent: return "cudaErrorCapturedEvent";
+    case cudaErrorUnknown: return "cudaErrorUnknown";
     }
     return "unrecognized error code";
 }
@@ -814,8 +827,14 @@ inline const char* cudaGetErrorString(cudaError_t error)
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
     case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+    case cudaErrorIllegalState: return "the operation cannot be performed in the present state";
     case cudaErrorSymbolNotFound: return "named symbol not found";
     case cudaErrorNotSupported: return "operation not supported";
+    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
+    case cudaErrorStreamCaptureIsolation: return "dependency created on uncaptured work in another stream";
+    case cudaErrorCapturedEvent: return "operation not permitted on an event last recorded in a capturing stream";
+    case cudaErrorUnknown: return "unknown error";
     }
     return "unrecognized error code";
 }
@@ -833,9 +852,68 @@ inline cudaError_t report(cudaError_t error)
 inline cudaError_t cudaPeekAtLastError() { return cuda_cpu::last_error; }
 inline cudaError_t cudaGetLastError() { return std::exchange(cuda_cpu::last_error, cudaSuccess); }
 
-// ==== launches ==========================================================================================
+// ==== capture ===========================================================================================
 
-using cudaStream_t = struct CUstream_st*;
+// While a stream is captured, work handed to it is noted, with all its arguments as they are then, and not
+// done. Calls that wait for work, or that might, are refused, and spoil the capture: as in CUDA.
+
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1, cudaStreamCaptureModeRelaxed = 2 };
+
+namespace cuda_cpu {
+using Deeds = std::vector<std::function<cudaError_t()>>;
+}
+
+struct CUstream_st {
+    enum { free, captured, spoilt } state = free;
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+    cuda_cpu::Deeds deeds;
+};
+using cudaStream_t = CUstream_st*;
+
+namespace cuda_cpu {
+
+// Of this host thread.
+inline thread_local std::vector<cudaStream_t> captured_streams;
+
+inline bool in_capture(cudaStream_t stream) { return stream != nullptr && stream->state != CUstream_st::free; }
+
+inline cudaError_t note(cudaStream_t stream, std::function<cudaError_t()> deed)
+{
+    if (stream->state == CUstream_st::spoilt) return report(cudaErrorStreamCaptureInvalidated);
+    stream->deeds.push_back(std::move(deed));
+    return cudaSuccess;
+}
+
+// What a call that concerns one stream returns first, if it cannot be captured.
+inline cudaError_t refuse_captured(cudaStream_t stream, cudaError_t error = cudaErrorStreamCaptureUnsupported)
+{
+    if (!in_capture(stream)) return cudaSuccess;
+    stream->state = CUstream_st::spoilt;
+    return report(error);
+}
+
+// And a call that concerns all streams: one that waits for the device, allocates or frees. In relaxed captures
+// CUDA lets those pass that do not wait; here they all pass.
+inline cudaError_t refuse_while_capturing()
+{
+    cudaError_t error = cudaSuccess;
+    for (cudaStream_t stream : captured_streams)
+        if (stream->mode != cudaStreamCaptureModeRelaxed) error = refuse_captured(stream);
+    return error;
+}
+
+}  // namespace cuda_cpu
+
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode)
+{
+    if (stream == nullptr) return cuda_cpu::report(cudaErrorStreamCaptureUnsupported);
+    if (cuda_cpu::in_capture(stream)) return cuda_cpu::report(cudaErrorIllegalState);
+    *stream = {CUstream_st::captured, mode, {}};
+    cuda_cpu::captured_streams.push_back(stream);
+    return cudaSuccess;
+}
+
+// ==== launches ==========================================================================================
 
 enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
 union cudaLaunchAttributeValue { int programmaticStreamSerializationAllowed; };
@@ -977,11 +1055,15 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*k
     if (const cudaError_t error = check(*config, reinterpret_cast<const void*>(kernel)); error != cudaSuccess) return report(error);
     using Call = std::pair<void (*)(Parameters...), std::tuple<Parameters...>>;
     const Call call{kernel, std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)};
+    const auto run = [grid = config->gridDim, block = config->blockDim, shared_bytes = config->dynamicSmemBytes](const Call& it, const char* name) {
+        run_grid({grid, block, shared_bytes,
+                  [](const void* data) { std::apply(static_cast<const Call*>(data)->first, static_cast<const Call*>(data)->second); }, &it, name, seed()});
+        return cudaSuccess;
+    };
     const auto& ranges = open_ranges();
-    run_grid({config->gridDim, config->blockDim, config->dynamicSmemBytes,
-              [](const void* data) { std::apply(static_cast<const Call*>(data)->first, static_cast<const Call*>(data)->second); },
-              &call, ranges.empty() ? "without a name" : ranges.back().c_str(), seed()});
-    return cudaSuccess;
+    const char* const name = ranges.empty() ? "without a name" : ranges.back().c_str();
+    if (in_capture(config->stream)) return note(config->stream, [run, call, name = std::string(name)] { return run(call, name.c_str()); });
+    return run(call, name);
 }
 
 template <class Kernel>
@@ -1046,6 +1128,7 @@ inline cudaError_t cudaMalloc(void** address, size_t bytes)
     using namespace cuda_cpu;
     constexpr size_t alignment = 256, huge_page = 2 << 20;
     *address = nullptr;
+    if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
     if (bytes == 0) return cudaSuccess;
     std::lock_guard lock(heap().mutex);
     if (bytes > memory_bytes() - heap().bytes) return report(cudaErrorMemoryAllocation);
@@ -1062,6 +1145,7 @@ template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes) { re
 inline cudaError_t cudaFree(void* address)
 {
     using namespace cuda_cpu;
+    if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
     if (address == nullptr) return cudaSuccess;
     std::lock_guard lock(heap().mutex);
     const auto found = heap().blocks.find(address);
@@ -1085,6 +1169,7 @@ constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHost
 inline cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned)
 {
     *address = nullptr;
+    if (const cudaError_t error = cuda_cpu::refuse_while_capturing(); error != cudaSuccess) return error;
     return bytes == 0 || posix_memalign(address, 256, bytes) == 0 ? cudaSuccess : cuda_cpu::report(cudaErrorMemoryAllocation);
 }
 inline cudaError_t cudaMallocHost(void** address, size_t bytes) { return cudaHostAlloc(address, bytes, cudaHostAllocDefault); }
@@ -1092,35 +1177,63 @@ template <class T> inline cudaError_t cudaHostAlloc(T** address, size_t bytes, u
 template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes) { return cudaMallocHost(reinterpret_cast<void**>(address), bytes); }
 inline cudaError_t cudaFreeHost(void* address)
 {
+    if (const cudaError_t error = cuda_cpu::refuse_while_capturing(); error != cudaSuccess) return error;
     free(address);
     return cudaSuccess;
 }
 
 enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
 
-inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
+namespace cuda_cpu {
+
+inline cudaError_t copy_bytes(void* to, const void* from, size_t bytes)
 {
-    cuda_cpu::for_bytes(bytes, [=](size_t first, size_t count) {
+    for_bytes(bytes, [=](size_t first, size_t count) {
         if (count > 0) memcpy(static_cast<char*>(to) + first, static_cast<const char*>(from) + first, count);
     });
     return cudaSuccess;
 }
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr) { return cudaMemcpy(to, from, bytes, kind); }
 
-inline cudaError_t cudaMemset(void* to, int byte, size_t bytes)
+inline cudaError_t set_bytes(void* to, int byte, size_t bytes)
 {
-    cuda_cpu::for_bytes(bytes, [=](size_t first, size_t count) {
+    for_bytes(bytes, [=](size_t first, size_t count) {
         if (count > 0) memset(static_cast<char*>(to) + first, byte, count);
     });
     return cudaSuccess;
 }
-inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t = nullptr) { return cudaMemset(to, byte, bytes); }
+
+}  // namespace cuda_cpu
+
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream = nullptr)
+{
+    if (cuda_cpu::in_capture(stream)) return cuda_cpu::note(stream, [=] { return cuda_cpu::copy_bytes(to, from, bytes); });
+    return cuda_cpu::copy_bytes(to, from, bytes);
+}
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
+{
+    const cudaError_t error = cuda_cpu::refuse_while_capturing();
+    return error != cudaSuccess ? error : cuda_cpu::copy_bytes(to, from, bytes);
+}
+
+inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t stream = nullptr)
+{
+    if (cuda_cpu::in_capture(stream)) return cuda_cpu::note(stream, [=] { return cuda_cpu::set_bytes(to, byte, bytes); });
+    return cuda_cpu::set_bytes(to, byte, bytes);
+}
+inline cudaError_t cudaMemset(void* to, int byte, size_t bytes)
+{
+    const cudaError_t error = cuda_cpu::refuse_while_capturing();
+    return error != cudaSuccess ? error : cuda_cpu::set_bytes(to, byte, bytes);
+}
 
 // ==== streams and events ================================================================================
 
-// All is done when a call returns, so a stream only has an identity, and an event is the time it was recorded.
-struct CUstream_st {};
-struct CUevent_st { std::chrono::steady_clock::time_point time; };
+// All is done when a call returns, so an event is the time it was recorded. One that was recorded in a capture
+// has none: it stands for a place among what is noted.
+struct CUevent_st {
+    std::chrono::steady_clock::time_point time;
+    bool captured = false;
+};
 using cudaEvent_t = CUevent_st*;
 
 constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
@@ -1137,10 +1250,15 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream)
     delete stream;
     return cudaSuccess;
 }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
-inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return cuda_cpu::refuse_captured(stream); }
+inline cudaError_t cudaStreamQuery(cudaStream_t stream) { return cuda_cpu::refuse_captured(stream); }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0)
+{
+    if (!event->captured) return cuda_cpu::refuse_captured(stream, cudaErrorStreamCaptureIsolation);
+    // A stream that waits for a captured event would join the capture: not here.
+    return cuda_cpu::in_capture(stream) ? cudaSuccess : cuda_cpu::report(cudaErrorNotSupported);
+}
+inline cudaError_t cudaDeviceSynchronize() { return cuda_cpu::refuse_while_capturing(); }
 
 inline cudaError_t cudaEventCreate(cudaEvent_t* event)
 {
@@ -1153,17 +1271,71 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t event)
     delete event;
     return cudaSuccess;
 }
-inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t = nullptr)
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr)
 {
-    event->time = std::chrono::steady_clock::now();
+    *event = {std::chrono::steady_clock::now(), cuda_cpu::in_capture(stream)};
     return cudaSuccess;
 }
-inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event)
+{
+    if (!event->captured) return cudaSuccess;
+    cuda_cpu::refuse_while_capturing();
+    return cuda_cpu::report(cudaErrorCapturedEvent);
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaEventSynchronize(event); }
 inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end)
 {
+    if (begin->captured || end->captured) return cuda_cpu::report(cudaErrorCapturedEvent);
     if (begin->time == decltype(begin->time){} || end->time == decltype(end->time){}) return cuda_cpu::report(cudaErrorInvalidResourceHandle);
     *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
+    return cudaSuccess;
+}
+
+// ==== graphs ============================================================================================
+
+// What a capture has noted, to be done again and again.
+struct CUgraph_st { cuda_cpu::Deeds deeds; };
+struct CUgraphExec_st { cuda_cpu::Deeds deeds; };
+using cudaGraph_t = CUgraph_st*;
+using cudaGraphExec_t = CUgraphExec_st*;
+
+inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph)
+{
+    *graph = nullptr;
+    if (!cuda_cpu::in_capture(stream)) return cuda_cpu::report(cudaErrorIllegalState);
+    const CUstream_st ended = std::exchange(*stream, {});
+    auto& all = cuda_cpu::captured_streams;
+    all.erase(std::find(all.begin(), all.end(), stream));
+    if (ended.state == CUstream_st::spoilt) return cuda_cpu::report(cudaErrorStreamCaptureInvalidated);
+    *graph = new CUgraph_st{ended.deeds};
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long = 0)
+{
+    *executable = new CUgraphExec_st{graph->deeds};
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream)
+{
+    const auto replay = [](const cuda_cpu::Deeds& deeds) {
+        for (const auto& deed : deeds)
+            if (const cudaError_t error = deed(); error != cudaSuccess) return cuda_cpu::report(error);
+        return cudaSuccess;
+    };
+    if (cuda_cpu::in_capture(stream)) return cuda_cpu::note(stream, [replay, deeds = executable->deeds] { return replay(deeds); });
+    return replay(executable->deeds);
+}
+
+inline cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    delete graph;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable)
+{
+    delete executable;
     return cudaSuccess;
 }
 
@@ -1278,13 +1450,14 @@ enum cudaDriverEntryPointQueryResult {
     cudaDriverEntryPointVersionNotSufficent = 2,
 };
 
-inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version, unsigned long long,
-                                                    cudaDriverEntryPointQueryResult* result = nullptr)
+inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
+                                                    unsigned long long, cudaDriverEntryPointQueryResult* result = nullptr)
 {
-    const auto found = cuda_cpu::driver_functions().find(name);
-    const bool known = found != cuda_cpu::driver_functions().end(), new_enough = version <= CUDART_VERSION;
-    *function = known && new_enough ? found->second : nullptr;
-    if (result == nullptr) return *function != nullptr ? cudaSuccess : cuda_cpu::report(cudaErrorSymbolNotFound);
-    *result = !known ? cudaDriverEntryPointSymbolNotFound : new_enough ? cudaDriverEntryPointSuccess : cudaDriverEntryPointVersionNotSufficent;
-    return cudaSuccess;
+    using cuda_cpu::driver_functions;
+    cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSuccess;
+    if (driver_functions().count(name) == 0) status = cudaDriverEntryPointSymbolNotFound;
+    else if (version > CUDART_VERSION) status = cudaDriverEntryPointVersionNotSufficent;
+    *function = status == cudaDriverEntryPointSuccess ? driver_functions()[name] : nullptr;
+    if (result != nullptr) *result = status;
+    return result != nullptr || *function != nullptr ? cudaSuccess : cuda_cpu::report(cudaErrorSymbolNotFound);
 }

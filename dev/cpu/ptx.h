@@ -4,8 +4,13 @@
 //
 // What the hardware does later may be done later here too. Under a seed (cuda_cpu::seed) a copy lands and a product
 // reads its operands at some moment between the instruction and the wait that covers it, drawn from the seed, and a
-// product's result is not a number until then: so a wait that is missing, or comes too late, shows. Without a seed
-// everything is done at once. A block that ends with something that nobody waited for is an error in either case.
+// product's result is not a number until then: so a wait that is missing, or comes too late, shows. And in half of
+// the blocks products read a memory of their own, where stores arrive by async_fence only; and accumulators and
+// fragments must be named at fences and waits. Without a seed everything is done at once. A block that ends with
+// something that nobody waited for is an error in either case.
+//
+// Map: what is under way · Ampere and up · barriers that count threads and bytes · the copy engine · products of a
+// warpgroup
 //
 // Shared memory's addresses are offsets into dynamic_shared_memory. A warp has 32 lanes, so with WARP_SIZE 1 this
 // compiles and refuses to run.
@@ -13,6 +18,10 @@
 
 #include "cuda.h"
 #include "cuda_runtime.h"
+
+#include <stdarg.h>
+
+#include <array>
 
 // How a tile is read by wgmma: K, its columns are what is summed over; MN, its rows are.
 enum class Major { K = 0, MN = 1 };
@@ -23,9 +32,16 @@ namespace cuda_cpu {
 
 constexpr unsigned lanes_of_warp = 32, max_columns = 256;
 
+inline char* shared_base() { return reinterpret_cast<char*>(dynamic_shared_memory); }
+
+// The address where 128-byte swizzling puts what would be at this one: 16-byte chunks change places in a row of
+// 128 bytes by the row's number modulo 8. The hardware does so to the bits of the address.
+inline uint32_t swizzled_128(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+inline bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
 // Things that were started and are waited for in groups: cp.async's by thread, wgmma's by warp.
-template <class Work>
-struct Groups {
+template <class Work> struct Groups {
     std::vector<Work> under_way;  // in their order; Work has a member `group`
     unsigned committed = 0;
 
@@ -35,8 +51,7 @@ struct Groups {
         under_way.push_back(std::move(work));
     }
     // Ends all but the latest n groups. What was not committed is in none.
-    template <class End>
-    void wait(unsigned n, End end)
+    template <class End> void wait(unsigned n, End end)
     {
         size_t ended = 0;
         while (ended < under_way.size() && under_way[ended].group + n < committed) end(under_way[ended++]);
@@ -51,8 +66,8 @@ struct Copy {  // cp.async
     unsigned group;
     void land()
     {
-        if (from == nullptr) memset(to, 0, 16);
-        else memcpy(to, from, 16);
+        memset(to, 0, 16);
+        if (from != nullptr) memcpy(to, from, 16);
         landed = true;
     }
 };
@@ -73,10 +88,28 @@ struct WarpProduct {  // wgmma, of one warp
     unsigned columns, row;                       // row: of the warp's 16 in the 64 of A
     bool a_in_registers, add;
     Major b_major;
-    bool holds_old = false;     // whether `old` has what d had before, and d is not a number now
+    bool holds_old = false;  // whether `old` has what d had before, and d is not a number now
     std::vector<float> old;
     std::vector<float> result;  // once the operands were read
     unsigned group;
+
+    using Text = std::array<uint64_t, 6>;  // the instruction, in which the warps of a warpgroup must agree
+    Text text() const { return {a, b, columns, a_in_registers, add, static_cast<uint64_t>(b_major)}; }
+};
+
+// An array of a thread's registers, and what it held when wgmma_fence named it or a product ended in it: as an operand
+// it must still hold that.
+struct Registers {
+    const char* first;
+    std::vector<char> value;
+    bool unnamed;  // a product ended in it, and no wgmma_wait has named it
+
+    bool overlaps(const void* p, size_t bytes) const
+    {
+        const char* q = static_cast<const char*>(p);
+        return q < first + value.size() && first < q + bytes;
+    }
+    bool changed() const { return memcmp(first, value.data(), value.size()) != 0; }
 };
 
 struct NamedBarrier {
@@ -84,27 +117,45 @@ struct NamedBarrier {
     std::vector<bool> has_arrived;
 };
 
-inline std::string thread_calls(const char* name)
+__attribute__((format(printf, 1, 2))) inline std::string line(const char* format, ...)
 {
-    return "thread " + std::to_string(block != nullptr ? block->current() : 0) + " calls " + name + " ";
+    char characters[256];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(characters, sizeof(characters), format, arguments);
+    va_end(arguments);
+    return characters;
 }
 
-class Engine final : public Background {
-public:
-    std::vector<Groups<Copy>> copies;  // a thread
-    std::vector<Load> loads;
-    std::vector<Groups<WarpProduct>> products;        // a warp
-    std::vector<std::vector<uint64_t>> sequence;  // of a warpgroup's products: its warps must agree
-    std::vector<unsigned> issued;                 // a warp: how many of them
-    NamedBarrier named[16];
-    const void* barrier_not_announced = nullptr;  // between barrier_init and barrier_init_done
-    bool late = false;                            // there is a seed
+inline unsigned this_thread() { return block != nullptr ? block->current() : 0; }
+inline unsigned this_warp() { return this_thread() / lanes_of_warp; }
 
-    static Engine& of_this_block()
+// Ends the program: this thread calls the function of that name in a way that cannot be right.
+[[noreturn]] inline void refuse(const char* name, const std::string& what)
+{
+    die(line("thread %u calls %s ", this_thread(), name) + what);
+}
+
+class AsyncWork final : public Background {
+public:
+    bool late = false;                 // there is a seed
+    std::vector<Groups<Copy>> copies;  // of each thread
+    std::vector<Load> loads;
+    const void* barrier_not_announced = nullptr;  // between barrier_init and barrier_init_done
+    NamedBarrier named[16];
+    std::vector<Groups<WarpProduct>> products;             // of each warp
+    std::vector<std::vector<WarpProduct::Text>> sequence;  // of each warpgroup's products, ...
+    std::vector<unsigned> issued;                          // ... and how many of them each warp has called
+    std::vector<bool> fenced;                              // for each warp, whether it has called wgmma_fence
+    std::vector<std::vector<Registers>> registers;         // of each thread, under a seed
+    char* seen_by_products = nullptr;                      // shared memory, or a copy of it as of the last async_fence
+
+    static AsyncWork& of_this_block()
     {
-        static thread_local Engine engine;
-        if (background == nullptr) engine.begin();
-        return engine;
+        static thread_local AsyncWork work;
+        if (WARP_SIZE != 32) die("copies, barriers and products of tensor cores take warps of 32 threads");
+        if (background == nullptr) work.begin();
+        return work;
     }
 
     Random& random() { return block != nullptr ? block->random() : alone_; }
@@ -126,58 +177,76 @@ public:
     }
     void land(Load& load);
 
+    std::string state_of(const void* what, unsigned number) const override;
+
+    // All that was stored so far can be seen by products. (Which thread stored it is not known here, so that a fence
+    // counts for all.)
+    void show_stores()
+    {
+        if (seen_by_products != shared_base()) memcpy(seen_by_products, shared_base(), launched->shared_bytes);
+    }
+
     void end_of_block() override
     {
         for (size_t t = 0; t < copies.size(); t++)
-            if (!copies[t].under_way.empty()) die("thread " + std::to_string(t) + " ended without waiting for a copy_async");
+            if (!copies[t].under_way.empty()) die(line("thread %zu ended without waiting for a copy_async", t));
         for (size_t w = 0; w < products.size(); w++) {
-            if (!products[w].under_way.empty()) die("warp " + std::to_string(w) + " ended without waiting for a wgmma");
-            if (issued[w] != sequence[w / 4].size()) die("the warps of warpgroup " + std::to_string(w / 4) + " did not call the same wgmma's");
+            if (!products[w].under_way.empty()) die(line("warp %zu ended without waiting for a wgmma", w));
+            if (issued[w] != sequence[w / 4].size())
+                die(line("the warps of warpgroup %zu did not call the same wgmma's", w / 4));
         }
         if (!loads.empty()) die("the block ended, and nobody has waited for a tensor_load");
+        for (size_t t = 0; t < registers.size(); t++)
+            for (const Registers& r : registers[t])
+                if (r.unnamed)
+                    die(line("thread %zu ended, and no wgmma_wait has named the accumulators of a wgmma", t));
     }
 
 private:
     Random alone_{};
+    std::vector<char> shown_;
 
     void begin()
     {
-        const unsigned threads = block != nullptr ? block->threads() : 1, warps = (threads + lanes_of_warp - 1) / lanes_of_warp;
+        const unsigned threads = block != nullptr ? block->threads() : 1;
+        const unsigned warps = (threads + lanes_of_warp - 1) / lanes_of_warp;
         copies.assign(threads, {});
         loads.clear();
         products.assign(warps, {});
+        registers.assign(threads, {});
         sequence.assign((warps + 3) / 4, {});
         issued.assign(warps, 0);
+        fenced.assign(warps, false);
         for (NamedBarrier& barrier : named) barrier = {};
         barrier_not_announced = nullptr;
         late = launched->seed != 0;
         alone_.state = launched->seed;
         background = this;
+        seen_by_products = shared_base();
+        if (draw(2)) {
+            shown_.assign(launched->shared_bytes, -1);
+            seen_by_products = shown_.data();
+        }
     }
 };
 
-inline Engine& engine() { return Engine::of_this_block(); }
+inline AsyncWork& async_work() { return AsyncWork::of_this_block(); }
+
+inline void need_warps(const char* name)
+{
+    if (WARP_SIZE != 32 || block == nullptr) refuse(name, "and that takes warps of 32 threads");
+}
 
 // All 32 lanes of a warp meet; see Block::meet.
 inline void meet_warp(const char* name, void* operand, Block::WarpWork work)
 {
-    if (WARP_SIZE != 32 || block == nullptr) die(thread_calls(name) + "which takes a warp of 32 threads");
+    need_warps(name);
     meet(name, 0xffffffff, operand, work);
 }
 inline void need_all(const char* name, unsigned lanes)
 {
-    if (lanes != 0xffffffff) die(thread_calls(name) + "when other lanes of its warp have ended");
+    if (lanes != 0xffffffff) refuse(name, "and its warp has no 32 lanes any more");
 }
-
-// ---- addresses in shared memory
-
-inline char* shared_base() { return reinterpret_cast<char*>(dynamic_shared_memory); }
-
-// The address where 128-byte swizzling puts what would be at this one: 16-byte chunks change places in a row of
-// 128 bytes by the row's number modulo 8. The hardware does so to the bits of the address.
-inline uint32_t swizzled_128(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
-
-inline bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
 }  // namespace cuda_cpu
 
@@ -185,7 +254,7 @@ inline uint32_t shared_address(const void* p)
 {
     const std::ptrdiff_t offset = static_cast<const char*>(p) - cuda_cpu::shared_base();
     if (offset < 0 || offset > static_cast<std::ptrdiff_t>(cuda_cpu::max_shared_bytes))
-        cuda_cpu::die(cuda_cpu::thread_calls("shared_address") + "with an address that is not in dynamic shared memory");
+        cuda_cpu::refuse("shared_address", "with an address that is not in dynamic shared memory");
     return static_cast<uint32_t>(offset);
 }
 
@@ -257,12 +326,12 @@ struct LdmatrixOperand {
     const void* row;
 };
 
-template <bool transposed>
-inline void ldmatrix_of_warp(void* const* operands, unsigned lanes)
+template <bool transposed> inline void ldmatrix_of_warp(void* const* operands, unsigned lanes)
 {
     need_all("ldmatrix", lanes);
     alignas(16) uint16_t rows[lanes_of_warp][8];  // of 4 matrices
-    for (unsigned lane = 0; lane < lanes_of_warp; lane++) memcpy(rows[lane], static_cast<LdmatrixOperand*>(operands[lane])->row, 16);
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++)
+        memcpy(rows[lane], static_cast<LdmatrixOperand*>(operands[lane])->row, 16);
     for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
         uint32_t* r = static_cast<LdmatrixOperand*>(operands[lane])->r;
         const unsigned g = lane / 4, t = lane % 4;
@@ -274,17 +343,16 @@ inline void ldmatrix_of_warp(void* const* operands, unsigned lanes)
     }
 }
 
-template <bool transposed>
-inline void ldmatrix_of_lane(uint32_t* r, const void* row)
+template <bool transposed> inline void ldmatrix_of_lane(uint32_t* r, const void* row)
 {
     const char* name = transposed ? "ldmatrix_transposed" : "ldmatrix";
-    if (!aligned(row, 16)) die(thread_calls(name) + "with an address that is not a multiple of 16");
+    if (!aligned(row, 16)) refuse(name, "with an address that is not a multiple of 16");
     shared_address(row);
     LdmatrixOperand mine{r, row};
     meet_warp(name, &mine, ldmatrix_of_warp<transposed>);
 }
 
-inline Groups<Copy>& copies_of_thread() { return engine().copies[block != nullptr ? block->current() : 0]; }
+inline Groups<Copy>& copies_of_thread() { return async_work().copies[this_thread()]; }
 
 }  // namespace cuda_cpu
 
@@ -300,15 +368,14 @@ inline void ldmatrix_transposed(uint32_t (&r)[4], const void* row) { cuda_cpu::l
 inline void copy_async(void* to, const void* from, bool valid)
 {
     using namespace cuda_cpu;
-    if (!aligned(to, 16) || !aligned(from, 16)) die(thread_calls("copy_async") + "with an address that is not a multiple of 16");
+    if (!aligned(to, 16) || !aligned(from, 16)) refuse("copy_async", "with an address that is not a multiple of 16");
     shared_address(to);
     Copy copy{to, valid ? from : nullptr, false, 0};
-    if (!engine().late || engine().draw(2)) copy.land();
+    if (!async_work().late || async_work().draw(2)) copy.land();
     copies_of_thread().start(copy);
 }
 inline void copy_async_commit() { cuda_cpu::copies_of_thread().committed++; }
-template <int N>
-inline void copy_async_wait()
+template <int N> inline void copy_async_wait()
 {
     cuda_cpu::copies_of_thread().wait(N, [](cuda_cpu::Copy& copy) {
         if (!copy.landed) copy.land();
@@ -328,22 +395,32 @@ struct Mbarrier {
     uint64_t lacking, arrivals;
     int64_t bytes;
 
+    static void check_address(const uint64_t* barrier, const char* caller)
+    {
+        if (!aligned(barrier, 8)) refuse(caller, "with a barrier whose address is not a multiple of 8");
+    }
     static Mbarrier read(const uint64_t* barrier, const char* caller)
     {
-        if (!aligned(barrier, 8)) die(thread_calls(caller) + "with a barrier whose address is not a multiple of 8");
+        check_address(barrier, caller);
         const uint64_t word = *barrier;
-        if (word >> 62 != mark) die(thread_calls(caller) + "with a barrier that nobody has initialised");
-        return {static_cast<unsigned>(word & 1), word >> 1 & max_arrivals, word >> 21 & max_arrivals, static_cast<int64_t>(word >> 41 & 0x1fffff) - (1 << 20)};
+        if (word >> 62 != mark) refuse(caller, "with a barrier that nobody has initialised");
+        return {static_cast<unsigned>(word & 1), word >> 1 & max_arrivals, word >> 21 & max_arrivals,
+                static_cast<int64_t>(word >> 41 & 0x1fffff) - (1 << 20)};
     }
-    void write(uint64_t* barrier) const { *barrier = mark << 62 | static_cast<uint64_t>(bytes + (1 << 20)) << 41 | arrivals << 21 | lacking << 1 | parity; }
+    void write(uint64_t* barrier) const
+    {
+        *barrier = mark << 62 | static_cast<uint64_t>(bytes + (1 << 20)) << 41 | arrivals << 21 | lacking << 1 | parity;
+    }
 
     // Changes the barrier, and ends the phase if that is now complete.
     void change(uint64_t* barrier, const char* caller, uint64_t arrive, int64_t expect)
     {
-        if (arrive > lacking) die(thread_calls(caller) + "for a barrier where all " + std::to_string(arrivals) + " have arrived, before its phase has ended");
+        if (arrive > lacking)
+            refuse(caller, line("for a barrier where all %u have arrived, before its phase has ended",
+                                static_cast<unsigned>(arrivals)));
         lacking -= arrive;
         bytes += expect;
-        if (bytes > max_bytes || bytes < -max_bytes) die(thread_calls(caller) + "and the barrier cannot count so many bytes");
+        if (bytes > max_bytes || bytes < -max_bytes) refuse(caller, "and the barrier cannot count so many bytes");
         const bool ended = lacking == 0 && bytes == 0;
         if (ended) {
             parity ^= 1;
@@ -359,42 +436,42 @@ struct Mbarrier {
 inline void barrier_init(uint64_t* barrier, int arrivals)
 {
     using namespace cuda_cpu;
-    if (!aligned(barrier, 8)) die(thread_calls("barrier_init") + "with a barrier whose address is not a multiple of 8");
-    if (arrivals < 1 || static_cast<uint64_t>(arrivals) > Mbarrier::max_arrivals) die(thread_calls("barrier_init") + "for " + std::to_string(arrivals) + " arrivals");
+    Mbarrier::check_address(barrier, "barrier_init");
+    if (arrivals < 1 || static_cast<uint64_t>(arrivals) > Mbarrier::max_arrivals)
+        refuse("barrier_init", line("for %d arrivals", arrivals));
     Mbarrier{0, static_cast<uint64_t>(arrivals), static_cast<uint64_t>(arrivals), 0}.write(barrier);
-    engine().barrier_not_announced = barrier;
+    async_work().barrier_not_announced = barrier;
 }
-inline void barrier_init_done() { cuda_cpu::engine().barrier_not_announced = nullptr; }
+inline void barrier_init_done() { cuda_cpu::async_work().barrier_not_announced = nullptr; }
 
 inline void barrier_arrive(uint64_t* barrier)
 {
     using namespace cuda_cpu;
     Mbarrier::read(barrier, "barrier_arrive").change(barrier, "barrier_arrive", 1, 0);
-    if (block != nullptr && engine().draw(2)) block->give_way();
+    if (block != nullptr && async_work().draw(2)) block->give_way();
 }
 inline void barrier_arrive_expect(uint64_t* barrier, int bytes)
 {
     using namespace cuda_cpu;
     Mbarrier::read(barrier, "barrier_arrive_expect").change(barrier, "barrier_arrive_expect", 1, bytes);
-    if (block != nullptr && engine().draw(2)) block->give_way();
+    if (block != nullptr && async_work().draw(2)) block->give_way();
 }
 
 inline void barrier_wait(uint64_t* barrier, uint32_t parity)
 {
     using namespace cuda_cpu;
-    if (parity > 1) die(thread_calls("barrier_wait") + "with parity " + std::to_string(parity));
-    Engine& e = engine();
-    if (e.draw(4)) e.go_on();
+    if (parity > 1) refuse("barrier_wait", line("with parity %u", parity));
+    AsyncWork& work = async_work();
+    if (work.draw(4)) work.go_on();
     while (Mbarrier::read(barrier, "barrier_wait").parity == parity) {
         if (block != nullptr) {
-            const std::ptrdiff_t at = reinterpret_cast<char*>(barrier) - shared_base();
-            const bool dynamic = at >= 0 && at < static_cast<std::ptrdiff_t>(max_shared_bytes);
-            block->park("barrier_wait", barrier, dynamic ? ", parity %u, barrier at byte %u of dynamic shared memory" : ", parity %u", parity, static_cast<unsigned>(at));
-        } else if (!e.go_on()) {
-            die("deadlock: the only thread is in barrier_wait, parity " + std::to_string(parity));
+            block->park("barrier_wait", barrier, parity);
+        } else if (!work.go_on()) {
+            die("deadlock: the only thread is in barrier_wait" + work.state_of(barrier, parity));
         }
     }
-    e.loads.erase(std::remove_if(e.loads.begin(), e.loads.end(), [&](const Load& load) { return load.landed && load.barrier == barrier && load.phase == parity; }), e.loads.end());
+    const auto seen = [=](const Load& load) { return load.landed && load.barrier == barrier && load.phase == parity; };
+    work.loads.erase(std::remove_if(work.loads.begin(), work.loads.end(), seen), work.loads.end());
 }
 
 namespace cuda_cpu {
@@ -402,17 +479,17 @@ namespace cuda_cpu {
 // Counts this thread at a named barrier; returns whether it was the last.
 inline bool arrive_at_named_barrier(const char* name, int number, int threads)
 {
-    if (number < 1 || number > 15) die(thread_calls(name) + "with number " + std::to_string(number) + "; expected 1 to 15");
+    if (number < 1 || number > 15) refuse(name, line("with number %d; expected 1 to 15", number));
     if (block == nullptr || threads <= 0 || threads % 32 != 0 || static_cast<unsigned>(threads) > block->threads())
-        die(thread_calls(name) + "for " + std::to_string(threads) + " threads; expected a multiple of 32, no more than the block's");
-    NamedBarrier& barrier = engine().named[number];
+        refuse(name, line("for %d threads; expected a multiple of 32, no more than the block's", threads));
+    NamedBarrier& barrier = async_work().named[number];
     if (barrier.arrived == 0) {
         barrier.expected = static_cast<unsigned>(threads);
         barrier.has_arrived.assign(block->threads(), false);
     }
     if (barrier.expected != static_cast<unsigned>(threads))
-        die(thread_calls(name) + "for " + std::to_string(threads) + " threads, others for " + std::to_string(barrier.expected) + ", at barrier " + std::to_string(number));
-    if (barrier.has_arrived[block->current()]) die(thread_calls(name) + "and has arrived at barrier " + std::to_string(number) + " already");
+        refuse(name, line("for %d threads, others for %u, at barrier %d", threads, barrier.expected, number));
+    if (barrier.has_arrived[block->current()]) refuse(name, line("and has arrived at barrier %d already", number));
     barrier.has_arrived[block->current()] = true;
     if (++barrier.arrived < barrier.expected) return false;
     barrier.arrived = 0;
@@ -426,20 +503,39 @@ inline void named_barrier_wait(int number, int threads)
 {
     using namespace cuda_cpu;
     if (!arrive_at_named_barrier("named_barrier_wait", number, threads))
-        block->park("named_barrier_wait", &engine().named[number], ", barrier %u for %u threads", static_cast<unsigned>(number), static_cast<unsigned>(threads));
+        block->park("named_barrier_wait", &async_work().named[number], static_cast<unsigned>(number));
 }
 inline void named_barrier_arrive(int number, int threads)
 {
     using namespace cuda_cpu;
     arrive_at_named_barrier("named_barrier_arrive", number, threads);
-    if (engine().draw(2)) block->give_way();
+    if (async_work().draw(2)) block->give_way();
 }
+
+namespace cuda_cpu {
+
+inline std::string AsyncWork::state_of(const void* what, unsigned number) const
+{
+    for (unsigned n = 1; n < 16; n++)
+        if (what == &named[n])
+            return line(", barrier %u: %u of %u threads have arrived", number, named[n].arrived, named[n].expected);
+    const uint64_t* word = static_cast<const uint64_t*>(what);
+    const Mbarrier barrier = Mbarrier::read(word, "barrier_wait");
+    const std::ptrdiff_t at = static_cast<const char*>(what) - shared_base();
+    const bool dynamic = at >= 0 && at < static_cast<std::ptrdiff_t>(max_shared_bytes);
+    return line(", parity %u", number) + (dynamic ? line(", barrier at byte %d", static_cast<int>(at)) : "") +
+           line(": %u of %u threads have arrived, %d bytes are missing",
+                static_cast<unsigned>(barrier.arrivals - barrier.lacking), static_cast<unsigned>(barrier.arrivals),
+                static_cast<int>(barrier.bytes));
+}
+
+}  // namespace cuda_cpu
 
 // ==== Hopper: the copy engine ===========================================================================
 
 namespace cuda_cpu {
 
-inline void Engine::land(Load& load)
+inline void AsyncWork::land(Load& load)
 {
     const TensorLayout& t = load.tensor;
     const uint32_t to = shared_address(load.to), row_bytes = t.box[0] * t.element_bytes;
@@ -458,10 +554,12 @@ inline void Engine::land(Load& load)
                     char bytes[16] = {};
                     for (uint32_t b = 0; b < 16 && inside; b += t.element_bytes) {
                         const int64_t column = load.at[0] + (chunk + b) / t.element_bytes;
-                        if (column >= 0 && column < t.extents[0]) memcpy(bytes + b, row + column * t.element_bytes, t.element_bytes);
+                        if (column >= 0 && column < t.extents[0])
+                            memcpy(bytes + b, row + column * t.element_bytes, t.element_bytes);
                     }
-                    const uint32_t address = to + written + chunk;
-                    memcpy(shared_base() + (t.swizzled ? swizzled_128(address) : address), bytes, 16);
+                    const uint32_t address = t.swizzled ? swizzled_128(to + written + chunk) : to + written + chunk;
+                    memcpy(shared_base() + address, bytes, 16);
+                    memcpy(seen_by_products + address, bytes, 16);
                 }
             }
     load.landed = true;
@@ -477,15 +575,18 @@ inline void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier, int
     using namespace cuda_cpu;
     Load load{{}, static_cast<char*>(to), barrier, {c0, c1, c2, c3}, false, 0};
     memcpy(&load.tensor, map, sizeof(load.tensor));
-    if (!aligned(map, 64) || load.tensor.magic != TensorLayout::known) die(thread_calls("tensor_load") + "with a map that cuTensorMapEncodeTiled has not made");
-    if (load.tensor.rank != 4) die(thread_calls("tensor_load") + "with a map of " + std::to_string(load.tensor.rank) + " dimensions; expected 4");
-    if (!aligned(to, load.tensor.swizzled ? 1024 : 128)) die(thread_calls("tensor_load") + "to an address that is not a multiple of " + (load.tensor.swizzled ? "1024" : "128"));
-    if (shared_address(to) + load.tensor.box_bytes() > static_cast<int64_t>(launched->shared_bytes)) die(thread_calls("tensor_load") + "and the box ends beyond the launch's shared memory");
+    if (load.tensor.magic != TensorLayout::known)
+        refuse("tensor_load", "with a map that cuTensorMapEncodeTiled has not made");
+    if (load.tensor.rank != 4) refuse("tensor_load", line("with a map of %d dimensions; expected 4", load.tensor.rank));
+    const unsigned alignment = load.tensor.swizzled ? 1024 : 128;
+    if (!aligned(to, alignment)) refuse("tensor_load", line("to an address that is not a multiple of %u", alignment));
+    if (shared_address(to) + load.tensor.box_bytes() > static_cast<int64_t>(launched->shared_bytes))
+        refuse("tensor_load", "and the box ends beyond the launch's shared memory");
     Mbarrier::read(barrier, "tensor_load");
-    Engine& e = engine();
-    if (e.barrier_not_announced != nullptr) die(thread_calls("tensor_load") + "before barrier_init_done");
-    e.loads.push_back(load);
-    if (!e.late || e.draw(3)) e.land(e.loads.back());
+    AsyncWork& work = async_work();
+    if (work.barrier_not_announced != nullptr) refuse("tensor_load", "before barrier_init_done");
+    work.loads.push_back(load);
+    if (!work.late || work.draw(3)) work.land(work.loads.back());
 }
 
 // ==== Hopper: products of a warpgroup ===================================================================
@@ -493,7 +594,8 @@ inline void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier, int
 inline uint64_t wgmma_operand(const void* tile, int column_block_bytes = 16)
 {
     constexpr uint64_t eight_rows = 8 * 128 / 16, swizzle_128 = 1;
-    return (shared_address(tile) & 0x3ffff) >> 4 | static_cast<uint64_t>(column_block_bytes / 16) << 16 | eight_rows << 32 | swizzle_128 << 62;
+    return (shared_address(tile) & 0x3ffff) >> 4 | static_cast<uint64_t>(column_block_bytes / 16) << 16 |
+           eight_rows << 32 | swizzle_128 << 62;
 }
 
 namespace cuda_cpu {
@@ -501,13 +603,18 @@ namespace cuda_cpu {
 // A matrix descriptor, decoded. Distances are in bytes.
 struct Descriptor {
     uint32_t start, leading, stride;
+    const char* const memory = async_work().seen_by_products;
 
     explicit Descriptor(uint64_t word)
         : start((word & 0x3fff) << 4), leading((word >> 16 & 0x3fff) << 4), stride((word >> 32 & 0x3fff) << 4)
     {
-        if (word >> 62 != 1) die("wgmma: a descriptor's swizzle is mode " + std::to_string(word >> 62) + "; only that of 128 bytes (1) is known here");
+        if (word >> 62 != 1)
+            die(line("wgmma: a descriptor's swizzle is mode %d; only that of 128 bytes (1) is known here",
+                     static_cast<int>(word >> 62)));
         if ((word >> 49 & 7) != 0) die("wgmma: a descriptor has a base offset; only 0 is known here");
     }
+
+    uint32_t row(uint32_t r) const { return r % 8 * 128 + r / 8 * stride; }
 
     // Reads 8 elements, whose place is here before swizzling.
     void read(float* to, uint32_t offset) const
@@ -515,7 +622,7 @@ struct Descriptor {
         const uint32_t address = swizzled_128(start + offset);
         if (address + 16 > launched->shared_bytes) die("wgmma reads beyond the launch's shared memory");
         uint16_t elements[8];
-        memcpy(elements, shared_base() + address, 16);
+        memcpy(elements, memory + address, 16);
         for (unsigned i = 0; i < 8; i++) to[i] = bits<float>(static_cast<uint32_t>(elements[i]) << 16);
     }
 };
@@ -529,7 +636,8 @@ inline void multiply(float* result, const float (*a)[16], const float* b, unsign
         for (unsigned n = 0; n < columns; n += 64) {
             Vector16 sum[4] = {};
             for (unsigned k = 0; k < 16; k++)
-                for (unsigned v = 0; v < 4; v++) sum[v] += a[r][k] * *reinterpret_cast<const Vector16*>(b + k * columns + n + 16 * v);
+                for (unsigned v = 0; v < 4; v++)
+                    sum[v] += a[r][k] * *reinterpret_cast<const Vector16*>(b + k * columns + n + 16 * v);
             memcpy(result + r * columns + n, sum, sizeof(sum));
         }
 }
@@ -542,32 +650,36 @@ inline void read_operands_and_multiply(WarpProduct& p, float* result)
     } else {
         const Descriptor tile(p.a);
         for (unsigned r = 0; r < 16; r++)
-            for (unsigned k = 0; k < 16; k += 8) tile.read(&a[r][k], (p.row + r) % 8 * 128 + (p.row + r) / 8 * tile.stride + k * 2);
+            for (unsigned k = 0; k < 16; k += 8) tile.read(&a[r][k], tile.row(p.row + r) + k * 2);
     }
     const Descriptor tile(p.b);
     if (p.b_major == Major::K) {
         for (unsigned n = 0; n < p.columns; n++) {
             float row[16];
-            for (unsigned k = 0; k < 16; k += 8) tile.read(row + k, n % 8 * 128 + n / 8 * tile.stride + k * 2);
+            for (unsigned k = 0; k < 16; k += 8) tile.read(row + k, tile.row(n) + k * 2);
             for (unsigned k = 0; k < 16; k++) b[k * p.columns + n] = row[k];
         }
     } else {
         for (unsigned k = 0; k < 16; k++)
-            for (unsigned n = 0; n < p.columns; n += 8) tile.read(b + k * p.columns + n, k % 8 * 128 + k / 8 * tile.stride + n / 64 * tile.leading + n % 64 * 2);
+            for (unsigned n = 0; n < p.columns; n += 8)
+                tile.read(b + k * p.columns + n, tile.row(k) + n / 64 * tile.leading + n % 64 * 2);
     }
     multiply(result, a, b, p.columns);
 }
 
-// Where accumulator i of a lane is in its warp's (16 x columns).
-inline unsigned place_of(unsigned lane, unsigned i, unsigned columns) { return (lane / 4 + i % 4 / 2 * 8) * columns + i / 4 * 8 + lane % 4 * 2 + i % 2; }
-
 inline void add_to_accumulators(const WarpProduct& p, const float* result)
 {
-    for (unsigned lane = 0; lane < lanes_of_warp; lane++)
-        for (unsigned i = 0; i < p.columns / 2; i++) {
-            const float x = result[place_of(lane, i, p.columns)];
-            p.d[lane][i] = p.add ? p.d[lane][i] + x : x;
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
+        const float *upper = result + lane / 4 * p.columns + lane % 4 * 2, *lower = upper + 8 * p.columns;
+        float* d = p.d[lane];
+        for (unsigned n = 0; n < p.columns; n += 8, d += 4) {
+            const float old[4] = {p.add ? d[0] : 0, p.add ? d[1] : 0, p.add ? d[2] : 0, p.add ? d[3] : 0};
+            d[0] = old[0] + upper[n];
+            d[1] = old[1] + upper[n + 1];
+            d[2] = old[2] + lower[n];
+            d[3] = old[3] + lower[n + 1];
         }
+    }
 }
 
 // Keeps what the accumulators hold, and makes them NaNs until the product ends.
@@ -581,19 +693,104 @@ inline void take_accumulators(WarpProduct& p)
     }
 }
 
+// ---- registers, under a seed
+
+// nvcc moves arithmetic on registers across a fence or a wait that does not name them. Here it is asked for that they
+// are named: by the fence after they were written, by a wait before they are read.
+
+inline std::vector<Registers>& registers_of(unsigned thread) { return async_work().registers[thread]; }
+
+inline void forget_registers(unsigned thread, const void* first, size_t bytes)
+{
+    auto& all = registers_of(thread);
+    all.erase(std::remove_if(all.begin(), all.end(), [=](const Registers& r) { return r.overlaps(first, bytes); }),
+              all.end());
+}
+
+inline void note_registers(unsigned thread, const void* first, size_t bytes, bool unnamed)
+{
+    const char* p = static_cast<const char*>(first);
+    for (Registers& r : registers_of(thread))
+        if (r.first == p && r.value.size() == bytes) {
+            memcpy(r.value.data(), p, bytes);
+            r.unnamed = unnamed;
+            return;
+        }
+    forget_registers(thread, first, bytes);
+    registers_of(thread).push_back({p, {p, p + bytes}, unnamed});
+}
+
+inline void need_noted(unsigned thread, const char* what, const void* first, size_t bytes)
+{
+    for (const Registers& r : registers_of(thread)) {
+        const std::ptrdiff_t at = static_cast<const char*>(first) - r.first;
+        if (at >= 0 && at + bytes <= r.value.size() && memcmp(first, &r.value[static_cast<size_t>(at)], bytes) == 0)
+            return;
+    }
+    die(line("thread %u calls wgmma with %s that no wgmma_fence has named since they were written", thread, what));
+}
+
+inline const WarpProduct* product_under_way(const void* accumulators)
+{
+    for (const WarpProduct& p : async_work().products[this_warp()].under_way) {
+        const float* d = p.d[block->current() % lanes_of_warp];
+        if (accumulators >= d && accumulators < d + p.columns / 2) return &p;
+    }
+    return nullptr;
+}
+
+// What wgmma_fence and wgmma_wait do with an array that they name.
+struct AtFence {
+    static void name(const void* first, size_t bytes)
+    {
+        const unsigned thread = block->current();
+        if (!async_work().late || product_under_way(first) != nullptr) return;
+        bool unnamed = false;
+        for (const Registers& r : registers_of(thread)) unnamed = unnamed || (r.unnamed && r.overlaps(first, bytes));
+        for (const Registers& r : registers_of(thread))
+            if (r.unnamed && r.overlaps(first, bytes) && r.changed())
+                die(line("thread %u has changed accumulators that no wgmma_wait has named", thread));
+        note_registers(thread, first, bytes, unnamed);
+    }
+};
+struct AtWait {
+    static void name(const void* first, size_t bytes)
+    {
+        if (product_under_way(first) != nullptr)
+            refuse("wgmma_wait", "and names accumulators of a product that is still under way");
+        if (!async_work().late) return;
+        for (Registers& r : registers_of(block->current()))
+            if (r.overlaps(first, bytes)) r.unnamed = false;
+    }
+};
+
+template <class At> inline void name_registers(float& x) { At::name(&x, sizeof(x)); }
+template <class At> inline void name_registers(uint32_t& x) { At::name(&x, sizeof(x)); }
+template <class At, class T, size_t count> inline void name_registers(T (&x)[count])
+{
+    if constexpr (std::is_array_v<T>) {
+        for (auto& part : x) name_registers<At>(part);
+    } else {
+        At::name(x, sizeof(x));
+    }
+}
+
+// ---- from the instruction to the wait
+
 inline void start_product(const WarpProduct& product)
 {
-    Engine& e = engine();
-    const unsigned warp = block->current() / lanes_of_warp;
-    const uint64_t what = product.b * 0x9e3779b97f4a7c15 ^ (product.a_in_registers ? 1 : product.a) * 0xd1342543de82ef95 ^ product.columns * 4u ^ product.add * 2u ^ static_cast<unsigned>(product.b_major);
-    auto& sequence = e.sequence[warp / 4];
-    if (e.issued[warp] == sequence.size()) sequence.push_back(what);
-    if (sequence[e.issued[warp]++] != what) die("wgmma: the warps of warpgroup " + std::to_string(warp / 4) + " do not call the same one");
+    AsyncWork& work = async_work();
+    const unsigned warp = this_warp();
+    if (!work.fenced[warp]) die(line("wgmma: warp %u has not called wgmma_fence", warp));
+    auto& sequence = work.sequence[warp / 4];
+    if (work.issued[warp] == sequence.size()) sequence.push_back(product.text());
+    if (sequence[work.issued[warp]++] != product.text())
+        die(line("wgmma: the warps of warpgroup %u do not call the same one", warp / 4));
 
-    Groups<WarpProduct>& products = e.products[warp];
+    Groups<WarpProduct>& products = work.products[warp];
     products.start(product);
     WarpProduct& p = products.under_way.back();
-    if (!e.late) {
+    if (!work.late) {
         static thread_local float result[16 * max_columns];
         read_operands_and_multiply(p, result);
         add_to_accumulators(p, result);
@@ -601,8 +798,17 @@ inline void start_product(const WarpProduct& product)
     }
     bool chained = false;  // to an earlier one with the same accumulators, which are NaNs already
     for (const WarpProduct& other : products.under_way) chained = chained || (&other != &p && other.d[0] == p.d[0]);
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
+        const unsigned thread = warp * lanes_of_warp + lane;
+        if (p.a_in_registers) need_noted(thread, "fragments", p.a_registers[lane], 4 * sizeof(uint32_t));
+        if (chained) continue;
+        if (p.add)
+            need_noted(thread, "accumulators", p.d[lane], p.columns / 2 * sizeof(float));
+        else
+            forget_registers(thread, p.d[lane], p.columns / 2 * sizeof(float));
+    }
     if (!chained) take_accumulators(p);
-    if (e.draw(2)) {
+    if (work.draw(2)) {
         p.result.resize(16 * p.columns);
         read_operands_and_multiply(p, p.result.data());
     }
@@ -611,21 +817,25 @@ inline void start_product(const WarpProduct& product)
 // Ends a product that was put off.
 inline void end_product(WarpProduct& p)
 {
-    if (!engine().late) return;
+    if (!async_work().late) return;
     if (p.result.empty()) {
         p.result.resize(16 * p.columns);
         read_operands_and_multiply(p, p.result.data());
     }
     if (p.holds_old)
-        for (unsigned lane = 0; lane < lanes_of_warp; lane++) memcpy(p.d[lane], &p.old[lane * p.columns / 2], p.columns / 2 * sizeof(float));
+        for (unsigned lane = 0; lane < lanes_of_warp; lane++)
+            memcpy(p.d[lane], &p.old[lane * p.columns / 2], p.columns / 2 * sizeof(float));
     add_to_accumulators(p, p.result.data());
+    const unsigned first_thread = this_warp() * lanes_of_warp;
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++)
+        note_registers(first_thread + lane, p.d[lane], p.columns / 2 * sizeof(float), true);
 }
 
 inline void wait_for_products(unsigned n)
 {
-    auto& products = engine().products[block->current() / lanes_of_warp];
+    auto& products = async_work().products[this_warp()];
     products.wait(n, end_product);
-    if (!engine().late) return;
+    if (!async_work().late) return;
     auto& rest = products.under_way;  // those that added to a product that has ended now hold its result
     for (size_t i = 0; i < rest.size(); i++) {
         bool chained = rest[i].holds_old;
@@ -641,15 +851,15 @@ struct ProductOperand {
     int add;
 };
 
-template <int N, Major B>
-inline void wgmma_of_warp(void* const* operands, unsigned lanes)
+template <int N, Major B> inline void wgmma_of_warp(void* const* operands, unsigned lanes)
 {
     need_all("wgmma", lanes);
     WarpProduct p{};
     const ProductOperand& first = *static_cast<ProductOperand*>(operands[0]);
     for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
         const ProductOperand& mine = *static_cast<ProductOperand*>(operands[lane]);
-        if (mine.a != first.a || mine.b != first.b || (mine.add != 0) != (first.add != 0)) die("wgmma: the lanes of a warp do not agree on descriptors or on adding");
+        if (mine.a != first.a || mine.b != first.b || (mine.add != 0) != (first.add != 0))
+            die("wgmma: the lanes of a warp do not agree on descriptors or on adding");
         p.d[lane] = mine.d;
         p.a_registers[lane] = mine.a_registers;
     }
@@ -658,54 +868,57 @@ inline void wgmma_of_warp(void* const* operands, unsigned lanes)
     p.add = first.add != 0;
     p.a_in_registers = first.a_registers != nullptr;
     p.columns = N;
-    p.row = block->current() / lanes_of_warp % 4 * 16;
+    p.row = this_warp() % 4 * 16;
     p.b_major = B;
     start_product(p);
 }
 
 inline void need_warpgroup(const char* name)
 {
-    if (WARP_SIZE != 32 || block == nullptr || block->current() / 128 * 128 + 128 > block->threads()) die(thread_calls(name) + "which takes a warpgroup of 128 threads");
+    need_warps(name);
+    if (block->current() / 128 * 128 + 128 > block->threads())
+        refuse(name, "and that takes a warpgroup of 128 threads");
 }
 
 }  // namespace cuda_cpu
 
-template <class... Registers>
-inline void wgmma_fence(Registers&...)
+template <class... Registers> inline void wgmma_fence(Registers&... registers)
 {
     cuda_cpu::need_warpgroup("wgmma_fence");
-    cuda_cpu::meet_warp("wgmma_fence", nullptr, [](void* const*, unsigned lanes) { cuda_cpu::need_all("wgmma_fence", lanes); });
+    (cuda_cpu::name_registers<cuda_cpu::AtFence>(registers), ...);
+    cuda_cpu::meet_warp("wgmma_fence", nullptr, [](void* const*, unsigned lanes) {
+        cuda_cpu::need_all("wgmma_fence", lanes);
+        cuda_cpu::async_work().fenced[cuda_cpu::this_warp()] = true;
+    });
 }
 inline void wgmma_commit()
 {
     cuda_cpu::need_warpgroup("wgmma_commit");
     cuda_cpu::meet_warp("wgmma_commit", nullptr, [](void* const*, unsigned lanes) {
         cuda_cpu::need_all("wgmma_commit", lanes);
-        cuda_cpu::engine().products[cuda_cpu::block->current() / cuda_cpu::lanes_of_warp].committed++;
+        cuda_cpu::async_work().products[cuda_cpu::this_warp()].committed++;
     });
 }
-template <int N, class... Registers>
-inline void wgmma_wait(Registers&...)
+template <int N, class... Registers> inline void wgmma_wait(Registers&... registers)
 {
     cuda_cpu::need_warpgroup("wgmma_wait");
     cuda_cpu::meet_warp("wgmma_wait", nullptr, [](void* const*, unsigned lanes) {
         cuda_cpu::need_all("wgmma_wait", lanes);
         cuda_cpu::wait_for_products(N);
     });
+    (cuda_cpu::name_registers<cuda_cpu::AtWait>(registers), ...);
 }
 
-inline void async_fence() {}
+inline void async_fence() { cuda_cpu::async_work().show_stores(); }
 
-template <int N, Major B>
-inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
+template <int N, Major B> inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
 {
     static_assert(N == 64 || N == 128 || N == 256);
     cuda_cpu::need_warpgroup("wgmma");
     cuda_cpu::ProductOperand mine{d, nullptr, a, b, add};
     cuda_cpu::meet_warp("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
 }
-template <int N, Major B>
-inline void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add)
+template <int N, Major B> inline void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add)
 {
     static_assert(N == 64);
     cuda_cpu::need_warpgroup("wgmma");

@@ -3,13 +3,17 @@
 //   g++ -std=c++17 -O3 -march=native -fopenmp -Wno-unknown-pragmas -Idev/cpu -DWARP_SIZE=32 -DHAVE_ONEDNN
 //       dev/cpu/test_cpu.cpp -o test_cpu -lboost_context -ldnnl
 #include <cublasLt.h>
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
+#include <ptx.h>
 
 #include <sys/wait.h>
 
+#include <array>
 #include <cmath>
+#include <functional>
 #include <random>
 
 extern __shared__ float4 dynamic_shared_memory[];
@@ -305,7 +309,7 @@ __global__ void use_stack(char* out)
 __global__ void write_shared(int index) { reinterpret_cast<volatile float*>(dynamic_shared_memory)[index] = 1; }
 __global__ void write_global(float* out, int index) { reinterpret_cast<volatile float*>(out)[index] = 1; }
 
-static int do_deed(const std::string& deed)
+static void do_deed(const std::string& deed)
 {
     Array<float> data(100);
     nvtxRangePushA("outer");
@@ -314,7 +318,6 @@ static int do_deed(const std::string& deed)
     if (deed == "stack") launch(1, 2, 0, use_stack, reinterpret_cast<char*>(data.data));
     if (deed == "shared") launch(1, 1, 64, write_shared, 16);
     if (deed == "global") launch(1, 1, 0, write_global, data.data, 100);
-    return 0;
 }
 
 static void test_deaths()
@@ -404,6 +407,163 @@ static void test_host()
     cudaGetLastError();
 }
 
+// ==== capture and graphs ================================================================================
+
+struct Scale { float factor; };   // passed by value
+
+__global__ void scale_by(float* x, Scale scale, const float* device_factor) { x[blockIdx.x] *= scale.factor * *device_factor; }
+__global__ void add_one(float* x) { x[blockIdx.x] += 1; }
+
+static cudaError_t launch_on(cudaStream_t stream, unsigned grid, void (*kernel)(float*), float* x)
+{
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.stream = stream;
+    return cudaLaunchKernelEx(&config, kernel, x);
+}
+
+// Captures what `work` hands to a stream; returns the graph, ready to launch, or nothing and the error.
+template <class Work>
+static cudaGraphExec_t captured(cudaStream_t stream, cudaError_t& error, Work work)
+{
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    work();
+    error = cudaStreamEndCapture(stream, &graph);
+    if (error == cudaSuccess) error = cudaGraphInstantiate(&executable, graph, 0);
+    cudaGraphDestroy(graph);
+    return executable;
+}
+
+static void test_graphs()
+{
+    cudaStream_t stream, other;
+    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+    Array<float> x(4), y(4), factor(1);
+    factor[0] = 2;
+    cudaError_t error = cudaSuccess;
+    auto all_are = [](Array<float>& array, float value) { return array.values() == std::vector<float>(array.size, value); };
+
+    // x = (0 + 1) * 3 * factor; y = x
+    cudaGraphExec_t graph = captured(stream, error, [&] {
+        cudaLaunchConfig_t config{};
+        config.gridDim = 4;
+        config.stream = stream;
+        cudaMemsetAsync(x.data, 0, 4 * sizeof(float), stream);
+        launch_on(stream, 4, add_one, x.data);
+        Scale scale{3};
+        cudaLaunchKernelEx(&config, scale_by, x.data, scale, factor.data);
+        scale.factor = 100;
+        config.gridDim = 1;
+        cudaMemcpyAsync(y.data, x.data, 4 * sizeof(float), cudaMemcpyDeviceToDevice, stream);
+    });
+    claim("a captured stream does nothing yet", error == cudaSuccess && all_are(x, 0) && all_are(y, 0));
+    bool right = cudaGraphLaunch(graph, stream) == cudaSuccess && all_are(y, 6);
+    factor[0] = 5;
+    right = right && cudaGraphLaunch(graph, stream) == cudaSuccess && all_are(y, 15);
+    claim("its graph repeats it, with the arguments of then and the memory of now", right);
+    cudaGraphExecDestroy(graph);
+    launch_on(stream, 4, add_one, x.data);
+    claim("after the capture the stream works again", all_are(x, 16));
+
+    // What waits, might wait, or comes from outside the capture.
+    cudaEvent_t outside, inside;
+    cudaEventCreate(&outside);
+    cudaEventCreate(&inside);
+    cudaEventRecord(outside, other);
+    void* block = nullptr;
+    float ms = 0;
+    const std::pair<const char*, std::function<cudaError_t()>> refused[] = {
+        {"cudaStreamSynchronize", [&] { return cudaStreamSynchronize(stream); }}, {"cudaStreamQuery", [&] { return cudaStreamQuery(stream); }},
+        {"cudaDeviceSynchronize", [] { return cudaDeviceSynchronize(); }}, {"cudaMalloc", [&] { return cudaMalloc(&block, 16); }},
+        {"cudaFree", [&] { return cudaFree(nullptr); }}, {"cudaMallocHost", [&] { return cudaMallocHost(&block, 16); }},
+        {"cudaFreeHost", [&] { return cudaFreeHost(nullptr); }}, {"cudaMemcpy", [&] { return cudaMemcpy(y.data, x.data, 4, cudaMemcpyDeviceToDevice); }},
+        {"cudaMemset", [&] { return cudaMemset(y.data, 0, 4); }}};
+    std::string wrong;
+    for (const auto& [name, call] : refused) {
+        cudaError_t said = cudaSuccess, after = cudaSuccess;
+        const auto before = y.values();
+        graph = captured(stream, error, [&] {
+            launch_on(stream, 4, add_one, y.data);
+            said = call();
+            after = launch_on(stream, 4, add_one, y.data);
+        });
+        if (said != cudaErrorStreamCaptureUnsupported || after != cudaErrorStreamCaptureInvalidated || error != cudaErrorStreamCaptureInvalidated || graph != nullptr || y.values() != before) wrong += std::string(" ") + name;
+    }
+    claim("calls that wait or might wait are refused in a capture, and spoil it:" + wrong, wrong.empty());
+    graph = captured(stream, error, [&] { right = cudaStreamWaitEvent(stream, outside) == cudaErrorStreamCaptureIsolation; });
+    claim("so is waiting for an event from outside", right && error == cudaErrorStreamCaptureInvalidated);
+    graph = captured(stream, error, [&] {
+        cudaEventRecord(inside, stream);
+        right = cudaStreamWaitEvent(stream, inside) == cudaSuccess && cudaStreamSynchronize(other) == cudaSuccess && cudaStreamWaitEvent(other, outside) == cudaSuccess;
+    });
+    claim("an event of the capture, and other streams, are no concern of it", right && error == cudaSuccess && cudaEventSynchronize(inside) == cudaErrorCapturedEvent && cudaEventElapsedTime(&ms, outside, inside) == cudaErrorCapturedEvent);
+    cudaGraphExecDestroy(graph);
+
+    cudaGraph_t none = nullptr;
+    right = cudaStreamEndCapture(stream, &none) == cudaErrorIllegalState && cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeThreadLocal) == cudaErrorStreamCaptureUnsupported;
+    right = right && cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess && cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaErrorIllegalState;
+    right = right && cudaMallocHost(&block, 16) != cudaSuccess && cudaStreamEndCapture(stream, &none) == cudaErrorStreamCaptureInvalidated && cudaMalloc(&block, 16) == cudaSuccess && cudaFree(block) == cudaSuccess;
+    claim("a capture begins and ends once, and not on the stream of nobody", right);
+    cudaGetLastError();
+    cudaEventDestroy(outside);
+    cudaEventDestroy(inside);
+    cudaStreamDestroy(stream);
+    cudaStreamDestroy(other);
+}
+
+// d = a b + d, twice, with a bias that is another one after each call: all is as it was at each call.
+static void test_captured_products()
+{
+    cudaStream_t stream;
+    cudaStreamCreate(&stream);
+    cublasLtHandle_t handle;
+    cublasLtCreate(&handle);
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    const uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
+    cublasLtMatrixLayout_t layout;
+    cublasLtMatrixLayoutCreate(&layout, CUDA_R_32F, 2, 2, 2);
+    Array<float> a(4), b(4), d(4), bias_1(2), bias_2(2);
+    for (int i = 0; i < 4; i++) a[i] = b[i] = 1;
+    for (int i = 0; i < 2; i++) bias_1[i] = 10, bias_2[i] = 100;
+    float alpha = 1, beta = 0;
+    auto multiply = [&](const float* bias) {
+        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+        return cublasLtMatmul(handle, desc, &alpha, a.data, layout, b.data, layout, &beta, d.data, layout, d.data, layout, nullptr, nullptr, 0, stream);
+    };
+    cudaError_t error = cudaSuccess;
+    cublasStatus_t spoilt = CUBLAS_STATUS_SUCCESS;
+    cudaGraphExec_t graph = captured(stream, error, [&] {
+        multiply(bias_1.data);   // 2 + 10
+        alpha = 3, beta = 1;
+        multiply(bias_2.data);   // 3 * 2 + 12 + 100
+        alpha = beta = 1000;
+    });
+    bool right = error == cudaSuccess && d.values() == std::vector<float>(4, 0);
+    multiply(bias_2.data);
+    cublasLtMatrixLayoutDestroy(layout);
+    cublasLtMatmulDescDestroy(desc);
+    for (int run = 0; run < 2; run++) right = right && cudaGraphLaunch(graph, stream) == cudaSuccess && d.values() == std::vector<float>(4, 118);
+    claim("a captured product keeps alpha, beta and its description as they were", right);
+    cudaGraphExecDestroy(graph);
+    cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasLtMatrixLayoutCreate(&layout, CUDA_R_32F, 2, 2, 2);
+    captured(stream, error, [&] {
+        cudaStreamSynchronize(stream);
+        spoilt = multiply(bias_1.data);
+    });
+    claim("in a spoilt capture it fails", spoilt == CUBLAS_STATUS_EXECUTION_FAILED && error == cudaErrorStreamCaptureInvalidated);
+    cudaGetLastError();
+    cublasLtMatrixLayoutDestroy(layout);
+    cublasLtMatmulDescDestroy(desc);
+    cublasLtDestroy(handle);
+    cudaStreamDestroy(stream);
+}
+
 // ==== numbers ===========================================================================================
 
 static void test_numbers()
@@ -467,6 +627,7 @@ struct Matmul {
     uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     int pad = 0;  // rows between columns that are not the matrix's
     bool float_bias = false;
+    cuda_cpu::Algorithm algorithm = cuda_cpu::Algorithm::fast;
 
     // The largest error, in units of what rounding allows; infinite if anything outside D changed.
     double error() const
@@ -513,6 +674,7 @@ struct Matmul {
         cublasLtMatmulHeuristicResult_t heuristic;
         int found = 0;
         cublasLtMatmulAlgoGetHeuristic(handle, desc, layout_a, layout_b, layout_d, layout_d, nullptr, 1, &heuristic, &found);
+        heuristic.algo.data[0] = static_cast<uint64_t>(algorithm);
         const auto multiply = [&] {
             return found == 1 && cublasLtMatmul(handle, desc, &alpha, a.data(), layout_a, b.data(), layout_b, &beta, d.data(), layout_d, d.data(), layout_d,
                                                 &heuristic.algo, nullptr, 0, nullptr) == CUBLAS_STATUS_SUCCESS;
@@ -622,6 +784,19 @@ static void test_products(const std::string& types)
         worst = std::max(worst, p.error());
     }
     claim(types + ": batches", worst < 1);
+
+    worst = 0;
+    Problem p;
+    for (const auto algorithm : {cuda_cpu::Algorithm::plain, cuda_cpu::Algorithm::slow, cuda_cpu::Algorithm::in_place})
+        for (uint32_t epilogue : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DGELU})
+            for (float beta : {0.0f, 1.0f}) {
+                p.algorithm = algorithm;
+                p.epilogue = epilogue;
+                p.beta = beta;
+                worst = std::max(worst, p.error());
+            }
+    p.algorithm = cuda_cpu::Algorithm::failing;
+    claim(types + ": the other algorithms, of which one fails", worst < 1 && std::isinf(p.error()));
 }
 
 static void test_refusals()
@@ -641,20 +816,876 @@ static void test_refusals()
               status(CUDA_R_32F, CUDA_R_32F, CUBLASLT_EPILOGUE_BGRADB, 16) == CUBLAS_STATUS_NOT_SUPPORTED && status(CUDA_R_32F, CUDA_R_32F, CUBLASLT_EPILOGUE_DGELU, 16) == CUBLAS_STATUS_INVALID_VALUE);
 }
 
+// ==== tensor cores ===============================================================================
+
+// Whole numbers, small enough that every order of adding gives the same float. Fragments, tiles and chunks are
+// written down here as the PTX manual has them, once more.
+
+static std::vector<__nv_bfloat16> whole_numbers(size_t count, unsigned seed)
+{
+    std::mt19937 random(seed);
+    std::vector<__nv_bfloat16> values(count);
+    for (auto& x : values) x = static_cast<int>(random() % 17) - 8;
+    return values;
+}
+
+struct Numbers : Array<__nv_bfloat16> {
+    Numbers(size_t count, unsigned seed) : Array(count)
+    {
+        cudaMemcpy(data, whole_numbers(count, seed).data(), count * sizeof(*data), cudaMemcpyHostToDevice);
+    }
+};
+
+// What people forget.
+enum class Slip {
+    NONE,
+    FULL_WAIT,
+    EMPTY_WAIT,
+    EARLY_RELEASE,
+    FIRST_WAIT,
+    LAST_WAIT,
+    ASYNC_FENCE,
+    SYNCTHREADS,
+    FRAGMENTS
+};
+
+static uint32_t pair_at(const __nv_bfloat16* p, size_t distance = 1)
+{
+    return __bfloat16_as_ushort(p[0]) | static_cast<uint32_t>(__bfloat16_as_ushort(p[distance])) << 16;
+}
+
+// Where 16-byte chunk `chunk` of row `row` lies in a tile of 128-byte rows.
+static char* chunk_at(char* tile, int row, int chunk) { return tile + row * 128 + (chunk ^ row % 8) * 16; }
+
+static char* shared_bytes() { return reinterpret_cast<char*>(dynamic_shared_memory); }
+
+template <class... Parameters, class... Arguments>
+static cudaError_t launch_large(dim3 grid, dim3 block, void (*kernel)(Parameters...), Arguments... arguments)
+{
+    constexpr size_t bytes = 200 * 1024;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    return launch(grid, block, bytes, kernel, arguments...);
+}
+
+// A tensor (1, rows, 1, 64) in boxes of so many rows.
+static CUtensorMap map_of(const __nv_bfloat16* data, uint64_t rows, uint32_t box_rows)
+{
+    const uint64_t extents[] = {64, 1, rows, 1}, strides[] = {128, 128, rows * 128};
+    const uint32_t box[] = {64, 1, box_rows, 1}, steps[] = {1, 1, 1, 1};
+    CUtensorMap map;
+    cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<__nv_bfloat16*>(data), extents,
+                           strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return map;
+}
+
+// ---- a warp's instructions
+
+// d (16 x 8) = c + a (16 x 16) b (16 x 8), row by row in memory.
+__global__ void multiply_fragments(float* d, const float* c, const __nv_bfloat16* a, const __nv_bfloat16* b)
+{
+    const unsigned g = threadIdx.x / 4, t = threadIdx.x % 4;
+    const uint32_t fragment[4] = {pair_at(a + g * 16 + 2 * t), pair_at(a + (g + 8) * 16 + 2 * t),
+                                  pair_at(a + g * 16 + 2 * t + 8), pair_at(a + (g + 8) * 16 + 2 * t + 8)};
+    float sum[4] = {c[g * 8 + 2 * t], c[g * 8 + 2 * t + 1], c[(g + 8) * 8 + 2 * t], c[(g + 8) * 8 + 2 * t + 1]};
+    mma_m16n8k16(sum, fragment, pair_at(b + 2 * t * 8 + g, 8), pair_at(b + (2 * t + 8) * 8 + g, 8));
+    d[g * 8 + 2 * t] = sum[0];
+    d[g * 8 + 2 * t + 1] = sum[1];
+    d[(g + 8) * 8 + 2 * t] = sum[2];
+    d[(g + 8) * 8 + 2 * t + 1] = sum[3];
+}
+
+static bool mma_multiplies()
+{
+    Numbers a(256, 1), b(128, 2);
+    Array<float> c(128), d(128);
+    for (unsigned i = 0; i < 128; i++) c[i] = static_cast<float>(i);
+    launch(1, 32, 0, multiply_fragments, d.data, c.data, a.data, b.data);
+    bool right = true;
+    for (unsigned i = 0; i < 128; i++) {
+        float sum = c[i];
+        for (unsigned k = 0; k < 16; k++)
+            sum += static_cast<float>(a[i / 8 * 16 + k]) * static_cast<float>(b[k * 8 + i % 8]);
+        right = right && d[i] == sum;
+    }
+    return right;
+}
+
+// Rows of 8 numbers, 80 bytes apart; each lane names one, and notes what it gets, plain and transposed.
+__global__ void load_matrices(uint32_t* out)
+{
+    char* row = shared_bytes() + threadIdx.x * 80;
+    for (unsigned i = 0; i < 8; i++) reinterpret_cast<uint16_t*>(row)[i] = static_cast<uint16_t>(threadIdx.x * 8 + i);
+    __syncwarp();
+    uint32_t plain[4], transposed[4];
+    ldmatrix(plain, row);
+    ldmatrix_transposed(transposed, row);
+    for (unsigned m = 0; m < 4; m++) {
+        out[threadIdx.x * 8 + m] = plain[m];
+        out[threadIdx.x * 8 + 4 + m] = transposed[m];
+    }
+}
+
+static bool ldmatrix_loads()
+{
+    Array<uint32_t> out(256);
+    launch(1, 32, 32 * 80, load_matrices, out.data);
+    bool right = true;
+    for (unsigned lane = 0; lane < 32; lane++)
+        for (unsigned m = 0; m < 4; m++) {
+            const unsigned g = lane / 4, t = lane % 4, plain = (m * 8 + g) * 8 + 2 * t,
+                           transposed = (m * 8 + 2 * t) * 8 + g;
+            right = right && out[lane * 8 + m] == (plain | (plain + 1) << 16) &&
+                    out[lane * 8 + 4 + m] == (transposed | (transposed + 8) << 16);
+        }
+    return right;
+}
+
+// Three groups of copies, of which the last two chunks are to be zeros; reads after so many groups may still be
+// under way.
+template <int under_way> __global__ void copy_groups(int4* out, const int4* in)
+{
+    int4* to = reinterpret_cast<int4*>(dynamic_shared_memory) + threadIdx.x * 6;
+    for (int i = 0; i < 6; i++) to[i] = make_int4(-1, -1, -1, -1);
+    for (int i = 0; i < 6; i++) {
+        copy_async(to + i, in + threadIdx.x * 6 + i, i < 4);
+        if (i % 2 == 1) copy_async_commit();
+    }
+    copy_async_wait<under_way>();
+    for (int i = 0; i < 6; i++) out[threadIdx.x * 6 + i] = to[i];
+    copy_async_wait<0>();
+}
+
+// How many of each group's chunks were not there.
+template <int under_way> static std::vector<int> missing_copies()
+{
+    Array<int4> in(64 * 6), out(64 * 6);
+    for (int i = 0; i < 64 * 6; i++) in[static_cast<size_t>(i)] = make_int4(i, i + 1, i + 2, i + 3);
+    launch(1, 64, 64 * 96, copy_groups<under_way>, out.data, in.data);
+    std::vector<int> missing(3);
+    for (size_t i = 0; i < out.size; i++) {
+        const int4 expected = i % 6 < 4 ? in[i] : make_int4(0, 0, 0, 0);
+        missing[i % 6 / 2] += memcmp(&out[i], &expected, sizeof(expected)) != 0;
+    }
+    return missing;
+}
+
+static void test_warp_instructions()
+{
+    claim("mma_m16n8k16: fragments as in the manual, a product is added", in_every_order(mma_multiplies));
+    claim("ldmatrix: every lane gets its elements of four matrices, plain and transposed",
+          in_every_order(ldmatrix_loads));
+    claim("copy_async: all groups have landed after a wait for all, zeros where not valid",
+          in_every_order([] { return missing_copies<0>() == std::vector<int>(3); }));
+    cuda_cpu::set_seed(3);
+    const auto one = missing_copies<1>(), three = missing_copies<3>();
+    cuda_cpu::set_seed(0);
+    claim("copy_async: under a seed, the groups that a wait leaves under way land partly, those before are there",
+          one[0] == 0 && one[1] == 0 && one[2] > 20 && one[2] < 108 && three[0] > 20 && three[1] > 20 &&
+              missing_copies<3>() == std::vector<int>(3));
+}
+
+// ---- barriers
+
+// Threads of warp 0 hand numbers to those of warp 1 through a ring of two slots, by barriers that count 32 arrivals.
+__global__ void hand_over(int* out, int count)
+{
+    uint64_t* barriers = reinterpret_cast<uint64_t*>(shared_bytes());  // full, full, empty, empty
+    int* slots = reinterpret_cast<int*>(shared_bytes() + 64);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 4; i++) barrier_init(barriers + i, 32);
+        barrier_init_done();
+    }
+    __syncthreads();
+    const unsigned lane = threadIdx.x % 32;
+    for (int i = 0; i < count; i++) {
+        const int slot = i % 2;
+        const uint32_t parity = static_cast<uint32_t>(i / 2 % 2);
+        if (threadIdx.x < 32) {
+            barrier_wait(barriers + 2 + slot, parity ^ 1);  // the first of which is over when it begins
+            slots[slot * 32 + static_cast<int>(lane)] = i * 32 + static_cast<int>(lane);
+            barrier_arrive(barriers + slot);
+        } else {
+            barrier_wait(barriers + slot, parity);
+            out[i * 32 + static_cast<int>(lane)] = slots[slot * 32 + 31 - static_cast<int>(lane)];
+            barrier_arrive(barriers + 2 + slot);
+        }
+    }
+}
+
+// Two warps take turns by two named barriers, a third arrives at a barrier where a fourth waits.
+__global__ void take_turns(int* out, int* place)
+{
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (warp < 2) {
+        if (warp == 1) named_barrier_arrive(1, 64);  // warp 0 may begin
+        for (int i = 0; i < 5; i++) {
+            named_barrier_wait(1 + warp, 64);
+            if (threadIdx.x % 32 == 0) out[(*place)++] = 10 * warp + i;
+            if (warp == 0 || i < 4) named_barrier_arrive(2 - warp, 64);
+        }
+    } else if (warp == 2) {
+        out[64 + threadIdx.x % 32] = static_cast<int>(threadIdx.x);
+        named_barrier_arrive(15, 64);
+    } else {
+        named_barrier_wait(15, 64);
+        out[threadIdx.x - 64 + 64] = out[64 + threadIdx.x % 32];
+    }
+}
+
+static void test_barriers()
+{
+    claim("mbarriers: phases and parities hand 50 times 32 numbers through a ring of two", in_every_order([] {
+              Array<int> out(50 * 32);
+              launch(1, 64, 1024, hand_over, out.data, 50);
+              bool right = true;
+              for (int i = 0; i < 50 * 32; i++)
+                  right = right && out[static_cast<size_t>(i)] == i / 32 * 32 + 31 - i % 32;
+              return right;
+          }));
+    claim("named barriers: two warps take turns, one arrives where another waits", in_every_order([] {
+              Array<int> out(128), place(1);
+              launch(1, 128, 0, take_turns, out.data, place.data);
+              bool right = place[0] == 10;
+              for (int i = 0; i < 10; i++) right = right && out[static_cast<size_t>(i)] == i % 2 * 10 + i / 2;
+              for (size_t i = 0; i < 32; i++) right = right && out[96 + i] == static_cast<int>(64 + i);
+              return right;
+          }));
+}
+
+// ---- the copy engine
+
+template <Slip S>
+__global__ void load_box(uint16_t* out, const __grid_constant__ CUtensorMap map, int bytes, int c0, int c1, int c2,
+                         int c3)
+{
+    uint64_t* barrier = reinterpret_cast<uint64_t*>(shared_bytes() + 2048 + bytes);
+    if (threadIdx.x == 0) {
+        barrier_init(barrier, 1);
+        barrier_init_done();
+        barrier_arrive_expect(barrier, bytes);
+        tensor_load(shared_bytes() + 1024, &map, barrier, c0, c1, c2, c3);
+    }
+    if (S != Slip::FULL_WAIT && threadIdx.x == 0) barrier_wait(barrier, 0);
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < bytes / 2; i += static_cast<int>(blockDim.x))
+        out[i] = reinterpret_cast<uint16_t*>(shared_bytes() + 1024)[i];
+    barrier_wait(barrier, 0);
+}
+
+// Boxes of 64 (or, not swizzled, 16) x 2 x 3 x 2 in a tensor (3, 7, 5, 72), inside and over each edge.
+template <Slip S = Slip::NONE> static bool boxes_land(CUtensorMapSwizzle swizzle)
+{
+    const int columns = swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? 64 : 16, n[] = {72, 5, 7, 3},
+              size[] = {columns, 2, 3, 2}, count = columns * 12;
+    Array<uint16_t> in(80 * 5 * 8 * 3),
+        out(static_cast<size_t>(count));  // rows of 80, of which 72 count; 8 in the third dimension
+    for (size_t i = 0; i < in.size; i++) in[i] = static_cast<uint16_t>(i + 1);
+    const uint64_t extents[] = {72, 5, 7, 3}, strides[] = {160, 800, 6400};
+    const uint32_t box[] = {static_cast<uint32_t>(columns), 2, 3, 2}, steps[] = {1, 1, 1, 1};
+    CUtensorMap map;
+    if (cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, in.data, extents, strides, box, steps,
+                               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
+        return false;
+    bool right = true;
+    for (const auto& at : {std::array<int, 4>{0, 0, 0, 0},
+                           {8, 3, 4, 1},
+                           {16, 1, 1, 0},
+                           {-8, 0, 0, 0},
+                           {0, -1, 2, 0},
+                           {0, 4, -2, 2},
+                           {3, 0, 6, -1},
+                           {72, 0, 0, 0},
+                           {0, 0, 100, 0}}) {
+        launch(1, 32, static_cast<size_t>(count * 2 + 4096), load_box<S>, out.data, map, count * 2, at[0], at[1], at[2],
+               at[3]);
+        for (int i = 0; i < count; i++) {
+            int x[4], rest = i;
+            bool inside = true;
+            for (int d = 0; d < 4; d++) {
+                x[d] = at[static_cast<size_t>(d)] + rest % size[d];
+                rest /= size[d];
+                inside = inside && x[d] >= 0 && x[d] < n[d];
+            }
+            const int row = i / columns, place = columns == 64 ? row * 64 + (i % 64 / 8 ^ row % 8) * 8 + i % 8 : i;
+            const uint16_t expected = inside ? in[static_cast<size_t>(((x[3] * 8 + x[2]) * 5 + x[1]) * 80 + x[0])] : 0;
+            right = right && out[static_cast<size_t>(place)] == expected;
+        }
+    }
+    return right;
+}
+
+static void test_tensor_maps()
+{
+    struct Request {
+        uintptr_t address = 1 << 20;
+        uint32_t rank = 4;
+        uint64_t extents[6] = {64, 8, 100, 4, 1, 1}, strides[5] = {128, 1024, 102400, 409600, 409600};
+        uint32_t box[6] = {64, 1, 64, 1, 1, 1}, steps[6] = {1, 1, 1, 1, 1, 1};
+        CUresult status() const
+        {
+            CUtensorMap map;
+            return cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank,
+                                          reinterpret_cast<void*>(address), extents, strides, box, steps,
+                                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                          CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        }
+    };
+    const auto refused = [](auto change) {
+        Request request;
+        change(request);
+        return request.status() == CUDA_ERROR_INVALID_VALUE;
+    };
+    bool right = Request{}.status() == CUDA_SUCCESS;
+    right = right && refused([](Request& r) { r.address += 8; }) && refused([](Request& r) { r.address = 0; }) &&
+            refused([](Request& r) { r.rank = 0; }) && refused([](Request& r) { r.rank = 6; });
+    right = right && refused([](Request& r) { r.strides[1] += 8; }) &&
+            refused([](Request& r) { r.strides[2] = uint64_t{1} << 40; });
+    right = right && refused([](Request& r) { r.extents[2] = 0; }) &&
+            refused([](Request& r) { r.extents[0] = (uint64_t{1} << 32) + 1; });
+    right = right && refused([](Request& r) { r.box[2] = 257; }) && refused([](Request& r) { r.box[1] = 0; }) &&
+            refused([](Request& r) { r.box[0] = 72; }) && refused([](Request& r) { r.box[0] = 4; });
+    right = right && refused([](Request& r) { r.steps[1] = 0; }) && refused([](Request& r) { r.steps[3] = 9; });
+    claim("cuTensorMapEncodeTiled refuses what CUDA refuses: addresses, strides, extents, boxes, steps", right);
+
+    void *known = nullptr, *unknown = &right;
+    cudaDriverEntryPointQueryResult of_known, of_unknown;
+    claim("a function of the driver is found by its name",
+          cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &known, 12000, cudaEnableDefault, &of_known) ==
+                  cudaSuccess &&
+              of_known == cudaDriverEntryPointSuccess && known == reinterpret_cast<void*>(&cuTensorMapEncodeTiled) &&
+              cudaGetDriverEntryPointByVersion("cuTensorMapDecode", &unknown, 12000, cudaEnableDefault, &of_unknown) ==
+                  cudaSuccess &&
+              of_unknown == cudaDriverEntryPointSymbolNotFound && unknown == nullptr);
+    if (WARP_SIZE == 1) return;
+    claim("tensor_load: a box of four dimensions lands swizzled, with zeros for what is before or past the tensor",
+          in_every_order([] { return boxes_land(CU_TENSOR_MAP_SWIZZLE_128B); }));
+    claim("tensor_load: ... and plain without swizzle",
+          in_every_order([] { return boxes_land(CU_TENSOR_MAP_SWIZZLE_NONE); }));
+}
+
+// ---- products of a warpgroup
+
+enum class From { SHARED, REGISTERS };
+
+// Accumulator i of this thread is element (row, column) of (64 x N).
+static int row_of(int i)
+{
+    return static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4 + i % 4 / 2 * 8;
+}
+static int column_of(int i) { return i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2; }
+
+// d (64 x N) = a (64 x 64) b, or d += a b; b is (N x 64) for Major::K, (64 x N) for Major::MN. The tiles begin at these
+// offsets, and their groups of 8 rows are so many bytes apart (dense: 1024).
+template <int N, Major B, From A, Slip S>
+__global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bfloat16* b, bool add, int a_offset,
+                               int b_offset, int group_bytes)
+{
+    char *a_tile = shared_bytes() + a_offset, *b_tile = shared_bytes() + b_offset;
+    const int block_bytes = 8 * group_bytes + 1024;  // MN: between blocks of 64 columns
+    const auto place = [=](char* tile, int row, int chunk) {
+        return chunk_at(tile + row / 8 * group_bytes, row % 8, chunk);
+    };
+    const auto operand = [=](char* tile, int block = 16) {
+        return (wgmma_operand(tile, block) & ~(uint64_t{0x3fff} << 32)) | static_cast<uint64_t>(group_bytes / 16) << 32;
+    };
+    for (int i = static_cast<int>(threadIdx.x); i < 64 * 8; i += 128)
+        memcpy(place(a_tile, i / 8, i % 8), a + i * 8, 16);
+    for (int i = static_cast<int>(threadIdx.x); i < N * 8; i += 128) {
+        const int row = i / (N / 8), column = i % (N / 8) * 8;
+        if (B == Major::K)
+            memcpy(place(b_tile, i / 8, i % 8), b + i * 8, 16);
+        else
+            memcpy(place(b_tile + column / 64 * block_bytes, row, column % 64 / 8), b + row * N + column, 16);
+    }
+    if (S != Slip::ASYNC_FENCE) async_fence();
+    if (S != Slip::SYNCTHREADS) __syncthreads();
+    float sum[N / 2];
+    uint32_t fragments[4][4];
+    for (int i = 0; i < N / 2; i++) sum[i] = add ? d[row_of(i) * N + column_of(i)] : NAN;
+    for (int k = 0; k < 4; k++)
+        for (int i = 0; i < 4; i++)
+            fragments[k][i] = pair_at(a + row_of(2 * (i % 2)) * 64 + 16 * k + column_of(4 * (i / 2)));
+    wgmma_fence(sum, fragments);
+    for (int k = 0; k < 4; k++) {
+        const uint64_t b_operand = B == Major::K ? operand(b_tile + 32 * k)
+                                                 : operand(b_tile + 2 * group_bytes * k, block_bytes);
+        if constexpr (A == From::SHARED)
+            wgmma<N, B>(sum, operand(a_tile + 32 * k), b_operand, add || k > 0);
+        else
+            wgmma<N, B>(sum, fragments[k], b_operand, add || k > 0);
+    }
+    wgmma_commit();
+    wgmma_wait<0>(sum);
+    for (int i = 0; i < N / 2; i++) d[row_of(i) * N + column_of(i)] = sum[i];
+}
+
+template <int N, Major B, From A, Slip S = Slip::NONE>
+static bool tiles_multiply(int a_offset = 1024, int b_offset = 32768, int group_bytes = 1024)
+{
+    Numbers a(64 * 64, 1), b(64 * N, 2);
+    bool right = true;
+    for (bool add : {false, true}) {
+        Array<float> d(64 * N);
+        for (size_t i = 0; i < d.size; i++) d[i] = static_cast<float>(i % 1000);
+        launch_large(1, 128, multiply_tiles<N, B, A, S>, d.data, a.data, b.data, add, a_offset, b_offset, group_bytes);
+        for (size_t m = 0; m < 64; m++)
+            for (size_t n = 0; n < N; n++) {
+                float sum = add ? static_cast<float>((m * N + n) % 1000) : 0;
+                for (size_t k = 0; k < 64; k++)
+                    sum += static_cast<float>(a[m * 64 + k]) *
+                           static_cast<float>(B == Major::K ? b[n * 64 + k] : b[k * N + n]);
+                right = right && d[m * N + n] == sum;
+            }
+    }
+    return right;
+}
+
+// Two groups with accumulators of their own, and one that adds to the first; notes what each holds when so many groups
+// may be under way.
+__global__ void group_products(float* out, const __nv_bfloat16* a)
+{
+    for (int i = static_cast<int>(threadIdx.x); i < 64 * 8; i += 128)
+        memcpy(chunk_at(shared_bytes(), i / 8, i % 8), a + i * 8, 16);
+    async_fence();
+    __syncthreads();
+    const uint64_t tile = wgmma_operand(shared_bytes());
+    float x[32], y[32];
+    wgmma_fence(x, y);
+    wgmma<64, Major::K>(x, tile, tile, 0);
+    wgmma_commit();
+    wgmma<64, Major::K>(y, tile, tile, 0);
+    wgmma_commit();
+    wgmma<64, Major::K>(x, tile, tile, 1);
+    wgmma_commit();
+    wgmma_wait<3>();
+    out[threadIdx.x * 6] = y[0];
+    wgmma_wait<1>(y);
+    out[threadIdx.x * 6 + 1] = x[0];
+    out[threadIdx.x * 6 + 2] = y[0];
+    wgmma_wait<0>(x, y);
+    out[threadIdx.x * 6 + 3] = x[0];
+    out[threadIdx.x * 6 + 4] = y[0];
+}
+
+static bool groups_end_in_order(bool late)
+{
+    Numbers a(64 * 64, 1);
+    Array<float> out(128 * 6);
+    launch_large(1, 128, group_products, out.data, a.data);
+    bool right = true;
+    for (size_t t = 0; t < 128; t++) {
+        const float* seen = out.data + t * 6;
+        right = right && seen[4] == seen[2] && seen[3] == 2 * seen[4] && std::isnan(seen[0]) == late &&
+                std::isnan(seen[1]) == late;
+    }
+    return right && out[4] != 0;
+}
+
+// A loop as kernels have it: out (64 x 64) = sum over i of (q k_i') k_i, where a warp of its own loads the 64 rows of
+// k_i into a ring of two stages, s = q k_i' becomes the fragments of the second product, and those of odd i go by way
+// of shared memory.
+template <Slip S>
+__global__ void __launch_bounds__(160) pipeline(float* out, const __grid_constant__ CUtensorMap q_map,
+                                                const __grid_constant__ CUtensorMap k_map, int tiles)
+{
+    constexpr int tile_bytes = 64 * 128;
+    char *q = shared_bytes(), *k = q + tile_bytes, *p = k + 2 * tile_bytes;
+    uint64_t *full = reinterpret_cast<uint64_t*>(p + tile_bytes), *empty = full + 2, *q_full = full + 4;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 2; i++) {
+            barrier_init(full + i, 1);
+            barrier_init(empty + i, 4);
+        }
+        barrier_init(q_full, 1);
+        barrier_init_done();
+    }
+    __syncthreads();
+    if (threadIdx.x >= 128) {
+        keep_registers<24>();
+        if (threadIdx.x > 128) return;
+        barrier_arrive_expect(q_full, tile_bytes);
+        tensor_load(q, &q_map, q_full, 0, 0, 0, 0);
+        for (int i = 0; i < tiles; i++) {
+            if (S != Slip::EMPTY_WAIT) barrier_wait(empty + i % 2, static_cast<uint32_t>(i / 2 % 2 ^ 1));
+            barrier_arrive_expect(full + i % 2, tile_bytes);
+            tensor_load(k + i % 2 * tile_bytes, &k_map, full + i % 2, 0, 0, 64 * i, 0);
+        }
+        if (S == Slip::FULL_WAIT) barrier_wait(full + (tiles - 1) % 2, static_cast<uint32_t>((tiles - 1) / 2 % 2));
+        return;
+    }
+    take_registers<240>();
+    float s[32], o[32];
+    for (int i = 0; i < 32; i++) o[i] = 0;
+    barrier_wait(q_full, 0);
+    for (int i = 0; i < tiles; i++) {
+        char* k_i = k + i % 2 * tile_bytes;
+        if (S != Slip::FULL_WAIT) barrier_wait(full + i % 2, static_cast<uint32_t>(i / 2 % 2));
+        wgmma_fence(s);
+        for (int j = 0; j < 4; j++)
+            wgmma<64, Major::K>(s, wgmma_operand(q + 32 * j), wgmma_operand(k_i + 32 * j), j > 0);
+        wgmma_commit();
+        if (S != Slip::FIRST_WAIT) wgmma_wait<0>(s);
+        uint32_t fragments[4][4];
+        for (int j = 0; j < 16; j++) {
+            const __nv_bfloat16 pair[2] = {s[2 * j], s[2 * j + 1]};
+            fragments[j / 4][j % 4] = pair_at(pair);
+        }
+        if (i % 2 == 0) {
+            wgmma_fence(o, fragments);
+            for (int j = 0; j < 4; j++) wgmma<64, Major::MN>(o, fragments[j], wgmma_operand(k_i + 2048 * j), 1);
+        } else {
+            for (int j = 0; j < 16; j++) {
+                const int row = row_of(2 * j), column = column_of(2 * j);
+                memcpy(chunk_at(p, row, column / 8) + column % 8 * 2, &fragments[j / 4][j % 4], 4);
+            }
+            if (S != Slip::ASYNC_FENCE) async_fence();
+            named_barrier_wait(1, 128);
+            wgmma_fence(o);
+            for (int j = 0; j < 4; j++)
+                wgmma<64, Major::MN>(o, wgmma_operand(p + 32 * j), wgmma_operand(k_i + 2048 * j), 1);
+        }
+        wgmma_commit();
+        if (S == Slip::EARLY_RELEASE && threadIdx.x % 32 == 0) barrier_arrive(empty + i % 2);
+        if (S == Slip::FRAGMENTS) fragments[3][3] = 0;
+        if (S != Slip::LAST_WAIT || i < tiles - 1) wgmma_wait<0>(o);
+        if (S != Slip::EARLY_RELEASE && threadIdx.x % 32 == 0) barrier_arrive(empty + i % 2);
+        if (i % 2 == 1) named_barrier_wait(2, 128);  // p may be written again
+    }
+    for (int i = 0; i < 32; i++) out[(static_cast<int>(blockIdx.x) * 64 + row_of(i)) * 64 + column_of(i)] = o[i];
+    if (S == Slip::LAST_WAIT) wgmma_wait<0>(o);
+    if (S == Slip::FIRST_WAIT) wgmma_wait<0>(s);
+}
+
+template <Slip S> static bool pipeline_is_right()
+{
+    constexpr size_t tiles = 8;  // both parities come last
+    Numbers q(64 * 64, 1), k(tiles * 64 * 64, 2);
+    for (size_t i = 0; i < q.size; i++)
+        q[i] = i / 64 == i % 64 || i / 64 == (i * 7) % 64 ? 1.0f : 0.0f;  // so that s is small
+    Array<float> out(4 * 64 * 64);
+    launch(4, 160, 4 * 8192 + 64, pipeline<S>, out.data, map_of(q.data, 64, 64), map_of(k.data, tiles * 64, 64),
+           static_cast<int>(tiles));
+    std::vector<float> expected(64 * 64);
+    for (size_t m = 0; m < 64; m++)
+        for (size_t j = 0; j < tiles * 64; j++) {
+            float s = 0;
+            for (size_t d = 0; d < 64; d++) s += static_cast<float>(q[m * 64 + d]) * static_cast<float>(k[j * 64 + d]);
+            for (size_t n = 0; n < 64; n++) expected[m * 64 + n] += s * static_cast<float>(k[j * 64 + n]);
+        }
+    bool right = true;
+    for (size_t i = 0; i < out.size; i++) right = right && out[i] == expected[i % expected.size()];
+    return right;
+}
+
+// Whether a kernel goes wrong under one of a few seeds, or ends the program, which is why it has one of its own.
+template <class Check> static bool goes_wrong(Check is_right)
+{
+    bool wrong = false;
+    for (uint64_t seed = 1; seed < 9 && !wrong; seed++) {
+        cuda_cpu::set_seed(seed);
+        wrong = !is_right();
+    }
+    return wrong;
+}
+
+static bool do_slip(int slip)
+{
+    switch (static_cast<Slip>(slip)) {
+    case Slip::NONE:
+        return goes_wrong(pipeline_is_right<Slip::NONE>) ||
+               goes_wrong([] { return tiles_multiply<64, Major::K, From::SHARED>(); });
+    case Slip::FULL_WAIT:
+        return goes_wrong([] { return boxes_land<Slip::FULL_WAIT>(CU_TENSOR_MAP_SWIZZLE_128B); }) &&
+               goes_wrong(pipeline_is_right<Slip::FULL_WAIT>);
+    case Slip::EMPTY_WAIT:
+        return goes_wrong(pipeline_is_right<Slip::EMPTY_WAIT>);
+    case Slip::EARLY_RELEASE:
+        return goes_wrong(pipeline_is_right<Slip::EARLY_RELEASE>);
+    case Slip::FIRST_WAIT:
+        return goes_wrong(pipeline_is_right<Slip::FIRST_WAIT>);
+    case Slip::LAST_WAIT:
+        return goes_wrong(pipeline_is_right<Slip::LAST_WAIT>);
+    case Slip::FRAGMENTS:
+        return goes_wrong(pipeline_is_right<Slip::FRAGMENTS>);
+    case Slip::ASYNC_FENCE:
+        return goes_wrong(pipeline_is_right<Slip::ASYNC_FENCE>) &&
+               goes_wrong([] { return tiles_multiply<64, Major::K, From::SHARED, Slip::ASYNC_FENCE>(); });
+    case Slip::SYNCTHREADS:
+        return goes_wrong([] { return tiles_multiply<64, Major::K, From::SHARED, Slip::SYNCTHREADS>(); });
+    }
+    return false;
+}
+
+static bool shows(Slip slip) { return run_child("slip" + std::to_string(static_cast<int>(slip))).second == 1; }
+
+static void test_products_of_warpgroups()
+{
+    claim("wgmma, both operands in shared memory: N of 64, 128 and 256, both majors, assigned and added",
+          in_every_order([] {
+              return tiles_multiply<64, Major::K, From::SHARED>() && tiles_multiply<128, Major::K, From::SHARED>() &&
+                     tiles_multiply<256, Major::K, From::SHARED>() && tiles_multiply<64, Major::MN, From::SHARED>() &&
+                     tiles_multiply<128, Major::MN, From::SHARED>() && tiles_multiply<256, Major::MN, From::SHARED>();
+          }));
+    claim("wgmma, a in registers: both majors", in_every_order([] {
+              return tiles_multiply<64, Major::K, From::REGISTERS>() &&
+                     tiles_multiply<64, Major::MN, From::REGISTERS>();
+          }));
+    claim("wgmma: groups of 8 rows are as far apart as the descriptor says",
+          tiles_multiply<128, Major::K, From::SHARED>(1024, 32768, 3072) &&
+              tiles_multiply<256, Major::MN, From::SHARED>(1024, 32768, 2048));
+    claim("wgmma swizzles addresses: a tile that does not begin at a multiple of 1024 is read wrong",
+          !tiles_multiply<64, Major::K, From::SHARED>(1024 + 128) &&
+              !tiles_multiply<64, Major::K, From::SHARED>(1024, 32768 + 512) &&
+              !tiles_multiply<64, Major::MN, From::SHARED>(1024, 32768 + 256));
+    claim(
+        "wgmma_wait: groups end in their order; under a seed what is under way is not a number",
+        groups_end_in_order(false) && [] {
+            cuda_cpu::set_seed(1);
+            const bool right = groups_end_in_order(true);
+            cuda_cpu::set_seed(0);
+            return right;
+        }());
+    claim("a loader and a warpgroup, two products in a chain, work in every order",
+          in_every_order(pipeline_is_right<Slip::NONE>) && !shows(Slip::NONE));
+    claim("it shows when a kernel does not wait for a load", shows(Slip::FULL_WAIT));
+    claim("it shows when a load does not wait until its stage is free", shows(Slip::EMPTY_WAIT));
+    claim("it shows when a stage is released before the product that reads it has ended", shows(Slip::EARLY_RELEASE));
+    claim("it shows when a product's result is read before wgmma_wait",
+          shows(Slip::FIRST_WAIT) && shows(Slip::LAST_WAIT));
+    claim("it shows when fragments are written before wgmma_wait", shows(Slip::FRAGMENTS));
+    claim("it shows when stores are not followed by async_fence", shows(Slip::ASYNC_FENCE));
+    claim("it shows when warps do not wait for each other's stores", shows(Slip::SYNCTHREADS));
+}
+
+// ---- what ends the program
+
+__global__ void misuse(int which, const __nv_bfloat16* data, const __grid_constant__ CUtensorMap map)
+{
+    char* tile = shared_bytes();
+    uint64_t* barrier = reinterpret_cast<uint64_t*>(tile + 16384);
+    const bool first = threadIdx.x == 0;
+    const uint64_t operand = wgmma_operand(tile), other = wgmma_operand(tile + 8192);
+    float d[32] = {};
+    if (first && which != 3) barrier_init(barrier, 1);
+    if (first && which != 4) barrier_init_done();
+    __syncthreads();
+    if (first && which == 0) copy_async(tile + 8, data, true);
+    if (first && which == 1) copy_async(tile, data + 4, true);
+    if (first && which == 2) tensor_load(tile + 512, &map, barrier, 0, 0, 0, 0);
+    if (first && (which == 3 || which == 4)) tensor_load(tile, &map, barrier, 0, 0, 0, 0);
+    if (first && which == 5) {
+        barrier_arrive_expect(barrier, 64);
+        barrier_arrive(barrier);
+    }
+    if (first && which == 6) barrier_wait(barrier, 0);
+    if (which == 7) threadIdx.x < 32 ? named_barrier_wait(3, 96) : named_barrier_arrive(3, 128);
+    if (which == 8) named_barrier_wait(0, 128);
+    if (which == 9) named_barrier_wait(1, 100);
+    if (first && which == 10) {
+        named_barrier_arrive(2, 128);
+        named_barrier_arrive(2, 128);
+    }
+    if (which == 11 && threadIdx.x < 64) named_barrier_wait(4, 128);
+    if (first && which == 12) {
+        copy_async(tile, data, true);
+        copy_async_commit();
+    }
+    if (first && which == 13) {
+        barrier_arrive_expect(barrier, 16384);
+        tensor_load(tile, &map, barrier, 0, 0, 0, 0);
+        barrier_wait(barrier, 1);  // of the phase before
+    }
+    if (which == 14) wgmma<64, Major::K>(d, operand, operand, 0);
+    if (which >= 15 && which < 22) wgmma_fence();
+    if (which == 15) wgmma<64, Major::K>(d, operand, threadIdx.x % 2 == 0 ? operand : other, 0);
+    if (which == 16) wgmma<64, Major::K>(d, operand, threadIdx.x < 32 ? operand : other, 0);
+    if (which == 17) wgmma<64, Major::K>(d, operand, operand ^ uint64_t{3} << 62, 0);
+    if (which == 18) wgmma<64, Major::K>(d, operand, wgmma_operand(tile + 16384), 0);
+    if (which == 19) wgmma<64, Major::K>(d, operand, operand, 0);
+    if (which == 20) {
+        wgmma<64, Major::K>(d, operand, operand, 0);
+        wgmma_commit();
+        wgmma_wait<1>(d);
+    }
+    if (which == 21 && threadIdx.x < 32) {
+        wgmma<64, Major::K>(d, operand, operand, 0);
+        wgmma_commit();
+        wgmma_wait<0>(d);
+    }
+    if (which == 22 && threadIdx.x % 32 < 16) {
+        uint32_t a[4] = {};
+        mma_m16n8k16(d, a, 0, 0);
+    }
+    if (which == 23) {
+        uint32_t r[4];
+        ldmatrix(r, tile + 4);
+    }
+    if (which == 24) shared_address(data);
+    if (first && which == 25) tensor_load(tile + 9 * 1024, &map, barrier, 0, 0, 0, 0);
+    if (which < 26) return;
+    uint32_t fragment[4] = {};
+    wgmma_fence(fragment);
+    if (which == 26) wgmma<64, Major::K>(d, operand, operand, 1);
+    if (which == 27) fragment[0] = 1;
+    wgmma<64, Major::K>(d, fragment, operand, 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    if (which == 28) d[0] = 1;
+    wgmma_fence(d);
+    wgmma<64, Major::K>(d, operand, operand, 1);
+    wgmma_commit();
+    if (which == 29)
+        wgmma_wait<0>();
+    else
+        wgmma_wait<0>(d);
+}
+
+// What is said, in the order of `misuse`; the last is right. From 26 on it takes a seed to see it.
+static const std::vector<std::string> misuses = {
+    "thread 0 calls copy_async with an address that is not a multiple of 16",
+    "thread 0 calls copy_async with an address that is not a multiple of 16",
+    "thread 0 calls tensor_load to an address that is not a multiple of 1024",
+    "thread 0 calls tensor_load with a barrier that nobody has initialised",
+    "thread 0 calls tensor_load before barrier_init_done",
+    "thread 0 calls barrier_arrive for a barrier where all 1 have arrived, before its phase has ended",
+    "deadlock: no thread can go on\n  threads 0: in barrier_wait, parity 0, barrier at byte 16384: 0 of 1 threads have "
+    "arrived, 0 bytes are missing\n  threads 1-127: ended",
+    "calls named_barrier_arrive for 128 threads, others for 96, at barrier 3",
+    "calls named_barrier_wait with number 0; expected 1 to 15",
+    "calls named_barrier_wait for 100 threads; expected a multiple of 32, no more than the block's",
+    "thread 0 calls named_barrier_arrive and has arrived at barrier 2 already",
+    "threads 0-63: in named_barrier_wait, barrier 4: 64 of 128 threads have arrived\n  threads 64-127: ended",
+    "thread 0 ended without waiting for a copy_async",
+    "the block ended, and nobody has waited for a tensor_load",
+    "wgmma: warp 0 has not called wgmma_fence",
+    "wgmma: the lanes of a warp do not agree on descriptors or on adding",
+    "wgmma: the warps of warpgroup 0 do not call the same one",
+    "wgmma: a descriptor's swizzle is mode 2; only that of 128 bytes (1) is known here",
+    "wgmma reads beyond the launch's shared memory",
+    "warp 0 ended without waiting for a wgmma",
+    "calls wgmma_wait and names accumulators of a product that is still under way",
+    "the warps of warpgroup 0 did not call the same wgmma's",
+    "calls mma_m16n8k16 and its warp has no 32 lanes any more",
+    "calls ldmatrix with an address that is not a multiple of 16",
+    "calls shared_address with an address that is not in dynamic shared memory",
+    "thread 0 calls tensor_load and the box ends beyond the launch's shared memory",
+    "calls wgmma with accumulators that no wgmma_fence has named since they were written",
+    "calls wgmma with fragments that no wgmma_fence has named since they were written",
+    "has changed accumulators that no wgmma_wait has named",
+    "thread 0 ended, and no wgmma_wait has named the accumulators of a wgmma",
+    "",
+};
+
+static void do_misuse(int which)
+{
+    cuda_cpu::set_seed(which >= 26);
+    Numbers data(64 * 64, 1);
+    launch(1, 128, 16384 + 64, misuse, which, data.data, map_of(data.data, 64, 64));
+}
+
+static void test_misuses()
+{
+    for (size_t i = 0; i < misuses.size(); i++) {
+        const auto [said, code] = run_child("misuse" + std::to_string(i));
+        const std::string line = misuses[i].substr(0, misuses[i].find('\n'));
+        if (line.empty())
+            claim("nothing is said when nothing is wrong", code == 0 && said.empty());
+        else
+            claim("it is said: " + line, code == 1 && contains(said, misuses[i]));
+    }
+}
+
+static void test_tensor_cores()
+{
+    double worst = 0;
+    for (float x = -126; x < 128; x += 0.00107f) {
+        const double exact = std::exp2(static_cast<double>(x));
+        worst = std::max(worst, std::fabs(exp2_approx(x) - exact) / std::ldexp(1.0, std::ilogb(exact) - 23));
+    }
+    const float infinity = std::numeric_limits<float>::infinity();
+    claim("exp2_approx is within 2 units in the last place, 0 below the normal range, right at infinity and NaN",
+          worst < 2 && exp2_approx(-126.5f) == 0 && exp2_approx(-infinity) == 0 && exp2_approx(128) == infinity &&
+              exp2_approx(infinity) == infinity && std::isnan(exp2_approx(NAN)) && exp2_approx(-3) == 0.125f);
+    test_tensor_maps();
+    if (WARP_SIZE == 1) {
+        const auto [said, code] = run_child("misuse22");
+        claim("with a warp of 1 thread, tensor cores say that they need 32",
+              code == 1 && contains(said, "take warps of 32 threads"));
+        return;
+    }
+    test_warp_instructions();
+    test_barriers();
+    test_products_of_warpgroups();
+    test_misuses();
+}
+
+// What is offered follows CUDA_CPU_MATMULS, so this program runs again to see it: prints each algorithm's
+// number, with a minus where its state is an error.
+static int print_offers(uint32_t reduction_schemes)
+{
+    cublasLtMatmulDescOpaque_t desc{CUBLAS_COMPUTE_32F, CUDA_R_32F};
+    cublasLtMatrixLayoutOpaque_t square{CUDA_R_32F, 8, 8, 8};
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulPreferenceCreate(&preference);
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction_schemes, sizeof(reduction_schemes));
+    cublasLtMatmulHeuristicResult_t results[4];
+    int found = 0;
+    cublasLtMatmulAlgoGetHeuristic(nullptr, &desc, &square, &square, &square, &square, preference, 4, results, &found);
+    cublasLtMatmulPreferenceDestroy(preference);
+    for (int i = 0; i < found; i++) {
+        cublasLtMatmulHeuristicResult_t checked = results[i];
+        const bool usable = cublasLtMatmulAlgoCheck(nullptr, &desc, &square, &square, &square, &square, &checked.algo, &checked) == CUBLAS_STATUS_SUCCESS;
+        printf("%s%d ", (results[i].state == CUBLAS_STATUS_SUCCESS) == usable ? usable ? "" : "-" : "?", static_cast<int>(results[i].algo.data[0]));
+    }
+    return 0;
+}
+
+static void test_algorithms()
+{
+    const auto offered = [](const char* names, const char* deed) {
+        setenv("CUDA_CPU_MATMULS", names, 1);
+        const auto said = run_child(deed);
+        unsetenv("CUDA_CPU_MATMULS");
+        return said;
+    };
+    claim("one algorithm is offered unless others are asked for", run_child("offers").first == "0 ");
+    claim("those asked for come in their order, as many as fit", offered("slow,refused,in_place,fast,plain", "offers").first == "2 -4 3 0 ");
+    claim("sums in place are not offered where the preference forbids them", offered("slow,refused,in_place,fast,plain", "offers_without_in_place").first == "2 -4 0 1 ");
+    const auto [said, code] = offered("fastest", "offers");
+    claim("an algorithm that is unknown is named", code == 2 && contains(said, "\"fastest\""));
+    cublasLtMatmulAlgo_t unknown{};
+    unknown.data[3] = 1;
+    claim("an algorithm that nobody offered is not usable", !cuda_cpu::usable(unknown) && cuda_cpu::usable({}));
+}
+
 int main(int argc, char** argv)
 {
-    if (argc == 2) return do_deed(argv[1]);
+    const std::string what = argc == 2 ? argv[1] : "";
+    if (what == "offers") return print_offers(CUBLASLT_REDUCTION_SCHEME_MASK);
+    if (what == "offers_without_in_place") return print_offers(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+    if (what.rfind("misuse", 0) == 0) do_misuse(atoi(argv[1] + 6));
+    if (what.rfind("slip", 0) == 0) return do_slip(atoi(argv[1] + 4)) ? 1 : 0;
+    if (argc == 2) {
+        do_deed(what);
+        return 0;
+    }
     printf("WARP_SIZE %d, %d workers\n", WARP_SIZE, omp_get_max_threads());
     test_blocks();
     test_warps();
     test_deaths();
     test_host();
+    test_graphs();
+    test_captured_products();
     test_numbers();
     test_bf16();
     test_products<float, float>("float");
     test_products<__nv_bfloat16, float>("bf16 to float");
     test_products<__nv_bfloat16, __nv_bfloat16>("bf16");
     test_refusals();
+    test_tensor_cores();
+    test_algorithms();
     printf("%d passed, %d failed\n", passed, failed);
     return failed == 0 ? 0 : 1;
 }

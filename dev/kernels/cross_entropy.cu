@@ -1,0 +1,183 @@
+// Cross-entropy, step by step: a softmax over long rows, the last thing in forward and the first in backward.
+//
+// To learn here:
+//   - who gets a row: a thread, a warp or a block. A row of GPT-2's vocabulary is 100 KB in BF16, so a thread per row
+//     leaves most of the GPU without work, and what warps read does not stay in the L1 cache until they read it again;
+//   - online softmax: the maximum, for safety, and then the sum seem to need two passes. One is enough, if a sum is
+//     corrected whenever its maximum grows: sum exp(x - new) = sum exp(x - old) * exp(old - new);
+//   - fusing: the loss is a mean over a number of tokens that is known, so its gradient needs no loss. Forward and
+//     backward are one kernel, and probabilities are never stored.
+// Memory is the bound: logits are read once and their gradient, as large, is written in their place. Whoever reads them
+// three times can reach half of the floor's speed, twice two thirds, unless a cache has them the next time.
+//
+//     lse = max + log(sum exp(x - max)),   loss[n] = lse - x[target]
+//     dlogits = (exp(x - lse) - (v == target)) * scale
+// Rows hold Vp elements, of which V are real: the rest pads them for the matmul, and gets a gradient of 0. A row whose
+// target is -1 does not count.
+
+#include "study.h"
+
+// ==== a team per row =========================================================
+// The same kernels for each: a team's threads take packs of the row in turn, and then add up.
+
+enum class Team { THREAD, WARP, BLOCK };
+
+template <Team TEAM> __device__ __forceinline__ int members() {
+    return TEAM == Team::THREAD ? 1 : TEAM == Team::WARP ? WARP_SIZE : blockDim.x;
+}
+template <Team TEAM> __device__ __forceinline__ size_t my_row() {
+    return (static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) / members<TEAM>();
+}
+template <Team TEAM> __device__ __forceinline__ float team_max(float x) {
+    return TEAM == Team::THREAD ? x : TEAM == Team::WARP ? warp_max(x) : block_max(x);
+}
+template <Team TEAM> __device__ __forceinline__ float team_sum(float x) {
+    return TEAM == Team::THREAD ? x : TEAM == Team::WARP ? warp_sum(x) : block_sum(x);
+}
+
+// Calls f(x, i) with the elements i, i + 1, ... of the row that this thread reads. Padding is LOWEST.
+template <Team TEAM, int WIDTH, typename F>
+__device__ __forceinline__ void for_my_packs(const floatX* row, int V, F f) {
+    for (int i = threadIdx.x % members<TEAM>() * WIDTH; i < V; i += members<TEAM>() * WIDTH) {
+        float x[WIDTH];
+        load(x, row + i);
+        for (int k = 0; k < WIDTH; k++) x[k] = i + k < V ? x[k] : LOWEST;
+        f(x);
+    }
+}
+
+struct Sizes { size_t N; int V, Vp; };
+
+// ---- 1, 2, 3: maximum, sum, gradient: three kernels ----
+// 1  THREAD: neighbours read addresses 100 KB apart, and N threads are all there are.
+// 2  WARP: the lanes read neighbours, and there are 32 times as many of them.
+// 3  BLOCK, WIDTH = PACK: 1024 threads on one row, 128 bits each. Whatever N is, the GPU is full.
+
+template <Team TEAM, int WIDTH> __global__ void max_kernel(float* max, const floatX* logits, Sizes s) {
+    const size_t n = my_row<TEAM>();
+    if (n >= s.N) return;
+    float largest = LOWEST;
+    for_my_packs<TEAM, WIDTH>(logits + n * s.Vp, s.V, [&](const float (&x)[WIDTH]) {
+        for (int k = 0; k < WIDTH; k++) largest = fmaxf(largest, x[k]);
+    });
+    largest = team_max<TEAM>(largest);
+    if (threadIdx.x % members<TEAM>() == 0) max[n] = largest;
+}
+
+template <Team TEAM, int WIDTH>
+__global__ void sum_kernel(float* lse, float* losses, const float* max, const floatX* logits, const int* targets,
+                           Sizes s) {
+    const size_t n = my_row<TEAM>();
+    if (n >= s.N) return;
+    const float m = max[n];
+    float sum = 0;
+    for_my_packs<TEAM, WIDTH>(logits + n * s.Vp, s.V, [&](const float (&x)[WIDTH]) {
+        for (int k = 0; k < WIDTH; k++) sum += __expf(x[k] - m);
+    });
+    sum = team_sum<TEAM>(sum);
+    if (threadIdx.x % members<TEAM>() > 0) return;
+    lse[n] = m + logf(sum);
+    losses[n] = targets[n] < 0 ? 0 : lse[n] - static_cast<float>(logits[n * s.Vp + targets[n]]);
+}
+
+template <Team TEAM, int WIDTH>
+__global__ void gradient_kernel(floatX* logits, const float* lse, const int* targets, float scale, Sizes s) {
+    const size_t n = my_row<TEAM>();
+    if (n >= s.N) return;
+    const int target = targets[n];
+    const float shift = lse[n], factor = target < 0 ? 0 : scale;
+    for (int i = threadIdx.x % members<TEAM>() * WIDTH; i < s.Vp; i += members<TEAM>() * WIDTH) {
+        float x[WIDTH];
+        load(x, logits + n * s.Vp + i);
+        for (int k = 0; k < WIDTH; k++) {
+            x[k] = i + k < s.V ? __expf(x[k] - shift) * factor : 0;
+            if (i + k == target) x[k] -= scale;
+        }
+        store(logits + n * s.Vp + i, x);
+    }
+}
+
+// ---- 4: online softmax ----
+// A maximum and a sum for each place in the pack: the chain "compare, correct, add" is long, and PACK of them side by
+// side hide that. It takes two exponentials an element where one pass each took one, but memory is what counts.
+
+template <int WIDTH>
+__global__ void online_kernel(float* lse, float* losses, const floatX* logits, const int* targets, Sizes s) {
+    const size_t n = blockIdx.x;
+    float max[WIDTH], sum[WIDTH] = {}, largest = LOWEST, total = 0;
+    for (int k = 0; k < WIDTH; k++) max[k] = LOWEST;
+    for_my_packs<Team::BLOCK, WIDTH>(logits + n * s.Vp, s.V, [&](const float (&x)[WIDTH]) {
+        for (int k = 0; k < WIDTH; k++) {
+            const float old = max[k];
+            max[k] = fmaxf(old, x[k]);
+            sum[k] = sum[k] * __expf(old - max[k]) + __expf(x[k] - max[k]);
+        }
+    });
+    for (int k = 0; k < WIDTH; k++) largest = fmaxf(largest, max[k]);
+    largest = block_max(largest);
+    for (int k = 0; k < WIDTH; k++) total += sum[k] * __expf(max[k] - largest);
+    total = block_sum(total);
+    if (threadIdx.x > 0) return;
+    lse[n] = largest + logf(total);
+    losses[n] = targets[n] < 0 ? 0 : lse[n] - static_cast<float>(logits[n * s.Vp + targets[n]]);
+}
+
+// ---- 5: train_gpt.cu ----
+// Loss and gradient in one kernel: a block reads its row for the second time right after the first. With two blocks
+// on each multiprocessor of an H100, 264 rows of 100 KB are under way then, 26 MB: the 50 MB of L2 still have them.
+
+template <Team TEAM, int WIDTH>
+void three_kernels(floatX* logits, float* losses, float* max, float* lse, const int* targets, float scale, Sizes s) {
+    const size_t block = TEAM == Team::BLOCK ? WIDE_BLOCK : BLOCK;
+    const size_t rows = TEAM == Team::THREAD ? block : TEAM == Team::WARP ? block / WARP_SIZE : 1;   // of a block
+    const unsigned blocks = ceil_div(s.N, rows);
+    launch("max", max_kernel<TEAM, WIDTH>, blocks, block, 0, max, logits, s);
+    launch("sum", sum_kernel<TEAM, WIDTH>, blocks, block, 0, lse, losses, max, logits, targets, s);
+    launch("gradient", gradient_kernel<TEAM, WIDTH>, blocks, block, 0, logits, lse, targets, scale, s);
+}
+
+void loss_and_gradient(Study& study, const Sizes& s) {
+    const size_t N = s.N, Vp = s.Vp;
+    Case c(study, "cross-entropy, loss and gradient", format("N %zu, V %d, Vp %zu", N, s.V, Vp),
+           bytes(2.0 * N * Vp * sizeof(floatX)));
+    const float scale = 1.0f / N;
+    std::vector<int> wanted(N);
+    for (size_t n = 0; n < N; n++) wanted[n] = n % 5 == 3 ? -1 : static_cast<int>(splitmix64(n) % s.V);
+    const auto targets = c.input<int>(wanted);
+    const auto logits = c.updated<floatX>("dlogits", N * Vp, -8, 8);
+    const auto losses = c.output<float>("losses", N);
+    const auto max = c.scratch<float>(N), lse = c.scratch<float>(N);
+    for (size_t n = 0; n < N; n++) {
+        const double* const x = &logits.host[n * Vp];
+        double* const d = &logits.expected[n * Vp];
+        double largest = x[0], sum = 0;
+        for (int v = 0; v < s.V; v++) largest = std::max(largest, x[v]);
+        for (int v = 0; v < s.V; v++) sum += d[v] = exp(x[v] - largest);
+        for (size_t v = 0; v < Vp; v++) d[v] = wanted[n] < 0 || v >= static_cast<size_t>(s.V) ? 0 : d[v] / sum * scale;
+        losses.expected[n] = 0;
+        if (wanted[n] < 0) continue;
+        d[wanted[n]] -= scale;
+        losses.expected[n] = largest + log(sum) - x[wanted[n]];
+    }
+    c.step("maximum, sum, gradient: a thread per row", [&] {
+        three_kernels<Team::THREAD, 1>(logits, losses, max, lse, targets, scale, s);
+    });
+    c.step("a warp per row", [&] { three_kernels<Team::WARP, 1>(logits, losses, max, lse, targets, scale, s); });
+    c.step("a block per row, 128 bits a thread", [&] {
+        three_kernels<Team::BLOCK, PACK>(logits, losses, max, lse, targets, scale, s);
+    });
+    c.step("maximum and sum in one read", [&] {
+        launch("online", online_kernel<PACK>, N, WIDE_BLOCK, 0, lse, losses, logits, targets, s);
+        launch("gradient", gradient_kernel<Team::BLOCK, PACK>, N, WIDE_BLOCK, 0, logits, lse, targets, scale, s);
+    });
+    c.step("train_gpt.cu: all in one kernel", [&] {
+        cross_entropy<Want::LOSS_AND_GRADIENT>(logits, losses, targets, scale, N, s.V, s.Vp);
+    });
+}
+
+int main(int argc, char** argv) {
+    return study_main(argc, argv, [](Study& study) {
+        study.at_sizes<Sizes>({{1, 5, 16}, {37, 61, 128}, {9, 1029, 1152}}, {4096, 50257, 50304}, {8, 2000, 2048},
+                              [&](const Sizes& s) { loss_and_gradient(study, s); });
+    });
+}
