@@ -909,10 +909,13 @@ __global__ void bias_forward_kernel(floatX* out, const floatX* b, size_t N, int 
 __global__ void bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
     const int column = blockIdx.x * BIAS_COLUMNS + lane_start();
     float sum[BIAS_PACKS][PACK] = {}, x[PACK];
+    // On a GPU all lanes load, those past the end the last columns once more: without an `if`, loads of
+    // several rows are on their way at once.
+#pragma unroll 4
     for (size_t n = blockIdx.y; n < N; n += gridDim.y)
         for (int p = 0; p < BIAS_PACKS; p++)
-            if (column + p * LANE_STRIDE < OC) {
-                load(x, dout + n * OC + column + p * LANE_STRIDE);
+            if (WARP_SIZE > 1 || column + p * LANE_STRIDE < OC) {
+                load(x, dout + n * OC + min(column + p * LANE_STRIDE, OC - PACK));
                 for (int k = 0; k < PACK; k++) sum[p][k] += x[k];
             }
     for (int p = 0; p < BIAS_PACKS; p++)
@@ -2564,8 +2567,11 @@ void naive_attention_backward(floatX* dqkv, floatX* dprobs, const floatX* dout, 
 
 enum class Want { LOSS, LOSS_AND_GRADIENT };
 
+// Three such blocks share a multiprocessor: while one combines its sums, others load.
+constexpr int CROSS_ENTROPY_BLOCK = WARP_SIZE == 1 ? 1 : 512;
+
 template <Want WANT>
-__global__ void __launch_bounds__(WIDE_BLOCK)
+__global__ void __launch_bounds__(CROSS_ENTROPY_BLOCK, 3)
 cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float scale, int V, int Vp) {
     const size_t n = blockIdx.x;
     const int target = targets[n];
@@ -2611,7 +2617,7 @@ __global__ void __launch_bounds__(WIDE_BLOCK) add_losses_kernel(double* total, c
 
 template <Want WANT>
 void cross_entropy(floatX* logits, float* losses, const int* targets, float scale, size_t N, int V, int Vp) {
-    launch("cross_entropy", cross_entropy_kernel<WANT>, N, WIDE_BLOCK, 0, updated(logits), losses, targets, scale, V, Vp);
+    launch("cross_entropy", cross_entropy_kernel<WANT>, N, CROSS_ENTROPY_BLOCK, 0, updated(logits), losses, targets, scale, V, Vp);
 }
 
 void add_losses(double* total, const float* losses, size_t n) {
