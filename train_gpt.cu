@@ -1984,13 +1984,16 @@ template <int CONSUMERS> struct Warpgroups {
     static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
 };
 
+// Buffers of a ring: what shared memory (227 KiB to a block) has room for in all three kernels.
+constexpr int stages(int HS) { return HS == 64 ? 3 : 2; }
+
 // This warp's first row among those of the block's consumers.
 __device__ __forceinline__ int consumer_row() { return (threadIdx.x - WARPGROUP) / 32 * 16; }
 
 // ---- wgmma: forward
 
 template <int HS> struct ForwardShape : Warpgroups<HS == 64 ? 3 : 2> {
-    static constexpr int KEYS = 128, STAGES = 2;
+    static constexpr int KEYS = 128, STAGES = stages(HS);
     struct Shared {
         alignas(TILE_ALIGNMENT) char Q[tile_bytes(ForwardShape::ROWS, HS)], K[STAGES][tile_bytes(KEYS, HS)],
             V[STAGES][tile_bytes(KEYS, HS)], O[tile_bytes(ForwardShape::ROWS, HS)];
@@ -2119,7 +2122,7 @@ attention_forward_wgmma_kernel(floatX* out, float* lse, const __grid_constant__ 
 // ---- wgmma: dQ
 
 template <int HS> struct QueryGradientShape : Warpgroups<2> {
-    static constexpr int KEYS = HS == 64 ? 128 : 64, STAGES = 2;
+    static constexpr int KEYS = HS == 64 ? 128 : 64, STAGES = stages(HS);
     struct Shared {
         alignas(TILE_ALIGNMENT) char Q[tile_bytes(QueryGradientShape::ROWS, HS)],
             dO[tile_bytes(QueryGradientShape::ROWS, HS)], K[STAGES][tile_bytes(KEYS, HS)],
@@ -2211,7 +2214,7 @@ __global__ void __launch_bounds__(QueryGradientShape<HS>::BLOCK, 1)
 // ---- wgmma: dK and dV
 
 template <int HS> struct KeyGradientShape : Warpgroups<2> {
-    static constexpr int QUERIES = 64, STAGES = 2;
+    static constexpr int QUERIES = 64, STAGES = stages(HS);
     struct Shared {
         alignas(TILE_ALIGNMENT) char K[tile_bytes(KeyGradientShape::ROWS, HS)],
             V[tile_bytes(KeyGradientShape::ROWS, HS)], Q[STAGES][tile_bytes(QUERIES, HS)],
