@@ -1005,7 +1005,6 @@ void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n
 
 constexpr int TILE_COLUMNS = 64;
 constexpr int TILE_ROW_BYTES = 128;
-constexpr int TILE_ALIGNMENT = 1024;
 
 #ifdef CUDA_ON_CPU
 #include <ptx.h>
@@ -1207,13 +1206,6 @@ __device__ __forceinline__ uint32_t pack_bf16(float x, float y) {
 __device__ __forceinline__ char* tile_chunk(void* tile, int rows, int row, int chunk) {
     return static_cast<char*>(tile) + (chunk / 8 * rows + row) * TILE_ROW_BYTES + ((chunk ^ row) % 8) * 16;
 }
-
-// The products of the last two sections are for Hopper's own instruction set (sm_90a).
-#if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-constexpr bool HAS_WGMMA = true;
-#else
-constexpr bool HAS_WGMMA = false;
-#endif
 
 // A tensor (n3, n2, n1, n0) in global memory, n0 contiguous, as the copy engine sees it: passed to
 // kernels by value. One box is 64 columns of n0 by `rows` of n2.
@@ -1546,6 +1538,14 @@ bool on_tensor_cores(int HS) {
 
 #if defined(PRECISION_BF16) && WARP_SIZE == 32
 
+// Hopper's own instructions are those of sm_90a.
+#if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool HAS_WGMMA = true;
+#else
+constexpr bool HAS_WGMMA = false;
+#endif
+
+constexpr int TILE_ALIGNMENT = 1024;   // bytes, where the copy engine writes and wgmma reads
 constexpr float LOG2E = 1.4426950408889634f;   // exp(x) = 2^(x log2 e)
 
 // Bytes of a tile of `rows` rows of a head: whole blocks of 64 columns.
