@@ -333,7 +333,7 @@ int study_main(int argc, char** argv, void (*study)(Study&)) {
     try {
         FILE* const file = argc == 3 ? fopen(argv[2], "a") : nullptr;
         if (argc == 3 && !file) throw UserError(format("--markdown %s: %s", argv[2], strerror(errno)));
-        open_device();
+        open_device(TensorCores::AUTO);
         check(cudaMalloc(&device.matmul_workspace, MATMUL_WORKSPACE), "cudaMalloc of cuBLASLt's workspace");
         Study s;
         study(s);
