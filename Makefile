@@ -66,8 +66,8 @@ HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h) Makefile
 
 # ---- build and run ------------------------------------------------------------------------------
 
-.PHONY: all setup run debug test test-asan test-gpu test-gpu-sanitize test-hf check-cuda kernels check-kernels reference bench bench-gpu chapter \
-        test-explorer clean help require-gpu require-sanitizer
+.PHONY: all setup run debug test test-asan test-gpu test-gpu-sanitize test-hf check-cuda kernels check-kernels reference \
+        bench bench-gpu chapter test-explorer clean help require-gpu require-sanitizer
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
 	@echo "./train_gpt is the $(DEVICE) build in $(PRECISION): $(REASON)"
@@ -188,6 +188,7 @@ check-cuda:
 	        -o build/check/train_gpt.o 2> build/check/log || { cat build/check/log; exit 1; }; \
 	    if grep -iE 'warning' build/check/log; then exit 1; fi; \
 	    if grep -E '[1-9][0-9]* bytes spill' build/check/log; then echo "a kernel spills registers"; exit 1; fi; \
+	    if grep 'Potential Performance Loss' build/check/log; then echo "wgmma or setmaxnreg does not do its part"; exit 1; fi; \
 	    grep -c 'Used .* registers' build/check/log | sed 's/$$/ kernels, none spills/'; \
 	done; done
 
@@ -239,6 +240,8 @@ help:
 	@echo "make test-gpu-sanitize  the kernels' and the model's tests under compute-sanitizer"
 	@echo "make test-hf        a folder that we wrote, opened by safetensors and transformers"
 	@echo "make check-cuda     compiles for sm_80, sm_89 and sm_90a: no warnings, no spills"
+	@echo "make kernels        dev/kernels: each layer's kernel step by step, checked and timed; KERNEL=attention: one"
+	@echo "make check-kernels  they compile for sm_90a: no warnings"
 	@echo "make reference      writes data/reference/ with PyTorch"
 	@echo "make bench          this CPU, beside PyTorch and llm.c where they are there"
 	@echo "make bench-gpu      this GPU, beside PyTorch and llm.c: a report within 8 minutes"

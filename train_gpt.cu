@@ -687,7 +687,8 @@ void add_partials(Grad grad, const float* partials, size_t count, size_t columns
 // shapes    inp (B,T) int32 | out, dout (B,T,C) floatX | wte (V,C), wpe (T,C) floatX
 // mapping   one warp per row of the result. For dwte the loader sorts the batch's positions by
 //           token: `order` lists them, run r is order[first[r]] ... order[first[r+1]-1], and one
-//           warp sums one run, in order: deterministic without atomics
+//           warp sums one run, in order: deterministic without atomics. A frequent token's run is
+//           long, so on a GPU each LANE_STRIDE columns have a warp of their own
 // cost      bandwidth: forward reads 2 and writes 1 of N*C, backward reads 2
 
 __global__ void embedding_forward_kernel(floatX* out, const int* inp, const floatX* wte, const floatX* wpe,
@@ -711,7 +712,7 @@ __global__ void embedding_backward_wte_kernel(G* dwte, const floatX* dout, const
     const size_t r = warp_row();
     if (r >= runs || first[r] == first[r + 1]) return;   // the list of runs is padded with empty ones
     G* drow = dwte + static_cast<size_t>(inp[order[first[r]]]) * C;
-    for (int i = lane_start(); i < C; i += LANE_STRIDE) {
+    for (int i = blockIdx.y * LANE_STRIDE + lane_start(); i < C; i += gridDim.y * LANE_STRIDE) {
         float sum[PACK] = {}, x[PACK];
         for (int p = first[r]; p < first[r + 1]; p++) {
             load(x, dout + static_cast<size_t>(order[p]) * C + i);
@@ -746,9 +747,10 @@ void embedding_forward(floatX* out, const int* inp, const floatX* wte, const flo
 // order (N), first (runs + 1): see above
 void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp, const int* order,
                         const int* first, size_t runs, int B, int T, int C) {
+    const unsigned parts = WARP_SIZE == 1 ? 1 : ceil_div(C, LANE_STRIDE);
     with_type(dwte, [&](auto* g) {
         launch("embedding_backward_wte", embedding_backward_wte_kernel<std::remove_pointer_t<decltype(g)>>,
-               row_blocks(runs), BLOCK, 0, updated(g), dout, inp, order, first, runs, C);
+               dim3(row_blocks(runs), parts), BLOCK, 0, updated(g), dout, inp, order, first, runs, C);
     });
     with_type(dwpe, [&](auto* g) {
         launch("embedding_backward_wpe", embedding_backward_wpe_kernel<std::remove_pointer_t<decltype(g)>>,
@@ -907,10 +909,13 @@ __global__ void bias_forward_kernel(floatX* out, const floatX* b, size_t N, int 
 __global__ void bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
     const int column = blockIdx.x * BIAS_COLUMNS + lane_start();
     float sum[BIAS_PACKS][PACK] = {}, x[PACK];
+    // On a GPU all lanes load, those past the end the last columns once more: without an `if`, loads of
+    // several rows are on their way at once.
+#pragma unroll 4
     for (size_t n = blockIdx.y; n < N; n += gridDim.y)
         for (int p = 0; p < BIAS_PACKS; p++)
-            if (column + p * LANE_STRIDE < OC) {
-                load(x, dout + n * OC + column + p * LANE_STRIDE);
+            if (WARP_SIZE > 1 || column + p * LANE_STRIDE < OC) {
+                load(x, dout + n * OC + min(column + p * LANE_STRIDE, OC - PACK));
                 for (int k = 0; k < PACK; k++) sum[p][k] += x[k];
             }
     for (int p = 0; p < BIAS_PACKS; p++)
@@ -2562,8 +2567,11 @@ void naive_attention_backward(floatX* dqkv, floatX* dprobs, const floatX* dout, 
 
 enum class Want { LOSS, LOSS_AND_GRADIENT };
 
+// Three such blocks share a multiprocessor: while one combines its sums, others load.
+constexpr int CROSS_ENTROPY_BLOCK = WARP_SIZE == 1 ? 1 : 512;
+
 template <Want WANT>
-__global__ void __launch_bounds__(WIDE_BLOCK)
+__global__ void __launch_bounds__(CROSS_ENTROPY_BLOCK, 3)
 cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float scale, int V, int Vp) {
     const size_t n = blockIdx.x;
     const int target = targets[n];
@@ -2609,7 +2617,7 @@ __global__ void __launch_bounds__(WIDE_BLOCK) add_losses_kernel(double* total, c
 
 template <Want WANT>
 void cross_entropy(floatX* logits, float* losses, const int* targets, float scale, size_t N, int V, int Vp) {
-    launch("cross_entropy", cross_entropy_kernel<WANT>, N, WIDE_BLOCK, 0, updated(logits), losses, targets, scale, V, Vp);
+    launch("cross_entropy", cross_entropy_kernel<WANT>, N, CROSS_ENTROPY_BLOCK, 0, updated(logits), losses, targets, scale, V, Vp);
 }
 
 void add_losses(double* total, const float* losses, size_t n) {

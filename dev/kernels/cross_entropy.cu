@@ -144,7 +144,7 @@ void loss_and_gradient(Study& study, const Sizes& s) {
     std::vector<int> wanted(N);
     for (size_t n = 0; n < N; n++) wanted[n] = n % 5 == 3 ? -1 : static_cast<int>(splitmix64(n) % s.V);
     const auto targets = c.input<int>(wanted);
-    const auto logits = c.updated<floatX>("dlogits", N * Vp, -8, 8);
+    const auto logits = c.updated<floatX>("dlogits", N * Vp, 90, 106);   // exp of them is not finite in FP32
     const auto losses = c.output<float>("losses", N);
     const auto max = c.scratch<float>(N), lse = c.scratch<float>(N);
     for (size_t n = 0; n < N; n++) {
@@ -177,7 +177,8 @@ void loss_and_gradient(Study& study, const Sizes& s) {
 
 int main(int argc, char** argv) {
     return study_main(argc, argv, [](Study& study) {
-        study.at_sizes<Sizes>({{1, 5, 16}, {37, 61, 128}, {9, 1029, 1152}}, {4096, 50257, 50304}, {8, 2000, 2048},
-                              [&](const Sizes& s) { loss_and_gradient(study, s); });
+        // In the last of the odd sizes each thread of a wide block has several packs, and so a maximum that grows.
+        study.at_sizes<Sizes>({{1, 5, 16}, {37, 61, 128}, {9, 1029, 1152}, {2, 20011, 20096}}, {4096, 50257, 50304},
+                              {8, 2000, 2048}, [&](const Sizes& s) { loss_and_gradient(study, s); });
     });
 }

@@ -215,9 +215,10 @@ void backward(Study& study, const Size& s) {
 int main(int argc, char** argv) {
     return study_main(argc, argv, [](Study& study) {
         const Size on_a_gpu = {16, 1024, 768, 50257}, on_a_cpu = {2, 64, 128, 100};
-        study.at_sizes({{1, 1, 16, 5}, {3, 7, 48, 33}, {2, 150, 272, 50}}, on_a_gpu, on_a_cpu, [&](const Size& s) {
+        const auto both = [&](const Size& s) {
             forward(study, s);
             backward(study, s);
-        });
+        };
+        study.at_sizes<Size>({{1, 1, 16, 5}, {3, 7, 48, 33}, {2, 150, 272, 50}}, on_a_gpu, on_a_cpu, both);
     });
 }

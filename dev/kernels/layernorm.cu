@@ -95,7 +95,7 @@ void forward(Study& study, size_t N, int C) {
     for (size_t n = 0; n < N; n++) {
         double sum = 0, squares = 0;
         double* const x = &res.expected[n * C];
-        for (int i = 0; i < C; i++) sum += x[i] = rounded(inp.host[n * C + i] + add.host[n * C + i]);
+        for (int i = 0; i < C; i++) sum += x[i] = stored_as<floatX>(inp.host[n * C + i] + add.host[n * C + i]);
         const double m = sum / C;
         for (int i = 0; i < C; i++) squares += (x[i] - m) * (x[i] - m);
         const double r = 1 / sqrt(squares / C + LAYERNORM_EPS);

@@ -25,6 +25,9 @@
 
 typedef std::vector<double> Values;
 
+// What x becomes when it is stored as T.
+template <typename T> double stored_as(double x) { return static_cast<float>(static_cast<T>(static_cast<float>(x))); }
+
 // How far a result may be off: |got - expected| / (|expected| + rms of all expected). BF16 keeps 8 bits, so
 // rounding once costs 2^-9 of the value at best and 2^-8 at worst; sums of many terms in FP32 stay well below 2^-14.
 template <typename T> constexpr double LIMIT = std::is_same_v<T, __nv_bfloat16> ? 1.0 / (1 << 7) : 1.0 / (1 << 14);
@@ -269,7 +272,7 @@ private:
     template <typename T, typename F> Array<T> with_values(const char* name, size_t n, F value) {
         const Array<T> array = add<T>(name, n);
         array.host.resize(n);
-        for (size_t i = 0; i < n; i++) array.host[i] = static_cast<float>(static_cast<T>(static_cast<float>(value(i))));
+        for (size_t i = 0; i < n; i++) array.host[i] = stored_as<T>(value(i));
         return array;
     }
     double uniform(size_t i) const { return std::ldexp(splitmix64(splitmix64(arrays_.size()) ^ i) >> 11, -53); }   // [0, 1)
