@@ -366,11 +366,7 @@ wgmma_kernel(floatX* out, const __grid_constant__ TensorMap A, const __grid_cons
     if constexpr (HAS_WGMMA) {
         using Tile = MatmulTile<COLUMNS>;
         auto& shared = *reinterpret_cast<typename Tile::Shared*>(dynamic_shared());
-        if (threadIdx.x == 0) {
-            shared.ring.init(1, Tile::WARPS);
-            barrier_init_done();
-        }
-        __syncthreads();
+        init_rings(Tile::WARPS, shared.ring);
         if (threadIdx.x < WARPGROUP) {
             keep_registers<Tile::PRODUCER_REGISTERS>();
             if (threadIdx.x == 0) matmul_producer<COLUMNS>(shared, A, B, order, s);
