@@ -1119,7 +1119,8 @@ template <typename... Registers> __device__ __forceinline__ void wgmma_fence(Reg
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 // What was started since the last commit is a group; waits until at most N are under way. Accumulators
-// of the groups that have ended are named here.
+// of the groups that have ended are named here. The assembler moves the wait up over arithmetic that was
+// to overlap with products, as far as the last branch: there must be one in between.
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N, typename... Registers> __device__ __forceinline__ void wgmma_wait(Registers&... registers) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
@@ -1943,24 +1944,27 @@ __device__ __forceinline__ void load_boxes(char* tile, int rows, const TensorMap
 // The output of (64, HS) is accumulated in blocks of 64 columns.
 template <int HS> using HeadFragment = float[column_blocks(HS)][GROUP_ROWS * TILE_COLUMNS / WARPGROUP];
 
-// Starts S (64, N) = A B^T, of rows of two tiles: A from its row `a_row` on, of a_rows; B (N, HS).
+// An operand counts in units of 16 bytes: adding to it moves it.
+__device__ __forceinline__ uint64_t moved(uint64_t operand, int bytes) { return operand + bytes / 16; }
+
+// Starts S (64, N) = A B^T, of rows of two tiles: A of a_rows, B (N, HS).
 template <int HS, int N>
-__device__ __forceinline__ void start_scores(float (&S)[N / 2], char* A, int a_rows, int a_row, char* B) {
+__device__ __forceinline__ void start_scores(float (&S)[N / 2], uint64_t A, int a_rows, uint64_t B) {
     constexpr int STEP_BYTES = 32;   // 16 columns
 #pragma unroll
     for (int k = 0; k < HS / 16; k++)
-        wgmma<N, Major::K>(S, wgmma_operand(A + (k / 4 * a_rows + a_row) * TILE_ROW_BYTES + k % 4 * STEP_BYTES),
-                           wgmma_operand(B + k / 4 * N * TILE_ROW_BYTES + k % 4 * STEP_BYTES), k > 0);
+        wgmma<N, Major::K>(S, moved(A, k / 4 * a_rows * TILE_ROW_BYTES + k % 4 * STEP_BYTES),
+                           moved(B, k / 4 * N * TILE_ROW_BYTES + k % 4 * STEP_BYTES), k > 0);
     wgmma_commit();
 }
 
 // Starts O (64, HS) += P (64, N) B, P from registers, B (N, HS) a tile.
 template <int HS, int N>
-__device__ __forceinline__ void start_outputs(HeadFragment<HS>& O, const uint32_t (&P)[N / 16][4], char* B) {
+__device__ __forceinline__ void start_outputs(HeadFragment<HS>& O, const uint32_t (&P)[N / 16][4], uint64_t B) {
 #pragma unroll
     for (int k = 0; k < N / 16; k++)
         for (int c = 0; c < column_blocks(HS); c++)
-            wgmma<TILE_COLUMNS, Major::MN>(O[c], P[k], wgmma_operand(B + (c * N + k * 16) * TILE_ROW_BYTES), 1);
+            wgmma<TILE_COLUMNS, Major::MN>(O[c], P[k], moved(B, (c * N + k * 16) * TILE_ROW_BYTES), 1);
     wgmma_commit();
 }
 
@@ -1989,6 +1993,12 @@ constexpr int stages(int HS) { return HS == 64 ? 3 : 2; }
 
 // This warp's first row among those of the block's consumers.
 __device__ __forceinline__ int consumer_row() { return (threadIdx.x - WARPGROUP) / 32 * 16; }
+
+// Its group's first row; by way of lane 0, so that the compiler knows that all lanes have the same, and
+// keeps operands in the registers that a warp shares, where products take them from.
+__device__ __forceinline__ int group_row() {
+    return __shfl_sync(FULL_WARP, consumer_row() / GROUP_ROWS * GROUP_ROWS, 0);
+}
 
 // ---- wgmma: forward
 
@@ -2044,14 +2054,20 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
                                                  const Pieces& pieces, int T) {
     using Shape = ForwardShape<HS>;
     constexpr int KEYS = Shape::KEYS;
-    const int row = consumer_row(), group_row = row / GROUP_ROWS * GROUP_ROWS;
+    const int row = consumer_row();
+    const int first_row_of_group = group_row();
+    const uint64_t Q = wgmma_operand(shared.Q + first_row_of_group * TILE_ROW_BYTES);
+    const uint64_t K = wgmma_operand(shared.K[0]), V = wgmma_operand(shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS)) * LOG2E;
     const size_t C = static_cast<size_t>(pieces.NH) * HS;
     Turn<1> q;
     Turn<Shape::STAGES> k, v;
     for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
         const HeadTile piece = head_tile(pieces, i);
-        const int query0 = first_query(pieces, piece, Shape::ROWS), tiles = key_tiles(query0, Shape::ROWS, T, KEYS);
+        const int query0 = first_query(pieces, piece, Shape::ROWS), group0 = query0 + first_row_of_group;
+        // Of the tiles that are loaded for the block, those that this group's queries see; one where there are none.
+        const int loaded = key_tiles(query0, Shape::ROWS, T, KEYS);
+        const int tiles = group0 < T ? key_tiles(group0, GROUP_ROWS, T, KEYS) : 1;
         float S[KEYS / 2], rescale[2];
         HeadFragment<HS> O;
         uint32_t P[KEYS / 16][4];
@@ -2059,7 +2075,7 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
         auto start_tile = [&] {
             wait_full(shared.k, k);
             wgmma_fence(S);
-            start_scores<HS, KEYS>(S, shared.Q, Shape::ROWS, group_row, shared.K[k.stage]);        // S = Q K^T
+            start_scores<HS, KEYS>(S, Q, Shape::ROWS, moved(K, k.stage * sizeof(shared.K[0])));         // S = Q K^T
         };
         auto softmax = [&](int j) {
             release(shared.k, k);
@@ -2077,9 +2093,12 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
             start_tile();
             wait_full(shared.v, v);
             wgmma_fence(O, P);
-            start_outputs<HS, KEYS>(O, P, shared.V[v.stage]); // O += P V, of the last tile
+            start_outputs<HS, KEYS>(O, P, moved(V, v.stage * sizeof(shared.V[0]))); // O += P V, of the last tile
             wgmma_wait<1>(S);
             softmax(j);
+            Turn<Shape::STAGES> next = v;
+            next.next();
+            wait_full(shared.v, next);   // of this tile; and a branch, see wgmma_wait
             wgmma_wait<0>(O);
             release(shared.v, v);
             multiply_rows<HS>(O, rescale);
@@ -2087,12 +2106,19 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
         }
         wait_full(shared.v, v);
         wgmma_fence(O, P);
-        start_outputs<HS, KEYS>(O, P, shared.V[v.stage]);
+        start_outputs<HS, KEYS>(O, P, moved(V, v.stage * sizeof(shared.V[0])));
         const float sum[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])}, inverse[2] = {1 / sum[0], 1 / sum[1]};
         const size_t first_row = static_cast<size_t>(piece.b) * T;
         store_lse(lse + (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T, rows, sum, query0 + row, T, scale);
         wgmma_wait<0>(O);
         release(shared.v, v);
+        for (int j = tiles; j < loaded; j++) {
+            wait_full(shared.k, k);
+            wait_full(shared.v, v);
+            __syncwarp();   // all lanes have seen them full: once released, they may soon be full of something else
+            release(shared.k, k);
+            release(shared.v, v);
+        }
         multiply_rows<HS>(O, inverse);
         store_rows<HS>(out + first_row * C + piece.h * HS, C, query0 + row, T, O[0], shared.O, Shape::ROWS, row);
     }
@@ -2139,7 +2165,10 @@ __device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const fl
                                             const Pieces& pieces, int T) {
     using Shape = QueryGradientShape<HS>;
     constexpr int KEYS = Shape::KEYS;
-    const int row = consumer_row(), group_row = row / GROUP_ROWS * GROUP_ROWS;
+    const int row = consumer_row();
+    const uint64_t Q = wgmma_operand(shared.Q + group_row() * TILE_ROW_BYTES);
+    const uint64_t dO = wgmma_operand(shared.dO + group_row() * TILE_ROW_BYTES);
+    const uint64_t K = wgmma_operand(shared.K[0]), V = wgmma_operand(shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
     const size_t C = static_cast<size_t>(pieces.NH) * HS;
     Turn<1> q;
@@ -2163,19 +2192,20 @@ __device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const fl
             wait_full(shared.k, now);
             wait_full(shared.v, v);
             wgmma_fence(S, dP);
-            start_scores<HS, KEYS>(S, shared.Q, Shape::ROWS, group_row, shared.K[now.stage]);      // S = Q K^T
-            start_scores<HS, KEYS>(dP, shared.dO, Shape::ROWS, group_row, shared.V[v.stage]);      // dP = dO V^T
+            start_scores<HS, KEYS>(S, Q, Shape::ROWS, moved(K, now.stage * sizeof(shared.K[0])));    // S = Q K^T
+            start_scores<HS, KEYS>(dP, dO, Shape::ROWS, moved(V, v.stage * sizeof(shared.V[0])));    // dP = dO V^T
             wgmma_wait<1>(S);                         // and dQ of the last tile is done
             if (j > 0) release(shared.k, k);
             if ((j + 1) * KEYS > query0 + row + 1) mask_scores<Queries::ROWS>(S, query0 + row, j * KEYS);
             probabilities(S, scale * LOG2E, [&](int e) { return lse[e / 2 % 2]; });
+            wait_full(shared.v, v);                   // it is: a branch, see wgmma_wait
             wgmma_wait<0>(dP);
             release(shared.v, v);
             if (j + 1 == tiles) release(shared.q, q);
             score_gradients(dP, S, [&](int e) { return D[e / 2 % 2]; });
             to_operands(dS, dP);
             wgmma_fence(dQ, dS);
-            start_outputs<HS, KEYS>(dQ, dS, shared.K[now.stage]);                                  // dQ += dS K
+            start_outputs<HS, KEYS>(dQ, dS, moved(K, now.stage * sizeof(shared.K[0])));              // dQ += dS K
         }
         wgmma_wait<0>(dQ);
         release(shared.k, k);
@@ -2269,7 +2299,10 @@ __device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientS
                                              const Pieces& pieces, int T) {
     using Shape = KeyGradientShape<HS>;
     constexpr int QUERIES = Shape::QUERIES;
-    const int row = consumer_row(), group_row = row / GROUP_ROWS * GROUP_ROWS;
+    const int row = consumer_row();
+    const uint64_t K = wgmma_operand(shared.K + group_row() * TILE_ROW_BYTES);
+    const uint64_t V = wgmma_operand(shared.V + group_row() * TILE_ROW_BYTES);
+    const uint64_t Q = wgmma_operand(shared.Q[0]), dO = wgmma_operand(shared.dO[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
     const size_t C = static_cast<size_t>(pieces.NH) * HS;
     Turn<1> k;
@@ -2288,20 +2321,20 @@ __device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientS
             if (query0 > key0) now.next();            // q is behind: dV and dK still read its buffers
             wait_full(shared.q, now);
             wgmma_fence(S, dP);
-            start_scores<HS, QUERIES>(S, shared.K, Shape::ROWS, group_row, shared.Q[now.stage]);      // S = K Q^T
-            start_scores<HS, QUERIES>(dP, shared.V, Shape::ROWS, group_row, shared.dO[now.stage]);    // dP = V dO^T
+            start_scores<HS, QUERIES>(S, K, Shape::ROWS, moved(Q, now.stage * sizeof(shared.Q[0])));      // S = K Q^T
+            start_scores<HS, QUERIES>(dP, V, Shape::ROWS, moved(dO, now.stage * sizeof(shared.dO[0])));   // dP = V dO^T
             wgmma_wait<1>(S);                         // and dV and dK of the last tile are done
             if (query0 > key0) release(shared.q, q);
             if (key0 + row + 15 > query0) mask_scores<Queries::COLUMNS>(S, key0 + row, query0);
             probabilities(S, scale * LOG2E, [&](int e) { return shared.lse[now.stage][fragment_column(e)]; });
             to_operands(P, S);
             wgmma_fence(dV, P);
-            start_outputs<HS, QUERIES>(dV, P, shared.dO[now.stage]);                                  // dV += P dO
+            start_outputs<HS, QUERIES>(dV, P, moved(dO, now.stage * sizeof(shared.dO[0])));               // dV += P dO
             wgmma_wait<HS == 64 ? 1 : 0>(dP);         // larger heads need P's registers for dS
             score_gradients(dP, S, [&](int e) { return shared.D[now.stage][fragment_column(e)]; });
             to_operands(dS, dP);
             wgmma_fence(dK, dS);
-            start_outputs<HS, QUERIES>(dK, dS,shared.Q[now.stage]);                                   // dK += dS Q
+            start_outputs<HS, QUERIES>(dK, dS, moved(Q, now.stage * sizeof(shared.Q[0])));                // dK += dS Q
         }
         release(shared.k, k);
         wgmma_wait<0>(dK, dV);
