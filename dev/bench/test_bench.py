@@ -477,8 +477,10 @@ def test_trouble(world):
         os.remove(world.pid_file)
     command = world.command("interrupted", "--device", "cpu", "--models", "tiny-2", "--parts", "ours,llmc,curve",
                             "--llmc", world.llmc)
+    # Ctrl-C counts there also where whoever runs these tests ignores it, as shells do for what they put in the background.
     process = subprocess.Popen(command, env=world.environment(FAKE_LLMC_SLEEP="120"), stderr=subprocess.PIPE,
-                               stdout=subprocess.DEVNULL, text=True)
+                               stdout=subprocess.DEVNULL, text=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     until = time.monotonic() + 60
     while not (os.path.exists(world.pid_file) and open(world.pid_file).read()) and time.monotonic() < until:
         time.sleep(0.1)
