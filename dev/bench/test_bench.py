@@ -477,7 +477,7 @@ def test_trouble(world):
         os.remove(world.pid_file)
     command = world.command("interrupted", "--device", "cpu", "--models", "tiny-2", "--parts", "ours,llmc,curve",
                             "--llmc", world.llmc)
-    # Ctrl-C counts there also where whoever runs these tests ignores it, as shells do for what they put in the background.
+    # Ctrl-C counts there also where whoever runs these tests ignores it, as a shell's background jobs do.
     process = subprocess.Popen(command, env=world.environment(FAKE_LLMC_SLEEP="120"), stderr=subprocess.PIPE,
                                stdout=subprocess.DEVNULL, text=True,
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
