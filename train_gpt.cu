@@ -690,6 +690,7 @@ void add_partials(Grad grad, const float* partials, size_t count, size_t columns
 //           warp sums one run, in order: deterministic without atomics. A frequent token's run is
 //           long, so on a GPU each LANE_STRIDE columns have a warp of their own
 // cost      bandwidth: forward reads 2 and writes 1 of N*C, backward reads 2
+// variants  dev/kernels/embedding.cu
 
 __global__ void embedding_forward_kernel(floatX* out, const int* inp, const floatX* wte, const floatX* wpe,
                                          size_t N, int T, int C) {
@@ -770,6 +771,7 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
 //           warps of a block add theirs up in the end
 // cost      bandwidth: forward reads 2, writes 2 of N*C; backward reads 3, writes 1
 // source    Ba et al. 2016, "Layer Normalization"
+// variants  dev/kernels/layernorm.cu
 
 constexpr float LAYERNORM_EPS = 1e-5f;
 
@@ -944,6 +946,7 @@ void bias_backward(Grad db, float* partials, const floatX* dout, size_t N, int O
 // cost      bandwidth: forward reads 1, writes 1; backward reads 2, writes 1
 // source    Hendrycks and Gimpel 2016, "Gaussian Error Linear Units", section 2
 // used      forward always; backward where cuBLASLt has no epilogue for it
+// variants  dev/kernels/gelu.cu
 
 constexpr float GELU_SCALE = 0.7978845608028654f;   // sqrt(2/pi)
 constexpr float GELU_CUBIC = 0.044715f;
@@ -2600,6 +2603,7 @@ void naive_attention_backward(floatX* dqkv, floatX* dprobs, const floatX* dout, 
 //           target -1: a row that does not count; loss and gradient are 0
 // mapping   one block per row: a running maximum and sum per place in a thread's pack, then a reduction
 // cost      bandwidth: reads N*Vp twice (once from cache where a row fits), writes it once
+// variants  dev/kernels/cross_entropy.cu
 
 enum class Want { LOSS, LOSS_AND_GRADIENT };
 
@@ -2666,6 +2670,7 @@ void add_losses(double* total, const float* losses, size_t n) {
 // mapping   blocks stride over all gradients, each leaves a partial sum; one block adds those
 // cost      bandwidth: n once
 // source    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks"
+// variants  dev/kernels/norm.cu
 
 constexpr int NORM_BLOCKS = 1024;
 
@@ -2711,6 +2716,7 @@ void gradient_norm(float* norm, float* partials, Grad grads, size_t n) {
 //           and 16. It zeroes the gradients that it has read: the next step adds to them
 // source    Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2;
 //           clipping as in PyTorch's clip_grad_norm_
+// variants  dev/kernels/adamw.cu
 
 struct AdamW {                           // floats only
     float lr, beta1, beta2, eps, weight_decay;
@@ -2824,6 +2830,7 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 //           call, since those that sum in the output's place are ruled out; another one may round
 //           differently
 // cost      compute: 2*M*N*K FLOPs
+// variants  dev/kernels/matmul.cu
 
 constexpr size_t MATMUL_WORKSPACE = 32 << 20;   // NVIDIA's advice for Hopper
 constexpr uint32_t MATMUL_ALIGNMENT = 16;       // bytes, at least, of every operand
