@@ -206,6 +206,11 @@ kernels: $(STUDY_PROGRAMS)
 	    echo "== $$program"; OMP_WAIT_POLICY=passive $$program $(if $(MARKDOWN),--markdown $(MARKDOWN)) || status=1; \
 	done; exit $$status
 
+# They compile for Hopper, without warnings.
+check-kernels:
+	$(MAKE) --no-print-directory DEVICE=gpu PRECISION=bf16 ARCHS=90a GPU_FLAGS="$(GPU_FLAGS) -Werror all-warnings" \
+	    $(STUDIES:%=build/kernels/gpu-bf16/%)
+
 reference:
 	$(PYTHON) dev/reference/make_reference.py
 	$(PYTHON) dev/reference/make_hf_fixture.py

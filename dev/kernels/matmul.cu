@@ -266,9 +266,6 @@ __device__ __forceinline__ void wgmma_256(float (&d)[128], uint64_t a, uint64_t 
 #undef SUMS_64
 #endif
 
-// An operand counts in units of 16 bytes: adding to it moves it.
-__device__ __forceinline__ uint64_t moved(uint64_t operand, int bytes) { return operand + bytes / 16; }
-
 // Starts sum (64, COLUMNS) += A B over one stage. `add` is false where the sum begins.
 template <int COLUMNS>
 __device__ __forceinline__ void start_products(float (&sum)[COLUMNS / 2], uint64_t A, uint64_t B, bool add) {
