@@ -62,7 +62,7 @@ $(CXX) $(CPU_FLAGS) $(5) -DWARP_SIZE=$(4) $(ONEDNN) $(DEFINE_$(3)) $(1) -o $(2) 
 endef
 
 BUILD   := build/$(DEVICE)-$(PRECISION)
-HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h) Makefile
+HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h dev/kernels/*.cuh) Makefile
 
 # ---- build and run ------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ build/asan/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
 build/asan/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) | setup
 	$(call compile,$<,$@,,$(call test_width,$@),$(SANITIZE))
 
-build/test/gpu-%/test_gpt: test_gpt.cu train_gpt.cu | setup
+build/test/gpu-%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
 	$(call compile,$<,$@,$*,gpu)
 
 # Runs programs that close with "N passed, N failed", and adds those lines up. Threads that sleep

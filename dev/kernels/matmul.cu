@@ -125,7 +125,7 @@ register_tiles_kernel(floatX* out, const floatX* A, const floatX* B, Size s) {
 #if defined(PRECISION_BF16) && WARP_SIZE == 32
 
 // ==== on tensor cores, Ampere and up =========================================
-// See train_gpt.cu, "tensor cores", for fragments, tiles and their swizzle.
+// See ptx.cuh for fragments, tiles and their swizzle.
 
 constexpr int DEPTH = TILE_COLUMNS;   // of K, per step
 
@@ -242,7 +242,7 @@ __device__ __forceinline__ TilePlace tile_place(const TileOrder& order, int i) {
     return {first + rest % rows, rest / rows};
 }
 
-// d (64 x 256) = a (64 x 16) b (16 x 256), or += if `add`: train_gpt.cu's wgmma, as wide as it can be.
+// d (64 x 256) = a (64 x 16) b (16 x 256), or += if `add`: ptx.cuh's wgmma, as wide as it can be.
 #ifdef CUDA_ON_CPU
 void wgmma_256(float (&d)[128], uint64_t a, uint64_t b, int add) { wgmma<256, Major::MN>(d, a, b, add); }
 #else

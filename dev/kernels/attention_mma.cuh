@@ -1,0 +1,227 @@
+// Attention on the tensor cores of Ampere and later cards: the function of train_gpt.cu's section "attention" (formulas
+// and shapes there), with mma.sync, ldmatrix and cp.async.
+//
+// from      Dao 2023, "FlashAttention-2", algorithms 1 and 2; fragments and tiles as in ptx.cuh
+// mapping   A block of 4 warps owns 64 rows of one head, a warp 16 of them: queries in forward and dQ, keys in dK/dV.
+//           It walks over the other side 64 rows at a time; all warps load the next tiles while they multiply these:
+//
+//                          keys  0..63    64..127  128..191
+//           queries   0.. 63      masked                        forward and dQ: a block owns a row of this picture,
+//                    64..127      whole    masked               and walks along it as far as the diagonal.
+//                   128..191      whole    whole    masked      dK/dV: a column, from the diagonal down
+//
+//           Of the 64 rows warp 0 owns 0..15, warp 1 16..31, and so on.
+//           A warp's scores (16 x 64) are a fragment in its registers: softmax makes them P, which is the left operand
+//           of the next product without leaving them; so is dS
+// backward  dQ and dK/dV are kernels of their own, which form S and dP twice: 7 products for 5, but no sum that depends
+//           on the order of blocks
+// cost      compute: 2 products forward, 7 backward, of T*T/2*HS each
+// shared    5 tiles of 64 x HS forward (Q; K and V twice), 6 backward
+#pragma once
+
+#include "attention_rows.cuh"
+
+constexpr int MMA_BLOCK = 128;
+constexpr int MMA_ROWS = 16 * MMA_BLOCK / 32;   // that a block owns, and of the other side per step
+
+// Starts to load rows [row0, row0 + MMA_ROWS) of a head into a tile; those past T become 0.
+template <int HS>
+__device__ __forceinline__ void load_tile(char* tile, const floatX* x, int row0, int T, size_t apart) {
+    for (int e = threadIdx.x; e < MMA_ROWS * (HS / PACK); e += MMA_BLOCK) {
+        const int row = e / (HS / PACK), chunk = e % (HS / PACK);
+        const bool valid = row0 + row < T;
+        copy_async(tile_chunk(tile, MMA_ROWS, row, chunk), valid ? x + (row0 + row) * apart + chunk * PACK : x, valid);
+    }
+}
+
+// S (16, MMA_ROWS) = A B^T: A are 16 rows of a tile, from `row` on, B is a tile.
+template <int HS> __device__ __forceinline__ void mma_scores(float (&S)[MMA_ROWS / 2], char* A, int row, char* B) {
+    const int lane = threadIdx.x % 32;
+    uint32_t a[4], b[4];
+    for (float& s : S) s = 0;
+#pragma unroll
+    for (int k = 0; k < HS / 16; k++) {
+        ldmatrix(a, tile_chunk(A, MMA_ROWS, row + lane % 16, 2 * k + lane / 16));
+        for (int j = 0; j < MMA_ROWS / 16; j++) {   // 16 rows of B are two right operands
+            ldmatrix(b, tile_chunk(B, MMA_ROWS, 16 * j + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+            mma_m16n8k16(S + 8 * j, a, b[0], b[1]);
+            mma_m16n8k16(S + 8 * j + 4, a, b[2], b[3]);
+        }
+    }
+}
+
+// O (16, HS) += P (16, MMA_ROWS) B: B is a tile.
+template <int HS>
+__device__ __forceinline__ void mma_outputs(float (&O)[HS / 2], const uint32_t (&P)[MMA_ROWS / 16][4], char* B) {
+    const int lane = threadIdx.x % 32;
+    uint32_t b[4];
+#pragma unroll
+    for (int k = 0; k < MMA_ROWS / 16; k++)
+        for (int j = 0; j < HS / 16; j++) {
+            ldmatrix_transposed(b, tile_chunk(B, MMA_ROWS, 16 * k + lane % 16, 2 * j + lane / 16));
+            mma_m16n8k16(O + 8 * j, P[k], b[0], b[1]);
+            mma_m16n8k16(O + 8 * j + 4, P[k], b[2], b[3]);
+        }
+}
+
+template <int HS>
+__global__ void __launch_bounds__(MMA_BLOCK, 1)
+attention_forward_mma_kernel(floatX* out, float* lse, const floatX* qkv, int T) {
+    constexpr int TILE = tile_bytes(MMA_ROWS, HS);
+    const Head head = my_head(T, HS);
+    const int own_tile = gridDim.x - 1 - blockIdx.x;      // those with most keys first
+    const int query0 = own_tile * MMA_ROWS, row = threadIdx.x / 32 * 16;
+    const float scale = rsqrtf(static_cast<float>(HS)) * LOG2E;
+    char* Q = reinterpret_cast<char*>(dynamic_shared());
+    char *K = Q + TILE, *V = K + 2 * TILE;                // two of each: in use, on its way
+    const floatX* q = qkv + head.qkv;
+
+    load_tile<HS>(Q, q, query0, T, head.apart);
+    load_tile<HS>(K, q + head.C, 0, T, head.apart);
+    load_tile<HS>(V, q + 2 * head.C, 0, T, head.apart);
+    copy_async_commit();
+    float O[HS / 2] = {};
+    RowState rows;
+    for (int j = 0; j <= own_tile; j++) {
+        const int now = j % 2 * TILE, next = TILE - now;
+        if (j < own_tile) {
+            load_tile<HS>(K + next, q + head.C, (j + 1) * MMA_ROWS, T, head.apart);
+            load_tile<HS>(V + next, q + 2 * head.C, (j + 1) * MMA_ROWS, T, head.apart);
+        }
+        copy_async_commit();
+        copy_async_wait<1>();
+        __syncthreads();   // everybody's part of K and V is there
+        float S[MMA_ROWS / 2], rescale[2];
+        uint32_t P[MMA_ROWS / 16][4];
+        mma_scores<HS>(S, Q, row, K + now);                                             // S = Q K^T
+        if (j == own_tile) mask_scores<Queries::ROWS>(S, query0 + row, j * MMA_ROWS);
+        softmax_step(S, rows, rescale, scale);
+        multiply_rows(O, rescale);
+        to_operands(P, S);
+        mma_outputs<HS>(O, P, V + now);                                                 // O += P V
+        __syncthreads();   // before K and V are loaded again
+    }
+    const float sum[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])}, inverse[2] = {1 / sum[0], 1 / sum[1]};
+    multiply_rows(O, inverse);
+    store_lse(lse + head.rows, rows, sum, query0 + row, T, scale);
+    store_rows<HS>(out + head.out, head.C, query0 + row, T, O, Q, MMA_ROWS, row);
+}
+
+// Also leaves D for attention_backward_dkv_mma_kernel.
+template <int HS>
+__global__ void __launch_bounds__(MMA_BLOCK, 1)
+attention_backward_dq_mma_kernel(floatX* dqkv, float* D_out, const floatX* dout, const floatX* qkv, const floatX* out,
+                                 const float* lse_in, int T) {
+    constexpr int TILE = tile_bytes(MMA_ROWS, HS);
+    const Head head = my_head(T, HS);
+    const int own_tile = gridDim.x - 1 - blockIdx.x;
+    const int query0 = own_tile * MMA_ROWS, row = threadIdx.x / 32 * 16;
+    const float scale = rsqrtf(static_cast<float>(HS));
+    char* Q = reinterpret_cast<char*>(dynamic_shared());
+    char *dO = Q + TILE, *K = dO + TILE, *V = K + 2 * TILE;
+    const floatX* q = qkv + head.qkv;
+
+    load_tile<HS>(Q, q, query0, T, head.apart);
+    load_tile<HS>(dO, dout + head.out, query0, T, head.C);
+    load_tile<HS>(K, q + head.C, 0, T, head.apart);
+    load_tile<HS>(V, q + 2 * head.C, 0, T, head.apart);
+    copy_async_commit();
+    float lse[2], D[2], dQ[HS / 2] = {};
+    query_statistics<HS>(lse, D, D_out + head.rows, lse_in + head.rows, dout + head.out, out + head.out, query0 + row,
+                         T, head.C);
+    for (int j = 0; j <= own_tile; j++) {
+        const int now = j % 2 * TILE, next = TILE - now;
+        if (j < own_tile) {
+            load_tile<HS>(K + next, q + head.C, (j + 1) * MMA_ROWS, T, head.apart);
+            load_tile<HS>(V + next, q + 2 * head.C, (j + 1) * MMA_ROWS, T, head.apart);
+        }
+        copy_async_commit();
+        copy_async_wait<1>();
+        __syncthreads();
+        float S[MMA_ROWS / 2], dP[MMA_ROWS / 2];
+        uint32_t dS[MMA_ROWS / 16][4];
+        mma_scores<HS>(S, Q, row, K + now);                                             // S = Q K^T
+        mma_scores<HS>(dP, dO, row, V + now);                                           // dP = dO V^T
+        if (j == own_tile) mask_scores<Queries::ROWS>(S, query0 + row, j * MMA_ROWS);
+        probabilities(S, scale * LOG2E, [&](int e) { return lse[e / 2 % 2]; });
+        score_gradients(dP, S, [&](int e) { return D[e / 2 % 2]; });
+        to_operands(dS, dP);
+        mma_outputs<HS>(dQ, dS, K + now);                                               // dQ += dS K
+        __syncthreads();
+    }
+    const float factor[2] = {scale, scale};
+    multiply_rows(dQ, factor);
+    store_rows<HS>(dqkv + head.qkv, head.apart, query0 + row, T, dQ, Q, MMA_ROWS, row);
+}
+
+template <int HS>
+__global__ void __launch_bounds__(MMA_BLOCK, 1)
+attention_backward_dkv_mma_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* lse_in,
+                                  const float* D_in, int T) {
+    constexpr int TILE = tile_bytes(MMA_ROWS, HS);
+    const Head head = my_head(T, HS);
+    const int own_tile = blockIdx.x, tiles = gridDim.x;   // those with most queries first
+    const int key0 = own_tile * MMA_ROWS, row = threadIdx.x / 32 * 16;
+    const float scale = rsqrtf(static_cast<float>(HS));
+    char* K = reinterpret_cast<char*>(dynamic_shared());
+    char *V = K + TILE, *Q = V + TILE, *dO = Q + 2 * TILE;
+    float *lse = reinterpret_cast<float*>(dO + 2 * TILE), *D = lse + MMA_ROWS;
+    const floatX *q = qkv + head.qkv, *d = dout + head.out;
+
+    load_tile<HS>(K, q + head.C, key0, T, head.apart);
+    load_tile<HS>(V, q + 2 * head.C, key0, T, head.apart);
+    load_tile<HS>(Q, q, key0, T, head.apart);
+    load_tile<HS>(dO, d, key0, T, head.C);
+    copy_async_commit();
+    float dK[HS / 2] = {}, dV[HS / 2] = {};
+    for (int i = own_tile; i < tiles; i++) {
+        const int now = (i - own_tile) % 2 * TILE, next = TILE - now;
+        if (i + 1 < tiles) {
+            load_tile<HS>(Q + next, q, (i + 1) * MMA_ROWS, T, head.apart);
+            load_tile<HS>(dO + next, d, (i + 1) * MMA_ROWS, T, head.C);
+        }
+        copy_async_commit();
+        for (int r = threadIdx.x; r < MMA_ROWS; r += MMA_BLOCK) {
+            const int query = i * MMA_ROWS + r;
+            lse[r] = query < T ? lse_in[head.rows + query] * LOG2E : 0.0f;
+            D[r] = query < T ? D_in[head.rows + query] : 0.0f;
+        }
+        copy_async_wait<1>();
+        __syncthreads();
+        float S[MMA_ROWS / 2], dP[MMA_ROWS / 2];
+        uint32_t P[MMA_ROWS / 16][4];
+        mma_scores<HS>(S, K, row, Q + now);                                             // S = K Q^T
+        mma_scores<HS>(dP, V, row, dO + now);                                           // dP = V dO^T
+        if (i == own_tile) mask_scores<Queries::COLUMNS>(S, key0 + row, i * MMA_ROWS);
+        probabilities(S, scale * LOG2E, [&](int e) { return lse[fragment_column(e)]; });
+        score_gradients(dP, S, [&](int e) { return D[fragment_column(e)]; });
+        to_operands(P, S);
+        mma_outputs<HS>(dV, P, dO + now);                                               // dV += P dO
+        to_operands(P, dP);
+        mma_outputs<HS>(dK, P, Q + now);                                                // dK += dS Q
+        __syncthreads();
+    }
+    const float factor[2] = {scale, scale};
+    multiply_rows(dK, factor);
+    store_rows<HS>(dqkv + head.qkv + head.C, head.apart, key0 + row, T, dK, K, MMA_ROWS, row);
+    store_rows<HS>(dqkv + head.qkv + 2 * head.C, head.apart, key0 + row, T, dV, V, MMA_ROWS, row);
+}
+
+// ---- launchers
+
+dim3 mma_grid(int B, int T, int NH) { return dim3(ceil_div(T, MMA_ROWS), NH, B); }
+
+template <int HS> void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH) {
+    launch("attention_forward", attention_forward_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK,
+           5 * tile_bytes(MMA_ROWS, HS), out, lse, qkv, T);
+}
+
+template <int HS>
+void attention_backward_mma(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
+                            const float* lse, int B, int T, int NH) {
+    constexpr size_t tiles = 6 * tile_bytes(MMA_ROWS, HS), statistics = 2 * MMA_ROWS * sizeof(float);
+    launch("attention_backward_dq", attention_backward_dq_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK, tiles,
+           dqkv, D, dout, qkv, out, lse, T);
+    launch("attention_backward_dkv", attention_backward_dkv_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK,
+           tiles + statistics, dqkv, dout, qkv, lse, D, T);
+}

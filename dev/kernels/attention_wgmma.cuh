@@ -1,0 +1,517 @@
+// Attention on Hopper's tensor cores: the function of train_gpt.cu's section "attention" (formulas and shapes there),
+// with wgmma, the copy engine (TMA), and warps that do one thing each.
+//
+// from      Shah et al. 2024, "FlashAttention-3", algorithms 1 and 2; Dao 2023, "FlashAttention-2"
+// mapping   One block per multiprocessor stays there and does one piece of work after another: a tile of rows of a
+//           head, queries in forward and dQ, keys in dK/dV. Its first warpgroup only loads, the others only multiply
+//           and take the softmax; they hand tiles to each other through rings of buffers:
+//
+//           warpgroup 0   one thread: copy engine -> Q | K V | K V | K V ...      stages of a ring in shared memory
+//           warpgroup 1   rows   0.. 63 of the piece   S = Q K^T, softmax, O += P V     warp 0 of it: rows 0..15
+//           warpgroup 2   rows  64..127                  the same, of the same K and V
+//           warpgroup 3   rows 128..191                  (forward, heads of 64 only)
+//
+//           A warp's 16 rows of scores are a fragment in its registers: P and dS go from one product into the next
+//           without leaving them. Products are asynchronous: while those of one tile run, another's softmax is taken
+// backward  dQ and dK/dV are kernels of their own, which form S and dP twice: 7 products for 5, but no sum that depends
+//           on the order of blocks
+// cost      compute: 2 products forward, 7 backward, of T*T/2*HS each
+// shared    of 227 KiB: 3 stages for heads of 64, 2 for larger ones
+#pragma once
+
+#include "attention_rows.cuh"
+
+constexpr int BOX_ROWS = 64;                      // that the copy engine brings at once
+
+// Blocks stay and do one piece of work after another: a tile of rows of one head each. Pieces go from
+// long to short, so that all blocks end at about the same time; yet heads take turns in groups
+// `together`, whose tensors fit in the L2 cache.
+struct Pieces {
+    int tiles;      // per head
+    int NH, heads;  // heads = B * NH
+    int together;
+
+    __device__ size_t count() const { return static_cast<size_t>(tiles) * heads; }
+};
+
+struct HeadTile { int rank, h, b; };   // rank 0 is the head's longest piece
+
+__device__ __forceinline__ HeadTile head_tile(const Pieces& pieces, size_t i) {
+    const int group = i / (static_cast<size_t>(pieces.tiles) * pieces.together), first = group * pieces.together;
+    const int heads = min(pieces.together, pieces.heads - first);
+    const int rest = i - static_cast<size_t>(group) * pieces.tiles * pieces.together, head = first + rest % heads;
+    return {rest / heads, head % pieces.NH, head / pieces.NH};
+}
+
+// Starts to load rows [row0, row0 + rows) of a head into a tile; `head` counts q, k and v apart.
+template <int HS>
+__device__ __forceinline__ void load_boxes(char* tile, int rows, const TensorMap& from, uint64_t* barrier, int head,
+                                           int row0, int b) {
+    for (int c = 0; c < column_blocks(HS); c++)
+        for (int r = 0; r < rows; r += BOX_ROWS)
+            tensor_load(tile + (c * rows + r) * TILE_ROW_BYTES, &from.map, barrier, c * TILE_COLUMNS, head, row0 + r,
+                        b);
+}
+
+// The output of (64, HS) is accumulated in blocks of 64 columns.
+template <int HS> using HeadFragment = float[column_blocks(HS)][GROUP_ROWS * TILE_COLUMNS / WARPGROUP];
+
+// Starts S (64, N) = A B^T, of rows of two tiles: A of a_rows, B (N, HS).
+template <int HS, int N>
+__device__ __forceinline__ void start_scores(float (&S)[N / 2], uint64_t A, int a_rows, uint64_t B) {
+    constexpr int STEP_BYTES = 32;   // 16 columns
+#pragma unroll
+    for (int k = 0; k < HS / 16; k++)
+        wgmma<N, Major::K>(S, moved(A, k / 4 * a_rows * TILE_ROW_BYTES + k % 4 * STEP_BYTES),
+                           moved(B, k / 4 * N * TILE_ROW_BYTES + k % 4 * STEP_BYTES), k > 0);
+    wgmma_commit();
+}
+
+// Starts O (64, HS) += P (64, N) B, P from registers, B (N, HS) a tile.
+template <int HS, int N>
+__device__ __forceinline__ void start_outputs(HeadFragment<HS>& O, const uint32_t (&P)[N / 16][4], uint64_t B) {
+#pragma unroll
+    for (int k = 0; k < N / 16; k++)
+        for (int c = 0; c < column_blocks(HS); c++)
+            wgmma<TILE_COLUMNS, Major::MN>(O[c], P[k], moved(B, (c * N + k * 16) * TILE_ROW_BYTES), 1);
+    wgmma_commit();
+}
+
+template <int HS> __device__ __forceinline__ void multiply_rows(HeadFragment<HS>& x, const float (&factor)[2]) {
+#pragma unroll
+    for (int c = 0; c < column_blocks(HS); c++) multiply_rows(x[c], factor);
+}
+template <int HS> __device__ __forceinline__ void clear_fragment(HeadFragment<HS>& x) {
+#pragma unroll
+    for (int c = 0; c < column_blocks(HS); c++)
+        for (float& value : x[c]) value = 0;
+}
+
+// Buffers of a ring: what shared memory (227 KiB to a block) has room for in all three kernels.
+constexpr int stages(int HS) { return HS == 64 ? 3 : 2; }
+
+// ---- forward
+
+template <int HS> struct ForwardShape : Warpgroups<HS == 64 ? 3 : 2> {
+    static constexpr int KEYS = 128, STAGES = stages(HS);
+    struct Shared {
+        alignas(TILE_ALIGNMENT) char Q[tile_bytes(ForwardShape::ROWS, HS)], K[STAGES][tile_bytes(KEYS, HS)],
+            V[STAGES][tile_bytes(KEYS, HS)], O[tile_bytes(ForwardShape::ROWS, HS)];
+        Ring<1> q;
+        Ring<STAGES> k, v;
+    };
+};
+
+// The pieces of a block in forward and dQ: queries, from the longest (the last ones) on.
+__device__ __forceinline__ int first_query(const Pieces& pieces, const HeadTile& piece, int rows) {
+    return (pieces.tiles - 1 - piece.rank) * rows;
+}
+// Tiles of keys that queries [query0, query0 + rows) need.
+__device__ __forceinline__ int key_tiles(int query0, int rows, int T, int keys) {
+    return (min(query0 + rows, T) + keys - 1) / keys;
+}
+
+// The producer of forward and dQ: for each piece its own rows, which load_own starts, then K and V.
+template <int HS, typename Shape, typename LoadOwn>
+__device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, const TensorMap& qkv, const Pieces& pieces,
+                                             int T, LoadOwn load_own) {
+    Turn<1> q;
+    Turn<Shape::STAGES> kv;   // K and V have rings of their own, in step
+    for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
+        const HeadTile piece = head_tile(pieces, i);
+        const int query0 = first_query(pieces, piece, Shape::ROWS),
+                  tiles = key_tiles(query0, Shape::ROWS, T, Shape::KEYS);
+        wait_empty(shared.q, q);
+        load_own(piece, query0, &shared.q.full[0]);
+        q.next();
+        for (int j = 0; j < tiles; j++, kv.next()) {
+            auto load = [&](Ring<Shape::STAGES>& ring, char* tile, int first_head) {
+                uint64_t* full = &ring.full[kv.stage];
+                wait_empty(ring, kv);
+                barrier_arrive_expect(full, sizeof(shared.K[0]));
+                load_boxes<HS>(tile, Shape::KEYS, qkv, full, first_head + piece.h, j * Shape::KEYS, piece.b);
+            };
+            load(shared.k, shared.K[kv.stage], pieces.NH);
+            load(shared.v, shared.V[kv.stage], 2 * pieces.NH);
+        }
+    }
+}
+
+// While the products of one tile run, the softmax of the next one is taken: S of tile j + 1 is started
+// before O += P V of tile j.
+template <int HS>
+__device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typename ForwardShape<HS>::Shared& shared,
+                                                 const Pieces& pieces, int T) {
+    using Shape = ForwardShape<HS>;
+    constexpr int KEYS = Shape::KEYS;
+    const int row = consumer_row();
+    const int first_row_of_group = group_row();
+    const uint64_t Q = wgmma_operand(shared.Q + first_row_of_group * TILE_ROW_BYTES);
+    const uint64_t K = wgmma_operand(shared.K[0]), V = wgmma_operand(shared.V[0]);
+    const float scale = rsqrtf(static_cast<float>(HS)) * LOG2E;
+    const size_t C = static_cast<size_t>(pieces.NH) * HS;
+    Turn<1> q;
+    Turn<Shape::STAGES> k, v;
+    for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
+        const HeadTile piece = head_tile(pieces, i);
+        const int query0 = first_query(pieces, piece, Shape::ROWS), group0 = query0 + first_row_of_group;
+        // Of the tiles that are loaded for the block, those that this group's queries see; one where there are none.
+        const int loaded = key_tiles(query0, Shape::ROWS, T, KEYS);
+        const int tiles = group0 < T ? key_tiles(group0, GROUP_ROWS, T, KEYS) : 1;
+        float S[KEYS / 2], rescale[2];
+        HeadFragment<HS> O;
+        uint32_t P[KEYS / 16][4];
+        RowState rows;
+        auto start_tile = [&] {
+            wait_full(shared.k, k);
+            wgmma_fence(S);
+            start_scores<HS, KEYS>(S, Q, Shape::ROWS, moved(K, k.stage * sizeof(shared.K[0])));         // S = Q K^T
+        };
+        auto softmax = [&](int j) {
+            release(shared.k, k);
+            if (j + 1 == tiles) release(shared.q, q);
+            if ((j + 1) * KEYS > query0 + row + 1) mask_scores<Queries::ROWS>(S, query0 + row, j * KEYS);
+            softmax_step(S, rows, rescale, scale);
+        };
+        clear_fragment<HS>(O);
+        wait_full(shared.q, q);
+        start_tile();
+        wgmma_wait<0>(S);
+        softmax(0);
+        to_operands(P, S);
+        for (int j = 1; j < tiles; j++) {
+            start_tile();
+            wait_full(shared.v, v);
+            wgmma_fence(O, P);
+            start_outputs<HS, KEYS>(O, P, moved(V, v.stage * sizeof(shared.V[0]))); // O += P V, of the last tile
+            wgmma_wait<1>(S);
+            softmax(j);
+            Turn<Shape::STAGES> next = v;
+            next.next();
+            wait_full(shared.v, next);   // of this tile; and a branch, see wgmma_wait
+            wgmma_wait<0>(O);
+            release(shared.v, v);
+            multiply_rows<HS>(O, rescale);
+            to_operands(P, S);
+        }
+        wait_full(shared.v, v);
+        wgmma_fence(O, P);
+        start_outputs<HS, KEYS>(O, P, moved(V, v.stage * sizeof(shared.V[0])));
+        const float sum[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])}, inverse[2] = {1 / sum[0], 1 / sum[1]};
+        const size_t first_row = static_cast<size_t>(piece.b) * T;
+        store_lse(lse + (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T, rows, sum, query0 + row, T, scale);
+        wgmma_wait<0>(O);
+        release(shared.v, v);
+        for (int j = tiles; j < loaded; j++) {
+            wait_full(shared.k, k);
+            wait_full(shared.v, v);
+            __syncwarp();   // all lanes have seen them full: once released, they may soon be full of something else
+            release(shared.k, k);
+            release(shared.v, v);
+        }
+        multiply_rows<HS>(O, inverse);
+        store_rows<HS>(out + first_row * C + piece.h * HS, C, query0 + row, T, O[0], shared.O, Shape::ROWS, row);
+    }
+}
+
+template <int HS>
+__global__ void __launch_bounds__(ForwardShape<HS>::BLOCK, 1)
+attention_forward_wgmma_kernel(floatX* out, float* lse, const __grid_constant__ TensorMap qkv, Pieces pieces, int T) {
+    if constexpr (HAS_WGMMA) {
+        using Shape = ForwardShape<HS>;
+        auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
+        init_rings(Shape::WARPS, shared.q, shared.k, shared.v);
+        if (threadIdx.x < WARPGROUP) {
+            keep_registers<Shape::PRODUCER_REGISTERS>();
+            if (threadIdx.x == 0)
+                produce_keys<HS, Shape>(shared, qkv, pieces, T, [&](const HeadTile& piece, int query0, uint64_t* full) {
+                    barrier_arrive_expect(full, sizeof(shared.Q));
+                    load_boxes<HS>(shared.Q, Shape::ROWS, qkv, full, piece.h, query0, piece.b);
+                });
+        } else {
+            take_registers<Shape::CONSUMER_REGISTERS>();
+            forward_consumer<HS>(out, lse, shared, pieces, T);
+        }
+    }
+}
+
+// ---- backward: what dQ and dK/dV share
+
+// The scores S = X A^T and dP = Y B^T: X and Y are this group's rows of the two tiles that the block owns, A and B
+// tiles of N rows from the two rings.
+template <int HS, int N> struct BackwardScores {
+    uint64_t X, Y, A, B;   // the group's rows, and the first tile of each ring
+
+    __device__ __forceinline__ BackwardScores(const char* x, const char* y, const char* a, const char* b)
+        : X(wgmma_operand(x + group_row() * TILE_ROW_BYTES)), Y(wgmma_operand(y + group_row() * TILE_ROW_BYTES)),
+          A(wgmma_operand(a)), B(wgmma_operand(b)) {}
+
+    __device__ __forceinline__ uint64_t a(int stage) const { return moved(A, stage * tile_bytes(N, HS)); }
+    __device__ __forceinline__ uint64_t b(int stage) const { return moved(B, stage * tile_bytes(N, HS)); }
+
+    // Starts both, in two groups. own_rows: of X's and Y's tiles
+    __device__ __forceinline__ void start(float (&S)[N / 2], float (&dP)[N / 2], int own_rows, int a_stage,
+                                          int b_stage) const {
+        wgmma_fence(S, dP);
+        start_scores<HS, N>(S, X, own_rows, a(a_stage));
+        start_scores<HS, N>(dP, Y, own_rows, b(b_stage));
+    }
+};
+
+// ---- dQ
+
+template <int HS> struct QueryGradientShape : Warpgroups<2> {
+    static constexpr int KEYS = HS == 64 ? 128 : 64, STAGES = stages(HS);
+    struct Shared {
+        alignas(TILE_ALIGNMENT) char Q[tile_bytes(QueryGradientShape::ROWS, HS)],
+            dO[tile_bytes(QueryGradientShape::ROWS, HS)], K[STAGES][tile_bytes(KEYS, HS)],
+            V[STAGES][tile_bytes(KEYS, HS)], dQ[tile_bytes(QueryGradientShape::ROWS, HS)];
+        Ring<1> q;   // and dO
+        Ring<STAGES> k, v;
+    };
+};
+
+// dQ of a tile is computed while the scores of the next one are.
+template <int HS>
+__device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const floatX* dout, const floatX* out,
+                                            const float* lse_in, typename QueryGradientShape<HS>::Shared& shared,
+                                            const Pieces& pieces, int T) {
+    using Shape = QueryGradientShape<HS>;
+    constexpr int KEYS = Shape::KEYS;
+    const int row = consumer_row();
+    const BackwardScores<HS, KEYS> scores(shared.Q, shared.dO, shared.K[0], shared.V[0]);
+    const float scale = rsqrtf(static_cast<float>(HS));
+    const size_t C = static_cast<size_t>(pieces.NH) * HS;
+    Turn<1> q;
+    Turn<Shape::STAGES> k, v;
+    for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
+        const HeadTile piece = head_tile(pieces, i);
+        const int query0 = first_query(pieces, piece, Shape::ROWS), tiles = key_tiles(query0, Shape::ROWS, T, KEYS);
+        const size_t first_row = static_cast<size_t>(piece.b) * T,
+                     first_lse = (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T;
+        const size_t first_out = first_row * C + piece.h * HS;
+        float S[KEYS / 2], dP[KEYS / 2], lse[2], D[2];
+        HeadFragment<HS> dQ;
+        uint32_t dS[KEYS / 16][4];
+        clear_fragment<HS>(dQ);
+        query_statistics<HS>(lse, D, D_out + first_lse, lse_in + first_lse, dout + first_out, out + first_out,
+                             query0 + row, T, C);
+        wait_full(shared.q, q);
+        for (int j = 0; j < tiles; j++) {
+            Turn<Shape::STAGES> now = k;
+            if (j > 0) now.next();                    // k is behind: dQ still reads its buffer
+            wait_full(shared.k, now);
+            wait_full(shared.v, v);
+            scores.start(S, dP, Shape::ROWS, now.stage, v.stage);                // S = Q K^T, dP = dO V^T
+            wgmma_wait<1>(S);                         // and dQ of the last tile is done
+            if (j > 0) release(shared.k, k);
+            if ((j + 1) * KEYS > query0 + row + 1) mask_scores<Queries::ROWS>(S, query0 + row, j * KEYS);
+            probabilities(S, scale * LOG2E, [&](int e) { return lse[e / 2 % 2]; });
+            wait_full(shared.v, v);                   // it is: a branch, see wgmma_wait
+            wgmma_wait<0>(dP);
+            release(shared.v, v);
+            if (j + 1 == tiles) release(shared.q, q);
+            score_gradients(dP, S, [&](int e) { return D[e / 2 % 2]; });
+            to_operands(dS, dP);
+            wgmma_fence(dQ, dS);
+            start_outputs<HS, KEYS>(dQ, dS, scores.a(now.stage));                // dQ += dS K
+        }
+        wgmma_wait<0>(dQ);
+        release(shared.k, k);
+        const float factor[2] = {scale, scale};
+        multiply_rows<HS>(dQ, factor);
+        store_rows<HS>(dqkv + first_row * 3 * C + piece.h * HS, 3 * C, query0 + row, T, dQ[0], shared.dQ, Shape::ROWS,
+                       row);
+    }
+}
+
+// Also leaves D for attention_backward_dkv_wgmma_kernel.
+template <int HS>
+__global__ void __launch_bounds__(QueryGradientShape<HS>::BLOCK, 1)
+    attention_backward_dq_wgmma_kernel(floatX* dqkv, float* D_out, const __grid_constant__ TensorMap qkv,
+                                       const __grid_constant__ TensorMap dout_map, const floatX* dout,
+                                       const floatX* out, const float* lse, Pieces pieces, int T) {
+    if constexpr (HAS_WGMMA) {
+        using Shape = QueryGradientShape<HS>;
+        auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
+        init_rings(Shape::WARPS, shared.q, shared.k, shared.v);
+        if (threadIdx.x < WARPGROUP) {
+            keep_registers<Shape::PRODUCER_REGISTERS>();
+            if (threadIdx.x == 0)
+                produce_keys<HS, Shape>(shared, qkv, pieces, T, [&](const HeadTile& piece, int query0, uint64_t* full) {
+                    barrier_arrive_expect(full, sizeof(shared.Q) + sizeof(shared.dO));
+                    load_boxes<HS>(shared.Q, Shape::ROWS, qkv, full, piece.h, query0, piece.b);
+                    load_boxes<HS>(shared.dO, Shape::ROWS, dout_map, full, piece.h, query0, piece.b);
+                });
+        } else {
+            take_registers<Shape::CONSUMER_REGISTERS>();
+            dq_consumer<HS>(dqkv, D_out, dout, out, lse, shared, pieces, T);
+        }
+    }
+}
+
+// ---- dK and dV
+
+template <int HS> struct KeyGradientShape : Warpgroups<2> {
+    static constexpr int QUERIES = 64, STAGES = stages(HS);
+    struct Shared {
+        alignas(TILE_ALIGNMENT) char K[tile_bytes(KeyGradientShape::ROWS, HS)],
+            V[tile_bytes(KeyGradientShape::ROWS, HS)], Q[STAGES][tile_bytes(QUERIES, HS)],
+            dO[STAGES][tile_bytes(QUERIES, HS)], out[tile_bytes(KeyGradientShape::ROWS, HS)];
+        float lse[STAGES][QUERIES], D[STAGES][QUERIES];
+        Ring<1> k;                // and V
+        Ring<STAGES, 1 + 32> q;   // dO, lse and D: filled by the copy engine and a warp
+    };
+};
+
+// The first warp of the producers. Lane 0 runs the copy engine; lse and D, whose rows begin anywhere,
+// are copied by all lanes.
+template <int HS>
+__device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shared& shared, const TensorMap& qkv,
+                                             const TensorMap& dout, const float* lse, const float* D,
+                                             const Pieces& pieces, int T) {
+    using Shape = KeyGradientShape<HS>;
+    const int lane = threadIdx.x;
+    Turn<1> k;
+    Turn<Shape::STAGES> q;
+    for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
+        const HeadTile piece = head_tile(pieces, i);
+        const int key0 = piece.rank * Shape::ROWS;
+        const size_t first = (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T;
+        wait_empty(shared.k, k);
+        if (lane == 0) {
+            barrier_arrive_expect(&shared.k.full[0], sizeof(shared.K) + sizeof(shared.V));
+            load_boxes<HS>(shared.K, Shape::ROWS, qkv, &shared.k.full[0], pieces.NH + piece.h, key0, piece.b);
+            load_boxes<HS>(shared.V, Shape::ROWS, qkv, &shared.k.full[0], 2 * pieces.NH + piece.h, key0, piece.b);
+        }
+        k.next();
+        for (int query0 = key0; query0 < T; query0 += Shape::QUERIES, q.next()) {
+            uint64_t* full = &shared.q.full[q.stage];
+            wait_empty(shared.q, q);
+            if (lane == 0) {
+                barrier_arrive_expect(full, sizeof(shared.Q[0]) + sizeof(shared.dO[0]));
+                load_boxes<HS>(shared.Q[q.stage], Shape::QUERIES, qkv, full, piece.h, query0, piece.b);
+                load_boxes<HS>(shared.dO[q.stage], Shape::QUERIES, dout, full, piece.h, query0, piece.b);
+            }
+            for (int r = lane; r < Shape::QUERIES; r += 32) {
+                shared.lse[q.stage][r] = query0 + r < T ? lse[first + query0 + r] * LOG2E : 0.0f;
+                shared.D[q.stage][r] = query0 + r < T ? D[first + query0 + r] : 0.0f;
+            }
+            barrier_arrive(full);
+        }
+    }
+}
+
+// As in dQ, dV and dK of a tile are computed while the scores of the next one are.
+template <int HS>
+__device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientShape<HS>::Shared& shared,
+                                             const Pieces& pieces, int T) {
+    using Shape = KeyGradientShape<HS>;
+    constexpr int QUERIES = Shape::QUERIES;
+    const int row = consumer_row();
+    const BackwardScores<HS, QUERIES> scores(shared.K, shared.V, shared.Q[0], shared.dO[0]);
+    const float scale = rsqrtf(static_cast<float>(HS));
+    const size_t C = static_cast<size_t>(pieces.NH) * HS;
+    Turn<1> k;
+    Turn<Shape::STAGES> q;
+    for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
+        const HeadTile piece = head_tile(pieces, i);
+        const int key0 = piece.rank * Shape::ROWS;
+        float S[QUERIES / 2], dP[QUERIES / 2];
+        HeadFragment<HS> dK, dV;
+        uint32_t P[QUERIES / 16][4], dS[QUERIES / 16][4];
+        clear_fragment<HS>(dK);
+        clear_fragment<HS>(dV);
+        wait_full(shared.k, k);
+        for (int query0 = key0; query0 < T; query0 += QUERIES) {
+            Turn<Shape::STAGES> now = q;
+            if (query0 > key0) now.next();            // q is behind: dV and dK still read its buffers
+            wait_full(shared.q, now);
+            scores.start(S, dP, Shape::ROWS, now.stage, now.stage);              // S = K Q^T, dP = V dO^T
+            wgmma_wait<1>(S);                         // and dV and dK of the last tile are done
+            if (query0 > key0) release(shared.q, q);
+            if (key0 + row + 15 > query0) mask_scores<Queries::COLUMNS>(S, key0 + row, query0);
+            probabilities(S, scale * LOG2E, [&](int e) { return shared.lse[now.stage][fragment_column(e)]; });
+            to_operands(P, S);
+            wgmma_fence(dV, P);
+            start_outputs<HS, QUERIES>(dV, P, scores.b(now.stage));              // dV += P dO
+            wgmma_wait<HS == 64 ? 1 : 0>(dP);         // larger heads need P's registers for dS
+            score_gradients(dP, S, [&](int e) { return shared.D[now.stage][fragment_column(e)]; });
+            to_operands(dS, dP);
+            wgmma_fence(dK, dS);
+            start_outputs<HS, QUERIES>(dK, dS, scores.a(now.stage));             // dK += dS Q
+        }
+        release(shared.k, k);
+        wgmma_wait<0>(dK, dV);
+        release(shared.q, q);
+        const float factor[2] = {scale, scale};
+        multiply_rows<HS>(dK, factor);
+        floatX* to = dqkv + static_cast<size_t>(piece.b) * T * 3 * C + piece.h * HS;
+        store_rows<HS>(to + C, 3 * C, key0 + row, T, dK[0], shared.out, Shape::ROWS, row);
+        store_rows<HS>(to + 2 * C, 3 * C, key0 + row, T, dV[0], shared.out, Shape::ROWS, row);
+    }
+}
+
+template <int HS>
+__global__ void __launch_bounds__(KeyGradientShape<HS>::BLOCK, 1)
+    attention_backward_dkv_wgmma_kernel(floatX* dqkv, const __grid_constant__ TensorMap qkv,
+                                        const __grid_constant__ TensorMap dout, const float* lse, const float* D,
+                                        Pieces pieces, int T) {
+    if constexpr (HAS_WGMMA) {
+        using Shape = KeyGradientShape<HS>;
+        auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
+        init_rings(Shape::WARPS, shared.k, shared.q);
+        if (threadIdx.x < WARPGROUP) {
+            keep_registers<Shape::PRODUCER_REGISTERS>();
+            if (threadIdx.x < 32) dkv_producer<HS>(shared, qkv, dout, lse, D, pieces, T);
+        } else {
+            take_registers<Shape::CONSUMER_REGISTERS>();
+            dkv_consumer<HS>(dqkv, shared, pieces, T);
+        }
+    }
+}
+
+// ---- launchers
+
+// A tensor (B, T, heads, HS), of which q, k and v count as 3 NH heads, for the copy engine.
+TensorMap head_tensor_map(const floatX* x, int B, int T, int heads, int HS) {
+    const uint64_t row = static_cast<uint64_t>(heads) * HS * sizeof(floatX);
+    return make_tensor_map(
+        x,
+        {static_cast<uint64_t>(HS), static_cast<uint64_t>(heads), static_cast<uint64_t>(T), static_cast<uint64_t>(B)},
+        {HS * sizeof(floatX), row, row * T}, BOX_ROWS);
+}
+
+// A part of the L2 cache (50 MB on an H100) for what `together` heads read again and again.
+constexpr size_t L2_SHARE = 24 << 20;
+
+Pieces make_pieces(int B, int T, int NH, int HS, int rows) {
+    const size_t head_bytes = static_cast<size_t>(T) * 2 * HS * sizeof(floatX);   // K and V, or Q and dO
+    return {static_cast<int>(ceil_div(T, rows)), NH, B * NH,
+            static_cast<int>(std::max(size_t{1}, L2_SHARE / head_bytes))};
+}
+
+unsigned piece_blocks(const Pieces& pieces) {
+    return static_cast<unsigned>(std::min(static_cast<size_t>(device.properties.multiProcessorCount),
+                                          pieces.tiles * static_cast<size_t>(pieces.heads)));
+}
+
+template <int HS> void attention_forward_wgmma(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH) {
+    using Shape = ForwardShape<HS>;
+    const Pieces pieces = make_pieces(B, T, NH, HS, Shape::ROWS);
+    launch("attention_forward", attention_forward_wgmma_kernel<HS>, piece_blocks(pieces), Shape::BLOCK,
+           sizeof(typename Shape::Shared), out, lse, head_tensor_map(qkv, B, T, 3 * NH, HS), pieces, T);
+}
+
+template <int HS>
+void attention_backward_wgmma(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
+                              const float* lse, int B, int T, int NH) {
+    using Queries = QueryGradientShape<HS>;
+    using Keys = KeyGradientShape<HS>;
+    const TensorMap qkv_map = head_tensor_map(qkv, B, T, 3 * NH, HS), dout_map = head_tensor_map(dout, B, T, NH, HS);
+    const Pieces queries = make_pieces(B, T, NH, HS, Queries::ROWS), keys = make_pieces(B, T, NH, HS, Keys::ROWS);
+    launch("attention_backward_dq", attention_backward_dq_wgmma_kernel<HS>, piece_blocks(queries), Queries::BLOCK,
+           sizeof(typename Queries::Shared), dqkv, D, qkv_map, dout_map, dout, out, lse, queries, T);
+    launch("attention_backward_dkv", attention_backward_dkv_wgmma_kernel<HS>, piece_blocks(keys), Keys::BLOCK,
+           sizeof(typename Keys::Shared), dqkv, qkv_map, dout_map, lse, D, keys, T);
+}

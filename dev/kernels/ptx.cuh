@@ -1,0 +1,392 @@
+// The instructions that CUDA C++ has no name for, as functions: products of matrices on tensor cores, and copies into
+// shared memory that pass through no register. And what is made of them everywhere: tiles, fragments, rings of buffers.
+//
+// Each function is one instruction, with the section of the PTX manual ("PTX ISA") that defines it. dev/cpu/ptx.h is
+// their twin: the same functions for a CPU, written from the manual, so that kernels which use them are tested where
+// there is no GPU. attention_mma.cuh, attention_wgmma.cuh and matmul.cu stand on this file; of train_gpt.cu, which
+// includes it, it uses floatX, PACK, FULL_WARP, check and format.
+//
+// Map: Ampere and up · Hopper: barriers, copy engine, products, registers · tiles · fragments · rings · tensor maps
+//
+// Fragments, what a warp holds of a matrix. Ampere and up: a warp multiplies (16 x 16) by (16 x 8). Lane 4g + t has
+//     A  a[0], a[1]: columns 2t, 2t+1 of rows g, g+8;   a[2], a[3]: the same of columns 2t+8, 2t+9
+//     B  b[0]: rows 2t, 2t+1 of column g;   b[1]: rows 2t+8, 2t+9
+//     D  d[0], d[1]: columns 2t, 2t+1 of row g;   d[2], d[3]: of row g+8
+// Hopper: four warps (a warpgroup) multiply (64 x 16) by (16 x N), warp w rows 16w to 16w+15, in the same fragments:
+// d[4i] ... d[4i+3] are columns 8i to 8i+7. Operands come from shared memory, the left one also from registers.
+//
+//     rows of a warp's D                columns 0 1 | 2 3 | 4 5 | 6 7 | 8 9 ...       lane 4g + t, d[4i], d[4i+1]
+//       g = 0                                 lane 0    1     2     3     0
+//       g = 1                                      4    5     6     7     4
+//       ...
+//       g = 7                                     28   29    30    31    28
+//       g = 0, 8 rows further                      0    1     2     3     0           d[4i+2], d[4i+3]
+//
+// So D, rounded to pairs of BF16, is an A of 16 of its columns: one product's result is the next one's left operand,
+// and never leaves its registers.
+//
+// Tiles in shared memory are columns by the 64: row r of 64 elements is 128 bytes, and its 16-byte chunk c is at place
+// c ^ (r % 8), so that eight rows of one column of chunks lie in different banks. This is what Hopper's copy engine
+// calls a swizzle of 128 bytes. A tile begins at a multiple of 1024.
+#pragma once
+
+constexpr int TILE_COLUMNS = 64;
+constexpr int TILE_ROW_BYTES = 128;
+
+#ifdef CUDA_ON_CPU
+#include <ptx.h>
+#else
+
+// An address in shared memory as PTX counts it.
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// 2^x within 2 units in the last place; denormals are 0. "ex2"
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// ---- Ampere and up
+
+// d (16 x 8) += a (16 x 16) b (16 x 8). "Matrix Fragments for mma.m16n8k16 with floating point type"
+__device__ __forceinline__ void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four 8 x 8 matrices of 16 bits: lane l names row l % 8 of matrix l / 8. Lane 4g + t gets elements
+// 2t, 2t+1 of row g of each, or, transposed, rows 2t, 2t+1 of column g. "ldmatrix"
+__device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+}
+__device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+}
+
+// Starts to copy 16 bytes from global to shared memory; zeros when not `valid`. "cp.async"
+__device__ __forceinline__ void copy_async(void* to, const void* from, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+}
+// What this thread has started since the last commit is a group; waits until at most N are under way.
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// ---- Hopper: barriers that count threads and bytes
+
+// A phase ends when `arrivals` threads have arrived and all expected bytes are there. "mbarrier"
+__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+// Makes barrier_init known to the copy engine. "fence.mbarrier_init"
+__device__ __forceinline__ void barrier_init_done() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive_expect(uint64_t* barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+// Waits until the phase of this parity has ended: 0 for the first, third, ... and 1 for the others. A
+// new barrier counts as one whose phase of parity 1 has just ended.
+__device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
+    uint32_t done;
+    do asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                    : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+    while (!done);
+}
+
+// Barriers 1 to 15 of a block, for some of its warps: wait for `threads`, or arrive and go on. "barrier"
+__device__ __forceinline__ void named_barrier_wait(int number, int threads) {
+    asm volatile("barrier.cta.sync %0, %1;" :: "r"(number), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
+    asm volatile("barrier.cta.arrive %0, %1;" :: "r"(number), "r"(threads) : "memory");
+}
+
+// ---- Hopper: the copy engine (TMA)
+
+// Starts to copy the box at (c0, c1, c2, c3) of a tensor, c0 fastest, to shared memory; what lies
+// outside of the tensor becomes 0. Its bytes are counted by the barrier. "cp.async.bulk.tensor"
+__device__ __forceinline__ void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2,
+                                            int c3) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
+                 "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+                 : "memory");
+}
+
+// ---- Hopper: products of a warpgroup. "Asynchronous Warpgroup Level Matrix Multiply-Accumulate"
+
+// To the compiler an asm is over once it is through, so it moves arithmetic on accumulators across the
+// fence and the wait below. Naming them there keeps it on its side: it must take them for changed here.
+__device__ __forceinline__ void touch(float& x) { asm volatile("" : "+f"(x)); }
+__device__ __forceinline__ void touch(uint32_t& x) { asm volatile("" : "+r"(x)); }
+template <typename T, int COUNT> __device__ __forceinline__ void touch(T (&x)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) touch(x[i]);
+}
+
+// The products that follow see what was written to registers before: accumulators and fragments of a,
+// which are named here.
+template <typename... Registers> __device__ __forceinline__ void wgmma_fence(Registers&... registers) {
+    (touch(registers), ...);
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+// What was started since the last commit is a group; waits until at most N are under way. Accumulators
+// of the groups that have ended are named here. The assembler moves the wait up over arithmetic that was
+// to overlap with products, as far as the last branch: there must be one in between.
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N, typename... Registers> __device__ __forceinline__ void wgmma_wait(Registers&... registers) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
+    (touch(registers), ...);
+}
+
+// Products and the copy engine see shared memory by a way of their own (the "async proxy"). What this
+// thread wrote there, by stores or copy_async, they see after this. "fence.proxy.async"
+__device__ __forceinline__ void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// How a tile is read: K, its columns are what is summed over; MN, its rows are.
+enum class Major { K = 0, MN = 1 };
+
+// A tile in shared memory as an operand: 16-byte units of address, of the distance between blocks of
+// 64 columns (for MN beyond 64 columns), of the distance between 8 rows; swizzle of 128 bytes.
+// "Shared Memory Matrix Layout", "Matrix Descriptor"
+__device__ __forceinline__ uint64_t wgmma_operand(const void* tile, int column_block_bytes = 16) {
+    constexpr uint64_t EIGHT_ROWS = 8 * TILE_ROW_BYTES / 16, SWIZZLE_128 = 1;
+    return (shared_address(tile) & 0x3ffff) >> 4 | static_cast<uint64_t>(column_block_bytes / 16) << 16 |
+           EIGHT_ROWS << 32 | SWIZZLE_128 << 62;
+}
+
+// The accumulators 8i ... 8i+7 as operands of an instruction.
+#define WGMMA_D(i) "+f"(d[8 * i]), "+f"(d[8 * i + 1]), "+f"(d[8 * i + 2]), "+f"(d[8 * i + 3]), \
+                   "+f"(d[8 * i + 4]), "+f"(d[8 * i + 5]), "+f"(d[8 * i + 6]), "+f"(d[8 * i + 7])
+#define WGMMA_32                                                                                                       \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "       \
+    "%23, %24, %25, %26, %27, %28, %29, %30, %31}"
+#define WGMMA_64                                                                                                       \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "       \
+    "%23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "        \
+    "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+
+// d (64 x N) = a (64 x 16) b (16 x N), or += if `add`; a and b from shared memory, a of Major::K.
+template <int N, Major B> __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add) {
+    static_assert(N == 64 || N == 128);
+    if constexpr (N == 64)
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32
+            ", %32, %33, p, 1, 1, 0, %35;\n}"
+            : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3)
+            : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(B)));
+    else
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " WGMMA_64
+            ", %64, %65, p, 1, 1, 0, %67;\n}"
+            : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7)
+            : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(B)));
+}
+
+// The same with a from registers, in fragments as above.
+template <int N, Major B>
+__device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {
+    static_assert(N == 64);
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32
+        ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+        : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(static_cast<int>(B)));
+}
+
+#undef WGMMA_D
+#undef WGMMA_32
+#undef WGMMA_64
+
+// A warpgroup gives registers back, or takes more than the launch gave it. "setmaxnreg"
+template <int N> __device__ __forceinline__ void keep_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+#endif
+
+// Hopper's own instructions are those of sm_90a.
+#if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool HAS_WGMMA = true;
+#else
+constexpr bool HAS_WGMMA = false;
+#endif
+
+// ==== tiles =================================================================
+
+constexpr int TILE_ALIGNMENT = 1024;   // bytes, where the copy engine writes and wgmma reads
+
+// Bytes of a tile of `rows` rows of a head: whole blocks of 64 columns.
+__host__ __device__ constexpr int column_blocks(int HS) { return (HS + TILE_COLUMNS - 1) / TILE_COLUMNS; }
+__host__ __device__ constexpr int tile_bytes(int rows, int HS) { return rows * column_blocks(HS) * TILE_ROW_BYTES; }
+
+// The 16-byte chunk `chunk` of row `row` in a tile of `rows` rows; tiles of further columns follow.
+__device__ __forceinline__ char* tile_chunk(void* tile, int rows, int row, int chunk) {
+    return static_cast<char*>(tile) + (chunk / 8 * rows + row) * TILE_ROW_BYTES + ((chunk ^ row) % 8) * 16;
+}
+
+// ==== fragments =============================================================
+// (16, N) of a warp, N / 2 elements a lane.
+
+// Two floats as BF16 in 32 bits, x in the lower half.
+__device__ __forceinline__ uint32_t pack_bf16(float x, float y) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+    uint32_t bits;
+    memcpy(&bits, &pair, sizeof(bits));
+    return bits;
+}
+
+// Row and column of a lane's element e.
+__device__ __forceinline__ int fragment_row(int e) { return threadIdx.x % 32 / 4 + e / 2 % 2 * 8; }
+__device__ __forceinline__ int fragment_column(int e) { return e / 4 * 8 + threadIdx.x % 4 * 2 + e % 2; }
+
+template <int N> __device__ __forceinline__ void multiply_rows(float (&x)[N], const float (&factor)[2]) {
+    for (int e = 0; e < N; e++) x[e] *= factor[e / 2 % 2];
+}
+
+// A fragment, rounded, as left operands of 16 columns each.
+template <int N> __device__ __forceinline__ void to_operands(uint32_t (&a)[N / 8][4], const float (&x)[N]) {
+    for (int i = 0; i < N / 2; i++) a[i / 4][i % 4] = pack_bf16(x[2 * i], x[2 * i + 1]);
+}
+
+// Rows row0 ... row0 + 15 of x, as far as they are below T, from a fragment (16, HS), by way of the
+// warp's own rows of a tile, so that lanes next to each other write 16 bytes next to each other.
+template <int HS>
+__device__ __forceinline__ void store_rows(floatX* x, size_t apart, int row0, int T, const float* fragment, char* tile,
+                                           int tile_rows, int tile_row) {
+    const int lane = threadIdx.x % 32;
+    __syncwarp();   // what was here has been read
+    for (int i = 0; i < HS / 4; i++) {
+        const uint32_t pair = pack_bf16(fragment[2 * i], fragment[2 * i + 1]);
+        memcpy(tile_chunk(tile, tile_rows, tile_row + fragment_row(2 * i), i / 2) + lane % 4 * 4, &pair, sizeof(pair));
+    }
+    __syncwarp();
+    for (int e = lane; e < 16 * (HS / PACK); e += 32) {
+        const int row = e / (HS / PACK), chunk = e % (HS / PACK);
+        if (row0 + row < T)
+            *reinterpret_cast<uint4*>(x + (row0 + row) * apart + chunk * PACK) =
+                *reinterpret_cast<const uint4*>(tile_chunk(tile, tile_rows, tile_row + row, chunk));
+    }
+}
+
+// ==== rings of buffers, warpgroups ==========================================
+// Hopper: some warps load tiles, others multiply them.
+
+constexpr int WARPGROUP = 128, GROUP_ROWS = 64;   // threads; rows of a product
+
+// A ring of buffers between the producer, who fills them, and the consumers. FILLERS threads announce
+// that a buffer is full.
+template <int STAGES, int FILLERS = 1> struct Ring {
+    uint64_t full[STAGES], empty[STAGES];
+
+    __device__ void init(int readers) {
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(&full[s], FILLERS);
+            barrier_init(&empty[s], readers);
+        }
+    }
+};
+
+template <typename... Rings> __device__ __forceinline__ void init_rings(int readers, Rings&... rings) {
+    if (threadIdx.x == 0) {
+        (rings.init(readers), ...);
+        barrier_init_done();
+    }
+    __syncthreads();
+}
+
+// Where somebody is in a ring: the buffer, and the parity of this round.
+template <int STAGES> struct Turn {
+    int stage = 0;
+    uint32_t parity = 0;
+
+    __device__ __forceinline__ void next() {
+        stage = (stage + 1) % STAGES;
+        parity ^= stage == 0;
+    }
+};
+
+template <int STAGES, int FILLERS>
+__device__ __forceinline__ void wait_full(Ring<STAGES, FILLERS>& ring, const Turn<STAGES>& turn) {
+    barrier_wait(&ring.full[turn.stage], turn.parity);
+}
+template <int STAGES, int FILLERS>
+__device__ __forceinline__ void wait_empty(Ring<STAGES, FILLERS>& ring, const Turn<STAGES>& turn) {
+    barrier_wait(&ring.empty[turn.stage], turn.parity ^ 1);   // a new buffer is empty
+}
+// A warp has read this buffer for the last time.
+template <int STAGES, int FILLERS>
+__device__ __forceinline__ void release(Ring<STAGES, FILLERS>& ring, Turn<STAGES>& turn) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[turn.stage]);
+    turn.next();
+}
+
+// An operand counts in units of 16 bytes: adding to it moves it.
+__device__ __forceinline__ uint64_t moved(uint64_t operand, int bytes) { return operand + bytes / 16; }
+
+// Warpgroups of a block: one that loads and CONSUMERS that multiply. The launch gives all threads the
+// same registers; the first group needs few, the others take the rest of the 65536.
+template <int CONSUMERS> struct Warpgroups {
+    static constexpr int BLOCK = WARPGROUP * (1 + CONSUMERS);
+    static constexpr int WARPS = 4 * CONSUMERS;      // that multiply
+    static constexpr int ROWS = GROUP_ROWS * CONSUMERS;
+    static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
+    static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
+};
+
+// This warp's first row among those of the block's consumers.
+__device__ __forceinline__ int consumer_row() { return (threadIdx.x - WARPGROUP) / 32 * 16; }
+
+// Its group's first row; by way of lane 0, so that the compiler knows that all lanes have the same, and
+// keeps operands in the registers that a warp shares, where products take them from.
+__device__ __forceinline__ int group_row() {
+    return __shfl_sync(FULL_WARP, consumer_row() / GROUP_ROWS * GROUP_ROWS, 0);
+}
+
+// ==== tensor maps ===========================================================
+
+// A tensor (n3, n2, n1, n0) in global memory, n0 contiguous, as the copy engine sees it: passed to
+// kernels by value. One box is 64 columns of n0 by `rows` of n2.
+struct TensorMap {
+    CUtensorMap map;
+    const void* data;
+};
+
+// strides, in bytes: of n1, n2, n3
+TensorMap make_tensor_map(const floatX* data, const uint64_t (&extents)[4], const uint64_t (&strides)[3],
+                          uint32_t rows) {
+    static const auto encode = [] {   // of the driver, which a machine without a GPU does not have
+        void* function = nullptr;
+        cudaDriverEntryPointQueryResult found;
+        check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
+              "cuTensorMapEncodeTiled");
+        if (found != cudaDriverEntryPointSuccess) throw Failure("the driver has no cuTensorMapEncodeTiled");
+        return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+    }();
+    const uint32_t box[] = {TILE_COLUMNS, 1, rows, 1}, steps[] = {1, 1, 1, 1};
+    TensorMap result;
+    result.data = data;
+    const CUresult status = encode(&result.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<floatX*>(data), extents,
+                                   strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (status != CUDA_SUCCESS) throw Failure(format("cuTensorMapEncodeTiled: error %d", static_cast<int>(status)));
+    return result;
+}
