@@ -62,7 +62,7 @@ $(CXX) $(CPU_FLAGS) $(5) -DWARP_SIZE=$(4) $(ONEDNN) $(DEFINE_$(3)) $(1) -o $(2) 
 endef
 
 BUILD   := build/$(DEVICE)-$(PRECISION)
-HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h dev/kernels/*.cuh) Makefile
+HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h dev/*/*.cuh) Makefile
 
 # ---- build and run ------------------------------------------------------------------------------
 

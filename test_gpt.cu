@@ -781,7 +781,7 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s) {
 // ones and several of them.
 void test_attention_kernels(TensorCores kind, const std::vector<int>& head_sizes, const std::vector<int>& lengths) {
     const TensorCores usual = std::exchange(device.tensor_cores, kind);
-    const std::string on = TENSOR_CORE_NAMES[int(kind)], names[] = {"attention_forward on " + on, "attention_backward on " + on};
+    const std::string on = name_of(kind), names[] = {"attention_forward on " + on, "attention_backward on " + on};
     Trial forward(names[0].c_str()), backward(names[1].c_str());
     int n = 0;   // batch and heads change with every case
     for (int HS : head_sizes)
@@ -1225,7 +1225,7 @@ public:
     ScratchFolder() {
         const char* parent = getenv("TMPDIR");
         path_ = std::string(parent && *parent ? parent : "/tmp") + "/test_gpt.XXXXXX";
-        if (!mkdtemp(path_.data())) throw Failure(format("%s: mkdtemp: %s", path_.c_str(), strerror(errno)));
+        if (!mkdtemp(path_.data())) throw Failure("%s: mkdtemp: %s", path_.c_str(), strerror(errno));
     }
     ~ScratchFolder() {
         std::error_code ignored;
@@ -1958,7 +1958,7 @@ public:
         err_ = scratch(format("@/stderr_%d", runs++));
         const std::vector<char*> argv = pointers(args), envp = pointers(variables);
         pid_ = fork();
-        if (pid_ < 0) throw Failure(format("fork: %s", strerror(errno)));
+        if (pid_ < 0) throw Failure("fork: %s", strerror(errno));
         if (pid_ > 0) return;
         // Until exec nothing but system calls: OpenMP's and CUDA's threads have not come along.
         for (auto [path, number] : {std::pair{&out_, STDOUT_FILENO}, {&err_, STDERR_FILENO}})
@@ -2806,7 +2806,7 @@ void test_tensor_core_model() {
     const double limit = 1.0 / (1 << 7);
     for (TensorCores kind : {TensorCores::MMA, TensorCores::WGMMA}) {
         if (!has_tensor_cores(kind)) continue;
-        const char* name = TENSOR_CORE_NAMES[int(kind)];
+        const char* name = name_of(kind);
         const Pass got = pass(kind, Recompute::NONE);
         const double logits = relative_l2(got.logits, portable.logits), gradient = relative_l2(got.gradients, portable.gradients);
         claim(logits <= limit && logits > 0, format("%s: logits are the portable kernels' within rounding", name), format("error %.2e, limit %.2e", logits, limit));

@@ -59,6 +59,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -74,28 +75,45 @@ using json = nlohmann::ordered_json;
 // Two kinds: what the user can mend (exit 2) and everything else (exit 1). Both are one line that
 // names the file, flag or tensor, what was found and what was expected.
 
-__attribute__((format(printf, 1, 2))) std::string format(const char* text, ...) {
-    va_list args, again;
-    va_start(args, text);
+std::string format_list(const char* text, va_list args) {
+    va_list again;
     va_copy(again, args);
     std::string out(vsnprintf(nullptr, 0, text, args), '\0');
     vsnprintf(out.data(), out.size() + 1, text, again);
-    va_end(args);
     va_end(again);
     return out;
 }
 
-struct UserError : std::runtime_error { using runtime_error::runtime_error; };
-struct Failure : std::runtime_error { using runtime_error::runtime_error; };
+__attribute__((format(printf, 1, 2))) std::string format(const char* text, ...) {
+    va_list args;
+    va_start(args, text);
+    const std::string out = format_list(text, args);
+    va_end(args);
+    return out;
+}
+
+template <int EXIT_CODE> struct Error : std::exception {
+    std::string text;
+
+    __attribute__((format(printf, 2, 3))) explicit Error(const char* message, ...) {
+        va_list args;
+        va_start(args, message);
+        text = format_list(message, args);
+        va_end(args);
+    }
+    const char* what() const noexcept override { return text.c_str(); }
+};
+using UserError = Error<2>;
+using Failure = Error<1>;
 
 void check(cudaError_t status, const char* what) {
     if (status != cudaSuccess)
-        throw Failure(format("%s: %s (%s)", what, cudaGetErrorString(status), cudaGetErrorName(status)));
+        throw Failure("%s: %s (%s)", what, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
 void check(cublasStatus_t status, const char* what) {
     if (status != CUBLAS_STATUS_SUCCESS)
-        throw Failure(format("%s: %s", what, cublasGetStatusString(status)));
+        throw Failure("%s: %s", what, cublasGetStatusString(status));
 }
 
 // ==== device =================================================================
@@ -103,6 +121,9 @@ void check(cublasStatus_t status, const char* what) {
 // batch; cuBLASLt takes its workspace from the memory plan.
 
 enum class TensorCores { AUTO, NONE, MMA, WGMMA };   // that attention runs on; wgmma: Hopper's
+constexpr const char* TENSOR_CORE_NAMES[] = {"auto", "none", "mma", "wgmma"};
+const char* name_of(TensorCores kind) { return TENSOR_CORE_NAMES[static_cast<int>(kind)]; }
+
 struct MatmulTuning;
 
 struct Device {
@@ -260,7 +281,9 @@ struct Recorder {
         layer = new_layer;
     }
     template <typename T> void note(Updated<T> memory) { work.back().memory.push_back({memory.data, Access::UPDATE}); }
-    template <typename T> void note(T* memory) { work.back().memory.push_back({memory, std::is_const_v<T> ? Access::READ : Access::WRITE}); }
+    template <typename T> void note(T* memory) {
+        work.back().memory.push_back({memory, std::is_const_v<T> ? Access::READ : Access::WRITE});
+    }
     template <typename T> void note(const T& argument) {   // a number, or something with memory in it
         if constexpr (has_data<T>) note(argument.data);
     }
@@ -285,7 +308,8 @@ void on_stream(const char* name, cudaStream_t stream, F work, const Memory&... m
     if (device.tuning) return;
     nvtxRangePushA(name);
     if (recorder.on) {
-        recorder.work.push_back({name, recorder.pass, recorder.layer, stream != device.stream, seconds_now(), 0, event_now(stream), nullptr, {}});
+        recorder.work.push_back({name, recorder.pass, recorder.layer, stream != device.stream, seconds_now(), 0,
+                                 event_now(stream), nullptr, {}});
         (recorder.note(memory), ...);
     }
     work();
@@ -312,7 +336,8 @@ void launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, 
     config.blockDim = block;
     config.dynamicSmemBytes = shared_bytes;
     config.stream = device.stream;
-    on_stream(name, device.stream, [&] { check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), name); }, args...);
+    auto work = [&] { check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), name); };
+    on_stream(name, device.stream, work, args...);
 }
 
 // Copies between host and device, in order with the kernels before; done when they return.
@@ -323,7 +348,8 @@ void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind direction) {
 void upload(void* to, const void* from, size_t bytes) { copy(to, from, bytes, cudaMemcpyHostToDevice); }
 void download(void* to, const void* from, size_t bytes) { copy(to, from, bytes, cudaMemcpyDeviceToHost); }
 void clear(void* block, size_t bytes) {
-    on_stream("clear", device.stream, [&] { check(cudaMemsetAsync(block, 0, bytes, device.stream), "cudaMemsetAsync"); }, block);
+    auto work = [&] { check(cudaMemsetAsync(block, 0, bytes, device.stream), "cudaMemsetAsync"); };
+    on_stream("clear", device.stream, work, block);
 }
 
 constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
@@ -484,7 +510,11 @@ struct Flag {
 };
 
 Flag text_flag(const char* name, int verbs, const char* takes, std::string& to, const char* help) {
-    return {name, verbs, takes, help, [&to](const std::string& s) { to = s; return !s.empty(); }, [&to] { return json(to); }};
+    auto parse = [&to](const std::string& s) {
+        to = s;
+        return !s.empty();
+    };
+    return {name, verbs, takes, help, parse, [&to] { return json(to); }};
 }
 
 template <typename T> bool parse_number(const std::string& text, T& to) {
@@ -498,8 +528,8 @@ template <typename T> bool parse_number(const std::string& text, T& to) {
 
 template <typename T>
 Flag number_flag(const char* name, int verbs, T& to, T least, T most, const char* help) {
-    const std::string kind = std::is_integral_v<T> ? "a whole number" : "a number";
-    const std::string range = most == std::numeric_limits<T>::max() ? format(" from %g on", double(least)) : format(" from %g to %g", double(least), double(most));
+    std::string takes = format(std::is_integral_v<T> ? "a whole number from %g" : "a number from %g", double(least));
+    takes += most == std::numeric_limits<T>::max() ? " on" : format(" to %g", double(most));
     auto parse = [&to, least, most](const std::string& s) {
         T value;
         if (!parse_number(s, value) || value < least || value > most) return false;
@@ -507,7 +537,7 @@ Flag number_flag(const char* name, int verbs, T& to, T least, T most, const char
         return true;
     };
     // A default below `least` means that the value follows from something else.
-    return {name, verbs, kind + range, help, parse, [&to, least] { return to < least ? json() : json(to); }};
+    return {name, verbs, takes, help, parse, [&to, least] { return to < least ? json() : json(to); }};
 }
 
 constexpr int AUTO = -1;
@@ -540,61 +570,111 @@ Flag switch_flag(const char* name, int verbs, bool& to, const char* help) {
     return {name, verbs, "", help, [&to](const std::string&) { return to = true; }, [&to] { return json(to); }, true};
 }
 
+constexpr int MOST_SEQUENCES = 1 << 15;   // a sequence is a row of blocks in attention's grid.z, which ends at 65535
 constexpr int ANY_INT = std::numeric_limits<int>::max();
 constexpr long ANY_LONG = std::numeric_limits<long>::max();
 constexpr double ANY = std::numeric_limits<float>::max();   // what becomes a float on the device
 
-std::vector<Flag> flag_table(Options& o) {
+std::vector<Flag> model_and_data_flags(Options& o) {
     return {
-        text_flag("--model", TRAIN | PLAN, "NAME", o.model, "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-125m ... gpt3-13b; to plan also 1b, 7b, 70b, 405b"),
+        text_flag("--model", TRAIN | PLAN, "NAME", o.model,
+                  "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-125m ... gpt3-13b; to plan also 1b, 7b, 70b, 405b"),
         number_flag("--layers", TRAIN | PLAN, o.layers, 1, ANY_INT, "instead of the model's"),
         number_flag("--heads", TRAIN | PLAN, o.heads, 1, ANY_INT, "likewise; channels / heads must be 16, 32, ... 128"),
         number_flag("--channels", TRAIN | PLAN, o.channels, 1, ANY_INT, "likewise"),
         number_flag("--context", TRAIN | PLAN, o.context, 1, ANY_INT, "likewise: the number of positions"),
-        number_flag("--vocab", TRAIN | PLAN, o.vocab, 1, ANY_INT, "likewise; with data that is bytes, 256 unless given"),
-        text_flag("--from", ALL, "DIR", o.from, "a Hugging Face GPT-2 folder (config.json, model.safetensors) to start from"),
-        text_flag("--data", TRAIN | EVAL, "PATTERN", o.data, ".bin shards of tokens, or text (bytes are the tokens); globs allowed"),
+        number_flag("--vocab", TRAIN | PLAN, o.vocab, 1, ANY_INT,
+                    "likewise; with data that is bytes, 256 unless given"),
+        text_flag("--from", ALL, "DIR", o.from,
+                  "a Hugging Face GPT-2 folder (config.json, model.safetensors) to start from"),
+        text_flag("--data", TRAIN | EVAL, "PATTERN", o.data,
+                  ".bin shards of tokens, or text (bytes are the tokens); globs allowed"),
         text_flag("--val-data", TRAIN, "PATTERN", o.val_data, "data for the validation loss"),
-        number_flag("--val-fraction", TRAIN, o.val_fraction, 0.0, 0.9, "without --val-data: this part of --data, its end, is kept for validation"),
-        choice_flag("--shuffle", TRAIN, o.shuffle, {"no", "yes"}, "random windows by seed, or windows in the files' order"),
-        auto_flag(number_flag("--micro-batch", TRAIN | EVAL | PLAN, o.micro_batch, 1, 1 << 15, "sequences that go through the model at once; auto: as many as fit"), o.micro_batch),
+        number_flag("--val-fraction", TRAIN, o.val_fraction, 0.0, 0.9,
+                    "without --val-data: this part of --data, its end, is kept for validation"),
+        choice_flag("--shuffle", TRAIN, o.shuffle, {"no", "yes"},
+                    "random windows by seed, or windows in the files' order"),
+    };
+}
+
+std::vector<Flag> step_flags(Options& o) {
+    return {
+        auto_flag(number_flag("--micro-batch", TRAIN | EVAL | PLAN, o.micro_batch, 1, MOST_SEQUENCES,
+                              "sequences that go through the model at once; auto: as many as fit"), o.micro_batch),
         number_flag("--seq-len", ALL, o.seq_len, 1, ANY_INT, "tokens of a sequence (default: the model's context)"),
-        number_flag("--total-batch", TRAIN | PLAN, o.total_batch, 1L, ANY_LONG, "tokens of a step, accumulated over micro-batches (default: one micro-batch)"),
-        choice_flag("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"}, "which activations are dropped in forward and computed again in backward"),
-        choice_flag("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16"}, "what gradients are stored and accumulated in"),
-        choice_flag("--attention", ALL, o.attention, {"flash", "naive"}, "naive keeps the T x T scores and probabilities in memory, to see what flash saves"),
-        choice_flag("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores, {"auto", "none", "mma", "wgmma"}, "that flash attention runs on: Hopper's (wgmma), Ampere's (mma), none; auto: the best that are there"),
+        number_flag("--total-batch", TRAIN | PLAN, o.total_batch, 1L, ANY_LONG,
+                    "tokens of a step, accumulated over micro-batches (default: one micro-batch)"),
+        choice_flag("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"},
+                    "which activations are dropped in forward and computed again in backward"),
+        choice_flag("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16"},
+                    "what gradients are stored and accumulated in"),
+        choice_flag("--attention", ALL, o.attention, {"flash", "naive"},
+                    "naive keeps the T x T scores and probabilities in memory, to see what flash saves"),
+        choice_flag("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores, {"auto", "none", "mma", "wgmma"},
+                    "that flash attention runs on: Hopper's (wgmma), Ampere's (mma), none; auto: the best there are"),
         number_flag("--steps", TRAIN, o.steps, 1L, ANY_LONG, "optimizer steps"),
         number_flag("--lr", TRAIN, o.lr, 0.0, ANY, "largest learning rate"),
         number_flag("--min-lr", TRAIN, o.min_lr, 0.0, ANY, "learning rate at the end (default: a tenth of --lr)"),
         number_flag("--warmup", TRAIN, o.warmup, 0L, ANY_LONG, "steps in which the learning rate rises to --lr"),
-        choice_flag("--schedule", TRAIN, o.schedule, {"cosine", "linear", "wsd", "constant"}, "what follows; wsd: stable, then linear decay over the last fifth"),
+        choice_flag("--schedule", TRAIN, o.schedule, {"cosine", "linear", "wsd", "constant"},
+                    "what follows; wsd: stable, then linear decay over the last fifth"),
         number_flag("--weight-decay", TRAIN, o.weight_decay, 0.0, ANY, "of matrices and embeddings only"),
         number_flag("--beta1", TRAIN, o.beta1, 0.0, 0.999999, "AdamW"),
         number_flag("--beta2", TRAIN, o.beta2, 0.0, 0.999999, "AdamW"),
         number_flag("--eps", TRAIN, o.eps, 0.0, ANY, "AdamW"),
         number_flag("--grad-clip", TRAIN, o.grad_clip, 0.0, ANY, "largest norm of the gradient; 0: not clipped"),
         number_flag("--seed", TRAIN | SAMPLE, o.seed, 0L, ANY_LONG, "of initial weights, order of data and samples"),
-        choice_flag("--peak", TRAIN, o.peak, {"table", "measured"}, "FLOP/s that MFU is relative to: the card's data sheet, or a large matmul timed at start"),
-        choice_flag("--matmul-tuning", TRAIN | EVAL, o.matmul_tuning, {"off", "on"}, "on: cuBLASLt's algorithms for each matmul are timed once, and the fastest is kept"),
-        choice_flag("--graph", TRAIN | EVAL, o.graph, {"auto", "off", "on"}, "micro-steps and updates are replayed as CUDA graphs; auto: on a GPU"),
+        choice_flag("--peak", TRAIN, o.peak, {"table", "measured"},
+                    "FLOP/s that MFU is relative to: the card's data sheet, or a large matmul timed at start"),
+        choice_flag("--matmul-tuning", TRAIN | EVAL, o.matmul_tuning, {"off", "on"},
+                    "on: cuBLASLt's algorithms for each matmul are timed once, and the fastest is kept"),
+        choice_flag("--graph", TRAIN | EVAL, o.graph, {"auto", "off", "on"},
+                    "micro-steps and updates are replayed as CUDA graphs; auto: on a GPU"),
+    };
+}
+
+std::vector<Flag> run_flags(Options& o) {
+    return {
         text_flag("--out", TRAIN, "DIR", o.out, "run folder: log.jsonl and checkpoints; without it nothing is written"),
-        text_flag("--trace", TRAIN, "FILE", o.trace, "a Chrome trace of the first three steps: launches, kernels, copies, live bytes"),
+        text_flag("--trace", TRAIN, "FILE", o.trace,
+                  "a Chrome trace of the first three steps: launches, kernels, copies, live bytes"),
         switch_flag("--resume", TRAIN, o.resume, "go on from the last checkpoint in --out"),
-        number_flag("--eval-every", TRAIN, o.eval_every, 0L, ANY_LONG, "steps between validation losses (and one at the end); 0: none"),
-        number_flag("--eval-batches", TRAIN, o.eval_batches, 0L, ANY_LONG, "micro-batches of a validation loss; 0: all of the validation data"),
-        number_flag("--sample-every", TRAIN, o.sample_every, 0L, ANY_LONG, "steps between samples (and one at the end); 0: none"),
+        number_flag("--eval-every", TRAIN, o.eval_every, 0L, ANY_LONG,
+                    "steps between validation losses (and one at the end); 0: none"),
+        number_flag("--eval-batches", TRAIN, o.eval_batches, 0L, ANY_LONG,
+                    "micro-batches of a validation loss; 0: all of the validation data"),
+        number_flag("--sample-every", TRAIN, o.sample_every, 0L, ANY_LONG,
+                    "steps between samples (and one before the first step and at the end); 0: none"),
         number_flag("--sample-tokens", TRAIN | SAMPLE, o.sample_tokens, 1, ANY_INT, "length of a sample"),
-        number_flag("--checkpoint-every", TRAIN, o.checkpoint_every, 0L, ANY_LONG, "steps between checkpoints (and one at the end); 0: none"),
+        number_flag("--checkpoint-every", TRAIN, o.checkpoint_every, 0L, ANY_LONG,
+                    "steps between checkpoints (and one at the end); 0: none"),
         number_flag("--keep", TRAIN, o.keep, 0, ANY_INT, "how many checkpoints to keep; 0: all"),
         text_flag("--prompt", SAMPLE, "TEXT", o.prompt, "what to go on from, for models of bytes"),
-        text_flag("--prompt-tokens", SAMPLE, "IDS", o.prompt_tokens, "the same as token numbers: 15496,995; or - to read them from standard input"),
-        number_flag("--temperature", SAMPLE, o.temperature, 0.0, ANY, "divides the logits; 0: always the likeliest token"),
+        text_flag("--prompt-tokens", SAMPLE, "IDS", o.prompt_tokens,
+                  "the same as token numbers: 15496,995; or - to read them from standard input"),
+        number_flag("--temperature", SAMPLE, o.temperature, 0.0, ANY,
+                    "divides the logits; 0: always the likeliest token"),
         number_flag("--top-k", SAMPLE, o.top_k, 0, ANY_INT, "only the k likeliest tokens; 0: all"),
-        text_flag("--gpu-memory", PLAN, "SIZE", o.gpu_memory, "what must fit, such as 80GB or 24GiB; default: this device's"),
-        choice_flag("--precision", PLAN, o.precision, {"fp32", "bf16"}, "of weights and activations; default: this build's"),
+        text_flag("--gpu-memory", PLAN, "SIZE", o.gpu_memory,
+                  "what must fit, such as 80GB or 24GiB; default: this device's"),
+        choice_flag("--precision", PLAN, o.precision, {"fp32", "bf16"},
+                    "of weights and activations; default: this build's"),
         switch_flag("--json", PLAN, o.as_json, "one JSON object instead of a table"),
     };
+}
+
+std::vector<Flag> flag_table(Options& o) {
+    std::vector<Flag> all = model_and_data_flags(o);
+    for (const auto& more : {step_flags(o), run_flags(o)}) all.insert(all.end(), more.begin(), more.end());
+    return all;
+}
+
+void print_flag(const Flag& flag) {
+    const json value = flag.value();
+    std::string takes, by_default;
+    if (!flag.is_switch) takes = format(" [%s]", flag.takes.c_str());
+    if (!flag.is_switch && !value.is_null() && value != "") by_default = format(" (default %s)", value.dump().c_str());
+    printf("  %-19s %s%s%s\n", flag.name, flag.help, takes.c_str(), by_default.c_str());
 }
 
 void print_help() {
@@ -608,8 +688,7 @@ void print_help() {
         for (const Flag& flag : flag_table(defaults)) {
             if (!(flag.verbs & verb)) continue;
             if (verb != TRAIN && flag.verbs & TRAIN) printf("  %s\n", flag.name);   // explained above
-            else printf("  %-19s %s%s%s\n", flag.name, flag.help, flag.is_switch ? "" : format(" [%s]", flag.takes.c_str()).c_str(),
-                        flag.is_switch || flag.value().is_null() || flag.value() == "" ? "" : format(" (default %s)", flag.value().dump().c_str()).c_str());
+            else print_flag(flag);
         }
     }
 }
@@ -619,11 +698,13 @@ Options parse_options(Verb verb, const char* verb_name, const std::vector<std::s
     const std::vector<Flag> flags = flag_table(options);
     for (size_t i = 0; i < args.size(); i++) {
         const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return args[i] == f.name; });
-        if (flag == flags.end()) throw UserError(format("%s: no such flag; --help lists them", args[i].c_str()));
-        if (!(flag->verbs & verb)) throw UserError(format("%s is no flag of %s; --help lists them", flag->name, verb_name));
-        if (!flag->is_switch && i + 1 == args.size()) throw UserError(format("%s takes %s, found nothing", flag->name, flag->takes.c_str()));
+        if (flag == flags.end()) throw UserError("%s: no such flag; --help lists them", args[i].c_str());
+        if (!(flag->verbs & verb)) throw UserError("%s is no flag of %s; --help lists them", flag->name, verb_name);
+        if (!flag->is_switch && i + 1 == args.size())
+            throw UserError("%s takes %s, found nothing", flag->name, flag->takes.c_str());
         const std::string value = flag->is_switch ? "" : args[++i];
-        if (!flag->parse(value)) throw UserError(format("%s takes %s, found '%s'", flag->name, flag->takes.c_str(), value.c_str()));
+        if (!flag->parse(value))
+            throw UserError("%s takes %s, found '%s'", flag->name, flag->takes.c_str(), value.c_str());
     }
     return options;
 }
@@ -820,7 +901,8 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partials, const f
         store(db + i, zero);
     }
     float g[PACK], x[PACK], y[PACK], d[PACK];
-    for (size_t n = static_cast<size_t>(blockIdx.x) * warps + warp; n < N; n += static_cast<size_t>(gridDim.x) * warps) {
+    const size_t stride = static_cast<size_t>(gridDim.x) * warps;
+    for (size_t n = static_cast<size_t>(blockIdx.x) * warps + warp; n < N; n += stride) {
         const float m = mean[n], r = rstd[n];
         float sum_g[PACK] = {}, sum_gx[PACK] = {};
         for (int i = lane_start(); i < C; i += LANE_STRIDE) {
@@ -1350,8 +1432,9 @@ __global__ void head_product_kernel(HeadMatrix<floatX> out, HeadMatrix<const flo
     for (int k0 = 0; k0 < K; k0 += OWN) {
         for (int e = threadIdx.x; e < OWN * OWN; e += blockDim.x) {
             const int r = e / OWN, q = e % OWN;
-            a[e] = m0 + r < M && k0 + q < K ? static_cast<float>(a_head[(m0 + r) * A.row + (k0 + q) * A.column]) : 0.0f;
-            bt[e] = k0 + r < K && n0 + q < N ? static_cast<float>(b_head[(k0 + r) * B.row + (n0 + q) * B.column]) : 0.0f;
+            const bool in_a = m0 + r < M && k0 + q < K, in_b = k0 + r < K && n0 + q < N;
+            a[e] = in_a ? static_cast<float>(a_head[(m0 + r) * A.row + (k0 + q) * A.column]) : 0.0f;
+            bt[e] = in_b ? static_cast<float>(b_head[(k0 + r) * B.row + (n0 + q) * B.column]) : 0.0f;
         }
         __syncthreads();
         tile_matmul<Old::ADD, Stored::AS_M_K>(c, a, bt, nullptr, OWN, OWN, OWN);
@@ -1384,50 +1467,57 @@ __global__ void softmax_backward_kernel(floatX* dprobs, const floatX* probs, flo
     if (n >= rows) return;
     const floatX* p = probs + n * T;
     floatX* d = dprobs + n * T;
+    const int lane = threadIdx.x % WARP_SIZE;
     float sum = 0;
-    for (int j = threadIdx.x % WARP_SIZE; j < T; j += WARP_SIZE) sum += static_cast<float>(p[j]) * static_cast<float>(d[j]);
+    for (int j = lane; j < T; j += WARP_SIZE) sum += static_cast<float>(p[j]) * static_cast<float>(d[j]);
     sum = warp_sum(sum);
-    for (int j = threadIdx.x % WARP_SIZE; j < T; j += WARP_SIZE)
+    for (int j = lane; j < T; j += WARP_SIZE)
         d[j] = static_cast<floatX>(static_cast<float>(p[j]) * (static_cast<float>(d[j]) - sum) * scale);
 }
 
 // The matrices of one call: q, k, v of (B,T,3,NH,HS), out of (B,T,NH,HS), scores of (B,NH,T,T).
 enum class Part { Q, K, V };
-template <typename T> HeadMatrix<T> qkv_part(T* qkv, Part part, size_t seq, size_t C, size_t HS) {
-    return {qkv + static_cast<size_t>(part) * C, seq * 3 * C, HS, 3 * C, 1};
+struct HeadShape { size_t B, T, NH, HS, C; };   // C = NH * HS
+
+template <typename T> HeadMatrix<T> qkv_part(T* qkv, Part part, const HeadShape& s) {
+    return {qkv + static_cast<size_t>(part) * s.C, s.T * 3 * s.C, s.HS, 3 * s.C, 1};
 }
-template <typename T> HeadMatrix<T> heads_of(T* out, size_t seq, size_t C, size_t HS) { return {out, seq * C, HS, C, 1}; }
-template <typename T> HeadMatrix<T> square_of(T* scores, size_t seq, size_t NH) {
-    return {scores, NH * seq * seq, seq * seq, seq, 1};
+template <typename T> HeadMatrix<T> heads_of(T* out, const HeadShape& s) { return {out, s.T * s.C, s.HS, s.C, 1}; }
+template <typename T> HeadMatrix<T> square_of(T* scores, const HeadShape& s) {
+    return {scores, s.NH * s.T * s.T, s.T * s.T, s.T, 1};
 }
 template <typename T> HeadMatrix<T> transposed(HeadMatrix<T> m) { return {m.data, m.batch, m.head, m.column, m.row}; }
 
-void head_product(HeadMatrix<floatX> out, HeadMatrix<const floatX> A, HeadMatrix<const floatX> B, float scale, int M,
-                  int N, int K, int batch, int NH) {
-    launch("head_product", head_product_kernel, dim3(ceil_div(N, OWN) * ceil_div(M, OWN), NH, batch), ATTENTION_BLOCK,
-           3 * OWN * OWN * sizeof(float), out, A, B, scale, M, N, K);
+// out (T,N) = scale * A (T,K) B (K,N) for each head
+void head_product(HeadMatrix<floatX> out, HeadMatrix<const floatX> A, HeadMatrix<const floatX> B, float scale,
+                  const HeadShape& s, size_t N, size_t K) {
+    launch("head_product", head_product_kernel, dim3(ceil_div(N, OWN) * ceil_div(s.T, OWN), s.NH, s.B), ATTENTION_BLOCK,
+           3 * OWN * OWN * sizeof(float), out, A, B, scale, s.T, N, K);
 }
 
-void naive_attention_forward(floatX* out, floatX* scores, floatX* probs, const floatX* qkv, int B, int T, int NH, int HS) {
-    const size_t C = static_cast<size_t>(NH) * HS, rows = static_cast<size_t>(B) * NH * T;
-    head_product(square_of(scores, T, NH), qkv_part(qkv, Part::Q, T, C, HS), transposed(qkv_part(qkv, Part::K, T, C, HS)),
-                 1 / sqrtf(HS), T, T, HS, B, NH);
+void naive_attention_forward(floatX* out, floatX* scores, floatX* probs, const floatX* qkv, int B, int T, int NH,
+                             int HS) {
+    const HeadShape s = {size_t(B), size_t(T), size_t(NH), size_t(HS), size_t(NH) * HS};
+    const auto Q = qkv_part(qkv, Part::Q, s), K = qkv_part(qkv, Part::K, s), V = qkv_part(qkv, Part::V, s);
+    const size_t rows = s.B * s.NH * s.T;
+    head_product(square_of(scores, s), Q, transposed(K), 1 / sqrtf(HS), s, s.T, s.HS);
     launch("softmax_forward", softmax_forward_kernel, row_blocks(rows), BLOCK, 0, probs, scores, rows, T);
-    head_product(heads_of(out, T, C, HS), square_of<const floatX>(probs, T, NH), qkv_part(qkv, Part::V, T, C, HS), 1, T, HS,
-                 T, B, NH);
+    head_product(heads_of(out, s), square_of<const floatX>(probs, s), V, 1, s, s.HS, s.T);
 }
 
 // dprobs (B,NH,T,T) floatX scratch
 void naive_attention_backward(floatX* dqkv, floatX* dprobs, const floatX* dout, const floatX* qkv, const floatX* probs,
                               int B, int T, int NH, int HS) {
-    const size_t C = static_cast<size_t>(NH) * HS, rows = static_cast<size_t>(B) * NH * T;
-    const auto d = heads_of(dout, T, C, HS);
-    const auto dscores = square_of<const floatX>(dprobs, T, NH);
-    head_product(square_of(dprobs, T, NH), d, transposed(qkv_part(qkv, Part::V, T, C, HS)), 1, T, T, HS, B, NH);
-    head_product(qkv_part(dqkv, Part::V, T, C, HS), transposed(square_of(probs, T, NH)), d, 1, T, HS, T, B, NH);
-    launch("softmax_backward", softmax_backward_kernel, row_blocks(rows), BLOCK, 0, updated(dprobs), probs, 1 / sqrtf(HS), rows, T);
-    head_product(qkv_part(dqkv, Part::Q, T, C, HS), dscores, qkv_part(qkv, Part::K, T, C, HS), 1, T, HS, T, B, NH);
-    head_product(qkv_part(dqkv, Part::K, T, C, HS), transposed(dscores), qkv_part(qkv, Part::Q, T, C, HS), 1, T, HS, T, B, NH);
+    const HeadShape s = {size_t(B), size_t(T), size_t(NH), size_t(HS), size_t(NH) * HS};
+    const auto Q = qkv_part(qkv, Part::Q, s), K = qkv_part(qkv, Part::K, s), V = qkv_part(qkv, Part::V, s);
+    const auto d = heads_of(dout, s), P = square_of(probs, s), dscores = square_of<const floatX>(dprobs, s);
+    const size_t rows = s.B * s.NH * s.T;
+    head_product(square_of(dprobs, s), d, transposed(V), 1, s, s.T, s.HS);
+    head_product(qkv_part(dqkv, Part::V, s), transposed(P), d, 1, s, s.HS, s.T);
+    launch("softmax_backward", softmax_backward_kernel, row_blocks(rows), BLOCK, 0, updated(dprobs), probs,
+           1 / sqrtf(HS), rows, T);
+    head_product(qkv_part(dqkv, Part::Q, s), dscores, K, 1, s, s.HS, s.T);
+    head_product(qkv_part(dqkv, Part::K, s), transposed(dscores), Q, 1, s, s.HS, s.T);
 }
 
 // ==== cross-entropy ==========================================================
@@ -1493,7 +1583,8 @@ __global__ void __launch_bounds__(WIDE_BLOCK) add_losses_kernel(double* total, c
 
 template <Want WANT>
 void cross_entropy(floatX* logits, float* losses, const int* targets, float scale, size_t N, int V, int Vp) {
-    launch("cross_entropy", cross_entropy_kernel<WANT>, N, CROSS_ENTROPY_BLOCK, 0, updated(logits), losses, targets, scale, V, Vp);
+    launch("cross_entropy", cross_entropy_kernel<WANT>, N, CROSS_ENTROPY_BLOCK, 0, updated(logits), losses, targets,
+           scale, V, Vp);
 }
 
 void add_losses(double* total, const float* losses, size_t n) {
@@ -1710,7 +1801,8 @@ size_t matmul_workspace_bytes() { return device.matmul_workspace ? MATMUL_WORKSP
 cudaDataType_t cuda_type(DType dtype) { return dtype == DType::FP32 ? CUDA_R_32F : CUDA_R_16BF; }
 
 template <typename T> void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, T value) {
-    check(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof(value)), "cublasLtMatmulDescSetAttribute");
+    check(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof(value)),
+          "cublasLtMatmulDescSetAttribute");
 }
 
 // A row-major matrix (rows, columns), perhaps stored transposed, as cuBLASLt sees it.
@@ -1799,7 +1891,7 @@ bool try_matmul(void* out, const floatX* a, const floatX* b, const void* epilogu
 
 void matmul(void* out, const floatX* a, const floatX* b, const MatmulShape& shape) {
     if (!try_matmul(out, a, b, nullptr, shape))
-        throw Failure(format("cuBLASLt has no kernel for a matmul of %zu x %zu x %zu", shape.M, shape.N, shape.K));
+        throw Failure("cuBLASLt has no kernel for a matmul of %zu x %zu x %zu", shape.M, shape.N, shape.K);
 }
 
 // out (N,OC) = inp (N,C) w (C,OC) + b (OC)
@@ -2003,7 +2095,8 @@ struct Activations {
 };
 
 enum class Category { WEIGHTS, GRADIENTS, MASTER, ADAM_M, ADAM_V, ACTIVATIONS, WORKSPACE, CUDA };
-constexpr const char* CATEGORY_NAMES[] = {"weights", "gradients", "master", "adam_m", "adam_v", "activations", "workspace", "cuda"};
+constexpr const char* CATEGORY_NAMES[] = {"weights", "gradients",   "master",    "adam_m",
+                                          "adam_v",  "activations", "workspace", "cuda"};
 
 // a * b, or more than any memory where 64 bits cannot hold it.
 constexpr size_t BEYOND_MEMORY = size_t{1} << 56;
@@ -2032,7 +2125,8 @@ struct ActivationRow {
 template <typename T>
 ActivationRow row(Tensor<T>& tensor, const char* name, std::vector<size_t> shape, size_t copies,
                   Category category = Category::ACTIVATIONS) {
-    const char* type = std::is_same_v<T, float> ? "fp32" : std::is_same_v<T, double> ? "fp64" : std::is_same_v<T, int> ? "int32" : "bytes";
+    constexpr bool IS_FLOAT = std::is_same_v<T, float>, IS_DOUBLE = std::is_same_v<T, double>;
+    const char* type = IS_FLOAT ? "fp32" : IS_DOUBLE ? "fp64" : std::is_same_v<T, int> ? "int32" : "bytes";
     return {&tensor, name, std::move(shape), type, sizeof(T), copies, category};
 }
 
@@ -2043,8 +2137,9 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     // A copy for each layer in the recompute modes up to this one, else one for all.
     auto kept = [&](Recompute last) { return training && s.recompute <= last ? static_cast<size_t>(c.layers) : 1; };
     const size_t always = kept(Recompute::FULL), selective = kept(Recompute::SELECTIVE), none = kept(Recompute::NONE);
-    auto rowX = [&](Tensor<floatX>& tensor, const char* name, std::vector<size_t> shape, size_t copies) -> ActivationRow {
-        return {&tensor, name, std::move(shape), name_of(s.precision), size_of(s.precision), copies, Category::ACTIVATIONS};
+    auto rowX = [&](Tensor<floatX>& tensor, const char* name, std::vector<size_t> shape, size_t copies) {
+        return ActivationRow{&tensor, name, std::move(shape), name_of(s.precision), size_of(s.precision), copies,
+                             Category::ACTIVATIONS};
     };
     std::vector<ActivationRow> rows = {
         rowX(a.res1,     "res1",     {N, C},     always),
@@ -2132,7 +2227,6 @@ Plan plan(const Setup& s) {
 }
 
 // The largest micro-batch whose plan fits, 0 if none does.
-constexpr int MOST_SEQUENCES = 1 << 15;   // a batch row of attention is a block in grid.z, which ends at 65535
 int largest_micro_batch(Setup s, size_t bytes) {
     int fits = 0;
     for (int step = MOST_SEQUENCES; step > 0; step /= 2) {
@@ -2149,14 +2243,17 @@ std::string bar(double share) {
 }
 
 std::string size_text(size_t bytes) {
-    return bytes < 1e6 ? format("%.1f kB", bytes / 1e3) : bytes < 1e9 ? format("%.1f MB", bytes / 1e6) : format("%.2f GB", bytes / 1e9);
+    if (bytes < 1e6) return format("%.1f kB", bytes / 1e3);
+    return bytes < 1e9 ? format("%.1f MB", bytes / 1e6) : format("%.2f GB", bytes / 1e9);
 }
 
 // The plan by category, with bars against the memory that must hold it.
 void print_memory(const Plan& p, size_t memory) {
     printf("memory     %s of %s\n", size_text(p.total).c_str(), size_text(memory).c_str());
     for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++)
-        if (p.bytes[i]) printf("  %-11s %10s  %s\n", CATEGORY_NAMES[i], size_text(p.bytes[i]).c_str(), bar(double(p.bytes[i]) / memory).c_str());
+        if (p.bytes[i])
+            printf("  %-11s %10s  %s\n", CATEGORY_NAMES[i], size_text(p.bytes[i]).c_str(),
+                   bar(double(p.bytes[i]) / memory).c_str());
 }
 
 struct Model {
@@ -2200,8 +2297,8 @@ void require_memory(const Setup& s) {
             help = format("; --micro-batch %d --recompute %s fits", fits, name);
     }
     if (help.empty()) help = "; no micro-batch fits: a smaller --model or --seq-len is needed";
-    throw UserError(format("out of device memory: this run needs %s, %s of %s is free on %s%s", size_text(needed).c_str(),
-                           size_text(available).c_str(), size_text(all).c_str(), device.properties.name, help.c_str()));
+    throw UserError("out of device memory: this run needs %s, %s of %s is free on %s%s", size_text(needed).c_str(),
+                    size_text(available).c_str(), size_text(all).c_str(), device.properties.name, help.c_str());
 }
 
 void* allocate_block(Model& m, size_t bytes, const char* name) {
@@ -2227,14 +2324,14 @@ void allocate(Model& m, const Setup& s) {
     const ParameterCount count = count_parameters(s.config);
     m.elements = count.elements;
     m.decayed = count.decayed;
-    auto block = [&](const char* name, size_t element_bytes) { return allocate_block(m, m.elements * element_bytes, name); };
+    auto block = [&](const char* name, size_t size) { return allocate_block(m, m.elements * size, name); };
     m.weights = static_cast<floatX*>(block("weights", sizeof(floatX)));
     bind(m.w, s.config, m.weights, FLOATX);
     if (s.purpose == Purpose::TRAINING) {
         m.grads = {block("gradients", size_of(s.grad_dtype)), s.grad_dtype};
         bind(m.g, s.config, m.grads.data, s.grad_dtype);
         clear(m.grads.data, m.elements * size_of(s.grad_dtype));
-        m.master = SEPARATE_MASTER ? static_cast<float*>(block("master", sizeof(float))) : reinterpret_cast<float*>(m.weights);
+        m.master = static_cast<float*>(SEPARATE_MASTER ? block("master", sizeof(float)) : m.weights);
         for (float** moment : {&m.adam_m, &m.adam_v}) {
             *moment = static_cast<float*>(block("Adam's moments", sizeof(float)));
             clear(*moment, m.elements * sizeof(float));
@@ -2288,7 +2385,8 @@ void forward_block(Model& m, size_t l) {
     /* 2 */ matmul_forward(a.qkv(l), a.ln1(l), w.qkvw(l), w.qkvb(l), N, C, 3 * C);
     /* 3 */ attend(m, l);
     /* 4 */ matmul_forward(a.branch(), a.att(l), w.attprojw(l), w.attprojb(l), N, C, C);
-    /* 5 */ layernorm_forward(a.res2(l), a.ln2(l), a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.branch(), w.ln2w(l), w.ln2b(l), N, C);
+    /* 5 */ layernorm_forward(a.res2(l), a.ln2(l), a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.branch(),
+                              w.ln2w(l), w.ln2b(l), N, C);
     /* 6 */ matmul_forward(a.fc(l), a.ln2(l), w.fcw(l), w.fcb(l), N, C, 4 * C);
     /* 7 */ gelu_forward(a.gelu(l), a.fc(l), N * 4 * C);
     /* 8 */ matmul_forward(a.branch(), a.gelu(l), w.fcprojw(l), w.fcprojb(l), N, 4 * C, C);
@@ -2343,16 +2441,19 @@ void recompute_block(Model& m, size_t l) {
     const auto& w = m.w;
     const size_t N = m.setup.N(), C = m.config.channels;
     if (a.ln1.dropped())
-        /* 1 */ layernorm_forward(nullptr, a.ln1(l), a.ln1_mean(l), a.ln1_rstd(l), a.res1(l), nullptr, w.ln1w(l), w.ln1b(l), N, C);
+        /* 1 */ layernorm_forward(nullptr, a.ln1(l), a.ln1_mean(l), a.ln1_rstd(l), a.res1(l), nullptr,
+                                  w.ln1w(l), w.ln1b(l), N, C);
     if (a.qkv.dropped())
         /* 2 */ matmul_forward(a.qkv(l), a.ln1(l), w.qkvw(l), w.qkvb(l), N, C, 3 * C);
     if (a.att.dropped() || a.probs.dropped())
         /* 3 */ attend(m, l);
     if (a.res2.dropped()) {
         /* 4 */ matmul_forward(a.branch(), a.att(l), w.attprojw(l), w.attprojb(l), N, C, C);
-        /* 5 */ layernorm_forward(a.res2(l), a.ln2(l), a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.branch(), w.ln2w(l), w.ln2b(l), N, C);
+        /* 5 */ layernorm_forward(a.res2(l), a.ln2(l), a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.branch(),
+                                  w.ln2w(l), w.ln2b(l), N, C);
     } else if (a.ln2.dropped())
-        /* 5 */ layernorm_forward(nullptr, a.ln2(l), a.ln2_mean(l), a.ln2_rstd(l), a.res2(l), nullptr, w.ln2w(l), w.ln2b(l), N, C);
+        /* 5 */ layernorm_forward(nullptr, a.ln2(l), a.ln2_mean(l), a.ln2_rstd(l), a.res2(l), nullptr,
+                                  w.ln2w(l), w.ln2b(l), N, C);
     if (a.fc.dropped())
         /* 6 */ matmul_forward(a.fc(l), a.ln2(l), w.fcw(l), w.fcb(l), N, C, 4 * C);
     if (a.gelu.dropped())
@@ -2367,7 +2468,8 @@ void recompute_block(Model& m, size_t l) {
 void attend_backward(Model& m, size_t l) {
     const Activations& a = m.a;
     const int B = m.setup.B, T = m.setup.T, NH = m.config.heads, HS = m.config.head_size();
-    if (m.setup.attention == Attention::FLASH) attention_backward(a.dqkv(), a.att_d(), a.datt(), a.qkv(l), a.att(l), a.lse(l), B, T, NH, HS);
+    if (m.setup.attention == Attention::FLASH)
+        attention_backward(a.dqkv(), a.att_d(), a.datt(), a.qkv(l), a.att(l), a.lse(l), B, T, NH, HS);
     else naive_attention_backward(a.dqkv(), a.dprobs(), a.datt(), a.qkv(l), a.probs(l), B, T, NH, HS);
 }
 
@@ -2382,13 +2484,15 @@ void backward_block(Model& m, size_t l) {
     /* 7 */ matmul_backward_input_gelu(a.dfc(), a.dres(), w.fcprojw(l), a.fc(l), N, 4 * C, C);
     /* 6 */ matmul_backward_parameters(g.fcw(l), g.fcb(l), partials, a.dfc(), a.ln2(l), N, C, 4 * C);
             matmul_backward_input(a.dln(), a.dfc(), w.fcw(l), N, C, 4 * C);
-    /* 5 */ layernorm_backward(a.dres(), g.ln2w(l), g.ln2b(l), partials, a.dln(), a.res2(l), w.ln2w(l), a.ln2_mean(l), a.ln2_rstd(l), N, C);
+    /* 5 */ layernorm_backward(a.dres(), g.ln2w(l), g.ln2b(l), partials, a.dln(), a.res2(l), w.ln2w(l),
+                               a.ln2_mean(l), a.ln2_rstd(l), N, C);
     /* 4 */ matmul_backward_parameters(g.attprojw(l), g.attprojb(l), partials, a.dres(), a.att(l), N, C, C);
             matmul_backward_input(a.datt(), a.dres(), w.attprojw(l), N, C, C);
     /* 3 */ attend_backward(m, l);
     /* 2 */ matmul_backward_parameters(g.qkvw(l), g.qkvb(l), partials, a.dqkv(), a.ln1(l), N, C, 3 * C);
             matmul_backward_input(a.dln(), a.dqkv(), w.qkvw(l), N, C, 3 * C);
-    /* 1 */ layernorm_backward(a.dres(), g.ln1w(l), g.ln1b(l), partials, a.dln(), a.res1(l), w.ln1w(l), a.ln1_mean(l), a.ln1_rstd(l), N, C);
+    /* 1 */ layernorm_backward(a.dres(), g.ln1w(l), g.ln1b(l), partials, a.dln(), a.res1(l), w.ln1w(l),
+                               a.ln1_mean(l), a.ln1_rstd(l), N, C);
 }
 
 // One micro-batch on the device. order and first: see embedding.
@@ -2400,7 +2504,8 @@ void backward(Model& m, const Batch& batch) {
     const size_t N = m.setup.N(), C = m.config.channels;
     recorder.at("backward", NO_LAYER);
     clear(a.dres(), N * C * sizeof(floatX));
-    layernorm_backward(a.dres(), m.g.lnfw(), m.g.lnfb(), a.partials(), a.dln(), a.resf(), m.w.lnfw(), a.lnf_mean(), a.lnf_rstd(), N, C);
+    layernorm_backward(a.dres(), m.g.lnfw(), m.g.lnfb(), a.partials(), a.dln(), a.resf(), m.w.lnfw(), a.lnf_mean(),
+                       a.lnf_rstd(), N, C);
     for (size_t l = m.config.layers; l-- > 0;) {
         recompute_block(m, l);
         backward_block(m, l);
@@ -2463,7 +2568,8 @@ Flops flops_per_token(const Setup& s) {
     // also the matmuls qkv, attproj and fc (12 - 4 = 8 C^2 weights).
     const double C = s.config.channels;
     if (s.recompute == Recompute::FULL) flops.hardware += (layers - 1) * (2.0 * 8 * C * C + attention / layers);
-    if (s.recompute == Recompute::SELECTIVE && s.attention == Attention::NAIVE) flops.hardware += (layers - 1) * attention / layers;
+    if (s.recompute == Recompute::SELECTIVE && s.attention == Attention::NAIVE)
+        flops.hardware += (layers - 1) * attention / layers;
     return flops;
 }
 
@@ -2475,19 +2581,20 @@ class MappedFile {
 public:
     explicit MappedFile(const std::string& path) : path_(path) {
         const int file = open(path.c_str(), O_RDONLY);
-        if (file < 0) throw UserError(format("%s: %s", path.c_str(), strerror(errno)));
+        if (file < 0) throw UserError("%s: %s", path.c_str(), strerror(errno));
         struct stat info;
         fstat(file, &info);
         size_ = info.st_size;
         const bool regular = S_ISREG(info.st_mode);
         void* mapped = regular && size_ ? mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
         close(file);
-        if (!regular) throw UserError(format("%s: not a regular file", path.c_str()));
-        if (size_ == 0) throw UserError(format("%s: the file is empty", path.c_str()));
-        if (mapped == MAP_FAILED) throw Failure(format("%s: mmap: %s", path.c_str(), strerror(errno)));
+        if (!regular) throw UserError("%s: not a regular file", path.c_str());
+        if (size_ == 0) throw UserError("%s: the file is empty", path.c_str());
+        if (mapped == MAP_FAILED) throw Failure("%s: mmap: %s", path.c_str(), strerror(errno));
         data_ = static_cast<const char*>(mapped);
     }
-    MappedFile(MappedFile&& other) : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(other.size_) {}
+    MappedFile(MappedFile&& other)
+        : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(other.size_) {}
     ~MappedFile() { if (data_) munmap(const_cast<char*>(data_), size_); }
 
     const std::string& path() const { return path_; }
@@ -2504,7 +2611,7 @@ private:
 class OutputFile {
 public:
     explicit OutputFile(const std::string& path) : path_(path), file_(fopen(path.c_str(), "wb")) {
-        if (!file_) throw Failure(format("%s: cannot be written: %s", path.c_str(), strerror(errno)));
+        if (!file_) throw Failure("%s: cannot be written: %s", path.c_str(), strerror(errno));
     }
     OutputFile(const OutputFile&) = delete;
     ~OutputFile() { if (file_) fclose(file_); }
@@ -2518,18 +2625,22 @@ public:
     }
 
 private:
-    [[noreturn]] void fail() { throw Failure(format("%s: writing failed: %s", path_.c_str(), strerror(errno))); }
+    [[noreturn]] void fail() { throw Failure("%s: writing failed: %s", path_.c_str(), strerror(errno)); }
 
     std::string path_;
     FILE* file_;
 };
+
+bool ends_with(const std::string& text, const std::string& end) {
+    return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
 
 json read_json(const std::string& path) {
     const MappedFile file(path);
     try {
         return json::parse(file.data(), file.data() + file.size());
     } catch (const json::exception& error) {
-        throw UserError(format("%s: not valid JSON: %s", path.c_str(), error.what()));
+        throw UserError("%s: not valid JSON: %s", path.c_str(), error.what());
     }
 }
 
@@ -2588,7 +2699,7 @@ public:
     const std::map<std::string, Entry>& entries() const { return entries_; }
     const json& metadata() const { return metadata_; }
     const std::string& path() const { return file_.path(); }
-    [[noreturn]] void fail(const std::string& what) const { throw UserError(file_.path() + ": " + what); }
+    [[noreturn]] void fail(const std::string& what) const { throw UserError("%s: %s", path().c_str(), what.c_str()); }
 
     const Entry& at(const std::string& name) const {
         const auto found = entries_.find(name);
@@ -2600,7 +2711,8 @@ public:
     std::vector<float> floats(const std::string& name, const std::vector<size_t>& shape) const {
         const Entry& entry = at(name);
         if (entry.shape != shape)
-            fail(format("tensor %s has shape %s, expected %s", name.c_str(), shape_text(entry.shape).c_str(), shape_text(shape).c_str()));
+            fail(format("tensor %s has shape %s, expected %s", name.c_str(), shape_text(entry.shape).c_str(),
+                        shape_text(shape).c_str()));
         std::vector<float> values(entry.elements);
         const uint16_t* halves = reinterpret_cast<const uint16_t*>(entry.data);
         if (entry.dtype == "F32") memcpy(values.data(), entry.data, entry.elements * sizeof(float));
@@ -2612,7 +2724,8 @@ public:
             }
         else fail(format("tensor %s has dtype %s, expected F32, F16 or BF16", name.c_str(), entry.dtype.c_str()));
         for (size_t i = 0; i < values.size(); i++)
-            if (!std::isfinite(values[i])) fail(format("tensor %s holds %f at element %zu", name.c_str(), values[i], i));
+            if (!std::isfinite(values[i]))
+                fail(format("tensor %s holds %f at element %zu", name.c_str(), values[i], i));
         return values;
     }
 
@@ -2626,10 +2739,11 @@ private:
         const auto size = SIZES.find(entry.dtype);
         if (size == SIZES.end()) fail(format("tensor %s has unknown dtype %s", name.c_str(), entry.dtype.c_str()));
         if (begin > end || end > bytes)
-            fail(format("tensor %s lies at bytes %zu to %zu of %zu: the file is truncated", name.c_str(), begin, end, bytes));
+            fail(format("tensor %s lies at bytes %zu to %zu of %zu: the file is truncated", name.c_str(), begin, end,
+                        bytes));
         if (end - begin != entry.elements * size->second)
-            fail(format("tensor %s of shape %s has %zu bytes, expected %zu", name.c_str(), shape_text(entry.shape).c_str(),
-                        end - begin, entry.elements * size->second));
+            fail(format("tensor %s of shape %s has %zu bytes, expected %zu", name.c_str(),
+                        shape_text(entry.shape).c_str(), end - begin, entry.elements * size->second));
         entry.data = data + begin;
         return entry;
     }
@@ -2692,12 +2806,12 @@ void require_supported(const Config& c, const std::string& whose) {
     auto within = [](int value, int most) { return value >= 1 && value <= most; };
     if (!within(c.layers, MOST_LAYERS) || !within(c.channels, MOST_CHANNELS) || !within(c.heads, MOST_CHANNELS) ||
         !within(c.context, MOST_TOKENS) || !within(c.vocab, MOST_TOKENS))
-        throw UserError(format("%s: %d layers, %d heads, %d channels, context %d, vocabulary %d: each must be at least 1, "
-                               "at most %d layers, %d channels, %d positions and tokens", whose.c_str(), c.layers, c.heads,
-                               c.channels, c.context, c.vocab, MOST_LAYERS, MOST_CHANNELS, MOST_TOKENS));
+        throw UserError("%s: %d layers, %d heads, %d channels, context %d, vocabulary %d: each must be at least 1, "
+                        "at most %d layers, %d channels, %d positions and tokens", whose.c_str(), c.layers, c.heads,
+                        c.channels, c.context, c.vocab, MOST_LAYERS, MOST_CHANNELS, MOST_TOKENS);
     if (c.channels % c.heads != 0 || HS % 16 != 0 || HS < 16 || HS > 128)
-        throw UserError(format("%s: %d channels over %d heads: the head size must be 16, 32, ... 128", whose.c_str(),
-                               c.channels, c.heads));
+        throw UserError("%s: %d channels over %d heads: the head size must be 16, 32, ... 128", whose.c_str(),
+                        c.channels, c.heads);
 }
 
 Config read_config(const std::string& path) {
@@ -2705,11 +2819,13 @@ Config read_config(const std::string& path) {
     auto require = [&](const char* key, const json& expected, const json& missing_means) {
         const json value = file.value(key, missing_means);
         if (value != expected)
-            throw UserError(format("%s: \"%s\" is %s, expected %s", path.c_str(), key, value.dump().c_str(), expected.dump().c_str()));
+            throw UserError("%s: \"%s\" is %s, expected %s", path.c_str(), key, value.dump().c_str(),
+                            expected.dump().c_str());
     };
     try {
-        const Config c = {file.at("n_layer"), file.at("n_head"), file.at("n_embd"),
-                          file.contains("n_positions") ? file.at("n_positions") : file.at("n_ctx"), file.at("vocab_size")};
+        const char* context = file.contains("n_positions") ? "n_positions" : "n_ctx";
+        const Config c = {file.at("n_layer"), file.at("n_head"), file.at("n_embd"), file.at(context),
+                          file.at("vocab_size")};
         require("model_type", "gpt2", nullptr);
         if (file.value("activation_function", "gelu_new") != "gelu_pytorch_tanh")   // another name of the same
             require("activation_function", "gelu_new", "gelu_new");
@@ -2721,11 +2837,11 @@ Config read_config(const std::string& path) {
         require_supported(c, path);
         return c;
     } catch (const json::exception& error) {
-        throw UserError(format("%s: %s", path.c_str(), error.what()));
+        throw UserError("%s: %s", path.c_str(), error.what());
     }
 }
 
-// Calls visit(row, layer, name) for every tensor of a file, in the table's order.
+// Calls visit(row, offset, name) for every tensor of a file, in the table's order.
 template <typename Visit> void for_each_parameter(const Config& c, Visit visit) {
     for (const ParameterRow& row : parameter_table(c))
         for (size_t l = 0; l < row.copies; l++) visit(row, row.offset + l * row.elements, row.name_of_layer(l));
@@ -2746,9 +2862,10 @@ void read_weights(Model& m, const std::string& dir) {
     const Safetensors file(dir + "/model.safetensors");
     const std::string prefix = file.entries().count("transformer.wte.weight") ? "transformer." : "";
     std::map<std::string, bool> expected = {{"lm_head.weight", true}};
-    for_each_parameter(m.config, [&](const ParameterRow&, size_t, const std::string& name) { expected[prefix + name] = true; });
+    auto expect = [&](const ParameterRow&, size_t, const std::string& name) { expected[prefix + name] = true; };
+    for_each_parameter(m.config, expect);
     for (const auto& [name, entry] : file.entries()) {
-        const bool mask = name.size() > 10 && (name.rfind(".attn.bias") == name.size() - 10 || name.find(".attn.masked_bias") != name.npos);
+        const bool mask = ends_with(name, ".attn.bias") || name.find(".attn.masked_bias") != name.npos;
         if (!mask && !expected.count(name))
             file.fail(format("tensor %s does not belong to a GPT-2 of %d layers", name.c_str(), m.config.layers));
     }
@@ -2770,7 +2887,9 @@ struct NamedBlock { std::string prefix; const float* data; };
 void write_blocks(const std::string& path, const Config& c, const std::vector<NamedBlock>& blocks) {
     SafetensorsWriter file(path);
     for (const NamedBlock& block : blocks)
-        for_each_parameter(c, [&](const ParameterRow& row, size_t, const std::string& name) { file.declare(block.prefix + name, row.shape); });
+        for_each_parameter(c, [&](const ParameterRow& row, size_t, const std::string& name) {
+            file.declare(block.prefix + name, row.shape);
+        });
     file.write_header();
     std::vector<float> values;
     for (const NamedBlock& block : blocks)
@@ -2779,7 +2898,7 @@ void write_blocks(const std::string& path, const Config& c, const std::vector<Na
             download(values.data(), block.data + offset, values.size() * sizeof(float));
             for (size_t i = 0; i < values.size(); i++)
                 if (!std::isfinite(values[i]))
-                    throw Failure(format("%s%s holds %f at element %zu", block.prefix.c_str(), name.c_str(), values[i], i));
+                    throw Failure("%s%s holds %f at element %zu", block.prefix.c_str(), name.c_str(), values[i], i);
             file.write(values.data(), values.size());
         });
     file.finish();
@@ -2809,7 +2928,7 @@ void sync_folder(const std::string& path) {
     const int folder = open(path.c_str(), O_RDONLY);
     if (folder < 0 || fsync(folder) != 0) {
         if (folder >= 0) close(folder);
-        throw Failure(format("%s: fsync: %s", path.c_str(), strerror(errno)));
+        throw Failure("%s: fsync: %s", path.c_str(), strerror(errno));
     }
     close(folder);
 }
@@ -2833,7 +2952,8 @@ void remove_unfinished(const std::string& out) {
 
 // Writes out/step_N and then removes all but the last `keep` (0: keeps all). Returns its path.
 std::string write_checkpoint(const std::string& out, const Model& m, long step, json trainer, int keep) {
-    const std::string target = out + "/" + checkpoint_name(step), unfinished = out + "/" + UNFINISHED + checkpoint_name(step);
+    const std::string name = checkpoint_name(step);
+    const std::string target = out + "/" + name, unfinished = out + "/" + UNFINISHED + name;
     trainer["step"] = step;
     try {
         fs::remove_all(unfinished);
@@ -2848,7 +2968,7 @@ std::string write_checkpoint(const std::string& out, const Model& m, long step, 
     } catch (const std::exception& error) {
         std::error_code ignored;
         fs::remove_all(unfinished, ignored);
-        throw Failure(format("checkpoint of step %ld not written, earlier ones are untouched: %s", step, error.what()));
+        throw Failure("checkpoint of step %ld not written, earlier ones are untouched: %s", step, error.what());
     }
     auto all = list_checkpoints(out);
     while (keep > 0 && all.size() > static_cast<size_t>(keep)) {
@@ -2880,22 +3000,22 @@ struct Piece {
     }
 };
 
-bool ends_with(const std::string& text, const std::string& end) {
-    return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 Piece open_piece(const MappedFile& file) {
     const char* path = file.path().c_str();
     if (!ends_with(file.path(), ".bin")) return {&file, file.data(), 1, 0, file.size()};
     int header[SHARD_HEADER];
-    if (file.size() < sizeof(header)) throw UserError(format("%s: %zu bytes are too few for a shard's header of %zu", path, file.size(), sizeof(header)));
+    if (file.size() < sizeof(header))
+        throw UserError("%s: %zu bytes are too few for a shard's header of %zu", path, file.size(), sizeof(header));
     memcpy(header, file.data(), sizeof(header));
-    if (header[0] != SHARD_MAGIC) throw UserError(format("%s: magic number %d, expected %d: not a shard of tokens", path, header[0], SHARD_MAGIC));
-    if (header[1] != SHARD_VERSION) throw UserError(format("%s: shard version %d, expected %d", path, header[1], SHARD_VERSION));
+    const int magic = header[0], version = header[1];
+    if (magic != SHARD_MAGIC)
+        throw UserError("%s: magic number %d, expected %d: not a shard of tokens", path, magic, SHARD_MAGIC);
+    if (version != SHARD_VERSION) throw UserError("%s: shard version %d, expected %d", path, version, SHARD_VERSION);
     const size_t count = header[2] < 0 ? 0 : header[2], there = (file.size() - sizeof(header)) / sizeof(uint16_t);
     if (count != there)
-        throw UserError(format("%s: the header says %d tokens, the file holds %zu: truncated or damaged", path, header[2], there));
-    if (count == 0) throw UserError(format("%s: the shard holds no tokens", path));
+        throw UserError("%s: the header says %d tokens, the file holds %zu: truncated or damaged", path, header[2],
+                        there);
+    if (count == 0) throw UserError("%s: the shard holds no tokens", path);
     return {&file, file.data() + sizeof(header), 2, 0, count};
 }
 
@@ -2911,7 +3031,7 @@ public:
         const int status = glob(pattern.c_str(), 0, nullptr, &found);   // in sorted order
         for (size_t i = 0; status == 0 && i < found.gl_pathc; i++) paths_.push_back(found.gl_pathv[i]);
         globfree(&found);
-        if (paths_.empty()) throw UserError(format("%s: no such file", pattern.c_str()));
+        if (paths_.empty()) throw UserError("%s: no such file", pattern.c_str());
         files_->reserve(paths_.size());
         for (const std::string& path : paths_) {
             files_->emplace_back(path);
@@ -2958,7 +3078,8 @@ public:
     void read(int* inputs, int* targets, Windows kind, size_t index, size_t T, int V) const {
         for (const Piece& piece : pieces_) {
             const size_t here = windows_of(piece, kind, T);
-            if (index < here) return copy_window(inputs, targets, piece, kind == Windows::ANYWHERE ? index : index * T, T, V);
+            const size_t start = kind == Windows::ANYWHERE ? index : index * T;
+            if (index < here) return copy_window(inputs, targets, piece, start, T, V);
             index -= here;
         }
     }
@@ -2976,8 +3097,8 @@ private:
         for (size_t t = 0; t <= there; t++) {
             const int token = piece[start + t];
             if (token >= V)
-                throw UserError(format("%s: token %d at position %zu is outside the vocabulary of %d",
-                                       piece.file->path().c_str(), token, piece.begin + start + t, V));
+                throw UserError("%s: token %d at position %zu is outside the vocabulary of %d",
+                                piece.file->path().c_str(), token, piece.begin + start + t, V);
             if (t < there) inputs[t] = token;
             if (t > 0) targets[t - 1] = token;
         }
@@ -3011,11 +3132,13 @@ size_t sort_positions(int* order, int* first, const int* inputs, size_t N, int V
 class Loader {
 public:
     Loader(const Model& m, const Tokens& tokens, Shuffle shuffle, uint64_t seed, uint64_t first_window)
-        : m_(m), tokens_(tokens), windows_(shuffle == Shuffle::YES ? Windows::ANYWHERE : Windows::WHOLE), seed_(splitmix64(seed)), next_window_(first_window) {
+        : m_(m), tokens_(tokens), windows_(shuffle == Shuffle::YES ? Windows::ANYWHERE : Windows::WHOLE),
+          seed_(splitmix64(seed)), next_window_(first_window) {
         const size_t N = m.setup.N(), T = m.setup.T;
         if (tokens.windows(Windows::WHOLE, T) == 0)
-            throw UserError(format("%s: %zu tokens are too few for one sequence of --seq-len %zu + 1",
-                                   tokens.pieces().empty() ? "--data" : tokens.pieces()[0].file->path().c_str(), tokens.count(), T));
+            throw UserError("%s: %zu tokens are too few for one sequence of --seq-len %zu + 1",
+                            tokens.pieces().empty() ? "--data" : tokens.pieces()[0].file->path().c_str(),
+                            tokens.count(), T);
         for (Slot& slot : slots_) {
             check(cudaMallocHost(reinterpret_cast<void**>(&slot.host), (4 * N + 1) * sizeof(int)), "cudaMallocHost");
             check(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming), "cudaEventCreate");
@@ -3061,7 +3184,8 @@ private:
         int *inputs = slot.host, *targets = inputs + N, *order = targets + N, *first = order + N;
         for (int b = 0; b < B; b++, next_window_++) {
             int *in = inputs + static_cast<size_t>(b) * T, *out = targets + static_cast<size_t>(b) * T;
-            const uint64_t pick = windows_ == Windows::ANYWHERE ? splitmix64(seed_ ^ splitmix64(next_window_)) : next_window_;
+            const bool random = windows_ == Windows::ANYWHERE;
+            const uint64_t pick = random ? splitmix64(seed_ ^ splitmix64(next_window_)) : next_window_;
             tokens_.read(in, out, windows_, pick % tokens_.windows(windows_, T), T, V);
         }
         sort_positions(order, first, inputs, N, V);
@@ -3069,7 +3193,8 @@ private:
         const Activations& a = m_.a;
         auto transfer = [&](const Tensor<int>& to, const int* from, size_t n) {
             on_stream("copy to device", device.copies, [&] {
-                check(cudaMemcpyAsync(to(now_), from, n * sizeof(int), cudaMemcpyHostToDevice, device.copies), "cudaMemcpyAsync");
+                check(cudaMemcpyAsync(to(now_), from, n * sizeof(int), cudaMemcpyHostToDevice, device.copies),
+                      "cudaMemcpyAsync");
             });
             return to(now_);
         };
@@ -3250,196 +3375,10 @@ void find_peak(const Options& o) {
 }
 
 // ==== matmul tuning ==========================================================
-// Before a run begins, one micro-step is gone through with nothing launched: each shape of matmul
-// that it comes to has cuBLASLt's candidates timed, on the very operands, and the fastest is kept.
-// What they are and what becomes of them does not matter: activations are not computed yet, and
-// gradients are cleared once more afterwards.
-//
-// The choices are kept in a file. Two candidates may differ in rounding and be equally fast, so the
-// same command gives the same bits as long as the file is there; without it, or with
-// --matmul-tuning changed on --resume, the same up to rounding.
+// Before a run begins, one micro-step is gone through with nothing launched, and for each shape of
+// matmul cuBLASLt's algorithms are timed and the fastest is kept.
 
-constexpr int TUNING_ROUNDS = 5;   // besides the one that warms up. Candidates take turns: clocks drift
-constexpr int TUNING_FORMAT = 1;   // of the file
-
-struct MatmulTuning {
-    FILE* out;                                           // for messages
-    bool terminal;
-    std::map<std::string, cublasLtMatmulAlgo_t> known;   // by shape: from the file, and what was timed
-    size_t timed = 0, remembered = 0;                    // shapes
-    double first_ms = 0, best_ms = 0;                    // of those timed: cuBLASLt's first choices, and ours
-
-    explicit MatmulTuning(FILE* to) : out(to), terminal(isatty(fileno(to))) {}
-};
-
-// Milliseconds that the stream takes for work().
-template <typename F> float stream_milliseconds(F work) {
-    const cudaEvent_t begin = event_now(device.stream);
-    work();
-    const cudaEvent_t end = event_now(device.stream);
-    check(cudaEventSynchronize(end), "cudaEventSynchronize");
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
-    check(cudaEventDestroy(begin), "cudaEventDestroy");
-    check(cudaEventDestroy(end), "cudaEventDestroy");
-    return milliseconds;
-}
-
-// The best time of each algorithm; infinite for one that does not run after all.
-std::vector<float> time_algorithms(const std::vector<cublasLtMatmulAlgo_t>& algorithms, const Multiply& multiply) {
-    std::vector<float> best(algorithms.size(), INFINITY);
-    for (int round = 0; round <= TUNING_ROUNDS; round++)
-        for (size_t i = 0; i < algorithms.size(); i++) {
-            cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-            const float milliseconds = stream_milliseconds([&] { status = multiply(algorithms[i]); });
-            if (round > 0 && status == CUBLAS_STATUS_SUCCESS) best[i] = std::min(best[i], milliseconds);
-        }
-    return best;
-}
-
-// Whether the device has an algorithm that a file names.
-bool has_algorithm(const MatmulPlan& plan, const cublasLtMatmulAlgo_t& algorithm) {
-    cublasLtMatmulHeuristicResult_t result = {};
-    const cublasStatus_t status = cublasLtMatmulAlgoCheck(device.matmul, plan.operation, plan.a, plan.b, plan.out,
-                                                          plan.out, &algorithm, &result);
-    return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= matmul_workspace_bytes();
-}
-
-void choose_algorithm(MatmulTuning& tuning, MatmulPlan& plan, const MatmulShape& shape, const Multiply& multiply) {
-    if (plan.algorithms.size() == 1) return;   // nothing to choose, or chosen already
-    const std::string name = shape.name();
-    const auto known = tuning.known.find(name);
-    if (known != tuning.known.end() && has_algorithm(plan, known->second)) {
-        tuning.remembered++;
-        plan.algorithms = {known->second};
-        return;
-    }
-    if (tuning.terminal)
-        fprintf(tuning.out, "\rmatmul     timing %zu algorithms for %s\033[K", plan.algorithms.size(), name.c_str());
-    fflush(tuning.out);
-    const std::vector<float> times = time_algorithms(plan.algorithms, multiply);
-    const size_t best = std::min_element(times.begin(), times.end()) - times.begin();
-    tuning.timed++;
-    if (std::isfinite(times[0])) {
-        tuning.first_ms += times[0];
-        tuning.best_ms += times[best];
-    }
-    plan.algorithms = {plan.algorithms[best]};
-    tuning.known[name] = plan.algorithms[0];
-}
-
-// ---- the file: {"format": 1, "devices": {"NAME, 9.0, cuBLASLt 130100": {"SHAPE": "128 hexadecimal digits"}}}
-
-// Empty where neither variable names a folder.
-std::string tuning_file() {
-    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (cache && cache[0] == '/') return std::string(cache) + "/gpt.cu/matmul.json";
-    if (home && home[0] == '/') return std::string(home) + "/.cache/gpt.cu/matmul.json";
-    return "";
-}
-
-// What an algorithm is good for: another device or version has others.
-std::string tuning_device() {
-    const cudaDeviceProp& p = device.properties;
-    return format("%s, %d.%d, cuBLASLt %zu", p.name, p.major, p.minor, cublasLtGetVersion());
-}
-
-std::string algorithm_text(const cublasLtMatmulAlgo_t& algorithm) {
-    std::string text;
-    for (uint64_t word : algorithm.data) text += format("%016llx", static_cast<unsigned long long>(word));
-    return text;
-}
-
-cublasLtMatmulAlgo_t parse_algorithm(const std::string& text) {
-    cublasLtMatmulAlgo_t algorithm;
-    constexpr size_t DIGITS = 2 * sizeof(uint64_t);
-    if (text.size() != DIGITS * std::size(algorithm.data) || text.find_first_not_of("0123456789abcdef") != text.npos)
-        throw Failure(format("'%s' is no algorithm", text.c_str()));
-    for (size_t i = 0; i < std::size(algorithm.data); i++)
-        algorithm.data[i] = std::stoull(text.substr(i * DIGITS, DIGITS), nullptr, 16);
-    return algorithm;
-}
-
-// The file's choices by device; none, and why, where it cannot be understood.
-json read_choices(const std::string& path, std::string& problem) {
-    const json none = json::object();
-    std::error_code ignored;
-    if (!fs::exists(path, ignored)) return none;
-    try {
-        const json file = read_json(path);
-        if (file.value("format", 0) != TUNING_FORMAT) throw Failure(format("not of format %d", TUNING_FORMAT));
-        const json& devices = file.at("devices");
-        if (!devices.is_object()) throw Failure("\"devices\" is no object");
-        for (const auto& [name, choices] : devices.items()) {
-            if (!choices.is_object()) throw Failure(format("\"%s\" is no object", name.c_str()));
-            for (const auto& [shape, algorithm] : choices.items()) parse_algorithm(algorithm.get<std::string>());
-        }
-        return devices;
-    } catch (const UserError& error) {   // has the path
-        problem = error.what();
-    } catch (const std::exception& error) {
-        problem = path + ": " + error.what();
-    }
-    return none;
-}
-
-// Adds what was timed to the file as it is by now. Returns what went wrong, if anything.
-std::string write_choices(const std::string& path, const MatmulTuning& tuning) {
-    if (path.empty()) return "neither XDG_CACHE_HOME nor HOME names a folder";
-    std::string damage;   // has been told of
-    json devices = read_choices(path, damage);
-    for (const auto& [shape, algorithm] : tuning.known) devices[tuning_device()][shape] = algorithm_text(algorithm);
-    const std::string unfinished = path + format(".%d", getpid());
-    std::error_code ignored;
-    try {
-        fs::create_directories(fs::path(path).parent_path());
-        write_json(unfinished, {{"format", TUNING_FORMAT}, {"devices", devices}});
-        fs::rename(unfinished, path);
-        return "";
-    } catch (const std::exception& error) {
-        fs::remove(unfinished, ignored);
-        return error.what();
-    }
-}
-
-// Goes through a micro-step, or a forward pass where there is no training. The gradients must be zero.
-void visit_matmuls(Model& m) {
-    const Activations& a = m.a;
-    if (m.setup.purpose == Purpose::TRAINING) {
-        micro_step(m, {a.inputs(), a.targets(), a.order(), a.first()}, m.setup.N());
-    } else {
-        forward(m, a.inputs());
-        head<Want::LOSS>(m, a.targets(), 0);
-    }
-}
-
-void tune_matmuls(Model& m, FILE* out) {
-    const double began = seconds_now();
-    const std::string path = tuning_file(), here = tuning_device();
-    std::string problem;
-    const json devices = read_choices(path, problem), ours = devices.value(here, json::object());
-    if (!devices.empty() && ours.empty()) problem = format("%s: holds nothing for %s", path.c_str(), here.c_str());
-    MatmulTuning tuning(out);
-    for (const auto& [shape, algorithm] : ours.items())
-        tuning.known[shape] = parse_algorithm(algorithm.get<std::string>());
-    device.tuning = &tuning;
-    visit_matmuls(m);
-    device.tuning = nullptr;
-    if (m.grads.data) clear(m.grads.data, m.elements * size_of(m.grads.dtype));
-
-    if (tuning.timed + tuning.remembered == 0) return;   // there was no choice
-    const char* line = tuning.terminal ? "\r\033[Kmatmul    " : "matmul    ";
-    if (tuning.timed == 0) {
-        fprintf(out, "%s %zu shapes known from %s\n", line, tuning.remembered, path.c_str());
-        return;
-    }
-    const std::string unkept = write_choices(path, tuning);
-    if (!problem.empty()) fprintf(out, "%s %s: ignored\n", line, problem.c_str());
-    const double share = tuning.first_ms > 0 ? tuning.best_ms / tuning.first_ms : 1;
-    fprintf(out, "%s %zu shapes timed in %.1f s, which now take %.0f%% of the time; %zu known from %s\n", line,
-            tuning.timed, seconds_now() - began, 100 * share, tuning.remembered, path.c_str());
-    if (!unkept.empty()) fprintf(out, "%s %s: the choice is not kept\n", line, unkept.c_str());
-}
+#include "dev/kernels/matmul_tuning.cuh"
 
 // ==== log ====================================================================
 
@@ -3476,7 +3415,7 @@ public:
         }
         fs::rename(path_ + ".new", path_);
         file_ = fopen(path_.c_str(), "ab");
-        if (!file_) throw Failure(format("%s: cannot be written: %s", path_.c_str(), strerror(errno)));
+        if (!file_) throw Failure("%s: cannot be written: %s", path_.c_str(), strerror(errno));
     }
     Log(const Log&) = delete;
     ~Log() { if (file_) fclose(file_); }
@@ -3485,7 +3424,7 @@ public:
         if (!file_) return;
         const std::string line = record.dump() + "\n";
         if (fwrite(line.data(), 1, line.size(), file_) != line.size() || fflush(file_) != 0)
-            throw Failure(format("%s: writing failed: %s", path_.c_str(), strerror(errno)));
+            throw Failure("%s: writing failed: %s", path_.c_str(), strerror(errno));
     }
 
 private:
@@ -3512,9 +3451,10 @@ public:
         constexpr int WIDTH = 20;
         std::string bar(WIDTH, '.');
         std::fill(bar.begin(), bar.begin() + WIDTH * step / steps_, '#');
-        const std::string line = format("step %*ld/%ld [%s] loss %.4f  norm %.2f  lr %.2e  %s tok/s  MFU %.1f%%  %s left",
-                                        digits(), step, steps_, bar.c_str(), r.loss, r.norm, r.lr,
-                                        short_number(speed * r.tokens_per_s).c_str(), 100 * speed * r.mfu, clock_text(left).c_str());
+        const std::string line = format(
+            "step %*ld/%ld [%s] loss %.4f  norm %.2f  lr %.2e  %s tok/s  MFU %.1f%%  %s left", digits(), step, steps_,
+            bar.c_str(), r.loss, r.norm, r.lr, short_number(speed * r.tokens_per_s).c_str(), 100 * speed * r.mfu,
+            clock_text(left).c_str());
         printf(terminal_ ? "\r%s\033[K" : "%s\n", line.c_str());
         open_ = terminal_;
         fflush(stdout);
@@ -3533,114 +3473,9 @@ private:
 };
 
 // ==== trace ==================================================================
-// What the recorder saw, as a Chrome trace (ui.perfetto.dev opens it): a row for the CPU, one for each
-// stream, and a counter of live bytes by category. An activation lives from a write to the last read
-// before the next one; a parameter's gradient from its first micro-batch to the update; the rest always.
+// What the recorder saw, as a picture: --trace FILE.
 
-constexpr long TRACED_STEPS = 3;
-
-// A tensor's copy in memory.
-struct Place { const char *begin, *end; Category category; };
-
-std::vector<Place> places(Model& m) {
-    std::vector<Place> all;
-    auto add = [&](const TensorBase& tensor, size_t bytes, size_t copies, Category category) {
-        for (size_t l = 0; l < copies; l++) all.push_back({tensor.data + l * tensor.layer_bytes, tensor.data + l * tensor.layer_bytes + bytes, category});
-    };
-    for (const ActivationRow& row : activation_table(m.a, m.setup))
-        if (row.category == Category::ACTIVATIONS) add(*row.tensor, row.copy_bytes(), row.copies, row.category);
-    for (const ParameterRow& row : parameter_table(m.g, m.config))
-        add(*row.tensor, row.elements * size_of(m.grads.dtype), row.copies, Category::GRADIENTS);
-    std::sort(all.begin(), all.end(), [](const Place& a, const Place& b) { return a.begin < b.begin; });
-    return all;
-}
-
-// By when bytes come to life or die: time in microseconds -> bytes of activations and gradients.
-using Changes = std::map<double, std::pair<long, long>>;
-
-void add_life(Changes& changes, const Place& place, double from, double to) {
-    const long bytes = place.end - place.begin;
-    const bool activation = place.category == Category::ACTIVATIONS;
-    (activation ? changes[from].first : changes[from].second) += bytes;
-    (activation ? changes[to].first : changes[to].second) -= bytes;
-}
-
-// began, ended: of each piece of work, in microseconds.
-Changes live_bytes(Model& m, const std::vector<double>& began, const std::vector<double>& ended) {
-    struct Life { double from = -1, to = -1; };
-    const std::vector<Place> all = places(m);
-    std::vector<Life> lives(all.size());
-    Changes changes;
-    auto finish = [&](size_t i) {
-        if (lives[i].from >= 0) add_life(changes, all[i], lives[i].from, lives[i].to);
-        lives[i] = {};
-    };
-    for (size_t w = 0; w < recorder.work.size(); w++) {
-        for (const auto& [memory, access] : recorder.work[w].memory) {
-            const char* address = static_cast<const char*>(memory);
-            const auto after = std::upper_bound(all.begin(), all.end(), address, [](const char* a, const Place& p) { return a < p.begin; });
-            if (after == all.begin() || address >= (after - 1)->end) continue;   // not a tensor that comes and goes
-            const size_t i = after - 1 - all.begin();
-            if (all[i].category == Category::ACTIVATIONS && access == Access::WRITE) finish(i);
-            if (lives[i].from < 0) lives[i].from = began[w];
-            lives[i].to = ended[w];
-        }
-        if (strcmp(recorder.work[w].name, "adamw") != 0) continue;
-        for (size_t i = 0; i < all.size(); i++)
-            if (all[i].category == Category::GRADIENTS) {
-                if (lives[i].from >= 0) lives[i].to = ended[w];
-                finish(i);
-            }
-    }
-    for (size_t i = 0; i < all.size(); i++) finish(i);
-    return changes;
-}
-
-void start_recording() {
-    recorder.on = true;
-    recorder.start_event = event_now(device.stream);
-    check(cudaStreamSynchronize(device.stream), "cudaStreamSynchronize");
-    recorder.start = seconds_now();
-}
-
-void write_trace(const std::string& path, Model& m, long steps) {
-    recorder.on = false;
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    enum Row { CPU, KERNELS, COPIES };
-    json events;
-    for (const auto& [row, name] : {std::pair{CPU, "CPU: launches"}, {KERNELS, "stream: kernels"}, {COPIES, "stream: copies"}})
-        events.push_back({{"ph", "M"}, {"name", "thread_name"}, {"pid", 1}, {"tid", int(row)}, {"args", {{"name", name}}}});
-    std::vector<double> began, ended;
-    for (const Work& w : recorder.work) {
-        float from = 0, to = 0;
-        check(cudaEventElapsedTime(&from, recorder.start_event, w.begin), "cudaEventElapsedTime");
-        check(cudaEventElapsedTime(&to, recorder.start_event, w.end), "cudaEventElapsedTime");
-        began.push_back(1e3 * from);
-        ended.push_back(std::max(1e3 * to, began.back()));
-        json args = {{"pass", w.pass}};
-        if (w.layer != NO_LAYER) args["layer"] = w.layer;
-        const double handed_over = 1e6 * (w.handed_over - recorder.start), returned = 1e6 * (w.returned - recorder.start);
-        events.push_back({{"ph", "X"}, {"name", w.name}, {"pid", 1}, {"tid", int(CPU)}, {"ts", handed_over}, {"dur", returned - handed_over}, {"args", args}});
-        events.push_back({{"ph", "X"}, {"name", w.name}, {"pid", 1}, {"tid", int(w.is_copy ? COPIES : KERNELS)}, {"ts", began.back()},
-                          {"dur", ended.back() - began.back()}, {"args", args}});
-        cudaEventDestroy(w.begin);
-        cudaEventDestroy(w.end);
-    }
-    const Plan p = plan(m.setup);
-    long activations = 0, gradients = 0;
-    for (const auto& [time, change] : live_bytes(m, began, ended)) {
-        activations += change.first;
-        gradients += change.second;
-        json args;
-        for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++) args[CATEGORY_NAMES[i]] = p.bytes[i];
-        args["activations"] = activations;
-        args["gradients"] = gradients;
-        events.push_back({{"ph", "C"}, {"name", "live bytes"}, {"pid", 1}, {"ts", time}, {"args", args}});
-    }
-    recorder.work.clear();
-    write_json(path, {{"displayTimeUnit", "ms"}, {"traceEvents", events}});
-    printf("trace      %s, of %ld steps: ui.perfetto.dev opens it\n", path.c_str(), steps);
-}
+#include "dev/chapter/trace.cuh"
 
 // ==== verbs: what they share =================================================
 
@@ -3650,8 +3485,6 @@ bool there_is_a_device() {
     int count = 0;
     return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
-
-constexpr const char* TENSOR_CORE_NAMES[] = {"auto", "none", "mma", "wgmma"};
 
 // Whether this build and this device have them. dev/cpu has both, 32 threads to the warp.
 bool has_tensor_cores(TensorCores kind) {
@@ -3664,11 +3497,13 @@ bool has_tensor_cores(TensorCores kind) {
 TensorCores choose_tensor_cores(TensorCores wanted) {
     if (wanted == TensorCores::AUTO) {
         if (device.is_cpu()) return TensorCores::NONE;   // where they are only imitated
-        return has_tensor_cores(TensorCores::WGMMA) ? TensorCores::WGMMA : has_tensor_cores(TensorCores::MMA) ? TensorCores::MMA : TensorCores::NONE;
+        for (TensorCores kind : {TensorCores::WGMMA, TensorCores::MMA})
+            if (has_tensor_cores(kind)) return kind;
+        return TensorCores::NONE;
     }
     if (!has_tensor_cores(wanted))
-        throw UserError(format("--tensor-cores %s: not on %s in a %s build", TENSOR_CORE_NAMES[static_cast<int>(wanted)],
-                               device.properties.name, name_of(FLOATX)));
+        throw UserError("--tensor-cores %s: not on %s in a %s build", name_of(wanted), device.properties.name,
+                        name_of(FLOATX));
     return wanted;
 }
 
@@ -3683,11 +3518,12 @@ void open_device(TensorCores wanted) {
 }
 
 Config config_from_options(const Options& o, int default_vocab) {
-    const Preset* preset = std::find_if(std::begin(PRESETS), std::end(PRESETS), [&](const Preset& p) { return o.model == p.name; });
+    auto is_it = [&](const Preset& p) { return o.model == p.name; };
+    const Preset* preset = std::find_if(std::begin(PRESETS), std::end(PRESETS), is_it);
     if (preset == std::end(PRESETS)) {
         std::string names;
         for (const Preset& p : PRESETS) names += std::string(names.empty() ? "" : ", ") + p.name;
-        throw UserError(format("--model takes one of %s, found '%s'", names.c_str(), o.model.c_str()));
+        throw UserError("--model takes one of %s, found '%s'", names.c_str(), o.model.c_str());
     }
     Config c = preset->config;
     if (default_vocab) c.vocab = default_vocab;
@@ -3706,7 +3542,7 @@ int auto_micro_batch(Setup s, size_t memory, long total_batch) {
     s.B = 1;
     const long sequences = total_batch / s.T;
     if (total_batch % s.T != 0)
-        throw UserError(format("--total-batch %ld is no multiple of --seq-len %d", total_batch, s.T));
+        throw UserError("--total-batch %ld is no multiple of --seq-len %d", total_batch, s.T);
     int B = largest_micro_batch(s, static_cast<size_t>(memory * (1 - MARGIN)));
     if (B == 0) return 1;   // the allocation will say what is missing
     if (total_batch)
@@ -3717,16 +3553,32 @@ int auto_micro_batch(Setup s, size_t memory, long total_batch) {
 // `memory` is what --micro-batch auto may use.
 Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memory) {
     if (o.seq_len > c.context)
-        throw UserError(format("--seq-len %d is more than the model's context of %d; --context %d makes a model of that many positions",
-                               o.seq_len, c.context, o.seq_len));
+        throw UserError("--seq-len %d is more than the model's context of %d; --context %d makes a model of that many "
+                        "positions", o.seq_len, c.context, o.seq_len);
     if (o.precision == DType::FP32 && o.grad_dtype == DType::BF16)
-        throw UserError("--grad-dtype bf16 needs weights in bf16: a build with PRECISION=bf16, or plan --precision bf16");
+        throw UserError("--grad-dtype bf16 needs weights in bf16: a build with PRECISION=bf16, or plan --precision "
+                        "bf16");
     const int T = o.seq_len ? o.seq_len : c.context;
     Setup s = {c, o.micro_batch, T, o.recompute, o.grad_dtype, purpose, HEAD_ROWS, o.attention, o.precision};
     if (o.micro_batch == AUTO) s.B = auto_micro_batch(s, memory, o.total_batch);
     if (s.N() >= MOST_ROWS)
-        throw UserError(format("--micro-batch %d of %d tokens each: more than %zu tokens", s.B, T, MOST_ROWS));
+        throw UserError("--micro-batch %d of %d tokens each: more than %zu tokens", s.B, T, MOST_ROWS);
     return s;
+}
+
+std::string model_text(const Config& c) {
+    return format("%d layers, %d heads, %d channels, context %d, vocabulary %d", c.layers, c.heads, c.channels,
+                  c.context, c.vocab);
+}
+
+json model_record(const Config& c) {
+    return {{"layers", c.layers}, {"heads", c.heads}, {"channels", c.channels}, {"context", c.context},
+            {"vocab", c.vocab}};
+}
+
+json flops_record(const Setup& s) {
+    const Flops flops = flops_per_token(s);
+    return {{"model", flops.model}, {"hardware", flops.hardware}};
 }
 
 bool use_graphs(const Options& o) {
@@ -3739,8 +3591,9 @@ long accumulation_steps(const Options& o, const Setup& s) {
     if (o.total_batch == 0) return 1;
     if (o.total_batch % tokens == 0) return o.total_batch / tokens;
     const long below = o.total_batch / tokens * tokens;
-    throw UserError(format("--total-batch %ld is no multiple of micro-batch x sequence = %d x %d = %ld tokens; nearest that are: %s%ld",
-                           o.total_batch, s.B, s.T, tokens, below ? format("%ld and ", below).c_str() : "", below + tokens));
+    throw UserError("--total-batch %ld is no multiple of micro-batch x sequence = %d x %d = %ld tokens; nearest that "
+                    "are: %s%ld", o.total_batch, s.B, s.T, tokens, below ? format("%ld and ", below).c_str() : "",
+                    below + tokens);
 }
 
 size_t peak_resident_bytes() {
@@ -3778,16 +3631,18 @@ Start find_start(const Options& o) {
     std::error_code error;
     fs::create_directories(o.out, error);
     if (error || access(o.out.c_str(), W_OK) != 0)
-        throw UserError(format("--out %s: cannot be written: %s", o.out.c_str(), error ? error.message().c_str() : strerror(errno)));
+        throw UserError("--out %s: cannot be written: %s", o.out.c_str(),
+                        error ? error.message().c_str() : strerror(errno));
     remove_unfinished(o.out);
     const auto checkpoints = list_checkpoints(o.out);
     if (!o.resume) {
         if (!checkpoints.empty() || fs::exists(o.out + "/log.jsonl"))
-            throw UserError(format("--out %s already holds a run: --resume goes on with it, or name another folder", o.out.c_str()));
+            throw UserError("--out %s already holds a run: --resume goes on with it, or name another folder",
+                            o.out.c_str());
         return start;
     }
     if (!o.from.empty()) throw UserError("--resume and --from exclude each other: both say where weights come from");
-    if (checkpoints.empty()) throw UserError(format("--resume: no checkpoint in %s", o.out.c_str()));
+    if (checkpoints.empty()) throw UserError("--resume: no checkpoint in %s", o.out.c_str());
     start.dir = checkpoints.rbegin()->second;
     const std::string path = start.dir + "/trainer.json";
     start.trainer = read_json(path);
@@ -3795,7 +3650,7 @@ Start find_start(const Options& o) {
         start.step = start.trainer.at("step");
         start.window = start.trainer.at("next_window");
     } catch (const json::exception& problem) {
-        throw UserError(format("%s: %s", path.c_str(), problem.what()));
+        throw UserError("%s: %s", path.c_str(), problem.what());
     }
     return start;
 }
@@ -3811,39 +3666,44 @@ void load_start(Model& m, const Start& start, uint64_t seed) {
 
 std::string attention_text(const Setup& s) {
     if (s.attention == Attention::NAIVE) return "naive";
-    return on_tensor_cores(s.config.head_size()) ? format("flash, on tensor cores (%s)", TENSOR_CORE_NAMES[static_cast<int>(device.tensor_cores)]) : "flash, without tensor cores";
+    if (!on_tensor_cores(s.config.head_size())) return "flash, without tensor cores";
+    return format("flash, on tensor cores (%s)", name_of(device.tensor_cores));
 }
 
 void print_run(const Setup& s, const Options& o, const TrainData& data, long accumulation, const Start& start) {
     const Config& c = s.config;
-    printf("device     %s, %s, %.2f TFLOP/s peak (%s)\n", device.properties.name, name_of(FLOATX), device.peak_flops / 1e12,
-           device.peak_source.c_str());
-    printf("model      %d layers, %d heads, %d channels, context %d, vocabulary %d: %zu parameters, %s\n", c.layers, c.heads,
-           c.channels, c.context, c.vocab, count_parameters(c).real,
-           start.dir.empty() ? "initialised at random" : ("from " + start.dir).c_str());
-    printf("data       %s: %zu tokens to train on, %zu to validate on\n", o.data.c_str(), data.train.count(), data.val.count());
-    printf("step       %d x %d tokens x %ld micro-batches = %ld tokens\n", s.B, s.T, accumulation, accumulation * long(s.N()));
+    const std::string from = start.dir.empty() ? "initialised at random" : "from " + start.dir;
+    printf("device     %s, %s, %.2f TFLOP/s peak (%s)\n", device.properties.name, name_of(FLOATX),
+           device.peak_flops / 1e12, device.peak_source.c_str());
+    printf("model      %s: %zu parameters, %s\n", model_text(c).c_str(), count_parameters(c).real, from.c_str());
+    printf("data       %s: %zu tokens to train on, %zu to validate on\n", o.data.c_str(), data.train.count(),
+           data.val.count());
+    printf("step       %d x %d tokens x %ld micro-batches = %ld tokens\n", s.B, s.T, accumulation,
+           accumulation * long(s.N()));
     printf("attention  %s\n", attention_text(s).c_str());
     print_memory(plan(s), memory_now().all);
-    if (o.out.empty()) printf("output     none: --out DIR keeps a log and checkpoints\n");
-    else printf("output     %s\n", o.out.c_str());
+    printf("output     %s\n", o.out.empty() ? "none: --out DIR keeps a log and checkpoints" : o.out.c_str());
     fflush(stdout);
 }
 
+// The log's first object.
 json run_record(const Options& o, const Setup& s) {
     int runtime = 0, driver = 0;
     cudaRuntimeGetVersion(&runtime);
     cudaDriverGetVersion(&driver);
-    const Config& c = s.config;
-    const ParameterCount count = count_parameters(c);
-    const Flops flops = flops_per_token(s);
+    json model = model_record(s.config);
+    model["parameters"] = count_parameters(s.config).real;
     return {{"run", {{"options", describe(o, TRAIN)},
-                     {"model", {{"layers", c.layers}, {"heads", c.heads}, {"channels", c.channels}, {"context", c.context},
-                                {"vocab", c.vocab}, {"parameters", count.real}}},
-                     {"device", device.properties.name}, {"precision", name_of(FLOATX)}, {"attention", attention_text(s)},
-                     {"peak_flops", device.peak_flops}, {"peak_source", device.peak_source},
-                     {"flops_per_token", {{"model", flops.model}, {"hardware", flops.hardware}}},
-                     {"planned_bytes", plan(s).total}, {"cuda_runtime", runtime}, {"cuda_driver", driver},
+                     {"model", model},
+                     {"device", device.properties.name},
+                     {"precision", name_of(FLOATX)},
+                     {"attention", attention_text(s)},
+                     {"peak_flops", device.peak_flops},
+                     {"peak_source", device.peak_source},
+                     {"flops_per_token", flops_record(s)},
+                     {"planned_bytes", plan(s).total},
+                     {"cuda_runtime", runtime},
+                     {"cuda_driver", driver},
                      {"cublaslt", cublasLtGetVersion()}}}};
 }
 
@@ -3853,7 +3713,8 @@ void note_changes(const Options& o, const Start& start) {
     const json then = start.trainer.value("options", json::object()), now = describe(o, TRAIN);
     for (const auto& [name, value] : now.items())
         if (name != "resume" && then.contains(name) && then[name] != value)
-            printf("resume     --%s was %s, is now %s\n", name.c_str(), then[name].dump().c_str(), value.dump().c_str());
+            printf("resume     --%s was %s, is now %s\n", name.c_str(), then[name].dump().c_str(),
+                   value.dump().c_str());
 }
 
 // A training run: what lives from its first step to its last.
@@ -3874,14 +3735,16 @@ public:
         Loader loader(m_, data_.train, o_.shuffle, o_.seed, start_.window);
         log_.open(o_.out, start_.step);   // from here on the folder holds a run
         if (start_.step == 0) log_.write(run_record(o_, m_.setup));
+        if (o_.sample_every > 0 && step_ == 0) show_sample();   // of what was never trained: to compare with
         progress_.start();
         if (!o_.trace.empty()) start_recording();
         for (bool stopping = false; step_ < o_.steps && !stopping;) {
             const StepResult result = step(loader);
             stopping = stop_requested;   // read once: a signal may come at any time
-            if (recorder.on && (step_ - first == TRACED_STEPS || step_ == o_.steps || stopping)) write_trace(o_.trace, m_, step_ - first);
-            progress_.show(step_, result);
             const bool last = step_ == o_.steps;
+            if (recorder.on && (step_ - first == TRACED_STEPS || last || stopping))
+                write_trace(o_.trace, m_, step_ - first);
+            progress_.show(step_, result);
             if (due(o_.eval_every, last) && data_.val.count() > 1) validate();
             if (due(o_.sample_every, last)) show_sample();
             if (due(o_.checkpoint_every, last) || stopping) checkpoint();
@@ -3891,11 +3754,7 @@ public:
             }
         }
         progress_.end_line();
-        const double seconds = seconds_now() - began;
-        printf("done       %ld steps in %s, %s tok/s; memory: %s allocated as planned, %s %s\n", step_ - first,
-               clock_text(seconds).c_str(), short_number((step_ - first) * tokens_per_step() / seconds).c_str(),
-               size_text(m_.allocated).c_str(), size_text(device.is_cpu() ? peak_resident_bytes() : memory_now().all - memory_now().available).c_str(),
-               device.is_cpu() ? "resident at most" : "in use on the device");
+        print_end(step_ - first, seconds_now() - began);
     }
 
 private:
@@ -3922,8 +3781,8 @@ private:
         r.hfu = flops.hardware * r.tokens_per_s / device.peak_flops;
         if (!std::isfinite(r.loss) || !std::isfinite(r.norm)) {
             progress_.end_line();
-            throw Failure(format("step %ld: loss %f, gradient norm %f: stopped; the last good checkpoint is %s", step_, r.loss,
-                                 r.norm, last_checkpoint_.empty() ? "none" : last_checkpoint_.c_str()));
+            throw Failure("step %ld: loss %f, gradient norm %f: stopped; the last good checkpoint is %s", step_, r.loss,
+                          r.norm, last_checkpoint_.empty() ? "none" : last_checkpoint_.c_str());
         }
         log_.write({{"step", step_}, {"loss", r.loss}, {"norm", r.norm}, {"lr", r.lr}, {"ms", 1e3 * r.seconds},
                     {"tokens_per_s", r.tokens_per_s}, {"mfu", r.mfu}, {"hfu", r.hfu}});
@@ -3944,6 +3803,15 @@ private:
         printf("---- sample ----\n");
         sample(m_, {first}, o_.sample_tokens, 1.0, 0, o_.seed + step_, [V](int token) { print_token(token, V); });
         printf("\n----------------\n");
+    }
+
+    void print_end(long steps, double seconds) const {
+        const Memory memory = memory_now();
+        const size_t used = device.is_cpu() ? peak_resident_bytes() : memory.all - memory.available;
+        printf("done       %ld steps in %s, %s tok/s; memory: %s allocated as planned, %s %s\n", steps,
+               clock_text(seconds).c_str(), short_number(steps * tokens_per_step() / seconds).c_str(),
+               size_text(m_.allocated).c_str(), size_text(used).c_str(),
+               device.is_cpu() ? "resident at most" : "in use on the device");
     }
 
     void checkpoint() {
@@ -3991,7 +3859,7 @@ void train(const Options& o) {
 // ==== eval, sample, plan =====================================================
 
 void load_for_inference(Model& m, const Options& o, const char* verb) {
-    if (o.from.empty()) throw UserError(format("%s needs --from DIR, a folder with config.json and model.safetensors", verb));
+    if (o.from.empty()) throw UserError("%s needs --from DIR, a folder with config.json and model.safetensors", verb);
     Setup setup = make_setup(o, read_config(o.from + "/config.json"), Purpose::INFERENCE, memory_now().available);
     allocate(m, setup);
     read_weights(m, o.from);
@@ -4012,7 +3880,8 @@ std::vector<int> read_prompt(const Options& o, int V) {
     std::vector<int> tokens;
     if (o.prompt_tokens.empty()) {
         if (V != BYTE_VOCAB)
-            throw UserError(format("--prompt is for models of bytes; this vocabulary has %d tokens: give --prompt-tokens, as scripts/tokens.py prints them", V));
+            throw UserError("--prompt is for models of bytes; this vocabulary has %d tokens: give --prompt-tokens, as "
+                            "scripts/tokens.py prints them", V);
         for (unsigned char byte : o.prompt) tokens.push_back(byte);
         return tokens;
     }
@@ -4026,7 +3895,7 @@ std::vector<int> read_prompt(const Options& o, int V) {
     for (std::string word; words >> word;) {
         int token;
         if (!parse_number(word, token) || token < 0 || token >= V)
-            throw UserError(format("--prompt-tokens takes token numbers from 0 to %d, found '%s'", V - 1, word.c_str()));
+            throw UserError("--prompt-tokens takes token numbers from 0 to %d, found '%s'", V - 1, word.c_str());
         tokens.push_back(token);
     }
     if (tokens.empty()) throw UserError("--prompt-tokens: no tokens");
@@ -4046,115 +3915,21 @@ void sample_verb(const Options& o) {
 }
 
 size_t parse_bytes(const std::string& text) {
-    static const std::pair<const char*, double> UNITS[] = {{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"GB", 1e9}, {"MB", 1e6}};
+    constexpr std::pair<const char*, double> UNITS[] = {
+        {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"GB", 1e9}, {"MB", 1e6}};
     for (const auto& [unit, factor] : UNITS) {
         double number;
-        if (ends_with(text, unit) && parse_number(text.substr(0, text.size() - strlen(unit)), number) && number > 0 && number * factor < BEYOND_MEMORY) return number * factor;
+        if (!ends_with(text, unit) || !parse_number(text.substr(0, text.size() - strlen(unit)), number)) continue;
+        if (number > 0 && number * factor < BEYOND_MEMORY) return number * factor;
     }
-    throw UserError(format("--gpu-memory takes a size such as 80GB or 24GiB, found '%s'", text.c_str()));
+    throw UserError("--gpu-memory takes a size such as 80GB or 24GiB, found '%s'", text.c_str());
 }
 
-// What the literature says of the same model: parameters without positions, h V + L (12 h^2 + 13 h)
-// + 2 h; and activations in mixed precision without recomputation or flash attention,
-// L s b h (34 + 5 a s / h) bytes (Korthikanti et al. 2022, section 4.1).
-double formula_parameters(const Config& c) {
-    const double h = c.channels;
-    return h * c.vocab + c.layers * (12 * h * h + 13 * h) + 2 * h;
-}
-double formula_activations(const Setup& s) {
-    const double h = s.config.channels;
-    return double(s.config.layers) * s.T * s.B * h * (34 + 5.0 * s.config.heads * s.T / h);
-}
-
-// The plan as one object; memory: what must hold it.
-json plan_record(const Options& o, const Setup& s, size_t memory) {
-    const Plan p = plan(s);
-    const ParameterCount count = count_parameters(s.config);
-    json bytes, tensors;
-    size_t state = 0, kept = 0;   // all but activations and workspace; of activations, what each layer keeps
-    for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++) {
-        bytes[CATEGORY_NAMES[i]] = p.bytes[i];
-        if (i < static_cast<size_t>(Category::ACTIVATIONS)) state += p.bytes[i];
-    }
-    bytes["total"] = p.total;
-    for (const ParameterRow& row : parameter_table(s.config))
-        tensors.push_back({{"name", row.name}, {"category", "weights"}, {"shape", row.shape}, {"copies", row.copies},
-                           {"dtype", name_of(s.precision)}, {"bytes", row.elements * row.copies * size_of(s.precision)}});
-    Activations nowhere;
-    for (const ActivationRow& row : activation_table(nowhere, s)) {
-        tensors.push_back({{"name", row.name}, {"category", CATEGORY_NAMES[static_cast<int>(row.category)]}, {"shape", row.shape},
-                           {"copies", row.copies}, {"dtype", row.dtype}, {"bytes", row.bytes()}});
-    }
-    Setup two_layers = s;   // where what is kept for each has more than one copy
-    two_layers.config.layers = 2;
-    for (const ActivationRow& row : activation_table(nowhere, two_layers))
-        if (row.category == Category::ACTIVATIONS && row.copies == 2) kept += row.copy_bytes();
-    json most;
-    for (const auto& [name, mode] : RECOMPUTE_NAMES) {
-        Setup other = s;
-        other.recompute = mode;
-        most[name] = largest_micro_batch(other, memory);
-    }
-    const Flops flops = flops_per_token(s);
-    const Config& c = s.config;
-    return {{"model", {{"layers", c.layers}, {"heads", c.heads}, {"channels", c.channels}, {"context", c.context}, {"vocab", c.vocab}}},
-            {"micro_batch", s.B}, {"seq_len", s.T}, {"precision", name_of(s.precision)}, {"grad_dtype", name_of(s.grad_dtype)},
-            {"recompute", RECOMPUTE_NAMES[static_cast<int>(s.recompute)].first},
-            {"attention", s.attention == Attention::FLASH ? "flash" : "naive"}, {"accumulation", accumulation_steps(o, s)},
-            {"parameters", count.real}, {"parameters_formula", formula_parameters(c)}, {"bytes", bytes},
-            {"bytes_per_parameter", double(state) / count.elements},
-            {"activation_bytes_per_token_per_layer", double(kept) / s.N()}, {"korthikanti_bytes", formula_activations(s)},
-            {"flops_per_token", {{"model", flops.model}, {"hardware", flops.hardware}}}, {"gpu_memory", memory},
-            {"fits", p.total <= memory}, {"max_micro_batch", most}, {"tensors", tensors}};
-}
-
-// The chapter's four steps from a batch in tokens to flags.
-void print_steps(const Options& o, const Setup& s, const json& most) {
-    if (o.total_batch == 0) return;
-    printf("\nto train with %ld tokens a step\n  1  batch     --total-batch %ld\n  2  sequence  --seq-len %d\n", o.total_batch, o.total_batch, s.T);
-    for (const auto& [name, mode] : RECOMPUTE_NAMES) {
-        const long sequences = o.total_batch / s.T;
-        long B = std::min(most[name].get<long>(), sequences);
-        while (B > 1 && sequences % B != 0) B--;
-        if (B == 0 || o.total_batch % s.T != 0) continue;
-        printf("  3  largest   --micro-batch %ld --recompute %s\n  4  the rest  accumulated over %ld micro-batches\n", B, name, sequences / B);
-        return;
-    }
-    printf("  3  no micro-batch fits on one such GPU, whatever is recomputed\n");
-}
-
-void print_plan(const Options& o, const Setup& s, const json& record, size_t memory) {
-    const Config& c = s.config;
-    const size_t total = record["bytes"]["total"];
-    printf("model       %d layers, %d heads, %d channels, context %d, vocabulary %d\n", c.layers, c.heads, c.channels, c.context, c.vocab);
-    printf("parameters  %zu; by the formula hV + L(12h^2 + 13h) + 2h, without positions, %.0f\n", size_t(record["parameters"]), double(record["parameters_formula"]));
-    printf("a step      %d x %d tokens, accumulated %ld times; %s, gradients %s, recompute %s, attention %s\n", s.B, s.T, long(record["accumulation"]),
-           name_of(s.precision), name_of(s.grad_dtype), record["recompute"].get<std::string>().c_str(), record["attention"].get<std::string>().c_str());
-    printf("\n");
-    print_memory(plan(s), memory);
-    printf("  %s; %.2f bytes of state per parameter\n", total <= memory ? "fits" : "does not fit on one such GPU", double(record["bytes_per_parameter"]));
-    printf("\nactivations\n");
-    std::vector<json> rows;
-    for (const json& tensor : record["tensors"]) if (tensor["category"] == "activations") rows.push_back(tensor);
-    std::stable_sort(rows.begin(), rows.end(), [](const json& a, const json& b) { return a["bytes"] > b["bytes"]; });
-    for (const json& row : rows) {
-        if (size_t(row["bytes"]) * 200 < size_t(record["bytes"]["activations"])) continue;   // under half a percent
-        const std::string shape = shape_text(row["shape"]) + (row["copies"] > 1 ? format(" x %d", int(row["copies"])) : "");
-        printf("  %-11s %14s  %-28s %s\n", row["name"].get<std::string>().c_str(), size_text(row["bytes"]).c_str(), shape.c_str(),
-               bar(double(row["bytes"]) / double(record["bytes"]["activations"])).c_str());
-    }
-    const double per_token = record["activation_bytes_per_token_per_layer"];
-    printf("  kept per token and layer: %.0f bytes = %.1f C; Korthikanti et al., without flash attention: %s in all\n", per_token, per_token / c.channels,
-           size_text(record["korthikanti_bytes"]).c_str());
-    printf("\nFLOPs per token: %.4g model, %.4g hardware\n", double(record["flops_per_token"]["model"]), double(record["flops_per_token"]["hardware"]));
-    printf("largest micro-batch:");
-    for (const auto& [mode, most] : record["max_micro_batch"].items()) printf("  %d with --recompute %s", int(most), mode.c_str());
-    printf("\n");
-    print_steps(o, s, record["max_micro_batch"]);
-}
+#include "dev/chapter/plan.cuh"
 
 void plan_verb(const Options& o) {
-    if (o.gpu_memory.empty() && !there_is_a_device()) throw UserError("plan needs --gpu-memory SIZE where there is no GPU");
+    if (o.gpu_memory.empty() && !there_is_a_device())
+        throw UserError("plan needs --gpu-memory SIZE where there is no GPU");
     const size_t memory = o.gpu_memory.empty() ? memory_now().all : parse_bytes(o.gpu_memory);
     const Config config = o.from.empty() ? config_from_options(o, 0) : read_config(o.from + "/config.json");
     Setup setup = make_setup(o, config, Purpose::TRAINING, memory);
@@ -4171,8 +3946,10 @@ int run_verb(const std::vector<std::string>& args) {
     const char* verb_name = "train";
     size_t first = 0;
     if (!args.empty() && args[0][0] != '-') {
-        const auto found = std::find_if(std::begin(VERBS), std::end(VERBS), [&](const auto& v) { return args[0] == v.first; });
-        if (found == std::end(VERBS)) throw UserError(format("'%s': no such verb; train, eval, sample or plan", args[0].c_str()));
+        auto is_it = [&](const auto& v) { return args[0] == v.first; };
+        const auto found = std::find_if(std::begin(VERBS), std::end(VERBS), is_it);
+        if (found == std::end(VERBS))
+            throw UserError("'%s': no such verb; train, eval, sample or plan", args[0].c_str());
         std::tie(verb_name, verb) = *found;
         first = 1;
     }

@@ -236,7 +236,7 @@ int main(int argc, char** argv) {
     return study_main(argc, argv, [](Study& study) {
         for (auto kind : {TensorCores::MMA, TensorCores::WGMMA})
             if (!has_tensor_cores(kind))
-                printf("%s: not in this build or on this device\n", TENSOR_CORE_NAMES[static_cast<int>(kind)]);
+                printf("%s: not in this build or on this device\n", name_of(kind));
         constexpr int TOKENS = 16384, CHANNELS = 2048;
         for (int HS : {64, 128})
             for (int T : {1024, 2048, 8192, 16384}) {

@@ -387,6 +387,6 @@ TensorMap make_tensor_map(const floatX* data, const uint64_t (&extents)[4], cons
     const CUresult status = encode(&result.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<floatX*>(data), extents,
                                    strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (status != CUDA_SUCCESS) throw Failure(format("cuTensorMapEncodeTiled: error %d", static_cast<int>(status)));
+    if (status != CUDA_SUCCESS) throw Failure("cuTensorMapEncodeTiled: error %d", static_cast<int>(status));
     return result;
 }

@@ -56,7 +56,7 @@ public:
     ~ArrayMemory() override { cudaFree(data_); }
 
     T* this_turns_copy() const {
-        if (!data_) throw Failure(format("%s: on the device only inside of a step", name_));
+        if (!data_) throw Failure("%s: on the device only inside of a step", name_);
         return data_ + turn_ % copies_ * stride_;
     }
 
@@ -335,7 +335,7 @@ int study_main(int argc, char** argv, void (*study)(Study&)) {
     }
     try {
         FILE* const file = argc == 3 ? fopen(argv[2], "a") : nullptr;
-        if (argc == 3 && !file) throw UserError(format("--markdown %s: %s", argv[2], strerror(errno)));
+        if (argc == 3 && !file) throw UserError("--markdown %s: %s", argv[2], strerror(errno));
         open_device(TensorCores::AUTO);
         check(cudaMalloc(&device.matmul_workspace, MATMUL_WORKSPACE), "cudaMalloc of cuBLASLt's workspace");
         Study s;

@@ -1,0 +1,140 @@
+// What `train_gpt plan` says: where memory goes, beside what the literature says of the same model. Included by
+// train_gpt.cu, whose plan() (section "model: memory") does the sums.
+#pragma once
+
+// Parameters without positions: h V + L (12 h^2 + 13 h) + 2 h.
+double formula_parameters(const Config& c) {
+    const double h = c.channels;
+    return h * c.vocab + c.layers * (12 * h * h + 13 * h) + 2 * h;
+}
+
+// Activations in mixed precision without recomputation or flash attention: L s b h (34 + 5 a s / h) bytes.
+// Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.1
+double formula_activations(const Setup& s) {
+    const double h = s.config.channels;
+    return double(s.config.layers) * s.T * s.B * h * (34 + 5.0 * s.config.heads * s.T / h);
+}
+
+// What a layer keeps of its activations from forward to backward.
+size_t kept_bytes_per_layer(Setup s) {
+    s.config.layers = 2;   // then what is kept for each layer, and only that, has two copies
+    size_t kept = 0;
+    Activations nowhere;
+    for (const ActivationRow& row : activation_table(nowhere, s))
+        if (row.category == Category::ACTIVATIONS && row.copies == 2) kept += row.copy_bytes();
+    return kept;
+}
+
+json bytes_record(const Plan& p) {
+    json bytes;
+    for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++) bytes[CATEGORY_NAMES[i]] = p.bytes[i];
+    bytes["total"] = p.total;
+    return bytes;
+}
+
+json tensor_records(const Setup& s) {
+    json tensors;
+    for (const ParameterRow& row : parameter_table(s.config))
+        tensors.push_back({{"name", row.name}, {"category", "weights"}, {"shape", row.shape}, {"copies", row.copies},
+                           {"dtype", name_of(s.precision)},
+                           {"bytes", row.elements * row.copies * size_of(s.precision)}});
+    Activations nowhere;
+    for (const ActivationRow& row : activation_table(nowhere, s))
+        tensors.push_back({{"name", row.name}, {"category", CATEGORY_NAMES[static_cast<int>(row.category)]},
+                           {"shape", row.shape}, {"copies", row.copies}, {"dtype", row.dtype},
+                           {"bytes", row.bytes()}});
+    return tensors;
+}
+
+// The largest micro-batch in `memory` bytes, by recomputation mode.
+json largest_micro_batches(const Setup& s, size_t memory) {
+    json most;
+    for (const auto& [name, mode] : RECOMPUTE_NAMES) {
+        Setup other = s;
+        other.recompute = mode;
+        most[name] = largest_micro_batch(other, memory);
+    }
+    return most;
+}
+
+// The plan as one object; memory: what must hold it.
+json plan_record(const Options& o, const Setup& s, size_t memory) {
+    const Plan p = plan(s);
+    const ParameterCount count = count_parameters(s.config);
+    const size_t state = std::accumulate(p.bytes, p.bytes + static_cast<int>(Category::ACTIVATIONS), size_t{0});
+    return {{"model", model_record(s.config)},
+            {"micro_batch", s.B},
+            {"seq_len", s.T},
+            {"precision", name_of(s.precision)},
+            {"grad_dtype", name_of(s.grad_dtype)},
+            {"recompute", RECOMPUTE_NAMES[static_cast<int>(s.recompute)].first},
+            {"attention", s.attention == Attention::FLASH ? "flash" : "naive"},
+            {"accumulation", accumulation_steps(o, s)},
+            {"parameters", count.real},
+            {"parameters_formula", formula_parameters(s.config)},
+            {"bytes", bytes_record(p)},
+            {"bytes_per_parameter", double(state) / count.elements},
+            {"activation_bytes_per_token_per_layer", double(kept_bytes_per_layer(s)) / s.N()},
+            {"korthikanti_bytes", formula_activations(s)},
+            {"flops_per_token", flops_record(s)},
+            {"gpu_memory", memory},
+            {"fits", p.total <= memory},
+            {"max_micro_batch", largest_micro_batches(s, memory)},
+            {"tensors", tensor_records(s)}};
+}
+
+// The chapter's four steps from a batch in tokens to flags.
+void print_steps(const Options& o, const Setup& s, const json& most) {
+    if (o.total_batch == 0) return;
+    printf("\nto train with %ld tokens a step\n", o.total_batch);
+    printf("  1  batch     --total-batch %ld\n  2  sequence  --seq-len %d\n", o.total_batch, s.T);
+    for (const auto& [name, mode] : RECOMPUTE_NAMES) {
+        const long sequences = o.total_batch / s.T;
+        long B = std::min(most[name].get<long>(), sequences);
+        while (B > 1 && sequences % B != 0) B--;
+        if (B == 0 || o.total_batch % s.T != 0) continue;
+        printf("  3  largest   --micro-batch %ld --recompute %s\n", B, name);
+        printf("  4  the rest  accumulated over %ld micro-batches\n", sequences / B);
+        return;
+    }
+    printf("  3  no micro-batch fits on one such GPU, whatever is recomputed\n");
+}
+
+// Activations, largest first, that are half a percent of them or more.
+void print_activations(const json& record) {
+    const size_t all = record["bytes"]["activations"];
+    std::vector<json> rows;
+    for (const json& tensor : record["tensors"])
+        if (tensor["category"] == "activations" && size_t(tensor["bytes"]) * 200 >= all) rows.push_back(tensor);
+    std::stable_sort(rows.begin(), rows.end(), [](const json& a, const json& b) { return a["bytes"] > b["bytes"]; });
+    printf("\nactivations\n");
+    for (const json& row : rows) {
+        const std::string copies = row["copies"] > 1 ? format(" x %d", int(row["copies"])) : "";
+        printf("  %-11s %14s  %-28s %s\n", row["name"].get<std::string>().c_str(), size_text(row["bytes"]).c_str(),
+               (shape_text(row["shape"]) + copies).c_str(), bar(double(row["bytes"]) / all).c_str());
+    }
+}
+
+void print_plan(const Options& o, const Setup& s, const json& record, size_t memory) {
+    auto text = [&](const char* key) { return record[key].get<std::string>(); };
+    printf("model       %s\n", model_text(s.config).c_str());
+    printf("parameters  %zu; by the formula hV + L(12h^2 + 13h) + 2h, without positions, %.0f\n",
+           size_t(record["parameters"]), double(record["parameters_formula"]));
+    printf("a step      %d x %d tokens, accumulated %ld times; %s, gradients %s, recompute %s, attention %s\n\n", s.B,
+           s.T, long(record["accumulation"]), name_of(s.precision), name_of(s.grad_dtype), text("recompute").c_str(),
+           text("attention").c_str());
+    print_memory(plan(s), memory);
+    printf("  %s; %.2f bytes of state per parameter\n", record["fits"] ? "fits" : "does not fit on one such GPU",
+           double(record["bytes_per_parameter"]));
+    print_activations(record);
+    const double kept = record["activation_bytes_per_token_per_layer"];
+    printf("  kept per token and layer: %.0f bytes = %.1f C; Korthikanti et al., without flash attention: %s in all\n",
+           kept, kept / s.config.channels, size_text(record["korthikanti_bytes"]).c_str());
+    const json& flops = record["flops_per_token"];
+    printf("\nFLOPs per token: %.4g model, %.4g hardware\n", double(flops["model"]), double(flops["hardware"]));
+    printf("largest micro-batch:");
+    for (const auto& [mode, most] : record["max_micro_batch"].items())
+        printf("  %d with --recompute %s", int(most), mode.c_str());
+    printf("\n");
+    print_steps(o, s, record["max_micro_batch"]);
+}
