@@ -8,16 +8,19 @@
 //    1  small things          errors, packs of elements, reductions in a warp, recording, the door for launches,
 //                             CUDA graphs
 //    2  options               one table: names, defaults, --help, echo and log
-//    3  kernels               embedding · layernorm · bias · gelu · tensor cores · attention · attention on
-//                             tensor cores · naive attention · cross-entropy · gradient norm · adamw ·
-//                             init: a section each, its mathematics first
+//    3  kernels               embedding · layernorm · bias · gelu · attention · naive attention ·
+//                             cross-entropy · gradient norm · adamw · init: a section each, its mathematics first
 //    4  matmul                cuBLASLt, row-major, with bias and GELU' as epilogues
 //    5  model                 sizes, and one table each for parameters and activations: name, shape,
 //                             dtype, copies. Memory, init, checkpoints, the plan loop over it
 //    6  forward, recompute, backward, update
 //    7  files                 safetensors, checkpoints, token data
-//    8  run                   sampling, schedule, peak, matmul tuning, log, progress, trace
+//    8  run                   sampling, schedule, peak, log, progress
 //    9  verbs                 train, eval, sample, plan; main
+// Beside it, included where it is used; a first reading can do without
+//       dev/kernels/          attention_mma.cuh, attention_wgmma.cuh: attention on tensor cores, over ptx.cuh;
+//                             matmul_tuning.cuh: which of cuBLASLt's algorithms is fastest
+//       dev/chapter/          trace.cuh, plan.cuh: what --trace draws, what `plan` prints
 //
 // Names   B batch, T sequence, N = B*T rows, C channels, NH heads, HS = C / NH head size, L layers,
 //         V vocabulary, Vp the same padded; inp, out, dinp, dout as in every layer's formula.
