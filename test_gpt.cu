@@ -17,6 +17,7 @@
 #define TESTING
 #include "train_gpt.cu"
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include <fstream>
@@ -781,7 +782,8 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s) {
 // ones and several of them.
 void test_attention_kernels(TensorCores kind, const std::vector<int>& head_sizes, const std::vector<int>& lengths) {
     const TensorCores usual = std::exchange(device.tensor_cores, kind);
-    const std::string on = name_of(kind), names[] = {"attention_forward on " + on, "attention_backward on " + on};
+    const std::string on = format("%s with %d multiprocessors", name_of(kind), device.properties.multiProcessorCount);
+    const std::string names[] = {"attention_forward on " + on, "attention_backward on " + on};
     Trial forward(names[0].c_str()), backward(names[1].c_str());
     int n = 0;   // batch and heads change with every case
     for (int HS : head_sizes)
@@ -801,6 +803,15 @@ void test_attention() {
     for (TensorCores kind : {TensorCores::MMA, TensorCores::WGMMA})
         if (has_tensor_cores(kind)) test_attention_kernels(kind, {64, 80, 96, 128}, {1, 15, 64, 65, 150, 270});
     if (!device.is_cpu()) test_attention_kernels(device.tensor_cores, {64}, {2050});   // too long for an imitation
+    // On Hopper blocks stay for several pieces of work: their rings go round, their phases carry on. With fewer
+    // multiprocessors than there are pieces even small sizes have them do so.
+    if (!has_tensor_cores(TensorCores::WGMMA)) return;
+    const int usual = device.properties.multiProcessorCount;
+    for (int multiprocessors : {1, 3}) {
+        device.properties.multiProcessorCount = multiprocessors;
+        test_attention_kernels(TensorCores::WGMMA, {64, 128}, {65, 270});
+    }
+    device.properties.multiProcessorCount = usual;
 }
 
 // ==== naive attention ========================================================
@@ -1051,7 +1062,7 @@ void test_adamw() {
 
 Values run_init_normal(double std, uint64_t seed, size_t n) {
     const DeviceArray<float> out(n);
-    init_normal(out, std, seed, n);
+    init_normal(static_cast<float*>(out), std, seed, n);
     return out.download();
 }
 
@@ -1582,7 +1593,9 @@ void test_memory() {
     auto claim_exact = [&](const std::string& text, Recompute recompute, DType grad_dtype, Purpose purpose,
                            Attention attention = Attention::FLASH) {
         const Setup setup = {{3, 2, 32, 20, 300}, 3, 17, recompute, grad_dtype, purpose, HEAD_ROWS, attention};
-        const size_t planned = plan(setup).total, before = free_memory();
+        const Plan p = plan(setup);
+        const size_t planned = p.total - p.bytes[static_cast<int>(Category::CUDA)];   // which CUDA has taken already
+        const size_t before = free_memory();
         Model m;
         allocate(m, setup);
         const size_t taken = before - free_memory(), slack = m.blocks.size() * granularity;
@@ -2179,10 +2192,29 @@ void test_damaged_choices(const std::string& intact, const Floats& expected, dou
 }
 
 #ifdef CUDA_ON_CPU
+// GELU' of the product before it: a kernel's name in the trace tells where it was.
+void test_forced_fusion(json file) {
+    auto kernels = [&](const char* choice) {
+        for (auto& [shape, text] : file["devices"][tuning_device()].items())
+            if (ends_with(shape, FUSION)) text = choice;
+        write_bytes(scratch(KEPT), file.dump());
+        tuned_run("--trace @/fusion.json", CHOICE);
+        const std::string trace = read_bytes(scratch("@/fusion.json"));
+        size_t count = 0;
+        for (size_t at = 0; (at = trace.find("\"gelu_backward\"", at)) != trace.npos; at++) count++;
+        return count;
+    };
+    const size_t fused = kernels(FUSED), apart = kernels(APART);
+    claim(fused == 0 && apart > 0, "GELU' is in the product or behind it, as the file says",
+          format("%zu and %zu launches of gelu_backward", fused, apart));
+}
+
 // That a choice is really taken shows in the rounding.
 void test_forced_choice(json file, double tolerance) {
+    test_forced_fusion(file);
     auto all = [&](cuda_cpu::Algorithm algorithm) {
-        for (auto& [shape, text] : file["devices"][tuning_device()].items()) text = algorithm_text({{static_cast<uint64_t>(algorithm)}});
+        for (auto& [shape, text] : file["devices"][tuning_device()].items())
+            text = ends_with(shape, FUSION) ? FUSED : algorithm_text({{static_cast<uint64_t>(algorithm)}});
         write_bytes(scratch(KEPT), file.dump());
         return tuned_run("", CHOICE);
     };
@@ -2215,14 +2247,18 @@ void test_matmul_tuning() {
     const json file = json::parse(intact, nullptr, false);
     const size_t shapes = file.is_object() ? file["devices"][tuning_device()].size() : 0;
     claim(off.line.empty() && off.losses.size() == 6, "with --matmul-tuning off nothing is timed", off.line);
-    // A block's four matmuls and the head: once forward, twice backward. On a GPU some may have one algorithm only.
-    claim_run(on.outcome.code == 0 && (device.is_cpu() ? shapes == 15 : shapes > 0) && on.line.find(tuned_shapes(shapes, 0)) != on.line.npos, "with it each shape is timed once, and kept in a file", on.outcome);
+    // A block's four matmuls and the head: once forward, twice backward; one of them with GELU' in it and without, and
+    // which of both. On a GPU some may have one algorithm only.
+    claim_run(on.outcome.code == 0 && (device.is_cpu() ? shapes == 17 : shapes > 0) &&
+                  on.line.find(tuned_shapes(shapes, 0)) != on.line.npos,
+              "with it each shape is timed once, and kept in a file", on.outcome);
     if (shapes == 0) return;
     const double error = relative_l2(on.losses, off.losses);
     claim(error <= tolerance, "losses with the fastest algorithms are those with the first ones, up to rounding", format("error %.2e, limit %.2e", error, tolerance));
 #ifdef CUDA_ON_CPU
     bool sensible = true;
     for (const auto& [shape, text] : file["devices"][tuning_device()].items()) {
+        if (ends_with(shape, FUSION)) continue;
         const auto algorithm = static_cast<cuda_cpu::Algorithm>(parse_algorithm(text).data[0]);
         sensible = sensible && (algorithm == cuda_cpu::Algorithm::plain || algorithm == cuda_cpu::Algorithm::fast);
     }

@@ -44,7 +44,6 @@
 #include <glob.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -58,14 +57,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <sstream>
-#include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -303,6 +303,19 @@ cudaEvent_t event_now(cudaStream_t stream) {
     check(cudaEventCreate(&event), "cudaEventCreate");
     check(cudaEventRecord(event, stream), "cudaEventRecord");
     return event;
+}
+
+// Milliseconds that the device's stream takes for what work() hands to it.
+template <typename F> float stream_milliseconds(F work) {
+    const cudaEvent_t begin = event_now(device.stream);
+    work();
+    const cudaEvent_t end = event_now(device.stream);
+    check(cudaEventSynchronize(end), "cudaEventSynchronize");
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
+    check(cudaEventDestroy(begin), "cudaEventDestroy");
+    check(cudaEventDestroy(end), "cudaEventDestroy");
+    return milliseconds;
 }
 
 // Runs `work`, which hands something to a stream, under a name for profilers and the recorder.
@@ -947,10 +960,12 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partials, const f
     }
 }
 
-// Warps of a block of layernorm's backward: as many as shared memory has room for, 2 C floats each.
+// Warps of a block of layernorm's backward: as many as shared memory has room for.
 constexpr size_t LAYERNORM_SHARED = 104 << 10;   // two such blocks fit on a multiprocessor of Hopper
+size_t layernorm_warp_shared(int C) { return 2 * C * sizeof(float); }
 int layernorm_backward_warps(int C) {
-    return static_cast<int>(std::clamp(LAYERNORM_SHARED / (2 * C * sizeof(float)), size_t{1}, size_t{BLOCK_WARPS}));
+    const size_t room = std::min(LAYERNORM_SHARED, device.properties.sharedMemPerBlockOptin);
+    return static_cast<int>(std::clamp(room / layernorm_warp_shared(C), size_t{1}, size_t{BLOCK_WARPS}));
 }
 
 // With add == nullptr it normalises inp itself and leaves res alone.
@@ -966,8 +981,8 @@ void layernorm_backward(floatX* dinp, Grad dw, Grad db, float* partials, const f
                         const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
     const size_t blocks = partial_blocks(N);
     const int warps = layernorm_backward_warps(C);
-    launch("layernorm_backward", layernorm_backward_kernel, blocks, warps * WARP_SIZE, warps * 2 * C * sizeof(float),
-           updated(dinp), partials, dout, inp, w, mean, rstd, N, C);
+    launch("layernorm_backward", layernorm_backward_kernel, blocks, warps * WARP_SIZE,
+           warps * layernorm_warp_shared(C), updated(dinp), partials, dout, inp, w, mean, rstd, N, C);
     add_partials(dw, partials, blocks, C);
     add_partials(db, partials + blocks * C, blocks, C);
 }
@@ -1709,14 +1724,14 @@ __host__ __device__ __forceinline__ uint64_t splitmix64(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-__global__ void init_normal_kernel(float* out, float std, uint64_t seed, size_t n) {
+template <typename T> __global__ void init_normal_kernel(T* out, float std, uint64_t seed, size_t n) {
     const Span span = my_span(n);
     for (size_t i = span.begin; i < span.end; i += span.stride)
-        for (size_t j = i; j < i + PACK; j++) {
+        for (size_t j = i; j < min(i + PACK, n); j++) {
             const uint64_t bits = splitmix64(seed ^ splitmix64(j));
             const float u1 = ((bits >> 40) + 1) * (1.0f / (1 << 24));            // (0, 1]
             const float u2 = (bits & 0xffffff) * (1.0f / (1 << 24));             // [0, 1)
-            out[j] = std * sqrtf(-2.0f * logf(u1)) * cosf(6.2831853f * u2);
+            out[j] = static_cast<T>(std * sqrtf(-2.0f * logf(u1)) * cosf(6.2831853f * u2));
         }
 }
 
@@ -1736,8 +1751,8 @@ __global__ void round_weights_kernel(floatX* weights, const float* master, size_
     }
 }
 
-void init_normal(float* out, float std, uint64_t seed, size_t n) {
-    launch("init_normal", init_normal_kernel, span_blocks(n), BLOCK, 0, out, std, seed, n);
+template <typename T> void init_normal(T* out, float std, uint64_t seed, size_t n) {
+    launch("init_normal", init_normal_kernel<T>, span_blocks(n), BLOCK, 0, out, std, seed, n);
 }
 void fill_with(float* out, float value, size_t n) {
     launch("fill", fill_kernel, span_blocks(n), BLOCK, 0, out, value, n);
@@ -1868,16 +1883,23 @@ MatmulPlan make_matmul_plan(const MatmulShape& s, const void* epilogue_data) {
     return plan;
 }
 
-// multiply(algorithm) hands the product to the stream. See matmul tuning.
+// multiply(algorithm) hands the product to the stream; fused() and apart() hand over a product with its
+// epilogue, in one kernel or in two. See matmul tuning.
 using Multiply = std::function<cublasStatus_t(const cublasLtMatmulAlgo_t&)>;
 void choose_algorithm(MatmulTuning& tuning, MatmulPlan& plan, const MatmulShape& shape, const Multiply& multiply);
+void choose_fusion(MatmulTuning& tuning, MatmulPlan& plan, const MatmulShape& shape,
+                   const std::function<bool()>& fused, const std::function<void()>& apart);
 
-// epilogue_data: the bias (N) or the pre-activation (M,N), floatX. False: no kernel for this shape.
-bool try_matmul(void* out, const floatX* a, const floatX* b, const void* epilogue_data, const MatmulShape& shape) {
+MatmulPlan& matmul_plan(const MatmulShape& shape, const void* epilogue_data) {
     static std::map<MatmulShape, MatmulPlan> plans;
     auto known = plans.find(shape);
     if (known == plans.end()) known = plans.emplace(shape, make_matmul_plan(shape, epilogue_data)).first;
-    MatmulPlan& plan = known->second;
+    return known->second;
+}
+
+// epilogue_data: the bias (N) or the pre-activation (M,N), floatX. False: no kernel for this shape.
+bool try_matmul(void* out, const floatX* a, const floatX* b, const void* epilogue_data, const MatmulShape& shape) {
+    MatmulPlan& plan = matmul_plan(shape, epilogue_data);
     if (plan.algorithms.empty()) return false;
     set_epilogue_pointer(plan, shape.epilogue, epilogue_data);
     const float alpha = 1, beta = shape.into == Into::ADD ? 1 : 0;
@@ -1915,9 +1937,13 @@ void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, si
 void matmul_backward_input_gelu(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, size_t N,
                                 size_t C, size_t OC) {
     const MatmulShape shape = {N, C, OC, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::GELU_BACKWARD};
-    if (try_matmul(dinp, dout, w, pre, shape)) return;
-    matmul_backward_input(dinp, dout, w, N, C, OC);
-    gelu_backward(dinp, dinp, pre, N * C);
+    auto fused = [&] { return try_matmul(dinp, dout, w, pre, shape); };
+    auto apart = [&] {
+        matmul_backward_input(dinp, dout, w, N, C, OC);
+        gelu_backward(dinp, dinp, pre, N * C);
+    };
+    if (device.tuning) choose_fusion(*device.tuning, matmul_plan(shape, pre), shape, fused, apart);
+    else if (!fused()) apart();
 }
 
 // dw (C,OC) += inp (N,C)^T dout (N,OC);  db (OC) += sum of dout over rows
@@ -2278,6 +2304,22 @@ struct Model {
     ~Model() { for (void* block : blocks) cudaFree(block); }
 };
 
+// A kernel that keeps whole rows in shared memory may need more than a card gives to a block.
+void require_shared_memory(const Setup& s) {
+    const int HS = s.config.head_size();
+    const bool training = s.purpose == Purpose::TRAINING;
+    const bool portable = s.attention == Attention::FLASH && !on_tensor_cores(HS);
+    const std::tuple<bool, const char*, size_t> needs[] = {
+        {training, "LayerNorm's backward", layernorm_warp_shared(s.config.channels)},
+        {portable, "attention", attention_forward_shared(HS)},
+        {portable && training, "attention's backward", attention_backward_shared(HS)}};
+    const size_t most = device.properties.sharedMemPerBlockOptin;
+    for (const auto& [runs, what, bytes] : needs)
+        if (runs && bytes > most)
+            throw UserError("%d channels, heads of %d: %s needs %zu bytes of shared memory, a block on %s has %zu at "
+                            "most", s.config.channels, HS, what, bytes, device.properties.name, most);
+}
+
 struct Memory { size_t available, all; };
 
 Memory memory_now() {
@@ -2321,6 +2363,7 @@ template <typename Kind> void bind(Parameters<Kind>& p, const Config& c, void* b
 }
 
 void allocate(Model& m, const Setup& s) {
+    require_shared_memory(s);
     require_memory(s);
     m.setup = s;
     m.config = s.config;
@@ -3346,23 +3389,21 @@ const Peak PEAKS[] = {
     {"RTX 4090", 165.2, 82.6}, {"RTX 3090", 71, 35.6},
 };
 
-// FLOP/s of a square matmul: the best of the runs in a quarter of a second, three at least.
+// FLOP/s of a square matmul: the best of the runs in a quarter of a second, three at least. Of random
+// numbers: zeros cost a GPU less power, and so less time.
 double measure_peak() {
     const size_t n = device.is_cpu() ? 1024 : 8192;
+    floatX* out;   // and behind it the two factors
+    check(cudaMalloc(&out, 3 * n * n * sizeof(floatX)), "cudaMalloc to measure the device's peak");
+    floatX *a = out + n * n, *b = a + n * n;
+    init_normal(a, 1, 0, 2 * n * n);
+    const MatmulShape square = {n, n, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE};
+    float best = INFINITY;   // milliseconds
     const double until = seconds_now() + 0.25;
-    floatX* matrices;   // three of them
-    check(cudaMalloc(&matrices, 3 * n * n * sizeof(floatX)), "cudaMalloc to measure the device's peak");
-    check(cudaMemset(matrices, 0, 3 * n * n * sizeof(floatX)), "cudaMemset");
-    double best = 0;
-    for (int run = 0; run < 3 || seconds_now() < until; run++) {
-        const double start = seconds_now();
-        matmul(matrices, matrices + n * n, matrices + 2 * n * n,
-               {n, n, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE});
-        check(cudaStreamSynchronize(device.stream), "matmul to measure the device's peak");
-        best = std::max(best, 2.0 * n * n * n / (seconds_now() - start));
-    }
-    check(cudaFree(matrices), "cudaFree");
-    return best;
+    for (int run = 0; run < 3 || seconds_now() < until; run++)
+        best = std::min(best, stream_milliseconds([&] { matmul(out, a, b, square); }));
+    check(cudaFree(out), "cudaFree");
+    return 2.0 * n * n * n / (1e-3 * best);
 }
 
 void find_peak(const Options& o) {
@@ -3379,7 +3420,7 @@ void find_peak(const Options& o) {
 
 // ==== matmul tuning ==========================================================
 // Before a run begins, one micro-step is gone through with nothing launched, and for each shape of
-// matmul cuBLASLt's algorithms are timed and the fastest is kept.
+// matmul cuBLASLt's algorithms are timed and the fastest is kept; likewise GELU' as epilogue or apart.
 
 #include "dev/kernels/matmul_tuning.cuh"
 
@@ -3484,9 +3525,16 @@ private:
 
 static volatile sig_atomic_t stop_requested = 0;
 
-bool there_is_a_device() {
-    int count = 0;
-    return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+// Why no device can be used, in CUDA's own words; empty: one can.
+std::string no_device() {
+    int count = 0, runtime = 0, driver = 0;
+    const cudaError_t status = cudaGetDeviceCount(&count);
+    if (status == cudaSuccess && count > 0) return "";
+    cudaRuntimeGetVersion(&runtime);
+    cudaDriverGetVersion(&driver);   // 0: there is none
+    return format("%s (CUDA runtime %d.%d, driver for up to %d.%d)",
+                  status == cudaSuccess ? "no GPU was found" : cudaGetErrorString(status), runtime / 1000,
+                  runtime % 1000 / 10, driver / 1000, driver % 1000 / 10);
 }
 
 // Whether this build and this device have them. dev/cpu has both, 32 threads to the warp.
@@ -3511,9 +3559,14 @@ TensorCores choose_tensor_cores(TensorCores wanted) {
 }
 
 void open_device(TensorCores wanted) {
-    if (!there_is_a_device()) throw Failure("no GPU was found; make DEVICE=cpu builds for the CPU");
+    const std::string problem = no_device();
+    if (!problem.empty()) throw Failure("%s; make DEVICE=cpu builds for the CPU", problem.c_str());
     check(cudaSetDevice(0), "cudaSetDevice");
     check(cudaGetDeviceProperties(&device.properties, 0), "cudaGetDeviceProperties");
+    const cudaDeviceProp& p = device.properties;
+    if (FLOATX == DType::BF16 && !device.is_cpu() && p.major < 8)
+        throw UserError("%s has compute capability %d.%d, BF16 needs 8.0 (Ampere): make PRECISION=fp32", p.name,
+                        p.major, p.minor);
     check(cudaStreamCreateWithFlags(&device.stream, cudaStreamNonBlocking), "cudaStreamCreate");
     check(cudaStreamCreateWithFlags(&device.copies, cudaStreamNonBlocking), "cudaStreamCreate");
     check(cublasLtCreate(&device.matmul), "cublasLtCreate");
@@ -3599,10 +3652,14 @@ long accumulation_steps(const Options& o, const Setup& s) {
                     below + tokens);
 }
 
+// From Linux' /proc: what getrusage tells includes the program that started this one.
 size_t peak_resident_bytes() {
-    rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    return static_cast<size_t>(usage.ru_maxrss) * 1024;
+    std::ifstream status("/proc/self/status");
+    for (std::string word; status >> word;) {
+        size_t kib;
+        if (word == "VmHWM:" && status >> kib) return kib * 1024;
+    }
+    return 0;
 }
 
 // ==== train ==================================================================
@@ -3931,8 +3988,8 @@ size_t parse_bytes(const std::string& text) {
 #include "dev/chapter/plan.cuh"
 
 void plan_verb(const Options& o) {
-    if (o.gpu_memory.empty() && !there_is_a_device())
-        throw UserError("plan needs --gpu-memory SIZE where there is no GPU");
+    const std::string problem = o.gpu_memory.empty() ? no_device() : "";
+    if (!problem.empty()) throw UserError("plan needs --gpu-memory SIZE here: %s", problem.c_str());
     const size_t memory = o.gpu_memory.empty() ? memory_now().all : parse_bytes(o.gpu_memory);
     const Config config = o.from.empty() ? config_from_options(o, 0) : read_config(o.from + "/config.json");
     Setup setup = make_setup(o, config, Purpose::TRAINING, memory);
@@ -3961,7 +4018,7 @@ int run_verb(const std::vector<std::string>& args) {
         return args.empty() ? 2 : 0;
     }
     const Options options = parse_options(verb, verb_name, {args.begin() + first, args.end()});
-    if (verb != PLAN || there_is_a_device()) open_device(options.tensor_cores);
+    if (verb != PLAN || no_device().empty()) open_device(options.tensor_cores);
     switch (verb) {
         case TRAIN:  train(options); break;
         case EVAL:   eval(options); break;

@@ -168,6 +168,12 @@ inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
+// A clock of 2 GHz.
+inline long long clock64()
+{
+    return 2 * std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 // g++ calls the library for fmaxf and fminf as long as NaNs exist, which keeps a loop from becoming vector
 // code; these say the same in the open. (gnu_inline: the definition to inline, not the one to link.)
 extern "C" {

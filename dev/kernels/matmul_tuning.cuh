@@ -1,8 +1,10 @@
 // Which of cuBLASLt's algorithms multiplies each shape fastest (train_gpt.cu, section "matmul"): --matmul-tuning on.
 //
 // Before a run begins, one micro-step is gone through with nothing launched: each shape of matmul that it comes to has
-// cuBLASLt's candidates timed, on the very operands, and the fastest is kept. What they are and what becomes of them
-// does not matter: activations are not computed yet, and gradients are cleared once more afterwards.
+// cuBLASLt's candidates timed, on the very operands, and the fastest is kept. Activations are not computed yet: they
+// are filled with random numbers, since a GPU multiplies zeros faster. Gradients are cleared once more afterwards.
+// Where cuBLASLt offers GELU' as an epilogue, which not every GPU is fast at, a kernel of its own behind the product is
+// timed against it.
 //
 // The choices are kept in a file. Two candidates may differ in rounding and be equally fast, so the same command gives
 // the same bits as long as the file is there; without it, or with --matmul-tuning changed on --resume, the same up to
@@ -12,38 +14,68 @@
 constexpr int TUNING_ROUNDS = 5;   // besides the one that warms up. Candidates take turns: clocks drift
 constexpr int TUNING_FORMAT = 1;   // of the file
 
-struct MatmulTuning {
-    FILE* out;                                           // for messages
-    bool terminal;
-    std::map<std::string, cublasLtMatmulAlgo_t> known;   // by shape: from the file, and what was timed
-    size_t timed = 0, remembered = 0;                    // shapes
-    double first_ms = 0, best_ms = 0;                    // of those timed: cuBLASLt's first choices, and ours
+// A short product takes the GPU less time than the CPU needs to hand it over. So several go between two events, about
+// TIMED_MS of them, and the stream is held until they are there.
+constexpr float TIMED_MS = 0.5f;
+constexpr int MOST_LAUNCHES = 16;
+constexpr long long HOLD_CYCLES = 400000;   // 0.2 ms at 2 GHz: MOST_LAUNCHES of 10 us each, and some
 
-    explicit MatmulTuning(FILE* to) : out(to), terminal(isatty(fileno(to))) {}
+// What is kept of an epilogue, under the shape's name and this.
+const char* const FUSION = ", fused or apart";
+const char* const FUSED = "fused";
+const char* const APART = "apart";
+
+struct MatmulTuning {
+    Model& m;
+    FILE* out;                                  // for messages
+    bool terminal, filled = false;              // the activations, with random numbers
+    std::map<std::string, std::string> known;   // by shape: from the file, and what was timed
+    size_t timed = 0, remembered = 0;           // shapes
+    double first_ms = 0, best_ms = 0;           // of those timed: cuBLASLt's first choices, and ours
+
+    MatmulTuning(Model& model, FILE* to) : m(model), out(to), terminal(isatty(fileno(to))) {}
+
+    void note(const std::string& name, const std::string& choice, float first, float best) {
+        timed++;
+        if (std::isfinite(first)) first_ms += first, best_ms += best;
+        known[name] = choice;
+    }
 };
 
-// Milliseconds that the stream takes for work().
-template <typename F> float stream_milliseconds(F work) {
-    const cudaEvent_t begin = event_now(device.stream);
-    work();
-    const cudaEvent_t end = event_now(device.stream);
-    check(cudaEventSynchronize(end), "cudaEventSynchronize");
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
-    check(cudaEventDestroy(begin), "cudaEventDestroy");
-    check(cudaEventDestroy(end), "cudaEventDestroy");
-    return milliseconds;
+__global__ void hold_kernel(long long cycles) {
+    const long long until = clock64() + cycles;
+    while (clock64() < until) {}
 }
 
-// The best time of each algorithm; infinite for one that does not run after all.
-std::vector<float> time_algorithms(const std::vector<cublasLtMatmulAlgo_t>& algorithms, const Multiply& multiply) {
-    std::vector<float> best(algorithms.size(), INFINITY);
+void fill_with_random_numbers(Model& m) {
+    for (const ActivationRow& row : activation_table(m.a, m.setup))
+        if (row.category == Category::ACTIVATIONS && row.element_bytes == sizeof(floatX))
+            init_normal(reinterpret_cast<floatX*>(row.tensor->data), 1, 0, row.bytes() / sizeof(floatX));
+}
+
+// Milliseconds that one of `launches` calls of work() takes.
+template <typename F> float milliseconds_each(int launches, F work) {
+    launch("hold", hold_kernel, 1, 1, 0, HOLD_CYCLES);
+    return stream_milliseconds([&] { for (int i = 0; i < launches; i++) work(); }) / launches;
+}
+
+// The best time of each of `count` candidates: try_out(i) hands number i over, and says whether it could.
+template <typename F>
+std::vector<float> best_times(MatmulTuning& tuning, const std::string& what, size_t count, F try_out) {
+    if (tuning.terminal) fprintf(tuning.out, "\rmatmul     timing %s\033[K", what.c_str());
+    fflush(tuning.out);
+    device.tuning = nullptr;   // what follows is launched
+    if (!std::exchange(tuning.filled, true)) fill_with_random_numbers(tuning.m);
+    std::vector<float> best(count, INFINITY);
+    std::vector<int> launches(count, 1);
     for (int round = 0; round <= TUNING_ROUNDS; round++)
-        for (size_t i = 0; i < algorithms.size(); i++) {
-            cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-            const float milliseconds = stream_milliseconds([&] { status = multiply(algorithms[i]); });
-            if (round > 0 && status == CUBLAS_STATUS_SUCCESS) best[i] = std::min(best[i], milliseconds);
+        for (size_t i = 0; i < count; i++) {
+            bool runs = true;
+            const float ms = milliseconds_each(launches[i], [&] { runs = try_out(i) && runs; });
+            if (round == 0) launches[i] = static_cast<int>(std::clamp(TIMED_MS / ms, 1.0f, float{MOST_LAUNCHES}));
+            else if (runs) best[i] = std::min(best[i], ms);
         }
+    device.tuning = &tuning;
     return best;
 }
 
@@ -53,45 +85,6 @@ bool has_algorithm(const MatmulPlan& plan, const cublasLtMatmulAlgo_t& algorithm
     const cublasStatus_t status = cublasLtMatmulAlgoCheck(device.matmul, plan.operation, plan.a, plan.b, plan.out,
                                                           plan.out, &algorithm, &result);
     return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= matmul_workspace_bytes();
-}
-
-void choose_algorithm(MatmulTuning& tuning, MatmulPlan& plan, const MatmulShape& shape, const Multiply& multiply) {
-    if (plan.algorithms.size() == 1) return;   // nothing to choose, or chosen already
-    const std::string name = shape.name();
-    const auto known = tuning.known.find(name);
-    if (known != tuning.known.end() && has_algorithm(plan, known->second)) {
-        tuning.remembered++;
-        plan.algorithms = {known->second};
-        return;
-    }
-    if (tuning.terminal)
-        fprintf(tuning.out, "\rmatmul     timing %zu algorithms for %s\033[K", plan.algorithms.size(), name.c_str());
-    fflush(tuning.out);
-    const std::vector<float> times = time_algorithms(plan.algorithms, multiply);
-    const size_t best = std::min_element(times.begin(), times.end()) - times.begin();
-    tuning.timed++;
-    if (std::isfinite(times[0])) {
-        tuning.first_ms += times[0];
-        tuning.best_ms += times[best];
-    }
-    plan.algorithms = {plan.algorithms[best]};
-    tuning.known[name] = plan.algorithms[0];
-}
-
-// ---- the file: {"format": 1, "devices": {"NAME, 9.0, cuBLASLt 130100": {"SHAPE": "128 hexadecimal digits"}}}
-
-// Empty where neither variable names a folder.
-std::string tuning_file() {
-    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (cache && cache[0] == '/') return std::string(cache) + "/gpt.cu/matmul.json";
-    if (home && home[0] == '/') return std::string(home) + "/.cache/gpt.cu/matmul.json";
-    return "";
-}
-
-// What an algorithm is good for: another device or version has others.
-std::string tuning_device() {
-    const cudaDeviceProp& p = device.properties;
-    return format("%s, %d.%d, cuBLASLt %zu", p.name, p.major, p.minor, cublasLtGetVersion());
 }
 
 std::string algorithm_text(const cublasLtMatmulAlgo_t& algorithm) {
@@ -110,6 +103,68 @@ cublasLtMatmulAlgo_t parse_algorithm(const std::string& text) {
     return algorithm;
 }
 
+void choose_algorithm(MatmulTuning& tuning, MatmulPlan& plan, const MatmulShape& shape, const Multiply& multiply) {
+    if (plan.algorithms.size() == 1) return;   // nothing to choose, or chosen already
+    const std::string name = shape.name();
+    const auto known = tuning.known.find(name);
+    if (known != tuning.known.end() && has_algorithm(plan, parse_algorithm(known->second))) {
+        tuning.remembered++;
+        plan.algorithms = {parse_algorithm(known->second)};
+        return;
+    }
+    const size_t count = plan.algorithms.size();
+    auto try_out = [&](size_t i) { return multiply(plan.algorithms[i]) == CUBLAS_STATUS_SUCCESS; };
+    const auto times = best_times(tuning, format("%zu algorithms for %s", count, name.c_str()), count, try_out);
+    const size_t best = std::min_element(times.begin(), times.end()) - times.begin();
+    plan.algorithms = {plan.algorithms[best]};
+    tuning.note(name, algorithm_text(plan.algorithms[0]), times[0], times[best]);
+}
+
+// Each by its fastest algorithm. A plan without algorithms is what try_matmul takes for "not fused".
+void choose_fusion(MatmulTuning& tuning, MatmulPlan& plan, const MatmulShape& shape,
+                   const std::function<bool()>& fused, const std::function<void()>& apart) {
+    const bool several = plan.algorithms.size() > 1;   // where cuBLASLt offers one, all is as it is without tuning
+    if (fused() && !several) return;
+    apart();
+    if (!several) return;
+    const std::string name = shape.name() + FUSION;
+    if (tuning.known.count(name)) {
+        tuning.remembered++;
+    } else {
+        const auto times = best_times(tuning, name, 2, [&](size_t i) {
+            if (i == 0) return fused();
+            apart();
+            return true;
+        });
+        tuning.note(name, times[0] <= times[1] ? FUSED : APART, times[0], std::min(times[0], times[1]));
+    }
+    if (tuning.known.at(name) == APART) plan.algorithms.clear();
+}
+
+// ---- the file: {"format": 1, "devices": {"NAME, 9.0, cuBLASLt 130100": {"SHAPE": "128 hexadecimal digits",
+//                                                                          "SHAPE, fused or apart": "fused"}}}
+
+// Empty where neither variable names a folder.
+std::string tuning_file() {
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (cache && cache[0] == '/') return std::string(cache) + "/gpt.cu/matmul.json";
+    if (home && home[0] == '/') return std::string(home) + "/.cache/gpt.cu/matmul.json";
+    return "";
+}
+
+// What an algorithm is good for: another device or version has others.
+std::string tuning_device() {
+    const cudaDeviceProp& p = device.properties;
+    return format("%s, %d.%d, cuBLASLt %zu", p.name, p.major, p.minor, cublasLtGetVersion());
+}
+
+// Throws where it is not what this shape can have.
+void check_choice(const std::string& shape, const std::string& choice) {
+    if (!ends_with(shape, FUSION)) parse_algorithm(choice);
+    else if (choice != FUSED && choice != APART)
+        throw Failure("'%s' is neither %s nor %s", choice.c_str(), FUSED, APART);
+}
+
 // The file's choices by device; none, and why, where it cannot be understood.
 json read_choices(const std::string& path, std::string& problem) {
     const json none = json::object();
@@ -122,7 +177,7 @@ json read_choices(const std::string& path, std::string& problem) {
         if (!devices.is_object()) throw Failure("\"devices\" is no object");
         for (const auto& [name, choices] : devices.items()) {
             if (!choices.is_object()) throw Failure("\"%s\" is no object", name.c_str());
-            for (const auto& [shape, algorithm] : choices.items()) parse_algorithm(algorithm.get<std::string>());
+            for (const auto& [shape, choice] : choices.items()) check_choice(shape, choice.get<std::string>());
         }
         return devices;
     } catch (const UserError& error) {   // has the path
@@ -138,7 +193,7 @@ std::string write_choices(const std::string& path, const MatmulTuning& tuning) {
     if (path.empty()) return "neither XDG_CACHE_HOME nor HOME names a folder";
     std::string damage;   // has been told of
     json devices = read_choices(path, damage);
-    for (const auto& [shape, algorithm] : tuning.known) devices[tuning_device()][shape] = algorithm_text(algorithm);
+    for (const auto& [shape, choice] : tuning.known) devices[tuning_device()][shape] = choice;
     const std::string unfinished = path + format(".%d", getpid());
     std::error_code ignored;
     try {
@@ -169,9 +224,8 @@ void tune_matmuls(Model& m, FILE* out) {
     std::string problem;
     const json devices = read_choices(path, problem), ours = devices.value(here, json::object());
     if (!devices.empty() && ours.empty()) problem = format("%s: holds nothing for %s", path.c_str(), here.c_str());
-    MatmulTuning tuning(out);
-    for (const auto& [shape, algorithm] : ours.items())
-        tuning.known[shape] = parse_algorithm(algorithm.get<std::string>());
+    MatmulTuning tuning(m, out);
+    for (const auto& [shape, choice] : ours.items()) tuning.known[shape] = choice.get<std::string>();
     device.tuning = &tuning;
     visit_matmuls(m);
     device.tuning = nullptr;
