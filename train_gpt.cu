@@ -3542,7 +3542,7 @@ bool has_tensor_cores(TensorCores kind) {
     if (kind == TensorCores::NONE) return true;
     if (FLOATX != DType::BF16 || WARP_SIZE != 32) return false;
     const int major = device.properties.major;
-    return device.is_cpu() || (kind == TensorCores::WGMMA ? major == 9 : major >= 8);
+    return device.is_cpu() || (kind == TensorCores::WGMMA ? major == 9 && compiled_with_wgmma() : major >= 8);
 }
 
 TensorCores choose_tensor_cores(TensorCores wanted) {

@@ -4,7 +4,7 @@
 // Each function is one instruction, with the section of the PTX manual ("PTX ISA") that defines it. dev/cpu/ptx.h is
 // their twin: the same functions for a CPU, written from the manual, so that kernels which use them are tested where
 // there is no GPU. attention_mma.cuh, attention_wgmma.cuh and matmul.cu stand on this file; of train_gpt.cu, which
-// includes it, it uses floatX, PACK, FULL_WARP, check and format.
+// includes it, it uses floatX, PACK, FULL_WARP, check and launch.
 //
 // Map: Ampere and up · Hopper: barriers, copy engine, products, registers · tiles · fragments · rings · tensor maps
 //
@@ -108,14 +108,6 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
     while (!done);
 }
 
-// Barriers 1 to 15 of a block, for some of its warps: wait for `threads`, or arrive and go on. "barrier"
-__device__ __forceinline__ void named_barrier_wait(int number, int threads) {
-    asm volatile("barrier.cta.sync %0, %1;" :: "r"(number), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
-    asm volatile("barrier.cta.arrive %0, %1;" :: "r"(number), "r"(threads) : "memory");
-}
-
 // ---- Hopper: the copy engine (TMA)
 
 // Starts to copy the box at (c0, c1, c2, c3) of a tensor, c0 fastest, to shared memory; what lies
@@ -153,10 +145,6 @@ template <int N, typename... Registers> __device__ __forceinline__ void wgmma_wa
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
     (touch(registers), ...);
 }
-
-// Products and the copy engine see shared memory by a way of their own (the "async proxy"). What this
-// thread wrote there, by stores or copy_async, they see after this. "fence.proxy.async"
-__device__ __forceinline__ void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // How a tile is read: K, its columns are what is summed over; MN, its rows are.
 enum class Major { K = 0, MN = 1 };
@@ -223,12 +211,24 @@ template <int N> __device__ __forceinline__ void take_registers() {
 
 #endif
 
-// Hopper's own instructions are those of sm_90a.
+// Hopper's own instructions are those of sm_90a; machine code for other cards has kernels without a body.
 #if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr bool HAS_WGMMA = true;
 #else
 constexpr bool HAS_WGMMA = false;
 #endif
+
+__global__ void has_wgmma_kernel(int* answer) { *answer = HAS_WGMMA; }
+
+// Whether what this program runs on this device was compiled for sm_90a.
+bool compiled_with_wgmma() {
+    int answer = 0, *on_device = nullptr;
+    check(cudaMalloc(&on_device, sizeof(answer)), "cudaMalloc");
+    launch("has_wgmma", has_wgmma_kernel, 1, 1, 0, on_device);
+    download(&answer, on_device, sizeof(answer));
+    check(cudaFree(on_device), "cudaFree");
+    return answer != 0;
+}
 
 // ==== tiles =================================================================
 
