@@ -82,10 +82,10 @@ SINGLE = set("""BMSK BREV F2FP FADD FFMA FLO FMNMX FMUL FRND FSEL FSET HADD2 HFM
                 LOP3 MATCH MOV MUFU P2R POPC PRMT S2R SEL SGXT SHF SHFL VIADD VIADDMNMX VIMNMX VOTE""".split())
 # The result, if there is one, is a predicate or uniform; sources are a register each.
 WITHOUT_RESULT = set("FCHK FSETP HSETP2 ISETP R2P R2UR".split())
-LOADS, STORES = {"LDC", "LDG", "LDS", "LDSM"}, {"STG", "STS"}
+LOADS, STORES = {"LDC", "LDG", "LDL", "LDS", "LDSM"}, {"STG", "STL", "STS"}
 MEMORY = LOADS | STORES
 WITH_ADDRESS = MEMORY | {"SYNCS"}
-MEMORY_MODIFIERS = set("E U8 S8 U16 S16 64 128 CONSTANT STRONG CTA GPU SYS 16 M88 MT88 2 4".split())
+MEMORY_MODIFIERS = set("E U8 S8 U16 S16 64 128 CONSTANT STRONG CTA GPU SYS BYPASS EF EL LU 16 M88 MT88 2 4".split())
 LOCAL_MEMORY = {"LDL", "STL"}
 WIDE = {"64", "128", "256", "WIDE", "U64", "S64", "F64"}   # modifiers that mean more than one register somewhere
 # What may name no register at all; and all that begins with U.
@@ -130,8 +130,6 @@ def plain_register(operand):
 
 def registers(i):
     """(read, written): the registers that an instruction other than HGMMA names."""
-    if i.name in LOCAL_MEMORY:
-        raise Unknown("local memory: a register was spilled, or an array is indexed")
     named = len(re.findall(r"(?<!\w)R\d", ", ".join(i.operands)))
     if named == 0:
         if i.name not in KNOWN and not i.name.startswith("U") and not i.text.startswith("DEPBAR.LE SB"):
@@ -341,6 +339,8 @@ def check_kernel(code):
                 products[index] = product(i)
                 written[index] = products[index].sums
             else:
+                if i.name in LOCAL_MEMORY:
+                    report(index, "local memory: a register was spilled, or an array is indexed")
                 read, written[index] = registers(i)
                 touched[index] = read | written[index]
         except Unknown as unknown:
