@@ -4777,7 +4777,9 @@ void write_trace(const std::string& path, Model& m, long steps) {
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     enum Row { CPU, KERNELS, COPIES };
     json events;
-    for (const auto& [row, name] : {std::pair{CPU, "CPU: launches"}, {KERNELS, "stream: kernels"}, {COPIES, "stream: copies"}})
+    const std::pair<Row, const char*> rows[] = {
+        {CPU, "CPU: launches"}, {KERNELS, "stream: kernels"}, {COPIES, "stream: copies"}};
+    for (const auto& [row, name] : rows)
         events.push_back({{"ph", "M"}, {"name", "thread_name"}, {"pid", 1}, {"tid", int(row)}, {"args", {{"name", name}}}});
     std::vector<double> began, ended;
     for (const Work& w : recorder.work) {
