@@ -183,18 +183,17 @@ test-hf: build/test/fp32-1/test_gpt
 CHECK_ARCHS      ?= 80 89 90a
 CHECK_PRECISIONS ?= bf16 fp32
 CUOBJDUMP        := $(or $(wildcard $(dir $(NVCC))cuobjdump),$(shell command -v cuobjdump))
-WGMMA_KERNELS    := attention_forward_wgmma_kernel attention_backward_dq_wgmma_kernel attention_backward_dkv_wgmma_kernel
+WGMMA_KERNELS    := $(foreach k,forward backward_dq backward_dkv,attention_$(k)_wgmma_kernel)
 define check_sass
-$(PYTHON) dev/kernels/check_sass.py build/check/train_gpt.o --cuobjdump $(CUOBJDUMP) --expect $(WGMMA_KERNELS) || exit 1; \
-$(PYTHON) dev/kernels/test_check_sass.py build/check/train_gpt.o --cuobjdump $(CUOBJDUMP) > build/check/test_check_sass.log || \
-    { grep -A 20 FAILED build/check/test_check_sass.log; exit 1; }; \
-tail -n 1 build/check/test_check_sass.log
+set -- build/check/train_gpt.o --cuobjdump $(CUOBJDUMP); log=build/check/test_check_sass.log; \
+$(PYTHON) dev/kernels/check_sass.py "$$@" --expect $(WGMMA_KERNELS) || exit 1; \
+$(PYTHON) dev/kernels/test_check_sass.py "$$@" > $$log || { grep -A 20 FAILED $$log; exit 1; }; tail -n 1 $$log
 endef
 check-cuda:
 	@[ -x "$(NVCC)" ] || { echo "check-cuda needs nvcc$(if $(NVCC),; found no $(NVCC))"; exit 2; }
 	@command -v $(PYTHON) >/dev/null || { echo "check-cuda needs $(PYTHON)"; exit 2; }
-	@[ -x "$(CUOBJDUMP)" ] || { echo "check-cuda needs cuobjdump, on PATH or beside $(NVCC); it comes with the CUDA toolkit," \
-	    "or: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm, and CUOBJDUMP=.../nvidia/cu13/bin/cuobjdump"; exit 2; }
+	@[ -x "$(CUOBJDUMP)" ] || { echo "check-cuda needs cuobjdump, on PATH or beside $(NVCC). It comes with the toolkit;" \
+	    "or: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm, and CUOBJDUMP=..."; exit 2; }
 	@mkdir -p build/check; $(NVCC) --version | grep release; \
 	for precision in $(CHECK_PRECISIONS); do for arch in $(CHECK_ARCHS); do \
 	    define=; [ $$precision = fp32 ] || define=-DPRECISION_BF16; \

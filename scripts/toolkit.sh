@@ -26,7 +26,7 @@ if [ -x "$1/bin/nvcc" ]; then exit 0; fi
 SUITE=trixie PACKAGE=nvidia-cuda-toolkit
 WHEELS=(nvidia-cuda-nvcc-cu12==12.4.131       # crt/: what nvcc itself includes
         nvidia-cuda-runtime-cu12==12.4.127 nvidia-nvtx-cu12==12.4.127 nvidia-cublas-cu12==12.4.5.8
-        nvidia-cuda-cccl-cu12==12.4.127)      # nv/target, which cuda_bf16.h includes
+        nvidia-cuda-cccl-cu12==12.4.127.post1)   # nv/target, which cuda_bf16.h includes
 
 mkdir -p "$(dirname "$1")"
 work=$(mktemp -d)

@@ -89,8 +89,8 @@ MEMORY_MODIFIERS = set("E U8 S8 U16 S16 64 128 CONSTANT STRONG CTA GPU SYS BYPAS
 LOCAL_MEMORY = {"LDL", "STL"}
 WIDE = {"64", "128", "256", "WIDE", "U64", "S64", "F64"}   # modifiers that mean more than one register somewhere
 # What may name no register at all; and all that begins with U.
-KNOWN = SINGLE | WITHOUT_RESULT | WITH_ADDRESS | JUMPS | set("""BAR BSYNC CS2R ELECT ERRBAR EXIT F2I FENCE I2F IMAD MEMBAR
-                NANOSLEEP NOP PLOP3 S2UR VOTEU WARPGROUP WARPSYNC""".split())
+KNOWN = SINGLE | WITHOUT_RESULT | WITH_ADDRESS | JUMPS | set("""BAR BSYNC CS2R ELECT ERRBAR EXIT F2I FENCE I2F IMAD
+                MEMBAR NANOSLEEP NOP PLOP3 S2UR VOTEU WARPGROUP WARPSYNC""".split())
 
 
 def widths(i):
@@ -111,7 +111,7 @@ def widths(i):
         return (1, 2) if wide else (1, 1)
     if i.name == "RET":
         return (0, 2)
-    if i.name == "SYNCS" and i.modifiers[0] in ("ARRIVE", "PHASECHK"):   # the former's result is a barrier of 64 bits
+    if i.name == "SYNCS" and i.modifiers[0] in ("ARRIVE", "PHASECHK"):   # the former's result: 64 bits
         return (2, 1) if i.modifiers[0] == "ARRIVE" else (0, 1)
     if i.name in SINGLE | WITHOUT_RESULT and (not wide or i.name == "SHF"):   # SHF takes 64 bits as two operands
         return (0 if i.name in WITHOUT_RESULT else 1, 1, 1, 1, 1)
@@ -369,11 +369,15 @@ def quit_saying(message):
     sys.exit(2)
 
 
+def is_listing(path):
+    return path.read_bytes()[:4] != b"\x7fELF"   # what nvcc wrote begins like this
+
+
 def listing_of(path, cuobjdump):
     """The lines of a listing, made of what nvcc wrote if it is none yet."""
     if not path.is_file():
         quit_saying(f"no file {path}")
-    if path.read_bytes()[:4] != b"\x7fELF":
+    if is_listing(path):
         return path.read_text(errors="replace").splitlines()
     if not shutil.which(cuobjdump):
         quit_saying(f"found no {cuobjdump}: it comes with the CUDA toolkit, where it may be a package of its own")

@@ -6,6 +6,7 @@
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,7 @@ class Kernel:
     """The lines of a kernel in a listing of cuobjdump's, its instructions, and places where a fault can be put."""
 
     def __init__(self, name, lines):
-        self.name, self.lines = name, lines
+        self.symbol, self.name, self.lines = name, short_name(name), lines
         self.code = self.parse(lines)
         self.products = [n for n, i in enumerate(self.code) if i.name == "HGMMA"]
         self.waits = [n for n, i in enumerate(self.code) if i.text.startswith("WARPGROUP.DEPBAR")]
@@ -43,7 +44,7 @@ class Kernel:
         self.fence = max(n for n in range(self.product) if self.code[n].text == "WARPGROUP.ARRIVE")
 
     def parse(self, lines):
-        return read_listing(lines)[self.name]
+        return read_listing(lines)[self.symbol]
 
     def errors_with(self, edits):
         """What check_sass says of the kernel when {index: text} stands there instead."""
@@ -64,7 +65,7 @@ class Kernel:
 
 
 def kernels_of(lines):
-    """The first kernel of each name; for the whole of the listing see test_real_kernels."""
+    """The first kernel of each name."""
     blocks, name = {}, None
     for line in lines:
         start = re.match(r"\s+Function : (\S+)", line)
@@ -83,9 +84,10 @@ def test_registers_in_flight(k):
     k.claim_found("a sum is read before the wait", k.behind, f"FADD R0, R{k.sum}, R0", f"R{k.sum} is sum")
     k.claim_found("a sum is written before the wait", k.behind, f"MOV R{k.sum}, 0x0", f"R{k.sum} is sum")
     k.claim_found("operand A is written before the wait", k.behind, f"MOV R{k.a}, 0x0", f"R{k.a} is operand A")
-    k.claim_found("only the last of four registers is in flight", k.behind, f"LDS.128 R{k.sum - 3}, [UR4]", f"R{k.sum} is sum")
-    k.claim_found("only the second half of an address is", k.behind, f"LDG.E R0, desc[UR4][R{k.sum - 1}.64]", f"R{k.sum} is sum")
-    k.claim_found("only the second half of what is added is", k.behind, f"IMAD.WIDE R0, R0, R0, R{k.sum - 1}", f"R{k.sum} is sum")
+    for what, text in (("the last of four registers", f"LDS.128 R{k.sum - 3}, [UR4]"),
+                       ("the second half of an address", f"LDG.E R0, desc[UR4][R{k.sum - 1}.64]"),
+                       ("the second half of what is added", f"IMAD.WIDE R0, R0, R0, R{k.sum - 1}")):
+        k.claim_found(f"only {what} is in flight", k.behind, text, f"R{k.sum} is sum")
     k.claim_found("only if a predicate holds", k.behind, f"@!P3 FMUL R{k.sum}, R0, R0", f"R{k.sum} is sum")
 
 
@@ -130,13 +132,13 @@ def test_operand_a(k):
         errors = k.errors_with(edits)
         claim(any(f"R{k.a} of operand A" in e and k_text in e for e in errors), f"{k.name}: {fault}")
 
-    makers = [n for n, i in enumerate(k.code) if is_conversion(i) and i.operands[0] == f"R{k.a}" and n < k.product]
-    found("operand A is not a conversion", {makers[-1]: f"FADD R{k.a}, R0, R0"})
-    found("operand A is converted to another type", {makers[-1]: k.code[makers[-1]].text.replace("BF16", "F16")})
+    makers = [n for n, i in enumerate(k.code) if is_conversion(i) and i.operands[0] == f"R{k.a}"]
+    maker = max(n for n in makers if n < k.product)
+    found("operand A is not a conversion", {maker: f"FADD R{k.a}, R0, R0"})
+    found("operand A is converted to another type", {maker: k.code[maker].text.replace("BF16", "F16")})
     found("operand A is written again on one of two paths", {k.fence: f"@P0 MOV R{k.a}, 0x0"})
     found("operand A is the last of four registers loaded", {k.fence: f"LDS.128 R{k.a - 3}, [UR4]"})
-    found("operand A was converted on one of two paths", {n: f"@P0 {k.code[n].text}" for n in range(len(k.code))
-                                                           if is_conversion(k.code[n]) and k.code[n].operands[0] == f"R{k.a}"})
+    found("operand A was converted on one of two paths", {n: f"@P0 {k.code[n].text}" for n in makers})
 
 
 def test_what_is_unknown(k):
@@ -155,7 +157,7 @@ def test_what_is_unknown(k):
             ("a call that returns elsewhere", "CALL.REL.NOINC 0x0", "does not return to the next"),
             ("a return out of nothing", "RET.REL.NODEC R2 0x0", "a return to somewhere"),
             ("a meeting of threads", "BSYNC B9", "a meeting of threads elsewhere")):
-        k.claim_found(f"{what}", k.behind, text, message)
+        k.claim_found(what, k.behind, text, message)
     claim(any("no path leads here" in e for e in k.errors_with({0: "EXIT"})), f"{k.name}: code that no path leads to")
 
 
@@ -166,7 +168,22 @@ def test_real_kernels(lines):
     claim(kernels, f"{len(kernels)} kernels with products are there")
     for name, code in sorted(kernels.items()):
         result = check_kernel(code)
-        claim(not result.errors and result.groups > 1, f"{short_name(name)} is sound, and products overlap", ", ".join(result.errors[:1]))
+        claim(not result.errors and result.groups > 1, f"{short_name(name)} is sound, and products overlap",
+              ", ".join(result.errors[:1]))
+
+
+def test_nvdisasm(path, cuobjdump, lines):
+    """cuobjdump uses nvdisasm, so that both are there."""
+    with tempfile.TemporaryDirectory() as scratch:
+        tool = Path(shutil.which(cuobjdump)).absolute()
+        subprocess.run([tool, "-xelf", "all", path.resolve()], cwd=scratch, check=True, capture_output=True)
+        beside = tool.with_name("nvdisasm")
+        cubin, = Path(scratch).glob("*.cubin")
+        run = subprocess.run([beside if beside.exists() else "nvdisasm", "-c", cubin], check=True, capture_output=True,
+                             text=True)
+    both = [check_sass.kernels_with_products(listing) for listing in (run.stdout.splitlines(), lines)]
+    ours, theirs = ({name: check_kernel(code) for name, code in kernels.items()} for kernels in both)
+    claim(ours and ours == theirs, f"nvdisasm's listing, with labels: the same of {len(ours)} kernels as cuobjdump's")
 
 
 def test_program(lines):
@@ -174,16 +191,17 @@ def test_program(lines):
         with tempfile.NamedTemporaryFile("w", suffix=".sass") as file:
             file.write(text)
             file.flush()
-            return subprocess.run([sys.executable, PROGRAM, file.name, "--expect", *expected], capture_output=True, text=True)
+            return subprocess.run([sys.executable, PROGRAM, file.name, "--expect", *expected], capture_output=True,
+                                  text=True)
 
     text = "\n".join(lines)
     whole = run(text, "attention_forward_wgmma_kernel")
     claim(whole.returncode == 0 and "none unsound" in whole.stdout, "the program exits with 0 if all is sound")
     missing = run(text, "attention_forward_wgmma_kernel", "no_such_kernel")
-    claim(missing.returncode == 2 and "no_such_kernel" in missing.stderr, "with 2, and its name, if a kernel is not there")
+    claim(missing.returncode == 2 and "no_such_kernel" in missing.stderr, "with 2 if a kernel is not there, by name")
     claim(run("").returncode == 2, "with 2 if nothing is")
     without = run(re.sub(r"HGMMA[^;]*", "NOP", text))
-    claim(without.returncode == 1 and "no wgmma in it" in without.stdout, "with 1 if a kernel of that name has no products")
+    claim(without.returncode == 1 and "no wgmma in it" in without.stdout, "with 1 if a kernel lost its products")
 
 
 def test(name, function, *arguments):
@@ -203,10 +221,13 @@ def main():
     lines = check_sass.listing_of(options.object, options.cuobjdump)
     test("the real kernels", test_real_kernels, lines)
     for kernel in kernels_of(lines):
-        name = short_name(kernel.name)
-        kernel_tests = (test_registers_in_flight, test_swapped_register, test_products, test_waits, test_operand_a, test_what_is_unknown)
-        for function in kernel_tests:
-            test(f"{name}: {function.__name__[5:].replace('_', ' ')}", function, kernel)
+        for function in (test_registers_in_flight, test_swapped_register, test_products, test_waits, test_operand_a,
+                         test_what_is_unknown):
+            test(f"{kernel.name}: {function.__name__[5:].replace('_', ' ')}", function, kernel)
+    if check_sass.is_listing(options.object):
+        print("a listing was given: nvdisasm's was not tried")
+    else:
+        test("nvdisasm", test_nvdisasm, options.object, options.cuobjdump, lines)
     test("the program", test_program, lines)
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
