@@ -10,7 +10,8 @@ SHELL = /bin/bash
 # ---- which build --------------------------------------------------------------------------------
 
 GPU_NAME := $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
-NVCC     := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+# TOOLKIT=DIR: the CUDA toolkit in DIR, not the machine's.
+NVCC     := $(if $(TOOLKIT),$(TOOLKIT)/bin/nvcc,$(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null))
 
 ifdef DEVICE
   REASON := as DEVICE=$(DEVICE) asks
@@ -177,11 +178,24 @@ test-hf: build/test/fp32-1/test_gpt
 	$< --export build/hf
 	$(PYTHON) dev/reference/check_folder.py build/hf $(CHECK_FOLDER)
 
-# Compiles for each card that we name, without warnings and without a register that spills.
+# Compiles for each card that we name, without warnings and without a register that spills; then reads what the
+# assembler made of Hopper's kernels, and tests that reader by what it finds in spoilt copies of them.
+CHECK_ARCHS      ?= 80 89 90a
+CHECK_PRECISIONS ?= bf16 fp32
+CUOBJDUMP        := $(or $(wildcard $(dir $(NVCC))cuobjdump),$(shell command -v cuobjdump))
+WGMMA_KERNELS    := $(foreach k,forward backward_dq backward_dkv,attention_$(k)_wgmma_kernel)
+define check_sass
+set -- build/check/train_gpt.o --cuobjdump $(CUOBJDUMP); log=build/check/test_check_sass.log; \
+$(PYTHON) dev/kernels/check_sass.py "$$@" --expect $(WGMMA_KERNELS) || exit 1; \
+$(PYTHON) dev/kernels/test_check_sass.py "$$@" > $$log || { grep -A 20 FAILED $$log; exit 1; }; tail -n 1 $$log
+endef
 check-cuda:
-	@command -v $(NVCC) >/dev/null || { echo "check-cuda needs nvcc"; exit 2; }
-	@mkdir -p build/check; \
-	for precision in bf16 fp32; do for arch in 80 89 90a; do \
+	@[ -x "$(NVCC)" ] || { echo "check-cuda needs nvcc$(if $(NVCC),; found no $(NVCC))"; exit 2; }
+	@command -v $(PYTHON) >/dev/null || { echo "check-cuda needs $(PYTHON)"; exit 2; }
+	@[ -x "$(CUOBJDUMP)" ] || { echo "check-cuda needs cuobjdump, on PATH or beside $(NVCC). It comes with the toolkit;" \
+	    "or: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm, and CUOBJDUMP=..."; exit 2; }
+	@mkdir -p build/check; $(NVCC) --version | grep release; \
+	for precision in $(CHECK_PRECISIONS); do for arch in $(CHECK_ARCHS); do \
 	    define=; [ $$precision = fp32 ] || define=-DPRECISION_BF16; \
 	    echo "sm_$$arch $$precision"; \
 	    $(NVCC) $(GPU_FLAGS) -Werror all-warnings -Xptxas -v -gencode=arch=compute_$$arch,code=sm_$$arch $$define -c train_gpt.cu \
@@ -190,6 +204,7 @@ check-cuda:
 	    if grep -E '[1-9][0-9]* bytes spill' build/check/log; then echo "a kernel spills registers"; exit 1; fi; \
 	    if grep 'Potential Performance Loss' build/check/log; then echo "wgmma or setmaxnreg does not do its part"; exit 1; fi; \
 	    grep -c 'Used .* registers' build/check/log | sed 's/$$/ kernels, none spills/'; \
+	    if [ "$$arch $$precision" = "90a bf16" ]; then $(check_sass); fi; \
 	done; done
 
 # ---- studies ------------------------------------------------------------------------------------
@@ -244,7 +259,8 @@ help:
 	@echo "make test-gpu       the tests on a GPU"
 	@echo "make test-gpu-sanitize  the kernels' and the model's tests under compute-sanitizer"
 	@echo "make test-hf        a folder that we wrote, opened by safetensors and transformers"
-	@echo "make check-cuda     compiles for sm_80, sm_89 and sm_90a: no warnings, no spills"
+	@echo "make check-cuda     compiles for sm_80, sm_89 and sm_90a: no warnings, no spills, sound machine code;"
+	@echo "                    TOOLKIT=DIR: with the CUDA toolkit in DIR (scripts/toolkit.sh makes one of CUDA 12.4)"
 	@echo "make kernels        dev/kernels: each layer's kernel step by step, checked and timed; KERNEL=attention: one"
 	@echo "make check-kernels  they compile for sm_90a: no warnings"
 	@echo "make reference      writes data/reference/ with PyTorch"

@@ -376,8 +376,13 @@ TensorMap make_tensor_map(const floatX* data, const uint64_t (&extents)[4], cons
     static const auto encode = [] {   // of the driver, which a machine without a GPU does not have
         void* function = nullptr;
         cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
         check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
               "cuTensorMapEncodeTiled");
+#else   // of the toolkit's version, in which this function is the same
+        check(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found),
+              "cuTensorMapEncodeTiled");
+#endif
         if (found != cudaDriverEntryPointSuccess) throw Failure("the driver has no cuTensorMapEncodeTiled");
         return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
     }();
