@@ -4,7 +4,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-scripts/download.sh tinyshakespeare
 if [ ! -x train_gpt ]; then
     echo "shakespeare_char_cpu: no ./train_gpt here: run make" >&2
     exit 2
@@ -12,7 +11,7 @@ fi
 
 exec ./train_gpt train \
     --layers 4 --heads 4 --channels 128 --context 64 \
-    --data data/tinyshakespeare.txt --val-fraction 0.1 --out runs/shakespeare_char_cpu \
+    --data data/shakespeare.txt --val-fraction 0.1 --out runs/shakespeare_char_cpu \
     --micro-batch 12 --seq-len 64 --total-batch 768 \
     --steps 2000 --lr 1e-3 --min-lr 1e-4 --warmup 100 --schedule cosine \
     --beta1 0.9 --beta2 0.99 --weight-decay 0.1 --grad-clip 1.0 \

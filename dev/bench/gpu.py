@@ -144,7 +144,7 @@ def parse_arguments():
     parser.add_argument("--parts", metavar="NAMES", help=f"of {', '.join(KINDS)}; default: all")
     parser.add_argument("--micro-batch", type=int, metavar="B",
                         help="for all models; default: the largest that fits, 64 at most")
-    parser.add_argument("--data", default=os.path.join(ROOT, "data", "own.txt"), metavar="PATTERN",
+    parser.add_argument("--data", default=os.path.join(ROOT, "data", "shakespeare.txt"), metavar="PATTERN",
                         help="text or .bin shards for the losses")
     parser.add_argument("--llmc", default=os.environ.get("LLMC"), metavar="FOLDER",
                         help="holds llm.c's program train_gpt2cu (default: $LLMC)")
