@@ -501,7 +501,7 @@ struct Options {
     bool resume = false;
     long eval_every = 250, eval_batches = 20, sample_every = 0, checkpoint_every = 1000;
     int keep = 0;
-    // sample
+    // samples
     std::string prompt = "\n", prompt_tokens;
     int sample_tokens = 256, top_k = 0;
     double temperature = 1.0;
@@ -662,15 +662,15 @@ std::vector<Flag> run_flags(Options& o) {
         number_flag("--sample-every", TRAIN, o.sample_every, 0L, ANY_LONG,
                     "steps between samples (and one before the first step and at the end); 0: none"),
         number_flag("--sample-tokens", TRAIN | SAMPLE, o.sample_tokens, 1, ANY_INT, "length of a sample"),
+        number_flag("--temperature", TRAIN | SAMPLE, o.temperature, 0.0, ANY,
+                    "of samples: divides the logits; 0: always the likeliest token"),
+        number_flag("--top-k", TRAIN | SAMPLE, o.top_k, 0, ANY_INT, "of samples: only the k likeliest tokens; 0: all"),
         number_flag("--checkpoint-every", TRAIN, o.checkpoint_every, 0L, ANY_LONG,
                     "steps between checkpoints (and one at the end); 0: none"),
         number_flag("--keep", TRAIN, o.keep, 0, ANY_INT, "how many checkpoints to keep; 0: all"),
         text_flag("--prompt", SAMPLE, "TEXT", o.prompt, "what to go on from, for models of bytes"),
         text_flag("--prompt-tokens", SAMPLE, "IDS", o.prompt_tokens,
                   "the same as token numbers: 15496,995; or - to read them from standard input"),
-        number_flag("--temperature", SAMPLE, o.temperature, 0.0, ANY,
-                    "divides the logits; 0: always the likeliest token"),
-        number_flag("--top-k", SAMPLE, o.top_k, 0, ANY_INT, "only the k likeliest tokens; 0: all"),
         text_flag("--gpu-memory", PLAN, "SIZE", o.gpu_memory,
                   "what must fit, such as 80GB or 24GiB; default: this device's"),
         choice_flag("--precision", PLAN, o.precision, {"fp32", "bf16"},
@@ -3861,7 +3861,8 @@ private:
         progress_.end_line();
         const int V = m_.config.vocab, first = V == BYTE_VOCAB ? '\n' : V - 1;   // GPT-2's end of text
         printf("---- sample ----\n");
-        sample(m_, {first}, o_.sample_tokens, 1.0, 0, o_.seed + step_, [V](int token) { print_token(token, V); });
+        sample(m_, {first}, o_.sample_tokens, o_.temperature, o_.top_k, o_.seed + step_,
+               [V](int token) { print_token(token, V); });
         printf("\n----------------\n");
     }
 
@@ -3907,10 +3908,14 @@ void train(const Options& o) {
         data.val.read(inputs.data(), targets.data(), Windows::COVERING, 0, setup.T, config.vocab);
     }
     Trainer trainer(o, data, setup, start);
-    // Ctrl-C ends the run after the step; a second one at once.
+    // Ctrl-C ends the run after the step; a second one at once. On a stack of its own: on a CPU a matmul of oneDNN runs
+    // with the stack pointer inside of its heap buffer, where the handler's frame would do damage.
+    static char signal_stack[64 << 10];
+    const stack_t stack = {signal_stack, 0, sizeof(signal_stack)};
+    if (sigaltstack(&stack, nullptr) != 0) throw Failure("sigaltstack: %s", strerror(errno));
     struct sigaction action = {};
     action.sa_handler = [](int) { stop_requested = 1; };
-    action.sa_flags = SA_RESETHAND;
+    action.sa_flags = SA_RESETHAND | SA_ONSTACK;
     sigaction(SIGINT, &action, nullptr);
     sigaction(SIGTERM, &action, nullptr);
     trainer.run();
