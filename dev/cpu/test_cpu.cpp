@@ -9,6 +9,7 @@
 #include <nvtx3/nvToolsExt.h>
 #include <ptx.h>
 
+#include <fcntl.h>
 #include <sys/wait.h>
 
 #include <array>
@@ -364,9 +365,12 @@ static void test_workers()
           turns_of_spinning("OMP_NUM_THREADS=2 GOMP_SPINCOUNT=7") == 7 &&
               turns_of_spinning("OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive") == 0);
     claim("a program of one worker starts once", turns_of_spinning("OMP_NUM_THREADS=1") > turns);
-    const auto [again, ended] = run_child_with("OMP_NUM_THREADS=2 CUDA_CPU_THREADS=3", "workers a '' 'two words'");
+    const std::string deed = "workers a '' 'two words'", variables = "OMP_NUM_THREADS=2 CUDA_CPU_THREADS=3";
+    const std::string twice = run_child_with(variables, deed).first;
     claim("a program that starts again has its arguments, its variables and its input",
-          ended == 0 && again == "3 workers, short spins: [a][][two words] input\n");
+          contains(twice, "3 workers, [a][][two words] input\n"));
+    claim("and no more files open than one that starts once",
+          twice == run_child_with(variables + " GOMP_SPINCOUNT=7", deed).first);
     for (const char* number : {"0", "1025", "-1", "two", "2x", "''"}) {
         const auto [said, code] = run_child_with(std::string("CUDA_CPU_THREADS=") + number, "workers");
         claim(std::string("CUDA_CPU_THREADS=") + number + " is refused",
@@ -1697,15 +1701,15 @@ static void test_algorithms()
     claim("an algorithm that nobody offered is not usable", !cuda_cpu::usable(unknown) && cuda_cpu::usable({}));
 }
 
-// Prints how many workers there are, how they wait, this program's further arguments and a line of its input.
+// Prints how many workers there are, this program's further arguments, a line of its input, and which file is its next.
 static int print_workers(int argc, char** argv)
 {
     cudaSetDevice(0);
-    const char* spins = getenv("GOMP_SPINCOUNT") == nullptr ? "libgomp's spins" : "short spins";
-    printf("%d workers, %s: ", omp_get_max_threads(), spins);
+    printf("%d workers, ", omp_get_max_threads());
     for (int i = 2; i < argc; i++) printf("[%s]", argv[i]);
     char line[100];
     if (fgets(line, sizeof(line), stdin) != nullptr) printf(" %s", line);
+    printf("next file %d\n", open("/dev/null", O_RDONLY));
     return 0;
 }
 

@@ -53,6 +53,7 @@ inline bool start_with_short_spins()
     std::ifstream command_line("/proc/self/cmdline", std::ios::binary);
     std::vector<std::string> words;
     for (std::string word; std::getline(command_line, word, '\0');) words.push_back(word);
+    command_line.close();  // or it would stay open across execv
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
