@@ -3400,11 +3400,12 @@ double share_without_core() {
 std::string busy_text(double share) {
     constexpr double MUCH = 0.1;
     if (share < MUCH) return "";
-    return format("machine    busy: %.0f %% of their time so far, threads waited for a core\n", 100 * share);
+    return format("busy: %.0f %% of their time so far, threads waited for a core", 100 * share);
 }
 
 void say_if_busy(FILE* to) {
-    if (device.is_cpu()) fputs(busy_text(share_without_core()).c_str(), to);
+    const std::string text = device.is_cpu() ? busy_text(share_without_core()) : "";
+    if (!text.empty()) fprintf(to, "machine    %s\n", text.c_str());
 }
 
 // ==== matmul tuning ==========================================================

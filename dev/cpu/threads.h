@@ -7,7 +7,7 @@
 // longer. To sleep at once (OMP_WAIT_POLICY=passive) is best there, and costs a quiet machine a third of its speed.
 //
 // Who does not know how long a wait will be spins for as long as sleeping and waking would cost, and then sleeps: that
-// takes at most twice what it would take to know (Karlin, Manasse, McGeoch and Owicki 1990).
+// takes at most twice what it would take to know (Karlin, Li, Manasse and Owicki 1991).
 #pragma once
 
 #include <omp.h>
@@ -24,7 +24,9 @@
 
 namespace cuda_cpu {
 
-constexpr double spin_ns = 50e3;  // to fall asleep and be woken takes 5 to 50 microseconds, the most in a virtual machine
+// Sleeping and waking take 5 to 50 microseconds. Beside other programs a training step is as fast with 20 as with none;
+// sampling, which hardly does anything between its waits, has half the speed, and a third with 50.
+constexpr double spin_ns = 20e3;
 
 // What a turn of libgomp's loop takes: a look at memory and, on x86, a pause, which lasts 5 to 60 ns by processor.
 inline double ns_of_a_turn()
