@@ -24,8 +24,8 @@
 
 namespace cuda_cpu {
 
-// Sleeping and waking take 5 to 50 microseconds. Beside other programs a training step is as fast with 20 as with none;
-// sampling, which hardly does anything between its waits, has half the speed, and a third with 50.
+// Sleeping and waking take 5 to 50 microseconds. Beside other programs each spin is mostly lost: against none at all,
+// training loses up to a third with 20, sampling, which does little between its waits, half; with 50, two thirds.
 constexpr double spin_ns = 20e3;
 
 // What a turn of libgomp's loop takes: a look at memory and, on x86, a pause, which lasts 5 to 60 ns by processor.
