@@ -3396,7 +3396,7 @@ double share_without_core() {
     return without > 0 ? without / (with + without) : 0;
 }
 
-// Empty on a quiet machine, where the share is a few percent.
+// Empty where little was lost: on a quiet machine threads wait now and then, too.
 std::string busy_text(double share) {
     constexpr double MUCH = 0.1;
     if (share < MUCH) return "";

@@ -17,9 +17,11 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <string>
+#include <system_error>
 #include <vector>
 
 namespace cuda_cpu {
@@ -41,7 +43,8 @@ inline double ns_of_a_turn()
             __builtin_ia32_pause();
 #endif
         }
-        best = std::min(best, std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count() / turns);
+        const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - start;
+        best = std::min(best, time.count() / turns);
     }
     return best;
 }
@@ -51,7 +54,10 @@ inline double ns_of_a_turn()
 // chosen, or there is one worker, which never waits.
 inline bool start_with_short_spins()
 {
-    if (getenv("GOMP_SPINCOUNT") != nullptr || getenv("OMP_WAIT_POLICY") != nullptr || omp_get_max_threads() == 1) return false;
+    const bool chosen = getenv("GOMP_SPINCOUNT") != nullptr || getenv("OMP_WAIT_POLICY") != nullptr;
+    if (chosen || omp_get_max_threads() == 1) return false;
+    std::error_code none;
+    const std::string self = std::filesystem::read_symlink("/proc/self/exe", none);
     std::ifstream command_line("/proc/self/cmdline", std::ios::binary);
     std::vector<std::string> words;
     for (std::string word; std::getline(command_line, word, '\0');) words.push_back(word);
@@ -60,7 +66,7 @@ inline bool start_with_short_spins()
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     setenv("GOMP_SPINCOUNT", std::to_string(static_cast<long>(spin_ns / ns_of_a_turn())).c_str(), 1);
-    if (!words.empty()) execv("/proc/self/exe", arguments.data());
+    if (!words.empty()) execv(self.c_str(), arguments.data());
     unsetenv("GOMP_SPINCOUNT");  // it could not: libgomp waits in its own way
     return false;
 }
