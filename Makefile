@@ -111,13 +111,12 @@ build/asan/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) | setup
 build/test/gpu-%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
 	$(call compile,$<,$@,$*,gpu)
 
-# Runs programs that close with "N passed, N failed", and adds those lines up. Threads that sleep
-# while they wait, as the models are tiny and the machine may be busy.
+# Runs programs that close with "N passed, N failed", and adds those lines up.
 define run_tests
 @status=0; passed=0; failed=0; \
 for program in $(1); do \
     echo "== $$program"; \
-    OMP_WAIT_POLICY=passive $(2) $$program 2>&1 | tee build/test.log; [ $${PIPESTATUS[0]} -eq 0 ] || status=1; \
+    $(2) $$program 2>&1 | tee build/test.log; [ $${PIPESTATUS[0]} -eq 0 ] || status=1; \
     line=$$(grep -E '^[0-9]+ passed, [0-9]+ failed' build/test.log | tail -n 1); \
     [ -n "$$line" ] || { echo "$$program did not finish"; status=1; line="0 passed, 1 failed"; }; \
     set -- $$line; passed=$$((passed + $$1)); failed=$$((failed + $$3)); \
@@ -213,7 +212,7 @@ build/kernels/$(DEVICE)-$(PRECISION)/%: dev/kernels/%.cu dev/kernels/study.h tra
 	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,32),$(if $(filter cpu,$(DEVICE)),-O1))
 kernels: $(STUDY_PROGRAMS)
 	@status=0; for program in $^; do \
-	    echo "== $$program"; OMP_WAIT_POLICY=passive $$program $(if $(MARKDOWN),--markdown $(MARKDOWN)) || status=1; \
+	    echo "== $$program"; $$program $(if $(MARKDOWN),--markdown $(MARKDOWN)) || status=1; \
 	done; exit $$status
 
 # They compile for Hopper, without warnings.

@@ -2137,6 +2137,63 @@ void test_accumulation() {
     farthest.claim_near("losses of 1 x 8, 2 x 4 and 8 x 1 sequences a step agree");
 }
 
+// ==== runs: threads ==========================================================
+
+// Large enough that a matmul is shared by the CPU's threads.
+const std::string SHARED = "train --layers 1 --heads 2 --channels 64 --context 64 --micro-batch 8 --data @/text.txt "
+                           "--steps 3 --lr 1e-2 --eval-every 0 --checkpoint-every 3 ";
+
+void test_threads() {
+    if (!device.is_cpu()) return;
+    // libgomp names each thread of a team.
+    const std::string names = "OMP_DISPLAY_AFFINITY=true OMP_AFFINITY_FORMAT=%n_of_%N";
+    const Outcome one = run(SHARED + "--threads 1 --out @/threads_1", names);
+    const Outcome two = run(SHARED + "--threads 2 --out @/threads_2", names);
+    claim_run(two.err.find("1_of_2") != std::string::npos && one.err.find("1_of_") == std::string::npos,
+              "--threads 2 runs on 2 threads, --threads 1 on 1", two, one.err);
+    bool same_files = true;
+    for (const std::string file : {"/step_000003/model.safetensors", "/step_000003/optimizer.safetensors"})
+        same_files = same_files && same_file("@/threads_1" + file, "@/threads_2" + file);
+    claim_run(same_files && log_of("@/threads_1") == log_of("@/threads_2"), "both give the same bits", two, one.err);
+}
+
+// Programs that want every core twice over.
+class Load {
+public:
+    Load() {
+        for (long i = 0; i < 2 * sysconf(_SC_NPROCESSORS_ONLN); i++) {
+            const pid_t child = fork();
+            if (child > 0) children_.push_back(child);
+            if (child != 0) continue;
+            alarm(120);   // should nobody be left to end it
+            for (volatile bool forever = true; forever;) {}
+        }
+    }
+    ~Load() {
+        for (pid_t child : children_) {
+            kill(child, SIGKILL);
+            waitpid(child, nullptr, 0);
+        }
+    }
+
+private:
+    std::vector<pid_t> children_;
+};
+
+void test_busy_machine() {
+    claim(busy_text(0).empty() && busy_text(0.09).empty(), "nothing is said of a quiet machine");
+    claim(busy_text(0.344).find("34 %") != std::string::npos,
+          "of a busy one, which share of their time threads waited for a core", busy_text(0.344));
+    if (!device.is_cpu()) return;
+    const Load load;
+    const Outcome trained = run(SHARED + "--out @/busy");
+    const Outcome sampled = run("sample --from @/busy/step_000003 --sample-tokens 200");
+    const std::string line = "machine    busy: ";
+    claim_run(trained.out.find(line) != std::string::npos, "a run beside other programs says so at its start", trained);
+    claim_run(sampled.err.find(line) == 0 && sampled.out.find(line) == std::string::npos,
+              "so does a sample, beside the text", sampled);
+}
+
 // ==== runs: matmul tuning ====================================================
 // A GPU has a choice of its own. On a CPU the stand-in offers one where it is asked to: algorithms that
 // cannot be used, that fail, that must not be used, and slow ones, before the good ones.
@@ -2562,6 +2619,10 @@ void test_bad_flags() {
     refuse("a number above its range", TINY + "--val-fraction 0.95", {"--val-fraction", "from 0 to 0.9", "0.95"});
     refuse("beta1 of 1", TINY + "--beta1 1", {"--beta1", "'1'"});
     refuse("--matmul-tuning yes", TINY + "--matmul-tuning yes", {"--matmul-tuning", "off|on", "'yes'"});
+    for (const std::string number : {"0", "1025", "two"})
+        refuse("--threads " + number, TINY + "--threads " + number,
+               {"--threads", "from 1 to 1024", "'" + number + "'"});
+    if (!device.is_cpu()) refuse("--threads on a GPU", TINY + "--threads 2", {"--threads 2", device.properties.name});
     refuse("--graph yes", TINY + "--graph yes", {"--graph", "auto|off|on", "'yes'"});
     refuse("an unknown choice", TINY + "--schedule cosin", {"--schedule", "cosine|linear|wsd|constant", "'cosin'"});
     refuse("an unknown model", "plan --model gpt5", {"--model", "gpt2-medium", "'gpt5'"});
@@ -2977,6 +3038,8 @@ void test_command_line() {
     write_text();
     test("runs: the same bits", test_repeated_runs);
     test("runs: accumulation", test_accumulation);
+    test("runs: threads", test_threads);
+    test("runs: beside other programs", test_busy_machine);
     test("runs: matmul tuning", test_matmul_tuning);
     test("runs: --micro-batch auto", test_auto_micro_batch);
     test("runs: log", test_log);

@@ -495,6 +495,7 @@ struct Options {
     PeakSource peak = PeakSource::TABLE;
     Tuning matmul_tuning = Tuning::ON;
     UseGraph graph = UseGraph::AUTO;
+    int threads = 0;
     // run folder
     std::string out;
     std::string trace;
@@ -587,6 +588,7 @@ Flag switch_flag(const char* name, int verbs, bool& to, const char* help) {
 }
 
 constexpr int MOST_SEQUENCES = 1 << 15;   // a sequence is a row of blocks in attention's grid.z, which ends at 65535
+constexpr int MOST_THREADS = 1024;        // as many as dev/cpu takes
 constexpr int ANY_INT = std::numeric_limits<int>::max();
 constexpr long ANY_LONG = std::numeric_limits<long>::max();
 constexpr double ANY = std::numeric_limits<float>::max();   // what becomes a float on the device
@@ -646,6 +648,8 @@ std::vector<Flag> step_flags(Options& o) {
                     "on: cuBLASLt's algorithms for each matmul are timed once, and the fastest is kept"),
         choice_flag("--graph", TRAIN | EVAL, o.graph, {"auto", "off", "on"},
                     "micro-steps and updates are replayed as CUDA graphs; auto: on a GPU"),
+        number_flag("--threads", TRAIN | EVAL | SAMPLE, o.threads, 1, MOST_THREADS,
+                    "of the CPU build (default: one for each core)"),
     };
 }
 
@@ -3418,6 +3422,32 @@ void find_peak(const Options& o) {
     device.peak_source = "measured matmul";
 }
 
+// ==== a busy machine =========================================================
+// Other programs slow a run on a CPU by more than the cores that they take, as each thread waits for the
+// slowest. Linux counts, for every thread, how long it ran and how long it was ready to but had no core.
+
+double share_without_core() {
+    double with = 0, without = 0;
+    std::error_code none;   // where Linux does not count, the share is 0
+    for (const auto& thread : fs::directory_iterator("/proc/self/task", none)) {
+        double ran = 0, waited = 0;   // ns
+        if (std::ifstream(thread.path() / "schedstat") >> ran >> waited) with += ran, without += waited;
+    }
+    return without > 0 ? without / (with + without) : 0;
+}
+
+// Empty where little was lost: on a quiet machine threads wait now and then, too.
+std::string busy_text(double share) {
+    constexpr double MUCH = 0.1;
+    if (share < MUCH) return "";
+    return format("busy: %.0f %% of their time so far, threads waited for a core", 100 * share);
+}
+
+void say_if_busy(FILE* to) {
+    const std::string text = device.is_cpu() ? busy_text(share_without_core()) : "";
+    if (!text.empty()) fprintf(to, "machine    %s\n", text.c_str());
+}
+
 // ==== matmul tuning ==========================================================
 // Before a run begins, one micro-step is gone through with nothing launched, and for each shape of
 // matmul cuBLASLt's algorithms are timed and the fastest is kept; likewise GELU' as epilogue or apart.
@@ -3558,12 +3588,16 @@ TensorCores choose_tensor_cores(TensorCores wanted) {
     return wanted;
 }
 
-void open_device(TensorCores wanted) {
+// threads: of dev/cpu, 0 for what it takes by itself.
+void open_device(TensorCores wanted, int threads = 0) {
     const std::string problem = no_device();
     if (!problem.empty()) throw Failure("%s; make DEVICE=cpu builds for the CPU", problem.c_str());
+    if (threads > 0) setenv("CUDA_CPU_THREADS", std::to_string(threads).c_str(), 1);   // for dev/cpu's cudaSetDevice
     check(cudaSetDevice(0), "cudaSetDevice");
     check(cudaGetDeviceProperties(&device.properties, 0), "cudaGetDeviceProperties");
     const cudaDeviceProp& p = device.properties;
+    if (threads > 0 && !device.is_cpu())
+        throw UserError("--threads %d: these are a CPU's; this build runs on %s", threads, p.name);
     if (FLOATX == DType::BF16 && !device.is_cpu() && p.major < 8)
         throw UserError("%s has compute capability %d.%d, BF16 needs 8.0 (Ampere): make PRECISION=fp32", p.name,
                         p.major, p.minor);
@@ -3735,6 +3769,7 @@ void print_run(const Setup& s, const Options& o, const TrainData& data, long acc
     const std::string from = start.dir.empty() ? "initialised at random" : "from " + start.dir;
     printf("device     %s, %s, %.2f TFLOP/s peak (%s)\n", device.properties.name, name_of(FLOATX),
            device.peak_flops / 1e12, device.peak_source.c_str());
+    say_if_busy(stdout);
     printf("model      %s: %zu parameters, %s\n", model_text(c).c_str(), count_parameters(c).real, from.c_str());
     printf("data       %s: %zu tokens to train on, %zu to validate on\n", o.data.c_str(), data.train.count(),
            data.val.count());
@@ -3977,6 +4012,8 @@ void sample_verb(const Options& o) {
     for (int token : prompt) print_token(token, V);
     sample(m, prompt, o.sample_tokens, o.temperature, o.top_k, o.seed, [V](int token) { print_token(token, V); });
     printf("\n");
+    fflush(stdout);
+    say_if_busy(stderr);
 }
 
 size_t parse_bytes(const std::string& text) {
@@ -4023,7 +4060,7 @@ int run_verb(const std::vector<std::string>& args) {
         return args.empty() ? 2 : 0;
     }
     const Options options = parse_options(verb, verb_name, {args.begin() + first, args.end()});
-    if (verb != PLAN || no_device().empty()) open_device(options.tensor_cores);
+    if (verb != PLAN || no_device().empty()) open_device(options.tensor_cores, options.threads);
     switch (verb) {
         case TRAIN:  train(options); break;
         case EVAL:   eval(options); break;

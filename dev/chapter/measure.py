@@ -89,8 +89,6 @@ class Trainer:
         self.program, self.folder = os.path.abspath(program), folder
         self.text = os.path.join(folder, "text.txt")
         write_text(self.text)
-        # Threads that spin while they wait for each other make a busy machine's figures useless.
-        self.environment = {**os.environ, "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}
         self.commands = []              # of the section that is being measured
         self.first_record = None        # of the first run: device and build
         self.peak_flops = 0             # the highest of all runs: a CPU's is measured anew by each
@@ -100,8 +98,7 @@ class Trainer:
         return "--trace" in self.help
 
     def call(self, *arguments):
-        done = subprocess.run([self.program, *arguments], env=self.environment, stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True)
+        done = subprocess.run([self.program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode != 0:
             last = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").splitlines()[-1]
             raise Failed(f"exit code {done.returncode} from {self.shown(arguments)}: {last}")

@@ -57,6 +57,7 @@ static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
 #endif
 
 #include "nvtx3/nvToolsExt.h"
+#include "threads.h"
 
 // ==== qualifiers and vector types =======================================================================
 
@@ -1370,7 +1371,12 @@ inline cudaError_t cudaGetDevice(int* device)
     *device = 0;
     return cudaSuccess;
 }
-inline cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cuda_cpu::report(cudaErrorInvalidDevice); }
+inline cudaError_t cudaSetDevice(int device)
+{
+    if (device != 0) return cuda_cpu::report(cudaErrorInvalidDevice);
+    cuda_cpu::choose_workers();
+    return cudaSuccess;
+}
 
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device)
 {

@@ -9,6 +9,7 @@
 #include <nvtx3/nvToolsExt.h>
 #include <ptx.h>
 
+#include <fcntl.h>
 #include <sys/wait.h>
 
 #include <array>
@@ -57,11 +58,11 @@ struct Array {
 };
 
 // Runs this program again to do something fatal, and returns what it said and how it ended.
-static std::pair<std::string, int> run_child(const std::string& deed)
+static std::pair<std::string, int> run_child(const std::string& deed, const std::string& before = "")
 {
     char self[4096] = "";
     if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0) return {"no /proc/self/exe", -1};
-    FILE* pipe = popen(("'" + std::string(self) + "' " + deed + " 2>&1").c_str(), "r");
+    FILE* pipe = popen((before + " '" + std::string(self) + "' " + deed + " 2>&1").c_str(), "r");
     std::string said;
     for (int c; (c = fgetc(pipe)) != EOF;) said += static_cast<char>(c);
     const int status = pclose(pipe);
@@ -335,6 +336,46 @@ static void test_deaths()
     const auto [said, code] = run_child("stack");
     claim("a thread that needs too much stack is named", code == 1 && contains(said, "needs more than the 65536 bytes of stack"));
 #endif
+}
+
+// ==== workers ===========================================================================================
+
+// The same with these variables, none of this program's about waiting, and the word "input" to read.
+static std::pair<std::string, int> run_child_with(const std::string& variables, const std::string& deed)
+{
+    return run_child(deed, "echo input | env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY " + variables);
+}
+
+// The turns for which libgomp spins, as it says itself when it is loaded: the last time, where that is twice.
+static long turns_of_spinning(const std::string& variables)
+{
+    const std::string said = run_child_with(variables + " OMP_DISPLAY_ENV=verbose", "workers").first;
+    const std::string name = "GOMP_SPINCOUNT = '";
+    const size_t at = said.rfind(name);
+    return at == said.npos ? -1 : atol(said.c_str() + at + name.size());
+}
+
+static void test_workers()
+{
+    const long turns = turns_of_spinning("OMP_NUM_THREADS=2");
+    const double ns = turns * cuda_cpu::ns_of_a_turn();
+    claim("workers that wait spin for a while and then sleep",
+          ns > cuda_cpu::spin_ns / 4 && ns < cuda_cpu::spin_ns * 4);
+    claim("OMP_WAIT_POLICY and GOMP_SPINCOUNT are the user's to set",
+          turns_of_spinning("OMP_NUM_THREADS=2 GOMP_SPINCOUNT=7") == 7 &&
+              turns_of_spinning("OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive") == 0);
+    claim("a program of one worker starts once", turns_of_spinning("OMP_NUM_THREADS=1") > turns);
+    const std::string deed = "workers a '' 'two words'", variables = "OMP_NUM_THREADS=2 CUDA_CPU_THREADS=3";
+    const std::string twice = run_child_with(variables, deed).first;
+    claim("a program that starts again has its arguments, its variables and its input",
+          contains(twice, "3 workers, [a][][two words] input\n"));
+    claim("and no more files open than one that starts once",
+          twice == run_child_with(variables + " GOMP_SPINCOUNT=7", deed).first);
+    for (const char* number : {"0", "1025", "-1", "two", "2x", "''"}) {
+        const auto [said, code] = run_child_with(std::string("CUDA_CPU_THREADS=") + number, "workers");
+        claim(std::string("CUDA_CPU_THREADS=") + number + " is refused",
+              code == 2 && contains(said, "expected a whole number from 1 to 1024"));
+    }
 }
 
 // ==== the host's side ===================================================================================
@@ -1660,9 +1701,22 @@ static void test_algorithms()
     claim("an algorithm that nobody offered is not usable", !cuda_cpu::usable(unknown) && cuda_cpu::usable({}));
 }
 
+// Prints how many workers there are, this program's further arguments, a line of its input, and which file is its next.
+static int print_workers(int argc, char** argv)
+{
+    cudaSetDevice(0);
+    printf("%d workers, ", omp_get_max_threads());
+    for (int i = 2; i < argc; i++) printf("[%s]", argv[i]);
+    char line[100];
+    if (fgets(line, sizeof(line), stdin) != nullptr) printf(" %s", line);
+    printf("next file %d\n", open("/dev/null", O_RDONLY));
+    return 0;
+}
+
 int main(int argc, char** argv)
 {
     const std::string what = argc == 2 ? argv[1] : "";
+    if (argc > 1 && argv[1] == std::string("workers")) return print_workers(argc, argv);
     if (what == "offers") return print_offers(CUBLASLT_REDUCTION_SCHEME_MASK);
     if (what == "offers_without_in_place") return print_offers(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
     if (what.rfind("misuse", 0) == 0) do_misuse(atoi(argv[1] + 6));
@@ -1675,6 +1729,7 @@ int main(int argc, char** argv)
     test_blocks();
     test_warps();
     test_deaths();
+    test_workers();
     test_host();
     test_graphs();
     test_captured_products();
