@@ -3,13 +3,17 @@
 # make test       builds the tests and runs them
 # make help       the other targets
 #
-# DEVICE=gpu|cpu and PRECISION=bf16|fp32 choose otherwise than the machine suggests.
+# DEVICE=gpu|cpu and PRECISION=bf16|fp32 choose otherwise than the machine suggests; so do CXX, MARCH (after -march=),
+# ONEDNN=no, and CPPFLAGS, CXXFLAGS and LDFLAGS, which come after ours.
 
 SHELL = /bin/bash
 
 # ---- which build --------------------------------------------------------------------------------
 
-GPU_NAME := $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
+# nvidia_smi(property, pattern): what it says of the first card; nothing where it fails, for then it prints its complaint.
+nvidia_smi = $(shell said=$$(nvidia-smi --query-gpu=$(1) --format=csv,noheader 2>/dev/null) && \
+                     head -n 1 <<< "$$said" | grep -xE '$(2)')
+GPU_NAME := $(call nvidia_smi,name,.+)
 NVCC     := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 
 ifdef DEVICE
@@ -39,26 +43,35 @@ DEFINE_bf16 := -DPRECISION_BF16
 # The CPU build. NaN and infinity keep their meaning; sums may be reordered, once and for all at
 # compile time, so that loops over a row become vector instructions.
 CXX       ?= g++
-VECTORS   := -O3 -march=native -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math -freciprocal-math
-VECTORS   += $(if $(shell grep -m1 -o avx512f /proc/cpuinfo 2>/dev/null),-mprefer-vector-width=512)
+USER_CXX   = $(CPPFLAGS) $(CXXFLAGS)
+# Whether the compiler takes some flags, and links a library. They are asked when it matters: set-up may just have
+# installed what is asked for.
+accepts    = $(shell $(CXX) $(USER_CXX) $(1) -x c++ -E /dev/null >/dev/null 2>&1 && echo yes)
+links      = $(shell $(CXX) $(USER_CXX) -x c++ - -o /dev/null $(LDFLAGS) $(1) <<< 'int main() {}' 2>/dev/null && echo yes)
+# A compiler for another processor than this one does not know "native".
+MARCH     ?= $(if $(call accepts,-march=native),native)
+TARGET     = $(addprefix -march=,$(MARCH))
+AVX512     = $(shell $(CXX) $(TARGET) $(USER_CXX) -x c++ -dM -E /dev/null 2>/dev/null | grep -o __AVX512F__)
+VECTORS    = -O3 $(TARGET) -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math -freciprocal-math
+VECTORS   += $(if $(AVX512),-mprefer-vector-width=512)
 WARNINGS  := -Wall -Wextra -Wno-unknown-pragmas
-# Looked up when it is used: set-up may just have installed it.
-ONEDNN     = $(shell printf '\#include <dnnl.hpp>' | $(CXX) -x c++ -E - >/dev/null 2>&1 && echo -DHAVE_ONEDNN)
-CPU_FLAGS := -x c++ -std=c++17 $(WARNINGS) -fopenmp -Idev/cpu
-CPU_LIBS   = $(if $(ONEDNN),-ldnnl) -lboost_context -lpthread
+ONEDNN    ?= $(and $(call accepts,-include oneapi/dnnl/dnnl.hpp),$(call links,-ldnnl))
+CPU_FLAGS  = -x c++ -std=c++17 $(WARNINGS) -fopenmp -Idev/cpu $(if $(filter yes,$(ONEDNN)),-DHAVE_ONEDNN)
+CPU_LIBS   = $(if $(filter yes,$(ONEDNN)),-ldnnl) -lboost_context -lpthread
 
 # The GPU build, for the card that is there, else for Ampere, Ada and Hopper.
-CAPABILITY := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1))
+CAPABILITY := $(subst .,,$(call nvidia_smi,compute_cap,[0-9]+\.[0-9]))
 ARCHS      := $(if $(CAPABILITY),$(patsubst 90,90a,$(CAPABILITY)),80 89 90a)
 GENCODE    := $(foreach a,$(ARCHS),-gencode=arch=compute_$a,code=sm_$a)
 GPU_FLAGS  := -std=c++17 -O3 -lineinfo -Xcompiler -Wall,-Wextra,-Wno-unknown-pragmas
+USER_NVCC   = $(addprefix -Xcompiler ,$(CPPFLAGS) $(CXXFLAGS) $(LDFLAGS))
 GPU_LIBS   := -lcublasLt -lcublas
 
 # compile(source, program, precision, width or "gpu", further flags)
 define compile
 @mkdir -p $(dir $(2))
-$(if $(filter gpu,$(4)),$(NVCC) $(GPU_FLAGS) $(GENCODE) $(DEFINE_$(3)) $(5) $(1) -o $(2) $(GPU_LIBS),\
-$(CXX) $(CPU_FLAGS) $(5) -DWARP_SIZE=$(4) $(ONEDNN) $(DEFINE_$(3)) $(1) -o $(2) $(CPU_LIBS))
+$(if $(filter gpu,$(4)),$(NVCC) $(GPU_FLAGS) $(GENCODE) $(DEFINE_$(3)) $(5) $(USER_NVCC) $(1) -o $(2) $(GPU_LIBS),\
+$(CXX) $(CPU_FLAGS) $(5) -DWARP_SIZE=$(4) $(DEFINE_$(3)) $(USER_CXX) $(1) -o $(2) $(LDFLAGS) $(CPU_LIBS))
 endef
 
 BUILD   := build/$(DEVICE)-$(PRECISION)
@@ -73,7 +86,7 @@ all: setup $(BUILD)/train_gpt
 	@echo "./train_gpt is the $(DEVICE) build in $(PRECISION): $(REASON)"
 
 setup:
-	@scripts/setup.sh $(DEVICE)
+	@CXX='$(CXX)' scripts/setup.sh $(DEVICE)$(if $(filter no,$(ONEDNN)), without-onednn)
 
 $(BUILD)/train_gpt: train_gpt.cu $(HEADERS) | setup
 	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,1),$(if $(filter cpu,$(DEVICE)),$(VECTORS)))

@@ -17,6 +17,7 @@
 #define TESTING
 #include "train_gpt.cu"
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include <fstream>
@@ -2886,15 +2887,28 @@ bool is_wanted(const std::string& name) {
     return found;
 }
 
+// Processor time of this program and of the runs that it has started and seen end.
+double processor_seconds() {
+    double seconds = 0;
+    for (int who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
+        rusage used;
+        getrusage(who, &used);
+        for (const timeval& t : {used.ru_utime, used.ru_stime}) seconds += t.tv_sec + 1e-6 * t.tv_usec;
+    }
+    return seconds;
+}
+
 // An exception fails a part of the tests, not the rest of them.
 void test(const char* name, void (*function)()) {
     if (!is_wanted(name)) return;
     printf("%s\n", name);
+    const double begin = processor_seconds();
     try {
         function();
     } catch (const std::exception& error) {
         claim(false, format("%s: ended by an exception", name), error.what());
     }
+    printf("        %.1f s\n", processor_seconds() - begin);
     fflush(stdout);
 }
 
