@@ -80,7 +80,7 @@ HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h dev/*/*.cuh) Makefile
 # ---- build and run ------------------------------------------------------------------------------
 
 .PHONY: all setup run debug test test-asan test-gpu test-gpu-sanitize test-hf check-cuda kernels check-kernels reference \
-        bench bench-gpu chapter test-explorer clean help require-gpu require-sanitizer
+        bench bench-gpu chapter test-explorer clean help require-gpu require-sanitizer FORCE
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
 	@echo "./train_gpt is the $(DEVICE) build in $(PRECISION): $(REASON)"
@@ -111,13 +111,15 @@ run: all $(filter $(OWN_TEXT),$(DATA))
 # ---- tests --------------------------------------------------------------------------------------
 # Width 32 is what a GPU does; width 1 is what a CPU runs.
 
-TESTS := $(foreach p,fp32 bf16,$(foreach w,32 1,build/test/$p-$w/test_gpt)) build/test/cpu-32/test_cpu build/test/cpu-1/test_cpu
+TEST_DIR ?= build/test
+# The longest first, so that the last ones to run are short.
+TESTS := $(addprefix $(TEST_DIR)/,bf16-32/test_gpt fp32-32/test_gpt bf16-1/test_gpt fp32-1/test_gpt cpu-32/test_cpu cpu-1/test_cpu)
 test_width = $(lastword $(subst -, ,$(notdir $(patsubst %/,%,$(dir $(1))))))
 test_kind  = $(firstword $(subst -, ,$(notdir $(patsubst %/,%,$(dir $(1))))))
-build/test/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
-	$(call compile,$<,$@,$(call test_kind,$@),$(call test_width,$@),$(if $(filter 1,$(call test_width,$@)),$(VECTORS),-O2 -march=native))
-build/test/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) | setup
-	$(call compile,$<,$@,,$(call test_width,$@),-O2 -march=native)
+$(TEST_DIR)/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
+	$(call compile,$<,$@,$(call test_kind,$@),$(call test_width,$@),$(if $(filter 1,$(call test_width,$@)),$(VECTORS),-O2 $(TARGET)))
+$(TEST_DIR)/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) | setup
+	$(call compile,$<,$@,,$(call test_width,$@),-O2 $(TARGET))
 
 SANITIZE := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 build/asan/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
@@ -128,29 +130,54 @@ build/asan/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) | setup
 build/test/gpu-%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
 	$(call compile,$<,$@,$*,gpu)
 
-# Runs programs that close with "N passed, N failed", and adds those lines up. Threads that sleep
-# while they wait, as the models are tiny and the machine may be busy.
+ASAN_TESTS := build/asan/bf16-32/test_gpt build/asan/fp32-32/test_gpt build/asan/cpu-32/test_cpu
+GPU_TESTS  := build/test/gpu-fp32/test_gpt build/test/gpu-bf16/test_gpt
+
+# Runs a program and prints all that it has said when it ends. Two threads, which sleep while they wait: as the models
+# are tiny, a machine's cores are better used by running programs side by side. TEST_RUNNER: words before the program.
+LOGS := $(addsuffix .log,$(TESTS) $(ASAN_TESTS) $(GPU_TESTS))
+$(LOGS): %.log: % FORCE
+	@echo "== $<"; OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(TEST_RUNNER) $< $(if $(ONLY),--only '$(ONLY)') 2>&1 | tee $@; \
+	echo "exit code $${PIPESTATUS[0]}" >> $@
+$(addsuffix .log,$(ASAN_TESTS)): export ASAN_OPTIONS = detect_leaks=0
+$(addsuffix .log,$(ASAN_TESTS)): export UBSAN_OPTIONS = print_stacktrace=1
+# There is one GPU: one program after the other.
+build/test/gpu-bf16/test_gpt.log: | build/test/gpu-fp32/test_gpt.log
+FORCE:
+
+# Builds and runs programs that close with "N passed, N failed", as many at a time as the machine has cores where make's
+# -j does not say how many, and adds those lines up.
+SIDE_BY_SIDE = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc)) --output-sync=target
 define run_tests
+@echo "$(words $(1)) programs are built and run side by side; what one says comes when it ends"
+@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) $(addsuffix .log,$(1))
+@$(about)
 @status=0; passed=0; failed=0; \
 for program in $(1); do \
-    echo "== $$program"; \
-    OMP_WAIT_POLICY=passive $(2) $$program 2>&1 | tee build/test.log; [ $${PIPESTATUS[0]} -eq 0 ] || status=1; \
-    line=$$(grep -E '^[0-9]+ passed, [0-9]+ failed' build/test.log | tail -n 1); \
+    line=$$(grep -E '^[0-9]+ passed, [0-9]+ failed' $$program.log | tail -n 1); \
+    [ "$$(tail -n 1 $$program.log)" = "exit code 0" ] || status=1; \
     [ -n "$$line" ] || { echo "$$program did not finish"; status=1; line="0 passed, 1 failed"; }; \
     set -- $$line; passed=$$((passed + $$1)); failed=$$((failed + $$3)); \
 done; \
 echo "== all"; echo "$$passed passed, $$failed failed"; exit $$status
 endef
 
-test: $(TESTS)
+# What the tests ran on.
+ONEDNN_VERSION = $(shell $(CXX) $(USER_CXX) -x c++ -include oneapi/dnnl/dnnl_version.h -E -dM /dev/null 2>/dev/null | \
+    awk '/DNNL_VERSION_(MAJOR|MINOR|PATCH) / { v[$$2] = $$3 } \
+         END { print v["DNNL_VERSION_MAJOR"] "." v["DNNL_VERSION_MINOR"] "." v["DNNL_VERSION_PATCH"] }')
+define about
+echo "== on"; \
+echo "processor  $$(LC_ALL=C lscpu | sed -n 's/^Model name: *//p' | head -n 1), $$(nproc) cores"; \
+echo "compiler   $$($(CXX) --version | head -n 1), $(or $(TARGET),for the processor that it takes)"; \
+echo "oneDNN     $(if $(filter yes,$(ONEDNN)),$(ONEDNN_VERSION),none)"
+endef
+
+test:
 	$(call run_tests,$(TESTS))
-
-ASAN_TESTS := build/asan/fp32-32/test_gpt build/asan/bf16-32/test_gpt build/asan/cpu-32/test_cpu
-test-asan: $(ASAN_TESTS)
-	$(call run_tests,$(ASAN_TESTS),ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1)
-
-GPU_TESTS := build/test/gpu-fp32/test_gpt build/test/gpu-bf16/test_gpt
-test-gpu: $(GPU_TESTS)
+test-asan:
+	$(call run_tests,$(ASAN_TESTS))
+test-gpu:
 	$(call run_tests,$(GPU_TESTS))
 
 # The same programs under compute-sanitizer, each tool on each build: every kernel's tests, and the model's, at
@@ -185,7 +212,7 @@ test-gpu-sanitize: require-gpu require-sanitizer $(GPU_TESTS)
 
 # A folder that we wrote, opened by safetensors and transformers.
 PYTHON ?= python3
-test-hf: build/test/fp32-1/test_gpt
+test-hf: $(TEST_DIR)/fp32-1/test_gpt
 	rm -rf build/hf && mkdir -p build/hf
 	$< --export build/hf
 	$(PYTHON) dev/reference/check_folder.py build/hf $(CHECK_FOLDER)

@@ -705,9 +705,9 @@ AttentionResult attention_loop(const Values& qkv, const AttentionSize& s) {
         }
         Number sum;
         for (int j = 0; j <= i; j++) {
-            const Number p = exp(S[j] - max);
+            const Number p = exp(S[j] - max), p_operand = operand(p, s.HS);
             sum += p;
-            for (int d = 0; d < s.HS; d++) O[d] += operand(p, s.HS) * qkv[s.qkv(b, j, 2, h) + d];
+            for (int d = 0; d < s.HS; d++) O[d] += p_operand * qkv[s.qkv(b, j, 2, h) + d];
         }
         for (int d = 0; d < s.HS; d++) r.out[s.out(b, i, h) + d] = O[d] / sum;
         r.lse[s.lse(b, i, h)] = log(sum) + max;
@@ -729,11 +729,11 @@ Numbers attention_backward_loop(const Values& dout, const Values& qkv, const Val
             const Number p = exp(score(&qkv[q], &qkv[k], s.HS) - lse[s.lse(b, i, h)]);
             Number dp;
             for (int d = 0; d < s.HS; d++) dp += Number(dout[row + d]) * qkv[v + d];
-            const Number ds = operand(p * (dp - D), s.HS) * scale;
+            const Number ds = operand(p * (dp - D), s.HS) * scale, p_operand = operand(p, s.HS);
             for (int d = 0; d < s.HS; d++) {
                 dqkv[q + d] += ds * qkv[k + d];
                 dqkv[k + d] += ds * qkv[q + d];
-                dqkv[v + d] += operand(p, s.HS) * dout[row + d];
+                dqkv[v + d] += p_operand * dout[row + d];
             }
         }
     });
@@ -784,7 +784,7 @@ void test_attention_kernels(TensorCores kind, const std::vector<int>& head_sizes
     const TensorCores usual = std::exchange(device.tensor_cores, kind);
     const std::string on = name_of(kind), names[] = {"attention_forward on " + on, "attention_backward on " + on};
     Trial forward(names[0].c_str()), backward(names[1].c_str());
-    int n = 0;   // batch and heads change with every case
+    int n = 0;   // batch and heads change with every case; the first of six lengths has one of each
     for (int HS : head_sizes)
         for (int T : lengths) {
             const int heads[] = {1, 2, 3, 1, 5};
@@ -800,7 +800,7 @@ void test_attention() {
     test_attention_derivative();
     test_attention_kernels(TensorCores::NONE, {16, 32, 48, 64, 80, 96, 112, 128}, {1, 5, 16, 23, 33, 64, 100});
     for (TensorCores kind : {TensorCores::MMA, TensorCores::WGMMA})
-        if (has_tensor_cores(kind)) test_attention_kernels(kind, {64, 80, 96, 128}, {1, 15, 64, 65, 150, 270});
+        if (has_tensor_cores(kind)) test_attention_kernels(kind, {64, 80, 96, 128}, {270, 1, 15, 64, 65, 150});
     if (!device.is_cpu()) test_attention_kernels(device.tensor_cores, {64}, {2050});   // too long for an imitation
 }
 
@@ -1661,6 +1661,12 @@ void write_folder(const std::string& dir, const Reference& r, Model& m) {
     write_model(dir, m);
 }
 
+// Several parts of the tests need @/ours, which holds odd's weights: the first one of them writes it.
+void need_our_folder() {
+    Model m;
+    if (!fs::exists(scratch("@/ours"))) write_folder(scratch("@/ours"), Reference("odd"), m);
+}
+
 void test_folder_of_ours() {
     const Reference r("odd");
     Model m, training, inference;
@@ -1755,6 +1761,7 @@ std::vector<int> loaded_starts(int B, Shuffle shuffle, uint64_t seed, uint64_t f
 }
 
 void test_loader() {
+    write_shards();
     const std::vector<int> order = {0, 4, 100, 104, 108, 112, 116, 120, 200};
     std::vector<int> twice = order;
     twice.insert(twice.end(), order.begin(), order.end());
@@ -1790,15 +1797,20 @@ double loss_by_hand(const std::string& dir, const Tokens& tokens, int T) {
     return sum / counted;
 }
 
-void test_evaluation() {
-    // Files of 50, 1 and 23 tokens of odd's vocabulary, in windows of 11: the last ones are cut short,
-    // and a file of one token predicts nothing.
+// Files of 50, 1 and 23 tokens of odd's vocabulary.
+void write_eval_shards() {
     size_t n = 0;
     for (size_t size : {50, 1, 23}) {
         std::vector<uint16_t> values(size);
         for (uint16_t& value : values) value = splitmix64(n++) % 101;
         write_bytes(scratch(format("@/eval_%zu.bin", size)), shard(values));
     }
+}
+
+// In windows of 11: each file's last one is cut short, and a file of one token predicts nothing.
+void test_evaluation() {
+    need_our_folder();
+    write_eval_shards();
     const Tokens tokens(scratch("@/eval_*.bin"));
     const double expected = loss_by_hand(scratch("@/ours"), tokens, 11);
     // The same logits up to a rounding (2^-8 of those near 1 in BF16), of which a mean is taken.
@@ -1815,7 +1827,8 @@ void test_evaluation() {
 
 // ==== graphs =================================================================
 
-// All that four steps of three micro-steps leave behind, with an evaluation in every other one.
+// All that three steps of three micro-steps leave behind, with an evaluation after all but the first. (The first time
+// work is only done, the second time it is captured as well, the third time replayed.)
 std::string bytes_of_steps(const Setup& s, bool graphs, size_t& captured) {
     const Tokens tokens("README.md");
     Options o;
@@ -1827,14 +1840,14 @@ std::string bytes_of_steps(const Setup& s, bool graphs, size_t& captured) {
     m.graphs.on = graphs;
     Loader loader(m, tokens, Shuffle::YES, 7, 0);
     std::string bytes;
-    for (long step = 0; step < 4; step++) {
+    for (long step = 0; step < 3; step++) {
         for (int micro = 0; micro < 3; micro++) {
             micro_step(m, loader.current(), 3 * s.N());
             loader.advance();
         }
         update(m, adamw_settings(o, step));
         bytes += bytes_of(std::vector<double>{take_loss(m), fetch(m.a.norm())});
-        if (step % 2 == 1) bytes += bytes_of(std::vector<double>{evaluate(m, tokens, 2 * s.B).loss});
+        if (step > 0) bytes += bytes_of(std::vector<double>{evaluate(m, tokens, 2 * s.B).loss});
     }
     for (const float* block : {m.master, m.adam_m, m.adam_v}) bytes += bytes_of(from_device(block, m.elements));
     captured = m.graphs.captured();
@@ -2066,9 +2079,15 @@ void write_text() {
 
 // ==== runs: the same bits ====================================================
 
+const std::string TEN = "train" + SMALL + "--micro-batch 2 --total-batch 64 --steps 10 --lr 1e-2 --warmup 3 "
+                        "--eval-every 5 --eval-batches 2 --checkpoint-every 5 ";
+
+// Several parts of the tests need @/first, this run's folder: the first one of them runs it.
+void need_first_run() {
+    if (!fs::exists(scratch("@/first"))) run(TEN + "--out @/first");
+}
+
 void test_repeated_runs() {
-    const std::string TEN = "train" + SMALL + "--micro-batch 2 --total-batch 64 --steps 10 --lr 1e-2 --warmup 3 "
-                            "--eval-every 5 --eval-batches 2 --checkpoint-every 5 ";
     const Outcome first = run(TEN + "--out @/first");
     const std::vector<std::string> log = log_of("@/first");
     claim_run(first.code == 0 && log.size() == 12, "a run of 10 steps logs 10 steps and 2 evaluations", first);
@@ -2208,6 +2227,7 @@ void test_forced_choice(json, double) {}
 #endif
 
 void test_matmul_tuning() {
+    need_first_run();
     const double tolerance = FLOATX == DType::FP32 ? 1e-5 : 2e-3;   // as in test_accumulation
     const TunedRun off = tuned_run("--matmul-tuning off", "");
     // Under a seed all memory begins as NaN: a gradient that tuning has left behind would show.
@@ -2320,6 +2340,7 @@ void test_plan_json() {
 
 // Both sequences of hf_tiny_expected in a shard of their own; the loss from transformers' logits.
 void test_verbs_on_folder() {
+    need_first_run();
     const Safetensors file("data/reference/hf_tiny_expected.safetensors");
     const std::vector<int> ids = read_ints(file, "input_ids");
     const Floats logits = read_floats(file, "logits");
@@ -2515,6 +2536,7 @@ void test_readme() {
 }
 
 void test_bad_flags() {
+    need_our_folder();
     refuse("an unknown verb", "trian --steps 1", {"trian", "train, eval, sample or plan"});
     refuse("an unknown flag", TINY + "--step 1", {"--step"});
     refuse("a flag of another verb", "eval --from @/ours --data @/text.txt --lr 1", {"--lr", "eval"});
@@ -2561,6 +2583,7 @@ void test_bad_flags() {
 }
 
 void test_bad_data() {
+    need_our_folder();
     write_bytes(scratch("@/empty.txt"), "");
     write_bytes(scratch("@/short.bin"), std::string(100, 'x'));
     const std::vector<uint16_t> tokens(50, 7);
@@ -2590,6 +2613,8 @@ void test_bad_data() {
 }
 
 void test_bad_folders() {
+    need_our_folder();
+    need_first_run();
     write_bytes(scratch("@/in_the_way"), "a file");
     fs::create_directory(scratch("@/no_run"));
     refuse("--out where a file is in the way", TINY + "--out @/in_the_way", {"--out", "@/in_the_way"});
@@ -2625,6 +2650,8 @@ void refuse_folder(const std::string& what, const std::string& file, const std::
 }
 
 void test_bad_checkpoints() {
+    need_our_folder();
+    write_eval_shards();
     const std::string path = scratch("@/ours/model.safetensors"), whole = read_bytes(path);
     const size_t header = 8 + *reinterpret_cast<const uint64_t*>(whole.data());
     const size_t most = whole.size();
@@ -2652,6 +2679,8 @@ void test_bad_checkpoints() {
 }
 
 void test_bad_configs() {
+    need_our_folder();
+    write_eval_shards();
     const json config = read_json(scratch("@/ours/config.json"));
     auto with = [&](const char* key, const json& value) {
         json changed = config;
