@@ -10,7 +10,8 @@ SHELL = /bin/bash
 
 # ---- which build --------------------------------------------------------------------------------
 
-# nvidia_smi(property, pattern): what it says of the first card; nothing where it fails, for then it prints its complaint.
+# nvidia_smi(property, pattern): what it says of the first card. A driver that does not answer makes it fail, with its
+# complaint where the answer should be.
 nvidia_smi = $(shell said=$$(nvidia-smi --query-gpu=$(1) --format=csv,noheader 2>/dev/null) && \
                      head -n 1 <<< "$$said" | grep -xE '$(2)')
 GPU_NAME := $(call nvidia_smi,name,.+)
@@ -79,14 +80,14 @@ HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h dev/*/*.cuh) Makefile
 
 # ---- build and run ------------------------------------------------------------------------------
 
-.PHONY: all setup run debug test test-asan test-gpu test-gpu-sanitize test-hf check-cuda kernels check-kernels reference \
-        bench bench-gpu chapter test-explorer clean help require-gpu require-sanitizer FORCE
+.PHONY: all setup run debug test test-asan test-ports test-gpu test-gpu-sanitize test-hf check-cuda kernels \
+        check-kernels reference bench bench-gpu chapter test-explorer clean help require-gpu require-sanitizer FORCE
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
 	@echo "./train_gpt is the $(DEVICE) build in $(PRECISION): $(REASON)"
 
 setup:
-	@CXX='$(CXX)' scripts/setup.sh $(DEVICE)$(if $(filter no,$(ONEDNN)), without-onednn)
+	@CXX='$(strip $(CXX) $(USER_CXX) $(LDFLAGS))' scripts/setup.sh $(DEVICE)$(if $(filter no,$(ONEDNN)), without-onednn)
 
 $(BUILD)/train_gpt: train_gpt.cu $(HEADERS) | setup
 	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,1),$(if $(filter cpu,$(DEVICE)),$(VECTORS)))
@@ -113,11 +114,14 @@ run: all $(filter $(OWN_TEXT),$(DATA))
 
 TEST_DIR ?= build/test
 # The longest first, so that the last ones to run are short.
-TESTS := $(addprefix $(TEST_DIR)/,bf16-32/test_gpt fp32-32/test_gpt bf16-1/test_gpt fp32-1/test_gpt cpu-32/test_cpu cpu-1/test_cpu)
+TESTS := $(addprefix $(TEST_DIR)/,bf16-32/test_gpt fp32-32/test_gpt bf16-1/test_gpt fp32-1/test_gpt \
+                                  cpu-32/test_cpu cpu-1/test_cpu)
 test_width = $(lastword $(subst -, ,$(notdir $(patsubst %/,%,$(dir $(1))))))
 test_kind  = $(firstword $(subst -, ,$(notdir $(patsubst %/,%,$(dir $(1))))))
+TEST_FLAGS_1  = $(VECTORS)
+TEST_FLAGS_32 = -O2 $(TARGET)
 $(TEST_DIR)/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
-	$(call compile,$<,$@,$(call test_kind,$@),$(call test_width,$@),$(if $(filter 1,$(call test_width,$@)),$(VECTORS),-O2 $(TARGET)))
+	$(call compile,$<,$@,$(call test_kind,$@),$(call test_width,$@),$(TEST_FLAGS_$(call test_width,$@)))
 $(TEST_DIR)/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) | setup
 	$(call compile,$<,$@,,$(call test_width,$@),-O2 $(TARGET))
 
@@ -137,7 +141,8 @@ GPU_TESTS  := build/test/gpu-fp32/test_gpt build/test/gpu-bf16/test_gpt
 # are tiny, a machine's cores are better used by running programs side by side. TEST_RUNNER: words before the program.
 LOGS := $(addsuffix .log,$(TESTS) $(ASAN_TESTS) $(GPU_TESTS))
 $(LOGS): %.log: % FORCE
-	@echo "== $<"; OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(TEST_RUNNER) $< $(if $(ONLY),--only '$(ONLY)') 2>&1 | tee $@; \
+	@echo "== $<"; OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive \
+	$(TEST_RUNNER) $< $(if $(ONLY),--only '$(ONLY)') 2>&1 | tee $@; \
 	echo "exit code $${PIPESTATUS[0]}" >> $@
 $(addsuffix .log,$(ASAN_TESTS)): export ASAN_OPTIONS = detect_leaks=0
 $(addsuffix .log,$(ASAN_TESTS)): export UBSAN_OPTIONS = print_stacktrace=1
@@ -179,6 +184,8 @@ test-asan:
 	$(call run_tests,$(ASAN_TESTS))
 test-gpu:
 	$(call run_tests,$(GPU_TESTS))
+test-ports:
+	@scripts/portability.sh
 
 # The same programs under compute-sanitizer, each tool on each build: every kernel's tests, and the model's, at
 # the small sizes that they have; not the command line's, which would take hours and has the same kernels. memcheck
@@ -278,9 +285,10 @@ clean:
 	rm -rf build train_gpt $(OWN_TEXT)
 
 help:
-	@sed -n '1,6s/^# \{0,1\}//p' Makefile
+	@sed -n '1,7s/^# \{0,1\}//p' Makefile
 	@echo "make debug          build/debug/train_gpt, to step through kernels in gdb on a CPU"
 	@echo "make test-asan      the tests under AddressSanitizer and UBSan"
+	@echo "make test-ports     a part of the tests with other compilers and for other processors"
 	@echo "make test-gpu       the tests on a GPU"
 	@echo "make test-gpu-sanitize  the kernels' and the model's tests under compute-sanitizer"
 	@echo "make test-hf        a folder that we wrote, opened by safetensors and transformers"
