@@ -48,13 +48,14 @@ USER_CXX   = $(CPPFLAGS) $(CXXFLAGS)
 # Whether the compiler takes some flags, and links a library. They are asked when it matters: set-up may just have
 # installed what is asked for.
 accepts    = $(shell $(CXX) $(USER_CXX) $(1) -x c++ -E /dev/null >/dev/null 2>&1 && echo yes)
-links      = $(shell $(CXX) $(USER_CXX) -x c++ - -o /dev/null $(LDFLAGS) $(1) <<< 'int main() {}' 2>/dev/null && echo yes)
+links      = $(shell $(CXX) $(USER_CXX) -x c++ - -o /dev/null $(LDFLAGS) $(1) <<< 'int main() {}' 2>/dev/null && \
+                     echo yes)
 # A compiler for another processor than this one does not know "native".
 MARCH     ?= $(if $(call accepts,-march=native),native)
 TARGET     = $(addprefix -march=,$(MARCH))
 AVX512     = $(shell $(CXX) $(TARGET) $(USER_CXX) -x c++ -dM -E /dev/null 2>/dev/null | grep -o __AVX512F__)
-VECTORS    = -O3 $(TARGET) -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math -freciprocal-math
-VECTORS   += $(if $(AVX512),-mprefer-vector-width=512)
+VECTORS    = -O3 $(TARGET) -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math \
+             -freciprocal-math $(if $(AVX512),-mprefer-vector-width=512)
 WARNINGS  := -Wall -Wextra -Wno-unknown-pragmas
 ONEDNN    ?= $(and $(call accepts,-include oneapi/dnnl/dnnl.hpp),$(call links,-ldnnl))
 CPU_FLAGS  = -x c++ -std=c++17 $(WARNINGS) -fopenmp -Idev/cpu $(if $(filter yes,$(ONEDNN)),-DHAVE_ONEDNN)
@@ -75,8 +76,20 @@ $(if $(filter gpu,$(4)),$(NVCC) $(GPU_FLAGS) $(GENCODE) $(DEFINE_$(3)) $(5) $(US
 $(CXX) $(CPU_FLAGS) $(5) -DWARP_SIZE=$(4) $(DEFINE_$(3)) $(USER_CXX) $(1) -o $(2) $(LDFLAGS) $(CPU_LIBS))
 endef
 
-BUILD   := build/$(DEVICE)-$(PRECISION)
+BUILD    := build/$(DEVICE)-$(PRECISION)
+TEST_DIR ?= build/test
 HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h dev/*/*.cuh) Makefile
+
+# A text as one word of the shell's.
+quoted = '$(subst ','"'"',$(1))'
+# What a folder's programs are compiled with: they are compiled anew when that changes.
+CPU_WORDS = $(CXX) $(CPU_FLAGS) $(VECTORS) $(USER_CXX) $(LDFLAGS) $(CPU_LIBS)
+GPU_WORDS = $(NVCC) $(GPU_FLAGS) $(GENCODE) $(USER_NVCC)
+$(BUILD)/flags: WORDS = $(if $(filter gpu,$(DEVICE)),$(GPU_WORDS),$(CPU_WORDS))
+$(TEST_DIR)/flags build/asan/flags: WORDS = $(CPU_WORDS)
+$(BUILD)/flags $(TEST_DIR)/flags build/asan/flags: FORCE | setup
+	@mkdir -p $(@D); echo $(call quoted,$(WORDS)) > $@.new; if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+FORCE:
 
 # ---- build and run ------------------------------------------------------------------------------
 
@@ -87,9 +100,9 @@ all: setup $(BUILD)/train_gpt
 	@echo "./train_gpt is the $(DEVICE) build in $(PRECISION): $(REASON)"
 
 setup:
-	@CXX='$(strip $(CXX) $(USER_CXX) $(LDFLAGS))' scripts/setup.sh $(DEVICE)$(if $(filter no,$(ONEDNN)), without-onednn)
+	@CXX=$(call quoted,$(strip $(CXX) $(USER_CXX) $(LDFLAGS))) scripts/setup.sh $(DEVICE)$(if $(filter no,$(ONEDNN)), without-onednn)
 
-$(BUILD)/train_gpt: train_gpt.cu $(HEADERS) | setup
+$(BUILD)/train_gpt: train_gpt.cu $(HEADERS) $(BUILD)/flags | setup
 	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,1),$(if $(filter cpu,$(DEVICE)),$(VECTORS)))
 
 # To step through a kernel in gdb: a warp of 32, nothing optimised away, 1 thread of the machine.
@@ -112,7 +125,6 @@ run: all $(filter $(OWN_TEXT),$(DATA))
 # ---- tests --------------------------------------------------------------------------------------
 # Width 32 is what a GPU does; width 1 is what a CPU runs.
 
-TEST_DIR ?= build/test
 # The longest first, so that the last ones to run are short.
 TESTS := $(addprefix $(TEST_DIR)/,bf16-32/test_gpt fp32-32/test_gpt bf16-1/test_gpt fp32-1/test_gpt \
                                   cpu-32/test_cpu cpu-1/test_cpu)
@@ -120,15 +132,15 @@ test_width = $(lastword $(subst -, ,$(notdir $(patsubst %/,%,$(dir $(1))))))
 test_kind  = $(firstword $(subst -, ,$(notdir $(patsubst %/,%,$(dir $(1))))))
 TEST_FLAGS_1  = $(VECTORS)
 TEST_FLAGS_32 = -O2 $(TARGET)
-$(TEST_DIR)/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
+$(TEST_DIR)/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) $(TEST_DIR)/flags | setup
 	$(call compile,$<,$@,$(call test_kind,$@),$(call test_width,$@),$(TEST_FLAGS_$(call test_width,$@)))
-$(TEST_DIR)/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) | setup
+$(TEST_DIR)/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) $(TEST_DIR)/flags | setup
 	$(call compile,$<,$@,,$(call test_width,$@),-O2 $(TARGET))
 
 SANITIZE := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
-build/asan/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
+build/asan/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) build/asan/flags | setup
 	$(call compile,$<,$@,$(call test_kind,$@),$(call test_width,$@),$(SANITIZE))
-build/asan/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) | setup
+build/asan/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) build/asan/flags | setup
 	$(call compile,$<,$@,,$(call test_width,$@),$(SANITIZE))
 
 build/test/gpu-%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
@@ -148,7 +160,6 @@ $(addsuffix .log,$(ASAN_TESTS)): export ASAN_OPTIONS = detect_leaks=0
 $(addsuffix .log,$(ASAN_TESTS)): export UBSAN_OPTIONS = print_stacktrace=1
 # There is one GPU: one program after the other.
 build/test/gpu-bf16/test_gpt.log: | build/test/gpu-fp32/test_gpt.log
-FORCE:
 
 # Builds and runs programs that close with "N passed, N failed", as many at a time as the machine has cores where make's
 # -j does not say how many, and adds those lines up.

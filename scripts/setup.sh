@@ -18,7 +18,8 @@ case "$*" in
     exit 2
     ;;
 esac
-read -ra compiler <<<"${CXX:-g++}"    # with its first flags, or a program before it, such as ccache
+compiler=()
+eval "compiler=(${CXX:-g++})"    # with flags, quoted as for a shell, or after a program such as ccache
 
 # need            apt                   dnf           pacman         brew
 table='
