@@ -41,7 +41,7 @@ try() {
     fi
     counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$log" | tail -n 1) || counts="not built or not ended"
     echo "$verdict  $1: ${variables[*]}, $program: $counts, $SECONDS s"
-    [ "$verdict" != FAILED ] || { grep -E 'FAILED|error|warning|missing|setup' "$log" | head -n 10; echo "all of it is in $log"; }
+    [ "$verdict" != FAILED ] || { grep -E '^FAILED|error:|did not finish|setup:' "$log" | head -n 10; echo "all of it is in $log"; }
 }
 
 if [ "${1:-}" = --try ]; then
