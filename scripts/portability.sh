@@ -21,7 +21,7 @@ configure() {
     clang++-14) variables=(CXX=clang++-14 MARCH=x86-64-v3) program=bf16-32 ;;
     clang++-22) variables=(CXX=clang++-22) ;;
     g++-11)     variables=(CXX=g++-11 MARCH=x86-64-v2) program=bf16-1 ;;
-    no-onednn)  variables=(CXX=g++ MARCH=x86-64-v3 ONEDNN=no) parts+=',runs: accumulation,runs: matmul,runs: Hugging' ;;
+    no-onednn)  variables=(CXX=g++ MARCH=x86-64-v3 ONEDNN=no) parts+=',runs: matmul' ;;
     aarch64)    # imitated: slow, and it cannot start itself anew as a run
         variables=(CXX=aarch64-linux-gnu-g++ ONEDNN=no TEST_RUNNER=qemu-aarch64
                    LDFLAGS='-static -Lbuild/ports/arm64/usr/lib/aarch64-linux-gnu')
