@@ -3,13 +3,18 @@
 # make test       builds the tests and runs them
 # make help       the other targets
 #
-# DEVICE=gpu|cpu and PRECISION=bf16|fp32 choose otherwise than the machine suggests.
+# DEVICE=gpu|cpu and PRECISION=bf16|fp32 choose otherwise than the machine suggests; so do CXX, MARCH (after -march=),
+# ONEDNN=no, and CPPFLAGS, CXXFLAGS and LDFLAGS, which come after ours.
 
 SHELL = /bin/bash
 
 # ---- which build --------------------------------------------------------------------------------
 
-GPU_NAME := $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
+# nvidia_smi(property, pattern): what it says of the first card. A driver that does not answer makes it fail, with its
+# complaint where the answer should be.
+nvidia_smi = $(shell said=$$(nvidia-smi --query-gpu=$(1) --format=csv,noheader 2>/dev/null) && \
+                     head -n 1 <<< "$$said" | grep -xE '$(2)')
+GPU_NAME := $(call nvidia_smi,name,.+)
 # TOOLKIT=DIR: the CUDA toolkit in DIR, not the machine's.
 NVCC     := $(if $(TOOLKIT),$(TOOLKIT)/bin/nvcc,$(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null))
 
@@ -40,43 +45,70 @@ DEFINE_bf16 := -DPRECISION_BF16
 # The CPU build. NaN and infinity keep their meaning; sums may be reordered, once and for all at
 # compile time, so that loops over a row become vector instructions.
 CXX       ?= g++
-VECTORS   := -O3 -march=native -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math -freciprocal-math
-VECTORS   += $(if $(shell grep -m1 -o avx512f /proc/cpuinfo 2>/dev/null),-mprefer-vector-width=512)
+USER_CXX   = $(CPPFLAGS) $(CXXFLAGS)
+# Whether the compiler takes some flags, and links a library. They are asked when it matters: set-up may just have
+# installed what is asked for.
+accepts    = $(shell $(CXX) $(USER_CXX) $(1) -x c++ -E /dev/null >/dev/null 2>&1 && echo yes)
+links      = $(shell $(CXX) $(USER_CXX) -x c++ - -o /dev/null $(LDFLAGS) $(1) <<< 'int main() {}' 2>/dev/null && \
+                     echo yes)
+# A compiler for another processor than this one does not know "native".
+MARCH     ?= $(if $(call accepts,-march=native),native)
+TARGET     = $(addprefix -march=,$(MARCH))
+AVX512     = $(shell $(CXX) $(TARGET) $(USER_CXX) -x c++ -dM -E /dev/null 2>/dev/null | grep -o __AVX512F__)
+VECTORS    = -O3 $(TARGET) -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math \
+             -freciprocal-math $(if $(AVX512),-mprefer-vector-width=512)
 WARNINGS  := -Wall -Wextra -Wno-unknown-pragmas
-# Looked up when it is used: set-up may just have installed it.
-ONEDNN     = $(shell printf '\#include <dnnl.hpp>' | $(CXX) -x c++ -E - >/dev/null 2>&1 && echo -DHAVE_ONEDNN)
-CPU_FLAGS := -x c++ -std=c++17 $(WARNINGS) -fopenmp -Idev/cpu
-CPU_LIBS   = $(if $(ONEDNN),-ldnnl) -lboost_context -lpthread
+ONEDNN    ?= $(and $(call accepts,-include oneapi/dnnl/dnnl.hpp),$(call links,-ldnnl))
+CPU_FLAGS  = -x c++ -std=c++17 $(WARNINGS) -fopenmp -Idev/cpu $(if $(filter yes,$(ONEDNN)),-DHAVE_ONEDNN)
+CPU_LIBS   = $(if $(filter yes,$(ONEDNN)),-ldnnl) -lboost_context -lpthread
 
 # The GPU build, for the card that is there, else for Ampere, Ada and Hopper.
-CAPABILITY := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1))
+CAPABILITY := $(subst .,,$(call nvidia_smi,compute_cap,[0-9]+\.[0-9]))
 ARCHS      := $(if $(CAPABILITY),$(patsubst 90,90a,$(CAPABILITY)),80 89 90a)
-GENCODE    := $(foreach a,$(ARCHS),-gencode=arch=compute_$a,code=sm_$a)
+comma      := ,
+# With 89 also as PTX, from which the driver makes code for cards that are newer than all of these.
+GENCODE    := $(foreach a,$(ARCHS),-gencode=arch=compute_$a,code=sm_$a) \
+              $(addprefix -gencode=arch=compute_89$(comma)code=compute_,$(filter 89,$(ARCHS)))
 GPU_FLAGS  := -std=c++17 -O3 -lineinfo -Xcompiler -Wall,-Wextra,-Wno-unknown-pragmas
-GPU_LIBS   := -lcublasLt -lcublas
+USER_NVCC   = $(addprefix -Xcompiler ,$(CPPFLAGS) $(CXXFLAGS) $(LDFLAGS))
+# The toolkit's libraries are found when the program starts, even if the loader does not know them.
+CUDA_LIB    = $(firstword $(wildcard $(patsubst %/bin/nvcc,%/lib64,$(NVCC)) $(patsubst %/bin/nvcc,%/lib,$(NVCC))))
+GPU_LIBS    = -lcublasLt -lcublas $(if $(CUDA_LIB),-Xlinker -rpath -Xlinker $(CUDA_LIB))
 
 # compile(source, program, precision, width or "gpu", further flags)
 define compile
 @mkdir -p $(dir $(2))
-$(if $(filter gpu,$(4)),$(NVCC) $(GPU_FLAGS) $(GENCODE) $(DEFINE_$(3)) $(5) $(1) -o $(2) $(GPU_LIBS),\
-$(CXX) $(CPU_FLAGS) $(5) -DWARP_SIZE=$(4) $(ONEDNN) $(DEFINE_$(3)) $(1) -o $(2) $(CPU_LIBS))
+$(if $(filter gpu,$(4)),$(NVCC) $(GPU_FLAGS) $(GENCODE) $(DEFINE_$(3)) $(5) $(USER_NVCC) $(1) -o $(2) $(GPU_LIBS),\
+$(CXX) $(CPU_FLAGS) $(5) -DWARP_SIZE=$(4) $(DEFINE_$(3)) $(USER_CXX) $(1) -o $(2) $(LDFLAGS) $(CPU_LIBS))
 endef
 
-BUILD   := build/$(DEVICE)-$(PRECISION)
+BUILD    := build/$(DEVICE)-$(PRECISION)
+TEST_DIR ?= build/test
 HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h dev/*/*.cuh) Makefile
+
+# A text as one word of the shell's.
+quoted = '$(subst ','"'"',$(1))'
+# What a folder's programs are compiled with: they are compiled anew when that changes.
+CPU_WORDS = $(CXX) $(CPU_FLAGS) $(VECTORS) $(USER_CXX) $(LDFLAGS) $(CPU_LIBS)
+GPU_WORDS = $(NVCC) $(GPU_FLAGS) $(GENCODE) $(USER_NVCC)
+$(BUILD)/flags: WORDS = $(if $(filter gpu,$(DEVICE)),$(GPU_WORDS),$(CPU_WORDS))
+$(TEST_DIR)/flags build/asan/flags: WORDS = $(CPU_WORDS)
+$(BUILD)/flags $(TEST_DIR)/flags build/asan/flags: FORCE | setup
+	@mkdir -p $(@D); echo $(call quoted,$(WORDS)) > $@.new; if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+FORCE:
 
 # ---- build and run ------------------------------------------------------------------------------
 
-.PHONY: all setup run debug test test-asan test-gpu test-gpu-sanitize test-hf check-cuda kernels check-kernels reference \
-        bench bench-gpu chapter test-explorer clean help require-gpu require-sanitizer
+.PHONY: all setup run debug test test-asan test-ports test-gpu test-gpu-sanitize test-hf check-cuda kernels \
+        check-kernels reference bench bench-gpu chapter test-explorer clean help require-gpu require-sanitizer FORCE
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
 	@echo "./train_gpt is the $(DEVICE) build in $(PRECISION): $(REASON)"
 
 setup:
-	@scripts/setup.sh $(DEVICE)
+	@CXX=$(call quoted,$(strip $(CXX) $(USER_CXX) $(LDFLAGS))) scripts/setup.sh $(DEVICE)$(if $(filter no,$(ONEDNN)), without-onednn)
 
-$(BUILD)/train_gpt: train_gpt.cu $(HEADERS) | setup
+$(BUILD)/train_gpt: train_gpt.cu $(HEADERS) $(BUILD)/flags | setup
 	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,1),$(if $(filter cpu,$(DEVICE)),$(VECTORS)))
 
 # To step through a kernel in gdb: a warp of 32, nothing optimised away, 1 thread of the machine.
@@ -94,46 +126,78 @@ run: all
 # ---- tests --------------------------------------------------------------------------------------
 # Width 32 is what a GPU does; width 1 is what a CPU runs.
 
-TESTS := $(foreach p,fp32 bf16,$(foreach w,32 1,build/test/$p-$w/test_gpt)) build/test/cpu-32/test_cpu build/test/cpu-1/test_cpu
+# The longest first, so that the last ones to run are short.
+TESTS := $(addprefix $(TEST_DIR)/,bf16-32/test_gpt fp32-32/test_gpt bf16-1/test_gpt fp32-1/test_gpt \
+                                  cpu-32/test_cpu cpu-1/test_cpu)
 test_width = $(lastword $(subst -, ,$(notdir $(patsubst %/,%,$(dir $(1))))))
 test_kind  = $(firstword $(subst -, ,$(notdir $(patsubst %/,%,$(dir $(1))))))
-build/test/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
-	$(call compile,$<,$@,$(call test_kind,$@),$(call test_width,$@),$(if $(filter 1,$(call test_width,$@)),$(VECTORS),-O2 -march=native))
-build/test/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) | setup
-	$(call compile,$<,$@,,$(call test_width,$@),-O2 -march=native)
+TEST_FLAGS_1  = $(VECTORS)
+TEST_FLAGS_32 = -O2 $(TARGET)
+$(TEST_DIR)/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) $(TEST_DIR)/flags | setup
+	$(call compile,$<,$@,$(call test_kind,$@),$(call test_width,$@),$(TEST_FLAGS_$(call test_width,$@)))
+$(TEST_DIR)/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) $(TEST_DIR)/flags | setup
+	$(call compile,$<,$@,,$(call test_width,$@),-O2 $(TARGET))
 
 SANITIZE := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
-build/asan/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
+build/asan/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) build/asan/flags | setup
 	$(call compile,$<,$@,$(call test_kind,$@),$(call test_width,$@),$(SANITIZE))
-build/asan/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) | setup
+build/asan/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) build/asan/flags | setup
 	$(call compile,$<,$@,,$(call test_width,$@),$(SANITIZE))
 
 build/test/gpu-%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
 	$(call compile,$<,$@,$*,gpu)
 
-# Runs programs that close with "N passed, N failed", and adds those lines up.
+ASAN_TESTS := build/asan/bf16-32/test_gpt build/asan/fp32-32/test_gpt build/asan/cpu-32/test_cpu
+GPU_TESTS  := build/test/gpu-fp32/test_gpt build/test/gpu-bf16/test_gpt
+
+# Runs a program and prints all that it has said when it ends. Two threads, which sleep while they wait: as the models
+# are tiny, a machine's cores are better used by running programs side by side. TEST_RUNNER: words before the program.
+LOGS := $(addsuffix .log,$(TESTS) $(ASAN_TESTS) $(GPU_TESTS))
+$(LOGS): %.log: % FORCE
+	@echo "== $<"; OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive \
+	$(TEST_RUNNER) $< $(if $(ONLY),--only '$(ONLY)') 2>&1 | tee $@; \
+	echo "exit code $${PIPESTATUS[0]}" >> $@
+$(addsuffix .log,$(ASAN_TESTS)): export ASAN_OPTIONS = detect_leaks=0
+$(addsuffix .log,$(ASAN_TESTS)): export UBSAN_OPTIONS = print_stacktrace=1
+# There is one GPU: one program after the other.
+build/test/gpu-bf16/test_gpt.log: | build/test/gpu-fp32/test_gpt.log
+
+# Builds and runs programs that close with "N passed, N failed", as many at a time as the machine has cores where make's
+# -j does not say how many, and adds those lines up.
+SIDE_BY_SIDE = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc)) --output-sync=target
 define run_tests
+@echo "$(words $(1)) programs are built and run side by side; what one says comes when it ends"
+@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) $(addsuffix .log,$(1))
+@$(about)
 @status=0; passed=0; failed=0; \
 for program in $(1); do \
-    echo "== $$program"; \
-    $(2) $$program 2>&1 | tee build/test.log; [ $${PIPESTATUS[0]} -eq 0 ] || status=1; \
-    line=$$(grep -E '^[0-9]+ passed, [0-9]+ failed' build/test.log | tail -n 1); \
+    line=$$(grep -E '^[0-9]+ passed, [0-9]+ failed' $$program.log | tail -n 1); \
+    [ "$$(tail -n 1 $$program.log)" = "exit code 0" ] || status=1; \
     [ -n "$$line" ] || { echo "$$program did not finish"; status=1; line="0 passed, 1 failed"; }; \
     set -- $$line; passed=$$((passed + $$1)); failed=$$((failed + $$3)); \
 done; \
 echo "== all"; echo "$$passed passed, $$failed failed"; exit $$status
 endef
 
-test: $(TESTS)
+# What the tests ran on.
+ONEDNN_VERSION = $(shell $(CXX) $(USER_CXX) -x c++ -include oneapi/dnnl/dnnl_version.h -E -dM /dev/null 2>/dev/null | \
+    awk '/DNNL_VERSION_(MAJOR|MINOR|PATCH) / { v[$$2] = $$3 } \
+         END { print v["DNNL_VERSION_MAJOR"] "." v["DNNL_VERSION_MINOR"] "." v["DNNL_VERSION_PATCH"] }')
+define about
+echo "== on"; \
+echo "processor  $$(LC_ALL=C lscpu | sed -n 's/^Model name: *//p' | head -n 1), $$(nproc) cores"; \
+echo "compiler   $$($(CXX) --version | head -n 1), $(or $(TARGET),for the processor that it takes)"; \
+echo "oneDNN     $(if $(filter yes,$(ONEDNN)),$(ONEDNN_VERSION),none)"
+endef
+
+test:
 	$(call run_tests,$(TESTS))
-
-ASAN_TESTS := build/asan/fp32-32/test_gpt build/asan/bf16-32/test_gpt build/asan/cpu-32/test_cpu
-test-asan: $(ASAN_TESTS)
-	$(call run_tests,$(ASAN_TESTS),ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1)
-
-GPU_TESTS := build/test/gpu-fp32/test_gpt build/test/gpu-bf16/test_gpt
-test-gpu: $(GPU_TESTS)
+test-asan:
+	$(call run_tests,$(ASAN_TESTS))
+test-gpu:
 	$(call run_tests,$(GPU_TESTS))
+test-ports:
+	@scripts/portability.sh
 
 # The same programs under compute-sanitizer, each tool on each build: every kernel's tests, and the model's, at
 # the small sizes that they have; not the command line's, which would take hours and has the same kernels. memcheck
@@ -167,7 +231,7 @@ test-gpu-sanitize: require-gpu require-sanitizer $(GPU_TESTS)
 
 # A folder that we wrote, opened by safetensors and transformers.
 PYTHON ?= python3
-test-hf: build/test/fp32-1/test_gpt
+test-hf: $(TEST_DIR)/fp32-1/test_gpt
 	rm -rf build/hf && mkdir -p build/hf
 	$< --export build/hf
 	$(PYTHON) dev/reference/check_folder.py build/hf $(CHECK_FOLDER)
@@ -247,9 +311,10 @@ clean:
 	rm -rf build train_gpt
 
 help:
-	@sed -n '1,6s/^# \{0,1\}//p' Makefile
+	@sed -n '1,7s/^# \{0,1\}//p' Makefile
 	@echo "make debug          build/debug/train_gpt, to step through kernels in gdb on a CPU"
 	@echo "make test-asan      the tests under AddressSanitizer and UBSan"
+	@echo "make test-ports     a part of the tests with other compilers and for other processors"
 	@echo "make test-gpu       the tests on a GPU"
 	@echo "make test-gpu-sanitize  the kernels' and the model's tests under compute-sanitizer"
 	@echo "make test-hf        a folder that we wrote, opened by safetensors and transformers"

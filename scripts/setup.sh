@@ -2,17 +2,24 @@
 # Installs what building gpt.cu needs and this machine lacks. Silent when nothing is missing.
 #
 #   scripts/setup.sh        the CPU build: g++, make, nlohmann/json, Boost.Context, oneDNN
+#   scripts/setup.sh cpu without-onednn    the same but for oneDNN
 #   scripts/setup.sh gpu    the GPU build: g++, make, nlohmann/json. The CUDA toolkit is looked
 #                           for but never installed: its version has to suit the driver's.
 #
-# Without apt-get, or without the right to use it, prints what to install and exits with 2.
+# CXX=...: with another compiler than g++, which must be there. Nobody is asked for a password: without apt-get, or
+# without the right to use it, prints the line to type and exits with 2.
 set -euo pipefail
 
 build=${1:-cpu}
-if [ $# -gt 1 ] || { [ "$build" != cpu ] && [ "$build" != gpu ]; }; then
-    echo "usage: scripts/setup.sh [cpu|gpu]    (found: $*)" >&2
+case "$*" in
+"" | cpu | gpu | "cpu without-onednn" | "gpu without-onednn") ;;
+*)
+    echo "usage: scripts/setup.sh [cpu|gpu] [without-onednn]    (found: $*)" >&2
     exit 2
-fi
+    ;;
+esac
+compiler=()
+eval "compiler=(${CXX:-g++})"    # with flags, quoted as for a shell, or after a program such as ccache
 
 # need            apt                   dnf           pacman         brew
 table='
@@ -35,17 +42,23 @@ packages() {
 # not read the header, which for nlohmann/json alone would take half a second.
 has() {
     printf '#if !__has_include(<%s>)\n#error\n#endif\nint main() {}\n' "$1" |
-        g++ -x c++ - -o /dev/null ${2:+"-l$2"} 2>/dev/null
+        "${compiler[@]}" -x c++ - -o /dev/null ${2:+"-l$2"} 2>/dev/null
 }
 
 missing=()
-command -v g++ >/dev/null || missing+=(g++)
+if ! command -v "${compiler[0]}" >/dev/null; then
+    if [ "${compiler[0]}" != g++ ]; then
+        echo "setup: CXX names ${compiler[0]}, which was not found; without CXX it is g++" >&2
+        exit 2
+    fi
+    missing+=(g++)
+fi
 command -v make >/dev/null || missing+=(make)
 has nlohmann/json.hpp || missing+=(nlohmann/json)
 onednn=present
 if [ "$build" = cpu ]; then
     has boost/context/detail/fcontext.hpp boost_context || missing+=(Boost.Context)
-    has dnnl.hpp dnnl || onednn=missing
+    [ "${2:-}" = without-onednn ] || has oneapi/dnnl/dnnl.hpp dnnl || onednn=missing
 else
     nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
     if [ ! -x "$nvcc" ]; then
@@ -63,16 +76,27 @@ fi
 
 can_install() {
     command -v apt-get >/dev/null || return 1
-    [ "$(id -u)" = 0 ] && return 0
-    command -v sudo >/dev/null || return 1
-    sudo -n true 2>/dev/null || [ -t 0 ]    # without a password, or somebody is there to type it
+    [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null
 }
 
 apt_get() {
-    if [ "$(id -u)" = 0 ]; then
-        DEBIAN_FRONTEND=noninteractive apt-get -qq "$@"
-    else
-        sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq "$@"
+    local as_root=()
+    [ "$(id -u)" = 0 ] || as_root=(sudo -n)
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq "$@"
+}
+
+# The line to type for some needs, with the package manager that is there.
+line_to_type() {
+    local line
+    if command -v apt-get >/dev/null; then line="apt-get install $(packages 2 "$@")"
+    elif command -v dnf >/dev/null; then line="dnf install $(packages 3 "$@")"
+    elif command -v pacman >/dev/null; then line="pacman -S $(packages 4 "$@")"
+    elif command -v brew >/dev/null; then echo "brew install $(packages 5 "$@")"; return
+    else echo "(no apt-get, dnf, pacman or brew was found; in Debian these are) $(packages 2 "$@")"; return
+    fi
+    if [ "$(id -u)" = 0 ]; then echo "$line"
+    elif command -v sudo >/dev/null; then echo "sudo $line"
+    else echo "su -c '$line'"
     fi
 }
 
@@ -90,13 +114,7 @@ if [ ${#missing[@]} != 0 ]; then
     if ! can_install; then
         all=("${missing[@]}")
         [ $onednn = present ] || all+=(oneDNN)
-        cat >&2 <<END
-setup: missing: ${all[*]}. Install with one of
-    apt install $(packages 2 "${all[@]}")
-    dnf install $(packages 3 "${all[@]}")
-    pacman -S $(packages 4 "${all[@]}")
-    brew install $(packages 5 "${all[@]}")
-END
+        printf 'setup: missing: %s. Install with\n    %s\n' "${all[*]}" "$(line_to_type "${all[@]}")" >&2
         exit 2
     fi
     read -ra wanted <<<"$(packages 2 "${missing[@]}")"
@@ -110,6 +128,6 @@ fi
 # Without oneDNN everything works, only the matrix multiplications are slower: never a failure.
 if [ $onednn = missing ]; then
     if ! can_install || ! install "$(packages 2 oneDNN)"; then
-        echo "setup: going on without oneDNN, matmuls will be slower (apt: libdnnl-dev, on Ubuntu in universe; dnf: onednn-devel; pacman, brew: onednn)"
+        echo "setup: going on without oneDNN, matmuls will be slower; it comes with: $(line_to_type oneDNN)"
     fi
 fi

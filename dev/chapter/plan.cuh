@@ -103,15 +103,15 @@ void print_steps(const Options& o, const Setup& s, const json& most) {
 // Activations, largest first, that are half a percent of them or more.
 void print_activations(const json& record) {
     const size_t all = record["bytes"]["activations"];
-    std::vector<json> rows;
+    std::multimap<size_t, json, std::greater<>> rows;   // by bytes, and then in the table's order
     for (const json& tensor : record["tensors"])
-        if (tensor["category"] == "activations" && size_t(tensor["bytes"]) * 200 >= all) rows.push_back(tensor);
-    std::stable_sort(rows.begin(), rows.end(), [](const json& a, const json& b) { return a["bytes"] > b["bytes"]; });
+        if (tensor["category"] == "activations" && size_t(tensor["bytes"]) * 200 >= all)
+            rows.emplace(tensor["bytes"], tensor);
     printf("\nactivations\n");
-    for (const json& row : rows) {
+    for (const auto& [bytes, row] : rows) {
         const std::string copies = row["copies"] > 1 ? format(" x %d", int(row["copies"])) : "";
-        printf("  %-11s %14s  %-28s %s\n", row["name"].get<std::string>().c_str(), size_text(row["bytes"]).c_str(),
-               (shape_text(row["shape"]) + copies).c_str(), bar(double(row["bytes"]) / all).c_str());
+        printf("  %-11s %14s  %-28s %s\n", row["name"].get<std::string>().c_str(), size_text(bytes).c_str(),
+               (shape_text(row["shape"]) + copies).c_str(), bar(double(bytes) / all).c_str());
     }
 }
 

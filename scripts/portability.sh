@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Builds the tests with other compilers and for other processors than make chooses, without a warning, and runs them:
+# a line for each configuration, then "N passed, N failed".
+#
+#   scripts/portability.sh            every configuration whose compiler is there
+#   scripts/portability.sh NAME...    these, and to lack one's compiler is to fail
+#
+# aarch64 takes g++-aarch64-linux-gnu, qemu-user and Debian's libboost-context1.74-dev:arm64, installed or unpacked in
+# build/ports/arm64.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+all=(clang++-14 clang++-22 g++-11 no-onednn aarch64)
+# What another compiler, another product of matrices or other vectors may change: whatever comes of numbers.
+numbers='kernels,model against PyTorch,naive attention in,tensor cores in,folders,evaluation,graphs,runs: the same bits'
+
+# Sets `variables` of make, `program` to build and `parts` of it to run.
+configure() {
+    program=fp32-1 parts=$numbers
+    case $1 in
+    clang++-14) variables=(CXX=clang++-14 MARCH=x86-64-v3) program=bf16-32 ;;
+    clang++-22) variables=(CXX=clang++-22) ;;
+    g++-11)     variables=(CXX=g++-11 MARCH=x86-64-v2) program=bf16-1 ;;
+    no-onednn)  variables=(CXX=g++ MARCH=x86-64-v3 ONEDNN=no) parts+=',runs: matmul' ;;
+    aarch64)    # imitated: slow, and it cannot start itself anew as a run
+        variables=(CXX=aarch64-linux-gnu-g++ ONEDNN=no TEST_RUNNER=qemu-aarch64
+                   LDFLAGS='-static -Lbuild/ports/arm64/usr/lib/aarch64-linux-gnu')
+        parts='kernels,model against PyTorch' ;;
+    *)  echo "portability.sh: no configuration is called '$1'; there are ${all[*]}" >&2
+        exit 2 ;;
+    esac
+}
+
+try() {
+    configure "$1"
+    local test=build/ports/$1/$program/test_gpt log=build/ports/$1.log verdict=FAILED counts=
+    mkdir -p build/ports
+    SECONDS=0
+    if make -j1 "${variables[@]}" CXXFLAGS=-Werror TEST_DIR="build/ports/$1" TESTS="$test" ONLY="$parts" test >"$log" 2>&1
+    then verdict='ok    '
+    fi
+    counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$log" | tail -n 1) || counts="not built or not ended"
+    echo "$verdict  $1: ${variables[*]}, $program: $counts, $SECONDS s"
+    [ "$verdict" != FAILED ] || { grep -E '^FAILED|error:|did not finish|setup:' "$log" | head -n 10; echo "all of it is in $log"; }
+}
+
+if [ "${1:-}" = --try ]; then
+    try "$2"
+    exit
+fi
+names=("$@")
+if [ $# = 0 ]; then
+    for name in "${all[@]}"; do
+        configure "$name"
+        compiler=${variables[0]#CXX=}
+        if command -v "$compiler" >/dev/null; then names+=("$name"); else echo "absent  $name: no $compiler"; fi
+    done
+fi
+if [ ${#names[@]} = 0 ]; then
+    echo "portability.sh: no compiler of any configuration is there" >&2
+    exit 2
+fi
+for name in "${names[@]}"; do configure "$name"; done    # mistakes in names first
+lines=$(mktemp)
+trap 'rm -f "$lines"' EXIT
+printf '%s\n' "${names[@]}" | xargs -P "$(nproc)" -I NAME "$0" --try NAME | tee "$lines"
+failed=$(grep -c '^FAILED' "$lines" || true)
+echo "$(grep -c '^ok' "$lines" || true) passed, $failed failed"
+[ "$failed" = 0 ]
