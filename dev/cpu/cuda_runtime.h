@@ -61,6 +61,7 @@ static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
 #include "card.h"
 #include "errors.h"
 #include "nvtx3/nvToolsExt.h"
+#include "static_shared.h"
 #include "streams.h"
 
 // ==== qualifiers and vector types =======================================================================
@@ -805,12 +806,13 @@ inline std::unordered_map<const void*, size_t>& allowed_shared_bytes()
 // What a block may have by opt-in.
 inline size_t most_shared_bytes() { return card() == nullptr ? max_shared_bytes : card()->capability.shared_per_block(); }
 
-// How many threads a block of this kernel may have.
-inline size_t most_threads(const void* kernel)
+// What is known of a kernel before it runs.
+struct KernelTraits { size_t most_threads, static_shared_bytes; };
+inline const KernelTraits& traits_of(const void* kernel)
 {
-    static std::unordered_map<const void*, size_t> known;
-    const auto [place, is_new] = known.try_emplace(kernel, max_threads);
-    if (is_new) place->second = launch_bound(kernel, max_threads);
+    static std::unordered_map<const void*, KernelTraits> known;
+    const auto [place, is_new] = known.try_emplace(kernel);
+    if (is_new) place->second = {launch_bound(kernel, max_threads), StaticShared::of_program().bytes_of(kernel)};
     return place->second;
 }
 
@@ -840,9 +842,10 @@ inline cudaError_t check(const cudaLaunchConfig_t& config, const void* kernel)
     if (b.x == 0 || b.y == 0 || b.z == 0) return cudaErrorInvalidConfiguration;
     if (b.x > max_threads || b.y > max_threads || b.z > max_threads_z) return cudaErrorInvalidConfiguration;
     if (b.x * b.y * b.z > max_threads) return cudaErrorInvalidConfiguration;
-    if (b.x * b.y * b.z > most_threads(kernel)) return cudaErrorInvalidValue;
+    const KernelTraits& traits = traits_of(kernel);
+    if (b.x * b.y * b.z > traits.most_threads) return cudaErrorInvalidValue;
     if (const cudaError_t error = check_attributes(config); error != cudaSuccess) return error;
-    size_t allowed = default_shared_bytes;
+    size_t allowed = default_shared_bytes - std::min(default_shared_bytes, traits.static_shared_bytes);
     if (const auto asked = allowed_shared_bytes().find(kernel); asked != allowed_shared_bytes().end())
         allowed = std::max(allowed, asked->second);
     return config.dynamicSmemBytes > allowed ? cudaErrorInvalidValue : cudaSuccess;
@@ -886,7 +889,10 @@ inline void run_block(const Launch& launch, uint64_t number)
         const uint64_t row = number / launch.grid.x;
         blockIdx = {static_cast<unsigned>(number % launch.grid.x), static_cast<unsigned>(row % launch.grid.y), static_cast<unsigned>(row / launch.grid.y)};
     }
-    if (fills_memory()) SharedMemory::prepare(launch.shared_bytes, true);
+    if (fills_memory()) {
+        SharedMemory::prepare(launch.shared_bytes, true);
+        StaticShared::of_program().fill(&threadIdx);
+    }
     if (block != nullptr) {
         block->run(number);
     } else {
@@ -945,8 +951,11 @@ template <class Kernel>
 inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attribute, int value)
 {
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-    if (value < 0 || static_cast<size_t>(value) > cuda_cpu::most_shared_bytes()) return cuda_cpu::report(cudaErrorInvalidValue);
-    cuda_cpu::allowed_shared_bytes()[reinterpret_cast<const void*>(kernel)] = static_cast<size_t>(value);
+    using namespace cuda_cpu;
+    const void* const address = reinterpret_cast<const void*>(kernel);
+    if (value < 0 || static_cast<size_t>(value) + traits_of(address).static_shared_bytes > most_shared_bytes())
+        return report(cudaErrorInvalidValue);
+    allowed_shared_bytes()[address] = static_cast<size_t>(value);
     return cudaSuccess;
 }
 

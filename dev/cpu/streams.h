@@ -55,16 +55,20 @@ inline uint64_t& seed()
 }
 
 // Whose turn it is among streams. It goes on where threads are put in their natural order for a while.
-inline Random& stream_random()
+struct StreamOrder {
+    uint64_t seed;
+    Random random{seed};
+};
+inline StreamOrder& stream_order()
 {
-    static Random value{seed_of_environment()};
+    static StreamOrder value{seed_of_environment()};
     return value;
 }
 
 inline void set_seed(uint64_t value)
 {
     seed() = value;
-    if (value != 0) stream_random().state = value;
+    if (value != 0) stream_order() = {value};
 }
 
 // Whether fresh memory is full of NaNs.
@@ -200,7 +204,7 @@ inline bool can_run(cudaStream_t stream)
     return std::all_of(after.begin(), after.end(), [](const Place& place) { return place->reached; });
 }
 
-// Runs one piece of work. Mostly the same stream goes on, so that one gets far ahead of the others.
+// Runs one piece of work. Under an odd seed mostly the same stream goes on, so that one gets far ahead of the others.
 inline void run_one()
 {
     static cudaStream_t favourite = nullptr;
@@ -208,8 +212,9 @@ inline void run_one()
     for (cudaStream_t stream : streams())
         if (can_run(stream)) able.push_back(stream);
     if (able.empty()) return;
-    const bool stays = std::count(able.begin(), able.end(), favourite) > 0 && stream_random().below(8) != 0;
-    if (!stays) favourite = able[stream_random().below(static_cast<unsigned>(able.size()))];
+    auto& [seed_of_order, random] = stream_order();
+    const bool stays = seed_of_order % 2 == 1 && std::count(able.begin(), able.end(), favourite) > 0 && random.below(8) != 0;
+    if (!stays) favourite = able[random.below(static_cast<unsigned>(able.size()))];
     const Task task = std::move(favourite->queue.front());
     favourite->queue.pop_front();
     const uint64_t now = std::exchange(seed(), task.seed);
@@ -239,8 +244,8 @@ inline cudaError_t run_all()
 // A moment at which the device may have done some of its work: mostly none, now and then several pieces.
 inline void run_some()
 {
-    if (stream_random().below(4) != 0) return;
-    for (unsigned pieces = stream_random().below(16); pieces > 0; pieces--) run_one();
+    if (stream_order().random.below(4) != 0) return;
+    for (unsigned pieces = stream_order().random.below(16); pieces > 0; pieces--) run_one();
 }
 
 // Puts work into a stream's queue, behind what it waits for, and returns the place of its end.
