@@ -66,8 +66,8 @@ HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h) Makefile
 
 # ---- build and run ------------------------------------------------------------------------------
 
-.PHONY: all setup run debug test test-asan test-gpu test-gpu-sanitize test-hf check-cuda kernels check-kernels reference \
-        bench bench-gpu chapter test-explorer clean help require-gpu require-sanitizer
+.PHONY: all setup run debug test test-asan test-cards test-gpu test-gpu-sanitize test-hf check-cuda kernels \
+        check-kernels reference bench bench-gpu chapter test-explorer clean help require-gpu require-sanitizer
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
 	@echo "./train_gpt is the $(DEVICE) build in $(PRECISION): $(REASON)"
@@ -115,13 +115,14 @@ build/asan/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) | setup
 build/test/gpu-%/test_gpt: test_gpt.cu train_gpt.cu | setup
 	$(call compile,$<,$@,$*,gpu)
 
-# Runs programs that close with "N passed, N failed", and adds those lines up. Threads that sleep
-# while they wait, as the models are tiny and the machine may be busy.
+# run_tests(programs, environment, command): runs programs that close with "N passed, N failed", and adds those lines
+# up; or else the command, which may name $$program. Threads that sleep while they wait, as the models are tiny and the
+# machine may be busy.
 define run_tests
-@status=0; passed=0; failed=0; \
+@status=0; passed=0; failed=0; export OMP_WAIT_POLICY=passive; \
 for program in $(1); do \
     echo "== $$program"; \
-    OMP_WAIT_POLICY=passive $(2) $$program 2>&1 | tee build/test.log; [ $${PIPESTATUS[0]} -eq 0 ] || status=1; \
+    $(2) $(or $(3),$$program) 2>&1 | tee build/test.log; [ $${PIPESTATUS[0]} -eq 0 ] || status=1; \
     line=$$(grep -E '^[0-9]+ passed, [0-9]+ failed' build/test.log | tail -n 1); \
     [ -n "$$line" ] || { echo "$$program did not finish"; status=1; line="0 passed, 1 failed"; }; \
     set -- $$line; passed=$$((passed + $$1)); failed=$$((failed + $$3)); \
@@ -135,6 +136,17 @@ test: $(TESTS)
 ASAN_TESTS := build/asan/fp32-32/test_gpt build/asan/bf16-32/test_gpt build/asan/cpu-32/test_cpu
 test-asan: $(ASAN_TESTS)
 	$(call run_tests,$(ASAN_TESTS),ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1)
+
+# The tests on cards that dev/cpu pretends to be: their limits, and work that is put off. Everything on the first of
+# them, on the others what depends on the card.
+CARDS           ?= h100 a100 4090
+CARD_PRECISIONS ?= bf16
+CARD_PARTS      ?= kernels,model against PyTorch,memory,tensor cores,graphs
+CARD_RUNS       := $(foreach p,$(CARD_PRECISIONS),$(CARDS:%=$p-%))
+card_test = { export CUDA_CPU_CARD=$${program\#*-}; test=build/test/$${program%%-*}-32/test_gpt; \
+    if [ $$program = $(firstword $(CARD_RUNS)) ]; then $$test; else $$test --only "$(CARD_PARTS)"; fi; }
+test-cards: $(CARD_PRECISIONS:%=build/test/%-32/test_gpt)
+	$(call run_tests,$(CARD_RUNS),,$(card_test))
 
 GPU_TESTS := build/test/gpu-fp32/test_gpt build/test/gpu-bf16/test_gpt
 test-gpu: $(GPU_TESTS)
@@ -241,6 +253,7 @@ help:
 	@sed -n '1,6s/^# \{0,1\}//p' Makefile
 	@echo "make debug          build/debug/train_gpt, to step through kernels in gdb on a CPU"
 	@echo "make test-asan      the tests under AddressSanitizer and UBSan"
+	@echo "make test-cards     the tests on cards that dev/cpu pretends to be: CARDS=\"h100 h200 a100 4090 l40s t4 b200\""
 	@echo "make test-gpu       the tests on a GPU"
 	@echo "make test-gpu-sanitize  the kernels' and the model's tests under compute-sanitizer"
 	@echo "make test-hf        a folder that we wrote, opened by safetensors and transformers"

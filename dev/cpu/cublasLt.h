@@ -222,7 +222,8 @@ inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t
 inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, const void* value, size_t bytes)
 {
     if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) return cuda_cpu::set_attribute(preference->reduction_schemes, value, bytes);
-    if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return cuda_cpu::set_attribute(preference->workspace_bytes, value, bytes);
+    if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
+        return cuda_cpu::set_attribute(preference->workspace_bytes, value, bytes);
     const int operand = attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
     if (operand < 0 || operand > 3) return CUBLAS_STATUS_INVALID_VALUE;
     return cuda_cpu::set_attribute(preference->alignments[operand], value, bytes);
@@ -263,8 +264,9 @@ inline const std::vector<Algorithm>& offered_algorithms()
     return value;
 }
 
-// With a card, the alignments that an algorithm counts on, for it was chosen by what the preference promised. A fast one
-// wants 16 bytes, and gains nothing from more. (Documentation of cublasLtMatmulPreferenceAttributes_t, MIN_ALIGNMENT.)
+// With a card, the alignments that an algorithm counts on, for it was chosen by what the preference promised. A fast
+// one wants 16 bytes, and gains nothing from more. (Documentation of cublasLtMatmulPreferenceAttributes_t,
+// MIN_ALIGNMENT.)
 struct Alignments {
     static constexpr uint32_t enough = 16;
     uint64_t word;  // a byte for each of A, B, C and D; 0 counts on nothing
@@ -285,14 +287,18 @@ struct Alignments {
             if (reinterpret_cast<uintptr_t>(operands[i]) % of(i) != 0) return false;
         return true;
     }
-    bool sensible() const { return word >> 32 == 0 && of(0) <= enough && of(1) <= enough && of(2) <= enough && of(3) <= enough; }
+    bool sensible() const
+    {
+        return word >> 32 == 0 && of(0) <= enough && of(1) <= enough && of(2) <= enough && of(3) <= enough;
+    }
 };
 
 // Whether it may be given to cublasLtMatmul.
 inline bool usable(const cublasLtMatmulAlgo_t& algorithm)
 {
-    const bool empty = (card() == nullptr ? algorithm.data[1] == 0 : Alignments{algorithm.data[1]}.sensible()) &&
-                       std::all_of(algorithm.data + 2, std::end(algorithm.data), [](uint64_t word) { return word == 0; });
+    const bool empty =
+        (card() == nullptr ? algorithm.data[1] == 0 : Alignments{algorithm.data[1]}.sensible()) &&
+        std::all_of(algorithm.data + 2, std::end(algorithm.data), [](uint64_t word) { return word == 0; });
     return empty && algorithm.data[0] < std::size(algorithm_names) && algorithm.data[0] != static_cast<uint64_t>(Algorithm::refused);
 }
 
@@ -564,10 +570,10 @@ inline void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, con
 
 // ==== cublasLtMatmul ====================================================================================
 
-// What a card's cuBLASLt asks of an epilogue beyond that. (cublasLt.h: CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, "bias vector
-// elements are the same type as the elements of output matrix"; CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, "must be divisible
-// by 8"; CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, "the same as the type of elements of the output matrix"; the
-// heuristic looks at the pointers for their alignment.)
+// What a card's cuBLASLt asks of an epilogue beyond that. (cublasLt.h: CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, "bias
+// vector elements are the same type as the elements of output matrix"; CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, "must be
+// divisible by 8"; CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, "the same as the type of elements of the output
+// matrix"; the heuristic looks at the pointers for their alignment.)
 inline bool has_epilogue(const cublasLtMatmulDescOpaque_t& desc, uint32_t type_of_d)
 {
     constexpr int64_t aux_ld_unit = 8;
@@ -575,7 +581,8 @@ inline bool has_epilogue(const cublasLtMatmulDescOpaque_t& desc, uint32_t type_o
     const auto is_of_d = [&](int32_t type) { return type < 0 || static_cast<uint32_t>(type) == type_of_d; };
     if ((desc.epilogue & CUBLASLT_EPILOGUE_BIAS) && !is_of_d(desc.bias_type)) return false;
     if (!(desc.epilogue & has_aux)) return true;
-    return is_of_d(desc.aux_type) && desc.aux_ld % aux_ld_unit == 0 && reinterpret_cast<uintptr_t>(desc.aux) % aux_alignment == 0;
+    return is_of_d(desc.aux_type) && desc.aux_ld % aux_ld_unit == 0 &&
+           reinterpret_cast<uintptr_t>(desc.aux) % aux_alignment == 0;
 }
 
 // Whether this is a product that we have. The pointers of the epilogue may still be missing.

@@ -73,7 +73,8 @@ static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
 #define __grid_constant__
 #define __shared__ thread_local  // a worker runs one block at a time, so its thread's storage is the block's
 // See launch_bound in card.h. (By way of sizeof, as g++ 12 fails on a constant's name there in a template.)
-#define __launch_bounds__(threads, ...) __attribute__((patchable_function_entry(sizeof(char[threads]), sizeof(char[threads]))))
+#define __launch_bounds__(threads, ...) \
+    __attribute__((patchable_function_entry(sizeof(char[threads]), sizeof(char[threads]))))
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __forceinline__ inline __attribute__((always_inline))
 
@@ -774,7 +775,10 @@ inline T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width =
 
 // ==== launches ==========================================================================================
 
-enum cudaLaunchAttributeID { cudaLaunchAttributeClusterDimension = 4, cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+enum cudaLaunchAttributeID {
+    cudaLaunchAttributeClusterDimension = 4,
+    cudaLaunchAttributeProgrammaticStreamSerialization = 6
+};
 union cudaLaunchAttributeValue {
     struct { unsigned x, y, z; } clusterDim;
     int programmaticStreamSerializationAllowed;
@@ -804,7 +808,10 @@ inline std::unordered_map<const void*, size_t>& allowed_shared_bytes()
 }
 
 // What a block may have by opt-in.
-inline size_t most_shared_bytes() { return card() == nullptr ? max_shared_bytes : card()->capability.shared_per_block(); }
+inline size_t most_shared_bytes()
+{
+    return card() == nullptr ? max_shared_bytes : card()->capability.shared_per_block();
+}
 
 // What is known of a kernel before it runs.
 struct KernelTraits { size_t most_threads, static_shared_bytes; };
@@ -825,7 +832,8 @@ inline cudaError_t check_attributes(const cudaLaunchConfig_t& config)
         const dim3 cluster(value.clusterDim.x, value.clusterDim.y, value.clusterDim.z);
         if (id == cudaLaunchAttributeClusterDimension && (cluster.x != 1 || cluster.y != 1 || cluster.z != 1))
             return cudaErrorNotSupported;
-        const bool early = id == cudaLaunchAttributeProgrammaticStreamSerialization && value.programmaticStreamSerializationAllowed;
+        const bool early =
+            id == cudaLaunchAttributeProgrammaticStreamSerialization && value.programmaticStreamSerializationAllowed;
         if (early && card() != nullptr && card()->capability.major < 9) return cudaErrorNotSupported;
     }
     return cudaSuccess;
@@ -943,7 +951,8 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*k
     };
     const auto& ranges = open_ranges();
     const char* const name = ranges.empty() ? "without a name" : ranges.back().c_str();
-    if (waits(config->stream)) return hand_over(config->stream, [run, call, name = std::string(name)] { return run(call, name.c_str()); });
+    if (waits(config->stream))
+        return hand_over(config->stream, [run, call, name = std::string(name)] { return run(call, name.c_str()); });
     return run(call, name);
 }
 
@@ -1036,8 +1045,8 @@ inline void for_bytes(size_t bytes, Work work)
 
 namespace cuda_cpu {
 
-// A card may have more memory than the machine, so of a block this large pages are taken as they are first touched: they
-// hold zeros, not NaNs.
+// A card may have more memory than the machine, so of a block this large pages are taken as they are first touched:
+// they hold zeros, not NaNs.
 constexpr size_t reserved_from = size_t{1} << 30;
 inline bool is_reserved(size_t bytes) { return card() != nullptr && bytes >= reserved_from; }
 
@@ -1123,7 +1132,8 @@ inline cudaError_t cudaFreeHost(void* address)
     if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
     const cudaError_t earlier = run_all();
     std::lock_guard lock(heap().mutex);
-    if (address != nullptr && heap().pinned.erase(static_cast<const char*>(address)) == 0) return report(cudaErrorInvalidValue);
+    if (address != nullptr && heap().pinned.erase(static_cast<const char*>(address)) == 0)
+        return report(cudaErrorInvalidValue);
     free(address);
     return earlier;
 }
@@ -1185,8 +1195,8 @@ inline cudaError_t check_copy(const void* to, const void* from, size_t bytes, cu
     return ends_inside(to, bytes) && ends_inside(from, bytes) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Puts a copy into a queue. From pageable memory it is staged: the source is read now. To pageable memory, and from host
-// to host, it has happened when this returns. (Runtime API, "API synchronization behavior".)
+// Puts a copy into a queue. From pageable memory it is staged: the source is read now. To pageable memory, and from
+// host to host, it has happened when this returns. (Runtime API, "API synchronization behavior".)
 inline cudaError_t put_off_copy(void* to, const void* from, size_t bytes, cudaStream_t stream, bool waits_for_pinned)
 {
     const Sides sides(to, from);
@@ -1203,7 +1213,8 @@ inline cudaError_t put_off_copy(void* to, const void* from, size_t bytes, cudaSt
 
 }  // namespace cuda_cpu
 
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream = nullptr)
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t stream = nullptr)
 {
     using namespace cuda_cpu;
     if (const cudaError_t error = check_copy(to, from, bytes, kind); error != cudaSuccess) return report(error);
@@ -1224,7 +1235,8 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemc
 inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t stream = nullptr)
 {
     using namespace cuda_cpu;
-    if (card() != nullptr && bytes > 0 && (Sides(to, to).to_pageable || !ends_inside(to, bytes))) return report(cudaErrorInvalidValue);
+    if (card() != nullptr && bytes > 0 && (Sides(to, to).to_pageable || !ends_inside(to, bytes)))
+        return report(cudaErrorInvalidValue);
     if (waits(stream)) return hand_over(stream, [=] { return set_bytes(to, byte, bytes); });
     return set_bytes(to, byte, bytes);
 }
@@ -1234,7 +1246,8 @@ inline cudaError_t cudaMemset(void* to, int byte, size_t bytes)
     if (const cudaError_t error = refuse_implicit(nullptr); error != cudaSuccess) return error;
     if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
     const cudaError_t error = cudaMemsetAsync(to, byte, bytes);
-    return error == cudaSuccess && card() != nullptr && !Sides(to, to).to_device ? run_all() : error;  // pinned: it waits
+    const bool is_done = !asynchronous() || Sides(to, to).to_device;  // or it may be done later
+    return error != cudaSuccess || is_done ? error : run_until_reached(streams()[0]->last);
 }
 
 // ==== streams and events ================================================================================
@@ -1257,7 +1270,10 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flag
     cuda_cpu::streams().push_back(*stream);
     return cudaSuccess;
 }
-inline cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
+inline cudaError_t cudaStreamCreate(cudaStream_t* stream)
+{
+    return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
+}
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     using namespace cuda_cpu;
@@ -1324,7 +1340,8 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
 {
     using namespace cuda_cpu;
     if (!event->captured) {
-        if (const cudaError_t error = refuse_captured(stream, cudaErrorStreamCaptureIsolation); error != cudaSuccess) return error;
+        if (const cudaError_t error = refuse_captured(stream, cudaErrorStreamCaptureIsolation); error != cudaSuccess)
+            return error;
         if (asynchronous() && event->place != nullptr) put_off(stream, {}, {event->place});
         return cudaSuccess;
     }
@@ -1378,7 +1395,8 @@ inline cudaError_t cudaEventQuery(cudaEvent_t event)
 inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end)
 {
     if (begin->captured || end->captured) return cuda_cpu::report(cudaErrorCapturedEvent);
-    if (begin->place == nullptr || end->place == nullptr || !begin->timed || !end->timed) return cuda_cpu::report(cudaErrorInvalidResourceHandle);
+    if (begin->place == nullptr || end->place == nullptr || !begin->timed || !end->timed)
+        return cuda_cpu::report(cudaErrorInvalidResourceHandle);
     if (!begin->place->reached || !end->place->reached) return cudaErrorNotReady;
     *milliseconds = std::chrono::duration<float, std::milli>(end->place->time - begin->place->time).count();
     return cudaSuccess;
@@ -1556,9 +1574,13 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
     case cudaDevAttrComputeCapabilityMinor: *value = p.minor; return cudaSuccess;
     case cudaDevAttrMaxRegistersPerBlock: *value = p.regsPerBlock; return cudaSuccess;
     case cudaDevAttrMaxRegistersPerMultiprocessor: *value = p.regsPerMultiprocessor; return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = static_cast<int>(p.sharedMemPerMultiprocessor); return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+        *value = static_cast<int>(p.sharedMemPerMultiprocessor);
+        return cudaSuccess;
     case cudaDevAttrMaxBlocksPerMultiprocessor: *value = p.maxBlocksPerMultiProcessor; return cudaSuccess;
-    case cudaDevAttrReservedSharedMemoryPerBlock: *value = static_cast<int>(p.reservedSharedMemPerBlock); return cudaSuccess;
+    case cudaDevAttrReservedSharedMemoryPerBlock:
+        *value = static_cast<int>(p.reservedSharedMemPerBlock);
+        return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(p.sharedMemPerBlockOptin); return cudaSuccess;
     }
     return cuda_cpu::report(cudaErrorInvalidValue);

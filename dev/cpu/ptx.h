@@ -141,8 +141,8 @@ inline unsigned this_warp() { return this_thread() / lanes_of_warp; }
 inline void need_capability(const char* name, int least)
 {
     if (card() == nullptr || card()->capability.number() >= least) return;
-    refuse(name, line("and that is an illegal instruction on %s, of compute capability %d.%d; it takes %d.%d", card()->name,
-                      card()->capability.major, card()->capability.minor, least / 10, least % 10));
+    refuse(name, line("and that is an illegal instruction on %s, of compute capability %d.%d; it takes %d.%d",
+                      card()->name, card()->capability.major, card()->capability.minor, least / 10, least % 10));
 }
 // Those of sm_90a are Hopper's alone.
 inline void need_hopper(const char* name)
@@ -652,7 +652,8 @@ struct Descriptor {
     void need_no_leading() const
     {
         if (leading != 0 && leading != 16)
-            die(line("wgmma: a descriptor has blocks of columns %u bytes apart, where there is one; expected 0 or 16", leading));
+            die(line("wgmma: a descriptor has blocks of columns %u bytes apart, where there is one; expected 0 or 16",
+                     leading));
     }
 
     uint32_t row(uint32_t r) const { return r % 8 * 128 + r / 8 * stride; }

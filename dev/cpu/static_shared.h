@@ -1,6 +1,6 @@
 // The __shared__ arrays that kernels declare. Here they are thread_local variables within functions, which no code can
-// list; but the program's own table of symbols does: each one's size, and the function that it is in. (A program that was
-// stripped of its symbols has no such table, and then nothing is known.)
+// list; but the program's own table of symbols does: each one's size, and the function that it is in. (A program that
+// was stripped of its symbols has no such table, and then nothing is known.)
 #pragma once
 
 #include <elf.h>
@@ -63,10 +63,12 @@ private:
         if (header.e_type == ET_DYN) loaded_at_ = reinterpret_cast<uintptr_t>(&__executable_start);
         for (unsigned i = 0; i < header.e_shnum; i++) {
             Elf64_Shdr symbols, names;
-            if (!read(program, header.e_shoff + i * header.e_shentsize, &symbols) || symbols.sh_type != SHT_SYMTAB) continue;
+            if (!read(program, header.e_shoff + i * header.e_shentsize, &symbols) || symbols.sh_type != SHT_SYMTAB)
+                continue;
             if (!read(program, header.e_shoff + symbols.sh_link * header.e_shentsize, &names)) continue;
             Elf64_Sym symbol;
-            for (size_t at = 0; at < symbols.sh_size && read(program, symbols.sh_offset + at, &symbol); at += sizeof(symbol))
+            for (size_t at = 0; at < symbols.sh_size && read(program, symbols.sh_offset + at, &symbol);
+                 at += sizeof(symbol))
                 note(symbol, program.c_str() + std::min<size_t>(program.size(), names.sh_offset + symbol.st_name));
         }
     }

@@ -213,7 +213,8 @@ inline void run_one()
         if (can_run(stream)) able.push_back(stream);
     if (able.empty()) return;
     auto& [seed_of_order, random] = stream_order();
-    const bool stays = seed_of_order % 2 == 1 && std::count(able.begin(), able.end(), favourite) > 0 && random.below(8) != 0;
+    const bool stays =
+        seed_of_order % 2 == 1 && std::count(able.begin(), able.end(), favourite) > 0 && random.below(8) != 0;
     if (!stays) favourite = able[random.below(static_cast<unsigned>(able.size()))];
     const Task task = std::move(favourite->queue.front());
     favourite->queue.pop_front();
@@ -254,7 +255,8 @@ inline Place put_off(cudaStream_t stream, Deed deed, std::vector<Place> after = 
     constexpr size_t longest_queue = 1024;  // then a launch waits, as in CUDA
     CUstream_st& to = *real(stream);
     for (cudaStream_t other : streams()) {
-        const bool implied = other != &to && (other == streams()[0] ? to.blocking : &to == streams()[0] && other->blocking);
+        const bool implied =
+            other != &to && (other == streams()[0] ? to.blocking : &to == streams()[0] && other->blocking);
         if (implied && other->last != nullptr && !other->last->reached) after.push_back(other->last);
     }
     to.last = std::make_shared<Marker>();

@@ -125,7 +125,7 @@ static bool a_block_reduces(unsigned threads)
     std::vector<float> expected(blocks);
     for (unsigned i = 0; i < in.size; i++) expected[i / threads] += in[i] = static_cast<float>(i % 101);
     launch(blocks, threads, threads * sizeof(float), reduce_block, in.data, out.data);
-    return out.values() == expected;
+    return std::equal(expected.begin(), expected.end(), out.data);
 }
 
 __global__ void vote(int* result)
@@ -1077,8 +1077,9 @@ __global__ void load_box(uint16_t* out, const __grid_constant__ CUtensorMap map,
 using Corner = std::array<int, 4>;
 static const std::vector<Corner> inside_and_over_edges = {{0, 0, 0, 0},  {8, 3, 4, 1},  {16, 1, 1, 0}, {-8, 0, 0, 0},
                                                           {0, -1, 2, 0}, {0, 4, -2, 2}, {3, 0, 6, -1}};
-static const std::vector<Corner> wholly_outside = {{72, 0, 0, 0}, {-64, 0, 0, 0}, {0, 5, 0, 0}, {0, -2, 0, 0}, {0, 0, 7, 0},
-                                                   {0, 0, 100, 0}, {0, 0, -3, 0}, {0, 0, 0, 3}, {0, 0, 0, -2}, {80, 6, 9, 4}};
+static const std::vector<Corner> wholly_outside = {{72, 0, 0, 0}, {-64, 0, 0, 0}, {0, 5, 0, 0},  {0, -2, 0, 0},
+                                                   {0, 0, 7, 0},  {0, 0, 100, 0}, {0, 0, -3, 0}, {0, 0, 0, 3},
+                                                   {0, 0, 0, -2}, {80, 6, 9, 4}};
 template <Slip S = Slip::NONE>
 static bool boxes_land(CUtensorMapSwizzle swizzle, const std::vector<Corner>& corners = inside_and_over_edges)
 {
@@ -1160,7 +1161,10 @@ static void test_tensor_maps()
     claim("tensor_load: a box of four dimensions lands swizzled, with zeros for what is before or past the tensor",
           in_every_order([] { return boxes_land(CU_TENSOR_MAP_SWIZZLE_128B); }));
     claim("tensor_load: a box that is wholly outside of the tensor is zeros, and its bytes are counted",
-          in_every_order([] { return boxes_land(CU_TENSOR_MAP_SWIZZLE_128B, wholly_outside) && boxes_land(CU_TENSOR_MAP_SWIZZLE_NONE, wholly_outside); }));
+          in_every_order([] {
+              return boxes_land(CU_TENSOR_MAP_SWIZZLE_128B, wholly_outside) &&
+                     boxes_land(CU_TENSOR_MAP_SWIZZLE_NONE, wholly_outside);
+          }));
     claim("tensor_load: ... and plain without swizzle",
           in_every_order([] { return boxes_land(CU_TENSOR_MAP_SWIZZLE_NONE); }));
 }
@@ -1543,7 +1547,8 @@ __global__ void misuse(int which, const __nv_bfloat16* data, const __grid_consta
         wgmma_wait<0>(d);
 }
 
-// What is said, in the order of `misuse`; nothing of what is right. From 26 on there is a seed, which it takes to see some.
+// What is said, in the order of `misuse`; nothing of what is right. From 26 on there is a seed, which it takes to see
+// some.
 static const std::vector<std::string> misuses = {
     "thread 0 calls copy_async with an address that is not a multiple of 16",
     "thread 0 calls copy_async with an address that is not a multiple of 16",
@@ -1710,7 +1715,11 @@ static std::pair<std::string, int> run_child_on(const char* card, const std::str
 
 static void test_card_properties()
 {
-    struct Expected { const char *key, *name; int capability, multiprocessors; size_t kib_by_opt_in, kib_of_multiprocessor; };
+    struct Expected {
+        const char *key, *name;
+        int capability, multiprocessors;
+        size_t kib_by_opt_in, kib_of_multiprocessor;
+    };
     const Expected table[] = {
         {"h100", "NVIDIA H100 80GB HBM3", 90, 132, 227, 228}, {"h200", "NVIDIA H200", 90, 132, 227, 228},
         {"a100", "NVIDIA A100-SXM4-80GB", 80, 108, 163, 164}, {"4090", "NVIDIA GeForce RTX 4090", 89, 128, 99, 100},
@@ -1734,7 +1743,8 @@ static void test_card_properties()
     claim("each card has its name, compute capability, multiprocessors and shared memory", right);
     const auto [said, code] = run_child_on("h900", "nothing");
     claim("a card that is unknown is named, with those that are known",
-          code == 2 && contains(said, "CUDA_CPU_CARD is \"h900\"; expected one of h100, h200, a100, 4090, l40s, t4, b200"));
+          code == 2 &&
+              contains(said, "CUDA_CPU_CARD is \"h900\"; expected one of h100, h200, a100, 4090, l40s, t4, b200"));
 }
 
 // ---- what a launch may ask for
@@ -1758,8 +1768,10 @@ __global__ void read_unwritten_static(float* out)
 static void test_launch_bounds()
 {
     const bool right = launch(1, 96, 0, bounded) == cudaSuccess && launch(1, 97, 0, bounded) == cudaErrorInvalidValue &&
-                       launch(1, 128, 0, bounded_by<64>) == cudaSuccess && launch(1, 129, 0, bounded_by<64>) == cudaErrorInvalidValue &&
-                       launch(1, {32, 4}, 0, bounded_by<64>) == cudaSuccess && launch(1, {43, 3}, 0, bounded_by<64>) == cudaErrorInvalidValue &&
+                       launch(1, 128, 0, bounded_by<64>) == cudaSuccess &&
+                       launch(1, 129, 0, bounded_by<64>) == cudaErrorInvalidValue &&
+                       launch(1, {32, 4}, 0, bounded_by<64>) == cudaSuccess &&
+                       launch(1, {43, 3}, 0, bounded_by<64>) == cudaErrorInvalidValue &&
                        launch(1, 1024, 0, bounded_by<512>) == cudaSuccess && launch(1, 1024, 0, nothing) == cudaSuccess;
     claim("__launch_bounds__ bounds a block's threads; without it there may be 1024", right);
     cudaGetLastError();
@@ -1778,7 +1790,8 @@ static void test_static_shared()
     for (int run = 0; run < 2; run++) launch(1, 1, 0, read_unwritten_static, out.data);
     right = out[0] == 1;
     cuda_cpu::set_seed(1);
-    for (int run = 0; run < 2; run++) right = right && launch(1, 1, 0, read_unwritten_static, out.data) == cudaSuccess && std::isnan(out[0]);
+    for (int run = 0; run < 2; run++)
+        right = right && launch(1, 1, 0, read_unwritten_static, out.data) == cudaSuccess && std::isnan(out[0]);
     cuda_cpu::set_seed(0);
     claim("under a seed they are not numbers when a block begins", right);
     cudaGetLastError();
@@ -1788,7 +1801,8 @@ static void test_card_launches()
 {
     constexpr auto dynamic = cudaFuncAttributeMaxDynamicSharedMemorySize;
     bool right = true;
-    for (const auto& [key, kib] : {std::pair{"h100", 227}, {"a100", 163}, {"4090", 99}, {"l40s", 99}, {"t4", 64}, {"b200", 227}})
+    for (const auto& [key, kib] :
+         {std::pair{"h100", 227}, {"a100", 163}, {"4090", 99}, {"l40s", 99}, {"t4", 64}, {"b200", 227}})
         right = on(key, [&, most = kib << 10] {
             Array<int> flag(1);
             cudaFuncSetAttribute(fill_shared, dynamic, 0);
@@ -1796,7 +1810,8 @@ static void test_card_launches()
                    launch(1, 1, (48 << 10) + 1, fill_shared, 0, flag.data) == cudaErrorInvalidValue &&
                    cudaFuncSetAttribute(fill_shared, dynamic, most + 1) == cudaErrorInvalidValue &&
                    cudaFuncSetAttribute(fill_shared, dynamic, most) == cudaSuccess &&
-                   launch(1, 1, static_cast<size_t>(most), fill_shared, static_cast<size_t>(most), flag.data) == cudaSuccess &&
+                   launch(1, 1, static_cast<size_t>(most), fill_shared, static_cast<size_t>(most), flag.data) ==
+                       cudaSuccess &&
                    launch(1, 1, static_cast<size_t>(most) + 1, fill_shared, 0, flag.data) == cudaErrorInvalidValue &&
                    cudaDeviceSynchronize() == cudaSuccess && flag[0] == 1;
         }) && right;
@@ -1822,7 +1837,8 @@ static void test_card_launches()
             with_attribute("a100", early) == cudaErrorNotSupported;
     cluster.val.clusterDim = {2, 1, 1};
     claim("clusters are refused, and programmatic launches before capability 9.0",
-          right && with_attribute("a100", cluster) == cudaErrorNotSupported && with_attribute("h100", cluster) == cudaErrorNotSupported);
+          right && with_attribute("a100", cluster) == cudaErrorNotSupported &&
+              with_attribute("h100", cluster) == cudaErrorNotSupported);
 }
 
 // ---- memory
@@ -1834,9 +1850,11 @@ static void test_card_memory()
         size_t before = 0, after = 0, total = 0;
         void *most = nullptr, *more = nullptr;
         cudaMemGetInfo(&before, &total);
-        bool right = total > 78 << 10 << 10 && total / mib > 79 * 1024 && total / mib < 80 * 1024 && total - before > 100 * mib && total - before < 2048 * mib;
+        bool right = total / mib > 79 * 1024 && total / mib < 80 * 1024 && total - before > 100 * mib &&
+                     total - before < 2048 * mib;
         right = right && cudaMalloc(&more, before + 1) == cudaErrorMemoryAllocation && more == nullptr;
-        right = right && cudaMalloc(&most, before / (2 * mib) * (2 * mib)) == cudaSuccess && cudaMalloc(&more, 2 * mib) == cudaErrorMemoryAllocation;
+        right = right && cudaMalloc(&most, before / (2 * mib) * (2 * mib)) == cudaSuccess &&
+                cudaMalloc(&more, 2 * mib) == cudaErrorMemoryAllocation;
         static_cast<char*>(most)[before / (2 * mib) * (2 * mib) - 1] = 1;   // the last byte is there
         right = right && cudaFree(most) == cudaSuccess;
         cudaMemGetInfo(&after, &total);
@@ -1861,13 +1879,21 @@ static void test_card_memory()
     claim("a card knows its own memory from the host's, and where a block ends", on("h100", [] {
         float host[4] = {}, *block = nullptr;
         cudaMalloc(&block, 16);
-        const auto copy = [&](void* to, const void* from, size_t bytes, cudaMemcpyKind kind) { return cudaMemcpy(to, from, bytes, kind); };
-        const bool right = copy(block, host, 16, cudaMemcpyHostToDevice) == cudaSuccess && copy(host, block, 16, cudaMemcpyDefault) == cudaSuccess &&
-                           copy(block, host, 16, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue && copy(host, block, 16, cudaMemcpyHostToDevice) == cudaErrorInvalidValue &&
-                           copy(block, host, 16, cudaMemcpyDeviceToDevice) == cudaErrorInvalidValue && copy(block, host, 17, cudaMemcpyHostToDevice) == cudaErrorInvalidValue &&
-                           copy(block + 1, host, 12, cudaMemcpyHostToDevice) == cudaSuccess && copy(block + 1, host, 13, cudaMemcpyHostToDevice) == cudaErrorInvalidValue &&
+        const auto copy = [&](void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+            return cudaMemcpy(to, from, bytes, kind);
+        };
+        const bool right = copy(block, host, 16, cudaMemcpyHostToDevice) == cudaSuccess &&
+                           copy(host, block, 16, cudaMemcpyDefault) == cudaSuccess &&
+                           copy(block, host, 16, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue &&
+                           copy(host, block, 16, cudaMemcpyHostToDevice) == cudaErrorInvalidValue &&
+                           copy(block, host, 16, cudaMemcpyDeviceToDevice) == cudaErrorInvalidValue &&
+                           copy(block, host, 17, cudaMemcpyHostToDevice) == cudaErrorInvalidValue &&
+                           copy(block + 1, host, 12, cudaMemcpyHostToDevice) == cudaSuccess &&
+                           copy(block + 1, host, 13, cudaMemcpyHostToDevice) == cudaErrorInvalidValue &&
                            copy(block, host, 16, static_cast<cudaMemcpyKind>(5)) == cudaErrorInvalidMemcpyDirection &&
-                           cudaMemset(block, 0, 16) == cudaSuccess && cudaMemset(block, 0, 17) == cudaErrorInvalidValue && cudaMemset(host, 0, 16) == cudaErrorInvalidValue;
+                           cudaMemset(block, 0, 16) == cudaSuccess &&
+                           cudaMemset(block, 0, 17) == cudaErrorInvalidValue &&
+                           cudaMemset(host, 0, 16) == cudaErrorInvalidValue;
         cudaFree(block);
         return right;
     }));
@@ -1985,6 +2011,16 @@ static bool pageable_memory_is_used_again()
     return pageable == 7;
 }
 
+// cudaMemcpy has read it when it returns.
+static bool pinned_memory_is_copied()
+{
+    TwoStreams s;
+    cudaMemcpy(s.x, s.pinned, sizeof(float), cudaMemcpyHostToDevice);
+    *s.pinned = 8;
+    s.launch_on(s.compute, add_to, s.sum, s.x);
+    return s.result() == 7;
+}
+
 static bool pinned_memory_is_read_early(Order order)
 {
     TwoStreams s;
@@ -2040,7 +2076,8 @@ static bool product_waits(Order order)
     s.upload();
     cudaEventRecord(s.event, s.copies);
     if (order == Order::EVENT) cudaStreamWaitEvent(s.compute, s.event);
-    cublasLtMatmul(handle, &desc, &alpha, s.x, &one, s.x, &one, &beta, s.sum, &one, s.sum, &one, nullptr, nullptr, 0, s.compute);
+    cublasLtMatmul(handle, &desc, &alpha, s.x, &one, s.x, &one, &beta, s.sum, &one, s.sum, &one, nullptr, nullptr, 0,
+                   s.compute);
     alpha = 2;
     cublasLtDestroy(handle);
     return s.result() == 49;
@@ -2058,7 +2095,8 @@ static int times_not_ready()
     int times = 0;
     float milliseconds = -1;
     while (cudaEventQuery(s.event) == cudaErrorNotReady && times < 100000) times++;
-    const bool right = cudaGetLastError() == cudaSuccess && cudaEventElapsedTime(&milliseconds, begin, s.event) == cudaSuccess && milliseconds >= 0;
+    const bool right = cudaGetLastError() == cudaSuccess &&
+                       cudaEventElapsedTime(&milliseconds, begin, s.event) == cudaSuccess && milliseconds >= 0;
     cudaEventDestroy(begin);
     return right ? times : -1;
 }
@@ -2081,15 +2119,20 @@ static bool elapsed_time_is_not_known_yet()
 static void test_card_streams()
 {
     const auto right_with_event_only = [](auto check) {
-        return on_under_every_seed("h100", [&] { return check(Order::EVENT); }) && fails_under_some_seed("h100", [&] { return check(Order::NO_EVENT); });
+        return on_under_every_seed("h100", [&] { return check(Order::EVENT); }) &&
+               fails_under_some_seed("h100", [&] { return check(Order::NO_EVENT); });
     };
     claim("a kernel that does not wait for a copy in another stream shows", right_with_event_only(copy_then_kernel));
     claim("a copy that does not wait for a kernel in another stream shows", right_with_event_only(kernel_then_copy));
-    claim("without a card both are right, event or not", copy_then_kernel(Order::NO_EVENT) && kernel_then_copy(Order::NO_EVENT));
-    claim("a stream waits for what an event had recorded by then", on_under_every_seed("h100", event_is_recorded_again));
+    claim("without a card both are right, event or not",
+          copy_then_kernel(Order::NO_EVENT) && kernel_then_copy(Order::NO_EVENT));
+    claim("a stream waits for what an event had recorded by then",
+          on_under_every_seed("h100", event_is_recorded_again));
     claim("pinned memory that is used again too early shows", right_with_event_only(pinned_memory_is_used_again));
+    claim("cudaMemcpy is done with pinned memory when it returns", on_under_every_seed("h100", pinned_memory_is_copied));
     claim("pinned memory that is read too early shows", right_with_event_only(pinned_memory_is_read_early));
-    claim("pageable memory may be used again when the call returns", on_under_every_seed("h100", pageable_memory_is_used_again));
+    claim("pageable memory may be used again when the call returns",
+          on_under_every_seed("h100", pageable_memory_is_used_again));
     claim("the default stream orders blocking streams, but not the others",
           on_under_every_seed("h100", [] { return default_stream_orders(cudaStreamDefault); }) &&
               fails_under_some_seed("h100", [] { return default_stream_orders(cudaStreamNonBlocking); }));
@@ -2098,13 +2141,16 @@ static void test_card_streams()
     claim("so does a product of cuBLASLt, with alpha as it was", right_with_event_only(product_waits));
     const auto becomes_ready = [] { const int times = times_not_ready(); return times >= 0 && times < 100000; };
     claim("an event that is asked for is not ready, and then it is",
-          on_under_every_seed("h100", becomes_ready) && fails_under_some_seed("h100", [] { return times_not_ready() == 0; }) && times_not_ready() == 0);
-    claim("nor is a time known that is not over", fails_under_some_seed("h100", [] { return !elapsed_time_is_not_known_yet(); }));
+          on_under_every_seed("h100", becomes_ready) &&
+              fails_under_some_seed("h100", [] { return times_not_ready() == 0; }) && times_not_ready() == 0);
+    claim("nor is a time known that is not over",
+          fails_under_some_seed("h100", [] { return !elapsed_time_is_not_known_yet(); }));
     cudaEvent_t untimed;
     cudaEventCreateWithFlags(&untimed, cudaEventDisableTiming);
     cudaEventRecord(untimed);
     float milliseconds = 0;
-    claim("an event without timing has none", cudaEventElapsedTime(&milliseconds, untimed, untimed) == cudaErrorInvalidResourceHandle);
+    claim("an event without timing has none",
+          cudaEventElapsedTime(&milliseconds, untimed, untimed) == cudaErrorInvalidResourceHandle);
     cudaEventDestroy(untimed);
     cudaGetLastError();
 }
@@ -2113,7 +2159,8 @@ static void test_card_streams()
 
 // What a call returns while a stream is captured, and what the capture's end says then.
 template <class Call>
-static std::pair<cudaError_t, cudaError_t> in_capture_on(const char* card, cudaStreamCaptureMode mode, unsigned flags, Call call)
+static std::pair<cudaError_t, cudaError_t> in_capture_on(const char* card, cudaStreamCaptureMode mode, unsigned flags,
+                                                         Call call)
 {
     cudaError_t said = cudaSuccess, end = cudaSuccess;
     on(card, [&] {
@@ -2132,7 +2179,13 @@ static void test_card_captures()
 {
     using Call = std::function<cudaError_t(TwoStreams&)>;
     const std::pair<const char*, Call> unsafe[] = {
-        {"cudaMalloc", [](TwoStreams&) { void* block = nullptr; const cudaError_t error = cudaMalloc(&block, 16); cudaFree(block); return error; }},
+        {"cudaMalloc",
+         [](TwoStreams&) {
+             void* block = nullptr;
+             const cudaError_t error = cudaMalloc(&block, 16);
+             cudaFree(block);
+             return error;
+         }},
         {"cudaMemcpy", [](TwoStreams& s) { return cudaMemcpy(s.x, s.pinned, 4, cudaMemcpyHostToDevice); }},
         {"cudaStreamSynchronize of another", [](TwoStreams& s) { return cudaStreamSynchronize(s.copies); }},
         {"cudaEventSynchronize", [](TwoStreams& s) { return cudaEventSynchronize(s.event); }},
@@ -2141,18 +2194,25 @@ static void test_card_captures()
         {"cudaDeviceSynchronize", [](TwoStreams&) { return cudaDeviceSynchronize(); }},
         {"cudaStreamSynchronize", [](TwoStreams& s) { return cudaStreamSynchronize(s.compute); }},
         {"cudaStreamQuery", [](TwoStreams& s) { return cudaStreamQuery(s.compute); }}};
-    const std::pair refused{cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureInvalidated}, fine{cudaSuccess, cudaSuccess};
+    const std::pair refused{cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureInvalidated},
+        fine{cudaSuccess, cudaSuccess};
     std::string wrong;
     for (const auto& [name, call] : unsafe)
-        for (const auto mode : {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed})
-            if (in_capture_on("h100", mode, cudaStreamNonBlocking, call) != (mode == cudaStreamCaptureModeRelaxed ? fine : refused)) wrong += std::string(" ") + name;
+        for (const auto mode :
+             {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed})
+            if (in_capture_on("h100", mode, cudaStreamNonBlocking, call) !=
+                (mode == cudaStreamCaptureModeRelaxed ? fine : refused))
+                wrong += std::string(" ") + name;
     claim("calls that allocate or might wait are refused in a capture unless it is relaxed:" + wrong, wrong.empty());
     for (const auto& [name, call] : never)
         for (const auto mode : {cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed})
             if (in_capture_on("h100", mode, cudaStreamNonBlocking, call) != refused) wrong += std::string(" ") + name;
     claim("those that would wait for the capture are refused in any:" + wrong, wrong.empty());
     const std::pair implicit{cudaErrorStreamCaptureImplicit, cudaErrorStreamCaptureInvalidated};
-    const auto launch_by_default = [](TwoStreams& s) { s.launch_on(nullptr, set_to, s.x, 1.0f); return cudaGetLastError(); };
+    const auto launch_by_default = [](TwoStreams& s) {
+        s.launch_on(nullptr, set_to, s.x, 1.0f);
+        return cudaGetLastError();
+    };
     const auto copy_by_default = [](TwoStreams& s) { return cudaMemcpy(s.x, s.pinned, 4, cudaMemcpyHostToDevice); };
     claim("the default stream cannot be used while a blocking stream is captured",
           in_capture_on("h100", cudaStreamCaptureModeRelaxed, cudaStreamDefault, launch_by_default) == implicit &&
@@ -2186,19 +2246,21 @@ struct CardProduct {
         cublasLtMatrixLayoutOpaque_t a{static_cast<uint32_t>(type), 8, 8, 8}, d{static_cast<uint32_t>(out), 8, 8, 8};
         cublasLtMatmulPreference_t preference;
         cublasLtMatmulPreferenceCreate(&preference);
-        for (const auto operand : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                                   CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+        for (const auto operand :
+             {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+              CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
             cublasLtMatmulPreferenceSetAttribute(preference, operand, &promised, sizeof(promised));
         cublasLtMatmulHeuristicResult_t result;
         int found = 0;
-        cublasStatus_t answer = cublasLtMatmulAlgoGetHeuristic(nullptr, &desc, &a, &a, &d, &d, preference, 1, &result, &found);
+        cublasStatus_t answer =
+            cublasLtMatmulAlgoGetHeuristic(nullptr, &desc, &a, &a, &d, &d, preference, 1, &result, &found);
         cublasLtMatmulPreferenceDestroy(preference);
         if (found == 0) return answer;
         cublasLtHandle_t handle;
         cublasLtCreate(&handle);
         const float alpha = 1, beta = 0;
-        answer = cublasLtMatmul(handle, &desc, &alpha, place + a_offset, &a, place, &a, &beta, place + 2048 + d_offset, &d,
-                                place + 2048 + d_offset, &d, &result.algo, nullptr, 0, nullptr);
+        answer = cublasLtMatmul(handle, &desc, &alpha, place + a_offset, &a, place, &a, &beta, place + 2048 + d_offset,
+                                &d, place + 2048 + d_offset, &d, &result.algo, nullptr, 0, nullptr);
         cublasLtDestroy(handle);
         return answer;
     }
@@ -2213,21 +2275,50 @@ static void test_card_products()
         on("h100", [&] { answer = product.status(); return true; });
         return answer;
     };
-    const auto with_epilogue = [&](uint32_t epilogue, auto change) { return status([&](CardProduct& p) { p.epilogue = epilogue; change(p); }); };
+    const auto with_epilogue = [&](uint32_t epilogue, auto change) {
+        return status([&](CardProduct& p) {
+            p.epilogue = epilogue;
+            change(p);
+        });
+    };
     constexpr auto none = CUBLAS_STATUS_NOT_SUPPORTED, fine = CUBLAS_STATUS_SUCCESS;
     constexpr auto bias = CUBLASLT_EPILOGUE_BIAS, dgelu = CUBLASLT_EPILOGUE_DGELU;
-    claim("a bias has the output's type", with_epilogue(bias, [](CardProduct&) {}) == fine && with_epilogue(bias, [](CardProduct& p) { p.bias_type = CUDA_R_16BF; }) == fine &&
-                                              with_epilogue(bias, [](CardProduct& p) { p.bias_type = CUDA_R_32F; }) == none &&
-                                              with_epilogue(bias, [](CardProduct& p) { p.out = CUDA_R_32F; p.bias_type = CUDA_R_32F; }) == fine &&
-                                              with_epilogue(bias, [](CardProduct& p) { p.out = CUDA_R_32F; p.bias_type = CUDA_R_16BF; }) == none);
+    claim("a bias has the output's type",
+          with_epilogue(bias, [](CardProduct&) {}) == fine &&
+              with_epilogue(bias, [](CardProduct& p) { p.bias_type = CUDA_R_16BF; }) == fine &&
+              with_epilogue(bias, [](CardProduct& p) { p.bias_type = CUDA_R_32F; }) == none &&
+              with_epilogue(bias,
+                            [](CardProduct& p) {
+                                p.out = CUDA_R_32F;
+                                p.bias_type = CUDA_R_32F;
+                            }) == fine &&
+              with_epilogue(bias, [](CardProduct& p) {
+                  p.out = CUDA_R_32F;
+                  p.bias_type = CUDA_R_16BF;
+              }) == none);
     claim("the second matrix of an epilogue has the output's type, rows of 8, and begins at a multiple of 16",
-          with_epilogue(dgelu, [](CardProduct&) {}) == fine && with_epilogue(dgelu, [](CardProduct& p) { p.aux_type = CUDA_R_32F; }) == none &&
-              with_epilogue(dgelu, [](CardProduct& p) { p.aux_ld = 12; }) == none && with_epilogue(dgelu, [](CardProduct& p) { p.aux_ld = 0; }) == CUBLAS_STATUS_INVALID_VALUE &&
-              with_epilogue(dgelu, [](CardProduct& p) { p.aux_offset = 8; }) == none && with_epilogue(dgelu, [](CardProduct& p) { p.aux_offset = 16; }) == fine);
+          with_epilogue(dgelu, [](CardProduct&) {}) == fine &&
+              with_epilogue(dgelu, [](CardProduct& p) { p.aux_type = CUDA_R_32F; }) == none &&
+              with_epilogue(dgelu, [](CardProduct& p) { p.aux_ld = 12; }) == none &&
+              with_epilogue(dgelu, [](CardProduct& p) { p.aux_ld = 0; }) == CUBLAS_STATUS_INVALID_VALUE &&
+              with_epilogue(dgelu, [](CardProduct& p) { p.aux_offset = 8; }) == none &&
+              with_epilogue(dgelu, [](CardProduct& p) { p.aux_offset = 16; }) == fine);
     claim("operands are aligned as the preference promised",
-          status([](CardProduct& p) { p.a_offset = 16; }) == fine && status([](CardProduct& p) { p.a_offset = 8; }) == CUBLAS_STATUS_INVALID_VALUE &&
-              status([](CardProduct& p) { p.d_offset = 2; }) == CUBLAS_STATUS_INVALID_VALUE && status([](CardProduct& p) { p.a_offset = 8; p.promised = 8; }) == fine &&
-              status([](CardProduct& p) { p.a_offset = 4; p.promised = 8; }) == CUBLAS_STATUS_INVALID_VALUE && status([](CardProduct& p) { p.a_offset = 8; p.promised = 256; }) == CUBLAS_STATUS_INVALID_VALUE);
+          status([](CardProduct& p) { p.a_offset = 16; }) == fine &&
+              status([](CardProduct& p) { p.a_offset = 8; }) == CUBLAS_STATUS_INVALID_VALUE &&
+              status([](CardProduct& p) { p.d_offset = 2; }) == CUBLAS_STATUS_INVALID_VALUE &&
+              status([](CardProduct& p) {
+                  p.a_offset = 8;
+                  p.promised = 8;
+              }) == fine &&
+              status([](CardProduct& p) {
+                  p.a_offset = 4;
+                  p.promised = 8;
+              }) == CUBLAS_STATUS_INVALID_VALUE &&
+              status([](CardProduct& p) {
+                  p.a_offset = 8;
+                  p.promised = 256;
+              }) == CUBLAS_STATUS_INVALID_VALUE);
 }
 
 // ---- instructions
@@ -2273,7 +2364,9 @@ static int run_instruction(int which)
 {
     Numbers data(64 * 64, 1);
     cudaDeviceSynchronize();
-    const CUtensorMap map = cuda_cpu::card() == nullptr || cuda_cpu::card()->capability.major >= 9 ? map_of(data.data, 64, 64) : CUtensorMap{};
+    const CUtensorMap map = cuda_cpu::card() == nullptr || cuda_cpu::card()->capability.major >= 9
+                                ? map_of(data.data, 64, 64)
+                                : CUtensorMap{};
     launch(1, 128, 16384 + 64, one_instruction, which, data.data, map);
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : 3;
 }
@@ -2281,15 +2374,20 @@ static int run_instruction(int which)
 static void test_card_instructions()
 {
     struct Instruction { const char* name; int least, most; };
-    const Instruction table[] = {{"ldmatrix", 75, 999}, {"mma_m16n8k16", 80, 999}, {"copy_async", 80, 999}, {"barrier_init", 90, 999}, {"barrier_init", 90, 999},
-                                 {"async_fence", 90, 999}, {"wgmma_fence", 90, 90}, {"keep_registers", 90, 90}, {"named_barrier_wait", 75, 999}};
-    for (const auto& [card, capability] : {std::pair{"t4", 75}, {"a100", 80}, {"4090", 89}, {"h100", 90}, {"b200", 100}}) {
+    const Instruction table[] = {
+        {"ldmatrix", 75, 999},     {"mma_m16n8k16", 80, 999},  {"copy_async", 80, 999},
+        {"barrier_init", 90, 999}, {"barrier_init", 90, 999},  {"async_fence", 90, 999},
+        {"wgmma_fence", 90, 90},   {"keep_registers", 90, 90}, {"named_barrier_wait", 75, 999}};
+    for (const auto& [card, capability] :
+         {std::pair{"t4", 75}, {"a100", 80}, {"4090", 89}, {"h100", 90}, {"b200", 100}}) {
         std::string wrong;
         for (size_t i = 0; i < std::size(table); i++) {
             const auto [said, code] = run_child_on(card, "instruction" + std::to_string(i));
             const bool has = capability >= table[i].least && capability <= table[i].most;
-            const std::string illegal = std::string("calls ") + table[i].name + " and that is an illegal instruction on ";
-            if (has ? code != 0 || !said.empty() : code != 1 || !contains(said, illegal)) wrong += std::string(" ") + table[i].name;
+            const std::string illegal =
+                std::string("calls ") + table[i].name + " and that is an illegal instruction on ";
+            if (has ? code != 0 || !said.empty() : code != 1 || !contains(said, illegal))
+                wrong += std::string(" ") + table[i].name;
         }
         claim(std::string("instructions of tensor cores are those of a ") + card + ":" + wrong, wrong.empty());
     }
@@ -2300,20 +2398,24 @@ static void test_card_instructions()
             const uint64_t extents[] = {64, 64}, strides[] = {128};
             const uint32_t box[] = {64, 64}, steps[] = {1, 1};
             CUtensorMap map;
-            result = cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, data.data, extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                            CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+            result = cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, data.data, extents, strides, box,
+                                            steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                            CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
             return true;
         });
         return result;
     };
-    claim("maps of tensors are made from capability 9.0 on", encoded("h100") == CUDA_SUCCESS && encoded("b200") == CUDA_SUCCESS && encoded("4090") == CUDA_ERROR_INVALID_VALUE);
+    claim("maps of tensors are made from capability 9.0 on", encoded("h100") == CUDA_SUCCESS &&
+                                                                 encoded("b200") == CUDA_SUCCESS &&
+                                                                 encoded("4090") == CUDA_ERROR_INVALID_VALUE);
 }
 
 static void test_cards()
 {
     if (WARP_SIZE == 1) {
         const auto [said, code] = run_child_on("h100", "global");
-        claim("with a warp of 1 thread there are no cards", code == 2 && contains(said, "takes a build with -DWARP_SIZE=32"));
+        claim("with a warp of 1 thread there are no cards",
+              code == 2 && contains(said, "takes a build with -DWARP_SIZE=32"));
         return;
     }
     test_card_properties();
