@@ -1855,7 +1855,7 @@ static void test_card_memory()
         right = right && cudaMalloc(&more, before + 1) == cudaErrorMemoryAllocation && more == nullptr;
         right = right && cudaMalloc(&most, before / (2 * mib) * (2 * mib)) == cudaSuccess &&
                 cudaMalloc(&more, 2 * mib) == cudaErrorMemoryAllocation;
-        static_cast<char*>(most)[before / (2 * mib) * (2 * mib) - 1] = 1;   // the last byte is there
+        if (right) static_cast<char*>(most)[before / (2 * mib) * (2 * mib) - 1] = 1;  // the last byte is there
         right = right && cudaFree(most) == cudaSuccess;
         cudaMemGetInfo(&after, &total);
         return right && after == before;
@@ -2116,6 +2116,37 @@ static bool elapsed_time_is_not_known_yet()
     return later && early == cudaErrorNotReady;
 }
 
+static bool freeing_waits()
+{
+    TwoStreams s;
+    float *device = nullptr, *host = nullptr;
+    cudaMalloc(&device, sizeof(float));
+    cudaMallocHost(&host, sizeof(float));
+    s.launch_on(s.compute, set_to, s.sum, 3.0f);
+    cudaFree(device);
+    const bool right = *s.sum == 3;
+    s.launch_on(s.compute, set_to, s.sum, 4.0f);
+    cudaFreeHost(host);
+    return right && *s.sum == 4;
+}
+
+static bool queue_is_bounded()
+{
+    TwoStreams s;
+    for (int i = 0; i < 3000; i++) s.launch_on(s.compute, add_to, s.sum, s.x);
+    return s.compute->queue.size() <= 1024;
+}
+
+// An error of work that was put off, which only tests can have.
+static bool late_errors_are_told()
+{
+    TwoStreams s;
+    bool right = cuda_cpu::hand_over(s.compute, [] { return cudaErrorUnknown; }) == cudaSuccess;
+    for (int call = 0; call < 2; call++) right = right && cudaStreamSynchronize(s.compute) == cudaErrorUnknown;
+    cuda_cpu::late_error() = cudaSuccess;
+    return right;
+}
+
 static void test_card_streams()
 {
     const auto right_with_event_only = [](auto check) {
@@ -2129,13 +2160,17 @@ static void test_card_streams()
     claim("a stream waits for what an event had recorded by then",
           on_under_every_seed("h100", event_is_recorded_again));
     claim("pinned memory that is used again too early shows", right_with_event_only(pinned_memory_is_used_again));
-    claim("cudaMemcpy is done with pinned memory when it returns", on_under_every_seed("h100", pinned_memory_is_copied));
+    claim("cudaMemcpy is done with pinned memory when it returns",
+          on_under_every_seed("h100", pinned_memory_is_copied));
     claim("pinned memory that is read too early shows", right_with_event_only(pinned_memory_is_read_early));
     claim("pageable memory may be used again when the call returns",
           on_under_every_seed("h100", pageable_memory_is_used_again));
     claim("the default stream orders blocking streams, but not the others",
           on_under_every_seed("h100", [] { return default_stream_orders(cudaStreamDefault); }) &&
               fails_under_some_seed("h100", [] { return default_stream_orders(cudaStreamNonBlocking); }));
+    claim("cudaFree and cudaFreeHost wait for what is under way", on_under_every_seed("h100", freeing_waits));
+    claim("a queue holds 1024 pieces of work, then a launch waits", on_under_every_seed("h100", queue_is_bounded));
+    claim("what goes wrong later is told by calls that wait, from then on", on("h100", late_errors_are_told));
     claim("arguments are those of the launch", on_under_every_seed("h100", arguments_are_those_of_the_launch));
     claim("a graph takes its place in the stream", right_with_event_only(graph_waits_and_is_waited_for));
     claim("so does a product of cuBLASLt, with alpha as it was", right_with_event_only(product_waits));
@@ -2204,6 +2239,7 @@ static void test_card_captures()
                 (mode == cudaStreamCaptureModeRelaxed ? fine : refused))
                 wrong += std::string(" ") + name;
     claim("calls that allocate or might wait are refused in a capture unless it is relaxed:" + wrong, wrong.empty());
+    wrong.clear();
     for (const auto& [name, call] : never)
         for (const auto mode : {cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed})
             if (in_capture_on("h100", mode, cudaStreamNonBlocking, call) != refused) wrong += std::string(" ") + name;
