@@ -99,8 +99,8 @@ FORCE:
 
 # ---- build and run ------------------------------------------------------------------------------
 
-.PHONY: all setup run debug test test-asan test-ports test-gpu test-gpu-sanitize test-hf check-cuda kernels \
-        check-kernels reference bench bench-gpu chapter test-explorer clean help require-gpu require-sanitizer FORCE
+.PHONY: all setup run debug test test-asan test-cards test-ports test-gpu test-gpu-sanitize test-hf check-cuda \
+        kernels check-kernels reference bench bench-gpu chapter test-explorer clean help require-gpu require-sanitizer FORCE
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
 	@echo "./train_gpt is the $(DEVICE) build in $(PRECISION): $(REASON)"
@@ -159,6 +159,18 @@ $(LOGS): %.log: % FORCE
 	echo "exit code $${PIPESTATUS[0]}" >> $@
 $(addsuffix .log,$(ASAN_TESTS)): export ASAN_OPTIONS = detect_leaks=0
 $(addsuffix .log,$(ASAN_TESTS)): export UBSAN_OPTIONS = print_stacktrace=1
+# The tests on cards that dev/cpu pretends to be: their limits, and work that is put off. Everything on the first of
+# them, on the others what depends on the card.
+CARDS           ?= h100 a100 4090
+CARD_PRECISIONS ?= bf16
+CARD_PARTS      ?= kernels,model against PyTorch,memory,tensor cores,graphs
+CARD_TESTS      := $(foreach p,$(CARD_PRECISIONS),$(CARDS:%=$(TEST_DIR)/$p-32/test_gpt@%))
+$(addsuffix .log,$(CARD_TESTS)): $(CARD_PRECISIONS:%=$(TEST_DIR)/%-32/test_gpt) FORCE
+	@echo "== $(basename $@)"; OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive \
+	CUDA_CPU_CARD=$(lastword $(subst @, ,$(basename $@))) $(firstword $(subst @, ,$@)) \
+	$(if $(filter $(basename $@),$(firstword $(CARD_TESTS))),,--only '$(CARD_PARTS)') 2>&1 | tee $@; \
+	echo "exit code $${PIPESTATUS[0]}" >> $@
+
 # There is one GPU: one program after the other.
 build/test/gpu-bf16/test_gpt.log: | build/test/gpu-fp32/test_gpt.log
 
@@ -194,6 +206,8 @@ test:
 	$(call run_tests,$(TESTS))
 test-asan:
 	$(call run_tests,$(ASAN_TESTS))
+test-cards:
+	$(call run_tests,$(CARD_TESTS))
 test-gpu:
 	$(call run_tests,$(GPU_TESTS))
 test-ports:
@@ -315,6 +329,7 @@ help:
 	@echo "make debug          build/debug/train_gpt, to step through kernels in gdb on a CPU"
 	@echo "make test-asan      the tests under AddressSanitizer and UBSan"
 	@echo "make test-ports     a part of the tests with other compilers and for other processors"
+	@echo "make test-cards     the tests on cards that dev/cpu pretends to be: CARDS=\"h100 h200 a100 4090 l40s t4 b200\""
 	@echo "make test-gpu       the tests on a GPU"
 	@echo "make test-gpu-sanitize  the kernels' and the model's tests under compute-sanitizer"
 	@echo "make test-hf        a folder that we wrote, opened by safetensors and transformers"

@@ -139,6 +139,7 @@ struct cublasLtMatrixLayoutOpaque_t {
 struct cublasLtMatmulPreferenceOpaque_t {
     uint64_t workspace_bytes = 0;
     uint32_t reduction_schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
+    uint32_t alignments[4] = {256, 256, 256, 256};  // that the caller's A, B, C and D have, in bytes
 };
 
 using cublasLtHandle_t = cublasLtContext*;
@@ -221,8 +222,11 @@ inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t
 inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, const void* value, size_t bytes)
 {
     if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) return cuda_cpu::set_attribute(preference->reduction_schemes, value, bytes);
-    if (attribute != CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return CUBLAS_STATUS_SUCCESS;   // any alignment will do here
-    return cuda_cpu::set_attribute(preference->workspace_bytes, value, bytes);
+    if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
+        return cuda_cpu::set_attribute(preference->workspace_bytes, value, bytes);
+    const int operand = attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
+    if (operand < 0 || operand > 3) return CUBLAS_STATUS_INVALID_VALUE;
+    return cuda_cpu::set_attribute(preference->alignments[operand], value, bytes);
 }
 
 namespace cuda_cpu {
@@ -238,8 +242,9 @@ enum class Algorithm : uint64_t {
     in_place,  // likewise; offered where the preference allows CUBLASLT_REDUCTION_SCHEME_INPLACE
     refused,   // offered, but with a status that says that it cannot be used
     failing,   // fails when it runs
+    coarse,    // plain, and then the last bits of each sum are cleared: its results differ on every processor
 };
-constexpr const char* algorithm_names[] = {"fast", "plain", "slow", "in_place", "refused", "failing"};
+constexpr const char* algorithm_names[] = {"fast", "plain", "slow", "in_place", "refused", "failing", "coarse"};
 
 inline const std::vector<Algorithm>& offered_algorithms()
 {
@@ -250,7 +255,8 @@ inline const std::vector<Algorithm>& offered_algorithms()
         for (std::string name; std::getline(list, name, ',');) {
             const auto known = std::find(std::begin(algorithm_names), std::end(algorithm_names), name);
             if (known == std::end(algorithm_names)) {
-                fprintf(stderr, "CUDA_CPU_MATMULS names \"%s\"; expected fast, plain, slow, in_place, refused or failing\n", name.c_str());
+                fprintf(stderr, "CUDA_CPU_MATMULS names \"%s\"; expected fast, plain, slow, in_place, refused, failing or coarse\n",
+                        name.c_str());
                 exit(2);
             }
             offered.push_back(static_cast<Algorithm>(known - std::begin(algorithm_names)));
@@ -260,10 +266,41 @@ inline const std::vector<Algorithm>& offered_algorithms()
     return value;
 }
 
+// With a card, the alignments that an algorithm counts on, for it was chosen by what the preference promised. A fast
+// one wants 16 bytes, and gains nothing from more. (Documentation of cublasLtMatmulPreferenceAttributes_t,
+// MIN_ALIGNMENT.)
+struct Alignments {
+    static constexpr uint32_t enough = 16;
+    uint64_t word;  // a byte for each of A, B, C and D; 0 counts on nothing
+
+    static Alignments promised(const cublasLtMatmulPreferenceOpaque_t* preference)
+    {
+        if (card() == nullptr) return {0};
+        uint64_t word = 0;
+        for (unsigned i = 0; i < 4; i++)
+            word |= uint64_t{preference == nullptr ? enough : std::min(enough, preference->alignments[i])} << 8 * i;
+        return {word};
+    }
+    uint64_t of(unsigned i) const { return std::max<uint64_t>(1, word >> 8 * i & 0xff); }
+    bool met_by(const void* a, const void* b, const void* c, const void* d) const
+    {
+        const void* const operands[] = {a, b, c, d};
+        for (unsigned i = 0; i < 4; i++)
+            if (reinterpret_cast<uintptr_t>(operands[i]) % of(i) != 0) return false;
+        return true;
+    }
+    bool sensible() const
+    {
+        return word >> 32 == 0 && of(0) <= enough && of(1) <= enough && of(2) <= enough && of(3) <= enough;
+    }
+};
+
 // Whether it may be given to cublasLtMatmul.
 inline bool usable(const cublasLtMatmulAlgo_t& algorithm)
 {
-    const bool empty = std::all_of(algorithm.data + 1, std::end(algorithm.data), [](uint64_t word) { return word == 0; });
+    const bool empty =
+        (card() == nullptr ? algorithm.data[1] == 0 : Alignments{algorithm.data[1]}.sensible()) &&
+        std::all_of(algorithm.data + 2, std::end(algorithm.data), [](uint64_t word) { return word == 0; });
     return empty && algorithm.data[0] < std::size(algorithm_names) && algorithm.data[0] != static_cast<uint64_t>(Algorithm::refused);
 }
 
@@ -395,6 +432,16 @@ inline void halved_product(const Product& p, const void* a, const void* b, const
     if (first.k > 0) plain_product(first, a, b, d);
     if (first.k > 0) second.beta = 1;
     plain_product(second, at(a, p.type_ab, first.k * (p.transpose_a ? 1 : p.lda)), at(b, p.type_ab, first.k * (p.transpose_b ? p.ldb : 1)), d);
+}
+
+// Leaves 20 of the 24 bits of each sum.
+inline void coarsen(const Product& p, const Target& sums)
+{
+    constexpr uint32_t cleared = 0xf;
+    for (int64_t column = 0; column < p.batch * p.n; column++) {
+        float* const begin = static_cast<float*>(sums.data) + column / p.n * sums.stride + column % p.n * sums.ld;
+        for (float* sum = begin; sum < begin + p.m; sum++) *sum = bits<float>(bits<uint32_t>(*sum) & ~cleared);
+    }
 }
 
 #ifdef HAVE_ONEDNN
@@ -535,6 +582,21 @@ inline void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, con
 
 // ==== cublasLtMatmul ====================================================================================
 
+// What a card's cuBLASLt asks of an epilogue beyond that. (cublasLt.h: CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, "bias
+// vector elements are the same type as the elements of output matrix"; CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, "must be
+// divisible by 8"; CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, "the same as the type of elements of the output
+// matrix"; the heuristic looks at the pointers for their alignment.)
+inline bool has_epilogue(const cublasLtMatmulDescOpaque_t& desc, uint32_t type_of_d)
+{
+    constexpr int64_t aux_ld_unit = 8;
+    constexpr uintptr_t aux_alignment = 16;
+    const auto is_of_d = [&](int32_t type) { return type < 0 || static_cast<uint32_t>(type) == type_of_d; };
+    if ((desc.epilogue & CUBLASLT_EPILOGUE_BIAS) && !is_of_d(desc.bias_type)) return false;
+    if (!(desc.epilogue & has_aux)) return true;
+    return is_of_d(desc.aux_type) && desc.aux_ld % aux_ld_unit == 0 &&
+           reinterpret_cast<uintptr_t>(desc.aux) % aux_alignment == 0;
+}
+
 // Whether this is a product that we have. The pointers of the epilogue may still be missing.
 inline cublasStatus_t check(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a, const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& c, const cublasLtMatrixLayoutOpaque_t& d)
 {
@@ -548,6 +610,7 @@ inline cublasStatus_t check(const cublasLtMatmulDescOpaque_t& desc, const cublas
     }
     if (a.type != b.type || c.type != d.type || (a.type == CUDA_R_32F && d.type != CUDA_R_32F)) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (desc.scale_type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (card() != nullptr && !has_epilogue(desc, d.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
     switch (desc.epilogue) {
     case CUBLASLT_EPILOGUE_DEFAULT: return CUBLAS_STATUS_SUCCESS;
     case CUBLASLT_EPILOGUE_BIAS:
@@ -613,6 +676,7 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
         if (algorithm == cuda_cpu::Algorithm::in_place && !(schemes & CUBLASLT_REDUCTION_SCHEME_INPLACE)) continue;
         cublasLtMatmulHeuristicResult_t& result = results[(*found)++] = {};
         result.algo.data[0] = static_cast<uint64_t>(algorithm);
+        result.algo.data[1] = cuda_cpu::Alignments::promised(preference).word;
         result.state = algorithm == cuda_cpu::Algorithm::refused ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
         result.wavesCount = 1;
     }
@@ -674,6 +738,7 @@ inline cublasStatus_t multiply(const MatmulCall& call)
 #endif
     if (algorithm != Algorithm::fast) {
         halved_product(p, A, B, sums);
+        if (algorithm == Algorithm::coarse) coarsen(p, sums);
     } else if (!done) {
         excuse_plain_product();
         plain_product(p, A, B, sums);
@@ -688,7 +753,7 @@ inline cublasStatus_t multiply(const MatmulCall& call)
 inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha,
                                      const void* A, cublasLtMatrixLayout_t a, const void* B, cublasLtMatrixLayout_t b, const void* beta,
                                      const void* C, cublasLtMatrixLayout_t c, void* D, cublasLtMatrixLayout_t d,
-                                     const cublasLtMatmulAlgo_t* chosen, void*, size_t, cudaStream_t stream)
+                                     const cublasLtMatmulAlgo_t* chosen, void* workspace, size_t, cudaStream_t stream)
 {
     using namespace cuda_cpu;
     if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
@@ -696,6 +761,9 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     const bool has_bias = desc->epilogue & CUBLASLT_EPILOGUE_BIAS;
     if (A == nullptr || B == nullptr || D == nullptr || (has_bias && desc->bias == nullptr) || (desc->epilogue & has_aux && desc->aux == nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
     if (chosen != nullptr && !usable(*chosen)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (chosen != nullptr && !Alignments{chosen->data[1]}.met_by(A, B, C, D)) return CUBLAS_STATUS_INVALID_VALUE;
+    // "Pointer must be 16B aligned"
+    if (card() != nullptr && reinterpret_cast<uintptr_t>(workspace) % 16 != 0) return CUBLAS_STATUS_INVALID_VALUE;
     const auto algorithm = chosen == nullptr ? Algorithm::fast : static_cast<Algorithm>(chosen->data[0]);
     if (algorithm == Algorithm::failing) return CUBLAS_STATUS_EXECUTION_FAILED;
 
@@ -704,7 +772,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
                     a->ld, b->ld, d->batch, a->batch_stride, b->batch_stride, *static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
     if (p.beta != 0 && C != D) return CUBLAS_STATUS_NOT_SUPPORTED;
     const MatmulCall call{*desc, p, A, B, {D, static_cast<cudaDataType_t>(d->type), d->ld, d->batch_stride}, algorithm};
-    if (!in_capture(stream)) return multiply(call);
+    if (!waits(stream)) return multiply(call);
     const auto deed = [call] { return multiply(call) == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown; };
-    return note(stream, deed) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+    return hand_over(stream, deed) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -81,6 +81,9 @@ inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType typ
     constexpr uint64_t alignment = 16, max_extent = uint64_t{1} << 32, max_stride = uint64_t{1} << 40,
                        swizzle_bytes = 128;
     constexpr uint32_t max_box = 256, max_step = 8;
+    // "Tensor map objects are only supported on devices of compute capability 9.0 or higher"; of the errors that are
+    // documented for this call one fits.
+    if (cuda_cpu::card() != nullptr && cuda_cpu::card()->capability.major < 9) return CUDA_ERROR_INVALID_VALUE;
     if (map == nullptr || rank == 0 || rank > TensorLayout::max_rank) return CUDA_ERROR_INVALID_VALUE;
     if (data == nullptr || reinterpret_cast<uintptr_t>(data) % alignment != 0) return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < rank; i++) {

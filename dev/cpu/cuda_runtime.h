@@ -4,12 +4,13 @@
 //
 //   - An OpenMP thread (a worker) takes a block at a time and runs its CUDA threads one after another.
 //   - A thread that has to wait, at a barrier or in a shuffle, is set aside as a fiber; the next one runs.
-//   - Everything is synchronous: when a call returns, its work is done. Streams and events are formal. But a
-//     stream that is captured only notes what it is handed, for the graph that is replayed later.
+//   - Everything is synchronous: when a call returns, its work is done. But a stream that is captured only notes
+//     what it is handed, for the graph that is replayed later; and with a card to pretend to be (card.h) work
+//     waits in queues (streams.h).
 //
 // Map: qualifiers and vector types · built-in variables · mathematics · fibers · the threads of a block ·
-// warp and block collectives · errors · capture · launches · memory · streams and events · graphs · the device ·
-// functions of the driver
+// warp and block collectives · launches · memory · streams and events · graphs · the device · functions of the
+// driver
 //
 // WARP_SIZE, from the command line, is 32 (CUDA's) or 1: then a warp is a thread, and what a warp does
 // together vanishes.
@@ -36,6 +37,7 @@ static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
 #include <fstream>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -56,7 +58,11 @@ static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
 #include <sanitizer/common_interface_defs.h>
 #endif
 
+#include "card.h"
+#include "errors.h"
 #include "nvtx3/nvToolsExt.h"
+#include "static_shared.h"
+#include "streams.h"
 #include "threads.h"
 
 // ==== qualifiers and vector types =======================================================================
@@ -67,7 +73,9 @@ static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
 #define __constant__
 #define __grid_constant__
 #define __shared__ thread_local  // a worker runs one block at a time, so its thread's storage is the block's
-#define __launch_bounds__(...)
+// See launch_bound in card.h. (By way of sizeof, as g++ 12 fails on a constant's name there in a template.)
+#define __launch_bounds__(threads, ...) \
+    __attribute__((patchable_function_entry(sizeof(char[threads]), sizeof(char[threads]))))
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __forceinline__ inline __attribute__((always_inline))
 
@@ -302,19 +310,6 @@ struct Launch {
     const void* kernel_and_arguments;
     const char* name;  // the innermost NVTX range
     uint64_t seed;     // 0: blocks and threads in their natural order
-};
-
-// A small generator of pseudo-random numbers (splitmix64).
-struct Random {
-    uint64_t state;
-    uint64_t next()
-    {
-        uint64_t z = state += 0x9e3779b97f4a7c15;
-        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-        z = (z ^ z >> 27) * 0x94d049bb133111eb;
-        return z ^ z >> 31;
-    }
-    unsigned below(unsigned bound) { return static_cast<unsigned>((next() >> 32) * bound >> 32); }
 };
 
 // An error from which no kernel recovers. A worker cannot return through its fibers, so the process ends here.
@@ -785,145 +780,16 @@ inline T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width =
     return cuda_cpu::exchange("__shfl_down_sync", mask, value, lane % segment + distance < segment ? lane + distance : lane);
 }
 
-// ==== errors ============================================================================================
-
-enum cudaError_t {
-    cudaSuccess = 0,
-    cudaErrorInvalidValue = 1,
-    cudaErrorMemoryAllocation = 2,
-    cudaErrorInvalidConfiguration = 9,
-    cudaErrorInvalidDevice = 101,
-    cudaErrorInvalidResourceHandle = 400,
-    cudaErrorIllegalState = 401,
-    cudaErrorSymbolNotFound = 500,
-    cudaErrorNotSupported = 801,
-    cudaErrorStreamCaptureUnsupported = 900,
-    cudaErrorStreamCaptureInvalidated = 901,
-    cudaErrorStreamCaptureIsolation = 905,
-    cudaErrorCapturedEvent = 907,
-    cudaErrorUnknown = 999,
-};
-
-inline const char* cudaGetErrorName(cudaError_t error)
-{
-    switch (error) {
-    case cudaSuccess: return "cudaSuccess";
-    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
-    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
-    case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
-    case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
-    case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
-    case cudaErrorIllegalState: return "cudaErrorIllegalState";
-    case cudaErrorSymbolNotFound: return "cudaErrorSymbolNotFound";
-    case cudaErrorNotSupported: return "cudaErrorNotSupported";
-    case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
-    case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
-    case cudaErrorStreamCaptureIsolation: return "cudaErrorStreamCaptureIsolation";
-    case cudaErrorCapturedEvent: return "cudaErrorCapturedEvent";
-    case cudaErrorUnknown: return "cudaErrorUnknown";
-    }
-    return "unrecognized error code";
-}
-
-inline const char* cudaGetErrorString(cudaError_t error)
-{
-    switch (error) {
-    case cudaSuccess: return "no error";
-    case cudaErrorInvalidValue: return "invalid argument";
-    case cudaErrorMemoryAllocation: return "out of memory";
-    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
-    case cudaErrorInvalidDevice: return "invalid device ordinal";
-    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
-    case cudaErrorIllegalState: return "the operation cannot be performed in the present state";
-    case cudaErrorSymbolNotFound: return "named symbol not found";
-    case cudaErrorNotSupported: return "operation not supported";
-    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
-    case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
-    case cudaErrorStreamCaptureIsolation: return "dependency created on uncaptured work in another stream";
-    case cudaErrorCapturedEvent: return "operation not permitted on an event last recorded in a capturing stream";
-    case cudaErrorUnknown: return "unknown error";
-    }
-    return "unrecognized error code";
-}
-
-namespace cuda_cpu {
-inline thread_local cudaError_t last_error = cudaSuccess;
-
-inline cudaError_t report(cudaError_t error)
-{
-    if (error != cudaSuccess) last_error = error;
-    return error;
-}
-}  // namespace cuda_cpu
-
-inline cudaError_t cudaPeekAtLastError() { return cuda_cpu::last_error; }
-inline cudaError_t cudaGetLastError() { return std::exchange(cuda_cpu::last_error, cudaSuccess); }
-
-// ==== capture ===========================================================================================
-
-// While a stream is captured, work handed to it is noted, with all its arguments as they are then, and not
-// done. Calls that wait for work, or that might, are refused, and spoil the capture: as in CUDA.
-
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1, cudaStreamCaptureModeRelaxed = 2 };
-
-namespace cuda_cpu {
-using Deeds = std::vector<std::function<cudaError_t()>>;
-}
-
-struct CUstream_st {
-    enum { free, captured, spoilt } state = free;
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
-    cuda_cpu::Deeds deeds;
-};
-using cudaStream_t = CUstream_st*;
-
-namespace cuda_cpu {
-
-// Of this host thread.
-inline thread_local std::vector<cudaStream_t> captured_streams;
-
-inline bool in_capture(cudaStream_t stream) { return stream != nullptr && stream->state != CUstream_st::free; }
-
-inline cudaError_t note(cudaStream_t stream, std::function<cudaError_t()> deed)
-{
-    if (stream->state == CUstream_st::spoilt) return report(cudaErrorStreamCaptureInvalidated);
-    stream->deeds.push_back(std::move(deed));
-    return cudaSuccess;
-}
-
-// What a call that concerns one stream returns first, if it cannot be captured.
-inline cudaError_t refuse_captured(cudaStream_t stream, cudaError_t error = cudaErrorStreamCaptureUnsupported)
-{
-    if (!in_capture(stream)) return cudaSuccess;
-    stream->state = CUstream_st::spoilt;
-    return report(error);
-}
-
-// And a call that concerns all streams: one that waits for the device, allocates or frees. In relaxed captures
-// CUDA lets those pass that do not wait; here they all pass.
-inline cudaError_t refuse_while_capturing()
-{
-    cudaError_t error = cudaSuccess;
-    for (cudaStream_t stream : captured_streams)
-        if (stream->mode != cudaStreamCaptureModeRelaxed) error = refuse_captured(stream);
-    return error;
-}
-
-}  // namespace cuda_cpu
-
-inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode)
-{
-    if (stream == nullptr) return cuda_cpu::report(cudaErrorStreamCaptureUnsupported);
-    if (cuda_cpu::in_capture(stream)) return cuda_cpu::report(cudaErrorIllegalState);
-    *stream = {CUstream_st::captured, mode, {}};
-    cuda_cpu::captured_streams.push_back(stream);
-    return cudaSuccess;
-}
-
 // ==== launches ==========================================================================================
 
-enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
-union cudaLaunchAttributeValue { int programmaticStreamSerializationAllowed; };
+enum cudaLaunchAttributeID {
+    cudaLaunchAttributeClusterDimension = 4,
+    cudaLaunchAttributeProgrammaticStreamSerialization = 6
+};
+union cudaLaunchAttributeValue {
+    struct { unsigned x, y, z; } clusterDim;
+    int programmaticStreamSerializationAllowed;
+};
 struct cudaLaunchAttribute {
     cudaLaunchAttributeID id;
     cudaLaunchAttributeValue val;
@@ -941,24 +807,6 @@ enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFu
 
 namespace cuda_cpu {
 
-// The seed of the order in which blocks and threads run: 0 for the natural one.
-inline uint64_t& seed()
-{
-    static uint64_t value = [] {
-        const char* text = getenv("CUDA_CPU_SEED");
-        if (text == nullptr) return uint64_t{0};
-        char* end = nullptr;
-        const uint64_t number = strtoull(text, &end, 10);
-        if (*text < '0' || *text > '9' || *end != 0) {
-            fprintf(stderr, "CUDA_CPU_SEED is \"%s\"; expected a whole number\n", text);
-            exit(2);
-        }
-        return number;
-    }();
-    return value;
-}
-inline void set_seed(uint64_t value) { seed() = value; }
-
 // How much dynamic shared memory each kernel has asked to be allowed.
 inline std::unordered_map<const void*, size_t>& allowed_shared_bytes()
 {
@@ -966,22 +814,60 @@ inline std::unordered_map<const void*, size_t>& allowed_shared_bytes()
     return allowed;
 }
 
-inline cudaError_t check(const cudaLaunchConfig_t& config, const void* kernel)
+// What a block may have by opt-in.
+inline size_t most_shared_bytes()
 {
-    const dim3 g = config.gridDim, b = config.blockDim;
-    if (kernel == nullptr) return cudaErrorInvalidValue;
-    if (g.x == 0 || g.y == 0 || g.z == 0 || g.x > 0x7fffffff || g.y > 65535 || g.z > 65535) return cudaErrorInvalidConfiguration;
-    if (b.x == 0 || b.y == 0 || b.z == 0 || b.x > max_threads || b.y > max_threads || b.z > 64) return cudaErrorInvalidConfiguration;
-    if (b.x * b.y * b.z > max_threads) return cudaErrorInvalidConfiguration;
-    if (config.dynamicSmemBytes > default_shared_bytes) {
-        const auto asked = allowed_shared_bytes().find(kernel);
-        if (asked == allowed_shared_bytes().end() || config.dynamicSmemBytes > asked->second) return cudaErrorInvalidValue;
+    return card() == nullptr ? max_shared_bytes : card()->capability.shared_per_block();
+}
+
+// What is known of a kernel before it runs.
+struct KernelTraits { size_t most_threads, static_shared_bytes; };
+inline const KernelTraits& traits_of(const void* kernel)
+{
+    static std::unordered_map<const void*, KernelTraits> known;
+    const auto [place, is_new] = known.try_emplace(kernel);
+    if (is_new) place->second = {launch_bound(kernel, max_threads), StaticShared::of_program().bytes_of(kernel)};
+    return place->second;
+}
+
+// Clusters are not here at all, and the other attribute takes a card of capability 9.0. (CUDA's documentation does not
+// say with what error a launch is refused.)
+inline cudaError_t check_attributes(const cudaLaunchConfig_t& config)
+{
+    for (unsigned i = 0; i < config.numAttrs; i++) {
+        const auto& [id, value] = config.attrs[i];
+        const dim3 cluster(value.clusterDim.x, value.clusterDim.y, value.clusterDim.z);
+        if (id == cudaLaunchAttributeClusterDimension && (cluster.x != 1 || cluster.y != 1 || cluster.z != 1))
+            return cudaErrorNotSupported;
+        const bool early =
+            id == cudaLaunchAttributeProgrammaticStreamSerialization && value.programmaticStreamSerializationAllowed;
+        if (early && card() != nullptr && card()->capability.major < 9) return cudaErrorNotSupported;
     }
     return cudaSuccess;
 }
 
-// Shared memory as a block finds it. AddressSanitizer is told where it ends; under a seed it is full of
-// NaNs, so that a kernel which reads what it never wrote does not find what the last block left there.
+// Programming Guide, "Technical Specifications per Compute Capability": these bounds are every card's.
+inline cudaError_t check(const cudaLaunchConfig_t& config, const void* kernel)
+{
+    constexpr unsigned max_blocks_x = 0x7fffffff, max_blocks_yz = 65535, max_threads_z = 64;
+    const dim3 g = config.gridDim, b = config.blockDim;
+    if (kernel == nullptr) return cudaErrorInvalidValue;
+    if (g.x == 0 || g.y == 0 || g.z == 0) return cudaErrorInvalidConfiguration;
+    if (g.x > max_blocks_x || g.y > max_blocks_yz || g.z > max_blocks_yz) return cudaErrorInvalidConfiguration;
+    if (b.x == 0 || b.y == 0 || b.z == 0) return cudaErrorInvalidConfiguration;
+    if (b.x > max_threads || b.y > max_threads || b.z > max_threads_z) return cudaErrorInvalidConfiguration;
+    if (b.x * b.y * b.z > max_threads) return cudaErrorInvalidConfiguration;
+    const KernelTraits& traits = traits_of(kernel);
+    if (b.x * b.y * b.z > traits.most_threads) return cudaErrorInvalidValue;
+    if (const cudaError_t error = check_attributes(config); error != cudaSuccess) return error;
+    size_t allowed = default_shared_bytes - std::min(default_shared_bytes, traits.static_shared_bytes);
+    if (const auto asked = allowed_shared_bytes().find(kernel); asked != allowed_shared_bytes().end())
+        allowed = std::max(allowed, asked->second);
+    return config.dynamicSmemBytes > allowed ? cudaErrorInvalidValue : cudaSuccess;
+}
+
+// Shared memory as a block finds it. AddressSanitizer is told where it ends; under a seed, and on a card, it is
+// full of NaNs, so that a kernel which reads what it never wrote does not find what the last block left there.
 struct SharedMemory {
     static void prepare(size_t bytes, bool fill)
     {
@@ -1018,7 +904,10 @@ inline void run_block(const Launch& launch, uint64_t number)
         const uint64_t row = number / launch.grid.x;
         blockIdx = {static_cast<unsigned>(number % launch.grid.x), static_cast<unsigned>(row % launch.grid.y), static_cast<unsigned>(row / launch.grid.y)};
     }
-    if (launch.seed != 0) SharedMemory::prepare(launch.shared_bytes, true);
+    if (fills_memory()) {
+        SharedMemory::prepare(launch.shared_bytes, true);
+        StaticShared::of_program().fill(&threadIdx);
+    }
     if (block != nullptr) {
         block->run(number);
     } else {
@@ -1069,7 +958,8 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*k
     };
     const auto& ranges = open_ranges();
     const char* const name = ranges.empty() ? "without a name" : ranges.back().c_str();
-    if (in_capture(config->stream)) return note(config->stream, [run, call, name = std::string(name)] { return run(call, name.c_str()); });
+    if (waits(config->stream))
+        return hand_over(config->stream, [run, call, name = std::string(name)] { return run(call, name.c_str()); });
     return run(call, name);
 }
 
@@ -1077,8 +967,11 @@ template <class Kernel>
 inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attribute, int value)
 {
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-    if (value < 0 || static_cast<size_t>(value) > cuda_cpu::max_shared_bytes) return cuda_cpu::report(cudaErrorInvalidValue);
-    cuda_cpu::allowed_shared_bytes()[reinterpret_cast<const void*>(kernel)] = static_cast<size_t>(value);
+    using namespace cuda_cpu;
+    const void* const address = reinterpret_cast<const void*>(kernel);
+    if (value < 0 || static_cast<size_t>(value) + traits_of(address).static_shared_bytes > most_shared_bytes())
+        return report(cudaErrorInvalidValue);
+    allowed_shared_bytes()[address] = static_cast<size_t>(value);
     return cudaSuccess;
 }
 
@@ -1100,11 +993,38 @@ inline size_t memory_bytes()
     return value;
 }
 
-// What is allocated on the "device", because Linux itself would promise more than there is.
+// Blocks of memory by where they begin.
+struct Blocks : std::map<const char*, size_t> {
+    // Whether an address is in one of them.
+    const_iterator around(const void* address) const
+    {
+        const char* p = static_cast<const char*>(address);
+        const auto next = upper_bound(p);
+        return next != begin() && p < std::prev(next)->first + std::prev(next)->second ? std::prev(next) : end();
+    }
+    bool hold(const void* address) const { return around(address) != end(); }
+};
+
+// What is allocated on the "device", because Linux itself would promise more than there is. A card hands it out in
+// pieces of 2 MiB, which small blocks share.
 struct Heap {
+    static constexpr size_t piece = 2 * mib, small = 1 * mib, small_unit = 512;
     std::mutex mutex;
-    std::unordered_map<void*, size_t> blocks;
-    size_t bytes = 0;
+    Blocks blocks, pinned;  // pinned: the host's
+    size_t bytes = 0, large_pieces = 0, small_bytes = 0;
+
+    static size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+    void count(size_t block, int sign)
+    {
+        bytes += static_cast<size_t>(sign) * block;
+        if (block < small) small_bytes += static_cast<size_t>(sign) * round_up(block, small_unit);
+        else large_pieces += static_cast<size_t>(sign) * (round_up(block, piece) / piece);
+    }
+    size_t total() const { return card() == nullptr ? memory_bytes() : card()->memory_bytes; }
+    size_t in_use() const
+    {
+        return card() == nullptr ? bytes : context_bytes + large_pieces * piece + round_up(small_bytes, piece);
+    }
 };
 inline Heap& heap()
 {
@@ -1130,21 +1050,45 @@ inline void for_bytes(size_t bytes, Work work)
 
 }  // namespace cuda_cpu
 
+namespace cuda_cpu {
+
+// A card may have more memory than the machine, so of a block this large pages are taken as they are first touched:
+// they hold zeros, not NaNs.
+constexpr size_t reserved_from = size_t{1} << 30;
+inline bool is_reserved(size_t bytes) { return card() != nullptr && bytes >= reserved_from; }
+
+inline void* allocate(size_t bytes)
+{
+    constexpr size_t alignment = 256, huge_page = 2 * mib;
+    if (is_reserved(bytes)) {
+        void* place = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        return place == MAP_FAILED ? nullptr : place;
+    }
+    void* place = nullptr;
+    const bool huge = huge_pages && bytes >= 2 * huge_page;
+    if (posix_memalign(&place, huge ? huge_page : alignment, bytes) != 0) return nullptr;
+    if (huge) madvise(place, bytes, MADV_HUGEPAGE);
+    if (fills_memory())
+        for_bytes(bytes, [=](size_t first, size_t count) { memset(static_cast<char*>(place) + first, 0xff, count); });
+    return place;
+}
+
+}  // namespace cuda_cpu
+
 inline cudaError_t cudaMalloc(void** address, size_t bytes)
 {
     using namespace cuda_cpu;
-    constexpr size_t alignment = 256, huge_page = 2 << 20;
     *address = nullptr;
     if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
     if (bytes == 0) return cudaSuccess;
     std::lock_guard lock(heap().mutex);
-    if (bytes > memory_bytes() - heap().bytes) return report(cudaErrorMemoryAllocation);
-    const bool huge = huge_pages && bytes >= 2 * huge_page;
-    if (posix_memalign(address, huge ? huge_page : alignment, bytes) != 0) return report(cudaErrorMemoryAllocation);
-    if (huge) madvise(*address, bytes, MADV_HUGEPAGE);
-    if (seed() != 0) for_bytes(bytes, [=](size_t first, size_t count) { memset(static_cast<char*>(*address) + first, 0xff, count); });
-    heap().blocks[*address] = bytes;
-    heap().bytes += bytes;
+    heap().count(bytes, 1);
+    if (heap().in_use() <= heap().total()) *address = allocate(bytes);
+    if (*address == nullptr) {
+        heap().count(bytes, -1);
+        return report(cudaErrorMemoryAllocation);
+    }
+    heap().blocks[static_cast<const char*>(*address)] = bytes;
     return cudaSuccess;
 }
 template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes) { return cudaMalloc(reinterpret_cast<void**>(address), bytes); }
@@ -1154,20 +1098,22 @@ inline cudaError_t cudaFree(void* address)
     using namespace cuda_cpu;
     if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
     if (address == nullptr) return cudaSuccess;
+    const cudaError_t earlier = run_all();  // the device may be using it
     std::lock_guard lock(heap().mutex);
-    const auto found = heap().blocks.find(address);
+    const auto found = heap().blocks.find(static_cast<const char*>(address));
     if (found == heap().blocks.end()) return report(cudaErrorInvalidValue);
-    heap().bytes -= found->second;
+    heap().count(found->second, -1);
+    if (is_reserved(found->second)) munmap(address, found->second);
+    else free(address);
     heap().blocks.erase(found);
-    free(address);
-    return cudaSuccess;
+    return earlier;
 }
 
 inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes)
 {
     std::lock_guard lock(cuda_cpu::heap().mutex);
-    *total_bytes = cuda_cpu::memory_bytes();
-    *free_bytes = *total_bytes - cuda_cpu::heap().bytes;
+    *total_bytes = cuda_cpu::heap().total();
+    *free_bytes = *total_bytes - cuda_cpu::heap().in_use();
     return cudaSuccess;
 }
 
@@ -1175,18 +1121,28 @@ constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHost
 
 inline cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned)
 {
+    using namespace cuda_cpu;
     *address = nullptr;
-    if (const cudaError_t error = cuda_cpu::refuse_while_capturing(); error != cudaSuccess) return error;
-    return bytes == 0 || posix_memalign(address, 256, bytes) == 0 ? cudaSuccess : cuda_cpu::report(cudaErrorMemoryAllocation);
+    if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
+    if (bytes == 0) return cudaSuccess;
+    if (posix_memalign(address, 256, bytes) != 0) return report(cudaErrorMemoryAllocation);
+    std::lock_guard lock(heap().mutex);
+    heap().pinned[static_cast<const char*>(*address)] = bytes;
+    return cudaSuccess;
 }
 inline cudaError_t cudaMallocHost(void** address, size_t bytes) { return cudaHostAlloc(address, bytes, cudaHostAllocDefault); }
 template <class T> inline cudaError_t cudaHostAlloc(T** address, size_t bytes, unsigned flags) { return cudaHostAlloc(reinterpret_cast<void**>(address), bytes, flags); }
 template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes) { return cudaMallocHost(reinterpret_cast<void**>(address), bytes); }
 inline cudaError_t cudaFreeHost(void* address)
 {
-    if (const cudaError_t error = cuda_cpu::refuse_while_capturing(); error != cudaSuccess) return error;
+    using namespace cuda_cpu;
+    if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
+    const cudaError_t earlier = run_all();
+    std::lock_guard lock(heap().mutex);
+    if (address != nullptr && heap().pinned.erase(static_cast<const char*>(address)) == 0)
+        return report(cudaErrorInvalidValue);
     free(address);
-    return cudaSuccess;
+    return earlier;
 }
 
 enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
@@ -1211,68 +1167,208 @@ inline cudaError_t set_bytes(void* to, int byte, size_t bytes)
 
 }  // namespace cuda_cpu
 
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream = nullptr)
+namespace cuda_cpu {
+
+// Where a copy goes from and to, as far as a card cares.
+struct Sides {
+    bool from_device, to_device, from_pageable, to_pageable;
+    Sides(const void* to, const void* from)
+    {
+        std::lock_guard lock(heap().mutex);
+        from_device = heap().blocks.hold(from);
+        to_device = heap().blocks.hold(to);
+        from_pageable = !from_device && !heap().pinned.hold(from);
+        to_pageable = !to_device && !heap().pinned.hold(to);
+    }
+};
+
+// Whether a range that begins in a block of the device ends in it too.
+inline bool ends_inside(const void* address, size_t bytes)
 {
-    if (cuda_cpu::in_capture(stream)) return cuda_cpu::note(stream, [=] { return cuda_cpu::copy_bytes(to, from, bytes); });
-    return cuda_cpu::copy_bytes(to, from, bytes);
+    const auto block = heap().blocks.around(address);
+    return block == heap().blocks.end() || static_cast<const char*>(address) + bytes <= block->first + block->second;
 }
-inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
+
+// A card knows its own memory from the host's.
+inline cudaError_t check_copy(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind)
 {
-    const cudaError_t error = cuda_cpu::refuse_while_capturing();
-    return error != cudaSuccess ? error : cuda_cpu::copy_bytes(to, from, bytes);
+    if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault) return cudaErrorInvalidMemcpyDirection;
+    if (card() == nullptr || bytes == 0) return cudaSuccess;
+    const Sides sides(to, from);
+    const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    if (kind != cudaMemcpyDefault && (sides.to_device != to_device || sides.from_device != from_device))
+        return cudaErrorInvalidValue;
+    return ends_inside(to, bytes) && ends_inside(from, bytes) ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Puts a copy into a queue. From pageable memory it is staged: the source is read now. To pageable memory, and from
+// host to host, it has happened when this returns. (Runtime API, "API synchronization behavior".)
+inline cudaError_t put_off_copy(void* to, const void* from, size_t bytes, cudaStream_t stream, bool waits_for_pinned)
+{
+    const Sides sides(to, from);
+    Deed deed = [=] { return copy_bytes(to, from, bytes); };
+    if (sides.from_pageable && sides.to_device) {
+        const char* first = static_cast<const char*>(from);
+        deed = [=, staged = std::vector<char>(first, first + bytes)] { return copy_bytes(to, staged.data(), bytes); };
+    }
+    const Place done = put_off(stream, std::move(deed));
+    const bool both_host = !sides.from_device && !sides.to_device, pinned = !sides.from_device && !sides.from_pageable;
+    const bool waits = sides.to_pageable || both_host || (waits_for_pinned && (pinned || !sides.to_device));
+    return waits ? run_until_reached(done) : cudaSuccess;
+}
+
+}  // namespace cuda_cpu
+
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t stream = nullptr)
+{
+    using namespace cuda_cpu;
+    if (const cudaError_t error = check_copy(to, from, bytes, kind); error != cudaSuccess) return report(error);
+    if (in_capture(stream)) return note(stream, [=] { return copy_bytes(to, from, bytes); });
+    if (!asynchronous()) return copy_bytes(to, from, bytes);
+    if (const cudaError_t error = refuse_implicit(stream); error != cudaSuccess) return error;
+    return put_off_copy(to, from, bytes, stream, false);
+}
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind)
+{
+    using namespace cuda_cpu;
+    if (const cudaError_t error = refuse_implicit(nullptr); error != cudaSuccess) return error;
+    if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
+    if (const cudaError_t error = check_copy(to, from, bytes, kind); error != cudaSuccess) return report(error);
+    return asynchronous() ? put_off_copy(to, from, bytes, nullptr, true) : copy_bytes(to, from, bytes);
 }
 
 inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t stream = nullptr)
 {
-    if (cuda_cpu::in_capture(stream)) return cuda_cpu::note(stream, [=] { return cuda_cpu::set_bytes(to, byte, bytes); });
-    return cuda_cpu::set_bytes(to, byte, bytes);
+    using namespace cuda_cpu;
+    if (card() != nullptr && bytes > 0 && (Sides(to, to).to_pageable || !ends_inside(to, bytes)))
+        return report(cudaErrorInvalidValue);
+    if (waits(stream)) return hand_over(stream, [=] { return set_bytes(to, byte, bytes); });
+    return set_bytes(to, byte, bytes);
 }
 inline cudaError_t cudaMemset(void* to, int byte, size_t bytes)
 {
-    const cudaError_t error = cuda_cpu::refuse_while_capturing();
-    return error != cudaSuccess ? error : cuda_cpu::set_bytes(to, byte, bytes);
+    using namespace cuda_cpu;
+    if (const cudaError_t error = refuse_implicit(nullptr); error != cudaSuccess) return error;
+    if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
+    const cudaError_t error = cudaMemsetAsync(to, byte, bytes);
+    const bool is_done = !asynchronous() || Sides(to, to).to_device;  // or it may be done later
+    return error != cudaSuccess || is_done ? error : run_until_reached(streams()[0]->last);
 }
 
 // ==== streams and events ================================================================================
 
-// All is done when a call returns, so an event is the time it was recorded. One that was recorded in a capture
-// has none: it stands for a place among what is noted.
+// An event is the place in a stream where it was recorded last. One that was recorded in a capture has none: it stands
+// for a place among what is noted.
 struct CUevent_st {
-    std::chrono::steady_clock::time_point time;
-    bool captured = false;
+    cuda_cpu::Place place;
+    bool captured = false, timed = true;
 };
 using cudaEvent_t = CUevent_st*;
 
 constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
 constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2;
 
-inline cudaError_t cudaStreamCreate(cudaStream_t* stream)
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags)
 {
     *stream = new CUstream_st;
+    (*stream)->blocking = flags != cudaStreamNonBlocking;
+    cuda_cpu::streams().push_back(*stream);
     return cudaSuccess;
 }
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return cudaStreamCreate(stream); }
+inline cudaError_t cudaStreamCreate(cudaStream_t* stream)
+{
+    return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
+}
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
+    using namespace cuda_cpu;
+    const cudaError_t error = run_until_reached(stream->last);
+    streams().erase(std::find(streams().begin(), streams().end(), stream));
     delete stream;
+    return error;
+}
+
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode)
+{
+    if (stream == nullptr) return cuda_cpu::report(cudaErrorStreamCaptureUnsupported);
+    if (cuda_cpu::in_capture(stream)) return cuda_cpu::report(cudaErrorIllegalState);
+    stream->state = CUstream_st::captured;
+    stream->mode = mode;
+    cuda_cpu::captured_streams.push_back(stream);
     return cudaSuccess;
 }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return cuda_cpu::refuse_captured(stream); }
-inline cudaError_t cudaStreamQuery(cudaStream_t stream) { return cuda_cpu::refuse_captured(stream); }
+
+namespace cuda_cpu {
+
+// What a call that waits for something, or asks for it, returns first. During a capture a card lets no such call pass,
+// as it might wait for what is never to come.
+inline cudaError_t refuse_wait(cudaStream_t stream)
+{
+    if (const cudaError_t error = refuse_captured(stream); error != cudaSuccess) return error;
+    if (const cudaError_t error = refuse_implicit(stream); error != cudaSuccess) return error;
+    return card() != nullptr ? refuse_while_capturing() : cudaSuccess;
+}
+inline cudaError_t refuse_wait(cudaEvent_t event)
+{
+    if (!event->captured) return card() != nullptr ? refuse_while_capturing() : cudaSuccess;
+    refuse_in_any_capture();
+    return report(cudaErrorCapturedEvent);
+}
+
+// What has been handed to a stream; of the stream of nobody, also what that waits for.
+inline Place end_of(cudaStream_t stream)
+{
+    return stream != nullptr ? stream->last : asynchronous() ? put_off(nullptr, {}) : nullptr;
+}
+
+// Answers a question for whether that place was reached. (It may come back again and again, so work has to go on.)
+inline cudaError_t query(const Place& place)
+{
+    run_some();
+    if (late_error() != cudaSuccess) return report(late_error());
+    return place == nullptr || place->reached ? cudaSuccess : cudaErrorNotReady;
+}
+
+}  // namespace cuda_cpu
+
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    const cudaError_t error = cuda_cpu::refuse_wait(stream);
+    return error != cudaSuccess ? error : cuda_cpu::run_until_reached(cuda_cpu::end_of(stream));
+}
+inline cudaError_t cudaStreamQuery(cudaStream_t stream)
+{
+    const cudaError_t error = cuda_cpu::refuse_wait(stream);
+    return error != cudaSuccess ? error : cuda_cpu::query(cuda_cpu::end_of(stream));
+}
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0)
 {
-    if (!event->captured) return cuda_cpu::refuse_captured(stream, cudaErrorStreamCaptureIsolation);
+    using namespace cuda_cpu;
+    if (!event->captured) {
+        if (const cudaError_t error = refuse_captured(stream, cudaErrorStreamCaptureIsolation); error != cudaSuccess)
+            return error;
+        if (asynchronous() && event->place != nullptr) put_off(stream, {}, {event->place});
+        return cudaSuccess;
+    }
     // A stream that waits for a captured event would join the capture: not here.
-    return cuda_cpu::in_capture(stream) ? cudaSuccess : cuda_cpu::report(cudaErrorNotSupported);
+    return in_capture(stream) ? cudaSuccess : report(cudaErrorNotSupported);
 }
-inline cudaError_t cudaDeviceSynchronize() { return cuda_cpu::refuse_while_capturing(); }
+inline cudaError_t cudaDeviceSynchronize()
+{
+    using namespace cuda_cpu;
+    const cudaError_t error = card() != nullptr ? refuse_in_any_capture() : refuse_while_capturing();
+    return error != cudaSuccess ? error : run_all();
+}
 
-inline cudaError_t cudaEventCreate(cudaEvent_t* event)
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags)
 {
     *event = new CUevent_st;
+    (*event)->timed = (flags & cudaEventDisableTiming) == 0;
     return cudaSuccess;
 }
-inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
+inline cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
 inline cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
     delete event;
@@ -1280,21 +1376,36 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t event)
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr)
 {
-    *event = {std::chrono::steady_clock::now(), cuda_cpu::in_capture(stream)};
+    using namespace cuda_cpu;
+    if (const cudaError_t error = refuse_implicit(stream); error != cudaSuccess) return error;
+    event->captured = in_capture(stream);
+    event->place = nullptr;
+    if (event->captured) return cudaSuccess;
+    if (asynchronous()) {
+        event->place = put_off(stream, {});
+    } else {
+        event->place = std::make_shared<Marker>();
+        event->place->reach();
+    }
     return cudaSuccess;
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
-    if (!event->captured) return cudaSuccess;
-    cuda_cpu::refuse_while_capturing();
-    return cuda_cpu::report(cudaErrorCapturedEvent);
+    const cudaError_t error = cuda_cpu::refuse_wait(event);
+    return error != cudaSuccess ? error : cuda_cpu::run_until_reached(event->place);
 }
-inline cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaEventSynchronize(event); }
+inline cudaError_t cudaEventQuery(cudaEvent_t event)
+{
+    const cudaError_t error = cuda_cpu::refuse_wait(event);
+    return error != cudaSuccess ? error : cuda_cpu::query(event->place);
+}
 inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end)
 {
     if (begin->captured || end->captured) return cuda_cpu::report(cudaErrorCapturedEvent);
-    if (begin->time == decltype(begin->time){} || end->time == decltype(end->time){}) return cuda_cpu::report(cudaErrorInvalidResourceHandle);
-    *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
+    if (begin->place == nullptr || end->place == nullptr || !begin->timed || !end->timed)
+        return cuda_cpu::report(cudaErrorInvalidResourceHandle);
+    if (!begin->place->reached || !end->place->reached) return cudaErrorNotReady;
+    *milliseconds = std::chrono::duration<float, std::milli>(end->place->time - begin->place->time).count();
     return cudaSuccess;
 }
 
@@ -1310,11 +1421,12 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph)
 {
     *graph = nullptr;
     if (!cuda_cpu::in_capture(stream)) return cuda_cpu::report(cudaErrorIllegalState);
-    const CUstream_st ended = std::exchange(*stream, {});
+    const auto state = std::exchange(stream->state, CUstream_st::free);
+    const cuda_cpu::Deeds deeds = std::exchange(stream->deeds, {});
     auto& all = cuda_cpu::captured_streams;
     all.erase(std::find(all.begin(), all.end(), stream));
-    if (ended.state == CUstream_st::spoilt) return cuda_cpu::report(cudaErrorStreamCaptureInvalidated);
-    *graph = new CUgraph_st{ended.deeds};
+    if (state == CUstream_st::spoilt) return cuda_cpu::report(cudaErrorStreamCaptureInvalidated);
+    *graph = new CUgraph_st{deeds};
     return cudaSuccess;
 }
 
@@ -1331,8 +1443,11 @@ inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stre
             if (const cudaError_t error = deed(); error != cudaSuccess) return cuda_cpu::report(error);
         return cudaSuccess;
     };
+    if (!cuda_cpu::waits(stream)) return replay(executable->deeds);
     if (cuda_cpu::in_capture(stream)) return cuda_cpu::note(stream, [replay, deeds = executable->deeds] { return replay(deeds); });
-    return replay(executable->deeds);
+    for (const auto& deed : executable->deeds)
+        if (const cudaError_t error = cuda_cpu::hand_over(stream, deed); error != cudaSuccess) return error;
+    return cudaSuccess;
 }
 
 inline cudaError_t cudaGraphDestroy(cudaGraph_t graph)
@@ -1351,9 +1466,10 @@ inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable)
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem;
-    size_t sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
+    size_t sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor, reservedSharedMemPerBlock;
+    int regsPerBlock, regsPerMultiprocessor;  // 0: not known
     int warpSize;
-    int maxThreadsPerBlock, maxThreadsPerMultiProcessor;
+    int maxThreadsPerBlock, maxThreadsPerMultiProcessor, maxBlocksPerMultiProcessor;
     int maxThreadsDim[3], maxGridSize[3];
     int major, minor;  // 0.0: no GPU
     int multiProcessorCount;
@@ -1378,30 +1494,63 @@ inline cudaError_t cudaSetDevice(int device)
     return cudaSuccess;
 }
 
-inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device)
+namespace cuda_cpu {
+
+inline std::string processor_name()
 {
-    if (device != 0) return cuda_cpu::report(cudaErrorInvalidDevice);
-    std::string name = "CPU";
     std::ifstream cpuinfo("/proc/cpuinfo");
     for (std::string line; std::getline(cpuinfo, line);) {
         if (line.rfind("model name", 0) != 0) continue;
         const size_t colon = line.find(':');
-        if (colon != std::string::npos && colon + 2 < line.size()) name = line.substr(colon + 2);
+        if (colon != std::string::npos && colon + 2 < line.size()) return line.substr(colon + 2);
         break;
     }
+    return "CPU";
+}
+
+inline void describe_processor(cudaDeviceProp& p)
+{
+    snprintf(p.name, sizeof(p.name), "%s", processor_name().c_str());
+    p.sharedMemPerBlockOptin = p.sharedMemPerMultiprocessor = max_shared_bytes;
+    p.maxThreadsPerMultiProcessor = max_threads;
+    p.multiProcessorCount = omp_get_max_threads();
+    p.l2CacheSize = static_cast<int>(std::max(0L, sysconf(_SC_LEVEL2_CACHE_SIZE)));
+}
+
+inline void describe_card(cudaDeviceProp& p, const Card& card)
+{
+    const Capability& c = card.capability;
+    snprintf(p.name, sizeof(p.name), "%s", card.name);
+    p.major = c.major;
+    p.minor = c.minor;
+    p.sharedMemPerBlockOptin = c.shared_per_block();
+    p.sharedMemPerMultiprocessor = c.shared_per_multiprocessor;
+    p.reservedSharedMemPerBlock = c.reserved_shared_per_block;
+    p.regsPerBlock = p.regsPerMultiprocessor = registers_per_block;
+    p.maxThreadsPerMultiProcessor = c.threads_per_multiprocessor;
+    p.maxBlocksPerMultiProcessor = c.blocks_per_multiprocessor;
+    p.multiProcessorCount = card.multiprocessors;
+    p.l2CacheSize = static_cast<int>(card.l2_bytes);
+    p.memoryBusWidth = card.bus_bits;
+}
+
+}  // namespace cuda_cpu
+
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device)
+{
+    using namespace cuda_cpu;
+    if (device != 0) return report(cudaErrorInvalidDevice);
     *properties = {};
-    snprintf(properties->name, sizeof(properties->name), "%s", name.c_str());
-    properties->totalGlobalMem = cuda_cpu::memory_bytes();
-    properties->sharedMemPerBlock = cuda_cpu::default_shared_bytes;
-    properties->sharedMemPerBlockOptin = properties->sharedMemPerMultiprocessor = cuda_cpu::max_shared_bytes;
+    properties->totalGlobalMem = heap().total();
+    properties->sharedMemPerBlock = default_shared_bytes;
     properties->warpSize = WARP_SIZE;
-    properties->maxThreadsPerBlock = properties->maxThreadsPerMultiProcessor = cuda_cpu::max_threads;
-    properties->maxThreadsDim[0] = properties->maxThreadsDim[1] = cuda_cpu::max_threads;
+    properties->maxThreadsPerBlock = max_threads;
+    properties->maxThreadsDim[0] = properties->maxThreadsDim[1] = max_threads;
     properties->maxThreadsDim[2] = 64;
     properties->maxGridSize[0] = 0x7fffffff;
     properties->maxGridSize[1] = properties->maxGridSize[2] = 65535;
-    properties->multiProcessorCount = omp_get_max_threads();
-    properties->l2CacheSize = static_cast<int>(std::max(0L, sysconf(_SC_LEVEL2_CACHE_SIZE)));
+    if (card() != nullptr) describe_card(*properties, *card());
+    else describe_processor(*properties);
     return cudaSuccess;
 }
 
@@ -1409,12 +1558,17 @@ enum cudaDeviceAttr {
     cudaDevAttrMaxThreadsPerBlock = 1,
     cudaDevAttrMaxSharedMemoryPerBlock = 8,
     cudaDevAttrWarpSize = 10,
+    cudaDevAttrMaxRegistersPerBlock = 12,
     cudaDevAttrMultiProcessorCount = 16,
     cudaDevAttrL2CacheSize = 38,
     cudaDevAttrMaxThreadsPerMultiProcessor = 39,
     cudaDevAttrComputeCapabilityMajor = 75,
     cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+    cudaDevAttrMaxRegistersPerMultiprocessor = 82,
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+    cudaDevAttrMaxBlocksPerMultiprocessor = 106,
+    cudaDevAttrReservedSharedMemoryPerBlock = 111,
 };
 
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device)
@@ -1430,6 +1584,15 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor: *value = p.major; return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor: *value = p.minor; return cudaSuccess;
+    case cudaDevAttrMaxRegistersPerBlock: *value = p.regsPerBlock; return cudaSuccess;
+    case cudaDevAttrMaxRegistersPerMultiprocessor: *value = p.regsPerMultiprocessor; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+        *value = static_cast<int>(p.sharedMemPerMultiprocessor);
+        return cudaSuccess;
+    case cudaDevAttrMaxBlocksPerMultiprocessor: *value = p.maxBlocksPerMultiProcessor; return cudaSuccess;
+    case cudaDevAttrReservedSharedMemoryPerBlock:
+        *value = static_cast<int>(p.reservedSharedMemPerBlock);
+        return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(p.sharedMemPerBlockOptin); return cudaSuccess;
     }
     return cuda_cpu::report(cudaErrorInvalidValue);

@@ -137,6 +137,22 @@ inline unsigned this_warp() { return this_thread() / lanes_of_warp; }
     die(line("thread %u calls %s ", this_thread(), name) + what);
 }
 
+// Ends the program where the card has no such instruction: it takes this compute capability (as 90 for 9.0) at least.
+// (PTX ISA, "Target ISA Notes" of each.)
+inline void need_capability(const char* name, int least)
+{
+    if (card() == nullptr || card()->capability.number() >= least) return;
+    refuse(name, line("and that is an illegal instruction on %s, of compute capability %d.%d; it takes %d.%d",
+                      card()->name, card()->capability.major, card()->capability.minor, least / 10, least % 10));
+}
+// Those of sm_90a are Hopper's alone.
+inline void need_hopper(const char* name)
+{
+    if (card() == nullptr || card()->capability.number() == hopper.number()) return;
+    refuse(name, line("and that is an illegal instruction on %s, of compute capability %d.%d; it takes 9.0 exactly",
+                      card()->name, card()->capability.major, card()->capability.minor));
+}
+
 class AsyncWork final : public Background {
 public:
     bool late = false;                 // there is a seed
@@ -347,6 +363,7 @@ template <bool transposed> inline void ldmatrix_of_warp(void* const* operands, u
 template <bool transposed> inline void ldmatrix_of_lane(uint32_t* r, const void* row)
 {
     const char* name = transposed ? "ldmatrix_transposed" : "ldmatrix";
+    need_capability(name, 75);
     if (!aligned(row, 16)) refuse(name, "with an address that is not a multiple of 16");
     shared_address(row);
     LdmatrixOperand mine{r, row};
@@ -359,6 +376,7 @@ inline Groups<Copy>& copies_of_thread() { return async_work().copies[this_thread
 
 inline void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
+    cuda_cpu::need_capability("mma_m16n8k16", 80);
     cuda_cpu::MmaOperand mine{d, a, {b0, b1}};
     cuda_cpu::meet_warp("mma_m16n8k16", &mine, cuda_cpu::mma_of_warp);
 }
@@ -369,15 +387,21 @@ inline void ldmatrix_transposed(uint32_t (&r)[4], const void* row) { cuda_cpu::l
 inline void copy_async(void* to, const void* from, bool valid)
 {
     using namespace cuda_cpu;
+    need_capability("copy_async", 80);
     if (!aligned(to, 16) || !aligned(from, 16)) refuse("copy_async", "with an address that is not a multiple of 16");
     shared_address(to);
     Copy copy{to, valid ? from : nullptr, false, 0};
     if (!async_work().late || async_work().draw(2)) copy.land();
     copies_of_thread().start(copy);
 }
-inline void copy_async_commit() { cuda_cpu::copies_of_thread().committed++; }
+inline void copy_async_commit()
+{
+    cuda_cpu::need_capability("copy_async_commit", 80);
+    cuda_cpu::copies_of_thread().committed++;
+}
 template <int N> inline void copy_async_wait()
 {
+    cuda_cpu::need_capability("copy_async_wait", 80);
     cuda_cpu::copies_of_thread().wait(N, [](cuda_cpu::Copy& copy) {
         if (!copy.landed) copy.land();
     });
@@ -398,6 +422,7 @@ struct Mbarrier {
 
     static void check_address(const uint64_t* barrier, const char* caller)
     {
+        need_capability(caller, 90);
         if (!aligned(barrier, 8)) refuse(caller, "with a barrier whose address is not a multiple of 8");
     }
     static Mbarrier read(const uint64_t* barrier, const char* caller)
@@ -443,7 +468,11 @@ inline void barrier_init(uint64_t* barrier, int arrivals)
     Mbarrier{0, static_cast<uint64_t>(arrivals), static_cast<uint64_t>(arrivals), 0}.write(barrier);
     async_work().barrier_not_announced = barrier;
 }
-inline void barrier_init_done() { cuda_cpu::async_work().barrier_not_announced = nullptr; }
+inline void barrier_init_done()
+{
+    cuda_cpu::need_capability("barrier_init_done", 90);
+    cuda_cpu::async_work().barrier_not_announced = nullptr;
+}
 
 inline void barrier_arrive(uint64_t* barrier)
 {
@@ -574,6 +603,7 @@ inline void AsyncWork::land(Load& load)
 inline void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3)
 {
     using namespace cuda_cpu;
+    need_capability("tensor_load", 90);
     Load load{{}, static_cast<char*>(to), barrier, {c0, c1, c2, c3}, false, 0};
     memcpy(&load.tensor, map, sizeof(load.tensor));
     if (load.tensor.magic != TensorLayout::known)
@@ -613,6 +643,18 @@ struct Descriptor {
             die(line("wgmma: a descriptor's swizzle is mode %d; only that of 128 bytes (1) is known here",
                      static_cast<int>(word >> 62)));
         if ((word >> 49 & 7) != 0) die("wgmma: a descriptor has a base offset; only 0 is known here");
+        // Without one the pattern of 8 rows begins at a multiple of 1024 bytes. A step along K moves within a row.
+        if ((start & 0x380) != 0)
+            die(line("wgmma: a descriptor begins at byte %u, in row %u of a pattern of 8; expected a multiple of 1024, "
+                     "or less than 128 behind one", start, start >> 7 & 7));
+    }
+
+    // Where there are no two blocks of 64 columns their distance is not used: it is written as 0, or as one unit.
+    void need_no_leading() const
+    {
+        if (leading != 0 && leading != 16)
+            die(line("wgmma: a descriptor has blocks of columns %u bytes apart, where there is one; expected 0 or 16",
+                     leading));
     }
 
     uint32_t row(uint32_t r) const { return r % 8 * 128 + r / 8 * stride; }
@@ -650,10 +692,12 @@ inline void read_operands_and_multiply(WarpProduct& p, float* result)
         read_a_fragments(a, p.a_registers);
     } else {
         const Descriptor tile(p.a);
+        tile.need_no_leading();
         for (unsigned r = 0; r < 16; r++)
             for (unsigned k = 0; k < 16; k += 8) tile.read(&a[r][k], tile.row(p.row + r) + k * 2);
     }
     const Descriptor tile(p.b);
+    if (p.b_major == Major::K || p.columns == 64) tile.need_no_leading();
     if (p.b_major == Major::K) {
         for (unsigned n = 0; n < p.columns; n++) {
             float row[16];
@@ -876,6 +920,7 @@ template <int N, Major B> inline void wgmma_of_warp(void* const* operands, unsig
 
 inline void need_warpgroup(const char* name)
 {
+    need_hopper(name);
     need_warps(name);
     if (block->current() / 128 * 128 + 128 > block->threads())
         refuse(name, "and that takes a warpgroup of 128 threads");
@@ -910,7 +955,11 @@ template <int N, class... Registers> inline void wgmma_wait(Registers&... regist
     (cuda_cpu::name_registers<cuda_cpu::AtWait>(registers), ...);
 }
 
-inline void async_fence() { cuda_cpu::async_work().show_stores(); }
+inline void async_fence()
+{
+    cuda_cpu::need_capability("async_fence", 90);
+    cuda_cpu::async_work().show_stores();
+}
 
 template <int N, Major B> inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
 {
@@ -928,5 +977,13 @@ template <int N, Major B> inline void wgmma(float (&d)[N / 2], const uint32_t (&
 }
 
 // Registers are not counted here.
-template <int N> inline void keep_registers() { static_assert(N >= 24 && N <= 256 && N % 8 == 0); }
-template <int N> inline void take_registers() { static_assert(N >= 24 && N <= 256 && N % 8 == 0); }
+template <int N> inline void keep_registers()
+{
+    static_assert(N >= 24 && N <= 256 && N % 8 == 0);
+    cuda_cpu::need_hopper("keep_registers");
+}
+template <int N> inline void take_registers()
+{
+    static_assert(N >= 24 && N <= 256 && N % 8 == 0);
+    cuda_cpu::need_hopper("take_registers");
+}

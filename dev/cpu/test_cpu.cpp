@@ -126,7 +126,7 @@ static bool a_block_reduces(unsigned threads)
     std::vector<float> expected(blocks);
     for (unsigned i = 0; i < in.size; i++) expected[i / threads] += in[i] = static_cast<float>(i % 101);
     launch(blocks, threads, threads * sizeof(float), reduce_block, in.data, out.data);
-    return out.values() == expected;
+    return std::equal(expected.begin(), expected.end(), out.data);
 }
 
 __global__ void vote(int* result)
@@ -1115,7 +1115,14 @@ __global__ void load_box(uint16_t* out, const __grid_constant__ CUtensorMap map,
 }
 
 // Boxes of 64 (or, not swizzled, 16) x 2 x 3 x 2 in a tensor (3, 7, 5, 72), inside and over each edge.
-template <Slip S = Slip::NONE> static bool boxes_land(CUtensorMapSwizzle swizzle)
+using Corner = std::array<int, 4>;
+static const std::vector<Corner> inside_and_over_edges = {{0, 0, 0, 0},  {8, 3, 4, 1},  {16, 1, 1, 0}, {-8, 0, 0, 0},
+                                                          {0, -1, 2, 0}, {0, 4, -2, 2}, {3, 0, 6, -1}};
+static const std::vector<Corner> wholly_outside = {{72, 0, 0, 0}, {-64, 0, 0, 0}, {0, 5, 0, 0},  {0, -2, 0, 0},
+                                                   {0, 0, 7, 0},  {0, 0, 100, 0}, {0, 0, -3, 0}, {0, 0, 0, 3},
+                                                   {0, 0, 0, -2}, {80, 6, 9, 4}};
+template <Slip S = Slip::NONE>
+static bool boxes_land(CUtensorMapSwizzle swizzle, const std::vector<Corner>& corners = inside_and_over_edges)
 {
     const int columns = swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? 64 : 16, n[] = {72, 5, 7, 3},
               size[] = {columns, 2, 3, 2}, count = columns * 12;
@@ -1130,15 +1137,7 @@ template <Slip S = Slip::NONE> static bool boxes_land(CUtensorMapSwizzle swizzle
                                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
         return false;
     bool right = true;
-    for (const auto& at : {std::array<int, 4>{0, 0, 0, 0},
-                           {8, 3, 4, 1},
-                           {16, 1, 1, 0},
-                           {-8, 0, 0, 0},
-                           {0, -1, 2, 0},
-                           {0, 4, -2, 2},
-                           {3, 0, 6, -1},
-                           {72, 0, 0, 0},
-                           {0, 0, 100, 0}}) {
+    for (const Corner& at : corners) {
         launch(1, 32, static_cast<size_t>(count * 2 + 4096), load_box<S>, out.data, map, count * 2, at[0], at[1], at[2],
                at[3]);
         for (int i = 0; i < count; i++) {
@@ -1151,7 +1150,7 @@ template <Slip S = Slip::NONE> static bool boxes_land(CUtensorMapSwizzle swizzle
             }
             const int row = i / columns, place = columns == 64 ? row * 64 + (i % 64 / 8 ^ row % 8) * 8 + i % 8 : i;
             const uint16_t expected = inside ? in[static_cast<size_t>(((x[3] * 8 + x[2]) * 5 + x[1]) * 80 + x[0])] : 0;
-            right = right && out[static_cast<size_t>(place)] == expected;
+            right = right && out[static_cast<size_t>(place)] == expected && (!inside || &corners != &wholly_outside);
         }
     }
     return right;
@@ -1202,6 +1201,11 @@ static void test_tensor_maps()
     if (WARP_SIZE == 1) return;
     claim("tensor_load: a box of four dimensions lands swizzled, with zeros for what is before or past the tensor",
           in_every_order([] { return boxes_land(CU_TENSOR_MAP_SWIZZLE_128B); }));
+    claim("tensor_load: a box that is wholly outside of the tensor is zeros, and its bytes are counted",
+          in_every_order([] {
+              return boxes_land(CU_TENSOR_MAP_SWIZZLE_128B, wholly_outside) &&
+                     boxes_land(CU_TENSOR_MAP_SWIZZLE_NONE, wholly_outside);
+          }));
     claim("tensor_load: ... and plain without swizzle",
           in_every_order([] { return boxes_land(CU_TENSOR_MAP_SWIZZLE_NONE); }));
 }
@@ -1251,7 +1255,7 @@ __global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bflo
     wgmma_fence(sum, fragments);
     for (int k = 0; k < 4; k++) {
         const uint64_t b_operand = B == Major::K ? operand(b_tile + 32 * k)
-                                                 : operand(b_tile + 2 * group_bytes * k, block_bytes);
+                                                 : operand(b_tile + 2 * group_bytes * k, N > 64 ? block_bytes : 16);
         if constexpr (A == From::SHARED)
             wgmma<N, B>(sum, operand(a_tile + 32 * k), b_operand, add || k > 0);
         else
@@ -1476,10 +1480,6 @@ static void test_products_of_warpgroups()
     claim("wgmma: groups of 8 rows are as far apart as the descriptor says",
           tiles_multiply<128, Major::K, From::SHARED>(1024, 32768, 3072) &&
               tiles_multiply<256, Major::MN, From::SHARED>(1024, 32768, 2048));
-    claim("wgmma swizzles addresses: a tile that does not begin at a multiple of 1024 is read wrong",
-          !tiles_multiply<64, Major::K, From::SHARED>(1024 + 128) &&
-              !tiles_multiply<64, Major::K, From::SHARED>(1024, 32768 + 512) &&
-              !tiles_multiply<64, Major::MN, From::SHARED>(1024, 32768 + 256));
     claim(
         "wgmma_wait: groups end in their order; under a seed what is under way is not a number",
         groups_end_in_order(false) && [] {
@@ -1570,7 +1570,12 @@ __global__ void misuse(int which, const __nv_bfloat16* data, const __grid_consta
     wgmma_fence(fragment);
     if (which == 26) wgmma<64, Major::K>(d, operand, operand, 1);
     if (which == 27) fragment[0] = 1;
-    wgmma<64, Major::K>(d, fragment, operand, 0);
+    const uint64_t b = which == 31   ? wgmma_operand(tile + 128)
+                       : which == 32 ? wgmma_operand(tile, 1024)
+                       : which == 33 ? wgmma_operand(tile, 0)
+                       : which == 34 ? wgmma_operand(tile + 96)
+                                     : operand;
+    wgmma<64, Major::K>(d, fragment, b, 0);
     wgmma_commit();
     wgmma_wait<0>();
     if (which == 28) d[0] = 1;
@@ -1583,7 +1588,8 @@ __global__ void misuse(int which, const __nv_bfloat16* data, const __grid_consta
         wgmma_wait<0>(d);
 }
 
-// What is said, in the order of `misuse`; the last is right. From 26 on it takes a seed to see it.
+// What is said, in the order of `misuse`; nothing of what is right. From 26 on there is a seed, which it takes to see
+// some.
 static const std::vector<std::string> misuses = {
     "thread 0 calls copy_async with an address that is not a multiple of 16",
     "thread 0 calls copy_async with an address that is not a multiple of 16",
@@ -1617,6 +1623,10 @@ static const std::vector<std::string> misuses = {
     "has changed accumulators that no wgmma_wait has named",
     "thread 0 ended, and no wgmma_wait has named the accumulators of a wgmma",
     "",
+    "wgmma: a descriptor begins at byte 128, in row 1 of a pattern of 8; expected a multiple of 1024",
+    "wgmma: a descriptor has blocks of columns 1024 bytes apart, where there is one; expected 0 or 16",
+    "",  // 0
+    "",  // a step of 96 bytes along K
 };
 
 static void do_misuse(int which)
@@ -1701,6 +1711,799 @@ static void test_algorithms()
     claim("an algorithm that nobody offered is not usable", !cuda_cpu::usable(unknown) && cuda_cpu::usable({}));
 }
 
+// ==== cards =============================================================================================
+
+// Whether something holds on a card. What is left in its queues is done there.
+template <class Check> static bool on(const char* card, Check check)
+{
+    cuda_cpu::set_card(card);
+    const bool holds = check();
+    cuda_cpu::set_card("");
+    cudaGetLastError();
+    return holds;
+}
+
+// ... under each of some seeds; and whether it fails under one.
+constexpr uint64_t card_seeds = 40;
+template <class Check> static bool on_under_every_seed(const char* card, Check check)
+{
+    bool holds = true;
+    for (uint64_t seed = 1; seed <= card_seeds; seed++) {
+        cuda_cpu::set_seed(seed);
+        holds = on(card, check) && holds;
+    }
+    cuda_cpu::set_seed(0);
+    return holds;
+}
+template <class Check> static bool fails_under_some_seed(const char* card, Check check)
+{
+    int failures = 0;
+    for (uint64_t seed = 1; seed <= card_seeds; seed++) {
+        cuda_cpu::set_seed(seed);
+        failures += !on(card, check);
+    }
+    cuda_cpu::set_seed(0);
+    return failures > 0;
+}
+
+static std::pair<std::string, int> run_child_on(const char* card, const std::string& deed)
+{
+    setenv("CUDA_CPU_CARD", card, 1);
+    const auto said = run_child(deed);
+    unsetenv("CUDA_CPU_CARD");
+    return said;
+}
+
+static void test_card_properties()
+{
+    struct Expected {
+        const char *key, *name;
+        int capability, multiprocessors;
+        size_t kib_by_opt_in, kib_of_multiprocessor;
+    };
+    const Expected table[] = {
+        {"h100", "NVIDIA H100 80GB HBM3", 90, 132, 227, 228}, {"h200", "NVIDIA H200", 90, 132, 227, 228},
+        {"a100", "NVIDIA A100-SXM4-80GB", 80, 108, 163, 164}, {"4090", "NVIDIA GeForce RTX 4090", 89, 128, 99, 100},
+        {"l40s", "NVIDIA L40S", 89, 142, 99, 100},            {"t4", "Tesla T4", 75, 40, 64, 64},
+        {"b200", "NVIDIA B200", 100, 148, 227, 228}};
+    bool right = true;
+    for (const Expected& e : table)
+        right = on(e.key, [&] {
+            cudaDeviceProp p;
+            int major = 0, registers = 0, kept = 0;
+            cudaGetDeviceProperties(&p, 0);
+            cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+            cudaDeviceGetAttribute(&registers, cudaDevAttrMaxRegistersPerBlock, 0);
+            cudaDeviceGetAttribute(&kept, cudaDevAttrReservedSharedMemoryPerBlock, 0);
+            return p.name == std::string(e.name) && p.major * 10 + p.minor == e.capability && major == p.major &&
+                   p.multiProcessorCount == e.multiprocessors && p.sharedMemPerBlockOptin == e.kib_by_opt_in << 10 &&
+                   p.sharedMemPerMultiprocessor == e.kib_of_multiprocessor << 10 && p.sharedMemPerBlock == 48 << 10 &&
+                   static_cast<size_t>(kept) == p.sharedMemPerMultiprocessor - p.sharedMemPerBlockOptin &&
+                   registers == 65536 && p.warpSize == 32;
+        }) && right;
+    claim("each card has its name, compute capability, multiprocessors and shared memory", right);
+    const auto [said, code] = run_child_on("h900", "nothing");
+    claim("a card that is unknown is named, with those that are known",
+          code == 2 &&
+              contains(said, "CUDA_CPU_CARD is \"h900\"; expected one of h100, h200, a100, 4090, l40s, t4, b200"));
+}
+
+// ---- what a launch may ask for
+
+__global__ void __launch_bounds__(96) bounded() {}
+template <int N> __global__ void __launch_bounds__(2 * N, 1) bounded_by() {}
+__global__ void holds_4_kib(float* out)
+{
+    __shared__ float own[1024];
+    own[threadIdx.x] = out[0];
+    __syncthreads();
+    out[0] = own[(threadIdx.x + 1) % blockDim.x];
+}
+__global__ void read_unwritten_static(float* out)
+{
+    __shared__ float own[64];
+    out[0] = own[63];
+    own[63] = 1;
+}
+
+static void test_launch_bounds()
+{
+    const bool right = launch(1, 96, 0, bounded) == cudaSuccess && launch(1, 97, 0, bounded) == cudaErrorInvalidValue &&
+                       launch(1, 128, 0, bounded_by<64>) == cudaSuccess &&
+                       launch(1, 129, 0, bounded_by<64>) == cudaErrorInvalidValue &&
+                       launch(1, {32, 4}, 0, bounded_by<64>) == cudaSuccess &&
+                       launch(1, {43, 3}, 0, bounded_by<64>) == cudaErrorInvalidValue &&
+                       launch(1, 1024, 0, bounded_by<512>) == cudaSuccess && launch(1, 1024, 0, nothing) == cudaSuccess;
+    claim("__launch_bounds__ bounds a block's threads; without it there may be 1024", right);
+    cudaGetLastError();
+}
+
+static void test_static_shared()
+{
+    Array<float> out(1);
+    bool right = launch(1, 1, 44 << 10, holds_4_kib, out.data) == cudaSuccess &&
+                 launch(1, 1, (44 << 10) + 1, holds_4_kib, out.data) == cudaErrorInvalidValue;
+    constexpr auto dynamic = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    right = right && cudaFuncSetAttribute(holds_4_kib, dynamic, (223 << 10) + 1) == cudaErrorInvalidValue &&
+            cudaFuncSetAttribute(holds_4_kib, dynamic, 223 << 10) == cudaSuccess &&
+            launch(1, 1, 223 << 10, holds_4_kib, out.data) == cudaSuccess;
+    claim("a kernel's own __shared__ arrays count", right);
+    for (int run = 0; run < 2; run++) launch(1, 1, 0, read_unwritten_static, out.data);
+    right = out[0] == 1;
+    cuda_cpu::set_seed(1);
+    for (int run = 0; run < 2; run++)
+        right = right && launch(1, 1, 0, read_unwritten_static, out.data) == cudaSuccess && std::isnan(out[0]);
+    cuda_cpu::set_seed(0);
+    claim("under a seed they are not numbers when a block begins", right);
+    cudaGetLastError();
+}
+
+static void test_card_launches()
+{
+    constexpr auto dynamic = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    bool right = true;
+    for (const auto& [key, kib] :
+         {std::pair{"h100", 227}, {"a100", 163}, {"4090", 99}, {"l40s", 99}, {"t4", 64}, {"b200", 227}})
+        right = on(key, [&, most = kib << 10] {
+            Array<int> flag(1);
+            cudaFuncSetAttribute(fill_shared, dynamic, 0);
+            return launch(1, 1, 48 << 10, fill_shared, 0, flag.data) == cudaSuccess &&
+                   launch(1, 1, (48 << 10) + 1, fill_shared, 0, flag.data) == cudaErrorInvalidValue &&
+                   cudaFuncSetAttribute(fill_shared, dynamic, most + 1) == cudaErrorInvalidValue &&
+                   cudaFuncSetAttribute(fill_shared, dynamic, most) == cudaSuccess &&
+                   launch(1, 1, static_cast<size_t>(most), fill_shared, static_cast<size_t>(most), flag.data) ==
+                       cudaSuccess &&
+                   launch(1, 1, static_cast<size_t>(most) + 1, fill_shared, 0, flag.data) == cudaErrorInvalidValue &&
+                   cudaDeviceSynchronize() == cudaSuccess && flag[0] == 1;
+        }) && right;
+    claim("48 KiB of shared memory without asking, the card's own limit by opt-in, not a byte more", right);
+
+    const auto with_attribute = [](const char* key, cudaLaunchAttribute attribute) {
+        cudaError_t error = cudaSuccess;
+        on(key, [&] {
+            cudaLaunchConfig_t config{};
+            config.attrs = &attribute;
+            config.numAttrs = 1;
+            error = cudaLaunchKernelEx(&config, nothing);
+            return true;
+        });
+        return error;
+    };
+    cudaLaunchAttribute cluster{}, early{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {1, 1, 1};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    right = with_attribute("h100", cluster) == cudaSuccess && with_attribute("h100", early) == cudaSuccess &&
+            with_attribute("a100", early) == cudaErrorNotSupported;
+    cluster.val.clusterDim = {2, 1, 1};
+    claim("clusters are refused, and programmatic launches before capability 9.0",
+          right && with_attribute("a100", cluster) == cudaErrorNotSupported &&
+              with_attribute("h100", cluster) == cudaErrorNotSupported);
+}
+
+// ---- memory
+
+static void test_card_memory()
+{
+    constexpr size_t mib = 1 << 20;
+    claim("a card has its own memory, less a context's; more than is free is refused", on("h100", [] {
+        size_t before = 0, after = 0, total = 0;
+        void *most = nullptr, *more = nullptr;
+        cudaMemGetInfo(&before, &total);
+        bool right = total / mib > 79 * 1024 && total / mib < 80 * 1024 && total - before > 100 * mib &&
+                     total - before < 2048 * mib;
+        right = right && cudaMalloc(&more, before + 1) == cudaErrorMemoryAllocation && more == nullptr;
+        right = right && cudaMalloc(&most, before / (2 * mib) * (2 * mib)) == cudaSuccess &&
+                cudaMalloc(&more, 2 * mib) == cudaErrorMemoryAllocation;
+        if (right) static_cast<char*>(most)[before / (2 * mib) * (2 * mib) - 1] = 1;  // the last byte is there
+        right = right && cudaFree(most) == cudaSuccess;
+        cudaMemGetInfo(&after, &total);
+        return right && after == before;
+    }));
+    claim("it comes in pieces of 2 MiB, which small blocks share", on("4090", [] {
+        size_t before = 0, after = 0, total = 0;
+        void* blocks[3];
+        cudaMemGetInfo(&before, &total);
+        for (size_t i = 0; i < 3; i++) cudaMalloc(&blocks[i], i < 2 ? 1000 : 2 * mib + 1);
+        cudaMemGetInfo(&after, &total);
+        for (void* block : blocks) cudaFree(block);
+        return before - after == 2 * mib + 4 * mib;
+    }));
+    claim("fresh memory is full of NaNs on a card", on("h100", [] {
+        float* block = nullptr;
+        cudaMalloc(&block, 3000000);
+        const bool right = std::isnan(block[0]) && std::isnan(block[749999]);
+        cudaFree(block);
+        return right;
+    }));
+    claim("a card knows its own memory from the host's, and where a block ends", on("h100", [] {
+        float host[4] = {}, *block = nullptr;
+        cudaMalloc(&block, 16);
+        const auto copy = [&](void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+            return cudaMemcpy(to, from, bytes, kind);
+        };
+        const bool right = copy(block, host, 16, cudaMemcpyHostToDevice) == cudaSuccess &&
+                           copy(host, block, 16, cudaMemcpyDefault) == cudaSuccess &&
+                           copy(block, host, 16, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue &&
+                           copy(host, block, 16, cudaMemcpyHostToDevice) == cudaErrorInvalidValue &&
+                           copy(block, host, 16, cudaMemcpyDeviceToDevice) == cudaErrorInvalidValue &&
+                           copy(block, host, 17, cudaMemcpyHostToDevice) == cudaErrorInvalidValue &&
+                           copy(block + 1, host, 12, cudaMemcpyHostToDevice) == cudaSuccess &&
+                           copy(block + 1, host, 13, cudaMemcpyHostToDevice) == cudaErrorInvalidValue &&
+                           copy(block, host, 16, static_cast<cudaMemcpyKind>(5)) == cudaErrorInvalidMemcpyDirection &&
+                           cudaMemset(block, 0, 16) == cudaSuccess &&
+                           cudaMemset(block, 0, 17) == cudaErrorInvalidValue &&
+                           cudaMemset(host, 0, 16) == cudaErrorInvalidValue;
+        cudaFree(block);
+        return right;
+    }));
+}
+
+// ---- streams
+
+__global__ void set_to(float* x, float value) { *x = value; }
+__global__ void add_to(float* sum, const float* x) { *sum += *x; }
+
+// Two streams that no default stream holds together, memory on both sides, and an event.
+struct TwoStreams {
+    cudaStream_t compute, copies;
+    cudaEvent_t event;
+    float *x, *sum, *pinned;
+
+    explicit TwoStreams(unsigned flags = cudaStreamNonBlocking)
+    {
+        cudaStreamCreateWithFlags(&compute, flags);
+        cudaStreamCreateWithFlags(&copies, flags);
+        cudaEventCreate(&event);
+        cudaMalloc(&x, sizeof(float));
+        cudaMalloc(&sum, sizeof(float));
+        cudaMallocHost(&pinned, sizeof(float));
+        cudaMemset(x, 0, sizeof(float));
+        cudaMemset(sum, 0, sizeof(float));
+        *pinned = 7;
+        cudaDeviceSynchronize();
+    }
+    ~TwoStreams()
+    {
+        cudaDeviceSynchronize();
+        cudaFree(x);
+        cudaFree(sum);
+        cudaFreeHost(pinned);
+        cudaEventDestroy(event);
+        cudaStreamDestroy(compute);
+        cudaStreamDestroy(copies);
+    }
+    template <class... Parameters, class... Arguments>
+    void launch_on(cudaStream_t stream, void (*kernel)(Parameters...), Arguments... arguments) const
+    {
+        cudaLaunchConfig_t config{};
+        config.stream = stream;
+        cudaLaunchKernelEx(&config, kernel, arguments...);
+    }
+    void upload() const { cudaMemcpyAsync(x, pinned, sizeof(float), cudaMemcpyHostToDevice, copies); }
+    float result() const
+    {
+        float value = 0;
+        cudaMemcpyAsync(&value, sum, sizeof(value), cudaMemcpyDeviceToHost, compute);
+        cudaStreamSynchronize(compute);
+        return value;
+    }
+};
+
+enum class Order { NO_EVENT, EVENT };
+
+static bool copy_then_kernel(Order order)
+{
+    TwoStreams s;
+    s.upload();
+    cudaEventRecord(s.event, s.copies);
+    if (order == Order::EVENT) cudaStreamWaitEvent(s.compute, s.event);
+    s.launch_on(s.compute, add_to, s.sum, s.x);
+    return s.result() == 7;
+}
+
+// The other way round: x may change only when the kernel has read it.
+static bool kernel_then_copy(Order order)
+{
+    TwoStreams s;
+    s.launch_on(s.compute, set_to, s.x, 3.0f);
+    cudaStreamSynchronize(s.compute);
+    s.launch_on(s.compute, add_to, s.sum, s.x);
+    cudaEventRecord(s.event, s.compute);
+    if (order == Order::EVENT) cudaStreamWaitEvent(s.copies, s.event);
+    s.upload();
+    cudaStreamSynchronize(s.copies);
+    return s.result() == 3;
+}
+
+// A stream waits for what an event had recorded when it was told to, not for what it records later.
+static bool event_is_recorded_again()
+{
+    TwoStreams s;
+    s.upload();
+    cudaEventRecord(s.event, s.copies);
+    cudaStreamWaitEvent(s.compute, s.event);
+    cudaEventRecord(s.event, s.compute);
+    s.launch_on(s.compute, add_to, s.sum, s.x);
+    return cudaEventSynchronize(s.event) == cudaSuccess && s.result() == 7;
+}
+
+static bool pinned_memory_is_used_again(Order order)
+{
+    TwoStreams s;
+    s.upload();
+    cudaEventRecord(s.event, s.copies);
+    if (order == Order::EVENT) cudaEventSynchronize(s.event);
+    *s.pinned = 8;
+    cudaStreamSynchronize(s.copies);
+    s.launch_on(s.compute, add_to, s.sum, s.x);
+    return s.result() == 7;
+}
+
+static bool pageable_memory_is_used_again()
+{
+    TwoStreams s;
+    float pageable = 7;
+    cudaMemcpyAsync(s.x, &pageable, sizeof(float), cudaMemcpyHostToDevice, s.compute);
+    pageable = 8;
+    s.launch_on(s.compute, add_to, s.sum, s.x);
+    cudaMemcpyAsync(&pageable, s.sum, sizeof(float), cudaMemcpyDeviceToHost, s.compute);
+    return pageable == 7;
+}
+
+// cudaMemcpy has read it when it returns.
+static bool pinned_memory_is_copied()
+{
+    TwoStreams s;
+    cudaMemcpy(s.x, s.pinned, sizeof(float), cudaMemcpyHostToDevice);
+    *s.pinned = 8;
+    s.launch_on(s.compute, add_to, s.sum, s.x);
+    return s.result() == 7;
+}
+
+static bool pinned_memory_is_read_early(Order order)
+{
+    TwoStreams s;
+    s.launch_on(s.compute, set_to, s.sum, 3.0f);
+    cudaMemcpyAsync(s.pinned, s.sum, sizeof(float), cudaMemcpyDeviceToHost, s.compute);
+    if (order == Order::EVENT) cudaStreamSynchronize(s.compute);
+    return *s.pinned == 3;
+}
+
+// The stream of nobody waits for blocking streams, and they for it.
+static bool default_stream_orders(unsigned flags)
+{
+    TwoStreams s(flags);
+    s.upload();
+    s.launch_on(nullptr, add_to, s.sum, s.x);
+    s.launch_on(s.compute, add_to, s.sum, s.sum);
+    return s.result() == 14;
+}
+
+static bool arguments_are_those_of_the_launch()
+{
+    TwoStreams s;
+    float value = 3;
+    s.launch_on(s.compute, set_to, s.sum, value);
+    value = 4;
+    return s.result() == 3;
+}
+
+static bool graph_waits_and_is_waited_for(Order order)
+{
+    TwoStreams s;
+    cudaError_t error = cudaSuccess;
+    cudaGraphExec_t graph = captured(s.compute, error, [&] {
+        s.launch_on(s.compute, add_to, s.sum, s.x);
+        s.launch_on(s.compute, add_to, s.sum, s.sum);
+    });
+    s.upload();
+    cudaEventRecord(s.event, s.copies);
+    if (order == Order::EVENT) cudaStreamWaitEvent(s.compute, s.event);
+    for (int run = 0; run < 2; run++) cudaGraphLaunch(graph, s.compute);
+    cudaGraphExecDestroy(graph);
+    return error == cudaSuccess && s.result() == 2 * (2 * 7 + 7);
+}
+
+static bool product_waits(Order order)
+{
+    TwoStreams s;
+    cublasLtHandle_t handle;
+    cublasLtCreate(&handle);
+    cublasLtMatmulDescOpaque_t desc{CUBLAS_COMPUTE_32F, CUDA_R_32F};
+    cublasLtMatrixLayoutOpaque_t one{CUDA_R_32F, 1, 1, 1};
+    float alpha = 1, beta = 0;
+    s.upload();
+    cudaEventRecord(s.event, s.copies);
+    if (order == Order::EVENT) cudaStreamWaitEvent(s.compute, s.event);
+    cublasLtMatmul(handle, &desc, &alpha, s.x, &one, s.x, &one, &beta, s.sum, &one, s.sum, &one, nullptr, nullptr, 0,
+                   s.compute);
+    alpha = 2;
+    cublasLtDestroy(handle);
+    return s.result() == 49;
+}
+
+// How often a question for an event is answered by "not yet"; in the end it is not.
+static int times_not_ready()
+{
+    TwoStreams s;
+    cudaEvent_t begin;
+    cudaEventCreate(&begin);
+    cudaEventRecord(begin, s.compute);
+    for (int i = 0; i < 20; i++) s.launch_on(s.compute, add_to, s.sum, s.x);
+    cudaEventRecord(s.event, s.compute);
+    int times = 0;
+    float milliseconds = -1;
+    while (cudaEventQuery(s.event) == cudaErrorNotReady && times < 100000) times++;
+    const bool right = cudaGetLastError() == cudaSuccess &&
+                       cudaEventElapsedTime(&milliseconds, begin, s.event) == cudaSuccess && milliseconds >= 0;
+    cudaEventDestroy(begin);
+    return right ? times : -1;
+}
+
+static bool elapsed_time_is_not_known_yet()
+{
+    TwoStreams s;
+    float milliseconds = -1;
+    cudaEvent_t end;
+    cudaEventCreate(&end);
+    cudaEventRecord(s.event, s.compute);
+    cudaEventRecord(end, s.compute);
+    const cudaError_t early = cudaEventElapsedTime(&milliseconds, s.event, end);
+    cudaEventSynchronize(end);
+    const bool later = cudaEventElapsedTime(&milliseconds, s.event, end) == cudaSuccess;
+    cudaEventDestroy(end);
+    return later && early == cudaErrorNotReady;
+}
+
+static bool freeing_waits()
+{
+    TwoStreams s;
+    float *device = nullptr, *host = nullptr;
+    cudaMalloc(&device, sizeof(float));
+    cudaMallocHost(&host, sizeof(float));
+    s.launch_on(s.compute, set_to, s.sum, 3.0f);
+    cudaFree(device);
+    const bool right = *s.sum == 3;
+    s.launch_on(s.compute, set_to, s.sum, 4.0f);
+    cudaFreeHost(host);
+    return right && *s.sum == 4;
+}
+
+static bool queue_is_bounded()
+{
+    TwoStreams s;
+    for (int i = 0; i < 3000; i++) s.launch_on(s.compute, add_to, s.sum, s.x);
+    return s.compute->queue.size() <= 1024;
+}
+
+// An error of work that was put off, which only tests can have.
+static bool late_errors_are_told()
+{
+    TwoStreams s;
+    bool right = cuda_cpu::hand_over(s.compute, [] { return cudaErrorUnknown; }) == cudaSuccess;
+    for (int call = 0; call < 2; call++) right = right && cudaStreamSynchronize(s.compute) == cudaErrorUnknown;
+    cuda_cpu::late_error() = cudaSuccess;
+    return right;
+}
+
+static void test_card_streams()
+{
+    const auto right_with_event_only = [](auto check) {
+        return on_under_every_seed("h100", [&] { return check(Order::EVENT); }) &&
+               fails_under_some_seed("h100", [&] { return check(Order::NO_EVENT); });
+    };
+    claim("a kernel that does not wait for a copy in another stream shows", right_with_event_only(copy_then_kernel));
+    claim("a copy that does not wait for a kernel in another stream shows", right_with_event_only(kernel_then_copy));
+    claim("without a card both are right, event or not",
+          copy_then_kernel(Order::NO_EVENT) && kernel_then_copy(Order::NO_EVENT));
+    claim("a stream waits for what an event had recorded by then",
+          on_under_every_seed("h100", event_is_recorded_again));
+    claim("pinned memory that is used again too early shows", right_with_event_only(pinned_memory_is_used_again));
+    claim("cudaMemcpy is done with pinned memory when it returns",
+          on_under_every_seed("h100", pinned_memory_is_copied));
+    claim("pinned memory that is read too early shows", right_with_event_only(pinned_memory_is_read_early));
+    claim("pageable memory may be used again when the call returns",
+          on_under_every_seed("h100", pageable_memory_is_used_again));
+    claim("the default stream orders blocking streams, but not the others",
+          on_under_every_seed("h100", [] { return default_stream_orders(cudaStreamDefault); }) &&
+              fails_under_some_seed("h100", [] { return default_stream_orders(cudaStreamNonBlocking); }));
+    claim("cudaFree and cudaFreeHost wait for what is under way", on_under_every_seed("h100", freeing_waits));
+    claim("a queue holds 1024 pieces of work, then a launch waits", on_under_every_seed("h100", queue_is_bounded));
+    claim("what goes wrong later is told by calls that wait, from then on", on("h100", late_errors_are_told));
+    claim("arguments are those of the launch", on_under_every_seed("h100", arguments_are_those_of_the_launch));
+    claim("a graph takes its place in the stream", right_with_event_only(graph_waits_and_is_waited_for));
+    claim("so does a product of cuBLASLt, with alpha as it was", right_with_event_only(product_waits));
+    const auto becomes_ready = [] { const int times = times_not_ready(); return times >= 0 && times < 100000; };
+    claim("an event that is asked for is not ready, and then it is",
+          on_under_every_seed("h100", becomes_ready) &&
+              fails_under_some_seed("h100", [] { return times_not_ready() == 0; }) && times_not_ready() == 0);
+    claim("nor is a time known that is not over",
+          fails_under_some_seed("h100", [] { return !elapsed_time_is_not_known_yet(); }));
+    cudaEvent_t untimed;
+    cudaEventCreateWithFlags(&untimed, cudaEventDisableTiming);
+    cudaEventRecord(untimed);
+    float milliseconds = 0;
+    claim("an event without timing has none",
+          cudaEventElapsedTime(&milliseconds, untimed, untimed) == cudaErrorInvalidResourceHandle);
+    cudaEventDestroy(untimed);
+    cudaGetLastError();
+}
+
+// ---- capture
+
+// What a call returns while a stream is captured, and what the capture's end says then.
+template <class Call>
+static std::pair<cudaError_t, cudaError_t> in_capture_on(const char* card, cudaStreamCaptureMode mode, unsigned flags,
+                                                         Call call)
+{
+    cudaError_t said = cudaSuccess, end = cudaSuccess;
+    on(card, [&] {
+        TwoStreams s(flags);
+        cudaGraph_t graph = nullptr;
+        cudaStreamBeginCapture(s.compute, mode);
+        said = call(s);
+        end = cudaStreamEndCapture(s.compute, &graph);
+        cudaGraphDestroy(graph);
+        return true;
+    });
+    return {said, end};
+}
+
+static void test_card_captures()
+{
+    using Call = std::function<cudaError_t(TwoStreams&)>;
+    const std::pair<const char*, Call> unsafe[] = {
+        {"cudaMalloc",
+         [](TwoStreams&) {
+             void* block = nullptr;
+             const cudaError_t error = cudaMalloc(&block, 16);
+             cudaFree(block);
+             return error;
+         }},
+        {"cudaMemcpy", [](TwoStreams& s) { return cudaMemcpy(s.x, s.pinned, 4, cudaMemcpyHostToDevice); }},
+        {"cudaStreamSynchronize of another", [](TwoStreams& s) { return cudaStreamSynchronize(s.copies); }},
+        {"cudaEventSynchronize", [](TwoStreams& s) { return cudaEventSynchronize(s.event); }},
+        {"cudaEventQuery", [](TwoStreams& s) { return cudaEventQuery(s.event); }}};
+    const std::pair<const char*, Call> never[] = {
+        {"cudaDeviceSynchronize", [](TwoStreams&) { return cudaDeviceSynchronize(); }},
+        {"cudaStreamSynchronize", [](TwoStreams& s) { return cudaStreamSynchronize(s.compute); }},
+        {"cudaStreamQuery", [](TwoStreams& s) { return cudaStreamQuery(s.compute); }}};
+    const std::pair refused{cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureInvalidated},
+        fine{cudaSuccess, cudaSuccess};
+    std::string wrong;
+    for (const auto& [name, call] : unsafe)
+        for (const auto mode :
+             {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed})
+            if (in_capture_on("h100", mode, cudaStreamNonBlocking, call) !=
+                (mode == cudaStreamCaptureModeRelaxed ? fine : refused))
+                wrong += std::string(" ") + name;
+    claim("calls that allocate or might wait are refused in a capture unless it is relaxed:" + wrong, wrong.empty());
+    wrong.clear();
+    for (const auto& [name, call] : never)
+        for (const auto mode : {cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed})
+            if (in_capture_on("h100", mode, cudaStreamNonBlocking, call) != refused) wrong += std::string(" ") + name;
+    claim("those that would wait for the capture are refused in any:" + wrong, wrong.empty());
+    const std::pair implicit{cudaErrorStreamCaptureImplicit, cudaErrorStreamCaptureInvalidated};
+    const auto launch_by_default = [](TwoStreams& s) {
+        s.launch_on(nullptr, set_to, s.x, 1.0f);
+        return cudaGetLastError();
+    };
+    const auto copy_by_default = [](TwoStreams& s) { return cudaMemcpy(s.x, s.pinned, 4, cudaMemcpyHostToDevice); };
+    claim("the default stream cannot be used while a blocking stream is captured",
+          in_capture_on("h100", cudaStreamCaptureModeRelaxed, cudaStreamDefault, launch_by_default) == implicit &&
+              in_capture_on("h100", cudaStreamCaptureModeRelaxed, cudaStreamDefault, copy_by_default) == implicit &&
+              in_capture_on("h100", cudaStreamCaptureModeRelaxed, cudaStreamNonBlocking, launch_by_default) == fine);
+    cudaGetLastError();
+}
+
+// ---- cuBLASLt
+
+struct CardProduct {
+    cudaDataType_t type = CUDA_R_16BF, out = CUDA_R_16BF;
+    uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    int32_t bias_type = -1, aux_type = -1;
+    int64_t aux_ld = 16;
+    size_t aux_offset = 0, a_offset = 0, d_offset = 0;
+    uint32_t promised = 16;
+
+    // What the heuristic says, or else the product.
+    cublasStatus_t status() const
+    {
+        Array<char> memory(4 * 1024);
+        char* const place = memory.data;
+        cublasLtMatmulDescOpaque_t desc{CUBLAS_COMPUTE_32F, CUDA_R_32F};
+        desc.epilogue = epilogue;
+        desc.bias = place;
+        desc.bias_type = bias_type;
+        desc.aux = place + 1024 + aux_offset;
+        desc.aux_ld = aux_ld;
+        desc.aux_type = aux_type;
+        cublasLtMatrixLayoutOpaque_t a{static_cast<uint32_t>(type), 8, 8, 8}, d{static_cast<uint32_t>(out), 8, 8, 8};
+        cublasLtMatmulPreference_t preference;
+        cublasLtMatmulPreferenceCreate(&preference);
+        for (const auto operand :
+             {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+              CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+            cublasLtMatmulPreferenceSetAttribute(preference, operand, &promised, sizeof(promised));
+        cublasLtMatmulHeuristicResult_t result;
+        int found = 0;
+        cublasStatus_t answer =
+            cublasLtMatmulAlgoGetHeuristic(nullptr, &desc, &a, &a, &d, &d, preference, 1, &result, &found);
+        cublasLtMatmulPreferenceDestroy(preference);
+        if (found == 0) return answer;
+        cublasLtHandle_t handle;
+        cublasLtCreate(&handle);
+        const float alpha = 1, beta = 0;
+        answer = cublasLtMatmul(handle, &desc, &alpha, place + a_offset, &a, place, &a, &beta, place + 2048 + d_offset,
+                                &d, place + 2048 + d_offset, &d, &result.algo, nullptr, 0, nullptr);
+        cublasLtDestroy(handle);
+        return answer;
+    }
+};
+
+static void test_card_products()
+{
+    const auto status = [](auto change) {
+        CardProduct product;
+        change(product);
+        cublasStatus_t answer = CUBLAS_STATUS_SUCCESS;
+        on("h100", [&] { answer = product.status(); return true; });
+        return answer;
+    };
+    const auto with_epilogue = [&](uint32_t epilogue, auto change) {
+        return status([&](CardProduct& p) {
+            p.epilogue = epilogue;
+            change(p);
+        });
+    };
+    constexpr auto none = CUBLAS_STATUS_NOT_SUPPORTED, fine = CUBLAS_STATUS_SUCCESS;
+    constexpr auto bias = CUBLASLT_EPILOGUE_BIAS, dgelu = CUBLASLT_EPILOGUE_DGELU;
+    claim("a bias has the output's type",
+          with_epilogue(bias, [](CardProduct&) {}) == fine &&
+              with_epilogue(bias, [](CardProduct& p) { p.bias_type = CUDA_R_16BF; }) == fine &&
+              with_epilogue(bias, [](CardProduct& p) { p.bias_type = CUDA_R_32F; }) == none &&
+              with_epilogue(bias,
+                            [](CardProduct& p) {
+                                p.out = CUDA_R_32F;
+                                p.bias_type = CUDA_R_32F;
+                            }) == fine &&
+              with_epilogue(bias, [](CardProduct& p) {
+                  p.out = CUDA_R_32F;
+                  p.bias_type = CUDA_R_16BF;
+              }) == none);
+    claim("the second matrix of an epilogue has the output's type, rows of 8, and begins at a multiple of 16",
+          with_epilogue(dgelu, [](CardProduct&) {}) == fine &&
+              with_epilogue(dgelu, [](CardProduct& p) { p.aux_type = CUDA_R_32F; }) == none &&
+              with_epilogue(dgelu, [](CardProduct& p) { p.aux_ld = 12; }) == none &&
+              with_epilogue(dgelu, [](CardProduct& p) { p.aux_ld = 0; }) == CUBLAS_STATUS_INVALID_VALUE &&
+              with_epilogue(dgelu, [](CardProduct& p) { p.aux_offset = 8; }) == none &&
+              with_epilogue(dgelu, [](CardProduct& p) { p.aux_offset = 16; }) == fine);
+    claim("operands are aligned as the preference promised",
+          status([](CardProduct& p) { p.a_offset = 16; }) == fine &&
+              status([](CardProduct& p) { p.a_offset = 8; }) == CUBLAS_STATUS_INVALID_VALUE &&
+              status([](CardProduct& p) { p.d_offset = 2; }) == CUBLAS_STATUS_INVALID_VALUE &&
+              status([](CardProduct& p) {
+                  p.a_offset = 8;
+                  p.promised = 8;
+              }) == fine &&
+              status([](CardProduct& p) {
+                  p.a_offset = 4;
+                  p.promised = 8;
+              }) == CUBLAS_STATUS_INVALID_VALUE &&
+              status([](CardProduct& p) {
+                  p.a_offset = 8;
+                  p.promised = 256;
+              }) == CUBLAS_STATUS_INVALID_VALUE);
+}
+
+// ---- instructions
+
+__global__ void one_instruction(int which, const __nv_bfloat16* data, const __grid_constant__ CUtensorMap map)
+{
+    char* tile = shared_bytes();
+    uint64_t* barrier = reinterpret_cast<uint64_t*>(tile + 16384);
+    uint32_t r[4] = {};
+    float d[32] = {};
+    if (which == 0) ldmatrix(r, tile + threadIdx.x % 32 * 16);
+    if (which == 1) mma_m16n8k16(d, r, 0, 0);
+    if (which == 2) {
+        copy_async(tile, data, true);
+        copy_async_commit();
+        copy_async_wait<0>();
+    }
+    if (which == 3 && threadIdx.x == 0) {
+        barrier_init(barrier, 1);
+        barrier_init_done();
+        barrier_arrive(barrier);
+        barrier_wait(barrier, 0);
+    }
+    if (which == 4 && threadIdx.x == 0) {
+        barrier_init(barrier, 1);
+        barrier_init_done();
+        barrier_arrive_expect(barrier, 8192);
+        tensor_load(tile, &map, barrier, 0, 0, 0, 0);
+        barrier_wait(barrier, 0);
+    }
+    if (which == 5) async_fence();
+    if (which == 6) {
+        wgmma_fence(d);
+        wgmma<64, Major::K>(d, wgmma_operand(tile), wgmma_operand(tile), 0);
+        wgmma_commit();
+        wgmma_wait<0>(d);
+    }
+    if (which == 7) keep_registers<24>();
+    if (which == 8 && threadIdx.x < 64) named_barrier_wait(1, 64);
+}
+
+static int run_instruction(int which)
+{
+    Numbers data(64 * 64, 1);
+    cudaDeviceSynchronize();
+    const CUtensorMap map = cuda_cpu::card() == nullptr || cuda_cpu::card()->capability.major >= 9
+                                ? map_of(data.data, 64, 64)
+                                : CUtensorMap{};
+    launch(1, 128, 16384 + 64, one_instruction, which, data.data, map);
+    return cudaDeviceSynchronize() == cudaSuccess ? 0 : 3;
+}
+
+static void test_card_instructions()
+{
+    struct Instruction { const char* name; int least, most; };
+    const Instruction table[] = {
+        {"ldmatrix", 75, 999},     {"mma_m16n8k16", 80, 999},  {"copy_async", 80, 999},
+        {"barrier_init", 90, 999}, {"barrier_init", 90, 999},  {"async_fence", 90, 999},
+        {"wgmma_fence", 90, 90},   {"keep_registers", 90, 90}, {"named_barrier_wait", 75, 999}};
+    for (const auto& [card, capability] :
+         {std::pair{"t4", 75}, {"a100", 80}, {"4090", 89}, {"h100", 90}, {"b200", 100}}) {
+        std::string wrong;
+        for (size_t i = 0; i < std::size(table); i++) {
+            const auto [said, code] = run_child_on(card, "instruction" + std::to_string(i));
+            const bool has = capability >= table[i].least && capability <= table[i].most;
+            const std::string illegal =
+                std::string("calls ") + table[i].name + " and that is an illegal instruction on ";
+            if (has ? code != 0 || !said.empty() : code != 1 || !contains(said, illegal))
+                wrong += std::string(" ") + table[i].name;
+        }
+        claim(std::string("instructions of tensor cores are those of a ") + card + ":" + wrong, wrong.empty());
+    }
+    const auto encoded = [](const char* card) {
+        CUresult result = CUDA_SUCCESS;
+        on(card, [&] {
+            Array<__nv_bfloat16> data(64 * 64);
+            const uint64_t extents[] = {64, 64}, strides[] = {128};
+            const uint32_t box[] = {64, 64}, steps[] = {1, 1};
+            CUtensorMap map;
+            result = cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, data.data, extents, strides, box,
+                                            steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                            CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+            return true;
+        });
+        return result;
+    };
+    claim("maps of tensors are made from capability 9.0 on", encoded("h100") == CUDA_SUCCESS &&
+                                                                 encoded("b200") == CUDA_SUCCESS &&
+                                                                 encoded("4090") == CUDA_ERROR_INVALID_VALUE);
+}
+
+static void test_cards()
+{
+    if (WARP_SIZE == 1) {
+        const auto [said, code] = run_child_on("h100", "global");
+        claim("with a warp of 1 thread there are no cards",
+              code == 2 && contains(said, "takes a build with -DWARP_SIZE=32"));
+        return;
+    }
+    test_card_properties();
+    test_card_launches();
+    test_card_memory();
+    test_card_streams();
+    test_card_captures();
+    test_card_products();
+    test_card_instructions();
+}
+
 // Prints how many workers there are, this program's further arguments, a line of its input, and which file is its next.
 static int print_workers(int argc, char** argv)
 {
@@ -1721,6 +2524,7 @@ int main(int argc, char** argv)
     if (what == "offers_without_in_place") return print_offers(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
     if (what.rfind("misuse", 0) == 0) do_misuse(atoi(argv[1] + 6));
     if (what.rfind("slip", 0) == 0) return do_slip(atoi(argv[1] + 4)) ? 1 : 0;
+    if (what.rfind("instruction", 0) == 0) return run_instruction(atoi(argv[1] + 11));
     if (argc == 2) {
         do_deed(what);
         return 0;
@@ -1741,6 +2545,9 @@ int main(int argc, char** argv)
     test_refusals();
     test_tensor_cores();
     test_algorithms();
+    test_launch_bounds();
+    test_static_shared();
+    test_cards();
     printf("%d passed, %d failed\n", passed, failed);
     return failed == 0 ? 0 : 1;
 }

@@ -1,0 +1,103 @@
+// Cards to pretend to be: CUDA_CPU_CARD=h100 has the stand-in report this card, and refuse what it refuses. README.md
+// beside this file tells what is enforced.
+#pragma once
+
+#include <stddef.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <string>
+
+namespace cuda_cpu {
+
+constexpr size_t kib = 1 << 10, mib = 1 << 20;
+
+// What all cards of a compute capability have. CUDA C++ Programming Guide, "Technical Specifications per Compute
+// Capability"; what CUDA keeps of a block's shared memory: the tuning guides of Turing, Ampere, Ada, Hopper, Blackwell.
+struct Capability {
+    int major, minor;
+    int threads_per_multiprocessor, blocks_per_multiprocessor;
+    size_t shared_per_multiprocessor, reserved_shared_per_block;
+
+    size_t shared_per_block() const { return shared_per_multiprocessor - reserved_shared_per_block; }  // by opt-in
+    int number() const { return 10 * major + minor; }
+};
+constexpr Capability turing{7, 5, 1024, 16, 64 * kib, 0}, ampere{8, 0, 2048, 32, 164 * kib, kib},
+    ada{8, 9, 1536, 24, 100 * kib, kib}, hopper{9, 0, 2048, 32, 228 * kib, kib},
+    blackwell{10, 0, 2048, 32, 228 * kib, kib};
+
+// Multiprocessors, cache and bus: NVIDIA's white papers and data sheets of each. Memory, names and B200's bus: what
+// programs print that ask the runtime. (It is less than the data sheet says, by a share that changes with the driver.)
+struct Card {
+    const char *key, *name;
+    const Capability& capability;
+    int multiprocessors;
+    size_t l2_bytes, memory_bytes;
+    int bus_bits;
+};
+constexpr Card cards[] = {
+    {"h100", "NVIDIA H100 80GB HBM3", hopper, 132, 50 * mib, 81009 * mib, 5120},
+    {"h200", "NVIDIA H200", hopper, 132, 60 * mib, 143071 * mib, 6144},
+    {"a100", "NVIDIA A100-SXM4-80GB", ampere, 108, 40 * mib, 81050 * mib, 5120},
+    {"4090", "NVIDIA GeForce RTX 4090", ada, 128, 72 * mib, 24217 * mib, 384},
+    {"l40s", "NVIDIA L40S", ada, 142, 96 * mib, 45589 * mib, 384},
+    {"t4", "Tesla T4", turing, 40, 4 * mib, 15102 * mib, 256},
+    {"b200", "NVIDIA B200", blackwell, 148, 126 * mib + mib / 2, 182630 * mib, 7680},
+};
+
+// The same for every card of the table. Registers: 64 Ki of 32 bits, for a multiprocessor and for a block.
+constexpr int registers_per_block = 64 * 1024;
+// A context with its kernels and cuBLASLt's; how much that is changes with the driver.
+constexpr size_t context_bytes = 500 * mib;
+
+inline const Card* find_card(const std::string& key)
+{
+    if (WARP_SIZE != 32) {
+        fprintf(stderr, "CUDA_CPU_CARD is \"%s\"; a card takes a build with -DWARP_SIZE=32\n", key.c_str());
+        exit(2);
+    }
+    const Card* found = std::find_if(std::begin(cards), std::end(cards), [&](const Card& c) { return key == c.key; });
+    if (found != std::end(cards)) return found;
+    std::string keys;
+    for (const Card& c : cards) keys += std::string(keys.empty() ? "" : ", ") + c.key;
+    fprintf(stderr, "CUDA_CPU_CARD is \"%s\"; expected one of %s\n", key.c_str(), keys.c_str());
+    exit(2);
+}
+
+inline const Card*& chosen_card()
+{
+    static const Card* value = [] {
+        const char* key = getenv("CUDA_CPU_CARD");
+        return key == nullptr || *key == 0 ? nullptr : find_card(key);
+    }();
+    return value;
+}
+
+// Null: there is none, and the processor is what it is.
+inline const Card* card() { return chosen_card(); }
+
+// The most that __launch_bounds__ allows. It stands where an attribute of the function may stand, so each launch bound
+// becomes as many no-operations before the kernel's first instruction, which nobody executes; the linker makes a table
+// of where those begin. Without the attribute a kernel has the device's own bound.
+extern "C" {
+extern const uintptr_t __start___patchable_function_entries[] __attribute__((weak));
+extern const uintptr_t __stop___patchable_function_entries[] __attribute__((weak));
+}
+inline size_t launch_bound(const void* kernel, size_t otherwise)
+{
+    constexpr unsigned char no_operation = 0x90;
+    const uintptr_t entry = reinterpret_cast<uintptr_t>(kernel);
+    const uintptr_t *begin = __start___patchable_function_entries, *end = __stop___patchable_function_entries;
+    uintptr_t first = 0;  // the latest place in the table that is not behind the entry
+    for (const uintptr_t* place = begin; place != end; place++)
+        if (*place <= entry) first = std::max(first, *place);
+    if (first == 0 || entry - first > otherwise) return otherwise;
+    const auto* bytes = reinterpret_cast<const unsigned char*>(first);
+    const bool its_own = std::all_of(bytes, bytes + (entry - first), [](unsigned char b) { return b == no_operation; });
+    return its_own && entry > first ? entry - first : otherwise;
+}
+
+}  // namespace cuda_cpu

@@ -1,0 +1,96 @@
+// The __shared__ arrays that kernels declare. Here they are thread_local variables within functions, which no code can
+// list; but the program's own table of symbols does: each one's size, and the function that it is in. (A program that
+// was stripped of its symbols has no such table, and then nothing is known.)
+#pragma once
+
+#include <elf.h>
+#include <stdint.h>
+
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+extern "C" char __executable_start;  // the linker's: where the program was loaded
+
+namespace cuda_cpu {
+
+class StaticShared {
+public:
+    static const StaticShared& of_program()
+    {
+        static const StaticShared* const value = new StaticShared;
+        return *value;
+    }
+
+    // Fills all of this worker's with bytes that are not numbers.
+    void fill(const void* anchor) const
+    {
+        for (const Array& a : arrays_)
+            memset(const_cast<char*>(static_cast<const char*>(anchor)) + (a.at - anchor_), 0xff, a.bytes);
+    }
+
+    // Of the arrays that a kernel itself declares; those of functions that it calls are not counted.
+    size_t bytes_of(const void* kernel) const
+    {
+        const auto function = functions_.find(reinterpret_cast<uintptr_t>(kernel) - loaded_at_);
+        if (function == functions_.end()) return 0;
+        const std::string beginning = "_ZZ" + function->second.substr(2) + "E";
+        size_t bytes = 0;
+        for (const Array& a : arrays_)
+            if (a.name.rfind(beginning, 0) == 0) bytes += a.bytes;
+        return bytes;
+    }
+
+private:
+    struct Array {
+        std::string name;
+        int64_t at;  // in a thread's storage
+        size_t bytes;
+    };
+    std::vector<Array> arrays_;
+    std::map<uintptr_t, std::string> functions_;
+    int64_t anchor_ = 0;  // where threadIdx is in a thread's storage
+    uintptr_t loaded_at_ = 0;
+
+    StaticShared()
+    {
+        std::ifstream file("/proc/self/exe", std::ios::binary);
+        const std::string program((std::istreambuf_iterator<char>(file)), {});
+        Elf64_Ehdr header;
+        if (!read(program, 0, &header)) return;
+        if (header.e_type == ET_DYN) loaded_at_ = reinterpret_cast<uintptr_t>(&__executable_start);
+        for (unsigned i = 0; i < header.e_shnum; i++) {
+            Elf64_Shdr symbols, names;
+            if (!read(program, header.e_shoff + i * header.e_shentsize, &symbols) || symbols.sh_type != SHT_SYMTAB)
+                continue;
+            if (!read(program, header.e_shoff + symbols.sh_link * header.e_shentsize, &names)) continue;
+            Elf64_Sym symbol;
+            for (size_t at = 0; at < symbols.sh_size && read(program, symbols.sh_offset + at, &symbol);
+                 at += sizeof(symbol))
+                note(symbol, program.c_str() + std::min<size_t>(program.size(), names.sh_offset + symbol.st_name));
+        }
+    }
+
+    template <class T> static bool read(const std::string& program, size_t at, T* to)
+    {
+        if (at > program.size() || program.size() - at < sizeof(T)) return false;
+        memcpy(to, program.data() + at, sizeof(T));
+        return true;
+    }
+
+    // "_ZZ" begins the names of variables within functions; those of these headers are in their namespace.
+    void note(const Elf64_Sym& symbol, const std::string& name)
+    {
+        const unsigned type = ELF64_ST_TYPE(symbol.st_info);
+        if (type == STT_FUNC) functions_.emplace(symbol.st_value, name);
+        if (type != STT_TLS) return;
+        const auto at = static_cast<int64_t>(symbol.st_value);
+        if (name == "threadIdx") anchor_ = at;
+        const bool ours = name.rfind("_ZZN8cuda_cpu", 0) == 0 || name.rfind("_ZZNK8cuda_cpu", 0) == 0;
+        if (name.rfind("_ZZ", 0) == 0 && !ours) arrays_.push_back({name, at, symbol.st_size});
+    }
+};
+
+}  // namespace cuda_cpu
