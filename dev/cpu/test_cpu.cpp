@@ -2138,7 +2138,7 @@ static bool freeing_waits()
 static bool queue_is_bounded()
 {
     TwoStreams s;
-    for (int i = 0; i < 3000; i++) s.launch_on(s.compute, add_to, s.sum, s.x);
+    for (int i = 0; i < 6000; i++) s.launch_on(s.compute, add_to, s.sum, s.x);
     return s.compute->queue.size() <= 1024;
 }
 
