@@ -820,14 +820,19 @@ inline size_t most_shared_bytes()
     return card() == nullptr ? max_shared_bytes : card()->capability.shared_per_block();
 }
 
-// What is known of a kernel before it runs.
-struct KernelTraits { size_t most_threads, static_shared_bytes; };
-inline const KernelTraits& traits_of(const void* kernel)
+// How many threads a block of this kernel may have.
+inline size_t most_threads(const void* kernel)
 {
-    static std::unordered_map<const void*, KernelTraits> known;
-    const auto [place, is_new] = known.try_emplace(kernel);
-    if (is_new) place->second = {launch_bound(kernel, max_threads), StaticShared::of_program().bytes_of(kernel)};
+    static std::unordered_map<const void*, size_t> known;
+    const auto [place, is_new] = known.try_emplace(kernel, max_threads);
+    if (is_new) place->second = launch_bound(kernel, max_threads);
     return place->second;
+}
+
+// What it declares as __shared__ arrays. They count on a card only, as it takes a while to read the program's symbols.
+inline size_t static_shared_bytes(const void* kernel)
+{
+    return card() == nullptr ? 0 : StaticShared::of_program().bytes_of(kernel);
 }
 
 // Clusters are not here at all, and the other attribute takes a card of capability 9.0. (CUDA's documentation does not
@@ -857,10 +862,9 @@ inline cudaError_t check(const cudaLaunchConfig_t& config, const void* kernel)
     if (b.x == 0 || b.y == 0 || b.z == 0) return cudaErrorInvalidConfiguration;
     if (b.x > max_threads || b.y > max_threads || b.z > max_threads_z) return cudaErrorInvalidConfiguration;
     if (b.x * b.y * b.z > max_threads) return cudaErrorInvalidConfiguration;
-    const KernelTraits& traits = traits_of(kernel);
-    if (b.x * b.y * b.z > traits.most_threads) return cudaErrorInvalidValue;
+    if (b.x * b.y * b.z > most_threads(kernel)) return cudaErrorInvalidValue;
     if (const cudaError_t error = check_attributes(config); error != cudaSuccess) return error;
-    size_t allowed = default_shared_bytes - std::min(default_shared_bytes, traits.static_shared_bytes);
+    size_t allowed = default_shared_bytes - std::min(default_shared_bytes, static_shared_bytes(kernel));
     if (const auto asked = allowed_shared_bytes().find(kernel); asked != allowed_shared_bytes().end())
         allowed = std::max(allowed, asked->second);
     return config.dynamicSmemBytes > allowed ? cudaErrorInvalidValue : cudaSuccess;
@@ -969,7 +973,7 @@ inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attrib
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
     using namespace cuda_cpu;
     const void* const address = reinterpret_cast<const void*>(kernel);
-    if (value < 0 || static_cast<size_t>(value) + traits_of(address).static_shared_bytes > most_shared_bytes())
+    if (value < 0 || static_cast<size_t>(value) + static_shared_bytes(address) > most_shared_bytes())
         return report(cudaErrorInvalidValue);
     allowed_shared_bytes()[address] = static_cast<size_t>(value);
     return cudaSuccess;
