@@ -27,7 +27,7 @@ configure() {
     aarch64)    # imitated: slow, and it cannot start itself anew as a run
         variables=(CXX=aarch64-linux-gnu-g++ ONEDNN=no TEST_RUNNER=qemu-aarch64
                    LDFLAGS='-static -Lbuild/ports/arm64/usr/lib/aarch64-linux-gnu')
-        parts='kernels,model against PyTorch' ;;
+        parts='kernels,folders,evaluation' ;;
     *)  echo "portability.sh: no configuration is called '$1'; there are ${all[*]}" >&2
         exit 2 ;;
     esac
