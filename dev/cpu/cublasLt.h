@@ -400,16 +400,16 @@ inline void plain_tile(const Product& p, const void* a, const void* b, float* d,
     }
 }
 
+#ifdef HAVE_ONEDNN
+inline constexpr const char* excuse = "oneDNN multiplies no bfloat16 on this processor (it wants AVX-512): a plain loop does, which is slower";
+#else
+inline constexpr const char* excuse = "matrix products: a plain loop, slow. For the fast ones install oneDNN (Debian, Ubuntu: apt install libdnnl-dev) "
+                                      "and build again with -DHAVE_ONEDNN and -ldnnl";
+#endif
 // Says, once, that the plain loop serves where a fast product was wanted.
 inline void excuse_plain_product()
 {
-#ifdef HAVE_ONEDNN
-    constexpr const char* why = "oneDNN multiplies no bfloat16 on this processor (it wants AVX-512): a plain loop does, which is slower";
-#else
-    constexpr const char* why = "matrix products: a plain loop, slow. For the fast ones install oneDNN (Debian, Ubuntu: apt install libdnnl-dev) "
-                                "and build again with -DHAVE_ONEDNN and -ldnnl";
-#endif
-    static const bool told = fprintf(stderr, "%s\n", why) > 0;  // once
+    static const bool told = fprintf(stderr, "%s\n", excuse) > 0;  // once
     static_cast<void>(told);
 }
 
