@@ -1639,19 +1639,20 @@ template <typename G> __global__ void norm_partials_kernel(float* partials, cons
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-__global__ void norm_kernel(float* norm, const float* partials) {
+__global__ void norm_kernel(float* norm, const float* partials, int count) {
     float sum = 0;
-    for (int i = threadIdx.x; i < NORM_BLOCKS; i += blockDim.x) sum += partials[i];
+    for (int i = threadIdx.x; i < count; i += blockDim.x) sum += partials[i];
     sum = block_sum(sum);
     if (threadIdx.x == 0) *norm = sqrtf(sum);
 }
 
 void gradient_norm(float* norm, float* partials, Grad grads, size_t n) {
+    const int blocks = static_cast<int>(std::min(size_t{NORM_BLOCKS}, ceil_div(n, SPAN)));
     with_type(grads, [&](auto* g) {
-        launch("norm_partials", norm_partials_kernel<std::remove_pointer_t<decltype(g)>>, NORM_BLOCKS, BLOCK, 0,
+        launch("norm_partials", norm_partials_kernel<std::remove_pointer_t<decltype(g)>>, blocks, BLOCK, 0,
                partials, g, n);
     });
-    launch("norm", norm_kernel, 1, BLOCK, 0, norm, partials);
+    launch("norm", norm_kernel, 1, BLOCK, 0, norm, partials, blocks);
 }
 
 // ==== adamw ==================================================================
