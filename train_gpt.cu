@@ -3394,7 +3394,7 @@ const Peak PEAKS[] = {
     {"RTX 4090", 165.2, 82.6}, {"RTX 3090", 71, 35.6},
 };
 
-// FLOP/s of a square matmul: the best of the runs in a quarter of a second, three at least. Of random
+// FLOP/s of a square matmul: the best of the runs in a tenth of a second, three at least. Of random
 // numbers: zeros cost a GPU less power, and so less time.
 double measure_peak() {
     const size_t n = device.is_cpu() ? 1024 : 8192;
@@ -3404,7 +3404,7 @@ double measure_peak() {
     init_normal(a, 1, 0, 2 * n * n);
     const MatmulShape square = {n, n, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE};
     float best = INFINITY;   // milliseconds
-    const double until = seconds_now() + 0.25;
+    const double until = seconds_now() + 0.1;
     for (int run = 0; run < 3 || seconds_now() < until; run++)
         best = std::min(best, stream_milliseconds([&] { matmul(out, a, b, square); }));
     check(cudaFree(out), "cudaFree");
