@@ -1957,6 +1957,13 @@ void test_pick_token() {
           format("a count of %d is off by %.2g", draws, off));
 }
 
+void test_readable() {
+    const std::string text = "To be,\n\tor caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x8c\x8d";
+    claim(readable(text) == text, "samples show text as it is, in any script");
+    claim(readable(std::string("\x1b[2J\x07|\0|\xff\xc3(\xc2\x9b|\xe2\x82", 16)) == ".[2J.|.|..(..|..",
+          "and dots for control bytes and for what is no UTF-8", readable("\x1b[2J"));
+}
+
 // ==== running train_gpt ======================================================
 // `test_gpt --as-train-gpt ...` is train_gpt itself, so that a command line can be tested as a whole.
 
@@ -3087,6 +3094,7 @@ void test_model() {
     test("graphs", test_graphs);
     test("schedule", test_schedule);
     test("sampling", test_pick_token);
+    test("samples as text", test_readable);
 }
 
 void test_command_line() {

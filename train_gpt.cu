@@ -21,6 +21,7 @@
 //       dev/kernels/          attention_mma.cuh, attention_wgmma.cuh: attention on tensor cores, over ptx.cuh;
 //                             matmul_tuning.cuh: which of cuBLASLt's algorithms is fastest
 //       dev/chapter/          trace.cuh, plan.cuh: what --trace draws, what `plan` prints
+//       dev/cpu/              busy.h: whether other programs take a CPU's cores
 //
 // Names   B batch, T sequence, N = B*T rows, C channels, NH heads, HS = C / NH head size, L layers,
 //         V vocabulary, Vp the same padded; inp, out, dinp, dout as in every layer's formula.
@@ -3346,11 +3347,29 @@ void sample(Model& m, std::vector<int> tokens, int count, double temperature, in
     m.setup = setup;
 }
 
-// Bytes are printed as they are, other tokens as numbers.
+// Bytes that a terminal might obey rather than show.
+bool is_control(unsigned char byte) { return (byte < ' ' && byte != '\n' && byte != '\t') || byte == 0x7f; }
+
+// Bytes are printed as they are, or on a terminal dots for control bytes; other tokens as numbers.
 void print_token(int token, int V) {
-    if (V == BYTE_VOCAB) fputc(token, stdout);
+    if (V == BYTE_VOCAB) fputc(is_control(token) && isatty(STDOUT_FILENO) ? '.' : token, stdout);
     else printf("%d ", token);
     fflush(stdout);
+}
+
+// Text with dots for what is no UTF-8, of which a model that was hardly trained writes much, and for control bytes.
+std::string readable(const std::string& bytes) {
+    std::string text;
+    for (size_t i = 0, length; i < bytes.size(); i += length) {
+        const unsigned char first = bytes[i];
+        length = first < 0x80 ? 1 : first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
+        bool whole = length > 0 && i + length <= bytes.size() && !is_control(first);
+        for (size_t k = 1; whole && k < length; k++) whole = (bytes[i + k] & 0xc0) == 0x80;
+        whole = whole && !(first == 0xc2 && (bytes[i + 1] & 0xff) < 0xa0);   // Latin-1's control bytes
+        text += whole ? bytes.substr(i, length) : ".";
+        if (!whole) length = 1;
+    }
+    return text;
 }
 
 // ==== schedule ===============================================================
@@ -3421,32 +3440,6 @@ void find_peak(const Options& o) {
             }
     device.peak_flops = measure_peak();
     device.peak_source = "measured matmul";
-}
-
-// ==== a busy machine =========================================================
-// Other programs slow a run on a CPU by more than the cores that they take, as each thread waits for the
-// slowest. Linux counts, for every thread, how long it ran and how long it was ready to but had no core.
-
-double share_without_core() {
-    double with = 0, without = 0;
-    std::error_code none;   // where Linux does not count, the share is 0
-    for (const auto& thread : fs::directory_iterator("/proc/self/task", none)) {
-        double ran = 0, waited = 0;   // ns
-        if (std::ifstream(thread.path() / "schedstat") >> ran >> waited) with += ran, without += waited;
-    }
-    return without > 0 ? without / (with + without) : 0;
-}
-
-// Empty where little was lost: on a quiet machine threads wait now and then, too.
-std::string busy_text(double share) {
-    constexpr double MUCH = 0.1;
-    if (share < MUCH) return "";
-    return format("busy: %.0f %% of their time so far, threads waited for a core", 100 * share);
-}
-
-void say_if_busy(FILE* to) {
-    const std::string text = device.is_cpu() ? busy_text(share_without_core()) : "";
-    if (!text.empty()) fprintf(to, "machine    %s\n", text.c_str());
 }
 
 // ==== matmul tuning ==========================================================
@@ -3553,6 +3546,13 @@ private:
 #include "dev/chapter/trace.cuh"
 
 // ==== verbs: what they share =================================================
+
+#include "dev/cpu/busy.h"
+
+void say_if_busy(FILE* to) {
+    const std::string text = device.is_cpu() ? busy_text(share_without_core()) : "";
+    if (!text.empty()) fprintf(to, "machine    %s\n", text.c_str());
+}
 
 static volatile sig_atomic_t stop_requested = 0;
 
@@ -3896,10 +3896,11 @@ private:
     void show_sample() {
         progress_.end_line();
         const int V = m_.config.vocab, first = V == BYTE_VOCAB ? '\n' : V - 1;   // GPT-2's end of text
-        printf("---- sample ----\n");
-        sample(m_, {first}, o_.sample_tokens, o_.temperature, o_.top_k, o_.seed + step_,
-               [V](int token) { print_token(token, V); });
-        printf("\n----------------\n");
+        std::string text;
+        auto add = [&](int token) { text += V == BYTE_VOCAB ? std::string(1, token) : format("%d ", token); };
+        sample(m_, {first}, o_.sample_tokens, o_.temperature, o_.top_k, o_.seed + step_, add);
+        printf("---- sample ----\n%s\n----------------\n", readable(text).c_str());
+        fflush(stdout);
     }
 
     void print_end(long steps, double seconds) const {
