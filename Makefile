@@ -252,32 +252,35 @@ test-hf: $(TEST_DIR)/fp32-1/test_gpt
 
 # Compiles for each card that we name, without warnings and without a register that spills; then reads what the
 # assembler made of Hopper's kernels, and tests that reader by what it finds in spoilt copies of them.
-CHECK_ARCHS      ?= 80 89 90a
+CHECK_ARCHS      ?= 90a 80 89
 CHECK_PRECISIONS ?= bf16 fp32
 CUOBJDUMP        := $(or $(wildcard $(dir $(NVCC))cuobjdump),$(shell command -v cuobjdump))
 WGMMA_KERNELS    := $(foreach k,forward backward_dq backward_dkv,attention_$(k)_wgmma_kernel)
+CHECKED          := $(foreach p,$(CHECK_PRECISIONS),$(CHECK_ARCHS:%=build/check/$p-%.o))
 define check_sass
-set -- build/check/train_gpt.o --cuobjdump $(CUOBJDUMP); log=build/check/test_check_sass.log; \
+set -- $@ --cuobjdump $(CUOBJDUMP); log=build/check/test_check_sass.log; \
 $(PYTHON) dev/kernels/check_sass.py "$$@" --expect $(WGMMA_KERNELS) || exit 1; \
 $(PYTHON) dev/kernels/test_check_sass.py "$$@" > $$log || { grep -A 20 FAILED $$log; exit 1; }; tail -n 1 $$log
 endef
+# check_arch, check_precision: of a target build/check/PRECISION-ARCH.o
+check_arch      = $(lastword $(subst -, ,$(*F)))
+check_precision = $(firstword $(subst -, ,$(*F)))
+$(CHECKED): build/check/%.o: FORCE
+	@mkdir -p $(@D); log=$(@:.o=.log); \
+	$(NVCC) $(GPU_FLAGS) -Werror all-warnings -Xptxas -v $(DEFINE_$(check_precision)) \
+	    -gencode=arch=compute_$(check_arch),code=sm_$(check_arch) -c train_gpt.cu -o $@ 2> $$log || { cat $$log; exit 1; }; \
+	if grep -iE 'warning' $$log; then exit 1; fi; \
+	if grep -E '[1-9][0-9]* bytes spill' $$log; then echo "a kernel spills registers"; exit 1; fi; \
+	if grep 'Potential Performance Loss' $$log; then echo "wgmma or setmaxnreg does not do its part"; exit 1; fi; \
+	echo "sm_$(check_arch) $(check_precision): $$(grep -c 'Used .* registers' $$log) kernels, none spills"; \
+	$(if $(filter bf16-90a,$*),$(check_sass))
 check-cuda:
 	@[ -x "$(NVCC)" ] || { echo "check-cuda needs nvcc$(if $(NVCC),; found no $(NVCC))"; exit 2; }
 	@command -v $(PYTHON) >/dev/null || { echo "check-cuda needs $(PYTHON)"; exit 2; }
 	@[ -x "$(CUOBJDUMP)" ] || { echo "check-cuda needs cuobjdump, on PATH or beside $(NVCC). It comes with the toolkit;" \
 	    "or: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm, and CUOBJDUMP=..."; exit 2; }
-	@mkdir -p build/check; $(NVCC) --version | grep release; \
-	for precision in $(CHECK_PRECISIONS); do for arch in $(CHECK_ARCHS); do \
-	    define=; [ $$precision = fp32 ] || define=-DPRECISION_BF16; \
-	    echo "sm_$$arch $$precision"; \
-	    $(NVCC) $(GPU_FLAGS) -Werror all-warnings -Xptxas -v -gencode=arch=compute_$$arch,code=sm_$$arch $$define -c train_gpt.cu \
-	        -o build/check/train_gpt.o 2> build/check/log || { cat build/check/log; exit 1; }; \
-	    if grep -iE 'warning' build/check/log; then exit 1; fi; \
-	    if grep -E '[1-9][0-9]* bytes spill' build/check/log; then echo "a kernel spills registers"; exit 1; fi; \
-	    if grep 'Potential Performance Loss' build/check/log; then echo "wgmma or setmaxnreg does not do its part"; exit 1; fi; \
-	    grep -c 'Used .* registers' build/check/log | sed 's/$$/ kernels, none spills/'; \
-	    if [ "$$arch $$precision" = "90a bf16" ]; then $(check_sass); fi; \
-	done; done
+	@$(NVCC) --version | grep release
+	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) $(CHECKED)
 
 # ---- studies ------------------------------------------------------------------------------------
 # dev/kernels: each layer's kernel step by step, checked and timed. KERNEL=layernorm: only that one; MARKDOWN=FILE:

@@ -218,13 +218,13 @@ constexpr bool HAS_WGMMA = true;
 constexpr bool HAS_WGMMA = false;
 #endif
 
-__global__ void has_wgmma_kernel(int* answer) { *answer = HAS_WGMMA; }
+__global__ void compiled_for_sm_90a_kernel(int* answer) { *answer = HAS_WGMMA; }
 
 // Whether what this program runs on this device was compiled for sm_90a.
 bool compiled_with_wgmma() {
     int answer = 0, *on_device = nullptr;
     check(cudaMalloc(&on_device, sizeof(answer)), "cudaMalloc");
-    launch("has_wgmma", has_wgmma_kernel, 1, 1, 0, on_device);
+    launch("compiled_for_sm_90a", compiled_for_sm_90a_kernel, 1, 1, 0, on_device);
     download(&answer, on_device, sizeof(answer));
     check(cudaFree(on_device), "cudaFree");
     return answer != 0;
