@@ -551,9 +551,11 @@ void test_layernorm() {
             try_layernorm_forward(forward, N, C, true);
             for_each_gradient_type([&](auto type) { try_layernorm_backward<decltype(type)>(backward, N, C); });
         }
-    // Shared memory for fewer warps to a block, and for one only; several rows to a warp.
+    // Shared memory for fewer warps to a block, and for one only, where a card has so much; several rows to a warp.
     const std::pair<size_t, int> wide[] = {{70, 3328}, {35, 16384}};
-    for (const auto& [N, C] : wide) try_layernorm_backward<float>(backward, N, C);
+    for (const auto& [N, C] : wide)
+        if (layernorm_warp_shared(C) <= device.properties.sharedMemPerBlockOptin)
+            try_layernorm_backward<float>(backward, N, C);
     forward.report("res, out, mean and rstd, with and without add,");
     backward.report("dinp, dw and db, each added to,");
 }
@@ -1579,6 +1581,27 @@ size_t free_memory() {
     return available;
 }
 
+// On a card with less shared memory than a row's gradients take, a sentence stands where CUDA would say "invalid
+// argument"; one with just enough is taken. (What a card has is what the program was told.)
+void test_shared_memory_of_cards() {
+    const size_t usual = device.properties.sharedMemPerBlockOptin;
+    const Setup s = {{1, 128, 16384, 16, 256}, 1, 16, Recompute::NONE, DType::FP32, Purpose::TRAINING};
+    auto refusal = [&](size_t most) -> std::string {
+        device.properties.sharedMemPerBlockOptin = most;
+        try {
+            require_shared_memory(s);
+            return "";
+        } catch (const UserError& error) {
+            return error.what();
+        }
+    };
+    const size_t needed = layernorm_warp_shared(s.config.channels);
+    const std::string less = refusal(needed - 1), enough = refusal(needed);
+    device.properties.sharedMemPerBlockOptin = usual;
+    claim(less.find("16384 channels") == 0 && less.find(format("%zu", needed - 1)) != less.npos && enough.empty(),
+          "channels for which a block has too little shared memory are refused, with what it has", less + enough);
+}
+
 void test_memory() {
     const std::pair<const char*, size_t> COUNTS[] = {   // the sum over transformers' own tensors
         {"gpt2", 124439808}, {"gpt2-medium", 354823168}, {"gpt2-large", 774030080}, {"gpt2-xl", 1557611200}};
@@ -1619,6 +1642,7 @@ void test_memory() {
         exact = exact && largest_micro_batch(s, bytes) == B && largest_micro_batch(s, bytes - 1) == B - 1;
     }
     claim(exact, "the largest micro-batch is the last whose plan fits, to the byte");
+    test_shared_memory_of_cards();
 }
 
 // ==== Hugging Face ===========================================================

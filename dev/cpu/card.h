@@ -86,8 +86,14 @@ extern "C" {
 extern const uintptr_t __start___patchable_function_entries[] __attribute__((weak));
 extern const uintptr_t __stop___patchable_function_entries[] __attribute__((weak));
 }
+#if defined(__x86_64__) && !defined(__clang__)  // whose no-operation is a byte; clang takes no template's constant there
+constexpr bool has_launch_bounds = true;
+#else
+constexpr bool has_launch_bounds = false;
+#endif
 inline size_t launch_bound(const void* kernel, size_t otherwise)
 {
+    if (!has_launch_bounds) return otherwise;
     constexpr unsigned char no_operation = 0x90;
     const uintptr_t entry = reinterpret_cast<uintptr_t>(kernel);
     const uintptr_t *begin = __start___patchable_function_entries, *end = __stop___patchable_function_entries;

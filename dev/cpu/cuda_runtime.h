@@ -74,8 +74,12 @@ static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
 #define __grid_constant__
 #define __shared__ thread_local  // a worker runs one block at a time, so its thread's storage is the block's
 // See launch_bound in card.h. (By way of sizeof, as g++ 12 fails on a constant's name there in a template.)
+#if defined(__x86_64__) && !defined(__clang__)
 #define __launch_bounds__(threads, ...) \
     __attribute__((patchable_function_entry(sizeof(char[threads]), sizeof(char[threads]))))
+#else
+#define __launch_bounds__(...)
+#endif
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __forceinline__ inline __attribute__((always_inline))
 

@@ -72,6 +72,10 @@ inline bool start_with_short_spins()
 }
 inline const bool started_with_short_spins = start_with_short_spins();  // before main
 
+#ifdef KMP_VERSION_MAJOR  // LLVM's OpenMP, in programs built by clang, would spin for 200 ms; 0 ms is the next it knows
+inline const bool llvm_sleeps_at_once = (kmp_set_blocktime(0), true);
+#endif
+
 // CUDA_CPU_THREADS, where it is set, says how many workers there are; else OpenMP does, by cores or OMP_NUM_THREADS.
 inline void choose_workers()
 {
