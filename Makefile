@@ -7,6 +7,7 @@
 # ONEDNN=no, and CPPFLAGS, CXXFLAGS and LDFLAGS, which come after ours.
 
 SHELL = /bin/bash
+.DEFAULT_GOAL := all
 
 # ---- which build --------------------------------------------------------------------------------
 

@@ -1642,7 +1642,7 @@ template <typename G> __global__ void norm_partials_kernel(float* partials, cons
 
 __global__ void norm_kernel(float* norm, const float* partials, int count) {
     float sum = 0;
-    for (int i = threadIdx.x; i < count; i += blockDim.x) sum += partials[i];
+    for (int i = threadIdx.x; i < NORM_BLOCKS; i += blockDim.x) sum += i < count ? partials[i] : 0.0f;
     sum = block_sum(sum);
     if (threadIdx.x == 0) *norm = sqrtf(sum);
 }
