@@ -21,13 +21,14 @@ struct Capability {
     int major, minor;
     int threads_per_multiprocessor, blocks_per_multiprocessor;
     size_t shared_per_multiprocessor, reserved_shared_per_block;
+    size_t l1_and_shared;  // one memory, of which shared memory takes its part
 
     size_t shared_per_block() const { return shared_per_multiprocessor - reserved_shared_per_block; }  // by opt-in
     int number() const { return 10 * major + minor; }
 };
-constexpr Capability turing{7, 5, 1024, 16, 64 * kib, 0}, ampere{8, 0, 2048, 32, 164 * kib, kib},
-    ada{8, 9, 1536, 24, 100 * kib, kib}, hopper{9, 0, 2048, 32, 228 * kib, kib},
-    blackwell{10, 0, 2048, 32, 228 * kib, kib};
+constexpr Capability turing{7, 5, 1024, 16, 64 * kib, 0, 96 * kib}, ampere{8, 0, 2048, 32, 164 * kib, kib, 192 * kib},
+    ada{8, 9, 1536, 24, 100 * kib, kib, 128 * kib}, hopper{9, 0, 2048, 32, 228 * kib, kib, 256 * kib},
+    blackwell{10, 0, 2048, 32, 228 * kib, kib, 256 * kib};
 
 // Multiprocessors, cache and bus: NVIDIA's white papers and data sheets of each. Memory, names and B200's bus: what
 // programs print that ask the runtime. (It is less than the data sheet says, by a share that changes with the driver.)

@@ -771,6 +771,15 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
                     desc->transpose_a != CUBLAS_OP_N, desc->transpose_b != CUBLAS_OP_N, static_cast<cudaDataType_t>(a->type),
                     a->ld, b->ld, d->batch, a->batch_stride, b->batch_stride, *static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
     if (p.beta != 0 && C != D) return CUBLAS_STATUS_NOT_SUPPORTED;
+#ifdef CUDA_CPU_INSPECT
+    const auto bytes = [](cudaDataType_t type) { return type == CUDA_R_32F ? 4u : 2u; };
+    const auto type = static_cast<cudaDataType_t>(a->type);
+    const char* epilogue = has_bias ? "bias" : desc->epilogue & has_aux ? "dgelu" : "none";
+    watch::product({static_cast<size_t>(p.m), static_cast<size_t>(p.n), static_cast<size_t>(p.k),
+                    type == CUDA_R_32F ? "fp32" : "bf16", bytes(type), bytes(static_cast<cudaDataType_t>(d->type)),
+                    p.beta != 0, epilogue});
+    if (watch::only_counts()) return CUBLAS_STATUS_SUCCESS;
+#endif
     const MatmulCall call{*desc, p, A, B, {D, static_cast<cudaDataType_t>(d->type), d->ld, d->batch_stride}, algorithm};
     if (!waits(stream)) return multiply(call);
     const auto deed = [call] { return multiply(call) == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown; };

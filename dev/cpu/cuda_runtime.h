@@ -64,6 +64,7 @@ static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
 #include "static_shared.h"
 #include "streams.h"
 #include "threads.h"
+#include "watch.h"
 
 // ==== qualifiers and vector types =======================================================================
 
@@ -236,7 +237,11 @@ inline T atomic_max(T* address, T value)
 inline int atomicMax(int* address, int value) { return cuda_cpu::atomic_max(address, value); }
 inline unsigned atomicMax(unsigned* address, unsigned value) { return cuda_cpu::atomic_max(address, value); }
 
-inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void __threadfence()
+{
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    cuda_cpu::watch::fence();
+}
 inline void __threadfence_block() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 [[noreturn]] inline void __trap() { __builtin_trap(); }
 
@@ -255,7 +260,7 @@ struct Context {
 inline thread_local Context* running = nullptr;
 
 // Every switch ends here, on the side that begins to run: the one that was left learns where it can go on.
-inline void arrived(boost::context::detail::transfer_t from)
+CUDA_CPU_UNSEEN inline void arrived(boost::context::detail::transfer_t from)
 {
     Context& left = *static_cast<Context*>(from.data);
     left.where = from.fctx;
@@ -264,7 +269,7 @@ inline void arrived(boost::context::detail::transfer_t from)
 #endif
 }
 
-inline void switch_to(Context& target)
+CUDA_CPU_UNSEEN inline void switch_to(Context& target)
 {
     Context* left = running;
     running = &target;
@@ -314,11 +319,14 @@ struct Launch {
     const void* kernel_and_arguments;
     const char* name;  // the innermost NVTX range
     uint64_t seed;     // 0: blocks and threads in their natural order
+    const void* kernel;
+    uint64_t variant;  // see watch::LaunchShape
 };
 
 // An error from which no kernel recovers. A worker cannot return through its fibers, so the process ends here.
 [[noreturn]] inline void die(const Launch& launch, const std::string& what)
 {
+    watch::dying(what.c_str());
     fflush(stdout);
     fprintf(stderr, "kernel %s, block (%u, %u, %u) of (%u, %u, %u), %u x %u x %u threads: %s\n",
             launch.name, blockIdx.x, blockIdx.y, blockIdx.z, launch.grid.x, launch.grid.y, launch.grid.z,
@@ -362,7 +370,7 @@ public:
                 for (unsigned x = 0; x < dim.x; x++) threads_[t++].index = {x, y, z};
     }
 
-    void run(uint64_t block_number)
+    CUDA_CPU_UNSEEN void run(uint64_t block_number)
     {
         const unsigned count = static_cast<unsigned>(threads_.size());
         alive_ = count;
@@ -495,14 +503,15 @@ private:
         deadlock();
     }
 
-    void enter(unsigned t)
+    CUDA_CPU_UNSEEN void enter(unsigned t)
     {
         current_ = t;
         threadIdx = threads_[t].index;
+        watch::now(t);
     }
 
     // Lets others run until it is this thread's turn again.
-    void wait()
+    CUDA_CPU_UNSEEN void wait()
     {
         const unsigned me = current_;
         unsigned next = pick();
@@ -526,14 +535,15 @@ private:
         return fiber;
     }
 
-    static void fiber_body(boost::context::detail::transfer_t from)
+    CUDA_CPU_UNSEEN static void fiber_body(boost::context::detail::transfer_t from)
     {
         arrived(from);
         for (Block& block = of_this_worker();;) block.run_thread();
     }
 
-    void run_thread()
+    CUDA_CPU_UNSEEN void run_thread()
     {
+        watch::begun(current_);
         launch_->call(launch_->kernel_and_arguments);
         Fiber* fiber = threads_[current_].fiber;
         if (fiber->overflowed()) die(*launch_, "thread " + std::to_string(current_) + " needs more than the " + std::to_string(fiber_stack_bytes) + " bytes of stack that a thread has");
@@ -559,6 +569,7 @@ private:
     {
         threads_[current_].fiber = nullptr;
         alive_--;
+        watch::ended(current_);
         Warp& warp = warps_[current_ / WARP_SIZE];
         warp.alive &= ~(1u << current_ % WARP_SIZE);
         for (unsigned lanes = warp.waiting; lanes != 0; lanes &= warp.waiting) {
@@ -577,6 +588,7 @@ private:
         if (waiting_at_barrier_ < alive_) return;
         verdict_ = {yes_, alive_};
         yes_ = waiting_at_barrier_ = 0;
+        watch::barrier_met("__syncthreads");
         for (unsigned t = 0; t < threads_.size(); t++)
             if (threads_[t].waits_for != nullptr) make_ready(t);
     }
@@ -592,6 +604,7 @@ private:
             const Thread& other = threads_[first + static_cast<unsigned>(__builtin_ctz(rest))];
             if (other.mask != mask || other.work != threads_[t].work) return;
         }
+        watch::lanes_met(first, lanes, threads_[t].waits_for);
         threads_[t].work(warp.operand, lanes);
         warp.waiting &= ~lanes;
         for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
@@ -728,7 +741,10 @@ inline Block::Votes barrier(const char* name, bool yes)
 
 }  // namespace cuda_cpu
 
-inline void __syncthreads() { cuda_cpu::barrier("__syncthreads", false); }
+CUDA_CPU_INSTRUCTION void __syncthreads()
+{
+    if (!cuda_cpu::watch::left_out("__syncthreads", cuda_cpu::watch::here())) cuda_cpu::barrier("__syncthreads", false);
+}
 inline int __syncthreads_count(int yes) { return static_cast<int>(cuda_cpu::barrier("__syncthreads_count", yes != 0).yes); }
 inline int __syncthreads_or(int yes) { return cuda_cpu::barrier("__syncthreads_or", yes != 0).yes != 0; }
 inline int __syncthreads_and(int yes)
@@ -737,9 +753,10 @@ inline int __syncthreads_and(int yes)
     return votes.yes == votes.all;
 }
 
-inline void __syncwarp(unsigned mask = 0xffffffff)
+CUDA_CPU_INSTRUCTION void __syncwarp(unsigned mask = 0xffffffff)
 {
-    if (WARP_SIZE > 1) cuda_cpu::meet("__syncwarp", mask, nullptr, [](void* const*, unsigned) {});
+    if (WARP_SIZE == 1 || cuda_cpu::watch::left_out("__syncwarp", cuda_cpu::watch::here())) return;
+    cuda_cpu::meet("__syncwarp", mask, nullptr, [](void* const*, unsigned) {});
 }
 inline unsigned __ballot_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__ballot_sync", mask, yes != 0).yes; }
 inline int __any_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__any_sync", mask, yes != 0).yes != 0; }
@@ -919,13 +936,42 @@ inline void run_block(const Launch& launch, uint64_t number)
     if (block != nullptr) {
         block->run(number);
     } else {
+        watch::begun(0);
         launch.call(launch.kernel_and_arguments);
     }
     if (WARP_SIZE > 1 && background != nullptr) std::exchange(background, nullptr)->end_of_block();
 }
 
+#ifdef CUDA_CPU_INSPECT
+inline void tell_shared_memory()
+{
+    watch::shared_memory(dynamic_shared_memory, max_shared_bytes);
+    StaticShared::of_program().each(&threadIdx, watch::shared_array);
+}
+
+inline void run_watched_grid(const Launch& launch)
+{
+    static const bool told = (tell_shared_memory(), true);
+    static_cast<void>(told);
+    const dim3 g = launch.grid, b = launch.block;
+    watch::begin_launch({launch.kernel, StaticShared::of_program().name_of(launch.kernel), launch.name, launch.variant, {g.x, g.y, g.z}, {b.x, b.y, b.z}, launch.shared_bytes,
+                         StaticShared::of_program().bytes_of(launch.kernel), launch_bound(launch.kernel, 0)});
+    begin(launch);
+    for (uint64_t i = 0, blocks = uint64_t{g.x} * g.y * g.z; i < blocks; i++) {
+        const watch::Run run = watch::next_block();
+        if (run == watch::Run::NOT) break;
+        if (run == watch::Run::RECORDED) watch::begin_block(i);
+        run_block(launch, i);
+        if (run == watch::Run::RECORDED) watch::end_block();
+    }
+}
+#endif
+
 inline void run_grid(const Launch& launch)
 {
+#ifdef CUDA_CPU_INSPECT
+    return run_watched_grid(launch);
+#endif
     const uint64_t blocks = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
     if (blocks == 1) {
         begin(launch);
@@ -952,6 +998,25 @@ inline void run_grid(const Launch& launch)
 
 }  // namespace cuda_cpu
 
+namespace cuda_cpu {
+
+// Tells apart launches whose kernel goes another way: by pointers that are null, and whole numbers.
+template <class... Parameters> inline uint64_t variant_of(const std::tuple<Parameters...>& parameters)
+{
+    uint64_t variant = 0;
+    const auto add = [&](const auto& parameter) {
+        using T = std::decay_t<decltype(parameter)>;
+        uint64_t value = 0;
+        if constexpr (std::is_pointer_v<T>) value = parameter != nullptr;
+        if constexpr (std::is_integral_v<T>) value = static_cast<uint64_t>(parameter);
+        variant = (variant ^ value) * 0x9e3779b97f4a7c15;
+    };
+    if (watch::on) std::apply([&](const auto&... each) { (add(each), ...); }, parameters);
+    return variant;
+}
+
+}  // namespace cuda_cpu
+
 template <class... Parameters, class... Arguments>
 inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments&&... arguments)
 {
@@ -961,7 +1026,8 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*k
     const Call call{kernel, std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)};
     const auto run = [grid = config->gridDim, block = config->blockDim, shared_bytes = config->dynamicSmemBytes](const Call& it, const char* name) {
         run_grid({grid, block, shared_bytes,
-                  [](const void* data) { std::apply(static_cast<const Call*>(data)->first, static_cast<const Call*>(data)->second); }, &it, name, seed()});
+                  [](const void* data) { std::apply(static_cast<const Call*>(data)->first, static_cast<const Call*>(data)->second); }, &it, name, seed(),
+                  reinterpret_cast<const void*>(it.first), variant_of(it.second)});
         return cudaSuccess;
     };
     const auto& ranges = open_ranges();
@@ -1063,7 +1129,7 @@ namespace cuda_cpu {
 // A card may have more memory than the machine, so of a block this large pages are taken as they are first touched:
 // they hold zeros, not NaNs.
 constexpr size_t reserved_from = size_t{1} << 30;
-inline bool is_reserved(size_t bytes) { return card() != nullptr && bytes >= reserved_from; }
+inline bool is_reserved(size_t bytes) { return watch::on ? bytes >= mib : card() != nullptr && bytes >= reserved_from; }
 
 inline void* allocate(size_t bytes)
 {
@@ -1097,6 +1163,7 @@ inline cudaError_t cudaMalloc(void** address, size_t bytes)
         return report(cudaErrorMemoryAllocation);
     }
     heap().blocks[static_cast<const char*>(*address)] = bytes;
+    watch::allocated(*address, bytes);
     return cudaSuccess;
 }
 template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes) { return cudaMalloc(reinterpret_cast<void**>(address), bytes); }
@@ -1111,6 +1178,7 @@ inline cudaError_t cudaFree(void* address)
     const auto found = heap().blocks.find(static_cast<const char*>(address));
     if (found == heap().blocks.end()) return report(cudaErrorInvalidValue);
     heap().count(found->second, -1);
+    watch::freed(address);
     if (is_reserved(found->second)) munmap(address, found->second);
     else free(address);
     heap().blocks.erase(found);
@@ -1159,6 +1227,7 @@ namespace cuda_cpu {
 
 inline cudaError_t copy_bytes(void* to, const void* from, size_t bytes)
 {
+    watch::copied("copy", bytes);
     for_bytes(bytes, [=](size_t first, size_t count) {
         if (count > 0) memcpy(static_cast<char*>(to) + first, static_cast<const char*>(from) + first, count);
     });
@@ -1167,6 +1236,8 @@ inline cudaError_t copy_bytes(void* to, const void* from, size_t bytes)
 
 inline cudaError_t set_bytes(void* to, int byte, size_t bytes)
 {
+    watch::copied("memset", bytes);
+    if (watch::only_counts() && bytes > mib) return cudaSuccess;  // pages that nobody has touched are zeros already
     for_bytes(bytes, [=](size_t first, size_t count) {
         if (count > 0) memset(static_cast<char*>(to) + first, byte, count);
     });

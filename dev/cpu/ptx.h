@@ -65,7 +65,7 @@ struct Copy {  // cp.async
     const void* from;  // null: zeros
     bool landed;
     unsigned group;
-    void land()
+    CUDA_CPU_UNSEEN void land()
     {
         memset(to, 0, 16);
         if (from != nullptr) memcpy(to, from, 16);
@@ -80,6 +80,7 @@ struct Load {  // cp.async.bulk.tensor
     int64_t at[4];
     bool landed;
     unsigned phase;  // in which the barrier counted it
+    unsigned watched;
 };
 
 struct WarpProduct {  // wgmma, of one warp
@@ -92,7 +93,7 @@ struct WarpProduct {  // wgmma, of one warp
     bool holds_old = false;  // whether `old` has what d had before, and d is not a number now
     std::vector<float> old;
     std::vector<float> result;  // once the operands were read
-    unsigned group;
+    unsigned group, watched;
 
     using Text = std::array<uint64_t, 6>;  // the instruction, in which the warps of a warpgroup must agree
     Text text() const { return {a, b, columns, a_in_registers, add, static_cast<uint64_t>(b_major)}; }
@@ -312,9 +313,10 @@ struct MmaOperand {
     uint32_t b[2];
 };
 
-inline void mma_of_warp(void* const* operands, unsigned lanes)
+CUDA_CPU_UNSEEN inline void mma_of_warp(void* const* operands, unsigned lanes)
 {
     need_all("mma_m16n8k16", lanes);
+    watch::tensor_flops(2 * 16 * 8 * 16);
     const MmaOperand* lane_of[lanes_of_warp];
     const uint32_t* registers[lanes_of_warp];
     alignas(64) float a[16][16], b[16][8], d[16][8];
@@ -343,7 +345,7 @@ struct LdmatrixOperand {
     const void* row;
 };
 
-template <bool transposed> inline void ldmatrix_of_warp(void* const* operands, unsigned lanes)
+template <bool transposed> CUDA_CPU_UNSEEN inline void ldmatrix_of_warp(void* const* operands, unsigned lanes)
 {
     need_all("ldmatrix", lanes);
     alignas(16) uint16_t rows[lanes_of_warp][8];  // of 4 matrices
@@ -360,12 +362,13 @@ template <bool transposed> inline void ldmatrix_of_warp(void* const* operands, u
     }
 }
 
-template <bool transposed> inline void ldmatrix_of_lane(uint32_t* r, const void* row)
+template <bool transposed> inline void ldmatrix_of_lane(uint32_t* r, const void* row, const void* site)
 {
     const char* name = transposed ? "ldmatrix_transposed" : "ldmatrix";
     need_capability(name, 75);
     if (!aligned(row, 16)) refuse(name, "with an address that is not a multiple of 16");
     shared_address(row);
+    watch::access(watch::Access::LOAD, watch::By::LDMATRIX, row, 16, site);
     LdmatrixOperand mine{r, row};
     meet_warp(name, &mine, ldmatrix_of_warp<transposed>);
 }
@@ -381,15 +384,22 @@ inline void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t
     cuda_cpu::meet_warp("mma_m16n8k16", &mine, cuda_cpu::mma_of_warp);
 }
 
-inline void ldmatrix(uint32_t (&r)[4], const void* row) { cuda_cpu::ldmatrix_of_lane<false>(r, row); }
-inline void ldmatrix_transposed(uint32_t (&r)[4], const void* row) { cuda_cpu::ldmatrix_of_lane<true>(r, row); }
+CUDA_CPU_INSTRUCTION void ldmatrix(uint32_t (&r)[4], const void* row)
+{
+    cuda_cpu::ldmatrix_of_lane<false>(r, row, cuda_cpu::watch::here());
+}
+CUDA_CPU_INSTRUCTION void ldmatrix_transposed(uint32_t (&r)[4], const void* row)
+{
+    cuda_cpu::ldmatrix_of_lane<true>(r, row, cuda_cpu::watch::here());
+}
 
-inline void copy_async(void* to, const void* from, bool valid)
+CUDA_CPU_INSTRUCTION void copy_async(void* to, const void* from, bool valid)
 {
     using namespace cuda_cpu;
     need_capability("copy_async", 80);
     if (!aligned(to, 16) || !aligned(from, 16)) refuse("copy_async", "with an address that is not a multiple of 16");
     shared_address(to);
+    watch::copy_async(to, valid ? from : nullptr, watch::here());
     Copy copy{to, valid ? from : nullptr, false, 0};
     if (!async_work().late || async_work().draw(2)) copy.land();
     copies_of_thread().start(copy);
@@ -398,10 +408,13 @@ inline void copy_async_commit()
 {
     cuda_cpu::need_capability("copy_async_commit", 80);
     cuda_cpu::copies_of_thread().committed++;
+    cuda_cpu::watch::copy_async_commit();
 }
-template <int N> inline void copy_async_wait()
+template <int N> CUDA_CPU_INSTRUCTION void copy_async_wait()
 {
     cuda_cpu::need_capability("copy_async_wait", 80);
+    if (cuda_cpu::watch::left_out("copy_async_wait", cuda_cpu::watch::here())) return;
+    cuda_cpu::watch::copy_async_wait(N);
     cuda_cpu::copies_of_thread().wait(N, [](cuda_cpu::Copy& copy) {
         if (!copy.landed) copy.land();
     });
@@ -425,7 +438,7 @@ struct Mbarrier {
         need_capability(caller, 90);
         if (!aligned(barrier, 8)) refuse(caller, "with a barrier whose address is not a multiple of 8");
     }
-    static Mbarrier read(const uint64_t* barrier, const char* caller)
+    CUDA_CPU_UNSEEN static Mbarrier read(const uint64_t* barrier, const char* caller)
     {
         check_address(barrier, caller);
         const uint64_t word = *barrier;
@@ -433,7 +446,7 @@ struct Mbarrier {
         return {static_cast<unsigned>(word & 1), word >> 1 & max_arrivals, word >> 21 & max_arrivals,
                 static_cast<int64_t>(word >> 41 & 0x1fffff) - (1 << 20)};
     }
-    void write(uint64_t* barrier) const
+    CUDA_CPU_UNSEEN void write(uint64_t* barrier) const
     {
         *barrier = mark << 62 | static_cast<uint64_t>(bytes + (1 << 20)) << 41 | arrivals << 21 | lacking << 1 | parity;
     }
@@ -449,6 +462,7 @@ struct Mbarrier {
         if (bytes > max_bytes || bytes < -max_bytes) refuse(caller, "and the barrier cannot count so many bytes");
         const bool ended = lacking == 0 && bytes == 0;
         if (ended) {
+            watch::phase_ended(barrier, parity);
             parity ^= 1;
             lacking = arrivals;
         }
@@ -467,6 +481,7 @@ inline void barrier_init(uint64_t* barrier, int arrivals)
         refuse("barrier_init", line("for %d arrivals", arrivals));
     Mbarrier{0, static_cast<uint64_t>(arrivals), static_cast<uint64_t>(arrivals), 0}.write(barrier);
     async_work().barrier_not_announced = barrier;
+    watch::sync_made(barrier);
 }
 inline void barrier_init_done()
 {
@@ -477,20 +492,23 @@ inline void barrier_init_done()
 inline void barrier_arrive(uint64_t* barrier)
 {
     using namespace cuda_cpu;
+    watch::arrived(barrier);
     Mbarrier::read(barrier, "barrier_arrive").change(barrier, "barrier_arrive", 1, 0);
     if (block != nullptr && async_work().draw(2)) block->give_way();
 }
 inline void barrier_arrive_expect(uint64_t* barrier, int bytes)
 {
     using namespace cuda_cpu;
+    watch::arrived(barrier);
     Mbarrier::read(barrier, "barrier_arrive_expect").change(barrier, "barrier_arrive_expect", 1, bytes);
     if (block != nullptr && async_work().draw(2)) block->give_way();
 }
 
-inline void barrier_wait(uint64_t* barrier, uint32_t parity)
+CUDA_CPU_INSTRUCTION void barrier_wait(uint64_t* barrier, uint32_t parity)
 {
     using namespace cuda_cpu;
     if (parity > 1) refuse("barrier_wait", line("with parity %u", parity));
+    if (watch::left_out("barrier_wait", watch::here())) return;
     AsyncWork& work = async_work();
     if (work.draw(4)) work.go_on();
     while (Mbarrier::read(barrier, "barrier_wait").parity == parity) {
@@ -500,6 +518,7 @@ inline void barrier_wait(uint64_t* barrier, uint32_t parity)
             die("deadlock: the only thread is in barrier_wait" + work.state_of(barrier, parity));
         }
     }
+    watch::waited(barrier, parity);
     const auto seen = [=](const Load& load) { return load.landed && load.barrier == barrier && load.phase == parity; };
     work.loads.erase(std::remove_if(work.loads.begin(), work.loads.end(), seen), work.loads.end());
 }
@@ -521,19 +540,23 @@ inline bool arrive_at_named_barrier(const char* name, int number, int threads)
         refuse(name, line("for %d threads, others for %u, at barrier %d", threads, barrier.expected, number));
     if (barrier.has_arrived[block->current()]) refuse(name, line("and has arrived at barrier %d already", number));
     barrier.has_arrived[block->current()] = true;
+    watch::arrived(&barrier);
     if (++barrier.arrived < barrier.expected) return false;
     barrier.arrived = 0;
+    watch::phase_ended(&barrier, 0);
     block->unpark(&barrier);
     return true;
 }
 
 }  // namespace cuda_cpu
 
-inline void named_barrier_wait(int number, int threads)
+CUDA_CPU_INSTRUCTION void named_barrier_wait(int number, int threads)
 {
     using namespace cuda_cpu;
+    if (watch::left_out("named_barrier_wait", watch::here())) return;
     if (!arrive_at_named_barrier("named_barrier_wait", number, threads))
         block->park("named_barrier_wait", &async_work().named[number], static_cast<unsigned>(number));
+    watch::waited(&async_work().named[number], 0);
 }
 inline void named_barrier_arrive(int number, int threads)
 {
@@ -565,7 +588,7 @@ inline std::string AsyncWork::state_of(const void* what, unsigned number) const
 
 namespace cuda_cpu {
 
-inline void AsyncWork::land(Load& load)
+CUDA_CPU_UNSEEN inline void AsyncWork::land(Load& load)
 {
     const TensorLayout& t = load.tensor;
     const uint32_t to = shared_address(load.to), row_bytes = t.box[0] * t.element_bytes;
@@ -588,11 +611,14 @@ inline void AsyncWork::land(Load& load)
                             memcpy(bytes + b, row + column * t.element_bytes, t.element_bytes);
                     }
                     const uint32_t address = t.swizzled ? swizzled_128(to + written + chunk) : to + written + chunk;
+                    watch::box_part(load.watched, shared_base() + address,
+                                    inside ? row + load.at[0] * t.element_bytes + chunk : nullptr);
                     memcpy(shared_base() + address, bytes, 16);
                     memcpy(seen_by_products + address, bytes, 16);
                 }
             }
     load.landed = true;
+    watch::box_landed(load.watched);
     Mbarrier barrier = Mbarrier::read(load.barrier, "tensor_load");
     load.phase = barrier.parity;
     barrier.change(load.barrier, "tensor_load", 0, -t.box_bytes());
@@ -600,11 +626,11 @@ inline void AsyncWork::land(Load& load)
 
 }  // namespace cuda_cpu
 
-inline void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3)
+CUDA_CPU_INSTRUCTION void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3)
 {
     using namespace cuda_cpu;
     need_capability("tensor_load", 90);
-    Load load{{}, static_cast<char*>(to), barrier, {c0, c1, c2, c3}, false, 0};
+    Load load{{}, static_cast<char*>(to), barrier, {c0, c1, c2, c3}, false, 0, 0};
     memcpy(&load.tensor, map, sizeof(load.tensor));
     if (load.tensor.magic != TensorLayout::known)
         refuse("tensor_load", "with a map that cuTensorMapEncodeTiled has not made");
@@ -616,6 +642,7 @@ inline void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier, int
     Mbarrier::read(barrier, "tensor_load");
     AsyncWork& work = async_work();
     if (work.barrier_not_announced != nullptr) refuse("tensor_load", "before barrier_init_done");
+    load.watched = watch::box_issued(barrier, watch::here());
     work.loads.push_back(load);
     if (!work.late || work.draw(3)) work.land(work.loads.back());
 }
@@ -636,8 +663,12 @@ struct Descriptor {
     uint32_t start, leading, stride;
     const char* const memory = async_work().seen_by_products;
 
-    explicit Descriptor(uint64_t word)
-        : start((word & 0x3fff) << 4), leading((word >> 16 & 0x3fff) << 4), stride((word >> 32 & 0x3fff) << 4)
+    const unsigned product;  // that reads it, and as what
+    const watch::Operand operand;
+
+    Descriptor(uint64_t word, unsigned reader, watch::Operand as)
+        : start((word & 0x3fff) << 4), leading((word >> 16 & 0x3fff) << 4), stride((word >> 32 & 0x3fff) << 4),
+          product(reader), operand(as)
     {
         if (word >> 62 != 1)
             die(line("wgmma: a descriptor's swizzle is mode %d; only that of 128 bytes (1) is known here",
@@ -660,10 +691,11 @@ struct Descriptor {
     uint32_t row(uint32_t r) const { return r % 8 * 128 + r / 8 * stride; }
 
     // Reads 8 elements, whose place is here before swizzling.
-    void read(float* to, uint32_t offset) const
+    CUDA_CPU_UNSEEN void read(float* to, uint32_t offset) const
     {
         const uint32_t address = swizzled_128(start + offset);
         if (address + 16 > launched->shared_bytes) die("wgmma reads beyond the launch's shared memory");
+        watch::wgmma_reads(product, shared_base() + address, operand);
         uint16_t elements[8];
         memcpy(elements, memory + address, 16);
         for (unsigned i = 0; i < 8; i++) to[i] = bits<float>(static_cast<uint32_t>(elements[i]) << 16);
@@ -673,7 +705,7 @@ struct Descriptor {
 using Vector16 = float __attribute__((vector_size(64), may_alias));
 
 // result (16 x columns) = a (16 x 16) b (16 x columns)
-inline void multiply(float* result, const float (*a)[16], const float* b, unsigned columns)
+CUDA_CPU_UNSEEN inline void multiply(float* result, const float (*a)[16], const float* b, unsigned columns)
 {
     for (unsigned r = 0; r < 16; r++)
         for (unsigned n = 0; n < columns; n += 64) {
@@ -691,12 +723,12 @@ inline void read_operands_and_multiply(WarpProduct& p, float* result)
     if (p.a_in_registers) {
         read_a_fragments(a, p.a_registers);
     } else {
-        const Descriptor tile(p.a);
+        const Descriptor tile(p.a, p.watched, watch::Operand::A);
         tile.need_no_leading();
         for (unsigned r = 0; r < 16; r++)
             for (unsigned k = 0; k < 16; k += 8) tile.read(&a[r][k], tile.row(p.row + r) + k * 2);
     }
-    const Descriptor tile(p.b);
+    const Descriptor tile(p.b, p.watched, watch::Operand::B);
     if (p.b_major == Major::K || p.columns == 64) tile.need_no_leading();
     if (p.b_major == Major::K) {
         for (unsigned n = 0; n < p.columns; n++) {
@@ -862,6 +894,7 @@ inline void start_product(const WarpProduct& product)
 // Ends a product that was put off.
 inline void end_product(WarpProduct& p)
 {
+    watch::wgmma_ended(p.watched);
     if (!async_work().late) return;
     if (p.result.empty()) {
         p.result.resize(16 * p.columns);
@@ -880,6 +913,7 @@ inline void wait_for_products(unsigned n)
 {
     auto& products = async_work().products[this_warp()];
     products.wait(n, end_product);
+    watch::wgmma_waited(this_warp());
     if (!async_work().late) return;
     auto& rest = products.under_way;  // those that added to a product that has ended now hold its result
     for (size_t i = 0; i < rest.size(); i++) {
@@ -894,6 +928,7 @@ struct ProductOperand {
     const uint32_t* a_registers;  // or null
     uint64_t a, b;
     int add;
+    const void* site;
 };
 
 template <int N, Major B> inline void wgmma_of_warp(void* const* operands, unsigned lanes)
@@ -915,6 +950,7 @@ template <int N, Major B> inline void wgmma_of_warp(void* const* operands, unsig
     p.columns = N;
     p.row = this_warp() % 4 * 16;
     p.b_major = B;
+    p.watched = watch::wgmma_issued(this_warp(), 2ull * 16 * 16 * N, first.site);
     start_product(p);
 }
 
@@ -955,24 +991,26 @@ template <int N, class... Registers> inline void wgmma_wait(Registers&... regist
     (cuda_cpu::name_registers<cuda_cpu::AtWait>(registers), ...);
 }
 
-inline void async_fence()
+CUDA_CPU_INSTRUCTION void async_fence()
 {
     cuda_cpu::need_capability("async_fence", 90);
+    if (cuda_cpu::watch::left_out("async_fence", cuda_cpu::watch::here())) return;
+    cuda_cpu::watch::proxy_fence();
     cuda_cpu::async_work().show_stores();
 }
 
-template <int N, Major B> inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
+template <int N, Major B> CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
 {
     static_assert(N == 64 || N == 128 || N == 256);
     cuda_cpu::need_warpgroup("wgmma");
-    cuda_cpu::ProductOperand mine{d, nullptr, a, b, add};
+    cuda_cpu::ProductOperand mine{d, nullptr, a, b, add, cuda_cpu::watch::here()};
     cuda_cpu::meet_warp("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
 }
-template <int N, Major B> inline void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add)
+template <int N, Major B> CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add)
 {
     static_assert(N == 64);
     cuda_cpu::need_warpgroup("wgmma");
-    cuda_cpu::ProductOperand mine{d, a, 0, b, add};
+    cuda_cpu::ProductOperand mine{d, a, 0, b, add, cuda_cpu::watch::here()};
     cuda_cpu::meet_warp("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
 }
 

@@ -43,6 +43,18 @@ public:
         return bytes;
     }
 
+    const char* name_of(const void* kernel) const
+    {
+        const auto function = functions_.find(reinterpret_cast<uintptr_t>(kernel) - loaded_at_);
+        return function == functions_.end() ? "" : function->second.c_str();
+    }
+
+    // Calls f(address, bytes, name) for each of this worker's arrays.
+    template <class F> void each(const void* anchor, F f) const
+    {
+        for (const Array& a : arrays_) f(static_cast<const char*>(anchor) + (a.at - anchor_), a.bytes, a.name.c_str());
+    }
+
 private:
     struct Array {
         std::string name;

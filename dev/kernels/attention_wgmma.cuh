@@ -429,7 +429,10 @@ __device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientS
             wait_full(shared.q, now);
             scores.start(S, dP, Shape::ROWS, now.stage, now.stage);              // S = K Q^T, dP = V dO^T
             wgmma_wait<1>(S);                         // and dV and dK of the last tile are done
-            if (query0 > key0) release(shared.q, q);
+            if (query0 > key0) {
+                __syncwarp();                         // all lanes have read lse and D
+                release(shared.q, q);
+            }
             if (key0 + row + 15 > query0) mask_scores<Queries::COLUMNS>(S, key0 + row, query0);
             probabilities(S, scale * LOG2E, [&](int e) { return shared.lse[now.stage][fragment_column(e)]; });
             to_operands(P, S);
@@ -443,6 +446,7 @@ __device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientS
         }
         release(shared.k, k);
         wgmma_wait<0>(dK, dV);
+        __syncwarp();
         release(shared.q, q);
         const float factor[2] = {scale, scale};
         multiply_rows<HS>(dK, factor);

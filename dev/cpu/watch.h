@@ -1,0 +1,136 @@
+// What the stand-in tells somebody who watches: the inspector in dev/inspect, whose recorder.cpp has these functions.
+// Without -DCUDA_CPU_INSPECT nobody does, and all of this is nothing.
+//
+// A watched program has one worker. Loads and stores of the program's own code are seen by instrumentation; here is
+// what the stand-in does in a kernel's name, and what orders one thread's accesses before another's.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Functions with this are not instrumented: what they read and write is told here, or is the stand-in's own.
+#define CUDA_CPU_UNSEEN __attribute__((no_sanitize("thread")))
+// Functions that ask here() must be where they are called.
+#ifdef CUDA_CPU_INSPECT
+#define CUDA_CPU_INSTRUCTION inline __attribute__((always_inline))
+#else
+#define CUDA_CPU_INSTRUCTION inline
+#endif
+
+namespace cuda_cpu::watch {
+
+enum class By : uint8_t { THREAD, ATOMIC, LDMATRIX, COPY_ASYNC, COPY_ENGINE, WGMMA };
+enum class Access : uint8_t { LOAD, STORE };
+
+struct LaunchShape {
+    const void* kernel;
+    const char* symbol;   // mangled
+    const char* range;    // the innermost NVTX range
+    uint64_t variant;     // of its arguments: which pointers are null, and whole numbers
+    unsigned grid[3], block[3];
+    size_t dynamic_shared, static_shared, launch_bound;
+};
+
+// A product as cuBLASLt was asked for it: out (m, n) = a (m, k) b (k, n).
+struct Product {
+    size_t m, n, k;
+    const char* type;
+    unsigned in_bytes, out_bytes;   // of an element
+    bool accumulate;
+    const char* epilogue;
+};
+
+enum class Run : uint8_t { RECORDED, UNSEEN, NOT };
+
+#ifdef CUDA_CPU_INSPECT
+
+constexpr bool on = true;
+
+// ---- launches and blocks
+void begin_launch(const LaunchShape& shape);
+Run next_block();                                  // of the launch, from 0 on; NOT: the launch is over
+void begin_block(uint64_t number);
+void end_block();
+void product(const Product& product);
+void copied(const char* kind, size_t bytes);       // a copy, or a memset
+bool only_counts();                                // products, and what is long, are not done but counted
+void dying(const char* why);                       // the program ends now
+
+// ---- memory that can be seen
+void shared_memory(const void* dynamic, size_t bytes);
+void shared_array(const void* place, size_t bytes, const char* name);
+void allocated(const void* place, size_t bytes);
+void freed(const void* place);
+void global_variable(const void* place, size_t bytes);
+
+// ---- threads
+void begun(unsigned thread);
+void now(unsigned thread);                         // that thread goes on
+void ended(unsigned thread);
+const void* here();                                // the instruction behind the call
+bool left_out(const char* name, const void* site); // whether this barrier is to be forgotten, to see what happens
+
+// ---- what orders
+void barrier_met(const char* name);
+void lanes_met(unsigned first_thread, unsigned lanes, const char* name);
+void fence();                                      // __threadfence
+void proxy_fence();
+void sync_made(const void* barrier);               // an mbarrier; the others may be named barriers too
+void arrived(const void* barrier);
+void phase_ended(const void* barrier, unsigned parity);
+void waited(const void* barrier, unsigned parity);
+
+// ---- accesses by instructions of PTX
+void access(Access access, By by, const void* address, unsigned bytes, const void* site);
+void copy_async(const void* to, const void* from, const void* site);   // from may be null: zeros
+void copy_async_commit();
+void copy_async_wait(unsigned pending);
+unsigned box_issued(const void* barrier, const void* site);
+void box_part(unsigned box, const void* to, const void* from);   // 16 bytes; from null: zeros
+void box_landed(unsigned box);
+unsigned wgmma_issued(unsigned warp, uint64_t flops, const void* site);
+enum class Operand : uint8_t { A, B };
+void wgmma_reads(unsigned product, const void* address, Operand operand);       // 16 bytes
+void wgmma_ended(unsigned product);
+void wgmma_waited(unsigned warp);
+void tensor_flops(uint64_t flops);
+
+#else
+
+constexpr bool on = false;
+
+inline void copied(const char*, size_t) {}
+inline bool only_counts() { return false; }
+inline void dying(const char*) {}
+inline void allocated(const void*, size_t) {}
+inline void freed(const void*) {}
+inline void begun(unsigned) {}
+inline void now(unsigned) {}
+inline void ended(unsigned) {}
+inline const void* here() { return nullptr; }
+inline bool left_out(const char*, const void*) { return false; }
+inline void barrier_met(const char*) {}
+inline void lanes_met(unsigned, unsigned, const char*) {}
+inline void fence() {}
+inline void proxy_fence() {}
+inline void sync_made(const void*) {}
+inline void arrived(const void*) {}
+inline void phase_ended(const void*, unsigned) {}
+inline void waited(const void*, unsigned) {}
+inline void access(Access, By, const void*, unsigned, const void*) {}
+inline void copy_async(const void*, const void*, const void*) {}
+inline void copy_async_commit() {}
+inline void copy_async_wait(unsigned) {}
+inline unsigned box_issued(const void*, const void*) { return 0; }
+inline void box_part(unsigned, const void*, const void*) {}
+inline void box_landed(unsigned) {}
+inline unsigned wgmma_issued(unsigned, uint64_t, const void*) { return 0; }
+enum class Operand : uint8_t { A, B };
+inline void wgmma_reads(unsigned, const void*, Operand) {}
+inline void wgmma_ended(unsigned) {}
+inline void wgmma_waited(unsigned) {}
+inline void tensor_flops(uint64_t) {}
+
+#endif
+
+}  // namespace cuda_cpu::watch

@@ -1,0 +1,67 @@
+// What a warp's memory instruction asks of the hardware.
+//
+// sectors     Global memory moves in sectors of 32 bytes, four to a cache line. (CUDA C++ Best Practices Guide,
+//             "Coalesced Access to Global Memory".) The least possible: as many as the bytes that differ would fill.
+// wavefronts  Shared memory has 32 banks of 4 bytes; in a cycle each gives one word, to any number of lanes. Words of
+//             the same bank take a cycle each. (CUDA C++ Programming Guide, "Shared Memory" of 5.x, which those after
+//             share.) What is wider than a word goes in parts: 64 bits by halves of a warp, 128 bits by quarters. The
+//             least possible: a cycle for each part that has a lane.
+#pragma once
+
+#include "clocks.h"
+
+#include <array>
+
+namespace inspect {
+
+constexpr uint64_t SECTOR = 32, LINE = 128;
+constexpr unsigned BANKS = 32, WORD = 4;
+
+struct Request {
+    std::array<uint64_t, LANES> address{};
+    uint32_t active = 0;
+    unsigned bytes = 0;   // of a lane
+
+    unsigned lanes() const { return static_cast<unsigned>(__builtin_popcount(active)); }
+
+    // The numbers of the units of that many bytes which lanes first to last - 1 touch: each once, in order.
+    std::vector<uint64_t> units(uint64_t unit, unsigned first = 0, unsigned last = LANES) const
+    {
+        std::vector<uint64_t> all;
+        for (unsigned lane = first; lane < last; lane++)
+            if (active >> lane & 1)
+                for (uint64_t u = address[lane] / unit; u <= (address[lane] + bytes - 1) / unit; u++) all.push_back(u);
+        std::sort(all.begin(), all.end());
+        all.erase(std::unique(all.begin(), all.end()), all.end());
+        return all;
+    }
+
+    uint64_t least_sectors() const
+    {
+        // Lanes ask for whole elements, all of one size: those that differ do not overlap, as they are aligned.
+        std::vector<uint64_t> places(LANES);
+        size_t count = 0;
+        for (unsigned lane = 0; lane < LANES; lane++)
+            if (active >> lane & 1) places[count++] = address[lane];
+        std::sort(places.begin(), places.begin() + count);
+        count = static_cast<size_t>(std::unique(places.begin(), places.begin() + count) - places.begin());
+        return (count * bytes + SECTOR - 1) / SECTOR;
+    }
+
+    struct Wavefronts { uint64_t taken, least; };
+    Wavefronts wavefronts() const
+    {
+        const unsigned part = bytes <= 4 ? LANES : bytes <= 8 ? LANES / 2 : LANES / 4;
+        Wavefronts result{0, 0};
+        for (unsigned first = 0; first < LANES; first += part) {
+            std::array<uint64_t, BANKS> words{};
+            for (uint64_t word : units(WORD, first, first + part)) words[word % BANKS]++;
+            const uint64_t most = *std::max_element(words.begin(), words.end());
+            result.taken += most;
+            result.least += most > 0;
+        }
+        return result;
+    }
+};
+
+}  // namespace inspect
