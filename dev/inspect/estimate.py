@@ -141,6 +141,7 @@ def copy_seconds(card, copy):
 class Step:
     seconds: float
     parts: dict             # {"kernels": s, "matmuls": s, "copies": s, "gaps": s}
+    matmul_seconds: list    # of each of raw["matmuls"]
 
     def tokens_per_second(self, tokens):
         return tokens / self.seconds
@@ -155,4 +156,4 @@ def estimate_step(card, raw, kernel_seconds):
     for kind, index in raw.get("sequence", []):
         parts[kind + "s" if kind != "copy" else "copies"] += seconds[kind][index]
     parts["gaps"] = GAP_SECONDS * max(0, len(raw.get("sequence", [])) - 1)
-    return Step(sum(parts.values()), parts)
+    return Step(sum(parts.values()), parts, seconds["matmul"])

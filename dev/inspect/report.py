@@ -15,6 +15,7 @@ import sys
 sys.dont_write_bytecode = True
 from cards import CARDS
 from check import TABLE, findings, read_allowances
+from page import page
 from results import Results, read_json, read_recording
 from symbols import Mistake
 from text import kernel_text, overview, plural
@@ -118,6 +119,8 @@ def report(options):
     print("\n".join(lines))
     if results.raw.get("ended", "exit code 0") != "exit code 0":
         print(f"the program ended with: {results.raw['ended']}")
+    if options.html:
+        write(options.html, page(results))
     if options.json:
         write(options.json, json.dumps(as_json(results), indent=1) + "\n")
     if not options.check:
