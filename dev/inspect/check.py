@@ -32,7 +32,8 @@ class Allowance:
 def read_allowances(path=TABLE):
     allowances = {}
     for entry in read_json(path, "allowances"):
-        if set(entry) != {"kernel", "what", "allowed", "reason"} or entry["what"] not in DEFAULTS or not entry["reason"]:
+        complete = set(entry) == {"kernel", "what", "allowed", "reason"}
+        if not complete or entry["what"] not in DEFAULTS or not entry["reason"]:
             raise Mistake(f"{path}: found {entry}; expected kernel, what ({', '.join(DEFAULTS)}), allowed and reason")
         allowances[entry["kernel"], entry["what"]] = Allowance(**entry)
     return allowances
@@ -79,5 +80,5 @@ def findings(results, allowances):
     for allowance, ratio in largest.items():
         needed = max(ratio, DEFAULTS[allowance.what])
         if allowance.allowed > needed * (1 + SLACK):
-            yield (f"{allowance.kernel}: allowance no longer needed: {allowance.what} may be {allowance.allowed:g}, found "
-                   f"{ratio:.3f} ({allowance.reason})")
+            yield (f"{allowance.kernel}: allowance no longer needed: {allowance.what} may be {allowance.allowed:g}, "
+                   f"found {ratio:.3f} ({allowance.reason})")

@@ -144,7 +144,7 @@ class Step:
     matmul_seconds: list    # of each of raw["matmuls"]
 
     def tokens_per_second(self, tokens):
-        return tokens / self.seconds
+        return tokens / self.seconds if self.seconds else 0.0
 
 
 def estimate_step(card, raw, kernel_seconds):

@@ -2,7 +2,7 @@
 import html
 
 from pictures import Gallery, lane_styles
-from text import accesses, blocks_of_lines, hazards, number, percent, plural, times
+from text import accesses, amount, blocks_of_lines, hazards, number, percent, plural, times
 
 CONTEXT = 3
 
@@ -12,24 +12,30 @@ MEANING = {
     "launches": "How often the run launched it with this grid.",
     "blocks": "Blocks of a launch. Few of them were recorded; figures of a launch are extrapolated from those.",
     "threads": "Threads of a block.",
-    "est. µs": "Estimated time of one launch, from what it moves and multiplies and the card's data sheet. Not measured.",
+    "est. µs": "Estimated time of one launch, from what it moves and multiplies and the card's data sheet. Not "
+               "measured.",
     "all µs": "Estimated time of all its launches.",
-    "bound by": "What takes longest: memory, the L2 cache, L1 and shared memory, tensor cores, the softmax between their "
-                "products, or a launch's own time.",
-    "sectors": "32-byte sectors that warps asked for in global memory, over the fewest that could hold what lanes asked "
-               "for: 1 is coalesced (CUDA C++ Best Practices Guide, “Coalesced Access to Global Memory”).",
-    "wavefronts": "Passes that shared memory took, over the fewest: more than 1 are bank conflicts (CUDA C++ Programming "
-                  "Guide, “Shared Memory”; Best Practices Guide, “Shared Memory and Memory Banks”).",
-    "of cost line": "Bytes to and from memory (attention: FLOPs on tensor cores) over what the section's cost line in the "
-                    "source predicts.",
+    "bound by": "What takes longest: memory, the L2 cache, L1 and shared memory, tensor cores, the softmax between "
+                "their products, or a launch's own time.",
+    "sectors": "32-byte sectors that warps asked for in global memory, over the fewest that could hold what lanes "
+               "asked for: 1 is coalesced (CUDA C++ Best Practices Guide, “Coalesced Access to Global Memory”).",
+    "wavefronts": "Passes that shared memory took, over the fewest: more than 1 are bank conflicts (CUDA C++ "
+                  "Programming Guide, “Shared Memory”; Best Practices Guide, “Shared Memory and Memory Banks”).",
+    "of cost line": "Bytes to and from memory (attention: FLOPs on tensor cores) over what the section's cost line in "
+                    "the source predicts.",
     "lanes": "Lanes of a warp that take part in an access, of 32, on average: fewer where threads diverge or rows end "
              "(CUDA C++ Programming Guide, “SIMT Architecture”).",
     "registers": "Of a thread, as NVIDIA's assembler says; ! where some spill to memory.",
-    "occupancy": "Warps that fit on a multiprocessor at a time, of the most it can hold (CUDA C++ Best Practices Guide, "
-                 "“Occupancy”).",
+    "occupancy": "Warps that fit on a multiprocessor at a time, of the most it can hold (CUDA C++ Best Practices "
+                 "Guide, “Occupancy”).",
     "races": "Pairs of lines whose threads access the same memory, one of them storing, with nothing that orders them.",
     "time": "The line's share of its kernel's estimated time, by its share of what the kernel is bound by.",
 }
+PICTURES = """Global memory: above, the lanes of the worst request; below, the 32-byte sectors that it fetches, with
+gaps between lines of 128 bytes. Hatched: fetched and not asked for. Shared memory: a column for each of 32 banks, a row
+for each 128 bytes; numbers are lanes, + where several access the same word, which costs nothing. 8-byte accesses go by half
+warps, 16-byte ones by quarters; framed in red are banks that those need in several rows, each of which is a pass
+(wavefront) of its own."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2329; --soft: #5c6670; --paper: #fdfdfb; --panel: #f3f3ef; --rule: #dcdcd6;
@@ -37,7 +43,7 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e3e5e8; --soft: #9aa4ae; --paper: #15181b; --panel: #1f2327;
   --rule: #363c42; --bad: #ff9389; --bad-ground: #42211f; --good: #86d19b; --accent: #8ab8ff; --hatch: #4c535a; } }
 * { box-sizing: border-box }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 1240px;
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 1340px;
   margin: 0 auto; padding: 1em 16px 4em; }
 h1 { font-size: 1.5em; line-height: 1.2; margin: .4em 0 .2em } h2 { font-size: 1.15em; margin: 2em 0 .5em }
 p { margin: .5em 0 } .soft, figcaption { color: var(--soft) }
@@ -45,9 +51,9 @@ code, .source { font: 12.5px/1.5 ui-monospace, "DejaVu Sans Mono", Menlo, monosp
 a { color: var(--accent) }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums }
-th, td { padding: .32em .6em; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap }
+th, td { padding: .32em .5em; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap }
 th { background: var(--panel); font-weight: 600 } .sortable th { cursor: pointer }
-th:first-child, td:first-child, td.words, th.words { text-align: left }
+th:first-child, td:first-child, .words, .wide { text-align: left } td.wide { white-space: normal; min-width: 20em }
 .sticky th:first-child, .sticky td:first-child { position: sticky; left: 0; background: var(--paper); z-index: 1 }
 .sticky th:first-child { background: var(--panel) }
 td small { display: block; color: var(--soft); max-width: 17em; overflow: hidden; text-overflow: ellipsis }
@@ -58,15 +64,16 @@ details > summary { cursor: pointer }
 .kernel > summary { padding: .6em .9em; overflow-wrap: anywhere } .kernel[open] > summary { border-bottom: 1px solid
   var(--rule) }
 .kernel > summary b { font-weight: 600; margin-right: .5em } .kernel > div { padding: .6em .9em 1em }
-.facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(136px, 1fr)); gap: .4em 1em; margin: .3em 0 1em }
+.facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(136px, 1fr)); gap: .4em 1em;
+  margin: .3em 0 1em }
 .facts div { border-left: 3px solid var(--rule); padding-left: .6em; font-size: 13.5px }
 .facts span { display: block; color: var(--soft); font-size: 12px }
 .hazard { background: var(--bad-ground); border-left: 3px solid var(--bad); padding: .45em .8em; margin: .4em 0;
   overflow-wrap: anywhere; font-size: 14px }
 .source { background: var(--panel); border-radius: 6px; padding: .4em 0; margin: .5em 0 }
 .source .file { padding: 0 .8em .2em; color: var(--soft) }
-.row { display: grid; grid-template-columns: 3.4em minmax(0, 1fr) auto; column-gap: .8em; padding: 0 .8em 0 0 }
-.row i { font-style: normal; color: var(--soft); text-align: right; user-select: none }
+.row { display: grid; grid-template-columns: 4.2em minmax(0, 1fr) auto; column-gap: .8em; padding: 0 .8em 0 0 }
+.row i { font-style: normal; color: var(--soft); text-align: right; white-space: nowrap; user-select: none }
 .row code { white-space: pre-wrap; overflow-wrap: anywhere }
 .context { color: var(--soft) }
 .line > summary { list-style: none } .line > summary::-webkit-details-marker { display: none }
@@ -80,7 +87,7 @@ details > summary { cursor: pointer }
   font: 13.5px/1.45 system-ui, sans-serif }
 .sites p { margin: .5em 0 .1em }
 figure { margin: .3em 0 1em } figcaption { font-size: 12.5px; margin-bottom: .2em }
-.gap { color: var(--soft); padding-left: 3.4em }
+.gap { color: var(--soft); padding-left: 4.2em }
 .pic { width: 100%; min-width: 580px; max-width: 860px; display: block; overflow: visible }
 .pic.defs { position: absolute; min-width: 0; width: 0; height: 0 }
 /* Drawings are shown by <use>: a rule sees what is in the drawing, .d, and nothing around it. */
@@ -94,8 +101,8 @@ figure { margin: .3em 0 1em } figcaption { font-size: 12.5px; margin-bottom: .2e
 .d .e { text-anchor: end; font-weight: 600 }
 .d text.bad { fill: var(--bad) } .d rect.bad { stroke: var(--bad); stroke-width: 1.6 }
 .legend dt { font-weight: 600; margin-top: .5em } .legend dd { margin: 0 0 0 1em }
-@media (max-width: 900px) { .row { grid-template-columns: 2.9em minmax(0, 1fr); column-gap: .5em }
-  .figures { grid-column: 2; text-align: left } .figures span { margin: 0 1em 0 0 } .gap { padding-left: 2.9em } }
+@media (max-width: 900px) { .row { grid-template-columns: 3.8em minmax(0, 1fr); column-gap: .5em }
+  .figures { grid-column: 2; text-align: left } .figures span { margin: 0 1em 0 0 } .gap { padding-left: 3.8em } }
 @media (max-width: 480px) { body { padding: .6em 10px 3em } .kernel > div { padding: .5em .5em .8em }
   code, .source { font-size: 11.5px } td a, td small { max-width: 9.5em } }
 """
@@ -130,7 +137,8 @@ def title(name):
 
 def ratio_cell(ratio, most=1.0):
     worse = ratio is not None and ratio > most + 5e-3
-    return f'<td data-value={-1 if ratio is None else f"{ratio:.4f}"}{" class=bad" if worse else ""}>{times(ratio)}</td>'
+    value = -1 if ratio is None else f"{ratio:.4f}"
+    return f'<td data-value={value}{" class=bad" if worse else ""}>{times(ratio)}</td>'
 
 
 def value_cell(value, words):
@@ -146,7 +154,8 @@ COLUMNS = ["kernel", "launches", "blocks", "threads", "est. µs", "all µs", "bo
 def overview_row(index, kernel):
     room = kernel.estimate.occupancy
     name = f'<a href="#k{index}">{escaped(kernel.name)}</a><small>{escaped(kernel.range)}</small>'
-    cells = [f'<td data-value="{escaped(kernel.name)}">{name}</td>', value_cell(kernel.launches, f"{kernel.launches:,}"),
+    cells = [f'<td data-value="{escaped(kernel.name)}">{name}</td>',
+             value_cell(kernel.launches, f"{kernel.launches:,}"),
              value_cell(kernel.blocks, f"{kernel.blocks:,}"), value_cell(kernel.threads, kernel.threads),
              value_cell(f"{kernel.us:.3f}", number(kernel.us)),
              value_cell(f"{kernel.us * kernel.launches:.3f}", number(kernel.us * kernel.launches)),
@@ -170,7 +179,7 @@ def overview(results):
 def table(heads, rows, words=False):
     """The last column, words, begins at the left as the first does."""
     def line(tag, cells):
-        last = f"<{tag} class=words>" if words else f"<{tag}>"
+        last = f"<{tag} class=wide>" if words else f"<{tag}>"
         return "<tr>" + "".join(f"<{tag}>{escaped(cell)}</{tag}>" for cell in cells[:-1]) + \
             f"{last}{escaped(cells[-1])}</{tag}></tr>"
     return f'<div class=scroll><table>{line("th", heads)}{"".join(line("td", row) for row in rows)}</table></div>'
@@ -179,10 +188,11 @@ def table(heads, rows, words=False):
 def whole(results):
     step, parts = results.step, []
     if results.raw.get("sequence"):
-        parts.append(f"<p><b>{number(1e3 * step.seconds)} ms</b>, estimated, for all that was launched: "
-                     + ", ".join(f"{name} {number(1e3 * seconds)} ms" for name, seconds in step.parts.items()) + "."
-                     + (f" At {results.tokens:,} tokens: <b>{step.tokens_per_second(results.tokens):,.0f} tokens/s</b>, "
-                        "estimated." if results.tokens else "") + "</p>")
+        each = ", ".join(f"{name} {number(1e3 * seconds)} ms" for name, seconds in step.parts.items())
+        parts.append(f"<p><b>{number(1e3 * step.seconds)} ms</b>, estimated, for all that was launched: {each}.</p>")
+        if results.tokens:
+            parts.append(f"<p><b>{step.tokens_per_second(results.tokens):,.0f} tokens/s</b>, estimated, at "
+                         f"{results.tokens:,} tokens.</p>")
     rows = [[str(found.line.place), number(found.us), found.kernel.name,
              results.sources.text(found.line.place.file, found.line.place.line).strip()]
             for found in results.costly_lines(5)]
@@ -215,9 +225,9 @@ def extent(sizes):
 
 def facts(kernel):
     room = kernel.estimate.occupancy
-    bounds = sorted(kernel.estimate.bounds.items(), key=lambda item: -item[1])
+    bounds = sorted(kernel.estimate.bounds.items(), key=lambda item: -item[1])[:3]
     shown = [fact("estimated", f"{number(kernel.us)} µs × {kernel.launches:,}", "est. µs"),
-             fact("bound by", ", ".join(f"{name} {number(1e6 * seconds)} µs" for name, seconds in bounds[:3] if seconds),
+             fact("bound by", ", ".join(f"{name} {number(1e6 * seconds)} µs" for name, seconds in bounds if seconds),
                   "bound by"),
              fact("grid, block", f"{extent(kernel.grid)}, {extent(kernel.block)}"),
              fact("recorded", f"{plural(kernel.raw['recorded_blocks'], 'block')} of {kernel.blocks:,}", "blocks"),
@@ -231,7 +241,7 @@ def facts(kernel):
              fact("shared memory", f"{kernel.shared:,} bytes of a block"),
              fact("memory moved", f"{number(kernel.moved_bytes / 1e6)} MB a launch")]
     if kernel.claim:
-        shown.append(fact("cost line", f"{kernel.claim.cost}: {number(kernel.claim.amount / 1e6)} M{kernel.claim.unit}; "
+        shown.append(fact("cost line", f"{kernel.claim.cost}: {amount(kernel.claim)}; "
                           f"recorded {times(kernel.claim_ratio)} of that", "of cost line"))
     counts = ", ".join(f"{name} {count:,}" for name, count in kernel.raw.get("counts", {}).items() if count)
     if counts:
@@ -264,9 +274,9 @@ def site_words(site, line):
     moved = f"; {site.get('dram_sectors', 0):,} sectors from memory, {site.get('l1_hits', 0):,} found in L1" \
         if site["space"] == "global" else ""
     by = "" if site["by"] == "thread" else f" by {site['by']}"
-    return (f"<p><b>{site['space']} {site['access']}{by}</b> of {site['bytes_per_lane']} bytes a lane{part}{escaped(via)}: "
-            f"{site['requests']:,} requests, {site[unit]:,} {unit}, {site[f'least_{unit}']:,} at least{moved}. "
-            f"Its worst request:</p>")
+    return (f"<p><b>{site['space']} {site['access']}{by}</b> of {site['bytes_per_lane']} bytes a lane{part}"
+            f"{escaped(via)}: {site['requests']:,} requests, {site[unit]:,} {unit}, {site[f'least_{unit}']:,} at "
+            f"least{moved}. Its worst request:</p>")
 
 
 def source_line(results, kernel, at, text, line, gallery):
@@ -274,8 +284,8 @@ def source_line(results, kernel, at, text, line, gallery):
         return f"<div class='row context'><i>{at}</i><code>{escaped(text)}</code></div>"
     worse = any(least and done > least for _, _, done, least, _ in accesses(line))
     pictures = "".join(site_words(site, line) + gallery.figure(site) for site in line.sites)
-    return (f"<details class=line><summary class='row{' worst' if worse else ''}'><i>{at}</i><code>{escaped(text)}</code>"
-            f"{figures(line)}</summary><div class=sites>{pictures}</div></details>")
+    return (f"<details class=line><summary class='row{' worst' if worse else ''}'><i>{at}</i>"
+            f"<code>{escaped(text)}</code>{figures(line)}</summary><div class=sites>{pictures}</div></details>")
 
 
 def dedented(lines):
@@ -293,7 +303,8 @@ def source(results, kernel, gallery):
             texts = dedented([lines[at - 1] if lines else "" for at in numbers])
             rows.append("".join(source_line(results, kernel, at, text, by_place.get((file, at)), gallery)
                                 for at, text in zip(numbers, texts)))
-        parts.append(f"<div class=source><div class=file>{escaped(file)}</div>{'<div class=gap>⋯</div>'.join(rows)}</div>")
+        blocks = "<div class=gap>⋯</div>".join(rows)
+        parts.append(f"<div class=source><div class=file>{escaped(file)}</div>{blocks}</div>")
     return "".join(parts)
 
 
@@ -322,12 +333,8 @@ def section(results, index, kernel, gallery):
 
 def legend():
     entries = "".join(f"<dt>{name}</dt><dd>{escaped(words)}</dd>" for name, words in MEANING.items())
-    pictures = ("Global memory: above, the lanes of the worst request; below, the 32-byte sectors that it fetches, gaps "
-                "between lines of 128 bytes. Hatched: fetched and not asked for. Shared memory: a column for each of 32 "
-                "banks, a row for each 128 bytes; numbers are lanes, + where several read the same word, which costs "
-                "nothing. 8-byte accesses go by half warps, 16-byte ones by quarters; framed in red are banks that those "
-                "need in several rows, each of which is a pass (wavefront) of its own.")
-    return f"<details class=legend><summary>What the figures mean</summary><dl>{entries}<dt>pictures</dt><dd>{pictures}</dd></dl></details>"
+    return (f"<details class=legend><summary>What the figures mean</summary><dl>{entries}<dt>pictures</dt>"
+            f"<dd>{escaped(PICTURES)}</dd></dl></details>")
 
 
 def page(results):

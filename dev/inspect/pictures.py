@@ -94,13 +94,15 @@ def global_picture(site):
     sectors = touched_sectors(lanes, size)
     strip = Strip(sectors)
     parts = ["<use href=#lanes />"] if len(lanes) == WARP else []
-    parts += [rect(strip.left[sector], STRIP_TOP, strip.width, STRIP_BOTTOM - STRIP_TOP, " class=unused")
-              for sector in sectors]
+    boxes = "".join(f"M{short(strip.left[sector])} {STRIP_TOP}h{short(strip.width)}V{STRIP_BOTTOM}"
+                    f"H{short(strip.left[sector])}z" for sector in sectors)
+    parts.append(f"<path class=unused d='{boxes}' />")
     drawn = set()
     for lane, address in lanes.items():
         at = (lane + 0.5) * LANE_WIDTH
         cells = "" if address in drawn else "".join(
-            rect(x, STRIP_TOP, width, STRIP_BOTTOM - STRIP_TOP, f" class='l{lane} cell'") for x, width in strip.pieces(address, size))
+            rect(x, STRIP_TOP, width, STRIP_BOTTOM - STRIP_TOP, f" class='l{lane} cell'")
+            for x, width in strip.pieces(address, size))
         drawn.add(address)
         if len(lanes) < WARP:
             cells += rect(lane * LANE_WIDTH, LANE_TOP, LANE_WIDTH, LANE_BOTTOM - LANE_TOP, f" class=l{lane}")
@@ -151,13 +153,15 @@ def pieces_of_rows(address, size):
     return [(address, here)] + ([(address + here, size - here)] if size > here else [])
 
 
-def phase_picture(first, last, lanes, size, top):
-    """(parts, bottom, wavefronts) of the lanes that go together, from y = top on."""
+def phase_picture(first, last, lanes, size, top, origin):
+    """(parts, bottom, wavefronts) of the lanes that go together, from y = top on. origin: the row that others are
+    counted from."""
     asked = rows_of_banks(lanes, size)
     rows = sorted(set().union(*asked.values()))
     wavefronts = max(len(found) for found in asked.values())
     y = {row: top + i * ROW for i, row in enumerate(rows)}
-    parts = ["<path class=grid d='" + "".join(f"M{LEFT} {y[row]}h{BANKS * CELL}v{ROW}H{LEFT}z" for row in rows) + "' />"]
+    boxes = "".join(f"M{LEFT} {y[row]}h{BANKS * CELL}v{ROW}H{LEFT}z" for row in rows)
+    parts = [f"<path class=grid d='{boxes}' />"]
     together = {}
     for lane, address in lanes.items():
         together.setdefault(address, []).append(lane)
@@ -169,8 +173,8 @@ def phase_picture(first, last, lanes, size, top):
                               f" class=l{who[0]}"))
             if width >= LABELLED_BYTES:
                 parts.append(text(x + width * CELL / WORD / 2, where + 11.5, f"{who[0]}{'+' if len(who) > 1 else ''}"))
-    if len(rows) > 1:
-        parts += [text(LEFT + BANKS * CELL + 6, y[row] + 11.5, f"+{(row - rows[0]) * WAVEFRONT:,}", "s") for row in rows]
+    if len(rows) > 1 or rows[0] > origin:
+        parts += [text(LEFT + BANKS * CELL + 6, y[row] + 11.5, f"+{(row - origin) * WAVEFRONT:,}", "s") for row in rows]
     if first or last < WARP - 1:
         parts.append(text(0, top + 11.5, f"lanes {first}–{last}", "s"))
     else:
@@ -183,8 +187,9 @@ def shared_picture(site):
     """(drawing, height, caption)"""
     lanes, size = addresses(site), site["bytes_per_lane"]
     parts, bottom, wavefronts = ["<use href=#banks />"], HEAD, 0
+    origin = min(lanes.values()) // WAVEFRONT
     for first, last, some in phases(lanes, size):
-        drawn, bottom, count = phase_picture(first, last, some, size, bottom)
+        drawn, bottom, count = phase_picture(first, last, some, size, bottom, origin)
         parts += drawn
         wavefronts += count
     caption = f"{wavefronts} wavefront{'s' if wavefronts > 1 else ''} for {len(lanes)} lanes of {size} bytes"
@@ -216,7 +221,8 @@ class Gallery:
         drawing, height, caption = (global_picture if site["space"] == "global" else shared_picture)(site)
         name = self.drawings.setdefault(drawing, f"p{len(self.drawings)}")
         return (f'<figure><figcaption>{caption}</figcaption><div class=scroll><svg class=pic role=img '
-                f'aria-label="{caption}" viewBox="0 0 {WIDTH} {short(height)}"><use href=#{name} /></svg></div></figure>')
+                f'aria-label="{caption}" viewBox="0 0 {WIDTH} {short(height)}"><use href=#{name} /></svg></div>'
+                f'</figure>')
 
     def definitions(self):
         hatch = ('<pattern id=hatch width=5 height=5 patternUnits=userSpaceOnUse patternTransform=rotate(45)>'

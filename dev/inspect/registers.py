@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Registers of each kernel, as NVIDIA's assembler counts them: nvcc -Xptxas -v. Takes no GPU; the trainer takes a minute.
+"""Registers of each kernel, as NVIDIA's assembler counts them: nvcc -Xptxas -v. Takes no GPU; the trainer takes a
+minute.
 
     registers.py train_gpt.cu --arch sm_90a --define PRECISION_BF16 --out build/inspect/registers.json
 

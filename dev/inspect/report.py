@@ -10,6 +10,7 @@ Times are estimated from data sheets (cards.py, estimate.py), never measured.
 """
 import argparse
 import json
+import signal
 import sys
 
 sys.dont_write_bytecode = True
@@ -64,7 +65,7 @@ def as_json(results):
             "kernels": [kernel_as_json(kernel) for kernel in results.kernels],
             "estimate_ms": 1e3 * step.seconds,
             "estimate_parts_ms": {name: 1e3 * seconds for name, seconds in step.parts.items()},
-            "estimate_tokens_per_s": step.tokens_per_second(results.tokens) if results.tokens and step.seconds else None}
+            "estimate_tokens_per_s": step.tokens_per_second(results.tokens) if results.tokens else None}
 
 
 # ---- the command
@@ -140,4 +141,5 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)       # for | head
     sys.exit(main())

@@ -1,5 +1,7 @@
 """The report in a terminal: a row for each kernel; with --kernel, a kernel line by line."""
 
+from claims import BYTES
+
 CONTEXT = 2         # lines of source around accesses
 WIDE_RATIO = 1.0    # more than that is marked
 
@@ -26,6 +28,11 @@ def plural(count, thing):
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
+def amount(claim):
+    """What a cost line predicts."""
+    return f"{number(claim.amount / 1e6)} MB" if claim.unit == BYTES else f"{number(claim.amount / 1e9)} GFLOPs"
+
+
 def table(head, rows):
     """The first column to the left, the others to the right."""
     cells = [[str(cell) for cell in row] for row in [head, *rows]]
@@ -46,8 +53,8 @@ def row(kernel):
             percent(kernel.estimate.occupancy.share), len(kernel.races)]
 
 
-LEGEND = """sectors, wavefr.: done over the least that would do; of cost: bytes (attention: FLOPs) over the section's cost line;
-lanes: active of 32; est.: estimated from data sheets, not measured"""
+LEGEND = """sectors, wavefr.: done over the least that would do; of cost: bytes (attention: FLOPs) over the section's
+cost line; lanes: active of 32; est.: estimated from data sheets, not measured"""
 
 
 def overview(results):
@@ -121,7 +128,7 @@ def facts(results, kernel):
              f"estimated {number(kernel.us)} us, bound by {kernel.estimate.bound}: "
              + ", ".join(f"{name} {number(1e6 * seconds)}" for name, seconds in longest if seconds)]
     if kernel.claim:
-        lines.append(f"cost line: {kernel.claim.cost}: {number(kernel.claim.amount / 1e6)} M{kernel.claim.unit}; "
+        lines.append(f"cost line: {kernel.claim.cost}: {amount(kernel.claim)}; "
                      f"recorded {times(kernel.claim_ratio)} of that")
     return lines + ([f"in the recorded blocks: {counts}"] if counts else [])
 
