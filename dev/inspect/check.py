@@ -78,7 +78,6 @@ def findings(results, allowances):
             if ratio > allowed + ROUNDING:
                 yield too_much(kernel, what, ratio, allowed)
     for allowance, ratio in largest.items():
-        needed = max(ratio, DEFAULTS[allowance.what])
-        if allowance.allowed > needed * (1 + SLACK):
+        if ratio <= DEFAULTS[allowance.what] + ROUNDING or allowance.allowed > ratio * (1 + SLACK):
             yield (f"{allowance.kernel}: allowance no longer needed: {allowance.what} may be {allowance.allowed:g}, "
                    f"found {ratio:.3f} ({allowance.reason})")

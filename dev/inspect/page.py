@@ -33,8 +33,8 @@ MEANING = {
 }
 PICTURES = """Global memory: above, the lanes of the worst request; below, the 32-byte sectors that it fetches, with
 gaps between lines of 128 bytes. Hatched: fetched and not asked for. Shared memory: a column for each of 32 banks, a row
-for each 128 bytes; numbers are lanes, + where several access the same word, which costs nothing. 8-byte accesses go by half
-warps, 16-byte ones by quarters; framed in red are banks that those need in several rows, each of which is a pass
+for each 128 bytes; numbers are lanes, + where several access the same word, which costs nothing. 8-byte accesses go by
+half warps, 16-byte ones by quarters; framed in red are banks that those need in several rows, each of which is a pass
 (wavefront) of its own."""
 
 STYLE = """
@@ -254,7 +254,7 @@ def figures(line):
     entries = []
     for space, access, done, least, sites in accesses(line):
         unit = "sectors" if space == "global" else "wavefronts"
-        lanes = sum(site["lanes"] for site in sites) / sum(site["requests"] for site in sites)
+        lanes = sum(site["lanes"] for site in sites) / max(1, sum(site["requests"] for site in sites))
         worse = least and done > least
         name = f"{space} {access}"
         if any(site["by"] != "thread" for site in sites):
@@ -298,9 +298,8 @@ def source(results, kernel, gallery):
     parts = []
     for file in sorted({file for file, _ in by_place}):
         lines, rows = results.sources.lines(file), []
-        for first, last in blocks_of_lines([at for name, at in by_place if name == file], CONTEXT):
-            numbers = range(first, min(last, len(lines)) + 1 if lines else last + 1)
-            texts = dedented([lines[at - 1] if lines else "" for at in numbers])
+        for numbers in blocks_of_lines([at for name, at in by_place if name == file], lines, CONTEXT):
+            texts = dedented([results.sources.text(file, at) for at in numbers])
             rows.append("".join(source_line(results, kernel, at, text, by_place.get((file, at)), gallery)
                                 for at, text in zip(numbers, texts)))
         blocks = "<div class=gap>⋯</div>".join(rows)

@@ -2,7 +2,7 @@
 import json
 from dataclasses import dataclass
 
-from cards import CARDS, WARP, WAVEFRONT, SECTOR
+from cards import CARDS, SECTOR, WAVEFRONT
 from claims import BYTES, Launch, claim_of, scores_of
 from estimate import estimate_launch, estimate_step
 from symbols import Mistake, Place, Sources, Symbols, bare_name, demangled
@@ -125,7 +125,7 @@ class Kernel:
 
     def make_estimate(self, card):
         traffic = self.raw["traffic"]
-        scale = self.blocks / self.raw["recorded_blocks"]
+        scale = self.blocks / max(1, self.raw["recorded_blocks"])
         of_global = scale * sum(l1_wavefronts(site) for site in self.sites if site["space"] == "global")
         launch = {"blocks": self.blocks, "dram_load": traffic["launch_dram_load"],
                   "dram_store": traffic["launch_dram_store"], "l2": traffic["launch_l2"],

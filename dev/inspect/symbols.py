@@ -96,6 +96,7 @@ class Symbols:
         """Frames of each address, innermost first. A return address is behind its call: one byte before it is in it."""
         if not pcs:
             return []
+        program = os.path.join(self.root, program)
         if not os.path.exists(program):
             raise Mistake(f"the recorded program {program} does not exist; its debug information names the lines")
         addresses = "\n".join(f"{pc - 1:x}" for pc in pcs) + "\n"
@@ -113,7 +114,7 @@ class Symbols:
         """As the user writes it."""
         if path == "??":
             return path
-        path = os.path.normpath(os.path.join(self.root, path))
+        path = os.path.realpath(os.path.join(self.root, path))
         short = os.path.relpath(path, self.root) if path.startswith(self.root + os.sep) else path
         return self.sources.get(short, self.sources.get(path, short))
 

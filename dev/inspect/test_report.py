@@ -32,6 +32,7 @@ from pictures import Gallery, global_picture, shared_picture
 from registers import parse as parse_registers
 from results import Results
 from symbols import Symbols, bare_name
+from text import kernel_text
 
 passed = failed = 0
 
@@ -114,8 +115,10 @@ class Program:
             subprocess.run(command.split(), cwd=folder, check=True, timeout=60)
         self.path = os.path.join(folder, "program")
         self.pcs = [int(pc) for pc in subprocess.run([self.path], capture_output=True, text=True).stdout.split()]
-        symbols = subprocess.run(["nm", self.path], capture_output=True, text=True).stdout
+        symbols = subprocess.run(["nm", "-S", self.path], capture_output=True, text=True).stdout
         sum_kernel = next(symbol for symbol in symbols.split() if "sum_kernel" in symbol)
+        begin, size = (int(figure, 16) for figure in re.search(r"(\w+) (\w+) T \w*outside", symbols).groups())
+        self.end_of_outside = begin + size
         self.symbols = {"sum_kernel": sum_kernel, "copy_kernel": "_Z11copy_kernelPfPKf"}
 
 
@@ -229,6 +232,9 @@ def lines_of_source(case):
     copies = [symbols.place(pc, "copy_kernel(float*, float const*)") for pc in program.pcs[8:]]
     claim({place.line for place in copies} == {line_of("out[0] = in[0]")} and not copies[0].via,
           "a kernel with one accessing line is not skipped, though main() calls it")
+    end = program.end_of_outside
+    claim(Symbols(program.path, [end], {}, case.folder).place(end).line == line_of("x[7] = 3"),
+          "an address is a return address: the call is before it")
     claim(symbols.place(12345).file == "?", "an address that was not looked up has no line, and no exception")
 
 
@@ -431,7 +437,7 @@ def cost_lines():
             ("norm_partials", amount("norm_partials_kernel<float>", (1024,))),
             ("adamw", amount("adamw_kernel<float>", (-(-model.elements // 4096),)))]:
         claim(near(total, need[kernel_name], 1e-4),
-              f"{kernel_name}: its launches' cost lines add up to gpu_model.py's bytes", f"{total / need[kernel_name]:.5f}")
+              f"{kernel_name}: its launches' cost lines add up to gpu_model.py's", f"{total / need[kernel_name]:.5f}")
     flops = [claim_of(Launch(f"{name}_wgmma_kernel<64>", "", [132, 1, 1], shape))
              for name in ("attention_forward", "attention_backward_dq", "attention_backward_dkv")]
     paper = gpu_model.attention_flops(64, 1024, 12, 64)
@@ -578,6 +584,9 @@ def check_of_costs(case):
         found, out, _ = case.run("--check", "--allowances", case.file("allowances.json", []), raw=raw)
         claim(found == code, f"memory moved {(1 + share) / 2:.3f} times the cost line: exit code {code}")
     claim("bytes to and from memory are 1.100 times the cost line" in out, "and the finding says so")
+    table = case.file("allowances.json", [allow("gelu_forward_kernel", "cost", 1.06)])
+    found = case.run("--check", "--allowances", table, raw=case.changed(lambda raw: gelu(raw, 1.09)))[0]
+    claim(found == 1, "an allowance where 1.05, which all are allowed, would do is a finding")
 
 
 # ---- the page
@@ -655,6 +664,21 @@ def pictures():
     claim(gallery.figure(site(0, picture=None)) == "", "a site without a picture has none")
 
 
+def unknown_lines(case):
+    """An address without debug information, a program without its source, a kernel of which no block was recorded."""
+    def strange(raw):
+        raw["kernels"][0]["sites"][0]["pc"] = 4
+        raw["kernels"][1].update(recorded_blocks=0, sites=[])
+    path = os.path.join(case.folder, "strange.html")
+    code, out, err = case.run("--kernel", "_kernel", "--html", path, raw=case.changed(strange))
+    claim(code == 0 and re.search(r"8\.00\*.* 0$", out, re.M), "an access that has no line is shown as line 0", err)
+    with open(path, encoding="utf-8") as file:
+        claim("8.00 × sectors" in file.read(), "on the page too")
+    results = case.results({**case.raw, "sources": {"build/mine.cpp": "gone.cu"}})
+    text = "\n".join(kernel_text(results, results.kernels[0]))
+    claim("32.00*" in text and "gone.cu" in text and "tile[a]" not in text, "without the source there are the figures alone")
+
+
 # ---- mistakes
 
 def mistakes(case):
@@ -684,7 +708,7 @@ def mistakes(case):
 NO_PROGRAM = [names, cards, occupancies, launches, attention, matmuls, steps, hand_counted_steps, cost_lines, registers,
               pictures]
 TESTS = [lines_of_source, terminal, one_kernel, users_json, registers_in_the_report, checks, check_of_costs, page_of,
-         large_page, mistakes]
+         large_page, unknown_lines, mistakes]
 
 
 def main():

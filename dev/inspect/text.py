@@ -144,24 +144,27 @@ def accesses(line):
         yield space, access, done, least, sites
 
 
-def blocks_of_lines(lines, context=CONTEXT):
-    """Lines of one file with some around them: [(first, last)]"""
+def blocks_of_lines(lines, source, context=CONTEXT):
+    """Lines of one file with some around them: ranges of line numbers. Without its source only the lines."""
+    if not source:
+        return [[line] for line in sorted(lines)]
     spans = []
     for line in sorted(lines):
         if spans and line - context <= spans[-1][1] + 1:
             spans[-1][1] = line + context
         else:
             spans.append([max(1, line - context), line + context])
-    return spans
+    return [range(first, min(last, len(source)) + 1) for first, last in spans]
 
 
 def figures(line):
     """What stands beside a line of source, an entry for each kind of access."""
     for space, access, done, least, sites in accesses(line):
         requests, lanes = (sum(site[key] for site in sites) for key in ("requests", "lanes"))
+        each = number(lanes / requests if requests else None)
         mark = "*" if least and done > WIDE_RATIO * least else " "
         unit = "sectors" if space == "global" else "wavefr."
-        yield (f"{space:6} {access:5} {requests:>10,} {lanes / requests:5.1f} {done:>11,} {unit} "
+        yield (f"{space:6} {access:5} {requests:>10,} {each:>5} {done:>11,} {unit} "
                f"{times(done / least if least else None):>5}{mark}")
 
 
@@ -172,9 +175,9 @@ def by_line(results, kernel):
     for file in sorted({file for file, _ in by_place}):
         lines.append(f"{file}")
         source = results.sources.lines(file)
-        for first, last in blocks_of_lines([number for name, number in by_place if name == file]):
-            for at in range(first, min(last, len(source)) + 1 if source else last + 1):
-                text = f"{at:5}  {source[at - 1] if source else ''}".rstrip()
+        for numbers in blocks_of_lines([at for name, at in by_place if name == file], source):
+            for at in numbers:
+                text = f"{at:5}  {results.sources.text(file, at)}".rstrip()
                 line = by_place.get((file, at))
                 if not line:
                     lines.append(f"{empty}  {text}")
