@@ -1,0 +1,159 @@
+"""Estimated times: what a launch moves and multiplies over what a card can move and multiply. Nothing here is measured.
+
+Rates are the share of the data sheet's that good kernels attain; each says why. A launch takes the longest of
+
+    memory              bytes / bandwidth
+    L2                  bytes / L2's bandwidth, or what its blocks' multiprocessors can take
+    L1 and shared       wavefronts: they are one memory, which hands over 128 bytes a clock
+    tensor cores        FLOPs / rate; and behind them, where the kernel has scores, the softmax's instructions
+    a launch            no kernel is shorter than its start and its end
+
+It is optimistic where a kernel waits for latency: too few loads under way, long chains of dependent instructions,
+barriers. What is not counted at all is arithmetic outside of tensor cores, scores apart.
+"""
+import math
+from dataclasses import dataclass
+
+from cards import (FP32_LANES, L2_PORT, REGISTER_GRANULARITY, REGISTERS, SPECIAL_FUNCTIONS, WARP,
+                   WARP_GRANULARITY)
+
+MEMORY_SHARE = 0.92         # a large copy on HBM or GDDR6X: the rest is refresh and turning from reads to writes
+L2_SHARE = 0.65             # microbenchmarks of A100 and H100 read 5 to 6 TB/s of about 9
+L1_SHARE = 0.9              # wavefronts: bubbles between instructions that depend on each other
+TENSOR_SHARE = 0.70         # large BF16 products by cuBLASLt on an H100 of 700 W: at full load power lowers the clock
+FP32_SHARE = 0.85           # large FP32 products by cuBLASLt
+KERNEL_SECONDS = 2.5e-6     # of the shortest kernel: start of its blocks, a load, a store, the end
+GAP_SECONDS = 1e-6          # between two kernels of a CUDA graph, of which the later one needs the earlier one's result
+COPY_SECONDS = 2e-6         # of the shortest memset or copy on the device
+HOST_SHARE = 25e9           # bytes/s between host and device: PCIe 4.0 x 16, pinned memory
+
+# ---- occupancy
+
+
+@dataclass
+class Occupancy:
+    blocks: int             # of a multiprocessor at a time
+    bound: str              # what bounds them
+    share: float            # of the warps that a multiprocessor can hold
+    per_wave: int           # blocks of the whole card at a time
+    waves: float
+
+
+def rounded_up(x, unit):
+    return -(-x // unit) * unit
+
+
+def occupancy(card, blocks, threads, shared, registers=None):
+    """How many blocks are on a multiprocessor at a time, as the occupancy calculator counts. registers: of a thread,
+    None where unknown."""
+    has, warps = card.capability, -(-threads // WARP)
+    limits = {"threads": has.threads // (warps * WARP), "blocks": has.blocks}
+    if shared:
+        limits["shared memory"] = has.shared // rounded_up(shared + has.reserved_shared, has.shared_granularity)
+    if registers:
+        of_warp = rounded_up(registers * WARP, REGISTER_GRANULARITY)
+        limits["registers"] = REGISTERS // of_warp // WARP_GRANULARITY * WARP_GRANULARITY // warps
+    bound = min(limits, key=limits.get)
+    most, slots = limits[bound], has.threads // WARP
+    if not most:
+        return Occupancy(0, bound, 0.0, 0, math.inf)
+    per_wave = most * card.multiprocessors
+    return Occupancy(most, bound, most * warps / slots, per_wave, blocks / per_wave)
+
+
+# ---- a launch
+
+@dataclass
+class Estimate:
+    seconds: float
+    bound: str              # the longest of `bounds`
+    bounds: dict            # {what: seconds}
+    occupancy: Occupancy
+
+
+def launch_bounds(card, launch, room, scores=0, score_instructions=0):
+    """{what: seconds}. launch: traffic of one launch, the keys of raw.json; scores: of a softmax between products."""
+    busy = min(launch["blocks"], card.multiprocessors)
+    # Blocks do the same work: in the last wave, multiprocessors without a block do nothing.
+    tail = math.ceil(room.waves) / room.waves if math.isfinite(room.waves) and room.waves > 1 else 1.0
+    clocks = card.clock * busy
+    l2 = min(L2_SHARE * card.l2_bytes_per_clock * card.clock, L2_PORT * clocks)
+    products = tail * launch["tensor_flops"] / (TENSOR_SHARE * card.tensor * busy / card.multiprocessors)
+    # A warp does not multiply while it takes a softmax, and others fill the gap only in part: times add up. This
+    # comes within 15 % of what cuDNN's attention does on an H100.
+    softmax = tail * scores * (1 / SPECIAL_FUNCTIONS + score_instructions / FP32_LANES) / clocks
+    return {"memory": (launch["dram_load"] + launch["dram_store"]) / min(MEMORY_SHARE * card.memory, L2_PORT * clocks),
+            "L2": launch["l2"] / l2,
+            "L1 and shared": tail * launch["wavefronts"] / (L1_SHARE * clocks),
+            "softmax" if softmax > products else "tensor cores": products + softmax,
+            "a launch": KERNEL_SECONDS}
+
+
+def estimate_launch(card, launch, threads, shared, registers=None, scores=0, score_instructions=0):
+    room = occupancy(card, launch["blocks"], threads, shared, registers)
+    bounds = launch_bounds(card, launch, room, scores, score_instructions)
+    bound = max(bounds, key=bounds.get)
+    return Estimate(bounds[bound], bound, bounds, room)
+
+
+# ---- a matmul
+
+TILES = ((128, 256), (256, 128), (128, 128))    # of cuBLASLt's Hopper kernels for BF16
+SMALL_TILE_SHARE = 0.87     # of the rate with 128 x 128, which reads more of shared memory for a product
+SPLITS = 16                 # parts, at most, into which a sum over K is split where tiles are few
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+def matmul_seconds(card, matmul):
+    """cuBLASLt's best tile and split. Tiles go in waves, a tile to a multiprocessor, and a wave that is not full takes
+    as long as a full one; parts of split sums are written in FP32 and read again."""
+    m, n, k, of = matmul["m"], matmul["n"], matmul["k"], matmul["type"]
+    rate = TENSOR_SHARE * card.tensor if of != "fp32" else FP32_SHARE * card.fp32
+    bandwidth = MEMORY_SHARE * card.memory
+    element, results = ELEMENT_BYTES[of], m * n * matmul["out_bytes"]
+    moved = (m * k + k * n) * element + results * (2 if matmul.get("accumulate") else 1)
+    if matmul.get("epilogue") == "dgelu":
+        moved += m * n * element
+    best = math.inf
+    for tile_m, tile_n in TILES:
+        share = 1.0 if tile_m * tile_n > 128 * 128 else SMALL_TILE_SHARE
+        for split in range(1, SPLITS + 1):
+            tiles = math.ceil(m / tile_m) * math.ceil(n / tile_n) * split
+            tile_flops = 2 * tile_m * tile_n * math.ceil(k / split)
+            waves = math.ceil(tiles / card.multiprocessors)
+            partials = 2 * split * m * n * 4 / bandwidth if split > 1 else 0.0
+            best = min(best, waves * tile_flops / (share * rate / card.multiprocessors) + partials)
+    return max(best, moved / bandwidth, KERNEL_SECONDS)
+
+
+def copy_seconds(card, copy):
+    """A copy on the device reads and writes, a memset writes; others go over the bus."""
+    kind = copy["kind"]
+    if "host" in kind:
+        return COPY_SECONDS + copy["bytes"] / HOST_SHARE
+    moved = copy["bytes"] * (1 if kind == "memset" else 2)
+    return max(COPY_SECONDS, moved / (MEMORY_SHARE * card.memory))
+
+
+# ---- all of it
+
+@dataclass
+class Step:
+    seconds: float
+    parts: dict             # {"kernels": s, "matmuls": s, "copies": s, "gaps": s}
+    matmul_seconds: list    # of each of raw["matmuls"]
+
+    def tokens_per_second(self, tokens):
+        return tokens / self.seconds if self.seconds else 0.0
+
+
+def estimate_step(card, raw, kernel_seconds):
+    """Everything in `sequence`, one after the other. kernel_seconds: of each of raw["kernels"]."""
+    seconds = {"kernel": kernel_seconds,
+               "matmul": [matmul_seconds(card, matmul) for matmul in raw.get("matmuls", [])],
+               "copy": [copy_seconds(card, copy) for copy in raw.get("copies", [])]}
+    parts = {"kernels": 0.0, "matmuls": 0.0, "copies": 0.0}
+    for kind, index in raw.get("sequence", []):
+        parts[kind + "s" if kind != "copy" else "copies"] += seconds[kind][index]
+    parts["gaps"] = GAP_SECONDS * max(0, len(raw.get("sequence", [])) - 1)
+    return Step(sum(parts.values()), parts, seconds["matmul"])
