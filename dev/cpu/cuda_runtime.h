@@ -1644,3 +1644,5 @@ inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** fun
     if (result != nullptr) *result = status;
     return result != nullptr || *function != nullptr ? cudaSuccess : cuda_cpu::report(cudaErrorSymbolNotFound);
 }
+
+#include "launch.h"
