@@ -406,8 +406,8 @@ class File:
     # -- functions that run on the device
 
     def find_functions(self):
-        """Notes the kernels, and where device code is: [first, last] tokens."""
-        tokens, self.device_code = self.tokens, []
+        """Notes the kernels, where device code is ([first, last] tokens), and the names of all other functions."""
+        tokens, self.device_code, own_places = self.tokens, [], set()
         for i, token in enumerate(tokens):
             if token.text not in ("__global__", "__device__"):
                 continue
@@ -415,6 +415,8 @@ class File:
             if found is None:
                 continue
             name, open_, close = found
+            if token.text == "__global__":
+                own_places.add(name)
             end = close + 1
             while end < len(tokens) and tokens[end].text not in ("{", ";", "}", "=", ","):
                 end = (tokens.match(end) or end) + 1 if tokens[end].text == "(" else end + 1
@@ -427,6 +429,8 @@ class File:
                 end = last
             if token.text == "__global__" and tokens.text(end) in ("}", ";"):
                 self.note_kernel(i, name, open_, close, end)
+        self.functions = {tokens[i].text for i in range(len(tokens) - 1)
+                          if tokens[i].kind == "name" and tokens[i + 1].text == "(" and i not in own_places}
 
     def note_kernel(self, i, name, open_, close, end):
         tokens = self.tokens
@@ -621,17 +625,17 @@ def start_of_callee(tokens, i):
 PROLOGUE = "#include <cuda_runtime.h>\n#define __CUDACC__ 1\n#define __CUDACC_VER_MAJOR__ 13\n"
 
 
-def needing_launchers(kernels):
-    """By name, the declarations behind which a launcher has to stand: of templates, of overloaded kernels, and of those
-    with default arguments. The others' addresses say enough. Each signature's first declaration has it."""
-    by_name, needed = {}, {}
-    for kernel in kernels:
+def needing_launchers(files):
+    """By name, the declarations behind which a launcher has to stand: of templates, of overloaded kernels (also by a
+    host function), and of those with default arguments. The others' addresses say enough. Each signature's first
+    declaration has it."""
+    by_name = {}
+    for kernel in (kernel for file in files for kernel in file.kernels):
         by_name.setdefault(kernel.name, {}).setdefault(kernel.signature(), kernel)
-    for name, group in by_name.items():
-        simple = len(group) == 1 and not any(k.template or any(p.default for p in k.parameters) for k in group.values())
-        if not simple:
-            needed[name] = list(group.values())
-    return needed
+    functions = {name for file in files for name in file.functions}
+    return {name: list(group.values()) for name, group in by_name.items()
+            if len(group) > 1 or name in functions
+            or any(k.template or any(p.default for p in k.parameters) for k in group.values())}
 
 
 def line_directive(name):
@@ -668,8 +672,7 @@ class Program:
     def write(self, main, output):
         """Writes main to output and the included files to a folder beside it. Returns the refusals."""
         self.read(main)
-        kernels = [kernel for file in self.files.values() for kernel in file.kernels]
-        with_launcher = needing_launchers(kernels)
+        with_launcher = needing_launchers(self.files.values())
         folder = os.path.splitext(output)[0] + ".includes"
         base = os.path.dirname(main) or "."
         places = {path: os.path.join(folder, os.path.relpath(path, base).replace(os.pardir + os.sep, "up/"))
@@ -709,7 +712,7 @@ class NotRewritten(Exception):
 def rewrite(text, name="mine.cu"):
     """A text without local includes as C++, its lines at their numbers."""
     file = File(text, name, Macros(Macros.PRESENT))
-    result = file.rewrite(needing_launchers(file.kernels))
+    result = file.rewrite(needing_launchers([file]))
     file.find_refusals()
     if file.refusals:
         raise NotRewritten("\n".join(map(str, sorted(file.refusals, key=lambda r: r.line))))
