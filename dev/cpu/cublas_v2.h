@@ -1,4 +1,139 @@
-// Of cuBLAS proper only the types are here; the products are cuBLASLt's.
+// cuBLAS on a CPU: its products, which are cuBLASLt's. Matrices are column-major; alpha and beta are the host's. What
+// cublasLt.h does not multiply, such as half precision, gives CUBLAS_STATUS_NOT_SUPPORTED.
 #pragma once
 
 #include "cublasLt.h"
+
+struct cublasContext {
+    cudaStream_t stream = nullptr;
+};
+using cublasHandle_t = cublasContext*;
+using cublasDataType_t = cudaDataType_t;
+
+enum cublasMath_t {
+    CUBLAS_DEFAULT_MATH = 0,
+    CUBLAS_TENSOR_OP_MATH = 1,
+    CUBLAS_PEDANTIC_MATH = 2,
+    CUBLAS_TF32_TENSOR_OP_MATH = 3,
+};
+enum cublasGemmAlgo_t { CUBLAS_GEMM_DEFAULT = -1, CUBLAS_GEMM_DEFAULT_TENSOR_OP = 99 };
+enum cublasPointerMode_t { CUBLAS_POINTER_MODE_HOST = 0, CUBLAS_POINTER_MODE_DEVICE = 1 };
+
+inline cublasStatus_t cublasCreate(cublasHandle_t* handle) { return cuda_cpu::create(handle); }
+inline cublasStatus_t cublasDestroy(cublasHandle_t handle) { return cuda_cpu::destroy(handle); }
+inline cublasStatus_t cublasGetVersion(cublasHandle_t, int* version)
+{
+    *version = static_cast<int>(cublasLtGetVersion());
+    return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream)
+{
+    handle->stream = stream;
+    return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasGetStream(cublasHandle_t handle, cudaStream_t* stream)
+{
+    *stream = handle->stream;
+    return CUBLAS_STATUS_SUCCESS;
+}
+// Products of floats are in floats whatever is allowed, and need no workspace.
+inline cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t) { return CUBLAS_STATUS_SUCCESS; }
+inline cublasStatus_t cublasSetWorkspace(cublasHandle_t, void*, size_t) { return CUBLAS_STATUS_SUCCESS; }
+inline cublasStatus_t cublasSetPointerMode(cublasHandle_t, cublasPointerMode_t mode)
+{
+    return mode == CUBLAS_POINTER_MODE_HOST ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+namespace cuda_cpu {
+
+// A matrix of a call: where it is, its type, the distance of its columns, that of the batch's members.
+struct Matrix {
+    const void* data;
+    cudaDataType_t type;
+    int ld;
+    long long stride;
+
+    cublasLtMatrixLayoutOpaque_t layout(int rows, int columns, int batch) const
+    {
+        return {static_cast<uint32_t>(type), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), ld, batch, stride};
+    }
+};
+
+// C = alpha op(A) op(B) + beta C for every member of a batch.
+inline cublasStatus_t gemm(cublasHandle_t handle, cublasOperation_t operation_a, cublasOperation_t operation_b, int m,
+                           int n, int k, float alpha, const Matrix& a, const Matrix& b, float beta, const Matrix& c,
+                           int batch)
+{
+    if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (m < 0 || n < 0 || k < 0 || batch < 0) return CUBLAS_STATUS_INVALID_VALUE;
+    if (m == 0 || n == 0 || batch == 0) return CUBLAS_STATUS_SUCCESS;
+    const bool ta = operation_a != CUBLAS_OP_N, tb = operation_b != CUBLAS_OP_N;
+    cublasLtMatmulDescOpaque_t desc{CUBLAS_COMPUTE_32F, CUDA_R_32F, operation_a, operation_b};
+    auto layout_a = a.layout(ta ? k : m, ta ? m : k, batch), layout_b = b.layout(tb ? n : k, tb ? k : n, batch);
+    auto layout_c = c.layout(m, n, batch);
+    cublasLtContext lt;
+    void* const out = const_cast<void*>(c.data);
+    return cublasLtMatmul(&lt, &desc, &alpha, a.data, &layout_a, b.data, &layout_b, &beta, out, &layout_c, out, &layout_c,
+                          nullptr, nullptr, 0, handle->stream);
+}
+
+// Alpha and beta have the type that the sums have.
+inline cublasStatus_t check_compute(cublasComputeType_t compute)
+{
+    return compute == CUBLAS_COMPUTE_16F ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+}
+
+}  // namespace cuda_cpu
+
+inline cublasStatus_t cublasSgemm(cublasHandle_t handle, cublasOperation_t operation_a, cublasOperation_t operation_b,
+                                  int m, int n, int k, const float* alpha, const float* A, int lda, const float* B, int ldb,
+                                  const float* beta, float* C, int ldc)
+{
+    return cuda_cpu::gemm(handle, operation_a, operation_b, m, n, k, *alpha, {A, CUDA_R_32F, lda, 0},
+                          {B, CUDA_R_32F, ldb, 0}, *beta, {C, CUDA_R_32F, ldc, 0}, 1);
+}
+
+inline cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t handle, cublasOperation_t operation_a,
+                                                cublasOperation_t operation_b, int m, int n, int k, const float* alpha,
+                                                const float* A, int lda, long long stride_a, const float* B, int ldb,
+                                                long long stride_b, const float* beta, float* C, int ldc,
+                                                long long stride_c, int batch)
+{
+    return cuda_cpu::gemm(handle, operation_a, operation_b, m, n, k, *alpha, {A, CUDA_R_32F, lda, stride_a},
+                          {B, CUDA_R_32F, ldb, stride_b}, *beta, {C, CUDA_R_32F, ldc, stride_c}, batch);
+}
+
+inline cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t operation_a,
+                                                 cublasOperation_t operation_b, int m, int n, int k, const void* alpha,
+                                                 const void* A, cudaDataType_t type_a, int lda, long long stride_a,
+                                                 const void* B, cudaDataType_t type_b, int ldb, long long stride_b,
+                                                 const void* beta, void* C, cudaDataType_t type_c, int ldc,
+                                                 long long stride_c, int batch, cublasComputeType_t compute,
+                                                 cublasGemmAlgo_t)
+{
+    if (const cublasStatus_t status = cuda_cpu::check_compute(compute); status != CUBLAS_STATUS_SUCCESS) return status;
+    return cuda_cpu::gemm(handle, operation_a, operation_b, m, n, k, *static_cast<const float*>(alpha),
+                          {A, type_a, lda, stride_a}, {B, type_b, ldb, stride_b}, *static_cast<const float*>(beta),
+                          {C, type_c, ldc, stride_c}, batch);
+}
+
+inline cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t operation_a, cublasOperation_t operation_b,
+                                   int m, int n, int k, const void* alpha, const void* A, cudaDataType_t type_a, int lda,
+                                   const void* B, cudaDataType_t type_b, int ldb, const void* beta, void* C,
+                                   cudaDataType_t type_c, int ldc, cublasComputeType_t compute, cublasGemmAlgo_t algorithm)
+{
+    return cublasGemmStridedBatchedEx(handle, operation_a, operation_b, m, n, k, alpha, A, type_a, lda, 0, B, type_b, ldb,
+                                      0, beta, C, type_c, ldc, 0, 1, compute, algorithm);
+}
+
+// y = alpha op(A) x + beta y, for the rows x' and y': y' = alpha x' op(A)' + beta y', as a row's elements may lie apart.
+inline cublasStatus_t cublasSgemv(cublasHandle_t handle, cublasOperation_t operation, int m, int n, const float* alpha,
+                                  const float* A, int lda, const float* x, int step_x, const float* beta, float* y,
+                                  int step_y)
+{
+    if (step_x < 1 || step_y < 1) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const bool transposed = operation != CUBLAS_OP_N;
+    const int from = transposed ? m : n, to = transposed ? n : m;
+    return cuda_cpu::gemm(handle, CUBLAS_OP_N, transposed ? CUBLAS_OP_N : CUBLAS_OP_T, 1, to, from, *alpha,
+                          {x, CUDA_R_32F, step_x, 0}, {A, CUDA_R_32F, lda, 0}, *beta, {y, CUDA_R_32F, step_y, 0}, 1);
+}

@@ -72,6 +72,7 @@ static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
 #define __device__
 #define __host__
 #define __constant__
+#define __managed__
 #define __grid_constant__
 #define __shared__ thread_local  // a worker runs one block at a time, so its thread's storage is the block's
 // See launch_bound in card.h. (By way of sizeof, as g++ 12 fails on a constant's name there in a template.)
@@ -107,6 +108,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 struct dim3 {
     unsigned x, y, z;
     constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+    constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
 };
 
 // ==== built-in variables ================================================================================
@@ -220,22 +222,6 @@ template <class T> inline T __ldcs(const T* address) { return *address; }
 template <class T> inline T __ldcg(const T* address) { return *address; }
 template <class T> inline void __stcs(T* address, T value) { *address = value; }
 template <class T> inline void __stcg(T* address, T value) { *address = value; }
-
-inline int atomicAdd(int* address, int value) { return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); }
-inline unsigned atomicAdd(unsigned* address, unsigned value) { return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); }
-
-namespace cuda_cpu {
-template <class T>
-inline T atomic_max(T* address, T value)
-{
-    T seen = __atomic_load_n(address, __ATOMIC_RELAXED);
-    while (seen < value && !__atomic_compare_exchange_n(address, &seen, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
-    return seen;
-}
-}  // namespace cuda_cpu
-
-inline int atomicMax(int* address, int value) { return cuda_cpu::atomic_max(address, value); }
-inline unsigned atomicMax(unsigned* address, unsigned value) { return cuda_cpu::atomic_max(address, value); }
 
 inline void __threadfence()
 {
@@ -633,7 +619,7 @@ private:
     {
         const Thread& thread = threads_[t];
         if (thread.waits_for == nullptr) return "ended";
-        if (thread.parked_at != nullptr)
+        if (thread.parked_at != nullptr && background != nullptr)
             return std::string("in ") + thread.waits_for + background->state_of(thread.parked_at, thread.number);
         char mask[32] = "";
         if (thread.mask != 0) snprintf(mask, sizeof(mask), " with mask 0x%08x", thread.mask);
@@ -1545,6 +1531,7 @@ inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable)
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem;
+    size_t totalConstMem;
     size_t sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor, reservedSharedMemPerBlock;
     int regsPerBlock, regsPerMultiprocessor;  // 0: not known
     int warpSize;
@@ -1554,6 +1541,8 @@ struct cudaDeviceProp {
     int multiProcessorCount;
     int l2CacheSize;
     int memoryBusWidth;
+    int clockRate, memoryClockRate;  // 0: not known
+    int concurrentKernels, unifiedAddressing, managedMemory, canMapHostMemory;
 };
 
 inline cudaError_t cudaGetDeviceCount(int* count)
@@ -1572,6 +1561,8 @@ inline cudaError_t cudaSetDevice(int device)
     cuda_cpu::choose_workers();
     return cudaSuccess;
 }
+
+inline cudaError_t cudaDeviceReset() { return cudaDeviceSynchronize(); }
 
 namespace cuda_cpu {
 
@@ -1621,6 +1612,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
     if (device != 0) return report(cudaErrorInvalidDevice);
     *properties = {};
     properties->totalGlobalMem = heap().total();
+    properties->totalConstMem = 64 * kib;
     properties->sharedMemPerBlock = default_shared_bytes;
     properties->warpSize = WARP_SIZE;
     properties->maxThreadsPerBlock = max_threads;
@@ -1628,6 +1620,8 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
     properties->maxThreadsDim[2] = 64;
     properties->maxGridSize[0] = 0x7fffffff;
     properties->maxGridSize[1] = properties->maxGridSize[2] = 65535;
+    properties->concurrentKernels = properties->unifiedAddressing = 1;
+    properties->managedMemory = properties->canMapHostMemory = 1;
     if (card() != nullptr) describe_card(*properties, *card());
     else describe_processor(*properties);
     return cudaSuccess;
@@ -1715,3 +1709,12 @@ inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** fun
     if (result != nullptr) *result = status;
     return result != nullptr || *function != nullptr ? cudaSuccess : cuda_cpu::report(cudaErrorSymbolNotFound);
 }
+
+// ==== the rest ==========================================================================================
+
+#include "atomics.h"
+#include "intrinsics.h"
+#include "launch.h"
+#include "managed.h"
+#include "occupancy.h"
+#include "vectors.h"

@@ -1,0 +1,4 @@
+// A part of cuda_runtime.h, in CUDA.
+#pragma once
+
+#include "cuda_runtime.h"

@@ -1,0 +1,747 @@
+#!/usr/bin/env python3
+"""Turns what is not C++ in a .cu file into C++, so that g++ builds it against dev/cpu.
+
+    python3 dev/inspect/rewrite.py mine.cu -o build/mine.cpp
+    python3 dev/inspect/rewrite.py main.cu src/kernels.cu -o build/main.cpp -I src -DSIZE=64
+
+prints the files to compile, one for each .cu file: the first is that after -o, the others lie beside it. Files that are
+included with quotes and found, beside their includer or in a folder of -I, are rewritten too, into build/main.includes/.
+Every line keeps its number, and #line keeps the file's name: compilers, debuggers and __FILE__ speak of mine.cu.
+
+    kernel<<<grid, block, shared, stream>>>(x, n);    becomes a call of cuda_cpu::launch (dev/cpu/launch.h)
+    extern __shared__ float tile[];                   becomes a pointer to dynamic_shared_memory
+    __noinline__                                      becomes g++'s attribute (as a macro it would spoil g++'s headers)
+
+What dev/cpu has not, such as inline PTX, textures or Thrust, is named by file and line, and the exit code is 2. Code
+that #if leaves out is not looked at, as far as that can be told from -D and the files themselves; __CUDA_ARCH__ is not
+defined, as in nvcc's passes over host code.
+"""
+import argparse
+import os
+import re
+import sys
+
+# ---- tokens
+
+TOKEN = re.compile(r"""
+    (?P<space>[ \t\r\f\v]+|\\\r?\n)
+  | (?P<newline>\n)
+  | (?P<comment>//(?:\\\r?\n|[^\n])*|/\*.*?\*/)
+  | (?P<string>(?:u8|u|U|L)?R"(?P<fence>[^()\\\s]{0,16})\(.*?\)(?P=fence)"|(?:u8|u|U|L)?"(?:\\.|[^"\\\n])*")
+  | (?P<char>(?:u8|u|U|L)?'(?:\\.|[^'\\\n])+')
+  | (?P<number>\.?[0-9](?:[eEpP][+-]|'[0-9A-Za-z_]|[0-9A-Za-z_.])*)
+  | (?P<name>[A-Za-z_]\w*)
+  | (?P<mark>::|->|.)
+""", re.VERBOSE | re.DOTALL)
+
+
+class Token:
+    def __init__(self, kind, text, at, line, directive):
+        self.kind, self.text, self.at, self.line, self.directive = kind, text, at, line, directive
+        self.end = at + len(text)
+
+
+def tokenize(text):
+    """The tokens of a file. `directive` is the number of the preprocessor line a token is in, or None."""
+    tokens, line, directive, line_is_fresh, count = [], 1, None, True, 0
+    for match in TOKEN.finditer(text):
+        kind, word = match.lastgroup, match.group()
+        if kind == "fence":
+            kind = "string"
+        if kind == "newline":
+            directive, line_is_fresh = None, True
+        elif kind not in ("space", "comment"):
+            if word == "#" and line_is_fresh:
+                count, directive = count + 1, count
+            tokens.append(Token(kind, word, match.start(), line, directive))
+            line_is_fresh = False
+        line += word.count("\n")
+    return tokens
+
+
+OPENING, CLOSING = {"(": ")", "[": "]", "{": "}"}, {")": "(", "]": "[", "}": "{"}
+
+
+class Tokens(list):
+    """Tokens with what a parser asks of them."""
+
+    def is_run(self, i, mark):
+        """Whether three marks, <<< or >>>, begin at i without a space between."""
+        return (0 <= i and i + 2 < len(self) and all(self[i + k].text == mark for k in range(3))
+                and self[i + 2].at == self[i].at + 2)
+
+    def text(self, i):
+        return self[i].text if 0 <= i < len(self) else ""
+
+    def match(self, i):
+        """Where the bracket that opens at i is closed, or None."""
+        stack = []
+        for j in range(i, len(self)):
+            word = self[j].text
+            if self[j].kind != "mark":
+                continue
+            if word in OPENING:
+                stack.append(OPENING[word])
+            elif word in CLOSING:
+                if word != stack.pop():
+                    return None
+                if not stack:
+                    return j
+        return None
+
+    def match_back(self, i):
+        """Where the bracket that closes at i was opened, or None. Angles count only if i is one."""
+        closing, opening = dict(CLOSING), dict(OPENING)
+        if self[i].text == ">":
+            closing, opening = {**CLOSING, ">": "<"}, {**OPENING, "<": ">"}
+        stack = []
+        for j in range(i, -1, -1):
+            word = self[j].text
+            if self[j].kind != "mark":
+                continue
+            if word in closing and not (word == ">" and stack and stack[-1] != "<"):
+                stack.append(closing[word])
+            elif word in opening and not (word == "<" and stack[-1] != "<"):
+                if word != stack.pop():
+                    return None
+                if not stack:
+                    return j
+        return None
+
+    def match_angle(self, i):
+        """Where template arguments that open at i are closed, or None if they seem to be no such thing."""
+        j = i + 1
+        while j < len(self):
+            word = self[j].text
+            if self[j].kind == "mark":
+                if word == ">":
+                    return j
+                if word in OPENING:
+                    j = self.match(j)
+                elif word == "<" and self[j - 1].kind == "name":
+                    j = self.match_angle(j) or j
+                elif word in CLOSING or word == ";":
+                    return None
+                if j is None:
+                    return None
+            j += 1
+        return None
+
+    def split(self, first, last):
+        """[first, last) cut at the commas that are outside of brackets of all kinds."""
+        parts, begin, j = [], first, first
+        while j < last:
+            if self[j].text in OPENING:
+                j = self.match(j) or last
+            elif self[j].text == "<":
+                j = self.match_angle(j) or j
+            elif self[j].text == ",":
+                parts.append(self[begin:j])
+                begin = j + 1
+            j += 1
+        return parts + [self[begin:last]] if begin < last or parts else []
+
+
+# ---- the preprocessor's #if, as far as it can be told
+
+
+class Unclear(Exception):
+    pass
+
+
+class Macros(dict):
+    """What is defined: a name's text, None where it takes arguments. Other reserved names may be or not."""
+    ABSENT = {"__CUDA_ARCH__", "_WIN32", "_WIN64", "_MSC_VER", "__APPLE__", "__clang__", "__HIPCC__", "__CUDACC_RTC__"}
+    PRESENT = {"__CUDACC__": "1", "CUDA_ON_CPU": "1", "__linux__": "1", "_OPENMP": "201511", "__cplusplus": "201703L",
+               "__CUDACC_VER_MAJOR__": "13", "__CUDACC_VER_MINOR__": "0", "CUDART_VERSION": "13000", "__GNUC__": "12"}
+
+    def is_defined(self, name):
+        if name in self:
+            return True
+        if name in self.ABSENT or not re.match(r"_|CU[DB]|[A-Z]+_(MAX|MIN|VERSION)$|M_", name):
+            return False
+        raise Unclear
+
+    def value(self, name, depth=0):
+        if not self.is_defined(name):
+            return "0"
+        text = self[name]
+        if text is None or depth > 20:
+            raise Unclear
+        return "(" + re.sub(r"[A-Za-z_]\w*(?<!\d[uUlL])", lambda m: self.value(m.group(), depth + 1),
+                            re.sub(r"(\d)[uUlL]+\b", r"\1", text)) + ")"
+
+    def holds(self, condition):
+        """True, False, or None where it cannot be told."""
+        try:
+            text = re.sub(r"\bdefined\s*(?:\(\s*(\w+)\s*\)|(\w+))",
+                          lambda m: str(int(self.is_defined(m[1] or m[2]))), condition)
+            text = re.sub(r"(\d)[uUlL]+\b", r"\1", text)
+            text = re.sub(r"\b[A-Za-z_]\w*", lambda m: self.value(m.group()), text)
+            for mark, word in (("&&", " and "), ("||", " or "), ("!=", "\0"), ("!", " not "), ("\0", "!="), ("/", "//")):
+                text = text.replace(mark, word)
+            return bool(eval(text, {"__builtins__": {}}))  # numbers, operators and brackets only
+        except (Unclear, SyntaxError, ArithmeticError, TypeError, ValueError):
+            return None
+
+
+# ---- what dev/cpu has not
+
+STAND_IN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "cpu")
+HEADERS = [
+    (r"thrust/", "Thrust"), (r"cub/", "CUB"), (r"cuda/", "libcu++"), (r"mma\.h", "nvcuda::wmma"),
+    (r"curand", "cuRAND"), (r"cufft", "cuFFT"), (r"cusparse", "cuSPARSE"), (r"cusolver", "cuSOLVER"),
+    (r"cudnn", "cuDNN"), (r"nccl\.h", "NCCL"), (r"(cutlass|cute)/", "CUTLASS"), (r"cuda_fp[0-9]\.h|cuda_fp8", "FP8"),
+    (r"cuda_pipeline|cuda_awbarrier", "asynchronous copies of cuda_pipeline.h"),
+    (r"cooperative_groups/memcpy_async\.h", "cooperative_groups::memcpy_async")]
+NAMES = {
+    **dict.fromkeys(["cudaTextureObject_t", "cudaSurfaceObject_t", "cudaCreateTextureObject", "cudaBindTexture"],
+                    "textures and surfaces"),
+    **dict.fromkeys(["__cluster_dims__", "cudaLaunchAttributeClusterDimension", "this_cluster", "cluster_group"],
+                    "clusters of blocks"),
+    **dict.fromkeys(["cudaLaunchCooperativeKernel", "this_grid", "grid_group", "this_multi_grid"],
+                    "barriers of a whole grid"),
+    **dict.fromkeys(["coalesced_threads", "coalesced_group", "labeled_partition", "binary_partition", "__activemask"],
+                    "which lanes of a warp run together")}
+ASM = ("asm", "__asm__", "__asm")
+
+
+class Refusal:
+    def __init__(self, file, line, what, found):
+        self.file, self.line, self.what, self.found = file, line, what, found
+
+    def __str__(self):
+        return f"{self.file}:{self.line}: {self.found}: {self.what}: not on the CPU"
+
+
+# ---- kernels: their declarations
+
+WORDS_BEFORE_PARENTHESES = {"__launch_bounds__", "__attribute__", "__align__", "alignas", "__cluster_dims__",
+                            "__maxnreg__", "decltype", "__declspec"}
+TYPE_WORDS = {"void", "bool", "char", "short", "int", "long", "float", "double", "signed", "unsigned", "auto"}
+NOT_A_TYPE = {"const", "volatile", "struct", "class", "enum", "typename", "__restrict__", "__restrict",
+              "__grid_constant__", "::"}
+
+
+def spell(tokens):
+    return " ".join(t.text for t in tokens)
+
+
+def without_default(part):
+    for j, token in enumerate(part):
+        if token.text == "=":
+            return part[:j], part[j:]
+    return part, []
+
+
+def place_of_name(part):
+    """Where the name of a parameter is, or would be, in its declaration; and whether it is there."""
+    for j in range(len(part) - 2):
+        if part[j].text in ("*", "&") and part[j - 1].text == "(" and part[j + 1].kind == "name":
+            return j + 1, True
+    end = next((j for j, t in enumerate(part) if t.text == "["), len(part))
+    has_type = any(t.kind == "name" and t.text not in NOT_A_TYPE for t in part[:end - 1])
+    last = part[end - 1]
+    named = (last.kind == "name" and last.text not in TYPE_WORDS | NOT_A_TYPE and has_type
+             and part[end - 2].text != "::")
+    return (end - 1, True) if named else (end, False)
+
+
+class Parameter:
+    """A parameter of a function, or of a template: its type's words, its name (given one where it has none)."""
+
+    def __init__(self, part, number):
+        self.pack = any(t.text == "." for t in part)
+        declared, default = without_default(part)
+        place, named = place_of_name(declared) if len(declared) > 1 else (len(declared), False)
+        self.name = declared[place].text if named else f"cuda_cpu_{number}"
+        self.type = spell(declared[:place]).replace(". . .", "...")
+        self.after = spell(declared[place + named:])
+        self.default = spell(default)
+
+    def declaration(self):
+        return " ".join(filter(None, [self.type, self.name, self.after, self.default]))
+
+    def signature(self):
+        return self.type + self.after
+
+    def use(self):
+        return self.name + ("..." if self.pack else "")
+
+
+class TemplateParameter(Parameter):
+    def __init__(self, part, number):
+        super().__init__(part, number)
+        declared, _ = without_default(part)
+        # "class T" is a name after a word that is no type: unlike a function's, it has one.
+        if len(declared) > 1 and declared[-1].kind == "name" and declared[-2].text in ("class", "typename", "."):
+            self.name, self.type = declared[-1].text, spell(declared[:-1]).replace(". . .", "...")
+
+
+class Kernel:
+    """A kernel's declaration or definition, which ends at `end`: there its launcher can stand."""
+
+    def __init__(self, name, template, parameters, end):
+        self.name, self.template, self.parameters, self.end = name, template, parameters, end
+
+    def signature(self):
+        template = None if self.template is None else [t.signature() for t in self.template]
+        return str((template, [p.signature() for p in self.parameters]))
+
+    def launcher(self):
+        """A function with the kernel's parameters behind a configuration: overloads, template arguments, conversions
+        and default arguments then go as in any call."""
+        head = ""
+        kernel = self.name
+        if self.template is not None:
+            head = "template <" + ", ".join(t.declaration() for t in self.template) + "> "
+            kernel += "<" + ", ".join(t.use() for t in self.template) + ">"
+        declared = "".join(", " + p.declaration() for p in self.parameters)
+        types = ", ".join(f"decltype({p.name})" + ("..." if p.pack else "") for p in self.parameters)
+        used = ", ".join(p.use() for p in self.parameters)
+        return (f" {head}inline void cuda_cpu_launch_{self.name}(::cuda_cpu::Configuration cuda_cpu_configuration"
+                f"{declared}) {{ ::cuda_cpu::launch(static_cast<void (*)({types})>({kernel}), "
+                f"cuda_cpu_configuration)({used}); }}")
+
+
+def find_template(tokens, i):
+    """The parameters of the template whose declaration the token at i is part of, or None; [] for template <>."""
+    j = i - 1
+    while j >= 0 and (tokens[j].kind in ("name", "string")) and tokens[j].text != "template":
+        j -= 1
+    if tokens.text(j) != ">":
+        return None
+    begin = tokens.match_back(j)
+    if begin is None or tokens.text(begin - 1) != "template":
+        return None
+    return [TemplateParameter(part, n) for n, part in enumerate(tokens.split(begin + 1, j))]
+
+
+def find_parameters(tokens, i):
+    """From a qualifier at i on: where the function's name is, and the brackets of its parameters."""
+    j = i + 1
+    while j < len(tokens) and tokens[j].text not in (";", "{", "}", "="):
+        if tokens[j].text == "(":
+            close = tokens.match(j)
+            if close is None:
+                return None
+            if tokens[j - 1].text not in WORDS_BEFORE_PARENTHESES:
+                return j - 1, j, close
+            j = close
+        j += 1
+    return None
+
+
+# ---- one file
+
+
+class File:
+    """A file's tokens, without those that #if leaves out, and what was found in them."""
+
+    def __init__(self, text, name, macros, open_include=lambda spelled, quoted: None):
+        self.source, self.name, self.macros = text, name, macros
+        self.edits, self.refusals, self.kernels, self.includes = [], [], [], []
+        tokens = tokenize(text)
+        directives, kept, self.bodies = {}, [], []
+        for token in tokens:
+            if token.directive is not None:
+                directives.setdefault(token.directive, Tokens()).append(token)
+        levels, done = [], set()  # of nested #if: what is known of this branch, and whether an earlier one was taken
+        for token in tokens:
+            live = all(level[0] is not False for level in levels)
+            if token.directive is None:
+                if live:
+                    kept.append(token)
+            elif token.directive not in done:
+                done.add(token.directive)
+                line = directives[token.directive]
+                self.preprocess(line, live, levels, open_include)
+                if live and line.text(1) == "define":
+                    self.bodies.append(line)
+        self.tokens = Tokens(kept)
+        self.find_functions()
+
+    def refuse(self, token, what, found=None):
+        self.refusals.append(Refusal(self.name, token.line, what, found or token.text))
+
+    # -- preprocessor lines
+
+    def preprocess(self, line, live, levels, open_include):
+        word, rest = line.text(1), Tokens(line[2:])
+        if word in ("if", "ifdef", "ifndef"):
+            holds = self.macros.holds(self.glued(rest) if word == "if" else f"defined({rest.text(0)})")
+            if word == "ifndef" and holds is not None:
+                holds = not holds
+            levels.append([holds, holds is True])
+        elif word in ("elif", "else") and levels:
+            level = levels[-1]
+            holds = self.macros.holds(self.glued(rest)) if word == "elif" else (True if level[0] is not None else None)
+            level[0] = False if level[1] else holds
+            level[1] = level[1] or holds is True
+        elif word == "endif" and levels:
+            levels.pop()
+        elif live and word == "define" and rest:
+            takes_arguments = len(rest) > 1 and rest[1].text == "(" and rest[1].at == rest[0].end
+            self.macros[rest[0].text] = None if takes_arguments else self.glued(rest[1:])
+        elif live and word == "undef" and rest:
+            self.macros.pop(rest[0].text, None)
+        elif live and word == "include" and rest:
+            self.include(rest, open_include)
+
+    def glued(self, tokens):
+        """Tokens with the spaces that they have in the file, without comments."""
+        return "".join((" " if n and tokens[n - 1].end != t.at else "") + t.text for n, t in enumerate(tokens))
+
+    def include(self, rest, open_include):
+        quoted = rest[0].kind == "string"
+        spelled = rest[0].text[1:-1] if quoted else self.glued(rest[1:-1])
+        place = open_include(spelled, quoted)
+        if place is not None:
+            self.includes.append((rest[0].at, rest[-1].end, place))
+            return
+        for pattern, what in HEADERS:
+            if re.match(pattern, spelled) and not os.path.isfile(os.path.join(STAND_IN, spelled)):
+                self.refuse(rest[0], what, f"#include of {spelled}")
+
+    # -- functions that run on the device
+
+    def find_functions(self):
+        """Notes the kernels, where device code is ([first, last] tokens), and the names of all other functions."""
+        tokens, self.device_code, own_places = self.tokens, [], set()
+        for i, token in enumerate(tokens):
+            if token.text not in ("__global__", "__device__"):
+                continue
+            found = find_parameters(tokens, i)
+            if found is None:
+                continue
+            name, open_, close = found
+            if token.text == "__global__":
+                own_places.add(name)
+            end = close + 1
+            while end < len(tokens) and tokens[end].text not in ("{", ";", "}", "=", ","):
+                end = (tokens.match(end) or end) + 1 if tokens[end].text == "(" else end + 1
+            if tokens.text(end) == "{":
+                last = tokens.match(end)
+                if last is None:
+                    continue
+                both = "__host__" in {t.text for t in tokens[max(0, i - 2):name]}
+                self.device_code.append((end, last, both))
+                end = last
+            if token.text == "__global__" and tokens.text(end) in ("}", ";"):
+                self.note_kernel(i, name, open_, close, end)
+        self.functions = {tokens[i].text for i in range(len(tokens) - 1)
+                          if tokens[i].kind == "name" and tokens[i + 1].text == "(" and i not in own_places}
+
+    def note_kernel(self, i, name, open_, close, end):
+        tokens = self.tokens
+        template = find_template(tokens, i)
+        if template == [] or tokens[name].kind != "name":
+            return  # a specialisation, or what a macro makes
+        parts = tokens.split(open_ + 1, close)
+        if len(parts) == 1 and spell(parts[0]) == "void":
+            parts = []
+        parameters = [Parameter(part, n) for n, part in enumerate(parts)]
+        self.kernels.append(Kernel(tokens[name].text, template, parameters, tokens[end].end))
+
+    def in_device_code(self, i, host_too=True):
+        return any(first < i < last and (host_too or not both) for first, last, both in self.device_code)
+
+    # -- refusals
+
+    def find_refusals(self):
+        macros_with_asm = {body[2].text for body in self.bodies if any(t.text in ASM for t in body[3:])}
+        for i, token in enumerate(self.tokens):
+            if token.kind != "name":
+                continue
+            if token.text in ASM and self.in_device_code(i):
+                self.refuse(token, "inline PTX in device code")
+            elif token.text in macros_with_asm and self.in_device_code(i):
+                self.refuse(token, "a macro with inline PTX in device code")
+            elif token.text in NAMES and self.tokens.text(i - 1) not in (".", "->"):
+                self.refuse(token, NAMES[token.text])
+            elif token.text in ("texture", "surface") and self.tokens.text(i + 1) == "<":
+                self.refuse(token, "textures and surfaces")
+
+    # -- rewriting
+
+    def edit(self, begin, end, text):
+        self.edits.append((begin, end, text))
+
+    def rewrite(self, with_launcher):
+        """The text as C++. Kernels of these names are launched by their launchers; the others by their address."""
+        for kernel in self.kernels:
+            if kernel in with_launcher.get(kernel.name, ()):
+                self.edit(kernel.end, kernel.end, kernel.launcher())
+        for tokens in [self.tokens] + [Tokens(body[3:]) for body in self.bodies]:
+            is_file = tokens is self.tokens
+            for i, token in enumerate(tokens):
+                if tokens.is_run(i, "<") and tokens.text(i - 1) not in ("operator", "<"):
+                    self.rewrite_launch(tokens, i, with_launcher, is_file)
+                elif token.text == "__shared__":
+                    self.rewrite_shared(tokens, i, is_file)
+                elif token.text == "__noinline__" and tokens.text(i - 1) != "(":
+                    self.edit(token.at, token.end, "__attribute__((noinline))")
+        pieces, at = [], 0
+        for begin, end, text in sorted(self.edits, key=lambda e: (e[0], e[1])):
+            pieces += [self.source[at:begin], text, "\n" * (self.source.count("\n", begin, end) - text.count("\n"))]
+            at = end
+        return "".join(pieces) + self.source[at:]
+
+    def rewrite_launch(self, tokens, i, with_launcher, is_file):
+        if is_file and self.in_device_code(i, host_too=False):
+            self.refuse(tokens[i], "a launch from device code (dynamic parallelism)", "<<<")
+            return
+        close = end_of_configuration(tokens, i + 3)
+        first, name = start_of_callee(tokens, i)
+        if close is None or first is None:
+            self.refuse(tokens[i], "a launch that this program does not understand", "<<<")
+            return
+        (open_, done), arguments = (tokens[i].at, tokens[close + 2].end), tokens[close + 3]
+        if name is not None and with_launcher.get(tokens[name].text):
+            self.edit(tokens[name].at, tokens[name].at, "cuda_cpu_launch_")
+            self.edit(open_, tokens[i + 2].end, "(::cuda_cpu::Configuration(")
+            self.edit(tokens[close].at, done, ")")
+            self.edit(arguments.at, arguments.end, "" if tokens.text(close + 4) == ")" else ", ")
+        else:
+            self.edit(tokens[first].at, tokens[first].at, "::cuda_cpu::launch(")
+            self.edit(open_, tokens[i + 2].end, ", ::cuda_cpu::Configuration(")
+            self.edit(tokens[close].at, done, "))")
+
+    def rewrite_shared(self, tokens, i, is_file):
+        """extern __shared__ T name[]: what else is __shared__, the macro makes thread_local."""
+        begin = i
+        while begin > 0 and tokens[begin - 1].kind == "name":
+            begin -= 1
+        end = next((j for j in range(i, len(tokens)) if tokens[j].text == ";"), len(tokens))
+        if "extern" not in {t.text for t in tokens[begin:end]}:
+            return
+        words, j = Tokens(), begin
+        while j < end:
+            if tokens[j].text in ("__align__", "alignas", "__attribute__") and tokens.text(j + 1) == "(":
+                j = tokens.match(j + 1) or end
+            elif tokens[j].text not in ("extern", "__shared__", "static"):
+                words.append(tokens[j])
+            j += 1
+        if spell(words) == "float4 dynamic_shared_memory [ ]":
+            return  # as dev/cpu declares it
+        declarators = words.split(0, len(words))
+        if not declarators or not words:
+            return
+        keep = "" if not is_file or self.is_in_function(i) else "static thread_local "
+        place, _ = place_of_name(declarators[0])
+        base = [t for t in declarators[0][:place] if t.text != "*"]
+        texts = [pointer_to_shared(Tokens(base + d) if n else d, keep) for n, d in enumerate(declarators)]
+        last = tokens[end - 1].end
+        self.edit(tokens[begin].at, last, "; ".join(texts))
+
+    def is_in_function(self, i):
+        """Whether a bracket is open at i that is not a namespace's."""
+        stack = []
+        for j, token in enumerate(self.tokens[:i]):
+            if token.text == "{" and token.kind == "mark":
+                k = j - 1
+                while self.tokens.text(k) == "::" or (k >= 0 and self.tokens[k].kind == "name"
+                                                      and self.tokens[k].text != "namespace"):
+                    k -= 1
+                namespace = self.tokens.text(k) == "namespace" or (
+                    k >= 0 and self.tokens[k].kind == "string" and self.tokens.text(k - 1) == "extern")
+                stack.append(namespace)
+            elif token.text == "}" and token.kind == "mark" and stack:
+                stack.pop()
+        return not all(stack)
+
+
+def pointer_to_shared(words, keep):
+    """T name[] as a pointer, T name[][N] as a pointer to arrays, T name as a reference: to dynamic_shared_memory."""
+    place, _ = place_of_name(words)
+    name, type_, after = words[place].text, spell(words[:place]), spell(words[place + 1:])
+    rest = re.sub(r"^\[[^]]*\] ?", "", after)
+    if not after:
+        return f"{keep}{type_}& {name} = *reinterpret_cast<{type_}*>(dynamic_shared_memory)"
+    star = f"(*%s){rest}" if rest else "*%s"
+    declared = star % f"const {name}"
+    return f"{keep}{type_} {declared} = reinterpret_cast<{type_} {star % ''}>(dynamic_shared_memory)"
+
+
+def end_of_configuration(tokens, i):
+    """Where the >>> is that closes a configuration which begins at i: a "(" follows, and every < that opened template
+    arguments is closed. A < behind a name is taken for such, and where that leads nowhere, for "less than"."""
+    while i < len(tokens):
+        word = tokens[i].text
+        if tokens.is_run(i, ">") and tokens.text(i + 3) == "(":
+            return i
+        if tokens[i].kind == "mark" and word in OPENING:
+            i = tokens.match(i)
+            if i is None:
+                return None
+        elif word == "<" and tokens[i - 1].kind == "name":
+            close = tokens.match_angle(i)
+            found = end_of_configuration(tokens, close + 1) if close is not None else None
+            if found is not None:
+                return found
+        elif word in CLOSING or word == ";":
+            return None
+        i += 1
+    return None
+
+
+def start_of_callee(tokens, i):
+    """Where the expression before <<< begins, and where the kernel's name is in it, if it ends with one."""
+    j, name = i - 1, None
+    if tokens.text(j) == ">":
+        j = tokens.match_back(j)
+        if j is None or tokens[j - 1].kind != "name":
+            return None, None
+        j -= 1
+    if j >= 0 and tokens[j].kind == "name":
+        name = j
+    while j is not None and j >= 0:
+        while tokens.text(j) in (")", "]"):
+            j = tokens.match_back(j)
+            if j is None:
+                return None, None
+            if tokens[j - 1].kind != "name" and tokens.text(j - 1) not in (")", "]"):
+                break
+            j -= 1
+        before = tokens.text(j - 1)
+        if before == "template":
+            j, before = j - 1, tokens.text(j - 2)
+        if before == "#" and tokens.text(j - 2) == "#":  # the names that a macro joins
+            name, j = None, j - 3
+        elif before in (".", "->", "::"):
+            scope = j - 2
+            if before == "::" and (scope < 0 or not (tokens[scope].kind == "name" or tokens.text(scope) == ">")):
+                return j - 1, name
+            if tokens.text(scope) == ">":
+                scope = (tokens.match_back(scope) or 0) - 1
+            j = scope
+        else:
+            return j, name
+    return None, None
+
+
+# ---- programs of several files
+
+PROLOGUE = "#include <cuda_runtime.h>\n#define __CUDACC__ 1\n#define __CUDACC_VER_MAJOR__ 13\n"
+
+
+def needing_launchers(files):
+    """By name, the declarations behind which a launcher has to stand: of templates, of overloaded kernels (also by a
+    host function), and of those with default arguments. The others' addresses say enough. Each signature's first
+    declaration has it."""
+    by_name = {}
+    for kernel in (kernel for file in files for kernel in file.kernels):
+        by_name.setdefault(kernel.name, {}).setdefault(kernel.signature(), kernel)
+    functions = {name for file in files for name in file.functions}
+    return {name: list(group.values()) for name, group in by_name.items()
+            if len(group) > 1 or name in functions
+            or any(k.template or any(p.default for p in k.parameters) for k in group.values())}
+
+
+def line_directive(name):
+    return '#line 1 "' + name.replace("\\", "\\\\").replace('"', '\\"') + '"\n'
+
+
+class Program:
+    """A .cu file and what it includes, each to be written once."""
+
+    def __init__(self, folders=(), definitions=()):
+        self.folders, self.files = list(folders), {}
+        self.macros = Macros(Macros.PRESENT)
+        for definition in definitions:
+            name, _, value = definition.partition("=")
+            self.macros[name] = value or "1"
+
+    def read(self, path):
+        if path in self.files:
+            return
+        self.files[path] = None
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+            text = file.read()
+
+        def open_include(spelled, quoted):
+            for folder in ([os.path.dirname(path)] if quoted else []) + self.folders:
+                place = os.path.normpath(os.path.join(folder, spelled))
+                if os.path.isfile(place):
+                    self.read(place)
+                    return place
+            return None
+
+        self.files[path] = File(text, path, self.macros, open_include)
+
+    def write(self, main, output):
+        """Writes main to output and the included files to a folder beside it. Returns the refusals."""
+        self.read(main)
+        with_launcher = needing_launchers(self.files.values())
+        folder = os.path.splitext(output)[0] + ".includes"
+        base = os.path.dirname(main) or "."
+        places = {path: os.path.join(folder, os.path.relpath(path, base).replace(os.pardir + os.sep, "up/"))
+                  for path in self.files}
+        places[main] = output
+        texts = {}
+        for path, file in self.files.items():
+            for begin, end, included in file.includes:
+                target = os.path.relpath(places[included], os.path.dirname(places[path]) or ".")
+                file.edit(begin, end, f'"{target}"')
+            text = line_directive(path) + file.rewrite(with_launcher)
+            file.find_refusals()
+            if path == main:
+                text = PROLOGUE + ("#undef WARP_SIZE\n" if self.declares("WARP_SIZE") else "") + text
+            texts[places[path]] = text
+        refusals = [refusal for file in self.files.values() for refusal in file.refusals]
+        if not refusals:
+            for place, text in texts.items():
+                os.makedirs(os.path.dirname(place) or ".", exist_ok=True)
+                with open(place, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+                    file.write(text)
+        return refusals
+
+    def declares(self, name):
+        """Whether the program gives this name, which the build defines as a macro, a meaning of its own."""
+        return any(
+            any(body.text(2) == name for body in file.bodies) or
+            any(token.text == name and file.tokens[i - 1].kind == "name" and file.tokens[i - 1].text != "return"
+                for i, token in enumerate(file.tokens) if i > 0)
+            for file in self.files.values())
+
+
+class NotRewritten(Exception):
+    """What a program needs that dev/cpu has not: a refusal a line."""
+
+
+def rewrite(text, name="mine.cu"):
+    """A text without local includes as C++, its lines at their numbers."""
+    file = File(text, name, Macros(Macros.PRESENT))
+    result = file.rewrite(needing_launchers([file]))
+    file.find_refusals()
+    if file.refusals:
+        raise NotRewritten("\n".join(map(str, sorted(file.refusals, key=lambda r: r.line))))
+    return PROLOGUE + line_directive(name) + result
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", metavar="FILE.cu")
+    parser.add_argument("-o", required=True, dest="output", metavar="FILE.cpp")
+    parser.add_argument("-I", action="append", default=[], dest="folders", metavar="FOLDER")
+    parser.add_argument("-D", action="append", default=[], dest="definitions", metavar="NAME[=VALUE]")
+    arguments = parser.parse_args()
+    stem, extension = os.path.splitext(arguments.output)
+    outputs, refusals = [], []
+    for n, path in enumerate(arguments.files):
+        if not os.path.isfile(path):
+            print(f"{path}: no such file; expected a .cu file", file=sys.stderr)
+            return 2
+        name = os.path.splitext(os.path.basename(path))[0]
+        outputs.append(arguments.output if n == 0 else f"{stem}-{n}-{name}{extension}")
+        refusals += Program(arguments.folders, arguments.definitions).write(os.path.normpath(path), outputs[-1])
+    for line in dict.fromkeys(map(str, refusals)):
+        print(line, file=sys.stderr)
+    if refusals:
+        return 2
+    print("\n".join(outputs))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
