@@ -101,7 +101,7 @@ FORCE:
 # ---- build and run ------------------------------------------------------------------------------
 
 .PHONY: all setup run debug test test-asan test-cards test-ports test-gpu test-gpu-sanitize test-hf check-cuda \
-        kernels check-kernels reference bench bench-gpu chapter test-explorer clean help require-gpu require-sanitizer FORCE
+        kernels check-kernels reference bench bench-gpu chapter test-explorer inspect clean help require-gpu require-sanitizer FORCE
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
 	@echo "./train_gpt is the $(DEVICE) build in $(PRECISION): $(REASON)"
@@ -284,6 +284,50 @@ check-cuda:
 	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) $(CHECKED)
 
 # ---- studies ------------------------------------------------------------------------------------
+# ---- inspect ------------------------------------------------------------------------------------
+# What kernels do to memory, on a CPU: dev/inspect. KERNEL=layernorm_backward: one, line by line; FILE=mine.cu: a
+# program of one's own (more files and its options: FILE="a.cu b.cu" ARGS="..."); CARD=h100; JSON=FILE; CHECK=yes;
+# BARRIERS=yes: forgets each barrier in turn. INSPECT_OPTIONS: of train_gpt, such as "--model gpt2-xl --micro-batch 16".
+# Instrumented as for -fsanitize=thread, whose library is not linked. Values stay as wide as they are accessed: no
+# scalar replacement, and what was loaded is not looked for behind other stores.
+INSPECT_DIR   := build/inspect
+INSPECT_FLAGS  = -O1 -g $(TARGET) -fno-tree-vectorize -fno-tree-sra --param sccvn-max-alias-queries-per-access=0 \
+                 -fsanitize=thread -Wno-tsan -DCUDA_CPU_INSPECT -DWARP_SIZE=32
+CARD          ?= h100
+$(INSPECT_DIR)/flags: WORDS = $(CPU_WORDS) $(INSPECT_FLAGS)
+$(INSPECT_DIR)/flags: FORCE | setup
+	@mkdir -p $(@D); echo $(call quoted,$(WORDS)) > $@.new; if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+$(INSPECT_DIR)/recorder.o: $(wildcard dev/inspect/*.cpp dev/inspect/*.h) dev/cpu/watch.h dev/cpu/card.h | setup
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 -O2 -g $(WARNINGS) -Wno-missing-field-initializers $(USER_CXX) -c dev/inspect/recorder.cpp -o $@
+
+$(INSPECT_DIR)/%.o: %.cu $(HEADERS) $(INSPECT_DIR)/flags | setup
+	$(CXX) $(CPU_FLAGS) $(INSPECT_FLAGS) $(DEFINE_bf16) $(USER_CXX) -c $< -o $@
+link_inspected = $(CXX) -no-pie -fopenmp $(1) $(INSPECT_DIR)/recorder.o -o $(2) $(LDFLAGS) $(CPU_LIBS)
+$(INSPECT_DIR)/train_gpt: $(INSPECT_DIR)/train_gpt.o $(INSPECT_DIR)/recorder.o
+	$(call link_inspected,$<,$@)
+
+INSPECT_REPORT = --card $(CARD) --html runs/inspect/report.html $(if $(JSON),--json '$(JSON)') \
+    $(if $(filter command environment,$(firstword $(origin KERNEL))),--kernel '$(KERNEL)') \
+    $(if $(filter yes,$(CHECK)),--check) $(if $(filter yes,$(BARRIERS)),--barriers) $(if $(SECONDS),--seconds $(SECONDS))
+ifdef FILE
+MINE := $(INSPECT_DIR)/$(basename $(notdir $(firstword $(FILE))))/program
+inspect: $(INSPECT_DIR)/recorder.o
+	@mkdir -p $(dir $(MINE)) runs/inspect
+	@sources=$$($(PYTHON) dev/inspect/rewrite.py $(FILE) -o $(MINE).cpp $(filter -I% -D%,$(CPPFLAGS))) || exit 2; \
+	for source in $$sources; do \
+	    $(CXX) $(CPU_FLAGS) $(INSPECT_FLAGS) -include cuda_runtime.h $(USER_CXX) -c $$source -o $$source.o || exit 2; \
+	done; \
+	$(CXX) -no-pie -fopenmp $$(printf '%s.o ' $$sources) $(INSPECT_DIR)/recorder.o -o $(MINE) $(LDFLAGS) $(CPU_LIBS) && \
+	$(PYTHON) dev/inspect/run.py $(MINE) $(INSPECT_REPORT) -- $(ARGS)
+else
+inspect: $(INSPECT_DIR)/train_gpt
+	@mkdir -p runs/inspect
+	@$(PYTHON) dev/inspect/run.py $< --step $(INSPECT_REPORT) -- $(INSPECT_OPTIONS)
+endif
+
+# ---- dev/kernels, benchmarks, reports ---------------------------------------------------------------
+
 # dev/kernels: each layer's kernel step by step, checked and timed. KERNEL=layernorm: only that one; MARKDOWN=FILE:
 # the tables also go there. On a CPU at width 32, as a GPU does it.
 
@@ -339,6 +383,7 @@ help:
 	@echo "make test-hf        a folder that we wrote, opened by safetensors and transformers"
 	@echo "make check-cuda     compiles for sm_80, sm_89 and sm_90a: no warnings, no spills, sound machine code;"
 	@echo "                    TOOLKIT=DIR: with the CUDA toolkit in DIR (scripts/toolkit.sh makes one of CUDA 12.4)"
+	@echo "make inspect        what each kernel does to memory, and races: KERNEL=, FILE=mine.cu, CARD=, CHECK=yes, BARRIERS=yes"
 	@echo "make kernels        dev/kernels: each layer's kernel step by step, checked and timed; KERNEL=attention: one"
 	@echo "make check-kernels  they compile for sm_90a: no warnings"
 	@echo "make reference      writes data/reference/ with PyTorch"

@@ -1017,7 +1017,7 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*k
         return cudaSuccess;
     };
     const auto& ranges = open_ranges();
-    const char* const name = ranges.empty() ? "without a name" : ranges.back().c_str();
+    const char* const name = ranges.empty() ? watch::no_range : ranges.back().c_str();
     if (waits(config->stream))
         return hand_over(config->stream, [run, call, name = std::string(name)] { return run(call, name.c_str()); });
     return run(call, name);

@@ -22,6 +22,8 @@ namespace cuda_cpu::watch {
 enum class By : uint8_t { THREAD, ATOMIC, LDMATRIX, COPY_ASYNC, COPY_ENGINE, WGMMA };
 enum class Access : uint8_t { LOAD, STORE };
 
+constexpr const char* no_range = "without a name";   // what a launch is called that is in no NVTX range
+
 struct LaunchShape {
     const void* kernel;
     const char* symbol;   // mangled

@@ -757,14 +757,15 @@ void Recorder::begin_launch(const LaunchShape& shape)
         fflush(stdout);
         _Exit(0);
     }
+    const std::string range = strcmp(shape.range, cuda_cpu::watch::no_range) == 0 ? "" : shape.range;
     const std::array<unsigned, 6> sizes{shape.grid[0],  shape.grid[1],  shape.grid[2],
                                         shape.block[0], shape.block[1], shape.block[2]};
     const auto [place, is_new] =
-        by_shape_.try_emplace({shape.kernel, shape.range, sizes, shape.dynamic_shared, shape.variant}, nullptr);
+        by_shape_.try_emplace({shape.kernel, range, sizes, shape.dynamic_shared, shape.variant}, nullptr);
     if (is_new) {
         kernels_.push_back(std::make_unique<Kernel>());
         place->second = kernels_.back().get();
-        *place->second = {shape, shape.symbol, shape.range};
+        *place->second = {shape, shape.symbol, range};
     }
     kernel_ = place->second;
     kernel_->launches++;
@@ -782,7 +783,7 @@ void Recorder::begin_launch(const LaunchShape& shape)
     l2_.reset(card_->l2_bytes);
     kernel_->after_block.clear();
     if (getenv("INSPECT_PROGRESS") != nullptr)
-        fprintf(stderr, "inspect: %6.1f s  %s\n", passed.count(), shape.range);
+        fprintf(stderr, "inspect: %s\n", range.empty() ? shape.symbol : range.c_str());
 }
 
 // Blocks of a kernel that all do the same need not all be seen.

@@ -145,7 +145,7 @@ class Kernel:
     def find_lines(self, symbols):
         groups = {}
         for site in self.sites:
-            place = symbols.place(site["pc"], self.demangled)
+            place = symbols.place(site["stack"], self.demangled)
             groups.setdefault((place.file, place.line), (place, []))[1].append(site)
         weigh = WEIGHTS[self.estimate.bound]
         if not sum(map(weigh, self.sites)):
@@ -157,7 +157,7 @@ class Kernel:
     def find_races(self, symbols):
         races = {}
         for raw in self.raw.get("races", []):
-            sides = [Access(symbols.place(raw[prefix + "pc"], self.demangled), raw[prefix + "access"],
+            sides = [Access(symbols.place(raw[prefix + "stack"], self.demangled), raw[prefix + "access"],
                             raw.get(prefix + "by", "thread"), raw[prefix + "thread"], raw[prefix + "block"])
                      for prefix in ("", "other_")]
             race = Race(raw["memory"], raw["address"], *sides, raw["count"], raw["why"])
@@ -170,7 +170,7 @@ class Kernel:
     def find_uninitialised(self, symbols):
         reads = {}
         for raw in self.raw.get("uninitialised", []):
-            access = Access(symbols.place(raw["pc"], self.demangled), "load", "thread", raw["thread"], raw["block"])
+            access = Access(symbols.place(raw["stack"], self.demangled), "load", "thread", raw["thread"], raw["block"])
             read = Uninitialised(access, raw["address"], raw["count"])
             same = reads.setdefault((access.place.file, access.place.line), read)
             if same is not read:
@@ -200,7 +200,7 @@ class Results:
             raise Mistake(f"the card is {key!r}; expected one of {', '.join(CARDS)}")
         self.raw, self.card, self.tokens = raw, CARDS[key], tokens
         names = demangled(kernel["symbol"] for kernel in raw["kernels"])
-        self.symbols = Symbols(raw["program"], all_addresses(raw), raw.get("sources"), root)
+        self.symbols = Symbols(raw["program"], all_stacks(raw), raw.get("sources"), root)
         self.sources = Sources(root)
         registers = Registers(registers or {})
         self.kernels = [Kernel(kernel, self.card, self.symbols, names, shape, registers) for kernel in raw["kernels"]]
@@ -216,11 +216,11 @@ class Results:
         return sorted(found, key=lambda costly: -costly.us)[:count]
 
 
-def all_addresses(raw):
+def all_stacks(raw):
     for kernel in raw["kernels"]:
-        yield from (site["pc"] for site in kernel["sites"])
-        yield from (race[key] for race in kernel.get("races", []) for key in ("pc", "other_pc"))
-        yield from (read["pc"] for read in kernel.get("uninitialised", []))
+        yield from (site["stack"] for site in kernel["sites"])
+        yield from (race[key] for race in kernel.get("races", []) for key in ("stack", "other_stack"))
+        yield from (read["stack"] for read in kernel.get("uninitialised", []))
 
 
 def read_json(path, what):
@@ -237,4 +237,13 @@ def read_recording(path):
     raw = read_json(path, "recording")
     if not isinstance(raw, dict) or "kernels" not in raw or "program" not in raw:
         raise Mistake(f"{path} is no recording: found no \"kernels\" and \"program\" in it")
-    return raw
+    return recorded_only(raw)
+
+
+def recorded_only(raw):
+    """Without the kernels that were launched and not looked at."""
+    numbers = [i for i, kernel in enumerate(raw["kernels"]) if kernel["recorded_blocks"] > 0]
+    place = {number: i for i, number in enumerate(numbers)}
+    sequence = [(kind, place.get(number) if kind == "kernel" else number) for kind, number in raw.get("sequence", [])]
+    return {**raw, "kernels": [raw["kernels"][i] for i in numbers],
+            "sequence": [entry for entry in sequence if entry[1] is not None]}

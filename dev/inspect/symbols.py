@@ -83,13 +83,14 @@ def is_ours(path):
 
 
 class Symbols:
-    """What the debug information of a program says about return addresses. sources: {file that was compiled: the
-    user's file, with the same lines}"""
+    """What the debug information of a program says about calls: a stack is a tuple of return addresses, the access
+    itself first. sources: {file that was compiled: the user's file, with the same lines}"""
 
-    def __init__(self, program, pcs, sources=None, root="."):
+    def __init__(self, program, stacks, sources=None, root="."):
         self.root, self.sources = os.path.realpath(root), sources or {}
-        pcs = sorted(set(pcs))
-        self.chains = dict(zip(pcs, self.look_up(program, pcs)))
+        self.stacks = {tuple(stack) for stack in stacks}
+        pcs = sorted({pc for stack in self.stacks for pc in stack})
+        self.frames = dict(zip(pcs, self.look_up(program, pcs)))
         self.accessors = self.find_accessors()
 
     def look_up(self, program, pcs):
@@ -100,15 +101,15 @@ class Symbols:
         if not os.path.exists(program):
             raise Mistake(f"the recorded program {program} does not exist; its debug information names the lines")
         addresses = "\n".join(f"{pc - 1:x}" for pc in pcs) + "\n"
-        chains = []
+        frames = []
         lines = iter(run_tool(["addr2line", "-i", "-f", "-C", "-a", "-e", program], addresses).splitlines())
         for line in lines:
             if re.fullmatch(r"0x[0-9a-f]+", line):
-                chains.append([])
+                frames.append([])
                 continue
             place = re.match(r"(.*):(\d+|\?)", next(lines))
-            chains[-1].append(Frame(line, self.short(place[1]), int(place[2]) if place[2] != "?" else 0))
-        return [[frame for frame in chain if not is_ours(frame.file)] for chain in chains]
+            frames[-1].append(Frame(line, self.short(place[1]), int(place[2]) if place[2] != "?" else 0))
+        return [[frame for frame in chain if not is_ours(frame.file)] for chain in frames]
 
     def short(self, path):
         """As the user writes it."""
@@ -121,14 +122,21 @@ class Symbols:
     def find_accessors(self):
         """Functions that access memory in one line only, such as load() and store()."""
         lines = {}
-        for chain in self.chains.values():
-            for frame in chain:
-                lines.setdefault(frame.function, set()).add((frame.file, frame.line))
+        for stack in self.stacks:
+            for pc in stack:
+                for frame in self.frames[pc]:
+                    lines.setdefault(frame.function, set()).add((frame.file, frame.line))
         return {function for function, places in lines.items() if len(places) == 1}
 
-    def place(self, pc, kernel=""):
+    def chain(self, stack, kernel):
+        """The frames of a stack, innermost first, as far as the kernel, behind which is who launched it."""
+        frames = [frame for pc in stack for frame in self.frames.get(pc, [])]
+        end = next((i for i, frame in enumerate(frames) if frame.function == kernel), len(frames) - 1)
+        return frames[:end + 1]
+
+    def place(self, stack, kernel=""):
         """The line that an access belongs to. kernel: demangled, which is never skipped."""
-        chain = self.chains.get(pc)
+        chain = self.chain(stack, kernel)
         if not chain:
             return UNKNOWN
         via = []

@@ -133,7 +133,7 @@ def site(pc, space="global", access="load", done=None, least=None, **more):
     least = 64 * size if least is None else least
     done = least if done is None else done
     unit, other = ("sectors", "wavefronts") if space == "global" else ("wavefronts", "sectors")
-    return {"pc": pc, "part": 0, "space": space, "access": access, "by": "thread", "bytes_per_lane": size,
+    return {"stack": [pc], "part": 0, "space": space, "access": access, "by": "thread", "bytes_per_lane": size,
             "requests": 64, "lanes": 64 * 32, "bytes": 64 * 32 * size, unit: done, f"least_{unit}": least, other: 0,
             f"least_{other}": 0, "l1_hits": 0, "dram_sectors": done if space == "global" else 0,
             "picture": {"base": 0, "offsets": [size * lane for lane in LANES]}, **more}
@@ -158,15 +158,15 @@ def recording(program):
     load, store, read_a, read_b, write_a, write_b = p[:6]
     conflicts = {"base": 0, "offsets": [128 * lane for lane in LANES]}
     strided = {"base": 16, "offsets": [64 * lane for lane in LANES]}
-    race = {"memory": "shared", "address": 128, "pc": read_b, "access": "load", "by": "thread", "thread": 5, "block": 0,
-            "other_pc": write_b, "other_access": "store", "other_by": "thread", "other_thread": 37, "other_block": 0,
+    race = {"memory": "shared", "address": 128, "stack": [read_b], "access": "load", "by": "thread", "thread": 5, "block": 0,
+            "other_stack": [write_b], "other_access": "store", "other_by": "thread", "other_thread": 37, "other_block": 0,
             "count": 64, "why": "no barrier orders them"}
     faulty = kernel(program.symbols["sum_kernel"], [
         site(load, done=2048, least=256, picture=strided), site(store, access="store"),
         site(read_a, "shared", done=64, least=64), site(read_b, "shared", done=2048, least=64, picture=conflicts),
         site(write_a, "shared", "store", done=64, least=64), site(write_b, "shared", "store", done=64, least=64)],
         races=[race, {**race, "address": 132}], range="sum", launches=3, dynamic_shared=49152,
-        uninitialised=[{"pc": read_a, "thread": 3, "block": 1, "address": 64, "count": 2}],
+        uninitialised=[{"stack": [read_a], "thread": 3, "block": 1, "address": 64, "count": 2}],
         traffic=traffic(dram_load=400e6, dram_store=100e6, l2=600e6, shared_wavefronts=3e6))
     fine = kernel(program.symbols["copy_kernel"], [site(p[-2]), site(p[-1], access="store")], range="copy",
                   traffic=traffic(dram_load=40e6, dram_store=40e6, l2=80e6))
@@ -213,8 +213,8 @@ class Case:
 
 def lines_of_source(case):
     program, kernel_name = case.program, "void study::sum_kernel<64>(float*, float const*, float*)"
-    symbols = Symbols(program.path, program.pcs, case.raw["sources"], case.folder)
-    places = [symbols.place(pc, kernel_name) for pc in program.pcs]
+    symbols = Symbols(program.path, [[pc] for pc in program.pcs], case.raw["sources"], case.folder)
+    places = [symbols.place([pc], kernel_name) for pc in program.pcs]
     claim(len(places) == 10 and all(place.file == "mine.cu" for place in places),
           "every access has a line, in the file that the user wrote", f"{len(places)}")
     first = places[0]
@@ -229,11 +229,11 @@ def lines_of_source(case):
           "the access")
     claim(places[7].line == line_of("system_store(out + 9)") and not places[7].via,
           "frames in dev/cpu are skipped: the line that calls them counts")
-    copies = [symbols.place(pc, "copy_kernel(float*, float const*)") for pc in program.pcs[8:]]
+    copies = [symbols.place([pc], "copy_kernel(float*, float const*)") for pc in program.pcs[8:]]
     claim({place.line for place in copies} == {line_of("out[0] = in[0]")} and not copies[0].via,
           "a kernel with one accessing line is not skipped, though main() calls it")
     end = program.end_of_outside
-    claim(Symbols(program.path, [end], {}, case.folder).place(end).line == line_of("x[7] = 3"),
+    claim(Symbols(program.path, [[end]], {}, case.folder).place([end]).line == line_of("x[7] = 3"),
           "an address is a return address: the call is before it")
     claim(symbols.place(12345).file == "?", "an address that was not looked up has no line, and no exception")
 
@@ -274,7 +274,7 @@ def cards():
         card = CARDS[key]
         has = card.capability
         ours = [has.major, has.minor, has.threads, has.blocks, has.shared, has.reserved_shared]
-        claim([*capability, multiprocessors, l2] == [*ours, card.multiprocessors, card.l2_bytes],
+        claim([*capability[:-1], multiprocessors, l2] == [*ours, card.multiprocessors, card.l2_bytes],
               f"{key}: capability, multiprocessors and L2 cache are card.h's")
     a_clock = {"h100": 4096, "h200": 4096, "a100": 2048, "4090": 512, "l40s": 1024, "t4": 1024, "b200": 8192}
     for key, flops in a_clock.items():
@@ -667,7 +667,7 @@ def pictures():
 def unknown_lines(case):
     """An address without debug information, a program without its source, a kernel of which no block was recorded."""
     def strange(raw):
-        raw["kernels"][0]["sites"][0]["pc"] = 4
+        raw["kernels"][0]["sites"][0]["stack"] = [4]
         raw["kernels"][1].update(recorded_blocks=0, sites=[])
     path = os.path.join(case.folder, "strange.html")
     code, out, err = case.run("--kernel", "_kernel", "--html", path, raw=case.changed(strange))

@@ -59,7 +59,9 @@ cost line; lanes: active of 32; est.: estimated from data sheets, not measured""
 
 def overview(results):
     kernels = sorted(results.kernels, key=lambda kernel: -kernel.launches * kernel.us)
-    return table(COLUMNS, map(row, kernels)) + LEGEND.splitlines() + [""] + whole(results) + costly(results)
+    dangers = [line for kernel in kernels for line in hazards(results, kernel)]
+    return (table(COLUMNS, map(row, kernels)) + LEGEND.splitlines() + [""] + whole(results) + costly(results) +
+            (["", *dangers] if dangers else []))
 
 
 def whole(results):
