@@ -13,6 +13,7 @@
 // Environment: INSPECT_OUT (the file), INSPECT_MODE (sample: only a few blocks run; whole: all run, a few are recorded;
 // all: all are recorded), INSPECT_KERNEL (only those whose name has this in it), INSPECT_EXCEPT (ranges that are not), INSPECT_SECONDS (after which the program
 // is ended), INSPECT_LEAVE_OUT (addresses of barriers that are to be forgotten).
+#define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
 
 #define WARP_SIZE 32
