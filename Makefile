@@ -307,6 +307,12 @@ link_inspected = $(CXX) -no-pie -fopenmp $(1) $(INSPECT_DIR)/recorder.o -o $(2) 
 $(INSPECT_DIR)/train_gpt: $(INSPECT_DIR)/train_gpt.o $(INSPECT_DIR)/recorder.o
 	$(call link_inspected,$<,$@)
 
+# What ptxas says of registers, where there is an nvcc.
+INSPECT_REGISTERS = $(if $(NVCC),$(INSPECT_DIR)/registers-$(CARD).json)
+$(INSPECT_DIR)/registers-%.json: train_gpt.cu $(HEADERS) dev/inspect/registers.py | setup
+	@mkdir -p $(@D)
+	$(PYTHON) dev/inspect/registers.py train_gpt.cu --nvcc $(NVCC) --card $* --define PRECISION_BF16 --out $@
+
 INSPECT_REPORT = --card $(CARD) --html runs/inspect/report.html $(if $(JSON),--json '$(JSON)') \
     $(if $(filter command environment,$(firstword $(origin KERNEL))),--kernel '$(KERNEL)') \
     $(if $(filter yes,$(CHECK)),--check) $(if $(filter yes,$(BARRIERS)),--barriers) $(if $(SECONDS),--seconds $(SECONDS))
@@ -321,9 +327,11 @@ inspect: $(INSPECT_DIR)/recorder.o
 	$(CXX) -no-pie -fopenmp $$(printf '%s.o ' $$sources) $(INSPECT_DIR)/recorder.o -o $(MINE) $(LDFLAGS) $(CPU_LIBS) && \
 	$(PYTHON) dev/inspect/run.py $(MINE) $(INSPECT_REPORT) -- $(ARGS)
 else
-inspect: $(INSPECT_DIR)/train_gpt
+inspect:
 	@mkdir -p runs/inspect
-	@$(PYTHON) dev/inspect/run.py $< --step $(INSPECT_REPORT) -- $(INSPECT_OPTIONS)
+	@$(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j2) $(INSPECT_DIR)/train_gpt $(INSPECT_REGISTERS)
+	@$(PYTHON) dev/inspect/run.py $(INSPECT_DIR)/train_gpt --step $(addprefix --registers ,$(INSPECT_REGISTERS)) \
+	    $(INSPECT_REPORT) -- $(INSPECT_OPTIONS)
 endif
 
 # ---- dev/kernels, benchmarks, reports ---------------------------------------------------------------
@@ -334,11 +342,18 @@ endif
 STUDIES        := $(sort $(basename $(notdir $(wildcard dev/kernels/*.cu))))
 KERNEL         ?= $(STUDIES)
 STUDY_PROGRAMS := $(addprefix build/kernels/$(DEVICE)-$(PRECISION)/,$(KERNEL))
-build/kernels/$(DEVICE)-$(PRECISION)/%: dev/kernels/%.cu dev/kernels/study.h train_gpt.cu $(HEADERS) | setup
-	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,32),$(if $(filter cpu,$(DEVICE)),-O1))
+build/kernels/gpu-$(PRECISION)/%: dev/kernels/%.cu dev/kernels/study.h train_gpt.cu $(HEADERS) | setup
+	$(call compile,$<,$@,$(PRECISION),gpu)
+build/kernels/cpu-$(PRECISION)/%: dev/kernels/%.cu dev/kernels/study.h train_gpt.cu $(HEADERS) \
+                                  $(INSPECT_DIR)/recorder.o $(INSPECT_DIR)/flags | setup
+	@mkdir -p $(@D)
+	$(CXX) $(CPU_FLAGS) $(INSPECT_FLAGS) $(DEFINE_$(PRECISION)) $(USER_CXX) -c $< -o $@.o
+	$(call link_inspected,$@.o,$@)
 kernels: $(STUDY_PROGRAMS)
 	@status=0; for program in $^; do \
-	    echo "== $$program"; $$program $(if $(MARKDOWN),--markdown $(MARKDOWN)) || status=1; \
+	    echo "== $$program"; \
+	    OMP_NUM_THREADS=1 INSPECT_OUT=$$program.json $$program $(if $(MARKDOWN),--markdown $(MARKDOWN)) || { status=1; \
+	        [ ! -s $$program.json ] || $(PYTHON) dev/inspect/report.py $$program.json; }; \
 	done; exit $$status
 
 # They compile for Hopper, without warnings.

@@ -23,10 +23,9 @@
 #include "requests.h"
 #include "shadow.h"
 
-#include <dlfcn.h>
-
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
@@ -39,6 +38,7 @@ namespace inspect {
 using json = nlohmann::ordered_json;
 using cuda_cpu::watch::Access;
 using cuda_cpu::watch::By;
+using cuda_cpu::watch::Figures;
 using cuda_cpu::watch::LaunchShape;
 using cuda_cpu::watch::Operand;
 using cuda_cpu::watch::Product;
@@ -193,7 +193,7 @@ struct Site {
 // ==== kernels ============================================================================================
 
 struct Totals {
-    uint64_t dram_load = 0, dram_store = 0, l2_load = 0, l2_store = 0, wavefronts = 0, flops = 0;   // sectors; FLOPs
+    uint64_t dram_load = 0, dram_store = 0, l2_load = 0, l2_store = 0, wavefronts = 0, flops = 0, special = 0;
 };
 
 struct Race {
@@ -217,6 +217,7 @@ struct Kernel {
     std::string symbol, range;
     uint64_t launches = 0, recorded_blocks = 0, accesses = 0;
     bool recorded = false;   // a launch of it
+    bool is_taken = false;   // its figures, see take_figures
 
     std::vector<Site> sites;
     std::map<decltype(std::declval<Site>().key()), uint32_t> site_numbers;
@@ -232,6 +233,20 @@ struct Kernel {
     uint64_t blocks() const { return uint64_t{shape.grid[0]} * shape.grid[1] * shape.grid[2]; }
     unsigned threads() const { return shape.block[0] * shape.block[1] * shape.block[2]; }
 };
+
+// What a launch would come to whose other blocks are like the second half of those that were recorded: what they share,
+// they have by then in the cache.
+static double of_launch(const Kernel& kernel, uint64_t Totals::*figure)
+{
+    const auto& after = kernel.after_block;
+    if (after.empty()) return 0;
+    const double all = static_cast<double>(kernel.blocks()), seen = static_cast<double>(after.size());
+    const double total = static_cast<double>(after.back().*figure);
+    if (after.size() == kernel.blocks()) return total;
+    const size_t half = after.size() / 2;
+    const double before = half == 0 ? 0 : static_cast<double>(after[half - 1].*figure);
+    return total + (all - seen) * (total - before) / (seen - static_cast<double>(half));
+}
 
 // ==== threads ============================================================================================
 
@@ -325,6 +340,7 @@ public:
     void product(const Product& product);
     void copied(const char* kind, size_t bytes);
     bool only_counts() const { return mode_ == Mode::SAMPLE; }
+    Figures take_figures();
     void write(const std::string& ended);
 
     // ---- threads
@@ -347,6 +363,7 @@ public:
     void wgmma_ended(unsigned product);
     void wgmma_waited(unsigned warp);
     void tensor_flops(uint64_t flops) { kernel_->totals.flops += flops; }
+    void special_function() { kernel_->totals.special++; }
 
     // ---- what orders
     bool left_out(const char* name, uintptr_t pc);
@@ -1128,18 +1145,31 @@ json Recorder::to_json(const Kernel& kernel, const Site& site) const
     return all;
 }
 
-// What a launch would come to whose other blocks are like the second half of those that were recorded: what they share,
-// they have by then in the cache.
-static double of_launch(const Kernel& kernel, uint64_t Totals::*figure)
+// Kernels with hazards are kept, for the file.
+Figures Recorder::take_figures()
 {
-    const auto& after = kernel.after_block;
-    if (after.empty()) return 0;
-    const double all = static_cast<double>(kernel.blocks()), seen = static_cast<double>(after.size());
-    const double total = static_cast<double>(after.back().*figure);
-    if (after.size() == kernel.blocks()) return total;
-    const size_t half = after.size() / 2;
-    const double before = half == 0 ? 0 : static_cast<double>(after[half - 1].*figure);
-    return total + (all - seen) * (total - before) / (seen - static_cast<double>(half));
+    Figures all;
+    for (auto& kernel : kernels_) {
+        if (kernel->is_taken) continue;
+        const double recorded = static_cast<double>(std::max<uint64_t>(1, kernel->recorded_blocks));
+        const double scale = static_cast<double>(kernel->launches * kernel->blocks()) / recorded;
+        for (const Site& site : kernel->sites) {
+            all.sectors += scale * static_cast<double>(site.sectors);
+            all.least_sectors += scale * static_cast<double>(site.least_sectors);
+            all.wavefronts += scale * static_cast<double>(site.wavefronts);
+            all.least_wavefronts += scale * static_cast<double>(site.least_wavefronts);
+        }
+        all.memory_bytes += static_cast<double>(kernel->launches) * SECTOR *
+                            (of_launch(*kernel, &Totals::dram_load) + of_launch(*kernel, &Totals::dram_store));
+        all.hazards += kernel->races.size() + kernel->uninitialised.size();
+        kernel->is_taken = true;
+    }
+    const auto is_sound = [](const auto& kernel) { return kernel->races.empty() && kernel->uninitialised.empty(); };
+    kernels_.erase(std::remove_if(kernels_.begin(), kernels_.end(), is_sound), kernels_.end());
+    by_shape_.clear();
+    sequence_.clear();
+    kernel_ = nullptr;
+    return all;
 }
 
 json Recorder::to_json(const Kernel& kernel) const
@@ -1159,7 +1189,8 @@ json Recorder::to_json(const Kernel& kernel) const
                       {"launch_dram_store", of_launch(kernel, &Totals::dram_store) * SECTOR},
                       {"launch_l2", (of_launch(kernel, &Totals::l2_load) + of_launch(kernel, &Totals::l2_store)) * SECTOR},
                       {"launch_shared_wavefronts", of_launch(kernel, &Totals::wavefronts)},
-                      {"launch_tensor_flops", of_launch(kernel, &Totals::flops)}};
+                      {"launch_tensor_flops", of_launch(kernel, &Totals::flops)},
+                      {"launch_special", of_launch(kernel, &Totals::special)}};
     json sites = json::array(), races = json::array(), unwritten = json::array(), syncs = json::array();
     for (const Site& site : kernel.sites)
         if (site.requests > 0) sites.push_back(to_json(kernel, site));
@@ -1191,7 +1222,8 @@ void Recorder::write(const std::string& ended)
     if (is_written_ || !is_open_ || getenv("INSPECT_OUT") == nullptr) return;
     is_written_ = true;
     recording = false;
-    json all = {{"card", card_->key}, {"ended", ended}, {"kernels", json::array()}, {"matmuls", json::array()},
+    const std::string program = std::filesystem::read_symlink("/proc/self/exe");
+    json all = {{"program", program}, {"card", card_->key}, {"ended", ended}, {"kernels", json::array()}, {"matmuls", json::array()},
                 {"copies", json::array()}, {"sequence", json::array()}};
     for (const auto& kernel : kernels_) all["kernels"].push_back(to_json(*kernel));
     for (const auto& [p, launches] : products_)
@@ -1220,6 +1252,7 @@ Run next_block() { return recorder.next_block(); }
 void begin_block(uint64_t block) { recorder.begin_block(block); }
 void end_block() { recorder.end_block(); }
 void product(const Product& product) { recorder.product(product); }
+Figures take_figures() { return recorder.take_figures(); }
 void copied(const char* kind, size_t bytes) { recorder.copied(kind, bytes); }
 bool only_counts() { return getenv("INSPECT_MODE") != nullptr && strcmp(getenv("INSPECT_MODE"), "sample") == 0; }
 void dying(const char* why) { recorder.write(why); }
@@ -1284,6 +1317,7 @@ void wgmma_reads(unsigned product, const void* address, Operand operand)
 void wgmma_ended(unsigned product) { if_recording([&] { recorder.wgmma_ended(product); }); }
 void wgmma_waited(unsigned warp) { if_recording([&] { recorder.wgmma_waited(warp); }); }
 void tensor_flops(uint64_t flops) { if_recording([&] { recorder.tensor_flops(flops); }); }
+void special_function() { if_recording([] { recorder.special_function(); }); }
 
 }  // namespace cuda_cpu::watch
 

@@ -48,7 +48,7 @@ def step_arguments(given, folder, program):
     options = {**STEP, **dict(zip(given[::2], given[1::2]))}
     flags = [word for pair in options.items() for word in pair]
     of_plan = [word for pair in options.items() for word in pair]
-    said = subprocess.run([program, "plan", "--json", *of_plan], capture_output=True, text=True)
+    said = subprocess.run([os.path.abspath(program), "plan", "--json", *of_plan], capture_output=True, text=True)
     if said.returncode != 0:
         raise Mistake(said.stderr.strip())
     plan = json.loads(said.stdout)
@@ -131,14 +131,14 @@ def parse_options():
 def inspect(options):
     folder = os.path.dirname(os.path.abspath(options.program))
     recording = f"{options.program}.json"
-    program = os.path.abspath(options.program)
+    program = os.path.relpath(options.program)
     arguments, wanted = options.arguments, []
     if options.step:
         arguments, shape, tokens = step_arguments(options.arguments, folder, program)
         wanted = ["--shape", json.dumps(shape)]
         if not options.kernel:
             wanted += ["--tokens", str(tokens)]
-    command = [program, *arguments]
+    command = [os.path.abspath(program), *arguments]
     if os.path.exists(recording):
         os.remove(recording)
     log = f"{options.program}.log" if options.step else None
