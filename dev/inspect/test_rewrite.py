@@ -214,7 +214,8 @@ def test_shared(scratch):
     got = World(scratch, "shared", {"mine.cu": SHARED}).build_and_run("mine.cu")
     for i, (expected, what) in enumerate([
             (1, "aligned bytes"), (5, "seen again through a struct's array of ints"),
-            (6, "the second of one statement"), (7, "rows"), (8, "a declaration on two lines"), (40, "pointers"), (9, "declared outside of functions"),
+            (6, "the second of one statement"), (7, "rows"), (8, "a declaration on two lines"),
+            (40, "pointers"), (9, "declared outside of functions"),
             (4, "a static array of a type with a constructor"), (32, "a program may name something WARP_SIZE")]):
         claim(got.get(str(i)) == str(expected), f"shared memory: {what}", f"found {got.get(str(i))}")
 
