@@ -33,3 +33,21 @@ inline ConfiguredKernel<Parameters...> launch(void (*kernel)(Parameters...), con
 }
 
 }  // namespace cuda_cpu
+
+namespace cuda_cpu {
+template <class... Parameters, size_t... i>
+inline cudaError_t launch_from(void (*kernel)(Parameters...), const Configuration& configuration, void** arguments,
+                               std::index_sequence<i...>)
+{
+    return cudaLaunchKernelEx(&configuration, kernel, *static_cast<Parameters*>(arguments[i])...);
+}
+}  // namespace cuda_cpu
+
+// A launch with the places of its arguments, as many as the kernel has parameters.
+template <class... Parameters>
+inline cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
+                                    size_t shared_bytes, cudaStream_t stream)
+{
+    return cuda_cpu::launch_from(kernel, {grid, block, shared_bytes, stream}, arguments,
+                                 std::index_sequence_for<Parameters...>());
+}
