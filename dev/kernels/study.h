@@ -183,14 +183,14 @@ Floor flops(double n) { return {Bound::COMPUTE, n}; }
 
 // Without a GPU its time means nothing, and what it does to memory is counted instead: see dev/inspect.
 #ifdef CUDA_CPU_INSPECT
-using Memory = cuda_cpu::watch::Figures;
-Memory take_memory() { return cuda_cpu::watch::take_figures(); }
+using Traffic = cuda_cpu::watch::Figures;
+Traffic take_traffic() { return cuda_cpu::watch::take_figures(); }
 #else
-struct Memory { double sectors, least_sectors, wavefronts, least_wavefronts, memory_bytes; uint64_t hazards; };
-Memory take_memory() { return {}; }
+struct Traffic { double sectors, least_sectors, wavefronts, least_wavefronts, memory_bytes; uint64_t hazards; };
+Traffic take_traffic() { return {}; }
 #endif
 
-struct Row { std::string step; double seconds = 0, of_limit = 0; Memory memory = {}; };
+struct Row { std::string step; double seconds = 0, of_limit = 0; Traffic traffic = {}; };
 struct Table { std::string title, size; Floor floor; std::vector<Row> rows; };
 
 class Study {
@@ -257,11 +257,11 @@ public:
         if (rows.size() < number) rows.push_back({format("%zu %s", number, name.c_str())});
         for (auto& array : arrays_) array->restore();
         study_.turn = 0;
-        take_memory();   // what came before is no matter of this step
+        take_traffic();   // what came before is no matter of this step
         work();
         check(cudaStreamSynchronize(device.stream), name.c_str());
-        rows[number - 1].memory = take_memory();
-        if (const uint64_t hazards = rows[number - 1].memory.hazards) {
+        rows[number - 1].traffic = take_traffic();
+        if (const uint64_t hazards = rows[number - 1].traffic.hazards) {
             study_.failures++;
             printf("FAILED %s, step %s, %s: %zu races, or reads of what nobody wrote\n", title_,
                    rows[number - 1].step.c_str(), size_.c_str(), static_cast<size_t>(hazards));
@@ -354,7 +354,7 @@ std::string Study::report_of_memory() const {
         for (int width : {10, 9, 11, 9, 10, 6}) text += "|" + std::string(width, '-') + ":";
         text += "|\n";
         for (const Row& row : t.rows) {
-            const Memory& m = row.memory;
+            const Traffic& m = row.traffic;
             auto over = [](double done, double least) { return least > 0 ? format("%.2f x", done / least) : "-"; };
             text += format("| %-46s | %9.1f | %8s | %10.1f | %8s | %9.3f | %5.2f |\n", row.step.c_str(), m.sectors / 1e3,
                            over(m.sectors, m.least_sectors).c_str(), m.wavefronts / 1e3,
