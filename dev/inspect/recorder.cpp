@@ -14,6 +14,7 @@
 // all: all are recorded), INSPECT_KERNEL (only those whose name has this in it), INSPECT_EXCEPT (ranges that are not), INSPECT_SECONDS (after which the program
 // is ended), INSPECT_LEAVE_OUT (addresses of barriers that are to be forgotten).
 #define CUDA_CPU_INSPECT
+#define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
 
 #define WARP_SIZE 32
