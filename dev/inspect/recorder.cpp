@@ -277,7 +277,7 @@ struct PendingCopy {
 
 struct Thread {
     Known known, fenced;     // fenced: what the copy engine and wgmma can see
-    Known released;          // at the last __threadfence
+    Known released;          // by a __threadfence: what others find who see an atomic's result
     Tick own = 1;
     bool is_over = false;
     uint32_t stack = 0;
@@ -564,7 +564,7 @@ void Recorder::touch_granule(Space space, uint64_t granule, uint16_t mask, const
             is_noted = true;
             return true;
         }
-        if (is_twin && entry.kind == Kind::READ && entry.bytes == mask) {      // another lane's, side by side
+        if (is_twin && entry.kind == Kind::READ && entry.bytes == mask && entry.site == made.site) {   // another lane's
             entry.lanes |= lanes;
             is_noted = true;
             return true;
@@ -886,15 +886,17 @@ void Recorder::learn(unsigned t, const Known& known, const Known& fenced)
 void Recorder::meet(const std::vector<unsigned>& who)
 {
     std::vector<Moment> moments;
-    Known fenced;
+    Known fenced, released;
     for (unsigned t : who) {
         moments.push_back(moment_of(t));
         if (threads_[t].fenced != fenced) fenced = together(fenced, threads_[t].fenced);
+        if (threads_[t].released != released) released = together(released, threads_[t].released);
     }
     const Known all = together(moments, actors());
     for (unsigned t : who) {
         threads_[t].known = all;
         threads_[t].fenced = fenced;
+        threads_[t].released = released;
         threads_[t].own++;
         threads_[t].registers.forget_all();
     }
@@ -1341,7 +1343,7 @@ extern "C" void __tsan_vptr_read(void**) {}
 #define INSPECT_ATOMIC(bits, type)                                                                                     \
     extern "C" type __tsan_atomic##bits##_load(const volatile type* place, int)                                        \
     {                                                                                                                  \
-        seen(Access::STORE, By::ATOMIC, const_cast<const type*>(place), bits / 8, __builtin_return_address(0));                                                         \
+        seen(Access::LOAD, By::ATOMIC, const_cast<const type*>(place), bits / 8, __builtin_return_address(0));                                                         \
         return __atomic_load_n(place, __ATOMIC_SEQ_CST);                                                               \
     }                                                                                                                  \
     extern "C" void __tsan_atomic##bits##_store(volatile type* place, type value, int)                                 \
