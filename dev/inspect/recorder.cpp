@@ -14,6 +14,7 @@
 // all: all are recorded), INSPECT_KERNEL (only those whose name has this in it), INSPECT_EXCEPT (ranges that are not), INSPECT_SECONDS (after which the program
 // is ended), INSPECT_LEAVE_OUT (addresses of barriers that are to be forgotten).
 #define CUDA_CPU_INSPECT
+#define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
 
 #define WARP_SIZE 32
@@ -291,7 +292,7 @@ struct PendingCopy {
 
 struct Thread {
     Known known, fenced;     // fenced: what the copy engine and wgmma can see
-    Known released;          // at the last __threadfence
+    Known released;          // by a __threadfence: what others find who see an atomic's result
     Tick own = 1;
     bool is_over = false;
     uint32_t stack = 0;
@@ -580,7 +581,7 @@ void Recorder::touch_granule(Space space, uint64_t granule, uint16_t mask, const
             is_noted = true;
             return true;
         }
-        if (is_twin && entry.kind == Kind::READ && entry.bytes == mask) {      // another lane's, side by side
+        if (is_twin && entry.kind == Kind::READ && entry.bytes == mask && entry.site == made.site) {   // another lane's
             entry.lanes |= lanes;
             is_noted = true;
             return true;
@@ -902,15 +903,17 @@ void Recorder::learn(unsigned t, const Known& known, const Known& fenced)
 void Recorder::meet(const std::vector<unsigned>& who)
 {
     std::vector<Moment> moments;
-    Known fenced;
+    Known fenced, released;
     for (unsigned t : who) {
         moments.push_back(moment_of(t));
         if (threads_[t].fenced != fenced) fenced = together(fenced, threads_[t].fenced);
+        if (threads_[t].released != released) released = together(released, threads_[t].released);
     }
     const Known all = together(moments, actors());
     for (unsigned t : who) {
         threads_[t].known = all;
         threads_[t].fenced = fenced;
+        threads_[t].released = released;
         threads_[t].own++;
         threads_[t].registers.forget_all();
     }
@@ -1374,7 +1377,7 @@ extern "C" void __tsan_vptr_read(void**) {}
 #define INSPECT_ATOMIC(bits, type)                                                                                     \
     extern "C" type __tsan_atomic##bits##_load(const volatile type* place, int)                                        \
     {                                                                                                                  \
-        seen(Access::STORE, By::ATOMIC, const_cast<const type*>(place), bits / 8, __builtin_return_address(0));                                                         \
+        seen(Access::LOAD, By::ATOMIC, const_cast<const type*>(place), bits / 8, __builtin_return_address(0));                                                         \
         return __atomic_load_n(place, __ATOMIC_SEQ_CST);                                                               \
     }                                                                                                                  \
     extern "C" void __tsan_atomic##bits##_store(volatile type* place, type value, int)                                 \

@@ -1,0 +1,339 @@
+// Kernels that forget something, each beside its right version (true): test_inspect.py. A comment behind an access
+// names it; the test says which of them race.
+#include <cuda_runtime.h>
+
+constexpr unsigned ALL = 0xffffffff;
+
+// ---- barriers of a block
+
+template <bool right>
+__global__ void neighbour(float* out)
+{
+    __shared__ float tile[65];
+    tile[threadIdx.x] = 1;                            // writes
+    if (threadIdx.x == 63) tile[64] = 1;
+    if (right) __syncthreads();
+    out[blockIdx.x * 64 + threadIdx.x] = tile[threadIdx.x + 1];   // reads
+}
+
+// The first tile may be written again only when all have read it.
+template <bool right>
+__global__ void end_of_loop(float* out, const float* in)
+{
+    __shared__ float tile[64];
+    float sum = 0;
+    for (int i = 0; i < 3; i++) {
+        tile[threadIdx.x] = in[i * 64 + threadIdx.x]; // writes
+        __syncthreads();
+        sum += tile[63 - threadIdx.x];                // reads
+        if (right) __syncthreads();
+    }
+    out[threadIdx.x] = sum;
+}
+
+// Two buffers need one barrier a turn. It stands before what is read, or else what is written is still being read.
+template <bool right>
+__global__ void double_buffer(float* out, const float* in)
+{
+    __shared__ float tile[2][64];
+    float sum = 0;
+    tile[0][threadIdx.x] = in[threadIdx.x];
+    if (!right) __syncthreads();
+    for (int i = 0; i < 4; i++) {
+        if (right) __syncthreads();
+        if (i < 3) tile[(i + 1) % 2][threadIdx.x] = in[(i + 1) * 64 + threadIdx.x];   // writes
+        sum += tile[i % 2][63 - threadIdx.x];         // reads
+        if (!right && i % 2 == 0) __syncthreads();
+    }
+    out[threadIdx.x] = sum;
+}
+
+template <bool right>
+__global__ void flag(float* out, const float* in)
+{
+    __shared__ bool is_large;
+    if (threadIdx.x == 0) is_large = in[blockIdx.x] > 1;   // writes
+    if (right) __syncthreads();
+    if (is_large) out[blockIdx.x * 64 + threadIdx.x] = 0;   // reads
+}
+
+// Threads without an element leave before the barrier, which the others then wait at without them.
+template <bool right>
+__global__ void leaves_early(float* out, int count)
+{
+    __shared__ float tile[64];
+    if (threadIdx.x >= static_cast<unsigned>(count)) return;
+    tile[threadIdx.x] = 1;                            // writes
+    if (right) __syncthreads();
+    out[threadIdx.x] = tile[count - 1 - threadIdx.x]; // reads
+}
+
+// A reduction by halves, as they are first written; the barrier stands outside of the condition.
+template <bool right>
+__global__ void halves(float* out)
+{
+    __shared__ float sums[128];
+    sums[threadIdx.x] = 1;
+    __syncthreads();
+    for (unsigned n = 64; n > 0; n /= 2) {
+        if (threadIdx.x < n)
+            sums[threadIdx.x] +=                      // adds
+                sums[threadIdx.x + n];                // reads
+        if (right || n > 32) __syncthreads();
+    }
+    if (threadIdx.x == 0) out[0] = sums[0];
+}
+
+// Each warp has a part of its own: no barrier of the block is needed, the warp's is enough.
+template <bool right>
+__global__ void lanes(float* out)
+{
+    __shared__ float tile[2][32];
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    tile[warp][lane] = 1;                             // writes
+    if (right) __syncwarp();
+    out[threadIdx.x] = tile[warp][lane ^ 1];          // reads
+}
+// The warp's barrier orders no other warp.
+template <bool right>
+__global__ void warps(float* out)
+{
+    __shared__ float tile[64];
+    tile[threadIdx.x] = 1;                            // writes
+    if (right) __syncthreads();
+    else __syncwarp();
+    out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
+}
+__global__ void by_shuffle(float* out)
+{
+    __shared__ float tile[32];
+    tile[threadIdx.x] = 1;
+    const float x = __shfl_xor_sync(ALL, 1.0f, 1);
+    out[threadIdx.x] = tile[threadIdx.x ^ 1] + x;
+}
+__global__ void by_vote(float* out)
+{
+    __shared__ float tile[32];
+    tile[threadIdx.x] = 1;
+    const int any = __any_sync(ALL, threadIdx.x == 3);
+    out[threadIdx.x] = tile[threadIdx.x ^ 1] + static_cast<float>(any);
+}
+// Of a warp's half, the lanes that the mask names are ordered, and they alone.
+template <bool right>
+__global__ void half_a_warp(float* out)
+{
+    __shared__ float tile[32];
+    tile[threadIdx.x] = 1;                            // writes
+    if (threadIdx.x < 16) {
+        __syncwarp(0x0000ffff);
+        out[threadIdx.x] = tile[threadIdx.x ^ (right ? 1 : 17)];   // reads
+    } else {
+        __syncwarp(0xffff0000);
+    }
+}
+
+// ---- bytes
+
+__global__ void bytes_of_a_word(char* out)
+{
+    __shared__ char tile[64];
+    tile[threadIdx.x] = 1;
+    out[threadIdx.x] = tile[threadIdx.x];
+}
+__global__ void halves_of_a_word(short* out)
+{
+    __shared__ short tile[64];
+    tile[threadIdx.x] = 1;
+    out[threadIdx.x] = tile[threadIdx.x];
+}
+// A word, and one of its bytes.
+__global__ void byte_in_a_word(int* out)
+{
+    __shared__ int word;
+    if (threadIdx.x == 1) reinterpret_cast<char*>(&word)[2] = 1;   // writes
+    if (threadIdx.x == 32) out[0] = word;             // reads
+}
+
+// ---- global memory
+
+template <bool right>
+__global__ void one_word(int* out)
+{
+    if (threadIdx.x == 0) out[right ? blockIdx.x : 0] = 1;   // writes
+}
+template <bool right>
+__global__ void within_block(float* out)
+{
+    out[blockIdx.x * 64 + threadIdx.x] = 1;           // writes
+    if (right) __syncthreads();
+    out[4096 + blockIdx.x * 64 + threadIdx.x] = out[blockIdx.x * 64 + 63 - threadIdx.x];   // reads
+}
+// A barrier orders its own block only.
+template <bool right>
+__global__ void next_block(float* out)
+{
+    out[blockIdx.x * 64 + threadIdx.x] = 1;           // writes
+    __syncthreads();
+    const unsigned other = right ? blockIdx.x : (blockIdx.x + 1) % gridDim.x;
+    out[4096 + blockIdx.x * 64 + threadIdx.x] = out[other * 64 + 63 - threadIdx.x];        // reads
+}
+__global__ void first_kernel(float* out)
+{
+    out[blockIdx.x * 64 + threadIdx.x] = 1;
+}
+__global__ void second_kernel(float* out)
+{
+    out[4096 + blockIdx.x * 64 + threadIdx.x] = out[(3 - blockIdx.x) * 64 + threadIdx.x];
+}
+
+__global__ void only_atomics(int* sum, float* other)
+{
+    __shared__ int count;
+    if (threadIdx.x == 0) count = 0;
+    __syncthreads();
+    atomicAdd(&count, 1);
+    atomicAdd(sum, 1);
+    atomicAdd(other, 1.0f);
+    atomicMax(sum, 5);
+}
+template <bool right>
+__global__ void atomic_and_store(int* sum)
+{
+    if (right)
+        atomicExch(sum, 0);
+    else
+        *sum = 0;                                     // writes
+    atomicAdd(sum, 1);                                // adds
+}
+template <bool right>
+__global__ void histogram(int* out, const int* in)
+{
+    __shared__ int counts[8];
+    if (threadIdx.x < 8) counts[threadIdx.x] = 0;     // clears
+    if (right) __syncthreads();
+    atomicAdd(&counts[in[threadIdx.x] % 8], 1);       // adds
+    __syncthreads();
+    if (threadIdx.x < 8) atomicAdd(out + threadIdx.x, counts[threadIdx.x]);
+}
+
+// The last block to come adds up what the others have left: a fence, then the count.
+template <bool right>
+__global__ void last_block(float* parts, unsigned* count, float* out)
+{
+    __shared__ bool is_last;
+    if (threadIdx.x == 0) {
+        parts[blockIdx.x] = 1;                        // writes
+        if (right) __threadfence();
+        is_last = atomicAdd(count, 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (is_last && threadIdx.x < gridDim.x) out[threadIdx.x] = parts[threadIdx.x];   // reads
+}
+// The same where all threads leave something: a barrier, and one thread's fence stands for all.
+__global__ void last_block_of_many(float* parts, unsigned* count, float* out)
+{
+    __shared__ bool is_last;
+    parts[blockIdx.x * 64 + threadIdx.x] = 1;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        is_last = atomicAdd(count, 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (is_last) out[threadIdx.x] = parts[threadIdx.x] + parts[64 + threadIdx.x];
+}
+// Or each fences its own, then the barrier.
+template <bool right>
+__global__ void last_block_of_fences(float* parts, unsigned* count, float* out)
+{
+    __shared__ bool is_last;
+    parts[blockIdx.x * 64 + threadIdx.x] = 1;         // writes
+    __threadfence();
+    if (right) __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(count, 1u) == gridDim.x - 1;
+    __syncthreads();
+    if (is_last) out[threadIdx.x] = parts[threadIdx.x] + parts[64 + threadIdx.x];   // reads
+}
+
+// ---- what nobody wrote
+
+template <bool right>
+__global__ void unwritten(float* out)
+{
+    __shared__ float tile[64];
+    if (right || threadIdx.x < 60) tile[threadIdx.x] = 1;
+    __syncthreads();
+    out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
+}
+template <bool right>
+__global__ void unwritten_dynamic(float* out)
+{
+    extern __shared__ float tile[];
+    if (right) tile[threadIdx.x] = 0;
+    __syncthreads();
+    tile[threadIdx.x] += 1;                           // reads
+    out[threadIdx.x] = tile[threadIdx.x];
+}
+
+// ---- two places for one access
+
+// Lanes read the same word in two places of the program; both race with what is written.
+__global__ void two_readers(float* out)
+{
+    __shared__ float word;
+    if (threadIdx.x == 0) word = 1;
+    __syncthreads();
+    if (threadIdx.x % 2 == 0)
+        out[threadIdx.x] = word;                      // even
+    else
+        out[threadIdx.x] = word + 1;                  // odd
+    if (threadIdx.x == 63) word = 2;                  // writes
+}
+
+template <bool right>
+void all_of(float* out, const float* in, unsigned* counts)
+{
+    int* numbers = reinterpret_cast<int*>(out);
+    neighbour<right><<<2, 64>>>(out);
+    end_of_loop<right><<<1, 64>>>(out, in);
+    double_buffer<right><<<1, 64>>>(out, in);
+    flag<right><<<2, 64>>>(out, in);
+    leaves_early<right><<<1, 64>>>(out, 50);
+    halves<right><<<1, 128>>>(out);
+    lanes<right><<<1, 64>>>(out);
+    warps<right><<<1, 64>>>(out);
+    half_a_warp<right><<<1, 32>>>(out);
+    one_word<right><<<3, 32>>>(numbers);
+    within_block<right><<<2, 64>>>(out);
+    next_block<right><<<2, 64>>>(out);
+    atomic_and_store<right><<<1, 64>>>(numbers);
+    histogram<right><<<2, 64>>>(numbers, reinterpret_cast<const int*>(in));
+    cudaMemset(counts, 0, 1024);
+    last_block<right><<<4, 64>>>(out, counts, out + 4096);
+    last_block_of_fences<right><<<2, 64>>>(out, counts + 1, out + 4096);
+    unwritten<right><<<1, 64>>>(out);
+    unwritten_dynamic<right><<<1, 64, 256>>>(out);
+}
+
+int main()
+{
+    float *in, *out;
+    unsigned* counts;
+    cudaMalloc(&in, 1 << 16);
+    cudaMalloc(&out, 1 << 16);
+    cudaMalloc(&counts, 1024);
+    cudaMemset(in, 0, 1 << 16);
+    all_of<true>(out, in, counts);
+    all_of<false>(out, in, counts);
+    by_shuffle<<<1, 32>>>(out);
+    by_vote<<<1, 32>>>(out);
+    bytes_of_a_word<<<1, 64>>>(reinterpret_cast<char*>(out));
+    halves_of_a_word<<<1, 64>>>(reinterpret_cast<short*>(out));
+    byte_in_a_word<<<1, 64>>>(reinterpret_cast<int*>(out));
+    first_kernel<<<4, 64>>>(out);
+    second_kernel<<<4, 64>>>(out);
+    only_atomics<<<4, 64>>>(reinterpret_cast<int*>(out), out + 1);
+    last_block_of_many<<<2, 64>>>(out, counts + 2, out + 4096);
+    two_readers<<<1, 64>>>(out);
+    return cudaDeviceSynchronize() == cudaSuccess ? 0 : 1;
+}
