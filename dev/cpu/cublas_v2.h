@@ -139,3 +139,26 @@ inline cublasStatus_t cublasSgemv(cublasHandle_t handle, cublasOperation_t opera
     return cuda_cpu::gemm(handle, CUBLAS_OP_N, transposed ? CUBLAS_OP_N : CUBLAS_OP_T, 1, to, from, *alpha,
                           {x, CUDA_R_32F, step_x, 0}, {A, CUDA_R_32F, lda, 0}, *beta, {y, CUDA_R_32F, step_y, 0}, 1);
 }
+
+// Vectors with steps, and matrices, between the host and the device.
+inline cublasStatus_t cublasSetMatrix(int rows, int columns, int bytes, const void* from, int from_ld, void* to,
+                                      int to_ld)
+{
+    const auto size = [=](int count) { return static_cast<size_t>(count) * static_cast<size_t>(bytes); };
+    const cudaError_t error = cudaMemcpy2D(to, size(to_ld), from, size(from_ld), size(rows),
+                                           static_cast<size_t>(columns), cudaMemcpyDefault);
+    return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+inline cublasStatus_t cublasGetMatrix(int rows, int columns, int bytes, const void* from, int from_ld, void* to,
+                                      int to_ld)
+{
+    return cublasSetMatrix(rows, columns, bytes, from, from_ld, to, to_ld);
+}
+inline cublasStatus_t cublasSetVector(int count, int bytes, const void* from, int from_step, void* to, int to_step)
+{
+    return cublasSetMatrix(1, count, bytes, from, from_step, to, to_step);
+}
+inline cublasStatus_t cublasGetVector(int count, int bytes, const void* from, int from_step, void* to, int to_step)
+{
+    return cublasSetMatrix(1, count, bytes, from, from_step, to, to_step);
+}

@@ -51,3 +51,26 @@ inline cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, di
     return cuda_cpu::launch_from(kernel, {grid, block, shared_bytes, stream}, arguments,
                                  std::index_sequence_for<Parameters...>());
 }
+
+// ---- functions of the host, in a stream's order
+
+#define CUDART_CB
+using cudaHostFn_t = void (*)(void*);
+using cudaStreamCallback_t = void (*)(cudaStream_t, cudaError_t, void*);
+
+namespace cuda_cpu {
+inline cudaError_t call_in_order(cudaStream_t stream, Deed deed)
+{
+    return waits(stream) ? hand_over(stream, std::move(deed)) : deed();
+}
+}  // namespace cuda_cpu
+
+inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data)
+{
+    return cuda_cpu::call_in_order(stream, [=] { return function(data), cudaSuccess; });
+}
+inline cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned)
+{
+    if (const cudaError_t error = cuda_cpu::refuse_captured(stream); error != cudaSuccess) return error;
+    return cuda_cpu::call_in_order(stream, [=] { return callback(stream, cudaSuccess, data), cudaSuccess; });
+}

@@ -2714,6 +2714,13 @@ static void test_other_calls()
     cuda_cpu::launch(by_old_launch, {0, 1})(out.data, 1, 1);
     claim("a launch that is refused leaves its error for cudaGetLastError",
           cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
+    std::string order;
+    cudaStream_t stream;
+    cudaStreamCreate(&stream);
+    cudaLaunchHostFunc(stream, [](void* text) { *static_cast<std::string*>(text) += "a"; }, &order);
+    cudaStreamAddCallback(stream, [](cudaStream_t, cudaError_t, void* text) { *static_cast<std::string*>(text) += "b"; }, &order, 0);
+    claim("a stream calls the host's functions in order",
+          cudaStreamSynchronize(stream) == cudaSuccess && order == "ab" && cudaStreamDestroy(stream) == cudaSuccess);
     const bool bounded = cudaOccupancyMaxPotentialBlockSize(&grid, &block, asked_about<8>) == cudaSuccess;
     claim("occupancy: threads, shared memory and launch bounds count",
           bounded && block == (cuda_cpu::has_launch_bounds ? 256 : 1024) && grid > 0 &&
@@ -2788,6 +2795,11 @@ static void test_cublas()
     const cublasStatus_t columns = cublasSgemv(handle, CUBLAS_OP_T, 2, 3, &alpha, matrix.data, 2, x.data, 1, &beta, y.data, 1);
     claim("cuBLAS: a matrix by a vector with steps, and its transpose", rows == CUBLAS_STATUS_SUCCESS && columns == CUBLAS_STATUS_SUCCESS &&
           right && y.values() == std::vector<float>({30, 16, 20, 34, 10, 10}));
+    const float numbers[] = {1, 2, 3};
+    float every_second[6] = {};
+    claim("cuBLAS: vectors go to the device and back, with steps",
+          cublasSetVector(3, 4, numbers, 1, x.data, 2) == CUBLAS_STATUS_SUCCESS && x[2] == 2 && x[4] == 3 &&
+              cublasGetVector(3, 4, x.data, 2, every_second, 2) == CUBLAS_STATUS_SUCCESS && every_second[4] == 3 && every_second[3] == 0);
     claim("cuBLAS: what it has not it refuses, and nothing to do is done",
           cublasGemmEx(handle, CUBLAS_OP_N, CUBLAS_OP_N, 2, 2, 2, &alpha, x.data, CUDA_R_16F, 2, x.data, CUDA_R_16F, 2, &beta, y.data, CUDA_R_16F, 2,
                        CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_NOT_SUPPORTED &&

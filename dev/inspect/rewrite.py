@@ -66,9 +66,8 @@ class Tokens(list):
     """Tokens with what a parser asks of them."""
 
     def is_run(self, i, mark):
-        """Whether three marks, <<< or >>>, begin at i without a space between."""
-        return (0 <= i and i + 2 < len(self) and all(self[i + k].text == mark for k in range(3))
-                and self[i + 2].at == self[i].at + 2)
+        """Whether three marks, <<< or >>>, begin at i. (Some formatters put a space between, which nvcc takes.)"""
+        return all(self.text(i + k) == mark for k in range(3))
 
     def text(self, i):
         return self[i].text if 0 <= i < len(self) else ""
@@ -201,6 +200,8 @@ NAMES = {
                     "clusters of blocks"),
     **dict.fromkeys(["cudaLaunchCooperativeKernel", "this_grid", "grid_group", "this_multi_grid"],
                     "barriers of a whole grid"),
+    **dict.fromkeys(["__shfl", "__shfl_up", "__shfl_down", "__shfl_xor", "__any", "__all", "__ballot"],
+                    "collectives of a warp without _sync and a mask, which CUDA gave up with Volta"),
     **dict.fromkeys(["coalesced_threads", "coalesced_group", "labeled_partition", "binary_partition", "__activemask"],
                     "knowledge of which lanes run together")}
 ASM = ("asm", "__asm__", "__asm")

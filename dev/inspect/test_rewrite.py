@@ -125,6 +125,7 @@ int main()
     sum<<<1, 1>>>(x, 1, 2.5, 3u); printf("pack %g\n", x[0]);
     by_number<4><<<1, 1>>>((float (*)[4])x); printf("number %g\n", x[4]);
     by_number<<<1, 1>>>(rows); printf("specialised %g\n", rows[1][0]);
+    x[0] = 1; simple<< <1, 1 >> >(x, 2, x); printf("spaces %g\n", x[0]);
     x[0] = 1; same_name(x, 1); printf("same_name %g\n", x[0]);
     grid_size<<<{2, 3}, {4}>>>(x); printf("braces %g\n", x[0]);
     Owner{x}.run(); printf("member %g\n", x[0]);
@@ -157,7 +158,8 @@ def test_launches(scratch):
             ("parameter", "5", "a kernel that is a parameter"), ("pointer", "2", "kernels in an array of pointers"),
             ("lambda", "13", "a lambda as argument"), ("pack", "6.5", "a pack of parameters"),
             ("number", "4", "a template's number, explicit"), ("specialised", "55", "and a specialisation, deduced"),
-            ("same_name", "2", "a host function of the kernel's name"), ("braces", "234", "a configuration in braces"),
+            ("spaces", "3", "<< < and >> >"), ("same_name", "2", "a host function of the kernel's name"),
+            ("braces", "234", "a configuration in braces"),
             ("member", "213", "a launch in a member function"), ("noinline", "1", "__noinline__"),
             ("error", "cudaErrorInvalidConfiguration", "cudaGetLastError tells what was wrong with a launch"),
             ("graph", "0 6", "a launch into a stream that is captured"),
@@ -280,6 +282,8 @@ REFUSED = [
     (IN_KERNEL.format("cg::this_grid().sync();"), "3: this_grid: dev/cpu has no barriers of a whole grid"),
     (IN_KERNEL.format("unsigned m = __activemask();"),
      "3: __activemask: dev/cpu has no knowledge of which lanes run together"),
+    (IN_KERNEL.format("x[0] += __shfl_down(x[0], 1);"),
+     "3: __shfl_down: dev/cpu has no collectives of a warp without _sync and a mask, which CUDA gave up with Volta"),
     ("int main() { k<<<1, 2; }\n", "1: <<<: expected a launch, kernel<<<grid, block>>>(arguments)")]
 ALLOWED = [
     (IN_KERNEL.format('// asm("x");\n /* asm("y"); */ const char* s = "asm(z) thrust::x";'),
