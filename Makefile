@@ -101,7 +101,7 @@ FORCE:
 # ---- build and run ------------------------------------------------------------------------------
 
 .PHONY: all setup run debug test test-asan test-cards test-ports test-gpu test-gpu-sanitize test-hf check-cuda \
-        kernels check-kernels reference bench bench-gpu chapter test-explorer inspect clean help require-gpu require-sanitizer FORCE
+        kernels check-kernels reference bench bench-gpu chapter test-explorer inspect test-inspect clean help require-gpu require-sanitizer FORCE
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
 	@echo "./train_gpt is the $(DEVICE) build in $(PRECISION): $(REASON)"
@@ -334,6 +334,12 @@ inspect:
 	    $(INSPECT_REPORT) -- $(INSPECT_OPTIONS)
 endif
 
+# Claims about what it finds, what it says, and how it makes C++ of a .cu file.
+test-inspect: $(INSPECT_DIR)/recorder.o
+	$(PYTHON) dev/inspect/test_rewrite.py
+	$(PYTHON) dev/inspect/test_report.py
+	$(PYTHON) dev/inspect/test_inspect.py
+
 # ---- dev/kernels, benchmarks, reports ---------------------------------------------------------------
 
 # dev/kernels: each layer's kernel step by step, checked and timed. KERNEL=layernorm: only that one; MARKDOWN=FILE:
@@ -399,6 +405,7 @@ help:
 	@echo "make check-cuda     compiles for sm_80, sm_89 and sm_90a: no warnings, no spills, sound machine code;"
 	@echo "                    TOOLKIT=DIR: with the CUDA toolkit in DIR (scripts/toolkit.sh makes one of CUDA 12.4)"
 	@echo "make inspect        what each kernel does to memory, and races: KERNEL=, FILE=mine.cu, CARD=, CHECK=yes, BARRIERS=yes"
+	@echo "make test-inspect   claims about what make inspect finds"
 	@echo "make kernels        dev/kernels: each layer's kernel step by step, checked and timed; KERNEL=attention: one"
 	@echo "make check-kernels  they compile for sm_90a: no warnings"
 	@echo "make reference      writes data/reference/ with PyTorch"

@@ -49,8 +49,12 @@ constexpr const char* BY_NAMES[] = {"thread", "atomic", "ldmatrix", "cp.async", 
 
 // How much of a launch is recorded: blocks from the first one on, until there are enough of them and of their accesses.
 // Where a grid has a second dimension blocks may differ along the first (attention's do), so whole rows are taken.
-constexpr uint64_t ENOUGH_BLOCKS = 8, ENOUGH_ACCESSES = 1 << 18, TOO_MANY_ACCESSES = 1 << 20;
-constexpr uint64_t FAR_TOO_MANY_ACCESSES = 8 << 20;   // then a row of blocks is not finished either
+struct Enough {
+    uint64_t blocks, accesses, too_many;
+    uint64_t far_too_many;   // then a row of blocks is not finished either
+};
+constexpr Enough IN_A_STEP{8, 1 << 18, 1 << 20, 8 << 20};            // blocks are alike, and only these run
+constexpr Enough IN_A_PROGRAM{8, 1 << 24, 1 << 25, 1 << 26};         // all blocks run
 
 // ==== places in memory ===================================================================================
 
@@ -814,10 +818,11 @@ Run Recorder::next_block()
     if (mode_ == Mode::ALL || number == 0) return Run::RECORDED;
     const LaunchShape& shape = kernel_->shape;
     const uint64_t row = shape.grid[1] * shape.grid[2] > 1 ? shape.grid[0] : 1;
-    const bool enough = number >= std::min<uint64_t>(ENOUGH_BLOCKS, 2 * row + 6) && number % row == 0 &&
-                        kernel_->accesses >= ENOUGH_ACCESSES;
-    const bool too_many = number % row == 0 ? kernel_->accesses >= TOO_MANY_ACCESSES
-                                            : kernel_->accesses >= FAR_TOO_MANY_ACCESSES;
+    const Enough& limit = mode_ == Mode::SAMPLE ? IN_A_STEP : IN_A_PROGRAM;
+    const bool row_is_done = number % row == 0;
+    const bool enough = number >= std::min(limit.blocks, 2 * row + 6) && row_is_done &&
+                        kernel_->accesses >= limit.accesses;
+    const bool too_many = kernel_->accesses >= (row_is_done ? limit.too_many : limit.far_too_many);
     return enough || too_many ? otherwise : Run::RECORDED;
 }
 
