@@ -289,9 +289,11 @@ check-cuda:
 # program of one's own (more files and its options: FILE="a.cu b.cu" ARGS="..."); CARD=h100; JSON=FILE; CHECK=yes;
 # BARRIERS=yes: forgets each barrier in turn. INSPECT_OPTIONS: of train_gpt, such as "--model gpt2-xl --micro-batch 16".
 # Instrumented as for -fsanitize=thread, whose library is not linked. Values stay as wide as they are accessed: no
-# scalar replacement, and what was loaded is not looked for behind other stores.
+# scalar replacement, and what was loaded is not looked for behind other stores. Functions become part of their caller,
+# as on a GPU: arguments in memory, as in f(tile[i]) of a float4, are instrumented in no call.
 INSPECT_DIR   := build/inspect
 INSPECT_FLAGS  = -O1 -g $(TARGET) -fno-tree-vectorize -fno-tree-sra --param sccvn-max-alias-queries-per-access=0 \
+                 -finline-functions -finline-small-functions --param max-inline-insns-auto=1000 \
                  -fsanitize=thread -Wno-tsan -DCUDA_CPU_INSPECT -DWARP_SIZE=32
 CARD          ?= h100
 $(INSPECT_DIR)/flags: WORDS = $(CPU_WORDS) $(INSPECT_FLAGS)

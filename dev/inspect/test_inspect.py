@@ -186,6 +186,10 @@ def test_global():
     claim_equal([site["via"] for site in case.sites("by_accessor", "far", "load")],
                 [[f"{case.file}:{line_of(case, 'float load(')}"]],
                 "... and its own line is named beside")
+    claim_equal((found("sum_of_packs", "adds"), found("sum_of_packs", "adds", "store")), ((2, 32, 32), (1, 16, 16)),
+                "a + b of packs, by a function that takes them by value: two loads, a store")
+    claim_equal([found("packs_by_value", comment, access) for comment in ("once", "again")
+                 for access in ("load", "store")], [(2, 64, 32)] * 4, "a longer function that takes and gives packs: all")
     test_sgemm(found)
     test_registers(case, found)
     test_caches(case)

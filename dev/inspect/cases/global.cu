@@ -65,6 +65,26 @@ __global__ void by_accessor(float* out, const float* in)
                        + load(in + threadIdx.x * 8);  // far
 }
 
+// Structures by value, as arguments and as results.
+__device__ float4 operator+(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+__global__ void sum_of_packs(float4* out, const float4* in)
+{
+    out[threadIdx.x] = in[threadIdx.x] + in[threadIdx.x + 32];   // adds
+}
+__device__ Pack smoothed(Pack x, float by)
+{
+    for (int i = 0; i < 20; i++) {
+        for (int j = 1; j < 8; j++) x.x[j] = fabsf(x.x[j - 1]) > by ? x.x[j] - by : x.x[j] + by * x.x[j - 1];
+        for (int j = 0; j < 7; j++) x.x[j] = fabsf(x.x[j + 1]) > by ? x.x[j] - by : sqrtf(x.x[j] * x.x[j] + by);
+    }
+    return x;
+}
+__global__ void packs_by_value(Pack* out, const Pack* in)
+{
+    out[threadIdx.x] = smoothed(in[threadIdx.x], 1);  // once
+    out[threadIdx.x + 32] = smoothed(in[threadIdx.x + 32], 2);   // again
+}
+
 // ---- products of matrices of 32 x 32
 
 constexpr int N = 32;
@@ -214,6 +234,8 @@ int main()
     even_lanes<<<1, 32>>>(out, in);
     left_early<<<1, 32>>>(out, in);
     by_accessor<<<1, 32>>>(out, in);
+    sum_of_packs<<<1, 32>>>(reinterpret_cast<float4*>(out), reinterpret_cast<const float4*>(in));
+    packs_by_value<<<1, 32>>>(reinterpret_cast<Pack*>(out), reinterpret_cast<const Pack*>(in));
 
     sgemm_by_rows<<<1, dim3(32, 32)>>>(out, in, in + 4096);
     sgemm_by_columns<<<1, dim3(32, 32)>>>(out, in, in + 4096);
