@@ -289,11 +289,12 @@ check-cuda:
 # program of one's own (more files and its options: FILE="a.cu b.cu" ARGS="..."); CARD=h100; JSON=FILE; CHECK=yes;
 # BARRIERS=yes: forgets each barrier in turn. INSPECT_OPTIONS: of train_gpt, such as "--model gpt2-xl --micro-batch 16".
 # Instrumented as for -fsanitize=thread, whose library is not linked. Values stay as wide as they are accessed: no
-# scalar replacement, and what was loaded is not looked for behind other stores. Functions become part of their caller,
-# as on a GPU: arguments in memory, as in f(tile[i]) of a float4, are instrumented in no call.
+# scalar replacement, and what was loaded is not looked for behind other stores. A program's functions become part of
+# their caller, as on a GPU: arguments in memory, as in f(tile[i]) of a float4, are instrumented in no call. (The
+# trainer's kernels have none, and it would take longer to compile.)
+INSPECT_INLINE = -finline-functions -finline-small-functions --param max-inline-insns-auto=1000
 INSPECT_DIR   := build/inspect
 INSPECT_FLAGS  = -O1 -g $(TARGET) -fno-tree-vectorize -fno-tree-sra --param sccvn-max-alias-queries-per-access=0 \
-                 -finline-functions -finline-small-functions --param max-inline-insns-auto=1000 \
                  -fsanitize=thread -Wno-tsan -DCUDA_CPU_INSPECT -DWARP_SIZE=32
 CARD          ?= h100
 $(INSPECT_DIR)/flags: WORDS = $(CPU_WORDS) $(INSPECT_FLAGS)
@@ -324,7 +325,7 @@ inspect: $(INSPECT_DIR)/recorder.o
 	@mkdir -p $(dir $(MINE)) runs/inspect
 	@sources=$$($(PYTHON) dev/inspect/rewrite.py $(FILE) -o $(MINE).cpp $(filter -I% -D%,$(CPPFLAGS))) || exit 2; \
 	for source in $$sources; do \
-	    $(CXX) $(CPU_FLAGS) $(INSPECT_FLAGS) -include cuda_runtime.h $(USER_CXX) -c $$source -o $$source.o || exit 2; \
+	    $(CXX) $(CPU_FLAGS) $(INSPECT_FLAGS) $(INSPECT_INLINE) -include cuda_runtime.h $(USER_CXX) -c $$source -o $$source.o || exit 2; \
 	done; \
 	$(CXX) -no-pie -fopenmp $$(printf '%s.o ' $$sources) $(INSPECT_DIR)/recorder.o -o $(MINE) $(LDFLAGS) $(CPU_LIBS) && \
 	$(PYTHON) dev/inspect/run.py $(MINE) $(INSPECT_REPORT) -- $(ARGS)
