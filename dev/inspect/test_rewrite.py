@@ -39,7 +39,7 @@ class World:
 
     def run(self, *command):
         return subprocess.run(command, cwd=self.folder, capture_output=True, text=True,
-                              env={**os.environ, "OMP_NUM_THREADS": "1"})
+                              env={**os.environ, "OMP_NUM_THREADS": "2"})
 
     def rewrite(self, *arguments):
         return self.run(sys.executable, os.path.join(HERE, "rewrite.py"), *arguments, "-o", "build/program.cpp")
@@ -199,15 +199,18 @@ template <class T> __global__ void types(float* out)
     points[1].x = 4;
     out[0] = bytes[0]; out[1] = again[1]; out[2] = numbers[2]; out[3] = again[5]; out[4] = doubles[8];
     out[5] = float(pointers[9] - (char*)again); out[6] = everywhere[20]; out[7] = points[1].x;
+    atomicAdd(&out[9], again[20] == 9 ? 1.0f : 0.0f);
 }
 static constexpr int WARP_SIZE = 32;
 __global__ void width(float* out) { out[8] = WARP_SIZE; }
 int main()
 {
     float* out; cudaMalloc(&out, 256);
-    types<float><<<1, 1, 1024>>>(out);
+    cudaMemset(out, 0, 256);
+    types<float><<<8, 1, 1024>>>(out);
     width<<<1, 1>>>(out);
-    for (int i = 0; i < 9; i++) printf("%d %g\n", i, out[i]);
+    for (int i = 0; i < 10; i++) printf("%d %g\n", i, out[i]);
+    printf("line %d\n", __LINE__);
 }
 """
 
@@ -218,8 +221,11 @@ def test_shared(scratch):
             (1, "aligned bytes"), (5, "seen again through a struct's array of ints"),
             (6, "the second of one statement"), (7, "rows"), (8, "a declaration on two lines"),
             (40, "pointers"), (9, "declared outside of functions"),
-            (4, "a static array of a type with a constructor"), (32, "a program may name something WARP_SIZE")]):
+            (4, "a static array of a type with a constructor"), (32, "a program may name something WARP_SIZE"),
+            (8, "outside of functions too it is each block's own")]):
         claim(got.get(str(i)) == str(expected), f"shared memory: {what}", f"found {got.get(str(i))}")
+    line = next(n for n, text in enumerate(SHARED.split("\n"), 1) if "__LINE__" in text)
+    claim(got.get("line") == str(line), "and lines keep their numbers", f"found {got.get('line')}, expected {line}")
 
 
 # ---- files
