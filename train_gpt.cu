@@ -219,14 +219,13 @@ __device__ __forceinline__ float warp_max(float x) {
 }
 
 // The sum, or maximum, over all threads of a block, known to each of them. Each warp leaves its
-// own in shared memory, and every thread combines those in the same order. The first barrier keeps
-// an earlier call's readers from losing what they have not read yet.
+// own in shared memory, and every thread combines those in the same order. A kernel that calls it twice
+// for the same kind needs a barrier between: some may still read what the first call left.
 template <float (*WARP)(float), float (*COMBINE)(float, float)>
 __device__ __forceinline__ float block_reduce(float x) {
     __shared__ float partial[32];
     const int warps = blockDim.x / WARP_SIZE;
     x = WARP(x);
-    __syncthreads();
     if (threadIdx.x % WARP_SIZE == 0) partial[threadIdx.x / WARP_SIZE] = x;
     __syncthreads();
     x = partial[0];

@@ -474,7 +474,7 @@ struct Mbarrier {
 
 }  // namespace cuda_cpu
 
-inline void barrier_init(uint64_t* barrier, int arrivals)
+CUDA_CPU_INSTRUCTION void barrier_init(uint64_t* barrier, int arrivals)
 {
     using namespace cuda_cpu;
     Mbarrier::check_address(barrier, "barrier_init");
@@ -482,7 +482,7 @@ inline void barrier_init(uint64_t* barrier, int arrivals)
         refuse("barrier_init", line("for %d arrivals", arrivals));
     Mbarrier{0, static_cast<uint64_t>(arrivals), static_cast<uint64_t>(arrivals), 0}.write(barrier);
     async_work().barrier_not_announced = barrier;
-    watch::sync_made(barrier);
+    watch::sync_made(barrier, watch::here());
 }
 inline void barrier_init_done()
 {
@@ -490,17 +490,17 @@ inline void barrier_init_done()
     cuda_cpu::async_work().barrier_not_announced = nullptr;
 }
 
-inline void barrier_arrive(uint64_t* barrier)
+CUDA_CPU_INSTRUCTION void barrier_arrive(uint64_t* barrier)
 {
     using namespace cuda_cpu;
-    watch::arrived(barrier);
+    watch::arrived(barrier, watch::here());
     Mbarrier::read(barrier, "barrier_arrive").change(barrier, "barrier_arrive", 1, 0);
     if (block != nullptr && async_work().draw(2)) block->give_way();
 }
-inline void barrier_arrive_expect(uint64_t* barrier, int bytes)
+CUDA_CPU_INSTRUCTION void barrier_arrive_expect(uint64_t* barrier, int bytes)
 {
     using namespace cuda_cpu;
-    watch::arrived(barrier);
+    watch::arrived(barrier, watch::here());
     Mbarrier::read(barrier, "barrier_arrive_expect").change(barrier, "barrier_arrive_expect", 1, bytes);
     if (block != nullptr && async_work().draw(2)) block->give_way();
 }
@@ -519,7 +519,7 @@ CUDA_CPU_INSTRUCTION void barrier_wait(uint64_t* barrier, uint32_t parity)
             die("deadlock: the only thread is in barrier_wait" + work.state_of(barrier, parity));
         }
     }
-    watch::waited(barrier, parity);
+    watch::waited(barrier, parity, watch::here());
     const auto seen = [=](const Load& load) { return load.landed && load.barrier == barrier && load.phase == parity; };
     work.loads.erase(std::remove_if(work.loads.begin(), work.loads.end(), seen), work.loads.end());
 }
@@ -541,7 +541,7 @@ inline bool arrive_at_named_barrier(const char* name, int number, int threads)
         refuse(name, line("for %d threads, others for %u, at barrier %d", threads, barrier.expected, number));
     if (barrier.has_arrived[block->current()]) refuse(name, line("and has arrived at barrier %d already", number));
     barrier.has_arrived[block->current()] = true;
-    watch::arrived(&barrier);
+    watch::arrived(&barrier, nullptr);
     if (++barrier.arrived < barrier.expected) return false;
     barrier.arrived = 0;
     watch::phase_ended(&barrier, 0);
@@ -557,7 +557,7 @@ CUDA_CPU_INSTRUCTION void named_barrier_wait(int number, int threads)
     if (watch::left_out("named_barrier_wait", watch::here())) return;
     if (!arrive_at_named_barrier("named_barrier_wait", number, threads))
         block->park("named_barrier_wait", &async_work().named[number], static_cast<unsigned>(number));
-    watch::waited(&async_work().named[number], 0);
+    watch::waited(&async_work().named[number], 0, nullptr);
 }
 inline void named_barrier_arrive(int number, int threads)
 {

@@ -84,10 +84,10 @@ void barrier_met(const char* name);
 void lanes_met(unsigned first_thread, unsigned lanes, const char* name);
 void fence();                                      // __threadfence
 void proxy_fence();
-void sync_made(const void* barrier);               // an mbarrier; the others may be named barriers too
-void arrived(const void* barrier);
+void sync_made(const void* barrier, const void* site);   // an mbarrier; the others may be named barriers too
+void arrived(const void* barrier, const void* site);
 void phase_ended(const void* barrier, unsigned parity);
-void waited(const void* barrier, unsigned parity);
+void waited(const void* barrier, unsigned parity, const void* site);
 
 // ---- accesses by instructions of PTX
 void access(Access access, By by, const void* address, unsigned bytes, const void* site);
@@ -123,10 +123,10 @@ inline void barrier_met(const char*) {}
 inline void lanes_met(unsigned, unsigned, const char*) {}
 inline void fence() {}
 inline void proxy_fence() {}
-inline void sync_made(const void*) {}
-inline void arrived(const void*) {}
+inline void sync_made(const void*, const void*) {}
+inline void arrived(const void*, const void*) {}
 inline void phase_ended(const void*, unsigned) {}
-inline void waited(const void*, unsigned) {}
+inline void waited(const void*, unsigned, const void*) {}
 inline void access(Access, By, const void*, unsigned, const void*) {}
 inline void copy_async(const void*, const void*, const void*) {}
 inline void copy_async_commit() {}

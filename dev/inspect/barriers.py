@@ -1,15 +1,18 @@
 """Which barriers are needed: each is forgotten in turn, all of its kernels are looked at again, and it is needed if
 something races then, if something is read that nobody has written, or if the program cannot go on.
 
-A barrier that is not found needed may be so at other sizes; one that is found so is.
+A barrier that is not found needed may be so at other sizes; one that is found so is. needless.json lists those that are
+there for another reason than order, by the beginning of their line.
 """
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from symbols import Place, Symbols, demangled
-from text import table
+from results import read_json
+from symbols import Place, Sources, Symbols, demangled
 
 AT_A_TIME = 2
+NEEDLESS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "needless.json")
 
 
 @dataclass
@@ -66,9 +69,18 @@ def report(raw, run_again):
 
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         list(pool.map(forget, enumerate(barriers)))
-    rows = [[str(b.place), b.name, ", ".join(sorted(b.kernels))[:40], b.found or "NOTHING: is it needed?"]
-            for b in barriers]
-    print("\n".join(table(["barrier", "what", "kernels", "without it"], rows)))
-    needless = sum(not b.found for b in barriers)
-    print(f"{len(barriers)} barriers, {len(barriers) - needless} needed, {needless} not found to be")
-    return 1 if needless else 0
+    sources, reasons = Sources(), {entry["line"]: entry["reason"] for entry in read_json(NEEDLESS, "needless barriers")}
+    rows, wrong = [], 0
+    for b in barriers:
+        text = sources.text(b.place.file, b.place.line).strip()
+        reason = next((why for line, why in reasons.items() if text.startswith(line)), "")
+        found = b.found or (f"nothing, and need not: {reason}" if reason else "NOTHING: is it needed?")
+        if b.found and reason:
+            found += f" BUT needless.json says: {reason}"
+        wrong += bool(b.found) == bool(reason)
+        rows.append([str(b.place), b.name, ", ".join(sorted(b.kernels))[:40], found])
+    for row in [["barrier", "what", "kernels", "without it"], *rows]:
+        print("{:<40}  {:<18}  {:<40}  {}".format(*row))
+    needed = sum(bool(b.found) for b in barriers)
+    print(f"{len(barriers)} barriers, {needed} needed, {len(barriers) - needed} not found to be; {wrong} not as expected")
+    return 1 if wrong else 0

@@ -298,6 +298,8 @@ struct Thread {
     Known known, fenced;     // fenced: what the copy engine and wgmma can see
     Known released;          // by a __threadfence: what others find who see an atomic's result
     Tick own = 1;
+    Known passed;            // what has run by now, in its steps; whether its accesses are seen is another matter
+    Tick step = 1;
     bool is_over = false;
     uint32_t stack = 0;
     std::vector<Event> events;
@@ -306,9 +308,19 @@ struct Thread {
     unsigned copy_groups = 0;
 };
 
+// A thread that waited for the phase of an mbarrier which ended last.
+struct Waiter {
+    unsigned thread;
+    Tick step;
+    uint32_t site;
+};
+
 // An mbarrier, or a named one.
 struct Sync {
     unsigned slot;
+    bool is_mbarrier = false;
+    std::vector<Waiter> waiters;
+    Known arriving_passed, ended_passed[2];
     Known arriving, arriving_fenced;     // all that has arrived, ever
     Known ended[2], ended_fenced[2];     // when the last phase of that parity ended
     Tick phases = 0;                     // that have ended
@@ -376,10 +388,10 @@ public:
     void lanes_met(unsigned first, uint32_t lanes, const char* name);
     void fence();
     void proxy_fence();
-    void sync_made(const void* barrier);
-    void arrived(const void* barrier);
+    void sync_made(const void* barrier, uintptr_t pc);
+    void arrived(const void* barrier, uintptr_t pc);
     void phase_ended(const void* barrier, unsigned parity);
-    void waited(const void* barrier, unsigned parity);
+    void waited(const void* barrier, unsigned parity, uintptr_t pc);
 
 private:
     enum class Mode { SAMPLE, WHOLE, ALL };
@@ -411,6 +423,9 @@ private:
     void account_bulk(uint32_t site, const std::vector<uint64_t>& chunks);
     void learn(unsigned t, const Known& known, const Known& fenced);
     void meet(const std::vector<unsigned>& who);
+    void pass(const std::vector<unsigned>& who);
+    void touch_barrier(const void* barrier, Kind kind, uintptr_t pc);
+    void check_waiters(const Sync& sync);
     unsigned actors() const { return first_engine_ + ENGINES + (threads_in_block_ + LANES - 1) / LANES; }
     unsigned wgmma_actor(unsigned warp) const { return first_engine_ + ENGINES + warp; }
     Sync& sync_of(const void* barrier);
@@ -922,6 +937,20 @@ void Recorder::meet(const std::vector<unsigned>& who)
         threads_[t].own++;
         threads_[t].registers.forget_all();
     }
+    pass(who);
+}
+
+// All of these have come as far as here. That is less than to meet: an instruction that takes all lanes brings them to
+// one place, but what one has stored need not be seen by the others.
+void Recorder::pass(const std::vector<unsigned>& who)
+{
+    std::vector<Moment> moments;
+    for (unsigned t : who) moments.push_back({threads_[t].passed, t, threads_[t].step});
+    const Known all = together(moments, actors());
+    for (unsigned t : who) {
+        threads_[t].passed = all;
+        threads_[t].step++;
+    }
 }
 
 void Recorder::barrier_met(const char* name)
@@ -940,11 +969,11 @@ void Recorder::lanes_met(unsigned first, uint32_t lanes, const char* name)
     uint32_t alive = 0;
     for (unsigned lane = 0; lane < LANES && first + lane < threads_in_block_; lane++)
         if (!threads_[first + lane].is_over) alive |= 1u << lane;
-    if (name[0] == '_') {
-        std::vector<unsigned> who;
-        for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) who.push_back(first + static_cast<unsigned>(__builtin_ctz(rest)));
-        meet(who);
-    }
+    std::vector<unsigned> who;
+    for (uint32_t rest = lanes; rest != 0; rest &= rest - 1)
+        who.push_back(first + static_cast<unsigned>(__builtin_ctz(rest)));
+    if (name[0] == '_') meet(who);
+    else pass(who);
     if (lanes == alive) flush(first / LANES);
 }
 
@@ -968,36 +997,76 @@ Sync& Recorder::sync_of(const void* barrier)
     return place->second;
 }
 
-void Recorder::sync_made(const void* barrier)
+// An mbarrier is 8 bytes of shared memory, which somebody sets up before others use them.
+void Recorder::touch_barrier(const void* barrier, Kind kind, uintptr_t pc)
 {
-    syncs_.erase(barrier);
-    sync_of(barrier);
+    const Place place = memory.find(barrier);
+    if (place.space != Space::SHARED) return;
+    const Access access = kind == Kind::WRITE ? Access::STORE : Access::LOAD;
+    const uint32_t number = site(pc, 0, sizeof(uint64_t), place.space, access, By::ATOMIC);
+    touch(place.space, place.at, sizeof(uint64_t),
+          {moment_of(current_), current_, me().own, kind, false, nullptr, number, current_});
 }
 
-void Recorder::arrived(const void* barrier)
+void Recorder::sync_made(const void* barrier, uintptr_t pc)
 {
+    syncs_.erase(barrier);
+    sync_of(barrier).is_mbarrier = true;
+    touch_barrier(barrier, Kind::WRITE, pc);
+}
+
+void Recorder::arrived(const void* barrier, uintptr_t pc)
+{
+    touch_barrier(barrier, Kind::ATOMIC, pc);
     Sync& sync = sync_of(barrier);
     sync.arriving = together(sync.arriving, together({moment_of(current_)}, actors()));
     sync.arriving_fenced = together(sync.arriving_fenced, me().fenced);
+    sync.arriving_passed = together(sync.arriving_passed, together({{me().passed, current_, me().step}}, actors()));
     me().own++;
+    me().step++;
 }
 
 // With it the copies that the phase counts have landed.
 void Recorder::phase_ended(const void* barrier, unsigned parity)
 {
     Sync& sync = sync_of(barrier);
+    check_waiters(sync);
+    sync.waiters.clear();
     sync.phases++;
     sync.arriving = together({{sync.arriving, first_engine_ + sync.slot, sync.phases}}, actors());
     sync.ended[parity] = sync.arriving;
     sync.ended_fenced[parity] = sync.arriving_fenced;
+    sync.ended_passed[parity] = sync.arriving_passed;
 }
 
-void Recorder::waited(const void* barrier, unsigned parity)
+// Phases have a parity, not a number. Who waits for one must have seen it before the next one ends: else the barrier
+// looks as if it had not ended, and the thread waits for the one after that.
+void Recorder::check_waiters(const Sync& sync)
 {
+    constexpr const char* why = "the wait may come when the next phase has ended too, and then not end";
+    if (!sync.is_mbarrier) return;
+    const Moment ends{sync.arriving_passed, NONE, 0};
+    for (const Waiter& waiter : sync.waiters) {
+        if (ends.covers(waiter.thread / LANES * LANES, 1u << waiter.thread % LANES, waiter.step)) continue;
+        const auto [place, is_new] = kernel_->races.try_emplace({waiter.site, waiter.site, why});
+        if (is_new)
+            place->second = {Space::SHARED, 0, waiter.site, waiter.site, Access::LOAD, Access::STORE, waiter.thread,
+                             block_, current_, block_, 0, why};
+        place->second.count++;
+    }
+}
+
+void Recorder::waited(const void* barrier, unsigned parity, uintptr_t pc)
+{
+    touch_barrier(barrier, Kind::ATOMIC, pc);
     kernel_->counts["waits at barriers"]++;
-    const Sync& sync = sync_of(barrier);
+    Sync& sync = sync_of(barrier);
     learn(current_, sync.ended[parity], sync.ended_fenced[parity]);
+    me().passed = together(me().passed, sync.ended_passed[parity]);
     me().registers.forget_all();
+    if (!sync.is_mbarrier) return;
+    const uint32_t number = site(pc, 0, sizeof(uint64_t), Space::SHARED, Access::LOAD, By::ATOMIC);
+    sync.waiters.push_back({current_, me().step, number});
 }
 
 // ==== instructions of PTX ================================================================================
@@ -1289,10 +1358,19 @@ void lanes_met(unsigned first, unsigned lanes, const char* name)
 }
 void fence() { if_recording([&] { recorder.fence(); }); }
 void proxy_fence() { if_recording([&] { recorder.proxy_fence(); }); }
-void sync_made(const void* barrier) { if_recording([&] { recorder.sync_made(barrier); }); }
-void arrived(const void* barrier) { if_recording([&] { recorder.arrived(barrier); }); }
+void sync_made(const void* barrier, const void* site)
+{
+    if_recording([&] { recorder.sync_made(barrier, number(site)); });
+}
+void arrived(const void* barrier, const void* site)
+{
+    if_recording([&] { recorder.arrived(barrier, number(site)); });
+}
 void phase_ended(const void* barrier, unsigned parity) { if_recording([&] { recorder.phase_ended(barrier, parity); }); }
-void waited(const void* barrier, unsigned parity) { if_recording([&] { recorder.waited(barrier, parity); }); }
+void waited(const void* barrier, unsigned parity, const void* site)
+{
+    if_recording([&] { recorder.waited(barrier, parity, number(site)); });
+}
 
 void access(Access access, By by, const void* address, unsigned bytes, const void* site)
 {
@@ -1379,25 +1457,30 @@ extern "C" void __tsan_func_exit()
 extern "C" void __tsan_vptr_update(void**, void*) {}
 extern "C" void __tsan_vptr_read(void**) {}
 
+static void seen_atomic(const volatile void* place, size_t bytes, const void* pc)
+{
+    seen(Access::STORE, By::ATOMIC, const_cast<const void*>(place), bytes, pc);
+}
+
+// An atomic load is the look before an exchange that dev/cpu makes of some atomics: a part of it.
 #define INSPECT_ATOMIC(bits, type)                                                                                     \
     extern "C" type __tsan_atomic##bits##_load(const volatile type* place, int)                                        \
     {                                                                                                                  \
-        seen(Access::LOAD, By::ATOMIC, const_cast<const type*>(place), bits / 8, __builtin_return_address(0));                                                         \
         return __atomic_load_n(place, __ATOMIC_SEQ_CST);                                                               \
     }                                                                                                                  \
     extern "C" void __tsan_atomic##bits##_store(volatile type* place, type value, int)                                 \
     {                                                                                                                  \
-        seen(Access::STORE, By::ATOMIC, const_cast<const type*>(place), bits / 8, __builtin_return_address(0));                                                         \
+        seen_atomic(place, bits / 8, __builtin_return_address(0));                                                     \
         __atomic_store_n(place, value, __ATOMIC_SEQ_CST);                                                              \
     }                                                                                                                  \
     extern "C" int __tsan_atomic##bits##_compare_exchange_strong(volatile type* place, type* old, type value, int, int) \
     {                                                                                                                  \
-        seen(Access::STORE, By::ATOMIC, const_cast<const type*>(place), bits / 8, __builtin_return_address(0));                                                         \
+        seen_atomic(place, bits / 8, __builtin_return_address(0));                                                     \
         return __atomic_compare_exchange_n(place, old, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);              \
     }                                                                                                                  \
     extern "C" int __tsan_atomic##bits##_compare_exchange_weak(volatile type* place, type* old, type value, int, int)  \
     {                                                                                                                  \
-        seen(Access::STORE, By::ATOMIC, const_cast<const type*>(place), bits / 8, __builtin_return_address(0));                                                         \
+        seen_atomic(place, bits / 8, __builtin_return_address(0));                                                     \
         return __atomic_compare_exchange_n(place, old, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);              \
     }                                                                                                                  \
     INSPECT_ATOMIC_CHANGE(bits, type, exchange, __atomic_exchange_n)                                                   \
@@ -1409,7 +1492,7 @@ extern "C" void __tsan_vptr_read(void**) {}
 #define INSPECT_ATOMIC_CHANGE(bits, type, name, change)                                                                \
     extern "C" type __tsan_atomic##bits##_##name(volatile type* place, type value, int)                                \
     {                                                                                                                  \
-        seen(Access::STORE, By::ATOMIC, const_cast<const type*>(place), bits / 8, __builtin_return_address(0));                                                         \
+        seen_atomic(place, bits / 8, __builtin_return_address(0));                                                     \
         return change(place, value, __ATOMIC_SEQ_CST);                                                                 \
     }
 INSPECT_ATOMIC(8, uint8_t)

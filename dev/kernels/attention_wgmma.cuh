@@ -202,8 +202,7 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
         store_lse(lse + (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T, rows, sum, query0 + row, T, scale);
         wgmma_wait<0>(O);
         release(shared.v, v);
-        for (int j = tiles; j < loaded; j++) {
-            wait_full(shared.k, k);
+        for (int j = tiles; j < loaded; j++) {   // K was loaded before V; who multiplies it waits for it
             wait_full(shared.v, v);
             __syncwarp();   // all lanes have seen them full: once released, they may soon be full of something else
             release(shared.k, k);
