@@ -101,7 +101,7 @@ FORCE:
 # ---- build and run ------------------------------------------------------------------------------
 
 .PHONY: all setup run debug test test-asan test-cards test-ports test-gpu test-gpu-sanitize test-hf check-cuda \
-        kernels check-kernels reference bench bench-gpu chapter test-explorer inspect clean help require-gpu require-sanitizer FORCE
+        kernels check-kernels reference bench bench-gpu chapter test-explorer inspect test-inspect clean help require-gpu require-sanitizer FORCE
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
 	@echo "./train_gpt is the $(DEVICE) build in $(PRECISION): $(REASON)"
@@ -289,11 +289,12 @@ check-cuda:
 # program of one's own (more files and its options: FILE="a.cu b.cu" ARGS="..."); CARD=h100; JSON=FILE; CHECK=yes;
 # BARRIERS=yes: forgets each barrier in turn. INSPECT_OPTIONS: of train_gpt, such as "--model gpt2-xl --micro-batch 16".
 # Instrumented as for -fsanitize=thread, whose library is not linked. Values stay as wide as they are accessed: no
-# scalar replacement, and what was loaded is not looked for behind other stores. Functions become part of their caller,
-# as on a GPU: arguments in memory, as in f(tile[i]) of a float4, are instrumented in no call.
+# scalar replacement, and what was loaded is not looked for behind other stores. A program's functions become part of
+# their caller, as on a GPU: arguments in memory, as in f(tile[i]) of a float4, are instrumented in no call. (The
+# trainer's kernels have none, and it would take longer to compile.)
+INSPECT_INLINE = -finline-functions -finline-small-functions --param max-inline-insns-auto=1000
 INSPECT_DIR   := build/inspect
 INSPECT_FLAGS  = -O1 -g $(TARGET) -fno-tree-vectorize -fno-tree-sra --param sccvn-max-alias-queries-per-access=0 \
-                 -finline-functions -finline-small-functions --param max-inline-insns-auto=1000 \
                  -fsanitize=thread -Wno-tsan -DCUDA_CPU_INSPECT -DWARP_SIZE=32
 CARD          ?= h100
 $(INSPECT_DIR)/flags: WORDS = $(CPU_WORDS) $(INSPECT_FLAGS)
@@ -309,6 +310,12 @@ link_inspected = $(CXX) -no-pie -fopenmp $(1) $(INSPECT_DIR)/recorder.o -o $(2) 
 $(INSPECT_DIR)/train_gpt: $(INSPECT_DIR)/train_gpt.o $(INSPECT_DIR)/recorder.o
 	$(call link_inspected,$<,$@)
 
+# What ptxas says of registers, where there is an nvcc.
+INSPECT_REGISTERS = $(if $(NVCC),$(INSPECT_DIR)/registers-$(CARD).json)
+$(INSPECT_DIR)/registers-%.json: train_gpt.cu $(HEADERS) dev/inspect/registers.py | setup
+	@mkdir -p $(@D)
+	$(PYTHON) dev/inspect/registers.py train_gpt.cu --nvcc $(NVCC) --card $* --define PRECISION_BF16 --out $@
+
 INSPECT_REPORT = --card $(CARD) --html runs/inspect/report.html $(if $(JSON),--json '$(JSON)') \
     $(if $(filter command environment,$(firstword $(origin KERNEL))),--kernel '$(KERNEL)') \
     $(if $(filter yes,$(CHECK)),--check) $(if $(filter yes,$(BARRIERS)),--barriers) $(if $(SECONDS),--seconds $(SECONDS))
@@ -318,15 +325,23 @@ inspect: $(INSPECT_DIR)/recorder.o
 	@mkdir -p $(dir $(MINE)) runs/inspect
 	@sources=$$($(PYTHON) dev/inspect/rewrite.py $(FILE) -o $(MINE).cpp $(filter -I% -D%,$(CPPFLAGS))) || exit 2; \
 	for source in $$sources; do \
-	    $(CXX) $(CPU_FLAGS) $(INSPECT_FLAGS) -include cuda_runtime.h $(USER_CXX) -c $$source -o $$source.o || exit 2; \
+	    $(CXX) $(CPU_FLAGS) $(INSPECT_FLAGS) $(INSPECT_INLINE) -include cuda_runtime.h $(USER_CXX) -c $$source -o $$source.o || exit 2; \
 	done; \
 	$(CXX) -no-pie -fopenmp $$(printf '%s.o ' $$sources) $(INSPECT_DIR)/recorder.o -o $(MINE) $(LDFLAGS) $(CPU_LIBS) && \
 	$(PYTHON) dev/inspect/run.py $(MINE) $(INSPECT_REPORT) -- $(ARGS)
 else
-inspect: $(INSPECT_DIR)/train_gpt
+inspect:
 	@mkdir -p runs/inspect
-	@$(PYTHON) dev/inspect/run.py $< --step $(INSPECT_REPORT) -- $(INSPECT_OPTIONS)
+	@$(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j2) $(INSPECT_DIR)/train_gpt $(INSPECT_REGISTERS)
+	@$(PYTHON) dev/inspect/run.py $(INSPECT_DIR)/train_gpt --step $(addprefix --registers ,$(INSPECT_REGISTERS)) \
+	    $(INSPECT_REPORT) -- $(INSPECT_OPTIONS)
 endif
+
+# Claims about what it finds, what it says, and how it makes C++ of a .cu file.
+test-inspect: $(INSPECT_DIR)/recorder.o
+	$(PYTHON) dev/inspect/test_rewrite.py
+	$(PYTHON) dev/inspect/test_report.py
+	$(PYTHON) dev/inspect/test_inspect.py
 
 # ---- dev/kernels, benchmarks, reports ---------------------------------------------------------------
 
@@ -336,11 +351,18 @@ endif
 STUDIES        := $(sort $(basename $(notdir $(wildcard dev/kernels/*.cu))))
 KERNEL         ?= $(STUDIES)
 STUDY_PROGRAMS := $(addprefix build/kernels/$(DEVICE)-$(PRECISION)/,$(KERNEL))
-build/kernels/$(DEVICE)-$(PRECISION)/%: dev/kernels/%.cu dev/kernels/study.h train_gpt.cu $(HEADERS) | setup
-	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,32),$(if $(filter cpu,$(DEVICE)),-O1))
+build/kernels/gpu-$(PRECISION)/%: dev/kernels/%.cu dev/kernels/study.h train_gpt.cu $(HEADERS) | setup
+	$(call compile,$<,$@,$(PRECISION),gpu)
+build/kernels/cpu-$(PRECISION)/%: dev/kernels/%.cu dev/kernels/study.h train_gpt.cu $(HEADERS) \
+                                  $(INSPECT_DIR)/recorder.o $(INSPECT_DIR)/flags | setup
+	@mkdir -p $(@D)
+	$(CXX) $(CPU_FLAGS) $(INSPECT_FLAGS) $(DEFINE_$(PRECISION)) $(USER_CXX) -c $< -o $@.o
+	$(call link_inspected,$@.o,$@)
 kernels: $(STUDY_PROGRAMS)
 	@status=0; for program in $^; do \
-	    echo "== $$program"; $$program $(if $(MARKDOWN),--markdown $(MARKDOWN)) || status=1; \
+	    echo "== $$program"; \
+	    OMP_NUM_THREADS=1 INSPECT_OUT=$$program.json $$program $(if $(MARKDOWN),--markdown $(MARKDOWN)) || { status=1; \
+	        [ ! -s $$program.json ] || $(PYTHON) dev/inspect/report.py $$program.json; }; \
 	done; exit $$status
 
 # They compile for Hopper, without warnings.
@@ -386,6 +408,7 @@ help:
 	@echo "make check-cuda     compiles for sm_80, sm_89 and sm_90a: no warnings, no spills, sound machine code;"
 	@echo "                    TOOLKIT=DIR: with the CUDA toolkit in DIR (scripts/toolkit.sh makes one of CUDA 12.4)"
 	@echo "make inspect        what each kernel does to memory, and races: KERNEL=, FILE=mine.cu, CARD=, CHECK=yes, BARRIERS=yes"
+	@echo "make test-inspect   claims about what make inspect finds"
 	@echo "make kernels        dev/kernels: each layer's kernel step by step, checked and timed; KERNEL=attention: one"
 	@echo "make check-kernels  they compile for sm_90a: no warnings"
 	@echo "make reference      writes data/reference/ with PyTorch"

@@ -107,7 +107,8 @@ inline unsigned atomicInc(unsigned* address, unsigned bound)
 }
 inline unsigned atomicDec(unsigned* address, unsigned bound)
 {
-    return cuda_cpu::atomic_update(address, [=](unsigned seen) { return seen == 0 || seen > bound ? bound : seen - 1; });
+    const auto next = [=](unsigned seen) { return seen == 0 || seen > bound ? bound : seen - 1; };
+    return cuda_cpu::atomic_update(address, next);
 }
 
 inline int atomicCAS(int* address, int compare, int value)

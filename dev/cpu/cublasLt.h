@@ -713,8 +713,24 @@ struct MatmulCall {
     Algorithm algorithm;
 };
 
+#ifdef CUDA_CPU_INSPECT
+inline void tell_product(const MatmulCall& call)
+{
+    const auto& [desc, p, A, B, result, algorithm] = call;
+    const auto bytes = [](cudaDataType_t type) { return type == CUDA_R_32F ? 4u : 2u; };
+    const char* epilogue = desc.epilogue & CUBLASLT_EPILOGUE_BIAS ? "bias" : desc.epilogue & has_aux ? "dgelu" : "none";
+    watch::product({static_cast<size_t>(p.m), static_cast<size_t>(p.n), static_cast<size_t>(p.k),
+                    p.type_ab == CUDA_R_32F ? "fp32" : "bf16", bytes(p.type_ab), bytes(result.type), p.beta != 0,
+                    epilogue});
+}
+#endif
+
 inline cublasStatus_t multiply(const MatmulCall& call)
 {
+#ifdef CUDA_CPU_INSPECT
+    tell_product(call);
+    if (watch::only_counts()) return CUBLAS_STATUS_SUCCESS;
+#endif
     const auto& [desc, product, A, B, result, algorithm] = call;
     Product p = product;
     if (algorithm == Algorithm::slow) usleep(2000);
@@ -778,15 +794,6 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
                     desc->transpose_a != CUBLAS_OP_N, desc->transpose_b != CUBLAS_OP_N, static_cast<cudaDataType_t>(a->type),
                     a->ld, b->ld, d->batch, a->batch_stride, b->batch_stride, *static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
     if (p.beta != 0 && C != D) return CUBLAS_STATUS_NOT_SUPPORTED;
-#ifdef CUDA_CPU_INSPECT
-    const auto bytes = [](cudaDataType_t type) { return type == CUDA_R_32F ? 4u : 2u; };
-    const auto type = static_cast<cudaDataType_t>(a->type);
-    const char* epilogue = has_bias ? "bias" : desc->epilogue & has_aux ? "dgelu" : "none";
-    watch::product({static_cast<size_t>(p.m), static_cast<size_t>(p.n), static_cast<size_t>(p.k),
-                    type == CUDA_R_32F ? "fp32" : "bf16", bytes(type), bytes(static_cast<cudaDataType_t>(d->type)),
-                    p.beta != 0, epilogue});
-    if (watch::only_counts()) return CUBLAS_STATUS_SUCCESS;
-#endif
     const MatmulCall call{*desc, p, A, B, {D, static_cast<cudaDataType_t>(d->type), d->ld, d->batch_stride}, algorithm};
     if (!waits(stream)) return multiply(call);
     const auto deed = [call] { return multiply(call) == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown; };

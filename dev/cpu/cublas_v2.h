@@ -55,7 +55,8 @@ struct Matrix {
 
     cublasLtMatrixLayoutOpaque_t layout(int rows, int columns, int batch) const
     {
-        return {static_cast<uint32_t>(type), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), ld, batch, stride};
+        const auto m = static_cast<uint64_t>(rows), n = static_cast<uint64_t>(columns);
+        return {static_cast<uint32_t>(type), m, n, ld, batch, stride};
     }
 };
 
@@ -73,8 +74,8 @@ inline cublasStatus_t gemm(cublasHandle_t handle, cublasOperation_t operation_a,
     auto layout_c = c.layout(m, n, batch);
     cublasLtContext lt;
     void* const out = const_cast<void*>(c.data);
-    return cublasLtMatmul(&lt, &desc, &alpha, a.data, &layout_a, b.data, &layout_b, &beta, out, &layout_c, out, &layout_c,
-                          nullptr, nullptr, 0, handle->stream);
+    return cublasLtMatmul(&lt, &desc, &alpha, a.data, &layout_a, b.data, &layout_b, &beta, out, &layout_c, out,
+                          &layout_c, nullptr, nullptr, 0, handle->stream);
 }
 
 // Alpha and beta have the type that the sums have.
@@ -86,8 +87,8 @@ inline cublasStatus_t check_compute(cublasComputeType_t compute)
 }  // namespace cuda_cpu
 
 inline cublasStatus_t cublasSgemm(cublasHandle_t handle, cublasOperation_t operation_a, cublasOperation_t operation_b,
-                                  int m, int n, int k, const float* alpha, const float* A, int lda, const float* B, int ldb,
-                                  const float* beta, float* C, int ldc)
+                                  int m, int n, int k, const float* alpha, const float* A, int lda, const float* B,
+                                  int ldb, const float* beta, float* C, int ldc)
 {
     return cuda_cpu::gemm(handle, operation_a, operation_b, m, n, k, *alpha, {A, CUDA_R_32F, lda, 0},
                           {B, CUDA_R_32F, ldb, 0}, *beta, {C, CUDA_R_32F, ldc, 0}, 1);
@@ -118,15 +119,16 @@ inline cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOp
 }
 
 inline cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t operation_a, cublasOperation_t operation_b,
-                                   int m, int n, int k, const void* alpha, const void* A, cudaDataType_t type_a, int lda,
-                                   const void* B, cudaDataType_t type_b, int ldb, const void* beta, void* C,
-                                   cudaDataType_t type_c, int ldc, cublasComputeType_t compute, cublasGemmAlgo_t algorithm)
+                                   int m, int n, int k, const void* alpha, const void* A, cudaDataType_t type_a,
+                                   int lda, const void* B, cudaDataType_t type_b, int ldb, const void* beta, void* C,
+                                   cudaDataType_t type_c, int ldc, cublasComputeType_t compute,
+                                   cublasGemmAlgo_t algorithm)
 {
-    return cublasGemmStridedBatchedEx(handle, operation_a, operation_b, m, n, k, alpha, A, type_a, lda, 0, B, type_b, ldb,
-                                      0, beta, C, type_c, ldc, 0, 1, compute, algorithm);
+    return cublasGemmStridedBatchedEx(handle, operation_a, operation_b, m, n, k, alpha, A, type_a, lda, 0, B, type_b,
+                                      ldb, 0, beta, C, type_c, ldc, 0, 1, compute, algorithm);
 }
 
-// y = alpha op(A) x + beta y, for the rows x' and y': y' = alpha x' op(A)' + beta y', as a row's elements may lie apart.
+// y = alpha op(A) x + beta y, as a product of rows, whose elements may lie apart: y' = alpha x' op(A)' + beta y'.
 inline cublasStatus_t cublasSgemv(cublasHandle_t handle, cublasOperation_t operation, int m, int n, const float* alpha,
                                   const float* A, int lda, const float* x, int step_x, const float* beta, float* y,
                                   int step_y)
@@ -136,4 +138,27 @@ inline cublasStatus_t cublasSgemv(cublasHandle_t handle, cublasOperation_t opera
     const int from = transposed ? m : n, to = transposed ? n : m;
     return cuda_cpu::gemm(handle, CUBLAS_OP_N, transposed ? CUBLAS_OP_N : CUBLAS_OP_T, 1, to, from, *alpha,
                           {x, CUDA_R_32F, step_x, 0}, {A, CUDA_R_32F, lda, 0}, *beta, {y, CUDA_R_32F, step_y, 0}, 1);
+}
+
+// Vectors with steps, and matrices, between the host and the device.
+inline cublasStatus_t cublasSetMatrix(int rows, int columns, int bytes, const void* from, int from_ld, void* to,
+                                      int to_ld)
+{
+    const auto size = [=](int count) { return static_cast<size_t>(count) * static_cast<size_t>(bytes); };
+    const cudaError_t error = cudaMemcpy2D(to, size(to_ld), from, size(from_ld), size(rows),
+                                           static_cast<size_t>(columns), cudaMemcpyDefault);
+    return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+inline cublasStatus_t cublasGetMatrix(int rows, int columns, int bytes, const void* from, int from_ld, void* to,
+                                      int to_ld)
+{
+    return cublasSetMatrix(rows, columns, bytes, from, from_ld, to, to_ld);
+}
+inline cublasStatus_t cublasSetVector(int count, int bytes, const void* from, int from_step, void* to, int to_step)
+{
+    return cublasSetMatrix(1, count, bytes, from, from_step, to, to_step);
+}
+inline cublasStatus_t cublasGetVector(int count, int bytes, const void* from, int from_step, void* to, int to_step)
+{
+    return cublasSetMatrix(1, count, bytes, from, from_step, to, to_step);
 }

@@ -166,6 +166,7 @@ __attribute__((always_inline)) inline float exp2_of_sum(float n, float f)
 // declares this name too.)
 extern "C" inline float __expf(float x) noexcept
 {
+    cuda_cpu::watch::special_function();
     const float n = nearbyintf(x * 1.44269502f);
     float f = __builtin_fmaf(x, 1.44269502f, -n);  // log2(e) in two parts: with one, the error of
     f = __builtin_fmaf(x, 1.92596299e-8f, f);      // x log2(e) - n would grow with x
@@ -174,11 +175,27 @@ extern "C" inline float __expf(float x) noexcept
     return x > 88.72283f ? std::numeric_limits<float>::infinity() : result;
 }
 
-extern "C" inline float __logf(float x) noexcept { return logf(x); }
-extern "C" inline float __log2f(float x) noexcept { return log2f(x); }
+extern "C" inline float __logf(float x) noexcept
+{
+    cuda_cpu::watch::special_function();
+    return logf(x);
+}
+extern "C" inline float __log2f(float x) noexcept
+{
+    cuda_cpu::watch::special_function();
+    return log2f(x);
+}
 extern "C" inline float __powf(float x, float y) noexcept { return powf(x, y); }
-extern "C" inline float __sinf(float x) noexcept { return sinf(x); }
-extern "C" inline float __cosf(float x) noexcept { return cosf(x); }
+extern "C" inline float __sinf(float x) noexcept
+{
+    cuda_cpu::watch::special_function();
+    return sinf(x);
+}
+extern "C" inline float __cosf(float x) noexcept
+{
+    cuda_cpu::watch::special_function();
+    return cosf(x);
+}
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }

@@ -5,8 +5,8 @@
 
 namespace cuda_cpu {
 
-// A result that is rounded before anything else is done with it: __fadd_rn(__fmul_rn(a, b), c) is no fma. Compilers that
-// have no such barrier may still make one of it.
+// A result that is rounded before anything else is done with it: __fadd_rn(__fmul_rn(a, b), c) is no fma. Compilers
+// that have no such barrier may still make one of it.
 template <class T>
 inline T rounded(T x)
 {
@@ -85,7 +85,11 @@ inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y)
     return static_cast<unsigned long long>(static_cast<unsigned __int128>(x) * y >> 64);
 }
 inline unsigned __umul24(unsigned x, unsigned y) { return (x & 0xffffff) * (y & 0xffffff); }
-inline int __mul24(int x, int y) { return static_cast<int>(static_cast<unsigned>(x << 8 >> 8) * static_cast<unsigned>(y << 8 >> 8)); }
+inline int __mul24(int x, int y)
+{
+    const int64_t low_x = x << 8 >> 8, low_y = y << 8 >> 8;
+    return static_cast<int>(low_x * low_y);
+}
 // A word of four bytes, each chosen from the eight of x and y by a hexadecimal digit of the selector.
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector)
 {

@@ -114,10 +114,10 @@ inline cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, siz
 }
 inline cudaError_t cudaMemset2D(void* to, size_t pitch, int byte, size_t width, size_t height)
 {
-    for (size_t row = 0; row < height; row++)
-        if (const cudaError_t error = cudaMemset(static_cast<char*>(to) + row * pitch, byte, width); error != cudaSuccess)
-            return error;
-    return cudaSuccess;
+    cudaError_t error = cudaSuccess;
+    for (size_t row = 0; row < height && error == cudaSuccess; row++)
+        error = cudaMemset(static_cast<char*>(to) + row * pitch, byte, width);
+    return error;
 }
 
 // ---- pinned memory under the device's address, which is the same

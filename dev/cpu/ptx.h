@@ -279,6 +279,7 @@ inline uint32_t shared_address(const void* p)
 // The result below the normal range is 0.
 inline float exp2_approx(float x)
 {
+    cuda_cpu::watch::special_function();
     const float n = nearbyintf(x);
     float result = cuda_cpu::exp2_of_sum(n, x - n);
     result = x < -126.0f ? 0.0f : result;

@@ -2,9 +2,14 @@
 //
 //   g++ -std=c++17 -O3 -march=native -fopenmp -Wno-unknown-pragmas -Idev/cpu -DWARP_SIZE=32 -DHAVE_ONEDNN
 //       dev/cpu/test_cpu.cpp -o test_cpu -lboost_context -ldnnl
-#include <cublasLt.h>
+#include <cooperative_groups.h>
+#include <cooperative_groups/scan.h>
+#include <cublas_v2.h>
 #include <cuda.h>
+#include <cuda/barrier>
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_profiler_api.h>
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 #include <ptx.h>
@@ -2514,6 +2519,295 @@ static void test_cards()
     test_card_instructions();
 }
 
+// ==== what other programs ask for =======================================================================
+
+// Every thread of a launch does the same to one number; what each saw before is put in order.
+template <class T, class Deed>
+__global__ void do_to_one(T* number, T* seen, Deed deed)
+{
+    const unsigned t = blockIdx.x * blockDim.x + threadIdx.x;
+    seen[t] = deed(number, t);
+}
+template <class T, class Deed>
+static std::pair<T, std::vector<T>> after_all(T first, Deed deed)
+{
+    Array<T> number(1), seen(256);
+    number[0] = first;
+    cuda_cpu::launch(do_to_one<T, Deed>, {4, 64})(number.data, seen.data, deed);
+    std::vector<T> values = seen.values();
+    std::sort(values.begin(), values.end());
+    return {number[0], values};
+}
+template <class T>
+static bool sums_of(T value)
+{
+    const auto [sum, seen] = after_all<T>(T(3), [=](T* n, unsigned) { return atomicAdd(n, value); });
+    bool each_once = sum == T(3) + T(256) * value;
+    for (size_t i = 0; i < seen.size(); i++) each_once = each_once && seen[i] == T(3) + static_cast<T>(i) * value;
+    return each_once;
+}
+
+static void test_atomics()
+{
+    claim("each atomicAdd sees another sum: int, unsigned, unsigned long long, float, double, bfloat16",
+          sums_of<int>(2) && sums_of<unsigned>(3) && sums_of<unsigned long long>(1ull << 40) && sums_of<float>(0.5f) &&
+              sums_of<double>(0.125) && after_all<__nv_bfloat16>(0, [](auto* n, unsigned) { return atomicAdd(n, 1); }).first == 256.0f);
+    const auto wrapped = after_all<unsigned>(0, [](unsigned* n, unsigned) { return atomicInc(n, 99); });
+    const auto down = after_all<unsigned>(0, [](unsigned* n, unsigned) { return atomicDec(n, 99); });
+    claim("atomicInc wraps above its bound, atomicDec below 0",
+          wrapped.first == 56 && wrapped.second.back() == 99 && down.first == 44 && down.second.back() == 99);
+    const auto least = after_all<int>(7, [](int* n, unsigned t) { return atomicMin(n, static_cast<int>(t) - 100); });
+    const auto most = after_all<unsigned long long>(0, [](auto* n, unsigned t) { return atomicMax(n, t + (1ull << 33)); });
+    claim("atomicMin and atomicMax, also of 64 bits", least.first == -100 && most.first == (1ull << 33) + 255);
+    const auto swapped = after_all<int>(1000, [](int* n, unsigned t) { return atomicExch(n, static_cast<int>(t)); });
+    bool all_but_one = swapped.second.back() == 1000;
+    for (int i = 0; i < 255; i++) all_but_one = all_but_one && swapped.second[static_cast<size_t>(i)] == i + (i >= swapped.first);
+    claim("atomicExch: what one brings another takes away, but for the last", all_but_one);
+    const auto won = after_all<int>(-1, [](int* n, unsigned t) { return atomicCAS(n, -1, static_cast<int>(t)); });
+    claim("atomicCAS: one of all wins", std::count(won.second.begin(), won.second.end(), -1) == 1 && won.second[1] == won.first);
+    unsigned bits = 0xf0;
+    claim("atomicAnd, atomicOr, atomicXor, atomicSub",
+          atomicAnd(&bits, 0x3c) == 0xf0 && atomicOr(&bits, 0x01) == 0x30 && atomicXor(&bits, 0x11) == 0x31 &&
+              atomicSub(&bits, 0x20) == 0x20 && bits == 0);
+}
+
+__global__ void use_groups(unsigned* out)
+{
+    namespace cg = cooperative_groups;
+    constexpr unsigned size = warpSize < 8 ? 1 : 8;
+    const auto block = cg::this_thread_block();
+    const auto warp = cg::tiled_partition<warpSize>(block);
+    const cg::thread_block_tile<size> tile = cg::tiled_partition<size>(warp);
+    const cg::thread_group any_group = cg::tiled_partition(cg::thread_group(block), size);
+    const unsigned rank = block.thread_rank();
+    unsigned wrong = block.size() != blockDim.x * blockDim.y || tile.thread_rank() != rank % size || tile.size() != size;
+    wrong += warp.meta_group_rank() != rank / warpSize || warp.meta_group_size() != (block.size() + warpSize - 1) / warpSize;
+    wrong += tile.meta_group_rank() != rank % warpSize / size || tile.meta_group_size() != warpSize / size;
+    wrong += any_group.size() != size || any_group.thread_rank() != rank % size;
+    const unsigned first = rank / size * size;
+    wrong += cg::reduce(tile, rank, cg::plus<unsigned>()) != size * first + size * (size - 1) / 2;
+    wrong += cg::reduce(tile, rank, cg::greater<unsigned>()) != first + size - 1 || cg::reduce(tile, rank, cg::less<unsigned>()) != first;
+    wrong += cg::inclusive_scan(tile, 2u) != 2 * (rank % size + 1) || cg::exclusive_scan(tile, 2u) != 2 * (rank % size);
+    wrong += tile.shfl(rank, size - 1) != first + size - 1 || tile.shfl_xor(rank, size / 2) != (rank ^ size / 2);
+    wrong += tile.shfl_down(rank, 1) != (rank % size == size - 1 ? rank : rank + 1);
+    wrong += tile.shfl_up(rank, 1) != (rank % size == 0 ? rank : rank - 1);
+    wrong += tile.ballot(rank % size == 0) != 1 || !tile.any(rank % size == 0) || tile.all(rank % size == 0) != (size == 1);
+    tile.sync();
+    any_group.sync();
+    block.sync();
+    out[rank] = wrong;
+}
+
+// Two stages of shared memory: while one is copied to, the other is read.
+__global__ void copy_in_stages(const float* in, float* out)
+{
+    using Barrier = cuda::barrier<cuda::thread_scope_block>;
+    __shared__ Barrier full[2];
+    __shared__ float stages[2][64];
+    if (threadIdx.x < 2) init(&full[threadIdx.x], blockDim.x);
+    __syncthreads();
+    const unsigned t = threadIdx.x;
+    const auto fetch = [&](unsigned i) {
+        cuda::memcpy_async(&stages[i % 2][t], in + i * 64 + t, cuda::aligned_size_t<4>(4), full[i % 2]);
+    };
+    fetch(0);
+    for (unsigned i = 0; i < 8; i++) {
+        if (i + 1 < 8) fetch(i + 1);
+        full[i % 2].arrive_and_wait();
+        out[i * 64 + t] = stages[i % 2][63 - t];
+        __syncthreads();
+    }
+}
+__global__ void forgotten_arrival()
+{
+    __shared__ cuda::barrier<cuda::thread_scope_block> lonely;
+    if (threadIdx.x == 0) init(&lonely, 3);
+    __syncthreads();
+    lonely.arrive_and_wait();
+}
+
+static void test_groups()
+{
+    claim("groups: blocks, tiles, tiles of tiles, their shuffles, votes, reductions and scans", in_every_order([] {
+        Array<unsigned> out(96);
+        cuda_cpu::launch(use_groups, {1, dim3(24, 4)})(out.data);
+        return out.values() == std::vector<unsigned>(96, 0);
+    }));
+    claim("a block's barriers in shared memory end phase after phase", in_every_order([] {
+        Array<float> in(8 * 64), out(8 * 64);
+        bool right = true;
+        for (unsigned i = 0; i < in.size; i++) in[i] = static_cast<float>(i);
+        cuda_cpu::launch(copy_in_stages, {1, 64})(in.data, out.data);
+        for (unsigned i = 0; i < out.size; i++) right = right && out[i] == in[i / 64 * 64 + 63 - i % 64];
+        return right;
+    }));
+    const auto [said, code] = run_child("forgotten_arrival");
+    claim("who waits there forever is told of", code == 1 && contains(said, "threads 0-1: in cuda::barrier::wait"));
+}
+
+static void test_half()
+{
+    unsigned wrong = 0;
+    for (unsigned bits = 0; bits < 0x7c00; bits++) {
+        const __half low = __ushort_as_half(static_cast<unsigned short>(bits));
+        const double x = __half2float(low), next = bits == 0x7bff ? 65536.0 : static_cast<float>(__ushort_as_half(static_cast<unsigned short>(bits + 1)));
+        const double middle = (x + next) / 2;  // of two halves, the even one is nearer
+        const auto rounds_to = [](double y) { return static_cast<unsigned>(__half_as_ushort(__half(y))); };
+        wrong += rounds_to(x) != bits || rounds_to(-x) != (bits | 0x8000) || rounds_to(middle) != bits + bits % 2;
+        wrong += rounds_to(std::nextafter(middle, 0)) != bits || rounds_to(std::nextafter(middle, 1e9)) != bits + 1;
+        wrong += static_cast<unsigned>(__half_as_ushort(static_cast<float>(middle))) != bits + bits % 2;
+    }
+    const __half nan = NAN, one = 1.0f, large = 65504.0f;
+    claim("halves: all of them, and what lies between, rounded once, to nearest and even",
+          wrong == 0 && std::isnan(__half2float(nan)) && std::isinf(__half2float(large + large)));
+    claim("halves: arithmetic rounds, and a fused one only at its end",
+          static_cast<float>(one + __half(0.0004f)) == 1 && static_cast<float>(__hfma(__half(0.0321f), __half(0.0321f), one)) == 1.0009765625f &&
+              static_cast<float>(__low2half(__floats2half2_rn(2, 3) * __float2half2_rn(0.5f))) == 1);
+}
+
+__device__ int counter_of_device = 5;
+__constant__ float table_of_device[4];
+__global__ void read_symbols(float* out)
+{
+    out[threadIdx.x] = table_of_device[threadIdx.x];
+    if (threadIdx.x == 0) counter_of_device++;
+}
+template <int Stack> __global__ void __launch_bounds__(256) asked_about(float* out)
+{
+    __shared__ float array[Stack];
+    array[threadIdx.x] = 1;
+    __syncthreads();
+    *out = array[0];
+}
+__global__ void by_old_launch(float* out, int a, double b) { *out = static_cast<float>(a + b); }
+
+static void test_other_calls()
+{
+    const float table[] = {1, 2, 3, 4};
+    Array<float> out(4);
+    int counter = 0;
+    const bool copied = cudaMemcpyToSymbol(table_of_device, table, sizeof(table)) == cudaSuccess &&
+                        cudaMemcpyToSymbol(table_of_device, table, 4, 12) == cudaSuccess &&
+                        cudaMemcpyToSymbol(table_of_device, table, 8, 12) == cudaErrorInvalidValue;
+    cudaGetLastError();
+    cuda_cpu::launch(read_symbols, {1, 4})(out.data);
+    const cudaError_t read = cudaMemcpyFromSymbol(&counter, counter_of_device, sizeof(int));
+    claim("variables of the device are copied to and from, within their bounds",
+          copied && read == cudaSuccess && counter == 6 && out.values() == std::vector<float>({1, 2, 3, 1}));
+    float *managed = nullptr, *ordered = nullptr;
+    size_t pitch = 0;
+    char *rows = nullptr, part[6];
+    claim("managed memory, memory in a stream's order, rows",
+          cudaMallocManaged(&managed, 4) == cudaSuccess && (*managed = 1) == 1 && cudaMemPrefetchAsync(managed, 4, 0) == cudaSuccess &&
+              cudaMallocAsync(&ordered, 4, nullptr) == cudaSuccess && cudaFreeAsync(ordered, nullptr) == cudaSuccess &&
+              cudaFree(managed) == cudaSuccess && cudaMallocPitch(&rows, &pitch, 3, 2) == cudaSuccess && pitch >= 3 &&
+              cudaMemcpy2D(rows, pitch, "abcdef", 3, 3, 2, cudaMemcpyHostToDevice) == cudaSuccess &&
+              cudaMemset2D(rows, pitch, 'x', 1, 2) == cudaSuccess &&
+              cudaMemcpy2D(part, 3, rows, pitch, 3, 2, cudaMemcpyDeviceToHost) == cudaSuccess &&
+              std::string(part, 6) == "xbcxef" && cudaFree(rows) == cudaSuccess);
+    int a = 3, blocks = 0, grid = 0, block = 0;
+    double b = 0.5;
+    float* where = out.data;
+    void* arguments[] = {&where, &a, &b};
+    claim("cudaLaunchKernel takes the places of its arguments",
+          cudaLaunchKernel(by_old_launch, 1, 1, arguments, 0, nullptr) == cudaSuccess && out[0] == 3.5f);
+    cuda_cpu::launch(by_old_launch, {0, 1})(out.data, 1, 1);
+    claim("a launch that is refused leaves its error for cudaGetLastError",
+          cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
+    std::string order;
+    cudaStream_t stream;
+    cudaStreamCreate(&stream);
+    cudaLaunchHostFunc(stream, [](void* text) { *static_cast<std::string*>(text) += "a"; }, &order);
+    cudaStreamAddCallback(stream, [](cudaStream_t, cudaError_t, void* text) { *static_cast<std::string*>(text) += "b"; }, &order, 0);
+    claim("a stream calls the host's functions in order",
+          cudaStreamSynchronize(stream) == cudaSuccess && order == "ab" && cudaStreamDestroy(stream) == cudaSuccess);
+    const bool bounded = cudaOccupancyMaxPotentialBlockSize(&grid, &block, asked_about<8>) == cudaSuccess;
+    claim("occupancy: threads, shared memory and launch bounds count",
+          bounded && block == (cuda_cpu::has_launch_bounds ? 256 : 1024) && grid > 0 &&
+              cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, asked_about<8>, 256, 100 * 1024) == cudaSuccess && blocks == 2 &&
+              cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, asked_about<8>, 256, 0) == cudaSuccess && blocks == 4);
+    claim("what there is nothing to do for succeeds",
+          cudaProfilerStart() == cudaSuccess && cudaProfilerStop() == cudaSuccess && cudaDeviceReset() == cudaSuccess &&
+              cudaFuncSetCacheConfig(by_old_launch, cudaFuncCachePreferL1) == cudaSuccess);
+    const float tenth = 0.1f;
+    claim("a product is rounded before it is added to, but for a fused one",
+          __fadd_rn(__fmul_rn(tenth, tenth), -0.01f) == 9.31322574615478515625e-10f &&
+              __fmaf_rn(tenth, tenth, -0.01f) == fmaf(tenth, tenth, -0.01f) &&
+              __fmaf_rn(tenth, tenth, -0.01f) != __fadd_rn(__fmul_rn(tenth, tenth), -0.01f));
+    claim("whole numbers from floats: four ways to round, clamped", __float2int_rn(2.5f) == 2 && __float2int_rz(-2.5f) == -2 &&
+          __float2int_ru(2.1f) == 3 && __float2int_rd(-2.1f) == -3 && __float2int_rn(3e9f) == 2147483647 && __float2uint_rz(-1) == 0 && __float2int_rz(NAN) == 0);
+    claim("bits of 64, in reverse, by bytes", __popcll(~0ull) == 64 && __clzll(1) == 63 && __ffsll(8) == 4 && __brev(1) == 0x80000000 &&
+          __byte_perm(0x33221100, 0x77665544, 0x7410) == 0x77441100 && __funnelshift_l(0x80000000, 1, 1) == 3 && __mulhi(-1, 5) == -1);
+    static_assert(sizeof(double2) == 16 && alignof(double2) == 16 && alignof(uchar4) == 4 && sizeof(char3) == 3 && alignof(short4) == 8);
+}
+
+// cuBLAS's products against the sums that they stand for: all four ways to transpose, with rows that are not there.
+template <class T>
+static double error_of_cublas(int batch, bool one_by_one)
+{
+    constexpr int m = 7, n = 5, k = 33, pad = 3;
+    const cudaDataType_t type = sizeof(T) == 2 ? CUDA_R_16BF : CUDA_R_32F;
+    cublasHandle_t handle;
+    cublasCreate(&handle);
+    double worst = 0;
+    for (int ways = 0; ways < 4; ways++) {
+        const bool ta = ways & 1, tb = ways & 2;
+        const int lda = (ta ? k : m) + pad, ldb = (tb ? n : k) + pad, ldc = m + pad;
+        const int stride_a = lda * (ta ? m : k), stride_b = ldb * (tb ? k : n), stride_c = ldc * n;
+        Array<T> A(static_cast<size_t>(stride_a * batch)), B(static_cast<size_t>(stride_b * batch)), C(static_cast<size_t>(stride_c * batch));
+        std::mt19937 random(5);
+        for (auto* array : {&A, &B, &C})
+            for (size_t i = 0; i < array->size; i++) (*array)[i] = static_cast<float>(random() % 64) / 64 - 0.5f;
+        const std::vector<T> before = C.values();
+        const float alpha = 0.5f, beta = 2;
+        const auto op_a = ta ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = tb ? CUBLAS_OP_T : CUBLAS_OP_N;
+        if (one_by_one)
+            for (int i = 0; i < batch; i++)
+                cublasGemmEx(handle, op_a, op_b, m, n, k, &alpha, A.data + i * stride_a, type, lda, B.data + i * stride_b, type, ldb, &beta,
+                             C.data + i * stride_c, type, ldc, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+        else
+            cublasGemmStridedBatchedEx(handle, op_a, op_b, m, n, k, &alpha, A.data, type, lda, stride_a, B.data, type, ldb, stride_b, &beta,
+                                       C.data, type, ldc, stride_c, batch, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+        for (int at = 0; at < batch * stride_c; at++) {
+            const int i = at % ldc, j = at % stride_c / ldc, g = at / stride_c;
+            double sum = static_cast<double>(static_cast<float>(before[static_cast<size_t>(at)])) * (i < m ? beta : 1);
+            for (int l = 0; l < k && i < m; l++)
+                sum += alpha * static_cast<double>(static_cast<float>(A.data[g * stride_a + (ta ? i * lda + l : l * lda + i)])) *
+                       static_cast<double>(static_cast<float>(B.data[g * stride_b + (tb ? l * ldb + j : j * ldb + l)]));
+            worst = std::max(worst, std::fabs(sum - static_cast<double>(static_cast<float>(C.data[at]))));
+        }
+    }
+    cublasDestroy(handle);
+    return worst;
+}
+
+static void test_cublas()
+{
+    claim("cuBLAS: products of floats, one and many", error_of_cublas<float>(1, true) < 1e-5 && error_of_cublas<float>(3, false) < 1e-5);
+    claim("cuBLAS: products of bfloat16", error_of_cublas<__nv_bfloat16>(2, true) < 0.02 && error_of_cublas<__nv_bfloat16>(2, false) < 0.02);
+    cublasHandle_t handle;
+    cublasCreate(&handle);
+    const float alpha = 2, beta = 1;
+    Array<float> matrix(6), x(6), y(6);  // 2 x 3, its columns 1 2, 3 4, 5 6
+    for (size_t i = 0; i < 6; i++) matrix[i] = static_cast<float>(i + 1), x[i] = static_cast<float>(i % 2 == 0), y[i] = 10;
+    const cublasStatus_t rows = cublasSgemv(handle, CUBLAS_OP_N, 2, 3, &alpha, matrix.data, 2, x.data, 2, &beta, y.data, 3);
+    const bool right = y.values() == std::vector<float>({28, 10, 10, 34, 10, 10});
+    const cublasStatus_t columns = cublasSgemv(handle, CUBLAS_OP_T, 2, 3, &alpha, matrix.data, 2, x.data, 1, &beta, y.data, 1);
+    claim("cuBLAS: a matrix by a vector with steps, and its transpose", rows == CUBLAS_STATUS_SUCCESS && columns == CUBLAS_STATUS_SUCCESS &&
+          right && y.values() == std::vector<float>({30, 16, 20, 34, 10, 10}));
+    const float numbers[] = {1, 2, 3};
+    float every_second[6] = {};
+    claim("cuBLAS: vectors go to the device and back, with steps",
+          cublasSetVector(3, 4, numbers, 1, x.data, 2) == CUBLAS_STATUS_SUCCESS && x[2] == 2 && x[4] == 3 &&
+              cublasGetVector(3, 4, x.data, 2, every_second, 2) == CUBLAS_STATUS_SUCCESS && every_second[4] == 3 && every_second[3] == 0);
+    claim("cuBLAS: what it has not it refuses, and nothing to do is done",
+          cublasGemmEx(handle, CUBLAS_OP_N, CUBLAS_OP_N, 2, 2, 2, &alpha, x.data, CUDA_R_16F, 2, x.data, CUDA_R_16F, 2, &beta, y.data, CUDA_R_16F, 2,
+                       CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_NOT_SUPPORTED &&
+              cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, 2, 2, 2, &alpha, x.data, 1, x.data, 2, &beta, y.data, 2) == CUBLAS_STATUS_INVALID_VALUE &&
+              cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, 0, 2, 2, &alpha, x.data, 2, x.data, 2, &beta, y.data, 2) == CUBLAS_STATUS_SUCCESS);
+    cublasDestroy(handle);
+}
+
 // Prints how many workers there are, this program's further arguments, a line of its input, and which file is its next.
 static int print_workers(int argc, char** argv)
 {
@@ -2532,6 +2826,7 @@ int main(int argc, char** argv)
     if (argc > 1 && argv[1] == std::string("workers")) return print_workers(argc, argv);
     if (what == "offers") return print_offers(CUBLASLT_REDUCTION_SCHEME_MASK);
     if (what == "offers_without_in_place") return print_offers(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+    if (what == "forgotten_arrival") cuda_cpu::launch(forgotten_arrival, {1, 2})();
     if (what.rfind("misuse", 0) == 0) do_misuse(atoi(argv[1] + 6));
     if (what.rfind("slip", 0) == 0) return do_slip(atoi(argv[1] + 4)) ? 1 : 0;
     if (what.rfind("instruction", 0) == 0) return run_instruction(atoi(argv[1] + 11));
@@ -2557,6 +2852,11 @@ int main(int argc, char** argv)
     test_algorithms();
     test_launch_bounds();
     test_static_shared();
+    test_atomics();
+    test_groups();
+    test_half();
+    test_other_calls();
+    test_cublas();
     test_cards();
     printf("%d passed, %d failed\n", passed, failed);
     return failed == 0 ? 0 : 1;

@@ -42,6 +42,12 @@ struct Product {
     const char* epilogue;
 };
 
+// What launches have done to memory; of a launch's blocks that were not looked at, as much as of those that were.
+struct Figures {
+    double sectors = 0, least_sectors = 0, wavefronts = 0, least_wavefronts = 0, memory_bytes = 0;
+    uint64_t hazards = 0;   // races, and reads of shared memory that nobody has written
+};
+
 enum class Run : uint8_t { RECORDED, UNSEEN, NOT };
 
 #ifdef CUDA_CPU_INSPECT
@@ -55,6 +61,7 @@ void begin_block(uint64_t number);
 void end_block();
 void product(const Product& product);
 void copied(const char* kind, size_t bytes);       // a copy, or a memset
+Figures take_figures();                            // since this was asked last
 bool only_counts();                                // products, and what is long, are not done but counted
 void dying(const char* why);                       // the program ends now
 
@@ -96,6 +103,7 @@ void wgmma_reads(unsigned product, const void* address, Operand operand);       
 void wgmma_ended(unsigned product);
 void wgmma_waited(unsigned warp);
 void tensor_flops(uint64_t flops);
+void special_function();                           // exp2, log2, sine and so on: few of a multiprocessor's units do these
 
 #else
 
@@ -132,6 +140,7 @@ inline void wgmma_reads(unsigned, const void*, Operand) {}
 inline void wgmma_ended(unsigned) {}
 inline void wgmma_waited(unsigned) {}
 inline void tensor_flops(uint64_t) {}
+inline void special_function() {}
 
 #endif
 

@@ -5,11 +5,12 @@ Rates are the share of the data sheet's that good kernels attain; each says why.
     memory              bytes / bandwidth
     L2                  bytes / L2's bandwidth, or what its blocks' multiprocessors can take
     L1 and shared       wavefronts: they are one memory, which hands over 128 bytes a clock
+    special functions   exp2 and its like: 16 a clock
     tensor cores        FLOPs / rate; and behind them, where the kernel has scores, the softmax's instructions
     a launch            no kernel is shorter than its start and its end
 
 It is optimistic where a kernel waits for latency: too few loads under way, long chains of dependent instructions,
-barriers. What is not counted at all is arithmetic outside of tensor cores, scores apart.
+barriers. What is not counted is other arithmetic outside of tensor cores, scores apart.
 """
 import math
 from dataclasses import dataclass
@@ -85,6 +86,7 @@ def launch_bounds(card, launch, room, scores=0, score_instructions=0):
     return {"memory": (launch["dram_load"] + launch["dram_store"]) / min(MEMORY_SHARE * card.memory, L2_PORT * clocks),
             "L2": launch["l2"] / l2,
             "L1 and shared": tail * launch["wavefronts"] / (L1_SHARE * clocks),
+            "special functions": 0 if scores else tail * launch["special"] / SPECIAL_FUNCTIONS / clocks,
             "softmax" if softmax > products else "tensor cores": products + softmax,
             "a launch": KERNEL_SECONDS}
 

@@ -24,10 +24,9 @@
 #include "requests.h"
 #include "shadow.h"
 
-#include <dlfcn.h>
-
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
@@ -40,6 +39,7 @@ namespace inspect {
 using json = nlohmann::ordered_json;
 using cuda_cpu::watch::Access;
 using cuda_cpu::watch::By;
+using cuda_cpu::watch::Figures;
 using cuda_cpu::watch::LaunchShape;
 using cuda_cpu::watch::Operand;
 using cuda_cpu::watch::Product;
@@ -49,8 +49,12 @@ constexpr const char* BY_NAMES[] = {"thread", "atomic", "ldmatrix", "cp.async", 
 
 // How much of a launch is recorded: blocks from the first one on, until there are enough of them and of their accesses.
 // Where a grid has a second dimension blocks may differ along the first (attention's do), so whole rows are taken.
-constexpr uint64_t ENOUGH_BLOCKS = 8, ENOUGH_ACCESSES = 1 << 18, TOO_MANY_ACCESSES = 1 << 20;
-constexpr uint64_t FAR_TOO_MANY_ACCESSES = 8 << 20;   // then a row of blocks is not finished either
+struct Enough {
+    uint64_t blocks, accesses, too_many;
+    uint64_t far_too_many;   // then a row of blocks is not finished either
+};
+constexpr Enough IN_A_STEP{8, 1 << 18, 1 << 20, 8 << 20};            // blocks are alike, and only these run
+constexpr Enough IN_A_PROGRAM{8, 1 << 24, 1 << 25, 1 << 26};         // all blocks run
 
 // ==== places in memory ===================================================================================
 
@@ -194,7 +198,7 @@ struct Site {
 // ==== kernels ============================================================================================
 
 struct Totals {
-    uint64_t dram_load = 0, dram_store = 0, l2_load = 0, l2_store = 0, wavefronts = 0, flops = 0;   // sectors; FLOPs
+    uint64_t dram_load = 0, dram_store = 0, l2_load = 0, l2_store = 0, wavefronts = 0, flops = 0, special = 0;
 };
 
 struct Race {
@@ -218,6 +222,7 @@ struct Kernel {
     std::string symbol, range;
     uint64_t launches = 0, recorded_blocks = 0, accesses = 0;
     bool recorded = false;   // a launch of it
+    bool is_taken = false;   // its figures, see take_figures
 
     std::vector<Site> sites;
     std::map<decltype(std::declval<Site>().key()), uint32_t> site_numbers;
@@ -233,6 +238,20 @@ struct Kernel {
     uint64_t blocks() const { return uint64_t{shape.grid[0]} * shape.grid[1] * shape.grid[2]; }
     unsigned threads() const { return shape.block[0] * shape.block[1] * shape.block[2]; }
 };
+
+// What a launch would come to whose other blocks are like the second half of those that were recorded: what they share,
+// they have by then in the cache.
+static double of_launch(const Kernel& kernel, uint64_t Totals::*figure)
+{
+    const auto& after = kernel.after_block;
+    if (after.empty()) return 0;
+    const double all = static_cast<double>(kernel.blocks()), seen = static_cast<double>(after.size());
+    const double total = static_cast<double>(after.back().*figure);
+    if (after.size() == kernel.blocks()) return total;
+    const size_t half = after.size() / 2;
+    const double before = half == 0 ? 0 : static_cast<double>(after[half - 1].*figure);
+    return total + (all - seen) * (total - before) / (seen - static_cast<double>(half));
+}
 
 // ==== threads ============================================================================================
 
@@ -326,6 +345,7 @@ public:
     void product(const Product& product);
     void copied(const char* kind, size_t bytes);
     bool only_counts() const { return mode_ == Mode::SAMPLE; }
+    Figures take_figures();
     void write(const std::string& ended);
 
     // ---- threads
@@ -348,6 +368,7 @@ public:
     void wgmma_ended(unsigned product);
     void wgmma_waited(unsigned warp);
     void tensor_flops(uint64_t flops) { kernel_->totals.flops += flops; }
+    void special_function() { kernel_->totals.special++; }
 
     // ---- what orders
     bool left_out(const char* name, uintptr_t pc);
@@ -799,10 +820,11 @@ Run Recorder::next_block()
     if (mode_ == Mode::ALL || number == 0) return Run::RECORDED;
     const LaunchShape& shape = kernel_->shape;
     const uint64_t row = shape.grid[1] * shape.grid[2] > 1 ? shape.grid[0] : 1;
-    const bool enough = number >= std::min<uint64_t>(ENOUGH_BLOCKS, 2 * row + 6) && number % row == 0 &&
-                        kernel_->accesses >= ENOUGH_ACCESSES;
-    const bool too_many = number % row == 0 ? kernel_->accesses >= TOO_MANY_ACCESSES
-                                            : kernel_->accesses >= FAR_TOO_MANY_ACCESSES;
+    const Enough& limit = mode_ == Mode::SAMPLE ? IN_A_STEP : IN_A_PROGRAM;
+    const bool row_is_done = number % row == 0;
+    const bool enough = number >= std::min(limit.blocks, 2 * row + 6) && row_is_done &&
+                        kernel_->accesses >= limit.accesses;
+    const bool too_many = kernel_->accesses >= (row_is_done ? limit.too_many : limit.far_too_many);
     return enough || too_many ? otherwise : Run::RECORDED;
 }
 
@@ -1158,18 +1180,31 @@ json Recorder::to_json(const Kernel& kernel, const Site& site) const
     return all;
 }
 
-// What a launch would come to whose other blocks are like the second half of those that were recorded: what they share,
-// they have by then in the cache.
-static double of_launch(const Kernel& kernel, uint64_t Totals::*figure)
+// Kernels with hazards are kept, for the file.
+Figures Recorder::take_figures()
 {
-    const auto& after = kernel.after_block;
-    if (after.empty()) return 0;
-    const double all = static_cast<double>(kernel.blocks()), seen = static_cast<double>(after.size());
-    const double total = static_cast<double>(after.back().*figure);
-    if (after.size() == kernel.blocks()) return total;
-    const size_t half = after.size() / 2;
-    const double before = half == 0 ? 0 : static_cast<double>(after[half - 1].*figure);
-    return total + (all - seen) * (total - before) / (seen - static_cast<double>(half));
+    Figures all;
+    for (auto& kernel : kernels_) {
+        if (kernel->is_taken) continue;
+        const double recorded = static_cast<double>(std::max<uint64_t>(1, kernel->recorded_blocks));
+        const double scale = static_cast<double>(kernel->launches * kernel->blocks()) / recorded;
+        for (const Site& site : kernel->sites) {
+            all.sectors += scale * static_cast<double>(site.sectors);
+            all.least_sectors += scale * static_cast<double>(site.least_sectors);
+            all.wavefronts += scale * static_cast<double>(site.wavefronts);
+            all.least_wavefronts += scale * static_cast<double>(site.least_wavefronts);
+        }
+        all.memory_bytes += static_cast<double>(kernel->launches) * SECTOR *
+                            (of_launch(*kernel, &Totals::dram_load) + of_launch(*kernel, &Totals::dram_store));
+        all.hazards += kernel->races.size() + kernel->uninitialised.size();
+        kernel->is_taken = true;
+    }
+    const auto is_sound = [](const auto& kernel) { return kernel->races.empty() && kernel->uninitialised.empty(); };
+    kernels_.erase(std::remove_if(kernels_.begin(), kernels_.end(), is_sound), kernels_.end());
+    by_shape_.clear();
+    sequence_.clear();
+    kernel_ = nullptr;
+    return all;
 }
 
 json Recorder::to_json(const Kernel& kernel) const
@@ -1189,7 +1224,8 @@ json Recorder::to_json(const Kernel& kernel) const
                       {"launch_dram_store", of_launch(kernel, &Totals::dram_store) * SECTOR},
                       {"launch_l2", (of_launch(kernel, &Totals::l2_load) + of_launch(kernel, &Totals::l2_store)) * SECTOR},
                       {"launch_shared_wavefronts", of_launch(kernel, &Totals::wavefronts)},
-                      {"launch_tensor_flops", of_launch(kernel, &Totals::flops)}};
+                      {"launch_tensor_flops", of_launch(kernel, &Totals::flops)},
+                      {"launch_special", of_launch(kernel, &Totals::special)}};
     json sites = json::array(), races = json::array(), unwritten = json::array(), syncs = json::array();
     for (const Site& site : kernel.sites)
         if (site.requests > 0) sites.push_back(to_json(kernel, site));
@@ -1221,7 +1257,8 @@ void Recorder::write(const std::string& ended)
     if (is_written_ || !is_open_ || getenv("INSPECT_OUT") == nullptr) return;
     is_written_ = true;
     if (std::exchange(recording, false)) give_up_block();
-    json all = {{"card", card_->key}, {"ended", ended}, {"kernels", json::array()}, {"matmuls", json::array()},
+    const std::string program = std::filesystem::read_symlink("/proc/self/exe");
+    json all = {{"program", program}, {"card", card_->key}, {"ended", ended}, {"kernels", json::array()}, {"matmuls", json::array()},
                 {"copies", json::array()}, {"sequence", json::array()}};
     for (const auto& kernel : kernels_) all["kernels"].push_back(to_json(*kernel));
     for (const auto& [p, launches] : products_)
@@ -1250,6 +1287,7 @@ Run next_block() { return recorder.next_block(); }
 void begin_block(uint64_t block) { recorder.begin_block(block); }
 void end_block() { recorder.end_block(); }
 void product(const Product& product) { recorder.product(product); }
+Figures take_figures() { return recorder.take_figures(); }
 void copied(const char* kind, size_t bytes) { recorder.copied(kind, bytes); }
 bool only_counts() { return getenv("INSPECT_MODE") != nullptr && strcmp(getenv("INSPECT_MODE"), "sample") == 0; }
 void dying(const char* why) { recorder.write(why); }
@@ -1314,6 +1352,7 @@ void wgmma_reads(unsigned product, const void* address, Operand operand)
 void wgmma_ended(unsigned product) { if_recording([&] { recorder.wgmma_ended(product); }); }
 void wgmma_waited(unsigned warp) { if_recording([&] { recorder.wgmma_waited(warp); }); }
 void tensor_flops(uint64_t flops) { if_recording([&] { recorder.tensor_flops(flops); }); }
+void special_function() { if_recording([] { recorder.special_function(); }); }
 
 }  // namespace cuda_cpu::watch
 

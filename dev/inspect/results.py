@@ -88,6 +88,7 @@ WEIGHTS = {
     "L1 and shared": l1_wavefronts,
     "tensor cores": lambda site: site["requests"] if site["by"] in ("wgmma", "ldmatrix") else 0,
     "softmax": lambda site: site["requests"] if site["by"] in ("wgmma", "ldmatrix") else 0,
+    "special functions": lambda site: site["requests"],
     "a launch": lambda site: site["requests"],
 }
 
@@ -130,7 +131,7 @@ class Kernel:
         launch = {"blocks": self.blocks, "dram_load": traffic["launch_dram_load"],
                   "dram_store": traffic["launch_dram_store"], "l2": traffic["launch_l2"],
                   "wavefronts": traffic["launch_shared_wavefronts"] + of_global,
-                  "tensor_flops": traffic["launch_tensor_flops"]}
+                  "tensor_flops": traffic["launch_tensor_flops"], "special": traffic.get("launch_special", 0)}
         scores = scores_of(self.name, launch["tensor_flops"])
         return estimate_launch(card, launch, self.threads, self.shared, self.registers, *scores)
 

@@ -4,9 +4,9 @@
     python3 dev/inspect/rewrite.py mine.cu -o build/mine.cpp
     python3 dev/inspect/rewrite.py main.cu src/kernels.cu -o build/main.cpp -I src -DSIZE=64
 
-prints the files to compile, one for each .cu file: the first is that after -o, the others lie beside it. Files that are
-included with quotes and found, beside their includer or in a folder of -I, are rewritten too, into build/main.includes/.
-Every line keeps its number, and #line keeps the file's name: compilers, debuggers and __FILE__ speak of mine.cu.
+prints the files to compile, one for each .cu file: the first is that after -o, the others lie beside it. Included files
+that are found, beside their includer or in a folder of -I, are rewritten too, into build/main.includes/. Every line
+keeps its number, and #line keeps the file's name: compilers, debuggers and __FILE__ speak of mine.cu.
 
     kernel<<<grid, block, shared, stream>>>(x, n);    becomes a call of cuda_cpu::launch (dev/cpu/launch.h)
     extern __shared__ float tile[];                   becomes a pointer to dynamic_shared_memory
@@ -66,9 +66,8 @@ class Tokens(list):
     """Tokens with what a parser asks of them."""
 
     def is_run(self, i, mark):
-        """Whether three marks, <<< or >>>, begin at i without a space between."""
-        return (0 <= i and i + 2 < len(self) and all(self[i + k].text == mark for k in range(3))
-                and self[i + 2].at == self[i].at + 2)
+        """Whether three marks, <<< or >>>, begin at i. (Some formatters put a space between, which nvcc takes.)"""
+        return all(self.text(i + k) == mark for k in range(3))
 
     def text(self, i):
         return self[i].text if 0 <= i < len(self) else ""
@@ -178,7 +177,7 @@ class Macros(dict):
                           lambda m: str(int(self.is_defined(m[1] or m[2]))), condition)
             text = re.sub(r"(\d)[uUlL]+\b", r"\1", text)
             text = re.sub(r"\b[A-Za-z_]\w*", lambda m: self.value(m.group()), text)
-            for mark, word in (("&&", " and "), ("||", " or "), ("!=", "\0"), ("!", " not "), ("\0", "!="), ("/", "//")):
+            for mark, word in ("&&", " and "), ("||", " or "), ("!=", "\0"), ("!", " not "), ("\0", "!="), ("/", "//"):
                 text = text.replace(mark, word)
             return bool(eval(text, {"__builtins__": {}}))  # numbers, operators and brackets only
         except (Unclear, SyntaxError, ArithmeticError, TypeError, ValueError):
@@ -192,7 +191,7 @@ HEADERS = [
     (r"thrust/", "Thrust"), (r"cub/", "CUB"), (r"cuda/", "libcu++"), (r"mma\.h", "nvcuda::wmma"),
     (r"curand", "cuRAND"), (r"cufft", "cuFFT"), (r"cusparse", "cuSPARSE"), (r"cusolver", "cuSOLVER"),
     (r"cudnn", "cuDNN"), (r"nccl\.h", "NCCL"), (r"(cutlass|cute)/", "CUTLASS"), (r"cuda_fp[0-9]\.h|cuda_fp8", "FP8"),
-    (r"cuda_pipeline|cuda_awbarrier", "asynchronous copies of cuda_pipeline.h"),
+    (r"cuda_pipeline|cuda_awbarrier", "pipelines of copies"),
     (r"cooperative_groups/memcpy_async\.h", "cooperative_groups::memcpy_async")]
 NAMES = {
     **dict.fromkeys(["cudaTextureObject_t", "cudaSurfaceObject_t", "cudaCreateTextureObject", "cudaBindTexture"],
@@ -201,17 +200,19 @@ NAMES = {
                     "clusters of blocks"),
     **dict.fromkeys(["cudaLaunchCooperativeKernel", "this_grid", "grid_group", "this_multi_grid"],
                     "barriers of a whole grid"),
+    **dict.fromkeys(["__shfl", "__shfl_up", "__shfl_down", "__shfl_xor", "__any", "__all", "__ballot"],
+                    "collectives of a warp without _sync and a mask, which CUDA gave up with Volta"),
     **dict.fromkeys(["coalesced_threads", "coalesced_group", "labeled_partition", "binary_partition", "__activemask"],
-                    "which lanes of a warp run together")}
+                    "knowledge of which lanes run together")}
 ASM = ("asm", "__asm__", "__asm")
 
 
 class Refusal:
-    def __init__(self, file, line, what, found):
-        self.file, self.line, self.what, self.found = file, line, what, found
+    def __init__(self, file, line, found, why):
+        self.file, self.line, self.found, self.why = file, line, found, why
 
     def __str__(self):
-        return f"{self.file}:{self.line}: {self.found}: {self.what}: not on the CPU"
+        return f"{self.file}:{self.line}: {self.found}: {self.why}"
 
 
 # ---- kernels: their declarations
@@ -362,7 +363,7 @@ class File:
         self.find_functions()
 
     def refuse(self, token, what, found=None):
-        self.refusals.append(Refusal(self.name, token.line, what, found or token.text))
+        self.refusals.append(Refusal(self.name, token.line, found or token.text, f"dev/cpu has no {what}"))
 
     # -- preprocessor lines
 
@@ -401,7 +402,7 @@ class File:
             return
         for pattern, what in HEADERS:
             if re.match(pattern, spelled) and not os.path.isfile(os.path.join(STAND_IN, spelled)):
-                self.refuse(rest[0], what, f"#include of {spelled}")
+                self.refuse(rest[0], what, f"#include <{spelled}>")
 
     # -- functions that run on the device
 
@@ -451,13 +452,13 @@ class File:
     def find_refusals(self):
         macros_with_asm = {body[2].text for body in self.bodies if any(t.text in ASM for t in body[3:])}
         for i, token in enumerate(self.tokens):
-            if token.kind != "name":
+            if token.kind != "name" or self.tokens.text(i - 1) in (".", "->"):
                 continue
             if token.text in ASM and self.in_device_code(i):
-                self.refuse(token, "inline PTX in device code")
+                self.refuse(token, "inline PTX")
             elif token.text in macros_with_asm and self.in_device_code(i):
-                self.refuse(token, "a macro with inline PTX in device code")
-            elif token.text in NAMES and self.tokens.text(i - 1) not in (".", "->"):
+                self.refuse(token, "inline PTX, which this macro has")
+            elif token.text in NAMES:
                 self.refuse(token, NAMES[token.text])
             elif token.text in ("texture", "surface") and self.tokens.text(i + 1) == "<":
                 self.refuse(token, "textures and surfaces")
@@ -489,12 +490,13 @@ class File:
 
     def rewrite_launch(self, tokens, i, with_launcher, is_file):
         if is_file and self.in_device_code(i, host_too=False):
-            self.refuse(tokens[i], "a launch from device code (dynamic parallelism)", "<<<")
+            self.refuse(tokens[i], "launches from device code (dynamic parallelism)", "<<<")
             return
         close = end_of_configuration(tokens, i + 3)
         first, name = start_of_callee(tokens, i)
         if close is None or first is None:
-            self.refuse(tokens[i], "a launch that this program does not understand", "<<<")
+            self.refusals.append(Refusal(self.name, tokens[i].line, "<<<",
+                                         "expected a launch, kernel<<<grid, block>>>(arguments)"))
             return
         (open_, done), arguments = (tokens[i].at, tokens[close + 2].end), tokens[close + 3]
         if name is not None and with_launcher.get(tokens[name].text):

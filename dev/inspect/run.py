@@ -31,7 +31,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SHARD_HEADER = [20240520, 1]            # train_gpt.cu, token data: magic, version; then the number of tokens
 HEADER_INTS = 256
 NOT_OF_A_STEP = "init_normal fill round_weights compiled_for_sm_90a"
+OF_PLAN = ["--model", "--layers", "--heads", "--channels", "--context", "--vocab", "--micro-batch", "--seq-len",
+           "--total-batch", "--recompute", "--grad-dtype", "--attention"]    # options that decide about sizes
 STEP = {"--model": "gpt2", "--micro-batch": "64", "--total-batch": "524288"}
+# Enough to see what barriers are for: attention's blocks do two pieces of work or three, one after another.
+SMALL_STEP = {"--model": "gpt2", "--layers": "1", "--micro-batch": "4", "--total-batch": "4096"}
 
 
 def write_tokens(path, tokens, vocab):
@@ -43,12 +47,12 @@ def write_tokens(path, tokens, vocab):
         file.write(header.tobytes() + drawn.tobytes())
 
 
-def step_arguments(given, folder, program):
+def step_arguments(given, folder, program, step):
     """The trainer's command line for one step, and what the report wants to know of it."""
-    options = {**STEP, **dict(zip(given[::2], given[1::2]))}
+    options = {**step, **dict(zip(given[::2], given[1::2]))}
     flags = [word for pair in options.items() for word in pair]
-    of_plan = [word for pair in options.items() for word in pair]
-    said = subprocess.run([program, "plan", "--json", *of_plan], capture_output=True, text=True)
+    of_plan = [word for pair in options.items() if pair[0] in OF_PLAN for word in pair]
+    said = subprocess.run([os.path.abspath(program), "plan", "--json", *of_plan], capture_output=True, text=True)
     if said.returncode != 0:
         raise Mistake(said.stderr.strip())
     plan = json.loads(said.stdout)
@@ -131,14 +135,15 @@ def parse_options():
 def inspect(options):
     folder = os.path.dirname(os.path.abspath(options.program))
     recording = f"{options.program}.json"
-    program = os.path.abspath(options.program)
+    program = os.path.relpath(options.program)
     arguments, wanted = options.arguments, []
     if options.step:
-        arguments, shape, tokens = step_arguments(options.arguments, folder, program)
+        arguments, shape, tokens = step_arguments(options.arguments, folder, program,
+                                                  SMALL_STEP if options.barriers else STEP)
         wanted = ["--shape", json.dumps(shape)]
         if not options.kernel:
             wanted += ["--tokens", str(tokens)]
-    command = [program, *arguments]
+    command = [os.path.abspath(program), *arguments]
     if os.path.exists(recording):
         os.remove(recording)
     log = f"{options.program}.log" if options.step else None

@@ -181,7 +181,16 @@ struct Floor { Bound bound; double amount; };
 Floor bytes(double n) { return {Bound::BANDWIDTH, n}; }
 Floor flops(double n) { return {Bound::COMPUTE, n}; }
 
-struct Row { std::string step; double seconds = 0, of_limit = 0; };
+// Without a GPU its time means nothing, and what it does to memory is counted instead: see dev/inspect.
+#ifdef CUDA_CPU_INSPECT
+using Traffic = cuda_cpu::watch::Figures;
+Traffic take_traffic() { return cuda_cpu::watch::take_figures(); }
+#else
+struct Traffic { double sectors, least_sectors, wavefronts, least_wavefronts, memory_bytes; uint64_t hazards; };
+Traffic take_traffic() { return {}; }
+#endif
+
+struct Row { std::string step; double seconds = 0, of_limit = 0; Traffic traffic = {}; };
 struct Table { std::string title, size; Floor floor; std::vector<Row> rows; };
 
 class Study {
@@ -201,6 +210,7 @@ public:
     }
 
     std::string report() const;
+    std::string report_of_memory() const;
 
     bool timing = false;
     size_t turn = 0;   // which copy of the arrays a launch takes
@@ -247,8 +257,15 @@ public:
         if (rows.size() < number) rows.push_back({format("%zu %s", number, name.c_str())});
         for (auto& array : arrays_) array->restore();
         study_.turn = 0;
+        take_traffic();   // what came before is no matter of this step
         work();
         check(cudaStreamSynchronize(device.stream), name.c_str());
+        rows[number - 1].traffic = take_traffic();
+        if (const uint64_t hazards = rows[number - 1].traffic.hazards) {
+            study_.failures++;
+            printf("FAILED %s, step %s, %s: %zu races, or reads of what nobody wrote\n", title_,
+                   rows[number - 1].step.c_str(), size_.c_str(), static_cast<size_t>(hazards));
+        }
         for (auto& array : arrays_) {
             const ArrayBase::Error error = array->error();
             rows[number - 1].of_limit = std::max(rows[number - 1].of_limit, error.of_limit);
@@ -257,7 +274,7 @@ public:
             printf("FAILED %s, step %s, %s: %s, %.2g times the limit\n", title_, rows[number - 1].step.c_str(), size_.c_str(),
                    error.what.c_str(), error.of_limit);
         }
-        if (study_.timing) rows[number - 1].seconds = seconds_of(work, study_.turn);
+        if (study_.timing && !device.is_cpu()) rows[number - 1].seconds = seconds_of(work, study_.turn);
     }
 
 private:
@@ -297,6 +314,7 @@ private:
 // The tables in Markdown, aligned so that they read as they are. "error" is the worst of all sizes and elements, as a
 // part of LIMIT.
 std::string Study::report() const {
+    if (device.is_cpu()) return report_of_memory();
     std::string text;
     const double copy = measure_copy();
     double product = 0;   // measured where a table needs it
@@ -318,7 +336,31 @@ std::string Study::report() const {
                            speed / unit, 100 * speed / ceiling, t.rows[0].seconds / row.seconds, row.of_limit);
         }
     }
-    if (device.is_cpu()) text += "\nThis was the CPU that stands in for a GPU: the checks count, its times say nothing about a GPU.\n";
+    return text;
+}
+
+// On the stand-in: sectors of global memory that warps' instructions touch and wavefronts that shared memory takes,
+// in thousands and over the least that would do; and what moves to and from memory, behind a model of caches.
+std::string Study::report_of_memory() const {
+    std::string text;
+    for (const Table& t : tables) {
+        const bool moves = t.floor.bound == Bound::BANDWIDTH;
+        text += format("\n%s: %s, %s, counted on a CPU (no time: that means nothing here)\n%.4g %s\n\n", t.title.c_str(),
+                       t.size.c_str(), name_of(FLOATX), t.floor.amount / (moves ? 1e6 : 1e9),
+                       moves ? "MB must move" : "GFLOP");
+        text += format("| %-46s | %9s | %8s | %10s | %8s | %9s | %5s |\n", "step", "k sectors", "of least", "k wavefr.",
+                       "of least", "MB moved", "error");
+        text += "|" + std::string(48, '-');
+        for (int width : {10, 9, 11, 9, 10, 6}) text += "|" + std::string(width, '-') + ":";
+        text += "|\n";
+        for (const Row& row : t.rows) {
+            const Traffic& m = row.traffic;
+            auto over = [](double done, double least) { return least > 0 ? format("%.2f x", done / least) : "-"; };
+            text += format("| %-46s | %9.1f | %8s | %10.1f | %8s | %9.3f | %5.2f |\n", row.step.c_str(), m.sectors / 1e3,
+                           over(m.sectors, m.least_sectors).c_str(), m.wavefronts / 1e3,
+                           over(m.wavefronts, m.least_wavefronts).c_str(), m.memory_bytes / 1e6, row.of_limit);
+        }
+    }
     return text;
 }
 
@@ -346,7 +388,7 @@ int study_main(int argc, char** argv, void (*study)(Study&)) {
             fputs(report.c_str(), file);
             fclose(file);
         }
-        if (s.failures) printf("\nFAILED: %d steps differ from the plain loop\n", s.failures);
+        if (s.failures) printf("\nFAILED: %d steps differ from the plain loop, or race\n", s.failures);
         return s.failures ? 1 : 0;
     } catch (const UserError& error) {
         fprintf(stderr, "%s: %s\n", argv[0], error.what());

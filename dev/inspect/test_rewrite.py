@@ -1,0 +1,345 @@
+#!/usr/bin/env python3
+"""Tests of rewrite.py: small .cu texts are rewritten, compiled against dev/cpu and run; others are refused.
+
+    python3 dev/inspect/test_rewrite.py
+"""
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+import traceback
+
+sys.dont_write_bytecode = True
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+import rewrite
+
+STAND_IN = os.path.join(os.path.dirname(HERE), "cpu")
+passed = failed = 0
+
+
+def claim(holds, text, detail=""):
+    global passed, failed
+    passed, failed = passed + bool(holds), failed + (not holds)
+    print(f"{'ok    ' if holds else 'FAILED'}  {text}" + (f" ({detail})" if detail and not holds else ""), flush=True)
+
+
+class World:
+    """A folder with a program's files; everything runs in it, as a user's command would."""
+
+    def __init__(self, scratch, name, files):
+        self.folder = os.path.join(scratch, name)
+        for path, text in files.items():
+            place = os.path.join(self.folder, path)
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            with open(place, "w") as file:
+                file.write(textwrap.dedent(text))
+
+    def run(self, *command):
+        return subprocess.run(command, cwd=self.folder, capture_output=True, text=True,
+                              env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    def rewrite(self, *arguments):
+        return self.run(sys.executable, os.path.join(HERE, "rewrite.py"), *arguments, "-o", "build/program.cpp")
+
+    def compile(self, *files, warnings=()):
+        return self.run("g++", "-x", "c++", "-std=c++17", "-O0", "-g", *warnings, "-fopenmp", "-I" + STAND_IN,
+                        "-DWARP_SIZE=32", *files, "-o", "program", "-lboost_context")
+
+    def build_and_run(self, *arguments):
+        """What the program prints: the words behind each line's first, by that."""
+        rewritten = self.rewrite(*arguments)
+        if rewritten.returncode != 0:
+            raise RuntimeError(rewritten.stderr)
+        compiled = self.compile(*rewritten.stdout.split())
+        if compiled.returncode != 0:
+            raise RuntimeError(compiled.stderr[:2000])
+        said = self.run("./program")
+        return dict(line.split(" ", 1) for line in said.stdout.splitlines() if " " in line)
+
+
+# ---- launches
+
+LAUNCHES = r"""
+#include <vector>
+namespace outer { namespace {
+template <class T, int N = 2, typename = void>
+__global__ void __launch_bounds__(256) fill(T* out, const T value, size_t n)
+{
+    for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) out[i] = value * N;
+} } }
+template <class T> __global__ void forward_declared(T*, const T*, int = 7);
+__global__ void which(float* x, const float* y = nullptr) { x[0] = y ? 11 : 12; }
+__global__ void which(double* x, int) { x[0] = 13; }
+static __global__ void simple(const float* x, size_t n, float* y) { *y = x[0] + float(n); }
+template <class F> __global__ void call(F f) { f(threadIdx.x); }
+template <class... Numbers> __global__ void sum(float* out, Numbers... numbers) { *out = float((numbers + ... + 0)); }
+template <int N> __global__ void by_number(float (*rows)[N]) { rows[1][0] = N; }
+template <> __global__ void by_number<5>(float (*rows)[5]) { rows[1][0] = 55; }
+__global__ void same_name(float* x) { *x += 1; }
+void same_name(float* x, int block) { same_name<<<1, block>>>(x); }
+__global__ void grid_size(float* x) { *x = gridDim.x * 100 + gridDim.y * 10 + blockDim.x; }
+__device__ __noinline__ float one() { return 1; }
+__global__ void calls(float* x) { *x = one(); }
+template <int A, int B> struct Sum { static constexpr int value = A + B; };
+template <class K> void by_parameter(K kernel, float* x) { kernel<<<dim3(1), 1>>>(x, 4, x); }
+#define LAUNCH(kernel, ...) do { kernel<<<1, \
+    1>>>(__VA_ARGS__); /* <<< */ \
+} while (0)
+#define CHECK(...) do { __VA_ARGS__; if (cudaGetLastError() != cudaSuccess) printf("check failed\n"); } while (0)
+struct Owner {
+    float* x;
+    int blocks = 2;
+    void run() { grid_size<<<this->blocks, 3>>>(x); }
+};
+int main()
+{
+    float *x; double *d; float (*rows)[5]; cudaStream_t stream;
+    cudaMalloc(&x, 1024); cudaMalloc(&d, 8); cudaMalloc((void**)&rows, 1024); cudaStreamCreate(&stream);
+    const int n = 256;
+    const char* text = "simple<<<1, 2>>>(3) // \" no";
+    const char* raw = R"x(simple<<<1, 2>>>(3))" )x"; const char quote = '"'; const int million = 1'000'000;
+    // simple<<<1, 2>>>(x, 3, x); \
+       simple<<<1, 2>>>(x, 3, x);
+    printf("text %s %s %c %d\n", text, raw, quote, million);
+    outer::fill<float, 3><<<n / 64, 64,
+                            64 * sizeof(char), stream>>>(x, 2,
+                                                         n);
+    printf("line %d %s\n", __LINE__, __FILE__);
+    printf("explicit %g %g\n", x[0], x[255]);
+    outer::fill<<<Sum<1, Sum<1, 1>::value>::value, [&](int a) { return a > 2 ? 32 : 64; }(n), 0>>>(x, 1.5f, 256);
+    printf("deduced %g %g\n", x[0], x[255]);
+    forward_declared<<<1, 1>>>(x, x); printf("forward %g\n", x[0]);
+    which<<<1, 1>>>(x); printf("overload_default %g\n", x[0]);
+    which<<<1, 1>>>(x, x + 1); printf("overload %g\n", x[0]);
+    which<<<1, 1>>>(d, NULL); printf("overload_null %g\n", d[0]);
+    x[0] = 1; simple<<<1, n < 3 ? 2 : 1>>>(x, n, x); printf("conversion %g\n", x[0]);
+    x[0] = 1; LAUNCH(simple, x, 5, x); printf("macro %g\n", x[0]);
+    x[0] = 1; CHECK(simple<<<1, 1>>>(x, 6, x)); printf("in_macro %g\n", x[0]);
+    x[0] = 1; by_parameter(simple, x); printf("parameter %g\n", x[0]);
+    void (*all[])(const float*, size_t, float*) = {simple};
+    x[0] = 0; all[0]<<<1, 1>>>(x, 1, x); (*all)<<<1, 1>>>(x, 1, x); printf("pointer %g\n", x[0]);
+    call<<<1, 4>>>([=] __device__ (int i) { x[i] = 10 + i; }); printf("lambda %g\n", x[3]);
+    sum<<<1, 1>>>(x, 1, 2.5, 3u); printf("pack %g\n", x[0]);
+    by_number<4><<<1, 1>>>((float (*)[4])x); printf("number %g\n", x[4]);
+    by_number<<<1, 1>>>(rows); printf("specialised %g\n", rows[1][0]);
+    x[0] = 1; simple<< <1, 1 >> >(x, 2, x); printf("spaces %g\n", x[0]);
+    x[0] = 1; same_name(x, 1); printf("same_name %g\n", x[0]);
+    grid_size<<<{2, 3}, {4}>>>(x); printf("braces %g\n", x[0]);
+    Owner{x}.run(); printf("member %g\n", x[0]);
+    calls<<<1, 1>>>(x); printf("noinline %g\n", x[0]);
+    simple<<<0, 1>>>(x, n, x); printf("error %s\n", cudaGetErrorName(cudaGetLastError()));
+    cudaGraph_t graph; cudaGraphExec_t executable;
+    cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+    x[0] = 0; simple<<<1, 1, 0, stream>>>(x, 2, x); const float in_capture = x[0];
+    cudaStreamEndCapture(stream, &graph); cudaGraphInstantiate(&executable, graph);
+    for (int i = 0; i < 3; i++) cudaGraphLaunch(executable, stream);
+    cudaStreamSynchronize(stream); printf("graph %g %g\n", in_capture, x[0]);
+}
+template <class T> __global__ void forward_declared(T* x, const T* y, int z) { *x = z; }
+"""
+
+
+def test_launches(scratch):
+    world = World(scratch, "launches", {"mine.cu": LAUNCHES})
+    got = world.build_and_run("mine.cu")
+    line = next(n for n, text in enumerate(LAUNCHES.split("\n"), 1) if "__LINE__" in text)
+    for name, expected, what in [
+            ("explicit", "6 6", "template arguments and a configuration over three lines"),
+            ("deduced", "3 3", "deduced template arguments; templates, commas and lambdas in a configuration"),
+            ("forward", "7", "a template that is declared before it is defined, with a default argument"),
+            ("overload_default", "12", "the overload with a default argument"),
+            ("overload", "11", "the overload with the argument"),
+            ("overload_null", "13", "the overload for another type; NULL becomes an int as in C++"),
+            ("conversion", "257", "int becomes size_t, float* const float*; < is less than"),
+            ("macro", "6", "a launch in a macro's body"), ("in_macro", "7", "a launch in a macro's argument"),
+            ("parameter", "5", "a kernel that is a parameter"), ("pointer", "2", "kernels in an array of pointers"),
+            ("lambda", "13", "a lambda as argument"), ("pack", "6.5", "a pack of parameters"),
+            ("number", "4", "a template's number, explicit"), ("specialised", "55", "and a specialisation, deduced"),
+            ("spaces", "3", "<< < and >> >"), ("same_name", "2", "a host function of the kernel's name"),
+            ("braces", "234", "a configuration in braces"),
+            ("member", "213", "a launch in a member function"), ("noinline", "1", "__noinline__"),
+            ("error", "cudaErrorInvalidConfiguration", "cudaGetLastError tells what was wrong with a launch"),
+            ("graph", "0 6", "a launch into a stream that is captured"),
+            ("text", 'simple<<<1, 2>>>(3) // " no simple<<<1, 2>>>(3))"  " 1000000', "strings stay what they are"),
+            ("line", f"{line} mine.cu", "__LINE__ and __FILE__ are the user's")]:
+        claim(got.get(name) == expected, f"{what}: {expected}", f"found {got.get(name)}")
+    claim("check failed" not in str(got), "and no other launch failed")
+    with open(os.path.join(world.folder, "build/program.cpp")) as file:
+        text = file.read()
+    lines = text[text.index('#line 1 "mine.cu"\n'):].split("\n")[1:]
+    words = [re.findall(r"\w+", line) for line in LAUNCHES.replace("__noinline__", "noinline").split("\n")]
+    moved = [n for n, line in enumerate(words, 1) if any(word not in lines[n - 1] for word in line)]
+    claim(len(lines) == len(words) and not moved, "every word is in the line that it was in", str(moved))
+
+
+# ---- shared memory
+
+SHARED = r"""
+#include <cstdio>
+extern __shared__ float everywhere[];
+template <class T> struct Shared {
+    __device__ operator T*() { extern __shared__ int of_a_struct[]; return (T*)of_a_struct; }
+};
+struct Point { float x, y; __device__ Point() {} };
+template <class T> __global__ void types(float* out)
+{
+    extern __shared__ __align__(16) unsigned char bytes[];
+    extern __shared__ volatile T numbers[], more[];
+    extern __shared__ T rows[][2];
+    alignas(8) extern __shared__ double
+        doubles[];
+    extern __shared__ char* pointers[];
+    __shared__ Point points[4];
+    bytes[0] = 1; numbers[1] = 5; more[2] = 6; rows[2][1] = 7; doubles[8] = 8; pointers[9] = (char*)&bytes[40];
+    everywhere[20] = 9;
+    T* again = Shared<T>();
+    points[1].x = 4;
+    out[0] = bytes[0]; out[1] = again[1]; out[2] = numbers[2]; out[3] = again[5]; out[4] = doubles[8];
+    out[5] = float(pointers[9] - (char*)again); out[6] = everywhere[20]; out[7] = points[1].x;
+}
+static constexpr int WARP_SIZE = 32;
+__global__ void width(float* out) { out[8] = WARP_SIZE; }
+int main()
+{
+    float* out; cudaMalloc(&out, 256);
+    types<float><<<1, 1, 1024>>>(out);
+    width<<<1, 1>>>(out);
+    for (int i = 0; i < 9; i++) printf("%d %g\n", i, out[i]);
+}
+"""
+
+
+def test_shared(scratch):
+    got = World(scratch, "shared", {"mine.cu": SHARED}).build_and_run("mine.cu")
+    for i, (expected, what) in enumerate([
+            (1, "aligned bytes"), (5, "seen again through a struct's array of ints"),
+            (6, "the second of one statement"), (7, "rows"), (8, "a declaration on two lines"),
+            (40, "pointers"), (9, "declared outside of functions"),
+            (4, "a static array of a type with a constructor"), (32, "a program may name something WARP_SIZE")]):
+        claim(got.get(str(i)) == str(expected), f"shared memory: {what}", f"found {got.get(str(i))}")
+
+
+# ---- files
+
+FILES = {
+    "main.cu": """
+        #include "src/all.cuh"
+        #include "src/all.cuh"
+        #include <host.h>
+        int main()
+        {
+            float* x; cudaMalloc(&x, 4);
+            twice<<<1, 1>>>(x, 4);
+            printf("header %g\\n", x[0]);
+            printf("other %g %s\\n", of_other_file(), where());
+        }
+        """,
+    "src/all.cuh": '#pragma once\n#include <cstdio>\n#include "../up/kernels.cuh"\nfloat of_other_file();\n',
+    "src/other.cu": """
+        #include "all.cuh"
+        float of_other_file() { float* x; cudaMalloc(&x, 4); twice<<<1, 1>>>(x, 5.5f); return x[0]; }
+        """,
+    "up/kernels.cuh": """
+        #pragma once
+        template <class T> __global__ void twice(float* x, T y) { *x = float(y + y); }
+        static inline const char* where() { return __FILE__; }
+        """,
+    "include/host.h": "inline int host() { return 1; }\n"}
+
+
+def test_files(scratch):
+    world = World(scratch, "files", FILES)
+    got = world.build_and_run("main.cu", "src/other.cu", "-I", "include")
+    claim(got.get("header") == "8", "a kernel of an included file's included file, once however often it is named")
+    claim(got.get("other") == "11 up/kernels.cuh", "a second .cu file; included files keep their names", str(got))
+    where = world.run("sh", "-c", "nm -C -l program | grep 'void twice<float>'").stdout
+    claim("up/kernels.cuh:3" in where, "the debugger knows a kernel's file and line", where)
+    World(scratch, "files", {"wrong.cu": "__global__ void k() {}\nint main() {\n  k<<<1,\n   1>>>();\n  wrong;\n}\n"})
+    said = world.compile(*world.rewrite("wrong.cu").stdout.split()).stderr
+    claim("wrong.cu:5:3: error" in said, "the compiler's errors name the user's file and line", said[:200])
+    missing = world.rewrite("nowhere.cu")
+    claim(missing.returncode == 2 and missing.stderr == "nowhere.cu: no such file; expected a .cu file\n",
+          "a file that is not there", missing.stderr)
+
+
+# ---- refusals
+
+IN_KERNEL = "__global__ void k(float* x)\n{{\n    {}\n}}\n"
+REFUSED = [
+    (IN_KERNEL.format('asm volatile("mov.u32 %0, %laneid;" : "=r"(x));'), "3: asm: dev/cpu has no inline PTX"),
+    ('#define FENCE() asm("fence;")\n__device__ void f()\n{\n    FENCE();\n}\n',
+     "4: FENCE: dev/cpu has no inline PTX, which this macro has"),
+    (IN_KERNEL.format("k<<<1, 1>>>(x);"), "3: <<<: dev/cpu has no launches from device code (dynamic parallelism)"),
+    ("texture<float, 1> t;\n", "1: texture: dev/cpu has no textures and surfaces"),
+    ("\n__global__ void k(cudaTextureObject_t t) {}\n", "2: cudaTextureObject_t: dev/cpu has no textures and surfaces"),
+    ("__global__ void __cluster_dims__(2, 1, 1) k() {}\n", "1: __cluster_dims__: dev/cpu has no clusters of blocks"),
+    ("/* a\n b */ #include <thrust/sort.h>\n", "2: #include <thrust/sort.h>: dev/cpu has no Thrust"),
+    ("#include <cub/cub.cuh>\n", "1: #include <cub/cub.cuh>: dev/cpu has no CUB"),
+    ("#include <mma.h>\n", "1: #include <mma.h>: dev/cpu has no nvcuda::wmma"),
+    (IN_KERNEL.format("cg::this_grid().sync();"), "3: this_grid: dev/cpu has no barriers of a whole grid"),
+    (IN_KERNEL.format("unsigned m = __activemask();"),
+     "3: __activemask: dev/cpu has no knowledge of which lanes run together"),
+    (IN_KERNEL.format("x[0] += __shfl_down(x[0], 1);"),
+     "3: __shfl_down: dev/cpu has no collectives of a warp without _sync and a mask, which CUDA gave up with Volta"),
+    ("int main() { k<<<1, 2; }\n", "1: <<<: expected a launch, kernel<<<grid, block>>>(arguments)")]
+ALLOWED = [
+    (IN_KERNEL.format('// asm("x");\n /* asm("y"); */ const char* s = "asm(z) thrust::x";'),
+     "comments, strings"),
+    (IN_KERNEL.format('#if 0\n asm("x");\n#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800\n asm("y");\n#endif'),
+     "what #if leaves out"),
+    ('#ifdef USE_THRUST\n#include <thrust/sort.h>\n#endif\n#define OLD 0\n#if OLD + 1 > 1 || !defined(OLD)\n'
+     'texture<float> t;\n#endif\n', "what the file's own macros leave out"),
+    ('#define FENCE() asm("fence;")\n', "a macro with PTX that no kernel uses"),
+    ('int host() { int x; asm("" : "=r"(x)); return x; }\n', "the host's own assembly"),
+    ("#include <cuda/barrier>\n#include <cooperative_groups/reduce.h>\n", "those headers that dev/cpu has"),
+    ("struct Image { int texture; };\nbool less(Image i) { return i.texture < 3; }\n", "a member called texture")]
+
+
+def test_refusals(scratch):
+    for text, expected in REFUSED:
+        try:
+            rewrite.rewrite(text, "mine.cu")
+            said = "nothing"
+        except rewrite.NotRewritten as refused:
+            said = str(refused)
+        claim(said == "mine.cu:" + expected, f"refused: {expected}", said)
+    for text, what in ALLOWED:
+        try:
+            rewrite.rewrite(text)
+            said = ""
+        except rewrite.NotRewritten as refused:
+            said = str(refused)
+        claim(not said, f"not refused: {what}", said)
+    world = World(scratch, "refused", {"mine.cu": '#include "in.cuh"\n#include <cub/cub.cuh>\n',
+                                       "in.cuh": "\n#ifdef USE_THRUST\n#include <thrust/sort.h>\n#endif\n"})
+    both = world.rewrite("mine.cu", "-DUSE_THRUST")
+    claim(both.returncode == 2 and both.stderr.split("\n")[:2] == [
+        "mine.cu:2: #include <cub/cub.cuh>: dev/cpu has no CUB",
+        "in.cuh:3: #include <thrust/sort.h>: dev/cpu has no Thrust"] and not os.path.exists(world.folder + "/build"),
+          "exit code 2, all of them at once, -D counts, and nothing is written", both.stderr)
+
+
+def test(name, function, *arguments):
+    """An exception fails a part of the tests, not the rest of them."""
+    print(name)
+    try:
+        function(*arguments)
+    except Exception:
+        claim(False, f"{name}: ended by an exception", traceback.format_exc())
+
+
+def main():
+    with tempfile.TemporaryDirectory(prefix="gpt_test_rewrite_") as scratch:
+        test("launches", test_launches, scratch)
+        test("shared memory", test_shared, scratch)
+        test("files", test_files, scratch)
+        test("refusals", test_refusals, scratch)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
