@@ -351,7 +351,7 @@ public:
     // ---- threads
     void begun(unsigned t) { threads_[t].stack = 0; }
     void now(unsigned t) { current_ = t; }
-    void ended(unsigned t);
+    void ended(unsigned t) { threads_[t].is_over = true; }
     void entered(uintptr_t caller) { threads_[current_].stack = stacks.call(threads_[current_].stack, caller); }
     void left() { threads_[current_].stack = stacks.caller(threads_[current_].stack); }
 
@@ -1050,13 +1050,6 @@ void Recorder::land_copies(size_t count, Tick tick)
               {copy.moment, current_, tick, Kind::WRITE, true, nullptr, copy.site, current_});
     }
     t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<std::ptrdiff_t>(count));
-}
-
-// What it has not waited for comes before nothing.
-void Recorder::ended(unsigned t)
-{
-    threads_[t].is_over = true;
-    land_copies(threads_[t].copies.size(), NEVER);
 }
 
 // The copy engine: its accesses belong to the barrier that counts them, in the phase that is under way.
