@@ -17,6 +17,7 @@
 namespace inspect {
 
 using Tick = uint32_t;
+constexpr Tick NEVER = ~Tick{0};
 
 constexpr unsigned LANES = 32;
 

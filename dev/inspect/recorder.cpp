@@ -412,6 +412,8 @@ private:
     Thread& me() { return threads_[current_]; }
     uint32_t site(uintptr_t pc, unsigned part, unsigned bytes, Space space, Access access, By by);
     void part_accessed(Place place, unsigned bytes, unsigned part, Access access, By by, uintptr_t pc);
+    void land_copies(size_t count, Tick tick);
+    void give_up_block();
     void touch(Space space, uint64_t at, unsigned bytes, const Made& made);
     void touch_granule(Space space, uint64_t granule, uint16_t mask, const Made& made);
     bool comes_before(const Entry& entry, Space space, const Made& made, const char** why) const;
@@ -883,6 +885,16 @@ void Recorder::end_block()
     kernel_->after_block.push_back(kernel_->totals);
 }
 
+// The program ends within a block: what its threads have done so far counts, and what they have not waited for.
+void Recorder::give_up_block()
+{
+    for (current_ = 0; current_ < threads_in_block_; current_++) land_copies(me().copies.size(), NEVER);
+    current_ = 0;
+    for (unsigned i = 0; i < wgmmas_.size(); i++)
+        if (!wgmmas_[i].b.empty()) wgmma_ended(i);
+    end_block();
+}
+
 void Recorder::product(const Product& product)
 {
     if (!is_open_) open();
@@ -1093,12 +1105,20 @@ void Recorder::copy_async_wait(unsigned pending)
 {
     Thread& t = me();
     size_t done = 0;
-    for (; done < t.copies.size() && t.copies[done].group + pending < t.copy_groups; done++) {
-        const PendingCopy& copy = t.copies[done];
+    while (done < t.copies.size() && t.copies[done].group + pending < t.copy_groups) done++;
+    land_copies(done, t.own);
+}
+
+// This thread's first ones, whose writes come before what happens behind that tick.
+void Recorder::land_copies(size_t count, Tick tick)
+{
+    Thread& t = me();
+    for (size_t i = 0; i < count; i++) {
+        const PendingCopy& copy = t.copies[i];
         touch(Space::SHARED, copy.to, GRANULE,
-              {copy.moment, current_, t.own, Kind::WRITE, true, nullptr, copy.site, current_});
+              {copy.moment, current_, tick, Kind::WRITE, true, nullptr, copy.site, current_});
     }
-    t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<std::ptrdiff_t>(done));
+    t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
 // The copy engine: its accesses belong to the barrier that counts them, in the phase that is under way.
@@ -1298,7 +1318,7 @@ void Recorder::write(const std::string& ended)
 {
     if (is_written_ || !is_open_ || getenv("INSPECT_OUT") == nullptr) return;
     is_written_ = true;
-    recording = false;
+    if (std::exchange(recording, false)) give_up_block();
     const std::string program = std::filesystem::read_symlink("/proc/self/exe");
     json all = {{"program", program}, {"card", card_->key}, {"ended", ended}, {"kernels", json::array()}, {"matmuls", json::array()},
                 {"copies", json::array()}, {"sequence", json::array()}};

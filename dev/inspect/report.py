@@ -18,7 +18,7 @@ from cards import CARDS
 from check import TABLE, findings, read_allowances
 from page import page
 from results import Results, read_json, read_recording
-from symbols import Mistake
+from symbols import Mistake, bare_name, demangled
 from text import kernel_text, overview, plural
 
 
@@ -112,8 +112,8 @@ def report(options):
     if options.kernel:
         chosen = results.matching(options.kernel)
         if not chosen:
-            raise Mistake(f"--kernel {options.kernel}: no such kernel was recorded; found "
-                          f"{', '.join(sorted({kernel.name for kernel in results.kernels})) or 'none'}")
+            launched = sorted({bare_name(name) for name in demangled(results.raw["launched"]).values()})
+            raise Mistake(f"--kernel {options.kernel}: no such kernel was launched; found {', '.join(launched) or 'none'}")
         lines = [line for kernel in chosen for line in kernel_text(results, kernel)]
     else:
         lines = overview(results)

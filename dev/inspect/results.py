@@ -247,4 +247,5 @@ def recorded_only(raw):
     place = {number: i for i, number in enumerate(numbers)}
     sequence = [(kind, place.get(number) if kind == "kernel" else number) for kind, number in raw.get("sequence", [])]
     return {**raw, "kernels": [raw["kernels"][i] for i in numbers],
+            "launched": [kernel["symbol"] for kernel in raw["kernels"]],
             "sequence": [entry for entry in sequence if entry[1] is not None]}

@@ -85,11 +85,23 @@ class Case:
         sites = self.sites(kernel, comment, access, nth)
         return tuple(sum(site.get(key, 0) for site in sites) for key in keys)
 
-    def with_seed(self, seed):
-        """The figures when fibers take their turns in another order."""
-        recording = f"{self.program}.seed{seed}.json"
-        settings = {"OMP_NUM_THREADS": "1", "CUDA_CPU_SEED": str(seed), "CUDA_CPU_CARD": "h100",
-                    "INSPECT_OUT": recording, "INSPECT_MODE": "whole"}
+    def run_again(self, *words):
+        """run.py, as the Makefile calls it, and the figures that it writes."""
+        figures = os.path.join(BUILD, f"{self.name}.again.json")
+        if os.path.exists(os.path.join(ROOT, figures)):
+            os.remove(os.path.join(ROOT, figures))
+        command = [sys.executable, "dev/inspect/run.py", self.program, "--json", figures, *words]
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if not os.path.exists(os.path.join(ROOT, figures)):
+            return run, None
+        with open(os.path.join(ROOT, figures), encoding="utf-8") as file:
+            return run, json.load(file)
+
+    def recorded_with(self, name, value):
+        """The figures under another setting of the stand-in or of the recorder."""
+        recording = f"{self.program}.{name.lower()}-{value}.json"
+        settings = {"OMP_NUM_THREADS": "1", "CUDA_CPU_SEED": "0", "CUDA_CPU_CARD": "h100", "INSPECT_OUT": recording,
+                    "INSPECT_MODE": "whole", name: value}
         subprocess.run([self.program], cwd=ROOT, env={**os.environ, **settings}, check=True, capture_output=True)
         with open(os.path.join(ROOT, recording), encoding="utf-8") as file:
             raw = json.load(file)
@@ -223,6 +235,7 @@ def test_registers(case, found):
     claim_equal(found("square"), (1, 4, 4), "a[i] * a[i]: loaded once")
     claim_equal(found("again_in_a_loop"), (1, 4, 4), "loaded in a loop that stores nothing: once")
     claim_equal(found("again_after_stores"), (3, 12, 12), "in a loop that stores: each time")
+    claim_equal(found("again_after_shared_stores"), (1, 4, 4), "in a loop that stores to shared memory: once")
     claim_equal((found("again_after_a_store", "before"), found("again_after_a_store", "after")), ((1, 4, 4), (1, 4, 4)),
                 "in two lines with a store between: in both")
     claim_equal(found("again_after_a_barrier"), (3, 12, 12), "in a loop with a barrier: each time")
@@ -238,10 +251,11 @@ def test_caches(case):
                 ((1 << 14, 0, 1 << 14), (1 << 14, 0, 0)), "512 KiB, read again: from L2")
     claim_equal(case.sum("shared_by_blocks", "loads", "load", "sectors", "dram_sectors"), (8 * 128, 128),
                 "4 KiB that 8 blocks read come from memory once")
-    for nth, elements in enumerate((64 * 256, 4096 * 256)):
-        claim_equal(case.kernel("copy", nth)["memory_bytes"], 8 * elements,
-                    f"a copy of {4 * elements} bytes moves {4 * elements} + {4 * elements}")
-    claim(case.kernel("copy", 1)["recorded_blocks"] < 4096, "... the large one as its first blocks tell")
+    claim_equal([case.kernel("copy", nth)["memory_bytes"] for nth in (0, 1)], [2 << 16, 2 << 22],
+                "copies of 64 KiB and of 4 MiB move twice that")
+    sampled = [kernel for kernel in case.recorded_with("INSPECT_MODE", "sample")["kernels"] if kernel["name"] == "copy"]
+    claim([kernel["memory_bytes"] for kernel in sampled] == [2 << 16, 2 << 22] and
+          sampled[1]["recorded_blocks"] < sampled[1]["grid"][0], "... where a few of the blocks are run, too")
     traffic = case.raw_kernel("broadcast")["traffic"]
     claim_equal((traffic["asked_load"], traffic["distinct_load"], traffic["l2_load"]), (128, 4, 32),
                 "all lanes the same word: 128 bytes asked for, 4 different ones, 32 moved")
@@ -343,15 +357,160 @@ def test_unwritten(case):
 
 def test_seeds(case):
     natural = {kernel["name"]: pairs(kernel) for kernel in case.figures["kernels"]}
-    for seed in (1, 2, 3):
-        found = {kernel["name"]: pairs(kernel) for kernel in case.with_seed(seed)["kernels"]}
+    for seed in "123":
+        found = {kernel["name"]: pairs(kernel) for kernel in case.recorded_with("CUDA_CPU_SEED", seed)["kernels"]}
         differ = {name: (found[name], natural[name]) for name in natural if found.get(name) != natural[name]}
         claim(not differ, f"the same races when threads take turns in the order of seed {seed}", str(differ))
 
 
+# ---- instructions of PTX
+
+def ptx_lines(case, kernel, *comments):
+    return {("shared", *sorted((case.line(kernel, a), case.line(kernel, b)))) for a, b in comments}
+
+
+# Kernels, their versions by number, what is wrong, and which lines then race.
+PTX_RACES = [
+    ("copies", "(Copies)1", "cp.async waited for behind the read", [("first", "reads"), ("copies", "reads")]),
+    ("copies", "(Copies)2", "a wait that leaves one group too many under way",
+     [("first", "reads"), ("copies", "reads"), ("first", "copies"), ("copies", "copies")]),
+    ("copies", "(Copies)3", "cp.async waited for by its thread only: no __syncthreads",
+     [("first", "reads"), ("copies", "reads")]),
+    ("hand_over", "(Barriers)1", "an mbarrier waited for behind the read", [("writes", "reads")]),
+    ("hand_over", "(Barriers)2", "an arrival before the read: the tile is given back too early", [("writes", "reads")]),
+    ("named", "false", "a named barrier that is missing", [("writes", "reads")]),
+    ("ring", "(Ring)1", "the copy engine's barrier waited for behind the read", [("fills", "reads")]),
+    ("ring", "(Ring)3", "a stage given back to the copy engine too early", [("fills", "reads")]),
+    ("products", "(Products)1", "no fence.proxy.async between store and wgmma", [("writes", "multiplies")]),
+    ("products", "(Products)3", "no __syncthreads between store and wgmma", [("writes", "multiplies"),
+                                                                             ("multiplies", "overwrites")]),
+    ("products", "(Products)4", "a tile overwritten before wgmma_wait", [("multiplies", "overwrites")]),
+]
+RIGHT_PTX = [("copies<(Copies)0>", "cp.async in two stages"), ("hand_over<(Barriers)0>", "a tile handed over by mbarriers"),
+             ("named<true>", "a named barrier of two warps of four"), ("ring<(Ring)0>", "the copy engine's ring"),
+             ("products<(Products)0>", "store, fence, barrier, wgmma, wait, store")]
+# The program's argument, how it ends, the kernel, and the lines that race nevertheless.
+UNFINISHED = [
+    ("copies_without_wait", "ended without waiting for a copy_async", "copies<(Copies)4>",
+     [("first", "reads"), ("copies", "reads")]),
+    ("copies_without_commit", "ended without waiting for a copy_async", "copies_without_commit", [("copies", "reads")]),
+    ("hand_over_without_wait", "deadlock", "hand_over<(Barriers)3>", [("writes", "reads")]),
+    ("ring_without_empty_wait", "deadlock", "ring<(Ring)2>", [("fills", "fills")]),
+    ("products_without_commit", "ended without waiting for a wgmma", "products<(Products)5>",
+     [("multiplies", "overwrites")]),
+]
+
+
+def test_ptx():
+    case = CASES["ptx"]
+    keys = "requests", "wavefronts", "least_wavefronts"
+    claim_equal(case.sum("matrices<false>", "loads", "load", *keys), (1, 32, 4), "ldmatrix of rows 128 bytes apart: 8-way")
+    claim_equal(case.sum("matrices<true>", "loads", "load", *keys), (1, 4, 4), "... swizzled: none")
+    for kernel, text in RIGHT_PTX:
+        claim_equal((pairs(case.kernel(kernel)), case.kernel(kernel)["uninitialised"]), (set(), []), f"clean: {text}")
+    claim_equal(pairs(case.kernel("products<(Products)2>")), set(), "clean: ... or the fence behind the barrier")
+    for name, version, text, comments in PTX_RACES:
+        claim_equal(pairs(case.kernel(f"{name}<{version}>")), ptx_lines(case, name, *comments), f"it is found: {text}")
+    claim_equal({race["why"] for race in case.kernel("products<(Products)1>")["races"]}, {"no fence.proxy.async between"},
+                "... and it is the fence that is said to be missing")
+    for argument, end, kernel, comments in UNFINISHED:
+        run, figures = case.run_again("--", argument)
+        claim(run.returncode == 1 and end in figures["ended"], f"{argument}: the program ends with it, exit code 1",
+              f"exit code {run.returncode}: {run.stderr}")
+        found = [pairs(each) for each in figures["kernels"] if each["name"] == kernel]
+        claim_equal(found, [ptx_lines(case, kernel.split("<")[0], *comments)], "... and its races are reported")
+    test_ptx_figures(case)
+
+
+def test_ptx_figures(case):
+    """Tiles are 8 KiB: 256 sectors, 64 wavefronts of 128 bytes."""
+    def by(kernel, comment, access, *keys):
+        return [(site["by"], *(site[key] for key in keys if key in site)) for site in case.sites(kernel, comment, access)]
+
+    keys = "bytes_per_lane", "requests", "sectors", "least_sectors", "wavefronts", "least_wavefronts"
+    claim_equal((by("copies<(Copies)0>", "copies", "load", *keys), by("copies<(Copies)0>", "copies", "store", *keys)),
+                ([("cp.async", 16, 6, 96, 96)], [("cp.async", 16, 6, 24, 24)]),
+                "cp.async: 16 sectors and 4 wavefronts for 32 lanes of 16 bytes")
+    claim_equal((by("ring<(Ring)0>", "fills", "load", *keys), by("ring<(Ring)0>", "fills", "store", *keys)),
+                ([("copy engine", 16, 6, 6 * 256, 6 * 256)], [("copy engine", 16, 6, 6 * 64, 6 * 64)]),
+                "the copy engine: 6 boxes of 8 KiB")
+    # 4 steps; a warp reads its own 2 KiB of A, one warp B's 8 KiB for all four.
+    claim_equal([site[0] for site in by("products<(Products)0>", "multiplies", "load")], ["wgmma"], "wgmma reads")
+    claim_equal(case.sum("products<(Products)0>", "multiplies", "load", "bytes", "wavefronts", "least_wavefronts"),
+                (2 * 8192, 128, 128), "... 8 KiB of A and of B, without conflicts in a swizzled tile")
+    claim_equal(case.raw_kernel("products<(Products)0>")["tensor_flops"], 2 * 64 * 64 * 64, "... 2 x 64 x 64 x 64 FLOPs")
+    claim_equal(case.raw_kernel("small_product")["tensor_flops"], 2 * 2 * 2 * 16 * 8 * 16,
+                "mma: 2 x 16 x 8 x 16 FLOPs each, by two warps two times")
+
+
+# ---- counts
+
+def test_counts():
+    case = CASES["counts"]
+
+    def counts(kernel):
+        return {name: count for name, count in case.raw_kernel(kernel)["counts"].items() if name[0] == "_"}
+
+    claim_equal(counts("barriers"), {"__syncthreads": 6, "__syncwarp": 3},
+                "3 blocks: 2 __syncthreads each, and a __syncwarp of one warp")
+    claim_equal(counts("collectives"), {"__shfl_xor_sync": 10, "__shfl_down_sync": 2, "__ballot_sync": 2},
+                "two warps: 5 shuffles, one more and a vote each")
+    raw = case.raw_kernel("shared_bytes")
+    claim_equal((raw["static_shared"], raw["dynamic_shared"]), (480, 128), "static and dynamic shared memory, in bytes")
+    keys = "requests", "lanes"
+    claim_equal((case.kernel("a_warp_and_a_half")["block"], case.raw_kernel("a_warp_and_a_half")["threads"],
+                 case.sum("a_warp_and_a_half", "all", "store", *keys),
+                 case.sum("a_warp_and_a_half", "every third", "store", *keys)), ([48, 1, 1], 48, (4, 96), (4, 32)),
+                "blocks of 48 threads: two warps, of 32 and of 16 lanes; every third is active")
+    claim_equal((case.sum("two_dimensions", "row by row", "store", *keys, "sectors"),
+                 case.sum("two_dimensions", "column by column", "store", *keys, "sectors")), ((2, 64, 8), (2, 64, 16)),
+                "8 x 8 threads are two warps of 4 rows: 4 sectors row by row, 8 column by column")
+    claim_equal((case.sum("two_ways", "even", "store", *keys), case.sum("two_ways", "odd", "store", *keys)),
+                ((4, 64), (4, 40)), "lanes that part: 16 of them 4 times; 16, 12, 8 and 4 of the others")
+
+
+# ---- the command
+
+KEYS = {"name", "launches", "global", "shared", "races", "uninitialised", "estimate_us"}
+SITE_KEYS = {"global": {"file", "line", "access", "requests", "sectors", "least_sectors", "bytes"},
+             "shared": {"file", "line", "access", "requests", "wavefronts", "least_wavefronts"}}
+RACE_KEYS = {"memory", "file", "line", "other_line", "threads"}
+
+
+def test_command():
+    case = CASES["counts"]
+    for words, error in ((["FILE=missing.cu"], "missing.cu"),
+                         (["FILE=dev/inspect/cases/inline_ptx.cu"], "dev/inspect/cases/inline_ptx.cu:5: asm")):
+        run = make_inspect(*words)
+        claim(run.returncode == 2 and "Error 2" in run.stderr and error in run.stderr,
+              f"make inspect {words[0]}: exit code 2 and a sentence", run.stderr)
+    for words, error in ((["--card", "h9000"], "invalid choice: 'h9000'"),
+                         (["--kernel", "nothing"], "--kernel nothing: no such kernel was launched; found a_warp_and"),
+                         (["--", "nothing"], "launched no kernel")):
+        run, _ = case.run_again(*words)
+        claim(run.returncode == 2 and error in run.stderr, f"{' '.join(words)}: exit code 2 and a sentence",
+              f"exit code {run.returncode}: {run.stderr}")
+    run, figures = case.run_again("--kernel", "two_ways")
+    claim_equal((run.returncode, [kernel["name"] for kernel in figures["kernels"]]), (0, ["two_ways"]),
+                "--kernel two_ways: that one, and no other")
+    run, figures = case.run_again("--seconds", "1", "--", "for_long")
+    claim((run.returncode, figures["ended"]) == (0, "after 1 s, as asked") and len(figures["kernels"]) == 6,
+          "--seconds 1 ends a program of 30 s, with a report", f"exit code {run.returncode}: {run.stderr}")
+    test_format()
+
+
+def test_format():
+    kernels = [kernel for case in CASES.values() for kernel in case.figures["kernels"]]
+    claim(all(KEYS <= set(kernel) for kernel in kernels), "JSON=FILE: a kernel has the keys that are promised")
+    claim(all(keys <= set(site) for kernel in kernels for space, keys in SITE_KEYS.items() for site in kernel[space]),
+          "... a line's accesses, too")
+    claim(all(RACE_KEYS <= set(race) for kernel in kernels for race in kernel["races"]), "... and a race")
+
+
 # ---- all of it
 
-PARTS = {"shared": (test_shared, ["shared"]), "global": (test_global, ["global"]), "races": (test_races, ["races"])}
+PARTS = {"shared": (test_shared, ["shared"]), "global": (test_global, ["global"]), "races": (test_races, ["races"]),
+         "ptx": (test_ptx, ["ptx"]), "counts": (test_counts, ["counts"]), "command": (test_command, ["counts"])}
 CASES = {}
 
 

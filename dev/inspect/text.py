@@ -95,6 +95,8 @@ def quoted(results, place):
 
 
 def who(access):
+    if access.thread < 0:       # the copy engine's or wgmma's, at a moment that is no thread's
+        return f"{access.by} of block {access.block} {access.what}s"
     by = "" if access.by == "thread" else f" ({access.by})"
     return f"thread {access.thread} of block {access.block}{by} {access.what}s"
 

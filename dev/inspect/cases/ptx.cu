@@ -1,0 +1,256 @@
+// What PTX has beyond CUDA C++, under the names of dev/kernels/ptx.cuh: right, and with a part forgotten. The program's
+// argument: one of those that do not come to their end, which is run alone. See test_inspect.py.
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <ptx.h>
+
+#include <cstring>
+
+constexpr int TILE_BYTES = 64 * 128;
+
+extern __shared__ __align__(1024) char memory[];
+
+// 16 bytes of a tile whose rows have 128, as the copy engine and wgmma find them.
+__device__ char* chunk_at(char* tile, unsigned row, unsigned chunk) { return tile + row * 128 + (chunk ^ row % 8) * 16; }
+
+// ---- ldmatrix
+
+template <bool swizzled>
+__global__ void matrices(unsigned* out)
+{
+    for (unsigned i = threadIdx.x; i < 32 * 32; i += 32) reinterpret_cast<unsigned*>(memory)[i] = i;
+    __syncwarp();
+    uint32_t r[4];
+    char* row = swizzled ? chunk_at(memory, threadIdx.x, 3) : memory + threadIdx.x * 128 + 48;
+    ldmatrix(r, row);                                 // loads
+    out[threadIdx.x] = r[0] + r[3];
+}
+
+// ---- cp.async
+
+enum class Copies { RIGHT, WAITED_LATE, ONE_UNDER_WAY, NO_BARRIER, NO_WAIT };
+
+// Two stages: while one is read, the next is on its way.
+template <Copies version>
+__global__ void copies(float4* out, const float4* in, int count)
+{
+    float4* stages = reinterpret_cast<float4*>(memory);
+    const unsigned t = threadIdx.x;
+    copy_async(stages + t, in + t, true);             // first
+    copy_async_commit();
+    for (int i = 0; i < count; i++) {
+        float4* stage = stages + i % 2 * 64;
+        if (i + 1 < count) copy_async(stages + (i + 1) % 2 * 64 + t, in + (i + 1) * 64 + t, true);   // copies
+        copy_async_commit();
+        if (version == Copies::ONE_UNDER_WAY)
+            copy_async_wait<2>();
+        else if (version != Copies::WAITED_LATE && version != Copies::NO_WAIT)
+            copy_async_wait<1>();
+        if (version != Copies::NO_BARRIER) __syncthreads();
+        const float4 x = stage[63 - t];               // reads
+        out[i * 64 + t] = x;
+        if (version == Copies::WAITED_LATE) copy_async_wait<1>();
+        __syncthreads();
+    }
+    if (version != Copies::NO_WAIT) copy_async_wait<0>();
+}
+// What was not committed is in no group that can be waited for.
+__global__ void copies_without_commit(float4* out, const float4* in)
+{
+    float4* stage = reinterpret_cast<float4*>(memory);
+    copy_async(stage + threadIdx.x, in + threadIdx.x, true);   // copies
+    copy_async_wait<0>();
+    __syncthreads();
+    const float4 x = stage[63 - threadIdx.x];         // reads
+    out[threadIdx.x] = x;
+}
+
+// ---- barriers of threads
+
+enum class Barriers { RIGHT, LATE_WAIT, EARLY, NO_WAIT };
+
+// The first warp writes a tile, the second one reads it and gives it back.
+template <Barriers version>
+__global__ void hand_over(float* out, const float* in)
+{
+    float* tile = reinterpret_cast<float*>(memory);
+    uint64_t *full = reinterpret_cast<uint64_t*>(memory + 1024), *empty = full + 1;
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) {
+        barrier_init(full, 32);
+        barrier_init(empty, 32);
+        barrier_init_done();
+    }
+    __syncthreads();
+    for (int i = 0; i < 4; i++) {
+        const uint32_t parity = static_cast<uint32_t>(i % 2);
+        if (warp == 0) {
+            barrier_wait(empty, parity ^ 1);
+            tile[lane] = in[i * 32 + lane];           // writes
+            barrier_arrive(full);
+        } else {
+            if (version == Barriers::RIGHT || version == Barriers::EARLY) barrier_wait(full, parity);
+            if (version == Barriers::EARLY) barrier_arrive(empty);
+            out[i * 32 + lane] = tile[31 - lane];     // reads
+            if (version == Barriers::LATE_WAIT) barrier_wait(full, parity);
+            if (version != Barriers::EARLY) barrier_arrive(empty);
+        }
+    }
+}
+template <bool right>
+__global__ void named(float* out)
+{
+    float* tile = reinterpret_cast<float*>(memory);
+    tile[threadIdx.x] = 1;                            // writes
+    if (threadIdx.x < 64) {
+        if (right) named_barrier_wait(1, 64);
+        out[threadIdx.x] = tile[63 - threadIdx.x];    // reads
+    }
+}
+
+// ---- the copy engine
+
+enum class Ring { RIGHT, LATE_FULL_WAIT, NO_EMPTY_WAIT, EARLY_RELEASE };
+
+// A thread of the second warp loads boxes into a ring of two stages, the first warp reads them.
+template <Ring version>
+__global__ void ring(float* out, const __grid_constant__ CUtensorMap map, int count)
+{
+    uint64_t *full = reinterpret_cast<uint64_t*>(memory + 2 * TILE_BYTES), *empty = full + 2;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 2; i++) {
+            barrier_init(full + i, 1);
+            barrier_init(empty + i, 32);
+        }
+        barrier_init_done();
+    }
+    __syncthreads();
+    if (threadIdx.x > 32) return;
+    for (int i = 0; i < count; i++) {
+        const int stage = i % 2;
+        const uint32_t parity = static_cast<uint32_t>(i / 2 % 2);
+        char* tile = memory + stage * TILE_BYTES;
+        if (threadIdx.x == 32) {
+            if (version != Ring::NO_EMPTY_WAIT) barrier_wait(empty + stage, parity ^ 1);
+            barrier_arrive_expect(full + stage, TILE_BYTES);
+            tensor_load(tile, &map, full + stage, 0, 0, 64 * i, 0);   // fills
+        } else {
+            if (version != Ring::LATE_FULL_WAIT) barrier_wait(full + stage, parity);
+            if (version == Ring::EARLY_RELEASE) barrier_arrive(empty + stage);
+            out[threadIdx.x] = *reinterpret_cast<float*>(chunk_at(tile, threadIdx.x, 0));   // reads
+            if (version == Ring::LATE_FULL_WAIT) barrier_wait(full + stage, parity);
+            if (version != Ring::EARLY_RELEASE) barrier_arrive(empty + stage);
+        }
+    }
+}
+
+// ---- wgmma
+
+enum class Products { RIGHT, NO_FENCE, FENCE_AFTER, NO_BARRIER, LATE_WAIT, NO_COMMIT };
+
+// d = a a' of a tile of 64 x 64, which threads store; then the tile is overwritten.
+template <Products version>
+__global__ void products(float* out, const float4* in)
+{
+    const unsigned t = threadIdx.x;
+    for (unsigned i = t; i < 64 * 8; i += 128)
+        *reinterpret_cast<float4*>(chunk_at(memory, i / 8, i % 8)) = in[i];        // writes
+    if (version != Products::NO_FENCE && version != Products::FENCE_AFTER) async_fence();
+    if (version != Products::NO_BARRIER) __syncthreads();
+    if (version == Products::FENCE_AFTER) async_fence();
+    float d[32];
+    wgmma_fence(d);
+    for (int k = 0; k < 4; k++) {
+        const uint64_t tile = wgmma_operand(memory + 32 * k);
+        wgmma<64, Major::K>(d, tile, tile, k > 0);    // multiplies
+    }
+    if (version != Products::NO_COMMIT) wgmma_commit();
+    if (version == Products::NO_COMMIT)
+        wgmma_wait<0>();
+    else if (version != Products::LATE_WAIT)
+        wgmma_wait<0>(d);
+    if (version != Products::NO_BARRIER) __syncthreads();
+    for (unsigned i = t; i < 64 * 8; i += 128)
+        *reinterpret_cast<float4*>(chunk_at(memory, i / 8, i % 8)) = float4{};     // overwrites
+    if (version == Products::LATE_WAIT) wgmma_wait<0>(d);
+    out[t] = d[0];
+}
+__global__ void small_product(float* out)
+{
+    const uint32_t a[4] = {threadIdx.x, 1, 2, 3};
+    float d[4] = {};
+    mma_m16n8k16(d, a, 4, 5);
+    mma_m16n8k16(d, a, 6, 7);
+    out[threadIdx.x] = d[0];
+}
+
+// ---- all of them
+
+static CUtensorMap map_of(const void* data, uint64_t rows)
+{
+    const uint64_t extents[] = {64, 1, rows, 1}, strides[] = {128, 128, rows * 128};
+    const uint32_t box[] = {64, 1, 64, 1}, steps[] = {1, 1, 1, 1};
+    CUtensorMap map;
+    cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(data), extents, strides, box,
+                           steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return map;
+}
+
+template <Copies version>
+static void copy(float* out, const float* in)
+{
+    copies<version><<<1, 64, 2048>>>(reinterpret_cast<float4*>(out), reinterpret_cast<const float4*>(in), 4);
+}
+template <Products version>
+static void multiply(float* out, const float* in)
+{
+    products<version><<<1, 128, TILE_BYTES>>>(out, reinterpret_cast<const float4*>(in));
+}
+template <Ring version>
+static void go_round(float* out, const float* in)
+{
+    ring<version><<<1, 64, 2 * TILE_BYTES + 64>>>(out, map_of(in, 64 * 6), 6);
+}
+
+static void all(float* out, const float* in)
+{
+    matrices<false><<<1, 32, 4096>>>(reinterpret_cast<unsigned*>(out));
+    matrices<true><<<1, 32, 4096>>>(reinterpret_cast<unsigned*>(out));
+    copy<Copies::RIGHT>(out, in);
+    copy<Copies::WAITED_LATE>(out, in);
+    copy<Copies::ONE_UNDER_WAY>(out, in);
+    copy<Copies::NO_BARRIER>(out, in);
+    hand_over<Barriers::RIGHT><<<1, 64, 2048>>>(out, in);
+    hand_over<Barriers::LATE_WAIT><<<1, 64, 2048>>>(out, in);
+    hand_over<Barriers::EARLY><<<1, 64, 2048>>>(out, in);
+    named<true><<<1, 128, 512>>>(out);
+    named<false><<<1, 128, 512>>>(out);
+    go_round<Ring::RIGHT>(out, in);
+    go_round<Ring::LATE_FULL_WAIT>(out, in);
+    go_round<Ring::EARLY_RELEASE>(out, in);
+    multiply<Products::RIGHT>(out, in);
+    multiply<Products::NO_FENCE>(out, in);
+    multiply<Products::FENCE_AFTER>(out, in);
+    multiply<Products::NO_BARRIER>(out, in);
+    multiply<Products::LATE_WAIT>(out, in);
+    small_product<<<1, 64>>>(out);
+}
+
+int main(int argc, char** argv)
+{
+    float *in, *out;
+    cudaMalloc(&in, 1 << 16);
+    cudaMalloc(&out, 1 << 16);
+    cudaMemset(in, 0, 1 << 16);
+    if (argc == 1) all(out, in);
+    const char* one = argc > 1 ? argv[1] : "";
+    if (strcmp(one, "copies_without_wait") == 0) copy<Copies::NO_WAIT>(out, in);
+    if (strcmp(one, "copies_without_commit") == 0)
+        copies_without_commit<<<1, 64, 1024>>>(reinterpret_cast<float4*>(out), reinterpret_cast<const float4*>(in));
+    if (strcmp(one, "hand_over_without_wait") == 0) hand_over<Barriers::NO_WAIT><<<1, 64, 2048>>>(out, in);
+    if (strcmp(one, "ring_without_empty_wait") == 0) go_round<Ring::NO_EMPTY_WAIT>(out, in);
+    if (strcmp(one, "products_without_commit") == 0) multiply<Products::NO_COMMIT>(out, in);
+    return cudaDeviceSynchronize() == cudaSuccess ? 0 : 1;
+}
