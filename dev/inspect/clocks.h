@@ -47,6 +47,13 @@ struct Moment {
     unsigned actor = 0;
     Tick own = 0;
 
+    // Whether an entry (shadow.h) comes before, at a glance: false where it would take longer to tell.
+    template <class Entry> bool surely_covers(unsigned my_first, uint32_t my_lane, const Entry& entry) const
+    {
+        if (entry.first_actor == my_first && entry.lanes == my_lane) return true;
+        return known != nullptr && known->least_of_warp[entry.first_actor / LANES] >= entry.tick;
+    }
+
     // Whether what these actors, lanes of a warp, did until that tick comes before this moment.
     bool covers(unsigned first_actor, uint32_t lanes, Tick tick) const
     {

@@ -417,6 +417,7 @@ private:
     void touch(Space space, uint64_t at, unsigned bytes, const Made& made);
     void touch_granule(Space space, uint64_t granule, uint16_t mask, const Made& made);
     bool comes_before(const Entry& entry, Space space, const Made& made, const char** why) const;
+    static bool keep_of_others(Entry* (&others)[2], Entry& entry);
     void report_race(Space space, uint64_t at, const Entry& entry, const Made& made, const char* why);
     void note_distinct(uint64_t granule, uint16_t mask, Kind kind);
     void flush(unsigned warp);
@@ -592,7 +593,10 @@ void Recorder::touch_granule(Space space, uint64_t granule, uint16_t mask, const
         note_distinct(granule, mask, made.kind);
     }
     bool is_noted = false;
+    Entry* others[] = {nullptr, nullptr};
     shadow.visit(granule, [&](Entry& entry) {
+        if (entry.block != block_ && entry.kind == Kind::READ && made.kind == Kind::READ)
+            return keep_of_others(others, entry);
         const bool conflict = (entry.bytes & mask) != 0 && (entry.kind != Kind::READ || made.kind != Kind::READ) &&
                               !(entry.kind == Kind::ATOMIC && made.kind == Kind::ATOMIC);
         const char* why = nullptr;
@@ -607,13 +611,30 @@ void Recorder::touch_granule(Space space, uint64_t granule, uint16_t mask, const
             is_noted = true;
             return true;
         }
-        const bool before = comes_before(entry, space, made, &why);
+        const bool before = conflict ? comes_before(entry, space, made, &why)
+                                     : entry.block == block_ && made.moment.surely_covers(first_actor, lanes, entry);
         if (conflict && !before) report_race(space, granule * GRANULE + __builtin_ctz(entry.bytes & mask), entry, made, why);
         const bool stands = made.kind == Kind::WRITE || entry.kind == made.kind;
         return !(before && stands && (entry.bytes & ~mask) == 0);
     });
     if (is_noted) return;
     shadow.add(granule, {made.tick, lanes, first_actor, block_, made.site, NONE, mask, made.kind, made.generic});
+}
+
+// Of reads by other blocks one is kept for each of two blocks: whoever writes there is in another block than one of them.
+bool Recorder::keep_of_others(Entry* (&others)[2], Entry& entry)
+{
+    for (Entry*& other : others) {
+        if (other == nullptr) {
+            other = &entry;
+            return true;
+        }
+        if (other->block != entry.block) continue;
+        other->bytes |= entry.bytes;
+        other->tick = std::max(other->tick, entry.tick);
+        return false;
+    }
+    return false;
 }
 
 void Recorder::report_race(Space space, uint64_t at, const Entry& entry, const Made& made, const char* why)
