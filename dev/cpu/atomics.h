@@ -5,21 +5,13 @@
 
 namespace cuda_cpu {
 
-template <class T>
-CUDA_CPU_UNSEEN inline T first_look(T* address)
-{
-    T seen;
-    __atomic_load(address, &seen, __ATOMIC_RELAXED);
-    return seen;
-}
-
 // What the processor has no instruction for: tries until nobody wrote between the read and the write. (It writes also
-// where nothing changes, so that whoever watches memory sees the same for each, once: the first look does not count.)
-// The bits are compared, not the values.
+// where nothing changes, so that whoever watches memory sees the same for each.) The bits are compared, not the values.
 template <class T, class Change>
 inline T atomic_update(T* address, Change change)
 {
-    T seen = first_look(address), next;
+    T seen, next;
+    __atomic_load(address, &seen, __ATOMIC_RELAXED);
     do {
         next = change(seen);
     } while (!__atomic_compare_exchange(address, &seen, &next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));

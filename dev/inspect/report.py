@@ -113,7 +113,8 @@ def report(options):
         chosen = results.matching(options.kernel)
         if not chosen:
             launched = sorted({bare_name(name) for name in demangled(results.raw["launched"]).values()})
-            raise Mistake(f"--kernel {options.kernel}: no such kernel was launched; found {', '.join(launched) or 'none'}")
+            raise Mistake(f"--kernel {options.kernel}: no such kernel was launched; found "
+                          f"{', '.join(launched) or 'none'}")
         lines = [line for kernel in chosen for line in kernel_text(results, kernel)]
     else:
         lines = overview(results)

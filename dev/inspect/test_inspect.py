@@ -15,7 +15,7 @@ sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 import report
-from results import Results, recorded_only
+from results import Results, read_json, read_recording
 
 BUILD = os.path.join("build", "inspect")
 passed = failed = 0
@@ -33,8 +33,12 @@ def claim_equal(found, expected, text):
 
 # ---- cases
 
+def run_command(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def make_inspect(*words):
-    return subprocess.run(["make", "-s", "inspect", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return run_command("make", "-s", "inspect", *words)
 
 
 def named_lines(path):
@@ -53,60 +57,51 @@ def named_lines(path):
 class Case:
     """A file in cases/, inspected."""
 
-    def __init__(self, name, *words):
+    def __init__(self, name):
         self.name, self.file = name, f"dev/inspect/cases/{name}.cu"
         self.program = os.path.join(BUILD, name, "program")
-        self.lines = named_lines(os.path.join(ROOT, self.file))
+        self.lines = named_lines(self.file)
         figures = os.path.join(BUILD, f"{name}.json")
-        self.run = make_inspect(f"FILE={self.file}", f"JSON={figures}", *words)
-        if self.run.returncode != 0:
-            raise RuntimeError(f"make inspect FILE={self.file}: exit code {self.run.returncode}\n{self.run.stderr}")
-        with open(os.path.join(ROOT, figures), encoding="utf-8") as file:
-            self.figures = json.load(file)
-        with open(os.path.join(ROOT, self.program + ".json"), encoding="utf-8") as file:
-            self.raw = recorded_only(json.load(file))
+        run = make_inspect(f"FILE={self.file}", f"JSON={figures}")
+        if run.returncode != 0:
+            raise RuntimeError(f"make inspect FILE={self.file}: exit code {run.returncode}\n{run.stderr}")
+        self.figures = read_json(figures, "figures")
+        self.raw = read_recording(self.program + ".json")
 
     def kernel(self, name, nth=0):
         return [kernel for kernel in self.figures["kernels"] if kernel["name"] == name][nth]
 
-    def raw_kernel(self, name, nth=0):
-        return self.raw["kernels"][self.figures["kernels"].index(self.kernel(name, nth))]
+    def raw_kernel(self, name):
+        return self.raw["kernels"][self.figures["kernels"].index(self.kernel(name))]
 
     def line(self, kernel, comment):
         return self.lines[kernel.split("<")[0], comment]
 
-    def sites(self, kernel, comment, access, nth=0):
-        """Sites of all memory in the line with that comment."""
-        kernel_figures = self.kernel(kernel, nth)
-        return [site for space in ("global", "shared") for site in kernel_figures[space]
-                if (site["file"], site["line"], site["access"]) == (self.file, self.line(kernel, comment), access)]
+    def sites(self, kernel, comment, access):
+        """Accesses to all memory in the line with that comment."""
+        line = self.line(kernel, comment)
+        return [site for space in ("global", "shared") for site in self.kernel(kernel)[space]
+                if (site["file"], site["line"], site["access"]) == (self.file, line, access)]
 
-    def sum(self, kernel, comment, access, *keys, nth=0):
-        sites = self.sites(kernel, comment, access, nth)
+    def sum(self, kernel, comment, access, *keys):
+        sites = self.sites(kernel, comment, access)
         return tuple(sum(site.get(key, 0) for site in sites) for key in keys)
 
     def run_again(self, *words):
-        """run.py, as the Makefile calls it, and the figures that it writes."""
+        """run.py, as the Makefile calls it, and the figures that it writes, if it does."""
         figures = os.path.join(BUILD, f"{self.name}.again.json")
-        if os.path.exists(os.path.join(ROOT, figures)):
-            os.remove(os.path.join(ROOT, figures))
-        command = [sys.executable, "dev/inspect/run.py", self.program, "--json", figures, *words]
-        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        if not os.path.exists(os.path.join(ROOT, figures)):
-            return run, None
-        with open(os.path.join(ROOT, figures), encoding="utf-8") as file:
-            return run, json.load(file)
+        if os.path.exists(figures):
+            os.remove(figures)
+        run = run_command(sys.executable, "dev/inspect/run.py", self.program, "--json", figures, *words)
+        return run, read_json(figures, "figures") if os.path.exists(figures) else None
 
     def recorded_with(self, name, value):
         """The figures under another setting of the stand-in or of the recorder."""
         recording = f"{self.program}.{name.lower()}-{value}.json"
         settings = {"OMP_NUM_THREADS": "1", "CUDA_CPU_SEED": "0", "CUDA_CPU_CARD": "h100", "INSPECT_OUT": recording,
                     "INSPECT_MODE": "whole", name: value}
-        subprocess.run([self.program], cwd=ROOT, env={**os.environ, **settings}, check=True, capture_output=True)
-        with open(os.path.join(ROOT, recording), encoding="utf-8") as file:
-            raw = json.load(file)
-        raw.update(program=self.raw["program"], sources=self.raw["sources"])
-        return report.as_json(Results(recorded_only(raw), root=ROOT))
+        subprocess.run([self.program], env={**os.environ, **settings}, check=True, capture_output=True)
+        return report.as_json(Results(read_recording(recording)))
 
 
 # ---- shared memory
@@ -201,7 +196,7 @@ def test_global():
     claim_equal((found("sum_of_packs", "adds"), found("sum_of_packs", "adds", "store")), ((2, 32, 32), (1, 16, 16)),
                 "a + b of packs, by a function that takes them by value: two loads, a store")
     claim_equal([found("packs_by_value", comment, access) for comment in ("once", "again")
-                 for access in ("load", "store")], [(2, 64, 32)] * 4, "a longer function that takes and gives packs: all")
+                 for access in ("load", "store")], [(2, 64, 32)] * 4, "a longer function, of packs of 32 bytes: all")
     test_sgemm(found)
     test_registers(case, found)
     test_caches(case)
@@ -214,14 +209,15 @@ def test_global():
 
 
 def line_of(case, text):
-    with open(os.path.join(ROOT, case.file), encoding="utf-8") as source:
+    with open(case.file, encoding="utf-8") as source:
         return next(number for number, line in enumerate(source, 1) if text in line)
 
 
 def test_sgemm(found):
     """32 x 32 x 32. By rows: each of 32 warps has 32 requests for a column of a, and for one element of b."""
     claim_equal((found("sgemm_by_rows", "of a"), found("sgemm_by_rows", "of b"),
-                 found("sgemm_by_rows", "of c", "store")), ((1024, 32 * 1024, 4096), (1024, 1024, 1024), (32, 1024, 128)),
+                 found("sgemm_by_rows", "of c", "store")),
+                ((1024, 32 * 1024, 4096), (1024, 1024, 1024), (32, 1024, 128)),
                 "a product where lanes have a row each: 32 sectors a request of a, 1 of b, 32 of c")
     claim_equal((found("sgemm_by_columns", "of a"), found("sgemm_by_columns", "of b"),
                  found("sgemm_by_columns", "of c", "store")), ((1024, 1024, 1024), (1024, 4096, 4096), (32, 128, 128)),
@@ -276,7 +272,7 @@ def pairs(kernel):
     return {(race["memory"], *sorted((race["line"], race["other_line"]))) for race in kernel["races"]}
 
 
-# What each wrong version lacks, the lines that race, whether threads of different blocks do, and accesses by name.
+# What each wrong version lacks, and which memory and lines then race.
 RACES = {
     "neighbour": ("__syncthreads between store and load", "shared", "writes", "reads"),
     "end_of_loop": ("__syncthreads at the end of a loop", "shared", "writes", "reads"),
@@ -322,7 +318,8 @@ def test_single_races(case):
                 "a race names threads, blocks, accesses, and how often: thread 1 stores what thread 0 has loaded")
     lines = case.line("atomic_and_store", "writes"), case.line("atomic_and_store", "adds")
     claim_equal(pairs(case.kernel("atomic_and_store<false>")),
-                {("global", lines[0], lines[0]), ("global", *lines)}, "a plain store races with atomics, and with itself")
+                {("global", lines[0], lines[0]), ("global", *lines)},
+                "a plain store races with atomics, and with itself")
     claim_equal(case.kernel("atomic_and_store<true>")["races"], [], "... an atomic one does not")
     claim_equal(pairs(case.kernel("byte_in_a_word")),
                 {("shared", case.line("byte_in_a_word", "writes"), case.line("byte_in_a_word", "reads"))},
@@ -340,7 +337,7 @@ def test_without_races(case):
                        ("first_kernel", "a kernel that writes"),
                        ("second_kernel", "... and the next one, which reads it in other blocks, do not race"),
                        ("only_atomics", "atomics do not race with each other"),
-                       ("last_block_of_many", "one thread's fence behind a barrier stands for all threads of its block")):
+                       ("last_block_of_many", "one thread's fence behind a barrier stands for its block's threads")):
         claim_equal(pairs(case.kernel(name)), set(), text)
 
 
@@ -378,6 +375,8 @@ PTX_RACES = [
      [("first", "reads"), ("copies", "reads")]),
     ("hand_over", "(Barriers)1", "an mbarrier waited for behind the read", [("writes", "reads")]),
     ("hand_over", "(Barriers)2", "an arrival before the read: the tile is given back too early", [("writes", "reads")]),
+    ("hand_over", "(Barriers)4", "no __syncthreads behind the set-up of mbarriers",
+     [("sets up full", "waits for full"), ("sets up full", "arrives at full"), ("sets up empty", "waits for empty")]),
     ("named", "false", "a named barrier that is missing", [("writes", "reads")]),
     ("ring", "(Ring)1", "the copy engine's barrier waited for behind the read", [("fills", "reads")]),
     ("ring", "(Ring)3", "a stage given back to the copy engine too early", [("fills", "reads")]),
@@ -386,15 +385,19 @@ PTX_RACES = [
                                                                              ("multiplies", "overwrites")]),
     ("products", "(Products)4", "a tile overwritten before wgmma_wait", [("multiplies", "overwrites")]),
 ]
-RIGHT_PTX = [("copies<(Copies)0>", "cp.async in two stages"), ("hand_over<(Barriers)0>", "a tile handed over by mbarriers"),
-             ("named<true>", "a named barrier of two warps of four"), ("ring<(Ring)0>", "the copy engine's ring"),
+RIGHT_PTX = [("copies<(Copies)0>", "cp.async in two stages"),
+             ("hand_over<(Barriers)0>", "a tile handed over by mbarriers"),
+             ("named<true>", "a named barrier of two warps of four"),
+             ("ring<(Ring)0>", "the copy engine's ring"),
              ("products<(Products)0>", "store, fence, barrier, wgmma, wait, store")]
+# Who does not keep others from two more phases may wait for the wrong one.
+WAITS_LATE = ("waits for empty", "waits for empty")
 # The program's argument, how it ends, the kernel, and the lines that race nevertheless.
 UNFINISHED = [
     ("copies_without_wait", "ended without waiting for a copy_async", "copies<(Copies)4>",
      [("first", "reads"), ("copies", "reads")]),
     ("copies_without_commit", "ended without waiting for a copy_async", "copies_without_commit", [("copies", "reads")]),
-    ("hand_over_without_wait", "deadlock", "hand_over<(Barriers)3>", [("writes", "reads")]),
+    ("hand_over_without_wait", "deadlock", "hand_over<(Barriers)3>", [("writes", "reads"), WAITS_LATE]),
     ("ring_without_empty_wait", "deadlock", "ring<(Ring)2>", [("fills", "fills")]),
     ("products_without_commit", "ended without waiting for a wgmma", "products<(Products)5>",
      [("multiplies", "overwrites")]),
@@ -404,15 +407,16 @@ UNFINISHED = [
 def test_ptx():
     case = CASES["ptx"]
     keys = "requests", "wavefronts", "least_wavefronts"
-    claim_equal(case.sum("matrices<false>", "loads", "load", *keys), (1, 32, 4), "ldmatrix of rows 128 bytes apart: 8-way")
+    claim_equal(case.sum("matrices<false>", "loads", "load", *keys), (1, 32, 4),
+                "ldmatrix of rows 128 bytes apart: 8-way")
     claim_equal(case.sum("matrices<true>", "loads", "load", *keys), (1, 4, 4), "... swizzled: none")
     for kernel, text in RIGHT_PTX:
         claim_equal((pairs(case.kernel(kernel)), case.kernel(kernel)["uninitialised"]), (set(), []), f"clean: {text}")
     claim_equal(pairs(case.kernel("products<(Products)2>")), set(), "clean: ... or the fence behind the barrier")
     for name, version, text, comments in PTX_RACES:
         claim_equal(pairs(case.kernel(f"{name}<{version}>")), ptx_lines(case, name, *comments), f"it is found: {text}")
-    claim_equal({race["why"] for race in case.kernel("products<(Products)1>")["races"]}, {"no fence.proxy.async between"},
-                "... and it is the fence that is said to be missing")
+    claim_equal([race["why"] for race in case.kernel("products<(Products)1>")["races"]],
+                ["no fence.proxy.async between"], "... and it is the fence that is said to be missing")
     for argument, end, kernel, comments in UNFINISHED:
         run, figures = case.run_again("--", argument)
         claim(run.returncode == 1 and end in figures["ended"], f"{argument}: the program ends with it, exit code 1",
@@ -425,7 +429,8 @@ def test_ptx():
 def test_ptx_figures(case):
     """Tiles are 8 KiB: 256 sectors, 64 wavefronts of 128 bytes."""
     def by(kernel, comment, access, *keys):
-        return [(site["by"], *(site[key] for key in keys if key in site)) for site in case.sites(kernel, comment, access)]
+        return [(site["by"], *(site[key] for key in keys if key in site))
+                for site in case.sites(kernel, comment, access)]
 
     keys = "bytes_per_lane", "requests", "sectors", "least_sectors", "wavefronts", "least_wavefronts"
     claim_equal((by("copies<(Copies)0>", "copies", "load", *keys), by("copies<(Copies)0>", "copies", "store", *keys)),
@@ -438,7 +443,8 @@ def test_ptx_figures(case):
     claim_equal([site[0] for site in by("products<(Products)0>", "multiplies", "load")], ["wgmma"], "wgmma reads")
     claim_equal(case.sum("products<(Products)0>", "multiplies", "load", "bytes", "wavefronts", "least_wavefronts"),
                 (2 * 8192, 128, 128), "... 8 KiB of A and of B, without conflicts in a swizzled tile")
-    claim_equal(case.raw_kernel("products<(Products)0>")["tensor_flops"], 2 * 64 * 64 * 64, "... 2 x 64 x 64 x 64 FLOPs")
+    claim_equal(case.raw_kernel("products<(Products)0>")["tensor_flops"], 2 * 64 * 64 * 64,
+                "... 2 x 64 x 64 x 64 FLOPs")
     claim_equal(case.raw_kernel("small_product")["tensor_flops"], 2 * 2 * 2 * 16 * 8 * 16,
                 "mma: 2 x 16 x 8 x 16 FLOPs each, by two warps two times")
 
@@ -520,7 +526,8 @@ def main():
     if unknown:
         print(f"test_inspect.py: no part {unknown[0]}; expected some of {', '.join(PARTS)}", file=sys.stderr)
         return 2
-    subprocess.run(["make", "-s", os.path.join(BUILD, "recorder.o")], cwd=ROOT, check=True)
+    os.chdir(ROOT)
+    subprocess.run(["make", "-s", os.path.join(BUILD, "recorder.o")], check=True)
     names = sorted({name for part in chosen for name in PARTS[part][1]})
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         CASES.update(zip(names, pool.map(Case, names)))

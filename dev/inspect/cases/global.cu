@@ -145,10 +145,10 @@ __global__ void again_after_stores(float* out, const float* a, int times)
 }
 __global__ void again_after_shared_stores(float* out, const float* a, int times)
 {
-    __shared__ float tile[8][32];
+    extern __shared__ float tile[];
     const unsigned i = threadIdx.x;
-    for (int n = 0; n < times; n++) tile[n][i] = a[i];   // loads
-    out[i] = tile[times - 1][i];
+    for (int n = 0; n < times; n++) tile[n * 32 + i] = a[i];   // loads
+    out[i] = tile[i];
 }
 __global__ void again_after_a_store(float* out, const float* a)
 {
@@ -251,7 +251,7 @@ int main()
     square<<<1, 32>>>(out, in);
     again_in_a_loop<<<1, 32>>>(out, in, 3);
     again_after_stores<<<1, 32>>>(out, in, 3);
-    again_after_shared_stores<<<1, 32>>>(out, in, 3);
+    again_after_shared_stores<<<1, 32, 1024>>>(out, in, 3);
     again_after_a_store<<<1, 32>>>(out, in);
     again_after_a_barrier<<<1, 32>>>(out, in);
 

@@ -12,7 +12,10 @@ constexpr int TILE_BYTES = 64 * 128;
 extern __shared__ __align__(1024) char memory[];
 
 // 16 bytes of a tile whose rows have 128, as the copy engine and wgmma find them.
-__device__ char* chunk_at(char* tile, unsigned row, unsigned chunk) { return tile + row * 128 + (chunk ^ row % 8) * 16; }
+__device__ char* chunk_at(char* tile, unsigned row, unsigned chunk)
+{
+    return tile + row * 128 + (chunk ^ row % 8) * 16;
+}
 
 // ---- ldmatrix
 
@@ -68,7 +71,7 @@ __global__ void copies_without_commit(float4* out, const float4* in)
 
 // ---- barriers of threads
 
-enum class Barriers { RIGHT, LATE_WAIT, EARLY, NO_WAIT };
+enum class Barriers { RIGHT, LATE_WAIT, EARLY, NO_WAIT, NO_SETUP };
 
 // The first warp writes a tile, the second one reads it and gives it back.
 template <Barriers version>
@@ -78,23 +81,24 @@ __global__ void hand_over(float* out, const float* in)
     uint64_t *full = reinterpret_cast<uint64_t*>(memory + 1024), *empty = full + 1;
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
-        barrier_init(full, 32);
-        barrier_init(empty, 32);
+        barrier_init(full, 32);                       // sets up full
+        barrier_init(empty, 32);                      // sets up empty
         barrier_init_done();
     }
-    __syncthreads();
+    if (version != Barriers::NO_SETUP) __syncthreads();
+    constexpr bool waits_first = version != Barriers::LATE_WAIT && version != Barriers::NO_WAIT;
     for (int i = 0; i < 4; i++) {
         const uint32_t parity = static_cast<uint32_t>(i % 2);
         if (warp == 0) {
-            barrier_wait(empty, parity ^ 1);
+            barrier_wait(empty, parity ^ 1);          // waits for empty
             tile[lane] = in[i * 32 + lane];           // writes
-            barrier_arrive(full);
+            barrier_arrive(full);                     // arrives at full
         } else {
-            if (version == Barriers::RIGHT || version == Barriers::EARLY) barrier_wait(full, parity);
+            if (waits_first) barrier_wait(full, parity);   // waits for full
             if (version == Barriers::EARLY) barrier_arrive(empty);
             out[i * 32 + lane] = tile[31 - lane];     // reads
             if (version == Barriers::LATE_WAIT) barrier_wait(full, parity);
-            if (version != Barriers::EARLY) barrier_arrive(empty);
+            if (version != Barriers::EARLY) barrier_arrive(empty);   // arrives at empty
         }
     }
 }
@@ -225,6 +229,7 @@ static void all(float* out, const float* in)
     hand_over<Barriers::RIGHT><<<1, 64, 2048>>>(out, in);
     hand_over<Barriers::LATE_WAIT><<<1, 64, 2048>>>(out, in);
     hand_over<Barriers::EARLY><<<1, 64, 2048>>>(out, in);
+    hand_over<Barriers::NO_SETUP><<<1, 64, 2048>>>(out, in);
     named<true><<<1, 128, 512>>>(out);
     named<false><<<1, 128, 512>>>(out);
     go_round<Ring::RIGHT>(out, in);
