@@ -24,6 +24,8 @@
 #include "requests.h"
 #include "shadow.h"
 
+#include <cxxabi.h>
+
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -74,9 +76,10 @@ public:
         dynamic_ = reinterpret_cast<uintptr_t>(place);
         dynamic_bytes_ = bytes;
     }
-    void add_array(const void* place, size_t bytes)
+    void add_array(const void* place, size_t bytes, const char* symbol)
     {
         arrays_.push_back({reinterpret_cast<uintptr_t>(place), bytes, STATIC_ARRAYS + static_bytes_});
+        array_names_.push_back(last_name(symbol));
         static_bytes_ += (bytes + LINE - 1) / LINE * LINE;
     }
     void add_block(const void* place, size_t bytes)
@@ -109,6 +112,16 @@ public:
         }
         note_gap(p, next == blocks_.end() ? ~uintptr_t{0} : next->first);
         return {Space::OTHER, 0};
+    }
+    // The static array of shared memory that a place is in, or nothing; `at` becomes the place within it.
+    std::string array_of(uint64_t& at) const
+    {
+        for (size_t i = 0; i < arrays_.size(); i++)
+            if (at - arrays_[i].at < arrays_[i].bytes) {
+                at -= arrays_[i].at;
+                return array_names_[i];
+            }
+        return "";
     }
     uint64_t shared_bytes() const { return STATIC_ARRAYS + static_bytes_; }
     // In its block of memory, for people to read.
@@ -147,6 +160,18 @@ private:
     std::array<Range, 1024> gaps_{};
     uintptr_t dynamic_ = 0;
     size_t dynamic_bytes_ = 0;
+    // kernel(float*)::tile -> tile
+    static std::string last_name(const char* symbol)
+    {
+        int status = 0;
+        char* const text = abi::__cxa_demangle(symbol, nullptr, nullptr, &status);
+        std::string name = text != nullptr ? text : symbol;
+        free(text);
+        const size_t colons = name.rfind("::");
+        return colons == std::string::npos ? name : name.substr(colons + 2);
+    }
+
+    std::vector<std::string> array_names_;
     std::vector<Range> arrays_;
     uint64_t static_bytes_ = 0;
     std::map<uintptr_t, Range> blocks_;
@@ -1316,16 +1341,22 @@ json Recorder::to_json(const Kernel& kernel) const
     const auto name = [](Access access) { return access == Access::LOAD ? "load" : "store"; };
     for (const auto& [key, r] : kernel.races) {
         const Site &mine = kernel.sites[r.site], &other = kernel.sites[r.other_site];
-        races.push_back({{"memory", r.space == Space::SHARED ? "shared" : "global"}, {"address", r.address},
+        uint64_t address = r.address;
+        const std::string array = r.space == Space::SHARED ? memory.array_of(address) : "";
+        races.push_back({{"memory", r.space == Space::SHARED ? "shared" : "global"}, {"array", array},
+                         {"address", address},
                          {"stack", stack(r.site)}, {"access", name(r.access)}, {"by", BY_NAMES[static_cast<int>(mine.by)]},
                          {"thread", r.thread}, {"block", r.block}, {"other_stack", stack(r.other_site)},
                          {"other_access", name(r.other_access)}, {"other_by", BY_NAMES[static_cast<int>(other.by)]},
                          {"other_thread", r.other_actor < kernel.threads() ? static_cast<int>(r.other_actor) : -1},
                          {"other_block", r.other_block}, {"count", r.count}, {"why", r.why}});
     }
-    for (const auto& [number, u] : kernel.uninitialised)
-        unwritten.push_back({{"stack", stack(number)}, {"thread", u.thread}, {"block", u.block},
-                             {"address", u.address}, {"count", u.count}});
+    for (const auto& [number, u] : kernel.uninitialised) {
+        uint64_t address = u.address;
+        const std::string array = memory.array_of(address);
+        unwritten.push_back({{"stack", stack(number)}, {"thread", u.thread}, {"block", u.block}, {"array", array},
+                             {"address", address}, {"count", u.count}});
+    }
     for (const auto& [key, count] : kernel.syncs)
         syncs.push_back({{"name", std::get<0>(key)}, {"stack", stack_of(std::get<1>(key), std::get<2>(key))}, {"count", count}});
     all["sites"] = sites;
@@ -1376,7 +1407,10 @@ bool only_counts() { return getenv("INSPECT_MODE") != nullptr && strcmp(getenv("
 void dying(const char* why) { recorder.write(why); }
 
 void shared_memory(const void* dynamic, size_t bytes) { recorder.memory.set_dynamic(dynamic, bytes); }
-void shared_array(const void* place, size_t bytes, const char*) { recorder.memory.add_array(place, bytes); }
+void shared_array(const void* place, size_t bytes, const char* symbol)
+{
+    recorder.memory.add_array(place, bytes, symbol);
+}
 void allocated(const void* place, size_t bytes) { recorder.memory.add_block(place, bytes); }
 void freed(const void* place) { recorder.memory.remove_block(place); }
 void global_variable(const void* place, size_t bytes) { recorder.memory.add_block(place, bytes); }

@@ -58,7 +58,7 @@ class Access:
 @dataclass
 class Race:
     memory: str
-    address: int
+    address: str            # a byte, of an array where it has a name
     later: Access
     earlier: Access
     count: int
@@ -68,7 +68,7 @@ class Race:
 @dataclass
 class Uninitialised:
     access: Access
-    address: int
+    address: str
     count: int
 
 
@@ -161,7 +161,7 @@ class Kernel:
             sides = [Access(symbols.place(raw[prefix + "stack"], self.demangled), raw[prefix + "access"],
                             raw.get(prefix + "by", "thread"), raw[prefix + "thread"], raw[prefix + "block"])
                      for prefix in ("", "other_")]
-            race = Race(raw["memory"], raw["address"], *sides, raw["count"], raw["why"])
+            race = Race(raw["memory"], address_of(raw), *sides, raw["count"], raw["why"])
             lines = [(side.place.file, side.place.line, side.what) for side in sides]
             same = races.setdefault((race.memory, race.why, *sorted(lines)), race)
             if same is not race:
@@ -172,11 +172,15 @@ class Kernel:
         reads = {}
         for raw in self.raw.get("uninitialised", []):
             access = Access(symbols.place(raw["stack"], self.demangled), "load", "thread", raw["thread"], raw["block"])
-            read = Uninitialised(access, raw["address"], raw["count"])
+            read = Uninitialised(access, address_of(raw), raw["count"])
             same = reads.setdefault((access.place.file, access.place.line), read)
             if same is not read:
                 same.count += read.count
         return list(reads.values())
+
+
+def address_of(raw):
+    return f"{raw['address']}" + (f" of {raw['array']}" if raw.get("array") else "")
 
 
 class Registers(dict):
