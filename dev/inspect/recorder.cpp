@@ -74,8 +74,9 @@ public:
         dynamic_ = reinterpret_cast<uintptr_t>(place);
         dynamic_bytes_ = bytes;
     }
-    void add_array(const void* place, size_t bytes)
+    void add_array(const void* place, size_t bytes, const char* name)
     {
+        names_.push_back(name);
         arrays_.push_back({reinterpret_cast<uintptr_t>(place), bytes, STATIC_ARRAYS + static_bytes_});
         static_bytes_ += (bytes + LINE - 1) / LINE * LINE;
     }
@@ -111,6 +112,13 @@ public:
         return {Space::OTHER, 0};
     }
     uint64_t shared_bytes() const { return STATIC_ARRAYS + static_bytes_; }
+    // The array of shared memory that a place is in, none where it is dynamic, and the byte there.
+    std::pair<std::string, uint64_t> within_array(uint64_t at) const
+    {
+        for (size_t i = 0; i < arrays_.size(); i++)
+            if (at - arrays_[i].at < arrays_[i].bytes) return {names_[i], at - arrays_[i].at};
+        return {"", at};
+    }
     // In its block of memory, for people to read.
     uint64_t within_block(uint64_t at) const
     {
@@ -148,6 +156,7 @@ private:
     uintptr_t dynamic_ = 0;
     size_t dynamic_bytes_ = 0;
     std::vector<Range> arrays_;
+    std::vector<std::string> names_;   // of the arrays, mangled
     uint64_t static_bytes_ = 0;
     std::map<uintptr_t, Range> blocks_;
     Range last_;
@@ -1314,18 +1323,24 @@ json Recorder::to_json(const Kernel& kernel) const
         if (site.requests > 0) sites.push_back(to_json(kernel, site));
     const auto stack = [&](uint32_t number) { return stack_of(kernel.sites[number].pc, kernel.sites[number].stack); };
     const auto name = [](Access access) { return access == Access::LOAD ? "load" : "store"; };
+    const auto place = [&](Space space, uint64_t at) {
+        return space == Space::SHARED ? memory.within_array(at) : std::pair(std::string(), at);
+    };
     for (const auto& [key, r] : kernel.races) {
         const Site &mine = kernel.sites[r.site], &other = kernel.sites[r.other_site];
-        races.push_back({{"memory", r.space == Space::SHARED ? "shared" : "global"}, {"address", r.address},
+        const auto [array, address] = place(r.space, r.address);
+        races.push_back({{"memory", r.space == Space::SHARED ? "shared" : "global"}, {"array", array}, {"address", address},
                          {"stack", stack(r.site)}, {"access", name(r.access)}, {"by", BY_NAMES[static_cast<int>(mine.by)]},
                          {"thread", r.thread}, {"block", r.block}, {"other_stack", stack(r.other_site)},
                          {"other_access", name(r.other_access)}, {"other_by", BY_NAMES[static_cast<int>(other.by)]},
                          {"other_thread", r.other_actor < kernel.threads() ? static_cast<int>(r.other_actor) : -1},
                          {"other_block", r.other_block}, {"count", r.count}, {"why", r.why}});
     }
-    for (const auto& [number, u] : kernel.uninitialised)
-        unwritten.push_back({{"stack", stack(number)}, {"thread", u.thread}, {"block", u.block},
-                             {"address", u.address}, {"count", u.count}});
+    for (const auto& [number, u] : kernel.uninitialised) {
+        const auto [array, address] = place(Space::SHARED, u.address);
+        unwritten.push_back({{"stack", stack(number)}, {"thread", u.thread}, {"block", u.block}, {"array", array},
+                             {"address", address}, {"count", u.count}});
+    }
     for (const auto& [key, count] : kernel.syncs)
         syncs.push_back({{"name", std::get<0>(key)}, {"stack", stack_of(std::get<1>(key), std::get<2>(key))}, {"count", count}});
     all["sites"] = sites;
@@ -1376,7 +1391,7 @@ bool only_counts() { return getenv("INSPECT_MODE") != nullptr && strcmp(getenv("
 void dying(const char* why) { recorder.write(why); }
 
 void shared_memory(const void* dynamic, size_t bytes) { recorder.memory.set_dynamic(dynamic, bytes); }
-void shared_array(const void* place, size_t bytes, const char*) { recorder.memory.add_array(place, bytes); }
+void shared_array(const void* place, size_t bytes, const char* name) { recorder.memory.add_array(place, bytes, name); }
 void allocated(const void* place, size_t bytes) { recorder.memory.add_block(place, bytes); }
 void freed(const void* place) { recorder.memory.remove_block(place); }
 void global_variable(const void* place, size_t bytes) { recorder.memory.add_block(place, bytes); }
