@@ -24,8 +24,6 @@
 #include "requests.h"
 #include "shadow.h"
 
-#include <cxxabi.h>
-
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -76,10 +74,10 @@ public:
         dynamic_ = reinterpret_cast<uintptr_t>(place);
         dynamic_bytes_ = bytes;
     }
-    void add_array(const void* place, size_t bytes, const char* symbol)
+    void add_array(const void* place, size_t bytes, const char* name)
     {
+        names_.push_back(name);
         arrays_.push_back({reinterpret_cast<uintptr_t>(place), bytes, STATIC_ARRAYS + static_bytes_});
-        array_names_.push_back(last_name(symbol));
         static_bytes_ += (bytes + LINE - 1) / LINE * LINE;
     }
     void add_block(const void* place, size_t bytes)
@@ -113,17 +111,14 @@ public:
         note_gap(p, next == blocks_.end() ? ~uintptr_t{0} : next->first);
         return {Space::OTHER, 0};
     }
-    // The static array of shared memory that a place is in, or nothing; `at` becomes the place within it.
-    std::string array_of(uint64_t& at) const
+    uint64_t shared_bytes() const { return STATIC_ARRAYS + static_bytes_; }
+    // The array of shared memory that a place is in, none where it is dynamic, and the byte there.
+    std::pair<std::string, uint64_t> within_array(uint64_t at) const
     {
         for (size_t i = 0; i < arrays_.size(); i++)
-            if (at - arrays_[i].at < arrays_[i].bytes) {
-                at -= arrays_[i].at;
-                return array_names_[i];
-            }
-        return "";
+            if (at - arrays_[i].at < arrays_[i].bytes) return {names_[i], at - arrays_[i].at};
+        return {"", at};
     }
-    uint64_t shared_bytes() const { return STATIC_ARRAYS + static_bytes_; }
     // In its block of memory, for people to read.
     uint64_t within_block(uint64_t at) const
     {
@@ -160,19 +155,8 @@ private:
     std::array<Range, 1024> gaps_{};
     uintptr_t dynamic_ = 0;
     size_t dynamic_bytes_ = 0;
-    // kernel(float*)::tile -> tile
-    static std::string last_name(const char* symbol)
-    {
-        int status = 0;
-        char* const text = abi::__cxa_demangle(symbol, nullptr, nullptr, &status);
-        std::string name = text != nullptr ? text : symbol;
-        free(text);
-        const size_t colons = name.rfind("::");
-        return colons == std::string::npos ? name : name.substr(colons + 2);
-    }
-
-    std::vector<std::string> array_names_;
     std::vector<Range> arrays_;
+    std::vector<std::string> names_;   // of the arrays, mangled
     uint64_t static_bytes_ = 0;
     std::map<uintptr_t, Range> blocks_;
     Range last_;
@@ -1339,12 +1323,13 @@ json Recorder::to_json(const Kernel& kernel) const
         if (site.requests > 0) sites.push_back(to_json(kernel, site));
     const auto stack = [&](uint32_t number) { return stack_of(kernel.sites[number].pc, kernel.sites[number].stack); };
     const auto name = [](Access access) { return access == Access::LOAD ? "load" : "store"; };
+    const auto place = [&](Space space, uint64_t at) {
+        return space == Space::SHARED ? memory.within_array(at) : std::pair(std::string(), at);
+    };
     for (const auto& [key, r] : kernel.races) {
         const Site &mine = kernel.sites[r.site], &other = kernel.sites[r.other_site];
-        uint64_t address = r.address;
-        const std::string array = r.space == Space::SHARED ? memory.array_of(address) : "";
-        races.push_back({{"memory", r.space == Space::SHARED ? "shared" : "global"}, {"array", array},
-                         {"address", address},
+        const auto [array, address] = place(r.space, r.address);
+        races.push_back({{"memory", r.space == Space::SHARED ? "shared" : "global"}, {"array", array}, {"address", address},
                          {"stack", stack(r.site)}, {"access", name(r.access)}, {"by", BY_NAMES[static_cast<int>(mine.by)]},
                          {"thread", r.thread}, {"block", r.block}, {"other_stack", stack(r.other_site)},
                          {"other_access", name(r.other_access)}, {"other_by", BY_NAMES[static_cast<int>(other.by)]},
@@ -1352,8 +1337,7 @@ json Recorder::to_json(const Kernel& kernel) const
                          {"other_block", r.other_block}, {"count", r.count}, {"why", r.why}});
     }
     for (const auto& [number, u] : kernel.uninitialised) {
-        uint64_t address = u.address;
-        const std::string array = memory.array_of(address);
+        const auto [array, address] = place(Space::SHARED, u.address);
         unwritten.push_back({{"stack", stack(number)}, {"thread", u.thread}, {"block", u.block}, {"array", array},
                              {"address", address}, {"count", u.count}});
     }
@@ -1407,10 +1391,7 @@ bool only_counts() { return getenv("INSPECT_MODE") != nullptr && strcmp(getenv("
 void dying(const char* why) { recorder.write(why); }
 
 void shared_memory(const void* dynamic, size_t bytes) { recorder.memory.set_dynamic(dynamic, bytes); }
-void shared_array(const void* place, size_t bytes, const char* symbol)
-{
-    recorder.memory.add_array(place, bytes, symbol);
-}
+void shared_array(const void* place, size_t bytes, const char* name) { recorder.memory.add_array(place, bytes, name); }
 void allocated(const void* place, size_t bytes) { recorder.memory.add_block(place, bytes); }
 void freed(const void* place) { recorder.memory.remove_block(place); }
 void global_variable(const void* place, size_t bytes) { recorder.memory.add_block(place, bytes); }

@@ -40,13 +40,15 @@ def site_as_json(line, site):
 def kernel_as_json(kernel):
     sites = {space: [site_as_json(line, site) for line in kernel.lines for site in line.of(space)]
              for space in ("global", "shared")}
-    races = [{"memory": race.memory, **place_of(race.later.place), "other_file": race.earlier.place.file,
+    races = [{"memory": race.memory, "array": race.array, "address": race.address,
+              **place_of(race.later.place), "other_file": race.earlier.place.file,
               "other_line": race.earlier.place.line, "threads": [race.later.thread, race.earlier.thread],
               "blocks": [race.later.block, race.earlier.block],
               "accesses": [race.later.what, race.earlier.what], "count": race.count, "why": race.why}
              for race in kernel.races]
     uninitialised = [{**place_of(read.access.place), "thread": read.access.thread, "block": read.access.block,
-                      "address": read.address, "count": read.count} for read in kernel.uninitialised]
+                      "array": read.array, "address": read.address, "count": read.count}
+                     for read in kernel.uninitialised]
     room = kernel.estimate.occupancy
     return {"name": kernel.name, "range": kernel.range, "launches": kernel.launches, "grid": kernel.grid,
             "block": kernel.block, "recorded_blocks": kernel.raw["recorded_blocks"], **sites, "races": races,

@@ -58,7 +58,8 @@ class Access:
 @dataclass
 class Race:
     memory: str
-    address: str            # a byte, of an array where it has a name
+    array: str              # of shared memory, "" where it is dynamic
+    address: int            # in the array, or in the block of memory
     later: Access
     earlier: Access
     count: int
@@ -68,7 +69,8 @@ class Race:
 @dataclass
 class Uninitialised:
     access: Access
-    address: str
+    array: str
+    address: int
     count: int
 
 
@@ -97,7 +99,7 @@ class Kernel:
     """A kernel with one shape of launch."""
 
     def __init__(self, raw, card, symbols, names, shape, registers):
-        self.raw, self.launches = raw, raw["launches"]
+        self.raw, self.launches, self.names = raw, raw["launches"], names
         self.demangled = names.get(raw["symbol"], "")
         self.name = bare_name(self.demangled) if self.demangled else raw["range"] or "unknown kernel"
         self.range, self.grid, self.block = raw["range"], raw["grid"], raw["block"]
@@ -155,13 +157,16 @@ class Kernel:
         return [Line(place, sites, Sums(sites), sum(map(weigh, sites)) / total if total else 0.0)
                 for _, (place, sites) in sorted(groups.items(), key=lambda item: item[0])]
 
+    def array_of(self, hazard):
+        return self.names.get(hazard.get("array"), "").split("::")[-1]      # kernel<64>(float*)::tile
+
     def find_races(self, symbols):
         races = {}
         for raw in self.raw.get("races", []):
             sides = [Access(symbols.place(raw[prefix + "stack"], self.demangled), raw[prefix + "access"],
                             raw.get(prefix + "by", "thread"), raw[prefix + "thread"], raw[prefix + "block"])
                      for prefix in ("", "other_")]
-            race = Race(raw["memory"], address_of(raw), *sides, raw["count"], raw["why"])
+            race = Race(raw["memory"], self.array_of(raw), raw["address"], *sides, raw["count"], raw["why"])
             lines = [(side.place.file, side.place.line, side.what) for side in sides]
             same = races.setdefault((race.memory, race.why, *sorted(lines)), race)
             if same is not race:
@@ -172,15 +177,11 @@ class Kernel:
         reads = {}
         for raw in self.raw.get("uninitialised", []):
             access = Access(symbols.place(raw["stack"], self.demangled), "load", "thread", raw["thread"], raw["block"])
-            read = Uninitialised(access, address_of(raw), raw["count"])
+            read = Uninitialised(access, self.array_of(raw), raw["address"], raw["count"])
             same = reads.setdefault((access.place.file, access.place.line), read)
             if same is not read:
                 same.count += read.count
         return list(reads.values())
-
-
-def address_of(raw):
-    return f"{raw['address']}" + (f" of {raw['array']}" if raw.get("array") else "")
 
 
 class Registers(dict):
@@ -204,7 +205,7 @@ class Results:
         if key not in CARDS:
             raise Mistake(f"the card is {key!r}; expected one of {', '.join(CARDS)}")
         self.raw, self.card, self.tokens = raw, CARDS[key], tokens
-        names = demangled(kernel["symbol"] for kernel in raw["kernels"])
+        names = demangled(all_names(raw))
         self.symbols = Symbols(raw["program"], all_stacks(raw), raw.get("sources"), root)
         self.sources = Sources(root)
         registers = Registers(registers or {})
@@ -219,6 +220,12 @@ class Results:
         found = [CostlyLine(kernel, line, kernel.launches * kernel.us * line.time_share)
                  for kernel in self.kernels for line in kernel.lines]
         return sorted(found, key=lambda costly: -costly.us)[:count]
+
+
+def all_names(raw):
+    for kernel in raw["kernels"]:
+        yield kernel["symbol"]
+        yield from (hazard.get("array") for key in ("races", "uninitialised") for hazard in kernel.get(key, []))
 
 
 def all_stacks(raw):

@@ -313,9 +313,9 @@ def test_races():
 
 def test_single_races(case):
     race = case.kernel("neighbour<false>")["races"][0]
-    claim_equal((race["threads"], race["blocks"], race["accesses"], race["count"]),
-                ([1, 0], [0, 0], ["store", "load"], 2 * 63),
-                "a race names threads, blocks, accesses, and how often: thread 1 stores what thread 0 has loaded")
+    claim_equal((race["array"], race["address"], race["threads"], race["blocks"], race["accesses"], race["count"]),
+                ("tile", 4, [1, 0], [0, 0], ["store", "load"], 2 * 63),
+                "a race names the place, threads, blocks, accesses: thread 1 stores tile[1], which thread 0 has loaded")
     lines = case.line("atomic_and_store", "writes"), case.line("atomic_and_store", "adds")
     claim_equal(pairs(case.kernel("atomic_and_store<false>")),
                 {("global", lines[0], lines[0]), ("global", *lines)},
@@ -343,11 +343,13 @@ def test_without_races(case):
 
 def test_unwritten(case):
     def reads(kernel):
-        return [(read["file"], read["line"], read["count"]) for read in case.kernel(kernel)["uninitialised"]]
+        return [(read["file"], read["line"], read["array"], read["address"], read["count"])
+                for read in case.kernel(kernel)["uninitialised"]]
 
-    for name, count, text in (("unwritten", 4, "4 words of shared memory that nobody wrote are read"),
-                              ("unwritten_dynamic", 64, "... 64 of dynamic shared memory")):
-        claim_equal(reads(f"{name}<false>"), [(case.file, case.line(name, "reads"), count)], text)
+    for name, array, word, count, text in (
+            ("unwritten", "tile", 63, 4, "4 words of shared memory that nobody wrote are read"),
+            ("unwritten_dynamic", "", 0, 64, "... 64 of dynamic shared memory")):
+        claim_equal(reads(f"{name}<false>"), [(case.file, case.line(name, "reads"), array, 4 * word, count)], text)
         claim_equal(reads(f"{name}<true>"), [], "... and nothing is said where they were written")
     claim_equal(case.kernel("unwritten<false>")["races"], [], "... which is no race")
 

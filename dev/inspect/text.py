@@ -102,13 +102,14 @@ def who(access):
 
 
 def race_sentence(results, kernel, race):
-    return (f"{kernel.name}: race in {race.memory} memory, byte {race.address}: {who(race.later)} at "
+    byte = f"byte {race.address}" + (f" of {race.array}" if race.array else "")
+    return (f"{kernel.name}: race in {race.memory} memory, {byte}: {who(race.later)} at "
             f"{quoted(results, race.later.place)}, {who(race.earlier)} at {quoted(results, race.earlier.place)}; "
             f"{race.why} ({plural(race.count, 'time')})")
 
 
 def uninitialised_sentence(results, kernel, read):
-    return (f"{kernel.name}: {who(read.access)} byte {read.address} of shared memory at "
+    return (f"{kernel.name}: {who(read.access)} byte {read.address} of {read.array or 'shared memory'} at "
             f"{quoted(results, read.access.place)}, which nobody has written ({plural(read.count, 'time')})")
 
 

@@ -57,15 +57,16 @@ __global__ void flag(float* out, const float* in)
     if (is_large) out[blockIdx.x * 64 + threadIdx.x] = 0;   // reads
 }
 
-// Threads without an element leave before the barrier, which the others then wait at without them.
+// Threads without an element leave before the barrier, which the others then wait at without them. What those have
+// stored is there behind it.
 template <bool right>
 __global__ void leaves_early(float* out, int count)
 {
     __shared__ float tile[64];
-    if (threadIdx.x >= static_cast<unsigned>(count)) return;
     tile[threadIdx.x] = 1;                            // writes
+    if (threadIdx.x >= static_cast<unsigned>(count)) return;
     if (right) __syncthreads();
-    out[threadIdx.x] = tile[count - 1 - threadIdx.x]; // reads
+    out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
 }
 
 // A reduction by halves, as they are first written; the barrier stands outside of the condition.
@@ -102,7 +103,7 @@ __global__ void warps(float* out)
     tile[threadIdx.x] = 1;                            // writes
     if (right) __syncthreads();
     else __syncwarp();
-    out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
+    if (threadIdx.x >= 32) out[threadIdx.x] = tile[63 - threadIdx.x];   // reads
 }
 __global__ void by_shuffle(float* out)
 {
@@ -126,10 +127,11 @@ __global__ void half_a_warp(float* out)
     tile[threadIdx.x] = 1;                            // writes
     if (threadIdx.x < 16) {
         __syncwarp(0x0000ffff);
-        out[threadIdx.x] = tile[threadIdx.x ^ (right ? 1 : 17)];   // reads
     } else {
         __syncwarp(0xffff0000);
+        out[threadIdx.x] = tile[threadIdx.x ^ (right ? 1 : 17)];   // reads
     }
+    __syncthreads();
 }
 
 // ---- bytes
