@@ -327,8 +327,11 @@ inspect: $(INSPECT_DIR)/recorder.o
 	for source in $$sources; do \
 	    $(CXX) $(CPU_FLAGS) $(INSPECT_FLAGS) $(INSPECT_INLINE) -include cuda_runtime.h $(USER_CXX) -c $$source -o $$source.o || exit 2; \
 	done; \
-	$(CXX) -no-pie -fopenmp $$(printf '%s.o ' $$sources) $(INSPECT_DIR)/recorder.o -o $(MINE) $(LDFLAGS) $(CPU_LIBS) && \
-	$(PYTHON) dev/inspect/run.py $(MINE) $(INSPECT_REPORT) -- $(ARGS)
+	$(CXX) -no-pie -fopenmp $$(printf '%s.o ' $$sources) $(INSPECT_DIR)/recorder.o -o $(MINE) $(LDFLAGS) $(CPU_LIBS)
+	@rm -f $(MINE).registers; $(if $(NVCC),$(PYTHON) dev/inspect/registers.py $(FILE) --nvcc $(NVCC) --card $(CARD) \
+	    $(filter -I% -D%,$(CPPFLAGS)) --out $(MINE).registers >$(MINE).nvcc.log 2>&1 || true)
+	@$(PYTHON) dev/inspect/run.py $(MINE) $(INSPECT_REPORT) \
+	    $$([ ! -f $(MINE).registers ] || echo --registers $(MINE).registers) -- $(ARGS)
 else
 inspect:
 	@mkdir -p runs/inspect

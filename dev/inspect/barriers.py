@@ -82,5 +82,6 @@ def report(raw, run_again):
     for row in [["barrier", "what", "kernels", "without it"], *rows]:
         print("{:<40}  {:<18}  {:<40}  {}".format(*row))
     needed = sum(bool(b.found) for b in barriers)
-    print(f"{len(barriers)} barriers, {needed} needed, {len(barriers) - needed} not found to be; {wrong} not as expected")
+    print(f"{len(barriers)} barriers, {needed} needed, {len(barriers) - needed} not found to be; "
+          f"{wrong} not as expected")
     return 1 if wrong else 0

@@ -1,5 +1,5 @@
-// A model of a card's caches: lines of 128 bytes, whose sectors of 32 are fetched one by one; the line that was not used
-// for longest gives way. It is a model: NVIDIA does not say how lines are placed and replaced.
+// A model of a card's caches: lines of 128 bytes, whose sectors of 32 are fetched one by one; the line that was not
+// used for longest gives way. It is a model: NVIDIA does not say how lines are placed and replaced.
 //
 // L1: a block has its share of what its multiprocessor's shared memory leaves. Loads of threads go through it; what is
 // stored goes through to L2; copies that bypass it (cp.async of 16 bytes, the copy engine) and atomics go to L2.
@@ -22,8 +22,6 @@ public:
         place_.clear();
         newest_ = oldest_ = NOWHERE;
     }
-
-    struct Result { bool hit, evicted_dirty; };
 
     // Loads a sector; returns whether it was there.
     bool load(uint64_t sector)

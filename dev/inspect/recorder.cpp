@@ -557,6 +557,9 @@ void Recorder::part_accessed(Place place, unsigned bytes, unsigned part, Access 
 
 // ==== races ==============================================================================================
 
+// (CUDA C++ Programming Guide, "SIMT Architecture": which thread performs the final write is undefined.)
+constexpr const char* ONE_INSTRUCTION = "lanes of one instruction: any may be the last; sound if all store the same";
+
 void Recorder::touch(Space space, uint64_t at, unsigned bytes, const Made& made)
 {
     kernel_->accesses++;
@@ -620,8 +623,10 @@ void Recorder::touch_granule(Space space, uint64_t granule, uint16_t mask, const
             is_noted = true;
             return true;
         }
+        const bool is_neighbour = entry.site == made.site && entry.first_actor == first_actor && entry.block == block_;
         const bool before = conflict ? comes_before(entry, space, made, &why)
                                      : entry.block == block_ && made.moment.surely_covers(first_actor, lanes, entry);
+        if (entry.kind == Kind::WRITE && made.kind == Kind::WRITE && is_neighbour) why = ONE_INSTRUCTION;
         if (conflict && !before) report_race(space, granule * GRANULE + __builtin_ctz(entry.bytes & mask), entry, made, why);
         const bool stands = made.kind == Kind::WRITE || entry.kind == made.kind;
         return !(before && stands && (entry.bytes & ~mask) == 0);

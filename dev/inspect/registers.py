@@ -69,18 +69,22 @@ def registers(nvcc, source, arch, flags):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source")
+    parser.add_argument("sources", nargs="+", metavar="FILE.cu")
     parser.add_argument("--nvcc", default="nvcc")
     parser.add_argument("--arch", help="such as sm_90a")
     parser.add_argument("--card", choices=CARDS, help="instead of --arch")
-    parser.add_argument("--define", action="append", default=[], metavar="NAME")
+    parser.add_argument("-D", "--define", action="append", default=[], metavar="NAME")
+    parser.add_argument("-I", action="append", default=[], dest="folders", metavar="FOLDER")
     parser.add_argument("--out", required=True, metavar="FILE")
     options = parser.parse_args()
     if bool(options.arch) == bool(options.card):
         parser.error("expected one of --arch and --card")
     arch = options.arch or CARDS[options.card].capability.arch
     try:
-        found = registers(options.nvcc, options.source, arch, [f"-D{name}" for name in options.define])
+        flags = [f"-D{name}" for name in options.define] + [f"-I{folder}" for folder in options.folders]
+        found = {}
+        for source in options.sources:
+            found.update(registers(options.nvcc, source, arch, flags))
     except Mistake as mistake:
         print(f"registers.py: {mistake}", file=sys.stderr)
         return 2
