@@ -328,6 +328,8 @@ def test_single_races(case):
     claim_equal(pairs(case.kernel("two_readers")), {("shared", case.line("two_readers", "even"), write),
                                                     ("shared", case.line("two_readers", "odd"), write)},
                 "two lines that read a word both race with a store to it")
+    claim_equal([(race["accesses"], race["threads"]) for race in case.kernel("two_lanes_met")["races"]],
+                [(["store", "load"], [31, 1])], "of many readers one is named that is not ordered")
 
 
 def test_without_races(case):
@@ -379,6 +381,8 @@ PTX_RACES = [
     ("hand_over", "(Barriers)2", "an arrival before the read: the tile is given back too early", [("writes", "reads")]),
     ("hand_over", "(Barriers)4", "no __syncthreads behind the set-up of mbarriers",
      [("sets up full", "waits for full"), ("sets up full", "arrives at full"), ("sets up empty", "waits for empty")]),
+    ("next_phase", "false", "a read of what is stored only after the phase of an mbarrier that is waited for",
+     [("writes", "reads")]),
     ("named", "false", "a named barrier that is missing", [("writes", "reads")]),
     ("ring", "(Ring)1", "the copy engine's barrier waited for behind the read", [("fills", "reads")]),
     ("ring", "(Ring)3", "a stage given back to the copy engine too early", [("fills", "reads")]),
@@ -389,6 +393,7 @@ PTX_RACES = [
 ]
 RIGHT_PTX = [("copies<(Copies)0>", "cp.async in two stages"),
              ("hand_over<(Barriers)0>", "a tile handed over by mbarriers"),
+             ("next_phase<true>", "what is stored before a phase of an mbarrier ends"),
              ("named<true>", "a named barrier of two warps of four"),
              ("ring<(Ring)0>", "the copy engine's ring"),
              ("products<(Products)0>", "store, fence, barrier, wgmma, wait, store")]

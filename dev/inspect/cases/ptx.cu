@@ -102,6 +102,29 @@ __global__ void hand_over(float* out, const float* in)
         }
     }
 }
+// A phase that has ended says nothing of those who have arrived for the next one.
+template <bool right>
+__global__ void next_phase(float* out)
+{
+    float* tile = reinterpret_cast<float*>(memory);
+    uint64_t* barrier = reinterpret_cast<uint64_t*>(memory + 256);
+    if (threadIdx.x == 0) {
+        barrier_init(barrier, 2);
+        barrier_init_done();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        tile[0] = 1;
+        barrier_arrive(barrier);
+        barrier_arrive(barrier);
+        tile[1] = 2;                                  // writes
+        barrier_arrive(barrier);
+    }
+    if (threadIdx.x == 32) {
+        barrier_wait(barrier, 0);
+        out[0] = tile[right ? 0 : 1];                 // reads
+    }
+}
 template <bool right>
 __global__ void named(float* out)
 {
@@ -177,7 +200,10 @@ __global__ void products(float* out, const float4* in)
     if (version != Products::NO_BARRIER) __syncthreads();
     for (unsigned i = t; i < 64 * 8; i += 128)
         *reinterpret_cast<float4*>(chunk_at(memory, i / 8, i % 8)) = float4{};     // overwrites
-    if (version == Products::LATE_WAIT) wgmma_wait<0>(d);
+    if (version == Products::LATE_WAIT) {
+        __syncthreads();
+        wgmma_wait<0>(d);
+    }
     out[t] = d[0];
 }
 __global__ void small_product(float* out)
@@ -230,6 +256,8 @@ static void all(float* out, const float* in)
     hand_over<Barriers::LATE_WAIT><<<1, 64, 2048>>>(out, in);
     hand_over<Barriers::EARLY><<<1, 64, 2048>>>(out, in);
     hand_over<Barriers::NO_SETUP><<<1, 64, 2048>>>(out, in);
+    next_phase<true><<<1, 64, 512>>>(out);
+    next_phase<false><<<1, 64, 512>>>(out);
     named<true><<<1, 128, 512>>>(out);
     named<false><<<1, 128, 512>>>(out);
     go_round<Ring::RIGHT>(out, in);

@@ -292,6 +292,17 @@ __global__ void two_readers(float* out)
     if (threadIdx.x == 63) word = 2;                  // writes
 }
 
+// Lane 31 meets lane 0 before it writes what all have read.
+__global__ void two_lanes_met(float* out)
+{
+    __shared__ float word;
+    if (threadIdx.x == 0) word = 1;
+    __syncwarp();
+    out[threadIdx.x] = word;                          // reads
+    if (threadIdx.x % 31 == 0) __syncwarp(0x80000001);
+    if (threadIdx.x == 31) word = 2;                  // writes
+}
+
 template <bool right>
 void all_of(float* out, const float* in, unsigned* counts)
 {
@@ -337,5 +348,6 @@ int main()
     only_atomics<<<4, 64>>>(reinterpret_cast<int*>(out), out + 1);
     last_block_of_many<<<2, 64>>>(out, counts + 2, out + 4096);
     two_readers<<<1, 64>>>(out);
+    two_lanes_met<<<1, 32>>>(out);
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : 1;
 }
