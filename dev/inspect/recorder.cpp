@@ -11,9 +11,9 @@
 // what orders · instructions of PTX · the file · what the compiler calls
 //
 // Environment: INSPECT_OUT (the file), INSPECT_MODE (sample: only a few blocks run; whole: all run, a few are recorded;
-// all: all are recorded), INSPECT_KERNEL (only those whose name has this in it), INSPECT_EXCEPT (ranges that are not), INSPECT_SECONDS (after which the program
-// is ended), INSPECT_LEAVE_OUT (addresses of barriers that are to be forgotten).
-#define CUDA_CPU_INSPECT
+// all: all are recorded), INSPECT_KERNEL (only those whose name has this in it), INSPECT_EXCEPT (ranges that are not),
+// INSPECT_SECONDS (after which the program is ended), INSPECT_LEAVE_OUT (addresses of barriers that are to be
+// forgotten), INSPECT_PROGRESS (says on stderr what it looks at).
 #define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
 
@@ -142,7 +142,8 @@ private:
             if (array.begin < end && begin < array.begin + array.bytes) return;
         if (next_block < end || (dynamic_ < end && begin < dynamic_ + dynamic_bytes_)) return;
         const auto before = blocks_.lower_bound(end);
-        if (before != blocks_.begin() && std::prev(before)->second.begin + std::prev(before)->second.bytes > begin) return;
+        const Range last = before == blocks_.begin() ? Range{} : std::prev(before)->second;
+        if (last.begin + last.bytes > begin) return;
         gaps_[p / PAGE % gaps_.size()] = {begin, PAGE, 0};
     }
     void changed()
@@ -501,7 +502,8 @@ private:
 
 static Recorder recorder;
 
-// The recorder's own accesses are not seen: what it uses of the standard library may be the program's instrumented copy.
+// The recorder's own accesses are not seen: what it uses of the standard library may be the program's instrumented
+// copy.
 template <class F> static void if_recording(F f)
 {
     if (!recorder.recording) return;
@@ -516,8 +518,8 @@ uint32_t Recorder::site(uintptr_t pc, unsigned part, unsigned bytes, Space space
 {
     Site wanted{pc, me().stack, part, bytes, space, access, by};
     Latest& latest = latest_[(pc * 31 + wanted.stack * 7 + part * 3 + static_cast<unsigned>(space)) % latest_.size()];
-    if (latest.of == kernel_ && latest.site < kernel_->sites.size() && kernel_->sites[latest.site].key() == wanted.key())
-        return latest.site;
+    const bool is_known = latest.of == kernel_ && latest.site < kernel_->sites.size();
+    if (is_known && kernel_->sites[latest.site].key() == wanted.key()) return latest.site;
     const auto [place, is_new] =
         kernel_->site_numbers.try_emplace(wanted.key(), static_cast<uint32_t>(kernel_->sites.size()));
     if (is_new) kernel_->sites.push_back(wanted);
@@ -597,7 +599,8 @@ void Recorder::touch_granule(Space space, uint64_t granule, uint16_t mask, const
         uint16_t& written = written_[granule];
         if (made.kind != Kind::WRITE && (mask & ~written) != 0) {
             const auto [place, is_new] = kernel_->uninitialised.try_emplace(made.site);
-            if (is_new) place->second = {made.site, made.thread, block_, granule * GRANULE + __builtin_ctz(mask & ~written), 0};
+            const uint64_t at = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(mask & ~written));
+            if (is_new) place->second = {made.site, made.thread, block_, at, 0};
             place->second.count++;
         }
         if (made.kind != Kind::READ) written |= mask;
@@ -627,7 +630,10 @@ void Recorder::touch_granule(Space space, uint64_t granule, uint16_t mask, const
         const bool before = conflict ? comes_before(entry, space, made, &why)
                                      : entry.block == block_ && made.moment.surely_covers(first_actor, lanes, entry);
         if (entry.kind == Kind::WRITE && made.kind == Kind::WRITE && is_neighbour) why = ONE_INSTRUCTION;
-        if (conflict && !before) report_race(space, granule * GRANULE + __builtin_ctz(entry.bytes & mask), entry, made, why);
+        if (conflict && !before) {
+            const uint64_t at = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(entry.bytes & mask));
+            report_race(space, at, entry, made, why);
+        }
         const bool stands = made.kind == Kind::WRITE || entry.kind == made.kind;
         return !(before && stands && (entry.bytes & ~mask) == 0);
     });
@@ -635,7 +641,8 @@ void Recorder::touch_granule(Space space, uint64_t granule, uint16_t mask, const
     shadow.add(granule, {made.tick, lanes, first_actor, block_, made.site, NONE, mask, made.kind, made.generic});
 }
 
-// Of reads by other blocks one is kept for each of two blocks: whoever writes there is in another block than one of them.
+// Of reads by other blocks one is kept for each of two blocks: whoever writes there is in another block than one of
+// them.
 bool Recorder::keep_of_others(Entry* (&others)[2], Entry& entry)
 {
     for (Entry*& other : others) {
@@ -844,8 +851,9 @@ void Recorder::begin_launch(const LaunchShape& shape)
     }
     kernel_ = place->second;
     kernel_->launches++;
-    const auto number = std::find_if(kernels_.begin(), kernels_.end(), [&](const auto& k) { return k.get() == kernel_; });
-    sequence_.push_back({'k', static_cast<uint32_t>(number - kernels_.begin())});
+    const auto is_it = [&](const auto& kernel) { return kernel.get() == kernel_; };
+    const auto number = std::find_if(kernels_.begin(), kernels_.end(), is_it) - kernels_.begin();
+    sequence_.push_back({'k', static_cast<uint32_t>(number)});
     const bool is_excepted = except_.count(kernel_->range) > 0;
     const bool is_wanted = is_excepted ? false : only_.empty() || kernel_->range.find(only_) != std::string::npos ||
                            kernel_->symbol.find(only_) != std::string::npos;
@@ -884,7 +892,8 @@ uint64_t Recorder::l1_share() const
     const cuda_cpu::Capability& c = card_->capability;
     const LaunchShape& shape = kernel_->shape;
     const size_t shared = shape.dynamic_shared + shape.static_shared + c.reserved_shared_per_block;
-    uint64_t blocks = std::min<uint64_t>(c.blocks_per_multiprocessor, c.threads_per_multiprocessor / kernel_->threads());
+    uint64_t blocks = c.threads_per_multiprocessor / kernel_->threads();
+    blocks = std::min<uint64_t>(blocks, c.blocks_per_multiprocessor);
     blocks = std::min<uint64_t>(blocks, c.shared_per_multiprocessor / shared);
     blocks = std::max<uint64_t>(1, blocks);
     constexpr size_t least = 16 * cuda_cpu::kib;
@@ -1179,10 +1188,10 @@ void Recorder::box_landed(unsigned number)
     const Sync& sync = sync_of(box.barrier);
     const unsigned engine = first_engine_ + sync.slot, issuer = box.moment.actor;
     const Tick tick = sync.phases + 1;
-    for (uint64_t at : box.to)
-        touch(Space::SHARED, at, GRANULE, {box.moment, engine, tick, Kind::WRITE, false, nullptr, box.store_site, issuer});
-    for (uint64_t at : box.from)
-        touch(Space::GLOBAL, at, GRANULE, {box.moment, engine, tick, Kind::READ, false, nullptr, box.load_site, issuer});
+    const Made store{box.moment, engine, tick, Kind::WRITE, false, nullptr, box.store_site, issuer};
+    const Made load{box.moment, engine, tick, Kind::READ, false, nullptr, box.load_site, issuer};
+    for (uint64_t at : box.to) touch(Space::SHARED, at, GRANULE, store);
+    for (uint64_t at : box.from) touch(Space::GLOBAL, at, GRANULE, load);
     account_bulk(box.store_site, box.to);
     account_bulk(box.load_site, box.from);
     box = {};
@@ -1319,7 +1328,8 @@ json Recorder::to_json(const Kernel& kernel) const
                       {"dram_load", t.dram_load * SECTOR}, {"dram_store", t.dram_store * SECTOR},
                       {"launch_dram_load", of_launch(kernel, &Totals::dram_load) * SECTOR},
                       {"launch_dram_store", of_launch(kernel, &Totals::dram_store) * SECTOR},
-                      {"launch_l2", (of_launch(kernel, &Totals::l2_load) + of_launch(kernel, &Totals::l2_store)) * SECTOR},
+                      {"launch_l2", SECTOR * (of_launch(kernel, &Totals::l2_load) +
+                                              of_launch(kernel, &Totals::l2_store))},
                       {"launch_shared_wavefronts", of_launch(kernel, &Totals::wavefronts)},
                       {"launch_tensor_flops", of_launch(kernel, &Totals::flops)},
                       {"launch_special", of_launch(kernel, &Totals::special)}};
@@ -1334,8 +1344,9 @@ json Recorder::to_json(const Kernel& kernel) const
     for (const auto& [key, r] : kernel.races) {
         const Site &mine = kernel.sites[r.site], &other = kernel.sites[r.other_site];
         const auto [array, address] = place(r.space, r.address);
-        races.push_back({{"memory", r.space == Space::SHARED ? "shared" : "global"}, {"array", array}, {"address", address},
-                         {"stack", stack(r.site)}, {"access", name(r.access)}, {"by", BY_NAMES[static_cast<int>(mine.by)]},
+        races.push_back({{"memory", r.space == Space::SHARED ? "shared" : "global"}, {"array", array},
+                         {"address", address}, {"stack", stack(r.site)}, {"access", name(r.access)},
+                         {"by", BY_NAMES[static_cast<int>(mine.by)]},
                          {"thread", r.thread}, {"block", r.block}, {"other_stack", stack(r.other_site)},
                          {"other_access", name(r.other_access)}, {"other_by", BY_NAMES[static_cast<int>(other.by)]},
                          {"other_thread", r.other_actor < kernel.threads() ? static_cast<int>(r.other_actor) : -1},
@@ -1347,7 +1358,8 @@ json Recorder::to_json(const Kernel& kernel) const
                              {"address", address}, {"count", u.count}});
     }
     for (const auto& [key, count] : kernel.syncs)
-        syncs.push_back({{"name", std::get<0>(key)}, {"stack", stack_of(std::get<1>(key), std::get<2>(key))}, {"count", count}});
+        syncs.push_back({{"name", std::get<0>(key)}, {"stack", stack_of(std::get<1>(key), std::get<2>(key))},
+                         {"count", count}});
     all["sites"] = sites;
     all["races"] = races;
     all["uninitialised"] = unwritten;
@@ -1361,7 +1373,8 @@ void Recorder::write(const std::string& ended)
     is_written_ = true;
     if (std::exchange(recording, false)) give_up_block();
     const std::string program = std::filesystem::read_symlink("/proc/self/exe");
-    json all = {{"program", program}, {"card", card_->key}, {"ended", ended}, {"kernels", json::array()}, {"matmuls", json::array()},
+    json all = {{"program", program}, {"card", card_->key}, {"ended", ended}, {"kernels", json::array()},
+                {"matmuls", json::array()},
                 {"copies", json::array()}, {"sequence", json::array()}};
     for (const auto& kernel : kernels_) all["kernels"].push_back(to_json(*kernel));
     for (const auto& [p, launches] : products_)
@@ -1449,7 +1462,10 @@ unsigned box_issued(const void* barrier, const void* site)
     if_recording([&] { result = recorder.box_issued(barrier, number(site)); });
     return result;
 }
-void box_part(unsigned box, const void* to, const void* from) { if_recording([&] { recorder.box_part(box, to, from); }); }
+void box_part(unsigned box, const void* to, const void* from)
+{
+    if_recording([&] { recorder.box_part(box, to, from); });
+}
 void box_landed(unsigned box) { if_recording([&] { recorder.box_landed(box); }); }
 unsigned wgmma_issued(unsigned warp, uint64_t flops, const void* site)
 {

@@ -1,4 +1,5 @@
-// For each 16 bytes of memory: which of them were touched, and by which accesses that a later one may have to come after.
+// For each 16 bytes of memory: which of them were touched, and by which accesses that a later one may have to come
+// after.
 //
 // Two accesses race when they touch a byte in common, are made by different actors, at least one of them writes, not
 // both are atomic, and what the later one's maker knows does not cover the earlier one. An access is forgotten when a
