@@ -325,7 +325,7 @@ inspect: $(INSPECT_DIR)/recorder.o
 	@mkdir -p $(dir $(MINE)) runs/inspect
 	@sources=$$($(PYTHON) dev/inspect/rewrite.py $(FILE) -o $(MINE).cpp $(filter -I% -D%,$(CPPFLAGS))) || exit 2; \
 	for source in $$sources; do \
-	    $(CXX) $(CPU_FLAGS) $(INSPECT_FLAGS) $(INSPECT_INLINE) -include cuda_runtime.h $(USER_CXX) -c $$source -o $$source.o || exit 2; \
+	    $(CXX) $(CPU_FLAGS) $(INSPECT_FLAGS) $(INSPECT_INLINE) -w -include cuda_runtime.h $(USER_CXX) -c $$source -o $$source.o || exit 2; \
 	done; \
 	$(CXX) -no-pie -fopenmp $$(printf '%s.o ' $$sources) $(INSPECT_DIR)/recorder.o -o $(MINE) $(LDFLAGS) $(CPU_LIBS)
 	@rm -f $(MINE).registers; $(if $(NVCC),$(PYTHON) dev/inspect/registers.py $(FILE) --nvcc $(NVCC) --card $(CARD) \

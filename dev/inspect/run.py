@@ -20,7 +20,7 @@ import time
 sys.dont_write_bytecode = True
 from cards import CARDS
 from results import read_json
-from symbols import Mistake
+from symbols import Mistake, bare_name, demangled
 import barriers
 import report
 
@@ -87,7 +87,9 @@ def run_program(command, settings, log, show_progress=True):
         if not line.startswith("inspect: "):
             (output or sys.stderr).write(line)
         elif show_progress:
-            text = f"{time.time() - start:4.0f} s  looks at {line[9:].strip()}"
+            name = line[9:].strip()
+            name = bare_name(demangled([name])[name]) if name.startswith("_Z") else name
+            text = f"{time.time() - start:4.0f} s  looks at {name}"
             print(f"\r{text:<70}" if sys.stderr.isatty() else text, end="" if sys.stderr.isatty() else "\n",
                   file=sys.stderr, flush=True)
     code = process.wait()
@@ -116,13 +118,15 @@ def parse_options():
     parser.add_argument("program", help="built to be inspected")
     parser.add_argument("--step", action="store_true", help="the program is train_gpt: one step of it; only a few "
                         "blocks of each kernel are run. The arguments are options of train_gpt")
-    parser.add_argument("--sources", nargs="*", default=[], metavar="BUILT=FILE", help="files as compiled, and the user's")
+    parser.add_argument("--sources", nargs="*", default=[], metavar="BUILT=FILE",
+                        help="files as compiled, and the user's")
     parser.add_argument("--card", default="h100", choices=CARDS)
     parser.add_argument("--kernel", metavar="NAME", help="only those with this in their name or range, line by line")
     parser.add_argument("--json", metavar="FILE", help="the figures for other programs")
     parser.add_argument("--html", metavar="FILE", help="the page to write")
     parser.add_argument("--registers", metavar="FILE", help="of registers.py")
-    parser.add_argument("--check", action="store_true", help="exit code 1 where something is worse than allowances.json")
+    parser.add_argument("--check", action="store_true",
+                        help="exit code 1 where something is worse than allowances.json")
     parser.add_argument("--barriers", action="store_true", help="forgets each barrier in turn")
     parser.add_argument("--seconds", type=int, default=0, help="then the program is ended; 0: it ends by itself")
     words = sys.argv[1:]
@@ -159,7 +163,9 @@ def inspect(options):
             if os.path.exists(again):
                 os.remove(again)
             code = run_program(command, environment(options, again, **settings), f"{again}.log", show_progress=False)
-            return read_json(again, "recording") if os.path.exists(again) else {"kernels": [], "ended": f"exit code {code}"}
+            if not os.path.exists(again):
+                return {"kernels": [], "ended": f"exit code {code}"}
+            return read_json(again, "recording")
         return barriers.report(raw, run_again)
     for name in ("kernel", "json", "html", "registers"):
         if getattr(options, name):
