@@ -1028,6 +1028,7 @@ void Recorder::fence()
 {
     me().released = together({moment_of(current_)}, actors());
     me().own++;
+    me().registers.forget_all();
 }
 
 void Recorder::proxy_fence()
@@ -1035,6 +1036,7 @@ void Recorder::proxy_fence()
     kernel_->counts["fence.proxy.async"]++;
     me().fenced = together(me().fenced, together({moment_of(current_)}, actors()));
     me().own++;
+    me().registers.forget_all();
 }
 
 Sync& Recorder::sync_of(const void* barrier)
@@ -1071,6 +1073,7 @@ void Recorder::arrived(const void* barrier, uintptr_t pc)
     sync.arriving_passed = together(sync.arriving_passed, together({{me().passed, current_, me().step}}, actors()));
     me().own++;
     me().step++;
+    me().registers.forget_all();
 }
 
 // With it the copies that the phase counts have landed.

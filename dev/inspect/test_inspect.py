@@ -235,6 +235,7 @@ def test_registers(case, found):
     claim_equal((found("again_after_a_store", "before"), found("again_after_a_store", "after")), ((1, 4, 4), (1, 4, 4)),
                 "in two lines with a store between: in both")
     claim_equal(found("again_after_a_barrier"), (3, 12, 12), "in a loop with a barrier: each time")
+    claim_equal(found("again_after_a_fence"), (3, 12, 12), "... with a __threadfence")
 
 
 def test_caches(case):
