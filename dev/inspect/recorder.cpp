@@ -1037,6 +1037,7 @@ void Recorder::fence()
 {
     me().released = together({moment_of(current_)}, actors());
     me().own++;
+    me().registers.forget_all();
 }
 
 void Recorder::proxy_fence()
@@ -1044,6 +1045,7 @@ void Recorder::proxy_fence()
     kernel_->counts["fence.proxy.async"]++;
     me().fenced = together(me().fenced, together({moment_of(current_)}, actors()));
     me().own++;
+    me().registers.forget_all();
 }
 
 Sync& Recorder::sync_of(const void* barrier)
@@ -1080,6 +1082,7 @@ void Recorder::arrived(const void* barrier, uintptr_t pc)
     sync.arriving_passed = together(sync.arriving_passed, together({{me().passed, current_, me().step}}, actors()));
     me().own++;
     me().step++;
+    me().registers.forget_all();
 }
 
 // With it the copies that the phase counts have landed.

@@ -166,6 +166,16 @@ __global__ void again_after_a_barrier(float* out, const float* a)
     }
     out[i] = sum;
 }
+__global__ void again_after_a_fence(float* out, const float* a)
+{
+    const unsigned i = threadIdx.x;
+    float sum = 0;
+    for (int n = 0; n < 3; n++) {
+        sum += a[i];                                  // loads
+        __threadfence();
+    }
+    out[i] = sum;
+}
 
 // ---- caches
 
@@ -254,6 +264,7 @@ int main()
     again_after_shared_stores<<<1, 32, 1024>>>(out, in, 3);
     again_after_a_store<<<1, 32>>>(out, in);
     again_after_a_barrier<<<1, 32>>>(out, in);
+    again_after_a_fence<<<1, 32>>>(out, in);
 
     row_twice<<<1, 32>>>(out, in);
     long_row_twice<<<1, 256>>>(out, in);
