@@ -957,8 +957,9 @@ inline void run_watched_grid(const Launch& launch)
     static const bool told = (tell_shared_memory(), true);
     static_cast<void>(told);
     const dim3 g = launch.grid, b = launch.block;
-    watch::begin_launch({launch.kernel, StaticShared::of_program().name_of(launch.kernel), launch.name, launch.variant, {g.x, g.y, g.z}, {b.x, b.y, b.z}, launch.shared_bytes,
-                         StaticShared::of_program().bytes_of(launch.kernel), launch_bound(launch.kernel, 0)});
+    watch::begin_launch({launch.kernel, StaticShared::of_program().name_of(launch.kernel), launch.name, launch.variant,
+                         {g.x, g.y, g.z}, {b.x, b.y, b.z}, launch.shared_bytes,
+                         StaticShared::of_program().bytes_of(launch.kernel)});
     begin(launch);
     for (uint64_t i = 0, blocks = uint64_t{g.x} * g.y * g.z; i < blocks; i++) {
         const watch::Run run = watch::next_block();

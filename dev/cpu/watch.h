@@ -30,7 +30,7 @@ struct LaunchShape {
     const char* range;    // the innermost NVTX range
     uint64_t variant;     // of its arguments: which pointers are null, and whole numbers
     unsigned grid[3], block[3];
-    size_t dynamic_shared, static_shared, launch_bound;
+    size_t dynamic_shared, static_shared;
 };
 
 // A product as cuBLASLt was asked for it: out (m, n) = a (m, k) b (k, n).

@@ -1320,7 +1320,7 @@ json Recorder::to_json(const Kernel& kernel) const
 {
     json all = {{"symbol", kernel.symbol}, {"range", kernel.range}, {"grid", kernel.shape.grid},
                 {"block", kernel.shape.block}, {"dynamic_shared", kernel.shape.dynamic_shared},
-                {"static_shared", kernel.shape.static_shared}, {"launch_bound", kernel.shape.launch_bound},
+                {"static_shared", kernel.shape.static_shared},
                 {"launches", kernel.launches}, {"recorded_blocks", kernel.recorded_blocks},
                 {"blocks", kernel.blocks()}, {"threads", kernel.threads()}, {"counts", kernel.counts},
                 {"tensor_flops", kernel.totals.flops}};
