@@ -364,7 +364,7 @@ build/kernels/cpu-$(PRECISION)/%: dev/kernels/%.cu dev/kernels/study.h train_gpt
 kernels: $(STUDY_PROGRAMS)
 	@status=0; for program in $^; do \
 	    echo "== $$program"; \
-	    OMP_NUM_THREADS=1 INSPECT_OUT=$$program.json $$program $(if $(MARKDOWN),--markdown $(MARKDOWN)) || { status=1; \
+	    OMP_NUM_THREADS=1 INSPECT_MODE=few INSPECT_OUT=$$program.json $$program $(if $(MARKDOWN),--markdown $(MARKDOWN)) || { status=1; \
 	        [ ! -s $$program.json ] || $(PYTHON) dev/inspect/report.py $$program.json; }; \
 	done; exit $$status
 

@@ -10,8 +10,8 @@
 // Map: places in memory · call stacks and sites · kernels · threads · races · requests · launches and blocks ·
 // what orders · instructions of PTX · the file · what the compiler calls
 //
-// Environment: INSPECT_OUT (the file), INSPECT_MODE (sample: only a few blocks run; whole: all run, a few are recorded;
-// all: all are recorded), INSPECT_KERNEL (only those whose name has this in it), INSPECT_EXCEPT (ranges that are not),
+// Environment: INSPECT_OUT (the file), INSPECT_MODE (sample: only a few blocks run; few: all run, a few are recorded;
+// whole: many are, which is what a program gets; all), INSPECT_KERNEL (only those whose name has this in it), INSPECT_EXCEPT (ranges that are not),
 // INSPECT_SECONDS (after which the program is ended), INSPECT_LEAVE_OUT (addresses of barriers that are to be
 // forgotten), INSPECT_PROGRESS (says on stderr what it looks at).
 #define CUDA_CPU_INSPECT
@@ -404,7 +404,7 @@ public:
     void waited(const void* barrier, unsigned parity, uintptr_t pc);
 
 private:
-    enum class Mode { SAMPLE, WHOLE, ALL };
+    enum class Mode { SAMPLE, FEW, WHOLE, ALL };
 
     // What a moment may race with, and what it leaves behind.
     struct Made {
@@ -819,7 +819,7 @@ void Recorder::open()
     card_ = cuda_cpu::card() != nullptr ? cuda_cpu::card() : cuda_cpu::find_card("h100");
     const auto setting = [](const char* name) { return std::string(getenv(name) != nullptr ? getenv(name) : ""); };
     const std::string mode = setting("INSPECT_MODE");
-    mode_ = mode == "sample" ? Mode::SAMPLE : mode == "all" ? Mode::ALL : Mode::WHOLE;
+    mode_ = mode == "sample" ? Mode::SAMPLE : mode == "few" ? Mode::FEW : mode == "all" ? Mode::ALL : Mode::WHOLE;
     only_ = setting("INSPECT_KERNEL");
     std::istringstream names(setting("INSPECT_EXCEPT"));
     for (std::string name; names >> name;) except_.insert(name);
@@ -878,7 +878,7 @@ Run Recorder::next_block()
     if (mode_ == Mode::ALL || number == 0) return Run::RECORDED;
     const LaunchShape& shape = kernel_->shape;
     const uint64_t row = shape.grid[1] * shape.grid[2] > 1 ? shape.grid[0] : 1;
-    const Enough& limit = mode_ == Mode::SAMPLE ? IN_A_STEP : IN_A_PROGRAM;
+    const Enough& limit = mode_ == Mode::WHOLE ? IN_A_PROGRAM : IN_A_STEP;
     const bool row_is_done = number % row == 0;
     const bool enough = number >= std::min(limit.blocks, 2 * row + 6) && row_is_done &&
                         kernel_->accesses >= limit.accesses;
