@@ -11,9 +11,9 @@
 // what orders · instructions of PTX · the file · what the compiler calls
 //
 // Environment: INSPECT_OUT (the file), INSPECT_MODE (sample: only a few blocks run; few: all run, a few are recorded;
-// whole: many are, which is what a program gets; all), INSPECT_KERNEL (only those whose name has this in it), INSPECT_EXCEPT (ranges that are not),
-// INSPECT_SECONDS (after which the program is ended), INSPECT_LEAVE_OUT (addresses of barriers that are to be
-// forgotten), INSPECT_PROGRESS (says on stderr what it looks at).
+// whole: many are, which is what a program gets; all), INSPECT_KERNEL (only those whose name has this in it),
+// INSPECT_EXCEPT (ranges that are not), INSPECT_SECONDS (after which the program is ended), INSPECT_LEAVE_OUT (addresses
+// of barriers that are to be forgotten), INSPECT_PROGRESS (says on stderr what it looks at).
 #define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
 
