@@ -62,6 +62,7 @@ void end_block();
 void product(const Product& product);
 void copied(const char* kind, size_t bytes);       // a copy, or a memset
 Figures take_figures();                            // since this was asked last
+void look(bool at_launches);                       // from now on; at first they are looked at
 bool only_counts();                                // products, and what is long, are not done but counted
 void dying(const char* why);                       // the program ends now
 

@@ -356,6 +356,7 @@ struct WgmmaProduct {
 class Recorder {
 public:
     bool recording = false;
+    bool looks = true;   // at the launches that come
     Memory memory;
     Stacks stacks;
 
@@ -857,7 +858,7 @@ void Recorder::begin_launch(const LaunchShape& shape)
     const bool is_excepted = except_.count(kernel_->range) > 0;
     const bool is_wanted = is_excepted ? false : only_.empty() || kernel_->range.find(only_) != std::string::npos ||
                            kernel_->symbol.find(only_) != std::string::npos;
-    records_launch_ = is_wanted && (mode_ == Mode::ALL || !kernel_->recorded);
+    records_launch_ = looks && is_wanted && (mode_ == Mode::ALL || !kernel_->recorded);
     next_block_ = 0;
     if (!records_launch_) return;
     kernel_->recorded = true;
@@ -1407,6 +1408,7 @@ void begin_block(uint64_t block) { recorder.begin_block(block); }
 void end_block() { recorder.end_block(); }
 void product(const Product& product) { recorder.product(product); }
 Figures take_figures() { return recorder.take_figures(); }
+void look(bool at_launches) { recorder.looks = at_launches; }
 void copied(const char* kind, size_t bytes) { recorder.copied(kind, bytes); }
 bool only_counts() { return getenv("INSPECT_MODE") != nullptr && strcmp(getenv("INSPECT_MODE"), "sample") == 0; }
 void dying(const char* why) { recorder.write(why); }

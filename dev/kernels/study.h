@@ -185,9 +185,11 @@ Floor flops(double n) { return {Bound::COMPUTE, n}; }
 #ifdef CUDA_CPU_INSPECT
 using Traffic = cuda_cpu::watch::Figures;
 Traffic take_traffic() { return cuda_cpu::watch::take_figures(); }
+void count_traffic(bool wanted) { cuda_cpu::watch::look(wanted); }
 #else
 struct Traffic { double sectors, least_sectors, wavefronts, least_wavefronts, memory_bytes; uint64_t hazards; };
 Traffic take_traffic() { return {}; }
+void count_traffic(bool) {}
 #endif
 
 struct Row { std::string step; double seconds = 0, of_limit = 0; Traffic traffic = {}; };
@@ -257,7 +259,8 @@ public:
         if (rows.size() < number) rows.push_back({format("%zu %s", number, name.c_str())});
         for (auto& array : arrays_) array->restore();
         study_.turn = 0;
-        take_traffic();   // what came before is no matter of this step
+        count_traffic(study_.timing);   // at the size for the table
+        take_traffic();                 // what came before is no matter of this step
         work();
         check(cudaStreamSynchronize(device.stream), name.c_str());
         rows[number - 1].traffic = take_traffic();
