@@ -156,9 +156,11 @@ GPU_TESTS  := build/test/gpu-fp32/test_gpt build/test/gpu-bf16/test_gpt
 LOGS := $(addsuffix .log,$(TESTS) $(ASAN_TESTS) $(GPU_TESTS))
 $(LOGS): %.log: % FORCE
 	@echo "== $<"; OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive \
-	$(TEST_RUNNER) $< $(if $(ONLY),--only '$(ONLY)') 2>&1 | tee $@; \
+	$(TEST_RUNNER) $< $(if $(or $(ONLY),$(PARTS)),--only '$(or $(ONLY),$(PARTS))') 2>&1 | tee $@; \
 	echo "exit code $${PIPESTATUS[0]}" >> $@
 $(addsuffix .log,$(ASAN_TESTS)): export ASAN_OPTIONS = detect_leaks=0
+# The command line is the same in both precisions: the one in BF16 runs it.
+build/asan/fp32-32/test_gpt.log: PARTS = $(CARD_PARTS)
 $(addsuffix .log,$(ASAN_TESTS)): export UBSAN_OPTIONS = print_stacktrace=1
 # The tests on cards that dev/cpu pretends to be: their limits, and work that is put off. Everything on the first of
 # them, on the others what depends on the card.
