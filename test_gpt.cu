@@ -320,21 +320,27 @@ void test_add_partials() {
     for_each_gradient_type([&](auto type) {
         using G = decltype(type);
         for (int C : CHANNELS)
-            for (size_t count : {1, 2, 9, 70}) {   // fewer and more than a block has warps
+            for (size_t count : {1, 2, 9, 170}) {   // fewer and more than a block has rows of threads
                 trial.at("%zu partials of %d columns", count, C);
-                const Values old = random_values<G>(C), partials = random_values<float>(count * C);
+                const Values old = random_values<G>(3 * C), partials = random_values<float>(3 * count * C);
                 const auto out = trial.run([&] {
                     const DeviceArray<G> g(old);
                     const DeviceArray<float> p(partials);
-                    add_partials(grad(g), p, count, C);
+                    G* to = g;
+                    add_partials({{to + C, grad(g).dtype}}, p + count * C, count, C);
+                    add_partials({{to + 2 * C, grad(g).dtype}, grad(g)}, p, count, C);
                     return Outputs{g.download()};
                 });
                 Numbers expected = numbers(old);
-                for (size_t i = 0; i < partials.size(); i++) expected[i % C] += partials[i];
-                trial.compare<G>("grad", out[0], expected);
+                for (size_t i = 0; i < count * C; i++) {
+                    expected[C + i % C] += partials[count * C + i];
+                    expected[2 * C + i % C] += partials[i];
+                    expected[i % C] += partials[count * C + i];
+                }
+                trial.compare<G>("grads", out[0], expected);
             }
     });
-    trial.report("grad += sums");
+    trial.report("one or several grads += sums");
 }
 
 // ==== embedding ==============================================================
@@ -428,6 +434,10 @@ void test_embedding_backward() {
             for (int T : {1, 5, 33})
                 for (int B : {1, 3}) try_embedding_backward<G>(trial, B, T, C, random_tokens(B * T), B == 1);
         try_embedding_backward<G>(trial, 2, 8, 48, Values(16, TEST_VOCAB - 1), false);   // one run
+        Values tokens = random_tokens(3 * 70);   // and runs that a block's warps share, one of exactly as many
+        std::fill(tokens.begin(), tokens.begin() + LONG_RUN, TEST_VOCAB - 1);
+        for (size_t n = LONG_RUN; n < tokens.size(); n += 2) tokens[n] = n % 3;
+        for (int C : {16, 272}) try_embedding_backward<G>(trial, 3, 70, C, tokens, true);
     });
     trial.report("dwte and dwpe += sums");
 }
@@ -522,24 +532,31 @@ void try_layernorm_forward(Trial& trial, size_t N, int C, bool adds) {
     trial.compare<float>("rstd", out[3], expected.rstd);
 }
 
-template <typename G> void try_layernorm_backward(Trial& trial, size_t N, int C) {
-    trial.at("N %zu, C %d", N, C);
+// What comes in as dinp, dw, db and dbias is added to; dbias is left out where there is no such bias.
+template <typename G> void try_layernorm_backward(Trial& trial, size_t N, int C, bool biased) {
+    trial.at("N %zu, C %d%s", N, C, biased ? ", dbias" : "");
     const Values inp = layernorm_inputs(N, C), w = random_values<floatX>(C), dout = random_values<floatX>(N * C);
     const LayerNormResult forward = layernorm_loop(inp, w, w);
     const Values mean = values_stored_as<float>(forward.mean), rstd = values_stored_as<float>(forward.rstd);
     const Values dinp = random_values<floatX>(N * C), dw = random_values<G>(C), db = random_values<G>(C);
+    const Values dbias = random_values<G>(C);
     const auto out = trial.run([&] {
         const DeviceArray<floatX> d_dinp(dinp), d_dout(dout), d_inp(inp), d_w(w);
-        const DeviceArray<G> d_dw(dw), d_db(db);
-        const DeviceArray<float> d_mean(mean), d_rstd(rstd), partials(2 * partial_blocks(N) * C);
-        layernorm_backward(d_dinp, grad(d_dw), grad(d_db), partials, d_dout, d_inp, d_w, d_mean, d_rstd, N, C);
-        return Outputs{d_dinp.download(), d_dw.download(), d_db.download()};
+        const DeviceArray<G> d_dw(dw), d_db(db), d_dbias(dbias);
+        const DeviceArray<float> d_mean(mean), d_rstd(rstd), partials(3 * partial_blocks(N) * C);
+        layernorm_backward(d_dinp, grad(d_dw), grad(d_db), biased ? grad(d_dbias) : Grad{}, partials, d_dout, d_inp,
+                           d_w, d_mean, d_rstd, N, C);
+        return Outputs{d_dinp.download(), d_dw.download(), d_db.download(), d_dbias.download()};
     });
     LayerNormGradients expected = {numbers(dinp), numbers(dw), numbers(db)};
     layernorm_backward_loop(expected, dout, inp, w, mean, rstd);
     trial.compare<floatX>("dinp", out[0], expected.dinp);
     trial.compare<G>("dw", out[1], expected.dw);
     trial.compare<G>("db", out[2], expected.db);
+    if (!biased) return trial.equal("dbias", out[3], dbias);
+    Numbers sums = numbers(dbias);
+    for (size_t i = 0; i < N * C; i++) sums[i % C] += out[0][i];   // dinp as it was stored
+    trial.compare<G>("dbias", out[3], sums);
 }
 
 void test_layernorm() {
@@ -549,15 +566,19 @@ void test_layernorm() {
         for (int C : CHANNELS) {
             try_layernorm_forward(forward, N, C, false);
             try_layernorm_forward(forward, N, C, true);
-            for_each_gradient_type([&](auto type) { try_layernorm_backward<decltype(type)>(backward, N, C); });
+            for (bool biased : {false, true})
+                for_each_gradient_type([&](auto type) { try_layernorm_backward<decltype(type)>(backward, N, C, biased); });
         }
-    // Shared memory for fewer warps to a block, and for one only, where a card has so much; several rows to a warp.
-    const std::pair<size_t, int> wide[] = {{70, 3328}, {35, 16384}};
-    for (const auto& [N, C] : wide)
-        if (layernorm_warp_shared(C) <= device.properties.sharedMemPerBlockOptin)
-            try_layernorm_backward<float>(backward, N, C);
+    // Several packs to a thread, and as many as shared memory has room for, where a card has so much; in forward,
+    // shared memory for fewer warps to a block, and for one only.
+    const std::pair<size_t, int> wide[] = {{70, 4112}, {35, 16384}};
+    for (const auto& [N, C] : wide) {
+        try_layernorm_forward(forward, N, C, true);
+        if (layernorm_shared(C) <= device.properties.sharedMemPerBlockOptin)
+            try_layernorm_backward<float>(backward, N, C, true);
+    }
     forward.report("res, out, mean and rstd, with and without add,");
-    backward.report("dinp, dw and db, each added to,");
+    backward.report("dinp, dw, db and dbias, each added to,");
 }
 
 // ==== bias ===================================================================
@@ -964,6 +985,7 @@ void test_cross_entropy() {
         try_cross_entropy(trial, N, 1000, 1024);
     }
     try_cross_entropy(trial, 3, 50257, 50304);
+    try_cross_entropy(trial, 3, 60000, 60032);   // a row that no card keeps in shared memory
     trial.report("losses and dlogits, none of it from or in the padding,");
 
     Trial sums("add_losses");
@@ -1196,35 +1218,31 @@ void test_matmul_backward_input() {
     gelu.report("dinp");
 }
 
-template <typename G> void try_matmul_backward_parameters(Trial& trial, size_t N, size_t C, size_t OC) {
+template <typename G> void try_matmul_backward_weight(Trial& trial, size_t N, size_t C, size_t OC) {
     trial.at("N %zu, C %zu, OC %zu", N, C, OC);
-    const Values dout = random_values<floatX>(N * OC), inp = random_values<floatX>(N * C);
-    const Values dw = random_values<G>(C * OC), db = random_values<G>(OC);
+    const Values dout = random_values<floatX>(N * OC), inp = random_values<floatX>(N * C), dw = random_values<G>(C * OC);
     const auto got = trial.run([&] {
-        const DeviceArray<G> d_dw(dw), d_db(db);
+        const DeviceArray<G> d_dw(dw);
         const DeviceArray<floatX> d_dout(dout), d_inp(inp);
-        const DeviceArray<float> partials(partial_blocks(N) * OC);
-        matmul_backward_parameters(grad(d_dw), grad(d_db), partials, d_dout, d_inp, N, C, OC);
-        return Outputs{d_dw.download(), d_db.download()};
+        matmul_backward_weight(grad(d_dw), d_dout, d_inp, N, C, OC);
+        return Outputs{d_dw.download()};
     });
-    Numbers w = numbers(dw), b = numbers(db);
+    Numbers w = numbers(dw);
     for (size_t i = 0; i < C * OC; i++)
         for (size_t n = 0; n < N; n++) w[i] += Number(inp[n * C + i / OC]) * dout[n * OC + i % OC];
-    for (size_t i = 0; i < N * OC; i++) b[i % OC] += dout[i];
     trial.compare<G>("dw", got[0], w);
-    trial.compare<G>("db", got[1], b);
 }
 
-void test_matmul_backward_parameters() {
-    Trial trial("matmul_backward_parameters");
+void test_matmul_backward_weight() {
+    Trial trial("matmul_backward_weight");
     for (const auto& [N, C, OC] : matmul_sizes()) {
         for_each_gradient_type([&, N = N, C = C, OC = OC](auto type) {
             // A product of FP32 matrices has no BF16 result.
             if (FLOATX == DType::FP32 && std::is_same_v<decltype(type), __nv_bfloat16>) return;
-            try_matmul_backward_parameters<decltype(type)>(trial, N, C, OC);
+            try_matmul_backward_weight<decltype(type)>(trial, N, C, OC);
         });
     }
-    trial.report("dw and db, both added to,");
+    trial.report("dw, added to,");
 }
 
 // ==== all kernels ============================================================
@@ -1595,7 +1613,7 @@ void test_shared_memory_of_cards() {
             return error.what();
         }
     };
-    const size_t needed = layernorm_warp_shared(s.config.channels);
+    const size_t needed = layernorm_shared(s.config.channels);
     const std::string less = refusal(needed - 1), enough = refusal(needed);
     device.properties.sharedMemPerBlockOptin = usual;
     claim(less.find("16384 channels") == 0 && less.find(format("%zu", needed - 1)) != less.npos && enough.empty(),
@@ -3101,7 +3119,7 @@ void test_kernels() {
     test("kernels: fill and round", test_fill_and_round);
     test("kernels: matmul forward", test_matmul_forward);
     test("kernels: matmul backward input", test_matmul_backward_input);
-    test("kernels: matmul backward parameters", test_matmul_backward_parameters);
+    test("kernels: matmul backward weight", test_matmul_backward_weight);
 }
 
 void test_model() {

@@ -60,6 +60,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <map>
 #include <memory>
@@ -168,12 +169,16 @@ const char* name_of(DType dtype) { return dtype == DType::FP32 ? "fp32" : "bf16"
 // WARP_SIZE is 32, the GPU's. The CPU build that people run sets it to 1: then a warp is one thread
 // and a block is one warp, shuffles and barriers vanish, and each row is a plain loop over wider
 // packs. No kernel below may know which it is: lanes stride by WARP_SIZE, threads by blockDim.x.
+//
+// What is FP32 whatever floatX is (gradients, the optimizer's state, partial sums) moves in packs of its own:
+// eight floats of a lane would be two accesses that each use half of every 32 bytes they touch.
 
 #ifndef WARP_SIZE
 #define WARP_SIZE 32
 #endif
 
 constexpr int PACK = WARP_SIZE == 1 ? 16 : 16 / sizeof(floatX);
+constexpr int PACK_FP32 = WARP_SIZE == 1 ? 16 : 16 / sizeof(float);
 constexpr int BLOCK_WARPS = WARP_SIZE == 1 ? 1 : 8;
 constexpr int BLOCK = BLOCK_WARPS * WARP_SIZE;   // threads of a block, unless a launcher says otherwise
 
@@ -183,6 +188,13 @@ template <typename T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N :
 
 template <typename T, int N> __device__ __forceinline__ void load(float (&x)[N], const T* from) {
     const RawPack<T, N> raw = *reinterpret_cast<const RawPack<T, N>*>(from);
+    for (int k = 0; k < N; k++) x[k] = static_cast<float>(raw.v[k]);
+}
+
+// The same, and leaves a copy of the pack as it was.
+template <typename T, int N> __device__ __forceinline__ void load_and_keep(float (&x)[N], T* copy, const T* from) {
+    const RawPack<T, N> raw = *reinterpret_cast<const RawPack<T, N>*>(from);
+    *reinterpret_cast<RawPack<T, N>*>(copy) = raw;
     for (int k = 0; k < N; k++) x[k] = static_cast<float>(raw.v[k]);
 }
 
@@ -197,6 +209,7 @@ __device__ __forceinline__ float rounded(float x) { return static_cast<float>(st
 
 // Where a maximum starts: below every logit, yet finite, as (-inf) - (-inf) must not occur.
 constexpr float LOWEST = -3.0e38f;
+constexpr float LOG2E = 1.4426950408889634f;   // e^x = 2^(x LOG2E), and powers of 2 are what a GPU computes
 
 constexpr unsigned FULL_WARP = 0xffffffffu;
 
@@ -207,9 +220,9 @@ __device__ __forceinline__ float warp_sum(float x) {
 
 // Sums over rows are kept per place in the pack, and added up at the end: independent sums keep both
 // a GPU's pipelines and a CPU's vector units busy.
-__device__ __forceinline__ float warp_sum(const float (&x)[PACK]) {
+template <int N> __device__ __forceinline__ float warp_sum(const float (&x)[N]) {
     float sum = 0;
-    for (int k = 0; k < PACK; k++) sum += x[k];
+    for (int k = 0; k < N; k++) sum += x[k];
     return warp_sum(sum);
 }
 
@@ -242,6 +255,33 @@ __device__ __forceinline__ float block_max(float x) { return block_reduce<warp_m
 __device__ __forceinline__ float* dynamic_shared() {
     extern __shared__ __align__(1024) float4 dynamic_shared_memory[];
     return reinterpret_cast<float*>(dynamic_shared_memory);
+}
+
+// A row of C floats in shared memory, by packs: the one at column i is PACK / PACK_FP32 pieces, each of which lies
+// beside its neighbours' pieces, so that no two lanes meet in a bank.
+__device__ __forceinline__ float* piece_of(float* row, int piece, int i, int C) {
+    constexpr int PIECES = PACK / PACK_FP32;
+    return row + piece * (C / PIECES) + i / PIECES;
+}
+__device__ __forceinline__ void load_pieces(float (&x)[PACK], float* row, int i, int C) {
+    for (int first = 0; first < PACK; first += PACK_FP32) {
+        float piece[PACK_FP32];
+        load(piece, piece_of(row, first / PACK_FP32, i, C));
+        for (int k = 0; k < PACK_FP32; k++) x[first + k] = piece[k];
+    }
+}
+__device__ __forceinline__ void store_pieces(float* row, const float (&x)[PACK], int i, int C) {
+    for (int first = 0; first < PACK; first += PACK_FP32) {
+        float piece[PACK_FP32];
+        for (int k = 0; k < PACK_FP32; k++) piece[k] = x[first + k];
+        store(piece_of(row, first / PACK_FP32, i, C), piece);
+    }
+}
+__device__ __forceinline__ void add_pieces(float* row, const float (&x)[PACK], int i, int C) {
+    float sum[PACK];
+    load_pieces(sum, row, i, C);
+    for (int k = 0; k < PACK; k++) sum[k] += x[k];
+    store_pieces(row, sum, i, C);
 }
 
 // ==== recording ==============================================================
@@ -380,14 +420,18 @@ __device__ __forceinline__ size_t warp_row() {
 __device__ __forceinline__ int lane_start() { return threadIdx.x % WARP_SIZE * PACK; }
 constexpr int LANE_STRIDE = WARP_SIZE * PACK;
 
+// The same where the packs are of FP32.
+__device__ __forceinline__ int fp32_lane_start() { return threadIdx.x % WARP_SIZE * PACK_FP32; }
+constexpr int FP32_STRIDE = WARP_SIZE * PACK_FP32;
+
 // Elementwise kernels: a block owns SPAN consecutive elements, its threads take packs in turn.
 constexpr size_t SPAN = 4096;
 unsigned span_blocks(size_t n) { return static_cast<unsigned>(ceil_div(n, SPAN)); }
 
 struct Span { size_t begin, end, stride; };
-__device__ __forceinline__ Span my_span(size_t n) {
+__device__ __forceinline__ Span my_span(size_t n, size_t pack = PACK) {
     const size_t first = blockIdx.x * SPAN, last = first + SPAN;
-    return {first + threadIdx.x * PACK, last < n ? last : n, static_cast<size_t>(blockDim.x) * PACK};
+    return {first + threadIdx.x * pack, last < n ? last : n, blockDim.x * pack};
 }
 
 // A place in the gradients, which are FP32 or BF16 as --grad-dtype says.
@@ -401,6 +445,8 @@ template <typename F> void with_type(Grad grad, F f) {
     if (grad.dtype == DType::FP32) f(static_cast<float*>(grad.data));
     else f(static_cast<__nv_bfloat16*>(grad.data));
 }
+
+#include "dev/kernels/ptx.cuh"   // exp2_approx, reciprocal_approx; the rest is for tensor cores
 
 // ==== graphs =================================================================
 // A micro-step is the same few hundred launches each time. One by one they cost the CPU microseconds
@@ -741,6 +787,8 @@ json describe(Options options, Verb verb) {
 // Bias and LayerNorm gradients are sums over all N rows. In a fixed order and without atomics that
 // takes two steps: blocks sum a part of the rows each, leaving partial (blocks, columns) in FP32;
 // add_partials sums those and accumulates.
+// mapping   a block owns PARTIAL_COLUMNS, its threads in rows of ACROSS share the partials; what they
+//           found is added up by shuffles in each warp, then by the first threads in the warps' order
 // cost      partials stay in the L2 cache; they are at most MAX_PARTIALS rows
 
 constexpr size_t MAX_PARTIALS = 1024;
@@ -748,37 +796,43 @@ constexpr size_t ROWS_PER_PARTIAL = 16;   // fewer would cost more in partials t
 
 size_t partial_blocks(size_t rows) { return std::min(MAX_PARTIALS, ceil_div(rows, ROWS_PER_PARTIAL)); }
 
-// A block owns columns, a lane PACK of them; its warps share the rows of partials (count, columns), and the
-// first warp adds up what they found, in the warps' order.
+constexpr int PARTIAL_COLUMNS = WARP_SIZE == 1 ? PACK_FP32 : 32;   // 128 bytes: a cache line
+constexpr int ACROSS = PARTIAL_COLUMNS / PACK_FP32;
+constexpr int MOST_GRADS = 3;
+
 template <typename G>
 __global__ void __launch_bounds__(WIDE_BLOCK)
-add_partials_kernel(G* grad, const float* partials, size_t count, size_t columns) {
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
-    const size_t column = static_cast<size_t>(blockIdx.x) * LANE_STRIDE + lane * PACK;
-    float* sums = dynamic_shared() + lane * PACK;   // of this lane's columns, LANE_STRIDE apart for each warp
-    float sum[PACK] = {}, x[PACK];
-    if (column < columns)
-        for (size_t p = warp; p < count; p += warps) {
-            load(x, partials + p * columns + column);
-            for (int k = 0; k < PACK; k++) sum[k] += x[k];
+add_partials_kernel(G* grad0, G* grad1, G* grad2, const float* partials, size_t count, size_t columns) {
+    __shared__ __align__(16) float of_warps[WIDE_BLOCK / WARP_SIZE][PARTIAL_COLUMNS];
+    G* grad = blockIdx.y == 0 ? grad0 : blockIdx.y == 1 ? grad1 : grad2;
+    partials += blockIdx.y * count * columns;
+    const int thread = threadIdx.x, warps = blockDim.x / WARP_SIZE;
+    const size_t first = static_cast<size_t>(blockIdx.x) * PARTIAL_COLUMNS, mine = thread % ACROSS * PACK_FP32;
+    float sum[PACK_FP32] = {}, x[PACK_FP32];
+    if (first + mine < columns)
+        for (size_t p = thread / ACROSS; p < count; p += blockDim.x / ACROSS) {
+            load(x, partials + p * columns + first + mine);
+            for (int k = 0; k < PACK_FP32; k++) sum[k] += x[k];
         }
-    store(sums + warp * LANE_STRIDE, sum);
+    for (int k = 0; k < PACK_FP32; k++)
+        for (int lane = ACROSS; lane < WARP_SIZE; lane *= 2) sum[k] += __shfl_xor_sync(FULL_WARP, sum[k], lane);
+    if (thread % WARP_SIZE < ACROSS) store(&of_warps[thread / WARP_SIZE][mine], sum);
     __syncthreads();
-    if (warp > 0 || column >= columns) return;
-    for (int w = 1; w < warps; w++) {
-        load(x, sums + w * LANE_STRIDE);
-        for (int k = 0; k < PACK; k++) sum[k] += x[k];
+    for (int c = thread; c < PARTIAL_COLUMNS && first + c < columns; c += blockDim.x) {
+        float total = static_cast<float>(grad[first + c]);
+        for (int w = 0; w < warps; w++) total += of_warps[w][c];
+        grad[first + c] = static_cast<G>(total);
     }
-    load(x, grad + column);
-    for (int k = 0; k < PACK; k++) x[k] += sum[k];
-    store(grad + column, x);
 }
 
-// grad (columns) += sum of partials (count, columns) fp32
-void add_partials(Grad grad, const float* partials, size_t count, size_t columns) {
-    with_type(grad, [&](auto* g) {
-        launch("add_partials", add_partials_kernel<std::remove_pointer_t<decltype(g)>>, ceil_div(columns, LANE_STRIDE),
-               WIDE_BLOCK, WIDE_BLOCK * PACK * sizeof(float), updated(g), partials, count, columns);
+// Each of up to MOST_GRADS grads (columns), all of one dtype, += the sum of its partials (count, columns) fp32
+void add_partials(std::initializer_list<Grad> grads, const float* partials, size_t count, size_t columns) {
+    with_type(*grads.begin(), [&](auto* first) {
+        decltype(first) to[MOST_GRADS] = {};
+        std::transform(grads.begin(), grads.end(), to, [&](Grad g) { return static_cast<decltype(first)>(g.data); });
+        launch("add_partials", add_partials_kernel<std::remove_pointer_t<decltype(first)>>,
+               dim3(ceil_div(columns, PARTIAL_COLUMNS), grads.size()), WIDE_BLOCK, 0, updated(to[0]), updated(to[1]),
+               updated(to[2]), partials, count, columns);
     });
 }
 
@@ -789,7 +843,8 @@ void add_partials(Grad grad, const float* partials, size_t count, size_t columns
 // mapping   one warp per row of the result. For dwte the loader sorts the batch's positions by
 //           token: `order` lists them, run r is order[first[r]] ... order[first[r+1]-1], and one
 //           warp sums one run, in order: deterministic without atomics. A frequent token's run is
-//           long, so on a GPU each LANE_STRIDE columns have a warp of their own
+//           long: on a GPU each FP32_STRIDE columns have a warp of their own, and runs of more than
+//           LONG_RUN are shared by all warps of a block, whose sums are added in the warps' order
 // cost      bandwidth: forward reads 2 and writes 1 of N*C, backward reads 2
 // variants  dev/kernels/embedding.cu
 
@@ -808,21 +863,55 @@ __global__ void embedding_forward_kernel(floatX* out, const int* inp, const floa
     }
 }
 
+constexpr int LONG_RUN = 32;
+
+// sum (PACK_FP32) += dout, columns from i on, of positions order[p] for p = first, first + step, ... < end
+__device__ __forceinline__ void add_run(float (&sum)[PACK_FP32], const floatX* dout, const int* order, int first,
+                                        int end, int step, int i, int C) {
+    float x[PACK_FP32];
+#pragma unroll 4
+    for (int p = first; p < end; p += step) {
+        load(x, dout + static_cast<size_t>(order[p]) * C + i);
+        for (int k = 0; k < PACK_FP32; k++) sum[k] += x[k];
+    }
+}
+
+template <typename G> __device__ __forceinline__ void add_to(G* grad, const float (&x)[PACK_FP32]) {
+    float old[PACK_FP32];
+    load(old, grad);
+    for (int k = 0; k < PACK_FP32; k++) old[k] += x[k];
+    store(grad, old);
+}
+
 template <typename G>
 __global__ void embedding_backward_wte_kernel(G* dwte, const floatX* dout, const int* inp, const int* order,
                                               const int* first, size_t runs, int C) {
-    const size_t r = warp_row();
-    if (r >= runs || first[r] == first[r + 1]) return;   // the list of runs is padded with empty ones
-    G* drow = dwte + static_cast<size_t>(inp[order[first[r]]]) * C;
-    for (int i = blockIdx.y * LANE_STRIDE + lane_start(); i < C; i += gridDim.y * LANE_STRIDE) {
-        float sum[PACK] = {}, x[PACK];
-        for (int p = first[r]; p < first[r + 1]; p++) {
-            load(x, dout + static_cast<size_t>(order[p]) * C + i);
-            for (int k = 0; k < PACK; k++) sum[k] += x[k];
+    __shared__ __align__(16) float of_warps[BLOCK_WARPS][FP32_STRIDE];
+    const int warp = threadIdx.x / WARP_SIZE, lane = fp32_lane_start();
+    const size_t block_runs = static_cast<size_t>(blockIdx.x) * BLOCK_WARPS;
+    auto grad_of = [&](size_t r) { return dwte + static_cast<size_t>(inp[order[first[r]]]) * C; };
+    auto length = [&](size_t r) { return r < runs ? first[r + 1] - first[r] : 0; };
+    if (length(block_runs) == 0) return;   // the list of runs is padded with empty ones
+    for (int i = blockIdx.y * FP32_STRIDE + lane; i - lane < C; i += gridDim.y * FP32_STRIDE) {
+        const size_t r = block_runs + warp;
+        if (length(r) > 0 && length(r) <= LONG_RUN && i < C) {
+            float sum[PACK_FP32] = {};
+            add_run(sum, dout, order, first[r], first[r + 1], 1, i, C);
+            add_to(grad_of(r) + i, sum);
         }
-        load(x, drow + i);
-        for (int k = 0; k < PACK; k++) x[k] += sum[k];
-        store(drow + i, x);
+        for (size_t r = block_runs; r < block_runs + BLOCK_WARPS; r++) {
+            if (length(r) <= LONG_RUN) continue;
+            float sum[PACK_FP32] = {}, x[PACK_FP32];
+            if (i < C) add_run(sum, dout, order, first[r] + warp, first[r + 1], BLOCK_WARPS, i, C);
+            store(&of_warps[warp][lane], sum);
+            __syncthreads();
+            for (int w = 1; w < BLOCK_WARPS; w++) {
+                load(x, &of_warps[w][lane]);
+                for (int k = 0; k < PACK_FP32; k++) sum[k] += x[k];
+            }
+            if (warp == 0 && i < C) add_to(grad_of(r) + i, sum);
+            __syncthreads();   // before the next long run's sums are left there
+        }
     }
 }
 
@@ -830,12 +919,12 @@ template <typename G>
 __global__ void embedding_backward_wpe_kernel(G* dwpe, const floatX* dout, int B, int T, int C) {
     const size_t t = warp_row();
     if (t >= static_cast<size_t>(T)) return;
-    for (int i = lane_start(); i < C; i += LANE_STRIDE) {
-        float sum[PACK], x[PACK];
+    for (int i = fp32_lane_start(); i < C; i += FP32_STRIDE) {
+        float sum[PACK_FP32], x[PACK_FP32];
         load(sum, dwpe + t * C + i);
         for (int b = 0; b < B; b++) {
             load(x, dout + (static_cast<size_t>(b) * T + t) * C + i);
-            for (int k = 0; k < PACK; k++) sum[k] += x[k];
+            for (int k = 0; k < PACK_FP32; k++) sum[k] += x[k];
         }
         store(dwpe + t * C + i, sum);
     }
@@ -849,7 +938,7 @@ void embedding_forward(floatX* out, const int* inp, const floatX* wte, const flo
 // order (N), first (runs + 1): see above
 void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp, const int* order,
                         const int* first, size_t runs, int B, int T, int C) {
-    const unsigned parts = WARP_SIZE == 1 ? 1 : ceil_div(C, LANE_STRIDE);
+    const unsigned parts = WARP_SIZE == 1 ? 1 : ceil_div(C, FP32_STRIDE);
     with_type(dwte, [&](auto* g) {
         launch("embedding_backward_wte", embedding_backward_wte_kernel<std::remove_pointer_t<decltype(g)>>,
                dim3(row_blocks(runs), parts), BLOCK, 0, updated(g), dout, inp, order, first, runs, C);
@@ -865,11 +954,13 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
 //           out = xhat * w + b,   xhat = (res - mean) * rstd,   rstd = 1 / sqrt(var + 1e-5)  per row
 // backward  g = dout * w;  dinp += rstd * (g - avg(g) - xhat * avg(g * xhat))
 //           dw += sum of dout * xhat,   db += sum of dout, over rows
+//           dbias += sum of dinp over rows, as it is then: the gradient of the bias of the matmul
+//           whose output was `add`; here it is to be had without reading dinp once more
 // shapes    inp, add, res, out (N,C) floatX | mean, rstd (N) fp32 | w, b (C) floatX
-// mapping   one warp per row; a lane owns packs lane, lane + WARP_SIZE, ... The row is read again
-//           from the L1 cache for variance and output. Backward: a warp walks over rows, and keeps
-//           its own dw and db in shared memory: lanes own columns, so nobody else touches them; the
-//           warps of a block add theirs up in the end
+// mapping   forward: one warp per row; a lane owns packs lane, lane + WARP_SIZE, ... The row waits in
+//           shared memory for variance and output. Backward: one block per row, which walks over
+//           rows; a thread owns packs of columns, whose sums over the block's rows are in shared
+//           memory: nobody else touches them. The row is read again, from the L1 cache
 // cost      bandwidth: forward reads 2, writes 2 of N*C; backward reads 3, writes 1
 // source    Ba et al. 2016, "Layer Normalization"
 // variants  dev/kernels/layernorm.cu
@@ -880,26 +971,26 @@ __global__ void layernorm_forward_kernel(floatX* res, floatX* out, float* mean, 
                                          const floatX* add, const floatX* w, const floatX* b, size_t N, int C) {
     const size_t n = warp_row();
     if (n >= N) return;
-    const floatX* x = inp + n * C;
+    floatX* row = reinterpret_cast<floatX*>(dynamic_shared()) + threadIdx.x / WARP_SIZE * C;
     float v[PACK], u[PACK], s[PACK], sum[PACK] = {}, squares[PACK] = {};
-    for (int i = lane_start(); i < C; i += LANE_STRIDE) {
-        load(v, x + i);
+    for (int i = lane_start(); i < C; i += LANE_STRIDE) {   // each lane reads only what it has written itself
+        load(v, inp + n * C + i);
         if (add) {
             load(u, add + n * C + i);
             for (int k = 0; k < PACK; k++) v[k] = rounded(v[k] + u[k]);   // what backward will see
             store(res + n * C + i, v);
         }
+        store(row + i, v);
         for (int k = 0; k < PACK; k++) sum[k] += v[k];
     }
-    if (add) x = res + n * C;   // each lane reads only what it has just written
     const float m = warp_sum(sum) / C;
     for (int i = lane_start(); i < C; i += LANE_STRIDE) {
-        load(v, x + i);
+        load(v, row + i);
         for (int k = 0; k < PACK; k++) squares[k] += (v[k] - m) * (v[k] - m);
     }
     const float r = rsqrtf(warp_sum(squares) / C + LAYERNORM_EPS);
     for (int i = lane_start(); i < C; i += LANE_STRIDE) {
-        load(v, x + i);
+        load(v, row + i);
         load(u, w + i);
         load(s, b + i);
         for (int k = 0; k < PACK; k++) v[k] = (v[k] - m) * r * u[k] + s[k];
@@ -911,21 +1002,26 @@ __global__ void layernorm_forward_kernel(floatX* res, floatX* out, float* mean, 
     }
 }
 
-__global__ void layernorm_backward_kernel(floatX* dinp, float* partials, const floatX* dout, const floatX* inp,
-                                          const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
-    const int warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
-    float *dw = dynamic_shared() + warp * 2 * C, *db = dw + C;   // this warp's
-    const float zero[PACK] = {};
-    for (int i = lane_start(); i < C; i += LANE_STRIDE) {
-        store(dw + i, zero);
-        store(db + i, zero);
-    }
+constexpr int LAYERNORM_BLOCK = WARP_SIZE == 1 ? 1 : 512;   // threads of backward's block, at most
+
+__global__ void __launch_bounds__(LAYERNORM_BLOCK, 2)
+layernorm_backward_kernel(floatX* dinp, float* partials, const floatX* dout, const floatX* inp, const floatX* w,
+                          const float* mean, const float* rstd, size_t N, int C) {
+    __shared__ float2 of_warps[2][LAYERNORM_BLOCK / WARP_SIZE];
+    const int first = threadIdx.x * PACK, stride = blockDim.x * PACK, warps = blockDim.x / WARP_SIZE;
+    float *dw = dynamic_shared(), *db = dw + C, *dbias = db + C;
     float g[PACK], x[PACK], y[PACK], d[PACK];
-    const size_t stride = static_cast<size_t>(gridDim.x) * warps;
-    for (size_t n = static_cast<size_t>(blockIdx.x) * warps + warp; n < N; n += stride) {
+    const float zero[PACK] = {};
+    for (int i = first; i < C; i += stride) {
+        store_pieces(dw, zero, i, C);
+        store_pieces(db, zero, i, C);
+        store_pieces(dbias, zero, i, C);
+    }
+    int turn = 0;
+    for (size_t n = blockIdx.x; n < N; n += gridDim.x, turn ^= 1) {
         const float m = mean[n], r = rstd[n];
         float sum_g[PACK] = {}, sum_gx[PACK] = {};
-        for (int i = lane_start(); i < C; i += LANE_STRIDE) {
+        for (int i = first; i < C; i += stride) {
             load(d, dout + n * C + i);
             load(x, inp + n * C + i);
             load(g, w + i);
@@ -934,61 +1030,61 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partials, const f
                 g[k] *= d[k];
                 sum_g[k] += g[k];
                 sum_gx[k] += g[k] * x[k];
+                x[k] *= d[k];
             }
-            load(y, dw + i);
-            for (int k = 0; k < PACK; k++) y[k] += d[k] * x[k];
-            store(dw + i, y);
-            load(y, db + i);
-            for (int k = 0; k < PACK; k++) y[k] += d[k];
-            store(db + i, y);
+            add_pieces(dw, x, i, C);
+            add_pieces(db, d, i, C);
         }
-        const float avg_g = warp_sum(sum_g) / C, avg_gx = warp_sum(sum_gx) / C;
-        for (int i = lane_start(); i < C; i += LANE_STRIDE) {
+        const float2 of_mine = {warp_sum(sum_g), warp_sum(sum_gx)};
+        if (threadIdx.x % WARP_SIZE == 0) of_warps[turn][threadIdx.x / WARP_SIZE] = of_mine;
+        __syncthreads();   // the only one a row: the next row's sums go to the other place
+        float avg_g = 0, avg_gx = 0;
+        for (int other = 0; other < warps; other++) {
+            avg_g += of_warps[turn][other].x;
+            avg_gx += of_warps[turn][other].y;
+        }
+        avg_g /= C;
+        avg_gx /= C;
+        for (int i = first; i < C; i += stride) {
             load(d, dout + n * C + i);
             load(x, inp + n * C + i);
             load(g, w + i);
             load(y, dinp + n * C + i);
-            for (int k = 0; k < PACK; k++) y[k] += r * (g[k] * d[k] - avg_g - (x[k] - m) * r * avg_gx);
+            for (int k = 0; k < PACK; k++)
+                y[k] = rounded(y[k] + r * (g[k] * d[k] - avg_g - (x[k] - m) * r * avg_gx));
             store(dinp + n * C + i, y);
+            add_pieces(dbias, y, i, C);
         }
     }
-    __syncthreads();
-    for (int i = threadIdx.x * PACK; i < 2 * C; i += blockDim.x * PACK) {   // dw, then db
-        float sum[PACK] = {};
-        for (int other = 0; other < warps; other++) {
-            load(y, dynamic_shared() + other * 2 * C + i);
-            for (int k = 0; k < PACK; k++) sum[k] += y[k];
+    for (int i = first; i < C; i += stride)
+        for (int sums = 0; sums < 3; sums++) {
+            load_pieces(y, dw + sums * C, i, C);
+            store(partials + (static_cast<size_t>(sums) * gridDim.x + blockIdx.x) * C + i, y);
         }
-        const size_t row = i < C ? blockIdx.x : static_cast<size_t>(gridDim.x) + blockIdx.x;
-        store(partials + row * C + i % C, sum);
-    }
 }
 
-// Warps of a block of layernorm's backward: as many as shared memory has room for.
-constexpr size_t LAYERNORM_SHARED = 104 << 10;   // two such blocks fit on a multiprocessor of Hopper
-size_t layernorm_warp_shared(int C) { return 2 * C * sizeof(float); }
-int layernorm_backward_warps(int C) {
-    const size_t room = std::min(LAYERNORM_SHARED, device.properties.sharedMemPerBlockOptin);
-    return static_cast<int>(std::clamp(room / layernorm_warp_shared(C), size_t{1}, size_t{BLOCK_WARPS}));
-}
+// Of backward's block. Forward needs a row of floatX for each of its warps.
+size_t layernorm_shared(int C) { return MOST_GRADS * C * sizeof(float); }
 
 // With add == nullptr it normalises inp itself and leaves res alone.
 void layernorm_forward(floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* add,
                        const floatX* w, const floatX* b, size_t N, int C) {
-    launch("layernorm_forward", layernorm_forward_kernel, row_blocks(N), BLOCK, 0, res, out, mean, rstd, inp, add,
-           w, b, N, C);
+    const size_t row_bytes = C * sizeof(floatX), fit = SHARED_WITHOUT_OPT_IN / row_bytes;
+    const size_t warps = std::clamp(fit, size_t{1}, size_t{BLOCK_WARPS});
+    launch("layernorm_forward", layernorm_forward_kernel, ceil_div(N, warps), warps * WARP_SIZE, warps * row_bytes, res,
+           out, mean, rstd, inp, add, w, b, N, C);
 }
 
-// dinp is added to, as the residual stream's gradient goes past the LayerNorm and through it.
-// partials (2, partial_blocks(N), C) fp32 scratch
-void layernorm_backward(floatX* dinp, Grad dw, Grad db, float* partials, const floatX* dout, const floatX* inp,
-                        const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
-    const size_t blocks = partial_blocks(N);
-    const int warps = layernorm_backward_warps(C);
-    launch("layernorm_backward", layernorm_backward_kernel, blocks, warps * WARP_SIZE,
-           warps * layernorm_warp_shared(C), updated(dinp), partials, dout, inp, w, mean, rstd, N, C);
-    add_partials(dw, partials, blocks, C);
-    add_partials(db, partials + blocks * C, blocks, C);
+// dinp is added to, as the residual stream's gradient goes past the LayerNorm and through it. dbias may have no data:
+// then there is no such bias. partials (3, partial_blocks(N), C) fp32 scratch
+void layernorm_backward(floatX* dinp, Grad dw, Grad db, Grad dbias, float* partials, const floatX* dout,
+                        const floatX* inp, const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
+    const size_t blocks = partial_blocks(N), warps = ceil_div(C, LANE_STRIDE);
+    launch("layernorm_backward", layernorm_backward_kernel, blocks,
+           std::min(warps * WARP_SIZE, size_t{LAYERNORM_BLOCK}), layernorm_shared(C), updated(dinp), partials, dout,
+           inp, w, mean, rstd, N, C);
+    if (dbias.data) add_partials({dw, db, dbias}, partials, blocks, C);
+    else add_partials({dw, db}, partials, blocks, C);
 }
 
 // ==== bias ===================================================================
@@ -999,7 +1095,7 @@ void layernorm_backward(floatX* dinp, Grad dw, Grad db, float* partials, const f
 // cost      bandwidth: N*OC once
 
 constexpr int BIAS_COLUMNS = 256;
-constexpr int BIAS_PACKS = BIAS_COLUMNS / LANE_STRIDE;   // that a lane owns
+constexpr int BIAS_PACKS = BIAS_COLUMNS / FP32_STRIDE;   // that a lane owns
 
 __global__ void bias_forward_kernel(floatX* out, const floatX* b, size_t N, int OC) {
     const Span span = my_span(N * OC);
@@ -1013,20 +1109,20 @@ __global__ void bias_forward_kernel(floatX* out, const floatX* b, size_t N, int 
 }
 
 __global__ void bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
-    const int column = blockIdx.x * BIAS_COLUMNS + lane_start();
-    float sum[BIAS_PACKS][PACK] = {}, x[PACK];
+    const int column = blockIdx.x * BIAS_COLUMNS + fp32_lane_start();
+    float sum[BIAS_PACKS][PACK_FP32] = {}, x[PACK_FP32];
     // On a GPU all lanes load, those past the end the last columns once more: without an `if`, loads of
     // several rows are on their way at once.
 #pragma unroll 4
     for (size_t n = blockIdx.y; n < N; n += gridDim.y)
         for (int p = 0; p < BIAS_PACKS; p++)
-            if (WARP_SIZE > 1 || column + p * LANE_STRIDE < OC) {
-                load(x, dout + n * OC + min(column + p * LANE_STRIDE, OC - PACK));
-                for (int k = 0; k < PACK; k++) sum[p][k] += x[k];
+            if (WARP_SIZE > 1 || column + p * FP32_STRIDE < OC) {
+                load(x, dout + n * OC + min(column + p * FP32_STRIDE, OC - PACK_FP32));
+                for (int k = 0; k < PACK_FP32; k++) sum[p][k] += x[k];
             }
     for (int p = 0; p < BIAS_PACKS; p++)
-        if (column + p * LANE_STRIDE < OC)
-            store(partials + static_cast<size_t>(blockIdx.y) * OC + column + p * LANE_STRIDE, sum[p]);
+        if (column + p * FP32_STRIDE < OC)
+            store(partials + static_cast<size_t>(blockIdx.y) * OC + column + p * FP32_STRIDE, sum[p]);
 }
 
 void bias_forward(floatX* out, const floatX* b, size_t N, int OC) {
@@ -1038,7 +1134,7 @@ void bias_backward(Grad db, float* partials, const floatX* dout, size_t N, int O
     const size_t blocks = partial_blocks(N);
     launch("bias_backward", bias_backward_kernel, dim3(ceil_div(OC, BIAS_COLUMNS), blocks), WARP_SIZE, 0, partials,
            dout, N, OC);
-    add_partials(db, partials, blocks, OC);
+    add_partials({db}, partials, blocks, OC);
 }
 
 // ==== gelu ===================================================================
@@ -1056,7 +1152,8 @@ constexpr float GELU_SCALE = 0.7978845608028654f;   // sqrt(2/pi)
 constexpr float GELU_CUBIC = 0.044715f;
 
 __device__ __forceinline__ float gelu_sigmoid(float x) {
-    return 1.0f / (1.0f + __expf(-2.0f * GELU_SCALE * (x + GELU_CUBIC * x * x * x)));
+    constexpr float LINEAR = -2 * LOG2E * GELU_SCALE, CUBIC = LINEAR * GELU_CUBIC;   // -2u, for a power of 2
+    return reciprocal_approx(1.0f + exp2_approx(x * (LINEAR + CUBIC * (x * x))));
 }
 
 __global__ void gelu_forward_kernel(floatX* out, const floatX* inp, size_t n) {
@@ -1549,48 +1646,57 @@ void naive_attention_backward(floatX* dqkv, floatX* dprobs, const floatX* dout, 
 //           advance, so forward and backward are one kernel
 // shapes    logits (N,Vp) floatX, of which V are real | targets (N) int32 | losses (N) fp32
 //           target -1: a row that does not count; loss and gradient are 0
-// mapping   one block per row: a running maximum and sum per place in a thread's pack, then a reduction
-// cost      bandwidth: reads N*Vp twice (once from cache where a row fits), writes it once
+// mapping   one block per row: a running maximum per thread, a running sum per place in its pack, then a
+//           reduction. For the second pass the row waits in shared memory, if that has room for two
+// cost      bandwidth: reads and writes N*Vp once; where a row does not fit, reads it twice
 // variants  dev/kernels/cross_entropy.cu
 
 enum class Want { LOSS, LOSS_AND_GRADIENT };
+enum class SecondPass { FROM_SHARED, FROM_MEMORY };
 
-// Three such blocks share a multiprocessor: while one combines its sums, others load.
 constexpr int CROSS_ENTROPY_BLOCK = WARP_SIZE == 1 ? 1 : 512;
 
+// Sets those of the logits i, i + 1, ... that are the vocabulary's padding so that exp gives 0.
+__device__ __forceinline__ void mask_padding(float (&x)[PACK], int i, int V) {
+    if (i + PACK <= V) return;
+    for (int k = 0; k < PACK; k++) x[k] = i + k < V ? x[k] : -INFINITY;
+}
+
 template <Want WANT>
-__global__ void __launch_bounds__(CROSS_ENTROPY_BLOCK, 3)
-cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float scale, int V, int Vp) {
+__global__ void __launch_bounds__(CROSS_ENTROPY_BLOCK, 2)
+cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float scale, int V, int Vp, SecondPass from) {
     const size_t n = blockIdx.x;
-    const int target = targets[n];
-    floatX* row = logits + n * Vp;
-    float x[PACK], max[PACK], sum[PACK] = {};
-    for (int k = 0; k < PACK; k++) max[k] = LOWEST;
-    for (int i = threadIdx.x * PACK; i < V; i += blockDim.x * PACK) {
-        load(x, row + i);
-        for (int k = 0; k < PACK; k++) x[k] = i + k < V ? x[k] : LOWEST;   // the vocabulary's padding
-        for (int k = 0; k < PACK; k++) {
-            const float old = max[k];
-            max[k] = fmaxf(old, x[k]);
-            sum[k] = sum[k] * __expf(old - max[k]) + __expf(x[k] - max[k]);
+    const int target = targets[n], first = threadIdx.x * PACK, stride = blockDim.x * PACK;
+    floatX *row = logits + n * Vp, *kept = reinterpret_cast<floatX*>(dynamic_shared());
+    const bool keep = from == SecondPass::FROM_SHARED;
+    float x[PACK], max = LOWEST, sum[PACK] = {};   // max: times LOG2E
+    for (int i = first; i < Vp; i += stride) {
+        if (keep) load_and_keep(x, kept + i, row + i);
+        else load(x, row + i);
+        mask_padding(x, i, V);
+        float largest = x[0];
+        for (int k = 1; k < PACK; k++) largest = fmaxf(largest, x[k]);
+        if (largest * LOG2E > max) {   // seldom, after the first packs
+            const float shrink = exp2_approx(max - largest * LOG2E);
+            for (int k = 0; k < PACK; k++) sum[k] *= shrink;
+            max = largest * LOG2E;
         }
+        for (int k = 0; k < PACK; k++) sum[k] += exp2_approx(x[k] * LOG2E - max);
     }
-    float my_max = LOWEST, my_sum = 0;
-    for (int k = 0; k < PACK; k++) my_max = fmaxf(my_max, max[k]);
-    const float row_max = block_max(my_max);
-    for (int k = 0; k < PACK; k++) my_sum += sum[k] * __expf(max[k] - row_max);
-    const float row_sum = block_sum(my_sum);
+    float my_sum = 0;
+    for (int k = 0; k < PACK; k++) my_sum += sum[k];
+    const float row_max = block_max(max), row_sum = block_sum(my_sum * exp2_approx(max - row_max));
     if (threadIdx.x == 0)
-        losses[n] = target < 0 ? 0.0f : row_max + logf(row_sum) - static_cast<float>(row[target]);
+        losses[n] = target < 0 ? 0.0f : row_max / LOG2E + logf(row_sum) - static_cast<float>(row[target]);
     if (WANT == Want::LOSS) return;
     __syncthreads();   // row[target] has been read
     const float factor = target < 0 ? 0.0f : scale / row_sum;
-    for (int i = threadIdx.x * PACK; i < Vp; i += blockDim.x * PACK) {
-        load(x, row + i);
-        for (int k = 0; k < PACK; k++) {
-            x[k] = i + k < V ? __expf(x[k] - row_max) * factor : 0.0f;
-            if (i + k == target) x[k] -= scale;
-        }
+    for (int i = first; i < Vp; i += stride) {
+        load(x, keep ? kept + i : row + i);
+        mask_padding(x, i, V);
+        for (int k = 0; k < PACK; k++) x[k] = exp2_approx(x[k] * LOG2E - row_max) * factor;
+        if (target >= i && target < i + PACK)
+            for (int k = 0; k < PACK; k++) x[k] -= i + k == target ? scale : 0.0f;
         store(row + i, x);
     }
 }
@@ -1605,8 +1711,13 @@ __global__ void __launch_bounds__(WIDE_BLOCK) add_losses_kernel(double* total, c
 
 template <Want WANT>
 void cross_entropy(floatX* logits, float* losses, const int* targets, float scale, size_t N, int V, int Vp) {
-    launch("cross_entropy", cross_entropy_kernel<WANT>, N, CROSS_ENTROPY_BLOCK, 0, updated(logits), losses, targets,
-           scale, V, Vp);
+    const size_t row_bytes = Vp * sizeof(floatX), of_reductions = 2 * 32 * sizeof(float);
+    const size_t block_bytes = row_bytes + of_reductions + device.properties.reservedSharedMemPerBlock;
+    // Of two blocks, one loads while the other combines its sums. A CPU has the row in its cache.
+    const bool fits = WARP_SIZE > 1 && WANT == Want::LOSS_AND_GRADIENT &&
+                      2 * block_bytes <= device.properties.sharedMemPerMultiprocessor;
+    launch("cross_entropy", cross_entropy_kernel<WANT>, N, CROSS_ENTROPY_BLOCK, fits ? row_bytes : 0, updated(logits),
+           losses, targets, scale, V, Vp, fits ? SecondPass::FROM_SHARED : SecondPass::FROM_MEMORY);
 }
 
 void add_losses(double* total, const float* losses, size_t n) {
@@ -1624,17 +1735,17 @@ void add_losses(double* total, const float* losses, size_t n) {
 constexpr int NORM_BLOCKS = 1024;
 
 template <typename G> __global__ void norm_partials_kernel(float* partials, const G* grads, size_t n) {
-    float sums[PACK] = {}, x[PACK];
+    float sums[PACK_FP32] = {}, x[PACK_FP32];
     const size_t stride = static_cast<size_t>(gridDim.x) * SPAN;
     for (size_t first = blockIdx.x * SPAN; first < n; first += stride) {
         const size_t last = first + SPAN < n ? first + SPAN : n;
-        for (size_t i = first + threadIdx.x * PACK; i < last; i += static_cast<size_t>(blockDim.x) * PACK) {
+        for (size_t i = first + threadIdx.x * PACK_FP32; i < last; i += static_cast<size_t>(blockDim.x) * PACK_FP32) {
             load(x, grads + i);
-            for (int k = 0; k < PACK; k++) sums[k] += x[k] * x[k];
+            for (int k = 0; k < PACK_FP32; k++) sums[k] += x[k] * x[k];
         }
     }
     float sum = 0;
-    for (int k = 0; k < PACK; k++) sum += sums[k];
+    for (int k = 0; k < PACK_FP32; k++) sum += sums[k];
     sum = block_sum(sum);
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
@@ -1679,16 +1790,16 @@ __global__ void adamw_kernel(floatX* weights, float* master, G* grads, float* m,
                              const AdamW* settings, size_t decayed, size_t n) {
     const AdamW a = *settings;
     const float scale = a.clip > 0 ? fminf(1.0f, a.clip / (*norm + 1e-6f)) : 1.0f;
-    const float zero[PACK] = {};
-    const Span span = my_span(n);
+    const float zero[PACK_FP32] = {};
+    const Span span = my_span(n, PACK_FP32);
     for (size_t i = span.begin; i < span.end; i += span.stride) {
         const float decay = i < decayed ? a.weight_decay : 0.0f;
-        float w[PACK], g[PACK], m1[PACK], m2[PACK];
+        float w[PACK_FP32], g[PACK_FP32], m1[PACK_FP32], m2[PACK_FP32];
         load(w, master + i);
         load(g, grads + i);
         load(m1, m + i);
         load(m2, v + i);
-        for (int k = 0; k < PACK; k++) {
+        for (int k = 0; k < PACK_FP32; k++) {
             g[k] *= scale;
             m1[k] = a.beta1 * m1[k] + (1 - a.beta1) * g[k];
             m2[k] = a.beta2 * m2[k] + (1 - a.beta2) * g[k] * g[k];
@@ -1769,7 +1880,7 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 // ==== matmul =================================================================
 // out (M,N) = A (M,K) B (K,N), all row-major, A and B as they are or transposed in memory
 // forward   out = inp w + b
-// backward  dinp = dout w^T,   dw += inp^T dout,   db += sum of dout over rows
+// backward  dinp = dout w^T,   dw += inp^T dout,   db += sum of dout over rows: see bias
 // shapes    inp (N,C), w (C,OC), out (N,OC) floatX | b (OC) floatX | dw, db as --grad-dtype says
 // mapping   cuBLASLt. It is column-major: a row-major matrix is its transpose, so it is asked for
 //           out^T = B^T A^T by swapping the operands. Bias and GELU' ride along as epilogues; where
@@ -1951,11 +2062,9 @@ void matmul_backward_input_gelu(floatX* dinp, const floatX* dout, const floatX* 
     else if (!fused()) apart();
 }
 
-// dw (C,OC) += inp (N,C)^T dout (N,OC);  db (OC) += sum of dout over rows
-void matmul_backward_parameters(Grad dw, Grad db, float* partials, const floatX* dout, const floatX* inp, size_t N,
-                                size_t C, size_t OC) {
+// dw (C,OC) += inp (N,C)^T dout (N,OC)
+void matmul_backward_weight(Grad dw, const floatX* dout, const floatX* inp, size_t N, size_t C, size_t OC) {
     matmul(dw.data, inp, dout, {C, OC, N, Op::TRANSPOSED, Op::AS_IS, dw.dtype, Into::ADD, Epilogue::NONE});
-    bias_backward(db, partials, dout, N, OC);
 }
 
 // ==== model: sizes ===========================================================
@@ -1989,7 +2098,7 @@ const Preset PRESETS[] = {
 enum class Purpose { TRAINING, INFERENCE };
 
 // The head's logits exist for this many rows at a time; more would gain no speed.
-constexpr size_t HEAD_ROWS = 8192;
+constexpr size_t HEAD_ROWS = 32768;
 
 // Rows are numbered with 32 bits on the device.
 constexpr size_t MOST_ROWS = size_t{1} << 31;
@@ -2315,7 +2424,8 @@ void require_shared_memory(const Setup& s) {
     const bool training = s.purpose == Purpose::TRAINING;
     const bool portable = s.attention == Attention::FLASH && !on_tensor_cores(HS);
     const std::tuple<bool, const char*, size_t> needs[] = {
-        {training, "LayerNorm's backward", layernorm_warp_shared(s.config.channels)},
+        {true, "LayerNorm", s.config.channels * sizeof(floatX)},
+        {training, "LayerNorm's backward", layernorm_shared(s.config.channels)},
         {portable, "attention", attention_forward_shared(HS)},
         {portable && training, "attention's backward", attention_backward_shared(HS)}};
     const size_t most = device.properties.sharedMemPerBlockOptin;
@@ -2514,7 +2624,8 @@ void recompute_block(Model& m, size_t l) {
 // ==== backward ===============================================================
 // Forward's lines in reverse. dres is the gradient of the residual stream: what comes in at the
 // top, to which each LayerNorm's backward adds. Parameter gradients are added to, all other
-// gradients assigned. Activations stay as they were.
+// gradients assigned. Activations stay as they were. The gradients of the biases attprojb and fcprojb
+// are sums over dres: the LayerNorm's backward that makes it takes them on the way.
 
 void attend_backward(Model& m, size_t l) {
     const Activations& a = m.a;
@@ -2531,19 +2642,21 @@ void backward_block(Model& m, size_t l) {
     float* partials = a.partials();
     const size_t N = m.setup.N(), C = m.config.channels;
     recorder.at("backward", l);
-    /* 8 */ matmul_backward_parameters(g.fcprojw(l), g.fcprojb(l), partials, a.dres(), a.gelu(l), N, 4 * C, C);
+    /* 8 */ matmul_backward_weight(g.fcprojw(l), a.dres(), a.gelu(l), N, 4 * C, C);
     /* 7 */ matmul_backward_input_gelu(a.dfc(), a.dres(), w.fcprojw(l), a.fc(l), N, 4 * C, C);
-    /* 6 */ matmul_backward_parameters(g.fcw(l), g.fcb(l), partials, a.dfc(), a.ln2(l), N, C, 4 * C);
+    /* 6 */ matmul_backward_weight(g.fcw(l), a.dfc(), a.ln2(l), N, C, 4 * C);
+            bias_backward(g.fcb(l), partials, a.dfc(), N, 4 * C);
             matmul_backward_input(a.dln(), a.dfc(), w.fcw(l), N, C, 4 * C);
-    /* 5 */ layernorm_backward(a.dres(), g.ln2w(l), g.ln2b(l), partials, a.dln(), a.res2(l), w.ln2w(l),
+    /* 5 */ layernorm_backward(a.dres(), g.ln2w(l), g.ln2b(l), g.attprojb(l), partials, a.dln(), a.res2(l), w.ln2w(l),
                                a.ln2_mean(l), a.ln2_rstd(l), N, C);
-    /* 4 */ matmul_backward_parameters(g.attprojw(l), g.attprojb(l), partials, a.dres(), a.att(l), N, C, C);
+    /* 4 */ matmul_backward_weight(g.attprojw(l), a.dres(), a.att(l), N, C, C);
             matmul_backward_input(a.datt(), a.dres(), w.attprojw(l), N, C, C);
     /* 3 */ attend_backward(m, l);
-    /* 2 */ matmul_backward_parameters(g.qkvw(l), g.qkvb(l), partials, a.dqkv(), a.ln1(l), N, C, 3 * C);
+    /* 2 */ matmul_backward_weight(g.qkvw(l), a.dqkv(), a.ln1(l), N, C, 3 * C);
+            bias_backward(g.qkvb(l), partials, a.dqkv(), N, 3 * C);
             matmul_backward_input(a.dln(), a.dqkv(), w.qkvw(l), N, C, 3 * C);
-    /* 1 */ layernorm_backward(a.dres(), g.ln1w(l), g.ln1b(l), partials, a.dln(), a.res1(l), w.ln1w(l),
-                               a.ln1_mean(l), a.ln1_rstd(l), N, C);
+    /* 1 */ layernorm_backward(a.dres(), g.ln1w(l), g.ln1b(l), l > 0 ? g.fcprojb(l - 1) : Grad{}, partials, a.dln(),
+                               a.res1(l), w.ln1w(l), a.ln1_mean(l), a.ln1_rstd(l), N, C);
 }
 
 // One micro-batch on the device. order and first: see embedding.
@@ -2555,8 +2668,8 @@ void backward(Model& m, const Batch& batch) {
     const size_t N = m.setup.N(), C = m.config.channels;
     recorder.at("backward", NO_LAYER);
     clear(a.dres(), N * C * sizeof(floatX));
-    layernorm_backward(a.dres(), m.g.lnfw(), m.g.lnfb(), a.partials(), a.dln(), a.resf(), m.w.lnfw(), a.lnf_mean(),
-                       a.lnf_rstd(), N, C);
+    layernorm_backward(a.dres(), m.g.lnfw(), m.g.lnfb(), m.g.fcprojb(m.config.layers - 1), a.partials(), a.dln(),
+                       a.resf(), m.w.lnfw(), a.lnf_mean(), a.lnf_rstd(), N, C);
     for (size_t l = m.config.layers; l-- > 0;) {
         recompute_block(m, l);
         backward_block(m, l);

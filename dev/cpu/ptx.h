@@ -286,6 +286,12 @@ inline float exp2_approx(float x)
     return x >= 128.0f ? std::numeric_limits<float>::infinity() : result;
 }
 
+inline float reciprocal_approx(float x)
+{
+    cuda_cpu::watch::special_function();
+    return 1.0f / x;
+}
+
 // ==== Ampere and up =====================================================================================
 
 namespace cuda_cpu {

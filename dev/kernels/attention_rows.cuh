@@ -5,8 +5,6 @@
 
 #include "ptx.cuh"
 
-constexpr float LOG2E = 1.4426950408889634f;   // exp(x) = 2^(x log2 e)
-
 // A key counts for its own query and those after it. Where (row0, column0) is a fragment's corner.
 template <Queries QUERIES, int N> __device__ __forceinline__ void mask_scores(float (&S)[N], int row0, int column0) {
     for (int e = 0; e < N; e++) {

@@ -49,6 +49,13 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
+// 1/x within 1 unit in the last place; denormals are 0. "rcp"
+__device__ __forceinline__ float reciprocal_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // ---- Ampere and up
 
 // d (16 x 8) += a (16 x 16) b (16 x 8). "Matrix Fragments for mma.m16n8k16 with floating point type"
