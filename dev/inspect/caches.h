@@ -1,8 +1,9 @@
 // A model of a card's caches: lines of 128 bytes, whose sectors of 32 are fetched one by one; the line that was not
 // used for longest gives way. It is a model: NVIDIA does not say how lines are placed and replaced.
 //
-// L1: a block has its share of what its multiprocessor's shared memory leaves. Loads of threads go through it; what is
-// stored goes through to L2; copies that bypass it (cp.async of 16 bytes, the copy engine) and atomics go to L2.
+// L1: a block has its share of what shared memory leaves, when as many blocks are on its multiprocessor as threads,
+// shared memory and, where they are known, registers allow. Loads of threads go through it; what is stored goes through
+// to L2; copies that bypass it (cp.async of 16 bytes, the copy engine) and atomics go to L2.
 // L2: all of the card's. It is empty when a kernel begins. What is stored stays until its line gives way, and counts as
 // written to memory once, when the kernel ends at the latest.
 #pragma once

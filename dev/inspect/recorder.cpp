@@ -443,6 +443,7 @@ private:
     unsigned actors() const { return first_engine_ + ENGINES + (threads_in_block_ + LANES - 1) / LANES; }
     unsigned wgmma_actor(unsigned warp) const { return first_engine_ + ENGINES + warp; }
     Sync& sync_of(const void* barrier);
+    uint64_t blocks_by_registers() const;
     uint64_t l1_share() const;
     json to_json(const Kernel& kernel) const;
     json to_json(const Kernel& kernel, const Site& site) const;
@@ -472,6 +473,7 @@ private:
     bool records_launch_ = false;
     Shadow global_, shared_;
     Cache l1_, l2_;
+    json registers_ = json::object();   // what registers.py wrote
     std::map<uint64_t, std::map<unsigned, Known>> released_;   // by atomics on an address, by block
 
     // of the block
@@ -825,6 +827,7 @@ void Recorder::open()
     std::istringstream names(setting("INSPECT_EXCEPT"));
     for (std::string name; names >> name;) except_.insert(name);
     seconds_ = atof(setting("INSPECT_SECONDS").c_str());
+    if (std::ifstream file(setting("INSPECT_REGISTERS")); file) registers_ = json::parse(file);
     std::istringstream places(setting("INSPECT_LEAVE_OUT"));
     for (uintptr_t pc; places >> std::hex >> pc;) left_out_.insert(pc);
     written_.assign(memory.shared_bytes() / GRANULE + 1, 0);
@@ -887,6 +890,17 @@ Run Recorder::next_block()
     return enough || too_many ? otherwise : Run::RECORDED;
 }
 
+// Blocks of this kernel for whose registers a multiprocessor has room; as many as you like where those are unknown.
+uint64_t Recorder::blocks_by_registers() const
+{
+    const auto found = registers_.find(kernel_->symbol);
+    if (found == registers_.end()) return std::numeric_limits<uint64_t>::max();
+    constexpr unsigned file = 64 * 1024, granularity = 256, quarters = 4;   // as in estimate.py's occupancy()
+    const unsigned registers = (*found)["registers"], warps = (kernel_->threads() + LANES - 1) / LANES;
+    const unsigned of_warp = (registers * LANES + granularity - 1) / granularity * granularity;
+    return of_warp == 0 ? std::numeric_limits<uint64_t>::max() : file / of_warp / quarters * quarters / warps;
+}
+
 // The part of L1 that a block has, when its multiprocessor has as many of them as fit.
 uint64_t Recorder::l1_share() const
 {
@@ -896,6 +910,7 @@ uint64_t Recorder::l1_share() const
     uint64_t blocks = c.threads_per_multiprocessor / kernel_->threads();
     blocks = std::min<uint64_t>(blocks, c.blocks_per_multiprocessor);
     blocks = std::min<uint64_t>(blocks, c.shared_per_multiprocessor / shared);
+    blocks = std::min(blocks, blocks_by_registers());
     blocks = std::max<uint64_t>(1, blocks);
     constexpr size_t least = 16 * cuda_cpu::kib;
     const size_t taken = std::min(c.l1_and_shared - least, blocks * shared);

@@ -73,7 +73,7 @@ def environment(options, recording, **more):
     settings = {"OMP_NUM_THREADS": "1", "CUDA_CPU_SEED": "0", "CUDA_CPU_CARD": options.card, "INSPECT_OUT": recording,
                 "INSPECT_MODE": "sample" if options.step else "whole", "INSPECT_KERNEL": options.kernel or "",
                 "INSPECT_EXCEPT": NOT_OF_A_STEP if options.step else "", "INSPECT_SECONDS": str(options.seconds),
-                "INSPECT_PROGRESS": "yes", **more}
+                "INSPECT_PROGRESS": "yes", "INSPECT_REGISTERS": options.registers or "", **more}
     return {**os.environ, **settings}
 
 
