@@ -2097,8 +2097,9 @@ const Preset PRESETS[] = {
 
 enum class Purpose { TRAINING, INFERENCE };
 
-// The head's logits exist for this many rows at a time; more would gain no speed.
-constexpr size_t HEAD_ROWS = 32768;
+// The head's logits exist for this many rows at a time. Each part reads and writes all of wte's gradient beside its
+// product: with fewer rows that takes longer than the product hides.
+constexpr size_t HEAD_ROWS = 16384;
 
 // Rows are numbered with 32 bits on the device.
 constexpr size_t MOST_ROWS = size_t{1} << 31;

@@ -53,8 +53,8 @@ class Launch:
 
     @property
     def OC(self):
-        """bias_backward's: of C, 3C and 4C the one that has so many blocks of columns."""
-        widths = [k * self.C for k in (1, 3, 4) if -(-k * self.C // BIAS_COLUMNS) == self.grid[0]]
+        """bias_backward's: of 3C and 4C the one that has so many blocks of columns."""
+        widths = [k * self.C for k in (3, 4) if -(-k * self.C // BIAS_COLUMNS) == self.grid[0]]
         if len(widths) != 1:
             raise Unknown("OC")
         return widths[0]
@@ -91,7 +91,7 @@ COSTS = {
     "gelu_forward_kernel": (BYTES, lambda s: 2 * s.span * s.x, "reads 1, writes 1"),
     "gelu_backward_kernel": (BYTES, lambda s: 3 * s.span * s.x, "reads 2, writes 1"),
     "cross_entropy_kernel": (BYTES, lambda s: 2 * s.grid[0] * s.Vp * s.x,
-                             "reads N*Vp, a second time from cache, writes it"),
+                             "reads and writes N*Vp once"),
     "norm_partials_kernel": (BYTES, lambda s: s.parameters * s.g, "n once"),
     "adamw_kernel": (BYTES, lambda s: s.span * (24 + 2 * s.g + (s.x if s.x < 4 else 0)),
                      "reads and writes master, m, v and gradient, writes the weight"),

@@ -877,7 +877,8 @@ void Recorder::begin_launch(const LaunchShape& shape)
 Run Recorder::next_block()
 {
     const uint64_t number = next_block_++;
-    const Run otherwise = mode_ == Mode::SAMPLE ? Run::NOT : Run::UNSEEN;
+    // A kernel of one block may be a question that the program asks, like compiled_for_sm_90a: it needs the answer.
+    const Run otherwise = mode_ == Mode::SAMPLE && kernel_->blocks() > 1 ? Run::NOT : Run::UNSEEN;
     if (!records_launch_) return otherwise;
     if (mode_ == Mode::ALL || number == 0) return Run::RECORDED;
     const LaunchShape& shape = kernel_->shape;
