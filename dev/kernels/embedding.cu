@@ -129,7 +129,7 @@ __global__ void wpe_kernel(float* dwpe, const floatX* dout, Size s) {
     dwpe[at] += sum;
 }
 
-__device__ __forceinline__ void add_to(float* grad, const float (&sum)[PACK]) {
+__device__ __forceinline__ void add_pack(float* grad, const float (&sum)[PACK]) {
     float x[PACK];
     load(x, grad);
     for (int k = 0; k < PACK; k++) x[k] += sum[k];
@@ -155,7 +155,7 @@ __global__ void search_kernel(float* dwte, const floatX* dout, const int* inp, S
             for (int k = 0; k < PACK; k++) sum[k] += x[k];
         }
     }
-    if (i < C) add_to(dwte + v * C + i, sum);
+    if (i < C) add_pack(dwte + v * C + i, sum);
 }
 
 // ---- 3: a warp per run of sorted positions ----
@@ -173,12 +173,14 @@ __global__ void runs_kernel(float* dwte, const floatX* dout, const int* inp, con
             load(x, dout + order[p] * C + i);
             for (int k = 0; k < PACK; k++) sum[k] += x[k];
         }
-        add_to(dwte + inp[order[begin]] * C + i, sum);
+        add_pack(dwte + inp[order[begin]] * C + i, sum);
     }
 }
 
 // ---- 4: train_gpt.cu ----
-// The same runs, and dwpe by packs. See there for what becomes of the longest ones.
+// The same runs, and dwpe by packs; packs of 4 columns, as gradients are FP32 and move in whole sectors then. A token
+// that is 4 % of a text has a run of thousands of positions, one load after the other, while other warps have long
+// ended: such runs are shared by the warps of a block.
 
 void backward(Study& study, const Size& s) {
     const size_t N = s.N(), C = s.C;
@@ -207,7 +209,7 @@ void backward(Study& study, const Size& s) {
         launch("step 3", runs_kernel, row_blocks(count), BLOCK, 0, dwte, dout, inp, order, first, count, C);
         wpe();
     });
-    c.step("train_gpt.cu: dwpe by packs, too", [&] {
+    c.step("train_gpt.cu: long runs shared, dwpe by packs", [&] {
         embedding_backward(grad(dwte), grad(dwpe), dout, inp, order, first, count, s.B, s.T, s.C);
     });
 }

@@ -119,7 +119,10 @@ void forward(Study& study, size_t N, int C) {
     c.step("the addition in the same kernel", [&] {
         launch("step 4", warp_per_row_kernel<PACK>, row_blocks(N), BLOCK, 0, res, out, mean, rstd, inp, add, w, b, N, C);
     });
-    c.step("train_gpt.cu", [&] { layernorm_forward(res, out, mean, rstd, inp, add, w, b, N, C); });
+    // A row that has just been stored is not in the L1 cache: it waits in shared memory instead.
+    c.step("train_gpt.cu: the row in shared memory", [&] {
+        layernorm_forward(res, out, mean, rstd, inp, add, w, b, N, C);
+    });
 }
 
 // ==== backward ===============================================================
@@ -164,8 +167,7 @@ __global__ void columns_kernel(float* partials, const floatX* dout, const floatX
 void columns(Grad dw, Grad db, float* partials, const floatX* dout, const floatX* inp, const float* mean,
              const float* rstd, size_t N, int C, size_t parts) {
     launch("columns", columns_kernel, dim3(ceil_div(C, BLOCK), parts), BLOCK, 0, partials, dout, inp, mean, rstd, N, C);
-    add_partials(dw, partials, parts, C);
-    add_partials(db, partials + parts * C, parts, C);
+    add_partials({dw, db}, partials, parts, C);
 }
 
 // ---- 2: a warp per row, and the rows of a column in parts ----
@@ -198,13 +200,77 @@ __global__ void row_warps_kernel(floatX* dinp, const floatX* dout, const floatX*
     }
 }
 
+// ---- 3: one kernel ----
+// A warp walks over rows, and keeps its own dw and db in shared memory: lanes own columns, so nobody else touches them;
+// the warps of a block add theirs up in the end. What a warp has read for dinp serves dw and db as well. But 8 floats
+// of a lane lie 32 bytes from the next lane's: in each access two lanes meet in a bank. And two rows of floats for each
+// warp leave room for few warps: 16 on a multiprocessor where C = 1600.
+
+__global__ void walking_warps_kernel(floatX* dinp, float* partials, const floatX* dout, const floatX* inp,
+                                     const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
+    const int warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
+    float *dw = dynamic_shared() + warp * 2 * C, *db = dw + C;   // this warp's
+    const float zero[PACK] = {};
+    for (int i = lane_start(); i < C; i += LANE_STRIDE) {
+        store(dw + i, zero);
+        store(db + i, zero);
+    }
+    float g[PACK], x[PACK], y[PACK], d[PACK];
+    const size_t stride = static_cast<size_t>(gridDim.x) * warps;
+    for (size_t n = static_cast<size_t>(blockIdx.x) * warps + warp; n < N; n += stride) {
+        const float m = mean[n], r = rstd[n];
+        float sum_g[PACK] = {}, sum_gx[PACK] = {};
+        for (int i = lane_start(); i < C; i += LANE_STRIDE) {
+            load(d, dout + n * C + i);
+            load(x, inp + n * C + i);
+            load(g, w + i);
+            for (int k = 0; k < PACK; k++) {
+                x[k] = (x[k] - m) * r;
+                g[k] *= d[k];
+                sum_g[k] += g[k];
+                sum_gx[k] += g[k] * x[k];
+            }
+            load(y, dw + i);
+            for (int k = 0; k < PACK; k++) y[k] += d[k] * x[k];
+            store(dw + i, y);
+            load(y, db + i);
+            for (int k = 0; k < PACK; k++) y[k] += d[k];
+            store(db + i, y);
+        }
+        const float avg_g = warp_sum(sum_g) / C, avg_gx = warp_sum(sum_gx) / C;
+        for (int i = lane_start(); i < C; i += LANE_STRIDE) {
+            load(d, dout + n * C + i);
+            load(x, inp + n * C + i);
+            load(g, w + i);
+            load(y, dinp + n * C + i);
+            for (int k = 0; k < PACK; k++) y[k] += r * (g[k] * d[k] - avg_g - (x[k] - m) * r * avg_gx);
+            store(dinp + n * C + i, y);
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x * PACK; i < 2 * C; i += blockDim.x * PACK) {   // dw, then db
+        float sum[PACK] = {};
+        for (int other = 0; other < warps; other++) {
+            load(y, dynamic_shared() + other * 2 * C + i);
+            for (int k = 0; k < PACK; k++) sum[k] += y[k];
+        }
+        const size_t row = i < C ? blockIdx.x : static_cast<size_t>(gridDim.x) + blockIdx.x;
+        store(partials + row * C + i % C, sum);
+    }
+}
+
+// ---- 4: train_gpt.cu ----
+// A block per row, whose threads own columns: one set of sums for the whole block, in pieces of 128 bits that lie side
+// by side. It costs one barrier a row. And as there is room now, the columns of what is written are summed, too: the
+// gradients of two biases, for which another kernel would have to read dinp again.
+
 void backward(Study& study, size_t N, int C) {
     Case c(study, "layernorm backward", format("N %zu, C %d", N, C), bytes(4.0 * N * C * sizeof(floatX)));
     const auto dout = c.input<floatX>(N * C), inp = c.input<floatX>(N * C, -1, 3), w = c.input<floatX>(C);
     const auto mean = c.input<float>(N, 0.5, 1.5), rstd = c.input<float>(N, 0.5, 1.5);   // any will do
     const auto dinp = c.updated<floatX>("dinp", N * C);
     const auto dw = c.updated<float>("dw", C), db = c.updated<float>("db", C);
-    const auto partials = c.scratch<float>(2 * partial_blocks(N) * C);
+    const auto partials = c.scratch<float>(3 * partial_blocks(N) * C);
     for (size_t n = 0; n < N; n++) {
         const double m = mean.host[n], r = rstd.host[n];
         const double *const d = &dout.host[n * C], *const x = &inp.host[n * C];
@@ -225,7 +291,17 @@ void backward(Study& study, size_t N, int C) {
         columns(grad(dw), grad(db), partials, dout, inp, mean, rstd, N, C, partial_blocks(N));
         launch("step 2", row_warps_kernel, row_blocks(N), BLOCK, 0, dinp, dout, inp, w, mean, rstd, N, C);
     });
-    c.step("train_gpt.cu", [&] { layernorm_backward(dinp, grad(dw), grad(db), partials, dout, inp, w, mean, rstd, N, C); });
+    c.step("both in one kernel, sums of each warp", [&] {
+        const size_t most = 104 << 10;   // two such blocks fit on a multiprocessor of Hopper
+        const size_t room = std::min(device.properties.sharedMemPerBlockOptin, most), row = 2 * C * sizeof(float);
+        const size_t warps = std::clamp(room / row, size_t{1}, size_t{BLOCK_WARPS}), blocks = partial_blocks(N);
+        launch("step 3", walking_warps_kernel, blocks, warps * WARP_SIZE, warps * row, dinp, partials, dout, inp, w,
+               mean, rstd, N, C);
+        add_partials({grad(dw), grad(db)}, partials, blocks, C);
+    });
+    c.step("train_gpt.cu: a block per row", [&] {
+        layernorm_backward(dinp, grad(dw), grad(db), Grad{}, partials, dout, inp, w, mean, rstd, N, C);
+    });
 }
 
 int main(int argc, char** argv) {
