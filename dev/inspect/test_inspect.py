@@ -97,7 +97,7 @@ class Case:
 
     def recorded_with(self, name, value):
         """The figures under another setting of the stand-in or of the recorder."""
-        recording = f"{self.program}.{name.lower()}-{value}.json"
+        recording = f"{self.program}.{name.lower()}-{os.path.basename(value)}.json"
         settings = {"OMP_NUM_THREADS": "1", "CUDA_CPU_SEED": "0", "CUDA_CPU_CARD": "h100", "INSPECT_OUT": recording,
                     "INSPECT_MODE": "whole", name: value}
         subprocess.run([self.program], env={**os.environ, **settings}, check=True, capture_output=True)
@@ -243,6 +243,16 @@ def test_caches(case):
                  case.sum("row_twice", "second", "load", "sectors", "l1_hits", "dram_sectors")),
                 ((128, 0, 128), (128, 128, 0)),
                 "a row of 4 KiB, read again: from L1")
+    second = case.line("longer_row_twice", "second")
+    def hits_with(registers):
+        path = os.path.join(BUILD, f"{registers}-registers")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"_Z16longer_row_twicePfPKf": {"registers": registers, "spills": 0}}, file)
+        kernels = case.recorded_with("INSPECT_REGISTERS", path)["kernels"]
+        sites = next(kernel["global"] for kernel in kernels if kernel["name"] == "longer_row_twice")
+        return sum(site["l1_hits"] for site in sites if site["line"] == second)
+    claim_equal((hits_with(32), hits_with(255)), (0, 384),
+                "one of 12 KiB: from L1 where registers leave room for 8 blocks, not for 32")
     claim_equal((case.sum("long_row_twice", "first", "load", "sectors", "l1_hits", "dram_sectors"),
                  case.sum("long_row_twice", "second", "load", "sectors", "l1_hits", "dram_sectors")),
                 ((1 << 14, 0, 1 << 14), (1 << 14, 0, 0)), "512 KiB, read again: from L2")

@@ -188,6 +188,15 @@ __global__ void row_twice(float* out, const float* in)
     for (unsigned i = threadIdx.x; i < 1024; i += 32) sum -= in[i] / sum;   // second
     out[threadIdx.x] = sum;
 }
+// The same of 12 KiB: in L1 only where registers keep other blocks away.
+__global__ void longer_row_twice(float* out, const float* in)
+{
+    float sum = 0;
+    for (unsigned i = threadIdx.x; i < 3072; i += 32) sum += in[i];         // first
+    __syncwarp();
+    for (unsigned i = threadIdx.x; i < 3072; i += 32) sum -= in[i] / sum;   // second
+    out[threadIdx.x] = sum;
+}
 // The same of a row of 512 KiB, which no L1 holds but L2 does.
 __global__ void long_row_twice(float* out, const float* in)
 {
@@ -267,6 +276,7 @@ int main()
     again_after_a_fence<<<1, 32>>>(out, in);
 
     row_twice<<<1, 32>>>(out, in);
+    longer_row_twice<<<1, 32>>>(out, in);
     long_row_twice<<<1, 256>>>(out, in);
     shared_by_blocks<<<8, 256>>>(out, in);
     copy<<<64, 256>>>(out, in);
