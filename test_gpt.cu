@@ -785,20 +785,24 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s) {
     const auto got = forward.run([&] {
         const DeviceArray<floatX> out(s.N() * s.C()), d_qkv(qkv);
         const DeviceArray<float> lse(s.N() * s.NH);
-        attention_forward(out, lse, d_qkv, s.B, s.T, s.NH, s.HS);
-        return Outputs{out.download(), lse.download()};
+        const DeviceArray<unsigned> counter(Values{0});
+        attention_forward(out, lse, counter, d_qkv, s.B, s.T, s.NH, s.HS);
+        return Outputs{out.download(), lse.download(), counter.download()};
     });
     const AttentionResult expected = attention_loop(qkv, s);
     forward.compare<floatX>("out", got[0], expected.out);
     forward.compare<float>("lse", got[1], expected.lse);
+    forward.equal("counter", got[2], {0});
 
     const Values out = values_stored_as<floatX>(expected.out), lse = values_stored_as<float>(expected.lse);
     const auto gradients = backward.run([&] {
         const DeviceArray<floatX> dqkv(qkv.size()), d_dout(dout), d_qkv(qkv), d_out(out);
         const DeviceArray<float> D(s.N() * s.NH), d_lse(lse);
-        attention_backward(dqkv, D, d_dout, d_qkv, d_out, d_lse, s.B, s.T, s.NH, s.HS);
-        return Outputs{dqkv.download()};
+        const DeviceArray<unsigned> counter(Values{0});
+        attention_backward(dqkv, D, counter, d_dout, d_qkv, d_out, d_lse, s.B, s.T, s.NH, s.HS);
+        return Outputs{dqkv.download(), counter.download()};
     });
+    backward.equal("counter", gradients[1], {0});
     backward.compare<floatX>("dqkv", gradients[0], attention_backward_loop(dout, qkv, out, lse, s));
 }
 

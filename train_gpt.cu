@@ -1498,23 +1498,25 @@ template <typename F> void with_head_size(int HS, F f) {
     }
 }
 
-void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int HS) {
+// counter: 0; Hopper's blocks take their work by it, and leave 0
+void attention_forward(floatX* out, float* lse, unsigned* counter, const floatX* qkv, int B, int T, int NH, int HS) {
     if (!on_tensor_cores(HS)) return attention_forward_portable(out, lse, qkv, B, T, NH, HS);
     with_head_size(HS, [&](auto size) {
         constexpr int HEAD_SIZE = decltype(size)::value;
-        if (device.tensor_cores == TensorCores::WGMMA) attention_forward_wgmma<HEAD_SIZE>(out, lse, qkv, B, T, NH);
+        if (device.tensor_cores == TensorCores::WGMMA)
+            attention_forward_wgmma<HEAD_SIZE>(out, lse, counter, qkv, B, T, NH);
         else attention_forward_mma<HEAD_SIZE>(out, lse, qkv, B, T, NH);
     });
 }
 
 // D (B,NH,T) fp32 scratch
-void attention_backward(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
-                        const float* lse, int B, int T, int NH, int HS) {
+void attention_backward(floatX* dqkv, float* D, unsigned* counter, const floatX* dout, const floatX* qkv,
+                        const floatX* out, const float* lse, int B, int T, int NH, int HS) {
     if (!on_tensor_cores(HS)) return attention_backward_portable(dqkv, D, dout, qkv, out, lse, B, T, NH, HS);
     with_head_size(HS, [&](auto size) {
         constexpr int HEAD_SIZE = decltype(size)::value;
         if (device.tensor_cores == TensorCores::WGMMA)
-            attention_backward_wgmma<HEAD_SIZE>(dqkv, D, dout, qkv, out, lse, B, T, NH);
+            attention_backward_wgmma<HEAD_SIZE>(dqkv, D, counter, dout, qkv, out, lse, B, T, NH);
         else attention_backward_mma<HEAD_SIZE>(dqkv, D, dout, qkv, out, lse, B, T, NH);
     });
 }
@@ -2235,6 +2237,7 @@ struct Activations {
     Tensor<AdamW> adamw;
     Tensor<double> loss;
     Tensor<int> inputs, targets, order, first;
+    Tensor<unsigned> counter;   // of attention's pieces of work
     Tensor<char> matmul_workspace;
 };
 
@@ -2270,7 +2273,8 @@ template <typename T>
 ActivationRow row(Tensor<T>& tensor, const char* name, std::vector<size_t> shape, size_t copies,
                   Category category = Category::ACTIVATIONS) {
     constexpr bool IS_FLOAT = std::is_same_v<T, float>, IS_DOUBLE = std::is_same_v<T, double>;
-    const char* type = IS_FLOAT ? "fp32" : IS_DOUBLE ? "fp64" : std::is_same_v<T, int> ? "int32" : "bytes";
+    constexpr bool IS_INT = std::is_same_v<T, int>, IS_UNSIGNED = std::is_same_v<T, unsigned>;
+    const char* type = IS_FLOAT ? "fp32" : IS_DOUBLE ? "fp64" : IS_INT ? "int32" : IS_UNSIGNED ? "uint32" : "bytes";
     return {&tensor, name, std::move(shape), type, sizeof(T), copies, category};
 }
 
@@ -2308,6 +2312,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
         row (a.loss,     "loss",     {1},        1, Category::WORKSPACE),
         row (a.inputs,   "inputs",   {N},        3, Category::WORKSPACE),
         row (a.targets,  "targets",  {N},        3, Category::WORKSPACE),
+        row (a.counter,  "counter",  {1},        1, Category::WORKSPACE),
     };
     auto append = [&](const std::vector<ActivationRow>& more) { rows.insert(rows.end(), more.begin(), more.end()); };
     if (s.attention == Attention::FLASH) append({row(a.lse, "lse", {B, NH, T}, selective)});
@@ -2505,6 +2510,7 @@ void allocate(Model& m, const Setup& s) {
     }
     device.matmul_workspace = m.a.matmul_workspace();
     clear(m.a.loss(), sizeof(double));
+    clear(m.a.counter(), sizeof(unsigned));
 }
 
 // GPT-2's: normal with std 0.02, less for what ends in the residual stream, which sums 2L of them.
@@ -2532,7 +2538,8 @@ void init_parameters(Model& m, uint64_t seed) {
 void attend(Model& m, size_t l) {
     const Activations& a = m.a;
     const int B = m.setup.B, T = m.setup.T, NH = m.config.heads, HS = m.config.head_size();
-    if (m.setup.attention == Attention::FLASH) attention_forward(a.att(l), a.lse(l), a.qkv(l), B, T, NH, HS);
+    if (m.setup.attention == Attention::FLASH)
+        attention_forward(a.att(l), a.lse(l), a.counter(), a.qkv(l), B, T, NH, HS);
     else naive_attention_forward(a.att(l), a.scores(l), a.probs(l), a.qkv(l), B, T, NH, HS);
 }
 
@@ -2632,7 +2639,7 @@ void attend_backward(Model& m, size_t l) {
     const Activations& a = m.a;
     const int B = m.setup.B, T = m.setup.T, NH = m.config.heads, HS = m.config.head_size();
     if (m.setup.attention == Attention::FLASH)
-        attention_backward(a.dqkv(), a.att_d(), a.datt(), a.qkv(l), a.att(l), a.lse(l), B, T, NH, HS);
+        attention_backward(a.dqkv(), a.att_d(), a.counter(), a.datt(), a.qkv(l), a.att(l), a.lse(l), B, T, NH, HS);
     else naive_attention_backward(a.dqkv(), a.dprobs(), a.datt(), a.qkv(l), a.probs(l), B, T, NH, HS);
 }
 

@@ -17,6 +17,7 @@
 // compiles and refuses to run.
 #pragma once
 
+#include "atomics.h"
 #include "cuda.h"
 #include "cuda_runtime.h"
 
@@ -160,6 +161,7 @@ public:
     std::vector<Groups<Copy>> copies;  // of each thread
     std::vector<Load> loads;
     const void* barrier_not_announced = nullptr;  // between barrier_init and barrier_init_done
+    unsigned numbers_taken = 0;                   // by this block, where it is watched
     NamedBarrier named[16];
     std::vector<Groups<WarpProduct>> products;             // of each warp
     std::vector<std::vector<WarpProduct::Text>> sequence;  // of each warpgroup's products, ...
@@ -237,6 +239,7 @@ private:
         fenced.assign(warps, false);
         for (NamedBarrier& barrier : named) barrier = {};
         barrier_not_announced = nullptr;
+        numbers_taken = 0;
         late = launched->seed != 0;
         alone_.state = launched->seed;
         background = this;
@@ -290,6 +293,16 @@ inline float reciprocal_approx(float x)
 {
     cuda_cpu::watch::special_function();
     return 1.0f / x;
+}
+
+// Where blocks are watched, a few of them run, one after the other: the first would take all the work there is. On a
+// GPU they run side by side, and it is about each gridDim.x-th number that a block gets. So each gets those then, and
+// the counter is touched, but stays as it is.
+inline unsigned take_number(unsigned* counter, unsigned last)
+{
+    if (!cuda_cpu::watch::on) return atomicInc(counter, last);
+    atomicOr(counter, 0);
+    return cuda_cpu::async_work().numbers_taken++ * gridDim.x + blockIdx.x;
 }
 
 // ==== Ampere and up =====================================================================================

@@ -203,6 +203,7 @@ void forward(Study& study, const std::string& title, const Size& s) {
     Case c(study, title.c_str(), size_text(s), flops(4 * s.HS * s.pairs()));
     const auto qkv = c.input<floatX>(s.N() * 3 * s.C()), out = c.output<floatX>("out", s.N() * s.C());
     const auto lse = c.scratch<float>(s.N() * s.NH);
+    const auto counter = c.input<unsigned>({0});
     const size_t squares = naive_fits(s) ? s.N() * s.NH * s.T : 1;
     const auto scores = c.scratch<floatX>(squares), probs = c.scratch<floatX>(squares);
     attention_loop(out.expected, nullptr, nullptr, qkv.host, s, study.timing ? Heads::ROTATED : Heads::DIFFERENT);
@@ -211,7 +212,7 @@ void forward(Study& study, const std::string& title, const Size& s) {
             naive_attention_forward(out, scores, probs, qkv, s.B, s.T, s.NH, s.HS);
         });
     c.step("a warp per query, online softmax", [&] { warp_per_query(out, lse, qkv, s); });
-    trainer_steps(c, s.HS, [&] { attention_forward(out, lse, qkv, s.B, s.T, s.NH, s.HS); });
+    trainer_steps(c, s.HS, [&] { attention_forward(out, lse, counter, qkv, s.B, s.T, s.NH, s.HS); });
 }
 
 void forward_and_backward(Study& study, const std::string& title, const Size& s) {
@@ -219,6 +220,7 @@ void forward_and_backward(Study& study, const std::string& title, const Size& s)
     const auto qkv = c.input<floatX>(s.N() * 3 * s.C()), dout = c.input<floatX>(s.N() * s.C());
     const auto out = c.output<floatX>("out", s.N() * s.C()), dqkv = c.output<floatX>("dqkv", s.N() * 3 * s.C());
     const auto lse = c.scratch<float>(s.N() * s.NH), D = c.scratch<float>(s.N() * s.NH);
+    const auto counter = c.input<unsigned>({0});
     const size_t squares = naive_fits(s) ? s.N() * s.NH * s.T : 1;
     const auto scores = c.scratch<floatX>(squares), probs = c.scratch<floatX>(squares);
     const Heads heads = study.timing ? Heads::ROTATED : Heads::DIFFERENT;
@@ -229,8 +231,8 @@ void forward_and_backward(Study& study, const std::string& title, const Size& s)
             naive_attention_backward(dqkv, scores, dout, qkv, probs, s.B, s.T, s.NH, s.HS);
         });
     trainer_steps(c, s.HS, [&] {
-        attention_forward(out, lse, qkv, s.B, s.T, s.NH, s.HS);
-        attention_backward(dqkv, D, dout, qkv, out, lse, s.B, s.T, s.NH, s.HS);
+        attention_forward(out, lse, counter, qkv, s.B, s.T, s.NH, s.HS);
+        attention_backward(dqkv, D, counter, dout, qkv, out, lse, s.B, s.T, s.NH, s.HS);
     });
 }
 

@@ -24,23 +24,50 @@
 constexpr int BOX_ROWS = 64;                      // that the copy engine brings at once
 
 // Blocks stay and do one piece of work after another: a tile of rows of one head each. Pieces go from
-// long to short, so that all blocks end at about the same time; yet heads take turns in groups
-// `together`, whose tensors fit in the L2 cache.
+// long to short, and whoever has done one takes the next, so that all blocks end at about the same
+// time; yet heads take turns in groups `together`, whose tensors fit in the L2 cache.
 struct Pieces {
-    int tiles;      // per head
-    int NH, heads;  // heads = B * NH
-    int together;
+    unsigned tiles;       // per head
+    unsigned NH, heads;   // heads = B * NH
+    unsigned together;
+    unsigned* counter;    // in device memory; 0 between launches
 
-    __device__ size_t count() const { return static_cast<size_t>(tiles) * heads; }
+    __host__ __device__ unsigned count() const { return tiles * heads; }
+
+    // Each block has a first piece, its own number, and takes others until there are none: it asks once more than it
+    // is given, all blocks together count() times. Then the counter is at 0 again, for the next launch.
+    __device__ unsigned first() const { return blockIdx.x; }
+    __device__ unsigned take() const { return gridDim.x + take_number(counter, count() - 1); }
 };
 
 struct HeadTile { int rank, h, b; };   // rank 0 is the head's longest piece
 
-__device__ __forceinline__ HeadTile head_tile(const Pieces& pieces, size_t i) {
-    const int group = i / (static_cast<size_t>(pieces.tiles) * pieces.together), first = group * pieces.together;
-    const int heads = min(pieces.together, pieces.heads - first);
-    const int rest = i - static_cast<size_t>(group) * pieces.tiles * pieces.together, head = first + rest % heads;
-    return {rest / heads, head % pieces.NH, head / pieces.NH};
+__device__ __forceinline__ HeadTile head_tile(const Pieces& pieces, unsigned i) {
+    const unsigned group_pieces = pieces.tiles * pieces.together, group = i / group_pieces, rest = i % group_pieces;
+    const unsigned first = group * pieces.together, heads = min(pieces.together, pieces.heads - first);
+    const unsigned head = first + rest % heads;
+    return {static_cast<int>(rest / heads), static_cast<int>(head % pieces.NH), static_cast<int>(head / pieces.NH)};
+}
+
+// The number of the block's next piece, from the producer to the consumers. The producer takes it before it loads the
+// piece at hand, as the answer is long in coming, and hands it on afterwards.
+struct NextPiece {
+    unsigned number;
+    Ring<1> ring;
+};
+
+__device__ __forceinline__ void hand_on(NextPiece& next, Turn<1>& turn, unsigned number) {
+    wait_empty(next.ring, turn);
+    next.number = number;
+    barrier_arrive(&next.ring.full[0]);
+    turn.next();
+}
+// By way of lane 0: so all lanes have read it when it is released, and the compiler knows that they have the same.
+__device__ __forceinline__ unsigned next_piece(NextPiece& next, Turn<1>& turn) {
+    wait_full(next.ring, turn);
+    const unsigned number = __shfl_sync(FULL_WARP, next.number, 0);
+    release(next.ring, turn);
+    return number;
 }
 
 // Starts to load rows [row0, row0 + rows) of a head into a tile; `head` counts q, k and v apart.
@@ -99,6 +126,7 @@ template <int HS> struct ForwardShape : Warpgroups<HS == 64 ? 3 : 2> {
             V[STAGES][tile_bytes(KEYS, HS)], O[tile_bytes(ForwardShape::ROWS, HS)];
         Ring<1> q;
         Ring<STAGES> k, v;
+        NextPiece next;
     };
 };
 
@@ -115,9 +143,10 @@ __device__ __forceinline__ int key_tiles(int query0, int rows, int T, int keys) 
 template <int HS, typename Shape, typename LoadOwn>
 __device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, const TensorMap& qkv, const Pieces& pieces,
                                              int T, LoadOwn load_own) {
-    Turn<1> q;
+    Turn<1> q, turn;
     Turn<Shape::STAGES> kv;   // K and V have rings of their own, in step
-    for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
+    for (unsigned i = pieces.first(), next; i < pieces.count(); i = next) {
+        next = pieces.take();
         const HeadTile piece = head_tile(pieces, i);
         const int query0 = first_query(pieces, piece, Shape::ROWS),
                   tiles = key_tiles(query0, Shape::ROWS, T, Shape::KEYS);
@@ -134,6 +163,7 @@ __device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, con
             load(shared.k, shared.K[kv.stage], pieces.NH);
             load(shared.v, shared.V[kv.stage], 2 * pieces.NH);
         }
+        hand_on(shared.next, turn, next);
     }
 }
 
@@ -150,9 +180,9 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
     const uint64_t K = wgmma_operand(shared.K[0]), V = wgmma_operand(shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS)) * LOG2E;
     const size_t C = static_cast<size_t>(pieces.NH) * HS;
-    Turn<1> q;
+    Turn<1> q, turn;
     Turn<Shape::STAGES> k, v;
-    for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
+    for (unsigned i = pieces.first(); i < pieces.count(); i = next_piece(shared.next, turn)) {
         const HeadTile piece = head_tile(pieces, i);
         const int query0 = first_query(pieces, piece, Shape::ROWS), group0 = query0 + first_row_of_group;
         // Of the tiles that are loaded for the block, those that this group's queries see; one where there are none.
@@ -219,7 +249,7 @@ attention_forward_wgmma_kernel(floatX* out, float* lse, const __grid_constant__ 
     if constexpr (HAS_WGMMA) {
         using Shape = ForwardShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
-        init_rings(Shape::WARPS, shared.q, shared.k, shared.v);
+        init_rings(Shape::WARPS, shared.q, shared.k, shared.v, shared.next.ring);
         if (threadIdx.x < WARPGROUP) {
             keep_registers<Shape::PRODUCER_REGISTERS>();
             if (threadIdx.x == 0)
@@ -267,6 +297,7 @@ template <int HS> struct QueryGradientShape : Warpgroups<2> {
             V[STAGES][tile_bytes(KEYS, HS)], dQ[tile_bytes(QueryGradientShape::ROWS, HS)];
         Ring<1> q;   // and dO
         Ring<STAGES> k, v;
+        NextPiece next;
     };
 };
 
@@ -281,9 +312,9 @@ __device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const fl
     const BackwardScores<HS, KEYS> scores(shared.Q, shared.dO, shared.K[0], shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
     const size_t C = static_cast<size_t>(pieces.NH) * HS;
-    Turn<1> q;
+    Turn<1> q, turn;
     Turn<Shape::STAGES> k, v;
-    for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
+    for (unsigned i = pieces.first(); i < pieces.count(); i = next_piece(shared.next, turn)) {
         const HeadTile piece = head_tile(pieces, i);
         const int query0 = first_query(pieces, piece, Shape::ROWS), tiles = key_tiles(query0, Shape::ROWS, T, KEYS);
         const size_t first_row = static_cast<size_t>(piece.b) * T,
@@ -333,7 +364,7 @@ __global__ void __launch_bounds__(QueryGradientShape<HS>::BLOCK, 1)
     if constexpr (HAS_WGMMA) {
         using Shape = QueryGradientShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
-        init_rings(Shape::WARPS, shared.q, shared.k, shared.v);
+        init_rings(Shape::WARPS, shared.q, shared.k, shared.v, shared.next.ring);
         if (threadIdx.x < WARPGROUP) {
             keep_registers<Shape::PRODUCER_REGISTERS>();
             if (threadIdx.x == 0)
@@ -360,6 +391,7 @@ template <int HS> struct KeyGradientShape : Warpgroups<2> {
         float lse[STAGES][QUERIES], D[STAGES][QUERIES];
         Ring<1> k;                // and V
         Ring<STAGES, 1 + 32> q;   // dO, lse and D: filled by the copy engine and a warp
+        NextPiece next;
     };
 };
 
@@ -371,9 +403,10 @@ __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shar
                                              const Pieces& pieces, int T) {
     using Shape = KeyGradientShape<HS>;
     const int lane = threadIdx.x;
-    Turn<1> k;
+    Turn<1> k, turn;
     Turn<Shape::STAGES> q;
-    for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
+    for (unsigned i = pieces.first(), next = 0; i < pieces.count(); i = __shfl_sync(FULL_WARP, next, 0)) {
+        if (lane == 0) next = pieces.take();
         const HeadTile piece = head_tile(pieces, i);
         const int key0 = piece.rank * Shape::ROWS;
         const size_t first = (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T;
@@ -398,6 +431,7 @@ __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shar
             }
             barrier_arrive(full);
         }
+        if (lane == 0) hand_on(shared.next, turn, next);
     }
 }
 
@@ -411,9 +445,9 @@ __device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientS
     const BackwardScores<HS, QUERIES> scores(shared.K, shared.V, shared.Q[0], shared.dO[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
     const size_t C = static_cast<size_t>(pieces.NH) * HS;
-    Turn<1> k;
+    Turn<1> k, turn;
     Turn<Shape::STAGES> q;
-    for (size_t i = blockIdx.x; i < pieces.count(); i += gridDim.x) {
+    for (unsigned i = pieces.first(); i < pieces.count(); i = next_piece(shared.next, turn)) {
         const HeadTile piece = head_tile(pieces, i);
         const int key0 = piece.rank * Shape::ROWS;
         float S[QUERIES / 2], dP[QUERIES / 2];
@@ -463,7 +497,7 @@ __global__ void __launch_bounds__(KeyGradientShape<HS>::BLOCK, 1)
     if constexpr (HAS_WGMMA) {
         using Shape = KeyGradientShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
-        init_rings(Shape::WARPS, shared.k, shared.q);
+        init_rings(Shape::WARPS, shared.k, shared.q, shared.next.ring);
         if (threadIdx.x < WARPGROUP) {
             keep_registers<Shape::PRODUCER_REGISTERS>();
             if (threadIdx.x < 32) dkv_producer<HS>(shared, qkv, dout, lse, D, pieces, T);
@@ -488,31 +522,33 @@ TensorMap head_tensor_map(const floatX* x, int B, int T, int heads, int HS) {
 // A part of the L2 cache (50 MB on an H100) for what `together` heads read again and again.
 constexpr size_t L2_SHARE = 24 << 20;
 
-Pieces make_pieces(int B, int T, int NH, int HS, int rows) {
+Pieces make_pieces(unsigned* counter, int B, int T, int NH, int HS, int rows) {
     const size_t head_bytes = static_cast<size_t>(T) * 2 * HS * sizeof(floatX);   // K and V, or Q and dO
-    return {static_cast<int>(ceil_div(T, rows)), NH, B * NH,
-            static_cast<int>(std::max(size_t{1}, L2_SHARE / head_bytes))};
+    const unsigned tiles = ceil_div(T, rows), heads = static_cast<unsigned>(B) * NH;
+    return {tiles, static_cast<unsigned>(NH), heads,
+            static_cast<unsigned>(std::min(size_t{heads}, std::max(size_t{1}, L2_SHARE / head_bytes))), counter};
 }
 
 unsigned piece_blocks(const Pieces& pieces) {
-    return static_cast<unsigned>(std::min(static_cast<size_t>(device.properties.multiProcessorCount),
-                                          pieces.tiles * static_cast<size_t>(pieces.heads)));
+    return std::min(static_cast<unsigned>(device.properties.multiProcessorCount), pieces.count());
 }
 
-template <int HS> void attention_forward_wgmma(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH) {
+template <int HS>
+void attention_forward_wgmma(floatX* out, float* lse, unsigned* counter, const floatX* qkv, int B, int T, int NH) {
     using Shape = ForwardShape<HS>;
-    const Pieces pieces = make_pieces(B, T, NH, HS, Shape::ROWS);
+    const Pieces pieces = make_pieces(counter, B, T, NH, HS, Shape::ROWS);
     launch("attention_forward", attention_forward_wgmma_kernel<HS>, piece_blocks(pieces), Shape::BLOCK,
            sizeof(typename Shape::Shared), out, lse, head_tensor_map(qkv, B, T, 3 * NH, HS), pieces, T);
 }
 
 template <int HS>
-void attention_backward_wgmma(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
-                              const float* lse, int B, int T, int NH) {
+void attention_backward_wgmma(floatX* dqkv, float* D, unsigned* counter, const floatX* dout, const floatX* qkv,
+                              const floatX* out, const float* lse, int B, int T, int NH) {
     using Queries = QueryGradientShape<HS>;
     using Keys = KeyGradientShape<HS>;
     const TensorMap qkv_map = head_tensor_map(qkv, B, T, 3 * NH, HS), dout_map = head_tensor_map(dout, B, T, NH, HS);
-    const Pieces queries = make_pieces(B, T, NH, HS, Queries::ROWS), keys = make_pieces(B, T, NH, HS, Keys::ROWS);
+    const Pieces queries = make_pieces(counter, B, T, NH, HS, Queries::ROWS),
+                 keys = make_pieces(counter, B, T, NH, HS, Keys::ROWS);
     launch("attention_backward_dq", attention_backward_dq_wgmma_kernel<HS>, piece_blocks(queries), Queries::BLOCK,
            sizeof(typename Queries::Shared), dqkv, D, qkv_map, dout_map, dout, out, lse, queries, T);
     launch("attention_backward_dkv", attention_backward_dkv_wgmma_kernel<HS>, piece_blocks(keys), Keys::BLOCK,

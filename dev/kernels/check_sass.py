@@ -84,13 +84,13 @@ SINGLE = set("""BMSK BREV F2FP FADD FFMA FLO FMNMX FMUL FRND FSEL FSET HADD2 HFM
 WITHOUT_RESULT = set("FCHK FSETP HSETP2 ISETP R2P R2UR".split())
 LOADS, STORES = {"LDC", "LDG", "LDL", "LDS", "LDSM"}, {"STG", "STL", "STS"}
 MEMORY = LOADS | STORES
-WITH_ADDRESS = MEMORY | {"SYNCS"}
+WITH_ADDRESS = MEMORY | {"SYNCS", "ATOMG"}
 MEMORY_MODIFIERS = set("E U8 S8 U16 S16 64 128 CONSTANT STRONG CTA GPU SYS BYPASS EF EL LU 16 M88 MT88 2 4".split())
 LOCAL_MEMORY = {"LDL", "STL"}
 WIDE = {"64", "128", "256", "WIDE", "U64", "S64", "F64"}   # modifiers that mean more than one register somewhere
 # What may name no register at all; and all that begins with U.
 KNOWN = SINGLE | WITHOUT_RESULT | WITH_ADDRESS | JUMPS | set("""BAR BSYNC CS2R ELECT ERRBAR EXIT F2I FENCE I2F IMAD
-                MEMBAR NANOSLEEP NOP PLOP3 S2UR VOTEU WARPGROUP WARPSYNC""".split())
+                MEMBAR NANOSLEEP NOP PLOP3 S2UR VOTEU WARPGROUP WARPSYNC YIELD""".split())
 
 
 def widths(i):
@@ -101,6 +101,8 @@ def widths(i):
         if i.name == "LDSM":
             size = int(i.modifiers[-1]) if i.modifiers[-1] in ("2", "4") else 1
         return (size,) if i.name in LOADS else (0, size)
+    if i.name == "ATOMG" and i.modifiers == ["E", "INC", "STRONG", "GPU"]:
+        return (1, 1)
     if i.name == "IMAD" and wide <= {"WIDE"}:
         return (2, 1, 1, 2) if wide else (1, 1, 1, 2) if "HI" in i.modifiers else (1, 1, 1, 1)
     if i.name == "CS2R":
@@ -143,7 +145,8 @@ def registers(i):
             continue
         if "[" in operand and i.name in WITH_ADDRESS:
             for number, suffix in re.findall(r"(?<!\w)R(\d+)(\.\w+)?", operand):
-                wide = suffix == ".64" or (i.name in ("LDG", "STG") and suffix != ".U32")   # 64 bits in global memory
+                is_global = i.name in ("ATOMG", "LDG", "STG")   # addresses of 64 bits
+                wide = suffix == ".64" or (is_global and suffix != ".U32")
                 read |= set(range(int(number), int(number) + (2 if wide else 1)))
                 named -= 1
             continue

@@ -56,6 +56,10 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
     return y;
 }
 
+// Takes a number from a counter that goes up to `last` and then from 0 again: what blocks share out work by, in the
+// order in which they ask. "atom", .inc
+__device__ __forceinline__ unsigned take_number(unsigned* counter, unsigned last) { return atomicInc(counter, last); }
+
 // ---- Ampere and up
 
 // d (16 x 8) += a (16 x 16) b (16 x 8). "Matrix Fragments for mma.m16n8k16 with floating point type"
