@@ -49,18 +49,21 @@ __device__ __forceinline__ HeadTile head_tile(const Pieces& pieces, unsigned i) 
     return {static_cast<int>(rest / heads), static_cast<int>(head % pieces.NH), static_cast<int>(head / pieces.NH)};
 }
 
-// The number of the block's next piece, from the producer to the consumers. The producer takes it before it loads the
-// piece at hand, as the answer is long in coming, and hands it on afterwards.
+// The number of the block's next piece, from the producer to the consumers.
 struct NextPiece {
     unsigned number;
     Ring<1> ring;
 };
 
-__device__ __forceinline__ void hand_on(NextPiece& next, Turn<1>& turn, unsigned number) {
+// For the producer, when all of a piece is on its way: not before, so that no piece waits for a block that has much to
+// do yet. Meanwhile consumers have a ring of tiles to work on.
+__device__ __forceinline__ unsigned hand_on_next(NextPiece& next, Turn<1>& turn, const Pieces& pieces) {
+    const unsigned number = pieces.take();
     wait_empty(next.ring, turn);
     next.number = number;
     barrier_arrive(&next.ring.full[0]);
     turn.next();
+    return number;
 }
 // By way of lane 0: so all lanes have read it when it is released, and the compiler knows that they have the same.
 __device__ __forceinline__ unsigned next_piece(NextPiece& next, Turn<1>& turn) {
@@ -145,8 +148,7 @@ __device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, con
                                              int T, LoadOwn load_own) {
     Turn<1> q, turn;
     Turn<Shape::STAGES> kv;   // K and V have rings of their own, in step
-    for (unsigned i = pieces.first(), next; i < pieces.count(); i = next) {
-        next = pieces.take();
+    for (unsigned i = pieces.first(); i < pieces.count(); i = hand_on_next(shared.next, turn, pieces)) {
         const HeadTile piece = head_tile(pieces, i);
         const int query0 = first_query(pieces, piece, Shape::ROWS),
                   tiles = key_tiles(query0, Shape::ROWS, T, Shape::KEYS);
@@ -163,7 +165,6 @@ __device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, con
             load(shared.k, shared.K[kv.stage], pieces.NH);
             load(shared.v, shared.V[kv.stage], 2 * pieces.NH);
         }
-        hand_on(shared.next, turn, next);
     }
 }
 
@@ -405,8 +406,10 @@ __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shar
     const int lane = threadIdx.x;
     Turn<1> k, turn;
     Turn<Shape::STAGES> q;
-    for (unsigned i = pieces.first(), next = 0; i < pieces.count(); i = __shfl_sync(FULL_WARP, next, 0)) {
-        if (lane == 0) next = pieces.take();
+    auto next_of_warp = [&] {
+        return __shfl_sync(FULL_WARP, lane == 0 ? hand_on_next(shared.next, turn, pieces) : 0, 0);
+    };
+    for (unsigned i = pieces.first(); i < pieces.count(); i = next_of_warp()) {
         const HeadTile piece = head_tile(pieces, i);
         const int key0 = piece.rank * Shape::ROWS;
         const size_t first = (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T;
@@ -419,19 +422,24 @@ __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shar
         k.next();
         for (int query0 = key0; query0 < T; query0 += Shape::QUERIES, q.next()) {
             uint64_t* full = &shared.q.full[q.stage];
+            float my_lse[Shape::QUERIES / 32], my_D[Shape::QUERIES / 32];   // they come while the buffer is waited for
+            for (int r = 0; r < Shape::QUERIES / 32; r++) {
+                const int query = query0 + r * 32 + lane;
+                my_lse[r] = query < T ? lse[first + query] : 0.0f;
+                my_D[r] = query < T ? D[first + query] : 0.0f;
+            }
             wait_empty(shared.q, q);
             if (lane == 0) {
                 barrier_arrive_expect(full, sizeof(shared.Q[0]) + sizeof(shared.dO[0]));
                 load_boxes<HS>(shared.Q[q.stage], Shape::QUERIES, qkv, full, piece.h, query0, piece.b);
                 load_boxes<HS>(shared.dO[q.stage], Shape::QUERIES, dout, full, piece.h, query0, piece.b);
             }
-            for (int r = lane; r < Shape::QUERIES; r += 32) {
-                shared.lse[q.stage][r] = query0 + r < T ? lse[first + query0 + r] * LOG2E : 0.0f;
-                shared.D[q.stage][r] = query0 + r < T ? D[first + query0 + r] : 0.0f;
+            for (int r = 0; r < Shape::QUERIES / 32; r++) {
+                shared.lse[q.stage][r * 32 + lane] = my_lse[r] * LOG2E;
+                shared.D[q.stage][r * 32 + lane] = my_D[r];
             }
             barrier_arrive(full);
         }
-        if (lane == 0) hand_on(shared.next, turn, next);
     }
 }
 
