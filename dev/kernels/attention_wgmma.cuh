@@ -384,7 +384,7 @@ __global__ void __launch_bounds__(QueryGradientShape<HS>::BLOCK, 1)
 // ---- dK and dV
 
 template <int HS> struct KeyGradientShape : Warpgroups<2> {
-    static constexpr int QUERIES = 64, STAGES = stages(HS);
+    static constexpr int QUERIES = HS == 64 ? 128 : 64, STAGES = stages(HS);
     struct Shared {
         alignas(TILE_ALIGNMENT) char K[tile_bytes(KeyGradientShape::ROWS, HS)],
             V[tile_bytes(KeyGradientShape::ROWS, HS)], Q[STAGES][tile_bytes(QUERIES, HS)],
@@ -443,7 +443,7 @@ __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shar
     }
 }
 
-// As in dQ, dV and dK of a tile are computed while the scores of the next one are.
+// While dV and dK of one tile are computed, S of the next one is already under way.
 template <int HS>
 __device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientShape<HS>::Shared& shared,
                                              const Pieces& pieces, int T) {
@@ -454,7 +454,7 @@ __device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientS
     const float scale = rsqrtf(static_cast<float>(HS));
     const size_t C = static_cast<size_t>(pieces.NH) * HS;
     Turn<1> k, turn;
-    Turn<Shape::STAGES> q;
+    Turn<Shape::STAGES> q, done;   // done is behind: dV and dK still read its buffers
     for (unsigned i = pieces.first(); i < pieces.count(); i = next_piece(shared.next, turn)) {
         const HeadTile piece = head_tile(pieces, i);
         const int key0 = piece.rank * Shape::ROWS;
@@ -463,32 +463,41 @@ __device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientS
         uint32_t P[QUERIES / 16][4], dS[QUERIES / 16][4];
         clear_fragment<HS>(dK);
         clear_fragment<HS>(dV);
+        auto start_tile = [&] {
+            wait_full(shared.q, q);
+            wgmma_fence(S);
+            start_scores<HS, QUERIES>(S, scores.X, Shape::ROWS, scores.a(q.stage));   // S = K Q^T
+        };
         wait_full(shared.k, k);
-        for (int query0 = key0; query0 < T; query0 += QUERIES) {
-            Turn<Shape::STAGES> now = q;
-            if (query0 > key0) now.next();            // q is behind: dV and dK still read its buffers
-            wait_full(shared.q, now);
-            scores.start(S, dP, Shape::ROWS, now.stage, now.stage);              // S = K Q^T, dP = V dO^T
-            wgmma_wait<1>(S);                         // and dV and dK of the last tile are done
+        start_tile();
+        for (int query0 = key0;;) {
+            wgmma_wait<1>(dK, dV);                    // of the last tile; S is under way
             if (query0 > key0) {
                 __syncwarp();                         // all lanes have read lse and D
-                release(shared.q, q);
+                release(shared.q, done);
             }
+            wgmma_fence(dP);
+            start_scores<HS, QUERIES>(dP, scores.Y, Shape::ROWS, scores.b(q.stage));  // dP = V dO^T
+            wgmma_wait<1>(S);
             if (key0 + row + 15 > query0) mask_scores<Queries::COLUMNS>(S, key0 + row, query0);
-            probabilities(S, scale * LOG2E, [&](int e) { return shared.lse[now.stage][fragment_column(e)]; });
+            probabilities(S, scale * LOG2E, [&](int e) { return shared.lse[q.stage][fragment_column(e)]; });
             to_operands(P, S);
-            wgmma_fence(dV, P);
-            start_outputs<HS, QUERIES>(dV, P, scores.b(now.stage));              // dV += P dO
-            wgmma_wait<HS == 64 ? 1 : 0>(dP);         // larger heads need P's registers for dS
-            score_gradients(dP, S, [&](int e) { return shared.D[now.stage][fragment_column(e)]; });
+            wait_full(shared.q, q);                   // it is full: a branch, see wgmma_wait
+            wgmma_wait<0>(dP);
+            score_gradients(dP, S, [&](int e) { return shared.D[q.stage][fragment_column(e)]; });
             to_operands(dS, dP);
-            wgmma_fence(dK, dS);
-            start_outputs<HS, QUERIES>(dK, dS, scores.a(now.stage));             // dK += dS Q
+            wgmma_fence(dV, dK, P, dS);
+            start_outputs<HS, QUERIES>(dV, P, scores.b(q.stage));                     // dV += P dO
+            start_outputs<HS, QUERIES>(dK, dS, scores.a(q.stage));                    // dK += dS Q
+            q.next();
+            query0 += QUERIES;
+            if (query0 >= T) break;
+            start_tile();
         }
         release(shared.k, k);
         wgmma_wait<0>(dK, dV);
         __syncwarp();
-        release(shared.q, q);
+        release(shared.q, done);
         const float factor[2] = {scale, scale};
         multiply_rows<HS>(dK, factor);
         floatX* to = dqkv + static_cast<size_t>(piece.b) * T * 3 * C + piece.h * HS;
