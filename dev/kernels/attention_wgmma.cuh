@@ -181,6 +181,7 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
     const uint64_t K = wgmma_operand(shared.K[0]), V = wgmma_operand(shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS)) * LOG2E;
     const size_t C = static_cast<size_t>(pieces.NH) * HS;
+    const TakeTurns<Shape::CONSUMERS> turns(first_row_of_group / GROUP_ROWS);
     Turn<1> q, turn;
     Turn<Shape::STAGES> k, v;
     for (unsigned i = pieces.first(); i < pieces.count(); i = next_piece(shared.next, turn)) {
@@ -194,7 +195,6 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
         uint32_t P[KEYS / 16][4];
         RowState rows;
         auto start_tile = [&] {
-            wait_full(shared.k, k);
             wgmma_fence(S);
             start_scores<HS, KEYS>(S, Q, Shape::ROWS, moved(K, k.stage * sizeof(shared.K[0])));         // S = Q K^T
         };
@@ -206,15 +206,19 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
         };
         clear_fragment<HS>(O);
         wait_full(shared.q, q);
+        wait_full(shared.k, k);
         start_tile();
         wgmma_wait<0>(S);
         softmax(0);
         to_operands(P, S);
         for (int j = 1; j < tiles; j++) {
-            start_tile();
+            wait_full(shared.k, k);
             wait_full(shared.v, v);
+            turns.wait();
+            start_tile();
             wgmma_fence(O, P);
             start_outputs<HS, KEYS>(O, P, moved(V, v.stage * sizeof(shared.V[0]))); // O += P V, of the last tile
+            turns.pass();
             wgmma_wait<1>(S);
             softmax(j);
             Turn<Shape::STAGES> next = v;
@@ -234,6 +238,8 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
         wgmma_wait<0>(O);
         release(shared.v, v);
         for (int j = tiles; j < loaded; j++) {   // K was loaded before V; who multiplies it waits for it
+            turns.wait();
+            turns.pass();
             wait_full(shared.v, v);
             __syncwarp();   // all lanes have seen them full: once released, they may soon be full of something else
             release(shared.k, k);

@@ -119,6 +119,15 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
     while (!done);
 }
 
+// Barriers 1 to 15 of a block, by number: a round of one ends when so many threads have come, those that wait until then
+// and those that go on at once. "bar"
+__device__ __forceinline__ void named_barrier_wait(int number, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 // ---- Hopper: the copy engine (TMA)
 
 // Starts to copy the box at (c0, c1, c2, c3) of a tensor, c0 fastest, to shared memory; what lies
@@ -353,9 +362,10 @@ __device__ __forceinline__ void release(Ring<STAGES, FILLERS>& ring, Turn<STAGES
 // An operand counts in units of 16 bytes: adding to it moves it.
 __device__ __forceinline__ uint64_t moved(uint64_t operand, int bytes) { return operand + bytes / 16; }
 
-// Warpgroups of a block: one that loads and CONSUMERS that multiply. The launch gives all threads the
+// Warpgroups of a block: one that loads and COUNT that multiply. The launch gives all threads the
 // same registers; the first group needs few, the others take the rest of the 65536.
-template <int CONSUMERS> struct Warpgroups {
+template <int COUNT> struct Warpgroups {
+    static constexpr int CONSUMERS = COUNT;
     static constexpr int BLOCK = WARPGROUP * (1 + CONSUMERS);
     static constexpr int WARPS = 4 * CONSUMERS;      // that multiply
     static constexpr int ROWS = GROUP_ROWS * CONSUMERS;
@@ -365,6 +375,19 @@ template <int CONSUMERS> struct Warpgroups {
 
 // This warp's first row among those of the block's consumers.
 __device__ __forceinline__ int consumer_row() { return (threadIdx.x - WARPGROUP) / 32 * 16; }
+
+// Warpgroups that multiply take turns at starting their products, one after the other, and each passes the turn on when
+// its own have started: so those of one run while another does arithmetic. A turn is a round of a named barrier, of those
+// who wait for it and those who pass it on.
+template <int CONSUMERS> struct TakeTurns {
+    int group;
+
+    __device__ __forceinline__ explicit TakeTurns(int g) : group(g) {
+        if (group == CONSUMERS - 1) pass();   // the first group begins
+    }
+    __device__ __forceinline__ void wait() const { named_barrier_wait(1 + group, 2 * WARPGROUP); }
+    __device__ __forceinline__ void pass() const { named_barrier_arrive(1 + (group + 1) % CONSUMERS, 2 * WARPGROUP); }
+};
 
 // Its group's first row; by way of lane 0, so that the compiler knows that all lanes have the same, and
 // keeps operands in the registers that a warp shares, where products take them from.
