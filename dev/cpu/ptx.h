@@ -1028,7 +1028,7 @@ template <int N, Major B> CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], uin
 }
 template <int N, Major B> CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add)
 {
-    static_assert(N == 64);
+    static_assert(N == 64 || N == 128);
     cuda_cpu::need_warpgroup("wgmma");
     cuda_cpu::ProductOperand mine{d, a, 0, b, add, cuda_cpu::watch::here()};
     cuda_cpu::meet_warp("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);

@@ -83,8 +83,9 @@ __device__ __forceinline__ void load_boxes(char* tile, int rows, const TensorMap
                         b);
 }
 
-// The output of (64, HS) is accumulated in blocks of 64 columns.
-template <int HS> using HeadFragment = float[column_blocks(HS)][GROUP_ROWS * TILE_COLUMNS / WARPGROUP];
+// The output of (64, HS) is accumulated in whole blocks of 64 columns.
+__host__ __device__ constexpr int output_columns(int HS) { return column_blocks(HS) * TILE_COLUMNS; }
+template <int HS> using HeadFragment = float[output_columns(HS) / 2];
 
 // Starts S (64, N) = A B^T, of rows of two tiles: A of a_rows, B (N, HS).
 template <int HS, int N>
@@ -100,21 +101,15 @@ __device__ __forceinline__ void start_scores(float (&S)[N / 2], uint64_t A, int 
 // Starts O (64, HS) += P (64, N) B, P from registers, B (N, HS) a tile.
 template <int HS, int N>
 __device__ __forceinline__ void start_outputs(HeadFragment<HS>& O, const uint32_t (&P)[N / 16][4], uint64_t B) {
+    const uint64_t rows = HS > TILE_COLUMNS ? of_rows(B, N * TILE_ROW_BYTES) : B;
 #pragma unroll
     for (int k = 0; k < N / 16; k++)
-        for (int c = 0; c < column_blocks(HS); c++)
-            wgmma<TILE_COLUMNS, Major::MN>(O[c], P[k], moved(B, (c * N + k * 16) * TILE_ROW_BYTES), 1);
+        wgmma<output_columns(HS), Major::MN>(O, P[k], moved(rows, k * 16 * TILE_ROW_BYTES), 1);
     wgmma_commit();
 }
 
-template <int HS> __device__ __forceinline__ void multiply_rows(HeadFragment<HS>& x, const float (&factor)[2]) {
-#pragma unroll
-    for (int c = 0; c < column_blocks(HS); c++) multiply_rows(x[c], factor);
-}
-template <int HS> __device__ __forceinline__ void clear_fragment(HeadFragment<HS>& x) {
-#pragma unroll
-    for (int c = 0; c < column_blocks(HS); c++)
-        for (float& value : x[c]) value = 0;
+template <int N> __device__ __forceinline__ void clear_fragment(float (&x)[N]) {
+    for (float& value : x) value = 0;
 }
 
 // Buffers of a ring: what shared memory (227 KiB to a block) has room for in all three kernels.
@@ -142,28 +137,31 @@ __device__ __forceinline__ int key_tiles(int query0, int rows, int T, int keys) 
     return (min(query0 + rows, T) + keys - 1) / keys;
 }
 
-// The producer of forward and dQ: for each piece its own rows, which load_own starts, then K and V.
+// The producer of forward and dQ: for each piece K and V, and its own rows, which load_own starts.
 template <int HS, typename Shape, typename LoadOwn>
 __device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, const TensorMap& qkv, const Pieces& pieces,
                                              int T, LoadOwn load_own) {
-    Turn<1> q, turn;
+    Turn<1> each_piece;       // of q and next
     Turn<Shape::STAGES> kv;   // K and V have rings of their own, in step
-    for (unsigned i = pieces.first(); i < pieces.count(); i = hand_on_next(shared.next, turn, pieces)) {
+    for (unsigned i = pieces.first(); i < pieces.count(); i = hand_on_next(shared.next, each_piece, pieces)) {
         const HeadTile piece = head_tile(pieces, i);
         const int query0 = first_query(pieces, piece, Shape::ROWS),
                   tiles = key_tiles(query0, Shape::ROWS, T, Shape::KEYS);
-        wait_empty(shared.q, q);
+        auto load = [&](Ring<Shape::STAGES>& ring, char* tile, int head, int j) {
+            uint64_t* full = &ring.full[kv.stage];
+            wait_empty(ring, kv);
+            barrier_arrive_expect(full, sizeof(shared.K[0]));
+            load_boxes<HS>(tile, Shape::KEYS, qkv, full, head, j * Shape::KEYS, piece.b);
+        };
+        // K comes first: its ring has room before the last piece is done with its own rows.
+        load(shared.k, shared.K[kv.stage], pieces.NH + piece.h, 0);
+        wait_empty(shared.q, each_piece);
         load_own(piece, query0, &shared.q.full[0]);
-        q.next();
-        for (int j = 0; j < tiles; j++, kv.next()) {
-            auto load = [&](Ring<Shape::STAGES>& ring, char* tile, int first_head) {
-                uint64_t* full = &ring.full[kv.stage];
-                wait_empty(ring, kv);
-                barrier_arrive_expect(full, sizeof(shared.K[0]));
-                load_boxes<HS>(tile, Shape::KEYS, qkv, full, first_head + piece.h, j * Shape::KEYS, piece.b);
-            };
-            load(shared.k, shared.K[kv.stage], pieces.NH);
-            load(shared.v, shared.V[kv.stage], 2 * pieces.NH);
+        for (int j = 0;;) {
+            load(shared.v, shared.V[kv.stage], 2 * pieces.NH + piece.h, j);
+            kv.next();
+            if (++j == tiles) break;
+            load(shared.k, shared.K[kv.stage], pieces.NH + piece.h, j);
         }
     }
 }
@@ -204,7 +202,7 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
             if ((j + 1) * KEYS > query0 + row + 1) mask_scores<Queries::ROWS>(S, query0 + row, j * KEYS);
             softmax_step(S, rows, rescale, scale);
         };
-        clear_fragment<HS>(O);
+        clear_fragment(O);
         wait_full(shared.q, q);
         wait_full(shared.k, k);
         start_tile();
@@ -226,7 +224,7 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
             wait_full(shared.v, next);   // of this tile; and a branch, see wgmma_wait
             wgmma_wait<0>(O);
             release(shared.v, v);
-            multiply_rows<HS>(O, rescale);
+            multiply_rows(O, rescale);
             to_operands(P, S);
         }
         wait_full(shared.v, v);
@@ -245,8 +243,8 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
             release(shared.k, k);
             release(shared.v, v);
         }
-        multiply_rows<HS>(O, inverse);
-        store_rows<HS>(out + first_row * C + piece.h * HS, C, query0 + row, T, O[0], shared.O, Shape::ROWS, row);
+        multiply_rows(O, inverse);
+        store_rows<HS>(out + first_row * C + piece.h * HS, C, query0 + row, T, O, shared.O, Shape::ROWS, row);
     }
 }
 
@@ -330,7 +328,7 @@ __device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const fl
         float S[KEYS / 2], dP[KEYS / 2], lse[2], D[2];
         HeadFragment<HS> dQ;
         uint32_t dS[KEYS / 16][4];
-        clear_fragment<HS>(dQ);
+        clear_fragment(dQ);
         query_statistics<HS>(lse, D, D_out + first_lse, lse_in + first_lse, dout + first_out, out + first_out,
                              query0 + row, T, C);
         wait_full(shared.q, q);
@@ -356,8 +354,8 @@ __device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const fl
         wgmma_wait<0>(dQ);
         release(shared.k, k);
         const float factor[2] = {scale, scale};
-        multiply_rows<HS>(dQ, factor);
-        store_rows<HS>(dqkv + first_row * 3 * C + piece.h * HS, 3 * C, query0 + row, T, dQ[0], shared.dQ, Shape::ROWS,
+        multiply_rows(dQ, factor);
+        store_rows<HS>(dqkv + first_row * 3 * C + piece.h * HS, 3 * C, query0 + row, T, dQ, shared.dQ, Shape::ROWS,
                        row);
     }
 }
@@ -467,8 +465,8 @@ __device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientS
         float S[QUERIES / 2], dP[QUERIES / 2];
         HeadFragment<HS> dK, dV;
         uint32_t P[QUERIES / 16][4], dS[QUERIES / 16][4];
-        clear_fragment<HS>(dK);
-        clear_fragment<HS>(dV);
+        clear_fragment(dK);
+        clear_fragment(dV);
         auto start_tile = [&] {
             wait_full(shared.q, q);
             wgmma_fence(S);
@@ -505,10 +503,10 @@ __device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientS
         __syncwarp();
         release(shared.q, done);
         const float factor[2] = {scale, scale};
-        multiply_rows<HS>(dK, factor);
+        multiply_rows(dK, factor);
         floatX* to = dqkv + static_cast<size_t>(piece.b) * T * 3 * C + piece.h * HS;
-        store_rows<HS>(to + C, 3 * C, key0 + row, T, dK[0], shared.out, Shape::ROWS, row);
-        store_rows<HS>(to + 2 * C, 3 * C, key0 + row, T, dV[0], shared.out, Shape::ROWS, row);
+        store_rows<HS>(to + C, 3 * C, key0 + row, T, dK, shared.out, Shape::ROWS, row);
+        store_rows<HS>(to + 2 * C, 3 * C, key0 + row, T, dV, shared.out, Shape::ROWS, row);
     }
 }
 

@@ -209,12 +209,19 @@ template <int N, Major B> __device__ __forceinline__ void wgmma(float (&d)[N / 2
 // The same with a from registers, in fragments as above.
 template <int N, Major B>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {
-    static_assert(N == 64);
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32
-        ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
-        : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(static_cast<int>(B)));
+    static_assert(N == 64 || N == 128);
+    if constexpr (N == 64)
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32
+            ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+            : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3)
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(static_cast<int>(B)));
+    else
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " WGMMA_64
+            ", {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
+            : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7)
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(static_cast<int>(B)));
 }
 
 #undef WGMMA_D
@@ -361,6 +368,10 @@ __device__ __forceinline__ void release(Ring<STAGES, FILLERS>& ring, Turn<STAGES
 
 // An operand counts in units of 16 bytes: adding to it moves it.
 __device__ __forceinline__ uint64_t moved(uint64_t operand, int bytes) { return operand + bytes / 16; }
+// The same tile read by Major::MN, its blocks of 64 columns so far apart: wgmma_operand has left 16 bytes there.
+__device__ __forceinline__ uint64_t of_rows(uint64_t operand, int column_block_bytes) {
+    return operand + (static_cast<uint64_t>(column_block_bytes / 16 - 1) << 16);
+}
 
 // Warpgroups of a block: one that loads and COUNT that multiply. The launch gives all threads the
 // same registers; the first group needs few, the others take the rest of the 65536.
