@@ -98,15 +98,16 @@ __device__ __forceinline__ void start_scores(float (&S)[N / 2], uint64_t A, int 
     wgmma_commit();
 }
 
-// Starts O (64, HS) += P (64, N) B, P from registers, B (N, HS) a tile.
-template <int HS, int N>
+// Starts O (64, HS) += P (64, N) B, P from registers, B (N, HS) a tile; of P only the first COLUMNS.
+template <int HS, int N, int COLUMNS = N>
 __device__ __forceinline__ void start_outputs(HeadFragment<HS>& O, const uint32_t (&P)[N / 16][4], uint64_t B) {
     const uint64_t rows = HS > TILE_COLUMNS ? of_rows(B, N * TILE_ROW_BYTES) : B;
 #pragma unroll
-    for (int k = 0; k < N / 16; k++)
+    for (int k = 0; k < COLUMNS / 16; k++)
         wgmma<output_columns(HS), Major::MN>(O, P[k], moved(rows, k * 16 * TILE_ROW_BYTES), 1);
     wgmma_commit();
 }
+
 
 template <int N> __device__ __forceinline__ void clear_fragment(float (&x)[N]) {
     for (float& value : x) value = 0;
@@ -135,6 +136,24 @@ __device__ __forceinline__ int first_query(const Pieces& pieces, const HeadTile&
 // Tiles of keys that queries [query0, query0 + rows) need.
 __device__ __forceinline__ int key_tiles(int query0, int rows, int T, int keys) {
     return (min(query0 + rows, T) + keys - 1) / keys;
+}
+
+// Of the tiles that are loaded for the block, those that the queries of one group see; one where there are no queries.
+__device__ __forceinline__ int group_tiles(int group0, int T, int keys) {
+    return group0 < T ? key_tiles(group0, GROUP_ROWS, T, keys) : 1;
+}
+
+// Releases tiles that only others see, and before each calls its_turn.
+template <typename Shared, int STAGES, typename ItsTurn>
+__device__ __forceinline__ void release_tiles(Shared& shared, Turn<STAGES>& k, Turn<STAGES>& v, int count,
+                                              ItsTurn its_turn) {
+    for (; count > 0; count--) {
+        its_turn();
+        wait_full(shared.v, v);   // K was loaded before V; who multiplies it waits for it
+        __syncwarp();   // all lanes have seen them full: once released, they may soon be full of something else
+        release(shared.k, k);
+        release(shared.v, v);
+    }
 }
 
 // The producer of forward and dQ: for each piece K and V, and its own rows, which load_own starts.
@@ -185,9 +204,8 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
     for (unsigned i = pieces.first(); i < pieces.count(); i = next_piece(shared.next, turn)) {
         const HeadTile piece = head_tile(pieces, i);
         const int query0 = first_query(pieces, piece, Shape::ROWS), group0 = query0 + first_row_of_group;
-        // Of the tiles that are loaded for the block, those that this group's queries see; one where there are none.
-        const int loaded = key_tiles(query0, Shape::ROWS, T, KEYS);
-        const int tiles = group0 < T ? key_tiles(group0, GROUP_ROWS, T, KEYS) : 1;
+        const int loaded = key_tiles(query0, Shape::ROWS, T, KEYS), tiles = group_tiles(group0, T, KEYS);
+        const bool sees_half = group0 + GROUP_ROWS <= tiles * KEYS - KEYS / 2;   // of the last tile, at most
         float S[KEYS / 2], rescale[2];
         HeadFragment<HS> O;
         uint32_t P[KEYS / 16][4];
@@ -229,20 +247,18 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
         }
         wait_full(shared.v, v);
         wgmma_fence(O, P);
-        start_outputs<HS, KEYS>(O, P, moved(V, v.stage * sizeof(shared.V[0])));
+        const uint64_t values = moved(V, v.stage * sizeof(shared.V[0]));
+        if (sees_half) start_outputs<HS, KEYS, KEYS / 2>(O, P, values);
+        else start_outputs<HS, KEYS>(O, P, values);
         const float sum[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])}, inverse[2] = {1 / sum[0], 1 / sum[1]};
         const size_t first_row = static_cast<size_t>(piece.b) * T;
         store_lse(lse + (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T, rows, sum, query0 + row, T, scale);
         wgmma_wait<0>(O);
         release(shared.v, v);
-        for (int j = tiles; j < loaded; j++) {   // K was loaded before V; who multiplies it waits for it
+        release_tiles(shared, k, v, loaded - tiles, [&] {
             turns.wait();
             turns.pass();
-            wait_full(shared.v, v);
-            __syncwarp();   // all lanes have seen them full: once released, they may soon be full of something else
-            release(shared.k, k);
-            release(shared.v, v);
-        }
+        });
         multiply_rows(O, inverse);
         store_rows<HS>(out + first_row * C + piece.h * HS, C, query0 + row, T, O, shared.O, Shape::ROWS, row);
     }
@@ -282,14 +298,6 @@ template <int HS, int N> struct BackwardScores {
 
     __device__ __forceinline__ uint64_t a(int stage) const { return moved(A, stage * tile_bytes(N, HS)); }
     __device__ __forceinline__ uint64_t b(int stage) const { return moved(B, stage * tile_bytes(N, HS)); }
-
-    // Starts both, in two groups. own_rows: of X's and Y's tiles
-    __device__ __forceinline__ void start(float (&S)[N / 2], float (&dP)[N / 2], int own_rows, int a_stage,
-                                          int b_stage) const {
-        wgmma_fence(S, dP);
-        start_scores<HS, N>(S, X, own_rows, a(a_stage));
-        start_scores<HS, N>(dP, Y, own_rows, b(b_stage));
-    }
 };
 
 // ---- dQ
@@ -321,23 +329,29 @@ __device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const fl
     Turn<Shape::STAGES> k, v;
     for (unsigned i = pieces.first(); i < pieces.count(); i = next_piece(shared.next, turn)) {
         const HeadTile piece = head_tile(pieces, i);
-        const int query0 = first_query(pieces, piece, Shape::ROWS), tiles = key_tiles(query0, Shape::ROWS, T, KEYS);
+        const int query0 = first_query(pieces, piece, Shape::ROWS);
+        const int loaded = key_tiles(query0, Shape::ROWS, T, KEYS), tiles = group_tiles(query0 + group_row(), T, KEYS);
         const size_t first_row = static_cast<size_t>(piece.b) * T,
                      first_lse = (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T;
         const size_t first_out = first_row * C + piece.h * HS;
         float S[KEYS / 2], dP[KEYS / 2], lse[2], D[2];
         HeadFragment<HS> dQ;
         uint32_t dS[KEYS / 16][4];
-        clear_fragment(dQ);
-        query_statistics<HS>(lse, D, D_out + first_lse, lse_in + first_lse, dout + first_out, out + first_out,
-                             query0 + row, T, C);
-        wait_full(shared.q, q);
-        for (int j = 0; j < tiles; j++) {
-            Turn<Shape::STAGES> now = k;
-            if (j > 0) now.next();                    // k is behind: dQ still reads its buffer
+        Turn<Shape::STAGES> now = k;                  // k is behind: dQ of the last tile still reads its buffer
+        auto start_tile = [&] {
             wait_full(shared.k, now);
             wait_full(shared.v, v);
-            scores.start(S, dP, Shape::ROWS, now.stage, v.stage);                // S = Q K^T, dP = dO V^T
+            wgmma_fence(S, dP);
+            start_scores<HS, KEYS>(S, scores.X, Shape::ROWS, scores.a(now.stage));                      // S = Q K^T
+            start_scores<HS, KEYS>(dP, scores.Y, Shape::ROWS, scores.b(v.stage));                       // dP = dO V^T
+        };
+        clear_fragment(dQ);
+        wgmma_fence(dQ);                              // it is clear before the first product starts
+        wait_full(shared.q, q);
+        start_tile();
+        query_statistics<HS>(lse, D, D_out + first_lse, lse_in + first_lse, dout + first_out, out + first_out,
+                             query0 + row, T, C);
+        for (int j = 0;;) {
             wgmma_wait<1>(S);                         // and dQ of the last tile is done
             if (j > 0) release(shared.k, k);
             if ((j + 1) * KEYS > query0 + row + 1) mask_scores<Queries::ROWS>(S, query0 + row, j * KEYS);
@@ -349,10 +363,14 @@ __device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const fl
             score_gradients(dP, S, [&](int e) { return D[e / 2 % 2]; });
             to_operands(dS, dP);
             wgmma_fence(dQ, dS);
-            start_outputs<HS, KEYS>(dQ, dS, scores.a(now.stage));                // dQ += dS K
+            start_outputs<HS, KEYS>(dQ, dS, scores.a(now.stage));                                       // dQ += dS K
+            now.next();
+            if (++j == tiles) break;
+            start_tile();
         }
         wgmma_wait<0>(dQ);
         release(shared.k, k);
+        release_tiles(shared, k, v, loaded - tiles, [] {});
         const float factor[2] = {scale, scale};
         multiply_rows(dQ, factor);
         store_rows<HS>(dqkv + first_row * 3 * C + piece.h * HS, 3 * C, query0 + row, T, dQ, shared.dQ, Shape::ROWS,
@@ -472,11 +490,19 @@ __device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientS
             wgmma_fence(S);
             start_scores<HS, QUERIES>(S, scores.X, Shape::ROWS, scores.a(q.stage));   // S = K Q^T
         };
+        // Queries before a group's keys do not see them. Where those are a whole tile, and not all, it is left out.
+        const int first_query = key0 + (QUERIES == GROUP_ROWS && key0 + GROUP_ROWS < T ? group_row() : 0);
+        if (first_query > key0) {
+            wait_full(shared.q, q);
+            __syncwarp();
+            release(shared.q, done);
+            q.next();
+        }
         wait_full(shared.k, k);
         start_tile();
-        for (int query0 = key0;;) {
+        for (int query0 = first_query;;) {
             wgmma_wait<1>(dK, dV);                    // of the last tile; S is under way
-            if (query0 > key0) {
+            if (query0 > first_query) {
                 __syncwarp();                         // all lanes have read lse and D
                 release(shared.q, done);
             }
