@@ -123,10 +123,24 @@ def claim_of(launch):
     return None
 
 
-def scores_of(name, tensor_flops):
-    """(scores, instructions for each) that a launch with so many FLOPs on tensor cores takes the softmax of."""
+@dataclass(frozen=True)
+class Softmax:
+    """Between the products of a launch. turns: whether groups of warps take turns at products; pieces: of work, that
+    blocks which stay take one after another; 0 where sizes are unknown."""
+    scores: float = 0
+    instructions: float = 0     # for each score
+    turns: bool = False
+    pieces: int = 0
+
+
+def softmax_of(name, tensor_flops, shape=None):
+    """What a launch with so many FLOPs on tensor cores takes the softmax of."""
     attention = attention_of(name)
     if not attention:
-        return 0, 0
+        return Softmax()
     products, instructions, head_size = attention
-    return tensor_flops / (2 * products * head_size), instructions
+    hopper, forward, pieces = "_wgmma_" in name, name.startswith("attention_forward"), 0
+    if hopper and shape and {"B", "T", "C"} <= shape.keys():
+        rows = 192 if forward and head_size == 64 else 128      # attention_wgmma.cuh: of a piece
+        pieces = shape["B"] * (shape["C"] // head_size) * -(-shape["T"] // rows)
+    return Softmax(tensor_flops / (2 * products * head_size), instructions, hopper and forward, pieces)

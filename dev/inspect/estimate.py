@@ -9,6 +9,19 @@ Rates are the share of the data sheet's that good kernels attain; each says why.
     tensor cores        FLOPs / rate; and behind them, where the kernel has scores, the softmax's instructions
     a launch            no kernel is shorter than its start and its end
 
+Attention's rests on published figures, of an H100 and causal. A warp does not multiply while it takes a softmax, and
+others fill the gap only in part: products and softmax add up, which comes within 15 % of cuDNN's forward. Where groups
+take turns at products (Hopper's forward) a part of the shorter one is hidden; and each piece of work of a block begins
+and ends with products and stores that nothing runs beside. Both numbers, for forward and backward, are fitted to
+FlashAttention-3's forward, at T = 1024, 2048, 8192, 16384 (TFLOP/s):
+
+    heads of 64    published 265 371 460 473    estimated 266 353 447 468
+    heads of 128   published 423 521 602 616    estimated 342 429 529 551
+
+and stay at or below it. Backward has no turns: at heads of 128 it is estimated at
+283, 328, 372 for T = 1024, 2048, 8192, where FlashAttention-3 has 182, 316, 539 with 5 products for our 7. Kernels that
+take pieces from a counter end 1 to 4 % later than evenly shared work would, which is in the published figures too.
+
 It is optimistic where a kernel waits for latency: too few loads under way, long chains of dependent instructions,
 barriers. What is not counted is other arithmetic outside of tensor cores, scores apart.
 """
@@ -17,12 +30,15 @@ from dataclasses import dataclass
 
 from cards import (FP32_LANES, L2_PORT, REGISTER_GRANULARITY, REGISTERS, SPECIAL_FUNCTIONS, WARP,
                    WARP_GRANULARITY)
+from claims import Softmax
 
 MEMORY_SHARE = 0.92         # a large copy on HBM or GDDR6X: the rest is refresh and turning from reads to writes
 L2_SHARE = 0.65             # microbenchmarks of A100 and H100 read 5 to 6 TB/s of about 9
 L1_SHARE = 0.9              # wavefronts: bubbles between instructions that depend on each other
 TENSOR_SHARE = 0.70         # large BF16 products by cuBLASLt on an H100 of 700 W: at full load power lowers the clock
 FP32_SHARE = 0.85           # large FP32 products by cuBLASLt
+TURNS_OVERLAP = 0.55        # of products and softmax, whichever is shorter: how much of it is hidden; see above
+PIECE_SECONDS = 4.5e-6      # of a block, for each piece of attention's work; see above
 KERNEL_SECONDS = 2.5e-6     # of the shortest kernel: start of its blocks, a load, a store, the end
 GAP_SECONDS = 1e-6          # between two kernels of a CUDA graph, of which the later one needs the earlier one's result
 COPY_SECONDS = 2e-6         # of the shortest memset or copy on the device
@@ -72,28 +88,28 @@ class Estimate:
     occupancy: Occupancy
 
 
-def launch_bounds(card, launch, room, scores=0, score_instructions=0):
-    """{what: seconds}. launch: traffic of one launch, the keys of raw.json; scores: of a softmax between products."""
+def launch_bounds(card, launch, room, softmax=Softmax()):
+    """{what: seconds}. launch: traffic of one launch, the keys of raw.json; softmax: the one between products."""
     busy = min(launch["blocks"], card.multiprocessors)
     # Blocks do the same work: in the last wave, multiprocessors without a block do nothing.
     tail = math.ceil(room.waves) / room.waves if math.isfinite(room.waves) and room.waves > 1 else 1.0
     clocks = card.clock * busy
     l2 = min(L2_SHARE * card.l2_bytes_per_clock * card.clock, L2_PORT * clocks)
     products = tail * launch["tensor_flops"] / (TENSOR_SHARE * card.tensor * busy / card.multiprocessors)
-    # A warp does not multiply while it takes a softmax, and others fill the gap only in part: times add up. This
-    # comes within 15 % of what cuDNN's attention does on an H100.
-    softmax = tail * scores * (1 / SPECIAL_FUNCTIONS + score_instructions / FP32_LANES) / clocks
+    scores = tail * softmax.scores * (1 / SPECIAL_FUNCTIONS + softmax.instructions / FP32_LANES) / clocks
+    hidden = TURNS_OVERLAP * min(products, scores) if softmax.turns else 0
+    pieces = softmax.pieces / busy * PIECE_SECONDS
     return {"memory": (launch["dram_load"] + launch["dram_store"]) / min(MEMORY_SHARE * card.memory, L2_PORT * clocks),
             "L2": launch["l2"] / l2,
             "L1 and shared": tail * launch["wavefronts"] / (L1_SHARE * clocks),
-            "special functions": 0 if scores else tail * launch["special"] / SPECIAL_FUNCTIONS / clocks,
-            "softmax" if softmax > products else "tensor cores": products + softmax,
+            "special functions": 0 if softmax.scores else tail * launch["special"] / SPECIAL_FUNCTIONS / clocks,
+            "softmax" if scores > products else "tensor cores": products + scores - hidden + pieces,
             "a launch": KERNEL_SECONDS}
 
 
-def estimate_launch(card, launch, threads, shared, registers=None, scores=0, score_instructions=0):
+def estimate_launch(card, launch, threads, shared, registers=None, softmax=Softmax()):
     room = occupancy(card, launch["blocks"], threads, shared, registers)
-    bounds = launch_bounds(card, launch, room, scores, score_instructions)
+    bounds = launch_bounds(card, launch, room, softmax)
     bound = max(bounds, key=bounds.get)
     return Estimate(bounds[bound], bound, bounds, room)
 

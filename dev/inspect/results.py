@@ -3,7 +3,7 @@ import json
 from dataclasses import dataclass
 
 from cards import CARDS, SECTOR, WAVEFRONT
-from claims import BYTES, Launch, claim_of, scores_of
+from claims import BYTES, Launch, claim_of, softmax_of
 from estimate import estimate_launch, estimate_step
 from symbols import Mistake, Place, Sources, Symbols, bare_name, demangled
 
@@ -108,7 +108,7 @@ class Kernel:
         self.sites = raw["sites"]
         self.sums = Sums(self.sites)
         self.registers, self.spills = self.find_registers(registers)
-        self.estimate = self.make_estimate(card)
+        self.estimate = self.make_estimate(card, shape)
         self.find_claim(shape)
         self.lines = self.find_lines(symbols)
         self.races = self.find_races(symbols)
@@ -126,7 +126,7 @@ class Kernel:
             found = same[0] if len(same) == 1 else None
         return (found["registers"], found["spills"]) if found else (None, None)
 
-    def make_estimate(self, card):
+    def make_estimate(self, card, shape):
         traffic = self.raw["traffic"]
         scale = self.blocks / max(1, self.raw["recorded_blocks"])
         of_global = scale * sum(l1_wavefronts(site) for site in self.sites if site["space"] == "global")
@@ -134,8 +134,8 @@ class Kernel:
                   "dram_store": traffic["launch_dram_store"], "l2": traffic["launch_l2"],
                   "wavefronts": traffic["launch_shared_wavefronts"] + of_global,
                   "tensor_flops": traffic["launch_tensor_flops"], "special": traffic.get("launch_special", 0)}
-        scores = scores_of(self.name, launch["tensor_flops"])
-        return estimate_launch(card, launch, self.threads, self.shared, self.registers, *scores)
+        softmax = softmax_of(self.name, launch["tensor_flops"], shape)
+        return estimate_launch(card, launch, self.threads, self.shared, self.registers, softmax)
 
     def find_claim(self, shape):
         """What the cost line predicts, and how much more is moved or multiplied."""

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from dataclasses import replace
 
 sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -24,9 +25,9 @@ sys.path.append(os.path.join(ROOT, "dev", "bench"))
 import gpu_model
 import report
 from cards import CARDS
-from claims import COSTS, Launch, claim_of, scores_of
-from estimate import (GAP_SECONDS, KERNEL_SECONDS, L2_PORT, MEMORY_SHARE, TENSOR_SHARE, estimate_launch, estimate_step,
-                      matmul_seconds, occupancy)
+from claims import COSTS, Launch, Softmax, claim_of, softmax_of
+from estimate import (GAP_SECONDS, KERNEL_SECONDS, L2_PORT, MEMORY_SHARE, PIECE_SECONDS, TENSOR_SHARE, TURNS_OVERLAP,
+                      estimate_launch, estimate_step, matmul_seconds, occupancy)
 from gpu_report import PUBLISHED_ATTENTION
 from pictures import Gallery, global_picture, shared_picture
 from registers import parse as parse_registers
@@ -310,8 +311,8 @@ NOTHING = {"blocks": 1024, "dram_load": 0, "dram_store": 0, "l2": 0, "wavefronts
 
 def launches():
     h100 = CARDS["h100"]
-    def estimated(threads=256, shared=0, scores=(0, 0), **launch):
-        return estimate_launch(h100, {**NOTHING, **launch}, threads, shared, None, *scores)
+    def estimated(threads=256, shared=0, softmax=Softmax(), **launch):
+        return estimate_launch(h100, {**NOTHING, **launch}, threads, shared, None, softmax)
     for bound, launch in [("memory", {"dram_load": 6e8, "dram_store": 4e8}), ("L2", {"l2": 1e10}),
                           ("L1 and shared", {"wavefronts": 1e8}), ("special functions", {"special": 1e10}), ("tensor cores", {"tensor_flops": 1e12}),
                           ("a launch", {})]:
@@ -324,23 +325,57 @@ def launches():
     whole, more = (estimated(blocks=blocks, wavefronts=1e8).seconds for blocks in (1056, 1057))
     claim(near(more, 2 * 1056 / 1057 * whole, 1e-3), "one block more than a wave has takes another wave")
     alone = estimated(tensor_flops=1e12)
-    soft = estimated(tensor_flops=1e12, scores=scores_of("attention_forward_wgmma_kernel<64>", 1e12))
-    claim(soft.seconds > 1.5 * alone.seconds, "a softmax between products costs time",
+    between = softmax_of("attention_backward_dq_wgmma_kernel<64>", 1e12)
+    soft = estimated(tensor_flops=1e12, softmax=between)
+    claim(soft.seconds > 1.3 * alone.seconds, "a softmax between products costs time",
           f"{alone.seconds * 1e6:.0f} and {soft.seconds * 1e6:.0f} us")
+    turns = estimated(tensor_flops=1e12, softmax=replace(between, turns=True)).seconds
+    claim(near(soft.seconds - turns, TURNS_OVERLAP * (soft.seconds - alone.seconds)),
+          "where groups take turns a part of it is hidden", f"{turns * 1e6:.0f} us")
+    pieces = estimated(tensor_flops=1e12, softmax=replace(between, pieces=1320)).seconds
+    claim(near(pieces - soft.seconds, 10 * PIECE_SECONDS), "and each piece of a block's work begins and ends alone")
+    counted = softmax_of("attention_forward_wgmma_kernel<64>", 1e12, {"B": 3, "T": 1000, "C": 128}).pieces
+    claim(counted == 3 * 2 * 6, "pieces are rows of a head by the 192 or 128", f"{counted}")
+
+
+# FlashAttention-3, causal, H100, B * T = 16384, 2048 channels: TFLOP/s by (head size, T), as published.
+FLASH3_FORWARD = {(64, 1024): 265, (64, 2048): 371, (64, 8192): 460, (64, 16384): 473,
+                  (128, 1024): 423, (128, 2048): 521, (128, 8192): 602, (128, 16384): 616}
+FLASH3_BACKWARD = {(128, 2048): 316, (128, 8192): 539}
+
+
+def attention_rate(head_size, T, kernels, paper_flops, **changed):
+    """TFLOP/s as papers count them, estimated. kernels: {name: FLOPs that are done}"""
+    shape, seconds = {"B": 16384 // T, "T": T, "C": 2048}, 0
+    for name, done in kernels.items():
+        softmax = replace(softmax_of(f"attention_{name}_wgmma_kernel<{head_size}>", done, shape), **changed)
+        launch = {**NOTHING, "blocks": 132, "tensor_flops": done}
+        seconds += estimate_launch(CARDS["h100"], launch, 384, 200 << 10, 168, softmax).seconds
+    return paper_flops / seconds / 1e12
 
 
 def attention():
-    """Against cuDNN's causal forward on an H100, as published; the diagonal's tiles of 128 are multiplied whole."""
-    h100 = CARDS["h100"]
+    """Against published figures of an H100, causal; of the diagonal's tiles more is multiplied than counts."""
+    def forward_flops(head_size, T):
+        return gpu_model.attention_flops(16384 // T, T, 2048 // head_size, head_size)["forward"]
     for (head_size, T), published in PUBLISHED_ATTENTION.items():
-        flops = gpu_model.attention_flops(16, T, 2048 // head_size, head_size)["forward"]
-        done = flops * (1 + 128 / T)
-        name = f"attention_forward_wgmma_kernel<{head_size}>"
-        launch = {**NOTHING, "blocks": 132, "tensor_flops": done}
-        seconds = estimate_launch(h100, launch, 384, 200 << 10, 168, *scores_of(name, done)).seconds
-        rate, cudnn = flops / seconds / 1e12, published["forward"]["cuDNN"]
-        claim(0.75 * cudnn < rate < 1.15 * cudnn, f"attention, heads of {head_size}, T = {T}: estimated near cuDNN's",
+        flops, cudnn = forward_flops(head_size, T), published["forward"]["cuDNN"]
+        rate = attention_rate(head_size, T, {"forward": flops * (1 + 128 / T)}, flops, turns=False, pieces=0)
+        claim(0.75 * cudnn < rate < 1.15 * cudnn, f"without turns, heads of {head_size}, T = {T}: near cuDNN's",
               f"{rate:.0f} and {cudnn} TFLOP/s")
+    for (head_size, T), published in FLASH3_FORWARD.items():
+        flops = forward_flops(head_size, T)
+        rate = attention_rate(head_size, T, {"forward": flops * (1 + 96 / T)}, flops)
+        claim(0.8 * published < rate < 1.05 * published,
+              f"with them, heads of {head_size}, T = {T}: near FlashAttention-3's, hardly above it",
+              f"{rate:.0f} and {published} TFLOP/s")
+    for (head_size, T), published in FLASH3_BACKWARD.items():
+        flops = forward_flops(head_size, T)
+        done = {"backward_dq": 1.5 * flops * (1 + 64 / T), "backward_dkv": 2 * flops * (1 + 64 / T)}
+        rate = attention_rate(head_size, T, done, 2.5 * flops)
+        claim(0.6 * published < rate < 1.05 * published,
+              f"backward, heads of {head_size}, T = {T}: near FlashAttention-3's, hardly above it",
+              f"{rate:.0f} and {published} TFLOP/s")
 
 
 def product(m, n, k, out_bytes=2, accumulate=False):
@@ -388,9 +423,9 @@ def attention_launches(model):
     paper = gpu_model.attention_flops(model.micro_batch, model.seq_len, model.heads, model.channels // model.heads)
     for name, products in (("attention_forward", 2), ("attention_backward_dq", 3), ("attention_backward_dkv", 4)):
         done = products / 2 * paper["forward"] * (1 + 128 / model.seq_len)
-        scores = scores_of(f"{name}_wgmma_kernel<{model.channels // model.heads}>", done)
+        softmax = softmax_of(f"{name}_wgmma_kernel<{model.channels // model.heads}>", done, shape_of(model))
         launch = {**NOTHING, "blocks": 132, "tensor_flops": done}
-        yield estimate_launch(CARDS["h200"], launch, 384, 200 << 10, 168, *scores)
+        yield estimate_launch(CARDS["h200"], launch, 384, 200 << 10, 168, softmax)
 
 
 def hand_counted_steps():
