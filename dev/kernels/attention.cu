@@ -22,6 +22,31 @@
 //                           FA3 265 371 460 473      FA3 423 521 602 616      FlashAttention-3
 //     forward + backward    FA2 192 232 273 284      FA2 221 265 308 328
 // The sizes timed here are the same.
+//
+// Backward in one kernel. Hopper's backward is two kernels and 7 products. One kernel of keys can do it in 5: dS, once
+// it is there, also goes through shared memory to dQ += dS K, whose sum over tiles of keys stays in memory, in FP32,
+// and is added to in a fixed order (a number for each tile of queries says whose turn it is) so as to give the same bits.
+// Estimated for B * T = 16384, NH * HS = 2048 on an H100, with the rates of dev/inspect/estimate.py, in microseconds:
+//
+//                               heads of 64, T = 1k / 2k / 8k     heads of 128, T = 1k / 2k / 8k
+//     two kernels                   880   1414   4617                 608   1048   3692
+//       of that products            391    738   2822                 369    716   2800
+//     one kernel, without dQ's sum  526    870   2931                 384    680   2455
+//       of that products            279    527   2015                 264    512   2000
+//     dQ's sum in L2: read and written for each 128 keys, 8 HS bytes for 1280 HS FLOPs
+//                                   198    375   1432                 187    364   1421
+//     dQ's sum in memory: cleared, written, read and rounded, 14 bytes an element
+//                                   152    152    152                 152    152    152
+//
+// If L2 does its part beside the products, one kernel takes 23, 28, 33 % less time with heads of 64 and 12, 21, 29 %
+// with heads of 128; if products wait for it, 0 to 2 % less and 9 to 19 % more. Waiting for turns adds little where
+// pieces are taken as they are here, tiles of keys in order and heads in between: whose turn is before a tile's has
+// started earlier. It takes 4 bytes an element of dQ (201 MB for GPT-2 124M, 64 x 1024). Registers: with heads of 128 dK
+// and dV take 128 of 240, S and dP 64, P 16, dQ's part 32, so dS would have to leave by way of shared memory only: it
+// fits, barely. Shared memory, of 227 KiB: K and V 64, two stages of Q and dO 64, dS 16, dQ 32: it fits. What there is
+// to compare with, FlashAttention-3's backward, one kernel with sums in any order, reaches 182, 316, 539 TFLOP/s at
+// T = 1k, 2k, 8k and heads of 128; two kernels are estimated at 283, 328, 372. So at the lengths of GPT-2 and GPT-3 it
+// does not clearly win; at 8k it would. Two kernels, until a GPU has timed them.
 
 #include "study.h"
 

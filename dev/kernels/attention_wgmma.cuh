@@ -3,19 +3,22 @@
 //
 // from      Shah et al. 2024, "FlashAttention-3", algorithms 1 and 2; Dao 2023, "FlashAttention-2"
 // mapping   One block per multiprocessor stays there and does one piece of work after another: a tile of rows of a
-//           head, queries in forward and dQ, keys in dK/dV. Its first warpgroup only loads, the others only multiply
-//           and take the softmax; they hand tiles to each other through rings of buffers:
+//           head, queries in forward and dQ, keys in dK/dV. Which piece is next a counter in device memory says, so
+//           that no block waits for others at the end. Its first warpgroup only loads, the others only multiply and
+//           take the softmax; they hand tiles to each other through rings of buffers:
 //
-//           warpgroup 0   one thread: copy engine -> Q | K V | K V | K V ...      stages of a ring in shared memory
+//           warpgroup 0   one thread: copy engine -> K Q V | K V | K V ...        stages of a ring in shared memory
 //           warpgroup 1   rows   0.. 63 of the piece   S = Q K^T, softmax, O += P V     warp 0 of it: rows 0..15
 //           warpgroup 2   rows  64..127                  the same, of the same K and V
 //           warpgroup 3   rows 128..191                  (forward, heads of 64 only)
 //
 //           A warp's 16 rows of scores are a fragment in its registers: P and dS go from one product into the next
-//           without leaving them. Products are asynchronous: while those of one tile run, another's softmax is taken
+//           without leaving them. Products are asynchronous: while those of one tile run, another's softmax is taken.
+//           Forward's warpgroups take turns at starting them, so that it is not all of them that take it at once
 // backward  dQ and dK/dV are kernels of their own, which form S and dP twice: 7 products for 5, but no sum that depends
-//           on the order of blocks
+//           on the order of blocks (dev/kernels/attention.cu estimates the other way)
 // cost      compute: 2 products forward, 7 backward, of T*T/2*HS each
+// needs     the counter at 0, and leaves it there
 // shared    of 227 KiB: 3 stages for heads of 64, 2 for larger ones
 #pragma once
 

@@ -119,8 +119,8 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
     while (!done);
 }
 
-// Barriers 1 to 15 of a block, by number: a round of one ends when so many threads have come, those that wait until then
-// and those that go on at once. "bar"
+// Barriers 1 to 15 of a block, by number: a round of one ends when so many threads have come, those that wait until
+// then and those that go on at once. "bar"
 __device__ __forceinline__ void named_barrier_wait(int number, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
@@ -388,8 +388,8 @@ template <int COUNT> struct Warpgroups {
 __device__ __forceinline__ int consumer_row() { return (threadIdx.x - WARPGROUP) / 32 * 16; }
 
 // Warpgroups that multiply take turns at starting their products, one after the other, and each passes the turn on when
-// its own have started: so those of one run while another does arithmetic. A turn is a round of a named barrier, of those
-// who wait for it and those who pass it on.
+// its own have started: so those of one run while another does arithmetic. A turn is a round of a named barrier, of
+// those who wait for it and those who pass it on. The last pass, in a block that is done, nobody waits for.
 template <int CONSUMERS> struct TakeTurns {
     int group;
 
