@@ -1,7 +1,7 @@
 // The instructions of dev/kernels/ptx.cuh, with the same names, on a CPU, written from the PTX manual: fragments,
-// descriptors, swizzles, barriers and copies as it defines them; and two that a program of its own may want besides,
-// named barriers and the fence between stores and the copy engine. It needs nothing but the headers beside it: such a
-// program includes it after <cuda_runtime.h>.
+// descriptors, swizzles, barriers and copies as it defines them; and one that a program of its own may want besides, the
+// fence between stores and the copy engine. It needs nothing but the headers beside it: such a program includes it
+// after <cuda_runtime.h>.
 //
 // What the hardware does later may be done later here too. Under a seed (cuda_cpu::seed) a copy lands and a product
 // reads its operands at some moment between the instruction and the wait that covers it, drawn from the seed, and a

@@ -25,7 +25,7 @@
 //
 // Backward in one kernel. Hopper's backward is two kernels and 7 products. One kernel of keys can do it in 5: dS, once
 // it is there, also goes through shared memory to dQ += dS K, whose sum over tiles of keys stays in memory, in FP32,
-// and is added to in a fixed order (a number for each tile of queries says whose turn it is) so as to give the same bits.
+// and is added to in a fixed order (a number for each tile of queries says whose turn it is) to give the same bits.
 // Estimated for B * T = 16384, NH * HS = 2048 on an H100, with the rates of dev/inspect/estimate.py, in microseconds:
 //
 //                               heads of 64, T = 1k / 2k / 8k     heads of 128, T = 1k / 2k / 8k
@@ -41,8 +41,8 @@
 // If L2 does its part beside the products, one kernel takes 23, 28, 33 % less time with heads of 64 and 12, 21, 29 %
 // with heads of 128; if products wait for it, 0 to 2 % less and 9 to 19 % more. Waiting for turns adds little where
 // pieces are taken as they are here, tiles of keys in order and heads in between: whose turn is before a tile's has
-// started earlier. It takes 4 bytes an element of dQ (201 MB for GPT-2 124M, 64 x 1024). Registers: with heads of 128 dK
-// and dV take 128 of 240, S and dP 64, P 16, dQ's part 32, so dS would have to leave by way of shared memory only: it
+// started earlier. It takes 4 bytes an element of dQ (201 MB for GPT-2 124M, 64 x 1024). Registers: with heads of 128
+// dK and dV take 128 of 240, S and dP 64, P 16, dQ's part 32, so dS would have to leave by way of shared memory only: it
 // fits, barely. Shared memory, of 227 KiB: K and V 64, two stages of Q and dO 64, dS 16, dQ 32: it fits. What there is
 // to compare with, FlashAttention-3's backward, one kernel with sums in any order, reaches 182, 316, 539 TFLOP/s at
 // T = 1k, 2k, 8k and heads of 128; two kernels are estimated at 283, 328, 372. So at the lengths of GPT-2 and GPT-3 it

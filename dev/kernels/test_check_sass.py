@@ -93,10 +93,12 @@ def test_registers_in_flight(k):
 
 def test_swapped_register(k):
     """Arithmetic that overlaps with a product, behind a wait that leaves one in flight."""
-    wait = next(n for n in k.waits if groups_left(k.code[n]) == 1)
+    def arithmetic_behind(wait):
+        return next(n for n in range(wait, len(k.code)) if k.code[n].name in ("FMUL", "FFMA", "FADD", "FMNMX")
+                    and plain_register(k.code[n].operands[1]) is not None)
+    wait, victim = next((n, arithmetic_behind(n)) for n in k.waits if groups_left(k.code[n]) == 1 and
+                        not any(n < other < arithmetic_behind(n) for other in [*k.waits, *k.products]))
     last = max(n for n in k.products if n < wait)
-    victim = next(n for n in range(wait, len(k.code)) if k.code[n].name in ("FMUL", "FFMA", "FADD", "FMNMX")
-                  and plain_register(k.code[n].operands[1]) is not None)
     theirs = min(product(k.code[last]).sums)
     text = re.sub(r"^(\S+ R\d+, \S*?)R\d+", rf"\g<1>R{theirs}", k.code[victim].text)
     k.claim_found("one register of what overlaps with a product is another", victim, text, f"R{theirs} is sum")
