@@ -1481,9 +1481,9 @@ static void test_products_of_warpgroups()
                      tiles_multiply<256, Major::K, From::SHARED>() && tiles_multiply<64, Major::MN, From::SHARED>() &&
                      tiles_multiply<128, Major::MN, From::SHARED>() && tiles_multiply<256, Major::MN, From::SHARED>();
           }));
-    claim("wgmma, a in registers: both majors", in_every_order([] {
-              return tiles_multiply<64, Major::K, From::REGISTERS>() &&
-                     tiles_multiply<64, Major::MN, From::REGISTERS>();
+    claim("wgmma, a in registers: N of 64 and 128, both majors", in_every_order([] {
+              return tiles_multiply<64, Major::K, From::REGISTERS>() && tiles_multiply<128, Major::K, From::REGISTERS>() &&
+                     tiles_multiply<64, Major::MN, From::REGISTERS>() && tiles_multiply<128, Major::MN, From::REGISTERS>();
           }));
     claim("wgmma: groups of 8 rows are as far apart as the descriptor says",
           tiles_multiply<128, Major::K, From::SHARED>(1024, 32768, 3072) &&

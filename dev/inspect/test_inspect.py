@@ -436,6 +436,8 @@ def test_ptx():
     claim_equal([race["why"] for version in (1, 4) for race in case.kernel(f"products<(Products){version}>")["races"]],
                 ["no fence.proxy.async between", "nothing orders them"],
                 "... and it is said whether it is the fence that is missing")
+    claim_equal(case.sum("numbers", "in turn", "store", "requests", "lanes"), (18, 18),
+                "blocks that take numbers from a counter get them in turn, though they run one after another")
     for argument, end, kernel, comments in UNFINISHED:
         run, figures = case.run_again("--", argument)
         claim(run.returncode == 1 and end in figures["ended"], f"{argument}: the program ends with it, exit code 1",
