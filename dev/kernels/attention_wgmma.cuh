@@ -249,10 +249,14 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
             to_operands(P, S);
         }
         wait_full(shared.v, v);
-        wgmma_fence(O, P);
         const uint64_t values = moved(V, v.stage * sizeof(shared.V[0]));
-        if (sees_half) start_outputs<HS, KEYS, KEYS / 2>(O, P, values);
-        else start_outputs<HS, KEYS>(O, P, values);
+        if (sees_half) {
+            wgmma_fence(O, P);
+            start_outputs<HS, KEYS, KEYS / 2>(O, P, values);
+        } else {
+            wgmma_fence(O, P);
+            start_outputs<HS, KEYS>(O, P, values);
+        }
         const float sum[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])}, inverse[2] = {1 / sum[0], 1 / sum[1]};
         const size_t first_row = static_cast<size_t>(piece.b) * T;
         store_lse(lse + (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T, rows, sum, query0 + row, T, scale);
