@@ -785,7 +785,7 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s) {
     const auto got = forward.run([&] {
         const DeviceArray<floatX> out(s.N() * s.C()), d_qkv(qkv);
         const DeviceArray<float> lse(s.N() * s.NH);
-        const DeviceArray<unsigned> counter(Values{0});
+        const DeviceArray<int> counter(Values{0});
         attention_forward(out, lse, counter, d_qkv, s.B, s.T, s.NH, s.HS);
         return Outputs{out.download(), lse.download(), counter.download()};
     });
@@ -798,7 +798,7 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s) {
     const auto gradients = backward.run([&] {
         const DeviceArray<floatX> dqkv(qkv.size()), d_dout(dout), d_qkv(qkv), d_out(out);
         const DeviceArray<float> D(s.N() * s.NH), d_lse(lse);
-        const DeviceArray<unsigned> counter(Values{0});
+        const DeviceArray<int> counter(Values{0});
         attention_backward(dqkv, D, counter, d_dout, d_qkv, d_out, d_lse, s.B, s.T, s.NH, s.HS);
         return Outputs{dqkv.download(), counter.download()};
     });

@@ -1499,7 +1499,7 @@ template <typename F> void with_head_size(int HS, F f) {
 }
 
 // counter: 0; Hopper's blocks take their work by it, and leave 0
-void attention_forward(floatX* out, float* lse, unsigned* counter, const floatX* qkv, int B, int T, int NH, int HS) {
+void attention_forward(floatX* out, float* lse, int* counter, const floatX* qkv, int B, int T, int NH, int HS) {
     if (!on_tensor_cores(HS)) return attention_forward_portable(out, lse, qkv, B, T, NH, HS);
     with_head_size(HS, [&](auto size) {
         constexpr int HEAD_SIZE = decltype(size)::value;
@@ -1510,7 +1510,7 @@ void attention_forward(floatX* out, float* lse, unsigned* counter, const floatX*
 }
 
 // D (B,NH,T) fp32 scratch
-void attention_backward(floatX* dqkv, float* D, unsigned* counter, const floatX* dout, const floatX* qkv,
+void attention_backward(floatX* dqkv, float* D, int* counter, const floatX* dout, const floatX* qkv,
                         const floatX* out, const float* lse, int B, int T, int NH, int HS) {
     if (!on_tensor_cores(HS)) return attention_backward_portable(dqkv, D, dout, qkv, out, lse, B, T, NH, HS);
     with_head_size(HS, [&](auto size) {
@@ -2236,8 +2236,7 @@ struct Activations {
     Tensor<float> partials, norm_partials, norm;
     Tensor<AdamW> adamw;
     Tensor<double> loss;
-    Tensor<int> inputs, targets, order, first;
-    Tensor<unsigned> counter;   // of attention's pieces of work
+    Tensor<int> inputs, targets, order, first, counter;
     Tensor<char> matmul_workspace;
 };
 
@@ -2273,8 +2272,7 @@ template <typename T>
 ActivationRow row(Tensor<T>& tensor, const char* name, std::vector<size_t> shape, size_t copies,
                   Category category = Category::ACTIVATIONS) {
     constexpr bool IS_FLOAT = std::is_same_v<T, float>, IS_DOUBLE = std::is_same_v<T, double>;
-    constexpr bool IS_INT = std::is_same_v<T, int>, IS_UNSIGNED = std::is_same_v<T, unsigned>;
-    const char* type = IS_FLOAT ? "fp32" : IS_DOUBLE ? "fp64" : IS_INT ? "int32" : IS_UNSIGNED ? "uint32" : "bytes";
+    const char* type = IS_FLOAT ? "fp32" : IS_DOUBLE ? "fp64" : std::is_same_v<T, int> ? "int32" : "bytes";
     return {&tensor, name, std::move(shape), type, sizeof(T), copies, category};
 }
 
@@ -2510,7 +2508,7 @@ void allocate(Model& m, const Setup& s) {
     }
     device.matmul_workspace = m.a.matmul_workspace();
     clear(m.a.loss(), sizeof(double));
-    clear(m.a.counter(), sizeof(unsigned));
+    clear(m.a.counter(), sizeof(int));
 }
 
 // GPT-2's: normal with std 0.02, less for what ends in the residual stream, which sums 2L of them.

@@ -298,9 +298,9 @@ inline float reciprocal_approx(float x)
 // Where blocks are watched, a few of them run, one after the other: the first would take all the work there is. On a
 // GPU they run side by side, and it is about each gridDim.x-th number that a block gets. So each gets those then, and
 // the counter is touched, but stays as it is.
-inline unsigned take_number(unsigned* counter, unsigned last)
+inline unsigned take_number(int* counter, unsigned last)
 {
-    if (!cuda_cpu::watch::on) return atomicInc(counter, last);
+    if (!cuda_cpu::watch::on) return atomicInc(reinterpret_cast<unsigned*>(counter), last);
     atomicOr(counter, 0);
     return cuda_cpu::async_work().numbers_taken++ * gridDim.x + blockIdx.x;
 }

@@ -33,7 +33,7 @@ struct Pieces {
     unsigned tiles;       // per head
     unsigned NH, heads;   // heads = B * NH
     unsigned together;
-    unsigned* counter;    // in device memory; 0 between launches
+    int* counter;         // in device memory; 0 between launches
 
     __host__ __device__ unsigned count() const { return tiles * heads; }
 
@@ -257,7 +257,8 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
             wgmma_fence(O, P);
             start_outputs<HS, KEYS>(O, P, values);
         }
-        const float sum[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])}, inverse[2] = {1 / sum[0], 1 / sum[1]};
+        const float sum[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])},
+                    inverse[2] = {reciprocal_approx(sum[0]), reciprocal_approx(sum[1])};
         const size_t first_row = static_cast<size_t>(piece.b) * T;
         store_lse(lse + (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T, rows, sum, query0 + row, T, scale);
         wgmma_wait<0>(O);
@@ -576,7 +577,7 @@ TensorMap head_tensor_map(const floatX* x, int B, int T, int heads, int HS) {
 // A part of the L2 cache (50 MB on an H100) for what `together` heads read again and again.
 constexpr size_t L2_SHARE = 24 << 20;
 
-Pieces make_pieces(unsigned* counter, int B, int T, int NH, int HS, int rows) {
+Pieces make_pieces(int* counter, int B, int T, int NH, int HS, int rows) {
     const size_t head_bytes = static_cast<size_t>(T) * 2 * HS * sizeof(floatX);   // K and V, or Q and dO
     const unsigned tiles = ceil_div(T, rows), heads = static_cast<unsigned>(B) * NH;
     return {tiles, static_cast<unsigned>(NH), heads,
@@ -588,7 +589,7 @@ unsigned piece_blocks(const Pieces& pieces) {
 }
 
 template <int HS>
-void attention_forward_wgmma(floatX* out, float* lse, unsigned* counter, const floatX* qkv, int B, int T, int NH) {
+void attention_forward_wgmma(floatX* out, float* lse, int* counter, const floatX* qkv, int B, int T, int NH) {
     using Shape = ForwardShape<HS>;
     const Pieces pieces = make_pieces(counter, B, T, NH, HS, Shape::ROWS);
     launch("attention_forward", attention_forward_wgmma_kernel<HS>, piece_blocks(pieces), Shape::BLOCK,
@@ -596,7 +597,7 @@ void attention_forward_wgmma(floatX* out, float* lse, unsigned* counter, const f
 }
 
 template <int HS>
-void attention_backward_wgmma(floatX* dqkv, float* D, unsigned* counter, const floatX* dout, const floatX* qkv,
+void attention_backward_wgmma(floatX* dqkv, float* D, int* counter, const floatX* dout, const floatX* qkv,
                               const floatX* out, const float* lse, int B, int T, int NH) {
     using Queries = QueryGradientShape<HS>;
     using Keys = KeyGradientShape<HS>;

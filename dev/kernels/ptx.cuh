@@ -58,7 +58,9 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
 
 // Takes a number from a counter that goes up to `last` and then from 0 again: what blocks share out work by, in the
 // order in which they ask. "atom", .inc
-__device__ __forceinline__ unsigned take_number(unsigned* counter, unsigned last) { return atomicInc(counter, last); }
+__device__ __forceinline__ unsigned take_number(int* counter, unsigned last) {
+    return atomicInc(reinterpret_cast<unsigned*>(counter), last);
+}
 
 // ---- Ampere and up
 

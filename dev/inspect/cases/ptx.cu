@@ -217,7 +217,7 @@ __global__ void small_product(float* out)
 
 // ---- numbers that blocks take
 
-__global__ void numbers(float* out, unsigned* counter, unsigned count)
+__global__ void numbers(float* out, int* counter, unsigned count)
 {
     for (unsigned n = blockIdx.x; n < count; n = gridDim.x + take_number(counter, count - 1))
         if (n % gridDim.x == blockIdx.x) out[n] = 1;   // in turn
@@ -277,7 +277,7 @@ static void all(float* out, const float* in)
     multiply<Products::NO_BARRIER>(out, in);
     multiply<Products::LATE_WAIT>(out, in);
     small_product<<<1, 64>>>(out);
-    numbers<<<4, 1>>>(out, reinterpret_cast<unsigned*>(out) + 1024, 18);
+    numbers<<<4, 1>>>(out, reinterpret_cast<int*>(out) + 1024, 18);
 }
 
 int main(int argc, char** argv)
