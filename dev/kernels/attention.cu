@@ -228,7 +228,7 @@ void forward(Study& study, const std::string& title, const Size& s) {
     Case c(study, title.c_str(), size_text(s), flops(4 * s.HS * s.pairs()));
     const auto qkv = c.input<floatX>(s.N() * 3 * s.C()), out = c.output<floatX>("out", s.N() * s.C());
     const auto lse = c.scratch<float>(s.N() * s.NH);
-    const auto counter = c.input<int>({0});
+    const auto counter = c.input<int>(std::vector<int>{0});
     const size_t squares = naive_fits(s) ? s.N() * s.NH * s.T : 1;
     const auto scores = c.scratch<floatX>(squares), probs = c.scratch<floatX>(squares);
     attention_loop(out.expected, nullptr, nullptr, qkv.host, s, study.timing ? Heads::ROTATED : Heads::DIFFERENT);
@@ -245,7 +245,7 @@ void forward_and_backward(Study& study, const std::string& title, const Size& s)
     const auto qkv = c.input<floatX>(s.N() * 3 * s.C()), dout = c.input<floatX>(s.N() * s.C());
     const auto out = c.output<floatX>("out", s.N() * s.C()), dqkv = c.output<floatX>("dqkv", s.N() * 3 * s.C());
     const auto lse = c.scratch<float>(s.N() * s.NH), D = c.scratch<float>(s.N() * s.NH);
-    const auto counter = c.input<int>({0});
+    const auto counter = c.input<int>(std::vector<int>{0});
     const size_t squares = naive_fits(s) ? s.N() * s.NH * s.T : 1;
     const auto scores = c.scratch<floatX>(squares), probs = c.scratch<floatX>(squares);
     const Heads heads = study.timing ? Heads::ROTATED : Heads::DIFFERENT;
