@@ -42,9 +42,9 @@
 // with heads of 128; if products wait for it, 0 to 2 % less and 9 to 19 % more. Waiting for turns adds little where
 // pieces are taken as they are here, tiles of keys in order and heads in between: whose turn is before a tile's has
 // started earlier. It takes 4 bytes an element of dQ (201 MB for GPT-2 124M, 64 x 1024). Registers: with heads of 128
-// dK and dV take 128 of 240, S and dP 64, P 16, dQ's part 32, so dS would have to leave by way of shared memory only: it
-// fits, barely. Shared memory, of 227 KiB: K and V 64, two stages of Q and dO 64, dS 16, dQ 32: it fits. What there is
-// to compare with, FlashAttention-3's backward, one kernel with sums in any order, reaches 182, 316, 539 TFLOP/s at
+// dK and dV take 128 of 240, S and dP 64, P 16, dQ's part 32, so dS would have to leave by way of shared memory only:
+// it fits, barely. Shared memory, of 227 KiB: K and V 64, two stages of Q and dO 64, dS 16, dQ 32: it fits. What there
+// is to compare with, FlashAttention-3's backward, one kernel with sums in any order, reaches 182, 316, 539 TFLOP/s at
 // T = 1k, 2k, 8k and heads of 128; two kernels are estimated at 283, 328, 372. So at the lengths of GPT-2 and GPT-3 it
 // does not clearly win; at 8k it would. Two kernels, until a GPU has timed them.
 
