@@ -111,7 +111,6 @@ __device__ __forceinline__ void start_outputs(HeadFragment<HS>& O, const uint32_
     wgmma_commit();
 }
 
-
 template <int N> __device__ __forceinline__ void clear_fragment(float (&x)[N]) {
     for (float& value : x) value = 0;
 }
