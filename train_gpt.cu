@@ -1209,10 +1209,17 @@ void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n
 
 constexpr int OWN = 32;                          // rows that a block owns
 constexpr int STEP = WARP_SIZE == 1 ? 32 : 16;   // rows of the other side per step
-constexpr int TILE_M = 4;                        // a thread computes TILE_M x TILE_N of a product:
-constexpr int TILE_N = WARP_SIZE == 1 ? 32 : 4;  // 4 x 4, or vector registers full on a CPU
+constexpr int TILE_M = WARP_SIZE == 1 ? 8 : 4;   // a thread computes TILE_M x TILE_N of a product: 4 x 4,
+constexpr int TILE_N = WARP_SIZE == 1 ? 32 : 4;  // or on a CPU as many as its vector registers hold
 constexpr int LANES = WARP_SIZE == 1 ? 32 : 1;   // neighbouring rows a thread takes in softmax
 constexpr int ATTENTION_BLOCK = WARP_SIZE == 1 ? 1 : 128;
+
+// What one instruction multiplies and adds: a float, or on a CPU a vector of them.
+#if WARP_SIZE == 1
+typedef float Lane __attribute__((vector_size(PACK * sizeof(float)), aligned(sizeof(float)), may_alias));
+#else
+typedef float Lane;
+#endif
 
 enum class Old { DROP, ADD, RESCALE };
 enum class Stored { AS_M_K, AS_K_M };
@@ -1221,23 +1228,27 @@ enum class Stored { AS_M_K, AS_K_M };
 // apart. Old::RESCALE multiplies column n of the old C by scale[n] first.
 template <Old OLD, Stored STORED>
 __device__ void tile_matmul(float* C, const float* A, const float* B, const float* scale, int M, int K, int lda) {
-    constexpr int PER_ROW = OWN / TILE_N;
+    constexpr int PER_ROW = OWN / TILE_N, WIDTH = sizeof(Lane) / sizeof(float), N = TILE_N / WIDTH;
     for (int e = threadIdx.x; e < M / TILE_M * PER_ROW; e += blockDim.x) {
         const int m0 = e / PER_ROW * TILE_M, n0 = e % PER_ROW * TILE_N;
-        float acc[TILE_M][TILE_N];
+        auto row = [n0](auto* x, int r) { return reinterpret_cast<const Lane*>(x + r * OWN + n0); };
+        Lane acc[TILE_M][N];
         for (int m = 0; m < TILE_M; m++)
-            for (int n = 0; n < TILE_N; n++) {
-                if (OLD == Old::DROP) acc[m][n] = 0;
-                if (OLD == Old::ADD) acc[m][n] = C[(m0 + m) * OWN + n0 + n];
-                if (OLD == Old::RESCALE) acc[m][n] = C[(m0 + m) * OWN + n0 + n] * scale[n0 + n];
+            for (int n = 0; n < N; n++) {
+                if (OLD == Old::DROP) acc[m][n] = Lane{};
+                if (OLD == Old::ADD) acc[m][n] = row(C, m0 + m)[n];
+                if (OLD == Old::RESCALE) acc[m][n] = row(C, m0 + m)[n] * row(scale, 0)[n];
             }
-        for (int k = 0; k < K; k++)
+        for (int k = 0; k < K; k++) {
+            Lane b[N];
+            for (int n = 0; n < N; n++) b[n] = row(B, k)[n];
             for (int m = 0; m < TILE_M; m++) {
                 const float a = STORED == Stored::AS_M_K ? A[(m0 + m) * lda + k] : A[k * lda + m0 + m];
-                for (int n = 0; n < TILE_N; n++) acc[m][n] += a * B[k * OWN + n0 + n];
+                for (int n = 0; n < N; n++) acc[m][n] += a * b[n];
             }
+        }
         for (int m = 0; m < TILE_M; m++)
-            for (int n = 0; n < TILE_N; n++) C[(m0 + m) * OWN + n0 + n] = acc[m][n];
+            for (int n = 0; n < N; n++) reinterpret_cast<Lane*>(C + (m0 + m) * OWN + n0)[n] = acc[m][n];
     }
 }
 
@@ -1246,9 +1257,13 @@ __device__ void tile_matmul(float* C, const float* A, const float* B, const floa
 __device__ void load_rows(float* tile, const floatX* x, int row, int T, size_t apart, int HS, float scale) {
     for (int e = threadIdx.x * PACK; e < STEP * HS; e += blockDim.x * PACK) {
         const int r = row + e / HS;
-        float v[PACK] = {};
-        if (r < T) load(v, x + r * apart + e % HS);
-        for (int k = 0; k < PACK; k++) tile[e + k] = v[k] * scale;
+        float v[PACK];
+        if (r < T) {
+            load(v, x + r * apart + e % HS);
+            for (int k = 0; k < PACK; k++) tile[e + k] = v[k] * scale;
+        } else {
+            for (int k = 0; k < PACK; k++) tile[e + k] = 0;
+        }
     }
 }
 
@@ -1361,16 +1376,22 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
 enum class Queries { ROWS, COLUMNS };
 template <Queries QUERIES>
 __device__ void scores_backward(float* S, float* dP, const float* lse, const float* D, int row0, int column0, int T) {
-    for (int e = threadIdx.x * LANES; e < STEP * OWN; e += blockDim.x * LANES)
+    for (int e = threadIdx.x * LANES; e < STEP * OWN; e += blockDim.x * LANES) {
+        float p[LANES], dS[LANES];
         for (int n = 0; n < LANES; n++) {
             const int row = e / OWN, column = e % OWN + n;   // LANES divides OWN
             const int q = QUERIES == Queries::ROWS ? row : column;
             const int query = QUERIES == Queries::ROWS ? row0 + row : column0 + column;
             const int key = QUERIES == Queries::ROWS ? column0 + column : row0 + row;
-            const float p = key <= query && query < T ? __expf(S[e + n] - lse[q]) : 0.0f;
-            S[e + n] = p;
-            dP[e + n] = p * (dP[e + n] - D[q]);
+            const float all = __expf(S[e + n] - lse[q]);
+            p[n] = key <= query && query < T ? all : 0.0f;
+            dS[n] = p[n] * (dP[e + n] - D[q]);
         }
+        for (int n = 0; n < LANES; n++) {
+            S[e + n] = p[n];
+            dP[e + n] = dS[n];
+        }
+    }
 }
 
 // Also leaves D for attention_backward_dkv_kernel.
