@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""Training steps on this CPU, side by side: ./train_gpt, PyTorch and llm.c, all in FP32.
+"""Training steps on this CPU, side by side: ./train_gpt, PyTorch tuned in several ways, and llm.c.
 
     python3 dev/bench/cpu.py --ours ./train_gpt [--llmc FOLDER] [--torch yes|no|auto] [--json FILE]
 
 The contestants take turns (ours, PyTorch, llm.c, ours, ...), so that whatever else the machine
-does hits all of them. A figure is the median over the steps of all runs but each run's first. Our
+does hits all of them. A figure is the median over the steps of all runs but each run's first; the
+ratio is that of the fastest peer to ours, the floor what the machine's matmuls and copies allow. Our
 peak memory is held against what ./train_gpt plan says. A peer that cannot be had is named, and
 its figures are left out.
 """
 import argparse
 import array
+import concurrent.futures
+import ctypes
 import json
 import os
 import random
@@ -27,6 +30,9 @@ from common import Failed, Mistake, executable, find_torch, write_random_llmc_we
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROUNDS = 2
 LONG_RUN_S = 60             # a contestant whose run takes longer than this has no second one
+HOPELESS = 1.5              # nor has a peer that takes so many times the fastest peer's step
+COPIED_BYTES = 1 << 28      # by each thread, to measure the bandwidth: more than caches hold
+COPIES = 5
 PLAN_SLACK = 150e6          # bytes for the program itself, its libraries and stacks: not in the plan
 TOKENS_IN_FILE = 1 << 17
 
@@ -42,7 +48,7 @@ class Configuration:
     vocab: int
     micro_batch: int
     seq_len: int
-    steps: dict             # how many in a run, for each contestant
+    steps: dict             # how many in a run, for each kind of contestant
 
     @property
     def tokens(self):
@@ -63,7 +69,7 @@ CONFIGURATIONS = [
                   steps={"ours": 3, "PyTorch": 3, "llm.c": 2}),
     # nanoGPT's recipe for a CPU, on bytes
     Configuration("shakespeare", 20, layers=4, heads=4, channels=128, context=64, vocab=256,
-                  micro_batch=12, seq_len=64, steps={"ours": 200, "PyTorch": 60}),
+                  micro_batch=12, seq_len=64, steps={"ours": 200, "PyTorch": 40}),
 ]
 
 
@@ -96,30 +102,31 @@ def write_text(path):
 # ---- Contestants: each gives the times of the steps of one run, in ms.
 
 class Ours:
-    name = "ours"
+    kind = "ours"
 
     def __init__(self, program, folder, environment):
         self.program, self.folder, self.environment = program, folder, environment
-        self.peak_bytes = {}
+        self.peak_bytes, self.peak_flops = {}, {}
+        self.precision = self.plan(CONFIGURATIONS[0])["precision"]
+        self.name = f"ours, {self.precision.upper()}"
 
     def step_times(self, configuration):
         data = os.path.join(self.folder, "tokens.bin" if configuration.vocab > 256 else "text.txt")
         with tempfile.TemporaryDirectory(dir=self.folder) as out:
             _, peak = run([self.program, "train", *self.memory_options(configuration),
                            "--data", data, "--out", out, "--total-batch", str(configuration.tokens),
-                           "--steps", str(configuration.steps[self.name]),
+                           "--steps", str(configuration.steps[self.kind]), "--peak", "measured",
                            "--eval-every", "0", "--sample-every", "0", "--checkpoint-every", "0"], self.environment)
             with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as log:
                 entries = [json.loads(line) for line in log]
-        precision = entries[0]["run"]["precision"]
-        if precision != "fp32":
-            raise Mistake(f"--ours {self.program}: computes in {precision}, expected fp32 (make DEVICE=cpu PRECISION=fp32)")
-        self.peak_bytes[configuration.name] = max(peak, self.peak_bytes.get(configuration.name, 0))
+        name, flops = configuration.name, entries[0]["run"]["peak_flops"]
+        self.peak_bytes[name] = max(peak, self.peak_bytes.get(name, 0))
+        self.peak_flops[name] = max(flops, self.peak_flops.get(name, 0))
         return [entry["ms"] for entry in entries if "ms" in entry]
 
-    def planned_bytes(self, configuration):
+    def plan(self, configuration):
         output, _ = run([self.program, "plan", *self.memory_options(configuration), "--json"], self.environment)
-        return json.loads(output)["bytes"]["total"]
+        return json.loads(output)
 
     @staticmethod
     def memory_options(configuration):
@@ -127,22 +134,26 @@ class Ours:
 
 
 class PyTorch:
-    name = "PyTorch"
+    kind = "PyTorch"
+    # What a user may know to ask for: options of torch_step.py.
+    tunings = {"untuned": [], "fused AdamW": ["--fused"], "fused, compiled": ["--fused", "--compile"],
+               "fused, BF16": ["--fused", "--bf16"], "fused, BF16, compiled": ["--fused", "--bf16", "--compile"]}
 
-    def __init__(self, python, threads, environment):
+    def __init__(self, python, tuning, threads, environment):
         self.python, self.threads, self.environment = python, threads, environment
+        self.name, self.flags = f"PyTorch {tuning}", self.tunings[tuning]
 
     def step_times(self, configuration):
-        output, _ = run([self.python, "-B", os.path.join(HERE, "torch_step.py"), *configuration.options,
-                         "--steps", str(configuration.steps[self.name]), "--threads", str(self.threads)],
+        output, _ = run([self.python, "-B", os.path.join(HERE, "torch_step.py"), *configuration.options, *self.flags,
+                         "--steps", str(configuration.steps[self.kind]), "--threads", str(self.threads)],
                         self.environment)
-        return json.loads(output)["ms"]
+        return json.loads(output.splitlines()[-1])["ms"]
 
 
 class LlmC:
     """llm.c's train_gpt2 runs what its source fixes: 41 steps, evaluations between them, and a
     batch, so that it takes one program for each configuration."""
-    name = "llm.c"
+    kind = name = "llm.c"
     programs = {"124M-T64": "train_gpt2", "124M-T1024": "train_gpt2_T1024"}
     step = re.compile(r"step \d+: train loss \S+ \(took (\S+) ms\)")
     batches = re.compile(r"train dataset num_batches: (\d+)")
@@ -171,35 +182,69 @@ class LlmC:
                     process.kill()
                     raise Failed(f"{program} takes {TOKENS_IN_FILE // int(match[1])} tokens a step, "
                                  f"expected {configuration.tokens}")
-                if len(times) == configuration.steps[self.name]:
+                if len(times) == configuration.steps[self.kind]:
                     process.kill()
                     break
-        if len(times) < configuration.steps[self.name]:
+        if len(times) < configuration.steps[self.kind]:
             raise Failed(f"{program} ended with exit code {process.returncode} after {len(times)} steps")
         return times
+
+
+# ---- The floor: what a step must take if its matmuls and attention ran at the rate of a large matmul, and AdamW at
+# that of a copy.
+
+def copy_bandwidth(threads):
+    """Bytes read and written in a second, the best of some copies by all threads at once."""
+    blocks = [(ctypes.create_string_buffer(COPIED_BYTES), ctypes.create_string_buffer(COPIED_BYTES))
+              for _ in range(threads)]
+    best = 0
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        for _ in range(COPIES):     # the first of them brings the pages
+            start = time.monotonic()
+            list(pool.map(lambda pair: ctypes.memmove(*pair, COPIED_BYTES), blocks))
+            best = max(best, 2 * COPIED_BYTES * threads / (time.monotonic() - start))
+    return best
+
+
+def floor_ms(plan, tokens, peak_flops, bytes_per_s):
+    # Read and written: gradients, master weights and both moments; written: BF16 weights too.
+    held = plan["bytes"]
+    master = held["master"] if plan["precision"] == "bf16" else held["weights"]
+    copied = 2 * (held["gradients"] + master + held["adam_m"] + held["adam_v"])
+    copied += held["weights"] if plan["precision"] == "bf16" else 0
+    return 1000 * (plan["flops_per_token"]["model"] * tokens / peak_flops + copied / bytes_per_s)
 
 
 # ---- The comparison
 
 def compare(configuration, contestants, remarks):
     """Each contestant's step times, of all its runs together."""
-    times, slow = {}, set()
+    times, done = {}, set()
     for turn in range(ROUNDS):
         for contestant in contestants:
-            if contestant.name not in configuration.steps or contestant.name in slow:
+            if contestant.kind not in configuration.steps or contestant.name in done:
                 continue
             print(f"{configuration.name}: {contestant.name} {turn + 1}/{ROUNDS} ...", file=sys.stderr)
             start = time.monotonic()
             try:
                 times.setdefault(contestant.name, []).extend(contestant.step_times(configuration)[1:])
             except Failed as failure:
-                if contestant.name == "ours":
+                if contestant.kind == "ours":
                     raise
                 remarks.append(f"{configuration.name}: no figure for {contestant.name}: {failure}")
                 del times[contestant.name]
             if contestant.name not in times or time.monotonic() - start > LONG_RUN_S:
-                slow.add(contestant.name)
+                done.add(contestant.name)
+        peers = {c.name: statistics.median(times[c.name]) for c in contestants if c.kind != "ours" and c.name in times}
+        done |= {name for name, ms in peers.items() if ms > HOPELESS * min(peers.values())}
     return times
+
+
+def best_peer(medians, contestants):
+    """The name of the fastest peer, or None."""
+    peers = [contestant.name for contestant in contestants
+             if contestant.kind != "ours" and contestant.name in medians]
+    return min(peers, key=medians.get, default=None)
 
 
 def print_table(rows):
@@ -209,25 +254,47 @@ def print_table(rows):
         print("| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |")
 
 
-def report(results, remarks):
-    rows = [["configuration", "ours ms", "goal ms", "PyTorch ms", "ratio", "llm.c ms", "ratio",
-             "tokens/s", "peak memory", "planned"]]
+def report(results, contestants, remarks):
+    """The contestants' times, then what each of our builds makes of the configuration."""
+    names = [contestant.name for contestant in contestants]
+    times = [[f"{result['ms'][name]:,.1f}" if name in result["ms"] else "-" for name in names] for result in results]
+    print_table([["ms a step", *names], *([result["name"], *row] for result, row in zip(results, times))])
+    print()
+    rows = [["configuration", "ours", "ms", "goal ms", "best peer", "ms", "ratio", "floor ms", "of floor", "tokens/s",
+             "peak memory", "planned"]]
     for result in results:
-        ours = result["ms"]["ours"]
-        row = [result["name"], f"{ours:,.1f}", f"{result['goal_ms']:,} {'met' if ours <= result['goal_ms'] else 'MISSED'}"]
-        for peer in "PyTorch", "llm.c":
-            ms = result["ms"].get(peer)
-            row += [f"{ms:,.1f}", f"{ms / ours:.2f}x"] if ms else ["-", "-"]
-        row += [f"{result['tokens_per_s']:,.0f}", f"{result['peak_bytes'] / 1e6:,.0f} MB",
-                f"{result['planned_bytes'] / 1e6:,.0f} MB"]
-        rows.append(row)
-        excess = result["peak_bytes"] - result["planned_bytes"] - PLAN_SLACK
-        if excess > 0:
-            remarks.append(f"{result['name']}: peak memory is {excess / 1e6:,.0f} MB more than the plan "
-                           f"and the {PLAN_SLACK / 1e6:.0f} MB allowed on top of it")
+        peer = result["best_peer"]
+        for name, our in result["ours"].items():
+            ms = result["ms"][name]
+            rows.append([
+                result["name"], name.removeprefix("ours, "), f"{ms:,.1f}",
+                f"{result['goal_ms']:,} {'met' if ms <= result['goal_ms'] else 'MISSED'}", peer or "-",
+                *((f"{result['ms'][peer]:,.1f}", f"{result['ms'][peer] / ms:.2f}x") if peer else ("-", "-")),
+                f"{our['floor_ms']:,.1f}", f"{ms / our['floor_ms']:.2f}x", f"{our['tokens_per_s']:,.0f}",
+                f"{our['peak_bytes'] / 1e6:,.0f} MB", f"{our['planned_bytes'] / 1e6:,.0f} MB"])
+            excess = our["peak_bytes"] - our["planned_bytes"] - PLAN_SLACK
+            if excess > 0:
+                remarks.append(f"{result['name']}: {name}: peak memory is {excess / 1e6:,.0f} MB more than the plan "
+                               f"and the {PLAN_SLACK / 1e6:.0f} MB allowed on top of it")
     print_table(rows)
     for remark in remarks:
         print(remark)
+
+
+def measure(configuration, contestants, bytes_per_s, remarks):
+    times = compare(configuration, contestants, remarks)
+    medians = {name: statistics.median(steps) for name, steps in times.items()}
+    ours = {}
+    for contestant in contestants:
+        if contestant.kind != "ours":
+            continue
+        plan, flops = contestant.plan(configuration), contestant.peak_flops[configuration.name]
+        ours[contestant.name] = {
+            "tokens_per_s": 1000 * configuration.tokens / medians[contestant.name], "peak_flops": flops,
+            "floor_ms": floor_ms(plan, configuration.tokens, flops, bytes_per_s),
+            "peak_bytes": contestant.peak_bytes[configuration.name], "planned_bytes": plan["bytes"]["total"]}
+    return {"name": configuration.name, "goal_ms": configuration.goal_ms, "ms": medians, "steps_ms": times,
+            "best_peer": best_peer(medians, contestants), "ours": ours}
 
 
 def cpu_name():
@@ -244,7 +311,8 @@ def main():
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
-    parser.add_argument("--ours", required=True, metavar="PROGRAM", help="the CPU build of train_gpt")
+    parser.add_argument("--ours", required=True, metavar="PROGRAM", action="append",
+                        help="a CPU build of train_gpt; once more for another")
     parser.add_argument("--llmc", default=os.environ.get("LLMC"), metavar="FOLDER",
                         help="holds llm.c's CPU programs (see README.md; default: $LLMC)")
     parser.add_argument("--torch", choices=["yes", "no", "auto"], default="auto", help="measure PyTorch: auto: if there")
@@ -254,8 +322,9 @@ def main():
     parser.add_argument("--json", metavar="FILE", help="write everything measured to this file too")
     options = parser.parse_args()
 
-    if not executable(options.ours):
-        raise Mistake(f"--ours {options.ours}: expected a program; run make")
+    for program in options.ours:
+        if not executable(program):
+            raise Mistake(f"--ours {program}: expected a program; run make")
     if options.llmc and not os.path.isdir(options.llmc):
         raise Mistake(f"--llmc {options.llmc}: expected a folder")
     pythons = [options.python] if options.python else [sys.executable, "/usr/bin/python3"]
@@ -280,27 +349,25 @@ def main():
     with tempfile.TemporaryDirectory(prefix="gpt_bench_") as folder:
         write_tokens(os.path.join(folder, "tokens.bin"))
         write_text(os.path.join(folder, "text.txt"))
-        ours = Ours(os.path.abspath(options.ours), folder, environment)
-        contestants = [ours]
+        contestants = [Ours(os.path.abspath(program), folder, environment) for program in options.ours]
         if python:
-            contestants.append(PyTorch(python, options.threads, environment))
+            contestants += [PyTorch(python, tuning, options.threads, environment) for tuning in PyTorch.tunings]
         if options.llmc:
             contestants.append(LlmC(options.llmc, os.path.join(folder, "llmc"), environment))
+        # By a process of its own: what this one holds would count as a contestant's peak memory.
+        with concurrent.futures.ProcessPoolExecutor(1) as pool:
+            bytes_per_s = pool.submit(copy_bandwidth, options.threads).result()
         for configuration in CONFIGURATIONS:
-            if options.only not in (None, configuration.name):
-                continue
-            times = compare(configuration, contestants, remarks)
-            medians = {name: statistics.median(steps) for name, steps in times.items()}
-            results.append({"name": configuration.name, "goal_ms": configuration.goal_ms,
-                            "ms": medians, "steps_ms": times,
-                            "tokens_per_s": 1000 * configuration.tokens / medians["ours"],
-                            "peak_bytes": ours.peak_bytes[configuration.name],
-                            "planned_bytes": ours.planned_bytes(configuration)})
-    report(results, remarks)
+            if options.only in (None, configuration.name):
+                results.append(measure(configuration, contestants, bytes_per_s, remarks))
+    print(f"copies move {bytes_per_s / 1e9:.1f} GB/s; a large matmul reaches " + ", ".join(
+        f"{max(c.peak_flops.values()) / 1e12:.2f} TFLOP/s in {c.precision.upper()}"
+        for c in contestants if c.kind == "ours"))
+    report(results, contestants, remarks)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump({"cpu": cpu_name(), "threads": options.threads, "load_before": load, "pytorch": torch_version,
-                       "configurations": results, "remarks": remarks}, file, indent=1)
+                       "copy_bytes_per_s": bytes_per_s, "configurations": results, "remarks": remarks}, file, indent=1)
 
 
 if __name__ == "__main__":
