@@ -395,8 +395,13 @@ reference:
 	$(PYTHON) dev/reference/make_reference.py
 	$(PYTHON) dev/reference/make_hf_fixture.py
 
-bench: all
-	$(PYTHON) dev/bench/cpu.py --ours ./train_gpt $(BENCH)
+# Beside this machine's own choice, FP32.
+BENCH_PRECISIONS ?= $(sort $(PRECISION) fp32)
+bench: setup
+	@for p in $(BENCH_PRECISIONS); do \
+	    $(MAKE) --no-print-directory DEVICE=cpu PRECISION=$$p build/cpu-$$p/train_gpt || exit 2; \
+	done
+	$(PYTHON) dev/bench/cpu.py $(BENCH_PRECISIONS:%=--ours build/cpu-%/train_gpt) $(BENCH)
 
 # On a GPU, beside PyTorch and, with LLMC=FOLDER, llm.c: a report in runs/bench-gpu. BENCH takes gpu.py's options, such
 # as "--minutes 8 --models gpt2,gpt2-xl --out DIR"; with DEVICE=cpu BENCH="--device cpu" it is a dry run.

@@ -1209,8 +1209,12 @@ void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n
 
 constexpr int OWN = 32;                          // rows that a block owns
 constexpr int STEP = WARP_SIZE == 1 ? 32 : 16;   // rows of the other side per step
+#ifdef __AVX512F__
 constexpr int TILE_M = WARP_SIZE == 1 ? 8 : 4;   // a thread computes TILE_M x TILE_N of a product: 4 x 4,
-constexpr int TILE_N = WARP_SIZE == 1 ? 32 : 4;  // or on a CPU as many as its vector registers hold
+#else
+constexpr int TILE_M = 4;                        // or on a CPU as many as its vector registers hold
+#endif
+constexpr int TILE_N = WARP_SIZE == 1 ? 32 : 4;
 constexpr int LANES = WARP_SIZE == 1 ? 32 : 1;   // neighbouring rows a thread takes in softmax
 constexpr int ATTENTION_BLOCK = WARP_SIZE == 1 ? 1 : 128;
 

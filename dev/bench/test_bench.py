@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tests of gpu.py: what it reads from text and traces, its arithmetic, and that no trouble loses a report.
+"""Tests of gpu.py: what it reads from text and traces, its arithmetic, and that no trouble loses a report; of cpu.py:
+which peer it takes, the floor, and that a peer that fails is named.
 
     python3 dev/bench/test_bench.py --ours ./train_gpt
 
@@ -7,6 +8,8 @@
 """
 import argparse
 import array
+import contextlib
+import io
 import json
 import os
 import re
@@ -20,9 +23,10 @@ import time
 import traceback
 
 sys.dont_write_bytecode = True
+import cpu
 import gpu_measure as measure
 import gpu_report as report
-from common import read_shard_header, top_halves, write_shard
+from common import Failed, read_shard_header, top_halves, write_shard
 from gpu_model import BANDWIDTH_BOUND, Shape, all_matmuls, attention_flops, floor, kernel_bytes, matmul_launches
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -324,6 +328,107 @@ def test_against_the_program(ours, scratch):
           "every kernel whose bytes we count is there under its name", ", ".join(missing))
 
 
+# ---- cpu.py
+
+class Contestant:
+    """Each run's steps take so long; a string is what it fails with."""
+
+    def __init__(self, kind, name, *runs):
+        self.kind, self.name, self.runs, self.turns = kind, name, list(runs), 0
+        self.peak_flops, self.peak_bytes = {"made up": 2e9}, {"made up": 300e6}
+
+    def step_times(self, _):
+        self.turns += 1
+        times = self.runs[self.turns - 1]
+        if isinstance(times, str):
+            raise Failed(times)
+        return times
+
+    def plan(self, _):
+        bytes_of = {"weights": 2e6, "gradients": 4e6, "master": 4e6, "adam_m": 4e6, "adam_v": 4e6, "total": 50e6}
+        return {"precision": "bf16", "flops_per_token": {"model": 1e6}, "bytes": bytes_of}
+
+
+def cpu_configuration(**steps):
+    return cpu.Configuration("made up", 10, layers=1, heads=1, channels=16, context=16, vocab=256, micro_batch=2,
+                             seq_len=8, steps=steps)
+
+
+def test_cpu_comparison():
+    quiet = contextlib.redirect_stderr(io.StringIO())
+    ours = Contestant("ours", "ours, BF16", [90, 10, 10], [90, 20, 20])
+    slow = Contestant("PyTorch", "PyTorch untuned", [1, 50, 50])
+    tuned = Contestant("PyTorch", "PyTorch BF16", [90, 30, 31], [90, 29, 30])
+    close = Contestant("PyTorch", "PyTorch fused", [1, 40, 40], [1, 40, 40])
+    broken = Contestant("PyTorch", "PyTorch compiled", "exit code 1: no C++ compiler")
+    elsewhere = Contestant("llm.c", "llm.c")
+    everyone, remarks = [ours, slow, tuned, close, broken, elsewhere], []
+    with quiet:
+        result = cpu.measure(cpu_configuration(ours=3, PyTorch=3), everyone, 34e6, remarks)
+    claim(result["ms"] == {"ours, BF16": 15, "PyTorch untuned": 50, "PyTorch BF16": 30, "PyTorch fused": 40},
+          "cpu.py: a figure is the median of all steps but each run's first", str(result["ms"]))
+    claim(result["best_peer"] == "PyTorch BF16", "the fastest peer is the one compared with, not ours")
+    claim((ours.turns, slow.turns, close.turns, broken.turns, elsewhere.turns) == (2, 1, 2, 1, 0),
+          "a hopeless peer has one run, one that failed as well, one without the configuration none")
+    claim(remarks == ["made up: no figure for PyTorch compiled: exit code 1: no C++ compiler"],
+          "a tuning that fails is named with its reason", str(remarks))
+    # 16 tokens of 1 MFLOP at 2 GFLOP/s; 32 MB of FP32 read and written and 2 MB of weights written, at 34 MB/s
+    floor_ms = result["ours"]["ours, BF16"]["floor_ms"]
+    claim(near(floor_ms, 8 + 1000), "the floor: FLOPs at the peak, AdamW's bytes at a copy's rate", str(floor_ms))
+    with contextlib.redirect_stdout(io.StringIO()) as table:
+        cpu.report([result], everyone, remarks)
+    row = [cell.strip() for cell in table.getvalue().splitlines()[-3].split("|")[1:-1]]
+    claim(row[:9] == ["made up", "BF16", "15.0", "10 MISSED", "PyTorch BF16", "30.0", "2.00x", "1,008.0", "0.01x"],
+          "the table names the best peer and holds ours against it and the floor", str(row))
+    claim("peak memory is 100 MB more" in table.getvalue(), "memory beyond the plan is told")
+    alone = {**result, "best_peer": cpu.best_peer({"ours, BF16": 15}, everyone)}
+    with contextlib.redirect_stdout(io.StringIO()) as table:
+        cpu.report([alone], [ours], [])
+    claim(alone["best_peer"] is None and "| -         | -  | -     |" in table.getvalue(),
+          "without peers there is no ratio")
+
+
+def test_cpu_trouble():
+    broken = Contestant("ours", "ours, BF16", "exit code 1")
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            cpu.compare(cpu_configuration(ours=3), [broken], [])
+        claim(False, "a run of ours that fails ends the benchmark")
+    except Failed:
+        claim(True, "a run of ours that fails ends the benchmark")
+
+
+FAKE_TORCH_STEP = """#!/usr/bin/env python3
+import json, sys
+if sys.argv[1] == "-c":
+    print("0.0.fake")
+    sys.exit()
+assert sys.argv[2].endswith("torch_step.py"), sys.argv
+if "--compile" in sys.argv:
+    sys.exit("no C++ compiler")
+print("a line of PyTorch's own")
+ms = 500 / (1 + ("--fused" in sys.argv) + 2 * ("--bf16" in sys.argv))
+print(json.dumps({"version": "0.0.fake", "ms": [ms] * int(sys.argv[sys.argv.index("--steps") + 1])}))
+"""
+
+
+def test_cpu_program(ours, scratch):
+    python, figures = os.path.join(scratch, "python-cpu"), os.path.join(scratch, "cpu.json")
+    write_program(python, FAKE_TORCH_STEP)
+    done = subprocess.run([sys.executable, "-B", os.path.join(HERE, "cpu.py"), "--ours", ours, "--only", "shakespeare",
+                           "--python", python, "--json", figures], capture_output=True, text=True)
+    with open(figures, encoding="utf-8") as file:
+        got = json.load(file)["configurations"][0]
+    best = got["best_peer"]
+    claim(done.returncode == 0 and best == "PyTorch fused, BF16" and got["ms"][best] == 125,
+          "cpu.py asks PyTorch for every tuning", done.stderr)
+    claim(all(f"no figure for PyTorch {name}: " in done.stdout and "no C++ compiler" in done.stdout
+              for name in ("fused, compiled", "fused, BF16, compiled")), "and names those that fail", done.stdout)
+    our, = got["ours"].values()
+    claim(0 < our["floor_ms"] and our["peak_bytes"] < our["planned_bytes"] + cpu.PLAN_SLACK,
+          "it knows our floor and our own peak memory", str(our))
+
+
 # ---- gpu.py as a whole
 
 FAKE_LLMC = """#!/usr/bin/env python3
@@ -520,6 +625,9 @@ def main():
         test("arithmetic", test_arithmetic)
         test("tokens", test_tokens, scratch)
         test("README", test_readme)
+        test("cpu.py: comparison", test_cpu_comparison)
+        test("cpu.py: trouble", test_cpu_trouble)
+        test("cpu.py: with the program", test_cpu_program, ours, scratch)
         test("train_gpt itself", test_against_the_program, ours, scratch)
         world = World(os.path.join(scratch, "world"), ours)
         test("a dry run", test_dry_run, world)
