@@ -72,8 +72,10 @@ links      = $(shell $(CXX) $(USER_CXX) -x c++ - -o /dev/null $(LDFLAGS) $(1) <<
 MARCH     ?= $(if $(call accepts,-march=native),native)
 TARGET     = $(addprefix -march=,$(MARCH))
 AVX512     = $(shell $(CXX) $(TARGET) $(USER_CXX) -x c++ -dM -E /dev/null 2>/dev/null | grep -o __AVX512F__)
+# A loop over a pack has 16 turns. g++ would write them out one by one and then miss that they are one vector.
+AS_LOOPS  := $(shell $(CXX) --version 2>/dev/null | grep -qi clang || echo --param max-completely-peel-times=15)
 VECTORS    = -O3 $(TARGET) -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math \
-             -freciprocal-math $(if $(AVX512),-mprefer-vector-width=512)
+             -freciprocal-math $(AS_LOOPS) $(if $(AVX512),-mprefer-vector-width=512)
 WARNINGS  := -Wall -Wextra -Wno-unknown-pragmas
 ONEDNN    ?= $(and $(call accepts,-include oneapi/dnnl/dnnl.hpp),$(call links,-ldnnl))
 CPU_FLAGS  = -x c++ -std=c++17 $(WARNINGS) -fopenmp -Idev/cpu $(if $(filter yes,$(ONEDNN)),-DHAVE_ONEDNN)

@@ -186,26 +186,38 @@ constexpr int WIDE_BLOCK = WARP_SIZE == 1 ? 1 : 1024;        // where a block ha
 
 template <typename T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) RawPack { T v[N]; };
 
+// dev/cpu has a pack of BF16 converted by vector instructions.
+template <typename T, int N> __device__ __forceinline__ void to_floats(float (&x)[N], const T (&v)[N]) {
+    for (int k = 0; k < N; k++) x[k] = static_cast<float>(v[k]);
+}
+template <typename T, int N> __device__ __forceinline__ void from_floats(T (&v)[N], const float (&x)[N]) {
+    for (int k = 0; k < N; k++) v[k] = static_cast<T>(x[k]);
+}
+
 template <typename T, int N> __device__ __forceinline__ void load(float (&x)[N], const T* from) {
     const RawPack<T, N> raw = *reinterpret_cast<const RawPack<T, N>*>(from);
-    for (int k = 0; k < N; k++) x[k] = static_cast<float>(raw.v[k]);
+    to_floats(x, raw.v);
 }
 
 // The same, and leaves a copy of the pack as it was.
 template <typename T, int N> __device__ __forceinline__ void load_and_keep(float (&x)[N], T* copy, const T* from) {
     const RawPack<T, N> raw = *reinterpret_cast<const RawPack<T, N>*>(from);
     *reinterpret_cast<RawPack<T, N>*>(copy) = raw;
-    for (int k = 0; k < N; k++) x[k] = static_cast<float>(raw.v[k]);
+    to_floats(x, raw.v);
 }
 
 template <typename T, int N> __device__ __forceinline__ void store(T* to, const float (&x)[N]) {
     RawPack<T, N> raw;
-    for (int k = 0; k < N; k++) raw.v[k] = static_cast<T>(x[k]);
+    from_floats(raw.v, x);
     *reinterpret_cast<RawPack<T, N>*>(to) = raw;
 }
 
-// What x becomes when it is stored as floatX and loaded again.
-__device__ __forceinline__ float rounded(float x) { return static_cast<float>(static_cast<floatX>(x)); }
+// Makes x what it becomes when it is stored as floatX and loaded again.
+template <int N> __device__ __forceinline__ void round_pack(float (&x)[N]) {
+    floatX v[N];
+    from_floats(v, x);
+    to_floats(x, v);
+}
 
 // Where a maximum starts: below every logit, yet finite, as (-inf) - (-inf) must not occur.
 constexpr float LOWEST = -3.0e38f;
@@ -977,7 +989,8 @@ __global__ void layernorm_forward_kernel(floatX* res, floatX* out, float* mean, 
         load(v, inp + n * C + i);
         if (add) {
             load(u, add + n * C + i);
-            for (int k = 0; k < PACK; k++) v[k] = rounded(v[k] + u[k]);   // what backward will see
+            for (int k = 0; k < PACK; k++) v[k] += u[k];
+            round_pack(v);   // to what backward will see
             store(res + n * C + i, v);
         }
         store(row + i, v);
@@ -1030,8 +1043,8 @@ layernorm_backward_kernel(floatX* dinp, float* partials, const floatX* dout, con
                 g[k] *= d[k];
                 sum_g[k] += g[k];
                 sum_gx[k] += g[k] * x[k];
-                x[k] *= d[k];
             }
+            for (int k = 0; k < PACK; k++) x[k] *= d[k];
             add_pieces(dw, x, i, C);
             add_pieces(db, d, i, C);
         }
@@ -1050,8 +1063,8 @@ layernorm_backward_kernel(floatX* dinp, float* partials, const floatX* dout, con
             load(x, inp + n * C + i);
             load(g, w + i);
             load(y, dinp + n * C + i);
-            for (int k = 0; k < PACK; k++)
-                y[k] = rounded(y[k] + r * (g[k] * d[k] - avg_g - (x[k] - m) * r * avg_gx));
+            for (int k = 0; k < PACK; k++) y[k] += r * (g[k] * d[k] - avg_g - (x[k] - m) * r * avg_gx);
+            round_pack(y);
             store(dinp + n * C + i, y);
             add_pieces(dbias, y, i, C);
         }

@@ -31,6 +31,32 @@ private:
 };
 using nv_bfloat16 = __nv_bfloat16;
 
+// For code that converts packs: 16 elements at once, in vector registers. (g++ makes vector code of a conversion in a
+// loop over an array, but not of one in straight code.)
+inline void to_floats(float (&x)[16], const __nv_bfloat16 (&v)[16])
+{
+    typedef unsigned Bits __attribute__((vector_size(64)));
+    typedef unsigned short Halves __attribute__((vector_size(32)));
+    Halves halves;
+    memcpy(&halves, v, sizeof(halves));
+    const Bits bits = __builtin_convertvector(halves, Bits) << 16;
+    memcpy(x, &bits, sizeof(bits));
+}
+inline void from_floats(__nv_bfloat16 (&v)[16], const float (&x)[16])
+{
+    typedef float Floats __attribute__((vector_size(64)));
+    typedef unsigned Bits __attribute__((vector_size(64)));
+    typedef unsigned short Halves __attribute__((vector_size(32)));
+    Floats floats;
+    Bits bits;
+    memcpy(&floats, x, sizeof(floats));
+    memcpy(&bits, x, sizeof(bits));
+    const Bits is_nan = reinterpret_cast<Bits>(floats != floats);
+    const Bits rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const Halves halves = __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7fff), Halves);
+    memcpy(static_cast<void*>(v), &halves, sizeof(halves));
+}
+
 struct __align__(4) __nv_bfloat162 { __nv_bfloat16 x, y; };
 using nv_bfloat162 = __nv_bfloat162;
 

@@ -61,7 +61,8 @@ __global__ void warp_per_row_kernel(floatX* res, floatX* out, float* mean, float
         load(v, x + i);
         if (add) {
             load(u, add + n * C + i);
-            for (int k = 0; k < WIDTH; k++) v[k] = rounded(v[k] + u[k]);
+            for (int k = 0; k < WIDTH; k++) v[k] += u[k];
+            round_pack(v);
             store(res + n * C + i, v);
         }
         for (int k = 0; k < WIDTH; k++) sum += v[k];
