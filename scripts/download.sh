@@ -143,7 +143,7 @@ listed() {
     shift 4
     command -v python3 >/dev/null || fail "needs python3, which is not on PATH" 2
     listing=$(mktemp)
-    trap 'rm -f "$listing"' EXIT
+    trap "rm -f '$listing'" EXIT
     get "$hub/api/$repository/tree/$revision${path:+/$path}?recursive=true" "$listing" ||
         fail "could not list $hub/${repository#models/}/tree/$revision/$path ($problem); by hand, put its $* into $folder"
     while read -r bytes kind sum file; do

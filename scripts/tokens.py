@@ -219,7 +219,7 @@ def main():
     parser.add_argument("--tokenizer", default="gpt2", metavar="NAME",
                         help="gpt2 (default; the package tiktoken, which downloads GPT-2's vocabulary on first use), "
                              "bytes, or a folder with tokenizer.json (the package tokenizers)")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     tokenizer = load_tokenizer(options.tokenizer)
     text = sys.stdin.read() if options.text is None else options.text
     if options.direction == "encode":
