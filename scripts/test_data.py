@@ -434,9 +434,8 @@ def test_download_shards(root, server):
 
 
 def test_download_model(root, server, stand_in):
-    weights = bytes(random.Random(3).randbytes(300_000)) if stand_in is None else stand_in["model.safetensors"]
-    files = {name: f"{{\"{name}\": 1}}".encode() for name in MODEL_FILES} | (stand_in or {})
-    files["model.safetensors"] = weights
+    weights = stand_in["model.safetensors"]
+    files = {name: f"{{\"{name}\": 1}}".encode() for name in MODEL_FILES} | stand_in
     publish(server, "models/openai-community/gpt2", "main", "", files | {"README.md": b"no"}, ["model.safetensors"])
     path = "/openai-community/gpt2/resolve/main/model.safetensors"
     folder = os.path.join(root, "models", "gpt2")
@@ -471,6 +470,7 @@ def test_download_model(root, server, stand_in):
               f"download.sh: wrong content of the right size is found by {kind}", said(done))
         server.files[f"/openai-community/gpt2/resolve/main/{name}"] = good
     # What was left is wrong and as long as the whole; then, a server that cannot send only the rest.
+    os.remove(os.path.join(folder, "model.safetensors"))
     write(part, bytes(len(weights)))
     done = script(root, "download.sh", "gpt2", HF_ENDPOINT=server.url)
     claim(contents(folder) == files, "download.sh: a part that is wrong is fetched anew", said(done))
@@ -603,7 +603,8 @@ def test_finetune(root, ours):
     val = {line["step"]: line["val_loss"] for line in lines if "val_loss" in line}
     claim([step for step in val if step] == [5, 10, 15, 20], "finetune_shakespeare.sh: 20 steps, validation every 5",
           said(done))
-    claim({line["lr"] for line in lines if "lr" in line} == {3e-5}, "finetune_shakespeare.sh: a constant learning rate")
+    rates = {line["lr"] for line in lines if "lr" in line}
+    claim(rates == {3e-5}, "finetune_shakespeare.sh: a constant learning rate", str(rates))
     losses = [*val.values()]
     claim(len(losses) > 1 and losses[-1] < losses[0], "finetune_shakespeare.sh: the validation loss falls", str(losses))
 
@@ -624,21 +625,31 @@ def test_help(root):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ours", required=True, metavar="PATH", help="a CPU build of train_gpt")
-    ours = os.path.abspath(parser.parse_args().ours)
+    parser.add_argument("--only", default="", metavar="NAME", help="one group of tests, and what it needs")
+    options = parser.parse_args()
+    ours = os.path.abspath(options.ours)
     with tempfile.TemporaryDirectory() as scratch:
         root, server = made_root(scratch), Server()
-        prepare = []
-        tests = [(test_help, root), (test_tokens, root), (test_gpt2_vocabulary, root),
-                 (lambda: prepare.extend(test_prepare(root)),), (test_prepare_mistakes, root),
-                 (lambda: test_resume(root, *prepare),), (test_download_shards, root, server),
-                 (lambda: test_download_model(root, server, made_model()),), (test_offline, root),
-                 (test_prepare_corpora, root, server), (test_hellaswag, root, server), (test_finetune, root, ours)]
-        for test, *arguments in tests:
+        kept = {}       # what later tests take from earlier ones
+        tests = {"help": lambda: test_help(root), "tokens": lambda: test_tokens(root),
+                 "gpt2_vocabulary": lambda: test_gpt2_vocabulary(root),
+                 "prepare": lambda: kept.update(prepared=test_prepare(root)),
+                 "mistakes": lambda: test_prepare_mistakes(root),
+                 "resume": lambda: test_resume(root, *kept["prepared"]),
+                 "download_shards": lambda: test_download_shards(root, server),
+                 "download_model": lambda: test_download_model(root, server, made_model()),
+                 "offline": lambda: test_offline(root), "corpora": lambda: test_prepare_corpora(root, server),
+                 "hellaswag": lambda: test_hellaswag(root, server), "finetune": lambda: test_finetune(root, ours)}
+        needed = {"resume": ["prepare"], "finetune": ["download_model"]}.get(options.only, [])
+        for name, test in tests.items():
+            if options.only and name not in [options.only, *needed]: continue
+            began = time.time()
             try:
-                test(*arguments)
+                test()
             except Exception:
                 traceback.print_exc()
-                claim(False, f"{getattr(test, '__name__', 'a test')} ended")
+                claim(False, f"{name} ended")
+            print(f"== {name}: {time.time() - began:.0f} s", flush=True)
     print(f"{passed} passed, {failed} failed")
     sys.exit(failed > 0)
 
