@@ -47,9 +47,9 @@ get() {
         --output "$file" --write-out '%{http_code}' "$url") || status=$?
     again=no
     case "$status $answer" in
+    *" 416" | "33 "*) problem="the server sends nothing from there on" again=anew ;;    # curl may call that a success
     "0 "*) return 0 ;;
     "5 "* | "6 "* | "7 "*) problem="no connection" ;;
-    "22 416" | "33 "*) problem="the server sends nothing from there on" again=anew ;;
     "22 4"*) problem="the server answers $answer" ;;
     "22 "*) problem="the server answers $answer" again=yes ;;
     *) problem="curl's error $status" again=yes ;;
@@ -139,11 +139,11 @@ shards() {
 # listed REPOSITORY REVISION PATH FOLDER PATTERN...: what Hugging Face lists below PATH with a name like one of the
 # patterns, each with its size and checksum. REPOSITORY begins with datasets/ or models/.
 listed() {
-    local repository=$1 revision=$2 path=$3 folder=$4 listing found=0 bytes kind sum file
+    local repository=$1 revision=$2 path=$3 folder=$4 found=0 bytes kind sum file
     shift 4
     command -v python3 >/dev/null || fail "needs python3, which is not on PATH" 2
     listing=$(mktemp)
-    trap "rm -f '$listing'" EXIT
+    trap 'rm -f "$listing"' EXIT
     get "$hub/api/$repository/tree/$revision${path:+/$path}?recursive=true" "$listing" ||
         fail "could not list $hub/${repository#models/}/tree/$revision/$path ($problem); by hand, put its $* into $folder"
     while read -r bytes kind sum file; do
