@@ -91,7 +91,8 @@ check_shard() {
     local magic version tokens size
     read -r magic version tokens < <(od -A n -t d4 -N 12 "$1") || true
     size=$(bytes_of "$1")
-    problem="$size bytes with magic $magic, version $version, $tokens tokens in the header; expected 20240520, 1 and 2 bytes a token after 1024"
+    problem="$size bytes with magic $magic, version $version, $tokens tokens in the header; expected 20240520, 1"
+    problem+=" and 2 bytes a token after 1024"
     [ "$magic" = 20240520 ] && [ "$version" = 1 ] && [ "$size" = "$((1024 + 2 * tokens))" ]
 }
 
@@ -139,16 +140,16 @@ shards() {
 # listed REPOSITORY REVISION PATH FOLDER PATTERN...: what Hugging Face lists below PATH with a name like one of the
 # patterns, each with its size and checksum. REPOSITORY begins with datasets/ or models/.
 listed() {
-    local repository=$1 revision=$2 path=$3 folder=$4 found=0 bytes kind sum file
+    local repository=$1 revision=$2 path=$3 folder=$4 url=$hub/${1#models/} found=0 bytes kind sum file
     shift 4
     command -v python3 >/dev/null || fail "needs python3, which is not on PATH" 2
     listing=$(mktemp)
     trap 'rm -f "$listing"' EXIT
     get "$hub/api/$repository/tree/$revision${path:+/$path}?recursive=true" "$listing" ||
-        fail "could not list $hub/${repository#models/}/tree/$revision/$path ($problem); by hand, put its $* into $folder"
+        fail "could not list $url/tree/$revision/$path ($problem); by hand, put its $* into $folder"
     while read -r bytes kind sum file; do
         found=$((found + 1))
-        fetch "$hub/${repository#models/}/resolve/$revision/$file" "$folder/${file##*/}" check_listed "$bytes" "$kind" "$sum"
+        fetch "$url/resolve/$revision/$file" "$folder/${file##*/}" check_listed "$bytes" "$kind" "$sum"
     done < <(python3 -c '
 import fnmatch, json, os, sys
 for entry in json.load(open(sys.argv[1])):
@@ -156,19 +157,21 @@ for entry in json.load(open(sys.argv[1])):
         large = entry.get("lfs")
         print(entry["size"], "sha256" if large else "git", large["oid"] if large else entry["oid"], entry["path"])
 ' "$listing" "$@" 2>/dev/null | sort -k 4)
-    [ $found != 0 ] || fail "$hub/${repository#models/}/tree/$revision/$path lists no $*"
+    [ $found != 0 ] || fail "$url/tree/$revision/$path lists no $*"
 }
 
 model() {
     local folder=models/$1 file missing=
-    local files=(config.json generation_config.json merges.txt model.safetensors tokenizer.json tokenizer_config.json vocab.json)
+    local files=(config.json generation_config.json merges.txt model.safetensors tokenizer.json tokenizer_config.json
+        vocab.json)
     for file in "${files[@]}"; do [ -e "$folder/$file" ] || missing=yes; done
     [ -z $missing ] || listed "models/openai-community/$1" main "" "$folder" "${files[@]}"
     for file in "${files[@]}"; do
         [ -e "$folder/$file" ] || fail "openai-community/$1 has no $file"
     done
+    local text="python3 scripts/tokens.py" with="--tokenizer $folder"
     echo "go on with
-    python3 scripts/tokens.py encode --tokenizer $folder 'Once upon a time' | ./train_gpt sample --from $folder --prompt-tokens - | python3 scripts/tokens.py decode --tokenizer $folder"
+    $text encode $with 'Once upon a time' | ./train_gpt sample --from $folder --prompt-tokens - | $text decode $with"
 }
 
 fineweb() { listed "datasets/HuggingFaceFW/$1" main "sample/$2" "data/$1-$2/source" '*.parquet'; }
@@ -185,8 +188,13 @@ case $1 in
     fineweb10B) shards kjj0/fineweb10B-gpt2 data/fineweb10B fineweb 103 ;;
     fineweb-edu) shards karpathy/fineweb-edu-100B-gpt2-token-shards data/fineweb-edu edu_fineweb 1001 ;;
     fineweb-10BT | fineweb-100BT | fineweb-edu-10BT | fineweb-edu-100BT) fineweb "${1%-*}" "${1##*-}" ;;
-    openwebtext) listed datasets/Skylion007/openwebtext refs%2Fconvert%2Fparquet plain_text data/openwebtext/source '*.parquet' ;;
-    hellaswag) fetch "$raw/rowanz/hellaswag/master/data/hellaswag_val.jsonl" data/hellaswag/source/hellaswag_val.jsonl check_lines 10042 ;;
+    openwebtext)
+        listed datasets/Skylion007/openwebtext refs%2Fconvert%2Fparquet plain_text data/openwebtext/source '*.parquet'
+        ;;
+    hellaswag)
+        file=hellaswag_val.jsonl
+        fetch "$raw/rowanz/hellaswag/master/data/$file" data/hellaswag/source/$file check_lines 10042
+        ;;
     gpt2 | gpt2-medium | gpt2-large | gpt2-xl) model "$1" ;;
     *)
         echo "download: NAME: found '$1'" >&2

@@ -12,18 +12,21 @@ usage='usage: [FROM=models/gpt2] [DATA=data/shakespeare] scripts/finetune_shakes
   scripts/finetune_shakespeare.sh'
 case ${1:-} in -h | --help) echo "$usage"; exit ;; esac
 
+fail() {
+    echo "finetune_shakespeare: $1" >&2
+    exit 2
+}
+
 from=${FROM:-models/gpt2}
 export DATA=${DATA:-data/shakespeare}
 for file in config.json model.safetensors; do
     if [ ! -e "$from/$file" ]; then
-        echo "finetune_shakespeare: no $from/$file: run scripts/download.sh ${from##*/}, or set FROM to a Hugging Face GPT-2 folder" >&2
-        exit 2
+        fail "no $from/$file: run scripts/download.sh ${from##*/}, or set FROM to a Hugging Face GPT-2 folder"
     fi
 done
 for split in train val; do
     if ! compgen -G "$DATA/*$split*.bin" >/dev/null; then
-        echo "finetune_shakespeare: no $DATA/*$split*.bin: run scripts/prepare.sh shakespeare, or set DATA to a folder of shards" >&2
-        exit 2
+        fail "no $DATA/*$split*.bin: run scripts/prepare.sh shakespeare, or set DATA to a folder of shards"
     fi
 done
 

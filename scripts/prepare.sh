@@ -17,7 +17,8 @@ was filled by hand. After an interruption the same command goes on. What is ther
 
 case ${1:-} in
 -h | --help) echo "$usage"; exit ;;
-shakespeare | shakespeare-bytes | openwebtext | fineweb-10BT | fineweb-100BT | fineweb-edu-10BT | fineweb-edu-100BT | hellaswag) ;;
+shakespeare | shakespeare-bytes | openwebtext | hellaswag) ;;
+fineweb-10BT | fineweb-100BT | fineweb-edu-10BT | fineweb-edu-100BT) ;;
 *)
     echo "prepare: CORPUS: found '${1:-}'" >&2
     echo "$usage" >&2

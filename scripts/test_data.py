@@ -174,8 +174,8 @@ def test_gpt2_vocabulary(root):
     gpt2.add_special_tokens([END_OF_TEXT])
     os.makedirs(os.path.join(root, "models", "folder"))
     gpt2.save(os.path.join(root, "models", "folder", "tokenizer.json"))
-    write(os.path.join(root, "gpt2", "a.jsonl"), "".join(
-        json.dumps({"text": text}) + "\n" for text in ("O  my\n\n lord \n", f"a {END_OF_TEXT} b", "", "東京\u00a0 don't")))
+    odd = ("O  my\n\n lord \n", f"a {END_OF_TEXT} b", "", "東京\u00a0 don't")
+    write(os.path.join(root, "gpt2", "a.jsonl"), "".join(json.dumps({"text": text}) + "\n" for text in odd))
     for name, tokenizer in (("ours", "gpt2"), ("folder", "models/folder")):
         done = script(root, "prepare_text.py", "--tokenizer", tokenizer, "--out-prefix", f"gpt2/{name}", "--processes",
                       "1", "data/shakespeare.txt", "gpt2/a.jsonl", TIKTOKEN_CACHE_DIR=cache)
@@ -217,7 +217,8 @@ def test_prepare(root):
     done = prepared(root, "two", *how, "--processes", 2)
     claim(contents(os.path.join(root, "two")) == one, "two processes write the same bytes as one", said(done))
 
-    done = prepared(root, "part", "--tokenizer", "models/tiny", "--shard-tokens", shard, "--val-fraction", 0.1, "source")
+    done = prepared(root, "part", "--tokenizer", "models/tiny", "--shard-tokens", shard, "--val-fraction", 0.1,
+                    "source")
     train, val = (joined(os.path.join(root, "part"), f"x_{split}.*") for split in ("train", "val"))
     claim(train + val == expected and len(val) == int(len(expected) * 0.1),
           "--val-fraction: the end of the same tokens", said(done))
@@ -230,8 +231,8 @@ def test_prepare(root):
     rows = "".join(json.loads(line)["text"] + "\n" for line in open(os.path.join(root, "source", "c.jsonl")))
     claim(joined(os.path.join(root, "bytes"), ".*") == list(text + rows.encode()), "bytes: the files', and a newline "
           "after each record", said(done))
-    piped = subprocess.run([sys.executable, "scripts/prepare_text.py", "--tokenizer", "bytes", "--out-prefix", "pipe/x"],
-                           cwd=root, input=b"from a pipe", capture_output=True)
+    piped = subprocess.run([sys.executable, "scripts/prepare_text.py", "--tokenizer", "bytes",
+                            "--out-prefix", "pipe/x"], cwd=root, input=b"from a pipe", capture_output=True)
     claim(joined(os.path.join(root, "pipe"), ".*") == list(b"from a pipe"), "standard input", piped.stderr.decode())
     return how, one
 
@@ -325,7 +326,8 @@ def test_resume(root, how, one):
           "killed and resumed with --val-fraction, also while shards are cut: the same bytes", f"{kills} kills")
 
     process = subprocess.Popen([sys.executable, "scripts/prepare_text.py", "--out-prefix", "other/x", *map(str, how),
-                                "--processes", "2"], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+                                "--processes", "2"], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                               text=True)
     process.stdout.readline()
     process.kill()
     process.wait()
@@ -549,7 +551,8 @@ def test_hellaswag(root, server):
     claim(list(tokens.unpacked(open(small, "rb").read()[1024:])) ==
           [65535, 34, 0, 2, 4, 2, 7, 8, 1, 1, 1, 2, 2, 3, 4, 1, 5], "hellaswag: an example, number by number")
     content = open(small, "rb").read()
-    for what, damaged in (("cut off", content[:-2]), ("longer", content + b"\0\0"), ("another's magic", b"\1" + content[1:]),
+    for what, damaged in (("cut off", content[:-2]), ("longer", content + b"\0\0"),
+                          ("another's magic", b"\1" + content[1:]),
                           ("a length that leads out of it", content[:1034] + b"\xff\xff" + content[1036:])):
         write(small, damaged)
         try:
@@ -558,8 +561,8 @@ def test_hellaswag(root, server):
         except Mistake:
             found = True
         claim(found, f"hellaswag: damage is found: {what}")
-    done = script(root, "prepare_hellaswag.py", "--tokenizer", "models/tiny",
-                  os.path.relpath(write(os.path.join(root, "bad", "h.jsonl"), '{"ctx": "a", "endings": ["b"]}\n'), root), "x.bin")
+    write(os.path.join(root, "bad", "h.jsonl"), '{"ctx": "a", "endings": ["b"]}\n')
+    done = script(root, "prepare_hellaswag.py", "--tokenizer", "models/tiny", "bad/h.jsonl", "x.bin")
     claim(one_line(done, 2, "h.jsonl line 1", "4 endings"), "prepare_hellaswag.py: a line that is no question is named",
           said(done))
 
@@ -608,7 +611,8 @@ def test_finetune(root, ours):
     losses = [*val.values()]
     claim(len(losses) > 1 and losses[-1] < losses[0], "finetune_shakespeare.sh: the validation loss falls", str(losses))
 
-    line = next(text for text in script(root, "download.sh", "gpt2").stdout.splitlines() if "train_gpt sample" in text)
+    lines = script(root, "download.sh", "gpt2").stdout.splitlines()
+    line = next(text for text in lines if "train_gpt sample" in text)
     shutil.copy(os.path.join(root, "models", "tiny", "tokenizer.json"), os.path.join(root, "models", "gpt2"))
     done = run("bash", "-o", "pipefail", "-c", line.replace("--prompt-tokens -", "--prompt-tokens - --sample-tokens 8"),
                cwd=root)
