@@ -43,8 +43,9 @@ def claim(holds, text, detail=""):
 def run(*command, cwd, **environment):
     """The finished command, its output and errors as text."""
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]     # python3 is this one
-    return subprocess.run([str(word) for word in command], cwd=cwd, env={**os.environ, "PATH": path, **environment},
-                          capture_output=True, text=True, timeout=300)
+    environment = {**os.environ, "PATH": path, "no_proxy": "127.0.0.1", **environment}
+    return subprocess.run([str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True,
+                          timeout=300)
 
 
 def script(root, name, *options, **environment):
@@ -531,7 +532,7 @@ def test_hellaswag(root, server):
     questions = [{"ind": i, "ctx": made_text(generator, 20).strip(), "label": generator.randrange(4), "split": "val",
                   "endings": [made_text(generator, generator.randrange(1, 12)).strip() for _ in range(4)]}
                  for i in range(10042)]
-    text = "".join(json.dumps(question) + "\n" for question in questions)
+    text = "\n".join(json.dumps(question) for question in questions)
     server.files["/rowanz/hellaswag/master/data/hellaswag_val.jsonl"] = text.encode()
     server.cuts["/rowanz/hellaswag/master/data/hellaswag_val.jsonl"] = [1_000_000]
     done = script(root, "prepare.sh", "hellaswag", TOKENIZER="models/tiny", RAW_ENDPOINT=server.url)
@@ -607,7 +608,8 @@ def test_finetune(root, ours):
     claim([step for step in val if step] == [5, 10, 15, 20], "finetune_shakespeare.sh: 20 steps, validation every 5",
           said(done))
     rates = {line["lr"] for line in lines if "lr" in line}
-    claim(rates and all(abs(rate - 3e-5) < 1e-11 for rate in rates), "finetune_shakespeare.sh: a constant learning rate", str(rates))
+    claim(rates and all(abs(rate - 3e-5) < 1e-11 for rate in rates), "finetune_shakespeare.sh: a constant learning rate",
+          str(rates))
     losses = [*val.values()]
     claim(len(losses) > 1 and losses[-1] < losses[0], "finetune_shakespeare.sh: the validation loss falls", str(losses))
 
