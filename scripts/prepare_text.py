@@ -250,7 +250,8 @@ class Shard(NewFile):
         self.file.seek(0)
         self.file.write(header(SHARD_MAGIC, self.count))
         super().finish()
-        print(f"{self.path}: {self.count:,} tokens", flush=True)
+        clear = "\x1b[K" if sys.stdout.isatty() else ""      # of the meter's line
+        print(f"{clear}{self.path}: {self.count:,} tokens", flush=True)
 
 
 class Meter:
@@ -273,7 +274,7 @@ class Meter:
         left = spent * (1 - part) / (part - self.first_part) if part > self.first_part else 0
         print(f"{100 * part:5.1f} %, file {number + 1} of {len(self.sizes)}, {self.tokens:,} tokens, "
               f"{self.tokens / spent / 1e6:.2f} M tokens/s" + (f", {left / 60:.0f} min left" if left else ""),
-              end="\r" if self.terminal else "\n", file=sys.stderr, flush=True)
+              end="\x1b[K\r" if self.terminal else "\n", file=sys.stderr, flush=True)
 
 
 def write_stream(options, progress, name_of):
