@@ -89,7 +89,10 @@ def fuzz_bytes(draw, pieces):
             out += draw.randbytes(draw.randint(1, 6))
         elif out:
             del out[-1]     # often within a character
-    return bytes(out)
+    # Random bytes may happen to be a character that is not known.
+    if all(map(known, out.decode("utf-8", "surrogateescape"))):
+        return bytes(out)
+    return fuzz_bytes(draw, pieces)
 
 
 def real_texts():
@@ -176,7 +179,9 @@ class Verdict:
               f"{sum(map(len, ours)):,} tokens, {len(wrong)} texts differ", flush=True)
         if wrong:
             i = min(wrong, key=lambda i: len(texts[i]))
-            print(f"        such as {texts[i][:200]!r}: {ours[i][:40]}, expected {list(theirs[i])[:40]}")
+            same = next((k for k, (a, b) in enumerate(zip(ours[i], theirs[i])) if a != b), 0)
+            print(f"        such as {texts[i]!r}, from token {same} on: {ours[i][same:][:20]}, "
+                  f"expected {list(theirs[i])[same:][:20]}")
 
 
 def compare(options):
