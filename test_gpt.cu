@@ -17,6 +17,7 @@
 #define TESTING
 #include "train_gpt.cu"
 
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -1718,7 +1719,7 @@ void test_folder_of_transformers() {
 void write_folder(const std::string& dir, const Reference& r, Model& m) {
     fs::create_directories(dir);
     r.load(m, r.setup());
-    write_model(dir, m);
+    write_model(dir, m, text_files("", m.config));
 }
 
 // Several parts of the tests need @/ours, which holds odd's weights: the first one of them writes it.
@@ -2065,10 +2066,14 @@ void test_terminal() {
     for (const char* part : {"\x07\x7f", "\xc2\x9b|", "\x9b", "\n", "\xe2\x82"}) printer.add(part);
     printer.end();
     fflush(inside);
-    char shown[200];
-    const ssize_t n = read(outside, shown, sizeof(shown));
-    std::string text(shown, std::max<ssize_t>(n, 0)), expected = "\tcaf\xc3\xa9 R[2JRRR|R\r\nRR";
+    std::string text, expected = "\tcaf\xc3\xa9 R[2JRRR|R\r\nRR";
     for (size_t at; (at = expected.find('R')) != expected.npos;) expected.replace(at, 1, REPLACEMENT_CHARACTER);
+    pollfd ready = {outside, POLLIN, 0};
+    char part[200];
+    for (ssize_t n = 0; n >= 0 && text.size() < expected.size() && poll(&ready, 1, 1000) > 0;) {
+        n = read(outside, part, sizeof(part));
+        text.append(part, std::max<ssize_t>(n, 0));
+    }
     claim(text == expected, "a terminal gets no control byte but line breaks and tabs, and UTF-8 only", text);
     fclose(inside);
     close(outside);
@@ -2679,6 +2684,64 @@ void test_text_while_training() {
               "samples while training are text by the tokenizer of --from", trained, expected);
 }
 
+// The files of a model of bytes, as JSON. What transformers makes of them dev/text/check_tokenizer.py says.
+void test_byte_tokenizer() {
+    need_first_run();
+    const std::string dir = scratch("@/first/step_000010");
+    const json file = read_json(dir + "/tokenizer.json"), &model = file["model"];
+    std::string bytes;
+    std::vector<int> tokens(BYTE_VOCAB);
+    std::iota(tokens.begin(), tokens.end(), 0);
+    for (int token : tokens) bytes += static_cast<char>(token);
+    int in_order = 0;
+    for (int token : tokens) in_order += model["vocab"].value(byte_alphabet()[token], -1) == token;
+    claim(in_order == BYTE_VOCAB && model["vocab"].size() == BYTE_VOCAB && model["type"] == "BPE" &&
+              model["merges"].empty() && file["added_tokens"].empty() &&
+              file["pre_tokenizer"]["type"] == "ByteLevel" && file["decoder"]["type"] == "ByteLevel",
+          "a model of bytes has a tokenizer.json of 256 byte tokens, numbered as the bytes, without merges");
+    const Tokenizer tokenizer(dir);
+    claim(tokenizer.encode(bytes) == tokens && tokenizer.decode(tokens) == bytes, "by which a token is its byte");
+    claim(read_json(dir + "/tokenizer_config.json")["tokenizer_class"] == "PreTrainedTokenizerFast" &&
+              read_json(dir + "/tokenizer_config.json")["model_max_length"] == 16 &&
+              read_json(dir + "/generation_config.json")["eos_token_id"] == 255,
+          "tokenizer_config.json names the class, generation_config.json the end of text");
+    fs::copy(dir, scratch("@/only_bytes"));
+    for (const char* name : TEXT_FILES) fs::remove(scratch("@/only_bytes/") + name);
+    const std::string options = " --prompt cat --sample-tokens 20 --seed 4";
+    const Outcome with = run("sample --from @/first/step_000010" + options);
+    const Outcome without = run("sample --from @/only_bytes" + options);
+    claim_run(with.code == 0 && with.out == without.out, "samples are the same with it and without", with, without.out);
+}
+
+void test_tokenizer_travels() {
+    need_words();
+    const std::string from = scratch("@/all_words");
+    fs::copy(scratch("@/words"), from);
+    for (const char* name : TEXT_FILES) {
+        fs::remove(from + "/" + name);
+        if (fs::exists(TOKENIZER + "/" + name)) fs::copy(TOKENIZER + "/" + name, from + "/" + name);
+        else write_bytes(from + "/" + name, format("{\"file\": \"%s\"}", name));
+    }
+    const std::string COMMAND = "--data @/text.txt --eval-every 0 --checkpoint-every 1 --keep 1 --out @/travel ";
+    auto differing = [&](const std::string& dir) {
+        std::string names;
+        for (const char* name : TEXT_FILES)
+            if (read_bytes(from + "/" + name) != read_bytes(scratch(dir + "/") + name)) names += std::string(" ") + name;
+        return names;
+    };
+    const Outcome first = run("train --from @/all_words --steps 2 " + COMMAND);
+    const std::string wrong = differing("@/travel/step_000002");
+    claim_run(first.code == 0 && wrong.empty(), "a tokenizer's files go from --from DIR to checkpoints", first, wrong);
+    const Outcome second = run("train --resume --steps 4 " + COMMAND);
+    const std::string wrong_later = differing("@/travel/step_000004");
+    claim_run(second.code == 0 && wrong_later.empty() && !fs::exists(scratch("@/travel/step_000002")),
+              "and on, though the checkpoint that --resume began with is no longer kept", second, wrong_later);
+    std::string others;
+    for (const char* name : TEXT_FILES)
+        if (fs::exists(scratch("@/numbers/") + name)) others += std::string(name) + " ";
+    claim(others == "generation_config.json ", "a model of other tokens has no tokenizer made up for it", others);
+}
+
 // ==== runs: that end badly ===================================================
 
 // A run that never ends by itself.
@@ -2738,7 +2801,8 @@ void test_removal() {
     Run removes(COMMAND + "--resume --steps 2");
     bool whole = true;
     const bool gone = wait_until([&] {
-        for (const char* file : {"/config.json", "/model.safetensors", "/optimizer.safetensors", "/trainer.json"})
+        for (const char* file : {"/config.json", "/model.safetensors", "/optimizer.safetensors", "/trainer.json",
+                                 "/tokenizer.json", "/tokenizer_config.json", "/generation_config.json"})
             whole = whole && (fs::exists(old + file) || !fs::exists(old));
         return !whole || !fs::exists(old);
     });
@@ -3315,6 +3379,8 @@ void test_command_line() {
     test("runs: Hugging Face", test_verbs_on_folder);
     test("runs: text", test_text_of_tokens);
     test("runs: text while training", test_text_while_training);
+    test("runs: tokenizer of bytes", test_byte_tokenizer);
+    test("runs: tokenizer of --from", test_tokenizer_travels);
     test("runs: signals", test_signals);
     test("runs: removal of a checkpoint", test_removal);
     test("runs: full disk", test_full_disk);

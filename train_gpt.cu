@@ -20,7 +20,7 @@
 // Beside it, included where it is used; a first reading can do without
 //       dev/kernels/          attention_mma.cuh, attention_wgmma.cuh: attention on tensor cores, over ptx.cuh;
 //                             matmul_tuning.cuh: which of cuBLASLt's algorithms is fastest
-//       dev/text/             tokenizer.h: text to tokens and back; text.cuh: what of a sample is shown
+//       dev/text/             tokenizer.h: text to tokens and back; text.cuh: what of a sample is shown, and files
 //       dev/chapter/          trace.cuh, plan.cuh: what --trace draws, what `plan` prints
 //       dev/cpu/              busy.h: whether other programs take a CPU's cores
 //
@@ -734,7 +734,7 @@ std::vector<Flag> run_flags(Options& o) {
                     "steps between checkpoints (and one at the end); 0: none"),
         number_flag("--keep", TRAIN, o.keep, 0, ANY_INT, "how many checkpoints to keep; 0: all"),
         text_flag("--prompt", SAMPLE, "TEXT", o.prompt,
-                  "what to go on from; or - to read it from standard input. For a --from DIR with a tokenizer, or of bytes"),
+                  "what to go on from; or - to read it from standard input; for a DIR with a tokenizer, or of bytes"),
         text_flag("--prompt-tokens", SAMPLE, "IDS", o.prompt_tokens,
                   "the same as token numbers: 15496,995; or - to read them from standard input"),
         number_flag("--samples", SAMPLE, o.samples, 1, ANY_INT, "how many, from --seed on a seed each"),
@@ -3001,9 +3001,9 @@ private:
 #include "dev/text/text.cuh"
 
 // ==== checkpoints ============================================================
-// out/step_001000/ is a Hugging Face folder: config.json and model.safetensors; beside them
-// optimizer.safetensors (m/NAME, v/NAME) and trainer.json, from which training goes on with the
-// same bits. Written under another name, flushed and renamed: a crash leaves the last good one.
+// out/step_001000/ is a Hugging Face folder: config.json, model.safetensors and a tokenizer's files;
+// beside them optimizer.safetensors (m/NAME, v/NAME) and trainer.json, from which training goes on
+// with the same bits. Written under another name, flushed and renamed: a crash leaves the last good one.
 
 void write_config(const std::string& path, const Config& c) {
     write_json(path, {{"architectures", {"GPT2LMHeadModel"}}, {"model_type", "gpt2"}, {"n_layer", c.layers},
@@ -3123,8 +3123,9 @@ void write_blocks(const std::string& path, const Config& c, const std::vector<Na
 }
 
 // The Hugging Face part of a checkpoint.
-void write_model(const std::string& dir, const Model& m) {
+void write_model(const std::string& dir, const Model& m, const TextFiles& text) {
     write_config(dir + "/config.json", m.config);
+    write_text_files(dir, text);
     write_blocks(dir + "/model.safetensors", m.config, {{"", m.master}});
 }
 
@@ -3169,14 +3170,15 @@ void remove_unfinished(const std::string& out) {
 }
 
 // Writes out/step_N and then removes all but the last `keep` (0: keeps all). Returns its path.
-std::string write_checkpoint(const std::string& out, const Model& m, long step, json trainer, int keep) {
+std::string write_checkpoint(const std::string& out, const Model& m, const TextFiles& text, long step, json trainer,
+                             int keep) {
     const std::string name = checkpoint_name(step);
     const std::string target = out + "/" + name, unfinished = out + "/" + UNFINISHED + name;
     trainer["step"] = step;
     try {
         fs::remove_all(unfinished);
         fs::create_directory(unfinished);
-        write_model(unfinished, m);
+        write_model(unfinished, m, text);
         write_blocks(unfinished + "/optimizer.safetensors", m.config, {{"m/", m.adam_m}, {"v/", m.adam_v}});
         write_json(unfinished + "/trainer.json", trainer);
         sync_folder(unfinished);
@@ -3966,7 +3968,8 @@ class Trainer {
 public:
     Trainer(const Options& o, const TrainData& data, const Setup& setup, const Start& start)
         : o_(o), data_(data), start_(start), accumulation_(accumulation_steps(o, setup)), step_(start.step),
-          progress_(start.step, o.steps), text_(o.sample_every > 0 ? start.dir : "", setup.config.vocab) {
+          progress_(start.step, o.steps), text_(o.sample_every > 0 ? start.dir : "", setup.config.vocab),
+          text_files_(text_files(start.dir, setup.config)) {
         allocate(m_, setup);
         load_start(m_, start, o.seed);
         if (o.matmul_tuning == Tuning::ON) tune_matmuls(m_, stdout);
@@ -4062,7 +4065,7 @@ private:
         if (o_.out.empty()) return;
         const uint64_t windows = static_cast<uint64_t>(step_ - start_.step) * accumulation_ * m_.setup.B;
         const json trainer = {{"next_window", start_.window + windows}, {"options", describe(o_, TRAIN)}};
-        last_checkpoint_ = write_checkpoint(o_.out, m_, step_, trainer, o_.keep);
+        last_checkpoint_ = write_checkpoint(o_.out, m_, text_files_, step_, trainer, o_.keep);
         progress_.end_line();
         printf("step %ld: checkpoint %s\n", step_, last_checkpoint_.c_str());
     }
@@ -4074,6 +4077,7 @@ private:
     Log log_;
     Progress progress_;
     Text text_;
+    TextFiles text_files_;   // of each checkpoint
     Model m_;
     std::string last_checkpoint_ = start_.dir;
 };

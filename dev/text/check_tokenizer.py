@@ -4,6 +4,7 @@
     make build/test/text/test_tokenizer
     dev/text/check_tokenizer.py compare --program build/test/text/test_tokenizer --megabytes 10
     dev/text/check_tokenizer.py sample
+    dev/text/check_tokenizer.py folder --program build/test/text/test_tokenizer runs/20261122-052627/step_004500
 
 compare trains byte-level BPE vocabularies with `tokenizers` on this repository's files and on fuzzed text, encodes real
 and fuzzed text in many scripts with each, and counts the texts on which the program's tokens differ from tokenizers'
@@ -14,6 +15,9 @@ tables do not know are left out: libraries differ in their version of Unicode.
 
 sample writes data/reference/tokenizer: a vocabulary of 500 merges of data/shakespeare.txt, as tokenizer.json and as
 vocab.json with merges.txt, and cases.json: texts (in hexadecimal) and their tokens.
+
+folder opens a checkpoint of train_gpt with transformers' AutoTokenizer: it encodes as the program does, and decodes
+again; where the tokens are bytes, each is numbered as its byte.
 
 Exit status: 0 all equal, 1 something differs, 2 bad usage.
 """
@@ -220,6 +224,26 @@ def compare(options):
     return 1 if verdict.different else 0
 
 
+def folder(options):
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+    draw = random.Random(options.seed)
+    auto = AutoTokenizer.from_pretrained(options.folder)
+    vocab = AutoConfig.from_pretrained(options.folder).vocab_size
+    end = GenerationConfig.from_pretrained(options.folder).eos_token_id
+    texts = [*SCRAPS, "To be, or not\n to be ", *(fuzz_text(draw, 30) for _ in range(2000))]
+    encoded = [t.encode() for t in texts]
+    verdict = Verdict()
+    print(f"{type(auto).__name__} of {len(auto)} tokens, a model of {vocab}, end of text {end}")
+    ours = run_program(options.program, options.folder, encoded)
+    verdict.compare("encoded by AutoTokenizer", encoded, ours, [auto(t)["input_ids"] for t in texts])
+    if vocab == 256:
+        verdict.compare("a token is its byte", encoded, ours, encoded)
+    wrong = sum(auto.decode(tokens) != text for tokens, text in zip(ours, texts))
+    print(f"{'FAILED' if wrong else 'ok    '}  decoded by AutoTokenizer: {wrong} texts differ")
+    verdict.different += wrong + (len(auto) > vocab)
+    return 1 if verdict.different else 0
+
+
 def sample(options):
     draw = random.Random(options.seed)
     tokenizer = train([(ROOT / "data" / "shakespeare.txt").read_text()], 256 + SAMPLE_MERGES)
@@ -248,10 +272,13 @@ def main():
     comparing.add_argument("--broken", type=int, default=20000, help="texts with broken UTF-8 (default 20000)")
     comparing.add_argument("--vocab", type=lambda s: [int(n) for n in s.split(",")], default=[512, 4000, 20000],
                            help="sizes of vocabularies (default 512,4000,20000)")
+    opening = verbs.add_parser("folder", help="a checkpoint, with transformers")
+    opening.add_argument("--program", required=True, help="test_tokenizer, as make test builds it")
+    opening.add_argument("folder", metavar="DIR")
     writing = verbs.add_parser("sample", help="writes the sample that the tests read")
     writing.add_argument("--out", type=Path, default=SAMPLE, help="folder (default data/reference/tokenizer)")
     options = parser.parse_args()
-    return compare(options) if options.verb == "compare" else sample(options)
+    return {"compare": compare, "folder": folder, "sample": sample}[options.verb](options)
 
 
 if __name__ == "__main__":

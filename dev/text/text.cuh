@@ -24,8 +24,8 @@ public:
     std::vector<int> encode(const std::string& text) const {
         if (tokenizer_) return tokenizer_->encode(text);
         if (V_ != BYTE_VOCAB)
-            throw UserError("--prompt needs a tokenizer.json, or vocab.json and merges.txt, in %s, as its vocabulary of "
-                            "%d is not of bytes; or give --prompt-tokens", dir_.c_str(), V_);
+            throw UserError("--prompt needs a tokenizer.json, or vocab.json and merges.txt, in %s, as its vocabulary "
+                            "of %d is not of bytes; or give --prompt-tokens", dir_.c_str(), V_);
         const unsigned char* bytes = reinterpret_cast<const unsigned char*>(text.data());
         return {bytes, bytes + text.size()};
     }
@@ -140,3 +140,58 @@ private:
     FILE* to_;
     std::string stop_, pending_;
 };
+
+// ---- files --------------------------------------------------------------------------------------
+// What a checkpoint holds for those who read text with it: transformers' AutoTokenizer, and this program.
+
+using TextFiles = std::map<std::string, std::string>;   // name -> content
+
+constexpr const char* TEXT_FILES[] = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
+                                      "special_tokens_map.json", "generation_config.json"};
+
+// A tokenizer whose tokens are the bytes, in their order, as transformers reads it.
+void add_byte_tokenizer(TextFiles& files, const Config& c) {
+    json vocabulary;
+    for (const std::string& byte : byte_alphabet()) vocabulary[byte] = vocabulary.size();
+    const json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true},
+                             {"use_regex", true}};
+    const json model = {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr},
+                        {"continuing_subword_prefix", nullptr}, {"end_of_word_suffix", nullptr}, {"fuse_unk", false},
+                        {"byte_fallback", false}, {"ignore_merges", false}, {"vocab", vocabulary},
+                        {"merges", json::array()}};
+    const json tokenizer = {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr},
+                            {"added_tokens", json::array()}, {"normalizer", nullptr}, {"pre_tokenizer", byte_level},
+                            {"post_processor", nullptr}, {"decoder", byte_level}, {"model", model}};
+    // The class that takes tokenizer.json as it is: GPT-2's own would add <|endoftext|>, a token too many.
+    const json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"model_max_length", c.context},
+                         {"clean_up_tokenization_spaces", false}};
+    files["tokenizer.json"] = tokenizer.dump(2) + "\n";
+    files["tokenizer_config.json"] = config.dump(2) + "\n";
+}
+
+// The files of a model of config c: those of the folder it comes from, where there is one, else its own. They are read
+// once, at the start: a run may remove that folder, when it is a checkpoint that is no longer kept.
+TextFiles text_files(const std::string& dir, const Config& c) {
+    TextFiles files;
+    for (const char* name : TEXT_FILES) {
+        const std::string path = dir + "/" + name;
+        if (dir.empty() || !fs::is_regular_file(path)) continue;
+        std::ifstream file(path, std::ios::binary);
+        files[name] = std::string(std::istreambuf_iterator<char>(file), {});
+        if (!file || file.bad()) throw UserError("%s: cannot be read: %s", path.c_str(), strerror(errno));
+    }
+    const bool has_tokenizer = !dir.empty() && Tokenizer::is_in(dir);
+    if (!has_tokenizer && c.vocab == BYTE_VOCAB) add_byte_tokenizer(files, c);
+    const json generation = {{"_from_model_config", true}, {"bos_token_id", c.vocab - 1},
+                             {"eos_token_id", c.vocab - 1}};
+    files.emplace("generation_config.json", generation.dump(2) + "\n");   // where there was none
+    return files;
+}
+
+void write_text_files(const std::string& dir, const TextFiles& files) {
+    for (const auto& [name, content] : files) {
+        OutputFile file(dir + "/" + name);
+        file.write(content.data(), content.size());
+        file.finish();
+    }
+}
