@@ -96,7 +96,7 @@ static void test_words() {
         {"It's 12 o'clock, isn't it?", "|It|'s| 12| o|'|clock|,| isn|'t| it|?"},
         {"a  b   c  ", "|a| | b|  | c|  "}, {"x\n\n y", "|x|\n\n| y"},
         {"caf\xc3\xa9 \xd0\xb4\xd0\xb0\xc2\xbd", "|caf\xc3\xa9| \xd0\xb4\xd0\xb0|\xc2\xbd"},
-        {"a\xe1\xa0\x8e", "|a|\xe1\xa0\x8e"}, {"! \xe1\xa0\x8e", "|!| \xe1\xa0\x8e"},   // U+180E is no white space
+        {"!\xe1\xa0\x8e!", "|!\xe1\xa0\x8e!"}, {"!\xc2\x85!", "|!|\xc2\x85|!"},   // U+180E is no white space, U+0085 is
         {"a\xff\xc3!b", "|a|\xff\xc3!|b"}, {" \xe2\x82 x", "| \xe2\x82| x"}, {"", ""}};
     std::string wrong;
     for (const auto& [text, expected] : CASES)
@@ -124,6 +124,29 @@ static void test_characters() {
                                "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xc3("})
         if (character_length(broken) != 0) taken += std::string(taken.empty() ? "" : " ") + broken;
     claim(taken.empty(), "no byte too many, surrogate, or character above U+10FFFF is", taken);
+}
+
+// A tokenizer of bytes and four merges, with tokens that can be told by hand.
+static void test_order_of_merges(const Scratch& scratch) {
+    json file = json::parse(read_bytes(REFERENCE + "/tokenizer.json"));
+    file["model"]["vocab"] = json::object();
+    file["model"]["merges"] = json::array();
+    for (const std::string& byte : byte_alphabet()) file["model"]["vocab"][byte] = file["model"]["vocab"].size();
+    for (const auto& [left, right] : {std::pair("a", "b"), {"a", "a"}, {"aa", "aa"}, {"b", "a"}}) {
+        file["model"]["vocab"][std::string(left) + right] = file["model"]["vocab"].size();
+        file["model"]["merges"].push_back({left, right});
+    }
+    file["added_tokens"][0]["id"] = file["model"]["vocab"].size();
+    scratch.keep_only({{"tokenizer.json", file.dump()}});
+    const Tokenizer tokenizer(scratch.dir);
+    std::string wrong;
+    for (const std::string expected : {"aa|a", "a|ab", "aaaa|a", "aaaa|aa|a", "ab|ab", "b|ab|ab", "ba|c|ba", "aa|ab|ba|c"}) {
+        std::string text = expected, found;
+        text.erase(std::remove(text.begin(), text.end(), '|'), text.end());
+        for (int token : tokenizer.encode(text)) found += (found.empty() ? "" : "|") + tokenizer.decode(token);
+        if (found != expected) wrong += found + ", expected " + expected + "; ";
+    }
+    claim(wrong.empty(), "the pair that stands first in the table is merged first, the leftmost of equals", wrong);
 }
 
 // ==== any bytes, of any length ===========================================================================
@@ -275,6 +298,7 @@ int main(int argc, char** argv) {
     test_characters();
     test_words();
     test_cases(scratch);
+    test_order_of_merges(scratch);
     test_any_bytes();
     test_long_words();
     test_broken_json(scratch);

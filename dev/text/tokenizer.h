@@ -100,7 +100,7 @@ public:
         int error;
         PCRE2_SIZE at;
         code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
-                                  PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED, &error, &at, nullptr));
+                                  PCRE2_UTF | PCRE2_ANCHORED, &error, &at, nullptr));
         if (!code_) throw std::runtime_error("PCRE2 does not take GPT-2's pattern: error " + std::to_string(error));
         pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE);   // where there is no JIT, it is interpreted
     }
