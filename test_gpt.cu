@@ -2684,6 +2684,10 @@ void test_text_while_training() {
               "samples while training are text by the tokenizer of --from", trained, expected);
 }
 
+// What must go with a model.
+const std::vector<std::string> TOKENIZER_FILES = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
+                                                  "special_tokens_map.json", "generation_config.json"};
+
 // The files of a model of bytes, as JSON. What transformers makes of them dev/text/check_tokenizer.py says.
 void test_byte_tokenizer() {
     need_first_run();
@@ -2706,7 +2710,7 @@ void test_byte_tokenizer() {
               read_json(dir + "/generation_config.json")["eos_token_id"] == 255,
           "tokenizer_config.json names the class, generation_config.json the end of text");
     fs::copy(dir, scratch("@/only_bytes"));
-    for (const char* name : TEXT_FILES) fs::remove(scratch("@/only_bytes/") + name);
+    for (const std::string& name : TOKENIZER_FILES) fs::remove(scratch("@/only_bytes/" + name));
     const std::string options = " --prompt cat --sample-tokens 20 --seed 4";
     const Outcome with = run("sample --from @/first/step_000010" + options);
     const Outcome without = run("sample --from @/only_bytes" + options);
@@ -2717,16 +2721,18 @@ void test_tokenizer_travels() {
     need_words();
     const std::string from = scratch("@/all_words");
     fs::copy(scratch("@/words"), from);
-    for (const char* name : TEXT_FILES) {
+    for (const std::string& name : TOKENIZER_FILES) {
         fs::remove(from + "/" + name);
         if (fs::exists(TOKENIZER + "/" + name)) fs::copy(TOKENIZER + "/" + name, from + "/" + name);
-        else write_bytes(from + "/" + name, format("{\"file\": \"%s\"}", name));
+        else write_bytes(from + "/" + name, "{\"file\": \"" + name + "\"}");
     }
     const std::string COMMAND = "--data @/text.txt --eval-every 0 --checkpoint-every 1 --keep 1 --out @/travel ";
     auto differing = [&](const std::string& dir) {
         std::string names;
-        for (const char* name : TEXT_FILES)
-            if (read_bytes(from + "/" + name) != read_bytes(scratch(dir + "/") + name)) names += std::string(" ") + name;
+        for (const std::string& name : TOKENIZER_FILES)
+            if (!fs::exists(scratch(dir + "/" + name)) ||
+                read_bytes(from + "/" + name) != read_bytes(scratch(dir + "/" + name)))
+                names += " " + name;
         return names;
     };
     const Outcome first = run("train --from @/all_words --steps 2 " + COMMAND);
@@ -2737,8 +2743,8 @@ void test_tokenizer_travels() {
     claim_run(second.code == 0 && wrong_later.empty() && !fs::exists(scratch("@/travel/step_000002")),
               "and on, though the checkpoint that --resume began with is no longer kept", second, wrong_later);
     std::string others;
-    for (const char* name : TEXT_FILES)
-        if (fs::exists(scratch("@/numbers/") + name)) others += std::string(name) + " ";
+    for (const std::string& name : TOKENIZER_FILES)
+        if (fs::exists(scratch("@/numbers/" + name))) others += name + " ";
     claim(others == "generation_config.json ", "a model of other tokens has no tokenizer made up for it", others);
 }
 
