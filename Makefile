@@ -79,7 +79,7 @@ VECTORS    = -O3 $(TARGET) -fno-math-errno -fno-trapping-math -fno-signed-zeros 
 WARNINGS  := -Wall -Wextra -Wno-unknown-pragmas
 ONEDNN    ?= $(and $(call accepts,-include oneapi/dnnl/dnnl.hpp),$(call links,-ldnnl))
 CPU_FLAGS  = -x c++ -std=c++17 $(WARNINGS) -fopenmp -Idev/cpu $(if $(filter yes,$(ONEDNN)),-DHAVE_ONEDNN)
-CPU_LIBS   = $(if $(filter yes,$(ONEDNN)),-ldnnl) -lboost_context -lpthread
+CPU_LIBS   = $(if $(filter yes,$(ONEDNN)),-ldnnl) -lboost_context -lpcre2-8 -lpthread
 
 # The GPU build, for the card that is there, else for Ampere, Ada and Hopper.
 CAPABILITY := $(subst .,,$(call nvidia_smi,compute_cap,[0-9]+\.[0-9]))
@@ -92,7 +92,7 @@ GPU_FLAGS  := -std=c++17 -O3 -lineinfo -Xcompiler -Wall,-Wextra,-Wno-unknown-pra
 USER_NVCC   = $(addprefix -Xcompiler ,$(CPPFLAGS) $(CXXFLAGS) $(LDFLAGS))
 # The toolkit's libraries are found when the program starts, even if the loader does not know them.
 CUDA_LIB    = $(firstword $(wildcard $(patsubst %/bin/nvcc,%/lib64,$(NVCC)) $(patsubst %/bin/nvcc,%/lib,$(NVCC))))
-GPU_LIBS    = -lcublasLt -lcublas $(if $(CUDA_LIB),-Xlinker -rpath -Xlinker $(CUDA_LIB))
+GPU_LIBS    = -lcublasLt -lcublas -lpcre2-8 $(if $(CUDA_LIB),-Xlinker -rpath -Xlinker $(CUDA_LIB))
 
 # compile(source, program, precision, width or "gpu", further flags)
 define compile
@@ -103,7 +103,7 @@ endef
 
 BUILD    := build/$(DEVICE)-$(PRECISION)
 TEST_DIR ?= build/test
-HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h dev/*/*.cuh) Makefile
+HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h dev/text/*.h dev/*/*.cuh) Makefile
 
 # A text as one word of the shell's.
 quoted = '$(subst ','"'"',$(1))'
@@ -147,7 +147,7 @@ run: all
 
 # The longest first, so that the last ones to run are short.
 TESTS := $(addprefix $(TEST_DIR)/,bf16-32/test_gpt fp32-32/test_gpt bf16-1/test_gpt fp32-1/test_gpt \
-                                  cpu-32/test_cpu cpu-1/test_cpu)
+                                  cpu-32/test_cpu cpu-1/test_cpu text/test_tokenizer)
 test_width = $(lastword $(subst -, ,$(notdir $(patsubst %/,%,$(dir $(1))))))
 test_kind  = $(firstword $(subst -, ,$(notdir $(patsubst %/,%,$(dir $(1))))))
 TEST_FLAGS_1  = $(VECTORS)
@@ -156,17 +156,22 @@ $(TEST_DIR)/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) $(TEST_DIR)/flags | 
 	$(call compile,$<,$@,$(call test_kind,$@),$(call test_width,$@),$(TEST_FLAGS_$(call test_width,$@)))
 $(TEST_DIR)/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) $(TEST_DIR)/flags | setup
 	$(call compile,$<,$@,,$(call test_width,$@),-O2 $(TARGET))
+compile_text = @mkdir -p $(@D); $(CXX) -std=c++17 $(WARNINGS) $(1) $(USER_CXX) $< -o $@ $(LDFLAGS) -lpcre2-8
+$(TEST_DIR)/text/test_tokenizer: dev/text/test_tokenizer.cpp dev/text/tokenizer.h $(TEST_DIR)/flags | setup
+	$(call compile_text,-O2)
 
 SANITIZE := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 build/asan/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) build/asan/flags | setup
 	$(call compile,$<,$@,$(call test_kind,$@),$(call test_width,$@),$(SANITIZE))
 build/asan/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) build/asan/flags | setup
 	$(call compile,$<,$@,,$(call test_width,$@),$(SANITIZE))
+build/asan/text/test_tokenizer: dev/text/test_tokenizer.cpp dev/text/tokenizer.h build/asan/flags | setup
+	$(call compile_text,$(SANITIZE))
 
 build/test/gpu-%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
 	$(call compile,$<,$@,$*,gpu)
 
-ASAN_TESTS := build/asan/bf16-32/test_gpt build/asan/fp32-32/test_gpt build/asan/cpu-32/test_cpu
+ASAN_TESTS := build/asan/bf16-32/test_gpt build/asan/fp32-32/test_gpt build/asan/cpu-32/test_cpu build/asan/text/test_tokenizer
 GPU_TESTS  := build/test/gpu-fp32/test_gpt build/test/gpu-bf16/test_gpt
 
 # Runs a program and prints all that it has said when it ends. Two threads, which sleep while they wait: as the models

@@ -17,6 +17,7 @@
 #define TESTING
 #include "train_gpt.cu"
 
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -1718,7 +1719,7 @@ void test_folder_of_transformers() {
 void write_folder(const std::string& dir, const Reference& r, Model& m) {
     fs::create_directories(dir);
     r.load(m, r.setup());
-    write_model(dir, m);
+    write_model(dir, m, text_files("", m.config));
 }
 
 // Several parts of the tests need @/ours, which holds odd's weights: the first one of them writes it.
@@ -1989,11 +1990,12 @@ void test_pick_token() {
     const int draws = 1000;
     for (int i = 0; i < draws; i++) {
         const double random = (i + 0.5) / draws;
-        greedy = greedy && pick_token(logits, 0, 0, random) == 1 && pick_token(logits, 1, 1, random) == 1;
-        counts[pick_token(logits, 0.5, 0, random)]++;
-        top2[pick_token(logits, 1, 2, random)]++;
+        greedy = greedy && pick_token(logits, 0, 0, 1, random) == 1 && pick_token(logits, 1, 1, 1, random) == 1 &&
+                 pick_token(logits, 1, 0, 0, random) == 1;
+        counts[pick_token(logits, 0.5, 0, 1, random)]++;
+        top2[pick_token(logits, 1, 2, 1, random)]++;
     }
-    claim(greedy, "temperature 0, and top-k 1, always take the likeliest token, the first of equals");
+    claim(greedy, "temperature 0, top-k 1, and top-p 0, always take the likeliest token, the first of equals");
     claim(top2 == std::vector<double>{0, draws / 2.0, 0, draws / 2.0, 0}, "top-k 2 takes the two likeliest tokens only");
     // The draws are spread evenly, so each count is off by one at each of its two ends at most.
     double total = 0, off = 0;
@@ -2004,10 +2006,83 @@ void test_pick_token() {
           format("a count of %d is off by %.2g", draws, off));
 }
 
+// Probabilities 0.5, 0.25, 0.125, 0.125: which tokens are drawn, and how often.
+void test_top_p() {
+    const Floats logits = {logf(0.125f), logf(0.5f), logf(0.25f), logf(0.125f)};
+    const int draws = 1000;
+    struct Case { int top_k; double top_p; Values shares; };
+    const std::vector<Case> CASES = {{0, 1, {0.125, 0.5, 0.25, 0.125}}, {0, 0.9, {0.125, 0.5, 0.25, 0.125}},
+                                     {0, 0.87, {1 / 7.0, 4 / 7.0, 2 / 7.0, 0}}, {0, 0.6, {0, 2 / 3.0, 1 / 3.0, 0}},
+                                     {0, 0.49, {0, 1, 0, 0}}, {2, 0.7, {0, 2 / 3.0, 1 / 3.0, 0}}, {2, 0.6, {0, 1, 0, 0}}};
+    double off = 0;
+    for (const Case& c : CASES) {
+        Values counts(logits.size(), 0);
+        for (int i = 0; i < draws; i++) counts[pick_token(logits, 1, c.top_k, c.top_p, (i + 0.5) / draws)]++;
+        for (size_t v = 0; v < logits.size(); v++) off = std::max(off, fabs(counts[v] - draws * c.shares[v]));
+    }
+    claim(off <= 2, "top-p takes the fewest tokens that are as likely, and after top-k: of those that it leaves",
+          format("a count of %d is off by %.2g", draws, off));
+}
+
+// What a Printer prints to a file of a prompt and the parts of a sample, each followed by a bar.
+std::string printed(const std::string& stop, const std::string& prompt, const std::vector<std::string>& parts) {
+    const std::string path = scratch("@/printed");
+    FILE* to = fopen(path.c_str(), "wb");
+    Printer printer(to, stop);
+    printer.prompt(prompt);
+    fputc('|', to);
+    bool more = true;
+    for (size_t i = 0; more && i < parts.size(); i++) {
+        more = printer.add(parts[i]);
+        fputc('|', to);
+    }
+    printer.end();
+    fclose(to);
+    return read_bytes(path);
+}
+
+void test_printer() {
+    claim(printed("", "a\xc3", {"\xa9", "b", "\xf0\x9f", "\x98", "\x80", "\xe2", "(", "\xff", "\xe2\x82"}) ==
+              "a|\xc3\xa9|b|||\xf0\x9f\x98\x80||\xe2(|\xff||\xe2\x82",
+          "a character is held back until it is whole, what is none only until that is clear");
+    claim(printed("END", "END.", {"a", "E", "N", "b", "xEN", "D", "never"}) == "END.|a|||ENb|x||",
+          "the text that ends a sample is not printed, nor looked for in the prompt; its beginnings are printed late");
+    claim(printed("END", "", {"aENDb", "c"}) == "||a",
+          "what a token has behind that text is not printed");
+    claim(printed("\xc3\xa9", "", {"e\xc3", "\xa9"}) == "|e||", "that text may be a character in two tokens");
+}
+
+// A terminal that is none: what is written to its one end comes out at the other.
+void test_terminal() {
+    const int outside = posix_openpt(O_RDWR | O_NOCTTY);
+    const bool there = outside >= 0 && grantpt(outside) == 0 && unlockpt(outside) == 0;
+    FILE* inside = there ? fopen(ptsname(outside), "r+") : nullptr;
+    if (!inside) {
+        printf("        no pseudo-terminal can be had here: %s\n", strerror(errno));
+        return;
+    }
+    Printer printer(inside, "");
+    printer.prompt("\tcaf\xc3\xa9 \x1b[2J");
+    for (const char* part : {"\x07\x7f", "\xc2\x9b|", "\x9b", "\n", "\xe2\x82"}) printer.add(part);
+    printer.end();
+    fflush(inside);
+    std::string text, expected = "\tcaf\xc3\xa9 R[2JRRR|R\r\nRR";
+    for (size_t at; (at = expected.find('R')) != expected.npos;) expected.replace(at, 1, REPLACEMENT_CHARACTER);
+    pollfd ready = {outside, POLLIN, 0};
+    char part[200];
+    for (ssize_t n = 0; n >= 0 && text.size() < expected.size() && poll(&ready, 1, 1000) > 0;) {
+        n = read(outside, part, sizeof(part));
+        text.append(part, std::max<ssize_t>(n, 0));
+    }
+    claim(text == expected, "a terminal gets no control byte but line breaks and tabs, and UTF-8 only", text);
+    fclose(inside);
+    close(outside);
+}
+
 void test_readable() {
     const std::string text = "To be,\n\tor caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x8c\x8d";
     claim(readable(text) == text, "samples show text as it is, in any script");
-    claim(readable(std::string("\x1b[2J\x07|\0|\xff\xc3(\xc2\x9b|\xe2\x82", 16)) == ".[2J.|.|..(..|..",
+    claim(readable(std::string("\x1b[2J\x07|\0|\xff\xc3(\xc2\x9b|\xe2\x82", 16)) == ".[2J.|.|..(.|..",
           "and dots for control bytes and for what is no UTF-8", readable("\x1b[2J"));
 }
 
@@ -2030,12 +2105,16 @@ std::string without_excuse(std::string text) {
 
 class Run {
 public:
-    // Words, of the command and of the environment, are separated by blanks; '' is an empty one. Files may
-    // be limited in size, like on a full disk. What runs keep for later runs stays in the tests' folder.
+    // Words, of the command and of the environment, are separated by blanks; '' is an empty one; <FILE is standard
+    // input. Files may be limited in size, like on a full disk. What runs keep for later runs stays in the tests' folder.
     explicit Run(const std::string& command, const std::string& environment = "", size_t file_limit = RLIM_INFINITY) {
         std::vector<std::string> args = {"test_gpt", "--as-train-gpt"};
         std::istringstream words(command);
-        for (std::string word; words >> word;) args.push_back(word == "''" ? "" : scratch(word));
+        std::string input = "/dev/null";
+        for (std::string word; words >> word;) {
+            if (word[0] == '<') input = scratch(word.substr(1));
+            else args.push_back(word == "''" ? "" : scratch(word));
+        }
         std::vector<std::string> variables;   // of two of a name the first counts
         std::istringstream own_variables(environment);
         for (std::string variable; own_variables >> variable;) variables.push_back(scratch(variable));
@@ -2053,6 +2132,7 @@ public:
         // Until exec nothing but system calls: OpenMP's and CUDA's threads have not come along.
         for (auto [path, number] : {std::pair{&out_, STDOUT_FILENO}, {&err_, STDERR_FILENO}})
             dup2(open(path->c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), number);
+        dup2(open(input.c_str(), O_RDONLY), STDIN_FILENO);
         const rlimit limit = {file_limit, file_limit};
         setrlimit(RLIMIT_FSIZE, &limit);
         signal(SIGXFSZ, SIG_IGN);   // then write() fails instead
@@ -2543,6 +2623,131 @@ void test_verbs_on_folder() {
               train);
 }
 
+// ==== runs: text =============================================================
+
+const std::string TOKENIZER = "data/reference/tokenizer";
+
+// @/words: a model of 800 tokens with the tokenizer of the reference, which has 757. @/numbers: the same without.
+void need_words() {
+    if (fs::exists(scratch("@/words"))) return;
+    run("train --layers 1 --heads 1 --channels 16 --context 64 --vocab 800 --steps 1 --data @/text.txt --eval-every 0 "
+        "--out @/of_numbers");
+    fs::rename(scratch("@/of_numbers/step_000001"), scratch("@/numbers"));
+    fs::copy(scratch("@/numbers"), scratch("@/words"));
+    fs::copy(TOKENIZER + "/tokenizer.json", scratch("@/words/tokenizer.json"));
+}
+
+void test_text_of_tokens() {
+    need_words();
+    const std::string prompt = "Once upon a time, caf\xc3\xa9", WORDS = "sample --from @/words --sample-tokens 40 ";
+    const Tokenizer tokenizer(TOKENIZER);
+    std::string numbers, expected = prompt;
+    for (int token : tokenizer.encode(prompt)) numbers += format("%d,", token);
+    const Outcome plain = run("sample --from @/numbers --sample-tokens 40 --prompt-tokens " + numbers);
+    std::istringstream tokens(plain.out.substr(std::min(plain.out.size(), numbers.size())));
+    for (int token; tokens >> token;) expected += tokenizer.decode(token);
+    write_bytes(scratch("@/prompt.txt"), prompt);
+    const Outcome words = run(WORDS + "--prompt - <@/prompt.txt"), by_number = run(WORDS + "--prompt-tokens " + numbers);
+    claim_run(words.code == 0 && expected.size() > prompt.size() + 20 && words.out == expected + "\n",
+              "--prompt - reads a text, whose tokens are the tokenizer's, and so is the sample", words, expected);
+    claim_run(by_number.out == words.out, "with a tokenizer a prompt of token numbers is shown as text too", by_number);
+    const Outcome one = run(WORDS + "--prompt Once");
+    claim_run(one.code == 0 && one.out.rfind("Once", 0) == 0, "--prompt TEXT does", one);
+
+    const std::string generated = expected.substr(prompt.size()), stop = generated.substr(10, 3);
+    const bool usable = stop.find_first_of(" \n\t'") == stop.npos;
+    const Outcome stopped = run(WORDS + "--prompt - --stop " + (usable ? stop : "?") + " <@/prompt.txt");
+    claim_run(usable && stopped.code == 0 && stopped.out == prompt + generated.substr(0, generated.find(stop)) + "\n",
+              "--stop ends a sample where the text appears", stopped, stop);
+    const Outcome two = run(WORDS + "--prompt x --samples 2 --seed 5");
+    claim_run(two.out == "---- sample 1, seed 5 ----\n" + run(WORDS + "--prompt x --seed 5").out +
+                             "---- sample 2, seed 6 ----\n" + run(WORDS + "--prompt x --seed 6").out,
+              "--samples 2 draws with the seed and the next one", two);
+    const Outcome top_p = run(WORDS + "--prompt x --top-p 0"), greedy = run(WORDS + "--prompt x --temperature 0");
+    claim_run(top_p.code == 0 && top_p.out == greedy.out, "--top-p 0 takes the likeliest token", top_p);
+}
+
+void test_text_while_training() {
+    need_words();
+    const std::string TRAIN_ON = "train --from @/words --data @/text.txt --eval-every 0 --sample-every 2 "
+                                 "--sample-tokens 30 --checkpoint-every 0 --steps 1 --temperature 0 ";
+    const Outcome trained = run(TRAIN_ON);
+    const Tokenizer tokenizer(TOKENIZER);
+    const Outcome plain = run(format("sample --from @/numbers --sample-tokens 30 --temperature 0 --prompt-tokens %d",
+                                     tokenizer.added("<|endoftext|>")));
+    std::istringstream tokens(plain.out);
+    std::string expected;
+    int token;
+    for (tokens >> token; tokens >> token;) expected += tokenizer.decode(token);
+    claim_run(trained.code == 0 && expected.size() > 20 &&
+                  trained.out.find("---- sample ----\n" + readable(expected) + "\n----") != std::string::npos,
+              "samples while training are text by the tokenizer of --from", trained, expected);
+}
+
+// What must go with a model.
+const std::vector<std::string> TOKENIZER_FILES = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
+                                                  "special_tokens_map.json", "generation_config.json"};
+
+// The files of a model of bytes, as JSON. What transformers makes of them dev/text/check_tokenizer.py says.
+void test_byte_tokenizer() {
+    need_first_run();
+    const std::string dir = scratch("@/first/step_000010");
+    const json file = read_json(dir + "/tokenizer.json"), &model = file["model"];
+    std::string bytes;
+    std::vector<int> tokens(BYTE_VOCAB);
+    std::iota(tokens.begin(), tokens.end(), 0);
+    for (int token : tokens) bytes += static_cast<char>(token);
+    int in_order = 0;
+    for (int token : tokens) in_order += model["vocab"].value(byte_alphabet()[token], -1) == token;
+    claim(in_order == BYTE_VOCAB && model["vocab"].size() == BYTE_VOCAB && model["type"] == "BPE" &&
+              model["merges"].empty() && file["added_tokens"].empty() &&
+              file["pre_tokenizer"]["type"] == "ByteLevel" && file["decoder"]["type"] == "ByteLevel",
+          "a model of bytes has a tokenizer.json of 256 byte tokens, numbered as the bytes, without merges");
+    const Tokenizer tokenizer(dir);
+    claim(tokenizer.encode(bytes) == tokens && tokenizer.decode(tokens) == bytes, "by which a token is its byte");
+    claim(read_json(dir + "/tokenizer_config.json")["tokenizer_class"] == "PreTrainedTokenizerFast" &&
+              read_json(dir + "/tokenizer_config.json")["model_max_length"] == 16 &&
+              read_json(dir + "/generation_config.json")["eos_token_id"] == 255,
+          "tokenizer_config.json names the class, generation_config.json the end of text");
+    fs::copy(dir, scratch("@/only_bytes"));
+    for (const std::string& name : TOKENIZER_FILES) fs::remove(scratch("@/only_bytes/" + name));
+    const std::string options = " --prompt cat --sample-tokens 20 --seed 4";
+    const Outcome with = run("sample --from @/first/step_000010" + options);
+    const Outcome without = run("sample --from @/only_bytes" + options);
+    claim_run(with.code == 0 && with.out == without.out, "samples are the same with it and without", with, without.out);
+}
+
+void test_tokenizer_travels() {
+    need_words();
+    const std::string from = scratch("@/all_words");
+    fs::copy(scratch("@/words"), from);
+    for (const std::string& name : TOKENIZER_FILES) {
+        fs::remove(from + "/" + name);
+        if (fs::exists(TOKENIZER + "/" + name)) fs::copy(TOKENIZER + "/" + name, from + "/" + name);
+        else write_bytes(from + "/" + name, "{\"file\": \"" + name + "\"}");
+    }
+    const std::string COMMAND = "--data @/text.txt --eval-every 0 --checkpoint-every 1 --keep 1 --out @/travel ";
+    auto differing = [&](const std::string& dir) {
+        std::string names;
+        for (const std::string& name : TOKENIZER_FILES)
+            if (!fs::exists(scratch(dir + "/" + name)) ||
+                read_bytes(from + "/" + name) != read_bytes(scratch(dir + "/" + name)))
+                names += " " + name;
+        return names;
+    };
+    const Outcome first = run("train --from @/all_words --steps 2 " + COMMAND);
+    const std::string wrong = differing("@/travel/step_000002");
+    claim_run(first.code == 0 && wrong.empty(), "a tokenizer's files go from --from DIR to checkpoints", first, wrong);
+    const Outcome second = run("train --resume --steps 4 " + COMMAND);
+    const std::string wrong_later = differing("@/travel/step_000004");
+    claim_run(second.code == 0 && wrong_later.empty() && !fs::exists(scratch("@/travel/step_000002")),
+              "and on, though the checkpoint that --resume began with is no longer kept", second, wrong_later);
+    std::string others;
+    for (const std::string& name : TOKENIZER_FILES)
+        if (fs::exists(scratch("@/numbers/" + name))) others += name + " ";
+    claim(others == "generation_config.json ", "a model of other tokens has no tokenizer made up for it", others);
+}
+
 // ==== runs: that end badly ===================================================
 
 // A run that never ends by itself.
@@ -2602,7 +2807,8 @@ void test_removal() {
     Run removes(COMMAND + "--resume --steps 2");
     bool whole = true;
     const bool gone = wait_until([&] {
-        for (const char* file : {"/config.json", "/model.safetensors", "/optimizer.safetensors", "/trainer.json"})
+        for (const char* file : {"/config.json", "/model.safetensors", "/optimizer.safetensors", "/trainer.json",
+                                 "/tokenizer.json", "/tokenizer_config.json", "/generation_config.json"})
             whole = whole && (fs::exists(old + file) || !fs::exists(old));
         return !whole || !fs::exists(old);
     });
@@ -2745,6 +2951,22 @@ void test_bad_flags() {
     // Sizes in bytes that 64 bits cannot hold, and a vocabulary that 32 bits cannot hold once it is padded.
     refuse("a model beyond all bounds", TINY + "--layers 2147483647 --channels 2147483520 --heads 16777215", {"2147483647 layers"});
     refuse("a vocabulary beyond all bounds", TINY + "--vocab 2147483647", {"vocabulary 2147483647"});
+}
+
+void test_bad_text() {
+    need_words();
+    need_our_folder();
+    refuse("an empty prompt on standard input", "sample --from @/words --prompt -", {"--prompt -", "empty"});
+    fs::copy(scratch("@/words"), scratch("@/broken_words"));
+    write_bytes(scratch("@/broken_words/tokenizer.json"), "{}");
+    refuse("a broken tokenizer.json", "sample --from @/broken_words --prompt x",
+           {"@/broken_words/tokenizer.json", "ByteLevel"});
+    fs::copy(scratch("@/ours"), scratch("@/few_words"));
+    fs::copy(TOKENIZER + "/tokenizer.json", scratch("@/few_words/tokenizer.json"));
+    refuse("a tokenizer of more tokens than the model has", "sample --from @/few_words --prompt x",
+           {"@/few_words", "757", "101"});
+    for (const char* bad : {"--top-p 1.5", "--top-p -0.1", "--samples 0", "--stop ''"})
+        refuse(bad, std::string("sample --from @/words --prompt x ") + bad, {std::string(bad).substr(0, 6)});
 }
 
 void test_bad_data() {
@@ -3143,7 +3365,10 @@ void test_model() {
     test("graphs", test_graphs);
     test("schedule", test_schedule);
     test("sampling", test_pick_token);
+    test("sampling: top-p", test_top_p);
     test("samples as text", test_readable);
+    test("samples as text: as they come", test_printer);
+    test("samples as text: on a terminal", test_terminal);
 }
 
 void test_command_line() {
@@ -3158,6 +3383,10 @@ void test_command_line() {
     test("runs: plan", test_plan_json);
     test("runs: trace", test_trace);
     test("runs: Hugging Face", test_verbs_on_folder);
+    test("runs: text", test_text_of_tokens);
+    test("runs: text while training", test_text_while_training);
+    test("runs: tokenizer of bytes", test_byte_tokenizer);
+    test("runs: tokenizer of --from", test_tokenizer_travels);
     test("runs: signals", test_signals);
     test("runs: removal of a checkpoint", test_removal);
     test("runs: full disk", test_full_disk);
@@ -3166,6 +3395,7 @@ void test_command_line() {
     test("defaults", test_defaults);
     test("README", test_readme);
     test("bad flags", test_bad_flags);
+    test("bad text", test_bad_text);
     test("bad data", test_bad_data);
     test("bad folders", test_bad_folders);
     test("bad checkpoints", test_bad_checkpoints);

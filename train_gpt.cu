@@ -20,6 +20,7 @@
 // Beside it, included where it is used; a first reading can do without
 //       dev/kernels/          attention_mma.cuh, attention_wgmma.cuh: attention on tensor cores, over ptx.cuh;
 //                             matmul_tuning.cuh: which of cuBLASLt's algorithms is fastest
+//       dev/text/             tokenizer.h: text to tokens and back; text.cuh: what of a sample is shown, and files
 //       dev/chapter/          trace.cuh, plan.cuh: what --trace draws, what `plan` prints
 //       dev/cpu/              busy.h: whether other programs take a CPU's cores
 //
@@ -561,9 +562,9 @@ struct Options {
     long eval_every = 250, eval_batches = 20, sample_every = 0, checkpoint_every = 1000;
     int keep = 0;
     // samples
-    std::string prompt = "\n", prompt_tokens;
-    int sample_tokens = 256, top_k = 0;
-    double temperature = 1.0;
+    std::string prompt = "\n", prompt_tokens, stop;
+    int samples = 1, sample_tokens = 256, top_k = 0;
+    double temperature = 1.0, top_p = 1.0;
     // plan
     std::string gpu_memory;
     DType precision = FLOATX;
@@ -727,12 +728,17 @@ std::vector<Flag> run_flags(Options& o) {
         number_flag("--temperature", TRAIN | SAMPLE, o.temperature, 0.0, ANY,
                     "of samples: divides the logits; 0: always the likeliest token"),
         number_flag("--top-k", TRAIN | SAMPLE, o.top_k, 0, ANY_INT, "of samples: only the k likeliest tokens; 0: all"),
+        number_flag("--top-p", TRAIN | SAMPLE, o.top_p, 0.0, 1.0,
+                    "of samples: of these only the likeliest that together have this probability"),
         number_flag("--checkpoint-every", TRAIN, o.checkpoint_every, 0L, ANY_LONG,
                     "steps between checkpoints (and one at the end); 0: none"),
         number_flag("--keep", TRAIN, o.keep, 0, ANY_INT, "how many checkpoints to keep; 0: all"),
-        text_flag("--prompt", SAMPLE, "TEXT", o.prompt, "what to go on from, for models of bytes"),
+        text_flag("--prompt", SAMPLE, "TEXT", o.prompt,
+                  "what to go on from; or - to read it from standard input; for a DIR with a tokenizer, or of bytes"),
         text_flag("--prompt-tokens", SAMPLE, "IDS", o.prompt_tokens,
                   "the same as token numbers: 15496,995; or - to read them from standard input"),
+        number_flag("--samples", SAMPLE, o.samples, 1, ANY_INT, "how many, from --seed on a seed each"),
+        text_flag("--stop", SAMPLE, "TEXT", o.stop, "ends a sample where it would appear"),
         text_flag("--gpu-memory", PLAN, "SIZE", o.gpu_memory,
                   "what must fit, such as 80GB or 24GiB; default: this device's"),
         choice_flag("--precision", PLAN, o.precision, {"fp32", "bf16"},
@@ -2990,10 +2996,14 @@ private:
     size_t end_ = 0;
 };
 
+// ==== text ===================================================================
+
+#include "dev/text/text.cuh"
+
 // ==== checkpoints ============================================================
-// out/step_001000/ is a Hugging Face folder: config.json and model.safetensors; beside them
-// optimizer.safetensors (m/NAME, v/NAME) and trainer.json, from which training goes on with the
-// same bits. Written under another name, flushed and renamed: a crash leaves the last good one.
+// out/step_001000/ is a Hugging Face folder: config.json, model.safetensors and a tokenizer's files;
+// beside them optimizer.safetensors (m/NAME, v/NAME) and trainer.json, from which training goes on
+// with the same bits. Written under another name, flushed and renamed: a crash leaves the last good one.
 
 void write_config(const std::string& path, const Config& c) {
     write_json(path, {{"architectures", {"GPT2LMHeadModel"}}, {"model_type", "gpt2"}, {"n_layer", c.layers},
@@ -3113,8 +3123,9 @@ void write_blocks(const std::string& path, const Config& c, const std::vector<Na
 }
 
 // The Hugging Face part of a checkpoint.
-void write_model(const std::string& dir, const Model& m) {
+void write_model(const std::string& dir, const Model& m, const TextFiles& text) {
     write_config(dir + "/config.json", m.config);
+    write_text_files(dir, text);
     write_blocks(dir + "/model.safetensors", m.config, {{"", m.master}});
 }
 
@@ -3159,14 +3170,15 @@ void remove_unfinished(const std::string& out) {
 }
 
 // Writes out/step_N and then removes all but the last `keep` (0: keeps all). Returns its path.
-std::string write_checkpoint(const std::string& out, const Model& m, long step, json trainer, int keep) {
+std::string write_checkpoint(const std::string& out, const Model& m, const TextFiles& text, long step, json trainer,
+                             int keep) {
     const std::string name = checkpoint_name(step);
     const std::string target = out + "/" + name, unfinished = out + "/" + UNFINISHED + name;
     trainer["step"] = step;
     try {
         fs::remove_all(unfinished);
         fs::create_directory(unfinished);
-        write_model(unfinished, m);
+        write_model(unfinished, m, text);
         write_blocks(unfinished + "/optimizer.safetensors", m.config, {{"m/", m.adam_m}, {"v/", m.adam_v}});
         write_json(unfinished + "/trainer.json", trainer);
         sync_folder(unfinished);
@@ -3456,12 +3468,13 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows) {
 
 // ==== sampling ===============================================================
 
-// Picks a token from logits (V) fp32. `random` in [0, 1).
-int pick_token(std::vector<float> logits, double temperature, int top_k, double random) {
+// Picks a token from logits (V) fp32: of the top_k likeliest, and of these the fewest that are as likely as top_p.
+// `random` in [0, 1).
+int pick_token(std::vector<float> logits, double temperature, int top_k, double top_p, double random) {
     const int V = static_cast<int>(logits.size());
     std::vector<int> order(V);
     for (int v = 0; v < V; v++) order[v] = v;
-    const int kept = temperature == 0 ? 1 : top_k > 0 ? std::min(top_k, V) : V;
+    int kept = temperature == 0 ? 1 : top_k > 0 ? std::min(top_k, V) : V;
     std::partial_sort(order.begin(), order.begin() + kept, order.end(), [&](int a, int b) {
         return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
     });
@@ -3471,6 +3484,10 @@ int pick_token(std::vector<float> logits, double temperature, int top_k, double 
         if (temperature > 0) sum += exp((logits[order[k]] - logits[order[0]]) / temperature);
         cumulative[k] = sum;
     }
+    if (top_p < 1) {   // Holtzman et al. 2019, "The Curious Case of Neural Text Degeneration"
+        kept = std::lower_bound(cumulative.begin(), cumulative.end() - 1, top_p * sum) - cumulative.begin() + 1;
+        sum = cumulative[kept - 1];
+    }
     for (int k = 0; k < kept; k++)
         if (random * sum < cumulative[k]) return order[k];
     return order[kept - 1];
@@ -3479,13 +3496,14 @@ int pick_token(std::vector<float> logits, double temperature, int top_k, double 
 // Sequences grow in steps of this, so that few shapes of matmul occur.
 constexpr int SAMPLE_STEP = 64;
 
-// Continues `tokens` by `count`, calling show(token) for each. Past the context the oldest half is
-// forgotten. The model's buffers serve for B = 1 and any T up to theirs.
+// Continues `tokens` by as many as the options say, calling show(token) for each until that is false.
+// Past the context the oldest half is forgotten. The model's buffers serve for B = 1 and any T up to
+// theirs.
 template <typename Show>
-void sample(Model& m, std::vector<int> tokens, int count, double temperature, int top_k, uint64_t seed, Show show) {
+void sample(Model& m, std::vector<int> tokens, const Options& o, uint64_t seed, Show show) {
     const Setup setup = m.setup;
     const int most = std::min(setup.T, m.config.context), V = m.config.vocab;
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < o.sample_tokens; i++) {
         if (static_cast<int>(tokens.size()) > most) tokens.erase(tokens.begin(), tokens.end() - std::max(1, most / 2));
         const size_t length = tokens.size();
         m.setup.B = 1;
@@ -3497,35 +3515,11 @@ void sample(Model& m, std::vector<int> tokens, int count, double temperature, in
         std::vector<floatX> row(V);
         download(row.data(), m.a.logits(), V * sizeof(floatX));
         const double random = (splitmix64(splitmix64(seed) + i) >> 11) * 0x1p-53;
-        tokens.push_back(pick_token(std::vector<float>(row.begin(), row.end()), temperature, top_k, random));
-        show(tokens.back());
+        const std::vector<float> logits(row.begin(), row.end());
+        tokens.push_back(pick_token(logits, o.temperature, o.top_k, o.top_p, random));
+        if (!show(tokens.back())) break;
     }
     m.setup = setup;
-}
-
-// Bytes that a terminal might obey rather than show.
-bool is_control(unsigned char byte) { return (byte < ' ' && byte != '\n' && byte != '\t') || byte == 0x7f; }
-
-// Bytes are printed as they are, or on a terminal dots for control bytes; other tokens as numbers.
-void print_token(int token, int V) {
-    if (V == BYTE_VOCAB) fputc(is_control(token) && isatty(STDOUT_FILENO) ? '.' : token, stdout);
-    else printf("%d ", token);
-    fflush(stdout);
-}
-
-// Text with dots for what is no UTF-8, of which a model that was hardly trained writes much, and for control bytes.
-std::string readable(const std::string& bytes) {
-    std::string text;
-    for (size_t i = 0, length; i < bytes.size(); i += length) {
-        const unsigned char first = bytes[i];
-        length = first < 0x80 ? 1 : first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
-        bool whole = length > 0 && i + length <= bytes.size() && !is_control(first);
-        for (size_t k = 1; whole && k < length; k++) whole = (bytes[i + k] & 0xc0) == 0x80;
-        whole = whole && !(first == 0xc2 && (bytes[i + 1] & 0xff) < 0xa0);   // Latin-1's control bytes
-        text += whole ? bytes.substr(i, length) : ".";
-        if (!whole) length = 1;
-    }
-    return text;
 }
 
 // ==== schedule ===============================================================
@@ -3974,7 +3968,8 @@ class Trainer {
 public:
     Trainer(const Options& o, const TrainData& data, const Setup& setup, const Start& start)
         : o_(o), data_(data), start_(start), accumulation_(accumulation_steps(o, setup)), step_(start.step),
-          progress_(start.step, o.steps) {
+          progress_(start.step, o.steps), text_(o.sample_every > 0 ? start.dir : "", setup.config.vocab),
+          text_files_(text_files(start.dir, setup.config)) {
         allocate(m_, setup);
         load_start(m_, start, o.seed);
         if (o.matmul_tuning == Tuning::ON) tune_matmuls(m_, stdout);
@@ -4051,11 +4046,9 @@ private:
 
     void show_sample() {
         progress_.end_line();
-        const int V = m_.config.vocab, first = V == BYTE_VOCAB ? '\n' : V - 1;   // GPT-2's end of text
-        std::string text;
-        auto add = [&](int token) { text += V == BYTE_VOCAB ? std::string(1, token) : format("%d ", token); };
-        sample(m_, {first}, o_.sample_tokens, o_.temperature, o_.top_k, o_.seed + step_, add);
-        printf("---- sample ----\n%s\n----------------\n", readable(text).c_str());
+        std::string shown;
+        sample(m_, {text_.first()}, o_, o_.seed + step_, [&](int token) { shown += text_.decode(token); return true; });
+        printf("---- sample ----\n%s\n----------------\n", readable(shown).c_str());
         fflush(stdout);
     }
 
@@ -4072,7 +4065,7 @@ private:
         if (o_.out.empty()) return;
         const uint64_t windows = static_cast<uint64_t>(step_ - start_.step) * accumulation_ * m_.setup.B;
         const json trainer = {{"next_window", start_.window + windows}, {"options", describe(o_, TRAIN)}};
-        last_checkpoint_ = write_checkpoint(o_.out, m_, step_, trainer, o_.keep);
+        last_checkpoint_ = write_checkpoint(o_.out, m_, text_files_, step_, trainer, o_.keep);
         progress_.end_line();
         printf("step %ld: checkpoint %s\n", step_, last_checkpoint_.c_str());
     }
@@ -4083,6 +4076,8 @@ private:
     long accumulation_, step_;
     Log log_;
     Progress progress_;
+    Text text_;
+    TextFiles text_files_;   // of each checkpoint
     Model m_;
     std::string last_checkpoint_ = start_.dir;
 };
@@ -4134,42 +4129,22 @@ void eval(const Options& o) {
     printf("loss %.6f over %zu tokens\n", e.loss, e.tokens);
 }
 
-std::vector<int> read_prompt(const Options& o, int V) {
-    std::vector<int> tokens;
-    if (o.prompt_tokens.empty()) {
-        if (V != BYTE_VOCAB)
-            throw UserError("--prompt is for models of bytes; this vocabulary has %d tokens: give --prompt-tokens, as "
-                            "scripts/tokens.py prints them", V);
-        for (unsigned char byte : o.prompt) tokens.push_back(byte);
-        return tokens;
-    }
-    std::string text = o.prompt_tokens;
-    if (text == "-") {
-        text.clear();
-        for (int c; (c = getchar()) != EOF;) text += static_cast<char>(c);
-    }
-    for (char& c : text) if (c == ',' || c == '\n') c = ' ';
-    std::istringstream words(text);
-    for (std::string word; words >> word;) {
-        int token;
-        if (!parse_number(word, token) || token < 0 || token >= V)
-            throw UserError("--prompt-tokens takes token numbers from 0 to %d, found '%s'", V - 1, word.c_str());
-        tokens.push_back(token);
-    }
-    if (tokens.empty()) throw UserError("--prompt-tokens: no tokens");
-    return tokens;
-}
-
 void sample_verb(const Options& o) {
     Options one = o;
     one.micro_batch = 1;
     Model m;
     load_for_inference(m, one, "sample");
-    const int V = m.config.vocab;
-    const std::vector<int> prompt = read_prompt(o, V);
-    for (int token : prompt) print_token(token, V);
-    sample(m, prompt, o.sample_tokens, o.temperature, o.top_k, o.seed, [V](int token) { print_token(token, V); });
-    printf("\n");
+    const Text text(o.from, m.config.vocab);
+    const std::vector<int> prompt = read_prompt(o, text, m.config.vocab);
+    for (int i = 0; i < o.samples; i++) {
+        const uint64_t seed = static_cast<uint64_t>(o.seed) + i;
+        if (o.samples > 1) printf("---- sample %d, seed %llu ----\n", i + 1, static_cast<unsigned long long>(seed));
+        Printer printer(stdout, o.stop);
+        for (int token : prompt) printer.prompt(text.decode(token));
+        sample(m, prompt, o, seed, [&](int token) { return printer.add(text.decode(token)); });
+        printer.end();
+        printf("\n");
+    }
     fflush(stdout);
     say_if_busy(stderr);
 }

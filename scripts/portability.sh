@@ -5,8 +5,8 @@
 #   scripts/portability.sh            every configuration whose compiler is there
 #   scripts/portability.sh NAME...    these, and to lack one's compiler is to fail
 #
-# aarch64 takes g++-aarch64-linux-gnu, qemu-user and Debian's libboost-context1.74-dev:arm64, installed or unpacked in
-# build/ports/arm64.
+# aarch64 takes g++-aarch64-linux-gnu, qemu-user and Debian's libboost-context1.74-dev:arm64 and libpcre2-dev:arm64,
+# installed or unpacked in build/ports/arm64.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

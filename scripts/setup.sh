@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Installs what building gpt.cu needs and this machine lacks. Silent when nothing is missing.
 #
-#   scripts/setup.sh        the CPU build: g++, make, nlohmann/json, Boost.Context, oneDNN
+#   scripts/setup.sh        the CPU build: g++, make, nlohmann/json, PCRE2, Boost.Context, oneDNN
 #   scripts/setup.sh cpu without-onednn    the same but for oneDNN
-#   scripts/setup.sh gpu    the GPU build: g++, make, nlohmann/json. The CUDA toolkit is looked
+#   scripts/setup.sh gpu    the GPU build: g++, make, nlohmann/json, PCRE2. The CUDA toolkit is looked
 #                           for but never installed: its version has to suit the driver's.
 #
 # CXX=...: with another compiler than g++, which must be there. Nobody is asked for a password: without apt-get, or
@@ -26,6 +26,7 @@ table='
 g++               g++                   gcc-c++       gcc            gcc
 make              make                  make          make           make
 nlohmann/json     nlohmann-json3-dev    json-devel    nlohmann-json  nlohmann-json
+PCRE2             libpcre2-dev          pcre2-devel   pcre2          pcre2
 Boost.Context     libboost-context-dev  boost-devel   boost          boost
 oneDNN            libdnnl-dev           onednn-devel  onednn         onednn
 '
@@ -55,6 +56,7 @@ if ! command -v "${compiler[0]}" >/dev/null; then
 fi
 command -v make >/dev/null || missing+=(make)
 has nlohmann/json.hpp || missing+=(nlohmann/json)
+has pcre2.h pcre2-8 || missing+=(PCRE2)
 onednn=present
 if [ "$build" = cpu ]; then
     has boost/context/detail/fcontext.hpp boost_context || missing+=(Boost.Context)
