@@ -106,7 +106,7 @@ def made_sources(folder):
     generator = random.Random(2)
     texts = [made_text(generator, 300) for _ in range(5)]
     write(os.path.join(folder, "a", "marks.txt"), END_OF_TEXT + END_OF_TEXT.join(texts))
-    long = made_text(generator, 700_000)
+    long = made_text(generator, 400_000)
     write(os.path.join(folder, "b.txt"), long)
     rows = [made_text(generator, generator.randrange(200)) for _ in range(3000)] + [f"Quoted {END_OF_TEXT} is text."]
     write(os.path.join(folder, "c.jsonl"), "".join(json.dumps({"id": i, "text": row}) + "\n"
