@@ -170,9 +170,8 @@ model() {
     for file in "${files[@]}"; do
         [ -e "$folder/$file" ] || fail "openai-community/$1 has no $file"
     done
-    local text="python3 scripts/tokens.py" with="--tokenizer $folder"
     echo "go on with
-    $text encode $with 'Once upon a time' | ./train_gpt sample --from $folder --prompt-tokens - | $text decode $with"
+    ./train_gpt sample --from $folder --prompt 'Once upon a time'"
 }
 
 fineweb() { listed "datasets/HuggingFaceFW/$1" main "sample/$2" "data/$1-$2/source" '*.parquet'; }
