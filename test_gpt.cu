@@ -844,6 +844,30 @@ void test_attention() {
     device.properties.multiProcessorCount = usual;
 }
 
+// ==== attention of one token =================================================
+
+// Fewer keys than a block has warps, as many, and more.
+void test_attention_of_last() {
+    const TensorCores usual = std::exchange(device.tensor_cores, TensorCores::NONE);   // for attention_loop
+    Trial trial("attention_of_last");
+    int n = 0;
+    for (int HS : {16, 32, 48, 64, 80, 96, 112, 128})
+        for (int T : {1, 2, 7, 32, 33, 150}) {
+            const AttentionSize s = {1, T, 1 + n++ % 3, HS};
+            trial.at("T %d, NH %d, HS %d", T, s.NH, HS);
+            const Values qkv = attention_inputs(s);
+            const auto got = trial.run([&] {
+                const DeviceArray<floatX> out(s.C()), d_qkv(qkv);
+                attention_of_last(out, d_qkv, T, s.NH, HS);
+                return Outputs{out.download()};
+            });
+            const Numbers all = attention_loop(qkv, s).out;
+            trial.compare<floatX>("out", got[0], {all.end() - s.C(), all.end()});
+        }
+    trial.report("out");
+    device.tensor_cores = usual;
+}
+
 // ==== naive attention ========================================================
 // Each product and each softmax against the loop, on what the kernels before it stored.
 
@@ -1657,7 +1681,8 @@ void test_memory() {
                 claim_exact(format("--recompute %s --grad-dtype %s --attention %s", name, name_of(grad_dtype),
                                    attention == Attention::FLASH ? "flash" : "naive"),
                             recompute, grad_dtype, Purpose::TRAINING, attention);
-    claim_exact("eval and sample", Recompute::NONE, DType::FP32, Purpose::INFERENCE);
+    claim_exact("eval", Recompute::NONE, DType::FP32, Purpose::INFERENCE);
+    claim_exact("sample", Recompute::NONE, DType::FP32, Purpose::SAMPLING);
     Setup s = {{3, 2, 32, 20, 300}, 1, 20, Recompute::NONE, DType::FP32, Purpose::TRAINING};
     bool exact = true;
     for (int B : {1, 5, 1000}) {
@@ -2022,6 +2047,78 @@ void test_top_p() {
     }
     claim(off <= 2, "top-p takes the fewest tokens that are as likely, and after top-k: of those that it leaves",
           format("a count of %d is off by %.2g", draws, off));
+}
+
+// Logits of what follows, from one token after those that went through before, against all of them at once. A rounding
+// of floatX in each layer moves them by so much of their size.
+constexpr double SAMPLING_TOLERANCE = FLOATX == DType::FP32 ? 1e-5 : 2e-2;
+
+void test_next_logits(Model& m, const std::vector<int>& tokens) {
+    double off = 0;
+    for (size_t first = 1; first < 4; first++) {   // of the prompt
+        std::vector<int> some(tokens.begin(), tokens.begin() + first);
+        next_logits(m, some, 0, m.setup.T);
+        std::vector<Floats> found;
+        while (some.size() < tokens.size()) {
+            some.push_back(tokens[some.size()]);
+            found.push_back(next_logits(m, some, some.size() - 1, m.setup.T));
+        }
+        for (size_t i = 0; i < found.size(); i++) {   // afterwards, as these overwrite what the former go on from
+            some.assign(tokens.begin(), tokens.begin() + first + 1 + i);
+            off = std::max(off, relative_l2(found[i], next_logits(m, some, 0, m.setup.T)));
+        }
+    }
+    claim(off < SAMPLING_TOLERANCE, "a token alone, after those before it, gives the logits of the whole sequence",
+          format("relative error %.2e, limit %.2e", off, SAMPLING_TOLERANCE));
+}
+
+// A long sample, each token against the logits of all that was not forgotten then: with a temperature of 0 it has the
+// largest of them, or one that is as large to rounding.
+void claim_sample(const std::string& text, const Setup& setup, const std::string& dir) {
+    Model m;
+    allocate(m, setup);
+    read_weights(m, dir);
+    Options o;
+    o.temperature = 0;
+    o.sample_tokens = 3 * setup.T;
+    std::vector<int> tokens = {7, 3}, drawn;
+    sample(m, tokens, o, 1, [&](int token) { drawn.push_back(token); return true; });
+    double off = 0;
+    for (int token : drawn) {
+        if (tokens.size() > static_cast<size_t>(setup.T)) tokens.erase(tokens.begin(), tokens.end() - setup.T / 2);
+        const Floats logits = next_logits(m, tokens, 0, setup.T);
+        const auto [low, high] = std::minmax_element(logits.begin(), logits.end());
+        off = std::max(off, double(*high - logits[token]) / (*high - *low));
+        tokens.push_back(token);
+    }
+    claim(drawn.size() == static_cast<size_t>(o.sample_tokens) && off < SAMPLING_TOLERANCE, text,
+          format("%zu tokens; one is off by %.2e of the logits' range, limit %.2e", drawn.size(), off,
+                 SAMPLING_TOLERANCE));
+}
+
+void test_sampling() {
+    need_our_folder();
+    const std::string dir = scratch("@/ours");
+    const Config config = read_config(dir + "/config.json");
+    Setup setup = {config, 1, config.context, Recompute::NONE, DType::FP32, Purpose::SAMPLING, 1};
+    {
+        Model m;
+        allocate(m, setup);
+        read_weights(m, dir);
+        std::vector<int> tokens(config.context);
+        for (size_t n = 0; n < tokens.size(); n++) tokens[n] = splitmix64(n) % config.vocab;
+        test_next_logits(m, tokens);
+    }
+    claim_sample("past the context a sample goes on from the younger half of it", setup, dir);
+    setup.attention = Attention::NAIVE;
+    claim_sample("a sample with --attention naive is of the same logits", setup, dir);
+    setup.attention = Attention::FLASH;
+    setup.purpose = Purpose::TRAINING;
+    setup.B = 2;
+    for (const auto& [name, recompute] : RECOMPUTE_NAMES) {
+        setup.recompute = recompute;
+        claim_sample(format("a sample while training with --recompute %s is of the same logits", name), setup, dir);
+    }
 }
 
 // What a Printer prints to a file of a prompt and the parts of a sample, each followed by a bar.
@@ -3342,6 +3439,7 @@ void test_kernels() {
     test("kernels: bias backward", test_bias_backward);
     test("kernels: gelu", test_gelu);
     test("kernels: attention", test_attention);
+    test("kernels: attention of one token", test_attention_of_last);
     test("kernels: naive attention", test_naive_attention);
     test("kernels: cross entropy", test_cross_entropy);
     test("kernels: gradient norm", test_gradient_norm);
@@ -3370,6 +3468,7 @@ void test_model() {
     test("schedule", test_schedule);
     test("sampling", test_pick_token);
     test("sampling: top-p", test_top_p);
+    test("sampling: one token at a time", test_sampling);
     test("samples as text", test_readable);
     test("samples as text: as they come", test_printer);
     test("samples as text: on a terminal", test_terminal);

@@ -1565,6 +1565,70 @@ void attention_backward(floatX* dqkv, float* D, int* counter, const floatX* dout
     });
 }
 
+// ==== attention of one token =================================================
+// forward   as above, for the last query alone: what a sampled token costs. qkv holds the keys and values of all
+//           tokens before it, so that they need not go through the model again ("KV cache")
+// shapes    qkv (T,3,NH,HS) floatX | out (NH,HS) floatX
+// mapping   a block per head; its warps take keys in turn, a lane the packs i = lane_start(), ... of HS. Each warp has
+//           its own online softmax; at the end the warps' maxima, sums and outputs are brought together
+// cost      bandwidth: reads K and V once, 2*T*C; with few heads a GPU is not full, and waits for memory
+
+constexpr int MOST_HEAD_SIZE = 128;
+constexpr int HEAD_PACKS = (MOST_HEAD_SIZE + LANE_STRIDE - 1) / LANE_STRIDE;   // of a lane
+
+size_t attention_of_last_shared(int HS) { return sizeof(float) * (WIDE_BLOCK / WARP_SIZE) * (HS + 2); }
+
+__global__ void __launch_bounds__(WIDE_BLOCK) attention_of_last_kernel(floatX* out, const floatX* qkv, int T, int HS) {
+    const size_t C = static_cast<size_t>(gridDim.x) * HS;
+    const floatX* last = qkv + (T - 1) * 3 * C + blockIdx.x * HS;
+    const int warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
+    float* outs = dynamic_shared();                                 // (warps, HS)
+    float *maxima = outs + warps * HS, *sums = maxima + warps;      // (warps)
+
+    const float scale = rsqrtf(static_cast<float>(HS));
+    float query[HEAD_PACKS][PACK] = {}, sum_of_values[HEAD_PACKS][PACK] = {}, max = LOWEST, sum = 0;
+    for (int p = 0, i = lane_start(); p < HEAD_PACKS && i < HS; p++, i += LANE_STRIDE) load(query[p], last + i);
+    for (int t = warp; t < T; t += warps) {
+        const floatX *key = qkv + t * 3 * C + C + blockIdx.x * HS, *value = key + C;
+        float x[PACK], products[PACK] = {};
+        for (int p = 0, i = lane_start(); p < HEAD_PACKS && i < HS; p++, i += LANE_STRIDE) {
+            load(x, key + i);
+            for (int k = 0; k < PACK; k++) products[k] += query[p][k] * x[k];
+        }
+        const float score = warp_sum(products) * scale, old = max;
+        max = fmaxf(max, score);
+        const float rescale = __expf(old - max), probability = __expf(score - max);
+        sum = sum * rescale + probability;
+        for (int p = 0, i = lane_start(); p < HEAD_PACKS && i < HS; p++, i += LANE_STRIDE) {
+            load(x, value + i);
+            for (int k = 0; k < PACK; k++)
+                sum_of_values[p][k] = sum_of_values[p][k] * rescale + probability * x[k];
+        }
+    }
+    for (int p = 0, i = lane_start(); p < HEAD_PACKS && i < HS; p++, i += LANE_STRIDE)
+        for (int k = 0; k < PACK; k++) outs[warp * HS + i + k] = sum_of_values[p][k];
+    if (threadIdx.x % WARP_SIZE == 0) {
+        maxima[warp] = max;
+        sums[warp] = sum;   // 0 where there were fewer keys than warps
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < HS; i += blockDim.x) {
+        float all = LOWEST, total = 0, value = 0;
+        for (int w = 0; w < warps; w++) all = fmaxf(all, maxima[w]);
+        for (int w = 0; w < warps; w++) {
+            const float rescale = __expf(maxima[w] - all);
+            total += sums[w] * rescale;
+            value += outs[w * HS + i] * rescale;
+        }
+        out[blockIdx.x * HS + i] = value / total;
+    }
+}
+
+// qkv (T,3,NH,HS): the output of its last row
+void attention_of_last(floatX* out, const floatX* qkv, int T, int NH, int HS) {
+    launch("attention_of_last", attention_of_last_kernel, NH, WIDE_BLOCK, attention_of_last_shared(HS), out, qkv, T, HS);
+}
+
 // ==== naive attention ========================================================
 // The same function with the T x T matrices in memory, to see and to time what flash attention
 // saves: --attention naive.
@@ -2141,7 +2205,7 @@ const Preset PRESETS[] = {
     {"405b",        {126, 128, 16384, 8192, 128256}},
 };
 
-enum class Purpose { TRAINING, INFERENCE };
+enum class Purpose { TRAINING, INFERENCE, SAMPLING };
 
 // The head's logits exist for this many rows at a time. Each part reads and writes all of wte's gradient beside its
 // product: with fewer rows that takes longer than the product hides.
@@ -2161,6 +2225,9 @@ struct Setup {
     Attention attention = Attention::FLASH;
     DType precision = FLOATX;   // another one than the build's only to plan with
     bool on_gpu = !device.is_cpu();
+
+    // Sampling, B = 1: the T tokens follow so many others, whose queries, keys and values are in qkv already.
+    size_t past = 0;
 
     size_t N() const { return static_cast<size_t>(B) * T; }
 };
@@ -2327,6 +2394,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     // A copy for each layer in the recompute modes up to this one, else one for all.
     auto kept = [&](Recompute last) { return training && s.recompute <= last ? static_cast<size_t>(c.layers) : 1; };
     const size_t always = kept(Recompute::FULL), selective = kept(Recompute::SELECTIVE), none = kept(Recompute::NONE);
+    const size_t cached = s.purpose == Purpose::SAMPLING ? c.layers : selective;
     auto rowX = [&](Tensor<floatX>& tensor, const char* name, std::vector<size_t> shape, size_t copies) {
         return ActivationRow{&tensor, name, std::move(shape), name_of(s.precision), size_of(s.precision), copies,
                              Category::ACTIVATIONS};
@@ -2336,7 +2404,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
         rowX(a.ln1,      "ln1",      {N, C},     none),
         row (a.ln1_mean, "ln1_mean", {N},        none),
         row (a.ln1_rstd, "ln1_rstd", {N},        none),
-        rowX(a.qkv,      "qkv",      {N, 3 * C}, selective),
+        rowX(a.qkv,      "qkv",      {N, 3 * C}, cached),
         rowX(a.att,      "att",      {N, C},     selective),
         rowX(a.res2,     "res2",     {N, C},     selective),
         rowX(a.ln2,      "ln2",      {N, C},     none),
@@ -2576,11 +2644,12 @@ void init_parameters(Model& m, uint64_t seed) {
 // res1 of the next block = res2 + fcproj(gelu(fc(ln2))). Each addition waits for the LayerNorm
 // after it, which does both in one pass; until then the addend is in `branch`.
 
-// att = attention(qkv), of the kind that --attention names.
+// att = attention(qkv), of the kind that --attention names; of one token to those before it where these are past.
 void attend(Model& m, size_t l) {
     const Activations& a = m.a;
     const int B = m.setup.B, T = m.setup.T, NH = m.config.heads, HS = m.config.head_size();
-    if (m.setup.attention == Attention::FLASH)
+    if (m.setup.past) attention_of_last(a.att(l), a.qkv(l), m.setup.past + 1, NH, HS);
+    else if (m.setup.attention == Attention::FLASH)
         attention_forward(a.att(l), a.lse(l), a.counter(), a.qkv(l), B, T, NH, HS);
     else naive_attention_forward(a.att(l), a.scores(l), a.probs(l), a.qkv(l), B, T, NH, HS);
 }
@@ -2590,10 +2659,11 @@ void forward_block(Model& m, size_t l) {
     const auto& w = m.w;
     const size_t N = m.setup.N(), C = m.config.channels;
     recorder.at("forward", l);
+    floatX* qkv = a.qkv(l) + m.setup.past * 3 * C;
     const floatX* inp = l == 0 ? a.res1(0) : a.res2(l - 1);   // the embedding is in res1(0) as it is
     const floatX* add = l == 0 ? nullptr : a.branch();
     /* 1 */ layernorm_forward(a.res1(l), a.ln1(l), a.ln1_mean(l), a.ln1_rstd(l), inp, add, w.ln1w(l), w.ln1b(l), N, C);
-    /* 2 */ matmul_forward(a.qkv(l), a.ln1(l), w.qkvw(l), w.qkvb(l), N, C, 3 * C);
+    /* 2 */ matmul_forward(qkv, a.ln1(l), w.qkvw(l), w.qkvb(l), N, C, 3 * C);
     /* 3 */ attend(m, l);
     /* 4 */ matmul_forward(a.branch(), a.att(l), w.attprojw(l), w.attprojb(l), N, C, C);
     /* 5 */ layernorm_forward(a.res2(l), a.ln2(l), a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.branch(),
@@ -2608,7 +2678,7 @@ void forward(Model& m, const int* inp) {
     const Activations& a = m.a;
     const size_t L = m.config.layers, C = m.config.channels;
     recorder.at("forward", NO_LAYER);
-    embedding_forward(a.res1(0), inp, m.w.wte(), m.w.wpe(), m.setup.B, m.setup.T, C);
+    embedding_forward(a.res1(0), inp, m.w.wte(), m.w.wpe() + m.setup.past * C, m.setup.B, m.setup.T, C);
     for (size_t l = 0; l < L; l++) forward_block(m, l);
     recorder.at("forward", NO_LAYER);
     layernorm_forward(a.resf(), a.lnf(), a.lnf_mean(), a.lnf_rstd(), a.res2(L - 1), a.branch(), m.w.lnfw(), m.w.lnfb(),
@@ -3470,56 +3540,77 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows) {
 
 // Picks a token from logits (V) fp32: of the top_k likeliest, and of these the fewest that are as likely as top_p.
 // `random` in [0, 1).
-int pick_token(std::vector<float> logits, double temperature, int top_k, double top_p, double random) {
-    const int V = static_cast<int>(logits.size());
-    std::vector<int> order(V);
-    for (int v = 0; v < V; v++) order[v] = v;
-    int kept = temperature == 0 ? 1 : top_k > 0 ? std::min(top_k, V) : V;
-    std::partial_sort(order.begin(), order.begin() + kept, order.end(), [&](int a, int b) {
-        return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-    });
-    std::vector<double> cumulative(kept);
+int pick_token(const std::vector<float>& logits, double temperature, int top_k, double top_p, double random) {
+    const size_t V = logits.size(), most = temperature == 0 ? 1 : top_k > 0 ? std::min<size_t>(top_k, V) : V;
+    auto less_likely = [&](int a, int b) { return logits[a] != logits[b] ? logits[a] < logits[b] : a > b; };
+    std::vector<int> rest(V);   // a heap: of a large vocabulary only the likeliest are ever sorted
+    std::iota(rest.begin(), rest.end(), 0);
+    std::make_heap(rest.begin(), rest.end(), less_likely);
+    const float highest = logits[rest[0]];
+    auto weight = [&](int token) { return temperature == 0 ? 1 : exp((logits[token] - highest) / temperature); };
+    std::vector<std::pair<int, double>> sorted;   // tokens, each with the sum of weights up to it
+    auto sum_of = [&](size_t n) {
+        while (sorted.size() < n) {
+            std::pop_heap(rest.begin(), rest.end(), less_likely);
+            sorted.push_back({rest.back(), (sorted.empty() ? 0 : sorted.back().second) + weight(rest.back())});
+            rest.pop_back();
+        }
+        return sorted[n - 1].second;
+    };
     double sum = 0;
-    for (int k = 0; k < kept; k++) {
-        if (temperature > 0) sum += exp((logits[order[k]] - logits[order[0]]) / temperature);
-        cumulative[k] = sum;
-    }
+    if (most < V) sum = sum_of(most);
+    else for (size_t v = 0; v < V; v++) sum += weight(v);
+    size_t kept = most;
     if (top_p < 1) {   // Holtzman et al. 2019, "The Curious Case of Neural Text Degeneration"
-        kept = std::lower_bound(cumulative.begin(), cumulative.end() - 1, top_p * sum) - cumulative.begin() + 1;
-        sum = cumulative[kept - 1];
+        for (kept = 1; kept < most && sum_of(kept) < top_p * sum;) kept++;
+        sum = sum_of(kept);
     }
-    for (int k = 0; k < kept; k++)
-        if (random * sum < cumulative[k]) return order[k];
-    return order[kept - 1];
+    size_t chosen = 1;
+    while (chosen < kept && sum_of(chosen) <= random * sum) chosen++;
+    sum_of(chosen);
+    return sorted[chosen - 1].first;
 }
 
 // Sequences grow in steps of this, so that few shapes of matmul occur.
 constexpr int SAMPLE_STEP = 64;
 
+// The logits (V) of what follows `tokens`, whose first `past` have been through the model before.
+std::vector<float> next_logits(Model& m, const std::vector<int>& tokens, size_t past, int most) {
+    std::vector<int> inputs(tokens.begin() + past, tokens.end());
+    const size_t last = inputs.size() - 1;
+    if (past == 0) inputs.resize(std::min<size_t>(most, ceil_div(tokens.size(), SAMPLE_STEP) * SAMPLE_STEP), 0);
+    const Setup setup = m.setup;
+    m.setup.B = 1;
+    m.setup.T = inputs.size();   // causal attention: what follows `last` does not matter
+    m.setup.past = past;
+    forward(m, send_spare(m.a.inputs, inputs));
+    head_logits(m, last, 1);
+    m.setup = setup;
+    std::vector<floatX> row(m.config.vocab);
+    download(row.data(), m.a.logits(), row.size() * sizeof(floatX));
+    return {row.begin(), row.end()};
+}
+
 // Continues `tokens` by as many as the options say, calling show(token) for each until that is false.
-// Past the context the oldest half is forgotten. The model's buffers serve for B = 1 and any T up to
-// theirs.
+// The first goes through the model with all before it, each later one alone, as qkv still holds the others (with
+// --recompute full it does not). Past the context the oldest half is forgotten, and what is left begins anew. The
+// model's buffers serve for B = 1 and any T up to theirs.
 template <typename Show>
 void sample(Model& m, std::vector<int> tokens, const Options& o, uint64_t seed, Show show) {
-    const Setup setup = m.setup;
-    const int most = std::min(setup.T, m.config.context), V = m.config.vocab;
+    const size_t most = std::min(m.setup.T, m.config.context);
+    const bool cached = !m.a.qkv.dropped();
+    size_t past = 0;
     for (int i = 0; i < o.sample_tokens; i++) {
-        if (static_cast<int>(tokens.size()) > most) tokens.erase(tokens.begin(), tokens.end() - std::max(1, most / 2));
-        const size_t length = tokens.size();
-        m.setup.B = 1;
-        m.setup.T = std::min<int>(most, ceil_div(length, SAMPLE_STEP) * SAMPLE_STEP);
-        std::vector<int> inputs = tokens;
-        inputs.resize(m.setup.T, 0);   // causal attention: what follows does not matter
-        forward(m, send_spare(m.a.inputs, inputs));
-        head_logits(m, length - 1, 1);
-        std::vector<floatX> row(V);
-        download(row.data(), m.a.logits(), V * sizeof(floatX));
+        if (tokens.size() > most) {
+            tokens.erase(tokens.begin(), tokens.end() - std::max<size_t>(1, most / 2));
+            past = 0;
+        }
+        const std::vector<float> logits = next_logits(m, tokens, past, most);
+        if (cached) past = tokens.size();
         const double random = (splitmix64(splitmix64(seed) + i) >> 11) * 0x1p-53;
-        const std::vector<float> logits(row.begin(), row.end());
         tokens.push_back(pick_token(logits, o.temperature, o.top_k, o.top_p, random));
         if (!show(tokens.back())) break;
     }
-    m.setup = setup;
 }
 
 // ==== schedule ===============================================================
@@ -3800,7 +3891,8 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memo
         throw UserError("--grad-dtype bf16 needs weights in bf16: a build with PRECISION=bf16, or plan --precision "
                         "bf16");
     const int T = o.seq_len ? o.seq_len : c.context;
-    Setup s = {c, o.micro_batch, T, o.recompute, o.grad_dtype, purpose, HEAD_ROWS, o.attention, o.precision};
+    const size_t head_rows = purpose == Purpose::SAMPLING ? 1 : HEAD_ROWS;
+    Setup s = {c, o.micro_batch, T, o.recompute, o.grad_dtype, purpose, head_rows, o.attention, o.precision};
     if (o.micro_batch == AUTO) s.B = auto_micro_batch(s, memory, o.total_batch);
     if (s.N() >= MOST_ROWS)
         throw UserError("--micro-batch %d of %d tokens each: more than %zu tokens", s.B, T, MOST_ROWS);
@@ -4111,9 +4203,9 @@ void train(const Options& o) {
 
 // ==== eval, sample, plan =====================================================
 
-void load_for_inference(Model& m, const Options& o, const char* verb) {
+void load_for_inference(Model& m, const Options& o, const char* verb, Purpose purpose) {
     if (o.from.empty()) throw UserError("%s needs --from DIR, a folder with config.json and model.safetensors", verb);
-    Setup setup = make_setup(o, read_config(o.from + "/config.json"), Purpose::INFERENCE, memory_now().available);
+    Setup setup = make_setup(o, read_config(o.from + "/config.json"), purpose, memory_now().available);
     allocate(m, setup);
     read_weights(m, o.from);
 }
@@ -4122,7 +4214,7 @@ void eval(const Options& o) {
     if (o.data.empty()) throw UserError("eval needs --data PATTERN");
     const Tokens tokens(o.data);
     Model m;
-    load_for_inference(m, o, "eval");
+    load_for_inference(m, o, "eval", Purpose::INFERENCE);
     if (o.matmul_tuning == Tuning::ON) tune_matmuls(m, stderr);   // stdout is for the result
     m.graphs.on = use_graphs(o);
     const Evaluation e = evaluate(m, tokens, 0);
@@ -4133,7 +4225,7 @@ void sample_verb(const Options& o) {
     Options one = o;
     one.micro_batch = 1;
     Model m;
-    load_for_inference(m, one, "sample");
+    load_for_inference(m, one, "sample", Purpose::SAMPLING);
     const Text text(o.from, m.config.vocab);
     const std::vector<int> prompt = read_prompt(o, text, m.config.vocab);
     for (int i = 0; i < o.samples; i++) {

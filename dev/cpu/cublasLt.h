@@ -430,6 +430,74 @@ inline void plain_product(const Product& p, const void* a, const void* b, const 
                            static_cast<float*>(d.data) + batch * d.stride, d.ld, i0, j0);
 }
 
+// ---- bfloat16 by a single column, as for one sampled token: what counts is reading A, once. (oneDNN first copies all
+// of it into an order that suits its tiles.) Each sum runs over k in one order, whatever the number of workers.
+
+constexpr int64_t lanes = 16;
+typedef float Lanes __attribute__((vector_size(lanes * sizeof(float)), aligned(sizeof(float)), may_alias));
+
+inline Lanes lanes_of(const __nv_bfloat16* from)
+{
+    float x[lanes];
+    to_floats(x, *reinterpret_cast<const __nv_bfloat16(*)[lanes]>(from));
+    return *reinterpret_cast<const Lanes*>(x);
+}
+
+// sums [begin, end) of op(A) = A, whose columns are consecutive in memory
+inline void add_columns(float* sums, const Product& p, const __nv_bfloat16* a, const float* x, int64_t begin, int64_t end)
+{
+    std::fill(sums + begin, sums + end, 0.0f);
+    constexpr int64_t group = 4;   // columns at a time: as often are the sums read and written
+    int64_t k = 0;
+    for (; k + group <= p.k; k += group) {
+        const __nv_bfloat16 *a0 = a + k * p.lda, *a1 = a0 + p.lda, *a2 = a1 + p.lda, *a3 = a2 + p.lda;
+        int64_t i = begin;
+        for (; i + lanes <= end; i += lanes)
+            *reinterpret_cast<Lanes*>(sums + i) += (lanes_of(a0 + i) * x[k] + lanes_of(a1 + i) * x[k + 1]) +
+                                                   (lanes_of(a2 + i) * x[k + 2] + lanes_of(a3 + i) * x[k + 3]);
+        for (; i < end; i++) {
+            const float y0 = a0[i], y1 = a1[i], y2 = a2[i], y3 = a3[i];
+            sums[i] += (y0 * x[k] + y1 * x[k + 1]) + (y2 * x[k + 2] + y3 * x[k + 3]);
+        }
+    }
+    for (; k < p.k; k++)
+        for (int64_t i = begin; i < end; i++) sums[i] += static_cast<float>(a[k * p.lda + i]) * x[k];
+}
+
+// sums [begin, end) of op(A) = A^T, whose rows are consecutive in memory
+inline void add_rows(float* sums, const Product& p, const __nv_bfloat16* a, const float* x, int64_t begin, int64_t end)
+{
+    for (int64_t i = begin; i < end; i++) {
+        const __nv_bfloat16* row = a + i * p.lda;
+        Lanes even = {}, odd = {};
+        int64_t k = 0;
+        for (; k + 2 * lanes <= p.k; k += 2 * lanes) {
+            even += lanes_of(row + k) * *reinterpret_cast<const Lanes*>(x + k);
+            odd += lanes_of(row + k + lanes) * *reinterpret_cast<const Lanes*>(x + k + lanes);
+        }
+        even += odd;
+        float sum = 0;
+        for (int64_t e = 0; e < lanes; e++) sum += even[e];
+        for (; k < p.k; k++) sum += static_cast<float>(row[k]) * x[k];
+        sums[i] = sum;
+    }
+}
+
+inline void vector_product(const Product& p, const __nv_bfloat16* a, const __nv_bfloat16* b, float* d)
+{
+    constexpr int64_t worthwhile = 1 << 16, apart = 64;   // elements of A for more than one worker; sums, at least, of each
+    std::vector<float> x(p.k), sums(p.m);
+    for (int64_t k = 0; k < p.k; k++) x[k] = b[p.transpose_b ? k * p.ldb : k];
+    const int64_t workers = p.m * p.k < worthwhile ? 1 : std::min<int64_t>(omp_get_max_threads(), (p.m + apart - 1) / apart);
+    const int64_t share = ((p.m + workers - 1) / workers + apart - 1) / apart * apart;
+#pragma omp parallel for schedule(static, 1) num_threads(static_cast<int>(workers)) if (workers > 1)
+    for (int64_t w = 0; w < workers; w++) {
+        const int64_t begin = std::min(p.m, w * share), end = std::min(p.m, begin + share);
+        (p.transpose_a ? add_rows : add_columns)(sums.data(), p, a, x.data(), begin, end);
+    }
+    for (int64_t i = 0; i < p.m; i++) d[i] = p.alpha * sums[i] + (p.beta != 0 ? p.beta * d[i] : 0);
+}
+
 // The same, but that sums over k are formed in two halves: for an algorithm whose rounding is its own.
 inline void halved_product(const Product& p, const void* a, const void* b, const Target& d)
 {
@@ -725,6 +793,11 @@ inline void tell_product(const MatmulCall& call)
 }
 #endif
 
+inline bool is_vector(const MatmulCall& call)
+{
+    return call.p.n == 1 && call.p.batch == 1 && call.p.type_ab == CUDA_R_16BF && call.algorithm == Algorithm::fast;
+}
+
 inline cublasStatus_t multiply(const MatmulCall& call)
 {
 #ifdef CUDA_CPU_INSPECT
@@ -743,7 +816,7 @@ inline cublasStatus_t multiply(const MatmulCall& call)
         return CUBLAS_STATUS_SUCCESS;
     }
     // oneDNN adds a bias itself (before it scales by alpha, which is not what is meant unless alpha is 1).
-    if (algorithm == Algorithm::fast && (desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && p.alpha == 1))) {
+    if (algorithm == Algorithm::fast && !is_vector(call) && (desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && p.alpha == 1))) {
         const auto bias_type = desc.bias_type < 0 ? result.type : static_cast<cudaDataType_t>(desc.bias_type);
         if (onednn_bfloat16(p, A, B, result, desc.epilogue == CUBLASLT_EPILOGUE_BIAS ? desc.bias : nullptr, bias_type)) return CUBLAS_STATUS_SUCCESS;
     }
@@ -755,9 +828,10 @@ inline cublasStatus_t multiply(const MatmulCall& call)
         sums = {scratch(static_cast<size_t>(p.m * p.n * p.batch)), CUDA_R_32F, p.m, p.m * p.n};
         beta_left = std::exchange(p.beta, 0.0f);
     }
-    bool done = false;
+    bool done = is_vector(call);
+    if (done) vector_product(p, static_cast<const __nv_bfloat16*>(A), static_cast<const __nv_bfloat16*>(B), static_cast<float*>(sums.data));
 #ifdef HAVE_ONEDNN
-    done = algorithm == Algorithm::fast && onednn_bfloat16(p, A, B, sums, nullptr, CUDA_R_32F);
+    done = done || (algorithm == Algorithm::fast && onednn_bfloat16(p, A, B, sums, nullptr, CUDA_R_32F));
 #endif
     if (algorithm != Algorithm::fast) {
         halved_product(p, A, B, sums);
