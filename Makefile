@@ -119,7 +119,7 @@ FORCE:
 # ---- build and run ------------------------------------------------------------------------------
 
 .PHONY: all setup run debug test test-asan test-cards test-ports test-gpu test-gpu-sanitize test-hf check-cuda \
-        kernels check-kernels reference bench bench-gpu chapter test-explorer inspect test-inspect clean help require-gpu require-sanitizer FORCE
+        kernels check-kernels reference bench bench-sampling bench-gpu chapter test-explorer inspect test-inspect clean help require-gpu require-sanitizer FORCE
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
 	@echo "./train_gpt is the $(DEVICE) build: $(REASON); in $(PRECISION): $(WHY_PRECISION)"
@@ -410,6 +410,13 @@ bench: setup
 	done
 	$(PYTHON) dev/bench/cpu.py $(BENCH_PRECISIONS:%=--ours build/cpu-%/train_gpt) $(BENCH)
 
+# Samples of GPT-2 124M on a CPU beside transformers' generate, which PYTHON must have. BENCH takes sampling.py's options.
+bench-sampling: setup
+	@for p in $(BENCH_PRECISIONS); do \
+	    $(MAKE) --no-print-directory DEVICE=cpu PRECISION=$$p build/cpu-$$p/train_gpt || exit 2; \
+	done
+	$(PYTHON) dev/bench/sampling.py $(BENCH_PRECISIONS:%=--ours build/cpu-%/train_gpt) $(BENCH)
+
 # On a GPU, beside PyTorch and, with LLMC=FOLDER, llm.c: a report in runs/bench-gpu. BENCH takes gpu.py's options, such
 # as "--minutes 8 --models gpt2,gpt2-xl --out DIR"; with DEVICE=cpu BENCH="--device cpu" it is a dry run.
 bench-gpu: require-gpu all
@@ -446,6 +453,7 @@ help:
 	@echo "make check-kernels  they compile for sm_90a: no warnings"
 	@echo "make reference      writes data/reference/ with PyTorch"
 	@echo "make bench          this CPU, beside PyTorch and llm.c where they are there"
+	@echo "make bench-sampling samples of GPT-2 124M on a CPU, beside transformers"
 	@echo "make bench-gpu      this GPU, beside PyTorch and llm.c: a report within 8 minutes"
 	@echo "make chapter        memory, recomputation, accumulation, throughput: a report with plots"
 	@echo "make test-explorer  dev/explorer's page in headless Chromium, against plan --json"

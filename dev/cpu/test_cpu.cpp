@@ -798,6 +798,10 @@ static void test_products(const std::string& types)
             p.m = 128, p.n = 256, p.k = 512;
             p.alpha = 0.125f;
             worst = std::max(worst, p.error());
+            p.m = 300, p.n = 1, p.k = 334;   // a single column has code of its own
+            worst = std::max(worst, p.error());
+            p.m = 7, p.n = 1, p.k = 5;
+            worst = std::max(worst, p.error());
             p.alpha = 1;
         }
     }
