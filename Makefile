@@ -118,7 +118,7 @@ FORCE:
 
 # ---- build and run ------------------------------------------------------------------------------
 
-.PHONY: all setup run debug test test-asan test-cards test-ports test-gpu test-gpu-sanitize test-hf check-cuda \
+.PHONY: all setup run debug fuzz test test-asan test-cards test-ports test-gpu test-gpu-sanitize test-hf check-cuda \
         kernels check-kernels reference bench bench-sampling bench-gpu chapter test-explorer inspect test-inspect clean help require-gpu require-sanitizer FORCE
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
@@ -196,6 +196,26 @@ $(addsuffix .log,$(CARD_TESTS)): $(CARD_PRECISIONS:%=$(TEST_DIR)/%-32/test_gpt) 
 	CUDA_CPU_CARD=$(lastword $(subst @, ,$(basename $@))) $(firstword $(subst @, ,$@)) \
 	$(if $(filter $(basename $@),$(firstword $(CARD_TESTS))),,--only '$(CARD_PARTS)') 2>&1 | tee $@; \
 	echo "exit code $${PIPESTATUS[0]}" >> $@
+
+# Damaged input for all readers, TIME seconds for each: by clang's libFuzzer. What it finds goes to build/fuzz/found.
+TIME      ?= 60
+FUZZ_CXX  ?= $(firstword $(foreach c,clang++ $(addprefix clang++-,22 21 20 19 18 17 16 15 14),$(shell command -v $c)))
+FUZZ      := config weights moments shard tuning prompt-tokens tokenizer log flags resume
+build/fuzz/fuzz: dev/fuzz/fuzz.cpp dev/fuzz/ignored.txt train_gpt.cu $(HEADERS) | setup
+	$(call compile,$<,$@,fp32,1,-g -O1 -fno-omit-frame-pointer -fsanitize=fuzzer$(comma)address$(comma)undefined -fno-sanitize-recover=undefined -fsanitize-ignorelist=dev/fuzz/ignored.txt)
+fuzz:
+	@[ -n "$(FUZZ_CXX)" ] || { echo "make fuzz needs clang with libFuzzer (apt: clang libclang-rt-dev libomp-dev); or FUZZ_CXX=..."; exit 2; }
+	@$(MAKE) --no-print-directory CXX=$(FUZZ_CXX) ONEDNN=no build/fuzz/fuzz
+	@export ASAN_OPTIONS=detect_leaks=0; FUZZ_SEEDS=build/fuzz/seeds build/fuzz/fuzz; \
+	mkdir -p $(FUZZ:%=build/fuzz/corpus/%) build/fuzz/found; failed=; for target in $(FUZZ); do \
+	    FUZZ_TARGET=$$target build/fuzz/fuzz -max_total_time=$(TIME) -timeout=5 -rss_limit_mb=4096 -max_len=100000 -dict=dev/fuzz/words.dict \
+	        -verbosity=0 -print_final_stats=1 -artifact_prefix=build/fuzz/found/$$target- \
+	        build/fuzz/corpus/$$target build/fuzz/seeds/$$target $(wildcard dev/fuzz/cases/$$target) \
+	        > build/fuzz/$$target.log 2>&1 && verdict=ok || { verdict=FAILED; failed=yes; }; \
+	    printf '%-7s %-14s %10d inputs\n' $$verdict $$target \
+	        "$$(sed -n 's/^stat::number_of_executed_units: *//p' build/fuzz/$$target.log)"; \
+	    [ $$verdict = ok ] || tail -n 30 build/fuzz/$$target.log; \
+	done; [ -z "$$failed" ]
 
 # There is one GPU: one program after the other.
 build/test/gpu-bf16/test_gpt.log: | build/test/gpu-fp32/test_gpt.log

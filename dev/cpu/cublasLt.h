@@ -436,11 +436,12 @@ inline void plain_product(const Product& p, const void* a, const void* b, const 
 constexpr int64_t lanes = 16;
 typedef float Lanes __attribute__((vector_size(lanes * sizeof(float)), aligned(sizeof(float)), may_alias));
 
-inline Lanes lanes_of(const __nv_bfloat16* from)
+// (By reference: to return a vector that the processor has no register for would be another calling convention.)
+inline void load_lanes(Lanes& to, const __nv_bfloat16* from)
 {
     float x[lanes];
     to_floats(x, *reinterpret_cast<const __nv_bfloat16(*)[lanes]>(from));
-    return *reinterpret_cast<const Lanes*>(x);
+    memcpy(&to, x, sizeof(to));
 }
 
 // sums [begin, end) of op(A) = A, whose columns are consecutive in memory
@@ -450,15 +451,15 @@ inline void add_columns(float* sums, const Product& p, const __nv_bfloat16* a, c
     constexpr int64_t group = 4;   // columns at a time: as often are the sums read and written
     int64_t k = 0;
     for (; k + group <= p.k; k += group) {
-        const __nv_bfloat16 *a0 = a + k * p.lda, *a1 = a0 + p.lda, *a2 = a1 + p.lda, *a3 = a2 + p.lda;
+        const __nv_bfloat16* first = a + k * p.lda;
         int64_t i = begin;
-        for (; i + lanes <= end; i += lanes)
-            *reinterpret_cast<Lanes*>(sums + i) += (lanes_of(a0 + i) * x[k] + lanes_of(a1 + i) * x[k + 1]) +
-                                                   (lanes_of(a2 + i) * x[k + 2] + lanes_of(a3 + i) * x[k + 3]);
-        for (; i < end; i++) {
-            const float y0 = a0[i], y1 = a1[i], y2 = a2[i], y3 = a3[i];
-            sums[i] += (y0 * x[k] + y1 * x[k + 1]) + (y2 * x[k + 2] + y3 * x[k + 3]);
+        for (; i + lanes <= end; i += lanes) {
+            Lanes y[group];
+            for (int64_t g = 0; g < group; g++) load_lanes(y[g], first + g * p.lda + i);
+            *reinterpret_cast<Lanes*>(sums + i) += (y[0] * x[k] + y[1] * x[k + 1]) + (y[2] * x[k + 2] + y[3] * x[k + 3]);
         }
+        for (; i < end; i++)
+            for (int64_t g = 0; g < group; g++) sums[i] += static_cast<float>(first[g * p.lda + i]) * x[k + g];
     }
     for (; k < p.k; k++)
         for (int64_t i = begin; i < end; i++) sums[i] += static_cast<float>(a[k * p.lda + i]) * x[k];
@@ -469,11 +470,13 @@ inline void add_rows(float* sums, const Product& p, const __nv_bfloat16* a, cons
 {
     for (int64_t i = begin; i < end; i++) {
         const __nv_bfloat16* row = a + i * p.lda;
-        Lanes even = {}, odd = {};
+        Lanes even = {}, odd = {}, y;
         int64_t k = 0;
         for (; k + 2 * lanes <= p.k; k += 2 * lanes) {
-            even += lanes_of(row + k) * *reinterpret_cast<const Lanes*>(x + k);
-            odd += lanes_of(row + k + lanes) * *reinterpret_cast<const Lanes*>(x + k + lanes);
+            load_lanes(y, row + k);
+            even += y * *reinterpret_cast<const Lanes*>(x + k);
+            load_lanes(y, row + k + lanes);
+            odd += y * *reinterpret_cast<const Lanes*>(x + k + lanes);
         }
         even += odd;
         float sum = 0;

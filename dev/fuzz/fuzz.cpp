@@ -1,0 +1,241 @@
+// Damaged input for whatever reads files and the command line, made up by libFuzzer: `make fuzz`.
+// https://llvm.org/docs/LibFuzzer.html
+//
+// A target is one reader. It gets bytes, and may end well or with a UserError or a Failure that names the file; every
+// other end is a defect: another exception, a signal, what AddressSanitizer or UBSan finds, more than a second. FUZZ_TARGET
+// names the target. Seeds are what this program writes itself: FUZZ_SEEDS=DIR writes them and ends.
+
+#define TESTING
+#include "../../train_gpt.cu"
+
+namespace {
+
+// A model as small as one can be.
+const Config SMALL = {1, 1, 16, 8, 16};
+const Setup SMALL_SETUP = {SMALL, 1, 8, Recompute::NONE, DType::FP32, Purpose::TRAINING};
+
+std::string folder;   // of this process, in memory
+
+std::string file_of(const std::string& name) { return folder + "/" + name; }
+
+void write_file(const std::string& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary).write(bytes.data(), bytes.size());
+}
+
+std::string content_of(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Bytes that begin with { are the header of a safetensors file, whose length and tensors are put around it: else
+// nearly every mutation would end at the length.
+std::string as_safetensors(const std::string& bytes, size_t data_bytes) {
+    if (bytes.empty() || bytes[0] != '{') return bytes;
+    const uint64_t length = bytes.size();
+    return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + bytes + std::string(data_bytes, '\0');
+}
+std::string header_of(const std::string& safetensors) {
+    uint64_t length;
+    memcpy(&length, safetensors.data(), sizeof(length));
+    return safetensors.substr(sizeof(length), length);
+}
+
+// A finished run of one step, made once: out/, with its only checkpoint.
+const std::string OUT = "out", CHECKPOINT = OUT + "/step_000001";
+
+std::vector<std::string> run_arguments(long steps) {
+    return {"--data", file_of("data.txt"), "--layers", "1", "--heads", "1", "--channels", "16", "--context", "8",
+            "--micro-batch", "1", "--steps", std::to_string(steps), "--eval-every", "0", "--matmul-tuning", "off",
+            "--out", file_of(OUT)};
+}
+
+// train(), but that it does not measure what the machine could do.
+void run_train(const std::vector<std::string>& arguments) {
+    const Options o = parse_options(TRAIN, "train", arguments);
+    const TrainData data = open_data(o);
+    const Start start = find_start(o);
+    const Config config = start.dir.empty() ? config_from_options(o, BYTE_VOCAB) : read_config(start.dir + "/config.json");
+    const Setup setup = make_setup(o, config, Purpose::TRAINING, memory_now().available);
+    Trainer(o, data, setup, start).run();
+}
+
+void make_run() {
+    write_file(file_of("data.txt"), "A text that is long enough for a few windows of eight.");
+    run_train(run_arguments(1));
+}
+
+// ---- targets ------------------------------------------------------------------------------------
+
+void config(const std::string& bytes) {
+    write_file(file_of("config.json"), bytes);
+    read_config(file_of("config.json"));
+}
+
+Model& small_model() {
+    static Model m;
+    if (!m.weights) allocate(m, SMALL_SETUP);
+    return m;
+}
+
+void weights(const std::string& bytes) {
+    const size_t data = count_parameters(SMALL).real * sizeof(float);
+    write_file(file_of("model.safetensors"), as_safetensors(bytes, data));
+    read_weights(small_model(), folder);
+}
+
+void moments(const std::string& bytes) {
+    const size_t data = 2 * count_parameters(SMALL).real * sizeof(float);
+    write_file(file_of("optimizer.safetensors"), as_safetensors(bytes, data));
+    Model& m = small_model();
+    const Safetensors file(file_of("optimizer.safetensors"));
+    read_block(m.adam_m, file, m.config, "m/");
+    read_block(m.adam_v, file, m.config, "v/");
+}
+
+void shard(const std::string& bytes) {
+    write_file(file_of("shard.bin"), bytes);
+    Tokens tokens(file_of("shard.bin"));
+    const Tokens tail = tokens.split_tail(0.3);
+    std::vector<int> inputs(4), targets(4);
+    for (const Tokens* some : {static_cast<const Tokens*>(&tokens), &tail})
+        for (Windows kind : {Windows::ANYWHERE, Windows::WHOLE, Windows::COVERING})
+            for (size_t w = 0; w < some->windows(kind, 4); w++) some->read(inputs.data(), targets.data(), kind, w, 4, 300);
+}
+
+void tuning(const std::string& bytes) {
+    write_file(file_of("matmul.json"), bytes);
+    std::string problem;
+    read_choices(file_of("matmul.json"), problem);
+}
+
+void prompt_tokens(const std::string& bytes) {
+    Options o;
+    o.prompt_tokens = bytes.empty() ? " " : bytes;
+    if (o.prompt_tokens != "-") read_prompt(o, Text("", 300), 300);
+}
+
+void tokenizer(const std::string& bytes) {
+    write_file(file_of("tokenizer.json"), bytes);
+    const Text text(folder, GPT2_VOCAB);
+    for (int token : text.encode("A few words, \xc3\xa9t\xc3\xa9 and \xff.")) text.decode(token);
+}
+
+void log_file(const std::string& bytes) {
+    write_file(file_of("log.jsonl"), bytes);
+    Log log;
+    log.open(folder, 3);
+    log.write({{"step", 4}});
+}
+
+// Words that are apart by a zero byte.
+void flags(const std::string& bytes) {
+    std::vector<std::string> words;
+    std::istringstream text(bytes);
+    for (std::string word; std::getline(text, word, '\0');) words.push_back(word);
+    const auto& [name, verb] = VERBS[bytes.size() % std::size(VERBS)];
+    describe(parse_options(verb, name, words), verb);
+}
+
+// A whole run that goes on from a checkpoint in which one file, by the first byte, is another.
+const std::string RESUMED[] = {"config.json", "model.safetensors", "optimizer.safetensors", "trainer.json",
+                               "tokenizer.json", "../log.jsonl"};
+
+void resume(const std::string& bytes) {
+    static const bool made = (make_run(), true);
+    static_cast<void>(made);
+    if (bytes.empty()) return;
+    const std::string path = file_of(CHECKPOINT + "/" + RESUMED[bytes[0] % std::size(RESUMED)]);
+    const std::string intact = content_of(path);
+    write_file(path, bytes.substr(1));
+    std::vector<std::string> arguments = run_arguments(2);
+    arguments.push_back("--resume");
+    const auto mend = [&] {
+        write_file(path, intact);
+        fs::remove_all(file_of(OUT + "/step_000002"));
+    };
+    try {
+        run_train(arguments);
+    } catch (...) {
+        mend();
+        throw;
+    }
+    mend();
+}
+
+struct Target {
+    const char* name;
+    void (*read)(const std::string& bytes);
+};
+
+const Target TARGETS[] = {{"config", config}, {"weights", weights}, {"moments", moments}, {"shard", shard},
+                          {"tuning", tuning}, {"prompt-tokens", prompt_tokens}, {"tokenizer", tokenizer},
+                          {"log", log_file}, {"flags", flags}, {"resume", resume}};
+
+// ---- seeds --------------------------------------------------------------------------------------
+
+void write_seed(const std::string& to, const std::string& target, const std::string& name, const std::string& bytes) {
+    fs::create_directories(to + "/" + target);
+    write_file(to + "/" + target + "/" + name, bytes);
+}
+
+void write_seeds(const std::string& to) {
+    make_run();
+    auto written = [&](const std::string& name) { return content_of(file_of(CHECKPOINT + "/" + name)); };
+    const std::string model = written("model.safetensors"), optimizer = written("optimizer.safetensors");
+    write_seed(to, "config", "written", written("config.json"));
+    write_seed(to, "weights", "header", header_of(model));
+    write_seed(to, "weights", "whole", model);
+    write_seed(to, "moments", "header", header_of(optimizer));
+    write_seed(to, "tokenizer", "bytes", written("tokenizer.json"));
+    write_seed(to, "log", "written", content_of(file_of(OUT + "/log.jsonl")));
+    for (size_t i = 0; i < std::size(RESUMED); i++)
+        write_seed(to, "resume", fs::path(RESUMED[i]).filename(), char(i) + content_of(file_of(CHECKPOINT + "/" + RESUMED[i])));
+    int header[SHARD_HEADER] = {SHARD_MAGIC, SHARD_VERSION, 20};
+    const std::string tokens = "a few tokens, of two bytes each, twenty.";
+    write_seed(to, "shard", "small", std::string(reinterpret_cast<char*>(header), sizeof(header)) + tokens);
+    write_seed(to, "tuning", "small", json{{"format", TUNING_FORMAT}, {"devices", {{"a CPU", {{"fp32 1 x 2 x 3 NN into fp32",
+               "0"}}}}}}.dump());
+    write_seed(to, "prompt-tokens", "some", "1,2,3 299\n0");
+    std::string words;
+    for (const std::string& word : run_arguments(3)) words += word + '\0';
+    write_seed(to, "flags", "a run", words);
+}
+
+const Target* chosen_target() {
+    const char* name = getenv("FUZZ_TARGET");
+    for (const Target& target : TARGETS)
+        if (name && strcmp(name, target.name) == 0) return &target;
+    std::string names;
+    for (const Target& target : TARGETS) names += std::string(" ") + target.name;
+    fprintf(stderr, "fuzz: FUZZ_TARGET takes one of:%s; found '%s'\n", names.c_str(), name ? name : "");
+    exit(2);
+}
+
+const Target* target = nullptr;
+
+}  // namespace
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+    const char* memory = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+    folder = std::string(memory) + "/gpt.cu-fuzz-XXXXXX";
+    if (!mkdtemp(folder.data())) throw Failure("%s: %s", folder.c_str(), strerror(errno));
+    atexit([] { fs::remove_all(folder); });
+    setenv("XDG_CACHE_HOME", folder.c_str(), 1);
+    if (!freopen("/dev/null", "w", stdout)) throw Failure("/dev/null: %s", strerror(errno));
+    open_device(TensorCores::AUTO, 1);
+    if (const char* seeds = getenv("FUZZ_SEEDS")) {
+        write_seeds(seeds);
+        exit(0);
+    }
+    target = chosen_target();
+    return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    try {
+        target->read({reinterpret_cast<const char*>(data), size});
+    } catch (const UserError&) {
+    } catch (const Failure&) {
+    }
+    return 0;
+}
