@@ -14,12 +14,13 @@
 //    5  model                 sizes, and one table each for parameters and activations: name, shape,
 //                             dtype, copies. Memory, init, checkpoints, the plan loop over it
 //    6  forward, recompute, backward, update
-//    7  files                 safetensors, checkpoints, token data
+//    7  files                 checkpoints, token data
 //    8  run                   sampling, schedule, peak, log, progress
 //    9  verbs                 train, eval, sample, plan; main
 // Beside it, included where it is used; a first reading can do without
 //       dev/kernels/          attention_mma.cuh, attention_wgmma.cuh: attention on tensor cores, over ptx.cuh;
 //                             matmul_tuning.cuh: which of cuBLASLt's algorithms is fastest
+//       dev/files/            files.cuh: files as a whole, and JSON; safetensors.cuh: tensors in files
 //       dev/text/             tokenizer.h: text to tokens and back; text.cuh: what of a sample is shown, and files
 //       dev/chapter/          trace.cuh, plan.cuh: what --trace draws, what `plan` prints
 //       dev/cpu/              busy.h: whether other programs take a CPU's cores
@@ -2859,212 +2860,8 @@ Flops flops_per_token(const Setup& s) {
 
 // ==== files ==================================================================
 
-// A file mapped into memory, read-only: pages come from disk as they are touched, so it may be
-// larger than memory.
-class MappedFile {
-public:
-    explicit MappedFile(const std::string& path) : path_(path) {
-        const int file = open(path.c_str(), O_RDONLY);
-        if (file < 0) throw UserError("%s: %s", path.c_str(), strerror(errno));
-        struct stat info;
-        fstat(file, &info);
-        size_ = info.st_size;
-        const bool regular = S_ISREG(info.st_mode);
-        void* mapped = regular && size_ ? mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
-        close(file);
-        if (!regular) throw UserError("%s: not a regular file", path.c_str());
-        if (size_ == 0) throw UserError("%s: the file is empty", path.c_str());
-        if (mapped == MAP_FAILED) throw Failure("%s: mmap: %s", path.c_str(), strerror(errno));
-        data_ = static_cast<const char*>(mapped);
-    }
-    MappedFile(MappedFile&& other)
-        : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(other.size_) {}
-    ~MappedFile() { if (data_) munmap(const_cast<char*>(data_), size_); }
-
-    const std::string& path() const { return path_; }
-    const char* data() const { return data_; }
-    size_t size() const { return size_; }
-
-private:
-    std::string path_;
-    const char* data_ = nullptr;
-    size_t size_ = 0;
-};
-
-// A file written from start to end. What fails (a full disk, say) throws; finish() has it on disk.
-class OutputFile {
-public:
-    explicit OutputFile(const std::string& path) : path_(path), file_(fopen(path.c_str(), "wb")) {
-        if (!file_) throw Failure("%s: cannot be written: %s", path.c_str(), strerror(errno));
-    }
-    OutputFile(const OutputFile&) = delete;
-    ~OutputFile() { if (file_) fclose(file_); }
-
-    void write(const void* data, size_t bytes) {
-        if (fwrite(data, 1, bytes, file_) != bytes) fail();
-    }
-    void finish() {
-        if (fflush(file_) != 0 || fsync(fileno(file_)) != 0) fail();
-        if (fclose(std::exchange(file_, nullptr)) != 0) fail();
-    }
-
-private:
-    [[noreturn]] void fail() { throw Failure("%s: writing failed: %s", path_.c_str(), strerror(errno)); }
-
-    std::string path_;
-    FILE* file_;
-};
-
-bool ends_with(const std::string& text, const std::string& end) {
-    return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
-json read_json(const std::string& path) {
-    const MappedFile file(path);
-    try {
-        return json::parse(file.data(), file.data() + file.size());
-    } catch (const json::exception& error) {
-        throw UserError("%s: not valid JSON: %s", path.c_str(), error.what());
-    }
-}
-
-void write_json(const std::string& path, const json& content) {
-    OutputFile file(path);
-    const std::string text = content.dump(2) + "\n";
-    file.write(text.data(), text.size());
-    file.finish();
-}
-
-// ==== safetensors ============================================================
-// 8 bytes: length of the header; the header, JSON: name -> dtype, shape, first and last byte; the
-// tensors, back to back, little-endian. https://github.com/huggingface/safetensors
-
-std::string shape_text(const std::vector<size_t>& shape) {
-    std::string text = "(";
-    for (size_t i = 0; i < shape.size(); i++) text += format(i ? ", %zu" : "%zu", shape[i]);
-    return text + ")";
-}
-
-float half_to_float(uint16_t half) {
-    const int exponent = half >> 10 & 31, mantissa = half & 1023;
-    const float magnitude = exponent == 31 ? (mantissa ? NAN : INFINITY)
-                            : exponent ? ldexpf(1024 + mantissa, exponent - 25) : ldexpf(mantissa, -24);
-    return half & 0x8000 ? -magnitude : magnitude;
-}
-
-class Safetensors {
-public:
-    struct Entry {
-        std::string dtype;
-        std::vector<size_t> shape;
-        const char* data;
-        size_t elements;
-    };
-
-    explicit Safetensors(const std::string& path) : file_(path) {
-        uint64_t length = 0;
-        if (file_.size() >= sizeof(length)) memcpy(&length, file_.data(), sizeof(length));
-        if (length == 0 || length > file_.size() - sizeof(length))
-            fail(format("a header of %llu bytes does not fit in a file of %zu: truncated, or not safetensors",
-                        static_cast<unsigned long long>(length), file_.size()));
-        const char* data = file_.data() + sizeof(length) + length;
-        const size_t bytes = file_.size() - sizeof(length) - length;
-        try {
-            const json header = json::parse(file_.data() + sizeof(length), data);
-            for (const auto& [name, value] : header.items()) {
-                if (name == "__metadata__") metadata_ = value;
-                else entries_[name] = parse_entry(name, value, data, bytes);
-            }
-        } catch (const json::exception& error) {
-            fail(format("damaged header: %s", error.what()));
-        }
-    }
-
-    const std::map<std::string, Entry>& entries() const { return entries_; }
-    const json& metadata() const { return metadata_; }
-    const std::string& path() const { return file_.path(); }
-    [[noreturn]] void fail(const std::string& what) const { throw UserError("%s: %s", path().c_str(), what.c_str()); }
-
-    const Entry& at(const std::string& name) const {
-        const auto found = entries_.find(name);
-        if (found == entries_.end()) fail(format("tensor %s is missing", name.c_str()));
-        return found->second;
-    }
-
-    // The tensor as floats; its shape must be the one given, and every value finite.
-    std::vector<float> floats(const std::string& name, const std::vector<size_t>& shape) const {
-        const Entry& entry = at(name);
-        if (entry.shape != shape)
-            fail(format("tensor %s has shape %s, expected %s", name.c_str(), shape_text(entry.shape).c_str(),
-                        shape_text(shape).c_str()));
-        std::vector<float> values(entry.elements);
-        const uint16_t* halves = reinterpret_cast<const uint16_t*>(entry.data);
-        if (entry.dtype == "F32") memcpy(values.data(), entry.data, entry.elements * sizeof(float));
-        else if (entry.dtype == "F16") std::transform(halves, halves + entry.elements, values.begin(), half_to_float);
-        else if (entry.dtype == "BF16")
-            for (size_t i = 0; i < entry.elements; i++) {
-                const uint32_t bits = static_cast<uint32_t>(halves[i]) << 16;
-                memcpy(&values[i], &bits, sizeof(bits));
-            }
-        else fail(format("tensor %s has dtype %s, expected F32, F16 or BF16", name.c_str(), entry.dtype.c_str()));
-        for (size_t i = 0; i < values.size(); i++)
-            if (!std::isfinite(values[i]))
-                fail(format("tensor %s holds %f at element %zu", name.c_str(), values[i], i));
-        return values;
-    }
-
-private:
-    Entry parse_entry(const std::string& name, const json& value, const char* data, size_t bytes) const {
-        static const std::map<std::string, size_t> SIZES = {{"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"I64", 8},
-                                                            {"I32", 4}, {"I16", 2}, {"I8", 1}, {"U8", 1}, {"BOOL", 1}};
-        Entry entry = {value.at("dtype"), value.at("shape").get<std::vector<size_t>>(), nullptr, 1};
-        const size_t begin = value.at("data_offsets").at(0), end = value.at("data_offsets").at(1);
-        for (size_t extent : entry.shape) entry.elements *= extent;
-        const auto size = SIZES.find(entry.dtype);
-        if (size == SIZES.end()) fail(format("tensor %s has unknown dtype %s", name.c_str(), entry.dtype.c_str()));
-        if (begin > end || end > bytes)
-            fail(format("tensor %s lies at bytes %zu to %zu of %zu: the file is truncated", name.c_str(), begin, end,
-                        bytes));
-        if (end - begin != entry.elements * size->second)
-            fail(format("tensor %s of shape %s has %zu bytes, expected %zu", name.c_str(),
-                        shape_text(entry.shape).c_str(), end - begin, entry.elements * size->second));
-        entry.data = data + begin;
-        return entry;
-    }
-
-    MappedFile file_;
-    json metadata_;
-    std::map<std::string, Entry> entries_;
-};
-
-// Writes FP32 tensors one after the other; all names and shapes are known beforehand.
-class SafetensorsWriter {
-public:
-    explicit SafetensorsWriter(const std::string& path) : file_(path) {
-        header_["__metadata__"] = {{"format", "pt"}};   // what transformers looks for
-    }
-
-    void declare(const std::string& name, const std::vector<size_t>& shape) {
-        size_t bytes = sizeof(float);
-        for (size_t extent : shape) bytes *= extent;
-        header_[name] = {{"dtype", "F32"}, {"shape", shape}, {"data_offsets", {end_, end_ + bytes}}};
-        end_ += bytes;
-    }
-    void write_header() {
-        std::string text = header_.dump();
-        text.resize(ceil_div(text.size(), 8) * 8, ' ');   // tensors begin at a multiple of 8
-        const uint64_t length = text.size();
-        file_.write(&length, sizeof(length));
-        file_.write(text.data(), text.size());
-    }
-    void write(const float* values, size_t n) { file_.write(values, n * sizeof(float)); }
-    void finish() { file_.finish(); }
-
-private:
-    OutputFile file_;
-    json header_;
-    size_t end_ = 0;
-};
+#include "dev/files/files.cuh"
+#include "dev/files/safetensors.cuh"
 
 // ==== text ===================================================================
 
