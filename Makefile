@@ -103,7 +103,7 @@ endef
 
 BUILD    := build/$(DEVICE)-$(PRECISION)
 TEST_DIR ?= build/test
-HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h dev/text/*.h dev/*/*.cuh) Makefile
+HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h dev/text/*.h dev/files/*.h dev/*/*.cuh) Makefile
 
 # A text as one word of the shell's.
 quoted = '$(subst ','"'"',$(1))'
@@ -157,7 +157,7 @@ $(TEST_DIR)/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) $(TEST_DIR)/flags | 
 $(TEST_DIR)/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) $(TEST_DIR)/flags | setup
 	$(call compile,$<,$@,,$(call test_width,$@),-O2 $(TARGET))
 compile_text = @mkdir -p $(@D); $(CXX) -std=c++17 $(WARNINGS) $(1) $(USER_CXX) $< -o $@ $(LDFLAGS) -lpcre2-8
-$(TEST_DIR)/text/test_tokenizer: dev/text/test_tokenizer.cpp dev/text/tokenizer.h $(TEST_DIR)/flags | setup
+$(TEST_DIR)/text/test_tokenizer: dev/text/test_tokenizer.cpp dev/text/tokenizer.h dev/files/json.h $(TEST_DIR)/flags | setup
 	$(call compile_text,-O2)
 
 SANITIZE := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
@@ -165,7 +165,7 @@ build/asan/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) build/asan/flags | se
 	$(call compile,$<,$@,$(call test_kind,$@),$(call test_width,$@),$(SANITIZE))
 build/asan/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) build/asan/flags | setup
 	$(call compile,$<,$@,,$(call test_width,$@),$(SANITIZE))
-build/asan/text/test_tokenizer: dev/text/test_tokenizer.cpp dev/text/tokenizer.h build/asan/flags | setup
+build/asan/text/test_tokenizer: dev/text/test_tokenizer.cpp dev/text/tokenizer.h dev/files/json.h build/asan/flags | setup
 	$(call compile_text,$(SANITIZE))
 
 build/test/gpu-%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup

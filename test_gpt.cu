@@ -1278,6 +1278,17 @@ void test_matmul_backward_weight() {
 // ==== all kernels ============================================================
 
 
+// Processor time of this program and of the runs that it has started and seen end.
+double processor_seconds() {
+    double seconds = 0;
+    for (int who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
+        rusage used;
+        getrusage(who, &used);
+        for (const timeval& t : {used.ru_utime, used.ru_stime}) seconds += t.tv_sec + 1e-6 * t.tv_usec;
+    }
+    return seconds;
+}
+
 // ==== files for the tests ====================================================
 // Everything that the tests write lies in one folder, which is removed at the end. In paths and
 // commands below, @ stands for it.
@@ -1704,6 +1715,49 @@ void load_folder(Model& m, const std::string& dir, Purpose purpose, int B, int T
     read_weights(m, dir);
 }
 
+// The same weights under other names, in shards and in halves.
+void test_weight_files(const std::vector<RawTensor>& tensors, const Floats& expected) {
+    const std::string dir = scratch("@/otherwise");
+    auto same = [&](double tolerance = 0) {
+        Model m;
+        load_folder(m, dir, Purpose::TRAINING, 1, 8);
+        return relative_l2(from_device(m.master, m.elements), expected) <= tolerance;
+    };
+    fs::create_directory(dir);
+    fs::copy_file("data/reference/hf_tiny/config.json", dir + "/config.json");
+    std::string different;
+    for (const std::string prefix : {"", "model.", "_orig_mod.transformer."}) {
+        std::vector<RawTensor> renamed = tensors;
+        for (RawTensor& tensor : renamed) tensor.name = prefix + tensor.name.substr(strlen("transformer."));
+        renamed.push_back(tensor_named(prefix + "wte.weight", renamed));
+        renamed.back().name = (prefix[0] == '_' ? "_orig_mod." : "") + std::string("lm_head.weight");
+        write_bytes(dir + "/model.safetensors", safetensors(renamed));
+        if (!same()) different += " '" + prefix + "'";
+    }
+    claim(different.empty(), "names may share any prefix, and the tied head may stand beside it", different);
+
+    std::vector<RawTensor> rounded = tensors;
+    for (RawTensor& tensor : rounded) {
+        std::string halves;
+        for (size_t i = 2; i < tensor.bytes.size(); i += 4) halves += tensor.bytes.substr(i, 2);
+        tensor.dtype = "BF16";
+        tensor.bytes = halves;
+    }
+    write_bytes(dir + "/model.safetensors", safetensors(rounded));
+    claim(same(0.01) && !same(), "weights in BF16 are read");
+
+    std::vector<RawTensor> shards[2];
+    json places;
+    for (size_t i = 0; i < tensors.size(); i++) {
+        shards[i % 2].push_back(tensors[i]);
+        places[tensors[i].name] = format("shard-%zu.safetensors", i % 2);
+    }
+    for (int i : {0, 1}) write_bytes(dir + format("/shard-%d.safetensors", i), safetensors(shards[i]));
+    write_json(dir + "/model.safetensors.index.json", {{"metadata", {{"total_size", 1}}}, {"weight_map", places}});
+    fs::remove(dir + "/model.safetensors");
+    claim(same(), "and weights in two shards, as their index says");
+}
+
 void test_folder_of_transformers() {
     const std::string dir = "data/reference/hf_tiny";
     const Safetensors file("data/reference/hf_tiny_expected.safetensors");
@@ -1734,6 +1788,7 @@ void test_folder_of_transformers() {
     load_folder(old, scratch("@/old"), Purpose::TRAINING, 1, 8);
     claim(from_device(old.master, old.elements) == from_device(plain.master, plain.elements),
           "causal masks and a copy of the tied head in a file change nothing");
+    test_weight_files(raw_tensors(dir + "/model.safetensors"), from_device(plain.master, plain.elements));
     const std::pair<uint16_t, float> HALVES[] = {{0x3c00, 1.0f}, {0xc000, -2.0f}, {0x7bff, 65504.0f}, {0x0400, 0x1p-14f},
                                                  {0x0001, 0x1p-24f}, {0x83ff, -1023 * 0x1p-24f}, {0, 0.0f}};
     claim(std::all_of(std::begin(HALVES), std::end(HALVES), [](auto& h) { return half_to_float(h.first) == h.second; }),
@@ -1744,7 +1799,7 @@ void test_folder_of_transformers() {
 void write_folder(const std::string& dir, const Reference& r, Model& m) {
     fs::create_directories(dir);
     r.load(m, r.setup());
-    write_model(dir, m, text_files("", m.config));
+    write_model(dir, m, text_files("", m.config, TokensAre::OTHERS));
 }
 
 // Several parts of the tests need @/ours, which holds odd's weights: the first one of them writes it.
@@ -2374,9 +2429,30 @@ void test_repeated_runs() {
     write_bytes(scratch("@/other/log.jsonl"), read_bytes(scratch("@/first/log.jsonl")) + cut_short);
     same(TEN + "--resume --graph on", "", "stopped and resumed at step 5 it logs and saves the same bits as never stopped");
 
+    fs::create_directory(scratch("@/other"));
+    fs::copy(scratch("@/first/step_000005"), scratch("@/other/step_000005"));
+    write_bytes(scratch("@/other/log.jsonl"), read_bytes(scratch("@/first/log.jsonl")));
+    same("train --resume", "", "so it does with --resume and --out alone: the options are the run's");
+
     const json trainer = read_json(scratch("@/first/step_000010/trainer.json"));
     claim(trainer.at("step") == 10 && trainer.at("next_window") == 40 && damage(scratch("@/first/step_000010")).empty(),
           "a checkpoint knows its step and the next window");
+}
+
+void test_resume_options() {
+    need_first_run();
+    fs::copy(scratch("@/first"), scratch("@/longer"), fs::copy_options::recursive);
+    const Outcome longer = run("train --resume --out @/longer --steps 12 --lr 0.005 --eval-every 0");
+    const std::vector<std::string> log = log_of("@/longer");
+    const json options = read_json(scratch("@/longer/step_000012/trainer.json"))["options"];
+    claim_run(longer.code == 0 && log.size() == 14 && options["lr"] == 0.005 && options["warmup"] == 3 &&
+                  longer.out.find("resume     --lr was 0.01, is now 0.005\n") != std::string::npos &&
+                  longer.out.find("resume     --steps was 10, is now 12\n") != std::string::npos &&
+                  longer.out.find("--warmup") == std::string::npos,
+              "what is given beside --resume replaces the run's option, and is said", longer);
+    const Outcome equal = run("train --resume --out @/longer --steps 13 --layers 2 --heads 2 --vocab 256");
+    claim_run(equal.code == 0, "the model's own sizes may be given beside --resume", equal);
+    fs::remove_all(scratch("@/longer"));
 }
 
 // The same tokens in the same order, split differently: sums in another order. In BF16 a matmul of
@@ -2672,8 +2748,27 @@ void test_plan_json() {
     for (const json& tensor : plan["tensors"]) tensors += size_t(tensor["bytes"]);
     claim(tensors == size_t(bytes["weights"]) + size_t(bytes["activations"]) + size_t(bytes["workspace"]),
           "and its tensors' bytes to weights, activations and workspace");
+    claim(plan["precision"] == "bf16", "with --gpu-memory it plans in BF16, as a card builds");
     claim(0 < most["none"] && most["none"] < most["selective"] && most["selective"] < most["full"],
           "the more is recomputed, the larger the micro-batch that fits", most.dump());
+}
+
+// What the recipes train with fits where they say that it does.
+void test_recipes() {
+    int recipes = 0;
+    for (const auto& entry : fs::directory_iterator("scripts")) {
+        const std::string name = entry.path().filename(), text = read_bytes(entry.path());
+        const size_t options = text.rfind("--model "), end = text.find(" --eval-batches");
+        if (name.rfind("gpt2_", 0) != 0 || options == text.npos || end == text.npos) continue;
+        recipes++;
+        const Outcome planned = run("plan --gpu-memory 80GB " + text.substr(options, end - options));
+        const size_t at = planned.out.find("memory "), number = planned.out.find_first_of("0123456789", at);
+        const std::string total = planned.out.substr(number, planned.out.find(" of ", number) - number);
+        claim_run(planned.code == 0 && planned.out.find("\n  fits") != planned.out.npos &&
+                      text.find(total) != text.npos,
+                  name + " trains with what plan says fits into 80GB, and says so", planned, total);
+    }
+    claim(recipes == 4, "so do all recipes for GPT-2", std::to_string(recipes));
 }
 
 // Both sequences of hf_tiny_expected in a shard of their own; the loss from transformers' logits.
@@ -2709,6 +2804,10 @@ void test_verbs_on_folder() {
               "sample goes on from a prompt, past the context", greedy);
     claim(top_1.out == greedy.out && random.out != greedy.out && random.out == again.out,
           "top-k 1 is temperature 0; a seed gives the same sample again");
+    const Outcome of_run = run("eval --from @/first --data @/text.txt --matmul-tuning off");
+    const Outcome of_last = run("eval --from @/first/step_000010 --data @/text.txt --matmul-tuning off");
+    claim_run(of_run.code == 0 && of_run.out == of_last.out && of_run.err.find("/first/step_000010") != std::string::npos,
+              "--from RUN is the run's last checkpoint, and says so", of_run, of_last.out);
     const Outcome bytes = run("sample --from @/first/step_000010 --prompt cat --sample-tokens 4");
     claim_run(bytes.code == 0 && bytes.out.rfind("cat", 0) == 0 && bytes.out.size() == 8,
               "a model of bytes goes on from a text", bytes);
@@ -2727,8 +2826,10 @@ const std::string TOKENIZER = "data/reference/tokenizer";
 // @/words: a model of 800 tokens with the tokenizer of the reference, which has 757. @/numbers: the same without.
 void need_words() {
     if (fs::exists(scratch("@/words"))) return;
-    run("train --layers 1 --heads 1 --channels 16 --context 64 --vocab 800 --steps 1 --data @/text.txt --eval-every 0 "
-        "--out @/of_numbers");
+    const std::string text = read_bytes(scratch("@/text.txt"));
+    write_bytes(scratch("@/numbers.bin"), shard({text.begin(), text.end()}));
+    run("train --layers 1 --heads 1 --channels 16 --context 64 --vocab 800 --steps 1 --data @/numbers.bin "
+        "--eval-every 0 --out @/of_numbers");
     fs::rename(scratch("@/of_numbers/step_000001"), scratch("@/numbers"));
     fs::copy(scratch("@/numbers"), scratch("@/words"));
     fs::copy(TOKENIZER + "/tokenizer.json", scratch("@/words/tokenizer.json"));
@@ -2785,6 +2886,44 @@ void test_text_while_training() {
               "samples while training are text by the tokenizer of --from", trained, expected);
 }
 
+void test_text_as_data() {
+    need_words();
+    const Tokenizer tokenizer(TOKENIZER);
+    const std::string text = read_bytes(scratch("@/text.txt"));
+    const std::vector<int> tokens = tokenizer.encode(text);
+    write_bytes(scratch("@/words.bin"), shard({tokens.begin(), tokens.end()}));
+    const std::string EVAL = "eval --matmul-tuning off --from @/words --data ";
+    const Outcome of_text = run(EVAL + "@/text.txt"), of_shard = run(EVAL + "@/words.bin");
+    claim_run(of_text.code == 0 && of_text.out == of_shard.out, "eval takes a text's tokens from the tokenizer of --from",
+              of_text, of_shard.out);
+    const std::string TRAIN_ON = "train --from @/words --steps 3 --eval-every 3 --eval-batches 2 --checkpoint-every 2 "
+                                 "--out ";
+    const Outcome trained = run(TRAIN_ON + "@/on_text --data @/text.txt"), same = run(TRAIN_ON + "@/on_shard --data @/words.bin");
+    const std::string said = format("made of %zu bytes by the tokenizer in ", text.size());
+    claim_run(trained.code == 0 && log_of("@/on_text") == log_of("@/on_shard") && log_of("@/on_text").size() == 4 &&
+                  trained.out.find(said) != std::string::npos,
+              "so does train, which says so", trained, same.err);
+    run("train --from @/words --steps 3 --eval-every 0 --checkpoint-every 3 --val-data @/text.txt --data @/words.bin "
+        "--eval-every 3 --out @/val_text");
+    run("train --from @/words --steps 3 --eval-every 0 --checkpoint-every 3 --val-data @/words.bin --data @/words.bin "
+        "--eval-every 3 --out @/val_shard");
+    claim(log_of("@/val_text") == log_of("@/val_shard") && log_of("@/val_text").size() == 4, "and so is --val-data");
+    const std::vector<std::string> log = log_of("@/on_text");
+    fs::remove_all(scratch("@/on_text/step_000003"));
+    const Outcome resumed = run("train --resume --out @/on_text");
+    claim_run(resumed.code == 0 && log_of("@/on_text") == log && resumed.out.find(said) != std::string::npos,
+              "a run on text resumes with the same tokens", resumed);
+
+    const Outcome wide = run("train --layers 1 --heads 1 --channels 16 --context 64 --vocab 800 --steps 1 --eval-every 0 "
+                             "--data @/text.txt --out @/wide");
+    std::vector<uint16_t> bytes(text.begin(), text.end());
+    write_bytes(scratch("@/bytes.bin"), shard(bytes));
+    const std::string WIDE = "eval --matmul-tuning off --from @/wide --data ";
+    const Outcome of_bytes = run(WIDE + "@/text.txt"), of_numbers = run(WIDE + "@/bytes.bin");
+    claim_run(wide.code == 0 && of_bytes.code == 0 && of_bytes.out == of_numbers.out,
+              "a model of 800 tokens that was trained on bytes goes on with bytes", of_bytes, of_numbers.out);
+}
+
 // What must go with a model.
 const std::vector<std::string> TOKENIZER_FILES = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
                                                   "special_tokens_map.json", "generation_config.json"};
@@ -2808,8 +2947,11 @@ void test_byte_tokenizer() {
     claim(tokenizer.encode(bytes) == tokens && tokenizer.decode(tokens) == bytes, "by which a token is its byte");
     claim(read_json(dir + "/tokenizer_config.json")["tokenizer_class"] == "PreTrainedTokenizerFast" &&
               read_json(dir + "/tokenizer_config.json")["model_max_length"] == 16 &&
-              read_json(dir + "/generation_config.json")["eos_token_id"] == 255,
-          "tokenizer_config.json names the class, generation_config.json the end of text");
+              read_json(dir + "/generation_config.json")["eos_token_id"] == 255 &&
+              read_json(dir + "/config.json")["eos_token_id"] == 255 &&
+              read_json(dir + "/tokenizer_config.json")["eos_token"] == byte_alphabet()[255] &&
+              read_json(dir + "/tokenizer_config.json")["bos_token"] == byte_alphabet()[255],
+          "tokenizer_config.json names the class; the end of text is byte 255, for lm-evaluation-harness too");
     fs::copy(dir, scratch("@/only_bytes"));
     for (const std::string& name : TOKENIZER_FILES) fs::remove(scratch("@/only_bytes/" + name));
     const std::string options = " --prompt cat --sample-tokens 20 --seed 4";
@@ -3042,6 +3184,15 @@ void test_bad_flags() {
            {"--prompt", "101", "--prompt-tokens"});
     refuse("a prompt with a token outside the vocabulary", "sample --from @/ours --prompt-tokens 1,101",
            {"--prompt-tokens", "0 to 100", "'101'"});
+    for (const char* flag : {"--layers 3", "--heads 1", "--channels 16", "--context 8", "--vocab 257", "--model gpt2"}) {
+        need_first_run();
+        const std::string name = std::string(flag).substr(0, std::string(flag).find(' '));
+        refuse(flag + std::string(" beside --from"), "train --data @/text.txt --from @/first/step_000010 " + std::string(flag),
+               {name, "@/first/step_000010", "--from"});
+        refuse(flag + std::string(" beside --resume"), "train --out @/first --resume " + std::string(flag),
+               {name, "@/first/step_000010", "--resume"});
+    }
+    refuse("--layers beside plan --from", "plan --from @/ours --gpu-memory 1GB --layers 9", {"--layers 9", "@/ours"});
     if (FLOATX == DType::FP32)
         refuse("BF16 gradients in an FP32 build", TINY + "--grad-dtype bf16", {"--grad-dtype bf16", "PRECISION=bf16"});
     if (!has_tensor_cores(TensorCores::WGMMA))
@@ -3097,6 +3248,27 @@ void test_bad_data() {
     refuse("a token outside the vocabulary, in eval", "eval --from @/ours --data @/large.bin",
            {"@/large.bin", "token 300", "101"});
     refuse("fewer tokens than a sequence", TINY + "--val-fraction 0 --data @/ten.txt", {"@/ten.txt", "10 tokens", "16"});
+    write_bytes(scratch("@/mixed_1.txt"), "some text");
+    write_bytes(scratch("@/mixed_2.bin"), shard(tokens));
+    refuse("text and shards in one pattern", TINY + "--data @/mixed_*", {"@/mixed_1.txt", "@/mixed_2.bin"});
+    refuse("text for a model of 101 tokens without a tokenizer", "eval --from @/ours --data @/text.txt",
+           {"@/text.txt", "@/ours", "101 tokens", "tokenizer.json", "prepare_text.py"});
+    refuse("text for a vocabulary below 256", TINY + "--vocab 255", {"@/text.txt", "--vocab", "255"});
+    write_bytes(scratch("@/nano gpt.bin"), bytes_of(std::vector<uint16_t>(4000, 50256)));
+    fs::rename(scratch("@/nano gpt.bin"), scratch("@/nano.bin"));
+    refuse("nanoGPT's tokens", TINY + "--data @/nano.bin",
+           {"@/nano.bin", "nanoGPT", "4000 tokens", "--tokenizer nanogpt --out-prefix @/nano @/nano.bin"});
+    const std::pair<const char*, std::string> FORMATS[] = {
+        {"gzip", "\x1f\x8b\b"}, {"zstd", "\x28\xb5\x2f\xfd"}, {"bzip2", "BZh91AY&SY"}, {"xz", std::string("\xfd" "7zXZ\0", 6)},
+        {"zip", "PK\x03\x04"}, {"Parquet", "PAR1"}, {"NumPy", "\x93NUMPY"},
+        {"safetensors", read_bytes(scratch("@/ours/model.safetensors"))}};
+    for (const auto& [what, begin] : FORMATS)
+        for (const char* name : {"@/foreign.txt", "@/foreign.bin"}) {
+            write_bytes(scratch(name), begin + std::string(2000, 'x'));
+            refuse(std::string(what) + " for data, " + name, TINY + "--data " + name, {name, what});
+        }
+    mkfifo(scratch("@/pipe").c_str(), 0600);
+    refuse("a pipe for data", TINY + "--data @/pipe", {"@/pipe", "not a regular file"});
     refuse("validation data that is not there", TINY + "--val-data @/nowhere.txt", {"@/nowhere.txt"});
 }
 
@@ -3111,6 +3283,9 @@ void test_bad_folders() {
     refuse("--resume without --out", TINY + "--resume", {"--resume", "--out"});
     refuse("--resume without a checkpoint", TINY + "--out @/no_run --resume", {"--resume", "@/no_run"});
     refuse("--resume with --from", TINY + "--out @/first --resume --from @/ours", {"--resume", "--from"});
+    for (const std::string name : {"gpt2", "models/gpt2-xl"})
+        refuse("--from " + name + " where there is none", "eval --data @/text.txt --from @/" + name,
+               {"@/" + name, "scripts/download.sh " + name.substr(name.find("gpt2")), "--from models/gpt2"});
     refuse("--from a folder that is not there", "eval --data @/text.txt --from @/nowhere", {"@/nowhere/config.json"});
 
     // A run whose last checkpoint is damaged.
@@ -3119,11 +3294,24 @@ void test_bad_folders() {
         fs::copy(scratch("@/first"), scratch("@/damaged"), fs::copy_options::recursive);
         write_bytes(scratch("@/damaged/step_000010/" + file), bytes);
         named.push_back("@/damaged/step_000010/" + file);
-        refuse("--resume with " + what, TINY + "--out @/damaged --resume --steps 20", named);
+        refuse("--resume with " + what, "train --data @/text.txt --out @/damaged --resume --steps 20", named);
     };
     refuse_resume("a trainer.json that is not JSON", "trainer.json", "{\"step\": 10", {"JSON"});
     refuse_resume("a trainer.json without the next window", "trainer.json", "{\"step\": 10}", {"next_window"});
     const std::string optimizer = read_bytes(scratch("@/first/step_000010/optimizer.safetensors"));
+    for (const char* step : {"-1", "9", "10.5", "true", "1e300", "18446744073709551626", "\"10\""})
+        refuse_resume(format("step %s in trainer.json", step), "trainer.json", format("{\"step\": %s, \"next_window\": 1}", step), {"step"});
+    for (const char* window : {"-1", "0.5", "false"})
+        refuse_resume(format("next_window %s in trainer.json", window), "trainer.json",
+                      format("{\"step\": 10, \"next_window\": %s}", window), {"next_window", window});
+    refuse_resume("an option in trainer.json that is none", "trainer.json",
+                  "{\"step\": 10, \"next_window\": 1, \"options\": {\"lr\": \"fast\"}}", {"lr", "fast", "a number"});
+    const std::string moments = scratch("@/first/step_000010/optimizer.safetensors");
+    std::vector<RawTensor> negative = raw_tensors(moments), more = negative;
+    tensor_named("v/wpe.weight", negative).bytes.replace(8, 4, bytes_of(Floats{-1e-9f}));
+    refuse_resume("a negative second moment", "optimizer.safetensors", safetensors(negative), {"v/wpe.weight", "-1e-09", "element 2"});
+    more.push_back({"w/wpe.weight", "F32", {1}, std::string(4, 0)});
+    refuse_resume("a tensor that is no moment", "optimizer.safetensors", safetensors(more), {"w/wpe.weight"});
     refuse_resume("half an optimizer.safetensors", "optimizer.safetensors", optimizer.substr(0, optimizer.size() / 2), {"truncated"});
 }
 
@@ -3135,6 +3323,92 @@ void refuse_folder(const std::string& what, const std::string& file, const std::
     write_bytes(scratch("@/bad/" + file), bytes);
     named.push_back("@/bad/" + (blamed.empty() ? file : blamed));
     refuse(what, "eval --from @/bad --data @/eval_50.bin", named);
+}
+
+// An index of shards that is wrong. @/sharded is what @/ours is, its weights in two shards.
+void test_bad_shards(const std::vector<RawTensor>& tensors) {
+    const std::string dir = scratch("@/sharded"), index = dir + "/model.safetensors.index.json";
+    fs::copy(scratch("@/ours"), dir);
+    fs::remove(dir + "/model.safetensors");
+    json map;
+    for (const RawTensor& tensor : tensors) map[tensor.name] = tensor.name[0] == 'h' ? "h.safetensors" : "rest.safetensors";
+    auto write_shard = [&](const std::string& name, const std::string& without) {
+        std::vector<RawTensor> part;
+        for (const RawTensor& tensor : tensors)
+            if (map[tensor.name] == name && tensor.name != without) part.push_back(tensor);
+        write_bytes(dir + "/" + name, safetensors(part));
+    };
+    auto refuse_sharded = [&](const std::string& what, const json& content, const Texts& named) {
+        write_json(index, content);
+        refuse(what, "eval --from @/sharded --data @/eval_50.bin", named);
+    };
+    write_shard("rest.safetensors", "");
+    refuse_sharded("a shard that is missing", {{"weight_map", map}}, {index, dir + "/h.safetensors", "missing"});
+    write_shard("h.safetensors", "h.1.ln_1.bias");
+    refuse_sharded("a tensor that its shard lacks", {{"weight_map", map}}, {"@/sharded/h.safetensors", "h.1.ln_1.bias", "missing"});
+    write_shard("h.safetensors", "");
+    for (const char* path : {"../ours/model.safetensors", "/etc/passwd", "sub/h.safetensors", ""}) {
+        json away = map;
+        away["h.1.ln_1.bias"] = path;
+        refuse_sharded(format("a shard in '%s'", path), {{"weight_map", away}}, {index, "h.1.ln_1.bias", format("'%s'", path)});
+    }
+    refuse_sharded("an index without a map", {{"metadata", 1}}, {index, "weight_map"});
+    json fewer = map;
+    fewer.erase("h.1.ln_1.bias");
+    refuse_sharded("a tensor that the index lacks", {{"weight_map", fewer}}, {"@/sharded/h.safetensors", "h.1.ln_1.bias"});
+    fs::remove(index);
+    write_bytes(dir + "/pytorch_model.bin", "PK");
+    refuse("a folder of PyTorch's own", "eval --from @/sharded --data @/eval_50.bin",
+           {"@/sharded", "pytorch_model.bin", "python3 -c \"import sys, transformers", "safe_serialization=True)\" " + dir});
+}
+
+// Safetensors whose header is JSON, but not what the format allows.
+void test_bad_headers() {
+    auto file = [](const std::string& header, size_t bytes) {
+        return bytes_of(std::vector<uint64_t>{header.size()}) + header + std::string(bytes, '\0');
+    };
+    auto refuse_header = [&](const std::string& what, const std::string& header, size_t bytes, const Texts& named) {
+        refuse_folder(what, "model.safetensors", file(header, bytes), named);
+    };
+    auto entry = [](const std::string& name, const std::string& shape, const std::string& offsets) {
+        return format("\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[%s]}", name.c_str(), shape.c_str(), offsets.c_str());
+    };
+    refuse_header("a hole between tensors", "{" + entry("a", "1", "0,4") + "," + entry("b", "1", "8,12") + "}", 12, {"b", "byte 8", "expected 4", "hole"});
+    refuse_header("a hole before the first", "{" + entry("a", "1", "4,8") + "}", 8, {"a", "byte 4"});
+    refuse_header("tensors that overlap", "{" + entry("a", "2", "0,8") + "," + entry("b", "1", "4,8") + "}", 8, {"b", "overlap"});
+    refuse_header("bytes behind the last tensor", "{" + entry("a", "1", "0,4") + "}", 7, {"3 bytes"});
+    refuse_header("a name that occurs twice", "{" + entry("a", "1", "0,4") + "," + entry("a", "1", "4,8") + "}", 8, {"\"a\"", "twice"});
+    refuse_header("an offset that is no whole number", "{" + entry("a", "1", "0,4.5") + "}", 4, {"a", "4.5"});
+    refuse_header("a negative offset", "{" + entry("a", "1", "-4,0") + "}", 4, {"a", "-4"});
+    refuse_header("a shape that is no whole number", "{" + entry("a", "true", "0,4") + "}", 4, {"a", "true"});
+    refuse_header("a shape beyond 64 bits", "{" + entry("a", "4611686018427387905,4", "0,16") + "}", 16, {"a", "4611686018427387905", "memory"});
+    refuse_header("a header that is a list", "[1]", 0, {"header"});
+    refuse_header("a header of a million brackets", "{\"a\":" + std::string(1000000, '['), 0, {"levels deep"});
+
+    // A header of more than 100 MB: a hole in a file takes no space on the disk.
+    fs::copy(scratch("@/ours"), scratch("@/huge"));
+    const uint64_t length = (100 << 20) + 1;
+    write_bytes(scratch("@/huge/model.safetensors"), bytes_of(std::vector<uint64_t>{length}));
+    fs::resize_file(scratch("@/huge/model.safetensors"), 8 + length);
+    refuse("a header of more than 100 MB", "eval --from @/huge --data @/eval_50.bin", {"@/huge/model.safetensors", "104857601"});
+    fs::resize_file(scratch("@/huge/config.json"), length);
+    refuse("a config.json of more than 100 MB", "eval --from @/huge --data @/eval_50.bin", {"@/huge/config.json", "104857601"});
+
+    // Halves at odd addresses; and very many names.
+    write_bytes(scratch("@/odd.safetensors"),
+                safetensors({{"a", "U8", {1}, "x"}, {"b", "BF16", {2}, bytes_of(std::vector<uint16_t>{0x3f80, 0xc000})},
+                             {"c", "F16", {1}, bytes_of(std::vector<uint16_t>{0x3c00})}}));
+    const Safetensors odd(scratch("@/odd.safetensors"));
+    claim(odd.floats("b", {2}) == Floats{1, -2} && odd.floats("c", {1}) == Floats{1}, "halves are read at odd addresses");
+    constexpr int NAMES = 100000;
+    std::string many = "{";
+    for (int i = 0; i < NAMES; i++) many += (i ? "," : "") + entry(format("model.layers.%d.weight", i), "0", "0,0");
+    write_bytes(scratch("@/many.safetensors"), file(many + "}", 0));
+    const double began = processor_seconds();
+    const Safetensors names(scratch("@/many.safetensors"));
+    const double seconds = processor_seconds() - began;
+    claim(names.entries().size() == NAMES && seconds < 10, "a header of 100,000 names is read in a second or so",
+          format("%.2f s", seconds));
 }
 
 void test_bad_checkpoints() {
@@ -3158,10 +3432,25 @@ void test_bad_checkpoints() {
     auto put = [](float value) { return [=](RawTensor& t) { t.bytes.replace(40, 4, bytes_of(Floats{value})); }; };
     auto text = [](size_t number) { return std::to_string(number); };
     refuse_tensor("under another name", [](RawTensor& t) { t.name = "h.1.mlp.c_fc.offset"; }, {"h.1.mlp.c_fc.offset"});
-    refuse_tensor("that is missing", [](RawTensor& t) { t.name = "lm_head.weight"; }, {name, "missing"});
+    std::vector<RawTensor> fewer = raw_tensors(path);
+    fewer.erase(std::find_if(fewer.begin(), fewer.end(), [&](const RawTensor& tensor) { return tensor.name == name; }));
+    refuse_folder("a tensor that is missing", "model.safetensors", safetensors(fewer), {name, "missing"});
     refuse_tensor("of another shape", [&](RawTensor& t) { t.shape = {2, n / 2}; }, {name, "(2, " + text(n / 2), "(" + text(n)});
     refuse_tensor("that is too short", [&](RawTensor& t) { t.bytes.resize(4 * n - 4); }, {name, text(4 * n - 4), text(4 * n)});
     refuse_tensor("of another type", [](RawTensor& t) { t.dtype = "I32"; }, {name, "I32", "F32"});
+    test_bad_shards(raw_tensors(path));
+    test_bad_headers();
+    std::vector<RawTensor> untied = raw_tensors(path);
+    untied.push_back(tensor_named("wte.weight", untied));
+    untied.back().name = "lm_head.weight";
+    untied.back().bytes.replace(40, 4, bytes_of(Floats{1}));
+    refuse_folder("a head of its own", "model.safetensors", safetensors(untied), {"lm_head.weight", "wte.weight"});
+    for (const char* mask : {"h.9.attn.bias", "attn.bias", "h.0.attn.bias.attn.masked_bias", "x\x1b[31mred\ny"}) {
+        std::vector<RawTensor> tensors = raw_tensors(path);
+        tensors.push_back({mask, "U8", {4}, "1111"});
+        refuse_folder("a tensor " + one_line(mask) + ", which is no mask", "model.safetensors", safetensors(tensors),
+                      {"tensor " + one_line(mask) + " does not belong"});
+    }
     refuse_tensor("with a NaN", put(NAN), {name, "nan", "element 10"});
     refuse_tensor("with an infinity", put(INFINITY), {name, "inf", "element 10"});
 }
@@ -3184,6 +3473,15 @@ void test_bad_configs() {
     refuse_folder("config.json that is a list", "config.json", "[1, 2]", {});
     refuse_folder("config.json without n_layer", "config.json", incomplete.dump(), {"n_layer"});
     refuse_config("text for n_head", "n_head", "three", {});
+    for (const json& value : {json(true), json(2.9), json(4294967298), json(-4294967295), json("3"), json(nullptr)})
+        for (const char* key : {"n_head", "n_layer", "vocab_size"})
+            refuse_config(value.dump() + " for " + key, key, value, {key, value.dump(), "a whole number"});
+    refuse_folder("config.json a million levels deep", "config.json", std::string(1000000, '['), {"levels deep"});
+    refuse_folder("config.json with a name that occurs twice", "config.json", "{\"n_head\": 1, \"n_head\": 2}", {"n_head", "twice"});
+    fs::copy(scratch("@/ours"), scratch("@/of_pipes"));
+    fs::remove(scratch("@/of_pipes/config.json"));
+    mkfifo(scratch("@/of_pipes/config.json").c_str(), 0600);
+    refuse("a pipe for config.json", "eval --from @/of_pipes --data @/eval_50.bin", {"@/of_pipes/config.json", "not a regular file"});
     refuse_config("no heads", "n_head", 0, {"0 heads"});
     refuse_config("a negative number of layers", "n_layer", -1, {"-1 layers"});
     const int C = config.at("n_embd");
@@ -3404,17 +3702,6 @@ bool is_wanted(const std::string& name) {
     return found;
 }
 
-// Processor time of this program and of the runs that it has started and seen end.
-double processor_seconds() {
-    double seconds = 0;
-    for (int who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
-        rusage used;
-        getrusage(who, &used);
-        for (const timeval& t : {used.ru_utime, used.ru_stime}) seconds += t.tv_sec + 1e-6 * t.tv_usec;
-    }
-    return seconds;
-}
-
 // An exception fails a part of the tests, not the rest of them.
 void test(const char* name, void (*function)()) {
     if (!is_wanted(name)) return;
@@ -3477,6 +3764,7 @@ void test_model() {
 void test_command_line() {
     write_text();
     test("runs: the same bits", test_repeated_runs);
+    test("runs: options of --resume", test_resume_options);
     test("runs: accumulation", test_accumulation);
     test("runs: threads", test_threads);
     test("runs: beside other programs", test_busy_machine);
@@ -3484,10 +3772,12 @@ void test_command_line() {
     test("runs: --micro-batch auto", test_auto_micro_batch);
     test("runs: log", test_log);
     test("runs: plan", test_plan_json);
+    test("runs: recipes", test_recipes);
     test("runs: trace", test_trace);
     test("runs: Hugging Face", test_verbs_on_folder);
     test("runs: text", test_text_of_tokens);
     test("runs: text while training", test_text_while_training);
+    test("runs: text as data", test_text_as_data);
     test("runs: tokenizer of bytes", test_byte_tokenizer);
     test("runs: tokenizer of --from", test_tokenizer_travels);
     test("runs: signals", test_signals);

@@ -20,7 +20,8 @@
 // Beside it, included where it is used; a first reading can do without
 //       dev/kernels/          attention_mma.cuh, attention_wgmma.cuh: attention on tensor cores, over ptx.cuh;
 //                             matmul_tuning.cuh: which of cuBLASLt's algorithms is fastest
-//       dev/files/            files.cuh: files as a whole, and JSON; safetensors.cuh: tensors in files
+//       dev/files/            files.cuh, json.h: files as a whole, and JSON; safetensors.cuh, weights.cuh: tensors in
+//                             files, weights in a folder; tokens.cuh: what data's files hold
 //       dev/text/             tokenizer.h: text to tokens and back; text.cuh: what of a sample is shown, and files
 //       dev/chapter/          trace.cuh, plan.cuh: what --trace draws, what `plan` prints
 //       dev/cpu/              busy.h: whether other programs take a CPU's cores
@@ -67,6 +68,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <sstream>
 #include <string>
 #include <tuple>
@@ -570,6 +572,8 @@ struct Options {
     std::string gpu_memory;
     DType precision = FLOATX;
     bool as_json = false;
+
+    std::set<std::string> given;   // flags on the command line: what stands above is not by default
 };
 
 enum Verb { TRAIN = 1, EVAL = 2, SAMPLE = 4, PLAN = 8 };
@@ -664,9 +668,10 @@ std::vector<Flag> model_and_data_flags(Options& o) {
         number_flag("--vocab", TRAIN | PLAN, o.vocab, 1, ANY_INT,
                     "likewise; with data that is bytes, 256 unless given"),
         text_flag("--from", ALL, "DIR", o.from,
-                  "a Hugging Face GPT-2 folder (config.json, model.safetensors) to start from"),
+                  "a Hugging Face GPT-2 folder (config.json, model.safetensors), or a run's, to start from"),
         text_flag("--data", TRAIN | EVAL, "PATTERN", o.data,
-                  ".bin shards of tokens, or text (bytes are the tokens); globs allowed"),
+                  ".bin shards of tokens, or text, whose tokens are its bytes or by the tokenizer in --from; globs "
+                  "allowed"),
         text_flag("--val-data", TRAIN, "PATTERN", o.val_data, "data for the validation loss"),
         number_flag("--val-fraction", TRAIN, o.val_fraction, 0.0, 0.9,
                     "without --val-data: this part of --data, its end, is kept for validation"),
@@ -718,7 +723,8 @@ std::vector<Flag> run_flags(Options& o) {
         text_flag("--out", TRAIN, "DIR", o.out, "run folder: log.jsonl and checkpoints; without it nothing is written"),
         text_flag("--trace", TRAIN, "FILE", o.trace,
                   "a Chrome trace of the first three steps: launches, kernels, copies, live bytes"),
-        switch_flag("--resume", TRAIN, o.resume, "go on from the last checkpoint in --out"),
+        switch_flag("--resume", TRAIN, o.resume,
+                    "go on from the last checkpoint in --out, with that run's options where none is given"),
         number_flag("--eval-every", TRAIN, o.eval_every, 0L, ANY_LONG,
                     "steps between validation losses (and one at the end); 0: none"),
         number_flag("--eval-batches", TRAIN, o.eval_batches, 0L, ANY_LONG,
@@ -743,7 +749,7 @@ std::vector<Flag> run_flags(Options& o) {
         text_flag("--gpu-memory", PLAN, "SIZE", o.gpu_memory,
                   "what must fit, such as 80GB or 24GiB; default: this device's"),
         choice_flag("--precision", PLAN, o.precision, {"fp32", "bf16"},
-                    "of weights and activations; default: this build's"),
+                    "of weights and activations; default: with --gpu-memory bf16, else this build's"),
         switch_flag("--json", PLAN, o.as_json, "one JSON object instead of a table"),
     };
 }
@@ -790,6 +796,7 @@ Options parse_options(Verb verb, const char* verb_name, const std::vector<std::s
         const std::string value = flag->is_switch ? "" : args[++i];
         if (!flag->parse(value))
             throw UserError("%s takes %s, found '%s'", flag->name, flag->takes.c_str(), value.c_str());
+        options.given.insert(flag->name);
     }
     return options;
 }
@@ -2872,15 +2879,14 @@ Flops flops_per_token(const Setup& s) {
 // beside them optimizer.safetensors (m/NAME, v/NAME) and trainer.json, from which training goes on
 // with the same bits. Written under another name, flushed and renamed: a crash leaves the last good one.
 
-void write_config(const std::string& path, const Config& c) {
+void write_config(const std::string& path, const Config& c, int end_of_text) {
     write_json(path, {{"architectures", {"GPT2LMHeadModel"}}, {"model_type", "gpt2"}, {"n_layer", c.layers},
                       {"n_head", c.heads}, {"n_embd", c.channels}, {"n_positions", c.context}, {"n_ctx", c.context},
                       {"n_inner", nullptr}, {"vocab_size", c.vocab}, {"activation_function", "gelu_new"},
                       {"layer_norm_epsilon", 1e-5}, {"initializer_range", INIT_STD}, {"attn_pdrop", 0.0},
                       {"embd_pdrop", 0.0}, {"resid_pdrop", 0.0}, {"scale_attn_weights", true},
                       {"tie_word_embeddings", true}, {"torch_dtype", "float32"}, {"use_cache", true},
-                      // GPT-2's end of text, where the vocabulary has it
-                      {"bos_token_id", c.vocab - 1}, {"eos_token_id", c.vocab - 1}});
+                      {"bos_token_id", end_of_text}, {"eos_token_id", end_of_text}});
 }
 
 // Far beyond every real model, and such that no size in bytes overflows 64 bits.
@@ -2909,8 +2915,8 @@ Config read_config(const std::string& path) {
     };
     try {
         const char* context = file.contains("n_positions") ? "n_positions" : "n_ctx";
-        const Config c = {file.at("n_layer"), file.at("n_head"), file.at("n_embd"), file.at(context),
-                          file.at("vocab_size")};
+        auto size = [&](const char* key) { return whole_number<int>(file, key, path); };
+        const Config c = {size("n_layer"), size("n_head"), size("n_embd"), size(context), size("vocab_size")};
         require("model_type", "gpt2", nullptr);
         if (file.value("activation_function", "gelu_new") != "gelu_pytorch_tanh")   // another name of the same
             require("activation_function", "gelu_new", "gelu_new");
@@ -2932,39 +2938,49 @@ template <typename Visit> void for_each_parameter(const Config& c, Visit visit) 
         for (size_t l = 0; l < row.copies; l++) visit(row, row.offset + l * row.elements, row.name_of_layer(l));
 }
 
-// Copies one block of parameters (master or a moment) from a file, in which names are prefixed.
-void read_block(float* block, const Safetensors& file, const Config& c, const std::string& prefix) {
+#include "dev/files/weights.cuh"
+
+// Copies one block of parameters (master or a moment) from files, in which names are prefixed.
+template <typename Files>
+void read_block(float* block, const Files& files, const Config& c, const std::string& prefix) {
     for_each_parameter(c, [&](const ParameterRow& row, size_t offset, const std::string& name) {
-        const std::vector<float> values = file.floats(prefix + name, row.shape);
+        const std::vector<float> values = files.floats(prefix + name, row.shape);
         clear(block + offset, row.elements * sizeof(float));   // the padding
         upload(block + offset, values.data(), values.size() * sizeof(float));
     });
 }
 
-// Weights from DIR/model.safetensors as we or transformers write it; the latter may prefix names
-// with "transformer." and add causal masks or a copy of the tied head.
 void read_weights(Model& m, const std::string& dir) {
-    const Safetensors file(dir + "/model.safetensors");
-    const std::string prefix = file.entries().count("transformer.wte.weight") ? "transformer." : "";
-    std::map<std::string, bool> expected = {{"lm_head.weight", true}};
-    auto expect = [&](const ParameterRow&, size_t, const std::string& name) { expected[prefix + name] = true; };
-    for_each_parameter(m.config, expect);
-    for (const auto& [name, entry] : file.entries()) {
-        const bool mask = ends_with(name, ".attn.bias") || name.find(".attn.masked_bias") != name.npos;
-        if (!mask && !expected.count(name))
-            file.fail(format("tensor %s does not belong to a GPT-2 of %d layers", name.c_str(), m.config.layers));
-    }
+    std::set<std::string> names;
+    for_each_parameter(m.config, [&](const ParameterRow&, size_t, const std::string& name) { names.insert(name); });
+    const WeightFiles files(dir, names, m.config.layers);
     if (m.setup.purpose == Purpose::TRAINING) {
-        read_block(m.master, file, m.config, prefix);
+        read_block(m.master, files, m.config, "");
         if (SEPARATE_MASTER) round_weights(m.weights, m.master, m.elements);
         return;
     }
     for_each_parameter(m.config, [&](const ParameterRow& row, size_t offset, const std::string& name) {
-        const std::vector<float> values = file.floats(prefix + name, row.shape);
+        const std::vector<float> values = files.floats(name, row.shape);
         std::vector<floatX> rounded(row.elements, floatX(0.0f));
         std::copy(values.begin(), values.end(), rounded.begin());
         upload(m.weights + offset, rounded.data(), rounded.size() * sizeof(floatX));
     });
+}
+
+// AdamW's moments, and nothing else: m/NAME, and v/NAME, which are means of squares.
+void read_moments(Model& m, const std::string& dir) {
+    const Safetensors file(dir + "/optimizer.safetensors");
+    std::set<std::string> expected;
+    for_each_parameter(m.config, [&](const ParameterRow& row, size_t, const std::string& name) {
+        expected.insert({"m/" + name, "v/" + name});
+        const std::vector<float> squares = file.floats("v/" + name, row.shape);
+        for (size_t i = 0; i < squares.size(); i++)
+            if (squares[i] < 0) file.fail(format("tensor v/%s holds %g at element %zu, a mean of squares", name.c_str(), squares[i], i));
+    });
+    for (const auto& [name, entry] : file.entries())
+        if (!expected.count(name)) file.fail(format("tensor %s is no moment of the model's parameters", name.c_str()));
+    read_block(m.adam_m, file, m.config, "m/");
+    read_block(m.adam_v, file, m.config, "v/");
 }
 
 struct NamedBlock { std::string prefix; const float* data; };
@@ -2991,7 +3007,7 @@ void write_blocks(const std::string& path, const Config& c, const std::vector<Na
 
 // The Hugging Face part of a checkpoint.
 void write_model(const std::string& dir, const Model& m, const TextFiles& text) {
-    write_config(dir + "/config.json", m.config);
+    write_config(dir + "/config.json", m.config, text.end_of_text);
     write_text_files(dir, text);
     write_blocks(dir + "/model.safetensors", m.config, {{"", m.master}});
 }
@@ -3004,10 +3020,25 @@ std::map<long, std::string> list_checkpoints(const std::string& out) {
     std::error_code ignored;   // no folder: no checkpoints
     for (const auto& entry : fs::directory_iterator(out, ignored)) {
         const std::string name = entry.path().filename();
-        if (name.rfind("step_", 0) == 0 && name.find_first_not_of("0123456789", 5) == name.npos && name.size() > 5)
+        constexpr size_t MOST_DIGITS = 18;   // of a long
+        if (name.rfind("step_", 0) == 0 && name.find_first_not_of("0123456789", 5) == name.npos && name.size() > 5 &&
+            name.size() <= 5 + MOST_DIGITS)
             found[std::stol(name.substr(5))] = entry.path();
     }
     return found;
+}
+
+// The folder that --from means: itself or, of a run's, its last checkpoint.
+std::string folder_meant(const std::string& from) {
+    if (from.empty() || fs::exists(from + "/config.json")) return from;
+    const auto checkpoints = list_checkpoints(from);
+    if (!checkpoints.empty()) return checkpoints.rbegin()->second;
+    const std::string name = fs::path(from).filename();
+    for (const char* released : {"gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"})
+        if (name == released && !fs::exists(from))
+            throw UserError("--from %s: no such folder; scripts/download.sh %s fetches it, and then: --from models/%s",
+                            from.c_str(), released, released);
+    return from;
 }
 
 void sync_folder(const std::string& path) {
@@ -3066,45 +3097,10 @@ std::string write_checkpoint(const std::string& out, const Model& m, const TextF
 }
 
 // ==== data ===================================================================
-// Tokens come from text files (bytes are the tokens) or from shards in llm.c's format: 256 int32
-// of header (magic 20240520, version 1, number of tokens), then uint16 tokens. A sequence of T
-// inputs and T targets is a window of T + 1 tokens; windows do not cross files.
+// Tokens come from text or from shards in llm.c's format. A sequence of T inputs and T targets is a window of T + 1
+// tokens; windows do not cross files.
 
-constexpr int SHARD_HEADER = 256, SHARD_MAGIC = 20240520, SHARD_VERSION = 1;
-
-// Consecutive tokens of one file.
-struct Piece {
-    const MappedFile* file;
-    const char* tokens;
-    size_t token_bytes;   // 1 or 2
-    size_t begin, count;
-
-    int operator[](size_t i) const {
-        if (token_bytes == 1) return static_cast<unsigned char>(tokens[begin + i]);
-        uint16_t token;
-        memcpy(&token, tokens + 2 * (begin + i), sizeof(token));
-        return token;
-    }
-};
-
-Piece open_piece(const MappedFile& file) {
-    const char* path = file.path().c_str();
-    if (!ends_with(file.path(), ".bin")) return {&file, file.data(), 1, 0, file.size()};
-    int header[SHARD_HEADER];
-    if (file.size() < sizeof(header))
-        throw UserError("%s: %zu bytes are too few for a shard's header of %zu", path, file.size(), sizeof(header));
-    memcpy(header, file.data(), sizeof(header));
-    const int magic = header[0], version = header[1];
-    if (magic != SHARD_MAGIC)
-        throw UserError("%s: magic number %d, expected %d: not a shard of tokens", path, magic, SHARD_MAGIC);
-    if (version != SHARD_VERSION) throw UserError("%s: shard version %d, expected %d", path, version, SHARD_VERSION);
-    const size_t count = header[2] < 0 ? 0 : header[2], there = (file.size() - sizeof(header)) / sizeof(uint16_t);
-    if (count != there)
-        throw UserError("%s: the header says %d tokens, the file holds %zu: truncated or damaged", path, header[2],
-                        there);
-    if (count == 0) throw UserError("%s: the shard holds no tokens", path);
-    return {&file, file.data() + sizeof(header), 2, 0, count};
-}
+#include "dev/files/tokens.cuh"
 
 // Windows may begin ANYWHERE (as many as there are such places); or follow on each other, WHOLE ones
 // only, or COVERING every token, the last one of a file cut short.
@@ -3123,8 +3119,23 @@ public:
         for (const std::string& path : paths_) {
             files_->emplace_back(path);
             pieces_.push_back(open_piece(files_->back()));
+            if (is_shard(path) != is_shard(paths_[0]))
+                throw UserError("%s: %s and %s are text and shards of tokens, expected one of them", pattern.c_str(),
+                                paths_[0].c_str(), path.c_str());
         }
     }
+
+    // Makes of text the tokens that the model's are: nothing is to do where those are bytes.
+    void tokenize(const Text& text, int V, FILE* out) {
+        for (Piece& piece : pieces_) {
+            if (piece.token_bytes != 1 || text.takes_bytes(piece.file->path())) continue;
+            text_bytes_ += piece.count;
+            encoded_.push_back(encode_file(text, {piece.tokens, piece.count}, token_bytes(V), piece.file->path(), out));
+            piece = {piece.file, encoded_.back()->data(), token_bytes(V), 0, encoded_.back()->size() / token_bytes(V)};
+            if (piece.count == 0) throw UserError("%s: no tokens", piece.file->path().c_str());
+        }
+    }
+    size_t text_bytes() const { return text_bytes_; }   // of which tokens were made
 
     size_t count() const {
         size_t count = 0;
@@ -3140,6 +3151,7 @@ public:
     Tokens split_tail(double fraction) {
         Tokens tail;
         tail.files_ = files_;
+        tail.encoded_ = encoded_;
         size_t wanted = static_cast<size_t>(count() * fraction);
         while (wanted > 0) {
             Piece& last = pieces_.back();
@@ -3195,6 +3207,8 @@ private:
 
     std::vector<std::string> paths_;
     std::shared_ptr<std::vector<MappedFile>> files_;
+    std::vector<std::shared_ptr<std::vector<char>>> encoded_;
+    size_t text_bytes_ = 0;
     std::vector<Piece> pieces_;
 };
 
@@ -3646,15 +3660,19 @@ void open_device(TensorCores wanted, int threads = 0) {
     device.tensor_cores = choose_tensor_cores(wanted);
 }
 
-Config config_from_options(const Options& o, int default_vocab) {
-    auto is_it = [&](const Preset& p) { return o.model == p.name; };
+Config config_of_preset(const std::string& name) {
+    auto is_it = [&](const Preset& p) { return name == p.name; };
     const Preset* preset = std::find_if(std::begin(PRESETS), std::end(PRESETS), is_it);
     if (preset == std::end(PRESETS)) {
         std::string names;
         for (const Preset& p : PRESETS) names += std::string(names.empty() ? "" : ", ") + p.name;
-        throw UserError("--model takes one of %s, found '%s'", names.c_str(), o.model.c_str());
+        throw UserError("--model takes one of %s, found '%s'", names.c_str(), name.c_str());
     }
-    Config c = preset->config;
+    return preset->config;
+}
+
+Config config_from_options(const Options& o, int default_vocab) {
+    Config c = config_of_preset(o.model);
     if (default_vocab) c.vocab = default_vocab;
     if (o.layers) c.layers = o.layers;
     if (o.heads) c.heads = o.heads;
@@ -3662,6 +3680,25 @@ Config config_from_options(const Options& o, int default_vocab) {
     if (o.context) c.context = o.context;
     if (o.vocab) c.vocab = o.vocab;
     require_supported(c, "the model");
+    return c;
+}
+
+// The model in a folder. What the command line says of it beside that must be so.
+Config config_of_folder(const Options& o, const std::string& dir) {
+    const Config c = read_config(dir + "/config.json");
+    const bool named = o.given.count("--model");
+    const Config preset = named ? config_of_preset(o.model) : c;
+    struct Size { const char* flag; int said, preset, is; };
+    for (const auto& [flag, said, preset_has, is] : {Size{"--layers", o.layers, preset.layers, c.layers},
+             {"--heads", o.heads, preset.heads, c.heads}, {"--channels", o.channels, preset.channels, c.channels},
+             {"--context", o.context, preset.context, c.context}, {"--vocab", o.vocab, c.vocab, c.vocab}}) {
+        const bool given = o.given.count(flag);
+        if ((given ? said : preset_has) == is) continue;
+        throw UserError("%s%s, but the model in %s has %s %d: its sizes are those of %s", 
+                        given ? format("%s %d", flag, said).c_str() : format("--model %s", o.model.c_str()).c_str(),
+                        given ? "" : format(" has %s %d", flag, preset_has).c_str(), dir.c_str(), flag, is,
+                        o.resume ? "the run that --resume goes on with" : "--from");
+    }
     return c;
 }
 
@@ -3738,14 +3775,25 @@ size_t peak_resident_bytes() {
 
 // ==== train ==================================================================
 
-struct TrainData { Tokens train, val; };
+struct TrainData {
+    Tokens train, val;
+    Text text{"", BYTE_VOCAB};
+};
 
 TrainData open_data(const Options& o) {
     if (o.data.empty()) throw UserError("train needs --data PATTERN: text or .bin shards of tokens");
-    TrainData data = {Tokens(o.data), {}};
+    TrainData data;
+    data.train = Tokens(o.data);
     if (!o.val_data.empty()) data.val = Tokens(o.val_data);
-    else if (o.val_fraction > 0 && o.eval_every > 0) data.val = data.train.split_tail(o.val_fraction);
     return data;
+}
+
+// Text becomes tokens of the model, which comes from `dir` or is new; what is kept for validation is set apart.
+void divide_data(TrainData& data, const Options& o, const std::string& dir, const Config& c) {
+    const bool reads_text = data.train.bytes_only() || data.val.bytes_only() || o.sample_every > 0;
+    data.text = Text(reads_text ? dir : "", c.vocab);
+    for (Tokens* tokens : {&data.train, &data.val}) tokens->tokenize(data.text, c.vocab, stdout);
+    if (o.val_data.empty() && o.val_fraction > 0 && o.eval_every > 0) data.val = data.train.split_tail(o.val_fraction);
 }
 
 // Where a run begins: nothing, --from or the last checkpoint.
@@ -3775,27 +3823,62 @@ Start find_start(const Options& o) {
                             o.out.c_str());
         return start;
     }
-    if (!o.from.empty()) throw UserError("--resume and --from exclude each other: both say where weights come from");
     if (checkpoints.empty()) throw UserError("--resume: no checkpoint in %s", o.out.c_str());
     start.dir = checkpoints.rbegin()->second;
     const std::string path = start.dir + "/trainer.json";
     start.trainer = read_json(path);
-    try {
-        start.step = start.trainer.at("step");
-        start.window = start.trainer.at("next_window");
-    } catch (const json::exception& problem) {
-        throw UserError("%s: %s", path.c_str(), problem.what());
-    }
+    start.step = whole_number<long>(start.trainer, "step", path);
+    start.window = whole_number<uint64_t>(start.trainer, "next_window", path);
+    if (start.step != checkpoints.rbegin()->first)
+        throw UserError("%s: \"step\" is %ld, expected %ld as in the folder's name", path.c_str(), start.step,
+                        checkpoints.rbegin()->first);
     return start;
+}
+
+// What belongs to a command, not to the run.
+bool is_of_command(const std::string& flag) { return flag == "--resume" || flag == "--out" || flag == "--trace"; }
+
+// The options with which a run was begun or last gone on: of its last checkpoint or, before there is one, of its log.
+json options_of_run(const std::string& out, std::string& path) {
+    const auto checkpoints = list_checkpoints(out);
+    json record;
+    if (!checkpoints.empty()) {
+        path = checkpoints.rbegin()->second + "/trainer.json";
+        record = read_json(path);
+    } else {
+        path = out + "/log.jsonl";
+        std::string line;
+        if (std::ifstream log(path); fs::is_regular_file(path) && std::getline(log, line))
+            record = json::parse(line, nullptr, false);
+        if (record.is_object() && record.contains("run")) record = json(record["run"]);
+    }
+    const json none = json::object();
+    if (!record.is_object() || !record.contains("options")) return none;
+    return record["options"].is_object() ? record["options"] : none;
+}
+
+// --resume: the run's options hold where none is given.
+void take_options_of_run(Options& o) {
+    std::string path;
+    const json recorded = options_of_run(o.out, path);
+    if (o.given.count("--from") && recorded.value("from", json()) != json(o.from))
+        throw UserError("--resume goes on from the last checkpoint in %s, --from %s would begin anew: expected one of "
+                        "them", o.out.c_str(), o.from.c_str());
+    for (const Flag& flag : flag_table(o)) {
+        const json value = recorded.value(flag.name + 2, json());
+        if (!(flag.verbs & TRAIN) || o.given.count(flag.name) || is_of_command(flag.name)) continue;
+        if (value.is_null() || value == "") continue;   // by default
+        if (!flag.parse(value.is_string() ? value.get<std::string>() : value.dump()))
+            throw UserError("%s: \"%s\" is %s, expected %s", path.c_str(), flag.name + 2, value.dump().c_str(),
+                            flag.takes.c_str());
+    }
 }
 
 void load_start(Model& m, const Start& start, uint64_t seed) {
     if (start.dir.empty()) return init_parameters(m, seed);
     read_weights(m, start.dir);
     if (start.trainer.is_null()) return;
-    const Safetensors moments(start.dir + "/optimizer.safetensors");
-    read_block(m.adam_m, moments, m.config, "m/");
-    read_block(m.adam_v, moments, m.config, "v/");
+    read_moments(m, start.dir);
 }
 
 std::string attention_text(const Setup& s) {
@@ -3811,8 +3894,10 @@ void print_run(const Setup& s, const Options& o, const TrainData& data, long acc
            device.peak_flops / 1e12, device.peak_source.c_str());
     say_if_busy(stdout);
     printf("model      %s: %zu parameters, %s\n", model_text(c).c_str(), count_parameters(c).real, from.c_str());
-    printf("data       %s: %zu tokens to train on, %zu to validate on\n", o.data.c_str(), data.train.count(),
-           data.val.count());
+    const size_t text_bytes = data.train.text_bytes() + data.val.text_bytes();
+    const std::string made = format(", made of %zu bytes by the tokenizer in %s", text_bytes, start.dir.c_str());
+    printf("data       %s: %zu tokens to train on, %zu to validate on%s\n", o.data.c_str(), data.train.count(),
+           data.val.count(), text_bytes ? made.c_str() : "");
     printf("step       %d x %d tokens x %ld micro-batches = %ld tokens\n", s.B, s.T, accumulation,
            accumulation * long(s.N()));
     printf("attention  %s\n", attention_text(s).c_str());
@@ -3847,7 +3932,7 @@ void note_changes(const Options& o, const Start& start) {
     if (start.trainer.is_null()) return;
     const json then = start.trainer.value("options", json::object()), now = describe(o, TRAIN);
     for (const auto& [name, value] : now.items())
-        if (name != "resume" && then.contains(name) && then[name] != value)
+        if (!is_of_command("--" + name) && then.contains(name) && then[name] != value)
             printf("resume     --%s was %s, is now %s\n", name.c_str(), then[name].dump().c_str(),
                    value.dump().c_str());
 }
@@ -3857,8 +3942,8 @@ class Trainer {
 public:
     Trainer(const Options& o, const TrainData& data, const Setup& setup, const Start& start)
         : o_(o), data_(data), start_(start), accumulation_(accumulation_steps(o, setup)), step_(start.step),
-          progress_(start.step, o.steps), text_(o.sample_every > 0 ? start.dir : "", setup.config.vocab),
-          text_files_(text_files(start.dir, setup.config)) {
+          progress_(start.step, o.steps),
+          text_files_(text_files(start.dir, setup.config, data.train.bytes_only() ? TokensAre::BYTES : TokensAre::OTHERS)) {
         allocate(m_, setup);
         load_start(m_, start, o.seed);
         if (o.matmul_tuning == Tuning::ON) tune_matmuls(m_, stdout);
@@ -3936,7 +4021,10 @@ private:
     void show_sample() {
         progress_.end_line();
         std::string shown;
-        sample(m_, {text_.first()}, o_, o_.seed + step_, [&](int token) { shown += text_.decode(token); return true; });
+        sample(m_, {data_.text.first()}, o_, o_.seed + step_, [&](int token) {
+            shown += data_.text.decode(token);
+            return true;
+        });
         printf("---- sample ----\n%s\n----------------\n", readable(shown).c_str());
         fflush(stdout);
     }
@@ -3965,18 +4053,18 @@ private:
     long accumulation_, step_;
     Log log_;
     Progress progress_;
-    Text text_;
     TextFiles text_files_;   // of each checkpoint
     Model m_;
     std::string last_checkpoint_ = start_.dir;
 };
 
 void train(const Options& o) {
-    const TrainData data = open_data(o);
+    TrainData data = open_data(o);
     const Start start = find_start(o);
-    note_changes(o, start);
     const Config config = start.dir.empty() ? config_from_options(o, data.train.bytes_only() ? BYTE_VOCAB : 0)
-                                            : read_config(start.dir + "/config.json");
+                                            : config_of_folder(o, start.dir);
+    note_changes(o, start);
+    divide_data(data, o, start.dir, config);
     const Setup setup = make_setup(o, config, Purpose::TRAINING, memory_now().available);
     find_peak(o);
     print_run(setup, o, data, accumulation_steps(o, setup), start);
@@ -4009,9 +4097,10 @@ void load_for_inference(Model& m, const Options& o, const char* verb, Purpose pu
 
 void eval(const Options& o) {
     if (o.data.empty()) throw UserError("eval needs --data PATTERN");
-    const Tokens tokens(o.data);
+    Tokens tokens(o.data);
     Model m;
     load_for_inference(m, o, "eval", Purpose::INFERENCE);
+    tokens.tokenize(Text(tokens.bytes_only() ? o.from : "", m.config.vocab), m.config.vocab, stderr);
     if (o.matmul_tuning == Tuning::ON) tune_matmuls(m, stderr);   // stdout is for the result
     m.graphs.on = use_graphs(o);
     const Evaluation e = evaluate(m, tokens, 0);
@@ -4051,11 +4140,12 @@ size_t parse_bytes(const std::string& text) {
 
 #include "dev/chapter/plan.cuh"
 
-void plan_verb(const Options& o) {
+void plan_verb(Options o) {
+    if (!o.gpu_memory.empty() && !o.given.count("--precision")) o.precision = DType::BF16;   // what a card builds
     const std::string problem = o.gpu_memory.empty() ? no_device() : "";
     if (!problem.empty()) throw UserError("plan needs --gpu-memory SIZE here: %s", problem.c_str());
     const size_t memory = o.gpu_memory.empty() ? memory_now().all : parse_bytes(o.gpu_memory);
-    const Config config = o.from.empty() ? config_from_options(o, 0) : read_config(o.from + "/config.json");
+    const Config config = o.from.empty() ? config_from_options(o, 0) : config_of_folder(o, o.from);
     Setup setup = make_setup(o, config, Purpose::TRAINING, memory);
     setup.on_gpu |= !o.gpu_memory.empty();   // planned here, to run there
     const json record = plan_record(o, setup, memory);
@@ -4081,7 +4171,11 @@ int run_verb(const std::vector<std::string>& args) {
         print_help();
         return args.empty() ? 2 : 0;
     }
-    const Options options = parse_options(verb, verb_name, {args.begin() + first, args.end()});
+    Options options = parse_options(verb, verb_name, {args.begin() + first, args.end()});
+    if (options.resume && !options.out.empty()) take_options_of_run(options);
+    const std::string from = options.resume ? options.from : folder_meant(options.from);
+    if (from != options.from) fprintf(stderr, "from       %s, the last checkpoint there\n", from.c_str());
+    options.from = from;
     if (verb != PLAN || no_device().empty()) open_device(options.tensor_cores, options.threads);
     switch (verb) {
         case TRAIN:  train(options); break;
@@ -4096,10 +4190,10 @@ int guarded_main(int argc, char** argv) {
     try {
         return run_verb({argv + 1, argv + argc});
     } catch (const UserError& error) {
-        fprintf(stderr, "train_gpt: %s\n", error.what());
+        fprintf(stderr, "train_gpt: %s\n", one_line(error.what()).c_str());
         return 2;
     } catch (const std::exception& error) {
-        fprintf(stderr, "train_gpt: %s\n", error.what());
+        fprintf(stderr, "train_gpt: %s\n", one_line(error.what()).c_str());
         return 1;
     }
 }

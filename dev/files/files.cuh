@@ -2,12 +2,14 @@
 
 #pragma once
 
+#include "json.h"
+
 // A file mapped into memory, read-only: pages come from disk as they are touched, so it may be
 // larger than memory.
 class MappedFile {
 public:
     explicit MappedFile(const std::string& path) : path_(path) {
-        const int file = open(path.c_str(), O_RDONLY);
+        const int file = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);   // of a pipe, too, it returns at once
         if (file < 0) throw UserError("%s: %s", path.c_str(), strerror(errno));
         struct stat info;
         fstat(file, &info);
@@ -62,13 +64,34 @@ bool ends_with(const std::string& text, const std::string& end) {
     return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-json read_json(const std::string& path) {
+// Far beyond every real file; what is larger was named by mistake.
+constexpr size_t LARGEST_JSON = 100 << 20;
+
+template <typename Json> Json read_json_as(const std::string& path) {
     const MappedFile file(path);
+    if (file.size() > LARGEST_JSON)
+        throw UserError("%s: %zu bytes, expected JSON of at most %zu", path.c_str(), file.size(), LARGEST_JSON);
     try {
-        return json::parse(file.data(), file.data() + file.size());
-    } catch (const json::exception& error) {
-        throw UserError("%s: not valid JSON: %s", path.c_str(), error.what());
+        return parse_json<Json>(file.data(), file.data() + file.size());
+    } catch (const JsonError& error) {
+        throw UserError("%s: %s", path.c_str(), error.what());
     }
+}
+
+json read_json(const std::string& path) { return read_json_as<json>(path); }
+
+// A whole number that T can hold; no other value is taken for one.
+template <typename T> T whole_number(const json& file, const char* name, const std::string& path) {
+    if (!file.is_object() || !file.contains(name)) throw UserError("%s: \"%s\" is missing", path.c_str(), name);
+    const json& value = file.at(name);
+    constexpr T LEAST = std::numeric_limits<T>::min(), MOST = std::numeric_limits<T>::max();
+    bool fits = false;
+    if (value.is_number_unsigned()) fits = value.get<uint64_t>() <= static_cast<uint64_t>(MOST);
+    else if (value.is_number_integer()) fits = LEAST < 0 && value.get<int64_t>() >= static_cast<int64_t>(LEAST);
+    if (!fits)
+        throw UserError("%s: \"%s\" is %s, expected a whole number from %s to %s", path.c_str(), name,
+                        value.dump().substr(0, 40).c_str(), std::to_string(LEAST).c_str(), std::to_string(MOST).c_str());
+    return value.get<T>();
 }
 
 void write_json(const std::string& path, const json& content) {
@@ -76,4 +99,13 @@ void write_json(const std::string& path, const json& content) {
     const std::string text = content.dump(2) + "\n";
     file.write(text.data(), text.size());
     file.finish();
+}
+
+// A path as one word of the shell's, for lines that can be copied.
+std::string shell_word(const std::string& text) {
+    const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./=+,:@%";
+    if (!text.empty() && text.find_first_not_of(plain) == text.npos) return text;
+    std::string word = "'";
+    for (char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    return word + "'";
 }

@@ -24,7 +24,7 @@ public:
         std::string dtype;
         std::vector<size_t> shape;
         const char* data;
-        size_t elements;
+        size_t elements, bytes;
     };
 
     explicit Safetensors(const std::string& path) : file_(path) {
@@ -33,17 +33,23 @@ public:
         if (length == 0 || length > file_.size() - sizeof(length))
             fail(format("a header of %llu bytes does not fit in a file of %zu: truncated, or not safetensors",
                         static_cast<unsigned long long>(length), file_.size()));
+        if (length > LARGEST_JSON)
+            fail(format("a header of %zu bytes, expected at most %zu", size_t(length), LARGEST_JSON));
         const char* data = file_.data() + sizeof(length) + length;
         const size_t bytes = file_.size() - sizeof(length) - length;
         try {
-            const json header = json::parse(file_.data() + sizeof(length), data);
+            const Header header = parse_json<Header>(file_.data() + sizeof(length), data);
+            if (!header.is_object()) fail("damaged header: no object of names and tensors");
             for (const auto& [name, value] : header.items()) {
-                if (name == "__metadata__") metadata_ = value;
+                if (name == "__metadata__") metadata_ = json(value);
                 else entries_[name] = parse_entry(name, value, data, bytes);
             }
-        } catch (const json::exception& error) {
+        } catch (const JsonError& error) {
+            fail(format("damaged header: %s", error.what()));
+        } catch (const Header::exception& error) {
             fail(format("damaged header: %s", error.what()));
         }
+        require_no_gaps(data, bytes);
     }
 
     const std::map<std::string, Entry>& entries() const { return entries_; }
@@ -64,12 +70,17 @@ public:
             fail(format("tensor %s has shape %s, expected %s", name.c_str(), shape_text(entry.shape).c_str(),
                         shape_text(shape).c_str()));
         std::vector<float> values(entry.elements);
-        const uint16_t* halves = reinterpret_cast<const uint16_t*>(entry.data);
+        auto half = [&](size_t i) {   // which may begin at an odd address
+            uint16_t bits;
+            memcpy(&bits, entry.data + i * sizeof(bits), sizeof(bits));
+            return bits;
+        };
         if (entry.dtype == "F32") memcpy(values.data(), entry.data, entry.elements * sizeof(float));
-        else if (entry.dtype == "F16") std::transform(halves, halves + entry.elements, values.begin(), half_to_float);
+        else if (entry.dtype == "F16")
+            for (size_t i = 0; i < entry.elements; i++) values[i] = half_to_float(half(i));
         else if (entry.dtype == "BF16")
             for (size_t i = 0; i < entry.elements; i++) {
-                const uint32_t bits = static_cast<uint32_t>(halves[i]) << 16;
+                const uint32_t bits = static_cast<uint32_t>(half(i)) << 16;
                 memcpy(&values[i], &bits, sizeof(bits));
             }
         else fail(format("tensor %s has dtype %s, expected F32, F16 or BF16", name.c_str(), entry.dtype.c_str()));
@@ -80,22 +91,60 @@ public:
     }
 
 private:
-    Entry parse_entry(const std::string& name, const json& value, const char* data, size_t bytes) const {
-        static const std::map<std::string, size_t> SIZES = {{"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"I64", 8},
-                                                            {"I32", 4}, {"I16", 2}, {"I8", 1}, {"U8", 1}, {"BOOL", 1}};
-        Entry entry = {value.at("dtype"), value.at("shape").get<std::vector<size_t>>(), nullptr, 1};
-        const size_t begin = value.at("data_offsets").at(0), end = value.at("data_offsets").at(1);
-        for (size_t extent : entry.shape) entry.elements *= extent;
+    using Header = nlohmann::json;   // a name among very many is found fast
+
+    // Whole numbers only: what JSON would convert to one is damage.
+    size_t parse_size(const std::string& name, const Header& value) const {
+        if (!value.is_number_unsigned())
+            fail(format("damaged header: tensor %s has %s where a size should be", name.c_str(),
+                        value.dump().substr(0, 40).c_str()));
+        return value;
+    }
+
+    Entry parse_entry(const std::string& name, const Header& value, const char* data, size_t bytes) const {
+        static const std::map<std::string, size_t> SIZES = {
+            {"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"I64", 8}, {"I32", 4}, {"I16", 2},     {"I8", 1},
+            {"U64", 8}, {"U32", 4}, {"U16", 2}, {"U8", 1},   {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
+        Entry entry = {value.at("dtype").get<std::string>(), {}, nullptr, 1, 0};
+        const Header &shape = value.at("shape"), &offsets = value.at("data_offsets");
+        if (!shape.is_array() || !offsets.is_array() || offsets.size() != 2)
+            fail(format("damaged header: tensor %s lacks a list of sizes or two offsets", name.c_str()));
+        for (const Header& extent : shape) entry.shape.push_back(parse_size(name, extent));
         const auto size = SIZES.find(entry.dtype);
         if (size == SIZES.end()) fail(format("tensor %s has unknown dtype %s", name.c_str(), entry.dtype.c_str()));
+        const size_t begin = parse_size(name, offsets[0]), end = parse_size(name, offsets[1]);
         if (begin > end || end > bytes)
             fail(format("tensor %s lies at bytes %zu to %zu of %zu: the file is truncated", name.c_str(), begin, end,
                         bytes));
-        if (end - begin != entry.elements * size->second)
+        entry.bytes = size->second;
+        for (size_t extent : entry.shape)
+            if (__builtin_mul_overflow(entry.elements, extent, &entry.elements) ||
+                __builtin_mul_overflow(entry.elements, size->second, &entry.bytes))
+                fail(format("tensor %s of shape %s is larger than any memory", name.c_str(),
+                            shape_text(entry.shape).c_str()));
+        if (end - begin != entry.bytes)
             fail(format("tensor %s of shape %s has %zu bytes, expected %zu", name.c_str(),
-                        shape_text(entry.shape).c_str(), end - begin, entry.elements * size->second));
+                        shape_text(entry.shape).c_str(), end - begin, entry.bytes));
         entry.data = data + begin;
         return entry;
+    }
+
+    // Every byte belongs to one tensor.
+    void require_no_gaps(const char* data, size_t bytes) const {
+        std::vector<std::tuple<size_t, size_t, const std::string*>> places;   // begin, end
+        for (const auto& [name, entry] : entries_) {
+            const size_t begin = entry.data - data;
+            places.emplace_back(begin, begin + entry.bytes, &name);
+        }
+        std::sort(places.begin(), places.end());
+        size_t reached = 0;
+        for (const auto& [begin, end, name] : places) {
+            if (begin != reached)
+                fail(format("tensor %s begins at byte %zu, expected %zu: tensors %s", name->c_str(), begin, reached,
+                            begin < reached ? "overlap" : "leave a hole"));
+            reached = end;
+        }
+        if (reached != bytes) fail(format("%zu bytes follow the last tensor", bytes - reached));
     }
 
     MappedFile file_;

@@ -9,7 +9,7 @@
 // The tokens of a model of V, by the tokenizer in its folder; without one 256 of them are bytes, others numbers.
 class Text {
 public:
-    Text(const std::string& dir, int V) : dir_(dir), V_(V) {
+    Text(const std::string& dir, int V) : dir_(dir), V_(V), are_bytes_(V == BYTE_VOCAB) {
         if (dir.empty() || !Tokenizer::is_in(dir)) return;
         try {
             tokenizer_ = std::make_unique<Tokenizer>(dir);
@@ -19,11 +19,28 @@ public:
         if (tokenizer_->size() > static_cast<size_t>(V))   // fewer: a vocabulary may be padded
             throw UserError("%s: the tokenizer has %zu tokens, but config.json a vocabulary of %d", dir.c_str(),
                             tokenizer_->size(), V);
+        are_bytes_ = tokenizer_->is_bytes();
+        if (are_bytes_) tokenizer_.reset();
+    }
+
+    const Tokenizer* tokenizer() const { return tokenizer_.get(); }   // null: there is none, or tokens are bytes
+
+    // Whether the bytes of a text are its tokens: in a new model, and in one that was trained so. Throws where a text has
+    // no tokens.
+    bool takes_bytes(const std::string& path) const {
+        if (dir_.empty() && V_ < BYTE_VOCAB)
+            throw UserError("%s: text, whose bytes need a vocabulary of %d; --vocab says %d", path.c_str(), BYTE_VOCAB,
+                            V_);
+        if (!dir_.empty() && !are_bytes_ && !tokenizer_)
+            throw UserError("%s: text, but the model in %s has %d tokens and no tokenizer: put its tokenizer.json, or "
+                            "vocab.json and merges.txt, there, or make shards by scripts/prepare_text.py", path.c_str(),
+                            dir_.c_str(), V_);
+        return !tokenizer_;
     }
 
     std::vector<int> encode(const std::string& text) const {
         if (tokenizer_) return tokenizer_->encode(text);
-        if (V_ != BYTE_VOCAB)
+        if (!are_bytes_)
             throw UserError("--prompt needs a tokenizer.json, or vocab.json and merges.txt, in %s, as its vocabulary "
                             "of %d is not of bytes; or give --prompt-tokens", dir_.c_str(), V_);
         const unsigned char* bytes = reinterpret_cast<const unsigned char*>(text.data());
@@ -32,12 +49,13 @@ public:
 
     std::string decode(int token) const {
         if (tokenizer_) return tokenizer_->decode(token);
-        return V_ == BYTE_VOCAB ? std::string(1, static_cast<char>(token)) : format("%d ", token);
+        if (!are_bytes_) return format("%d ", token);
+        return token < BYTE_VOCAB ? std::string(1, static_cast<char>(token)) : "";
     }
 
     // What a text out of nothing goes on from: GPT-2's end of text, which is the last token where nothing else says so.
     int first() const {
-        if (!tokenizer_) return V_ == BYTE_VOCAB ? '\n' : V_ - 1;
+        if (!tokenizer_) return are_bytes_ ? '\n' : V_ - 1;
         const int end_of_text = tokenizer_->added("<|endoftext|>");
         return end_of_text >= 0 ? end_of_text : tokenizer_->encode("\n")[0];
     }
@@ -45,8 +63,35 @@ public:
 private:
     std::string dir_;
     int V_;
+    bool are_bytes_;
     std::unique_ptr<Tokenizer> tokenizer_;
 };
+
+// Tokens in memory take two bytes each where the vocabulary allows, else four.
+size_t token_bytes(int V) { return V <= 1 << 16 ? 2 : 4; }
+
+// The tokens of a text, encoded piece by piece. On `out` it says how long that will take, where it takes long.
+std::shared_ptr<std::vector<char>> encode_file(const Text& text, std::string_view bytes, size_t token_bytes,
+                                               const std::string& path, FILE* out) {
+    constexpr size_t PIECE = 1 << 20;
+    constexpr double LONG = 2;   // seconds
+    const auto encoded = std::make_shared<std::vector<char>>();
+    const double began = seconds_now();
+    bool told = false;
+    for (size_t begin = 0, end; begin < bytes.size(); begin = end) {
+        end = text.tokenizer()->piece_end(bytes, begin, PIECE);
+        for (int token : text.tokenizer()->encode(bytes.substr(begin, end - begin))) {
+            const char* number = reinterpret_cast<const char*>(&token);   // little-endian
+            encoded->insert(encoded->end(), number, number + token_bytes);
+        }
+        const double spent = seconds_now() - began, all = spent * bytes.size() / end;
+        if (told || spent < LONG || all < 2 * LONG) continue;
+        fprintf(out, "data       %s: %.0f MB of text become tokens, which takes %.0f s\n", path.c_str(), bytes.size() / 1e6, all);
+        fflush(out);
+        told = true;
+    }
+    return encoded;
+}
 
 // All of standard input.
 std::string read_input() {
@@ -98,6 +143,13 @@ std::string readable(const std::string& bytes, const char* stand_in = DOT) {
     return text;
 }
 
+// A message that may quote names from files: in one line, which a terminal shows and does not obey.
+std::string one_line(const std::string& message) {
+    std::string text = readable(message, REPLACEMENT_CHARACTER);
+    for (char& c : text) if (c == '\n' || c == '\t') c = ' ';
+    return text;
+}
+
 // Prints a sample as it comes: no part of a character before it is whole, nor of a text that ends the sample.
 class Printer {
 public:
@@ -144,15 +196,23 @@ private:
 // ---- files --------------------------------------------------------------------------------------
 // What a checkpoint holds for those who read text with it: transformers' AutoTokenizer, and this program.
 
-using TextFiles = std::map<std::string, std::string>;   // name -> content
+struct TextFiles {
+    std::map<std::string, std::string> content;   // by name
+    int end_of_text;                              // a token
+};
+
+enum class TokensAre { BYTES, OTHERS };
 
 constexpr const char* TEXT_FILES[] = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
                                       "special_tokens_map.json", "generation_config.json"};
 
-// A tokenizer whose tokens are the bytes, in their order, as transformers reads it.
-void add_byte_tokenizer(TextFiles& files, const Config& c) {
+// A tokenizer whose tokens are the bytes, in their order, as transformers reads it. Programs want an end of text, such as
+// lm-evaluation-harness, which begins texts with it: the last byte, as no UTF-8 has that one. Its name is also a letter,
+// which stays one in texts that are encoded (split_special_tokens).
+void add_byte_tokenizer(std::map<std::string, std::string>& files, const Config& c) {
     json vocabulary;
-    for (const std::string& byte : byte_alphabet()) vocabulary[byte] = vocabulary.size();
+    const std::vector<std::string> alphabet = byte_alphabet();
+    for (const std::string& byte : alphabet) vocabulary[byte] = vocabulary.size();
     const json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true},
                              {"use_regex", true}};
     const json model = {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr},
@@ -164,32 +224,40 @@ void add_byte_tokenizer(TextFiles& files, const Config& c) {
                             {"post_processor", nullptr}, {"decoder", byte_level}, {"model", model}};
     // The class that takes tokenizer.json as it is: GPT-2's own would add <|endoftext|>, a token too many.
     const json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"model_max_length", c.context},
-                         {"clean_up_tokenization_spaces", false}};
+                         {"bos_token", alphabet.back()}, {"eos_token", alphabet.back()},
+                         {"split_special_tokens", true}, {"clean_up_tokenization_spaces", false}};
     files["tokenizer.json"] = tokenizer.dump(2) + "\n";
     files["tokenizer_config.json"] = config.dump(2) + "\n";
 }
 
 // The files of a model of config c: those of the folder it comes from, where there is one, else its own. They are read
 // once, at the start: a run may remove that folder, when it is a checkpoint that is no longer kept.
-TextFiles text_files(const std::string& dir, const Config& c) {
-    TextFiles files;
+TextFiles text_files(const std::string& dir, const Config& c, TokensAre tokens) {
+    TextFiles files = {{}, c.vocab - 1};
     for (const char* name : TEXT_FILES) {
         const std::string path = dir + "/" + name;
         if (dir.empty() || !fs::is_regular_file(path)) continue;
         std::ifstream file(path, std::ios::binary);
-        files[name] = std::string(std::istreambuf_iterator<char>(file), {});
+        files.content[name] = std::string(std::istreambuf_iterator<char>(file), {});
         if (!file || file.bad()) throw UserError("%s: cannot be read: %s", path.c_str(), strerror(errno));
     }
     const bool has_tokenizer = !dir.empty() && Tokenizer::is_in(dir);
-    if (!has_tokenizer && c.vocab == BYTE_VOCAB) add_byte_tokenizer(files, c);
-    const json generation = {{"_from_model_config", true}, {"bos_token_id", c.vocab - 1},
-                             {"eos_token_id", c.vocab - 1}};
-    files.emplace("generation_config.json", generation.dump(2) + "\n");   // where there was none
+    // What the folder's own config.json calls the end of text stays that.
+    const json config = dir.empty() ? json::object() : read_json(dir + "/config.json");
+    if (const json end = config.value("eos_token_id", json()); end.is_number_unsigned() && end < c.vocab)
+        files.end_of_text = end;
+    if (!has_tokenizer && (c.vocab == BYTE_VOCAB || tokens == TokensAre::BYTES)) {
+        add_byte_tokenizer(files.content, c);
+        files.end_of_text = BYTE_VOCAB - 1;
+    }
+    const json generation = {{"_from_model_config", true}, {"bos_token_id", files.end_of_text},
+                             {"eos_token_id", files.end_of_text}};
+    files.content.emplace("generation_config.json", generation.dump(2) + "\n");   // where there was none
     return files;
 }
 
 void write_text_files(const std::string& dir, const TextFiles& files) {
-    for (const auto& [name, content] : files) {
+    for (const auto& [name, content] : files.content) {
         OutputFile file(dir + "/" + name);
         file.write(content.data(), content.size());
         file.finish();

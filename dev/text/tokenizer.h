@@ -34,7 +34,7 @@
 
 #include <sys/stat.h>
 
-#include <nlohmann/json.hpp>
+#include "../files/json.h"
 
 // What is wrong with a file: its path, what was found, what was expected.
 struct TokenizerError : std::runtime_error { using std::runtime_error::runtime_error; };
@@ -175,6 +175,23 @@ public:
 
     size_t size() const { return bytes_.size(); }
 
+    // Whether its tokens are the bytes, in their order.
+    bool is_bytes() const {
+        bool right = size() == byte_tokens_.size() && added_.empty();
+        for (size_t byte = 0; right && byte < size(); byte++) right = byte_tokens_[byte] == static_cast<int>(byte);
+        return right;
+    }
+
+    // Where a piece of a text that begins at `begin` may end, after `least` bytes or later: encoded piece by piece it
+    // gives the same tokens. A word never goes on to white space, so a line break behind a visible character begins one.
+    size_t piece_end(std::string_view text, size_t begin, size_t least) const {
+        for (int token : added_)
+            if (bytes_[token].find('\n') != std::string::npos) return text.size();
+        for (size_t at = begin + least; at < text.size(); at++)
+            if (text[at] == '\n' && text[at - 1] > ' ' && text[at - 1] < 0x7f) return at;
+        return text.size();
+    }
+
     std::vector<int> encode(std::string_view text) const {
         std::vector<int> tokens;
         Work work;
@@ -292,6 +309,8 @@ private:
     [[noreturn]] void fail(const std::string& what) const { throw TokenizerError(path_ + ": " + what); }
 
     std::string read(const std::string& path) const {
+        struct stat info;
+        if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) throw TokenizerError(path + ": not a regular file");
         std::ifstream file(path, std::ios::binary);
         std::ostringstream content;
         // Of a folder only reading fails; of an empty file << does.
@@ -302,9 +321,9 @@ private:
 
     json parse(const std::string& text) const {
         try {
-            return json::parse(text);
-        } catch (const json::exception& error) {
-            fail(std::string("not valid JSON: ") + error.what());
+            return parse_json<json>(text.data(), text.data() + text.size());
+        } catch (const JsonError& error) {
+            fail(error.what());
         }
     }
 
