@@ -2806,7 +2806,8 @@ void test_verbs_on_folder() {
           "top-k 1 is temperature 0; a seed gives the same sample again");
     const Outcome of_run = run("eval --from @/first --data @/text.txt --matmul-tuning off");
     const Outcome of_last = run("eval --from @/first/step_000010 --data @/text.txt --matmul-tuning off");
-    claim_run(of_run.code == 0 && of_run.out == of_last.out && of_run.err.find("/first/step_000010") != std::string::npos,
+    claim_run(of_run.code == 0 && of_run.out == of_last.out &&
+                  of_run.err.find("/first/step_000010") != std::string::npos,
               "--from RUN is the run's last checkpoint, and says so", of_run, of_last.out);
     const Outcome bytes = run("sample --from @/first/step_000010 --prompt cat --sample-tokens 4");
     claim_run(bytes.code == 0 && bytes.out.rfind("cat", 0) == 0 && bytes.out.size() == 8,
@@ -2894,11 +2895,12 @@ void test_text_as_data() {
     write_bytes(scratch("@/words.bin"), shard({tokens.begin(), tokens.end()}));
     const std::string EVAL = "eval --matmul-tuning off --from @/words --data ";
     const Outcome of_text = run(EVAL + "@/text.txt"), of_shard = run(EVAL + "@/words.bin");
-    claim_run(of_text.code == 0 && of_text.out == of_shard.out, "eval takes a text's tokens from the tokenizer of --from",
-              of_text, of_shard.out);
+    claim_run(of_text.code == 0 && of_text.out == of_shard.out,
+              "eval takes a text's tokens from the tokenizer of --from", of_text, of_shard.out);
     const std::string TRAIN_ON = "train --from @/words --steps 3 --eval-every 3 --eval-batches 2 --checkpoint-every 2 "
                                  "--out ";
-    const Outcome trained = run(TRAIN_ON + "@/on_text --data @/text.txt"), same = run(TRAIN_ON + "@/on_shard --data @/words.bin");
+    const Outcome trained = run(TRAIN_ON + "@/on_text --data @/text.txt");
+    const Outcome same = run(TRAIN_ON + "@/on_shard --data @/words.bin");
     const std::string said = format("made of %zu bytes by the tokenizer in ", text.size());
     claim_run(trained.code == 0 && log_of("@/on_text") == log_of("@/on_shard") && log_of("@/on_text").size() == 4 &&
                   trained.out.find(said) != std::string::npos,
@@ -2914,8 +2916,8 @@ void test_text_as_data() {
     claim_run(resumed.code == 0 && log_of("@/on_text") == log && resumed.out.find(said) != std::string::npos,
               "a run on text resumes with the same tokens", resumed);
 
-    const Outcome wide = run("train --layers 1 --heads 1 --channels 16 --context 64 --vocab 800 --steps 1 --eval-every 0 "
-                             "--data @/text.txt --out @/wide");
+    const Outcome wide = run("train --layers 1 --heads 1 --channels 16 --context 64 --vocab 800 --steps 1 "
+                             "--eval-every 0 --data @/text.txt --out @/wide");
     std::vector<uint16_t> bytes(text.begin(), text.end());
     write_bytes(scratch("@/bytes.bin"), shard(bytes));
     const std::string WIDE = "eval --matmul-tuning off --from @/wide --data ";
@@ -2981,7 +2983,7 @@ void test_tokenizer_travels() {
     const Outcome first = run("train --from @/all_words --steps 2 " + COMMAND);
     const std::string wrong = differing("@/travel/step_000002");
     claim_run(first.code == 0 && wrong.empty(), "a tokenizer's files go from --from DIR to checkpoints", first, wrong);
-    const Outcome second = run("train --resume --steps 4 " + COMMAND);
+    const Outcome second = run("train --resume --from @/all_words --steps 4 " + COMMAND);   // the same --from
     const std::string wrong_later = differing("@/travel/step_000004");
     claim_run(second.code == 0 && wrong_later.empty() && !fs::exists(scratch("@/travel/step_000002")),
               "and on, though the checkpoint that --resume began with is no longer kept", second, wrong_later);
@@ -3184,13 +3186,13 @@ void test_bad_flags() {
            {"--prompt", "101", "--prompt-tokens"});
     refuse("a prompt with a token outside the vocabulary", "sample --from @/ours --prompt-tokens 1,101",
            {"--prompt-tokens", "0 to 100", "'101'"});
-    for (const char* flag : {"--layers 3", "--heads 1", "--channels 16", "--context 8", "--vocab 257", "--model gpt2"}) {
-        need_first_run();
-        const std::string name = std::string(flag).substr(0, std::string(flag).find(' '));
-        refuse(flag + std::string(" beside --from"), "train --data @/text.txt --from @/first/step_000010 " + std::string(flag),
-               {name, "@/first/step_000010", "--from"});
-        refuse(flag + std::string(" beside --resume"), "train --out @/first --resume " + std::string(flag),
-               {name, "@/first/step_000010", "--resume"});
+    need_first_run();
+    const std::vector<std::string> SIZES = {"--layers 3", "--heads 1", "--channels 16", "--context 8", "--vocab 257",
+                                            "--model gpt2"};
+    for (const std::string& size : SIZES) {
+        const Texts named = {size.substr(0, size.find(' ')), "@/first/step_000010"};
+        refuse(size + " beside --from", "train --data @/text.txt --from @/first/step_000010 " + size, named);
+        refuse(size + " beside --resume", "train --out @/first --resume " + size, named);
     }
     refuse("--layers beside plan --from", "plan --from @/ours --gpu-memory 1GB --layers 9", {"--layers 9", "@/ours"});
     if (FLOATX == DType::FP32)
@@ -3254,13 +3256,12 @@ void test_bad_data() {
     refuse("text for a model of 101 tokens without a tokenizer", "eval --from @/ours --data @/text.txt",
            {"@/text.txt", "@/ours", "101 tokens", "tokenizer.json", "prepare_text.py"});
     refuse("text for a vocabulary below 256", TINY + "--vocab 255", {"@/text.txt", "--vocab", "255"});
-    write_bytes(scratch("@/nano gpt.bin"), bytes_of(std::vector<uint16_t>(4000, 50256)));
-    fs::rename(scratch("@/nano gpt.bin"), scratch("@/nano.bin"));
+    write_bytes(scratch("@/nano.bin"), bytes_of(std::vector<uint16_t>(4000, 50256)));
     refuse("nanoGPT's tokens", TINY + "--data @/nano.bin",
            {"@/nano.bin", "nanoGPT", "4000 tokens", "--tokenizer nanogpt --out-prefix @/nano @/nano.bin"});
     const std::pair<const char*, std::string> FORMATS[] = {
-        {"gzip", "\x1f\x8b\b"}, {"zstd", "\x28\xb5\x2f\xfd"}, {"bzip2", "BZh91AY&SY"}, {"xz", std::string("\xfd" "7zXZ\0", 6)},
-        {"zip", "PK\x03\x04"}, {"Parquet", "PAR1"}, {"NumPy", "\x93NUMPY"},
+        {"gzip", "\x1f\x8b\b"}, {"zstd", "\x28\xb5\x2f\xfd"}, {"bzip2", "BZh91AY&SY"},
+        {"xz", std::string("\xfd" "7zXZ\0", 6)}, {"zip", "PK\x03\x04"}, {"Parquet", "PAR1"}, {"NumPy", "\x93NUMPY"},
         {"safetensors", read_bytes(scratch("@/ours/model.safetensors"))}};
     for (const auto& [what, begin] : FORMATS)
         for (const char* name : {"@/foreign.txt", "@/foreign.bin"}) {
@@ -3300,7 +3301,8 @@ void test_bad_folders() {
     refuse_resume("a trainer.json without the next window", "trainer.json", "{\"step\": 10}", {"next_window"});
     const std::string optimizer = read_bytes(scratch("@/first/step_000010/optimizer.safetensors"));
     for (const char* step : {"-1", "9", "10.5", "true", "1e300", "18446744073709551626", "\"10\""})
-        refuse_resume(format("step %s in trainer.json", step), "trainer.json", format("{\"step\": %s, \"next_window\": 1}", step), {"step"});
+        refuse_resume(format("step %s in trainer.json", step), "trainer.json",
+                      format("{\"step\": %s, \"next_window\": 1}", step), {"step"});
     for (const char* window : {"-1", "0.5", "false"})
         refuse_resume(format("next_window %s in trainer.json", window), "trainer.json",
                       format("{\"step\": 10, \"next_window\": %s}", window), {"next_window", window});
@@ -3309,7 +3311,8 @@ void test_bad_folders() {
     const std::string moments = scratch("@/first/step_000010/optimizer.safetensors");
     std::vector<RawTensor> negative = raw_tensors(moments), more = negative;
     tensor_named("v/wpe.weight", negative).bytes.replace(8, 4, bytes_of(Floats{-1e-9f}));
-    refuse_resume("a negative second moment", "optimizer.safetensors", safetensors(negative), {"v/wpe.weight", "-1e-09", "element 2"});
+    refuse_resume("a negative second moment", "optimizer.safetensors", safetensors(negative),
+                  {"v/wpe.weight", "-1e-09", "element 2"});
     more.push_back({"w/wpe.weight", "F32", {1}, std::string(4, 0)});
     refuse_resume("a tensor that is no moment", "optimizer.safetensors", safetensors(more), {"w/wpe.weight"});
     refuse_resume("half an optimizer.safetensors", "optimizer.safetensors", optimizer.substr(0, optimizer.size() / 2), {"truncated"});
@@ -3331,7 +3334,8 @@ void test_bad_shards(const std::vector<RawTensor>& tensors) {
     fs::copy(scratch("@/ours"), dir);
     fs::remove(dir + "/model.safetensors");
     json map;
-    for (const RawTensor& tensor : tensors) map[tensor.name] = tensor.name[0] == 'h' ? "h.safetensors" : "rest.safetensors";
+    for (const RawTensor& tensor : tensors)
+        map[tensor.name] = tensor.name[0] == 'h' ? "h.safetensors" : "rest.safetensors";
     auto write_shard = [&](const std::string& name, const std::string& without) {
         std::vector<RawTensor> part;
         for (const RawTensor& tensor : tensors)
@@ -3345,21 +3349,25 @@ void test_bad_shards(const std::vector<RawTensor>& tensors) {
     write_shard("rest.safetensors", "");
     refuse_sharded("a shard that is missing", {{"weight_map", map}}, {index, dir + "/h.safetensors", "missing"});
     write_shard("h.safetensors", "h.1.ln_1.bias");
-    refuse_sharded("a tensor that its shard lacks", {{"weight_map", map}}, {"@/sharded/h.safetensors", "h.1.ln_1.bias", "missing"});
+    refuse_sharded("a tensor that its shard lacks", {{"weight_map", map}},
+                   {"@/sharded/h.safetensors", "h.1.ln_1.bias", "missing"});
     write_shard("h.safetensors", "");
     for (const char* path : {"../ours/model.safetensors", "/etc/passwd", "sub/h.safetensors", ""}) {
         json away = map;
         away["h.1.ln_1.bias"] = path;
-        refuse_sharded(format("a shard in '%s'", path), {{"weight_map", away}}, {index, "h.1.ln_1.bias", format("'%s'", path)});
+        refuse_sharded(format("a shard in '%s'", path), {{"weight_map", away}},
+                       {index, "h.1.ln_1.bias", format("'%s'", path)});
     }
     refuse_sharded("an index without a map", {{"metadata", 1}}, {index, "weight_map"});
     json fewer = map;
     fewer.erase("h.1.ln_1.bias");
-    refuse_sharded("a tensor that the index lacks", {{"weight_map", fewer}}, {"@/sharded/h.safetensors", "h.1.ln_1.bias"});
+    refuse_sharded("a tensor that the index lacks", {{"weight_map", fewer}},
+                   {"@/sharded/h.safetensors", "h.1.ln_1.bias"});
     fs::remove(index);
     write_bytes(dir + "/pytorch_model.bin", "PK");
     refuse("a folder of PyTorch's own", "eval --from @/sharded --data @/eval_50.bin",
-           {"@/sharded", "pytorch_model.bin", "python3 -c \"import sys, transformers", "safe_serialization=True)\" " + dir});
+           {"@/sharded", "pytorch_model.bin", "python3 -c \"import sys, transformers",
+            "safe_serialization=True)\" " + dir});
 }
 
 // Safetensors whose header is JSON, but not what the format allows.
@@ -3371,17 +3379,22 @@ void test_bad_headers() {
         refuse_folder(what, "model.safetensors", file(header, bytes), named);
     };
     auto entry = [](const std::string& name, const std::string& shape, const std::string& offsets) {
-        return format("\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[%s]}", name.c_str(), shape.c_str(), offsets.c_str());
+        return format("\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[%s]}", name.c_str(), shape.c_str(),
+                      offsets.c_str());
     };
-    refuse_header("a hole between tensors", "{" + entry("a", "1", "0,4") + "," + entry("b", "1", "8,12") + "}", 12, {"b", "byte 8", "expected 4", "hole"});
+    auto two = [](const std::string& a, const std::string& b) { return "{" + a + "," + b + "}"; };
+    refuse_header("a hole between tensors", two(entry("a", "1", "0,4"), entry("b", "1", "8,12")), 12,
+                  {"b", "byte 8", "expected 4", "hole"});
     refuse_header("a hole before the first", "{" + entry("a", "1", "4,8") + "}", 8, {"a", "byte 4"});
-    refuse_header("tensors that overlap", "{" + entry("a", "2", "0,8") + "," + entry("b", "1", "4,8") + "}", 8, {"b", "overlap"});
+    refuse_header("tensors that overlap", two(entry("a", "2", "0,8"), entry("b", "1", "4,8")), 8, {"b", "overlap"});
     refuse_header("bytes behind the last tensor", "{" + entry("a", "1", "0,4") + "}", 7, {"3 bytes"});
-    refuse_header("a name that occurs twice", "{" + entry("a", "1", "0,4") + "," + entry("a", "1", "4,8") + "}", 8, {"\"a\"", "twice"});
+    refuse_header("a name that occurs twice", two(entry("a", "1", "0,4"), entry("a", "1", "4,8")), 8,
+                  {"\"a\"", "twice"});
     refuse_header("an offset that is no whole number", "{" + entry("a", "1", "0,4.5") + "}", 4, {"a", "4.5"});
     refuse_header("a negative offset", "{" + entry("a", "1", "-4,0") + "}", 4, {"a", "-4"});
     refuse_header("a shape that is no whole number", "{" + entry("a", "true", "0,4") + "}", 4, {"a", "true"});
-    refuse_header("a shape beyond 64 bits", "{" + entry("a", "4611686018427387905,4", "0,16") + "}", 16, {"a", "4611686018427387905", "memory"});
+    refuse_header("a shape beyond 64 bits", "{" + entry("a", "4611686018427387905,4", "0,16") + "}", 16,
+                  {"a", "4611686018427387905", "memory"});
     refuse_header("a header that is a list", "[1]", 0, {"header"});
     refuse_header("a header of a million brackets", "{\"a\":" + std::string(1000000, '['), 0, {"levels deep"});
 
@@ -3390,16 +3403,19 @@ void test_bad_headers() {
     const uint64_t length = (100 << 20) + 1;
     write_bytes(scratch("@/huge/model.safetensors"), bytes_of(std::vector<uint64_t>{length}));
     fs::resize_file(scratch("@/huge/model.safetensors"), 8 + length);
-    refuse("a header of more than 100 MB", "eval --from @/huge --data @/eval_50.bin", {"@/huge/model.safetensors", "104857601"});
+    refuse("a header of more than 100 MB", "eval --from @/huge --data @/eval_50.bin",
+           {"@/huge/model.safetensors", "104857601"});
     fs::resize_file(scratch("@/huge/config.json"), length);
-    refuse("a config.json of more than 100 MB", "eval --from @/huge --data @/eval_50.bin", {"@/huge/config.json", "104857601"});
+    refuse("a config.json of more than 100 MB", "eval --from @/huge --data @/eval_50.bin",
+           {"@/huge/config.json", "104857601"});
 
     // Halves at odd addresses; and very many names.
     write_bytes(scratch("@/odd.safetensors"),
                 safetensors({{"a", "U8", {1}, "x"}, {"b", "BF16", {2}, bytes_of(std::vector<uint16_t>{0x3f80, 0xc000})},
                              {"c", "F16", {1}, bytes_of(std::vector<uint16_t>{0x3c00})}}));
     const Safetensors odd(scratch("@/odd.safetensors"));
-    claim(odd.floats("b", {2}) == Floats{1, -2} && odd.floats("c", {1}) == Floats{1}, "halves are read at odd addresses");
+    claim(odd.floats("b", {2}) == Floats{1, -2} && odd.floats("c", {1}) == Floats{1},
+          "halves are read at odd addresses");
     constexpr int NAMES = 100000;
     std::string many = "{";
     for (int i = 0; i < NAMES; i++) many += (i ? "," : "") + entry(format("model.layers.%d.weight", i), "0", "0,0");
@@ -3477,11 +3493,13 @@ void test_bad_configs() {
         for (const char* key : {"n_head", "n_layer", "vocab_size"})
             refuse_config(value.dump() + " for " + key, key, value, {key, value.dump(), "a whole number"});
     refuse_folder("config.json a million levels deep", "config.json", std::string(1000000, '['), {"levels deep"});
-    refuse_folder("config.json with a name that occurs twice", "config.json", "{\"n_head\": 1, \"n_head\": 2}", {"n_head", "twice"});
+    refuse_folder("config.json with a name that occurs twice", "config.json", "{\"n_head\": 1, \"n_head\": 2}",
+                  {"n_head", "twice"});
     fs::copy(scratch("@/ours"), scratch("@/of_pipes"));
     fs::remove(scratch("@/of_pipes/config.json"));
     mkfifo(scratch("@/of_pipes/config.json").c_str(), 0600);
-    refuse("a pipe for config.json", "eval --from @/of_pipes --data @/eval_50.bin", {"@/of_pipes/config.json", "not a regular file"});
+    refuse("a pipe for config.json", "eval --from @/of_pipes --data @/eval_50.bin",
+           {"@/of_pipes/config.json", "not a regular file"});
     refuse_config("no heads", "n_head", 0, {"0 heads"});
     refuse_config("a negative number of layers", "n_layer", -1, {"-1 layers"});
     const int C = config.at("n_embd");

@@ -21,7 +21,7 @@
 //       dev/kernels/          attention_mma.cuh, attention_wgmma.cuh: attention on tensor cores, over ptx.cuh;
 //                             matmul_tuning.cuh: which of cuBLASLt's algorithms is fastest
 //       dev/files/            files.cuh, json.h: files as a whole, and JSON; safetensors.cuh, weights.cuh: tensors in
-//                             files, weights in a folder; tokens.cuh: what data's files hold
+//                             files, weights in a folder; tokens.cuh: what data files hold; run_options.cuh: --resume
 //       dev/text/             tokenizer.h: text to tokens and back; text.cuh: what of a sample is shown, and files
 //       dev/chapter/          trace.cuh, plan.cuh: what --trace draws, what `plan` prints
 //       dev/cpu/              busy.h: whether other programs take a CPU's cores
@@ -2967,18 +2967,9 @@ void read_weights(Model& m, const std::string& dir) {
     });
 }
 
-// AdamW's moments, and nothing else: m/NAME, and v/NAME, which are means of squares.
 void read_moments(Model& m, const std::string& dir) {
     const Safetensors file(dir + "/optimizer.safetensors");
-    std::set<std::string> expected;
-    for_each_parameter(m.config, [&](const ParameterRow& row, size_t, const std::string& name) {
-        expected.insert({"m/" + name, "v/" + name});
-        const std::vector<float> squares = file.floats("v/" + name, row.shape);
-        for (size_t i = 0; i < squares.size(); i++)
-            if (squares[i] < 0) file.fail(format("tensor v/%s holds %g at element %zu, a mean of squares", name.c_str(), squares[i], i));
-    });
-    for (const auto& [name, entry] : file.entries())
-        if (!expected.count(name)) file.fail(format("tensor %s is no moment of the model's parameters", name.c_str()));
+    require_moments(file, m.config);
     read_block(m.adam_m, file, m.config, "m/");
     read_block(m.adam_v, file, m.config, "v/");
 }
@@ -3145,6 +3136,7 @@ public:
     bool bytes_only() const {
         return std::all_of(pieces_.begin(), pieces_.end(), [](const Piece& p) { return p.token_bytes == 1; });
     }
+    TokensAre tokens_are() const { return bytes_only() ? TokensAre::BYTES : TokensAre::OTHERS; }
     const std::vector<Piece>& pieces() const { return pieces_; }
 
     // Takes the last `fraction` of the tokens away and returns them.
@@ -3835,44 +3827,7 @@ Start find_start(const Options& o) {
     return start;
 }
 
-// What belongs to a command, not to the run.
-bool is_of_command(const std::string& flag) { return flag == "--resume" || flag == "--out" || flag == "--trace"; }
-
-// The options with which a run was begun or last gone on: of its last checkpoint or, before there is one, of its log.
-json options_of_run(const std::string& out, std::string& path) {
-    const auto checkpoints = list_checkpoints(out);
-    json record;
-    if (!checkpoints.empty()) {
-        path = checkpoints.rbegin()->second + "/trainer.json";
-        record = read_json(path);
-    } else {
-        path = out + "/log.jsonl";
-        std::string line;
-        if (std::ifstream log(path); fs::is_regular_file(path) && std::getline(log, line))
-            record = json::parse(line, nullptr, false);
-        if (record.is_object() && record.contains("run")) record = json(record["run"]);
-    }
-    const json none = json::object();
-    if (!record.is_object() || !record.contains("options")) return none;
-    return record["options"].is_object() ? record["options"] : none;
-}
-
-// --resume: the run's options hold where none is given.
-void take_options_of_run(Options& o) {
-    std::string path;
-    const json recorded = options_of_run(o.out, path);
-    if (o.given.count("--from") && recorded.value("from", json()) != json(o.from))
-        throw UserError("--resume goes on from the last checkpoint in %s, --from %s would begin anew: expected one of "
-                        "them", o.out.c_str(), o.from.c_str());
-    for (const Flag& flag : flag_table(o)) {
-        const json value = recorded.value(flag.name + 2, json());
-        if (!(flag.verbs & TRAIN) || o.given.count(flag.name) || is_of_command(flag.name)) continue;
-        if (value.is_null() || value == "") continue;   // by default
-        if (!flag.parse(value.is_string() ? value.get<std::string>() : value.dump()))
-            throw UserError("%s: \"%s\" is %s, expected %s", path.c_str(), flag.name + 2, value.dump().c_str(),
-                            flag.takes.c_str());
-    }
-}
+#include "dev/files/run_options.cuh"
 
 void load_start(Model& m, const Start& start, uint64_t seed) {
     if (start.dir.empty()) return init_parameters(m, seed);
@@ -3927,23 +3882,13 @@ json run_record(const Options& o, const Setup& s) {
                      {"cublaslt", cublasLtGetVersion()}}}};
 }
 
-// Resuming with other options is allowed, but never silent.
-void note_changes(const Options& o, const Start& start) {
-    if (start.trainer.is_null()) return;
-    const json then = start.trainer.value("options", json::object()), now = describe(o, TRAIN);
-    for (const auto& [name, value] : now.items())
-        if (!is_of_command("--" + name) && then.contains(name) && then[name] != value)
-            printf("resume     --%s was %s, is now %s\n", name.c_str(), then[name].dump().c_str(),
-                   value.dump().c_str());
-}
-
 // A training run: what lives from its first step to its last.
 class Trainer {
 public:
     Trainer(const Options& o, const TrainData& data, const Setup& setup, const Start& start)
         : o_(o), data_(data), start_(start), accumulation_(accumulation_steps(o, setup)), step_(start.step),
           progress_(start.step, o.steps),
-          text_files_(text_files(start.dir, setup.config, data.train.bytes_only() ? TokensAre::BYTES : TokensAre::OTHERS)) {
+          text_files_(text_files(start.dir, setup.config, data.train.tokens_are())) {
         allocate(m_, setup);
         load_start(m_, start, o.seed);
         if (o.matmul_tuning == Tuning::ON) tune_matmuls(m_, stdout);

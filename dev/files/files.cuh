@@ -90,7 +90,8 @@ template <typename T> T whole_number(const json& file, const char* name, const s
     else if (value.is_number_integer()) fits = LEAST < 0 && value.get<int64_t>() >= static_cast<int64_t>(LEAST);
     if (!fits)
         throw UserError("%s: \"%s\" is %s, expected a whole number from %s to %s", path.c_str(), name,
-                        value.dump().substr(0, 40).c_str(), std::to_string(LEAST).c_str(), std::to_string(MOST).c_str());
+                        value.dump().substr(0, 40).c_str(), std::to_string(LEAST).c_str(),
+                        std::to_string(MOST).c_str());
     return value.get<T>();
 }
 

@@ -1,7 +1,7 @@
 // The weights of a Hugging Face folder, whoever wrote it: model.safetensors, or the shards that
-// model.safetensors.index.json lists ("weight_map": tensor -> file). Names may share a prefix ("transformer.", "model.",
-// "_orig_mod.transformer."); causal masks and a copy of the tied head, which older versions wrote, are checked and left
-// out. Included by train_gpt.cu.
+// model.safetensors.index.json lists ("weight_map": tensor -> file). Names may share a prefix ("transformer.",
+// "model.", "_orig_mod.transformer."); causal masks and a copy of the tied head, which older versions wrote, are known
+// and left out. Included by train_gpt.cu.
 
 #pragma once
 
@@ -11,7 +11,8 @@ class WeightFiles {
 public:
     // names: of the parameters of a model of so many layers.
     WeightFiles(const std::string& dir, std::set<std::string> names, int layers) {
-        for (int l = 0; l < layers; l++) names.insert({format("h.%d.attn.bias", l), format("h.%d.attn.masked_bias", l)});
+        for (int l = 0; l < layers; l++)
+            for (const char* mask : {"bias", "masked_bias"}) names.insert(format("h.%d.attn.%s", l, mask));
         const std::string whole = dir + "/model.safetensors", index = whole + ".index.json";
         if (fs::exists(whole) || !fs::exists(index)) {
             path_ = whole;
@@ -52,9 +53,9 @@ private:
         for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
             if (fs::exists(dir + "/model.safetensors") || !fs::exists(dir + "/" + name)) continue;
             throw UserError("%s: holds %s, but model.safetensors is what can be read; transformers makes it of the "
-                            "other: python3 -c \"import sys, transformers; transformers.GPT2LMHeadModel.from_pretrained("
-                            "sys.argv[1]).save_pretrained(sys.argv[1], safe_serialization=True)\" %s", dir.c_str(), name,
-                            shell_word(dir).c_str());
+                            "other: python3 -c \"import sys, transformers; transformers.GPT2LMHeadModel"
+                            ".from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1], safe_serialization=True)\" %s",
+                            dir.c_str(), name, shell_word(dir).c_str());
         }
     }
 
@@ -116,3 +117,18 @@ private:
     std::map<std::string, Safetensors> files_;
     std::map<std::string, const Safetensors*> tensors_;
 };
+
+// AdamW's moments, and nothing else: m/NAME, and v/NAME, which are means of squares.
+void require_moments(const Safetensors& file, const Config& c) {
+    std::set<std::string> expected;
+    for_each_parameter(c, [&](const ParameterRow& row, size_t, const std::string& name) {
+        expected.insert({"m/" + name, "v/" + name});
+        const std::vector<float> squares = file.floats("v/" + name, row.shape);
+        const auto wrong = std::find_if(squares.begin(), squares.end(), [](float square) { return square < 0; });
+        if (wrong != squares.end())
+            file.fail(format("tensor v/%s holds %g at element %zu, expected a mean of squares", name.c_str(), *wrong,
+                             size_t(wrong - squares.begin())));
+    });
+    for (const auto& [name, entry] : file.entries())
+        if (!expected.count(name)) file.fail(format("tensor %s is no moment of the model's parameters", name.c_str()));
+}

@@ -166,6 +166,42 @@ static void test_any_bytes() {
           "a number that is no token has no text");
 }
 
+// Whether texts of many line breaks have the same tokens whole and in pieces; `cut`: how many pieces there were.
+static bool same_in_pieces(const Tokenizer& tokenizer, int& cut) {
+    const std::vector<std::string> SCRAPS = {
+        "\n", "\n", "\n", "\r\n", " ", " \n", "\n ", "\t", "a", "The", "'s", "'", "12", "\u00e9", "\u3000", "\u0085",
+        "\xff", "!", "<|endoftext|>", "a\nb", "<|", "|>\n"};
+    uint64_t state = 1;
+    auto random = [&] { return (state = state * 6364136223846793005 + 1442695040888963407) >> 33; };
+    for (int i = 0; i < 3000; i++) {
+        std::string text;
+        for (uint64_t n = random() % 60; n > 0; n--) text += SCRAPS[random() % SCRAPS.size()];
+        std::vector<int> tokens;
+        const size_t least = 1 + random() % 8;
+        for (size_t begin = 0, end; begin < text.size(); begin = end, cut++) {
+            end = tokenizer.piece_end(text, begin, least);
+            const std::vector<int> more = tokenizer.encode(std::string_view(text).substr(begin, end - begin));
+            tokens.insert(tokens.end(), more.begin(), more.end());
+        }
+        if (tokens != tokenizer.encode(text)) return false;
+    }
+    return true;
+}
+
+static void test_pieces(const Scratch& scratch) {
+    int pieces = 0, of_added = 0;
+    const bool same = same_in_pieces(Tokenizer(REFERENCE), pieces);
+    claim(same && pieces > 10000, "a text in pieces has the tokens that it has whole",
+          std::to_string(pieces) + " pieces");
+    json file = json::parse(read_bytes(REFERENCE + "/tokenizer.json"));
+    json added = file["added_tokens"][0];
+    added["content"] = "a\nb";
+    added["id"] = added["id"].get<int>() + 1;
+    file["added_tokens"].push_back(added);
+    scratch.keep_only({{"tokenizer.json", file.dump()}});
+    claim(same_in_pieces(Tokenizer(scratch.dir), of_added), "also where an added token has a line break in it");
+}
+
 static double seconds_of(const std::function<void()>& work) {
     timespec begin, end;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
@@ -225,7 +261,13 @@ static void test_broken_json(const Scratch& scratch) {
     }
     fs::remove_all(scratch.dir + "/tokenizer.json");
     fs::create_directory(scratch.dir + "/tokenizer.json");
-    refuse("a folder for tokenizer.json", scratch.dir, {"tokenizer.json: Is a directory"});
+    refuse("a folder for tokenizer.json", scratch.dir, {"tokenizer.json: not a regular file"});
+    fs::remove(scratch.dir + "/tokenizer.json");
+    mkfifo((scratch.dir + "/tokenizer.json").c_str(), 0600);
+    refuse("a pipe for tokenizer.json", scratch.dir, {"tokenizer.json: not a regular file"});
+    fs::remove(scratch.dir + "/tokenizer.json");
+    scratch.keep_only({{"tokenizer.json", std::string(1000000, '[')}});
+    refuse("tokenizer.json a million levels deep", scratch.dir, {"tokenizer.json: ", "levels deep"});
     refuse_json("a merge of an unknown token", {"merge 500", "'zq qz'", "'zqqz'", "no token"},
                 [](json& f) { f["model"]["merges"].push_back({"zq", "qz"}); });
     refuse_json("a merge of three", {"merge 500", "'a b c'", "two tokens"},
@@ -300,6 +342,7 @@ int main(int argc, char** argv) {
     test_cases(scratch);
     test_order_of_merges(scratch);
     test_any_bytes();
+    test_pieces(scratch);
     test_long_words();
     test_broken_json(scratch);
     test_broken_pair(scratch);

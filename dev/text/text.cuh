@@ -25,8 +25,8 @@ public:
 
     const Tokenizer* tokenizer() const { return tokenizer_.get(); }   // null: there is none, or tokens are bytes
 
-    // Whether the bytes of a text are its tokens: in a new model, and in one that was trained so. Throws where a text has
-    // no tokens.
+    // Whether the bytes of a text are its tokens: in a new model, and in one that was trained so. Throws where a text
+    // has no tokens.
     bool takes_bytes(const std::string& path) const {
         if (dir_.empty() && V_ < BYTE_VOCAB)
             throw UserError("%s: text, whose bytes need a vocabulary of %d; --vocab says %d", path.c_str(), BYTE_VOCAB,
@@ -86,7 +86,8 @@ std::shared_ptr<std::vector<char>> encode_file(const Text& text, std::string_vie
         }
         const double spent = seconds_now() - began, all = spent * bytes.size() / end;
         if (told || spent < LONG || all < 2 * LONG) continue;
-        fprintf(out, "data       %s: %.0f MB of text become tokens, which takes %.0f s\n", path.c_str(), bytes.size() / 1e6, all);
+        fprintf(out, "data       %s: %.0f MB of text become tokens, which takes %.0f s\n", path.c_str(),
+                bytes.size() / 1e6, all);
         fflush(out);
         told = true;
     }
@@ -206,9 +207,9 @@ enum class TokensAre { BYTES, OTHERS };
 constexpr const char* TEXT_FILES[] = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
                                       "special_tokens_map.json", "generation_config.json"};
 
-// A tokenizer whose tokens are the bytes, in their order, as transformers reads it. Programs want an end of text, such as
-// lm-evaluation-harness, which begins texts with it: the last byte, as no UTF-8 has that one. Its name is also a letter,
-// which stays one in texts that are encoded (split_special_tokens).
+// A tokenizer whose tokens are the bytes, in their order, as transformers reads it. lm-evaluation-harness wants an end
+// of text, with which it begins texts: the last byte, as no UTF-8 has that one. In these files it goes by the name of a
+// letter, which split_special_tokens lets texts keep.
 void add_byte_tokenizer(std::map<std::string, std::string>& files, const Config& c) {
     json vocabulary;
     const std::vector<std::string> alphabet = byte_alphabet();

@@ -183,7 +183,7 @@ public:
     }
 
     // Where a piece of a text that begins at `begin` may end, after `least` bytes or later: encoded piece by piece it
-    // gives the same tokens. A word never goes on to white space, so a line break behind a visible character begins one.
+    // gives the same tokens. A word goes on to no white space, so a line break behind a visible character begins one.
     size_t piece_end(std::string_view text, size_t begin, size_t least) const {
         for (int token : added_)
             if (bytes_[token].find('\n') != std::string::npos) return text.size();
@@ -310,7 +310,8 @@ private:
 
     std::string read(const std::string& path) const {
         struct stat info;
-        if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) throw TokenizerError(path + ": not a regular file");
+        if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode))
+            throw TokenizerError(path + ": not a regular file");
         std::ifstream file(path, std::ios::binary);
         std::ostringstream content;
         // Of a folder only reading fails; of an empty file << does.
