@@ -11,6 +11,7 @@ tokens, a uint16 each, all little-endian.
 A folder stands for all .txt, .jsonl and .parquet files in it, in the order of their names. A record of .jsonl and a
 row of .parquet is a document; any other file is one too, and <|endoftext|> inside it starts another. Each document
 begins with that token, as in llm.c's data. With bytes a token is a byte of the text, and a record ends with a newline.
+With nanogpt files are tokens already, as nanoGPT's prepare.py writes them: train.bin, uint16 without a header.
 
 After an interruption the same command goes on with the shard at which it stopped, and writes the same bytes as if it
 had never stopped: PREFIX.progress.json says where that is.
@@ -97,6 +98,14 @@ def read_bytes(path, size):
             yield [block], part_behind(stream, size)
 
 
+def read_nanogpt(path, size):
+    if size % 2: raise Mistake(f"{path}: found {size} bytes, expected tokens of 2 bytes each, as nanoGPT writes them")
+    with open_input(path, text=False) as stream:
+        if size >= 4 and int.from_bytes(stream.peek(4)[:4], "little") == SHARD_MAGIC:
+            raise Mistake(f"{path}: found a shard, expected tokens without a header, as nanoGPT writes them")
+    yield from read_bytes(path, size)
+
+
 def read_jsonl(path, size, field):
     with open_input(path, text=False) as stream:
         for number, line in enumerate(stream, 1):
@@ -136,6 +145,7 @@ def read_parquet(path, field):
 
 def reader(path, options):
     size = os.path.getsize(path) if path != "-" else 0
+    if options.tokenizer == "nanogpt": return read_nanogpt(path, size)
     if path.endswith(".parquet"): return read_parquet(path, options.field)
     if path.endswith(".jsonl"): return read_jsonl(path, size, options.field)
     return read_bytes(path, size) if options.tokenizer == "bytes" else read_text(path, size)
@@ -162,9 +172,9 @@ tokenizer = None        # of a process
 
 
 def start(name):
-    """Loads the tokenizer. Ctrl-C is for the parent, and whoever has lost the parent leaves."""
+    """Loads the tokenizer, if any. Ctrl-C is for the parent, and whoever has lost the parent leaves."""
     global tokenizer
-    tokenizer = load_tokenizer(name)
+    tokenizer = None if name == "nanogpt" else load_tokenizer(name)
     if parent := multiprocessing.parent_process():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
@@ -172,6 +182,7 @@ def start(name):
 
 def tokenize(batch):
     """The batch's tokens as in a shard."""
+    if tokenizer is None: return b"".join(batch)
     if tokenizer.end is None:
         texts = [item for item in batch if item is not MARK]
         ends = b"\n" if len(texts) < len(batch) else b""
@@ -394,8 +405,8 @@ def parse():
     parser.add_argument("inputs", nargs="*", default=["-"], metavar="FILE",
                         help="text, .jsonl, .parquet, or folders of them; standard input when none is named")
     parser.add_argument("--tokenizer", required=True, metavar="NAME",
-                        help="gpt2 (the package tiktoken), bytes, or a folder with tokenizer.json, such as models/gpt2 "
-                             "(the package tokenizers)")
+                        help="gpt2 (the package tiktoken), bytes, a folder with tokenizer.json, such as models/gpt2 "
+                             "(the package tokenizers), or nanogpt: FILEs are tokens already")
     parser.add_argument("--out-prefix", required=True, metavar="PREFIX",
                         help="writes PREFIX_train_000000.bin ... and PREFIX_val_000000.bin ...")
     parser.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N", help="at most (default 100M)")
@@ -418,7 +429,7 @@ def main():
     start(options.tokenizer)
     folder = os.path.dirname(options.out_prefix) or "."
     progress = Progress(options.out_prefix, {
-        "tokenizer": tokenizer.identity, "field": options.field,
+        "tokenizer": tokenizer.identity if tokenizer else "nanogpt", "field": options.field,
         "shard_tokens": options.shard_tokens, "val_fraction": options.val_fraction, "val_shards": options.val_shards,
         "inputs": [[path, os.path.getsize(path) if path != "-" else 0] for path in options.files]})
     if progress.resumed:

@@ -235,6 +235,12 @@ def test_prepare(root):
     piped = subprocess.run([sys.executable, "scripts/prepare_text.py", "--tokenizer", "bytes",
                             "--out-prefix", "pipe/x"], cwd=root, input=b"from a pipe", capture_output=True)
     claim(joined(os.path.join(root, "pipe"), ".*") == list(b"from a pipe"), "standard input", piped.stderr.decode())
+
+    numbers = list(range(1, 3001))
+    write(os.path.join(root, "nano", "train.bin"), tokens.packed(numbers))
+    done = prepared(root, "nanogpt", "--tokenizer", "nanogpt", "--shard-tokens", 1000, "nano/train.bin")
+    claim(len(contents(os.path.join(root, "nanogpt"))) == 3 and joined(os.path.join(root, "nanogpt"), ".*") == numbers,
+          "nanogpt: the file's tokens, in shards", said(done))
     return how, one
 
 
@@ -261,6 +267,11 @@ def test_prepare_mistakes(root):
     for i, (options, words, what) in enumerate(cases):
         done = prepared(root, f"bad/out{i}", "--tokenizer", "models/tiny", "--processes", "1", *options)
         claim(one_line(done, 2, *words), f"prepare_text.py: a line for {what}", said(done))
+    write(os.path.join(bad, "odd.bin"), b"three")
+    write(os.path.join(bad, "shard.bin"), tokens.header(tokens.SHARD_MAGIC, 1) + b"ab")
+    for name, words in (("odd.bin", ["5 bytes", "2 bytes each"]), ("shard.bin", ["found a shard"])):
+        done = prepared(root, f"bad/{name}.out", "--tokenizer", "nanogpt", f"bad/{name}")
+        claim(one_line(done, 2, name, *words), f"prepare_text.py: a line for {name} that is not nanoGPT's", said(done))
     write(os.path.join(root, "without", "pyarrow", "pyarrow.py"), "raise ImportError")
     done = script(root, "prepare_text.py", "--tokenizer", "models/tiny", "--out-prefix", "bad/p", "bad/d.parquet",
                   PYTHONPATH=os.path.join(root, "without", "pyarrow"))
