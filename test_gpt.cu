@@ -2572,10 +2572,15 @@ void test_damaged_choices(const std::string& intact, const Floats& expected, dou
         {intact.substr(0, intact.size() / 2), "not valid JSON"}, {"", "the file is empty"}, {"[1, 2]", "type"},
         {replaced("\"format\": 1", "\"format\": 2"), "not of format 1"}, {replaced(algorithm, algorithm.substr(1)), "is no algorithm"},
         {replaced(algorithm, "x" + algorithm.substr(1)), "is no algorithm"}, {R"({"format": 1, "devices": [{}]})", "is no object"},
-        {"{\"format\": 1, \"devices\": {\"" + here + "\": \"" + algorithm + "\"}}", "is no object"}, {R"({"format": 1})", "devices"}};
+        {"{\"format\": 1, \"devices\": {\"" + here + "\": \"" + algorithm + "\"}}", "is no object"}, {R"({"format": 1})", "devices"},
+        {"", "not a regular file"}};
     std::string wrong;
     for (const auto& [bytes, why] : DAMAGED) {
         write_bytes(scratch(KEPT), bytes);
+        if (why == std::string("not a regular file")) {   // a pipe, into which nobody writes
+            fs::remove(scratch(KEPT));
+            mkfifo(scratch(KEPT).c_str(), 0600);
+        }
         const TunedRun r = tuned_run("", OF_TWO);
         const bool told = r.line.find(scratch("matmul     " + KEPT)) == 0 && r.line.find(why) != r.line.npos &&
                           std::count(r.line.begin(), r.line.end(), '\n') == 2 && r.outcome.err.empty();
