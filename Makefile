@@ -200,7 +200,7 @@ $(addsuffix .log,$(CARD_TESTS)): $(CARD_PRECISIONS:%=$(TEST_DIR)/%-32/test_gpt) 
 # Damaged input for all readers, TIME seconds for each: by clang's libFuzzer. What it finds goes to build/fuzz/found.
 TIME      ?= 60
 FUZZ_CXX  ?= $(firstword $(foreach c,clang++ $(addprefix clang++-,22 21 20 19 18 17 16 15 14),$(shell command -v $c)))
-FUZZ      := config weights moments shard tuning prompt-tokens tokenizer log flags resume
+FUZZ      := config weights moments index shard tuning prompt-tokens tokenizer log flags resume
 build/fuzz/fuzz: dev/fuzz/fuzz.cpp dev/fuzz/ignored.txt train_gpt.cu $(HEADERS) | setup
 	$(call compile,$<,$@,fp32,1,-g -O1 -fno-omit-frame-pointer -fsanitize=fuzzer$(comma)address$(comma)undefined -fno-sanitize-recover=undefined -fsanitize-ignorelist=dev/fuzz/ignored.txt)
 fuzz:

@@ -51,10 +51,13 @@ std::vector<std::string> run_arguments(long steps) {
 
 // train(), but that it does not measure what the machine could do.
 void run_train(const std::vector<std::string>& arguments) {
-    const Options o = parse_options(TRAIN, "train", arguments);
-    const TrainData data = open_data(o);
+    Options o = parse_options(TRAIN, "train", arguments);
+    if (o.resume) take_options_of_run(o);
+    TrainData data = open_data(o);
     const Start start = find_start(o);
-    const Config config = start.dir.empty() ? config_from_options(o, BYTE_VOCAB) : read_config(start.dir + "/config.json");
+    const Config config = start.dir.empty() ? config_from_options(o, BYTE_VOCAB) : config_of_folder(o, start.dir);
+    note_changes(o, start);
+    divide_data(data, o, start.dir, config);
     const Setup setup = make_setup(o, config, Purpose::TRAINING, memory_now().available);
     Trainer(o, data, setup, start).run();
 }
@@ -86,10 +89,22 @@ void weights(const std::string& bytes) {
 void moments(const std::string& bytes) {
     const size_t data = 2 * count_parameters(SMALL).real * sizeof(float);
     write_file(file_of("optimizer.safetensors"), as_safetensors(bytes, data));
-    Model& m = small_model();
-    const Safetensors file(file_of("optimizer.safetensors"));
-    read_block(m.adam_m, file, m.config, "m/");
-    read_block(m.adam_v, file, m.config, "v/");
+    read_moments(small_model(), folder);
+}
+
+// Of a run's weights, in one shard.
+void index(const std::string& bytes) {
+    const std::string dir = file_of("sharded");
+    if (fs::create_directory(dir)) {
+        make_run();
+        fs::copy_file(file_of(CHECKPOINT + "/model.safetensors"), dir + "/shard.safetensors");
+        fs::copy_file(file_of(CHECKPOINT + "/config.json"), dir + "/config.json");
+    }
+    write_file(dir + "/model.safetensors.index.json", bytes);
+    static Model m;
+    if (!m.weights)
+        allocate(m, {read_config(dir + "/config.json"), 1, 8, Recompute::NONE, DType::FP32, Purpose::TRAINING});
+    read_weights(m, dir);
 }
 
 void shard(const std::string& bytes) {
@@ -167,8 +182,8 @@ struct Target {
     void (*read)(const std::string& bytes);
 };
 
-const Target TARGETS[] = {{"config", config}, {"weights", weights}, {"moments", moments}, {"shard", shard},
-                          {"tuning", tuning}, {"prompt-tokens", prompt_tokens}, {"tokenizer", tokenizer},
+const Target TARGETS[] = {{"config", config}, {"weights", weights}, {"moments", moments}, {"index", index},
+                          {"shard", shard}, {"tuning", tuning}, {"prompt-tokens", prompt_tokens}, {"tokenizer", tokenizer},
                           {"log", log_file}, {"flags", flags}, {"resume", resume}};
 
 // ---- seeds --------------------------------------------------------------------------------------
@@ -186,6 +201,10 @@ void write_seeds(const std::string& to) {
     write_seed(to, "weights", "header", header_of(model));
     write_seed(to, "weights", "whole", model);
     write_seed(to, "moments", "header", header_of(optimizer));
+    json places;
+    for (const auto& [name, entry] : Safetensors(file_of(CHECKPOINT + "/model.safetensors")).entries())
+        places[name] = "shard.safetensors";
+    write_seed(to, "index", "one shard", json{{"weight_map", places}}.dump());
     write_seed(to, "tokenizer", "bytes", written("tokenizer.json"));
     write_seed(to, "log", "written", content_of(file_of(OUT + "/log.jsonl")));
     for (size_t i = 0; i < std::size(RESUMED); i++)
