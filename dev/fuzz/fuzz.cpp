@@ -202,8 +202,8 @@ void write_seeds(const std::string& to) {
     write_seed(to, "weights", "whole", model);
     write_seed(to, "moments", "header", header_of(optimizer));
     json places;
-    for (const auto& [name, entry] : Safetensors(file_of(CHECKPOINT + "/model.safetensors")).entries())
-        places[name] = "shard.safetensors";
+    const Safetensors whole(file_of(CHECKPOINT + "/model.safetensors"));
+    for (const auto& [name, entry] : whole.entries()) places[name] = "shard.safetensors";
     write_seed(to, "index", "one shard", json{{"weight_map", places}}.dump());
     write_seed(to, "tokenizer", "bytes", written("tokenizer.json"));
     write_seed(to, "log", "written", content_of(file_of(OUT + "/log.jsonl")));

@@ -172,7 +172,7 @@ json read_choices(const std::string& path, std::string& problem) {
     if (!fs::exists(path, ignored)) return none;
     try {
         const json file = read_json(path);
-        if (file.value("format", 0) != TUNING_FORMAT) throw Failure("not of format %d", TUNING_FORMAT);
+        if (file.value("format", json()) != json(TUNING_FORMAT)) throw Failure("not of format %d", TUNING_FORMAT);
         const json& devices = file.at("devices");
         if (!devices.is_object()) throw Failure("\"devices\" is no object");
         for (const auto& [name, choices] : devices.items()) {
