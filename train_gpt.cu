@@ -20,7 +20,8 @@
 // Beside it, included where it is used; a first reading can do without
 //       dev/kernels/          attention_mma.cuh, attention_wgmma.cuh: attention on tensor cores, over ptx.cuh;
 //                             matmul_tuning.cuh: which of cuBLASLt's algorithms is fastest
-//       dev/text/             tokenizer.h: text to tokens and back; text.cuh: what of a sample is shown, and files
+//       dev/text/             tokenizer.h: text to tokens and back; text.cuh: what of a sample is shown, and files;
+//                             terminal.cuh: what is shown of a run; hellaswag.cuh: questions to answer
 //       dev/chapter/          trace.cuh, plan.cuh: what --trace draws, what `plan` prints
 //       dev/cpu/              busy.h: whether other programs take a CPU's cores
 //
@@ -535,7 +536,7 @@ struct Options {
     std::string model = "gpt2", from;
     int layers = 0, heads = 0, channels = 0, context = 0, vocab = 0;
     // data
-    std::string data, val_data;
+    std::string data, val_data, hellaswag;
     double val_fraction = 0.1;
     Shuffle shuffle = Shuffle::YES;
     // a step
@@ -667,6 +668,8 @@ std::vector<Flag> model_and_data_flags(Options& o) {
         text_flag("--data", TRAIN | EVAL, "PATTERN", o.data,
                   ".bin shards of tokens, or text (bytes are the tokens); globs allowed"),
         text_flag("--val-data", TRAIN, "PATTERN", o.val_data, "data for the validation loss"),
+        text_flag("--hellaswag", TRAIN | EVAL, "FILE", o.hellaswag,
+                  "of scripts/prepare_hellaswag.py: questions to answer, in training with every validation loss"),
         number_flag("--val-fraction", TRAIN, o.val_fraction, 0.0, 0.9,
                     "without --val-data: this part of --data, its end, is kept for validation"),
         choice_flag("--shuffle", TRAIN, o.shuffle, {"no", "yes"},
@@ -763,7 +766,7 @@ void print_flag(const Flag& flag) {
 
 void print_help() {
     printf("usage: train_gpt [train] --data PATTERN [options]\n"
-           "       train_gpt eval --from DIR --data PATTERN [options]\n"
+           "       train_gpt eval --from DIR [--data PATTERN] [--hellaswag FILE] [options]\n"
            "       train_gpt sample --from DIR [--prompt TEXT] [options]\n"
            "       train_gpt plan [options]\n");
     Options defaults;
@@ -3069,6 +3072,7 @@ private:
 // ==== text ===================================================================
 
 #include "dev/text/text.cuh"
+#include "dev/text/terminal.cuh"
 
 // ==== checkpoints ============================================================
 // out/step_001000/ is a Hugging Face folder: config.json, model.safetensors and a tokenizer's files;
@@ -3511,30 +3515,45 @@ const int* send_spare(const Tensor<int>& tensor, const std::vector<int>& values)
     return tensor(SPARE);
 }
 
-struct Evaluation { double loss; size_t tokens; };
+struct Evaluation {
+    double loss;      // the mean
+    size_t tokens, bytes;
+    double seconds;
+};
 
 // Mean loss over at most `windows` windows spread evenly over the tokens; 0: every token but each
-// file's first, which nothing predicts.
-Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows) {
+// file's first, which nothing predicts. `text` counts the bytes that the predicted tokens stand for.
+Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& text) {
     const size_t B = m.setup.B, T = m.setup.T, N = m.setup.N();
     const size_t all = tokens.windows(Windows::COVERING, T);
     if (all == 0) throw UserError("evaluation needs at least 2 tokens");
     if (windows == 0 || windows > all) windows = all;
     take_loss(m);
-    size_t counted = 0;
+    const double began = seconds_now();
+    Evaluation e = {};
+    Meter meter("evaluation: sequences", windows);
     for (size_t w = 0; w < windows; w += B) {
         std::vector<int> inputs(N, 0), targets(N, -1);
         for (size_t b = 0; b < B && w + b < windows; b++)
             tokens.read(&inputs[b * T], &targets[b * T], Windows::COVERING, (w + b) * all / windows, T, m.config.vocab);
-        counted += N - std::count(targets.begin(), targets.end(), -1);
+        for (int target : targets) {
+            e.tokens += target >= 0;
+            e.bytes += text.bytes_of(target);
+        }
         const int *in = send_spare(m.a.inputs, inputs), *out = send_spare(m.a.targets, targets);
         m.graphs.run("evaluation", [&] {
             forward(m, in);
             head<Want::LOSS>(m, out, 0);
         });
+        meter.show(std::min(w + B, windows));
     }
-    return {take_loss(m) / counted, counted};
+    e.loss = take_loss(m) / e.tokens;
+    e.seconds = seconds_now() - began;
+    if (!std::isfinite(e.loss)) throw Failure("the mean loss over %zu tokens is %f", e.tokens, e.loss);
+    return e;
 }
+
+#include "dev/text/hellaswag.cuh"
 
 // ==== sampling ===============================================================
 
@@ -3691,16 +3710,6 @@ void find_peak(const Options& o) {
 
 // ==== log ====================================================================
 
-std::string short_number(double x) {
-    if (x >= 1e6) return format("%.2fM", x / 1e6);
-    return x >= 1e3 ? format("%.1fk", x / 1e3) : format("%.0f", x);
-}
-
-std::string clock_text(double seconds) {
-    const long s = lround(seconds);
-    return s >= 3600 ? format("%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60) : format("%ld:%02ld", s / 60, s % 60);
-}
-
 // OUT/log.jsonl, one object a line. Resuming drops what came after the checkpoint.
 class Log {
 public:
@@ -3739,46 +3748,6 @@ public:
 private:
     std::string path_;
     FILE* file_ = nullptr;
-};
-
-struct StepResult { double loss, norm, lr, seconds, tokens_per_s, mfu, hfu; };
-
-// One line that is drawn over and over on a terminal; elsewhere a line every now and then.
-class Progress {
-public:
-    Progress(long first_step, long steps) : first_(first_step), steps_(steps), shown_step_(first_step) {}
-    void start() { start_ = shown_ = seconds_now(); }
-
-    void show(long step, const StepResult& r) {
-        const double now = seconds_now(), interval = terminal_ ? 0.1 : 3;
-        if (step < steps_ && step > first_ + 1 && now - shown_ < interval) return;
-        // Speed since the last line, not of one step.
-        const double speed = (step - shown_step_) * r.seconds / (now - shown_);
-        shown_ = now;
-        shown_step_ = step;
-        const double left = (now - start_) / (step - first_) * (steps_ - step);
-        constexpr int WIDTH = 20;
-        std::string bar(WIDTH, '.');
-        std::fill(bar.begin(), bar.begin() + WIDTH * step / steps_, '#');
-        const std::string line = format(
-            "step %*ld/%ld [%s] loss %.4f  norm %.2f  lr %.2e  %s tok/s  MFU %.1f%%  %s left", digits(), step, steps_,
-            bar.c_str(), r.loss, r.norm, r.lr, short_number(speed * r.tokens_per_s).c_str(), 100 * speed * r.mfu,
-            clock_text(left).c_str());
-        printf(terminal_ ? "\r%s\033[K" : "%s\n", line.c_str());
-        open_ = terminal_;
-        fflush(stdout);
-    }
-    // Before anything else is printed.
-    void end_line() {
-        if (std::exchange(open_, false)) printf("\n");
-    }
-
-private:
-    int digits() const { return static_cast<int>(std::to_string(steps_).size()); }
-
-    long first_, steps_, shown_step_;
-    double start_ = 0, shown_ = 0;
-    bool terminal_ = isatty(STDOUT_FILENO), open_ = false;
 };
 
 // ==== trace ==================================================================
@@ -4062,6 +4031,7 @@ public:
         : o_(o), data_(data), start_(start), accumulation_(accumulation_steps(o, setup)), step_(start.step),
           progress_(start.step, o.steps), text_(o.sample_every > 0 ? start.dir : "", setup.config.vocab),
           text_files_(text_files(start.dir, setup.config)) {
+        if (!o.hellaswag.empty()) questions_ = read_questions(o.hellaswag, setup.config.vocab, setup.T);
         allocate(m_, setup);
         load_start(m_, start, o.seed);
         if (o.matmul_tuning == Tuning::ON) tune_matmuls(m_, stdout);
@@ -4084,7 +4054,7 @@ public:
             if (recorder.on && (step_ - first == TRACED_STEPS || last || stopping))
                 write_trace(o_.trace, m_, step_ - first);
             progress_.show(step_, result);
-            if (due(o_.eval_every, last) && data_.val.count() > 1) validate();
+            if (due(o_.eval_every, last)) validate();
             if (due(o_.sample_every, last)) show_sample();
             if (due(o_.checkpoint_every, last) || stopping) checkpoint();
             if (stopping) {
@@ -4129,11 +4099,18 @@ private:
     }
 
     void validate() {
-        const Evaluation e = evaluate(m_, data_.val, o_.eval_batches * m_.setup.B);
         progress_.end_line();
-        printf("step %ld: validation loss %.4f over %zu tokens\n", step_, e.loss, e.tokens);
+        if (data_.val.count() > 1) {
+            const Evaluation e = evaluate(m_, data_.val, o_.eval_batches * m_.setup.B, text_);
+            printf("step %ld: validation loss %.4f over %zu tokens\n", step_, e.loss, e.tokens);
+            log_.write({{"step", step_}, {"val_loss", e.loss}});
+        }
+        if (!questions_.empty()) {
+            const Score score = hellaswag(m_, questions_);
+            printf("step %ld: %s\n", step_, score.text().c_str());
+            log_.write({{"step", step_}, {"hellaswag", score.acc_norm()}});
+        }
         fflush(stdout);
-        log_.write({{"step", step_}, {"val_loss", e.loss}});
     }
 
     void show_sample() {
@@ -4170,6 +4147,7 @@ private:
     Progress progress_;
     Text text_;
     TextFiles text_files_;   // of each checkpoint
+    std::vector<Question> questions_;
     Model m_;
     std::string last_checkpoint_ = start_.dir;
 };
@@ -4211,14 +4189,28 @@ void load_for_inference(Model& m, const Options& o, const char* verb, Purpose pu
 }
 
 void eval(const Options& o) {
-    if (o.data.empty()) throw UserError("eval needs --data PATTERN");
-    const Tokens tokens(o.data);
+    if (o.data.empty() && o.hellaswag.empty()) throw UserError("eval needs --data PATTERN or --hellaswag FILE");
+    const Tokens tokens = o.data.empty() ? Tokens() : Tokens(o.data);
     Model m;
     load_for_inference(m, o, "eval", Purpose::INFERENCE);
+    const Text text = text_if_any(o.from, m.config.vocab);
+    std::vector<Question> questions;
+    if (!o.hellaswag.empty()) questions = read_questions(o.hellaswag, m.config.vocab, m.setup.T);
     if (o.matmul_tuning == Tuning::ON) tune_matmuls(m, stderr);   // stdout is for the result
     m.graphs.on = use_graphs(o);
-    const Evaluation e = evaluate(m, tokens, 0);
-    printf("loss %.6f over %zu tokens\n", e.loss, e.tokens);
+    if (!o.data.empty()) {
+        const Evaluation e = evaluate(m, tokens, 0, text);
+        printf("loss %.6f over %zu tokens\nperplexity %.4f\n", e.loss, e.tokens, exp(e.loss));
+        if (e.bytes)   // the losses' sum in bits
+            printf("bits per byte %.4f over %zu bytes%s\n", e.loss * e.tokens / (M_LN2 * e.bytes), e.bytes,
+                   m.config.vocab == BYTE_VOCAB ? "" : "; special tokens such as <|endoftext|> count none");
+        printf("%s tok/s\n", short_number(e.tokens / e.seconds).c_str());
+    }
+    if (!questions.empty()) {
+        const Score score = hellaswag(m, questions);
+        printf("%s\n%.4g ms a question; %.1f %% of the tokens were padding\n", score.text().c_str(),
+               1e3 * score.seconds / score.questions, 100 * score.padding);
+    }
 }
 
 void sample_verb(const Options& o) {

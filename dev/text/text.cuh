@@ -35,6 +35,13 @@ public:
         return V_ == BYTE_VOCAB ? std::string(1, static_cast<char>(token)) : format("%d ", token);
     }
 
+    // The bytes of a text that a token stands for; of a special one, such as <|endoftext|>, none, and where nothing says
+    // what tokens read as.
+    size_t bytes_of(int token) const {
+        if (token < 0 || (tokenizer_ && tokenizer_->is_special(token))) return 0;
+        return tokenizer_ ? tokenizer_->decode(token).size() : V_ == BYTE_VOCAB;
+    }
+
     // What a text out of nothing goes on from: GPT-2's end of text, which is the last token where nothing else says so.
     int first() const {
         if (!tokenizer_) return V_ == BYTE_VOCAB ? '\n' : V_ - 1;
@@ -47,6 +54,16 @@ private:
     int V_;
     std::unique_ptr<Tokenizer> tokenizer_;
 };
+
+// For what can do without: a tokenizer that cannot be used is named, and left.
+Text text_if_any(const std::string& dir, int V) {
+    try {
+        return Text(dir, V);
+    } catch (const UserError& error) {
+        fprintf(stderr, "tokenizer  not used: %s\n", error.what());
+        return Text("", V);
+    }
+}
 
 // All of standard input.
 std::string read_input() {
