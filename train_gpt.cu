@@ -46,6 +46,7 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -3205,15 +3206,20 @@ void write_model(const std::string& dir, const Model& m, const TextFiles& text) 
 
 std::string checkpoint_name(long step) { return format("step_%06ld", step); }
 
+// The step in a name as checkpoint_name gives it, after `prefix`; -1: it is another name.
+long step_in(const std::string& name, const std::string& prefix) {
+    long step = -1;
+    const bool begins = name.rfind(prefix + "step_", 0) == 0;
+    if (begins) parse_number(name.substr(prefix.size() + strlen("step_")), step);
+    return step >= 0 && name == prefix + checkpoint_name(step) ? step : -1;
+}
+
 // The checkpoints of a run folder, by step.
 std::map<long, std::string> list_checkpoints(const std::string& out) {
     std::map<long, std::string> found;
     std::error_code ignored;   // no folder: no checkpoints
-    for (const auto& entry : fs::directory_iterator(out, ignored)) {
-        const std::string name = entry.path().filename();
-        if (name.rfind("step_", 0) == 0 && name.find_first_not_of("0123456789", 5) == name.npos && name.size() > 5)
-            found[std::stol(name.substr(5))] = entry.path();
-    }
+    for (const auto& entry : fs::directory_iterator(out, ignored))
+        if (const long step = step_in(entry.path().filename(), ""); step >= 0) found[step] = entry.path();
     return found;
 }
 
@@ -3237,10 +3243,20 @@ void remove_checkpoint(const std::string& out, long step) {
     fs::remove_all(dying);
 }
 
-// What a crash has left.
+// What a crash has left: folders that go by names of ours, and no others.
 void remove_unfinished(const std::string& out) {
-    for (const auto& entry : fs::directory_iterator(out))
-        if (entry.path().filename().string().rfind(UNFINISHED, 0) == 0) fs::remove_all(entry.path());
+    for (const auto& entry : fs::directory_iterator(out)) {
+        const std::string name = entry.path().filename();
+        if (step_in(name, UNFINISHED) >= 0 || step_in(name, UNFINISHED + std::string("old_")) >= 0)
+            fs::remove_all(entry.path());
+    }
+}
+
+// Keeps a run folder for this program, until it ends in whatever way. Where a file system knows no locks, nothing does.
+void lock_folder(const std::string& out) {
+    const int folder = open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);   // never closed, so as to stay locked
+    if (folder >= 0 && flock(folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        throw UserError("--out %s: another run is writing there", out.c_str());
 }
 
 // Writes out/step_N and then removes all but the last `keep` (0: keeps all). Returns its path.
@@ -3928,6 +3944,16 @@ struct Start {
     uint64_t window = 0;    // of the data
 };
 
+// The --from of a run that came to no checkpoint.
+std::string from_in_log(const std::string& path) {
+    std::ifstream log(path);
+    std::string line;
+    std::getline(log, line);
+    const json record = json::parse(line, nullptr, false);
+    const json::json_pointer from("/run/options/from");
+    return record.is_object() && record.contains(from) && record[from].is_string() ? record[from] : "";
+}
+
 Start find_start(const Options& o) {
     Start start = {o.from, nullptr};
     if (o.out.empty()) {
@@ -3939,7 +3965,7 @@ Start find_start(const Options& o) {
     if (error || access(o.out.c_str(), W_OK) != 0)
         throw UserError("--out %s: cannot be written: %s", o.out.c_str(),
                         error ? error.message().c_str() : strerror(errno));
-    remove_unfinished(o.out);
+    lock_folder(o.out);
     const auto checkpoints = list_checkpoints(o.out);
     if (!o.resume) {
         if (!checkpoints.empty() || fs::exists(o.out + "/log.jsonl"))
@@ -3948,7 +3974,13 @@ Start find_start(const Options& o) {
         return start;
     }
     if (!o.from.empty()) throw UserError("--resume and --from exclude each other: both say where weights come from");
-    if (checkpoints.empty()) throw UserError("--resume: no checkpoint in %s", o.out.c_str());
+    if (checkpoints.empty()) {
+        if (!fs::exists(o.out + "/log.jsonl")) throw UserError("--resume: no run in %s", o.out.c_str());
+        start.dir = from_in_log(o.out + "/log.jsonl");
+        printf("resume     %s has no checkpoint yet: the run begins anew%s%s\n", o.out.c_str(),
+               start.dir.empty() ? "" : " from ", start.dir.c_str());
+        return start;
+    }
     start.dir = checkpoints.rbegin()->second;
     const std::string path = start.dir + "/trainer.json";
     start.trainer = read_json(path);
@@ -4028,8 +4060,9 @@ void note_changes(const Options& o, const Start& start) {
 class Trainer {
 public:
     Trainer(const Options& o, const TrainData& data, const Setup& setup, const Start& start)
-        : o_(o), data_(data), start_(start), accumulation_(accumulation_steps(o, setup)), step_(start.step),
-          progress_(start.step, o.steps), text_(o.sample_every > 0 ? start.dir : "", setup.config.vocab),
+        : o_(o), data_(data), start_(start), accumulation_(accumulation_steps(o, setup)),
+          windows_per_step_(accumulation_ * setup.B), step_(start.step), tried_(start.step), progress_(start.step, o.steps),
+          text_(o.sample_every > 0 ? start.dir : "", setup.config.vocab),
           text_files_(text_files(start.dir, setup.config)) {
         if (!o.hellaswag.empty()) questions_ = read_questions(o.hellaswag, setup.config.vocab, setup.T);
         allocate(m_, setup);
@@ -4040,35 +4073,59 @@ public:
 
     void run() {
         const double began = seconds_now();
-        const long first = step_;
         Loader loader(m_, data_.train, o_.shuffle, o_.seed, start_.window);
         log_.open(o_.out, start_.step);   // from here on the folder holds a run
+        if (!o_.out.empty()) remove_unfinished(o_.out);
         if (start_.step == 0) log_.write(run_record(o_, m_.setup));
         if (o_.sample_every > 0 && step_ == 0) show_sample();   // of what was never trained: to compare with
         progress_.start();
         if (!o_.trace.empty()) start_recording();
-        for (bool stopping = false; step_ < o_.steps && !stopping;) {
-            const StepResult result = step(loader);
-            stopping = stop_requested;   // read once: a signal may come at any time
-            const bool last = step_ == o_.steps;
-            if (recorder.on && (step_ - first == TRACED_STEPS || last || stopping))
-                write_trace(o_.trace, m_, step_ - first);
-            progress_.show(step_, result);
-            if (due(o_.eval_every, last)) validate();
-            if (due(o_.sample_every, last)) show_sample();
-            if (due(o_.checkpoint_every, last) || stopping) checkpoint();
-            if (stopping) {
-                progress_.end_line();
-                printf("stopped by a signal after step %ld\n", step_);
-            }
+        try {
+            while (step_ < o_.steps && advance(loader)) {}
+        } catch (const std::exception&) {
+            rescue();
+            throw;
         }
         progress_.end_line();
-        print_end(step_ - first, seconds_now() - began);
+        print_end(step_ - start_.step, seconds_now() - began);
+        const auto checkpoints = o_.out.empty() ? std::map<long, std::string>() : list_checkpoints(o_.out);
+        const bool has_text = text_files_.count("tokenizer.json") || text_files_.count("merges.txt");
+        print_next(o_, checkpoints.empty() ? "" : checkpoints.rbegin()->second,
+                   has_text ? "" : format(" --prompt-tokens %d", text_.first()), step_ == o_.steps);
     }
 
 private:
     double tokens_per_step() const { return static_cast<double>(accumulation_) * m_.setup.N(); }
     bool due(long every, bool last) const { return every > 0 && (step_ % every == 0 || last); }
+
+    // A step and what is due after it; false: a signal asked to stop.
+    bool advance(Loader& loader) {
+        const StepResult result = step(loader);
+        const bool stopping = stop_requested;   // read once: a signal may come at any time
+        const bool last = step_ == o_.steps;
+        if (recorder.on && (step_ - start_.step == TRACED_STEPS || last || stopping))
+            write_trace(o_.trace, m_, step_ - start_.step);
+        progress_.show(step_, result);
+        if (due(o_.eval_every, last)) validate();
+        if (due(o_.sample_every, last)) show_sample();
+        if (due(o_.checkpoint_every, last) || stopping) checkpoint();
+        if (stopping) {
+            progress_.end_line();
+            printf("stopped by a signal after step %ld\n", step_);
+        }
+        return !stopping;
+    }
+
+    // Something failed after a step that was well: it is kept, if that can be.
+    void rescue() {
+        progress_.end_line();
+        if (step_ <= tried_) return;
+        try {
+            checkpoint();
+        } catch (const std::exception& error) {
+            fprintf(stderr, "train_gpt: %s\n", error.what());
+        }
+    }
 
     StepResult step(Loader& loader) {
         const double began = seconds_now();
@@ -4089,7 +4146,7 @@ private:
         r.mfu = flops.model * r.tokens_per_s / device.peak_flops;
         r.hfu = flops.hardware * r.tokens_per_s / device.peak_flops;
         if (!std::isfinite(r.loss) || !std::isfinite(r.norm)) {
-            progress_.end_line();
+            tried_ = step_;   // weights that need not be kept
             throw Failure("step %ld: loss %f, gradient norm %f: stopped; the last good checkpoint is %s", step_, r.loss,
                           r.norm, last_checkpoint_.empty() ? "none" : last_checkpoint_.c_str());
         }
@@ -4100,7 +4157,7 @@ private:
 
     void validate() {
         progress_.end_line();
-        if (data_.val.count() > 1) {
+        if (data_.val.windows(Windows::COVERING, m_.setup.T) > 0) {
             const Evaluation e = evaluate(m_, data_.val, o_.eval_batches * m_.setup.B, text_);
             printf("step %ld: validation loss %.4f over %zu tokens\n", step_, e.loss, e.tokens);
             log_.write({{"step", step_}, {"val_loss", e.loss}});
@@ -4132,7 +4189,8 @@ private:
 
     void checkpoint() {
         if (o_.out.empty()) return;
-        const uint64_t windows = static_cast<uint64_t>(step_ - start_.step) * accumulation_ * m_.setup.B;
+        tried_ = step_;
+        const uint64_t windows = static_cast<uint64_t>(step_ - start_.step) * windows_per_step_;
         const json trainer = {{"next_window", start_.window + windows}, {"options", describe(o_, TRAIN)}};
         last_checkpoint_ = write_checkpoint(o_.out, m_, text_files_, step_, trainer, o_.keep);
         progress_.end_line();
@@ -4142,7 +4200,7 @@ private:
     const Options& o_;
     const TrainData& data_;
     const Start& start_;
-    long accumulation_, step_;
+    long accumulation_, windows_per_step_, step_, tried_;   // tried: the last step of which a checkpoint was begun
     Log log_;
     Progress progress_;
     Text text_;
@@ -4151,6 +4209,22 @@ private:
     Model m_;
     std::string last_checkpoint_ = start_.dir;
 };
+
+// Ctrl-C ends the run after the step, a second one at once; so does SIGTERM. A terminal that is closed (it may say so
+// twice) and output that nobody reads end it after the step, too. On a stack of its own: on a CPU a matmul of oneDNN
+// runs with the stack pointer inside of its heap buffer, where the handler's frame would do damage.
+void catch_signals() {
+    static char signal_stack[64 << 10];
+    const stack_t stack = {signal_stack, 0, sizeof(signal_stack)};
+    if (sigaltstack(&stack, nullptr) != 0) throw Failure("sigaltstack: %s", strerror(errno));
+    for (int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
+        struct sigaction action = {}, before;
+        action.sa_handler = [](int) { stop_requested = 1; };
+        action.sa_flags = SA_ONSTACK | (number == SIGINT || number == SIGTERM ? SA_RESETHAND : 0);
+        sigaction(number, nullptr, &before);
+        if (number != SIGHUP || before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);   // nohup ignores it
+    }
+}
 
 void train(const Options& o) {
     const TrainData data = open_data(o);
@@ -4161,21 +4235,19 @@ void train(const Options& o) {
     const Setup setup = make_setup(o, config, Purpose::TRAINING, memory_now().available);
     find_peak(o);
     print_run(setup, o, data, accumulation_steps(o, setup), start);
-    if (data.val.count() > 1) {   // a token outside the vocabulary shows now, not at the first evaluation
+    // What would be found late shows now: where the trace cannot be written, nothing to validate on, a token outside the
+    // vocabulary.
+    if (!o.trace.empty() && !std::ofstream(o.trace, std::ios::app))
+        throw UserError("--trace %s: cannot be written: %s", o.trace.c_str(), strerror(errno));
+    const bool validates = o.eval_every > 0 && data.val.windows(Windows::COVERING, setup.T) > 0;
+    if (o.eval_every > 0 && !o.val_data.empty() && !validates)
+        throw UserError("--val-data %s: no file has the 2 tokens of which one is predicted", o.val_data.c_str());
+    if (validates) {
         std::vector<int> inputs(setup.T), targets(setup.T);
         data.val.read(inputs.data(), targets.data(), Windows::COVERING, 0, setup.T, config.vocab);
     }
     Trainer trainer(o, data, setup, start);
-    // Ctrl-C ends the run after the step; a second one at once. On a stack of its own: on a CPU a matmul of oneDNN runs
-    // with the stack pointer inside of its heap buffer, where the handler's frame would do damage.
-    static char signal_stack[64 << 10];
-    const stack_t stack = {signal_stack, 0, sizeof(signal_stack)};
-    if (sigaltstack(&stack, nullptr) != 0) throw Failure("sigaltstack: %s", strerror(errno));
-    struct sigaction action = {};
-    action.sa_handler = [](int) { stop_requested = 1; };
-    action.sa_flags = SA_RESETHAND | SA_ONSTACK;
-    sigaction(SIGINT, &action, nullptr);
-    sigaction(SIGTERM, &action, nullptr);
+    catch_signals();
     trainer.run();
 }
 
