@@ -1904,11 +1904,71 @@ void test_evaluation() {
     for (int B : {1, 3, 16}) {
         Model m;
         load_folder(m, scratch("@/ours"), Purpose::INFERENCE, B, 11);
-        const Evaluation e = evaluate(m, tokens, 0);
+        const Evaluation e = evaluate(m, tokens, 0, Text("", m.config.vocab));
         claim(e.tokens == 71 && fabs(e.loss - expected) < tolerance * expected,
               format("an evaluation in micro-batches of %d counts each token once: as by hand", B),
               format("loss %.7f over %zu tokens, expected %.7f over 71", e.loss, e.tokens, expected));
     }
+}
+
+// ==== HellaSwag ==============================================================
+// data/reference/hellaswag.json: for each question the sums of the losses of its endings in float64, by a plain loop in
+// PyTorch, and the choices by sum and by mean.
+
+const std::string QUESTIONS = "data/reference/hellaswag.bin";
+
+json answers(Model& m, const std::vector<Question>& questions) {
+    json all = json::array();
+    const EndingLosses losses = ending_losses(m, questions);
+    for (size_t q = 0; q < questions.size(); q++) {
+        const Question& question = questions[q];
+        all.push_back({{"sums", losses.sums[q]}, {"choices", {answer(question, losses.sums[q], By::SUM),
+                                                              answer(question, losses.sums[q], By::MEAN)}}});
+    }
+    return all;
+}
+
+void test_hellaswag() {
+    const json expected = read_json("data/reference/hellaswag.json");
+    const double tolerance = FLOATX == DType::FP32 ? 2e-6 : 1e-2;   // of sums, of which some are of one token only
+    for (const auto& [B, T] : {std::pair{1, 32}, {3, 32}, {64, 32}}) {
+        Model m;
+        load_folder(m, "data/reference/hf_tiny", Purpose::INFERENCE, B, T);
+        const std::vector<Question> questions = read_questions(QUESTIONS, m.config.vocab, T);
+        const json found = answers(m, questions);
+        double error = found.size() == expected.size() ? 0 : INFINITY;
+        bool same = true;
+        for (size_t q = 0; q < std::min(found.size(), expected.size()); q++) {
+            same = same && found[q]["choices"] == expected[q]["choices"];
+            for (size_t e = 0; e < expected[q]["sums"].size(); e++)
+                error = std::max(error, fabs(double(found[q]["sums"][e]) / double(expected[q]["sums"][e]) - 1));
+        }
+        claim(error < tolerance, format("in batches of %d x %d tokens the losses of endings are those of PyTorch", B, T),
+              format("error %.1e, limit %.1e", error, tolerance));
+        claim(same, "and so are the choices, by sum and by mean");
+        claim(m.setup.B == B && m.setup.T == T && take_loss(m) == 0, "the model is left as it was");
+    }
+    const Question three = {0, {1}, {{1, 1, 1}, {1}, {1, 1}}};
+    claim(answer(three, {3, 2, 3}, By::SUM) == 1 && answer(three, {3, 2, 3}, By::MEAN) == 0 &&
+              answer(three, {3, 1, 2}, By::MEAN) == 0,
+          "a mean is one over an ending's tokens; of equals the first is chosen");
+}
+
+// Sequences of 1 to 32 inputs, batches of up to 128 tokens: longer than need be by less than a step, or beside longer.
+void test_padding() {
+    Model m;
+    load_folder(m, "data/reference/hf_tiny", Purpose::INFERENCE, 4, 32);
+    std::vector<Question> questions;
+    size_t needed = 0;
+    for (int n = 0; n < 256; n++) {
+        const size_t ending = 1 + n % 31;
+        questions.push_back({0, {1}, {std::vector<int>(ending, 2)}});
+        needed += ending;
+    }
+    const EndingLosses losses = ending_losses(m, questions);
+    const double share = double(losses.padding) / losses.tokens;
+    claim(losses.tokens - losses.padding == needed && share < 0.25,
+          "endings of many lengths are batched by length: little is padding", format("%.1f %%", 100 * share));
 }
 
 // ==== graphs =================================================================
@@ -1933,7 +1993,7 @@ std::string bytes_of_steps(const Setup& s, bool graphs, size_t& captured) {
         }
         update(m, adamw_settings(o, step));
         bytes += bytes_of(std::vector<double>{take_loss(m), fetch(m.a.norm())});
-        if (step > 0) bytes += bytes_of(std::vector<double>{evaluate(m, tokens, 2 * s.B).loss});
+        if (step > 0) bytes += bytes_of(std::vector<double>{evaluate(m, tokens, 2 * s.B, Text("", m.config.vocab)).loss});
     }
     for (const float* block : {m.master, m.adam_m, m.adam_v}) bytes += bytes_of(from_device(block, m.elements));
     captured = m.graphs.captured();
@@ -2176,6 +2236,26 @@ void test_terminal() {
     close(outside);
 }
 
+void test_fitted() {
+    const std::vector<LinePart> parts = {{0, "step 1"}, {3, " [####]"}, {1, " loss 2"}, {2, " speed"}};
+    claim(fitted(parts, 26) == "step 1 [####] loss 2 speed" && fitted(parts, 25) == "step 1 loss 2 speed" &&
+              fitted(parts, 18) == "step 1 loss 2" && fitted(parts, 12) == "step 1" && fitted(parts, 3) == "ste",
+          "a line that is too long loses its least important parts first");
+}
+
+void test_shell_word() {
+    std::string wrong;
+    for (const std::string text : {"runs/a-b_1.c", "", "it's", "two words", "$HOME `x` \"y\" \\ *", "~", "caf\xc3\xa9", "a\nb"}) {
+        FILE* shell = popen(("printf '%s.' " + shell_word(text)).c_str(), "r");
+        std::string read;
+        for (int c; shell && (c = getc(shell)) != EOF;) read += static_cast<char>(c);
+        if (shell) pclose(shell);
+        if (read != text + ".") wrong += text + " became " + read;
+    }
+    claim(wrong.empty() && shell_word("runs/a-b_1.c") == "runs/a-b_1.c" && shell_word("it's") == "'it'\\''s'",
+          "a shell reads a quoted word as it was; plain paths need no quotes", wrong);
+}
+
 void test_readable() {
     const std::string text = "To be,\n\tor caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x8c\x8d";
     claim(readable(text) == text, "samples show text as it is, in any script");
@@ -2203,13 +2283,14 @@ std::string without_excuse(std::string text) {
 class Run {
 public:
     // Words, of the command and of the environment, are separated by blanks; '' is an empty one; <FILE is standard
-    // input. Files may be limited in size, like on a full disk. What runs keep for later runs stays in the tests' folder.
+    // input, >FILE standard output. Files may be limited in size, like on a full disk. What runs keep for later runs stays in the tests' folder.
     explicit Run(const std::string& command, const std::string& environment = "", size_t file_limit = RLIM_INFINITY) {
         std::vector<std::string> args = {"test_gpt", "--as-train-gpt"};
         std::istringstream words(command);
-        std::string input = "/dev/null";
+        std::string input = "/dev/null", output;
         for (std::string word; words >> word;) {
             if (word[0] == '<') input = scratch(word.substr(1));
+            else if (word[0] == '>') output = scratch(word.substr(1));
             else args.push_back(word == "''" ? "" : scratch(word));
         }
         std::vector<std::string> variables;   // of two of a name the first counts
@@ -2220,7 +2301,8 @@ public:
         for (char** variable = environ; *variable; variable++)
             if (strncmp(*variable, "OMP_NUM_THREADS=", 16) != 0 && strncmp(*variable, "XDG_CACHE_HOME=", 15) != 0) variables.push_back(*variable);
         static int runs = 0;
-        out_ = scratch(format("@/stdout_%d", runs));
+        out_ = output.empty() ? scratch(format("@/stdout_%d", runs)) : output;
+        own_out_ = output.empty();
         err_ = scratch(format("@/stderr_%d", runs++));
         const std::vector<char*> argv = pointers(args), envp = pointers(variables);
         pid_ = fork();
@@ -2248,8 +2330,8 @@ public:
         while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {}
         pid_ = 0;
         const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-        const Outcome outcome = {code, read_bytes(out_), without_excuse(read_bytes(err_))};
-        fs::remove(out_);
+        const Outcome outcome = {code, own_out_ ? read_bytes(out_) : "", without_excuse(read_bytes(err_))};
+        if (own_out_) fs::remove(out_);
         fs::remove(err_);
         return outcome;
     }
@@ -2264,6 +2346,7 @@ private:
 
     pid_t pid_ = 0;
     std::string out_, err_;
+    bool own_out_;
 };
 
 Outcome run(const std::string& command, const std::string& environment = "") { return Run(command, environment).end(); }
@@ -2720,8 +2803,6 @@ void test_verbs_on_folder() {
               train);
 }
 
-// ==== runs: text =============================================================
-
 const std::string TOKENIZER = "data/reference/tokenizer";
 
 // @/words: a model of 800 tokens with the tokenizer of the reference, which has 757. @/numbers: the same without.
@@ -2733,6 +2814,91 @@ void need_words() {
     fs::copy(scratch("@/numbers"), scratch("@/words"));
     fs::copy(TOKENIZER + "/tokenizer.json", scratch("@/words/tokenizer.json"));
 }
+
+// What eval prints after the loss, by hand.
+void test_eval_lines() {
+    need_words();
+    need_first_run();
+    const Tokenizer tokenizer(TOKENIZER);
+    const int end = tokenizer.added("<|endoftext|>");
+    std::vector<uint16_t> tokens;
+    size_t bytes = 0;
+    for (const char* text : {"Once upon a time", "caf\xc3\xa9, and nothing more"}) {
+        tokens.push_back(end);
+        for (int token : tokenizer.encode(text)) tokens.push_back(token);
+        bytes += strlen(text);
+    }
+    tokens.push_back(790);   // of the 800, one that the tokenizer does not have
+    write_bytes(scratch("@/words.bin"), shard(tokens));
+    auto read = [](const Outcome& e, double (&x)[4], size_t (&n)[2]) {
+        return sscanf(e.out.c_str(), "loss %lf over %zu tokens\nperplexity %lf\nbits per byte %lf over %zu bytes", &x[0], &n[0],
+                      &x[1], &x[2], &n[1]);
+    };
+    double x[4];
+    size_t n[2];
+    const Outcome words = run("eval --from @/words --data @/words.bin");
+    claim_run(words.code == 0 && read(words, x, n) == 5 && n[0] == tokens.size() - 1 && n[1] == bytes &&
+                  fabs(x[1] - exp(x[0])) < 1e-3 * x[1] && fabs(x[2] - x[0] * n[0] / (log(2) * bytes)) < 1e-3 &&
+                  words.out.find(" tok/s\n") != words.out.npos,
+              "eval prints perplexity, bits per byte of the text without <|endoftext|>, and speed", words);
+    const Outcome of_bytes = run("eval --from @/first/step_000010 --data @/text.txt");
+    claim_run(of_bytes.code == 0 && read(of_bytes, x, n) == 5 && n[0] == n[1] && fabs(x[2] - x[0] / log(2)) < 1e-3,
+              "of a model of bytes they are the loss over ln 2", of_bytes);
+    const Outcome numbers = run("eval --from @/numbers --data @/words.bin");
+    claim_run(numbers.code == 0 && numbers.out.find("perplexity") != numbers.out.npos &&
+                  numbers.out.find("per byte") == numbers.out.npos,
+              "without a tokenizer no bits per byte are printed", numbers);
+    fs::copy(scratch("@/words"), scratch("@/other_words"));
+    write_bytes(scratch("@/other_words/tokenizer.json"), "{}");
+    const Outcome other = run("eval --from @/other_words --data @/words.bin");
+    claim_run(other.code == 0 && other.out.rfind(numbers.out.substr(0, 20), 0) == 0 &&
+                  other.err.find(scratch("@/other_words/tokenizer.json")) != other.err.npos,
+              "nor with one that cannot be read, which is named", other);
+
+    // Weights that make the loss overflow.
+    fs::copy(scratch("@/numbers"), scratch("@/overflow"));
+    std::vector<RawTensor> tensors = raw_tensors(scratch("@/overflow/model.safetensors"));
+    RawTensor& last = tensor_named("ln_f.weight", tensors);
+    last.bytes = bytes_of(Floats(16, 3e38f));
+    write_bytes(scratch("@/overflow/model.safetensors"), safetensors(tensors));
+    const Outcome overflow = run("eval --from @/overflow --data @/words.bin");
+    claim_run(overflow.code == 1 && overflow.out.find("loss") == overflow.out.npos && overflow.err.find("mean loss") != overflow.err.npos,
+              "a loss that is not finite is an error, with exit code 1", overflow);
+    const Outcome answers = run("eval --from @/overflow --hellaswag " + QUESTIONS);
+    claim_run(answers.code == 1 && answers.err.find("HellaSwag") != answers.err.npos, "likewise of HellaSwag", answers);
+}
+
+void test_hellaswag_runs() {
+    const json expected = read_json("data/reference/hellaswag.json");
+    const std::vector<Question> questions = read_questions(QUESTIONS, 211, 32);
+    double right[2] = {};   // by sum, by mean
+    for (size_t q = 0; q < questions.size(); q++)
+        for (int by : {0, 1}) right[by] += (expected[q]["choices"][by] == questions[q].label) / double(questions.size());
+    const std::string text = format("HellaSwag acc_norm %.4f, accuracy %.4f over %zu questions\n", right[1], right[0],
+                                    questions.size());
+    const Outcome e = run("eval --from data/reference/hf_tiny --hellaswag " + QUESTIONS);
+    claim_run(e.code == 0 && right[0] != right[1] && e.out.rfind(text, 0) == 0, "eval --hellaswag prints the share of right choices", e, text);
+
+    std::vector<uint16_t> tokens(400);
+    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = splitmix64(i) % 211;
+    write_bytes(scratch("@/of_211.bin"), shard(tokens));
+    const std::string COMMAND = "train --from data/reference/hf_tiny --data @/of_211.bin --val-fraction 0 --steps 2 "
+                                "--lr 1e-9 --eval-every 1 --checkpoint-every 0 --out @/";
+    const Outcome with = run(COMMAND + "asked --hellaswag " + QUESTIONS), without = run(COMMAND + "unasked");
+    std::vector<double> scores;
+    std::string steps, expected_steps;
+    for (const std::string& record : log_of("@/asked")) {
+        if (json::parse(record).contains("hellaswag")) scores.push_back(json::parse(record)["hellaswag"]);
+        else steps += record;
+    }
+    for (const std::string& record : log_of("@/unasked")) expected_steps += record;
+    claim_run(with.code == 0 && scores == std::vector<double>{right[1], right[1]} &&
+                  with.out.find("step 1: " + text) != with.out.npos,
+              "train --hellaswag does with every validation, and logs acc_norm", with);
+    claim_run(!steps.empty() && steps == expected_steps, "and goes on with the same bits as without", without);
+}
+
+// ==== runs: text =============================================================
 
 void test_text_of_tokens() {
     need_words();
@@ -3100,6 +3266,47 @@ void test_bad_data() {
     refuse("validation data that is not there", TINY + "--val-data @/nowhere.txt", {"@/nowhere.txt"});
 }
 
+void test_bad_questions() {
+    need_our_folder();
+    const std::string good = read_bytes(QUESTIONS), EVAL = "eval --from data/reference/hf_tiny --hellaswag @/q.bin ";
+    // Words of 16 bits from the first question on: 65535, bytes, index, label, endings, tokens of the context.
+    auto with = [&](size_t word, uint16_t value) {
+        std::string bytes = good;
+        memcpy(&bytes[sizeof(int) * QUESTIONS_HEADER + 2 * word], &value, 2);
+        return bytes;
+    };
+    auto with_header = [&](size_t number, int value) {
+        std::string bytes = good;
+        memcpy(&bytes[sizeof(int) * number], &value, sizeof(int));
+        return bytes;
+    };
+    const std::tuple<const char*, std::string, Texts> cases[] = {
+        {"questions without a header", good.substr(0, 1000), {"1000", "1024"}},
+        {"questions with another magic number", with_header(0, SHARD_MAGIC), {"20240520", "20240522"}},
+        {"questions of another version", with_header(1, 2), {"version 2", "20240522, 1"}},
+        {"no questions", with_header(2, 0), {"0 questions"}},
+        {"questions that are cut short", good.substr(0, good.size() - 2), {"question 15", "truncated"}},
+        {"fewer questions than the header says", with_header(2, 17), {"question 16", "17", "truncated"}},
+        {"more questions than the header says", good + "ab", {"2 bytes", "16 questions"}},
+        {"a question that begins with another number", with(0, 7), {"question 0", "65535", "7"}},
+        {"a question of another size", with(1, 9), {"question 0", "bytes", "9"}},
+        {"a question with another index", with(2, 5), {"question 0", "index", "5"}},
+        {"a label that is no ending's", with(3, 4), {"question 0", "label 4", "4 endings"}},
+        {"a context without tokens", with(5, 0), {"question 0", "context"}},
+        {"a token outside the vocabulary in a question", with(6, 211), {"question 0", "token 211", "context", "211"}}};
+    for (const auto& [what, bytes, named] : cases) {
+        write_bytes(scratch("@/q.bin"), bytes);
+        Texts texts = named;
+        texts.push_back("@/q.bin");
+        refuse(what, EVAL, texts);
+    }
+    write_bytes(scratch("@/q.bin"), good);
+    refuse("a question that is longer than a sequence", EVAL + "--seq-len 31", {"@/q.bin", "question", "33 tokens", "32", "--seq-len"});
+    refuse("questions that are not there", "eval --from data/reference/hf_tiny --hellaswag @/nowhere.bin", {"@/nowhere.bin"});
+    refuse("questions that are not there, in training", TINY + "--hellaswag @/nowhere.bin", {"@/nowhere.bin"});
+    refuse("eval of nothing", "eval --from data/reference/hf_tiny", {"--data", "--hellaswag"});
+}
+
 void test_bad_folders() {
     need_our_folder();
     need_first_run();
@@ -3464,6 +3671,8 @@ void test_model() {
     test("windows", test_windows);
     test("loader", test_loader);
     test("evaluation", test_evaluation);
+    test("HellaSwag: losses of endings", test_hellaswag);
+    test("HellaSwag: padding", test_padding);
     test("graphs", test_graphs);
     test("schedule", test_schedule);
     test("sampling", test_pick_token);
@@ -3472,6 +3681,8 @@ void test_model() {
     test("samples as text", test_readable);
     test("samples as text: as they come", test_printer);
     test("samples as text: on a terminal", test_terminal);
+    test("lines that fit", test_fitted);
+    test("words of a shell", test_shell_word);
 }
 
 void test_command_line() {
@@ -3486,6 +3697,8 @@ void test_command_line() {
     test("runs: plan", test_plan_json);
     test("runs: trace", test_trace);
     test("runs: Hugging Face", test_verbs_on_folder);
+    test("runs: what eval prints", test_eval_lines);
+    test("runs: HellaSwag", test_hellaswag_runs);
     test("runs: text", test_text_of_tokens);
     test("runs: text while training", test_text_while_training);
     test("runs: tokenizer of bytes", test_byte_tokenizer);
@@ -3500,6 +3713,7 @@ void test_command_line() {
     test("bad flags", test_bad_flags);
     test("bad text", test_bad_text);
     test("bad data", test_bad_data);
+    test("bad questions", test_bad_questions);
     test("bad folders", test_bad_folders);
     test("bad checkpoints", test_bad_checkpoints);
     test("bad config.json", test_bad_configs);
@@ -3508,14 +3722,22 @@ void test_command_line() {
 int main(int argc, char** argv) {
     const std::string what = argc > 1 ? argv[1] : "";
     if (what == "--as-train-gpt") return guarded_main(argc - 1, argv + 1);
-    if (argc > 1 && ((what != "--export" && what != "--only") || argc != 3)) {
+    if (argc > 1 && !((what == "--export" || what == "--only") && argc == 3) && !(what == "--hellaswag" && argc == 5)) {
         fprintf(stderr, "usage: test_gpt | test_gpt --only PART,PART... | test_gpt --export DIR | test_gpt --as-train-gpt ...\n"
+                        "       test_gpt --hellaswag DIR FILE B: answers as JSON, in batches of B times DIR's context\n"
                         "PART: how the names of tests to run begin, such as kernels or kernels: attention\n");
         return 2;
     }
     open_device(TensorCores::AUTO);
     if (what == "--export") {
         export_folder(argv[2]);
+        return 0;
+    }
+    if (what == "--hellaswag") {   // for dev/text/check_hellaswag.py
+        Model m;
+        const int T = read_config(argv[2] + std::string("/config.json")).context;
+        load_folder(m, argv[2], Purpose::INFERENCE, atoi(argv[4]), T);
+        printf("%s\n", answers(m, read_questions(argv[3], m.config.vocab, T)).dump().c_str());
         return 0;
     }
     if (what == "--only") {
