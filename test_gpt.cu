@@ -2413,6 +2413,21 @@ void write_text() {
     write_bytes(scratch("@/text.txt"), text);
 }
 
+// A run that never ends by itself.
+const std::string ENDLESS = "train" + SMALL + "--micro-batch 1 --steps 1000000 --schedule constant --eval-every 0 ";
+
+const std::string TOKENIZER = "data/reference/tokenizer";
+
+// @/words: a model of 800 tokens with the tokenizer of the reference, which has 757. @/numbers: the same without.
+void need_words() {
+    if (fs::exists(scratch("@/words"))) return;
+    run("train --layers 1 --heads 1 --channels 16 --context 64 --vocab 800 --steps 1 --data @/text.txt --eval-every 0 "
+        "--out @/of_numbers");
+    fs::rename(scratch("@/of_numbers/step_000001"), scratch("@/numbers"));
+    fs::copy(scratch("@/numbers"), scratch("@/words"));
+    fs::copy(TOKENIZER + "/tokenizer.json", scratch("@/words/tokenizer.json"));
+}
+
 // ==== runs: the same bits ====================================================
 
 const std::string TEN = "train" + SMALL + "--micro-batch 2 --total-batch 64 --steps 10 --lr 1e-2 --warmup 3 "
@@ -2734,6 +2749,95 @@ void test_log() {
     claim(kept.size() == 1 && kept.count(3), "--keep 1 keeps the last checkpoint");
 }
 
+// The lines of steps that a run draws on a terminal of so many columns; empty where no terminal can be had.
+std::vector<std::string> drawn_steps(const std::string& command, unsigned short columns) {
+    const int outside = posix_openpt(O_RDWR | O_NOCTTY);
+    const winsize size = {24, columns, 0, 0};
+    const bool there = outside >= 0 && grantpt(outside) == 0 && unlockpt(outside) == 0 && ioctl(outside, TIOCSWINSZ, &size) == 0;
+    const int inside = there ? open(ptsname(outside), O_RDWR | O_NOCTTY) : -1;   // so that it is open until the end
+    std::vector<std::string> lines;
+    if (inside < 0) return lines;
+    Run run(command + " >" + ptsname(outside));
+    std::string text;
+    pollfd ready = {outside, POLLIN, 0};
+    char part[4096];
+    while (text.find("next ") == text.npos && poll(&ready, 1, 60000) > 0) {
+        const ssize_t n = read(outside, part, sizeof(part));
+        if (n <= 0) break;
+        text.append(part, n);
+    }
+    run.end();
+    close(inside);
+    close(outside);
+    std::istringstream drawn(text);
+    for (std::string line; std::getline(drawn, line, '\r');)
+        if (const size_t end = line.find("\033[K"); end != line.npos && line.rfind("step", 0) == 0) lines.push_back(line.substr(0, end));
+    return lines;
+}
+
+void test_terminal_width() {
+    const std::string COMMAND = "train" + SMALL + "--micro-batch 2 --steps 4 --eval-every 0";
+    for (const auto& [columns, least, shown, gone] : {std::tuple{200, 80, "left", "\n"}, {80, 60, "tok/s", "[#"}, {40, 25, "loss", "MFU"}, {12, 5, "step", "loss"}}) {
+        const std::vector<std::string> lines = drawn_steps(COMMAND, columns);
+        if (lines.empty()) {
+            printf("        no pseudo-terminal can be had here: %s\n", strerror(errno));
+            return;
+        }
+        std::string wrong;
+        for (const std::string& line : lines)
+            if (line.size() >= static_cast<size_t>(columns) || line.size() < static_cast<size_t>(least) ||
+                line.find(shown) == line.npos || line.find(gone) != line.npos)
+                wrong += "'" + line + "' ";
+        claim(wrong.empty() && lines.size() >= 2, format("the line of steps fits a terminal of %d columns", columns), wrong);
+    }
+    const Outcome piped = run(COMMAND);
+    claim_run(piped.out.find("step 1/4 [#####...............] loss") != piped.out.npos && piped.out.find("left\n") != piped.out.npos &&
+                  piped.out.find('\r') == piped.out.npos, "elsewhere it is whole, a line at a time", piped);
+}
+
+// The commands that a run names at its end, by the first word of their lines.
+std::map<std::string, std::string> next_commands(const std::string& out) {
+    std::map<std::string, std::string> commands;
+    std::istringstream lines(out.substr(std::min(out.size(), out.find("\ndone "))));
+    for (std::string line; std::getline(lines, line);)
+        if (line.size() > 11) commands[line.substr(0, line.find("  "))] = line.substr(11);
+    return commands;
+}
+
+void test_next_commands() {
+    fs::create_directory(scratch("@/my"));
+    Run interrupted(ENDLESS + "--checkpoint-every 0 --beta2 0.99 --out @/my/it's");
+    wait_until([] { return log_of("@/my/it's").size() >= 3; });
+    const Outcome stopped = interrupted.end(SIGINT);
+    auto next = next_commands(stopped.out);
+    const std::string checkpoint = scratch(format("@/my/it's/step_%06zu", log_of("@/my/it's").size()));
+    claim_run(stopped.code == 0 && next.size() == 5 && next["sample"] == "test_gpt sample --from " + shell_word(checkpoint) &&
+                  next["plot"] == "python3 scripts/plot.py " + shell_word(scratch("@/my/it's")) &&
+                  next["open"].rfind("python3 ", 0) == 0 && next["open"].find(shell_word(checkpoint)) != std::string::npos,
+              "a run that was stopped names the commands that sample, plot and open its last checkpoint", stopped);
+    // The shell reads the command; the program is this one, the number of steps one that can be reached.
+    const std::string go_on = next["go on"], words = go_on.substr(std::min(go_on.size(), strlen("test_gpt ")));
+    const size_t steps = log_of("@/my/it's").size() + 2;
+    const std::string command = format("XDG_CACHE_HOME=%s /proc/%d/exe --as-train-gpt %s --steps %zu > %s 2>&1",
+                                       scratch("@/cache").c_str(), getpid(), words.c_str(), steps, scratch("@/went_on").c_str());
+    const int status = system(command.c_str());
+    const Outcome went_on = {status, read_bytes(scratch("@/went_on")), go_on};
+    claim_run(status == 0 && log_of("@/my/it's").size() == steps && go_on.find("--resume") != go_on.npos &&
+                  went_on.out.find("resume     --steps was") != std::string::npos &&
+                  went_on.out.find("resume     --beta2 was") == std::string::npos,
+              "and the one that goes on with it does, by the same options", went_on);
+    claim_run(next_commands(went_on.out).count("go on") == 0, "a run that is done is not gone on with", went_on);
+    const Outcome nowhere = run("train" + SMALL + "--steps 1");
+    claim_run(next_commands(nowhere.out).size() == 2 && next_commands(nowhere.out).count("next"),
+              "without --out a line says what it would have made possible", nowhere);
+    need_words();
+    const Outcome numbers = run("train --from @/numbers --data @/text.txt --steps 1 --out @/more_numbers");
+    const std::string sample = next_commands(numbers.out)["sample"];
+    const Outcome sampled = run("sample --sample-tokens 2 " + sample.substr(std::min(sample.size(), strlen("test_gpt sample "))));
+    claim_run(sampled.code == 0 && sample.find("--prompt-tokens 799") != sample.npos,
+              "of a model without text the sample's prompt is a token", sampled, sample);
+}
+
 void test_plan_json() {
     const Outcome outcome = run("plan --model gpt2 --micro-batch 4 --recompute full --gpu-memory 80GB --json");
     const json plan = json::parse(outcome.out, nullptr, false);
@@ -2801,18 +2905,6 @@ void test_verbs_on_folder() {
     const double start = log.empty() ? NAN : double(json::parse(log[0])["loss"]);
     claim_run(train.code == 0 && fabs(start - expected) < tolerance * expected, "train --from begins with that loss",
               train);
-}
-
-const std::string TOKENIZER = "data/reference/tokenizer";
-
-// @/words: a model of 800 tokens with the tokenizer of the reference, which has 757. @/numbers: the same without.
-void need_words() {
-    if (fs::exists(scratch("@/words"))) return;
-    run("train --layers 1 --heads 1 --channels 16 --context 64 --vocab 800 --steps 1 --data @/text.txt --eval-every 0 "
-        "--out @/of_numbers");
-    fs::rename(scratch("@/of_numbers/step_000001"), scratch("@/numbers"));
-    fs::copy(scratch("@/numbers"), scratch("@/words"));
-    fs::copy(TOKENIZER + "/tokenizer.json", scratch("@/words/tokenizer.json"));
 }
 
 // What eval prints after the loss, by hand.
@@ -3017,9 +3109,6 @@ void test_tokenizer_travels() {
 
 // ==== runs: that end badly ===================================================
 
-// A run that never ends by itself.
-const std::string ENDLESS = "train" + SMALL + "--micro-batch 1 --steps 1000000 --schedule constant --eval-every 0 ";
-
 // What is in a run folder besides checkpoints and the log.
 size_t unfinished(const std::string& out) {
     size_t count = 0;
@@ -3059,6 +3148,95 @@ void test_signals() {
     claim(wrong.empty(), "whenever a run is killed, each checkpoint that is there is whole, and the last one resumes", wrong);
     const Outcome after = run(ENDLESS + format("--checkpoint-every 1 --out @/killed --resume --steps %ld", last + 2));
     claim_run(after.code == 0 && unfinished("@/killed") == 0, "what was unfinished then is cleared away", after);
+}
+
+// Runs that nobody sees any more: the terminal is gone, which says so twice, or output is no longer read.
+void test_unseen() {
+    Run hung_up(ENDLESS + "--checkpoint-every 0 --out @/hung_up");
+    wait_until([] { return log_of("@/hung_up").size() >= 3; });
+    hung_up.send_signal(SIGHUP);
+    const Outcome after_hangup = hung_up.end(SIGHUP);
+    const auto kept = list_checkpoints(scratch("@/hung_up"));
+    claim_run(after_hangup.code == 0 && kept.size() == 1 && damage(kept.begin()->second).empty(),
+              "SIGHUP, even twice, ends a run with a checkpoint", after_hangup);
+
+    const std::string pipe = scratch("@/pipe");
+    mkfifo(pipe.c_str(), 0600);
+    const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    Run unread(ENDLESS + "--eval-every 1 --eval-batches 1 --checkpoint-every 0 --out @/unread >@/pipe");
+    wait_until([] { return log_of("@/unread").size() >= 3; });
+    close(reader);
+    const Outcome outcome = unread.end();
+    const auto found = list_checkpoints(scratch("@/unread"));
+    claim_run(outcome.code == 0 && found.size() == 1 && damage(found.begin()->second).empty(),
+              "so does output that nobody reads", outcome);
+}
+
+void test_second_run() {
+    Run first(ENDLESS + "--checkpoint-every 0 --out @/live");
+    wait_until([] { return log_of("@/live").size() >= 3; });
+    fs::create_directory(scratch("@/live/unfinished_step_000001"));   // as if it were just being written
+    for (const char* resume : {"", " --resume"}) {
+        const Outcome second = run(ENDLESS + "--out @/live" + resume);
+        claim_run(second.code == 2 && second.err.find(scratch("--out @/live: another run")) != second.err.npos &&
+                      fs::exists(scratch("@/live/unfinished_step_000001")),
+                  format("a second run in a folder is refused, and touches nothing there%s", resume), second);
+    }
+    const Outcome outcome = first.end(SIGINT);
+    const auto found = list_checkpoints(scratch("@/live"));
+    claim_run(outcome.code == 0 && found.size() == 1 && found.begin()->first == long(log_of("@/live").size()),
+              "the first one does not notice", outcome);
+}
+
+void test_leftovers() {
+    const std::vector<std::string> theirs = {"unfinished_thesis", "unfinished_step_12", "unfinished_step_000012.old",
+                                             "unfinished_old_letters", "my_unfinished_step_000012"},
+                                   ours = {"unfinished_step_000012", "unfinished_old_step_000003"};
+    for (const auto& names : {theirs, ours})
+        for (const std::string& name : names) fs::create_directories(scratch("@/mixed/" + name + "/within"));
+    auto left = [](const std::vector<std::string>& names) {
+        return std::count_if(names.begin(), names.end(), [](const auto& name) { return fs::exists(scratch("@/mixed/" + name)); });
+    };
+    const std::string COMMAND = "train" + SMALL + "--steps 1 --checkpoint-every 0 --out @/mixed ";
+    const Outcome refused = run(COMMAND + "--context 8192 --micro-batch 32768");
+    claim_run(refused.code == 2 && left(ours) == 2, "a run that is refused removes nothing", refused);
+    const Outcome outcome = run(COMMAND);
+    claim_run(outcome.code == 0 && left(ours) == 0 && left(theirs) == long(theirs.size()),
+              "what a crash has left is removed, and nothing whose name only looks like it", outcome);
+}
+
+// Killed before its first checkpoint.
+void test_early_death() {
+    const std::string COMMAND = "train --data @/of_211.bin --val-fraction 0 --micro-batch 1 --seq-len 16 --eval-every 0 ";
+    write_bytes(scratch("@/of_211.bin"), shard(std::vector<uint16_t>(400, 210)));
+    Run killed(COMMAND + "--from data/reference/hf_tiny --steps 1000000 --checkpoint-every 0 --out @/early");
+    wait_until([] { return log_of("@/early").size() >= 3; });
+    killed.end(SIGKILL);
+    const Outcome resumed = run(COMMAND + "--steps 3 --out @/early --resume");
+    const Outcome fresh = run(COMMAND + "--from data/reference/hf_tiny --steps 3 --out @/late");
+    claim_run(resumed.code == 0 && resumed.out.find("begins anew from data/reference/hf_tiny") != resumed.out.npos &&
+                  log_of("@/early").size() == 3 && log_of("@/early") == log_of("@/late"),
+              "--resume of a run without a checkpoint begins as that did, and says so", resumed, fresh.err);
+}
+
+// What fails only after some steps.
+void test_late_failure() {
+    const std::string COMMAND = "train --layers 1 --heads 1 --channels 16 --context 16 --vocab 256 --val-fraction 0 --shuffle no "
+                                "--micro-batch 1 --schedule constant --lr 1e-3 --checkpoint-every 0 --data ";
+    std::vector<uint16_t> tokens(161, 5);
+    write_bytes(scratch("@/all_well.bin"), shard(tokens));
+    tokens[100] = 300;   // in the window of the seventh step, which is fetched during the sixth
+    write_bytes(scratch("@/late_bad.bin"), shard(tokens));
+    const Outcome bad = run(COMMAND + "@/late_bad.bin --steps 10 --out @/bad_data");
+    run(COMMAND + "@/all_well.bin --steps 5 --checkpoint-every 5 --out @/good_data");
+    const auto kept = list_checkpoints(scratch("@/bad_data"));
+    claim_run(bad.code == 2 && bad.err.find("token 300 at position 100") != bad.err.npos && kept.size() == 1 &&
+                  kept.count(5) && same_file("@/bad_data/step_000005/optimizer.safetensors", "@/good_data/step_000005/optimizer.safetensors"),
+              "a token outside the vocabulary that comes late ends a run with a checkpoint of the last good step", bad);
+    const Outcome full = Run(COMMAND + "@/all_well.bin --steps 1000 --out @/full_log", "", 4096).end();
+    claim_run(full.code == 1 && full.err.find("log.jsonl: writing failed") != full.err.npos &&
+                  full.err.find("train_gpt: checkpoint of step") != full.err.npos && list_checkpoints(scratch("@/full_log")).empty(),
+              "a disk that is full at the log: it says why there is no checkpoint either", full);
 }
 
 // A checkpoint that --keep no longer keeps must go as a whole: of a run that is killed meanwhile, the
@@ -3263,6 +3441,9 @@ void test_bad_data() {
     refuse("a token outside the vocabulary, in eval", "eval --from @/ours --data @/large.bin",
            {"@/large.bin", "token 300", "101"});
     refuse("fewer tokens than a sequence", TINY + "--val-fraction 0 --data @/ten.txt", {"@/ten.txt", "10 tokens", "16"});
+    write_bytes(scratch("@/one_token.bin"), shard({7}));
+    refuse("validation data of which nothing can be predicted", TINY + "--val-data @/one_token.bin", {"--val-data", "@/one_token.bin", "2 tokens"});
+    refuse("a trace that cannot be written", TINY + "--trace @/nowhere/trace.json", {"--trace", "@/nowhere/trace.json"});
     refuse("validation data that is not there", TINY + "--val-data @/nowhere.txt", {"@/nowhere.txt"});
 }
 
@@ -3694,6 +3875,8 @@ void test_command_line() {
     test("runs: matmul tuning", test_matmul_tuning);
     test("runs: --micro-batch auto", test_auto_micro_batch);
     test("runs: log", test_log);
+    test("runs: on a terminal", test_terminal_width);
+    test("runs: what comes next", test_next_commands);
     test("runs: plan", test_plan_json);
     test("runs: trace", test_trace);
     test("runs: Hugging Face", test_verbs_on_folder);
@@ -3704,6 +3887,11 @@ void test_command_line() {
     test("runs: tokenizer of bytes", test_byte_tokenizer);
     test("runs: tokenizer of --from", test_tokenizer_travels);
     test("runs: signals", test_signals);
+    test("runs: that nobody sees", test_unseen);
+    test("runs: a second one", test_second_run);
+    test("runs: leftovers", test_leftovers);
+    test("runs: killed early", test_early_death);
+    test("runs: that fail late", test_late_failure);
     test("runs: removal of a checkpoint", test_removal);
     test("runs: full disk", test_full_disk);
     test("runs: loss that is not finite", test_nan);

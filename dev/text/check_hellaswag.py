@@ -106,7 +106,7 @@ def compare(options):
         (folder / "config.json").write_text(json.dumps(
             {"model_type": "gpt2", "n_layer": config.layers, "n_head": config.heads, "n_embd": config.channels,
              "n_positions": config.context, "vocab_size": config.vocab}))
-        write_examples(folder / "questions.bin", questions)
+        write_examples(str(folder / "questions.bin"), questions)
         expected, wrong = sums(model, questions), 0
         for batch in options.micro_batch:
             command = [options.program, "--hellaswag", str(folder), str(folder / "questions.bin"), str(batch)]
