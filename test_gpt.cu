@@ -3233,6 +3233,15 @@ void test_late_failure() {
     claim_run(bad.code == 2 && bad.err.find("token 300 at position 100") != bad.err.npos && kept.size() == 1 &&
                   kept.count(5) && same_file("@/bad_data/step_000005/optimizer.safetensors", "@/good_data/step_000005/optimizer.safetensors"),
               "a token outside the vocabulary that comes late ends a run with a checkpoint of the last good step", bad);
+    write_bytes(scratch("@/cut_off.bin"), shard(std::vector<uint16_t>(100000, 5)));
+    Run cut(ENDLESS + "--shuffle yes --val-fraction 0 --checkpoint-every 0 --data @/cut_off.bin --out @/cut_off");
+    wait_until([] { return log_of("@/cut_off").size() >= 3; });
+    fs::resize_file(scratch("@/cut_off.bin"), 5000);
+    const Outcome cut_off = cut.end();
+    const auto last = list_checkpoints(scratch("@/cut_off"));
+    claim_run(cut_off.code == 1 && cut_off.err.find(scratch("@/cut_off.bin: was cut off")) != cut_off.err.npos &&
+                  last.size() == 1 && last.begin()->first == long(log_of("@/cut_off").size()) && damage(last.begin()->second).empty(),
+              "so does a shard that is cut off meanwhile, which is named", cut_off);
     const Outcome full = Run(COMMAND + "@/all_well.bin --steps 1000 --out @/full_log", "", 4096).end();
     claim_run(full.code == 1 && full.err.find("log.jsonl: writing failed") != full.err.npos &&
                   full.err.find("train_gpt: checkpoint of step") != full.err.npos && list_checkpoints(scratch("@/full_log")).empty(),

@@ -31,8 +31,8 @@
 // Types   floatX is what weights and activations are stored in: BF16 or FP32 (make PRECISION=...).
 //         All arithmetic is FP32; matmuls accumulate in FP32. Reductions have one fixed order and
 //         there are no floating-point atomics, so the same command gives the same bits.
-// Globals device (stream, matmul handle, properties), recorder (what --trace shows) and
-//         stop_requested (Ctrl-C). No others.
+// Globals device (stream, matmul handle, properties), recorder (what --trace shows), and what signals
+//         leave: stop_requested (Ctrl-C), page_lost (a file that was cut off). No others.
 //
 // GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners";
 // GPT-3: Brown et al. 2020, table 2.1.
@@ -3329,6 +3329,19 @@ Piece open_piece(const MappedFile& file) {
     return {&file, file.data() + sizeof(header), 2, 0, count};
 }
 
+// A file that is cut off while it is mapped has no pages any more where its end was. In training, zeros take the place of
+// a page that is asked for and not there, so that the reader of a window can say which file it was, and the run end well.
+static volatile sig_atomic_t page_lost = 0;
+
+void replace_lost_page(int, siginfo_t* info, void*) {
+    const size_t page = sysconf(_SC_PAGESIZE), at = reinterpret_cast<size_t>(info->si_addr) / page * page;
+    const bool replaced = info->si_code == BUS_ADRERR &&
+                          mmap(reinterpret_cast<void*>(at), page, PROT_READ,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
+    if (replaced) page_lost = 1;
+    else signal(SIGBUS, SIG_DFL);   // something else: it comes again, and ends the program
+}
+
 // Windows may begin ANYWHERE (as many as there are such places); or follow on each other, WHOLE ones
 // only, or COVERING every token, the last one of a file cut short.
 enum class Windows { ANYWHERE, WHOLE, COVERING };
@@ -3389,7 +3402,11 @@ public:
         for (const Piece& piece : pieces_) {
             const size_t here = windows_of(piece, kind, T);
             const size_t start = kind == Windows::ANYWHERE ? index : index * T;
-            if (index < here) return copy_window(inputs, targets, piece, start, T, V);
+            if (index < here) {
+                copy_window(inputs, targets, piece, start, T, V);
+                if (page_lost) throw Failure("%s: was cut off while it was in use", piece.file->path().c_str());
+                return;
+            }
             index -= here;
         }
     }
@@ -4224,6 +4241,10 @@ void catch_signals() {
         sigaction(number, nullptr, &before);
         if (number != SIGHUP || before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);   // nohup ignores it
     }
+    struct sigaction lost = {};
+    lost.sa_sigaction = replace_lost_page;
+    lost.sa_flags = SA_ONSTACK | SA_SIGINFO;
+    sigaction(SIGBUS, &lost, nullptr);
 }
 
 void train(const Options& o) {
