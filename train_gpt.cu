@@ -3329,8 +3329,8 @@ Piece open_piece(const MappedFile& file) {
     return {&file, file.data() + sizeof(header), 2, 0, count};
 }
 
-// A file that is cut off while it is mapped has no pages any more where its end was. In training, zeros take the place of
-// a page that is asked for and not there, so that the reader of a window can say which file it was, and the run end well.
+// A file that is cut off while it is mapped has no pages any more where its end was. In training, zeros take the
+// place of one that is asked for, so that the reader of a window can say which file it was, and the run end well.
 static volatile sig_atomic_t page_lost = 0;
 
 void replace_lost_page(int, siginfo_t* info, void*) {
@@ -4078,8 +4078,8 @@ class Trainer {
 public:
     Trainer(const Options& o, const TrainData& data, const Setup& setup, const Start& start)
         : o_(o), data_(data), start_(start), accumulation_(accumulation_steps(o, setup)),
-          windows_per_step_(accumulation_ * setup.B), step_(start.step), tried_(start.step), progress_(start.step, o.steps),
-          text_(o.sample_every > 0 ? start.dir : "", setup.config.vocab),
+          windows_per_step_(accumulation_ * setup.B), step_(start.step), tried_(start.step),
+          progress_(start.step, o.steps), text_(o.sample_every > 0 ? start.dir : "", setup.config.vocab),
           text_files_(text_files(start.dir, setup.config)) {
         if (!o.hellaswag.empty()) questions_ = read_questions(o.hellaswag, setup.config.vocab, setup.T);
         allocate(m_, setup);
@@ -4237,7 +4237,7 @@ void catch_signals() {
     for (int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
         struct sigaction action = {}, before;
         action.sa_handler = [](int) { stop_requested = 1; };
-        action.sa_flags = SA_ONSTACK | (number == SIGINT || number == SIGTERM ? SA_RESETHAND : 0);
+        action.sa_flags = SA_ONSTACK | SA_RESTART | (number == SIGINT || number == SIGTERM ? SA_RESETHAND : 0);
         sigaction(number, nullptr, &before);
         if (number != SIGHUP || before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);   // nohup ignores it
     }
@@ -4256,8 +4256,7 @@ void train(const Options& o) {
     const Setup setup = make_setup(o, config, Purpose::TRAINING, memory_now().available);
     find_peak(o);
     print_run(setup, o, data, accumulation_steps(o, setup), start);
-    // What would be found late shows now: where the trace cannot be written, nothing to validate on, a token outside the
-    // vocabulary.
+    // Now rather than late: a trace that cannot be written, nothing to validate on, a token outside the vocabulary.
     if (!o.trace.empty() && !std::ofstream(o.trace, std::ios::app))
         throw UserError("--trace %s: cannot be written: %s", o.trace.c_str(), strerror(errno));
     const bool validates = o.eval_every > 0 && data.val.windows(Windows::COVERING, setup.T) > 0;

@@ -86,8 +86,8 @@ private:
             // The last token is predicted, but predicts nothing.
             const size_t inputs = question.context.size() + question.endings.back().size() - 1;
             if (inputs > static_cast<size_t>(T_))
-                fail(format("the context and ending %d have %zu tokens, expected at most %d: sequences of %d (--seq-len)"
-                            ", and the last token", e, inputs + 1, T_ + 1, T_));
+                fail(format("the context and ending %d have %zu tokens, expected at most %d: sequences of %d "
+                            "(--seq-len), and the last token", e, inputs + 1, T_ + 1, T_));
         }
         require("the size in bytes", static_cast<int>((at_ - begin) * sizeof(uint16_t)), bytes);
         return question;

@@ -141,7 +141,8 @@ std::string resume_command(Options o) {
         const json value = flags[i].value();
         if (!(flags[i].verbs & TRAIN) || value == by_default[i].value()) continue;
         command += std::string(" ") + flags[i].name;
-        if (!flags[i].is_switch) command += " " + shell_word(value.is_string() ? value.get<std::string>() : value.dump());
+        if (flags[i].is_switch) continue;
+        command += " " + shell_word(value.is_string() ? value.get<std::string>() : value.dump());
     }
     return command;
 }
@@ -153,11 +154,11 @@ void print_next(const Options& o, const std::string& checkpoint, const std::stri
         return;
     }
     if (!checkpoint.empty()) {
-        const std::string dir = shell_word(checkpoint);
+        const std::string dir = shell_word(checkpoint), program = shell_word(program_invocation_name);
         if (!is_whole) printf("go on      %s\n", resume_command(o).c_str());
-        printf("sample     %s sample --from %s%s\n", shell_word(program_invocation_name).c_str(), dir.c_str(), prompt.c_str());
-        printf("open       python3 -i -c 'import sys, transformers; model = transformers.GPT2LMHeadModel.from_pretrained"
-               "(sys.argv[1])' %s\n", dir.c_str());
+        printf("sample     %s sample --from %s%s\n", program.c_str(), dir.c_str(), prompt.c_str());
+        printf("open       python3 -i -c 'import sys, transformers; "
+               "model = transformers.GPT2LMHeadModel.from_pretrained(sys.argv[1])' %s\n", dir.c_str());
     }
     const char* plot = "scripts/plot.py";
     if (fs::exists(plot)) printf("plot       python3 %s %s\n", plot, shell_word(o.out).c_str());

@@ -35,7 +35,7 @@ public:
         return V_ == BYTE_VOCAB ? std::string(1, static_cast<char>(token)) : format("%d ", token);
     }
 
-    // The bytes of a text that a token stands for; of a special one, such as <|endoftext|>, none, and where nothing says
+    // The bytes of a text that a token stands for: none of a special one, such as <|endoftext|>, and where nothing says
     // what tokens read as.
     size_t bytes_of(int token) const {
         if (token < 0 || (tokenizer_ && tokenizer_->is_special(token))) return 0;
