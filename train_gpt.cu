@@ -3252,12 +3252,20 @@ void remove_unfinished(const std::string& out) {
     }
 }
 
-// Keeps a run folder for this program, until it ends in whatever way. Where a file system knows no locks, nothing does.
-void lock_folder(const std::string& out) {
-    const int folder = open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);   // never closed, so as to stay locked
-    if (folder >= 0 && flock(folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+// Keeps a run folder for one run, which may end in whatever way. Where a file system knows no locks, nothing does.
+class FolderLock {
+public:
+    explicit FolderLock(const std::string& out) : folder_(open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+        if (folder_ < 0 || flock(folder_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+        close(folder_);
         throw UserError("--out %s: another run is writing there", out.c_str());
-}
+    }
+    FolderLock(const FolderLock&) = delete;
+    ~FolderLock() { if (folder_ >= 0) close(folder_); }
+
+private:
+    int folder_;
+};
 
 // Writes out/step_N and then removes all but the last `keep` (0: keeps all). Returns its path.
 std::string write_checkpoint(const std::string& out, const Model& m, const TextFiles& text, long step, json trainer,
@@ -3959,6 +3967,7 @@ struct Start {
     json trainer;           // null but when resuming
     long step = 0;
     uint64_t window = 0;    // of the data
+    std::shared_ptr<FolderLock> lock = nullptr;   // of --out
 };
 
 // The --from of a run that came to no checkpoint.
@@ -3982,7 +3991,7 @@ Start find_start(const Options& o) {
     if (error || access(o.out.c_str(), W_OK) != 0)
         throw UserError("--out %s: cannot be written: %s", o.out.c_str(),
                         error ? error.message().c_str() : strerror(errno));
-    lock_folder(o.out);
+    start.lock = std::make_shared<FolderLock>(o.out);
     const auto checkpoints = list_checkpoints(o.out);
     if (!o.resume) {
         if (!checkpoints.empty() || fs::exists(o.out + "/log.jsonl"))
