@@ -1943,7 +1943,8 @@ void test_hellaswag() {
             for (size_t e = 0; e < expected[q]["sums"].size(); e++)
                 error = std::max(error, fabs(double(found[q]["sums"][e]) / double(expected[q]["sums"][e]) - 1));
         }
-        claim(error < tolerance, format("in batches of %d x %d tokens the losses of endings are those of PyTorch", B, T),
+        claim(error < tolerance,
+              format("in batches of %d x %d tokens the losses of endings are those of PyTorch", B, T),
               format("error %.1e, limit %.1e", error, tolerance));
         claim(same, "and so are the choices, by sum and by mean");
         claim(m.setup.B == B && m.setup.T == T && take_loss(m) == 0, "the model is left as it was");
@@ -1993,7 +1994,9 @@ std::string bytes_of_steps(const Setup& s, bool graphs, size_t& captured) {
         }
         update(m, adamw_settings(o, step));
         bytes += bytes_of(std::vector<double>{take_loss(m), fetch(m.a.norm())});
-        if (step > 0) bytes += bytes_of(std::vector<double>{evaluate(m, tokens, 2 * s.B, Text("", m.config.vocab)).loss});
+        if (step == 0) continue;
+        const Evaluation e = evaluate(m, tokens, 2 * s.B, Text("", m.config.vocab));
+        bytes += bytes_of(std::vector<double>{e.loss});
     }
     for (const float* block : {m.master, m.adam_m, m.adam_v}) bytes += bytes_of(from_device(block, m.elements));
     captured = m.graphs.captured();
@@ -2245,7 +2248,8 @@ void test_fitted() {
 
 void test_shell_word() {
     std::string wrong;
-    for (const std::string text : {"runs/a-b_1.c", "", "it's", "two words", "$HOME `x` \"y\" \\ *", "~", "caf\xc3\xa9", "a\nb"}) {
+    for (const std::string text :
+         {"runs/a-b_1.c", "", "it's", "two words", "$HOME `x` \"y\" \\ *", "~", "caf\xc3\xa9", "a\nb"}) {
         FILE* shell = popen(("printf '%s.' " + shell_word(text)).c_str(), "r");
         std::string read;
         for (int c; shell && (c = getc(shell)) != EOF;) read += static_cast<char>(c);
@@ -2283,7 +2287,8 @@ std::string without_excuse(std::string text) {
 class Run {
 public:
     // Words, of the command and of the environment, are separated by blanks; '' is an empty one; <FILE is standard
-    // input, >FILE standard output. Files may be limited in size, like on a full disk. What runs keep for later runs stays in the tests' folder.
+    // input, >FILE standard output. Files may be limited in size, like on a full disk. What runs keep for later runs
+    // stays in the tests' folder.
     explicit Run(const std::string& command, const std::string& environment = "", size_t file_limit = RLIM_INFINITY) {
         std::vector<std::string> args = {"test_gpt", "--as-train-gpt"};
         std::istringstream words(command);
@@ -2753,7 +2758,8 @@ void test_log() {
 std::vector<std::string> drawn_steps(const std::string& command, unsigned short columns) {
     const int outside = posix_openpt(O_RDWR | O_NOCTTY);
     const winsize size = {24, columns, 0, 0};
-    const bool there = outside >= 0 && grantpt(outside) == 0 && unlockpt(outside) == 0 && ioctl(outside, TIOCSWINSZ, &size) == 0;
+    const bool there = outside >= 0 && grantpt(outside) == 0 && unlockpt(outside) == 0 &&
+                       ioctl(outside, TIOCSWINSZ, &size) == 0;
     const int inside = there ? open(ptsname(outside), O_RDWR | O_NOCTTY) : -1;   // so that it is open until the end
     std::vector<std::string> lines;
     if (inside < 0) return lines;
@@ -2770,14 +2776,17 @@ std::vector<std::string> drawn_steps(const std::string& command, unsigned short 
     close(inside);
     close(outside);
     std::istringstream drawn(text);
-    for (std::string line; std::getline(drawn, line, '\r');)
-        if (const size_t end = line.find("\033[K"); end != line.npos && line.rfind("step", 0) == 0) lines.push_back(line.substr(0, end));
+    for (std::string line; std::getline(drawn, line, '\r');) {
+        const size_t end = line.find("\033[K");
+        if (end != line.npos && line.rfind("step", 0) == 0) lines.push_back(line.substr(0, end));
+    }
     return lines;
 }
 
 void test_terminal_width() {
     const std::string COMMAND = "train" + SMALL + "--micro-batch 2 --steps 4 --eval-every 0";
-    for (const auto& [columns, least, shown, gone] : {std::tuple{200, 80, "left", "\n"}, {80, 60, "tok/s", "[#"}, {40, 25, "loss", "MFU"}, {12, 5, "step", "loss"}}) {
+    for (const auto& [columns, least, shown, gone] :
+         {std::tuple{200, 80, "left", "\n"}, {80, 60, "tok/s", "[#"}, {40, 25, "loss", "MFU"}, {12, 5, "step", "loss"}}) {
         const std::vector<std::string> lines = drawn_steps(COMMAND, columns);
         if (lines.empty()) {
             printf("        no pseudo-terminal can be had here: %s\n", strerror(errno));
@@ -2788,11 +2797,13 @@ void test_terminal_width() {
             if (line.size() >= static_cast<size_t>(columns) || line.size() < static_cast<size_t>(least) ||
                 line.find(shown) == line.npos || line.find(gone) != line.npos)
                 wrong += "'" + line + "' ";
-        claim(wrong.empty() && lines.size() >= 2, format("the line of steps fits a terminal of %d columns", columns), wrong);
+        claim(wrong.empty() && lines.size() >= 2, format("the line of steps fits a terminal of %d columns", columns),
+              wrong);
     }
     const Outcome piped = run(COMMAND);
-    claim_run(piped.out.find("step 1/4 [#####...............] loss") != piped.out.npos && piped.out.find("left\n") != piped.out.npos &&
-                  piped.out.find('\r') == piped.out.npos, "elsewhere it is whole, a line at a time", piped);
+    claim_run(piped.out.find("step 1/4 [#####...............] loss") != piped.out.npos &&
+                  piped.out.find("left\n") != piped.out.npos && piped.out.find('\r') == piped.out.npos,
+              "elsewhere it is whole, a line at a time", piped);
 }
 
 // The commands that a run names at its end, by the first word of their lines.
@@ -2811,15 +2822,18 @@ void test_next_commands() {
     const Outcome stopped = interrupted.end(SIGINT);
     auto next = next_commands(stopped.out);
     const std::string checkpoint = scratch(format("@/my/it's/step_%06zu", log_of("@/my/it's").size()));
-    claim_run(stopped.code == 0 && next.size() == 5 && next["sample"] == "test_gpt sample --from " + shell_word(checkpoint) &&
+    claim_run(stopped.code == 0 && next.size() == 5 &&
+                  next["sample"] == "test_gpt sample --from " + shell_word(checkpoint) &&
                   next["plot"] == "python3 scripts/plot.py " + shell_word(scratch("@/my/it's")) &&
-                  next["open"].rfind("python3 ", 0) == 0 && next["open"].find(shell_word(checkpoint)) != std::string::npos,
+                  next["open"].rfind("python3 ", 0) == 0 &&
+                  next["open"].find(shell_word(checkpoint)) != std::string::npos,
               "a run that was stopped names the commands that sample, plot and open its last checkpoint", stopped);
     // The shell reads the command; the program is this one, the number of steps one that can be reached.
     const std::string go_on = next["go on"], words = go_on.substr(std::min(go_on.size(), strlen("test_gpt ")));
     const size_t steps = log_of("@/my/it's").size() + 2;
     const std::string command = format("XDG_CACHE_HOME=%s /proc/%d/exe --as-train-gpt %s --steps %zu > %s 2>&1",
-                                       scratch("@/cache").c_str(), getpid(), words.c_str(), steps, scratch("@/went_on").c_str());
+                                       scratch("@/cache").c_str(), getpid(), words.c_str(), steps,
+                                       scratch("@/went_on").c_str());
     const int status = system(command.c_str());
     const Outcome went_on = {status, read_bytes(scratch("@/went_on")), go_on};
     claim_run(status == 0 && log_of("@/my/it's").size() == steps && go_on.find("--resume") != go_on.npos &&
@@ -2833,7 +2847,8 @@ void test_next_commands() {
     need_words();
     const Outcome numbers = run("train --from @/numbers --data @/text.txt --steps 1 --out @/more_numbers");
     const std::string sample = next_commands(numbers.out)["sample"];
-    const Outcome sampled = run("sample --sample-tokens 2 " + sample.substr(std::min(sample.size(), strlen("test_gpt sample "))));
+    const std::string options = sample.substr(std::min(sample.size(), strlen("test_gpt sample ")));
+    const Outcome sampled = run("sample --sample-tokens 2 " + options);
     claim_run(sampled.code == 0 && sample.find("--prompt-tokens 799") != sample.npos,
               "of a model without text the sample's prompt is a token", sampled, sample);
 }
@@ -2923,8 +2938,8 @@ void test_eval_lines() {
     tokens.push_back(790);   // of the 800, one that the tokenizer does not have
     write_bytes(scratch("@/words.bin"), shard(tokens));
     auto read = [](const Outcome& e, double (&x)[4], size_t (&n)[2]) {
-        return sscanf(e.out.c_str(), "loss %lf over %zu tokens\nperplexity %lf\nbits per byte %lf over %zu bytes", &x[0], &n[0],
-                      &x[1], &x[2], &n[1]);
+        const char* lines = "loss %lf over %zu tokens\nperplexity %lf\nbits per byte %lf over %zu bytes";
+        return sscanf(e.out.c_str(), lines, &x[0], &n[0], &x[1], &x[2], &n[1]);
     };
     double x[4];
     size_t n[2];
@@ -2954,7 +2969,8 @@ void test_eval_lines() {
     last.bytes = bytes_of(Floats(16, 3e38f));
     write_bytes(scratch("@/overflow/model.safetensors"), safetensors(tensors));
     const Outcome overflow = run("eval --from @/overflow --data @/words.bin");
-    claim_run(overflow.code == 1 && overflow.out.find("loss") == overflow.out.npos && overflow.err.find("mean loss") != overflow.err.npos,
+    claim_run(overflow.code == 1 && overflow.out.find("loss") == overflow.out.npos &&
+                  overflow.err.find("mean loss") != overflow.err.npos,
               "a loss that is not finite is an error, with exit code 1", overflow);
     const Outcome answers = run("eval --from @/overflow --hellaswag " + QUESTIONS);
     claim_run(answers.code == 1 && answers.err.find("HellaSwag") != answers.err.npos, "likewise of HellaSwag", answers);
@@ -2965,11 +2981,13 @@ void test_hellaswag_runs() {
     const std::vector<Question> questions = read_questions(QUESTIONS, 211, 32);
     double right[2] = {};   // by sum, by mean
     for (size_t q = 0; q < questions.size(); q++)
-        for (int by : {0, 1}) right[by] += (expected[q]["choices"][by] == questions[q].label) / double(questions.size());
+        for (int by : {0, 1})
+            right[by] += (expected[q]["choices"][by] == questions[q].label) / double(questions.size());
     const std::string text = format("HellaSwag acc_norm %.4f, accuracy %.4f over %zu questions\n", right[1], right[0],
                                     questions.size());
     const Outcome e = run("eval --from data/reference/hf_tiny --hellaswag " + QUESTIONS);
-    claim_run(e.code == 0 && right[0] != right[1] && e.out.rfind(text, 0) == 0, "eval --hellaswag prints the share of right choices", e, text);
+    claim_run(e.code == 0 && right[0] != right[1] && e.out.rfind(text, 0) == 0,
+              "eval --hellaswag prints the share of right choices", e, text);
 
     std::vector<uint16_t> tokens(400);
     for (size_t i = 0; i < tokens.size(); i++) tokens[i] = splitmix64(i) % 211;
@@ -3198,7 +3216,9 @@ void test_leftovers() {
     for (const auto& names : {theirs, ours})
         for (const std::string& name : names) fs::create_directories(scratch("@/mixed/" + name + "/within"));
     auto left = [](const std::vector<std::string>& names) {
-        return std::count_if(names.begin(), names.end(), [](const auto& name) { return fs::exists(scratch("@/mixed/" + name)); });
+        long count = 0;
+        for (const std::string& name : names) count += fs::exists(scratch("@/mixed/" + name));
+        return count;
     };
     const std::string COMMAND = "train" + SMALL + "--steps 1 --checkpoint-every 0 --out @/mixed ";
     const Outcome refused = run(COMMAND + "--context 8192 --micro-batch 32768");
@@ -3210,7 +3230,8 @@ void test_leftovers() {
 
 // Killed before its first checkpoint.
 void test_early_death() {
-    const std::string COMMAND = "train --data @/of_211.bin --val-fraction 0 --micro-batch 1 --seq-len 16 --eval-every 0 ";
+    const std::string COMMAND = "train --data @/of_211.bin --val-fraction 0 --micro-batch 1 --seq-len 16 "
+                                "--eval-every 0 ";
     write_bytes(scratch("@/of_211.bin"), shard(std::vector<uint16_t>(400, 210)));
     Run killed(COMMAND + "--from data/reference/hf_tiny --steps 1000000 --checkpoint-every 0 --out @/early");
     wait_until([] { return log_of("@/early").size() >= 3; });
@@ -3224,8 +3245,9 @@ void test_early_death() {
 
 // What fails only after some steps.
 void test_late_failure() {
-    const std::string COMMAND = "train --layers 1 --heads 1 --channels 16 --context 16 --vocab 256 --val-fraction 0 --shuffle no "
-                                "--micro-batch 1 --schedule constant --lr 1e-3 --checkpoint-every 0 --data ";
+    const std::string COMMAND = "train --layers 1 --heads 1 --channels 16 --context 16 --vocab 256 "
+                                "--val-fraction 0 --shuffle no --micro-batch 1 --schedule constant --lr 1e-3 "
+                                "--checkpoint-every 0 --data ";
     std::vector<uint16_t> tokens(161, 5);
     write_bytes(scratch("@/all_well.bin"), shard(tokens));
     tokens[100] = 300;   // in the window of the seventh step, which is fetched during the sixth
@@ -3234,7 +3256,8 @@ void test_late_failure() {
     run(COMMAND + "@/all_well.bin --steps 5 --checkpoint-every 5 --out @/good_data");
     const auto kept = list_checkpoints(scratch("@/bad_data"));
     claim_run(bad.code == 2 && bad.err.find("token 300 at position 100") != bad.err.npos && kept.size() == 1 &&
-                  kept.count(5) && same_file("@/bad_data/step_000005/optimizer.safetensors", "@/good_data/step_000005/optimizer.safetensors"),
+                  kept.count(5) && same_file("@/bad_data/step_000005/optimizer.safetensors",
+                                             "@/good_data/step_000005/optimizer.safetensors"),
               "a token outside the vocabulary that comes late ends a run with a checkpoint of the last good step", bad);
     write_bytes(scratch("@/cut_off.bin"), shard(std::vector<uint16_t>(100000, 5)));
     Run cut(ENDLESS + "--shuffle yes --val-fraction 0 --checkpoint-every 0 --data @/cut_off.bin --out @/cut_off");
@@ -3243,11 +3266,13 @@ void test_late_failure() {
     const Outcome cut_off = cut.end();
     const auto last = list_checkpoints(scratch("@/cut_off"));
     claim_run(cut_off.code == 1 && cut_off.err.find(scratch("@/cut_off.bin: was cut off")) != cut_off.err.npos &&
-                  last.size() == 1 && last.begin()->first == long(log_of("@/cut_off").size()) && damage(last.begin()->second).empty(),
+                  last.size() == 1 && last.begin()->first == long(log_of("@/cut_off").size()) &&
+                  damage(last.begin()->second).empty(),
               "so does a shard that is cut off meanwhile, which is named", cut_off);
     const Outcome full = Run(COMMAND + "@/all_well.bin --steps 1000 --out @/full_log", "", 4096).end();
     claim_run(full.code == 1 && full.err.find("log.jsonl: writing failed") != full.err.npos &&
-                  full.err.find("train_gpt: checkpoint of step") != full.err.npos && list_checkpoints(scratch("@/full_log")).empty(),
+                  full.err.find("train_gpt: checkpoint of step") != full.err.npos &&
+                  list_checkpoints(scratch("@/full_log")).empty(),
               "a disk that is full at the log: it says why there is no checkpoint either", full);
 }
 
@@ -3454,8 +3479,10 @@ void test_bad_data() {
            {"@/large.bin", "token 300", "101"});
     refuse("fewer tokens than a sequence", TINY + "--val-fraction 0 --data @/ten.txt", {"@/ten.txt", "10 tokens", "16"});
     write_bytes(scratch("@/one_token.bin"), shard({7}));
-    refuse("validation data of which nothing can be predicted", TINY + "--val-data @/one_token.bin", {"--val-data", "@/one_token.bin", "2 tokens"});
-    refuse("a trace that cannot be written", TINY + "--trace @/nowhere/trace.json", {"--trace", "@/nowhere/trace.json"});
+    refuse("validation data of which nothing can be predicted", TINY + "--val-data @/one_token.bin",
+           {"--val-data", "@/one_token.bin", "2 tokens"});
+    refuse("a trace that cannot be written", TINY + "--trace @/nowhere/trace.json",
+           {"--trace", "@/nowhere/trace.json"});
     refuse("validation data that is not there", TINY + "--val-data @/nowhere.txt", {"@/nowhere.txt"});
 }
 
@@ -3494,8 +3521,10 @@ void test_bad_questions() {
         refuse(what, EVAL, texts);
     }
     write_bytes(scratch("@/q.bin"), good);
-    refuse("a question that is longer than a sequence", EVAL + "--seq-len 31", {"@/q.bin", "question", "33 tokens", "32", "--seq-len"});
-    refuse("questions that are not there", "eval --from data/reference/hf_tiny --hellaswag @/nowhere.bin", {"@/nowhere.bin"});
+    refuse("a question that is longer than a sequence", EVAL + "--seq-len 31",
+           {"@/q.bin", "question", "33 tokens", "32", "--seq-len"});
+    refuse("questions that are not there", "eval --from data/reference/hf_tiny --hellaswag @/nowhere.bin",
+           {"@/nowhere.bin"});
     refuse("questions that are not there, in training", TINY + "--hellaswag @/nowhere.bin", {"@/nowhere.bin"});
     refuse("eval of nothing", "eval --from data/reference/hf_tiny", {"--data", "--hellaswag"});
 }

@@ -22,6 +22,7 @@
 //                             matmul_tuning.cuh: which of cuBLASLt's algorithms is fastest
 //       dev/text/             tokenizer.h: text to tokens and back; text.cuh: what of a sample is shown, and files;
 //                             terminal.cuh: what is shown of a run; hellaswag.cuh: questions to answer
+//       dev/files/            signals.cuh: how signals end a run
 //       dev/chapter/          trace.cuh, plan.cuh: what --trace draws, what `plan` prints
 //       dev/cpu/              busy.h: whether other programs take a CPU's cores
 //
@@ -3337,18 +3338,7 @@ Piece open_piece(const MappedFile& file) {
     return {&file, file.data() + sizeof(header), 2, 0, count};
 }
 
-// A file that is cut off while it is mapped has no pages any more where its end was. In training, zeros take the
-// place of one that is asked for, so that the reader of a window can say which file it was, and the run end well.
-static volatile sig_atomic_t page_lost = 0;
-
-void replace_lost_page(int, siginfo_t* info, void*) {
-    const size_t page = sysconf(_SC_PAGESIZE), at = reinterpret_cast<size_t>(info->si_addr) / page * page;
-    const bool replaced = info->si_code == BUS_ADRERR &&
-                          mmap(reinterpret_cast<void*>(at), page, PROT_READ,
-                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
-    if (replaced) page_lost = 1;
-    else signal(SIGBUS, SIG_DFL);   // something else: it comes again, and ends the program
-}
+#include "dev/files/signals.cuh"
 
 // Windows may begin ANYWHERE (as many as there are such places); or follow on each other, WHOLE ones
 // only, or COVERING every token, the last one of a file cut short.
@@ -3805,8 +3795,6 @@ void say_if_busy(FILE* to) {
     if (!text.empty()) fprintf(to, "machine    %s\n", text.c_str());
 }
 
-static volatile sig_atomic_t stop_requested = 0;
-
 // Why no device can be used, in CUDA's own words; empty: one can.
 std::string no_device() {
     int count = 0, runtime = 0, driver = 0;
@@ -4235,26 +4223,6 @@ private:
     Model m_;
     std::string last_checkpoint_ = start_.dir;
 };
-
-// Ctrl-C ends the run after the step, a second one at once; so does SIGTERM. A terminal that is closed (it may say so
-// twice) and output that nobody reads end it after the step, too. On a stack of its own: on a CPU a matmul of oneDNN
-// runs with the stack pointer inside of its heap buffer, where the handler's frame would do damage.
-void catch_signals() {
-    static char signal_stack[64 << 10];
-    const stack_t stack = {signal_stack, 0, sizeof(signal_stack)};
-    if (sigaltstack(&stack, nullptr) != 0) throw Failure("sigaltstack: %s", strerror(errno));
-    for (int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
-        struct sigaction action = {}, before;
-        action.sa_handler = [](int) { stop_requested = 1; };
-        action.sa_flags = SA_ONSTACK | SA_RESTART | (number == SIGINT || number == SIGTERM ? SA_RESETHAND : 0);
-        sigaction(number, nullptr, &before);
-        if (number != SIGHUP || before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);   // nohup ignores it
-    }
-    struct sigaction lost = {};
-    lost.sa_sigaction = replace_lost_page;
-    lost.sa_flags = SA_ONSTACK | SA_SIGINFO;
-    sigaction(SIGBUS, &lost, nullptr);
-}
 
 void train(const Options& o) {
     const TrainData data = open_data(o);
