@@ -21,8 +21,10 @@
 //       dev/kernels/          attention_mma.cuh, attention_wgmma.cuh: attention on tensor cores, over ptx.cuh;
 //                             matmul_tuning.cuh: which of cuBLASLt's algorithms is fastest
 //       dev/files/            files.cuh, json.h: files as a whole, and JSON; safetensors.cuh, weights.cuh: tensors in
-//                             files, weights in a folder; tokens.cuh: what data files hold; run_options.cuh: --resume
-//       dev/text/             tokenizer.h: text to tokens and back; text.cuh: what of a sample is shown, and files
+//                             files, weights in a folder; tokens.cuh: what data files hold; run_options.cuh: --resume;
+//                             signals.cuh: how signals end a run
+//       dev/text/             tokenizer.h: text to tokens and back; text.cuh: what of a sample is shown, and files;
+//                             terminal.cuh: what is shown of a run; hellaswag.cuh: questions to answer
 //       dev/chapter/          trace.cuh, plan.cuh: what --trace draws, what `plan` prints
 //       dev/cpu/              busy.h: whether other programs take a CPU's cores
 //
@@ -32,8 +34,8 @@
 // Types   floatX is what weights and activations are stored in: BF16 or FP32 (make PRECISION=...).
 //         All arithmetic is FP32; matmuls accumulate in FP32. Reductions have one fixed order and
 //         there are no floating-point atomics, so the same command gives the same bits.
-// Globals device (stream, matmul handle, properties), recorder (what --trace shows) and
-//         stop_requested (Ctrl-C). No others.
+// Globals device (stream, matmul handle, properties), recorder (what --trace shows), and what signals
+//         leave: stop_requested (Ctrl-C), page_lost (a file that was cut off). No others.
 //
 // GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners";
 // GPT-3: Brown et al. 2020, table 2.1.
@@ -47,6 +49,7 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -538,7 +541,7 @@ struct Options {
     std::string model = "gpt2", from;
     int layers = 0, heads = 0, channels = 0, context = 0, vocab = 0;
     // data
-    std::string data, val_data;
+    std::string data, val_data, hellaswag;
     double val_fraction = 0.1;
     Shuffle shuffle = Shuffle::YES;
     // a step
@@ -673,6 +676,8 @@ std::vector<Flag> model_and_data_flags(Options& o) {
                   ".bin shards of tokens, or text, whose tokens are its bytes or by the tokenizer in --from; globs "
                   "allowed"),
         text_flag("--val-data", TRAIN, "PATTERN", o.val_data, "data for the validation loss"),
+        text_flag("--hellaswag", TRAIN | EVAL, "FILE", o.hellaswag,
+                  "of scripts/prepare_hellaswag.py: questions to answer, in training with every validation loss"),
         number_flag("--val-fraction", TRAIN, o.val_fraction, 0.0, 0.9,
                     "without --val-data: this part of --data, its end, is kept for validation"),
         choice_flag("--shuffle", TRAIN, o.shuffle, {"no", "yes"},
@@ -770,7 +775,7 @@ void print_flag(const Flag& flag) {
 
 void print_help() {
     printf("usage: train_gpt [train] --data PATTERN [options]\n"
-           "       train_gpt eval --from DIR --data PATTERN [options]\n"
+           "       train_gpt eval --from DIR [--data PATTERN] [--hellaswag FILE] [options]\n"
            "       train_gpt sample --from DIR [--prompt TEXT] [options]\n"
            "       train_gpt plan [options]\n");
     Options defaults;
@@ -2873,6 +2878,7 @@ Flops flops_per_token(const Setup& s) {
 // ==== text ===================================================================
 
 #include "dev/text/text.cuh"
+#include "dev/text/terminal.cuh"
 
 // ==== checkpoints ============================================================
 // out/step_001000/ is a Hugging Face folder: config.json, model.safetensors and a tokenizer's files;
@@ -3005,17 +3011,20 @@ void write_model(const std::string& dir, const Model& m, const TextFiles& text) 
 
 std::string checkpoint_name(long step) { return format("step_%06ld", step); }
 
+// The step in a name as checkpoint_name gives it, after `prefix`; -1: it is another name.
+long step_in(const std::string& name, const std::string& prefix) {
+    long step = -1;
+    const bool begins = name.rfind(prefix + "step_", 0) == 0;
+    if (begins) parse_number(name.substr(prefix.size() + strlen("step_")), step);
+    return step >= 0 && name == prefix + checkpoint_name(step) ? step : -1;
+}
+
 // The checkpoints of a run folder, by step.
 std::map<long, std::string> list_checkpoints(const std::string& out) {
     std::map<long, std::string> found;
     std::error_code ignored;   // no folder: no checkpoints
-    for (const auto& entry : fs::directory_iterator(out, ignored)) {
-        const std::string name = entry.path().filename();
-        constexpr size_t MOST_DIGITS = 18;   // of a long
-        if (name.rfind("step_", 0) == 0 && name.find_first_not_of("0123456789", 5) == name.npos && name.size() > 5 &&
-            name.size() <= 5 + MOST_DIGITS)
-            found[std::stol(name.substr(5))] = entry.path();
-    }
+    for (const auto& entry : fs::directory_iterator(out, ignored))
+        if (const long step = step_in(entry.path().filename(), ""); step >= 0) found[step] = entry.path();
     return found;
 }
 
@@ -3052,11 +3061,29 @@ void remove_checkpoint(const std::string& out, long step) {
     fs::remove_all(dying);
 }
 
-// What a crash has left.
+// What a crash has left: folders that go by names of ours, and no others.
 void remove_unfinished(const std::string& out) {
-    for (const auto& entry : fs::directory_iterator(out))
-        if (entry.path().filename().string().rfind(UNFINISHED, 0) == 0) fs::remove_all(entry.path());
+    for (const auto& entry : fs::directory_iterator(out)) {
+        const std::string name = entry.path().filename();
+        if (step_in(name, UNFINISHED) >= 0 || step_in(name, UNFINISHED + std::string("old_")) >= 0)
+            fs::remove_all(entry.path());
+    }
 }
+
+// Keeps a run folder for one run, which may end in whatever way. Where a file system knows no locks, nothing does.
+class FolderLock {
+public:
+    explicit FolderLock(const std::string& out) : folder_(open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+        if (folder_ < 0 || flock(folder_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+        close(folder_);
+        throw UserError("--out %s: another run is writing there", out.c_str());
+    }
+    FolderLock(const FolderLock&) = delete;
+    ~FolderLock() { if (folder_ >= 0) close(folder_); }
+
+private:
+    int folder_;
+};
 
 // Writes out/step_N and then removes all but the last `keep` (0: keeps all). Returns its path.
 std::string write_checkpoint(const std::string& out, const Model& m, const TextFiles& text, long step, json trainer,
@@ -3092,6 +3119,8 @@ std::string write_checkpoint(const std::string& out, const Model& m, const TextF
 // tokens; windows do not cross files.
 
 #include "dev/files/tokens.cuh"
+
+#include "dev/files/signals.cuh"
 
 // Windows may begin ANYWHERE (as many as there are such places); or follow on each other, WHOLE ones
 // only, or COVERING every token, the last one of a file cut short.
@@ -3170,7 +3199,11 @@ public:
         for (const Piece& piece : pieces_) {
             const size_t here = windows_of(piece, kind, T);
             const size_t start = kind == Windows::ANYWHERE ? index : index * T;
-            if (index < here) return copy_window(inputs, targets, piece, start, T, V);
+            if (index < here) {
+                copy_window(inputs, targets, piece, start, T, V);
+                if (page_lost) throw Failure("%s: was cut off while it was in use", piece.file->path().c_str());
+                return;
+            }
             index -= here;
         }
     }
@@ -3314,30 +3347,45 @@ const int* send_spare(const Tensor<int>& tensor, const std::vector<int>& values)
     return tensor(SPARE);
 }
 
-struct Evaluation { double loss; size_t tokens; };
+struct Evaluation {
+    double loss;      // the mean
+    size_t tokens, bytes;
+    double seconds;
+};
 
 // Mean loss over at most `windows` windows spread evenly over the tokens; 0: every token but each
-// file's first, which nothing predicts.
-Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows) {
+// file's first, which nothing predicts. `text` counts the bytes that the predicted tokens stand for.
+Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& text) {
     const size_t B = m.setup.B, T = m.setup.T, N = m.setup.N();
     const size_t all = tokens.windows(Windows::COVERING, T);
     if (all == 0) throw UserError("evaluation needs at least 2 tokens");
     if (windows == 0 || windows > all) windows = all;
     take_loss(m);
-    size_t counted = 0;
+    const double began = seconds_now();
+    Evaluation e = {};
+    Meter meter("evaluation: sequences", windows);
     for (size_t w = 0; w < windows; w += B) {
         std::vector<int> inputs(N, 0), targets(N, -1);
         for (size_t b = 0; b < B && w + b < windows; b++)
             tokens.read(&inputs[b * T], &targets[b * T], Windows::COVERING, (w + b) * all / windows, T, m.config.vocab);
-        counted += N - std::count(targets.begin(), targets.end(), -1);
+        for (int target : targets) {
+            e.tokens += target >= 0;
+            e.bytes += text.bytes_of(target);
+        }
         const int *in = send_spare(m.a.inputs, inputs), *out = send_spare(m.a.targets, targets);
         m.graphs.run("evaluation", [&] {
             forward(m, in);
             head<Want::LOSS>(m, out, 0);
         });
+        meter.show(std::min(w + B, windows));
     }
-    return {take_loss(m) / counted, counted};
+    e.loss = take_loss(m) / e.tokens;
+    e.seconds = seconds_now() - began;
+    if (!std::isfinite(e.loss)) throw Failure("the mean loss over %zu tokens is %f", e.tokens, e.loss);
+    return e;
 }
+
+#include "dev/text/hellaswag.cuh"
 
 // ==== sampling ===============================================================
 
@@ -3494,16 +3542,6 @@ void find_peak(const Options& o) {
 
 // ==== log ====================================================================
 
-std::string short_number(double x) {
-    if (x >= 1e6) return format("%.2fM", x / 1e6);
-    return x >= 1e3 ? format("%.1fk", x / 1e3) : format("%.0f", x);
-}
-
-std::string clock_text(double seconds) {
-    const long s = lround(seconds);
-    return s >= 3600 ? format("%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60) : format("%ld:%02ld", s / 60, s % 60);
-}
-
 // OUT/log.jsonl, one object a line. Resuming drops what came after the checkpoint.
 class Log {
 public:
@@ -3544,46 +3582,6 @@ private:
     FILE* file_ = nullptr;
 };
 
-struct StepResult { double loss, norm, lr, seconds, tokens_per_s, mfu, hfu; };
-
-// One line that is drawn over and over on a terminal; elsewhere a line every now and then.
-class Progress {
-public:
-    Progress(long first_step, long steps) : first_(first_step), steps_(steps), shown_step_(first_step) {}
-    void start() { start_ = shown_ = seconds_now(); }
-
-    void show(long step, const StepResult& r) {
-        const double now = seconds_now(), interval = terminal_ ? 0.1 : 3;
-        if (step < steps_ && step > first_ + 1 && now - shown_ < interval) return;
-        // Speed since the last line, not of one step.
-        const double speed = (step - shown_step_) * r.seconds / (now - shown_);
-        shown_ = now;
-        shown_step_ = step;
-        const double left = (now - start_) / (step - first_) * (steps_ - step);
-        constexpr int WIDTH = 20;
-        std::string bar(WIDTH, '.');
-        std::fill(bar.begin(), bar.begin() + WIDTH * step / steps_, '#');
-        const std::string line = format(
-            "step %*ld/%ld [%s] loss %.4f  norm %.2f  lr %.2e  %s tok/s  MFU %.1f%%  %s left", digits(), step, steps_,
-            bar.c_str(), r.loss, r.norm, r.lr, short_number(speed * r.tokens_per_s).c_str(), 100 * speed * r.mfu,
-            clock_text(left).c_str());
-        printf(terminal_ ? "\r%s\033[K" : "%s\n", line.c_str());
-        open_ = terminal_;
-        fflush(stdout);
-    }
-    // Before anything else is printed.
-    void end_line() {
-        if (std::exchange(open_, false)) printf("\n");
-    }
-
-private:
-    int digits() const { return static_cast<int>(std::to_string(steps_).size()); }
-
-    long first_, steps_, shown_step_;
-    double start_ = 0, shown_ = 0;
-    bool terminal_ = isatty(STDOUT_FILENO), open_ = false;
-};
-
 // ==== trace ==================================================================
 // What the recorder saw, as a picture: --trace FILE.
 
@@ -3597,8 +3595,6 @@ void say_if_busy(FILE* to) {
     const std::string text = device.is_cpu() ? busy_text(share_without_core()) : "";
     if (!text.empty()) fprintf(to, "machine    %s\n", text.c_str());
 }
-
-static volatile sig_atomic_t stop_requested = 0;
 
 // Why no device can be used, in CUDA's own words; empty: one can.
 std::string no_device() {
@@ -3686,7 +3682,7 @@ Config config_of_folder(const Options& o, const std::string& dir) {
              {"--context", o.context, preset.context, c.context}, {"--vocab", o.vocab, c.vocab, c.vocab}}) {
         const bool given = o.given.count(flag);
         if ((given ? said : preset_has) == is) continue;
-        throw UserError("%s%s, but the model in %s has %s %d: its sizes are those of %s", 
+        throw UserError("%s%s, but the model in %s has %s %d: its sizes are those of %s",
                         given ? format("%s %d", flag, said).c_str() : format("--model %s", o.model.c_str()).c_str(),
                         given ? "" : format(" has %s %d", flag, preset_has).c_str(), dir.c_str(), flag, is,
                         o.resume ? "the run that --resume goes on with" : "--from");
@@ -3794,6 +3790,7 @@ struct Start {
     json trainer;           // null but when resuming
     long step = 0;
     uint64_t window = 0;    // of the data
+    std::shared_ptr<FolderLock> lock = nullptr;   // of --out
 };
 
 Start find_start(const Options& o) {
@@ -3807,7 +3804,7 @@ Start find_start(const Options& o) {
     if (error || access(o.out.c_str(), W_OK) != 0)
         throw UserError("--out %s: cannot be written: %s", o.out.c_str(),
                         error ? error.message().c_str() : strerror(errno));
-    remove_unfinished(o.out);
+    start.lock = std::make_shared<FolderLock>(o.out);
     const auto checkpoints = list_checkpoints(o.out);
     if (!o.resume) {
         if (!checkpoints.empty() || fs::exists(o.out + "/log.jsonl"))
@@ -3815,7 +3812,12 @@ Start find_start(const Options& o) {
                             o.out.c_str());
         return start;
     }
-    if (checkpoints.empty()) throw UserError("--resume: no checkpoint in %s", o.out.c_str());
+    if (checkpoints.empty()) {   // start.dir is the run's --from
+        if (!fs::exists(o.out + "/log.jsonl")) throw UserError("--resume: no run in %s", o.out.c_str());
+        printf("resume     %s has no checkpoint yet: the run begins anew%s%s\n", o.out.c_str(),
+               start.dir.empty() ? "" : " from ", start.dir.c_str());
+        return start;
+    }
     start.dir = checkpoints.rbegin()->second;
     const std::string path = start.dir + "/trainer.json";
     start.trainer = read_json(path);
@@ -3886,9 +3888,11 @@ json run_record(const Options& o, const Setup& s) {
 class Trainer {
 public:
     Trainer(const Options& o, const TrainData& data, const Setup& setup, const Start& start)
-        : o_(o), data_(data), start_(start), accumulation_(accumulation_steps(o, setup)), step_(start.step),
+        : o_(o), data_(data), start_(start), accumulation_(accumulation_steps(o, setup)),
+          windows_per_step_(accumulation_ * setup.B), step_(start.step), tried_(start.step),
           progress_(start.step, o.steps),
           text_files_(text_files(start.dir, setup.config, data.train.tokens_are())) {
+        if (!o.hellaswag.empty()) questions_ = read_questions(o.hellaswag, setup.config.vocab, setup.T);
         allocate(m_, setup);
         load_start(m_, start, o.seed);
         if (o.matmul_tuning == Tuning::ON) tune_matmuls(m_, stdout);
@@ -3897,35 +3901,59 @@ public:
 
     void run() {
         const double began = seconds_now();
-        const long first = step_;
         Loader loader(m_, data_.train, o_.shuffle, o_.seed, start_.window);
         log_.open(o_.out, start_.step);   // from here on the folder holds a run
+        if (!o_.out.empty()) remove_unfinished(o_.out);
         if (start_.step == 0) log_.write(run_record(o_, m_.setup));
         if (o_.sample_every > 0 && step_ == 0) show_sample();   // of what was never trained: to compare with
         progress_.start();
         if (!o_.trace.empty()) start_recording();
-        for (bool stopping = false; step_ < o_.steps && !stopping;) {
-            const StepResult result = step(loader);
-            stopping = stop_requested;   // read once: a signal may come at any time
-            const bool last = step_ == o_.steps;
-            if (recorder.on && (step_ - first == TRACED_STEPS || last || stopping))
-                write_trace(o_.trace, m_, step_ - first);
-            progress_.show(step_, result);
-            if (due(o_.eval_every, last) && data_.val.count() > 1) validate();
-            if (due(o_.sample_every, last)) show_sample();
-            if (due(o_.checkpoint_every, last) || stopping) checkpoint();
-            if (stopping) {
-                progress_.end_line();
-                printf("stopped by a signal after step %ld\n", step_);
-            }
+        try {
+            while (step_ < o_.steps && advance(loader)) {}
+        } catch (const std::exception&) {
+            rescue();
+            throw;
         }
         progress_.end_line();
-        print_end(step_ - first, seconds_now() - began);
+        print_end(step_ - start_.step, seconds_now() - began);
+        const auto checkpoints = o_.out.empty() ? std::map<long, std::string>() : list_checkpoints(o_.out);
+        const bool has_text = text_files_.content.count("tokenizer.json") || text_files_.content.count("merges.txt");
+        print_next(o_, checkpoints.empty() ? "" : checkpoints.rbegin()->second,
+                   has_text ? "" : format(" --prompt-tokens %d", data_.text.first()), step_ == o_.steps);
     }
 
 private:
     double tokens_per_step() const { return static_cast<double>(accumulation_) * m_.setup.N(); }
     bool due(long every, bool last) const { return every > 0 && (step_ % every == 0 || last); }
+
+    // A step and what is due after it; false: a signal asked to stop.
+    bool advance(Loader& loader) {
+        const StepResult result = step(loader);
+        const bool stopping = stop_requested;   // read once: a signal may come at any time
+        const bool last = step_ == o_.steps;
+        if (recorder.on && (step_ - start_.step == TRACED_STEPS || last || stopping))
+            write_trace(o_.trace, m_, step_ - start_.step);
+        progress_.show(step_, result);
+        if (due(o_.eval_every, last)) validate();
+        if (due(o_.sample_every, last)) show_sample();
+        if (due(o_.checkpoint_every, last) || stopping) checkpoint();
+        if (stopping) {
+            progress_.end_line();
+            printf("stopped by a signal after step %ld\n", step_);
+        }
+        return !stopping;
+    }
+
+    // Something failed after a step that was well: it is kept, if that can be.
+    void rescue() {
+        progress_.end_line();
+        if (step_ <= tried_) return;
+        try {
+            checkpoint();
+        } catch (const std::exception& error) {
+            fprintf(stderr, "train_gpt: %s\n", error.what());
+        }
+    }
 
     StepResult step(Loader& loader) {
         const double began = seconds_now();
@@ -3946,7 +3974,7 @@ private:
         r.mfu = flops.model * r.tokens_per_s / device.peak_flops;
         r.hfu = flops.hardware * r.tokens_per_s / device.peak_flops;
         if (!std::isfinite(r.loss) || !std::isfinite(r.norm)) {
-            progress_.end_line();
+            tried_ = step_;   // weights that need not be kept
             throw Failure("step %ld: loss %f, gradient norm %f: stopped; the last good checkpoint is %s", step_, r.loss,
                           r.norm, last_checkpoint_.empty() ? "none" : last_checkpoint_.c_str());
         }
@@ -3956,11 +3984,18 @@ private:
     }
 
     void validate() {
-        const Evaluation e = evaluate(m_, data_.val, o_.eval_batches * m_.setup.B);
         progress_.end_line();
-        printf("step %ld: validation loss %.4f over %zu tokens\n", step_, e.loss, e.tokens);
+        if (data_.val.windows(Windows::COVERING, m_.setup.T) > 0) {
+            const Evaluation e = evaluate(m_, data_.val, o_.eval_batches * m_.setup.B, data_.text);
+            printf("step %ld: validation loss %.4f over %zu tokens\n", step_, e.loss, e.tokens);
+            log_.write({{"step", step_}, {"val_loss", e.loss}});
+        }
+        if (!questions_.empty()) {
+            const Score score = hellaswag(m_, questions_);
+            printf("step %ld: %s\n", step_, score.text().c_str());
+            log_.write({{"step", step_}, {"hellaswag", score.acc_norm()}});
+        }
         fflush(stdout);
-        log_.write({{"step", step_}, {"val_loss", e.loss}});
     }
 
     void show_sample() {
@@ -3985,7 +4020,8 @@ private:
 
     void checkpoint() {
         if (o_.out.empty()) return;
-        const uint64_t windows = static_cast<uint64_t>(step_ - start_.step) * accumulation_ * m_.setup.B;
+        tried_ = step_;
+        const uint64_t windows = static_cast<uint64_t>(step_ - start_.step) * windows_per_step_;
         const json trainer = {{"next_window", start_.window + windows}, {"options", describe(o_, TRAIN)}};
         last_checkpoint_ = write_checkpoint(o_.out, m_, text_files_, step_, trainer, o_.keep);
         progress_.end_line();
@@ -3995,10 +4031,11 @@ private:
     const Options& o_;
     const TrainData& data_;
     const Start& start_;
-    long accumulation_, step_;
+    long accumulation_, windows_per_step_, step_, tried_;   // tried: the last step of which a checkpoint was begun
     Log log_;
     Progress progress_;
     TextFiles text_files_;   // of each checkpoint
+    std::vector<Question> questions_;
     Model m_;
     std::string last_checkpoint_ = start_.dir;
 };
@@ -4013,21 +4050,18 @@ void train(const Options& o) {
     const Setup setup = make_setup(o, config, Purpose::TRAINING, memory_now().available);
     find_peak(o);
     print_run(setup, o, data, accumulation_steps(o, setup), start);
-    if (data.val.count() > 1) {   // a token outside the vocabulary shows now, not at the first evaluation
+    // Now rather than late: a trace that cannot be written, nothing to validate on, a token outside the vocabulary.
+    if (!o.trace.empty() && !std::ofstream(o.trace, std::ios::app))
+        throw UserError("--trace %s: cannot be written: %s", o.trace.c_str(), strerror(errno));
+    const bool validates = o.eval_every > 0 && data.val.windows(Windows::COVERING, setup.T) > 0;
+    if (o.eval_every > 0 && !o.val_data.empty() && !validates)
+        throw UserError("--val-data %s: no file has the 2 tokens of which one is predicted", o.val_data.c_str());
+    if (validates) {
         std::vector<int> inputs(setup.T), targets(setup.T);
         data.val.read(inputs.data(), targets.data(), Windows::COVERING, 0, setup.T, config.vocab);
     }
     Trainer trainer(o, data, setup, start);
-    // Ctrl-C ends the run after the step; a second one at once. On a stack of its own: on a CPU a matmul of oneDNN runs
-    // with the stack pointer inside of its heap buffer, where the handler's frame would do damage.
-    static char signal_stack[64 << 10];
-    const stack_t stack = {signal_stack, 0, sizeof(signal_stack)};
-    if (sigaltstack(&stack, nullptr) != 0) throw Failure("sigaltstack: %s", strerror(errno));
-    struct sigaction action = {};
-    action.sa_handler = [](int) { stop_requested = 1; };
-    action.sa_flags = SA_RESETHAND | SA_ONSTACK;
-    sigaction(SIGINT, &action, nullptr);
-    sigaction(SIGTERM, &action, nullptr);
+    catch_signals();
     trainer.run();
 }
 
@@ -4041,15 +4075,30 @@ void load_for_inference(Model& m, const Options& o, const char* verb, Purpose pu
 }
 
 void eval(const Options& o) {
-    if (o.data.empty()) throw UserError("eval needs --data PATTERN");
-    Tokens tokens(o.data);
+    if (o.data.empty() && o.hellaswag.empty()) throw UserError("eval needs --data PATTERN or --hellaswag FILE");
+    Tokens tokens = o.data.empty() ? Tokens() : Tokens(o.data);
     Model m;
     load_for_inference(m, o, "eval", Purpose::INFERENCE);
-    tokens.tokenize(Text(tokens.bytes_only() ? o.from : "", m.config.vocab), m.config.vocab, stderr);
+    const bool needs_text = !o.data.empty() && tokens.bytes_only();
+    const Text text = needs_text ? Text(o.from, m.config.vocab) : text_if_any(o.from, m.config.vocab);
+    tokens.tokenize(text, m.config.vocab, stderr);
+    std::vector<Question> questions;
+    if (!o.hellaswag.empty()) questions = read_questions(o.hellaswag, m.config.vocab, m.setup.T);
     if (o.matmul_tuning == Tuning::ON) tune_matmuls(m, stderr);   // stdout is for the result
     m.graphs.on = use_graphs(o);
-    const Evaluation e = evaluate(m, tokens, 0);
-    printf("loss %.6f over %zu tokens\n", e.loss, e.tokens);
+    if (!o.data.empty()) {
+        const Evaluation e = evaluate(m, tokens, 0, text);
+        printf("loss %.6f over %zu tokens\nperplexity %.4f\n", e.loss, e.tokens, exp(e.loss));
+        if (e.bytes)   // the losses' sum in bits
+            printf("bits per byte %.4f over %zu bytes%s\n", e.loss * e.tokens / (M_LN2 * e.bytes), e.bytes,
+                   m.config.vocab == BYTE_VOCAB ? "" : "; special tokens such as <|endoftext|> count none");
+        printf("%s tok/s\n", short_number(e.tokens / e.seconds).c_str());
+    }
+    if (!questions.empty()) {
+        const Score score = hellaswag(m, questions);
+        printf("%s\n%.4g ms a question; %.1f %% of the tokens were padding\n", score.text().c_str(),
+               1e3 * score.seconds / score.questions, 100 * score.padding);
+    }
 }
 
 void sample_verb(const Options& o) {

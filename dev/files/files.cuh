@@ -102,10 +102,10 @@ void write_json(const std::string& path, const json& content) {
     file.finish();
 }
 
-// A path as one word of the shell's, for lines that can be copied.
+// A text as one word of the shell's, for lines that can be copied: in quotes where it has more than a path's usual signs.
 std::string shell_word(const std::string& text) {
-    const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./=+,:@%";
-    if (!text.empty() && text.find_first_not_of(plain) == text.npos) return text;
+    auto plain = [](unsigned char c) { return c >= 0x80 || (c && (isalnum(c) || strchr("_-./=+,:@%", c))); };
+    if (!text.empty() && std::all_of(text.begin(), text.end(), plain)) return text;
     std::string word = "'";
     for (char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
     return word + "'";

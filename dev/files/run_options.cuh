@@ -32,6 +32,7 @@ json options_of_run(const std::string& out, std::string& path) {
 void take_options_of_run(Options& o) {
     std::string path;
     const json recorded = options_of_run(o.out, path);
+    if (recorded.empty() && list_checkpoints(o.out).empty()) return;   // killed before it could say anything
     if (o.given.count("--from") && recorded.value("from", json()) != json(o.from))
         throw UserError("--resume goes on from the last checkpoint in %s, --from %s would begin anew: expected one of "
                         "them", o.out.c_str(), o.from.c_str());

@@ -53,6 +53,13 @@ public:
         return token < BYTE_VOCAB ? std::string(1, static_cast<char>(token)) : "";
     }
 
+    // The bytes of a text that a token stands for: none of a special one, such as <|endoftext|>, and where nothing says
+    // what tokens read as.
+    size_t bytes_of(int token) const {
+        if (token < 0 || (tokenizer_ && tokenizer_->is_special(token))) return 0;
+        return tokenizer_ ? tokenizer_->decode(token).size() : are_bytes_ && token < BYTE_VOCAB;
+    }
+
     // What a text out of nothing goes on from: GPT-2's end of text, which is the last token where nothing else says so.
     int first() const {
         if (!tokenizer_) return are_bytes_ ? '\n' : V_ - 1;
@@ -92,6 +99,16 @@ std::shared_ptr<std::vector<char>> encode_file(const Text& text, std::string_vie
         told = true;
     }
     return encoded;
+}
+
+// For what can do without: a tokenizer that cannot be used is named, and left.
+Text text_if_any(const std::string& dir, int V) {
+    try {
+        return Text(dir, V);
+    } catch (const UserError& error) {
+        fprintf(stderr, "tokenizer  not used: %s\n", error.what());
+        return Text("", V);
+    }
 }
 
 // All of standard input.

@@ -232,6 +232,10 @@ public:
         return -1;
     }
 
+    // Whether a token stands for no text, but for something like its end. vocab.json says that of no added token: there
+    // all are.
+    bool is_special(int token) const { return std::find(special_.begin(), special_.end(), token) != special_.end(); }
+
 private:
     using json = nlohmann::json;
 
@@ -393,6 +397,7 @@ private:
                 fail("token " + quoted(text) + " has two ids, " + std::to_string(found->second) + " and " +
                      std::to_string(id));
             added_.push_back(id);
+            if (entry.value("special", false)) special_.push_back(id);
         }
         number_tokens(more);
         for (const json& entry : added) bytes_[entry.at("id").get<int>()] = entry.at("content");
@@ -485,13 +490,14 @@ private:
             added_.push_back(id);
             bytes_[id] = token;
         }
+        special_ = added_;
         index_added();
     }
 
     std::string path_;                                    // of the file that is being read
     std::unordered_map<std::string, int> vocabulary_;     // while reading: as the files write them
     std::vector<std::string> bytes_;                      // of each token
-    std::vector<int> byte_tokens_, added_;
+    std::vector<int> byte_tokens_, added_, special_;
     std::vector<bool> begins_added_;                      // whether an added token begins with a byte
     std::unordered_map<uint64_t, Merge> merges_;
     WordPattern words_;

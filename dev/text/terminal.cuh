@@ -1,0 +1,139 @@
+// What people see of a run besides samples: lines on a terminal that are drawn over and over, none wider than it; and,
+// at its end, the commands that go on from there.
+
+#pragma once
+
+#include <sys/ioctl.h>
+
+// ---- numbers ------------------------------------------------------------------------------------
+
+std::string short_number(double x) {
+    if (x >= 1e6) return format("%.2fM", x / 1e6);
+    return x >= 1e3 ? format("%.1fk", x / 1e3) : format("%.0f", x);
+}
+
+std::string clock_text(double seconds) {
+    const long s = lround(seconds);
+    return s >= 3600 ? format("%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60) : format("%ld:%02ld", s / 60, s % 60);
+}
+
+// ---- lines that fit -----------------------------------------------------------------------------
+
+constexpr int USUAL_COLUMNS = 80;   // of a terminal that does not say
+
+int terminal_columns(int file) {
+    winsize size = {};
+    return ioctl(file, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : USUAL_COLUMNS;
+}
+
+// A part of a line, and when it goes: the highest rank first.
+struct LinePart { int rank; std::string text; };
+
+// The parts one after the other, without as many as it takes to need no more than `width` columns. What alone is too
+// long is cut.
+std::string fitted(std::vector<LinePart> parts, size_t width) {
+    auto lower = [](const LinePart& a, const LinePart& b) { return a.rank < b.rank; };
+    for (;; parts.erase(std::max_element(parts.begin(), parts.end(), lower))) {
+        std::string line;
+        for (const LinePart& part : parts) line += part.text;
+        if (line.size() <= width || parts.size() <= 1) return line.substr(0, width);
+    }
+}
+
+// Draws a line over the last one. The last column stays free: what fills it would make some terminals wrap.
+void draw_line(FILE* to, const std::vector<LinePart>& parts) {
+    fprintf(to, "\r%s\033[K", fitted(parts, terminal_columns(fileno(to)) - 1).c_str());
+    fflush(to);
+}
+
+constexpr double REDRAWN_AFTER = 0.1;   // seconds
+
+// How far something is that takes a while: on standard error, where that is a terminal, and gone when it is done.
+class Meter {
+public:
+    Meter(const char* what, size_t all) : what_(what), all_(all) {}
+    Meter(const Meter&) = delete;
+    ~Meter() { if (drawn_) fprintf(stderr, "\r\033[K"); }
+
+    void show(size_t done) {
+        const double now = seconds_now();
+        if (!terminal_ || now - shown_ < REDRAWN_AFTER) return;
+        shown_ = now;
+        drawn_ = true;
+        draw_line(stderr, {{1, what_}, {0, format(" %zu/%zu", done, all_)},
+                           {2, format("  %s left", clock_text((now - start_) / done * (all_ - done)).c_str())}});
+    }
+
+private:
+    const char* what_;
+    size_t all_;
+    double start_ = seconds_now(), shown_ = start_;
+    bool terminal_ = isatty(STDERR_FILENO), drawn_ = false;
+};
+
+// ---- the line of a run's steps ------------------------------------------------------------------
+
+struct StepResult { double loss, norm, lr, seconds, tokens_per_s, mfu, hfu; };
+
+// One line that is drawn over and over on a terminal; elsewhere a line every now and then.
+class Progress {
+public:
+    Progress(long first_step, long steps) : first_(first_step), steps_(steps), shown_step_(first_step) {}
+    void start() { start_ = shown_ = seconds_now(); }
+
+    void show(long step, const StepResult& r) {
+        const double now = seconds_now(), interval = terminal_ ? REDRAWN_AFTER : 3;
+        if (step < steps_ && step > first_ + 1 && now - shown_ < interval) return;
+        // Speed since the last line, not of one step.
+        const double speed = (step - shown_step_) * r.seconds / (now - shown_);
+        shown_ = now;
+        shown_step_ = step;
+        const double left = (now - start_) / (step - first_) * (steps_ - step);
+        constexpr int WIDTH = 20;
+        std::string bar(WIDTH, '.');
+        std::fill(bar.begin(), bar.begin() + WIDTH * step / steps_, '#');
+        const std::vector<LinePart> parts = {
+            {0, format("step %*ld/%ld", digits(), step, steps_)},
+            {7, " [" + bar + "]"},
+            {1, format(" loss %.4f", r.loss)},
+            {3, format("  norm %.2f", r.norm)},
+            {4, format("  lr %.2e", r.lr)},
+            {2, format("  %s tok/s", short_number(speed * r.tokens_per_s).c_str())},
+            {6, format("  MFU %.1f%%", 100 * speed * r.mfu)},
+            {5, format("  %s left", clock_text(left).c_str())}};
+        if (terminal_) draw_line(stdout, parts);
+        else printf("%s\n", fitted(parts, std::string::npos).c_str());
+        open_ = terminal_;
+        fflush(stdout);
+    }
+    // Before anything else is printed.
+    void end_line() {
+        if (std::exchange(open_, false)) printf("\n");
+    }
+
+private:
+    int digits() const { return static_cast<int>(std::to_string(steps_).size()); }
+
+    long first_, steps_, shown_step_;
+    double start_ = 0, shown_ = 0;
+    bool terminal_ = isatty(STDOUT_FILENO), open_ = false;
+};
+
+// ---- what can be done next ----------------------------------------------------------------------
+
+// Lines to copy, of those that apply. `prompt`: of a sample, where the model has no text.
+void print_next(const Options& o, const std::string& checkpoint, const std::string& prompt, bool is_whole) {
+    if (o.out.empty()) {
+        printf("next       nothing was kept: with --out DIR a run can be resumed, sampled from and plotted\n");
+        return;
+    }
+    if (!checkpoint.empty()) {
+        const std::string dir = shell_word(checkpoint), program = shell_word(program_invocation_name);
+        if (!is_whole) printf("go on      %s train --resume --out %s\n", program.c_str(), shell_word(o.out).c_str());
+        printf("sample     %s sample --from %s%s\n", program.c_str(), dir.c_str(), prompt.c_str());
+        printf("open       python3 -i -c 'import sys, transformers; "
+               "model = transformers.GPT2LMHeadModel.from_pretrained(sys.argv[1])' %s\n", dir.c_str());
+    }
+    const char* plot = "scripts/plot.py";
+    if (fs::exists(plot)) printf("plot       python3 %s %s\n", plot, shell_word(o.out).c_str());
+}
