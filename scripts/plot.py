@@ -1,13 +1,20 @@
 #!/usr/bin/env python3
-"""Plots training runs: loss, learning rate and speed over steps, from each run's log.jsonl.
+"""Plots training runs from each run's log.jsonl: loss, HellaSwag where it is there, learning rate, speed.
 
     scripts/plot.py runs/gpt2_124M runs/gpt2_124M_wsd --out comparison.png
+    scripts/plot.py --watch runs/gpt2_124M       # a page that is drawn anew while the run goes on
+    scripts/plot.py --x flops runs/gpt2_124M runs/gpt2_350M --reference gpt2
 """
 import argparse
-import json
+import base64
+import html
 import math
 import os
 import sys
+import time
+
+sys.dont_write_bytecode = True
+from runs import Mistake, read_run, stamp
 
 try:
     import matplotlib
@@ -19,97 +26,226 @@ except ImportError as error:
           file=sys.stderr)
     sys.exit(2)
 
-PLOTTED = {"loss", "val_loss", "lr", "tokens_per_s"}
+# GPT-2's own weights. By layers and channels: name, validation loss on OpenWebText as nanoGPT's README lists it,
+# HellaSwag's acc_norm as llm.c's dev/data/hellaswag.py has it.
+GPT2 = {(12, 768): ("124M", 3.12, 0.2955), (24, 1024): ("350M", 2.84, None), (36, 1280): ("774M", 2.67, None),
+        (48, 1600): ("1558M", 2.54, 0.4893)}
+GPT2_VOCAB = 50257
+CHANCE = 0.25               # HellaSwag has four endings
+
+# ---- what to draw against
+
+UNITS = {"tokens": ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousand")),
+         "time": ((86400, "days"), (3600, "hours"), (60, "minutes"))}
 
 
-class Mistake(Exception):
-    """The user's; the message names the file or package, what was found and what was expected."""
+def scale(x, most):
+    """(divisor, label) of the axis on which the largest is `most`."""
+    if x == "steps":
+        return 1, "step"
+    if x == "flops":
+        exponent = max(0, math.floor(math.log10(most))) if most > 0 else 0
+        return 10.0 ** exponent, f"$10^{{{exponent}}}$ FLOPs of the model"
+    smallest = "seconds" if x == "time" else ""
+    divisor, unit = next((pair for pair in UNITS[x] if most >= 2 * pair[0]), (1, smallest))
+    return divisor, f"{unit} tokens".strip() if x == "tokens" else f"{unit} in training steps"
 
 
-def read_log(folder):
-    """The log's numbers as {"loss": {step: value}, "val_loss": ..., ...}.
-
-    A run that was resumed from a checkpoint logs the steps after that checkpoint a second time:
-    the later line is the one that counts. JSON has no NaN: null stands for it.
-    """
-    path = os.path.join(folder, "log.jsonl")
-    try:
-        lines = open(path, encoding="utf-8").read().splitlines()
-    except OSError as error:
-        raise Mistake(f"{path}: {error.strerror}; expected the log of a run (its --out folder)") from None
-
-    series = {}
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-            if "step" in entry:
-                for name in PLOTTED & entry.keys():
-                    value = math.nan if entry[name] is None else float(entry[name])
-                    series.setdefault(name, {})[int(entry["step"])] = value
-        except (ValueError, TypeError):
-            raise Mistake(f"{path} line {number}: found {line[:60]!r}, expected a step as JSON") from None
-    if not series:
-        raise Mistake(f"{path}: found {len(lines)} lines and no step among them, expected at least one")
-    return series
+def positions(run, x):
+    """{step: where it is on the axis}, not yet scaled."""
+    if x == "steps":
+        return {step: step for step in run.steps}
+    if x == "flops" and run.flops_per_token() is None:
+        raise Mistake(f"--x flops: {run.folder}/log.jsonl has no flops_per_token in its first line")
+    factor = {"tokens": 1, "time": 1, "flops": run.flops_per_token()}[x]
+    return {step: factor * at[x == "time"] for step, at in run.progress().items()}
 
 
-def draw(axis, values, color, label):
+# ---- GPT-2's own figures
+
+def shape(run):
+    model = run.record.get("model", {})
+    return (model.get("layers"), model.get("channels")) if model.get("vocab") == GPT2_VOCAB else None
+
+
+def references(runs, wanted):
+    """(losses, accuracies), each {name: value}: of the runs' sizes; of all, where that is asked and none is GPT-2's."""
+    if wanted == "none":
+        return {}, {}
+    shapes = {shape(run) for run in runs} & GPT2.keys()
+    on_openwebtext = {shape(run) for run in runs if "openwebtext" in str(run.record.get("options", {}).get("data"))}
+    if wanted == "gpt2":
+        shapes = on_openwebtext = shapes or GPT2.keys()
+    losses = {GPT2[s][0]: GPT2[s][1] for s in GPT2 if s in on_openwebtext}
+    return losses, {GPT2[s][0]: GPT2[s][2] for s in GPT2 if s in shapes and GPT2[s][2] is not None}
+
+
+def draw_references(axis, values, label):
+    """Dashed lines, each with its name at the right of the axis."""
+    for i, (name, value) in enumerate(values.items()):
+        axis.axhline(value, color="0.35", linestyle="--", linewidth=1, label=None if i else label)
+        axis.annotate(f"{name}: {value:g}", (1, value), xycoords=("axes fraction", "data"), xytext=(4, 0),
+                      textcoords="offset points", va="center", fontsize=8, color="0.25", annotation_clip=False)
+
+
+# ---- drawing
+
+def draw(axis, x, values, color, label):
     """The values, faint, and over them their mean over a window of a fiftieth of the run."""
     window = numpy.ones(max(1, len(values) // 50))
-    mean = (numpy.convolve([*values.values()], window, "same")
+    mean = (numpy.convolve(values, window, "same")
             / numpy.convolve(numpy.ones(len(values)), window, "same"))   # fewer values at the ends
-    axis.plot(values.keys(), values.values(), color=color, alpha=0.25, linewidth=0.8)
-    axis.plot(values.keys(), mean, color=color, label=label)
+    axis.plot(x, values, color=color, alpha=0.25, linewidth=0.8)
+    axis.plot(x, mean, color=color, label=label, linewidth=1.5)
 
 
-def plot(runs):
-    figure, axes = pyplot.subplots(3, 1, figsize=(9, 11), sharex=True, height_ratios=[3, 1, 1.5])
-    loss_axis, lr_axis, speed_axis = axes
-    for index, (name, series) in enumerate(runs):
-        color = f"C{index}"
-        if loss := series.get("loss"):
-            draw(loss_axis, loss, color, f"{name}: loss")
-        if val := series.get("val_loss"):
-            loss_axis.plot(val.keys(), val.values(), "o--", color=color, markersize=4, linewidth=1,
-                           label=f"{name}: validation, {[*val.values()][-1]:.3f} at the end")
-        if lr := series.get("lr"):
-            lr_axis.plot(lr.keys(), lr.values(), color=color)
-        if speed := series.get("tokens_per_s"):
-            draw(speed_axis, speed, color, name)
+def limit_losses(axis, runs, marked):
+    """The loss of the first steps would flatten all the rest: the axis ends where most of it does."""
+    losses = sorted(value for run in runs for value in run.series("loss").values() if math.isfinite(value))
+    if not losses:
+        return
+    shown = [losses[0], losses[int(0.98 * (len(losses) - 1))], *marked]
+    margin = 0.05 * (max(shown) - min(shown)) or 0.1
+    axis.set_ylim(min(shown) - margin, max(shown) + margin)
 
-    # The loss of the first steps would flatten all the rest: the axis ends where most of it does.
-    losses = sorted(value for _, series in runs for value in series.get("loss", {}).values()
-                    if math.isfinite(value))
-    if losses:
-        low, high = losses[0], losses[int(0.98 * (len(losses) - 1))]
-        margin = 0.05 * (high - low) or 0.1
-        loss_axis.set_ylim(low - margin, high + margin)
-    loss_axis.set_ylabel("loss (nats a token)")
-    loss_axis.legend()
-    lr_axis.set_ylabel("learning rate")
-    lr_axis.ticklabel_format(axis="y", scilimits=(0, 0))
-    speed_axis.set_ylabel("tokens a second")
-    speed_axis.set_ylim(bottom=0)
-    speed_axis.set_xlabel("step")
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    figure.tight_layout()
+
+def plot(runs, x="steps", reference="auto"):
+    loss_lines, accuracy_lines = references(runs, reference)
+    with_accuracy = any(run.series("hellaswag") for run in runs)
+    panels = {"loss": 3, **({"hellaswag": 1.5} if with_accuracy else {}), "lr": 1, "speed": 1.5}
+    figure, axes = pyplot.subplots(len(panels), 1, figsize=(9, 1.7 * sum(panels.values()) + 1.5), sharex=True,
+                                   height_ratios=list(panels.values()), layout="constrained")
+    axis = dict(zip(panels, axes))
+    where = [positions(run, x) for run in runs]
+    divisor, x_label = scale(x, max((max(at.values(), default=0) for at in where), default=0))
+    for index, (run, at) in enumerate(zip(runs, where)):
+        def points(name):
+            values = run.series(name)
+            return [at[step] / divisor for step in values], [*values.values()]
+        color = f"C{index % 10}"
+        if run.series("loss"):
+            draw(axis["loss"], *points("loss"), color, f"{run.name}: loss")
+        if val := run.series("val_loss"):
+            axis["loss"].plot(*points("val_loss"), "o--", color=color, markersize=4, linewidth=1,
+                              label=f"{run.name}: validation, {[*val.values()][-1]:.3f} at step {[*val][-1]:,}")
+        if accuracy := run.series("hellaswag"):
+            axis["hellaswag"].plot(*points("hellaswag"), "o-", color=color, markersize=4, linewidth=1,
+                                   label=f"{run.name}: {[*accuracy.values()][-1]:.4f} at step {[*accuracy][-1]:,}")
+        if run.series("lr"):
+            axis["lr"].plot(*points("lr"), color=color)
+        if run.series("tokens_per_s"):
+            draw(axis["speed"], *points("tokens_per_s"), color, run.name)
+
+    draw_references(axis["loss"], loss_lines, "GPT-2 on OpenWebText (nanoGPT's README)")
+    limit_losses(axis["loss"], runs, loss_lines.values())
+    axis["loss"].set_ylabel("loss (nats a token)")
+    axis["loss"].legend(fontsize=8, loc="upper right")
+    if with_accuracy:
+        draw_references(axis["hellaswag"], accuracy_lines, "GPT-2 (llm.c's hellaswag.py)")
+        draw_references(axis["hellaswag"], {"chance": CHANCE}, None)
+        axis["hellaswag"].set_ylabel("HellaSwag, acc_norm")
+        axis["hellaswag"].legend(fontsize=8, loc="best")
+    axis["lr"].set_ylabel("learning rate")
+    axis["lr"].ticklabel_format(axis="y", scilimits=(0, 0))
+    axis["speed"].set_ylabel("tokens a second")
+    axis["speed"].yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.0f}"))
+    axis["speed"].set_ylim(bottom=0)
+    axis["speed"].set_xlabel(x_label)
+    for each in axes:
+        each.grid(alpha=0.3)
     return figure
+
+
+# ---- files
+
+PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="{seconds:g}">
+<title>{title}</title><style>body {{ font: 15px/1.5 system-ui, sans-serif;
+margin: 1.5em auto; max-width: 1080px; padding: 0 1em; }}
+img {{ max-width: 100%; }} td {{ padding: .1em 1.2em .1em 0; }}</style></head><body>
+<table>{rows}</table><p>Drawn at {time}; this page loads itself anew every {seconds:g} s.</p>
+<img alt="{title}" src="data:image/png;base64,{picture}"></body></html>
+"""
+
+
+def said(run):
+    """A run in a line."""
+    of = run.record.get("options", {}).get("steps")
+    parts = [f"{run.name}: step {run.last():,}" + (f" of {of:,}" if of else "")]
+    for name, words in (("loss", "loss {:.4f}"), ("val_loss", "validation {:.4f}"), ("hellaswag", "HellaSwag {:.4f}"),
+                        ("tokens_per_s", "{:,.0f} tokens/s")):
+        if values := run.series(name):
+            parts.append(words.format([*values.values()][-1]))
+    return ", ".join(parts)
+
+
+def save(out, runs, options):
+    """Into a file beside it, then renamed: who looks at `out` never sees half of it."""
+    figure = plot(runs, options.x, options.reference)
+    base, ending = os.path.splitext(out)
+    new = f"{base}.new.png" if ending == ".html" else f"{base}.new{ending}"
+    try:
+        figure.savefig(new, dpi=120)
+        if ending == ".html":
+            with open(new, "rb") as file:
+                picture = base64.b64encode(file.read()).decode()
+            rows = "".join(f"<tr><td>{html.escape(said(run))}</td></tr>" for run in runs)
+            with open(new, "w", encoding="utf-8") as file:
+                file.write(PAGE.format(seconds=options.every, rows=rows, time=time.strftime("%H:%M:%S"),
+                                       title=html.escape(", ".join(run.name for run in runs)), picture=picture))
+        os.replace(new, out)
+    except (OSError, ValueError) as error:
+        raise Mistake(f"--out {out}: {error}") from None
+    finally:
+        pyplot.close(figure)
+        if os.path.exists(new):
+            os.remove(new)
+
+
+def watch(out, options):
+    """Draws whenever a log has changed, until all runs have done their steps. A run may not have begun yet."""
+    seen = None
+    while True:
+        now = [stamp(folder) for folder in options.runs]
+        if now != seen:
+            runs = [read_run(folder) for folder, there in zip(options.runs, now) if there]
+            runs = [run for run in runs if run.steps]
+            if runs:
+                save(out, runs, options)
+                print("\n".join(said(run) for run in runs), flush=True)
+            if seen is None:
+                print(out if runs else f"{out}: as soon as a run has made a step", flush=True)
+            seen = now
+            if len(runs) == len(options.runs) and all(run.ended() for run in runs):
+                return
+        time.sleep(options.every)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
     parser.add_argument("runs", nargs="+", metavar="RUN_FOLDER", help="a run's --out folder, holding log.jsonl")
-    parser.add_argument("--out", metavar="FILE.png", help="default: plot.png in the first folder")
+    parser.add_argument("--out", metavar="FILE", help="a picture, or FILE.html: a page that loads itself anew "
+                        "(default: plot.png in the first folder; plot.html with --watch)")
+    parser.add_argument("--watch", action="store_true", help="draw again whenever a log has changed, until all runs "
+                        "have done their steps")
+    parser.add_argument("--every", type=float, metavar="SECONDS", help="with --watch: how often to look (default: 10)")
+    parser.add_argument("--x", choices=["steps", "tokens", "time", "flops"], default="steps",
+                        help="what to draw against (default: %(default)s); time is that of training steps")
+    parser.add_argument("--reference", choices=["auto", "gpt2", "none"], default="auto",
+                        help="GPT-2's own losses and HellaSwag accuracies; auto: where a run has its size and, for "
+                        "losses, its data is OpenWebText (default: %(default)s)")
     options = parser.parse_args()
-
-    runs = [(os.path.basename(os.path.normpath(folder)), read_log(folder)) for folder in options.runs]
-    out = options.out or os.path.join(options.runs[0], "plot.png")
-    try:
-        plot(runs).savefig(out, dpi=120)
-    except (OSError, ValueError) as error:
-        raise Mistake(f"--out {out}: {error}") from None
+    if options.every is not None and not (options.watch and options.every > 0):
+        parser.error("--every takes seconds, more than 0, and goes with --watch")
+    options.every = options.every or 10
+    out = options.out or os.path.join(options.runs[0], "plot.html" if options.watch else "plot.png")
+    if options.watch:
+        return watch(out, options)
+    runs = [read_run(folder) for folder in options.runs]
+    for run in runs:
+        if not run.steps:
+            raise Mistake(f"{run.folder}/log.jsonl: found no step in it, expected at least one")
+    save(out, runs, options)
     print(out)
 
 
@@ -119,3 +255,5 @@ if __name__ == "__main__":
     except Mistake as mistake:
         print(f"plot: {mistake}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
