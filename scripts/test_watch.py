@@ -196,7 +196,11 @@ def test_watch(scratch):
         claim(until(lambda: os.stat(out).st_mtime_ns != first) and is_png(out), "another when the log has grown")
         log(a, [run_line(100), *lines_of(40), *lines_of(100, first=41)])        # written anew, as by --resume
         claim(watching.poll() is None, "goes on while a run has not begun")
-        log(b, [run_line(20), *lines_of(20)])
+        drawn = os.stat(out).st_mtime_ns
+        log(b, [run_line(20), *lines_of(10)])
+        claim(until(lambda: os.stat(out).st_mtime_ns != drawn) and not until(lambda: watching.poll() is not None, 1),
+              "goes on while one of them has steps to do")
+        log(b, lines_of(20, first=11), mode="a")
         output, errors = watching.communicate(timeout=60)
         claim(watching.returncode == 0 and not errors, "ends when all runs have done their steps", errors)
         claim("a: step 100 of 100" in output and "b: step 20 of 20" in output, "says how far each run is", output)
