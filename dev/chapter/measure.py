@@ -44,17 +44,26 @@ class Size:
 
 
 SIZES = {
-    "quick": Size({"layers": 4, "heads": 4, "channels": 128}, micro_batch=8, seq_len=128, rounds=3, run_seconds=0.4,
+    "quick": Size({"layers": 4, "heads": 4, "channels": 128}, micro_batch=8, seq_len=128, rounds=5, run_seconds=0.4,
                   attention_lens=[128, 512], attention_tokens=1024,
                   scan_batches=[1, 4], scan_lens=[64, 256], scan_tokens=1024, scan_seconds=20),
-    "cpu": Size({"layers": 6, "heads": 4, "channels": 256}, micro_batch=4, seq_len=256, rounds=3, run_seconds=2,
+    "cpu": Size({"layers": 6, "heads": 4, "channels": 256}, micro_batch=4, seq_len=256, rounds=5, run_seconds=2,
                 attention_lens=[128, 256, 512, 1024], attention_tokens=1024,
                 scan_batches=[1, 2, 4, 8, 16], scan_lens=[64, 256, 1024], scan_tokens=2048, scan_seconds=120),
-    "gpu": Size({"layers": 24, "heads": 16, "channels": 1024}, micro_batch=16, seq_len=1024, rounds=4, run_seconds=1.5,
+    "gpu": Size({"layers": 24, "heads": 16, "channels": 1024}, micro_batch=16, seq_len=1024, rounds=5, run_seconds=1.5,
                 attention_lens=[512, 1024, 2048, 4096], attention_tokens=16384,
                 scan_batches=[1, 4, 16, 64], scan_lens=[512, 1024, 2048], scan_tokens=1 << 17, scan_seconds=200),
 }
 LEAST_STEPS, MOST_STEPS, WARM_UP = 3, 60, 1     # the first step of a run also sets things up: not counted
+ATTENTION_ROUNDS, SCAN_ROUNDS = 3, 2            # at most: of sections with many setups
+
+
+# ---- What may be concluded
+
+def told(ratios):
+    """Whether rounds tell a ratio from 1: where they differ by more than its median is away from 1, they do not.
+    A single round says nothing of itself."""
+    return len(ratios) > 1 and max(ratios) - min(ratios) < abs(statistics.median(ratios) - 1)
 
 
 # ---- The trainer
@@ -142,15 +151,17 @@ class Trainer:
 
     def compare(self, setups, rounds, seconds):
         """Runs each setup in turn, `rounds` times around, so that whatever else the machine does
-        hits all of them: {name: figures}, None for what does not fit into memory.
+        hits all of them: {name: figures}, None for what does not fit into memory. Each round begins with
+        another setup: one that always came first would gain or lose by it in all of them alike.
 
         A figure is the median of all steps; `ratios` holds, for each round, this run's median over
         the first setup's.
         """
         results = {name: {"ms": [], "round_ms": []} if self.fits(**setup) else None for name, setup in setups.items()}
         steps = dict.fromkeys(setups, WARM_UP + LEAST_STEPS)
-        for _ in range(rounds):
-            for name, setup in setups.items():
+        for turn in range(rounds):
+            names = [*setups][turn % len(setups):] + [*setups][:turn % len(setups)]
+            for name, setup in ((name, setups[name]) for name in names):
                 if results[name] is None:
                     continue
                 run = self.train(steps[name], **setup)
@@ -271,7 +282,7 @@ def recomputation(trainer, size):
         setups = {"flash": setup_of(size, **shape, attention="flash"),
                   "naive": setup_of(size, **shape, attention="naive"),
                   "naive, selective": setup_of(size, **shape, attention="naive", recompute="selective")}
-        lengths[T] = trainer.compare(setups, min(2, size.rounds), size.run_seconds / 2)
+        lengths[T] = trainer.compare(setups, min(ATTENTION_ROUNDS, size.rounds), size.run_seconds / 2)
         for name, setup in setups.items():
             plan = trainer.plan(**setup)
             figures = {"activations": plan["bytes"]["activations"], "per_token_layer": plan["activation_bytes_per_token_per_layer"]}
@@ -296,16 +307,21 @@ def scan(trainer, size):
     for B, T, mode in points:
         setup = setup_of(size, micro_batch=B, seq_len=T, recompute=mode)
         plan = trainer.plan(**setup)
-        result = {"micro_batch": B, "seq_len": T, "recompute": mode, "planned": plan["bytes"]["total"], "why": None}
-        if not trainer.fits(**setup):
-            result["why"] = "does not fit"
-        elif time.monotonic() > deadline:
+        results.append({"micro_batch": B, "seq_len": T, "recompute": mode, "planned": plan["bytes"]["total"],
+                        "why": None if trainer.fits(**setup) else "does not fit", "round_ms": []})
+    for _ in range(SCAN_ROUNDS):
+        for result in results:
+            if result["why"] is None and time.monotonic() < deadline:
+                point = {name: result[name] for name in ("micro_batch", "seq_len", "recompute")}
+                run = trainer.train(LEAST_STEPS + WARM_UP, **setup_of(size, **point))
+                result["round_ms"].append(statistics.median(run["ms"]))
+                result["flops"] = run["flops_per_token"]["model"]
+    for result in results:
+        if result["round_ms"]:
+            ms = statistics.median(result["round_ms"])
+            result.update(ms=ms, tokens_per_s=1000 * result["micro_batch"] * result["seq_len"] / ms)
+        elif result["why"] is None:
             result["why"] = "no time left"
-        else:
-            run = trainer.train(LEAST_STEPS + WARM_UP, **setup)
-            result.update(ms=statistics.median(run["ms"]), flops=run["flops_per_token"]["model"],
-                          tokens_per_s=1000 * B * T / statistics.median(run["ms"]))
-        results.append(result)
     return results
 
 

@@ -15,7 +15,7 @@ from matplotlib import pyplot
 from matplotlib.patches import Patch
 from matplotlib.lines import Line2D
 
-from measure import LARGE, MODES
+from measure import LARGE, MODES, told
 
 CATEGORIES = {"weights": "#4e79a7", "master": "#86b4d8", "adam_m": "#b07aa1", "adam_v": "#d4a6c8",
               "gradients": "#f28e2b", "activations": "#59a14f", "workspace": "#9c9c9c"}
@@ -62,6 +62,19 @@ def percent(x):
 
 def spread(values, text=number):
     return text(statistics.median(values)) + (f" ({text(min(values))} to {text(max(values))})" if len(values) > 1 else "")
+
+
+def withheld(ratios):
+    """Why nothing is concluded from a ratio that is not told."""
+    if len(ratios) < 2:
+        return "there was one round, which says nothing of itself"
+    return (f"the rounds, {percent(min(ratios) - 1)} to {percent(max(ratios) - 1)}, differ by more than "
+            f"their median is away from none, {percent(statistics.median(ratios) - 1)}")
+
+
+def concluded(ratios, conclusion, question):
+    """The sentence that a measured ratio leads to, or that it leads to none."""
+    return conclusion if told(ratios) else f"{question} is not told here: {withheld(ratios)}."
 
 
 def table(head, rows):
@@ -262,10 +275,12 @@ def recomputation(results, about):
     ratio_axis, bytes_axis, use_axis, time_axis, memory_axis, token_axis = axes.flat
     for x, (mode, r) in enumerate(modes.items()):
         middle = statistics.median(r["ratios"])
-        ratio_axis.bar(x, middle, 0.6, color=MODE_COLORS[mode])
+        sure = mode == "none" or told(r["ratios"])
+        ratio_axis.bar(x, middle, 0.6, color=MODE_COLORS[mode], alpha=1 if sure else 0.3)
         if len(r["ratios"]) > 1 and mode != "none":
             ratio_axis.errorbar(x, middle, [[middle - min(r["ratios"])], [max(r["ratios"]) - middle]], color="0.2", capsize=4)
-        ratio_axis.text(x, 0.03, f"{middle:.3f}", ha="center", color="white", fontweight="bold")
+        ratio_axis.text(x, 0.03, f"{middle:.3f}" if sure else f"{middle:.3f}\nnot told", ha="center",
+                        color="white" if sure else "0.2", fontweight="bold")
         flops = r["flops_per_token"]
         ratio_axis.plot([x - 0.36, x + 0.36], [flops["hardware"] / flops["model"]] * 2, color="black", linewidth=1.5)
         bytes_axis.bar(x, r["per_token_layer"] / 1e3, 0.6, color=MODE_COLORS[mode])
@@ -317,20 +332,23 @@ def recomputation(results, about):
     attention_rows = [[f"{T:,}", name, spread(r["ms"]) if r.get("ms") else "does not fit", number(r["per_token_layer"]), size(r["activations"])]
                       for T, runs in attention.items() for name, r in runs.items()]
     ratio = {mode: statistics.median(r["ratios"]) for mode, r in modes.items()}
+    ratios = {mode: r["ratios"] for mode, r in modes.items()}
     bytes_ = {mode: r["per_token_layer"] for mode, r in modes.items()}
+    less = {mode: f"{100 * (1 - bytes_[mode] / bytes_['none']):.0f} %" for mode in modes}
     first, last = min(attention), max(attention)
     flops = modes["full"]["flops_per_token"]
-    sees = [f"Full recomputation makes a step {ratio['full']:.2f} times as long (its FLOPs say {flops['hardware'] / flops['model']:.2f}) "
-            f"and keeps "
-            f"{100 * (1 - bytes_['full'] / bytes_['none']):.0f} % less for each layer. It is less than a second forward pass: the "
-            f"last layer's activations are still there, "
+    flops_say = f"{flops['hardware'] / flops['model']:.2f}"
+    sees = [concluded(ratios["full"], f"Full recomputation makes a step {ratio['full']:.2f} times as long (its FLOPs say {flops_say}).",
+                      f"What full recomputation costs in time (its FLOPs say {flops_say})")
+            + f" It keeps {less['full']} less for each layer. What it does is less than a second forward pass: the last layer's "
+            "activations are still there, "
             "and the MLP's last matmul (8 of a block's 24 h² FLOPs a token) and the head are not needed again, so that with many "
             "layers it comes to about +22 %, where repeating everything would be the chapter's 30 to 40 %. "
-            f"Selective costs {percent(ratio['selective'] - 1)} of time for {100 * (1 - bytes_['selective'] / bytes_['none']):.0f} "
-            f"% less: LayerNorm and GELU again, no matmul. "
-            "A difference smaller than the whiskers (the rounds' extremes) is noise.",
-            "MFU falls with recomputation, as the useful work stays the same and the time grows; HFU counts the repeated work and "
-            "hides that. The chapter's advice is to compare MFU."]
+            + concluded(ratios["selective"], f"Selective recomputation costs {percent(ratio['selective'] - 1)} of time.",
+                        "What selective recomputation costs in time")
+            + f" It keeps {less['selective']} less: LayerNorm and GELU again, no matmul.",
+            "MFU counts the useful work, which recomputation leaves the same, over the time; HFU counts the repeated work too, and "
+            "hides what it costs. The chapter's advice is to compare MFU."]
     flash, naive = attention[last]["flash"], attention[last]["naive"]
     sees.append(f"Below: the same number of tokens in longer and longer sequences. What naive attention keeps for a token grows "
                 f"with T; at T = {last:,} it is "
@@ -339,7 +357,9 @@ def recomputation(results, about):
                 "Selective recomputation takes the square out of what is kept (one copy for all layers remains): it drops scores "
                 "and probabilities, and computes them a second time.")
     if naive["median_ms"] and flash["median_ms"]:
-        sees[-1] += f" A step of naive attention at T = {last:,} takes {naive['median_ms'] / flash['median_ms']:.2f} times as long as flash attention's."
+        sees[-1] += " " + concluded(
+            naive["ratios"], f"A step of naive attention at T = {last:,} takes {statistics.median(naive['ratios']):.2f} times as long "
+            "as flash attention's.", f"What naive attention costs in time at T = {last:,}")
     return Section(
         "What recomputation costs, and what it saves", figure, "4_recompute.png", sees,
         table(["recompute", "step ms, median (range)", "over none, median of rounds (range)", "fastest steps, over none",
@@ -348,9 +368,11 @@ def recomputation(results, about):
         + "<p>Flash and naive attention:</p>"
         + table(["T", "attention", "step ms, median (range)", "bytes kept a token and layer", "activations"], attention_rows),
         [(f"{mode.capitalize()} recomputation: time", chapter,
-          f"{percent(ratio[mode] - 1)} (measured; rounds {percent(min(modes[mode]['ratios']) - 1)} to {percent(max(modes[mode]['ratios']) - 1)})")
+          f"{percent(ratio[mode] - 1)} (measured; rounds {percent(min(ratios[mode]) - 1)} to {percent(max(ratios[mode]) - 1)})"
+          if told(ratios[mode]) else f"no conclusion: {withheld(ratios[mode])} (measured)")
          for mode, chapter in (("full", "+30 to 40 %"), ("selective", "+2.7 % compute"))],
-        f"Measured: runs of the three modes in turn, {about['rounds']} times around. Bytes are planned.")
+        f"Measured: runs of the three modes in turn, {about['rounds']} times around; whiskers are the rounds' "
+        "extremes. A faint bar is one that they do not tell from 1. Bytes are planned.")
 
 
 # ---- 5
@@ -388,7 +410,7 @@ def accumulation(results, about):
     state_and_one = splits[names[0]]["planned"]
     rows = [[name.replace(" x ", " × "), size(r["planned"]), size(r["resident"]) if r["resident"] and not about["gpu"] else "-", spread(r["ms"]),
              f"{losses[name][0]:.6f}", f"{losses[name][-1]:.6f}", f"{differences[name]:.1e}"] for name, r in splits.items()]
-    slower = splits[names[0]]["median_ms"] / splits[names[-1]]["median_ms"]
+    slower = [1 / ratio for ratio in splits[names[-1]]["ratios"]]       # ratios are over the first, one sequence at a time
     return Section(
         "Gradient accumulation at constant memory", figure, "5_accumulation.png",
         [f"Eight sequences a step, split four ways. Memory is that of one micro-batch: {size(state_and_one)} for one sequence at a "
@@ -396,8 +418,9 @@ def accumulation(results, about):
          "and any larger batch of one sequence at a time would need no byte more.",
          f"The losses agree to {difference:.0e}: the mean of the micro-batches' gradients is the batch's gradient, and only the "
          f"order of a few sums differs. "
-         f"The price can be time, where a small micro-batch leaves the device waiting: one sequence at a time takes {slower:.2f} "
-         f"times as long here as {names[-1].split()[0]}."],
+         "The price can be time, where a small micro-batch leaves the device waiting. "
+         + concluded(slower, f"One sequence at a time takes {statistics.median(slower):.2f} times as long here as "
+                     f"{names[-1].split()[0]}.", "What one sequence at a time costs here")],
         table(["micro-batch × steps", "planned", "resident, whole program", "step ms, median (range)", "loss, step 1",
                f"step {common}", f"largest difference from {names[-1].replace(' x ', ' × ')}"], rows),
         [("The same batch, accumulated 8, 4, 2 and 1 times", "the same result, memory of one micro-batch",
@@ -407,6 +430,23 @@ def accumulation(results, about):
 
 
 # ---- 6
+
+def apart(faster, slower):
+    """Whether rounds tell two points of the scan apart: of each, use of the device by its slowest and fastest round."""
+    def use(r, ms):
+        return r["mfu"] * r["ms"] / ms
+    return (min(len(faster["round_ms"]), len(slower["round_ms"])) > 1
+            and use(faster, max(faster["round_ms"])) > use(slower, min(slower["round_ms"])))
+
+
+def extreme(ordered, which, words):
+    """The first of some points in the order of their MFU, and as many more as the rounds do not tell from it."""
+    first = ordered[0]
+    more = [r for r in ordered[1:] if not (apart(first, r) or apart(r, first))]
+    said = f"The {which} MFU here is {100 * first['mfu']:.1f} % ({words(first)})"
+    return said + (f"; but rounds do not tell it from {len(more)} of the {len(ordered) - 1} others, so that which is "
+                   f"{which} is no conclusion." if more else ", which the rounds tell from all others.")
+
 
 def scan(results, about):
     done = [r for r in results if r["why"] is None]
@@ -446,24 +486,25 @@ def scan(results, about):
             for B in batches for T in lengths if (B, T, "none") in by_point]
     sees, summary = ["No point of the scan was measured."], []
     if done:
-        best, worst = max(done, key=lambda r: r["mfu"]), min(done, key=lambda r: r["mfu"])
+        done.sort(key=lambda r: -r["mfu"])
+        best, worst = done[0], done[-1]
         def words(r):
             return f"micro-batch {r['micro_batch']}, T = {r['seq_len']:,}, recompute {r['recompute']}"
-        sees = [f"Each point is one configuration: colour says what is recomputed, shape how long the sequences are. The best "
-                f"MFU here is {100 * best['mfu']:.1f} % ({words(best)}), the "
-                f"lowest {100 * worst['mfu']:.1f} % ({words(worst)}).",
+        sees = [f"Each point is one configuration: colour says what is recomputed, shape how long the sequences are. "
+                f"{extreme(done, 'highest', words)} {extreme(done[::-1], 'lowest', words)}",
                 "What to look for: a micro-batch of few tokens leaves the device waiting for launches and memory; from some size "
                 "on, more tokens gain nothing and only cost memory; recomputation moves a point down and to the left: "
                 "worth it where the room on the left lets a larger micro-batch in, and not otherwise."]
         summary = [("Utilisation over configurations of one device", "charts of thousands of configurations",
-                    f"{len(done)} here: MFU {100 * worst['mfu']:.1f} to {100 * best['mfu']:.1f} % (measured)")]
+                    f"{len(done)} here: MFU {100 * worst['mfu']:.1f} to {100 * best['mfu']:.1f} % (measured)"
+                    + ("" if apart(best, worst) else "; the rounds do not tell the two apart"))]
         left_out = [r for r in results if r["why"]]
         if left_out:
             reasons = [f"{sum(r['why'] == why for r in left_out)} {why}" for why in sorted({r["why"] for r in left_out})]
             sees.append(f"{len(left_out)} of {len(results)} points were not run: {', '.join(reasons)}.")
     return Section("Throughput and utilisation", figure, "6_scan.png", sees,
                    table(["micro-batch", "T", *[f"tokens/s (MFU), {mode}" for mode in MODES], "planned, none", "planned, full"], rows),
-                   summary, "Measured: medians of three steps, in an order drawn at random.")
+                   summary, "Measured: medians of rounds, of three steps each, in an order drawn at random.")
 
 
 # ---- 7
