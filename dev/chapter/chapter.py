@@ -41,7 +41,7 @@ def main():
     parser.add_argument("--out", default="runs/chapter", metavar="FOLDER",
                         help="gets report.html, a PNG per figure and results.json (default: %(default)s)")
     parser.add_argument("--device", choices=["cpu", "gpu"], help="size of the runs (default: what the trainer was built for)")
-    parser.add_argument("--quick", action="store_true", help="small runs, about a minute in all")
+    parser.add_argument("--quick", action="store_true", help="small runs, a minute or two in all")
     parser.add_argument("--redraw", action="store_true", help="measure nothing: write the report anew from results.json")
     options = parser.parse_args()
 

@@ -44,7 +44,7 @@ class Size:
 
 
 SIZES = {
-    "quick": Size({"layers": 4, "heads": 4, "channels": 128}, micro_batch=8, seq_len=128, rounds=5, run_seconds=0.4,
+    "quick": Size({"layers": 4, "heads": 4, "channels": 128}, micro_batch=8, seq_len=128, rounds=3, run_seconds=0.4,
                   attention_lens=[128, 512], attention_tokens=1024,
                   scan_batches=[1, 4], scan_lens=[64, 256], scan_tokens=1024, scan_seconds=20),
     "cpu": Size({"layers": 6, "heads": 4, "channels": 256}, micro_batch=4, seq_len=256, rounds=5, run_seconds=2,

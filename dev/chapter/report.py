@@ -68,8 +68,8 @@ def withheld(ratios):
     """Why nothing is concluded from a ratio that is not told."""
     if len(ratios) < 2:
         return "there was one round, which says nothing of itself"
-    return (f"the rounds, {percent(min(ratios) - 1)} to {percent(max(ratios) - 1)}, differ by more than "
-            f"their median is away from none, {percent(statistics.median(ratios) - 1)}")
+    return (f"the rounds, {percent(min(ratios) - 1)} to {percent(max(ratios) - 1)}, differ by more than the effect, "
+            f"{percent(statistics.median(ratios) - 1)} in their median")
 
 
 def concluded(ratios, conclusion, question):

@@ -21,7 +21,8 @@ def claim(holds, text, detail=""):
 # ---- made-up measurements
 
 ABOUT = {"peak_flops": 1e12, "gpu": False, "rounds": 3}
-COST = {"none": (1.0, 30), "selective": (1.0, 20), "full": (1.25, 5)}     # hardware's FLOPs over the model's, bytes kept
+# Hardware's FLOPs over the model's, bytes kept.
+COST = {"none": (1.0, 30), "selective": (1.0, 20), "full": (1.25, 5)}
 
 
 def setup(name, times, reference, hardware=1.0, kept=30, micro_batch=4):
@@ -63,7 +64,8 @@ def test_told():
     claim(measure.told([1.24, 1.25, 1.27]), "rounds that agree on +25 % tell")
     claim(measure.told([0.78, 0.80, 0.81]), "and on -20 %")
     claim(not measure.told([0.80, 1.30, 0.75]), "rounds of -25 to +30 % tell nothing")
-    claim(not measure.told([1.10, 1.25, 1.40]), "rounds that are all slower, but differ by more than the effect, neither")
+    claim(not measure.told([1.10, 1.25, 1.40]),
+          "rounds that are all slower, but differ by more than the effect, neither")
     claim(not measure.told([1.0, 1.0, 1.0]), "no effect is no conclusion")
     claim(not measure.told([1.25]), "a single round is no conclusion")
 
@@ -82,8 +84,9 @@ def test_recomputation():
     claim("makes a step" not in busy and "costs +" not in busy and "times as long as" not in busy,
           "busy: no conclusion about time", busy)
     claim(busy.count("is not told here: the rounds, ") == 3, "busy: it says so, of each of the three", busy)
-    claim("What full recomputation costs in time (its FLOPs say 1.25) is not told here: the rounds, -46.9 % to +36.4 %, "
-          "differ by more than their median is away from none, -20.0 %" in busy, "busy: and why", busy)
+
+             claim("What full recomputation costs in time (its FLOPs say 1.25) is not told here: the rounds, -46.9 % to "
+          "+36.4 %, differ by more than the effect, -20.0 % in their median" in busy, "busy: and why", busy)
     claim(rows.count("no conclusion: the rounds") == 2, "busy: so does the summary", rows)
     claim("It keeps 83 % less" in busy, "busy: what is planned is said all the same", busy)
 
@@ -97,7 +100,8 @@ def test_recomputation():
 
 def test_accumulation():
     calm, _ = text_of(report.accumulation(accumulation([150, 151, 149], [100, 101, 99]), ABOUT))
-    claim("One sequence at a time takes 1.50 times as long here as 8" in calm, "calm: what small micro-batches cost", calm)
+    claim("One sequence at a time takes 1.50 times as long here as 8" in calm,
+          "calm: what small micro-batches cost", calm)
     busy, _ = text_of(report.accumulation(accumulation([150, 90, 149], [100, 140, 99]), ABOUT))
     claim("takes" not in busy and "What one sequence at a time costs here is not told here" in busy,
           "busy: no conclusion, and it says so", busy)
@@ -106,9 +110,11 @@ def test_accumulation():
 
 def test_scan():
     calm, rows = text_of(report.scan(scan([20, 20.1], [14, 14.2], [10, 10.1]), ABOUT))
-    claim("highest MFU here" in calm and calm.count("which the rounds tell from all others") == 2, "calm: highest and lowest", calm)
+    claim("highest MFU here" in calm and calm.count("which the rounds tell from all others") == 2,
+          "calm: highest and lowest", calm)
     busy, rows = text_of(report.scan(scan([20, 9], [14, 22], [10, 21]), ABOUT))
-    claim(busy.count("is no conclusion") == 2 and "from 2 of the 2 others" in busy, "busy: which is highest is no conclusion", busy)
+    claim(busy.count("is no conclusion") == 2 and "from 2 of the 2 others" in busy,
+          "busy: which is highest is no conclusion", busy)
     claim("do not tell the two apart" in rows, "busy: the summary says so", rows)
     once, rows = text_of(report.scan(scan([20], [10], [15]), ABOUT))
     claim(once.count("is no conclusion") == 2, "points that were measured once: no conclusion", once)
@@ -130,7 +136,8 @@ def test_compare():
     results = made.compare({"a": {"name": "a"}, "b": {"name": "b"}}, 3, 0.1)
     claim(made.order == ["a", "b", "b", "a", "a", "b"], "setups take turns, and turns in being first", str(made.order))
     expected = [b / a for a, b in zip(results["a"]["round_ms"], results["b"]["round_ms"])]
-    claim(len(expected) == 3 and results["b"]["ratios"] == expected, "ratios are those of rounds", str(results["b"]["ratios"]))
+    claim(len(expected) == 3 and results["b"]["ratios"] == expected, "ratios are those of rounds",
+          str(results["b"]["ratios"]))
 
 
 def main():
