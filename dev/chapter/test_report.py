@@ -85,7 +85,7 @@ def test_recomputation():
           "busy: no conclusion about time", busy)
     claim(busy.count("is not told here: the rounds, ") == 3, "busy: it says so, of each of the three", busy)
 
-             claim("What full recomputation costs in time (its FLOPs say 1.25) is not told here: the rounds, -46.9 % to "
+    claim("What full recomputation costs in time (its FLOPs say 1.25) is not told here: the rounds, -46.9 % to "
           "+36.4 %, differ by more than the effect, -20.0 % in their median" in busy, "busy: and why", busy)
     claim(rows.count("no conclusion: the rounds") == 2, "busy: so does the summary", rows)
     claim("It keeps 83 % less" in busy, "busy: what is planned is said all the same", busy)
