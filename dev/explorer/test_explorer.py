@@ -341,6 +341,46 @@ def keyboard(page):
         yield f"controls without a label: {unnamed}"
 
 
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+# The strip, whether it is what is seen in its place, and what the full verdict says.
+READ_STRIP = """() => {
+    const strip = document.querySelector("#strip"), box = strip.getBoundingClientRect();
+    const inside = (x, y) => strip.contains(document.elementFromPoint(x, y));
+    return {top: box.top, bottom: box.bottom, height: innerHeight, text: strip.innerText.trim(), bar: strip.querySelectorAll(".stack i").length,
+            seen: box.height > 0 && inside(box.left + 20, box.top + 8) && inside(box.right - 20, box.bottom - 8),
+            verdict: document.querySelector(".verdict").textContent, error: document.querySelector("#error").textContent};
+}"""
+
+
+def in_sight(page):
+    """On a phone the total, and whether it fits, stay in sight while any control is moved. Yields what does not."""
+    controls = page.eval_on_selector_all("#form select, #form input:not([type=radio]), #form .choices", "all => all.map((e, i) => e.dataset.test = i)")
+    for i in controls:
+        place = page.locator(f"[data-test='{i}']")
+        if not place.is_visible():
+            continue
+        for block in ("start", "center", "end"):
+            place.evaluate("(e, block) => e.scrollIntoView({block})", block)
+            strip, box = page.evaluate(READ_STRIP), place.bounding_box()
+            name = place.get_attribute("id") or f"control {i}"
+            if not strip["seen"] or strip["top"] < 0 or strip["bottom"] > strip["height"]:
+                yield f"{name} at the {block} of the window: the result is not in sight: {strip}"
+            if box["y"] < strip["bottom"] - 1:
+                yield f"{name} at the {block} of the window: the result covers it"
+            if strip["height"] / 6 < strip["bottom"] - strip["top"]:
+                yield f"the result takes {strip['bottom'] - strip['top']} of {strip['height']} pixels"
+    page.locator("#microbatch-slider").scroll_into_view_if_needed()
+    for exponent, words in ((0, "fits"), (10, "too much by")):
+        page.fill("#microbatch-slider", str(exponent))
+        strip = page.evaluate(READ_STRIP)
+        if words not in strip["text"] or strip["text"] != strip["verdict"] or not strip["bar"]:
+            yield f"the strip says {strip['text']!r} with {strip['bar']} parts, the verdict {strip['verdict']!r}"
+    page.fill("#heads", "7")
+    strip = page.evaluate(READ_STRIP)
+    if strip["error"] == "" or strip["text"] != strip["error"]:
+        yield f"of a mistake the strip says {strip['text']!r}, the page {strip['error']!r}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--train-gpt", required=True, help="the program to compare with")
@@ -399,6 +439,9 @@ def main():
                 Controls(narrow).everything(**setting)
                 excess = narrow.evaluate(READ_PAGE)["width"]
                 tests.check(f"{width} pixels wide", [f"the page is {excess} pixels wider than the window"] if excess > 0 else [])
+        tests.check("the result in sight on a phone", in_sight(open_page(**PHONE)))
+        wide = open_page(viewport={"width": 1600, "height": 800})
+        tests.check("no strip where the result is beside the controls", ["it is there"] if wide.is_visible("#strip") else [])
         tests.check("no error in the console, no request", errors)
         browser.close()
     print(f"{i} random settings, {refused} of them refused by plan and page")
