@@ -112,7 +112,8 @@ CPU_WORDS = $(CXX) $(CPU_FLAGS) $(VECTORS) $(USER_CXX) $(LDFLAGS) $(CPU_LIBS)
 GPU_WORDS = $(NVCC) $(GPU_FLAGS) $(GENCODE) $(USER_NVCC)
 $(BUILD)/flags: WORDS = $(if $(filter gpu,$(DEVICE)),$(GPU_WORDS),$(CPU_WORDS))
 $(TEST_DIR)/flags build/asan/flags: WORDS = $(CPU_WORDS)
-$(BUILD)/flags $(TEST_DIR)/flags build/asan/flags: FORCE | setup
+build/debug/flags: WORDS = $(CPU_WORDS) $(PRECISION)
+$(BUILD)/flags $(TEST_DIR)/flags build/asan/flags build/debug/flags: FORCE | setup
 	@mkdir -p $(@D); echo $(call quoted,$(WORDS)) > $@.new; if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 FORCE:
 
@@ -131,9 +132,10 @@ $(BUILD)/train_gpt: train_gpt.cu $(HEADERS) $(BUILD)/flags | setup
 	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,1),$(if $(filter cpu,$(DEVICE)),$(VECTORS)))
 
 # To step through a kernel in gdb: a warp of 32, nothing optimised away, 1 thread of the machine.
-debug: setup
-	$(call compile,train_gpt.cu,build/debug/train_gpt,$(PRECISION),32,-g -O0)
+debug: build/debug/train_gpt
 	@echo "OMP_NUM_THREADS=1 gdb --args build/debug/train_gpt ..."
+build/debug/train_gpt: train_gpt.cu $(HEADERS) build/debug/flags | setup
+	$(call compile,$<,$@,$(PRECISION),32,-g -O0)
 
 DATA ?= data/shakespeare.txt
 # A minute or so on 2 CPU cores; a small model that has seen much learns more in that time than a large one.
