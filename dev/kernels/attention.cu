@@ -267,16 +267,17 @@ int main(int argc, char** argv) {
             if (!has_tensor_cores(kind))
                 printf("%s: not in this build or on this device\n", name_of(kind));
         constexpr int TOKENS = 16384, CHANNELS = 2048;
+        const auto lengths = device.is_cpu() ? std::vector<int>{70} : std::vector<int>{1024, 2048, 8192, 16384};
         for (int HS : {64, 128})
-            for (int T : {1024, 2048, 8192, 16384}) {
-                const Size timed = {TOKENS / T, T, CHANNELS / HS, HS}, small = {1, 70, 2, HS};
+            for (int T : lengths) {
+                const Size timed = {TOKENS / T, T, CHANNELS / HS, HS}, counted = {1, T, 2, HS};
                 const std::string at = format(", heads of %d, T %d", HS, T);
                 auto both = [&](const Size& s) {
                     forward(study, "attention forward" + at, s);
                     forward_and_backward(study, "attention forward + backward" + at, s);
                 };
                 std::initializer_list<Size> odd = {{1, 1, 1, HS}, {2, 65, 3, HS}, {1, 200, 2, HS - 32}}, none = {};
-                study.at_sizes(T == 1024 ? odd : none, timed, small, both);
+                study.at_sizes(T == lengths.front() ? odd : none, timed, counted, both);
             }
     });
 }

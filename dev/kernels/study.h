@@ -314,10 +314,12 @@ private:
     bool allocated_ = false;
 };
 
-// The tables in Markdown, aligned so that they read as they are. "error" is the worst of all sizes and elements, as a
-// part of LIMIT.
+constexpr char ABOUT_ERRORS[] =
+    "\nerror: how far the worst element of all sizes was off, over how far it may be (a part of its value + the rms of all)\n";
+
+// The tables in Markdown, aligned so that they read as they are.
 std::string Study::report() const {
-    if (device.is_cpu()) return report_of_memory();
+    if (device.is_cpu()) return report_of_memory() + ABOUT_ERRORS;
     std::string text;
     const double copy = measure_copy();
     double product = 0;   // measured where a table needs it
@@ -339,7 +341,7 @@ std::string Study::report() const {
                            speed / unit, 100 * speed / ceiling, t.rows[0].seconds / row.seconds, row.of_limit);
         }
     }
-    return text;
+    return text + ABOUT_ERRORS;
 }
 
 // On the stand-in: sectors of global memory that warps' instructions touch and wavefronts that shared memory takes,
