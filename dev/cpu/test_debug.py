@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs .vscode/launch.json's first configuration in gdb as VS Code's C++ extension does: that F5 stops where it says.
 
-    make debug && python3 dev/cpu/test_debug.py
+    make debug PRECISION=fp32 && python3 dev/cpu/test_debug.py
 
 Over gdb's machine interface (MI), in the extension's order: its set-up commands, the program, a breakpoint at main.
 Needs gdb.
@@ -15,6 +15,7 @@ import sys
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BUILD = "make debug PRECISION=fp32"      # numbers that gdb can print: a BF16 it shows as bits
 LONGEST = 120       # seconds that gdb may take for an answer
 passed = failed = 0
 
@@ -63,9 +64,9 @@ def main():
         launch = json.load(file)["configurations"][0]
     with open(os.path.join(ROOT, ".vscode", "tasks.json"), encoding="utf-8") as file:
         tasks = {task["label"]: task["command"] for task in json.load(file)["tasks"]}
-    claim(tasks.get(launch["preLaunchTask"]) == "make debug", "F5 builds first: make debug", str(tasks))
+    claim(tasks.get(launch["preLaunchTask"]) == BUILD, f"F5 builds first: {BUILD}", str(tasks))
     program = in_folder(launch["program"])
-    for what, there in (("gdb", shutil.which("gdb")), (f"{program}: run make debug", os.access(program, os.X_OK))):
+    for what, there in (("gdb", shutil.which("gdb")), (f"{program}: run {BUILD}", os.access(program, os.X_OK))):
         if not there:
             print(f"test_debug: there is no {what}", file=sys.stderr)
             return 2
@@ -92,6 +93,10 @@ def main():
     step = gdb.stopped()
     claim('reason="end-stepping-range"' in step and 'func="layernorm_backward_kernel"' in step,
           "next goes on in it", step)
+    gdb.command("-exec-next")
+    gdb.stopped()
+    numbers = gdb.value("inp[first]@4") or ""
+    claim(re.fullmatch(r"\{(-?[\d.e-]+(, )?){4}\}", numbers), "inp[first]@4 prints numbers", numbers)
     claim(gdb.value("threadIdx.x") == "3" and gdb.value("first") is not None,
           "in the same thread; its locals can be read")
     gdb.process.kill()
