@@ -17,6 +17,7 @@
 
 #ifdef HAVE_ONEDNN
 #include <oneapi/dnnl/dnnl.hpp>
+#include <oneapi/dnnl/dnnl_version.h>
 #endif
 
 // ==== cuBLAS's types ====================================================================================
@@ -570,15 +571,24 @@ inline Primitive make_primitive(const Product& p, const Target& d, bool has_bias
     const dnnl::memory::desc weights({p.batch, p.k, p.m}, onednn_type(p.type_ab), strides(p.transpose_a, p.lda, batch_stride(p.stride_a, p.lda * (p.transpose_a ? p.m : p.k))));
     const dnnl::memory::desc dst({p.batch, p.n, p.m}, onednn_type(d.type), strides(false, d.ld, batch_stride(d.stride, d.ld * p.n)));
     const dnnl::memory::desc bias = has_bias ? dnnl::memory::desc({1, 1, p.m}, onednn_type(bias_type), dims{p.m, p.m, 1}) : dnnl::memory::desc();
+    // alpha times the product, then beta times what was there added. oneDNN 2 and 3 spell it differently.
     dnnl::primitive_attr attributes;
+    dnnl::post_ops then;
+#if DNNL_VERSION_MAJOR < 3
     if (p.alpha != 1) attributes.set_output_scales(0, {p.alpha});
-    if (p.beta != 0) {
-        dnnl::post_ops sum;
-        sum.append_sum(p.beta);
-        attributes.set_post_ops(sum);
-    }
-    const dnnl::matmul::desc operation = has_bias ? dnnl::matmul::desc(src, weights, bias, dst) : dnnl::matmul::desc(src, weights, dst);
-    Primitive made{dnnl::matmul({operation, attributes, onednn_engine()}), {}};
+#else
+    if (p.alpha != 1) then.append_eltwise(dnnl::algorithm::eltwise_linear, p.alpha, 0);
+#endif
+    if (p.beta != 0) then.append_sum(p.beta);
+    attributes.set_post_ops(then);
+#if DNNL_VERSION_MAJOR < 3
+    const dnnl::matmul::primitive_desc operation(
+        has_bias ? dnnl::matmul::desc(src, weights, bias, dst) : dnnl::matmul::desc(src, weights, dst), attributes, onednn_engine());
+#else
+    const auto operation = has_bias ? dnnl::matmul::primitive_desc(onednn_engine(), src, weights, bias, dst, attributes)
+                                    : dnnl::matmul::primitive_desc(onednn_engine(), src, weights, dst, attributes);
+#endif
+    Primitive made{dnnl::matmul(operation), {}};
     const auto add = [&](int argument, const dnnl::memory::desc& desc) { made.arguments.emplace(argument, dnnl::memory(desc, onednn_engine(), DNNL_MEMORY_NONE)); };
     add(DNNL_ARG_SRC, src);
     add(DNNL_ARG_WEIGHTS, weights);
