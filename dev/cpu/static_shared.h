@@ -27,8 +27,7 @@ public:
     // Fills all of this worker's with bytes that are not numbers.
     void fill(const void* anchor) const
     {
-        for (const Array& a : arrays_)
-            memset(const_cast<char*>(static_cast<const char*>(anchor)) + (a.at - anchor_), 0xff, a.bytes);
+        for (const Array& a : arrays_) memset(const_cast<char*>(place(anchor, a)), 0xff, a.bytes);
     }
 
     // Of the arrays that a kernel itself declares; those of functions that it calls are not counted.
@@ -52,7 +51,7 @@ public:
     // Calls f(address, bytes, name) for each of this worker's arrays.
     template <class F> void each(const void* anchor, F f) const
     {
-        for (const Array& a : arrays_) f(static_cast<const char*>(anchor) + (a.at - anchor_), a.bytes, a.name.c_str());
+        for (const Array& a : arrays_) f(place(anchor, a), a.bytes, a.name.c_str());
     }
 
 private:
@@ -65,6 +64,14 @@ private:
     std::map<uintptr_t, std::string> functions_;
     int64_t anchor_ = 0;  // where threadIdx is in a thread's storage
     uintptr_t loaded_at_ = 0;
+
+    // Where it lies for the worker whose threadIdx is at `anchor`. The compiler must not know that this is where the
+    // pointer is from: a memset would be an overflow of threadIdx to it, at which -D_FORTIFY_SOURCE ends the program.
+    const char* place(const void* anchor, const Array& a) const
+    {
+        const void* volatile hidden = anchor;
+        return static_cast<const char*>(hidden) + (a.at - anchor_);
+    }
 
     StaticShared()
     {
