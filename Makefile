@@ -173,7 +173,7 @@ build/asan/text/test_tokenizer: dev/text/test_tokenizer.cpp dev/text/tokenizer.h
 build/test/gpu-%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
 	$(call compile,$<,$@,$*,gpu)
 
-ASAN_TESTS := build/asan/bf16-32/test_gpt build/asan/fp32-32/test_gpt build/asan/cpu-32/test_cpu build/asan/text/test_tokenizer
+ASAN_TESTS := build/asan/bf16-32/test_gpt build/asan/fp32-1/test_gpt build/asan/cpu-32/test_cpu build/asan/text/test_tokenizer
 GPU_TESTS  := build/test/gpu-fp32/test_gpt build/test/gpu-bf16/test_gpt
 
 # Runs a program and prints all that it has said when it ends. Two threads, which sleep while they wait: as the models
@@ -184,14 +184,17 @@ $(LOGS): %.log: % FORCE
 	$(TEST_RUNNER) $< $(if $(or $(ONLY),$(PARTS)),--only '$(or $(ONLY),$(PARTS))') 2>&1 | tee $@; \
 	echo "exit code $${PIPESTATUS[0]}" >> $@
 $(addsuffix .log,$(ASAN_TESTS)): export ASAN_OPTIONS = detect_leaks=0
-# The command line is the same in both precisions: the one in BF16 runs it.
-build/asan/fp32-32/test_gpt.log: PARTS = $(CARD_PARTS)
+# The command line is the same in both precisions and at both widths. Under ASan, where warps of 32 are slow, the program
+# that has warps of one runs it; otherwise one at each width does.
+build/asan/bf16-32/test_gpt.log: PARTS = $(CARD_PARTS)
+$(TEST_DIR)/fp32-32/test_gpt.log $(TEST_DIR)/bf16-1/test_gpt.log: PARTS = $(MODEL_PARTS)
 $(addsuffix .log,$(ASAN_TESTS)): export UBSAN_OPTIONS = print_stacktrace=1
 # The tests on cards that dev/cpu pretends to be: their limits, and work that is put off. Everything on the first of
 # them, on the others what depends on the card.
 CARDS           ?= h100 a100 4090
 CARD_PRECISIONS ?= bf16
 CARD_PARTS      ?= kernels,model against PyTorch,memory,tensor cores,graphs
+MODEL_PARTS     := $(CARD_PARTS),plan:,naive attention in,folders,windows,loader,evaluation,HellaSwag,schedule,samp,lines,words
 CARD_TESTS      := $(foreach p,$(CARD_PRECISIONS),$(CARDS:%=$(TEST_DIR)/$p-32/test_gpt@%))
 $(addsuffix .log,$(CARD_TESTS)): $(CARD_PRECISIONS:%=$(TEST_DIR)/%-32/test_gpt) FORCE
 	@echo "== $(basename $@)"; OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive \
@@ -202,7 +205,7 @@ $(addsuffix .log,$(CARD_TESTS)): $(CARD_PRECISIONS:%=$(TEST_DIR)/%-32/test_gpt) 
 # Damaged input for all readers, TIME seconds for each: by clang's libFuzzer. What it finds goes to build/fuzz/found.
 TIME      ?= 60
 FUZZ_CXX  ?= $(firstword $(foreach c,clang++ $(addprefix clang++-,22 21 20 19 18 17 16 15 14),$(shell command -v $c)))
-FUZZ      := config weights moments index shard tuning prompt-tokens tokenizer log flags resume
+FUZZ      := config weights moments index shard tuning prompt-tokens tokenizer questions log flags resume
 build/fuzz/fuzz: dev/fuzz/fuzz.cpp dev/fuzz/ignored.txt train_gpt.cu $(HEADERS) | setup
 	$(call compile,$<,$@,fp32,1,-g -O1 -fno-omit-frame-pointer -fsanitize=fuzzer$(comma)address$(comma)undefined -fno-sanitize-recover=undefined -fsanitize-ignorelist=dev/fuzz/ignored.txt)
 fuzz:
@@ -212,7 +215,7 @@ fuzz:
 	mkdir -p $(FUZZ:%=build/fuzz/corpus/%) build/fuzz/found; failed=; for target in $(FUZZ); do \
 	    FUZZ_TARGET=$$target build/fuzz/fuzz -max_total_time=$(TIME) -timeout=5 -rss_limit_mb=4096 -max_len=100000 -dict=dev/fuzz/words.dict \
 	        -verbosity=0 -print_final_stats=1 -artifact_prefix=build/fuzz/found/$$target- \
-	        build/fuzz/corpus/$$target build/fuzz/seeds/$$target $(wildcard dev/fuzz/cases/$$target) \
+	        build/fuzz/corpus/$$target build/fuzz/seeds/$$target $$(ls -d dev/fuzz/cases/$$target 2>/dev/null) \
 	        > build/fuzz/$$target.log 2>&1 && verdict=ok || { verdict=FAILED; failed=yes; }; \
 	    printf '%-7s %-14s %10d inputs\n' $$verdict $$target \
 	        "$$(sed -n 's/^stat::number_of_executed_units: *//p' build/fuzz/$$target.log)"; \

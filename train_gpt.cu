@@ -1639,7 +1639,8 @@ __global__ void __launch_bounds__(WIDE_BLOCK) attention_of_last_kernel(floatX* o
 
 // qkv (T,3,NH,HS): the output of its last row
 void attention_of_last(floatX* out, const floatX* qkv, int T, int NH, int HS) {
-    launch("attention_of_last", attention_of_last_kernel, NH, WIDE_BLOCK, attention_of_last_shared(HS), out, qkv, T, HS);
+    launch("attention_of_last", attention_of_last_kernel, NH, WIDE_BLOCK, attention_of_last_shared(HS), out, qkv, T,
+           HS);
 }
 
 // ==== naive attention ========================================================

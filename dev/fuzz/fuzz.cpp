@@ -135,6 +135,11 @@ void tokenizer(const std::string& bytes) {
     for (int token : text.encode("A few words, \xc3\xa9t\xc3\xa9 and \xff.")) text.decode(token);
 }
 
+void questions(const std::string& bytes) {
+    write_file(file_of("questions.bin"), bytes);
+    read_questions(file_of("questions.bin"), 211, 32);
+}
+
 void log_file(const std::string& bytes) {
     write_file(file_of("log.jsonl"), bytes);
     Log log;
@@ -184,7 +189,7 @@ struct Target {
 
 const Target TARGETS[] = {{"config", config}, {"weights", weights}, {"moments", moments}, {"index", index},
                           {"shard", shard}, {"tuning", tuning}, {"prompt-tokens", prompt_tokens}, {"tokenizer", tokenizer},
-                          {"log", log_file}, {"flags", flags}, {"resume", resume}};
+                          {"questions", questions}, {"log", log_file}, {"flags", flags}, {"resume", resume}};
 
 // ---- seeds --------------------------------------------------------------------------------------
 
@@ -214,6 +219,7 @@ void write_seeds(const std::string& to) {
     write_seed(to, "shard", "small", std::string(reinterpret_cast<char*>(header), sizeof(header)) + tokens);
     write_seed(to, "tuning", "small", json{{"format", TUNING_FORMAT}, {"devices", {{"a CPU", {{"fp32 1 x 2 x 3 NN into fp32",
                "0"}}}}}}.dump());
+    write_seed(to, "questions", "reference", content_of("data/reference/hellaswag.bin"));
     write_seed(to, "prompt-tokens", "some", "1,2,3 299\n0");
     std::string words;
     for (const std::string& word : run_arguments(3)) words += word + '\0';
