@@ -120,7 +120,7 @@ FORCE:
 # ---- build and run ------------------------------------------------------------------------------
 
 .PHONY: all setup run debug fuzz test test-asan test-cards test-ports test-gpu test-gpu-sanitize test-hf check-cuda \
-        kernels check-kernels reference bench bench-sampling bench-gpu chapter test-explorer inspect test-inspect clean help require-gpu require-sanitizer FORCE
+        kernels check-kernels reference bench bench-sampling bench-gpu chapter test-explorer test-faults inspect test-inspect clean help require-gpu require-sanitizer FORCE
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
 	@echo "./train_gpt is the $(DEVICE) build: $(REASON); in $(PRECISION): $(WHY_PRECISION)"
@@ -458,6 +458,15 @@ chapter: all
 test-explorer: all
 	$(PYTHON) dev/explorer/test_explorer.py --train-gpt ./train_gpt
 
+# Runs on a CPU that are killed, stopped, cut off from power, on a full disk, without their files: dev/faults. FAULTS
+# takes test_faults.py's options, such as --quick.
+build/faults/failing.so: dev/faults/failing.cpp Makefile | setup
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 -O2 $(WARNINGS) -U_FORTIFY_SOURCE -shared -fPIC $(USER_CXX) $< -o $@ $(LDFLAGS) -ldl
+test-faults: build/faults/failing.so
+	$(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt
+	$(PYTHON) dev/faults/test_faults.py --program build/cpu-fp32/train_gpt --library $< $(FAULTS)
+
 clean:
 	rm -rf build train_gpt
 
@@ -481,4 +490,5 @@ help:
 	@echo "make bench-sampling samples of GPT-2 124M on a CPU, beside transformers"
 	@echo "make bench-gpu      this GPU, beside PyTorch and llm.c: a report within 8 minutes"
 	@echo "make chapter        memory, recomputation, accumulation, throughput: a report with plots"
+	@echo "make test-faults    runs that are killed, stopped, cut off from power, on a full disk: resumed with the same bits"
 	@echo "make test-explorer  dev/explorer's page in headless Chromium, against plan --json"
