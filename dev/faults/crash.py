@@ -1,8 +1,8 @@
 """What a power cut may leave of a folder, by the calls that failing.cpp wrote down.
 
 A file's bytes are on disk once fsync() of the file came back, a folder's names once fsync() of the folder did; of what
-was not synced, anything may be lost. A file or folder is its content now, the content that is surely on disk, and what it
-was in between, of which a disk may hold any.
+was not synced, anything may be lost. A file or folder is its content now, the content that is surely on disk, and what
+it was in between, of which a disk may hold any.
 """
 import os
 
@@ -78,8 +78,8 @@ class Replay:
 
 
 def image(tree, names=KEPT, data=KEPT, draw=None):
-    """The tree as bytes and dicts. names, data: what becomes of them where they were not synced; draw(choices) takes one
-    of each file's and folder's contents instead."""
+    """The tree as bytes and dicts. names, data: what becomes of them where they were not synced; draw(choices) takes
+    one of each file's and folder's contents instead."""
     if isinstance(tree, Folder):
         content = tree.content if names == KEPT else tree.durable
         if draw: content = draw([tree.durable, *tree.between, tree.content])
