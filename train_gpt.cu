@@ -3543,11 +3543,12 @@ void find_peak(const Options& o) {
 
 // ==== log ====================================================================
 
-// OUT/log.jsonl, one object a line. Resuming drops what came after the checkpoint.
+// OUT/log.jsonl, one object a line. Resuming drops what came after the checkpoint. A new one has its first line from
+// the moment it is there: --resume takes from it what the run began with.
 class Log {
 public:
     Log() = default;
-    void open(const std::string& out, long resumed_step) {
+    void open(const std::string& out, long resumed_step, const json& first) {
         if (out.empty()) return;
         path_ = out + "/log.jsonl";
         std::string kept;
@@ -3559,6 +3560,7 @@ public:
                 if (record.is_object() && record.value("step", 0L) <= resumed_step) kept += line + "\n";
             }
         }
+        if (kept.empty()) kept = first.dump() + "\n";
         {
             OutputFile rewritten(path_ + ".new");
             rewritten.write(kept.data(), kept.size());
@@ -3903,9 +3905,8 @@ public:
     void run() {
         const double began = seconds_now();
         Loader loader(m_, data_.train, o_.shuffle, o_.seed, start_.window);
-        log_.open(o_.out, start_.step);   // from here on the folder holds a run
+        log_.open(o_.out, start_.step, run_record(o_, m_.setup));   // from here on the folder holds a run
         if (!o_.out.empty()) remove_unfinished(o_.out);
-        if (start_.step == 0) log_.write(run_record(o_, m_.setup));
         if (o_.sample_every > 0 && step_ == 0) show_sample();   // of what was never trained: to compare with
         progress_.start();
         if (!o_.trace.empty()) start_recording();
