@@ -3042,15 +3042,6 @@ std::string folder_meant(const std::string& from) {
     return from;
 }
 
-void sync_folder(const std::string& path) {
-    const int folder = open(path.c_str(), O_RDONLY);
-    if (folder < 0 || fsync(folder) != 0) {
-        if (folder >= 0) close(folder);
-        throw Failure("%s: fsync: %s", path.c_str(), strerror(errno));
-    }
-    close(folder);
-}
-
 // What is being written or removed goes by this name, so that a step_N is always whole.
 const char* const UNFINISHED = "unfinished_";
 
@@ -3059,6 +3050,7 @@ void remove_checkpoint(const std::string& out, long step) {
     fs::remove_all(dying);
     if (!fs::exists(out + "/" + name)) return;
     fs::rename(out + "/" + name, dying);
+    sync_folder(out);   // before its files go
     fs::remove_all(dying);
 }
 
@@ -3803,7 +3795,11 @@ Start find_start(const Options& o) {
         return start;
     }
     std::error_code error;
-    fs::create_directories(o.out, error);
+    try {
+        create_folder(fs::absolute(o.out));
+    } catch (const fs::filesystem_error& problem) {
+        error = problem.code();
+    }
     if (error || access(o.out.c_str(), W_OK) != 0)
         throw UserError("--out %s: cannot be written: %s", o.out.c_str(),
                         error ? error.message().c_str() : strerror(errno));

@@ -60,6 +60,23 @@ private:
     FILE* file_;
 };
 
+void sync_folder(const std::string& path) {
+    const int folder = open(path.c_str(), O_RDONLY);
+    if (folder < 0 || fsync(folder) != 0) {
+        if (folder >= 0) close(folder);
+        throw Failure("%s: fsync: %s", path.c_str(), strerror(errno));
+    }
+    close(folder);
+}
+
+// Makes a folder whose name outlives a power cut, and those above it.
+void create_folder(const fs::path& path) {
+    if (fs::exists(path)) return;
+    create_folder(path.parent_path());
+    fs::create_directory(path);
+    sync_folder(path.parent_path());
+}
+
 bool ends_with(const std::string& text, const std::string& end) {
     return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
