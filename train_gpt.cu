@@ -3539,13 +3539,12 @@ void find_peak(const Options& o) {
 // the moment it is there: --resume takes from it what the run began with.
 class Log {
 public:
-    Log() = default;
     void open(const std::string& out, long resumed_step, const json& first) {
         if (out.empty()) return;
-        path_ = out + "/log.jsonl";
+        const std::string path = out + "/log.jsonl";
         std::string kept;
-        if (resumed_step > 0 && fs::exists(path_) && fs::file_size(path_) > 0) {
-            const MappedFile old(path_);
+        if (resumed_step > 0 && fs::exists(path) && fs::file_size(path) > 0) {
+            const MappedFile old(path);
             std::istringstream lines(std::string(old.data(), old.size()));
             for (std::string line; std::getline(lines, line);) {
                 const json record = json::parse(line, nullptr, false);   // a crash may have cut the last line
@@ -3554,27 +3553,18 @@ public:
         }
         if (kept.empty()) kept = first.dump() + "\n";
         {
-            OutputFile rewritten(path_ + ".new");
+            OutputFile rewritten(path + ".new");
             rewritten.write(kept.data(), kept.size());
             rewritten.finish();
         }
-        fs::rename(path_ + ".new", path_);
-        file_ = fopen(path_.c_str(), "ab");
-        if (!file_) throw Failure("%s: cannot be written: %s", path_.c_str(), strerror(errno));
+        fs::rename(path + ".new", path);
+        file_ = std::make_unique<GrowingFile>(path);
     }
-    Log(const Log&) = delete;
-    ~Log() { if (file_) fclose(file_); }
-
-    void write(const json& record) {
-        if (!file_) return;
-        const std::string line = record.dump() + "\n";
-        if (fwrite(line.data(), 1, line.size(), file_) != line.size() || fflush(file_) != 0)
-            throw Failure("%s: writing failed: %s", path_.c_str(), strerror(errno));
-    }
+    void write(const json& record) { if (file_) file_->add(record.dump() + "\n"); }
+    void sync() { if (file_) file_->sync(); }
 
 private:
-    std::string path_;
-    FILE* file_ = nullptr;
+    std::unique_ptr<GrowingFile> file_;
 };
 
 // ==== trace ==================================================================
@@ -4021,6 +4011,7 @@ private:
         tried_ = step_;
         const uint64_t windows = static_cast<uint64_t>(step_ - start_.step) * windows_per_step_;
         const json trainer = {{"next_window", start_.window + windows}, {"options", describe(o_, TRAIN)}};
+        log_.sync();   // no checkpoint is ahead of the log
         last_checkpoint_ = write_checkpoint(o_.out, m_, text_files_, step_, trainer, o_.keep);
         progress_.end_line();
         printf("step %ld: checkpoint %s\n", step_, last_checkpoint_.c_str());

@@ -60,6 +60,40 @@ private:
     FILE* file_;
 };
 
+// A file that is there, and to which text is added. What could not be written is written first the next time.
+class GrowingFile {
+public:
+    explicit GrowingFile(const std::string& path)
+        : path_(path), file_(open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC)) {
+        if (file_ < 0) throw Failure("%s: cannot be written: %s", path.c_str(), strerror(errno));
+    }
+    GrowingFile(const GrowingFile&) = delete;
+    ~GrowingFile() { close(file_); }
+
+    void add(const std::string& text) {
+        unwritten_ += text;
+        flush();
+    }
+    // All of it is on disk.
+    void sync() {
+        flush();
+        if (fsync(file_) != 0) fail();
+    }
+
+private:
+    void flush() {
+        while (!unwritten_.empty()) {
+            const ssize_t written = write(file_, unwritten_.data(), unwritten_.size());
+            if (written < 0) fail();
+            unwritten_.erase(0, written);
+        }
+    }
+    [[noreturn]] void fail() { throw Failure("%s: writing failed: %s", path_.c_str(), strerror(errno)); }
+
+    std::string path_, unwritten_;
+    int file_;
+};
+
 void sync_folder(const std::string& path) {
     const int folder = open(path.c_str(), O_RDONLY);
     if (folder < 0 || fsync(folder) != 0) {
