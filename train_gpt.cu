@@ -4182,5 +4182,10 @@ int guarded_main(int argc, char** argv) {
 }
 
 #ifndef TESTING   // test_gpt.cu has a main of its own
-int main(int argc, char** argv) { return guarded_main(argc, argv); }
+int main(int argc, char** argv) {
+    // Begun without a standard stream (>&-), the first file to be opened would take its place, and what is printed.
+    for (int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+        if (fcntl(stream, F_GETFD) < 0) open("/dev/null", O_RDWR);
+    return guarded_main(argc, argv);
+}
 #endif
