@@ -32,6 +32,7 @@ void catch_signals() {
         sigaction(number, nullptr, &before);
         if (number != SIGHUP || before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);   // nohup ignores it
     }
+    signal(SIGXFSZ, SIG_IGN);   // a file that may grow no more (ulimit -f): write() says so
     struct sigaction lost = {};
     lost.sa_sigaction = replace_lost_page;
     lost.sa_flags = SA_ONSTACK | SA_SIGINFO;
