@@ -416,12 +416,14 @@ class Scenario:
         before = max(checkpoints(out), default=0)
         done = self.world.run(out, self.steps, *self.more, at=at, trace=trace)
         calls = crash.read_trace(trace)
-        fired = any(call == "fault" for call, _, _ in calls)
+        fired = [words for call, words, _ in calls if call == "fault"]
         number = errno.ENOSPC if what == "full" else int(what.strip("+")) if what[0].isdigit() else 0
         problem = "" if fired else "was not reached"
         if number: problem = problem or complaint(done, place, os.strerror(number))
         elif done.code != 0: problem = problem or said(done)
-        problem = problem or self.reference.go_on(out, self.steps, max(before, announced(calls, out)))
+        # Where a line could not be written, the step is kept at once, without a validation that was due.
+        kept_at_once = logged(out) if fired and fired[0] == ["write", out + "/log.jsonl"] else 0
+        problem = problem or self.reference.go_on(out, self.steps, max(before, announced(calls, out)), kept_at_once)
         shutil.rmtree(place)
         return f"{at}: {problem}" if problem else ""
 
@@ -451,10 +453,10 @@ def test_failing_calls(world, plain, count, ways):
             claim(f"{way.name}: each of {len(faults)} {call} fails by itself: a message, whole checkpoints, the same "
                   "bits", world.each(way.failing, faults))
     for way in ways[:2]:
-        numbers = range(1, way.count["any"] + 1)[::share]
-        claim(f"{way.name}: from any of {len(numbers)} calls on nothing can be written any more",
+        numbers = range(1, way.count["any"] + 1)[::share * 3]
+        claim(f"{way.name}: from each of {len(numbers)} calls on nothing can be written any more",
               world.each(way.failing, [f"any:{n}:{errno.EROFS}+" for n in numbers]))
-    numbers = range(1, ways[0].count["write"] + 1)[::share]
+    numbers = range(1, ways[0].count["write"] + 1)[::share * 2]
     claim(f"{ways[0].name}: the disk is full in the midst of each of {len(numbers)} writes",
           world.each(ways[0].failing, [f"write:{n}:full" for n in numbers]))
     claim("writes that write half of what they should are gone on with", [ways[0].failing("write:1:half+")])
@@ -634,8 +636,8 @@ DRAWS = 4       # of each file's and each folder's state, at each moment
 
 
 def cuts(way, seed):
-    """variant -> image -> the newest checkpoint that was announced, over all moments of a run."""
-    found = collections.defaultdict(dict)
+    """image -> (variant, tree, the newest checkpoint that was announced), over all moments of a run."""
+    found = {}
     draw = random.Random(f"{seed} power {way.name}")
     replay = crash.Replay(os.path.dirname(way.out), copy_tree(way.before))
     for moment in range(len(way.calls) + 1):
@@ -649,11 +651,11 @@ def cuts(way, seed):
                    for _ in range(DRAWS)]
         for name, image in images:
             key = repr(image)
-            if key not in found[name] or found[name][key][1] < step: found[name][key] = (image, step)
+            if key not in found or found[key][2] < step: found[key] = (found.get(key, (name,))[0], image, step)
     same = crash.image(replay.tree) == crash.image(way.after)
     claim(f"power, {way.name}: what {len(way.calls)} calls should have left is what is there",
           ["" if same else "differs"])
-    return found
+    return found.values()
 
 
 def copy_tree(tree):
@@ -666,16 +668,18 @@ def copy_tree(tree):
 def test_power(world, plain, count, ways):
     """A power cut"""
     share = max(1, 200 // count)
-    for way in ways:
-        for name, images in cuts(way, world.seed).items():
-            def go_on(state, reference=way.reference):
-                image, step = state
-                place = world.place()
-                crash.write_image(place, image)
-                problem = reference.go_on(os.path.join(place, "out"), way.steps, step)
-                shutil.rmtree(place)
-                return problem
-            states = list(images.values())[::min(share, 1 + len(images) // 5)]
+    for way in ways[:3]:    # the fourth does what the third does
+        def go_on(state, reference=way.reference):
+            _, image, step = state
+            place = world.place()
+            crash.write_image(place, image)
+            problem = reference.go_on(os.path.join(place, "out"), way.steps, step)
+            shutil.rmtree(place)
+            return problem
+        by_variant = collections.defaultdict(list)
+        for state in cuts(way, world.seed): by_variant[state[0]].append(state)
+        for name, states in by_variant.items():
+            states = states[::min(share, 1 + len(states) // 5)]
             claim(f"power, {way.name}: {name}: from {len(states)} states the same bits", world.each(go_on, states))
 
 
