@@ -3078,6 +3078,10 @@ private:
     int folder_;
 };
 
+Failure not_written(long step, const std::exception& error) {
+    return Failure("checkpoint of step %ld not written, earlier ones are untouched: %s", step, error.what());
+}
+
 // Writes out/step_N and then removes all but the last `keep` (0: keeps all). Returns its path.
 std::string write_checkpoint(const std::string& out, const Model& m, const TextFiles& text, long step, json trainer,
                              int keep) {
@@ -3097,7 +3101,7 @@ std::string write_checkpoint(const std::string& out, const Model& m, const TextF
     } catch (const std::exception& error) {
         std::error_code ignored;
         fs::remove_all(unfinished, ignored);
-        throw Failure("checkpoint of step %ld not written, earlier ones are untouched: %s", step, error.what());
+        throw not_written(step, error);
     }
     auto all = list_checkpoints(out);
     while (keep > 0 && all.size() > static_cast<size_t>(keep)) {
@@ -4011,7 +4015,11 @@ private:
         tried_ = step_;
         const uint64_t windows = static_cast<uint64_t>(step_ - start_.step) * windows_per_step_;
         const json trainer = {{"next_window", start_.window + windows}, {"options", describe(o_, TRAIN)}};
-        log_.sync();   // no checkpoint is ahead of the log
+        try {
+            log_.sync();   // no checkpoint is ahead of the log
+        } catch (const Failure& error) {
+            throw not_written(step_, error);
+        }
         last_checkpoint_ = write_checkpoint(o_.out, m_, text_files_, step_, trainer, o_.keep);
         progress_.end_line();
         printf("step %ld: checkpoint %s\n", step_, last_checkpoint_.c_str());
