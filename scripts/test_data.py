@@ -302,12 +302,13 @@ def killed_and_resumed(root, out, how, lines_before_kill):
     shards that were written a second time, and the children that outlived it."""
     kills, again, orphans, seen = 0, [], [], {}
     folder = os.path.join(root, out)
-    while kills < 20:
+    while kills < 40:
         process = subprocess.Popen([sys.executable, "scripts/prepare_text.py", "--out-prefix", f"{out}/x",
                                     *map(str, how)], cwd=root, stdout=subprocess.PIPE, text=True,
                                    stderr=subprocess.DEVNULL)   # where multiprocessing complains of the kill
         for line, text in enumerate(process.stdout, 1):
             if line < lines_before_kill + (kills > 0): continue     # "going on after"
+            time.sleep(0.1 * (kills % 3))   # before and after the progress is written down, which comes after the line
             children = children_of(process.pid)
             process.send_signal(signal.SIGKILL)
             kills += 1
