@@ -35,7 +35,7 @@ import crash
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MODEL = ("--layers 1 --heads 1 --channels 16 --context 16 --micro-batch 2 --seed 5 --threads 1 --schedule constant "
-         "--warmup 4 --eval-batches 1 --sample-every 0").split()
+         "--warmup 4 --eval-sequences 1 --sample-every 0").split()
 EVERY = 3               # steps between checkpoints, and between validations
 LONG, SHORT = 60, 9     # steps of a run; a short one writes and removes checkpoints, too
 PATIENCE = 60           # seconds after which a run hangs
