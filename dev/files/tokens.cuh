@@ -7,7 +7,7 @@
 
 // The files that a pattern names, in sorted order. A folder that cannot be read is no reason to take fewer.
 std::vector<std::string> files_named(const std::string& pattern) {
-    static thread_local std::string unreadable;   // where glob()'s function can write
+    static std::string unreadable;   // where glob()'s function can write
     unreadable.clear();
     auto note = [](const char* path, int error) {
         if (error != ENOENT && error != ENOTDIR) unreadable = format("%s: %s", path, strerror(error));
