@@ -140,7 +140,7 @@ build/debug/train_gpt: train_gpt.cu $(HEADERS) build/debug/flags | setup
 DATA ?= data/shakespeare.txt
 # A minute or so on 2 CPU cores; a small model that has seen much learns more in that time than a large one.
 RUN_OPTIONS ?= --layers 2 --heads 4 --channels 128 --context 64 --micro-batch 8 --steps 4500 --lr 4e-3 --min-lr 1e-4 \
-               --warmup 50 --beta2 0.99 --eval-every 2250 --eval-batches 0 --sample-every 2250 --sample-tokens 300 --temperature 0.8
+               --warmup 50 --beta2 0.99 --eval-every 2250 --eval-sequences 0 --sample-every 2250 --sample-tokens 300 --temperature 0.8
 run: all
 	./train_gpt train --data '$(DATA)' $(RUN_OPTIONS) --out runs/$$(date +%Y%m%d-%H%M%S)
 

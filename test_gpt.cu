@@ -18,7 +18,9 @@
 #include "train_gpt.cu"
 
 #include <poll.h>
+#include <sys/fsuid.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <fstream>
@@ -2389,6 +2391,10 @@ public:
     }
 
     void send_signal(int number) const { kill(pid_, number); }
+    // Whether the run has mapped a file.
+    bool maps(const std::string& path) const {
+        return read_bytes(format("/proc/%d/maps", pid_)).find(scratch(path)) != std::string::npos;
+    }
     Outcome end(int number = 0) {
         if (number) send_signal(number);
         int status = 0;
@@ -2419,6 +2425,18 @@ Outcome run(const std::string& command, const std::string& environment = "") { r
 // A claim about a run; what the run printed matters when the claim fails.
 void claim_run(bool holds, const std::string& text, const Outcome& run, const std::string& detail = "") {
     claim(holds, text, holds ? "" : format("exit code %d; %s%s%s", run.code, run.out.c_str(), run.err.c_str(), detail.c_str()));
+}
+
+// In place of the C library's: a run under test may be asked to write down what it flushes to disk, a line each, with the
+// number of lines of the log and the checkpoints that are there at that moment.
+extern "C" int fsync(int file) {
+    if (const char* to = getenv("TEST_FSYNCS")) {
+        const fs::path path = fs::read_symlink(format("/proc/self/fd/%d", file));
+        const std::string bytes = fs::is_regular_file(path) ? read_bytes(path) : "";
+        std::ofstream(to, std::ios::app) << path.filename().string() << ' ' << std::count(bytes.begin(), bytes.end(), '\n')
+                                         << ' ' << list_checkpoints(path.parent_path()).size() << '\n';
+    }
+    return static_cast<int>(syscall(SYS_fsync, file));
 }
 
 // Waits for something that a run will do; false: it has not within a minute.
@@ -2498,7 +2516,7 @@ void need_words() {
 // ==== runs: the same bits ====================================================
 
 const std::string TEN = "train" + SMALL + "--micro-batch 2 --total-batch 64 --steps 10 --lr 1e-2 --warmup 3 "
-                        "--eval-every 5 --eval-batches 2 --checkpoint-every 5 ";
+                        "--eval-every 5 --eval-sequences 4 --checkpoint-every 5 ";
 
 // Several parts of the tests need @/first, this run's folder: the first one of them runs it.
 void need_first_run() {
@@ -2562,7 +2580,39 @@ void test_resume_options() {
               "what is given beside --resume replaces the run's option, and is said", longer);
     const Outcome equal = run("train --resume --out @/longer --steps 13 --layers 2 --heads 2 --vocab 256");
     claim_run(equal.code == 0, "the model's own sizes may be given beside --resume", equal);
+    write_bytes(scratch("@/less.txt"), read_bytes(scratch("@/text.txt")).substr(0, 2000));
+    const Outcome less = run("train --resume --out @/longer --steps 14 --data @/less.txt");
+    claim_run(less.code == 0 && equal.out.find("tokens to train on, now") == std::string::npos &&
+                  less.out.find("resume     there were 3004 tokens to train on, now there are 2000\n") != std::string::npos,
+              "going on with other data is said", less);
+    const std::string path = scratch("@/longer/step_000014/trainer.json");
+    json older = read_json(path);
+    older["options"]["eval-batches"] = 20;   // an option that there was
+    older.erase("train_tokens");
+    write_json(path, older);
+    const Outcome of_older = run("train --resume --out @/longer --steps 15");
+    claim_run(of_older.code == 0 &&
+                  of_older.out.find("resume     --eval-batches was 20, is no option any more\n") != std::string::npos,
+              "a checkpoint with an option that is gone can be gone on from, and it is said", of_older);
     fs::remove_all(scratch("@/longer"));
+}
+
+// Weights that stay what they are, with a learning rate of 0.
+void test_eval_sequences() {
+    std::vector<double> losses;
+    bool right = true;
+    for (int B : {1, 3, 4}) {
+        const std::string out = format("@/sequences_%d", B);
+        const Outcome outcome = run("train" + SMALL + format("--micro-batch %d --steps 1 --lr 0 --min-lr 0 ", B) +
+                                    "--eval-every 1 --eval-sequences 7 --checkpoint-every 0 --out " + out);
+        right = right && outcome.out.find(format(" over %d tokens\n", 7 * 16)) != std::string::npos;
+        const std::vector<std::string> log = log_of(out);
+        losses.push_back(log.empty() ? NAN : json::parse(log.back()).value("val_loss", NAN));
+    }
+    const double tolerance = FLOATX == DType::FP32 ? 2e-6 : 1e-3;   // as in test_evaluation
+    const double most = std::max(fabs(losses[1] / losses[0] - 1), fabs(losses[2] / losses[0] - 1));
+    claim(right && most < tolerance, "--eval-sequences 7 is the same loss by micro-batches of 1, 3 and 4",
+          format("%.9f %.9f %.9f", losses[0], losses[1], losses[2]));
 }
 
 // The same tokens in the same order, split differently: sums in another order. In BF16 a matmul of
@@ -2842,6 +2892,54 @@ void test_log() {
     claim(kept.size() == 1 && kept.count(3), "--keep 1 keeps the last checkpoint");
 }
 
+// A log into which a disk or a hand has written what no run did.
+void test_damaged_log() {
+    need_first_run();
+    fs::create_directory(scratch("@/scarred"));
+    fs::copy(scratch("@/first/step_000005"), scratch("@/scarred/step_000005"));
+    const std::string log = read_bytes(scratch("@/first/log.jsonl"));
+    const size_t first_end = log.find('\n') + 1;
+    const std::string deep(1000000, '[');
+    const std::vector<std::string> damaged = {"{\"step\": \"3\"}", "{\"step\": -1}", "{\"step\": 1e300}", "{\"step\": 2.5}", "[4]", deep,
+                           "{\"\xff\": 1}", "{\"step\": 1, \"step\": 2}", "", "{\"step\": 18446744073709551617}"};
+    std::string lines;
+    for (const std::string& line : damaged) lines += line + "\n";
+    write_bytes(scratch("@/scarred/log.jsonl"), log.substr(0, first_end) + lines + log.substr(first_end) + "{\"st");
+    const Outcome resumed = run("train --resume --out @/scarred");
+    claim_run(resumed.code == 0 && log_of("@/scarred") == log_of("@/first") &&
+                  resumed.out.find(scratch("resume     @/scarred/log.jsonl: 10 damaged lines are left out, line 2: ")) !=
+                      std::string::npos,
+              "--resume leaves out of the log what is damaged, and says so", resumed);
+    fs::remove_all(scratch("@/scarred/step_000010"));
+    write_bytes(scratch("@/scarred/log.jsonl"), "{\"run\": " + log.substr(first_end));
+    const Outcome headless = run("train --resume --out @/scarred");
+    const std::string mended = read_bytes(scratch("@/scarred/log.jsonl"));
+    claim_run(headless.code == 0 && json::parse(mended.substr(0, mended.find('\n')), nullptr, false).contains("run"),
+              "a log whose first line is damaged has one again that holds the run", headless);
+    for (const std::string& line : damaged) {
+        fs::create_directory(scratch("@/no_run_yet"));
+        write_bytes(scratch("@/no_run_yet/log.jsonl"), line + "\n");
+        const Outcome refused = run("train --resume --data @/text.txt --out @/no_run_yet --steps 1");
+        claim_run(refused.code == 2 && refused.err.find(scratch("@/no_run_yet/log.jsonl: line 1")) != std::string::npos &&
+                      read_bytes(scratch("@/no_run_yet/log.jsonl")) == line + "\n",
+                  format("a first line that holds no options (%s) is named, and nothing is touched",
+                         one_line(line.substr(0, 10)).c_str()), refused);
+    }
+}
+
+// The power may fail at any time: what a checkpoint's steps logged must be on disk before it is a checkpoint.
+void test_log_on_disk() {
+    const Outcome outcome = run("train" + SMALL + "--micro-batch 1 --steps 2 --eval-every 0 --checkpoint-every 1 --out @/synced",
+                                "TEST_FSYNCS=@/fsyncs");
+    std::istringstream lines(read_bytes(scratch("@/fsyncs")));
+    std::vector<std::string> of_log;
+    for (std::string line; std::getline(lines, line);)
+        if (line.rfind("log.jsonl ", 0) == 0) of_log.push_back(line);
+    claim_run(outcome.code == 0 && of_log == std::vector<std::string>{"log.jsonl 2 0", "log.jsonl 3 1"},
+              "the log is flushed to disk before each checkpoint is there", outcome,
+              read_bytes(scratch("@/fsyncs")));
+}
+
 // The lines of steps that a run draws on a terminal of so many columns; empty where no terminal can be had.
 std::vector<std::string> drawn_steps(const std::string& command, unsigned short columns) {
     const int outside = posix_openpt(O_RDWR | O_NOCTTY);
@@ -2962,6 +3060,13 @@ void test_plan_json() {
     for (const json& tensor : plan["tensors"]) tensors += size_t(tensor["bytes"]);
     claim(tensors == size_t(bytes["weights"]) + size_t(bytes["activations"]) + size_t(bytes["workspace"]),
           "and its tensors' bytes to weights, activations and workspace");
+    const std::string HUGE = "plan --gpu-memory 80GB --layers 1024 --heads 4096 --channels 65536 --context 4194304 "
+                             "--micro-batch 511 --attention naive";
+    const Outcome table = run(HUGE), record = run(HUGE + " --json");
+    claim_run(plan.value("bytes_are_exact", false) && record.out.find("\"bytes_are_exact\": false") != record.out.npos &&
+                  table.code == 0 && table.out.find("\nmemory     more than 72 PB of 80.00 GB\n") != std::string::npos &&
+                  table.out.find("without flash attention: more than 72 PB in all\n") != std::string::npos,
+              "what is too large to be counted is said to be more than what is counted", table, record.err);
     claim(plan["precision"] == "bf16", "with --gpu-memory it plans in BF16, as a card builds");
     claim(0 < most["none"] && most["none"] < most["selective"] && most["selective"] < most["full"],
           "the more is recomputed, the larger the micro-batch that fits", most.dump());
@@ -2972,7 +3077,7 @@ void test_recipes() {
     int recipes = 0;
     for (const auto& entry : fs::directory_iterator("scripts")) {
         const std::string name = entry.path().filename(), text = read_bytes(entry.path());
-        const size_t options = text.rfind("--model "), end = text.find(" --eval-batches");
+        const size_t options = text.rfind("--model "), end = text.find(" --lr");
         if (name.rfind("gpt2_", 0) != 0 || options == text.npos || end == text.npos) continue;
         recipes++;
         const Outcome planned = run("plan --gpu-memory 80GB " + text.substr(options, end - options));
@@ -3183,7 +3288,7 @@ void test_text_as_data() {
     const Outcome of_text = run(EVAL + "@/text.txt"), of_shard = run(EVAL + "@/words.bin");
     claim_run(of_text.code == 0 && but_for_speed(of_text) == but_for_speed(of_shard),
               "eval takes a text's tokens from the tokenizer of --from", of_text, of_shard.out);
-    const std::string TRAIN_ON = "train --from @/words --steps 3 --eval-every 3 --eval-batches 2 --checkpoint-every 2 "
+    const std::string TRAIN_ON = "train --from @/words --steps 3 --eval-every 3 --eval-sequences 8 --checkpoint-every 2 "
                                  "--out ";
     const Outcome trained = run(TRAIN_ON + "@/on_text --data @/text.txt");
     const Outcome same = run(TRAIN_ON + "@/on_shard --data @/words.bin");
@@ -3338,13 +3443,44 @@ void test_unseen() {
     const std::string pipe = scratch("@/pipe");
     mkfifo(pipe.c_str(), 0600);
     const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    Run unread(ENDLESS + "--eval-every 1 --eval-batches 1 --checkpoint-every 0 --out @/unread >@/pipe");
+    Run unread(ENDLESS + "--eval-every 1 --eval-sequences 1 --checkpoint-every 0 --out @/unread >@/pipe");
     wait_until([] { return log_of("@/unread").size() >= 3; });
     close(reader);
     const Outcome outcome = unread.end();
     const auto found = list_checkpoints(scratch("@/unread"));
     claim_run(outcome.code == 0 && found.size() == 1 && damage(found.begin()->second).empty(),
               "so does output that nobody reads", outcome);
+}
+
+// A full disk behind standard output.
+void test_full_output() {
+    need_first_run();
+    const std::string SAID = "standard output: writing failed";
+    auto ends_so = [&](const Outcome& o) { return o.code == 1 && o.err.find(SAID) != std::string::npos; };
+    for (const char* command : {"--help", "plan --gpu-memory 1GB", "plan --gpu-memory 1GB --json",
+                                "eval --from @/first --data @/text.txt --matmul-tuning off",
+                                "sample --from @/first --sample-tokens 2000000000 --samples 9"}) {
+        const Outcome outcome = run(command + std::string(" >/dev/full"));
+        claim_run(ends_so(outcome), format("output that cannot be written is an error: %s", command), outcome);
+    }
+    const Outcome trained = run("train" + SMALL + "--steps 3 --sample-every 1 --sample-tokens 3 --out @/mute >/dev/full");
+    claim_run(ends_so(trained) && log_of("@/mute").size() == 4 && damage(scratch("@/mute/step_000003")).empty(),
+              "a run goes on to its end and its checkpoint without it", trained);
+    // The shell has SIGPIPE ignored.
+    auto unread = [&](const std::string& command) {
+        const std::string line = format("(trap '' PIPE; XDG_CACHE_HOME=%s /proc/%d/exe --as-train-gpt %s; echo $? > %s) "
+                                        "2> %s | true", scratch("@/cache").c_str(), getpid(), scratch(command).c_str(),
+                                        scratch("@/code").c_str(), scratch("@/said").c_str());
+        const int status = system(line.c_str());
+        return Outcome{status == 0 ? atoi(read_bytes(scratch("@/code")).c_str()) : -1, "", read_bytes(scratch("@/said"))};
+    };
+    const Outcome sampled = unread("sample --from @/first --sample-tokens 2000000000");
+    claim_run(sampled.code == 1 && sampled.err.find("standard output: writing failed: Broken pipe") != std::string::npos,
+              "so is output that nobody reads where SIGPIPE is ignored", sampled);
+    const Outcome endless = unread(ENDLESS + "--eval-every 1 --eval-sequences 1 --checkpoint-every 0 --out @/deaf");
+    const auto kept = list_checkpoints(scratch("@/deaf"));
+    claim_run(endless.code == 0 && kept.size() == 1 && damage(kept.begin()->second).empty(),
+              "which ends a run after its step with a checkpoint, too", endless);
 }
 
 void test_second_run() {
@@ -3423,6 +3559,14 @@ void test_late_failure() {
                   last.size() == 1 && last.begin()->first == long(log_of("@/cut_off").size()) &&
                   damage(last.begin()->second).empty(),
               "so does a shard that is cut off meanwhile, which is named", cut_off);
+    write_bytes(scratch("@/shrinks.bin"), shard(std::vector<uint16_t>(3000000, 5)));
+    Run evaluates("eval --from @/good_data --micro-batch 1 --matmul-tuning off --data @/shrinks.bin");
+    const bool mapped = wait_until([&] { return evaluates.maps("@/shrinks.bin"); });
+    fs::resize_file(scratch("@/shrinks.bin"), 5000);
+    const Outcome evaluated = evaluates.end();
+    claim_run(mapped && evaluated.code == 1 &&
+                  evaluated.err.find(scratch("@/shrinks.bin: was cut off while it was in use")) != std::string::npos,
+              "and so says eval", evaluated);
     const Outcome full = Run(COMMAND + "@/all_well.bin --steps 1000 --out @/full_log", "", 4096).end();
     claim_run(full.code == 1 && full.err.find("log.jsonl: writing failed") != full.err.npos &&
                   full.err.find("train_gpt: checkpoint of step") != full.err.npos &&
@@ -3555,6 +3699,16 @@ void test_bad_flags() {
     for (const std::string number : {"0", "1025", "two"})
         refuse("--threads " + number, TINY + "--threads " + number,
                {"--threads", "from 1 to 1024", "'" + number + "'"});
+    for (const char* flag : {"--total-batch", "--steps", "--warmup"})
+        for (const char* number : {"1000000000001", "9223372036854775807", "9223372036854775808"})
+            refuse(format("%s %s", flag, number), TINY + format("%s %s", flag, number), {flag, "to 1e+12", number});
+    const Outcome most = run(TINY + "--seed 9223372036854775807 --sample-every 1 --sample-tokens 2 --warmup 1000000000000 "
+                             "--eval-sequences 9223372036854775807 --eval-every 9223372036854775807 --steps 2");
+    claim_run(most.code == 0, "the ends of ranges are within them: train", most);
+    const Outcome planned = run("plan --gpu-memory 80GB --total-batch 1000000000000");
+    claim_run(planned.code == 0 && planned.out.find("accumulated 244140625 times") != std::string::npos,
+              "the ends of ranges are within them: plan", planned);
+    refuse("--seed beyond its range", TINY + "--seed 9223372036854775808", {"--seed", "9223372036854775808"});
     if (!device.is_cpu()) refuse("--threads on a GPU", TINY + "--threads 2", {"--threads 2", device.properties.name});
     refuse("--graph yes", TINY + "--graph yes", {"--graph", "auto|off|on", "'yes'"});
     refuse("an unknown choice", TINY + "--schedule cosin", {"--schedule", "cosine|linear|wsd|constant", "'cosin'"});
@@ -3614,6 +3768,45 @@ void test_bad_text() {
         refuse(bad, std::string("sample --from @/words --prompt x ") + bad, {std::string(bad).substr(0, 6)});
 }
 
+// Folders that others may not look into. Root may: the system is asked as if for somebody else.
+void test_unreadable_data() {
+    fs::create_directory(scratch("@/locked"));
+    write_bytes(scratch("@/locked/text.txt"), "some text");
+    fs::permissions(scratch("@/locked"), fs::perms::none);
+    const int nobody = 65534, own = setfsuid(geteuid() == 0 ? nobody : geteuid());
+    for (const char* path : {"@/locked/text.txt", "@/locked/*.txt", "@/locked/"}) {
+        std::string said = "taken";
+        try {
+            Tokens tokens(scratch(path));
+        } catch (const UserError& error) {
+            said = error.what();
+        }
+        claim(said.find(scratch(path)) == 0 && said.find("Permission denied") != said.npos,
+              format("refused: a folder that may not be looked into, %s", path), said);
+    }
+    setfsuid(own);
+    fs::permissions(scratch("@/locked"), fs::perms::owner_all);
+}
+
+// Names that are not UTF-8, which JSON cannot hold.
+void test_names_in_other_bytes() {
+    need_first_run();
+    write_bytes(scratch("@/caf\xe9.txt"), read_bytes(scratch("@/text.txt")));
+    fs::create_directory_symlink(scratch("@/first"), scratch("@/mod\xe8le"));
+    const std::string MODEL = scratch("@/first/step_000010");
+    for (const std::string wrong : {"--data @/caf\xe9.txt --out @/latin", "--val-data @/caf\xe9.txt --out @/latin",
+                                    "--out @/latin\xe9", "--out @/latin --trace @/\xe9"}) {
+        const std::string flag = wrong.find("latin\xe9") != wrong.npos ? "--out" : wrong.substr(0, wrong.find(' '));
+        refuse("a name that is not UTF-8 in a run that is kept, " + one_line(wrong), TINY + wrong,
+               {flag == "--out" && wrong.find("--trace") != wrong.npos ? "--trace" : flag, "not UTF-8"});
+        claim(!fs::exists(scratch("@/latin")) && !fs::exists(scratch("@/latin\xe9")), "before anything is written");
+    }
+    const Outcome trained = run(TINY + "--data @/caf\xe9.txt");
+    claim_run(trained.code == 0, "a run that is not kept takes such a name", trained);
+    const Outcome evaluated = run("eval --matmul-tuning off --from @/mod\xe8le --data @/caf\xe9.txt");
+    claim_run(evaluated.code == 0, "so does eval", evaluated);
+}
+
 void test_bad_data() {
     need_our_folder();
     write_bytes(scratch("@/empty.txt"), "");
@@ -3628,8 +3821,25 @@ void test_bad_data() {
     large[12] = 300;
     write_bytes(scratch("@/large.bin"), shard(large));
     refuse("a data file that is not there", TINY + "--data @/nowhere.txt", {"@/nowhere.txt"});
-    refuse("a pattern that matches nothing", TINY + "--data @/nowhere*.bin", {"@/nowhere*.bin"});
-    refuse("a folder for a data file", TINY + "--data @/ours", {"@/ours", "not a regular file"});
+    refuse("a pattern that matches nothing", TINY + "--data @/nowhere*.bin", {"@/nowhere*.bin: no file matches"});
+    refuse("a folder for a data file", TINY + "--data @/ours", {"@/ours: a folder, not a regular file"});
+    for (const char* path : {"@/nowhere/text.txt", "@/nowhere/*.bin"})
+        refuse(std::string("a folder that is not there, ") + path, TINY + "--data " + path,
+               {path, ": @/nowhere: No such file or directory"});
+    for (const char* path : {"@/text.txt/more.txt", "@/text.txt/*.bin"})
+        refuse(std::string("a file where a folder should be, ") + path, TINY + "--data " + path,
+               {path, ": @/text.txt: Not a directory"});
+    fs::create_symlink(scratch("@/gone.txt"), scratch("@/dangling.txt"));
+    for (const char* path : {"@/dangling.txt", "@/dang*.txt"})
+        refuse(std::string("a link to nothing, ") + path, TINY + "--data " + path,
+               {"@/dangling.txt: a link to @/gone.txt, which is not there"});
+    write_bytes(scratch("@/a[1].txt"), read_bytes(scratch("@/text.txt")));
+    const Outcome brackets = run(TINY + "--data @/a[1].txt");
+    claim_run(brackets.code == 0, "a file whose name looks like a pattern is found", brackets);
+    test_unreadable_data();
+    test_names_in_other_bytes();
+    write_bytes(scratch("@/odd.bin"), shard(tokens) + "x");
+    refuse("a shard with an odd byte at its end", TINY + "--data @/odd.bin", {"@/odd.bin", "50", "odd byte"});
     refuse("an empty data file", TINY + "--data @/empty.txt", {"@/empty.txt", "empty"});
     refuse("a shard shorter than its header", TINY + "--data @/short.bin", {"@/short.bin", "100", "1024"});
     refuse("a shard with another magic number", TINY + "--data @/magic.bin", {"@/magic.bin", "7", "20240520"});
@@ -3712,6 +3922,29 @@ void test_bad_questions() {
     refuse("eval of nothing", "eval --from data/reference/hf_tiny", {"--data", "--hellaswag"});
 }
 
+// @/damaged is a run of two checkpoints, the last of which is damaged.
+void test_way_around() {
+    const std::string COMMAND = "train --data @/text.txt --out @/damaged --resume --steps 12", MOVE = "mv ";
+    fs::create_directory(scratch("@/damaged/damaged_step_000010"));   // from an earlier time
+    const Outcome refused = run(COMMAND);
+    const size_t begin = refused.err.find(MOVE), end = refused.err.find(", and the same command", begin);
+    claim_run(refused.code == 2 && refused.err.find(scratch("; before it there is @/damaged/step_000005: mv ")) != refused.err.npos &&
+                  end != refused.err.npos && list_checkpoints(scratch("@/damaged")).size() == 2,
+              "of a damaged checkpoint --resume names the one before it, and touches nothing", refused);
+    if (end == refused.err.npos) return;
+    const int moved = system(refused.err.substr(begin, end - begin).c_str());
+    const Outcome resumed = run(COMMAND);
+    claim_run(moved == 0 && resumed.code == 0 && log_of("@/damaged").size() == 15 &&
+                  fs::exists(scratch("@/damaged/damaged_step_000010_/optimizer.safetensors")),
+              "and the command that takes it", resumed, refused.err);
+    fs::remove_all(scratch("@/damaged/step_000005"));
+    fs::remove_all(scratch("@/damaged/step_000010"));
+    fs::remove(scratch("@/damaged/step_000012/config.json"));
+    const Outcome only = run(COMMAND);
+    claim_run(only.code == 2 && only.err.find("there is no checkpoint before it") != only.err.npos,
+              "or says that there is none", only);
+}
+
 void test_bad_folders() {
     need_our_folder();
     need_first_run();
@@ -3755,6 +3988,7 @@ void test_bad_folders() {
     more.push_back({"w/wpe.weight", "F32", {1}, std::string(4, 0)});
     refuse_resume("a tensor that is no moment", "optimizer.safetensors", safetensors(more), {"w/wpe.weight"});
     refuse_resume("half an optimizer.safetensors", "optimizer.safetensors", optimizer.substr(0, optimizer.size() / 2), {"truncated"});
+    test_way_around();
 }
 
 // eval --from a copy of @/ours in which one file has other contents; the message names it, or `blamed`.
@@ -4227,11 +4461,14 @@ void test_command_line() {
     test("runs: the same bits", test_repeated_runs);
     test("runs: options of --resume", test_resume_options);
     test("runs: accumulation", test_accumulation);
+    test("runs: sequences of an evaluation", test_eval_sequences);
     test("runs: threads", test_threads);
     test("runs: beside other programs", test_busy_machine);
     test("runs: matmul tuning", test_matmul_tuning);
     test("runs: --micro-batch auto", test_auto_micro_batch);
     test("runs: log", test_log);
+    test("runs: log that is damaged", test_damaged_log);
+    test("runs: log on disk", test_log_on_disk);
     test("runs: on a terminal", test_terminal_width);
     test("runs: what comes next", test_next_commands);
     test("runs: plan", test_plan_json);
@@ -4247,6 +4484,7 @@ void test_command_line() {
     test("runs: tokenizer of --from", test_tokenizer_travels);
     test("runs: signals", test_signals);
     test("runs: that nobody sees", test_unseen);
+    test("runs: output that cannot be written", test_full_output);
     test("runs: a second one", test_second_run);
     test("runs: leftovers", test_leftovers);
     test("runs: killed early", test_early_death);

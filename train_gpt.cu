@@ -21,8 +21,8 @@
 //       dev/kernels/          attention_mma.cuh, attention_wgmma.cuh: attention on tensor cores, over ptx.cuh;
 //                             matmul_tuning.cuh: which of cuBLASLt's algorithms is fastest
 //       dev/files/            files.cuh, json.h: files as a whole, and JSON; safetensors.cuh, weights.cuh: tensors in
-//                             files, weights in a folder; tokens.cuh: what data files hold; run_options.cuh: --resume;
-//                             signals.cuh: how signals end a run
+//                             files, weights in a folder; tokens.cuh: what data files hold; log.cuh, run_options.cuh:
+//                             --resume; signals.cuh: how signals end a run
 //       dev/text/             tokenizer.h: text to tokens and back; text.cuh: what of a sample is shown, and files;
 //                             terminal.cuh: what is shown of a run; hellaswag.cuh: questions to answer
 //       dev/chapter/          trace.cuh, plan.cuh: what --trace draws, what `plan` prints
@@ -565,7 +565,7 @@ struct Options {
     std::string out;
     std::string trace;
     bool resume = false;
-    long eval_every = 250, eval_batches = 20, sample_every = 0, checkpoint_every = 1000;
+    long eval_every = 250, eval_sequences = 80, sample_every = 0, checkpoint_every = 1000;
     int keep = 0;
     // samples
     std::string prompt = "\n", prompt_tokens, stop;
@@ -656,6 +656,7 @@ Flag switch_flag(const char* name, int verbs, bool& to, const char* help) {
 
 constexpr int MOST_SEQUENCES = 1 << 15;   // a sequence is a row of blocks in attention's grid.z, which ends at 65535
 constexpr int MOST_THREADS = 1024;        // as many as dev/cpu takes
+constexpr long MOST_STEPS = 1000000000000, MOST_STEP_TOKENS = MOST_STEPS;   // no sum or product of them overflows
 constexpr int ANY_INT = std::numeric_limits<int>::max();
 constexpr long ANY_LONG = std::numeric_limits<long>::max();
 constexpr double ANY = std::numeric_limits<float>::max();   // what becomes a float on the device
@@ -690,7 +691,7 @@ std::vector<Flag> step_flags(Options& o) {
         auto_flag(number_flag("--micro-batch", TRAIN | EVAL | PLAN, o.micro_batch, 1, MOST_SEQUENCES,
                               "sequences that go through the model at once; auto: as many as fit"), o.micro_batch),
         number_flag("--seq-len", ALL, o.seq_len, 1, ANY_INT, "tokens of a sequence (default: the model's context)"),
-        number_flag("--total-batch", TRAIN | PLAN, o.total_batch, 1L, ANY_LONG,
+        number_flag("--total-batch", TRAIN | PLAN, o.total_batch, 1L, MOST_STEP_TOKENS,
                     "tokens of a step, accumulated over micro-batches (default: one micro-batch)"),
         choice_flag("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"},
                     "which activations are dropped in forward and computed again in backward"),
@@ -700,10 +701,10 @@ std::vector<Flag> step_flags(Options& o) {
                     "naive keeps the T x T scores and probabilities in memory, to see what flash saves"),
         choice_flag("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores, {"auto", "none", "mma", "wgmma"},
                     "that flash attention runs on: Hopper's (wgmma), Ampere's (mma), none; auto: the best there are"),
-        number_flag("--steps", TRAIN, o.steps, 1L, ANY_LONG, "optimizer steps"),
+        number_flag("--steps", TRAIN, o.steps, 1L, MOST_STEPS, "optimizer steps"),
         number_flag("--lr", TRAIN, o.lr, 0.0, ANY, "largest learning rate"),
         number_flag("--min-lr", TRAIN, o.min_lr, 0.0, ANY, "learning rate at the end (default: a tenth of --lr)"),
-        number_flag("--warmup", TRAIN, o.warmup, 0L, ANY_LONG, "steps in which the learning rate rises to --lr"),
+        number_flag("--warmup", TRAIN, o.warmup, 0L, MOST_STEPS, "steps in which the learning rate rises to --lr"),
         choice_flag("--schedule", TRAIN, o.schedule, {"cosine", "linear", "wsd", "constant"},
                     "what follows; wsd: stable, then linear decay over the last fifth"),
         number_flag("--weight-decay", TRAIN, o.weight_decay, 0.0, ANY, "of matrices and embeddings only"),
@@ -732,8 +733,8 @@ std::vector<Flag> run_flags(Options& o) {
                     "go on from the last checkpoint in --out, with that run's options where none is given"),
         number_flag("--eval-every", TRAIN, o.eval_every, 0L, ANY_LONG,
                     "steps between validation losses (and one at the end); 0: none"),
-        number_flag("--eval-batches", TRAIN, o.eval_batches, 0L, ANY_LONG,
-                    "micro-batches of a validation loss; 0: all of the validation data"),
+        number_flag("--eval-sequences", TRAIN, o.eval_sequences, 0L, ANY_LONG,
+                    "sequences of a validation loss, spread over its data; 0: all of that"),
         number_flag("--sample-every", TRAIN, o.sample_every, 0L, ANY_LONG,
                     "steps between samples (and one before the first step and at the end); 0: none"),
         number_flag("--sample-tokens", TRAIN | SAMPLE, o.sample_tokens, 1, ANY_INT, "length of a sample"),
@@ -2516,6 +2517,7 @@ std::string bar(double share) {
 }
 
 std::string size_text(size_t bytes) {
+    if (bytes >= BEYOND_MEMORY) return format("more than %.0f PB", floor(BEYOND_MEMORY / 1e15));
     if (bytes < 1e6) return format("%.1f kB", bytes / 1e3);
     return bytes < 1e9 ? format("%.1f MB", bytes / 1e6) : format("%.2f GB", bytes / 1e9);
 }
@@ -3031,12 +3033,13 @@ std::map<long, std::string> list_checkpoints(const std::string& out) {
 
 // The folder that --from means: itself or, of a run's, its last checkpoint.
 std::string folder_meant(const std::string& from) {
-    if (from.empty() || fs::exists(from + "/config.json")) return from;
+    std::error_code ignored;   // what cannot be looked at is not there
+    if (from.empty() || fs::exists(from + "/config.json", ignored)) return from;
     const auto checkpoints = list_checkpoints(from);
     if (!checkpoints.empty()) return checkpoints.rbegin()->second;
     const std::string name = fs::path(from).filename();
     for (const char* released : {"gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"})
-        if (name == released && !fs::exists(from))
+        if (name == released && !fs::exists(from, ignored))
             throw UserError("--from %s: no such folder; scripts/download.sh %s fetches it, and then: --from models/%s",
                             from.c_str(), released, released);
     return from;
@@ -3127,11 +3130,7 @@ class Tokens {
 public:
     Tokens() = default;
     explicit Tokens(const std::string& pattern) : files_(std::make_shared<std::vector<MappedFile>>()) {
-        glob_t found = {};
-        const int status = glob(pattern.c_str(), 0, nullptr, &found);   // in sorted order
-        for (size_t i = 0; status == 0 && i < found.gl_pathc; i++) paths_.push_back(found.gl_pathv[i]);
-        globfree(&found);
-        if (paths_.empty()) throw UserError("%s: no such file", pattern.c_str());
+        paths_ = files_named(pattern);
         files_->reserve(paths_.size());
         for (const std::string& path : paths_) {
             files_->emplace_back(path);
@@ -3148,6 +3147,7 @@ public:
             if (piece.token_bytes != 1 || text.takes_bytes(piece.file->path())) continue;
             text_bytes_ += piece.count;
             encoded_.push_back(encode_file(text, {piece.tokens, piece.count}, token_bytes(V), piece.file->path(), out));
+            piece.file->require_whole();
             piece = {piece.file, encoded_.back()->data(), token_bytes(V), 0, encoded_.back()->size() / token_bytes(V)};
             if (piece.count == 0) throw UserError("%s: no tokens", piece.file->path().c_str());
         }
@@ -3198,7 +3198,7 @@ public:
             const size_t start = kind == Windows::ANYWHERE ? index : index * T;
             if (index < here) {
                 copy_window(inputs, targets, piece, start, T, V);
-                if (page_lost) throw Failure("%s: was cut off while it was in use", piece.file->path().c_str());
+                piece.file->require_whole();
                 return;
             }
             index -= here;
@@ -3539,6 +3539,8 @@ void find_peak(const Options& o) {
 
 // ==== log ====================================================================
 
+#include "dev/files/log.cuh"
+
 // OUT/log.jsonl, one object a line. Resuming drops what came after the checkpoint. A new one has its first line from
 // the moment it is there: --resume takes from it what the run began with.
 class Log {
@@ -3546,22 +3548,15 @@ public:
     void open(const std::string& out, long resumed_step, const json& first) {
         if (out.empty()) return;
         const std::string path = out + "/log.jsonl";
-        std::string kept;
-        if (resumed_step > 0 && fs::exists(path) && fs::file_size(path) > 0) {
-            const MappedFile old(path);
-            std::istringstream lines(std::string(old.data(), old.size()));
-            for (std::string line; std::getline(lines, line);) {
-                const json record = json::parse(line, nullptr, false);   // a crash may have cut the last line
-                if (record.is_object() && record.value("step", 0L) <= resumed_step) kept += line + "\n";
-            }
-        }
-        if (kept.empty()) kept = first.dump() + "\n";
+        std::string kept = resumed_step > 0 ? records_until(path, resumed_step) : "";
+        if (kept.rfind("{\"run\"", 0) != 0) kept = first.dump() + "\n" + kept;
         {
             OutputFile rewritten(path + ".new");
             rewritten.write(kept.data(), kept.size());
             rewritten.finish();
         }
         fs::rename(path + ".new", path);
+        sync_folder(out);
         file_ = std::make_unique<GrowingFile>(path);
     }
     void write(const json& record) { if (file_) file_->add(record.dump() + "\n"); }
@@ -3794,8 +3789,8 @@ Start find_start(const Options& o) {
     } catch (const fs::filesystem_error& problem) {
         error = problem.code();
     }
-    if (error || access(o.out.c_str(), W_OK) != 0)
-        throw UserError("--out %s: cannot be written: %s", o.out.c_str(),
+    if (error || access(o.out.c_str(), R_OK | W_OK | X_OK) != 0)
+        throw UserError("--out %s: cannot be read and written: %s", o.out.c_str(),
                         error ? error.message().c_str() : strerror(errno));
     start.lock = std::make_shared<FolderLock>(o.out);
     const auto checkpoints = list_checkpoints(o.out);
@@ -3978,7 +3973,7 @@ private:
     void validate() {
         progress_.end_line();
         if (data_.val.windows(Windows::COVERING, m_.setup.T) > 0) {
-            const Evaluation e = evaluate(m_, data_.val, o_.eval_batches * m_.setup.B, data_.text);
+            const Evaluation e = evaluate(m_, data_.val, o_.eval_sequences, data_.text);
             printf("step %ld: validation loss %.4f over %zu tokens\n", step_, e.loss, e.tokens);
             log_.write({{"step", step_}, {"val_loss", e.loss}});
         }
@@ -3993,7 +3988,7 @@ private:
     void show_sample() {
         progress_.end_line();
         std::string shown;
-        sample(m_, {data_.text.first()}, o_, o_.seed + step_, [&](int token) {
+        sample(m_, {data_.text.first()}, o_, static_cast<uint64_t>(o_.seed) + step_, [&](int token) {
             shown += data_.text.decode(token);
             return true;
         });
@@ -4014,7 +4009,8 @@ private:
         if (o_.out.empty()) return;
         tried_ = step_;
         const uint64_t windows = static_cast<uint64_t>(step_ - start_.step) * windows_per_step_;
-        const json trainer = {{"next_window", start_.window + windows}, {"options", describe(o_, TRAIN)}};
+        const json trainer = {{"next_window", start_.window + windows}, {"train_tokens", data_.train.count()},
+                              {"options", describe(o_, TRAIN)}};
         try {
             log_.sync();   // no checkpoint is ahead of the log
         } catch (const Failure& error) {
@@ -4038,12 +4034,14 @@ private:
 };
 
 void train(const Options& o) {
+    require_recordable(o);
     TrainData data = open_data(o);
     const Start start = find_start(o);
     const Config config = start.dir.empty() ? config_from_options(o, data.train.bytes_only() ? BYTE_VOCAB : 0)
                                             : config_of_folder(o, start.dir);
     note_changes(o, start);
     divide_data(data, o, start.dir, config);
+    note_data(start, data.train.count());
     const Setup setup = make_setup(o, config, Purpose::TRAINING, memory_now().available);
     find_peak(o);
     print_run(setup, o, data, accumulation_steps(o, setup), start);
@@ -4105,16 +4103,15 @@ void sample_verb(const Options& o) {
     load_for_inference(m, one, "sample", Purpose::SAMPLING);
     const Text text(o.from, m.config.vocab);
     const std::vector<int> prompt = read_prompt(o, text, m.config.vocab);
-    for (int i = 0; i < o.samples; i++) {
+    for (int i = 0; i < o.samples && !ferror(stdout); i++) {
         const uint64_t seed = static_cast<uint64_t>(o.seed) + i;
         if (o.samples > 1) printf("---- sample %d, seed %llu ----\n", i + 1, static_cast<unsigned long long>(seed));
         Printer printer(stdout, o.stop);
         for (int token : prompt) printer.prompt(text.decode(token));
-        sample(m, prompt, o, seed, [&](int token) { return printer.add(text.decode(token)); });
+        sample(m, prompt, o, seed, [&](int token) { return printer.add(text.decode(token)) && !ferror(stdout); });
         printer.end();
         printf("\n");
     }
-    fflush(stdout);
     say_if_busy(stderr);
 }
 
@@ -4146,7 +4143,22 @@ void plan_verb(Options o) {
 
 // ==== main ===================================================================
 
-int run_verb(const std::vector<std::string>& args) {
+void run_verb(Verb verb, Options options) {
+    if (options.resume && !options.out.empty()) take_options_of_run(options);
+    const std::string from = options.resume ? options.from : folder_meant(options.from);
+    if (from != options.from) fprintf(stderr, "from       %s, the last checkpoint there\n", from.c_str());
+    options.from = from;
+    catch_lost_pages();
+    if (verb != PLAN || no_device().empty()) open_device(options.tensor_cores, options.threads);
+    switch (verb) {
+        case TRAIN:  train(options); break;
+        case EVAL:   eval(options); break;
+        case SAMPLE: sample_verb(options); break;
+        case PLAN:   plan_verb(options); break;
+    }
+}
+
+int run_command(const std::vector<std::string>& args) {
     Verb verb = TRAIN;
     const char* verb_name = "train";
     size_t first = 0;
@@ -4162,24 +4174,21 @@ int run_verb(const std::vector<std::string>& args) {
         print_help();
         return args.empty() ? 2 : 0;
     }
-    Options options = parse_options(verb, verb_name, {args.begin() + first, args.end()});
-    if (options.resume && !options.out.empty()) take_options_of_run(options);
-    const std::string from = options.resume ? options.from : folder_meant(options.from);
-    if (from != options.from) fprintf(stderr, "from       %s, the last checkpoint there\n", from.c_str());
-    options.from = from;
-    if (verb != PLAN || no_device().empty()) open_device(options.tensor_cores, options.threads);
-    switch (verb) {
-        case TRAIN:  train(options); break;
-        case EVAL:   eval(options); break;
-        case SAMPLE: sample_verb(options); break;
-        case PLAN:   plan_verb(options); break;
+    const Options options = parse_options(verb, verb_name, {args.begin() + first, args.end()});
+    try {
+        run_verb(verb, options);
+    } catch (const UserError& error) {
+        if (!options.resume) throw;
+        throw UserError("%s%s", error.what(), way_around(options.out, error.what()).c_str());
     }
     return 0;
 }
 
 int guarded_main(int argc, char** argv) {
     try {
-        return run_verb({argv + 1, argv + argc});
+        const int code = run_command({argv + 1, argv + argc});
+        require_output();
+        return code;
     } catch (const UserError& error) {
         fprintf(stderr, "train_gpt: %s\n", one_line(error.what()).c_str());
         return 2;

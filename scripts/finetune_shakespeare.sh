@@ -32,4 +32,4 @@ done
 
 exec scripts/recipe.sh finetune_shakespeare \
     --from "$from" --micro-batch 1 --total-batch 32768 --lr 3e-5 --schedule constant --warmup 0 --steps 20 \
-    --eval-every 5 --eval-batches 40 --sample-every 0 "$@"
+    --eval-every 5 --eval-sequences 40 --sample-every 0 "$@"

@@ -2,4 +2,4 @@
 # GPT-2 124M on 10 billion tokens, 100 shards; settings as in llm.c's run. The rest: recipe.sh
 # ./train_gpt plan --gpu-memory 80GB --model gpt2 --micro-batch 64: 25.26 GB
 exec "$(dirname "$0")/recipe.sh" gpt2_124M \
-    --model gpt2 --micro-batch 64 --eval-batches 160 --lr 6e-4 --min-lr 0 --steps 19073 "$@"
+    --model gpt2 --micro-batch 64 --lr 6e-4 --min-lr 0 --steps 19073 "$@"

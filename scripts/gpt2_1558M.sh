@@ -3,4 +3,4 @@
 # and its floor of a tenth are those of GPT-3 XL. The rest: recipe.sh
 # ./train_gpt plan --gpu-memory 80GB --model gpt2-xl --micro-batch 16: 71.42 GB
 exec "$(dirname "$0")/recipe.sh" gpt2_1558M \
-    --model gpt2-xl --micro-batch 16 --eval-batches 640 --lr 2e-4 --min-lr 2e-5 --steps 64000 "$@"
+    --model gpt2-xl --micro-batch 16 --lr 2e-4 --min-lr 2e-5 --steps 64000 "$@"

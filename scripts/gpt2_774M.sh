@@ -3,4 +3,4 @@
 # 150 billion on 8 GPUs (--steps 286102). The rest: recipe.sh
 # ./train_gpt plan --gpu-memory 80GB --model gpt2-large --micro-batch 32: 65.79 GB
 exec "$(dirname "$0")/recipe.sh" gpt2_774M \
-    --model gpt2-large --micro-batch 32 --eval-batches 320 --lr 2.5e-4 --min-lr 0 --steps 60000 "$@"
+    --model gpt2-large --micro-batch 32 --lr 2.5e-4 --min-lr 0 --steps 60000 "$@"

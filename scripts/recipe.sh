@@ -32,7 +32,7 @@ exec ./train_gpt train \
     --seq-len 1024 --total-batch 524288 \
     --warmup 700 --schedule cosine \
     --beta1 0.9 --beta2 0.95 --weight-decay 0.1 --grad-clip 1.0 \
-    --eval-every 250 \
+    --eval-every 250 --eval-sequences 10240 \
     --sample-every 1000 --sample-tokens 128 \
     --checkpoint-every 1000 --keep 3 \
     "$@"

@@ -73,6 +73,7 @@ json plan_record(const Options& o, const Setup& s, size_t memory) {
             {"parameters", count.real},
             {"parameters_formula", formula_parameters(s.config)},
             {"bytes", bytes_record(p)},
+            {"bytes_are_exact", p.total < BEYOND_MEMORY},   // else some of them are more than that
             {"bytes_per_parameter", double(state) / count.elements},
             {"activation_bytes_per_token_per_layer", double(kept_bytes_per_layer(s)) / s.N()},
             {"korthikanti_bytes", formula_activations(s)},
@@ -128,8 +129,10 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
            double(record["bytes_per_parameter"]));
     print_activations(record);
     const double kept = record["activation_bytes_per_token_per_layer"];
-    printf("  kept per token and layer: %.0f bytes = %.1f C; Korthikanti et al., without flash attention: %s in all\n",
-           kept, kept / s.config.channels, size_text(record["korthikanti_bytes"]).c_str());
+    const char* more = kept * s.N() < BEYOND_MEMORY ? "" : "more than ";
+    const double formula = std::min(double(record["korthikanti_bytes"]), double(BEYOND_MEMORY));
+    printf("  kept per token and layer: %s%.0f bytes = %.1f C; Korthikanti et al., without flash attention: %s in "
+           "all\n", more, kept, kept / s.config.channels, size_text(formula).c_str());
     const json& flops = record["flops_per_token"];
     printf("\nFLOPs per token: %.4g model, %.4g hardware\n", double(flops["model"]), double(flops["hardware"]));
     printf("largest micro-batch:");

@@ -4,20 +4,55 @@
 
 #include "json.h"
 
+// ---- reading ------------------------------------------------------------------------------------
+
+// A file that is cut off while it is mapped has no pages any more where its end was. Zeros take the place of one that
+// is asked for, so that who reads it can say which file it was, and a run ends well.
+static volatile sig_atomic_t page_lost = 0;
+
+void replace_lost_page(int, siginfo_t* info, void*) {
+    const size_t page = sysconf(_SC_PAGESIZE), at = reinterpret_cast<size_t>(info->si_addr) / page * page;
+    const bool replaced = info->si_code == BUS_ADRERR &&
+                          mmap(reinterpret_cast<void*>(at), page, PROT_READ,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
+    if (replaced) page_lost = 1;
+    else signal(SIGBUS, SIG_DFL);   // something else: it comes again, and ends the program
+}
+
+// Handlers of signals have a stack of their own: on a CPU a matmul of oneDNN runs with the stack pointer inside of its
+// heap buffer, where a handler's frame would do damage.
+void catch_lost_pages() {
+    static char signal_stack[64 << 10];
+    const stack_t stack = {signal_stack, 0, sizeof(signal_stack)};
+    if (sigaltstack(&stack, nullptr) != 0) throw Failure("sigaltstack: %s", strerror(errno));
+    struct sigaction lost = {};
+    lost.sa_sigaction = replace_lost_page;
+    lost.sa_flags = SA_ONSTACK | SA_SIGINFO;
+    sigaction(SIGBUS, &lost, nullptr);
+}
+
+// Why a path leads nowhere.
+std::string why_not(const std::string& path, int error) {
+    std::error_code ignored;
+    const fs::path target = fs::read_symlink(path, ignored);
+    if (error == ENOENT && !target.empty()) return format("a link to %s, which is not there", target.c_str());
+    return strerror(error);
+}
+
 // A file mapped into memory, read-only: pages come from disk as they are touched, so it may be
 // larger than memory.
 class MappedFile {
 public:
     explicit MappedFile(const std::string& path) : path_(path) {
         const int file = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);   // of a pipe, too, it returns at once
-        if (file < 0) throw UserError("%s: %s", path.c_str(), strerror(errno));
+        if (file < 0) throw UserError("%s: %s", path.c_str(), why_not(path, errno).c_str());
         struct stat info;
         fstat(file, &info);
         size_ = info.st_size;
-        const bool regular = S_ISREG(info.st_mode);
+        const bool regular = S_ISREG(info.st_mode), folder = S_ISDIR(info.st_mode);
         void* mapped = regular && size_ ? mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
         close(file);
-        if (!regular) throw UserError("%s: not a regular file", path.c_str());
+        if (!regular) throw UserError("%s: %snot a regular file", path.c_str(), folder ? "a folder, " : "");
         if (size_ == 0) throw UserError("%s: the file is empty", path.c_str());
         if (mapped == MAP_FAILED) throw Failure("%s: mmap: %s", path.c_str(), strerror(errno));
         data_ = static_cast<const char*>(mapped);
@@ -29,12 +64,18 @@ public:
     const std::string& path() const { return path_; }
     const char* data() const { return data_; }
     size_t size() const { return size_; }
+    // After reading from it: whether all of that was the file's.
+    void require_whole() const {
+        if (page_lost) throw Failure("%s: was cut off while it was in use", path_.c_str());
+    }
 
 private:
     std::string path_;
     const char* data_ = nullptr;
     size_t size_ = 0;
 };
+
+// ---- writing ------------------------------------------------------------------------------------
 
 // A file written from start to end. What fails (a full disk, say) throws; finish() has it on disk.
 class OutputFile {
@@ -110,6 +151,8 @@ void create_folder(const fs::path& path) {
     fs::create_directory(path);
     sync_folder(path.parent_path());
 }
+
+// ---- names and JSON -----------------------------------------------------------------------------
 
 bool ends_with(const std::string& text, const std::string& end) {
     return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;

@@ -1,10 +1,24 @@
-// --resume goes on with the options of the run: what its last checkpoint or its log says of them. Included by
-// train_gpt.cu.
+// --resume goes on with the options of the run: what its last checkpoint or its log says of them; and what is said where
+// they or the data are others now, or a checkpoint is damaged. Included by train_gpt.cu.
 
 #pragma once
 
 // What belongs to a command, not to the run.
 bool is_of_command(const std::string& flag) { return flag == "--resume" || flag == "--out" || flag == "--trace"; }
+
+// What is recorded is JSON, and so UTF-8. An option that is not could not be taken again.
+void require_recordable(const Options& o) {
+    if (o.out.empty()) return;
+    const json options = describe(o, TRAIN);
+    for (const auto& [name, value] : options.items()) {
+        try {
+            value.dump();
+        } catch (const json::exception&) {
+            throw UserError("--%s %s: not UTF-8, which what --out keeps is: rename it, or give a link to it",
+                            name.c_str(), value.get<std::string>().c_str());
+        }
+    }
+}
 
 // The options with which a run was begun or last gone on: of its last checkpoint or, before there is one, of its log.
 json options_of_run(const std::string& out, std::string& path) {
@@ -19,8 +33,14 @@ json options_of_run(const std::string& out, std::string& path) {
             std::ifstream log(path);
             std::string line;
             std::getline(log, line);
-            const json first = json::parse(line, nullptr, false);   // a crash may have cut it
-            if (first.is_object() && first.contains("run")) record = first["run"];
+            if (log.eof()) return json::object();   // cut by a crash
+            try {
+                record = read_record(line).value("run", json());
+                if (!record.is_object()) throw JsonError("no \"run\"");
+            } catch (const JsonError& error) {
+                throw UserError("%s: line 1, which holds the run's options: %s; --resume needs it", path.c_str(),
+                                error.what());
+            }
         }
     }
     const json none = json::object();
@@ -50,8 +70,34 @@ void take_options_of_run(Options& o) {
 void note_changes(const Options& o, const Start& start) {
     if (start.trainer.is_null()) return;
     const json then = start.trainer.value("options", json::object()), now = describe(o, TRAIN);
+    if (!then.is_object()) return;
+    for (const auto& [name, value] : then.items())
+        if (!now.contains(name))
+            printf("resume     --%s was %s, is no option any more\n", one_line(name).c_str(), value.dump().c_str());
     for (const auto& [name, value] : now.items())
         if (!is_of_command("--" + name) && then.contains(name) && then[name] != value)
             printf("resume     --%s was %s, is now %s\n", name.c_str(), then[name].dump().c_str(),
                    value.dump().c_str());
+}
+
+// So is going on with other data. The tokens are those to train on.
+void note_data(const Start& start, size_t tokens) {
+    if (!start.trainer.contains("train_tokens")) return;
+    const size_t then = whole_number<size_t>(start.trainer, "train_tokens", start.dir + "/trainer.json");
+    if (then != tokens) printf("resume     there were %zu tokens to train on, now there are %zu\n", then, tokens);
+}
+
+// What can be done where the newest checkpoint in `out` is damaged, as a message says that begins with its name. It is
+// not done here: only the run's owner knows what the steps since the one before are worth.
+std::string way_around(const std::string& out, const std::string& message) {
+    const auto checkpoints = list_checkpoints(out);
+    if (checkpoints.empty()) return "";
+    const std::string newest = checkpoints.rbegin()->second;
+    if (message.rfind(newest + "/", 0) != 0 && message.rfind(newest + ":", 0) != 0) return "";
+    if (checkpoints.size() == 1) return "; there is no checkpoint before it";
+    std::string aside = out + "/damaged_" + checkpoint_name(checkpoints.rbegin()->first);
+    while (fs::exists(aside)) aside += "_";
+    return format("; before it there is %s: mv %s %s, and the same command goes on from there",
+                  std::prev(checkpoints.end(), 2)->second.c_str(), shell_word(newest).c_str(),
+                  shell_word(aside).c_str());
 }

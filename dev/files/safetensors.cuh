@@ -84,6 +84,7 @@ public:
                 memcpy(&values[i], &bits, sizeof(bits));
             }
         else fail(format("tensor %s has dtype %s, expected F32, F16 or BF16", name.c_str(), entry.dtype.c_str()));
+        file_.require_whole();
         for (size_t i = 0; i < values.size(); i++)
             if (!std::isfinite(values[i]))
                 fail(format("tensor %s holds %f at element %zu", name.c_str(), values[i], i));

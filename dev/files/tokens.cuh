@@ -5,6 +5,32 @@
 
 #include "files.cuh"
 
+// The files that a pattern names, in sorted order. A folder that cannot be read is no reason to take fewer.
+std::vector<std::string> files_named(const std::string& pattern) {
+    static std::string unreadable;   // where glob()'s function can write
+    unreadable.clear();
+    auto note = [](const char* path, int error) {
+        if (error != ENOENT && error != ENOTDIR) unreadable = format("%s: %s", path, strerror(error));
+        return 0;
+    };
+    glob_t found = {};
+    std::vector<std::string> paths;
+    const int status = glob(pattern.c_str(), 0, note, &found);
+    for (size_t i = 0; status == 0 && i < found.gl_pathc; i++) paths.push_back(found.gl_pathv[i]);
+    globfree(&found);
+    if (!unreadable.empty()) throw UserError("%s: cannot be looked for: %s", pattern.c_str(), unreadable.c_str());
+    if (!paths.empty()) return paths;
+    struct stat info;
+    if (lstat(pattern.c_str(), &info) == 0) return {pattern};   // signs of a pattern may be part of a name
+    const size_t sign = pattern.find_first_of("*?[");
+    const std::string folder = fs::path(pattern.substr(0, sign)).parent_path(), to_see = folder.empty() ? "." : folder;
+    const bool is_there = stat(to_see.c_str(), &info) == 0;
+    if (!is_there || !S_ISDIR(info.st_mode))
+        throw UserError("%s: %s: %s", pattern.c_str(), to_see.c_str(),
+                        is_there ? strerror(ENOTDIR) : why_not(to_see, errno).c_str());
+    throw UserError("%s: %s", pattern.c_str(), sign == pattern.npos ? "no such file" : "no file matches");
+}
+
 constexpr int SHARD_HEADER = 256, SHARD_MAGIC = 20240520, SHARD_VERSION = 1;
 
 // Consecutive tokens of one file.
@@ -70,10 +96,10 @@ Piece open_piece(const MappedFile& file) {
     const int magic = header[0], version = header[1];
     if (magic != SHARD_MAGIC) refuse_headerless(file, magic);
     if (version != SHARD_VERSION) throw UserError("%s: shard version %d, expected %d", path, version, SHARD_VERSION);
-    const size_t count = header[2] < 0 ? 0 : header[2], there = (file.size() - sizeof(header)) / sizeof(uint16_t);
-    if (count != there)
-        throw UserError("%s: the header says %d tokens, the file holds %zu: truncated or damaged", path, header[2],
-                        there);
+    const size_t count = header[2] < 0 ? 0 : header[2], bytes = file.size() - sizeof(header);
+    if (bytes != count * sizeof(uint16_t))
+        throw UserError("%s: the header says %d tokens, the file holds %zu%s: truncated or damaged", path, header[2],
+                        bytes / sizeof(uint16_t), bytes % sizeof(uint16_t) ? " and an odd byte" : "");
     if (count == 0) throw UserError("%s: the shard holds no tokens", path);
     return {&file, file.data() + sizeof(header), 2, 0, count};
 }

@@ -41,6 +41,7 @@ public:
     std::vector<Question> all() {
         std::vector<Question> questions;
         for (; index_ < count_; index_++) questions.push_back(next());
+        file_.require_whole();
         const size_t left = file_.size() - QUESTIONS_HEADER * sizeof(int) - at_ * sizeof(uint16_t);
         if (left) throw UserError("%s: %zu bytes follow the last of %d questions", file_.path().c_str(), left, count_);
         return questions;
