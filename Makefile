@@ -465,7 +465,7 @@ build/faults/failing.so: dev/faults/failing.cpp Makefile | setup
 	$(CXX) -std=c++17 -O2 $(WARNINGS) -U_FORTIFY_SOURCE -shared -fPIC $(USER_CXX) $< -o $@ $(LDFLAGS) -ldl
 test-faults: build/faults/failing.so
 	$(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt
-	$(PYTHON) dev/faults/test_faults.py --program build/cpu-fp32/train_gpt --library $< $(FAULTS)
+	$(PYTHON) dev/faults/test_faults.py --program build/cpu-fp32/train_gpt --preload $< $(FAULTS)
 
 clean:
 	rm -rf build train_gpt

@@ -4,7 +4,7 @@ off from power. Of every such end the program must say what happened (exit code 
 that is there must be whole; and --resume must come to the bits and losses of a run that nobody disturbed.
 
     make test-faults
-    dev/faults/test_faults.py --program ./train_gpt --library build/faults/failing.so [PART...]
+    dev/faults/test_faults.py --program ./train_gpt --preload build/faults/failing.so [PART...]
 
 The program is the CPU build. Moments are drawn by --seed; which instruction they meet is up to the machine. Everything
 happens below a temporary folder. Exit status: 0 all claims hold, 1 one does not, 2 bad usage.
@@ -65,9 +65,9 @@ class World:
     def __init__(self, options, folder):
         self.folder, self.seed = folder, options.seed
         self.jobs = options.jobs
-        self.program, self.library = os.path.join(folder, "train_gpt"), os.path.join(folder, "failing.so")
+        self.program, self.preload = os.path.join(folder, "train_gpt"), os.path.join(folder, "failing.so")
         shutil.copy(options.program, self.program)     # where users without rights may read it
-        shutil.copy(options.library, self.library)
+        shutil.copy(options.preload, self.preload)
         self.data = os.path.join(folder, "data.txt")
         with open(os.path.join(ROOT, "data", "shakespeare.txt"), "rb") as file: text = file.read(20000)
         with open(self.data, "wb") as file: file.write(text)
@@ -84,7 +84,7 @@ class World:
                 "--checkpoint-every", str(EVERY), "--keep", "2", "--out", out, *more]
 
     def environment(self, at="", trace="", under=""):
-        faults = {"LD_PRELOAD": self.library, "FAULTS_UNDER": under, "FAULTS_AT": at, "FAULTS_TRACE": trace}
+        faults = {"LD_PRELOAD": self.preload, "FAULTS_UNDER": under, "FAULTS_AT": at, "FAULTS_TRACE": trace}
         return {**os.environ, "XDG_CACHE_HOME": os.path.join(self.folder, "cache"), "OMP_WAIT_POLICY": "passive",
                 **(faults if under else {})}
 
@@ -690,7 +690,7 @@ def main():
     parser.add_argument("parts", nargs="*", metavar="PART",
                         help="kills, signals, two, calls, folders, data, limits, power (default: all)")
     parser.add_argument("--program", default=os.path.join(ROOT, "train_gpt"), help="train_gpt, built for a CPU")
-    parser.add_argument("--library", default=os.path.join(ROOT, "build", "faults", "failing.so"))
+    parser.add_argument("--preload", default=os.path.join(ROOT, "build", "faults", "failing.so"))
     parser.add_argument("--seed", type=int, default=1, help="of the moments (default 1)")
     parser.add_argument("--moments", type=int, default=200, metavar="N", help="of each kind (default 200)")
     parser.add_argument("--quick", action="store_true", help="20 moments, and each tenth of the calls")
