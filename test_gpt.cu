@@ -2382,6 +2382,7 @@ public:
         const rlimit limit = {file_limit, file_limit};
         setrlimit(RLIMIT_FSIZE, &limit);
         signal(SIGXFSZ, SIG_IGN);   // then write() fails instead
+        signal(SIGHUP, SIG_DFL);    // under nohup it would be ignored
         execve("/proc/self/exe", argv.data(), envp.data());
         _exit(127);
     }

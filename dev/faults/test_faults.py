@@ -698,6 +698,7 @@ def main():
                         help="runs at a time (default: as many as there are cores)")
     parser.add_argument("--folder", help="for everything; default: a temporary one in memory, where there is one")
     options = parser.parse_args()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)    # which runs inherit: under nohup they would ignore it
     started = time.monotonic()
     count = 20 if options.quick else options.moments
     tests = {"kills": lambda: test_kills(world, plain, count),
