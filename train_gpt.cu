@@ -3660,10 +3660,11 @@ Config config_of_folder(const Options& o, const std::string& dir) {
     const Config c = read_config(dir + "/config.json");
     const bool named = o.given.count("--model");
     const Config preset = named ? config_of_preset(o.model) : c;
-    struct Size { const char* flag; int said, preset, is; };
-    for (const auto& [flag, said, preset_has, is] : {Size{"--layers", o.layers, preset.layers, c.layers},
-             {"--heads", o.heads, preset.heads, c.heads}, {"--channels", o.channels, preset.channels, c.channels},
-             {"--context", o.context, preset.context, c.context}, {"--vocab", o.vocab, c.vocab, c.vocab}}) {
+    const struct { const char* flag; int said, preset, is; } sizes[] = {
+        {"--layers", o.layers, preset.layers, c.layers},       {"--heads", o.heads, preset.heads, c.heads},
+        {"--channels", o.channels, preset.channels, c.channels}, {"--context", o.context, preset.context, c.context},
+        {"--vocab", o.vocab, c.vocab, c.vocab}};
+    for (const auto& [flag, said, preset_has, is] : sizes) {
         const bool given = o.given.count(flag);
         if ((given ? said : preset_has) == is) continue;
         throw UserError("%s%s, but the model in %s has %s %d: its sizes are those of %s",
