@@ -143,7 +143,7 @@ void questions(const std::string& bytes) {
 void log_file(const std::string& bytes) {
     write_file(file_of("log.jsonl"), bytes);
     Log log;
-    log.open(folder, 3);
+    log.open(folder, 3, {{"run", {{"options", json::object()}}}});
     log.write({{"step", 4}});
 }
 
