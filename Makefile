@@ -3,8 +3,9 @@
 # make test       builds the tests and runs them
 # make help       the other targets
 #
-# DEVICE=gpu|cpu and PRECISION=bf16|fp32 choose otherwise than the machine suggests; so do CXX, MARCH (after -march=),
-# ONEDNN=no, and CPPFLAGS, CXXFLAGS and LDFLAGS, which come after ours.
+# DEVICE=gpu|cpu, PRECISION=bf16|fp32 and MULTI=yes|no (for many GPUs, with MPI and NCCL; NCCL=DIR: where that is) choose
+# otherwise than the machine suggests; so do CXX, MARCH (after -march=), ONEDNN=no, and CPPFLAGS, CXXFLAGS and LDFLAGS,
+# which come after ours.
 
 SHELL = /bin/bash
 .DEFAULT_GOAL := all
@@ -78,8 +79,9 @@ VECTORS    = -O3 $(TARGET) -fno-math-errno -fno-trapping-math -fno-signed-zeros 
              -freciprocal-math $(AS_LOOPS) $(if $(AVX512),-mprefer-vector-width=512)
 WARNINGS  := -Wall -Wextra -Wno-unknown-pragmas
 ONEDNN    ?= $(and $(call accepts,-include oneapi/dnnl/dnnl.hpp),$(call links,-ldnnl))
-CPU_FLAGS  = -x c++ -std=c++17 $(WARNINGS) -fopenmp -Idev/cpu $(if $(filter yes,$(ONEDNN)),-DHAVE_ONEDNN)
-CPU_LIBS   = $(if $(filter yes,$(ONEDNN)),-ldnnl) -lboost_context -lpcre2-8 -lpthread
+CPU_FLAGS  = -x c++ -std=c++17 $(WARNINGS) -fopenmp -Idev/cpu $(if $(filter yes,$(ONEDNN)),-DHAVE_ONEDNN) \
+             $(and $(MULTI_ON),$(MULTI_FLAGS))
+CPU_LIBS   = $(if $(filter yes,$(ONEDNN)),-ldnnl) -lboost_context -lpcre2-8 -lpthread $(and $(MULTI_ON),$(MPI_LIBS))
 
 # The GPU build, for the card that is there, else for Ampere, Ada and Hopper.
 CAPABILITY := $(subst .,,$(call nvidia_smi,compute_cap,[0-9]+\.[0-9]))
@@ -92,12 +94,29 @@ GPU_FLAGS  := -std=c++17 -O3 -lineinfo -Xcompiler -Wall,-Wextra,-Wno-unknown-pra
 USER_NVCC   = $(addprefix -Xcompiler ,$(CPPFLAGS) $(CXXFLAGS) $(LDFLAGS))
 # The toolkit's libraries are found when the program starts, even if the loader does not know them.
 CUDA_LIB    = $(firstword $(wildcard $(patsubst %/bin/nvcc,%/lib64,$(NVCC)) $(patsubst %/bin/nvcc,%/lib,$(NVCC))))
-GPU_LIBS    = -lcublasLt -lcublas -lpcre2-8 $(if $(CUDA_LIB),-Xlinker -rpath -Xlinker $(CUDA_LIB))
+GPU_LIBS    = -lcublasLt -lcublas -lpcre2-8 -lpthread $(if $(CUDA_LIB),-Xlinker -rpath -Xlinker $(CUDA_LIB))
+
+# For many GPUs: what MPI's compiler would add, and NCCL, for which dev/cpu stands in on a CPU.
+MULTI      ?= auto
+MPI_WORDS   = $(shell mpicc -show 2>/dev/null)
+MPI_LIBS    = $(filter -L% -l% -Wl%,$(MPI_WORDS))
+NCCL_HEADER = $(wildcard $(if $(NCCL),$(NCCL)/include/nccl.h,/usr/include/nccl.h /usr/local/include/nccl.h \
+                $(patsubst %/bin/nvcc,%/include/nccl.h,$(NVCC))))
+MULTI_FLAGS = -DMULTI -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(filter -I%,$(MPI_WORDS))
+NCCL_LIBS   = $(if $(NCCL),-L$(NCCL)/lib -l:libnccl.so.2 -Xlinker -rpath -Xlinker $(NCCL)/lib,-lnccl)
+NOT_MULTI   = $(strip $(if $(MPI_WORDS),,MPI) $(if $(filter gpu,$(DEVICE)),$(if $(NCCL_HEADER),,NCCL)))
+MULTI_ON    = $(if $(filter yes,$(MULTI)),yes,$(if $(filter auto,$(MULTI)),$(if $(NOT_MULTI),,yes)))
+MULTI_GPU   = $(and $(MULTI_ON),$(NCCL_HEADER))
+GPU_MULTI   = $(if $(MULTI_GPU),$(MULTI_FLAGS) $(addprefix -I,$(dir $(firstword $(NCCL_HEADER)))))
+GPU_MULTI_LIBS = $(if $(MULTI_GPU),$(NCCL_LIBS) $(subst -Wl$(comma),-Xlinker ,$(MPI_LIBS)))
+ifeq ($(filter $(MULTI),yes no auto),)
+  $(error MULTI takes yes, no or auto, found '$(MULTI)')
+endif
 
 # compile(source, program, precision, width or "gpu", further flags)
 define compile
 @mkdir -p $(dir $(2))
-$(if $(filter gpu,$(4)),$(NVCC) $(GPU_FLAGS) $(GENCODE) $(DEFINE_$(3)) $(5) $(USER_NVCC) $(1) -o $(2) $(GPU_LIBS),\
+$(if $(filter gpu,$(4)),$(NVCC) $(GPU_FLAGS) $(GENCODE) $(DEFINE_$(3)) $(5) $(GPU_MULTI) $(USER_NVCC) $(1) -o $(2) $(GPU_LIBS) $(GPU_MULTI_LIBS),\
 $(CXX) $(CPU_FLAGS) $(5) -DWARP_SIZE=$(4) $(DEFINE_$(3)) $(USER_CXX) $(1) -o $(2) $(LDFLAGS) $(CPU_LIBS))
 endef
 
@@ -109,7 +128,7 @@ HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h dev/text/*.h dev/files/*.h dev/*
 quoted = '$(subst ','"'"',$(1))'
 # What a folder's programs are compiled with: they are compiled anew when that changes.
 CPU_WORDS = $(CXX) $(CPU_FLAGS) $(VECTORS) $(USER_CXX) $(LDFLAGS) $(CPU_LIBS)
-GPU_WORDS = $(NVCC) $(GPU_FLAGS) $(GENCODE) $(USER_NVCC)
+GPU_WORDS = $(NVCC) $(GPU_FLAGS) $(GENCODE) $(GPU_MULTI) $(USER_NVCC)
 $(BUILD)/flags: WORDS = $(if $(filter gpu,$(DEVICE)),$(GPU_WORDS),$(CPU_WORDS))
 $(TEST_DIR)/flags build/asan/flags: WORDS = $(CPU_WORDS)
 build/debug/flags: WORDS = $(CPU_WORDS) $(PRECISION)

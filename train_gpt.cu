@@ -145,6 +145,7 @@ struct Device {
     void* matmul_workspace = nullptr;
     TensorCores tensor_cores = TensorCores::NONE;
     MatmulTuning* tuning = nullptr;   // while there is one, nothing is launched: see matmul tuning
+    void (*waiting)(bool begins) = nullptr;   // told when the CPU waits for the device
     double peak_flops = 0;   // dense FLOP/s in floatX: the denominator of MFU
     std::string peak_source; // where that figure comes from
 
@@ -324,7 +325,7 @@ constexpr int NO_LAYER = -1;
 struct Work {
     const char *name, *pass;
     int layer;
-    bool is_copy;
+    cudaStream_t stream;
     double handed_over, returned;      // seconds, CPU
     cudaEvent_t begin, end;            // on the stream
     std::vector<std::pair<const void*, Access>> memory;
@@ -383,7 +384,7 @@ void on_stream(const char* name, cudaStream_t stream, F work, const Memory&... m
     if (device.tuning) return;
     nvtxRangePushA(name);
     if (recorder.on) {
-        recorder.work.push_back({name, recorder.pass, recorder.layer, stream != device.stream, seconds_now(), 0,
+        recorder.work.push_back({name, recorder.pass, recorder.layer, stream, seconds_now(), 0,
                                  event_now(stream), nullptr, {}});
         (recorder.note(memory), ...);
     }
@@ -418,7 +419,9 @@ void launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, 
 // Copies between host and device, in order with the kernels before; done when they return.
 void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind direction) {
     check(cudaMemcpyAsync(to, from, bytes, direction, device.stream), "cudaMemcpyAsync");
+    if (device.waiting) device.waiting(true);
     check(cudaStreamSynchronize(device.stream), "a kernel or a copy");
+    if (device.waiting) device.waiting(false);
 }
 void upload(void* to, const void* from, size_t bytes) { copy(to, from, bytes, cudaMemcpyHostToDevice); }
 void download(void* to, const void* from, size_t bytes) { copy(to, from, bytes, cudaMemcpyDeviceToHost); }
@@ -534,6 +537,7 @@ enum class PeakSource { TABLE, MEASURED };
 enum class Tuning { OFF, ON };
 enum class UseGraph { AUTO, OFF, ON };
 enum class Shuffle { NO, YES };
+enum class Overlap { OFF, ON };
 enum class Schedule { COSINE, LINEAR, WSD, CONSTANT };
 
 struct Options {
@@ -561,6 +565,10 @@ struct Options {
     Tuning matmul_tuning = Tuning::ON;
     UseGraph graph = UseGraph::AUTO;
     int threads = 0;
+    // many GPUs
+    int gpus = 1, zero = 0;
+    Overlap overlap = Overlap::ON;
+    double timeout = 300;
     // run folder
     std::string out;
     std::string trace;
@@ -655,6 +663,7 @@ Flag switch_flag(const char* name, int verbs, bool& to, const char* help) {
 }
 
 constexpr int MOST_SEQUENCES = 1 << 15;   // a sequence is a row of blocks in attention's grid.z, which ends at 65535
+constexpr int MOST_GPUS = 1 << 16;
 constexpr int MOST_THREADS = 1024;        // as many as dev/cpu takes
 constexpr long MOST_STEPS = 1000000000000, MOST_STEP_TOKENS = MOST_STEPS;   // no sum or product of them overflows
 constexpr int ANY_INT = std::numeric_limits<int>::max();
@@ -726,6 +735,13 @@ std::vector<Flag> step_flags(Options& o) {
 
 std::vector<Flag> run_flags(Options& o) {
     return {
+        number_flag("--zero", TRAIN | PLAN, o.zero, 0, 3,
+                    "what GPUs share out: 1 optimizer states and master weights, 2 gradients too, 3 weights too"),
+        choice_flag("--overlap", TRAIN, o.overlap, {"off", "on"},
+                    "whether GPUs send gradients and weights while they compute"),
+        number_flag("--timeout", TRAIN, o.timeout, 1.0, ANY,
+                    "seconds after which a GPU of many that does not get on is given up, and the run with it"),
+        number_flag("--gpus", PLAN, o.gpus, 1, MOST_GPUS, "how many train the model together"),
         text_flag("--out", TRAIN, "DIR", o.out, "run folder: log.jsonl and checkpoints; without it nothing is written"),
         text_flag("--trace", TRAIN, "FILE", o.trace,
                   "a Chrome trace of the first three steps: launches, kernels, copies, live bytes"),
@@ -1851,21 +1867,24 @@ void add_losses(double* total, const float* losses, size_t n) {
 
 // ==== gradient norm ==========================================================
 // forward   norm = sqrt(sum of grad^2), over all gradients at once
-// shapes    grads (n) fp32 or bf16 | partials (NORM_BLOCKS) fp32 | norm (1) fp32
-// mapping   blocks stride over all gradients, each leaves a partial sum; one block adds those
+// shapes    grads: `runs` of n elements, from one to the next `stride` of them; fp32 or bf16
+//           partials (norm_blocks(n, runs)) fp32 | norm (1) fp32
+// mapping   blocks stride over the spans of all runs, each leaves a partial sum; one block adds those
 // cost      bandwidth: n once
 // source    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks"
 // variants  dev/kernels/norm.cu
 
-constexpr int NORM_BLOCKS = 1024;
+constexpr size_t NORM_BLOCKS = 1024;   // at most, of a launch
 
-template <typename G> __global__ void norm_partials_kernel(float* partials, const G* grads, size_t n) {
+template <typename G>
+__global__ void norm_partials_kernel(float* partials, const G* grads, size_t n, unsigned runs, size_t stride) {
     float sums[PACK_FP32] = {}, x[PACK_FP32];
-    const size_t stride = static_cast<size_t>(gridDim.x) * SPAN;
-    for (size_t first = blockIdx.x * SPAN; first < n; first += stride) {
-        const size_t last = first + SPAN < n ? first + SPAN : n;
+    const unsigned spans = static_cast<unsigned>((n + SPAN - 1) / SPAN);
+    for (unsigned span = blockIdx.x; span < spans * runs; span += gridDim.x) {
+        const G* run = grads + span / spans * stride;
+        const size_t first = span % spans * SPAN, last = first + SPAN < n ? first + SPAN : n;
         for (size_t i = first + threadIdx.x * PACK_FP32; i < last; i += static_cast<size_t>(blockDim.x) * PACK_FP32) {
-            load(x, grads + i);
+            load(x, run + i);
             for (int k = 0; k < PACK_FP32; k++) sums[k] += x[k] * x[k];
         }
     }
@@ -1877,18 +1896,22 @@ template <typename G> __global__ void norm_partials_kernel(float* partials, cons
 
 __global__ void norm_kernel(float* norm, const float* partials, int count) {
     float sum = 0;
-    for (int i = threadIdx.x; i < NORM_BLOCKS; i += blockDim.x) sum += i < count ? partials[i] : 0.0f;
+    for (int i = threadIdx.x; i < count; i += blockDim.x) sum += partials[i];
     sum = block_sum(sum);
     if (threadIdx.x == 0) *norm = sqrtf(sum);
 }
 
-void gradient_norm(float* norm, float* partials, Grad grads, size_t n) {
-    const int blocks = static_cast<int>(std::min(size_t{NORM_BLOCKS}, ceil_div(n, SPAN)));
+size_t norm_blocks(size_t n, size_t runs) { return std::min(NORM_BLOCKS, runs * ceil_div(n, SPAN)); }
+
+void norm_partials(float* partials, Grad grads, size_t n, size_t runs = 1, size_t stride = 0) {
     with_type(grads, [&](auto* g) {
-        launch("norm_partials", norm_partials_kernel<std::remove_pointer_t<decltype(g)>>, blocks, BLOCK, 0,
-               partials, g, n);
+        launch("norm_partials", norm_partials_kernel<std::remove_pointer_t<decltype(g)>>, norm_blocks(n, runs), BLOCK,
+               0, partials, g, n, runs, stride);
     });
-    launch("norm", norm_kernel, 1, BLOCK, 0, norm, partials, blocks);
+}
+
+void gradient_norm(float* norm, const float* partials, size_t count) {
+    launch("norm", norm_kernel, 1, BLOCK, 0, norm, partials, count);
 }
 
 // ==== adamw ==================================================================
@@ -1897,7 +1920,8 @@ void gradient_norm(float* norm, float* partials, Grad grads, size_t n) {
 //           w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay * w)
 // shapes    all (n): master, m, v fp32 | weights floatX | grads fp32 or bf16 | norm (1) fp32
 //           lr, beta, t and so on in device memory, from where a CUDA graph finds each step's
-// mapping   one launch for all tensors: those that decay come first, so `decayed` elements do
+// mapping   one launch for all tensors of a layer, and for all layers, which are a stride apart (grid.y): those
+//           that decay come first in each, so `decayed` elements do
 // cost      bandwidth. BF16 with FP32 gradients: reads 16, writes 18 bytes per parameter; FP32: 16
 //           and 16. It zeroes the gradients that it has read: the next step adds to them
 // source    Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2;
@@ -1910,9 +1934,18 @@ struct AdamW {                           // floats only
     float correction1, correction2;      // 1 - beta^t
 };
 
+// From one layer to the next, in elements of each block.
+struct Strides { size_t weights, master, grads, moments; };
+
 template <typename G>
 __global__ void adamw_kernel(floatX* weights, float* master, G* grads, float* m, float* v, const float* norm,
-                             const AdamW* settings, size_t decayed, size_t n) {
+                             const AdamW* settings, size_t decayed, size_t n, Strides strides) {
+    const size_t layer = blockIdx.y;
+    weights += layer * strides.weights;
+    master += layer * strides.master;
+    grads += layer * strides.grads;
+    m += layer * strides.moments;
+    v += layer * strides.moments;
     const AdamW a = *settings;
     const float scale = a.clip > 0 ? fminf(1.0f, a.clip / (*norm + 1e-6f)) : 1.0f;
     const float zero[PACK_FP32] = {};
@@ -1942,10 +1975,10 @@ __global__ void set_adamw_kernel(AdamW* settings, AdamW values) { *settings = va
 
 // settings: on the device. In FP32 weights and master are the same memory.
 void adamw(floatX* weights, float* master, Grad grads, float* m, float* v, const float* norm, const AdamW* settings,
-           size_t decayed, size_t n) {
+           size_t decayed, size_t n, unsigned layers = 1, Strides strides = {}) {
     with_type(grads, [&](auto* g) {
-        launch("adamw", adamw_kernel<std::remove_pointer_t<decltype(g)>>, span_blocks(n), BLOCK, 0, weights, master,
-               g, m, v, norm, settings, decayed, n);
+        launch("adamw", adamw_kernel<std::remove_pointer_t<decltype(g)>>, dim3(span_blocks(n), layers), BLOCK, 0,
+               weights, master, g, m, v, norm, settings, decayed, n, strides);
     });
 }
 
@@ -1955,7 +1988,8 @@ void set_adamw(AdamW* settings, const AdamW& values) {
 }
 
 // ==== init ===================================================================
-// out[i] = normal(0, std) from (seed, i) alone, so that it depends on no order of threads.
+// out[i] = normal(0, std) from (seed, first + i) alone, so that it depends on no order of threads, nor on which part
+// of a tensor is where.
 // source    Steele et al. 2014 (SplitMix64, the hash); Box and Muller 1958 (two uniforms to a normal)
 
 __host__ __device__ __forceinline__ uint64_t splitmix64(uint64_t x) {
@@ -1965,11 +1999,11 @@ __host__ __device__ __forceinline__ uint64_t splitmix64(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-template <typename T> __global__ void init_normal_kernel(T* out, float std, uint64_t seed, size_t n) {
+template <typename T> __global__ void init_normal_kernel(T* out, float std, uint64_t seed, size_t first, size_t n) {
     const Span span = my_span(n);
     for (size_t i = span.begin; i < span.end; i += span.stride)
         for (size_t j = i; j < min(i + PACK, n); j++) {
-            const uint64_t bits = splitmix64(seed ^ splitmix64(j));
+            const uint64_t bits = splitmix64(seed ^ splitmix64(first + j));
             const float u1 = ((bits >> 40) + 1) * (1.0f / (1 << 24));            // (0, 1]
             const float u2 = (bits & 0xffffff) * (1.0f / (1 << 24));             // [0, 1)
             out[j] = static_cast<T>(std * sqrtf(-2.0f * logf(u1)) * cosf(6.2831853f * u2));
@@ -1992,8 +2026,8 @@ __global__ void round_weights_kernel(floatX* weights, const float* master, size_
     }
 }
 
-template <typename T> void init_normal(T* out, float std, uint64_t seed, size_t n) {
-    launch("init_normal", init_normal_kernel<T>, span_blocks(n), BLOCK, 0, out, std, seed, n);
+template <typename T> void init_normal(T* out, float std, uint64_t seed, size_t first, size_t n) {
+    launch("init_normal", init_normal_kernel<T>, span_blocks(n), BLOCK, 0, out, std, seed, first, n);
 }
 void fill_with(float* out, float value, size_t n) {
     launch("fill", fill_kernel, span_blocks(n), BLOCK, 0, out, value, n);
@@ -2241,6 +2275,9 @@ struct Setup {
     DType precision = FLOATX;   // another one than the build's only to plan with
     bool on_gpu = !device.is_cpu();
 
+    int gpus = 1, zero = 0;     // see many GPUs; this one's number matters to no size
+    size_t rank = 0;
+
     // Sampling, B = 1: the T tokens follow so many others, whose queries, keys and values are in qkv already.
     size_t past = 0;
 
@@ -2248,25 +2285,27 @@ struct Setup {
 };
 
 // ==== model: parameters ======================================================
-// One row per parameter tensor, under Hugging Face's names. Matrices and embeddings come first:
-// they decay, the rest does not, so that one number parts the two. Weights, gradients, master
-// weights and both moments are five blocks of memory with this same layout.
+// One row per parameter tensor, under Hugging Face's names. Weights, gradients, master weights and both
+// moments are five blocks of memory with one layout: what belongs to no layer, then layer after layer. In
+// each of these groups matrices and embeddings come first: they decay, the rest does not, so that one number
+// parts the two. Groups are padded with zeros, so that as many slices as there are GPUs make up each.
 
-// Where a tensor is. With layer_bytes == 0 all layers share one copy: the whole storage side of
-// recomputation.
+// Where a tensor is. Layers take turns in the copies that there are. With one copy all layers share it: the
+// whole storage side of recomputation.
 struct TensorBase {
     char* data = nullptr;
-    size_t layer_bytes = 0;
-    bool dropped() const { return data && layer_bytes == 0; }   // not kept from forward to backward
+    size_t copies = 1, layer_bytes = 0;
+    bool dropped() const { return data && copies == 1; }   // not kept from forward to backward
+    char* of(size_t layer) const { return data + layer % copies * layer_bytes; }
 };
 
 template <typename T> struct Tensor : TensorBase {
-    T* operator()(size_t layer = 0) const { return reinterpret_cast<T*>(data + layer * layer_bytes); }
+    T* operator()(size_t layer = 0) const { return reinterpret_cast<T*>(of(layer)); }
 };
 
 struct GradTensor : TensorBase {
     DType dtype = DType::FP32;
-    Grad operator()(size_t layer = 0) const { return {data + layer * layer_bytes, dtype}; }
+    Grad operator()(size_t layer = 0) const { return {of(layer), dtype}; }
 };
 
 template <typename Kind> struct Parameters {
@@ -2284,8 +2323,10 @@ struct ParameterRow {
     size_t copies;               // layers, or 1
     Init init;
     size_t elements = 0;         // in memory, of one copy
-    size_t offset = 0;           // of the first copy, in elements
+    size_t offset = 0;           // in its group, in elements
+    size_t number = 0;           // of the first element, where those of all rows are counted: for init
 
+    bool of_layer() const { return strchr(name, '%') != nullptr; }
     bool decays() const { return shape.size() >= 2; }
     size_t file_elements() const { return shape[0] * (shape.size() > 1 ? shape[1] : 1); }
     std::string name_of_layer(size_t layer) const { return format(name, static_cast<int>(layer)); }
@@ -2311,11 +2352,14 @@ template <typename Kind> std::vector<ParameterRow> parameter_table(Parameters<Ki
         {&p.lnfw,     "ln_f.weight",             {C},        1, Init::ONE},
         {&p.lnfb,     "ln_f.bias",               {C},        1, Init::ZERO},
     };
-    size_t offset = 0;
+    size_t outside = 0, in_layer = 0, number = 0;
     for (ParameterRow& row : rows) {
         row.elements = row.tensor == &p.wte ? c.padded_vocab() * C : row.file_elements();
-        row.offset = offset;
-        offset += row.elements * row.copies;
+        size_t& end = row.of_layer() ? in_layer : outside;
+        row.offset = end;
+        end += row.elements;
+        row.number = number;
+        number += row.elements * row.copies;
     }
     return rows;
 }
@@ -2328,20 +2372,63 @@ std::vector<ParameterRow> parameter_table(const Config& c) {
 
 struct ParameterCount {
     size_t real;       // as the model's name says: vocabulary not padded
-    size_t elements;   // in memory
-    size_t decayed;    // of those, the first ones
-    size_t matmul;     // real ones that are multiplied with every token: all matrices but wpe
+    size_t matmul;     // of those, the ones that are multiplied with every token: all matrices but wpe
 };
 
 ParameterCount count_parameters(const Config& c) {
     ParameterCount n = {};
     for (const ParameterRow& row : parameter_table(c)) {
         n.real += row.file_elements() * row.copies;
-        n.elements += row.elements * row.copies;
-        if (row.decays()) n.decayed += row.elements * row.copies;
         if (row.decays() && strcmp(row.name, "wpe.weight") != 0) n.matmul += row.file_elements() * row.copies;
     }
     return n;
+}
+
+// A block is kept whole, or of each group the slice of this GPU, one behind the other.
+enum class Kept { WHOLE, SLICES };
+
+constexpr size_t SLICE_UNIT = 64;   // elements; slices begin at whole cache lines, of 128 bytes
+
+// Groups are numbered: 0 is what belongs to no layer, 1 + l is layer l.
+struct Layout {
+    size_t gpus, rank, layers;
+    size_t outside = 0, outside_decayed = 0;   // elements of group 0, and how many of them decay
+    size_t layer = 0, layer_decayed = 0;       // of every other group
+
+    size_t elements() const { return outside + layers * layer; }
+    size_t elements(Kept kept) const { return kept == Kept::WHOLE ? elements() : elements() / gpus; }
+    size_t group(size_t g) const { return g == 0 ? outside : layer; }
+    size_t decayed(size_t g) const { return g == 0 ? outside_decayed : layer_decayed; }
+    size_t slice(size_t g) const { return group(g) / gpus; }
+    size_t part(size_t g, Kept kept) const { return kept == Kept::WHOLE ? group(g) : slice(g); }
+    // Where group g begins in a block.
+    size_t begin(size_t g, Kept kept) const { return g == 0 ? 0 : part(0, kept) + (g - 1) * part(1, kept); }
+    // Where this GPU's slice of it does.
+    size_t mine(size_t g, Kept kept) const { return begin(g, kept) + (kept == Kept::WHOLE ? rank * slice(g) : 0); }
+    size_t place(const ParameterRow& row, size_t l) const {   // of a tensor in a whole block
+        return begin(row.of_layer() ? 1 + l : 0, Kept::WHOLE) + row.offset;
+    }
+};
+
+Layout layout_of(const Config& c, size_t gpus = 1, size_t rank = 0) {
+    Layout y = {gpus, rank, static_cast<size_t>(c.layers)};
+    for (const ParameterRow& row : parameter_table(c)) {
+        (row.of_layer() ? y.layer : y.outside) += row.elements;
+        if (row.decays()) (row.of_layer() ? y.layer_decayed : y.outside_decayed) += row.elements;
+    }
+    for (size_t* group : {&y.outside, &y.layer}) *group = ceil_div(*group, gpus * SLICE_UNIT) * gpus * SLICE_UNIT;
+    return y;
+}
+Layout layout_of(const Setup& s) { return layout_of(s.config, s.gpus, s.rank); }
+
+// What of a tensor some GPU has in a block: `count` elements from the tensor's element `first` on, at `at` in the block.
+struct Share { size_t first, count, at; };
+
+Share share_of(const Layout& y, const ParameterRow& row, size_t l, Kept kept, size_t rank) {
+    if (kept == Kept::WHOLE) return {0, row.elements, y.place(row, l)};
+    const size_t g = row.of_layer() ? 1 + l : 0, slice = y.slice(g), low = rank * slice;
+    const size_t begin = std::max(row.offset, low), end = std::min(row.offset + row.elements, low + slice);
+    return begin < end ? Share{begin - row.offset, end - begin, y.begin(g, kept) + begin - low} : Share{0, 0, 0};
 }
 
 // ==== model: activations and workspace =======================================
@@ -2366,9 +2453,9 @@ struct Activations {
     Tensor<char> matmul_workspace;
 };
 
-enum class Category { WEIGHTS, GRADIENTS, MASTER, ADAM_M, ADAM_V, ACTIVATIONS, WORKSPACE, CUDA };
-constexpr const char* CATEGORY_NAMES[] = {"weights", "gradients",   "master",    "adam_m",
-                                          "adam_v",  "activations", "workspace", "cuda"};
+enum class Category { WEIGHTS, GRADIENTS, MASTER, ADAM_M, ADAM_V, BUFFERS, ACTIVATIONS, WORKSPACE, CUDA };
+constexpr const char* CATEGORY_NAMES[] = {"weights", "gradients",   "master",    "adam_m", "adam_v",
+                                          "buffers", "activations", "workspace", "cuda"};
 
 // a * b, or more than any memory where 64 bits cannot hold it.
 constexpr size_t BEYOND_MEMORY = size_t{1} << 56;
@@ -2451,7 +2538,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
             rowX(a.datt, "datt", {N, C},     1),
             rowX(a.dfc,  "dfc",  {N, 4 * C}, 1),
             row(a.partials,      "partials",      {partial_blocks(N), columns}, 1, Category::WORKSPACE),
-            row(a.norm_partials, "norm_partials", {NORM_BLOCKS},                1, Category::WORKSPACE),
+            row(a.norm_partials, "norm_partials", {2, NORM_BLOCKS},             1, Category::WORKSPACE),
             row(a.norm,          "norm",          {1},                          1, Category::WORKSPACE),
             {&a.adamw, "adamw", {sizeof(AdamW) / sizeof(float)}, "fp32", sizeof(float), 1, Category::WORKSPACE},
             row(a.order,         "order",         {N},                          2, Category::WORKSPACE),
@@ -2484,15 +2571,31 @@ constexpr size_t CUDA_BYTES = 600 << 20;
 // In FP32 the weights are their own master copy.
 constexpr bool SEPARATE_MASTER = FLOATX != DType::FP32;
 
+// What each stage of ZeRO slices, and where layers' whole weights and gradients then are for as long as they are
+// needed. Weights: one layer's in use and the next one's on their way. Gradients: one layer's being summed over the
+// GPUs, one's being computed, and the one's below, whose fcprojb comes with them.
+Kept weights_kept(const Setup& s) { return s.zero >= 3 ? Kept::SLICES : Kept::WHOLE; }
+Kept grads_kept(const Setup& s) { return s.zero >= 2 ? Kept::SLICES : Kept::WHOLE; }
+Kept states_kept(const Setup& s) { return s.zero >= 1 ? Kept::SLICES : Kept::WHOLE; }
+Kept master_kept(const Setup& s) { return SEPARATE_MASTER ? states_kept(s) : weights_kept(s); }
+constexpr size_t WEIGHT_BUFFERS = 2, GRAD_BUFFERS = 3;   // layers
+
+size_t buffer_elements(const Layout& y, size_t layers) { return y.outside + std::min(layers, y.layers) * y.layer; }
+
 Plan plan(const Setup& s) {
     Plan plan;
-    const size_t n = count_parameters(s.config).elements;
-    plan.add(Category::WEIGHTS, n * size_of(s.precision));
+    const Layout y = layout_of(s);
+    plan.add(Category::WEIGHTS, y.elements(weights_kept(s)) * size_of(s.precision));
+    if (weights_kept(s) == Kept::SLICES)
+        plan.add(Category::BUFFERS, buffer_elements(y, WEIGHT_BUFFERS) * size_of(s.precision));
     if (s.purpose == Purpose::TRAINING) {
-        plan.add(Category::GRADIENTS, n * size_of(s.grad_dtype));
-        if (s.precision != DType::FP32) plan.add(Category::MASTER, n * sizeof(float));
-        plan.add(Category::ADAM_M, n * sizeof(float));
-        plan.add(Category::ADAM_V, n * sizeof(float));
+        plan.add(Category::GRADIENTS, y.elements(grads_kept(s)) * size_of(s.grad_dtype));
+        if (grads_kept(s) == Kept::SLICES)
+            plan.add(Category::BUFFERS, buffer_elements(y, GRAD_BUFFERS) * size_of(s.grad_dtype));
+        const size_t states = y.elements(states_kept(s)) * sizeof(float);
+        if (s.precision != DType::FP32) plan.add(Category::MASTER, states);
+        plan.add(Category::ADAM_M, states);
+        plan.add(Category::ADAM_V, states);
     }
     Activations nowhere;
     for (const ActivationRow& row : activation_table(nowhere, s)) plan.add(row.category, row.bytes());
@@ -2531,19 +2634,37 @@ void print_memory(const Plan& p, size_t memory) {
                    bar(double(p.bytes[i]) / memory).c_str());
 }
 
+constexpr size_t NO_GROUP = ~size_t{0};
+enum class MicroBatch { ONE_OF_SEVERAL, LAST };   // of a step
+
+// What is sent between GPUs for a model: see many GPUs. By slot of a group, in its block or among the buffers.
+struct Traffic {
+    std::vector<size_t> holds;                       // the group whose weights are there, or on their way
+    std::vector<cudaEvent_t> gathered, reduced;      // the last of weights, of gradients
+    MicroBatch micro_batch = MicroBatch::LAST;
+
+    Traffic() = default;
+    Traffic(const Traffic&) = delete;
+    ~Traffic() {
+        for (const auto* events : {&gathered, &reduced})
+            for (const cudaEvent_t event : *events) cudaEventDestroy(event);
+    }
+};
+
 struct Model {
     Setup setup;
     Config config;
-    size_t elements = 0, decayed = 0;   // of each of the five blocks of parameters
+    Layout layout;              // of the five blocks of parameters
     Parameters<Tensor<floatX>> w;
-    Parameters<GradTensor> g;
-    floatX* weights = nullptr;
-    Grad grads = {};
+    Parameters<GradTensor> g;   // w, g: where kernels find them: in the blocks, or in buffers
+    floatX *weights = nullptr, *weight_buffers = nullptr;
+    Grad grads = {}, grad_buffers = {};
     float *master = nullptr, *adam_m = nullptr, *adam_v = nullptr;
     Activations a;
     size_t allocated = 0;
     std::vector<void*> blocks;
     Graphs graphs;
+    Traffic traffic;
 
     Model() = default;
     Model(const Model&) = delete;
@@ -2601,12 +2722,44 @@ void* allocate_block(Model& m, size_t bytes, const char* name) {
     return block;
 }
 
-template <typename Kind> void bind(Parameters<Kind>& p, const Config& c, void* block, DType dtype) {
+// Layers take turns in `copies` of them.
+template <typename Kind>
+void bind(Parameters<Kind>& p, const Config& c, const Layout& y, void* block, DType dtype, size_t copies) {
     for (const ParameterRow& row : parameter_table(p, c)) {
-        row.tensor->data = static_cast<char*>(block) + row.offset * size_of(dtype);
-        row.tensor->layer_bytes = row.copies > 1 ? row.elements * size_of(dtype) : 0;
+        row.tensor->data = static_cast<char*>(block) + y.place(row, 0) * size_of(dtype);
+        row.tensor->copies = row.of_layer() ? std::min(copies, y.layers) : 1;
+        row.tensor->layer_bytes = y.layer * size_of(dtype);
         if constexpr (std::is_same_v<Kind, GradTensor>) static_cast<GradTensor*>(row.tensor)->dtype = dtype;
     }
+}
+
+// In blocks and buffers as plan() counts them.
+void make_traffic(Model& m);
+
+void allocate_parameters(Model& m, const Setup& s) {
+    const Layout& y = m.layout = layout_of(s);
+    auto block = [&](const char* name, size_t elements, size_t size) {
+        void* memory = allocate_block(m, elements * size, name);
+        clear(memory, elements * size);   // the padding stays so
+        return memory;
+    };
+    const bool sliced = weights_kept(s) == Kept::SLICES;
+    m.weights = static_cast<floatX*>(block("weights", y.elements(weights_kept(s)), sizeof(floatX)));
+    if (sliced)
+        m.weight_buffers = static_cast<floatX*>(block("layers' weights", buffer_elements(y, WEIGHT_BUFFERS),
+                                                      sizeof(floatX)));
+    bind(m.w, s.config, y, sliced ? m.weight_buffers : m.weights, FLOATX, sliced ? WEIGHT_BUFFERS : y.layers);
+    if (s.purpose != Purpose::TRAINING) return;
+    const bool grads_sliced = grads_kept(s) == Kept::SLICES;
+    const size_t grad_size = size_of(s.grad_dtype), states = y.elements(states_kept(s));
+    m.grads = {block("gradients", y.elements(grads_kept(s)), grad_size), s.grad_dtype};
+    m.grad_buffers.dtype = s.grad_dtype;
+    if (grads_sliced) m.grad_buffers.data = block("layers' gradients", buffer_elements(y, GRAD_BUFFERS), grad_size);
+    bind(m.g, s.config, y, grads_sliced ? m.grad_buffers.data : m.grads.data, s.grad_dtype,
+         grads_sliced ? GRAD_BUFFERS : y.layers);
+    m.master = static_cast<float*>(SEPARATE_MASTER ? block("master", states, sizeof(float)) : m.weights);
+    for (float** moment : {&m.adam_m, &m.adam_v})
+        *moment = static_cast<float*>(block("Adam's moments", states, sizeof(float)));
 }
 
 void allocate(Model& m, const Setup& s) {
@@ -2614,45 +2767,249 @@ void allocate(Model& m, const Setup& s) {
     require_memory(s);
     m.setup = s;
     m.config = s.config;
-    const ParameterCount count = count_parameters(s.config);
-    m.elements = count.elements;
-    m.decayed = count.decayed;
-    auto block = [&](const char* name, size_t size) { return allocate_block(m, m.elements * size, name); };
-    m.weights = static_cast<floatX*>(block("weights", sizeof(floatX)));
-    bind(m.w, s.config, m.weights, FLOATX);
-    if (s.purpose == Purpose::TRAINING) {
-        m.grads = {block("gradients", size_of(s.grad_dtype)), s.grad_dtype};
-        bind(m.g, s.config, m.grads.data, s.grad_dtype);
-        clear(m.grads.data, m.elements * size_of(s.grad_dtype));
-        m.master = static_cast<float*>(SEPARATE_MASTER ? block("master", sizeof(float)) : m.weights);
-        for (float** moment : {&m.adam_m, &m.adam_v}) {
-            *moment = static_cast<float*>(block("Adam's moments", sizeof(float)));
-            clear(*moment, m.elements * sizeof(float));
-        }
-    }
+    allocate_parameters(m, s);
     for (const ActivationRow& row : activation_table(m.a, s)) {
         row.tensor->data = static_cast<char*>(allocate_block(m, row.bytes(), row.name));
-        row.tensor->layer_bytes = row.copies > 1 ? row.copy_bytes() : 0;
+        row.tensor->copies = row.copies;
+        row.tensor->layer_bytes = row.copy_bytes();
     }
     device.matmul_workspace = m.a.matmul_workspace();
     clear(m.a.loss(), sizeof(double));
     clear(m.a.counter(), sizeof(int));
+    make_traffic(m);
 }
+
+// ==== many GPUs ==============================================================
+// One process for each GPU, a rank, started by mpirun or srun (make MULTI=yes). Each takes micro-batches of its own, so
+// that a step's gradients are sums over ranks: data parallelism. What all of them would hold alike can be shared out,
+// so that a rank keeps one slice of each group: ZeRO, in stages.
+//
+//   --zero  in slices          sent by a GPU, in numbers of parameters
+//   0       nothing            2 a step: gradients, summed for all (all-reduce)
+//   1       optimizer, master  1 + 1 a step: gradients, each slice summed for its rank (reduce-scatter), and after the
+//                              update the new weights (all-gather)
+//   2       gradients too      1 a micro-batch + 1 a step: a layer's are summed as soon as backward has left them
+//   3       weights too        1 + 2 a micro-batch: gathered layer by layer in forward, and again in backward
+//
+// times (R - 1) / R, as in rings. All that is sent goes through ranks.stream, a group at a time, while device.stream
+// computes another: layer l's gradients under the backward of layer l - 1, layer l + 1's weights under the forward of
+// layer l. Gradients wait for the step's last micro-batch where there is memory to sum them up (0 and 1).
+// With one rank each of these functions does nothing.
+//
+// bits    every stage adds the same numbers in the same order where a step has one micro-batch a rank; with more, 0
+//         and 1 add up micro-batches before ranks, 2 and 3 ranks before micro-batches: equal to rounding
+// source  Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5;
+//         Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce Algorithms" (rings)
+
+#include "dev/many/ranks.cuh"   // the processes: ranks, from_all(), join_ranks()
+
+// ---- what is sent
+
+// Hands send() to ranks.stream, behind all that computes now. What computes later does not wait for it, but by
+// await_sent(event), or where nothing may overlap.
+void await_sent(cudaEvent_t event) { check(cudaStreamWaitEvent(device.stream, event, 0), "cudaStreamWaitEvent"); }
+
+template <typename F, typename... Memory>
+void send(const char* name, cudaEvent_t sent, double bytes, F call, const Memory&... memory) {
+    if (device.tuning) return;
+    check(cudaEventRecord(ranks.computed, device.stream), "cudaEventRecord");
+    check(cudaStreamWaitEvent(ranks.stream, ranks.computed, 0), "cudaStreamWaitEvent");
+    on_stream(name, ranks.stream, call, memory...);
+    check(cudaEventRecord(sent, ranks.stream), "cudaEventRecord");
+    ranks.bytes_sent += bytes * (ranks.count - 1) / ranks.count;
+    if (ranks.overlap == Overlap::OFF) await_sent(sent);
+}
+
+// x (n) = the sum of all ranks' x
+void all_reduce(cudaEvent_t sent, void* x, size_t n, DType dtype) {
+#ifdef MULTI
+    send("all-reduce", sent, 2.0 * n * size_of(dtype), [&] {
+        check(ncclAllReduce(x, x, n, nccl_type(dtype), ncclSum, ranks.comm, ranks.stream), "ncclAllReduce");
+    }, updated(x));
+#endif
+}
+
+// out (n) = the sum of all ranks' inp (ranks, n), of which this rank's part
+void reduce_scatter(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype) {
+#ifdef MULTI
+    send("reduce-scatter", sent, 1.0 * n * ranks.count * size_of(dtype), [&] {
+        check(ncclReduceScatter(inp, out, n, nccl_type(dtype), ncclSum, ranks.comm, ranks.stream),
+              "ncclReduceScatter");
+    }, out, inp);
+#endif
+}
+
+// out (ranks, n) = all ranks' inp (n)
+void all_gather(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype) {
+#ifdef MULTI
+    send("all-gather", sent, 1.0 * n * ranks.count * size_of(dtype), [&] {
+        check(ncclAllGather(inp, out, n, nccl_type(dtype), ranks.comm, ranks.stream), "ncclAllGather");
+    }, out, inp);
+#endif
+}
+
+// out (n) = inp (n) of the rank `root`
+void broadcast(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype, size_t root) {
+#ifdef MULTI
+    send("broadcast", sent, 1.0 * n * size_of(dtype), [&] {
+        check(ncclBroadcast(inp, out, n, nccl_type(dtype), root, ranks.comm, ranks.stream), "ncclBroadcast");
+    }, out, inp);
+#endif
+}
+
+// x (n) fp32 = the sum of all ranks' x
+void sum_over_gpus(float* x, size_t n) {
+    if (ranks.alone()) return;
+    all_reduce(ranks.sent, x, n, DType::FP32);
+    await_sent(ranks.sent);
+}
+
+// ---- weights, gathered ahead
+
+// Group 0 has a place of its own, layers take turns in `copies`.
+size_t slot_of(size_t g, size_t copies) { return g == 0 ? 0 : 1 + (g - 1) % copies; }
+size_t slot_begin(const Layout& y, size_t slot) { return slot == 0 ? 0 : y.outside + (slot - 1) * y.layer; }
+
+void make_traffic(Model& m) {
+    if (ranks.alone()) return;
+    Traffic& t = m.traffic;
+    t.holds.assign(1 + m.w.qkvw.copies, NO_GROUP);
+    t.gathered.resize(t.holds.size());
+    t.reduced.resize(1 + m.g.qkvw.copies);
+    for (auto* events : {&t.gathered, &t.reduced})
+        for (cudaEvent_t& event : *events)
+            check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+}
+
+void gather_weights(Model& m, size_t g) {
+    const Layout& y = m.layout;
+    if (g > y.layers || device.tuning) return;
+    const size_t slot = slot_of(g, m.w.qkvw.copies);
+    if (m.traffic.holds[slot] == g) return;
+    m.traffic.holds[slot] = g;
+    const Kept kept = weights_kept(m.setup);
+    floatX* whole = kept == Kept::WHOLE ? m.weights : m.weight_buffers;
+    all_gather(m.traffic.gathered[slot], whole + slot_begin(y, slot), m.weights + y.mine(g, kept), y.slice(g), FLOATX);
+}
+
+// Before group g's weights are used, and then those of `next`, for which there is time.
+void need_weights(Model& m, size_t g, size_t next) {
+    if (ranks.alone()) return;
+    ranks.alive();
+    if (m.setup.zero == 0) return;
+    gather_weights(m, g);
+    gather_weights(m, next);
+    if (!device.tuning) await_sent(m.traffic.gathered[slot_of(g, m.w.qkvw.copies)]);
+}
+
+// After the update: what was gathered is old. The first groups are on their way before they are asked for.
+void weights_changed(Model& m) {
+    if (ranks.alone() || m.setup.zero == 0) return;
+    std::fill(m.traffic.holds.begin(), m.traffic.holds.end(), NO_GROUP);
+    gather_weights(m, 0);
+    gather_weights(m, 1);
+}
+
+// The weights are the master weights, rounded: for what this rank updates, and then for all.
+void master_changed(Model& m) {
+    const Layout& y = m.layout;
+    const Kept part = states_kept(m.setup), weights = weights_kept(m.setup), master = master_kept(m.setup);
+    for (size_t g = 0; SEPARATE_MASTER && g <= y.layers; g++) {
+        auto at = [&](Kept kept) { return part == Kept::WHOLE ? y.begin(g, kept) : y.mine(g, kept); };
+        round_weights(m.weights + at(weights), m.master + at(master), y.part(g, part));
+    }
+    weights_changed(m);
+}
+
+// ---- gradients, sent as they are done
+
+Grad grad_at(const Model& m, size_t element) {
+    return {static_cast<char*>(m.grads.data) + element * size_of(m.grads.dtype), m.grads.dtype};
+}
+
+// Before something is added to group g's gradients. In a buffer they begin as zeros and, in this rank's slice, what it
+// has summed up to now: then the sum over ranks is that of all micro-batches.
+void begin_gradients(Model& m, size_t g) {
+    if (ranks.alone() || grads_kept(m.setup) == Kept::WHOLE || device.tuning) return;
+    const Layout& y = m.layout;
+    const size_t slot = slot_of(g, m.g.qkvw.copies), size = size_of(m.grads.dtype), slice = y.slice(g) * size;
+    char* buffer = static_cast<char*>(m.grad_buffers.data) + slot_begin(y, slot) * size;
+    const void* so_far = grad_at(m, y.mine(g, Kept::SLICES)).data;
+    await_sent(m.traffic.reduced[slot]);
+    clear(buffer, y.group(g) * size);
+    on_stream("copy slice", device.stream, [&] {
+        check(cudaMemcpyAsync(buffer + y.rank * slice, so_far, slice, cudaMemcpyDeviceToDevice, device.stream),
+              "cudaMemcpyAsync");
+    }, buffer, so_far);
+}
+
+// Nothing more will be added to group g's gradients in this micro-batch.
+void send_gradients(Model& m, size_t g) {
+    if (ranks.alone()) return;
+    const Layout& y = m.layout;
+    const size_t slot = slot_of(g, m.g.qkvw.copies), size = size_of(m.grads.dtype);
+    const cudaEvent_t sent = m.traffic.reduced[slot];
+    if (grads_kept(m.setup) == Kept::SLICES) {
+        const void* buffer = static_cast<char*>(m.grad_buffers.data) + slot_begin(y, slot) * size;
+        return reduce_scatter(sent, grad_at(m, y.mine(g, Kept::SLICES)).data, buffer, y.slice(g), m.grads.dtype);
+    }
+    if (m.traffic.micro_batch == MicroBatch::ONE_OF_SEVERAL) return;
+    void* whole = grad_at(m, y.begin(g, Kept::WHOLE)).data;
+    if (m.setup.zero == 0) all_reduce(sent, whole, y.group(g), m.grads.dtype);
+    else reduce_scatter(sent, grad_at(m, y.mine(g, Kept::WHOLE)).data, whole, y.slice(g), m.grads.dtype);
+}
+
+void await_gradients(Model& m) {
+    if (ranks.alone()) return;
+    for (const cudaEvent_t event : m.traffic.reduced) await_sent(event);
+}
+
+// After the update, which leaves zeros in what it has read: with ZeRO 1 the other ranks' slices hold parts of sums.
+void forget_gradients(Model& m) {
+    if (m.setup.zero == 1) clear(m.grads.data, m.layout.elements() * size_of(m.grads.dtype));
+}
+
+// ---- checkpoints
+
+// values (of the first rank): a whole tensor of a block of which each rank has its own slices, at least.
+void download_tensor(float* values, const Model& m, const float* block, Kept kept, const ParameterRow& row, size_t l) {
+    const Layout& y = m.layout;
+    ranks.alive();
+    if (m.setup.zero == 0) {
+        if (ranks.first()) download(values, block + y.place(row, l), row.elements * sizeof(float));
+        return;
+    }
+    float* staging = m.a.partials();   // idle between steps
+    const size_t most = partial_blocks(m.setup.N()) * 4 * m.config.channels;
+    for (size_t rank = 0; rank < ranks.count; rank++) {
+        const Share share = share_of(y, row, l, Kept::SLICES, rank);
+        const float* from = block + (kept == Kept::SLICES ? share.at : y.place(row, l) + share.first);
+        for (size_t done = 0; done < share.count; done += most) {
+            const size_t n = std::min(most, share.count - done);
+            broadcast(ranks.sent, staging, from + done, n, DType::FP32, rank);
+            await_sent(ranks.sent);
+            if (ranks.first()) download(values + share.first + done, staging, n * sizeof(float));
+        }
+    }
+}
+
+// ==== model: first weights ===================================================
 
 // GPT-2's: normal with std 0.02, less for what ends in the residual stream, which sums 2L of them.
 void init_parameters(Model& m, uint64_t seed) {
-    for (const ParameterRow& row : parameter_table(m.config)) {
-        const size_t n = row.elements * row.copies;
-        float* to = m.master + row.offset;
-        if (row.init == Init::ZERO || row.init == Init::ONE) fill_with(to, row.init == Init::ONE ? 1.0f : 0.0f, n);
-        else {
+    for (const ParameterRow& row : parameter_table(m.config))
+        for (size_t l = 0; l < row.copies; l++) {
+            const Share share = share_of(m.layout, row, l, master_kept(m.setup), m.layout.rank);
+            // The vocabulary's padding is zero, and stays so.
+            const size_t real = std::min(share.first + share.count, row.file_elements());
+            if (row.init == Init::ZERO || share.first >= real) continue;
+            float* to = m.master + share.at;
+            const size_t n = real - share.first;
             const float std = row.init == Init::NORMAL ? INIT_STD : INIT_STD / sqrtf(2.0f * m.config.layers);
-            init_normal(to, std, splitmix64(seed + row.offset), n);
-            if (row.elements > row.file_elements())   // the vocabulary's padding is zero, and stays so
-                fill_with(to + row.file_elements(), 0, row.elements - row.file_elements());
+            if (row.init == Init::ONE) fill_with(to, 1, n);
+            else init_normal(to, std, splitmix64(seed + row.number), l * row.elements + share.first, n);
         }
-    }
-    if (SEPARATE_MASTER) round_weights(m.weights, m.master, m.elements);
+    master_changed(m);
 }
 
 // ==== forward ================================================================
@@ -2694,8 +3051,12 @@ void forward(Model& m, const int* inp) {
     const Activations& a = m.a;
     const size_t L = m.config.layers, C = m.config.channels;
     recorder.at("forward", NO_LAYER);
+    need_weights(m, 0, 1);
     embedding_forward(a.res1(0), inp, m.w.wte(), m.w.wpe() + m.setup.past * C, m.setup.B, m.setup.T, C);
-    for (size_t l = 0; l < L; l++) forward_block(m, l);
+    for (size_t l = 0; l < L; l++) {
+        need_weights(m, 1 + l, 2 + l);
+        forward_block(m, l);
+    }
     recorder.at("forward", NO_LAYER);
     layernorm_forward(a.resf(), a.lnf(), a.lnf_mean(), a.lnf_rstd(), a.res2(L - 1), a.branch(), m.w.lnfw(), m.w.lnfb(),
                       m.setup.N(), C);
@@ -2801,19 +3162,24 @@ struct Batch { const int *inputs, *targets, *order, *first; };
 // head() has left the gradient of lnf in dln.
 void backward(Model& m, const Batch& batch) {
     const Activations& a = m.a;
-    const size_t N = m.setup.N(), C = m.config.channels;
+    const size_t N = m.setup.N(), C = m.config.channels, L = m.config.layers;
     recorder.at("backward", NO_LAYER);
     clear(a.dres(), N * C * sizeof(floatX));
-    layernorm_backward(a.dres(), m.g.lnfw(), m.g.lnfb(), m.g.fcprojb(m.config.layers - 1), a.partials(), a.dln(),
+    begin_gradients(m, L);
+    layernorm_backward(a.dres(), m.g.lnfw(), m.g.lnfb(), m.g.fcprojb(L - 1), a.partials(), a.dln(),
                        a.resf(), m.w.lnfw(), a.lnf_mean(), a.lnf_rstd(), N, C);
-    for (size_t l = m.config.layers; l-- > 0;) {
+    for (size_t l = L; l-- > 0;) {
+        need_weights(m, 1 + l, l);
+        if (l > 0) begin_gradients(m, l);   // of the layer below, whose fcprojb comes with this one
         recompute_block(m, l);
         backward_block(m, l);
+        send_gradients(m, 1 + l);
     }
     recorder.at("backward", NO_LAYER);
     // N runs, the most that there can be: the same launch for every batch.
     embedding_backward(m.g.wte(), m.g.wpe(), a.dres(), batch.inputs, batch.order, batch.first, N, m.setup.B, m.setup.T,
                        C);
+    send_gradients(m, 0);
 }
 
 // ==== update =================================================================
@@ -2821,24 +3187,48 @@ void backward(Model& m, const Batch& batch) {
 // Forward and backward of one micro-batch. Gradients are those of the mean loss over
 // `tokens_per_step` tokens: added up over the micro-batches of a step they do not depend on how it
 // was split.
-void micro_step(Model& m, const Batch& batch, size_t tokens_per_step) {
+void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch which = MicroBatch::LAST) {
+    m.traffic.micro_batch = which;
     const std::string name = format("micro-step of inputs %p, targets %p, order %p, first %p, %zu tokens a step",
                                     batch.inputs, batch.targets, batch.order, batch.first, tokens_per_step);
     m.graphs.run(name, [&] {
         forward(m, batch.inputs);
+        begin_gradients(m, 0);
         head<Want::LOSS_AND_GRADIENT>(m, batch.targets, 1.0f / tokens_per_step);
         backward(m, batch);
     });
 }
 
+// Norm and AdamW, of group 0 and then of all layers at once. The norm is made of the GPUs' slices, whoever keeps what:
+// so it is the same with every stage of ZeRO.
 void update(Model& m, const AdamW& settings) {
     const Activations& a = m.a;
+    const Layout& y = m.layout;
     recorder.at("update", NO_LAYER);
     set_adamw(a.adamw(), settings);
+    await_gradients(m);
     m.graphs.run("update", [&] {
-        gradient_norm(a.norm(), a.norm_partials(), m.grads, m.elements);
-        adamw(m.weights, m.master, m.grads, m.adam_m, m.adam_v, a.norm(), a.adamw(), m.decayed, m.elements);
+        const Kept grads = grads_kept(m.setup), part = states_kept(m.setup);
+        size_t partials = 0;
+        for (const auto& [g, layers] : {std::pair<size_t, size_t>{0, 1}, {1, y.layers}}) {
+            norm_partials(a.norm_partials() + partials, grad_at(m, y.mine(g, grads)), y.slice(g), layers,
+                          y.part(g, grads));
+            partials += norm_blocks(y.slice(g), layers);
+        }
+        sum_over_gpus(a.norm_partials(), partials);
+        gradient_norm(a.norm(), a.norm_partials(), partials);
+        for (const auto& [g, layers] : {std::pair<size_t, size_t>{0, 1}, {1, y.layers}}) {
+            auto at = [&, g = g](Kept kept) { return part == Kept::WHOLE ? y.begin(g, kept) : y.mine(g, kept); };
+            const Kept weights = weights_kept(m.setup), master = master_kept(m.setup);
+            const size_t n = y.part(g, part), before = part == Kept::WHOLE ? 0 : y.rank * n;
+            const size_t decayed = std::min(y.decayed(g) - std::min(before, y.decayed(g)), n);
+            adamw(m.weights + at(weights), m.master + at(master), grad_at(m, at(grads)), m.adam_m + at(part),
+                  m.adam_v + at(part), a.norm(), a.adamw(), decayed, n, layers,
+                  {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part)});
+        }
+        forget_gradients(m);
     });
+    weights_changed(m);
 }
 
 template <typename T> T fetch(const T* from) {
@@ -2941,21 +3331,24 @@ Config read_config(const std::string& path) {
     }
 }
 
-// Calls visit(row, offset, name) for every tensor of a file, in the table's order.
+// Calls visit(row, l, name) for every tensor of a file, in the table's order.
 template <typename Visit> void for_each_parameter(const Config& c, Visit visit) {
     for (const ParameterRow& row : parameter_table(c))
-        for (size_t l = 0; l < row.copies; l++) visit(row, row.offset + l * row.elements, row.name_of_layer(l));
+        for (size_t l = 0; l < row.copies; l++) visit(row, l, row.name_of_layer(l));
 }
 
 #include "dev/files/weights.cuh"
 
-// Copies one block of parameters (master or a moment) from files, in which names are prefixed.
-template <typename Files>
-void read_block(float* block, const Files& files, const Config& c, const std::string& prefix) {
-    for_each_parameter(c, [&](const ParameterRow& row, size_t offset, const std::string& name) {
+// Copies one block of parameters, of master's type or of the weights', from files in which names are prefixed: what this
+// GPU has of it.
+template <typename T, typename Files>
+void read_block(T* block, Kept kept, const Files& files, const Model& m, const std::string& prefix) {
+    for_each_parameter(m.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
         const std::vector<float> values = files.floats(prefix + name, row.shape);
-        clear(block + offset, row.elements * sizeof(float));   // the padding
-        upload(block + offset, values.data(), values.size() * sizeof(float));
+        const Share share = share_of(m.layout, row, l, kept, m.layout.rank);
+        std::vector<T> mine(share.count, T(0.0f));   // zeros are the padding
+        for (size_t i = 0; i < share.count && share.first + i < values.size(); i++) mine[i] = values[share.first + i];
+        upload(block + share.at, mine.data(), mine.size() * sizeof(T));
     });
 }
 
@@ -2963,53 +3356,50 @@ void read_weights(Model& m, const std::string& dir) {
     std::set<std::string> names;
     for_each_parameter(m.config, [&](const ParameterRow&, size_t, const std::string& name) { names.insert(name); });
     const WeightFiles files(dir, names, m.config.layers);
-    if (m.setup.purpose == Purpose::TRAINING) {
-        read_block(m.master, files, m.config, "");
-        if (SEPARATE_MASTER) round_weights(m.weights, m.master, m.elements);
-        return;
-    }
-    for_each_parameter(m.config, [&](const ParameterRow& row, size_t offset, const std::string& name) {
-        const std::vector<float> values = files.floats(name, row.shape);
-        std::vector<floatX> rounded(row.elements, floatX(0.0f));
-        std::copy(values.begin(), values.end(), rounded.begin());
-        upload(m.weights + offset, rounded.data(), rounded.size() * sizeof(floatX));
-    });
+    if (m.setup.purpose != Purpose::TRAINING) return read_block(m.weights, weights_kept(m.setup), files, m, "");
+    read_block(m.master, master_kept(m.setup), files, m, "");
+    master_changed(m);
 }
 
 void read_moments(Model& m, const std::string& dir) {
     const Safetensors file(dir + "/optimizer.safetensors");
     require_moments(file, m.config);
-    read_block(m.adam_m, file, m.config, "m/");
-    read_block(m.adam_v, file, m.config, "v/");
+    read_block(m.adam_m, states_kept(m.setup), file, m, "m/");
+    read_block(m.adam_v, states_kept(m.setup), file, m, "v/");
 }
 
-struct NamedBlock { std::string prefix; const float* data; };
+struct NamedBlock { std::string prefix; const float* data; Kept kept; };
 
-void write_blocks(const std::string& path, const Config& c, const std::vector<NamedBlock>& blocks) {
-    SafetensorsWriter file(path);
+// With many GPUs all of them call this, and the first writes: tensor by tensor.
+void write_blocks(const std::string& path, const Model& m, const std::vector<NamedBlock>& blocks) {
+    std::unique_ptr<SafetensorsWriter> file;
+    if (ranks.first()) file = std::make_unique<SafetensorsWriter>(path);
     for (const NamedBlock& block : blocks)
-        for_each_parameter(c, [&](const ParameterRow& row, size_t, const std::string& name) {
-            file.declare(block.prefix + name, row.shape);
+        for_each_parameter(m.config, [&](const ParameterRow& row, size_t, const std::string& name) {
+            if (file) file->declare(block.prefix + name, row.shape);
         });
-    file.write_header();
+    if (file) file->write_header();
     std::vector<float> values;
     for (const NamedBlock& block : blocks)
-        for_each_parameter(c, [&](const ParameterRow& row, size_t offset, const std::string& name) {
-            values.resize(row.file_elements());
-            download(values.data(), block.data + offset, values.size() * sizeof(float));
-            for (size_t i = 0; i < values.size(); i++)
+        for_each_parameter(m.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
+            values.resize(row.elements);
+            download_tensor(values.data(), m, block.data, block.kept, row, l);
+            if (!file) return;
+            for (size_t i = 0; i < row.file_elements(); i++)
                 if (!std::isfinite(values[i]))
                     throw Failure("%s%s holds %f at element %zu", block.prefix.c_str(), name.c_str(), values[i], i);
-            file.write(values.data(), values.size());
+            file->write(values.data(), row.file_elements());
         });
-    file.finish();
+    if (file) file->finish();
 }
 
 // The Hugging Face part of a checkpoint.
 void write_model(const std::string& dir, const Model& m, const TextFiles& text) {
-    write_config(dir + "/config.json", m.config, text.end_of_text);
-    write_text_files(dir, text);
-    write_blocks(dir + "/model.safetensors", m.config, {{"", m.master}});
+    if (ranks.first()) {
+        write_config(dir + "/config.json", m.config, text.end_of_text);
+        write_text_files(dir, text);
+    }
+    write_blocks(dir + "/model.safetensors", m, {{"", m.master, master_kept(m.setup)}});
 }
 
 std::string checkpoint_name(long step) { return format("step_%06ld", step); }
@@ -3091,11 +3481,18 @@ std::string write_checkpoint(const std::string& out, const Model& m, const TextF
     const std::string name = checkpoint_name(step);
     const std::string target = out + "/" + name, unfinished = out + "/" + UNFINISHED + name;
     trainer["step"] = step;
+    const std::vector<NamedBlock> moments = {{"m/", m.adam_m, states_kept(m.setup)},
+                                             {"v/", m.adam_v, states_kept(m.setup)}};
+    if (!ranks.first()) {   // sends what it has
+        write_model(unfinished, m, text);
+        write_blocks(unfinished, m, moments);
+        return target;
+    }
     try {
         fs::remove_all(unfinished);
         fs::create_directory(unfinished);
         write_model(unfinished, m, text);
-        write_blocks(unfinished + "/optimizer.safetensors", m.config, {{"m/", m.adam_m}, {"v/", m.adam_v}});
+        write_blocks(unfinished + "/optimizer.safetensors", m, moments);
         write_json(unfinished + "/trainer.json", trainer);
         sync_folder(unfinished);
         remove_checkpoint(out, step);   // the same step of the same run, written once more
@@ -3256,7 +3653,7 @@ class Loader {
 public:
     Loader(const Model& m, const Tokens& tokens, Shuffle shuffle, uint64_t seed, uint64_t first_window)
         : m_(m), tokens_(tokens), windows_(shuffle == Shuffle::YES ? Windows::ANYWHERE : Windows::WHOLE),
-          seed_(splitmix64(seed)), next_window_(first_window) {
+          seed_(splitmix64(seed)), next_window_(first_window + m.setup.rank * m.setup.B) {
         const size_t N = m.setup.N(), T = m.setup.T;
         if (tokens.windows(Windows::WHOLE, T) == 0)
             throw UserError("%s: %zu tokens are too few for one sequence of --seq-len %zu + 1",
@@ -3311,6 +3708,7 @@ private:
             const uint64_t pick = random ? splitmix64(seed_ ^ splitmix64(next_window_)) : next_window_;
             tokens_.read(in, out, windows_, pick % tokens_.windows(windows_, T), T, V);
         }
+        next_window_ += (m_.setup.gpus - 1) * static_cast<uint64_t>(B);   // the other GPUs'
         sort_positions(order, first, inputs, N, V);
         check(cudaStreamWaitEvent(device.copies, slot.used, 0), "cudaStreamWaitEvent");   // and the device's
         const Activations& a = m_.a;
@@ -3361,7 +3759,8 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& 
     const double began = seconds_now();
     Evaluation e = {};
     Meter meter("evaluation: sequences", windows);
-    for (size_t w = 0; w < windows; w += B) {
+    for (size_t all_gpus = 0; all_gpus < windows; all_gpus += ranks.count * B) {
+        const size_t w = all_gpus + ranks.rank * B;
         std::vector<int> inputs(N, 0), targets(N, -1);
         for (size_t b = 0; b < B && w + b < windows; b++)
             tokens.read(&inputs[b * T], &targets[b * T], Windows::COVERING, (w + b) * all / windows, T, m.config.vocab);
@@ -3376,7 +3775,9 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& 
         });
         meter.show(std::min(w + B, windows));
     }
-    e.loss = take_loss(m) / e.tokens;
+    e.tokens = sum_of_all(e.tokens);
+    e.bytes = sum_of_all(e.bytes);
+    e.loss = sum_of_all(take_loss(m)) / e.tokens;
     e.seconds = seconds_now() - began;
     if (!std::isfinite(e.loss)) throw Failure("the mean loss over %zu tokens is %f", e.tokens, e.loss);
     return e;
@@ -3509,7 +3910,7 @@ double measure_peak() {
     floatX* out;   // and behind it the two factors
     check(cudaMalloc(&out, 3 * n * n * sizeof(floatX)), "cudaMalloc to measure the device's peak");
     floatX *a = out + n * n, *b = a + n * n;
-    init_normal(a, 1, 0, 2 * n * n);
+    init_normal(a, 1, 0, 0, 2 * n * n);
     const MatmulShape square = {n, n, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE};
     float best = INFINITY;   // milliseconds
     const double until = seconds_now() + 0.1;
@@ -3613,13 +4014,25 @@ TensorCores choose_tensor_cores(TensorCores wanted) {
     return wanted;
 }
 
+// Of those that this process sees: srun may show it only its own.
+int device_of_rank() {
+    int count = 0;
+    check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+    if (count == 1) return 0;
+    if (ranks.on_machine < static_cast<size_t>(count)) return ranks.on_machine;
+    throw UserError("%zu processes on this machine, which has %d GPUs: expected one process for each", ranks.of_machine,
+                    count);
+}
+
 // threads: of dev/cpu, 0 for what it takes by itself.
 void open_device(TensorCores wanted, int threads = 0) {
     const std::string problem = no_device();
     if (!problem.empty()) throw Failure("%s; make DEVICE=cpu builds for the CPU", problem.c_str());
+    if (threads == 0) threads = threads_of_rank();
     if (threads > 0) setenv("CUDA_CPU_THREADS", std::to_string(threads).c_str(), 1);   // for dev/cpu's cudaSetDevice
-    check(cudaSetDevice(0), "cudaSetDevice");
-    check(cudaGetDeviceProperties(&device.properties, 0), "cudaGetDeviceProperties");
+    const int number = device_of_rank();
+    check(cudaSetDevice(number), "cudaSetDevice");
+    check(cudaGetDeviceProperties(&device.properties, number), "cudaGetDeviceProperties");
     const cudaDeviceProp& p = device.properties;
     if (threads > 0 && !device.is_cpu())
         throw UserError("--threads %d: these are a CPU's; this build runs on %s", threads, p.name);
@@ -3630,6 +4043,7 @@ void open_device(TensorCores wanted, int threads = 0) {
     check(cudaStreamCreateWithFlags(&device.copies, cudaStreamNonBlocking), "cudaStreamCreate");
     check(cublasLtCreate(&device.matmul), "cublasLtCreate");
     device.tensor_cores = choose_tensor_cores(wanted);
+    connect_devices();
 }
 
 Config config_of_preset(const std::string& name) {
@@ -3675,13 +4089,14 @@ Config config_of_folder(const Options& o, const std::string& dir) {
     return c;
 }
 
-// The largest micro-batch that fits, with a margin, and of which a whole number makes the total batch.
+// The largest micro-batch that fits, with a margin, and of which all GPUs take the same number for the total batch.
 int auto_micro_batch(Setup s, size_t memory, long total_batch) {
     constexpr double MARGIN = 0.05;   // for what is not ours: libraries, other programs, fragments
     s.B = 1;
-    const long sequences = total_batch / s.T;
-    if (total_batch % s.T != 0)
-        throw UserError("--total-batch %ld is no multiple of --seq-len %d", total_batch, s.T);
+    const long together = long{s.T} * s.gpus, sequences = total_batch / together;   // of each GPU
+    if (total_batch % together != 0)
+        throw UserError("--total-batch %ld is no multiple of --seq-len %d%s", total_batch, s.T,
+                        s.gpus > 1 ? format(" x %d GPUs", s.gpus).c_str() : "");
     int B = largest_micro_batch(s, static_cast<size_t>(memory * (1 - MARGIN)));
     if (B == 0) return 1;   // the allocation will say what is missing
     if (total_batch)
@@ -3700,6 +4115,9 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memo
     const int T = o.seq_len ? o.seq_len : c.context;
     const size_t head_rows = purpose == Purpose::SAMPLING ? 1 : HEAD_ROWS;
     Setup s = {c, o.micro_batch, T, o.recompute, o.grad_dtype, purpose, head_rows, o.attention, o.precision};
+    s.gpus = ranks.alone() ? o.gpus : static_cast<int>(ranks.count);
+    s.zero = s.gpus > 1 && purpose == Purpose::TRAINING ? o.zero : 0;
+    s.rank = ranks.rank;
     if (o.micro_batch == AUTO) s.B = auto_micro_batch(s, memory, o.total_batch);
     if (s.N() >= MOST_ROWS)
         throw UserError("--micro-batch %d of %d tokens each: more than %zu tokens", s.B, T, MOST_ROWS);
@@ -3722,18 +4140,22 @@ json flops_record(const Setup& s) {
 }
 
 bool use_graphs(const Options& o) {
-    return o.graph == UseGraph::ON || (o.graph == UseGraph::AUTO && !device.is_cpu());
+    if (o.graph == UseGraph::ON && !ranks.alone())
+        throw UserError("--graph on: a micro-step of many GPUs is no graph; expected auto or off");
+    return o.graph == UseGraph::ON || (o.graph == UseGraph::AUTO && !device.is_cpu() && ranks.alone());
 }
 
-// Micro-batches of a step.
+// Micro-batches of a step that each GPU takes.
 long accumulation_steps(const Options& o, const Setup& s) {
-    const long tokens = static_cast<long>(s.N());
+    const long tokens = static_cast<long>(s.N()) * s.gpus;
     if (o.total_batch == 0) return 1;
     if (o.total_batch % tokens == 0) return o.total_batch / tokens;
     const long below = o.total_batch / tokens * tokens;
-    throw UserError("--total-batch %ld is no multiple of micro-batch x sequence = %d x %d = %ld tokens; nearest that "
-                    "are: %s%ld", o.total_batch, s.B, s.T, tokens, below ? format("%ld and ", below).c_str() : "",
-                    below + tokens);
+    const bool many = s.gpus > 1;
+    throw UserError("--total-batch %ld is no multiple of micro-batch x sequence%s = %d x %d%s = %ld tokens; nearest "
+                    "that are: %s%ld", o.total_batch, many ? " x GPUs" : "", s.B, s.T,
+                    many ? format(" x %d", s.gpus).c_str() : "", tokens,
+                    below ? format("%ld and ", below).c_str() : "", below + tokens);
 }
 
 // From Linux' /proc: what getrusage tells includes the program that started this one.
@@ -3778,7 +4200,7 @@ struct Start {
     std::shared_ptr<FolderLock> lock = nullptr;   // of --out
 };
 
-Start find_start(const Options& o) {
+Start find_start_here(const Options& o) {
     Start start = {o.from, nullptr};
     if (o.out.empty()) {
         if (o.resume) throw UserError("--resume needs --out DIR, the folder of the run to go on with");
@@ -3818,6 +4240,18 @@ Start find_start(const Options& o) {
     return start;
 }
 
+// Of many GPUs the first one looks, and locks the folder.
+Start find_start(const Options& o) {
+    Start start = {o.from, nullptr};
+    if (ranks.first()) start = find_start_here(o);
+    const json same = json::parse(from_first(json{start.trainer, start.step, start.window}.dump()));
+    start.trainer = same[0];
+    start.step = same[1];
+    start.window = same[2];
+    if (!start.trainer.is_null()) start.dir = o.out + "/" + checkpoint_name(start.step);
+    return start;
+}
+
 #include "dev/files/run_options.cuh"
 
 void load_start(Model& m, const Start& start, uint64_t seed) {
@@ -3844,8 +4278,9 @@ void print_run(const Setup& s, const Options& o, const TrainData& data, long acc
     const std::string made = format(", made of %zu bytes by the tokenizer in %s", text_bytes, start.dir.c_str());
     printf("data       %s: %zu tokens to train on, %zu to validate on%s\n", o.data.c_str(), data.train.count(),
            data.val.count(), text_bytes ? made.c_str() : "");
-    printf("step       %d x %d tokens x %ld micro-batches = %ld tokens\n", s.B, s.T, accumulation,
-           accumulation * long(s.N()));
+    const std::string gpus = s.gpus > 1 ? format(" x %d GPUs", s.gpus) : "";
+    printf("step       %d x %d tokens x %ld micro-batches%s = %ld tokens\n", s.B, s.T, accumulation, gpus.c_str(),
+           accumulation * long(s.N()) * s.gpus);
     printf("attention  %s\n", attention_text(s).c_str());
     print_memory(plan(s), memory_now().all);
     printf("output     %s\n", o.out.empty() ? "none: --out DIR keeps a log and checkpoints" : o.out.c_str());
@@ -3878,7 +4313,7 @@ class Trainer {
 public:
     Trainer(const Options& o, const TrainData& data, const Setup& setup, const Start& start)
         : o_(o), data_(data), start_(start), accumulation_(accumulation_steps(o, setup)),
-          windows_per_step_(accumulation_ * setup.B), step_(start.step), tried_(start.step),
+          windows_per_step_(accumulation_ * setup.B * setup.gpus), step_(start.step), tried_(start.step),
           progress_(start.step, o.steps),
           text_files_(text_files(start.dir, setup.config, data.train.tokens_are())) {
         if (!o.hellaswag.empty()) questions_ = read_questions(o.hellaswag, setup.config.vocab, setup.T);
@@ -3891,11 +4326,14 @@ public:
     void run() {
         const double began = seconds_now();
         Loader loader(m_, data_.train, o_.shuffle, o_.seed, start_.window);
-        log_.open(o_.out, start_.step, run_record(o_, m_.setup));   // from here on the folder holds a run
-        if (!o_.out.empty()) remove_unfinished(o_.out);
+        if (ranks.first()) {
+            log_.open(o_.out, start_.step, run_record(o_, m_.setup));   // from here on the folder holds a run
+            if (!o_.out.empty()) remove_unfinished(o_.out);
+        }
+        ranks.watch.arm();
         if (o_.sample_every > 0 && step_ == 0) show_sample();   // of what was never trained: to compare with
         progress_.start();
-        if (!o_.trace.empty()) start_recording();
+        if (!o_.trace.empty() && ranks.first()) start_recording();
         try {
             while (step_ < o_.steps && advance(loader)) {}
         } catch (const std::exception&) {
@@ -3911,13 +4349,13 @@ public:
     }
 
 private:
-    double tokens_per_step() const { return static_cast<double>(accumulation_) * m_.setup.N(); }
+    double tokens_per_step() const { return static_cast<double>(accumulation_) * m_.setup.N() * m_.setup.gpus; }
     bool due(long every, bool last) const { return every > 0 && (step_ % every == 0 || last); }
 
     // A step and what is due after it; false: a signal asked to stop.
     bool advance(Loader& loader) {
         const StepResult result = step(loader);
-        const bool stopping = stop_requested;   // read once: a signal may come at any time
+        const bool stopping = sum_of_all(stop_requested) > 0;   // read once: a signal may come at any time
         const bool last = step_ == o_.steps;
         if (recorder.on && (step_ - start_.step == TRACED_STEPS || last || stopping))
             write_trace(o_.trace, m_, step_ - start_.step);
@@ -3935,7 +4373,7 @@ private:
     // Something failed after a step that was well: it is kept, if that can be.
     void rescue() {
         progress_.end_line();
-        if (step_ <= tried_) return;
+        if (step_ <= tried_ || !ranks.alone()) return;   // of many one cannot write alone
         try {
             checkpoint();
         } catch (const std::exception& error) {
@@ -3945,22 +4383,25 @@ private:
 
     StepResult step(Loader& loader) {
         const double began = seconds_now();
+        ranks.step = step_ + 1;
         for (long micro = 0; micro < accumulation_; micro++) {
-            micro_step(m_, loader.current(), accumulation_ * m_.setup.N());
+            micro_step(m_, loader.current(), static_cast<size_t>(tokens_per_step()),
+                       micro + 1 < accumulation_ ? MicroBatch::ONE_OF_SEVERAL : MicroBatch::LAST);
             loader.advance();
         }
         const AdamW settings = adamw_settings(o_, step_);
         update(m_, settings);
         StepResult r = {};
-        r.loss = take_loss(m_) / tokens_per_step();
+        r.loss = sum_of_all(take_loss(m_)) / tokens_per_step();
         r.norm = fetch(m_.a.norm());
         step_++;
         r.lr = settings.lr;
         r.seconds = seconds_now() - began;
         r.tokens_per_s = tokens_per_step() / r.seconds;
         const Flops flops = flops_per_token(m_.setup);
-        r.mfu = flops.model * r.tokens_per_s / device.peak_flops;
-        r.hfu = flops.hardware * r.tokens_per_s / device.peak_flops;
+        const double peak = device.peak_flops * m_.setup.gpus;
+        r.mfu = flops.model * r.tokens_per_s / peak;
+        r.hfu = flops.hardware * r.tokens_per_s / peak;
         if (!std::isfinite(r.loss) || !std::isfinite(r.norm)) {
             tried_ = step_;   // weights that need not be kept
             throw Failure("step %ld: loss %f, gradient norm %f: stopped; the last good checkpoint is %s", step_, r.loss,
@@ -4043,7 +4484,7 @@ void train(const Options& o) {
     note_changes(o, start);
     divide_data(data, o, start.dir, config);
     note_data(start, data.train.count());
-    const Setup setup = make_setup(o, config, Purpose::TRAINING, memory_now().available);
+    const Setup setup = make_setup(o, config, Purpose::TRAINING, least_of_all(memory_now().available));
     find_peak(o);
     print_run(setup, o, data, accumulation_steps(o, setup), start);
     // Now rather than late: a trace that cannot be written, nothing to validate on, a token outside the vocabulary.
@@ -4147,9 +4588,11 @@ void plan_verb(Options o) {
 void run_verb(Verb verb, Options options) {
     if (options.resume && !options.out.empty()) take_options_of_run(options);
     const std::string from = options.resume ? options.from : folder_meant(options.from);
-    if (from != options.from) fprintf(stderr, "from       %s, the last checkpoint there\n", from.c_str());
+    if (from != options.from && ranks.first()) fprintf(stderr, "from       %s, the last checkpoint there\n", from.c_str());
     options.from = from;
     catch_lost_pages();
+    if (!ranks.alone() && verb != TRAIN && verb != EVAL)
+        throw UserError("%s is for one process, not for %zu", verb == PLAN ? "plan" : "sample", ranks.count);
     if (verb != PLAN || no_device().empty()) open_device(options.tensor_cores, options.threads);
     switch (verb) {
         case TRAIN:  train(options); break;
@@ -4185,17 +4628,25 @@ int run_command(const std::vector<std::string>& args) {
     return 0;
 }
 
+// One line on stderr, and the exit code; of many GPUs' errors one is printed, and ends them all.
+int report_error(int code, const std::exception& error) {
+    fflush(stdout);
+    if (!ranks.alone()) ranks.watch.fail(code, one_line(error.what()));
+    fprintf(stderr, "train_gpt: %s\n", one_line(error.what()).c_str());
+    return code;
+}
+
 int guarded_main(int argc, char** argv) {
     try {
+        join_ranks({argv + 1, argv + argc});
         const int code = run_command({argv + 1, argv + argc});
         require_output();
+        leave_ranks();
         return code;
     } catch (const UserError& error) {
-        fprintf(stderr, "train_gpt: %s\n", one_line(error.what()).c_str());
-        return 2;
+        return report_error(2, error);
     } catch (const std::exception& error) {
-        fprintf(stderr, "train_gpt: %s\n", one_line(error.what()).c_str());
-        return 1;
+        return report_error(1, error);
     }
 }
 

@@ -74,7 +74,7 @@ json plan_record(const Options& o, const Setup& s, size_t memory) {
             {"parameters_formula", formula_parameters(s.config)},
             {"bytes", bytes_record(p)},
             {"bytes_are_exact", p.total < BEYOND_MEMORY},   // else some of them are more than that
-            {"bytes_per_parameter", double(state) / count.elements},
+            {"bytes_per_parameter", double(state) / layout_of(s).elements()},
             {"activation_bytes_per_token_per_layer", double(kept_bytes_per_layer(s)) / s.N()},
             {"korthikanti_bytes", formula_activations(s)},
             {"flops_per_token", flops_record(s)},

@@ -20,7 +20,7 @@ std::vector<Place> places(Model& m) {
     for (const ActivationRow& row : activation_table(m.a, m.setup))
         if (row.category == Category::ACTIVATIONS) add(*row.tensor, row.copy_bytes(), row.copies, row.category);
     for (const ParameterRow& row : parameter_table(m.g, m.config))
-        add(*row.tensor, row.elements * size_of(m.grads.dtype), row.copies, Category::GRADIENTS);
+        add(*row.tensor, row.elements * size_of(m.grads.dtype), row.tensor->copies, Category::GRADIENTS);
     std::sort(all.begin(), all.end(), [](const Place& a, const Place& b) { return a.begin < b.begin; });
     return all;
 }
@@ -74,8 +74,12 @@ void start_recording() {
     recorder.start = seconds_now();
 }
 
-enum TraceRow { CPU_ROW, KERNEL_ROW, COPY_ROW };
-constexpr const char* TRACE_ROW_NAMES[] = {"CPU: launches", "stream: kernels", "stream: copies"};
+enum TraceRow { CPU_ROW, KERNEL_ROW, COPY_ROW, SENT_ROW };
+constexpr const char* TRACE_ROW_NAMES[] = {"CPU: launches", "stream: kernels", "stream: copies", "stream: between GPUs"};
+
+TraceRow row_of(const Work& w) {
+    return w.stream == device.stream ? KERNEL_ROW : w.stream == device.copies ? COPY_ROW : SENT_ROW;
+}
 
 // A bar of the picture; times in microseconds.
 json trace_bar(const Work& w, TraceRow row, double begin, double end) {
@@ -95,7 +99,7 @@ void add_bars(json& events, std::vector<double>& began, std::vector<double>& end
         ended.push_back(std::max(1e3 * to, began.back()));
         events.push_back(trace_bar(w, CPU_ROW, 1e6 * (w.handed_over - recorder.start),
                                    1e6 * (w.returned - recorder.start)));
-        events.push_back(trace_bar(w, w.is_copy ? COPY_ROW : KERNEL_ROW, began.back(), ended.back()));
+        events.push_back(trace_bar(w, row_of(w), began.back(), ended.back()));
         cudaEventDestroy(w.begin);
         cudaEventDestroy(w.end);
     }
@@ -116,7 +120,7 @@ void write_trace(const std::string& path, Model& m, long steps) {
     recorder.on = false;
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     json events;
-    for (int row : {CPU_ROW, KERNEL_ROW, COPY_ROW})
+    for (int row : {CPU_ROW, KERNEL_ROW, COPY_ROW, SENT_ROW})
         events.push_back({{"ph", "M"}, {"name", "thread_name"}, {"pid", 1}, {"tid", row},
                           {"args", {{"name", TRACE_ROW_NAMES[row]}}}});
     std::vector<double> began, ended;

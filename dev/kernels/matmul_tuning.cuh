@@ -50,7 +50,7 @@ __global__ void hold_kernel(long long cycles) {
 void fill_with_random_numbers(Model& m) {
     for (const ActivationRow& row : activation_table(m.a, m.setup))
         if (row.category == Category::ACTIVATIONS && row.element_bytes == sizeof(floatX))
-            init_normal(reinterpret_cast<floatX*>(row.tensor->data), 1, 0, row.bytes() / sizeof(floatX));
+            init_normal(reinterpret_cast<floatX*>(row.tensor->data), 1, 0, 0, row.bytes() / sizeof(floatX));
 }
 
 // Milliseconds that one of `launches` calls of work() takes.
@@ -229,7 +229,7 @@ void tune_matmuls(Model& m, FILE* out) {
     device.tuning = &tuning;
     visit_matmuls(m);
     device.tuning = nullptr;
-    if (m.grads.data) clear(m.grads.data, m.elements * size_of(m.grads.dtype));
+    if (m.grads.data) clear(m.grads.data, m.layout.elements(grads_kept(m.setup)) * size_of(m.grads.dtype));
 
     if (tuning.timed + tuning.remembered == 0) return;   // there was no choice
     const char* line = tuning.terminal ? "\r\033[Kmatmul    " : "matmul    ";
