@@ -124,7 +124,8 @@ EndingLosses ending_losses(Model& m, const std::vector<Question>& questions) {
         for (size_t e = 0; e < questions[q].endings.size(); e++)
             rows.push_back({q, e, questions[q].context.size() + questions[q].endings[e].size() - 1});
     }
-    std::stable_sort(rows.begin(), rows.end(), [](const Asked& a, const Asked& b) { return a.length > b.length; });
+    auto place = [](const Asked& a) { return std::make_tuple(-static_cast<long>(a.length), a.question, a.ending); };
+    std::sort(rows.begin(), rows.end(), [&](const Asked& a, const Asked& b) { return place(a) < place(b); });
     const Setup setup = m.setup;
     Meter meter("HellaSwag: endings", rows.size());
     for (size_t first = 0; first < rows.size(); first += m.setup.B) {
