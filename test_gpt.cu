@@ -1038,26 +1038,40 @@ void test_cross_entropy() {
 
 // ==== gradient norm ==========================================================
 
+// `runs` of n gradients, among others that do not count.
+template <typename G> void try_gradient_norm(Trial& trial, size_t n, size_t runs) {
+    const size_t stride = runs == 1 ? 0 : n + 16, count = norm_blocks(n, runs), first = 16;
+    trial.at("%s, %zu x %zu", name_of(std::is_same_v<G, float> ? DType::FP32 : DType::BF16), runs, n);
+    Values g = random_values<G>(first + runs * (n + 16));
+    std::vector<bool> counts(g.size(), false);
+    for (size_t run = 0; run < runs; run++)
+        for (size_t i = 0; i < n; i++) counts[first + run * stride + i] = true;
+    for (size_t i = n - 16; i < n; i++) g[first + i] *= 1024;   // what comes last must not be lost among the rest
+    for (size_t i = 0; i < g.size(); i++)
+        if (!counts[i]) g[i] = 0x1p30;
+    const auto got = trial.run([&] {
+        const DeviceArray<G> grads(g);
+        const DeviceArray<float> norm(1), partials(count);
+        Grad from = grad(grads);
+        from.data = static_cast<G*>(from.data) + first;
+        norm_partials(partials, from, n, runs, stride);
+        gradient_norm(norm, partials, count);
+        return Outputs{norm.download()};
+    });
+    Numbers squares;
+    for (size_t i = 0; i < g.size(); i++)
+        if (counts[i]) squares.push_back(Number(g[i]) * g[i]);
+    trial.compare<float>("norm", got[0], {sqrt(sum(squares, count * BLOCK * PACK))});
+}
+
 void test_gradient_norm() {
     Trial trial("gradient_norm");
     for_each_gradient_type([&](auto type) {
         using G = decltype(type);
-        for (size_t n : {size_t{16}, SPAN + 16, NORM_BLOCKS * SPAN + SPAN + 16}) {
-            trial.at("%s, n %zu", name_of(std::is_same_v<G, float> ? DType::FP32 : DType::BF16), n);
-            Values g = random_values<G>(n);
-            for (size_t i = n - 16; i < n; i++) g[i] *= 1024;   // what comes last must not be lost among the rest
-            const auto got = trial.run([&] {
-                const DeviceArray<G> grads(g);
-                const DeviceArray<float> norm(1), partials(NORM_BLOCKS);
-                gradient_norm(norm, partials, grad(grads), n);
-                return Outputs{norm.download()};
-            });
-            Numbers squares;
-            for (double x : g) squares.push_back(Number(x) * x);
-            trial.compare<float>("norm", got[0], {sqrt(sum(squares, NORM_BLOCKS * BLOCK * PACK))});
-        }
+        for (size_t n : {size_t{16}, SPAN + 16, NORM_BLOCKS * SPAN + SPAN + 16}) try_gradient_norm<G>(trial, n, 1);
+        for (size_t n : {size_t{16}, SPAN + 16}) try_gradient_norm<G>(trial, n, 3);
     });
-    trial.report("norm");
+    trial.report("norm, of one run of gradients and of layers a stride apart");
 }
 
 // ==== adamw ==================================================================
@@ -1101,6 +1115,36 @@ template <typename G> void try_adamw(Trial& trial, size_t n, size_t decayed, flo
     if (SEPARATE_MASTER) trial.equal("weights", got[4], values_stored_as<floatX>(numbers(got[0])));
 }
 
+// Of each layer n elements, of which the blocks keep more: all are updated as one by one, and nothing else is.
+void test_adamw_of_layers() {
+    const size_t n = SPAN + 16, layers = 3, decayed = 48;
+    const Strides strides = {n + 16, n + 32, n + 48, n};
+    const AdamW a = {3e-2f, 0.9f, 0.95f, 1e-3f, 0.25f, 1, 1 - 0.9f, 1 - 0.95f};
+    const Values all = random_values<float>(layers * (n + 48), 0, 1);
+    auto run = [&](auto go_over) {
+        const DeviceArray<floatX> weights(layers * strides.weights);
+        const DeviceArray<float> master(all), grads(all), m(all), v(all), norm(Values{2});
+        const DeviceArray<float> settings(sizeof(AdamW) / sizeof(float));
+        AdamW* const on_device = reinterpret_cast<AdamW*>(static_cast<float*>(settings));
+        set_adamw(on_device, a);
+        round_weights(weights, master, layers * strides.weights);
+        go_over([&](size_t l, unsigned count) {
+            adamw(weights + l * strides.weights, master + l * strides.master,
+                  {grads + l * strides.grads, DType::FP32}, m + l * n, v + l * n, norm, on_device, decayed, n, count,
+                  strides);
+        });
+        return Outputs{weights.download(), master.download(), grads.download(), m.download(), v.download()};
+    };
+    const Outputs at_once = run([&](auto update) { update(0, layers); });
+    const Outputs one_by_one = run([&](auto update) { for (size_t l = 0; l < layers; l++) update(l, 1); });
+    Values outside;
+    for (size_t l = 0; l < layers; l++)
+        for (size_t i = n; i < strides.master && l * strides.master + i < all.size(); i++)
+            outside.push_back(at_once[1][l * strides.master + i] - all[l * strides.master + i]);
+    claim(at_once == one_by_one && outside == Values(outside.size(), 0),
+          "adamw: layers a stride apart are updated as each alone, and nothing between them is");
+}
+
 void test_adamw() {
     Trial trial("adamw");
     for_each_gradient_type([&](auto type) {
@@ -1113,13 +1157,14 @@ void test_adamw() {
             }
     });
     trial.report("master, m, v, gradients back at 0, and weights, which are master rounded,");
+    test_adamw_of_layers();
 }
 
 // ==== init ===================================================================
 
 Values run_init_normal(double std, uint64_t seed, size_t n) {
     const DeviceArray<float> out(n);
-    init_normal(static_cast<float*>(out), std, seed, n);
+    init_normal(static_cast<float*>(out), std, seed, 0, n);
     return out.download();
 }
 
@@ -1402,13 +1447,14 @@ template <typename T> Floats floats_from_device(const T* from, size_t n) {
 
 Floats gradients(const Model& m) {
     Floats values;
-    with_type(m.grads, [&](auto* g) { values = floats_from_device(g, m.elements); });
+    with_type(m.grads, [&](auto* g) { values = floats_from_device(g, m.layout.elements()); });
     return values;
 }
 
 // The values that a file would hold, of a parameter in a block like m.master.
-Floats part(const Floats& block, const ParameterRow& row, size_t offset) {
-    return {block.begin() + offset, block.begin() + offset + row.file_elements()};
+Floats part(const Floats& block, const Config& c, const ParameterRow& row, size_t l) {
+    const auto begin = block.begin() + layout_of(c).place(row, l);
+    return {begin, begin + row.file_elements()};
 }
 
 // Brings a batch to the device: tokens (B, T+1), where Loader would put it.
@@ -1534,8 +1580,8 @@ struct Reference {
     }
     void load(Model& m, const Setup& s) const {
         allocate(m, s);
-        read_block(m.master, file, config, "param/");
-        if (SEPARATE_MASTER) round_weights(m.weights, m.master, m.elements);
+        read_block(m.master, Kept::WHOLE, file, m, "param/");
+        master_changed(m);
     }
 };
 
@@ -1550,9 +1596,9 @@ void test_gradients(const Reference& r, Setup s, const std::string& heading) {
     loss.see("loss", relative_l2({float(pass.loss)}, r.values("loss")), r.limit("loss", grad_dtype));
     loss.claim_near(heading + "loss");
     size_t tensors = 0;
-    for_each_parameter(r.config, [&](const ParameterRow& row, size_t offset, const std::string& name) {
+    for_each_parameter(r.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
         const std::string key = "grad/" + name;
-        grads.see(key, relative_l2(part(pass.gradients, row, offset), r.values(key)), r.limit(key, grad_dtype));
+        grads.see(key, relative_l2(part(pass.gradients, r.config, row, l), r.values(key)), r.limit(key, grad_dtype));
         tensors++;
     });
     grads.claim_near(heading + format("gradients of all %zu parameters", tensors));
@@ -1583,10 +1629,10 @@ void test_steps(const Reference& r, DType grad_dtype, const std::string& heading
     loss.claim_near(heading + format("losses of %ld AdamW steps", r.steps));
     norm.see("step_norm", relative_l2(norms, r.values("step_norm")), r.limit("step_norm", grad_dtype));
     norm.claim_near(heading + "gradient norms of those steps, some of which are clipped");
-    const Floats master = from_device(m.master, m.elements);
-    for_each_parameter(r.config, [&](const ParameterRow& row, size_t offset, const std::string& name) {
+    const Floats master = from_device(m.master, m.layout.elements());
+    for_each_parameter(r.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
         const std::string key = "final/" + name;
-        const double error = relative_l2(part(master, row, offset), r.values(key), r.values("param/" + name));
+        const double error = relative_l2(part(master, r.config, row, l), r.values(key), r.values("param/" + name));
         change.see(key, error, r.limit(key, grad_dtype));
     });
     change.claim_near(heading + "how far those steps have moved each parameter");
@@ -1594,7 +1640,7 @@ void test_steps(const Reference& r, DType grad_dtype, const std::string& heading
     const auto padding = master.begin() + wte.file_elements(), end = master.begin() + wte.elements;
     if (padding != end)
         claim(std::count(padding, end, 0.0f) == end - padding, heading + "the vocabulary's padding is still zero");
-    claim(relative_l2(floats_from_device(m.weights, m.elements), master) <= (SEPARATE_MASTER ? 0x1p-9 : 0),
+    claim(relative_l2(floats_from_device(m.weights, m.layout.elements()), master) <= (SEPARATE_MASTER ? 0x1p-9 : 0),
           heading + "the weights are the master weights, rounded");
 }
 
@@ -1723,7 +1769,7 @@ void test_weight_files(const std::vector<RawTensor>& tensors, const Floats& expe
     auto same = [&](double tolerance = 0) {
         Model m;
         load_folder(m, dir, Purpose::TRAINING, 1, 8);
-        return relative_l2(from_device(m.master, m.elements), expected) <= tolerance;
+        return relative_l2(from_device(m.master, m.layout.elements()), expected) <= tolerance;
     };
     fs::create_directory(dir);
     fs::copy_file("data/reference/hf_tiny/config.json", dir + "/config.json");
@@ -1788,9 +1834,9 @@ void test_folder_of_transformers() {
     Model plain, old;
     load_folder(plain, dir, Purpose::TRAINING, 1, 8);
     load_folder(old, scratch("@/old"), Purpose::TRAINING, 1, 8);
-    claim(from_device(old.master, old.elements) == from_device(plain.master, plain.elements),
+    claim(from_device(old.master, old.layout.elements()) == from_device(plain.master, plain.layout.elements()),
           "causal masks and a copy of the tied head in a file change nothing");
-    test_weight_files(raw_tensors(dir + "/model.safetensors"), from_device(plain.master, plain.elements));
+    test_weight_files(raw_tensors(dir + "/model.safetensors"), from_device(plain.master, plain.layout.elements()));
     const std::pair<uint16_t, float> HALVES[] = {{0x3c00, 1.0f}, {0xc000, -2.0f}, {0x7bff, 65504.0f}, {0x0400, 0x1p-14f},
                                                  {0x0001, 0x1p-24f}, {0x83ff, -1023 * 0x1p-24f}, {0, 0.0f}};
     claim(std::all_of(std::begin(HALVES), std::end(HALVES), [](auto& h) { return half_to_float(h.first) == h.second; }),
@@ -1816,7 +1862,7 @@ void test_folder_of_ours() {
     write_folder(scratch("@/ours"), r, m);
     load_folder(training, scratch("@/ours"), Purpose::TRAINING, r.B, r.T);
     load_folder(inference, scratch("@/ours"), Purpose::INFERENCE, r.B, r.T);
-    auto same = [&](const auto* a, const auto* b) { return bytes_of(from_device(a, m.elements)) == bytes_of(from_device(b, m.elements)); };
+    auto same = [&](const auto* a, const auto* b) { return bytes_of(from_device(a, m.layout.elements())) == bytes_of(from_device(b, m.layout.elements())); };
     claim(same(training.master, m.master), "a folder that we wrote reads back with the same bits");
     claim(same(inference.weights, m.weights), "for inference the weights are rounded as for training");
     const Safetensors file(scratch("@/ours/model.safetensors"));
@@ -2055,7 +2101,7 @@ std::string bytes_of_steps(const Setup& s, bool graphs, size_t& captured) {
         const Evaluation e = evaluate(m, tokens, 2 * s.B, Text("", m.config.vocab));
         bytes += bytes_of(std::vector<double>{e.loss});
     }
-    for (const float* block : {m.master, m.adam_m, m.adam_v}) bytes += bytes_of(from_device(block, m.elements));
+    for (const float* block : {m.master, m.adam_m, m.adam_v}) bytes += bytes_of(from_device(block, m.layout.elements()));
     captured = m.graphs.captured();
     return bytes + bytes_of(gradients(m));
 }
@@ -4212,7 +4258,7 @@ void test_chapter_table() {
         bool exact = true;
         for (const char* model : {"1b", "7b", "70b", "405b"}) {
             const Setup s = planned(model, 1, 1024, kind.precision, kind.grad_dtype);
-            exact = exact && state_bytes(plan(s)) == kind.per_parameter * count_parameters(s.config).elements;
+            exact = exact && state_bytes(plan(s)) == kind.per_parameter * layout_of(s.config).elements();
         }
         for (const auto& [parameters, bytes] : TABLE)
             exact = exact && (kind.per_parameter != 16 || parameters * kind.per_parameter == bytes);

@@ -56,7 +56,7 @@ template <typename G> void norm_of(Study& study, const char* title, DType dtype,
     const auto norm = c.output<float>("norm", 1);
     // Of a multiprocessor's 2048 threads a block takes 256.
     const int many = device.is_cpu() ? 8 : 8 * device.properties.multiProcessorCount;
-    const auto partials = c.scratch<float>(std::max(many, NORM_BLOCKS));
+    const auto partials = c.scratch<float>(std::max<size_t>(many, NORM_BLOCKS));
     double squares = 0;
     for (double g : grads.host) squares += g * g;
     norm.expected[0] = sqrt(squares);
@@ -64,7 +64,10 @@ template <typename G> void norm_of(Study& study, const char* title, DType dtype,
     c.step("one block", [&] { norm_by<1, G>(1, WIDE_BLOCK, norm, partials, grads, n); });
     c.step("as many blocks as fit, partial sums", [&] { norm_by<1, G>(many, BLOCK, norm, partials, grads, n); });
     c.step("128 bits a load", [&] { norm_by<WIDTH, G>(many, BLOCK, norm, partials, grads, n); });
-    c.step("train_gpt.cu: spans", [&] { gradient_norm(norm, partials, {static_cast<G*>(grads), dtype}, n); });
+    c.step("train_gpt.cu: spans", [&] {
+        norm_partials(partials, {static_cast<G*>(grads), dtype}, n);
+        gradient_norm(norm, partials, norm_blocks(n, 1));
+    });
 }
 
 int main(int argc, char** argv) {
