@@ -4403,7 +4403,7 @@ void test_trace() {
         claim_run(o.code == 0 && ordered && row_end.size() == 3, format("%s: the trace's rows are in order, none overlaps", flags), o);
         claim(within && rises && highest > 0.5 * double(plan.at("bytes").at("activations")), format("%s: live bytes rise, and stay within the plan", flags),
               format("%.0f of %zu bytes of activations at most", highest, size_t(plan.at("bytes").at("activations"))));
-        bool dead = updates.size() == TRACED_STEPS;
+        bool dead = updates.size() == 2 * TRACED_STEPS;   // of what belongs to no layer, and of all layers
         for (double time : updates) dead = dead && std::prev(alive.upper_bound(time))->second == 0;
         claim(dead, format("%s: no activation is alive at the update", flags));
         claim(passes.count("forward") && passes.count("backward") && passes.count("update") && passes.count("recompute") == recomputes,

@@ -56,7 +56,8 @@ Changes live_bytes(Model& m, const std::vector<double>& began, const std::vector
             if (lives[i].from < 0) lives[i].from = began[w];
             lives[i].to = ended[w];
         }
-        if (strcmp(recorder.work[w].name, "adamw") != 0) continue;
+        auto is_adamw = [](const Work& work) { return strcmp(work.name, "adamw") == 0; };
+        if (!is_adamw(recorder.work[w]) || (w + 1 < recorder.work.size() && is_adamw(recorder.work[w + 1]))) continue;
         for (size_t i = 0; i < all.size(); i++)
             if (all[i].category == Category::GRADIENTS) {
                 if (lives[i].from >= 0) lives[i].to = ended[w];
