@@ -326,8 +326,8 @@ public:
         return secret_ + " " + std::to_string(watching::port_of(port_)) + watching::all_addresses();
     }
 
-    // All ranks: connects. Rank 0 returns when all others are there; ranks that are not within the timeout, in seconds,
-    // are a std::runtime_error, as rank 0 is to another rank that cannot reach it. Those that came end with code 1 then.
+    // All ranks: connects. Rank 0 returns when all others are there; if they are not within the timeout, in seconds,
+    // that is a std::runtime_error, and those that came end with code 1. So it is to a rank that cannot reach rank 0.
     void start(int rank, int count, const std::string& address, double timeout) {
         rank_ = rank;
         count_ = count;
@@ -437,6 +437,7 @@ private:
     bool finishing_ = false;
     double finish_until_ = 0;
     double awake_ = 0;       // a clock that stands still while this process, or its machine, is stopped
+    double any_moved_ = 0;   // by it, when some rank last did
 
     watching::Member& me() { return members_[static_cast<size_t>(rank_)]; }
     int rank_of(const watching::Member& m) const { return static_cast<int>(&m - members_.data()); }
@@ -547,19 +548,18 @@ private:
         while (in >> address) addresses.push_back(address);
         const double deadline = watching::now() + timeout_;
         const double longest = std::min(watching::LONGEST_ATTEMPT, timeout_ / 4);
-        for (;;) {
-            std::string tried;
-            for (const std::string& a : addresses) {
-                const std::string problem = attempt(a, port, std::min(deadline, watching::now() + longest));
-                if (problem.empty()) return;
-                tried += "; " + a + ": " + problem;
+        std::vector<std::string> problems(addresses.size(), "not tried");
+        while (watching::now() < deadline) {
+            for (size_t i = 0; i < addresses.size() && watching::now() < deadline; i++) {
+                problems[i] = attempt(addresses[i], port, std::min(deadline, watching::now() + longest));
+                if (problems[i].empty()) return;
             }
-            if (watching::now() >= deadline)
-                throw std::runtime_error("rank " + std::to_string(rank_) + " (host " + me().host + ") did not reach " +
-                                         "rank 0 at port " + port + " within " + watching::short_number(timeout_) +
-                                         " s" + (tried.empty() ? "; no addresses" : tried));
-            watching::sleep(std::min(0.05, timeout_ / 10));
+            watching::sleep(interval_ / 10);
         }
+        std::string tried = addresses.empty() ? "; no addresses" : "";
+        for (size_t i = 0; i < addresses.size(); i++) tried += "; " + addresses[i] + ": " + problems[i];
+        throw std::runtime_error("this rank (host " + me().host + ") did not reach rank 0 at port " + port +
+                                 " within " + watching::short_number(timeout_) + " s" + tried);
     }
 
     // ---- the thread -----------------------------------------------------------------------------
@@ -612,8 +612,13 @@ private:
 
     void note(watching::Member& m, const watching::Beat& beat) {
         m.heard = awake_;
-        if (!(beat == m.beat)) m.moved = awake_;
+        if (!(beat == m.beat)) m.moved = any_moved_ = awake_;
         m.beat = beat;
+    }
+
+    void leave(watching::Member& m) {
+        m.left = true;
+        any_moved_ = awake_;   // those who are left may have waited for this
     }
 
     // Whether it may stay.
@@ -675,8 +680,10 @@ private:
                     pending_ = {rank_of(m), header.code, message.text, watching::now() + watching::FOR_THE_SAME_ERROR};
                 failing_ = true;
                 break;
-            case watching::Kind::END: _exit(header.code);
-            case watching::Kind::BYE: m.left = true; break;
+            case watching::Kind::END:
+                if (rank_ == 0) end(header.code);   // others are still to be told
+                _exit(header.code);
+            case watching::Kind::BYE: leave(m); break;
             case watching::Kind::DONE: return true;
             default: break;
         }
@@ -698,7 +705,8 @@ private:
         }
         if (goal == Goal::GIVE_UP) part(watching::Kind::END, 1);
         if (goal == Goal::FINISH && !finishing_) {
-            finishing_ = me().left = true;
+            finishing_ = true;
+            leave(me());
             finish_until_ = watching::now() + timeout_;
             if (rank_ != 0) members_[0].link.send(watching::Kind::BYE, 0, me().beat);
         }
@@ -714,19 +722,20 @@ private:
     // Ends the run if a rank hangs that is armed.
     void judge() {
         const std::string limit = " for " + watching::short_number(timeout_) + " s";
-        bool all_wait = rank_ == 0;
+        bool all_wait = rank_ == 0 && awake_ - any_moved_ > timeout_;
         int64_t first = INT64_MAX, last = -1;
         for (const watching::Member& m : members_) {
             if (m.left || m.process == 0) continue;
             const bool listens = m.link.is_open() && m.beat.armed != 0;   // to it, and its silence counts
             const bool silent = listens && awake_ - m.heard > 3 * interval_;
-            if (listens && awake_ - m.heard > timeout_)
+            const double limit_here = timeout_ + (rank_ > 1 ? interval_ : 0);   // rank 1 is to find it first
+            if (listens && awake_ - m.heard > limit_here)
                 end_for(m, " has hung" + in_step(m.beat.step) + ": nothing from it" + limit +
                            ", its process is stopped or its machine gone");
             const bool still = m.beat.armed != 0 && awake_ - m.moved > timeout_;
-            if (rank_ == 0 && still && m.beat.waiting == 0 && !silent)
+            if (rank_ == 0 && still && !silent && m.beat.waiting == 0)
                 end_for(m, " has hung" + in_step(m.beat.step) + ": it has neither moved nor waited" + limit);
-            all_wait = all_wait && still && m.beat.waiting != 0 && !silent;
+            all_wait = all_wait && still && !silent && m.beat.waiting != 0;
             first = std::min(first, m.beat.step);
             last = std::max(last, m.beat.step);
         }
@@ -758,7 +767,7 @@ private:
                                 std::to_string(m.process) + ")";
         const std::string also = "; rank " + std::to_string(pending_.rank) + " failed: " + pending_.text;
         if (rank_ > 1) {
-            watching::sleep(watching::FOR_RANK_1 + interval_);   // it finds a hang an interval later at most
+            watching::sleep(watching::FOR_RANK_1);
             _exit(1);
         }
         say(who + deed + "; all others stop" + (failing_ ? also : ""));
@@ -774,8 +783,10 @@ private:
     // rank 0 alive until others have ended: so it waits, for a moment, until they have closed.
     void part(watching::Kind kind, int code) {
         if (port_ >= 0) close(std::exchange(port_, -1));
-        for (watching::Stranger& s : strangers_)
-            if (s.rank >= 0) members_[static_cast<size_t>(s.rank)].link = std::move(s.link);   // it may count on us
+        for (watching::Stranger& s : strangers_) {   // one that was welcomed may count on us
+            watching::Member& m = members_[static_cast<size_t>(std::max(s.rank, 0))];
+            if (s.rank > 0 && !m.link.is_open()) m.link = std::move(s.link);
+        }
         strangers_.clear();
         for_each_link([&](watching::Link& link) { link.send(kind, code, me().beat); });
         const double deadline = watching::now() + watching::FOR_PARTING;

@@ -1,0 +1,648 @@
+// Tests of watch.h, a claim a line: processes that this one forks are the ranks.
+//
+//   g++ -std=c++17 -O2 -Wall -Wextra dev/many/test_watch.cpp -o test_watch -pthread && ./test_watch
+#include "watch.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include <functional>
+#include <memory>
+#include <random>
+
+// ==== the harness =======================================================================================
+
+static int passed = 0, failed = 0;
+
+static void claim(const std::string& what, bool holds, const std::string& found = "")
+{
+    printf("%s  %s\n", holds ? "ok    " : "FAILED", what.c_str());
+    if (!holds && !found.empty()) printf("        %s\n", found.c_str());
+    fflush(stdout);
+    ++(holds ? passed : failed);
+}
+
+static bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+constexpr int MAX_RANKS = 8;
+constexpr double TIMEOUT = 0.5;          // s: when these runs' ranks are taken to hang
+constexpr double LONG_TIMEOUT = 60;      // where none is to be found
+constexpr double RANKS_LIVE = 10;        // s: then they are killed, and the claim fails
+
+// What a run's ranks and this process see of each other.
+struct Shared {
+    std::atomic<bool> has_address{false};
+    char address[4096] = "";
+    std::atomic<int> started{0};              // ranks that have returned from start()
+    std::atomic<bool> go{false};              // said by this process
+    std::atomic<bool> noted[MAX_RANKS] = {};  // whatever a test has ranks find out
+    std::atomic<long> step[MAX_RANKS] = {};
+};
+
+static void pause_until(const std::function<bool()>& holds)
+{
+    while (!holds()) watching::sleep(0.001);
+}
+
+// The processes of a run. A rank does its body and then exits with 0.
+class Run {
+public:
+    using Body = std::function<void(Watch& watch, int rank, Shared& shared)>;
+
+    Run(int count, double timeout, Body body) : Run(count, timeout, nullptr, body) {}
+
+    // First is what ranks do after rank 0 has its port and before they connect.
+    Run(int count, double timeout, Body first, Body body)
+    {
+        void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        shared = new (memory) Shared;
+        int ends[2];
+        if (pipe2(ends, O_CLOEXEC) < 0) exit(1);
+        stderr_ = ends[0];
+        for (int rank = 0; rank < count; rank++) {
+            const pid_t pid = fork();
+            if (pid == 0) {
+                dup2(ends[1], STDERR_FILENO);
+                for (int fd = 3; fd < 256; fd++) close(fd);   // other runs' pipes, whose ends we would keep open
+                be_rank(rank, count, timeout, first, body);
+                _exit(0);
+            }
+            processes.push_back(pid);
+        }
+        close(ends[1]);
+        codes.assign(processes.size(), ALIVE);
+    }
+    ~Run()
+    {
+        for (size_t r = 0; r < processes.size(); r++)
+            if (codes[r] == ALIVE) kill(processes[r], SIGKILL);
+        close(stderr_);
+        munmap(shared, sizeof(Shared));
+    }
+
+    static constexpr int ALIVE = -1, KILLED = -2;
+
+    Shared* shared;
+    std::vector<pid_t> processes;
+    std::vector<int> codes;   // with which they have ended
+    std::string said;         // on stderr, by all
+
+    void await_start()
+    {
+        const double deadline = watching::now() + RANKS_LIVE;
+        pause_until([&] { return shared->started == int(processes.size()) || watching::now() > deadline; });
+    }
+
+    void signal(int rank, int number) { kill(processes[size_t(rank)], number); }
+    void signal_all(int number)
+    {
+        for (const pid_t pid : processes) kill(pid, number);
+    }
+
+    // Waits until all have ended, but for one, and until these have said all.
+    void await_end(int but = -1)
+    {
+        const double deadline = watching::now() + RANKS_LIVE;
+        while (watching::now() < deadline) {
+            bool all = true;
+            for (size_t r = 0; r < codes.size(); r++) {
+                int status = 0;
+                if (codes[r] == ALIVE && waitpid(processes[r], &status, WNOHANG) > 0)
+                    codes[r] = WIFEXITED(status) ? WEXITSTATUS(status) : KILLED;
+                all = all && (codes[r] != ALIVE || int(r) == but);
+            }
+            std::vector<pollfd> fds{{stderr_, POLLIN, 0}};
+            watching::poll_until(fds, watching::now() + (all ? 0 : 0.002));
+            char buffer[1 << 16];
+            const ssize_t n = fds[0].revents & POLLIN ? read(stderr_, buffer, sizeof(buffer)) : 0;
+            said.append(buffer, n > 0 ? size_t(n) : 0);
+            if (n <= 0 && all) return;
+            if (fds[0].revents == POLLHUP) watching::sleep(0.002);
+        }
+        said += "[the test has waited in vain]";
+    }
+
+    std::string name(int rank) const
+    {
+        return "rank " + std::to_string(rank) + " (host " + watching::host_name() + ", process " + std::to_string(processes[size_t(rank)]) + ")";
+    }
+
+    bool all_ended_with(int code) const
+    {
+        return std::all_of(codes.begin(), codes.end(), [=](int c) { return c == code; });
+    }
+
+    // What was said and how they ended, for a claim that does not hold.
+    std::string report() const
+    {
+        std::string text = "codes";
+        for (const int code : codes) text += " " + std::to_string(code);
+        return text + ", said: " + said.substr(0, 2000);
+    }
+
+    void claim_end(const std::string& what, int code, const std::string& message)
+    {
+        await_end();
+        claim(what, all_ended_with(code) && said == message, report());
+    }
+
+private:
+    int stderr_;
+
+    void be_rank(int rank, int count, double timeout, const Body& first, const Body& body)
+    {
+        Watch watch;
+        try {
+            if (rank == 0) {
+                strcpy(shared->address, watch.listen().c_str());
+                shared->has_address = true;
+            }
+            pause_until([this] { return bool(shared->has_address); });
+            if (first) first(watch, rank, *shared);
+            watch.start(rank, count, shared->address, timeout);
+            shared->started++;
+            body(watch, rank, *shared);
+        } catch (const std::exception& error) {
+            watch.fail(1, error.what());
+        }
+    }
+};
+
+// Goes through steps as ranks do that add up gradients: nobody begins one before all have done the one before.
+static void step_together(Watch& watch, int rank, int count, Shared& shared, long steps)
+{
+    watch.arm();
+    for (long step = 1; step <= steps; step++) {
+        watch.alive(step);
+        watching::sleep(0.001);
+        shared.step[rank] = step;
+        const Watch::Wait wait(watch);
+        for (int other = 0; other < count; other++) pause_until([&] { return shared.step[other] >= step; });
+    }
+    watch.disarm();
+}
+
+// Works, in a step, for some time.
+static void work(Watch& watch, long step, double seconds)
+{
+    for (const double end = watching::now() + seconds; watching::now() < end; watching::sleep(0.002)) watch.alive(step);
+}
+
+static void be_stuck() { watching::sleep(LONG_TIMEOUT); }
+
+static void wait_long(Watch& watch)
+{
+    const Watch::Wait wait(watch);
+    be_stuck();
+}
+
+// ==== good ends =========================================================================================
+
+static void test_good_ends()
+{
+    for (const int count : {1, 2, 3, 5}) {
+        Run run(count, TIMEOUT, [count](Watch& watch, int rank, Shared& shared) {
+            step_together(watch, rank, count, shared, 50);
+            watch.finish();
+        });
+        run.claim_end(std::to_string(count) + " ranks: a good end says nothing", 0, "");
+    }
+    Run early(3, TIMEOUT, [](Watch& watch, int rank, Shared&) {
+        watch.arm();
+        if (rank != 1) work(watch, 3, 2.5 * TIMEOUT);
+        watch.finish();
+    });
+    Run early_0(3, TIMEOUT, [](Watch& watch, int rank, Shared&) {
+        watch.arm();
+        if (rank != 0) work(watch, 3, 2.5 * TIMEOUT);
+        watch.finish();
+    });
+    Run late_death(3, LONG_TIMEOUT, [](Watch& watch, int rank, Shared& shared) {
+        watch.alive(9);
+        if (rank == 1) _exit((watch.finish(), 0));
+        if (rank == 2) work(watch, 9, 0.1);
+        if (rank == 2) raise(SIGKILL);
+        pause_until([&] { return bool(shared.go); });
+    });
+    Run death_of_0(3, LONG_TIMEOUT, [](Watch& watch, int rank, Shared&) {
+        watch.alive(9);
+        if (rank == 0) work(watch, 9, 0.1);
+        if (rank == 0) raise(SIGKILL);
+        watch.finish();
+    });
+    Run together(3, LONG_TIMEOUT, [](Watch& watch, int rank, Shared& shared) {
+        work(watch, 1, rank == 2 ? 0.3 : 0.01);
+        if (rank == 2) shared.noted[2] = true;
+        watch.finish();
+        shared.noted[rank] = bool(shared.noted[2]);
+    });
+    early.claim_end("a rank may end and leave while others go on, longer than the timeout", 0, "");
+    early_0.claim_end("and so may rank 0", 0, "");
+    late_death.await_end();
+    claim("a death is found when another rank has said good-bye already", late_death.codes == std::vector<int>{1, 1, Run::KILLED} &&
+          late_death.said == "train_gpt: " + late_death.name(2) + " died in step 9; all others stop\n", late_death.report());
+    death_of_0.await_end();
+    claim("and so is rank 0's, which had not said it", death_of_0.codes == std::vector<int>{Run::KILLED, 1, 1} &&
+          death_of_0.said == "train_gpt: " + death_of_0.name(0) + " died in step 9; all others stop\n", death_of_0.report());
+    together.await_end();
+    claim("finish() returns when all have said so", together.all_ended_with(0) && together.shared->noted[0] && together.shared->noted[1], together.report());
+}
+
+// ==== deaths ============================================================================================
+
+// Kills a rank at a random moment; whether the others end as they should.
+static bool dies_well(int count, int victim, double after, std::string& report)
+{
+    Run run(count, LONG_TIMEOUT, [count](Watch& watch, int rank, Shared& shared) {
+        step_together(watch, rank, count, shared, 1000000);
+    });
+    run.await_start();
+    watching::sleep(after);
+    const double begin = watching::now();
+    run.signal(victim, SIGKILL);
+    run.await_end();
+    const double seconds = watching::now() - begin;
+    std::vector<int> expected(size_t(count), 1);
+    expected[size_t(victim)] = Run::KILLED;
+    report = std::to_string(seconds) + " s, " + run.report();
+    if (run.codes != expected || seconds > 1.5) return false;
+    // Others may be a step behind, or ahead, of what it had noted.
+    const long step = run.shared->step[victim];
+    for (long s = std::max(step - 1, 0L); s <= step + 1; s++) {
+        const std::string where = s == 0 ? " before the first step" : " in step " + std::to_string(s);
+        if (run.said == "train_gpt: " + run.name(victim) + " died" + where + "; all others stop\n") return true;
+    }
+    return false;
+}
+
+static void test_deaths()
+{
+    std::mt19937 random(1);
+    constexpr int times = 20;
+    for (int i = 0; i < times; i++) {
+        const int count = i % 2 == 0 ? 3 : 5, victim = i % 3 == 0 ? 0 : i % 3 == 1 ? 1 : count - 1;
+        const double after = std::uniform_real_distribution<double>(0, 0.08)(random);
+        std::string report;
+        const bool well = dies_well(count, victim, after, report);
+        claim("kill -9 of rank " + std::to_string(victim) + " of " + std::to_string(count) + ": all others stop, and one names it", well, report);
+    }
+    const Run::Body stay = [](Watch& watch, int, Shared& shared) {
+        work(watch, 17, 0.1);
+        shared.noted[0] = true;
+        watching::sleep(LONG_TIMEOUT);
+    };
+    for (const int victim : {0, 2}) {
+        Run run(3, LONG_TIMEOUT, stay);
+        run.await_start();
+        watching::sleep(0.15);
+        run.signal(victim, SIGKILL);
+        run.await_end();
+        claim("the step is that in which rank " + std::to_string(victim) + " died", run.said == "train_gpt: " + run.name(victim) + " died in step 17; all others stop\n",
+              run.report());
+    }
+    Run two(5, LONG_TIMEOUT, stay);
+    two.await_start();
+    two.signal(2, SIGKILL);
+    two.signal(3, SIGKILL);
+    two.await_end();
+    claim("two deaths at once: one of them is named", (contains(two.said, two.name(2)) != contains(two.said, two.name(3))) && two.codes[0] == 1 && two.codes[1] == 1 &&
+          std::count(two.said.begin(), two.said.end(), '\n') == 1, two.report());
+    Run starting(3, LONG_TIMEOUT, [](Watch&, int rank, Shared& shared) {
+        if (rank == 1) pause_until([&] { return bool(shared.go); });
+    }, [](Watch&, int rank, Shared&) {
+        if (rank == 2) raise(SIGKILL);
+        be_stuck();
+    });
+    starting.await_end(1);
+    claim("a death while others still start is found at once", starting.codes[0] == 1 &&
+          starting.said == "train_gpt: " + starting.name(2) + " died before the first step; all others stop\n", starting.report());
+}
+
+// ==== hangs =============================================================================================
+
+static const std::string for_the_timeout = " for " + watching::short_number(TIMEOUT) + " s";
+
+// One rank is stopped; the others wait for it. When it goes on, it ends as well.
+static void test_stopped()
+{
+    const Run::Body body = [](Watch& watch, int, Shared&) {
+        watch.arm();
+        watch.alive(17);
+        wait_long(watch);
+    };
+    Run runs[] = {{3, TIMEOUT, body}, {3, TIMEOUT, body}, {3, TIMEOUT, body}};
+    for (int victim = 0; victim < 3; victim++) {
+        runs[victim].await_start();
+        watching::sleep(0.05);
+        runs[victim].signal(victim, SIGSTOP);
+    }
+    for (int victim = 0; victim < 3; victim++) {
+        Run& run = runs[victim];
+        run.await_end(victim);
+        run.signal(victim, SIGCONT);
+        run.claim_end("SIGSTOP of rank " + std::to_string(victim) + " is found and named; it ends when it goes on", 1,
+                      "train_gpt: " + run.name(victim) + " has hung in step 17: nothing from it" + for_the_timeout + ", its process is stopped or its machine gone; all others stop\n");
+    }
+}
+
+static void test_hangs()
+{
+    const auto stuck = [](int victim) {
+        return [victim](Watch& watch, int rank, Shared&) {
+            watch.arm();
+            watch.alive(rank == victim ? 17 : 18);
+            if (rank != victim) wait_long(watch);
+            be_stuck();
+        };
+    };
+    Run stuck_0(3, TIMEOUT, stuck(0)), stuck_1(3, TIMEOUT, stuck(1));
+    Run all(3, TIMEOUT, [](Watch& watch, int, Shared&) {
+        watch.arm();
+        watch.alive(17);
+        wait_long(watch);
+    });
+    Run apart(2, TIMEOUT, [](Watch& watch, int rank, Shared&) {
+        watch.arm();
+        watch.alive(17 + rank);
+        const Watch::Wait outer(watch);
+        {
+            const Watch::Wait inner(watch);
+        }
+        be_stuck();
+    });
+    const auto neither = [](const Run& run, int rank) {
+        return "train_gpt: " + run.name(rank) + " has hung in step 17: it has neither moved nor waited" + for_the_timeout + "; all others stop\n";
+    };
+    stuck_0.claim_end("rank 0, which neither moves nor waits, is found and named", 1, neither(stuck_0, 0));
+    stuck_1.claim_end("and so is rank 1", 1, neither(stuck_1, 1));
+    all.claim_end("ranks that all wait are found", 1, "train_gpt: all ranks have waited for each other" + for_the_timeout + " in step 17\n");
+    apart.claim_end("and so in two steps; waits may be nested", 1, "train_gpt: all ranks have waited for each other" + for_the_timeout + " in steps 17 to 18\n");
+}
+
+static void test_false_alarms()
+{
+    Run waits(3, TIMEOUT, [](Watch& watch, int rank, Shared& shared) {
+        watch.arm();
+        for (int worker = 0; worker < 3; worker++) {
+            if (rank == worker) {
+                work(watch, 5, 1.6 * TIMEOUT);
+                shared.noted[worker] = true;
+            }
+            const Watch::Wait wait(watch);
+            pause_until([&] { return bool(shared.noted[worker]); });
+        }
+        watch.finish();
+    });
+    Run disarmed(3, TIMEOUT, [](Watch& watch, int rank, Shared&) {
+        watch.arm();
+        work(watch, 1, 0.1);
+        if (rank == 1) watch.disarm();
+        if (rank == 1) watching::sleep(2.5 * TIMEOUT);
+        if (rank == 1) watch.arm();
+        else work(watch, 2, 2.5 * TIMEOUT);
+        work(watch, 3, 0.1);
+        watch.finish();
+    });
+    Run never_armed(2, TIMEOUT, [](Watch& watch, int, Shared&) {
+        watching::sleep(2.5 * TIMEOUT);
+        watch.finish();
+    });
+    Run stopped(2, TIMEOUT, [](Watch& watch, int, Shared&) {
+        watching::sleep(0.1 + 2.5 * TIMEOUT);
+        watch.finish();
+    });
+    stopped.await_start();
+    stopped.signal(1, SIGSTOP);
+    watching::sleep(2 * TIMEOUT);
+    stopped.signal(1, SIGCONT);
+    waits.claim_end("no alarm while some wait long and one works", 0, "");
+    disarmed.claim_end("no alarm for a rank that is not armed", 0, "");
+    never_armed.claim_end("none where no rank is", 0, "");
+    stopped.claim_end("nor for one that is stopped then", 0, "");
+}
+
+// The machine is suspended: all are stopped, and go on, some later than others.
+static void test_late()
+{
+    const Run::Body body = [](Watch& watch, int, Shared& shared) {
+        watch.arm();
+        while (!shared.go) work(watch, 4, 0.01);
+        watch.finish();
+    };
+    Run runs[] = {{3, TIMEOUT, body}, {3, TIMEOUT, body}};
+    for (Run& run : runs) run.await_start();
+    watching::sleep(0.12);
+    for (Run& run : runs) run.signal_all(SIGSTOP);
+    watching::sleep(2 * TIMEOUT);
+    for (const int first : {0, 1}) runs[first].signal(first, SIGCONT);
+    watching::sleep(0.6 * TIMEOUT);
+    for (Run& run : runs) run.signal_all(SIGCONT);
+    watching::sleep(0.6 * TIMEOUT);
+    for (const int first : {0, 1}) {
+        runs[first].shared->go = true;
+        runs[first].claim_end("a machine that was suspended, where rank " + std::to_string(first) + " wakes first, is no hang", 0, "");
+    }
+}
+
+// ==== failures ==========================================================================================
+
+static Run::Body fails(std::function<bool(int)> who, int code, std::function<std::string(int)> text)
+{
+    return [=](Watch& watch, int rank, Shared&) {
+        watch.alive(3);
+        if (who(rank)) watch.fail(code, text(rank));
+        wait_long(watch);
+    };
+}
+
+static void test_failures()
+{
+    const auto loss = [](int) { return std::string("the loss is nan"); };
+    const auto everybody = [](int) { return true; };
+    Run one(3, LONG_TIMEOUT, fails([](int r) { return r == 2; }, 1, loss));
+    one.claim_end("what one rank fails of is said once, with its number", 1, "train_gpt: rank 2: the loss is nan\n");
+    Run rank_0(3, LONG_TIMEOUT, fails([](int r) { return r == 0; }, 2, loss));
+    rank_0.claim_end("rank 0's without one; its exit code is everybody's", 2, "train_gpt: the loss is nan\n");
+    Run alone(1, LONG_TIMEOUT, fails(everybody, 2, loss));
+    alone.claim_end("one rank fails alone", 2, "train_gpt: the loss is nan\n");
+    bool same = true, different = true;
+    std::string report;
+    for (int i = 0; i < 5; i++) {
+        Run all(5, LONG_TIMEOUT, fails(everybody, 2, loss));
+        Run two(3, LONG_TIMEOUT, fails([](int r) { return r != 0; }, 1, [](int r) { return "text " + std::to_string(r); }));
+        all.await_end();
+        two.await_end();
+        same = same && all.all_ended_with(2) && all.said == "train_gpt: the loss is nan\n";
+        different = different && two.all_ended_with(1) && (two.said == "train_gpt: rank 1: text 1\n" || two.said == "train_gpt: rank 2: text 2\n");
+        report += all.report() + two.report();
+    }
+    claim("what all fail of is said once, without a number", same, report);
+    claim("of two different failures one is said", different, report);
+    Run later(3, LONG_TIMEOUT, [](Watch& watch, int rank, Shared&) {
+        watching::sleep(rank == 0 ? 0.1 : 0);
+        watch.fail(2, rank == 0 ? "--flag" : "--flag, as another rank has it");
+    });
+    later.claim_end("rank 0's text is said though another rank's came first", 2, "train_gpt: --flag\n");
+    Run cause(3, LONG_TIMEOUT, [](Watch& watch, int rank, Shared&) {
+        watch.alive(3);
+        if (rank == 1) watch.fail(2, "connection reset");
+        watching::sleep(0.1);
+        if (rank == 2) raise(SIGKILL);
+        be_stuck();
+    });
+    cause.await_end();
+    claim("a death that comes with a failure is its cause", cause.codes == std::vector<int>{1, 1, Run::KILLED} &&
+          cause.said == "train_gpt: " + cause.name(2) + " died in step 3; all others stop; rank 1 failed: connection reset\n", cause.report());
+}
+
+static void test_long_texts()
+{
+    std::string text;
+    for (int line = 0; text.size() < watching::LONGEST_TEXT; line++) text += "line " + std::to_string(line) + "\n";
+    text.resize(watching::LONGEST_TEXT);
+    for (const int failing : {0, 1}) {
+        Run run(3, LONG_TIMEOUT, fails([=](int r) { return r == failing; }, 3, [=](int) { return text; }));
+        run.claim_end("64 KB of lines from rank " + std::to_string(failing) + " arrive whole", 3, std::string("train_gpt: ") + (failing ? "rank 1: " : "") + text + "\n");
+    }
+}
+
+// Rank 0 is stopped and not armed, so nobody else says so.
+static void test_no_answer()
+{
+    Run run(3, LONG_TIMEOUT, [](Watch& watch, int rank, Shared& shared) {
+        pause_until([&] { return bool(shared.go); });
+        if (rank == 2) watch.fail(2, "the disk is full");
+        wait_long(watch);
+    });
+    run.await_start();
+    run.signal(0, SIGSTOP);
+    run.shared->go = true;
+    pause_until([&] { return waitid(P_PID, id_t(run.processes[2]), nullptr, WEXITED | WNOWAIT) == 0; });
+    run.signal(0, SIGCONT);
+    run.claim_end("a rank that rank 0 does not answer says it itself, and once", 2, "train_gpt: rank 2: the disk is full\n");
+}
+
+// Without a reader of stderr a write there would raise SIGPIPE.
+static void test_no_stderr()
+{
+    for (const int failing : {0, 1}) {
+        Run run(2, LONG_TIMEOUT, [=](Watch& watch, int rank, Shared&) {
+            int ends[2];
+            if (pipe(ends) == 0) dup2(ends[1], STDERR_FILENO);
+            close(ends[0]);
+            if (rank == failing) watch.fail(3, "unheard");
+            wait_long(watch);
+        });
+        run.claim_end("nobody reads stderr: rank " + std::to_string(failing) + "'s failure ends all the same", 3, "");
+    }
+}
+
+// ==== the connections ===================================================================================
+
+static int connect_raw(const std::string& address)
+{
+    std::istringstream in(address);
+    std::string secret, port;
+    in >> secret >> port;
+    return watching::connect_to("127.0.0.1", port, watching::now() + 1);
+}
+
+static void test_strangers()
+{
+    Run run(3, LONG_TIMEOUT, [](Watch&, int rank, Shared& shared) {
+        if (rank != 2) return;
+        for (int i = 0; i < 20; i++) connect_raw(shared.address);   // more than are let in at once; they stay open
+        const int silent = connect_raw(shared.address), browser = connect_raw(shared.address);
+        const std::string request(100, 'G');
+        shared.noted[0] = silent >= 0 && browser >= 0 && send(browser, request.data(), request.size(), 0) == 100;
+        watching::Link liar(connect_raw(shared.address), LONG_TIMEOUT);
+        liar.send(watching::Kind::HELLO, 1, {}, std::string(32, '0') + " 1 liar");
+        watching::Link big(connect_raw(shared.address), LONG_TIMEOUT);
+        big.send(watching::Kind::HELLO, 1, {}, std::string(2000, '0'));
+        std::istringstream in(shared.address);
+        std::string secret;
+        in >> secret;
+        watching::Link no_rank(connect_raw(shared.address), LONG_TIMEOUT);
+        no_rank.send(watching::Kind::HELLO, 3, {}, secret + " 1 nobody");
+    }, [](Watch& watch, int rank, Shared& shared) {
+        step_together(watch, rank, 3, shared, 20);
+        watch.finish();
+    });
+    run.await_end();
+    claim("strangers at the port do not disturb", run.shared->noted[0] && run.all_ended_with(0) && run.said.empty(), run.report());
+}
+
+static void test_starts()
+{
+    Run wrong(2, TIMEOUT, [](Watch&, int rank, Shared& shared) {
+        if (rank == 1) shared.address[0] = shared.address[0] == 'f' ? '0' : 'f';
+    }, [](Watch&, int, Shared&) { be_stuck(); });
+    Run missing(3, TIMEOUT, [](Watch&, int rank, Shared&) {
+        if (rank == 1) _exit(7);
+    }, [](Watch&, int, Shared&) { be_stuck(); });
+    wrong.await_end();
+    claim("a rank with a wrong secret is not let in, and says what it tried", wrong.all_ended_with(1) && contains(wrong.said, "train_gpt: rank 1: this rank (host ") &&
+          contains(wrong.said, ") did not reach rank 0 at port ") && contains(wrong.said, "127.0.0.1: hung up"), wrong.report());
+    claim("and rank 0 says who is missing", contains(wrong.said, "train_gpt: of 2 ranks, these did not connect to rank 0 (host " + watching::host_name() + ", port ") &&
+          contains(wrong.said, ") within 0.5 s: 1\n"), wrong.report());
+    missing.await_end();
+    claim("ranks that came end silently when one does not come", missing.codes == std::vector<int>{1, 7, 1} && contains(missing.said, "of 3 ranks") &&
+          std::count(missing.said.begin(), missing.said.end(), '\n') == 1, missing.report());
+}
+
+static volatile sig_atomic_t handled = 0;
+
+static void test_manners()
+{
+    Run run(2, TIMEOUT, [](Watch& watch, int rank, Shared& shared) {
+        if (rank == 1) {
+            pause_until([&] { return bool(shared.go); });
+            return watch.finish();
+        }
+        ::signal(SIGUSR1, [](int) { handled = 1; });
+        sigset_t user, before;
+        sigemptyset(&user);
+        sigaddset(&user, SIGUSR1);
+        pthread_sigmask(SIG_BLOCK, &user, &before);
+        kill(getpid(), SIGUSR1);
+        watching::sleep(0.1);
+        shared.noted[0] = handled == 0;
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        shared.noted[1] = handled == 1;
+        bool all_close = true;
+        for (int fd = 3; fd < 256; fd++) all_close = all_close && (fcntl(fd, F_GETFD) < 0 || fcntl(fd, F_GETFD) & FD_CLOEXEC);
+        shared.noted[2] = all_close;
+        timespec begin, end;
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
+        watching::sleep(0.5);
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
+        shared.noted[3] = end.tv_sec - begin.tv_sec + 1e-9 * double(end.tv_nsec - begin.tv_nsec) < 0.1;
+        shared.go = true;
+        watch.finish();
+    });
+    run.await_end();
+    claim("signals are not handled on the watch's thread", run.shared->noted[0] && run.shared->noted[1], run.report());
+    claim("no program that a rank starts inherits its connections", run.shared->noted[2], run.report());
+    claim("a thread that has nothing to do sleeps", run.shared->noted[3], run.report());
+}
+
+int main()
+{
+    test_good_ends();
+    test_deaths();
+    test_hangs();
+    test_stopped();
+    test_false_alarms();
+    test_late();
+    test_failures();
+    test_long_texts();
+    test_no_answer();
+    test_no_stderr();
+    test_strangers();
+    test_starts();
+    test_manners();
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed == 0 ? 0 : 1;
+}
