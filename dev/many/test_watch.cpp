@@ -198,9 +198,12 @@ static void wait_long(Watch& watch)
     be_stuck();
 }
 
+// What takes its time is begun, and while it runs others are tested; then the rest waits for it.
+using Rest = std::function<void()>;
+
 // ==== good ends =========================================================================================
 
-static void test_good_ends()
+static Rest begin_good_ends()
 {
     for (const int count : {1, 2, 3, 5}) {
         Run run(count, TIMEOUT, [count](Watch& watch, int rank, Shared& shared) {
@@ -209,45 +212,47 @@ static void test_good_ends()
         });
         run.claim_end(std::to_string(count) + " ranks: a good end says nothing", 0, "");
     }
-    Run early(3, TIMEOUT, [](Watch& watch, int rank, Shared&) {
+    const auto early = std::make_shared<Run>(3, TIMEOUT, [](Watch& watch, int rank, Shared&) {
         watch.arm();
         if (rank != 1) work(watch, 3, 2.5 * TIMEOUT);
         watch.finish();
     });
-    Run early_0(3, TIMEOUT, [](Watch& watch, int rank, Shared&) {
+    const auto early_0 = std::make_shared<Run>(3, TIMEOUT, [](Watch& watch, int rank, Shared&) {
         watch.arm();
         if (rank != 0) work(watch, 3, 2.5 * TIMEOUT);
         watch.finish();
     });
-    Run late_death(3, LONG_TIMEOUT, [](Watch& watch, int rank, Shared& shared) {
+    const auto late_death = std::make_shared<Run>(3, LONG_TIMEOUT, [](Watch& watch, int rank, Shared& shared) {
         watch.alive(9);
         if (rank == 1) _exit((watch.finish(), 0));
         if (rank == 2) work(watch, 9, 0.1);
         if (rank == 2) raise(SIGKILL);
         pause_until([&] { return bool(shared.go); });
     });
-    Run death_of_0(3, LONG_TIMEOUT, [](Watch& watch, int rank, Shared&) {
+    const auto death_of_0 = std::make_shared<Run>(3, LONG_TIMEOUT, [](Watch& watch, int rank, Shared&) {
         watch.alive(9);
         if (rank == 0) work(watch, 9, 0.1);
         if (rank == 0) raise(SIGKILL);
         watch.finish();
     });
-    Run together(3, LONG_TIMEOUT, [](Watch& watch, int rank, Shared& shared) {
+    const auto together = std::make_shared<Run>(3, LONG_TIMEOUT, [](Watch& watch, int rank, Shared& shared) {
         work(watch, 1, rank == 2 ? 0.3 : 0.01);
         if (rank == 2) shared.noted[2] = true;
         watch.finish();
         shared.noted[rank] = bool(shared.noted[2]);
     });
-    early.claim_end("a rank may end and leave while others go on, longer than the timeout", 0, "");
-    early_0.claim_end("and so may rank 0", 0, "");
-    late_death.await_end();
-    claim("a death is found when another rank has said good-bye already", late_death.codes == std::vector<int>{1, 1, Run::KILLED} &&
-          late_death.said == "train_gpt: " + late_death.name(2) + " died in step 9; all others stop\n", late_death.report());
-    death_of_0.await_end();
-    claim("and so is rank 0's, which had not said it", death_of_0.codes == std::vector<int>{Run::KILLED, 1, 1} &&
-          death_of_0.said == "train_gpt: " + death_of_0.name(0) + " died in step 9; all others stop\n", death_of_0.report());
-    together.await_end();
-    claim("finish() returns when all have said so", together.all_ended_with(0) && together.shared->noted[0] && together.shared->noted[1], together.report());
+    return [=] {
+        early->claim_end("a rank may end and leave while others go on, longer than the timeout", 0, "");
+        early_0->claim_end("and so may rank 0", 0, "");
+        late_death->await_end();
+        claim("a death is found when another rank has said good-bye already", late_death->codes == std::vector<int>{1, 1, Run::KILLED} &&
+              late_death->said == "train_gpt: " + late_death->name(2) + " died in step 9; all others stop\n", late_death->report());
+        death_of_0->await_end();
+        claim("and so is rank 0's, which had not said it", death_of_0->codes == std::vector<int>{Run::KILLED, 1, 1} &&
+              death_of_0->said == "train_gpt: " + death_of_0->name(0) + " died in step 9; all others stop\n", death_of_0->report());
+        together->await_end();
+        claim("finish() returns when all have said so", together->all_ended_with(0) && together->shared->noted[0] && together->shared->noted[1], together->report());
+    };
 }
 
 // ==== deaths ============================================================================================
@@ -381,9 +386,9 @@ static void test_hangs()
     apart.claim_end("and so in two steps; waits may be nested", 1, "train_gpt: all ranks have waited for each other" + for_the_timeout + " in steps 17 to 18\n");
 }
 
-static void test_false_alarms()
+static Rest begin_false_alarms()
 {
-    Run waits(3, TIMEOUT, [](Watch& watch, int rank, Shared& shared) {
+    const auto waits = std::make_shared<Run>(3, TIMEOUT, [](Watch& watch, int rank, Shared& shared) {
         watch.arm();
         for (int worker = 0; worker < 3; worker++) {
             if (rank == worker) {
@@ -395,7 +400,7 @@ static void test_false_alarms()
         }
         watch.finish();
     });
-    Run disarmed(3, TIMEOUT, [](Watch& watch, int rank, Shared&) {
+    const auto disarmed = std::make_shared<Run>(3, TIMEOUT, [](Watch& watch, int rank, Shared&) {
         watch.arm();
         work(watch, 1, 0.1);
         if (rank == 1) watch.disarm();
@@ -405,22 +410,24 @@ static void test_false_alarms()
         work(watch, 3, 0.1);
         watch.finish();
     });
-    Run never_armed(2, TIMEOUT, [](Watch& watch, int, Shared&) {
+    const auto never_armed = std::make_shared<Run>(2, TIMEOUT, [](Watch& watch, int, Shared&) {
         watching::sleep(2.5 * TIMEOUT);
         watch.finish();
     });
-    Run stopped(2, TIMEOUT, [](Watch& watch, int, Shared&) {
-        watching::sleep(0.1 + 2.5 * TIMEOUT);
+    const auto stopped = std::make_shared<Run>(2, TIMEOUT, [](Watch& watch, int, Shared& shared) {
+        pause_until([&] { return bool(shared.go); });
         watch.finish();
     });
-    stopped.await_start();
-    stopped.signal(1, SIGSTOP);
-    watching::sleep(2 * TIMEOUT);
-    stopped.signal(1, SIGCONT);
-    waits.claim_end("no alarm while some wait long and one works", 0, "");
-    disarmed.claim_end("no alarm for a rank that is not armed", 0, "");
-    never_armed.claim_end("none where no rank is", 0, "");
-    stopped.claim_end("nor for one that is stopped then", 0, "");
+    stopped->await_start();
+    stopped->signal(1, SIGSTOP);
+    return [=] {
+        stopped->signal(1, SIGCONT);
+        stopped->shared->go = true;
+        waits->claim_end("no alarm while some wait long and one works", 0, "");
+        disarmed->claim_end("no alarm for a rank that is not armed", 0, "");
+        never_armed->claim_end("none where no rank is", 0, "");
+        stopped->claim_end("nor for one that is stopped then", 0, "");
+    };
 }
 
 // The machine is suspended: all are stopped, and go on, some later than others.
@@ -509,19 +516,21 @@ static void test_long_texts()
 }
 
 // Rank 0 is stopped and not armed, so nobody else says so.
-static void test_no_answer()
+static Rest begin_no_answer()
 {
-    Run run(3, LONG_TIMEOUT, [](Watch& watch, int rank, Shared& shared) {
+    const auto run = std::make_shared<Run>(3, LONG_TIMEOUT, [](Watch& watch, int rank, Shared& shared) {
         pause_until([&] { return bool(shared.go); });
         if (rank == 2) watch.fail(2, "the disk is full");
         wait_long(watch);
     });
-    run.await_start();
-    run.signal(0, SIGSTOP);
-    run.shared->go = true;
-    pause_until([&] { return waitid(P_PID, id_t(run.processes[2]), nullptr, WEXITED | WNOWAIT) == 0; });
-    run.signal(0, SIGCONT);
-    run.claim_end("a rank that rank 0 does not answer says it itself, and once", 2, "train_gpt: rank 2: the disk is full\n");
+    run->await_start();
+    run->signal(0, SIGSTOP);
+    run->shared->go = true;
+    return [run] {
+        pause_until([&] { return waitid(P_PID, id_t(run->processes[2]), nullptr, WEXITED | WNOWAIT) == 0; });
+        run->signal(0, SIGCONT);
+        run->claim_end("a rank that rank 0 does not answer says it itself, and once", 2, "train_gpt: rank 2: the disk is full\n");
+    };
 }
 
 // Without a reader of stderr a write there would raise SIGPIPE.
@@ -549,9 +558,9 @@ static int connect_raw(const std::string& address)
     return watching::connect_to("127.0.0.1", port, watching::now() + 1);
 }
 
-static void test_strangers()
+static Rest begin_strangers()
 {
-    Run run(3, LONG_TIMEOUT, [](Watch&, int rank, Shared& shared) {
+    const auto run = std::make_shared<Run>(3, LONG_TIMEOUT, [](Watch&, int rank, Shared& shared) {
         if (rank != 2) return;
         for (int i = 0; i < 20; i++) connect_raw(shared.address);   // more than are let in at once; they stay open
         const int silent = connect_raw(shared.address), browser = connect_raw(shared.address);
@@ -570,8 +579,10 @@ static void test_strangers()
         step_together(watch, rank, 3, shared, 20);
         watch.finish();
     });
-    run.await_end();
-    claim("strangers at the port do not disturb", run.shared->noted[0] && run.all_ended_with(0) && run.said.empty(), run.report());
+    return [run] {
+        run->await_end();
+        claim("strangers at the port do not disturb", run->shared->noted[0] && run->all_ended_with(0) && run->said.empty(), run->report());
+    };
 }
 
 static void test_starts()
@@ -630,17 +641,19 @@ static void test_manners()
 
 int main()
 {
-    test_good_ends();
-    test_deaths();
+    const Rest good_ends = begin_good_ends(), false_alarms = begin_false_alarms();
+    test_late();
     test_hangs();
     test_stopped();
-    test_false_alarms();
-    test_late();
+    false_alarms();
+    good_ends();
+    const Rest no_answer = begin_no_answer(), strangers = begin_strangers();
+    test_deaths();
+    no_answer();
+    strangers();
     test_failures();
     test_long_texts();
-    test_no_answer();
     test_no_stderr();
-    test_strangers();
     test_starts();
     test_manners();
     printf("%d passed, %d failed\n", passed, failed);
