@@ -509,9 +509,10 @@ static void test_failures()
 
 static void test_long_texts()
 {
+    constexpr size_t size = 64 * 1024;
     std::string text;
-    for (int line = 0; text.size() < watching::LONGEST_TEXT; line++) text += "line " + std::to_string(line) + "\n";
-    text.resize(watching::LONGEST_TEXT);
+    for (int line = 0; text.size() < size; line++) text += "line " + std::to_string(line) + "\n";
+    text.resize(size);
     for (const int failing : {0, 1}) {
         Run run(3, LONG_TIMEOUT, fails([=](int r) { return r == failing; }, 3, [=](int) { return text; }));
         run.claim_end("64 KB of lines from rank " + std::to_string(failing) + " arrive whole", 3, std::string("train_gpt: ") + (failing ? "rank 1: " : "") + text + "\n");
@@ -593,22 +594,24 @@ static Rest begin_strangers()
     };
 }
 
-static void test_starts()
+static Rest begin_starts()
 {
-    Run wrong(2, TIMEOUT, [](Watch&, int rank, Shared& shared) {
+    const auto wrong = std::make_shared<Run>(2, TIMEOUT, [](Watch&, int rank, Shared& shared) {
         if (rank == 1) shared.address[0] = shared.address[0] == 'f' ? '0' : 'f';
     }, [](Watch&, int, Shared&) { be_stuck(); });
-    Run missing(3, TIMEOUT, [](Watch&, int rank, Shared&) {
+    const auto missing = std::make_shared<Run>(3, TIMEOUT, [](Watch&, int rank, Shared&) {
         if (rank == 1) _exit(7);
     }, [](Watch&, int, Shared&) { be_stuck(); });
-    wrong.await_end();
-    claim("a rank with a wrong secret is not let in, and says what it tried", wrong.all_ended_with(1) && contains(wrong.said, "train_gpt: rank 1: this rank (host ") &&
-          contains(wrong.said, ") did not reach rank 0 at port ") && contains(wrong.said, "127.0.0.1: hung up"), wrong.report());
-    claim("and rank 0 says who is missing", contains(wrong.said, "train_gpt: of 2 ranks, these did not connect to rank 0 (host " + watching::host_name() + ", port ") &&
-          contains(wrong.said, ") within 0.5 s: 1\n"), wrong.report());
-    missing.await_end();
-    claim("ranks that came end silently when one does not come", missing.codes == std::vector<int>{1, 7, 1} && contains(missing.said, "of 3 ranks") &&
-          std::count(missing.said.begin(), missing.said.end(), '\n') == 1, missing.report());
+    return [=] {
+        wrong->await_end();
+        claim("a rank with a wrong secret is not let in, and says what it tried", wrong->all_ended_with(1) && contains(wrong->said, "train_gpt: rank 1: this rank (host ") &&
+              contains(wrong->said, ") did not reach rank 0 at port ") && contains(wrong->said, "127.0.0.1: hung up"), wrong->report());
+        claim("and rank 0 says who is missing", contains(wrong->said, "train_gpt: of 2 ranks, these did not connect to rank 0 (host " + watching::host_name() + ", port ") &&
+              contains(wrong->said, ") within 0.5 s: 1\n"), wrong->report());
+        missing->await_end();
+        claim("ranks that came end silently when one does not come", missing->codes == std::vector<int>{1, 7, 1} && contains(missing->said, "of 3 ranks") &&
+              std::count(missing->said.begin(), missing->said.end(), '\n') == 1, missing->report());
+    };
 }
 
 static volatile sig_atomic_t handled = 0;
@@ -655,14 +658,14 @@ int main()
     test_stopped();
     false_alarms();
     good_ends();
-    const Rest no_answer = begin_no_answer(), strangers = begin_strangers();
+    const Rest no_answer = begin_no_answer(), strangers = begin_strangers(), starts = begin_starts();
     test_deaths();
     no_answer();
     strangers();
+    starts();
     test_failures();
     test_long_texts();
     test_no_stderr();
-    test_starts();
     test_manners();
     printf("%d passed, %d failed\n", passed, failed);
     return failed == 0 ? 0 : 1;
