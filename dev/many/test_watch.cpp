@@ -316,10 +316,9 @@ static void test_deaths()
           std::count(two.said.begin(), two.said.end(), '\n') == 1, two.report());
     Run starting(3, LONG_TIMEOUT, [](Watch&, int rank, Shared& shared) {
         if (rank == 1) pause_until([&] { return bool(shared.go); });
-    }, [](Watch&, int rank, Shared&) {
-        if (rank == 2) raise(SIGKILL);
-        be_stuck();
-    });
+    }, [](Watch&, int, Shared&) { be_stuck(); });
+    watching::sleep(0.1);
+    starting.signal(2, SIGKILL);
     starting.await_end(1);
     claim("a death while others still start is found at once", starting.codes[0] == 1 &&
           starting.said == "train_gpt: " + starting.name(2) + " died before the first step; all others stop\n", starting.report());
@@ -447,7 +446,7 @@ static void test_late()
     for (Run& run : runs) run.signal_all(SIGSTOP);
     watching::sleep(2 * TIMEOUT);
     for (const int first : {0, 1}) runs[first].signal(first, SIGCONT);
-    watching::sleep(0.6 * TIMEOUT);
+    watching::sleep(0.4 * TIMEOUT);
     for (Run& run : runs) run.signal_all(SIGCONT);
     watching::sleep(0.6 * TIMEOUT);
     for (const int first : {0, 1}) {
@@ -490,6 +489,10 @@ static void test_failures()
     }
     claim("what all fail of is said once, without a number", same, report);
     claim("of two different failures one is said", different, report);
+    Run slow(3, LONG_TIMEOUT, [](Watch&, int rank, Shared&) {
+        watching::sleep(rank == 2 ? 2 * watching::FOR_THE_SAME_ERROR : 0);
+    }, fails(everybody, 2, loss));
+    slow.claim_end("nor if one came late, as start() returns when all are there", 2, "train_gpt: the loss is nan\n");
     Run later(3, LONG_TIMEOUT, [](Watch& watch, int rank, Shared&) {
         watching::sleep(rank == 0 ? 0.1 : 0);
         watch.fail(2, rank == 0 ? "--flag" : "--flag, as another rank has it");

@@ -5,6 +5,7 @@
 //
 //   k -> 0   HELLO     the secret, rank, process and host; others who find the port are dropped
 //   0 -> k   WELCOME   the secret, process and host; then k sends a BEAT, and only then is it connected
+//   0 -> k   ALL       all ranks are connected
 //   both     BEAT      every second, or tenth of the timeout: how often the main thread moved, its step, whether it
 //                      waits, and whether it is armed, that is whether a hang of it counts; all messages carry this
 //   k -> 0   FAIL      an exit code and a text; k waits to be told to end
@@ -113,7 +114,7 @@ struct Beat {
     }
 };
 
-enum class Kind : uint32_t { HELLO, WELCOME, BEAT, FAIL, END, BYE, DONE };
+enum class Kind : uint32_t { HELLO, WELCOME, ALL, BEAT, FAIL, END, BYE, DONE };
 
 // Sent as it lies in memory, its text after it: all machines of a run have the same processors and program.
 struct Header {
@@ -326,8 +327,8 @@ public:
         return secret_ + " " + std::to_string(watching::port_of(port_)) + watching::all_addresses();
     }
 
-    // All ranks: connects. Rank 0 returns when all others are there; if they are not within the timeout, in seconds,
-    // that is a std::runtime_error, and those that came end with code 1. So it is to a rank that cannot reach rank 0.
+    // All ranks: connects, and returns when all are there. To rank 0 it is a std::runtime_error if they are not within
+    // the timeout, in seconds, and those that came end with code 1. So it is to a rank that cannot reach rank 0.
     void start(int rank, int count, const std::string& address, double timeout) {
         rank_ = rank;
         count_ = count;
@@ -342,7 +343,7 @@ public:
         if (rank != 0) connect(address);
         const int port = port_ < 0 ? 0 : watching::port_of(port_);   // the thread closes it
         begin_thread();
-        if (rank == 0) await_others(port);
+        if (!is_connected()) throw std::runtime_error(rank == 0 ? give_up(port) : "rank 0 does not begin");
     }
 
     // From when to when a hang of this rank counts; its death always does.
@@ -487,11 +488,17 @@ private:
         members_.clear();   // closes the connections
     }
 
-    void await_others(int port) {
+    // Whether all are, in time. Rank 0 tells the others if not, and has begun later than these.
+    bool is_connected() {
+        const std::chrono::duration<double> longest(rank_ == 0 ? timeout_ : 2 * timeout_);
+        std::unique_lock<std::mutex> lock(mutex_);
+        return changed_.wait_for(lock, longest, [this] { return connected_; });
+    }
+
+    // What is wrong when not all have come.
+    std::string give_up(int port) {
         {
-            std::unique_lock<std::mutex> lock(mutex_);
-            const std::chrono::duration<double> longest(timeout_);
-            if (changed_.wait_for(lock, longest, [this] { return connected_; })) return;
+            std::lock_guard<std::mutex> lock(mutex_);
             goal_ = Goal::GIVE_UP;
         }
         wake();
@@ -499,11 +506,14 @@ private:
         std::string missing;
         for (const watching::Member& m : members_)
             if (m.process == 0) missing += (missing.empty() ? "" : ", ") + std::to_string(rank_of(m));
-        const std::string host = me().host;
-        members_.clear();
-        throw std::runtime_error("of " + std::to_string(count_) + " ranks, these did not connect to rank 0 (host " +
-                                 host + ", port " + std::to_string(port) + ") within " +
-                                 watching::short_number(timeout_) + " s: " + missing);
+        return "of " + std::to_string(count_) + " ranks, these did not connect to rank 0 (host " + me().host +
+               ", port " + std::to_string(port) + ") within " + watching::short_number(timeout_) + " s: " + missing;
+    }
+
+    void be_connected() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        connected_ = true;
+        changed_.notify_all();
     }
 
     std::string introduction() { return secret_ + " " + std::to_string(me().process) + " " + me().host; }
@@ -651,9 +661,8 @@ private:
             if (m.process == 0) return;
         close(std::exchange(port_, -1));
         strangers_.clear();
-        std::lock_guard<std::mutex> lock(mutex_);
-        connected_ = true;
-        changed_.notify_all();
+        for (watching::Member& m : members_) m.link.send(watching::Kind::ALL, 0, me().beat);
+        be_connected();
     }
 
     // Whether rank 0 has said that all is done.
@@ -674,6 +683,7 @@ private:
         const watching::Header& header = message.header;
         note(m, header.beat);
         switch (header.kind) {
+            case watching::Kind::ALL: be_connected(); break;
             case watching::Kind::FAIL:
                 m.failed = true;
                 if (!failing_)
@@ -728,8 +738,8 @@ private:
             if (m.left || m.process == 0) continue;
             const bool listens = m.link.is_open() && m.beat.armed != 0;   // to it, and its silence counts
             const bool silent = listens && awake_ - m.heard > 3 * interval_;
-            const double limit_here = timeout_ + (rank_ > 1 ? interval_ : 0);   // rank 1 is to find it first
-            if (listens && awake_ - m.heard > limit_here)
+            const double longest = timeout_ + (rank_ > 1 ? interval_ : 0);   // of rank 0's, rank 1 is to speak
+            if (listens && awake_ - m.heard > longest)
                 end_for(m, " has hung" + in_step(m.beat.step) + ": nothing from it" + limit +
                            ", its process is stopped or its machine gone");
             const bool still = m.beat.armed != 0 && awake_ - m.moved > timeout_;
