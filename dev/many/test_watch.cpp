@@ -328,23 +328,21 @@ static void test_deaths()
 
 static const std::string for_the_timeout = " for " + watching::short_number(TIMEOUT) + " s";
 
-// One rank is stopped, while it waits or works; the others wait for it. When it goes on, it ends as well.
+// One rank is stopped, while it waits or computes; the others wait for it. When it goes on, it ends as well.
 static void test_stopped()
 {
-    const auto body = [](bool rank_2_works) {
+    const auto body = [](bool rank_2_computes) {   // that is, it neither waits nor moves
         return [=](Watch& watch, int rank, Shared&) {
             watch.arm();
-            if (rank == 2 && rank_2_works) work(watch, 17, LONG_TIMEOUT);
             watch.alive(17);
+            if (rank == 2 && rank_2_computes) be_stuck();
             wait_long(watch);
         };
     };
     Run runs[] = {{3, TIMEOUT, body(false)}, {3, TIMEOUT, body(false)}, {3, TIMEOUT, body(true)}};
-    for (int victim = 0; victim < 3; victim++) {
-        runs[victim].await_start();
-        watching::sleep(0.05);
-        runs[victim].signal(victim, SIGSTOP);
-    }
+    for (Run& run : runs) run.await_start();
+    watching::sleep(0.2);   // some heartbeats, so that its silence is younger than its wait
+    for (int victim = 0; victim < 3; victim++) runs[victim].signal(victim, SIGSTOP);
     for (int victim = 0; victim < 3; victim++) {
         Run& run = runs[victim];
         run.await_end(victim);
