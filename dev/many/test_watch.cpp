@@ -126,7 +126,18 @@ public:
 
     std::string name(int rank) const
     {
-        return "rank " + std::to_string(rank) + " (host " + watching::host_name() + ", process " + std::to_string(processes[size_t(rank)]) + ")";
+        return "rank " + std::to_string(rank) + " (host " + watching::host_name() + ", process " +
+               std::to_string(processes[size_t(rank)]) + ")";
+    }
+
+    std::string died(int rank, const std::string& where) const
+    {
+        return "train_gpt: " + name(rank) + " died " + where + "; all others stop\n";
+    }
+
+    std::string hung(int rank, const std::string& how) const
+    {
+        return "train_gpt: " + name(rank) + " has hung in step 17: " + how + "; all others stop\n";
     }
 
     bool all_ended_with(int code) const
@@ -146,6 +157,12 @@ public:
     {
         await_end();
         claim(what, all_ended_with(code) && said == message, report());
+    }
+
+    void claim_ends(const std::string& what, const std::vector<int>& expected, const std::string& message)
+    {
+        await_end();
+        claim(what, codes == expected && said == message, report());
     }
 
 private:
@@ -244,14 +261,14 @@ static Rest begin_good_ends()
     return [=] {
         early->claim_end("a rank may end and leave while others go on, longer than the timeout", 0, "");
         early_0->claim_end("and so may rank 0", 0, "");
-        late_death->await_end();
-        claim("a death is found when another rank has said good-bye already", late_death->codes == std::vector<int>{1, 1, Run::KILLED} &&
-              late_death->said == "train_gpt: " + late_death->name(2) + " died in step 9; all others stop\n", late_death->report());
-        death_of_0->await_end();
-        claim("and so is rank 0's, which had not said it", death_of_0->codes == std::vector<int>{Run::KILLED, 1, 1} &&
-              death_of_0->said == "train_gpt: " + death_of_0->name(0) + " died in step 9; all others stop\n", death_of_0->report());
+        late_death->claim_ends("a death is found when another rank has said good-bye already", {1, 1, Run::KILLED},
+                               late_death->died(2, "in step 9"));
+        death_of_0->claim_ends("and so is rank 0's, which had not said it", {Run::KILLED, 1, 1},
+                               death_of_0->died(0, "in step 9"));
         together->await_end();
-        claim("finish() returns when all have said so", together->all_ended_with(0) && together->shared->noted[0] && together->shared->noted[1], together->report());
+        const Shared& shared = *together->shared;
+        claim("finish() returns when all have said so",
+              together->all_ended_with(0) && shared.noted[0] && shared.noted[1], together->report());
     };
 }
 
@@ -276,8 +293,8 @@ static bool dies_well(int count, int victim, double after, std::string& report)
     // Others may be a step behind, or ahead, of what it had noted.
     const long step = run.shared->step[victim];
     for (long s = std::max(step - 1, 0L); s <= step + 1; s++) {
-        const std::string where = s == 0 ? " before the first step" : " in step " + std::to_string(s);
-        if (run.said == "train_gpt: " + run.name(victim) + " died" + where + "; all others stop\n") return true;
+        const std::string where = s == 0 ? "before the first step" : "in step " + std::to_string(s);
+        if (run.said == run.died(victim, where)) return true;
     }
     return false;
 }
@@ -291,7 +308,8 @@ static void test_deaths()
         const double after = std::uniform_real_distribution<double>(0, 0.08)(random);
         std::string report;
         const bool well = dies_well(count, victim, after, report);
-        claim("kill -9 of rank " + std::to_string(victim) + " of " + std::to_string(count) + ": all others stop, and one names it", well, report);
+        claim("kill -9 of rank " + std::to_string(victim) + " of " + std::to_string(count) +
+              ": all others stop, and one names it", well, report);
     }
     const Run::Body stay = [](Watch& watch, int, Shared& shared) {
         work(watch, 17, 0.1);
@@ -304,16 +322,18 @@ static void test_deaths()
         watching::sleep(0.15);
         run.signal(victim, SIGKILL);
         run.await_end();
-        claim("the step is that in which rank " + std::to_string(victim) + " died", run.said == "train_gpt: " + run.name(victim) + " died in step 17; all others stop\n",
-              run.report());
+        claim("the step is that in which rank " + std::to_string(victim) + " died",
+              run.said == run.died(victim, "in step 17"), run.report());
     }
     Run two(5, LONG_TIMEOUT, stay);
     two.await_start();
+    pause_until([&] { return bool(two.shared->noted[0]); });
     two.signal(2, SIGKILL);
     two.signal(3, SIGKILL);
     two.await_end();
-    claim("two deaths at once: one of them is named", (contains(two.said, two.name(2)) != contains(two.said, two.name(3))) && two.codes[0] == 1 && two.codes[1] == 1 &&
-          std::count(two.said.begin(), two.said.end(), '\n') == 1, two.report());
+    claim("two deaths at once: one of them is named",
+          (two.said == two.died(2, "in step 17") || two.said == two.died(3, "in step 17")) &&
+          two.codes == std::vector<int>{1, 1, Run::KILLED, Run::KILLED, 1}, two.report());
     Run starting(3, LONG_TIMEOUT, [](Watch&, int rank, Shared& shared) {
         if (rank == 1) pause_until([&] { return bool(shared.go); });
     }, [](Watch&, int, Shared&) { be_stuck(); });
@@ -321,7 +341,7 @@ static void test_deaths()
     starting.signal(2, SIGKILL);
     starting.await_end(1);
     claim("a death while others still start is found at once", starting.codes[0] == 1 &&
-          starting.said == "train_gpt: " + starting.name(2) + " died before the first step; all others stop\n", starting.report());
+          starting.said == starting.died(2, "before the first step"), starting.report());
 }
 
 // ==== hangs =============================================================================================
@@ -331,15 +351,16 @@ static const std::string for_the_timeout = " for " + watching::short_number(TIME
 // One rank is stopped, while it waits or computes; the others wait for it. When it goes on, it ends as well.
 static void test_stopped()
 {
-    const auto body = [](bool rank_2_computes) {   // that is, it neither waits nor moves
+    constexpr int nobody = -1;
+    const auto body = [](int computes) {   // that is, neither waits nor moves
         return [=](Watch& watch, int rank, Shared&) {
             watch.arm();
             watch.alive(17);
-            if (rank == 2 && rank_2_computes) be_stuck();
+            if (rank == computes) be_stuck();
             wait_long(watch);
         };
     };
-    Run runs[] = {{3, TIMEOUT, body(false)}, {3, TIMEOUT, body(false)}, {3, TIMEOUT, body(true)}};
+    Run runs[] = {{3, TIMEOUT, body(nobody)}, {3, TIMEOUT, body(nobody)}, {3, TIMEOUT, body(2)}};
     for (Run& run : runs) run.await_start();
     watching::sleep(0.2);   // some heartbeats, so that its silence is younger than its wait
     for (int victim = 0; victim < 3; victim++) runs[victim].signal(victim, SIGSTOP);
@@ -348,7 +369,8 @@ static void test_stopped()
         run.await_end(victim);
         run.signal(victim, SIGCONT);
         run.claim_end("SIGSTOP of rank " + std::to_string(victim) + " is found and named; it ends when it goes on", 1,
-                      "train_gpt: " + run.name(victim) + " has hung in step 17: nothing from it" + for_the_timeout + ", its process is stopped or its machine gone; all others stop\n");
+                      run.hung(victim, "nothing from it" + for_the_timeout +
+                                       ", its process is stopped or its machine gone"));
     }
 }
 
@@ -377,13 +399,12 @@ static void test_hangs()
         }
         be_stuck();
     });
-    const auto neither = [](const Run& run, int rank) {
-        return "train_gpt: " + run.name(rank) + " has hung in step 17: it has neither moved nor waited" + for_the_timeout + "; all others stop\n";
-    };
-    stuck_0.claim_end("rank 0, which neither moves nor waits, is found and named", 1, neither(stuck_0, 0));
-    stuck_1.claim_end("and so is rank 1", 1, neither(stuck_1, 1));
-    all.claim_end("ranks that all wait are found", 1, "train_gpt: all ranks have waited for each other" + for_the_timeout + " in step 17\n");
-    apart.claim_end("and so in two steps; waits may be nested", 1, "train_gpt: all ranks have waited for each other" + for_the_timeout + " in steps 17 to 18\n");
+    const std::string neither = "it has neither moved nor waited" + for_the_timeout;
+    const std::string all_wait = "train_gpt: all ranks have waited for each other" + for_the_timeout;
+    stuck_0.claim_end("rank 0, which neither moves nor waits, is found and named", 1, stuck_0.hung(0, neither));
+    stuck_1.claim_end("and so is rank 1", 1, stuck_1.hung(1, neither));
+    all.claim_end("ranks that all wait are found", 1, all_wait + " in step 17\n");
+    apart.claim_end("and so in two steps; waits may be nested", 1, all_wait + " in steps 17 to 18\n");
 }
 
 static Rest begin_false_alarms()
@@ -414,6 +435,14 @@ static Rest begin_false_alarms()
         watching::sleep(2.5 * TIMEOUT);
         watch.finish();
     });
+    const auto leaves = std::make_shared<Run>(3, TIMEOUT, [](Watch& watch, int rank, Shared&) {
+        if (rank != 2) watch.arm();
+        {
+            const Watch::Wait wait(watch);
+            watching::sleep(2 * TIMEOUT + (rank == 2 ? 0 : 0.2));
+        }
+        watch.finish();
+    });
     const auto stopped = std::make_shared<Run>(2, TIMEOUT, [](Watch& watch, int, Shared& shared) {
         pause_until([&] { return bool(shared.go); });
         watch.finish();
@@ -425,6 +454,7 @@ static Rest begin_false_alarms()
         stopped->shared->go = true;
         waits->claim_end("no alarm while some wait long and one works", 0, "");
         disarmed->claim_end("no alarm for a rank that is not armed", 0, "");
+        leaves->claim_end("nor for others that have waited for it when it leaves", 0, "");
         never_armed->claim_end("none where no rank is", 0, "");
         stopped->claim_end("nor for one that is stopped then", 0, "");
     };
@@ -449,7 +479,8 @@ static void test_late()
     watching::sleep(0.6 * TIMEOUT);
     for (const int first : {0, 1}) {
         runs[first].shared->go = true;
-        runs[first].claim_end("a machine that was suspended, where rank " + std::to_string(first) + " wakes first, is no hang", 0, "");
+        runs[first].claim_end("a machine that was suspended, where rank " + std::to_string(first) +
+                              " wakes first, is no hang", 0, "");
     }
 }
 
@@ -478,11 +509,13 @@ static void test_failures()
     std::string report;
     for (int i = 0; i < 5; i++) {
         Run all(5, LONG_TIMEOUT, fails(everybody, 2, loss));
-        Run two(3, LONG_TIMEOUT, fails([](int r) { return r != 0; }, 1, [](int r) { return "text " + std::to_string(r); }));
+        Run two(3, LONG_TIMEOUT, fails([](int r) { return r != 0; }, 1,
+                                       [](int r) { return "text " + std::to_string(r); }));
         all.await_end();
         two.await_end();
         same = same && all.all_ended_with(2) && all.said == "train_gpt: the loss is nan\n";
-        different = different && two.all_ended_with(1) && (two.said == "train_gpt: rank 1: text 1\n" || two.said == "train_gpt: rank 2: text 2\n");
+        different = different && two.all_ended_with(1) &&
+                    (two.said == "train_gpt: rank 1: text 1\n" || two.said == "train_gpt: rank 2: text 2\n");
         report += all.report() + two.report();
     }
     claim("what all fail of is said once, without a number", same, report);
@@ -503,9 +536,9 @@ static void test_failures()
         if (rank == 2) raise(SIGKILL);
         be_stuck();
     });
-    cause.await_end();
-    claim("a death that comes with a failure is its cause", cause.codes == std::vector<int>{1, 1, Run::KILLED} &&
-          cause.said == "train_gpt: " + cause.name(2) + " died in step 3; all others stop; rank 1 failed: connection reset\n", cause.report());
+    cause.claim_ends("a death that comes with a failure is its cause", {1, 1, Run::KILLED},
+                     "train_gpt: " + cause.name(2) +
+                         " died in step 3; all others stop; rank 1 failed: connection reset\n");
 }
 
 static void test_long_texts()
@@ -516,7 +549,8 @@ static void test_long_texts()
     text.resize(size);
     for (const int failing : {0, 1}) {
         Run run(3, LONG_TIMEOUT, fails([=](int r) { return r == failing; }, 3, [=](int) { return text; }));
-        run.claim_end("64 KB of lines from rank " + std::to_string(failing) + " arrive whole", 3, std::string("train_gpt: ") + (failing ? "rank 1: " : "") + text + "\n");
+        run.claim_end("64 KB of lines from rank " + std::to_string(failing) + " arrive whole", 3,
+                      std::string("train_gpt: ") + (failing == 1 ? "rank 1: " : "") + text + "\n");
     }
 }
 
@@ -534,7 +568,8 @@ static Rest begin_no_answer()
     return [run] {
         pause_until([&] { return waitid(P_PID, id_t(run->processes[2]), nullptr, WEXITED | WNOWAIT) == 0; });
         run->signal(0, SIGCONT);
-        run->claim_end("a rank that rank 0 does not answer says it itself, and once", 2, "train_gpt: rank 2: the disk is full\n");
+        run->claim_end("a rank that rank 0 does not answer says it itself, and once", 2,
+                       "train_gpt: rank 2: the disk is full\n");
     };
 }
 
@@ -568,14 +603,16 @@ static int connect_raw(const std::string& address)
     return watching::connect_to("127.0.0.1", port, watching::now() + 1);
 }
 
+static int browser = -1;   // a connection
+
 static Rest begin_strangers()
 {
     const auto run = std::make_shared<Run>(3, LONG_TIMEOUT, [](Watch&, int rank, Shared& shared) {
         if (rank != 2) return;
         for (int i = 0; i < 20; i++) connect_raw(shared.address);   // more than are let in at once; they stay open
-        const int silent = connect_raw(shared.address), browser = connect_raw(shared.address);
+        browser = connect_raw(shared.address);
         const std::string request(100, 'G');
-        shared.noted[0] = silent >= 0 && browser >= 0 && send(browser, request.data(), request.size(), 0) == 100;
+        shared.noted[0] = send(browser, request.data(), request.size(), 0) == 100;
         watching::Link liar(connect_raw(shared.address), LONG_TIMEOUT);
         liar.send(watching::Kind::HELLO, 1, {}, std::string(32, '0') + " 1 liar");
         watching::Link big(connect_raw(shared.address), LONG_TIMEOUT);
@@ -587,11 +624,13 @@ static Rest begin_strangers()
         no_rank.send(watching::Kind::HELLO, 3, {}, secret + " 1 nobody");
     }, [](Watch& watch, int rank, Shared& shared) {
         step_together(watch, rank, 3, shared, 20);
+        char byte;
+        if (rank == 2) shared.noted[1] = recv(browser, &byte, 1, MSG_DONTWAIT) == 0 || errno == ECONNRESET;
         watch.finish();
     });
     return [run] {
-        run->await_end();
-        claim("strangers at the port do not disturb", run->shared->noted[0] && run->all_ended_with(0) && run->said.empty(), run->report());
+        run->claim_end("strangers at the port do not disturb", 0, "");
+        claim("what they say is answered by hanging up", run->shared->noted[0] && run->shared->noted[1], run->report());
     };
 }
 
@@ -605,12 +644,16 @@ static Rest begin_starts()
     }, [](Watch&, int, Shared&) { be_stuck(); });
     return [=] {
         wrong->await_end();
-        claim("a rank with a wrong secret is not let in, and says what it tried", wrong->all_ended_with(1) && contains(wrong->said, "train_gpt: rank 1: this rank (host ") &&
-              contains(wrong->said, ") did not reach rank 0 at port ") && contains(wrong->said, "127.0.0.1: hung up"), wrong->report());
-        claim("and rank 0 says who is missing", contains(wrong->said, "train_gpt: of 2 ranks, these did not connect to rank 0 (host " + watching::host_name() + ", port ") &&
+        claim("a rank with a wrong secret is not let in, and says what it tried", wrong->all_ended_with(1) &&
+              contains(wrong->said, "train_gpt: rank 1: this rank (host " + watching::host_name() +
+                                    ") did not reach rank 0 at port ") &&
+              contains(wrong->said, "127.0.0.1: hung up"), wrong->report());
+        const std::string here = " ranks, these did not connect to rank 0 (host " + watching::host_name() + ", port ";
+        claim("and rank 0 says who is missing", contains(wrong->said, "train_gpt: of 2" + here) &&
               contains(wrong->said, ") within 0.5 s: 1\n"), wrong->report());
         missing->await_end();
-        claim("ranks that came end silently when one does not come", missing->codes == std::vector<int>{1, 7, 1} && contains(missing->said, "of 3 ranks") &&
+        claim("ranks that came end silently when one does not come", missing->codes == std::vector<int>{1, 7, 1} &&
+              missing->said.rfind("train_gpt: of 3" + here, 0) == 0 &&
               std::count(missing->said.begin(), missing->said.end(), '\n') == 1, missing->report());
     };
 }
@@ -635,7 +678,8 @@ static void test_manners()
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
         shared.noted[1] = handled == 1;
         bool all_close = true;
-        for (int fd = 3; fd < 256; fd++) all_close = all_close && (fcntl(fd, F_GETFD) < 0 || fcntl(fd, F_GETFD) & FD_CLOEXEC);
+        for (int fd = 3; fd < 256; fd++)
+            all_close = all_close && (fcntl(fd, F_GETFD) < 0 || fcntl(fd, F_GETFD) & FD_CLOEXEC);
         shared.noted[2] = all_close;
         timespec begin, end;
         clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
