@@ -559,7 +559,8 @@ static void test_parting()
     const double seconds = watching::now() - begin;
     run.signal(1, SIGCONT);
     run.claim_end("a rank that is stopped while rank 0 fails ends when it goes on", 2, "train_gpt: the end\n");
-    claim("rank 0 waited for it, for a moment", seconds >= watching::FOR_PARTING && seconds < 2, std::to_string(seconds));
+    claim("rank 0 waited for it, for a moment", seconds >= watching::FOR_PARTING && seconds < 2,
+          std::to_string(seconds));
 }
 
 static void test_long_texts()
