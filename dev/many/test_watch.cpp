@@ -438,10 +438,12 @@ static Rest begin_false_alarms()
         watch.finish();
     });
     const auto leaves = std::make_shared<Run>(3, TIMEOUT, [](Watch& watch, int rank, Shared&) {
-        if (rank != 2) watch.arm();
-        {
+        if (rank == 2) {
+            watching::sleep(2 * TIMEOUT);
+        } else {
+            watch.arm();
             const Watch::Wait wait(watch);
-            watching::sleep(2 * TIMEOUT + (rank == 2 ? 0 : 0.2));
+            watching::sleep(2 * TIMEOUT + 0.2);
         }
         watch.finish();
     });
@@ -643,7 +645,8 @@ static Rest begin_strangers()
         std::string secret;
         in >> secret;
         watching::Link no_rank(connect_raw(shared.address), LONG_TIMEOUT);
-        no_rank.send(watching::Kind::HELLO, 3, {}, secret + " 1 nobody");
+        no_rank.send(watching::Kind::HELLO, 3000000, {}, secret + " 1 nobody");
+        no_rank.send(watching::Kind::BEAT, 0, {});
     }, [](Watch& watch, int rank, Shared& shared) {
         step_together(watch, rank, 3, shared, 20);
         char byte;
