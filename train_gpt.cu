@@ -4445,6 +4445,9 @@ private:
                clock_text(seconds).c_str(), short_number(steps * tokens_per_step() / seconds).c_str(),
                size_text(m_.allocated).c_str(), size_text(used).c_str(),
                device.is_cpu() ? "resident at most" : "in use on the device");
+        if (!ranks.alone() && steps > 0)
+            printf("sent       %s a step by each of %zu GPUs\n",
+                   size_text(static_cast<size_t>(ranks.bytes_sent / steps)).c_str(), ranks.count);
     }
 
     void checkpoint() {
