@@ -2902,12 +2902,9 @@ void need_weights(Model& m, size_t g, size_t next) {
     if (!device.tuning) await_sent(m.traffic.gathered[slot_of(g, m.w.qkvw.copies)]);
 }
 
-// After the update: what was gathered is old. The first groups are on their way before they are asked for.
+// After the update: what was gathered is old. Nothing is on its way then, as between steps ranks talk by MPI, too.
 void weights_changed(Model& m) {
-    if (ranks.alone() || m.setup.zero == 0) return;
-    std::fill(m.traffic.holds.begin(), m.traffic.holds.end(), NO_GROUP);
-    gather_weights(m, 0);
-    gather_weights(m, 1);
+    if (m.setup.zero > 0) std::fill(m.traffic.holds.begin(), m.traffic.holds.end(), NO_GROUP);
 }
 
 // The weights are the master weights, rounded: for what this rank updates, and then for all.
@@ -4338,6 +4335,7 @@ public:
             while (step_ < o_.steps && advance(loader)) {}
         } catch (const std::exception&) {
             rescue();
+            ranks.watch.disarm();
             throw;
         }
         progress_.end_line();
