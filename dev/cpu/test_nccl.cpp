@@ -257,8 +257,8 @@ static void test_operations()
 {
     Communicator comm;
     const float r = static_cast<float>(rank), last = static_cast<float>(size - 1);
-    claim("maximum and minimum", operation_gives<float>(comm, ncclMax, {r, -r}, {last, 0}) &&
-                                     operation_gives<float>(comm, ncclMin, {1 + r, -r}, {1, -last}) &&
+    claim("maximum and minimum", operation_gives<float>(comm, ncclMax, {r, 1 - r}, {last, 1}) &&
+                                     operation_gives<float>(comm, ncclMin, {1 + r, 1 - r}, {1, 1 - last}) &&
                                      operation_gives<int>(comm, ncclMax, {-rank, rank}, {0, size - 1}));
     claim("product", operation_gives<int>(comm, ncclProd, {2, -1}, {1 << size, size % 2 == 0 ? 1 : -1}) &&
                          operation_gives<float>(comm, ncclProd, {0.5f}, {ldexpf(1, -size)}));
@@ -486,7 +486,7 @@ static bool steps_are_right(ncclComm_t comm, Forget forget)
 {
     constexpr int steps = 12;
     Stream compute, communication;
-    Array<int> x(1), total(1);
+    Array<int> x(1), sum(1), total(1);
     cudaDeviceSynchronize();  // those were written by the default stream, for which these do not wait
     cudaEvent_t event = nullptr;
     cudaEventCreate(&event);
@@ -494,9 +494,9 @@ static bool steps_are_right(ncclComm_t comm, Forget forget)
     for (int step = 1; step <= steps; step++) {
         launch(compute, set, x.data, step + rank);
         if (forget != Forget::BEFORE) pass(compute, communication, event);
-        ncclAllReduce(x.data, x.data, 1, ncclInt, ncclSum, comm, communication);
+        ncclAllReduce(x.data, sum.data, 1, ncclInt, ncclSum, comm, communication);
         if (forget != Forget::AFTER) pass(communication, compute, event);
-        launch(compute, add_to, total.data, x.data);
+        launch(compute, add_to, total.data, sum.data);
         expected = expected * 3 + size * step + size * (size - 1) / 2;
     }
     const bool done = cudaDeviceSynchronize() == cudaSuccess;
