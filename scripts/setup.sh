@@ -5,6 +5,8 @@
 #   scripts/setup.sh cpu without-onednn    the same but for oneDNN
 #   scripts/setup.sh gpu    the GPU build: g++, make, nlohmann/json, PCRE2. The CUDA toolkit is looked
 #                           for but never installed: its version has to suit the driver's.
+#   scripts/setup.sh ... multi    also what several processes need to train together: Open MPI, and NCCL for the GPU
+#                           build, which is looked for only, as it has to suit the toolkit.
 #
 # CXX=...: with another compiler than g++, which must be there. Nobody is asked for a password: without apt-get, or
 # without the right to use it, prints the line to type and exits with 2.
@@ -12,16 +14,16 @@ set -euo pipefail
 
 build=${1:-cpu}
 case "$*" in
-"" | cpu | gpu | "cpu without-onednn" | "gpu without-onednn") ;;
+"" | [cg]pu | [cg]"pu without-onednn" | [cg]"pu multi" | [cg]"pu without-onednn multi") ;;
 *)
-    echo "usage: scripts/setup.sh [cpu|gpu] [without-onednn]    (found: $*)" >&2
+    echo "usage: scripts/setup.sh [cpu|gpu] [without-onednn] [multi]    (found: $*)" >&2
     exit 2
     ;;
 esac
 compiler=()
 eval "compiler=(${CXX:-g++})"    # with flags, quoted as for a shell, or after a program such as ccache
 
-# need            apt                   dnf           pacman         brew
+# need            apt (a comma: two)    dnf           pacman         brew
 table='
 g++               g++                   gcc-c++       gcc            gcc
 make              make                  make          make           make
@@ -29,13 +31,15 @@ nlohmann/json     nlohmann-json3-dev    json-devel    nlohmann-json  nlohmann-js
 PCRE2             libpcre2-dev          pcre2-devel   pcre2          pcre2
 Boost.Context     libboost-context-dev  boost-devel   boost          boost
 oneDNN            libdnnl-dev           onednn-devel  onednn         onednn
+Open-MPI          libopenmpi-dev,openmpi-bin  openmpi-devel  openmpi  open-mpi
 '
 
 # packages COLUMN NEED...: what the needs are called in a column of the table
 packages() {
     local column=$1
     shift
-    awk -v column="$column" -v needs=" $* " 'NF && index(needs, " " $1 " ") { printf "%s%s", sep, $column; sep = " " }' <<<"$table"
+    awk -v column="$column" -v needs=" $* " 'NF && index(needs, " " $1 " ") { printf "%s%s", sep, $column; sep = " " }' \
+        <<<"$table" | tr , ' '
 }
 
 # has HEADER [LIBRARY]: a program that includes the one and links the other can be built. Asking
@@ -44,6 +48,13 @@ packages() {
 has() {
     printf '#if !__has_include(<%s>)\n#error\n#endif\nint main() {}\n' "$1" |
         "${compiler[@]}" -x c++ - -o /dev/null ${2:+"-l$2"} 2>/dev/null
+}
+
+# Open MPI's compiler says where its header is. Some systems have several MPIs, and put none on PATH.
+has_open_mpi() {
+    local flags
+    command -v mpirun >/dev/null && flags=$(mpicxx --showme:compile 2>/dev/null) || return 1
+    (eval "compiler+=($flags)" && has mpi.h)
 }
 
 missing=()
@@ -71,6 +82,24 @@ else
         echo "setup: found $nvcc but no cublasLt.h: install the toolkit's cuBLAS (apt: libcublas-dev-VERSION)" >&2
         exit 2
     fi
+fi
+if [[ $* == *multi ]]; then
+    if [ "$build" = gpu ] && [ ! -e "${nvcc%/bin/nvcc}/include/nccl.h" ] && ! has nccl.h; then
+        exec >&2
+        pip=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' 2>/dev/null || echo site-packages)
+        flags="CPPFLAGS=-I$pip/nvidia/nccl/include LDFLAGS=-L$pip/nvidia/nccl/lib"
+        echo "setup: found $nvcc but no nccl.h: install NCCL for its CUDA, with NVIDIA's repository by"
+        echo "    apt-get install libnccl-dev"
+        echo "or from PyPI, which takes flags for make then, by (CUDA 13: nvidia-nccl-cu13)"
+        echo "    pip install nvidia-nccl-cu12    # $flags"
+        exit 2
+    fi
+    elsewhere=/usr/lib64/openmpi/bin/mpicxx
+    if ! has_open_mpi && [ -x $elsewhere ]; then
+        echo "setup: found $elsewhere, but not mpicxx and mpirun on PATH: module load mpi/openmpi-$(uname -m)" >&2
+        exit 2
+    fi
+    has_open_mpi || missing+=(Open-MPI)
 fi
 if [ ${#missing[@]} = 0 ] && [ $onednn = present ]; then
     exit 0
