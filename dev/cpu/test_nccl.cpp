@@ -11,7 +11,6 @@
 #include <nccl.h>
 
 #include <functional>
-#include <random>
 
 // ==== the harness =======================================================================================
 
@@ -113,12 +112,14 @@ template <class T> constexpr ncclDataType_t type_of = TypeOf<T>::value;
 template <class T>
 static std::vector<T> values_of(int owner, size_t count)
 {
-    std::mt19937 random(static_cast<unsigned>(owner + 1));
+    cuda_cpu::Random random{static_cast<uint64_t>(owner + 1)};
     std::vector<T> values(count);
     for (T& value : values) {
-        const double number = static_cast<double>(random()) / 4294967296.0 - 0.5;
-        value = std::is_integral_v<T> ? static_cast<T>(static_cast<int>(number * 1000)) : static_cast<T>(static_cast<float>(ldexp(number, static_cast<int>(random() % 12))));
-        if constexpr (std::is_same_v<T, double>) value *= 1 + number / 1e9;
+        const uint64_t bits = random.next();
+        const double number = static_cast<double>(bits >> 11) * 0x1p-53 - 0.5;
+        const double magnitude = static_cast<double>(1 << bits % 12);
+        if constexpr (std::is_integral_v<T>) value = static_cast<T>(number * 1000);
+        else value = static_cast<T>(number * magnitude);
     }
     return values;
 }
