@@ -1,13 +1,15 @@
 """The measurements: plans and training runs of ./train_gpt, as plain numbers.
 
-Each of the seven functions at the end answers one question of the chapter and returns what JSON can
+Each of the eight functions at the end answers one question of the book and returns what JSON can
 hold. Drawing is report.py's: this file needs the standard library only.
 """
 import json
+import math
 import os
 import random
 import re
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -23,7 +25,11 @@ class Mistake(Exception):
 
 
 class Failed(Exception):
-    """A program that was started did not do its work."""
+    """A program that was started did not do its work; `said`: its own words."""
+
+    def __init__(self, text, said=""):
+        super().__init__(text)
+        self.said = said
 
 
 # ---- How much work, for which device
@@ -41,18 +47,24 @@ class Size:
     scan_lens: list
     scan_tokens: int        # larger micro-batches are left out
     scan_seconds: float     # no further point of the scan is begun after so long
+    parallel_batch: int     # micro-batch of each process of several, in sequences of parallel_len tokens
+    parallel_len: int
+    parallel_steps: int     # whose losses are compared
 
 
 SIZES = {
     "quick": Size({"layers": 4, "heads": 4, "channels": 128}, micro_batch=8, seq_len=128, rounds=3, run_seconds=0.4,
                   attention_lens=[128, 512], attention_tokens=1024,
-                  scan_batches=[1, 4], scan_lens=[64, 256], scan_tokens=1024, scan_seconds=20),
+                  scan_batches=[1, 4], scan_lens=[64, 256], scan_tokens=1024, scan_seconds=20,
+                  parallel_batch=1, parallel_len=64, parallel_steps=12),
     "cpu": Size({"layers": 6, "heads": 4, "channels": 256}, micro_batch=4, seq_len=256, rounds=5, run_seconds=2,
                 attention_lens=[128, 256, 512, 1024], attention_tokens=1024,
-                scan_batches=[1, 2, 4, 8, 16], scan_lens=[64, 256, 1024], scan_tokens=2048, scan_seconds=120),
+                scan_batches=[1, 2, 4, 8, 16], scan_lens=[64, 256, 1024], scan_tokens=2048, scan_seconds=120,
+                parallel_batch=1, parallel_len=64, parallel_steps=20),
     "gpu": Size({"layers": 24, "heads": 16, "channels": 1024}, micro_batch=16, seq_len=1024, rounds=5, run_seconds=1.5,
                 attention_lens=[512, 1024, 2048, 4096], attention_tokens=16384,
-                scan_batches=[1, 4, 16, 64], scan_lens=[512, 1024, 2048], scan_tokens=1 << 17, scan_seconds=200),
+                scan_batches=[1, 4, 16, 64], scan_lens=[512, 1024, 2048], scan_tokens=1 << 17, scan_seconds=200,
+                parallel_batch=4, parallel_len=1024, parallel_steps=40),
 }
 LEAST_STEPS, MOST_STEPS, WARM_UP = 3, 60, 1     # the first step of a run also sets things up: not counted
 ATTENTION_ROUNDS, SCAN_ROUNDS = 3, 2            # at most: of sections with many setups
@@ -81,6 +93,23 @@ def in_bytes(text, what):
     return float(found[1]) * UNITS[found[2]] if found and found[2] in UNITS else None
 
 
+def first_number(text, pattern):
+    found = re.search(pattern, text)
+    return float(found[1]) if found else None
+
+
+# What Open MPI, if it is that, refuses unless it is asked: more processes than cores, and to be run as root.
+OPEN_MPI = ["--oversubscribe", "--bind-to", "none"]
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def started_by(processes):
+    if processes == 1:
+        return []
+    version = subprocess.run(["mpirun", "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return ["mpirun", *(OPEN_MPI if "Open MPI" in version.stdout else []), "-n", str(processes)]
+
+
 def write_text(path):
     """Words that are made up: something to learn, and always the same."""
     generator = random.Random(1)
@@ -102,24 +131,29 @@ class Trainer:
         self.first_record = None        # of the first run: device and build
         self.peak_flops = 0             # the highest of all runs: a CPU's is measured anew by each
         self.help = self.call("--help")
+        # Only a plan for a GPU sets bytes aside for CUDA.
+        self.gpu = self.plan(micro_batch=1)["bytes"]["cuda"] > 0
 
     def can_trace(self):
         return "--trace" in self.help
 
-    def call(self, *arguments):
-        done = subprocess.run([self.program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    def call(self, *arguments, processes=1):
+        done = subprocess.run([*started_by(processes), self.program, *arguments], stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, env={**os.environ, **AS_ROOT})
         if done.returncode != 0:
-            last = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").splitlines()[-1]
-            raise Failed(f"exit code {done.returncode} from {self.shown(arguments)}: {last}")
+            lines = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").splitlines()
+            ours = [line for line in lines if line.startswith("train_gpt: ")]    # mpirun adds words of its own
+            said = (ours or lines)[-1]
+            raise Failed(f"exit code {done.returncode} from {self.shown(arguments, processes)}: {said}", said)
         return done.stdout
 
-    def shown(self, arguments):
+    def shown(self, arguments, processes=1):
         """A command line as a reader would type it."""
-        text = shlex.join(["./train_gpt", *arguments])
+        text = shlex.join([*(["mpirun", "-n", str(processes)] if processes > 1 else []), "./train_gpt", *arguments])
         return re.sub(re.escape(self.folder) + r"/(\S*/)?", "", text)
 
-    def remember(self, arguments):
-        command = self.shown(arguments)
+    def remember(self, arguments, processes=1):
+        command = self.shown(arguments, processes)
         if command not in self.commands:
             self.commands.append(command)
 
@@ -128,13 +162,14 @@ class Trainer:
         self.remember(arguments)
         return json.loads(self.call(*arguments))
 
-    def train(self, steps, **options):
-        """Trains for some steps: what the log says of them, and the closing line's memory."""
+    def train(self, steps, gpus=1, **options):
+        """Trains for some steps, on so many GPUs or with so many processes: what the log says of them, and the
+        closing lines' memory and traffic."""
         command = ["train", "--data", self.text, *flags(options), "--steps", str(steps), "--schedule", "constant",
                    "--val-fraction", "0", "--eval-every", "0", "--sample-every", "0", "--checkpoint-every", "0"]
-        self.remember(command)
+        self.remember(command, gpus)
         with tempfile.TemporaryDirectory(dir=self.folder) as out:
-            output = self.call(*command, "--out", out)
+            output = self.call(*command, "--out", out, processes=gpus)
             with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as log:
                 record, *lines = [json.loads(line) for line in log]
         record = record["run"]
@@ -142,8 +177,12 @@ class Trainer:
         self.peak_flops = max(self.peak_flops, record["peak_flops"])
         lines = [line for line in lines if "ms" in line]
         return {"ms": [line["ms"] for line in lines[WARM_UP:]], "losses": [line["loss"] for line in lines],
+                "norms": [line["norm"] for line in lines],
                 "flops_per_token": record["flops_per_token"], "planned": record["planned_bytes"],
-                "resident": in_bytes(output, "resident")}
+                "as_planned": "allocated as planned" in output, "resident": in_bytes(output, "resident"),
+                "sent": in_bytes(output, "a step by each"),
+                "sending_ms": first_number(output, r"sending +(\S+) ms a step"),
+                "exposed_ms": first_number(output, r"sending .*, (\S+) ms of it .* not hidden")}
 
     def fits(self, **options):
         plan = self.plan(**options)
@@ -187,7 +226,7 @@ def setup_of(size, **more):
     return {**setup, "context": setup["seq_len"]}
 
 
-# ---- The seven questions
+# ---- The eight questions
 
 CARD = "80GB"           # the card that large models are planned for, whatever this machine is
 LARGE = ["1b", "7b", "70b", "405b"]
@@ -337,19 +376,94 @@ def mixed_precision(trainer, size):
     return results
 
 
+STAGES = [0, 1, 2, 3]           # of ZeRO
+PARTS = [1, 3]                  # micro-batches that each process adds up in a step, for what it sends
+ZERO_PAPER = {"layers": 36, "channels": 4096, "heads": 32}  # 7.5 billion parameters, as in that paper's figure 1
+ZERO_PAPER_GPUS = 64
+
+
+def gpu_count():
+    """Of this machine, as far as programs see them."""
+    if not shutil.which("nvidia-smi"):
+        return 1
+    listed = subprocess.run(["nvidia-smi", "-L"], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
+    count = sum(line.startswith("GPU ") for line in listed.splitlines())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return count if visible is None else min(count, len([name for name in visible.split(",") if name.strip()]))
+
+
+def why_alone(trainer, most, setup):
+    """What keeps the trainer from running as several processes, or None."""
+    if most < 2:
+        return "this machine has one GPU"
+    if not shutil.which("mpirun"):
+        return "there is no mpirun on PATH"
+    try:
+        run = trainer.train(1, gpus=2, **setup)
+    except Failed as error:
+        return f"two processes do not run here ({error.said.removeprefix('train_gpt: ')})"
+    # As with the mpirun of another MPI than the build's.
+    return None if run["sent"] else "two processes that mpirun started did not find each other"
+
+
+def parallel_speed(trainer, size, setup, numbers):
+    """Step times with the same work for each GPU, and how much of the sending is hidden under kernels."""
+    setups = {"1 GPU": setup, **{f"{gpus} GPUs, ZeRO {zero}": {**setup, "gpus": gpus, "zero": zero}
+                                 for gpus in numbers[1:] for zero in (STAGES[0], STAGES[-1])}}
+    results = trainer.compare(setups, min(ATTENTION_ROUNDS, size.rounds), size.run_seconds)
+    path = os.path.join(trainer.folder, "trace.json")
+    for name, result in results.items():
+        if result:
+            gpus = setups[name].get("gpus", 1)
+            traced = trainer.train(WARM_UP + LEAST_STEPS, **setups[name], trace=path) if gpus > 1 else {}
+            result.update(gpus=gpus, tokens=gpus * tokens_of(setup),
+                          sending_ms=traced.get("sending_ms"), exposed_ms=traced.get("exposed_ms"))
+    return results
+
+
+def data_parallel(trainer, size):
+    """8. Several processes that share one step's batch: memory, traffic, losses; on GPUs, throughput."""
+    most = gpu_count() if trainer.gpu else 4
+    setup = setup_of(size, micro_batch=size.parallel_batch, seq_len=size.parallel_len)
+    why = why_alone(trainer, most, setup)
+    if why:
+        return {"why": why}
+    numbers = sorted({1, 2, most})
+
+    def run(gpus, zero, parts, steps):
+        total = size.parallel_batch * size.parallel_len * gpus * parts
+        figures = trainer.train(steps, **setup, total_batch=total, gpus=gpus, zero=zero)
+        kept = ("planned", "as_planned", "sent", "losses", "norms")
+        return {"gpus": gpus, "zero": zero, "parts": parts, **{name: figures[name] for name in kept}}
+
+    plans = [{"gpus": gpus, "zero": zero, "bytes": trainer.plan(**setup, gpus=gpus, zero=zero)["bytes"]}
+             for zero in STAGES for gpus in numbers]
+    runs = [run(gpus, zero, parts, size.parallel_steps if parts == 1 else LEAST_STEPS)
+            for gpus in numbers[1:] for zero in STAGES for parts in PARTS]
+    same_batch = math.lcm(*numbers)
+    splits = [run(gpus, 0, same_batch // gpus, size.parallel_steps) for gpus in numbers]
+    plan = trainer.plan(**setup)
+    paper = [trainer.plan(**ZERO_PAPER, micro_batch=1, precision="bf16", grad_dtype="bf16", gpu_memory=CARD,
+                          gpus=ZERO_PAPER_GPUS, zero=zero) for zero in STAGES]
+    return {"numbers": numbers, "plans": plans, "runs": runs, "splits": splits,
+            "parameters": plan["parameters"], "precision": plan["precision"], "grad_dtype": plan["grad_dtype"],
+            "paper": {"parameters": paper[0]["parameters"], "bytes": [each["bytes"] for each in paper]},
+            "speed": parallel_speed(trainer, size, setup, numbers) if trainer.gpu else None}
+
+
 def measure(program, device, quick):
     """All of it: {"about": ..., section: {"results": ..., "commands": [...]}, ...}."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpt_chapter_") as folder:
         trainer = Trainer(program, folder)
-        # Only a plan for a GPU sets bytes aside for CUDA.
-        found = "gpu" if trainer.plan(micro_batch=1)["bytes"]["cuda"] > 0 else "cpu"
+        found = "gpu" if trainer.gpu else "cpu"
         device = device or found
         size = SIZES["quick" if quick else device]
         while size.micro_batch > 1 and not trainer.fits(**setup_of(size, recompute="none")):
             size.micro_batch //= 2
         sections = {"state": state, "activations": activations, "timeline": timeline, "recomputation": recomputation,
-                    "accumulation": accumulation, "scan": scan, "mixed_precision": mixed_precision}
+                    "accumulation": accumulation, "scan": scan, "mixed_precision": mixed_precision,
+                    "data_parallel": data_parallel}
         results = {}
         for number, (name, section) in enumerate(sections.items(), 1):
             print(f"chapter: {number}/{len(sections)} {name.replace('_', ' ')} ... ({time.monotonic() - began:.0f} s)", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The report: for each of the seven questions a figure, a table and a few sentences.
+"""The report: for each of the eight questions a figure, a table and a few sentences.
 
 Each function below takes what its namesake in measure.py returned, draws, and gives a Section.
 `rows` are for the summary at the top: (what, the chapter's figure, the figure here).
@@ -18,10 +18,11 @@ from matplotlib.lines import Line2D
 from measure import LARGE, MODES, told
 
 CATEGORIES = {"weights": "#4e79a7", "master": "#86b4d8", "adam_m": "#b07aa1", "adam_v": "#d4a6c8",
-              "gradients": "#f28e2b", "activations": "#59a14f", "workspace": "#9c9c9c"}
+              "gradients": "#f28e2b", "buffers": "#edc948", "activations": "#59a14f", "workspace": "#9c9c9c", "cuda": "#d0d0d0"}
 MODE_COLORS = {"none": "#4e79a7", "selective": "#f28e2b", "full": "#59a14f"}
 PASS_COLORS = {"forward": "#4e79a7", "recompute": "#edc948", "backward": "#e15759", "update": "#76b7b2"}
 CHAPTER_COLOR = "#c0392b"
+ZERO_PAPER_GB = (120, 31.4, 16.6, 1.9)      # Rajbhandari et al. 2020, figure 1: 7.5 billion parameters, 64 GPUs
 CHAPTER_GB = {"1b": (16, 20), "7b": (112, 140), "70b": (1120, 1400), "405b": (6480, 8100)}   # without, with FP32 gradients
 
 pyplot.rcParams.update({"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
@@ -545,9 +546,249 @@ def mixed_precision(results, about):
         "Planned, for the 7B shape.")
 
 
+# ---- 8
+
+STATE = ["weights", "gradients", "master", "adam_m", "adam_v"]
+DTYPE_BYTES = {"fp32": 4, "bf16": 2}
+# Relative: losses that differ by less are one curve. Rounding makes less of a difference within so few steps, and
+# other data, or a gradient that was left out, more.
+ONE_CURVE = {"fp32": 1e-4, "bf16": 1e-2}
+
+
+def to_send(results, model, run):
+    """Bytes that a GPU sends in a step: by the formula, and less what need not be gathered again. With ZeRO 3 two
+    layers have room; those that forward ends with are still there when backward begins, and those that backward ends
+    with when the next micro-batch does, and so is all that is no layer's."""
+    all_, parts, gpus = results["parameters"], run["parts"], run["gpus"]
+    layer = 12 * model["channels"] ** 2 + 13 * model["channels"]
+    summed = [2 * all_, all_, parts * all_, parts * all_][run["zero"]]
+    gathered = [0, all_, all_, 2 * parts * all_][run["zero"]]
+    again = (2 * parts - 1) * (all_ - max(0, model["layers"] - 2) * layer) if run["zero"] == 3 else 0
+    grad, weight, rings = DTYPE_BYTES[results["grad_dtype"]], DTYPE_BYTES[results["precision"]], (gpus - 1) / gpus
+    return rings * (grad * summed + weight * gathered), rings * (grad * summed + weight * (gathered - again))
+
+
+def as_formula(run, bytes_):
+    """To the digits that a run prints, and the small sums of losses and norms."""
+    last_digit = 1e7 if bytes_ >= 1e9 else 1e5
+    return abs(run["sent"] - bytes_) <= last_digit / 2 + 0.01 * bytes_
+
+
+def farthest(runs, reference):
+    """The largest relative difference of losses."""
+    return max(abs(a / b - 1) for run in runs for a, b in zip(run["losses"], reference["losses"]))
+
+
+def stack(axis, x, bytes_, categories, unit, width):
+    bottom = 0
+    for category in categories:
+        axis.bar(x, bytes_[category] / unit, width, bottom, color=CATEGORIES[category], alpha=0.55 if category == "activations" else 1)
+        bottom += bytes_[category] / unit
+
+
+def parallel_figure(results, about, shown):
+    numbers, most, speed = results["numbers"], results["numbers"][-1], results["speed"]
+    figure, axes = pyplot.subplots(2, 3 if speed else 2, figsize=(10.5, 7.2))
+    figure.get_layout_engine().set(hspace=0.06)
+    memory_axis, paper_axis, sent_axis, loss_axis = [*axes[0][:2], *axes[1][:2]]
+    bar = 0.8 / len(numbers)
+    places = []
+    for plan in results["plans"]:
+        places.append(plan["zero"] + bar * (numbers.index(plan["gpus"]) - (len(numbers) - 1) / 2))
+        stack(memory_axis, places[-1], plan["bytes"], shown, 1e6, 0.9 * bar)
+    memory_axis.set_xticks(places, [plan["gpus"] for plan in results["plans"]])
+    for zero in range(4):
+        memory_axis.text(zero, -0.085, f"ZeRO {zero}", transform=memory_axis.get_xaxis_transform(), ha="center", va="top")
+    memory_axis.set(title="Memory of each process, MB, by their number")
+
+    for zero, (bytes_, gb) in enumerate(zip(results["paper"]["bytes"], ZERO_PAPER_GB)):
+        stack(paper_axis, zero, bytes_, [*STATE, "buffers"], 1e9, 0.6)
+        paper_axis.plot([zero - 0.4, zero + 0.4], [gb, gb], color=CHAPTER_COLOR, linestyle="--", linewidth=1.4)
+        top = max(gb, sum(bytes_[c] for c in [*STATE, "buffers"]) / 1e9)
+        paper_axis.text(zero, top + 2, f"{number(sum(bytes_[c] for c in STATE) / 1e9)} state"
+                        + (f"\n+ {number(bytes_['buffers'] / 1e9)} buffers" if bytes_["buffers"] else ""),
+                        ha="center", va="bottom", fontsize=7.5)
+    paper_axis.set_ylim(0, 140)
+    paper_axis.set(title="7.5 billion parameters, 64 GPUs: GB on each")
+
+    largest = [run for run in results["runs"] if run["gpus"] == most]
+    for run in largest:
+        x = run["zero"] + (-0.2 if run["parts"] == 1 else 0.2)
+        sent_axis.bar(x, run["sent"] / 1e6, 0.36, color="#4e79a7" if run["parts"] == 1 else "#a0cbe8")
+        formula = to_send(results, about["model"], run)[0] / 1e6
+        sent_axis.plot([x - 0.2, x + 0.2], [formula, formula], color=CHAPTER_COLOR, linestyle="--", linewidth=1.4)
+    sent_axis.set(title=f"MB sent in a step by each of {most}")
+    sent_axis.legend(handles=[Patch(color="#4e79a7", label="1 micro-batch each"), Patch(color="#a0cbe8", label="3 micro-batches each"),
+                              Line2D([], [], color=CHAPTER_COLOR, linestyle="--", label="formula")], loc="upper left", fontsize=8)
+
+    for x, run in enumerate(results["splits"]):
+        loss_axis.plot(range(1, len(run["losses"]) + 1), run["losses"], marker="osD"[x], markersize=7 - 1.6 * x, linewidth=1, alpha=0.8,
+                       label=f"{run['gpus']} × {run['parts']}")
+    loss_axis.set(title="Loss of the same batches", xlabel="step")
+    loss_axis.legend(fontsize=8, title="processes × micro-batches", title_fontsize=8)
+    loss_axis.xaxis.get_major_locator().set_params(integer=True)
+    for axis in (paper_axis, sent_axis):
+        axis.set_xticks(range(4), [f"ZeRO {zero}" for zero in range(4)])
+    for axis in (memory_axis, paper_axis, sent_axis):
+        axis.grid(axis="x", visible=False)
+    if speed:
+        speed_figure(axes[0][2], axes[1][2], speed)
+    handles = [Patch(color=CATEGORIES[c], alpha=0.55 if c == "activations" else 1, label=c) for c in shown]
+    handles.append(Line2D([], [], color=CHAPTER_COLOR, linestyle="--", label="chapter, ZeRO's paper"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    return figure
+
+
+def speed_figure(speed_axis, send_axis, speed):
+    """On GPUs only: there each process has a device of its own."""
+    done = {name: r for name, r in speed.items() if r}
+    one = statistics.median(done["1 GPU"]["round_ms"])
+    for x, (name, r) in enumerate(done.items()):
+        each = r["tokens"] / r["gpus"]
+        sure = name == "1 GPU" or told(r["ratios"])
+        speed_axis.bar(x, 1000 * each / r["median_ms"], 0.6, color="#76b7b2", alpha=1 if sure else 0.3)
+        if r["sending_ms"]:
+            send_axis.bar(x, r["exposed_ms"], 0.6, color="#e15759", label="not hidden" if x == 1 else None)
+            send_axis.bar(x, r["sending_ms"] - r["exposed_ms"], 0.6, r["exposed_ms"], color="#76b7b2",
+                          label="under kernels" if x == 1 else None)
+    note_chapter_line(speed_axis, 1000 * done["1 GPU"]["tokens"] / one, "chapter: each as fast as one")
+    speed_axis.set(title="tokens/s of each GPU")
+    speed_axis.margins(y=0.15)
+    send_axis.set(title="ms a step between GPUs")
+    send_axis.legend(fontsize=8)
+    for axis in (speed_axis, send_axis):
+        axis.set_xticks(range(len(done)), [name.replace(", ", "\n") for name in done], fontsize=7)
+        axis.grid(axis="x", visible=False)
+
+
+def parallel_memory(results):
+    """What is said of memory."""
+    most, plans = results["numbers"][-1], {(p["gpus"], p["zero"]): p["bytes"] for p in results["plans"]}
+    runs = results["runs"] + results["splits"]
+    wrong = [run for run in runs if not run["as_planned"] or run["planned"] != plans[run["gpus"], run["zero"]]["total"]]
+    sees = (f"Each process takes micro-batches of its own, and gradients are summed over all of them before the update: accumulation, but "
+            f"in parallel. With ZeRO 0 each holds all that one alone would, {size(plans[most, 0]['total'])}. ZeRO 1 shares out optimizer states "
+            f"and master weights, ZeRO 2 gradients too, ZeRO 3 weights too: with {most} processes "
+            + ", ".join(size(plans[most, zero]["total"]) for zero in (1, 2, 3)) + " each. ")
+    sees += (f"All {len(runs)} runs allocated what was planned, to the byte." if not wrong else
+             f"{len(wrong)} of {len(runs)} runs did not allocate what was planned, the first with --zero {wrong[0]['zero']} and "
+             f"{wrong[0]['gpus']} processes: {wrong[0]['planned']:,} bytes, planned {plans[wrong[0]['gpus'], wrong[0]['zero']]['total']:,}.")
+    buffers, whole = plans[most, 3]["buffers"], plans[most, 0]
+    sees += (f" What stages 2 and 3 share out travels through buffers, which hold the embeddings and two layers: "
+             f"{size(buffers)} with ZeRO 3, {100 * buffers / (whole['weights'] + whole['gradients']):.0f} % of all weights and gradients of this "
+             "model, and a small part of those of one with many layers.")
+    more = [(gpus, zero) for gpus in results["numbers"][1:] for zero in (1, 2, 3)
+            if plans[gpus, zero]["total"] > plans[gpus, zero - 1]["total"]]
+    if more:
+        sees += " Here they cost more than they save where " + " and where ".join(
+            f"{gpus} processes go from ZeRO {zero - 1} to {zero}" for gpus, zero in more) + "."
+    return sees
+
+
+def parallel_traffic(results, about):
+    """What is said of the bytes that are sent."""
+    off = [run for run in results["runs"] if not as_formula(run, to_send(results, about["model"], run)[1])]
+    mixed = results["grad_dtype"] != results["precision"]
+    sees = ("In a ring of R a sum over all sends each number twice, (R - 1) / R times, and its two halves, to sum slices and to gather "
+            "them, once each. So by the formula a step sends 2 numbers for each parameter with ZeRO 0, 1 + 1 with ZeRO 1, and with "
+            "k micro-batches k + 1 with ZeRO 2, whose gradients have no place to be added up in, and 3 k with ZeRO 3, which "
+            "gathers weights in forward and again in backward"
+            + (f"; gradients here are {results['grad_dtype'].upper()}, weights {results['precision'].upper()}. " if mixed else ". "))
+    if off:
+        expected = to_send(results, about["model"], off[0])[1]
+        return sees + (f"{len(off)} of {len(results['runs'])} runs sent something else, the first with --zero {off[0]['zero']} and {off[0]['gpus']} "
+                       f"processes × {off[0]['parts']} micro-batches: {size(off[0]['sent'])}, expected {size(expected)}.")
+    return sees + ("All runs sent just that, but for ZeRO 3, which sent less: weights that are still there are not gathered again, "
+                   "which are those of two layers where forward turns into backward and backward into the next forward. In a model with many "
+                   "layers they matter little; with them counted its runs agree too.")
+
+
+def parallel_losses(results):
+    """What is said of losses, and the largest relative difference of those of the same batches."""
+    splits, limit = results["splits"], ONE_CURVE[results["precision"]]
+    difference = farthest(splits[1:], splits[0])
+    steps = len(splits[0]["losses"])
+    names = " and ".join(str(n) for n in results["numbers"][1:])
+    sees = f"The same {steps} batches by one process that accumulates and by {names}: losses differ by {difference:.1e} of their size at most"
+    sees += (", so that the curves lie on each other. " if difference <= limit else
+             f". That is more than the {limit:.0e} that rounding explains: they are not the same run. ")
+    for gpus in results["numbers"][1:]:
+        runs = [run for run in results["runs"] if run["gpus"] == gpus and run["parts"] == 1]
+        equal = all(run["losses"] == runs[0]["losses"] and run["norms"] == runs[0]["norms"] for run in runs)
+        sees += (f"With {gpus}, without accumulation, ZeRO 0 to 3 give " + ("the same bits: losses and norms of all steps are equal. " if equal else
+                 f"losses that differ by {farthest(runs[1:], runs[0]):.1e} at most. "))
+    return sees.strip(), difference
+
+
+def parallel_speed(results, about):
+    """What is said of throughput: on a CPU nothing."""
+    if not results["speed"]:
+        return (f"Nothing is said of throughput: these processes share one machine's {about['cpus']} CPUs, so that more of them do not get more "
+                "done, and what they send goes through its memory. On GPUs, where each has one of its own, this part compares tokens/s too.")
+    sees = ("The chapter expects that replicas work in parallel, where accumulation does not, and that sending hides under backward, "
+            "so that each GPU stays about as fast as one alone. ")
+    for name, r in list(results["speed"].items())[1:]:
+        if not r:
+            sees += f"{name}: does not fit. "
+            continue
+        ratio = statistics.median(r["ratios"])
+        sees += concluded(r["ratios"], f"{name}: each has {100 / ratio:.0f} % of the tokens/s of one alone.",
+                          f"{name}: whether each is slower than one alone") + " "
+    return sees.strip()
+
+
+def data_parallel(results, about):
+    if "why" in results:
+        return Section("Data parallelism", None, "8_data_parallel.png",
+                       [f"This part is left out: {results['why']}. It needs a build for many GPUs (make MULTI=yes), which takes MPI, and mpirun."], "")
+    most, paper = results["numbers"][-1], results["paper"]
+    shown = [c for c in CATEGORIES if any(plan["bytes"][c] for plan in results["plans"])]
+    loss_words, difference = parallel_losses(results)
+    paper_state = [sum(bytes_[c] for c in STATE) for bytes_ in paper["bytes"]]
+    each = [state_bytes / paper["parameters"] for state_bytes in paper_state]
+    paper_words = (
+        f"The ZeRO paper's example has 7.5 billion parameters in BF16 on 64 GPUs, 16 bytes for each: 16, 4 + 12/64, 2 + 14/64 and 16/64 of them "
+        f"on a GPU. The plan for such a model ({number(paper['parameters'] / 1e9)} billion) says {', '.join(f'{b:.2f}' for b in each)}. The paper's "
+        f"bytes leave out buffers, {size(paper['bytes'][3]['buffers'])} with ZeRO 3, which are then more than the state, and activations, "
+        f"{size(paper['bytes'][3]['activations'])} for one sequence of 1,024 tokens: no stage of ZeRO makes those any smaller, nor do more GPUs.")
+    rows = [[f"ZeRO {p['zero']}", p["gpus"], *[size(p["bytes"][c]) if p["bytes"][c] else "–" for c in shown], size(p["bytes"]["total"])]
+            for p in results["plans"]]
+    sent_rows = []
+    for run in results["runs"]:
+        formula, expected = to_send(results, about["model"], run)
+        sent_rows.append([f"ZeRO {run['zero']}", run["gpus"], run["parts"], f"{run['sent'] / 1e6:,.1f}", f"{formula / 1e6:,.1f}",
+                          f"{expected / 1e6:,.1f}"])
+    loss_rows = [[f"{run['gpus']} × {run['parts']}", f"{run['losses'][0]:.6f}", f"{run['losses'][-1]:.6f}",
+                  f"{farthest([run], results['splits'][0]):.1e}"] for run in results["splits"]]
+    speed_rows = [[name, number(1000 * r["tokens"] / r["median_ms"]), spread(r["ms"]), spread(r["ratios"], lambda v: f"{v:.3f}"),
+                   number(r["sending_ms"]) if r["sending_ms"] else "–", number(r["exposed_ms"]) if r["sending_ms"] else "–"]
+                  for name, r in (results["speed"] or {}).items() if r]
+    sent = {run["zero"]: run["sent"] for run in results["runs"] if run["gpus"] == most and run["parts"] == 1}
+    tables = (table(["stage", "processes", *shown, "all"], rows)
+              + "<p>Sent in a step by each:</p>"
+              + table(["stage", "processes", "micro-batches of each", "sent MB", "formula MB", "less what is still there MB"], sent_rows)
+              + "<p>Losses of the same batches:</p>"
+              + table(["processes × micro-batches", "loss, first step", "last step", "largest relative difference from one process"], loss_rows))
+    if speed_rows:
+        tables += "<p>Throughput, with the same work for each GPU:</p>" + table(
+            ["", "tokens/s", "step ms, median (range)", "over 1 GPU, median of rounds (range)", "sending ms", "not hidden ms"], speed_rows)
+    same_types = results["grad_dtype"] == results["precision"]
+    return Section(
+        "Data parallelism", parallel_figure(results, about, shown), "8_data_parallel.png",
+        [parallel_memory(results), paper_words, parallel_traffic(results, about), loss_words, parallel_speed(results, about)], tables,
+        [("State of 7.5 billion parameters on each of 64 GPUs, ZeRO 0 / 1 / 2 / 3", " / ".join(str(gb) for gb in ZERO_PAPER_GB) + " GB",
+          " / ".join(number(b / 1e9) for b in paper_state) + " GB (planned)"),
+         ("Sent in a step, ZeRO 1 / 2 / 3, over ZeRO 0", "1 / 1 / 1.5" + ("" if same_types else ", were all of one type"),
+          " / ".join(f"{sent[zero] / sent[0]:.2f}" for zero in (1, 2, 3)) + " (measured)"),
+         ("The same batch on " + ", ".join(str(n) for n in results["numbers"]) + " processes", "the same result",
+          f"losses within {difference:.0e} (measured)")],
+        f"Above: planned, and allocated so by all runs on the left. Below: measured, on {'GPUs' if about['gpu'] else 'one CPU'}. Dashed: ZeRO's paper "
+        "and the formula for rings, which the chapter has too.")
+
+
 # ---- The page
 
-SECTIONS = [state, activations, timeline, recomputation, accumulation, scan, mixed_precision]
+SECTIONS = [state, activations, timeline, recomputation, accumulation, scan, mixed_precision, data_parallel]
 
 STYLE = """
 body { font: 16px/1.55 Georgia, serif; color: #222; max-width: 1080px; margin: 2em auto; padding: 0 1.2em; }
@@ -584,7 +825,7 @@ def facts(results):
 
 def write_report(results, folder):
     about, parts, summary = results["about"], [], []
-    for number_, draw in enumerate(SECTIONS, 1):
+    for number_, draw in enumerate((draw for draw in SECTIONS if draw.__name__ in results), 1):
         measured = results[draw.__name__]
         section = draw(measured["results"], about)
         summary += [(f"{what} ({number_})", theirs, ours) for what, theirs, ours in section.rows]
@@ -609,7 +850,7 @@ def write_report(results, folder):
 <style>{STYLE}</style></head><body>
 <h1>The single-GPU chapter, on this machine</h1>
 <p class=facts>{facts(results)}</p>
-<p>What the Ultra-Scale Playbook's chapter on training with one GPU states, beside what <code>./train_gpt</code> does here. <em>Planned</em> is what
+<p>What the Ultra-Scale Playbook's chapter on training with one GPU states, and in part 8 its next, on data parallelism, beside what <code>./train_gpt</code> does here. <em>Planned</em> is what
 <code>./train_gpt plan</code> says, which is by construction what a run allocates; <em>measured</em> is from runs on the device above.
 Red and dashed, in every figure, is the chapter's.</p>
 <div class="summary">{table(["", "chapter", "here"], summary)}</div>
