@@ -18,7 +18,8 @@ from matplotlib.lines import Line2D
 from measure import LARGE, MODES, told
 
 CATEGORIES = {"weights": "#4e79a7", "master": "#86b4d8", "adam_m": "#b07aa1", "adam_v": "#d4a6c8",
-              "gradients": "#f28e2b", "buffers": "#edc948", "activations": "#59a14f", "workspace": "#9c9c9c", "cuda": "#d0d0d0"}
+              "gradients": "#f28e2b", "buffers": "#edc948", "activations": "#59a14f", "workspace": "#9c9c9c",
+              "cuda": "#d0d0d0"}
 MODE_COLORS = {"none": "#4e79a7", "selective": "#f28e2b", "full": "#59a14f"}
 PASS_COLORS = {"forward": "#4e79a7", "recompute": "#edc948", "backward": "#e15759", "update": "#76b7b2"}
 CHAPTER_COLOR = "#c0392b"
@@ -550,22 +551,24 @@ def mixed_precision(results, about):
 
 STATE = ["weights", "gradients", "master", "adam_m", "adam_v"]
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
+LAYERS_KEPT = 2     # train_gpt.cu's WEIGHT_BUFFERS: layers whose weights ZeRO 3 has room for
 # Relative: losses that differ by less are one curve. Rounding makes less of a difference within so few steps, and
 # other data, or a gradient that was left out, more.
 ONE_CURVE = {"fp32": 1e-4, "bf16": 1e-2}
 
 
 def to_send(results, model, run):
-    """Bytes that a GPU sends in a step: by the formula, and less what need not be gathered again. With ZeRO 3 two
-    layers have room; those that forward ends with are still there when backward begins, and those that backward ends
-    with when the next micro-batch does, and so is all that is no layer's."""
+    """Bytes that a GPU sends in a step: by the formula, and less what need not be gathered again. With ZeRO 3 the
+    last layers of forward are still there when backward begins, and the last of backward when the next micro-batch
+    does; so is all that is no layer's."""
     all_, parts, gpus = results["parameters"], run["parts"], run["gpus"]
     layer = 12 * model["channels"] ** 2 + 13 * model["channels"]
     summed = [2 * all_, all_, parts * all_, parts * all_][run["zero"]]
     gathered = [0, all_, all_, 2 * parts * all_][run["zero"]]
-    again = (2 * parts - 1) * (all_ - max(0, model["layers"] - 2) * layer) if run["zero"] == 3 else 0
-    grad, weight, rings = DTYPE_BYTES[results["grad_dtype"]], DTYPE_BYTES[results["precision"]], (gpus - 1) / gpus
-    return rings * (grad * summed + weight * gathered), rings * (grad * summed + weight * (gathered - again))
+    there = all_ - max(0, model["layers"] - LAYERS_KEPT) * layer
+    again = (2 * parts - 1) * there if run["zero"] == 3 else 0
+    grad, weight, ring = DTYPE_BYTES[results["grad_dtype"]], DTYPE_BYTES[results["precision"]], (gpus - 1) / gpus
+    return ring * (grad * summed + weight * gathered), ring * (grad * summed + weight * (gathered - again))
 
 
 def as_formula(run, bytes_):
@@ -579,211 +582,252 @@ def farthest(runs, reference):
     return max(abs(a / b - 1) for run in runs for a, b in zip(run["losses"], reference["losses"]))
 
 
+def state_of(bytes_):
+    return sum(bytes_[category] for category in STATE)
+
+
+def faint(category):
+    return 0.55 if category == "activations" else 1
+
+
 def stack(axis, x, bytes_, categories, unit, width):
     bottom = 0
     for category in categories:
-        axis.bar(x, bytes_[category] / unit, width, bottom, color=CATEGORIES[category], alpha=0.55 if category == "activations" else 1)
-        bottom += bytes_[category] / unit
+        height = bytes_[category] / unit
+        axis.bar(x, height, width, bottom, color=CATEGORIES[category], alpha=faint(category))
+        bottom += height
 
 
-def parallel_figure(results, about, shown):
-    numbers, most, speed = results["numbers"], results["numbers"][-1], results["speed"]
-    figure, axes = pyplot.subplots(2, 3 if speed else 2, figsize=(10.5, 7.2))
-    figure.get_layout_engine().set(hspace=0.06)
-    memory_axis, paper_axis, sent_axis, loss_axis = [*axes[0][:2], *axes[1][:2]]
-    bar = 0.8 / len(numbers)
-    places = []
-    for plan in results["plans"]:
-        places.append(plan["zero"] + bar * (numbers.index(plan["gpus"]) - (len(numbers) - 1) / 2))
-        stack(memory_axis, places[-1], plan["bytes"], shown, 1e6, 0.9 * bar)
-    memory_axis.set_xticks(places, [plan["gpus"] for plan in results["plans"]])
-    for zero in range(4):
-        memory_axis.text(zero, -0.085, f"ZeRO {zero}", transform=memory_axis.get_xaxis_transform(), ha="center", va="top")
-    memory_axis.set(title="Memory of each process, MB, by their number")
+def paper_figure(axis, paper):
+    shown = [*STATE, "buffers"]
+    for zero, (bytes_, gb) in enumerate(zip(paper["bytes"], ZERO_PAPER_GB)):
+        stack(axis, zero, bytes_, shown, 1e9, 0.6)
+        axis.plot([zero - 0.4, zero + 0.4], [gb, gb], color=CHAPTER_COLOR, linestyle="--", linewidth=1.4)
+        words = f"{number(state_of(bytes_) / 1e9)} state"
+        words += f"\n+ {number(bytes_['buffers'] / 1e9)} buffers" if bytes_["buffers"] else ""
+        top = max(gb, sum(bytes_[category] for category in shown) / 1e9)
+        axis.text(zero, top + 2, words, ha="center", va="bottom", fontsize=7.5)
+    axis.set(title="7.5 billion parameters, 64 GPUs: GB on each", ylim=(0, 1.15 * ZERO_PAPER_GB[0]))
 
-    for zero, (bytes_, gb) in enumerate(zip(results["paper"]["bytes"], ZERO_PAPER_GB)):
-        stack(paper_axis, zero, bytes_, [*STATE, "buffers"], 1e9, 0.6)
-        paper_axis.plot([zero - 0.4, zero + 0.4], [gb, gb], color=CHAPTER_COLOR, linestyle="--", linewidth=1.4)
-        top = max(gb, sum(bytes_[c] for c in [*STATE, "buffers"]) / 1e9)
-        paper_axis.text(zero, top + 2, f"{number(sum(bytes_[c] for c in STATE) / 1e9)} state"
-                        + (f"\n+ {number(bytes_['buffers'] / 1e9)} buffers" if bytes_["buffers"] else ""),
-                        ha="center", va="bottom", fontsize=7.5)
-    paper_axis.set_ylim(0, 140)
-    paper_axis.set(title="7.5 billion parameters, 64 GPUs: GB on each")
 
-    largest = [run for run in results["runs"] if run["gpus"] == most]
-    for run in largest:
+def sent_figure(axis, results, about):
+    most = results["numbers"][-1]
+    colors = {1: "#4e79a7", 3: "#a0cbe8"}
+    for run in (run for run in results["runs"] if run["gpus"] == most):
         x = run["zero"] + (-0.2 if run["parts"] == 1 else 0.2)
-        sent_axis.bar(x, run["sent"] / 1e6, 0.36, color="#4e79a7" if run["parts"] == 1 else "#a0cbe8")
+        axis.bar(x, run["sent"] / 1e6, 0.36, color=colors[run["parts"]])
         formula = to_send(results, about["model"], run)[0] / 1e6
-        sent_axis.plot([x - 0.2, x + 0.2], [formula, formula], color=CHAPTER_COLOR, linestyle="--", linewidth=1.4)
-    sent_axis.set(title=f"MB sent in a step by each of {most}")
-    sent_axis.legend(handles=[Patch(color="#4e79a7", label="1 micro-batch each"), Patch(color="#a0cbe8", label="3 micro-batches each"),
-                              Line2D([], [], color=CHAPTER_COLOR, linestyle="--", label="formula")], loc="upper left", fontsize=8)
+        axis.plot([x - 0.2, x + 0.2], [formula, formula], color=CHAPTER_COLOR, linestyle="--", linewidth=1.4)
+    handles = [Patch(color=color, label=f"micro-batches of each: {parts}") for parts, color in colors.items()]
+    handles.append(Line2D([], [], color=CHAPTER_COLOR, linestyle="--", label="formula"))
+    axis.legend(handles=handles, loc="upper left", fontsize=8)
+    axis.set(title=f"MB sent in a step by each of {most}")
 
-    for x, run in enumerate(results["splits"]):
-        loss_axis.plot(range(1, len(run["losses"]) + 1), run["losses"], marker="osD"[x], markersize=7 - 1.6 * x, linewidth=1, alpha=0.8,
-                       label=f"{run['gpus']} × {run['parts']}")
-    loss_axis.set(title="Loss of the same batches", xlabel="step")
-    loss_axis.legend(fontsize=8, title="processes × micro-batches", title_fontsize=8)
-    loss_axis.xaxis.get_major_locator().set_params(integer=True)
-    for axis in (paper_axis, sent_axis):
-        axis.set_xticks(range(4), [f"ZeRO {zero}" for zero in range(4)])
-    for axis in (memory_axis, paper_axis, sent_axis):
-        axis.grid(axis="x", visible=False)
-    if speed:
-        speed_figure(axes[0][2], axes[1][2], speed)
-    handles = [Patch(color=CATEGORIES[c], alpha=0.55 if c == "activations" else 1, label=c) for c in shown]
-    handles.append(Line2D([], [], color=CHAPTER_COLOR, linestyle="--", label="chapter, ZeRO's paper"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    return figure
+
+def loss_figure(axis, splits):
+    for x, run in enumerate(splits):
+        axis.plot(range(1, len(run["losses"]) + 1), run["losses"], marker="osD"[x], markersize=7 - 1.6 * x, linewidth=1,
+                  alpha=0.8, label=f"{run['gpus']} × {run['parts']}")
+    axis.set(title="Loss of the same batches", xlabel="step")
+    axis.legend(fontsize=8, title="processes × micro-batches", title_fontsize=8)
+    axis.xaxis.get_major_locator().set_params(integer=True)
 
 
 def speed_figure(speed_axis, send_axis, speed):
     """On GPUs only: there each process has a device of its own."""
     done = {name: r for name, r in speed.items() if r}
-    one = statistics.median(done["1 GPU"]["round_ms"])
     for x, (name, r) in enumerate(done.items()):
-        each = r["tokens"] / r["gpus"]
         sure = name == "1 GPU" or told(r["ratios"])
-        speed_axis.bar(x, 1000 * each / r["median_ms"], 0.6, color="#76b7b2", alpha=1 if sure else 0.3)
+        each = 1000 * r["tokens"] / r["gpus"] / r["median_ms"]
+        speed_axis.bar(x, each, 0.6, color="#76b7b2", alpha=1 if sure else 0.3)
         if r["sending_ms"]:
-            send_axis.bar(x, r["exposed_ms"], 0.6, color="#e15759", label="not hidden" if x == 1 else None)
-            send_axis.bar(x, r["sending_ms"] - r["exposed_ms"], 0.6, r["exposed_ms"], color="#76b7b2",
-                          label="under kernels" if x == 1 else None)
-    note_chapter_line(speed_axis, 1000 * done["1 GPU"]["tokens"] / one, "chapter: each as fast as one")
+            send_axis.bar(x, r["exposed_ms"], 0.6, color="#e15759")
+            send_axis.bar(x, r["sending_ms"] - r["exposed_ms"], 0.6, r["exposed_ms"], color="#76b7b2")
+    if "1 GPU" in done:
+        one = done["1 GPU"]
+        note_chapter_line(speed_axis, 1000 * one["tokens"] / one["median_ms"], "chapter: each as fast as one")
     speed_axis.set(title="tokens/s of each GPU")
     speed_axis.margins(y=0.15)
-    send_axis.set(title="ms a step between GPUs")
-    send_axis.legend(fontsize=8)
+    longest = max((r["sending_ms"] or 0 for r in done.values()), default=0)
+    send_axis.set(title="ms a step between GPUs", xlim=speed_axis.get_xlim(), ylim=(0, 1.3 * longest or 1))
+    handles = [Patch(color="#76b7b2", label="under kernels"), Patch(color="#e15759", label="not hidden")]
+    send_axis.legend(handles=handles, loc="upper left", fontsize=8)
     for axis in (speed_axis, send_axis):
         axis.set_xticks(range(len(done)), [name.replace(", ", "\n") for name in done], fontsize=7)
         axis.grid(axis="x", visible=False)
+
+
+def parallel_figure(results, about, shown):
+    numbers = results["numbers"]
+    figure, axes = pyplot.subplots(2, 3 if results["speed"] else 2, figsize=(10.5, 7.2))
+    figure.get_layout_engine().set(hspace=0.06)
+    memory_axis, paper_axis, sent_axis, loss_axis = [*axes[0][:2], *axes[1][:2]]
+    bar, places = 0.8 / len(numbers), []
+    for plan in results["plans"]:
+        places.append(plan["zero"] + bar * (numbers.index(plan["gpus"]) - (len(numbers) - 1) / 2))
+        stack(memory_axis, places[-1], plan["bytes"], shown, 1e6, 0.9 * bar)
+    memory_axis.set_xticks(places, [plan["gpus"] for plan in results["plans"]])
+    for zero in range(4):
+        memory_axis.text(zero, -0.085, f"ZeRO {zero}", ha="center", va="top",
+                         transform=memory_axis.get_xaxis_transform())
+    memory_axis.set(title="Memory of each process, MB, by their number")
+    paper_figure(paper_axis, results["paper"])
+    sent_figure(sent_axis, results, about)
+    loss_figure(loss_axis, results["splits"])
+    for axis in (paper_axis, sent_axis):
+        axis.set_xticks(range(4), [f"ZeRO {zero}" for zero in range(4)])
+    for axis in (memory_axis, paper_axis, sent_axis):
+        axis.grid(axis="x", visible=False)
+    if results["speed"]:
+        speed_figure(axes[0][2], axes[1][2], results["speed"])
+    named = [category for category in CATEGORIES if category in {*shown, *STATE}]
+    handles = [Patch(color=CATEGORIES[category], alpha=faint(category), label=category) for category in named]
+    handles.append(Line2D([], [], color=CHAPTER_COLOR, linestyle="--", label="ZeRO's paper, formula"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // 2))
+    return figure
 
 
 def parallel_memory(results):
     """What is said of memory."""
     most, plans = results["numbers"][-1], {(p["gpus"], p["zero"]): p["bytes"] for p in results["plans"]}
     runs = results["runs"] + results["splits"]
-    wrong = [run for run in runs if not run["as_planned"] or run["planned"] != plans[run["gpus"], run["zero"]]["total"]]
-    sees = (f"Each process takes micro-batches of its own, and gradients are summed over all of them before the update: accumulation, but "
-            f"in parallel. With ZeRO 0 each holds all that one alone would, {size(plans[most, 0]['total'])}. ZeRO 1 shares out optimizer states "
-            f"and master weights, ZeRO 2 gradients too, ZeRO 3 weights too: with {most} processes "
+    wrong = [run for run in runs
+             if not run["as_planned"] or run["planned"] != plans[run["gpus"], run["zero"]]["total"]]
+    sees = ("Each process takes micro-batches of its own, and gradients are summed over all of them before the update: "
+            f"accumulation, but in parallel. With ZeRO 0 each holds all that one alone would, "
+            f"{size(plans[most, 0]['total'])}. ZeRO 1 shares out optimizer states and master weights, ZeRO 2 gradients "
+            f"too, ZeRO 3 weights too: with {most} processes "
             + ", ".join(size(plans[most, zero]["total"]) for zero in (1, 2, 3)) + " each. ")
-    sees += (f"All {len(runs)} runs allocated what was planned, to the byte." if not wrong else
-             f"{len(wrong)} of {len(runs)} runs did not allocate what was planned, the first with --zero {wrong[0]['zero']} and "
-             f"{wrong[0]['gpus']} processes: {wrong[0]['planned']:,} bytes, planned {plans[wrong[0]['gpus'], wrong[0]['zero']]['total']:,}.")
-    buffers, whole = plans[most, 3]["buffers"], plans[most, 0]
-    sees += (f" What stages 2 and 3 share out travels through buffers, which hold the embeddings and two layers: "
-             f"{size(buffers)} with ZeRO 3, {100 * buffers / (whole['weights'] + whole['gradients']):.0f} % of all weights and gradients of this "
-             "model, and a small part of those of one with many layers.")
-    more = [(gpus, zero) for gpus in results["numbers"][1:] for zero in (1, 2, 3)
+    if wrong:
+        run, total = wrong[0], plans[wrong[0]["gpus"], wrong[0]["zero"]]["total"]
+        sees += (f"{len(wrong)} of {len(runs)} runs did not allocate what was planned, the first with ZeRO "
+                 f"{run['zero']} and {run['gpus']} processes: {run['planned']:,} bytes, planned {total:,}.")
+    else:
+        sees += f"All {len(runs)} runs allocated what was planned, to the byte."
+    buffers, whole = plans[most, 3]["buffers"], plans[most, 0]["weights"] + plans[most, 0]["gradients"]
+    sees += (" What stages 2 and 3 share out travels through buffers, with room for the embeddings and a few layers: "
+             f"{size(buffers)} with ZeRO 3, {100 * buffers / whole:.0f} % of all weights and gradients of this model. "
+             "The more layers, the smaller that part.")
+    more = [f"from {zero - 1} to {zero} with {gpus} processes" for gpus in results["numbers"][1:] for zero in (1, 2, 3)
             if plans[gpus, zero]["total"] > plans[gpus, zero - 1]["total"]]
     if more:
-        sees += " Here they cost more than they save where " + " and where ".join(
-            f"{gpus} processes go from ZeRO {zero - 1} to {zero}" for gpus, zero in more) + "."
+        sees += " Here some steps from a stage to the next cost more than they save: " + ", ".join(more) + "."
     return sees
+
+
+def parallel_paper(paper):
+    """What is said of the example in ZeRO's paper."""
+    each = [state_of(bytes_) / paper["parameters"] for bytes_ in paper["bytes"]]
+    last = paper["bytes"][-1]
+    return ("ZeRO's paper has an example with 7.5 billion parameters in BF16 on 64 GPUs. Of 16 bytes for each parameter "
+            "a GPU holds 16, 4 + 12/64, 2 + 14/64 and 16/64. The plan for such a model "
+            f"({number(paper['parameters'] / 1e9)} billion) says {', '.join(f'{b:.2f}' for b in each)}. Those bytes "
+            f"are without buffers, {size(last['buffers'])} with ZeRO 3 beside {size(state_of(last))} of state, and "
+            f"without activations, {size(last['activations'])} for one sequence of 1,024 tokens: no stage of ZeRO makes "
+            "these any smaller, nor do more GPUs.")
 
 
 def parallel_traffic(results, about):
     """What is said of the bytes that are sent."""
-    off = [run for run in results["runs"] if not as_formula(run, to_send(results, about["model"], run)[1])]
-    mixed = results["grad_dtype"] != results["precision"]
-    sees = ("In a ring of R a sum over all sends each number twice, (R - 1) / R times, and its two halves, to sum slices and to gather "
-            "them, once each. So by the formula a step sends 2 numbers for each parameter with ZeRO 0, 1 + 1 with ZeRO 1, and with "
-            "k micro-batches k + 1 with ZeRO 2, whose gradients have no place to be added up in, and 3 k with ZeRO 3, which "
-            "gathers weights in forward and again in backward"
-            + (f"; gradients here are {results['grad_dtype'].upper()}, weights {results['precision'].upper()}. " if mixed else ". "))
+    runs, grad, weight = results["runs"], results["grad_dtype"], results["precision"]
+    expected = [to_send(results, about["model"], run)[1] for run in runs]
+    off = [(run, bytes_) for run, bytes_ in zip(runs, expected) if not as_formula(run, bytes_)]
+    sees = ("In a ring of R a sum over all sends each number twice, times (R - 1) / R; each of its halves, to sum "
+            "slices and to gather them, once. So a step sends, in numbers of parameters, 2 with ZeRO 0, 1 + 1 with "
+            "ZeRO 1; with k micro-batches k + 1 with ZeRO 2, which has no room to add gradients up before they are sent, "
+            "and 3 k with ZeRO 3, which gathers weights in forward and again in backward. "
+            + (f"Gradients are {grad.upper()} here, weights {weight.upper()}. " if grad != weight else ""))
     if off:
-        expected = to_send(results, about["model"], off[0])[1]
-        return sees + (f"{len(off)} of {len(results['runs'])} runs sent something else, the first with --zero {off[0]['zero']} and {off[0]['gpus']} "
-                       f"processes × {off[0]['parts']} micro-batches: {size(off[0]['sent'])}, expected {size(expected)}.")
-    return sees + ("All runs sent just that, but for ZeRO 3, which sent less: weights that are still there are not gathered again, "
-                   "which are those of two layers where forward turns into backward and backward into the next forward. In a model with many "
-                   "layers they matter little; with them counted its runs agree too.")
+        run, bytes_ = off[0]
+        return sees + (f"{len(off)} of {len(runs)} runs sent something else, the first with ZeRO {run['zero']} and "
+                       f"{run['gpus']} processes × {run['parts']} micro-batches: {size(run['sent'])}, expected "
+                       f"{size(bytes_)}.")
+    return sees + ("All runs sent that, but for ZeRO 3, which sent less, and as much less as it should: weights that "
+                   "are still there are not gathered again, those of two layers wherever forward turns into backward "
+                   "or backward into the next forward. The more layers, the less it matters.")
 
 
 def parallel_losses(results):
     """What is said of losses, and the largest relative difference of those of the same batches."""
     splits, limit = results["splits"], ONE_CURVE[results["precision"]]
     difference = farthest(splits[1:], splits[0])
-    steps = len(splits[0]["losses"])
-    names = " and ".join(str(n) for n in results["numbers"][1:])
-    sees = f"The same {steps} batches by one process that accumulates and by {names}: losses differ by {difference:.1e} of their size at most"
-    sees += (", so that the curves lie on each other. " if difference <= limit else
-             f". That is more than the {limit:.0e} that rounding explains: they are not the same run. ")
+    sees = (f"The same {len(splits[0]['losses'])} batches by one process that accumulates and by "
+            f"{' and '.join(str(n) for n in results['numbers'][1:])}: losses differ by {difference:.1e} of their size "
+            "at most")
+    sees += (", so that the curves lie on each other." if difference <= limit else
+             f". That is more than the {limit:.0e} that rounding explains: they are not one curve.")
     for gpus in results["numbers"][1:]:
         runs = [run for run in results["runs"] if run["gpus"] == gpus and run["parts"] == 1]
         equal = all(run["losses"] == runs[0]["losses"] and run["norms"] == runs[0]["norms"] for run in runs)
-        sees += (f"With {gpus}, without accumulation, ZeRO 0 to 3 give " + ("the same bits: losses and norms of all steps are equal. " if equal else
-                 f"losses that differ by {farthest(runs[1:], runs[0]):.1e} at most. "))
-    return sees.strip(), difference
+        sees += (f" With {gpus}, without accumulation, ZeRO 0 to 3 "
+                 + ("agree bit by bit in losses and norms of all steps." if equal else
+                    f"do not agree bit by bit; their losses differ by {farthest(runs[1:], runs[0]):.1e} at most."))
+    return sees, difference
 
 
 def parallel_speed(results, about):
     """What is said of throughput: on a CPU nothing."""
     if not results["speed"]:
-        return (f"Nothing is said of throughput: these processes share one machine's {about['cpus']} CPUs, so that more of them do not get more "
-                "done, and what they send goes through its memory. On GPUs, where each has one of its own, this part compares tokens/s too.")
-    sees = ("The chapter expects that replicas work in parallel, where accumulation does not, and that sending hides under backward, "
-            "so that each GPU stays about as fast as one alone. ")
+        return (f"Nothing is concluded about throughput: these processes share one machine's {about['cpus']} CPUs, so "
+                "that more of them get no more done. On GPUs, where each has one of its own, this part compares it.")
+    sees = ("The chapter expects replicas to work in parallel, where accumulation does not, and sending to hide under "
+            "backward: each GPU should stay about as fast as one alone.")
     for name, r in list(results["speed"].items())[1:]:
-        if not r:
-            sees += f"{name}: does not fit. "
-            continue
-        ratio = statistics.median(r["ratios"])
-        sees += concluded(r["ratios"], f"{name}: each has {100 / ratio:.0f} % of the tokens/s of one alone.",
-                          f"{name}: whether each is slower than one alone") + " "
-    return sees.strip()
+        if r and r["ratios"]:
+            part = 100 / statistics.median(r["ratios"])
+            sees += " " + concluded(r["ratios"], f"{name}: each has {part:.0f} % of the tokens/s of one alone.",
+                                    f"{name}: whether each is slower than one alone")
+    return sees
+
+
+def parallel_tables(results, about, shown):
+    memory = [[f"ZeRO {p['zero']}", p["gpus"], *[size(p["bytes"][c]) if p["bytes"][c] else "–" for c in shown],
+               size(p["bytes"]["total"])] for p in results["plans"]]
+    sent = [[f"ZeRO {run['zero']}", run["gpus"], run["parts"],
+             *[f"{b / 1e6:,.1f}" for b in (run["sent"], *to_send(results, about["model"], run))]]
+            for run in results["runs"]]
+    losses = [[f"{run['gpus']} × {run['parts']}", f"{run['losses'][0]:.6f}", f"{run['losses'][-1]:.6f}",
+               f"{farthest([run], results['splits'][0]):.1e}"] for run in results["splits"]]
+    speed = [[name, number(1000 * r["tokens"] / r["median_ms"]), spread(r["ms"]),
+              spread(r["ratios"], lambda v: f"{v:.3f}") if r["ratios"] else "–",
+              *[number(r[name]) if r[name] is not None else "–" for name in ("sending_ms", "exposed_ms")]]
+             for name, r in (results["speed"] or {}).items() if r]
+    text = (table(["stage", "processes", *shown, "all"], memory) + "<p>Sent in a step by each:</p>"
+            + table(["stage", "processes", "micro-batches of each", "sent MB", "formula MB",
+                     "without what is still there MB"], sent)
+            + "<p>Losses of the same batches:</p>"
+            + table(["processes × micro-batches", "first step", "last step",
+                     "largest relative difference from one process"], losses))
+    return text if not speed else text + "<p>Throughput, with the same work for each GPU:</p>" + table(
+        ["", "tokens/s", "step ms, median (range)", "over 1 GPU, median of rounds (range)", "sending ms",
+         "not hidden ms"], speed)
 
 
 def data_parallel(results, about):
     if "why" in results:
         return Section("Data parallelism", None, "8_data_parallel.png",
-                       [f"This part is left out: {results['why']}. It needs a build for many GPUs (make MULTI=yes), which takes MPI, and mpirun."], "")
-    most, paper = results["numbers"][-1], results["paper"]
+                       [f"This part is left out: {results['why']}. It needs a build for many GPUs (make MULTI=yes, "
+                        "which takes MPI), and mpirun."], "")
     shown = [c for c in CATEGORIES if any(plan["bytes"][c] for plan in results["plans"])]
     loss_words, difference = parallel_losses(results)
-    paper_state = [sum(bytes_[c] for c in STATE) for bytes_ in paper["bytes"]]
-    each = [state_bytes / paper["parameters"] for state_bytes in paper_state]
-    paper_words = (
-        f"The ZeRO paper's example has 7.5 billion parameters in BF16 on 64 GPUs, 16 bytes for each: 16, 4 + 12/64, 2 + 14/64 and 16/64 of them "
-        f"on a GPU. The plan for such a model ({number(paper['parameters'] / 1e9)} billion) says {', '.join(f'{b:.2f}' for b in each)}. The paper's "
-        f"bytes leave out buffers, {size(paper['bytes'][3]['buffers'])} with ZeRO 3, which are then more than the state, and activations, "
-        f"{size(paper['bytes'][3]['activations'])} for one sequence of 1,024 tokens: no stage of ZeRO makes those any smaller, nor do more GPUs.")
-    rows = [[f"ZeRO {p['zero']}", p["gpus"], *[size(p["bytes"][c]) if p["bytes"][c] else "–" for c in shown], size(p["bytes"]["total"])]
-            for p in results["plans"]]
-    sent_rows = []
-    for run in results["runs"]:
-        formula, expected = to_send(results, about["model"], run)
-        sent_rows.append([f"ZeRO {run['zero']}", run["gpus"], run["parts"], f"{run['sent'] / 1e6:,.1f}", f"{formula / 1e6:,.1f}",
-                          f"{expected / 1e6:,.1f}"])
-    loss_rows = [[f"{run['gpus']} × {run['parts']}", f"{run['losses'][0]:.6f}", f"{run['losses'][-1]:.6f}",
-                  f"{farthest([run], results['splits'][0]):.1e}"] for run in results["splits"]]
-    speed_rows = [[name, number(1000 * r["tokens"] / r["median_ms"]), spread(r["ms"]), spread(r["ratios"], lambda v: f"{v:.3f}"),
-                   number(r["sending_ms"]) if r["sending_ms"] else "–", number(r["exposed_ms"]) if r["sending_ms"] else "–"]
-                  for name, r in (results["speed"] or {}).items() if r]
-    sent = {run["zero"]: run["sent"] for run in results["runs"] if run["gpus"] == most and run["parts"] == 1}
-    tables = (table(["stage", "processes", *shown, "all"], rows)
-              + "<p>Sent in a step by each:</p>"
-              + table(["stage", "processes", "micro-batches of each", "sent MB", "formula MB", "less what is still there MB"], sent_rows)
-              + "<p>Losses of the same batches:</p>"
-              + table(["processes × micro-batches", "loss, first step", "last step", "largest relative difference from one process"], loss_rows))
-    if speed_rows:
-        tables += "<p>Throughput, with the same work for each GPU:</p>" + table(
-            ["", "tokens/s", "step ms, median (range)", "over 1 GPU, median of rounds (range)", "sending ms", "not hidden ms"], speed_rows)
-    same_types = results["grad_dtype"] == results["precision"]
+    sent = {run["zero"]: run["sent"] for run in results["runs"]
+            if run["gpus"] == results["numbers"][-1] and run["parts"] == 1}
+    one_type = results["grad_dtype"] == results["precision"]
     return Section(
         "Data parallelism", parallel_figure(results, about, shown), "8_data_parallel.png",
-        [parallel_memory(results), paper_words, parallel_traffic(results, about), loss_words, parallel_speed(results, about)], tables,
-        [("State of 7.5 billion parameters on each of 64 GPUs, ZeRO 0 / 1 / 2 / 3", " / ".join(str(gb) for gb in ZERO_PAPER_GB) + " GB",
-          " / ".join(number(b / 1e9) for b in paper_state) + " GB (planned)"),
-         ("Sent in a step, ZeRO 1 / 2 / 3, over ZeRO 0", "1 / 1 / 1.5" + ("" if same_types else ", were all of one type"),
+        [parallel_memory(results), parallel_paper(results["paper"]), parallel_traffic(results, about), loss_words,
+         parallel_speed(results, about)],
+        parallel_tables(results, about, shown),
+        [("State of 7.5 billion parameters on each of 64 GPUs, ZeRO 0 / 1 / 2 / 3",
+          " / ".join(str(gb) for gb in ZERO_PAPER_GB) + " GB (ZeRO's paper)",
+          " / ".join(number(state_of(bytes_) / 1e9) for bytes_ in results["paper"]["bytes"]) + " GB (planned)"),
+         ("Sent in a step with ZeRO 1 / 2 / 3, over ZeRO 0",
+          "1 / 1 / 1.5" + ("" if one_type else ", if all is of one type"),
           " / ".join(f"{sent[zero] / sent[0]:.2f}" for zero in (1, 2, 3)) + " (measured)"),
          ("The same batch on " + ", ".join(str(n) for n in results["numbers"]) + " processes", "the same result",
           f"losses within {difference:.0e} (measured)")],
-        f"Above: planned, and allocated so by all runs on the left. Below: measured, on {'GPUs' if about['gpu'] else 'one CPU'}. Dashed: ZeRO's paper "
-        "and the formula for rings, which the chapter has too.")
+        "Top: planned; below, measured, on " + ("GPUs" if about["gpu"] else "one CPU") + ": what is sent, and losses. "
+        "Dashed: ZeRO's paper, and the formula for rings.")
 
 
 # ---- The page
@@ -850,7 +894,8 @@ def write_report(results, folder):
 <style>{STYLE}</style></head><body>
 <h1>The single-GPU chapter, on this machine</h1>
 <p class=facts>{facts(results)}</p>
-<p>What the Ultra-Scale Playbook's chapter on training with one GPU states, and in part 8 its next, on data parallelism, beside what <code>./train_gpt</code> does here. <em>Planned</em> is what
+<p>What the Ultra-Scale Playbook's chapter on training with one GPU states, and in part 8 its next, on data parallelism,
+beside what <code>./train_gpt</code> does here. <em>Planned</em> is what
 <code>./train_gpt plan</code> says, which is by construction what a run allocates; <em>measured</em> is from runs on the device above.
 Red and dashed, in every figure, is the chapter's.</p>
 <div class="summary">{table(["", "chapter", "here"], summary)}</div>
