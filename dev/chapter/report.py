@@ -719,12 +719,12 @@ def parallel_paper(paper):
     """What is said of the example in ZeRO's paper."""
     each = [state_of(bytes_) / paper["parameters"] for bytes_ in paper["bytes"]]
     last = paper["bytes"][-1]
-    return ("ZeRO's paper has an example with 7.5 billion parameters in BF16 on 64 GPUs. Of 16 bytes for each parameter "
-            "a GPU holds 16, 4 + 12/64, 2 + 14/64 and 16/64. The plan for such a model "
+    return ("ZeRO's paper has an example with 7.5 billion parameters in BF16 on 64 GPUs. Of 16 bytes for each "
+            "parameter a GPU holds 16, 4 + 12/64, 2 + 14/64 and 16/64. The plan for such a model "
             f"({number(paper['parameters'] / 1e9)} billion) says {', '.join(f'{b:.2f}' for b in each)}. Those bytes "
             f"are without buffers, {size(last['buffers'])} with ZeRO 3 beside {size(state_of(last))} of state, and "
-            f"without activations, {size(last['activations'])} for one sequence of 1,024 tokens: no stage of ZeRO makes "
-            "these any smaller, nor do more GPUs.")
+            f"without activations, {size(last['activations'])} for one sequence of 1,024 tokens: no stage of ZeRO "
+            "makes these any smaller, nor do more GPUs.")
 
 
 def parallel_traffic(results, about):
@@ -734,8 +734,8 @@ def parallel_traffic(results, about):
     off = [(run, bytes_) for run, bytes_ in zip(runs, expected) if not as_formula(run, bytes_)]
     sees = ("In a ring of R a sum over all sends each number twice, times (R - 1) / R; each of its halves, to sum "
             "slices and to gather them, once. So a step sends, in numbers of parameters, 2 with ZeRO 0, 1 + 1 with "
-            "ZeRO 1; with k micro-batches k + 1 with ZeRO 2, which has no room to add gradients up before they are sent, "
-            "and 3 k with ZeRO 3, which gathers weights in forward and again in backward. "
+            "ZeRO 1; with k micro-batches k + 1 with ZeRO 2, which has no room to add gradients up before they are "
+            "sent, and 3 k with ZeRO 3, which gathers weights in forward and again in backward. "
             + (f"Gradients are {grad.upper()} here, weights {weight.upper()}. " if grad != weight else ""))
     if off:
         run, bytes_ = off[0]

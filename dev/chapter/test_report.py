@@ -54,6 +54,37 @@ def scan(*rounds):
             for mode, ms in zip(measure.MODES, rounds)]
 
 
+MODEL = {"layers": 4, "channels": 100}     # with 121,300 parameters in a layer
+# MB that each of 4 GPUs sends for a million parameters, by (stage, micro-batches): 4 bytes times 3/4 times the numbers
+# 2, 1 + 1, k + 1 and 3 k. Of ZeRO 3's gathers 2 k - 1 are without 757,400 numbers: what is no layer's, and two layers.
+SENT = {(0, 1): 6.0, (0, 3): 6.0, (1, 1): 6.0, (1, 3): 6.0, (2, 1): 6.0, (2, 3): 12.0, (3, 1): 6.7, (3, 3): 15.6}
+
+
+def parallel(sent=None, drift=0.0, bits=0.0, surplus=0, speed=None):
+    """One process and 4. sent: instead of SENT; drift: relative, of 4 processes' last loss; bits: added to ZeRO 3's;
+    surplus: bytes that ZeRO 1 allocates beyond the plan."""
+    sent = {**SENT, **(sent or {})}
+
+    def bytes_(gpus, zero):
+        sliced = {"weights": 3, "adam_m": 1, "adam_v": 1, "gradients": 2}
+        figures = {name: 4 * 10**6 // (gpus if zero >= stage else 1) for name, stage in sliced.items()}
+        buffers = 3 * 10**6 if zero > 1 and gpus > 1 else 0
+        figures.update(master=0, buffers=buffers, activations=10**6, workspace=0, cuda=0)
+        return {**figures, "total": sum(figures.values())}
+
+    def run(gpus, zero, parts):
+        last = 4.0 * (1 + (drift if gpus > 1 else 0)) + (bits if zero == 3 else 0)
+        return {"gpus": gpus, "zero": zero, "parts": parts, "as_planned": True, "norms": [1.0, 1.0],
+                "losses": [5.0, last], "sent": 1e6 * sent[zero, parts] if gpus > 1 else None,
+                "planned": bytes_(gpus, zero)["total"] + (surplus if zero == 1 else 0)}
+    return {"numbers": [1, 4], "parameters": 10**6, "precision": "fp32", "grad_dtype": "fp32", "speed": speed,
+            "plans": [{"gpus": gpus, "zero": zero, "bytes": bytes_(gpus, zero)}
+                      for zero in range(4) for gpus in (1, 4)],
+            "runs": [run(4, zero, parts) for zero in range(4) for parts in (1, 3)],
+            "splits": [{**run(1, 0, 1), "parts": 4}, run(4, 0, 1)],
+            "paper": {"parameters": 10**6, "bytes": [bytes_(64, zero) for zero in range(4)]}}
+
+
 def text_of(section):
     return " ".join(section.sees), " ".join(f"{what} {here}" for what, _, here in section.rows)
 
@@ -120,6 +151,79 @@ def test_scan():
     claim(once.count("is no conclusion") == 2, "points that were measured once: no conclusion", once)
 
 
+def parallel_text(gpu=False, **more):
+    return text_of(report.data_parallel(parallel(**more), {"gpu": gpu, "cpus": 2, "model": MODEL}))
+
+
+def test_data_parallel():
+    right, rows = parallel_text()
+    claim("All 10 runs allocated what was planned, to the byte" in right, "memory is as planned", right)
+    claim("with 4 processes 11.0 MB, 11.0 MB, 8.00 MB each" in right, "memory of each stage", right)
+    claim("more than they save" not in right, "buffers that only take what is saved are no loss", right)
+    claim("All runs sent that, but for ZeRO 3, which sent less, and as much less as it should" in right,
+          "what is sent is by the formula, less what is still there", right)
+    claim("lie on each other" in right and "ZeRO 0 to 3 agree bit by bit" in right, "losses agree", right)
+    claim("Nothing is concluded about throughput: these processes share one machine's 2 CPUs" in right,
+          "nothing is concluded about throughput on a CPU", right)
+    claim("1.00 / 1.00 / 1.12 (measured)" in rows and "losses within 0e+00" in rows, "they are in the summary", rows)
+
+    wrong, _ = parallel_text(surplus=1)
+    claim("2 of 10 runs did not allocate what was planned, the first with ZeRO 1 and 4 processes: 11,000,001 bytes, "
+          "planned 11,000,000" in wrong and "to the byte" not in wrong, "a byte that was not planned is told", wrong)
+    for run, sent, expected in (((3, 3), 22.5, "15.6 MB"), ((0, 3), 18.0, "6.00 MB"), ((2, 3), 6.0, "12.0 MB")):
+        wrong, _ = parallel_text(sent={run: sent})
+        claim("1 of 8 runs sent something else" in wrong and f"expected {expected}" in wrong and "All runs" not in wrong,
+              f"ZeRO {run[0]}, {run[1]} micro-batches: {sent} MB are not the formula's {expected}", wrong)
+    near, _ = parallel_text(drift=5e-5)
+    claim("differ by 5.0e-05 of their size at most, so that the curves lie" in near,
+          "rounding makes no other curve", near)
+    wrong, rows = parallel_text(drift=-1e-3)
+    claim("differ by 1.0e-03" in wrong and "not one curve" in wrong and "lie on each other" not in wrong,
+          "losses that differ by more than rounding are told", wrong)
+    wrong, _ = parallel_text(bits=4e-7)
+    claim("With 4, without accumulation, ZeRO 0 to 3 do not agree bit by bit; their losses differ by 1.0e-07" in wrong,
+          "one bit that a stage changes is told", wrong)
+
+    def speed(times):
+        one = {**setup("1 GPU", [100, 101, 99], [100, 101, 99]), "gpus": 1, "sending_ms": None, "exposed_ms": None}
+        many = {**setup("many", times, [100, 101, 99]), "gpus": 4, "tokens": 4096, "sending_ms": 8.0, "exposed_ms": 2.0}
+        return {"1 GPU": one, "4 GPUs, ZeRO 0": many, "4 GPUs, ZeRO 3": None}
+    calm, _ = parallel_text(gpu=True, speed=speed([125, 126, 124]))
+    claim("4 GPUs, ZeRO 0: each has 80 % of the tokens/s of one alone" in calm and "Nothing is concluded" not in calm,
+          "GPUs: throughput of each", calm)
+    busy, _ = parallel_text(gpu=True, speed=speed([100, 160, 90]))
+    claim("whether each is slower than one alone is not told here: the rounds" in busy and "of the tokens/s" not in busy,
+          "GPUs, busy: no conclusion, and it says so", busy)
+
+    left_out = report.data_parallel({"why": "there is no mpirun on PATH"}, ABOUT)
+    claim(left_out.figure is None and "left out: there is no mpirun on PATH." in left_out.sees[0] and not left_out.rows,
+          "without mpirun the part is left out, with why", str(left_out.sees))
+
+
+def test_why_alone():
+    """What keeps the trainer from running as several processes, from its words."""
+    class Made(measure.Trainer):
+        def __init__(self, sent=1e6, error=None):
+            self.sent, self.error = sent, error
+
+        def train(self, steps, gpus=1, **options):
+            if self.error:
+                raise measure.Failed("exit code 2 from mpirun", self.error)
+            return {"sent": self.sent}
+    which = measure.shutil.which
+    measure.shutil.which = lambda name: "/usr/bin/mpirun"
+    claim(measure.why_alone(Made(), 4, {}) is None, "two processes that send to each other: nothing is left out")
+    why = measure.why_alone(Made(error="train_gpt: this process is one of many, but the build is for one GPU"), 4, {})
+    claim(why == "two processes do not run here (this process is one of many, but the build is for one GPU)",
+          "a build for one GPU", str(why))
+    why = measure.why_alone(Made(sent=None), 4, {})
+    claim(why and "did not find each other" in why, "two processes that are each alone", str(why))
+    claim(measure.why_alone(Made(), 1, {}) == "this machine has one GPU", "one GPU")
+    measure.shutil.which = lambda name: None
+    claim(measure.why_alone(Made(), 4, {}) == "there is no mpirun on PATH", "no mpirun")
+    measure.shutil.which = which
+
+
 def test_compare():
     """Each round begins with another setup, and a round's ratio is over the first setup's time in that round."""
     class Made(measure.Trainer):
@@ -141,7 +245,8 @@ def test_compare():
 
 
 def main():
-    for test in (test_told, test_recomputation, test_accumulation, test_scan, test_compare):
+    for test in (test_told, test_recomputation, test_accumulation, test_scan, test_data_parallel, test_why_alone,
+                 test_compare):
         test()
     print(f"{passed} passed, {failed} failed")
     sys.exit(failed > 0)
