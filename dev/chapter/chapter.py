@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The single-GPU chapter of the Ultra-Scale Playbook, reproduced on this machine: seven figures,
+"""The single-GPU chapter of the Ultra-Scale Playbook, reproduced on this machine, and data parallelism: eight figures,
 measured here, beside the chapter's, in one HTML file.
 
     make chapter

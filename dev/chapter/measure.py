@@ -377,7 +377,7 @@ def mixed_precision(trainer, size):
 
 
 STAGES = [0, 1, 2, 3]           # of ZeRO
-PARTS = [1, 3]                  # micro-batches that each process adds up in a step, for what it sends
+SEVERAL = 3                     # micro-batches that each process adds up in a step, for what it sends then
 ZERO_PAPER = {"layers": 36, "channels": 4096, "heads": 32}  # 7.5 billion parameters, as in that paper's figure 1
 ZERO_PAPER_GPUS = 64
 
@@ -438,8 +438,8 @@ def data_parallel(trainer, size):
 
     plans = [{"gpus": gpus, "zero": zero, "bytes": trainer.plan(**setup, gpus=gpus, zero=zero)["bytes"]}
              for zero in STAGES for gpus in numbers]
-    runs = [run(gpus, zero, parts, size.parallel_steps if parts == 1 else LEAST_STEPS)
-            for gpus in numbers[1:] for zero in STAGES for parts in PARTS]
+    runs = [run(gpus, zero, 1, size.parallel_steps) for gpus in numbers[1:] for zero in STAGES]
+    runs += [run(numbers[-1], zero, SEVERAL, LEAST_STEPS) for zero in STAGES]
     same_batch = math.lcm(*numbers)
     splits = [run(gpus, 0, same_batch // gpus, size.parallel_steps) for gpus in numbers]
     plan = trainer.plan(**setup)

@@ -18,8 +18,7 @@ from matplotlib.lines import Line2D
 from measure import LARGE, MODES, told
 
 CATEGORIES = {"weights": "#4e79a7", "master": "#86b4d8", "adam_m": "#b07aa1", "adam_v": "#d4a6c8",
-              "gradients": "#f28e2b", "buffers": "#edc948", "activations": "#59a14f", "workspace": "#9c9c9c",
-              "cuda": "#d0d0d0"}
+              "gradients": "#f28e2b", "buffers": "#edc948", "activations": "#59a14f", "workspace": "#9c9c9c"}
 MODE_COLORS = {"none": "#4e79a7", "selective": "#f28e2b", "full": "#59a14f"}
 PASS_COLORS = {"forward": "#4e79a7", "recompute": "#edc948", "backward": "#e15759", "update": "#76b7b2"}
 CHAPTER_COLOR = "#c0392b"
@@ -550,6 +549,7 @@ def mixed_precision(results, about):
 # ---- 8
 
 STATE = ["weights", "gradients", "master", "adam_m", "adam_v"]
+PLANNED = {**CATEGORIES, "cuda": "#d0d0d0"}     # the library's own is in a plan only
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 LAYERS_KEPT = 2     # train_gpt.cu's WEIGHT_BUFFERS: layers whose weights ZeRO 3 has room for
 # Relative: losses that differ by less are one curve. Rounding makes less of a difference within so few steps, and
@@ -594,7 +594,7 @@ def stack(axis, x, bytes_, categories, unit, width):
     bottom = 0
     for category in categories:
         height = bytes_[category] / unit
-        axis.bar(x, height, width, bottom, color=CATEGORIES[category], alpha=faint(category))
+        axis.bar(x, height, width, bottom, color=PLANNED[category], alpha=faint(category))
         bottom += height
 
 
@@ -680,8 +680,8 @@ def parallel_figure(results, about, shown):
         axis.grid(axis="x", visible=False)
     if results["speed"]:
         speed_figure(axes[0][2], axes[1][2], results["speed"])
-    named = [category for category in CATEGORIES if category in {*shown, *STATE}]
-    handles = [Patch(color=CATEGORIES[category], alpha=faint(category), label=category) for category in named]
+    named = [category for category in PLANNED if category in {*shown, *STATE}]
+    handles = [Patch(color=PLANNED[category], alpha=faint(category), label=category) for category in named]
     handles.append(Line2D([], [], color=CHAPTER_COLOR, linestyle="--", label="ZeRO's paper, formula"))
     figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // 2))
     return figure
@@ -808,7 +808,7 @@ def data_parallel(results, about):
         return Section("Data parallelism", None, "8_data_parallel.png",
                        [f"This part is left out: {results['why']}. It needs a build for many GPUs (make MULTI=yes, "
                         "which takes MPI), and mpirun."], "")
-    shown = [c for c in CATEGORIES if any(plan["bytes"][c] for plan in results["plans"])]
+    shown = [c for c in PLANNED if any(plan["bytes"][c] for plan in results["plans"])]
     loss_words, difference = parallel_losses(results)
     sent = {run["zero"]: run["sent"] for run in results["runs"]
             if run["gpus"] == results["numbers"][-1] and run["parts"] == 1}
@@ -823,7 +823,8 @@ def data_parallel(results, about):
           " / ".join(number(state_of(bytes_) / 1e9) for bytes_ in results["paper"]["bytes"]) + " GB (planned)"),
          ("Sent in a step with ZeRO 1 / 2 / 3, over ZeRO 0",
           "1 / 1 / 1.5" + ("" if one_type else ", if all is of one type"),
-          " / ".join(f"{sent[zero] / sent[0]:.2f}" for zero in (1, 2, 3)) + " (measured)"),
+          " / ".join(f"{sent[zero] / sent[0]:.2f}" for zero in (1, 2, 3))
+          + f" (measured, {about['model']['layers']} layers)"),
          ("The same batch on " + ", ".join(str(n) for n in results["numbers"]) + " processes", "the same result",
           f"losses within {difference:.0e} (measured)")],
         "Top: planned; below, measured, on " + ("GPUs" if about["gpu"] else "one CPU") + ": what is sent, and losses. "

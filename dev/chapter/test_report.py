@@ -165,15 +165,15 @@ def test_data_parallel():
     claim("lie on each other" in right and "ZeRO 0 to 3 agree bit by bit" in right, "losses agree", right)
     claim("Nothing is concluded about throughput: these processes share one machine's 2 CPUs" in right,
           "nothing is concluded about throughput on a CPU", right)
-    claim("1.00 / 1.00 / 1.12 (measured)" in rows and "losses within 0e+00" in rows, "they are in the summary", rows)
+    claim("1.00 / 1.00 / 1.12 (measured, 4 layers)" in rows and "losses within 0e+00" in rows, "they are in the summary", rows)
 
     wrong, _ = parallel_text(surplus=1)
     claim("2 of 10 runs did not allocate what was planned, the first with ZeRO 1 and 4 processes: 11,000,001 bytes, "
           "planned 11,000,000" in wrong and "to the byte" not in wrong, "a byte that was not planned is told", wrong)
     for run, sent, expected in (((3, 3), 22.5, "15.6 MB"), ((0, 3), 18.0, "6.00 MB"), ((2, 3), 6.0, "12.0 MB")):
         wrong, _ = parallel_text(sent={run: sent})
-        claim("1 of 8 runs sent something else" in wrong and f"expected {expected}" in wrong and "All runs" not in wrong,
-              f"ZeRO {run[0]}, {run[1]} micro-batches: {sent} MB are not the formula's {expected}", wrong)
+        claim("1 of 8 runs sent something else" in wrong and f"expected {expected}" in wrong
+              and "All runs" not in wrong, f"ZeRO {run[0]} × {run[1]}: {sent} MB are not {expected}", wrong)
     near, _ = parallel_text(drift=5e-5)
     claim("differ by 5.0e-05 of their size at most, so that the curves lie" in near,
           "rounding makes no other curve", near)
@@ -192,8 +192,8 @@ def test_data_parallel():
     claim("4 GPUs, ZeRO 0: each has 80 % of the tokens/s of one alone" in calm and "Nothing is concluded" not in calm,
           "GPUs: throughput of each", calm)
     busy, _ = parallel_text(gpu=True, speed=speed([100, 160, 90]))
-    claim("whether each is slower than one alone is not told here: the rounds" in busy and "of the tokens/s" not in busy,
-          "GPUs, busy: no conclusion, and it says so", busy)
+    claim("whether each is slower than one alone is not told here: the rounds" in busy
+          and "of the tokens/s" not in busy, "GPUs, busy: no conclusion, and it says so", busy)
 
     left_out = report.data_parallel({"why": "there is no mpirun on PATH"}, ABOUT)
     claim(left_out.figure is None and "left out: there is no mpirun on PATH." in left_out.sees[0] and not left_out.rows,
