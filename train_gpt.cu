@@ -2822,39 +2822,31 @@ void send(const char* name, cudaEvent_t sent, double bytes, F call, const Memory
 
 // x (n) = the sum of all ranks' x
 void all_reduce(cudaEvent_t sent, void* x, size_t n, DType dtype) {
-#ifdef MULTI
     send("all-reduce", sent, 2.0 * n * size_of(dtype), [&] {
         check(ncclAllReduce(x, x, n, nccl_type(dtype), ncclSum, ranks.comm, ranks.stream), "ncclAllReduce");
     }, updated(x));
-#endif
 }
 
 // out (n) = the sum of all ranks' inp (ranks, n), of which this rank's part
 void reduce_scatter(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype) {
-#ifdef MULTI
     send("reduce-scatter", sent, 1.0 * n * ranks.count * size_of(dtype), [&] {
         check(ncclReduceScatter(inp, out, n, nccl_type(dtype), ncclSum, ranks.comm, ranks.stream),
               "ncclReduceScatter");
     }, out, inp);
-#endif
 }
 
 // out (ranks, n) = all ranks' inp (n)
 void all_gather(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype) {
-#ifdef MULTI
     send("all-gather", sent, 1.0 * n * ranks.count * size_of(dtype), [&] {
         check(ncclAllGather(inp, out, n, nccl_type(dtype), ranks.comm, ranks.stream), "ncclAllGather");
     }, out, inp);
-#endif
 }
 
 // out (n) = inp (n) of the rank `root`
 void broadcast(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype, size_t root) {
-#ifdef MULTI
     send("broadcast", sent, 1.0 * n * size_of(dtype), [&] {
         check(ncclBroadcast(inp, out, n, nccl_type(dtype), root, ranks.comm, ranks.stream), "ncclBroadcast");
     }, out, inp);
-#endif
 }
 
 // x (n) fp32 = the sum of all ranks' x
@@ -4299,6 +4291,8 @@ json run_record(const Options& o, const Setup& s) {
                      {"peak_flops", device.peak_flops},
                      {"peak_source", device.peak_source},
                      {"flops_per_token", flops_record(s)},
+                     {"gpus", s.gpus},
+                     {"zero", s.zero},
                      {"planned_bytes", plan(s).total},
                      {"cuda_runtime", runtime},
                      {"cuda_driver", driver},
