@@ -358,7 +358,7 @@ check_arch      = $(lastword $(subst -, ,$(*F)))
 check_precision = $(firstword $(subst -, ,$(*F)))
 $(CHECKED): build/check/%.o: FORCE
 	@mkdir -p $(@D); log=$(@:.o=.log); \
-	$(NVCC) $(GPU_FLAGS) -Werror all-warnings -Xptxas -v $(DEFINE_$(check_precision)) \
+	$(NVCC) $(GPU_FLAGS) $(GPU_MULTI) -Werror all-warnings -Xptxas -v $(DEFINE_$(check_precision)) \
 	    -gencode=arch=compute_$(check_arch),code=sm_$(check_arch) -c train_gpt.cu -o $@ 2> $$log || { cat $$log; exit 1; }; \
 	if grep -iE 'warning' $$log; then exit 1; fi; \
 	if grep -E '[1-9][0-9]* bytes spill' $$log; then echo "a kernel spills registers"; exit 1; fi; \

@@ -120,6 +120,7 @@ public:
             char buffer[1 << 16];
             const ssize_t n = fds[0].revents & POLLIN ? read(stderr_, buffer, sizeof(buffer)) : 0;
             said.append(buffer, n > 0 ? size_t(n) : 0);
+            if (said[0] == '\n') said.erase(0, 1);   // it ends a line of steps
             if (n <= 0 && all) return;
             if (fds[0].revents == POLLHUP) watching::sleep(0.002);
         }
