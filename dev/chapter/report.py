@@ -807,7 +807,7 @@ def data_parallel(results, about):
     if "why" in results:
         return Section("Data parallelism", None, "8_data_parallel.png",
                        [f"This part is left out: {results['why']}. It needs a build for many GPUs (make MULTI=yes, "
-                        "which takes MPI), and mpirun."], "")
+                        "which takes MPI), mpirun, and on GPUs more than one."], "")
     shown = [c for c in PLANNED if any(plan["bytes"][c] for plan in results["plans"])]
     loss_words, difference = parallel_losses(results)
     sent = {run["zero"]: run["sent"] for run in results["runs"]

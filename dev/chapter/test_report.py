@@ -165,7 +165,8 @@ def test_data_parallel():
     claim("lie on each other" in right and "ZeRO 0 to 3 agree bit by bit" in right, "losses agree", right)
     claim("Nothing is concluded about throughput: these processes share one machine's 2 CPUs" in right,
           "nothing is concluded about throughput on a CPU", right)
-    claim("1.00 / 1.00 / 1.12 (measured, 4 layers)" in rows and "losses within 0e+00" in rows, "they are in the summary", rows)
+    claim("1.00 / 1.00 / 1.12 (measured, 4 layers)" in rows and "losses within 0e+00" in rows,
+          "they are in the summary", rows)
 
     wrong, _ = parallel_text(surplus=1)
     claim("2 of 10 runs did not allocate what was planned, the first with ZeRO 1 and 4 processes: 11,000,001 bytes, "
