@@ -2744,9 +2744,9 @@ void bind(Parameters<Kind>& p, const Config& c, const Layout& y, void* block, DT
     }
 }
 
-// In blocks and buffers as plan() counts them.
-void make_traffic(Model& m);
+void make_traffic(Model& m);   // see many GPUs
 
+// In blocks and buffers as plan() counts them.
 void allocate_parameters(Model& m, const Setup& s) {
     const Layout& y = m.layout = layout_of(s);
     auto block = [&](const char* name, size_t elements, size_t size) {
@@ -2800,7 +2800,8 @@ void allocate(Model& m, const Setup& s) {
 //   1       optimizer, master  1 + 1 a step: gradients, each slice summed for its rank (reduce-scatter), and after the
 //                              update the new weights (all-gather)
 //   2       gradients too      1 a micro-batch + 1 a step: a layer's are summed as soon as backward has left them
-//   3       weights too        1 + 2 a micro-batch: gathered layer by layer in forward, and again in backward
+//   3       weights too        1 + 2 in each micro-batch: gathered layer by layer in forward, and again in backward (but
+//                              for embeddings and the last two layers, which are still there)
 //
 // times (R - 1) / R, as in rings. All that is sent goes through ranks.stream, a group at a time, while device.stream
 // computes another: layer l's gradients under the backward of layer l - 1, layer l + 1's weights under the forward of
