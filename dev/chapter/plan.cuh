@@ -114,7 +114,7 @@ json plan_record(const Options& o, const Setup& s, size_t memory) {
             {"fits", p.total <= memory},
             {"zero_stages", stage_records(s, memory)},
             {"bytes_sent", time.bytes},   // in a step, by each GPU
-            {"flops", flops_of(o)},       // in a second, with which a step takes so many:
+            {"flops_per_s", flops_of(o)},
             {"flops_assumed", o.flops == 0},
             {"bandwidth", o.bandwidth > 0 ? json(o.bandwidth * 1e9) : json()},
             {"step", o.bandwidth > 0 ? time_record(time, tokens) : json()},
@@ -155,7 +155,7 @@ void print_stages(const Setup& s, const json& record) {
 }
 
 void print_time(const Options& o, const Setup& s, const json& record) {
-    const std::string rate = format("%g TFLOP/s%s", double(record["flops"]) / 1e12,
+    const std::string rate = format("%g TFLOP/s%s", double(record["flops_per_s"]) / 1e12,
                                     record["flops_assumed"] ? ", assumed" : "");
     if (s.gpus > 1) printf("each sends  %s a step\n", size_text(double(record["bytes_sent"])).c_str());
     if (record["step"].is_null()) return;

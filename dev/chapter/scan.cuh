@@ -9,11 +9,11 @@
 // bound by  what keeps a layout from being faster. A step's ideal time is the model's FLOPs at --flops; a layout loses
 //           what it recomputes and what is exposed of its sending. It is bound by
 //             compute    if it loses less than a tenth of the step;
-//             memory     else, if no layout of its stage that fits is faster, and some that does not fit would lose
-//                        less than half as much: with more memory a larger micro-batch would be accumulated, and its
-//                        gradients and weights sent, fewer times, or less would be recomputed;
-//             bandwidth  else, if more of the loss is exposed than recomputed;
-//             compute    else: it recomputes what there would be memory to keep.
+//             memory     else, if it is the fastest of its stage that fits, and in unlimited memory the stage would
+//                        lose less than half as much: what makes up the difference is recomputed, or sent once more
+//                        for each further micro-batch, because a larger one does not fit;
+//             bandwidth  else, if most of the loss is exposed (of a stage's fastest: of what it would lose even then);
+//             compute    else: it recomputes what it could keep.
 #pragma once
 
 // 8 or 8,24,64 or 8..512, of which the powers of two are meant; false: something else.
@@ -89,24 +89,24 @@ bool comes_before(const Candidate& a, const Candidate& b) {
     return order(a) < order(b);
 }
 
-// The least that a layout of this stage loses, in seconds.
-double least_loss(const std::vector<Candidate>& all, int zero, double ideal) {
-    double least = INFINITY;
-    for (const Candidate& c : all)
-        if (c.setup.zero == zero) least = std::min(least, c.time.seconds - ideal);
-    return least;
+const Candidate& fastest_of_stage(const std::vector<Candidate>& all, int zero) {
+    auto seconds = [&](const Candidate& c) { return c.setup.zero == zero ? c.time.seconds : INFINITY; };
+    return *std::min_element(all.begin(), all.end(), [&](const Candidate& a, const Candidate& b) {
+        return seconds(a) < seconds(b);
+    });
 }
 
-// fit, free: all that fit, and all that would fit in any memory.
+// c is of `fit`, all that fit; free: all that would fit in unlimited memory.
 const char* bound_of(const Candidate& c, const std::vector<Candidate>& fit, const std::vector<Candidate>& free,
                      double flops) {
     constexpr double ROUNDING = 1 + 1e-9;
     const double ideal = flops_per_token(c.setup).model * c.setup.N() * c.accumulation / flops;
-    const double loss = c.time.seconds - ideal;
-    if (loss < 0.1 * c.time.seconds) return "compute";
-    const bool fastest = loss <= least_loss(fit, c.setup.zero, ideal) * ROUNDING;
-    if (fastest && least_loss(free, c.setup.zero, ideal) < loss / 2) return "memory";
-    return c.time.exposed() > loss / 2 ? "bandwidth" : "compute";
+    auto loss = [&](const Candidate& of) { return of.time.seconds - ideal; };
+    if (loss(c) < 0.1 * c.time.seconds) return "compute";
+    const bool fastest = c.time.seconds <= fastest_of_stage(fit, c.setup.zero).time.seconds * ROUNDING;
+    const Candidate& best = fastest ? fastest_of_stage(free, c.setup.zero) : c;
+    if (loss(best) < loss(c) / 2) return "memory";
+    return best.time.exposed() > loss(best) / 2 ? "bandwidth" : "compute";
 }
 
 struct Scan {
@@ -155,7 +155,7 @@ json scan_record(const Options& o, const Setup& s, size_t memory, const std::vec
     return {{"model", model_record(s.config)}, {"seq_len", s.T}, {"total_batch", o.total_batch},
             {"precision", name_of(s.precision)}, {"grad_dtype", name_of(s.grad_dtype)},
             {"attention", s.attention == Attention::FLASH ? "flash" : "naive"}, {"gpu_memory", memory},
-            {"bandwidth", o.bandwidth * 1e9}, {"flops", flops_of(o)}, {"flops_assumed", o.flops == 0}, {"scan", all}};
+            {"bandwidth", o.bandwidth * 1e9}, {"flops_per_s", flops_of(o)}, {"flops_assumed", o.flops == 0}, {"scan", all}};
 }
 
 void print_scan(const Options& o, const Setup& s, size_t memory, const std::vector<Scan>& scans) {
@@ -168,15 +168,17 @@ void print_scan(const Options& o, const Setup& s, size_t memory, const std::vect
     printf("  GPUs  ZeRO  micro-batch  accumulated  recompute      memory     step ms    exposed      tok/s  bound by\n");
     for (const Scan& scan : scans) {
         if (!scan.problem.empty()) printf("%6d  %s\n", scan.gpus, scan.problem.c_str());
-        for (size_t i = 0; i < std::min(TOP, scan.fit.size()); i++) {
-            const Candidate& c = scan.fit[i];
+        std::set<std::pair<int, Recompute>> shown;   // of each stage and way to recompute the best micro-batch
+        for (const Candidate& c : scan.fit) {
+            if (shown.size() == TOP || !shown.emplace(c.setup.zero, c.setup.recompute).second) continue;
             printf("%6s  %4d  %11d  %11ld  %-9s  %10s  %10.1f  %8.1f %%  %9s  %s\n",
-                   i == 0 ? std::to_string(scan.gpus).c_str() : "", c.setup.zero, c.setup.B, c.accumulation,
+                   shown.size() == 1 ? std::to_string(scan.gpus).c_str() : "", c.setup.zero, c.setup.B, c.accumulation,
                    RECOMPUTE_NAMES[static_cast<int>(c.setup.recompute)].first, size_text(c.bytes).c_str(),
                    1e3 * c.time.seconds, 100 * c.time.exposed() / c.time.seconds,
                    short_number(tokens_per_second(c)).c_str(), c.bound);
         }
-        if (scan.fit.size() > TOP) printf("%6s  and %zu more that fit: --json has them\n", "", scan.fit.size() - TOP);
+        if (scan.fit.size() > shown.size())
+            printf("%6s  and %zu more that fit: --json has them\n", "", scan.fit.size() - shown.size());
     }
 }
 
