@@ -3119,131 +3119,6 @@ void test_plan_json() {
           "the more is recomputed, the larger the micro-batch that fits", most.dump());
 }
 
-const std::string PLAN_7B = "plan --model 7b --gpu-memory 80GB --total-batch 4194304 --bandwidth 50 ";
-
-void test_plan_of_many() {
-    const std::string command = PLAN_7B + "--gpus 64 --zero 2 --grad-dtype bf16 --micro-batch 2 --flops 300";
-    const Outcome outcome = run(command + " --json"), table = run(command), silent = run("plan --gpus 2 --gpu-memory 8GB --json");
-    const json record = json::parse(outcome.out, nullptr, false), other = json::parse(silent.out, nullptr, false);
-    Setup s = planned("7b", 2, 2048, DType::BF16, DType::BF16);
-    s.gpus = 64;
-    s.zero = 2;
-    bool right = record.is_object() && other.is_object();
-    for (const char* path : {"/gpus", "/zero", "/bytes/buffers", "/bytes_sent", "/flops_per_s", "/flops_assumed", "/bandwidth",
-                             "/zero_stages/3/state", "/zero_stages/3/bytes/total", "/zero_stages/3/bytes_per_parameter",
-                             "/zero_stages/3/fits", "/zero_stages/3/chosen", "/step/seconds", "/step/computing",
-                             "/step/sending", "/step/hidden", "/step/exposed", "/step/tokens_per_s"})
-        right = right && record.contains(json::json_pointer(path));
-    claim_run(right, "plan --gpus --json has the keys that it promises", outcome, silent.err);
-    if (!right) return;
-    const StepTime t = step_time(step_work(s, 300e12, 50e9), 16);
-    claim_run(record["bytes"] == record["zero_stages"][2]["bytes"] && record["bytes"]["total"] == plan(s).total &&
-                  record["zero_stages"][2]["chosen"] == true && record["zero_stages"].size() == 4 &&
-                  record["accumulation"] == 16 && record["bytes_sent"] == t.bytes &&
-                  record["step"]["seconds"] == t.seconds && record["step"]["exposed"] == t.exposed() &&
-                  std::abs(double(record["step"]["tokens_per_s"]) * t.seconds - 4194304) < 1,
-              "its figures are the plan's and the timeline's", outcome);
-    claim_run(other["step"].is_null() && other["bandwidth"].is_null() && other["flops_assumed"] == true &&
-                  double(other["bytes_sent"]) > 0,
-              "without --bandwidth it says what is sent, and not how long that takes", silent);
-    bool marked = true;
-    for (const char* line : {"\n     0 ", "\n     1 ", "\n  -> 2 ", "\n     3 ", "300 TFLOP/s\n", "ms of sending at 50 GB/s"})
-        marked = marked && table.out.find(line) != table.out.npos;
-    claim_run(marked && table.out.find("assumed") == table.out.npos, "its table has the four stages, one of them marked", table);
-    const size_t steps = table.out.find("  3  largest   --micro-batch ");
-    long B = 0, A = 0, tokens[4] = {};
-    const bool read = steps != table.out.npos &&
-                      sscanf(table.out.c_str() + steps, "  3  largest   --micro-batch %ld --recompute none --zero 2\n  4  the "
-                             "rest  on 64 GPUs (mpirun -n 64), accumulated over %ld micro-batches of each: %ld x %ld x %ld x %ld",
-                             &B, &A, &tokens[0], &tokens[1], &tokens[2], &tokens[3]) == 6;
-    s.B = static_cast<int>(B);
-    const bool fits = plan(s).total <= 80e9;
-    s.B *= 2;
-    claim_run(read && tokens[0] == B && tokens[2] == A && B * 2048 * A * 64 == 4194304 && fits && plan(s).total > 80e9,
-              "from a total batch to micro-batch, accumulation and GPUs", table);
-}
-
-void test_scan() {
-    const Outcome outcome = run(PLAN_7B + "--scan --gpus 8..512 --json"), table = run(PLAN_7B + "--scan --gpus 8,24");
-    const json record = json::parse(outcome.out, nullptr, false);
-    if (!record.is_object() || record["scan"].size() != 7)
-        return claim_run(false, "--gpus 8..512 are seven numbers", outcome);
-    bool sorted = true, planned_so = true, fits = true, all = true;
-    int gpus = 8;
-    for (const json& scan : record["scan"]) {
-        sorted = sorted && scan["gpus"] == gpus && !scan["layouts"].empty();
-        std::set<std::tuple<int, std::string, int>> listed;
-        for (const json& one : scan["layouts"]) {
-            Setup s = planned("7b", one["micro_batch"], 2048, DType::BF16, DType::FP32);
-            s.gpus = gpus;
-            s.zero = one["zero"];
-            for (const auto& [name, mode] : RECOMPUTE_NAMES)
-                if (one["recompute"] == name) s.recompute = mode;
-            const long A = one["accumulation"];
-            const StepTime t = step_time(step_work(s, 400e12, 50e9), A);
-            listed.emplace(s.zero, one["recompute"], s.B);
-            planned_so = planned_so && one["bytes"] == plan(s).total && one["seconds"] == t.seconds &&
-                         one["bytes_sent"] == t.bytes && A * s.B * 2048 * gpus == 4194304;
-            fits = fits && size_t(one["bytes"]) <= 0.95 * 80e9;
-            sorted = sorted && double(one["tokens_per_s"]) <= double(scan["layouts"][0]["tokens_per_s"]) * (1 + 2e-6);
-        }
-        // One after the other, none left out.
-        for (int zero = 0; zero <= 3; zero++)
-            for (const auto& [name, mode] : RECOMPUTE_NAMES)
-                for (int B = 1; B * 2048 * gpus <= 4194304; B *= 2) {
-                    Setup s = planned("7b", B, 2048, DType::BF16, DType::FP32);
-                    s.gpus = gpus;
-                    s.zero = zero;
-                    s.recompute = mode;
-                    all = all && listed.count({zero, name, B}) == (plan(s).total <= size_t(80e9 * 0.95));
-                }
-        gpus *= 2;
-    }
-    claim(sorted, "scan: for each number of GPUs no layout is faster than the first");
-    claim(planned_so, "scan: bytes, time and what is sent are those of the plan, of all tokens");
-    claim(fits, "scan: all fit, with a margin");
-    claim(all, "scan: nothing that fits is left out");
-    claim_run(table.code == 0 && table.out.find("\n     8     2  ") != table.out.npos &&
-                  table.out.find("\n    24  --total-batch 4194304 is no multiple of --seq-len 2048 x 24 GPUs\n") != table.out.npos,
-              "scan: where the batch cannot be shared out it says so", table);
-}
-
-// What bounds a layout, and flags that hold something fixed.
-void test_scan_bounds() {
-    auto first = [](const std::string& command) {
-        return json::parse(run("plan --scan --json " + command).out)["scan"][0];
-    };
-    const std::string BIG = "--gpu-memory 80GB --total-batch 4194304 --bandwidth 50 ";
-    const json small = first("--model gpt2 --gpus 8 --gpu-memory 24GB --total-batch 524288 --bandwidth 5");
-    const json best = first("--model 7b --gpus 64 " + BIG)["layouts"][0];
-    const json large = first("--model 70b --gpus 64 " + BIG)["layouts"];
-    const json none = first("--model 70b --gpus 8 " + BIG), odd = first("--model gpt2 --gpus 3 --micro-batch 7 --gpu-memory 80GB "
-                                                                       "--total-batch 98304 --bandwidth 5");
-    claim(best["bound"] == "compute" && double(best["exposed"]) < 0.1 * double(best["seconds"]),
-          "scan: bound by compute where little is lost", best.dump());
-    claim(small["layouts"][0]["bound"] == "bandwidth", "scan: bound by bandwidth where sending is exposed", small["layouts"][0].dump());
-    claim(large[0]["bound"] == "memory" && large[0]["recompute"] == "full" && large.back()["bound"] == "bandwidth",
-          "scan: bound by memory where more of it would need no recomputation; not so where a faster one fits", large.dump());
-    claim(none["layouts"].empty() && none["problem"].get<std::string>().find("no layout fits: the smallest takes ") == 0,
-          "scan: where nothing fits it says what the smallest needs", none.dump());
-    claim(odd["problem"] == "--micro-batch 7 does not divide 32 sequences of each GPU", "scan: and why else there is nothing", odd.dump());
-    bool kept = true;
-    const json held = first("--model 7b --gpus 64 --zero 3 --recompute selective --micro-batch 4 " + BIG)["layouts"];
-    for (const json& one : first("--model 7b --gpus 64 --zero 1 --recompute full " + BIG)["layouts"])
-        kept = kept && one["zero"] == 1 && one["recompute"] == "full";
-    claim(kept && held.size() == 1 && held[0]["zero"] == 3 && held[0]["recompute"] == "selective" && held[0]["micro_batch"] == 4,
-          "scan: what the command line gives stays", held.dump());
-    std::vector<int> counts;
-    claim(parse_gpu_counts("8..512", counts) && counts == std::vector<int>{8, 16, 32, 64, 128, 256, 512} &&
-              parse_gpu_counts("5..17", counts) && counts == std::vector<int>{8, 16} &&
-              parse_gpu_counts("8,24,1", counts) && counts == std::vector<int>{8, 24, 1} &&
-              parse_gpu_counts("65536", counts) && counts == std::vector<int>{65536},
-          "--gpus takes a number, a list, and powers of two from one number to another");
-    bool divisors = micro_batches_to_try(96, 50) == std::vector<int>{1, 2, 4, 8, 16, 32, 48} &&
-                    micro_batches_to_try(7, 4) == std::vector<int>{1} && micro_batches_to_try(7, 0).empty();
-    claim(divisors, "scan: micro-batches are powers of two and the largest divisor");
-}
-
 // What the recipes train with fits where they say that it does.
 void test_recipes() {
     int recipes = 0;
@@ -4559,6 +4434,131 @@ void test_sent() {
         }
     claim(bytes, "bytes sent: 2G; G + W; A G + W; A G + W, and layers again, each (R - 1) / R times");
     claim(flops, "computing takes the hardware FLOPs of all micro-batches");
+}
+
+const std::string PLAN_7B = "plan --model 7b --gpu-memory 80GB --total-batch 4194304 --bandwidth 50 ";
+
+void test_plan_of_many() {
+    const std::string command = PLAN_7B + "--gpus 64 --zero 2 --grad-dtype bf16 --micro-batch 2 --flops 300";
+    const Outcome outcome = run(command + " --json"), table = run(command), silent = run("plan --gpus 2 --gpu-memory 8GB --json");
+    const json record = json::parse(outcome.out, nullptr, false), other = json::parse(silent.out, nullptr, false);
+    Setup s = planned("7b", 2, 2048, DType::BF16, DType::BF16);
+    s.gpus = 64;
+    s.zero = 2;
+    bool right = record.is_object() && other.is_object();
+    for (const char* path : {"/gpus", "/zero", "/bytes/buffers", "/bytes_sent", "/flops_per_s", "/flops_assumed", "/bandwidth",
+                             "/zero_stages/3/state", "/zero_stages/3/bytes/total", "/zero_stages/3/bytes_per_parameter",
+                             "/zero_stages/3/fits", "/zero_stages/3/chosen", "/step/seconds", "/step/computing",
+                             "/step/sending", "/step/hidden", "/step/exposed", "/step/tokens_per_s"})
+        right = right && record.contains(json::json_pointer(path));
+    claim_run(right, "plan --gpus --json has the keys that it promises", outcome, silent.err);
+    if (!right) return;
+    const StepTime t = step_time(step_work(s, 300e12, 50e9), 16);
+    claim_run(record["bytes"] == record["zero_stages"][2]["bytes"] && record["bytes"]["total"] == plan(s).total &&
+                  record["zero_stages"][2]["chosen"] == true && record["zero_stages"].size() == 4 &&
+                  record["accumulation"] == 16 && record["bytes_sent"] == t.bytes &&
+                  record["step"]["seconds"] == t.seconds && record["step"]["exposed"] == t.exposed() &&
+                  std::abs(double(record["step"]["tokens_per_s"]) * t.seconds - 4194304) < 1,
+              "its figures are the plan's and the timeline's", outcome);
+    claim_run(other["step"].is_null() && other["bandwidth"].is_null() && other["flops_assumed"] == true &&
+                  double(other["bytes_sent"]) > 0,
+              "without --bandwidth it says what is sent, and not how long that takes", silent);
+    bool marked = true;
+    for (const char* line : {"\n     0 ", "\n     1 ", "\n  -> 2 ", "\n     3 ", "300 TFLOP/s\n", "ms of sending at 50 GB/s"})
+        marked = marked && table.out.find(line) != table.out.npos;
+    claim_run(marked && table.out.find("assumed") == table.out.npos, "its table has the four stages, one of them marked", table);
+    const size_t steps = table.out.find("  3  largest   --micro-batch ");
+    long B = 0, A = 0, tokens[4] = {};
+    const bool read = steps != table.out.npos &&
+                      sscanf(table.out.c_str() + steps, "  3  largest   --micro-batch %ld --recompute none --zero 2\n  4  the "
+                             "rest  on 64 GPUs (mpirun -n 64), accumulated over %ld micro-batches of each: %ld x %ld x %ld x %ld",
+                             &B, &A, &tokens[0], &tokens[1], &tokens[2], &tokens[3]) == 6;
+    s.B = static_cast<int>(B);
+    const bool fits = plan(s).total <= 80e9;
+    s.B *= 2;
+    claim_run(read && tokens[0] == B && tokens[2] == A && B * 2048 * A * 64 == 4194304 && fits && plan(s).total > 80e9,
+              "from a total batch to micro-batch, accumulation and GPUs", table);
+}
+
+void test_scan() {
+    const Outcome outcome = run(PLAN_7B + "--scan --gpus 8..512 --json"), table = run(PLAN_7B + "--scan --gpus 8,24");
+    const json record = json::parse(outcome.out, nullptr, false);
+    if (!record.is_object() || record["scan"].size() != 7)
+        return claim_run(false, "--gpus 8..512 are seven numbers", outcome);
+    bool sorted = true, planned_so = true, fits = true, all = true;
+    int gpus = 8;
+    for (const json& scan : record["scan"]) {
+        sorted = sorted && scan["gpus"] == gpus && !scan["layouts"].empty();
+        std::set<std::tuple<int, std::string, int>> listed;
+        for (const json& one : scan["layouts"]) {
+            Setup s = planned("7b", one["micro_batch"], 2048, DType::BF16, DType::FP32);
+            s.gpus = gpus;
+            s.zero = one["zero"];
+            for (const auto& [name, mode] : RECOMPUTE_NAMES)
+                if (one["recompute"] == name) s.recompute = mode;
+            const long A = one["accumulation"];
+            const StepTime t = step_time(step_work(s, 400e12, 50e9), A);
+            listed.emplace(s.zero, one["recompute"], s.B);
+            planned_so = planned_so && one["bytes"] == plan(s).total && one["seconds"] == t.seconds &&
+                         one["bytes_sent"] == t.bytes && A * s.B * 2048 * gpus == 4194304;
+            fits = fits && size_t(one["bytes"]) <= 0.95 * 80e9;
+            sorted = sorted && double(one["tokens_per_s"]) <= double(scan["layouts"][0]["tokens_per_s"]) * (1 + 2e-6);
+        }
+        // One after the other, none left out.
+        for (int zero = 0; zero <= 3; zero++)
+            for (const auto& [name, mode] : RECOMPUTE_NAMES)
+                for (int B = 1; B * 2048 * gpus <= 4194304; B *= 2) {
+                    Setup s = planned("7b", B, 2048, DType::BF16, DType::FP32);
+                    s.gpus = gpus;
+                    s.zero = zero;
+                    s.recompute = mode;
+                    all = all && listed.count({zero, name, B}) == (plan(s).total <= size_t(80e9 * 0.95));
+                }
+        gpus *= 2;
+    }
+    claim(sorted, "scan: for each number of GPUs no layout is faster than the first");
+    claim(planned_so, "scan: bytes, time and what is sent are those of the plan, of all tokens");
+    claim(fits, "scan: all fit, with a margin");
+    claim(all, "scan: nothing that fits is left out");
+    claim_run(table.code == 0 && table.out.find("\n     8     2  ") != table.out.npos &&
+                  table.out.find("\n    24  --total-batch 4194304 is no multiple of --seq-len 2048 x 24 GPUs\n") != table.out.npos,
+              "scan: where the batch cannot be shared out it says so", table);
+}
+
+// What bounds a layout, and flags that hold something fixed.
+void test_scan_bounds() {
+    auto first = [](const std::string& command) {
+        return json::parse(run("plan --scan --json " + command).out)["scan"][0];
+    };
+    const std::string BIG = "--gpu-memory 80GB --total-batch 4194304 --bandwidth 50 ";
+    const json small = first("--model gpt2 --gpus 8 --gpu-memory 24GB --total-batch 524288 --bandwidth 5");
+    const json best = first("--model 7b --gpus 64 " + BIG)["layouts"][0];
+    const json large = first("--model 70b --gpus 64 " + BIG)["layouts"];
+    const json none = first("--model 70b --gpus 8 " + BIG), odd = first("--model gpt2 --gpus 3 --micro-batch 7 --gpu-memory 80GB "
+                                                                       "--total-batch 98304 --bandwidth 5");
+    claim(best["bound"] == "compute" && double(best["exposed"]) < 0.1 * double(best["seconds"]),
+          "scan: bound by compute where little is lost", best.dump());
+    claim(small["layouts"][0]["bound"] == "bandwidth", "scan: bound by bandwidth where sending is exposed", small["layouts"][0].dump());
+    claim(large[0]["bound"] == "memory" && large[0]["recompute"] == "full" && large.back()["bound"] == "bandwidth",
+          "scan: bound by memory where more of it would need no recomputation; not so where a faster one fits", large.dump());
+    claim(none["layouts"].empty() && none["problem"].get<std::string>().find("no layout fits: the smallest takes ") == 0,
+          "scan: where nothing fits it says what the smallest needs", none.dump());
+    claim(odd["problem"] == "--micro-batch 7 does not divide 32 sequences of each GPU", "scan: and why else there is nothing", odd.dump());
+    bool kept = true;
+    const json held = first("--model 7b --gpus 64 --zero 3 --recompute selective --micro-batch 4 " + BIG)["layouts"];
+    for (const json& one : first("--model 7b --gpus 64 --zero 1 --recompute full " + BIG)["layouts"])
+        kept = kept && one["zero"] == 1 && one["recompute"] == "full";
+    claim(kept && held.size() == 1 && held[0]["zero"] == 3 && held[0]["recompute"] == "selective" && held[0]["micro_batch"] == 4,
+          "scan: what the command line gives stays", held.dump());
+    std::vector<int> counts;
+    claim(parse_gpu_counts("8..512", counts) && counts == std::vector<int>{8, 16, 32, 64, 128, 256, 512} &&
+              parse_gpu_counts("5..17", counts) && counts == std::vector<int>{8, 16} &&
+              parse_gpu_counts("8,24,1", counts) && counts == std::vector<int>{8, 24, 1} &&
+              parse_gpu_counts("65536", counts) && counts == std::vector<int>{65536},
+          "--gpus takes a number, a list, and powers of two from one number to another");
+    bool divisors = micro_batches_to_try(96, 50) == std::vector<int>{1, 2, 4, 8, 16, 32, 48} &&
+                    micro_batches_to_try(7, 4) == std::vector<int>{1} && micro_batches_to_try(7, 0).empty();
+    claim(divisors, "scan: micro-batches are powers of two and the largest divisor");
 }
 
 // ==== naive against flash ====================================================

@@ -191,8 +191,8 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
            size_t(record["parameters"]), double(record["parameters_formula"]));
     const std::string gpus = s.gpus > 1 ? format("%d GPUs x ", s.gpus) : "";
     printf("a step      %s%d x %d tokens, accumulated %ld times; %s, gradients %s, recompute %s, attention %s\n\n",
-           gpus.c_str(), s.B, s.T, long(record["accumulation"]), name_of(s.precision), name_of(s.grad_dtype), text("recompute").c_str(),
-           text("attention").c_str());
+           gpus.c_str(), s.B, s.T, long(record["accumulation"]), name_of(s.precision), name_of(s.grad_dtype),
+           text("recompute").c_str(), text("attention").c_str());
     print_memory(plan(s), memory);
     printf("  %s; %.2f bytes of state per parameter\n", record["fits"] ? "fits" : "does not fit on one such GPU",
            double(record["bytes_per_parameter"]));

@@ -1,10 +1,10 @@
 // `train_gpt plan --scan`: for each number of GPUs the layouts that fit, fastest first. Included by plan.cuh.
 //
-// Tried are all stages of ZeRO and all ways to recompute, with micro-batches that divide each GPU's sequences: powers of
-// two, and the largest that fits; --zero, --recompute and --micro-batch, where they are given, stay as they are. How long
-// a step takes is timeline.cuh's estimate. In it a larger micro-batch is no faster in itself and selective recomputation
-// costs nothing with flash attention: of equals, those that recompute less come first, then those that send less, then
-// the larger micro-batch.
+// Tried are all stages of ZeRO and all ways to recompute, with micro-batches that divide each GPU's sequences: powers
+// of two, and the largest that fits; --zero, --recompute and --micro-batch, where they are given, stay as they are. How
+// long a step takes is timeline.cuh's estimate. In it a larger micro-batch is no faster in itself, and selective
+// recomputation costs nothing with flash attention: of equals, those that recompute less come first, then those that
+// send less, then the larger micro-batch.
 //
 // bound by  what keeps a layout from being faster. A step's ideal time is the model's FLOPs at --flops; a layout loses
 //           what it recomputes and what is exposed of its sending. It is bound by
@@ -83,8 +83,8 @@ std::vector<Candidate> candidates(const Options& o, Setup s, size_t memory) {
 // Times that differ by less than rounding are alike.
 bool comes_before(const Candidate& a, const Candidate& b) {
     auto order = [](const Candidate& c) {
-        return std::make_tuple(std::llround(1e6 * std::log(c.time.seconds)), c.setup.recompute, c.time.bytes, -c.setup.B,
-                               c.setup.zero);
+        const long long time = std::llround(1e6 * std::log(c.time.seconds));
+        return std::make_tuple(time, c.setup.recompute, c.time.bytes, -c.setup.B, c.setup.zero);
     };
     return order(a) < order(b);
 }
@@ -155,7 +155,8 @@ json scan_record(const Options& o, const Setup& s, size_t memory, const std::vec
     return {{"model", model_record(s.config)}, {"seq_len", s.T}, {"total_batch", o.total_batch},
             {"precision", name_of(s.precision)}, {"grad_dtype", name_of(s.grad_dtype)},
             {"attention", s.attention == Attention::FLASH ? "flash" : "naive"}, {"gpu_memory", memory},
-            {"bandwidth", o.bandwidth * 1e9}, {"flops_per_s", flops_of(o)}, {"flops_assumed", o.flops == 0}, {"scan", all}};
+            {"bandwidth", o.bandwidth * 1e9}, {"flops_per_s", flops_of(o)}, {"flops_assumed", o.flops == 0},
+            {"scan", all}};
 }
 
 void print_scan(const Options& o, const Setup& s, size_t memory, const std::vector<Scan>& scans) {
@@ -163,9 +164,10 @@ void print_scan(const Options& o, const Setup& s, size_t memory, const std::vect
     printf("model       %s\n", model_text(s.config).c_str());
     printf("a step      %ld tokens in sequences of %d; %s, gradients %s, attention %s\n", o.total_batch, s.T,
            name_of(s.precision), name_of(s.grad_dtype), s.attention == Attention::FLASH ? "flash" : "naive");
-    printf("a GPU       %s, of which 5 %% stay free; sends %g GB/s; computes %g TFLOP/s%s\n\n", size_text(memory).c_str(),
-           o.bandwidth, flops_of(o) / 1e12, o.flops > 0 ? "" : ", which is assumed: --flops says otherwise");
-    printf("  GPUs  ZeRO  micro-batch  accumulated  recompute      memory     step ms    exposed      tok/s  bound by\n");
+    printf("a GPU       %s, of which 5 %% stay free; sends %g GB/s; computes %g TFLOP/s%s\n\n",
+           size_text(memory).c_str(), o.bandwidth, flops_of(o) / 1e12, o.flops > 0 ? "" : " (assumed; --flops)");
+    printf("  GPUs  ZeRO  micro-batch  accumulated  recompute      memory     step ms    exposed      tok/s  bound by"
+           "\n");
     for (const Scan& scan : scans) {
         if (!scan.problem.empty()) printf("%6d  %s\n", scan.gpus, scan.problem.c_str());
         std::set<std::pair<int, Recompute>> shown;   // of each stage and way to recompute the best micro-batch

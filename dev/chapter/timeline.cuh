@@ -20,9 +20,9 @@
 struct StepWork {
     size_t layers;
     int zero;
-    double forward, again, head;        // of a micro-batch: one layer's forward, what backward does again of it; the head
-    double weights[2], gradients[2];    // bytes of one all-gather or reduce-scatter: of group 0, of a layer
-    double bandwidth;                   // bytes a second
+    double forward, again, head;       // of a micro-batch: a layer's forward, what backward does again of it; the head
+    double weights[2], gradients[2];   // bytes of one all-gather or reduce-scatter: of group 0, of a layer
+    double bandwidth;                  // bytes a second
 };
 
 struct StepTime {
@@ -40,8 +40,8 @@ StepWork step_work(const Setup& s, double flops, double bandwidth) {
     const double again = y.layers > 1 ? (per_token.hardware - per_token.model) / (y.layers - 1) : 0;
     auto seconds = [&](double of_token) { return of_token * s.N() / flops; };
     auto sent = [&](size_t g, DType dtype) { return double(y.slice(g)) * (y.gpus - 1) * size_of(dtype); };
-    return {y.layers, s.zero, seconds(layer), seconds(again), seconds(head), {sent(0, s.precision), sent(1, s.precision)},
-            {sent(0, s.grad_dtype), sent(1, s.grad_dtype)}, bandwidth};
+    return {y.layers, s.zero, seconds(layer), seconds(again), seconds(head),
+            {sent(0, s.precision), sent(1, s.precision)}, {sent(0, s.grad_dtype), sent(1, s.grad_dtype)}, bandwidth};
 }
 
 class Timeline {

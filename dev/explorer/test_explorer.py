@@ -86,7 +86,7 @@ class Controls:
             return
         self.choose("zero", zero)
         self.number("bandwidth", bandwidth)
-        self.number("flops", flops)
+        self.number("teraflops", flops)
 
 
 def random_setting(controls, rng):
@@ -213,10 +213,15 @@ def expected_figures(record):
     return figures
 
 
+def rounding_of(key, record, want):
+    """Times are sums over layers, and differences of sums, of which nothing but rounding may be left."""
+    if not key.startswith("step."):
+        return 1e-14 * want
+    return 1e-10 * want if key == "step.tokens_per_s" else max(1e-10 * record["step"]["seconds"], 1e-9)
+
+
 def compare(page, record):
     """Yields what is wrong."""
-    # Sums of as many times as a step has layers, and differences of them, which may be nothing but rounding.
-    rounding = 1e-10 * record["step"]["seconds"] if record["step"] else 0
     expected, shown = expected_figures(record), {}
     for key, value, text in page["figures"]:
         if key in shown:
@@ -233,10 +238,10 @@ def compare(page, record):
         elif isinstance(want, int):
             right = int(value) == want
         else:   # computed in double; the compiler may have changed the order
-            right = abs(float(value) - want) <= (rounding if key.startswith("step.") and key != "step.tokens_per_s" else 1e-10 * want if key.startswith("step.") else 1e-14 * want)
+            right = abs(float(value) - want) <= rounding_of(key, record, want)
         if not right:
             yield f"{key} = {value} ('{text}'), plan says {want}"
-        elif not isinstance(want, bool) and abs(number_in(text) - want) > max(0.00501 * want, 1e-8 if key.startswith("step.") else 0):
+        elif not isinstance(want, bool) and abs(number_in(text) - want) > max(0.00501 * want, rounding_of(key, record, 0)):
             yield f"{key}: the text '{text}' is not {want}"
     yield from (f"{key} is missing" for key in expected if key not in shown)
 
@@ -354,10 +359,19 @@ def presets(page, train_gpt):
         shown = {name: int(page.input_value(f"#{name}")) for name in SHAPE}
         if shown != record["model"]:
             yield f"{model} is {shown}, expected {record['model']}"
-    for name, exponent in (("seqlen", 7), ("microbatch", 3), ("totalbatch", 22)):
+    for name, exponent in (("seqlen", 7), ("microbatch", 3), ("totalbatch", 22), ("gpus", 5)):
         page.fill(f"#{name}-slider", str(exponent))
         if page.input_value(f"#{name}") != str(2**exponent):
             yield f"the slider of {name} at 2^{exponent} makes it {page.input_value(f'#{name}')}"
+
+
+def one_gpu(controls):
+    """What is there for several GPUs only. Yields what is not so."""
+    for gpus in (8, 1):
+        controls.everything(gpus=gpus)
+        for name in ("#zero-field", "#bandwidth-field", "#teraflops-field", "#many"):
+            if controls.page.is_visible(name) != (gpus > 1):
+                yield f"{name} is {'' if gpus == 1 else 'not '}there for {gpus} GPUs"
 
 
 def keyboard(page):
@@ -380,6 +394,9 @@ def keyboard(page):
     page.keyboard.press("Enter")
     if not page.is_checked("#recompute-full") or page.input_value("#microbatch") == "32":
         yield "the use button is not used by Enter"
+    ids = page.eval_on_selector_all("[id]", "all => all.map(e => e.id)")
+    if len(set(ids)) < len(ids):
+        yield f"ids that are there twice: {sorted(i for i in set(ids) if ids.count(i) > 1)}"
     unnamed = page.eval_on_selector_all("input, select", "all => all.filter(e => !e.labels.length && !e.ariaLabel).map(e => e.id)")
     if unnamed:
         yield f"controls without a label: {unnamed}"
@@ -474,6 +491,7 @@ def main():
         tests.check("the address holds the setting", [] if again["figures"] == first["figures"] and again["plan"] == first["plan"] else [again["plan"]])
 
         tests.check("presets and sliders", presets(page, train_gpt))
+        tests.check("controls for several GPUs", one_gpu(controls))
         controls.everything()
         tests.check("keyboard", keyboard(page))
         for width in (400, 600, 900, 1600):
