@@ -139,13 +139,13 @@ FORCE:
 # ---- build and run ------------------------------------------------------------------------------
 
 .PHONY: all setup run debug fuzz test test-asan test-cards test-ports test-gpu test-gpu-sanitize test-hf check-cuda \
-        kernels check-kernels reference bench bench-sampling bench-gpu chapter test-explorer test-faults inspect test-inspect clean help require-gpu require-sanitizer FORCE
+        kernels check-kernels reference bench bench-sampling bench-gpu chapter test-explorer test-faults test-many test-many-gpu require-multi inspect test-inspect clean help require-gpu require-sanitizer FORCE
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
 	@echo "./train_gpt is the $(DEVICE) build: $(REASON); in $(PRECISION): $(WHY_PRECISION)"
 
 setup:
-	@CXX=$(call quoted,$(strip $(CXX) $(USER_CXX) $(LDFLAGS))) scripts/setup.sh $(DEVICE)$(if $(filter no,$(ONEDNN)), without-onednn)
+	@CXX=$(call quoted,$(strip $(CXX) $(USER_CXX) $(LDFLAGS))) scripts/setup.sh $(DEVICE)$(if $(filter no,$(ONEDNN)), without-onednn)$(if $(filter yes,$(MULTI)), multi)
 
 $(BUILD)/train_gpt: train_gpt.cu $(HEADERS) $(BUILD)/flags | setup
 	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,1),$(if $(filter cpu,$(DEVICE)),$(VECTORS)))
@@ -313,8 +313,29 @@ test-gpu-sanitize: require-gpu require-sanitizer $(GPU_TESTS)
 	$(foreach program,$(GPU_TESTS),$(foreach tool,$(SANITIZERS),$(call sanitize,$(tool),$(program)))) \
 	echo "== all"; echo "$$passed passed, $$failed failed"; [ $$failed -eq 0 ]
 
-# A folder that we wrote, opened by safetensors and transformers.
 PYTHON ?= python3
+# Many GPUs, each a process: what they send, who watches over them, and training with 1 to 4 of them on this CPU.
+MANY      := $(TEST_DIR)/many
+RUN_RANKS := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1 mpirun --oversubscribe --bind-to none
+$(MANY)/test_nccl: dev/cpu/test_nccl.cpp $(HEADERS) $(TEST_DIR)/flags | setup
+	$(call compile,$<,$@,,32,-O2 $(TARGET))
+$(MANY)/test_watch: dev/many/test_watch.cpp dev/many/watch.h $(TEST_DIR)/flags | setup
+	@mkdir -p $(@D); $(CXX) -std=c++17 -O2 $(WARNINGS) $(USER_CXX) $< -o $@ $(LDFLAGS) -lpthread
+$(MANY)/train_gpt: train_gpt.cu $(HEADERS) $(TEST_DIR)/flags | setup
+	$(call compile,$<,$@,fp32,1,$(TEST_FLAGS_1))
+require-multi:
+	@[ -n "$(MULTI_ON)" ] || { echo "this needs a build for many GPUs: MULTI=yes, with $(or $(NOT_MULTI),MPI)"; exit 2; }
+test-many: require-multi $(MANY)/test_nccl $(MANY)/test_watch $(MANY)/train_gpt $(TEST_DIR)/bf16-32/test_gpt
+	@status=0; for ranks in 1 2 3 4; do $(RUN_RANKS) -n $$ranks $(MANY)/test_nccl > $(MANY)/nccl-$$ranks.log 2>&1 || \
+	    { grep -v '^ok' $(MANY)/nccl-$$ranks.log; status=1; }; echo "test_nccl, $$ranks ranks: $$(tail -n 1 $(MANY)/nccl-$$ranks.log)"; done; \
+	$(MANY)/test_watch > $(MANY)/watch.log 2>&1 || { grep -v '^ok' $(MANY)/watch.log; status=1; }; echo "test_watch: $$(tail -n 1 $(MANY)/watch.log)"; \
+	$(PYTHON) dev/many/test_many.py --ours $(MANY)/train_gpt --card $(TEST_DIR)/bf16-32/test_gpt || status=1; exit $$status
+# N: how many GPUs this machine has.
+N ?= 2
+test-many-gpu: require-gpu require-multi $(BUILD)/train_gpt
+	$(PYTHON) dev/many/test_many.py --ours $(BUILD)/train_gpt --ranks $$(seq 2 $(N)) --same-bits no
+
+# A folder that we wrote, opened by safetensors and transformers.
 test-hf: $(TEST_DIR)/fp32-1/test_gpt
 	rm -rf build/hf && mkdir -p build/hf
 	$< --export build/hf
@@ -337,7 +358,7 @@ check_arch      = $(lastword $(subst -, ,$(*F)))
 check_precision = $(firstword $(subst -, ,$(*F)))
 $(CHECKED): build/check/%.o: FORCE
 	@mkdir -p $(@D); log=$(@:.o=.log); \
-	$(NVCC) $(GPU_FLAGS) -Werror all-warnings -Xptxas -v $(DEFINE_$(check_precision)) \
+	$(NVCC) $(GPU_FLAGS) $(GPU_MULTI) -Werror all-warnings -Xptxas -v $(DEFINE_$(check_precision)) \
 	    -gencode=arch=compute_$(check_arch),code=sm_$(check_arch) -c train_gpt.cu -o $@ 2> $$log || { cat $$log; exit 1; }; \
 	if grep -iE 'warning' $$log; then exit 1; fi; \
 	if grep -E '[1-9][0-9]* bytes spill' $$log; then echo "a kernel spills registers"; exit 1; fi; \
@@ -490,7 +511,7 @@ clean:
 	rm -rf build train_gpt
 
 help:
-	@sed -n '1,7s/^# \{0,1\}//p' Makefile
+	@sed -n '1,8s/^# \{0,1\}//p' Makefile
 	@echo "make debug          build/debug/train_gpt, to step through kernels in gdb on a CPU"
 	@echo "make test-asan      the tests under AddressSanitizer and UBSan"
 	@echo "make test-ports     a part of the tests with other compilers and for other processors"
@@ -510,4 +531,5 @@ help:
 	@echo "make bench-gpu      this GPU, beside PyTorch and llm.c: a report within 8 minutes"
 	@echo "make chapter        memory, recomputation, accumulation, throughput: a report with plots"
 	@echo "make test-faults    runs that are killed, stopped, cut off from power, on a full disk: resumed with the same bits"
+	@echo "make test-many      training on 1 to 4 GPUs, each imitated by a process; test-many-gpu N=2: on as many"
 	@echo "make test-explorer  dev/explorer's page in headless Chromium, against plan --json"

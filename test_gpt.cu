@@ -1722,8 +1722,10 @@ void test_memory() {
     // A GPU hands out memory in pieces of at most 2 MiB, so its own count may be off by that per block.
     const size_t granularity = device.is_cpu() ? 0 : 2 << 20;
     auto claim_exact = [&](const std::string& text, Recompute recompute, DType grad_dtype, Purpose purpose,
-                           Attention attention = Attention::FLASH) {
-        const Setup setup = {{3, 2, 32, 20, 300}, 3, 17, recompute, grad_dtype, purpose, HEAD_ROWS, attention};
+                           Attention attention = Attention::FLASH, int gpus = 1, int zero = 0) {
+        Setup setup = {{3, 2, 32, 20, 300}, 3, 17, recompute, grad_dtype, purpose, HEAD_ROWS, attention};
+        setup.gpus = gpus;
+        setup.zero = zero;
         const Plan p = plan(setup);
         const size_t planned = p.total - p.bytes[static_cast<int>(Category::CUDA)];   // which CUDA has taken already
         const size_t before = free_memory();
@@ -1740,6 +1742,9 @@ void test_memory() {
                 claim_exact(format("--recompute %s --grad-dtype %s --attention %s", name, name_of(grad_dtype),
                                    attention == Attention::FLASH ? "flash" : "naive"),
                             recompute, grad_dtype, Purpose::TRAINING, attention);
+    for (int zero : {0, 1, 2, 3})
+        claim_exact(format("--zero %d, 5 GPUs", zero), Recompute::NONE, DType::FP32, Purpose::TRAINING,
+                    Attention::FLASH, 5, zero);
     claim_exact("eval", Recompute::NONE, DType::FP32, Purpose::INFERENCE);
     claim_exact("sample", Recompute::NONE, DType::FP32, Purpose::SAMPLING);
     Setup s = {{3, 2, 32, 20, 300}, 1, 20, Recompute::NONE, DType::FP32, Purpose::TRAINING};

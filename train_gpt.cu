@@ -1,4 +1,4 @@
-// gpt.cu: trains GPT-2 and GPT-3 models on one GPU, from one file; and, built by g++, on a CPU.
+// gpt.cu: trains GPT-2 and GPT-3 models on one GPU or many, from one file; and, built by g++, on a CPU.
 //
 // Everything that a training step does is here: the kernels of each layer, forward and backward,
 // the model made of them, mixed precision, gradient accumulation, recomputation, the optimizer,
@@ -12,7 +12,8 @@
 //                             cross-entropy · gradient norm · adamw · init: a section each, its mathematics first
 //    4  matmul                cuBLASLt, row-major, with bias and GELU' as epilogues
 //    5  model                 sizes, and one table each for parameters and activations: name, shape,
-//                             dtype, copies. Memory, init, checkpoints, the plan loop over it
+//                             dtype, copies. Memory, init, checkpoints, the plan loop over it.
+//                             Many GPUs: what they share out and send; a first reading may skip that section
 //    6  forward, recompute, backward, update
 //    7  files                 checkpoints, token data
 //    8  run                   sampling, schedule, peak, log, progress
@@ -26,6 +27,7 @@
 //       dev/text/             tokenizer.h: text to tokens and back; text.cuh: what of a sample is shown, and files;
 //                             terminal.cuh: what is shown of a run; hellaswag.cuh: questions to answer
 //       dev/chapter/          trace.cuh, plan.cuh: what --trace draws, what `plan` prints
+//       dev/many/             ranks.cuh, watch.h: the processes of a run on many GPUs, and how they end together
 //       dev/cpu/              busy.h: whether other programs take a CPU's cores
 //
 // Names   B batch, T sequence, N = B*T rows, C channels, NH heads, HS = C / NH head size, L layers,
@@ -34,8 +36,9 @@
 // Types   floatX is what weights and activations are stored in: BF16 or FP32 (make PRECISION=...).
 //         All arithmetic is FP32; matmuls accumulate in FP32. Reductions have one fixed order and
 //         there are no floating-point atomics, so the same command gives the same bits.
-// Globals device (stream, matmul handle, properties), recorder (what --trace shows), and what signals
-//         leave: stop_requested (Ctrl-C), page_lost (a file that was cut off). No others.
+// Globals device (stream, matmul handle, properties), recorder (what --trace shows), ranks (the processes of
+//         many GPUs), and what signals leave: stop_requested (Ctrl-C), page_lost (a file that was cut off).
+//         No others.
 //
 // GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners";
 // GPT-3: Brown et al. 2020, table 2.1.
@@ -2835,39 +2838,31 @@ void send(const char* name, cudaEvent_t sent, double bytes, F call, const Memory
 
 // x (n) = the sum of all ranks' x
 void all_reduce(cudaEvent_t sent, void* x, size_t n, DType dtype) {
-#ifdef MULTI
     send("all-reduce", sent, 2.0 * n * size_of(dtype), [&] {
         check(ncclAllReduce(x, x, n, nccl_type(dtype), ncclSum, ranks.comm, ranks.stream), "ncclAllReduce");
     }, updated(x));
-#endif
 }
 
 // out (n) = the sum of all ranks' inp (ranks, n), of which this rank's part
 void reduce_scatter(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype) {
-#ifdef MULTI
     send("reduce-scatter", sent, 1.0 * n * ranks.count * size_of(dtype), [&] {
         check(ncclReduceScatter(inp, out, n, nccl_type(dtype), ncclSum, ranks.comm, ranks.stream),
               "ncclReduceScatter");
     }, out, inp);
-#endif
 }
 
 // out (ranks, n) = all ranks' inp (n)
 void all_gather(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype) {
-#ifdef MULTI
     send("all-gather", sent, 1.0 * n * ranks.count * size_of(dtype), [&] {
         check(ncclAllGather(inp, out, n, nccl_type(dtype), ranks.comm, ranks.stream), "ncclAllGather");
     }, out, inp);
-#endif
 }
 
 // out (n) = inp (n) of the rank `root`
 void broadcast(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype, size_t root) {
-#ifdef MULTI
     send("broadcast", sent, 1.0 * n * size_of(dtype), [&] {
         check(ncclBroadcast(inp, out, n, nccl_type(dtype), root, ranks.comm, ranks.stream), "ncclBroadcast");
     }, out, inp);
-#endif
 }
 
 // x (n) fp32 = the sum of all ranks' x
@@ -2915,12 +2910,9 @@ void need_weights(Model& m, size_t g, size_t next) {
     if (!device.tuning) await_sent(m.traffic.gathered[slot_of(g, m.w.qkvw.copies)]);
 }
 
-// After the update: what was gathered is old. The first groups are on their way before they are asked for.
+// After the update: what was gathered is old. Nothing is on its way then, as between steps ranks talk by MPI, too.
 void weights_changed(Model& m) {
-    if (ranks.alone() || m.setup.zero == 0) return;
-    std::fill(m.traffic.holds.begin(), m.traffic.holds.end(), NO_GROUP);
-    gather_weights(m, 0);
-    gather_weights(m, 1);
+    if (m.setup.zero > 0) std::fill(m.traffic.holds.begin(), m.traffic.holds.end(), NO_GROUP);
 }
 
 // The weights are the master weights, rounded: for what this rank updates, and then for all.
@@ -4317,6 +4309,8 @@ json run_record(const Options& o, const Setup& s) {
                      {"peak_flops", device.peak_flops},
                      {"peak_source", device.peak_source},
                      {"flops_per_token", flops_record(s)},
+                     {"gpus", s.gpus},
+                     {"zero", s.zero},
                      {"planned_bytes", plan(s).total},
                      {"cuda_runtime", runtime},
                      {"cuda_driver", driver},
@@ -4353,6 +4347,7 @@ public:
             while (step_ < o_.steps && advance(loader)) {}
         } catch (const std::exception&) {
             rescue();
+            ranks.watch.disarm();
             throw;
         }
         progress_.end_line();
@@ -4460,6 +4455,9 @@ private:
                clock_text(seconds).c_str(), short_number(steps * tokens_per_step() / seconds).c_str(),
                size_text(m_.allocated).c_str(), size_text(used).c_str(),
                device.is_cpu() ? "resident at most" : "in use on the device");
+        if (!ranks.alone() && steps > 0)
+            printf("sent       %s a step by each of %zu GPUs\n",
+                   size_text(static_cast<size_t>(ranks.bytes_sent / steps)).c_str(), ranks.count);
     }
 
     void checkpoint() {

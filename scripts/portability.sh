@@ -23,11 +23,11 @@ configure() {
     g++-11)     # as on a processor without AVX, where oneDNN multiplies no BF16
         variables=(CXX=g++-11 MARCH=x86-64-v2 TEST_RUNNER='env DNNL_MAX_CPU_ISA=SSE41')
         program=bf16-1 parts+=',runs: full disk,bad' ;;
-    no-onednn)  # with the checks that Ubuntu's g++ has by itself
-        variables=(CXX=g++ MARCH=x86-64-v3 ONEDNN=no 'CPPFLAGS=-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3')
+    no-onednn)  # and without MPI, with the checks that Ubuntu's g++ has by itself
+        variables=(CXX=g++ MARCH=x86-64-v3 ONEDNN=no MULTI=no 'CPPFLAGS=-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3')
         parts+=',runs: matmul' ;;
     aarch64)    # imitated: slow, and it cannot start itself anew as a run
-        variables=(CXX=aarch64-linux-gnu-g++ ONEDNN=no TEST_RUNNER=qemu-aarch64
+        variables=(CXX=aarch64-linux-gnu-g++ ONEDNN=no MULTI=no TEST_RUNNER=qemu-aarch64
                    LDFLAGS='-static -Lbuild/ports/arm64/usr/lib/aarch64-linux-gnu')
         parts='kernels,folders,evaluation' ;;
     *)  echo "portability.sh: no configuration is called '$1'; there are ${all[*]}" >&2

@@ -117,6 +117,24 @@ void add_live_bytes(json& events, const Plan& p, const Changes& changes) {
     }
 }
 
+// How long something was sent between GPUs, and how long while no kernel ran. Times in microseconds; the work of a
+// stream is in order.
+struct Sent { double all = 0, not_hidden = 0; };
+
+Sent time_of_sending(const std::vector<double>& began, const std::vector<double>& ended) {
+    Sent sent;
+    for (size_t w = 0; w < began.size(); w++) {
+        if (row_of(recorder.work[w]) != SENT_ROW) continue;
+        double hidden = 0;
+        for (size_t k = 0; k < began.size(); k++)
+            if (row_of(recorder.work[k]) == KERNEL_ROW)
+                hidden += std::max(0.0, std::min(ended[w], ended[k]) - std::max(began[w], began[k]));
+        sent.all += ended[w] - began[w];
+        sent.not_hidden += ended[w] - began[w] - hidden;
+    }
+    return sent;
+}
+
 void write_trace(const std::string& path, Model& m, long steps) {
     recorder.on = false;
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -127,7 +145,11 @@ void write_trace(const std::string& path, Model& m, long steps) {
     std::vector<double> began, ended;
     add_bars(events, began, ended);
     add_live_bytes(events, plan(m.setup), live_bytes(m, began, ended));
+    const Sent sent = time_of_sending(began, ended);
     recorder.work.clear();
     write_json(path, {{"displayTimeUnit", "ms"}, {"traceEvents", events}});
     printf("trace      %s, of %ld steps: ui.perfetto.dev opens it\n", path.c_str(), steps);
+    if (sent.all > 0)
+        printf("sending    %.3g ms a step between GPUs, %.3g ms of it (%.0f %%) not hidden under kernels\n",
+               1e-3 * sent.all / steps, 1e-3 * sent.not_hidden / steps, 100 * sent.not_hidden / sent.all);
 }

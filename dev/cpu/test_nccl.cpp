@@ -705,6 +705,7 @@ int main(int argc, char** argv)
 {
     constexpr unsigned longest_seconds = 300;  // ranks that wait for each other forever end so
     alarm(longest_seconds);
+    cuda_cpu::set_card("");  // tests choose their own
     ncclComm_t comm = nullptr;
     const bool needs_mpi = refused(ncclCommInitRank(&comm, 1, ncclUniqueId{}, 0), ncclInvalidUsage, {"not initialized"});
     int level = 0;

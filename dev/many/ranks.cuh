@@ -10,6 +10,17 @@
 #ifdef MULTI
 #include <mpi.h>
 #include <nccl.h>
+#else   // of NCCL what is named where nothing is ever sent
+enum ncclResult_t { ncclSuccess, ncclInvalidUsage = 5 };
+enum ncclDataType_t { ncclFloat32 = 7, ncclBfloat16 = 9 };
+enum ncclRedOp_t { ncclSum };
+using ncclComm_t = void*;
+template <typename... Args> ncclResult_t ncclAllReduce(Args...) { return ncclInvalidUsage; }
+template <typename... Args> ncclResult_t ncclReduceScatter(Args...) { return ncclInvalidUsage; }
+template <typename... Args> ncclResult_t ncclAllGather(Args...) { return ncclInvalidUsage; }
+template <typename... Args> ncclResult_t ncclBroadcast(Args...) { return ncclInvalidUsage; }
+inline const char* ncclGetErrorString(ncclResult_t) { return "this build is for one GPU"; }
+inline const char* ncclGetLastError(ncclComm_t) { return "MULTI=no"; }
 #endif
 
 #include "watch.h"
@@ -23,9 +34,7 @@ struct Ranks {
     double bytes_sent = 0;                   // by this GPU, as rings would
     long step = 0;
     Watch watch;
-#ifdef MULTI
     ncclComm_t comm = nullptr;
-#endif
 
     bool first() const { return rank == 0; }
     bool alone() const { return count == 1; }
@@ -34,14 +43,12 @@ struct Ranks {
 
 static Ranks ranks;
 
-#ifdef MULTI
 void check(ncclResult_t status, const char* what) {
     if (status != ncclSuccess)
         throw Failure("%s: %s (%s)", what, ncclGetErrorString(status), ncclGetLastError(ranks.comm));
 }
 
 ncclDataType_t nccl_type(DType dtype) { return dtype == DType::FP32 ? ncclFloat32 : ncclBfloat16; }
-#endif
 
 // Between true and false, which may be nested, this process waits for others or for the device.
 void waiting(bool begins) {
@@ -85,9 +92,8 @@ double least_of_all(double mine) {
 
 // Whether mpirun or srun has started this process as one of several.
 bool is_one_of_many() {
-    for (const char* count : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"})
-        if (const char* value = getenv(count); value && atoi(value) > 1)
-            return strcmp(count, "SLURM_NTASKS") != 0 || getenv("SLURM_STEP_NUM_TASKS");   // not a batch script itself
+    for (const char* count : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
+        if (const char* value = getenv(count); value && atoi(value) > 1) return true;
     return false;
 }
 

@@ -5,6 +5,7 @@
 //
 //   k -> 0   HELLO     the secret, rank, process and host; others who find the port are dropped
 //   0 -> k   WELCOME   the secret, process and host; then k sends a BEAT, and only then is it connected
+//   0 -> k   ALL       all ranks are connected
 //   both     BEAT      every second, or tenth of the timeout: how often the main thread moved, its step, whether it
 //                      waits, and whether it is armed, that is whether a hang of it counts; all messages carry this
 //   k -> 0   FAIL      an exit code and a text; k waits to be told to end
@@ -113,7 +114,7 @@ struct Beat {
     }
 };
 
-enum class Kind : uint32_t { HELLO, WELCOME, BEAT, FAIL, END, BYE, DONE };
+enum class Kind : uint32_t { HELLO, WELCOME, ALL, BEAT, FAIL, END, BYE, DONE };
 
 // Sent as it lies in memory, its text after it: all machines of a run have the same processors and program.
 struct Header {
@@ -326,8 +327,8 @@ public:
         return secret_ + " " + std::to_string(watching::port_of(port_)) + watching::all_addresses();
     }
 
-    // All ranks: connects. Rank 0 returns when all others are there; ranks that are not within the timeout, in seconds,
-    // are a std::runtime_error, as rank 0 is to another rank that cannot reach it. Those that came end with code 1 then.
+    // All ranks: connects, and returns when all are there. To rank 0 it is a std::runtime_error if they are not within
+    // the timeout, in seconds, and those that came end with code 1. So it is to a rank that cannot reach rank 0.
     void start(int rank, int count, const std::string& address, double timeout) {
         rank_ = rank;
         count_ = count;
@@ -342,7 +343,7 @@ public:
         if (rank != 0) connect(address);
         const int port = port_ < 0 ? 0 : watching::port_of(port_);   // the thread closes it
         begin_thread();
-        if (rank == 0) await_others(port);
+        if (!is_connected()) throw std::runtime_error(rank == 0 ? give_up(port) : "rank 0 does not begin");
     }
 
     // From when to when a hang of this rank counts; its death always does.
@@ -437,6 +438,7 @@ private:
     bool finishing_ = false;
     double finish_until_ = 0;
     double awake_ = 0;       // a clock that stands still while this process, or its machine, is stopped
+    double any_moved_ = 0;   // by it, when some rank last did
 
     watching::Member& me() { return members_[static_cast<size_t>(rank_)]; }
     int rank_of(const watching::Member& m) const { return static_cast<int>(&m - members_.data()); }
@@ -486,11 +488,17 @@ private:
         members_.clear();   // closes the connections
     }
 
-    void await_others(int port) {
+    // Whether all are, in time. Rank 0 tells the others if not, and has begun later than these.
+    bool is_connected() {
+        const std::chrono::duration<double> longest(rank_ == 0 ? timeout_ : 2 * timeout_);
+        std::unique_lock<std::mutex> lock(mutex_);
+        return changed_.wait_for(lock, longest, [this] { return connected_; });
+    }
+
+    // What is wrong when not all have come.
+    std::string give_up(int port) {
         {
-            std::unique_lock<std::mutex> lock(mutex_);
-            const std::chrono::duration<double> longest(timeout_);
-            if (changed_.wait_for(lock, longest, [this] { return connected_; })) return;
+            std::lock_guard<std::mutex> lock(mutex_);
             goal_ = Goal::GIVE_UP;
         }
         wake();
@@ -498,11 +506,14 @@ private:
         std::string missing;
         for (const watching::Member& m : members_)
             if (m.process == 0) missing += (missing.empty() ? "" : ", ") + std::to_string(rank_of(m));
-        const std::string host = me().host;
-        members_.clear();
-        throw std::runtime_error("of " + std::to_string(count_) + " ranks, these did not connect to rank 0 (host " +
-                                 host + ", port " + std::to_string(port) + ") within " +
-                                 watching::short_number(timeout_) + " s: " + missing);
+        return "of " + std::to_string(count_) + " ranks, these did not connect to rank 0 (host " + me().host +
+               ", port " + std::to_string(port) + ") within " + watching::short_number(timeout_) + " s: " + missing;
+    }
+
+    void be_connected() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        connected_ = true;
+        changed_.notify_all();
     }
 
     std::string introduction() { return secret_ + " " + std::to_string(me().process) + " " + me().host; }
@@ -547,19 +558,18 @@ private:
         while (in >> address) addresses.push_back(address);
         const double deadline = watching::now() + timeout_;
         const double longest = std::min(watching::LONGEST_ATTEMPT, timeout_ / 4);
-        for (;;) {
-            std::string tried;
-            for (const std::string& a : addresses) {
-                const std::string problem = attempt(a, port, std::min(deadline, watching::now() + longest));
-                if (problem.empty()) return;
-                tried += "; " + a + ": " + problem;
+        std::vector<std::string> problems(addresses.size(), "not tried");
+        while (watching::now() < deadline) {
+            for (size_t i = 0; i < addresses.size() && watching::now() < deadline; i++) {
+                problems[i] = attempt(addresses[i], port, std::min(deadline, watching::now() + longest));
+                if (problems[i].empty()) return;
             }
-            if (watching::now() >= deadline)
-                throw std::runtime_error("rank " + std::to_string(rank_) + " (host " + me().host + ") did not reach " +
-                                         "rank 0 at port " + port + " within " + watching::short_number(timeout_) +
-                                         " s" + (tried.empty() ? "; no addresses" : tried));
-            watching::sleep(std::min(0.05, timeout_ / 10));
+            watching::sleep(interval_ / 10);
         }
+        std::string tried = addresses.empty() ? "; no addresses" : "";
+        for (size_t i = 0; i < addresses.size(); i++) tried += "; " + addresses[i] + ": " + problems[i];
+        throw std::runtime_error("this rank (host " + me().host + ") did not reach rank 0 at port " + port +
+                                 " within " + watching::short_number(timeout_) + " s" + tried);
     }
 
     // ---- the thread -----------------------------------------------------------------------------
@@ -612,8 +622,13 @@ private:
 
     void note(watching::Member& m, const watching::Beat& beat) {
         m.heard = awake_;
-        if (!(beat == m.beat)) m.moved = awake_;
+        if (!(beat == m.beat)) m.moved = any_moved_ = awake_;
         m.beat = beat;
+    }
+
+    void leave(watching::Member& m) {
+        m.left = true;
+        any_moved_ = awake_;   // those who are left may have waited for this
     }
 
     // Whether it may stay.
@@ -646,9 +661,8 @@ private:
             if (m.process == 0) return;
         close(std::exchange(port_, -1));
         strangers_.clear();
-        std::lock_guard<std::mutex> lock(mutex_);
-        connected_ = true;
-        changed_.notify_all();
+        for (watching::Member& m : members_) m.link.send(watching::Kind::ALL, 0, me().beat);
+        be_connected();
     }
 
     // Whether rank 0 has said that all is done.
@@ -669,14 +683,17 @@ private:
         const watching::Header& header = message.header;
         note(m, header.beat);
         switch (header.kind) {
+            case watching::Kind::ALL: be_connected(); break;
             case watching::Kind::FAIL:
                 m.failed = true;
                 if (!failing_)
                     pending_ = {rank_of(m), header.code, message.text, watching::now() + watching::FOR_THE_SAME_ERROR};
                 failing_ = true;
                 break;
-            case watching::Kind::END: _exit(header.code);
-            case watching::Kind::BYE: m.left = true; break;
+            case watching::Kind::END:
+                if (rank_ == 0) end(header.code);   // others are still to be told
+                _exit(header.code);
+            case watching::Kind::BYE: leave(m); break;
             case watching::Kind::DONE: return true;
             default: break;
         }
@@ -698,7 +715,8 @@ private:
         }
         if (goal == Goal::GIVE_UP) part(watching::Kind::END, 1);
         if (goal == Goal::FINISH && !finishing_) {
-            finishing_ = me().left = true;
+            finishing_ = true;
+            leave(me());
             finish_until_ = watching::now() + timeout_;
             if (rank_ != 0) members_[0].link.send(watching::Kind::BYE, 0, me().beat);
         }
@@ -714,19 +732,20 @@ private:
     // Ends the run if a rank hangs that is armed.
     void judge() {
         const std::string limit = " for " + watching::short_number(timeout_) + " s";
-        bool all_wait = rank_ == 0;
+        bool all_wait = rank_ == 0 && awake_ - any_moved_ > timeout_;
         int64_t first = INT64_MAX, last = -1;
         for (const watching::Member& m : members_) {
             if (m.left || m.process == 0) continue;
             const bool listens = m.link.is_open() && m.beat.armed != 0;   // to it, and its silence counts
             const bool silent = listens && awake_ - m.heard > 3 * interval_;
-            if (listens && awake_ - m.heard > timeout_)
+            const double longest = timeout_ + (rank_ > 1 ? interval_ : 0);   // of rank 0's, rank 1 is to speak
+            if (listens && awake_ - m.heard > longest)
                 end_for(m, " has hung" + in_step(m.beat.step) + ": nothing from it" + limit +
                            ", its process is stopped or its machine gone");
             const bool still = m.beat.armed != 0 && awake_ - m.moved > timeout_;
-            if (rank_ == 0 && still && m.beat.waiting == 0 && !silent)
+            if (rank_ == 0 && still && !silent && m.beat.waiting == 0)
                 end_for(m, " has hung" + in_step(m.beat.step) + ": it has neither moved nor waited" + limit);
-            all_wait = all_wait && still && m.beat.waiting != 0 && !silent;
+            all_wait = all_wait && still && !silent && m.beat.waiting != 0;
             first = std::min(first, m.beat.step);
             last = std::max(last, m.beat.step);
         }
@@ -749,7 +768,8 @@ private:
     // The one message. A second one waits until the first is out.
     void say(const std::string& text) {
         if (said_.exchange(true)) return watching::sleep(watching::FOR_STDERR);
-        watching::write_to_stderr("train_gpt: " + text + (text.empty() || text.back() != '\n' ? "\n" : ""));
+        const char* begin = armed_ ? "\n" : "";   // while steps are shown a line is begun
+        watching::write_to_stderr(begin + ("train_gpt: " + text) + (text.empty() || text.back() != '\n' ? "\n" : ""));
     }
 
     // Because of m, which died or hangs. Where a rank has failed, this may be why.
@@ -758,7 +778,7 @@ private:
                                 std::to_string(m.process) + ")";
         const std::string also = "; rank " + std::to_string(pending_.rank) + " failed: " + pending_.text;
         if (rank_ > 1) {
-            watching::sleep(watching::FOR_RANK_1 + interval_);   // it finds a hang an interval later at most
+            watching::sleep(watching::FOR_RANK_1);
             _exit(1);
         }
         say(who + deed + "; all others stop" + (failing_ ? also : ""));
@@ -774,8 +794,10 @@ private:
     // rank 0 alive until others have ended: so it waits, for a moment, until they have closed.
     void part(watching::Kind kind, int code) {
         if (port_ >= 0) close(std::exchange(port_, -1));
-        for (watching::Stranger& s : strangers_)
-            if (s.rank >= 0) members_[static_cast<size_t>(s.rank)].link = std::move(s.link);   // it may count on us
+        for (watching::Stranger& s : strangers_) {   // one that was welcomed may count on us
+            watching::Member& m = members_[static_cast<size_t>(std::max(s.rank, 0))];
+            if (s.rank > 0 && !m.link.is_open()) m.link = std::move(s.link);
+        }
         strangers_.clear();
         for_each_link([&](watching::Link& link) { link.send(kind, code, me().beat); });
         const double deadline = watching::now() + watching::FOR_PARTING;
