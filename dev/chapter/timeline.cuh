@@ -123,7 +123,7 @@ StepTime simulate(const StepWork& w, long micro_batches) {
 
 // When the head begins nothing is on its way, in no stage: from one head to the next it always takes as long.
 StepTime step_time(const StepWork& w, long micro_batches) {
-    constexpr long ENOUGH = 3;
+    constexpr long ENOUGH = 2;
     if (micro_batches <= ENOUGH) return simulate(w, micro_batches);
     const StepTime most = simulate(w, ENOUGH), fewer = simulate(w, ENOUGH - 1);
     auto go_on = [&](double last, double before) { return last + (micro_batches - ENOUGH) * (last - before); };
