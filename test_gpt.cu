@@ -1038,23 +1038,22 @@ void test_cross_entropy() {
 
 // ==== gradient norm ==========================================================
 
-// `runs` of n gradients, among others that do not count.
-template <typename G> void try_gradient_norm(Trial& trial, size_t n, size_t runs) {
-    const size_t stride = runs == 1 ? 0 : n + 16, count = norm_blocks(n, runs), first = 16;
-    trial.at("%s, %zu x %zu", name_of(std::is_same_v<G, float> ? DType::FP32 : DType::BF16), runs, n);
-    Values g = random_values<G>(first + runs * (n + 16));
+// n_outside gradients and n of each layer, among others that do not count.
+template <typename G> void try_gradient_norm(Trial& trial, size_t n_outside, size_t n, size_t layers) {
+    const size_t gap = 16, stride = n + gap, layer0 = gap + n_outside + gap, count = norm_blocks(n_outside, n, layers);
+    trial.at("%s, %zu and %zu x %zu", name_of(std::is_same_v<G, float> ? DType::FP32 : DType::BF16), n_outside, layers, n);
+    Values g = random_values<G>(layer0 + layers * stride);
     std::vector<bool> counts(g.size(), false);
-    for (size_t run = 0; run < runs; run++)
-        for (size_t i = 0; i < n; i++) counts[first + run * stride + i] = true;
-    for (size_t i = n - 16; i < n; i++) g[first + i] *= 1024;   // what comes last must not be lost among the rest
+    std::fill_n(counts.begin() + gap, n_outside, true);
+    for (size_t l = 0; l < layers; l++) std::fill_n(counts.begin() + layer0 + l * stride, n, true);
+    for (size_t i = n_outside - 16; i < n_outside; i++) g[gap + i] *= 1024;   // what comes last must not be lost
     for (size_t i = 0; i < g.size(); i++)
         if (!counts[i]) g[i] = 0x1p30;
     const auto got = trial.run([&] {
         const DeviceArray<G> grads(g);
         const DeviceArray<float> norm(1), partials(count);
-        Grad from = grad(grads);
-        from.data = static_cast<G*>(from.data) + first;
-        norm_partials(partials, from, n, runs, stride);
+        const DType dtype = grad(grads).dtype;
+        norm_partials(partials, {grads + gap, dtype}, n_outside, {grads + layer0, dtype}, n, layers, stride);
         gradient_norm(norm, partials, count);
         return Outputs{norm.download()};
     });
@@ -1068,10 +1067,10 @@ void test_gradient_norm() {
     Trial trial("gradient_norm");
     for_each_gradient_type([&](auto type) {
         using G = decltype(type);
-        for (size_t n : {size_t{16}, SPAN + 16, NORM_BLOCKS * SPAN + SPAN + 16}) try_gradient_norm<G>(trial, n, 1);
-        for (size_t n : {size_t{16}, SPAN + 16}) try_gradient_norm<G>(trial, n, 3);
+        for (size_t n : {size_t{16}, SPAN + 16, NORM_BLOCKS * SPAN + SPAN + 16}) try_gradient_norm<G>(trial, n, 0, 0);
+        for (size_t n : {size_t{16}, SPAN + 16}) try_gradient_norm<G>(trial, 2 * SPAN + 48, n, 3);
     });
-    trial.report("norm, of one run of gradients and of layers a stride apart");
+    trial.report("norm, of what belongs to no layer and of layers a stride apart,");
 }
 
 // ==== adamw ==================================================================

@@ -1883,9 +1883,9 @@ void add_losses(double* total, const float* losses, size_t n) {
 
 // ==== gradient norm ==========================================================
 // forward   norm = sqrt(sum of grad^2), over all gradients at once
-// shapes    grads: `runs` of n elements, from one to the next `stride` of them; fp32 or bf16
-//           partials (norm_blocks(n, runs)) fp32 | norm (1) fp32
-// mapping   blocks stride over the spans of all runs, each leaves a partial sum; one block adds those
+// shapes    grads: `outside` (n_outside), of no layer, and (n) of each layer, `stride` elements from one to the next;
+//           fp32 or bf16 | partials (norm_blocks) fp32 | norm (1) fp32
+// mapping   blocks stride over the spans of all, each leaves a partial sum; one block adds those
 // cost      bandwidth: n once
 // source    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks"
 // variants  dev/kernels/norm.cu
@@ -1893,12 +1893,16 @@ void add_losses(double* total, const float* losses, size_t n) {
 constexpr size_t NORM_BLOCKS = 1024;   // at most, of a launch
 
 template <typename G>
-__global__ void norm_partials_kernel(float* partials, const G* grads, size_t n, unsigned runs, size_t stride) {
+__global__ void norm_partials_kernel(float* partials, const G* outside, size_t n_outside, const G* layer0, size_t n,
+                                     unsigned layers, size_t stride) {
     float sums[PACK_FP32] = {}, x[PACK_FP32];
-    const unsigned spans = static_cast<unsigned>((n + SPAN - 1) / SPAN);
-    for (unsigned span = blockIdx.x; span < spans * runs; span += gridDim.x) {
-        const G* run = grads + span / spans * stride;
-        const size_t first = span % spans * SPAN, last = first + SPAN < n ? first + SPAN : n;
+    const unsigned outer = static_cast<unsigned>((n_outside + SPAN - 1) / SPAN);
+    const unsigned each = static_cast<unsigned>((n + SPAN - 1) / SPAN);
+    for (unsigned span = blockIdx.x; span < outer + each * layers; span += gridDim.x) {
+        const bool in_layer = span >= outer;
+        const G* run = in_layer ? layer0 + (span - outer) / each * stride : outside;
+        const size_t first = (in_layer ? (span - outer) % each : span) * SPAN, end = in_layer ? n : n_outside;
+        const size_t last = first + SPAN < end ? first + SPAN : end;
         for (size_t i = first + threadIdx.x * PACK_FP32; i < last; i += static_cast<size_t>(blockDim.x) * PACK_FP32) {
             load(x, run + i);
             for (int k = 0; k < PACK_FP32; k++) sums[k] += x[k] * x[k];
@@ -1917,12 +1921,16 @@ __global__ void norm_kernel(float* norm, const float* partials, int count) {
     if (threadIdx.x == 0) *norm = sqrtf(sum);
 }
 
-size_t norm_blocks(size_t n, size_t runs) { return std::min(NORM_BLOCKS, runs * ceil_div(n, SPAN)); }
+size_t norm_blocks(size_t n_outside, size_t n, size_t layers) {
+    return std::min(NORM_BLOCKS, ceil_div(n_outside, SPAN) + layers * ceil_div(n, SPAN));
+}
 
-void norm_partials(float* partials, Grad grads, size_t n, size_t runs = 1, size_t stride = 0) {
-    with_type(grads, [&](auto* g) {
-        launch("norm_partials", norm_partials_kernel<std::remove_pointer_t<decltype(g)>>, norm_blocks(n, runs), BLOCK,
-               0, partials, g, n, runs, stride);
+void norm_partials(float* partials, Grad outside, size_t n_outside, Grad layer0, size_t n, unsigned layers,
+                   size_t stride) {
+    with_type(outside, [&](auto* g) {
+        launch("norm_partials", norm_partials_kernel<std::remove_pointer_t<decltype(g)>>,
+               norm_blocks(n_outside, n, layers), BLOCK, 0, partials, g, n_outside,
+               static_cast<decltype(g)>(layer0.data), n, layers, stride);
     });
 }
 
@@ -2554,7 +2562,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
             rowX(a.datt, "datt", {N, C},     1),
             rowX(a.dfc,  "dfc",  {N, 4 * C}, 1),
             row(a.partials,      "partials",      {partial_blocks(N), columns}, 1, Category::WORKSPACE),
-            row(a.norm_partials, "norm_partials", {2, NORM_BLOCKS},             1, Category::WORKSPACE),
+            row(a.norm_partials, "norm_partials", {NORM_BLOCKS},                1, Category::WORKSPACE),
             row(a.norm,          "norm",          {1},                          1, Category::WORKSPACE),
             {&a.adamw, "adamw", {sizeof(AdamW) / sizeof(float)}, "fp32", sizeof(float), 1, Category::WORKSPACE},
             row(a.order,         "order",         {N},                          2, Category::WORKSPACE),
@@ -3214,12 +3222,9 @@ void update(Model& m, const AdamW& settings) {
     await_gradients(m);
     m.graphs.run("update", [&] {
         const Kept grads = grads_kept(m.setup), part = states_kept(m.setup);
-        size_t partials = 0;
-        for (const auto& [g, layers] : {std::pair<size_t, size_t>{0, 1}, {1, y.layers}}) {
-            norm_partials(a.norm_partials() + partials, grad_at(m, y.mine(g, grads)), y.slice(g), layers,
-                          y.part(g, grads));
-            partials += norm_blocks(y.slice(g), layers);
-        }
+        const size_t partials = norm_blocks(y.slice(0), y.slice(1), y.layers);
+        norm_partials(a.norm_partials(), grad_at(m, y.mine(0, grads)), y.slice(0), grad_at(m, y.mine(1, grads)),
+                      y.slice(1), y.layers, y.part(1, grads));
         sum_over_gpus(a.norm_partials(), partials);
         gradient_norm(a.norm(), a.norm_partials(), partials);
         for (const auto& [g, layers] : {std::pair<size_t, size_t>{0, 1}, {1, y.layers}}) {

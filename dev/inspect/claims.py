@@ -45,7 +45,7 @@ class Launch:
 
     @property
     def span(self):
-        return self.grid[0] * SPAN
+        return self.grid[0] * self.grid[1] * SPAN
 
     @property
     def Vp(self):

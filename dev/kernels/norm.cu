@@ -65,8 +65,8 @@ template <typename G> void norm_of(Study& study, const char* title, DType dtype,
     c.step("as many blocks as fit, partial sums", [&] { norm_by<1, G>(many, BLOCK, norm, partials, grads, n); });
     c.step("128 bits a load", [&] { norm_by<WIDTH, G>(many, BLOCK, norm, partials, grads, n); });
     c.step("train_gpt.cu: spans", [&] {
-        norm_partials(partials, {static_cast<G*>(grads), dtype}, n);
-        gradient_norm(norm, partials, norm_blocks(n, 1));
+        norm_partials(partials, {static_cast<G*>(grads), dtype}, n, {nullptr, dtype}, 0, 0, 0);
+        gradient_norm(norm, partials, norm_blocks(n, 0, 0));
     });
 }
 
