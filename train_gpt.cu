@@ -569,7 +569,8 @@ struct Options {
     UseGraph graph = UseGraph::AUTO;
     int threads = 0;
     // many GPUs
-    int gpus = 1, zero = 0;
+    std::vector<int> gpus = {1};   // several: for plan --scan
+    int zero = 0;
     Overlap overlap = Overlap::ON;
     double timeout = 300;
     // run folder
@@ -585,7 +586,8 @@ struct Options {
     // plan
     std::string gpu_memory;
     DType precision = FLOATX;
-    bool as_json = false;
+    double bandwidth = 0, flops = 0;
+    bool scan = false, as_json = false;
 
     std::set<std::string> given;   // flags on the command line: what stands above is not by default
 };
@@ -736,7 +738,11 @@ std::vector<Flag> step_flags(Options& o) {
     };
 }
 
+bool parse_gpu_counts(const std::string& text, std::vector<int>& to);   // dev/chapter/scan.cuh
+
 std::vector<Flag> run_flags(Options& o) {
+    const std::string counts = format("a whole number from 1 to %d; with --scan also 8..512, the powers of two, or "
+                                      "8,24,64", MOST_GPUS);
     return {
         number_flag("--zero", TRAIN | PLAN, o.zero, 0, 3,
                     "what GPUs share out: 1 optimizer states and master weights, 2 gradients too, 3 weights too"),
@@ -744,7 +750,8 @@ std::vector<Flag> run_flags(Options& o) {
                     "whether GPUs send gradients and weights while they compute"),
         number_flag("--timeout", TRAIN, o.timeout, 1.0, ANY,
                     "seconds after which a GPU of many that does not get on is given up, and the run with it"),
-        number_flag("--gpus", PLAN, o.gpus, 1, MOST_GPUS, "how many train the model together"),
+        {"--gpus", PLAN, counts, "how many train the model together",
+         [&o](const std::string& s) { return parse_gpu_counts(s, o.gpus); }, [&o] { return json(o.gpus.front()); }},
         text_flag("--out", TRAIN, "DIR", o.out, "run folder: log.jsonl and checkpoints; without it nothing is written"),
         text_flag("--trace", TRAIN, "FILE", o.trace,
                   "a Chrome trace of the first three steps: launches, kernels, copies, live bytes"),
@@ -775,6 +782,12 @@ std::vector<Flag> run_flags(Options& o) {
                   "what must fit, such as 80GB or 24GiB; default: this device's"),
         choice_flag("--precision", PLAN, o.precision, {"fp32", "bf16"},
                     "of weights and activations; default: with --gpu-memory bf16, else this build's"),
+        number_flag("--bandwidth", PLAN, o.bandwidth, 1e-3, 1e6,
+                    "GB/s that each GPU sends: 450 by an H100's NVLink, 50 by 400 Gb/s InfiniBand"),
+        number_flag("--flops", PLAN, o.flops, 1e-3, 1e6,
+                    "TFLOP/s that each GPU sustains (default: 400 in BF16, 27 in FP32, 40 % of an H100's peak)"),
+        switch_flag("--scan", PLAN, o.scan,
+                    "instead: the fastest layouts that fit (ZeRO, micro-batch, recompute) for each number in --gpus"),
         switch_flag("--json", PLAN, o.as_json, "one JSON object instead of a table"),
     };
 }
@@ -4087,15 +4100,17 @@ Config config_of_folder(const Options& o, const std::string& dir) {
     return c;
 }
 
+// A twentieth is for what is not ours: libraries, other programs, fragments.
+size_t without_margin(size_t memory) { return static_cast<size_t>(memory * 0.95); }
+
 // The largest micro-batch that fits, with a margin, and of which all GPUs take the same number for the total batch.
 int auto_micro_batch(Setup s, size_t memory, long total_batch) {
-    constexpr double MARGIN = 0.05;   // for what is not ours: libraries, other programs, fragments
     s.B = 1;
     const long together = long{s.T} * s.gpus, sequences = total_batch / together;   // of each GPU
     if (total_batch % together != 0)
         throw UserError("--total-batch %ld is no multiple of --seq-len %d%s", total_batch, s.T,
                         s.gpus > 1 ? format(" x %d GPUs", s.gpus).c_str() : "");
-    int B = largest_micro_batch(s, static_cast<size_t>(memory * (1 - MARGIN)));
+    int B = largest_micro_batch(s, without_margin(memory));
     if (B == 0) return 1;   // the allocation will say what is missing
     if (total_batch)
         while (sequences % B != 0) B--;
@@ -4113,7 +4128,7 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memo
     const int T = o.seq_len ? o.seq_len : c.context;
     const size_t head_rows = purpose == Purpose::SAMPLING ? 1 : HEAD_ROWS;
     Setup s = {c, o.micro_batch, T, o.recompute, o.grad_dtype, purpose, head_rows, o.attention, o.precision};
-    s.gpus = ranks.alone() ? o.gpus : static_cast<int>(ranks.count);
+    s.gpus = ranks.alone() ? o.gpus.front() : static_cast<int>(ranks.count);
     s.zero = s.gpus > 1 && purpose == Purpose::TRAINING ? o.zero : 0;
     s.rank = ranks.rank;
     if (o.micro_batch == AUTO) s.B = auto_micro_batch(s, memory, o.total_batch);
@@ -4576,12 +4591,16 @@ size_t parse_bytes(const std::string& text) {
 
 void plan_verb(Options o) {
     if (!o.gpu_memory.empty() && !o.given.count("--precision")) o.precision = DType::BF16;   // what a card builds
+    if (o.scan) require_for_scan(o);
+    else if (o.gpus.size() > 1)
+        throw UserError("--gpus: several numbers are for plan --scan, found %zu", o.gpus.size());
     const std::string problem = o.gpu_memory.empty() ? no_device() : "";
     if (!problem.empty()) throw UserError("plan needs --gpu-memory SIZE here: %s", problem.c_str());
     const size_t memory = o.gpu_memory.empty() ? memory_now().all : parse_bytes(o.gpu_memory);
     const Config config = o.from.empty() ? config_from_options(o, 0) : config_of_folder(o, o.from);
     Setup setup = make_setup(o, config, Purpose::TRAINING, memory);
     setup.on_gpu |= !o.gpu_memory.empty();   // planned here, to run there
+    if (o.scan) return scan_verb(o, setup, memory);
     const json record = plan_record(o, setup, memory);
     if (o.as_json) printf("%s\n", record.dump(2).c_str());
     else print_plan(o, setup, record, memory);

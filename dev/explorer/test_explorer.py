@@ -25,9 +25,9 @@ try:
 except ImportError as error:
     sys.exit(f"test_explorer: {error}: pip install playwright")
 
-CATEGORIES = ["weights", "gradients", "master", "adam_m", "adam_v", "activations", "workspace", "cuda"]
+CATEGORIES = ["weights", "gradients", "master", "adam_m", "adam_v", "buffers", "activations", "workspace", "cuda"]
 SHAPE = ["layers", "heads", "channels", "context", "vocab"]
-UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+UNITS = {"s": 1, "ms": 1e-3, "µs": 1e-6, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 # All that the page shows, in one go.
 READ_PAGE = """() => ({
@@ -65,17 +65,28 @@ class Controls:
             self.page.locator(f"label:has(> #{name}-{option})").click()
 
     def everything(self, model="gpt2", shape=(), seqlen=1024, microbatch=16, totalbatch=0, precision="bf16", grads="fp32",
-                   attention="flash", recompute="none", card="80", gigabytes=None):
+                   attention="flash", recompute="none", card="80", gigabytes=None,
+                   gpus=1, zero=0, bandwidth=50, flops=400):
         self.select("model", model)
         for name, value in dict(shape).items():
             self.number(name, value)
-        for name, value in (("seqlen", seqlen), ("microbatch", microbatch), ("totalbatch", totalbatch)):
+        for name, value in (("seqlen", seqlen), ("microbatch", microbatch), ("totalbatch", totalbatch), ("gpus", gpus)):
             self.number(name, value)
+        self.many(zero, bandwidth, flops)
         for name, option in (("precision", precision), ("grads", grads), ("attention", attention), ("recompute", recompute)):
             self.choose(name, option)
         self.select("card", card)
         if gigabytes is not None:
             self.number("gigabytes", gigabytes)
+
+
+    def many(self, zero, bandwidth, flops):
+        """What is there for several GPUs only."""
+        if not self.page.is_visible("#zero-field"):
+            return
+        self.choose("zero", zero)
+        self.number("bandwidth", bandwidth)
+        self.number("teraflops", flops)
 
 
 def random_setting(controls, rng):
@@ -96,10 +107,15 @@ def random_setting(controls, rng):
         controls.slider("microbatch", rng.randint(0, 10))
     else:
         controls.number("microbatch", rng.choice([1, 3, 6, 48, 1000, 32768]))
+    if rng.random() < 0.5:
+        controls.slider("gpus", rng.randint(0, 12))
+    else:
+        controls.number("gpus", rng.choice([1, 2, 3, 24, 1000, 65536]))
+    controls.many(rng.randint(0, 3), rng.choice([0.5, 25, 50, 450]), rng.choice([1, 27, 400.5, 1000]))
     if rng.random() < 0.3:
         controls.slider("totalbatch", rng.randint(13, 26))
     else:   # some micro-batches
-        tokens = int(controls.page.input_value("#seqlen")) * int(controls.page.input_value("#microbatch"))
+        tokens = int(controls.page.input_value("#seqlen")) * int(controls.page.input_value("#microbatch")) * int(controls.page.input_value("#gpus"))
         controls.number("totalbatch", tokens * rng.choice([0, 1, 5, 32]))
     for name, options in (("precision", ["bf16", "fp32"]), ("grads", ["fp32", "bf16"]), ("attention", ["flash", "naive"]),
                           ("recompute", ["none", "selective", "full"])):
@@ -129,6 +145,12 @@ CORNERS = [
     ("more channels than any model has", dict(shape=dict(layers=1024, heads=1024, channels=65536, vocab=4194304), seqlen=4194304, microbatch=1)),
     ("fp32", dict(precision="fp32")),
     ("bf16 gradients", dict(grads="bf16", card="24")),
+    ("64 GPUs", dict(model="7b", gpus=64, microbatch=1, totalbatch=4194304)),
+    ("64 GPUs, ZeRO 1", dict(model="7b", gpus=64, zero=1, microbatch=1, totalbatch=4194304, grads="bf16")),
+    ("64 GPUs, ZeRO 2", dict(model="7b", gpus=64, zero=2, microbatch=1, totalbatch=4194304, recompute="full")),
+    ("64 GPUs, ZeRO 3", dict(model="7b", gpus=64, zero=3, microbatch=1, totalbatch=4194304)),
+    ("65536 GPUs, ZeRO 3, 1 layer of 16 channels", dict(shape=dict(layers=1, heads=1, channels=16, vocab=1), gpus=65536, zero=3)),
+    ("3 GPUs, ZeRO 2, 2 layers, fp32", dict(shape=dict(layers=2), gpus=3, zero=2, precision="fp32", bandwidth=0.25, flops=27.5)),
     ("all of 2^31 - 65536 tokens", dict(seqlen=65536, microbatch=32767)),
 ]
 
@@ -148,6 +170,12 @@ REFUSED = [
     ("2^31 tokens", dict(seqlen=65536, microbatch=32768)),
     ("a total batch that is no multiple", dict(totalbatch=100000)),
     ("a total batch smaller than one micro-batch", dict(totalbatch=1024)),
+    ("no GPU", dict(gpus=0)),
+    ("half a GPU more", dict(gpus=2.5)),
+    ("65537 GPUs", dict(gpus=65537)),
+    ("no bandwidth", dict(gpus=2, bandwidth=0)),
+    ("a million and one TFLOP/s", dict(gpus=2, flops=1000001)),
+    ("a total batch that is a multiple for fewer GPUs", dict(gpus=24, totalbatch=524288)),
     ("no memory", dict(card="custom", gigabytes="0")),
 ]
 
@@ -176,7 +204,20 @@ def expected_figures(record):
     for group in ("bytes", "max_micro_batch", "flops_per_token"):
         figures |= {f"{group}.{name}": value for name, value in record[group].items()}
     figures |= {f"tensor.{tensor['name']}": tensor["bytes"] for tensor in record["tensors"]}
+    if record["gpus"] > 1:
+        figures |= {"bytes_sent": record["bytes_sent"], **{f"step.{name}": value for name, value in record["step"].items()}}
+        for stage in record["zero_stages"]:
+            figures |= {f"zero.{stage['zero']}.{name}": value for name, value in (
+                ("state", stage["state"]), ("bytes_per_parameter", stage["bytes_per_parameter"]),
+                ("buffers", stage["bytes"]["buffers"]), ("total", stage["bytes"]["total"]))}
     return figures
+
+
+def rounding_of(key, record, want):
+    """Times are sums over layers, and differences of sums, of which nothing but rounding may be left."""
+    if not key.startswith("step."):
+        return 1e-14 * want
+    return 1e-10 * want if key == "step.tokens_per_s" else max(1e-10 * record["step"]["seconds"], 1e-9)
 
 
 def compare(page, record):
@@ -197,10 +238,10 @@ def compare(page, record):
         elif isinstance(want, int):
             right = int(value) == want
         else:   # computed in double; the compiler may have changed the order
-            right = abs(float(value) - want) <= 1e-14 * want
+            right = abs(float(value) - want) <= rounding_of(key, record, want)
         if not right:
             yield f"{key} = {value} ('{text}'), plan says {want}"
-        elif not isinstance(want, bool) and abs(number_in(text) - want) > max(0.00501 * want, 0):
+        elif not isinstance(want, bool) and abs(number_in(text) - want) > max(0.00501 * want, rounding_of(key, record, 0)):
             yield f"{key}: the text '{text}' is not {want}"
     yield from (f"{key} is missing" for key in expected if key not in shown)
 
@@ -235,7 +276,8 @@ def compare_controls(page, record):
     number = lambda name: int(float(at[name]))
     want = {"model": {name: number(name) for name in SHAPE}, "micro_batch": number("microbatch"), "seq_len": number("seqlen"),
             "precision": at["precision"], "grad_dtype": at["grads"], "recompute": at["recompute"], "attention": at["attention"],
-            "accumulation": number("totalbatch") // (number("microbatch") * number("seqlen")) or 1,
+            "gpus": number("gpus"), "zero": number("zero") if number("gpus") > 1 else 0,
+            "accumulation": number("totalbatch") // (number("microbatch") * number("seqlen") * number("gpus")) or 1,
             "gpu_memory": int(float(at["gigabytes"] if at["card"] == "custom" else at["card"]) * 1e9)}
     want["model"]["context"] = max(want["model"]["context"], want["seq_len"])
     for key, value in want.items():
@@ -247,12 +289,19 @@ def compare_commands(page):
     """The train command asks for what the plan command plans."""
     build, train = page["train"].split("\n")
     train, plan = shlex.split(train), shlex.split(page["plan"])
+    gpus = plan[plan.index("--gpus") + 1] if "--gpus" in plan else "1"
+    if train[0] == "mpirun":
+        if train[1:3] != ["-n", gpus]:
+            yield f"the train command is for {train[2]} GPUs, the plan for {gpus}"
+        train = train[3:]
+    elif gpus != "1":
+        yield f"the train command is for one GPU, the plan for {gpus}"
     options = lambda words: dict(zip(words[2::2], words[3::2]))
     trained, planned = options(train), options(plan)
     if build != f"make PRECISION={planned['--precision']}":
         yield f"the train command is built with '{build}', planned with {planned['--precision']}"
     memory = {name: value for name, value in trained.items() if name not in ("--data", "--val-data", "--out")}
-    if train[:2] != ["./train_gpt", "train"] or memory != {k: v for k, v in planned.items() if k not in ("--precision", "--gpu-memory")}:
+    if train[:2] != ["./train_gpt", "train"] or memory != {k: v for k, v in planned.items() if k not in ("--precision", "--gpu-memory", "--gpus", "--bandwidth", "--flops")}:
         yield f"the commands differ: {page['train']} and {page['plan']}"
 
 
@@ -310,10 +359,19 @@ def presets(page, train_gpt):
         shown = {name: int(page.input_value(f"#{name}")) for name in SHAPE}
         if shown != record["model"]:
             yield f"{model} is {shown}, expected {record['model']}"
-    for name, exponent in (("seqlen", 7), ("microbatch", 3), ("totalbatch", 22)):
+    for name, exponent in (("seqlen", 7), ("microbatch", 3), ("totalbatch", 22), ("gpus", 5)):
         page.fill(f"#{name}-slider", str(exponent))
         if page.input_value(f"#{name}") != str(2**exponent):
             yield f"the slider of {name} at 2^{exponent} makes it {page.input_value(f'#{name}')}"
+
+
+def one_gpu(controls):
+    """What is there for several GPUs only. Yields what is not so."""
+    for gpus in (8, 1):
+        controls.everything(gpus=gpus)
+        for name in ("#zero-field", "#bandwidth-field", "#teraflops-field", "#many"):
+            if controls.page.is_visible(name) != (gpus > 1):
+                yield f"{name} is {'' if gpus == 1 else 'not '}there for {gpus} GPUs"
 
 
 def keyboard(page):
@@ -336,6 +394,9 @@ def keyboard(page):
     page.keyboard.press("Enter")
     if not page.is_checked("#recompute-full") or page.input_value("#microbatch") == "32":
         yield "the use button is not used by Enter"
+    ids = page.eval_on_selector_all("[id]", "all => all.map(e => e.id)")
+    if len(set(ids)) < len(ids):
+        yield f"ids that are there twice: {sorted(i for i in set(ids) if ids.count(i) > 1)}"
     unnamed = page.eval_on_selector_all("input, select", "all => all.filter(e => !e.labels.length && !e.ariaLabel).map(e => e.id)")
     if unnamed:
         yield f"controls without a label: {unnamed}"
@@ -430,6 +491,7 @@ def main():
         tests.check("the address holds the setting", [] if again["figures"] == first["figures"] and again["plan"] == first["plan"] else [again["plan"]])
 
         tests.check("presets and sliders", presets(page, train_gpt))
+        tests.check("controls for several GPUs", one_gpu(controls))
         controls.everything()
         tests.check("keyboard", keyboard(page))
         for width in (400, 600, 900, 1600):

@@ -1,0 +1,149 @@
+// A step of many GPUs in time: what is computed, what is sent, and how much of that is hidden under the computation.
+// Included by plan.cuh.
+//
+// Two work at the same time, each at one thing after the other: the GPU, which computes, and its link, which sends. The
+// order is the program's: the functions below have namesakes in train_gpt.cu's section "many GPUs". What is sent begins
+// when all that was to be computed before it is done and the link is free. What is computed waits for the weights that
+// it needs and for the buffers of gradients that it fills. So layer l's gradients go under the backward of the layers
+// below it, layer l + 1's weights under the forward or backward of its neighbour, and group 0 is exposed twice: its
+// gradients at the end of the last micro-batch, its weights (with ZeRO 1 and up) at the beginning of the next step.
+//
+// assumed  FLOPs take their time at one sustained rate, whatever the micro-batch (on a GPU a small one is slower, left
+//          out here) and whatever is sent meanwhile (NCCL takes some of the GPU's processors). Bytes take theirs at one
+//          bandwidth, as in rings whose slowest link has it, without latency: of small models with many GPUs that is
+//          most of the truth. GPUs never wait for each other.
+// left out the update, loading data, all that is no FLOP of flops_per_token(), and what the norm and the losses send:
+//          some kilobytes.
+#pragma once
+
+// All times in seconds, bytes as one GPU sends them in a ring: (R - 1) / R of what there is.
+struct StepWork {
+    size_t layers;
+    int zero;
+    double forward, again, head;       // of a micro-batch: a layer's forward, what backward does again of it; the head
+    double weights[2], gradients[2];   // bytes of one all-gather or reduce-scatter: of group 0, of a layer
+    double bandwidth;                  // bytes a second
+};
+
+struct StepTime {
+    double seconds = 0, computing = 0, sending = 0, bytes = 0;
+    // What computation waits for; while it does, the link is busy.
+    double exposed() const { return seconds - computing; }
+    double hidden() const { return std::max(0.0, sending - exposed()); }
+};
+
+StepWork step_work(const Setup& s, double flops, double bandwidth) {
+    const Layout y = layout_of(s);
+    const Flops per_token = flops_per_token(s);
+    const double head = 6.0 * s.config.vocab * s.config.channels;   // forward and backward
+    const double layer = (per_token.model - head) / 3 / y.layers;
+    const double again = y.layers > 1 ? (per_token.hardware - per_token.model) / (y.layers - 1) : 0;
+    auto seconds = [&](double of_token) { return of_token * s.N() / flops; };
+    auto sent = [&](size_t g, DType dtype) { return double(y.slice(g)) * (y.gpus - 1) * size_of(dtype); };
+    return {y.layers, s.zero, seconds(layer), seconds(again), seconds(head),
+            {sent(0, s.precision), sent(1, s.precision)}, {sent(0, s.grad_dtype), sent(1, s.grad_dtype)}, bandwidth};
+}
+
+class Timeline {
+    const StepWork& w;
+    double now = 0, link = 0;                // until when GPU and link have something to do
+    StepTime sums;
+    std::vector<size_t> holds;               // by slot, as in Traffic
+    std::vector<double> gathered, reduced;
+
+    void compute(double seconds) {
+        now += seconds;
+        sums.computing += seconds;
+    }
+    void await_sent(double when) { now = std::max(now, when); }
+    void send(double& sent, double bytes) {
+        link = sent = std::max(link, now) + bytes / w.bandwidth;
+        sums.sending += bytes / w.bandwidth;
+        sums.bytes += bytes;
+    }
+    void gather_weights(size_t g) {
+        const size_t slot = slot_of(g, holds.size() - 1);
+        if (g > w.layers || holds[slot] == g) return;
+        holds[slot] = g;
+        send(gathered[slot], w.weights[g > 0]);
+    }
+    void need_weights(size_t g, size_t next) {
+        if (w.zero == 0) return;
+        gather_weights(g);
+        gather_weights(next);
+        await_sent(gathered[slot_of(g, holds.size() - 1)]);
+    }
+    void begin_gradients(size_t g) {
+        if (w.zero >= 2) await_sent(reduced[slot_of(g, reduced.size() - 1)]);
+    }
+    void send_gradients(size_t g, MicroBatch which) {
+        if (w.zero < 2 && which == MicroBatch::ONE_OF_SEVERAL) return;
+        send(reduced[slot_of(g, reduced.size() - 1)], (w.zero == 0 ? 2 : 1) * w.gradients[g > 0]);
+    }
+
+public:
+    explicit Timeline(const StepWork& work) : w(work) {
+        holds.assign(1 + (w.zero >= 3 ? std::min(WEIGHT_BUFFERS, w.layers) : w.layers), NO_GROUP);
+        gathered.resize(holds.size());
+        reduced.resize(1 + (w.zero >= 2 ? std::min(GRAD_BUFFERS, w.layers) : w.layers));
+        if (w.zero == 0) return;
+        gather_weights(0);   // which the last update has changed
+        gather_weights(1);
+    }
+    void micro_step(MicroBatch which) {
+        need_weights(0, 1);
+        for (size_t l = 0; l < w.layers; l++) {
+            need_weights(1 + l, 2 + l);
+            compute(w.forward);
+        }
+        begin_gradients(0);
+        compute(w.head);
+        begin_gradients(w.layers);
+        for (size_t l = w.layers; l-- > 0;) {
+            need_weights(1 + l, l);
+            if (l > 0) begin_gradients(l);
+            compute((l + 1 < w.layers ? w.again : 0) + 2 * w.forward);
+            send_gradients(1 + l, which);
+        }
+        send_gradients(0, which);
+    }
+    StepTime end() {
+        for (double sent : reduced) await_sent(sent);
+        sums.seconds = now;
+        return sums;
+    }
+};
+
+StepTime simulate(const StepWork& w, long micro_batches) {
+    Timeline t(w);
+    for (long i = 1; i <= micro_batches; i++)
+        t.micro_step(i < micro_batches ? MicroBatch::ONE_OF_SEVERAL : MicroBatch::LAST);
+    return t.end();
+}
+
+// When the head begins nothing is on its way, in no stage: from one head to the next it always takes as long.
+StepTime step_time(const StepWork& w, long micro_batches) {
+    constexpr long ENOUGH = 2;
+    if (micro_batches <= ENOUGH) return simulate(w, micro_batches);
+    const StepTime most = simulate(w, ENOUGH), fewer = simulate(w, ENOUGH - 1);
+    auto go_on = [&](double last, double before) { return last + (micro_batches - ENOUGH) * (last - before); };
+    return {go_on(most.seconds, fewer.seconds), go_on(most.computing, fewer.computing),
+            go_on(most.sending, fewer.sending), go_on(most.bytes, fewer.bytes)};
+}
+
+// TFLOP/s that a GPU sustains unless --flops says: 40 % of what PEAKS has for an H100.
+constexpr double ASSUMED_TFLOPS_BF16 = 400, ASSUMED_TFLOPS_FP32 = 27;
+
+double flops_of(const Options& o) {
+    return 1e12 * (o.flops > 0 ? o.flops : o.precision == DType::BF16 ? ASSUMED_TFLOPS_BF16 : ASSUMED_TFLOPS_FP32);
+}
+
+// Without --bandwidth what is sent takes no time.
+StepTime step_time(const Options& o, const Setup& s, long micro_batches) {
+    return step_time(step_work(s, flops_of(o), o.bandwidth > 0 ? o.bandwidth * 1e9 : INFINITY), micro_batches);
+}
+
+json time_record(const StepTime& t, double tokens) {
+    return {{"seconds", t.seconds}, {"computing", t.computing}, {"sending", t.sending}, {"hidden", t.hidden()},
+            {"exposed", t.exposed()}, {"tokens_per_s", tokens / t.seconds}};
+}
