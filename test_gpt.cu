@@ -2323,7 +2323,8 @@ void test_printer() {
 void test_terminal() {
     const int outside = posix_openpt(O_RDWR | O_NOCTTY);
     const bool there = outside >= 0 && grantpt(outside) == 0 && unlockpt(outside) == 0;
-    FILE* inside = there ? fopen(ptsname(outside), "r+") : nullptr;
+    // O_NOCTTY: else it would be the terminal of this process, which its end would hang up.
+    FILE* inside = there ? fdopen(open(ptsname(outside), O_RDWR | O_NOCTTY), "r+") : nullptr;
     if (!inside) {
         printf("        no pseudo-terminal can be had here: %s\n", strerror(errno));
         return;

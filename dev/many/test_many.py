@@ -45,9 +45,11 @@ SHORT = ["--micro-batch", 2, "--warmup", 1, "--lr", 1e-3, "--eval-every", 0, "--
          "--matmul-tuning", "off"]
 WINDOW = 24         # tokens of a sequence
 
-# Says which process each rank is, and how it ended.
-WRAPPER = """"$@" & child=$!; echo $child > "$NOTES/pid.$OMPI_COMM_WORLD_RANK"
-wait $child; code=$?; echo $code > "$NOTES/code.$OMPI_COMM_WORLD_RANK"; exit $code"""
+# Says which process each rank is, and how it ended. What it gets of signals the rank gets as well, and answers.
+WRAPPER = """trap : TERM INT; "$@" & child=$!; echo $child > "$NOTES/pid.$OMPI_COMM_WORLD_RANK"
+wait $child; code=$?
+while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
+echo $code > "$NOTES/code.$OMPI_COMM_WORLD_RANK"; exit $code"""
 
 
 def folder(name):
@@ -347,19 +349,32 @@ def test_hangs():
               f"rank {victim} stopped with --timeout 2: the others say so and end", f"{done_in} {done}")
 
 
+def gone(process):
+    until = time.time() + SOON
+    while time.time() < until:
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
 def test_signals():
-    for whom in ("mpirun", "one rank"):
+    """mpirun answers Ctrl-C with SIGTERM to all, and shows no more of what they print."""
+    for text in ("Ctrl-C", "SIGTERM to one rank"):
         begun = begin_long(3, "signalled", "--zero", 1)
-        if whom == "one rank":
-            os.kill(begun.pid(2), signal.SIGTERM)
+        processes = [begun.pid(rank) for rank in range(3)]
+        if text == "Ctrl-C":
+            begun.process.send_signal(signal.SIGINT)
         else:
-            begun.process.send_signal(signal.SIGINT)    # it sends them SIGTERM
+            os.kill(processes[2], signal.SIGTERM)
         done = begun.end()
-        step = re.findall(r"stopped by a signal after step (\d+)", done.out)
-        last = os.path.join(begun.folder, f"step_{int(step[0]):06d}") if step else ""
-        ended = done.code == 0 if whom == "one rank" else set(done.codes.values()) <= {0}
-        claim(ended and len(step) == 1 and os.path.exists(os.path.join(last, "trainer.json")),
-              f"{'SIGTERM to one rank' if whom == 'one rank' else 'Ctrl-C'}: all stop after the step, with one checkpoint", str(done))
+        ended = all(gone(process) for process in processes) and (done.code == 0 or text == "Ctrl-C")
+        last = [json.loads(line) for line in open(os.path.join(begun.folder, "log.jsonl"), encoding="utf-8")][-1]["step"]
+        newest = sorted(glob.glob(os.path.join(begun.folder, "step_*")))[-1]
+        claim(ended and newest.endswith(f"step_{last:06d}") and whole_checkpoints(begun.folder),
+              f"{text}: all stop after the step, with a checkpoint of it", f"step {last}, {newest}: {done}")
 
 
 def test_trace():
