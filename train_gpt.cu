@@ -4345,6 +4345,7 @@ public:
             log_.open(o_.out, start_.step, run_record(o_, m_.setup));   // from here on the folder holds a run
             if (!o_.out.empty()) remove_unfinished(o_.out);
         }
+        ranks.overlap = o_.overlap;
         ranks.watch.arm();
         if (o_.sample_every > 0 && step_ == 0) show_sample();   // of what was never trained: to compare with
         progress_.start();
@@ -4398,7 +4399,7 @@ private:
     }
 
     StepResult step(Loader& loader) {
-        const double began = seconds_now();
+        const double began = seconds_now(), sent_before = ranks.bytes_sent;
         ranks.step = step_ + 1;
         for (long micro = 0; micro < accumulation_; micro++) {
             micro_step(m_, loader.current(), static_cast<size_t>(tokens_per_step()),
@@ -4410,6 +4411,7 @@ private:
         StepResult r = {};
         r.loss = sum_of_all(take_loss(m_)) / tokens_per_step();
         r.norm = fetch(m_.a.norm());
+        sent_ += ranks.bytes_sent - sent_before;
         step_++;
         r.lr = settings.lr;
         r.seconds = seconds_now() - began;
@@ -4463,7 +4465,7 @@ private:
                device.is_cpu() ? "resident at most" : "in use on the device");
         if (!ranks.alone() && steps > 0)
             printf("sent       %s a step by each of %zu GPUs\n",
-                   size_text(static_cast<size_t>(ranks.bytes_sent / steps)).c_str(), ranks.count);
+                   size_text(static_cast<size_t>(sent_ / steps)).c_str(), ranks.count);
     }
 
     void checkpoint() {
@@ -4477,7 +4479,9 @@ private:
         } catch (const Failure& error) {
             throw not_written(step_, error);
         }
+        ranks.watch.disarm();   // a disk may take its time, for which nobody hangs
         last_checkpoint_ = write_checkpoint(o_.out, m_, text_files_, step_, trainer, o_.keep);
+        ranks.watch.arm();
         progress_.end_line();
         printf("step %ld: checkpoint %s\n", step_, last_checkpoint_.c_str());
     }
@@ -4491,6 +4495,7 @@ private:
     TextFiles text_files_;   // of each checkpoint
     std::vector<Question> questions_;
     Model m_;
+    double sent_ = 0;   // bytes, in steps
     std::string last_checkpoint_ = start_.dir;
 };
 

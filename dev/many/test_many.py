@@ -401,6 +401,30 @@ def test_cards():
               f"--zero {zero}: the same bits on a card, in whatever order its streams run", str(runs[0]))
 
 
+def test_overlap():
+    """In a trace of streams that run in any order that CUDA allows: whether a kernel that was handed over after something
+    was sent began before that had arrived."""
+    if not args.card:
+        return
+    found = {}
+    for overlap in ("on", "off"):
+        path = os.path.join(scratch, f"trace_{overlap}.json")
+        found[overlap] = 0
+        for seed in (1, 2, 3):
+            train(2, "overlap", "--steps", 2, "--zero", 3, "--overlap", overlap, "--trace", path,
+                  program=[args.card, "--as-train-gpt"],
+                  environment={"CUDA_CPU_CARD": "h100", "CUDA_CPU_SEED": str(seed)})
+            events = json.load(open(path, encoding="utf-8"))["traceEvents"]
+            rows = {e["args"]["name"]: e["tid"] for e in events if e.get("ph") == "M"}
+            work = [e for e in events if e.get("ph") == "X" and e["tid"] != rows["CPU: launches"]]    # as handed over
+            for i, sent in enumerate(work):
+                if sent["tid"] == rows["stream: between GPUs"]:
+                    found[overlap] += sum(later["tid"] == rows["stream: kernels"] and later["ts"] < sent["ts"]
+                                          for later in work[i + 1:])
+    claim(found["on"] > 0 and found["off"] == 0,
+          "kernels overtake what is sent before them, and with --overlap off none does", f"{found}")
+
+
 def main():
     global args, scratch
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
