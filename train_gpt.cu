@@ -3213,8 +3213,21 @@ void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch
     });
 }
 
-// Norm and AdamW, of group 0 and then of all layers at once. The norm is made of the GPUs' slices, whoever keeps what:
-// so it is the same with every stage of ZeRO.
+// AdamW of group g, or of as many groups from g on: what this GPU updates of them.
+void update_groups(Model& m, size_t g, size_t groups) {
+    const Layout& y = m.layout;
+    const Kept part = states_kept(m.setup), weights = weights_kept(m.setup), master = master_kept(m.setup);
+    const Kept grads = grads_kept(m.setup);
+    auto at = [&](Kept kept) { return part == Kept::WHOLE ? y.begin(g, kept) : y.mine(g, kept); };
+    const size_t n = y.part(g, part), before = part == Kept::WHOLE ? 0 : y.rank * n;
+    const size_t decayed = y.decayed(g) > before ? std::min(y.decayed(g) - before, n) : 0;
+    adamw(m.weights + at(weights), m.master + at(master), grad_at(m, at(grads)), m.adam_m + at(part),
+          m.adam_v + at(part), m.a.norm(), m.a.adamw(), decayed, n, groups,
+          {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part)});
+}
+
+// Norm and AdamW, of what belongs to no layer and then of all layers at once. The norm is made of the GPUs' slices,
+// whoever keeps what: so it is the same with every stage of ZeRO.
 void update(Model& m, const AdamW& settings) {
     const Activations& a = m.a;
     const Layout& y = m.layout;
@@ -3222,21 +3235,14 @@ void update(Model& m, const AdamW& settings) {
     set_adamw(a.adamw(), settings);
     await_gradients(m);
     m.graphs.run("update", [&] {
-        const Kept grads = grads_kept(m.setup), part = states_kept(m.setup);
+        const Kept grads = grads_kept(m.setup);
         const size_t partials = norm_blocks(y.slice(0), y.slice(1), y.layers);
         norm_partials(a.norm_partials(), grad_at(m, y.mine(0, grads)), y.slice(0), grad_at(m, y.mine(1, grads)),
                       y.slice(1), y.layers, y.part(1, grads));
         sum_over_gpus(a.norm_partials(), partials);
         gradient_norm(a.norm(), a.norm_partials(), partials);
-        for (const auto& [g, layers] : {std::pair<size_t, size_t>{0, 1}, {1, y.layers}}) {
-            auto at = [&, g = g](Kept kept) { return part == Kept::WHOLE ? y.begin(g, kept) : y.mine(g, kept); };
-            const Kept weights = weights_kept(m.setup), master = master_kept(m.setup);
-            const size_t n = y.part(g, part), before = part == Kept::WHOLE ? 0 : y.rank * n;
-            const size_t decayed = std::min(y.decayed(g) - std::min(before, y.decayed(g)), n);
-            adamw(m.weights + at(weights), m.master + at(master), grad_at(m, at(grads)), m.adam_m + at(part),
-                  m.adam_v + at(part), a.norm(), a.adamw(), decayed, n, layers,
-                  {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part)});
-        }
+        update_groups(m, 0, 1);
+        update_groups(m, 1, y.layers);
         forget_gradients(m);
     });
     weights_changed(m);

@@ -186,8 +186,9 @@ void print_scan(const Options& o, const Setup& s, size_t memory, const std::vect
 
 void require_for_scan(const Options& o) {
     std::string missing;
-    for (const auto& [flag, what] : {std::pair<const char*, const char*>{"--total-batch", "TOKENS"},
-                                     {"--gpu-memory", "SIZE"}, {"--bandwidth", "GB/s"}})
+    const std::pair<const char*, const char*> needed[] = {
+        {"--total-batch", "TOKENS"}, {"--gpu-memory", "SIZE"}, {"--bandwidth", "GB/s"}};
+    for (const auto& [flag, what] : needed)
         if (!o.given.count(flag)) missing += format("%s%s %s", missing.empty() ? "" : ", ", flag, what);
     if (!missing.empty()) throw UserError("plan --scan needs %s", missing.c_str());
 }
