@@ -2662,14 +2662,14 @@ constexpr size_t NO_GROUP = ~size_t{0};
 enum class MicroBatch { ONE_OF_SEVERAL, LAST };   // of a step
 
 // What is sent between GPUs for a model: see many GPUs. By slot of a group, in its block or among the buffers.
-struct Traffic {
+struct Sending {
     std::vector<size_t> holds;                       // the group whose weights are there, or on their way
     std::vector<cudaEvent_t> gathered, reduced;      // the last of weights, of gradients
     MicroBatch micro_batch = MicroBatch::LAST;
 
-    Traffic() = default;
-    Traffic(const Traffic&) = delete;
-    ~Traffic() {
+    Sending() = default;
+    Sending(const Sending&) = delete;
+    ~Sending() {
         for (const auto* events : {&gathered, &reduced})
             for (const cudaEvent_t event : *events) cudaEventDestroy(event);
     }
@@ -2688,7 +2688,7 @@ struct Model {
     size_t allocated = 0;
     std::vector<void*> blocks;
     Graphs graphs;
-    Traffic traffic;
+    Sending sending;
 
     Model() = default;
     Model(const Model&) = delete;
@@ -2757,7 +2757,7 @@ void bind(Parameters<Kind>& p, const Config& c, const Layout& y, void* block, DT
     }
 }
 
-void make_traffic(Model& m);   // see many GPUs
+void make_sending(Model& m);   // see many GPUs
 
 // In blocks and buffers as plan() counts them.
 void allocate_parameters(Model& m, const Setup& s) {
@@ -2800,7 +2800,7 @@ void allocate(Model& m, const Setup& s) {
     device.matmul_workspace = m.a.matmul_workspace();
     clear(m.a.loss(), sizeof(double));
     clear(m.a.counter(), sizeof(int));
-    make_traffic(m);
+    make_sending(m);
 }
 
 // ==== many GPUs ==============================================================
@@ -2887,9 +2887,9 @@ void sum_over_gpus(float* x, size_t n) {
 size_t slot_of(size_t g, size_t copies) { return g == 0 ? 0 : 1 + (g - 1) % copies; }
 size_t slot_begin(const Layout& y, size_t slot) { return slot == 0 ? 0 : y.outside + (slot - 1) * y.layer; }
 
-void make_traffic(Model& m) {
+void make_sending(Model& m) {
     if (ranks.alone()) return;
-    Traffic& t = m.traffic;
+    Sending& t = m.sending;
     t.holds.assign(1 + m.w.qkvw.copies, NO_GROUP);
     t.gathered.resize(t.holds.size());
     t.reduced.resize(1 + m.g.qkvw.copies);
@@ -2902,11 +2902,11 @@ void gather_weights(Model& m, size_t g) {
     const Layout& y = m.layout;
     if (g > y.layers || device.tuning) return;
     const size_t slot = slot_of(g, m.w.qkvw.copies);
-    if (m.traffic.holds[slot] == g) return;
-    m.traffic.holds[slot] = g;
+    if (m.sending.holds[slot] == g) return;
+    m.sending.holds[slot] = g;
     const Kept kept = weights_kept(m.setup);
     floatX* whole = kept == Kept::WHOLE ? m.weights : m.weight_buffers;
-    all_gather(m.traffic.gathered[slot], whole + slot_begin(y, slot), m.weights + y.mine(g, kept), y.slice(g), FLOATX);
+    all_gather(m.sending.gathered[slot], whole + slot_begin(y, slot), m.weights + y.mine(g, kept), y.slice(g), FLOATX);
 }
 
 // Before group g's weights are used, and then those of `next`, for which there is time.
@@ -2916,12 +2916,12 @@ void need_weights(Model& m, size_t g, size_t next) {
     if (m.setup.zero == 0) return;
     gather_weights(m, g);
     gather_weights(m, next);
-    if (!device.tuning) await_sent(m.traffic.gathered[slot_of(g, m.w.qkvw.copies)]);
+    if (!device.tuning) await_sent(m.sending.gathered[slot_of(g, m.w.qkvw.copies)]);
 }
 
 // After the update: what was gathered is old. Nothing is on its way then, as between steps ranks talk by MPI, too.
 void weights_changed(Model& m) {
-    if (m.setup.zero > 0) std::fill(m.traffic.holds.begin(), m.traffic.holds.end(), NO_GROUP);
+    if (m.setup.zero > 0) std::fill(m.sending.holds.begin(), m.sending.holds.end(), NO_GROUP);
 }
 
 // The weights are the master weights, rounded: for what this rank updates, and then for all.
@@ -2949,7 +2949,7 @@ void begin_gradients(Model& m, size_t g) {
     const size_t slot = slot_of(g, m.g.qkvw.copies), size = size_of(m.grads.dtype), slice = y.slice(g) * size;
     char* buffer = static_cast<char*>(m.grad_buffers.data) + slot_begin(y, slot) * size;
     const void* so_far = grad_at(m, y.mine(g, Kept::SLICES)).data;
-    await_sent(m.traffic.reduced[slot]);
+    await_sent(m.sending.reduced[slot]);
     clear(buffer, y.group(g) * size);
     on_stream("copy slice", device.stream, [&] {
         check(cudaMemcpyAsync(buffer + y.rank * slice, so_far, slice, cudaMemcpyDeviceToDevice, device.stream),
@@ -2962,12 +2962,12 @@ void send_gradients(Model& m, size_t g) {
     if (ranks.alone()) return;
     const Layout& y = m.layout;
     const size_t slot = slot_of(g, m.g.qkvw.copies), size = size_of(m.grads.dtype);
-    const cudaEvent_t sent = m.traffic.reduced[slot];
+    const cudaEvent_t sent = m.sending.reduced[slot];
     if (grads_kept(m.setup) == Kept::SLICES) {
         const void* buffer = static_cast<char*>(m.grad_buffers.data) + slot_begin(y, slot) * size;
         return reduce_scatter(sent, grad_at(m, y.mine(g, Kept::SLICES)).data, buffer, y.slice(g), m.grads.dtype);
     }
-    if (m.traffic.micro_batch == MicroBatch::ONE_OF_SEVERAL) return;
+    if (m.sending.micro_batch == MicroBatch::ONE_OF_SEVERAL) return;
     void* whole = grad_at(m, y.begin(g, Kept::WHOLE)).data;
     if (m.setup.zero == 0) all_reduce(sent, whole, y.group(g), m.grads.dtype);
     else reduce_scatter(sent, grad_at(m, y.mine(g, Kept::WHOLE)).data, whole, y.slice(g), m.grads.dtype);
@@ -2975,7 +2975,7 @@ void send_gradients(Model& m, size_t g) {
 
 void await_gradients(Model& m) {
     if (ranks.alone()) return;
-    for (const cudaEvent_t event : m.traffic.reduced) await_sent(event);
+    for (const cudaEvent_t event : m.sending.reduced) await_sent(event);
 }
 
 // After the update, which leaves zeros in what it has read: with ZeRO 1 the other ranks' slices hold parts of sums.
@@ -3202,7 +3202,7 @@ void backward(Model& m, const Batch& batch) {
 // `tokens_per_step` tokens: added up over the micro-batches of a step they do not depend on how it
 // was split.
 void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch which = MicroBatch::LAST) {
-    m.traffic.micro_batch = which;
+    m.sending.micro_batch = which;
     const std::string name = format("micro-step of inputs %p, targets %p, order %p, first %p, %zu tokens a step",
                                     batch.inputs, batch.targets, batch.order, batch.first, tokens_per_step);
     m.graphs.run(name, [&] {

@@ -48,7 +48,7 @@ class Timeline {
     const StepWork& w;
     double now = 0, link = 0;                // until when GPU and link have something to do
     StepTime sums;
-    std::vector<size_t> holds;               // by slot, as in Traffic
+    std::vector<size_t> holds;               // by slot, as in Sending
     std::vector<double> gathered, reduced;
 
     void compute(double seconds) {

@@ -161,7 +161,7 @@ double measure_matmul() {
     floatX* matrices;   // three of them
     check(cudaMalloc(&normal, n * n * sizeof(float)), "cudaMalloc to measure a matmul");
     check(cudaMalloc(&matrices, 3 * n * n * sizeof(floatX)), "cudaMalloc to measure a matmul");
-    init_normal(normal, 1, 1, n * n);
+    init_normal(normal, 1, 1, 0, n * n);
     for (int i = 0; i < 3; i++) round_weights(matrices + i * n * n, normal, n * n);
     size_t turn = 0;
     const double seconds = seconds_of([&] {
