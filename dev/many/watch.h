@@ -383,6 +383,7 @@ public:
     // This rank ends the run. With one rank, and before start(), only itself.
     [[noreturn]] void fail(int code, const std::string& text) {
         block_signals();   // no SIGPIPE if nobody reads stderr
+        outlive_mpirun();
         bool told = false;
         {
             std::lock_guard<std::mutex> lock(mutex_);
@@ -451,6 +452,10 @@ private:
     }
 
     // ---- the main thread ------------------------------------------------------------------------
+
+    // mpirun ends all when the first rank has ended. This one ends by itself, soon and with a code of its own. (Libraries'
+    // threads do not block signals.)
+    static void outlive_mpirun() { signal(SIGTERM, SIG_IGN); }
 
     static sigset_t block_signals() {
         sigset_t all, before;
@@ -786,6 +791,7 @@ private:
     }
 
     [[noreturn]] void end(int code) {
+        outlive_mpirun();
         part(watching::Kind::END, code);
         _exit(code);
     }
