@@ -4451,11 +4451,12 @@ void test_plan_of_many() {
     s.gpus = 64;
     s.zero = 2;
     bool right = record.is_object() && other.is_object();
+    const json leaves = record.flatten();
     for (const char* path : {"/gpus", "/zero", "/bytes/buffers", "/bytes_sent", "/flops_per_s", "/flops_assumed", "/bandwidth",
                              "/zero_stages/3/state", "/zero_stages/3/bytes/total", "/zero_stages/3/bytes_per_parameter",
                              "/zero_stages/3/fits", "/zero_stages/3/chosen", "/step/seconds", "/step/computing",
                              "/step/sending", "/step/hidden", "/step/exposed", "/step/tokens_per_s"})
-        right = right && record.contains(json::json_pointer(path));
+        right = right && leaves.contains(path);
     claim_run(right, "plan --gpus --json has the keys that it promises", outcome, silent.err);
     if (!right) return;
     const StepTime t = step_time(step_work(s, 300e12, 50e9), 16);

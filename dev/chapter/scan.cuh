@@ -126,7 +126,7 @@ Scan scan(const Options& o, Setup s, int gpus, size_t memory) {
     const std::vector<Candidate> free = candidates(o, s, BEYOND_MEMORY);
     result.fit = candidates(o, s, without_margin(memory));
     for (Candidate& c : result.fit) c.bound = bound_of(c, result.fit, free, flops_of(o));
-    std::stable_sort(result.fit.begin(), result.fit.end(), comes_before);
+    std::sort(result.fit.begin(), result.fit.end(), comes_before);
     if (!result.fit.empty()) return result;
     size_t least = BEYOND_MEMORY;
     for (const Candidate& c : free) least = std::min(least, c.bytes);
