@@ -3734,6 +3734,24 @@ void test_readme() {
     claim(missing.empty(), "README.md names every flag", missing);
 }
 
+// Of plan, for many GPUs.
+void test_bad_numbers_of_gpus() {
+    for (const char* counts : {"0", "-1", "65537", "two", "8..", "..8", "8..4", "5..7", "8,", ",8", "8,,9", "8.5", "8..64,3", "''"})
+        refuse(format("--gpus %s", counts), format("plan --gpu-memory 8GB --gpus %s", counts),
+               {"--gpus", "from 1 to 65536", "8..512", "8,24,64"});
+    refuse("several numbers of GPUs for one plan", "plan --gpu-memory 8GB --gpus 8..64", {"--gpus", "--scan", "found 4"});
+    const std::string SCAN = "plan --scan ", BATCH = "--total-batch 4096 ", MEMORY = "--gpu-memory 8GB ", LINK = "--bandwidth 9";
+    refuse("a scan without anything", SCAN, {"--scan", "--total-batch TOKENS, --gpu-memory SIZE, --bandwidth GB/s"});
+    refuse("a scan without a total batch", SCAN + MEMORY + LINK, {"--scan needs --total-batch TOKENS\n"});
+    refuse("a scan without a memory", SCAN + BATCH + LINK, {"--scan needs --gpu-memory SIZE\n"});
+    refuse("a scan without a bandwidth", SCAN + BATCH + MEMORY, {"--scan needs --bandwidth GB/s\n"});
+    for (const std::string flag : {"--bandwidth", "--flops"})
+        for (const std::string number : {"0", "-1", "nan", "1e7", "fast"})
+            refuse(flag + " " + number, "plan " + MEMORY + flag + " " + number, {flag, "a number from 0.001", "'" + number + "'"});
+    refuse("a total batch that many GPUs cannot share", "plan --gpus 3 --gpu-memory 8GB --micro-batch 1 --total-batch 4096",
+           {"--total-batch 4096", "x GPUs = 1 x 1024 x 3 = 3072"});
+}
+
 void test_bad_flags() {
     need_our_folder();
     refuse("an unknown verb", "trian --steps 1", {"trian", "train, eval, sample or plan"});
@@ -3776,20 +3794,6 @@ void test_bad_flags() {
     refuse("sequences of no tokens", TINY + "--seq-len 0", {"--seq-len", "'0'"});
     refuse("a size in an unknown unit", "plan --gpu-memory 80QB", {"--gpu-memory", "80GB", "'80QB'"});
     refuse("a size without a unit", "plan --gpu-memory 80", {"--gpu-memory", "80GB", "'80'"});
-    for (const char* counts : {"0", "-1", "65537", "two", "8..", "..8", "8..4", "5..7", "8,", ",8", "8,,9", "8.5", "8..64,3", "''"})
-        refuse(format("--gpus %s", counts), format("plan --gpu-memory 8GB --gpus %s", counts),
-               {"--gpus", "from 1 to 65536", "8..512", "8,24,64"});
-    refuse("several numbers of GPUs for one plan", "plan --gpu-memory 8GB --gpus 8..64", {"--gpus", "--scan", "found 4"});
-    const std::string SCAN = "plan --scan ", BATCH = "--total-batch 4096 ", MEMORY = "--gpu-memory 8GB ", LINK = "--bandwidth 9";
-    refuse("a scan without anything", SCAN, {"--scan", "--total-batch TOKENS, --gpu-memory SIZE, --bandwidth GB/s"});
-    refuse("a scan without a total batch", SCAN + MEMORY + LINK, {"--scan needs --total-batch TOKENS\n"});
-    refuse("a scan without a memory", SCAN + BATCH + LINK, {"--scan needs --gpu-memory SIZE\n"});
-    refuse("a scan without a bandwidth", SCAN + BATCH + MEMORY, {"--scan needs --bandwidth GB/s\n"});
-    for (const std::string flag : {"--bandwidth", "--flops"})
-        for (const std::string number : {"0", "-1", "nan", "1e7", "fast"})
-            refuse(flag + " " + number, "plan " + MEMORY + flag + " " + number, {flag, "a number from 0.001", "'" + number + "'"});
-    refuse("a total batch that many GPUs cannot share", "plan --gpus 3 --gpu-memory 8GB --micro-batch 1 --total-batch 4096",
-           {"--total-batch 4096", "x GPUs = 1 x 1024 x 3 = 3072"});
     refuse("train without --data", "train --steps 1", {"--data"});
     refuse("eval without --data", "eval --from @/ours", {"--data"});
     refuse("eval without --from", "eval --data @/text.txt", {"--from"});
@@ -4802,6 +4806,7 @@ void test_command_line() {
     test("defaults", test_defaults);
     test("README", test_readme);
     test("bad flags", test_bad_flags);
+    test("bad flags: many GPUs", test_bad_numbers_of_gpus);
     test("bad text", test_bad_text);
     test("bad data", test_bad_data);
     test("bad questions", test_bad_questions);
