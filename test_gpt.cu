@@ -4558,7 +4558,8 @@ void test_scan_bounds() {
     claim(odd["problem"] == "--micro-batch 7 does not divide 32 sequences of each GPU", "scan: and why else there is nothing", odd.dump());
     bool kept = true;
     const json held = first("--model 7b --gpus 64 --zero 3 --recompute selective --micro-batch 4 " + BIG)["layouts"];
-    for (const json& one : first("--model 7b --gpus 64 --zero 1 --recompute full " + BIG)["layouts"])
+    const json chosen = first("--model 7b --gpus 64 --zero 1 --recompute full " + BIG)["layouts"];
+    for (const json& one : chosen)
         kept = kept && one["zero"] == 1 && one["recompute"] == "full";
     claim(kept && held.size() == 1 && held[0]["zero"] == 3 && held[0]["recompute"] == "selective" && held[0]["micro_batch"] == 4,
           "scan: what the command line gives stays", held.dump());
