@@ -132,7 +132,7 @@ void check(cublasStatus_t status, const char* what) {
 }
 
 // ==== device =================================================================
-// The one GPU (or the CPU that stands in for it). `stream` carries all compute, `copies` the next
+// This process' GPU (or the CPU that stands in for it). `stream` carries all compute, `copies` the next
 // batch; cuBLASLt takes its workspace from the memory plan.
 
 enum class TensorCores { AUTO, NONE, MMA, WGMMA };   // that attention runs on; wgmma: Hopper's
@@ -2830,10 +2830,11 @@ void allocate(Model& m, const Setup& s) {
 
 // ---- what is sent
 
-// Hands send() to ranks.stream, behind all that computes now. What computes later does not wait for it, but by
-// await_sent(event), or where nothing may overlap.
+// What computes from now on waits for what was sent up to the event.
 void await_sent(cudaEvent_t event) { check(cudaStreamWaitEvent(device.stream, event, 0), "cudaStreamWaitEvent"); }
 
+// Hands call() to ranks.stream, behind all that computes now, and records `sent` behind it. What computes later does not
+// wait for it, but by await_sent(), or where nothing may overlap. bytes: in all, of which a GPU sends (R - 1) / R.
 template <typename F, typename... Memory>
 void send(const char* name, cudaEvent_t sent, double bytes, F call, const Memory&... memory) {
     if (device.tuning) return;
