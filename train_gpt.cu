@@ -2445,7 +2445,7 @@ Layout layout_of(const Config& c, size_t gpus = 1, size_t rank = 0) {
 }
 Layout layout_of(const Setup& s) { return layout_of(s.config, s.gpus, s.rank); }
 
-// What of a tensor some GPU has in a block: `count` elements from the tensor's element `first` on, at `at` in the block.
+// What some GPU's block has of a tensor: `count` elements from the tensor's element `first` on, at `at` in the block.
 struct Share { size_t first, count, at; };
 
 Share share_of(const Layout& y, const ParameterRow& row, size_t l, Kept kept, size_t rank) {
@@ -2813,8 +2813,8 @@ void allocate(Model& m, const Setup& s) {
 //   1       optimizer, master  1 + 1 a step: gradients, each slice summed for its rank (reduce-scatter), and after the
 //                              update the new weights (all-gather)
 //   2       gradients too      1 a micro-batch + 1 a step: a layer's are summed as soon as backward has left them
-//   3       weights too        1 + 2 in each micro-batch: gathered layer by layer in forward, and again in backward (but
-//                              for embeddings and the last two layers, which are still there)
+//   3       weights too        1 + 2 in each micro-batch: gathered layer by layer in forward, and in backward again (not
+//                              embeddings and the last two layers, which are still there)
 //
 // times (R - 1) / R, as in rings. All that is sent goes through ranks.stream, a group at a time, while device.stream
 // computes another: layer l's gradients under the backward of layer l - 1, layer l + 1's weights under the forward of
@@ -2833,8 +2833,8 @@ void allocate(Model& m, const Setup& s) {
 // What computes from now on waits for what was sent up to the event.
 void await_sent(cudaEvent_t event) { check(cudaStreamWaitEvent(device.stream, event, 0), "cudaStreamWaitEvent"); }
 
-// Hands call() to ranks.stream, behind all that computes now, and records `sent` behind it. What computes later does not
-// wait for it, but by await_sent(), or where nothing may overlap. bytes: in all, of which a GPU sends (R - 1) / R.
+// Hands call() to ranks.stream, behind all that computes now, and records `sent` behind it. What computes later waits
+// for it by await_sent() only, or where nothing may overlap. bytes: in all, of which a GPU sends (R - 1) / R.
 template <typename F, typename... Memory>
 void send(const char* name, cudaEvent_t sent, double bytes, F call, const Memory&... memory) {
     if (device.tuning) return;
