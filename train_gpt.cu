@@ -2813,8 +2813,8 @@ void allocate(Model& m, const Setup& s) {
 //   1       optimizer, master  1 + 1 a step: gradients, each slice summed for its rank (reduce-scatter), and after the
 //                              update the new weights (all-gather)
 //   2       gradients too      1 a micro-batch + 1 a step: a layer's are summed as soon as backward has left them
-//   3       weights too        1 + 2 in each micro-batch: gathered layer by layer in forward, and in backward again (not
-//                              embeddings and the last two layers, which are still there)
+//   3       weights too        1 + 2 in each micro-batch: gathered layer by layer in forward, and in backward again
+//                              (not embeddings and the last two layers, which are still there)
 //
 // times (R - 1) / R, as in rings. All that is sent goes through ranks.stream, a group at a time, while device.stream
 // computes another: layer l's gradients under the backward of layer l - 1, layer l + 1's weights under the forward of
@@ -3357,8 +3357,8 @@ template <typename Visit> void for_each_parameter(const Config& c, Visit visit) 
 
 #include "dev/files/weights.cuh"
 
-// Copies one block of parameters, of master's type or of the weights', from files in which names are prefixed: what this
-// GPU has of it.
+// Copies one block of parameters, of master's type or of the weights', from files in which names are prefixed: what
+// this GPU has of it.
 template <typename T, typename Files>
 void read_block(T* block, Kept kept, const Files& files, const Model& m, const std::string& prefix) {
     for_each_parameter(m.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
