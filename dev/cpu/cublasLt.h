@@ -2,15 +2,17 @@
 // matrices column-major. oneDNN multiplies (define HAVE_ONEDNN and link -ldnnl); without it a plain loop
 // does, correctly but several times slower. Calls come from one host thread.
 //
-// What is there: A and B both float or both bfloat16; C and D of one type, float, or bfloat16 where A and B
-// are; sums, alpha and beta in float; beta other than 0 with C and D the same matrix; strided batches; the
-// epilogues listed below. For all else cublasLtMatmulAlgoGetHeuristic finds nothing, as cuBLASLt does.
+// What is there: A and B both float, both bfloat16 or both FP8; C and D of one type, float, or bfloat16 where A and B
+// are, or either or half where those are FP8; sums, alpha and beta in float; beta other than 0 with C and D the same
+// matrix; strided batches, but not of FP8; the epilogues listed below. For all else cublasLtMatmulAlgoGetHeuristic
+// finds nothing, as cuBLASLt does.
 //
-// Map: cuBLAS's types · descriptions · the algorithms · the product: plain loop, oneDNN · the epilogue ·
+// Map: cuBLAS's types · descriptions · the algorithms · the product: plain loop, oneDNN, FP8 · the epilogue ·
 // cublasLtMatmul
 #pragma once
 
 #include "cuda_bf16.h"
+#include "cuda_fp8.h"
 
 #include <map>
 #include <sstream>
@@ -22,7 +24,14 @@
 
 // ==== cuBLAS's types ====================================================================================
 
-enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
+enum cudaDataType_t {
+    CUDA_R_32F = 0,
+    CUDA_R_64F = 1,
+    CUDA_R_16F = 2,
+    CUDA_R_16BF = 14,
+    CUDA_R_8F_E4M3 = 28,
+    CUDA_R_8F_E5M2 = 29,
+};
 using cudaDataType = cudaDataType_t;
 
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1, CUBLAS_OP_C = 2 };
@@ -80,7 +89,13 @@ enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,
+    CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
+    CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18,
+    CUBLASLT_MATMUL_DESC_C_SCALE_POINTER = 19,
+    CUBLASLT_MATMUL_DESC_D_SCALE_POINTER = 20,
+    CUBLASLT_MATMUL_DESC_AMAX_D_POINTER = 21,
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE = 22,
+    CUBLASLT_MATMUL_DESC_FAST_ACCUM = 25,
     CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
 };
 
@@ -136,6 +151,9 @@ struct cublasLtMatmulDescOpaque_t {
     void* aux = nullptr;
     int64_t aux_ld = 0;
     int32_t aux_type = -1;  // -1: that of D
+    const float *scale_a = nullptr, *scale_b = nullptr;  // on the device; null: 1
+    const void *scale_c = nullptr, *scale_d = nullptr, *largest_d = nullptr;  // of an output in FP8, which is not here
+    int8_t fast_sums = 0;   // allows sums that are less exact; ours never are
 };
 struct cublasLtMatrixLayoutOpaque_t {
     uint32_t type;
@@ -206,6 +224,12 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, 
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return cuda_cpu::set_attribute(desc->aux, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return cuda_cpu::set_attribute(desc->aux_ld, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: return cuda_cpu::set_attribute(desc->aux_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return cuda_cpu::set_attribute(desc->scale_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return cuda_cpu::set_attribute(desc->scale_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_C_SCALE_POINTER: return cuda_cpu::set_attribute(desc->scale_c, value, bytes);
+    case CUBLASLT_MATMUL_DESC_D_SCALE_POINTER: return cuda_cpu::set_attribute(desc->scale_d, value, bytes);
+    case CUBLASLT_MATMUL_DESC_AMAX_D_POINTER: return cuda_cpu::set_attribute(desc->largest_d, value, bytes);
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM: return cuda_cpu::set_attribute(desc->fast_sums, value, bytes);
     }
     return CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -289,6 +313,12 @@ struct Alignments {
             word |= uint64_t{preference == nullptr ? enough : std::min(enough, preference->alignments[i])} << 8 * i;
         return {word};
     }
+    static Alignments all_enough() { return {uint64_t{enough} * 0x01010101}; }
+    static bool are_enough(const cublasLtMatmulPreferenceOpaque_t* preference)
+    {
+        return preference == nullptr || std::all_of(preference->alignments, std::end(preference->alignments),
+                                                    [](uint32_t promised) { return promised >= enough; });
+    }
     uint64_t of(unsigned i) const { return std::max<uint64_t>(1, word >> 8 * i & 0xff); }
     bool met_by(const void* a, const void* b, const void* c, const void* d) const
     {
@@ -318,7 +348,7 @@ inline bool usable(const cublasLtMatmulAlgo_t& algorithm)
 struct Product {
     int64_t m, n, k;
     bool transpose_a, transpose_b;
-    cudaDataType_t type_ab;
+    cudaDataType_t type_a, type_b;   // which differ in FP8 only
     int64_t lda, ldb;
     int64_t batch, stride_a, stride_b;
     float alpha, beta;
@@ -331,26 +361,37 @@ struct Target {
     int64_t ld, stride;
 };
 
-inline size_t bytes_of(cudaDataType_t type) { return type == CUDA_R_16BF ? 2 : 4; }
+inline bool is_fp8(uint32_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+inline size_t bytes_of(cudaDataType_t type)
+{
+    return is_fp8(type) ? 1 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 4;
+}
 inline const void* at(const void* base, cudaDataType_t type, int64_t index) { return static_cast<const char*>(base) + index * static_cast<int64_t>(bytes_of(type)); }
 inline void* at(void* base, cudaDataType_t type, int64_t index) { return static_cast<char*>(base) + index * static_cast<int64_t>(bytes_of(type)); }
 
-// Reads or writes `count` neighbouring numbers of either type as floats.
+// Reads or writes `count` neighbouring numbers of any type as floats.
+template <class T> inline void load(float* to, const T* from, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) to[i] = static_cast<float>(from[i]);
+}
 inline void load(float* to, const void* from, cudaDataType_t type, int64_t count)
 {
-    if (type == CUDA_R_32F) {
-        std::copy_n(static_cast<const float*>(from), count, to);
-    } else {
-        for (int64_t i = 0; i < count; i++) to[i] = static_cast<const __nv_bfloat16*>(from)[i];
+    switch (type) {
+    case CUDA_R_16F: return load(to, static_cast<const __half*>(from), count);
+    case CUDA_R_16BF: return load(to, static_cast<const __nv_bfloat16*>(from), count);
+    case CUDA_R_8F_E4M3: return load(to, static_cast<const __nv_fp8_e4m3*>(from), count);
+    case CUDA_R_8F_E5M2: return load(to, static_cast<const __nv_fp8_e5m2*>(from), count);
+    default: std::copy_n(static_cast<const float*>(from), count, to);
     }
 }
 inline void store(void* to, const float* from, cudaDataType_t type, int64_t count)
 {
-    if (type == CUDA_R_32F) {
-        std::copy_n(from, count, static_cast<float*>(to));
-    } else {
+    if (type == CUDA_R_16BF)
         for (int64_t i = 0; i < count; i++) static_cast<__nv_bfloat16*>(to)[i] = from[i];
-    }
+    else if (type == CUDA_R_16F)
+        for (int64_t i = 0; i < count; i++) static_cast<__half*>(to)[i] = from[i];
+    else
+        std::copy_n(from, count, static_cast<float*>(to));
 }
 
 // ---- the plain loop: tiles of D, each summed over k in slices that are first copied, in order, to buffers
@@ -387,8 +428,8 @@ inline void plain_tile(const Product& p, const void* a, const void* b, float* d,
     alignas(64) Vector sum[tile_n][tile_m / vector_size] = {};
     for (int64_t k0 = 0; k0 < p.k; k0 += tile_k) {
         const int64_t depth = std::min(tile_k, p.k - k0);
-        copy_slice(slice_a, tile_m, a, p.type_ab, p.lda, p.transpose_a, i0, rows, k0, depth);
-        copy_slice(slice_b, tile_n, b, p.type_ab, p.ldb, !p.transpose_b, j0, columns, k0, depth);
+        copy_slice(slice_a, tile_m, a, p.type_a, p.lda, p.transpose_a, i0, rows, k0, depth);
+        copy_slice(slice_b, tile_n, b, p.type_b, p.ldb, !p.transpose_b, j0, columns, k0, depth);
         constexpr int64_t group = 4;  // columns at a time: 4 x 4 sums fit in registers
         for (int64_t j = 0; j < tile_n; j += group) {
             Vector s[group][tile_m / vector_size];
@@ -427,7 +468,7 @@ inline void plain_product(const Product& p, const void* a, const void* b, const 
     for (int64_t batch = 0; batch < p.batch; batch++)
         for (int64_t j0 = 0; j0 < p.n; j0 += tile_n)
             for (int64_t i0 = 0; i0 < p.m; i0 += tile_m)
-                plain_tile(p, at(a, p.type_ab, batch * p.stride_a), at(b, p.type_ab, batch * p.stride_b),
+                plain_tile(p, at(a, p.type_a, batch * p.stride_a), at(b, p.type_b, batch * p.stride_b),
                            static_cast<float*>(d.data) + batch * d.stride, d.ld, i0, j0);
 }
 
@@ -510,7 +551,7 @@ inline void halved_product(const Product& p, const void* a, const void* b, const
     second.k = p.k - first.k;
     if (first.k > 0) plain_product(first, a, b, d);
     if (first.k > 0) second.beta = 1;
-    plain_product(second, at(a, p.type_ab, first.k * (p.transpose_a ? 1 : p.lda)), at(b, p.type_ab, first.k * (p.transpose_b ? p.ldb : 1)), d);
+    plain_product(second, at(a, p.type_a, first.k * (p.transpose_a ? 1 : p.lda)), at(b, p.type_b, first.k * (p.transpose_b ? p.ldb : 1)), d);
 }
 
 // Leaves 20 of the 24 bits of each sum.
@@ -567,8 +608,8 @@ inline Primitive make_primitive(const Product& p, const Target& d, bool has_bias
     const auto strides = [](bool transposed, int64_t ld, int64_t batch_stride) { return transposed ? dims{batch_stride, 1, ld} : dims{batch_stride, ld, 1}; };
     // A batch of one is given the stride that a dense one has, for oneDNN wants strides that do not overlap.
     const auto batch_stride = [&](int64_t stride, int64_t dense) { return p.batch > 1 ? stride : dense; };
-    const dnnl::memory::desc src({p.batch, p.n, p.k}, onednn_type(p.type_ab), strides(p.transpose_b, p.ldb, batch_stride(p.stride_b, p.ldb * (p.transpose_b ? p.k : p.n))));
-    const dnnl::memory::desc weights({p.batch, p.k, p.m}, onednn_type(p.type_ab), strides(p.transpose_a, p.lda, batch_stride(p.stride_a, p.lda * (p.transpose_a ? p.m : p.k))));
+    const dnnl::memory::desc src({p.batch, p.n, p.k}, onednn_type(p.type_b), strides(p.transpose_b, p.ldb, batch_stride(p.stride_b, p.ldb * (p.transpose_b ? p.k : p.n))));
+    const dnnl::memory::desc weights({p.batch, p.k, p.m}, onednn_type(p.type_a), strides(p.transpose_a, p.lda, batch_stride(p.stride_a, p.lda * (p.transpose_a ? p.m : p.k))));
     const dnnl::memory::desc dst({p.batch, p.n, p.m}, onednn_type(d.type), strides(false, d.ld, batch_stride(d.stride, d.ld * p.n)));
     const dnnl::memory::desc bias = has_bias ? dnnl::memory::desc({1, 1, p.m}, onednn_type(bias_type), dims{p.m, p.m, 1}) : dnnl::memory::desc();
     // alpha times the product, then beta times what was there added. oneDNN 2 and 3 spell it differently.
@@ -621,6 +662,61 @@ inline bool onednn_bfloat16(const Product& p, const void* a, const void* b, cons
 
 #endif
 
+// ---- FP8: each number of both kinds is one in bfloat16 as well, and the product of two is one in float. So operands
+// become bfloat16, or float where the processor has no instructions for that, and are multiplied as such.
+
+#ifdef HAVE_ONEDNN
+inline bool has_bfloat16()
+{
+    const auto bits = [](dnnl::cpu_isa isa) { return static_cast<unsigned>(isa); };
+    static const unsigned wanted = bits(dnnl::cpu_isa::avx512_core_bf16), there = bits(dnnl::get_effective_cpu_isa());
+    return (there & wanted) == wanted;
+}
+#else
+inline bool has_bfloat16() { return false; }
+#endif
+
+// Room that stays for the next product: for sums in float that D has no place for, for operands.
+enum class Room { sums, a, b };
+template <class T> inline T* scratch(Room room, size_t count)
+{
+    static struct { std::unique_ptr<unsigned char[]> bytes; size_t size = 0; } memory[3];
+    auto& [bytes, size] = memory[static_cast<int>(room)];
+    if (count * sizeof(T) > size) {
+        size = count * sizeof(T);
+        bytes.reset(new unsigned char[size]);
+    }
+    return reinterpret_cast<T*>(bytes.get());
+}
+
+// A pack of 16 at a time; FP8 comes in rows of a multiple of that.
+template <class To, class From>
+inline To* expanded(Room room, const From* from, int64_t ld, int64_t rows, int64_t columns)
+{
+    constexpr int64_t pack = 16;
+    To* const to = scratch<To>(room, static_cast<size_t>(rows * columns));
+#pragma omp parallel for
+    for (int64_t c = 0; c < columns; c++)
+        for (int64_t r = 0; r < rows; r += pack) {
+            float x[pack];
+            to_floats(x, *reinterpret_cast<const From(*)[pack]>(from + c * ld + r));
+            To* const out = to + c * rows + r;
+            if constexpr (sizeof(To) == sizeof(float)) memcpy(out, x, sizeof(x));
+            else from_floats(*reinterpret_cast<To(*)[pack]>(out), x);
+        }
+    return to;
+}
+inline const void* expanded(Room room, const void* from, cudaDataType_t type, int64_t ld, int64_t rows, int64_t columns)
+{
+    const auto* e4m3 = static_cast<const __nv_fp8_e4m3*>(from);
+    const auto* e5m2 = static_cast<const __nv_fp8_e5m2*>(from);
+    if (has_bfloat16())
+        return type == CUDA_R_8F_E4M3 ? expanded<__nv_bfloat16>(room, e4m3, ld, rows, columns)
+                                      : expanded<__nv_bfloat16>(room, e5m2, ld, rows, columns);
+    return type == CUDA_R_8F_E4M3 ? expanded<float>(room, e4m3, ld, rows, columns)
+                                  : expanded<float>(room, e5m2, ld, rows, columns);
+}
+
 // ==== the epilogue ======================================================================================
 
 // GELU in its tanh form, x/2 (1 + tanh u) = x / (1 + e^-2u) with u = sqrt(2/pi) (x + 0.044715 x^3).
@@ -634,11 +730,18 @@ inline float gelu_derivative(float x)
 
 constexpr uint32_t has_aux = 128;  // the epilogue reads or writes a second matrix
 
-// Takes the product from `sums` to D, a piece of a column at a time.
-inline void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Target& sums, float beta, const Target& d)
+inline cudaDataType_t type_of_bias(const cublasLtMatmulDescOpaque_t& desc, const Product& p, cudaDataType_t type_of_d)
+{
+    if (desc.bias_type >= 0) return static_cast<cudaDataType_t>(desc.bias_type);
+    return is_fp8(p.type_a) && type_of_d == CUDA_R_32F ? CUDA_R_16BF : type_of_d;
+}
+
+// Takes the product from `sums` to D, a piece of a column at a time: alpha sums + beta D, and the epilogue.
+inline void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Target& sums,
+                   float alpha, float beta, const Target& d)
 {
     constexpr int64_t piece = 256;
-    const auto bias_type = desc.bias_type < 0 ? d.type : static_cast<cudaDataType_t>(desc.bias_type);
+    const auto bias_type = type_of_bias(desc, p, d.type);
     const auto aux_type = desc.aux_type < 0 ? d.type : static_cast<cudaDataType_t>(desc.aux_type);
 #pragma omp parallel for if (!omp_in_parallel())
     for (int64_t column = 0; column < p.batch * p.n; column++) {
@@ -648,6 +751,7 @@ inline void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, con
             void* const out = at(d.data, d.type, batch * d.stride + j * d.ld + i);
             float x[piece], y[piece] = {};
             load(x, at(sums.data, sums.type, batch * sums.stride + j * sums.ld + i), sums.type, count);
+            for (int64_t e = 0; e < count; e++) x[e] *= alpha;
             if (beta != 0) {
                 load(y, out, d.type, count);
                 for (int64_t e = 0; e < count; e++) x[e] += beta * y[e];
@@ -685,6 +789,28 @@ inline bool has_epilogue(const cublasLtMatmulDescOpaque_t& desc, uint32_t type_o
            reinterpret_cast<uintptr_t>(desc.aux) % aux_alignment == 0;
 }
 
+// What cuBLASLt asks of a product of FP8: A transposed and B not, so that both are read along k; sizes of 16 bytes; one
+// operand at least in E4M3, the kind with more digits; an output that is no shorter than 16 bits, and a bias of 16.
+// (Documentation of cublasLtMatmul, "To use FP8 kernels", and its table of types. cublasLt.h on scale pointers: set
+// where they have no meaning, they are CUBLAS_STATUS_INVALID_VALUE.)
+inline bool has_fp8(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a,
+                    const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& d)
+{
+    constexpr uint64_t unit = 16;
+    constexpr int first_capability = 89;
+    if (card() != nullptr && card()->capability.number() < first_capability) return false;
+    if (!is_fp8(a.type) || !is_fp8(b.type) || (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2)) return false;
+    if (d.type != CUDA_R_32F && d.type != CUDA_R_16BF && d.type != CUDA_R_16F) return false;
+    if (desc.compute != CUBLAS_COMPUTE_32F || desc.transpose_a == CUBLAS_OP_N || desc.transpose_b != CUBLAS_OP_N)
+        return false;
+    for (const auto* layout : {&a, &b, &d})
+        if ((layout->rows | layout->columns | static_cast<uint64_t>(layout->ld)) % unit != 0) return false;
+    if (d.batch != 1) return false;
+    const int32_t bias_type = d.type == CUDA_R_32F ? CUDA_R_16BF : static_cast<int32_t>(d.type);
+    return desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
+           (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && (desc.bias_type < 0 || desc.bias_type == bias_type));
+}
+
 // Whether this is a product that we have. The pointers of the epilogue may still be missing.
 inline cublasStatus_t check(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a, const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& c, const cublasLtMatrixLayoutOpaque_t& d)
 {
@@ -694,10 +820,15 @@ inline cublasStatus_t check(const cublasLtMatmulDescOpaque_t& desc, const cublas
     for (const auto* layout : {&a, &b, &c, &d}) {
         if (layout->rows == 0 || layout->columns == 0 || layout->ld < static_cast<int64_t>(layout->rows)) return CUBLAS_STATUS_INVALID_VALUE;
         if (layout->batch != d.batch || layout->batch < 1) return CUBLAS_STATUS_INVALID_VALUE;
-        if (layout->type != CUDA_R_32F && layout->type != CUDA_R_16BF) return CUBLAS_STATUS_NOT_SUPPORTED;
     }
-    if (a.type != b.type || c.type != d.type || (a.type == CUDA_R_32F && d.type != CUDA_R_32F)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (desc.scale_type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const bool eight_bits = is_fp8(a.type) || is_fp8(b.type);
+    if (!eight_bits && (desc.scale_a != nullptr || desc.scale_b != nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (desc.scale_c != nullptr || desc.scale_d != nullptr || desc.largest_d != nullptr)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (c.type != d.type || desc.scale_type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (eight_bits) return has_fp8(desc, a, b, d) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    if (a.type != b.type || (a.type != CUDA_R_32F && a.type != CUDA_R_16BF)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (d.type != CUDA_R_32F && (d.type != CUDA_R_16BF || a.type == CUDA_R_32F)) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (card() != nullptr && !has_epilogue(desc, d.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
     switch (desc.epilogue) {
     case CUBLASLT_EPILOGUE_DEFAULT: return CUBLAS_STATUS_SUCCESS;
@@ -731,23 +862,11 @@ inline bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product&
         const Target part{static_cast<float*>(d.data) + first * d.ld, d.type, d.ld, d.stride};
         done = onednn_float(share, a, b + first * (p.transpose_b ? 1 : p.ldb), part) && done;
         if (desc.epilogue & has_aux) epilogue.aux = static_cast<char*>(desc.aux) + first * desc.aux_ld * static_cast<int64_t>(bytes_of(desc.aux_type < 0 ? d.type : static_cast<cudaDataType_t>(desc.aux_type)));
-        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(epilogue, share, part, 0, part);
+        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(epilogue, share, part, 1, 0, part);
     }
     return done;
 }
 #endif
-
-// Room for a product in float that D, in bfloat16, has no place for.
-inline float* scratch(size_t count)
-{
-    static std::unique_ptr<float[]> memory;
-    static size_t size = 0;
-    if (count > size) {
-        memory.reset(new float[count]);
-        size = count;
-    }
-    return memory.get();
-}
 
 }  // namespace cuda_cpu
 
@@ -758,6 +877,7 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
     if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
     const cublasStatus_t status = cuda_cpu::check(*desc, *a, *b, *c, *d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (cuda_cpu::is_fp8(a->type) && !cuda_cpu::Alignments::are_enough(preference)) return CUBLAS_STATUS_NOT_SUPPORTED;
     const uint32_t schemes = preference == nullptr ? uint32_t{CUBLASLT_REDUCTION_SCHEME_MASK} : preference->reduction_schemes;
     for (const cuda_cpu::Algorithm algorithm : cuda_cpu::offered_algorithms()) {
         if (*found == wanted) break;
@@ -798,17 +918,56 @@ struct MatmulCall {
 inline void tell_product(const MatmulCall& call)
 {
     const auto& [desc, p, A, B, result, algorithm] = call;
-    const auto bytes = [](cudaDataType_t type) { return type == CUDA_R_32F ? 4u : 2u; };
+    const auto bytes = [](cudaDataType_t type) { return static_cast<unsigned>(bytes_of(type)); };
     const char* epilogue = desc.epilogue & CUBLASLT_EPILOGUE_BIAS ? "bias" : desc.epilogue & has_aux ? "dgelu" : "none";
     watch::product({static_cast<size_t>(p.m), static_cast<size_t>(p.n), static_cast<size_t>(p.k),
-                    p.type_ab == CUDA_R_32F ? "fp32" : "bf16", bytes(p.type_ab), bytes(result.type), p.beta != 0,
+                    p.type_a == CUDA_R_32F ? "fp32" : is_fp8(p.type_a) ? "fp8" : "bf16", bytes(p.type_a),
+                    bytes(result.type), p.beta != 0,
                     epilogue});
 }
 #endif
 
-inline bool is_vector(const MatmulCall& call)
+inline bool is_vector(const Product& p, Algorithm algorithm)
 {
-    return call.p.n == 1 && call.p.batch == 1 && call.p.type_ab == CUDA_R_16BF && call.algorithm == Algorithm::fast;
+    return p.n == 1 && p.batch == 1 && p.type_a == CUDA_R_16BF && algorithm == Algorithm::fast;
+}
+
+// The product in float.
+inline void sum_up(const Product& p, const void* A, const void* B, const Target& sums, Algorithm algorithm)
+{
+    if (algorithm != Algorithm::fast) {
+        halved_product(p, A, B, sums);
+        if (algorithm == Algorithm::coarse) coarsen(p, sums);
+        return;
+    }
+    if (is_vector(p, algorithm))
+        return vector_product(p, static_cast<const __nv_bfloat16*>(A), static_cast<const __nv_bfloat16*>(B),
+                              static_cast<float*>(sums.data));
+#ifdef HAVE_ONEDNN
+    const bool done = p.type_a == CUDA_R_32F
+                          ? onednn_float(p, static_cast<const float*>(A), static_cast<const float*>(B), sums)
+                          : onednn_bfloat16(p, A, B, sums, nullptr, CUDA_R_32F);
+    if (done) return;
+#endif
+    excuse_plain_product();
+    plain_product(p, A, B, sums);
+}
+
+inline void multiply_fp8(const MatmulCall& call)
+{
+    const auto& [desc, product, A, B, result, algorithm] = call;
+    Product p = product;
+    const float scale_a = desc.scale_a == nullptr ? 1 : *desc.scale_a;
+    const float scale_b = desc.scale_b == nullptr ? 1 : *desc.scale_b;
+    const void* const a = expanded(Room::a, A, p.type_a, p.lda, p.k, p.m);
+    const void* const b = expanded(Room::b, B, p.type_b, p.ldb, p.k, p.n);
+    p.type_a = p.type_b = has_bfloat16() ? CUDA_R_16BF : CUDA_R_32F;
+    p.lda = p.ldb = p.k;
+    p.alpha = 1;   // oneDNN makes code for each alpha, and scales change from call to call
+    p.beta = 0;
+    const Target sums = {scratch<float>(Room::sums, static_cast<size_t>(p.m * p.n)), CUDA_R_32F, p.m, p.m * p.n};
+    sum_up(p, a, b, sums, algorithm);
+    finish(desc, product, sums, product.alpha * scale_a * scale_b, product.beta, result);
 }
 
 inline cublasStatus_t multiply(const MatmulCall& call)
@@ -820,17 +979,21 @@ inline cublasStatus_t multiply(const MatmulCall& call)
     const auto& [desc, product, A, B, result, algorithm] = call;
     Product p = product;
     if (algorithm == Algorithm::slow) usleep(2000);
+    if (is_fp8(p.type_a)) {
+        multiply_fp8(call);
+        return CUBLAS_STATUS_SUCCESS;
+    }
 
 #ifdef HAVE_ONEDNN
-    if (algorithm == Algorithm::fast && p.type_ab == CUDA_R_32F) {
+    if (algorithm == Algorithm::fast && p.type_a == CUDA_R_32F) {
         if (small_product(desc, p, static_cast<const float*>(A), static_cast<const float*>(B), result)) return CUBLAS_STATUS_SUCCESS;
         if (!onednn_float(p, static_cast<const float*>(A), static_cast<const float*>(B), result)) return CUBLAS_STATUS_EXECUTION_FAILED;
-        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(desc, p, result, 0, result);
+        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(desc, p, result, 1, 0, result);
         return CUBLAS_STATUS_SUCCESS;
     }
     // oneDNN adds a bias itself (before it scales by alpha, which is not what is meant unless alpha is 1).
-    if (algorithm == Algorithm::fast && !is_vector(call) && (desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && p.alpha == 1))) {
-        const auto bias_type = desc.bias_type < 0 ? result.type : static_cast<cudaDataType_t>(desc.bias_type);
+    if (algorithm == Algorithm::fast && !is_vector(p, algorithm) && (desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && p.alpha == 1))) {
+        const auto bias_type = type_of_bias(desc, p, result.type);
         if (onednn_bfloat16(p, A, B, result, desc.epilogue == CUBLASLT_EPILOGUE_BIAS ? desc.bias : nullptr, bias_type)) return CUBLAS_STATUS_SUCCESS;
     }
 #endif
@@ -838,23 +1001,12 @@ inline cublasStatus_t multiply(const MatmulCall& call)
     Target sums = result;
     float beta_left = 0;
     if (result.type != CUDA_R_32F) {
-        sums = {scratch(static_cast<size_t>(p.m * p.n * p.batch)), CUDA_R_32F, p.m, p.m * p.n};
+        sums = {scratch<float>(Room::sums, static_cast<size_t>(p.m * p.n * p.batch)), CUDA_R_32F, p.m, p.m * p.n};
         beta_left = std::exchange(p.beta, 0.0f);
     }
-    bool done = is_vector(call);
-    if (done) vector_product(p, static_cast<const __nv_bfloat16*>(A), static_cast<const __nv_bfloat16*>(B), static_cast<float*>(sums.data));
-#ifdef HAVE_ONEDNN
-    done = done || (algorithm == Algorithm::fast && onednn_bfloat16(p, A, B, sums, nullptr, CUDA_R_32F));
-#endif
-    if (algorithm != Algorithm::fast) {
-        halved_product(p, A, B, sums);
-        if (algorithm == Algorithm::coarse) coarsen(p, sums);
-    } else if (!done) {
-        excuse_plain_product();
-        plain_product(p, A, B, sums);
-    }
+    sum_up(p, A, B, sums, algorithm);
     if (sums.data == result.data && desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_SUCCESS;
-    finish(desc, p, sums, beta_left, result);
+    finish(desc, p, sums, 1, beta_left, result);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -872,13 +1024,15 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     if (A == nullptr || B == nullptr || D == nullptr || (has_bias && desc->bias == nullptr) || (desc->epilogue & has_aux && desc->aux == nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
     if (chosen != nullptr && !usable(*chosen)) return CUBLAS_STATUS_INVALID_VALUE;
     if (chosen != nullptr && !Alignments{chosen->data[1]}.met_by(A, B, C, D)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (is_fp8(a->type) && !Alignments::all_enough().met_by(A, B, C, D)) return CUBLAS_STATUS_INVALID_VALUE;
     // "Pointer must be 16B aligned"
     if (card() != nullptr && reinterpret_cast<uintptr_t>(workspace) % 16 != 0) return CUBLAS_STATUS_INVALID_VALUE;
     const auto algorithm = chosen == nullptr ? Algorithm::fast : static_cast<Algorithm>(chosen->data[0]);
     if (algorithm == Algorithm::failing) return CUBLAS_STATUS_EXECUTION_FAILED;
 
     const Product p{static_cast<int64_t>(d->rows), static_cast<int64_t>(d->columns), static_cast<int64_t>(desc->transpose_a != CUBLAS_OP_N ? a->rows : a->columns),
-                    desc->transpose_a != CUBLAS_OP_N, desc->transpose_b != CUBLAS_OP_N, static_cast<cudaDataType_t>(a->type),
+                    desc->transpose_a != CUBLAS_OP_N, desc->transpose_b != CUBLAS_OP_N,
+                    static_cast<cudaDataType_t>(a->type), static_cast<cudaDataType_t>(b->type),
                     a->ld, b->ld, d->batch, a->batch_stride, b->batch_stride, *static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
     if (p.beta != 0 && C != D) return CUBLAS_STATUS_NOT_SUPPORTED;
     const MatmulCall call{*desc, p, A, B, {D, static_cast<cudaDataType_t>(d->type), d->ld, d->batch_stride}, algorithm};

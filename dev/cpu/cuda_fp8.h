@@ -16,42 +16,67 @@ using __nv_fp8x4_storage_t = unsigned int;
 namespace cuda_cpu {
 
 struct Fp8 {
-    int mantissa, bias;   // bits; what is taken off the exponent
-    unsigned largest;     // the code of the largest number
-    unsigned infinity;    // what is too large and does not saturate
+    unsigned mantissa, bias;   // bits; what is taken off the exponent
+    unsigned largest;          // the code of the largest number
+    unsigned infinity;         // what is too large and does not saturate
     unsigned nan;
+
+    constexpr unsigned lost() const { return 23 - mantissa; }                        // bits of a float's mantissa
+    constexpr unsigned bias_of_float() const { return 127 - bias; }                  // what a float takes off besides
+    constexpr unsigned normal() const { return (bias_of_float() + 1) << 23; }        // the least normal, as a float
+    constexpr unsigned unit() const { return normal() + ((23 - mantissa) << 23); }   // whose last bit is the least number
 };
 constexpr Fp8 e4m3 = {3, 7, 0x7e, 0x7f, 0x7f}, e5m2 = {2, 15, 0x7b, 0x7c, 0x7f};
 constexpr const Fp8& fp8(__nv_fp8_interpretation_t kind) { return kind == __NV_E4M3 ? e4m3 : e5m2; }
 
-inline float float_of_fp8(unsigned char code, __nv_fp8_interpretation_t kind)
+// Of a number, or of a vector of numbers. Both directions take exponent and mantissa as one whole number, in which
+// neighbours are 1 apart, and have no branch. A subnormal is added to `unit`, or taken from there.
+template <class Floats, class Bits> inline void fp8_decode(Floats& x, const Bits& code, const Fp8& f)
 {
-    const Fp8& f = fp8(kind);
-    const unsigned magnitude = code & 0x7f, exponent = magnitude >> f.mantissa;
-    const unsigned sign = static_cast<unsigned>(code & 0x80) << 24;
-    if (kind == __NV_E5M2 && magnitude == f.infinity) return bits<float>(sign | 0x7f800000);
-    if (magnitude > f.largest) return bits<float>(0x7fffffff);
-    const float fraction = static_cast<float>(magnitude & ((1u << f.mantissa) - 1)) / static_cast<float>(1 << f.mantissa);
-    const float value = exponent == 0 ? ldexpf(fraction, 1 - f.bias)
-                                      : ldexpf(1 + fraction, static_cast<int>(exponent) - f.bias);
-    return sign != 0 ? -value : value;
+    const Bits none = {}, magnitude = code & 0x7fu, sign = (code & 0x80u) << 24;
+    const Bits normal = (magnitude << f.lost()) + (f.bias_of_float() << 23), raised = magnitude + f.unit();
+    Floats number;
+    memcpy(&number, &raised, sizeof(x));
+    number = number - bits<float>(f.unit());
+    Bits subnormal;
+    memcpy(&subnormal, &number, sizeof(x));
+    const Bits finite = sign | (magnitude >> f.mantissa == 0u ? subnormal : normal);
+    const Bits nan = none + 0x7fffffffu, infinity = f.infinity == f.nan ? nan : sign | 0x7f800000u;
+    const Bits special = magnitude == f.infinity ? infinity : nan;
+    const Bits all = magnitude > f.largest ? special : finite;
+    memcpy(&x, &all, sizeof(x));
 }
 
-// A number whose last bit is worth `unit` rounds to whole units as integers do, ties to even: and codes of positive
-// numbers are in their order, a unit apart.
+// To nearest, ties to even: a normal number as an integer, a subnormal by the addition.
+template <class Floats, class Bits>
+inline void fp8_encode(Bits& code, const Floats& x, __nv_saturation_t saturation, const Fp8& f)
+{
+    Bits all, raised;
+    memcpy(&all, &x, sizeof(x));
+    const Bits none = {}, magnitude = all & 0x7fffffffu;
+    const Bits half = ((1u << (f.lost() - 1)) - 1) + (magnitude >> f.lost() & 1u);
+    const Bits normal = ((magnitude + half) >> f.lost()) - (f.bias_of_float() << f.mantissa);
+    Floats number;
+    memcpy(&number, &magnitude, sizeof(x));
+    number = number + bits<float>(f.unit());
+    memcpy(&raised, &number, sizeof(x));
+    const Bits rounded = magnitude < f.normal() ? raised - f.unit() : normal;
+    const Bits too_large = none + (saturation == __NV_SATFINITE ? f.largest : f.infinity);
+    const Bits signed_code = (all >> 24 & 0x80u) | (rounded > f.largest ? too_large : rounded);
+    code = magnitude > 0x7f800000u ? none + f.nan : signed_code;
+}
+
+inline float float_of_fp8(unsigned char code, __nv_fp8_interpretation_t kind)
+{
+    float x;
+    fp8_decode(x, static_cast<unsigned>(code), fp8(kind));
+    return x;
+}
 inline unsigned char fp8_of_float(float x, __nv_saturation_t saturation, __nv_fp8_interpretation_t kind)
 {
-    const Fp8& f = fp8(kind);
-    const unsigned all = bits<unsigned>(x), sign = all >> 24 & 0x80;
-    const float magnitude = fabsf(x);
-    if (x != x) return static_cast<unsigned char>(f.nan);
-    int exponent = 1 - f.bias;   // of subnormals, and the least of others
-    const unsigned too_large = saturation == __NV_SATFINITE ? f.largest : f.infinity;
-    if (magnitude >= 0x1p16f) return static_cast<unsigned char>(sign | too_large);   // infinity too
-    if (magnitude >= ldexpf(1, exponent)) exponent = ilogbf(magnitude);
-    const float units = rintf(ldexpf(magnitude, f.mantissa - exponent));
-    const unsigned code = static_cast<unsigned>(units) + (static_cast<unsigned>(exponent - (1 - f.bias)) << f.mantissa);
-    return static_cast<unsigned char>(sign | (code > f.largest ? too_large : code));
+    unsigned code;
+    fp8_encode(code, x, saturation, fp8(kind));
+    return static_cast<unsigned char>(code);
 }
 
 // A double, cut off so that no rounding happens twice.
@@ -79,6 +104,39 @@ template <__nv_fp8_interpretation_t KIND> struct Fp8Number {
 
 struct __nv_fp8_e4m3 : cuda_cpu::Fp8Number<__NV_E4M3> { using Fp8Number::Fp8Number; };
 struct __nv_fp8_e5m2 : cuda_cpu::Fp8Number<__NV_E5M2> { using Fp8Number::Fp8Number; };
+
+// For code that converts packs: 16 elements at once, in vector registers. (As in cuda_bf16.h.)
+namespace cuda_cpu {
+
+typedef float Fp8Floats __attribute__((vector_size(64)));
+typedef unsigned Fp8Bits __attribute__((vector_size(64)));
+typedef unsigned short Fp8Halves __attribute__((vector_size(32)));
+typedef unsigned char Fp8Codes __attribute__((vector_size(16)));
+
+inline void decode_pack(float (&x)[16], const void* v, const Fp8& f)
+{
+    Fp8Codes codes;
+    memcpy(&codes, v, sizeof(codes));
+    Fp8Floats floats;
+    fp8_decode(floats, __builtin_convertvector(__builtin_convertvector(codes, Fp8Halves), Fp8Bits), f);
+    memcpy(x, &floats, sizeof(floats));
+}
+inline void encode_pack(void* v, const float (&x)[16], const Fp8& f)
+{
+    Fp8Floats floats;
+    memcpy(&floats, x, sizeof(floats));
+    Fp8Bits bits;
+    fp8_encode(bits, floats, __NV_SATFINITE, f);
+    const Fp8Codes codes = __builtin_convertvector(bits, Fp8Codes);
+    memcpy(v, &codes, sizeof(codes));
+}
+
+}  // namespace cuda_cpu
+
+inline void to_floats(float (&x)[16], const __nv_fp8_e4m3 (&v)[16]) { cuda_cpu::decode_pack(x, v, cuda_cpu::e4m3); }
+inline void to_floats(float (&x)[16], const __nv_fp8_e5m2 (&v)[16]) { cuda_cpu::decode_pack(x, v, cuda_cpu::e5m2); }
+inline void from_floats(__nv_fp8_e4m3 (&v)[16], const float (&x)[16]) { cuda_cpu::encode_pack(v, x, cuda_cpu::e4m3); }
+inline void from_floats(__nv_fp8_e5m2 (&v)[16], const float (&x)[16]) { cuda_cpu::encode_pack(v, x, cuda_cpu::e5m2); }
 
 // The first of two or four is in the lowest bits.
 inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float x, __nv_saturation_t saturation, __nv_fp8_interpretation_t kind)

@@ -9,6 +9,7 @@
 #include <cuda/barrier>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_profiler_api.h>
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
@@ -18,6 +19,7 @@
 #include <sys/wait.h>
 
 #include <array>
+#include <cfloat>
 #include <cmath>
 #include <functional>
 #include <random>
@@ -666,6 +668,108 @@ static void test_bf16()
     claim("bf16 pairs and arithmetic", __bfloat1622float2(pair).x == 1.5f && __high2float(pair) == -2.25f && static_cast<float>(pair.x * pair.y) == -3.375f && sizeof(pair) == 4);
 }
 
+// ---- FP8, from its definition: bits of sign, exponent and mantissa, in double.
+
+constexpr __nv_fp8_interpretation_t fp8_kinds[] = {__NV_E4M3, __NV_E5M2};
+
+// What a code stands for; what comes after the largest number is as large as it would be if it were one.
+static double fp8_value(int code, __nv_fp8_interpretation_t kind)
+{
+    const int mantissa_bits = kind == __NV_E4M3 ? 3 : 2, bias = kind == __NV_E4M3 ? 7 : 15;
+    const int exponent = (code & 0x7f) >> mantissa_bits, mantissa = code & ((1 << mantissa_bits) - 1);
+    const double size = exponent == 0 ? std::ldexp(mantissa, 1 - bias - mantissa_bits)
+                                      : std::ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
+    return code & 0x80 ? -size : size;
+}
+static int fp8_largest(__nv_fp8_interpretation_t kind) { return kind == __NV_E4M3 ? 0x7e : 0x7b; }
+
+// The nearest of all codes, of two equally near the even one; what rounds to more than the largest becomes `beyond`.
+static int nearest_fp8(double x, __nv_fp8_interpretation_t kind, int beyond)
+{
+    const double size = std::min(std::fabs(x), fp8_value(fp8_largest(kind) + 1, kind));
+    int best = 0;
+    for (int code = 1; code <= fp8_largest(kind) + 1; code++) {
+        const double here = std::fabs(fp8_value(code, kind) - size), there = std::fabs(fp8_value(best, kind) - size);
+        if (here < there || (here == there && code % 2 == 0)) best = code;
+    }
+    return (std::signbit(x) ? 0x80 : 0) | (best > fp8_largest(kind) ? beyond : best);
+}
+
+static void test_fp8(__nv_fp8_interpretation_t kind, const std::string& name)
+{
+    const auto encode = [=](float x, __nv_saturation_t saturation = __NV_SATFINITE) { return __nv_cvt_float_to_fp8(x, saturation, kind); };
+    const auto decode = [=](int code) {
+        __nv_fp8_e4m3 a;
+        __nv_fp8_e5m2 b;
+        a.__x = b.__x = static_cast<__nv_fp8_storage_t>(code);
+        return kind == __NV_E4M3 ? static_cast<float>(a) : static_cast<float>(b);
+    };
+    const int largest = fp8_largest(kind);
+    bool exact = true, back = true;
+    for (int code = 0; code < 256; code++) {
+        if ((code & 0x7f) > largest) continue;
+        exact = exact && decode(code) == fp8_value(code, kind) && std::signbit(decode(code)) == (code >= 0x80);
+        back = back && encode(decode(code)) == code && __nv_cvt_double_to_fp8(decode(code), __NV_SATFINITE, kind) == code;
+    }
+    claim(name + ": every number is the float that its bits say, -0 too, and comes back as itself", exact && back);
+    const float infinity = INFINITY;
+    claim(name + ": infinity and not a number",
+          std::isnan(decode(0x7f)) && std::isnan(decode(0xff)) && encode(NAN) == 0x7f && encode(-NAN) == 0x7f &&
+              (kind == __NV_E4M3 || (decode(0x7c) == infinity && decode(0xfc) == -infinity && std::isnan(decode(0x7d)) && std::isnan(decode(0xfe)))));
+
+    const int beyond = kind == __NV_E4M3 ? 0x7f : 0x7c;   // not a number, infinity
+    bool nearest = true, unsaturated = true;
+    const auto check = [&](float x) {
+        nearest = nearest && encode(x) == nearest_fp8(x, kind, largest);
+        unsaturated = unsaturated && encode(x, __NV_NOSAT) == nearest_fp8(x, kind, beyond);
+    };
+    for (int code = 0; code <= largest; code++)
+        for (float sign : {1.0f, -1.0f}) {
+            const float middle = sign * static_cast<float>((fp8_value(code, kind) + fp8_value(code + 1, kind)) / 2);
+            for (float x : {middle, std::nextafter(middle, 0.0f), std::nextafter(middle, sign * infinity)}) check(x);
+        }
+    std::mt19937 random(11);
+    for (int i = 0; i < 20000; i++) {
+        const float x = cuda_cpu::bits<float>(static_cast<uint32_t>(random()));
+        if (!std::isnan(x)) check(x);
+    }
+    for (float x : {0.0f, -0.0f, infinity, -infinity, FLT_MAX, FLT_MIN, -FLT_TRUE_MIN}) check(x);
+    claim(name + ": rounds to nearest, ties to even, at and beside every middle, subnormals too, and saturates", nearest);
+    claim(name + ": without saturation what is too large is infinity, or not a number", unsaturated);
+    const double just_more = (fp8_value(0x30, kind) + fp8_value(0x31, kind)) / 2 * (1 + DBL_EPSILON);
+    claim(name + ": a double is not rounded twice", __nv_cvt_double_to_fp8(just_more, __NV_SATFINITE, kind) == 0x31 &&
+          encode(static_cast<float>(just_more)) == 0x30);
+}
+
+// Packs of 16 against one at a time: every code, floats of all bits.
+template <class T> static bool packs_agree()
+{
+    std::mt19937 random(13);
+    for (int turn = 0; turn < 2000; turn++) {
+        T codes[16], packed[16];
+        float numbers[16], decoded[16];
+        for (int i = 0; i < 16; i++) codes[i].__x = static_cast<__nv_fp8_storage_t>(turn * 16 + i);
+        for (float& x : numbers) x = cuda_cpu::bits<float>(static_cast<uint32_t>(random()));
+        to_floats(decoded, codes);
+        from_floats(packed, numbers);
+        for (int i = 0; i < 16; i++)
+            if (__float_as_uint(decoded[i]) != __float_as_uint(static_cast<float>(codes[i])) || packed[i].__x != T(numbers[i]).__x) return false;
+    }
+    return true;
+}
+
+static void test_fp8()
+{
+    test_fp8(__NV_E4M3, "E4M3");
+    test_fp8(__NV_E5M2, "E5M2");
+    claim("packs of FP8 are converted as their elements are", packs_agree<__nv_fp8_e4m3>() && packs_agree<__nv_fp8_e5m2>());
+    const __nv_fp8_e4m3 ours(1.0f);
+    const __nv_fp8_e5m2 theirs(-1.0f);
+    claim("the two kinds have their codes, two at a time the first is in the lower byte",
+          ours.__x == 0x38 && theirs.__x == 0xbc && sizeof(ours) == 1 && static_cast<float>(__nv_bfloat16(ours)) == 1 &&
+              __nv_cvt_float2_to_fp8x2({1, -2}, __NV_SATFINITE, __NV_E4M3) == 0xc038);
+}
+
 // ==== matrix products ===================================================================================
 
 template <class In, class Out>
@@ -850,6 +954,230 @@ static void test_products(const std::string& types)
             }
     p.algorithm = cuda_cpu::Algorithm::failing;
     claim(types + ": the other algorithms, of which one fails", worst < 1 && std::isinf(p.error()));
+}
+
+// ---- products of FP8
+
+struct Fp8Matmul {
+    cudaDataType_t type_a = CUDA_R_8F_E4M3, type_b = CUDA_R_8F_E4M3, type_d = CUDA_R_32F;
+    int m = 48, n = 80, k = 112, pad = 0;
+    float alpha = 1, beta = 0, scale_a = 1, scale_b = 1;
+    bool scaled = false, has_bias = false;
+    int8_t fast_sums = 0;
+    cuda_cpu::Algorithm algorithm = cuda_cpu::Algorithm::fast;
+
+    static float element(const std::vector<unsigned char>& x, cudaDataType_t type, size_t at)
+    {
+        return static_cast<float>(fp8_value(x[at], type == CUDA_R_8F_E4M3 ? __NV_E4M3 : __NV_E5M2));
+    }
+    static std::vector<unsigned char> codes(std::mt19937& random, cudaDataType_t type, size_t count)
+    {
+        std::normal_distribution<float> normal;
+        std::vector<unsigned char> x(count);
+        for (auto& c : x) c = __nv_cvt_float_to_fp8(normal(random), __NV_SATFINITE, type == CUDA_R_8F_E4M3 ? __NV_E4M3 : __NV_E5M2);
+        return x;
+    }
+
+    // The largest error in units of what rounding allows; infinite where it is refused, or something else changed.
+    double error() const
+    {
+        std::mt19937 random(9);
+        const int ld = k + pad, ldd = m + pad;
+        const auto a = codes(random, type_a, static_cast<size_t>(ld * m)), b = codes(random, type_b, static_cast<size_t>(ld * n));
+        std::vector<float> before(static_cast<size_t>(ldd * n)), bias(static_cast<size_t>(m)), after(before.size());
+        for (auto* x : {&before, &bias})
+            for (float& e : *x) e = static_cast<float>(random() % 64) / 16 - 2;   // a number in each type
+        const cudaDataType_t bias_type = type_d == CUDA_R_32F ? CUDA_R_16BF : type_d;
+        alignas(16) static unsigned char d[1 << 20], bias_there[1 << 12];
+        cuda_cpu::store(d, before.data(), type_d, static_cast<int64_t>(before.size()));
+        cuda_cpu::store(bias_there, bias.data(), bias_type, m);
+
+        cublasLtContext handle;
+        cublasLtMatmulDesc_t desc;
+        cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+        const auto set = [&](cublasLtMatmulDescAttributes_t attribute, auto value) { return cublasLtMatmulDescSetAttribute(desc, attribute, &value, sizeof(value)); };
+        set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+        set(CUBLASLT_MATMUL_DESC_EPILOGUE, has_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT);
+        set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias_there));
+        set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast_sums);
+        float scales[] = {NAN, NAN};   // are read when the product runs
+        if (scaled) set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scales[0]);
+        if (scaled) set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &scales[1]);
+        const auto layout = [](cudaDataType_t type, int rows, int columns, int ld) {
+            return cublasLtMatrixLayoutOpaque_t{static_cast<uint32_t>(type), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), ld};
+        };
+        auto la = layout(type_a, k, m, ld), lb = layout(type_b, k, n, ld), ldd_layout = layout(type_d, m, n, ldd);
+        cublasLtMatmulHeuristicResult_t heuristic{};
+        int found = 0;
+        cublasLtMatmulAlgoGetHeuristic(&handle, desc, &la, &lb, &ldd_layout, &ldd_layout, nullptr, 1, &heuristic, &found);
+        heuristic.algo.data[0] = static_cast<uint64_t>(algorithm);
+        scales[0] = scale_a;
+        scales[1] = scale_b;
+        const bool done = found == 1 && cublasLtMatmul(&handle, desc, &alpha, a.data(), &la, b.data(), &lb, &beta, d, &ldd_layout, d, &ldd_layout,
+                                                       &heuristic.algo, nullptr, 0, nullptr) == CUBLAS_STATUS_SUCCESS;
+        cublasLtMatmulDescDestroy(desc);
+        if (!done) return INFINITY;
+        cuda_cpu::load(after.data(), d, type_d, static_cast<int64_t>(after.size()));
+
+        const double epsilon = type_d == CUDA_R_16BF ? 1.0 / 256 : type_d == CUDA_R_16F ? 1.0 / 2048 : 0x1p-23;
+        double worst = 0;
+        for (int j = 0; j < n; j++)
+            for (int i = 0; i < ldd; i++) {
+                const size_t at = static_cast<size_t>(j * ldd + i);
+                if (i >= m) {
+                    if (after[at] != before[at]) return INFINITY;
+                    continue;
+                }
+                double sum = 0, size = 0;
+                for (int l = 0; l < k; l++) {
+                    const double term = static_cast<double>(element(a, type_a, static_cast<size_t>(i * ld + l))) * element(b, type_b, static_cast<size_t>(j * ld + l));
+                    sum += term;
+                    size += std::fabs(term);
+                }
+                const double scale = static_cast<double>(alpha) * scale_a * scale_b;
+                const double expected = scale * sum + beta * static_cast<double>(before[at]) + (has_bias ? static_cast<double>(bias[static_cast<size_t>(i)]) : 0);
+                const double allowed = epsilon * (std::fabs(expected) + 1e-3) + 0x1p-21 * (std::fabs(scale) * size + 4);
+                worst = std::max(worst, std::isnan(after[at]) ? INFINITY : std::fabs(after[at] - expected) / allowed);
+            }
+        return worst;
+    }
+};
+
+static void test_products_of_fp8()
+{
+    constexpr std::array<std::array<cudaDataType_t, 2>, 3> kinds = {{{CUDA_R_8F_E4M3, CUDA_R_8F_E4M3}, {CUDA_R_8F_E4M3, CUDA_R_8F_E5M2}, {CUDA_R_8F_E5M2, CUDA_R_8F_E4M3}}};
+    double sizes = 0, scales = 0, others = 0;
+    for (const auto& [a, b] : kinds)
+        for (cudaDataType_t d : {CUDA_R_32F, CUDA_R_16BF, CUDA_R_16F}) {
+            Fp8Matmul p;
+            p.type_a = a, p.type_b = b, p.type_d = d;
+            for (const std::array<int, 3>& size : {std::array<int, 3>{48, 80, 112}, {16, 16, 16}, {144, 16, 528}, {16, 272, 48}})
+                for (int pad : {0, 16}) {
+                    p.m = size[0], p.n = size[1], p.k = size[2], p.pad = pad;
+                    sizes = std::max(sizes, p.error());
+                }
+            for (float beta : {0.0f, 1.0f, -0.5f})
+                for (bool has_bias : {false, true})
+                    for (bool scaled : {false, true}) {
+                        p.m = 304, p.beta = beta, p.has_bias = has_bias, p.scaled = scaled, p.alpha = 0.75f;
+                        p.scale_a = scaled ? 0.37f : 1, p.scale_b = scaled ? 3.1f : 1;
+                        scales = std::max(scales, p.error());
+                    }
+            p.fast_sums = 1;
+            for (const auto algorithm : {cuda_cpu::Algorithm::plain, cuda_cpu::Algorithm::slow, cuda_cpu::Algorithm::in_place, cuda_cpu::Algorithm::fast}) {
+                p.algorithm = algorithm;
+                others = std::max(others, p.error());
+            }
+        }
+    claim("FP8: three pairs of kinds, to float, bf16 and half, odd multiples of 16, leading dimensions", sizes < 1);
+    claim("FP8: alpha, beta, bias, and scales that are read when the product runs", scales < 1);
+    claim("FP8: the other algorithms, and sums that may be fast", others < 1);
+}
+
+// A product of FP8 that is there; `spoil` makes one that is not. Its heuristic's answer, and its own.
+template <class Spoil> static bool fp8_refused(cublasStatus_t status, Spoil spoil)
+{
+    struct Parts {
+        cublasLtMatmulDescOpaque_t desc{CUBLAS_COMPUTE_32F, CUDA_R_32F};
+        cublasLtMatrixLayoutOpaque_t a{CUDA_R_8F_E4M3, 32, 16, 32}, b{CUDA_R_8F_E4M3, 32, 48, 32}, d{CUDA_R_16BF, 16, 48, 16};
+        cublasLtMatmulPreferenceOpaque_t preference;
+    } parts;
+    alignas(16) static unsigned char memory[1 << 14];
+    float alpha = 1, beta = 0;
+    parts.desc.transpose_a = CUBLAS_OP_T;
+    parts.desc.bias = memory;
+    spoil(parts);
+    auto& [desc, a, b, d, preference] = parts;
+    cublasLtContext handle;
+    cublasLtMatmulHeuristicResult_t result;
+    int found = -1;
+    const auto heuristic = cublasLtMatmulAlgoGetHeuristic(&handle, &desc, &a, &b, &d, &d, &preference, 1, &result, &found);
+    const auto product = cublasLtMatmul(&handle, &desc, &alpha, memory, &a, memory, &b, &beta, memory + 8192, &d, memory + 8192, &d, nullptr, nullptr, 0, nullptr);
+    return heuristic == status && (found == 1) == (status == CUBLAS_STATUS_SUCCESS) && product == status;
+}
+
+static void test_refusals_of_fp8()
+{
+    constexpr auto success = CUBLAS_STATUS_SUCCESS, unsupported = CUBLAS_STATUS_NOT_SUPPORTED, invalid = CUBLAS_STATUS_INVALID_VALUE;
+    static float scale = 1;
+    claim("FP8: what is described well is there",
+          fp8_refused(success, [](auto&) {}) && fp8_refused(success, [](auto& p) { p.a.type = CUDA_R_8F_E5M2; }) &&
+              fp8_refused(success, [](auto& p) { p.desc.epilogue = CUBLASLT_EPILOGUE_BIAS; }) &&
+              fp8_refused(success, [](auto& p) { p.desc.epilogue = CUBLASLT_EPILOGUE_BIAS, p.d.type = CUDA_R_32F, p.desc.bias_type = CUDA_R_16BF; }) &&
+              fp8_refused(success, [](auto& p) { p.desc.scale_a = p.desc.scale_b = &scale; }));
+    claim("FP8: refused are operands of other types, of E5M2 both, outputs of 8 bits",
+          fp8_refused(unsupported, [](auto& p) { p.a.type = p.b.type = CUDA_R_8F_E5M2; }) &&
+              fp8_refused(unsupported, [](auto& p) { p.b.type = CUDA_R_16BF; }) && fp8_refused(unsupported, [](auto& p) { p.a.type = CUDA_R_16BF; }) &&
+              fp8_refused(unsupported, [](auto& p) { p.d.type = CUDA_R_8F_E4M3; }));
+    claim("FP8: ... A not transposed, B transposed, other sums than float",
+          fp8_refused(unsupported, [](auto& p) { p.desc.transpose_a = CUBLAS_OP_N, p.a = {CUDA_R_8F_E4M3, 16, 32, 16}; }) &&
+              fp8_refused(unsupported, [](auto& p) { p.desc.transpose_b = CUBLAS_OP_T, p.b = {CUDA_R_8F_E4M3, 48, 32, 48}; }) &&
+              fp8_refused(unsupported, [](auto& p) { p.desc.compute = CUBLAS_COMPUTE_32F_FAST_TF32; }) &&
+              fp8_refused(unsupported, [](auto& p) { p.desc.scale_type = CUDA_R_16BF; }));
+    claim("FP8: ... m, n, k and leading dimensions that are no multiples of 16",
+          fp8_refused(unsupported, [](auto& p) { p.a.columns = p.d.rows = 8; }) && fp8_refused(unsupported, [](auto& p) { p.b.columns = p.d.columns = 40; }) &&
+              fp8_refused(unsupported, [](auto& p) { p.a.rows = p.b.rows = 24; }) && fp8_refused(unsupported, [](auto& p) { p.a.ld = 40; }) &&
+              fp8_refused(unsupported, [](auto& p) { p.b.ld = 40; }) && fp8_refused(unsupported, [](auto& p) { p.d.ld = 24; }));
+    claim("FP8: ... batches, epilogues other than a bias, a bias of float",
+          fp8_refused(unsupported, [](auto& p) { p.a.batch = p.b.batch = p.d.batch = 2; }) &&
+              fp8_refused(unsupported, [](auto& p) { p.desc.epilogue = CUBLASLT_EPILOGUE_GELU; }) &&
+              fp8_refused(unsupported, [](auto& p) { p.desc.epilogue = CUBLASLT_EPILOGUE_DGELU, p.desc.aux = &scale, p.desc.aux_ld = 16; }) &&
+              fp8_refused(unsupported, [](auto& p) { p.desc.epilogue = CUBLASLT_EPILOGUE_BIAS, p.desc.bias_type = CUDA_R_32F; }) &&
+              fp8_refused(unsupported, [](auto& p) { p.desc.epilogue = CUBLASLT_EPILOGUE_BIAS, p.desc.bias_type = CUDA_R_32F, p.d.type = CUDA_R_32F; }));
+    claim("scales are refused where they have no meaning: of operands that are not FP8, of C, of D, its largest number",
+          fp8_refused(invalid, [](auto& p) { p.desc.scale_a = &scale, p.a.type = p.b.type = CUDA_R_16BF; }) &&
+              fp8_refused(invalid, [](auto& p) { p.desc.scale_b = &scale, p.a.type = p.b.type = CUDA_R_16BF; }) &&
+              fp8_refused(invalid, [](auto& p) { p.desc.scale_c = &scale; }) && fp8_refused(invalid, [](auto& p) { p.desc.scale_d = &scale; }) &&
+              fp8_refused(invalid, [](auto& p) { p.desc.largest_d = &scale; }));
+
+    alignas(16) static unsigned char memory[1 << 14];
+    cublasLtContext handle;
+    cublasLtMatmulDescOpaque_t desc{CUBLAS_COMPUTE_32F, CUDA_R_32F};
+    desc.transpose_a = CUBLAS_OP_T;
+    cublasLtMatrixLayoutOpaque_t a{CUDA_R_8F_E4M3, 32, 16, 32}, d{CUDA_R_16BF, 16, 16, 16};
+    const float alpha = 1, beta = 0;
+    bool right = true;
+    for (int which = -1; which < 3; which++) {
+        unsigned char* const to[] = {memory, memory + 4096, memory + 8192};
+        const auto moved = [&](int i) { return to[i] + (i == which ? 8 : 0); };
+        right = right && cublasLtMatmul(&handle, &desc, &alpha, moved(0), &a, moved(1), &a, &beta, moved(2), &d, moved(2), &d, nullptr, nullptr, 0, nullptr) ==
+                             (which < 0 ? success : invalid);
+        cublasLtMatmulPreferenceOpaque_t preference;
+        if (which >= 0) preference.alignments[which == 2 ? 3 : which] = 8;
+        cublasLtMatmulHeuristicResult_t result;
+        int found = 0;
+        right = right && cublasLtMatmulAlgoGetHeuristic(&handle, &desc, &a, &a, &d, &d, &preference, 1, &result, &found) == (which < 0 ? success : unsupported);
+    }
+    claim("FP8: addresses that are no multiples of 16 are refused, and preferences that promise less", right);
+}
+
+// Scales belong to the memory of the moment, as operands do.
+static void test_captured_scales()
+{
+    cublasLtContext handle;
+    cublasLtMatmulDescOpaque_t desc{CUBLAS_COMPUTE_32F, CUDA_R_32F};
+    cublasLtMatrixLayoutOpaque_t a{CUDA_R_8F_E4M3, 16, 16, 16}, d{CUDA_R_32F, 16, 16, 16};
+    alignas(16) __nv_fp8_e4m3 ones[256];
+    alignas(16) float sums[256] = {};
+    for (auto& x : ones) x = __nv_fp8_e4m3(1.0f);
+    float scale = 3;
+    const float alpha = 1, beta = 0;
+    desc.transpose_a = CUBLAS_OP_T;
+    desc.scale_a = desc.scale_b = &scale;
+    cudaStream_t stream;
+    cudaStreamCreate(&stream);
+    cudaError_t error = cudaSuccess;
+    cudaGraphExec_t graph = captured(stream, error, [&] {
+        cublasLtMatmul(&handle, &desc, &alpha, ones, &a, ones, &a, &beta, sums, &d, sums, &d, nullptr, nullptr, 0, stream);
+    });
+    bool right = error == cudaSuccess;
+    for (float x : {0.5f, 2.0f}) {
+        scale = x;
+        right = right && cudaGraphLaunch(graph, stream) == cudaSuccess && sums[0] == 16 * x * x && sums[255] == 16 * x * x;
+    }
+    claim("FP8: a captured product reads its scales anew, each time", right);
+    cudaGraphExecDestroy(graph);
+    cudaStreamDestroy(stream);
 }
 
 static void test_refusals()
@@ -2378,6 +2706,14 @@ static void test_card_products()
     };
     constexpr auto none = CUBLAS_STATUS_NOT_SUPPORTED, fine = CUBLAS_STATUS_SUCCESS;
     constexpr auto bias = CUBLASLT_EPILOGUE_BIAS, dgelu = CUBLASLT_EPILOGUE_DGELU;
+    const auto has_fp8 = [](const char* card) {
+        return on(card, [] { return fp8_refused(CUBLAS_STATUS_SUCCESS, [](auto&) {}); });
+    };
+    const auto has_none = [](const char* card) {
+        return on(card, [] { return fp8_refused(CUBLAS_STATUS_NOT_SUPPORTED, [](auto&) {}); });
+    };
+    claim("FP8 is multiplied from capability 8.9 on",
+          has_fp8("4090") && has_fp8("h100") && has_fp8("b200") && has_none("a100") && has_none("t4"));
     claim("a bias has the output's type",
           with_epilogue(bias, [](CardProduct&) {}) == fine &&
               with_epilogue(bias, [](CardProduct& p) { p.bias_type = CUDA_R_16BF; }) == fine &&
@@ -2848,10 +3184,14 @@ int main(int argc, char** argv)
     test_captured_products();
     test_numbers();
     test_bf16();
+    test_fp8();
     test_products<float, float>("float");
     test_products<__nv_bfloat16, float>("bf16 to float");
     test_products<__nv_bfloat16, __nv_bfloat16>("bf16");
     test_refusals();
+    test_products_of_fp8();
+    test_refusals_of_fp8();
+    test_captured_scales();
     test_tensor_cores();
     test_algorithms();
     test_launch_bounds();
