@@ -46,6 +46,7 @@
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 
@@ -58,7 +59,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cfloat>
 #include <chrono>
 #include <cmath>
 #include <cstdarg>
@@ -159,7 +162,7 @@ static Device device;
 
 // ==== precision ==============================================================
 
-enum class DType { FP32, BF16 };
+enum class DType { FP32, BF16, E4M3, E5M2 };   // the last two are matmuls' operands only: see fp8
 
 #ifdef PRECISION_BF16
 typedef __nv_bfloat16 floatX;
@@ -169,8 +172,10 @@ typedef float floatX;
 constexpr DType FLOATX = DType::FP32;
 #endif
 
-size_t size_of(DType dtype) { return dtype == DType::FP32 ? sizeof(float) : sizeof(__nv_bfloat16); }
-const char* name_of(DType dtype) { return dtype == DType::FP32 ? "fp32" : "bf16"; }
+constexpr size_t DTYPE_SIZES[] = {4, 2, 1, 1};
+constexpr const char* DTYPE_NAMES[] = {"fp32", "bf16", "e4m3", "e5m2"};
+size_t size_of(DType dtype) { return DTYPE_SIZES[static_cast<int>(dtype)]; }
+const char* name_of(DType dtype) { return DTYPE_NAMES[static_cast<int>(dtype)]; }
 
 // ==== packs and warps ========================================================
 // A thread moves elements in packs: 128 bits of floatX at once, which is what a GPU's memory system
@@ -471,6 +476,47 @@ template <typename F> void with_type(Grad grad, F f) {
     else f(static_cast<__nv_bfloat16*>(grad.data));
 }
 
+// ==== fp8 ====================================================================
+// With --matmul fp8 the matmuls of a block read their operands in 8 bits, which Hopper multiplies twice as fast as 16:
+//           q = fp8(x * scale),   out = (q_inp q_w) / (scale_inp * scale_w) + b,   the sums in FP32
+// in forward and for the gradients of inputs; with fp8-all for the gradients of weights too. Activations and weights are
+// E4M3, gradients E5M2. Everything else is as it was: master weights, gradients of weights, attention, LayerNorm, head.
+// A scale makes a tensor's largest |x| just fit; the kernel that writes the tensor also writes it in FP8, by a scale from
+// the last steps (--fp8-scaling delayed), or takes its largest |x| for a kernel behind it (current). On a first reading
+// skip how: kernels below are given an Fp8Out beside each `out` that a matmul reads, put() packs there as they store()
+// them, and leave the largest |x| at their end.
+
+#include "dev/kernels/fp8.cuh"
+
+// A matrix that matmuls read: in floatX and, where --matmul says so, in FP8.
+struct Operand {
+    floatX* x;                     // (rows, columns); none: fp8-all, where nobody reads it in floatX
+    void* fp8 = nullptr;           // the same; none: matmuls read x
+    void* turned = nullptr;        // (columns, rows): a weight's; for others where it is to go, when fp8-all needs it
+    Fp8Scale* scale = nullptr;
+    DType format = FLOATX;
+    ScaleBy by = ScaleBy::HISTORY;
+
+    template <typename T, typename = std::enable_if_t<std::is_convertible_v<T, const floatX*>>>
+    Operand(const T& matrix) : x(const_cast<floatX*>(static_cast<const floatX*>(matrix))) {}
+
+    // For the kernel that writes x.
+    template <typename F8> Fp8Out<F8> out() const {
+        return {by == ScaleBy::HISTORY ? static_cast<F8*>(fp8) : nullptr, scale};
+    }
+    // Behind a kernel that has written x (n), and taken the largest |x|.
+    template <typename F8> void finish(size_t n) const {
+        if (fp8 && by == ScaleBy::ITSELF) fp8_quantise<ScaleBy::ITSELF>(Fp8Out<F8>{static_cast<F8*>(fp8), scale}, x, n);
+    }
+    // Behind one that knows nothing of FP8.
+    template <typename F8> void quantise(size_t n) const {
+        if (!fp8) return;
+        if (by == ScaleBy::HISTORY) return fp8_quantise<ScaleBy::HISTORY>(out<F8>(), x, n);
+        fp8_max(scale, x, n);
+        finish<F8>(n);
+    }
+};
+
 #include "dev/kernels/ptx.cuh"   // exp2_approx, reciprocal_approx; the rest is for tensor cores
 
 // ==== graphs =================================================================
@@ -536,6 +582,8 @@ enum class Recompute { NONE, SELECTIVE, FULL };
 constexpr std::pair<const char*, Recompute> RECOMPUTE_NAMES[] = {
     {"none", Recompute::NONE}, {"selective", Recompute::SELECTIVE}, {"full", Recompute::FULL}};
 enum class Attention { FLASH, NAIVE };
+enum class MatmulIn { FLOATX, FP8, FP8_ALL };
+enum class Fp8Scaling { DELAYED, CURRENT, NONE };
 enum class PeakSource { TABLE, MEASURED };
 enum class Tuning { OFF, ON };
 enum class UseGraph { AUTO, OFF, ON };
@@ -558,6 +606,8 @@ struct Options {
     DType grad_dtype = DType::FP32;
     Attention attention = Attention::FLASH;
     TensorCores tensor_cores = TensorCores::AUTO;
+    MatmulIn matmul = MatmulIn::FLOATX;
+    Fp8Scaling fp8_scaling = Fp8Scaling::DELAYED;
     // optimizer
     long steps = 1000, warmup = 0;
     double lr = 6e-4, min_lr = -1;
@@ -715,6 +765,11 @@ std::vector<Flag> step_flags(Options& o) {
                     "naive keeps the T x T scores and probabilities in memory, to see what flash saves"),
         choice_flag("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores, {"auto", "none", "mma", "wgmma"},
                     "that flash attention runs on: Hopper's (wgmma), Ampere's (mma), none; auto: the best there are"),
+        choice_flag("--matmul", TRAIN | PLAN, o.matmul, {"plain", "fp8", "fp8-all"},
+                    "plain: in the build's precision; fp8: those of blocks, forward and for the gradients of inputs; fp8-all: "
+                    "of weights too"),
+        choice_flag("--fp8-scaling", TRAIN, o.fp8_scaling, {"delayed", "current", "none"},
+                    "by the largest values of the last 16 steps, or of each tensor; none: a lesson in what scales are for"),
         number_flag("--steps", TRAIN, o.steps, 1L, MOST_STEPS, "optimizer steps"),
         number_flag("--lr", TRAIN, o.lr, 0.0, ANY, "largest learning rate"),
         number_flag("--min-lr", TRAIN, o.min_lr, 0.0, ANY, "learning rate at the end (default: a tenth of --lr)"),
@@ -1031,10 +1086,12 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
 
 constexpr float LAYERNORM_EPS = 1e-5f;
 
-__global__ void layernorm_forward_kernel(floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp,
-                                         const floatX* add, const floatX* w, const floatX* b, size_t N, int C) {
+__global__ void layernorm_forward_kernel(floatX* res, floatX* out, Fp8Out<e4m3> out8, float* mean, float* rstd,
+                                         const floatX* inp, const floatX* add, const floatX* w, const floatX* b,
+                                         size_t N, int C) {
     const size_t n = warp_row();
     if (n >= N) return;
+    Fp8Writer<e4m3> fp8(out8);
     floatX* row = reinterpret_cast<floatX*>(dynamic_shared()) + threadIdx.x / WARP_SIZE * C;
     float v[PACK], u[PACK], s[PACK], sum[PACK] = {}, squares[PACK] = {};
     for (int i = lane_start(); i < C; i += LANE_STRIDE) {   // each lane reads only what it has written itself
@@ -1059,8 +1116,10 @@ __global__ void layernorm_forward_kernel(floatX* res, floatX* out, float* mean, 
         load(u, w + i);
         load(s, b + i);
         for (int k = 0; k < PACK; k++) v[k] = (v[k] - m) * r * u[k] + s[k];
-        store(out + n * C + i, v);
+        if (out) store(out + n * C + i, v);
+        fp8.put(n * C + i, v);
     }
+    fp8.leave_warp();
     if (threadIdx.x % WARP_SIZE == 0) {
         mean[n] = m;
         rstd[n] = r;
@@ -1070,13 +1129,14 @@ __global__ void layernorm_forward_kernel(floatX* res, floatX* out, float* mean, 
 constexpr int LAYERNORM_BLOCK = WARP_SIZE == 1 ? 1 : 512;   // threads of backward's block, at most
 
 __global__ void __launch_bounds__(LAYERNORM_BLOCK, 2)
-layernorm_backward_kernel(floatX* dinp, float* partials, const floatX* dout, const floatX* inp, const floatX* w,
-                          const float* mean, const float* rstd, size_t N, int C) {
+layernorm_backward_kernel(floatX* dinp, Fp8Out<e5m2> dinp8, float* partials, const floatX* dout, const floatX* inp,
+                          const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
     __shared__ float2 of_warps[2][LAYERNORM_BLOCK / WARP_SIZE];
     const int first = threadIdx.x * PACK, stride = blockDim.x * PACK, warps = blockDim.x / WARP_SIZE;
     float *dw = dynamic_shared(), *db = dw + C, *dbias = db + C;
     float g[PACK], x[PACK], y[PACK], d[PACK];
     const float zero[PACK] = {};
+    Fp8Writer<e5m2> fp8(dinp8);
     for (int i = first; i < C; i += stride) {
         store_pieces(dw, zero, i, C);
         store_pieces(db, zero, i, C);
@@ -1118,9 +1178,11 @@ layernorm_backward_kernel(floatX* dinp, float* partials, const floatX* dout, con
             for (int k = 0; k < PACK; k++) y[k] += r * (g[k] * d[k] - avg_g - (x[k] - m) * r * avg_gx);
             round_pack(y);
             store(dinp + n * C + i, y);
+            fp8.put(n * C + i, y);
             add_pieces(dbias, y, i, C);
         }
     }
+    fp8.leave_block();
     for (int i = first; i < C; i += stride)
         for (int sums = 0; sums < 3; sums++) {
             load_pieces(y, dw + sums * C, i, C);
@@ -1132,22 +1194,24 @@ layernorm_backward_kernel(floatX* dinp, float* partials, const floatX* dout, con
 size_t layernorm_shared(int C) { return MOST_GRADS * C * sizeof(float); }
 
 // With add == nullptr it normalises inp itself and leaves res alone.
-void layernorm_forward(floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* add,
+void layernorm_forward(floatX* res, const Operand& out, float* mean, float* rstd, const floatX* inp, const floatX* add,
                        const floatX* w, const floatX* b, size_t N, int C) {
     const size_t row_bytes = C * sizeof(floatX), fit = SHARED_WITHOUT_OPT_IN / row_bytes;
     const size_t warps = std::clamp(fit, size_t{1}, size_t{BLOCK_WARPS});
     launch("layernorm_forward", layernorm_forward_kernel, ceil_div(N, warps), warps * WARP_SIZE, warps * row_bytes, res,
-           out, mean, rstd, inp, add, w, b, N, C);
+           out.x, out.out<e4m3>(), mean, rstd, inp, add, w, b, N, C);
+    out.finish<e4m3>(N * C);
 }
 
 // dinp is added to, as the residual stream's gradient goes past the LayerNorm and through it. dbias may have no data:
 // then there is no such bias. partials (3, partial_blocks(N), C) fp32 scratch
-void layernorm_backward(floatX* dinp, Grad dw, Grad db, Grad dbias, float* partials, const floatX* dout,
+void layernorm_backward(const Operand& dinp, Grad dw, Grad db, Grad dbias, float* partials, const floatX* dout,
                         const floatX* inp, const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
     const size_t blocks = partial_blocks(N), warps = ceil_div(C, LANE_STRIDE);
     launch("layernorm_backward", layernorm_backward_kernel, blocks,
-           std::min(warps * WARP_SIZE, size_t{LAYERNORM_BLOCK}), layernorm_shared(C), updated(dinp), partials, dout,
-           inp, w, mean, rstd, N, C);
+           std::min(warps * WARP_SIZE, size_t{LAYERNORM_BLOCK}), layernorm_shared(C), updated(dinp.x),
+           dinp.out<e5m2>(), partials, dout, inp, w, mean, rstd, N, C);
+    dinp.finish<e5m2>(N * C);
     if (dbias.data) add_partials({dw, db, dbias}, partials, blocks, C);
     else add_partials({dw, db}, partials, blocks, C);
 }
@@ -1210,7 +1274,7 @@ void bias_backward(Grad db, float* partials, const floatX* dout, size_t N, int O
 // mapping   one thread per pack
 // cost      bandwidth: forward reads 1, writes 1; backward reads 2, writes 1
 // source    Hendrycks and Gimpel 2016, "Gaussian Error Linear Units", section 2
-// used      forward always; backward where cuBLASLt has no epilogue for it
+// used      forward always; backward where cuBLASLt has no epilogue for it, and where FP8 is wanted of it
 // variants  dev/kernels/gelu.cu
 
 constexpr float GELU_SCALE = 0.7978845608028654f;   // sqrt(2/pi)
@@ -1221,18 +1285,23 @@ __device__ __forceinline__ float gelu_sigmoid(float x) {
     return reciprocal_approx(1.0f + exp2_approx(x * (LINEAR + CUBIC * (x * x))));
 }
 
-__global__ void gelu_forward_kernel(floatX* out, const floatX* inp, size_t n) {
+__global__ void gelu_forward_kernel(floatX* out, Fp8Out<e4m3> out8, const floatX* inp, size_t n) {
     const Span span = my_span(n);
+    Fp8Writer<e4m3> fp8(out8);
     for (size_t i = span.begin; i < span.end; i += span.stride) {
         float x[PACK];
         load(x, inp + i);
         for (int k = 0; k < PACK; k++) x[k] *= gelu_sigmoid(x[k]);
-        store(out + i, x);
+        if (out) store(out + i, x);
+        fp8.put(i, x);
     }
+    fp8.leave_block();
 }
 
-__global__ void gelu_backward_kernel(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
+__global__ void gelu_backward_kernel(floatX* dinp, Fp8Out<e5m2> dinp8, const floatX* dout, const floatX* inp,
+                                     size_t n) {
     const Span span = my_span(n);
+    Fp8Writer<e5m2> fp8(dinp8);
     for (size_t i = span.begin; i < span.end; i += span.stride) {
         float x[PACK], d[PACK];
         load(x, inp + i);
@@ -1243,16 +1312,20 @@ __global__ void gelu_backward_kernel(floatX* dinp, const floatX* dout, const flo
             d[k] *= s + 2.0f * x[k] * s * (1.0f - s) * slope;
         }
         store(dinp + i, d);
+        fp8.put(i, d);
     }
+    fp8.leave_block();
 }
 
-void gelu_forward(floatX* out, const floatX* inp, size_t n) {
-    launch("gelu_forward", gelu_forward_kernel, span_blocks(n), BLOCK, 0, out, inp, n);
+void gelu_forward(const Operand& out, const floatX* inp, size_t n) {
+    launch("gelu_forward", gelu_forward_kernel, span_blocks(n), BLOCK, 0, out.x, out.out<e4m3>(), inp, n);
+    out.finish<e4m3>(n);
 }
 
 // dinp may be dout
-void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
-    launch("gelu_backward", gelu_backward_kernel, span_blocks(n), BLOCK, 0, dinp, dout, inp, n);
+void gelu_backward(const Operand& dinp, const floatX* dout, const floatX* inp, size_t n) {
+    launch("gelu_backward", gelu_backward_kernel, span_blocks(n), BLOCK, 0, dinp.x, dinp.out<e5m2>(), dout, inp, n);
+    dinp.finish<e5m2>(n);
 }
 
 // ==== attention ==============================================================
@@ -1346,8 +1419,10 @@ __device__ void load_columns(float* tile, const floatX* x, int row, int T, size_
 }
 
 // The other way: tile (HS, OWN) to rows [row, row + OWN), times scale * per_row[r] where there is one.
-__device__ void store_columns(floatX* x, const float* tile, const float* per_row, int row, int T, size_t apart,
-                              int HS, float scale) {
+template <typename F8>
+__device__ void store_columns(floatX* x, const Fp8Out<F8>& x8, const float* tile, const float* per_row, int row, int T,
+                              size_t apart, int HS, float scale) {
+    Fp8Writer<F8> fp8(x8);
     for (int e = threadIdx.x; e < OWN * (HS / PACK); e += blockDim.x) {
         const int r = e / (HS / PACK), d = e % (HS / PACK) * PACK;
         if (row + r >= T) continue;
@@ -1355,7 +1430,9 @@ __device__ void store_columns(floatX* x, const float* tile, const float* per_row
         float v[PACK];
         for (int k = 0; k < PACK; k++) v[k] = tile[(d + k) * OWN + r] * factor;
         store(x + (row + r) * apart + d, v);
+        fp8.put((row + r) * apart + d, v);
     }
+    fp8.leave_warp();
 }
 
 __device__ void fill(float* x, float value, int n) {
@@ -1407,7 +1484,7 @@ __device__ void online_softmax(float* S, float* max, float* sum, float* rescale,
     }
 }
 
-__global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* qkv, int T, int HS) {
+__global__ void attention_forward_kernel(floatX* out, Fp8Out<e4m3> out8, float* lse, const floatX* qkv, int T, int HS) {
     const Head head = my_head(T, HS);
     const int query0 = (gridDim.x - 1 - blockIdx.x) * OWN;   // those with most keys first: they last longest
     float* Q = dynamic_shared();   // (HS, OWN)
@@ -1437,7 +1514,7 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
         sum[i] = 1 / sum[i];
     }
     __syncthreads();
-    store_columns(out + head.out, O, sum, query0, T, head.C, HS, 1);
+    store_columns(out + head.out, out8.from(head.out), O, sum, query0, T, head.C, HS, 1);
 }
 
 // S and dP (rows, OWN) become P and dS. Of the pair, `i_is_row` says whether queries are rows or
@@ -1464,8 +1541,8 @@ __device__ void scores_backward(float* S, float* dP, const float* lse, const flo
 }
 
 // Also leaves D for attention_backward_dkv_kernel.
-__global__ void attention_backward_dq_kernel(floatX* dqkv, float* D_out, const floatX* dout, const floatX* qkv,
-                                             const floatX* out, const float* lse_in, int T, int HS) {
+__global__ void attention_backward_dq_kernel(floatX* dqkv, Fp8Out<e5m2> dqkv8, float* D_out, const floatX* dout,
+                                             const floatX* qkv, const floatX* out, const float* lse_in, int T, int HS) {
     const Head head = my_head(T, HS);
     const int query0 = (gridDim.x - 1 - blockIdx.x) * OWN;
     float* Q = dynamic_shared();   // (HS, OWN)
@@ -1503,11 +1580,11 @@ __global__ void attention_backward_dq_kernel(floatX* dqkv, float* D_out, const f
         tile_matmul<Old::ADD, Stored::AS_K_M>(dQ, K, dP, nullptr, HS, STEP, HS);    // dQ += K^T dS
         __syncthreads();
     }
-    store_columns(dqkv + head.qkv, dQ, nullptr, query0, T, head.apart, HS, scale);
+    store_columns(dqkv + head.qkv, dqkv8.from(head.qkv), dQ, nullptr, query0, T, head.apart, HS, scale);
 }
 
-__global__ void attention_backward_dkv_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* lse_in,
-                                              const float* D_in, int T, int HS) {
+__global__ void attention_backward_dkv_kernel(floatX* dqkv, Fp8Out<e5m2> dqkv8, const floatX* dout, const floatX* qkv,
+                                              const float* lse_in, const float* D_in, int T, int HS) {
     const Head head = my_head(T, HS);
     const int key0 = blockIdx.x * OWN;   // those with most queries first
     float* K = dynamic_shared();   // (HS, OWN)
@@ -1541,25 +1618,27 @@ __global__ void attention_backward_dkv_kernel(floatX* dqkv, const floatX* dout, 
         tile_matmul<Old::ADD, Stored::AS_K_M>(dK, Q, dP, nullptr, HS, STEP, HS);    // dK += Q^T dS
         __syncthreads();
     }
-    store_columns(dqkv + head.qkv + head.C, dK, nullptr, key0, T, head.apart, HS, 1);
-    store_columns(dqkv + head.qkv + 2 * head.C, dV, nullptr, key0, T, head.apart, HS, 1);
+    for (int part = 1; part <= 2; part++) {
+        const size_t first = head.qkv + part * head.C;
+        store_columns(dqkv + first, dqkv8.from(first), part == 1 ? dK : dV, nullptr, key0, T, head.apart, HS, 1);
+    }
 }
 
 dim3 attention_grid(int B, int T, int NH) { return dim3(ceil_div(T, OWN), NH, B); }
 
-void attention_forward_portable(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int HS) {
+void attention_forward_portable(const Operand& out, float* lse, const floatX* qkv, int B, int T, int NH, int HS) {
     launch("attention_forward", attention_forward_kernel, attention_grid(B, T, NH), ATTENTION_BLOCK,
-           attention_forward_shared(HS), out, lse, qkv, T, HS);
+           attention_forward_shared(HS), out.x, out.out<e4m3>(), lse, qkv, T, HS);
 }
 
 // D (B,NH,T) fp32 scratch
-void attention_backward_portable(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
-                                 const float* lse, int B, int T, int NH, int HS) {
+void attention_backward_portable(const Operand& dqkv, float* D, const floatX* dout, const floatX* qkv,
+                                 const floatX* out, const float* lse, int B, int T, int NH, int HS) {
     const size_t shared = attention_backward_shared(HS);
     launch("attention_backward_dq", attention_backward_dq_kernel, attention_grid(B, T, NH), ATTENTION_BLOCK, shared,
-           dqkv, D, dout, qkv, out, lse, T, HS);
+           dqkv.x, dqkv.out<e5m2>(), D, dout, qkv, out, lse, T, HS);
     launch("attention_backward_dkv", attention_backward_dkv_kernel, attention_grid(B, T, NH), ATTENTION_BLOCK, shared,
-           dqkv, dout, qkv, lse, D, T, HS);
+           dqkv.x, dqkv.out<e5m2>(), dout, qkv, lse, D, T, HS);
 }
 
 // ==== attention on tensor cores ==============================================
@@ -1589,26 +1668,28 @@ template <typename F> void with_head_size(int HS, F f) {
 }
 
 // counter: 0; Hopper's blocks take their work by it, and leave 0
-void attention_forward(floatX* out, float* lse, int* counter, const floatX* qkv, int B, int T, int NH, int HS) {
-    if (!on_tensor_cores(HS)) return attention_forward_portable(out, lse, qkv, B, T, NH, HS);
-    with_head_size(HS, [&](auto size) {
+void attention_forward(const Operand& out, float* lse, int* counter, const floatX* qkv, int B, int T, int NH, int HS) {
+    if (!on_tensor_cores(HS)) attention_forward_portable(out, lse, qkv, B, T, NH, HS);
+    else with_head_size(HS, [&](auto size) {
         constexpr int HEAD_SIZE = decltype(size)::value;
         if (device.tensor_cores == TensorCores::WGMMA)
             attention_forward_wgmma<HEAD_SIZE>(out, lse, counter, qkv, B, T, NH);
         else attention_forward_mma<HEAD_SIZE>(out, lse, qkv, B, T, NH);
     });
+    out.finish<e4m3>(static_cast<size_t>(B) * T * NH * HS);
 }
 
 // D (B,NH,T) fp32 scratch
-void attention_backward(floatX* dqkv, float* D, int* counter, const floatX* dout, const floatX* qkv,
+void attention_backward(const Operand& dqkv, float* D, int* counter, const floatX* dout, const floatX* qkv,
                         const floatX* out, const float* lse, int B, int T, int NH, int HS) {
-    if (!on_tensor_cores(HS)) return attention_backward_portable(dqkv, D, dout, qkv, out, lse, B, T, NH, HS);
-    with_head_size(HS, [&](auto size) {
+    if (!on_tensor_cores(HS)) attention_backward_portable(dqkv, D, dout, qkv, out, lse, B, T, NH, HS);
+    else with_head_size(HS, [&](auto size) {
         constexpr int HEAD_SIZE = decltype(size)::value;
         if (device.tensor_cores == TensorCores::WGMMA)
             attention_backward_wgmma<HEAD_SIZE>(dqkv, D, counter, dout, qkv, out, lse, B, T, NH);
         else attention_backward_mma<HEAD_SIZE>(dqkv, D, dout, qkv, out, lse, B, T, NH);
     });
+    dqkv.finish<e5m2>(static_cast<size_t>(B) * T * 3 * NH * HS);
 }
 
 // ==== attention of one token =================================================
@@ -2095,12 +2176,14 @@ struct MatmulShape {
     DType out;
     Into into;
     Epilogue epilogue;
+    DType a_type = FLOATX, b_type = FLOATX;
 
-    auto key() const { return std::make_tuple(M, N, K, a, b, out, into, epilogue); }
+    auto key() const { return std::make_tuple(M, N, K, a, b, out, into, epilogue, a_type, b_type); }
     bool operator<(const MatmulShape& other) const { return key() < other.key(); }
     std::string name() const {
         constexpr const char* EPILOGUES[] = {"", " + bias", " * gelu'"};
-        return format("%s %zu x %zu x %zu %c%c %s %s%s", name_of(FLOATX), M, N, K, a == Op::AS_IS ? 'N' : 'T',
+        const std::string types = a_type == b_type ? name_of(a_type) : format("%s x %s", name_of(a_type), name_of(b_type));
+        return format("%s %zu x %zu x %zu %c%c %s %s%s", types.c_str(), M, N, K, a == Op::AS_IS ? 'N' : 'T',
                       b == Op::AS_IS ? 'N' : 'T', into == Into::ADD ? "added to" : "into", name_of(out),
                       EPILOGUES[static_cast<int>(epilogue)]);
     }
@@ -2115,7 +2198,10 @@ struct MatmulPlan {
 
 size_t matmul_workspace_bytes() { return device.matmul_workspace ? MATMUL_WORKSPACE : 0; }
 
-cudaDataType_t cuda_type(DType dtype) { return dtype == DType::FP32 ? CUDA_R_32F : CUDA_R_16BF; }
+cudaDataType_t cuda_type(DType dtype) {
+    constexpr cudaDataType_t TYPES[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2};
+    return TYPES[static_cast<int>(dtype)];
+}
 
 template <typename T> void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, T value) {
     check(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof(value)),
@@ -2130,9 +2216,16 @@ cublasLtMatrixLayout_t matrix_layout(DType dtype, size_t rows, size_t columns, O
     return layout;
 }
 
-void set_epilogue_pointer(const MatmulPlan& plan, Epilogue epilogue, const void* data) {
-    if (epilogue == Epilogue::BIAS) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, data);
-    if (epilogue == Epilogue::GELU_BACKWARD) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, data);
+// What the product is multiplied by, on the device; none: 1. Of operands in FP8, their scales' inverses.
+struct Factors { const float *a = nullptr, *b = nullptr; };
+
+// Where a plan's kernel finds what changes from call to call.
+void set_pointers(const MatmulPlan& plan, const MatmulShape& s, const void* epilogue_data, const Factors& factors) {
+    if (s.epilogue == Epilogue::BIAS) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, epilogue_data);
+    if (s.epilogue == Epilogue::GELU_BACKWARD)
+        set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, epilogue_data);
+    if (factors.b) set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, factors.b);
+    if (factors.a) set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, factors.a);
 }
 
 // What cuBLASLt offers for a plan that is otherwise complete, best first by its own estimate.
@@ -2160,7 +2253,7 @@ std::vector<cublasLtMatmulAlgo_t> offered_algorithms(const MatmulPlan& plan) {
     return offered;
 }
 
-MatmulPlan make_matmul_plan(const MatmulShape& s, const void* epilogue_data) {
+MatmulPlan make_matmul_plan(const MatmulShape& s, const void* epilogue_data, const Factors& factors) {
     MatmulPlan plan;
     check(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
     set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, s.b == Op::TRANSPOSED ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -2174,9 +2267,9 @@ MatmulPlan make_matmul_plan(const MatmulShape& s, const void* epilogue_data) {
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<int64_t>(s.N));
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, cuda_type(FLOATX));
     }
-    set_epilogue_pointer(plan, s.epilogue, epilogue_data);
-    plan.a = matrix_layout(FLOATX, s.K, s.N, s.b);
-    plan.b = matrix_layout(FLOATX, s.M, s.K, s.a);
+    set_pointers(plan, s, epilogue_data, factors);
+    plan.a = matrix_layout(s.b_type, s.K, s.N, s.b);
+    plan.b = matrix_layout(s.a_type, s.M, s.K, s.a);
     plan.out = matrix_layout(s.out, s.M, s.N, Op::AS_IS);
     plan.algorithms = offered_algorithms(plan);
     return plan;
@@ -2189,18 +2282,19 @@ void choose_algorithm(MatmulTuning& tuning, MatmulPlan& plan, const MatmulShape&
 void choose_fusion(MatmulTuning& tuning, MatmulPlan& plan, const MatmulShape& shape,
                    const std::function<bool()>& fused, const std::function<void()>& apart);
 
-MatmulPlan& matmul_plan(const MatmulShape& shape, const void* epilogue_data) {
+MatmulPlan& matmul_plan(const MatmulShape& shape, const void* epilogue_data, const Factors& factors = {}) {
     static std::map<MatmulShape, MatmulPlan> plans;
     auto known = plans.find(shape);
-    if (known == plans.end()) known = plans.emplace(shape, make_matmul_plan(shape, epilogue_data)).first;
+    if (known == plans.end()) known = plans.emplace(shape, make_matmul_plan(shape, epilogue_data, factors)).first;
     return known->second;
 }
 
 // epilogue_data: the bias (N) or the pre-activation (M,N), floatX. False: no kernel for this shape.
-bool try_matmul(void* out, const floatX* a, const floatX* b, const void* epilogue_data, const MatmulShape& shape) {
-    MatmulPlan& plan = matmul_plan(shape, epilogue_data);
+bool try_matmul(void* out, const void* a, const void* b, const void* epilogue_data, const MatmulShape& shape,
+                const Factors& factors = {}) {
+    MatmulPlan& plan = matmul_plan(shape, epilogue_data, factors);
     if (plan.algorithms.empty()) return false;
-    set_epilogue_pointer(plan, shape.epilogue, epilogue_data);
+    set_pointers(plan, shape, epilogue_data, factors);
     const float alpha = 1, beta = shape.into == Into::ADD ? 1 : 0;
     auto multiply = [&](const cublasLtMatmulAlgo_t& algorithm) {
         return cublasLtMatmul(device.matmul, plan.operation, &alpha, b, plan.a, a, plan.b, &beta, out, plan.out, out,
@@ -2213,41 +2307,62 @@ bool try_matmul(void* out, const floatX* a, const floatX* b, const void* epilogu
     return true;
 }
 
-void matmul(void* out, const floatX* a, const floatX* b, const MatmulShape& shape) {
-    if (!try_matmul(out, a, b, nullptr, shape))
-        throw Failure("cuBLASLt has no kernel for a matmul of %zu x %zu x %zu", shape.M, shape.N, shape.K);
+void matmul(void* out, const void* a, const void* b, const MatmulShape& shape, const Factors& factors = {}) {
+    if (!try_matmul(out, a, b, nullptr, shape, factors))
+        throw Failure("cuBLASLt has no kernel for a matmul of %s", shape.name().c_str());
 }
 
+// A product of operands in FP8: cuBLASLt has it where the rows of both, a (M,K) and b (N,K), lie along the sum.
+MatmulShape fp8_shape(size_t M, size_t N, size_t K, const Operand& a, const Operand& b, DType out, Into into,
+                      Epilogue epilogue) {
+    return {M, N, K, Op::AS_IS, Op::TRANSPOSED, out, into, epilogue, a.format, b.format};
+}
+Factors factors_of(const Operand& a, const Operand& b) { return {&a.scale->inverse, &b.scale->inverse}; }
+
 // out (N,OC) = inp (N,C) w (C,OC) + b (OC)
-void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* b, size_t N, size_t C, size_t OC) {
+void matmul_forward(floatX* out, const Operand& inp, const Operand& w, const floatX* b, size_t N, size_t C, size_t OC) {
+    const bool fp8 = inp.fp8;
     MatmulShape shape = {N, OC, C, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::BIAS};
-    if (try_matmul(out, inp, w, b, shape)) return;
+    if (fp8) shape = fp8_shape(N, OC, C, inp, w, FLOATX, Into::ASSIGN, Epilogue::BIAS);
+    const void *x = fp8 ? inp.fp8 : inp.x, *weights = fp8 ? w.turned : w.x;
+    const Factors factors = fp8 ? factors_of(inp, w) : Factors{};
+    if (try_matmul(out, x, weights, b, shape, factors)) return;
     shape.epilogue = Epilogue::NONE;
-    matmul(out, inp, w, shape);
+    matmul(out, x, weights, shape, factors);
     bias_forward(out, b, N, OC);
 }
 
 // dinp (N,C) = dout (N,OC) w (C,OC)^T
-void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, size_t N, size_t C, size_t OC) {
-    matmul(dinp, dout, w, {N, C, OC, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::NONE});
+void matmul_backward_input(floatX* dinp, const Operand& dout, const Operand& w, size_t N, size_t C, size_t OC) {
+    if (dout.fp8)
+        return matmul(dinp, dout.fp8, w.fp8,
+                      fp8_shape(N, C, OC, dout, w, FLOATX, Into::ASSIGN, Epilogue::NONE), factors_of(dout, w));
+    matmul(dinp, dout.x, w.x, {N, C, OC, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::NONE});
 }
 
 // dinp = dout w^T * GELU'(pre), where the layer's input was GELU(pre): pre (N,C)
-void matmul_backward_input_gelu(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, size_t N,
+void matmul_backward_input_gelu(const Operand& dinp, const Operand& dout, const Operand& w, const floatX* pre, size_t N,
                                 size_t C, size_t OC) {
     const MatmulShape shape = {N, C, OC, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::GELU_BACKWARD};
-    auto fused = [&] { return try_matmul(dinp, dout, w, pre, shape); };
+    auto fused = [&] { return try_matmul(dinp.x, dout.x, w.x, pre, shape); };
     auto apart = [&] {
-        matmul_backward_input(dinp, dout, w, N, C, OC);
-        gelu_backward(dinp, dinp, pre, N * C);
+        matmul_backward_input(dinp.x, dout, w, N, C, OC);
+        gelu_backward(dinp, dinp.x, pre, N * C);
     };
-    if (device.tuning) choose_fusion(*device.tuning, matmul_plan(shape, pre), shape, fused, apart);
+    if (dout.fp8) apart();   // by a kernel that leaves dinp in FP8
+    else if (device.tuning) choose_fusion(*device.tuning, matmul_plan(shape, pre), shape, fused, apart);
     else if (!fused()) apart();
 }
 
 // dw (C,OC) += inp (N,C)^T dout (N,OC)
-void matmul_backward_weight(Grad dw, const floatX* dout, const floatX* inp, size_t N, size_t C, size_t OC) {
-    matmul(dw.data, inp, dout, {C, OC, N, Op::TRANSPOSED, Op::AS_IS, dw.dtype, Into::ADD, Epilogue::NONE});
+void matmul_backward_weight(Grad dw, const Operand& dout, const Operand& inp, size_t N, size_t C, size_t OC) {
+    if (inp.turned) {
+        fp8_transpose(inp.turned, inp.fp8, N, C);
+        fp8_transpose(dout.turned, dout.fp8, N, OC);
+        return matmul(dw.data, inp.turned, dout.turned,
+                      fp8_shape(C, OC, N, inp, dout, dw.dtype, Into::ADD, Epilogue::NONE), factors_of(inp, dout));
+    }
+    matmul(dw.data, inp.x, dout.x, {C, OC, N, Op::TRANSPOSED, Op::AS_IS, dw.dtype, Into::ADD, Epilogue::NONE});
 }
 
 // ==== model: sizes ===========================================================
@@ -2298,6 +2413,8 @@ struct Setup {
     Attention attention = Attention::FLASH;
     DType precision = FLOATX;   // another one than the build's only to plan with
     bool on_gpu = !device.is_cpu();
+    MatmulIn matmul = MatmulIn::FLOATX;
+    Fp8Scaling fp8_scaling = Fp8Scaling::DELAYED;
 
     int gpus = 1, zero = 0;     // see many GPUs; this one's number matters to no size
     size_t rank = 0;
@@ -2469,6 +2586,10 @@ struct Activations {
     // Gradients of activations; one layer's at a time.
     Tensor<floatX> dres, dln, dqkv, datt, dfc, dprobs;
     Tensor<float> att_d;
+    // What matmuls read in FP8: see operands(). `turned` is for the two that make a weight's gradient.
+    Tensor<char> ln1_8, att_8, ln2_8, gelu_8, dqkv_8, dres_8, dfc_8, weights_8, turned;
+    Tensor<Fp8Scale> fp8_scales;
+    Tensor<float> fp8_largest;
     // Workspace. Batches: one in use, one on its way, one for evaluation and sampling.
     Tensor<float> partials, norm_partials, norm;
     Tensor<AdamW> adamw;
@@ -2476,6 +2597,16 @@ struct Activations {
     Tensor<int> inputs, targets, order, first, counter;
     Tensor<char> matmul_workspace;
 };
+
+// What has a scale in FP8, of each layer: what E4M3 holds, then gradients, each under the name of what it is the gradient
+// of. attproj and fcproj add to the residual stream: their gradients are that stream's, where each of them joins it.
+enum Fp8Tensor {
+    FP8_LN1, FP8_ATT, FP8_LN2, FP8_GELU, FP8_QKVW, FP8_ATTPROJW, FP8_FCW, FP8_FCPROJW,
+    FP8_DQKV, FP8_DATTPROJ, FP8_DFC, FP8_DFCPROJ, FP8_TENSORS
+};
+constexpr const char* FP8_NAMES[] = {"ln1", "att", "ln2", "gelu", "qkvw", "attprojw", "fcw", "fcprojw",
+                                     "dqkv", "dattproj", "dfc", "dfcproj"};
+constexpr int FP8_E4M3S = FP8_DQKV;
 
 enum class Category { WEIGHTS, GRADIENTS, MASTER, ADAM_M, ADAM_V, BUFFERS, ACTIVATIONS, WORKSPACE, CUDA };
 constexpr const char* CATEGORY_NAMES[] = {"weights", "gradients",   "master",    "adam_m", "adam_v",
@@ -2513,6 +2644,33 @@ ActivationRow row(Tensor<T>& tensor, const char* name, std::vector<size_t> shape
     return {&tensor, name, std::move(shape), type, sizeof(T), copies, category};
 }
 
+ActivationRow row8(Tensor<char>& tensor, const char* name, DType dtype, std::vector<size_t> shape, size_t copies,
+                   Category category = Category::ACTIVATIONS) {
+    return {&tensor, name, std::move(shape), name_of(dtype), size_of(dtype), copies, category};
+}
+
+// With fp8-all backward reads what forward wrote in FP8, for each layer; else that is read at once. `none` and
+// `selective`: copies of what is kept in these recompute modes. Weights: as they are, and behind them turned.
+std::vector<ActivationRow> fp8_table(Activations& a, const Setup& s, size_t none, size_t selective) {
+    const size_t N = s.N(), C = s.config.channels, L = s.config.layers;
+    const bool all = s.matmul == MatmulIn::FP8_ALL;
+    if (!all) none = selective = 1;
+    std::vector<ActivationRow> rows = {
+        row8(a.ln1_8,     "ln1_8",     DType::E4M3, {N, C},     none),
+        row8(a.att_8,     "att_8",     DType::E4M3, {N, C},     selective),
+        row8(a.ln2_8,     "ln2_8",     DType::E4M3, {N, C},     none),
+        row8(a.gelu_8,    "gelu_8",    DType::E4M3, {N, 4 * C}, none),
+        row8(a.dqkv_8,    "dqkv_8",    DType::E5M2, {N, 3 * C}, 1),
+        row8(a.dres_8,    "dres_8",    DType::E5M2, {N, C},     1),
+        row8(a.dfc_8,     "dfc_8",     DType::E5M2, {N, 4 * C}, 1),
+        row8(a.weights_8, "weights_8", DType::E4M3, {2, 12 * C * C}, L, Category::WEIGHTS),
+        row (a.fp8_scales,  "fp8_scales",  {FP8_TENSORS}, L, Category::WORKSPACE),
+        row (a.fp8_largest, "fp8_largest", {FP8_TENSORS}, L, Category::WORKSPACE),
+    };
+    if (all) rows.push_back(row8(a.turned, "turned", DType::E5M2, {2, N, 4 * C}, 1));
+    return rows;
+}
+
 std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     const Config& c = s.config;
     const size_t B = s.B, T = s.T, N = s.N(), C = c.channels, NH = c.heads, Vp = c.padded_vocab();
@@ -2521,23 +2679,24 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     auto kept = [&](Recompute last) { return training && s.recompute <= last ? static_cast<size_t>(c.layers) : 1; };
     const size_t always = kept(Recompute::FULL), selective = kept(Recompute::SELECTIVE), none = kept(Recompute::NONE);
     const size_t cached = s.purpose == Purpose::SAMPLING ? c.layers : selective;
+    const size_t in_floatX = s.matmul == MatmulIn::FP8_ALL ? 1 : none;   // of what backward reads in FP8, then
     auto rowX = [&](Tensor<floatX>& tensor, const char* name, std::vector<size_t> shape, size_t copies) {
         return ActivationRow{&tensor, name, std::move(shape), name_of(s.precision), size_of(s.precision), copies,
                              Category::ACTIVATIONS};
     };
     std::vector<ActivationRow> rows = {
         rowX(a.res1,     "res1",     {N, C},     always),
-        rowX(a.ln1,      "ln1",      {N, C},     none),
+        rowX(a.ln1,      "ln1",      {N, C},     in_floatX),
         row (a.ln1_mean, "ln1_mean", {N},        none),
         row (a.ln1_rstd, "ln1_rstd", {N},        none),
         rowX(a.qkv,      "qkv",      {N, 3 * C}, cached),
         rowX(a.att,      "att",      {N, C},     selective),
         rowX(a.res2,     "res2",     {N, C},     selective),
-        rowX(a.ln2,      "ln2",      {N, C},     none),
+        rowX(a.ln2,      "ln2",      {N, C},     in_floatX),
         row (a.ln2_mean, "ln2_mean", {N},        none),
         row (a.ln2_rstd, "ln2_rstd", {N},        none),
         rowX(a.fc,       "fc",       {N, 4 * C}, selective),
-        rowX(a.gelu,     "gelu",     {N, 4 * C}, none),
+        rowX(a.gelu,     "gelu",     {N, 4 * C}, in_floatX),
         rowX(a.branch,   "branch",   {N, C},     1),
         rowX(a.resf,     "resf",     {N, C},     1),
         rowX(a.lnf,      "lnf",      {N, C},     1),
@@ -2551,6 +2710,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
         row (a.counter,  "counter",  {1},        1, Category::WORKSPACE),
     };
     auto append = [&](const std::vector<ActivationRow>& more) { rows.insert(rows.end(), more.begin(), more.end()); };
+    if (s.matmul != MatmulIn::FLOATX) append(fp8_table(a, s, none, selective));
     if (s.attention == Attention::FLASH) append({row(a.lse, "lse", {B, NH, T}, selective)});
     else append({rowX(a.scores, "scores", {B, NH, T, T}, none), rowX(a.probs, "probs", {B, NH, T, T}, none)});
     if (training) {
@@ -2685,6 +2845,8 @@ struct Model {
     Grad grads = {}, grad_buffers = {};
     float *master = nullptr, *adam_m = nullptr, *adam_v = nullptr;
     Activations a;
+    bool fp8_history = false;          // whether scales know of past steps
+    std::vector<bool> fp8_weights;     // by layer: whether weights_8 is what the weights are
     size_t allocated = 0;
     std::vector<void*> blocks;
     Graphs graphs;
@@ -2758,6 +2920,7 @@ void bind(Parameters<Kind>& p, const Config& c, const Layout& y, void* block, DT
 }
 
 void make_sending(Model& m);   // see many GPUs
+void begin_scales(Model& m);   // see operands
 
 // In blocks and buffers as plan() counts them.
 void allocate_parameters(Model& m, const Setup& s) {
@@ -2800,7 +2963,99 @@ void allocate(Model& m, const Setup& s) {
     device.matmul_workspace = m.a.matmul_workspace();
     clear(m.a.loss(), sizeof(double));
     clear(m.a.counter(), sizeof(int));
+    begin_scales(m);
     make_sending(m);
+}
+
+// ==== operands ===============================================================
+// What a layer's matmuls read: weights, activations and gradients of activations, in floatX and, with --matmul, in FP8.
+
+struct Operands {
+    Operand ln1, att, ln2, gelu;               // in forward, and for the gradients of weights
+    Operand qkvw, attprojw, fcw, fcprojw;
+    Operand dqkv, dattproj, dfc, dfcproj;      // in backward
+};
+
+bool has_fp8(const Model& m) { return m.setup.matmul != MatmulIn::FLOATX; }
+
+// Scales of past steps serve from the second step on.
+ScaleBy scale_by(const Model& m) {
+    const bool known = m.setup.fp8_scaling == Fp8Scaling::NONE || (m.setup.fp8_scaling == Fp8Scaling::DELAYED && m.fp8_history);
+    return known ? ScaleBy::HISTORY : ScaleBy::ITSELF;
+}
+
+size_t scale_count(const Model& m) { return static_cast<size_t>(m.config.layers) * FP8_TENSORS; }
+
+// In weights_8 of a layer: a weight, its place, and its shape.
+struct Fp8Weight { Fp8Tensor tensor; size_t first, rows, columns; };
+std::array<Fp8Weight, 4> fp8_weight_table(const Config& c) {
+    const size_t C = c.channels, square = C * C;
+    return {{{FP8_QKVW, 0, C, 3 * C}, {FP8_ATTPROJW, 3 * square, C, C}, {FP8_FCW, 4 * square, C, 4 * C},
+             {FP8_FCPROJW, 8 * square, 4 * C, C}}};
+}
+
+Operands operands(const Model& m, size_t l) {
+    const Activations& a = m.a;
+    Operands x = {a.ln1(l),  a.att(l), a.ln2(l), a.gelu(l), m.w.qkvw(l), m.w.attprojw(l), m.w.fcw(l), m.w.fcprojw(l),
+                  a.dqkv(),  a.dres(), a.dfc(),  a.dres()};
+    if (!has_fp8(m)) return x;
+    const bool all = m.setup.matmul == MatmulIn::FP8_ALL;
+    const size_t C = m.config.channels, of_layer = 12 * C * C;
+    Operand* const places[] = {&x.ln1,  &x.att,      &x.ln2,  &x.gelu,    &x.qkvw, &x.attprojw, &x.fcw, &x.fcprojw,
+                               &x.dqkv, &x.dattproj, &x.dfc, &x.dfcproj};
+    const Tensor<char> tensors[] = {a.ln1_8, a.att_8, a.ln2_8, a.gelu_8, {}, {}, {}, {}, a.dqkv_8, a.dres_8, a.dfc_8, a.dres_8};
+    for (size_t t = 0; t < FP8_TENSORS; t++) {
+        const bool gradient = t >= FP8_E4M3S;
+        Operand& o = *places[t];
+        o.fp8 = tensors[t](l);
+        o.turned = all ? a.turned() + (gradient ? m.setup.N() * 4 * C : 0) : nullptr;
+        o.scale = a.fp8_scales(l) + t;
+        o.format = gradient ? DType::E5M2 : DType::E4M3;
+        o.by = scale_by(m);
+    }
+    for (const Fp8Weight& w : fp8_weight_table(m.config)) {
+        places[w.tensor]->fp8 = a.weights_8(l) + w.first;
+        places[w.tensor]->turned = a.weights_8(l) + of_layer + w.first;
+    }
+    if (all && scale_by(m) == ScaleBy::HISTORY) x.ln1.x = x.ln2.x = x.gelu.x = nullptr;   // nobody reads them
+    return x;
+}
+
+// Once a step, after the update: weights in FP8, both ways, of `layers` from l on.
+void quantise_weights(Model& m, size_t l, size_t layers) {
+    const size_t C = m.config.channels, of_layer = 12 * C * C;
+    recorder.at("update", NO_LAYER);
+    fp8_forget(m.a.fp8_scales(l), layers * FP8_TENSORS);
+    for (const Fp8Weight& w : fp8_weight_table(m.config)) {
+        const Tensor<floatX>& tensor = *std::array{&m.w.qkvw, &m.w.attprojw, &m.w.fcw, &m.w.fcprojw}[w.tensor - FP8_QKVW];
+        const size_t stride = tensor.layer_bytes / sizeof(floatX);
+        Fp8Scale* scales = m.a.fp8_scales(l) + w.tensor;
+        e4m3* out = reinterpret_cast<e4m3*>(m.a.weights_8(l)) + w.first;
+        fp8_max(scales, tensor(l), w.rows * w.columns, FP8_TENSORS, layers, stride);
+        auto quantise = m.setup.fp8_scaling == Fp8Scaling::NONE ? fp8_weights<ScaleBy::HISTORY>
+                                                                : fp8_weights<ScaleBy::ITSELF>;
+        quantise(out, out + of_layer, scales, tensor(l), w.rows, w.columns, layers,
+                 {FP8_TENSORS, 2 * of_layer, stride});
+    }
+}
+
+// With ZeRO a layer's weights are whole when they are needed, and not before.
+void fp8_weights_changed(Model& m) {
+    if (!has_fp8(m)) return;
+    m.fp8_weights.assign(m.config.layers, m.setup.zero == 0);
+    if (m.setup.zero == 0) quantise_weights(m, 0, m.config.layers);
+}
+void need_fp8_weights(Model& m, size_t l) {
+    if (!has_fp8(m) || m.fp8_weights[l]) return;
+    quantise_weights(m, l, 1);
+    m.fp8_weights[l] = true;
+}
+
+// Scales of 1, and no history.
+void begin_scales(Model& m) {
+    if (!has_fp8(m)) return;
+    std::vector<Fp8Scale> scales(scale_count(m), Fp8Scale{1, 1, 0, 0, 0, 0, 0, {}});
+    upload(m.a.fp8_scales(), scales.data(), scales.size() * sizeof(Fp8Scale));
 }
 
 // ==== many GPUs ==============================================================
@@ -2846,10 +3101,10 @@ void send(const char* name, cudaEvent_t sent, double bytes, F call, const Memory
     if (ranks.overlap == Overlap::OFF) await_sent(sent);
 }
 
-// x (n) = the sum of all ranks' x
-void all_reduce(cudaEvent_t sent, void* x, size_t n, DType dtype) {
+// x (n) = the sum of all ranks' x, or the largest
+void all_reduce(cudaEvent_t sent, void* x, size_t n, DType dtype, ncclRedOp_t of_all = ncclSum) {
     send("all-reduce", sent, 2.0 * n * size_of(dtype), [&] {
-        check(ncclAllReduce(x, x, n, nccl_type(dtype), ncclSum, ranks.comm, ranks.stream), "ncclAllReduce");
+        check(ncclAllReduce(x, x, n, nccl_type(dtype), of_all, ranks.comm, ranks.stream), "ncclAllReduce");
     }, updated(x));
 }
 
@@ -2875,12 +3130,14 @@ void broadcast(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dty
     }, out, inp);
 }
 
-// x (n) fp32 = the sum of all ranks' x
-void sum_over_gpus(float* x, size_t n) {
+// x (n) fp32 = the sum of all ranks' x, or the largest
+void over_gpus(float* x, size_t n, ncclRedOp_t of_all) {
     if (ranks.alone()) return;
-    all_reduce(ranks.sent, x, n, DType::FP32);
+    all_reduce(ranks.sent, x, n, DType::FP32, of_all);
     await_sent(ranks.sent);
 }
+void sum_over_gpus(float* x, size_t n) { over_gpus(x, n, ncclSum); }
+void max_over_gpus(float* x, size_t n) { over_gpus(x, n, ncclMax); }
 
 // ---- weights, gathered ahead
 
@@ -2917,12 +3174,15 @@ void need_weights(Model& m, size_t g, size_t next) {
     if (m.setup.zero == 0) return;
     gather_weights(m, g);
     gather_weights(m, next);
-    if (!device.tuning) await_sent(m.sending.gathered[slot_of(g, m.w.qkvw.copies)]);
+    if (device.tuning) return;
+    await_sent(m.sending.gathered[slot_of(g, m.w.qkvw.copies)]);
+    if (g > 0) need_fp8_weights(m, g - 1);
 }
 
 // After the update: what was gathered is old. Nothing is on its way then, as between steps ranks talk by MPI, too.
 void weights_changed(Model& m) {
     if (m.setup.zero > 0) std::fill(m.sending.holds.begin(), m.sending.holds.end(), NO_GROUP);
+    fp8_weights_changed(m);
 }
 
 // The weights are the master weights, rounded: for what this rank updates, and then for all.
@@ -3033,32 +3293,36 @@ void init_parameters(Model& m, uint64_t seed) {
 // after it, which does both in one pass; until then the addend is in `branch`.
 
 // att = attention(qkv), of the kind that --attention names; of one token to those before it where these are past.
-void attend(Model& m, size_t l) {
+void attend(Model& m, size_t l, const Operand& att) {
     const Activations& a = m.a;
     const int B = m.setup.B, T = m.setup.T, NH = m.config.heads, HS = m.config.head_size();
-    if (m.setup.past) attention_of_last(a.att(l), a.qkv(l), m.setup.past + 1, NH, HS);
+    if (m.setup.past) attention_of_last(att.x, a.qkv(l), m.setup.past + 1, NH, HS);
     else if (m.setup.attention == Attention::FLASH)
-        attention_forward(a.att(l), a.lse(l), a.counter(), a.qkv(l), B, T, NH, HS);
-    else naive_attention_forward(a.att(l), a.scores(l), a.probs(l), a.qkv(l), B, T, NH, HS);
+        attention_forward(att, a.lse(l), a.counter(), a.qkv(l), B, T, NH, HS);
+    else {
+        naive_attention_forward(att.x, a.scores(l), a.probs(l), a.qkv(l), B, T, NH, HS);
+        att.quantise<e4m3>(m.setup.N() * m.config.channels);
+    }
 }
 
 void forward_block(Model& m, size_t l) {
     const Activations& a = m.a;
     const auto& w = m.w;
+    const Operands x = operands(m, l);
     const size_t N = m.setup.N(), C = m.config.channels;
     recorder.at("forward", l);
     floatX* qkv = a.qkv(l) + m.setup.past * 3 * C;
     const floatX* inp = l == 0 ? a.res1(0) : a.res2(l - 1);   // the embedding is in res1(0) as it is
     const floatX* add = l == 0 ? nullptr : a.branch();
-    /* 1 */ layernorm_forward(a.res1(l), a.ln1(l), a.ln1_mean(l), a.ln1_rstd(l), inp, add, w.ln1w(l), w.ln1b(l), N, C);
-    /* 2 */ matmul_forward(qkv, a.ln1(l), w.qkvw(l), w.qkvb(l), N, C, 3 * C);
-    /* 3 */ attend(m, l);
-    /* 4 */ matmul_forward(a.branch(), a.att(l), w.attprojw(l), w.attprojb(l), N, C, C);
-    /* 5 */ layernorm_forward(a.res2(l), a.ln2(l), a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.branch(),
+    /* 1 */ layernorm_forward(a.res1(l), x.ln1, a.ln1_mean(l), a.ln1_rstd(l), inp, add, w.ln1w(l), w.ln1b(l), N, C);
+    /* 2 */ matmul_forward(qkv, x.ln1, x.qkvw, w.qkvb(l), N, C, 3 * C);
+    /* 3 */ attend(m, l, x.att);
+    /* 4 */ matmul_forward(a.branch(), x.att, x.attprojw, w.attprojb(l), N, C, C);
+    /* 5 */ layernorm_forward(a.res2(l), x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.branch(),
                               w.ln2w(l), w.ln2b(l), N, C);
-    /* 6 */ matmul_forward(a.fc(l), a.ln2(l), w.fcw(l), w.fcb(l), N, C, 4 * C);
-    /* 7 */ gelu_forward(a.gelu(l), a.fc(l), N * 4 * C);
-    /* 8 */ matmul_forward(a.branch(), a.gelu(l), w.fcprojw(l), w.fcprojb(l), N, 4 * C, C);
+    /* 6 */ matmul_forward(a.fc(l), x.ln2, x.fcw, w.fcb(l), N, C, 4 * C);
+    /* 7 */ gelu_forward(x.gelu, a.fc(l), N * 4 * C);
+    /* 8 */ matmul_forward(a.branch(), x.gelu, x.fcprojw, w.fcprojb(l), N, 4 * C, C);
 }
 
 // inp (B,T) int32 on the device. Leaves the last LayerNorm's output in lnf.
@@ -3066,6 +3330,7 @@ void forward(Model& m, const int* inp) {
     const Activations& a = m.a;
     const size_t L = m.config.layers, C = m.config.channels;
     recorder.at("forward", NO_LAYER);
+    if (has_fp8(m) && m.setup.fp8_scaling == Fp8Scaling::CURRENT) fp8_forget(m.a.fp8_scales(), scale_count(m));
     need_weights(m, 0, 1);
     embedding_forward(a.res1(0), inp, m.w.wte(), m.w.wpe() + m.setup.past * C, m.setup.B, m.setup.T, C);
     for (size_t l = 0; l < L; l++) {
@@ -3112,62 +3377,73 @@ void recompute_block(Model& m, size_t l) {
     recorder.at("recompute", l);
     const Activations& a = m.a;
     const auto& w = m.w;
+    const Operands x = operands(m, l);
     const size_t N = m.setup.N(), C = m.config.channels;
-    if (a.ln1.dropped())
-        /* 1 */ layernorm_forward(nullptr, a.ln1(l), a.ln1_mean(l), a.ln1_rstd(l), a.res1(l), nullptr,
+    // What backward reads of an operand.
+    auto dropped = [&](const TensorBase& t, const TensorBase& in_fp8) {
+        return (m.setup.matmul == MatmulIn::FP8_ALL ? in_fp8 : t).dropped();
+    };
+    if (dropped(a.ln1, a.ln1_8))
+        /* 1 */ layernorm_forward(nullptr, x.ln1, a.ln1_mean(l), a.ln1_rstd(l), a.res1(l), nullptr,
                                   w.ln1w(l), w.ln1b(l), N, C);
     if (a.qkv.dropped())
-        /* 2 */ matmul_forward(a.qkv(l), a.ln1(l), w.qkvw(l), w.qkvb(l), N, C, 3 * C);
+        /* 2 */ matmul_forward(a.qkv(l), x.ln1, x.qkvw, w.qkvb(l), N, C, 3 * C);
     if (a.att.dropped() || a.probs.dropped())
-        /* 3 */ attend(m, l);
+        /* 3 */ attend(m, l, x.att);
     if (a.res2.dropped()) {
-        /* 4 */ matmul_forward(a.branch(), a.att(l), w.attprojw(l), w.attprojb(l), N, C, C);
-        /* 5 */ layernorm_forward(a.res2(l), a.ln2(l), a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.branch(),
+        /* 4 */ matmul_forward(a.branch(), x.att, x.attprojw, w.attprojb(l), N, C, C);
+        /* 5 */ layernorm_forward(a.res2(l), x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.branch(),
                                   w.ln2w(l), w.ln2b(l), N, C);
-    } else if (a.ln2.dropped())
-        /* 5 */ layernorm_forward(nullptr, a.ln2(l), a.ln2_mean(l), a.ln2_rstd(l), a.res2(l), nullptr,
+    } else if (dropped(a.ln2, a.ln2_8))
+        /* 5 */ layernorm_forward(nullptr, x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res2(l), nullptr,
                                   w.ln2w(l), w.ln2b(l), N, C);
     if (a.fc.dropped())
-        /* 6 */ matmul_forward(a.fc(l), a.ln2(l), w.fcw(l), w.fcb(l), N, C, 4 * C);
-    if (a.gelu.dropped())
-        /* 7 */ gelu_forward(a.gelu(l), a.fc(l), N * 4 * C);
+        /* 6 */ matmul_forward(a.fc(l), x.ln2, x.fcw, w.fcb(l), N, C, 4 * C);
+    if (dropped(a.gelu, a.gelu_8))
+        /* 7 */ gelu_forward(x.gelu, a.fc(l), N * 4 * C);
 }
 
 // ==== backward ===============================================================
 // Forward's lines in reverse. dres is the gradient of the residual stream: what comes in at the
-// top, to which each LayerNorm's backward adds. Parameter gradients are added to, all other
-// gradients assigned. Activations stay as they were. The gradients of the biases attprojb and fcprojb
-// are sums over dres: the LayerNorm's backward that makes it takes them on the way.
+// top, to which each LayerNorm's backward adds: as it is when attproj added to the stream it is called dattproj, and
+// dfcproj when fcproj did. Parameter gradients are added to, all other gradients assigned. Activations stay as they
+// were. The gradients of the biases attprojb and fcprojb are sums over dres: the LayerNorm's backward that makes it
+// takes them on the way.
 
-void attend_backward(Model& m, size_t l) {
+void attend_backward(Model& m, size_t l, const Operand& dqkv) {
     const Activations& a = m.a;
     const int B = m.setup.B, T = m.setup.T, NH = m.config.heads, HS = m.config.head_size();
     if (m.setup.attention == Attention::FLASH)
-        attention_backward(a.dqkv(), a.att_d(), a.counter(), a.datt(), a.qkv(l), a.att(l), a.lse(l), B, T, NH, HS);
-    else naive_attention_backward(a.dqkv(), a.dprobs(), a.datt(), a.qkv(l), a.probs(l), B, T, NH, HS);
+        attention_backward(dqkv, a.att_d(), a.counter(), a.datt(), a.qkv(l), a.att(l), a.lse(l), B, T, NH, HS);
+    else {
+        naive_attention_backward(dqkv.x, a.dprobs(), a.datt(), a.qkv(l), a.probs(l), B, T, NH, HS);
+        dqkv.quantise<e5m2>(m.setup.N() * 3 * m.config.channels);
+    }
 }
 
 void backward_block(Model& m, size_t l) {
     const Activations& a = m.a;
     const auto& w = m.w;
     const auto& g = m.g;
+    const Operands x = operands(m, l);
+    const Operand below = l > 0 ? operands(m, l - 1).dfcproj : Operand(a.dres());
     float* partials = a.partials();
     const size_t N = m.setup.N(), C = m.config.channels;
     recorder.at("backward", l);
-    /* 8 */ matmul_backward_weight(g.fcprojw(l), a.dres(), a.gelu(l), N, 4 * C, C);
-    /* 7 */ matmul_backward_input_gelu(a.dfc(), a.dres(), w.fcprojw(l), a.fc(l), N, 4 * C, C);
-    /* 6 */ matmul_backward_weight(g.fcw(l), a.dfc(), a.ln2(l), N, C, 4 * C);
+    /* 8 */ matmul_backward_weight(g.fcprojw(l), x.dfcproj, x.gelu, N, 4 * C, C);
+    /* 7 */ matmul_backward_input_gelu(x.dfc, x.dfcproj, x.fcprojw, a.fc(l), N, 4 * C, C);
+    /* 6 */ matmul_backward_weight(g.fcw(l), x.dfc, x.ln2, N, C, 4 * C);
             bias_backward(g.fcb(l), partials, a.dfc(), N, 4 * C);
-            matmul_backward_input(a.dln(), a.dfc(), w.fcw(l), N, C, 4 * C);
-    /* 5 */ layernorm_backward(a.dres(), g.ln2w(l), g.ln2b(l), g.attprojb(l), partials, a.dln(), a.res2(l), w.ln2w(l),
+            matmul_backward_input(a.dln(), x.dfc, x.fcw, N, C, 4 * C);
+    /* 5 */ layernorm_backward(x.dattproj, g.ln2w(l), g.ln2b(l), g.attprojb(l), partials, a.dln(), a.res2(l), w.ln2w(l),
                                a.ln2_mean(l), a.ln2_rstd(l), N, C);
-    /* 4 */ matmul_backward_weight(g.attprojw(l), a.dres(), a.att(l), N, C, C);
-            matmul_backward_input(a.datt(), a.dres(), w.attprojw(l), N, C, C);
-    /* 3 */ attend_backward(m, l);
-    /* 2 */ matmul_backward_weight(g.qkvw(l), a.dqkv(), a.ln1(l), N, C, 3 * C);
+    /* 4 */ matmul_backward_weight(g.attprojw(l), x.dattproj, x.att, N, C, C);
+            matmul_backward_input(a.datt(), x.dattproj, x.attprojw, N, C, C);
+    /* 3 */ attend_backward(m, l, x.dqkv);
+    /* 2 */ matmul_backward_weight(g.qkvw(l), x.dqkv, x.ln1, N, C, 3 * C);
             bias_backward(g.qkvb(l), partials, a.dqkv(), N, 3 * C);
-            matmul_backward_input(a.dln(), a.dqkv(), w.qkvw(l), N, C, 3 * C);
-    /* 1 */ layernorm_backward(a.dres(), g.ln1w(l), g.ln1b(l), l > 0 ? g.fcprojb(l - 1) : Grad{}, partials, a.dln(),
+            matmul_backward_input(a.dln(), x.dqkv, x.qkvw, N, C, 3 * C);
+    /* 1 */ layernorm_backward(below, g.ln1w(l), g.ln1b(l), l > 0 ? g.fcprojb(l - 1) : Grad{}, partials, a.dln(),
                                a.res1(l), w.ln1w(l), a.ln1_mean(l), a.ln1_rstd(l), N, C);
 }
 
@@ -3181,7 +3457,7 @@ void backward(Model& m, const Batch& batch) {
     recorder.at("backward", NO_LAYER);
     clear(a.dres(), N * C * sizeof(floatX));
     begin_gradients(m, L);
-    layernorm_backward(a.dres(), m.g.lnfw(), m.g.lnfb(), m.g.fcprojb(L - 1), a.partials(), a.dln(),
+    layernorm_backward(operands(m, L - 1).dfcproj, m.g.lnfw(), m.g.lnfb(), m.g.fcprojb(L - 1), a.partials(), a.dln(),
                        a.resf(), m.w.lnfw(), a.lnf_mean(), a.lnf_rstd(), N, C);
     for (size_t l = L; l-- > 0;) {
         need_weights(m, 1 + l, l);
@@ -3204,8 +3480,9 @@ void backward(Model& m, const Batch& batch) {
 // was split.
 void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch which = MicroBatch::LAST) {
     m.sending.micro_batch = which;
-    const std::string name = format("micro-step of inputs %p, targets %p, order %p, first %p, %zu tokens a step",
-                                    batch.inputs, batch.targets, batch.order, batch.first, tokens_per_step);
+    const std::string name = format("micro-step of inputs %p, targets %p, order %p, first %p, %zu tokens a step%s",
+                                    batch.inputs, batch.targets, batch.order, batch.first, tokens_per_step,
+                                    m.fp8_history ? ", by scales of past steps" : "");
     m.graphs.run(name, [&] {
         forward(m, batch.inputs);
         begin_gradients(m, 0);
@@ -3227,6 +3504,20 @@ void update_groups(Model& m, size_t g, size_t groups) {
           {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part)});
 }
 
+// Of all GPUs: then these have the same scales.
+void remember_maxima(Model& m) {
+    if (!has_fp8(m) || m.setup.fp8_scaling != Fp8Scaling::DELAYED) return;
+    const size_t count = scale_count(m);
+    Fp8Scale* scales = m.a.fp8_scales();
+    if (!ranks.alone()) {
+        fp8_largest<Largest::TAKE>(m.a.fp8_largest(), scales, count);
+        max_over_gpus(m.a.fp8_largest(), count);
+        fp8_largest<Largest::GIVE>(m.a.fp8_largest(), scales, count);
+    }
+    fp8_remember(scales, count, FP8_TENSORS, FP8_E4M3S);
+    m.fp8_history = true;
+}
+
 // Norm and AdamW, of what belongs to no layer and then of all layers at once. The norm is made of the GPUs' slices,
 // whoever keeps what: so it is the same with every stage of ZeRO.
 void update(Model& m, const AdamW& settings) {
@@ -3246,6 +3537,7 @@ void update(Model& m, const AdamW& settings) {
         update_groups(m, 1, y.layers);
         forget_gradients(m);
     });
+    remember_maxima(m);
     weights_changed(m);
 }
 
@@ -3787,12 +4079,13 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& 
             e.bytes += text.bytes_of(target);
         }
         const int *in = send_spare(m.a.inputs, inputs), *out = send_spare(m.a.targets, targets);
-        m.graphs.run("evaluation", [&] {
+        m.graphs.run(m.fp8_history ? "evaluation by scales of past steps" : "evaluation", [&] {
             forward(m, in);
             head<Want::LOSS>(m, out, 0);
         });
         meter.show(std::min(w + B, windows));
     }
+    if (has_fp8(m)) fp8_forget(m.a.fp8_scales(), scale_count(m));   // scales are made of what is trained on
     e.tokens = sum_of_all(e.tokens);
     e.bytes = sum_of_all(e.bytes);
     e.loss = sum_of_all(take_loss(m)) / e.tokens;
@@ -3850,6 +4143,7 @@ std::vector<float> next_logits(Model& m, const std::vector<int>& tokens, size_t 
     m.setup.B = 1;
     m.setup.T = inputs.size();   // causal attention: what follows `last` does not matter
     m.setup.past = past;
+    m.setup.matmul = MatmulIn::FLOATX;   // FP8 is for many rows
     forward(m, send_spare(m.a.inputs, inputs));
     head_logits(m, last, 1);
     m.setup = setup;
@@ -4124,6 +4418,22 @@ int auto_micro_batch(Setup s, size_t memory, long total_batch) {
     return B;
 }
 
+constexpr size_t FP8_ROWS = 16;   // of which cuBLASLt wants multiples in each size of a product
+
+void require_fp8(const Setup& s) {
+    const cudaDeviceProp& p = device.properties;
+    if (s.precision != DType::BF16)
+        throw UserError("--matmul fp8 is for a model in bf16: a build with PRECISION=bf16, or plan --precision bf16; "
+                        "found %s", name_of(s.precision));
+    if (s.on_gpu && p.major > 0 && 10 * p.major + p.minor < 89)
+        throw UserError("--matmul fp8 needs compute capability 8.9 (Ada, Hopper): %s has %d.%d", p.name, p.major,
+                        p.minor);
+    if (s.N() % FP8_ROWS != 0)
+        throw UserError("--matmul fp8 needs a multiple of %zu tokens in a micro-batch, found %d x %d", FP8_ROWS, s.B, s.T);
+    if (s.zero == 3)
+        throw UserError("--zero 3 and --matmul fp8: each GPU has all weights in FP8; expected --zero 0, 1 or 2");
+}
+
 // `memory` is what --micro-batch auto may use.
 Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memory) {
     if (o.seq_len > c.context)
@@ -4138,9 +4448,12 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memo
     s.gpus = ranks.alone() ? o.gpus.front() : static_cast<int>(ranks.count);
     s.zero = s.gpus > 1 && purpose == Purpose::TRAINING ? o.zero : 0;
     s.rank = ranks.rank;
+    s.matmul = o.matmul;
+    s.fp8_scaling = o.fp8_scaling;
     if (o.micro_batch == AUTO) s.B = auto_micro_batch(s, memory, o.total_batch);
     if (s.N() >= MOST_ROWS)
         throw UserError("--micro-batch %d of %d tokens each: more than %zu tokens", s.B, T, MOST_ROWS);
+    if (s.matmul != MatmulIn::FLOATX) require_fp8(s);
     return s;
 }
 

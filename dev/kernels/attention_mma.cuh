@@ -66,7 +66,7 @@ __device__ __forceinline__ void mma_outputs(float (&O)[HS / 2], const uint32_t (
 
 template <int HS>
 __global__ void __launch_bounds__(MMA_BLOCK, 1)
-attention_forward_mma_kernel(floatX* out, float* lse, const floatX* qkv, int T) {
+attention_forward_mma_kernel(floatX* out, Fp8Out<e4m3> out8, float* lse, const floatX* qkv, int T) {
     constexpr int TILE = tile_bytes(MMA_ROWS, HS);
     const Head head = my_head(T, HS);
     const int own_tile = gridDim.x - 1 - blockIdx.x;      // those with most keys first
@@ -104,14 +104,14 @@ attention_forward_mma_kernel(floatX* out, float* lse, const floatX* qkv, int T) 
     const float sum[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])}, inverse[2] = {1 / sum[0], 1 / sum[1]};
     multiply_rows(O, inverse);
     store_lse(lse + head.rows, rows, sum, query0 + row, T, scale);
-    store_rows<HS>(out + head.out, head.C, query0 + row, T, O, Q, MMA_ROWS, row);
+    store_rows<HS>(out + head.out, out8.from(head.out), head.C, query0 + row, T, O, Q, MMA_ROWS, row);
 }
 
 // Also leaves D for attention_backward_dkv_mma_kernel.
 template <int HS>
 __global__ void __launch_bounds__(MMA_BLOCK, 1)
-attention_backward_dq_mma_kernel(floatX* dqkv, float* D_out, const floatX* dout, const floatX* qkv, const floatX* out,
-                                 const float* lse_in, int T) {
+attention_backward_dq_mma_kernel(floatX* dqkv, Fp8Out<e5m2> dqkv8, float* D_out, const floatX* dout, const floatX* qkv,
+                                 const floatX* out, const float* lse_in, int T) {
     constexpr int TILE = tile_bytes(MMA_ROWS, HS);
     const Head head = my_head(T, HS);
     const int own_tile = gridDim.x - 1 - blockIdx.x;
@@ -151,13 +151,13 @@ attention_backward_dq_mma_kernel(floatX* dqkv, float* D_out, const floatX* dout,
     }
     const float factor[2] = {scale, scale};
     multiply_rows(dQ, factor);
-    store_rows<HS>(dqkv + head.qkv, head.apart, query0 + row, T, dQ, Q, MMA_ROWS, row);
+    store_rows<HS>(dqkv + head.qkv, dqkv8.from(head.qkv), head.apart, query0 + row, T, dQ, Q, MMA_ROWS, row);
 }
 
 template <int HS>
 __global__ void __launch_bounds__(MMA_BLOCK, 1)
-attention_backward_dkv_mma_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* lse_in,
-                                  const float* D_in, int T) {
+attention_backward_dkv_mma_kernel(floatX* dqkv, Fp8Out<e5m2> dqkv8, const floatX* dout, const floatX* qkv,
+                                  const float* lse_in, const float* D_in, int T) {
     constexpr int TILE = tile_bytes(MMA_ROWS, HS);
     const Head head = my_head(T, HS);
     const int own_tile = blockIdx.x, tiles = gridDim.x;   // those with most queries first
@@ -203,25 +203,26 @@ attention_backward_dkv_mma_kernel(floatX* dqkv, const floatX* dout, const floatX
     }
     const float factor[2] = {scale, scale};
     multiply_rows(dK, factor);
-    store_rows<HS>(dqkv + head.qkv + head.C, head.apart, key0 + row, T, dK, K, MMA_ROWS, row);
-    store_rows<HS>(dqkv + head.qkv + 2 * head.C, head.apart, key0 + row, T, dV, V, MMA_ROWS, row);
+    const size_t k = head.qkv + head.C, v = k + head.C;
+    store_rows<HS>(dqkv + k, dqkv8.from(k), head.apart, key0 + row, T, dK, K, MMA_ROWS, row);
+    store_rows<HS>(dqkv + v, dqkv8.from(v), head.apart, key0 + row, T, dV, V, MMA_ROWS, row);
 }
 
 // ---- launchers
 
 dim3 mma_grid(int B, int T, int NH) { return dim3(ceil_div(T, MMA_ROWS), NH, B); }
 
-template <int HS> void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH) {
+template <int HS> void attention_forward_mma(const Operand& out, float* lse, const floatX* qkv, int B, int T, int NH) {
     launch("attention_forward", attention_forward_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK,
-           5 * tile_bytes(MMA_ROWS, HS), out, lse, qkv, T);
+           5 * tile_bytes(MMA_ROWS, HS), out.x, out.out<e4m3>(), lse, qkv, T);
 }
 
 template <int HS>
-void attention_backward_mma(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
+void attention_backward_mma(const Operand& dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
                             const float* lse, int B, int T, int NH) {
     constexpr size_t tiles = 6 * tile_bytes(MMA_ROWS, HS), statistics = 2 * MMA_ROWS * sizeof(float);
     launch("attention_backward_dq", attention_backward_dq_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK, tiles,
-           dqkv, D, dout, qkv, out, lse, T);
+           dqkv.x, dqkv.out<e5m2>(), D, dout, qkv, out, lse, T);
     launch("attention_backward_dkv", attention_backward_dkv_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK,
-           tiles + statistics, dqkv, dout, qkv, lse, D, T);
+           tiles + statistics, dqkv.x, dqkv.out<e5m2>(), dout, qkv, lse, D, T);
 }

@@ -190,8 +190,9 @@ __device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, con
 // While the products of one tile run, the softmax of the next one is taken: S of tile j + 1 is started
 // before O += P V of tile j.
 template <int HS>
-__device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typename ForwardShape<HS>::Shared& shared,
-                                                 const Pieces& pieces, int T) {
+__device__ __forceinline__ void forward_consumer(floatX* out, const Fp8Out<e4m3>& out8, float* lse,
+                                                 typename ForwardShape<HS>::Shared& shared, const Pieces& pieces,
+                                                 int T) {
     using Shape = ForwardShape<HS>;
     constexpr int KEYS = Shape::KEYS;
     const int row = consumer_row();
@@ -267,13 +268,15 @@ __device__ __forceinline__ void forward_consumer(floatX* out, float* lse, typena
             turns.pass();
         });
         multiply_rows(O, inverse);
-        store_rows<HS>(out + first_row * C + piece.h * HS, C, query0 + row, T, O, shared.O, Shape::ROWS, row);
+        const size_t first_out = first_row * C + piece.h * HS;
+        store_rows<HS>(out + first_out, out8.from(first_out), C, query0 + row, T, O, shared.O, Shape::ROWS, row);
     }
 }
 
 template <int HS>
 __global__ void __launch_bounds__(ForwardShape<HS>::BLOCK, 1)
-attention_forward_wgmma_kernel(floatX* out, float* lse, const __grid_constant__ TensorMap qkv, Pieces pieces, int T) {
+attention_forward_wgmma_kernel(floatX* out, Fp8Out<e4m3> out8, float* lse, const __grid_constant__ TensorMap qkv,
+                               Pieces pieces, int T) {
     if constexpr (HAS_WGMMA) {
         using Shape = ForwardShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
@@ -287,7 +290,7 @@ attention_forward_wgmma_kernel(floatX* out, float* lse, const __grid_constant__ 
                 });
         } else {
             take_registers<Shape::CONSUMER_REGISTERS>();
-            forward_consumer<HS>(out, lse, shared, pieces, T);
+            forward_consumer<HS>(out, out8, lse, shared, pieces, T);
         }
     }
 }
@@ -323,9 +326,10 @@ template <int HS> struct QueryGradientShape : Warpgroups<2> {
 
 // dQ of a tile is computed while the scores of the next one are.
 template <int HS>
-__device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const floatX* dout, const floatX* out,
-                                            const float* lse_in, typename QueryGradientShape<HS>::Shared& shared,
-                                            const Pieces& pieces, int T) {
+__device__ __forceinline__ void dq_consumer(floatX* dqkv, const Fp8Out<e5m2>& dqkv8, float* D_out, const floatX* dout,
+                                            const floatX* out, const float* lse_in,
+                                            typename QueryGradientShape<HS>::Shared& shared, const Pieces& pieces,
+                                            int T) {
     using Shape = QueryGradientShape<HS>;
     constexpr int KEYS = Shape::KEYS;
     const int row = consumer_row();
@@ -380,17 +384,17 @@ __device__ __forceinline__ void dq_consumer(floatX* dqkv, float* D_out, const fl
         release_tiles(shared, k, v, loaded - tiles, [] {});
         const float factor[2] = {scale, scale};
         multiply_rows(dQ, factor);
-        store_rows<HS>(dqkv + first_row * 3 * C + piece.h * HS, 3 * C, query0 + row, T, dQ, shared.dQ, Shape::ROWS,
-                       row);
+        const size_t first_dq = first_row * 3 * C + piece.h * HS;
+        store_rows<HS>(dqkv + first_dq, dqkv8.from(first_dq), 3 * C, query0 + row, T, dQ, shared.dQ, Shape::ROWS, row);
     }
 }
 
 // Also leaves D for attention_backward_dkv_wgmma_kernel.
 template <int HS>
 __global__ void __launch_bounds__(QueryGradientShape<HS>::BLOCK, 1)
-    attention_backward_dq_wgmma_kernel(floatX* dqkv, float* D_out, const __grid_constant__ TensorMap qkv,
-                                       const __grid_constant__ TensorMap dout_map, const floatX* dout,
-                                       const floatX* out, const float* lse, Pieces pieces, int T) {
+    attention_backward_dq_wgmma_kernel(floatX* dqkv, Fp8Out<e5m2> dqkv8, float* D_out,
+                                       const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout_map,
+                                       const floatX* dout, const floatX* out, const float* lse, Pieces pieces, int T) {
     if constexpr (HAS_WGMMA) {
         using Shape = QueryGradientShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
@@ -405,7 +409,7 @@ __global__ void __launch_bounds__(QueryGradientShape<HS>::BLOCK, 1)
                 });
         } else {
             take_registers<Shape::CONSUMER_REGISTERS>();
-            dq_consumer<HS>(dqkv, D_out, dout, out, lse, shared, pieces, T);
+            dq_consumer<HS>(dqkv, dqkv8, D_out, dout, out, lse, shared, pieces, T);
         }
     }
 }
@@ -474,8 +478,9 @@ __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shar
 
 // While dV and dK of one tile are computed, S of the next one is already under way.
 template <int HS>
-__device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientShape<HS>::Shared& shared,
-                                             const Pieces& pieces, int T) {
+__device__ __forceinline__ void dkv_consumer(floatX* dqkv, const Fp8Out<e5m2>& dqkv8,
+                                             typename KeyGradientShape<HS>::Shared& shared, const Pieces& pieces,
+                                             int T) {
     using Shape = KeyGradientShape<HS>;
     constexpr int QUERIES = Shape::QUERIES;
     const int row = consumer_row();
@@ -537,15 +542,15 @@ __device__ __forceinline__ void dkv_consumer(floatX* dqkv, typename KeyGradientS
         release(shared.q, done);
         const float factor[2] = {scale, scale};
         multiply_rows(dK, factor);
-        floatX* to = dqkv + static_cast<size_t>(piece.b) * T * 3 * C + piece.h * HS;
-        store_rows<HS>(to + C, 3 * C, key0 + row, T, dK, shared.out, Shape::ROWS, row);
-        store_rows<HS>(to + 2 * C, 3 * C, key0 + row, T, dV, shared.out, Shape::ROWS, row);
+        const size_t to_k = static_cast<size_t>(piece.b) * T * 3 * C + C + piece.h * HS, to_v = to_k + C;
+        store_rows<HS>(dqkv + to_k, dqkv8.from(to_k), 3 * C, key0 + row, T, dK, shared.out, Shape::ROWS, row);
+        store_rows<HS>(dqkv + to_v, dqkv8.from(to_v), 3 * C, key0 + row, T, dV, shared.out, Shape::ROWS, row);
     }
 }
 
 template <int HS>
 __global__ void __launch_bounds__(KeyGradientShape<HS>::BLOCK, 1)
-    attention_backward_dkv_wgmma_kernel(floatX* dqkv, const __grid_constant__ TensorMap qkv,
+    attention_backward_dkv_wgmma_kernel(floatX* dqkv, Fp8Out<e5m2> dqkv8, const __grid_constant__ TensorMap qkv,
                                         const __grid_constant__ TensorMap dout, const float* lse, const float* D,
                                         Pieces pieces, int T) {
     if constexpr (HAS_WGMMA) {
@@ -557,7 +562,7 @@ __global__ void __launch_bounds__(KeyGradientShape<HS>::BLOCK, 1)
             if (threadIdx.x < 32) dkv_producer<HS>(shared, qkv, dout, lse, D, pieces, T);
         } else {
             take_registers<Shape::CONSUMER_REGISTERS>();
-            dkv_consumer<HS>(dqkv, shared, pieces, T);
+            dkv_consumer<HS>(dqkv, dqkv8, shared, pieces, T);
         }
     }
 }
@@ -588,15 +593,16 @@ unsigned piece_blocks(const Pieces& pieces) {
 }
 
 template <int HS>
-void attention_forward_wgmma(floatX* out, float* lse, int* counter, const floatX* qkv, int B, int T, int NH) {
+void attention_forward_wgmma(const Operand& out, float* lse, int* counter, const floatX* qkv, int B, int T, int NH) {
     using Shape = ForwardShape<HS>;
     const Pieces pieces = make_pieces(counter, B, T, NH, HS, Shape::ROWS);
     launch("attention_forward", attention_forward_wgmma_kernel<HS>, piece_blocks(pieces), Shape::BLOCK,
-           sizeof(typename Shape::Shared), out, lse, head_tensor_map(qkv, B, T, 3 * NH, HS), pieces, T);
+           sizeof(typename Shape::Shared), out.x, out.out<e4m3>(), lse, head_tensor_map(qkv, B, T, 3 * NH, HS), pieces,
+           T);
 }
 
 template <int HS>
-void attention_backward_wgmma(floatX* dqkv, float* D, int* counter, const floatX* dout, const floatX* qkv,
+void attention_backward_wgmma(const Operand& dqkv, float* D, int* counter, const floatX* dout, const floatX* qkv,
                               const floatX* out, const float* lse, int B, int T, int NH) {
     using Queries = QueryGradientShape<HS>;
     using Keys = KeyGradientShape<HS>;
@@ -604,7 +610,8 @@ void attention_backward_wgmma(floatX* dqkv, float* D, int* counter, const floatX
     const Pieces queries = make_pieces(counter, B, T, NH, HS, Queries::ROWS),
                  keys = make_pieces(counter, B, T, NH, HS, Keys::ROWS);
     launch("attention_backward_dq", attention_backward_dq_wgmma_kernel<HS>, piece_blocks(queries), Queries::BLOCK,
-           sizeof(typename Queries::Shared), dqkv, D, qkv_map, dout_map, dout, out, lse, queries, T);
+           sizeof(typename Queries::Shared), dqkv.x, dqkv.out<e5m2>(), D, qkv_map, dout_map, dout, out, lse, queries,
+           T);
     launch("attention_backward_dkv", attention_backward_dkv_wgmma_kernel<HS>, piece_blocks(keys), Keys::BLOCK,
-           sizeof(typename Keys::Shared), dqkv, qkv_map, dout_map, lse, D, keys, T);
+           sizeof(typename Keys::Shared), dqkv.x, dqkv.out<e5m2>(), qkv_map, dout_map, lse, D, keys, T);
 }

@@ -48,9 +48,13 @@ __global__ void hold_kernel(long long cycles) {
 }
 
 void fill_with_random_numbers(Model& m) {
-    for (const ActivationRow& row : activation_table(m.a, m.setup))
-        if (row.category == Category::ACTIVATIONS && row.element_bytes == sizeof(floatX))
+    for (const ActivationRow& row : activation_table(m.a, m.setup)) {
+        const bool here = row.category == Category::ACTIVATIONS;
+        if (here && row.element_bytes == sizeof(floatX))
             init_normal(reinterpret_cast<floatX*>(row.tensor->data), 1, 0, 0, row.bytes() / sizeof(floatX));
+        if (here && row.element_bytes == sizeof(e5m2))
+            init_normal(reinterpret_cast<e5m2*>(row.tensor->data), 1, 0, 0, row.bytes());
+    }
 }
 
 // Milliseconds that one of `launches` calls of work() takes.

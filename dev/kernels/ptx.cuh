@@ -297,11 +297,13 @@ template <int N> __device__ __forceinline__ void to_operands(uint32_t (&a)[N / 8
 }
 
 // Rows row0 ... row0 + 15 of x, as far as they are below T, from a fragment (16, HS), by way of the
-// warp's own rows of a tile, so that lanes next to each other write 16 bytes next to each other.
-template <int HS>
-__device__ __forceinline__ void store_rows(floatX* x, size_t apart, int row0, int T, const float* fragment, char* tile,
-                                           int tile_rows, int tile_row) {
+// warp's own rows of a tile, so that lanes next to each other write 16 bytes next to each other. And the same in FP8,
+// where that is wanted.
+template <int HS, typename F8>
+__device__ __forceinline__ void store_rows(floatX* x, const Fp8Out<F8>& x8, size_t apart, int row0, int T,
+                                           const float* fragment, char* tile, int tile_rows, int tile_row) {
     const int lane = threadIdx.x % 32;
+    Fp8Writer<F8> fp8(x8);
     __syncwarp();   // what was here has been read
     for (int i = 0; i < HS / 4; i++) {
         const uint32_t pair = pack_bf16(fragment[2 * i], fragment[2 * i + 1]);
@@ -310,10 +312,16 @@ __device__ __forceinline__ void store_rows(floatX* x, size_t apart, int row0, in
     __syncwarp();
     for (int e = lane; e < 16 * (HS / PACK); e += 32) {
         const int row = e / (HS / PACK), chunk = e % (HS / PACK);
-        if (row0 + row < T)
-            *reinterpret_cast<uint4*>(x + (row0 + row) * apart + chunk * PACK) =
-                *reinterpret_cast<const uint4*>(tile_chunk(tile, tile_rows, tile_row + row, chunk));
+        if (row0 + row >= T) continue;
+        const size_t i = (row0 + row) * apart + chunk * PACK;
+        const char* from = tile_chunk(tile, tile_rows, tile_row + row, chunk);
+        *reinterpret_cast<uint4*>(x + i) = *reinterpret_cast<const uint4*>(from);
+        if (!x8.scale) continue;
+        float v[PACK];
+        load(v, reinterpret_cast<const floatX*>(from));
+        fp8.put(i, v);
     }
+    fp8.leave_warp();
 }
 
 // ==== rings of buffers, warpgroups ==========================================

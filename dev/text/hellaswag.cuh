@@ -133,6 +133,7 @@ EndingLosses ending_losses(Model& m, const std::vector<Question>& questions) {
         const size_t B = std::min({rows.size() - first, setup.N() / T, static_cast<size_t>(MOST_SEQUENCES)});
         m.setup.T = static_cast<int>(T);
         m.setup.B = static_cast<int>(B);
+        m.setup.matmul = MatmulIn::FLOATX;   // of any number of rows
         std::vector<int> inputs(B * T, 0), targets(B * T, -1);   // causal attention: what follows does not matter
         for (size_t b = 0; b < B; b++) {
             const Question& question = questions[rows[first + b].question];
