@@ -583,7 +583,9 @@ constexpr std::pair<const char*, Recompute> RECOMPUTE_NAMES[] = {
     {"none", Recompute::NONE}, {"selective", Recompute::SELECTIVE}, {"full", Recompute::FULL}};
 enum class Attention { FLASH, NAIVE };
 enum class MatmulIn { FLOATX, FP8, FP8_ALL };
+constexpr std::array<const char*, 3> MATMUL_NAMES = {"plain", "fp8", "fp8-all"};
 enum class Fp8Scaling { DELAYED, CURRENT, NONE };
+constexpr std::array<const char*, 3> FP8_SCALING_NAMES = {"delayed", "current", "none"};
 enum class PeakSource { TABLE, MEASURED };
 enum class Tuning { OFF, ON };
 enum class UseGraph { AUTO, OFF, ON };
@@ -765,10 +767,10 @@ std::vector<Flag> step_flags(Options& o) {
                     "naive keeps the T x T scores and probabilities in memory, to see what flash saves"),
         choice_flag("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores, {"auto", "none", "mma", "wgmma"},
                     "that flash attention runs on: Hopper's (wgmma), Ampere's (mma), none; auto: the best there are"),
-        choice_flag("--matmul", TRAIN | PLAN, o.matmul, {"plain", "fp8", "fp8-all"},
+        choice_flag("--matmul", TRAIN | PLAN, o.matmul, {MATMUL_NAMES.begin(), MATMUL_NAMES.end()},
                     "plain: in the build's precision; fp8: those of blocks, forward and for the gradients of inputs; fp8-all: "
                     "of weights too"),
-        choice_flag("--fp8-scaling", TRAIN, o.fp8_scaling, {"delayed", "current", "none"},
+        choice_flag("--fp8-scaling", TRAIN, o.fp8_scaling, {FP8_SCALING_NAMES.begin(), FP8_SCALING_NAMES.end()},
                     "by the largest values of the last 16 steps, or of each tensor; none: a lesson in what scales are for"),
         number_flag("--steps", TRAIN, o.steps, 1L, MOST_STEPS, "optimizer steps"),
         number_flag("--lr", TRAIN, o.lr, 0.0, ANY, "largest learning rate"),
@@ -2758,6 +2760,8 @@ constexpr bool SEPARATE_MASTER = FLOATX != DType::FP32;
 // What each stage of ZeRO slices, and where layers' whole weights and gradients then are for as long as they are
 // needed. Weights: one layer's in use and the next one's on their way. Gradients: one layer's being summed over the
 // GPUs, one's being computed, and the one's below, whose fcprojb comes with them.
+// With FP8 each GPU has all weights in 8 bits: there is no stage 3.
+int last_stage(const Setup& s) { return s.matmul == MatmulIn::FLOATX ? 3 : 2; }
 Kept weights_kept(const Setup& s) { return s.zero >= 3 ? Kept::SLICES : Kept::WHOLE; }
 Kept grads_kept(const Setup& s) { return s.zero >= 2 ? Kept::SLICES : Kept::WHOLE; }
 Kept states_kept(const Setup& s) { return s.zero >= 1 ? Kept::SLICES : Kept::WHOLE; }
@@ -3545,6 +3549,52 @@ template <typename T> T fetch(const T* from) {
     T value;
     download(&value, from, sizeof(T));
     return value;
+}
+
+double share(double part, double all) { return all > 0 ? std::stod(format("%.3g", part / all)) : 0; }   // short in a log
+
+// What FP8 did to the values that were counted, those of the first GPU: shares that were cut off at its largest number,
+// and that became 0 though they were not; over all layers, and layer by layer.
+json fp8_record(const Model& m) {
+    std::vector<Fp8Scale> scales(scale_count(m));
+    download(scales.data(), m.a.fp8_scales(), scales.size() * sizeof(Fp8Scale));
+    json record;
+    for (size_t t = 0; t < FP8_TENSORS; t++) {
+        double values = 0, saturated = 0, flushed = 0;
+        json layers = {{"saturated", json::array()}, {"flushed", json::array()}, {"scale", json::array()}};
+        for (int l = 0; l < m.config.layers; l++) {
+            const Fp8Scale& s = scales[l * FP8_TENSORS + t];
+            values += s.values;
+            saturated += s.saturated;
+            flushed += s.flushed;
+            layers["saturated"].push_back(share(s.saturated, s.values));
+            layers["flushed"].push_back(share(s.flushed, s.values));
+            layers["scale"].push_back(s.scale);
+        }
+        record[FP8_NAMES[t]] = {{"saturated", share(saturated, values)}, {"flushed", share(flushed, values)},
+                                {"layers", layers}};
+    }
+    return record;
+}
+
+// Every scale's history, for checkpoints.
+std::vector<float> fp8_history(const Model& m) {
+    std::vector<Fp8Scale> scales(scale_count(m));
+    download(scales.data(), m.a.fp8_scales(), scales.size() * sizeof(Fp8Scale));
+    std::vector<float> history;
+    for (const Fp8Scale& s : scales) history.insert(history.end(), s.history, s.history + FP8_HISTORY);
+    return history;
+}
+
+void set_fp8_history(Model& m, const std::vector<float>& history) {
+    std::vector<Fp8Scale> scales(scale_count(m));
+    download(scales.data(), m.a.fp8_scales(), scales.size() * sizeof(Fp8Scale));
+    for (size_t n = 0; n < scales.size(); n++)
+        std::copy_n(history.begin() + n * FP8_HISTORY, FP8_HISTORY, scales[n].history);
+    upload(m.a.fp8_scales(), scales.data(), scales.size() * sizeof(Fp8Scale));
+    fp8_recall(m.a.fp8_scales(), scales.size(), FP8_TENSORS, FP8_E4M3S);
+    m.fp8_history = true;
+    fp8_weights_changed(m);   // whose scales are their own
 }
 
 // The sum of losses since the last call.
@@ -4430,7 +4480,7 @@ void require_fp8(const Setup& s) {
                         p.minor);
     if (s.N() % FP8_ROWS != 0)
         throw UserError("--matmul fp8 needs a multiple of %zu tokens in a micro-batch, found %d x %d", FP8_ROWS, s.B, s.T);
-    if (s.zero == 3)
+    if (s.zero > last_stage(s))
         throw UserError("--zero 3 and --matmul fp8: each GPU has all weights in FP8; expected --zero 0, 1 or 2");
 }
 
@@ -4587,11 +4637,31 @@ Start find_start(const Options& o) {
 
 #include "dev/files/run_options.cuh"
 
+// Of a run that had none, such as one in BF16, scales begin anew.
+void read_fp8_history(Model& m, const Start& start) {
+    const char* key = "fp8_history";
+    if (m.setup.fp8_scaling != Fp8Scaling::DELAYED || !start.trainer.contains(key)) return;
+    const json& history = start.trainer[key];
+    const size_t expected = scale_count(m) * FP8_HISTORY;
+    auto is_maximum = [](const json& x) { return x.is_number() && x >= 0 && x <= double{FLT_MAX}; };
+    if (!history.is_array() || history.size() != expected || !std::all_of(history.begin(), history.end(), is_maximum))
+        throw UserError("%s/trainer.json: \"%s\" is no list of %zu numbers from 0 on, as %d layers have", start.dir.c_str(),
+                        key, expected, m.config.layers);
+    set_fp8_history(m, history.get<std::vector<float>>());
+}
+
 void load_start(Model& m, const Start& start, uint64_t seed) {
     if (start.dir.empty()) return init_parameters(m, seed);
     read_weights(m, start.dir);
     if (start.trainer.is_null()) return;
     read_moments(m, start.dir);
+    if (has_fp8(m)) read_fp8_history(m, start);
+}
+
+std::string matmul_text(const Setup& s) {
+    const char* name = MATMUL_NAMES[static_cast<int>(s.matmul)];
+    if (s.matmul == MatmulIn::FLOATX) return name;
+    return format("%s, scales %s", name, FP8_SCALING_NAMES[static_cast<int>(s.fp8_scaling)]);
 }
 
 std::string attention_text(const Setup& s) {
@@ -4615,6 +4685,7 @@ void print_run(const Setup& s, const Options& o, const TrainData& data, long acc
     printf("step       %d x %d tokens x %ld micro-batches%s = %ld tokens\n", s.B, s.T, accumulation, gpus.c_str(),
            accumulation * long(s.N()) * s.gpus);
     printf("attention  %s\n", attention_text(s).c_str());
+    if (s.matmul != MatmulIn::FLOATX) printf("matmul     %s\n", matmul_text(s).c_str());
     print_memory(plan(s), memory_now().all);
     printf("output     %s\n", o.out.empty() ? "none: --out DIR keeps a log and checkpoints" : o.out.c_str());
     fflush(stdout);
@@ -4632,6 +4703,7 @@ json run_record(const Options& o, const Setup& s) {
                      {"device", device.properties.name},
                      {"precision", name_of(FLOATX)},
                      {"attention", attention_text(s)},
+                     {"matmul", matmul_text(s)},
                      {"peak_flops", device.peak_flops},
                      {"peak_source", device.peak_source},
                      {"flops_per_token", flops_record(s)},
@@ -4687,7 +4759,7 @@ public:
 
 private:
     double tokens_per_step() const { return static_cast<double>(accumulation_) * m_.setup.N() * m_.setup.gpus; }
-    bool due(long every, bool last) const { return every > 0 && (step_ % every == 0 || last); }
+    static bool due(long every, long step, bool last) { return every > 0 && (step % every == 0 || last); }
 
     // A step and what is due after it; false: a signal asked to stop.
     bool advance(Loader& loader) {
@@ -4697,9 +4769,9 @@ private:
         if (recorder.on && (step_ - start_.step == TRACED_STEPS || last || stopping))
             write_trace(o_.trace, m_, step_ - start_.step);
         progress_.show(step_, result);
-        if (due(o_.eval_every, last)) validate();
-        if (due(o_.sample_every, last)) show_sample();
-        if (due(o_.checkpoint_every, last) || stopping) checkpoint();
+        if (due(o_.eval_every, step_, last)) validate();
+        if (due(o_.sample_every, step_, last)) show_sample();
+        if (due(o_.checkpoint_every, step_, last) || stopping) checkpoint();
         if (stopping) {
             progress_.end_line();
             printf("stopped by a signal after step %ld\n", step_);
@@ -4720,7 +4792,9 @@ private:
 
     StepResult step(Loader& loader) {
         const double began = seconds_now(), sent_before = ranks.bytes_sent;
+        const bool counts = has_fp8(m_) && due(o_.eval_every, step_ + 1, step_ + 1 == o_.steps);
         ranks.step = step_ + 1;
+        if (counts) fp8_count(m_.a.fp8_scales(), scale_count(m_), Counting::ON);
         for (long micro = 0; micro < accumulation_; micro++) {
             micro_step(m_, loader.current(), static_cast<size_t>(tokens_per_step()),
                        micro + 1 < accumulation_ ? MicroBatch::ONE_OF_SEVERAL : MicroBatch::LAST);
@@ -4747,6 +4821,10 @@ private:
         }
         log_.write({{"step", step_}, {"loss", r.loss}, {"norm", r.norm}, {"lr", r.lr}, {"ms", 1e3 * r.seconds},
                     {"tokens_per_s", r.tokens_per_s}, {"mfu", r.mfu}, {"hfu", r.hfu}});
+        if (counts) {
+            log_.write({{"step", step_}, {"fp8", fp8_record(m_)}});
+            fp8_count(m_.a.fp8_scales(), scale_count(m_), Counting::OFF);
+        }
         return r;
     }
 
@@ -4792,8 +4870,9 @@ private:
         if (o_.out.empty()) return;
         tried_ = step_;
         const uint64_t windows = static_cast<uint64_t>(step_ - start_.step) * windows_per_step_;
-        const json trainer = {{"next_window", start_.window + windows}, {"train_tokens", data_.train.count()},
-                              {"options", describe(o_, TRAIN)}};
+        json trainer = {{"next_window", start_.window + windows}, {"train_tokens", data_.train.count()},
+                        {"options", describe(o_, TRAIN)}};
+        if (m_.fp8_history) trainer["fp8_history"] = fp8_history(m_);
         try {
             log_.sync();   // no checkpoint is ahead of the log
         } catch (const Failure& error) {

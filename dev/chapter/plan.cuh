@@ -76,7 +76,7 @@ size_t state_bytes(const Plan& p) {
 json stage_records(Setup s, size_t memory) {
     json stages;
     const int chosen = s.zero;
-    for (s.zero = 0; s.zero <= (s.gpus > 1 ? 3 : 0); s.zero++) {
+    for (s.zero = 0; s.zero <= (s.gpus > 1 ? last_stage(s) : 0); s.zero++) {
         const Plan p = plan(s);
         stages.push_back({{"zero", s.zero}, {"state", state_bytes(p)}, {"bytes", bytes_record(p)},
                           {"bytes_per_parameter", double(state_bytes(p)) / layout_of(s).elements()},
@@ -99,6 +99,7 @@ json plan_record(const Options& o, const Setup& s, size_t memory) {
             {"grad_dtype", name_of(s.grad_dtype)},
             {"recompute", RECOMPUTE_NAMES[static_cast<int>(s.recompute)].first},
             {"attention", s.attention == Attention::FLASH ? "flash" : "naive"},
+            {"matmul", MATMUL_NAMES[static_cast<int>(s.matmul)]},
             {"gpus", s.gpus},
             {"zero", s.zero},
             {"accumulation", accumulation},
@@ -190,9 +191,10 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
     printf("parameters  %zu; by the formula hV + L(12h^2 + 13h) + 2h, without positions, %.0f\n",
            size_t(record["parameters"]), double(record["parameters_formula"]));
     const std::string gpus = s.gpus > 1 ? format("%d GPUs x ", s.gpus) : "";
-    printf("a step      %s%d x %d tokens, accumulated %ld times; %s, gradients %s, recompute %s, attention %s\n\n",
+    printf("a step      %s%d x %d tokens, accumulated %ld times; %s, gradients %s, recompute %s, attention %s%s\n\n",
            gpus.c_str(), s.B, s.T, long(record["accumulation"]), name_of(s.precision), name_of(s.grad_dtype),
-           text("recompute").c_str(), text("attention").c_str());
+           text("recompute").c_str(), text("attention").c_str(),
+           s.matmul == MatmulIn::FLOATX ? "" : (", matmul " + text("matmul")).c_str());
     print_memory(plan(s), memory);
     printf("  %s; %.2f bytes of state per parameter\n", record["fits"] ? "fits" : "does not fit on one such GPU",
            double(record["bytes_per_parameter"]));

@@ -63,7 +63,7 @@ std::vector<Candidate> candidates(const Options& o, Setup s, size_t memory) {
     const long sequences = o.total_batch / (long{s.T} * s.gpus);
     const bool one_stage = o.given.count("--zero") || s.gpus == 1;
     const int stage = s.zero, micro_batch = o.given.count("--micro-batch") ? o.micro_batch : AUTO;
-    for (s.zero = one_stage ? stage : 0; s.zero <= (one_stage ? stage : 3); s.zero++)
+    for (s.zero = one_stage ? stage : 0; s.zero <= (one_stage ? stage : last_stage(s)); s.zero++)
         for (const auto& [name, mode] : RECOMPUTE_NAMES) {
             if (o.given.count("--recompute") && mode != o.recompute) continue;
             s.recompute = mode;

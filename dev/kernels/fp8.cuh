@@ -132,7 +132,7 @@ __device__ __forceinline__ void set_scale(Fp8Scale& s, float scale) {
     s.inverse = 1 / scale;
 }
 
-// A thread per scale. Of `count` scales those with number n % of_layer < activations are E4M3's, then come gradients'.
+// A thread per scale. Of each layer's `of_layer` the first e4m3s are E4M3's, the others E5M2's.
 enum class Maxima { FORGET, REMEMBER, LEAVE };
 
 template <Maxima MAXIMA> __global__ void fp8_scales_kernel(Fp8Scale* scales, size_t count, int of_layer, int e4m3s) {
@@ -164,6 +164,20 @@ void fp8_remember(Fp8Scale* scales, size_t count, int of_layer, int e4m3s) {
 void fp8_recall(Fp8Scale* scales, size_t count, int of_layer, int e4m3s) {
     launch("fp8_recall", fp8_scales_kernel<Maxima::LEAVE>, row_blocks(count), BLOCK, 0, updated(scales), count,
            of_layer, e4m3s);
+}
+
+enum class Counting { OFF, ON };
+
+__global__ void fp8_count_kernel(Fp8Scale* scales, size_t count, Counting counting) {
+    const size_t n = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (n >= count) return;
+    scales[n].counting = counting == Counting::ON;
+    if (counting == Counting::ON) scales[n].values = scales[n].saturated = scales[n].flushed = 0;
+}
+
+// From now on, what is quantised is counted anew; or no longer.
+void fp8_count(Fp8Scale* scales, size_t count, Counting counting) {
+    launch("fp8_count", fp8_count_kernel, row_blocks(count), BLOCK, 0, updated(scales), count, counting);
 }
 
 // To and from an array, in which they can be sent.
