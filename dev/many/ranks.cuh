@@ -13,7 +13,7 @@
 #else   // of NCCL what is named where nothing is ever sent
 enum ncclResult_t { ncclSuccess, ncclInvalidUsage = 5 };
 enum ncclDataType_t { ncclFloat32 = 7, ncclBfloat16 = 9 };
-enum ncclRedOp_t { ncclSum };
+enum ncclRedOp_t { ncclSum, ncclMax };
 using ncclComm_t = void*;
 template <typename... Args> ncclResult_t ncclAllReduce(Args...) { return ncclInvalidUsage; }
 template <typename... Args> ncclResult_t ncclReduceScatter(Args...) { return ncclInvalidUsage; }
