@@ -689,9 +689,9 @@ template <class T> inline T* scratch(Room room, size_t count)
     return reinterpret_cast<T*>(bytes.get());
 }
 
-// A pack of 16 at a time; FP8 comes in rows of a multiple of that.
+// Times factor. A pack of 16 at a time; FP8 comes in rows of a multiple of that.
 template <class To, class From>
-inline To* expanded(Room room, const From* from, int64_t ld, int64_t rows, int64_t columns)
+inline To* expanded(Room room, const From* from, int64_t ld, int64_t rows, int64_t columns, float factor)
 {
     constexpr int64_t pack = 16;
     To* const to = scratch<To>(room, static_cast<size_t>(rows * columns));
@@ -700,21 +700,30 @@ inline To* expanded(Room room, const From* from, int64_t ld, int64_t rows, int64
         for (int64_t r = 0; r < rows; r += pack) {
             float x[pack];
             to_floats(x, *reinterpret_cast<const From(*)[pack]>(from + c * ld + r));
+            for (float& e : x) e *= factor;
             To* const out = to + c * rows + r;
             if constexpr (sizeof(To) == sizeof(float)) memcpy(out, x, sizeof(x));
             else from_floats(*reinterpret_cast<To(*)[pack]>(out), x);
         }
     return to;
 }
-inline const void* expanded(Room room, const void* from, cudaDataType_t type, int64_t ld, int64_t rows, int64_t columns)
+inline const void* expanded(Room room, const void* from, cudaDataType_t type, int64_t ld, int64_t rows, int64_t columns,
+                            float factor)
 {
     const auto* e4m3 = static_cast<const __nv_fp8_e4m3*>(from);
     const auto* e5m2 = static_cast<const __nv_fp8_e5m2*>(from);
     if (has_bfloat16())
-        return type == CUDA_R_8F_E4M3 ? expanded<__nv_bfloat16>(room, e4m3, ld, rows, columns)
-                                      : expanded<__nv_bfloat16>(room, e5m2, ld, rows, columns);
-    return type == CUDA_R_8F_E4M3 ? expanded<float>(room, e4m3, ld, rows, columns)
-                                  : expanded<float>(room, e5m2, ld, rows, columns);
+        return type == CUDA_R_8F_E4M3 ? expanded<__nv_bfloat16>(room, e4m3, ld, rows, columns, factor)
+                                      : expanded<__nv_bfloat16>(room, e5m2, ld, rows, columns, factor);
+    return type == CUDA_R_8F_E4M3 ? expanded<float>(room, e4m3, ld, rows, columns, factor)
+                                  : expanded<float>(room, e5m2, ld, rows, columns, factor);
+}
+
+// Whether multiplying by it rounds nothing that FP8 or a sum of products of FP8 comes near to.
+inline bool is_exact_factor(float x)
+{
+    int exponent;
+    return frexpf(x, &exponent) == 0.5f && abs(exponent) <= 90;
 }
 
 // ==== the epilogue ======================================================================================
@@ -959,15 +968,23 @@ inline void multiply_fp8(const MatmulCall& call)
     Product p = product;
     const float scale_a = desc.scale_a == nullptr ? 1 : *desc.scale_a;
     const float scale_b = desc.scale_b == nullptr ? 1 : *desc.scale_b;
-    const void* const a = expanded(Room::a, A, p.type_a, p.lda, p.k, p.m);
-    const void* const b = expanded(Room::b, B, p.type_b, p.ldb, p.k, p.n);
+    const float factor = product.alpha * scale_a * scale_b;
+    const bool exact = is_exact_factor(factor);   // then it may as well be in the operands
+    const void* const a = expanded(Room::a, A, p.type_a, p.lda, p.k, p.m, exact ? factor : 1);
+    const void* const b = expanded(Room::b, B, p.type_b, p.ldb, p.k, p.n, 1);
     p.type_a = p.type_b = has_bfloat16() ? CUDA_R_16BF : CUDA_R_32F;
     p.lda = p.ldb = p.k;
     p.alpha = 1;   // oneDNN makes code for each alpha, and scales change from call to call
+    const bool biased = desc.epilogue == CUBLASLT_EPILOGUE_BIAS;
+#ifdef HAVE_ONEDNN
+    if (exact && has_bfloat16() && algorithm == Algorithm::fast && !is_vector(p, algorithm) &&
+        onednn_bfloat16(p, a, b, result, biased ? desc.bias : nullptr, type_of_bias(desc, product, result.type)))
+        return;
+#endif
     p.beta = 0;
     const Target sums = {scratch<float>(Room::sums, static_cast<size_t>(p.m * p.n)), CUDA_R_32F, p.m, p.m * p.n};
     sum_up(p, a, b, sums, algorithm);
-    finish(desc, product, sums, product.alpha * scale_a * scale_b, product.beta, result);
+    finish(desc, product, sums, exact ? 1 : factor, product.beta, result);
 }
 
 inline cublasStatus_t multiply(const MatmulCall& call)

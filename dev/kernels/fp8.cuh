@@ -71,25 +71,29 @@ template <typename F8> struct Fp8Writer {
     unsigned values = 0, saturated = 0, flushed = 0;
 
     __device__ __forceinline__ explicit Fp8Writer(const Fp8Out<F8>& to) : out(to) {
-        if (!WRITES_FP8 || !out.scale) return;
-        scale = out.scale->scale;
-        counting = out.scale->counting;
+        if constexpr (WRITES_FP8) {
+            if (!out.scale) return;
+            scale = out.scale->scale;
+            counting = out.scale->counting;
+        }
     }
 
     // x is element i and those after it, as they are stored in floatX or before they are rounded to it.
     template <int N> __device__ __forceinline__ void put(size_t i, const float (&x)[N]) {
-        if (!WRITES_FP8 || !out.scale) return;
-        float v[N];
-        for (int k = 0; k < N; k++) v[k] = x[k];
-        round_pack(v);
-        for (int k = 0; k < N; k++) largest = fmaxf(largest, fabsf(v[k]));
-        if (out.data) *reinterpret_cast<RawPack<F8, N>*>(out.data + i) = quantised(v);
+        if constexpr (WRITES_FP8) {
+            if (!out.scale) return;
+            float v[N];
+            for (int k = 0; k < N; k++) v[k] = x[k];
+            round_pack(v);
+            for (int k = 0; k < N; k++) largest = fmaxf(largest, fabsf(v[k]));
+            if (out.data) *reinterpret_cast<RawPack<F8, N>*>(out.data + i) = quantised(v);
+        }
     }
 
     template <int N> __device__ __forceinline__ RawPack<F8, N> quantised(float (&v)[N]) {
         RawPack<F8, N> pack;
         for (int k = 0; k < N; k++) v[k] *= scale;
-        if (WRITES_FP8) from_floats(pack.v, v);
+        if constexpr (WRITES_FP8) from_floats(pack.v, v);
         if (!counting) return pack;
         values += N;
         for (int k = 0; k < N; k++) {
@@ -100,12 +104,12 @@ template <typename F8> struct Fp8Writer {
     }
 
     __device__ __forceinline__ void leave_warp() {
-        if (!WRITES_FP8 || !out.scale) return;
-        leave(warp_max(largest), threadIdx.x % WARP_SIZE == 0);
+        if constexpr (WRITES_FP8)
+            if (out.scale) leave(warp_max(largest), threadIdx.x % WARP_SIZE == 0);
     }
     __device__ __forceinline__ void leave_block() {
-        if (!WRITES_FP8 || !out.scale) return;
-        leave(block_max(largest), threadIdx.x == 0);
+        if constexpr (WRITES_FP8)
+            if (out.scale) leave(block_max(largest), threadIdx.x == 0);
     }
 
 private:
