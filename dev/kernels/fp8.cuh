@@ -91,7 +91,7 @@ template <typename F8> struct Fp8Writer {
     }
 
     template <int N> __device__ __forceinline__ RawPack<F8, N> quantised(float (&v)[N]) {
-        RawPack<F8, N> pack;
+        RawPack<F8, N> pack = {};
         for (int k = 0; k < N; k++) v[k] *= scale;
         if constexpr (WRITES_FP8) from_floats(pack.v, v);
         if (!counting) return pack;
