@@ -953,40 +953,50 @@ inline void sum_up(const Product& p, const void* A, const void* B, const Target&
     plain_product(p, A, B, sums);
 }
 
+// Operands of FP8, expanded: each matrix dense, its columns along k.
+struct Expanded {
+    const void *a, *b;
+    cudaDataType_t type;
+    float scale;   // of the product
+};
+
+// The part of D that begins at row i, column j.
+inline void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int64_t j, int64_t rows, int64_t columns)
+{
+    const Target& d = call.result;
+    Product p = call.p;
+    p.m = rows;
+    p.n = columns;
+    p.type_a = p.type_b = x.type;
+    p.lda = p.ldb = p.k;
+    p.alpha = 1;   // oneDNN makes code for each alpha, and scales change from call to call
+    p.beta = 0;
+    const Target sums = {scratch<float>(Room::sums, static_cast<size_t>(rows * columns)), CUDA_R_32F, rows, 0};
+    sum_up(p, at(x.a, x.type, i * p.k), at(x.b, x.type, j * p.k), sums, call.algorithm);
+    cublasLtMatmulDescOpaque_t epilogue = call.desc;
+    epilogue.bias_type = type_of_bias(call.desc, call.p, d.type);
+    if (epilogue.epilogue & CUBLASLT_EPILOGUE_BIAS)
+        epilogue.bias = at(call.desc.bias, static_cast<cudaDataType_t>(epilogue.bias_type), i);
+    finish(epilogue, p, sums, x.scale, call.p.beta, {at(d.data, d.type, j * d.ld + i), d.type, d.ld, 0});
+}
+
 // In tiles of a size that does not depend on how many workers there are, each the work of one: so neither do the sums.
 // (oneDNN splits sums over k among workers.)
 inline void multiply_fp8(const MatmulCall& call)
 {
     constexpr int64_t tile = 256;
-    const auto& [desc, product, A, B, result, algorithm] = call;
-    const Product& p = product;
-    const float scale_a = desc.scale_a == nullptr ? 1 : *desc.scale_a;
-    const float scale_b = desc.scale_b == nullptr ? 1 : *desc.scale_b;
-    const void* const a = expanded(Room::a, A, p.type_a, p.lda, p.k, p.m);
-    const void* const b = expanded(Room::b, B, p.type_b, p.ldb, p.k, p.n);
-    const cudaDataType_t type = has_bfloat16() ? CUDA_R_16BF : CUDA_R_32F;
+    const Product& p = call.p;
+    const float *scale_a = call.desc.scale_a, *scale_b = call.desc.scale_b;
+    const Expanded x = {expanded(Room::a, call.A, p.type_a, p.lda, p.k, p.m),
+                        expanded(Room::b, call.B, p.type_b, p.ldb, p.k, p.n), has_bfloat16() ? CUDA_R_16BF : CUDA_R_32F,
+                        p.alpha * (scale_a == nullptr ? 1 : *scale_a) * (scale_b == nullptr ? 1 : *scale_b)};
 #pragma omp parallel
     {
         omp_set_num_threads(1);   // of this worker's from here on
 #pragma omp for collapse(2) schedule(dynamic)
         for (int64_t j = 0; j < p.n; j += tile)
-            for (int64_t i = 0; i < p.m; i += tile) {
-                Product part = p;
-                part.m = std::min(tile, p.m - i);
-                part.n = std::min(tile, p.n - j);
-                part.type_a = part.type_b = type;
-                part.lda = part.ldb = p.k;
-                part.alpha = 1;   // oneDNN makes code for each alpha, and scales change from call to call
-                part.beta = 0;
-                const Target sums = {scratch<float>(Room::sums, tile * tile), CUDA_R_32F, part.m, part.m * part.n};
-                sum_up(part, at(a, type, i * p.k), at(b, type, j * p.k), sums, algorithm);
-                cublasLtMatmulDescOpaque_t epilogue = desc;
-                const auto bias_type = type_of_bias(desc, p, result.type);
-                if (desc.epilogue & CUBLASLT_EPILOGUE_BIAS) epilogue.bias = at(desc.bias, bias_type, i);
-                epilogue.bias_type = bias_type;
-                const Target d = {at(result.data, result.type, j * result.ld + i), result.type, result.ld, 0};
-                finish(epilogue, part, sums, p.alpha * scale_a * scale_b, p.beta, d);
-            }
+            for (int64_t i = 0; i < p.m; i += tile)
+                multiply_fp8_tile(call, x, i, j, std::min(tile, p.m - i), std::min(tile, p.n - j));
     }
 }
 

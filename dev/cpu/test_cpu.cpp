@@ -670,8 +670,6 @@ static void test_bf16()
 
 // ---- FP8, from its definition: bits of sign, exponent and mantissa, in double.
 
-constexpr __nv_fp8_interpretation_t fp8_kinds[] = {__NV_E4M3, __NV_E5M2};
-
 // What a code stands for; what comes after the largest number is as large as it would be if it were one.
 static double fp8_value(int code, __nv_fp8_interpretation_t kind)
 {
