@@ -642,8 +642,8 @@ inline Primitive make_primitive(const Product& p, const Target& d, bool has_bias
 inline bool onednn_bfloat16(const Product& p, const void* a, const void* b, const Target& d, const void* bias, cudaDataType_t bias_type)
 {
     using Key = std::tuple<int64_t, int64_t, int64_t, bool, bool, int64_t, int64_t, int64_t, int64_t, int64_t, float, float, cudaDataType_t, int64_t, int64_t, bool, cudaDataType_t>;
-    static std::map<Key, Primitive> primitives;
-    static const dnnl::stream stream(onednn_engine());
+    static thread_local std::map<Key, Primitive> primitives;   // a worker's own, as their memory objects are set
+    static thread_local const dnnl::stream stream(onednn_engine());
     const Key key{p.m, p.n, p.k, p.transpose_a, p.transpose_b, p.lda, p.ldb, p.batch, p.stride_a, p.stride_b, p.alpha, p.beta, d.type, d.ld, d.stride, bias != nullptr, bias_type};
     try {
         auto found = primitives.find(key);
@@ -676,11 +676,11 @@ inline bool has_bfloat16()
 inline bool has_bfloat16() { return false; }
 #endif
 
-// Room that stays for the next product: for sums in float that D has no place for, for operands.
+// Room that stays for the worker's next product: for sums in float that D has no place for, for operands.
 enum class Room { sums, a, b };
 template <class T> inline T* scratch(Room room, size_t count)
 {
-    static struct { std::unique_ptr<unsigned char[]> bytes; size_t size = 0; } memory[3];
+    static thread_local struct { std::unique_ptr<unsigned char[]> bytes; size_t size = 0; } memory[3];
     auto& [bytes, size] = memory[static_cast<int>(room)];
     if (count * sizeof(T) > size) {
         size = count * sizeof(T);
@@ -689,9 +689,9 @@ template <class T> inline T* scratch(Room room, size_t count)
     return reinterpret_cast<T*>(bytes.get());
 }
 
-// Times factor. A pack of 16 at a time; FP8 comes in rows of a multiple of that.
+// A pack of 16 at a time; FP8 comes in rows of a multiple of that.
 template <class To, class From>
-inline To* expanded(Room room, const From* from, int64_t ld, int64_t rows, int64_t columns, float factor)
+inline To* expanded(Room room, const From* from, int64_t ld, int64_t rows, int64_t columns)
 {
     constexpr int64_t pack = 16;
     To* const to = scratch<To>(room, static_cast<size_t>(rows * columns));
@@ -700,30 +700,21 @@ inline To* expanded(Room room, const From* from, int64_t ld, int64_t rows, int64
         for (int64_t r = 0; r < rows; r += pack) {
             float x[pack];
             to_floats(x, *reinterpret_cast<const From(*)[pack]>(from + c * ld + r));
-            for (float& e : x) e *= factor;
             To* const out = to + c * rows + r;
             if constexpr (sizeof(To) == sizeof(float)) memcpy(out, x, sizeof(x));
             else from_floats(*reinterpret_cast<To(*)[pack]>(out), x);
         }
     return to;
 }
-inline const void* expanded(Room room, const void* from, cudaDataType_t type, int64_t ld, int64_t rows, int64_t columns,
-                            float factor)
+inline const void* expanded(Room room, const void* from, cudaDataType_t type, int64_t ld, int64_t rows, int64_t columns)
 {
     const auto* e4m3 = static_cast<const __nv_fp8_e4m3*>(from);
     const auto* e5m2 = static_cast<const __nv_fp8_e5m2*>(from);
     if (has_bfloat16())
-        return type == CUDA_R_8F_E4M3 ? expanded<__nv_bfloat16>(room, e4m3, ld, rows, columns, factor)
-                                      : expanded<__nv_bfloat16>(room, e5m2, ld, rows, columns, factor);
-    return type == CUDA_R_8F_E4M3 ? expanded<float>(room, e4m3, ld, rows, columns, factor)
-                                  : expanded<float>(room, e5m2, ld, rows, columns, factor);
-}
-
-// Whether multiplying by it rounds nothing that FP8 or a sum of products of FP8 comes near to.
-inline bool is_exact_factor(float x)
-{
-    int exponent;
-    return frexpf(x, &exponent) == 0.5f && abs(exponent) <= 90;
+        return type == CUDA_R_8F_E4M3 ? expanded<__nv_bfloat16>(room, e4m3, ld, rows, columns)
+                                      : expanded<__nv_bfloat16>(room, e5m2, ld, rows, columns);
+    return type == CUDA_R_8F_E4M3 ? expanded<float>(room, e4m3, ld, rows, columns)
+                                  : expanded<float>(room, e5m2, ld, rows, columns);
 }
 
 // ==== the epilogue ======================================================================================
@@ -962,29 +953,51 @@ inline void sum_up(const Product& p, const void* A, const void* B, const Target&
     plain_product(p, A, B, sums);
 }
 
-inline void multiply_fp8(const MatmulCall& call)
+// Operands of FP8, expanded: each matrix dense, its columns along k.
+struct Expanded {
+    const void *a, *b;
+    cudaDataType_t type;
+    float scale;   // of the product
+};
+
+// The part of D that begins at row i, column j.
+inline void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int64_t j, int64_t rows, int64_t columns)
 {
-    const auto& [desc, product, A, B, result, algorithm] = call;
-    Product p = product;
-    const float scale_a = desc.scale_a == nullptr ? 1 : *desc.scale_a;
-    const float scale_b = desc.scale_b == nullptr ? 1 : *desc.scale_b;
-    const float factor = product.alpha * scale_a * scale_b;
-    const bool exact = is_exact_factor(factor);   // then it may as well be in the operands
-    const void* const a = expanded(Room::a, A, p.type_a, p.lda, p.k, p.m, exact ? factor : 1);
-    const void* const b = expanded(Room::b, B, p.type_b, p.ldb, p.k, p.n, 1);
-    p.type_a = p.type_b = has_bfloat16() ? CUDA_R_16BF : CUDA_R_32F;
+    const Target& d = call.result;
+    Product p = call.p;
+    p.m = rows;
+    p.n = columns;
+    p.type_a = p.type_b = x.type;
     p.lda = p.ldb = p.k;
     p.alpha = 1;   // oneDNN makes code for each alpha, and scales change from call to call
-    const bool biased = desc.epilogue == CUBLASLT_EPILOGUE_BIAS;
-#ifdef HAVE_ONEDNN
-    if (exact && has_bfloat16() && algorithm == Algorithm::fast && !is_vector(p, algorithm) &&
-        onednn_bfloat16(p, a, b, result, biased ? desc.bias : nullptr, type_of_bias(desc, product, result.type)))
-        return;
-#endif
     p.beta = 0;
-    const Target sums = {scratch<float>(Room::sums, static_cast<size_t>(p.m * p.n)), CUDA_R_32F, p.m, p.m * p.n};
-    sum_up(p, a, b, sums, algorithm);
-    finish(desc, product, sums, exact ? 1 : factor, product.beta, result);
+    const Target sums = {scratch<float>(Room::sums, static_cast<size_t>(rows * columns)), CUDA_R_32F, rows, 0};
+    sum_up(p, at(x.a, x.type, i * p.k), at(x.b, x.type, j * p.k), sums, call.algorithm);
+    cublasLtMatmulDescOpaque_t epilogue = call.desc;
+    epilogue.bias_type = type_of_bias(call.desc, call.p, d.type);
+    if (epilogue.epilogue & CUBLASLT_EPILOGUE_BIAS)
+        epilogue.bias = at(call.desc.bias, static_cast<cudaDataType_t>(epilogue.bias_type), i);
+    finish(epilogue, p, sums, x.scale, call.p.beta, {at(d.data, d.type, j * d.ld + i), d.type, d.ld, 0});
+}
+
+// In tiles of a size that does not depend on how many workers there are, each the work of one: so neither do the sums.
+// (oneDNN splits sums over k among workers.)
+inline void multiply_fp8(const MatmulCall& call)
+{
+    constexpr int64_t tile = 256;
+    const Product& p = call.p;
+    const float *scale_a = call.desc.scale_a, *scale_b = call.desc.scale_b;
+    const Expanded x = {expanded(Room::a, call.A, p.type_a, p.lda, p.k, p.m),
+                        expanded(Room::b, call.B, p.type_b, p.ldb, p.k, p.n), has_bfloat16() ? CUDA_R_16BF : CUDA_R_32F,
+                        p.alpha * (scale_a == nullptr ? 1 : *scale_a) * (scale_b == nullptr ? 1 : *scale_b)};
+#pragma omp parallel
+    {
+        omp_set_num_threads(1);   // of this worker's from here on
+#pragma omp for collapse(2) schedule(dynamic)
+        for (int64_t j = 0; j < p.n; j += tile)
+            for (int64_t i = 0; i < p.m; i += tile)
+                multiply_fp8_tile(call, x, i, j, std::min(tile, p.m - i), std::min(tile, p.n - j));
+    }
 }
 
 inline cublasStatus_t multiply(const MatmulCall& call)

@@ -1,6 +1,6 @@
 // FP8 for the CPU, with CUDA's names, in its two kinds: E4M3, 1 bit of sign, 4 of exponent, 3 of mantissa, without
-// infinity; and E5M2, 1, 5 and 2, the upper half of a half. Conversions to FP8 round to nearest, ties to even, and what is
-// too large becomes the largest number (saturation) or, where the program asks for that, infinity or not a number.
+// infinity; and E5M2, 1, 5 and 2, the upper half of a half. Conversions to FP8 round to nearest, ties to even, and what
+// is too large becomes the largest number (saturation) or, where the program asks for that, infinity or not a number.
 // (Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; PTX, cvt.rn.satfinite.)
 #pragma once
 
@@ -21,10 +21,10 @@ struct Fp8 {
     unsigned infinity;         // what is too large and does not saturate
     unsigned nan;
 
-    constexpr unsigned lost() const { return 23 - mantissa; }                        // bits of a float's mantissa
-    constexpr unsigned bias_of_float() const { return 127 - bias; }                  // what a float takes off besides
-    constexpr unsigned normal() const { return (bias_of_float() + 1) << 23; }        // the least normal, as a float
-    constexpr unsigned unit() const { return normal() + ((23 - mantissa) << 23); }   // whose last bit is the least number
+    constexpr unsigned lost() const { return 23 - mantissa; }                   // bits of a float's mantissa
+    constexpr unsigned bias_of_float() const { return 127 - bias; }             // what a float takes off besides
+    constexpr unsigned normal() const { return (bias_of_float() + 1) << 23; }   // the least normal, as a float
+    constexpr unsigned unit() const { return normal() + (lost() << 23); }       // whose last bit is the least number
 };
 constexpr Fp8 e4m3 = {3, 7, 0x7e, 0x7f, 0x7f}, e5m2 = {2, 15, 0x7b, 0x7c, 0x7f};
 constexpr const Fp8& fp8(__nv_fp8_interpretation_t kind) { return kind == __NV_E4M3 ? e4m3 : e5m2; }

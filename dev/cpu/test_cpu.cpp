@@ -670,8 +670,6 @@ static void test_bf16()
 
 // ---- FP8, from its definition: bits of sign, exponent and mantissa, in double.
 
-constexpr __nv_fp8_interpretation_t fp8_kinds[] = {__NV_E4M3, __NV_E5M2};
-
 // What a code stands for; what comes after the largest number is as large as it would be if it were one.
 static double fp8_value(int code, __nv_fp8_interpretation_t kind)
 {
@@ -1072,6 +1070,31 @@ static void test_products_of_fp8()
     claim("FP8: three pairs of kinds, to float, bf16 and half, odd multiples of 16, leading dimensions", sizes < 1);
     claim("FP8: alpha, beta, bias, and scales that are read when the product runs", scales < 1);
     claim("FP8: the other algorithms, and sums that may be fast", others < 1);
+}
+
+// A product of few tiles and long sums, which oneDNN would split among workers.
+static void test_workers_of_fp8()
+{
+    constexpr int m = 144, n = 400, k = 4096;
+    std::mt19937 random(17);
+    const auto a = Fp8Matmul::codes(random, CUDA_R_8F_E4M3, m * k), b = Fp8Matmul::codes(random, CUDA_R_8F_E4M3, n * k);
+    cublasLtContext handle;
+    cublasLtMatmulDescOpaque_t desc{CUBLAS_COMPUTE_32F, CUDA_R_32F};
+    cublasLtMatrixLayoutOpaque_t la{CUDA_R_8F_E4M3, k, m, k}, lb{CUDA_R_8F_E4M3, k, n, k}, ld{CUDA_R_32F, m, n, m};
+    const float alpha = 1, beta = 0;
+    desc.transpose_a = CUBLAS_OP_T;
+    const int workers = omp_get_max_threads();
+    std::vector<float> first, d(m * n);
+    bool same = true;
+    for (int count : {1, 2, 3, 5, 16}) {
+        omp_set_num_threads(count);
+        same = same && cublasLtMatmul(&handle, &desc, &alpha, a.data(), &la, b.data(), &lb, &beta, d.data(), &ld, d.data(), &ld,
+                                      nullptr, nullptr, 0, nullptr) == CUBLAS_STATUS_SUCCESS;
+        if (first.empty()) first = d;
+        same = same && d == first;
+    }
+    omp_set_num_threads(workers);
+    claim("FP8: one, two, three, five and sixteen workers have the same bits", same);
 }
 
 // A product of FP8 that is there; `spoil` makes one that is not. Its heuristic's answer, and its own.
@@ -3190,6 +3213,7 @@ int main(int argc, char** argv)
     test_products<__nv_bfloat16, __nv_bfloat16>("bf16");
     test_refusals();
     test_products_of_fp8();
+    test_workers_of_fp8();
     test_refusals_of_fp8();
     test_captured_scales();
     test_tensor_cores();

@@ -3,6 +3,8 @@ program may ask of them; test_report.py holds the two tables together.
 
     multiprocessors, cache      NVIDIA's white papers (Turing, A100, Ada, H100, Blackwell) and data sheets
     memory, FP32, tensor cores  data sheets: bytes/s; FLOP/s of FP32; dense FP16 or BF16 products, summed in FP32
+    FP8                         twice that, from capability 8.9 on: data sheets of H100 and B200; Ada's white paper, where
+                                it is the rate with sums in FP32 (in FP16 they are twice as fast again)
     clock                       the one that the data sheet's tensor FLOP/s stand for: they are multiprocessors x
                                 FLOPs a clock (white papers) x clock
     per multiprocessor          CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" and
@@ -56,6 +58,10 @@ class Card:
     tensor: float                   # FLOP/s
     fp32: float                     # FLOP/s
     l2_bytes_per_clock: int
+
+    @property
+    def fp8(self):                  # FLOP/s; 0: not there
+        return 2 * self.tensor if (self.capability.major, self.capability.minor) >= (8, 9) else 0.0
 
 
 CARDS = {card.key: card for card in [

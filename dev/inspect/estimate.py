@@ -35,7 +35,8 @@ from claims import Softmax
 MEMORY_SHARE = 0.92         # a large copy on HBM or GDDR6X: the rest is refresh and turning from reads to writes
 L2_SHARE = 0.65             # microbenchmarks of A100 and H100 read 5 to 6 TB/s of about 9
 L1_SHARE = 0.9              # wavefronts: bubbles between instructions that depend on each other
-TENSOR_SHARE = 0.70         # large BF16 products by cuBLASLt on an H100 of 700 W: at full load power lowers the clock
+TENSOR_SHARE = 0.70         # large BF16 products by cuBLASLt on an H100 of 700 W: at full load power lowers the clock;
+                            # taken for FP8 as well
 FP32_SHARE = 0.85           # large FP32 products by cuBLASLt
 TURNS_OVERLAP = 0.55        # of products and softmax, whichever is shorter: how much of it is hidden; see above
 PIECE_SECONDS = 4.5e-6      # of a block, for each piece of attention's work; see above
@@ -121,14 +122,14 @@ def estimate_launch(card, launch, threads, shared, registers=None, softmax=Softm
 TILES = ((128, 256), (256, 128), (320, 128), (192, 192), (128, 272), (128, 248), (128, 128))
 SMALL_TILE_SHARE = 0.87     # of the rate with 128 x 128, which reads more of shared memory for a product
 SPLITS = 16                 # parts, at most, into which a sum over K is split where tiles are few
-ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+ELEMENT_BYTES = {"fp8": 1, "bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def matmul_seconds(card, matmul):
     """cuBLASLt's best tile and split. Tiles go in waves, a tile to a multiprocessor, and a wave that is not full takes
     as long as a full one; parts of split sums are written in FP32 and read again."""
     m, n, k, of = matmul["m"], matmul["n"], matmul["k"], matmul["type"]
-    rate = TENSOR_SHARE * card.tensor if of != "fp32" else FP32_SHARE * card.fp32
+    rate = {"fp32": FP32_SHARE * card.fp32, "fp8": TENSOR_SHARE * card.fp8}.get(of, TENSOR_SHARE * card.tensor)
     bandwidth = MEMORY_SHARE * card.memory
     element, results = ELEMENT_BYTES[of], m * n * matmul["out_bytes"]
     moved = (m * k + k * n) * element + results * (2 if matmul.get("accumulate") else 1)

@@ -378,8 +378,8 @@ def attention():
               f"{rate:.0f} and {published} TFLOP/s")
 
 
-def product(m, n, k, out_bytes=2, accumulate=False):
-    return {"m": m, "n": n, "k": k, "type": "bf16", "out_bytes": out_bytes, "accumulate": accumulate,
+def product(m, n, k, out_bytes=2, accumulate=False, of="bf16"):
+    return {"m": m, "n": n, "k": k, "type": of, "out_bytes": out_bytes, "accumulate": accumulate,
             "epilogue": "none"}
 
 
@@ -396,6 +396,12 @@ def matmuls():
     thin = product(1 << 20, 64, 64)
     claim(near(matmul_seconds(h100, thin), 2 * (2 * (1 << 26) + 64 * 64) / (MEMORY_SHARE * 3.35e12)),
           "a thin one takes what its bytes take")
+    claim(near(share(h100, 8192, 8448, 8192, of="fp8"), 2 * large), "in FP8 a large one is twice as fast")
+    thin = product(1 << 20, 64, 64, of="fp8")
+    claim(near(matmul_seconds(h100, thin), (3 * (1 << 26) + 64 * 64) / (MEMORY_SHARE * 3.35e12)),
+          "an element of FP8 is a byte")
+    claim([CARDS[key].fp8 for key in ("h100", "4090", "a100", "t4")] == [1978.8e12, 330.4e12, 0, 0],
+          "FP8 is there from capability 8.9 on, at twice the rate")
     claim(matmul_seconds(h100, product(16, 16, 16)) == KERNEL_SECONDS, "a tiny one takes a launch")
     shape = gpu_model.Shape(12, 12, 768, 1024, 50257, 64, 1024)
     seconds = sum(gpu_model.matmul_launches(shape, m) * matmul_seconds(h200, product(m.M, m.N, m.K))
