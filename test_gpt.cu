@@ -84,7 +84,7 @@ public:
         copy(typed.data(), data_, cudaMemcpyDeviceToHost);
         Values values(size_);
         for (size_t i = 0; i < size_; i++) {
-            if constexpr (std::is_same_v<T, __nv_bfloat16>) values[i] = static_cast<float>(typed[i]);
+            if constexpr (std::is_class_v<T>) values[i] = static_cast<float>(typed[i]);
             else values[i] = typed[i];
         }
         return values;
@@ -1721,10 +1721,12 @@ void test_memory() {
     // A GPU hands out memory in pieces of at most 2 MiB, so its own count may be off by that per block.
     const size_t granularity = device.is_cpu() ? 0 : 2 << 20;
     auto claim_exact = [&](const std::string& text, Recompute recompute, DType grad_dtype, Purpose purpose,
-                           Attention attention = Attention::FLASH, int gpus = 1, int zero = 0) {
+                           Attention attention = Attention::FLASH, int gpus = 1, int zero = 0,
+                           MatmulIn matmul = MatmulIn::FLOATX) {
         Setup setup = {{3, 2, 32, 20, 300}, 3, 17, recompute, grad_dtype, purpose, HEAD_ROWS, attention};
         setup.gpus = gpus;
         setup.zero = zero;
+        setup.matmul = matmul;
         const Plan p = plan(setup);
         const size_t planned = p.total - p.bytes[static_cast<int>(Category::CUDA)];   // which CUDA has taken already
         const size_t before = free_memory();
@@ -1744,6 +1746,11 @@ void test_memory() {
     for (int zero : {0, 1, 2, 3})
         claim_exact(format("--zero %d, 5 GPUs", zero), Recompute::NONE, DType::FP32, Purpose::TRAINING,
                     Attention::FLASH, 5, zero);
+    if (FLOATX == DType::BF16)
+        for (MatmulIn matmul : {MatmulIn::FP8, MatmulIn::FP8_ALL})
+            for (const auto& [name, recompute] : RECOMPUTE_NAMES)
+                claim_exact(format("--matmul %s --recompute %s", MATMUL_NAMES[static_cast<int>(matmul)], name), recompute,
+                            DType::FP32, Purpose::TRAINING, Attention::FLASH, 1, 0, matmul);
     claim_exact("eval", Recompute::NONE, DType::FP32, Purpose::INFERENCE);
     claim_exact("sample", Recompute::NONE, DType::FP32, Purpose::SAMPLING);
     Setup s = {{3, 2, 32, 20, 300}, 1, 20, Recompute::NONE, DType::FP32, Purpose::TRAINING};
@@ -4668,6 +4675,10 @@ void test_trace() {
     }
 }
 
+// ==== FP8 ====================================================================
+
+#include "dev/kernels/test_fp8.cuh"
+
 // ==== main ===================================================================
 
 // What dev/reference/check_folder.py compares with safetensors, PyTorch and transformers.
@@ -4711,6 +4722,20 @@ void test(const char* name, void (*function)()) {
     fflush(stdout);
 }
 
+void test_fp8() {
+    if (!device_has_fp8()) return;
+    test("kernels: fp8: layernorm", test_fp8_layernorm);
+    test("kernels: fp8: gelu", test_fp8_gelu);
+    test("kernels: fp8: attention", test_fp8_attention);
+    test("kernels: fp8: scales", test_fp8_scales);
+    test("kernels: fp8: transpose", test_fp8_transpose);
+    test("kernels: fp8: weights", test_fp8_weights);
+    test("kernels: fp8: matmul forward", test_fp8_matmul_forward);
+    test("kernels: fp8: matmul backward input", test_fp8_matmul_backward_input);
+    test("kernels: fp8: matmul backward weight", test_fp8_matmul_backward_weight);
+    test("model in FP8", test_fp8_model);
+}
+
 void test_kernels() {
     test("kernels: add partials", test_add_partials);
     test("kernels: embedding forward", test_embedding_forward);
@@ -4731,6 +4756,7 @@ void test_kernels() {
     test("kernels: matmul forward", test_matmul_forward);
     test("kernels: matmul backward input", test_matmul_backward_input);
     test("kernels: matmul backward weight", test_matmul_backward_weight);
+    test_fp8();
 }
 
 void test_model() {
@@ -4768,6 +4794,7 @@ void test_command_line() {
     write_text();
     test("runs: the same bits", test_repeated_runs);
     test("runs: options of --resume", test_resume_options);
+    if (device_has_fp8()) test("runs: FP8", test_fp8_runs);
     test("runs: accumulation", test_accumulation);
     test("runs: sequences of an evaluation", test_eval_sequences);
     test("runs: threads", test_threads);
@@ -4807,6 +4834,7 @@ void test_command_line() {
     test("defaults", test_defaults);
     test("README", test_readme);
     test("bad flags", test_bad_flags);
+    test("bad flags: FP8", test_bad_fp8);
     test("bad flags: many GPUs", test_bad_numbers_of_gpus);
     test("bad text", test_bad_text);
     test("bad data", test_bad_data);

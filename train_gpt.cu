@@ -4471,17 +4471,20 @@ int auto_micro_batch(Setup s, size_t memory, long total_batch) {
 constexpr size_t FP8_ROWS = 16;   // of which cuBLASLt wants multiples in each size of a product
 
 void require_fp8(const Setup& s) {
-    const cudaDeviceProp& p = device.properties;
     if (s.precision != DType::BF16)
         throw UserError("--matmul fp8 is for a model in bf16: a build with PRECISION=bf16, or plan --precision bf16; "
                         "found %s", name_of(s.precision));
-    if (s.on_gpu && p.major > 0 && 10 * p.major + p.minor < 89)
-        throw UserError("--matmul fp8 needs compute capability 8.9 (Ada, Hopper): %s has %d.%d", p.name, p.major,
-                        p.minor);
     if (s.N() % FP8_ROWS != 0)
         throw UserError("--matmul fp8 needs a multiple of %zu tokens in a micro-batch, found %d x %d", FP8_ROWS, s.B, s.T);
     if (s.zero > last_stage(s))
         throw UserError("--zero 3 and --matmul fp8: each GPU has all weights in FP8; expected --zero 0, 1 or 2");
+}
+
+void require_fp8_device() {
+    const cudaDeviceProp& p = device.properties;
+    if (!device.is_cpu() && 10 * p.major + p.minor < 89)
+        throw UserError("--matmul fp8 needs compute capability 8.9 (Ada, Hopper): %s has %d.%d", p.name, p.major,
+                        p.minor);
 }
 
 // `memory` is what --micro-batch auto may use.
@@ -4907,6 +4910,7 @@ void train(const Options& o) {
     note_changes(o, start);
     divide_data(data, o, start.dir, config);
     note_data(start, data.train.count());
+    if (o.matmul != MatmulIn::FLOATX) require_fp8_device();
     const Setup setup = make_setup(o, config, Purpose::TRAINING, least_of_all(memory_now().available));
     find_peak(o);
     print_run(setup, o, data, accumulation_steps(o, setup), start);
