@@ -1180,8 +1180,8 @@ layernorm_backward_kernel(floatX* dinp, Fp8Out<e5m2> dinp8, float* partials, con
             for (int k = 0; k < PACK; k++) y[k] += r * (g[k] * d[k] - avg_g - (x[k] - m) * r * avg_gx);
             round_pack(y);
             store(dinp + n * C + i, y);
-            fp8.put(n * C + i, y);
             add_pieces(dbias, y, i, C);
+            fp8.put_rounded(n * C + i, y);
         }
     }
     fp8.leave_block();

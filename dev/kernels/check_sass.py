@@ -78,13 +78,13 @@ def parse(address, text, labels, count):
 
 JUMPS = {"BRA", "BSSY", "CALL", "RET"}
 # Result and sources are a register each.
-SINGLE = set("""BMSK BREV F2FP FADD FFMA FLO FMNMX FMUL FRND FSEL FSET HADD2 HFMA2 HMUL2 HSET2 I2FP IABS IADD3 IMNMX LEA
+SINGLE = set("""BMSK BREV F2F F2FP FADD FFMA FLO FMNMX FMUL FRND FSEL FSET HADD2 HFMA2 HMUL2 HSET2 I2FP IABS IADD3 IMNMX LEA
                 LOP3 MATCH MOV MUFU P2R POPC PRMT S2R SEL SGXT SHF SHFL VIADD VIADDMNMX VIMNMX VOTE""".split())
 # The result, if there is one, is a predicate or uniform; sources are a register each.
-WITHOUT_RESULT = set("BAR FCHK FSETP HSETP2 ISETP R2P R2UR".split())
+WITHOUT_RESULT = set("BAR FCHK FSETP HSETP2 ISETP R2P R2UR REDUX".split())
 LOADS, STORES = {"LDC", "LDG", "LDL", "LDS", "LDSM"}, {"STG", "STL", "STS"}
 MEMORY = LOADS | STORES
-WITH_ADDRESS = MEMORY | {"SYNCS", "ATOMG"}
+WITH_ADDRESS = MEMORY | {"SYNCS", "ATOMG", "REDG"}
 MEMORY_MODIFIERS = set("E U8 S8 U16 S16 64 128 CONSTANT STRONG CTA GPU SYS BYPASS EF EL LU 16 M88 MT88 2 4".split())
 LOCAL_MEMORY = {"LDL", "STL"}
 WIDE = {"64", "128", "256", "WIDE", "U64", "S64", "F64"}   # modifiers that mean more than one register somewhere
@@ -103,6 +103,8 @@ def widths(i):
         return (size,) if i.name in LOADS else (0, size)
     if i.name == "ATOMG" and i.modifiers == ["E", "INC", "STRONG", "GPU"]:
         return (1, 1)
+    if i.name == "REDG" and i.modifiers[:2] in (["E", "MAX"], ["E", "ADD"]):   # an atomic whose result nobody wants
+        return (0, 2 if wide else 1)
     if i.name == "IMAD" and wide <= {"WIDE"}:
         return (2, 1, 1, 2) if wide else (1, 1, 1, 2) if "HI" in i.modifiers else (1, 1, 1, 1)
     if i.name == "CS2R":
@@ -145,7 +147,7 @@ def registers(i):
             continue
         if "[" in operand and i.name in WITH_ADDRESS:
             for number, suffix in re.findall(r"(?<!\w)R(\d+)(\.\w+)?", operand):
-                is_global = i.name in ("ATOMG", "LDG", "STG")   # addresses of 64 bits
+                is_global = i.name in ("ATOMG", "LDG", "REDG", "STG")   # addresses of 64 bits
                 wide = suffix == ".64" or (is_global and suffix != ".U32")
                 read |= set(range(int(number), int(number) + (2 if wide else 1)))
                 named -= 1

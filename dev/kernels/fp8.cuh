@@ -78,13 +78,20 @@ template <typename F8> struct Fp8Writer {
         }
     }
 
-    // x is element i and those after it, as they are stored in floatX or before they are rounded to it.
+    // x is element i and those after it, before they are rounded to floatX.
     template <int N> __device__ __forceinline__ void put(size_t i, const float (&x)[N]) {
         if constexpr (WRITES_FP8) {
             if (!out.scale) return;
             float v[N];
             for (int k = 0; k < N; k++) v[k] = x[k];
             round_pack(v);
+            put_rounded(i, v);
+        }
+    }
+    // The same of what is in floatX already; spoils v.
+    template <int N> __device__ __forceinline__ void put_rounded(size_t i, float (&v)[N]) {
+        if constexpr (WRITES_FP8) {
+            if (!out.scale) return;
             for (int k = 0; k < N; k++) largest = fmaxf(largest, fabsf(v[k]));
             if (out.data) *reinterpret_cast<RawPack<F8, N>*>(out.data + i) = quantised(v);
         }
@@ -223,7 +230,7 @@ template <ScaleBy BY, typename F8> __global__ void fp8_quantise_kernel(Fp8Out<F8
     float v[PACK];
     for (size_t i = span.begin; i < span.end; i += span.stride) {
         load(v, x + i);
-        writer.put(i, v);
+        writer.put_rounded(i, v);
     }
     if (BY == ScaleBy::ITSELF) writer.largest = 0;   // it is known, and others read it
     writer.leave_block();

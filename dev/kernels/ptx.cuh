@@ -319,7 +319,7 @@ __device__ __forceinline__ void store_rows(floatX* x, const Fp8Out<F8>& x8, size
         if (!x8.scale) continue;
         float v[PACK];
         load(v, reinterpret_cast<const floatX*>(from));
-        fp8.put(i, v);
+        fp8.put_rounded(i, v);
     }
     fp8.leave_warp();
 }
