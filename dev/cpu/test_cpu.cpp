@@ -1056,9 +1056,9 @@ static void test_products_of_fp8()
                 }
             for (float beta : {0.0f, 1.0f, -0.5f})
                 for (bool has_bias : {false, true})
-                    for (bool scaled : {false, true}) {
-                        p.m = 304, p.beta = beta, p.has_bias = has_bias, p.scaled = scaled, p.alpha = 0.75f;
-                        p.scale_a = scaled ? 0.37f : 1, p.scale_b = scaled ? 3.1f : 1;
+                    for (float scale : {1.0f, 0.37f, 0.5f}) {   // 0.37: no power of 2
+                        p.m = 304, p.beta = beta, p.has_bias = has_bias, p.scaled = scale != 1, p.alpha = 2 * scale;
+                        p.scale_a = scale, p.scale_b = scale == 1 ? 1 : 4 * scale;
                         scales = std::max(scales, p.error());
                     }
             p.fast_sums = 1;
