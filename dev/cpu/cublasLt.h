@@ -689,9 +689,9 @@ template <class T> inline T* scratch(Room room, size_t count)
     return reinterpret_cast<T*>(bytes.get());
 }
 
-// A pack of 16 at a time; FP8 comes in rows of a multiple of that.
+// Times factor. A pack of 16 at a time; FP8 comes in rows of a multiple of that.
 template <class To, class From>
-inline To* expanded(Room room, const From* from, int64_t ld, int64_t rows, int64_t columns)
+inline To* expanded(Room room, const From* from, int64_t ld, int64_t rows, int64_t columns, float factor)
 {
     constexpr int64_t pack = 16;
     To* const to = scratch<To>(room, static_cast<size_t>(rows * columns));
@@ -700,21 +700,30 @@ inline To* expanded(Room room, const From* from, int64_t ld, int64_t rows, int64
         for (int64_t r = 0; r < rows; r += pack) {
             float x[pack];
             to_floats(x, *reinterpret_cast<const From(*)[pack]>(from + c * ld + r));
+            for (float& e : x) e *= factor;
             To* const out = to + c * rows + r;
             if constexpr (sizeof(To) == sizeof(float)) memcpy(out, x, sizeof(x));
             else from_floats(*reinterpret_cast<To(*)[pack]>(out), x);
         }
     return to;
 }
-inline const void* expanded(Room room, const void* from, cudaDataType_t type, int64_t ld, int64_t rows, int64_t columns)
+inline const void* expanded(Room room, const void* from, cudaDataType_t type, int64_t ld, int64_t rows, int64_t columns,
+                            float factor)
 {
     const auto* e4m3 = static_cast<const __nv_fp8_e4m3*>(from);
     const auto* e5m2 = static_cast<const __nv_fp8_e5m2*>(from);
     if (has_bfloat16())
-        return type == CUDA_R_8F_E4M3 ? expanded<__nv_bfloat16>(room, e4m3, ld, rows, columns)
-                                      : expanded<__nv_bfloat16>(room, e5m2, ld, rows, columns);
-    return type == CUDA_R_8F_E4M3 ? expanded<float>(room, e4m3, ld, rows, columns)
-                                  : expanded<float>(room, e5m2, ld, rows, columns);
+        return type == CUDA_R_8F_E4M3 ? expanded<__nv_bfloat16>(room, e4m3, ld, rows, columns, factor)
+                                      : expanded<__nv_bfloat16>(room, e5m2, ld, rows, columns, factor);
+    return type == CUDA_R_8F_E4M3 ? expanded<float>(room, e4m3, ld, rows, columns, factor)
+                                  : expanded<float>(room, e5m2, ld, rows, columns, factor);
+}
+
+// Whether multiplying by it rounds nothing that FP8 or a sum of products of FP8 comes near to: a power of 2.
+inline bool is_exact_factor(float x)
+{
+    int exponent;
+    return frexpf(x, &exponent) == 0.5f && abs(exponent) <= 90;
 }
 
 // ==== the epilogue ======================================================================================
@@ -957,7 +966,7 @@ inline void sum_up(const Product& p, const void* A, const void* B, const Target&
 struct Expanded {
     const void *a, *b;
     cudaDataType_t type;
-    float scale;   // of the product
+    float scale;   // of the product; 1 where it is a power of 2, which is in A then
 };
 
 // The part of D that begins at row i, column j.
@@ -970,14 +979,22 @@ inline void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t
     p.type_a = p.type_b = x.type;
     p.lda = p.ldb = p.k;
     p.alpha = 1;   // oneDNN makes code for each alpha, and scales change from call to call
+    const void *const a = at(x.a, x.type, i * p.k), *const b = at(x.b, x.type, j * p.k);
+    const Target part = {at(d.data, d.type, j * d.ld + i), d.type, d.ld, 0};
+    const cudaDataType_t bias_type = type_of_bias(call.desc, call.p, d.type);
+    const void* const bias = call.desc.epilogue & CUBLASLT_EPILOGUE_BIAS ? at(call.desc.bias, bias_type, i) : nullptr;
+#ifdef HAVE_ONEDNN
+    if (x.scale == 1 && x.type == CUDA_R_16BF && d.type != CUDA_R_16F && call.algorithm == Algorithm::fast &&
+        onednn_bfloat16(p, a, b, part, bias, bias_type))
+        return;
+#endif
     p.beta = 0;
     const Target sums = {scratch<float>(Room::sums, static_cast<size_t>(rows * columns)), CUDA_R_32F, rows, 0};
-    sum_up(p, at(x.a, x.type, i * p.k), at(x.b, x.type, j * p.k), sums, call.algorithm);
+    sum_up(p, a, b, sums, call.algorithm);
     cublasLtMatmulDescOpaque_t epilogue = call.desc;
-    epilogue.bias_type = type_of_bias(call.desc, call.p, d.type);
-    if (epilogue.epilogue & CUBLASLT_EPILOGUE_BIAS)
-        epilogue.bias = at(call.desc.bias, static_cast<cudaDataType_t>(epilogue.bias_type), i);
-    finish(epilogue, p, sums, x.scale, call.p.beta, {at(d.data, d.type, j * d.ld + i), d.type, d.ld, 0});
+    epilogue.bias = bias;
+    epilogue.bias_type = bias_type;
+    finish(epilogue, p, sums, x.scale, call.p.beta, part);
 }
 
 // In tiles of a size that does not depend on how many workers there are, each the work of one: so neither do the sums.
@@ -987,9 +1004,11 @@ inline void multiply_fp8(const MatmulCall& call)
     constexpr int64_t tile = 256;
     const Product& p = call.p;
     const float *scale_a = call.desc.scale_a, *scale_b = call.desc.scale_b;
-    const Expanded x = {expanded(Room::a, call.A, p.type_a, p.lda, p.k, p.m),
-                        expanded(Room::b, call.B, p.type_b, p.ldb, p.k, p.n), has_bfloat16() ? CUDA_R_16BF : CUDA_R_32F,
-                        p.alpha * (scale_a == nullptr ? 1 : *scale_a) * (scale_b == nullptr ? 1 : *scale_b)};
+    const float scale = p.alpha * (scale_a == nullptr ? 1 : *scale_a) * (scale_b == nullptr ? 1 : *scale_b);
+    const bool exact = is_exact_factor(scale);
+    const Expanded x = {expanded(Room::a, call.A, p.type_a, p.lda, p.k, p.m, exact ? scale : 1),
+                        expanded(Room::b, call.B, p.type_b, p.ldb, p.k, p.n, 1),
+                        has_bfloat16() ? CUDA_R_16BF : CUDA_R_32F, exact ? 1 : scale};
 #pragma omp parallel
     {
         omp_set_num_threads(1);   // of this worker's from here on

@@ -19,6 +19,7 @@
 
 #include "atomics.h"
 #include "cuda.h"
+#include "cuda_fp8.h"
 #include "cuda_runtime.h"
 
 #include <stdarg.h>
@@ -360,6 +361,34 @@ CUDA_CPU_UNSEEN inline void mma_of_warp(void* const* operands, unsigned lanes)
         for (unsigned i = 0; i < 4; i++) lane_of[lane]->d[i] += d[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2];
 }
 
+// In E4M3: the fragments' pairs of 16 bits are 4 numbers along k.
+CUDA_CPU_UNSEEN inline void fp8_mma_of_warp(void* const* operands, unsigned lanes)
+{
+    need_all("mma_m16n8k32_e4m3", lanes);
+    watch::tensor_flops(2 * 16 * 8 * 32);
+    const MmaOperand* lane_of[lanes_of_warp];
+    alignas(64) float a[16][32], b[32][8];
+    const auto number = [](uint32_t four, unsigned i) {
+        return float_of_fp8(static_cast<unsigned char>(four >> 8 * i), __NV_E4M3);
+    };
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
+        const MmaOperand& mine = *static_cast<MmaOperand*>(operands[lane]);
+        const unsigned g = lane / 4, t = lane % 4;
+        lane_of[lane] = &mine;
+        for (unsigned e = 0; e < 4; e++) {
+            for (unsigned i = 0; i < 4; i++) a[g + i % 2 * 8][4 * t + i / 2 * 16 + e] = number(mine.a[i], e);
+            for (unsigned i = 0; i < 2; i++) b[4 * t + i * 16 + e][g] = number(mine.b[i], e);
+        }
+    }
+    for (unsigned r = 0; r < 16; r++) {
+        alignas(32) float d[8];
+        Vector8 sum{};
+        for (unsigned k = 0; k < 32; k++) sum += a[r][k] * *reinterpret_cast<const Vector8*>(b[k]);
+        memcpy(d, &sum, sizeof(sum));
+        for (unsigned c = 0; c < 8; c++) lane_of[r % 8 * 4 + c / 2]->d[r / 8 * 2 + c % 2] += d[c];
+    }
+}
+
 struct LdmatrixOperand {
     uint32_t* r;
     const void* row;
@@ -402,6 +431,14 @@ inline void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t
     cuda_cpu::need_capability("mma_m16n8k16", 80);
     cuda_cpu::MmaOperand mine{d, a, {b0, b1}};
     cuda_cpu::meet_warp("mma_m16n8k16", &mine, cuda_cpu::mma_of_warp);
+}
+
+constexpr bool HAS_FP8_MMA = true;
+inline void mma_m16n8k32_e4m3(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    cuda_cpu::need_capability("mma_m16n8k32_e4m3", 89);
+    cuda_cpu::MmaOperand mine{d, a, {b0, b1}};
+    cuda_cpu::meet_warp("mma_m16n8k32_e4m3", &mine, cuda_cpu::fp8_mma_of_warp);
 }
 
 CUDA_CPU_INSTRUCTION void ldmatrix(uint32_t (&r)[4], const void* row)

@@ -1056,9 +1056,9 @@ static void test_products_of_fp8()
                 }
             for (float beta : {0.0f, 1.0f, -0.5f})
                 for (bool has_bias : {false, true})
-                    for (bool scaled : {false, true}) {
-                        p.m = 304, p.beta = beta, p.has_bias = has_bias, p.scaled = scaled, p.alpha = 0.75f;
-                        p.scale_a = scaled ? 0.37f : 1, p.scale_b = scaled ? 3.1f : 1;
+                    for (float scale : {1.0f, 0.37f, 0.5f}) {   // 0.37: no power of 2
+                        p.m = 304, p.beta = beta, p.has_bias = has_bias, p.scaled = scale != 1, p.alpha = 2 * scale;
+                        p.scale_a = scale, p.scale_b = scale == 1 ? 1 : 4 * scale;
                         scales = std::max(scales, p.error());
                     }
             p.fast_sums = 1;
@@ -1315,6 +1315,39 @@ static bool mma_multiplies()
     return right;
 }
 
+// d (16 x 8) = c + a (16 x 32) b (32 x 8) in E4M3: b's columns, and the others' rows, are consecutive in memory.
+__global__ void multiply_fp8_fragments(float* d, const float* c, const __nv_fp8_e4m3* a, const __nv_fp8_e4m3* b)
+{
+    const unsigned g = threadIdx.x / 4, t = threadIdx.x % 4;
+    const auto four = [](const __nv_fp8_e4m3* p) { return *reinterpret_cast<const uint32_t*>(p); };
+    const __nv_fp8_e4m3 *row = a + g * 32 + 4 * t, *column = b + g * 32 + 4 * t;
+    const uint32_t fragment[4] = {four(row), four(row + 8 * 32), four(row + 16), four(row + 8 * 32 + 16)};
+    float sum[4];
+    const auto place = [=](unsigned i) { return (g + i / 2 * 8) * 8 + 2 * t + i % 2; };
+    for (unsigned i = 0; i < 4; i++) sum[i] = c[place(i)];
+    mma_m16n8k32_e4m3(sum, fragment, four(column), four(column + 16));
+    for (unsigned i = 0; i < 4; i++) d[place(i)] = sum[i];
+}
+
+static bool fp8_mma_multiplies()
+{
+    Array<__nv_fp8_e4m3> a(16 * 32), b(8 * 32);
+    Array<float> c(128), d(128);
+    std::mt19937 random(4);
+    for (auto* x : {&a, &b})
+        for (size_t i = 0; i < x->size; i++) (*x)[i] = __nv_fp8_e4m3(static_cast<float>(random() % 17) - 8);
+    for (unsigned i = 0; i < 128; i++) c[i] = static_cast<float>(i);
+    launch(1, 32, 0, multiply_fp8_fragments, d.data, c.data, a.data, b.data);
+    bool right = true;
+    for (unsigned i = 0; i < 128; i++) {
+        float sum = c[i];
+        for (unsigned k = 0; k < 32; k++)
+            sum += static_cast<float>(a[i / 8 * 32 + k]) * static_cast<float>(b[i % 8 * 32 + k]);
+        right = right && d[i] == sum;
+    }
+    return right;
+}
+
 // Rows of 8 numbers, 80 bytes apart; each lane names one, and notes what it gets, plain and transposed.
 __global__ void load_matrices(uint32_t* out)
 {
@@ -1377,6 +1410,7 @@ template <int under_way> static std::vector<int> missing_copies()
 static void test_warp_instructions()
 {
     claim("mma_m16n8k16: fragments as in the manual, a product is added", in_every_order(mma_multiplies));
+    claim("mma_m16n8k32_e4m3: fragments as in the manual, a product is added", in_every_order(fp8_mma_multiplies));
     claim("ldmatrix: every lane gets its elements of four matrices, plain and transposed",
           in_every_order(ldmatrix_loads));
     claim("copy_async: all groups have landed after a wait for all, zeros where not valid",
@@ -2804,6 +2838,7 @@ __global__ void one_instruction(int which, const __nv_bfloat16* data, const __gr
         barrier_wait(barrier, 0);
     }
     if (which == 5) async_fence();
+    if (which == 9) mma_m16n8k32_e4m3(d, r, 0, 0);
     if (which == 6) {
         wgmma_fence(d);
         wgmma<64, Major::K>(d, wgmma_operand(tile), wgmma_operand(tile), 0);
@@ -2831,7 +2866,8 @@ static void test_card_instructions()
     const Instruction table[] = {
         {"ldmatrix", 75, 999},     {"mma_m16n8k16", 80, 999},  {"copy_async", 80, 999},
         {"barrier_init", 90, 999}, {"barrier_init", 90, 999},  {"async_fence", 90, 999},
-        {"wgmma_fence", 90, 90},   {"keep_registers", 90, 90}, {"named_barrier_wait", 75, 999}};
+        {"wgmma_fence", 90, 90},   {"keep_registers", 90, 90}, {"named_barrier_wait", 75, 999},
+        {"mma_m16n8k32_e4m3", 89, 999}};
     for (const auto& [card, capability] :
          {std::pair{"t4", 75}, {"a100", 80}, {"4090", 89}, {"h100", 90}, {"b200", 100}}) {
         std::string wrong;

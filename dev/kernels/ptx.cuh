@@ -72,6 +72,21 @@ __device__ __forceinline__ void mma_m16n8k16(float* d, const uint32_t (&a)[4], u
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Ada and up: d (16 x 8) += a (16 x 32) b (32 x 8) in E4M3, whose fragments are those of pairs of columns of 16 bits: a
+// register holds 4 numbers. "Matrix Fragments for mma.m16n8k32"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+constexpr bool HAS_FP8_MMA = true;
+__device__ __forceinline__ void mma_m16n8k32_e4m3(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#else
+constexpr bool HAS_FP8_MMA = false;
+__device__ __forceinline__ void mma_m16n8k32_e4m3(float*, const uint32_t (&)[4], uint32_t, uint32_t) {}
+#endif
+
 // Four 8 x 8 matrices of 16 bits: lane l names row l % 8 of matrix l / 8. Lane 4g + t gets elements
 // 2t, 2t+1 of row g of each, or, transposed, rows 2t, 2t+1 of column g. "ldmatrix"
 __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const void* row) {
