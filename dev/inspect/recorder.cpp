@@ -13,7 +13,8 @@
 // Environment: INSPECT_OUT (the file), INSPECT_MODE (sample: only a few blocks run; few: all run, a few are recorded;
 // whole: many are, which is what a program gets; all), INSPECT_KERNEL (only those whose name has this in it),
 // INSPECT_EXCEPT (ranges that are not), INSPECT_SECONDS (after which the program is ended), INSPECT_LEAVE_OUT (addresses
-// of barriers that are to be forgotten), INSPECT_PROGRESS (says on stderr what it looks at).
+// of barriers that are to be forgotten), INSPECT_PROGRESS (says on stderr what it looks at), INSPECT_FROM (a range: what
+// comes before its first launch does not count, and its second one ends the program).
 #define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
 
@@ -455,6 +456,10 @@ private:
     Mode mode_ = Mode::WHOLE;
     std::string only_;
     std::set<std::string> except_;
+    std::string from_;
+    unsigned turns_ = 0;   // launches of from_
+    Kernel before_;        // what is launched before that
+    bool counts() const { return from_.empty() || turns_ > 0; }
     double seconds_ = 0;
     std::set<uintptr_t> left_out_;
     std::chrono::steady_clock::time_point start_;
@@ -826,6 +831,7 @@ void Recorder::open()
     only_ = setting("INSPECT_KERNEL");
     std::istringstream names(setting("INSPECT_EXCEPT"));
     for (std::string name; names >> name;) except_.insert(name);
+    from_ = setting("INSPECT_FROM");
     seconds_ = atof(setting("INSPECT_SECONDS").c_str());
     if (std::ifstream file(setting("INSPECT_REGISTERS")); file) registers_ = json::parse(file);
     std::istringstream places(setting("INSPECT_LEAVE_OUT"));
@@ -844,6 +850,18 @@ void Recorder::begin_launch(const LaunchShape& shape)
         _Exit(0);
     }
     const std::string range = strcmp(shape.range, cuda_cpu::watch::no_range) == 0 ? "" : shape.range;
+    if (!from_.empty() && range == from_ && ++turns_ == 2) {
+        write("after a turn from " + from_ + " to the next");
+        fflush(stdout);
+        _Exit(0);
+    }
+    records_launch_ = false;
+    if (!counts()) {
+        before_ = {shape, shape.symbol, range};
+        kernel_ = &before_;
+        next_block_ = 0;
+        return;
+    }
     const std::array<unsigned, 6> sizes{shape.grid[0],  shape.grid[1],  shape.grid[2],
                                         shape.block[0], shape.block[1], shape.block[2]};
     const auto [place, is_new] =
@@ -958,6 +976,7 @@ void Recorder::give_up_block()
 
 void Recorder::product(const Product& product)
 {
+    if (!counts()) return;
     if (!is_open_) open();
     const auto same = [&](const auto& other) {
         const Product& p = other.first;
@@ -973,6 +992,7 @@ void Recorder::product(const Product& product)
 
 void Recorder::copied(const char* kind, size_t bytes)
 {
+    if (!counts()) return;
     const auto [place, is_new] = copies_.try_emplace({kind, bytes}, 0);
     place->second++;
     if (is_open_) sequence_.push_back({'c', static_cast<uint32_t>(std::distance(copies_.begin(), place))});

@@ -32,7 +32,7 @@ SHARD_HEADER = [20240520, 1]            # train_gpt.cu, token data: magic, versi
 HEADER_INTS = 256
 NOT_OF_A_STEP = "init_normal fill round_weights compiled_for_sm_90a"
 OF_PLAN = ["--model", "--layers", "--heads", "--channels", "--context", "--vocab", "--micro-batch", "--seq-len",
-           "--total-batch", "--recompute", "--grad-dtype", "--attention"]    # options that decide about sizes
+           "--total-batch", "--recompute", "--grad-dtype", "--attention", "--matmul"]   # options that decide about sizes
 STEP = {"--model": "gpt2", "--micro-batch": "64", "--total-batch": "524288"}
 # Enough to see what barriers are for: attention's blocks do two pieces of work or three, one after another.
 SMALL_STEP = {"--model": "gpt2", "--layers": "1", "--micro-batch": "4", "--total-batch": "4096"}
@@ -45,6 +45,11 @@ def write_tokens(path, tokens, vocab):
     drawn = array.array("H", random.Random(1).choices(range(vocab), weights, k=tokens))
     with open(path, "wb") as file:
         file.write(header.tobytes() + drawn.tobytes())
+
+
+def has_history(options):
+    """Whether the second step is another one than the first, which has no scales yet: then that is the step."""
+    return options.get("--matmul", "plain") != "plain"
 
 
 def step_arguments(given, folder, program, step):
@@ -61,9 +66,9 @@ def step_arguments(given, folder, program, step):
     write_tokens(data, rows * plan["accumulation"] + 1, model["vocab"])
     shape = {"B": plan["micro_batch"], "T": plan["seq_len"], "C": model["channels"], "V": model["vocab"],
              "L": model["layers"], "NH": model["heads"]}
-    train = ["train", *flags, "--data", data, "--steps", "1", "--eval-every", "0", "--matmul-tuning", "off",
+    train = ["train", *flags, "--data", data, "--steps", "2" if has_history(options) else "1", "--eval-every", "0", "--matmul-tuning", "off",
              "--val-fraction", "0"]
-    return train, shape, rows * plan["accumulation"]
+    return train, shape, rows * plan["accumulation"], {"INSPECT_FROM": "set_adamw"} if has_history(options) else {}
 
 
 # ---- running
@@ -140,10 +145,10 @@ def inspect(options):
     folder = os.path.dirname(os.path.abspath(options.program))
     recording = f"{options.program}.json"
     program = os.path.relpath(options.program)
-    arguments, wanted = options.arguments, []
+    arguments, wanted, begins = options.arguments, [], {}
     if options.step:
-        arguments, shape, tokens = step_arguments(options.arguments, folder, program,
-                                                  SMALL_STEP if options.barriers else STEP)
+        arguments, shape, tokens, begins = step_arguments(options.arguments, folder, program,
+                                                          SMALL_STEP if options.barriers else STEP)
         wanted = ["--shape", json.dumps(shape)]
         if not options.kernel:
             wanted += ["--tokens", str(tokens)]
@@ -151,7 +156,7 @@ def inspect(options):
     if os.path.exists(recording):
         os.remove(recording)
     log = f"{options.program}.log" if options.step else None
-    code = run_program(command, environment(options, recording), log)
+    code = run_program(command, environment(options, recording, **begins), log)
     sources = dict(pair.split("=", 1) for pair in options.sources)
     raw = complete(recording, program, sources, code, command)
     if options.step and code != 0:
@@ -162,7 +167,8 @@ def inspect(options):
             again = f"{options.program}.{name}.json"
             if os.path.exists(again):
                 os.remove(again)
-            code = run_program(command, environment(options, again, **settings), f"{again}.log", show_progress=False)
+            code = run_program(command, environment(options, again, **begins, **settings), f"{again}.log",
+                               show_progress=False)
             if not os.path.exists(again):
                 return {"kernels": [], "ended": f"exit code {code}"}
             return read_json(again, "recording")

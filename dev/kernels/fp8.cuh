@@ -258,7 +258,8 @@ constexpr int WORD = sizeof(uint32_t);
 __device__ __forceinline__ void store_turned(uint8_t* out, const uint8_t (&tile)[TURN][TURN_PITCH], int rows,
                                              int columns, size_t leading) {
     for (int e = threadIdx.x; e < TURN * (TURN / TURN_PACK); e += blockDim.x) {
-        const int column = e % TURN, first = e / TURN * TURN_PACK;
+        // Two threads fill the 32 bytes that memory moves at once.
+        const int column = e / 2 % TURN, first = (e / (2 * TURN) * 2 + e % 2) * TURN_PACK;
         if (column >= columns || first >= rows) continue;
         RawPack<uint8_t, TURN_PACK> pack;
         for (int k = 0; k < TURN_PACK; k++) pack.v[k] = tile[first + k][column];

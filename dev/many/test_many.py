@@ -401,6 +401,29 @@ def test_cards():
               f"--zero {zero}: the same bits on a card, in whatever order its streams run", str(runs[0]))
 
 
+def test_fp8():
+    """In BF16, as the program for cards is."""
+    if not args.card:
+        return
+    program = [args.card, "--as-train-gpt"]
+    batch = ["--matmul", "fp8-all", "--total-batch", 2 * 2 * WINDOW, "--steps", 4, *KEPT]
+    runs = {zero: train(2, f"fp8_{zero}", *batch, "--zero", zero, program=program) for zero in range(3)}
+    claim(all(same(runs[0], runs[zero]) for zero in (1, 2)), "--matmul fp8-all: ZeRO 0, 1 and 2 give the same bits",
+          str(runs[0]))
+    card = train(2, "fp8_card", *batch, "--zero", 1, program=program,
+                 environment={"CUDA_CPU_CARD": "h100", "CUDA_CPU_SEED": "1"})
+    claim(same(runs[1], card), "and on a card, in whatever order its streams run", str(card))
+
+    def first_of_history(done):
+        with open(os.path.join(done.folder, "step_000001", "trainer.json"), encoding="utf-8") as file:
+            return json.load(file)["fp8_history"][0]    # of ln1 in the first layer, before any matmul
+    batch[5] = 1
+    several = train(2, "fp8_two", *batch, program=program)
+    alone = train(1, "fp8_one", *batch, "--micro-batch", 4, program=program)
+    claim(several.code == alone.code == 0 and first_of_history(several) == first_of_history(alone) > 0,
+          "scales know the largest value of all ranks", f"{several} {alone}")
+
+
 def test_overlap():
     """In a trace of streams that run in any order that CUDA allows: whether a kernel that was handed over after something
     was sent began before that had arrived."""
