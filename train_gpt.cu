@@ -6,7 +6,7 @@
 //
 // Map
 //    1  small things          errors, packs of elements, reductions in a warp, recording, the door for launches,
-//                             CUDA graphs
+//                             what matmuls read in FP8, CUDA graphs
 //    2  options               one table: names, defaults, --help, echo and log
 //    3  kernels               embedding · layernorm · bias · gelu · attention · naive attention ·
 //                             cross-entropy · gradient norm · adamw · init: a section each, its mathematics first
@@ -20,7 +20,8 @@
 //    9  verbs                 train, eval, sample, plan; main
 // Beside it, included where it is used; a first reading can do without
 //       dev/kernels/          attention_mma.cuh, attention_wgmma.cuh: attention on tensor cores, over ptx.cuh;
-//                             matmul_tuning.cuh: which of cuBLASLt's algorithms is fastest
+//                             fp8.cuh: matmuls' operands in 8 bits; matmul_tuning.cuh: which of cuBLASLt's algorithms
+//                             is fastest
 //       dev/files/            files.cuh, json.h: files as a whole, and JSON; safetensors.cuh, weights.cuh: tensors in
 //                             files, weights in a folder; tokens.cuh: what data files hold; log.cuh, run_options.cuh:
 //                             --resume; signals.cuh: how signals end a run
@@ -2151,7 +2152,8 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 // mapping   cuBLASLt. It is column-major: a row-major matrix is its transpose, so it is asked for
 //           out^T = B^T A^T by swapping the operands. Bias and GELU' ride along as epilogues; where
 //           cuBLASLt has no such kernel, ours run behind it. GELU forward is no epilogue: what
-//           recompute gets from the stored pre-activation must be the same bits
+//           recompute gets from the stored pre-activation must be the same bits. Operands in FP8, as an Operand may
+//           have them, it multiplies only where the rows of both lie along the sum: see fp8
 // choice    cuBLASLt offers several algorithms for a shape, which it takes to be the best first.
 //           The first is taken, or the fastest: see matmul tuning. Each gives the same bits at every
 //           call, since those that sum in the output's place are ruled out; another one may round
