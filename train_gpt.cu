@@ -480,12 +480,12 @@ template <typename F> void with_type(Grad grad, F f) {
 // ==== fp8 ====================================================================
 // With --matmul fp8 the matmuls of a block read their operands in 8 bits, which Hopper multiplies twice as fast as 16:
 //           q = fp8(x * scale),   out = (q_inp q_w) / (scale_inp * scale_w) + b,   the sums in FP32
-// in forward and for the gradients of inputs; with fp8-all for the gradients of weights too. Activations and weights are
-// E4M3, gradients E5M2. Everything else is as it was: master weights, gradients of weights, attention, LayerNorm, head.
-// A scale makes a tensor's largest |x| just fit; the kernel that writes the tensor also writes it in FP8, by a scale from
-// the last steps (--fp8-scaling delayed), or takes its largest |x| for a kernel behind it (current). On a first reading
-// skip how: kernels below are given an Fp8Out beside each `out` that a matmul reads, put() packs there as they store()
-// them, and leave the largest |x| at their end.
+// in forward and for the gradients of inputs; with fp8-all for the gradients of weights too. Activations and weights
+// are E4M3, gradients E5M2. All else is as it was: master weights, gradients of weights, attention, LayerNorm, head.
+// A scale makes a tensor's largest |x| just fit. The kernel that writes the tensor also writes it in FP8, by a scale
+// from the last steps (--fp8-scaling delayed), or takes its largest |x| for a kernel behind it (current). On a first
+// reading skip how: kernels below are given an Fp8Out beside each `out` that a matmul reads, put() packs there as they
+// store() them, and leave the largest |x| at their end.
 
 #include "dev/kernels/fp8.cuh"
 
@@ -769,10 +769,11 @@ std::vector<Flag> step_flags(Options& o) {
         choice_flag("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores, {"auto", "none", "mma", "wgmma"},
                     "that flash attention runs on: Hopper's (wgmma), Ampere's (mma), none; auto: the best there are"),
         choice_flag("--matmul", TRAIN | PLAN, o.matmul, {MATMUL_NAMES.begin(), MATMUL_NAMES.end()},
-                    "plain: in the build's precision; fp8: those of blocks, forward and for the gradients of inputs; fp8-all: "
-                    "of weights too"),
+                    "plain: in the build's precision; fp8: those of blocks, forward and for the gradients of inputs; "
+                    "fp8-all: of weights too"),
         choice_flag("--fp8-scaling", TRAIN, o.fp8_scaling, {FP8_SCALING_NAMES.begin(), FP8_SCALING_NAMES.end()},
-                    "by the largest values of the last 16 steps, or of each tensor; none: a lesson in what scales are for"),
+                    "by the largest values of the last 16 steps, or of each tensor; none: a lesson, in what scales are "
+                    "for"),
         number_flag("--steps", TRAIN, o.steps, 1L, MOST_STEPS, "optimizer steps"),
         number_flag("--lr", TRAIN, o.lr, 0.0, ANY, "largest learning rate"),
         number_flag("--min-lr", TRAIN, o.min_lr, 0.0, ANY, "learning rate at the end (default: a tenth of --lr)"),
@@ -2186,7 +2187,8 @@ struct MatmulShape {
     bool operator<(const MatmulShape& other) const { return key() < other.key(); }
     std::string name() const {
         constexpr const char* EPILOGUES[] = {"", " + bias", " * gelu'"};
-        const std::string types = a_type == b_type ? name_of(a_type) : format("%s x %s", name_of(a_type), name_of(b_type));
+        const std::string both = format("%s x %s", name_of(a_type), name_of(b_type));
+        const std::string types = a_type == b_type ? name_of(a_type) : both;
         return format("%s %zu x %zu x %zu %c%c %s %s%s", types.c_str(), M, N, K, a == Op::AS_IS ? 'N' : 'T',
                       b == Op::AS_IS ? 'N' : 'T', into == Into::ADD ? "added to" : "into", name_of(out),
                       EPILOGUES[static_cast<int>(epilogue)]);
@@ -2602,7 +2604,7 @@ struct Activations {
     Tensor<char> matmul_workspace;
 };
 
-// What has a scale in FP8, of each layer: what E4M3 holds, then gradients, each under the name of what it is the gradient
+// What has a scale in FP8, of each layer: what E4M3 holds, then gradients, under the name of what they are gradients
 // of. attproj and fcproj add to the residual stream: their gradients are that stream's, where each of them joins it.
 enum Fp8Tensor {
     FP8_LN1, FP8_ATT, FP8_LN2, FP8_GELU, FP8_QKVW, FP8_ATTPROJW, FP8_FCW, FP8_FCPROJW,
@@ -2986,8 +2988,8 @@ bool has_fp8(const Model& m) { return m.setup.matmul != MatmulIn::FLOATX; }
 
 // Scales of past steps serve from the second step on.
 ScaleBy scale_by(const Model& m) {
-    const bool known = m.setup.fp8_scaling == Fp8Scaling::NONE || (m.setup.fp8_scaling == Fp8Scaling::DELAYED && m.fp8_history);
-    return known ? ScaleBy::HISTORY : ScaleBy::ITSELF;
+    if (m.setup.fp8_scaling == Fp8Scaling::NONE) return ScaleBy::HISTORY;   // there the scale is always 1
+    return m.setup.fp8_scaling == Fp8Scaling::DELAYED && m.fp8_history ? ScaleBy::HISTORY : ScaleBy::ITSELF;
 }
 
 size_t scale_count(const Model& m) { return static_cast<size_t>(m.config.layers) * FP8_TENSORS; }
@@ -3009,7 +3011,8 @@ Operands operands(const Model& m, size_t l) {
     const size_t C = m.config.channels, of_layer = 12 * C * C;
     Operand* const places[] = {&x.ln1,  &x.att,      &x.ln2,  &x.gelu,    &x.qkvw, &x.attprojw, &x.fcw, &x.fcprojw,
                                &x.dqkv, &x.dattproj, &x.dfc, &x.dfcproj};
-    const Tensor<char> tensors[] = {a.ln1_8, a.att_8, a.ln2_8, a.gelu_8, {}, {}, {}, {}, a.dqkv_8, a.dres_8, a.dfc_8, a.dres_8};
+    const Tensor<char> tensors[] = {a.ln1_8,  a.att_8,  a.ln2_8, a.gelu_8, {}, {}, {}, {},
+                                    a.dqkv_8, a.dres_8, a.dfc_8, a.dres_8};
     for (size_t t = 0; t < FP8_TENSORS; t++) {
         const bool gradient = t >= FP8_E4M3S;
         Operand& o = *places[t];
@@ -3032,8 +3035,9 @@ void quantise_weights(Model& m, size_t l, size_t layers) {
     const size_t C = m.config.channels, of_layer = 12 * C * C;
     recorder.at("update", NO_LAYER);
     fp8_forget(m.a.fp8_scales(l), layers * FP8_TENSORS);
+    const Tensor<floatX> weights[] = {m.w.qkvw, m.w.attprojw, m.w.fcw, m.w.fcprojw};
     for (const Fp8Weight& w : fp8_weight_table(m.config)) {
-        const Tensor<floatX>& tensor = *std::array{&m.w.qkvw, &m.w.attprojw, &m.w.fcw, &m.w.fcprojw}[w.tensor - FP8_QKVW];
+        const Tensor<floatX>& tensor = weights[w.tensor - FP8_QKVW];
         const size_t stride = tensor.layer_bytes / sizeof(floatX);
         Fp8Scale* scales = m.a.fp8_scales(l) + w.tensor;
         e4m3* out = reinterpret_cast<e4m3*>(m.a.weights_8(l)) + w.first;
@@ -3553,7 +3557,8 @@ template <typename T> T fetch(const T* from) {
     return value;
 }
 
-double share(double part, double all) { return all > 0 ? std::stod(format("%.3g", part / all)) : 0; }   // short in a log
+// As short as a log wants it.
+double share(double part, double all) { return all > 0 ? std::stod(format("%.3g", part / all)) : 0; }
 
 // What FP8 did to the values that were counted, those of the first GPU: shares that were cut off at its largest number,
 // and that became 0 though they were not; over all layers, and layer by layer.
