@@ -3,8 +3,8 @@
 # make test       builds the tests and runs them
 # make help       the other targets
 #
-# DEVICE=gpu|cpu, PRECISION=bf16|fp32 and MULTI=yes|no (for many GPUs, with MPI and NCCL; NCCL=DIR: where that is) choose
-# otherwise than the machine suggests; so do CXX, MARCH (after -march=), ONEDNN=no, and CPPFLAGS, CXXFLAGS and LDFLAGS,
+# DEVICE=gpu|cpu, PRECISION=bf16|fp16|fp32 and MULTI=yes|no (for many GPUs, with MPI and NCCL; NCCL=DIR: where that is)
+# choose otherwise than the machine suggests; so do CXX, MARCH (after -march=), ONEDNN=no, and CPPFLAGS, CXXFLAGS and LDFLAGS,
 # which come after ours.
 
 SHELL = /bin/bash
@@ -36,13 +36,18 @@ ifeq ($(filter $(DEVICE),gpu cpu),)
   $(error DEVICE takes gpu or cpu, found '$(DEVICE)')
 endif
 
-# BF16 on a GPU, and on a CPU with instructions that multiply it faster than FP32.
+# Of the GPU that is there; nothing where none is.
+CAPABILITY := $(subst .,,$(call nvidia_smi,compute_cap,[0-9]+\.[0-9]))
+# FP16 on a GPU that has no BF16; BF16 on later ones, and on a CPU with instructions that multiply it faster than FP32.
 FAST_BF16 := $(shell grep -owE -m 1 'amx_bf16|avx512_bf16' /proc/cpuinfo 2>/dev/null | head -n 1)
 ifdef PRECISION
   WHY_PRECISION := as PRECISION=$(PRECISION) asks
-else ifeq ($(DEVICE),gpu)
+else ifeq ($(DEVICE)$(filter 6% 7%,$(CAPABILITY)),gpu)
   PRECISION := bf16
-  WHY_PRECISION := as on every GPU
+  WHY_PRECISION := as on every GPU from Ampere on
+else ifeq ($(DEVICE),gpu)
+  PRECISION := fp16
+  WHY_PRECISION := this GPU is older than BF16
 else ifeq ($(FAST_BF16),)
   PRECISION := fp32
   WHY_PRECISION := this processor has neither avx512_bf16 nor amx_bf16
@@ -53,10 +58,11 @@ else
   PRECISION := bf16
   WHY_PRECISION := this processor has $(FAST_BF16)
 endif
-ifeq ($(filter $(PRECISION),bf16 fp32),)
-  $(error PRECISION takes bf16 or fp32, found '$(PRECISION)')
+ifeq ($(filter $(PRECISION),bf16 fp16 fp32),)
+  $(error PRECISION takes bf16, fp16 or fp32, found '$(PRECISION)')
 endif
 DEFINE_bf16 := -DPRECISION_BF16
+DEFINE_fp16 := -DPRECISION_FP16
 
 # ---- how to compile -----------------------------------------------------------------------------
 
@@ -83,9 +89,8 @@ CPU_FLAGS  = -x c++ -std=c++17 $(WARNINGS) -fopenmp -Idev/cpu $(if $(filter yes,
              $(and $(MULTI_ON),$(MULTI_FLAGS))
 CPU_LIBS   = $(if $(filter yes,$(ONEDNN)),-ldnnl) -lboost_context -lpcre2-8 -lpthread $(and $(MULTI_ON),$(MPI_LIBS))
 
-# The GPU build, for the card that is there, else for Ampere, Ada and Hopper.
-CAPABILITY := $(subst .,,$(call nvidia_smi,compute_cap,[0-9]+\.[0-9]))
-ARCHS      := $(if $(CAPABILITY),$(patsubst 90,90a,$(CAPABILITY)),80 89 90a)
+# The GPU build, for the card that is there, else for Ampere, Ada and Hopper, and in FP16 for Turing.
+ARCHS      := $(if $(CAPABILITY),$(patsubst 90,90a,$(CAPABILITY)),$(if $(filter fp16,$(PRECISION)),75) 80 89 90a)
 comma      := ,
 # With 89 also as PTX, from which the driver makes code for cards that are newer than all of these.
 GENCODE    := $(foreach a,$(ARCHS),-gencode=arch=compute_$a,code=sm_$a) \

@@ -8,7 +8,7 @@
 //    1  small things          errors, packs of elements, reductions in a warp, recording, the door for launches,
 //                             what matmuls read in FP8, CUDA graphs
 //    2  options               one table: names, defaults, --help, echo and log
-//    3  kernels               embedding · layernorm · bias · gelu · attention · naive attention ·
+//    3  kernels               embedding · layernorm · bias · gelu · attention · naive attention · loss scaling ·
 //                             cross-entropy · gradient norm · adamw · init: a section each, its mathematics first
 //    4  matmul                cuBLASLt, row-major, with bias and GELU' as epilogues
 //    5  model                 sizes, and one table each for parameters and activations: name, shape,
@@ -34,7 +34,7 @@
 // Names   B batch, T sequence, N = B*T rows, C channels, NH heads, HS = C / NH head size, L layers,
 //         V vocabulary, Vp the same padded; inp, out, dinp, dout as in every layer's formula.
 // Layout  row-major; a tensor (B, T, C) is N rows of C; weights are (in, out) as in GPT-2's files.
-// Types   floatX is what weights and activations are stored in: BF16 or FP32 (make PRECISION=...).
+// Types   floatX is what weights and activations are stored in: BF16, FP16 or FP32 (make PRECISION=...).
 //         All arithmetic is FP32; matmuls accumulate in FP32. Reductions have one fixed order and
 //         there are no floating-point atomics, so the same command gives the same bits.
 // Globals device (stream, matmul handle, properties), recorder (what --trace shows), ranks (the processes of
@@ -47,6 +47,7 @@
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
@@ -163,18 +164,24 @@ static Device device;
 
 // ==== precision ==============================================================
 
-enum class DType { FP32, BF16, E4M3, E5M2 };   // the last two are matmuls' operands only: see fp8
+enum class DType { FP32, BF16, FP16, E4M3, E5M2 };   // the last two are matmuls' operands only: see fp8
 
-#ifdef PRECISION_BF16
+#if defined(PRECISION_BF16)
 typedef __nv_bfloat16 floatX;
 constexpr DType FLOATX = DType::BF16;
+#elif defined(PRECISION_FP16)
+typedef __half floatX;
+constexpr DType FLOATX = DType::FP16;
 #else
 typedef float floatX;
 constexpr DType FLOATX = DType::FP32;
 #endif
 
-constexpr size_t DTYPE_SIZES[] = {4, 2, 1, 1};
-constexpr const char* DTYPE_NAMES[] = {"fp32", "bf16", "e4m3", "e5m2"};
+// What gradients may be stored in besides FP32.
+typedef std::conditional_t<FLOATX == DType::FP16, __half, __nv_bfloat16> grad16;
+
+constexpr size_t DTYPE_SIZES[] = {4, 2, 2, 1, 1};
+constexpr const char* DTYPE_NAMES[] = {"fp32", "bf16", "fp16", "e4m3", "e5m2"};
 size_t size_of(DType dtype) { return DTYPE_SIZES[static_cast<int>(dtype)]; }
 const char* name_of(DType dtype) { return DTYPE_NAMES[static_cast<int>(dtype)]; }
 
@@ -465,7 +472,7 @@ __device__ __forceinline__ Span my_span(size_t n, size_t pack = PACK) {
     return {first + threadIdx.x * pack, last < n ? last : n, blockDim.x * pack};
 }
 
-// A place in the gradients, which are FP32 or BF16 as --grad-dtype says.
+// A place in the gradients, which are FP32 or of 16 bits as --grad-dtype says.
 struct Grad {
     void* data;
     DType dtype;
@@ -474,7 +481,7 @@ struct Grad {
 // Calls f with the gradient as a typed pointer.
 template <typename F> void with_type(Grad grad, F f) {
     if (grad.dtype == DType::FP32) f(static_cast<float*>(grad.data));
-    else f(static_cast<__nv_bfloat16*>(grad.data));
+    else f(static_cast<grad16*>(grad.data));
 }
 
 // ==== fp8 ====================================================================
@@ -594,6 +601,10 @@ enum class Shuffle { NO, YES };
 enum class Overlap { OFF, ON };
 enum class Schedule { COSINE, LINEAR, WSD, CONSTANT };
 
+// --loss-scaling: one of these, or a fixed scale.
+constexpr double DYNAMIC_SCALE = 0, NO_SCALE = 1, SCALE_BY_PRECISION = -1;
+constexpr double MOST_LOSS_SCALE = 1 << 24;
+
 struct Options {
     // model
     std::string model = "gpt2", from;
@@ -607,6 +618,7 @@ struct Options {
     long total_batch = 0;
     Recompute recompute = Recompute::NONE;
     DType grad_dtype = DType::FP32;
+    double loss_scaling = SCALE_BY_PRECISION;
     Attention attention = Attention::FLASH;
     TensorCores tensor_cores = TensorCores::AUTO;
     MatmulIn matmul = MatmulIn::FLOATX;
@@ -690,6 +702,23 @@ Flag number_flag(const char* name, int verbs, T& to, T least, T most, const char
     return {name, verbs, takes, help, parse, [&to, least] { return to < least ? json() : json(to); }};
 }
 
+Flag loss_scaling_flag(double& to) {
+    auto parse = [&to](const std::string& s) {
+        double scale = s == "dynamic" ? DYNAMIC_SCALE : NO_SCALE;
+        if (s != "dynamic" && s != "none" && (!parse_number(s, scale) || scale < 1 || scale > MOST_LOSS_SCALE))
+            return false;
+        to = scale;
+        return true;
+    };
+    auto value = [&to] {
+        if (to == SCALE_BY_PRECISION) return json();
+        return to == DYNAMIC_SCALE ? json("dynamic") : to == NO_SCALE ? json("none") : json(to);
+    };
+    return {"--loss-scaling", TRAIN, format("dynamic|none or a number from 1 to %.0f", MOST_LOSS_SCALE),
+            "what gradients are multiplied by on their way through backward; by default dynamic in FP16, none in BF16 "
+            "and FP32, which need none. none in FP16 is a lesson: gradients below 6e-8 become 0", parse, value};
+}
+
 constexpr int AUTO = -1;
 
 // The same flag, which also takes the word auto.
@@ -762,8 +791,9 @@ std::vector<Flag> step_flags(Options& o) {
                     "tokens of a step, accumulated over micro-batches (default: one micro-batch)"),
         choice_flag("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"},
                     "which activations are dropped in forward and computed again in backward"),
-        choice_flag("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16"},
-                    "what gradients are stored and accumulated in"),
+        choice_flag("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16", "fp16"},
+                    "what gradients are stored and accumulated in: fp32, or what weights are stored in"),
+        loss_scaling_flag(o.loss_scaling),
         choice_flag("--attention", ALL, o.attention, {"flash", "naive"},
                     "naive keeps the T x T scores and probabilities in memory, to see what flash saves"),
         choice_flag("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores, {"auto", "none", "mma", "wgmma"},
@@ -839,12 +869,12 @@ std::vector<Flag> run_flags(Options& o) {
         text_flag("--stop", SAMPLE, "TEXT", o.stop, "ends a sample where it would appear"),
         text_flag("--gpu-memory", PLAN, "SIZE", o.gpu_memory,
                   "what must fit, such as 80GB or 24GiB; default: this device's"),
-        choice_flag("--precision", PLAN, o.precision, {"fp32", "bf16"},
+        choice_flag("--precision", PLAN, o.precision, {"fp32", "bf16", "fp16"},
                     "of weights and activations; default: with --gpu-memory bf16, else this build's"),
         number_flag("--bandwidth", PLAN, o.bandwidth, 1e-3, 1e6,
                     "GB/s that each GPU sends: 450 by an H100's NVLink, 50 by 400 Gb/s InfiniBand"),
         number_flag("--flops", PLAN, o.flops, 1e-3, 1e6,
-                    "TFLOP/s that each GPU sustains (default: 400 in BF16, 27 in FP32, 40 % of an H100's peak)"),
+                    "TFLOP/s that each GPU sustains (default: 400 in 16 bits, 27 in FP32, 40 % of an H100's peak)"),
         switch_flag("--scan", PLAN, o.scan,
                     "instead: the fastest layouts that fit (ZeRO, micro-batch, recompute) for each number in --gpus"),
         switch_flag("--json", PLAN, o.as_json, "one JSON object instead of a table"),
@@ -1646,16 +1676,16 @@ void attention_backward_portable(const Operand& dqkv, float* D, const floatX* do
 }
 
 // ==== attention on tensor cores ==============================================
-// The same function with its products on tensor cores, in BF16, is written in dev/kernels:
+// The same function with its products on tensor cores, in BF16 or FP16, is written in dev/kernels:
 // attention_mma.cuh for Ampere and up, attention_wgmma.cuh for Hopper, over ptx.cuh. On a first
 // reading skip them: what they are given and what they leave is as above, up to rounding.
-// needs     BF16, head sizes 64, 80, 96, 128; otherwise the portable kernels run
+// needs     BF16 or FP16, head sizes 64, 80, 96, 128; otherwise the portable kernels run
 // variants  dev/kernels/attention.cu
 
 #include "dev/kernels/attention_mma.cuh"
 #include "dev/kernels/attention_wgmma.cuh"
 
-constexpr bool MAY_USE_TENSOR_CORES = FLOATX == DType::BF16 && WARP_SIZE == 32;
+constexpr bool MAY_USE_TENSOR_CORES = FLOATX != DType::FP32 && WARP_SIZE == 32;
 
 bool on_tensor_cores(int HS) {
     return device.tensor_cores != TensorCores::NONE && (HS == 64 || HS == 80 || HS == 96 || HS == 128);
@@ -1881,10 +1911,64 @@ void naive_attention_backward(floatX* dqkv, floatX* dprobs, const floatX* dout, 
     head_product(qkv_part(dqkv, Part::K, s), transposed(dscores), Q, 1, s, s.HS, s.T);
 }
 
+// ==== loss scaling ===========================================================
+// FP16 ends at 2^-24 = 6e-8: what is below half of it becomes 0. Gradients of activations are often smaller, as the
+// loss is a mean over a step's tokens. So cross-entropy multiplies the loss's gradient by a scale; backward, which is
+// linear, takes it along; and the norm and the update, in FP32, divide by it again. A power of two rounds nothing. BF16
+// and FP32 go down to 1e-38 and do with a scale of 1.
+// dynamic   As large as it can be: where a gradient overflows, the norm is not finite. That step is skipped and the
+//           scale halved; after `interval` good steps in a row it is doubled. Of a skipped step nothing stays: weights,
+//           moments and the t of AdamW are as before. Data and learning rate go on. All GPUs have the same norm, and so
+//           the same scale. Nobody waits for the decision: it is made where the norm is
+// source    Micikevicius et al. 2018, "Mixed Precision Training", section 3.2; constants of PyTorch's GradScaler
+
+struct LossScale {   // in device memory; floats only
+    float scale = NO_SCALE;   // of the gradients that backward leaves
+    float unscale = 0;        // what the update multiplies them by: 1 / scale, or 0, which skips it
+    float good_steps = 0;     // in a row, since the scale is what it is
+    float skipped = 0;        // steps, in all
+    float interval = 0;       // 0: the scale is fixed, and no step is skipped
+};
+
+constexpr float FIRST_LOSS_SCALE = 1 << 16, GROWTH_INTERVAL = 2000;
+
+// After backward, whose gradients have this norm. Returns what it is without the scale.
+__device__ float update_loss_scale(LossScale* s, float scaled_norm) {
+    const bool skips = s->interval > 0 && !(scaled_norm < INFINITY);   // nor is it where it is no number
+    const float norm = scaled_norm / s->scale;
+    s->unscale = skips ? 0 : 1 / s->scale;
+    if (skips) {
+        s->scale = fmaxf(s->scale / 2, 1.0f);
+        s->good_steps = 0;
+        s->skipped++;
+    } else if (s->interval > 0 && ++s->good_steps >= s->interval) {
+        s->scale = fminf(s->scale * 2, MOST_LOSS_SCALE);
+        s->good_steps = 0;
+    }
+    return norm;
+}
+
+// Each block leaves how many of x (n) it has found to be 0. A lesson: what FP16 has lost.
+__global__ void count_zeros_kernel(float* counts, const floatX* x, size_t n) {
+    float count = 0;
+    for (size_t i = (blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x) * PACK; i < n;
+         i += static_cast<size_t>(gridDim.x) * blockDim.x * PACK) {
+        float v[PACK];
+        load(v, x + i);
+        for (int k = 0; k < PACK; k++) count += v[k] == 0 ? 1 : 0;
+    }
+    count = block_sum(count);
+    if (threadIdx.x == 0) counts[blockIdx.x] = count;
+}
+
+void count_zeros(float* counts, const floatX* x, size_t n, unsigned blocks) {
+    launch("count_zeros", count_zeros_kernel, blocks, BLOCK, 0, counts, x, n);
+}
+
 // ==== cross-entropy ==========================================================
 // forward   loss = log(sum over v of exp(logits[v])) - logits[target]                   per row
 // backward  dlogits = (exp(logits - lse) - (v == target)) * scale, in the logits' place
-//           scale = 1 / (tokens of the whole step): the loss is a mean and its scale known in
+//           scale = loss scale / (tokens of the whole step): the loss is a mean and its scale known in
 //           advance, so forward and backward are one kernel
 // shapes    logits (N,Vp) floatX, of which V are real | targets (N) int32 | losses (N) fp32
 //           target -1: a row that does not count; loss and gradient are 0
@@ -1906,7 +1990,8 @@ __device__ __forceinline__ void mask_padding(float (&x)[PACK], int i, int V) {
 
 template <Want WANT>
 __global__ void __launch_bounds__(CROSS_ENTROPY_BLOCK, 2)
-cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float scale, int V, int Vp, SecondPass from) {
+cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float mean, const LossScale* loss_scale,
+                     int V, int Vp, SecondPass from) {
     const size_t n = blockIdx.x;
     const int target = targets[n], first = threadIdx.x * PACK, stride = blockDim.x * PACK;
     floatX *row = logits + n * Vp, *kept = reinterpret_cast<floatX*>(dynamic_shared());
@@ -1932,7 +2017,7 @@ cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float sc
         losses[n] = target < 0 ? 0.0f : row_max / LOG2E + logf(row_sum) - static_cast<float>(row[target]);
     if (WANT == Want::LOSS) return;
     __syncthreads();   // row[target] has been read
-    const float factor = target < 0 ? 0.0f : scale / row_sum;
+    const float scale = mean * loss_scale->scale, factor = target < 0 ? 0.0f : scale / row_sum;
     for (int i = first; i < Vp; i += stride) {
         load(x, keep ? kept + i : row + i);
         mask_padding(x, i, V);
@@ -1952,14 +2037,15 @@ __global__ void __launch_bounds__(WIDE_BLOCK) add_losses_kernel(double* total, c
 }
 
 template <Want WANT>
-void cross_entropy(floatX* logits, float* losses, const int* targets, float scale, size_t N, int V, int Vp) {
+void cross_entropy(floatX* logits, float* losses, const int* targets, float mean, const LossScale* loss_scale,
+                   size_t N, int V, int Vp) {
     const size_t row_bytes = Vp * sizeof(floatX), of_reductions = 2 * 32 * sizeof(float);
     const size_t block_bytes = row_bytes + of_reductions + device.properties.reservedSharedMemPerBlock;
     // Of two blocks, one loads while the other combines its sums. A CPU has the row in its cache.
     const bool fits = WARP_SIZE > 1 && WANT == Want::LOSS_AND_GRADIENT &&
                       2 * block_bytes <= device.properties.sharedMemPerMultiprocessor;
     launch("cross_entropy", cross_entropy_kernel<WANT>, N, CROSS_ENTROPY_BLOCK, fits ? row_bytes : 0, updated(logits),
-           losses, targets, scale, V, Vp, fits ? SecondPass::FROM_SHARED : SecondPass::FROM_MEMORY);
+           losses, targets, mean, loss_scale, V, Vp, fits ? SecondPass::FROM_SHARED : SecondPass::FROM_MEMORY);
 }
 
 void add_losses(double* total, const float* losses, size_t n) {
@@ -1967,9 +2053,9 @@ void add_losses(double* total, const float* losses, size_t n) {
 }
 
 // ==== gradient norm ==========================================================
-// forward   norm = sqrt(sum of grad^2), over all gradients at once
+// forward   norm = sqrt(sum of grad^2) / loss scale, over all gradients at once
 // shapes    grads: `outside` (n_outside), of no layer, and (n) of each layer, `stride` elements from one to the next;
-//           fp32 or bf16 | partials (norm_blocks) fp32 | norm (1) fp32
+//           fp32 or 16 bits | partials (norm_blocks) fp32 | norm (1) fp32
 // mapping   blocks stride over the spans of all, each leaves a partial sum; one block adds those
 // cost      bandwidth: n once
 // source    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks"
@@ -1999,11 +2085,11 @@ __global__ void norm_partials_kernel(float* partials, const G* outside, size_t n
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-__global__ void norm_kernel(float* norm, const float* partials, int count) {
+__global__ void norm_kernel(float* norm, LossScale* loss_scale, const float* partials, int count) {
     float sum = 0;
     for (int i = threadIdx.x; i < count; i += blockDim.x) sum += partials[i];
     sum = block_sum(sum);
-    if (threadIdx.x == 0) *norm = sqrtf(sum);
+    if (threadIdx.x == 0) *norm = update_loss_scale(loss_scale, sqrtf(sum));
 }
 
 size_t norm_blocks(size_t n_outside, size_t n, size_t layers) {
@@ -2019,15 +2105,15 @@ void norm_partials(float* partials, Grad outside, size_t n_outside, Grad layer0,
     });
 }
 
-void gradient_norm(float* norm, const float* partials, size_t count) {
-    launch("norm", norm_kernel, 1, BLOCK, 0, norm, partials, count);
+void gradient_norm(float* norm, LossScale* loss_scale, const float* partials, size_t count) {
+    launch("norm", norm_kernel, 1, BLOCK, 0, norm, updated(loss_scale), partials, count);
 }
 
 // ==== adamw ==================================================================
-// update    g = grad * min(1, clip / (norm + 1e-6))
+// update    g = grad / loss scale * min(1, clip / (norm + 1e-6))
 //           m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
 //           w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay * w)
-// shapes    all (n): master, m, v fp32 | weights floatX | grads fp32 or bf16 | norm (1) fp32
+// shapes    all (n): master, m, v fp32 | weights floatX | grads fp32 or 16 bits | norm (1) fp32
 //           lr, beta, t and so on in device memory, from where a CUDA graph finds each step's
 // mapping   one launch for all tensors of a layer, and for all layers, which are a stride apart (grid.y): those
 //           that decay come first in each, so `decayed` elements do
@@ -2048,7 +2134,8 @@ struct Strides { size_t weights, master, grads, moments; };
 
 template <typename G>
 __global__ void adamw_kernel(floatX* weights, float* master, G* grads, float* m, float* v, const float* norm,
-                             const AdamW* settings, size_t decayed, size_t n, Strides strides) {
+                             const LossScale* loss_scale, const AdamW* settings, size_t decayed, size_t n,
+                             Strides strides) {
     const size_t layer = blockIdx.y;
     weights += layer * strides.weights;
     master += layer * strides.master;
@@ -2056,9 +2143,14 @@ __global__ void adamw_kernel(floatX* weights, float* master, G* grads, float* m,
     m += layer * strides.moments;
     v += layer * strides.moments;
     const AdamW a = *settings;
-    const float scale = a.clip > 0 ? fminf(1.0f, a.clip / (*norm + 1e-6f)) : 1.0f;
+    const float unscale = loss_scale->unscale;
+    const float scale = unscale * (a.clip > 0 ? fminf(1.0f, a.clip / (*norm + 1e-6f)) : 1.0f);
     const float zero[PACK_FP32] = {};
     const Span span = my_span(n, PACK_FP32);
+    if (unscale == 0) {   // the step is skipped
+        for (size_t i = span.begin; i < span.end; i += span.stride) store(grads + i, zero);
+        return;
+    }
     for (size_t i = span.begin; i < span.end; i += span.stride) {
         const float decay = i < decayed ? a.weight_decay : 0.0f;
         float w[PACK_FP32], g[PACK_FP32], m1[PACK_FP32], m2[PACK_FP32];
@@ -2083,11 +2175,12 @@ __global__ void adamw_kernel(floatX* weights, float* master, G* grads, float* m,
 __global__ void set_adamw_kernel(AdamW* settings, AdamW values) { *settings = values; }
 
 // settings: on the device. In FP32 weights and master are the same memory.
-void adamw(floatX* weights, float* master, Grad grads, float* m, float* v, const float* norm, const AdamW* settings,
-           size_t decayed, size_t n, unsigned layers = 1, Strides strides = {}) {
+void adamw(floatX* weights, float* master, Grad grads, float* m, float* v, const float* norm,
+           const LossScale* loss_scale, const AdamW* settings, size_t decayed, size_t n, unsigned layers = 1,
+           Strides strides = {}) {
     with_type(grads, [&](auto* g) {
         launch("adamw", adamw_kernel<std::remove_pointer_t<decltype(g)>>, dim3(span_blocks(n), layers), BLOCK, 0,
-               weights, master, g, m, v, norm, settings, decayed, n, strides);
+               weights, master, g, m, v, norm, loss_scale, settings, decayed, n, strides);
     });
 }
 
@@ -2205,7 +2298,7 @@ struct MatmulPlan {
 size_t matmul_workspace_bytes() { return device.matmul_workspace ? MATMUL_WORKSPACE : 0; }
 
 cudaDataType_t cuda_type(DType dtype) {
-    constexpr cudaDataType_t TYPES[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2};
+    constexpr cudaDataType_t TYPES[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_16F, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2};
     return TYPES[static_cast<int>(dtype)];
 }
 
@@ -2599,6 +2692,7 @@ struct Activations {
     // Workspace. Batches: one in use, one on its way, one for evaluation and sampling.
     Tensor<float> partials, norm_partials, norm;
     Tensor<AdamW> adamw;
+    Tensor<LossScale> loss_scale;
     Tensor<double> loss;
     Tensor<int> inputs, targets, order, first, counter;
     Tensor<char> matmul_workspace;
@@ -2731,6 +2825,8 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
             row(a.norm_partials, "norm_partials", {NORM_BLOCKS},                1, Category::WORKSPACE),
             row(a.norm,          "norm",          {1},                          1, Category::WORKSPACE),
             {&a.adamw, "adamw", {sizeof(AdamW) / sizeof(float)}, "fp32", sizeof(float), 1, Category::WORKSPACE},
+            {&a.loss_scale, "loss_scale", {sizeof(LossScale) / sizeof(float)}, "fp32", sizeof(float), 1,
+             Category::WORKSPACE},
             row(a.order,         "order",         {N},                          2, Category::WORKSPACE),
             row(a.first,         "first",         {N + 1},                      2, Category::WORKSPACE),
         });
@@ -2957,6 +3053,8 @@ void allocate_parameters(Model& m, const Setup& s) {
         *moment = static_cast<float*>(block("Adam's moments", states, sizeof(float)));
 }
 
+void set_loss_scale(Model& m, const LossScale& scale) { upload(m.a.loss_scale(), &scale, sizeof(scale)); }
+
 void allocate(Model& m, const Setup& s) {
     require_shared_memory(s);
     require_memory(s);
@@ -2972,6 +3070,7 @@ void allocate(Model& m, const Setup& s) {
     clear(m.a.loss(), sizeof(double));
     clear(m.a.counter(), sizeof(int));
     begin_scales(m);
+    if (s.purpose == Purpose::TRAINING) set_loss_scale(m, {});
     make_sending(m);
 }
 
@@ -3361,14 +3460,15 @@ void head_logits(Model& m, size_t first, size_t rows) {
 
 // The head, a part of the rows at a time; adds to the sum of losses. With LOSS_AND_GRADIENT each
 // part goes backward at once, into dln (the gradient of lnf) and dwte, as long as its logits exist;
-// scale is 1 / (tokens of the whole step).
-template <Want WANT> void head(Model& m, const int* targets, float scale) {
+// mean is 1 / (tokens of the whole step).
+template <Want WANT> void head(Model& m, const int* targets, float mean) {
     const Activations& a = m.a;
     const size_t N = m.setup.N(), C = m.config.channels, Vp = m.config.padded_vocab(), most = m.setup.head_rows;
     for (size_t first = 0; first < N; first += most) {
         const size_t rows = std::min(most, N - first);
         head_logits(m, first, rows);
-        cross_entropy<WANT>(a.logits(), a.losses() + first, targets + first, scale, rows, m.config.vocab, Vp);
+        cross_entropy<WANT>(a.logits(), a.losses() + first, targets + first, mean, a.loss_scale(), rows,
+                            m.config.vocab, Vp);
         if (WANT == Want::LOSS) continue;
         matmul(a.dln() + first * C, a.logits(), m.w.wte(),
                {rows, C, Vp, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE});
@@ -3510,7 +3610,7 @@ void update_groups(Model& m, size_t g, size_t groups) {
     const size_t n = y.part(g, part), before = part == Kept::WHOLE ? 0 : y.rank * n;
     const size_t decayed = y.decayed(g) > before ? std::min(y.decayed(g) - before, n) : 0;
     adamw(m.weights + at(weights), m.master + at(master), grad_at(m, at(grads)), m.adam_m + at(part),
-          m.adam_v + at(part), m.a.norm(), m.a.adamw(), decayed, n, groups,
+          m.adam_v + at(part), m.a.norm(), m.a.loss_scale(), m.a.adamw(), decayed, n, groups,
           {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part)});
 }
 
@@ -3542,7 +3642,7 @@ void update(Model& m, const AdamW& settings) {
         norm_partials(a.norm_partials(), grad_at(m, y.mine(0, grads)), y.slice(0), grad_at(m, y.mine(1, grads)),
                       y.slice(1), y.layers, y.part(1, grads));
         sum_over_gpus(a.norm_partials(), partials);
-        gradient_norm(a.norm(), a.norm_partials(), partials);
+        gradient_norm(a.norm(), a.loss_scale(), a.norm_partials(), partials);
         update_groups(m, 0, 1);
         update_groups(m, 1, y.layers);
         forget_gradients(m);
@@ -3609,6 +3709,23 @@ double take_loss(Model& m) {
     const double sum = fetch(m.a.loss());
     clear(m.a.loss(), sizeof(double));
     return sum;
+}
+
+// Of the first layer's gradients of activations and of the residual stream's there, the share that is exactly 0: dqkv,
+// datt, dfc, dln and dres as backward has left them. They have come through all layers, and FP16's 0 stays one.
+double zero_gradients(const Model& m) {
+    const Activations& a = m.a;
+    const size_t N = m.setup.N(), C = m.config.channels;
+    double zeros = 0, all = 0;
+    for (const auto& [x, columns] : {std::pair{a.dres(), C}, {a.dln(), C}, {a.datt(), C}, {a.dqkv(), 3 * C},
+                                     {a.dfc(), 4 * C}}) {
+        std::vector<float> counts(std::min<size_t>(NORM_BLOCKS, span_blocks(N * columns)));
+        count_zeros(a.norm_partials(), x, N * columns, counts.size());   // which is idle between steps
+        download(counts.data(), a.norm_partials(), counts.size() * sizeof(float));
+        zeros += std::accumulate(counts.begin(), counts.end(), 0.0);
+        all += N * columns;
+    }
+    return zeros / all;
 }
 
 // FLOPs of a step per token. Matmuls: 2 per weight forward, 4 backward. Attention: query t needs
@@ -4251,8 +4368,9 @@ double learning_rate(const Options& o, long step) {
     return low + share * (o.lr - low);
 }
 
-AdamW adamw_settings(const Options& o, long step) {
-    const double t = step + 1;
+// A step that loss scaling has skipped is none to AdamW, whose t counts updates.
+AdamW adamw_settings(const Options& o, long step, long skipped = 0) {
+    const double t = step + 1 - skipped;
     return {static_cast<float>(learning_rate(o, step)), static_cast<float>(o.beta1), static_cast<float>(o.beta2),
             static_cast<float>(o.eps), static_cast<float>(o.weight_decay), static_cast<float>(o.grad_clip),
             static_cast<float>(1 - pow(o.beta1, t)), static_cast<float>(1 - pow(o.beta2, t))};
@@ -4262,14 +4380,14 @@ AdamW adamw_settings(const Options& o, long step) {
 // The denominator of MFU: dense TFLOP/s of matmuls, from the makers' data sheets (never the figures
 // "with sparsity"). What is not listed is measured.
 
-struct Peak { const char* name; double bf16, fp32; };   // part of the device's name; FP32 without TF32
+struct Peak { const char* name; double half, fp32; };   // part of the device's name; BF16, FP16; FP32 without TF32
 
 const Peak PEAKS[] = {
     {"B200", 2250, 75},       {"GH200", 989.5, 66.9},   {"H200", 989.5, 66.9},     {"H100 PCIe", 756, 51.2},
     {"H100 NVL", 835, 60},    {"H100", 989.5, 66.9},    {"H800", 989.5, 66.9},     {"A100", 312, 19.5},
     {"A800", 312, 19.5},      {"L40S", 362, 91.6},      {"L40", 181, 90.5},        {"L4", 121, 30.3},
     {"A10G", 70, 31.5},       {"A10", 125, 31.2},       {"RTX 6000 Ada", 364, 91.1}, {"RTX A6000", 154.8, 38.7},
-    {"RTX 4090", 165.2, 82.6}, {"RTX 3090", 71, 35.6},
+    {"RTX 4090", 165.2, 82.6}, {"RTX 3090", 71, 35.6},  {"Tesla T4", 65, 8.1},     {"V100", 125, 15.7},
 };
 
 // FLOP/s of a square matmul: the best of the runs in a tenth of a second, three at least. Of random
@@ -4293,7 +4411,7 @@ void find_peak(const Options& o) {
     if (o.peak == PeakSource::TABLE)
         for (const Peak& peak : PEAKS)
             if (strstr(device.properties.name, peak.name)) {
-                device.peak_flops = (FLOATX == DType::BF16 ? peak.bf16 : peak.fp32) * 1e12;
+                device.peak_flops = (FLOATX == DType::FP32 ? peak.fp32 : peak.half) * 1e12;
                 device.peak_source = format("data sheet of %s", peak.name);
                 return;
             }
@@ -4365,7 +4483,7 @@ std::string no_device() {
 // Whether this build and this device have them. dev/cpu has both, 32 threads to the warp.
 bool has_tensor_cores(TensorCores kind) {
     if (kind == TensorCores::NONE) return true;
-    if (FLOATX != DType::BF16 || WARP_SIZE != 32) return false;
+    if (!MAY_USE_TENSOR_CORES) return false;
     const int major = device.properties.major;
     return device.is_cpu() || (kind == TensorCores::WGMMA ? major == 9 && compiled_with_wgmma() : major >= 8);
 }
@@ -4406,8 +4524,8 @@ void open_device(TensorCores wanted, int threads = 0) {
     if (threads > 0 && !device.is_cpu())
         throw UserError("--threads %d: these are a CPU's; this build runs on %s", threads, p.name);
     if (FLOATX == DType::BF16 && !device.is_cpu() && p.major < 8)
-        throw UserError("%s has compute capability %d.%d, BF16 needs 8.0 (Ampere): make PRECISION=fp32", p.name,
-                        p.major, p.minor);
+        throw UserError("%s has compute capability %d.%d, BF16 needs 8.0 (Ampere): make PRECISION=fp16, or fp32",
+                        p.name, p.major, p.minor);
     check(cudaStreamCreateWithFlags(&device.stream, cudaStreamNonBlocking), "cudaStreamCreate");
     check(cudaStreamCreateWithFlags(&device.copies, cudaStreamNonBlocking), "cudaStreamCreate");
     check(cublasLtCreate(&device.matmul), "cublasLtCreate");
@@ -4499,9 +4617,11 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memo
     if (o.seq_len > c.context)
         throw UserError("--seq-len %d is more than the model's context of %d; --context %d makes a model of that many "
                         "positions", o.seq_len, c.context, o.seq_len);
-    if (o.precision == DType::FP32 && o.grad_dtype == DType::BF16)
-        throw UserError("--grad-dtype bf16 needs weights in bf16: a build with PRECISION=bf16, or plan --precision "
-                        "bf16");
+    if (o.grad_dtype != DType::FP32 && o.grad_dtype != o.precision) {
+        const char* name = name_of(o.grad_dtype);
+        throw UserError("--grad-dtype %s needs weights in %s: a build with PRECISION=%s, or plan --precision %s", name,
+                        name, name, name);
+    }
     const int T = o.seq_len ? o.seq_len : c.context;
     const size_t head_rows = purpose == Purpose::SAMPLING ? 1 : HEAD_ROWS;
     Setup s = {c, o.micro_batch, T, o.recompute, o.grad_dtype, purpose, head_rows, o.attention, o.precision};
@@ -4674,6 +4794,31 @@ std::string matmul_text(const Setup& s) {
     return format("%s, scales %s", name, FP8_SCALING_NAMES[static_cast<int>(s.fp8_scaling)]);
 }
 
+// Goes on from a checkpoint where that has a scale that was not fixed.
+LossScale start_loss_scale(const Options& o, const Start& start) {
+    const bool by_precision = o.loss_scaling == SCALE_BY_PRECISION;
+    const double wanted = !by_precision ? o.loss_scaling : FLOATX == DType::FP16 ? DYNAMIC_SCALE : NO_SCALE;
+    const bool dynamic = wanted == DYNAMIC_SCALE;
+    LossScale s = {dynamic ? FIRST_LOSS_SCALE : float(wanted), 0, 0, 0, dynamic ? GROWTH_INTERVAL : 0};
+    if (!start.trainer.contains("loss_scaling")) return s;
+    const std::string path = start.dir + "/trainer.json";
+    const json& then = start.trainer["loss_scaling"];
+    auto number = [&](const char* key, long least, long most) {
+        const long value = whole_number<long>(then, key, path);
+        if (value >= least && value <= most) return float(value);
+        throw UserError("%s: \"%s\" is %ld, expected %ld to %ld", path.c_str(), key, value, least, most);
+    };
+    s.skipped = number("skipped_steps", 0, start.step);
+    if (!dynamic) return s;
+    s.scale = number("scale", 1, MOST_LOSS_SCALE);
+    s.good_steps = number("good_steps", 0, GROWTH_INTERVAL - 1);
+    return s;
+}
+
+json loss_scale_record(const LossScale& s) {
+    return {{"scale", s.scale}, {"good_steps", s.good_steps}, {"skipped_steps", s.skipped}};
+}
+
 std::string attention_text(const Setup& s) {
     if (s.attention == Attention::NAIVE) return "naive";
     if (!on_tensor_cores(s.config.head_size())) return "flash, without tensor cores";
@@ -4696,6 +4841,9 @@ void print_run(const Setup& s, const Options& o, const TrainData& data, long acc
            accumulation * long(s.N()) * s.gpus);
     printf("attention  %s\n", attention_text(s).c_str());
     if (s.matmul != MatmulIn::FLOATX) printf("matmul     %s\n", matmul_text(s).c_str());
+    const LossScale scale = start_loss_scale(o, start);
+    if (scale.interval > 0 || scale.scale != NO_SCALE)
+        printf("loss scale %.0f%s\n", scale.scale, scale.interval > 0 ? " at first, dynamic" : "");
     print_memory(plan(s), memory_now().all);
     printf("output     %s\n", o.out.empty() ? "none: --out DIR keeps a log and checkpoints" : o.out.c_str());
     fflush(stdout);
@@ -4731,11 +4879,12 @@ public:
     Trainer(const Options& o, const TrainData& data, const Setup& setup, const Start& start)
         : o_(o), data_(data), start_(start), accumulation_(accumulation_steps(o, setup)),
           windows_per_step_(accumulation_ * setup.B * setup.gpus), step_(start.step), tried_(start.step),
-          progress_(start.step, o.steps),
+          scale_(start_loss_scale(o, start)), progress_(start.step, o.steps),
           text_files_(text_files(start.dir, setup.config, data.train.tokens_are())) {
         if (!o.hellaswag.empty()) questions_ = read_questions(o.hellaswag, setup.config.vocab, setup.T);
         allocate(m_, setup);
         load_start(m_, start, o.seed);
+        set_loss_scale(m_, scale_);
         if (o.matmul_tuning == Tuning::ON) tune_matmuls(m_, stdout);
         m_.graphs.on = use_graphs(o);
     }
@@ -4810,11 +4959,15 @@ private:
                        micro + 1 < accumulation_ ? MicroBatch::ONE_OF_SEVERAL : MicroBatch::LAST);
             loader.advance();
         }
-        const AdamW settings = adamw_settings(o_, step_);
+        const AdamW settings = adamw_settings(o_, step_, scale_.skipped);
         update(m_, settings);
         StepResult r = {};
         r.loss = sum_of_all(take_loss(m_)) / tokens_per_step();
         r.norm = fetch(m_.a.norm());
+        const LossScale then = scale_;
+        if (then.interval > 0) scale_ = fetch(m_.a.loss_scale());
+        r.loss_scale = then.scale;
+        const bool skipped = scale_.skipped > then.skipped && then.scale > 1;   // which another scale may help
         sent_ += ranks.bytes_sent - sent_before;
         step_++;
         r.lr = settings.lr;
@@ -4824,13 +4977,19 @@ private:
         const double peak = device.peak_flops * m_.setup.gpus;
         r.mfu = flops.model * r.tokens_per_s / peak;
         r.hfu = flops.hardware * r.tokens_per_s / peak;
-        if (!std::isfinite(r.loss) || !std::isfinite(r.norm)) {
+        if (!std::isfinite(r.loss) || (!std::isfinite(r.norm) && !skipped)) {
             tried_ = step_;   // weights that need not be kept
             throw Failure("step %ld: loss %f, gradient norm %f: stopped; the last good checkpoint is %s", step_, r.loss,
                           r.norm, last_checkpoint_.empty() ? "none" : last_checkpoint_.c_str());
         }
-        log_.write({{"step", step_}, {"loss", r.loss}, {"norm", r.norm}, {"lr", r.lr}, {"ms", 1e3 * r.seconds},
-                    {"tokens_per_s", r.tokens_per_s}, {"mfu", r.mfu}, {"hfu", r.hfu}});
+        json record = {{"step", step_}, {"loss", r.loss}, {"norm", r.norm}, {"lr", r.lr}, {"ms", 1e3 * r.seconds},
+                       {"tokens_per_s", r.tokens_per_s}, {"mfu", r.mfu}, {"hfu", r.hfu}};
+        if (FLOATX == DType::FP16 || then.interval > 0 || then.scale != NO_SCALE) {
+            record["loss_scale"] = then.scale;
+            record["skipped_steps"] = scale_.skipped;
+            if (due(o_.eval_every, step_ == o_.steps)) record["zero_gradients"] = zero_gradients(m_);
+        }
+        log_.write(record);
         if (counts) {
             log_.write({{"step", step_}, {"fp8", fp8_record(m_)}});
             fp8_count(m_.a.fp8_scales(), scale_count(m_), Counting::OFF);
@@ -4883,6 +5042,7 @@ private:
         json trainer = {{"next_window", start_.window + windows}, {"train_tokens", data_.train.count()},
                         {"options", describe(o_, TRAIN)}};
         if (m_.fp8_history) trainer["fp8_history"] = fp8_history(m_);
+        if (scale_.interval > 0 || scale_.skipped > 0) trainer["loss_scaling"] = loss_scale_record(scale_);
         try {
             log_.sync();   // no checkpoint is ahead of the log
         } catch (const Failure& error) {
@@ -4899,6 +5059,7 @@ private:
     const TrainData& data_;
     const Start& start_;
     long accumulation_, windows_per_step_, step_, tried_;   // tried: the last step of which a checkpoint was begun
+    LossScale scale_;   // as it is after the last step
     Log log_;
     Progress progress_;
     TextFiles text_files_;   // of each checkpoint

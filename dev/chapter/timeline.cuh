@@ -135,7 +135,7 @@ StepTime step_time(const StepWork& w, long micro_batches) {
 constexpr double ASSUMED_TFLOPS_BF16 = 400, ASSUMED_TFLOPS_FP32 = 27;
 
 double flops_of(const Options& o) {
-    return 1e12 * (o.flops > 0 ? o.flops : o.precision == DType::BF16 ? ASSUMED_TFLOPS_BF16 : ASSUMED_TFLOPS_FP32);
+    return 1e12 * (o.flops > 0 ? o.flops : o.precision == DType::FP32 ? ASSUMED_TFLOPS_FP32 : ASSUMED_TFLOPS_BF16);
 }
 
 // Without --bandwidth what is sent takes no time.

@@ -2,13 +2,13 @@
 // matrices column-major. oneDNN multiplies (define HAVE_ONEDNN and link -ldnnl); without it a plain loop
 // does, correctly but several times slower. Calls come from one host thread.
 //
-// What is there: A and B both float, both bfloat16 or both FP8; C and D of one type, float, or bfloat16 where A and B
-// are, or either or half where those are FP8; sums, alpha and beta in float; beta other than 0 with C and D the same
-// matrix; strided batches, but not of FP8; the epilogues listed below. For all else cublasLtMatmulAlgoGetHeuristic
-// finds nothing, as cuBLASLt does.
+// What is there: A and B both float, both bfloat16, both half precision or both FP8; C and D of one type, float or that
+// of A and B, or either of the 16 bits where those are FP8; sums, alpha and beta in float; beta other than 0 with C and
+// D the same matrix; strided batches, but not of FP8; the epilogues listed below. For all else
+// cublasLtMatmulAlgoGetHeuristic finds nothing, as cuBLASLt does.
 //
-// Map: cuBLAS's types · descriptions · the algorithms · the product: plain loop, oneDNN, FP8 · the epilogue ·
-// cublasLtMatmul
+// Map: cuBLAS's types · descriptions · the algorithms · the product: plain loop, oneDNN, half precision, FP8 · the
+// epilogue · cublasLtMatmul
 #pragma once
 
 #include "cuda_bf16.h"
@@ -372,7 +372,15 @@ inline void* at(void* base, cudaDataType_t type, int64_t index) { return static_
 // Reads or writes `count` neighbouring numbers of any type as floats.
 template <class T> inline void load(float* to, const T* from, int64_t count)
 {
-    for (int64_t i = 0; i < count; i++) to[i] = static_cast<float>(from[i]);
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) to_floats(reinterpret_cast<float(&)[16]>(to[i]), reinterpret_cast<const T(&)[16]>(from[i]));
+    for (; i < count; i++) to[i] = static_cast<float>(from[i]);
+}
+template <class T> inline void store(T* to, const float* from, int64_t count)
+{
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) from_floats(reinterpret_cast<T(&)[16]>(to[i]), reinterpret_cast<const float(&)[16]>(from[i]));
+    for (; i < count; i++) to[i] = from[i];
 }
 inline void load(float* to, const void* from, cudaDataType_t type, int64_t count)
 {
@@ -386,12 +394,11 @@ inline void load(float* to, const void* from, cudaDataType_t type, int64_t count
 }
 inline void store(void* to, const float* from, cudaDataType_t type, int64_t count)
 {
-    if (type == CUDA_R_16BF)
-        for (int64_t i = 0; i < count; i++) static_cast<__nv_bfloat16*>(to)[i] = from[i];
-    else if (type == CUDA_R_16F)
-        for (int64_t i = 0; i < count; i++) static_cast<__half*>(to)[i] = from[i];
-    else
-        std::copy_n(from, count, static_cast<float*>(to));
+    switch (type) {
+    case CUDA_R_16F: return store(static_cast<__half*>(to), from, count);
+    case CUDA_R_16BF: return store(static_cast<__nv_bfloat16*>(to), from, count);
+    default: std::copy_n(from, count, static_cast<float*>(to));
+    }
 }
 
 // ---- the plain loop: tiles of D, each summed over k in slices that are first copied, in order, to buffers
@@ -472,28 +479,28 @@ inline void plain_product(const Product& p, const void* a, const void* b, const 
                            static_cast<float*>(d.data) + batch * d.stride, d.ld, i0, j0);
 }
 
-// ---- bfloat16 by a single column, as for one sampled token: what counts is reading A, once. (oneDNN first copies all
+// ---- bfloat16 or half precision by a single column, as for one sampled token: what counts is reading A, once. (oneDNN first copies all
 // of it into an order that suits its tiles.) Each sum runs over k in one order, whatever the number of workers.
 
 constexpr int64_t lanes = 16;
 typedef float Lanes __attribute__((vector_size(lanes * sizeof(float)), aligned(sizeof(float)), may_alias));
 
 // (By reference: to return a vector that the processor has no register for would be another calling convention.)
-inline void load_lanes(Lanes& to, const __nv_bfloat16* from)
+template <class T> inline void load_lanes(Lanes& to, const T* from)
 {
     float x[lanes];
-    to_floats(x, *reinterpret_cast<const __nv_bfloat16(*)[lanes]>(from));
+    to_floats(x, *reinterpret_cast<const T(*)[lanes]>(from));
     memcpy(&to, x, sizeof(to));
 }
 
 // sums [begin, end) of op(A) = A, whose columns are consecutive in memory
-inline void add_columns(float* sums, const Product& p, const __nv_bfloat16* a, const float* x, int64_t begin, int64_t end)
+template <class T> inline void add_columns(float* sums, const Product& p, const T* a, const float* x, int64_t begin, int64_t end)
 {
     std::fill(sums + begin, sums + end, 0.0f);
     constexpr int64_t group = 4;   // columns at a time: as often are the sums read and written
     int64_t k = 0;
     for (; k + group <= p.k; k += group) {
-        const __nv_bfloat16* first = a + k * p.lda;
+        const T* first = a + k * p.lda;
         int64_t i = begin;
         for (; i + lanes <= end; i += lanes) {
             Lanes y[group];
@@ -508,10 +515,10 @@ inline void add_columns(float* sums, const Product& p, const __nv_bfloat16* a, c
 }
 
 // sums [begin, end) of op(A) = A^T, whose rows are consecutive in memory
-inline void add_rows(float* sums, const Product& p, const __nv_bfloat16* a, const float* x, int64_t begin, int64_t end)
+template <class T> inline void add_rows(float* sums, const Product& p, const T* a, const float* x, int64_t begin, int64_t end)
 {
     for (int64_t i = begin; i < end; i++) {
-        const __nv_bfloat16* row = a + i * p.lda;
+        const T* row = a + i * p.lda;
         Lanes even = {}, odd = {}, y;
         int64_t k = 0;
         for (; k + 2 * lanes <= p.k; k += 2 * lanes) {
@@ -528,7 +535,7 @@ inline void add_rows(float* sums, const Product& p, const __nv_bfloat16* a, cons
     }
 }
 
-inline void vector_product(const Product& p, const __nv_bfloat16* a, const __nv_bfloat16* b, float* d)
+template <class T> inline void vector_product(const Product& p, const T* a, const T* b, float* d)
 {
     constexpr int64_t worthwhile = 1 << 16, apart = 64;   // elements of A for more than one worker; sums, at least, of each
     std::vector<float> x(p.k), sums(p.m);
@@ -538,7 +545,7 @@ inline void vector_product(const Product& p, const __nv_bfloat16* a, const __nv_
 #pragma omp parallel for schedule(static, 1) num_threads(static_cast<int>(workers)) if (workers > 1)
     for (int64_t w = 0; w < workers; w++) {
         const int64_t begin = std::min(p.m, w * share), end = std::min(p.m, begin + share);
-        (p.transpose_a ? add_rows : add_columns)(sums.data(), p, a, x.data(), begin, end);
+        (p.transpose_a ? add_rows<T> : add_columns<T>)(sums.data(), p, a, x.data(), begin, end);
     }
     for (int64_t i = 0; i < p.m; i++) d[i] = p.alpha * sums[i] + (p.beta != 0 ? p.beta * d[i] : 0);
 }
@@ -836,8 +843,8 @@ inline cublasStatus_t check(const cublasLtMatmulDescOpaque_t& desc, const cublas
         return CUBLAS_STATUS_INVALID_VALUE;
     if (c.type != d.type || desc.scale_type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (eight_bits) return has_fp8(desc, a, b, d) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
-    if (a.type != b.type || (a.type != CUDA_R_32F && a.type != CUDA_R_16BF)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (d.type != CUDA_R_32F && (d.type != CUDA_R_16BF || a.type == CUDA_R_32F)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const bool known = a.type == CUDA_R_32F || a.type == CUDA_R_16BF || a.type == CUDA_R_16F;
+    if (!known || a.type != b.type || (d.type != CUDA_R_32F && d.type != a.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (card() != nullptr && !has_epilogue(desc, d.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
     switch (desc.epilogue) {
     case CUBLASLT_EPILOGUE_DEFAULT: return CUBLAS_STATUS_SUCCESS;
@@ -930,7 +937,8 @@ inline void tell_product(const MatmulCall& call)
     const auto bytes = [](cudaDataType_t type) { return static_cast<unsigned>(bytes_of(type)); };
     const char* epilogue = desc.epilogue & CUBLASLT_EPILOGUE_BIAS ? "bias" : desc.epilogue & has_aux ? "dgelu" : "none";
     watch::product({static_cast<size_t>(p.m), static_cast<size_t>(p.n), static_cast<size_t>(p.k),
-                    p.type_a == CUDA_R_32F ? "fp32" : is_fp8(p.type_a) ? "fp8" : "bf16", bytes(p.type_a),
+                    p.type_a == CUDA_R_32F ? "fp32" : p.type_a == CUDA_R_16F ? "fp16" : is_fp8(p.type_a) ? "fp8" : "bf16",
+                    bytes(p.type_a),
                     bytes(result.type), p.beta != 0,
                     epilogue});
 }
@@ -938,8 +946,30 @@ inline void tell_product(const MatmulCall& call)
 
 inline bool is_vector(const Product& p, Algorithm algorithm)
 {
-    return p.n == 1 && p.batch == 1 && p.type_a == CUDA_R_16BF && algorithm == Algorithm::fast;
+    return p.n == 1 && p.batch == 1 && bytes_of(p.type_a) == 2 && algorithm == Algorithm::fast;
 }
+
+#ifdef HAVE_ONEDNN
+// Few processors multiply half precision: its operands become floats, without gaps.
+inline bool onednn_half(const Product& p, const void* a, const void* b, const Target& d)
+{
+    const auto widened = [&](Room room, const void* from, int64_t rows, int64_t columns, int64_t ld, int64_t stride) {
+        float* const to = scratch<float>(room, static_cast<size_t>(rows * columns * p.batch));
+#pragma omp parallel for
+        for (int64_t c = 0; c < columns * p.batch; c++)
+            load(to + c * rows, at(from, CUDA_R_16F, c / columns * stride + c % columns * ld), CUDA_R_16F, rows);
+        return to;
+    };
+    Product wide = p;
+    wide.type_a = wide.type_b = CUDA_R_32F;
+    wide.lda = p.transpose_a ? p.k : p.m;
+    wide.ldb = p.transpose_b ? p.n : p.k;
+    wide.stride_a = p.m * p.k;
+    wide.stride_b = p.k * p.n;
+    return onednn_float(wide, widened(Room::a, a, wide.lda, wide.stride_a / wide.lda, p.lda, p.stride_a),
+                        widened(Room::b, b, wide.ldb, wide.stride_b / wide.ldb, p.ldb, p.stride_b), d);
+}
+#endif
 
 // The product in float.
 inline void sum_up(const Product& p, const void* A, const void* B, const Target& sums, Algorithm algorithm)
@@ -949,13 +979,15 @@ inline void sum_up(const Product& p, const void* A, const void* B, const Target&
         if (algorithm == Algorithm::coarse) coarsen(p, sums);
         return;
     }
+    if (is_vector(p, algorithm) && p.type_a == CUDA_R_16F)
+        return vector_product(p, static_cast<const __half*>(A), static_cast<const __half*>(B), static_cast<float*>(sums.data));
     if (is_vector(p, algorithm))
         return vector_product(p, static_cast<const __nv_bfloat16*>(A), static_cast<const __nv_bfloat16*>(B),
                               static_cast<float*>(sums.data));
 #ifdef HAVE_ONEDNN
     const bool done = p.type_a == CUDA_R_32F
                           ? onednn_float(p, static_cast<const float*>(A), static_cast<const float*>(B), sums)
-                          : onednn_bfloat16(p, A, B, sums, nullptr, CUDA_R_32F);
+                      : p.type_a == CUDA_R_16F ? onednn_half(p, A, B, sums) : onednn_bfloat16(p, A, B, sums, nullptr, CUDA_R_32F);
     if (done) return;
 #endif
     excuse_plain_product();
@@ -1041,7 +1073,7 @@ inline cublasStatus_t multiply(const MatmulCall& call)
         return CUBLAS_STATUS_SUCCESS;
     }
     // oneDNN adds a bias itself (before it scales by alpha, which is not what is meant unless alpha is 1).
-    if (algorithm == Algorithm::fast && !is_vector(p, algorithm) && (desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && p.alpha == 1))) {
+    if (algorithm == Algorithm::fast && p.type_a == CUDA_R_16BF && !is_vector(p, algorithm) && (desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && p.alpha == 1))) {
         const auto bias_type = type_of_bias(desc, p, result.type);
         if (onednn_bfloat16(p, A, B, result, desc.epilogue == CUBLASLT_EPILOGUE_BIAS ? desc.bias : nullptr, bias_type)) return CUBLAS_STATUS_SUCCESS;
     }

@@ -1,5 +1,5 @@
 // cuBLAS on a CPU: its products, which are cuBLASLt's. Matrices are column-major; alpha and beta are the host's. What
-// cublasLt.h does not multiply, such as half precision, gives CUBLAS_STATUS_NOT_SUPPORTED.
+// cublasLt.h does not multiply, such as sums in half precision, gives CUBLAS_STATUS_NOT_SUPPORTED.
 #pragma once
 
 #include "cublasLt.h"

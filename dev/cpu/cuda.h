@@ -93,7 +93,7 @@ inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType typ
         if (i > 0 && (strides[i - 1] % alignment != 0 || strides[i - 1] >= max_stride)) return CUDA_ERROR_INVALID_VALUE;
     }
     const bool other = interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE ||
-                       type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+                       (type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 && type != CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
     if (other || (swizzle != CU_TENSOR_MAP_SWIZZLE_NONE && swizzle != CU_TENSOR_MAP_SWIZZLE_128B))
         return CUDA_ERROR_NOT_SUPPORTED;
     for (unsigned i = 1; i < rank; i++)

@@ -56,6 +56,41 @@ private:
 };
 using half = __half;
 
+// For code that converts packs: the same two conversions of 16 elements at once, in vector registers, all cases worked
+// out side by side and the right one chosen. Each is a vector's, whatever the processor: its own instruction for it
+// (F16C's) keeps what a GPU drops of a number that is none.
+inline void to_floats(float (&x)[16], const __half (&v)[16])
+{
+    typedef float Floats __attribute__((vector_size(64)));
+    typedef unsigned Bits __attribute__((vector_size(64)));
+    typedef int Ints __attribute__((vector_size(64)));   // of whose conversion to floats processors have an instruction
+    typedef unsigned short Halves __attribute__((vector_size(32)));
+    Halves halves;
+    memcpy(&halves, v, sizeof(halves));
+    const Bits all = __builtin_convertvector(halves, Bits), magnitude = all & 0x7fff;
+    const Bits small = reinterpret_cast<Bits>(__builtin_convertvector(reinterpret_cast<Ints>(magnitude), Floats) * 0x1p-24f);
+    const Bits large = (magnitude << 13) + (magnitude >= 0x7c00 ? Bits{} + 0x70000000 : Bits{} + 0x38000000);
+    const Bits bits = (all & 0x8000) << 16 | (magnitude < 0x0400 ? small : large);
+    memcpy(x, &bits, sizeof(bits));
+}
+inline void from_floats(__half (&v)[16], const float (&x)[16])
+{
+    typedef float Floats __attribute__((vector_size(64)));
+    typedef unsigned Bits __attribute__((vector_size(64)));
+    typedef unsigned short Halves __attribute__((vector_size(32)));
+    Bits all;
+    memcpy(&all, x, sizeof(all));
+    const Bits magnitude = all & 0x7fffffff, sign = all >> 16 & 0x8000;
+    const Bits half_of_one = reinterpret_cast<Bits>(Floats{} + 0.5f);
+    const Bits small = reinterpret_cast<Bits>(reinterpret_cast<Floats>(magnitude) + 0.5f) - half_of_one;
+    const Bits large = (magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13;
+    Bits bits = magnitude < 0x38800000 ? small : large;
+    bits = magnitude >= 0x477ff000 ? Bits{} + 0x7c00 : bits;
+    bits = magnitude > 0x7f800000 ? Bits{} + 0x7fff : (sign | bits);
+    const Halves halves = __builtin_convertvector(bits, Halves);
+    memcpy(static_cast<void*>(v), &halves, sizeof(halves));
+}
+
 struct __align__(4) __half2 { __half x, y; };
 using half2 = __half2;
 

@@ -19,6 +19,7 @@
 
 #include "atomics.h"
 #include "cuda.h"
+#include "cuda_fp16.h"
 #include "cuda_fp8.h"
 #include "cuda_runtime.h"
 
@@ -310,8 +311,14 @@ inline unsigned take_number(int* counter, unsigned last)
 
 namespace cuda_cpu {
 
-inline float lower_bf16(uint32_t pair) { return bits<float>(pair << 16); }
-inline float upper_bf16(uint32_t pair) { return bits<float>(pair & 0xffff0000u); }
+// What products take: bfloat16, or half precision in a program that is compiled with PRECISION_FP16.
+#ifdef PRECISION_FP16
+inline float lower_half(uint32_t pair) { return float_of_half(static_cast<unsigned short>(pair)); }
+inline float upper_half(uint32_t pair) { return float_of_half(static_cast<unsigned short>(pair >> 16)); }
+#else
+inline float lower_half(uint32_t pair) { return bits<float>(pair << 16); }
+inline float upper_half(uint32_t pair) { return bits<float>(pair & 0xffff0000u); }
+#endif
 
 using Vector8 = float __attribute__((vector_size(32), may_alias));
 
@@ -322,8 +329,8 @@ inline void read_a_fragments(float (*a)[16], const uint32_t* const* registers)
         const unsigned g = lane / 4, t = lane % 4;
         for (unsigned i = 0; i < 4; i++) {
             float* pair = &a[g + i % 2 * 8][2 * t + i / 2 * 8];
-            pair[0] = lower_bf16(registers[lane][i]);
-            pair[1] = upper_bf16(registers[lane][i]);
+            pair[0] = lower_half(registers[lane][i]);
+            pair[1] = upper_half(registers[lane][i]);
         }
     }
 }
@@ -347,8 +354,8 @@ CUDA_CPU_UNSEEN inline void mma_of_warp(void* const* operands, unsigned lanes)
         lane_of[lane] = &mine;
         registers[lane] = mine.a;
         for (unsigned i = 0; i < 2; i++) {
-            b[2 * t + 8 * i][g] = lower_bf16(mine.b[i]);
-            b[2 * t + 8 * i + 1][g] = upper_bf16(mine.b[i]);
+            b[2 * t + 8 * i][g] = lower_half(mine.b[i]);
+            b[2 * t + 8 * i + 1][g] = upper_half(mine.b[i]);
         }
     }
     read_a_fragments(a, registers);
@@ -755,7 +762,7 @@ struct Descriptor {
         watch::wgmma_reads(product, shared_base() + address, operand);
         uint16_t elements[8];
         memcpy(elements, memory + address, 16);
-        for (unsigned i = 0; i < 8; i++) to[i] = bits<float>(static_cast<uint32_t>(elements[i]) << 16);
+        for (unsigned i = 0; i < 8; i++) to[i] = lower_half(elements[i]);
     }
 };
 

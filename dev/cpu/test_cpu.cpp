@@ -795,13 +795,13 @@ struct Matmul {
         for (auto& x : b) x = uniform(random);
         for (auto& x : d) x = uniform(random);
         for (auto& x : aux) x = 2 * uniform(random);
-        for (size_t i = 0; i < bias.size(); i++) bias[i] = bias_float[i] = static_cast<float>(__nv_bfloat16(uniform(random)));
+        for (size_t i = 0; i < bias.size(); i++) bias[i] = bias_float[i] = static_cast<float>(Out(uniform(random)));
         const auto old_d = d, old_aux = aux;
 
         cublasLtHandle_t handle;
         cublasLtMatmulDesc_t desc;
         cublasLtMatrixLayout_t layout_a, layout_b, layout_d;
-        const auto type = [](auto x) { return sizeof(x) == 2 ? CUDA_R_16BF : CUDA_R_32F; };
+        const auto type = [](auto x) { return sizeof(x) == 4 ? CUDA_R_32F : std::is_same_v<decltype(x), __half> ? CUDA_R_16F : CUDA_R_16BF; };
         cublasLtCreate(&handle);
         cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
         const auto set = [&](cublasLtMatmulDescAttributes_t attribute, auto value) { cublasLtMatmulDescSetAttribute(desc, attribute, &value, sizeof(value)); };
@@ -840,7 +840,7 @@ struct Matmul {
         cublasLtDestroy(handle);
         if (!fine) return std::numeric_limits<double>::infinity();
 
-        const double epsilon = sizeof(Out) == 2 ? 1.0 / 256 : 4.0 / (1 << 23);
+        const double epsilon = sizeof(Out) == 4 ? 4.0 / (1 << 23) : std::is_same_v<Out, __half> ? 1.0 / 2048 : 1.0 / 256;
         const bool writes_aux = epilogue == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
         double worst = 0;
         const auto compare = [&](double got, double expected, double scale) { worst = std::max(worst, std::isnan(got) ? 1e30 : std::fabs(got - expected) / (epsilon * scale)); };
@@ -1216,7 +1216,7 @@ static void test_refusals()
     };
     claim("products that are not there are refused, and sizes that do not fit",
           status(CUDA_R_32F, CUDA_R_32F, CUBLASLT_EPILOGUE_DEFAULT, 16) == CUBLAS_STATUS_SUCCESS && status(CUDA_R_32F, CUDA_R_32F, CUBLASLT_EPILOGUE_DEFAULT, 15) == CUBLAS_STATUS_INVALID_VALUE &&
-              status(CUDA_R_32F, CUDA_R_16BF, CUBLASLT_EPILOGUE_DEFAULT, 16) == CUBLAS_STATUS_NOT_SUPPORTED && status(CUDA_R_16F, CUDA_R_32F, CUBLASLT_EPILOGUE_DEFAULT, 16) == CUBLAS_STATUS_NOT_SUPPORTED &&
+              status(CUDA_R_32F, CUDA_R_16BF, CUBLASLT_EPILOGUE_DEFAULT, 16) == CUBLAS_STATUS_NOT_SUPPORTED && status(CUDA_R_16F, CUDA_R_16BF, CUBLASLT_EPILOGUE_DEFAULT, 16) == CUBLAS_STATUS_NOT_SUPPORTED &&
               status(CUDA_R_32F, CUDA_R_32F, CUBLASLT_EPILOGUE_BGRADB, 16) == CUBLAS_STATUS_NOT_SUPPORTED && status(CUDA_R_32F, CUDA_R_32F, CUBLASLT_EPILOGUE_DGELU, 16) == CUBLAS_STATUS_INVALID_VALUE);
 }
 
@@ -3056,6 +3056,22 @@ static void test_half()
         wrong += rounds_to(std::nextafter(middle, 0)) != bits || rounds_to(std::nextafter(middle, 1e9)) != bits + 1;
         wrong += static_cast<unsigned>(__half_as_ushort(static_cast<float>(middle))) != bits + bits % 2;
     }
+    bool as_single = true;   // of floats every 65536th and its neighbours
+    for (unsigned first = 0; first < 65536; first += 16)
+        for (int near : {0, 1, 0x1000, 0x2fff, 0xffff}) {
+            __half halves[16], packed[16];
+            float floats[16], wide[16];
+            for (unsigned i = 0; i < 16; i++) {
+                halves[i] = __ushort_as_half(static_cast<unsigned short>(first + i));
+                floats[i] = cuda_cpu::bits<float>((first + i) << 16 | static_cast<unsigned>(near));
+            }
+            to_floats(wide, halves);
+            from_floats(packed, floats);
+            for (unsigned i = 0; i < 16; i++)
+                as_single = as_single && cuda_cpu::bits<unsigned>(wide[i]) == cuda_cpu::bits<unsigned>(static_cast<float>(halves[i])) &&
+                            __half_as_ushort(packed[i]) == __half_as_ushort(__half(floats[i]));
+        }
+    claim("halves: a pack is converted as each of them alone, infinities and what is not a number too", as_single);
     const __half nan = NAN, one = 1.0f, large = 65504.0f;
     claim("halves: all of them, and what lies between, rounded once, to nearest and even",
           wrong == 0 && std::isnan(__half2float(nan)) && std::isinf(__half2float(large + large)));
@@ -3201,7 +3217,7 @@ static void test_cublas()
               cublasGetVector(3, 4, x.data, 2, every_second, 2) == CUBLAS_STATUS_SUCCESS && every_second[4] == 3 && every_second[3] == 0);
     claim("cuBLAS: what it has not it refuses, and nothing to do is done",
           cublasGemmEx(handle, CUBLAS_OP_N, CUBLAS_OP_N, 2, 2, 2, &alpha, x.data, CUDA_R_16F, 2, x.data, CUDA_R_16F, 2, &beta, y.data, CUDA_R_16F, 2,
-                       CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_NOT_SUPPORTED &&
+                       CUBLAS_COMPUTE_16F, CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_NOT_SUPPORTED &&
               cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, 2, 2, 2, &alpha, x.data, 1, x.data, 2, &beta, y.data, 2) == CUBLAS_STATUS_INVALID_VALUE &&
               cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, 0, 2, 2, &alpha, x.data, 2, x.data, 2, &beta, y.data, 2) == CUBLAS_STATUS_SUCCESS);
     cublasDestroy(handle);
@@ -3247,6 +3263,8 @@ int main(int argc, char** argv)
     test_products<float, float>("float");
     test_products<__nv_bfloat16, float>("bf16 to float");
     test_products<__nv_bfloat16, __nv_bfloat16>("bf16");
+    test_products<__half, float>("fp16 to float");
+    test_products<__half, __half>("fp16");
     test_refusals();
     test_products_of_fp8();
     test_workers_of_fp8();

@@ -90,7 +90,7 @@ void by_operations(const State& s, const AdamW& a, float scale, size_t n) {
     launch("m", first_moment_kernel, blocks, BLOCK, 0, s.m, s.grads, a.beta1, n);
     launch("v", second_moment_kernel, blocks, BLOCK, 0, s.v, s.grads, a.beta2, n);
     launch("weights", weights_kernel, blocks, BLOCK, 0, s.master, s.m, s.v, a, n);
-    if (FLOATX == DType::BF16) round_weights(s.weights, s.master, n);
+    if (SEPARATE_MASTER) round_weights(s.weights, s.master, n);
     clear(s.grads, n * sizeof(float));
 }
 
@@ -117,7 +117,7 @@ template <int WIDTH> __global__ void fused_kernel(State all, AdamW a, float scal
     store(s.m, m);
     store(s.v, v);
     store(s.master, w);
-    if (FLOATX == DType::BF16) store(s.weights, w);
+    if (SEPARATE_MASTER) store(s.weights, w);
     store(s.grads, zero);
 }
 
@@ -132,7 +132,7 @@ template <int WIDTH> void fused(const State& s, const AdamW& a, float scale, siz
 void update(Study& study, const Size& size) {
     const Tensors tensors = tensors_of(size);
     const size_t decayed = sum_of(tensors.matrices), n = decayed + sum_of(tensors.vectors);
-    const double bytes_each = FLOATX == DType::BF16 ? 34 : 32;
+    const double bytes_each = SEPARATE_MASTER ? 34 : 32;
     Case c(study, "adamw", format("%zu parameters in %zu tensors", n, tensors.matrices.size() + tensors.vectors.size()),
            bytes(bytes_each * n));
     // A large step and decay, so that what is wrong with either shows in the weights.

@@ -67,6 +67,7 @@ __device__ __forceinline__ void mma_outputs(float (&O)[HS / 2], const uint32_t (
 template <int HS>
 __global__ void __launch_bounds__(MMA_BLOCK, 1)
 attention_forward_mma_kernel(floatX* out, Fp8Out<e4m3> out8, float* lse, const floatX* qkv, int T) {
+    if (!HAS_MMA) return;
     constexpr int TILE = tile_bytes(MMA_ROWS, HS);
     const Head head = my_head(T, HS);
     const int own_tile = gridDim.x - 1 - blockIdx.x;      // those with most keys first
@@ -112,6 +113,7 @@ template <int HS>
 __global__ void __launch_bounds__(MMA_BLOCK, 1)
 attention_backward_dq_mma_kernel(floatX* dqkv, Fp8Out<e5m2> dqkv8, float* D_out, const floatX* dout, const floatX* qkv,
                                  const floatX* out, const float* lse_in, int T) {
+    if (!HAS_MMA) return;
     constexpr int TILE = tile_bytes(MMA_ROWS, HS);
     const Head head = my_head(T, HS);
     const int own_tile = gridDim.x - 1 - blockIdx.x;
@@ -158,6 +160,7 @@ template <int HS>
 __global__ void __launch_bounds__(MMA_BLOCK, 1)
 attention_backward_dkv_mma_kernel(floatX* dqkv, Fp8Out<e5m2> dqkv8, const floatX* dout, const floatX* qkv,
                                   const float* lse_in, const float* D_in, int T) {
+    if (!HAS_MMA) return;
     constexpr int TILE = tile_bytes(MMA_ROWS, HS);
     const Head head = my_head(T, HS);
     const int own_tile = blockIdx.x, tiles = gridDim.x;   // those with most queries first

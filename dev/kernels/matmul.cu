@@ -122,7 +122,7 @@ register_tiles_kernel(floatX* out, const floatX* A, const floatX* B, Size s) {
         }
 }
 
-#if defined(PRECISION_BF16) && WARP_SIZE == 32
+#if (defined(PRECISION_BF16) || defined(PRECISION_FP16)) && WARP_SIZE == 32
 
 // ==== on tensor cores, Ampere and up =========================================
 // See ptx.cuh for fragments, tiles and their swizzle.
@@ -135,7 +135,7 @@ __device__ __forceinline__ void store_fragment(floatX* out, const float (&x)[N],
 #pragma unroll
     for (int e = 0; e < N; e += 2) {
         const int m = m0 + fragment_row(e), n = n0 + fragment_column(e);
-        if (m < s.M && n < s.N) *reinterpret_cast<uint32_t*>(out + at(m, n, s.N)) = pack_bf16(x[e], x[e + 1]);
+        if (m < s.M && n < s.N) *reinterpret_cast<uint32_t*>(out + at(m, n, s.N)) = pack_pair(x[e], x[e + 1]);
     }
 }
 
@@ -250,7 +250,7 @@ void wgmma_256(float (&d)[128], uint64_t a, uint64_t b, int add) { wgmma<256, Ma
 #define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
 #define SUMS_64(i) SUMS_16(i), SUMS_16(i + 16), SUMS_16(i + 32), SUMS_16(i + 48)
 __device__ __forceinline__ void wgmma_256(float (&d)[128], uint64_t a, uint64_t b, int add) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32." PTX_OPERANDS " "
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
                  "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
                  "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "
@@ -310,7 +310,7 @@ __device__ __forceinline__ void store_lines(floatX* out, const float (&sum)[COLU
 #pragma unroll
         for (int e = 0; e < LINES / 2; e += 2) {
             char* chunk = tile_chunk(tile, Tile::ROWS, tile_row + fragment_row(e), e / 4);
-            reinterpret_cast<uint32_t*>(chunk)[lane % 4] = pack_bf16(sum[c / 2 + e], sum[c / 2 + e + 1]);
+            reinterpret_cast<uint32_t*>(chunk)[lane % 4] = pack_pair(sum[c / 2 + e], sum[c / 2 + e + 1]);
         }
         __syncwarp();
         constexpr int ROWS = 32 / CHUNKS;   // that the warp moves at once

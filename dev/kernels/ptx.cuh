@@ -22,7 +22,7 @@
 //       g = 7                                     28   29    30    31    28
 //       g = 0, 8 rows further                      0    1     2     3     0           d[4i+2], d[4i+3]
 //
-// So D, rounded to pairs of BF16, is an A of 16 of its columns: one product's result is the next one's left operand,
+// So D, rounded to pairs of floatX, is an A of 16 of its columns: one product's result is the next one's left operand,
 // and never leaves its registers.
 //
 // Tiles in shared memory are columns by the 64: row r of 64 elements is 128 bytes, and its 16-byte chunk c is at place
@@ -32,6 +32,13 @@
 
 constexpr int TILE_COLUMNS = 64;
 constexpr int TILE_ROW_BYTES = 128;
+
+// Operands are BF16, or FP16 in a build of that; sums are FP32.
+#ifdef PRECISION_FP16
+#define PTX_OPERANDS "f16.f16"
+#else
+#define PTX_OPERANDS "bf16.bf16"
+#endif
 
 #ifdef CUDA_ON_CPU
 #include <ptx.h>
@@ -66,7 +73,7 @@ __device__ __forceinline__ unsigned take_number(int* counter, unsigned last) {
 
 // d (16 x 8) += a (16 x 16) b (16 x 8). "Matrix Fragments for mma.m16n8k16 with floating point type"
 __device__ __forceinline__ void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." PTX_OPERANDS ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -211,13 +218,13 @@ template <int N, Major B> __device__ __forceinline__ void wgmma(float (&d)[N / 2
     static_assert(N == 64 || N == 128);
     if constexpr (N == 64)
         asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." PTX_OPERANDS " " WGMMA_32
             ", %32, %33, p, 1, 1, 0, %35;\n}"
             : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3)
             : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(B)));
     else
         asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " WGMMA_64
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." PTX_OPERANDS " " WGMMA_64
             ", %64, %65, p, 1, 1, 0, %67;\n}"
             : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7)
             : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(B)));
@@ -229,13 +236,13 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4],
     static_assert(N == 64 || N == 128);
     if constexpr (N == 64)
         asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." PTX_OPERANDS " " WGMMA_32
             ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
             : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3)
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(static_cast<int>(B)));
     else
         asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " WGMMA_64
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." PTX_OPERANDS " " WGMMA_64
             ", {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
             : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7)
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(static_cast<int>(B)));
@@ -255,7 +262,13 @@ template <int N> __device__ __forceinline__ void take_registers() {
 
 #endif
 
-// Hopper's own instructions are those of sm_90a; machine code for other cards has kernels without a body.
+// mma.m16n8k16 and cp.async are Ampere's, and Hopper's own instructions those of sm_90a; machine code for other cards
+// has kernels without a body.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr bool HAS_MMA = false;
+#else
+constexpr bool HAS_MMA = true;
+#endif
 #if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr bool HAS_WGMMA = true;
 #else
@@ -290,9 +303,13 @@ __device__ __forceinline__ char* tile_chunk(void* tile, int rows, int row, int c
 // ==== fragments =============================================================
 // (16, N) of a warp, N / 2 elements a lane.
 
-// Two floats as BF16 in 32 bits, x in the lower half.
-__device__ __forceinline__ uint32_t pack_bf16(float x, float y) {
+// Two floats as operands in 32 bits, x in the lower half.
+__device__ __forceinline__ uint32_t pack_pair(float x, float y) {
+#ifdef PRECISION_FP16
+    const __half2 pair = __floats2half2_rn(x, y);
+#else
     const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+#endif
     uint32_t bits;
     memcpy(&bits, &pair, sizeof(bits));
     return bits;
@@ -308,7 +325,7 @@ template <int N> __device__ __forceinline__ void multiply_rows(float (&x)[N], co
 
 // A fragment, rounded, as left operands of 16 columns each.
 template <int N> __device__ __forceinline__ void to_operands(uint32_t (&a)[N / 8][4], const float (&x)[N]) {
-    for (int i = 0; i < N / 2; i++) a[i / 4][i % 4] = pack_bf16(x[2 * i], x[2 * i + 1]);
+    for (int i = 0; i < N / 2; i++) a[i / 4][i % 4] = pack_pair(x[2 * i], x[2 * i + 1]);
 }
 
 // Rows row0 ... row0 + 15 of x, as far as they are below T, from a fragment (16, HS), by way of the
@@ -321,7 +338,7 @@ __device__ __forceinline__ void store_rows(floatX* x, const Fp8Out<F8>& x8, size
     Fp8Writer<F8> fp8(x8);
     __syncwarp();   // what was here has been read
     for (int i = 0; i < HS / 4; i++) {
-        const uint32_t pair = pack_bf16(fragment[2 * i], fragment[2 * i + 1]);
+        const uint32_t pair = pack_pair(fragment[2 * i], fragment[2 * i + 1]);
         memcpy(tile_chunk(tile, tile_rows, tile_row + fragment_row(2 * i), i / 2) + lane % 4 * 4, &pair, sizeof(pair));
     }
     __syncwarp();
@@ -459,8 +476,9 @@ TensorMap make_tensor_map(const floatX* data, const uint64_t (&extents)[4], cons
     const uint32_t box[] = {TILE_COLUMNS, 1, rows, 1}, steps[] = {1, 1, 1, 1};
     TensorMap result;
     result.data = data;
-    const CUresult status = encode(&result.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<floatX*>(data), extents,
-                                   strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+    constexpr auto TYPE = FLOATX == DType::FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const CUresult status = encode(&result.map, TYPE, 4, const_cast<floatX*>(data), extents, strides, box, steps,
+                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS) throw Failure("cuTensorMapEncodeTiled: error %d", static_cast<int>(status));
     return result;

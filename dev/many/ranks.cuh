@@ -12,7 +12,7 @@
 #include <nccl.h>
 #else   // of NCCL what is named where nothing is ever sent
 enum ncclResult_t { ncclSuccess, ncclInvalidUsage = 5 };
-enum ncclDataType_t { ncclFloat32 = 7, ncclBfloat16 = 9 };
+enum ncclDataType_t { ncclFloat16 = 6, ncclFloat32 = 7, ncclBfloat16 = 9 };
 enum ncclRedOp_t { ncclSum, ncclMax };
 using ncclComm_t = void*;
 template <typename... Args> ncclResult_t ncclAllReduce(Args...) { return ncclInvalidUsage; }
@@ -48,7 +48,9 @@ void check(ncclResult_t status, const char* what) {
         throw Failure("%s: %s (%s)", what, ncclGetErrorString(status), ncclGetLastError(ranks.comm));
 }
 
-ncclDataType_t nccl_type(DType dtype) { return dtype == DType::FP32 ? ncclFloat32 : ncclBfloat16; }
+ncclDataType_t nccl_type(DType dtype) {
+    return dtype == DType::FP32 ? ncclFloat32 : dtype == DType::FP16 ? ncclFloat16 : ncclBfloat16;
+}
 
 // Between true and false, which may be nested, this process waits for others or for the device.
 void waiting(bool begins) {

@@ -1,8 +1,8 @@
 """Writes the values that test_gpt.cu compares train_gpt.cu with: data/reference/{tiny,odd}.safetensors.
 
 The truth is computed in float64, so that it has no rounding error worth mentioning, and stored in
-FP32. Beside it stands how far PyTorch itself is from that truth when it computes in FP32 and in
-BF16: that is the measure for train_gpt.cu's own error. README.md lists what the files hold.
+FP32. Beside it stands how far PyTorch itself is from that truth when it computes in FP32, in BF16
+and in FP16: that is the measure for train_gpt.cu's own error. README.md lists what the files hold.
 """
 import argparse
 import json
@@ -32,6 +32,10 @@ CASES = {"tiny": dict(config=Config(layers=2, heads=4, channels=64, context=32, 
                      parameter_dtype=torch.float16)}
 
 STEPS, ACCUMULATION = 10, 2
+
+# In FP16 the loss is scaled, as FP16 is trained: the smallest gradients stay above 2^-14, where its
+# digits begin to go, and the largest below 65504. A power of two, so that it rounds nothing itself.
+LOSS_SCALE = {torch.float16: 1024}
 
 # The learning rate and eps are larger than in a real run. The learning rate, because weights close
 # to 1 must move much further than their own rounding. And eps, because of Adam: it divides a
@@ -77,12 +81,15 @@ def draw_tokens(vocab, B, T, seed):
 
 
 def differentiate(config, parameters, tokens, dtype):
-    """Logits, loss and gradients of one micro-batch. Weights, activations and gradients are dtype."""
+    """Logits, loss and gradients of one micro-batch. Weights, activations and gradients are dtype;
+    the gradients that are returned are no longer scaled, and so FP32 at least."""
     model = GPT(config).to(dtype)
     model.load_state_dict(parameters)  # rounds to dtype
     logits, loss = model(tokens[:, :-1], tokens[:, 1:])
-    loss.backward()
-    return logits.detach(), loss.detach(), {name: p.grad for name, p in model.named_parameters()}
+    scale = LOSS_SCALE.get(dtype, 1)
+    (loss * scale).backward()
+    wide = torch.promote_types(dtype, torch.float32)
+    return logits.detach(), loss.detach(), {name: p.grad.to(wide) / scale for name, p in model.named_parameters()}
 
 
 def train(config, initial, tokens, dtype):
@@ -106,7 +113,7 @@ def train(config, initial, tokens, dtype):
             _, loss, gradients = differentiate(config, master, micro_batch, dtype)
             step_loss += loss / ACCUMULATION
             for name, parameter in master.items():
-                parameter.grad += gradients[name].to(master_dtype) / ACCUMULATION
+                parameter.grad += gradients[name] / ACCUMULATION
         losses.append(step_loss)
         norms.append(torch.nn.utils.clip_grad_norm_(list(master.values()), GRAD_CLIP))
         optimizer.step()
@@ -132,7 +139,7 @@ def errors(found, truth, parameters):
     return result
 
 
-def check(truth, fp32_error, bf16_error):
+def check(truth, fp32_error, bf16_error, fp16_error):
     """A reference in which something vanishes would test nothing: refuse to write it."""
     for key, value in truth.items():
         if key.startswith("grad/"):
@@ -147,6 +154,9 @@ def check(truth, fp32_error, bf16_error):
         # Means over many tokens come out better than the tensors they are made of.
         least = 1e-5 if key in ("loss", "step_loss", "step_norm") else 1e-3
         assert least < error < 0.2, f"{key}: BF16 error {error:.2e}, expected {least:g} to 0.2"
+        # FP16 has three digits more.
+        least, error = least / 16, fp16_error[key]
+        assert least < error < 0.2 / 4, f"{key}: FP16 error {error:.2e}, expected {least:g} to 0.05"
 
 
 def serialize(tensors, metadata):
@@ -164,24 +174,26 @@ def make(name, config, B, T, parameter_dtype, seed, folder):
     parameters = {key: value.float() for key, value in drawn.items()}
     tokens = draw_tokens(config.vocab, B, T, seed + 1)
     truth = run(config, parameters, tokens, torch.float64)
-    worst = {torch.float32: {}, torch.bfloat16: {}}
+    worst = {torch.float32: {}, torch.bfloat16: {}, torch.float16: {}}
     for draw in range(DRAWS):
         variant = perturb(parameters, draw)
         variant_truth = run(config, variant, tokens, torch.float64)
         for dtype, largest in worst.items():
             found = errors(run(config, variant, tokens, dtype), variant_truth, variant)
             largest.update({key: max(error, largest.get(key, 0)) for key, error in found.items()})
-    fp32_error, bf16_error = worst[torch.float32], worst[torch.bfloat16]
-    check(truth, fp32_error, bf16_error)
+    fp32_error, bf16_error, fp16_error = worst.values()
+    check(truth, fp32_error, bf16_error, fp16_error)
 
     tensors = {"tokens": tokens.int(), **{key: value.float() for key, value in truth.items()},
                **{f"param/{key}": value for key, value in drawn.items()},
                **{f"fp32_error/{key}": torch.tensor([error]) for key, error in fp32_error.items()},
-               **{f"bf16_error/{key}": torch.tensor([error]) for key, error in bf16_error.items()}}
+               **{f"bf16_error/{key}": torch.tensor([error]) for key, error in bf16_error.items()},
+               **{f"fp16_error/{key}": torch.tensor([error]) for key, error in fp16_error.items()}}
     metadata = dict(layers=config.layers, heads=config.heads, channels=config.channels,
                     context=config.context, vocab=config.vocab, B=B, T=T, steps=STEPS,
                     accumulation=ACCUMULATION, lr=LR, beta1=BETA1, beta2=BETA2, eps=EPS,
-                    weight_decay=WEIGHT_DECAY, grad_clip=GRAD_CLIP, torch=torch.__version__)
+                    weight_decay=WEIGHT_DECAY, grad_clip=GRAD_CLIP, fp16_loss_scale=LOSS_SCALE[torch.float16],
+                    torch=torch.__version__)
     path = folder / f"{name}.safetensors"
     path.write_bytes(serialize({key: value.numpy() for key, value in tensors.items()},
                                {key: str(value) for key, value in metadata.items()}))
@@ -193,7 +205,7 @@ def make(name, config, B, T, parameter_dtype, seed, folder):
         keys = [key for key in truth if key == group or group.endswith("/") and key.startswith(group)]
         print(f"  {group:9s}" + "".join(
             f"  {label} error {min(e[k] for k in keys):.1e} to {max(e[k] for k in keys):.1e}"
-            for label, e in (("FP32", fp32_error), ("BF16", bf16_error))))
+            for label, e in (("FP32", fp32_error), ("BF16", bf16_error), ("FP16", fp16_error))))
 
 
 def main():

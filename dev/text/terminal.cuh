@@ -73,7 +73,7 @@ private:
 
 // ---- the line of a run's steps ------------------------------------------------------------------
 
-struct StepResult { double loss, norm, lr, seconds, tokens_per_s, mfu, hfu; };
+struct StepResult { double loss, norm, lr, seconds, tokens_per_s, mfu, hfu, loss_scale; };
 
 // One line that is drawn over and over on a terminal; elsewhere a line every now and then.
 class Progress {
@@ -98,6 +98,7 @@ public:
             {1, format(" loss %.4f", r.loss)},
             {3, format("  norm %.2f", r.norm)},
             {4, format("  lr %.2e", r.lr)},
+            {8, r.loss_scale == NO_SCALE ? "" : format("  scale %.0f", r.loss_scale)},
             {2, format("  %s tok/s", short_number(speed * r.tokens_per_s).c_str())},
             {6, format("  MFU %.1f%%", 100 * speed * r.mfu)},
             {5, format("  %s left", clock_text(left).c_str())}};
