@@ -172,7 +172,7 @@ run: all
 # Width 32 is what a GPU does; width 1 is what a CPU runs.
 
 # The longest first, so that the last ones to run are short.
-TESTS := $(addprefix $(TEST_DIR)/,bf16-32/test_gpt fp32-32/test_gpt bf16-1/test_gpt fp32-1/test_gpt \
+TESTS := $(addprefix $(TEST_DIR)/,bf16-32/test_gpt fp32-32/test_gpt fp16-32/test_gpt bf16-1/test_gpt fp32-1/test_gpt \
                                   cpu-32/test_cpu cpu-1/test_cpu text/test_tokenizer)
 test_width = $(lastword $(subst -, ,$(notdir $(patsubst %/,%,$(dir $(1))))))
 test_kind  = $(firstword $(subst -, ,$(notdir $(patsubst %/,%,$(dir $(1))))))
@@ -198,7 +198,7 @@ build/test/gpu-%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
 	$(call compile,$<,$@,$*,gpu)
 
 ASAN_TESTS := build/asan/bf16-32/test_gpt build/asan/fp32-1/test_gpt build/asan/cpu-32/test_cpu build/asan/text/test_tokenizer
-GPU_TESTS  := build/test/gpu-fp32/test_gpt build/test/gpu-bf16/test_gpt
+GPU_TESTS  := $(addprefix build/test/gpu-,$(addsuffix /test_gpt,fp32 $(if $(filter 6% 7%,$(CAPABILITY)),,bf16) fp16))
 
 # Runs a program and prints all that it has said when it ends. Two threads, which sleep while they wait: as the models
 # are tiny, a machine's cores are better used by running programs side by side. TEST_RUNNER: words before the program.
@@ -208,19 +208,21 @@ $(LOGS): %.log: % FORCE
 	$(TEST_RUNNER) $< $(if $(or $(ONLY),$(PARTS)),--only '$(or $(ONLY),$(PARTS))') 2>&1 | tee $@; \
 	echo "exit code $${PIPESTATUS[0]}" >> $@
 $(addsuffix .log,$(ASAN_TESTS)): export ASAN_OPTIONS = detect_leaks=0
-# The command line is the same in both precisions and at both widths. Under ASan, where warps of 32 are slow, the program
+# The command line is the same in all precisions and at both widths. Under ASan, where warps of 32 are slow, the program
 # that has warps of one runs it; otherwise one at each width does.
 build/asan/bf16-32/test_gpt.log: PARTS = $(CARD_PARTS)
-$(TEST_DIR)/fp32-32/test_gpt.log $(TEST_DIR)/bf16-1/test_gpt.log: PARTS = $(MODEL_PARTS)
+$(TEST_DIR)/fp32-32/test_gpt.log $(TEST_DIR)/fp16-32/test_gpt.log $(TEST_DIR)/bf16-1/test_gpt.log: PARTS = $(MODEL_PARTS)
 $(addsuffix .log,$(ASAN_TESTS)): export UBSAN_OPTIONS = print_stacktrace=1
 # The tests on cards that dev/cpu pretends to be: their limits, and work that is put off. Everything on the first of
 # them, on the others what depends on the card.
 CARDS           ?= h100 a100 4090
 CARD_PRECISIONS ?= bf16
+# And an old one, which FP16 is for.
+OLD_CARDS       ?= fp16-32/test_gpt@t4
 CARD_PARTS      ?= kernels,model against PyTorch,memory,tensor cores,graphs
-MODEL_PARTS     := $(CARD_PARTS),plan:,naive attention in,folders,windows,loader,evaluation,HellaSwag,schedule,samp,lines,words
-CARD_TESTS      := $(foreach p,$(CARD_PRECISIONS),$(CARDS:%=$(TEST_DIR)/$p-32/test_gpt@%))
-$(addsuffix .log,$(CARD_TESTS)): $(CARD_PRECISIONS:%=$(TEST_DIR)/%-32/test_gpt) FORCE
+MODEL_PARTS     := $(CARD_PARTS),loss scaling,plan:,naive attention in,folders,windows,loader,evaluation,HellaSwag,schedule,samp,lines,words
+CARD_TESTS      := $(foreach p,$(CARD_PRECISIONS),$(CARDS:%=$(TEST_DIR)/$p-32/test_gpt@%)) $(OLD_CARDS:%=$(TEST_DIR)/%)
+$(addsuffix .log,$(CARD_TESTS)): $(sort $(foreach t,$(CARD_TESTS),$(firstword $(subst @, ,$t)))) FORCE
 	@echo "== $(basename $@)"; OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive \
 	CUDA_CPU_CARD=$(lastword $(subst @, ,$(basename $@))) $(firstword $(subst @, ,$@)) \
 	$(if $(filter $(basename $@),$(firstword $(CARD_TESTS))),,--only '$(CARD_PARTS)') 2>&1 | tee $@; \
@@ -248,6 +250,7 @@ fuzz:
 
 # There is one GPU: one program after the other.
 build/test/gpu-bf16/test_gpt.log: | build/test/gpu-fp32/test_gpt.log
+build/test/gpu-fp16/test_gpt.log: | $(filter-out build/test/gpu-fp16/%,$(GPU_TESTS:=.log))
 
 # Builds and runs programs that close with "N passed, N failed", as many at a time as the machine has cores where make's
 # -j does not say how many, and adds those lines up.
@@ -350,9 +353,11 @@ test-hf: $(TEST_DIR)/fp32-1/test_gpt
 # assembler made of Hopper's kernels, and tests that reader by what it finds in spoilt copies of them.
 CHECK_ARCHS      ?= 90a 80 89
 CHECK_PRECISIONS ?= bf16 fp32
+# FP16 is BF16's source, so a few suffice: the oldest card and the kernels of its own that each later one has.
+CHECK_FP16       ?= 75 80 90a
 CUOBJDUMP        := $(or $(wildcard $(dir $(NVCC))cuobjdump),$(shell command -v cuobjdump))
 WGMMA_KERNELS    := $(foreach k,forward backward_dq backward_dkv,attention_$(k)_wgmma_kernel)
-CHECKED          := $(foreach p,$(CHECK_PRECISIONS),$(CHECK_ARCHS:%=build/check/$p-%.o))
+CHECKED          := $(foreach p,$(CHECK_PRECISIONS),$(CHECK_ARCHS:%=build/check/$p-%.o)) $(CHECK_FP16:%=build/check/fp16-%.o)
 define check_sass
 set -- $@ --cuobjdump $(CUOBJDUMP); log=build/check/test_check_sass.log; \
 $(PYTHON) dev/kernels/check_sass.py "$$@" --expect $(WGMMA_KERNELS) || exit 1; \
@@ -524,7 +529,7 @@ help:
 	@echo "make test-gpu       the tests on a GPU"
 	@echo "make test-gpu-sanitize  the kernels' and the model's tests under compute-sanitizer"
 	@echo "make test-hf        a folder that we wrote, opened by safetensors and transformers"
-	@echo "make check-cuda     compiles for sm_80, sm_89 and sm_90a: no warnings, no spills, sound machine code;"
+	@echo "make check-cuda     compiles for sm_75 (FP16), sm_80, sm_89 and sm_90a: no warnings, no spills, sound machine code;"
 	@echo "                    TOOLKIT=DIR: with the CUDA toolkit in DIR (scripts/toolkit.sh makes one of CUDA 12.4)"
 	@echo "make inspect        what each kernel does to memory, and races: KERNEL=, FILE=mine.cu, CARD=, CHECK=yes, BARRIERS=yes"
 	@echo "make test-inspect   claims about what make inspect finds"

@@ -40,7 +40,7 @@ void claim(bool holds, const std::string& text, const std::string& detail = "") 
 }
 
 // ==== arrays =================================================================
-// On the host everything is double, which holds each value of float, BF16 and int exactly. On the
+// On the host everything is double, which holds each value of float, BF16, FP16 and int exactly. On the
 // device every array is an allocation of its own and of exactly its size, so that AddressSanitizer
 // sees a kernel that goes too far; and outputs are NaN before a kernel writes them.
 
@@ -102,12 +102,13 @@ private:
 };
 
 Grad grad(const DeviceArray<float>& array) { return {static_cast<float*>(array), DType::FP32}; }
-Grad grad(const DeviceArray<__nv_bfloat16>& array) { return {static_cast<__nv_bfloat16*>(array), DType::BF16}; }
+constexpr DType GRAD16 = FLOATX == DType::FP16 ? DType::FP16 : DType::BF16;
+Grad grad(const DeviceArray<grad16>& array) { return {static_cast<grad16*>(array), GRAD16}; }
 
 // Calls f with a value of each type that gradients can have.
 template <typename F> void for_each_gradient_type(F f) {
     f(float());
-    f(__nv_bfloat16());
+    f(grad16());
 }
 
 // ==== numbers ================================================================
@@ -168,8 +169,10 @@ Number tanh(const Number& a) {
 
 // Half the distance of neighbours in T near x: what rounding to T may change.
 template <typename T> double half_ulp(double x) {
-    const int digits = std::is_same_v<T, double> ? 53 : std::is_same_v<T, float> ? 24 : 8;
-    return x == 0 ? 0 : std::ldexp(1.0, std::ilogb(x) - digits);
+    constexpr bool IS_HALF = std::is_same_v<T, __half>;
+    const int digits = std::is_same_v<T, double> ? 53 : std::is_same_v<T, float> ? 24 : IS_HALF ? 11 : 8;
+    if (x == 0) return 0;
+    return std::ldexp(1.0, IS_HALF ? std::max(std::ilogb(x) - digits, -25) : std::ilogb(x) - digits);   // FP16's last: 2^-24
 }
 
 // x, stored as T on the way: exact but for another rounding.
@@ -718,7 +721,7 @@ Number score(const double* a, const double* b, int HS) {
     return sum * (1 / std::sqrt(double(HS)));
 }
 
-// P and dS on their way into the next product: tensor cores take BF16.
+// P and dS on their way into the next product: tensor cores take floatX.
 Number operand(const Number& x, int HS) { return on_tensor_cores(HS) ? passed_through<floatX>(x) : x; }
 
 AttentionResult attention_loop(const Values& qkv, const AttentionSize& s) {
@@ -974,12 +977,21 @@ void test_cross_entropy_derivative() {
     claim_derivative("cross-entropy", slope(loss, logits, direction), dot(values_of(loop(logits).dlogits), direction));
 }
 
+// On the device, as floats.
+DeviceArray<float> scale_on_device(const LossScale& s) {
+    return DeviceArray<float>(Values{s.scale, s.unscale, s.good_steps, s.skipped, s.interval});
+}
+LossScale* loss_scale_in(const DeviceArray<float>& array) {
+    return reinterpret_cast<LossScale*>(static_cast<float*>(array));
+}
+
 template <Want WANT>
 Outputs run_cross_entropy(const Values& logits, const Values& targets, float scale, int V, int Vp) {
+    const DeviceArray<float> loss_scale = scale_on_device({4});
     const DeviceArray<floatX> d_logits(logits);
     const DeviceArray<float> losses(targets.size());
     const DeviceArray<int> d_targets(targets);
-    cross_entropy<WANT>(d_logits, losses, d_targets, scale, targets.size(), V, Vp);
+    cross_entropy<WANT>(d_logits, losses, d_targets, scale / 4, loss_scale_in(loss_scale), targets.size(), V, Vp);
     return {losses.download(), d_logits.download()};
 }
 
@@ -1041,26 +1053,26 @@ void test_cross_entropy() {
 // n_outside gradients and n of each layer, among others that do not count.
 template <typename G> void try_gradient_norm(Trial& trial, size_t n_outside, size_t n, size_t layers) {
     const size_t gap = 16, stride = n + gap, layer0 = gap + n_outside + gap, count = norm_blocks(n_outside, n, layers);
-    trial.at("%s, %zu and %zu x %zu", name_of(std::is_same_v<G, float> ? DType::FP32 : DType::BF16), n_outside, layers, n);
+    trial.at("%s, %zu and %zu x %zu", name_of(std::is_same_v<G, float> ? DType::FP32 : GRAD16), n_outside, layers, n);
     Values g = random_values<G>(layer0 + layers * stride);
     std::vector<bool> counts(g.size(), false);
     std::fill_n(counts.begin() + gap, n_outside, true);
     for (size_t l = 0; l < layers; l++) std::fill_n(counts.begin() + layer0 + l * stride, n, true);
     for (size_t i = n_outside - 16; i < n_outside; i++) g[gap + i] *= 1024;   // what comes last must not be lost
     for (size_t i = 0; i < g.size(); i++)
-        if (!counts[i]) g[i] = 0x1p30;
+        if (!counts[i]) g[i] = 0x1p15;
     const auto got = trial.run([&] {
         const DeviceArray<G> grads(g);
-        const DeviceArray<float> norm(1), partials(count);
+        const DeviceArray<float> norm(1), partials(count), loss_scale = scale_on_device({0.5f});
         const DType dtype = grad(grads).dtype;
         norm_partials(partials, {grads + gap, dtype}, n_outside, {grads + layer0, dtype}, n, layers, stride);
-        gradient_norm(norm, partials, count);
+        gradient_norm(norm, loss_scale_in(loss_scale), partials, count);
         return Outputs{norm.download()};
     });
     Numbers squares;
     for (size_t i = 0; i < g.size(); i++)
         if (counts[i]) squares.push_back(Number(g[i]) * g[i]);
-    trial.compare<float>("norm", got[0], {sqrt(sum(squares, count * BLOCK * PACK))});
+    trial.compare<float>("norm", got[0], {sqrt(sum(squares, count * BLOCK * PACK)) * 2});
 }
 
 void test_gradient_norm() {
@@ -1079,16 +1091,17 @@ struct AdamWState { Values weights, grads, m, v; };   // the weights are the mas
 
 // In FP32, master and weights are one.
 template <typename G>
-Outputs run_adamw(const AdamWState& s, double norm, const AdamW& a, size_t decayed) {
+Outputs run_adamw(const AdamWState& s, double norm, const AdamW& a, size_t decayed, float unscale) {
     const size_t n = s.weights.size();
     const DeviceArray<float> master(s.weights), m(s.m), v(s.v), d_norm(Values{norm});
     const DeviceArray<G> grads(s.grads);
     const DeviceArray<floatX> separate(n);
-    const DeviceArray<float> settings(sizeof(AdamW) / sizeof(float));
+    const DeviceArray<float> settings(sizeof(AdamW) / sizeof(float)), loss_scale = scale_on_device({1, unscale});
     AdamW* const d_settings = reinterpret_cast<AdamW*>(static_cast<float*>(settings));
     void* const weights = SEPARATE_MASTER ? static_cast<void*>(separate) : static_cast<void*>(master);
     set_adamw(d_settings, a);
-    adamw(static_cast<floatX*>(weights), master, grad(grads), m, v, d_norm, d_settings, decayed, n);
+    adamw(static_cast<floatX*>(weights), master, grad(grads), m, v, d_norm, loss_scale_in(loss_scale), d_settings,
+          decayed, n);
     return {master.download(), m.download(), v.download(), grads.download(), separate.download()};
 }
 
@@ -1097,8 +1110,9 @@ template <typename G> void try_adamw(Trial& trial, size_t n, size_t decayed, flo
     const AdamW a = {3e-2f, 0.9f, 0.95f, 1e-3f, 0.25f, clip, 1 - 0.9f * 0.9f * 0.9f, 1 - 0.95f * 0.95f * 0.95f};
     const AdamWState s = {random_values<float>(n), random_values<G>(n, -3, 3), random_values<float>(n),
                           random_values<float>(n, 0, 1)};
-    const auto got = trial.run([&] { return run_adamw<G>(s, norm, a, decayed); });
-    const Number scale = clip > 0 && norm > clip ? Number(clip) / (Number(norm) + 1e-6) : Number(1);
+    const float unscale = 1.0f / 3;
+    const auto got = trial.run([&] { return run_adamw<G>(s, norm, a, decayed, unscale); });
+    const Number scale = (clip > 0 && norm > clip ? Number(clip) / (Number(norm) + 1e-6) : Number(1)) * unscale;
     Numbers w(n), m(n), v(n);
     for (size_t i = 0; i < n; i++) {
         const Number g = scale * s.grads[i];
@@ -1123,14 +1137,14 @@ void test_adamw_of_layers() {
     auto run = [&](auto go_over) {
         const DeviceArray<floatX> weights(layers * strides.weights);
         const DeviceArray<float> master(all), grads(all), m(all), v(all), norm(Values{2});
-        const DeviceArray<float> settings(sizeof(AdamW) / sizeof(float));
+        const DeviceArray<float> settings(sizeof(AdamW) / sizeof(float)), loss_scale = scale_on_device({1, 1});
         AdamW* const on_device = reinterpret_cast<AdamW*>(static_cast<float*>(settings));
         set_adamw(on_device, a);
         round_weights(weights, master, layers * strides.weights);
         go_over([&](size_t l, unsigned count) {
             adamw(weights + l * strides.weights, master + l * strides.master,
-                  {grads + l * strides.grads, DType::FP32}, m + l * n, v + l * n, norm, on_device, decayed, n, count,
-                  strides);
+                  {grads + l * strides.grads, DType::FP32}, m + l * n, v + l * n, norm,
+                  loss_scale_in(loss_scale), on_device, decayed, n, count, strides);
         });
         return Outputs{weights.download(), master.download(), grads.download(), m.download(), v.download()};
     };
@@ -1156,6 +1170,11 @@ void test_adamw() {
             }
     });
     trial.report("master, m, v, gradients back at 0, and weights, which are master rounded,");
+    const AdamWState s = {random_values<float>(48), random_values<float>(48), random_values<float>(48), random_values<float>(48, 0, 1)};
+    const Outputs skipped = run_adamw<float>(s, INFINITY, {3e-2f, 0.9f, 0.95f, 1e-3f, 0.25f, 1, 0.1f, 0.05f}, 16, 0);
+    const bool weights = !SEPARATE_MASTER || std::all_of(skipped[4].begin(), skipped[4].end(), [](double w) { return std::isnan(w); });
+    claim(skipped[0] == s.weights && skipped[1] == s.m && skipped[2] == s.v && skipped[3] == Values(48, 0) && weights,
+          "adamw: of a step that is skipped nothing is written but that gradients are 0");
     test_adamw_of_layers();
 }
 
@@ -1314,7 +1333,7 @@ void test_matmul_backward_weight() {
     for (const auto& [N, C, OC] : matmul_sizes()) {
         for_each_gradient_type([&, N = N, C = C, OC = OC](auto type) {
             // A product of FP32 matrices has no BF16 result.
-            if (FLOATX == DType::FP32 && std::is_same_v<decltype(type), __nv_bfloat16>) return;
+            if (FLOATX == DType::FP32 && std::is_same_v<decltype(type), grad16>) return;
             try_matmul_backward_weight<decltype(type)>(trial, N, C, OC);
         });
     }
@@ -1444,9 +1463,12 @@ template <typename T> Floats floats_from_device(const T* from, size_t n) {
     return {values.begin(), values.end()};
 }
 
+// Without the loss scale.
 Floats gradients(const Model& m) {
     Floats values;
     with_type(m.grads, [&](auto* g) { values = floats_from_device(g, m.layout.elements()); });
+    const float scale = fetch(m.a.loss_scale()).scale;
+    for (float& value : values) value /= scale;
     return values;
 }
 
@@ -1532,7 +1554,7 @@ struct Farthest {
 
 // ==== against PyTorch ========================================================
 // data/reference holds a model, tokens, and what PyTorch makes of them in float64; beside each
-// value the relative error of PyTorch's own FP32 and BF16. dev/reference/README.md has the details.
+// value the relative error of PyTorch's own FP32, BF16 and FP16. dev/reference/README.md has the details.
 
 struct Reference {
     std::string name;
@@ -1564,21 +1586,24 @@ struct Reference {
         return {begin, begin + size};
     }
 
-    // How far from the truth we may be. In BF16 twice as far as PyTorch is: the rule of the
+    // How far from the truth we may be. In BF16 and FP16 twice as far as PyTorch is: the rule of the
     // FlashAttention papers. Gradients that are themselves kept in BF16 are rounded once more for
-    // each time that something is added to them: a few times half a unit in the last place, 2^-9.
+    // each time that something is added to them: a few times half a unit in the last place, 2^-9;
+    // in FP16 2^-12.
     // In FP32 PyTorch's errors are a few roundings of 2^-24 = 6e-8 that partly cancel; sums in
     // another order, and __expf, which is good to 2 units, deserve a few times that.
     double limit(const std::string& key, DType grad_dtype) const {
         if (FLOATX == DType::FP32) return std::max(3 * values("fp32_error/" + key)[0], 2e-6f);
         const bool loss = key == "loss" || key == "logits";
-        return 2 * values("bf16_error/" + key)[0] + (grad_dtype == DType::BF16 && !loss ? 0x1p-8 : 0);
+        const double rounded_sums = grad_dtype == DType::FP32 || loss ? 0 : FLOATX == DType::BF16 ? 0x1p-8 : 0x1p-11;
+        return 2 * values(name_of(FLOATX) + ("_error/" + key))[0] + rounded_sums;
     }
     Setup setup(DType grad_dtype = DType::FP32) const {
         return {config, B, T, Recompute::NONE, grad_dtype, Purpose::TRAINING};
     }
     void load(Model& m, const Setup& s) const {
         allocate(m, s);
+        if (FLOATX == DType::FP16) set_loss_scale(m, {float(number("fp16_loss_scale"))});   // PyTorch's there
         read_block(m.master, Kept::WHOLE, file, m, "param/");
         master_changed(m);
     }
@@ -1639,7 +1664,8 @@ void test_steps(const Reference& r, DType grad_dtype, const std::string& heading
     const auto padding = master.begin() + wte.file_elements(), end = master.begin() + wte.elements;
     if (padding != end)
         claim(std::count(padding, end, 0.0f) == end - padding, heading + "the vocabulary's padding is still zero");
-    claim(relative_l2(floats_from_device(m.weights, m.layout.elements()), master) <= (SEPARATE_MASTER ? 0x1p-9 : 0),
+    const double rounding = FLOATX == DType::FP32 ? 0 : FLOATX == DType::BF16 ? 0x1p-9 : 0x1p-12;
+    claim(relative_l2(floats_from_device(m.weights, m.layout.elements()), master) <= rounding,
           heading + "the weights are the master weights, rounded");
 }
 
@@ -1666,8 +1692,8 @@ void test_head_parts(const Reference& r) {
 void test_reference() {
     for (const char* name : {"tiny", "odd"}) {
         const Reference r(name);
-        for (DType grad_dtype : {DType::FP32, DType::BF16}) {
-            if (FLOATX == DType::FP32 && grad_dtype == DType::BF16) continue;
+        for (DType grad_dtype : {DType::FP32, GRAD16}) {
+            if (FLOATX == DType::FP32 && grad_dtype == GRAD16) continue;
             const std::string heading = format("%s, gradients in %s: ", name, name_of(grad_dtype));
             test_gradients(r, r.setup(grad_dtype), heading);
             test_steps(r, grad_dtype, heading);
@@ -1737,7 +1763,7 @@ void test_memory() {
               "planned bytes are allocated bytes: " + text,
               format("planned %zu, allocated %zu, taken from the device %zu", planned, m.allocated, taken));
     };
-    for (DType grad_dtype : {DType::FP32, DType::BF16})
+    for (DType grad_dtype : {DType::FP32, GRAD16})
         for (const auto& [name, recompute] : RECOMPUTE_NAMES)
             for (Attention attention : {Attention::FLASH, Attention::NAIVE})
                 claim_exact(format("--recompute %s --grad-dtype %s --attention %s", name, name_of(grad_dtype),
@@ -2097,6 +2123,7 @@ std::string bytes_of_steps(const Setup& s, bool graphs, size_t& captured) {
     o.warmup = 3;   // another learning rate in each
     Model m;
     allocate(m, s);
+    set_loss_scale(m, {1 << 10, 0, 0, 0, 2});   // which doubles after the second step
     init_parameters(m, 1);
     m.graphs.on = graphs;
     Loader loader(m, tokens, Shuffle::YES, 7, 0);
@@ -2114,12 +2141,13 @@ std::string bytes_of_steps(const Setup& s, bool graphs, size_t& captured) {
     }
     for (const float* block : {m.master, m.adam_m, m.adam_v}) bytes += bytes_of(from_device(block, m.layout.elements()));
     captured = m.graphs.captured();
-    return bytes + bytes_of(gradients(m));
+    const LossScale scale = fetch(m.a.loss_scale());
+    return bytes + bytes_of(gradients(m)) + bytes_of(Floats{scale.scale, scale.good_steps, scale.skipped});
 }
 
 void test_graphs() {
-    for (DType grad_dtype : {DType::FP32, DType::BF16}) {
-        if (FLOATX == DType::FP32 && grad_dtype == DType::BF16) continue;
+    for (DType grad_dtype : {DType::FP32, GRAD16}) {
+        if (FLOATX == DType::FP32 && grad_dtype == GRAD16) continue;
         std::vector<std::pair<Recompute, Attention>> kinds = {{Recompute::NONE, Attention::NAIVE}};
         for (const auto& [name, recompute] : RECOMPUTE_NAMES) kinds.push_back({recompute, Attention::FLASH});
         for (const auto& [recompute, attention] : kinds) {
@@ -2152,6 +2180,127 @@ void test_graphs() {
         claim(said.find(named) != said.npos && after.download() == Values{1, 2} && graphs.captured() == 0,
               format("work that waits is no graph, but an error that says so (%s)", named), said);
     }
+}
+
+// ==== loss scaling ===========================================================
+
+LossScale dynamic_scale(float scale) { return {scale, 0, 0, 0, GROWTH_INTERVAL}; }
+
+// What becomes of a scale by steps whose gradients' norm, with the scale, is this.
+LossScale after_norms(const LossScale& s, const Values& norms) {
+    const DeviceArray<float> norm(1), loss_scale = scale_on_device(s);
+    for (double scaled : norms) {
+        const DeviceArray<float> partials(Values{scaled * scaled});
+        gradient_norm(norm, loss_scale_in(loss_scale), partials, 1);
+    }
+    const Values v = loss_scale.download();
+    return {float(v[0]), float(v[1]), float(v[2]), float(v[3]), float(v[4])};
+}
+
+void test_loss_scale() {
+    auto is = [](const LossScale& s, float scale, float unscale, float good, float skipped) {
+        return s.scale == scale && s.unscale == unscale && s.good_steps == good && s.skipped == skipped;
+    };
+    const LossScale first = dynamic_scale(FIRST_LOSS_SCALE), once = after_norms(first, {3, INFINITY}), nan = after_norms(first, {NAN});
+    claim(is(once, 32768, 0, 0, 1) && is(nan, 32768, 0, 0, 1) && is(after_norms(once, {5}), 32768, 1 / 32768.0f, 1, 1),
+          "a norm that is infinite or no number: the step is skipped, the scale halved, its good steps forgotten");
+    claim(is(after_norms(dynamic_scale(1), {INFINITY}), 1, 0, 0, 1), "no scale is below 1");
+    const LossScale before = after_norms(first, Values(GROWTH_INTERVAL - 1, 7));
+    claim(GROWTH_INTERVAL == 2000 && is(before, 65536, 1 / 65536.0f, 1999, 0) && is(after_norms(before, {7}), 131072, 1 / 65536.0f, 0, 0),
+          "after 2000 good steps in a row the scale is doubled: from the next step on");
+    LossScale most = dynamic_scale(MOST_LOSS_SCALE);
+    most.good_steps = GROWTH_INTERVAL - 1;
+    claim(is(after_norms(most, {7}), 1 << 24, 1.0f / (1 << 24), 0, 0), "up to 2^24");
+    claim(is(after_norms({8}, {INFINITY}), 8, 0.125f, 0, 0), "a fixed scale stays, and its step is not skipped");
+    const AdamW late = adamw_settings({}, 9, 4), early = adamw_settings({}, 5);
+    claim(late.correction1 == early.correction1 && late.correction2 == early.correction2 &&
+              late.lr == adamw_settings({}, 9).lr && late.lr != early.lr,
+          "AdamW's t counts the steps that were not skipped; the learning rate is that of all steps");
+}
+
+// A model after one micro-batch, whose loss's gradient is divided by so many tokens.
+void after_micro_batch(Model& m, Setup s, const LossScale& scale, size_t tokens_per_step) {
+    s.head_rows = 24;
+    allocate(m, s);
+    set_loss_scale(m, scale);
+    init_parameters(m, 1);
+    std::vector<int> tokens(s.B * (s.T + 1));
+    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = splitmix64(i) % s.config.vocab;
+    micro_step(m, send_batch(m, tokens.data()), tokens_per_step);
+}
+
+std::vector<Floats> weights_and_moments(const Model& m) {
+    std::vector<Floats> all = {floats_from_device(m.weights, m.layout.elements())};
+    for (const float* block : {m.master, m.adam_m, m.adam_v}) all.push_back(from_device(block, m.layout.elements()));
+    return all;
+}
+
+void test_skipped_step(const Setup& s) {
+    Model m;
+    after_micro_batch(m, s, dynamic_scale(1024), s.N());
+    update(m, adamw_settings({}, 0));
+    const std::vector<Floats> before = weights_and_moments(m);
+    micro_step(m, {m.a.inputs(0), m.a.targets(0), m.a.order(0), m.a.first(0)}, s.N());
+    const float overflown = INFINITY;
+    with_type(m.grads, [&](auto* g) {   // one of them
+        const auto bad = static_cast<std::remove_pointer_t<decltype(g)>>(overflown);
+        upload(g + m.layout.elements() / 2, &bad, sizeof(bad));
+    });
+    update(m, adamw_settings({}, 1));
+    const LossScale after = fetch(m.a.loss_scale());
+    const Floats left = gradients(m);
+    claim(weights_and_moments(m) == before && !std::isfinite(fetch(m.a.norm())) && after.scale == 512 && after.skipped == 1 &&
+              std::count(left.begin(), left.end(), 0.0f) == std::ptrdiff_t(left.size()),
+          format("a gradient that overflows, in %s: no bit of weights and moments changes, the scale is halved, gradients are 0",
+                 name_of(s.grad_dtype)));
+}
+
+// In FP32 and BF16 a power of two changes no bit, if nothing leaves their range; FP16's ends soon.
+void test_scaled_gradients(const Setup& s) {
+    Model plain, scaled;
+    after_micro_batch(plain, s, {}, s.N());
+    after_micro_batch(scaled, s, {65536}, s.N());
+    const Floats truth = gradients(plain), found = gradients(scaled);
+    if (FLOATX == DType::FP16) {
+        const double error = relative_l2(found, truth);
+        claim(error > 0 && error < 1e-3, "gradients by a loss scale of 65536 and of 1 are the same to FP16's rounding", format("error %.2e", error));
+    } else {
+        update(plain, adamw_settings({}, 0));
+        update(scaled, adamw_settings({}, 0));
+        claim(bytes_of(found) == bytes_of(truth) && weights_and_moments(plain) == weights_and_moments(scaled) &&
+                  fetch(plain.a.norm()) == fetch(scaled.a.norm()),
+              "a loss scale of 2^16 changes no bit of gradients, norm, weights and moments");
+    }
+    Model lost, kept;   // of a step of so many tokens that FP16 holds little of the loss's gradient
+    const size_t times = 1 << 12;
+    after_micro_batch(lost, s, {}, times * s.N());
+    after_micro_batch(kept, s, {65536}, times * s.N());
+    Floats tiny = truth;
+    for (float& x : tiny) x /= times;
+    const double without = relative_l2(gradients(lost), tiny), with = relative_l2(gradients(kept), tiny);
+    const double zeros_without = zero_gradients(lost), zeros_with = zero_gradients(kept);
+    const std::string numbers = format("errors %.2e and %.2e, zeros %.4f and %.4f", without, with, zeros_without, zeros_with);
+    if (FLOATX == DType::FP16)
+        claim(with < 1e-2 && without > 30 * with && zeros_without > 0.2 && zeros_with < 0.01, "without it gradients of a large step are lost", numbers);
+    else claim(without < 1e-6 && with < 1e-6 && zeros_without == zeros_with, "gradients of a large step need none", numbers);
+    double zeros = 0, all = 0;
+    const size_t N = s.N(), C = s.config.channels;
+    for (const auto& [x, columns] : {std::pair{lost.a.dres(), C}, {lost.a.dln(), C}, {lost.a.datt(), C}, {lost.a.dqkv(), 3 * C},
+                                     {lost.a.dfc(), 4 * C}}) {
+        const Floats values = floats_from_device(x, N * columns);
+        zeros += std::count(values.begin(), values.end(), 0.0f);
+        all += values.size();
+    }
+    claim(zeros_without == zeros / all && zeros_with >= 1 / (11.0 * s.T), "the share of zeros is counted right, that of first queries among them", numbers);
+}
+
+void test_loss_scaling() {
+    test_loss_scale();
+    Setup s = {{2, 2, 32, 16, 256}, 3, 16, Recompute::FULL, DType::FP32, Purpose::TRAINING};
+    test_scaled_gradients(s);
+    test_skipped_step(s);
+    s.grad_dtype = FLOATX == DType::FP32 ? DType::FP32 : GRAD16;
+    if (s.grad_dtype != DType::FP32) test_skipped_step(s);
 }
 
 // ==== schedule and sampling ==================================================
@@ -2654,6 +2803,74 @@ void test_resume_options() {
                   of_older.out.find("resume     --eval-batches was 20, is no option any more\n") != std::string::npos,
               "a checkpoint with an option that is gone can be gone on from, and it is said", of_older);
     fs::remove_all(scratch("@/longer"));
+}
+
+// Gone on with from step 5 of @/scaled, whose checkpoint there is given this scale.
+void resume_scaled(const std::string& to, long scale) {
+    fs::create_directory(scratch(to));
+    fs::copy(scratch("@/scaled/step_000005"), scratch(to + "/step_000005"));
+    write_bytes(scratch(to + "/log.jsonl"), read_bytes(scratch("@/scaled/log.jsonl")));
+    const std::string path = scratch(to + "/step_000005/trainer.json");
+    json trainer = read_json(path);
+    trainer["loss_scaling"]["scale"] = scale;
+    write_json(path, trainer);
+}
+
+void test_loss_scaling_runs() {
+    const Outcome scaled = run(TEN + "--loss-scaling dynamic --out @/scaled");
+    const std::vector<std::string> log = log_of("@/scaled");
+    auto state = [](const std::string& dir) { return read_json(scratch(dir + "/trainer.json")).value("loss_scaling", json()).dump(); };
+    const std::string expected = "{\"scale\":65536,\"good_steps\":10,\"skipped_steps\":0}";
+    claim_run(scaled.code == 0 && scaled.out.find("loss scale 65536 at first, dynamic\n") != scaled.out.npos && state("@/scaled/step_000010") == expected &&
+                  json::parse(log[0])["loss_scale"] == 65536 && json::parse(log[4]).contains("zero_gradients"),
+              "--loss-scaling dynamic: the log and checkpoints have the scale", scaled, state("@/scaled/step_000010"));
+    resume_scaled("@/scaled_again", 65536);
+    const Outcome again = run("train --resume --out @/scaled_again");
+    claim_run(again.code == 0 && log_of("@/scaled_again") == log && state("@/scaled_again/step_000010") == expected &&
+                  same_file("@/scaled/step_000010/model.safetensors", "@/scaled_again/step_000010/model.safetensors"),
+              "stopped and resumed it gives the same bits, and the same scale", again);
+
+    // A run without, gone on with by default as a build of another precision would.
+    need_first_run();
+    const bool by_default = FLOATX == DType::FP16;
+    claim((state("@/first/step_000010") == expected) == by_default && (json::parse(log_of("@/first")[0]).contains("loss_scale")) == by_default,
+          "by default gradients are scaled in FP16, and not otherwise");
+    fs::copy(scratch("@/first"), scratch("@/unscaled"), fs::copy_options::recursive);
+    json trainer = read_json(scratch("@/unscaled/step_000010/trainer.json"));
+    trainer.erase("loss_scaling");
+    write_json(scratch("@/unscaled/step_000010/trainer.json"), trainer);
+    const Outcome other = run("train --resume --out @/unscaled --steps 11 --loss-scaling dynamic");
+    claim_run(other.code == 0 && state("@/unscaled/step_000011") == "{\"scale\":65536,\"good_steps\":1,\"skipped_steps\":0}",
+              "from a checkpoint without a scale a run goes on with the first one", other);
+
+    const Outcome fixed = run(TEN + "--loss-scaling 128 --out @/fixed"), none = run(TEN + "--loss-scaling none --out @/none");
+    bool same_bits = true;
+    for (const std::string file : {"/step_000010/model.safetensors", "/step_000010/optimizer.safetensors"})
+        same_bits = same_bits && same_file("@/fixed" + file, "@/none" + file);
+    claim_run(fixed.code == 0 && none.code == 0 && same_bits == (FLOATX != DType::FP16) && state("@/fixed/step_000010") == "null",
+              "--loss-scaling 128 and none: in BF16 and FP32 the same bits, in FP16 others", fixed, none.err);
+
+    if (FLOATX != DType::FP16) return;   // for what overflows
+    resume_scaled("@/overflows", 1 << 24);
+    const Outcome overflows = run("train --resume --out @/overflows --graph on --steps 15");
+    long skipped = 0;
+    double scale = 1 << 24;
+    bool right = overflows.code == 0;
+    for (const std::string& line : log_of("@/overflows")) {
+        const json record = json::parse(line);
+        if (record["step"] <= 5 || !record.contains("norm")) continue;
+        right = right && record["loss_scale"] == scale;
+        if (record["norm"].is_null()) {
+            scale /= 2;
+            skipped++;
+        }
+        right = right && record["skipped_steps"] == skipped;
+    }
+    claim_run(right && skipped > 0 && skipped < 10 &&
+                  state("@/overflows/step_000015") == format("{\"scale\":%.0f,\"good_steps\":%ld,\"skipped_steps\":%ld}", scale, 10 - skipped, skipped),
+              "a scale that is too large: steps are skipped until it is not", overflows, format("%ld skipped", skipped));
+    const Outcome ends = run(TEN + "--loss-scaling 16777216");
+    claim_run(ends.code == 1 && ends.err.find("gradient norm") != ends.err.npos, "where it is fixed the run ends", ends);
 }
 
 // Weights that stay what they are, with a learning rate of 0.
@@ -3817,8 +4034,13 @@ void test_bad_flags() {
         refuse(size + " beside --resume", "train --out @/first --resume " + size, named);
     }
     refuse("--layers beside plan --from", "plan --from @/ours --gpu-memory 1GB --layers 9", {"--layers 9", "@/ours"});
-    if (FLOATX == DType::FP32)
-        refuse("BF16 gradients in an FP32 build", TINY + "--grad-dtype bf16", {"--grad-dtype bf16", "PRECISION=bf16"});
+    for (const char* other : {"bf16", "fp16"})
+        if (name_of(FLOATX) != std::string(other))
+            refuse("gradients of 16 bits that are not the weights'", TINY + "--grad-dtype " + other,
+                   {std::string("--grad-dtype ") + other, std::string("PRECISION=") + other});
+    for (const char* scale : {"0", "0.5", "16777217", "nan", "static"})
+        refuse(std::string("a loss scale of ") + scale, TINY + "--loss-scaling " + scale,
+               {"--loss-scaling", "dynamic|none", format("'%s'", scale)});
     if (!has_tensor_cores(TensorCores::WGMMA))
         refuse("tensor cores that are not there", TINY + "--tensor-cores wgmma", {"--tensor-cores wgmma", name_of(FLOATX)});
     refuse("a micro-batch that does not fit", "train" + SMALL + "--context 8192 --micro-batch 32768",
@@ -4055,6 +4277,10 @@ void test_bad_folders() {
     for (const char* window : {"-1", "0.5", "false"})
         refuse_resume(format("next_window %s in trainer.json", window), "trainer.json",
                       format("{\"step\": 10, \"next_window\": %s}", window), {"next_window", window});
+    for (const char* scale : {"0", "33554432", "1.5", "null"})
+        refuse_resume(format("a loss scale of %s in trainer.json", scale), "trainer.json",
+                      format("{\"step\": 10, \"next_window\": 1, \"options\": {\"loss-scaling\": \"dynamic\"}, "
+                             "\"loss_scaling\": {\"scale\": %s, \"good_steps\": 0, \"skipped_steps\": 0}}", scale), {"scale", scale});
     refuse_resume("an option in trainer.json that is none", "trainer.json",
                   "{\"step\": 10, \"next_window\": 1, \"options\": {\"lr\": \"fast\"}}", {"lr", "fast", "a number"});
     const std::string moments = scratch("@/first/step_000010/optimizer.safetensors");
@@ -4620,8 +4846,8 @@ void test_tensor_core_model() {
         return result;
     };
     const Pass portable = pass(TensorCores::NONE, Recompute::NONE);
-    // Each layer's attention rounds to BF16 a few times on its way, each kind in its own places.
-    const double limit = 1.0 / (1 << 7);
+    // Each layer's attention rounds to floatX a few times on its way, each kind in its own places.
+    const double limit = FLOATX == DType::BF16 ? 0x1p-7 : 0x1p-10;
     for (TensorCores kind : {TensorCores::MMA, TensorCores::WGMMA}) {
         if (!has_tensor_cores(kind)) continue;
         const char* name = name_of(kind);
@@ -4779,6 +5005,7 @@ void test_model() {
     test("HellaSwag: losses of endings", test_hellaswag);
     test("HellaSwag: padding", test_padding);
     test("graphs", test_graphs);
+    test("loss scaling", test_loss_scaling);
     test("schedule", test_schedule);
     test("sampling", test_pick_token);
     test("sampling: top-p", test_top_p);
@@ -4795,6 +5022,7 @@ void test_command_line() {
     test("runs: the same bits", test_repeated_runs);
     test("runs: options of --resume", test_resume_options);
     if (device_has_fp8()) test("runs: FP8", test_fp8_runs);
+    test("runs: loss scaling", test_loss_scaling_runs);
     test("runs: accumulation", test_accumulation);
     test("runs: sequences of an evaluation", test_eval_sequences);
     test("runs: threads", test_threads);

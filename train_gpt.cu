@@ -3712,7 +3712,8 @@ double take_loss(Model& m) {
 }
 
 // Of the first layer's gradients of activations and of the residual stream's there, the share that is exactly 0: dqkv,
-// datt, dfc, dln and dres as backward has left them. They have come through all layers, and FP16's 0 stays one.
+// datt, dfc, dln and dres as the last micro-batch has left them on this GPU. They have come through all layers. About
+// 1 / (10 T) of them always are: a sequence's first query has one key only, and so no gradient.
 double zero_gradients(const Model& m) {
     const Activations& a = m.a;
     const size_t N = m.setup.N(), C = m.config.channels;
@@ -4816,7 +4817,7 @@ LossScale start_loss_scale(const Options& o, const Start& start) {
 }
 
 json loss_scale_record(const LossScale& s) {
-    return {{"scale", s.scale}, {"good_steps", s.good_steps}, {"skipped_steps", s.skipped}};
+    return {{"scale", long(s.scale)}, {"good_steps", long(s.good_steps)}, {"skipped_steps", long(s.skipped)}};
 }
 
 std::string attention_text(const Setup& s) {
@@ -4986,7 +4987,7 @@ private:
                        {"tokens_per_s", r.tokens_per_s}, {"mfu", r.mfu}, {"hfu", r.hfu}};
         if (FLOATX == DType::FP16 || then.interval > 0 || then.scale != NO_SCALE) {
             record["loss_scale"] = then.scale;
-            record["skipped_steps"] = scale_.skipped;
+            record["skipped_steps"] = long(scale_.skipped);
             if (due(o_.eval_every, step_ == o_.steps)) record["zero_gradients"] = zero_gradients(m_);
         }
         log_.write(record);
