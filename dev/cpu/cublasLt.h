@@ -985,9 +985,10 @@ inline void sum_up(const Product& p, const void* A, const void* B, const Target&
         return vector_product(p, static_cast<const __nv_bfloat16*>(A), static_cast<const __nv_bfloat16*>(B),
                               static_cast<float*>(sums.data));
 #ifdef HAVE_ONEDNN
-    const bool done = p.type_a == CUDA_R_32F
-                          ? onednn_float(p, static_cast<const float*>(A), static_cast<const float*>(B), sums)
-                      : p.type_a == CUDA_R_16F ? onednn_half(p, A, B, sums) : onednn_bfloat16(p, A, B, sums, nullptr, CUDA_R_32F);
+    bool done = false;
+    if (p.type_a == CUDA_R_32F) done = onednn_float(p, static_cast<const float*>(A), static_cast<const float*>(B), sums);
+    if (p.type_a == CUDA_R_16F) done = onednn_half(p, A, B, sums);
+    if (p.type_a == CUDA_R_16BF) done = onednn_bfloat16(p, A, B, sums, nullptr, CUDA_R_32F);
     if (done) return;
 #endif
     excuse_plain_product();

@@ -137,7 +137,7 @@ void update(Study& study, const Size& size) {
            bytes(bytes_each * n));
     // A large step and decay, so that what is wrong with either shows in the weights.
     const AdamW a = {0.1f, 0.9f, 0.95f, 1e-8f, 0.5f, 1.0f, 1 - powf(0.9f, 3), 1 - powf(0.95f, 3)};
-    const auto norm = c.input<float>(std::vector<int>{2});
+    const auto norm = c.input<float>(std::vector<int>{2}), loss_scale = c.input<float>(SCALE_OF_ONE);
     const auto master = c.updated<float>("master", n), grads = c.updated<float>("grads", n);
     const auto m = c.updated<float>("m", n), v = c.updated<float>("v", n, 0.1, 1);
     const auto weights = c.output<floatX>("weights", n);
@@ -163,7 +163,7 @@ void update(Study& study, const Size& size) {
     c.step("train_gpt.cu: one launch, nothing waits", [&] {
         AdamW* const on_device = reinterpret_cast<AdamW*>(static_cast<float*>(settings));
         set_adamw(on_device, a);
-        adamw(all().weights, master, grad(grads), m, v, norm, on_device, decayed, n);
+        adamw(all().weights, master, grad(grads), m, v, norm, loss_scale_in(loss_scale), on_device, decayed, n);
     });
 }
 

@@ -52,10 +52,11 @@
 
 #include <thread>
 
-// Here BF16 also holds what goes from one product into the next: probabilities and score gradients on tensor cores, the
+// Here BF16, or FP16, also holds what goes from one product into the next: probabilities and score gradients on tensor cores, the
 // T x T matrices of naive attention. An element whose terms cancel has the roundings of them all: eight times the usual
 // limit. (In FP32 the usual one holds, and test_gpt.cu counts each rounding.)
 template <> constexpr double LIMIT<__nv_bfloat16> = 1.0 / (1 << 4);
+template <> constexpr double LIMIT<__half> = 1.0 / (1 << 7);
 
 // ==== the plain loop =========================================================
 

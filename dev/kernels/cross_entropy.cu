@@ -200,6 +200,7 @@ void loss_and_gradient(Study& study, const Sizes& s) {
         d[wanted[n]] -= scale;
         losses.expected[n] = largest + log(sum) - x[wanted[n]];
     }
+    const auto loss_scale = c.input<float>(SCALE_OF_ONE);
     c.step("maximum, sum, gradient: a thread per row", [&] {
         three_kernels<Team::THREAD, 1>(logits, losses, max, lse, targets, scale, s);
     });
@@ -215,7 +216,7 @@ void loss_and_gradient(Study& study, const Sizes& s) {
         launch("one kernel", one_kernel, N, CROSS_ENTROPY_BLOCK, 0, logits, losses, targets, scale, s.V, s.Vp);
     });
     c.step("train_gpt.cu: one maximum a pack, one read", [&] {
-        cross_entropy<Want::LOSS_AND_GRADIENT>(logits, losses, targets, scale, N, s.V, s.Vp);
+        cross_entropy<Want::LOSS_AND_GRADIENT>(logits, losses, targets, scale, loss_scale_in(loss_scale), N, s.V, s.Vp);
     });
 }
 

@@ -49,11 +49,12 @@ void norm_by(int blocks, int threads, float* norm, float* partials, const G* gra
 // ---- 4: train_gpt.cu ----
 // The same, but a block owns spans of consecutive elements and walks from one to the next.
 
-// Gradients of type G, which --grad-dtype chooses: half the bytes in BF16.
+// Gradients of type G, which --grad-dtype chooses: half the bytes in 16 bits.
 template <typename G> void norm_of(Study& study, const char* title, DType dtype, size_t n) {
     Case c(study, title, format("n %zu", n), bytes(1.0 * n * sizeof(G)));
     const auto grads = c.input<G>(n, -1, 3);
     const auto norm = c.output<float>("norm", 1);
+    const auto loss_scale = c.input<float>(SCALE_OF_ONE);
     // Of a multiprocessor's 2048 threads a block takes 256.
     const int many = device.is_cpu() ? 8 : 8 * device.properties.multiProcessorCount;
     const auto partials = c.scratch<float>(std::max<size_t>(many, NORM_BLOCKS));
@@ -66,7 +67,7 @@ template <typename G> void norm_of(Study& study, const char* title, DType dtype,
     c.step("128 bits a load", [&] { norm_by<WIDTH, G>(many, BLOCK, norm, partials, grads, n); });
     c.step("train_gpt.cu: spans", [&] {
         norm_partials(partials, {static_cast<G*>(grads), dtype}, n, {nullptr, dtype}, 0, 0, 0);
-        gradient_norm(norm, partials, norm_blocks(n, 0, 0));
+        gradient_norm(norm, loss_scale_in(loss_scale), partials, norm_blocks(n, 0, 0));
     });
 }
 
@@ -74,7 +75,8 @@ int main(int argc, char** argv) {
     return study_main(argc, argv, [](Study& study) {
         study.at_sizes<size_t>({16, 4112, 20000}, 48 << 20, 64 << 10, [&](size_t n) {
             norm_of<float>(study, "gradient norm, FP32 gradients", DType::FP32, n);
-            norm_of<__nv_bfloat16>(study, "gradient norm, BF16 gradients", DType::BF16, n);
+            if (FLOATX == DType::FP16) norm_of<grad16>(study, "gradient norm, FP16 gradients", DType::FP16, n);
+            else norm_of<grad16>(study, "gradient norm, BF16 gradients", DType::BF16, n);
         });
     });
 }

@@ -30,7 +30,13 @@ template <typename T> double stored_as(double x) { return static_cast<float>(sta
 
 // How far a result may be off: |got - expected| / (|expected| + rms of all expected). BF16 keeps 8 bits, so
 // rounding once costs 2^-9 of the value at best and 2^-8 at worst; sums of many terms in FP32 stay well below 2^-14.
-template <typename T> constexpr double LIMIT = std::is_same_v<T, __nv_bfloat16> ? 1.0 / (1 << 7) : 1.0 / (1 << 14);
+// FP16 keeps 11 bits.
+template <typename T> constexpr double LIMIT = std::is_same_v<T, __nv_bfloat16> ? 1.0 / (1 << 7)
+                                               : std::is_same_v<T, __half>      ? 1.0 / (1 << 10) : 1.0 / (1 << 14);
+
+// What train_gpt.cu's kernels read the loss scale from: as floats, here for a scale of 1.
+const std::vector<int> SCALE_OF_ONE = {1, 1, 0, 0, 0};
+LossScale* loss_scale_in(float* floats) { return reinterpret_cast<LossScale*>(floats); }
 
 // ==== arrays =================================================================
 // On the host doubles, which hold every float and BF16 exactly. On the device, for the clock, as many copies as
