@@ -2807,14 +2807,15 @@ void test_resume_options() {
     fs::remove_all(scratch("@/longer"));
 }
 
-// Gone on with from step 5 of @/scaled, whose checkpoint there is given this scale.
-void resume_scaled(const std::string& to, long scale) {
+// The beginning of a run that goes on from step 5 of @/scaled, whose checkpoint there is given this scale.
+void resume_scaled(const std::string& to, long scale, long skipped = 0) {
     fs::create_directory(scratch(to));
     fs::copy(scratch("@/scaled/step_000005"), scratch(to + "/step_000005"));
     write_bytes(scratch(to + "/log.jsonl"), read_bytes(scratch("@/scaled/log.jsonl")));
     const std::string path = scratch(to + "/step_000005/trainer.json");
     json trainer = read_json(path);
     trainer["loss_scaling"]["scale"] = scale;
+    trainer["loss_scaling"]["skipped_steps"] = skipped;
     write_json(path, trainer);
 }
 
@@ -2831,6 +2832,12 @@ void test_loss_scaling_runs() {
     claim_run(again.code == 0 && log_of("@/scaled_again") == log && state("@/scaled_again/step_000010") == expected &&
                   same_file("@/scaled/step_000010/model.safetensors", "@/scaled_again/step_000010/model.safetensors"),
               "stopped and resumed it gives the same bits, and the same scale", again);
+
+    resume_scaled("@/skipped_all", 65536, 5);
+    const Outcome skipped_all = run("train --resume --out @/skipped_all");
+    claim_run(skipped_all.code == 0 && json::parse(log_of("@/skipped_all")[7])["skipped_steps"] == 5 &&
+                  !same_file("@/scaled/step_000010/model.safetensors", "@/skipped_all/step_000010/model.safetensors"),
+              "AdamW does not count the steps that the checkpoint says were skipped", skipped_all);
 
     // A run without, gone on with by default as a build of another precision would.
     need_first_run();
