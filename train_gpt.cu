@@ -4988,7 +4988,8 @@ private:
         if (FLOATX == DType::FP16 || then.interval > 0 || then.scale != NO_SCALE) {
             record["loss_scale"] = then.scale;
             record["skipped_steps"] = long(scale_.skipped);
-            if (due(o_.eval_every, step_, step_ == o_.steps)) record["zero_gradients"] = zero_gradients(m_);
+            if (due(o_.eval_every, step_, step_ == o_.steps) && !has_fp8(m_))   // which may have no dqkv but in FP8
+                record["zero_gradients"] = zero_gradients(m_);
         }
         log_.write(record);
         if (counts) {

@@ -209,9 +209,9 @@ def copy_bandwidth(threads):
 def floor_ms(plan, tokens, peak_flops, bytes_per_s):
     # Read and written: gradients, master weights and both moments; written: BF16 weights too.
     held = plan["bytes"]
-    master = held["master"] if plan["precision"] == "bf16" else held["weights"]
+    master = held["master"] if plan["precision"] != "fp32" else held["weights"]
     copied = 2 * (held["gradients"] + master + held["adam_m"] + held["adam_v"])
-    copied += held["weights"] if plan["precision"] == "bf16" else 0
+    copied += held["weights"] if plan["precision"] != "fp32" else 0
     return 1000 * (plan["flops_per_token"]["model"] * tokens / peak_flops + copied / bytes_per_s)
 
 

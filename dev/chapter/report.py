@@ -550,11 +550,11 @@ def mixed_precision(results, about):
 
 STATE = ["weights", "gradients", "master", "adam_m", "adam_v"]
 PLANNED = {**CATEGORIES, "cuda": "#d0d0d0"}     # the library's own is in a plan only
-DTYPE_BYTES = {"fp32": 4, "bf16": 2}
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 LAYERS_KEPT = 2     # train_gpt.cu's WEIGHT_BUFFERS: layers whose weights ZeRO 3 has room for
 # Relative: losses that differ by less are one curve. Rounding makes less of a difference within so few steps, and
 # other data, or a gradient that was left out, more.
-ONE_CURVE = {"fp32": 1e-4, "bf16": 1e-2}
+ONE_CURVE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
 
 
 def to_send(results, model, run):

@@ -29,11 +29,11 @@ class Launch:
 
     @property
     def x(self):            # bytes of a floatX
-        return 2 if "__nv_bfloat16" in self.demangled else 4
+        return 2 if any(half in self.demangled for half in ("__nv_bfloat16", "__half")) else 4
 
     @property
     def g(self):            # bytes of a gradient: the kernel's template argument
-        return 2 if "<__nv_bfloat16>" in self.name else 4
+        return 2 if any(half in self.name for half in ("<__nv_bfloat16>", "<__half>")) else 4
 
     @property
     def N(self):
