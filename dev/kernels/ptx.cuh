@@ -218,14 +218,14 @@ template <int N, Major B> __device__ __forceinline__ void wgmma(float (&d)[N / 2
     static_assert(N == 64 || N == 128);
     if constexpr (N == 64)
         asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." PTX_OPERANDS " " WGMMA_32
-            ", %32, %33, p, 1, 1, 0, %35;\n}"
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." PTX_OPERANDS " "
+            WGMMA_32 ", %32, %33, p, 1, 1, 0, %35;\n}"
             : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3)
             : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(B)));
     else
         asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." PTX_OPERANDS " " WGMMA_64
-            ", %64, %65, p, 1, 1, 0, %67;\n}"
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." PTX_OPERANDS " "
+            WGMMA_64 ", %64, %65, p, 1, 1, 0, %67;\n}"
             : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7)
             : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(B)));
 }
@@ -236,14 +236,14 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4],
     static_assert(N == 64 || N == 128);
     if constexpr (N == 64)
         asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." PTX_OPERANDS " " WGMMA_32
-            ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." PTX_OPERANDS " "
+            WGMMA_32 ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
             : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3)
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(static_cast<int>(B)));
     else
         asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." PTX_OPERANDS " " WGMMA_64
-            ", {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." PTX_OPERANDS " "
+            WGMMA_64 ", {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
             : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7)
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(static_cast<int>(B)));
 }
