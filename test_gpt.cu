@@ -1160,6 +1160,40 @@ void test_adamw_of_layers() {
           "adamw: layers a stride apart are updated as each alone, and nothing between them is");
 }
 
+// Weights of which AdamW has no copy: each is what the loop has, rounded to 16 bits. A tenth of the updates are zero;
+// of the others those that round back are counted, in two layers at once.
+template <typename G> void try_adamw_without_master(Trial& trial, size_t n, float lr) {
+    trial.at("n %zu, lr %g", n, lr);
+    const AdamW a = {lr, 0.9f, 0.95f, 1e-3f, 0, 0, 1 - 0.9f, 1 - 0.95f};
+    Values weights = random_values<floatX>(2 * n), grads = random_values<G>(2 * n, 0.25, 3), m = random_values<float>(2 * n, 0.25, 1);
+    for (size_t i = 0; i < 2 * n; i += 10) grads[i] = m[i] = 0;
+    const Values v = random_values<float>(2 * n, 0, 1);
+    const auto got = trial.run([&] {
+        const DeviceArray<floatX> d_weights(weights);
+        const DeviceArray<float> d_m(m), d_v(v), settings(sizeof(AdamW) / sizeof(float)), scale = scale_on_device({1, 1});
+        const DeviceArray<G> d_grads(grads);
+        const DeviceArray<unsigned long long> count(Values{5});
+        AdamW* const on_device = reinterpret_cast<AdamW*>(static_cast<float*>(settings));
+        set_adamw(on_device, a);
+        adamw(d_weights, nullptr, grad(d_grads), d_m, d_v, nullptr, loss_scale_in(scale), on_device, 0, n, 2,
+              {n, n, n, n}, count);
+        return Outputs{d_weights.download(), d_m.download(), d_v.download(), d_grads.download(), count.download()};
+    });
+    Numbers w(2 * n), m1(2 * n), v1(2 * n);
+    double lost = 5;
+    for (size_t i = 0; i < 2 * n; i++) {
+        m1[i] = Number(a.beta1) * m[i] + Number(1 - a.beta1) * grads[i];
+        v1[i] = Number(a.beta2) * v[i] + Number(1 - a.beta2) * grads[i] * grads[i];
+        w[i] = Number(weights[i]) - Number(a.lr) * (m1[i] / a.correction1 / (sqrt(v1[i] / a.correction2) + a.eps));
+        lost += grads[i] != 0 && got[0][i] == weights[i];
+    }
+    trial.compare<floatX>("weights", got[0], w);
+    trial.compare<float>("m", got[1], m1);
+    trial.compare<float>("v", got[2], v1);
+    trial.equal("gradients", got[3], Values(2 * n, 0));
+    trial.equal("count", got[4], {lost});
+}
+
 void test_adamw() {
     Trial trial("adamw");
     for_each_gradient_type([&](auto type) {
@@ -1178,6 +1212,14 @@ void test_adamw() {
     claim(skipped[0] == s.weights && skipped[1] == s.m && skipped[2] == s.v && skipped[3] == Values(48, 0) && weights,
           "adamw: of a step that is skipped nothing is written but that gradients are 0");
     test_adamw_of_layers();
+    if (!SEPARATE_MASTER) return;
+    Trial without("adamw without a master copy");
+    for_each_gradient_type([&](auto type) {
+        using G = decltype(type);
+        for (float lr : {1e-1f, 1e-3f, 1e-5f})   // few are lost, some, almost all
+            for (size_t n : {size_t{16}, SPAN - 16, 2 * SPAN + 48}) try_adamw_without_master<G>(without, n, lr);
+    });
+    without.report("weights, m, v, gradients back at 0, and how many weights stay as they were");
 }
 
 // ==== init ===================================================================
@@ -1241,7 +1283,7 @@ void test_fill_and_round() {
         round.at("n %zu", n);
         const auto filled = fill.run([&] {
             const DeviceArray<float> out(n);
-            fill_with(out, 1.25f, n);
+            fill_with(static_cast<float*>(out), 1.25f, n);
             return Outputs{out.download()};
         });
         fill.equal("out", filled[0], Values(n, 1.25));
@@ -1750,11 +1792,12 @@ void test_memory() {
     const size_t granularity = device.is_cpu() ? 0 : 2 << 20;
     auto claim_exact = [&](const std::string& text, Recompute recompute, DType grad_dtype, Purpose purpose,
                            Attention attention = Attention::FLASH, int gpus = 1, int zero = 0,
-                           MatmulIn matmul = MatmulIn::FLOATX) {
+                           MatmulIn matmul = MatmulIn::FLOATX, MasterWeights master = MasterWeights::FP32) {
         Setup setup = {{3, 2, 32, 20, 300}, 3, 17, recompute, grad_dtype, purpose, HEAD_ROWS, attention};
         setup.gpus = gpus;
         setup.zero = zero;
         setup.matmul = matmul;
+        setup.master_weights = master;
         const Plan p = plan(setup);
         const size_t planned = p.total - p.bytes[static_cast<int>(Category::CUDA)];   // which CUDA has taken already
         const size_t before = free_memory();
@@ -1779,6 +1822,9 @@ void test_memory() {
             for (const auto& [name, recompute] : RECOMPUTE_NAMES)
                 claim_exact(format("--matmul %s --recompute %s", MATMUL_NAMES[static_cast<int>(matmul)], name), recompute,
                             DType::FP32, Purpose::TRAINING, Attention::FLASH, 1, 0, matmul);
+    if (SEPARATE_MASTER)
+        claim_exact("--master-weights none", Recompute::NONE, DType::FP32, Purpose::TRAINING, Attention::FLASH, 1, 0,
+                    MatmulIn::FLOATX, MasterWeights::NONE);
     claim_exact("eval", Recompute::NONE, DType::FP32, Purpose::INFERENCE);
     claim_exact("sample", Recompute::NONE, DType::FP32, Purpose::SAMPLING);
     Setup s = {{3, 2, 32, 20, 300}, 1, 20, Recompute::NONE, DType::FP32, Purpose::TRAINING};
@@ -2777,6 +2823,40 @@ void test_repeated_runs() {
           "a checkpoint knows its step and the next window");
 }
 
+// What a run without a master copy keeps are its weights, exactly; of updates that are too small nothing is left.
+void test_runs_without_master() {
+    if (!SEPARATE_MASTER) return;
+    const std::string command = TEN + "--master-weights none ";
+    const Outcome whole = run(command + "--out @/no_master");
+    auto record = [&](const std::string& out, size_t line) { return json::parse(log_of(out)[line]); };
+    bool logged = whole.code == 0;
+    for (size_t line : {0, 4, 9}) logged = logged && record("@/no_master", line).value("unchanged", -1.0) > 0;
+    claim_run(logged, "--master-weights none logs the share of weights that a step left as they were", whole);
+    fs::create_directory(scratch("@/half_master"));
+    fs::rename(scratch("@/no_master/step_000005"), scratch("@/half_master/step_000005"));
+    fs::copy(scratch("@/no_master/log.jsonl"), scratch("@/half_master/log.jsonl"));
+    run(command + "--resume --out @/half_master");
+    for (const std::string file : {"/step_000010/model.safetensors", "/step_000010/optimizer.safetensors"})
+        claim(same_file("@/no_master" + file, "@/half_master" + file),
+              "stopped and resumed it saves the same bits as never stopped: " + file);
+    bool exact = true;
+    const Safetensors file(scratch("@/no_master/step_000010/model.safetensors"));
+    for (const auto& [name, entry] : file.entries())
+        for (float x : file.floats(name, entry.shape)) exact = exact && static_cast<float>(floatX(x)) == x;
+    claim(exact, "the model in its checkpoint is in 16 bits, exactly");
+
+    const std::string slow = "train" + SMALL + "--micro-batch 2 --eval-every 0 --schedule constant --lr 1e-9 ";
+    const Outcome one = run(slow + "--steps 1 --master-weights none --out @/slow_1");
+    const Outcome three = run(slow + "--steps 3 --master-weights none --out @/slow_3");
+    run(slow + "--steps 1 --out @/slow_copy_1");
+    run(slow + "--steps 3 --out @/slow_copy_3");
+    claim_run(same_file("@/slow_1/step_000001/model.safetensors", "@/slow_3/step_000003/model.safetensors") &&
+                  record("@/slow_3", 2).value("unchanged", 0.0) > 0.5,
+              "updates that are too small change no weight without a copy, and are counted", three, one.err);
+    claim(!same_file("@/slow_copy_1/step_000001/model.safetensors", "@/slow_copy_3/step_000003/model.safetensors"),
+          "and change the copy where there is one");
+}
+
 void test_resume_options() {
     need_first_run();
     fs::copy(scratch("@/first"), scratch("@/longer"), fs::copy_options::recursive);
@@ -3355,6 +3435,18 @@ void test_plan_json() {
     claim(plan["precision"] == "bf16", "with --gpu-memory it plans in BF16, as a card builds");
     claim(0 < most["none"] && most["none"] < most["selective"] && most["selective"] < most["full"],
           "the more is recomputed, the larger the micro-batch that fits", most.dump());
+}
+
+void test_plan_without_master() {
+    const std::string command = "plan --model gpt2 --gpu-memory 80GB --json";
+    const Outcome with = run(command), without = run(command + " --master-weights none");
+    const json a = json::parse(with.out, nullptr, false), b = json::parse(without.out, nullptr, false);
+    const bool planned = with.code == 0 && without.code == 0 && a.is_object() && b.is_object();
+    claim_run(planned && b["bytes"]["master"] == 0 && b["master_weights"] == "none" && a["master_weights"] == "fp32" &&
+                  size_t(a["bytes"]["total"]) - size_t(b["bytes"]["total"]) ==
+                      size_t(a["bytes"]["master"]) - sizeof(unsigned long long) &&
+                  double(a["bytes_per_parameter"]) - double(b["bytes_per_parameter"]) == 4,
+              "plan --master-weights none has 4 bytes a parameter less, but for a count", without, with.err);
 }
 
 // What the recipes train with fits where they say that it does.
@@ -4050,6 +4142,11 @@ void test_bad_flags() {
     for (const char* scale : {"0", "0.5", "16777217", "nan", "static"})
         refuse(std::string("a loss scale of ") + scale, TINY + "--loss-scaling " + scale,
                {"--loss-scaling", "dynamic|none", format("'%s'", scale)});
+    const Texts no_copy = {"--master-weights none", "fp32", "PRECISION=bf16"};
+    if (FLOATX == DType::FP32) refuse("FP32 weights without a master copy", TINY + "--master-weights none", no_copy);
+    refuse("a plan of that", "plan --precision fp32 --master-weights none", no_copy);
+    refuse("many GPUs without master weights", "plan --precision bf16 --gpus 2 --master-weights none",
+           {"--master-weights none", "one GPU"});
     if (!has_tensor_cores(TensorCores::WGMMA))
         refuse("tensor cores that are not there", TINY + "--tensor-cores wgmma", {"--tensor-cores wgmma", name_of(FLOATX)});
     refuse("a micro-batch that does not fit", "train" + SMALL + "--context 8192 --micro-batch 32768",
@@ -5029,6 +5126,7 @@ void test_model() {
 void test_command_line() {
     write_text();
     test("runs: the same bits", test_repeated_runs);
+    test("runs: without master weights", test_runs_without_master);
     test("runs: options of --resume", test_resume_options);
     if (device_has_fp8()) test("runs: FP8", test_fp8_runs);
     test("runs: loss scaling", test_loss_scaling_runs);
@@ -5047,6 +5145,7 @@ void test_command_line() {
     test("runs: plan of many GPUs", test_plan_of_many);
     test("runs: plan --scan", test_scan);
     test("runs: plan --scan: bounds", test_scan_bounds);
+    test("runs: plan without master weights", test_plan_without_master);
     test("runs: recipes", test_recipes);
     test("runs: trace", test_trace);
     test("runs: Hugging Face", test_verbs_on_folder);

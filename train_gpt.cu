@@ -594,6 +594,7 @@ enum class MatmulIn { FLOATX, FP8, FP8_ALL };
 constexpr std::array<const char*, 3> MATMUL_NAMES = {"plain", "fp8", "fp8-all"};
 enum class Fp8Scaling { DELAYED, CURRENT, NONE };
 constexpr std::array<const char*, 3> FP8_SCALING_NAMES = {"delayed", "current", "none"};
+enum class MasterWeights { FP32, NONE };
 enum class PeakSource { TABLE, MEASURED };
 enum class Tuning { OFF, ON };
 enum class UseGraph { AUTO, OFF, ON };
@@ -619,6 +620,7 @@ struct Options {
     Recompute recompute = Recompute::NONE;
     DType grad_dtype = DType::FP32;
     double loss_scaling = SCALE_BY_PRECISION;
+    MasterWeights master_weights = MasterWeights::FP32;
     Attention attention = Attention::FLASH;
     TensorCores tensor_cores = TensorCores::AUTO;
     MatmulIn matmul = MatmulIn::FLOATX;
@@ -794,6 +796,8 @@ std::vector<Flag> step_flags(Options& o) {
         choice_flag("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16", "fp16"},
                     "what gradients are stored and accumulated in: fp32, or what weights are stored in"),
         loss_scaling_flag(o.loss_scaling),
+        choice_flag("--master-weights", TRAIN | PLAN, o.master_weights, {"fp32", "none"},
+                    "AdamW's copy of weights in 16 bits; none: how many updates are lost then is in the log"),
         choice_flag("--attention", ALL, o.attention, {"flash", "naive"},
                     "naive keeps the T x T scores and probabilities in memory, to see what flash saves"),
         choice_flag("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores, {"auto", "none", "mma", "wgmma"},
@@ -2113,7 +2117,7 @@ void gradient_norm(float* norm, LossScale* loss_scale, const float* partials, si
 // update    g = grad / loss scale * min(1, clip / (norm + 1e-6))
 //           m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
 //           w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay * w)
-// shapes    all (n): master, m, v fp32 | weights floatX | grads fp32 or 16 bits | norm (1) fp32
+// shapes    all (n): master, m, v fp32 | weights floatX | grads fp32 or 16 bits | norm (1) fp32 | unchanged (1)
 //           lr, beta, t and so on in device memory, from where a CUDA graph finds each step's
 // mapping   one launch for all tensors of a layer, and for all layers, which are a stride apart (grid.y): those
 //           that decay come first in each, so `decayed` elements do
@@ -2132,10 +2136,14 @@ struct AdamW {                           // floats only
 // From one layer to the next, in elements of each block.
 struct Strides { size_t weights, master, grads, moments; };
 
-template <typename G>
-__global__ void adamw_kernel(floatX* weights, float* master, G* grads, float* m, float* v, const float* norm,
+// M: float or, where `master` is the weights because there is no copy of them, floatX. Then *unchanged counts those
+// that their update left as they were, although the sum in FP32 is another number.
+template <typename G, typename M>
+__global__ void adamw_kernel(floatX* weights, M* master, G* grads, float* m, float* v, const float* norm,
                              const LossScale* loss_scale, const AdamW* settings, size_t decayed, size_t n,
-                             Strides strides) {
+                             Strides strides, unsigned long long* unchanged) {
+    constexpr bool HAS_COPY = std::is_same_v<M, float>;
+    float lost = 0;   // of a span at most: a whole number
     const size_t layer = blockIdx.y;
     weights += layer * strides.weights;
     master += layer * strides.master;
@@ -2159,10 +2167,12 @@ __global__ void adamw_kernel(floatX* weights, float* master, G* grads, float* m,
         load(m1, m + i);
         load(m2, v + i);
         for (int k = 0; k < PACK_FP32; k++) {
+            const float before = w[k];
             g[k] *= scale;
             m1[k] = a.beta1 * m1[k] + (1 - a.beta1) * g[k];
             m2[k] = a.beta2 * m2[k] + (1 - a.beta2) * g[k] * g[k];
             w[k] -= a.lr * (m1[k] / a.correction1 / (sqrtf(m2[k] / a.correction2) + a.eps) + decay * w[k]);
+            if (!HAS_COPY) lost += w[k] != before && static_cast<float>(static_cast<M>(w[k])) == before;
         }
         store(m + i, m1);
         store(v + i, m2);
@@ -2170,17 +2180,26 @@ __global__ void adamw_kernel(floatX* weights, float* master, G* grads, float* m,
         if (static_cast<const void*>(weights) != master) store(weights + i, w);
         store(grads + i, zero);
     }
+    if (HAS_COPY) return;
+    lost = block_sum(lost);
+    if (threadIdx.x == 0) atomicAdd(unchanged, static_cast<unsigned long long>(lost));
 }
 
 __global__ void set_adamw_kernel(AdamW* settings, AdamW values) { *settings = values; }
 
-// settings: on the device. In FP32 weights and master are the same memory.
+// settings: on the device. In FP32 weights and master are the same memory. master: null where there is no copy; what
+// is unchanged then is added to.
 void adamw(floatX* weights, float* master, Grad grads, float* m, float* v, const float* norm,
            const LossScale* loss_scale, const AdamW* settings, size_t decayed, size_t n, unsigned layers = 1,
-           Strides strides = {}) {
+           Strides strides = {}, unsigned long long* unchanged = nullptr) {
     with_type(grads, [&](auto* g) {
-        launch("adamw", adamw_kernel<std::remove_pointer_t<decltype(g)>>, dim3(span_blocks(n), layers), BLOCK, 0,
-               weights, master, g, m, v, norm, loss_scale, settings, decayed, n, strides);
+        auto update = [&](auto* exact) {
+            launch("adamw", adamw_kernel<std::remove_pointer_t<decltype(g)>, std::remove_pointer_t<decltype(exact)>>,
+                   dim3(span_blocks(n), layers), BLOCK, 0, weights, exact, g, m, v, norm, loss_scale, settings, decayed,
+                   n, strides, unchanged);
+        };
+        if (master) update(master);
+        else update(weights);
     });
 }
 
@@ -2212,10 +2231,10 @@ template <typename T> __global__ void init_normal_kernel(T* out, float std, uint
         }
 }
 
-__global__ void fill_kernel(float* out, float value, size_t n) {
+template <typename T> __global__ void fill_kernel(T* out, float value, size_t n) {
     const Span span = my_span(n);
     for (size_t i = span.begin; i < span.end; i += span.stride)
-        for (size_t j = i; j < i + PACK; j++) out[j] = value;
+        for (size_t j = i; j < i + PACK; j++) out[j] = static_cast<T>(value);
 }
 
 // weights = master, rounded
@@ -2231,8 +2250,8 @@ __global__ void round_weights_kernel(floatX* weights, const float* master, size_
 template <typename T> void init_normal(T* out, float std, uint64_t seed, size_t first, size_t n) {
     launch("init_normal", init_normal_kernel<T>, span_blocks(n), BLOCK, 0, out, std, seed, first, n);
 }
-void fill_with(float* out, float value, size_t n) {
-    launch("fill", fill_kernel, span_blocks(n), BLOCK, 0, out, value, n);
+template <typename T> void fill_with(T* out, float value, size_t n) {
+    launch("fill", fill_kernel<T>, span_blocks(n), BLOCK, 0, out, value, n);
 }
 void round_weights(floatX* weights, const float* master, size_t n) {
     launch("round_weights", round_weights_kernel, span_blocks(n), BLOCK, 0, weights, master, n);
@@ -2514,6 +2533,7 @@ struct Setup {
     bool on_gpu = !device.is_cpu();
     MatmulIn matmul = MatmulIn::FLOATX;
     Fp8Scaling fp8_scaling = Fp8Scaling::DELAYED;
+    MasterWeights master_weights = MasterWeights::FP32;
 
     int gpus = 1, zero = 0;     // see many GPUs; this one's number matters to no size
     size_t rank = 0;
@@ -2695,6 +2715,7 @@ struct Activations {
     Tensor<LossScale> loss_scale;
     Tensor<double> loss;
     Tensor<int> inputs, targets, order, first, counter;
+    Tensor<unsigned long long> unchanged;
     Tensor<char> matmul_workspace;
 };
 
@@ -2832,6 +2853,8 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
         });
         if (s.attention == Attention::FLASH) append({row(a.att_d, "att_d", {B, NH, T}, 1)});
         else append({rowX(a.dprobs, "dprobs", {B, NH, T, T}, 1)});
+        if (s.master_weights == MasterWeights::NONE)
+            append({{&a.unchanged, "unchanged", {1}, "int64", sizeof(unsigned long long), 1, Category::WORKSPACE}});
     }
     if (s.on_gpu) append({row(a.matmul_workspace, "matmul_workspace", {MATMUL_WORKSPACE}, 1, Category::WORKSPACE)});
     return rows;
@@ -2856,6 +2879,7 @@ constexpr size_t CUDA_BYTES = 600 << 20;
 
 // In FP32 the weights are their own master copy.
 constexpr bool SEPARATE_MASTER = FLOATX != DType::FP32;
+bool has_master(const Setup& s) { return s.precision != DType::FP32 && s.master_weights != MasterWeights::NONE; }
 
 // What each stage of ZeRO slices, and where layers' whole weights and gradients then are for as long as they are
 // needed. Weights: one layer's in use and the next one's on their way. Gradients: one layer's being summed over the
@@ -2881,7 +2905,7 @@ Plan plan(const Setup& s) {
         if (grads_kept(s) == Kept::SLICES)
             plan.add(Category::BUFFERS, buffer_elements(y, GRAD_BUFFERS) * size_of(s.grad_dtype));
         const size_t states = y.elements(states_kept(s)) * sizeof(float);
-        if (s.precision != DType::FP32) plan.add(Category::MASTER, states);
+        if (has_master(s)) plan.add(Category::MASTER, states);
         plan.add(Category::ADAM_M, states);
         plan.add(Category::ADAM_V, states);
     }
@@ -2947,7 +2971,7 @@ struct Model {
     Parameters<GradTensor> g;   // w, g: where kernels find them: in the blocks, or in buffers
     floatX *weights = nullptr, *weight_buffers = nullptr;
     Grad grads = {}, grad_buffers = {};
-    float *master = nullptr, *adam_m = nullptr, *adam_v = nullptr;
+    float *master = nullptr, *adam_m = nullptr, *adam_v = nullptr;   // master: null with --master-weights none
     Activations a;
     bool fp8_history = false;          // whether scales know of past steps
     std::vector<bool> fp8_weights;     // by layer: whether weights_8 is what the weights are
@@ -3048,7 +3072,8 @@ void allocate_parameters(Model& m, const Setup& s) {
     if (grads_sliced) m.grad_buffers.data = block("layers' gradients", buffer_elements(y, GRAD_BUFFERS), grad_size);
     bind(m.g, s.config, y, grads_sliced ? m.grad_buffers.data : m.grads.data, s.grad_dtype,
          grads_sliced ? GRAD_BUFFERS : y.layers);
-    m.master = static_cast<float*>(SEPARATE_MASTER ? block("master", states, sizeof(float)) : m.weights);
+    if (has_master(s)) m.master = static_cast<float*>(block("master", states, sizeof(float)));
+    else if (!SEPARATE_MASTER) m.master = reinterpret_cast<float*>(m.weights);
     for (float** moment : {&m.adam_m, &m.adam_v})
         *moment = static_cast<float*>(block("Adam's moments", states, sizeof(float)));
 }
@@ -3359,6 +3384,12 @@ void forget_gradients(Model& m) {
 void download_tensor(float* values, const Model& m, const float* block, Kept kept, const ParameterRow& row, size_t l) {
     const Layout& y = m.layout;
     ranks.alive();
+    if (!block) {   // there is no master copy: the weights
+        std::vector<floatX> exact(row.elements);
+        download(exact.data(), m.weights + y.place(row, l), row.elements * sizeof(floatX));
+        std::copy(exact.begin(), exact.end(), values);
+        return;
+    }
     if (m.setup.zero == 0) {
         if (ranks.first()) download(values, block + y.place(row, l), row.elements * sizeof(float));
         return;
@@ -3380,19 +3411,24 @@ void download_tensor(float* values, const Model& m, const float* block, Kept kep
 // ==== model: first weights ===================================================
 
 // GPT-2's: normal with std 0.02, less for what ends in the residual stream, which sums 2L of them.
-void init_parameters(Model& m, uint64_t seed) {
+template <typename T> void init_block(T* block, Kept kept, const Model& m, uint64_t seed) {
     for (const ParameterRow& row : parameter_table(m.config))
         for (size_t l = 0; l < row.copies; l++) {
-            const Share share = share_of(m.layout, row, l, master_kept(m.setup), m.layout.rank);
+            const Share share = share_of(m.layout, row, l, kept, m.layout.rank);
             // The vocabulary's padding is zero, and stays so.
             const size_t real = std::min(share.first + share.count, row.file_elements());
             if (row.init == Init::ZERO || share.first >= real) continue;
-            float* to = m.master + share.at;
+            T* to = block + share.at;
             const size_t n = real - share.first;
             const float std = row.init == Init::NORMAL ? INIT_STD : INIT_STD / sqrtf(2.0f * m.config.layers);
             if (row.init == Init::ONE) fill_with(to, 1, n);
             else init_normal(to, std, splitmix64(seed + row.number), l * row.elements + share.first, n);
         }
+}
+
+void init_parameters(Model& m, uint64_t seed) {
+    if (!m.master) return init_block(m.weights, weights_kept(m.setup), m, seed);
+    init_block(m.master, master_kept(m.setup), m, seed);
     master_changed(m);
 }
 
@@ -3609,9 +3645,9 @@ void update_groups(Model& m, size_t g, size_t groups) {
     auto at = [&](Kept kept) { return part == Kept::WHOLE ? y.begin(g, kept) : y.mine(g, kept); };
     const size_t n = y.part(g, part), before = part == Kept::WHOLE ? 0 : y.rank * n;
     const size_t decayed = y.decayed(g) > before ? std::min(y.decayed(g) - before, n) : 0;
-    adamw(m.weights + at(weights), m.master + at(master), grad_at(m, at(grads)), m.adam_m + at(part),
-          m.adam_v + at(part), m.a.norm(), m.a.loss_scale(), m.a.adamw(), decayed, n, groups,
-          {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part)});
+    adamw(m.weights + at(weights), m.master ? m.master + at(master) : nullptr, grad_at(m, at(grads)),
+          m.adam_m + at(part), m.adam_v + at(part), m.a.norm(), m.a.loss_scale(), m.a.adamw(), decayed, n, groups,
+          {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part)}, m.a.unchanged());
 }
 
 // Of all GPUs: then these have the same scales.
@@ -3643,6 +3679,7 @@ void update(Model& m, const AdamW& settings) {
                       y.slice(1), y.layers, y.part(1, grads));
         sum_over_gpus(a.norm_partials(), partials);
         gradient_norm(a.norm(), a.loss_scale(), a.norm_partials(), partials);
+        if (!m.master) clear(a.unchanged(), sizeof(unsigned long long));
         update_groups(m, 0, 1);
         update_groups(m, 1, y.layers);
         forget_gradients(m);
@@ -3727,6 +3764,11 @@ double zero_gradients(const Model& m) {
         all += N * columns;
     }
     return zeros / all;
+}
+
+// Without a master copy: the share of weights that the last update moved in FP32 and left as they were in 16 bits.
+double unchanged_share(const Model& m) {
+    return static_cast<double>(fetch(m.a.unchanged())) / count_parameters(m.config).real;
 }
 
 // FLOPs of a step per token. Matmuls: 2 per weight forward, 4 backward. Attention: query t needs
@@ -3841,7 +3883,7 @@ void read_weights(Model& m, const std::string& dir) {
     std::set<std::string> names;
     for_each_parameter(m.config, [&](const ParameterRow&, size_t, const std::string& name) { names.insert(name); });
     const WeightFiles files(dir, names, m.config.layers);
-    if (m.setup.purpose != Purpose::TRAINING) return read_block(m.weights, weights_kept(m.setup), files, m, "");
+    if (!m.master) return read_block(m.weights, weights_kept(m.setup), files, m, "");   // also where nothing is trained
     read_block(m.master, master_kept(m.setup), files, m, "");
     master_changed(m);
 }
@@ -4623,9 +4665,15 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memo
         throw UserError("--grad-dtype %s needs weights in %s: a build with PRECISION=%s, or plan --precision %s", name,
                         name, name, name);
     }
+    if (o.master_weights == MasterWeights::NONE && o.precision == DType::FP32)
+        throw UserError("--master-weights none: weights in fp32 are their own master copy; expected weights in bf16: "
+                        "a build with PRECISION=bf16, or plan --precision bf16");
+    if (o.master_weights == MasterWeights::NONE && (!ranks.alone() || o.gpus != std::vector<int>{1}))
+        throw UserError("--master-weights none is for one GPU");
     const int T = o.seq_len ? o.seq_len : c.context;
     const size_t head_rows = purpose == Purpose::SAMPLING ? 1 : HEAD_ROWS;
     Setup s = {c, o.micro_batch, T, o.recompute, o.grad_dtype, purpose, head_rows, o.attention, o.precision};
+    s.master_weights = o.master_weights;
     s.gpus = ranks.alone() ? o.gpus.front() : static_cast<int>(ranks.count);
     s.zero = s.gpus > 1 && purpose == Purpose::TRAINING ? o.zero : 0;
     s.rank = ranks.rank;
@@ -4991,6 +5039,7 @@ private:
             if (due(o_.eval_every, step_, step_ == o_.steps) && !has_fp8(m_))   // which may have no dqkv but in FP8
                 record["zero_gradients"] = zero_gradients(m_);
         }
+        if (!m_.master) record["unchanged"] = unchanged_share(m_);
         log_.write(record);
         if (counts) {
             log_.write({{"step", step_}, {"fp8", fp8_record(m_)}});

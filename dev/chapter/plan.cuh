@@ -97,6 +97,7 @@ json plan_record(const Options& o, const Setup& s, size_t memory) {
             {"seq_len", s.T},
             {"precision", name_of(s.precision)},
             {"grad_dtype", name_of(s.grad_dtype)},
+            {"master_weights", s.master_weights == MasterWeights::NONE ? "none" : "fp32"},
             {"recompute", RECOMPUTE_NAMES[static_cast<int>(s.recompute)].first},
             {"attention", s.attention == Attention::FLASH ? "flash" : "naive"},
             {"matmul", MATMUL_NAMES[static_cast<int>(s.matmul)]},
