@@ -500,9 +500,16 @@ bench-gpu: require-gpu all
 require-gpu:
 	@[ -n "$(GPU_NAME)$(findstring --device cpu,$(BENCH))" ] || { echo "no GPU was found: nvidia-smi names none"; exit 2; }
 
-# The single-GPU chapter of the Ultra-Scale Playbook, measured on this machine: a report with plots.
+# The single-GPU chapter of the Ultra-Scale Playbook, measured on this machine: a report with plots. What 16 bits do is
+# measured with programs of those precisions.
+$(BUILD)/formats: dev/chapter/formats.cu train_gpt.cu $(HEADERS) $(BUILD)/flags | setup
+	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,1),$(if $(filter cpu,$(DEVICE)),$(VECTORS)))
+CHAPTER_16_BITS := bf16 fp16
+in_16_bits       = build/$(DEVICE)-$(1)/train_gpt $(if $(filter bf16,$(1)),build/$(DEVICE)-$(1)/formats)
 chapter: all
-	$(PYTHON) dev/chapter/chapter.py --train-gpt ./train_gpt --out runs/chapter $(CHAPTER)
+	@$(foreach p,$(CHAPTER_16_BITS),$(MAKE) --no-print-directory $(SIDE_BY_SIDE) PRECISION=$p $(call in_16_bits,$p) &&) true
+	$(PYTHON) dev/chapter/chapter.py --train-gpt ./train_gpt --out runs/chapter \
+	    --formats build/$(DEVICE)-bf16/formats $(foreach p,$(CHAPTER_16_BITS),--$p build/$(DEVICE)-$p/train_gpt) $(CHAPTER)
 
 # The page of dev/explorer in a headless Chromium, against plan --json.
 test-explorer: all

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The single-GPU chapter of the Ultra-Scale Playbook, reproduced on this machine, and data parallelism: eight figures,
-measured here, beside the chapter's, in one HTML file.
+"""The single-GPU chapter of the Ultra-Scale Playbook, reproduced on this machine, data parallelism, and what few bits
+do: eleven figures, measured here, beside the chapter's, in one HTML file.
 
     make chapter
     python3 dev/chapter/chapter.py --train-gpt ./train_gpt --out runs/chapter [--quick]
@@ -38,6 +38,10 @@ def read_results(path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--train-gpt", default="./train_gpt", metavar="PROGRAM", help="the trainer (default: %(default)s)")
+    for precision in ("bf16", "fp16"):
+        parser.add_argument(f"--{precision}", metavar="PROGRAM",
+                            help=f"a trainer built with PRECISION={precision}, for the parts that need one")
+    parser.add_argument("--formats", metavar="PROGRAM", help="dev/chapter/formats.cu, built with PRECISION=bf16")
     parser.add_argument("--out", default="runs/chapter", metavar="FOLDER",
                         help="gets report.html, a PNG per figure and results.json (default: %(default)s)")
     parser.add_argument("--device", choices=["cpu", "gpu"], help="size of the runs (default: what the trainer was built for)")
@@ -55,7 +59,8 @@ def main():
         results = read_results(path)
     else:
         # Through JSON in both cases, so that a redrawn report is the same report.
-        text = json.dumps(measure(options.train_gpt, options.device, options.quick))
+        programs = {name: getattr(options, name) for name in ("bf16", "fp16", "formats")}
+        text = json.dumps(measure(options.train_gpt, options.device, options.quick, programs))
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
         results = json.loads(text)

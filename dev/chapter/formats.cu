@@ -67,16 +67,17 @@ json sums(const Options& o, const TrainData& data, Setup s) {
 
 // ==== where values lie =======================================================
 
-// Of some values: how many are zero, and the powers of two below which a hundredth, half ... of the others lie.
-json spread(Floats values) {
-    const size_t all = values.size();
-    values.erase(std::remove(values.begin(), values.end(), 0.0f), values.end());
-    for (float& x : values) x = log2f(fabsf(x));
-    std::sort(values.begin(), values.end());
-    json log2s;
-    for (double part : {0.001, 0.01, 0.5, 0.99, 0.999})
-        log2s.push_back(values.empty() ? json() : json(values[static_cast<size_t>(part * (values.size() - 1))]));
-    return {{"zeros", double(all - values.size()) / all}, {"log2", log2s}};
+// Of some values: which part is zero, and which part lies from each power of two up to twice that.
+json spread(const Floats& values) {
+    std::map<int, size_t> counts;
+    size_t zeros = 0;
+    for (float x : values) {
+        if (x == 0) zeros++;
+        else counts[std::ilogb(x)]++;
+    }
+    json powers = json::object();
+    for (const auto& [power, count] : counts) powers[std::to_string(power)] = double(count) / values.size();
+    return {{"zeros", double(zeros) / values.size()}, {"powers", powers}};
 }
 
 // Activations and their gradients are those of the first layer, through which backward has gone last.

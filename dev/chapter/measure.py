@@ -1,6 +1,6 @@
 """The measurements: plans and training runs of ./train_gpt, as plain numbers.
 
-Each of the eight functions at the end answers one question of the book and returns what JSON can
+Each of the eleven functions at the end answers one question of the book and returns what JSON can
 hold. Drawing is report.py's: this file needs the standard library only.
 """
 import json
@@ -16,6 +16,8 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+
+from formats import FORMATS
 
 MODES = ["none", "selective", "full"]
 
@@ -50,21 +52,31 @@ class Size:
     parallel_batch: int     # micro-batch of each process of several, in sequences of parallel_len tokens
     parallel_len: int
     parallel_steps: int     # whose losses are compared
+    lesson: dict            # setup of the runs that lack what makes few bits train
+    lesson_parts: int       # micro-batches of a step where its number of tokens matters
+    lesson_steps: int
+    lesson_seeds: int
 
 
 SIZES = {
     "quick": Size({"layers": 4, "heads": 4, "channels": 128}, micro_batch=8, seq_len=128, rounds=3, run_seconds=0.4,
                   attention_lens=[128, 512], attention_tokens=1024,
                   scan_batches=[1, 4], scan_lens=[64, 256], scan_tokens=1024, scan_seconds=20,
-                  parallel_batch=1, parallel_len=64, parallel_steps=12),
+                  parallel_batch=1, parallel_len=64, parallel_steps=12,
+                  lesson={"layers": 2, "heads": 4, "channels": 64, "seq_len": 64, "micro_batch": 4},
+                  lesson_parts=8, lesson_steps=80, lesson_seeds=3),
     "cpu": Size({"layers": 6, "heads": 4, "channels": 256}, micro_batch=4, seq_len=256, rounds=5, run_seconds=2,
                 attention_lens=[128, 256, 512, 1024], attention_tokens=1024,
                 scan_batches=[1, 2, 4, 8, 16], scan_lens=[64, 256, 1024], scan_tokens=2048, scan_seconds=120,
-                parallel_batch=1, parallel_len=64, parallel_steps=20),
+                parallel_batch=1, parallel_len=64, parallel_steps=20,
+                lesson={"layers": 4, "heads": 4, "channels": 128, "seq_len": 64, "micro_batch": 4},
+                lesson_parts=16, lesson_steps=200, lesson_seeds=3),
     "gpu": Size({"layers": 24, "heads": 16, "channels": 1024}, micro_batch=16, seq_len=1024, rounds=5, run_seconds=1.5,
                 attention_lens=[512, 1024, 2048, 4096], attention_tokens=16384,
                 scan_batches=[1, 4, 16, 64], scan_lens=[512, 1024, 2048], scan_tokens=1 << 17, scan_seconds=200,
-                parallel_batch=4, parallel_len=1024, parallel_steps=40),
+                parallel_batch=4, parallel_len=1024, parallel_steps=40,
+                lesson={"layers": 6, "heads": 6, "channels": 384, "seq_len": 256, "micro_batch": 16},
+                lesson_parts=16, lesson_steps=300, lesson_seeds=3),
 }
 LEAST_STEPS, MOST_STEPS, WARM_UP = 3, 60, 1     # the first step of a run also sets things up: not counted
 ATTENTION_ROUNDS, SCAN_ROUNDS = 3, 2            # at most: of sections with many setups
@@ -112,19 +124,30 @@ def started_by(processes):
 
 def write_text(path):
     """Words that are made up: something to learn, and always the same."""
+    if os.path.exists(path):
+        return
     generator = random.Random(1)
     words = ["".join(generator.choices("etaoinshrdlu", k=generator.randint(2, 8))) for _ in range(1000)]
     with open(path, "w", encoding="ascii") as file:
         file.write(" ".join(generator.choices(words, k=300_000)))
 
 
+# What a run is without, unless it asks for it.
+BARE = {"schedule": "constant", "val_fraction": 0, "eval_every": 0, "sample_every": 0, "checkpoint_every": 0}
+
+
+def require_program(flag, program):
+    if not os.access(program, os.X_OK) or os.path.isdir(program):
+        raise Mistake(f"{flag} {program}: expected a program; run make")
+
+
 class Trainer:
     """./train_gpt: runs it, and keeps what all sections share (commands, device, its best speed)."""
 
-    def __init__(self, program, folder):
-        if not os.access(program, os.X_OK) or os.path.isdir(program):
-            raise Mistake(f"--train-gpt {program}: expected a program; run make")
-        self.program, self.folder = os.path.abspath(program), folder
+    def __init__(self, program, folder, name="./train_gpt", flag="--train-gpt"):
+        require_program(flag, program)
+        self.program, self.folder, self.name = os.path.abspath(program), folder, name
+        self.others = {}                # of other precisions, by name; and the program that looks at single numbers
         self.text = os.path.join(folder, "text.txt")
         write_text(self.text)
         self.commands = []              # of the section that is being measured
@@ -134,8 +157,11 @@ class Trainer:
         # Only a plan for a GPU sets bytes aside for CUDA.
         self.gpu = self.plan(micro_batch=1)["bytes"]["cuda"] > 0
 
+    def knows(self, flag):
+        return re.search(rf"^  {flag}\s", self.help, re.MULTILINE) is not None
+
     def can_trace(self):
-        return "--trace" in self.help
+        return self.knows("--trace")
 
     def call(self, *arguments, processes=1):
         done = subprocess.run([*started_by(processes), self.program, *arguments], stdin=subprocess.DEVNULL,
@@ -149,7 +175,7 @@ class Trainer:
 
     def shown(self, arguments, processes=1):
         """A command line as a reader would type it."""
-        text = shlex.join([*(["mpirun", "-n", str(processes)] if processes > 1 else []), "./train_gpt", *arguments])
+        text = shlex.join([*(["mpirun", "-n", str(processes)] if processes > 1 else []), self.name, *arguments])
         return re.sub(re.escape(self.folder) + r"/(\S*/)?", "", text)
 
     def remember(self, arguments, processes=1):
@@ -165,8 +191,7 @@ class Trainer:
     def train(self, steps, gpus=1, **options):
         """Trains for some steps, on so many GPUs or with so many processes: what the log says of them, and the
         closing lines' memory and traffic."""
-        command = ["train", "--data", self.text, *flags(options), "--steps", str(steps), "--schedule", "constant",
-                   "--val-fraction", "0", "--eval-every", "0", "--sample-every", "0", "--checkpoint-every", "0"]
+        command = ["train", "--data", self.text, *flags({**options, "steps": steps, **BARE})]
         self.remember(command, gpus)
         with tempfile.TemporaryDirectory(dir=self.folder) as out:
             output = self.call(*command, "--out", out, processes=gpus)
@@ -183,6 +208,22 @@ class Trainer:
                 "sent": in_bytes(output, "a step by each"),
                 "sending_ms": first_number(output, r"sending +(\S+) ms a step"),
                 "exposed_ms": first_number(output, r"sending .*, (\S+) ms of it .* not hidden")}
+
+    def curve(self, steps, **options):
+        """The log's records of a run, and why it stopped before its end, if it did: a lesson's may."""
+        command = ["train", "--data", self.text, *flags({"steps": steps, **BARE, **options})]
+        self.remember(command)
+        stopped = None
+        with tempfile.TemporaryDirectory(dir=self.folder) as out:
+            try:
+                self.call(*command, "--out", out)
+            except Failed as error:
+                stopped = error.said.removeprefix("train_gpt: ")
+                if not re.match(r"step \d+: ", stopped):     # it is no number of the run that was at fault
+                    raise
+            with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as log:
+                records = [json.loads(line) for line in log][1:]
+        return records, stopped
 
     def fits(self, **options):
         plan = self.plan(**options)
@@ -226,7 +267,7 @@ def setup_of(size, **more):
     return {**setup, "context": setup["seq_len"]}
 
 
-# ---- The eight questions
+# ---- The eleven questions
 
 CARD = "80GB"           # the card that large models are planned for, whatever this machine is
 LARGE = ["1b", "7b", "70b", "405b"]
@@ -451,11 +492,151 @@ def data_parallel(trainer, size):
             "speed": parallel_speed(trainer, size, setup, numbers) if trainer.gpu else None}
 
 
-def measure(program, device, quick):
-    """All of it: {"about": ..., section: {"results": ..., "commands": [...]}, ...}."""
+# ---- few bits: 9, 10, 11
+
+MOST_MICRO_BATCHES = 256        # that are summed
+
+
+def numbers_of(trainer, size):
+    """What formats.cu prints, or why it does not."""
+    program = trainer.others.get("formats")
+    if not program:
+        return {"why": "no --formats PROGRAM was given"}
+    setup = {**setup_of(size, **size.lesson), "steps": size.lesson_steps // 2, "lr": LESSON_RATES[0], **BARE,
+             "total_batch": MOST_MICRO_BATCHES * size.lesson["micro_batch"] * size.lesson["seq_len"]}
+    command = ["--data", trainer.text, *flags(setup)]
+    text = shlex.join([program, *command])
+    trainer.commands.append(text.replace(trainer.folder + "/", ""))
+    done = subprocess.run([program, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Failed(f"exit code {done.returncode} from {text}: {done.stderr.strip()}")
+    return json.loads(done.stdout)
+
+
+def formats(trainer, size):
+    """9. Formats from their bits, and where a step's values lie."""
+    trainer.numbers = numbers_of(trainer, size)
+    return {"formats": [{"name": f.name, "exponent": f.exponent, "mantissa": f.mantissa,
+                         "largest_exponent": f.largest_exponent} for f in FORMATS],
+            "values": trainer.numbers.get("values"), "why": trainer.numbers.get("why")}
+
+
+LESSON_RATES = [1e-3, 1e-4, 1e-5]       # learning rates
+
+
+def last_loss(records):
+    """Of the last tenth of a run's steps, the median: small models have a spike now and then."""
+    losses = [record["loss"] for record in records if "loss" in record]
+    return statistics.median(losses[-max(1, len(losses) // 10):])
+
+
+def lesson(program, size, kinds, kept, steps, **setup):
+    """Runs of the same data and seeds that differ in some options, {name: figures}. `kept`: the records' keys whose
+    values are wanted beside losses, of the first seed. ratios: of each seed, the last loss over the first kind's; none
+    of a run that stopped."""
+    results = {name: {"last": [], "stopped": []} for name in kinds}
+    for seed in range(1, size.lesson_seeds + 1):
+        for name, options in kinds.items():
+            records, stopped = program.curve(steps, **setup_of(size, **{**size.lesson, **setup}), seed=seed, **options)
+            result = results[name]
+            result["last"].append(last_loss(records) if not stopped else None)
+            result["stopped"].append(stopped)
+            if seed == 1:
+                result["losses"] = [[record["step"], record["loss"]] for record in records if "loss" in record]
+                for key in kept:
+                    result[key] = [[record["step"], record[key]] for record in records if key in record]
+    first = results[next(iter(kinds))]["last"]
+    for result in results.values():
+        result["ratios"] = [a / b for a, b in zip(result["last"], first) if a is not None and b is not None]
+    return results
+
+
+def without_master(trainer, size):
+    program = trainer.others.get("bf16")
+    if not program:
+        return {"why": "no --bf16 PROGRAM was given"}
+    if not program.knows("--master-weights"):
+        return {"why": f"{program.name} knows no --master-weights"}
+    return {"rates": {str(lr): lesson(program, size, {kind: {"master_weights": kind} for kind in ("fp32", "none")},
+                                      ["unchanged"], size.lesson_steps, lr=lr) for lr in LESSON_RATES}}
+
+
+def of_many_tokens(size):
+    """A step's setup, and how many there are: gradients of the mean loss are the smaller, the more tokens it has."""
+    tokens = size.lesson_parts * size.lesson["micro_batch"] * size.lesson["seq_len"]
+    steps = size.lesson_steps // 2
+    return steps, tokens, {"total_batch": tokens, "lr": LESSON_RATES[0], "eval_every": max(1, steps // 10),
+                           "val_fraction": 0.1, "eval_sequences": 4}
+
+
+def without_loss_scaling(trainer, size):
+    program = trainer.others.get("fp16")
+    if not program:
+        return {"why": "no --fp16 PROGRAM was given"}
+    if not program.knows("--loss-scaling"):
+        return {"why": f"{program.name} knows no --loss-scaling"}
+    steps, tokens, setup = of_many_tokens(size)
+    kinds = {kind: {"loss_scaling": kind} for kind in ("dynamic", "none")}
+    return {"tokens": tokens, "kinds": lesson(program, size, kinds, ["zero_gradients", "loss_scale"], steps, **setup)}
+
+
+def without_fp8_scales(trainer, size):
+    program = trainer.others.get("bf16")
+    if not program:
+        return {"why": "no --bf16 PROGRAM was given"}
+    if not program.knows("--fp8-scaling"):
+        return {"why": f"{program.name} knows no --fp8-scaling"}
+    steps, tokens, setup = of_many_tokens(size)
+    kinds = {"bf16": {"matmul": "bf16"},
+             **{kind: {"matmul": "fp8", "fp8_scaling": kind} for kind in ("delayed", "none")}}
+    try:
+        return {"tokens": tokens, "kinds": lesson(program, size, kinds, ["fp8"], steps, **setup)}
+    except Failed as error:     # as on cards without FP8
+        return {"why": error.said or str(error)}
+
+
+def failures(trainer, size):
+    """10. What goes wrong without each of the techniques that make few bits train."""
+    numbers = trainer.numbers
+    return {"master": without_master(trainer, size),
+            "sums": {"why": numbers["why"]} if "why" in numbers else
+                    {"sums": numbers["sums"], "copies": numbers["values"]["unchanged"]},
+            "loss_scaling": without_loss_scaling(trainer, size),
+            "fp8_scaling": without_fp8_scales(trainer, size)}
+
+
+FP8_QUALITY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fp8_quality.json")
+
+
+def fp8_quality(trainer, size):
+    """11. Whole runs in FP8 and BF16: what fp8_quality.py has measured."""
+    if not os.path.exists(FP8_QUALITY):
+        return {"why": "there is no dev/chapter/fp8_quality.json"}
+    with open(FP8_QUALITY, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def programs_of(trainer, programs):
+    """The given ones as trainers, where they are; the trainer itself where it is one of them."""
+    precision = trainer.plan(micro_batch=1)["precision"]
+    found = {precision: trainer}
+    for name, program in programs.items():
+        if program and name == "formats":
+            require_program("--formats", program)
+            found[name] = os.path.relpath(program)
+            found[name] = found[name] if "/" in found[name] else "./" + found[name]
+        elif program and name not in found:
+            found[name] = Trainer(program, trainer.folder, os.path.relpath(program), f"--{name}")
+    return found
+
+
+def measure(program, device, quick, programs=None):
+    """All of it: {"about": ..., section: {"results": ..., "commands": [...]}, ...}. programs: those of other
+    precisions, by name, or None for what is not there."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpt_chapter_") as folder:
         trainer = Trainer(program, folder)
+        trainer.others = programs_of(trainer, programs or {})
         found = "gpu" if trainer.gpu else "cpu"
         device = device or found
         size = SIZES["quick" if quick else device]
@@ -463,11 +644,15 @@ def measure(program, device, quick):
             size.micro_batch //= 2
         sections = {"state": state, "activations": activations, "timeline": timeline, "recomputation": recomputation,
                     "accumulation": accumulation, "scan": scan, "mixed_precision": mixed_precision,
-                    "data_parallel": data_parallel}
+                    "data_parallel": data_parallel, "formats": formats, "failures": failures,
+                    "fp8_quality": fp8_quality}
         results = {}
         for number, (name, section) in enumerate(sections.items(), 1):
             print(f"chapter: {number}/{len(sections)} {name.replace('_', ' ')} ... ({time.monotonic() - began:.0f} s)", file=sys.stderr)
             trainer.commands = []
+            for other in trainer.others.values():
+                if isinstance(other, Trainer):
+                    other.commands = trainer.commands
             results[name] = {"results": section(trainer, size), "commands": trainer.commands}
         record = trainer.first_record
         results["about"] = {

@@ -1,4 +1,4 @@
-"""The report: for each of the eight questions a figure, a table and a few sentences.
+"""The report: for each of the eleven questions a figure, a table and a few sentences. Of the last three: report_bits.py.
 
 Each function below takes what its namesake in measure.py returned, draws, and gives a Section.
 `rows` are for the summary at the top: (what, the chapter's figure, the figure here).
@@ -7,87 +7,22 @@ import base64
 import html
 import os
 import statistics
-from dataclasses import dataclass, field
 
 import matplotlib
-matplotlib.use("Agg")       # draws into a file, needs no display
 from matplotlib import pyplot
 from matplotlib.patches import Patch
 from matplotlib.lines import Line2D
 
 from measure import LARGE, MODES, told
+from page import CHAPTER_COLOR, Section, concluded, note_chapter_line, number, percent, size, spread, table, withheld
+from report_bits import failures, formats, fp8_quality
 
 CATEGORIES = {"weights": "#4e79a7", "master": "#86b4d8", "adam_m": "#b07aa1", "adam_v": "#d4a6c8",
               "gradients": "#f28e2b", "buffers": "#edc948", "activations": "#59a14f", "workspace": "#9c9c9c"}
 MODE_COLORS = {"none": "#4e79a7", "selective": "#f28e2b", "full": "#59a14f"}
 PASS_COLORS = {"forward": "#4e79a7", "recompute": "#edc948", "backward": "#e15759", "update": "#76b7b2"}
-CHAPTER_COLOR = "#c0392b"
 ZERO_PAPER_GB = (120, 31.4, 16.6, 1.9)      # Rajbhandari et al. 2020, figure 1: 7.5 billion parameters, 64 GPUs
 CHAPTER_GB = {"1b": (16, 20), "7b": (112, 140), "70b": (1120, 1400), "405b": (6480, 8100)}   # without, with FP32 gradients
-
-pyplot.rcParams.update({"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
-                        "axes.grid": True, "grid.alpha": 0.25, "axes.axisbelow": True, "legend.frameon": False,
-                        "figure.dpi": 130, "figure.constrained_layout.use": True})
-
-
-@dataclass
-class Section:
-    title: str
-    figure: object              # None where there is nothing to draw
-    name: str                   # of the PNG
-    sees: list                  # paragraphs
-    table: str                  # HTML
-    rows: list = field(default_factory=list)
-    caption: str = ""
-
-
-# ---- Numbers and tables as text
-
-def number(x, digits=3):
-    """Three digits that count: 0.0123, 12.0, 1,230."""
-    if x == 0:
-        return "0"
-    if abs(x) >= 10 ** (digits - 1):
-        return f"{x:,.0f}"
-    return f"{x:#.{digits}g}"
-
-
-def size(b):
-    unit, name = next(((u, n) for u, n in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")) if b >= u), (1e3, "kB"))
-    return f"{number(b / unit)} {name}"
-
-
-def percent(x):
-    return f"{100 * x:+.1f} %"
-
-
-def spread(values, text=number):
-    return text(statistics.median(values)) + (f" ({text(min(values))} to {text(max(values))})" if len(values) > 1 else "")
-
-
-def withheld(ratios):
-    """Why nothing is concluded from a ratio that is not told."""
-    if len(ratios) < 2:
-        return "there was one round, which says nothing of itself"
-    return (f"the rounds, {percent(min(ratios) - 1)} to {percent(max(ratios) - 1)}, differ by more than the effect, "
-            f"{percent(statistics.median(ratios) - 1)} in their median")
-
-
-def concluded(ratios, conclusion, question):
-    """The sentence that a measured ratio leads to, or that it leads to none."""
-    return conclusion if told(ratios) else f"{question} is not told here: {withheld(ratios)}."
-
-
-def table(head, rows):
-    def line(tag, cells):
-        return "<tr>" + "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
-    return "<div class=scroll><table>" + line("th", head) + "".join(line("td", row) for row in rows) + "</table></div>"
-
-
-def note_chapter_line(axis, y, text, x=0.02):
-    """The chapter's figure: always a dashed red line."""
-    axis.axhline(y, color=CHAPTER_COLOR, linestyle="--", linewidth=1.2)
-    axis.text(x, y, text, transform=axis.get_yaxis_transform(), color=CHAPTER_COLOR, va="bottom", ha="left", fontsize=8)
 
 
 # ---- 1
@@ -833,7 +768,8 @@ def data_parallel(results, about):
 
 # ---- The page
 
-SECTIONS = [state, activations, timeline, recomputation, accumulation, scan, mixed_precision, data_parallel]
+SECTIONS = [state, activations, timeline, recomputation, accumulation, scan, mixed_precision, data_parallel,
+            formats, failures, fp8_quality]
 
 STYLE = """
 body { font: 16px/1.55 Georgia, serif; color: #222; max-width: 1080px; margin: 2em auto; padding: 0 1.2em; }
@@ -895,8 +831,8 @@ def write_report(results, folder):
 <style>{STYLE}</style></head><body>
 <h1>The single-GPU chapter, on this machine</h1>
 <p class=facts>{facts(results)}</p>
-<p>What the Ultra-Scale Playbook's chapter on training with one GPU states, and in part 8 its next, on data parallelism,
-beside what <code>./train_gpt</code> does here. <em>Planned</em> is what
+<p>What the Ultra-Scale Playbook's chapter on training with one GPU states, in part 8 its next, on data parallelism, and in
+parts 9 to 11 what it says of formats of few bits, beside what <code>./train_gpt</code> does here. <em>Planned</em> is what
 <code>./train_gpt plan</code> says, which is by construction what a run allocates; <em>measured</em> is from runs on the device above.
 Red and dashed, in every figure, is the chapter's.</p>
 <div class="summary">{table(["", "chapter", "here"], summary)}</div>
