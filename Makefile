@@ -507,7 +507,8 @@ $(BUILD)/formats: dev/chapter/formats.cu train_gpt.cu $(HEADERS) $(BUILD)/flags 
 CHAPTER_16_BITS := bf16 fp16
 in_16_bits       = build/$(DEVICE)-$(1)/train_gpt $(if $(filter bf16,$(1)),build/$(DEVICE)-$(1)/formats)
 chapter: all
-	@$(foreach p,$(CHAPTER_16_BITS),$(MAKE) --no-print-directory $(SIDE_BY_SIDE) PRECISION=$p $(call in_16_bits,$p) &&) true
+	@$(foreach p,$(CHAPTER_16_BITS),$(MAKE) --no-print-directory $(SIDE_BY_SIDE) PRECISION=$p \
+	    $(call in_16_bits,$p) &&) true
 	$(PYTHON) dev/chapter/chapter.py --train-gpt ./train_gpt --out runs/chapter \
 	    --formats build/$(DEVICE)-bf16/formats $(foreach p,$(CHAPTER_16_BITS),--$p build/$(DEVICE)-$p/train_gpt) $(CHAPTER)
 

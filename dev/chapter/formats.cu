@@ -121,7 +121,8 @@ json values(const Options& o, const TrainData& data, const Setup& s) {
     return {{"tokens", N},
             {"unchanged", shares},
             {"spread", {{"activations", spread(activations)}, {"weights", spread(weights)},
-                        {"gradients of weights", spread(gradients)}, {"gradients of activations", spread(their_gradients)},
+                        {"gradients of weights", spread(gradients)},
+                        {"gradients of activations", spread(their_gradients)},
                         {"updates of weights", spread(steps)}}}};
 }
 

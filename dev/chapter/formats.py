@@ -55,6 +55,11 @@ class Format:
         """Of two, from the smallest number to the largest."""
         return math.log2(self.largest) - math.log2(self.smallest)
 
+    @property
+    def normal_powers(self):
+        """The same of normal numbers, which are of full precision."""
+        return math.log2(self.largest) - math.log2(self.smallest_normal)
+
     def worst_error(self, power):
         """The largest relative error of rounding a number from 2^power up to twice that, power being whole; 1 where
         some become 0, None beyond the largest."""

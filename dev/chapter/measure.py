@@ -53,8 +53,9 @@ class Size:
     parallel_len: int
     parallel_steps: int     # whose losses are compared
     lesson: dict            # setup of the runs that lack what makes few bits train
-    lesson_parts: int       # micro-batches of a step where its number of tokens matters
     lesson_steps: int
+    lesson_parts: int       # micro-batches of a step where the size of gradients matters, and so its tokens
+    lesson_part_steps: int  # so many such steps
     lesson_seeds: int
 
 
@@ -64,19 +65,19 @@ SIZES = {
                   scan_batches=[1, 4], scan_lens=[64, 256], scan_tokens=1024, scan_seconds=20,
                   parallel_batch=1, parallel_len=64, parallel_steps=12,
                   lesson={"layers": 2, "heads": 4, "channels": 64, "seq_len": 64, "micro_batch": 4},
-                  lesson_parts=8, lesson_steps=80, lesson_seeds=3),
+                  lesson_steps=80, lesson_parts=4, lesson_part_steps=20, lesson_seeds=3),
     "cpu": Size({"layers": 6, "heads": 4, "channels": 256}, micro_batch=4, seq_len=256, rounds=5, run_seconds=2,
                 attention_lens=[128, 256, 512, 1024], attention_tokens=1024,
                 scan_batches=[1, 2, 4, 8, 16], scan_lens=[64, 256, 1024], scan_tokens=2048, scan_seconds=120,
                 parallel_batch=1, parallel_len=64, parallel_steps=20,
                 lesson={"layers": 4, "heads": 4, "channels": 128, "seq_len": 64, "micro_batch": 4},
-                lesson_parts=16, lesson_steps=200, lesson_seeds=3),
+                lesson_steps=200, lesson_parts=16, lesson_part_steps=60, lesson_seeds=3),
     "gpu": Size({"layers": 24, "heads": 16, "channels": 1024}, micro_batch=16, seq_len=1024, rounds=5, run_seconds=1.5,
                 attention_lens=[512, 1024, 2048, 4096], attention_tokens=16384,
                 scan_batches=[1, 4, 16, 64], scan_lens=[512, 1024, 2048], scan_tokens=1 << 17, scan_seconds=200,
                 parallel_batch=4, parallel_len=1024, parallel_steps=40,
                 lesson={"layers": 6, "heads": 6, "channels": 384, "seq_len": 256, "micro_batch": 16},
-                lesson_parts=16, lesson_steps=300, lesson_seeds=3),
+                lesson_steps=300, lesson_parts=16, lesson_part_steps=150, lesson_seeds=3),
 }
 LEAST_STEPS, MOST_STEPS, WARM_UP = 3, 60, 1     # the first step of a run also sets things up: not counted
 ATTENTION_ROUNDS, SCAN_ROUNDS = 3, 2            # at most: of sections with many setups
@@ -564,9 +565,9 @@ def without_master(trainer, size):
 def of_many_tokens(size):
     """A step's setup, and how many there are: gradients of the mean loss are the smaller, the more tokens it has."""
     tokens = size.lesson_parts * size.lesson["micro_batch"] * size.lesson["seq_len"]
-    steps = size.lesson_steps // 2
-    return steps, tokens, {"total_batch": tokens, "lr": LESSON_RATES[0], "eval_every": max(1, steps // 10),
-                           "val_fraction": 0.1, "eval_sequences": 4}
+    return size.lesson_part_steps, tokens, {
+        "total_batch": tokens, "lr": LESSON_RATES[0], "eval_every": max(1, size.lesson_part_steps // 10),
+        "val_fraction": 0.1, "eval_sequences": 4}
 
 
 def without_loss_scaling(trainer, size):

@@ -51,17 +51,17 @@ def spread(values, text=number):
     return text(statistics.median(values)) + (f" ({text(min(values))} to {text(max(values))})" if len(values) > 1 else "")
 
 
-def withheld(ratios):
+def withheld(ratios, each="rounds", text=percent):
     """Why nothing is concluded from a ratio that is not told."""
     if len(ratios) < 2:
-        return "there was one round, which says nothing of itself"
-    return (f"the rounds, {percent(min(ratios) - 1)} to {percent(max(ratios) - 1)}, differ by more than the effect, "
-            f"{percent(statistics.median(ratios) - 1)} in their median")
+        return f"there was one {each.removesuffix('s')}, which says nothing of itself"
+    return (f"the {each}, {text(min(ratios) - 1)} to {text(max(ratios) - 1)}, differ by more than the effect, "
+            f"{text(statistics.median(ratios) - 1)} in their median")
 
 
-def concluded(ratios, conclusion, question):
+def concluded(ratios, conclusion, question, each="rounds", text=percent):
     """The sentence that a measured ratio leads to, or that it leads to none."""
-    return conclusion if told(ratios) else f"{question} is not told here: {withheld(ratios)}."
+    return conclusion if told(ratios) else f"{question} is not told here: {withheld(ratios, each, text)}."
 
 
 def table(head, rows):

@@ -1,4 +1,5 @@
-"""The report: for each of the eleven questions a figure, a table and a few sentences. Of the last three: report_bits.py.
+"""The report: for each of the eleven questions a figure, a table and a few sentences; the last three are in
+report_bits.py.
 
 Each function below takes what its namesake in measure.py returned, draws, and gives a Section.
 `rows` are for the summary at the top: (what, the chapter's figure, the figure here).
@@ -831,9 +832,9 @@ def write_report(results, folder):
 <style>{STYLE}</style></head><body>
 <h1>The single-GPU chapter, on this machine</h1>
 <p class=facts>{facts(results)}</p>
-<p>What the Ultra-Scale Playbook's chapter on training with one GPU states, in part 8 its next, on data parallelism, and in
-parts 9 to 11 what it says of formats of few bits, beside what <code>./train_gpt</code> does here. <em>Planned</em> is what
-<code>./train_gpt plan</code> says, which is by construction what a run allocates; <em>measured</em> is from runs on the device above.
+<p>What the Ultra-Scale Playbook's chapter on training with one GPU states, in part 8 its next, on data parallelism,
+and in parts 9 to 11 what it says of formats of few bits, beside what <code>./train_gpt</code> does here.
+<em>Planned</em> is what <code>./train_gpt plan</code> says, which is by construction what a run allocates; <em>measured</em> is from runs on the device above.
 Red and dashed, in every figure, is the chapter's.</p>
 <div class="summary">{table(["", "chapter", "here"], summary)}</div>
 {chr(10).join(parts)}

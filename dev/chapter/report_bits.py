@@ -5,10 +5,11 @@ import statistics
 from matplotlib import pyplot
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from formats import Format
 from measure import told
-from page import CHAPTER_COLOR, Section, concluded, note_chapter_line, number, percent, spread, table
+from page import Section, concluded, number, spread, table
 
 FORMAT_COLORS = {"FP32": "#9c9c9c", "BF16": "#4e79a7", "FP16": "#59a14f", "E4M3": "#f28e2b", "E5M2": "#e15759"}
 LOW, HIGH = -40, 20         # powers of two in the picture
@@ -19,15 +20,25 @@ def share(x):
     return "0" if x == 0 else f"{100 * x:.{max(0, min(4, 1 - math.floor(math.log10(100 * x))))}f} %"
 
 
+def change(x):
+    """Also a small one."""
+    return f"{100 * x:+.2g} %"
+
+
 def power_text(x):
     return f"2^{round(math.log2(x))}"
 
 
 # ---- 9
 
+def below(values, power):
+    """Which part of values is below 2^power, and not 0."""
+    return sum(part for of, part in values["powers"].items() if int(of) < power)
+
+
 def lost(values, format_):
     """Which part of values becomes 0: what is below half of the smallest number."""
-    return sum(part for power, part in values["powers"].items() if int(power) + 1 <= math.log2(format_.smallest) - 1)
+    return below(values, math.log2(format_.smallest) - 1)
 
 
 def too_large(values, format_):
@@ -53,12 +64,12 @@ def precision_figure(axis, all_):
                   linewidth=2, label=f"{f.name}: {f.exponent} + {f.mantissa} bits")
         if points[-1][0] < HIGH:
             axis.plot(points[-1][0], math.log2(points[-1][1]), marker="|", markersize=14, color=FORMAT_COLORS[f.name])
-            axis.annotate(f"{f.largest:,.0f}", (points[-1][0], math.log2(points[-1][1])), (3, 6), fontsize=7.5,
-                          textcoords="offset points", color=FORMAT_COLORS[f.name])
+            axis.annotate(f" largest: {f.largest:,.0f}", (points[-1][0], math.log2(points[-1][1])), (3, -3),
+                          fontsize=7.5, textcoords="offset points", color=FORMAT_COLORS[f.name])
     axis.set(xlim=(LOW, HIGH), title="Largest relative error of rounding a number of that size; 1: it may become 0")
     ticks = range(-24, 1, 4)
     axis.set_yticks(ticks, [f"$2^{{{t}}}$" if t else "1" for t in ticks])
-    axis.legend(loc="upper right", fontsize=8)
+    axis.legend(loc="lower left", ncols=5, fontsize=8, bbox_to_anchor=(0, 0.1))
 
 
 def values_figure(axis, values, all_):
@@ -82,6 +93,7 @@ def values_figure(axis, values, all_):
 def values_words(values, by_name):
     gradients = values["spread"]["gradients of activations"]
     parts = ", ".join(f"{share(lost(gradients, by_name[name]))} in {name}" for name in ("FP16", "E5M2", "E4M3"))
+    typical = middle(values["spread"]["weights"])
     large = max(too_large(kind, by_name["E4M3"]) for kind in values["spread"].values())
     return ("Below: where the values of a real step lie (the first layer's activations, all weights). Gradients of "
             f"activations are the smallest: half of them are below 2^{middle(gradients) + 1}. Stored without a scale, "
@@ -89,9 +101,9 @@ def values_words(values, by_name):
             "of 1,000 times as many makes each 1,000 times, or 10 powers of two, smaller, which is why what trains in "
             "small may not in large. " + ("Nothing is too large for any format." if large == 0 else
                                           f"Of some kind {share(large)} are too large for E4M3.")
-            + f" Updates of weights are no larger than 2^{max(map(int, values['spread']['updates of weights']['powers'])) + 1}, "
-            f"the median of weights is in 2^{middle(values['spread']['weights'])}: in BF16, where a weight's neighbour "
-            "is 2^-7 of it away, most of such updates are less than the step to the next number.")
+            + f" The median of weights lies between 2^{typical} and twice that, where BF16's numbers are "
+            f"2^{typical - 7} apart: {share(below(values['spread']['updates of weights'], typical - 8))} of the "
+            "updates are less than half of that.")
 
 
 def formats(results, about):
@@ -109,23 +121,25 @@ def formats(results, about):
     ticks = range(LOW, HIGH + 1, 5)
     below.set_xticks(ticks, [f"$2^{{{t}}}$" for t in ticks])
     below.set_xlabel("size of the number")
-    bf16, fp16, e4m3, e5m2 = (by_name[name] for name in ("BF16", "FP16", "E4M3", "E5M2"))
+    bf16, fp16, e5m2 = (by_name[name] for name in ("BF16", "FP16", "E5M2"))
     same = bf16.smallest_normal == by_name["FP32"].smallest_normal
-    narrowest = min(all_, key=lambda f: f.powers)
+    narrowest = min(all_, key=lambda f: f.normal_powers)
     sees = [("BF16 has FP32's exponent, and so its range" if same else "BF16 does not have FP32's range")
             + f"; FP16 and E5M2 share theirs (normal numbers from {power_text(fp16.smallest_normal)} and "
-            f"{power_text(e5m2.smallest_normal)} on, up to {fp16.largest:,.0f} and {e5m2.largest:,.0f}), {narrowest.name} "
-            f"has the smallest, {narrowest.powers:.0f} powers of two, up to {e4m3.largest:.0f}: as the chapter says. "
+            f"{power_text(e5m2.smallest_normal)} on, up to {fp16.largest:,.0f} and {e5m2.largest:,.0f}), "
+            f"{narrowest.name} has the smallest, {narrowest.normal_powers:.0f} powers of two, up to "
+            f"{narrowest.largest:.0f}: as the chapter says. "
             f"BF16 is less precise than FP16: the number after 1 is {bf16.epsilon / fp16.epsilon:.0f} times as far "
             "away. What a format's bits of exponent do not cover becomes 0 or infinity; where they cover it, precision "
             "is the mantissa's alone."]
     sees.append(values_words(values, by_name) if values else
                 f"Where the values of a real run lie is left out: {results['why']}.")
     rows = [[f.name, f.bits, f"1 + {f.exponent} + {f.mantissa}", f"{f.largest:.6g}", power_text(f.smallest_normal),
-             power_text(f.smallest), power_text(f.epsilon), f"{f.digits:.1f}", f"{f.powers:.0f}", f.largest_exponent]
+             power_text(f.smallest), power_text(f.epsilon), f"{f.digits:.1f}", f"{f.normal_powers:.0f}",
+             f"{f.powers:.0f}", f.largest_exponent]
             for f in all_]
     text = table(["format", "bits", "sign + exponent + mantissa", "largest", "smallest normal", "smallest",
-                  "from 1 to the next", "decimal digits", "powers of two from smallest to largest",
+                  "from 1 to the next", "decimal digits", "powers of two, of normal numbers", "of all",
                   "the largest exponent is for"], rows)
     if values:
         text += "<p>What becomes 0 without a scale:</p>" + table(
@@ -135,7 +149,8 @@ def formats(results, about):
     return Section(
         "Number formats", figure, "9_formats.png", sees, text,
         [("Range of formats", "FP32 = BF16, FP16 = E5M2, E4M3 the smallest",
-          " / ".join(f"{f.name} {f.powers:.0f}" for f in all_) + " powers of two (from their bits)"),
+          " / ".join(f"{f.name} {f.normal_powers:.0f}" for f in all_)
+          + " powers of two of normal numbers (from their bits)"),
          ("Precision of BF16", "less than FP16's", f"{bf16.digits:.1f} decimal digits, FP16 {fp16.digits:.1f}")],
         "Top: computed from the formats' bits. " + ("Below: measured, in BF16." if values else ""))
 
@@ -149,18 +164,20 @@ LEFT_OUT = {"master": "Weights in BF16 without a master copy", "sums": "Gradient
 GROWS = 2       # an error that becomes so many times as large grows; roundings alone make it differ by a few percent
 
 
-def ended(result, than, words):
-    """What a run's last losses say beside others'."""
+def ended(result, words, than):
+    """What the last losses of runs say beside those of others. `words`: such as Without scales."""
     stopped = [said for said in result["stopped"] if said]
     if stopped:
-        return f"{len(stopped)} of {len(result['stopped'])} runs {words} did not get to their end (\"{stopped[0]}\")."
+        return f"{words} {len(stopped)} of {len(result['stopped'])} runs did not get to their end (\"{stopped[0]}\")."
     ratio = statistics.median(result["ratios"])
-    return concluded(result["ratios"], f"The loss ends {percent(ratio - 1)} {words} (seeds {spread_of(result)}) "
-                     f"of that {than}.", f"Whether the loss ends higher {words} than {than}")
+    where = f"{change(abs(ratio - 1)).lstrip('+')} {'above' if ratio > 1 else 'below'}"
+    return concluded(result["ratios"],
+                     f"{words} the loss ends {where} that {than} (seeds {spread_of(result)}).",
+                     f"{words} the loss may end above or below that {than}, which", "seeds", change)
 
 
 def spread_of(result):
-    return f"{percent(min(result['ratios']) - 1)} to {percent(max(result['ratios']) - 1)}"
+    return f"{change(min(result['ratios']) - 1)} to {change(max(result['ratios']) - 1)}"
 
 
 def worse(result):
@@ -196,19 +213,21 @@ def master_figure(share_axis, loss_axis, rates):
                         linewidth=1.2, label=f"learning rate {rate}")
         for kind, style in (("fp32", "-"), ("none", ":")):
             loss_axis.plot(*zip(*kinds[kind]["losses"]), color=color, linestyle=style, linewidth=1.4)
+            starts = kinds[kind]["losses"][0][1]
+    loss_axis.set_ylim(None, 1.05 * starts)     # what is above is a spike
     share_axis.set(title="BF16 without a master copy:\nweights that a step leaves as they were, %", ylim=(0, 100))
-    share_axis.legend(fontsize=7.5)
+    share_axis.legend(fontsize=7.5, loc="lower right", frameon=True, framealpha=0.7, edgecolor="white")
     loss_axis.legend(handles=[Line2D([], [], color="0.3", linestyle="-", label="with a copy in FP32"),
                               Line2D([], [], color="0.3", linestyle=":", label="without")], fontsize=7.5)
 
 
 def master_words(rates, copies):
     shares = {rate: statistics.median(part for _, part in kinds["none"]["unchanged"]) for rate, kinds in rates.items()}
-    words = ("The chapter: updates too small for 16 bits vanish, which is what an FP32 copy of the weights is for. In BF16 "
-             "without one, in the middle of the run's steps, this part of all weights is left as it was by an update "
-             "that would have moved it in FP32: "
+    words = ("The chapter: updates too small for 16 bits vanish, which is what an FP32 copy of the weights is for. In "
+             "BF16 without one, in the middle of the run's steps, this part of all weights is left as it was by an "
+             "update that would have moved it in FP32: "
              + ", ".join(f"{share(part)} at a learning rate of {rate}" for rate, part in shares.items()) + ". "
-             + " ".join(f"At {rate}: " + ended(kinds["none"], "with a copy", "without one")
+             + " ".join(ended(kinds["none"], f"At {rate}, without a copy,", "with one")
                         for rate, kinds in rates.items()))
     if copies:
         words += (f" With a copy, too, a step leaves BF16 weights as they were ({share(copies[-1])} of those that the "
@@ -228,6 +247,9 @@ def sums_figure(axis, sums):
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xticks(counts, counts, fontsize=7.5)
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_locator(NullLocator())
     axis.set(title="Gradients summed in BF16:\nerror against FP32, % of their norm", xlabel="micro-batches")
     axis.legend(fontsize=7.5, loc="upper left")
 
@@ -235,13 +257,18 @@ def sums_figure(axis, sums):
 def sums_words(sums):
     first, last = sums[0], sums[-1]
     times = last["error"] / first["error"]
-    words = ("The chapter: gradients are accumulated in FP32, as BF16 is lossy for small values. With the same weights and the "
-             f"same micro-batches, gradients that are summed in BF16 are off by {share(first['error'])} of their norm "
-             f"after {first['micro_batches']}, which is rounding once, and by {share(last['error'])} after "
-             f"{last['micro_batches']}: the sum has grown, and what is added is no more than a few of its last bits, or "
-             f"none. The FP32 sum rounded to BF16 at the end would be off by {share(last['rounded_once'])}. ")
-    return words + (f"As the chapter says: what is lost is in the sum, and grows with it, here {number(times)} times."
-                    if times > GROWS else f"Here the error hardly grows ({number(times)} times), which contradicts the chapter.")
+    words = ("The chapter: gradients are accumulated in FP32, as BF16 is lossy for small values. With the same weights "
+             f"and the same micro-batches, gradients that are summed in BF16 are off by {share(first['error'])} of "
+             f"their norm after {first['micro_batches']}, which is rounding once, and by {share(last['error'])} after "
+             f"{last['micro_batches']}. The FP32 sum, rounded to BF16 at the end, is off by "
+             f"{share(last['rounded_once'])}. ")
+    if times <= GROWS:
+        return words + f"Here the error hardly grows ({number(times)} times), which contradicts the chapter."
+    words += f"As the chapter says: each addition rounds the sum, and what is lost grows, here {number(times)} times."
+    if times > math.sqrt(last["micro_batches"] / first["micro_batches"]):
+        words += (" That is more than the root of their number, as which independent roundings add up: the larger a "
+                  "sum, the more of what is added it swallows, as weights do with small updates.")
+    return words
 
 
 def curves(axis, kinds, key, scale=1):
@@ -249,6 +276,8 @@ def curves(axis, kinds, key, scale=1):
         if result.get(key):
             axis.plot(*zip(*[(step, scale * value) for step, value in result[key]]), color=KIND_COLORS[name],
                       linewidth=1.4, label=name, linestyle="--" if name == "bf16" else "-")
+    if key == "losses":     # what is above is a spike
+        axis.set_ylim(None, 1.05 * max(result[key][0][1] for result in kinds.values()))
     axis.legend(fontsize=7.5)
 
 
@@ -265,7 +294,7 @@ def loss_scaling_words(results):
                   f"{share(dynamic)} with it (the median of the run). ")
         words += ("More become 0 without: as the chapter says. " if none > dynamic else
                   "No more become 0 without: at this size the chapter's loss does not show. ")
-    return (words + ended(kinds["none"], "with dynamic scaling", "without scaling") + " "
+    return (words + ended(kinds["none"], "Without scaling", "with it") + " "
             + verdict([worse(kinds["none"])], "FP16 needs loss scaling"))
 
 
@@ -298,11 +327,11 @@ def fp8_words(results):
             tensor = max(found, key=lambda name: found[name]["flushed"] + found[name]["saturated"])
             worst[kind] = (tensor, found[tensor]["flushed"], found[tensor]["saturated"])
     if len(worst) == 2:
-        words += " ".join(f"{'Without scales' if kind == 'none' else 'With delayed ones'} the most is lost of {tensor}: "
-                          f"{share(flushed)} become 0, {share(saturated)} are too large."
+        words += " ".join(f"{'Without scales' if kind == 'none' else 'With delayed ones'} the most is lost of "
+                          f"{tensor}: {share(flushed)} become 0, {share(saturated)} are too large."
                           for kind, (tensor, flushed, saturated) in worst.items()) + " "
-    return (words + ended(kinds["none"], "of BF16", "without scales") + " "
-            + ended(kinds["delayed"], "of BF16", "with delayed scales") + " "
+    return (words + ended(kinds["none"], "Without scales", "of BF16") + " "
+            + ended(kinds["delayed"], "With delayed scales", "of BF16") + " "
             + verdict([worse(kinds["none"])], "matmuls in FP8 need scales"))
 
 
@@ -332,7 +361,8 @@ def failure_tables(there):
         text += "<p>Matmuls in FP8:</p>" + table(
             ["scales", "last loss", "over BF16, median of seeds (range)"],
             [["BF16" if kind == "bf16" else kind, loss_cell(r), ratio_cell(r)] for kind, r in kinds.items()])
-        text += table(["tensor", *[f"{what}, {kind}" for kind in ("none", "delayed") for what in ("become 0", "too large")]],
+        text += table(["tensor", *[f"{what}, {kind}" for kind in ("none", "delayed")
+                                   for what in ("become 0", "too large")]],
                       [[tensor, *[share(last_fp8(kinds[kind]).get(tensor, {}).get(what, 0))
                                   for kind in ("none", "delayed") for what in ("flushed", "saturated")]]
                        for tensor in last_fp8(kinds["none"])])
@@ -362,8 +392,8 @@ def failure_rows(there):
                      (" of gradients, with scaling ".join(zeros) + "; " if len(zeros) == 2 else "")
                      + f"{loss(kinds['none'])} (measured)"))
     if "fp8_scaling" in there:
-        rows.append(("FP8 without scales", "diverges without care",
-                     f"{loss(there['fp8_scaling']['kinds']['none'])} over BF16's (measured)"))
+        rows.append(("FP8 without scales, beside BF16", "diverges without care",
+                     f"{loss(there['fp8_scaling']['kinds']['none'])} (measured)"))
     return rows
 
 
@@ -397,8 +427,9 @@ def failures(results, about):
              "loss_scaling": loss_scaling_words, "fp8_scaling": fp8_words}
     sees = [words[name](there[name]) if name in there else
             f"{title}: left out, because {results[name]['why']}." for name, title in LEFT_OUT.items()]
-    caption = ("Measured: small models, the same data and the same seeds with a technique and without; curves are those "
-               "of the first seed, dotted without a copy.")
+    caption = ("Measured: small models, the same data and the same seeds with a technique and without; curves are "
+               "those of the first seed, dotted without a copy. A small model's loss has a spike now and then; last "
+               "losses are medians of a run's last tenth.")
     return Section("What goes wrong without", failures_figure(there) if there else None, "10_failures.png", sees,
                    failure_tables(there), failure_rows(there), caption)
 
@@ -406,25 +437,27 @@ def failures(results, about):
 # ---- 11
 
 QUALITY_COLORS = ["#9c9c9c", "#4e79a7", "#f28e2b", "#e15759", "#59a14f", "#b07aa1"]
-NANOCHAT = ("That is quality at equal steps. FP8 gains time only, and less than its matmuls do: attention, the norms and "
-            "the update are as before, the casts are new, and a loss that is higher must be trained for longer. The gain "
-            "that has been published at equal loss (nanochat: about 5 %) is smaller than the speed-up of the matmuls.")
+NANOCHAT = ("That is quality at equal steps. FP8 gains time only, and less than its matmuls do: attention, the norms "
+            "and the update are as before, the casts are new, and a loss that is higher must be trained for longer. "
+            "The gains that have been published at equal loss (nanochat: about 5 %) are smaller than the speed-up of "
+            "the matmuls.")
+
+
+def band(axis, steps, columns, color, label=None):
+    """The mean over seeds and, shaded, from the lowest to the highest."""
+    axis.plot(steps, [statistics.mean(column) for column in columns], color=color, linewidth=1.4, label=label)
+    axis.fill_between(steps, [min(column) for column in columns], [max(column) for column in columns], color=color,
+                      alpha=0.2, linewidth=0)
 
 
 def quality_figure(runs, reference):
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4.2))
-    steps = [step for step, _ in next(iter(runs.values()))[0]["curve"]]
-    means = {}
-    for color, (name, each) in zip(QUALITY_COLORS, runs.items()):
-        columns = list(zip(*[[loss for _, loss in run["curve"]] for run in each]))
-        means[name] = [statistics.mean(column) for column in columns]
-        left.plot(steps, means[name], color=color, linewidth=1.4, label=f"{name} ({len(each)} seeds)")
-        left.fill_between(steps, [min(c) for c in columns], [max(c) for c in columns], color=color, alpha=0.2, linewidth=0)
-    for color, (name, each) in zip(QUALITY_COLORS, runs.items()):
-        columns = list(zip(*[[loss for _, loss in run["curve"]] for run in each]))
-        against = [[100 * (loss / mean - 1) for loss in column] for column, mean in zip(columns, means[reference])]
-        right.plot(steps, [statistics.mean(c) for c in against], color=color, linewidth=1.4)
-        right.fill_between(steps, [min(c) for c in against], [max(c) for c in against], color=color, alpha=0.2, linewidth=0)
+    steps = [step for step, _ in runs[reference][0]["curve"]]
+    columns = {name: list(zip(*[[loss for _, loss in run["curve"]] for run in each])) for name, each in runs.items()}
+    means = [statistics.mean(column) for column in columns[reference]]
+    for color, (name, losses) in zip(QUALITY_COLORS, columns.items()):
+        band(left, steps, losses, color, f"{name} ({len(runs[name])} seeds)")
+        band(right, steps, [[100 * (loss / mean - 1) for loss in each] for each, mean in zip(losses, means)], color)
     left.set(title="Validation loss; shaded: from the lowest to the highest seed", xlabel="step")
     right.set(title=f"% above the mean of {reference}", xlabel="step")
     left.legend(fontsize=8)
@@ -441,22 +474,21 @@ def fp8_quality(results, about):
     reference = results["reference"]
     runs = {name: runs[name] for name in results["formats"] if name in runs}
     whole = {name: each for name, each in runs.items() if not any(run["stopped"] for run in each)}
+    final = {run["seed"]: run["final"] for run in runs[reference] if not run["stopped"]}
     said, rows = [], []
     for name, each in runs.items():
-        final = {run["seed"]: run["final"] for run in runs[reference]}
         stopped = [run["stopped"] for run in each if run["stopped"]]
-        ratios = [run["final"] / final[run["seed"]] for run in each if run["seed"] in final and not run["stopped"]]
-        losses = [run["final"] for run in each if not run["stopped"]]
+        ended_ = [run for run in each if not run["stopped"]]
+        ratios = [run["final"] / final[run["seed"]] for run in ended_ if run["seed"] in final]
+        losses = [run["final"] for run in ended_]
         rows.append([name, len(each), spread(losses, lambda v: f"{v:.4f}") if losses else "–",
                      f"{statistics.mean(losses):.4f}" if losses else "–",
                      spread(ratios, lambda v: f"{v:.4f}") if ratios else "–", len(stopped)])
-        if name == reference:
-            continue
-        if stopped:
+        if name != reference and stopped:
             said.append(f"{name}: {len(stopped)} of {len(each)} runs did not get to their end (\"{stopped[0]}\").")
-        elif ratios:
-            said.append(concluded(ratios, f"{name} ends {percent(statistics.median(ratios) - 1)} from {reference}.",
-                                  f"{name}: whether it ends elsewhere than {reference}"))
+        elif name != reference and ratios:
+            said.append(concluded(ratios, f"{name} ends {change(statistics.median(ratios) - 1)} from {reference}.",
+                                  f"{name}: whether it ends elsewhere than {reference}", "seeds", change))
     made = results["about"]
     return Section(
         "FP8 over whole runs", quality_figure(whole, reference) if reference in whole else None, "11_fp8_quality.png",

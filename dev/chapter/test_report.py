@@ -3,11 +3,18 @@
 
     python3 dev/chapter/test_report.py
 """
+import json
+import os
+import struct
+import subprocess
 import sys
+import tempfile
 
 sys.dont_write_bytecode = True
+import fp8_quality
 import measure
 import report
+from formats import FORMATS
 
 passed = failed = 0
 
@@ -86,6 +93,7 @@ def parallel(sent=None, drift=0.0, bits=0.0, surplus=0, speed=None):
 
 
 def text_of(section):
+    report.pyplot.close("all")
     return " ".join(section.sees), " ".join(f"{what} {here}" for what, _, here in section.rows)
 
 
@@ -245,9 +253,274 @@ def test_compare():
           str(results["b"]["ratios"]))
 
 
+# ---- few bits
+
+BY_NAME = {f.name: f for f in FORMATS}
+
+
+def test_formats():
+    """Against constants that everybody knows, and numbers as Python's own FP16 and FP32 have them."""
+    known = {"FP32": (3.4028234663852886e38, 2**-126, 2**-149, 2**-23),
+             "BF16": (3.3895313892515355e38, 2**-126, 2**-133, 2**-7),
+             "FP16": (65504, 2**-14, 2**-24, 2**-10),
+             "E4M3": (448, 2**-6, 2**-9, 2**-3),
+             "E5M2": (57344, 2**-14, 2**-16, 2**-2)}
+    for name, expected in known.items():
+        f = BY_NAME[name]
+        found = (f.largest, f.smallest_normal, f.smallest, f.epsilon)
+        claim(found == expected, f"{name}: largest, smallest normal, smallest, next to 1", str(found))
+    for name, code, integer in (("FP16", "e", "H"), ("FP32", "f", "I")):
+        f = BY_NAME[name]
+        infinity = (2 ** f.exponent - 1) << f.mantissa
+        decoded = [struct.unpack("<" + code, struct.pack("<" + integer, bits))[0]
+                   for bits in (infinity - 1, 1, 1 << f.mantissa)]
+        claim(decoded == [f.largest, f.smallest, f.smallest_normal], f"{name}: as its bits are decoded", str(decoded))
+    # Each value of 8 bits, by the formula; of E4M3 the last one is NaN, of E5M2 the last four are infinity and NaNs.
+    for name, kept in (("E4M3", 1), ("E5M2", 4)):
+        f = BY_NAME[name]
+        values = []
+        for code in range(2 ** 7 - kept):
+            e, m = code >> f.mantissa, code % 2 ** f.mantissa
+            values.append((m if e == 0 else 2 ** f.mantissa + m) * 2.0 ** (max(e, 1) - f.bias - f.mantissa))
+        claim(values == sorted(values) and values[-1] == f.largest and values[1] == f.smallest,
+              f"{name}: the largest and the smallest of all its values", f"{values[1]}, {values[-1]}")
+        worst = max((b - a) / 2 / a for a, b in zip(values, values[1:]) if 1 <= a < 2)
+        claim(f.worst_error(0) == worst and f.worst_error(-40) == 1 and f.worst_error(20) is None,
+              f"{name}: how far rounding is off", f"{worst} {f.worst_error(0)}")
+
+
+def spread_values(powers, zeros=0.0):
+    return {"zeros": zeros, "powers": {str(power): part for power, part in powers.items()}}
+
+
+def formats_text(**spread):
+    kinds = {"activations": {0: 1.0}, "weights": {-6: 1.0}, "gradients of weights": {-12: 1.0},
+             "gradients of activations": {-26: 0.25, -20: 0.25, -10: 0.5}, "updates of weights": {-15: 0.75, -10: 0.25}}
+    kinds.update(spread)
+    made = {"formats": [vars(f) for f in FORMATS], "why": None,
+            "values": {"tokens": 100, "spread": {name: spread_values(powers) for name, powers in kinds.items()}}}
+    return text_of(report.formats(made, ABOUT)), made
+
+
+def test_formats_report():
+    (words, rows), made = formats_text()
+    claim("25 % in FP16, 50 % in E5M2, 50 % in E4M3" in words, "what becomes 0, by format", words)
+    claim("numbers are 2^-13 apart: 75 % of the updates are less than half of that" in words,
+          "updates that are too small for the median weight", words)
+    claim("Nothing is too large for any format" in words, "nothing is too large", words)
+    claim("FP32 254 / BF16 254 / FP16 30 / E4M3 15 / E5M2 30" in rows, "ranges are in the summary", rows)
+    (words, _), _ = formats_text(activations={0: 0.9, 9: 0.1})
+    claim("Of some kind 10 % are too large for E4M3" in words, "what is too large is told", words)
+    without = report.formats({**made, "values": None, "why": "there is no such program"}, ABOUT)
+    claim("left out: there is no such program." in without.sees[1] and len(without.figure.axes) == 1,
+          "without a program the spread is left out, with why", str(without.sees))
+
+
+def runs(ratios, share=None, stopped=(), **more):
+    """What `lesson` gives for runs that end at these ratios to the first kind's."""
+    last = [4.0 * ratio for ratio in ratios]
+    for seed in stopped:
+        last[seed] = None
+    curve = [[step, 5.0 - 0.1 * step] for step in range(1, 11)]
+    more.update({"unchanged": [[step, share] for step in range(1, 11)]} if share is not None else {})
+    return {"last": last, "losses": curve,
+            "stopped": ["step 7: loss nan" if seed in stopped else None for seed in range(3)],
+            "ratios": [ratio for seed, ratio in enumerate(ratios) if seed not in stopped], **more}
+
+
+def failures(master=(1.03, 1.031, 1.032), share=0.5, sums=(0.0017, 0.05), fp16=(1.2, 1.21, 1.19), zeros=(0.3, 0.001),
+             fp8=(1.5, 1.51, 1.49), stopped=()):
+    one = (1.0, 1.0, 1.0)
+    lost = {"ln1": {"flushed": 0.1, "saturated": 0.0}, "dres": {"flushed": 0.4, "saturated": 0.01}}
+    scaled = {"ln1": {"flushed": 0.001, "saturated": 0.0}, "dres": {"flushed": 0.002, "saturated": 0.0}}
+    return {
+        "master": {"rates": {"0.001": {"fp32": runs(one), "none": runs(master, share)}}},
+        "sums": {"sums": [{"micro_batches": 1, "error": sums[0], "rounded_once": 0.0016},
+                          {"micro_batches": 256, "error": sums[1], "rounded_once": 0.0016}], "copies": [0.1, 0.26]},
+        "loss_scaling": {"tokens": 100, "kinds": {"dynamic": runs(one, zero_gradients=[[5, zeros[1]], [10, zeros[1]]]),
+                                                  "none": runs(fp16, zero_gradients=[[5, zeros[0]], [10, zeros[0]]])}},
+        "fp8_scaling": {"tokens": 100, "kinds": {
+            "bf16": runs(one), "delayed": runs((1.001, 1.002, 0.999), fp8=[[10, scaled]]),
+            "none": runs(fp8, stopped=stopped, fp8=[[10, lost]])}}}
+
+
+def test_failures():
+    section = report.failures(failures(), ABOUT)
+    clear, rows = text_of(section)
+    claim("50 % at a learning rate of 0.001" in clear and "Without a copy" not in clear
+          and "At 0.001, without a copy, the loss ends 3.1 % above that with one (seeds +3 % to +3.2 %)" in clear,
+          "a master copy: updates that vanish, and the loss", clear)
+    claim("without an FP32 copy of the weights updates vanish, and training suffers" in section.sees[0]
+          and section.sees[0].endswith("training suffers.") and "As the chapter says" in section.sees[0],
+          "and it is as the chapter says", section.sees[0])
+    claim("0.17 % of their norm after 1" in clear and "5.0 % after 256" in clear and "grows, here 29.4 times" in clear
+          and "more than the root" in clear, "sums in BF16: the error, and that it grows", section.sees[1])
+    claim("30 % of the gradients are 0 without scaling, 0.10 % with it" in clear and "the loss ends 20 % above" in clear
+          and "As the chapter says: FP16 needs loss scaling" in clear, "FP16: zeros and the loss", section.sees[2])
+    claim("Without scales the most is lost of dres: 40 % become 0, 1.0 % are too large" in clear
+          and "As the chapter says: matmuls in FP8 need scales" in clear, "FP8: what is lost, and the loss",
+          section.sees[3])
+    claim("With delayed scales the loss may end above or below that of BF16, which is not told here: the seeds"
+          in clear, "FP8 with scales: seeds that do not tell give no conclusion", section.sees[3])
+    claim(len(section.rows) == 4 and "no conclusion" not in rows, "all four are in the summary", rows)
+
+    made = failures(master=(1.0, 1.02, 0.99), fp16=(1.0, 1.001, 0.999), sums=(0.0017, 0.002))
+    vague, rows = text_of(report.failures(made, ABOUT))
+    claim("No conclusion about the loss, then: the chapter says that without an FP32 copy" in vague
+          and "No conclusion about the loss, then: the chapter says that FP16 needs" in vague,
+          "seeds that differ by more than the effect: no conclusion", vague)
+    claim(rows.count("no conclusion") == 2, "nor in the summary", rows)
+    claim("hardly grows (1.18 times), which contradicts the chapter" in vague, "sums that lose nothing contradict it",
+          vague)
+    better, _ = text_of(report.failures(failures(master=(0.97, 0.969, 0.968), zeros=(0.1, 0.2)), ABOUT))
+    claim("does not show what the chapter says" in better and "the loss is the better without" in better,
+          "a loss that is the better without a copy is told", better)
+    claim("No more become 0 without" in better, "so is scaling that saves no gradient", better)
+    slow, _ = text_of(report.failures(failures(sums=(0.0017, 0.0017 * 10)), ABOUT))
+    claim("grows, here 10.0 times." in slow and "more than the root" not in slow,
+          "growth as of independent roundings", slow)
+
+    stop, rows = text_of(report.failures(failures(stopped=(1,)), ABOUT))
+    claim('Without scales 1 of 3 runs did not get to their end ("step 7: loss nan").' in stop and "runs stop (m" in rows
+          and "As the chapter says: matmuls in FP8 need scales" in stop, "a run that diverges is told", stop)
+
+    some = failures()
+    some["loss_scaling"] = {"why": "no --fp16 PROGRAM was given"}
+    some["fp8_scaling"] = {"why": "./train_gpt knows no --fp8-scaling"}
+    part = report.failures(some, ABOUT)
+    claim(part.sees[2] == "FP16 without loss scaling: left out, because no --fp16 PROGRAM was given."
+          and "left out, because ./train_gpt knows no --fp8-scaling" in part.sees[3] and len(part.rows) == 2
+          and len(part.figure.axes) == 3, "what cannot be measured is left out, with why", str(part.sees))
+    nothing = report.failures({name: {"why": "x"} for name in some}, ABOUT)
+    claim(nothing.figure is None and not nothing.rows, "also all of it", str(nothing.sees))
+
+
+def test_lesson():
+    """Kinds take the same seeds; a run that stops has no ratio, and what it said is kept."""
+    class Made(measure.Trainer):
+        name = "./made"
+
+        def __init__(self, help_=""):
+            self.help, self.calls, self.others = help_, [], {"bf16": self}
+
+        def curve(self, steps, seed, kind, **options):
+            self.calls.append((seed, kind))
+            losses = [5.0] * 18 + [{"a": 2.0, "b": 3.0}[kind], {"a": 2.2, "b": 9.0}[kind]]
+            records = [{"step": i + 1, "loss": loss, "unchanged": 0.1} for i, loss in enumerate(losses)]
+            records.append({"step": 20, "val_loss": 1})
+            return (records[:10], "step 11: loss nan") if seed == 2 and kind == "b" else (records, None)
+    made, size = Made(), measure.SIZES["quick"]
+    results = measure.lesson(made, size, {"a": {"kind": "a"}, "b": {"kind": "b"}}, ["unchanged"], 20)
+    claim(made.calls == [(s, k) for s in (1, 2, 3) for k in "ab"], "each seed by each kind, in turn", str(made.calls))
+    claim(results["b"]["ratios"] == [6.0 / 2.1] * 2 and results["b"]["stopped"] == [None, "step 11: loss nan", None],
+          "ratios of medians of the last tenth, of runs that got there", str(results["b"]))
+    claim(len(results["a"]["losses"]) == 20 and results["a"]["unchanged"][3] == [4, 0.1], "curves are the first seed's")
+    whys = [f(Made(), size)["why"] for f in (measure.without_master, measure.without_fp8_scales)]
+    claim(whys == ["./made knows no --master-weights", "./made knows no --fp8-scaling"], "a flag that is not there",
+          str(whys))
+    claim(not Made("\n  --matmul-tuning   x").knows("--matmul") and Made("\n  --matmul   x").knows("--matmul"),
+          "a flag is known by its whole name")
+    why = measure.without_loss_scaling(Made(), size)["why"]
+    claim(why == "no --fp16 PROGRAM was given", "a program that is not there", why)
+
+
+def quality(over, stopped=False):
+    records = []
+    for seed in (1, 2, 3):
+        for name, ratios in {"bf16": (1, 1, 1), **over}.items():
+            end = 2.0 * ratios[seed - 1]
+            stops = stopped and name != "bf16" and seed == 3
+            curve = [[100, 3.0], [200, end]]
+            records.append({"format": name, "seed": seed, "options": {}, "curve": curve[:1] if stops else curve,
+                            "final": None if stops else end, "stopped": "step 150: loss nan" if stops else None,
+                            "seconds": 1, "device": "made up", "precision": "bf16", "parameters": 10**7})
+    return fp8_quality.collect(records, 200)
+
+
+def test_quality():
+    section = report.fp8_quality(quality({"fp8, delayed": (1.01, 1.011, 1.009), "fp8-all": (0.99, 1.02, 1.01)}), ABOUT)
+    words, rows = text_of(section)
+    claim("fp8, delayed ends +1 % from bf16" in words, "FP8's last loss over BF16's, seed by seed", words)
+    claim("fp8-all: whether it ends elsewhere than bf16 is not told here: the seeds" in words,
+          "seeds that do not tell", words)
+    claim("nanochat: about 5 %" in words and "smaller than the speed-up of the matmuls" in words,
+          "what FP8 gains is less than its matmuls do", words)
+    claim("fp8, delayed 1.0100; fp8-all 1.0100" in rows, "medians are in the summary", rows)
+    stopped, _ = text_of(report.fp8_quality(quality({"fp8-all": (1.0, 1.0, 1.0)}, stopped=True), ABOUT))
+    claim('fp8-all: 1 of 3 runs did not get to their end ("step 150: loss nan")' in stopped, "a run that diverged",
+          stopped)
+    made = quality({"fp8, delayed": (1.01, 1.02, 1.03)})
+    claim(abs(made["formats"]["fp8, delayed"]["over_reference"] - 0.02) < 1e-12 and "fp8-all" not in made["formats"],
+          "collected: means over seeds, of formats that were run", str(made["formats"]))
+    left_out = report.fp8_quality({"why": "there is no dev/chapter/fp8_quality.json"}, ABOUT)
+    claim(left_out.figure is None and "left out: there is no dev/chapter/fp8_quality.json" in left_out.sees[0],
+          "without the file the part is left out, with why")
+
+
+# A trainer that trains nothing: it notes that it was called, and the third call fails as REASON says.
+STUB = """#!{python}
+import json, os, sys
+options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+calls = os.path.join(os.path.dirname(sys.argv[0]), "calls")
+with open(calls, "a") as file: file.write(options["--matmul"] + options["--seed"] + "\\n")
+third = len(open(calls).read().split()) == 3
+os.makedirs(options["--out"])
+with open(options["--out"] + "/log.jsonl", "w") as log:
+    log.write(json.dumps({{"run": {{"device": "stub", "precision": "bf16", "model": {{"parameters": 7}}}}}}) + "\\n")
+    log.write(json.dumps({{"step": 1, "val_loss": 2.0}}) + "\\n")
+    if not third: log.write(json.dumps({{"step": 2, "val_loss": 1.0}}) + "\\n")
+if third: sys.exit("train_gpt: {reason}")
+"""
+
+
+def test_quality_script():
+    """Runs that are done are kept; a loss that is not finite is a result, and any other failure none."""
+    here = os.path.dirname(os.path.abspath(fp8_quality.__file__))
+    with tempfile.TemporaryDirectory() as folder:
+        program, out, collected = (os.path.join(folder, name) for name in ("stub", "out", "all.json"))
+
+        def call(*more, reason="step 2: loss nan"):
+            with open(program, "w", encoding="utf-8") as file:
+                file.write(STUB.format(python=sys.executable, reason=reason))
+            os.chmod(program, 0o755)
+            return subprocess.run([sys.executable, os.path.join(here, "fp8_quality.py"), "--train-gpt", program,
+                                   "--out", out, "--collect", collected, "--steps", "2",
+                                   "--formats", "bf16", "fp8-all", *more], capture_output=True, text=True)
+
+        def calls():
+            with open(os.path.join(folder, "calls"), encoding="utf-8") as file:
+                return file.read().split()
+        first = call("--seeds", "1", "2", reason="no such file")
+        claim(first.returncode == 1 and "no such file" in first.stderr and not os.path.exists(collected)
+              and sorted(os.listdir(out)) == ["bf16-seed1.json", "fp8-all-seed1.json"],
+              "a run that fails is no result; those before it are kept", first.stderr)
+        again = call("--seeds", "1", "2")
+        claim(again.returncode == 0 and calls() == ["bf161", "fp8-all1", "bf162", "bf162", "fp8-all2"],
+              "called again it does those that are not there", again.stderr + str(calls()))
+        with open(collected, encoding="utf-8") as file:
+            found = json.load(file)
+        claim([r["final"] for r in found["runs"]] == [1.0] * 4 and found["formats"]["fp8-all"]["seeds"] == [1, 2],
+              "all runs are collected", str(found["formats"]))
+        other = call("--seeds", "1", "--lr", "0.5")
+        claim(other.returncode == 2 and "name another --out" in other.stderr, "runs with other options are no result",
+              other.stderr)
+        os.remove(os.path.join(folder, "calls"))
+        out = os.path.join(folder, "diverging")
+        diverged = call("--seeds", "1", "2")
+        with open(collected, encoding="utf-8") as file:
+            found = json.load(file)
+        stopped = [r["stopped"] for r in found["runs"]]
+        claim(diverged.returncode == 0 and stopped == [None, None, "step 2: loss nan", None]
+              and found["runs"][2]["final"] is None, "a loss that is not finite is a result", diverged.stderr)
+        nothing = call("--seeds", "3", "--minutes", "0")
+        claim(nothing.returncode == 1 and "no run was done" in nothing.stderr, "no run is begun after --minutes",
+              nothing.stderr)
+
+
 def main():
     for test in (test_told, test_recomputation, test_accumulation, test_scan, test_data_parallel, test_why_alone,
-                 test_compare):
+                 test_compare, test_formats, test_formats_report, test_failures, test_lesson, test_quality,
+                 test_quality_script):
         test()
     print(f"{passed} passed, {failed} failed")
     sys.exit(failed > 0)
