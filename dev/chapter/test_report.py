@@ -295,7 +295,7 @@ def spread_values(powers, zeros=0.0):
 
 def formats_text(**spread):
     kinds = {"activations": {0: 1.0}, "weights": {-6: 1.0}, "gradients of weights": {-12: 1.0},
-             "gradients of activations": {-26: 0.25, -20: 0.25, -10: 0.5}, "updates of weights": {-15: 0.75, -10: 0.25}}
+             "gradients of activations": {-26: 0.25, -20: 0.25, -10: 0.5}, "updates of weights": {-15: 0.75, -14: 0.25}}
     kinds.update(spread)
     made = {"formats": [vars(f) for f in FORMATS], "why": None,
             "values": {"tokens": 100, "spread": {name: spread_values(powers) for name, powers in kinds.items()}}}
@@ -380,7 +380,7 @@ def test_failures():
     claim("grows, here 10.0 times." in slow and "more than the root" not in slow,
           "growth as of independent roundings", slow)
 
-    stop, rows = text_of(report.failures(failures(stopped=(1,)), ABOUT))
+    stop, rows = text_of(report.failures(failures(fp8=(0.999, 1, 1.001), stopped=(1,)), ABOUT))
     claim('Without scales 1 of 3 runs did not get to their end ("step 7: loss nan").' in stop and "runs stop (m" in rows
           and "As the chapter says: matmuls in FP8 need scales" in stop, "a run that diverges is told", stop)
 
@@ -405,16 +405,16 @@ def test_lesson():
 
         def curve(self, steps, seed, kind, **options):
             self.calls.append((seed, kind))
-            losses = [5.0] * 18 + [{"a": 2.0, "b": 3.0}[kind], {"a": 2.2, "b": 9.0}[kind]]
-            records = [{"step": i + 1, "loss": loss, "unchanged": 0.1} for i, loss in enumerate(losses)]
-            records.append({"step": 20, "val_loss": 1})
+            losses = [5.0] * 27 + {"a": [2.0, 2.1, 2.2], "b": [4.2, 99.0, 3.0]}[kind]
+            records = [{"step": i + 1, "loss": loss, "unchanged": seed / 10} for i, loss in enumerate(losses)]
+            records.append({"step": 30, "val_loss": 1})
             return (records[:10], "step 11: loss nan") if seed == 2 and kind == "b" else (records, None)
     made, size = Made(), measure.SIZES["quick"]
-    results = measure.lesson(made, size, {"a": {"kind": "a"}, "b": {"kind": "b"}}, ["unchanged"], 20)
+    results = measure.lesson(made, size, {"a": {"kind": "a"}, "b": {"kind": "b"}}, ["unchanged"], 30)
     claim(made.calls == [(s, k) for s in (1, 2, 3) for k in "ab"], "each seed by each kind, in turn", str(made.calls))
-    claim(results["b"]["ratios"] == [6.0 / 2.1] * 2 and results["b"]["stopped"] == [None, "step 11: loss nan", None],
+    claim(results["b"]["ratios"] == [4.2 / 2.1] * 2 and results["b"]["stopped"] == [None, "step 11: loss nan", None],
           "ratios of medians of the last tenth, of runs that got there", str(results["b"]))
-    claim(len(results["a"]["losses"]) == 20 and results["a"]["unchanged"][3] == [4, 0.1], "curves are the first seed's")
+    claim(len(results["a"]["losses"]) == 30 and results["a"]["unchanged"][3] == [4, 0.1], "curves are the first seed's")
     whys = [f(Made(), size)["why"] for f in (measure.without_master, measure.without_fp8_scales)]
     claim(whys == ["./made knows no --master-weights", "./made knows no --fp8-scaling"], "a flag that is not there",
           str(whys))
@@ -428,7 +428,7 @@ def quality(over, stopped=False):
     records = []
     for seed in (1, 2, 3):
         for name, ratios in {"bf16": (1, 1, 1), **over}.items():
-            end = 2.0 * ratios[seed - 1]
+            end = 2.0 * seed * ratios[seed - 1]
             stops = stopped and name != "bf16" and seed == 3
             curve = [[100, 3.0], [200, end]]
             records.append({"format": name, "seed": seed, "options": {}, "curve": curve[:1] if stops else curve,
@@ -450,7 +450,7 @@ def test_quality():
     claim('fp8-all: 1 of 3 runs did not get to their end ("step 150: loss nan")' in stopped, "a run that diverged",
           stopped)
     made = quality({"fp8, delayed": (1.01, 1.02, 1.03)})
-    claim(abs(made["formats"]["fp8, delayed"]["over_reference"] - 0.02) < 1e-12 and "fp8-all" not in made["formats"],
+    claim(abs(made["formats"]["fp8, delayed"]["over_reference"] - 0.14 / 6) < 1e-12 and "fp8-all" not in made["formats"],
           "collected: means over seeds, of formats that were run", str(made["formats"]))
     left_out = report.fp8_quality({"why": "there is no dev/chapter/fp8_quality.json"}, ABOUT)
     claim(left_out.figure is None and "left out: there is no dev/chapter/fp8_quality.json" in left_out.sees[0],
