@@ -32,8 +32,12 @@ class Launch:
         return 2 if any(half in self.demangled for half in ("__nv_bfloat16", "__half")) else 4
 
     @property
-    def g(self):            # bytes of a gradient: the kernel's template argument
-        return 2 if any(half in self.name for half in ("<__nv_bfloat16>", "<__half>")) else 4
+    def g(self):            # bytes of a gradient: the kernel's first template argument
+        return 2 if any(half in self.name for half in ("<__nv_bfloat16", "<__half")) else 4
+
+    @property
+    def master(self):       # bytes of a weight that AdamW updates: its second one
+        return 2 if any(half in self.name for half in (", __nv_bfloat16>", ", __half>")) else 4
 
     @property
     def N(self):
@@ -93,7 +97,7 @@ COSTS = {
     "cross_entropy_kernel": (BYTES, lambda s: 2 * s.grid[0] * s.Vp * s.x,
                              "reads and writes N*Vp once"),
     "norm_partials_kernel": (BYTES, lambda s: s.parameters * s.g, "n once"),
-    "adamw_kernel": (BYTES, lambda s: s.span * (24 + 2 * s.g + (s.x if s.x < 4 else 0)),
+    "adamw_kernel": (BYTES, lambda s: s.span * (16 + 2 * s.master + 2 * s.g + (s.x if s.x < s.master else 0)),
                      "reads and writes master, m, v and gradient, writes the weight"),
 }
 # Products of attention on tensor cores, (for the cost line, for each score): forward S and PV; dQ: S, dP, dQ; dK/dV:

@@ -476,9 +476,11 @@ def cost_lines():
             ("bias_backward", L * sum(bias)),
             ("cross_entropy", 4 * amount("cross_entropy_kernel<(Want)1>", (16384,))),
             ("norm_partials", amount("norm_partials_kernel<float>", (1024,))),
-            ("adamw", amount("adamw_kernel<float>", (-(-model.elements // 4096),)))]:
+            ("adamw", amount("adamw_kernel<float, float>", (-(-model.elements // 4096),)))]:
         claim(near(total, need[kernel_name], 1e-4),
               f"{kernel_name}: its launches' cost lines add up to gpu_model.py's", f"{total / need[kernel_name]:.5f}")
+    in_16_bits = amount("adamw_kernel<__nv_bfloat16, __nv_bfloat16>", (1,))
+    claim(in_16_bits == 4096 * (4 + 8 + 8 + 4), "adamw without a master copy: weight, moments and gradient, both ways")
     flops = [claim_of(Launch(f"{name}_wgmma_kernel<64>", "", [132, 1, 1], shape))
              for name in ("attention_forward", "attention_backward_dq", "attention_backward_dkv")]
     paper = gpu_model.attention_flops(64, 1024, 12, 64)
