@@ -20,7 +20,7 @@ sys.dont_write_bytecode = True
 from measure import Failed, Mistake, flags, require_program
 
 REFERENCE = "bf16"
-FORMATS = {"bf16": {"matmul": "bf16"},
+FORMATS = {"bf16": {"matmul": "plain"},
            "fp8, delayed": {"matmul": "fp8", "fp8_scaling": "delayed"},
            "fp8, current": {"matmul": "fp8", "fp8_scaling": "current"},
            "fp8-all": {"matmul": "fp8-all"}}

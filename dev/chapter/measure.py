@@ -588,12 +588,16 @@ def without_fp8_scales(trainer, size):
     if not program.knows("--fp8-scaling"):
         return {"why": f"{program.name} knows no --fp8-scaling"}
     steps, tokens, setup = of_many_tokens(size)
-    kinds = {"bf16": {"matmul": "bf16"},
+    kinds = {"bf16": {"matmul": "plain"},
              **{kind: {"matmul": "fp8", "fp8_scaling": kind} for kind in ("delayed", "none")}}
     try:
-        return {"tokens": tokens, "kinds": lesson(program, size, kinds, ["fp8"], steps, **setup)}
+        results = lesson(program, size, kinds, ["fp8"], steps, **setup)
     except Failed as error:     # as on cards without FP8
         return {"why": error.said or str(error)}
+    for result in results.values():     # of all layers together
+        result["fp8"] = [[step, {tensor: {what: parts[what] for what in ("flushed", "saturated")}
+                                 for tensor, parts in tensors.items()}] for step, tensors in result["fp8"]]
+    return {"tokens": tokens, "kinds": results}
 
 
 def failures(trainer, size):
