@@ -56,6 +56,7 @@ class Size:
     lesson_steps: int
     lesson_parts: int       # micro-batches of a step where the size of gradients matters, and so its tokens
     lesson_part_steps: int  # so many such steps
+    lesson_part_rate: float     # their learning rate
     lesson_seeds: int
 
 
@@ -65,19 +66,22 @@ SIZES = {
                   scan_batches=[1, 4], scan_lens=[64, 256], scan_tokens=1024, scan_seconds=20,
                   parallel_batch=1, parallel_len=64, parallel_steps=12,
                   lesson={"layers": 2, "heads": 4, "channels": 64, "seq_len": 64, "micro_batch": 4},
-                  lesson_steps=80, lesson_parts=4, lesson_part_steps=20, lesson_seeds=3),
+                  lesson_steps=80, lesson_parts=4, lesson_part_steps=60,
+                  lesson_part_rate=2e-3, lesson_seeds=3),
     "cpu": Size({"layers": 6, "heads": 4, "channels": 256}, micro_batch=4, seq_len=256, rounds=5, run_seconds=2,
                 attention_lens=[128, 256, 512, 1024], attention_tokens=1024,
                 scan_batches=[1, 2, 4, 8, 16], scan_lens=[64, 256, 1024], scan_tokens=2048, scan_seconds=120,
                 parallel_batch=1, parallel_len=64, parallel_steps=20,
                 lesson={"layers": 4, "heads": 4, "channels": 128, "seq_len": 64, "micro_batch": 4},
-                lesson_steps=200, lesson_parts=16, lesson_part_steps=60, lesson_seeds=3),
+                lesson_steps=200, lesson_parts=8, lesson_part_steps=120,
+                lesson_part_rate=2e-3, lesson_seeds=3),
     "gpu": Size({"layers": 24, "heads": 16, "channels": 1024}, micro_batch=16, seq_len=1024, rounds=5, run_seconds=1.5,
                 attention_lens=[512, 1024, 2048, 4096], attention_tokens=16384,
                 scan_batches=[1, 4, 16, 64], scan_lens=[512, 1024, 2048], scan_tokens=1 << 17, scan_seconds=200,
                 parallel_batch=4, parallel_len=1024, parallel_steps=40,
                 lesson={"layers": 6, "heads": 6, "channels": 384, "seq_len": 256, "micro_batch": 16},
-                lesson_steps=300, lesson_parts=16, lesson_part_steps=150, lesson_seeds=3),
+                lesson_steps=300, lesson_parts=16, lesson_part_steps=300,
+                lesson_part_rate=1e-3, lesson_seeds=3),
 }
 LEAST_STEPS, MOST_STEPS, WARM_UP = 3, 60, 1     # the first step of a run also sets things up: not counted
 ATTENTION_ROUNDS, SCAN_ROUNDS = 3, 2            # at most: of sections with many setups
@@ -123,12 +127,15 @@ def started_by(processes):
     return ["mpirun", *(OPEN_MPI if "Open MPI" in version.stdout else []), "-n", str(processes)]
 
 
-def write_text(path):
+FEW_WORDS = 20      # that a small model learns within a hundred steps, if its attention and MLP do
+
+
+def write_text(path, different=1000):
     """Words that are made up: something to learn, and always the same."""
     if os.path.exists(path):
         return
     generator = random.Random(1)
-    words = ["".join(generator.choices("etaoinshrdlu", k=generator.randint(2, 8))) for _ in range(1000)]
+    words = ["".join(generator.choices("etaoinshrdlu", k=generator.randint(2, 8))) for _ in range(different)]
     with open(path, "w", encoding="ascii") as file:
         file.write(" ".join(generator.choices(words, k=300_000)))
 
@@ -150,7 +157,9 @@ class Trainer:
         self.program, self.folder, self.name = os.path.abspath(program), folder, name
         self.others = {}                # of other precisions, by name; and the program that looks at single numbers
         self.text = os.path.join(folder, "text.txt")
+        self.few_words = os.path.join(folder, "few_words.txt")
         write_text(self.text)
+        write_text(self.few_words, FEW_WORDS)
         self.commands = []              # of the section that is being measured
         self.first_record = None        # of the first run: device and build
         self.peak_flops = 0             # the highest of all runs: a CPU's is measured anew by each
@@ -212,7 +221,7 @@ class Trainer:
 
     def curve(self, steps, **options):
         """The log's records of a run, and why it stopped before its end, if it did: a lesson's may."""
-        command = ["train", "--data", self.text, *flags({"steps": steps, **BARE, **options})]
+        command = ["train", "--data", self.few_words, *flags({"steps": steps, **BARE, **options})]
         self.remember(command)
         stopped = None
         with tempfile.TemporaryDirectory(dir=self.folder) as out:
@@ -505,7 +514,7 @@ def numbers_of(trainer, size):
         return {"why": "no --formats PROGRAM was given"}
     setup = {**setup_of(size, **size.lesson), "steps": size.lesson_steps // 2, "lr": LESSON_RATES[0], **BARE,
              "total_batch": MOST_MICRO_BATCHES * size.lesson["micro_batch"] * size.lesson["seq_len"]}
-    command = ["--data", trainer.text, *flags(setup)]
+    command = ["--data", trainer.few_words, *flags(setup)]
     text = shlex.join([program, *command])
     trainer.commands.append(text.replace(trainer.folder + "/", ""))
     done = subprocess.run([program, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True)
@@ -566,7 +575,7 @@ def of_many_tokens(size):
     """A step's setup, and how many there are: gradients of the mean loss are the smaller, the more tokens it has."""
     tokens = size.lesson_parts * size.lesson["micro_batch"] * size.lesson["seq_len"]
     return size.lesson_part_steps, tokens, {
-        "total_batch": tokens, "lr": LESSON_RATES[0], "eval_every": max(1, size.lesson_part_steps // 10),
+        "total_batch": tokens, "lr": size.lesson_part_rate, "eval_every": max(1, size.lesson_part_steps // 10),
         "val_fraction": 0.1, "eval_sequences": 4}
 
 
