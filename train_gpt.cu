@@ -4666,8 +4666,8 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memo
                         name, name, name);
     }
     if (o.master_weights == MasterWeights::NONE && o.precision == DType::FP32)
-        throw UserError("--master-weights none: weights in fp32 are their own master copy; expected weights in 16 bits: "
-                        "a build with PRECISION=bf16 or fp16, or plan --precision bf16");
+        throw UserError("--master-weights none: weights in fp32 are their own master copy; expected weights in 16 "
+                        "bits: a build with PRECISION=bf16 or fp16, or plan --precision bf16");
     if (o.master_weights == MasterWeights::NONE && (!ranks.alone() || o.gpus != std::vector<int>{1}))
         throw UserError("--master-weights none is for one GPU");
     const int T = o.seq_len ? o.seq_len : c.context;
