@@ -505,7 +505,7 @@ require-gpu:
 # measured with programs of those precisions.
 $(BUILD)/formats: dev/chapter/formats.cu train_gpt.cu $(HEADERS) $(BUILD)/flags | setup
 	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,1),$(if $(filter cpu,$(DEVICE)),$(VECTORS)))
-CHAPTER_16_BITS := $(filter bf16 fp16,$(PRECISIONS))
+CHAPTER_16_BITS := bf16 fp16
 in_16_bits       = build/$(DEVICE)-$(1)/train_gpt $(if $(filter bf16,$(1)),build/$(DEVICE)-$(1)/formats)
 chapter: all
 	@$(foreach p,$(CHAPTER_16_BITS),$(MAKE) --no-print-directory $(SIDE_BY_SIDE) PRECISION=$p \

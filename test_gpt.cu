@@ -1170,12 +1170,12 @@ template <typename G> void try_adamw_without_master(Trial& trial, size_t n, floa
     const Values v = random_values<float>(2 * n, 0, 1);
     const auto got = trial.run([&] {
         const DeviceArray<floatX> d_weights(weights);
-        const DeviceArray<float> d_m(m), d_v(v), settings(sizeof(AdamW) / sizeof(float)), loss_scale = scale_on_device({1, 1});
+        const DeviceArray<float> d_m(m), d_v(v), settings(sizeof(AdamW) / sizeof(float)), scale = scale_on_device({1, 1});
         const DeviceArray<G> d_grads(grads);
         const DeviceArray<unsigned long long> count(Values{5});
         AdamW* const on_device = reinterpret_cast<AdamW*>(static_cast<float*>(settings));
         set_adamw(on_device, a);
-        adamw(d_weights, nullptr, grad(d_grads), d_m, d_v, nullptr, loss_scale_in(loss_scale), on_device, 0, n, 2,
+        adamw(d_weights, nullptr, grad(d_grads), d_m, d_v, nullptr, loss_scale_in(scale), on_device, 0, n, 2,
               {n, n, n, n}, count);
         return Outputs{d_weights.download(), d_m.download(), d_v.download(), d_grads.download(), count.download()};
     });

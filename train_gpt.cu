@@ -795,9 +795,9 @@ std::vector<Flag> step_flags(Options& o) {
                     "which activations are dropped in forward and computed again in backward"),
         choice_flag("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16", "fp16"},
                     "what gradients are stored and accumulated in: fp32, or what weights are stored in"),
+        loss_scaling_flag(o.loss_scaling),
         choice_flag("--master-weights", TRAIN | PLAN, o.master_weights, {"fp32", "none"},
                     "AdamW's copy of weights in 16 bits; none: how many updates are lost then is in the log"),
-        loss_scaling_flag(o.loss_scaling),
         choice_flag("--attention", ALL, o.attention, {"flash", "naive"},
                     "naive keeps the T x T scores and probabilities in memory, to see what flash saves"),
         choice_flag("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores, {"auto", "none", "mma", "wgmma"},
@@ -3646,8 +3646,8 @@ void update_groups(Model& m, size_t g, size_t groups) {
     const size_t n = y.part(g, part), before = part == Kept::WHOLE ? 0 : y.rank * n;
     const size_t decayed = y.decayed(g) > before ? std::min(y.decayed(g) - before, n) : 0;
     adamw(m.weights + at(weights), m.master ? m.master + at(master) : nullptr, grad_at(m, at(grads)),
-          m.adam_m + at(part), m.adam_v + at(part), m.a.norm(), m.a.loss_scale(), m.a.adamw(), decayed, n,
-          groups, {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part)}, m.a.unchanged());
+          m.adam_m + at(part), m.adam_v + at(part), m.a.norm(), m.a.loss_scale(), m.a.adamw(), decayed, n, groups,
+          {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part)}, m.a.unchanged());
 }
 
 // Of all GPUs: then these have the same scales.
@@ -4666,8 +4666,8 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memo
                         name, name, name);
     }
     if (o.master_weights == MasterWeights::NONE && o.precision == DType::FP32)
-        throw UserError("--master-weights none: weights in fp32 are their own master copy; expected weights in bf16: "
-                        "a build with PRECISION=bf16, or plan --precision bf16");
+        throw UserError("--master-weights none: weights in fp32 are their own master copy; expected weights in 16 "
+                        "bits: a build with PRECISION=bf16 or fp16, or plan --precision bf16");
     if (o.master_weights == MasterWeights::NONE && (!ranks.alone() || o.gpus != std::vector<int>{1}))
         throw UserError("--master-weights none is for one GPU");
     const int T = o.seq_len ? o.seq_len : c.context;

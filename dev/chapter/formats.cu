@@ -131,7 +131,7 @@ json values(const Options& o, const TrainData& data, const Setup& s) {
 int main(int argc, char** argv) {
     try {
         const Options o = parse_options(TRAIN, "train", {argv + 1, argv + argc});
-        if (!SEPARATE_MASTER) throw UserError("formats: built in fp32, expected 16 bits");
+        if (FLOATX != DType::BF16) throw UserError("built in %s, expected bf16", name_of(FLOATX));
         TrainData data = open_data(o);
         const Config config = config_from_options(o, BYTE_VOCAB);
         divide_data(data, o, "", config);
