@@ -49,7 +49,7 @@ __device__ __forceinline__ float scale_for(float largest) { return fp8_scale_for
 
 template <int COUNT> __device__ __forceinline__ RawPack<e4m3, COUNT> in_fp8(const float (&x)[COUNT], float scale) {
     float v[COUNT];
-    RawPack<e4m3, COUNT> pack;
+    RawPack<e4m3, COUNT> pack = {};
     for (int k = 0; k < COUNT; k++) v[k] = x[k] * scale;
     if constexpr (WRITES_FP8) from_floats(pack.v, v);
     return pack;
@@ -188,7 +188,8 @@ block_kernel(e4m3* out, e4m3* turned, float* inverse, const floatX* x, Size s) {
 __global__ void __launch_bounds__(QUANTISE_BLOCK)
 tiles_both_ways_kernel(e4m3* out, float* inverse, e4m3* turned, float* turned_inverse, const floatX* x, Size s) {
     __shared__ __align__(16) QuantumTile tile;
-    __shared__ float largest[QUANTISE_BLOCK / 32][QUANTUM];
+    __shared__ float largest[QUANTISE_BLOCK / 32][PACK][TILE_LANES];   // lanes side by side: in different banks
+    const int tile_lane = threadIdx.x % TILE_LANES;
     const BlockPart part(s);
     RawPack<floatX, PACK> v[BLOCK_PACKS];
     load_block(v, x, part, s);
@@ -205,12 +206,12 @@ tiles_both_ways_kernel(e4m3* out, float* inverse, e4m3* turned, float* turned_in
     }
     for (int k = 0; k < PACK; k++) {
         columns[k] = fmaxf(columns[k], __shfl_xor_sync(FULL_WARP, columns[k], TILE_LANES));
-        if (threadIdx.x % 32 < TILE_LANES) largest[threadIdx.x / 32][my_column() + k] = columns[k];
+        if (threadIdx.x % 32 < TILE_LANES) largest[threadIdx.x / 32][k][tile_lane] = columns[k];
     }
     __syncthreads();
     for (int k = 0; k < PACK; k++) {
         columns[k] = 0;
-        for (int w = 0; w < QUANTISE_BLOCK / 32; w++) columns[k] = fmaxf(columns[k], largest[w][my_column() + k]);
+        for (int w = 0; w < QUANTISE_BLOCK / 32; w++) columns[k] = fmaxf(columns[k], largest[w][k][tile_lane]);
         columns[k] = scale_for(columns[k]);
         if (threadIdx.x < TILE_LANES && my_column() < part.columns)
             turned_inverse[(part.column0 + my_column() + k) * gridDim.y + blockIdx.y] = 1 / columns[k];
@@ -463,7 +464,7 @@ fp8_matmul_kernel(floatX* out, const e4m3* A, const e4m3* B, Scales scales, Prod
                 const int m = m0 + row + 16 * i + fragment_row(e), n = n0 + column + fragment_column(e);
                 if (m < s.M && n < s.N)
                     *reinterpret_cast<uint32_t*>(out + static_cast<size_t>(m) * s.N + n) =
-                        pack_bf16(sum[i][e] * scales.factor, sum[i][e + 1] * scales.factor);
+                        pack_pair(sum[i][e] * scales.factor, sum[i][e + 1] * scales.factor);
             }
     }
 }
