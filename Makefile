@@ -462,6 +462,10 @@ build/kernels/cpu-$(PRECISION)/%: dev/kernels/%.cu dev/kernels/study.h train_gpt
 	@mkdir -p $(@D)
 	$(CXX) $(CPU_FLAGS) $(INSPECT_FLAGS) $(DEFINE_$(PRECISION)) $(USER_CXX) -c $< -o $@.o
 	$(call link_inspected,$@.o,$@)
+# The study of FP8 also trains a model. On a CPU that takes a program of its own, in which nothing is counted.
+STUDY_PROGRAMS += $(and $(filter cpu-bf16,$(DEVICE)-$(PRECISION)),$(filter quantize,$(KERNEL)),build/kernels/fast-bf16/quantize)
+build/kernels/fast-bf16/%: dev/kernels/%.cu dev/kernels/study.h train_gpt.cu $(HEADERS) | setup
+	$(call compile,$<,$@,bf16,1,$(VECTORS))
 kernels: $(STUDY_PROGRAMS)
 	@status=0; for program in $^; do \
 	    echo "== $$program"; \

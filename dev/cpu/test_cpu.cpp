@@ -964,9 +964,11 @@ struct Fp8Matmul {
     int8_t fast_sums = 0;
     cuda_cpu::Algorithm algorithm = cuda_cpu::Algorithm::fast;
 
-    static float element(const std::vector<unsigned char>& x, cudaDataType_t type, size_t at)
+    static std::vector<double> values(const std::vector<unsigned char>& codes, cudaDataType_t type)
     {
-        return static_cast<float>(fp8_value(x[at], type == CUDA_R_8F_E4M3 ? __NV_E4M3 : __NV_E5M2));
+        std::vector<double> x;
+        for (unsigned char code : codes) x.push_back(fp8_value(code, type == CUDA_R_8F_E4M3 ? __NV_E4M3 : __NV_E5M2));
+        return x;
     }
     static std::vector<unsigned char> codes(std::mt19937& random, cudaDataType_t type, size_t count)
     {
@@ -1018,6 +1020,7 @@ struct Fp8Matmul {
         cuda_cpu::load(after.data(), d, type_d, static_cast<int64_t>(after.size()));
 
         const double epsilon = type_d == CUDA_R_16BF ? 1.0 / 256 : type_d == CUDA_R_16F ? 1.0 / 2048 : 0x1p-23;
+        const auto x = values(a, type_a), y = values(b, type_b);
         double worst = 0;
         for (int j = 0; j < n; j++)
             for (int i = 0; i < ldd; i++) {
@@ -1028,7 +1031,7 @@ struct Fp8Matmul {
                 }
                 double sum = 0, size = 0;
                 for (int l = 0; l < k; l++) {
-                    const double term = static_cast<double>(element(a, type_a, static_cast<size_t>(i * ld + l))) * element(b, type_b, static_cast<size_t>(j * ld + l));
+                    const double term = x[static_cast<size_t>(i * ld + l)] * y[static_cast<size_t>(j * ld + l)];
                     sum += term;
                     size += std::fabs(term);
                 }

@@ -325,6 +325,7 @@ constexpr char ABOUT_ERRORS[] =
 
 // The tables in Markdown, aligned so that they read as they are.
 std::string Study::report() const {
+    if (tables.empty()) return "";
     if (device.is_cpu()) return report_of_memory() + ABOUT_ERRORS;
     std::string text;
     const double copy = measure_copy();
