@@ -1720,14 +1720,16 @@ void attention_forward(const Operand& out, float* lse, int* counter, const float
 // D (B,NH,T) fp32 scratch
 void attention_backward(const Operand& dqkv, float* D, int* counter, const floatX* dout, const floatX* qkv,
                         const floatX* out, const float* lse, int B, int T, int NH, int HS) {
+    const size_t n = static_cast<size_t>(B) * T * 3 * NH * HS;
     if (!on_tensor_cores(HS)) attention_backward_portable(dqkv, D, dout, qkv, out, lse, B, T, NH, HS);
     else with_head_size(HS, [&](auto size) {
         constexpr int HEAD_SIZE = decltype(size)::value;
         if (device.tensor_cores == TensorCores::WGMMA)
             attention_backward_wgmma<HEAD_SIZE>(dqkv, D, counter, dout, qkv, out, lse, B, T, NH);
-        else attention_backward_mma<HEAD_SIZE>(dqkv, D, dout, qkv, out, lse, B, T, NH);
+        else attention_backward_mma<HEAD_SIZE>(dqkv.x, D, dout, qkv, out, lse, B, T, NH);
     });
-    dqkv.finish<e5m2>(static_cast<size_t>(B) * T * 3 * NH * HS);
+    if (on_tensor_cores(HS) && device.tensor_cores == TensorCores::MMA) dqkv.quantise<e5m2>(n);
+    else dqkv.finish<e5m2>(n);
 }
 
 // ==== attention of one token =================================================

@@ -108,11 +108,14 @@ attention_forward_mma_kernel(floatX* out, Fp8Out<e4m3> out8, float* lse, const f
     store_rows<HS>(out + head.out, out8.from(head.out), head.C, query0 + row, T, O, Q, MMA_ROWS, row);
 }
 
+// Backward's kernels have no registers left to write FP8 with.
+__device__ __forceinline__ Fp8Out<e5m2> no_fp8() { return {}; }
+
 // Also leaves D for attention_backward_dkv_mma_kernel.
 template <int HS>
 __global__ void __launch_bounds__(MMA_BLOCK, 1)
-attention_backward_dq_mma_kernel(floatX* dqkv, Fp8Out<e5m2> dqkv8, float* D_out, const floatX* dout, const floatX* qkv,
-                                 const floatX* out, const float* lse_in, int T) {
+attention_backward_dq_mma_kernel(floatX* dqkv, float* D_out, const floatX* dout, const floatX* qkv, const floatX* out,
+                                 const float* lse_in, int T) {
     if (!HAS_MMA) return;
     constexpr int TILE = tile_bytes(MMA_ROWS, HS);
     const Head head = my_head(T, HS);
@@ -153,13 +156,13 @@ attention_backward_dq_mma_kernel(floatX* dqkv, Fp8Out<e5m2> dqkv8, float* D_out,
     }
     const float factor[2] = {scale, scale};
     multiply_rows(dQ, factor);
-    store_rows<HS>(dqkv + head.qkv, dqkv8.from(head.qkv), head.apart, query0 + row, T, dQ, Q, MMA_ROWS, row);
+    store_rows<HS>(dqkv + head.qkv, no_fp8(), head.apart, query0 + row, T, dQ, Q, MMA_ROWS, row);
 }
 
 template <int HS>
 __global__ void __launch_bounds__(MMA_BLOCK, 1)
-attention_backward_dkv_mma_kernel(floatX* dqkv, Fp8Out<e5m2> dqkv8, const floatX* dout, const floatX* qkv,
-                                  const float* lse_in, const float* D_in, int T) {
+attention_backward_dkv_mma_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* lse_in,
+                                  const float* D_in, int T) {
     if (!HAS_MMA) return;
     constexpr int TILE = tile_bytes(MMA_ROWS, HS);
     const Head head = my_head(T, HS);
@@ -207,8 +210,8 @@ attention_backward_dkv_mma_kernel(floatX* dqkv, Fp8Out<e5m2> dqkv8, const floatX
     const float factor[2] = {scale, scale};
     multiply_rows(dK, factor);
     const size_t k = head.qkv + head.C, v = k + head.C;
-    store_rows<HS>(dqkv + k, dqkv8.from(k), head.apart, key0 + row, T, dK, K, MMA_ROWS, row);
-    store_rows<HS>(dqkv + v, dqkv8.from(v), head.apart, key0 + row, T, dV, V, MMA_ROWS, row);
+    store_rows<HS>(dqkv + k, no_fp8(), head.apart, key0 + row, T, dK, K, MMA_ROWS, row);
+    store_rows<HS>(dqkv + v, no_fp8(), head.apart, key0 + row, T, dV, V, MMA_ROWS, row);
 }
 
 // ---- launchers
@@ -221,11 +224,11 @@ template <int HS> void attention_forward_mma(const Operand& out, float* lse, con
 }
 
 template <int HS>
-void attention_backward_mma(const Operand& dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
+void attention_backward_mma(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
                             const float* lse, int B, int T, int NH) {
     constexpr size_t tiles = 6 * tile_bytes(MMA_ROWS, HS), statistics = 2 * MMA_ROWS * sizeof(float);
     launch("attention_backward_dq", attention_backward_dq_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK, tiles,
-           dqkv.x, dqkv.out<e5m2>(), D, dout, qkv, out, lse, T);
+           dqkv, D, dout, qkv, out, lse, T);
     launch("attention_backward_dkv", attention_backward_dkv_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK,
-           tiles + statistics, dqkv.x, dqkv.out<e5m2>(), dout, qkv, lse, D, T);
+           tiles + statistics, dqkv, dout, qkv, lse, D, T);
 }
