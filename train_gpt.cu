@@ -3665,8 +3665,9 @@ double zero_gradients(const Model& m) {
     const Activations& a = m.a;
     const size_t N = m.setup.N(), C = m.config.channels;
     double zeros = 0, all = 0;
-    for (const auto& [x, columns] : {std::pair{a.dres(), C}, {a.dln(), C}, {a.datt(), C}, {a.dqkv(), 3 * C},
-                                     {a.dfc(), 4 * C}}) {
+    const std::pair<const floatX*, size_t> gradients[] = {
+        {a.dres(), C}, {a.dln(), C}, {a.datt(), C}, {a.dqkv(), 3 * C}, {a.dfc(), 4 * C}};
+    for (const auto& [x, columns] : gradients) {
         std::vector<float> counts(std::min<size_t>(NORM_BLOCKS, span_blocks(N * columns)));
         count_zeros(a.norm_partials(), x, N * columns, counts.size());   // which is idle between steps
         download(counts.data(), a.norm_partials(), counts.size() * sizeof(float));
