@@ -5067,6 +5067,7 @@ void test_fp8() {
     test("kernels: fp8: matmul backward input", test_fp8_matmul_backward_input);
     test("kernels: fp8: matmul backward weight", test_fp8_matmul_backward_weight);
     test("model in FP8", test_fp8_model);
+    test("model in FP8: micro-batches", test_fp8_memory);
 }
 
 void test_kernels() {

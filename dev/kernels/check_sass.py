@@ -128,7 +128,7 @@ def is_predicate(operand):
 
 def plain_register(operand):
     """The number in R12, -R12, |R12|, R12.reuse; None if the operand is something else."""
-    named = re.fullmatch(r"[-~|]*R(\d+)\|?(\.(reuse|H[01]_H[01]|B[0-3]))*\|?", operand)
+    named = re.fullmatch(r"[-~|]*R(\d+)\|?(\.(reuse|H[01](_H[01])?|B[0-3]))*\|?", operand)
     return int(named[1]) if named else None
 
 

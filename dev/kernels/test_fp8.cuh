@@ -449,6 +449,26 @@ void test_fp8_model() {
           "fp8-all keeps 5 C bytes a token and layer less: ln1, ln2 and gelu in 8 bits, att in both");
 }
 
+// Current scaling knows nothing of what was before; delayed scaling, whose first step has no history, forgets at its end.
+void test_fp8_memory() {
+    for (Fp8Scaling scaling : {Fp8Scaling::CURRENT, Fp8Scaling::DELAYED}) {
+        Model m;
+        allocate(m, fp8_setup(MatmulIn::FP8, scaling));
+        init_parameters(m, 1);
+        std::vector<Fp8Scale> scales = from_device(m.a.fp8_scales(), scale_count(m));
+        for (Fp8Scale& s : scales) s.largest = bits_of(1e30);   // as if an earlier micro-batch had had that
+        upload(m.a.fp8_scales(), scales.data(), scales.size() * sizeof(Fp8Scale));
+        const std::vector<int> tokens(m.setup.B * (m.setup.T + 1), 1);
+        micro_step(m, send_batch(m, tokens.data()), m.setup.N());
+        const Fp8Scale now = fetch(m.a.fp8_scales() + FP8_LN1);
+        update(m, adamw_settings(Options(), 0));
+        const Fp8Scale after = fetch(m.a.fp8_scales() + FP8_LN1);
+        if (scaling == Fp8Scaling::CURRENT) claim(now.scale > 1, "current scaling: each micro-batch begins anew");
+        else claim(now.scale < 1 && after.largest == 0 && after.history[0] == 1e30f && after.history[1] == 0,
+                   "delayed scaling: all micro-batches of a step make one largest value, which the update takes");
+    }
+}
+
 // ---- runs
 
 void test_fp8_runs() {
