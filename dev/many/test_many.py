@@ -418,10 +418,12 @@ def test_fp8():
         with open(os.path.join(done.folder, "step_000001", "trainer.json"), encoding="utf-8") as file:
             return json.load(file)["fp8_history"][0]    # of ln1 in the first layer, before any matmul
     batch[5] = 1
-    several = train(2, "fp8_two", *batch, program=program)
-    alone = train(1, "fp8_one", *batch, "--micro-batch", 4, program=program)
-    claim(several.code == alone.code == 0 and first_of_history(several) == first_of_history(alone) > 0,
-          "scales know the largest value of all ranks", f"{several} {alone}")
+    known = []
+    for seed in range(4):       # in some of them it is not the first rank that has the largest
+        several = train(2, "fp8_two", *batch, "--seed", seed, program=program)
+        alone = train(1, "fp8_one", *batch, "--seed", seed, "--micro-batch", 4, program=program)
+        known.append(several.code == alone.code == 0 and first_of_history(several) == first_of_history(alone) > 0)
+    claim(all(known), "scales know the largest value of all ranks", f"{known} {several} {alone}")
 
 
 def test_overlap():
