@@ -4,6 +4,7 @@
 //           number. Scales are powers of 2, so that scaling rounds nothing: q / scale is x to the format's own precision
 // delayed   scale = 2^floor(log2(MOST / the largest |x| of the last FP8_HISTORY steps)): known before x is, so that the
 //           kernel that writes x writes q on the way, and takes the largest |x| of this step
+//           (naive attention and mma's backward leave both to fp8_quantise)
 // current   scale from the largest |x| of this very tensor: the kernel takes it, and another one quantises
 // source    Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; both kinds of scaling as in NVIDIA's Transformer
 //           Engine
