@@ -7,28 +7,29 @@
 // Map
 //    1  small things          errors, packs of elements, reductions in a warp, recording, the door for launches,
 //                             what matmuls read in FP8, CUDA graphs
-//    2  options               one table: names, defaults, --help, echo and log
+//    2  options               what flags set
 //    3  kernels               embedding · layernorm · bias · gelu · attention · naive attention · loss scaling ·
 //                             cross-entropy · gradient norm · adamw · init: a section each, its mathematics first
 //    4  matmul                cuBLASLt, row-major, with bias and GELU' as epilogues
 //    5  model                 sizes, and one table each for parameters and activations: name, shape,
-//                             dtype, copies. Memory, init, checkpoints, the plan loop over it.
-//                             Many GPUs: what they share out and send; a first reading may skip that section
+//                             dtype, copies. Memory, init, checkpoints, the plan loop over it
 //    6  forward, recompute, backward, update
 //    7  files                 checkpoints, token data
-//    8  run                   sampling, schedule, peak, log, progress
+//    8  run                   sampling, schedule, peak
 //    9  verbs                 train, eval, sample, plan; main
 // Beside it, included where it is used; a first reading can do without
 //       dev/kernels/          attention_mma.cuh, attention_wgmma.cuh: attention on tensor cores, over ptx.cuh;
-//                             fp8.cuh: matmuls' operands in 8 bits; matmul_tuning.cuh: which of cuBLASLt's algorithms
-//                             is fastest
-//       dev/files/            files.cuh, json.h: files as a whole, and JSON; safetensors.cuh, weights.cuh: tensors in
-//                             files, weights in a folder; tokens.cuh: what data files hold; log.cuh, run_options.cuh:
-//                             --resume; signals.cuh: how signals end a run
+//                             attention_of_last.cuh: of a sampled token; fp8.cuh, fp8_model.cuh: matmuls' operands
+//                             in 8 bits; matmul_tuning.cuh: which of cuBLASLt's algorithms is fastest
+//       dev/files/            flags.cuh: the command line; files.cuh, json.h: files as a whole, and JSON;
+//                             safetensors.cuh, config.cuh, weights.cuh: a model's folder; tokens.cuh, windows.cuh:
+//                             data; run_folder.cuh, log.cuh, run_record.cuh: what a run leaves; start.cuh,
+//                             run_options.cuh: where it begins, --resume; signals.cuh: how signals end it
 //       dev/text/             tokenizer.h: text to tokens and back; text.cuh: what of a sample is shown, and files;
 //                             terminal.cuh: what is shown of a run; hellaswag.cuh: questions to answer
-//       dev/chapter/          trace.cuh, plan.cuh: what --trace draws, what `plan` prints
-//       dev/many/             ranks.cuh, watch.h: the processes of a run on many GPUs, and how they end together
+//       dev/chapter/          recorder.cuh, trace.cuh: what --trace draws; plan.cuh: what `plan` prints
+//       dev/many/             zero.cuh: what many GPUs share out and send; ranks.cuh, watch.h: their processes, and
+//                             how they end together
 //       dev/cpu/              busy.h: whether other programs take a CPU's cores
 //
 // Names   B batch, T sequence, N = B*T rows, C channels, NH heads, HS = C / NH head size, L layers,
@@ -321,52 +322,10 @@ __device__ __forceinline__ void add_pieces(float* row, const float (&x)[PACK], i
 }
 
 // ==== recording ==============================================================
-// What --trace shows: for each piece of work on a stream when the CPU handed it over, when it ran,
-// for which layer and pass, and which memory it was given. trace_record() makes a picture of it.
+// Every piece of work on a stream goes through on_stream(), which names it for profilers; and for the recorder, whose
+// picture --trace draws. updated(x) says of an argument that a kernel reads and writes it.
 
-// Memory given to a kernel: to read, to write, or (const or not does not tell) to update in place.
-enum class Access { READ, WRITE, UPDATE };
-
-template <typename T> struct Updated {
-    T* data;
-    operator T*() const { return data; }
-};
-template <typename T> Updated<T> updated(T* data) { return {data}; }
-
-template <typename T, typename = void> constexpr bool has_data = false;
-template <typename T> constexpr bool has_data<T, std::void_t<decltype(T::data)>> = true;
-
-constexpr int NO_LAYER = -1;
-
-struct Work {
-    const char *name, *pass;
-    int layer;
-    cudaStream_t stream;
-    double handed_over, returned;      // seconds, CPU
-    cudaEvent_t begin, end;            // on the stream
-    std::vector<std::pair<const void*, Access>> memory;
-};
-
-struct Recorder {
-    bool on = false;
-    const char* pass = "";
-    int layer = NO_LAYER;
-    double start = 0;
-    cudaEvent_t start_event = nullptr;
-    std::vector<Work> work;
-
-    void at(const char* new_pass, int new_layer) {
-        pass = new_pass;
-        layer = new_layer;
-    }
-    template <typename T> void note(Updated<T> memory) { work.back().memory.push_back({memory.data, Access::UPDATE}); }
-    template <typename T> void note(T* memory) {
-        work.back().memory.push_back({memory, std::is_const_v<T> ? Access::READ : Access::WRITE});
-    }
-    template <typename T> void note(const T& argument) {   // a number, or something with memory in it
-        if constexpr (has_data<T>) note(argument.data);
-    }
-};
+#include "dev/chapter/recorder.cuh"
 
 double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -583,8 +542,7 @@ private:
 };
 
 // ==== options ================================================================
-// One table: name, what it takes, which verbs know it, help. Defaults, parsing, --help and the log
-// come from it.
+// What flags set, and what holds without them. Their table, from which parsing, --help and the log come, is beside it.
 
 enum class Recompute { NONE, SELECTIVE, FULL };
 constexpr std::pair<const char*, Recompute> RECOMPUTE_NAMES[] = {
@@ -663,282 +621,7 @@ enum Verb { TRAIN = 1, EVAL = 2, SAMPLE = 4, PLAN = 8 };
 constexpr int ALL = TRAIN | EVAL | SAMPLE | PLAN;
 const std::pair<const char*, Verb> VERBS[] = {{"train", TRAIN}, {"eval", EVAL}, {"sample", SAMPLE}, {"plan", PLAN}};
 
-struct Flag {
-    const char* name;
-    int verbs;
-    std::string takes;
-    const char* help;
-    std::function<bool(const std::string&)> parse;   // false: not what it takes
-    std::function<json()> value;
-    bool is_switch = false;
-};
-
-Flag text_flag(const char* name, int verbs, const char* takes, std::string& to, const char* help) {
-    auto parse = [&to](const std::string& s) {
-        to = s;
-        return !s.empty();
-    };
-    return {name, verbs, takes, help, parse, [&to] { return json(to); }};
-}
-
-template <typename T> bool parse_number(const std::string& text, T& to) {
-    std::istringstream in(text);
-    in.imbue(std::locale::classic());
-    T value;
-    if (!(in >> value) || in.peek() != EOF || !std::isfinite(static_cast<double>(value))) return false;
-    to = value;
-    return true;
-}
-
-template <typename T>
-Flag number_flag(const char* name, int verbs, T& to, T least, T most, const char* help) {
-    std::string takes = format(std::is_integral_v<T> ? "a whole number from %g" : "a number from %g", double(least));
-    takes += most == std::numeric_limits<T>::max() ? " on" : format(" to %g", double(most));
-    auto parse = [&to, least, most](const std::string& s) {
-        T value;
-        if (!parse_number(s, value) || value < least || value > most) return false;
-        to = value;
-        return true;
-    };
-    // A default below `least` means that the value follows from something else.
-    return {name, verbs, takes, help, parse, [&to, least] { return to < least ? json() : json(to); }};
-}
-
-Flag loss_scaling_flag(double& to) {
-    auto parse = [&to](const std::string& s) {
-        double scale = s == "dynamic" ? DYNAMIC_SCALE : NO_SCALE;
-        if (s != "dynamic" && s != "none" && (!parse_number(s, scale) || scale < 1 || scale > MOST_LOSS_SCALE))
-            return false;
-        to = scale;
-        return true;
-    };
-    auto value = [&to] {
-        if (to == SCALE_BY_PRECISION) return json();
-        return to == DYNAMIC_SCALE ? json("dynamic") : to == NO_SCALE ? json("none") : json(to);
-    };
-    return {"--loss-scaling", TRAIN, format("dynamic|none or a number from 1 to %.0f", MOST_LOSS_SCALE),
-            "what gradients are multiplied by on their way through backward; by default dynamic in FP16, none in BF16 "
-            "and FP32, which need none. none in FP16 is a lesson: gradients below 6e-8 become 0", parse, value};
-}
-
-constexpr int AUTO = -1;
-
-// The same flag, which also takes the word auto.
-Flag auto_flag(Flag flag, int& to) {
-    flag.takes = "auto or " + flag.takes;
-    flag.parse = [&to, number = flag.parse](const std::string& s) {
-        if (s == "auto") to = AUTO;
-        return s == "auto" || number(s);
-    };
-    flag.value = [&to] { return to == AUTO ? json("auto") : json(to); };
-    return flag;
-}
-
-template <typename E>
-Flag choice_flag(const char* name, int verbs, E& to, std::vector<std::string> names, const char* help) {
-    std::string takes;
-    for (const std::string& choice : names) takes += (takes.empty() ? "" : "|") + choice;
-    auto parse = [&to, names](const std::string& s) {
-        const auto found = std::find(names.begin(), names.end(), s);
-        if (found == names.end()) return false;
-        to = static_cast<E>(found - names.begin());
-        return true;
-    };
-    return {name, verbs, takes, help, parse, [&to, names] { return json(names[static_cast<int>(to)]); }};
-}
-
-Flag switch_flag(const char* name, int verbs, bool& to, const char* help) {
-    return {name, verbs, "", help, [&to](const std::string&) { return to = true; }, [&to] { return json(to); }, true};
-}
-
-constexpr int MOST_SEQUENCES = 1 << 15;   // a sequence is a row of blocks in attention's grid.z, which ends at 65535
-constexpr int MOST_GPUS = 1 << 16;
-constexpr int MOST_THREADS = 1024;        // as many as dev/cpu takes
-constexpr long MOST_STEPS = 1000000000000, MOST_STEP_TOKENS = MOST_STEPS;   // no sum or product of them overflows
-constexpr int ANY_INT = std::numeric_limits<int>::max();
-constexpr long ANY_LONG = std::numeric_limits<long>::max();
-constexpr double ANY = std::numeric_limits<float>::max();   // what becomes a float on the device
-
-std::vector<Flag> model_and_data_flags(Options& o) {
-    return {
-        text_flag("--model", TRAIN | PLAN, "NAME", o.model,
-                  "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-125m ... gpt3-13b; to plan also 1b, 7b, 70b, 405b"),
-        number_flag("--layers", TRAIN | PLAN, o.layers, 1, ANY_INT, "instead of the model's"),
-        number_flag("--heads", TRAIN | PLAN, o.heads, 1, ANY_INT, "likewise; channels / heads must be 16, 32, ... 128"),
-        number_flag("--channels", TRAIN | PLAN, o.channels, 1, ANY_INT, "likewise"),
-        number_flag("--context", TRAIN | PLAN, o.context, 1, ANY_INT, "likewise: the number of positions"),
-        number_flag("--vocab", TRAIN | PLAN, o.vocab, 1, ANY_INT,
-                    "likewise; with data that is bytes, 256 unless given"),
-        text_flag("--from", ALL, "DIR", o.from,
-                  "a Hugging Face GPT-2 folder (config.json, model.safetensors), or a run's, to start from"),
-        text_flag("--data", TRAIN | EVAL, "PATTERN", o.data,
-                  ".bin shards of tokens, or text, whose tokens are its bytes or by the tokenizer in --from; globs "
-                  "allowed"),
-        text_flag("--val-data", TRAIN, "PATTERN", o.val_data, "data for the validation loss"),
-        text_flag("--hellaswag", TRAIN | EVAL, "FILE", o.hellaswag,
-                  "of scripts/prepare_hellaswag.py: questions to answer, in training with every validation loss"),
-        number_flag("--val-fraction", TRAIN, o.val_fraction, 0.0, 0.9,
-                    "without --val-data: this part of --data, its end, is kept for validation"),
-        choice_flag("--shuffle", TRAIN, o.shuffle, {"no", "yes"},
-                    "random windows by seed, or windows in the files' order"),
-    };
-}
-
-std::vector<Flag> step_flags(Options& o) {
-    return {
-        auto_flag(number_flag("--micro-batch", TRAIN | EVAL | PLAN, o.micro_batch, 1, MOST_SEQUENCES,
-                              "sequences that go through the model at once; auto: as many as fit"), o.micro_batch),
-        number_flag("--seq-len", ALL, o.seq_len, 1, ANY_INT, "tokens of a sequence (default: the model's context)"),
-        number_flag("--total-batch", TRAIN | PLAN, o.total_batch, 1L, MOST_STEP_TOKENS,
-                    "tokens of a step, accumulated over micro-batches (default: one micro-batch)"),
-        choice_flag("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"},
-                    "which activations are dropped in forward and computed again in backward"),
-        choice_flag("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16", "fp16"},
-                    "what gradients are stored and accumulated in: fp32, or what weights are stored in"),
-        loss_scaling_flag(o.loss_scaling),
-        choice_flag("--master-weights", TRAIN | PLAN, o.master_weights, {"fp32", "none"},
-                    "AdamW's copy of weights in 16 bits; none: how many updates are lost then is in the log"),
-        choice_flag("--attention", ALL, o.attention, {"flash", "naive"},
-                    "naive keeps the T x T scores and probabilities in memory, to see what flash saves"),
-        choice_flag("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores, {"auto", "none", "mma", "wgmma"},
-                    "that flash attention runs on: Hopper's (wgmma), Ampere's (mma), none; auto: the best there are"),
-        choice_flag("--matmul", TRAIN | PLAN, o.matmul, {MATMUL_NAMES.begin(), MATMUL_NAMES.end()},
-                    "plain: in the build's precision; fp8: those of blocks, forward and for the gradients of inputs; "
-                    "fp8-all: of weights too"),
-        choice_flag("--fp8-scaling", TRAIN, o.fp8_scaling, {FP8_SCALING_NAMES.begin(), FP8_SCALING_NAMES.end()},
-                    "by the largest values of the last 16 steps, or of each tensor; none: a lesson, in what scales are "
-                    "for"),
-        number_flag("--steps", TRAIN, o.steps, 1L, MOST_STEPS, "optimizer steps"),
-        number_flag("--lr", TRAIN, o.lr, 0.0, ANY, "largest learning rate"),
-        number_flag("--min-lr", TRAIN, o.min_lr, 0.0, ANY, "learning rate at the end (default: a tenth of --lr)"),
-        number_flag("--warmup", TRAIN, o.warmup, 0L, MOST_STEPS, "steps in which the learning rate rises to --lr"),
-        choice_flag("--schedule", TRAIN, o.schedule, {"cosine", "linear", "wsd", "constant"},
-                    "what follows; wsd: stable, then linear decay over the last fifth"),
-        number_flag("--weight-decay", TRAIN, o.weight_decay, 0.0, ANY, "of matrices and embeddings only"),
-        number_flag("--beta1", TRAIN, o.beta1, 0.0, 0.999999, "AdamW"),
-        number_flag("--beta2", TRAIN, o.beta2, 0.0, 0.999999, "AdamW"),
-        number_flag("--eps", TRAIN, o.eps, 0.0, ANY, "AdamW"),
-        number_flag("--grad-clip", TRAIN, o.grad_clip, 0.0, ANY, "largest norm of the gradient; 0: not clipped"),
-        number_flag("--seed", TRAIN | SAMPLE, o.seed, 0L, ANY_LONG, "of initial weights, order of data and samples"),
-        choice_flag("--peak", TRAIN, o.peak, {"table", "measured"},
-                    "FLOP/s that MFU is relative to: the card's data sheet, or a large matmul timed at start"),
-        choice_flag("--matmul-tuning", TRAIN | EVAL, o.matmul_tuning, {"off", "on"},
-                    "on: cuBLASLt's algorithms for each matmul are timed once, and the fastest is kept"),
-        choice_flag("--graph", TRAIN | EVAL, o.graph, {"auto", "off", "on"},
-                    "micro-steps and updates are replayed as CUDA graphs; auto: on a GPU"),
-        number_flag("--threads", TRAIN | EVAL | SAMPLE, o.threads, 1, MOST_THREADS,
-                    "of the CPU build (default: one for each core)"),
-    };
-}
-
-bool parse_gpu_counts(const std::string& text, std::vector<int>& to);   // dev/chapter/scan.cuh
-
-std::vector<Flag> run_flags(Options& o) {
-    const std::string counts = format("a whole number from 1 to %d; with --scan also 8..512, the powers of two, or "
-                                      "8,24,64", MOST_GPUS);
-    return {
-        number_flag("--zero", TRAIN | PLAN, o.zero, 0, 3,
-                    "what GPUs share out: 1 optimizer states and master weights, 2 gradients too, 3 weights too"),
-        choice_flag("--overlap", TRAIN, o.overlap, {"off", "on"},
-                    "whether GPUs send gradients and weights while they compute"),
-        number_flag("--timeout", TRAIN, o.timeout, 1.0, ANY,
-                    "seconds after which a GPU of many that does not get on is given up, and the run with it"),
-        {"--gpus", PLAN, counts, "how many train the model together",
-         [&o](const std::string& s) { return parse_gpu_counts(s, o.gpus); }, [&o] { return json(o.gpus.front()); }},
-        text_flag("--out", TRAIN, "DIR", o.out, "run folder: log.jsonl and checkpoints; without it nothing is written"),
-        text_flag("--trace", TRAIN, "FILE", o.trace,
-                  "a Chrome trace of the first three steps: launches, kernels, copies, live bytes"),
-        switch_flag("--resume", TRAIN, o.resume,
-                    "go on from the last checkpoint in --out, with that run's options where none is given"),
-        number_flag("--eval-every", TRAIN, o.eval_every, 0L, ANY_LONG,
-                    "steps between validation losses (and one at the end); 0: none"),
-        number_flag("--eval-sequences", TRAIN, o.eval_sequences, 0L, ANY_LONG,
-                    "sequences of a validation loss, spread over its data; 0: all of that"),
-        number_flag("--sample-every", TRAIN, o.sample_every, 0L, ANY_LONG,
-                    "steps between samples (and one before the first step and at the end); 0: none"),
-        number_flag("--sample-tokens", TRAIN | SAMPLE, o.sample_tokens, 1, ANY_INT, "length of a sample"),
-        number_flag("--temperature", TRAIN | SAMPLE, o.temperature, 0.0, ANY,
-                    "of samples: divides the logits; 0: always the likeliest token"),
-        number_flag("--top-k", TRAIN | SAMPLE, o.top_k, 0, ANY_INT, "of samples: only the k likeliest tokens; 0: all"),
-        number_flag("--top-p", TRAIN | SAMPLE, o.top_p, 0.0, 1.0,
-                    "of samples: of these only the likeliest that together have this probability"),
-        number_flag("--checkpoint-every", TRAIN, o.checkpoint_every, 0L, ANY_LONG,
-                    "steps between checkpoints (and one at the end); 0: none"),
-        number_flag("--keep", TRAIN, o.keep, 0, ANY_INT, "how many checkpoints to keep; 0: all"),
-        text_flag("--prompt", SAMPLE, "TEXT", o.prompt,
-                  "what to go on from; or - to read it from standard input; for a DIR with a tokenizer, or of bytes"),
-        text_flag("--prompt-tokens", SAMPLE, "IDS", o.prompt_tokens,
-                  "the same as token numbers: 15496,995; or - to read them from standard input"),
-        number_flag("--samples", SAMPLE, o.samples, 1, ANY_INT, "how many, from --seed on a seed each"),
-        text_flag("--stop", SAMPLE, "TEXT", o.stop, "ends a sample where it would appear"),
-        text_flag("--gpu-memory", PLAN, "SIZE", o.gpu_memory,
-                  "what must fit, such as 80GB or 24GiB; default: this device's"),
-        choice_flag("--precision", PLAN, o.precision, {"fp32", "bf16", "fp16"},
-                    "of weights and activations; default: with --gpu-memory bf16, else this build's"),
-        number_flag("--bandwidth", PLAN, o.bandwidth, 1e-3, 1e6,
-                    "GB/s that each GPU sends: 450 by an H100's NVLink, 50 by 400 Gb/s InfiniBand"),
-        number_flag("--flops", PLAN, o.flops, 1e-3, 1e6,
-                    "TFLOP/s that each GPU sustains (default: 400 in 16 bits, 27 in FP32, 40 % of an H100's peak)"),
-        switch_flag("--scan", PLAN, o.scan,
-                    "instead: the fastest layouts that fit (ZeRO, micro-batch, recompute) for each number in --gpus"),
-        switch_flag("--json", PLAN, o.as_json, "one JSON object instead of a table"),
-    };
-}
-
-std::vector<Flag> flag_table(Options& o) {
-    std::vector<Flag> all = model_and_data_flags(o);
-    for (const auto& more : {step_flags(o), run_flags(o)}) all.insert(all.end(), more.begin(), more.end());
-    return all;
-}
-
-void print_flag(const Flag& flag) {
-    const json value = flag.value();
-    std::string takes, by_default;
-    if (!flag.is_switch) takes = format(" [%s]", flag.takes.c_str());
-    if (!flag.is_switch && !value.is_null() && value != "") by_default = format(" (default %s)", value.dump().c_str());
-    printf("  %-19s %s%s%s\n", flag.name, flag.help, takes.c_str(), by_default.c_str());
-}
-
-void print_help() {
-    printf("usage: train_gpt [train] --data PATTERN [options]\n"
-           "       train_gpt eval --from DIR [--data PATTERN] [--hellaswag FILE] [options]\n"
-           "       train_gpt sample --from DIR [--prompt TEXT] [options]\n"
-           "       train_gpt plan [options]\n");
-    Options defaults;
-    for (const auto& [verb_name, verb] : VERBS) {
-        printf("\n%s\n", verb_name);
-        for (const Flag& flag : flag_table(defaults)) {
-            if (!(flag.verbs & verb)) continue;
-            if (verb != TRAIN && flag.verbs & TRAIN) printf("  %s\n", flag.name);   // explained above
-            else print_flag(flag);
-        }
-    }
-}
-
-Options parse_options(Verb verb, const char* verb_name, const std::vector<std::string>& args) {
-    Options options;
-    const std::vector<Flag> flags = flag_table(options);
-    for (size_t i = 0; i < args.size(); i++) {
-        const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return args[i] == f.name; });
-        if (flag == flags.end()) throw UserError("%s: no such flag; --help lists them", args[i].c_str());
-        if (!(flag->verbs & verb)) throw UserError("%s is no flag of %s; --help lists them", flag->name, verb_name);
-        if (!flag->is_switch && i + 1 == args.size())
-            throw UserError("%s takes %s, found nothing", flag->name, flag->takes.c_str());
-        const std::string value = flag->is_switch ? "" : args[++i];
-        if (!flag->parse(value))
-            throw UserError("%s takes %s, found '%s'", flag->name, flag->takes.c_str(), value.c_str());
-        options.given.insert(flag->name);
-    }
-    return options;
-}
-
-// All options of a verb, for the log.
-json describe(Options options, Verb verb) {
-    json all;
-    for (const Flag& flag : flag_table(options))
-        if (flag.verbs & verb) all[flag.name + 2] = flag.value();
-    return all;
-}
+#include "dev/files/flags.cuh"   // parse_options(), describe(), print_help()
 
 // ==== column sums ============================================================
 // Bias and LayerNorm gradients are sums over all N rows. In a fixed order and without atomics that
@@ -1732,70 +1415,7 @@ void attention_backward(const Operand& dqkv, float* D, int* counter, const float
     else dqkv.finish<e5m2>(n);
 }
 
-// ==== attention of one token =================================================
-// forward   as above, for the last query alone: what a sampled token costs. qkv holds the keys and values of all
-//           tokens before it, so that they need not go through the model again ("KV cache")
-// shapes    qkv (T,3,NH,HS) floatX | out (NH,HS) floatX
-// mapping   a block per head; its warps take keys in turn, a lane the packs i = lane_start(), ... of HS. Each warp has
-//           its own online softmax; at the end the warps' maxima, sums and outputs are brought together
-// cost      bandwidth: reads K and V once, 2*T*C; with few heads a GPU is not full, and waits for memory
-
-constexpr int MOST_HEAD_SIZE = 128;
-constexpr int HEAD_PACKS = (MOST_HEAD_SIZE + LANE_STRIDE - 1) / LANE_STRIDE;   // of a lane
-
-size_t attention_of_last_shared(int HS) { return sizeof(float) * (WIDE_BLOCK / WARP_SIZE) * (HS + 2); }
-
-__global__ void __launch_bounds__(WIDE_BLOCK) attention_of_last_kernel(floatX* out, const floatX* qkv, int T, int HS) {
-    const size_t C = static_cast<size_t>(gridDim.x) * HS;
-    const floatX* last = qkv + (T - 1) * 3 * C + blockIdx.x * HS;
-    const int warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
-    float* outs = dynamic_shared();                                 // (warps, HS)
-    float *maxima = outs + warps * HS, *sums = maxima + warps;      // (warps)
-
-    const float scale = rsqrtf(static_cast<float>(HS));
-    float query[HEAD_PACKS][PACK] = {}, sum_of_values[HEAD_PACKS][PACK] = {}, max = LOWEST, sum = 0;
-    for (int p = 0, i = lane_start(); p < HEAD_PACKS && i < HS; p++, i += LANE_STRIDE) load(query[p], last + i);
-    for (int t = warp; t < T; t += warps) {
-        const floatX *key = qkv + t * 3 * C + C + blockIdx.x * HS, *value = key + C;
-        float x[PACK], products[PACK] = {};
-        for (int p = 0, i = lane_start(); p < HEAD_PACKS && i < HS; p++, i += LANE_STRIDE) {
-            load(x, key + i);
-            for (int k = 0; k < PACK; k++) products[k] += query[p][k] * x[k];
-        }
-        const float score = warp_sum(products) * scale, old = max;
-        max = fmaxf(max, score);
-        const float rescale = __expf(old - max), probability = __expf(score - max);
-        sum = sum * rescale + probability;
-        for (int p = 0, i = lane_start(); p < HEAD_PACKS && i < HS; p++, i += LANE_STRIDE) {
-            load(x, value + i);
-            for (int k = 0; k < PACK; k++)
-                sum_of_values[p][k] = sum_of_values[p][k] * rescale + probability * x[k];
-        }
-    }
-    for (int p = 0, i = lane_start(); p < HEAD_PACKS && i < HS; p++, i += LANE_STRIDE)
-        for (int k = 0; k < PACK; k++) outs[warp * HS + i + k] = sum_of_values[p][k];
-    if (threadIdx.x % WARP_SIZE == 0) {
-        maxima[warp] = max;
-        sums[warp] = sum;   // 0 where there were fewer keys than warps
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < HS; i += blockDim.x) {
-        float all = LOWEST, total = 0, value = 0;
-        for (int w = 0; w < warps; w++) all = fmaxf(all, maxima[w]);
-        for (int w = 0; w < warps; w++) {
-            const float rescale = __expf(maxima[w] - all);
-            total += sums[w] * rescale;
-            value += outs[w * HS + i] * rescale;
-        }
-        out[blockIdx.x * HS + i] = value / total;
-    }
-}
-
-// qkv (T,3,NH,HS): the output of its last row
-void attention_of_last(floatX* out, const floatX* qkv, int T, int NH, int HS) {
-    launch("attention_of_last", attention_of_last_kernel, NH, WIDE_BLOCK, attention_of_last_shared(HS), out, qkv, T,
-           HS);
-}
+#include "dev/kernels/attention_of_last.cuh"   // of the last query alone, with the keys before it cached: to sample
 
 // ==== naive attention ========================================================
 // The same function with the T x T matrices in memory, to see and to time what flash attention
@@ -3182,200 +2802,10 @@ Operands operands(const Model& m, size_t l) {
 //         Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce Algorithms" (rings)
 
 #include "dev/many/ranks.cuh"   // the processes: ranks, from_all(), join_ranks()
-
-// ---- what is sent
-
-// What computes from now on waits for what was sent up to the event.
-void await_sent(cudaEvent_t event) { check(cudaStreamWaitEvent(device.stream, event, 0), "cudaStreamWaitEvent"); }
-
-// Hands call() to ranks.stream, behind all that computes now, and records `sent` behind it. What computes later waits
-// for it by await_sent() only, or where nothing may overlap. bytes: in all, of which a GPU sends (R - 1) / R.
-template <typename F, typename... Memory>
-void send(const char* name, cudaEvent_t sent, double bytes, F call, const Memory&... memory) {
-    if (device.tuning) return;
-    check(cudaEventRecord(ranks.computed, device.stream), "cudaEventRecord");
-    check(cudaStreamWaitEvent(ranks.stream, ranks.computed, 0), "cudaStreamWaitEvent");
-    on_stream(name, ranks.stream, call, memory...);
-    check(cudaEventRecord(sent, ranks.stream), "cudaEventRecord");
-    ranks.bytes_sent += bytes * (ranks.count - 1) / ranks.count;
-    if (ranks.overlap == Overlap::OFF) await_sent(sent);
-}
-
-// x (n) = the sum of all ranks' x, or the largest
-void all_reduce(cudaEvent_t sent, void* x, size_t n, DType dtype, ncclRedOp_t of_all = ncclSum) {
-    send("all-reduce", sent, 2.0 * n * size_of(dtype), [&] {
-        check(ncclAllReduce(x, x, n, nccl_type(dtype), of_all, ranks.comm, ranks.stream), "ncclAllReduce");
-    }, updated(x));
-}
-
-// out (n) = the sum of all ranks' inp (ranks, n), of which this rank's part
-void reduce_scatter(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype) {
-    send("reduce-scatter", sent, 1.0 * n * ranks.count * size_of(dtype), [&] {
-        check(ncclReduceScatter(inp, out, n, nccl_type(dtype), ncclSum, ranks.comm, ranks.stream),
-              "ncclReduceScatter");
-    }, out, inp);
-}
-
-// out (ranks, n) = all ranks' inp (n)
-void all_gather(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype) {
-    send("all-gather", sent, 1.0 * n * ranks.count * size_of(dtype), [&] {
-        check(ncclAllGather(inp, out, n, nccl_type(dtype), ranks.comm, ranks.stream), "ncclAllGather");
-    }, out, inp);
-}
-
-// out (n) = inp (n) of the rank `root`
-void broadcast(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype, size_t root) {
-    send("broadcast", sent, 1.0 * n * size_of(dtype), [&] {
-        check(ncclBroadcast(inp, out, n, nccl_type(dtype), root, ranks.comm, ranks.stream), "ncclBroadcast");
-    }, out, inp);
-}
-
-// x (n) fp32 = the sum of all ranks' x, or the largest
-void over_gpus(float* x, size_t n, ncclRedOp_t of_all) {
-    if (ranks.alone()) return;
-    all_reduce(ranks.sent, x, n, DType::FP32, of_all);
-    await_sent(ranks.sent);
-}
-void sum_over_gpus(float* x, size_t n) { over_gpus(x, n, ncclSum); }
-void max_over_gpus(float* x, size_t n) { over_gpus(x, n, ncclMax); }
-
-// ---- weights, gathered ahead
-
-// Group 0 has a place of its own, layers take turns in `copies`.
-size_t slot_of(size_t g, size_t copies) { return g == 0 ? 0 : 1 + (g - 1) % copies; }
-size_t slot_begin(const Layout& y, size_t slot) { return slot == 0 ? 0 : y.outside + (slot - 1) * y.layer; }
-
-void make_sending(Model& m) {
-    if (ranks.alone()) return;
-    Sending& t = m.sending;
-    t.holds.assign(1 + m.w.qkvw.copies, NO_GROUP);
-    t.gathered.resize(t.holds.size());
-    t.reduced.resize(1 + m.g.qkvw.copies);
-    for (auto* events : {&t.gathered, &t.reduced})
-        for (cudaEvent_t& event : *events)
-            check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
-}
-
-void gather_weights(Model& m, size_t g) {
-    const Layout& y = m.layout;
-    if (g > y.layers || device.tuning) return;
-    const size_t slot = slot_of(g, m.w.qkvw.copies);
-    if (m.sending.holds[slot] == g) return;
-    m.sending.holds[slot] = g;
-    const Kept kept = weights_kept(m.setup);
-    floatX* whole = kept == Kept::WHOLE ? m.weights : m.weight_buffers;
-    all_gather(m.sending.gathered[slot], whole + slot_begin(y, slot), m.weights + y.mine(g, kept), y.slice(g), FLOATX);
-}
-
-// Before group g's weights are used, and then those of `next`, for which there is time.
-void need_weights(Model& m, size_t g, size_t next) {
-    if (ranks.alone()) return;
-    ranks.alive();
-    if (m.setup.zero == 0) return;
-    gather_weights(m, g);
-    gather_weights(m, next);
-    if (device.tuning) return;
-    await_sent(m.sending.gathered[slot_of(g, m.w.qkvw.copies)]);
-    if (g > 0) need_fp8_weights(m, g - 1);
-}
-
-// After the update: what was gathered is old. Nothing is on its way then, as between steps ranks talk by MPI, too.
-void weights_changed(Model& m) {
-    if (m.setup.zero > 0) std::fill(m.sending.holds.begin(), m.sending.holds.end(), NO_GROUP);
-    fp8_weights_changed(m);
-}
-
-// The weights are the master weights, rounded: for what this rank updates, and then for all.
-void master_changed(Model& m) {
-    const Layout& y = m.layout;
-    const Kept part = states_kept(m.setup), weights = weights_kept(m.setup), master = master_kept(m.setup);
-    for (size_t g = 0; SEPARATE_MASTER && g <= y.layers; g++) {
-        auto at = [&](Kept kept) { return part == Kept::WHOLE ? y.begin(g, kept) : y.mine(g, kept); };
-        round_weights(m.weights + at(weights), m.master + at(master), y.part(g, part));
-    }
-    weights_changed(m);
-}
-
-// ---- gradients, sent as they are done
-
-Grad grad_at(const Model& m, size_t element) {
-    return {static_cast<char*>(m.grads.data) + element * size_of(m.grads.dtype), m.grads.dtype};
-}
-
-// Before something is added to group g's gradients. In a buffer they begin as zeros and, in this rank's slice, what it
-// has summed up to now: then the sum over ranks is that of all micro-batches.
-void begin_gradients(Model& m, size_t g) {
-    if (ranks.alone() || grads_kept(m.setup) == Kept::WHOLE || device.tuning) return;
-    const Layout& y = m.layout;
-    const size_t slot = slot_of(g, m.g.qkvw.copies), size = size_of(m.grads.dtype), slice = y.slice(g) * size;
-    char* buffer = static_cast<char*>(m.grad_buffers.data) + slot_begin(y, slot) * size;
-    const void* so_far = grad_at(m, y.mine(g, Kept::SLICES)).data;
-    await_sent(m.sending.reduced[slot]);
-    clear(buffer, y.group(g) * size);
-    on_stream("copy slice", device.stream, [&] {
-        check(cudaMemcpyAsync(buffer + y.rank * slice, so_far, slice, cudaMemcpyDeviceToDevice, device.stream),
-              "cudaMemcpyAsync");
-    }, buffer, so_far);
-}
-
-// Nothing more will be added to group g's gradients in this micro-batch.
-void send_gradients(Model& m, size_t g) {
-    if (ranks.alone()) return;
-    const Layout& y = m.layout;
-    const size_t slot = slot_of(g, m.g.qkvw.copies), size = size_of(m.grads.dtype);
-    const cudaEvent_t sent = m.sending.reduced[slot];
-    if (grads_kept(m.setup) == Kept::SLICES) {
-        const void* buffer = static_cast<char*>(m.grad_buffers.data) + slot_begin(y, slot) * size;
-        return reduce_scatter(sent, grad_at(m, y.mine(g, Kept::SLICES)).data, buffer, y.slice(g), m.grads.dtype);
-    }
-    if (m.sending.micro_batch == MicroBatch::ONE_OF_SEVERAL) return;
-    void* whole = grad_at(m, y.begin(g, Kept::WHOLE)).data;
-    if (m.setup.zero == 0) all_reduce(sent, whole, y.group(g), m.grads.dtype);
-    else reduce_scatter(sent, grad_at(m, y.mine(g, Kept::WHOLE)).data, whole, y.slice(g), m.grads.dtype);
-}
-
-void await_gradients(Model& m) {
-    if (ranks.alone()) return;
-    for (const cudaEvent_t event : m.sending.reduced) await_sent(event);
-}
-
-// After the update, which leaves zeros in what it has read: with ZeRO 1 the other ranks' slices hold parts of sums.
-void forget_gradients(Model& m) {
-    if (m.setup.zero == 1) clear(m.grads.data, m.layout.elements() * size_of(m.grads.dtype));
-}
-
-// ---- checkpoints
-
-// values (of the first rank): a whole tensor of a block of which each rank has its own slices, at least.
-void download_tensor(float* values, const Model& m, const float* block, Kept kept, const ParameterRow& row, size_t l) {
-    const Layout& y = m.layout;
-    ranks.alive();
-    if (!block) {   // there is no master copy: the weights
-        std::vector<floatX> exact(row.elements);
-        download(exact.data(), m.weights + y.place(row, l), row.elements * sizeof(floatX));
-        std::copy(exact.begin(), exact.end(), values);
-        return;
-    }
-    if (m.setup.zero == 0) {
-        if (ranks.first()) download(values, block + y.place(row, l), row.elements * sizeof(float));
-        return;
-    }
-    float* staging = m.a.partials();   // idle between steps
-    const size_t most = partial_blocks(m.setup.N()) * 4 * m.config.channels;
-    for (size_t rank = 0; rank < ranks.count; rank++) {
-        const Share share = share_of(y, row, l, Kept::SLICES, rank);
-        const float* from = block + (kept == Kept::SLICES ? share.at : y.place(row, l) + share.first);
-        for (size_t done = 0; done < share.count; done += most) {
-            const size_t n = std::min(most, share.count - done);
-            broadcast(ranks.sent, staging, from + done, n, DType::FP32, rank);
-            await_sent(ranks.sent);
-            if (ranks.first()) download(values + share.first + done, staging, n * sizeof(float));
-        }
-    }
-}
+#include "dev/many/zero.cuh"    // what is sent: need_weights(), begin_gradients(), send_gradients(), ...
 
 // ==== fp8 in the model ========================================================
-// Weights in FP8, once a step, and scales: their history, in the log and in checkpoints. A first reading can do without.
+// Weights in FP8, once a step, and scales: their history, in the log and in checkpoints.
 
 #include "dev/kernels/fp8_model.cuh"
 
@@ -3701,73 +3131,19 @@ Flops flops_per_token(const Setup& s) {
     return flops;
 }
 
-// ==== files ==================================================================
+// ==== files and text =========================================================
 
-#include "dev/files/files.cuh"
+#include "dev/files/files.cuh"         // written whole or not at all
 #include "dev/files/safetensors.cuh"
-
-// ==== text ===================================================================
-
-#include "dev/text/text.cuh"
-#include "dev/text/terminal.cuh"
+#include "dev/text/text.cuh"           // tokens to text and back
+#include "dev/text/terminal.cuh"       // what is shown of a run
 
 // ==== checkpoints ============================================================
 // out/step_001000/ is a Hugging Face folder: config.json, model.safetensors and a tokenizer's files;
 // beside them optimizer.safetensors (m/NAME, v/NAME) and trainer.json, from which training goes on
 // with the same bits. Written under another name, flushed and renamed: a crash leaves the last good one.
 
-void write_config(const std::string& path, const Config& c, int end_of_text) {
-    write_json(path, {{"architectures", {"GPT2LMHeadModel"}}, {"model_type", "gpt2"}, {"n_layer", c.layers},
-                      {"n_head", c.heads}, {"n_embd", c.channels}, {"n_positions", c.context}, {"n_ctx", c.context},
-                      {"n_inner", nullptr}, {"vocab_size", c.vocab}, {"activation_function", "gelu_new"},
-                      {"layer_norm_epsilon", 1e-5}, {"initializer_range", INIT_STD}, {"attn_pdrop", 0.0},
-                      {"embd_pdrop", 0.0}, {"resid_pdrop", 0.0}, {"scale_attn_weights", true},
-                      {"tie_word_embeddings", true}, {"torch_dtype", "float32"}, {"use_cache", true},
-                      {"bos_token_id", end_of_text}, {"eos_token_id", end_of_text}});
-}
-
-// Far beyond every real model, and such that no size in bytes overflows 64 bits.
-constexpr int MOST_LAYERS = 1 << 10, MOST_CHANNELS = 1 << 16, MOST_TOKENS = 1 << 22;
-
-void require_supported(const Config& c, const std::string& whose) {
-    const int HS = c.heads > 0 ? c.head_size() : 0;
-    auto within = [](int value, int most) { return value >= 1 && value <= most; };
-    if (!within(c.layers, MOST_LAYERS) || !within(c.channels, MOST_CHANNELS) || !within(c.heads, MOST_CHANNELS) ||
-        !within(c.context, MOST_TOKENS) || !within(c.vocab, MOST_TOKENS))
-        throw UserError("%s: %d layers, %d heads, %d channels, context %d, vocabulary %d: each must be at least 1, "
-                        "at most %d layers, %d channels, %d positions and tokens", whose.c_str(), c.layers, c.heads,
-                        c.channels, c.context, c.vocab, MOST_LAYERS, MOST_CHANNELS, MOST_TOKENS);
-    if (c.channels % c.heads != 0 || HS % 16 != 0 || HS < 16 || HS > 128)
-        throw UserError("%s: %d channels over %d heads: the head size must be 16, 32, ... 128", whose.c_str(),
-                        c.channels, c.heads);
-}
-
-Config read_config(const std::string& path) {
-    const json file = read_json(path);
-    auto require = [&](const char* key, const json& expected, const json& missing_means) {
-        const json value = file.value(key, missing_means);
-        if (value != expected)
-            throw UserError("%s: \"%s\" is %s, expected %s", path.c_str(), key, value.dump().c_str(),
-                            expected.dump().c_str());
-    };
-    try {
-        const char* context = file.contains("n_positions") ? "n_positions" : "n_ctx";
-        auto size = [&](const char* key) { return whole_number<int>(file, key, path); };
-        const Config c = {size("n_layer"), size("n_head"), size("n_embd"), size(context), size("vocab_size")};
-        require("model_type", "gpt2", nullptr);
-        if (file.value("activation_function", "gelu_new") != "gelu_pytorch_tanh")   // another name of the same
-            require("activation_function", "gelu_new", "gelu_new");
-        require("layer_norm_epsilon", 1e-5, 1e-5);
-        require("scale_attn_weights", true, true);
-        require("scale_attn_by_inverse_layer_idx", false, false);
-        require("tie_word_embeddings", true, true);
-        if (file.contains("n_inner") && !file.at("n_inner").is_null()) require("n_inner", 4 * c.channels, nullptr);
-        require_supported(c, path);
-        return c;
-    } catch (const json::exception& error) {
-        throw UserError("%s: %s", path.c_str(), error.what());
-    }
-}
+#include "dev/files/config.cuh"       // read_config(), write_config()
 
 // Calls visit(row, l, name) for every tensor of a file, in the table's order.
 template <typename Visit> void for_each_parameter(const Config& c, Visit visit) {
@@ -3840,78 +3216,7 @@ void write_model(const std::string& dir, const Model& m, const TextFiles& text) 
     write_blocks(dir + "/model.safetensors", m, {{"", m.master, master_kept(m.setup)}});
 }
 
-std::string checkpoint_name(long step) { return format("step_%06ld", step); }
-
-// The step in a name as checkpoint_name gives it, after `prefix`; -1: it is another name.
-long step_in(const std::string& name, const std::string& prefix) {
-    long step = -1;
-    const bool begins = name.rfind(prefix + "step_", 0) == 0;
-    if (begins) parse_number(name.substr(prefix.size() + strlen("step_")), step);
-    return step >= 0 && name == prefix + checkpoint_name(step) ? step : -1;
-}
-
-// The checkpoints of a run folder, by step.
-std::map<long, std::string> list_checkpoints(const std::string& out) {
-    std::map<long, std::string> found;
-    std::error_code ignored;   // no folder: no checkpoints
-    for (const auto& entry : fs::directory_iterator(out, ignored))
-        if (const long step = step_in(entry.path().filename(), ""); step >= 0) found[step] = entry.path();
-    return found;
-}
-
-// The folder that --from means: itself or, of a run's, its last checkpoint.
-std::string folder_meant(const std::string& from) {
-    std::error_code ignored;   // what cannot be looked at is not there
-    if (from.empty() || fs::exists(from + "/config.json", ignored)) return from;
-    const auto checkpoints = list_checkpoints(from);
-    if (!checkpoints.empty()) return checkpoints.rbegin()->second;
-    const std::string name = fs::path(from).filename();
-    for (const char* released : {"gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"})
-        if (name == released && !fs::exists(from, ignored))
-            throw UserError("--from %s: no such folder; scripts/download.sh %s fetches it, and then: --from models/%s",
-                            from.c_str(), released, released);
-    return from;
-}
-
-// What is being written or removed goes by this name, so that a step_N is always whole.
-const char* const UNFINISHED = "unfinished_";
-
-void remove_checkpoint(const std::string& out, long step) {
-    const std::string name = checkpoint_name(step), dying = out + "/" + UNFINISHED + "old_" + name;
-    fs::remove_all(dying);
-    if (!fs::exists(out + "/" + name)) return;
-    fs::rename(out + "/" + name, dying);
-    sync_folder(out);   // before its files go
-    fs::remove_all(dying);
-}
-
-// What a crash has left: folders that go by names of ours, and no others.
-void remove_unfinished(const std::string& out) {
-    for (const auto& entry : fs::directory_iterator(out)) {
-        const std::string name = entry.path().filename();
-        if (step_in(name, UNFINISHED) >= 0 || step_in(name, UNFINISHED + std::string("old_")) >= 0)
-            fs::remove_all(entry.path());
-    }
-}
-
-// Keeps a run folder for one run, which may end in whatever way. Where a file system knows no locks, nothing does.
-class FolderLock {
-public:
-    explicit FolderLock(const std::string& out) : folder_(open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
-        if (folder_ < 0 || flock(folder_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
-        close(folder_);
-        throw UserError("--out %s: another run is writing there", out.c_str());
-    }
-    FolderLock(const FolderLock&) = delete;
-    ~FolderLock() { if (folder_ >= 0) close(folder_); }
-
-private:
-    int folder_;
-};
-
-Failure not_written(long step, const std::exception& error) {
-    return Failure("checkpoint of step %ld not written, earlier ones are untouched: %s", step, error.what());
-}
+#include "dev/files/run_folder.cuh"   // list_checkpoints(), remove_checkpoint(), FolderLock
 
 // Writes out/step_N and then removes all but the last `keep` (0: keeps all). Returns its path.
 std::string write_checkpoint(const std::string& out, const Model& m, const TextFiles& text, long step, json trainer,
@@ -3953,121 +3258,9 @@ std::string write_checkpoint(const std::string& out, const Model& m, const TextF
 // Tokens come from text or from shards in llm.c's format. A sequence of T inputs and T targets is a window of T + 1
 // tokens; windows do not cross files.
 
-#include "dev/files/tokens.cuh"
-
-#include "dev/files/signals.cuh"
-
-// Windows may begin ANYWHERE (as many as there are such places); or follow on each other, WHOLE ones
-// only, or COVERING every token, the last one of a file cut short.
-enum class Windows { ANYWHERE, WHOLE, COVERING };
-
-class Tokens {
-public:
-    Tokens() = default;
-    explicit Tokens(const std::string& pattern) : files_(std::make_shared<std::vector<MappedFile>>()) {
-        paths_ = files_named(pattern);
-        files_->reserve(paths_.size());
-        for (const std::string& path : paths_) {
-            files_->emplace_back(path);
-            pieces_.push_back(open_piece(files_->back()));
-            if (is_shard(path) != is_shard(paths_[0]))
-                throw UserError("%s: %s and %s are text and shards of tokens, expected one of them", pattern.c_str(),
-                                paths_[0].c_str(), path.c_str());
-        }
-    }
-
-    // Makes of text the tokens that the model's are: nothing is to do where those are bytes.
-    void tokenize(const Text& text, int V, FILE* out) {
-        for (Piece& piece : pieces_) {
-            if (piece.token_bytes != 1 || text.takes_bytes(piece.file->path())) continue;
-            text_bytes_ += piece.count;
-            encoded_.push_back(encode_file(text, {piece.tokens, piece.count}, token_bytes(V), piece.file->path(), out));
-            piece.file->require_whole();
-            piece = {piece.file, encoded_.back()->data(), token_bytes(V), 0, encoded_.back()->size() / token_bytes(V)};
-            if (piece.count == 0) throw UserError("%s: no tokens", piece.file->path().c_str());
-        }
-    }
-    size_t text_bytes() const { return text_bytes_; }   // of which tokens were made
-
-    size_t count() const {
-        size_t count = 0;
-        for (const Piece& piece : pieces_) count += piece.count;
-        return count;
-    }
-    bool bytes_only() const {
-        return std::all_of(pieces_.begin(), pieces_.end(), [](const Piece& p) { return p.token_bytes == 1; });
-    }
-    TokensAre tokens_are() const { return bytes_only() ? TokensAre::BYTES : TokensAre::OTHERS; }
-    const std::vector<Piece>& pieces() const { return pieces_; }
-
-    // Takes the last `fraction` of the tokens away and returns them.
-    Tokens split_tail(double fraction) {
-        Tokens tail;
-        tail.files_ = files_;
-        tail.encoded_ = encoded_;
-        size_t wanted = static_cast<size_t>(count() * fraction);
-        while (wanted > 0) {
-            Piece& last = pieces_.back();
-            const size_t taken = std::min(wanted, last.count);
-            Piece part = last;
-            part.begin += last.count - taken;
-            part.count = taken;
-            tail.pieces_.insert(tail.pieces_.begin(), part);
-            last.count -= taken;
-            if (last.count == 0) pieces_.pop_back();
-            wanted -= taken;
-        }
-        return tail;
-    }
-
-    size_t windows(Windows kind, size_t T) const {
-        size_t total = 0;
-        for (const Piece& piece : pieces_) total += windows_of(piece, kind, T);
-        return total;
-    }
-
-    // Window number `index` of that many. Targets past the end of a file are -1.
-    void read(int* inputs, int* targets, Windows kind, size_t index, size_t T, int V) const {
-        for (const Piece& piece : pieces_) {
-            const size_t here = windows_of(piece, kind, T);
-            const size_t start = kind == Windows::ANYWHERE ? index : index * T;
-            if (index < here) {
-                copy_window(inputs, targets, piece, start, T, V);
-                piece.file->require_whole();
-                return;
-            }
-            index -= here;
-        }
-    }
-
-private:
-    static size_t windows_of(const Piece& p, Windows kind, size_t T) {
-        switch (kind) {
-            case Windows::ANYWHERE: return p.count > T ? p.count - T : 0;
-            case Windows::WHOLE:    return (p.count - 1) / T;
-            default:                return ceil_div(p.count - 1, T);
-        }
-    }
-    static void copy_window(int* inputs, int* targets, const Piece& piece, size_t start, size_t T, int V) {
-        const size_t there = std::min(T, piece.count - 1 - start);
-        for (size_t t = 0; t <= there; t++) {
-            const int token = piece[start + t];
-            if (token >= V)
-                throw UserError("%s: token %d at position %zu is outside the vocabulary of %d",
-                                piece.file->path().c_str(), token, piece.begin + start + t, V);
-            if (t < there) inputs[t] = token;
-            if (t > 0) targets[t - 1] = token;
-        }
-        std::fill(inputs + there, inputs + T, 0);
-        std::fill(targets + there, targets + T, -1);
-    }
-
-    std::vector<std::string> paths_;
-    std::shared_ptr<std::vector<MappedFile>> files_;
-    std::vector<std::shared_ptr<std::vector<char>>> encoded_;
-    size_t text_bytes_ = 0;
-    std::vector<Piece> pieces_;
-};
+#include "dev/files/tokens.cuh"    // files of tokens and of text
+#include "dev/files/signals.cuh"   // how a signal ends a run
+#include "dev/files/windows.cuh"   // Tokens: their windows, to train and to validate on
 
 // Which positions hold which token, for embedding's backward: a counting sort of inputs (N).
 // order (N), first (N + 1), the unused end of `first` padded with N. Returns the number of runs.
@@ -4379,43 +3572,11 @@ void find_peak(const Options& o) {
 
 #include "dev/kernels/matmul_tuning.cuh"
 
-// ==== log ====================================================================
-
-#include "dev/files/log.cuh"
-
-// OUT/log.jsonl, one object a line. Resuming drops what came after the checkpoint. A new one has its first line from
-// the moment it is there: --resume takes from it what the run began with.
-class Log {
-public:
-    void open(const std::string& out, long resumed_step, const json& first) {
-        if (out.empty()) return;
-        const std::string path = out + "/log.jsonl";
-        std::string kept = resumed_step > 0 ? records_until(path, resumed_step) : "";
-        if (kept.rfind("{\"run\"", 0) != 0) kept = first.dump() + "\n" + kept;
-        {
-            OutputFile rewritten(path + ".new");
-            rewritten.write(kept.data(), kept.size());
-            rewritten.finish();
-        }
-        fs::rename(path + ".new", path);
-        sync_folder(out);
-        file_ = std::make_unique<GrowingFile>(path);
-    }
-    void write(const json& record) { if (file_) file_->add(record.dump() + "\n"); }
-    void sync() { if (file_) file_->sync(); }
-
-private:
-    std::unique_ptr<GrowingFile> file_;
-};
-
-// ==== trace ==================================================================
-// What the recorder saw, as a picture: --trace FILE.
-
-#include "dev/chapter/trace.cuh"
-
 // ==== verbs: what they share =================================================
 
-#include "dev/cpu/busy.h"
+#include "dev/files/log.cuh"       // OUT/log.jsonl
+#include "dev/chapter/trace.cuh"   // what the recorder saw, as a picture: --trace FILE
+#include "dev/cpu/busy.h"          // whether other programs take a CPU's cores
 
 void say_if_busy(FILE* to) {
     const std::string text = device.is_cpu() ? busy_text(share_without_core()) : "";
@@ -4554,7 +3715,8 @@ void require_fp8(const Setup& s) {
         throw UserError("--matmul fp8 is for a model in bf16: a build with PRECISION=bf16, or plan --precision bf16; "
                         "found %s", name_of(s.precision));
     if (s.N() % FP8_ROWS != 0)
-        throw UserError("--matmul fp8 needs a multiple of %zu tokens in a micro-batch, found %d x %d", FP8_ROWS, s.B, s.T);
+        throw UserError("--matmul fp8 needs a multiple of %zu tokens in a micro-batch, found %d x %d", FP8_ROWS, s.B,
+                        s.T);
     if (s.zero > last_stage(s))
         throw UserError("--zero 3 and --matmul fp8: each GPU has all weights in FP8; expected --zero 0, 1 or 2");
 }
@@ -4664,174 +3826,8 @@ void divide_data(TrainData& data, const Options& o, const std::string& dir, cons
     if (o.val_data.empty() && o.val_fraction > 0 && o.eval_every > 0) data.val = data.train.split_tail(o.val_fraction);
 }
 
-// Where a run begins: nothing, --from or the last checkpoint.
-struct Start {
-    std::string dir;        // of a Hugging Face folder, or empty
-    json trainer;           // null but when resuming
-    long step = 0;
-    uint64_t window = 0;    // of the data
-    std::shared_ptr<FolderLock> lock = nullptr;   // of --out
-};
-
-Start find_start_here(const Options& o) {
-    Start start = {o.from, nullptr};
-    if (o.out.empty()) {
-        if (o.resume) throw UserError("--resume needs --out DIR, the folder of the run to go on with");
-        return start;
-    }
-    std::error_code error;
-    try {
-        create_folder(fs::absolute(o.out));
-    } catch (const fs::filesystem_error& problem) {
-        error = problem.code();
-    }
-    if (error || access(o.out.c_str(), R_OK | W_OK | X_OK) != 0)
-        throw UserError("--out %s: cannot be read and written: %s", o.out.c_str(),
-                        error ? error.message().c_str() : strerror(errno));
-    start.lock = std::make_shared<FolderLock>(o.out);
-    const auto checkpoints = list_checkpoints(o.out);
-    if (!o.resume) {
-        if (!checkpoints.empty() || fs::exists(o.out + "/log.jsonl"))
-            throw UserError("--out %s already holds a run: --resume goes on with it, or name another folder",
-                            o.out.c_str());
-        return start;
-    }
-    if (checkpoints.empty()) {   // start.dir is the run's --from
-        if (!fs::exists(o.out + "/log.jsonl")) throw UserError("--resume: no run in %s", o.out.c_str());
-        printf("resume     %s has no checkpoint yet: the run begins anew%s%s\n", o.out.c_str(),
-               start.dir.empty() ? "" : " from ", start.dir.c_str());
-        return start;
-    }
-    start.dir = checkpoints.rbegin()->second;
-    const std::string path = start.dir + "/trainer.json";
-    start.trainer = read_json(path);
-    start.step = whole_number<long>(start.trainer, "step", path);
-    start.window = whole_number<uint64_t>(start.trainer, "next_window", path);
-    if (start.step != checkpoints.rbegin()->first)
-        throw UserError("%s: \"step\" is %ld, expected %ld as in the folder's name", path.c_str(), start.step,
-                        checkpoints.rbegin()->first);
-    return start;
-}
-
-// Of many GPUs the first one looks, and locks the folder.
-Start find_start(const Options& o) {
-    Start start = {o.from, nullptr};
-    if (ranks.first()) start = find_start_here(o);
-    const json same = json::parse(from_first(json{start.trainer, start.step, start.window}.dump()));
-    start.trainer = same[0];
-    start.step = same[1];
-    start.window = same[2];
-    if (!start.trainer.is_null()) start.dir = o.out + "/" + checkpoint_name(start.step);
-    return start;
-}
-
-#include "dev/files/run_options.cuh"
-
-// Of a run that had none, such as one in BF16, scales begin anew.
-void read_fp8_history(Model& m, const Start& start) {
-    const char* key = "fp8_history";
-    if (m.setup.fp8_scaling != Fp8Scaling::DELAYED || !start.trainer.contains(key)) return;
-    const json& history = start.trainer[key];
-    const size_t expected = scale_count(m) * FP8_HISTORY;
-    auto is_maximum = [](const json& x) { return x.is_number() && x >= 0 && x <= double{FLT_MAX}; };
-    if (!history.is_array() || history.size() != expected || !std::all_of(history.begin(), history.end(), is_maximum))
-        throw UserError("%s/trainer.json: \"%s\" is no list of %zu numbers from 0 on, as %d layers have", start.dir.c_str(),
-                        key, expected, m.config.layers);
-    set_fp8_history(m, history.get<std::vector<float>>());
-}
-
-void load_start(Model& m, const Start& start, uint64_t seed) {
-    if (start.dir.empty()) return init_parameters(m, seed);
-    read_weights(m, start.dir);
-    if (start.trainer.is_null()) return;
-    read_moments(m, start.dir);
-    if (has_fp8(m)) read_fp8_history(m, start);
-}
-
-std::string matmul_text(const Setup& s) {
-    const char* name = MATMUL_NAMES[static_cast<int>(s.matmul)];
-    if (s.matmul == MatmulIn::FLOATX) return name;
-    return format("%s, scales %s", name, FP8_SCALING_NAMES[static_cast<int>(s.fp8_scaling)]);
-}
-
-// Goes on from a checkpoint where that has a scale that was not fixed.
-LossScale start_loss_scale(const Options& o, const Start& start) {
-    const bool by_precision = o.loss_scaling == SCALE_BY_PRECISION;
-    const double wanted = !by_precision ? o.loss_scaling : FLOATX == DType::FP16 ? DYNAMIC_SCALE : NO_SCALE;
-    const bool dynamic = wanted == DYNAMIC_SCALE;
-    LossScale s = {dynamic ? FIRST_LOSS_SCALE : float(wanted), 0, 0, 0, dynamic ? GROWTH_INTERVAL : 0};
-    if (!start.trainer.contains("loss_scaling")) return s;
-    const std::string path = start.dir + "/trainer.json";
-    const json& then = start.trainer["loss_scaling"];
-    auto number = [&](const char* key, long least, long most) {
-        const long value = whole_number<long>(then, key, path);
-        if (value >= least && value <= most) return float(value);
-        throw UserError("%s: \"%s\" is %ld, expected %ld to %ld", path.c_str(), key, value, least, most);
-    };
-    s.skipped = number("skipped_steps", 0, start.step);
-    if (!dynamic) return s;
-    s.scale = number("scale", 1, MOST_LOSS_SCALE);
-    s.good_steps = number("good_steps", 0, GROWTH_INTERVAL - 1);
-    return s;
-}
-
-json loss_scale_record(const LossScale& s) {
-    return {{"scale", long(s.scale)}, {"good_steps", long(s.good_steps)}, {"skipped_steps", long(s.skipped)}};
-}
-
-std::string attention_text(const Setup& s) {
-    if (s.attention == Attention::NAIVE) return "naive";
-    if (!on_tensor_cores(s.config.head_size())) return "flash, without tensor cores";
-    return format("flash, on tensor cores (%s)", name_of(device.tensor_cores));
-}
-
-void print_run(const Setup& s, const Options& o, const TrainData& data, long accumulation, const Start& start) {
-    const Config& c = s.config;
-    const std::string from = start.dir.empty() ? "initialised at random" : "from " + start.dir;
-    printf("device     %s, %s, %.2f TFLOP/s peak (%s)\n", device.properties.name, name_of(FLOATX),
-           device.peak_flops / 1e12, device.peak_source.c_str());
-    say_if_busy(stdout);
-    printf("model      %s: %zu parameters, %s\n", model_text(c).c_str(), count_parameters(c).real, from.c_str());
-    const size_t text_bytes = data.train.text_bytes() + data.val.text_bytes();
-    const std::string made = format(", made of %zu bytes by the tokenizer in %s", text_bytes, start.dir.c_str());
-    printf("data       %s: %zu tokens to train on, %zu to validate on%s\n", o.data.c_str(), data.train.count(),
-           data.val.count(), text_bytes ? made.c_str() : "");
-    const std::string gpus = s.gpus > 1 ? format(" x %d GPUs", s.gpus) : "";
-    printf("step       %d x %d tokens x %ld micro-batches%s = %ld tokens\n", s.B, s.T, accumulation, gpus.c_str(),
-           accumulation * long(s.N()) * s.gpus);
-    printf("attention  %s\n", attention_text(s).c_str());
-    if (s.matmul != MatmulIn::FLOATX) printf("matmul     %s\n", matmul_text(s).c_str());
-    const LossScale scale = start_loss_scale(o, start);
-    if (scale.interval > 0 || scale.scale != NO_SCALE)
-        printf("loss scale %.0f%s\n", scale.scale, scale.interval > 0 ? " at first, dynamic" : "");
-    print_memory(plan(s), memory_now().all);
-    printf("output     %s\n", o.out.empty() ? "none: --out DIR keeps a log and checkpoints" : o.out.c_str());
-    fflush(stdout);
-}
-
-// The log's first object.
-json run_record(const Options& o, const Setup& s) {
-    int runtime = 0, driver = 0;
-    cudaRuntimeGetVersion(&runtime);
-    cudaDriverGetVersion(&driver);
-    json model = model_record(s.config);
-    model["parameters"] = count_parameters(s.config).real;
-    return {{"run", {{"options", describe(o, TRAIN)},
-                     {"model", model},
-                     {"device", device.properties.name},
-                     {"precision", name_of(FLOATX)},
-                     {"attention", attention_text(s)},
-                     {"matmul", matmul_text(s)},
-                     {"peak_flops", device.peak_flops},
-                     {"peak_source", device.peak_source},
-                     {"flops_per_token", flops_record(s)},
-                     {"gpus", s.gpus},
-                     {"zero", s.zero},
-                     {"planned_bytes", plan(s).total},
-                     {"cuda_runtime", runtime},
-                     {"cuda_driver", driver},
-                     {"cublaslt", cublasLtGetVersion()}}}};
-}
+#include "dev/files/start.cuh"        // find_start(), load_start(): nothing, --from or the last checkpoint
+#include "dev/files/run_record.cuh"   // what a run says of itself as it begins
 
 // A training run: what lives from its first step to its last.
 class Trainer {
@@ -5149,7 +4145,8 @@ void plan_verb(Options o) {
 void run_verb(Verb verb, Options options) {
     if (options.resume && !options.out.empty()) take_options_of_run(options);
     const std::string from = options.resume ? options.from : folder_meant(options.from);
-    if (from != options.from && ranks.first()) fprintf(stderr, "from       %s, the last checkpoint there\n", from.c_str());
+    if (from != options.from && ranks.first())
+        fprintf(stderr, "from       %s, the last checkpoint there\n", from.c_str());
     options.from = from;
     catch_lost_pages();
     if (!ranks.alone() && verb != TRAIN && verb != EVAL)

@@ -25,7 +25,7 @@ FORMATS = {"bf16": {"matmul": "plain"},
            "fp8, current": {"matmul": "fp8", "fp8_scaling": "current"},
            "fp8-all": {"matmul": "fp8-all"}}
 # Ten million parameters, on bytes. The schedule is make run's, with a lower peak: the model is three times as wide.
-OPTIONS = {"layers": 6, "heads": 6, "channels": 384, "context": 128, "micro_batch": 16, "steps": 1500,
+OPTIONS = {"layers": 6, "heads": 6, "channels": 384, "context": 128, "micro_batch": 8, "steps": 1500,
            "eval_every": 100,
            "lr": 1e-3, "min_lr": 1e-4, "warmup": 50, "beta2": 0.99, "eval_sequences": 0, "checkpoint_every": 0}
 

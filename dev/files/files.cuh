@@ -196,7 +196,7 @@ void write_json(const std::string& path, const json& content) {
     file.finish();
 }
 
-// A text as one word of the shell's, for lines that can be copied: in quotes where it has more than a path's usual signs.
+// A text as one word of the shell's, for lines that can be copied: in quotes where it has more than a path's signs.
 std::string shell_word(const std::string& text) {
     auto plain = [](unsigned char c) { return c >= 0x80 || (c && (isalnum(c) || strchr("_-./=+,:@%", c))); };
     if (!text.empty() && std::all_of(text.begin(), text.end(), plain)) return text;

@@ -31,3 +31,28 @@ std::string records_until(const std::string& path, uint64_t step) {
                problem.c_str());
     return kept;
 }
+
+// OUT/log.jsonl, one object a line. Resuming drops what came after the checkpoint. A new one has its first line from
+// the moment it is there: --resume takes from it what the run began with.
+class Log {
+public:
+    void open(const std::string& out, long resumed_step, const json& first) {
+        if (out.empty()) return;
+        const std::string path = out + "/log.jsonl";
+        std::string kept = resumed_step > 0 ? records_until(path, resumed_step) : "";
+        if (kept.rfind("{\"run\"", 0) != 0) kept = first.dump() + "\n" + kept;
+        {
+            OutputFile rewritten(path + ".new");
+            rewritten.write(kept.data(), kept.size());
+            rewritten.finish();
+        }
+        fs::rename(path + ".new", path);
+        sync_folder(out);
+        file_ = std::make_unique<GrowingFile>(path);
+    }
+    void write(const json& record) { if (file_) file_->add(record.dump() + "\n"); }
+    void sync() { if (file_) file_->sync(); }
+
+private:
+    std::unique_ptr<GrowingFile> file_;
+};

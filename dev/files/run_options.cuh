@@ -1,5 +1,5 @@
-// --resume goes on with the options of the run: what its last checkpoint or its log says of them; and what is said where
-// they or the data are others now, or a checkpoint is damaged. Included by train_gpt.cu.
+// --resume goes on with the options of the run: what its last checkpoint or its log says of them; and what is said
+// where they or the data are others now, or a checkpoint is damaged. Included by train_gpt.cu.
 
 #pragma once
 

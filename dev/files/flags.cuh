@@ -1,0 +1,280 @@
+// The command line: one table of flags, from which come defaults, parsing, --help and what the log says of a run.
+// Included by train_gpt.cu, whose section "options" has what the flags set.
+#pragma once
+
+struct Flag {
+    const char* name;
+    int verbs;
+    std::string takes;
+    const char* help;
+    std::function<bool(const std::string&)> parse;   // false: not what it takes
+    std::function<json()> value;
+    bool is_switch = false;
+};
+
+Flag text_flag(const char* name, int verbs, const char* takes, std::string& to, const char* help) {
+    auto parse = [&to](const std::string& s) {
+        to = s;
+        return !s.empty();
+    };
+    return {name, verbs, takes, help, parse, [&to] { return json(to); }};
+}
+
+template <typename T> bool parse_number(const std::string& text, T& to) {
+    std::istringstream in(text);
+    in.imbue(std::locale::classic());
+    T value;
+    if (!(in >> value) || in.peek() != EOF || !std::isfinite(static_cast<double>(value))) return false;
+    to = value;
+    return true;
+}
+
+template <typename T>
+Flag number_flag(const char* name, int verbs, T& to, T least, T most, const char* help) {
+    std::string takes = format(std::is_integral_v<T> ? "a whole number from %g" : "a number from %g", double(least));
+    takes += most == std::numeric_limits<T>::max() ? " on" : format(" to %g", double(most));
+    auto parse = [&to, least, most](const std::string& s) {
+        T value;
+        if (!parse_number(s, value) || value < least || value > most) return false;
+        to = value;
+        return true;
+    };
+    // A default below `least` means that the value follows from something else.
+    return {name, verbs, takes, help, parse, [&to, least] { return to < least ? json() : json(to); }};
+}
+
+Flag loss_scaling_flag(double& to) {
+    auto parse = [&to](const std::string& s) {
+        double scale = s == "dynamic" ? DYNAMIC_SCALE : NO_SCALE;
+        if (s != "dynamic" && s != "none" && (!parse_number(s, scale) || scale < 1 || scale > MOST_LOSS_SCALE))
+            return false;
+        to = scale;
+        return true;
+    };
+    auto value = [&to] {
+        if (to == SCALE_BY_PRECISION) return json();
+        return to == DYNAMIC_SCALE ? json("dynamic") : to == NO_SCALE ? json("none") : json(to);
+    };
+    return {"--loss-scaling", TRAIN, format("dynamic|none or a number from 1 to %.0f", MOST_LOSS_SCALE),
+            "what gradients are multiplied by on their way through backward; by default dynamic in FP16, none in BF16 "
+            "and FP32, which need none. none in FP16 is a lesson: gradients below 6e-8 become 0", parse, value};
+}
+
+constexpr int AUTO = -1;
+
+// The same flag, which also takes the word auto.
+Flag auto_flag(Flag flag, int& to) {
+    flag.takes = "auto or " + flag.takes;
+    flag.parse = [&to, number = flag.parse](const std::string& s) {
+        if (s == "auto") to = AUTO;
+        return s == "auto" || number(s);
+    };
+    flag.value = [&to] { return to == AUTO ? json("auto") : json(to); };
+    return flag;
+}
+
+template <typename E>
+Flag choice_flag(const char* name, int verbs, E& to, std::vector<std::string> names, const char* help) {
+    std::string takes;
+    for (const std::string& choice : names) takes += (takes.empty() ? "" : "|") + choice;
+    auto parse = [&to, names](const std::string& s) {
+        const auto found = std::find(names.begin(), names.end(), s);
+        if (found == names.end()) return false;
+        to = static_cast<E>(found - names.begin());
+        return true;
+    };
+    return {name, verbs, takes, help, parse, [&to, names] { return json(names[static_cast<int>(to)]); }};
+}
+
+Flag switch_flag(const char* name, int verbs, bool& to, const char* help) {
+    return {name, verbs, "", help, [&to](const std::string&) { return to = true; }, [&to] { return json(to); }, true};
+}
+
+constexpr int MOST_SEQUENCES = 1 << 15;   // a sequence is a row of blocks in attention's grid.z, which ends at 65535
+constexpr int MOST_GPUS = 1 << 16;
+constexpr int MOST_THREADS = 1024;        // as many as dev/cpu takes
+constexpr long MOST_STEPS = 1000000000000, MOST_STEP_TOKENS = MOST_STEPS;   // no sum or product of them overflows
+constexpr int ANY_INT = std::numeric_limits<int>::max();
+constexpr long ANY_LONG = std::numeric_limits<long>::max();
+constexpr double ANY = std::numeric_limits<float>::max();   // what becomes a float on the device
+
+std::vector<Flag> model_and_data_flags(Options& o) {
+    return {
+        text_flag("--model", TRAIN | PLAN, "NAME", o.model,
+                  "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-125m ... gpt3-13b; to plan also 1b, 7b, 70b, 405b"),
+        number_flag("--layers", TRAIN | PLAN, o.layers, 1, ANY_INT, "instead of the model's"),
+        number_flag("--heads", TRAIN | PLAN, o.heads, 1, ANY_INT, "likewise; channels / heads must be 16, 32, ... 128"),
+        number_flag("--channels", TRAIN | PLAN, o.channels, 1, ANY_INT, "likewise"),
+        number_flag("--context", TRAIN | PLAN, o.context, 1, ANY_INT, "likewise: the number of positions"),
+        number_flag("--vocab", TRAIN | PLAN, o.vocab, 1, ANY_INT,
+                    "likewise; with data that is bytes, 256 unless given"),
+        text_flag("--from", ALL, "DIR", o.from,
+                  "a Hugging Face GPT-2 folder (config.json, model.safetensors), or a run's, to start from"),
+        text_flag("--data", TRAIN | EVAL, "PATTERN", o.data,
+                  ".bin shards of tokens, or text, whose tokens are its bytes or by the tokenizer in --from; globs "
+                  "allowed"),
+        text_flag("--val-data", TRAIN, "PATTERN", o.val_data, "data for the validation loss"),
+        text_flag("--hellaswag", TRAIN | EVAL, "FILE", o.hellaswag,
+                  "of scripts/prepare_hellaswag.py: questions to answer, in training with every validation loss"),
+        number_flag("--val-fraction", TRAIN, o.val_fraction, 0.0, 0.9,
+                    "without --val-data: this part of --data, its end, is kept for validation"),
+        choice_flag("--shuffle", TRAIN, o.shuffle, {"no", "yes"},
+                    "random windows by seed, or windows in the files' order"),
+    };
+}
+
+std::vector<Flag> step_flags(Options& o) {
+    return {
+        auto_flag(number_flag("--micro-batch", TRAIN | EVAL | PLAN, o.micro_batch, 1, MOST_SEQUENCES,
+                              "sequences that go through the model at once; auto: as many as fit"), o.micro_batch),
+        number_flag("--seq-len", ALL, o.seq_len, 1, ANY_INT, "tokens of a sequence (default: the model's context)"),
+        number_flag("--total-batch", TRAIN | PLAN, o.total_batch, 1L, MOST_STEP_TOKENS,
+                    "tokens of a step, accumulated over micro-batches (default: one micro-batch)"),
+        choice_flag("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"},
+                    "which activations are dropped in forward and computed again in backward"),
+        choice_flag("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16", "fp16"},
+                    "what gradients are stored and accumulated in: fp32, or what weights are stored in"),
+        loss_scaling_flag(o.loss_scaling),
+        choice_flag("--master-weights", TRAIN | PLAN, o.master_weights, {"fp32", "none"},
+                    "AdamW's copy of weights in 16 bits; none: how many updates are lost then is in the log"),
+        choice_flag("--attention", ALL, o.attention, {"flash", "naive"},
+                    "naive keeps the T x T scores and probabilities in memory, to see what flash saves"),
+        choice_flag("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores, {"auto", "none", "mma", "wgmma"},
+                    "that flash attention runs on: Hopper's (wgmma), Ampere's (mma), none; auto: the best there are"),
+        choice_flag("--matmul", TRAIN | PLAN, o.matmul, {MATMUL_NAMES.begin(), MATMUL_NAMES.end()},
+                    "plain: in the build's precision; fp8: those of blocks, forward and for the gradients of inputs; "
+                    "fp8-all: of weights too"),
+        choice_flag("--fp8-scaling", TRAIN, o.fp8_scaling, {FP8_SCALING_NAMES.begin(), FP8_SCALING_NAMES.end()},
+                    "by the largest values of the last 16 steps, or of each tensor; none: a lesson, in what scales are "
+                    "for"),
+        number_flag("--steps", TRAIN, o.steps, 1L, MOST_STEPS, "optimizer steps"),
+        number_flag("--lr", TRAIN, o.lr, 0.0, ANY, "largest learning rate"),
+        number_flag("--min-lr", TRAIN, o.min_lr, 0.0, ANY, "learning rate at the end (default: a tenth of --lr)"),
+        number_flag("--warmup", TRAIN, o.warmup, 0L, MOST_STEPS, "steps in which the learning rate rises to --lr"),
+        choice_flag("--schedule", TRAIN, o.schedule, {"cosine", "linear", "wsd", "constant"},
+                    "what follows; wsd: stable, then linear decay over the last fifth"),
+        number_flag("--weight-decay", TRAIN, o.weight_decay, 0.0, ANY, "of matrices and embeddings only"),
+        number_flag("--beta1", TRAIN, o.beta1, 0.0, 0.999999, "AdamW"),
+        number_flag("--beta2", TRAIN, o.beta2, 0.0, 0.999999, "AdamW"),
+        number_flag("--eps", TRAIN, o.eps, 0.0, ANY, "AdamW"),
+        number_flag("--grad-clip", TRAIN, o.grad_clip, 0.0, ANY, "largest norm of the gradient; 0: not clipped"),
+        number_flag("--seed", TRAIN | SAMPLE, o.seed, 0L, ANY_LONG, "of initial weights, order of data and samples"),
+        choice_flag("--peak", TRAIN, o.peak, {"table", "measured"},
+                    "FLOP/s that MFU is relative to: the card's data sheet, or a large matmul timed at start"),
+        choice_flag("--matmul-tuning", TRAIN | EVAL, o.matmul_tuning, {"off", "on"},
+                    "on: cuBLASLt's algorithms for each matmul are timed once, and the fastest is kept"),
+        choice_flag("--graph", TRAIN | EVAL, o.graph, {"auto", "off", "on"},
+                    "micro-steps and updates are replayed as CUDA graphs; auto: on a GPU"),
+        number_flag("--threads", TRAIN | EVAL | SAMPLE, o.threads, 1, MOST_THREADS,
+                    "of the CPU build (default: one for each core)"),
+    };
+}
+
+bool parse_gpu_counts(const std::string& text, std::vector<int>& to);   // dev/chapter/scan.cuh
+
+std::vector<Flag> run_flags(Options& o) {
+    const std::string counts = format("a whole number from 1 to %d; with --scan also 8..512, the powers of two, or "
+                                      "8,24,64", MOST_GPUS);
+    return {
+        number_flag("--zero", TRAIN | PLAN, o.zero, 0, 3,
+                    "what GPUs share out: 1 optimizer states and master weights, 2 gradients too, 3 weights too"),
+        choice_flag("--overlap", TRAIN, o.overlap, {"off", "on"},
+                    "whether GPUs send gradients and weights while they compute"),
+        number_flag("--timeout", TRAIN, o.timeout, 1.0, ANY,
+                    "seconds after which a GPU of many that does not get on is given up, and the run with it"),
+        {"--gpus", PLAN, counts, "how many train the model together",
+         [&o](const std::string& s) { return parse_gpu_counts(s, o.gpus); }, [&o] { return json(o.gpus.front()); }},
+        text_flag("--out", TRAIN, "DIR", o.out, "run folder: log.jsonl and checkpoints; without it nothing is written"),
+        text_flag("--trace", TRAIN, "FILE", o.trace,
+                  "a Chrome trace of the first three steps: launches, kernels, copies, live bytes"),
+        switch_flag("--resume", TRAIN, o.resume,
+                    "go on from the last checkpoint in --out, with that run's options where none is given"),
+        number_flag("--eval-every", TRAIN, o.eval_every, 0L, ANY_LONG,
+                    "steps between validation losses (and one at the end); 0: none"),
+        number_flag("--eval-sequences", TRAIN, o.eval_sequences, 0L, ANY_LONG,
+                    "sequences of a validation loss, spread over its data; 0: all of that"),
+        number_flag("--sample-every", TRAIN, o.sample_every, 0L, ANY_LONG,
+                    "steps between samples (and one before the first step and at the end); 0: none"),
+        number_flag("--sample-tokens", TRAIN | SAMPLE, o.sample_tokens, 1, ANY_INT, "length of a sample"),
+        number_flag("--temperature", TRAIN | SAMPLE, o.temperature, 0.0, ANY,
+                    "of samples: divides the logits; 0: always the likeliest token"),
+        number_flag("--top-k", TRAIN | SAMPLE, o.top_k, 0, ANY_INT, "of samples: only the k likeliest tokens; 0: all"),
+        number_flag("--top-p", TRAIN | SAMPLE, o.top_p, 0.0, 1.0,
+                    "of samples: of these only the likeliest that together have this probability"),
+        number_flag("--checkpoint-every", TRAIN, o.checkpoint_every, 0L, ANY_LONG,
+                    "steps between checkpoints (and one at the end); 0: none"),
+        number_flag("--keep", TRAIN, o.keep, 0, ANY_INT, "how many checkpoints to keep; 0: all"),
+        text_flag("--prompt", SAMPLE, "TEXT", o.prompt,
+                  "what to go on from; or - to read it from standard input; for a DIR with a tokenizer, or of bytes"),
+        text_flag("--prompt-tokens", SAMPLE, "IDS", o.prompt_tokens,
+                  "the same as token numbers: 15496,995; or - to read them from standard input"),
+        number_flag("--samples", SAMPLE, o.samples, 1, ANY_INT, "how many, from --seed on a seed each"),
+        text_flag("--stop", SAMPLE, "TEXT", o.stop, "ends a sample where it would appear"),
+        text_flag("--gpu-memory", PLAN, "SIZE", o.gpu_memory,
+                  "what must fit, such as 80GB or 24GiB; default: this device's"),
+        choice_flag("--precision", PLAN, o.precision, {"fp32", "bf16", "fp16"},
+                    "of weights and activations; default: with --gpu-memory bf16, else this build's"),
+        number_flag("--bandwidth", PLAN, o.bandwidth, 1e-3, 1e6,
+                    "GB/s that each GPU sends: 450 by an H100's NVLink, 50 by 400 Gb/s InfiniBand"),
+        number_flag("--flops", PLAN, o.flops, 1e-3, 1e6,
+                    "TFLOP/s that each GPU sustains (default: 400 in 16 bits, 27 in FP32, 40 % of an H100's peak)"),
+        switch_flag("--scan", PLAN, o.scan,
+                    "instead: the fastest layouts that fit (ZeRO, micro-batch, recompute) for each number in --gpus"),
+        switch_flag("--json", PLAN, o.as_json, "one JSON object instead of a table"),
+    };
+}
+
+std::vector<Flag> flag_table(Options& o) {
+    std::vector<Flag> all = model_and_data_flags(o);
+    for (const auto& more : {step_flags(o), run_flags(o)}) all.insert(all.end(), more.begin(), more.end());
+    return all;
+}
+
+void print_flag(const Flag& flag) {
+    const json value = flag.value();
+    std::string takes, by_default;
+    if (!flag.is_switch) takes = format(" [%s]", flag.takes.c_str());
+    if (!flag.is_switch && !value.is_null() && value != "") by_default = format(" (default %s)", value.dump().c_str());
+    printf("  %-19s %s%s%s\n", flag.name, flag.help, takes.c_str(), by_default.c_str());
+}
+
+void print_help() {
+    printf("usage: train_gpt [train] --data PATTERN [options]\n"
+           "       train_gpt eval --from DIR [--data PATTERN] [--hellaswag FILE] [options]\n"
+           "       train_gpt sample --from DIR [--prompt TEXT] [options]\n"
+           "       train_gpt plan [options]\n");
+    Options defaults;
+    for (const auto& [verb_name, verb] : VERBS) {
+        printf("\n%s\n", verb_name);
+        for (const Flag& flag : flag_table(defaults)) {
+            if (!(flag.verbs & verb)) continue;
+            if (verb != TRAIN && flag.verbs & TRAIN) printf("  %s\n", flag.name);   // explained above
+            else print_flag(flag);
+        }
+    }
+}
+
+Options parse_options(Verb verb, const char* verb_name, const std::vector<std::string>& args) {
+    Options options;
+    const std::vector<Flag> flags = flag_table(options);
+    for (size_t i = 0; i < args.size(); i++) {
+        const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return args[i] == f.name; });
+        if (flag == flags.end()) throw UserError("%s: no such flag; --help lists them", args[i].c_str());
+        if (!(flag->verbs & verb)) throw UserError("%s is no flag of %s; --help lists them", flag->name, verb_name);
+        if (!flag->is_switch && i + 1 == args.size())
+            throw UserError("%s takes %s, found nothing", flag->name, flag->takes.c_str());
+        const std::string value = flag->is_switch ? "" : args[++i];
+        if (!flag->parse(value))
+            throw UserError("%s takes %s, found '%s'", flag->name, flag->takes.c_str(), value.c_str());
+        options.given.insert(flag->name);
+    }
+    return options;
+}
+
+// All options of a verb, for the log.
+json describe(Options options, Verb verb) {
+    json all;
+    for (const Flag& flag : flag_table(options))
+        if (flag.verbs & verb) all[flag.name + 2] = flag.value();
+    return all;
+}
