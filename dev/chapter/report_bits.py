@@ -215,8 +215,9 @@ def master_figure(share_axis, loss_axis, rates):
             loss_axis.plot(*zip(*kinds[kind]["losses"]), color=color, linestyle=style, linewidth=1.4)
             starts = kinds[kind]["losses"][0][1]
     loss_axis.set_ylim(None, 1.05 * starts)     # what is above is a spike
-    share_axis.set(title="BF16 without a master copy:\nweights that a step leaves as they were, %", ylim=(0, 100))
-    share_axis.legend(fontsize=7.5, loc="lower right", frameon=True, framealpha=0.7, edgecolor="white")
+    share_axis.set(title="BF16 without a master copy:\nweights that a step leaves as they were, %",
+                   ylim=(0, 130), yticks=range(0, 101, 20))     # above all of them is the legend
+    share_axis.legend(fontsize=7.5, loc="upper center", labelspacing=0.2)
     loss_axis.legend(handles=[Line2D([], [], color="0.3", linestyle="-", label="with a copy in FP32"),
                               Line2D([], [], color="0.3", linestyle=":", label="without")], fontsize=7.5)
 

@@ -65,16 +65,17 @@ class Controls:
             self.page.locator(f"label:has(> #{name}-{option})").click()
 
     def everything(self, model="gpt2", shape=(), seqlen=1024, microbatch=16, totalbatch=0, precision="bf16", grads="fp32",
-                   attention="flash", recompute="none", card="80", gigabytes=None,
+                   matmul="plain", attention="flash", recompute="none", card="80", gigabytes=None,
                    gpus=1, zero=0, bandwidth=50, flops=400):
         self.select("model", model)
         for name, value in dict(shape).items():
             self.number(name, value)
         for name, value in (("seqlen", seqlen), ("microbatch", microbatch), ("totalbatch", totalbatch), ("gpus", gpus)):
             self.number(name, value)
-        self.many(zero, bandwidth, flops)
-        for name, option in (("precision", precision), ("grads", grads), ("attention", attention), ("recompute", recompute)):
+        for name, option in (("precision", precision), ("grads", grads), ("matmul", matmul), ("attention", attention),
+                             ("recompute", recompute)):
             self.choose(name, option)
+        self.many(zero, bandwidth, flops)
         self.select("card", card)
         if gigabytes is not None:
             self.number("gigabytes", gigabytes)
@@ -117,7 +118,8 @@ def random_setting(controls, rng):
     else:   # some micro-batches
         tokens = int(controls.page.input_value("#seqlen")) * int(controls.page.input_value("#microbatch")) * int(controls.page.input_value("#gpus"))
         controls.number("totalbatch", tokens * rng.choice([0, 1, 5, 32]))
-    for name, options in (("precision", ["bf16", "fp32"]), ("grads", ["fp32", "bf16"]), ("attention", ["flash", "naive"]),
+    for name, options in (("precision", ["bf16", "bf16", "fp16", "fp32"]), ("grads", ["fp32", "bf16", "fp16"]),
+                          ("matmul", ["plain", "fp8", "fp8-all"]), ("attention", ["flash", "naive"]),
                           ("recompute", ["none", "selective", "full"])):
         controls.choose(name, rng.choice(options))
     cards = controls.page.eval_on_selector_all("#card option", "options => options.map(o => o.value)")
@@ -145,6 +147,13 @@ CORNERS = [
     ("more channels than any model has", dict(shape=dict(layers=1024, heads=1024, channels=65536, vocab=4194304), seqlen=4194304, microbatch=1)),
     ("fp32", dict(precision="fp32")),
     ("bf16 gradients", dict(grads="bf16", card="24")),
+    ("fp16", dict(precision="fp16")),
+    ("fp16 gradients", dict(precision="fp16", grads="fp16", card="16")),
+    ("fp8", dict(model="gpt2-xl", matmul="fp8", microbatch=32, card="141")),
+    ("fp8-all", dict(model="gpt2-xl", matmul="fp8-all", microbatch=32, card="141")),
+    ("fp8-all, selective, naive", dict(matmul="fp8-all", recompute="selective", attention="naive")),
+    ("fp8-all, full", dict(matmul="fp8-all", recompute="full")),
+    ("8 GPUs, ZeRO 2, fp8", dict(model="7b", matmul="fp8", gpus=8, zero=2, microbatch=1, totalbatch=524288)),
     ("64 GPUs", dict(model="7b", gpus=64, microbatch=1, totalbatch=4194304)),
     ("64 GPUs, ZeRO 1", dict(model="7b", gpus=64, zero=1, microbatch=1, totalbatch=4194304, grads="bf16")),
     ("64 GPUs, ZeRO 2", dict(model="7b", gpus=64, zero=2, microbatch=1, totalbatch=4194304, recompute="full")),
@@ -165,6 +174,7 @@ REFUSED = [
     ("a vocabulary of 2^22 + 1", dict(shape=dict(vocab=4194305))),
     ("half a head", dict(shape=dict(heads=1.5))),
     ("a sequence of 2^22 + 1", dict(seqlen=4194305, microbatch=1)),
+    ("fp8 and a sum over 17 rows", dict(matmul="fp8", seqlen=17, microbatch=1)),
     ("micro-batch 0", dict(microbatch=0)),
     ("micro-batch 32769", dict(microbatch=32769)),
     ("2^31 tokens", dict(seqlen=65536, microbatch=32768)),
@@ -276,6 +286,7 @@ def compare_controls(page, record):
     number = lambda name: int(float(at[name]))
     want = {"model": {name: number(name) for name in SHAPE}, "micro_batch": number("microbatch"), "seq_len": number("seqlen"),
             "precision": at["precision"], "grad_dtype": at["grads"], "recompute": at["recompute"], "attention": at["attention"],
+            "matmul": at["matmul"],
             "gpus": number("gpus"), "zero": number("zero") if number("gpus") > 1 else 0,
             "accumulation": number("totalbatch") // (number("microbatch") * number("seqlen") * number("gpus")) or 1,
             "gpu_memory": int(float(at["gigabytes"] if at["card"] == "custom" else at["card"]) * 1e9)}
@@ -372,6 +383,24 @@ def one_gpu(controls):
         for name in ("#zero-field", "#bandwidth-field", "#teraflops-field", "#many"):
             if controls.page.is_visible(name) != (gpus > 1):
                 yield f"{name} is {'' if gpus == 1 else 'not '}there for {gpus} GPUs"
+
+
+def exclusions(controls):
+    """What cannot be chosen with something else, and what takes its place. Yields what is not so."""
+    controls.everything(grads="bf16", matmul="fp8", gpus=8, zero=2)
+    disabled = lambda *ids: [controls.page.is_disabled(f"#{id}") for id in ids]
+    if disabled("zero-3", "grads-fp16", "grads-bf16", "matmul-fp8") != [True, True, False, False]:
+        yield "of BF16 with FP8, ZeRO 3 and gradients in FP16 are not all that is disabled"
+    controls.choose("precision", "fp16")
+    if disabled("zero-3", "grads-fp16", "grads-bf16", "matmul-fp8", "matmul-fp8-all") != [False, False, True, True, True]:
+        yield "of FP16, gradients in BF16 and FP8 are not all that is disabled"
+    if not controls.page.is_checked("#matmul-plain") or not controls.page.is_checked("#grads-fp32"):
+        yield "what FP16 excludes does not become plain matmuls and gradients in FP32"
+    controls.choose("precision", "bf16")
+    controls.choose("zero", 3)
+    controls.choose("matmul", "fp8-all")
+    if not controls.page.is_checked("#zero-2"):
+        yield "FP8 does not make ZeRO 3 ZeRO 2"
 
 
 def keyboard(page):
@@ -492,6 +521,7 @@ def main():
 
         tests.check("presets and sliders", presets(page, train_gpt))
         tests.check("controls for several GPUs", one_gpu(controls))
+        tests.check("controls that exclude each other", exclusions(controls))
         controls.everything()
         tests.check("keyboard", keyboard(page))
         for width in (400, 600, 900, 1600):
