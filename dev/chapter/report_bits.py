@@ -8,6 +8,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from formats import Format
+from fp8_quality import AGAIN
 from measure import told
 from page import Section, concluded, number, spread, table
 
@@ -485,7 +486,10 @@ def fp8_quality(results, about):
         rows.append([name, len(each), spread(losses, lambda v: f"{v:.4f}") if losses else "–",
                      f"{statistics.mean(losses):.4f}" if losses else "–",
                      spread(ratios, lambda v: f"{v:.4f}") if ratios else "–", len(stopped)])
-        if name != reference and stopped:
+        if name == AGAIN and ratios:
+            said.append("Chance moves a run, too: BF16 once more, with a step's sums in another order, ends "
+                        f"{change(min(ratios) - 1)} to {change(max(ratios) - 1)} from itself, seed by seed.")
+        elif name != reference and stopped:
             said.append(f"{name}: {len(stopped)} of {len(each)} runs did not get to their end (\"{stopped[0]}\").")
         elif name != reference and ratios:
             said.append(concluded(ratios, f"{name} ends {change(statistics.median(ratios) - 1)} from {reference}.",
@@ -498,6 +502,6 @@ def fp8_quality(results, about):
         table(["format", "seeds", "last validation loss, median (range)", "mean",
                f"over {reference}, seed by seed, median (range)", "stopped"], rows),
         [("Quality of FP8", "diverges without care; large runs have trained in it",
-          "; ".join(f"{row[0]} {row[4].split(' ')[0]}" for row in rows if row[0] != reference)
+          "; ".join(f"{row[0]} {row[4].split(' ')[0]}" for row in rows if row[0] not in (reference, AGAIN))
           + f" of {reference}'s last loss (measured)")],
         f"Measured by dev/chapter/fp8_quality.py, {made['date']}.")
