@@ -458,7 +458,7 @@ def quality_figure(runs, reference):
     columns = {name: list(zip(*[[loss for _, loss in run["curve"]] for run in each])) for name, each in runs.items()}
     means = [statistics.mean(column) for column in columns[reference]]
     for color, (name, losses) in zip(QUALITY_COLORS, columns.items()):
-        band(left, steps, losses, color, f"{name} ({len(runs[name])} seeds)")
+        band(left, steps, losses, color, f"{name} ({len(runs[name])} seed{'s' * (len(runs[name]) > 1)})")
         band(right, steps, [[100 * (loss / mean - 1) for loss in each] for each, mean in zip(losses, means)], color)
     left.set(title="Validation loss; shaded: from the lowest to the highest seed", xlabel="step")
     right.set(title=f"% above the mean of {reference}", xlabel="step")
@@ -494,6 +494,10 @@ def fp8_quality(results, about):
         elif name != reference and ratios:
             said.append(concluded(ratios, f"{name} ends {change(statistics.median(ratios) - 1)} from {reference}.",
                                   f"{name}: whether it ends elsewhere than {reference}", "seeds", change))
+    means = [f"{change(made['over_reference'])} ({name})" for name, made in results["formats"].items()
+             if name != reference and made["over_reference"] is not None]
+    if means:
+        said.append(f"In the mean over seeds: {', '.join(means)}.")
     made = results["about"]
     return Section(
         "FP8 over whole runs", quality_figure(whole, reference) if reference in whole else None, "11_fp8_quality.png",
