@@ -2794,7 +2794,7 @@ Operands operands(const Model& m, size_t l) {
 // times (R - 1) / R, as in rings. All that is sent goes through ranks.stream, a group at a time, while device.stream
 // computes another: layer l's gradients under the backward of layer l - 1, layer l + 1's weights under the forward of
 // layer l. Gradients wait for the step's last micro-batch where there is memory to sum them up (0 and 1).
-// With one rank each of these functions does nothing.
+// With one rank each of the functions in zero.cuh does nothing.
 //
 // bits    every stage adds the same numbers in the same order where a step has one micro-batch a rank; with more, 0
 //         and 1 add up micro-batches before ranks, 2 and 3 ranks before micro-batches: equal to rounding

@@ -1,7 +1,7 @@
-// The picture that --trace draws of what the recorder saw (recorder.cuh): a Chrome trace, which
-// ui.perfetto.dev opens, with a row for the CPU, one for each stream, and a counter of live bytes by category. An
-// activation lives from a write to the last read before the next one; a parameter's gradient from its first micro-batch
-// to the update; the rest always. Included by train_gpt.cu.
+// The picture that --trace draws of what the recorder saw (recorder.cuh): a Chrome trace, which ui.perfetto.dev opens,
+// with a row for the CPU, one for each stream, and a counter of live bytes by category. An activation lives from a
+// write to the last read before the next one; a parameter's gradient from its first micro-batch to the update; the rest
+// always. Included by train_gpt.cu.
 #pragma once
 
 constexpr long TRACED_STEPS = 3;
