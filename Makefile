@@ -130,7 +130,7 @@ endef
 
 BUILD    := build/$(DEVICE)-$(PRECISION)
 TEST_DIR ?= build/test
-HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h dev/text/*.h dev/files/*.h dev/*/*.cuh) Makefile
+HEADERS := $(wildcard dev/cpu/*.h dev/cpu/*/*.h gpt/*.h gpt/*.cuh dev/*/*.cuh) Makefile
 
 # A text as one word of the shell's.
 quoted = '$(subst ','"'"',$(1))'
@@ -186,7 +186,7 @@ $(TEST_DIR)/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) $(TEST_DIR)/flags | 
 $(TEST_DIR)/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) $(TEST_DIR)/flags | setup
 	$(call compile,$<,$@,,$(call test_width,$@),-O2 $(TARGET))
 compile_text = @mkdir -p $(@D); $(CXX) -std=c++17 $(WARNINGS) $(1) $(USER_CXX) $< -o $@ $(LDFLAGS) -lpcre2-8
-$(TEST_DIR)/text/test_tokenizer: dev/text/test_tokenizer.cpp dev/text/tokenizer.h dev/files/json.h $(TEST_DIR)/flags | setup
+$(TEST_DIR)/text/test_tokenizer: dev/tests/test_tokenizer.cpp gpt/tokenizer.h gpt/json.h $(TEST_DIR)/flags | setup
 	$(call compile_text,-O2)
 
 SANITIZE := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
@@ -194,7 +194,7 @@ build/asan/%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) build/asan/flags | se
 	$(call compile,$<,$@,$(call test_kind,$@),$(call test_width,$@),$(SANITIZE))
 build/asan/%/test_cpu: dev/cpu/test_cpu.cpp $(HEADERS) build/asan/flags | setup
 	$(call compile,$<,$@,,$(call test_width,$@),$(SANITIZE))
-build/asan/text/test_tokenizer: dev/text/test_tokenizer.cpp dev/text/tokenizer.h dev/files/json.h build/asan/flags | setup
+build/asan/text/test_tokenizer: dev/tests/test_tokenizer.cpp gpt/tokenizer.h gpt/json.h build/asan/flags | setup
 	$(call compile_text,$(SANITIZE))
 
 build/test/gpu-%/test_gpt: test_gpt.cu train_gpt.cu $(HEADERS) | setup
@@ -330,7 +330,7 @@ MANY      := $(TEST_DIR)/many
 RUN_RANKS := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1 mpirun --oversubscribe --bind-to none
 $(MANY)/test_nccl: dev/cpu/test_nccl.cpp $(HEADERS) $(TEST_DIR)/flags | setup
 	$(call compile,$<,$@,,32,-O2 $(TARGET))
-$(MANY)/test_watch: dev/many/test_watch.cpp dev/many/watch.h $(TEST_DIR)/flags | setup
+$(MANY)/test_watch: dev/tests/test_watch.cpp gpt/watch.h $(TEST_DIR)/flags | setup
 	@mkdir -p $(@D); $(CXX) -std=c++17 -O2 $(WARNINGS) $(USER_CXX) $< -o $@ $(LDFLAGS) -lpthread
 $(MANY)/train_gpt: train_gpt.cu $(HEADERS) $(TEST_DIR)/flags | setup
 	$(call compile,$<,$@,fp32,1,$(TEST_FLAGS_1))
@@ -340,11 +340,11 @@ test-many: require-multi $(MANY)/test_nccl $(MANY)/test_watch $(MANY)/train_gpt 
 	@status=0; for ranks in 1 2 3 4; do $(RUN_RANKS) -n $$ranks $(MANY)/test_nccl > $(MANY)/nccl-$$ranks.log 2>&1 || \
 	    { grep -v '^ok' $(MANY)/nccl-$$ranks.log; status=1; }; echo "test_nccl, $$ranks ranks: $$(tail -n 1 $(MANY)/nccl-$$ranks.log)"; done; \
 	$(MANY)/test_watch > $(MANY)/watch.log 2>&1 || { grep -v '^ok' $(MANY)/watch.log; status=1; }; echo "test_watch: $$(tail -n 1 $(MANY)/watch.log)"; \
-	$(PYTHON) dev/many/test_many.py --ours $(MANY)/train_gpt --card $(TEST_DIR)/bf16-32/test_gpt || status=1; exit $$status
+	$(PYTHON) dev/tests/test_many.py --ours $(MANY)/train_gpt --card $(TEST_DIR)/bf16-32/test_gpt || status=1; exit $$status
 # N: how many GPUs this machine has.
 N ?= 2
 test-many-gpu: require-gpu require-multi $(BUILD)/train_gpt
-	$(PYTHON) dev/many/test_many.py --ours $(BUILD)/train_gpt --ranks $$(seq 2 $(N)) --same-bits no
+	$(PYTHON) dev/tests/test_many.py --ours $(BUILD)/train_gpt --ranks $$(seq 2 $(N)) --same-bits no
 
 # A folder that we wrote, opened by safetensors and transformers.
 test-hf: $(TEST_DIR)/fp32-1/test_gpt

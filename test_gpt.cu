@@ -13,10 +13,10 @@
 //    naive against flash · runs: trace
 //    main                         the list of all tests
 // Beside it, included where they come
-//    dev/files/                   test_runs.cuh: command lines as a whole: the same bits, what runs write, how they end
+//    gpt/                   test_runs.cuh: command lines as a whole: the same bits, what runs write, how they end
 //                                 badly; test_bad_input.cuh: what is refused
-//    dev/chapter/test_plan.cuh    what `plan` says of memory and time
-//    dev/kernels/test_fp8.cuh     FP8
+//    dev/tests/test_plan.cuh    what `plan` says of memory and time
+//    dev/tests/test_fp8.cuh     FP8
 
 #define TESTING
 #include "train_gpt.cu"
@@ -2585,12 +2585,12 @@ void test_readable() {
 
 // ==== running train_gpt ======================================================
 
-#include "dev/files/test_runs.cuh"
-#include "dev/files/test_bad_input.cuh"
+#include "dev/tests/test_runs.cuh"
+#include "dev/tests/test_bad_input.cuh"
 
 // ==== plan ===================================================================
 
-#include "dev/chapter/test_plan.cuh"
+#include "dev/tests/test_plan.cuh"
 
 // ==== naive against flash ====================================================
 
@@ -2688,7 +2688,7 @@ void test_trace() {
 
 // ==== FP8 ====================================================================
 
-#include "dev/kernels/test_fp8.cuh"
+#include "dev/tests/test_fp8.cuh"
 
 // ==== main ===================================================================
 
@@ -2874,7 +2874,7 @@ int main(int argc, char** argv) {
         export_folder(argv[2]);
         return 0;
     }
-    if (what == "--hellaswag") {   // for dev/text/check_hellaswag.py
+    if (what == "--hellaswag") {   // for dev/tests/check_hellaswag.py
         Model m;
         const int T = read_config(argv[2] + std::string("/config.json")).context;
         load_folder(m, argv[2], Purpose::INFERENCE, atoi(argv[4]), T);

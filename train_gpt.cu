@@ -21,14 +21,14 @@
 //       dev/kernels/          attention_mma.cuh, attention_wgmma.cuh: attention on tensor cores, over ptx.cuh;
 //                             attention_of_last.cuh: of a sampled token; fp8.cuh, fp8_model.cuh: matmuls' operands
 //                             in 8 bits; matmul_tuning.cuh: which of cuBLASLt's algorithms is fastest
-//       dev/files/            flags.cuh: the command line; files.cuh, json.h: files as a whole, and JSON;
+//       gpt/            flags.cuh: the command line; files.cuh, json.h: files as a whole, and JSON;
 //                             safetensors.cuh, config.cuh, weights.cuh: a model's folder; tokens.cuh, windows.cuh:
 //                             data; run_folder.cuh, log.cuh, run_record.cuh: what a run leaves; start.cuh,
 //                             run_options.cuh: where it begins, --resume; signals.cuh: how signals end it
-//       dev/text/             tokenizer.h: text to tokens and back; text.cuh: what of a sample is shown, and files;
+//       gpt/             tokenizer.h: text to tokens and back; text.cuh: what of a sample is shown, and files;
 //                             terminal.cuh: what is shown of a run; hellaswag.cuh: questions to answer
 //       dev/chapter/          recorder.cuh, trace.cuh: what --trace draws; plan.cuh: what `plan` prints
-//       dev/many/             zero.cuh: what many GPUs share out and send; ranks.cuh, watch.h: their processes, and
+//       gpt/             zero.cuh: what many GPUs share out and send; ranks.cuh, watch.h: their processes, and
 //                             how they end together
 //       dev/cpu/              busy.h: whether other programs take a CPU's cores
 //
@@ -325,7 +325,7 @@ __device__ __forceinline__ void add_pieces(float* row, const float (&x)[PACK], i
 // Every piece of work on a stream goes through on_stream(), which names it for profilers; and for the recorder, whose
 // picture --trace draws. updated(x) says of an argument that a kernel reads and writes it.
 
-#include "dev/chapter/recorder.cuh"
+#include "gpt/recorder.cuh"
 
 double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -453,7 +453,7 @@ template <typename F> void with_type(Grad grad, F f) {
 // reading skip how: kernels below are given an Fp8Out beside each `out` that a matmul reads, put() packs there as they
 // store() them, and leave the largest |x| at their end.
 
-#include "dev/kernels/fp8.cuh"
+#include "gpt/fp8.cuh"
 
 // A matrix that matmuls read: in floatX and, where --matmul says so, in FP8.
 struct Operand {
@@ -484,7 +484,7 @@ struct Operand {
     }
 };
 
-#include "dev/kernels/ptx.cuh"   // exp2_approx, reciprocal_approx; the rest is for tensor cores
+#include "gpt/ptx.cuh"   // exp2_approx, reciprocal_approx; the rest is for tensor cores
 
 // ==== graphs =================================================================
 // A micro-step is the same few hundred launches each time. One by one they cost the CPU microseconds
@@ -621,7 +621,7 @@ enum Verb { TRAIN = 1, EVAL = 2, SAMPLE = 4, PLAN = 8 };
 constexpr int ALL = TRAIN | EVAL | SAMPLE | PLAN;
 const std::pair<const char*, Verb> VERBS[] = {{"train", TRAIN}, {"eval", EVAL}, {"sample", SAMPLE}, {"plan", PLAN}};
 
-#include "dev/files/flags.cuh"   // parse_options(), describe(), print_help()
+#include "gpt/flags.cuh"   // parse_options(), describe(), print_help()
 
 // ==== column sums ============================================================
 // Bias and LayerNorm gradients are sums over all N rows. In a fixed order and without atomics that
@@ -1369,8 +1369,8 @@ void attention_backward_portable(const Operand& dqkv, float* D, const floatX* do
 // needs     BF16 or FP16, head sizes 64, 80, 96, 128; otherwise the portable kernels run
 // variants  dev/kernels/attention.cu
 
-#include "dev/kernels/attention_mma.cuh"
-#include "dev/kernels/attention_wgmma.cuh"
+#include "gpt/attention_mma.cuh"
+#include "gpt/attention_wgmma.cuh"
 
 constexpr bool MAY_USE_TENSOR_CORES = FLOATX != DType::FP32 && WARP_SIZE == 32;
 
@@ -1415,7 +1415,7 @@ void attention_backward(const Operand& dqkv, float* D, int* counter, const float
     else dqkv.finish<e5m2>(n);
 }
 
-#include "dev/kernels/attention_of_last.cuh"   // of the last query alone, with the keys before it cached: to sample
+#include "gpt/attention_of_last.cuh"   // of the last query alone, with the keys before it cached: to sample
 
 // ==== naive attention ========================================================
 // The same function with the T x T matrices in memory, to see and to time what flash attention
@@ -2801,13 +2801,13 @@ Operands operands(const Model& m, size_t l) {
 // source  Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5;
 //         Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce Algorithms" (rings)
 
-#include "dev/many/ranks.cuh"   // the processes: ranks, from_all(), join_ranks()
-#include "dev/many/zero.cuh"    // what is sent: need_weights(), begin_gradients(), send_gradients(), ...
+#include "gpt/ranks.cuh"   // the processes: ranks, from_all(), join_ranks()
+#include "gpt/zero.cuh"    // what is sent: need_weights(), begin_gradients(), send_gradients(), ...
 
 // ==== fp8 in the model ========================================================
 // Weights in FP8, once a step, and scales: their history, in the log and in checkpoints.
 
-#include "dev/kernels/fp8_model.cuh"
+#include "gpt/fp8_model.cuh"
 
 // ==== model: first weights ===================================================
 
@@ -3133,17 +3133,17 @@ Flops flops_per_token(const Setup& s) {
 
 // ==== files and text =========================================================
 
-#include "dev/files/files.cuh"         // written whole or not at all
-#include "dev/files/safetensors.cuh"
-#include "dev/text/text.cuh"           // tokens to text and back
-#include "dev/text/terminal.cuh"       // what is shown of a run
+#include "gpt/files.cuh"         // written whole or not at all
+#include "gpt/safetensors.cuh"
+#include "gpt/text.cuh"           // tokens to text and back
+#include "gpt/terminal.cuh"       // what is shown of a run
 
 // ==== checkpoints ============================================================
 // out/step_001000/ is a Hugging Face folder: config.json, model.safetensors and a tokenizer's files;
 // beside them optimizer.safetensors (m/NAME, v/NAME) and trainer.json, from which training goes on
 // with the same bits. Written under another name, flushed and renamed: a crash leaves the last good one.
 
-#include "dev/files/config.cuh"       // read_config(), write_config()
+#include "gpt/config.cuh"       // read_config(), write_config()
 
 // Calls visit(row, l, name) for every tensor of a file, in the table's order.
 template <typename Visit> void for_each_parameter(const Config& c, Visit visit) {
@@ -3151,7 +3151,7 @@ template <typename Visit> void for_each_parameter(const Config& c, Visit visit) 
         for (size_t l = 0; l < row.copies; l++) visit(row, l, row.name_of_layer(l));
 }
 
-#include "dev/files/weights.cuh"
+#include "gpt/weights.cuh"
 
 // Copies one block of parameters, of master's type or of the weights', from files in which names are prefixed: what
 // this GPU has of it.
@@ -3216,7 +3216,7 @@ void write_model(const std::string& dir, const Model& m, const TextFiles& text) 
     write_blocks(dir + "/model.safetensors", m, {{"", m.master, master_kept(m.setup)}});
 }
 
-#include "dev/files/run_folder.cuh"   // list_checkpoints(), remove_checkpoint(), FolderLock
+#include "gpt/run_folder.cuh"   // list_checkpoints(), remove_checkpoint(), FolderLock
 
 // Writes out/step_N and then removes all but the last `keep` (0: keeps all). Returns its path.
 std::string write_checkpoint(const std::string& out, const Model& m, const TextFiles& text, long step, json trainer,
@@ -3258,9 +3258,9 @@ std::string write_checkpoint(const std::string& out, const Model& m, const TextF
 // Tokens come from text or from shards in llm.c's format. A sequence of T inputs and T targets is a window of T + 1
 // tokens; windows do not cross files.
 
-#include "dev/files/tokens.cuh"    // files of tokens and of text
-#include "dev/files/signals.cuh"   // how a signal ends a run
-#include "dev/files/windows.cuh"   // Tokens: their windows, to train and to validate on
+#include "gpt/tokens.cuh"    // files of tokens and of text
+#include "gpt/signals.cuh"   // how a signal ends a run
+#include "gpt/windows.cuh"   // Tokens: their windows, to train and to validate on
 
 // Which positions hold which token, for embedding's backward: a counting sort of inputs (N).
 // order (N), first (N + 1), the unused end of `first` padded with N. Returns the number of runs.
@@ -3415,7 +3415,7 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& 
     return e;
 }
 
-#include "dev/text/hellaswag.cuh"
+#include "gpt/hellaswag.cuh"
 
 // ==== sampling ===============================================================
 
@@ -3570,13 +3570,13 @@ void find_peak(const Options& o) {
 // Before a run begins, one micro-step is gone through with nothing launched, and for each shape of
 // matmul cuBLASLt's algorithms are timed and the fastest is kept; likewise GELU' as epilogue or apart.
 
-#include "dev/kernels/matmul_tuning.cuh"
+#include "gpt/matmul_tuning.cuh"
 
 // ==== verbs: what they share =================================================
 
-#include "dev/files/log.cuh"       // OUT/log.jsonl
-#include "dev/chapter/trace.cuh"   // what the recorder saw, as a picture: --trace FILE
-#include "dev/cpu/busy.h"          // whether other programs take a CPU's cores
+#include "gpt/log.cuh"       // OUT/log.jsonl
+#include "gpt/trace.cuh"   // what the recorder saw, as a picture: --trace FILE
+#include "gpt/busy.h"          // whether other programs take a CPU's cores
 
 void say_if_busy(FILE* to) {
     const std::string text = device.is_cpu() ? busy_text(share_without_core()) : "";
@@ -3826,8 +3826,8 @@ void divide_data(TrainData& data, const Options& o, const std::string& dir, cons
     if (o.val_data.empty() && o.val_fraction > 0 && o.eval_every > 0) data.val = data.train.split_tail(o.val_fraction);
 }
 
-#include "dev/files/start.cuh"        // find_start(), load_start(): nothing, --from or the last checkpoint
-#include "dev/files/run_record.cuh"   // what a run says of itself as it begins
+#include "gpt/start.cuh"        // find_start(), load_start(): nothing, --from or the last checkpoint
+#include "gpt/run_record.cuh"   // what a run says of itself as it begins
 
 // A training run: what lives from its first step to its last.
 class Trainer {
@@ -4121,7 +4121,7 @@ size_t parse_bytes(const std::string& text) {
     throw UserError("--gpu-memory takes a size such as 80GB or 24GiB, found '%s'", text.c_str());
 }
 
-#include "dev/chapter/plan.cuh"
+#include "gpt/plan.cuh"
 
 void plan_verb(Options o) {
     if (!o.gpu_memory.empty() && !o.given.count("--precision")) o.precision = DType::BF16;   // what a card builds

@@ -1,4 +1,4 @@
-// The instructions of dev/kernels/ptx.cuh, with the same names, on a CPU, written from the PTX manual: fragments,
+// The instructions of gpt/ptx.cuh, with the same names, on a CPU, written from the PTX manual: fragments,
 // descriptors, swizzles, barriers and copies as it defines them; and one that a program of its own may want besides, the
 // fence between stores and the copy engine. It needs nothing but the headers beside it: such a program includes it
 // after <cuda_runtime.h>.

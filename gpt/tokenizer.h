@@ -34,7 +34,7 @@
 
 #include <sys/stat.h>
 
-#include "../files/json.h"
+#include "json.h"
 
 // What is wrong with a file: its path, what was found, what was expected.
 struct TokenizerError : std::runtime_error { using std::runtime_error::runtime_error; };

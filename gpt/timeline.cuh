@@ -2,7 +2,7 @@
 // Included by plan.cuh.
 //
 // Two work at the same time, each at one thing after the other: the GPU, which computes, and its link, which sends.
-// The order is the program's: the functions below have namesakes in dev/many/zero.cuh. What is sent begins when all
+// The order is the program's: the functions below have namesakes in gpt/zero.cuh. What is sent begins when all
 // that was to be computed before it is done and the link is free. What is computed waits for the weights that it
 // needs and for the buffers of gradients that it fills. So layer l's gradients go under the backward of the layers
 // below it, layer l + 1's weights under the forward or backward of its neighbour, and group 0 is exposed twice: its

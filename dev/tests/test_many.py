@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests of training on many GPUs: 1 to 4 processes, started by mpirun, on whatever the program was built for.
 
-    python3 dev/many/test_many.py [--ours ./train_gpt] [--ranks 2 3 4] [--only WORDS] [--same-bits yes]
+    python3 dev/tests/test_many.py [--ours ./train_gpt] [--ranks 2 3 4] [--only WORDS] [--same-bits yes]
 
 On CPUs every sum has one order, so that results are compared bit by bit; NCCL may choose another one for each kind of
 collective, so that on GPUs (--same-bits no) they are compared to rounding.

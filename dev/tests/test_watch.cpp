@@ -1,9 +1,9 @@
 // Tests of watch.h, a claim a line: processes that this one forks are the ranks.
 //
-//   g++ -std=c++17 -O2 -Wall -Wextra dev/many/test_watch.cpp -o test_watch -pthread && ./test_watch
+//   g++ -std=c++17 -O2 -Wall -Wextra dev/tests/test_watch.cpp -o test_watch -pthread && ./test_watch
 //
 // With -fsanitize=thread, set TSAN_OPTIONS=atexit_sleep_ms=0: a process would take a second to end.
-#include "watch.h"
+#include "../../gpt/watch.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1122,7 +1122,7 @@ void test_text_as_data() {
 const std::vector<std::string> TOKENIZER_FILES = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
                                                   "special_tokens_map.json", "generation_config.json"};
 
-// The files of a model of bytes, as JSON. What transformers makes of them dev/text/check_tokenizer.py says.
+// The files of a model of bytes, as JSON. What transformers makes of them dev/tests/check_tokenizer.py says.
 void test_byte_tokenizer() {
     need_first_run();
     const std::string dir = scratch("@/first/step_000010");

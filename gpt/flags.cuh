@@ -170,7 +170,7 @@ std::vector<Flag> step_flags(Options& o) {
     };
 }
 
-bool parse_gpu_counts(const std::string& text, std::vector<int>& to);   // dev/chapter/scan.cuh
+bool parse_gpu_counts(const std::string& text, std::vector<int>& to);   // gpt/scan.cuh
 
 std::vector<Flag> run_flags(Options& o) {
     const std::string counts = format("a whole number from 1 to %d; with --scan also 8..512, the powers of two, or "

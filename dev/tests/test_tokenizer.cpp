@@ -3,7 +3,7 @@
 //   test_tokenizer                 the claims
 //   test_tokenizer --encode DIR    for check_tokenizer.py: reads texts (a uint32 of bytes, then these) from standard
 //                                  input, writes the tokens of each (a uint32 of tokens, then an int32 each)
-#include "tokenizer.h"
+#include "../../gpt/tokenizer.h"
 
 #include <time.h>
 

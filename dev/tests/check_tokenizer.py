@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Holds dev/text/tokenizer.h against tokenizers, transformers and tiktoken, and writes the sample that its tests read.
+"""Holds gpt/tokenizer.h against tokenizers, transformers and tiktoken, and writes the sample that its tests read.
 
     make build/test/text/test_tokenizer
-    dev/text/check_tokenizer.py compare --program build/test/text/test_tokenizer --megabytes 10
-    dev/text/check_tokenizer.py sample
-    dev/text/check_tokenizer.py folder --program build/test/text/test_tokenizer runs/20261122-052627/step_004500
+    dev/tests/check_tokenizer.py compare --program build/test/text/test_tokenizer --megabytes 10
+    dev/tests/check_tokenizer.py sample
+    dev/tests/check_tokenizer.py folder --program build/test/text/test_tokenizer runs/20261122-052627/step_004500
 
 compare trains byte-level BPE vocabularies with `tokenizers` on this repository's files and on fuzzed text, encodes real
 and fuzzed text in many scripts with each, and counts the texts on which the program's tokens differ from tokenizers'

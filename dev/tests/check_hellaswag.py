@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Holds dev/text/hellaswag.cuh against a plain loop in PyTorch, on made-up questions of many lengths.
+"""Holds gpt/hellaswag.cuh against a plain loop in PyTorch, on made-up questions of many lengths.
 
     make build/test/fp32-1/test_gpt
-    dev/text/check_hellaswag.py compare --program build/test/fp32-1/test_gpt
-    dev/text/check_hellaswag.py sample
+    dev/tests/check_hellaswag.py compare --program build/test/fp32-1/test_gpt
+    dev/tests/check_hellaswag.py sample
 
 compare draws a small model at random and questions for it, writes both, and has the program answer: each ending's
 losses must add up to the loop's sum within rounding, both choices must be the loop's, unless the loop's own two best
