@@ -3829,203 +3829,228 @@ void divide_data(TrainData& data, const Options& o, const std::string& dir, cons
 #include "gpt/start.cuh"        // find_start(), load_start(): nothing, --from or the last checkpoint
 #include "gpt/run_record.cuh"   // what a run says of itself as it begins
 
-// A training run: what lives from its first step to its last.
-class Trainer {
-public:
-    Trainer(const Options& o, const TrainData& data, const Setup& setup, const Start& start)
-        : o_(o), data_(data), start_(start), accumulation_(accumulation_steps(o, setup)),
-          windows_per_step_(accumulation_ * setup.B * setup.gpus), step_(start.step), tried_(start.step),
-          scale_(start_loss_scale(o, start)), progress_(start.step, o.steps),
-          text_files_(text_files(start.dir, setup.config, data.train.tokens_are())) {
-        if (!o.hellaswag.empty()) questions_ = read_questions(o.hellaswag, setup.config.vocab, setup.T);
-        allocate(m_, setup);
-        load_start(m_, start, o.seed);
-        set_loss_scale(m_, scale_);
-        if (o.matmul_tuning == Tuning::ON) tune_matmuls(m_, stdout);
-        m_.graphs.on = use_graphs(o);
-    }
+// What lives from the first step of a training run to its last.
+struct Run {
+    const Options& o;
+    const TrainData& data;
+    const Start& start;
+    Model m;
+    long micro_steps = 1;            // micro-batches of a step, on each GPU
+    double tokens_per_step = 0;      // of all GPUs
+    long step = start.step;          // steps done
+    long tried = start.step;         // the last step whose weights were written, or need not be
+    LossScale scale = start_loss_scale(o, start);   // after the last step
+    TextFiles text_files;            // the tokenizer, for each checkpoint
+    std::vector<Question> questions;
+    Progress progress{start.step, o.steps};
+    Log log;
+    double bytes_sent = 0;           // in steps
+    std::string last_checkpoint = start.dir;
 
-    void run() {
-        const double began = seconds_now();
-        Loader loader(m_, data_.train, o_.shuffle, o_.seed, start_.window);
-        if (ranks.first()) {
-            log_.open(o_.out, start_.step, run_record(o_, m_.setup));   // from here on the folder holds a run
-            if (!o_.out.empty()) remove_unfinished(o_.out);
-        }
-        ranks.overlap = o_.overlap;
-        ranks.watch.arm();
-        if (o_.sample_every > 0 && step_ == 0) show_sample();   // of what was never trained: to compare with
-        progress_.start();
-        if (!o_.trace.empty() && ranks.first()) start_recording();
-        try {
-            while (step_ < o_.steps && advance(loader)) {}
-        } catch (const std::exception&) {
-            rescue();
-            ranks.watch.disarm();
-            throw;
-        }
-        progress_.end_line();
-        print_end(step_ - start_.step, seconds_now() - began);
-        const auto checkpoints = o_.out.empty() ? std::map<long, std::string>() : list_checkpoints(o_.out);
-        const bool has_text = text_files_.content.count("tokenizer.json") || text_files_.content.count("merges.txt");
-        print_next(o_, checkpoints.empty() ? "" : checkpoints.rbegin()->second,
-                   has_text ? "" : format(" --prompt-tokens %d", data_.text.first()), step_ == o_.steps);
-    }
-
-private:
-    double tokens_per_step() const { return static_cast<double>(accumulation_) * m_.setup.N() * m_.setup.gpus; }
-    static bool due(long every, long step, bool last) { return every > 0 && (step % every == 0 || last); }
-
-    // A step and what is due after it; false: a signal asked to stop.
-    bool advance(Loader& loader) {
-        const StepResult result = step(loader);
-        const bool stopping = sum_of_all(stop_requested) > 0;   // read once: a signal may come at any time
-        const bool last = step_ == o_.steps;
-        if (recorder.on && (step_ - start_.step == TRACED_STEPS || last || stopping))
-            write_trace(o_.trace, m_, step_ - start_.step);
-        progress_.show(step_, result);
-        if (due(o_.eval_every, step_, last)) validate();
-        if (due(o_.sample_every, step_, last)) show_sample();
-        if (due(o_.checkpoint_every, step_, last) || stopping) checkpoint();
-        if (stopping) {
-            progress_.end_line();
-            printf("stopped by a signal after step %ld\n", step_);
-        }
-        return !stopping;
-    }
-
-    // Something failed after a step that was well: it is kept, if that can be.
-    void rescue() {
-        progress_.end_line();
-        if (step_ <= tried_ || !ranks.alone()) return;   // of many one cannot write alone
-        try {
-            checkpoint();
-        } catch (const std::exception& error) {
-            fprintf(stderr, "train_gpt: %s\n", error.what());
-        }
-    }
-
-    StepResult step(Loader& loader) {
-        const double began = seconds_now(), sent_before = ranks.bytes_sent;
-        const bool counts = has_fp8(m_) && due(o_.eval_every, step_ + 1, step_ + 1 == o_.steps);
-        ranks.step = step_ + 1;
-        if (counts) fp8_count(m_.a.fp8_scales(), scale_count(m_), Counting::ON);
-        for (long micro = 0; micro < accumulation_; micro++) {
-            micro_step(m_, loader.current(), static_cast<size_t>(tokens_per_step()),
-                       micro + 1 < accumulation_ ? MicroBatch::ONE_OF_SEVERAL : MicroBatch::LAST);
-            loader.advance();
-        }
-        const AdamW settings = adamw_settings(o_, step_, scale_.skipped);
-        update(m_, settings);
-        StepResult r = {};
-        r.loss = sum_of_all(take_loss(m_)) / tokens_per_step();
-        r.norm = fetch(m_.a.norm());
-        const LossScale then = scale_;
-        if (then.interval > 0) scale_ = fetch(m_.a.loss_scale());
-        r.loss_scale = then.scale;
-        const bool skipped = scale_.skipped > then.skipped && then.scale > 1;   // which another scale may help
-        sent_ += ranks.bytes_sent - sent_before;
-        step_++;
-        r.lr = settings.lr;
-        r.seconds = seconds_now() - began;
-        r.tokens_per_s = tokens_per_step() / r.seconds;
-        const Flops flops = flops_per_token(m_.setup);
-        const double peak = device.peak_flops * m_.setup.gpus;
-        r.mfu = flops.model * r.tokens_per_s / peak;
-        r.hfu = flops.hardware * r.tokens_per_s / peak;
-        if (!std::isfinite(r.loss) || (!std::isfinite(r.norm) && !skipped)) {
-            tried_ = step_;   // weights that need not be kept
-            throw Failure("step %ld: loss %f, gradient norm %f: stopped; the last good checkpoint is %s", step_, r.loss,
-                          r.norm, last_checkpoint_.empty() ? "none" : last_checkpoint_.c_str());
-        }
-        json record = {{"step", step_}, {"loss", r.loss}, {"norm", r.norm}, {"lr", r.lr}, {"ms", 1e3 * r.seconds},
-                       {"tokens_per_s", r.tokens_per_s}, {"mfu", r.mfu}, {"hfu", r.hfu}};
-        if (FLOATX == DType::FP16 || then.interval > 0 || then.scale != NO_SCALE) {
-            record["loss_scale"] = then.scale;
-            record["skipped_steps"] = long(scale_.skipped);
-            if (due(o_.eval_every, step_, step_ == o_.steps) && !has_fp8(m_))   // which may have no dqkv but in FP8
-                record["zero_gradients"] = zero_gradients(m_);
-        }
-        if (!m_.master) record["unchanged"] = unchanged_share(m_);
-        log_.write(record);
-        if (counts) {
-            log_.write({{"step", step_}, {"fp8", fp8_record(m_)}});
-            fp8_count(m_.a.fp8_scales(), scale_count(m_), Counting::OFF);
-        }
-        return r;
-    }
-
-    void validate() {
-        progress_.end_line();
-        if (data_.val.windows(Windows::COVERING, m_.setup.T) > 0) {
-            const Evaluation e = evaluate(m_, data_.val, o_.eval_sequences, data_.text);
-            printf("step %ld: validation loss %.4f over %zu tokens\n", step_, e.loss, e.tokens);
-            log_.write({{"step", step_}, {"val_loss", e.loss}});
-        }
-        if (!questions_.empty()) {
-            const Score score = hellaswag(m_, questions_);
-            printf("step %ld: %s\n", step_, score.text().c_str());
-            log_.write({{"step", step_}, {"hellaswag", score.acc_norm()}});
-        }
-        fflush(stdout);
-    }
-
-    void show_sample() {
-        progress_.end_line();
-        std::string shown;
-        sample(m_, {data_.text.first()}, o_, static_cast<uint64_t>(o_.seed) + step_, [&](int token) {
-            shown += data_.text.decode(token);
-            return true;
-        });
-        printf("---- sample ----\n%s\n----------------\n", readable(shown).c_str());
-        fflush(stdout);
-    }
-
-    void print_end(long steps, double seconds) const {
-        const Memory memory = memory_now();
-        const size_t used = device.is_cpu() ? peak_resident_bytes() : memory.all - memory.available;
-        printf("done       %ld steps in %s, %s tok/s; memory: %s allocated as planned, %s %s\n", steps,
-               clock_text(seconds).c_str(), short_number(steps * tokens_per_step() / seconds).c_str(),
-               size_text(m_.allocated).c_str(), size_text(used).c_str(),
-               device.is_cpu() ? "resident at most" : "in use on the device");
-        if (!ranks.alone() && steps > 0)
-            printf("sent       %s a step by each of %zu GPUs\n",
-                   size_text(static_cast<size_t>(sent_ / steps)).c_str(), ranks.count);
-    }
-
-    void checkpoint() {
-        if (o_.out.empty()) return;
-        tried_ = step_;
-        const uint64_t windows = static_cast<uint64_t>(step_ - start_.step) * windows_per_step_;
-        json trainer = {{"next_window", start_.window + windows}, {"train_tokens", data_.train.count()},
-                        {"options", describe(o_, TRAIN)}};
-        if (m_.fp8_history) trainer["fp8_history"] = fp8_history(m_);
-        if (scale_.interval > 0 || scale_.skipped > 0) trainer["loss_scaling"] = loss_scale_record(scale_);
-        try {
-            log_.sync();   // no checkpoint is ahead of the log
-        } catch (const Failure& error) {
-            throw not_written(step_, error);
-        }
-        ranks.watch.disarm();   // a disk may take its time, for which nobody hangs
-        last_checkpoint_ = write_checkpoint(o_.out, m_, text_files_, step_, trainer, o_.keep);
-        ranks.watch.arm();
-        progress_.end_line();
-        printf("step %ld: checkpoint %s\n", step_, last_checkpoint_.c_str());
-    }
-
-    const Options& o_;
-    const TrainData& data_;
-    const Start& start_;
-    long accumulation_, windows_per_step_, step_, tried_;   // tried: the last step of which a checkpoint was begun
-    LossScale scale_;   // as it is after the last step
-    Log log_;
-    Progress progress_;
-    TextFiles text_files_;   // of each checkpoint
-    std::vector<Question> questions_;
-    Model m_;
-    double sent_ = 0;   // bytes, in steps
-    std::string last_checkpoint_ = start_.dir;
+    Run(const Options& options, const TrainData& tokens, const Start& begin)
+        : o(options), data(tokens), start(begin) {}
 };
+
+// Brings model, moments and log to where the run begins.
+void load_run(Run& run, const Setup& setup) {
+    const Options& o = run.o;
+    run.micro_steps = accumulation_steps(o, setup);
+    run.tokens_per_step = static_cast<double>(run.micro_steps) * setup.N() * setup.gpus;
+    run.text_files = text_files(run.start.dir, setup.config, run.data.train.tokens_are());
+    if (!o.hellaswag.empty()) run.questions = read_questions(o.hellaswag, setup.config.vocab, setup.T);
+    allocate(run.m, setup);
+    load_start(run.m, run.start, o.seed);
+    set_loss_scale(run.m, run.scale);
+    if (o.matmul_tuning == Tuning::ON) tune_matmuls(run.m, stdout);
+    run.m.graphs.on = use_graphs(o);
+    if (!ranks.first()) return;
+    run.log.open(o.out, run.step, run_record(o, setup));   // from here on the folder holds a run
+    if (!o.out.empty()) remove_unfinished(o.out);
+}
+
+// Loss, norm, scale and speed of the step that began at `began`. Blocks until the device is done.
+StepResult step_result(Run& run, double began, double lr) {
+    const LossScale before = run.scale;
+    StepResult r = {};
+    r.loss = sum_of_all(take_loss(run.m)) / run.tokens_per_step;
+    r.norm = fetch(run.m.a.norm());
+    if (before.interval > 0) run.scale = fetch(run.m.a.loss_scale());
+    r.loss_scale = before.scale;
+    // A scale of 1 cannot be halved: then an infinite norm ends the run.
+    const bool skipped = run.scale.skipped > before.skipped && before.scale > 1;
+    r.is_finite = std::isfinite(r.loss) && (std::isfinite(r.norm) || skipped);
+    r.lr = lr;
+    r.seconds = seconds_now() - began;
+    r.tokens_per_s = run.tokens_per_step / r.seconds;
+    const Flops flops = flops_per_token(run.m.setup);
+    const double peak = device.peak_flops * run.m.setup.gpus;
+    r.mfu = flops.model * r.tokens_per_s / peak;
+    r.hfu = flops.hardware * r.tokens_per_s / peak;
+    return r;
+}
+
+// The log's line of a step. `evaluates`: a validation loss follows.
+json step_record(const Run& run, const StepResult& r, bool evaluates) {
+    json record = {{"step", run.step}, {"loss", r.loss}, {"norm", r.norm}, {"lr", r.lr}, {"ms", 1e3 * r.seconds},
+                   {"tokens_per_s", r.tokens_per_s}, {"mfu", r.mfu}, {"hfu", r.hfu}};
+    if (FLOATX == DType::FP16 || run.scale.interval > 0 || r.loss_scale != NO_SCALE) {
+        record["loss_scale"] = r.loss_scale;
+        record["skipped_steps"] = long(run.scale.skipped);
+        if (evaluates && !has_fp8(run.m)) record["zero_gradients"] = zero_gradients(run.m);   // FP8 may keep no dqkv
+    }
+    if (!run.m.master) record["unchanged"] = unchanged_share(run.m);
+    return record;
+}
+
+void validate(Run& run) {
+    run.progress.end_line();
+    if (run.data.val.windows(Windows::COVERING, run.m.setup.T) > 0) {
+        const Evaluation e = evaluate(run.m, run.data.val, run.o.eval_sequences, run.data.text);
+        printf("step %ld: validation loss %.4f over %zu tokens\n", run.step, e.loss, e.tokens);
+        run.log.write({{"step", run.step}, {"val_loss", e.loss}});
+    }
+    if (!run.questions.empty()) {
+        const Score score = hellaswag(run.m, run.questions);
+        printf("step %ld: %s\n", run.step, score.text().c_str());
+        run.log.write({{"step", run.step}, {"hellaswag", score.acc_norm()}});
+    }
+    fflush(stdout);
+}
+
+void show_sample(Run& run) {
+    run.progress.end_line();
+    std::string shown;
+    sample(run.m, {run.data.text.first()}, run.o, static_cast<uint64_t>(run.o.seed) + run.step, [&](int token) {
+        shown += run.data.text.decode(token);
+        return true;
+    });
+    printf("---- sample ----\n%s\n----------------\n", readable(shown).c_str());
+    fflush(stdout);
+}
+
+void save_checkpoint(Run& run) {
+    if (run.o.out.empty()) return;
+    run.tried = run.step;
+    const uint64_t windows = static_cast<uint64_t>(run.step - run.start.step) * run.micro_steps * run.m.setup.B *
+                             run.m.setup.gpus;
+    json trainer = {{"next_window", run.start.window + windows}, {"train_tokens", run.data.train.count()},
+                    {"options", describe(run.o, TRAIN)}};
+    if (run.m.fp8_history) trainer["fp8_history"] = fp8_history(run.m);
+    if (run.scale.interval > 0 || run.scale.skipped > 0) trainer["loss_scaling"] = loss_scale_record(run.scale);
+    try {
+        run.log.sync();   // no checkpoint is ahead of the log
+    } catch (const Failure& error) {
+        throw not_written(run.step, error);
+    }
+    ranks.watch.disarm();   // checkpoint I/O may be slow
+    run.last_checkpoint = write_checkpoint(run.o.out, run.m, run.text_files, run.step, trainer, run.o.keep);
+    ranks.watch.arm();
+    run.progress.end_line();
+    printf("step %ld: checkpoint %s\n", run.step, run.last_checkpoint.c_str());
+}
+
+// After an error: keeps the last step if its weights are good. One rank of several cannot write alone.
+void rescue(Run& run) {
+    run.progress.end_line();
+    if (run.step <= run.tried || !ranks.alone()) return;
+    try {
+        save_checkpoint(run);
+    } catch (const std::exception& error) {
+        fprintf(stderr, "train_gpt: %s\n", error.what());
+    }
+}
+
+void print_end(Run& run, double seconds) {
+    const Options& o = run.o;
+    const long steps = run.step - run.start.step;
+    const Memory memory = memory_now();
+    const size_t used = device.is_cpu() ? peak_resident_bytes() : memory.all - memory.available;
+    run.progress.end_line();
+    if (steps == 0 && run.step >= o.steps)
+        printf("done       no steps: %s is at step %ld, --steps %ld is not more; a larger --steps trains further\n",
+               o.out.c_str(), run.step, o.steps);
+    else
+        printf("done       %ld steps in %s, %s tok/s; memory: %s allocated as planned, %s %s\n", steps,
+               clock_text(seconds).c_str(), short_number(steps * run.tokens_per_step / seconds).c_str(),
+               size_text(run.m.allocated).c_str(), size_text(used).c_str(),
+               device.is_cpu() ? "resident at most" : "in use on the device");
+    if (!ranks.alone() && steps > 0)
+        printf("sent       %s a step by each of %zu GPUs\n",
+               size_text(static_cast<size_t>(run.bytes_sent / steps)).c_str(), ranks.count);
+    const auto checkpoints = o.out.empty() ? std::map<long, std::string>() : list_checkpoints(o.out);
+    const bool has_text = run.text_files.content.count("tokenizer.json") || run.text_files.content.count("merges.txt");
+    print_next(o, checkpoints.empty() ? "" : checkpoints.rbegin()->second,
+               has_text ? "" : format(" --prompt-tokens %d", run.data.text.first()), run.step >= o.steps);
+}
+
+// The training loop, from the first step of a run (see load_run) to its last.
+void train_loop(Run& run) {
+    const Options& o = run.o;
+    Model& m = run.m;
+    const double start = seconds_now();
+    Loader loader(m, run.data.train, o.shuffle, o.seed, run.start.window);
+    ranks.overlap = o.overlap;
+    ranks.watch.arm();
+    if (o.sample_every > 0 && run.step == 0) show_sample(run);   // before training, to compare with
+    run.progress.start();
+    if (!o.trace.empty() && ranks.first()) start_recording();
+    bool stopping = false;
+    try {
+        while (run.step < o.steps && !stopping) {
+            const long step = ranks.step = run.step + 1;
+            const bool last = step == o.steps;
+            auto due = [&](long every) { return every > 0 && (step % every == 0 || last); };
+            const double began = seconds_now(), sent_before = ranks.bytes_sent;
+            const bool counts_fp8 = has_fp8(m) && due(o.eval_every);
+            if (counts_fp8) fp8_count(m.a.fp8_scales(), scale_count(m), Counting::ON);
+
+            // Forward and backward: gradients add up over micro-batches.
+            for (long micro = 1; micro <= run.micro_steps; micro++) {
+                micro_step(m, loader.current(), static_cast<size_t>(run.tokens_per_step),
+                           micro < run.micro_steps ? MicroBatch::ONE_OF_SEVERAL : MicroBatch::LAST);
+                loader.advance();
+            }
+
+            // Update.
+            const AdamW settings = adamw_settings(o, run.step, run.scale.skipped);
+            update(m, settings);
+
+            // Log.
+            const StepResult result = step_result(run, began, settings.lr);
+            run.step = step;
+            run.bytes_sent += ranks.bytes_sent - sent_before;
+            if (!result.is_finite) {
+                run.tried = step;   // weights that need not be kept
+                throw Failure("step %ld: loss %f, gradient norm %f: stopped; the last good checkpoint is %s", step,
+                              result.loss, result.norm, run.last_checkpoint.empty() ? "none" :
+                                                                                      run.last_checkpoint.c_str());
+            }
+            run.log.write(step_record(run, result, due(o.eval_every)));
+            if (counts_fp8) {
+                run.log.write({{"step", step}, {"fp8", fp8_record(m)}});
+                fp8_count(m.a.fp8_scales(), scale_count(m), Counting::OFF);
+            }
+            stopping = sum_of_all(stop_requested) > 0;   // read once: a signal may come at any time
+            if (recorder.on && (step - run.start.step == TRACED_STEPS || last || stopping))
+                write_trace(o.trace, m, step - run.start.step);
+            run.progress.show(step, result);
+
+            // Evaluate, sample, checkpoint.
+            if (due(o.eval_every)) validate(run);
+            if (due(o.sample_every)) show_sample(run);
+            if (due(o.checkpoint_every) || stopping) save_checkpoint(run);
+            if (stopping) {
+                run.progress.end_line();
+                printf("stopped by a signal after step %ld\n", step);
+            }
+        }
+    } catch (const std::exception&) {
+        rescue(run);
+        ranks.watch.disarm();
+        throw;
+    }
+    print_end(run, seconds_now() - start);
+}
 
 void train(const Options& o) {
     require_recordable(o);
@@ -4050,9 +4075,10 @@ void train(const Options& o) {
         std::vector<int> inputs(setup.T), targets(setup.T);
         data.val.read(inputs.data(), targets.data(), Windows::COVERING, 0, setup.T, config.vocab);
     }
-    Trainer trainer(o, data, setup, start);
+    Run run(o, data, start);
+    load_run(run, setup);
     catch_signals();
-    trainer.run();
+    train_loop(run);
 }
 
 // ==== eval, sample, plan =====================================================

@@ -73,7 +73,10 @@ private:
 
 // ---- the line of a run's steps ------------------------------------------------------------------
 
-struct StepResult { double loss, norm, lr, seconds, tokens_per_s, mfu, hfu, loss_scale; };
+struct StepResult {
+    double loss, norm, lr, seconds, tokens_per_s, mfu, hfu, loss_scale;
+    bool is_finite;   // loss and norm, or the step was skipped
+};
 
 // One line that is drawn over and over on a terminal; elsewhere a line every now and then.
 class Progress {

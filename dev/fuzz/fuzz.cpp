@@ -59,7 +59,9 @@ void run_train(const std::vector<std::string>& arguments) {
     note_changes(o, start);
     divide_data(data, o, start.dir, config);
     const Setup setup = make_setup(o, config, Purpose::TRAINING, memory_now().available);
-    Trainer(o, data, setup, start).run();
+    Run run(o, data, start);
+    load_run(run, setup);
+    train_loop(run);
 }
 
 void make_run() {
