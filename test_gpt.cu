@@ -2706,8 +2706,9 @@ void export_folder(const std::string& dir) {
     printf("%s: config.json, model.safetensors, logits.safetensors\n", dir.c_str());
 }
 
-// With --only: how the names of tests to run begin, and how many did.
+// With --only: how the names of tests to run begin, and how many did. With --list: names are printed, no test runs.
 static std::vector<std::pair<std::string, int>> wanted;
+static bool listing = false;
 
 bool is_wanted(const std::string& name) {
     bool found = wanted.empty();
@@ -2723,6 +2724,7 @@ bool is_wanted(const std::string& name) {
 void test(const char* name, void (*function)()) {
     if (!is_wanted(name)) return;
     printf("%s\n", name);
+    if (listing) return;
     const double begin = processor_seconds();
     try {
         function();
@@ -2863,8 +2865,9 @@ void test_command_line() {
 int main(int argc, char** argv) {
     const std::string what = argc > 1 ? argv[1] : "";
     if (what == "--as-train-gpt") return guarded_main(argc - 1, argv + 1);
-    if (argc > 1 && !((what == "--export" || what == "--only") && argc == 3) && !(what == "--hellaswag" && argc == 5)) {
-        fprintf(stderr, "usage: test_gpt | test_gpt --only PART,PART... | test_gpt --export DIR | test_gpt --as-train-gpt ...\n"
+    listing = what == "--list" && argc == 2;
+    if (argc > 1 && !listing && !((what == "--export" || what == "--only") && argc == 3) && !(what == "--hellaswag" && argc == 5)) {
+        fprintf(stderr, "usage: test_gpt | test_gpt --list | test_gpt --only PART,PART... | test_gpt --export DIR | test_gpt --as-train-gpt ...\n"
                         "       test_gpt --hellaswag DIR FILE B: answers as JSON, in batches of B times DIR's context\n"
                         "PART: how the names of tests to run begin, such as kernels or kernels: attention\n");
         return 2;
@@ -2893,6 +2896,6 @@ int main(int argc, char** argv) {
             fprintf(stderr, "test_gpt: --only: no test is called '%s...'\n", beginning.c_str());
             return 2;
         }
-    printf("%d passed, %d failed\n", passed, failed);
+    if (!listing) printf("%d passed, %d failed\n", passed, failed);
     return failed ? 1 : 0;
 }

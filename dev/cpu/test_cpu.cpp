@@ -23,6 +23,7 @@
 #include <cmath>
 #include <functional>
 #include <random>
+#include <sstream>
 
 extern __shared__ float4 dynamic_shared_memory[];
 
@@ -3238,51 +3239,71 @@ static int print_workers(int argc, char** argv)
     return 0;
 }
 
+// With --only: how the names of tests to run begin. With --list: names are printed, no test runs.
+static std::vector<std::string> wanted;
+static bool listing = false;
+
+static void test(const std::string& name, void (*function)())
+{
+    const auto begins = [&](const std::string& word) { return name.rfind(word, 0) == 0; };
+    if (!wanted.empty() && std::none_of(wanted.begin(), wanted.end(), begins)) return;
+    printf("%s\n", name.c_str());
+    if (listing) return;
+    const double begin = omp_get_wtime();
+    function();
+    printf("        %.1f s\n", omp_get_wtime() - begin);
+}
+
 int main(int argc, char** argv)
 {
     const std::string what = argc == 2 ? argv[1] : "";
     if (argc > 1 && argv[1] == std::string("workers")) return print_workers(argc, argv);
+    listing = what == "--list";
+    if (argc == 3 && argv[1] == std::string("--only")) {
+        std::istringstream names(argv[2]);
+        for (std::string name; std::getline(names, name, ',');) wanted.push_back(name);
+    }
     if (what == "offers") return print_offers(CUBLASLT_REDUCTION_SCHEME_MASK);
     if (what == "offers_without_in_place") return print_offers(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
     if (what == "forgotten_arrival") cuda_cpu::launch(forgotten_arrival, {1, 2})();
     if (what.rfind("misuse", 0) == 0) do_misuse(atoi(argv[1] + 6));
     if (what.rfind("slip", 0) == 0) return do_slip(atoi(argv[1] + 4)) ? 1 : 0;
     if (what.rfind("instruction", 0) == 0) return run_instruction(atoi(argv[1] + 11));
-    if (argc == 2) {
+    if (argc == 2 && !listing) {
         do_deed(what);
         return 0;
     }
-    printf("WARP_SIZE %d, %d workers\n", WARP_SIZE, omp_get_max_threads());
-    test_blocks();
-    test_warps();
-    test_deaths();
-    test_workers();
-    test_host();
-    test_graphs();
-    test_captured_products();
-    test_numbers();
-    test_bf16();
-    test_fp8();
-    test_products<float, float>("float");
-    test_products<__nv_bfloat16, float>("bf16 to float");
-    test_products<__nv_bfloat16, __nv_bfloat16>("bf16");
-    test_products<__half, float>("fp16 to float");
-    test_products<__half, __half>("fp16");
-    test_refusals();
-    test_products_of_fp8();
-    test_workers_of_fp8();
-    test_refusals_of_fp8();
-    test_captured_scales();
-    test_tensor_cores();
-    test_algorithms();
-    test_launch_bounds();
-    test_static_shared();
-    test_atomics();
-    test_groups();
-    test_half();
-    test_other_calls();
-    test_cublas();
-    test_cards();
-    printf("%d passed, %d failed\n", passed, failed);
+    if (!listing) printf("WARP_SIZE %d, %d workers\n", WARP_SIZE, omp_get_max_threads());
+    test("blocks", test_blocks);
+    test("warps", test_warps);
+    test("deaths", test_deaths);
+    test("workers", test_workers);
+    test("host", test_host);
+    test("graphs", test_graphs);
+    test("captured products", test_captured_products);
+    test("numbers", test_numbers);
+    test("bf16", test_bf16);
+    test("fp8", test_fp8);
+    test("products: float", [] { test_products<float, float>("float"); });
+    test("products: bf16 to float", [] { test_products<__nv_bfloat16, float>("bf16 to float"); });
+    test("products: bf16", [] { test_products<__nv_bfloat16, __nv_bfloat16>("bf16"); });
+    test("products: fp16 to float", [] { test_products<__half, float>("fp16 to float"); });
+    test("products: fp16", [] { test_products<__half, __half>("fp16"); });
+    test("refusals", test_refusals);
+    test("products of fp8", test_products_of_fp8);
+    test("workers of fp8", test_workers_of_fp8);
+    test("refusals of fp8", test_refusals_of_fp8);
+    test("captured scales", test_captured_scales);
+    test("tensor cores", test_tensor_cores);
+    test("algorithms", test_algorithms);
+    test("launch bounds", test_launch_bounds);
+    test("static shared", test_static_shared);
+    test("atomics", test_atomics);
+    test("groups", test_groups);
+    test("half", test_half);
+    test("other calls", test_other_calls);
+    test("cublas", test_cublas);
+    test("cards", test_cards);
+    if (!listing) printf("%d passed, %d failed\n", passed, failed);
     return failed == 0 ? 0 : 1;
 }

@@ -7,10 +7,12 @@
 
 #include <time.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <functional>
 #include <iterator>
+#include <sstream>
 
 namespace fs = std::filesystem;
 using json = nlohmann::json;
@@ -340,22 +342,42 @@ static int encode_input(const std::string& dir) {
     return 0;
 }
 
+// With --only: how the names of tests to run begin. With --list: names are printed, no test runs.
+static std::vector<std::string> wanted;
+static bool listing = false;
+
+template <typename Function> void test(const std::string& name, Function function) {
+    const auto begins = [&](const std::string& word) { return name.rfind(word, 0) == 0; };
+    if (!wanted.empty() && std::none_of(wanted.begin(), wanted.end(), begins)) return;
+    printf("%s\n", name.c_str());
+    if (listing) return;
+    const clock_t begin = clock();
+    function();
+    printf("        %.1f s\n", double(clock() - begin) / CLOCKS_PER_SEC);
+}
+
 int main(int argc, char** argv) {
-    if (argc == 3 && argv[1] == std::string("--encode")) return encode_input(argv[2]);
-    if (argc != 1) {
-        fprintf(stderr, "usage: test_tokenizer | test_tokenizer --encode DIR\n");
+    const std::string what = argc > 1 ? argv[1] : "";
+    if (argc == 3 && what == "--encode") return encode_input(argv[2]);
+    listing = argc == 2 && what == "--list";
+    if (argc == 3 && what == "--only") {
+        std::istringstream names(argv[2]);
+        for (std::string name; std::getline(names, name, ',');) wanted.push_back(name);
+    } else if (argc != 1 && !listing) {
+        fprintf(stderr, "usage: test_tokenizer | test_tokenizer --list | test_tokenizer --only WORDS | "
+                        "test_tokenizer --encode DIR\n");
         return 2;
     }
     const Scratch scratch;
-    test_characters();
-    test_words();
-    test_cases(scratch);
-    test_order_of_merges(scratch);
-    test_any_bytes();
-    test_pieces(scratch);
-    test_long_words();
-    test_broken_json(scratch);
-    test_broken_pair(scratch);
-    printf("%d passed, %d failed\n", passed, failed);
+    test("tokenizer: characters", test_characters);
+    test("tokenizer: words", test_words);
+    test("tokenizer: cases", [&] { test_cases(scratch); });
+    test("tokenizer: order of merges", [&] { test_order_of_merges(scratch); });
+    test("tokenizer: any bytes", test_any_bytes);
+    test("tokenizer: pieces", [&] { test_pieces(scratch); });
+    test("tokenizer: long words", test_long_words);
+    test("tokenizer: broken JSON", [&] { test_broken_json(scratch); });
+    test("tokenizer: broken pairs", [&] { test_broken_pair(scratch); });
+    if (!listing) printf("%d passed, %d failed\n", passed, failed);
     return failed ? 1 : 0;
 }

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Runs test programs and sums up their results.
+#
+#   run_tests.sh run PROGRAM LOG      runs PROGRAM, with its output in LOG; prints each test's time, and failures
+#   run_tests.sh sum BEGIN LOG...     prints the failed tests and the totals since BEGIN (seconds since 1970)
+#
+# ONLY=WORDS selects tests by how their names begin, separated by commas; without it, PARTS=WORDS does. A program lists
+# its tests with --list, takes --only WORDS, and ends with "N passed, N failed". TEST_RUNNER: words before PROGRAM.
+set -uo pipefail
+
+# name LOG: such as bf16-32, or bf16-32@h100 for an emulated GPU
+name() {
+    local file=${1%.log} folder
+    folder=$(basename "$(dirname "$1")")
+    case $file in *@*) folder+=@${file##*@} ;; esac
+    echo "$folder"
+}
+
+# of_list WORDS: those WORDS with which a line of the input begins
+of_list() {
+    awk -v words="$1" 'BEGIN { n = split(words, word, ",") }
+        { for (i = 1; i <= n; i++) if (index($0, word[i]) == 1) found[i] = 1 }
+        END { for (i = 1; i <= n; i++) if (i in found) { printf "%s%s", comma, word[i]; comma = "," } }'
+}
+
+run() {
+    local program=$1 log=$2 label words=${ONLY:-${PARTS:-}}
+    label=$(name "$log")
+    if [ -n "${ONLY:-}" ]; then
+        ${TEST_RUNNER:-} "$program" --list > "$log.names" || exit 1
+        words=$(of_list "$ONLY" < "$log.names")
+        if [ -z "$words" ]; then
+            printf '0 passed, 0 failed\nexit code 0\n' > "$log"
+            return
+        fi
+    fi
+    echo "$label: running"
+    # Two threads, which sleep while they wait: the models are tiny, so cores are better used by several programs.
+    OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+        ${TEST_RUNNER:-} "$program" ${words:+--only "$words"} 2>&1 | tee "$log" | awk -v label="$label" '
+        /^ok /               { passed++; next }
+        /^FAILED /           { failed++; print label ": " $0; fflush(); next }
+        /^ +[0-9.]+ s$/      { printf "%s: %-44s %4d passed%s %8s s\n", label, test, passed,
+                                   failed ? ", " failed " FAILED" : "", $1; fflush(); passed = failed = 0; next }
+        /^[0-9]+ passed, /   { print label ": " $0 " in all"; fflush(); next }
+        /^[^ ]/              { test = $0 }'
+    echo "exit code ${PIPESTATUS[0]}" >> "$log"
+}
+
+# about: what the tests ran on
+about() {
+    local version
+    version=$($CXX -x c++ -include oneapi/dnnl/dnnl_version.h -E -dM /dev/null 2>/dev/null |
+        awk '/DNNL_VERSION_(MAJOR|MINOR|PATCH) / { v[$2] = $3 }
+             END { print v["DNNL_VERSION_MAJOR"] "." v["DNNL_VERSION_MINOR"] "." v["DNNL_VERSION_PATCH"] }')
+    echo "processor  $(LC_ALL=C lscpu | sed -n 's/^Model name: *//p' | head -n 1), $(nproc) cores"
+    echo "compiler   $($CXX --version | head -n 1), ${TARGET:-default target}"
+    echo "oneDNN     $([ "$ONEDNN" = yes ] && echo "$version" || echo none)"
+}
+
+sum() {
+    local begin=$1 status=0 passed=0 failed=0 log line
+    shift
+    if [ -n "${ONLY:-}" ] && [ "$(cat "${@/%/.names}" | of_list "$ONLY")" != "$ONLY" ]; then
+        echo "ONLY=$ONLY: no test's name begins with one of these; the tests are"
+        cat "${@/%/.names}" | awk '!seen[$0]++ { print "  " $0 }'
+        exit 2
+    fi
+    echo "== all"
+    about
+    for log; do
+        line=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1)
+        [ "$(tail -n 1 "$log")" = "exit code 0" ] || status=1
+        if [ -z "$line" ]; then
+            echo "$(name "$log"): did not finish; its last lines in $log:"
+            tail -n 5 "$log"
+            line="0 passed, 1 failed"
+        fi
+        read -r ok _ bad _ <<< "$line"
+        passed=$((passed + ok)) failed=$((failed + bad))
+        # A failed test is one line; the line before it that is not a claim names the group.
+        awk -v label="$(name "$log")" '/^FAILED /{ print "FAILED  " label ": " test ": " substr($0, 9); next }
+            /^(ok |[0-9 ])/ { next } { test = $0 }' "$log"
+    done
+    echo "$passed passed, $failed failed in $(($(date +%s) - begin)) s"
+    exit $status
+}
+
+case ${1:-} in
+run | sum) "$@" ;;
+*) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+esac
