@@ -550,15 +550,17 @@ template <class T> inline void vector_product(const Product& p, const T* a, cons
     for (int64_t i = 0; i < p.m; i++) d[i] = p.alpha * sums[i] + (p.beta != 0 ? p.beta * d[i] : 0);
 }
 
-// The same, but that sums over k are formed in two halves: for an algorithm whose rounding is its own.
-inline void halved_product(const Product& p, const void* a, const void* b, const Target& d)
+// Multiplies as `multiply` does, with the sum over k in two parts, the second from k = begin on.
+template <class Multiply>
+inline void in_two_parts(const Product& p, const void* a, const void* b, int64_t begin, Multiply multiply)
 {
     Product first = p, second = p;
-    first.k = p.k / 2;
-    second.k = p.k - first.k;
-    if (first.k > 0) plain_product(first, a, b, d);
+    first.k = begin;
+    second.k = p.k - begin;
+    if (first.k > 0) multiply(first, a, b);
     if (first.k > 0) second.beta = 1;
-    plain_product(second, at(a, p.type_a, first.k * (p.transpose_a ? 1 : p.lda)), at(b, p.type_b, first.k * (p.transpose_b ? p.ldb : 1)), d);
+    multiply(second, at(a, p.type_a, begin * (p.transpose_a ? 1 : p.lda)),
+             at(b, p.type_b, begin * (p.transpose_b ? p.ldb : 1)));
 }
 
 // Leaves 20 of the 24 bits of each sum.
@@ -944,10 +946,7 @@ inline void tell_product(const MatmulCall& call)
 }
 #endif
 
-inline bool is_vector(const Product& p, Algorithm algorithm)
-{
-    return p.n == 1 && p.batch == 1 && bytes_of(p.type_a) == 2 && algorithm == Algorithm::fast;
-}
+inline bool is_vector(const Product& p) { return p.n == 1 && p.batch == 1 && bytes_of(p.type_a) == 2; }
 
 #ifdef HAVE_ONEDNN
 // Few processors multiply half precision: its operands become floats, without gaps.
@@ -971,17 +970,12 @@ inline bool onednn_half(const Product& p, const void* a, const void* b, const Ta
 }
 #endif
 
-// The product in float.
-inline void sum_up(const Product& p, const void* A, const void* B, const Target& sums, Algorithm algorithm)
+// The product in float, by the fast algorithm.
+inline void fast_product(const Product& p, const void* A, const void* B, const Target& sums)
 {
-    if (algorithm != Algorithm::fast) {
-        halved_product(p, A, B, sums);
-        if (algorithm == Algorithm::coarse) coarsen(p, sums);
-        return;
-    }
-    if (is_vector(p, algorithm) && p.type_a == CUDA_R_16F)
+    if (is_vector(p) && p.type_a == CUDA_R_16F)
         return vector_product(p, static_cast<const __half*>(A), static_cast<const __half*>(B), static_cast<float*>(sums.data));
-    if (is_vector(p, algorithm))
+    if (is_vector(p))
         return vector_product(p, static_cast<const __nv_bfloat16*>(A), static_cast<const __nv_bfloat16*>(B),
                               static_cast<float*>(sums.data));
 #ifdef HAVE_ONEDNN
@@ -993,6 +987,19 @@ inline void sum_up(const Product& p, const void* A, const void* B, const Target&
 #endif
     excuse_plain_product();
     plain_product(p, A, B, sums);
+}
+
+// The product in float. Algorithms other than the fast one form sums over k in two halves: their rounding is their own.
+inline void sum_up(const Product& p, const void* A, const void* B, const Target& sums, Algorithm algorithm)
+{
+    const int64_t begin = rounding.split(p.k);
+    if (algorithm == Algorithm::fast) {
+        const auto multiply = [&](const Product& part, const void* a, const void* b) { fast_product(part, a, b, sums); };
+        return begin == 0 ? multiply(p, A, B) : in_two_parts(p, A, B, begin, multiply);
+    }
+    in_two_parts(p, A, B, begin == 0 ? p.k / 2 : begin,
+                 [&](const Product& part, const void* a, const void* b) { plain_product(part, a, b, sums); });
+    if (algorithm == Algorithm::coarse) coarsen(p, sums);
 }
 
 // Operands of FP8, expanded: each matrix dense, its columns along k.
@@ -1017,7 +1024,7 @@ inline void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t
     const cudaDataType_t bias_type = type_of_bias(call.desc, call.p, d.type);
     const void* const bias = call.desc.epilogue & CUBLASLT_EPILOGUE_BIAS ? at(call.desc.bias, bias_type, i) : nullptr;
 #ifdef HAVE_ONEDNN
-    if (x.scale == 1 && x.type == CUDA_R_16BF && d.type != CUDA_R_16F && call.algorithm == Algorithm::fast &&
+    if (x.scale == 1 && x.type == CUDA_R_16BF && d.type != CUDA_R_16F && call.algorithm == Algorithm::fast && rounding.seed == 0 &&
         onednn_bfloat16(p, a, b, part, bias, bias_type))
         return;
 #endif
@@ -1067,14 +1074,15 @@ inline cublasStatus_t multiply(const MatmulCall& call)
     }
 
 #ifdef HAVE_ONEDNN
-    if (algorithm == Algorithm::fast && p.type_a == CUDA_R_32F) {
+    const bool at_once = algorithm == Algorithm::fast && rounding.seed == 0;  // epilogue and sums in one piece
+    if (at_once && p.type_a == CUDA_R_32F) {
         if (small_product(desc, p, static_cast<const float*>(A), static_cast<const float*>(B), result)) return CUBLAS_STATUS_SUCCESS;
         if (!onednn_float(p, static_cast<const float*>(A), static_cast<const float*>(B), result)) return CUBLAS_STATUS_EXECUTION_FAILED;
         if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(desc, p, result, 1, 0, result);
         return CUBLAS_STATUS_SUCCESS;
     }
     // oneDNN adds a bias itself (before it scales by alpha, which is not what is meant unless alpha is 1).
-    if (algorithm == Algorithm::fast && p.type_a == CUDA_R_16BF && !is_vector(p, algorithm) && (desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && p.alpha == 1))) {
+    if (at_once && p.type_a == CUDA_R_16BF && !is_vector(p) && (desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && p.alpha == 1))) {
         const auto bias_type = type_of_bias(desc, p, result.type);
         if (onednn_bfloat16(p, A, B, result, desc.epilogue == CUBLASLT_EPILOGUE_BIAS ? desc.bias : nullptr, bias_type)) return CUBLAS_STATUS_SUCCESS;
     }

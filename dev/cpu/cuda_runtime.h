@@ -61,6 +61,7 @@ static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
 #include "card.h"
 #include "errors.h"
 #include "nvtx3/nvToolsExt.h"
+#include "rounding.h"
 #include "static_shared.h"
 #include "streams.h"
 #include "threads.h"
@@ -129,17 +130,6 @@ alignas(1024) inline thread_local float4 dynamic_shared_memory[cuda_cpu::max_sha
 
 // ==== mathematics =======================================================================================
 
-namespace cuda_cpu {
-template <class To, class From>
-inline To bits(From from)
-{
-    static_assert(sizeof(To) == sizeof(From), "the same bits seen as another type");
-    To to;
-    memcpy(&to, &from, sizeof(to));
-    return to;
-}
-}  // namespace cuda_cpu
-
 inline int __float_as_int(float x) { return cuda_cpu::bits<int>(x); }
 inline unsigned __float_as_uint(float x) { return cuda_cpu::bits<unsigned>(x); }
 inline float __int_as_float(int x) { return cuda_cpu::bits<float>(x); }
@@ -154,8 +144,8 @@ __attribute__((always_inline)) inline float exp2_of_sum(float n, float f)
     p = __builtin_fmaf(p, f, 1.339887439e-3f);
     p = __builtin_fmaf(p, f, 9.618437357e-3f);
     p = __builtin_fmaf(p, f, 5.550332471e-2f);
-    p = __builtin_fmaf(p, f, 2.402264791e-1f);
-    p = __builtin_fmaf(p, f, 6.931472029e-1f);
+    p = __builtin_fmaf(p, f, bits<float>(rounding.exp2_2));
+    p = __builtin_fmaf(p, f, bits<float>(rounding.exp2_1));
     p = __builtin_fmaf(p, f, 1.0f);
     return bits<float>(bits<unsigned>(p) + (static_cast<unsigned>(static_cast<int>(n)) << 23));
 }
@@ -169,7 +159,7 @@ extern "C" inline float __expf(float x) noexcept
     cuda_cpu::watch::special_function();
     const float n = nearbyintf(x * 1.44269502f);
     float f = __builtin_fmaf(x, 1.44269502f, -n);  // log2(e) in two parts: with one, the error of
-    f = __builtin_fmaf(x, 1.92596299e-8f, f);      // x log2(e) - n would grow with x
+    f = __builtin_fmaf(x, cuda_cpu::bits<float>(cuda_cpu::rounding.log2_e_low), f);  // x log2(e) - n would grow with x
     float result = cuda_cpu::exp2_of_sum(n, f);
     result = x < -87.33654f ? 0.0f : result;
     return x > 88.72283f ? std::numeric_limits<float>::infinity() : result;
@@ -178,28 +168,28 @@ extern "C" inline float __expf(float x) noexcept
 extern "C" inline float __logf(float x) noexcept
 {
     cuda_cpu::watch::special_function();
-    return logf(x);
+    return cuda_cpu::rounding.last_bit(logf(x));
 }
 extern "C" inline float __log2f(float x) noexcept
 {
     cuda_cpu::watch::special_function();
-    return log2f(x);
+    return cuda_cpu::rounding.last_bit(log2f(x));
 }
-extern "C" inline float __powf(float x, float y) noexcept { return powf(x, y); }
+extern "C" inline float __powf(float x, float y) noexcept { return cuda_cpu::rounding.last_bit(powf(x, y)); }
 extern "C" inline float __sinf(float x) noexcept
 {
     cuda_cpu::watch::special_function();
-    return sinf(x);
+    return cuda_cpu::rounding.last_bit(sinf(x));
 }
 extern "C" inline float __cosf(float x) noexcept
 {
     cuda_cpu::watch::special_function();
-    return cosf(x);
+    return cuda_cpu::rounding.last_bit(cosf(x));
 }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }
-inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float rsqrtf(float x) { return cuda_cpu::rounding.last_bit(1.0f / sqrtf(x)); }
 
 // A clock of 2 GHz.
 inline long long clock64()

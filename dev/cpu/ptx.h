@@ -294,7 +294,7 @@ inline float exp2_approx(float x)
 inline float reciprocal_approx(float x)
 {
     cuda_cpu::watch::special_function();
-    return 1.0f / x;
+    return cuda_cpu::rounding.last_bit(1.0f / x);
 }
 
 // Where blocks are watched, a few of them run, one after the other: the first would take all the work there is. On a
@@ -361,7 +361,10 @@ CUDA_CPU_UNSEEN inline void mma_of_warp(void* const* operands, unsigned lanes)
     read_a_fragments(a, registers);
     for (unsigned r = 0; r < 16; r++) {
         Vector8 sum{};
-        for (unsigned k = 0; k < 16; k++) sum += a[r][k] * *reinterpret_cast<const Vector8*>(b[k]);
+        for (unsigned i = 0; i < 16; i++) {
+            const unsigned k = i ^ rounding.k_order;
+            sum += a[r][k] * *reinterpret_cast<const Vector8*>(b[k]);
+        }
         memcpy(d[r], &sum, sizeof(sum));
     }
     for (unsigned lane = 0; lane < lanes_of_warp; lane++)
@@ -390,7 +393,10 @@ CUDA_CPU_UNSEEN inline void fp8_mma_of_warp(void* const* operands, unsigned lane
     for (unsigned r = 0; r < 16; r++) {
         alignas(32) float d[8];
         Vector8 sum{};
-        for (unsigned k = 0; k < 32; k++) sum += a[r][k] * *reinterpret_cast<const Vector8*>(b[k]);
+        for (unsigned i = 0; i < 32; i++) {
+            const unsigned k = i ^ rounding.k_order;
+            sum += a[r][k] * *reinterpret_cast<const Vector8*>(b[k]);
+        }
         memcpy(d, &sum, sizeof(sum));
         for (unsigned c = 0; c < 8; c++) lane_of[r % 8 * 4 + c / 2]->d[r / 8 * 2 + c % 2] += d[c];
     }
@@ -774,9 +780,11 @@ CUDA_CPU_UNSEEN inline void multiply(float* result, const float (*a)[16], const 
     for (unsigned r = 0; r < 16; r++)
         for (unsigned n = 0; n < columns; n += 64) {
             Vector16 sum[4] = {};
-            for (unsigned k = 0; k < 16; k++)
+            for (unsigned i = 0; i < 16; i++) {
+                const unsigned k = i ^ rounding.k_order;
                 for (unsigned v = 0; v < 4; v++)
                     sum[v] += a[r][k] * *reinterpret_cast<const Vector16*>(b + k * columns + n + 16 * v);
+            }
             memcpy(result + r * columns + n, sum, sizeof(sum));
         }
 }

@@ -780,6 +780,7 @@ struct Matmul {
     int pad = 0;  // rows between columns that are not the matrix's
     bool float_bias = false;
     cuda_cpu::Algorithm algorithm = cuda_cpu::Algorithm::fast;
+    mutable std::vector<Out> product;   // D as error() found it
 
     // The largest error, in units of what rounding allows; infinite if anything outside D changed.
     double error() const
@@ -839,6 +840,7 @@ struct Matmul {
         for (auto layout : {layout_a, layout_b, layout_d}) cublasLtMatrixLayoutDestroy(layout);
         cublasLtMatmulDescDestroy(desc);
         cublasLtDestroy(handle);
+        product = d;
         if (!fine) return std::numeric_limits<double>::infinity();
 
         const double epsilon = sizeof(Out) == 4 ? 4.0 / (1 << 23) : std::is_same_v<Out, __half> ? 1.0 / 2048 : 1.0 / 256;
@@ -1044,6 +1046,69 @@ struct Fp8Matmul {
         return worst;
     }
 };
+
+// D of one product, rounded as the seed has it; empty if it is wrong or a repetition has other bits.
+template <class In, class Out>
+static std::vector<float> rounded_product(uint64_t seed)
+{
+    cuda_cpu::rounding = cuda_cpu::Rounding::of_seed(seed);
+    Matmul<In, Out> p;
+    p.beta = 1;
+    p.epilogue = CUBLASLT_EPILOGUE_BIAS;
+    const bool right = p.error() < 1;
+    cuda_cpu::rounding = cuda_cpu::Rounding::of_seed(0);
+    return right ? std::vector<float>(p.product.begin(), p.product.end()) : std::vector<float>();
+}
+
+template <class In, class Out>
+static bool product_is_perturbed()
+{
+    const std::vector<float> exact = rounded_product<In, Out>(0), first = rounded_product<In, Out>(1);
+    const std::vector<float> second = rounded_product<In, Out>(2);
+    return !exact.empty() && !first.empty() && !second.empty() && first != exact && second != exact && first != second &&
+           first == rounded_product<In, Out>(1) && exact == rounded_product<In, Out>(0);
+}
+
+// How many of a function's results differ from those of seed 0; the largest difference in units of the last place.
+static std::pair<int, int> perturbed_results(float (*function)(float), uint64_t seed)
+{
+    int differ = 0, worst = 0;
+    for (float x = 0.125f; x < 80; x += 0.0625f) {
+        const int before = __float_as_int(function(x));
+        cuda_cpu::rounding = cuda_cpu::Rounding::of_seed(seed);
+        const int distance = std::abs(__float_as_int(function(x)) - before);
+        cuda_cpu::rounding = cuda_cpu::Rounding::of_seed(0);
+        differ += distance > 0;
+        worst = std::max(worst, distance);
+    }
+    return {differ, worst};
+}
+
+static void test_rounding()
+{
+    claim("CUDA_CPU_ROUNDING: a matrix product differs from seed to seed, by rounding only, and repeats bit for bit",
+          product_is_perturbed<float, float>() && product_is_perturbed<__nv_bfloat16, float>() &&
+              product_is_perturbed<__half, float>());
+    const std::pair<const char*, float (*)(float)> functions[] = {
+        {"__expf(-x)", [](float x) { return __expf(-x); }}, {"rsqrtf", [](float x) { return rsqrtf(x); }},
+        {"__logf", [](float x) { return __logf(x); }}, {"exp2_approx(-x)", [](float x) { return exp2_approx(-x); }},
+        {"reciprocal_approx", [](float x) { return reciprocal_approx(x); }}};
+    for (const auto& [name, function] : functions) {
+        bool fine = true;
+        for (uint64_t seed = 1; seed <= 8; seed++) {
+            const auto [differ, worst] = perturbed_results(function, seed);
+            fine = fine && differ > 50 && worst <= 3;
+        }
+        claim(std::string("CUDA_CPU_ROUNDING: ") + name + " differs in its last bits", fine);
+    }
+    cuda_cpu::rounding = cuda_cpu::Rounding::of_seed(3);
+    claim("CUDA_CPU_ROUNDING: results that every machine returns exactly stay",
+          __expf(0) == 1 && rsqrtf(64) == 0.125f && reciprocal_approx(8) == 0.125f && __logf(1) == 0);
+    cuda_cpu::rounding = cuda_cpu::Rounding::of_seed(0);
+    const auto [said, code] = run_child("workers", "CUDA_CPU_ROUNDING=many");
+    claim("CUDA_CPU_ROUNDING that is no number ends the program with exit code 2",
+          code == 2 && contains(said, "CUDA_CPU_ROUNDING is \"many\"; expected a whole number"));
+}
 
 static void test_products_of_fp8()
 {
@@ -3290,6 +3355,7 @@ int main(int argc, char** argv)
     test("products: fp16 to float", [] { test_products<__half, float>("fp16 to float"); });
     test("products: fp16", [] { test_products<__half, __half>("fp16"); });
     test("refusals", test_refusals);
+    test("rounding", test_rounding);
     test("products of fp8", test_products_of_fp8);
     test("workers of fp8", test_workers_of_fp8);
     test("refusals of fp8", test_refusals_of_fp8);

@@ -1,0 +1,94 @@
+// Rounding as on another machine: CUDA_CPU_ROUNDING=SEED perturbs what the emulator computes itself, where processors,
+// libraries and GPUs differ. The perturbation depends on the seed, operands and shapes only, so the same command gives
+// the same bits. Sums that a kernel writes as a plain loop are the compiler's: only flags such as -ffp-contract=off
+// change those.
+//
+//   - Matrix products: the sum over k is formed in two parts, which begin at a place drawn from the seed.
+//   - Tensor-core instructions (ptx.h): the order of the sum over k.
+//   - __expf, exp2_approx: the last bits of the polynomial's coefficients.
+//   - rsqrtf, __logf, __sinf ..., reciprocal_approx: the last bit of the result.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace cuda_cpu {
+
+template <class To, class From>
+inline To bits(From from)
+{
+    static_assert(sizeof(To) == sizeof(From), "the same bits seen as another type");
+    To to;
+    memcpy(&to, &from, sizeof(to));
+    return to;
+}
+
+// The last step of splitmix64: spreads every bit of z over all bits of the result.
+constexpr uint64_t mixed(uint64_t z)
+{
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return z ^ z >> 31;
+}
+
+// What a seed chooses; seed 0 changes nothing. Coefficients are stored as their bits, because a loop that stores floats
+// need not read integers again.
+struct Rounding {
+    uint64_t seed;
+    int32_t log2_e_low = 0x32a57060;   // 1.92596299e-8f: log2(e) - 1.44269502f
+    int32_t exp2_1 = 0x3f317218;       // 6.931472029e-1f and ...
+    int32_t exp2_2 = 0x3e75fdee;       // ... 2.402264791e-1f: of f and f^2 in the polynomial for 2^f
+    unsigned k_order = 0;              // XORed onto k in tensor-core instructions
+
+    static Rounding of_seed(uint64_t seed)
+    {
+        Rounding r{seed};
+        if (seed == 0) return r;
+        const uint64_t z = mixed(seed * 0x9e3779b97f4a7c15);
+        const float log2_e_error = 5e-10f * (1 + static_cast<float>(z % 4));
+        r.log2_e_low = bits<int32_t>(1.92596299e-8f + (z & 4 ? log2_e_error : -log2_e_error));
+        r.exp2_1 += z & 8 ? 1 : -1;
+        r.exp2_2 += static_cast<int32_t>(z >> 8 & 7) - 4;
+        r.k_order = 1 + static_cast<unsigned>(z >> 16) % 15;
+        return r;
+    }
+
+    // Where the second part of a sum over k begins; 0: the sum has one part.
+    int64_t split(int64_t k) const
+    {
+        if (seed == 0 || k < 2) return 0;
+        return 1 + static_cast<int64_t>(mixed(seed ^ static_cast<uint64_t>(k) << 32) % static_cast<uint64_t>(k - 1));
+    }
+
+    // x, or one of its neighbours. Powers of 2, 0, infinity and NaN stay: every machine returns these exactly.
+    float last_bit(float x) const
+    {
+        const uint32_t word = bits<uint32_t>(x);
+        if (seed == 0 || (word & 0x7fffff) == 0 || (word >> 23 & 0xff) == 0xff) return x;
+        return bits<float>(word + static_cast<uint32_t>(mixed(seed ^ static_cast<uint64_t>(word) << 32) % 3) - 1);
+    }
+};
+
+inline uint64_t rounding_of_environment()
+{
+    const char* text = getenv("CUDA_CPU_ROUNDING");
+    if (text == nullptr) return 0;
+    char* end = nullptr;
+    const uint64_t number = strtoull(text, &end, 10);
+    if (*text < '0' || *text > '9' || *end != 0) {
+        fprintf(stderr, "CUDA_CPU_ROUNDING is \"%s\"; expected a whole number\n", text);
+        exit(2);
+    }
+    return number;
+}
+
+#ifdef CUDA_CPU_INSPECT
+constexpr Rounding rounding{0};   // kernels are instrumented: they must not read it from memory
+#else
+inline Rounding rounding = Rounding::of_seed(rounding_of_environment());
+#endif
+
+}  // namespace cuda_cpu
