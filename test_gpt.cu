@@ -1753,6 +1753,63 @@ void test_reference() {
     }
 }
 
+// ==== first weights, shards ==================================================
+
+// Mean and standard deviation of each tensor within 5 standard errors of GPT-2's. LayerNorm begins as the identity.
+void test_first_weights() {
+    Model m;
+    allocate(m, {{4, 2, 64, 32, 300}, 1, 32, Recompute::NONE, DType::FP32, Purpose::TRAINING});
+    init_parameters(m, 1);
+    const Floats weights = from_device(m.master, m.layout.elements());
+    std::string wrong;
+    std::set<std::vector<float>> beginnings;
+    size_t drawn = 0;
+    for (const ParameterRow& row : parameter_table(m.config))
+        for (size_t l = 0; l < row.copies; l++) {
+            const auto first = weights.begin() + m.layout.place(row, l), end = first + row.file_elements();
+            const double n = row.file_elements(), mean = std::accumulate(first, end, 0.0) / n;
+            const double variance = std::inner_product(first, end, first, 0.0) / n - mean * mean;
+            const bool residual = ends_with(row.name, "c_proj.weight"), matrix = row.shape.size() == 2;
+            const double expected = !matrix ? 0 : residual ? 0.02 / std::sqrt(2 * 4) : 0.02;
+            const double expected_mean = ends_with(row.name, ".weight") && !matrix ? 1 : 0;
+            if (std::abs(mean - expected_mean) > 5 * expected / std::sqrt(n) ||
+                std::abs(std::sqrt(variance) - expected) > 5 * expected / std::sqrt(2 * n) ||
+                std::count(end, first + row.elements, 0.0f) != std::ptrdiff_t(row.elements - row.file_elements()))
+                wrong += format("%s: mean %.3g, std %.3g; ", row.name_of_layer(l).c_str(), mean, std::sqrt(variance));
+            if (!matrix) continue;
+            beginnings.insert({first, first + 16});
+            drawn++;
+        }
+    claim(wrong.empty(), "first weights: mean and standard deviation of every tensor are GPT-2's, padding is 0", wrong);
+    claim(beginnings.size() == drawn, "first weights: no two tensors begin with the same values",
+          format("%zu of %zu differ", beginnings.size(), drawn));
+}
+
+// Element i of a tensor, in group g at position p, belongs to rank p / slice, at p % slice of its shard of the group.
+void test_shares() {
+    const Config config = {3, 2, 48, 20, 300};
+    bool right = true;
+    for (size_t gpus : {1, 2, 3, 4}) {
+        const Layout y = layout_of(config, gpus);
+        for (const ParameterRow& row : parameter_table(config))
+            for (size_t l = 0; l < row.copies; l++) {
+                const size_t g = row.of_layer() ? 1 + l : 0, slice = (g ? y.layer : y.outside) / gpus;
+                const size_t group_at = g ? (y.outside + (g - 1) * y.layer) / gpus : 0;
+                size_t done = 0;
+                for (size_t rank = 0; rank < gpus; rank++) {
+                    const Share share = share_of(y, row, l, Kept::SLICES, rank);
+                    if (share.count == 0) continue;
+                    const size_t position = row.offset + share.first;
+                    right = right && share.first == done && position / slice == rank &&
+                            (position + share.count - 1) / slice == rank && share.at == group_at + position % slice;
+                    done += share.count;
+                }
+                right = right && done == row.elements && slice * gpus == y.group(g);
+            }
+    }
+    claim(right, "shards of 1 to 4 ranks: each element of each tensor in one of them, at its place");
+}
+
 // ==== memory =================================================================
 
 size_t free_memory() {
@@ -2425,6 +2482,13 @@ void test_top_p() {
     }
     claim(off <= 2, "top-p takes the fewest tokens that are as likely, and after top-k: of those that it leaves",
           format("a count of %d is off by %.2g", draws, off));
+    const Floats equal(4, 0);   // four weights of exactly 1
+    bool exact = true;
+    for (int quarter = 0; quarter < 4; quarter++) {
+        exact = exact && pick_token(equal, 1, 0, 1, quarter / 4.0) == quarter;
+        exact = exact && pick_token(equal, 1, 0, 0.5, quarter / 4.0) == quarter / 2;
+    }
+    claim(exact, "at exactly top-p no token more is taken; a draw at exactly a sum takes the token after it");
 }
 
 // Logits of what follows, from one token after those that went through before, against all of them at once. A rounding
@@ -2775,6 +2839,8 @@ void test_kernels() {
 
 void test_model() {
     test("model against PyTorch", test_reference);
+    test("first weights", test_first_weights);
+    test("shares", test_shares);
     test("memory", test_memory);
     test("plan: the chapter's table", test_chapter_table);
     test("plan: closed forms", test_closed_forms);

@@ -1,0 +1,17 @@
+"""claim() prints what a test of this tree has found to hold or not; finish() prints the totals and ends the program."""
+import sys
+
+passed = failed = 0
+
+
+def claim(holds, text, detail=""):
+    """Counts and prints whether `text` holds; `detail` is printed where it does not."""
+    global passed, failed
+    passed, failed = passed + bool(holds), failed + (not holds)
+    print(f"{'ok    ' if holds else 'FAILED'}  {text}" + (f" ({detail})" if detail and not holds else ""), flush=True)
+
+
+def finish():
+    """Prints the totals; exits with 1 if a claim has failed or none was made."""
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(failed > 0 or passed == 0)

@@ -1,0 +1,141 @@
+"""Runs the tests against the one-line faults listed in mutants.txt and reports those that no test finds.
+
+Compiles the tests once with all faults in them: each expression becomes `mutant(N) ? (fault) : (expression)`, and the
+environment variable MUTANT says which N is active. Each mutant first runs the tests named in its row, and all programs
+if those pass; the first failed test ends it.
+"""
+import argparse, concurrent.futures, os, pathlib, re, shutil, signal, subprocess, sys, threading, time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+COPY = ROOT / "build/mutants"
+PROGRAMS = {"fp32-1": "build/test/fp32-1/test_gpt", "bf16-32": "build/test/bf16-32/test_gpt"}
+LIMIT = 900   # seconds of a program: one that takes longer counts as failed
+HEADER = """#pragma once
+#include <cstdlib>
+inline const int active_mutant = std::getenv("MUTANT") ? std::atoi(std::getenv("MUTANT")) : 0;
+inline bool mutant(int number) { return number == active_mutant; }
+"""
+
+
+def table():
+    rows = []
+    for line in (ROOT / "dev/tests/mutants.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            where, old, new, tests = line.split("  |  ")
+            rows.append((where, old, new, *tests.split(": ", 1)))
+    return rows
+
+
+def end_of(text, i, opening, closing):
+    """Returns the index after the bracket that closes the one at text[i]."""
+    depth = 0
+    for match in re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\])\'|//[^\n]*|[%s%s]' % (re.escape(opening), re.escape(closing))).finditer(text, i):
+        depth += {opening: 1, closing: -1}.get(match[0], 0)
+        if depth == 0:
+            return match.end()
+    return len(text)
+
+
+def bodies(text, name):
+    """Yields the ranges of the definitions of a function, struct or class."""
+    for match in re.finditer(r"\b(?:struct|class) %s\b[^;{()]*\{" % name, text):
+        yield match.end() - 1, end_of(text, match.end() - 1, "{", "}")
+    for match in re.finditer(r"\b%s\(" % name, text):
+        after = end_of(text, match.end() - 1, "(", ")")
+        body = re.compile(r"(\s|const\b|noexcept\b)*\{").match(text, after)
+        if body and not re.search(r"\b(?:struct|class) \w+[^;{()]*$", text[:match.start()]):
+            yield body.end() - 1, end_of(text, body.end() - 1, "{", "}")
+
+
+def places(sources, where, old):
+    pattern = re.compile(r"\s+".join(map(re.escape, old.split(" "))))
+    for path, text in sources.items():
+        for begin, end in [(0, len(text))] if where == path else bodies(text, where):
+            for match in pattern.finditer(text, begin, end):
+                yield path, match.span()
+
+
+def plant(rows):
+    """Writes the copy of the tree with all mutants; returns the rows that match no place, or several."""
+    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in files.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (COPY / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, COPY / name)
+            shutil.copymode(ROOT / name, COPY / name)
+    names = [ROOT / "train_gpt.cu", *sorted((ROOT / "gpt").glob("*"))]
+    sources = {str(path.relative_to(ROOT)): path.read_text() for path in names}
+    edits, wrong = [], []
+    for number, (where, old, new, *_) in enumerate(rows, 1):
+        found = set(places(sources, where, old))
+        if len(found) != 1:
+            wrong.append(f"{len(found)} places: {where}: {old}")
+            continue
+        path, (begin, end) = found.pop()
+        edits.append((path, begin, end, f"(mutant({number}) ? ({new}) : ({sources[path][begin:end]}))"))
+    for path, begin, end, text in sorted(edits, reverse=True):
+        sources[path] = sources[path][:begin] + text + sources[path][end:]
+    for path, text in sources.items():
+        (COPY / path).write_text(text)
+    (COPY / "mutant.h").write_text(HEADER)
+    return wrong
+
+
+def run(program, number, only=None):
+    """Returns the first failed test, or how else the program went wrong; empty if all passed."""
+    command = [PROGRAMS[program], *(["--only", only] if only else [])]
+    environment = {**os.environ, "MUTANT": str(number), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=COPY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               text=True, errors="replace", start_new_session=True)
+    timer = threading.Timer(LIMIT, os.killpg, (process.pid, signal.SIGKILL))
+    timer.start()
+    line = ""
+    try:
+        for line in process.stdout:
+            if line.startswith("FAILED"):
+                return line[8:].strip()
+        return f"ended with {process.returncode} after: {line.strip()}" if process.wait() else ""
+    finally:
+        timer.cancel()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def examine(number, row):
+    where, old, new, program, only = row
+    begin = time.monotonic()
+    found, by = run(program, number, only), f"{program}: {only}"
+    for other in () if found else PROGRAMS:
+        found, by = found or run(other, number), other
+        if found:
+            break
+    print(f"{'found   ' if found else 'SURVIVED'}  {number:3}  {where}: {old}  ->  {new}\n"
+          f"          {time.monotonic() - begin:.0f} s, {by}: {found[:150] or 'all tests pass'}", flush=True)
+    return bool(found)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only whether each row matches one place")
+    parser.add_argument("--rows", default="", help="numbers of rows to run, such as 3,17-20; default: all")
+    options = parser.parse_args()
+    rows = table()
+    wrong = plant(rows)
+    print(f"{len(rows)} mutants", *wrong, sep="\n")
+    if wrong or options.check:
+        return bool(wrong)
+    subprocess.run(["make", "-j2", "CPPFLAGS=-include $(CURDIR)/mutant.h", *PROGRAMS.values()], cwd=COPY, check=True)
+    wanted = [range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1) for part in options.rows.split(",") if part]
+    chosen = [n for n in range(1, len(rows) + 1) if not wanted or any(n in part for part in wanted)]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        if not wanted and (broken := [p for p, result in zip(PROGRAMS, pool.map(lambda p: run(p, 0), PROGRAMS)) if result]):
+            print("without a mutant, tests fail:", *broken)
+            return 1
+        found = list(pool.map(lambda n: examine(n, rows[n - 1]), chosen))
+    print(f"{sum(found)} of {len(found)} mutants were found")
+    return not all(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
