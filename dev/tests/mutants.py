@@ -55,14 +55,17 @@ def places(sources, where, old):
                 yield path, match.span()
 
 
-def plant(rows):
-    """Writes the copy of the tree with all mutants; returns the rows that match no place, or several."""
+def copy_tree():
     files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in files.stdout.splitlines():
         if (ROOT / name).is_file():
             (COPY / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, COPY / name)
             shutil.copymode(ROOT / name, COPY / name)
+
+
+def plant(rows):
+    """Returns the sources with all mutants, and the rows that match no place, or several."""
     names = [ROOT / "train_gpt.cu", *sorted((ROOT / "gpt").glob("*"))]
     sources = {str(path.relative_to(ROOT)): path.read_text() for path in names}
     edits, wrong = [], []
@@ -75,10 +78,7 @@ def plant(rows):
         edits.append((path, begin, end, f"(mutant({number}) ? ({new}) : ({sources[path][begin:end]}))"))
     for path, begin, end, text in sorted(edits, reverse=True):
         sources[path] = sources[path][:begin] + text + sources[path][end:]
-    for path, text in sources.items():
-        (COPY / path).write_text(text)
-    (COPY / "mutant.h").write_text(HEADER)
-    return wrong
+    return sources, wrong
 
 
 def run(program, number, only=None):
@@ -121,10 +121,13 @@ def main():
     parser.add_argument("--rows", default="", help="numbers of rows to run, such as 3,17-20; default: all")
     options = parser.parse_args()
     rows = table()
-    wrong = plant(rows)
+    sources, wrong = plant(rows)
     print(f"{len(rows)} mutants", *wrong, sep="\n")
     if wrong or options.check:
         return bool(wrong)
+    copy_tree()
+    for path, text in {**sources, "mutant.h": HEADER}.items():
+        (COPY / path).write_text(text)
     subprocess.run(["make", "-j2", "CPPFLAGS=-include $(CURDIR)/mutant.h", *PROGRAMS.values()], cwd=COPY, check=True)
     wanted = [range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1) for part in options.rows.split(",") if part]
     chosen = [n for n in range(1, len(rows) + 1) if not wanted or any(n in part for part in wanted)]
