@@ -29,6 +29,7 @@ static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -1047,16 +1048,32 @@ inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attrib
 
 namespace cuda_cpu {
 
-// The machine's memory, or what the container may use of it.
-inline size_t memory_bytes()
+struct MachineMemory {
+    size_t total, available;
+};
+
+// Returns the machine's memory, or what its container may use of it; available: as it was at the first call.
+inline const MachineMemory& machine_memory()
 {
-    static const size_t value = [] {
-        size_t bytes = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
-        for (const char* file : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-            size_t limit = 0;
-            if (std::ifstream(file) >> limit) bytes = std::min(bytes, limit);
+    // The number in a file, or behind a name in it; 0 where there is none.
+    const auto number_in = [](const std::string& file, const std::string& name = "") {
+        std::ifstream in(file);
+        for (std::string word; !name.empty() && in >> word && word != name;) continue;
+        size_t number = 0;
+        return in >> number ? number : 0;
+    };
+    static const MachineMemory value = [&] {
+        MachineMemory m{number_in("/proc/meminfo", "MemTotal:") * kib, number_in("/proc/meminfo", "MemAvailable:") * kib};
+        const std::string v1 = "/sys/fs/cgroup/memory/memory.", v2 = "/sys/fs/cgroup/memory.";
+        for (const auto& [limit_file, usage_file, stat_file, cache] :
+             {std::array{v2 + "max", v2 + "current", v2 + "stat", std::string("inactive_file")},
+              std::array{v1 + "limit_in_bytes", v1 + "usage_in_bytes", v1 + "stat", std::string("total_inactive_file")}}) {
+            const size_t limit = number_in(limit_file), used = number_in(usage_file), reclaimable = number_in(stat_file, cache);
+            if (limit == 0) continue;
+            m.total = std::min(m.total, limit);
+            m.available = std::min(m.available, limit - std::min(limit, used - std::min(used, reclaimable)));
         }
-        return bytes;
+        return m;
     }();
     return value;
 }
@@ -1088,7 +1105,8 @@ struct Heap {
         if (block < small) small_bytes += static_cast<size_t>(sign) * round_up(block, small_unit);
         else large_pieces += static_cast<size_t>(sign) * (round_up(block, piece) / piece);
     }
-    size_t total() const { return card() == nullptr ? memory_bytes() : card()->memory_bytes; }
+    size_t total() const { return card() == nullptr ? machine_memory().total : card()->memory_bytes; }
+    size_t available() const { return card() == nullptr ? machine_memory().available : card()->memory_bytes; }
     size_t in_use() const
     {
         return card() == nullptr ? bytes : context_bytes + large_pieces * piece + round_up(small_bytes, piece);
@@ -1151,7 +1169,7 @@ inline cudaError_t cudaMalloc(void** address, size_t bytes)
     if (bytes == 0) return cudaSuccess;
     std::lock_guard lock(heap().mutex);
     heap().count(bytes, 1);
-    if (heap().in_use() <= heap().total()) *address = allocate(bytes);
+    if (heap().in_use() <= heap().available()) *address = allocate(bytes);
     if (*address == nullptr) {
         heap().count(bytes, -1);
         return report(cudaErrorMemoryAllocation);
@@ -1183,7 +1201,7 @@ inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes)
 {
     std::lock_guard lock(cuda_cpu::heap().mutex);
     *total_bytes = cuda_cpu::heap().total();
-    *free_bytes = *total_bytes - cuda_cpu::heap().in_use();
+    *free_bytes = cuda_cpu::heap().available() - cuda_cpu::heap().in_use();
     return cudaSuccess;
 }
 

@@ -1,4 +1,4 @@
-// kernel<<<grid, block, shared, stream>>>(arguments), as dev/inspect/rewrite.py spells it in C++:
+// kernel<<<grid, block, shared, stream>>>(arguments), as dev/cpu/rewrite.py spells it in C++:
 //
 //     cuda_cpu::launch(kernel, cuda_cpu::Configuration(grid, block, shared, stream))(arguments);
 //

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Turns what is not C++ in a .cu file into C++, so that g++ builds it against dev/cpu.
 
-    python3 dev/inspect/rewrite.py mine.cu -o build/mine.cpp
-    python3 dev/inspect/rewrite.py main.cu src/kernels.cu -o build/main.cpp -I src -DSIZE=64
+    python3 dev/cpu/rewrite.py mine.cu -o build/mine.cpp
+    python3 dev/cpu/rewrite.py main.cu src/kernels.cu -o build/main.cpp -I src -DSIZE=64
 
 prints the files to compile, one for each .cu file: the first is that after -o, the others lie beside it. Included files
 that are found, beside their includer or in a folder of -I, are rewritten too, into build/main.includes/. Every line

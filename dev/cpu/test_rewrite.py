@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests of rewrite.py: small .cu texts are rewritten, compiled against dev/cpu and run; others are refused.
 
-    python3 dev/inspect/test_rewrite.py
+    python3 dev/cpu/test_rewrite.py
 """
 import os
 import re
@@ -16,7 +16,6 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import rewrite
 
-STAND_IN = os.path.join(os.path.dirname(HERE), "cpu")
 passed = failed = 0
 
 
@@ -45,7 +44,7 @@ class World:
         return self.run(sys.executable, os.path.join(HERE, "rewrite.py"), *arguments, "-o", "build/program.cpp")
 
     def compile(self, *files, warnings=()):
-        return self.run("g++", "-x", "c++", "-std=c++17", "-O0", "-g", *warnings, "-fopenmp", "-I" + STAND_IN,
+        return self.run("g++", "-x", "c++", "-std=c++17", "-O0", "-g", *warnings, "-fopenmp", "-I" + HERE,
                         "-DWARP_SIZE=32", *files, "-o", "program", "-lboost_context")
 
     def build_and_run(self, *arguments):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs .vscode/launch.json's first configuration in gdb as VS Code's C++ extension does: that F5 stops where it says.
 
-    make debug PRECISION=fp32 && python3 dev/cpu/test_debug.py
+    make debug PRECISION=fp32 && python3 dev/tests/test_debug.py
 
 Over gdb's machine interface (MI), in the extension's order: its set-up commands, the program, a breakpoint at main.
 Needs gdb.
