@@ -3830,7 +3830,7 @@ void divide_data(TrainData& data, const Options& o, const std::string& dir, cons
 #include "gpt/run_record.cuh"   // what a run says of itself as it begins
 
 // What lives from the first step of a training run to its last.
-struct Run {
+struct TrainingRun {
     const Options& o;
     const TrainData& data;
     const Start& start;
@@ -3847,12 +3847,12 @@ struct Run {
     double bytes_sent = 0;           // in steps
     std::string last_checkpoint = start.dir;
 
-    Run(const Options& options, const TrainData& tokens, const Start& begin)
+    TrainingRun(const Options& options, const TrainData& tokens, const Start& begin)
         : o(options), data(tokens), start(begin) {}
 };
 
 // Brings model, moments and log to where the run begins.
-void load_run(Run& run, const Setup& setup) {
+void load_run(TrainingRun& run, const Setup& setup) {
     const Options& o = run.o;
     run.micro_steps = accumulation_steps(o, setup);
     run.tokens_per_step = static_cast<double>(run.micro_steps) * setup.N() * setup.gpus;
@@ -3869,7 +3869,7 @@ void load_run(Run& run, const Setup& setup) {
 }
 
 // Loss, norm, scale and speed of the step that began at `began`. Blocks until the device is done.
-StepResult step_result(Run& run, double began, double lr) {
+StepResult step_result(TrainingRun& run, double began, double lr) {
     const LossScale before = run.scale;
     StepResult r = {};
     r.loss = sum_of_all(take_loss(run.m)) / run.tokens_per_step;
@@ -3890,7 +3890,7 @@ StepResult step_result(Run& run, double began, double lr) {
 }
 
 // The log's line of a step. `evaluates`: a validation loss follows.
-json step_record(const Run& run, const StepResult& r, bool evaluates) {
+json step_record(const TrainingRun& run, const StepResult& r, bool evaluates) {
     json record = {{"step", run.step}, {"loss", r.loss}, {"norm", r.norm}, {"lr", r.lr}, {"ms", 1e3 * r.seconds},
                    {"tokens_per_s", r.tokens_per_s}, {"mfu", r.mfu}, {"hfu", r.hfu}};
     if (FLOATX == DType::FP16 || run.scale.interval > 0 || r.loss_scale != NO_SCALE) {
@@ -3902,7 +3902,7 @@ json step_record(const Run& run, const StepResult& r, bool evaluates) {
     return record;
 }
 
-void validate(Run& run) {
+void validate(TrainingRun& run) {
     run.progress.end_line();
     if (run.data.val.windows(Windows::COVERING, run.m.setup.T) > 0) {
         const Evaluation e = evaluate(run.m, run.data.val, run.o.eval_sequences, run.data.text);
@@ -3917,7 +3917,7 @@ void validate(Run& run) {
     fflush(stdout);
 }
 
-void show_sample(Run& run) {
+void show_sample(TrainingRun& run) {
     run.progress.end_line();
     std::string shown;
     sample(run.m, {run.data.text.first()}, run.o, static_cast<uint64_t>(run.o.seed) + run.step, [&](int token) {
@@ -3928,7 +3928,7 @@ void show_sample(Run& run) {
     fflush(stdout);
 }
 
-void save_checkpoint(Run& run) {
+void save_checkpoint(TrainingRun& run) {
     if (run.o.out.empty()) return;
     run.tried = run.step;
     const uint64_t windows = static_cast<uint64_t>(run.step - run.start.step) * run.micro_steps * run.m.setup.B *
@@ -3950,7 +3950,7 @@ void save_checkpoint(Run& run) {
 }
 
 // After an error: keeps the last step if its weights are good. One rank of several cannot write alone.
-void rescue(Run& run) {
+void rescue(TrainingRun& run) {
     run.progress.end_line();
     if (run.step <= run.tried || !ranks.alone()) return;
     try {
@@ -3960,7 +3960,7 @@ void rescue(Run& run) {
     }
 }
 
-void print_end(Run& run, double seconds) {
+void print_end(TrainingRun& run, double seconds) {
     const Options& o = run.o;
     const long steps = run.step - run.start.step;
     const Memory memory = memory_now();
@@ -3984,7 +3984,7 @@ void print_end(Run& run, double seconds) {
 }
 
 // The training loop, from the first step of a run (see load_run) to its last.
-void train_loop(Run& run) {
+void train_loop(TrainingRun& run) {
     const Options& o = run.o;
     Model& m = run.m;
     const double start = seconds_now();
@@ -4075,7 +4075,7 @@ void train(const Options& o) {
         std::vector<int> inputs(setup.T), targets(setup.T);
         data.val.read(inputs.data(), targets.data(), Windows::COVERING, 0, setup.T, config.vocab);
     }
-    Run run(o, data, start);
+    TrainingRun run(o, data, start);
     load_run(run, setup);
     catch_signals();
     train_loop(run);

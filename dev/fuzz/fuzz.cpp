@@ -59,7 +59,7 @@ void run_train(const std::vector<std::string>& arguments) {
     note_changes(o, start);
     divide_data(data, o, start.dir, config);
     const Setup setup = make_setup(o, config, Purpose::TRAINING, memory_now().available);
-    Run run(o, data, start);
+    TrainingRun run(o, data, start);
     load_run(run, setup);
     train_loop(run);
 }
