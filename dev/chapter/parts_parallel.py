@@ -1,0 +1,250 @@
+"""Part 8 of the report: data parallelism and ZeRO."""
+import statistics
+
+from figures import (BLUE, CATEGORIES, RED, TEAL, Section, captioned, category_entries, chapter_entry, chapter_line,
+                     chapter_mark, concluded, conclusive, entry, html_table, left_out, legend_below, loss_curves,
+                     named_ticks, number, panels, percent, ratio_text, share, size, spread, stack)
+from measure import STAGES, STATE, ZERO_PAPER_GPUS
+from parts_single import state_of
+
+ZERO_PAPER_GB = (120, 31.4, 16.6, 1.9)      # Rajbhandari et al. 2020, figure 1: 7.5 billion parameters, 64 GPUs
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+# Losses whose relative difference is smaller count as one curve. Rounding causes less within so few steps; other data,
+# or a missing gradient, causes more.
+ONE_CURVE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
+
+
+def ring_bytes(results, run):
+    """Bytes that a GPU sends in a step by the formula for rings: an all-reduce sends each number twice, times
+    (R - 1) / R, a reduce-scatter or an all-gather once."""
+    parameters, parts = results["parameters"], run["parts"]
+    reduced = [2 * parameters, parameters, parts * parameters, parts * parameters][run["zero"]]
+    gathered = [0, parameters, parameters, 2 * parts * parameters][run["zero"]]
+    return (run["gpus"] - 1) / run["gpus"] * (DTYPE_BYTES[results["grad_dtype"]] * reduced
+                                             + DTYPE_BYTES[results["precision"]] * gathered)
+
+
+def as_planned(run):
+    """Whether a run sent what its plan says, to the printed digits and the small sums of losses and norms."""
+    last_digit = 1e7 if run["bytes_sent"] >= 1e9 else 1e5
+    return abs(run["sent"] - run["bytes_sent"]) <= last_digit / 2 + 0.01 * run["bytes_sent"]
+
+
+def largest_difference(runs, reference):
+    """The largest relative difference of losses."""
+    return max(abs(a / b - 1) for run in runs for a, b in zip(run["losses"], reference["losses"]))
+
+
+# ---- figures
+
+def paper_figure(axis, paper):
+    shown = [*STATE, "buffers"]
+    for zero, (bytes_, gb) in enumerate(zip(paper["bytes"], ZERO_PAPER_GB)):
+        stack(axis, zero, bytes_, shown, 1e9, 0.6)
+        chapter_mark(axis, zero, gb, 0.4)
+        words = f"{number(state_of(bytes_) / 1e9)} state"
+        words += f"\n+ {number(bytes_['buffers'] / 1e9)} buffers" if bytes_["buffers"] else ""
+        axis.text(zero, 2 + max(gb, (state_of(bytes_) + bytes_["buffers"]) / 1e9), words, ha="center", va="bottom",
+                  fontsize=7.5)
+    billion = number(paper["parameters"] / 1e9)
+    axis.set(title=f"{billion} billion parameters, {ZERO_PAPER_GPUS} GPUs: GB each", ylim=(0, 1.15 * ZERO_PAPER_GB[0]))
+
+
+def sent_figure(axis, results):
+    most, colors = results["numbers"][-1], (BLUE, "#a0cbe8")
+    parts = sorted({run["parts"] for run in results["runs"]})
+    for run in (run for run in results["runs"] if run["gpus"] == most):
+        x = run["zero"] + 0.4 * parts.index(run["parts"]) - 0.2
+        axis.bar(x, run["sent"] / 1e6, 0.36, color=colors[parts.index(run["parts"])])
+        chapter_mark(axis, x, ring_bytes(results, run) / 1e6, 0.2)
+    axis.legend(handles=[entry(f"micro-batches of each: {count}", color) for count, color in zip(parts, colors)]
+                + [chapter_entry("formula for rings")], loc="upper left")
+    axis.set(title=f"MB sent in a step by each of {most}")
+
+
+def speed_figure(speed_axis, send_axis, speed):
+    """On GPUs only, where each process has its own device."""
+    done = {name: r for name, r in speed.items() if r}
+    for x, (name, r) in enumerate(done.items()):
+        sure = name == "1 GPU" or conclusive(r["ratios"])
+        speed_axis.bar(x, 1000 * r["tokens"] / r["gpus"] / r["median_ms"], 0.6, color=TEAL, alpha=1 if sure else 0.3)
+        if r["sending_ms"]:
+            send_axis.bar(x, r["exposed_ms"], 0.6, color=RED)
+            send_axis.bar(x, r["sending_ms"] - r["exposed_ms"], 0.6, r["exposed_ms"], color=TEAL)
+    if "1 GPU" in done:
+        one = done["1 GPU"]
+        chapter_line(speed_axis, 1000 * one["tokens"] / one["median_ms"], "chapter: each as fast as one")
+    speed_axis.set(title="tokens/s of each GPU")
+    speed_axis.margins(y=0.15)
+    longest = max((r["sending_ms"] or 0 for r in done.values()), default=0)
+    send_axis.set(title="Communication, ms per step", xlim=speed_axis.get_xlim(), ylim=(0, 1.3 * longest or 1))
+    send_axis.legend(handles=[entry("hidden under kernels", TEAL), entry("exposed", RED)], loc="upper left")
+    for axis in (speed_axis, send_axis):
+        named_ticks(axis, [name.replace(", ", "\n") for name in done], fontsize=7)
+
+
+def parallel_figure(results, shown):
+    numbers = results["numbers"]
+    figure, axes = panels(2, 3 if results["speed"] else 2, 7.2)
+    memory_axis, paper_axis, sent_axis, loss_axis = [*axes[0][:2], *axes[1][:2]]
+    bar, places = 0.8 / len(numbers), []
+    for plan in results["plans"]:
+        places.append(plan["zero"] + bar * (numbers.index(plan["gpus"]) - (len(numbers) - 1) / 2))
+        stack(memory_axis, places[-1], plan["bytes"], shown, 1e6, 0.9 * bar)
+    memory_axis.set_xticks(places, [plan["gpus"] for plan in results["plans"]])
+    memory_axis.grid(axis="x", visible=False)
+    for zero in STAGES:
+        memory_axis.text(zero, -0.085, f"ZeRO {zero}", ha="center", va="top",
+                         transform=memory_axis.get_xaxis_transform())
+    memory_axis.set(title="Memory of each process, MB, by number of processes")
+    paper_figure(paper_axis, results["paper"])
+    sent_figure(sent_axis, results)
+    for axis in (paper_axis, sent_axis):
+        named_ticks(axis, [f"ZeRO {zero}" for zero in STAGES])
+    loss_curves(loss_axis, {f"{run['gpus']} × {run['parts']}": run["losses"] for run in results["splits"]},
+                "Losses of the same batches")
+    loss_axis.legend(title="processes × micro-batches", title_fontsize=8)
+    if results["speed"]:
+        speed_figure(axes[0][2], axes[1][2], results["speed"])
+    named = [category for category in CATEGORIES if category in {*shown, *STATE}]
+    legend_below(figure, [*category_entries(named), chapter_entry("ZeRO's paper, formula")], 2)
+    return figure
+
+
+# ---- sentences
+
+def memory_sentences(results):
+    most, plans = results["numbers"][-1], {(p["gpus"], p["zero"]): p["bytes"] for p in results["plans"]}
+    runs = results["runs"] + results["splits"]
+    wrong = [run for run in runs if not run["as_planned"]
+             or run["planned"] != plans[run["gpus"], run["zero"]]["total"]]
+    text = ("Each process has its own micro-batches, and gradients are summed over all processes before the update: "
+            "gradient accumulation in parallel. With ZeRO 0 each process holds the whole state, "
+            f"{size(plans[most, 0]['total'])} in all. ZeRO 1 shards optimizer states and master weights, ZeRO 2 also "
+            f"gradients, ZeRO 3 also weights: with {most} processes "
+            + ", ".join(size(plans[most, zero]["total"]) for zero in STAGES[1:]) + " each. ")
+    if wrong:
+        run, total = wrong[0], plans[wrong[0]["gpus"], wrong[0]["zero"]]["total"]
+        text += (f"{len(wrong)} of {len(runs)} runs did not allocate what was planned, the first with ZeRO "
+                 f"{run['zero']} and {run['gpus']} processes: {run['planned']:,} bytes, planned {total:,}.")
+    else:
+        text += f"All {len(runs)} runs allocated what was planned, to the byte."
+    buffers, whole = plans[most, 3]["buffers"], plans[most, 0]["weights"] + plans[most, 0]["gradients"]
+    text += (" Stages 2 and 3 need buffers for the embeddings and a few whole layers: "
+             f"{size(buffers)} with ZeRO 3, {percent(buffers / whole)} of all weights and gradients of this model. "
+             "The share is smaller with more layers.")
+    larger = [f"from {zero - 1} to {zero} with {gpus} processes" for gpus in results["numbers"][1:]
+              for zero in STAGES[1:] if plans[gpus, zero]["total"] > plans[gpus, zero - 1]["total"]]
+    return text + (f" Here some stages need more memory than the one before: {', '.join(larger)}." if larger else "")
+
+
+def paper_sentences(paper):
+    each = [state_of(bytes_) / paper["parameters"] for bytes_ in paper["bytes"]]
+    billion, last = number(paper["parameters"] / 1e9), paper["bytes"][-1]
+    return (f"ZeRO's paper has an example with 7.5 billion parameters in BF16 on {ZERO_PAPER_GPUS} GPUs. Each GPU "
+            "holds 16, 4 + 12/64, 2 + 14/64 or 16/64 bytes per parameter. The plan of such a model "
+            f"({billion} billion) gives {', '.join(f'{b:.2f}' for b in each)}. The buffers are not included: "
+            f"{size(last['buffers'])} with ZeRO 3.")
+
+
+def sent_sentences(results):
+    runs = results["runs"]
+    wrong = [run for run in runs if not as_planned(run)]
+    text = ("In a ring of R processes, an all-reduce sends each number twice, times (R - 1) / R; a reduce-scatter or "
+            "an all-gather sends it once. Per parameter, a step sends 2 numbers with ZeRO 0 and 1 + 1 with ZeRO 1. "
+            "With k micro-batches it sends k + 1 with ZeRO 2, which reduces gradients after each micro-batch, and 3 k "
+            "with ZeRO 3, which gathers weights in forward and again in backward. ")
+    if results["grad_dtype"] != results["precision"]:
+        text += f"Gradients are {results['grad_dtype'].upper()} here, weights {results['precision'].upper()}. "
+    if wrong:
+        run = wrong[0]
+        return text + (f"{len(wrong)} of {len(runs)} runs did not send what was planned, the first with ZeRO "
+                       f"{run['zero']} and {run['gpus']} processes × {run['parts']} micro-batches: "
+                       f"{size(run['sent'])}, planned {size(run['bytes_sent'])}.")
+    saved = [1 - run["bytes_sent"] / ring_bytes(results, run) for run in runs if run["zero"] == 3]
+    return text + (f"All {len(runs)} runs sent what was planned. With ZeRO 3 this is {share(min(saved))} to "
+                   f"{share(max(saved))} less than the formula: weights that are still in the buffers where forward "
+                   "changes to backward, or backward to the next forward, are not gathered again. The share is smaller "
+                   "with more layers.")
+
+
+def loss_sentences(results):
+    """Sentences about losses, and the largest relative difference of losses of the same batches."""
+    splits, limit = results["splits"], ONE_CURVE[results["precision"]]
+    difference = largest_difference(splits[1:], splits[0])
+    text = (f"The same {len(splits[0]['losses'])} batches, by one process with accumulation and by "
+            f"{' and '.join(str(n) for n in results['numbers'][1:])} processes: the losses differ by at most "
+            f"{difference:.1e} of their size")
+    text += (", so the curves coincide." if difference <= limit else
+             f". This is more than the {limit:.0e} that rounding explains: the curves do not coincide.")
+    for gpus in results["numbers"][1:]:
+        runs = [run for run in results["runs"] if run["gpus"] == gpus and run["parts"] == 1]
+        equal = all(run["losses"] == runs[0]["losses"] and run["norms"] == runs[0]["norms"] for run in runs)
+        text += (f" With {gpus} processes and no accumulation, ZeRO 0 to 3 have "
+                 + ("the same bits in losses and norms of all steps." if equal else
+                    f"different bits; their losses differ by at most {largest_difference(runs[1:], runs[0]):.1e}."))
+    return text, difference
+
+
+def speed_sentences(results, about):
+    if not results["speed"]:
+        return (f"No conclusion about throughput: these processes share one machine's {about['cpus']} CPUs. On GPUs, "
+                "where each process has its own device, this part compares it.")
+    text = ("The chapter expects that replicas work in parallel and that communication overlaps with backward: each "
+            "GPU should be about as fast as one alone.")
+    for name, r in list(results["speed"].items())[1:]:
+        if r and r["ratios"]:
+            text += " " + concluded(
+                r["ratios"], f"{name}: each has {percent(1 / statistics.median(r['ratios']))} of the tokens/s of one "
+                "alone.", f"the throughput of {name}")
+    return text
+
+
+# ---- the section
+
+def parallel_tables(results, shown):
+    memory = [[f"ZeRO {p['zero']}", p["gpus"], *[size(p["bytes"][c]) if p["bytes"][c] else "–" for c in shown],
+               size(p["bytes"]["total"])] for p in results["plans"]]
+    sent = [[f"ZeRO {run['zero']}", run["gpus"], run["parts"],
+             *[f"{b / 1e6:,.1f}" for b in (run["sent"], run["bytes_sent"], ring_bytes(results, run))]]
+            for run in results["runs"]]
+    losses = [[f"{run['gpus']} × {run['parts']}", f"{run['losses'][0]:.6f}", f"{run['losses'][-1]:.6f}",
+               f"{largest_difference([run], results['splits'][0]):.1e}"] for run in results["splits"]]
+    speed = [[name, number(1000 * r["tokens"] / r["median_ms"]), spread(r["ms"]), spread(r["ratios"], ratio_text),
+              number(r["sending_ms"]), number(r["exposed_ms"])] for name, r in (results["speed"] or {}).items() if r]
+    text = (html_table(["stage", "processes", *shown, "all"], memory)
+            + captioned("Sent in a step by each process", ["stage", "processes", "micro-batches of each", "sent MB",
+                                                          "planned MB", "formula for rings MB"], sent)
+            + captioned("Losses of the same batches", ["processes × micro-batches", "first step", "last step",
+                                                       "largest relative difference from one process"], losses))
+    return text + (captioned("Throughput, with the same work for each GPU", [
+        "", "tokens/s", "step ms, median (range)", "over 1 GPU, median of rounds (range)", "communication ms",
+        "exposed ms"], speed) if speed else "")
+
+
+def data_parallel(results, about):
+    title, name = "Data parallelism", "8_data_parallel.png"
+    if "why" in results:
+        return left_out(title, name, results["why"] + ". It needs a build for several GPUs (make MULTI=yes, which "
+                        "needs MPI), mpirun, and on GPUs more than one")
+    shown = [c for c in CATEGORIES if any(plan["bytes"][c] for plan in results["plans"])]
+    loss_text, difference = loss_sentences(results)
+    numbers = results["numbers"]
+    sent = {run["zero"]: run["sent"] for run in results["runs"] if run["gpus"] == numbers[-1] and run["parts"] == 1}
+    same_type = results["grad_dtype"] == results["precision"]
+    return Section(
+        title, name, parallel_figure(results, shown),
+        [memory_sentences(results), paper_sentences(results["paper"]), sent_sentences(results), loss_text,
+         speed_sentences(results, about)],
+        parallel_tables(results, shown),
+        [(f"State of 7.5 billion parameters on each of {ZERO_PAPER_GPUS} GPUs, ZeRO 0 / 1 / 2 / 3",
+          " / ".join(str(gb) for gb in ZERO_PAPER_GB) + " GB (ZeRO's paper)",
+          " / ".join(number(state_of(bytes_) / 1e9) for bytes_ in results["paper"]["bytes"]) + " GB (planned)"),
+         ("Sent in a step with ZeRO 1 / 2 / 3, over ZeRO 0",
+          "1 / 1 / 1.5" + ("" if same_type else ", if weights and gradients have one type"),
+          " / ".join(f"{sent[zero] / sent[0]:.2f}" for zero in STAGES[1:])
+          + f" (measured, {about['model']['layers']} layers)"),
+         (f"The same batch on {', '.join(str(n) for n in numbers)} processes", "the same result",
+          f"losses within {difference:.0e} (measured)")],
+        "Top: planned. Below: bytes sent and losses, measured on " + ("GPUs" if about["gpu"] else "one CPU")
+        + ". Dashed: ZeRO's paper and the formula for rings.")
