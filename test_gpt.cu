@@ -2905,13 +2905,11 @@ void test_command_line() {
     test("runs: tokenizer of bytes", test_byte_tokenizer);
     test("runs: tokenizer of --from", test_tokenizer_travels);
     test("runs: signals", test_signals);
-    test("runs: that nobody sees", test_unseen);
     test("runs: output that cannot be written", test_full_output);
     test("runs: a second one", test_second_run);
     test("runs: leftovers", test_leftovers);
     test("runs: killed early", test_early_death);
     test("runs: that fail late", test_late_failure);
-    test("runs: removal of a checkpoint", test_removal);
     test("runs: full disk", test_full_disk);
     test("runs: loss that is not finite", test_nan);
     test("runs: that could not begin", test_failed_start);
@@ -2919,7 +2917,6 @@ void test_command_line() {
     test("README", test_readme);
     test("bad flags", test_bad_flags);
     test("bad flags: FP8", test_bad_fp8);
-    test("bad flags: many GPUs", test_bad_numbers_of_gpus);
     test("bad text", test_bad_text);
     test("bad data", test_bad_data);
     test("bad questions", test_bad_questions);
