@@ -1797,12 +1797,12 @@ void test_shares() {
                 const size_t group_at = g ? (y.outside + (g - 1) * y.layer) / gpus : 0;
                 size_t done = 0;
                 for (size_t rank = 0; rank < gpus; rank++) {
-                    const Share share = share_of(y, row, l, Kept::SLICES, rank);
-                    if (share.count == 0) continue;
-                    const size_t position = row.offset + share.first;
-                    right = right && share.first == done && position / slice == rank &&
-                            (position + share.count - 1) / slice == rank && share.at == group_at + position % slice;
-                    done += share.count;
+                    const Shard shard = shard_of(y, row, l, Kept::SHARDED, rank);
+                    if (shard.count == 0) continue;
+                    const size_t position = row.offset + shard.first;
+                    right = right && shard.first == done && position / slice == rank &&
+                            (position + shard.count - 1) / slice == rank && shard.at == group_at + position % slice;
+                    done += shard.count;
                 }
                 right = right && done == row.elements && slice * gpus == y.group(g);
             }

@@ -28,7 +28,7 @@
 //       gpt/             tokenizer.h: text to tokens and back; text.cuh: what of a sample is shown, and files;
 //                             terminal.cuh: what is shown of a run; hellaswag.cuh: questions to answer
 //       dev/chapter/          recorder.cuh, trace.cuh: what --trace draws; plan.cuh: what `plan` prints
-//       gpt/             zero.cuh: what many GPUs share out and send; ranks.cuh, watch.h: their processes, and
+//       gpt/             distributed.cuh: what many GPUs share out and send; launch.cuh, watch.h: their processes, and
 //                             how they end together
 //       dev/cpu/              busy.h: whether other programs take a CPU's cores
 //
@@ -2170,7 +2170,7 @@ struct Setup {
 // One row per parameter tensor, under Hugging Face's names. Weights, gradients, master weights and both
 // moments are five blocks of memory with one layout: what belongs to no layer, then layer after layer. In
 // each of these groups matrices and embeddings come first: they decay, the rest does not, so that one number
-// parts the two. Groups are padded with zeros, so that as many slices as there are GPUs make up each.
+// parts the two. Groups are padded with zeros, so that each divides into one shard a GPU.
 
 // Where a tensor is. Layers take turns in the copies that there are. With one copy all layers share it: the
 // whole storage side of recomputation.
@@ -2266,10 +2266,10 @@ ParameterCount count_parameters(const Config& c) {
     return n;
 }
 
-// A block is kept whole, or of each group the slice of this GPU, one behind the other.
-enum class Kept { WHOLE, SLICES };
+// A block is kept whole, or as this rank's shards of all groups, one after the other.
+enum class Kept { WHOLE, SHARDED };
 
-constexpr size_t SLICE_UNIT = 64;   // elements; slices begin at whole cache lines, of 128 bytes
+constexpr size_t SHARD_UNIT = 64;   // elements; shards begin at whole cache lines of 128 bytes
 
 // Groups are numbered: 0 is what belongs to no layer, 1 + l is layer l.
 struct Layout {
@@ -2281,12 +2281,12 @@ struct Layout {
     size_t elements(Kept kept) const { return kept == Kept::WHOLE ? elements() : elements() / gpus; }
     size_t group(size_t g) const { return g == 0 ? outside : layer; }
     size_t decayed(size_t g) const { return g == 0 ? outside_decayed : layer_decayed; }
-    size_t slice(size_t g) const { return group(g) / gpus; }
-    size_t part(size_t g, Kept kept) const { return kept == Kept::WHOLE ? group(g) : slice(g); }
+    size_t shard(size_t g) const { return group(g) / gpus; }
+    size_t part(size_t g, Kept kept) const { return kept == Kept::WHOLE ? group(g) : shard(g); }
     // Where group g begins in a block.
     size_t begin(size_t g, Kept kept) const { return g == 0 ? 0 : part(0, kept) + (g - 1) * part(1, kept); }
-    // Where this GPU's slice of it does.
-    size_t mine(size_t g, Kept kept) const { return begin(g, kept) + (kept == Kept::WHOLE ? rank * slice(g) : 0); }
+    // Where this rank's shard of it begins.
+    size_t mine(size_t g, Kept kept) const { return begin(g, kept) + (kept == Kept::WHOLE ? rank * shard(g) : 0); }
     size_t place(const ParameterRow& row, size_t l) const {   // of a tensor in a whole block
         return begin(row.of_layer() ? 1 + l : 0, Kept::WHOLE) + row.offset;
     }
@@ -2298,19 +2298,19 @@ Layout layout_of(const Config& c, size_t gpus = 1, size_t rank = 0) {
         (row.of_layer() ? y.layer : y.outside) += row.elements;
         if (row.decays()) (row.of_layer() ? y.layer_decayed : y.outside_decayed) += row.elements;
     }
-    for (size_t* group : {&y.outside, &y.layer}) *group = ceil_div(*group, gpus * SLICE_UNIT) * gpus * SLICE_UNIT;
+    for (size_t* group : {&y.outside, &y.layer}) *group = ceil_div(*group, gpus * SHARD_UNIT) * gpus * SHARD_UNIT;
     return y;
 }
 Layout layout_of(const Setup& s) { return layout_of(s.config, s.gpus, s.rank); }
 
-// What some GPU's block has of a tensor: `count` elements from the tensor's element `first` on, at `at` in the block.
-struct Share { size_t first, count, at; };
+// The part of a tensor that a rank's block holds: elements first .. first + count, at `at` in the block.
+struct Shard { size_t first, count, at; };
 
-Share share_of(const Layout& y, const ParameterRow& row, size_t l, Kept kept, size_t rank) {
+Shard shard_of(const Layout& y, const ParameterRow& row, size_t l, Kept kept, size_t rank) {
     if (kept == Kept::WHOLE) return {0, row.elements, y.place(row, l)};
-    const size_t g = row.of_layer() ? 1 + l : 0, slice = y.slice(g), low = rank * slice;
-    const size_t begin = std::max(row.offset, low), end = std::min(row.offset + row.elements, low + slice);
-    return begin < end ? Share{begin - row.offset, end - begin, y.begin(g, kept) + begin - low} : Share{0, 0, 0};
+    const size_t g = row.of_layer() ? 1 + l : 0, count = y.shard(g), low = rank * count;
+    const size_t begin = std::max(row.offset, low), end = std::min(row.offset + row.elements, low + count);
+    return begin < end ? Shard{begin - row.offset, end - begin, y.begin(g, kept) + begin - low} : Shard{0, 0, 0};
 }
 
 // ==== model: activations and workspace =======================================
@@ -2503,16 +2503,17 @@ constexpr size_t CUDA_BYTES = 600 << 20;
 constexpr bool SEPARATE_MASTER = FLOATX != DType::FP32;
 bool has_master(const Setup& s) { return s.precision != DType::FP32 && s.master_weights != MasterWeights::NONE; }
 
-// What each stage of ZeRO slices, and where layers' whole weights and gradients then are for as long as they are
-// needed. Weights: one layer's in use and the next one's on their way. Gradients: one layer's being summed over the
-// GPUs, one's being computed, and the one's below, whose fcprojb comes with them.
-// With FP8 each GPU has all weights in 8 bits: there is no stage 3.
+// What each stage of ZeRO shards. Layers' whole weights and gradients then exist in buffers only. Weights: one layer's
+// in use, the next one's being gathered. Gradients: one layer's being reduced, one's being computed, and those of the
+// layer below, whose fcprojb is computed with them. With FP8 each GPU has all weights in 8 bits: there is no stage 3.
 int last_stage(const Setup& s) { return s.matmul == MatmulIn::FLOATX ? 3 : 2; }
-Kept weights_kept(const Setup& s) { return s.zero >= 3 ? Kept::SLICES : Kept::WHOLE; }
-Kept grads_kept(const Setup& s) { return s.zero >= 2 ? Kept::SLICES : Kept::WHOLE; }
-Kept states_kept(const Setup& s) { return s.zero >= 1 ? Kept::SLICES : Kept::WHOLE; }
+Kept weights_kept(const Setup& s) { return s.zero >= 3 ? Kept::SHARDED : Kept::WHOLE; }
+Kept grads_kept(const Setup& s) { return s.zero >= 2 ? Kept::SHARDED : Kept::WHOLE; }
+Kept states_kept(const Setup& s) { return s.zero >= 1 ? Kept::SHARDED : Kept::WHOLE; }
 Kept master_kept(const Setup& s) { return SEPARATE_MASTER ? states_kept(s) : weights_kept(s); }
 constexpr size_t WEIGHT_BUFFERS = 2, GRAD_BUFFERS = 3;   // layers
+size_t weight_copies(int zero, size_t layers) { return zero >= 3 ? std::min(WEIGHT_BUFFERS, layers) : layers; }
+size_t grad_copies(int zero, size_t layers) { return zero >= 2 ? std::min(GRAD_BUFFERS, layers) : layers; }
 
 size_t buffer_elements(const Layout& y, size_t layers) { return y.outside + std::min(layers, y.layers) * y.layer; }
 
@@ -2520,11 +2521,11 @@ Plan plan(const Setup& s) {
     Plan plan;
     const Layout y = layout_of(s);
     plan.add(Category::WEIGHTS, y.elements(weights_kept(s)) * size_of(s.precision));
-    if (weights_kept(s) == Kept::SLICES)
+    if (weights_kept(s) == Kept::SHARDED)
         plan.add(Category::BUFFERS, buffer_elements(y, WEIGHT_BUFFERS) * size_of(s.precision));
     if (s.purpose == Purpose::TRAINING) {
         plan.add(Category::GRADIENTS, y.elements(grads_kept(s)) * size_of(s.grad_dtype));
-        if (grads_kept(s) == Kept::SLICES)
+        if (grads_kept(s) == Kept::SHARDED)
             plan.add(Category::BUFFERS, buffer_elements(y, GRAD_BUFFERS) * size_of(s.grad_dtype));
         const size_t states = y.elements(states_kept(s)) * sizeof(float);
         if (has_master(s)) plan.add(Category::MASTER, states);
@@ -2568,22 +2569,7 @@ void print_memory(const Plan& p, size_t memory) {
                    bar(double(p.bytes[i]) / memory).c_str());
 }
 
-constexpr size_t NO_GROUP = ~size_t{0};
 enum class MicroBatch { ONE_OF_SEVERAL, LAST };   // of a step
-
-// What is sent between GPUs for a model: see many GPUs. By slot of a group, in its block or among the buffers.
-struct Sending {
-    std::vector<size_t> holds;                       // the group whose weights are there, or on their way
-    std::vector<cudaEvent_t> gathered, reduced;      // the last of weights, of gradients
-    MicroBatch micro_batch = MicroBatch::LAST;
-
-    Sending() = default;
-    Sending(const Sending&) = delete;
-    ~Sending() {
-        for (const auto* events : {&gathered, &reduced})
-            for (const cudaEvent_t event : *events) cudaEventDestroy(event);
-    }
-};
 
 struct Model {
     Setup setup;
@@ -2591,7 +2577,7 @@ struct Model {
     Layout layout;              // of the five blocks of parameters
     Parameters<Tensor<floatX>> w;
     Parameters<GradTensor> g;   // w, g: where kernels find them: in the blocks, or in buffers
-    floatX *weights = nullptr, *weight_buffers = nullptr;
+    floatX *weights = nullptr, *weight_buffers = nullptr;   // buffers: the same as weights, grads, unless sharded
     Grad grads = {}, grad_buffers = {};
     float *master = nullptr, *adam_m = nullptr, *adam_v = nullptr;   // master: null with --master-weights none
     Activations a;
@@ -2600,12 +2586,44 @@ struct Model {
     size_t allocated = 0;
     std::vector<void*> blocks;
     Graphs graphs;
-    Sending sending;
+    MicroBatch micro_batch = MicroBatch::LAST;                // which one backward belongs to
+    std::shared_ptr<class Communication> communication;       // of several GPUs: see many GPUs
 
     Model() = default;
     Model(const Model&) = delete;
     ~Model() { for (void* block : blocks) cudaFree(block); }
 };
+
+Grad grad_at(const Model& m, size_t element) {
+    return {static_cast<char*>(m.grads.data) + element * size_of(m.grads.dtype), m.grads.dtype};
+}
+
+// ==== many GPUs ==============================================================
+// One process (rank) for each GPU, started by mpirun or srun (make MULTI=yes). Each takes micro-batches of its own, so
+// that a step's gradients are sums over ranks: data parallelism. What all ranks would hold alike can be sharded: a rank
+// then keeps one shard of each group. That is ZeRO, in stages.
+//
+//   --zero  sharded            communication of a GPU, in numbers of parameters
+//   0       nothing            2 a step: gradients, summed for all ranks (all-reduce)
+//   1       optimizer, master  1 + 1 a step: gradients, each shard summed for its rank (reduce-scatter), and after the
+//                              update the new weights (all-gather)
+//   2       gradients too      1 a micro-batch + 1 a step: a layer's are summed as soon as backward has computed them
+//   3       weights too        1 + 2 in each micro-batch: gathered layer by layer in forward, and in backward again
+//                              (not embeddings and the last two layers, which are still there)
+//
+// times (R - 1) / R, as in rings. Communication runs on ranks.stream, one group at a time, while device.stream computes
+// another: layer l's gradients during the backward of layer l - 1, layer l + 1's weights during the forward of layer l.
+// Stages 0 and 1 have memory to sum gradients up, and send them in the step's last micro-batch only.
+//
+// bits    every stage adds the same numbers in the same order where a step has one micro-batch a rank; with more, 0
+//         and 1 add up micro-batches before ranks, 2 and 3 ranks before micro-batches: equal to rounding
+// source  Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5;
+//         Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce Algorithms" (rings)
+
+#include "gpt/launch.cuh"        // the processes: ranks, sum_of_all(), join_ranks(), leave_ranks()
+#include "gpt/distributed.cuh"   // need_weights(), begin_gradients(), send_gradients(), await_gradients(), ...
+
+// ==== model: allocation ======================================================
 
 // A kernel that keeps whole rows in shared memory may need more than a card gives to a block.
 void require_shared_memory(const Setup& s) {
@@ -2658,21 +2676,16 @@ void* allocate_block(Model& m, size_t bytes, const char* name) {
     return block;
 }
 
-// Layers take turns in `copies` of them.
+// Layer l uses copy l % copies.
 template <typename Kind>
 void bind(Parameters<Kind>& p, const Config& c, const Layout& y, void* block, DType dtype, size_t copies) {
     for (const ParameterRow& row : parameter_table(p, c)) {
         row.tensor->data = static_cast<char*>(block) + y.place(row, 0) * size_of(dtype);
-        row.tensor->copies = row.of_layer() ? std::min(copies, y.layers) : 1;
+        row.tensor->copies = row.of_layer() ? copies : 1;
         row.tensor->layer_bytes = y.layer * size_of(dtype);
         if constexpr (std::is_same_v<Kind, GradTensor>) static_cast<GradTensor*>(row.tensor)->dtype = dtype;
     }
 }
-
-void make_sending(Model& m);   // see many GPUs
-void begin_scales(Model& m);   // see fp8 in the model, as the next two
-void fp8_weights_changed(Model& m);
-void need_fp8_weights(Model& m, size_t l);
 
 // In blocks and buffers as plan() counts them.
 void allocate_parameters(Model& m, const Setup& s) {
@@ -2682,20 +2695,18 @@ void allocate_parameters(Model& m, const Setup& s) {
         clear(memory, elements * size);   // the padding stays so
         return memory;
     };
-    const bool sliced = weights_kept(s) == Kept::SLICES;
-    m.weights = static_cast<floatX*>(block("weights", y.elements(weights_kept(s)), sizeof(floatX)));
-    if (sliced)
-        m.weight_buffers = static_cast<floatX*>(block("layers' weights", buffer_elements(y, WEIGHT_BUFFERS),
-                                                      sizeof(floatX)));
-    bind(m.w, s.config, y, sliced ? m.weight_buffers : m.weights, FLOATX, sliced ? WEIGHT_BUFFERS : y.layers);
-    if (s.purpose != Purpose::TRAINING) return;
-    const bool grads_sliced = grads_kept(s) == Kept::SLICES;
     const size_t grad_size = size_of(s.grad_dtype), states = y.elements(states_kept(s));
-    m.grads = {block("gradients", y.elements(grads_kept(s)), grad_size), s.grad_dtype};
-    m.grad_buffers.dtype = s.grad_dtype;
-    if (grads_sliced) m.grad_buffers.data = block("layers' gradients", buffer_elements(y, GRAD_BUFFERS), grad_size);
-    bind(m.g, s.config, y, grads_sliced ? m.grad_buffers.data : m.grads.data, s.grad_dtype,
-         grads_sliced ? GRAD_BUFFERS : y.layers);
+    m.weights = static_cast<floatX*>(block("weights", y.elements(weights_kept(s)), sizeof(floatX)));
+    void* whole = m.weights;
+    if (weights_kept(s) == Kept::SHARDED)
+        whole = block("layers' weights", buffer_elements(y, WEIGHT_BUFFERS), sizeof(floatX));
+    m.weight_buffers = static_cast<floatX*>(whole);
+    bind(m.w, s.config, y, whole, FLOATX, weight_copies(s.zero, y.layers));
+    if (s.purpose != Purpose::TRAINING) return;
+    m.grads = m.grad_buffers = {block("gradients", y.elements(grads_kept(s)), grad_size), s.grad_dtype};
+    if (grads_kept(s) == Kept::SHARDED)
+        m.grad_buffers.data = block("layers' gradients", buffer_elements(y, GRAD_BUFFERS), grad_size);
+    bind(m.g, s.config, y, m.grad_buffers.data, s.grad_dtype, grad_copies(s.zero, y.layers));
     if (has_master(s)) m.master = static_cast<float*>(block("master", states, sizeof(float)));
     else if (!SEPARATE_MASTER) m.master = reinterpret_cast<float*>(m.weights);
     for (float** moment : {&m.adam_m, &m.adam_v})
@@ -2718,9 +2729,12 @@ void allocate(Model& m, const Setup& s) {
     device.matmul_workspace = m.a.matmul_workspace();
     clear(m.a.loss(), sizeof(double));
     clear(m.a.counter(), sizeof(int));
-    begin_scales(m);
     if (s.purpose == Purpose::TRAINING) set_loss_scale(m, {});
-    make_sending(m);
+    if (s.matmul != MatmulIn::FLOATX) {   // scales of 1 without history
+        const std::vector<Fp8Scale> scales(s.config.layers * FP8_TENSORS, Fp8Scale{1, 1, 0, 0, 0, 0, 0, {}});
+        upload(m.a.fp8_scales(), scales.data(), scales.size() * sizeof(Fp8Scale));
+    }
+    if (!ranks.alone()) m.communication = std::make_shared<Communication>(m);
 }
 
 // ==== operands ===============================================================
@@ -2778,32 +2792,6 @@ Operands operands(const Model& m, size_t l) {
     return x;
 }
 
-// ==== many GPUs ==============================================================
-// One process for each GPU, a rank, started by mpirun or srun (make MULTI=yes). Each takes micro-batches of its own, so
-// that a step's gradients are sums over ranks: data parallelism. What all of them would hold alike can be shared out,
-// so that a rank keeps one slice of each group: ZeRO, in stages.
-//
-//   --zero  in slices          sent by a GPU, in numbers of parameters
-//   0       nothing            2 a step: gradients, summed for all (all-reduce)
-//   1       optimizer, master  1 + 1 a step: gradients, each slice summed for its rank (reduce-scatter), and after the
-//                              update the new weights (all-gather)
-//   2       gradients too      1 a micro-batch + 1 a step: a layer's are summed as soon as backward has left them
-//   3       weights too        1 + 2 in each micro-batch: gathered layer by layer in forward, and in backward again
-//                              (not embeddings and the last two layers, which are still there)
-//
-// times (R - 1) / R, as in rings. All that is sent goes through ranks.stream, a group at a time, while device.stream
-// computes another: layer l's gradients under the backward of layer l - 1, layer l + 1's weights under the forward of
-// layer l. Gradients wait for the step's last micro-batch where there is memory to sum them up (0 and 1).
-// With one rank each of the functions in zero.cuh does nothing.
-//
-// bits    every stage adds the same numbers in the same order where a step has one micro-batch a rank; with more, 0
-//         and 1 add up micro-batches before ranks, 2 and 3 ranks before micro-batches: equal to rounding
-// source  Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5;
-//         Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce Algorithms" (rings)
-
-#include "gpt/ranks.cuh"   // the processes: ranks, from_all(), join_ranks()
-#include "gpt/zero.cuh"    // what is sent: need_weights(), begin_gradients(), send_gradients(), ...
-
 // ==== fp8 in the model ========================================================
 // Weights in FP8, once a step, and scales: their history, in the log and in checkpoints.
 
@@ -2811,19 +2799,33 @@ Operands operands(const Model& m, size_t l) {
 
 // ==== model: first weights ===================================================
 
+// Where in a block the part of group g begins that this rank updates: all of it, or its shard.
+size_t update_begin(const Model& m, size_t g, Kept kept) {
+    return states_kept(m.setup) == Kept::WHOLE ? m.layout.begin(g, kept) : m.layout.mine(g, kept);
+}
+
+// weights = round(master), after master was set from outside: what this rank updates, then that of all ranks.
+void master_changed(Model& m) {
+    for (size_t g = 0; SEPARATE_MASTER && g <= m.layout.layers; g++)
+        round_weights(m.weights + update_begin(m, g, weights_kept(m.setup)),
+                      m.master + update_begin(m, g, master_kept(m.setup)), m.layout.part(g, states_kept(m.setup)));
+    weights_changed(m);
+    fp8_weights_changed(m);
+}
+
 // GPT-2's: normal with std 0.02, less for what ends in the residual stream, which sums 2L of them.
 template <typename T> void init_block(T* block, Kept kept, const Model& m, uint64_t seed) {
     for (const ParameterRow& row : parameter_table(m.config))
         for (size_t l = 0; l < row.copies; l++) {
-            const Share share = share_of(m.layout, row, l, kept, m.layout.rank);
+            const Shard shard = shard_of(m.layout, row, l, kept, m.layout.rank);
             // The vocabulary's padding is zero, and stays so.
-            const size_t real = std::min(share.first + share.count, row.file_elements());
-            if (row.init == Init::ZERO || share.first >= real) continue;
-            T* to = block + share.at;
-            const size_t n = real - share.first;
+            const size_t real = std::min(shard.first + shard.count, row.file_elements());
+            if (row.init == Init::ZERO || shard.first >= real) continue;
+            T* to = block + shard.at;
+            const size_t n = real - shard.first;
             const float std = row.init == Init::NORMAL ? INIT_STD : INIT_STD / sqrtf(2.0f * m.config.layers);
             if (row.init == Init::ONE) fill_with(to, 1, n);
-            else init_normal(to, std, splitmix64(seed + row.number), l * row.elements + share.first, n);
+            else init_normal(to, std, splitmix64(seed + row.number), l * row.elements + shard.first, n);
         }
 }
 
@@ -2881,6 +2883,7 @@ void forward(Model& m, const int* inp) {
     embedding_forward(a.res1(0), inp, m.w.wte(), m.w.wpe() + m.setup.past * C, m.setup.B, m.setup.T, C);
     for (size_t l = 0; l < L; l++) {
         need_weights(m, 1 + l, 2 + l);
+        need_fp8_weights(m, l);
         forward_block(m, l);
     }
     recorder.at("forward", NO_LAYER);
@@ -3008,6 +3011,7 @@ void backward(Model& m, const Batch& batch) {
                        a.resf(), m.w.lnfw(), a.lnf_mean(), a.lnf_rstd(), N, C);
     for (size_t l = L; l-- > 0;) {
         need_weights(m, 1 + l, l);
+        need_fp8_weights(m, l);
         if (l > 0) begin_gradients(m, l);   // of the layer below, whose fcprojb comes with this one
         recompute_block(m, l);
         backward_block(m, l);
@@ -3026,7 +3030,7 @@ void backward(Model& m, const Batch& batch) {
 // `tokens_per_step` tokens: added up over the micro-batches of a step they do not depend on how it
 // was split.
 void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch which = MicroBatch::LAST) {
-    m.sending.micro_batch = which;
+    m.micro_batch = which;
     const std::string name = format("micro-step of inputs %p, targets %p, order %p, first %p, %zu tokens a step%s",
                                     batch.inputs, batch.targets, batch.order, batch.first, tokens_per_step,
                                     m.fp8_history ? ", by scales of past steps" : "");
@@ -3043,7 +3047,7 @@ void update_groups(Model& m, size_t g, size_t groups) {
     const Layout& y = m.layout;
     const Kept part = states_kept(m.setup), weights = weights_kept(m.setup), master = master_kept(m.setup);
     const Kept grads = grads_kept(m.setup);
-    auto at = [&](Kept kept) { return part == Kept::WHOLE ? y.begin(g, kept) : y.mine(g, kept); };
+    auto at = [&](Kept kept) { return update_begin(m, g, kept); };
     const size_t n = y.part(g, part), before = part == Kept::WHOLE ? 0 : y.rank * n;
     const size_t decayed = y.decayed(g) > before ? std::min(y.decayed(g) - before, n) : 0;
     adamw(m.weights + at(weights), m.master ? m.master + at(master) : nullptr, grad_at(m, at(grads)),
@@ -3051,8 +3055,8 @@ void update_groups(Model& m, size_t g, size_t groups) {
           {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part)}, m.a.unchanged());
 }
 
-// Norm and AdamW, of what belongs to no layer and then of all layers at once. The norm is made of the GPUs' slices,
-// whoever keeps what: so it is the same with every stage of ZeRO.
+// Norm and AdamW, of what belongs to no layer and then of all layers at once. Each rank
+// reduces its own shard, so the norm is the same in every ZeRO stage.
 void update(Model& m, const AdamW& settings) {
     const Activations& a = m.a;
     const Layout& y = m.layout;
@@ -3061,18 +3065,19 @@ void update(Model& m, const AdamW& settings) {
     await_gradients(m);
     m.graphs.run("update", [&] {
         const Kept grads = grads_kept(m.setup);
-        const size_t partials = norm_blocks(y.slice(0), y.slice(1), y.layers);
-        norm_partials(a.norm_partials(), grad_at(m, y.mine(0, grads)), y.slice(0), grad_at(m, y.mine(1, grads)),
-                      y.slice(1), y.layers, y.part(1, grads));
-        sum_over_gpus(a.norm_partials(), partials);
+        const size_t partials = norm_blocks(y.shard(0), y.shard(1), y.layers);
+        norm_partials(a.norm_partials(), grad_at(m, y.mine(0, grads)), y.shard(0), grad_at(m, y.mine(1, grads)),
+                      y.shard(1), y.layers, y.part(1, grads));
+        over_gpus(a.norm_partials(), partials);
         gradient_norm(a.norm(), a.loss_scale(), a.norm_partials(), partials);
         if (!m.master) clear(a.unchanged(), sizeof(unsigned long long));
         update_groups(m, 0, 1);
         update_groups(m, 1, y.layers);
-        forget_gradients(m);
+        clear_gradients(m);
     });
     remember_maxima(m);
     weights_changed(m);
+    fp8_weights_changed(m);
 }
 
 template <typename T> T fetch(const T* from) {
@@ -3159,10 +3164,10 @@ template <typename T, typename Files>
 void read_block(T* block, Kept kept, const Files& files, const Model& m, const std::string& prefix) {
     for_each_parameter(m.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
         const std::vector<float> values = files.floats(prefix + name, row.shape);
-        const Share share = share_of(m.layout, row, l, kept, m.layout.rank);
-        std::vector<T> mine(share.count, T(0.0f));   // zeros are the padding
-        for (size_t i = 0; i < share.count && share.first + i < values.size(); i++) mine[i] = values[share.first + i];
-        upload(block + share.at, mine.data(), mine.size() * sizeof(T));
+        const Shard shard = shard_of(m.layout, row, l, kept, m.layout.rank);
+        std::vector<T> mine(shard.count, T(0.0f));   // zeros are the padding
+        for (size_t i = 0; i < shard.count && shard.first + i < values.size(); i++) mine[i] = values[shard.first + i];
+        upload(block + shard.at, mine.data(), mine.size() * sizeof(T));
     });
 }
 
@@ -3180,6 +3185,19 @@ void read_moments(Model& m, const std::string& dir) {
     require_moments(file, m.config);
     read_block(m.adam_m, states_kept(m.setup), file, m, "m/");
     read_block(m.adam_v, states_kept(m.setup), file, m, "v/");
+}
+
+// values (row.elements, of rank 0) = a tensor of a block in FP32; of the weights where there is no master copy.
+void download_tensor(float* values, const Model& m, const float* block, Kept kept, const ParameterRow& row, size_t l) {
+    ranks.alive();
+    if (m.setup.zero > 0) return gather_tensor(values, m, block, kept, row, l);
+    if (!block) {
+        std::vector<floatX> exact(row.elements);
+        download(exact.data(), m.weights + m.layout.place(row, l), row.elements * sizeof(floatX));
+        std::copy(exact.begin(), exact.end(), values);
+    } else if (ranks.first()) {
+        download(values, block + m.layout.place(row, l), row.elements * sizeof(float));
+    }
 }
 
 struct NamedBlock { std::string prefix; const float* data; Kept kept; };
@@ -3497,7 +3515,7 @@ void sample(Model& m, std::vector<int> tokens, const Options& o, uint64_t seed, 
 
 // ==== schedule ===============================================================
 
-// Share of the steps in which `wsd` decays (Hu et al. 2024, "MiniCPM", section 4).
+// Shard of the steps in which `wsd` decays (Hu et al. 2024, "MiniCPM", section 4).
 constexpr double WSD_DECAY = 0.2;
 
 // Learning rate of a step, counted from 0.

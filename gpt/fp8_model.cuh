@@ -30,16 +30,9 @@ void fp8_weights_changed(Model& m) {
     if (m.setup.zero == 0) quantise_weights(m, 0, m.config.layers);
 }
 void need_fp8_weights(Model& m, size_t l) {
-    if (!has_fp8(m) || m.fp8_weights[l]) return;
+    if (!has_fp8(m) || m.fp8_weights[l] || device.tuning) return;
     quantise_weights(m, l, 1);
     m.fp8_weights[l] = true;
-}
-
-// Scales of 1, and no history.
-void begin_scales(Model& m) {
-    if (!has_fp8(m)) return;
-    std::vector<Fp8Scale> scales(scale_count(m), Fp8Scale{1, 1, 0, 0, 0, 0, 0, {}});
-    upload(m.a.fp8_scales(), scales.data(), scales.size() * sizeof(Fp8Scale));
 }
 
 // ---- scales
@@ -51,7 +44,7 @@ void remember_maxima(Model& m) {
     Fp8Scale* scales = m.a.fp8_scales();
     if (!ranks.alone()) {
         fp8_largest<Largest::TAKE>(m.a.fp8_largest(), scales, count);
-        max_over_gpus(m.a.fp8_largest(), count);
+        over_gpus(m.a.fp8_largest(), count, ncclMax);
         fp8_largest<Largest::GIVE>(m.a.fp8_largest(), scales, count);
     }
     fp8_remember(scales, count, FP8_TENSORS, FP8_E4M3S);

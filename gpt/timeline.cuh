@@ -2,7 +2,7 @@
 // Included by plan.cuh.
 //
 // Two work at the same time, each at one thing after the other: the GPU, which computes, and its link, which sends.
-// The order is the program's: the functions below have namesakes in gpt/zero.cuh. What is sent begins when all
+// The order is the program's own: CommunicationSchedule in distributed.cuh. What is sent begins when all
 // that was to be computed before it is done and the link is free. What is computed waits for the weights that it
 // needs and for the buffers of gradients that it fills. So layer l's gradients go under the backward of the layers
 // below it, layer l + 1's weights under the forward or backward of its neighbour, and group 0 is exposed twice: its
@@ -39,79 +39,59 @@ StepWork step_work(const Setup& s, double flops, double bandwidth) {
     const double layer = (per_token.model - head) / 3 / y.layers;
     const double again = y.layers > 1 ? (per_token.hardware - per_token.model) / (y.layers - 1) : 0;
     auto seconds = [&](double of_token) { return of_token * s.N() / flops; };
-    auto sent = [&](size_t g, DType dtype) { return double(y.slice(g)) * (y.gpus - 1) * size_of(dtype); };
+    auto sent = [&](size_t g, DType dtype) { return double(y.shard(g)) * (y.gpus - 1) * size_of(dtype); };
     return {y.layers, s.zero, seconds(layer), seconds(again), seconds(head),
             {sent(0, s.precision), sent(1, s.precision)}, {sent(0, s.grad_dtype), sent(1, s.grad_dtype)}, bandwidth};
 }
 
-class Timeline {
-    const StepWork& w;
-    double now = 0, link = 0;                // until when GPU and link have something to do
-    StepTime sums;
-    std::vector<size_t> holds;               // by slot, as in Sending
-    std::vector<double> gathered, reduced;
-
-    void compute(double seconds) {
-        now += seconds;
-        sums.computing += seconds;
-    }
-    void await_sent(double when) { now = std::max(now, when); }
-    void send(double& sent, double bytes) {
-        link = sent = std::max(link, now) + bytes / w.bandwidth;
-        sums.sending += bytes / w.bandwidth;
-        sums.bytes += bytes;
-    }
-    void gather_weights(size_t g) {
-        const size_t slot = slot_of(g, holds.size() - 1);
-        if (g > w.layers || holds[slot] == g) return;
-        holds[slot] = g;
-        send(gathered[slot], w.weights[g > 0]);
-    }
-    void need_weights(size_t g, size_t next) {
-        if (w.zero == 0) return;
-        gather_weights(g);
-        gather_weights(next);
-        await_sent(gathered[slot_of(g, holds.size() - 1)]);
-    }
-    void begin_gradients(size_t g) {
-        if (w.zero >= 2) await_sent(reduced[slot_of(g, reduced.size() - 1)]);
-    }
-    void send_gradients(size_t g, MicroBatch which) {
-        if (w.zero < 2 && which == MicroBatch::ONE_OF_SEVERAL) return;
-        send(reduced[slot_of(g, reduced.size() - 1)], (w.zero == 0 ? 2 : 1) * w.gradients[g > 0]);
-    }
-
+class Timeline : public CommunicationSchedule {
 public:
-    explicit Timeline(const StepWork& work) : w(work) {
-        holds.assign(1 + (w.zero >= 3 ? std::min(WEIGHT_BUFFERS, w.layers) : w.layers), NO_GROUP);
-        gathered.resize(holds.size());
-        reduced.resize(1 + (w.zero >= 2 ? std::min(GRAD_BUFFERS, w.layers) : w.layers));
-        if (w.zero == 0) return;
-        gather_weights(0);   // which the last update has changed
-        gather_weights(1);
-    }
+    explicit Timeline(const StepWork& work)
+        : CommunicationSchedule(work.zero, work.layers), w_(work), gathered_(1 + weight_slots_),
+          reduced_(1 + grad_slots_) {}
+
     void micro_step(MicroBatch which) {
         need_weights(0, 1);
-        for (size_t l = 0; l < w.layers; l++) {
+        for (size_t l = 0; l < layers_; l++) {
             need_weights(1 + l, 2 + l);
-            compute(w.forward);
+            compute(w_.forward);
         }
         begin_gradients(0);
-        compute(w.head);
-        begin_gradients(w.layers);
-        for (size_t l = w.layers; l-- > 0;) {
+        compute(w_.head);
+        begin_gradients(layers_);
+        for (size_t l = layers_; l-- > 0;) {
             need_weights(1 + l, l);
             if (l > 0) begin_gradients(l);
-            compute((l + 1 < w.layers ? w.again : 0) + 2 * w.forward);
+            compute((l + 1 < layers_ ? w_.again : 0) + 2 * w_.forward);
             send_gradients(1 + l, which);
         }
         send_gradients(0, which);
     }
     StepTime end() {
-        for (double sent : reduced) await_sent(sent);
-        sums.seconds = now;
-        return sums;
+        for (double sent : reduced_) now_ = std::max(now_, sent);
+        sums_.seconds = now_;
+        return sums_;
     }
+
+private:
+    void compute(double seconds) {
+        now_ += seconds;
+        sums_.computing += seconds;
+    }
+    void send(double& sent, double bytes) {
+        link_ = sent = std::max(link_, now_) + bytes / w_.bandwidth;
+        sums_.sending += bytes / w_.bandwidth;
+        sums_.bytes += bytes;
+    }
+    void gather(size_t g, size_t slot) override { send(gathered_[slot], w_.weights[g > 0]); }
+    void await_weights(size_t slot) override { now_ = std::max(now_, gathered_[slot]); }
+    void begin(size_t, size_t slot) override { now_ = std::max(now_, reduced_[slot]); }
+    void reduce(size_t g, size_t slot) override { send(reduced_[slot], (zero_ == 0 ? 2 : 1) * w_.gradients[g > 0]); }
+
+    const StepWork& w_;
+    double now_ = 0, link_ = 0;   // until when GPU and link have something to do
+    StepTime sums_;
+    std::vector<double> gathered_, reduced_;   // by slot: when
 };
 
 StepTime simulate(const StepWork& w, long micro_batches) {

@@ -1,0 +1,208 @@
+// Data parallelism and ZeRO: which communication between GPUs a step needs, and when. Included by train_gpt.cu, whose
+// section "many GPUs" says what each stage shards; with one GPU each function here returns at once.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+// ---- collectives
+
+// Work launched later on device.stream waits for this communication event.
+void await_sent(cudaEvent_t event) { check(cudaStreamWaitEvent(device.stream, event, 0), "cudaStreamWaitEvent"); }
+
+// Runs call() on ranks.stream after all work launched so far, and records `sent` after it. Later work on device.stream
+// waits for it by await_sent() only, or with --overlap off. bytes: of all ranks, of which each sends (R - 1) / R.
+template <typename F, typename... Memory>
+void send(const char* name, cudaEvent_t sent, double bytes, F call, const Memory&... memory) {
+    if (device.tuning) return;
+    check(cudaEventRecord(ranks.computed, device.stream), "cudaEventRecord");
+    check(cudaStreamWaitEvent(ranks.stream, ranks.computed, 0), "cudaStreamWaitEvent");
+    on_stream(name, ranks.stream, [&] { check(call(), name); }, memory...);
+    check(cudaEventRecord(sent, ranks.stream), "cudaEventRecord");
+    ranks.bytes_sent += bytes * (ranks.count - 1) / ranks.count;
+    if (ranks.overlap == Overlap::OFF) await_sent(sent);
+}
+
+// x (n) = sum (or maximum) of all ranks' x
+void all_reduce(cudaEvent_t sent, void* x, size_t n, DType dtype, ncclRedOp_t operation = ncclSum) {
+    auto call = [&] { return ncclAllReduce(x, x, n, nccl_type(dtype), operation, ranks.comm, ranks.stream); };
+    send("all-reduce", sent, 2.0 * n * size_of(dtype), call, updated(x));
+}
+
+// out (n) = this rank's shard of the sum of all ranks' inp (ranks, n)
+void reduce_scatter(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype) {
+    auto call = [&] { return ncclReduceScatter(inp, out, n, nccl_type(dtype), ncclSum, ranks.comm, ranks.stream); };
+    send("reduce-scatter", sent, 1.0 * n * ranks.count * size_of(dtype), call, out, inp);
+}
+
+// out (ranks, n) = all ranks' inp (n)
+void all_gather(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype) {
+    auto call = [&] { return ncclAllGather(inp, out, n, nccl_type(dtype), ranks.comm, ranks.stream); };
+    send("all-gather", sent, 1.0 * n * ranks.count * size_of(dtype), call, out, inp);
+}
+
+// out (n) = inp (n) of the rank `root`
+void broadcast(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype, size_t root) {
+    auto call = [&] { return ncclBroadcast(inp, out, n, nccl_type(dtype), root, ranks.comm, ranks.stream); };
+    send("broadcast", sent, 1.0 * n * size_of(dtype), call, out, inp);
+}
+
+// x (n) fp32 = sum (or maximum) of all ranks' x
+void over_gpus(float* x, size_t n, ncclRedOp_t operation = ncclSum) {
+    if (ranks.alone()) return;
+    all_reduce(ranks.sent, x, n, DType::FP32, operation);
+    await_sent(ranks.sent);
+}
+
+// ---- schedule
+
+// Whole weights and gradients of group 0 have a slot of their own; layers use the others in turn.
+size_t slot_of(size_t g, size_t layer_slots) { return g == 0 ? 0 : 1 + (g - 1) % layer_slots; }
+
+// The order of communication in a step. Communication carries it out, Timeline (plan.cuh) adds up how long it takes.
+class CommunicationSchedule {
+public:
+    CommunicationSchedule(int zero, size_t layers)
+        : zero_(zero), layers_(layers), weight_slots_(weight_copies(zero, layers)),
+          grad_slots_(grad_copies(zero, layers)), holds_(1 + weight_slots_, NO_GROUP) {}
+    virtual ~CommunicationSchedule() = default;
+
+    // Before group g's weights are used, and then those of `next`, which are gathered meanwhile.
+    void need_weights(size_t g, size_t next) {
+        if (zero_ == 0) return;
+        for (const size_t group : {g, next}) {
+            const size_t slot = slot_of(group, weight_slots_);
+            if (group <= layers_ && std::exchange(holds_[slot], group) != group) gather(group, slot);
+        }
+        await_weights(slot_of(g, weight_slots_));
+    }
+    // After the update: gathered weights are out of date.
+    void weights_changed() { std::fill(holds_.begin(), holds_.end(), NO_GROUP); }
+
+    // Before something is added to group g's gradients.
+    void begin_gradients(size_t g) {
+        if (zero_ >= 2) begin(g, slot_of(g, grad_slots_));
+    }
+    // Nothing more will be added to group g's gradients in this micro-batch.
+    void send_gradients(size_t g, MicroBatch which) {
+        if (zero_ >= 2 || which == MicroBatch::LAST) reduce(g, slot_of(g, grad_slots_));
+    }
+
+protected:
+    virtual void gather(size_t g, size_t slot) = 0;
+    virtual void await_weights(size_t slot) = 0;
+    virtual void begin(size_t g, size_t slot) = 0;
+    virtual void reduce(size_t g, size_t slot) = 0;
+
+    static constexpr size_t NO_GROUP = ~size_t{0};
+    const int zero_;
+    const size_t layers_, weight_slots_, grad_slots_;   // slots: of layers, whose whole weights exist at a time
+
+private:
+    std::vector<size_t> holds_;   // by slot: the group whose weights are there or on their way
+};
+
+class Communication : public CommunicationSchedule {
+public:
+    explicit Communication(Model& m)
+        : CommunicationSchedule(m.setup.zero, m.layout.layers), m_(m), gathered_(1 + weight_slots_),
+          reduced_(1 + grad_slots_) {
+        for (auto* events : {&gathered_, &reduced_})
+            for (cudaEvent_t& event : *events)
+                check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    }
+    ~Communication() override {
+        for (const auto* events : {&gathered_, &reduced_})
+            for (const cudaEvent_t event : *events) cudaEventDestroy(event);
+    }
+    void await_gradients() const { for (const cudaEvent_t event : reduced_) await_sent(event); }
+
+private:
+    // Where a slot begins in a block of slots, in elements.
+    size_t slot_begin(size_t slot) const { return slot == 0 ? 0 : m_.layout.outside + (slot - 1) * m_.layout.layer; }
+
+    char* buffer(size_t slot) const {   // whole gradients
+        return static_cast<char*>(m_.grad_buffers.data) + slot_begin(slot) * size_of(m_.grads.dtype);
+    }
+
+    void gather(size_t g, size_t slot) override {
+        const Layout& y = m_.layout;
+        const floatX* shard = m_.weights + y.mine(g, weights_kept(m_.setup));
+        all_gather(gathered_[slot], m_.weight_buffers + slot_begin(slot), shard, y.shard(g), FLOATX);
+    }
+    void await_weights(size_t slot) override { await_sent(gathered_[slot]); }
+
+    // A buffer starts as zeros and, in this rank's shard, what it has summed up so far: the sum over ranks is then that
+    // of all micro-batches.
+    void begin(size_t g, size_t slot) override {
+        const Layout& y = m_.layout;
+        const size_t size = size_of(m_.grads.dtype), shard = y.shard(g) * size;
+        char* whole = buffer(slot);
+        const void* so_far = grad_at(m_, y.mine(g, Kept::SHARDED)).data;
+        await_sent(reduced_[slot]);
+        clear(whole, y.group(g) * size);
+        on_stream("copy shard", device.stream, [&] {
+            check(cudaMemcpyAsync(whole + y.rank * shard, so_far, shard, cudaMemcpyDeviceToDevice, device.stream),
+                  "cudaMemcpyAsync");
+        }, whole, so_far);
+    }
+    void reduce(size_t g, size_t slot) override {
+        const Layout& y = m_.layout;
+        const DType dtype = m_.grads.dtype;
+        void* whole = buffer(slot);
+        void* shard = grad_at(m_, y.mine(g, grads_kept(m_.setup))).data;
+        if (zero_ == 0) all_reduce(reduced_[slot], whole, y.group(g), dtype);
+        else reduce_scatter(reduced_[slot], shard, whole, y.shard(g), dtype);
+    }
+
+    Model& m_;
+    std::vector<cudaEvent_t> gathered_, reduced_;   // by slot
+};
+
+// ---- in a step
+
+void need_weights(Model& m, size_t g, size_t next) {
+    if (ranks.alone()) return;
+    ranks.alive();
+    if (!device.tuning) m.communication->need_weights(g, next);
+}
+
+// After the update. No communication is in flight then, as between steps ranks also talk through MPI.
+void weights_changed(Model& m) {
+    if (!ranks.alone()) m.communication->weights_changed();
+}
+
+void begin_gradients(Model& m, size_t g) {
+    if (!ranks.alone() && !device.tuning) m.communication->begin_gradients(g);
+}
+
+void send_gradients(Model& m, size_t g) {
+    if (!ranks.alone()) m.communication->send_gradients(g, m.micro_batch);
+}
+
+void await_gradients(Model& m) {
+    if (!ranks.alone()) m.communication->await_gradients();
+}
+
+// After the update, which clears what it has read: with ZeRO 1 the other ranks' shards hold partial sums.
+void clear_gradients(Model& m) {
+    if (m.setup.zero == 1) clear(m.grads.data, m.layout.elements() * size_of(m.grads.dtype));
+}
+
+// ---- checkpoints
+
+// values (of rank 0) = a whole tensor of a block of which each rank has at least its own shard.
+void gather_tensor(float* values, const Model& m, const float* block, Kept kept, const ParameterRow& row, size_t l) {
+    float* staging = m.a.partials();   // idle between steps
+    const size_t most = partial_blocks(m.setup.N()) * 4 * m.config.channels;
+    for (size_t rank = 0; rank < ranks.count; rank++) {
+        const Shard shard = shard_of(m.layout, row, l, Kept::SHARDED, rank);
+        const float* from = block + (kept == Kept::SHARDED ? shard.at : m.layout.place(row, l) + shard.first);
+        for (size_t done = 0; done < shard.count; done += most) {
+            const size_t n = std::min(most, shard.count - done);
+            broadcast(ranks.sent, staging, from + done, n, DType::FP32, rank);
+            await_sent(ranks.sent);
+            if (ranks.first()) download(values + shard.first + done, staging, n * sizeof(float));
+        }
+    }
+}
