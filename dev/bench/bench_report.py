@@ -1,0 +1,313 @@
+"""bench.py's report: Markdown and a plot from what results.json holds, whatever of it was measured.
+
+Each function of SECTIONS returns the lines of one section, none where nothing was measured for it.
+"""
+import os
+import statistics
+import sys
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from tables import markdown_table, number, percent, size, times
+
+# The rows that README.md lists, and their goals for one H100 or H200.
+GOALS = {
+    "GPT-2 124M": "≥ 600k tokens/s, 50 % MFU",
+    "GPT-2 1558M": "≥ 60k tokens/s, 60 % MFU",
+    "attention forward, T = 2k / 8k": "≥ 370 / 460 TFLOP/s",
+    "attention forward + backward, T = 2k / 8k": "≥ 300 / 350 TFLOP/s",
+    "kernels bound by memory": "≥ 85 % of a copy's bandwidth",
+    "idle between kernels": "< 2 % of a step",
+}
+PLAN_SLACK = 150e6      # bytes of a CPU's memory for the program itself, its libraries and stacks: not in the plan
+LEAST_SHARE = 0.002     # of a step: kernels that take less are left out of the list
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+# ---- Arithmetic
+
+def median_ms(run):
+    return statistics.median(run["ms"])
+
+
+def ours_of(case):
+    return {name: run for name, run in case["runs"].items() if run["kind"] == "ours"}
+
+
+def best_peer(case):
+    """The name of the fastest peer, or None."""
+    peers = [name for name, run in case["runs"].items() if run["kind"] != "ours"]
+    return min(peers, key=lambda name: median_ms(case["runs"][name]), default=None)
+
+
+def model_flops(case, run):
+    """FLOP/s of the model's own work: of our count for all contestants."""
+    plan = next(iter(ours_of(case).values()))["plan"]
+    return plan["flops_per_token"]["model"] * case["tokens"] / median_ms(run) * 1000
+
+
+def peak_flops(case):
+    """One peak for all: on a CPU the best that our runs measured."""
+    return max((run["record"]["peak_flops"] for run in ours_of(case).values()), default=None)
+
+
+def floor_ms(case, run, ceilings):
+    """What a step of this run must take: the model's FLOPs at the rate of a large matmul in its precision, and the
+    bytes of AdamW at the rate of a copy: gradients, master weights and moments read and written, weights written."""
+    plan, copy = run["plan"], ceilings.get("copy_bytes_per_s")
+    rate = ceilings.get("matmul_flops") or run["record"]["peak_flops"]
+    if not copy:
+        return None
+    held, mixed = plan["bytes"], plan["precision"] != "fp32"    # FP32 weights are their own master copy
+    moved = 2 * (held["gradients"] + held["adam_m"] + held["adam_v"] + (held["master"] if mixed else held["weights"]))
+    moved += held["weights"] if mixed else 0
+    return 1000 * (plan["flops_per_token"]["model"] * case["tokens"] / rate + moved / copy)
+
+
+def kernel_bytes(run, seq_len):
+    """{kernel: bytes that a micro-batch's launches of it must move}, without recomputation; of the update's kernels: a
+    step's. In units of N C values, N = B T: LayerNorm reads and writes four tensors, but for the first one."""
+    model, held, dtype = run["record"]["model"], run["plan"]["bytes"], BYTES[run["plan"]["precision"]]
+    L, N = model["layers"], run["micro_batch"] * seq_len
+    NC, logits = N * model["channels"] * dtype, N * -(-model["vocab"] // 128) * 128 * dtype
+    master = 0 if run["plan"]["precision"] == "fp32" else held["weights"]
+    return {"layernorm_forward": (4 * (2 * L + 1) - 2) * NC, "layernorm_backward": 4 * (2 * L + 1) * NC,
+            "gelu_forward": 8 * L * NC, "bias_backward": 7 * L * NC, "embedding_forward": 2 * NC,
+            "cross_entropy": 2 * logits, "norm_partials": held["gradients"],
+            "adamw": 2 * held["gradients"] + 3 * 2 * held["adam_m"] + master}
+
+
+def repeats(case, run, kernel):
+    """How often a kernel's group of launches runs in a step."""
+    return 1 if kernel["pass"] == "update" else case["tokens"] // (run["micro_batch"] * case["seq_len"])
+
+
+def bandwidth(case, run, kernel):
+    """Bytes per second of a kernel that is bound by memory, or None."""
+    moved = kernel_bytes(run, case["seq_len"]).get(kernel["name"])
+    return moved and moved * repeats(case, run, kernel) / kernel["ms"] * 1000
+
+
+def memory_bound_rate(case, run):
+    """Bytes per second of all kernels bound by memory together."""
+    need = kernel_bytes(run, case["seq_len"])
+    kernels = [kernel for kernel in run["trace"]["kernels"] if kernel["name"] in need]
+    seconds = sum(kernel["ms"] for kernel in kernels) / 1000
+    return sum(need[k["name"]] * repeats(case, run, k) for k in kernels) / seconds if seconds else None
+
+
+def idle_shares(run):
+    """Of a step without a kernel: in the traced step, and in the others what the same kernels' time leaves."""
+    trace = run["trace"]
+    return 1 - trace["busy_ms"] / trace["step_ms"], max(0.0, 1 - trace["busy_ms"] / median_ms(run))
+
+
+def attention_rates(point, seconds):
+    """FLOP/s of causal attention forward, and forward + backward, as FlashAttention's papers count: half of the
+    square, and backward 2.5 times forward."""
+    forward = 2 * point["B"] * point["NH"] * point["T"]**2 * point["HS"]
+    return forward / seconds["forward_s"], 3.5 * forward / (seconds["forward_s"] + seconds["backward_s"])
+
+
+# ---- Sections
+
+def section(title, text, *blocks):
+    lines = [line for block in blocks for line in block]
+    return [f"## {title}", "", " ".join(text.split()), "", *lines] if lines else []
+
+
+def about(results):
+    facts = results["about"]
+    title = "# Dry run on a CPU, not a measurement" if facts["dry"] else f"# Benchmark: {facts['suite']}"
+    records = [run["record"] for case in results["cases"].values() for run in ours_of(case).values()]
+    rows = [[name, value] for name, value in facts.items() if name not in ("dry", "suite", "seconds")]
+    rows += [["device", records[0]["device"]], ["peak for MFU", f"{records[0]['peak_source']}"]] if records else []
+    rows += [[name, value] for name, value in (
+        ("a large copy moves", giga(results["ceilings"].get("copy_bytes_per_s"))),
+        ("a large matmul of PyTorch", tera(results["ceilings"].get("matmul_flops")))) if value != "-"]
+    warning = ["**Every figure is of a tiny model on a CPU: it shows that each part runs, and says nothing about "
+               "speed.**", ""] if facts["dry"] else []
+    return [title, "", *warning, *markdown_table(["", ""], [*rows, ["seconds", f"{facts.get('seconds', 0):.0f}"]])]
+
+
+def giga(x):
+    return "-" if x is None else f"{number(x / 1e9)} GB/s"
+
+
+def tera(x):
+    return "-" if x is None else f"{number(x / 1e12)} TFLOP/s"
+
+
+def not_run(results):
+    return section("Not run", "What failed or was left out, and why.",
+                   markdown_table(["", "why"], results["not_run"]))
+
+
+def speed(results):
+    rows, remarks = [], []
+    for name, case in results["cases"].items():
+        if not ours_of(case):
+            continue
+        peer, peak = best_peer(case), peak_flops(case)
+        for contestant, run in case["runs"].items():
+            ms, ours, planned = median_ms(run), run["kind"] == "ours", run.get("planned_bytes")
+            goal = f"{case['goal_ms']:,.0f}{'' if ms <= case['goal_ms'] else ' MISSED'}" if case["goal_ms"] else "-"
+            floor = floor_ms(case, run, results["ceilings"]) if ours else None
+            ratio = f"{times(median_ms(case['runs'][peer]) / ms, 'x')} {peer}" if ours and peer else "-"
+            rows.append([name, contestant, f"{run['micro_batch']} x {case['seq_len']}", f"{case['tokens']:,}",
+                         f"{ms:,.1f} ({min(run['ms']):,.1f} to {max(run['ms']):,.1f})",
+                         f"{1000 * case['tokens'] / ms:,.0f}", percent(model_flops(case, run) / peak, ".1f"), ratio,
+                         times(floor and floor / ms), goal if ours else "-", size(run["peak_bytes"]), size(planned)])
+            if planned and run["peak_bytes"] > planned + PLAN_SLACK:
+                remarks += [f"{name}, {contestant}: peak memory is {size(run['peak_bytes'] - planned)} more than "
+                            "planned.", ""]
+    text = """A step's time is the median of all runs' steps, with the range in parentheses. The ratio is the fastest
+              peer's time over ours: above 1 we are faster. MFU counts the same FLOPs for all. *Floor*: the share of
+              our time that the model's FLOPs at the rate of a large matmul, and AdamW's bytes at a copy's, would take.
+              Peak memory is what was resident, on a GPU what was in use when the run ended."""
+    return section("Speed", text, markdown_table([
+        "model", "contestant", "micro-batch", "tokens a step", "ms a step", "tokens/s", "MFU", "against the best peer",
+        "floor", "goal, ms", "peak memory", "planned"], rows), remarks)
+
+
+def goals(results):
+    """The six rows of README.md; of a dry run and of a CPU there are none."""
+    if results["about"]["suite"] != "gpu" or results["about"]["dry"]:
+        return []
+    found, copy = dict.fromkeys(GOALS, "not measured"), results["ceilings"].get("copy_bytes_per_s")
+    for row, name in (("GPT-2 124M", "gpt2"), ("GPT-2 1558M", "gpt2-xl")):
+        case = results["cases"].get(name)
+        for run in (ours_of(case) if case else {}).values():
+            found[row] = (f"{1000 * case['tokens'] / median_ms(run):,.0f} tokens/s, "
+                          f"{percent(model_flops(case, run) / peak_flops(case), '.1f')} MFU")
+            if name == "gpt2":
+                rate = memory_bound_rate(case, run)
+                found["kernels bound by memory"] = percent(rate and copy and rate / copy, ".1f")
+                found["idle between kernels"] = percent(idle_shares(run)[1], ".1f")
+    points = [results["attention"].get(f"64/{T}", {}) for T in (2048, 8192)]
+    if all("ours" in point for point in points):
+        rates = [attention_rates(point, point["ours"]) for point in points]
+        for i, row in enumerate(list(GOALS)[2:4]):
+            found[row] = " / ".join(number(rate[i] / 1e12) for rate in rates) + " TFLOP/s"
+    return section("Goals", "README.md's rows.", markdown_table(
+        ["", "goal", "measured"], [[row, GOALS[row], found[row]] for row in GOALS]))
+
+
+def kernels(results):
+    blocks = []
+    for name, case in results["cases"].items():
+        run = next((run for run in ours_of(case).values() if "trace" in run), None)
+        if not run:
+            continue
+        trace, copy, traced_untraced = run["trace"], results["ceilings"].get("copy_bytes_per_s"), idle_shares(run)
+        rows = []
+        for kernel in sorted(trace["kernels"], key=lambda kernel: -kernel["ms"]):
+            if kernel["ms"] > LEAST_SHARE * trace["busy_ms"]:
+                count, rate = repeats(case, run, kernel), bandwidth(case, run, kernel)
+                rows.append([kernel["name"], kernel["pass"], number(kernel["ms"] / count), kernel["launches"] // count,
+                             percent(kernel["ms"] / trace["busy_ms"], ".1f"), giga(rate),
+                             percent(rate and copy and rate / copy)])
+        rate = memory_bound_rate(case, run)
+        blocks += [f"### {name}", "", f"{trace['launches']:,} launches a step; idle {percent(traced_untraced[0], '.1f')} "
+                   f"of the traced step, {percent(traced_untraced[1], '.1f')} of the others; median gap "
+                   f"{number(trace['gap_us'])} us. Kernels bound by memory move {giga(rate)} together, "
+                   f"{percent(rate and copy and rate / copy)} of a copy.", "",
+                   *markdown_table(["kernel", "pass", "ms", "launches", "share", "rate", "of a copy"], rows)]
+    text = """From `--trace`: ms and launches of a micro-batch, of the update those of a step. Where the device waits for
+              the CPU, part of the wait counts as a kernel's time. Idle in the steps that were not traced is what the
+              same kernels' time leaves of them."""
+    return section("Where a step goes", text, blocks)
+
+
+def attention(results):
+    rows, failures = [], []
+    for point in results["attention"].values():
+        ours = attention_rates(point, point["ours"]) if "ours" in point else (None, None)
+        peers = {name: attention_rates(point, found) for name, found in point.get("torch", {}).items()
+                 if "error" not in found}
+        failures += [f"{name}, T = {point['T']}: {found['error']}" for name, found in point.get("torch", {}).items()
+                     if "error" in found]
+        cells = [point["HS"], f"{point['T']:,}", point["B"], point["NH"]]
+        for i in (0, 1):
+            best = max((rates[i] for rates in peers.values()), default=None)
+            cells += [tera(ours[i]), ", ".join(f"{name} {tera(rates[i])}" for name, rates in peers.items()) or "-",
+                      times(ours[i] and best and ours[i] / best, "x")]
+        rows.append(cells)
+    text = """Causal, counted as in FlashAttention's papers (half of the square, backward 2.5 times forward). Ours is from
+              the trace of a model of one layer; the peers are the backends of PyTorch's `scaled_dot_product_attention`
+              on views of (B, T, 3, NH, HS)."""
+    return section("Attention alone", text, markdown_table(
+        ["head size", "T", "B", "heads", "ours, forward", "PyTorch", "ours / best", "ours, forward + backward", "PyTorch",
+         "ours / best"], rows), [line for failure in failures for line in (failure, "")])
+
+
+def sampling(results):
+    lengths = sorted({length for found in results["sampling"].values() for length in found["tokens_per_s"]}, key=int)
+    rows = [[name, f"{statistics.median(found['first_s']):.2f}",
+             *(f"{statistics.median(found['tokens_per_s'][length]):,.1f}" for length in lengths)]
+            for name, found in results["sampling"].items()]
+    text = """GPT-2 124M, tokens per second of N tokens after the first, the median of three runs. The first token's
+              seconds include, for ours only, starting the program and reading the weights."""
+    return section("Sampling", text, markdown_table(["", "first token, s", *(f"N = {n}" for n in lengths)], rows))
+
+
+SECTIONS = [about, not_run, goals, speed, kernels, attention, sampling]
+
+
+def write_report(results, folder, plot=None):
+    """Writes report.md, whole at any moment, and returns its text. plot: the name of a picture beside it."""
+    lines = [line for section_ in SECTIONS for line in section_(results)]
+    if plot:
+        lines += [f"![share of the peak, or tokens/s, of each contestant]({plot})", ""]
+    text, path = "\n".join(lines).rstrip() + "\n", os.path.join(folder, "report.md")
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(path + ".new", path)
+    return text
+
+
+# ---- The plot
+
+def plotted(results):
+    """(label of the axis, {group: {contestant: (height of the bar, text on it)}}): MFU of each model, or the rate of
+    each length of samples."""
+    if results["sampling"]:
+        groups = {}
+        for name, found in results["sampling"].items():
+            for length, rates in found["tokens_per_s"].items():
+                rate = statistics.median(rates)
+                groups.setdefault(f"{length} tokens", {})[name] = (rate, number(rate))
+        return "tokens/s", groups
+    return "MFU, %; on the bars: tokens/s", {
+        name: {contestant: (100 * model_flops(case, run) / peak_flops(case), number(1000 * case["tokens"] / median_ms(run)))
+               for contestant, run in case["runs"].items()}
+        for name, case in results["cases"].items() if ours_of(case)}
+
+
+def draw_plot(results, folder):
+    """Draws plot.png, bars of each contestant side by side. Returns its name; None without matplotlib or figures."""
+    label, groups = plotted(results)
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    if not groups:
+        return None
+    matplotlib.use("Agg")       # draws into a file, needs no display
+    from matplotlib import pyplot
+    names = list(dict.fromkeys(name for bars in groups.values() for name in bars))
+    figure, axis = pyplot.subplots(figsize=(2 + 2.6 * len(groups), 4), layout="constrained")
+    width = 0.84 / len(names)
+    for i, name in enumerate(names):
+        at = [(x + (i - (len(names) - 1) / 2) * width, *bars[name]) for x, bars in enumerate(groups.values()) if name in bars]
+        axis.bar([x for x, _, _ in at], [height for _, height, _ in at], 0.92 * width, color=f"C{i % 10}", label=name)
+        for x, height, text in at:
+            axis.text(x, height, text, ha="center", va="bottom", fontsize=7, rotation=90 if len(names) > 3 else 0)
+    axis.set_xticks(range(len(groups)), groups)
+    axis.margins(y=0.18)
+    axis.set_ylabel(label)
+    axis.grid(axis="y", alpha=0.3)
+    axis.set_axisbelow(True)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    figure.savefig(os.path.join(folder, "plot.png"), dpi=110)
+    pyplot.close(figure)
+    return "plot.png"

@@ -1,0 +1,334 @@
+"""The programs that bench.py measures, each run in a process of its own with a time limit, and what is read from their
+output: ./train_gpt, PyTorch, llm.c, transformers. Reading is separate from running, so that tests can call it."""
+import array
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import statistics
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TRACED_STEPS = 3        # --trace holds the first three steps; they do not count as timed
+
+
+class Failed(Exception):
+    """A program did not do its work; the message says why."""
+
+
+class OutOfMemory(Failed):
+    """Fewer sequences at a time may fit."""
+
+
+# ==== Running ================================================================
+
+@dataclass
+class Done:
+    command: list
+    output: str
+    errors: str
+    code: int
+    seconds: float
+    ended: bool         # by us, at its limit
+    resident_bytes: int
+
+    def check(self):
+        """Itself, if the program succeeded."""
+        said = self.errors + self.output
+        if re.search("out of (device )?memory", said, re.IGNORECASE):
+            raise OutOfMemory(f"{self.shown()}: out of memory")
+        if self.ended:
+            raise Failed(f"{self.shown()}: ended after {self.seconds:.0f} s, its limit")
+        if self.code:
+            last = (self.errors.strip() or self.output.strip() or "it printed nothing").splitlines()[-1]
+            raise Failed(f"{self.shown()}: exit code {self.code}: {last}")
+        return self
+
+    def shown(self):
+        return " ".join(os.path.basename(word) for word in self.command[:3])
+
+
+def run(command, limit, cwd=None):
+    """Runs a command for at most `limit` seconds, itself and what it starts. Returns what it printed until then."""
+    command, begin, ended = [str(word) for word in command], time.monotonic(), threading.Event()
+    with tempfile.TemporaryFile("w+", errors="replace") as output, \
+            tempfile.TemporaryFile("w+", errors="replace") as errors:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, cwd=cwd,
+                                   start_new_session=True)
+
+        def end():
+            ended.set()
+            os.killpg(process.pid, signal.SIGKILL)
+
+        timer = threading.Timer(max(1, limit), end)
+        timer.start()
+        try:    # getrusage() would give the largest of all children so far
+            _, status, usage = os.wait4(process.pid, 0)
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGKILL)
+            os.wait4(process.pid, 0)
+            raise
+        finally:
+            timer.cancel()
+            process.returncode = 0      # it was waited for
+        output.seek(0)
+        errors.seek(0)
+        return Done(command, output.read(), errors.read(), os.waitstatus_to_exitcode(status),
+                    time.monotonic() - begin, ended.is_set(), usage.ru_maxrss * 1024)
+
+
+def flags(options):
+    return [text for name, value in options.items() for text in ("--" + name.replace("_", "-"), str(value))]
+
+
+def write_tokens(path, vocab, count):
+    """A shard in llm.c's format of random tokens. Their frequencies fall as 1/rank, as in language: the time of the
+    embedding's backward pass depends on how often a token repeats."""
+    weights = [1 / (rank + 2.7) for rank in range(vocab)]
+    tokens = array.array("H", random.Random(1).choices(range(vocab), weights, k=count))
+    with open(path, "wb") as file:
+        file.write(struct.pack("<256i", 20240520, 1, count, *[0] * 253))
+        tokens.tofile(file)
+
+
+# ==== Reading ================================================================
+
+def closing_memory(output):
+    """Bytes that the device has in use at the end, from the line '..., 33.10 GB in use on the device'; or None."""
+    found = re.search(r"([0-9.]+) (kB|MB|GB|TB) in use on the device", output)
+    return float(found[1]) * {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}[found[2]] if found else None
+
+
+def read_log(path):
+    """log.jsonl: what the run began with, and its steps. The last line of a run that was ended may be cut off."""
+    record, steps = None, []
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            record = entry.get("run", record)
+            if "ms" in entry:
+                steps.append(entry)
+    return record, steps
+
+
+def trace_steps(trace):
+    """The kernels of a --trace in order, as a list of steps: a step begins where forward follows update."""
+    events = trace["traceEvents"]
+    rows = {event["args"]["name"]: event["tid"] for event in events if event.get("name") == "thread_name"}
+    row, steps, last = rows.get("stream: kernels"), [], "update"
+    for event in events:
+        if event["ph"] == "X" and event["tid"] == row:
+            if last == "update" and event["args"]["pass"] != "update":
+                steps.append([])
+            last = event["args"]["pass"]
+            steps[-1].append(event)
+    if not steps:
+        raise Failed("--trace: found no kernel in its row 'stream: kernels', expected at least one step")
+    return steps
+
+
+def read_trace(trace):
+    """The second step of a trace, which no set-up delays and whose end the third one shows, in ms: its length, the
+    time in kernels, the median gap between kernels, and time and launches by pass and kernel. A kernel's time is that
+    between the events before and after it: where the device waits for the CPU, a part of the wait is in it."""
+    steps = trace_steps(trace)
+    if len(steps) < 2:
+        raise Failed(f"--trace: found {len(steps)} steps, expected {TRACED_STEPS}")
+    kernels, begin = steps[1], steps[1][0]["ts"]
+    end = steps[2][0]["ts"] if len(steps) > 2 else kernels[-1]["ts"] + kernels[-1]["dur"]
+    by_name = defaultdict(lambda: {"ms": 0.0, "launches": 0})
+    for kernel in kernels:
+        entry = by_name[kernel["args"]["pass"], kernel["name"]]
+        entry["ms"] += kernel["dur"] / 1000
+        entry["launches"] += 1
+    gaps = [max(0.0, after["ts"] - kernel["ts"] - kernel["dur"]) for kernel, after in zip(kernels, kernels[1:])]
+    return {"step_ms": (end - begin) / 1000, "busy_ms": sum(entry["ms"] for entry in by_name.values()),
+            "gap_us": statistics.median(gaps), "launches": len(kernels),
+            "kernels": [{"pass": pass_, "name": name, **entry} for (pass_, name), entry in by_name.items()]}
+
+
+LLMC_STEP = re.compile(r"^step\s+\d+/\d+ \| loss\s+\S+ \(\S+z\)\|.* (\S+) ms \|", re.MULTILINE)
+LLMC_MEMORY = re.compile(r"device memory usage: (\d+) MiB")
+
+
+def read_llmc(text):
+    """Milliseconds of each step, and bytes in use, from what llm.c's train_gpt2cu prints."""
+    memory = LLMC_MEMORY.search(text)
+    return {"ms": [float(ms) for ms in LLMC_STEP.findall(text)],
+            "peak_bytes": int(memory[1]) * 2**20 if memory else None}
+
+
+# ==== Contestants of a training step =========================================
+
+@dataclass
+class Case:
+    """A model and a step of it. micro_batch 0: the largest that fits and divides the step, 64 at most."""
+    name: str
+    model: dict                 # options of ./train_gpt
+    seq_len: int
+    tokens: int                 # of a step
+    micro_batch: int = 0
+    timed: int = 3              # steps of a run that count
+    goal_ms: float = 0          # of ours
+
+
+class Contestant:
+    """measure() returns the times of one run's steps in ms, without the first ones, and what else is known of it."""
+    ours = False
+
+    def __init__(self, context):
+        self.context, self.fitting = context, {}     # {case: micro-batch}
+
+    def measure(self, case, limit):
+        """With half as many sequences, and twice the accumulation, as often as memory does not suffice."""
+        deadline = time.monotonic() + limit
+        self.fitting.setdefault(case.name, self.first_micro_batch(case))
+        while True:
+            micro_batch = self.fitting[case.name]
+            try:
+                result = self.run_steps(case, micro_batch, deadline - time.monotonic())
+                break
+            except OutOfMemory:
+                if micro_batch == 1:
+                    raise
+                self.fitting[case.name] = micro_batch // 2
+        if len(result["ms"]) <= self.skipped:
+            raise Failed(f"{self.name}: {len(result['ms'])} steps, expected more than {self.skipped}")
+        return {**result, "ms": result["ms"][self.skipped:], "micro_batch": micro_batch}
+
+    def first_micro_batch(self, case):
+        return self.context.plan(case)["micro_batch"]
+
+
+class Ours(Contestant):
+    ours, kind = True, "ours"
+
+    def __init__(self, context, program):
+        super().__init__(context)
+        self.program, self.skipped = os.path.abspath(program), TRACED_STEPS if context.traced else 1
+        self.precision = json.loads(run([self.program, "plan", "--json"], 60).check().output)["precision"]
+        self.name = f"ours, {self.precision.upper()}"
+
+    def plan(self, case, micro_batch):
+        options = {**case.model, "seq_len": case.seq_len, "total_batch": case.tokens, "micro_batch": micro_batch}
+        return json.loads(run([self.program, "plan", *flags(options), "--json"], 60).check().output)
+
+    def train(self, options, tokens, steps, limit):
+        """Runs it on random tokens. Returns log, plan's figures and, where the context wants one, the trace."""
+        with tempfile.TemporaryDirectory(dir=self.context.folder) as out:
+            trace = {"trace": os.path.join(out, "trace.json")} if self.context.traced else {}
+            options = {"data": self.context.tokens(options.get("vocab", 50257)), "val_fraction": 0, "lr": 1e-4,
+                       "schedule": "constant", "eval_every": 0, "sample_every": 0, "checkpoint_every": 0, **options,
+                       "total_batch": tokens, "steps": steps, "peak": self.context.peak, **trace, "out": out + "/run"}
+            done = run([self.program, "train", *flags(options)], limit).check()
+            record, lines = read_log(os.path.join(out, "run", "log.jsonl"))
+            result = {"ms": [line["ms"] for line in lines], "record": record,
+                      "peak_bytes": closing_memory(done.output) or done.resident_bytes}
+            if trace:
+                with open(trace["trace"], encoding="utf-8") as file:
+                    result["trace"] = read_trace(json.load(file))
+            return result
+
+    def run_steps(self, case, micro_batch, limit):
+        plan = self.plan(case, micro_batch)
+        options = {**case.model, "seq_len": case.seq_len, "micro_batch": micro_batch}
+        result = self.train(options, case.tokens, self.skipped + case.timed, limit)
+        return {**result, "planned_bytes": plan["bytes"]["total"], "plan": {
+            key: plan[key] for key in ("bytes", "flops_per_token", "precision")}}
+
+
+class PyTorch(Contestant):
+    kind = "PyTorch"
+    # What a user may know to ask for: options of torch_side.py.
+    TUNINGS = {"untuned": [], "fused AdamW": ["--fused"], "fused, compiled": ["--fused", "--compile"],
+               "fused, BF16": ["--fused", "--bf16"], "fused, BF16, compiled": ["--fused", "--bf16", "--compile"]}
+
+    def __init__(self, context, tuning):
+        super().__init__(context)
+        self.name, self.options = f"PyTorch {tuning}", self.TUNINGS[tuning]
+        self.skipped = 2 if "--compile" in self.options else 1
+
+    def first_micro_batch(self, case):
+        """Half of ours on a GPU: it keeps logits in FP32, and each failure to fit costs a compilation."""
+        ours = super().first_micro_batch(case)
+        return max(1, ours // 2) if self.context.device == "cuda" else ours
+
+    def run_steps(self, case, micro_batch, limit):
+        sizes = self.context.plan(case)["model"]
+        options = {**{name: sizes[name] for name in ("layers", "heads", "channels", "context", "vocab")},
+                   "seq_len": case.seq_len, "micro_batch": micro_batch, "steps": self.skipped + case.timed,
+                   "accumulation": case.tokens // (micro_batch * case.seq_len)}
+        done = self.context.torch("train", limit, *flags(options), *self.options, "--data",
+                                  self.context.tokens(sizes["vocab"]))
+        result = json.loads(done.output.splitlines()[-1])
+        return {"ms": result["ms"], "peak_bytes": result["peak_bytes"] or done.resident_bytes}
+
+
+class LlmC(Contestant):
+    """train_gpt2cu as it was built in llm.c's folder, with random weights ('-e d12')."""
+    name = kind = "llm.c"
+    skipped = 1
+
+    def __init__(self, context, folder):
+        super().__init__(context)
+        self.program = os.path.join(os.path.abspath(folder), "train_gpt2cu")
+
+    def run_steps(self, case, micro_batch, limit):
+        if not os.access(self.program, os.X_OK):
+            raise Failed(f"no program {self.program}: 'make train_gpt2cu' there makes it")
+        plan, data = self.context.plan(case), self.context.tokens(50257)
+        # Evaluation (-v, -m): one batch at the start and one at the end; no samples, no HellaSwag, nothing recomputed.
+        options = {"i": data, "j": data, "e": f"d{plan['model']['layers']}", "b": micro_batch, "t": case.seq_len,
+                   "d": case.tokens, "x": 1 + case.timed, "c": 0.1, "v": 1000000, "m": 1, "s": 0, "h": 0, "r": 0}
+        line_buffered = ["stdbuf", "-oL"] if shutil.which("stdbuf") else []
+        done = run([*line_buffered, self.program, *(text for name, value in options.items()
+                                                    for text in ("-" + name, value))], limit, self.context.folder)
+        result = read_llmc(done.output)
+        # Without enough memory it may turn to cudaMallocManaged: its state is on the host then, and slow.
+        if "cudaMallocManaged" in done.output:
+            raise OutOfMemory(f"{done.shown()}: out of memory")
+        if len(result["ms"]) <= self.skipped:
+            done.check()
+        return result
+
+
+# ==== Contestants of sampling ================================================
+
+END_OF_TEXT = 50256
+
+
+class OurSampling:
+    """Its first token includes starting and reading the weights, from a file that was read before."""
+    def __init__(self, ours, folder, lengths):
+        self.name, self.program, self.folder, self.lengths = ours.name, ours.program, folder, lengths
+
+    def seconds(self, tokens, limit):
+        options = {"from": self.folder, "prompt_tokens": END_OF_TEXT, "sample_tokens": tokens, "temperature": 0.8,
+                   "top_k": 40}
+        return run([self.program, "sample", *flags(options)], limit).check().seconds
+
+    def measure(self, limit):
+        self.seconds(1, limit)
+        return {"first_s": self.seconds(1, limit),
+                "seconds": {str(n): self.seconds(1 + n, limit) for n in self.lengths}}
+
+
+class Transformers:
+    def __init__(self, context, folder, lengths, precision):
+        self.name, self.context = f"transformers, {precision.upper()}", context
+        self.arguments = ["--from", folder, "--lengths", ",".join(map(str, lengths)), "--precision", precision]
+
+    def measure(self, limit):
+        done = self.context.torch("generate", limit, *self.arguments)
+        return json.loads(done.output.splitlines()[-1])
