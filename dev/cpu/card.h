@@ -1,5 +1,5 @@
-// Cards to pretend to be: CUDA_CPU_CARD=h100 has the stand-in report this card, and refuse what it refuses. README.md
-// beside this file tells what is enforced.
+// The GPUs that can be emulated: with CUDA_CPU_CARD=h100 the emulator reports this card, and refuses what it refuses.
+// README.md in this folder lists what is enforced. dev/inspect/cards.py reads the two tables for its estimates.
 #pragma once
 
 #include <stddef.h>
@@ -16,19 +16,23 @@ namespace cuda_cpu {
 constexpr size_t kib = 1 << 10, mib = 1 << 20;
 
 // What all cards of a compute capability have. CUDA C++ Programming Guide, "Technical Specifications per Compute
-// Capability"; what CUDA keeps of a block's shared memory: the tuning guides of Turing, Ampere, Ada, Hopper, Blackwell.
+// Capability"; what CUDA keeps of a block's shared memory: the tuning guides of Turing, Ampere, Ada, Hopper, Blackwell;
+// granularity: the occupancy calculator of Nsight Compute.
 struct Capability {
     int major, minor;
     int threads_per_multiprocessor, blocks_per_multiprocessor;
     size_t shared_per_multiprocessor, reserved_shared_per_block;
     size_t l1_and_shared;  // one memory, of which shared memory takes its part
+    int shared_granularity;  // bytes: a block's shared memory is rounded up to a multiple
 
     size_t shared_per_block() const { return shared_per_multiprocessor - reserved_shared_per_block; }  // by opt-in
     int number() const { return 10 * major + minor; }
 };
-constexpr Capability turing{7, 5, 1024, 16, 64 * kib, 0, 96 * kib}, ampere{8, 0, 2048, 32, 164 * kib, kib, 192 * kib},
-    ada{8, 9, 1536, 24, 100 * kib, kib, 128 * kib}, hopper{9, 0, 2048, 32, 228 * kib, kib, 256 * kib},
-    blackwell{10, 0, 2048, 32, 228 * kib, kib, 256 * kib};
+constexpr Capability turing{7, 5, 1024, 16, 64 * kib, 0, 96 * kib, 256};
+constexpr Capability ampere{8, 0, 2048, 32, 164 * kib, kib, 192 * kib, 128};
+constexpr Capability ada{8, 9, 1536, 24, 100 * kib, kib, 128 * kib, 128};
+constexpr Capability hopper{9, 0, 2048, 32, 228 * kib, kib, 256 * kib, 128};
+constexpr Capability blackwell{10, 0, 2048, 32, 228 * kib, kib, 256 * kib, 128};
 
 // Multiprocessors, cache and bus: NVIDIA's white papers and data sheets of each. Memory, names and B200's bus: what
 // programs print that ask the runtime. (It is less than the data sheet says, by a share that changes with the driver.)
@@ -38,15 +42,27 @@ struct Card {
     int multiprocessors;
     size_t l2_bytes, memory_bytes;
     int bus_bits;
+    // For dev/inspect's estimates, from data sheets: bytes/s of memory; the clock that the sheet's FLOP/s stand for, in
+    // Hz; dense FP16 or BF16 FLOP/s with FP32 sums, and FLOP/s of FP32; bytes a clock of L2 (A100: white paper; the
+    // others are estimates: Hopper as A100, Blackwell twice that, Ada and Turing 64 for each 2 or 4 multiprocessors).
+    double bandwidth, clock, tensor_flops, fp32_flops;
+    int l2_bytes_per_clock;
 };
 constexpr Card cards[] = {
-    {"h100", "NVIDIA H100 80GB HBM3", hopper, 132, 50 * mib, 81009 * mib, 5120},
-    {"h200", "NVIDIA H200", hopper, 132, 60 * mib, 143071 * mib, 6144},
-    {"a100", "NVIDIA A100-SXM4-80GB", ampere, 108, 40 * mib, 81050 * mib, 5120},
-    {"4090", "NVIDIA GeForce RTX 4090", ada, 128, 72 * mib, 24217 * mib, 384},
-    {"l40s", "NVIDIA L40S", ada, 142, 96 * mib, 45589 * mib, 384},
-    {"t4", "Tesla T4", turing, 40, 4 * mib, 15102 * mib, 256},
-    {"b200", "NVIDIA B200", blackwell, 148, 126 * mib + mib / 2, 182630 * mib, 7680},
+    {"h100", "NVIDIA H100 80GB HBM3", hopper, 132, 50 * mib, 81009 * mib, 5120,
+     3.35e12, 1.83e9, 989.4e12, 66.9e12, 5120},
+    {"h200", "NVIDIA H200", hopper, 132, 60 * mib, 143071 * mib, 6144,
+     4.8e12, 1.83e9, 989.4e12, 66.9e12, 5120},
+    {"a100", "NVIDIA A100-SXM4-80GB", ampere, 108, 40 * mib, 81050 * mib, 5120,
+     2.039e12, 1.41e9, 312e12, 19.5e12, 5120},
+    {"4090", "NVIDIA GeForce RTX 4090", ada, 128, 72 * mib, 24217 * mib, 384,
+     1.008e12, 2.52e9, 165.2e12, 82.6e12, 2048},
+    {"l40s", "NVIDIA L40S", ada, 142, 96 * mib, 45589 * mib, 384,
+     864e9, 2.52e9, 362.05e12, 91.6e12, 2048},
+    {"t4", "Tesla T4", turing, 40, 4 * mib, 15102 * mib, 256,
+     320e9, 1.59e9, 65e12, 8.1e12, 1280},
+    {"b200", "NVIDIA B200", blackwell, 148, 129536 * kib, 182630 * mib, 7680,
+     7.7e12, 1.85e9, 2.25e15, 75e12, 10240},
 };
 
 // The same for every card of the table. Registers: 64 Ki of 32 bits, for a multiprocessor and for a block.

@@ -314,7 +314,7 @@ struct Launch {
     const char* name;  // the innermost NVTX range
     uint64_t seed;     // 0: blocks and threads in their natural order
     const void* kernel;
-    uint64_t variant;  // see watch::LaunchShape
+    watch::Variant variant;
 };
 
 // An error from which no kernel recovers. A worker cannot return through its fibers, so the process ends here.
@@ -737,7 +737,7 @@ inline Block::Votes barrier(const char* name, bool yes)
 
 CUDA_CPU_INSTRUCTION void __syncthreads()
 {
-    if (!cuda_cpu::watch::left_out("__syncthreads", cuda_cpu::watch::here())) cuda_cpu::barrier("__syncthreads", false);
+    if (!cuda_cpu::watch::is_removed("__syncthreads", cuda_cpu::watch::here())) cuda_cpu::barrier("__syncthreads", false);
 }
 inline int __syncthreads_count(int yes) { return static_cast<int>(cuda_cpu::barrier("__syncthreads_count", yes != 0).yes); }
 inline int __syncthreads_or(int yes) { return cuda_cpu::barrier("__syncthreads_or", yes != 0).yes != 0; }
@@ -749,7 +749,7 @@ inline int __syncthreads_and(int yes)
 
 CUDA_CPU_INSTRUCTION void __syncwarp(unsigned mask = 0xffffffff)
 {
-    if (WARP_SIZE == 1 || cuda_cpu::watch::left_out("__syncwarp", cuda_cpu::watch::here())) return;
+    if (WARP_SIZE == 1 || cuda_cpu::watch::is_removed("__syncwarp", cuda_cpu::watch::here())) return;
     cuda_cpu::meet("__syncwarp", mask, nullptr, [](void* const*, unsigned) {});
 }
 inline unsigned __ballot_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__ballot_sync", mask, yes != 0).yes; }
@@ -995,16 +995,13 @@ inline void run_grid(const Launch& launch)
 
 namespace cuda_cpu {
 
-// Tells apart launches whose kernel goes another way: by pointers that are null, and whole numbers.
-template <class... Parameters> inline uint64_t variant_of(const std::tuple<Parameters...>& parameters)
+template <class... Parameters> inline watch::Variant variant_of(const std::tuple<Parameters...>& parameters)
 {
-    uint64_t variant = 0;
+    watch::Variant variant;
     const auto add = [&](const auto& parameter) {
         using T = std::decay_t<decltype(parameter)>;
-        uint64_t value = 0;
-        if constexpr (std::is_pointer_v<T>) value = parameter != nullptr;
-        if constexpr (std::is_integral_v<T>) value = static_cast<uint64_t>(parameter);
-        variant = (variant ^ value) * 0x9e3779b97f4a7c15;
+        if constexpr (std::is_pointer_v<T>) variant.pointers.push_back(parameter != nullptr);
+        if constexpr (std::is_integral_v<T>) variant.integers.push_back(static_cast<int64_t>(parameter));
     };
     if (watch::on) std::apply([&](const auto&... each) { (add(each), ...); }, parameters);
     return variant;
@@ -1239,7 +1236,6 @@ namespace cuda_cpu {
 
 inline cudaError_t copy_bytes(void* to, const void* from, size_t bytes)
 {
-    watch::copied("copy", bytes);
     for_bytes(bytes, [=](size_t first, size_t count) {
         if (count > 0) memcpy(static_cast<char*>(to) + first, static_cast<const char*>(from) + first, count);
     });
@@ -1248,7 +1244,6 @@ inline cudaError_t copy_bytes(void* to, const void* from, size_t bytes)
 
 inline cudaError_t set_bytes(void* to, int byte, size_t bytes)
 {
-    watch::copied("memset", bytes);
     if (watch::only_counts() && bytes > mib) return cudaSuccess;  // pages that nobody has touched are zeros already
     for_bytes(bytes, [=](size_t first, size_t count) {
         if (count > 0) memset(static_cast<char*>(to) + first, byte, count);

@@ -483,7 +483,7 @@ inline void copy_async_commit()
 template <int N> CUDA_CPU_INSTRUCTION void copy_async_wait()
 {
     cuda_cpu::need_capability("copy_async_wait", 80);
-    if (cuda_cpu::watch::left_out("copy_async_wait", cuda_cpu::watch::here())) return;
+    if (cuda_cpu::watch::is_removed("copy_async_wait", cuda_cpu::watch::here())) return;
     cuda_cpu::watch::copy_async_wait(N);
     cuda_cpu::copies_of_thread().wait(N, [](cuda_cpu::Copy& copy) {
         if (!copy.landed) copy.land();
@@ -578,7 +578,7 @@ CUDA_CPU_INSTRUCTION void barrier_wait(uint64_t* barrier, uint32_t parity)
 {
     using namespace cuda_cpu;
     if (parity > 1) refuse("barrier_wait", line("with parity %u", parity));
-    if (watch::left_out("barrier_wait", watch::here())) return;
+    if (watch::is_removed("barrier_wait", watch::here())) return;
     AsyncWork& work = async_work();
     if (work.draw(4)) work.go_on();
     while (Mbarrier::read(barrier, "barrier_wait").parity == parity) {
@@ -623,7 +623,7 @@ inline bool arrive_at_named_barrier(const char* name, int number, int threads)
 CUDA_CPU_INSTRUCTION void named_barrier_wait(int number, int threads)
 {
     using namespace cuda_cpu;
-    if (watch::left_out("named_barrier_wait", watch::here())) return;
+    if (watch::is_removed("named_barrier_wait", watch::here())) return;
     if (!arrive_at_named_barrier("named_barrier_wait", number, threads))
         block->park("named_barrier_wait", &async_work().named[number], static_cast<unsigned>(number));
     watch::waited(&async_work().named[number], 0, nullptr);
@@ -1066,7 +1066,7 @@ template <int N, class... Registers> inline void wgmma_wait(Registers&... regist
 CUDA_CPU_INSTRUCTION void async_fence()
 {
     cuda_cpu::need_capability("async_fence", 90);
-    if (cuda_cpu::watch::left_out("async_fence", cuda_cpu::watch::here())) return;
+    if (cuda_cpu::watch::is_removed("async_fence", cuda_cpu::watch::here())) return;
     cuda_cpu::watch::proxy_fence();
     cuda_cpu::async_work().show_stores();
 }

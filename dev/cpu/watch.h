@@ -1,14 +1,16 @@
-// What the stand-in tells somebody who watches: the inspector in dev/inspect, whose recorder.cpp has these functions.
-// Without -DCUDA_CPU_INSPECT nobody does, and all of this is nothing.
+// What the emulator reports to dev/inspect, whose recorder.cpp defines these functions. Without -DCUDA_CPU_INSPECT they
+// do nothing.
 //
-// A watched program has one worker. Loads and stores of the program's own code are seen by instrumentation; here is
-// what the stand-in does in a kernel's name, and what orders one thread's accesses before another's.
+// A recorded program has one worker. Loads and stores of the program's own code are seen by instrumentation; reported
+// here are the emulator's own accesses for a kernel, and what orders one thread's accesses before another's.
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
-// Functions with this are not instrumented: what they read and write is told here, or is the stand-in's own.
+#include <vector>
+
+// Functions with this are not instrumented: what they read and write is reported here, or is the emulator's own.
 #define CUDA_CPU_UNSEEN __attribute__((no_sanitize("thread")))
 // Functions that ask here() must be where they are called.
 #ifdef CUDA_CPU_INSPECT
@@ -24,11 +26,18 @@ enum class Access : uint8_t { LOAD, STORE };
 
 constexpr const char* no_range = "without a name";   // what a launch is called that is in no NVTX range
 
+// What distinguishes launches of a kernel besides their grids: its arguments that are whole numbers, and which
+// pointers are not null, in the order of its parameters.
+struct Variant {
+    std::vector<int64_t> integers;
+    std::vector<bool> pointers;
+};
+
 struct LaunchShape {
     const void* kernel;
     const char* symbol;   // mangled
     const char* range;    // the innermost NVTX range
-    uint64_t variant;     // of its arguments: which pointers are null, and whole numbers
+    Variant variant;
     unsigned grid[3], block[3];
     size_t dynamic_shared, static_shared;
 };
@@ -42,10 +51,10 @@ struct Product {
     const char* epilogue;
 };
 
-// What launches have done to memory; of a launch's blocks that were not looked at, as much as of those that were.
+// What launches have done to memory; of a launch's blocks that were not recorded, as much as of those that were.
 struct Figures {
     double sectors = 0, least_sectors = 0, wavefronts = 0, least_wavefronts = 0, memory_bytes = 0;
-    uint64_t hazards = 0;   // races, and reads of shared memory that nobody has written
+    uint64_t hazards = 0;   // races, and uninitialised reads of shared memory
 };
 
 enum class Run : uint8_t { RECORDED, UNSEEN, NOT };
@@ -60,9 +69,8 @@ Run next_block();                                  // of the launch, from 0 on; 
 void begin_block(uint64_t number);
 void end_block();
 void product(const Product& product);
-void copied(const char* kind, size_t bytes);       // a copy, or a memset
 Figures take_figures();                            // since this was asked last
-void look(bool at_launches);                       // from now on; at first they are looked at
+void look(bool at_launches);                       // records launches from now on; at first they are
 bool only_counts();                                // products, and what is long, are not done but counted
 void dying(const char* why);                       // the program ends now
 
@@ -77,8 +85,8 @@ void global_variable(const void* place, size_t bytes);
 void begun(unsigned thread);
 void now(unsigned thread);                         // that thread goes on
 void ended(unsigned thread);
-const void* here();                                // the instruction behind the call
-bool left_out(const char* name, const void* site); // whether this barrier is to be forgotten, to see what happens
+const void* here();                                // the instruction after the call
+bool is_removed(const char* name, const void* site);   // whether this barrier is to have no effect
 
 // ---- what orders
 void barrier_met(const char* name);
@@ -110,7 +118,6 @@ void special_function();                           // exp2, log2, sine and so on
 
 constexpr bool on = false;
 
-inline void copied(const char*, size_t) {}
 inline bool only_counts() { return false; }
 inline void dying(const char*) {}
 inline void allocated(const void*, size_t) {}
@@ -119,7 +126,7 @@ inline void begun(unsigned) {}
 inline void now(unsigned) {}
 inline void ended(unsigned) {}
 inline const void* here() { return nullptr; }
-inline bool left_out(const char*, const void*) { return false; }
+inline bool is_removed(const char*, const void*) { return false; }
 inline void barrier_met(const char*) {}
 inline void lanes_met(unsigned, unsigned, const char*) {}
 inline void fence() {}

@@ -1,18 +1,16 @@
-"""Which barriers are needed: each is forgotten in turn, all of its kernels are looked at again, and it is needed if
-something races then, if something is read that nobody has written, or if the program cannot go on.
+"""Which barriers are needed: each is removed in turn and all of its kernels are recorded again. It is needed if that
+causes a race or an uninitialised read, or if the program cannot continue.
 
-A barrier that is not found needed may be so at other sizes; one that is found so is. needless.json lists those that are
-there for another reason than order, by the beginning of their line.
+A barrier that is not found needed may be so at other sizes; one that is found so is. The --costs file lists those that
+are there for another reason than order (UNNECESSARY_BARRIERS).
 """
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from results import read_json
 from symbols import Place, Sources, Symbols, demangled
+from tables import text_table
 
 AT_A_TIME = 2
-NEEDLESS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "needless.json")
 
 
 @dataclass
@@ -24,9 +22,9 @@ class Barrier:
     found: str = ""             # what went wrong without it
 
 
-def barriers_of(raw, symbols, names):
+def barriers_of(raw, symbols):
     """By name and line of source."""
-    found = {}
+    found, names = {}, demangled(kernel["symbol"] for kernel in raw["kernels"])
     for kernel in raw["kernels"]:
         for sync in kernel.get("syncs", []):
             place = symbols.place(sync["stack"], names.get(kernel["symbol"], ""))
@@ -41,46 +39,39 @@ def hazard_of(raw):
     for kernel in raw["kernels"]:
         for race in kernel["races"]:
             return f"{race['memory']} memory: {race['access']} and {race['other_access']}, {race['why']}"
-        for _ in kernel["uninitialised"]:
-            return "shared memory is read that nobody has written"
+        if kernel["uninitialised"]:
+            return "uninitialised shared memory is read"
     if raw["ended"] not in ("at its end", "exit code 0") and not raw["ended"].startswith("after"):
         return raw["ended"].split("\n")[0]
     return ""
 
 
-def common_name(kernels):
-    """What the recorder is to look for, so that it sees all of these kernels."""
-    return next(iter(kernels)) if len(kernels) == 1 else ""
-
-
-def report(raw, run_again):
-    """Prints a line for each; returns 1 where some are not found needed."""
+def report(raw, unnecessary, run_again):
+    """Prints a line for each barrier; returns 1 if some are not as expected. unnecessary: {beginning of a line: why}"""
     symbols = Symbols(raw["program"], [sync["stack"] for kernel in raw["kernels"] for sync in kernel.get("syncs", [])],
                       raw.get("sources"))
-    names = demangled(kernel["symbol"] for kernel in raw["kernels"])
-    barriers = barriers_of(raw, symbols, names)
+    barriers = barriers_of(raw, symbols)
 
-    def forget(numbered):
+    def remove(numbered):
         number, barrier = numbered
+        # The recorder looks for kernels by one name: several are all recorded.
+        kernel = next(iter(barrier.kernels)) if len(barrier.kernels) == 1 else ""
         addresses = " ".join(f"{address:x}" for address in barrier.addresses)
-        again = run_again(f"without-{number}", {"INSPECT_LEAVE_OUT": addresses,
-                                                "INSPECT_KERNEL": common_name(barrier.kernels)})
-        barrier.found = hazard_of(again)
+        barrier.found = hazard_of(run_again(f"without-{number}", {"INSPECT_REMOVE": addresses,
+                                                                  "INSPECT_KERNEL": kernel}))
 
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        list(pool.map(forget, enumerate(barriers)))
-    sources, reasons = Sources(), {entry["line"]: entry["reason"] for entry in read_json(NEEDLESS, "needless barriers")}
-    rows, wrong = [], 0
+        list(pool.map(remove, enumerate(barriers)))
+    sources, rows, wrong = Sources(), [], 0
     for b in barriers:
         text = sources.text(b.place.file, b.place.line).strip()
-        reason = next((why for line, why in reasons.items() if text.startswith(line)), "")
-        found = b.found or (f"nothing, and need not: {reason}" if reason else "NOTHING: is it needed?")
+        reason = next((why for line, why in unnecessary.items() if text.startswith(line)), "")
+        found = b.found or (f"nothing; it is there because: {reason}" if reason else "NOTHING: is it needed?")
         if b.found and reason:
-            found += f" BUT needless.json says: {reason}"
+            found += f" BUT --costs has it in UNNECESSARY_BARRIERS: {reason}"
         wrong += bool(b.found) == bool(reason)
         rows.append([str(b.place), b.name, ", ".join(sorted(b.kernels))[:40], found])
-    for row in [["barrier", "what", "kernels", "without it"], *rows]:
-        print("{:<40}  {:<18}  {:<40}  {}".format(*row))
+    print("\n".join(text_table(["barrier", "what", "kernels", "without it"], rows, left=4)))
     needed = sum(bool(b.found) for b in barriers)
     print(f"{len(barriers)} barriers, {needed} needed, {len(barriers) - needed} not found to be; "
           f"{wrong} not as expected")

@@ -33,12 +33,6 @@ public:
         line.present |= bit;
         return hit;
     }
-    // The same, but what is not there is not fetched.
-    bool holds(uint64_t sector) const
-    {
-        const auto found = place_.find(sector / SECTORS);
-        return found != place_.end() && lines_[found->second].present >> sector % SECTORS & 1;
-    }
     // Stores to a sector; returns whether that is one more to be written to memory.
     bool store(uint64_t sector)
     {

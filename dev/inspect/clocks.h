@@ -21,7 +21,7 @@ constexpr Tick NEVER = ~Tick{0};
 
 constexpr unsigned LANES = 32;
 
-// A list of ticks by actor. It is not changed once somebody knows it, so that many threads can share one.
+// A list of ticks by actor. It is not changed once it is known, so that many threads can share one.
 struct Ticks {
     std::vector<Tick> of;
     std::vector<Tick> least_of_warp;   // of each 32 actors in a row
@@ -41,7 +41,7 @@ struct Ticks {
 };
 using Known = std::shared_ptr<const Ticks>;   // null: nothing
 
-// What somebody knows at a moment, and which of its own ticks have passed.
+// What an actor knows at a moment, and which of its own ticks have passed.
 struct Moment {
     Known known;
     unsigned actor = 0;

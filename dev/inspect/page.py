@@ -2,35 +2,13 @@
 import html
 
 from pictures import Gallery, lane_styles
-from text import accesses, amount, blocks_of_lines, hazards, number, percent, plural, times
+from tables import number, percent, plural, times
+from text import COLUMNS, by_time, costly_rows, facts, figures, hazards, source_blocks, totals
 
 CONTEXT = 3
 
-# What each figure means: titles of columns and the legend say it in these words.
-MEANING = {
-    "kernel": "The kernel's function; below it the NVTX range in which it was launched.",
-    "launches": "How often the run launched it with this grid.",
-    "blocks": "Blocks of a launch. Few of them were recorded; figures of a launch are extrapolated from those.",
-    "threads": "Threads of a block.",
-    "est. µs": "Estimated time of one launch, from what it moves and multiplies and the card's data sheet. Not "
-               "measured.",
-    "all µs": "Estimated time of all its launches.",
-    "bound by": "What takes longest: memory, the L2 cache, L1 and shared memory, tensor cores, the softmax between "
-                "their products, or a launch's own time.",
-    "sectors": "32-byte sectors that warps asked for in global memory, over the fewest that could hold what lanes "
-               "asked for: 1 is coalesced (CUDA C++ Best Practices Guide, “Coalesced Access to Global Memory”).",
-    "wavefronts": "Passes that shared memory took, over the fewest: more than 1 are bank conflicts (CUDA C++ "
-                  "Programming Guide, “Shared Memory”; Best Practices Guide, “Shared Memory and Memory Banks”).",
-    "of cost line": "Bytes to and from memory (attention: FLOPs on tensor cores) over what the section's cost line in "
-                    "the source predicts.",
-    "lanes": "Lanes of a warp that take part in an access, of 32, on average: fewer where threads diverge or rows end "
-             "(CUDA C++ Programming Guide, “SIMT Architecture”).",
-    "registers": "Of a thread, as NVIDIA's assembler says; ! where some spill to memory.",
-    "occupancy": "Warps that fit on a multiprocessor at a time, of the most it can hold (CUDA C++ Best Practices "
-                 "Guide, “Occupancy”).",
-    "races": "Pairs of lines whose threads access the same memory, one of them storing, with nothing that orders them.",
-    "time": "The line's share of its kernel's estimated time, by its share of what the kernel is bound by.",
-}
+MEANING = {column.name: column.meaning for column in COLUMNS}
+MEANING["time"] = "The line's share of its kernel's estimated time, by its share of what the kernel is bound by."
 PICTURES = """Global memory: above, the lanes of the worst request; below, the 32-byte sectors that it fetches, with
 gaps between lines of 128 bytes. Hatched: fetched and not asked for. Shared memory: a column for each of 32 banks, a row
 for each 128 bytes; numbers are lanes, + where several access the same word, which costs nothing. 8-byte accesses go by
@@ -135,70 +113,43 @@ def title(name):
     return f' title="{escaped(MEANING[name])}"' if name in MEANING else ""
 
 
-def ratio_cell(ratio, most=1.0):
-    worse = ratio is not None and ratio > most + 5e-3
-    value = -1 if ratio is None else f"{ratio:.4f}"
-    return f'<td data-value={value}{" class=bad" if worse else ""}>{times(ratio)}</td>'
-
-
-def value_cell(value, words):
-    return f"<td data-value={-1 if value is None else value}>{escaped(words)}</td>"
-
-
 # ---- overview
 
-COLUMNS = ["kernel", "launches", "blocks", "threads", "est. µs", "all µs", "bound by", "sectors", "wavefronts",
-           "of cost line", "lanes", "registers", "occupancy", "races"]
-
-
-def overview_row(index, kernel):
-    room = kernel.estimate.occupancy
-    name = f'<a href="#k{index}">{escaped(kernel.name)}</a><small>{escaped(kernel.range)}</small>'
-    cells = [f'<td data-value="{escaped(kernel.name)}">{name}</td>',
-             value_cell(kernel.launches, f"{kernel.launches:,}"),
-             value_cell(kernel.blocks, f"{kernel.blocks:,}"), value_cell(kernel.threads, kernel.threads),
-             value_cell(f"{kernel.us:.3f}", number(kernel.us)),
-             value_cell(f"{kernel.us * kernel.launches:.3f}", number(kernel.us * kernel.launches)),
-             f"<td class=words>{kernel.estimate.bound}</td>", ratio_cell(kernel.sums.sector_ratio),
-             ratio_cell(kernel.sums.wavefront_ratio), ratio_cell(kernel.claim_ratio, 1.05),
-             value_cell(kernel.sums.active_lanes, number(kernel.sums.active_lanes)),
-             value_cell(kernel.registers, f"{kernel.registers or '-'}{'!' if kernel.spills else ''}"),
-             value_cell(f"{room.share:.3f}", percent(room.share)),
-             f"<td{' class=bad' if kernel.races else ''}>{len(kernel.races)}</td>"]
-    return f"<tr>{''.join(cells)}</tr>"
+def overview_cell(index, column, kernel):
+    value, words = column.value(kernel), escaped(column.text(kernel))
+    if column.name == "kernel":
+        words = f'<a href="#k{index}">{words}</a><small>{escaped(kernel.range)}</small>'
+    is_bad = isinstance(value, (int, float)) and value > column.most + 5e-3
+    kind = "bad" if is_bad else "words" if column.name == "bound by" else ""
+    return f'<td data-value="{-1 if value is None else escaped(value)}" class="{kind}">{words}</td>'
 
 
 def overview(results):
-    heads = "".join(f'<th{title(name)}{" class=words" if name == "bound by" else ""}>{name}</th>' for name in COLUMNS)
-    order = sorted(enumerate(results.kernels), key=lambda item: -item[1].launches * item[1].us)
-    rows = "".join(overview_row(index, kernel) for index, kernel in order)
+    heads = "".join(f'<th{title(column.name)}{" class=words" if column.name == "bound by" else ""}>{column.name}</th>'
+                    for column in COLUMNS)
+    rows = "".join(f"<tr>{''.join(overview_cell(results.kernels.index(kernel), column, kernel) for column in COLUMNS)}"
+                   "</tr>" for kernel in by_time(results))
     return (f'<h2>Kernels</h2><p class=soft>A click on a column sorts by it.</p><div class=scroll>'
             f'<table class="sortable sticky"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>')
 
 
-def table(heads, rows, words=False):
-    """The last column, words, begins at the left as the first does."""
+def table(heads, rows, last=""):
+    """last: the class of the last column."""
     def line(tag, cells):
-        last = f"<{tag} class=wide>" if words else f"<{tag}>"
-        return "<tr>" + "".join(f"<{tag}>{escaped(cell)}</{tag}>" for cell in cells[:-1]) + \
-            f"{last}{escaped(cells[-1])}</{tag}></tr>"
+        *others, end = (escaped(cell) for cell in cells)
+        return f"<tr>{''.join(f'<{tag}>{cell}</{tag}>' for cell in others)}<{tag} class='{last}'>{end}</{tag}></tr>"
     return f'<div class=scroll><table>{line("th", heads)}{"".join(line("td", row) for row in rows)}</table></div>'
 
 
 def whole(results):
-    step, parts = results.step, []
-    if results.raw.get("sequence"):
-        each = ", ".join(f"{name} {number(1e3 * seconds)} ms" for name, seconds in step.parts.items())
-        parts.append(f"<p><b>{number(1e3 * step.seconds)} ms</b>, estimated, for all that was launched: {each}.</p>")
-        if results.tokens:
-            parts.append(f"<p><b>{step.tokens_per_second(results.tokens):,.0f} tokens/s</b>, estimated, at "
-                         f"{results.tokens:,} tokens.</p>")
-    rows = [[str(found.line.place), number(found.us), found.kernel.name,
-             results.sources.text(found.line.place.file, found.line.place.line).strip()]
-            for found in results.costly_lines(5)]
+    parts = []
+    for sentence in totals(results):
+        figure, word, rest = escaped(sentence).partition(", estimated")
+        parts.append(f"<p><b>{figure}</b>{word}{rest}</p>")
+    rows = costly_rows(results)
     if rows:
-        parts.append("<h2>The most expensive lines</h2>" + table(
-            ["line", "est. µs, all launches", "kernel", "source"], rows, words=True))
+        parts.append("<h2>The most expensive lines</h2>" +
+                     table(["line", "est. µs, all launches", "kernel", "source"], rows, "wide"))
     return "".join(parts)
 
 
@@ -207,64 +158,26 @@ def matmuls(results):
              number(1e6 * seconds), number(2 * m["m"] * m["n"] * m["k"] / seconds / 1e12)]
             for m, seconds in zip(results.raw.get("matmuls", []), results.step.matmul_seconds)]
     heads = ["M × N × K", "type", "epilogue", "launches", "est. µs", "est. TFLOP/s"]
-    return f"<h2>Matmuls</h2><p class=soft>By cuBLASLt: not looked into.</p>{table(heads, rows)}" if rows else ""
+    return f"<h2>Matmuls</h2><p class=soft>By cuBLASLt: not recorded.</p>{table(heads, rows)}" if rows else ""
 
 
 # ---- a kernel
 
-def fact(name, value, explained=""):
-    return f"<div{title(explained)}><span>{name}</span>{escaped(value)}</div>"
+def fact(name, value, column):
+    return f"<div{title(column)}><span>{name}</span>{escaped(value)}</div>"
 
 
-def extent(sizes):
-    """1024, or 3 × 1024: without the 1s at the end."""
-    while len(sizes) > 1 and sizes[-1] == 1:
-        sizes = sizes[:-1]
-    return " × ".join(f"{size:,}" for size in sizes)
-
-
-def facts(kernel):
-    room = kernel.estimate.occupancy
-    bounds = sorted(kernel.estimate.bounds.items(), key=lambda item: -item[1])[:3]
-    shown = [fact("estimated", f"{number(kernel.us)} µs × {kernel.launches:,}", "est. µs"),
-             fact("bound by", ", ".join(f"{name} {number(1e6 * seconds)} µs" for name, seconds in bounds if seconds),
-                  "bound by"),
-             fact("grid, block", f"{extent(kernel.grid)}, {extent(kernel.block)}"),
-             fact("recorded", f"{plural(kernel.raw['recorded_blocks'], 'block')} of {kernel.blocks:,}", "blocks"),
-             fact("sectors / least", times(kernel.sums.sector_ratio), "sectors"),
-             fact("wavefronts / least", times(kernel.sums.wavefront_ratio), "wavefronts"),
-             fact("active lanes", f"{number(kernel.sums.active_lanes)} of 32", "lanes"),
-             fact("on a multiprocessor", f"{plural(room.blocks, 'block')}, bounded by {room.bound}; "
-                  f"{percent(room.share)} of its warps; {number(room.waves)} waves", "occupancy"),
-             fact("registers", "unknown" if kernel.registers is None else
-                  f"{kernel.registers}, {kernel.spills} bytes spill", "registers"),
-             fact("shared memory", f"{kernel.shared:,} bytes of a block"),
-             fact("memory moved", f"{number(kernel.moved_bytes / 1e6)} MB a launch")]
-    if kernel.claim:
-        shown.append(fact("cost line", f"{kernel.claim.cost}: {amount(kernel.claim)}; "
-                          f"recorded {times(kernel.claim_ratio)} of that", "of cost line"))
-    counts = ", ".join(f"{name} {count:,}" for name, count in kernel.raw.get("counts", {}).items() if count)
-    if counts:
-        shown.append(fact("in the recorded blocks", counts))
-    return f"<div class=facts>{''.join(shown)}</div>"
-
-
-def figures(line):
+def line_figures(line):
     """Beside a line: an entry for each kind of access."""
     entries = []
-    for space, access, done, least, sites in accesses(line):
-        unit = "sectors" if space == "global" else "wavefronts"
-        lanes = sum(site["lanes"] for site in sites) / max(1, sum(site["requests"] for site in sites))
-        worse = least and done > least
-        name = f"{space} {access}"
-        if any(site["by"] != "thread" for site in sites):
-            name += f" ({', '.join(sorted({site['by'] for site in sites}))})"
-        entries.append(f"<div><span>{name}</span><span{title('lanes')}>{lanes:.0f} lanes</span>"
-                       f"<span{title(unit)}{' class=bad' if worse else ''}>{times(done / least if least else None)} × "
-                       f"{unit}</span></div>")
-    share = f"<div><span{title('time')}>{percent(line.time_share)} of the time</span></div>" \
-        if line.time_share >= 0.005 else ""
-    return f"<div class=figures>{''.join(entries)}{share}</div>"
+    for f in figures(line):
+        name = f"{f.space} {f.access}" + ("" if f.by == ("thread",) else f" ({', '.join(f.by)})")
+        entries.append(f"<div><span>{name}</span><span{title('lanes')}>{f.lanes:.0f} lanes</span>"
+                       f"<span{title(f.unit)}{' class=bad' if f.is_wasteful else ''}>{times(f.ratio)} × {f.unit}</span>"
+                       "</div>")
+    if line.time_share >= 0.005:
+        entries.append(f"<div><span{title('time')}>{percent(line.time_share)} of the time</span></div>")
+    return f"<div class=figures>{''.join(entries)}</div>"
 
 
 def site_words(site, line):
@@ -279,31 +192,24 @@ def site_words(site, line):
             f"least{moved}. Its worst request:</p>")
 
 
-def source_line(results, kernel, at, text, line, gallery):
+def source_line(at, text, line, gallery):
     if not line:
         return f"<div class='row context'><i>{at}</i><code>{escaped(text)}</code></div>"
-    worse = any(least and done > least for _, _, done, least, _ in accesses(line))
+    worse = any(f.is_wasteful for f in figures(line))
     pictures = "".join(site_words(site, line) + gallery.figure(site) for site in line.sites)
     return (f"<details class=line><summary class='row{' worst' if worse else ''}'><i>{at}</i>"
-            f"<code>{escaped(text)}</code>{figures(line)}</summary><div class=sites>{pictures}</div></details>")
-
-
-def dedented(lines):
-    filled = [len(line) - len(line.lstrip()) for line in lines if line.strip()]
-    return [line[min(filled, default=0):] for line in lines]
+            f"<code>{escaped(text)}</code>{line_figures(line)}</summary><div class=sites>{pictures}</div></details>")
 
 
 def source(results, kernel, gallery):
-    by_place = {(line.place.file, line.place.line): line for line in kernel.lines}
     parts = []
-    for file in sorted({file for file, _ in by_place}):
-        lines, rows = results.sources.lines(file), []
-        for numbers in blocks_of_lines([at for name, at in by_place if name == file], lines, CONTEXT):
-            texts = dedented([results.sources.text(file, at) for at in numbers])
-            rows.append("".join(source_line(results, kernel, at, text, by_place.get((file, at)), gallery)
-                                for at, text in zip(numbers, texts)))
-        blocks = "<div class=gap>⋯</div>".join(rows)
-        parts.append(f"<div class=source><div class=file>{escaped(file)}</div>{blocks}</div>")
+    for file, blocks in source_blocks(results, kernel, CONTEXT):
+        shown = []
+        for block in blocks:
+            indent = min((len(text) - len(text.lstrip()) for _, text, _ in block if text.strip()), default=0)
+            shown.append("".join(source_line(at, text[indent:], line, gallery) for at, text, line in block))
+        parts.append(f"<div class=source><div class=file>{escaped(file)}</div>"
+                     f"{'<div class=gap>⋯</div>'.join(shown)}</div>")
     return "".join(parts)
 
 
@@ -324,7 +230,8 @@ def section(results, index, kernel, gallery):
     name = f"<b>{escaped(kernel.name)}</b>"
     where = f" <span class=soft>{number(kernel.us)} µs × {kernel.launches:,}, {kernel.estimate.bound}</span>"
     return (f"<details class=kernel id=k{index}><summary>{name}{where}{badges(kernel)}</summary><div>{hazard}"
-            f"{facts(kernel)}<p class=soft>A click on a marked line shows its accesses.</p>"
+            f"<div class=facts>{''.join(fact(*each) for each in facts(kernel))}</div>"
+            "<p class=soft>A click on a marked line shows its accesses.</p>"
             f"{source(results, kernel, gallery)}</div></details>")
 
 
@@ -338,8 +245,7 @@ def legend():
 
 def page(results):
     gallery = Gallery()
-    order = sorted(enumerate(results.kernels), key=lambda item: -item[1].launches * item[1].us)
-    sections = "".join(section(results, index, kernel, gallery) for index, kernel in order)
+    sections = "".join(section(results, results.kernels.index(kernel), kernel, gallery) for kernel in by_time(results))
     ended = results.raw.get("ended", "")
     about = (f"{escaped(results.raw['program'])}, recorded on a CPU for {escaped(results.card.name)}"
              + (f"; it ended with {escaped(ended)}" if ended else ""))

@@ -1,20 +1,20 @@
-// Records what the kernels of a program do to memory. README.md beside this file tells what for; in short:
+// Records what the kernels of a program do to memory, for dev/inspect. In short:
 //
-//   - The program is compiled with -fsanitize=thread, not linked with that sanitizer: its calls at every load and
-//     store, and at functions' beginnings and ends, come here. dev/cpu/watch.h tells the rest.
-//   - A thread's accesses are kept until its warp meets. Then those of its lanes that belong together, the n-th of each
-//     instruction, are a request of the warp: requests.h counts its sectors and wavefronts, caches.h where it ends.
-//   - At the same time each access is held against the earlier ones to the same bytes: clocks.h, shadow.h.
-//   - When the program ends all of it goes into a file, which report.py reads.
+//   - The program is compiled with -fsanitize=thread but not linked with that sanitizer: its calls at every load and
+//     store, and at functions' beginnings and ends, come here. dev/cpu/watch.h reports the rest.
+//   - A thread's accesses are kept until its warp synchronises. Then the n-th ones of each instruction form a request
+//     of the warp: requests.h counts its sectors and wavefronts, caches.h where it is served.
+//   - At the same time each access is compared with the earlier ones to the same bytes: clocks.h, shadow.h.
+//   - When the program ends, all of it goes into a file, which report.py reads.
 //
 // Map: places in memory · call stacks and sites · kernels · threads · races · requests · launches and blocks ·
 // what orders · instructions of PTX · the file · what the compiler calls
 //
 // Environment: INSPECT_OUT (the file), INSPECT_MODE (sample: only a few blocks run; few: all run, a few are recorded;
-// whole: many are, which is what a program gets; all), INSPECT_KERNEL (only those whose name has this in it),
-// INSPECT_EXCEPT (ranges that are not), INSPECT_SECONDS (after which the program is ended), INSPECT_LEAVE_OUT (addresses
-// of barriers that are to be forgotten), INSPECT_PROGRESS (says on stderr what it looks at), INSPECT_FROM (a range: what
-// comes before its first launch does not count, and its second one ends the program).
+// whole, the default: many are), INSPECT_KERNEL (record kernels whose name or range contains this), INSPECT_EXCEPT
+// (ranges that are not recorded), INSPECT_SECONDS (end the program after them), INSPECT_REMOVE (addresses of barriers
+// that have no effect), INSPECT_PROGRESS (names the kernels on stderr), INSPECT_REGISTERS (what registers.py wrote),
+// INSPECT_FROM (a range: recording begins with its first launch, and its second one ends the program).
 #define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
 
@@ -62,13 +62,13 @@ constexpr Enough IN_A_PROGRAM{8, 1 << 24, 1 << 25, 1 << 26};         // all bloc
 enum class Space : uint8_t { OTHER, SHARED, GLOBAL };
 struct Place {
     Space space;
-    uint64_t at;   // in shared memory; or on the device, where blocks lie one behind the other
+    uint64_t at;   // in shared memory; or on the device, where blocks lie one after the other
 };
 
 // Addresses as a card would have them: the same in every run, so that caches behave the same.
 class Memory {
 public:
-    static constexpr uint64_t STATIC_ARRAYS = cuda_cpu::hopper.l1_and_shared;   // behind the dynamic part
+    static constexpr uint64_t STATIC_ARRAYS = cuda_cpu::hopper.l1_and_shared;   // after the dynamic part
 
     void set_dynamic(const void* place, size_t bytes)
     {
@@ -209,23 +209,22 @@ struct Site {
 // ==== kernels ============================================================================================
 
 struct Totals {
-    uint64_t dram_load = 0, dram_store = 0, l2_load = 0, l2_store = 0, wavefronts = 0, flops = 0, special = 0;
+    uint64_t dram_load = 0, dram_store = 0, l2 = 0, wavefronts = 0, flops = 0, special = 0;
 };
 
-struct Race {
+struct Side {
+    uint32_t site;
+    Access access;
+    unsigned actor, block;   // actor: a thread, or what works beside the threads: clocks.h
+};
+
+// A race of two accesses, or an uninitialised read, which has no earlier side.
+struct Hazard {
     Space space;
     uint64_t address;
-    uint32_t site, other_site;
-    Access access, other_access;
-    unsigned thread, block, other_actor, other_block;
+    Side later, earlier;
     uint64_t count;
     const char* why;
-};
-
-struct Uninitialised {
-    uint32_t site;
-    unsigned thread, block;
-    uint64_t address, count;
 };
 
 struct Kernel {
@@ -239,12 +238,10 @@ struct Kernel {
     std::map<decltype(std::declval<Site>().key()), uint32_t> site_numbers;
     std::map<std::string, uint64_t> counts;
     std::map<std::tuple<std::string, uintptr_t, uint32_t>, uint64_t> syncs;   // by name, pc and stack
-    uint64_t asked_load = 0, asked_store = 0;
     Totals totals;
     std::vector<Totals> after_block;
-    uint64_t distinct_load = 0, distinct_store = 0;   // bytes
-    std::map<std::tuple<uint32_t, uint32_t, const char*>, Race> races;
-    std::map<uint32_t, Uninitialised> uninitialised;
+    std::map<std::tuple<uint32_t, uint32_t, const char*>, Hazard> races;
+    std::map<uint32_t, Hazard> uninitialised;
 
     uint64_t blocks() const { return uint64_t{shape.grid[0]} * shape.grid[1] * shape.grid[2]; }
     unsigned threads() const { return shape.block[0] * shape.block[1] * shape.block[2]; }
@@ -275,22 +272,22 @@ public:
     {
         const uint64_t key = address << 20 ^ site;
         Slot& slot = slots_[(address / WORD * 7 + site * 13) % SLOTS];
-        const uint64_t now = forgotten_[static_cast<size_t>(space)];
+        const uint64_t now = dropped_[static_cast<size_t>(space)];
         if (slot.key == key && slot.since == now) return true;
         slot = {key, now};
         return false;
     }
-    void forget(Space space) { forgotten_[static_cast<size_t>(space)]++; }
+    void forget(Space space) { dropped_[static_cast<size_t>(space)]++; }
     void forget_all()
     {
-        for (uint64_t& times : forgotten_) times++;
+        for (uint64_t& times : dropped_) times++;
     }
 
 private:
     static constexpr size_t SLOTS = 32;
     struct Slot { uint64_t key, since; };
     std::array<Slot, SLOTS> slots_{};
-    std::array<uint64_t, 3> forgotten_{1, 1, 1};
+    std::array<uint64_t, 3> dropped_{1, 1, 1};
 };
 
 struct Event {
@@ -367,7 +364,6 @@ public:
     void begin_block(uint64_t number);
     void end_block();
     void product(const Product& product);
-    void copied(const char* kind, size_t bytes);
     bool only_counts() const { return mode_ == Mode::SAMPLE; }
     Figures take_figures();
     void write(const std::string& ended);
@@ -395,7 +391,7 @@ public:
     void special_function() { kernel_->totals.special++; }
 
     // ---- what orders
-    bool left_out(const char* name, uintptr_t pc);
+    bool is_removed(const char* name, uintptr_t pc);
     void barrier_met(const char* name);
     void lanes_met(unsigned first, uint32_t lanes, const char* name);
     void fence();
@@ -406,9 +402,9 @@ public:
     void waited(const void* barrier, unsigned parity, uintptr_t pc);
 
 private:
-    enum class Mode { SAMPLE, FEW, WHOLE, ALL };
+    enum class Mode { SAMPLE, FEW, WHOLE };
 
-    // What a moment may race with, and what it leaves behind.
+    // What a moment may race with, and the entry that it adds.
     struct Made {
         Moment moment;
         unsigned actor;     // that leaves the entry, ...
@@ -431,7 +427,6 @@ private:
     bool comes_before(const Entry& entry, Space space, const Made& made, const char** why) const;
     static bool keep_of_others(Entry* (&others)[2], Entry& entry);
     void report_race(Space space, uint64_t at, const Entry& entry, const Made& made, const char* why);
-    void note_distinct(uint64_t granule, uint16_t mask, Kind kind);
     void flush(unsigned warp);
     void account(uint32_t site, const Request& request);
     void account_global(Site& site, const Request& request);
@@ -447,7 +442,7 @@ private:
     uint64_t blocks_by_registers() const;
     uint64_t l1_share() const;
     json to_json(const Kernel& kernel) const;
-    json to_json(const Kernel& kernel, const Site& site) const;
+    json to_json(const Site& site) const;
     json stack_of(uintptr_t pc, uint32_t stack) const;
 
     static constexpr unsigned ENGINES = 64;   // barriers of a block that count copies
@@ -461,15 +456,15 @@ private:
     Kernel before_;        // what is launched before that
     bool counts() const { return from_.empty() || turns_ > 0; }
     double seconds_ = 0;
-    std::set<uintptr_t> left_out_;
+    std::set<uintptr_t> removed_;
     std::chrono::steady_clock::time_point start_;
     bool is_open_ = false, is_written_ = false;
     void open();
 
     std::vector<std::unique_ptr<Kernel>> kernels_;
-    std::map<std::tuple<const void*, std::string, std::array<unsigned, 6>, size_t, uint64_t>, Kernel*> by_shape_;
+    std::map<std::tuple<const void*, std::string, std::array<unsigned, 6>, size_t,
+                        std::vector<int64_t>, std::vector<bool>>, Kernel*> by_shape_;
     std::vector<std::pair<Product, uint64_t>> products_;
-    std::map<std::pair<std::string, size_t>, uint64_t> copies_;
     std::vector<std::pair<char, uint32_t>> sequence_;
 
     // of the launch
@@ -510,14 +505,18 @@ private:
 
 static Recorder recorder;
 
-// The recorder's own accesses are not seen: what it uses of the standard library may be the program's instrumented
-// copy.
-template <class F> static void if_recording(F f)
+// Calls the recorder if it is recording, and keeps its own accesses from being recorded: what it uses of the standard
+// library may be the program's instrumented copy.
+template <auto method, class... Arguments> static auto quietly(Arguments... arguments)
 {
-    if (!recorder.recording) return;
-    recorder.recording = false;
-    f();
-    recorder.recording = true;
+    struct Pause {
+        Pause() { recorder.recording = false; }
+        ~Pause() { recorder.recording = true; }
+    };
+    using Result = decltype((recorder.*method)(arguments...));
+    if (!recorder.recording) return Result();
+    const Pause pause;
+    return (recorder.*method)(arguments...);
 }
 
 // ==== sites ==============================================================================================
@@ -608,12 +607,10 @@ void Recorder::touch_granule(Space space, uint64_t granule, uint16_t mask, const
         if (made.kind != Kind::WRITE && (mask & ~written) != 0) {
             const auto [place, is_new] = kernel_->uninitialised.try_emplace(made.site);
             const uint64_t at = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(mask & ~written));
-            if (is_new) place->second = {made.site, made.thread, block_, at, 0};
+            if (is_new) place->second = {space, at, {made.site, Access::LOAD, made.thread, block_}, {}, 0, ""};
             place->second.count++;
         }
         if (made.kind != Kind::READ) written |= mask;
-    } else {
-        note_distinct(granule, mask, made.kind);
     }
     bool is_noted = false;
     Entry* others[] = {nullptr, nullptr};
@@ -649,8 +646,7 @@ void Recorder::touch_granule(Space space, uint64_t granule, uint16_t mask, const
     shadow.add(granule, {made.tick, lanes, first_actor, block_, made.site, NONE, mask, made.kind, made.generic});
 }
 
-// Of reads by other blocks one is kept for each of two blocks: whoever writes there is in another block than one of
-// them.
+// Of reads by other blocks one is kept for each of two blocks: a block that writes there is not the same as both.
 bool Recorder::keep_of_others(Entry* (&others)[2], Entry& entry)
 {
     for (Entry*& other : others) {
@@ -682,22 +678,9 @@ void Recorder::report_race(Space space, uint64_t at, const Entry& entry, const M
     }
     const auto [place, is_new] = kernel_->races.try_emplace({made.site, entry.site, why});
     if (is_new)
-        place->second = {space, space == Space::GLOBAL ? memory.within_block(at) : at, made.site, entry.site, access,
-                         other, made.thread, block_, other_actor, entry.block, 0, why};
+        place->second = {space, space == Space::GLOBAL ? memory.within_block(at) : at,
+                         {made.site, access, made.thread, block_}, {entry.site, other, other_actor, entry.block}, 0, why};
     place->second.count++;
-}
-
-void Recorder::note_distinct(uint64_t granule, uint16_t mask, Kind kind)
-{
-    auto& [loaded, stored] = global_.touched(granule);
-    if (kind != Kind::WRITE) {
-        kernel_->distinct_load += static_cast<uint64_t>(__builtin_popcount(mask & ~loaded));
-        loaded |= mask;
-    }
-    if (kind != Kind::READ) {
-        kernel_->distinct_store += static_cast<uint64_t>(__builtin_popcount(mask & ~stored));
-        stored |= mask;
-    }
 }
 
 // ==== requests ===========================================================================================
@@ -766,12 +749,10 @@ void Recorder::account_global(Site& site, const Request& request)
 {
     Totals& totals = kernel_->totals;
     const bool through_l1 = site.by == By::THREAD && site.access == Access::LOAD;
-    (site.access == Access::LOAD ? kernel_->asked_load : kernel_->asked_store) +=
-        uint64_t{request.lanes()} * request.bytes;
     for (uint64_t sector : request.units(SECTOR)) {
         site.sectors++;
         if (site.access == Access::STORE) {
-            totals.l2_store++;
+            totals.l2++;
             const bool is_new = l2_.store(sector);
             totals.dram_store += is_new;
             site.dram_sectors += is_new;
@@ -781,7 +762,7 @@ void Recorder::account_global(Site& site, const Request& request)
             site.l1_hits++;
             continue;
         }
-        totals.l2_load++;
+        totals.l2++;
         if (l2_.load(sector)) continue;
         totals.dram_load++;
         site.dram_sectors++;
@@ -827,15 +808,15 @@ void Recorder::open()
     card_ = cuda_cpu::card() != nullptr ? cuda_cpu::card() : cuda_cpu::find_card("h100");
     const auto setting = [](const char* name) { return std::string(getenv(name) != nullptr ? getenv(name) : ""); };
     const std::string mode = setting("INSPECT_MODE");
-    mode_ = mode == "sample" ? Mode::SAMPLE : mode == "few" ? Mode::FEW : mode == "all" ? Mode::ALL : Mode::WHOLE;
+    mode_ = mode == "sample" ? Mode::SAMPLE : mode == "few" ? Mode::FEW : Mode::WHOLE;
     only_ = setting("INSPECT_KERNEL");
     std::istringstream names(setting("INSPECT_EXCEPT"));
     for (std::string name; names >> name;) except_.insert(name);
     from_ = setting("INSPECT_FROM");
     seconds_ = atof(setting("INSPECT_SECONDS").c_str());
     if (std::ifstream file(setting("INSPECT_REGISTERS")); file) registers_ = json::parse(file);
-    std::istringstream places(setting("INSPECT_LEAVE_OUT"));
-    for (uintptr_t pc; places >> std::hex >> pc;) left_out_.insert(pc);
+    std::istringstream places(setting("INSPECT_REMOVE"));
+    for (uintptr_t pc; places >> std::hex >> pc;) removed_.insert(pc);
     written_.assign(memory.shared_bytes() / GRANULE + 1, 0);
     atexit([] { recorder.write("at its end"); });
 }
@@ -865,7 +846,8 @@ void Recorder::begin_launch(const LaunchShape& shape)
     const std::array<unsigned, 6> sizes{shape.grid[0],  shape.grid[1],  shape.grid[2],
                                         shape.block[0], shape.block[1], shape.block[2]};
     const auto [place, is_new] =
-        by_shape_.try_emplace({shape.kernel, range, sizes, shape.dynamic_shared, shape.variant}, nullptr);
+        by_shape_.try_emplace({shape.kernel, range, sizes, shape.dynamic_shared, shape.variant.integers,
+                               shape.variant.pointers}, nullptr);
     if (is_new) {
         kernels_.push_back(std::make_unique<Kernel>());
         place->second = kernels_.back().get();
@@ -879,7 +861,7 @@ void Recorder::begin_launch(const LaunchShape& shape)
     const bool is_excepted = except_.count(kernel_->range) > 0;
     const bool is_wanted = is_excepted ? false : only_.empty() || kernel_->range.find(only_) != std::string::npos ||
                            kernel_->symbol.find(only_) != std::string::npos;
-    records_launch_ = looks && is_wanted && (mode_ == Mode::ALL || !kernel_->recorded);
+    records_launch_ = looks && is_wanted && !kernel_->recorded;
     next_block_ = 0;
     if (!records_launch_) return;
     kernel_->recorded = true;
@@ -898,7 +880,7 @@ Run Recorder::next_block()
     // A kernel of one block may be a question that the program asks, like compiled_for_sm_90a: it needs the answer.
     const Run otherwise = mode_ == Mode::SAMPLE && kernel_->blocks() > 1 ? Run::NOT : Run::UNSEEN;
     if (!records_launch_) return otherwise;
-    if (mode_ == Mode::ALL || number == 0) return Run::RECORDED;
+    if (number == 0) return Run::RECORDED;
     const LaunchShape& shape = kernel_->shape;
     const uint64_t row = shape.grid[1] * shape.grid[2] > 1 ? shape.grid[0] : 1;
     const Enough& limit = mode_ == Mode::WHOLE ? IN_A_PROGRAM : IN_A_STEP;
@@ -990,20 +972,12 @@ void Recorder::product(const Product& product)
     sequence_.push_back({'m', static_cast<uint32_t>(found - products_.begin())});
 }
 
-void Recorder::copied(const char* kind, size_t bytes)
-{
-    if (!counts()) return;
-    const auto [place, is_new] = copies_.try_emplace({kind, bytes}, 0);
-    place->second++;
-    if (is_open_) sequence_.push_back({'c', static_cast<uint32_t>(std::distance(copies_.begin(), place))});
-}
-
 // ==== what orders ========================================================================================
 
-bool Recorder::left_out(const char* name, uintptr_t pc)
+bool Recorder::is_removed(const char* name, uintptr_t pc)
 {
     kernel_->syncs[{name, pc, me().stack}]++;
-    return left_out_.count(pc) > 0;
+    return removed_.count(pc) > 0;
 }
 
 void Recorder::learn(unsigned t, const Known& known, const Known& fenced)
@@ -1092,7 +1066,7 @@ Sync& Recorder::sync_of(const void* barrier)
     return place->second;
 }
 
-// An mbarrier is 8 bytes of shared memory, which somebody sets up before others use them.
+// An mbarrier is 8 bytes of shared memory, which one thread sets up before others use them.
 void Recorder::touch_barrier(const void* barrier, Kind kind, uintptr_t pc)
 {
     const Place place = memory.find(barrier);
@@ -1135,7 +1109,7 @@ void Recorder::phase_ended(const void* barrier, unsigned parity)
     sync.ended_passed[parity] = sync.arriving_passed;
 }
 
-// Phases have a parity, not a number. Who waits for one must have seen it before the next one ends: else the barrier
+// Phases have a parity, not a number. A thread that waits for one must see it before the next one ends: else the phase
 // looks as if it had not ended, and the thread waits for the one after that.
 void Recorder::check_waiters(const Sync& sync)
 {
@@ -1146,8 +1120,8 @@ void Recorder::check_waiters(const Sync& sync)
         if (ends.covers(waiter.thread / LANES * LANES, 1u << waiter.thread % LANES, waiter.step)) continue;
         const auto [place, is_new] = kernel_->races.try_emplace({waiter.site, waiter.site, why});
         if (is_new)
-            place->second = {Space::SHARED, 0, waiter.site, waiter.site, Access::LOAD, Access::STORE, waiter.thread,
-                             block_, current_, block_, 0, why};
+            place->second = {Space::SHARED, 0, {waiter.site, Access::LOAD, waiter.thread, block_},
+                             {waiter.site, Access::STORE, current_, block_}, 0, why};
         place->second.count++;
     }
 }
@@ -1193,7 +1167,7 @@ void Recorder::copy_async_wait(unsigned pending)
     land_copies(done, t.own);
 }
 
-// This thread's first ones, whose writes come before what happens behind that tick.
+// This thread's first ones, whose writes come before what happens after that tick.
 void Recorder::land_copies(size_t count, Tick tick)
 {
     Thread& t = me();
@@ -1304,7 +1278,7 @@ json Recorder::stack_of(uintptr_t pc, uint32_t stack) const
     return all;
 }
 
-json Recorder::to_json(const Kernel& kernel, const Site& site) const
+json Recorder::to_json(const Site& site) const
 {
     json offsets = json::array();
     uint64_t base = ~uint64_t{0};
@@ -1313,7 +1287,6 @@ json Recorder::to_json(const Kernel& kernel, const Site& site) const
     base = base / LINE * LINE;
     for (unsigned lane = 0; lane < LANES; lane++)
         offsets.push_back(site.worst.active >> lane & 1 ? static_cast<int64_t>(site.worst.address[lane] - base) : -1);
-    static_cast<void>(kernel);
     json all = {{"stack", stack_of(site.pc, site.stack)}, {"part", site.part},
                 {"space", site.space == Space::SHARED ? "shared" : "global"},
                 {"access", site.access == Access::LOAD ? "load" : "store"},
@@ -1356,47 +1329,41 @@ Figures Recorder::take_figures()
 json Recorder::to_json(const Kernel& kernel) const
 {
     json all = {{"symbol", kernel.symbol}, {"range", kernel.range}, {"grid", kernel.shape.grid},
-                {"block", kernel.shape.block}, {"dynamic_shared", kernel.shape.dynamic_shared},
+                {"block", kernel.shape.block}, {"integers", kernel.shape.variant.integers},
+                {"dynamic_shared", kernel.shape.dynamic_shared},
                 {"static_shared", kernel.shape.static_shared},
                 {"launches", kernel.launches}, {"recorded_blocks", kernel.recorded_blocks},
                 {"blocks", kernel.blocks()}, {"threads", kernel.threads()}, {"counts", kernel.counts},
                 {"tensor_flops", kernel.totals.flops}};
-    const Totals& t = kernel.totals;
-    all["traffic"] = {{"asked_load", kernel.asked_load}, {"asked_store", kernel.asked_store},
-                      {"distinct_load", kernel.distinct_load}, {"distinct_store", kernel.distinct_store},
-                      {"l2_load", t.l2_load * SECTOR}, {"l2_store", t.l2_store * SECTOR},
-                      {"dram_load", t.dram_load * SECTOR}, {"dram_store", t.dram_store * SECTOR},
-                      {"launch_dram_load", of_launch(kernel, &Totals::dram_load) * SECTOR},
+    all["traffic"] = {{"launch_dram_load", of_launch(kernel, &Totals::dram_load) * SECTOR},
                       {"launch_dram_store", of_launch(kernel, &Totals::dram_store) * SECTOR},
-                      {"launch_l2", SECTOR * (of_launch(kernel, &Totals::l2_load) +
-                                              of_launch(kernel, &Totals::l2_store))},
+                      {"launch_l2", of_launch(kernel, &Totals::l2) * SECTOR},
                       {"launch_shared_wavefronts", of_launch(kernel, &Totals::wavefronts)},
                       {"launch_tensor_flops", of_launch(kernel, &Totals::flops)},
                       {"launch_special", of_launch(kernel, &Totals::special)}};
     json sites = json::array(), races = json::array(), unwritten = json::array(), syncs = json::array();
     for (const Site& site : kernel.sites)
-        if (site.requests > 0) sites.push_back(to_json(kernel, site));
-    const auto stack = [&](uint32_t number) { return stack_of(kernel.sites[number].pc, kernel.sites[number].stack); };
-    const auto name = [](Access access) { return access == Access::LOAD ? "load" : "store"; };
-    const auto place = [&](Space space, uint64_t at) {
-        return space == Space::SHARED ? memory.within_array(at) : std::pair(std::string(), at);
+        if (site.requests > 0) sites.push_back(to_json(site));
+    const auto add = [&](json& to, const std::string& prefix, const Side& side) {
+        const Site& site = kernel.sites[side.site];
+        to.update({{prefix + "stack", stack_of(site.pc, site.stack)}, {prefix + "block", side.block},
+                   {prefix + "access", side.access == Access::LOAD ? "load" : "store"},
+                   {prefix + "by", BY_NAMES[static_cast<int>(site.by)]},
+                   {prefix + "thread", side.actor < kernel.threads() ? static_cast<int>(side.actor) : -1}});
     };
-    for (const auto& [key, r] : kernel.races) {
-        const Site &mine = kernel.sites[r.site], &other = kernel.sites[r.other_site];
-        const auto [array, address] = place(r.space, r.address);
-        races.push_back({{"memory", r.space == Space::SHARED ? "shared" : "global"}, {"array", array},
-                         {"address", address}, {"stack", stack(r.site)}, {"access", name(r.access)},
-                         {"by", BY_NAMES[static_cast<int>(mine.by)]},
-                         {"thread", r.thread}, {"block", r.block}, {"other_stack", stack(r.other_site)},
-                         {"other_access", name(r.other_access)}, {"other_by", BY_NAMES[static_cast<int>(other.by)]},
-                         {"other_thread", r.other_actor < kernel.threads() ? static_cast<int>(r.other_actor) : -1},
-                         {"other_block", r.other_block}, {"count", r.count}, {"why", r.why}});
+    const auto described = [&](const Hazard& h) {
+        const bool is_shared = h.space == Space::SHARED;
+        const auto [array, address] = is_shared ? memory.within_array(h.address) : std::pair(std::string(), h.address);
+        json all = {{"memory", is_shared ? "shared" : "global"}, {"array", array}, {"address", address},
+                    {"count", h.count}, {"why", h.why}};
+        add(all, "", h.later);
+        return all;
+    };
+    for (const auto& [key, race] : kernel.races) {
+        races.push_back(described(race));
+        add(races.back(), "other_", race.earlier);
     }
-    for (const auto& [number, u] : kernel.uninitialised) {
-        const auto [array, address] = place(Space::SHARED, u.address);
-        unwritten.push_back({{"stack", stack(number)}, {"thread", u.thread}, {"block", u.block}, {"array", array},
-                             {"address", address}, {"count", u.count}});
-    }
+    for (const auto& [key, read] : kernel.uninitialised) unwritten.push_back(described(read));
     for (const auto& [key, count] : kernel.syncs)
         syncs.push_back({{"name", std::get<0>(key)}, {"stack", stack_of(std::get<1>(key), std::get<2>(key))},
                          {"count", count}});
@@ -1414,28 +1381,26 @@ void Recorder::write(const std::string& ended)
     if (std::exchange(recording, false)) give_up_block();
     const std::string program = std::filesystem::read_symlink("/proc/self/exe");
     json all = {{"program", program}, {"card", card_->key}, {"ended", ended}, {"kernels", json::array()},
-                {"matmuls", json::array()},
-                {"copies", json::array()}, {"sequence", json::array()}};
+                {"matmuls", json::array()}, {"sequence", json::array()}};
     for (const auto& kernel : kernels_) all["kernels"].push_back(to_json(*kernel));
     for (const auto& [p, launches] : products_)
         all["matmuls"].push_back({{"m", p.m}, {"n", p.n}, {"k", p.k}, {"type", p.type}, {"in_bytes", p.in_bytes},
                                   {"out_bytes", p.out_bytes}, {"accumulate", p.accumulate}, {"epilogue", p.epilogue},
                                   {"launches", launches}});
-    for (const auto& [key, launches] : copies_)
-        all["copies"].push_back({{"kind", key.first}, {"bytes", key.second}, {"launches", launches}});
     for (const auto& [kind, number] : sequence_)
-        if (kind != 'c') all["sequence"].push_back({kind == 'k' ? "kernel" : "matmul", number});
+        all["sequence"].push_back({kind == 'k' ? "kernel" : "matmul", number});
     std::ofstream(getenv("INSPECT_OUT")) << all.dump(1) << '\n';
 }
 
 }  // namespace inspect
 
-// ==== what dev/cpu tells =================================================================================
+// ==== what dev/cpu reports ===============================================================================
 
 namespace cuda_cpu::watch {
 
-using inspect::if_recording;
+using inspect::quietly;
 using inspect::recorder;
+using R = inspect::Recorder;
 static uintptr_t number(const void* p) { return reinterpret_cast<uintptr_t>(p); }
 
 void begin_launch(const LaunchShape& shape) { recorder.begin_launch(shape); }
@@ -1445,7 +1410,6 @@ void end_block() { recorder.end_block(); }
 void product(const Product& product) { recorder.product(product); }
 Figures take_figures() { return recorder.take_figures(); }
 void look(bool at_launches) { recorder.looks = at_launches; }
-void copied(const char* kind, size_t bytes) { recorder.copied(kind, bytes); }
 bool only_counts() { return getenv("INSPECT_MODE") != nullptr && strcmp(getenv("INSPECT_MODE"), "sample") == 0; }
 void dying(const char* why) { recorder.write(why); }
 
@@ -1455,86 +1419,62 @@ void allocated(const void* place, size_t bytes) { recorder.memory.add_block(plac
 void freed(const void* place) { recorder.memory.remove_block(place); }
 void global_variable(const void* place, size_t bytes) { recorder.memory.add_block(place, bytes); }
 
-void begun(unsigned thread) { if_recording([&] { recorder.begun(thread); }); }
+void begun(unsigned thread) { quietly<&R::begun>(thread); }
 void now(unsigned thread) { recorder.now(thread); }
-void ended(unsigned thread) { if_recording([&] { recorder.ended(thread); }); }
+void ended(unsigned thread) { quietly<&R::ended>(thread); }
 __attribute__((noinline)) const void* here() { return __builtin_return_address(0); }
-bool left_out(const char* name, const void* site)
-{
-    bool is_left_out = false;
-    if_recording([&] { is_left_out = recorder.left_out(name, number(site)); });
-    return is_left_out;
-}
+bool is_removed(const char* name, const void* site) { return quietly<&R::is_removed>(name, number(site)); }
 
-void barrier_met(const char* name) { if_recording([&] { recorder.barrier_met(name); }); }
-void lanes_met(unsigned first, unsigned lanes, const char* name)
-{
-    if_recording([&] { recorder.lanes_met(first, lanes, name); });
-}
-void fence() { if_recording([&] { recorder.fence(); }); }
-void proxy_fence() { if_recording([&] { recorder.proxy_fence(); }); }
-void sync_made(const void* barrier, const void* site)
-{
-    if_recording([&] { recorder.sync_made(barrier, number(site)); });
-}
-void arrived(const void* barrier, const void* site)
-{
-    if_recording([&] { recorder.arrived(barrier, number(site)); });
-}
-void phase_ended(const void* barrier, unsigned parity) { if_recording([&] { recorder.phase_ended(barrier, parity); }); }
+void barrier_met(const char* name) { quietly<&R::barrier_met>(name); }
+void lanes_met(unsigned first, unsigned lanes, const char* name) { quietly<&R::lanes_met>(first, lanes, name); }
+void fence() { quietly<&R::fence>(); }
+void proxy_fence() { quietly<&R::proxy_fence>(); }
+void sync_made(const void* barrier, const void* site) { quietly<&R::sync_made>(barrier, number(site)); }
+void arrived(const void* barrier, const void* site) { quietly<&R::arrived>(barrier, number(site)); }
+void phase_ended(const void* barrier, unsigned parity) { quietly<&R::phase_ended>(barrier, parity); }
 void waited(const void* barrier, unsigned parity, const void* site)
 {
-    if_recording([&] { recorder.waited(barrier, parity, number(site)); });
+    quietly<&R::waited>(barrier, parity, number(site));
 }
 
 void access(Access access, By by, const void* address, unsigned bytes, const void* site)
 {
-    if_recording([&] { recorder.accessed(access, by, address, bytes, number(site)); });
+    quietly<&R::accessed>(access, by, address, bytes, number(site));
 }
 void copy_async(const void* to, const void* from, const void* site)
 {
-    if_recording([&] { recorder.copy_async(to, from, number(site)); });
+    quietly<&R::copy_async>(to, from, number(site));
 }
-void copy_async_commit() { if_recording([&] { recorder.copy_async_commit(); }); }
-void copy_async_wait(unsigned pending) { if_recording([&] { recorder.copy_async_wait(pending); }); }
-unsigned box_issued(const void* barrier, const void* site)
-{
-    unsigned result = 0;
-    if_recording([&] { result = recorder.box_issued(barrier, number(site)); });
-    return result;
-}
-void box_part(unsigned box, const void* to, const void* from)
-{
-    if_recording([&] { recorder.box_part(box, to, from); });
-}
-void box_landed(unsigned box) { if_recording([&] { recorder.box_landed(box); }); }
+void copy_async_commit() { quietly<&R::copy_async_commit>(); }
+void copy_async_wait(unsigned pending) { quietly<&R::copy_async_wait>(pending); }
+unsigned box_issued(const void* barrier, const void* site) { return quietly<&R::box_issued>(barrier, number(site)); }
+void box_part(unsigned box, const void* to, const void* from) { quietly<&R::box_part>(box, to, from); }
+void box_landed(unsigned box) { quietly<&R::box_landed>(box); }
 unsigned wgmma_issued(unsigned warp, uint64_t flops, const void* site)
 {
-    unsigned result = 0;
-    if_recording([&] { result = recorder.wgmma_issued(warp, flops, number(site)); });
-    return result;
+    return quietly<&R::wgmma_issued>(warp, flops, number(site));
 }
 void wgmma_reads(unsigned product, const void* address, Operand operand)
 {
-    if_recording([&] { recorder.wgmma_reads(product, address, operand); });
+    quietly<&R::wgmma_reads>(product, address, operand);
 }
-void wgmma_ended(unsigned product) { if_recording([&] { recorder.wgmma_ended(product); }); }
-void wgmma_waited(unsigned warp) { if_recording([&] { recorder.wgmma_waited(warp); }); }
-void tensor_flops(uint64_t flops) { if_recording([&] { recorder.tensor_flops(flops); }); }
-void special_function() { if_recording([] { recorder.special_function(); }); }
+void wgmma_ended(unsigned product) { quietly<&R::wgmma_ended>(product); }
+void wgmma_waited(unsigned warp) { quietly<&R::wgmma_waited>(warp); }
+void tensor_flops(uint64_t flops) { quietly<&R::tensor_flops>(flops); }
+void special_function() { quietly<&R::special_function>(); }
 
 }  // namespace cuda_cpu::watch
 
 // ==== what the compiler calls ============================================================================
 
+using inspect::quietly;
+using inspect::Recorder;
 using cuda_cpu::watch::Access;
 using cuda_cpu::watch::By;
 
 static inline void seen(Access access, By by, const void* address, size_t bytes, const void* pc)
 {
-    inspect::if_recording([&] {
-        inspect::recorder.accessed(access, by, address, bytes, reinterpret_cast<uintptr_t>(pc));
-    });
+    quietly<&Recorder::accessed>(access, by, address, bytes, reinterpret_cast<uintptr_t>(pc));
 }
 
 #define INSPECT_ACCESS(name, access, bytes)                                                            \
@@ -1564,14 +1504,8 @@ extern "C" void __tsan_write_range(void* address, size_t bytes)
     seen(Access::STORE, By::THREAD, address, bytes, __builtin_return_address(0));
 }
 extern "C" void __tsan_init() {}
-extern "C" void __tsan_func_entry(void* caller)
-{
-    inspect::if_recording([&] { inspect::recorder.entered(reinterpret_cast<uintptr_t>(caller)); });
-}
-extern "C" void __tsan_func_exit()
-{
-    inspect::if_recording([] { inspect::recorder.left(); });
-}
+extern "C" void __tsan_func_entry(void* caller) { quietly<&Recorder::entered>(reinterpret_cast<uintptr_t>(caller)); }
+extern "C" void __tsan_func_exit() { quietly<&Recorder::left>(); }
 extern "C" void __tsan_vptr_update(void**, void*) {}
 extern "C" void __tsan_vptr_read(void**) {}
 
@@ -1591,22 +1525,21 @@ static void seen_atomic(const volatile void* place, size_t bytes, const void* pc
         seen_atomic(place, bits / 8, __builtin_return_address(0));                                                     \
         __atomic_store_n(place, value, __ATOMIC_SEQ_CST);                                                              \
     }                                                                                                                  \
-    extern "C" int __tsan_atomic##bits##_compare_exchange_strong(volatile type* place, type* old, type value, int, int) \
-    {                                                                                                                  \
-        seen_atomic(place, bits / 8, __builtin_return_address(0));                                                     \
-        return __atomic_compare_exchange_n(place, old, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);              \
-    }                                                                                                                  \
-    extern "C" int __tsan_atomic##bits##_compare_exchange_weak(volatile type* place, type* old, type value, int, int)  \
-    {                                                                                                                  \
-        seen_atomic(place, bits / 8, __builtin_return_address(0));                                                     \
-        return __atomic_compare_exchange_n(place, old, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);              \
-    }                                                                                                                  \
+    INSPECT_ATOMIC_COMPARE(bits, type, strong)                                                                         \
+    INSPECT_ATOMIC_COMPARE(bits, type, weak)                                                                           \
     INSPECT_ATOMIC_CHANGE(bits, type, exchange, __atomic_exchange_n)                                                   \
     INSPECT_ATOMIC_CHANGE(bits, type, fetch_add, __atomic_fetch_add)                                                   \
     INSPECT_ATOMIC_CHANGE(bits, type, fetch_sub, __atomic_fetch_sub)                                                   \
     INSPECT_ATOMIC_CHANGE(bits, type, fetch_and, __atomic_fetch_and)                                                   \
     INSPECT_ATOMIC_CHANGE(bits, type, fetch_or, __atomic_fetch_or)                                                     \
     INSPECT_ATOMIC_CHANGE(bits, type, fetch_xor, __atomic_fetch_xor)
+#define INSPECT_ATOMIC_COMPARE(bits, type, kind)                                                                       \
+    extern "C" int __tsan_atomic##bits##_compare_exchange_##kind(volatile type* place, type* old, type value, int,     \
+                                                                 int)                                                  \
+    {                                                                                                                  \
+        seen_atomic(place, bits / 8, __builtin_return_address(0));                                                     \
+        return __atomic_compare_exchange_n(place, old, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);              \
+    }
 #define INSPECT_ATOMIC_CHANGE(bits, type, name, change)                                                                \
     extern "C" type __tsan_atomic##bits##_##name(volatile type* place, type value, int)                                \
     {                                                                                                                  \

@@ -1,25 +1,29 @@
 #!/usr/bin/env python3
-"""What a recording of kernels (raw.json) says: a table, a page, JSON, a check.
+"""Reports on a recording of kernels (raw.json): a table, a page, JSON, a check.
 
     report.py raw.json                          a row for each kernel
     report.py raw.json --kernel layernorm       kernels with that in their name or range, line by line
     report.py raw.json --html report.html       all of it as a page, with pictures
-    report.py raw.json --check                  exit code 1 where something races or is worse than allowances.json says
+    report.py raw.json --check                  exit code 1 if something races or is worse than --costs allows
 
-Times are estimated from data sheets (cards.py, estimate.py), never measured.
+Times are estimated from data sheets (estimate.py), never measured.
 """
 import argparse
 import json
+import os
 import signal
 import sys
 
 sys.dont_write_bytecode = True
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from cards import CARDS
-from check import TABLE, findings, read_allowances
+from check import findings
+from expectations import Expectations
 from page import page
 from results import Results, read_json, read_recording
 from symbols import Mistake, bare_name, demangled
-from text import kernel_text, overview, plural
+from tables import plural
+from text import kernel_text, overview
 
 
 # ---- JSON for other programs
@@ -37,26 +41,29 @@ def site_as_json(line, site):
             **{key: site.get(key, 0) for key in keys}}
 
 
+def hazard_as_json(hazard, access):
+    return {**place_of(access.place), "array": hazard.array, "address": hazard.address, "count": hazard.count}
+
+
 def kernel_as_json(kernel):
     sites = {space: [site_as_json(line, site) for line in kernel.lines for site in line.of(space)]
              for space in ("global", "shared")}
-    races = [{"memory": race.memory, "array": race.array, "address": race.address,
-              **place_of(race.later.place), "other_file": race.earlier.place.file,
-              "other_line": race.earlier.place.line, "threads": [race.later.thread, race.earlier.thread],
-              "blocks": [race.later.block, race.earlier.block],
-              "accesses": [race.later.what, race.earlier.what], "count": race.count, "why": race.why}
-             for race in kernel.races]
-    uninitialised = [{**place_of(read.access.place), "thread": read.access.thread, "block": read.access.block,
-                      "array": read.array, "address": read.address, "count": read.count}
-                     for read in kernel.uninitialised]
+    races = [{**hazard_as_json(race, race.accesses[0]), "memory": race.memory,
+              "other_file": race.accesses[1].place.file, "other_line": race.accesses[1].place.line,
+              "threads": [access.thread for access in race.accesses],
+              "blocks": [access.block for access in race.accesses],
+              "accesses": [access.what for access in race.accesses], "why": race.why} for race in kernel.races]
+    uninitialised = [{**hazard_as_json(read, read.accesses[0]), "thread": read.accesses[0].thread,
+                      "block": read.accesses[0].block} for read in kernel.uninitialised]
     room = kernel.estimate.occupancy
     return {"name": kernel.name, "range": kernel.range, "launches": kernel.launches, "grid": kernel.grid,
-            "block": kernel.block, "recorded_blocks": kernel.raw["recorded_blocks"], **sites, "races": races,
+            "block": kernel.block, "integers": kernel.raw.get("integers", []),
+            "recorded_blocks": kernel.raw["recorded_blocks"], **sites, "races": races,
             "uninitialised": uninitialised, "estimate_us": kernel.us, "bound_by": kernel.estimate.bound,
             "bounds_us": {name: 1e6 * seconds for name, seconds in kernel.estimate.bounds.items()},
             "memory_bytes": kernel.moved_bytes,
-            "cost_line": kernel.claim and {"unit": kernel.claim.unit, "amount": kernel.claim.amount,
-                                           "ratio": kernel.claim_ratio},
+            "cost_line": kernel.cost and {"unit": kernel.cost.unit, "amount": kernel.cost.amount,
+                                          "ratio": kernel.cost_ratio},
             "registers": kernel.registers, "spill_bytes": kernel.spills,
             "occupancy": {"blocks": room.blocks, "bound_by": room.bound, "share": room.share}}
 
@@ -72,31 +79,24 @@ def as_json(results):
 
 # ---- the command
 
-def parse_options(arguments):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recording", metavar="raw.json")
+def add_options(parser):
+    """The options that run.py has too."""
     parser.add_argument("--card", choices=CARDS, help="to estimate for (default: the recording's)")
     parser.add_argument("--kernel", metavar="NAME", help="line by line: kernels with this in their name or range")
     parser.add_argument("--html", metavar="FILE", help="the page to write")
     parser.add_argument("--json", metavar="FILE", help="the same figures for other programs")
-    parser.add_argument("--check", action="store_true", help="exit code 1 where something is worse than allowed")
-    parser.add_argument("--allowances", metavar="FILE", default=TABLE, help="what is allowed (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, metavar="N", help="tokens that were trained on, for tokens/s")
+    parser.add_argument("--check", action="store_true", help="exit code 1 if something is worse than --costs allows")
+    parser.add_argument("--costs", metavar="FILE", help="what is expected of the kernels: README.md")
     parser.add_argument("--registers", metavar="FILE", help="what registers.py wrote")
-    parser.add_argument("--shape", metavar="JSON", help='the model\'s, for cost lines: {"B": 64, "T": 1024, "C": 768, '
-                        '"V": 50257, "L": 12}')
-    parser.add_argument("--source-root", metavar="DIR", default=".", help="where the sources lie (default: here)")
+    parser.add_argument("--source-root", metavar="DIR", default=".", help="the folder of the sources (default: here)")
+
+
+def parse_options(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recording", metavar="raw.json")
+    parser.add_argument("--tokens", type=int, metavar="N", help="tokens that the run processes, for tokens/s")
+    add_options(parser)
     return parser.parse_args(arguments)
-
-
-def parse_shape(text):
-    try:
-        shape = json.loads(text or "{}")
-    except ValueError as error:
-        raise Mistake(f"--shape is no JSON: {error}") from None
-    if not isinstance(shape, dict) or not all(isinstance(size, int) for size in shape.values()):
-        raise Mistake(f"--shape takes an object of whole numbers, found {text}")
-    return shape
 
 
 def write(path, text):
@@ -107,8 +107,8 @@ def write(path, text):
         raise Mistake(f"{path}: {error.strerror}") from None
 
 
-def report(options):
-    results = Results(read_recording(options.recording), options.card, parse_shape(options.shape),
+def report(options, shape=None):
+    results = Results(read_recording(options.recording), options.card, Expectations(options.costs, shape),
                       options.registers and read_json(options.registers, "registers"), options.source_root,
                       options.tokens)
     if options.kernel:
@@ -129,7 +129,7 @@ def report(options):
         write(options.json, json.dumps(as_json(results), indent=1) + "\n")
     if not options.check:
         return 0
-    found = list(findings(results, read_allowances(options.allowances)))
+    found = list(findings(results))
     print("\n".join(["", *found, plural(len(found), "finding")]))
     return 1 if found else 0
 

@@ -1,10 +1,10 @@
-"""What a recording says, by kernel and by line: raw.json with names, lines of source and estimates put to it."""
+"""A recording by kernel and by line: raw.json with names, lines of source and estimates added."""
 import json
 from dataclasses import dataclass
 
 from cards import CARDS, SECTOR, WAVEFRONT
-from claims import BYTES, Launch, claim_of, softmax_of
 from estimate import estimate_launch, estimate_step
+from expectations import Expectations, Launch
 from symbols import Mistake, Place, Sources, Symbols, bare_name, demangled
 
 SUMS = ("requests", "lanes", "bytes", "sectors", "least_sectors", "wavefronts", "least_wavefronts", "l1_hits",
@@ -56,22 +56,14 @@ class Access:
 
 
 @dataclass
-class Race:
+class Hazard:
+    """A race of two accesses, the later one first; or an uninitialised read."""
     memory: str
     array: str              # of shared memory, "" where it is dynamic
     address: int            # in the array, or in the block of memory
-    later: Access
-    earlier: Access
+    accesses: list
     count: int
     why: str
-
-
-@dataclass
-class Uninitialised:
-    access: Access
-    array: str
-    address: int
-    count: int
 
 
 def l1_wavefronts(site):
@@ -98,7 +90,7 @@ WEIGHTS = {
 class Kernel:
     """A kernel with one shape of launch."""
 
-    def __init__(self, raw, card, symbols, names, shape, registers):
+    def __init__(self, raw, card, symbols, names, expectations, registers):
         self.raw, self.launches, self.names = raw, raw["launches"], names
         self.demangled = names.get(raw["symbol"], "")
         self.name = bare_name(self.demangled) if self.demangled else raw["range"] or "unknown kernel"
@@ -108,42 +100,38 @@ class Kernel:
         self.sites = raw["sites"]
         self.sums = Sums(self.sites)
         self.registers, self.spills = self.find_registers(registers)
-        self.estimate = self.make_estimate(card, shape)
-        self.find_claim(shape)
+        traffic = raw["traffic"]
+        self.moved_bytes = traffic["launch_dram_load"] + traffic["launch_dram_store"]
+        launch = Launch(self.name, self.demangled, self.grid, self.block, self.threads, raw.get("integers", []),
+                        traffic["launch_tensor_flops"])
+        self.estimate = self.make_estimate(card, traffic, expectations.softmax(launch))
+        self.cost = expectations.cost(launch)
+        done = self.moved_bytes if self.cost and self.cost.unit == "bytes" else launch.tensor_flops
+        self.cost_ratio = ratio(done, self.cost.amount) if self.cost else None
         self.lines = self.find_lines(symbols)
-        self.races = self.find_races(symbols)
-        self.uninitialised = self.find_uninitialised(symbols)
+        self.races = self.find_hazards(symbols, "races")
+        self.uninitialised = self.find_hazards(symbols, "uninitialised")
 
     @property
     def us(self):
         return 1e6 * self.estimate.seconds
 
     def find_registers(self, registers):
-        """By symbol; where the stand-in's types made another one of it, by name if that is one kernel's only."""
+        """By symbol; where the emulator's types made another one of it, by name if that is one kernel's only."""
         found = registers.get(self.raw["symbol"])
         if not found:
             same = [figures for symbol, figures in registers.items() if registers.names.get(symbol) == self.name]
             found = same[0] if len(same) == 1 else None
         return (found["registers"], found["spills"]) if found else (None, None)
 
-    def make_estimate(self, card, shape):
-        traffic = self.raw["traffic"]
+    def make_estimate(self, card, traffic, softmax):
         scale = self.blocks / max(1, self.raw["recorded_blocks"])
         of_global = scale * sum(l1_wavefronts(site) for site in self.sites if site["space"] == "global")
         launch = {"blocks": self.blocks, "dram_load": traffic["launch_dram_load"],
                   "dram_store": traffic["launch_dram_store"], "l2": traffic["launch_l2"],
                   "wavefronts": traffic["launch_shared_wavefronts"] + of_global,
                   "tensor_flops": traffic["launch_tensor_flops"], "special": traffic.get("launch_special", 0)}
-        softmax = softmax_of(self.name, launch["tensor_flops"], shape)
         return estimate_launch(card, launch, self.threads, self.shared, self.registers, softmax)
-
-    def find_claim(self, shape):
-        """What the cost line predicts, and how much more is moved or multiplied."""
-        traffic = self.raw["traffic"]
-        self.moved_bytes = traffic["launch_dram_load"] + traffic["launch_dram_store"]
-        self.claim = claim_of(Launch(self.name, self.demangled, self.grid, shape))
-        found = self.moved_bytes if self.claim and self.claim.unit == BYTES else traffic["launch_tensor_flops"]
-        self.claim_ratio = ratio(found, self.claim.amount) if self.claim else None
 
     def find_lines(self, symbols):
         groups = {}
@@ -157,31 +145,21 @@ class Kernel:
         return [Line(place, sites, Sums(sites), sum(map(weigh, sites)) / total if total else 0.0)
                 for _, (place, sites) in sorted(groups.items(), key=lambda item: item[0])]
 
-    def array_of(self, hazard):
-        return self.names.get(hazard.get("array"), "").split("::")[-1]      # kernel<64>(float*)::tile
-
-    def find_races(self, symbols):
-        races = {}
-        for raw in self.raw.get("races", []):
-            sides = [Access(symbols.place(raw[prefix + "stack"], self.demangled), raw[prefix + "access"],
-                            raw.get(prefix + "by", "thread"), raw[prefix + "thread"], raw[prefix + "block"])
-                     for prefix in ("", "other_")]
-            race = Race(raw["memory"], self.array_of(raw), raw["address"], *sides, raw["count"], raw["why"])
-            lines = [(side.place.file, side.place.line, side.what) for side in sides]
-            same = races.setdefault((race.memory, race.why, *sorted(lines)), race)
-            if same is not race:
-                same.count += race.count
-        return list(races.values())
-
-    def find_uninitialised(self, symbols):
-        reads = {}
-        for raw in self.raw.get("uninitialised", []):
-            access = Access(symbols.place(raw["stack"], self.demangled), "load", "thread", raw["thread"], raw["block"])
-            read = Uninitialised(access, self.array_of(raw), raw["address"], raw["count"])
-            same = reads.setdefault((access.place.file, access.place.line), read)
-            if same is not read:
-                same.count += read.count
-        return list(reads.values())
+    def find_hazards(self, symbols, kind):
+        """One for all hazards between the same lines."""
+        found = {}
+        for raw in self.raw.get(kind, []):
+            accesses = [Access(symbols.place(raw[side + "stack"], self.demangled), raw.get(side + "access", "load"),
+                               raw.get(side + "by", "thread"), raw[side + "thread"], raw[side + "block"])
+                        for side in ("", "other_") if side + "stack" in raw]
+            array = self.names.get(raw.get("array"), "").split("::")[-1]        # kernel<64>(float*)::tile
+            hazard = Hazard(raw.get("memory", "shared"), array, raw["address"], accesses, raw["count"],
+                            raw.get("why", ""))
+            lines = sorted((access.place.file, access.place.line, access.what) for access in accesses)
+            same = found.setdefault((hazard.memory, hazard.why, *lines), hazard)
+            if same is not hazard:
+                same.count += hazard.count
+        return list(found.values())
 
 
 class Registers(dict):
@@ -200,7 +178,7 @@ class CostlyLine:
 
 
 class Results:
-    def __init__(self, raw, card=None, shape=None, registers=None, root=".", tokens=None):
+    def __init__(self, raw, card=None, expectations=None, registers=None, root=".", tokens=None):
         key = card or raw.get("card")
         if key not in CARDS:
             raise Mistake(f"the card is {key!r}; expected one of {', '.join(CARDS)}")
@@ -208,8 +186,9 @@ class Results:
         names = demangled(all_names(raw))
         self.symbols = Symbols(raw["program"], all_stacks(raw), raw.get("sources"), root)
         self.sources = Sources(root)
-        registers = Registers(registers or {})
-        self.kernels = [Kernel(kernel, self.card, self.symbols, names, shape, registers) for kernel in raw["kernels"]]
+        registers, self.expectations = Registers(registers or {}), expectations or Expectations()
+        self.kernels = [Kernel(kernel, self.card, self.symbols, names, self.expectations, registers)
+                        for kernel in raw["kernels"]]
         self.step = estimate_step(self.card, raw, [kernel.estimate.seconds for kernel in self.kernels])
 
     def matching(self, text):
@@ -242,18 +221,18 @@ def read_json(path, what):
     except OSError as error:
         raise Mistake(f"{what} {path}: {error.strerror}") from None
     except ValueError as error:
-        raise Mistake(f"{what} {path} is no JSON: {error}") from None
+        raise Mistake(f"{what} {path} is not JSON: {error}") from None
 
 
 def read_recording(path):
     raw = read_json(path, "recording")
     if not isinstance(raw, dict) or "kernels" not in raw or "program" not in raw:
-        raise Mistake(f"{path} is no recording: found no \"kernels\" and \"program\" in it")
+        raise Mistake(f'{path} is not a recording: it has no "kernels" and "program"')
     return recorded_only(raw)
 
 
 def recorded_only(raw):
-    """Without the kernels that were launched and not looked at."""
+    """Without the kernels that were launched and not recorded."""
     numbers = [i for i, kernel in enumerate(raw["kernels"]) if kernel["recorded_blocks"] > 0]
     place = {number: i for i, number in enumerate(numbers)}
     sequence = [(kind, place.get(number) if kind == "kernel" else number) for kind, number in raw.get("sequence", [])]

@@ -2,9 +2,9 @@
 // after.
 //
 // Two accesses race when they touch a byte in common, are made by different actors, at least one of them writes, not
-// both are atomic, and what the later one's maker knows does not cover the earlier one. An access is forgotten when a
-// later one stands for it: when it comes before that one, all of its bytes are that one's too, and whatever would race
-// with it would race with that one (a write stands for reads and writes, a read for reads).
+// both are atomic, and what the later one's maker knows does not cover the earlier one. An access is removed when a
+// later one replaces it: if it comes before that one, all of its bytes are that one's too, and whatever would race
+// with it would race with that one (a write replaces reads and writes, a read replaces reads).
 #pragma once
 
 #include "clocks.h"
@@ -60,10 +60,6 @@ public:
         }
     }
 
-    // What was ever touched of a granule, a bit a byte.
-    struct Touched { uint16_t loaded = 0, stored = 0; };
-    Touched& touched(uint64_t granule) { return page(granule).touched[granule % PAGE]; }
-
     void add(uint64_t granule, Entry entry)
     {
         uint32_t at = free_;
@@ -81,26 +77,22 @@ public:
 
 private:
     static constexpr uint64_t PAGE = 256;   // granules
-    struct Page {
-        std::array<uint32_t, PAGE> first;
-        std::array<Touched, PAGE> touched;
-    };
+    using Page = std::array<uint32_t, PAGE>;   // the first entry of each granule
 
-    Page& page(uint64_t granule)
+    uint32_t& head(uint64_t granule)
     {
         const uint64_t number = granule / PAGE;
         if (last_page_ == NONE || number != last_page_number_) {
             const auto [place, is_new] = page_of_.try_emplace(number, static_cast<uint32_t>(pages_.size()));
             if (is_new) {
                 pages_.push_back(std::make_unique<Page>());
-                pages_.back()->first.fill(NONE);
+                pages_.back()->fill(NONE);
             }
             last_page_ = place->second;
             last_page_number_ = number;
         }
-        return *pages_[last_page_];
+        return (*pages_[last_page_])[granule % PAGE];
     }
-    uint32_t& head(uint64_t granule) { return page(granule).first[granule % PAGE]; }
 
     std::vector<Entry> entries_;
     uint32_t free_ = NONE;

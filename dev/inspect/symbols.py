@@ -78,7 +78,7 @@ def without_arguments(name):
 # ---- lines
 
 def is_ours(path):
-    """Whether a frame is in the stand-in, the recorder, or the system, which name no access."""
+    """Whether a frame is in the emulator, the recorder or the system: not where the user's code accesses memory."""
     return bool(re.search(r"(^|/)dev/cpu/|(^|/)dev/inspect/[^/]*\.h$|^/usr/|^\?\?$", path))
 
 
@@ -94,7 +94,7 @@ class Symbols:
         self.accessors = self.find_accessors()
 
     def look_up(self, program, pcs):
-        """Frames of each address, innermost first. A return address is behind its call: one byte before it is in it."""
+        """Frames of each address, innermost first. A return address is after its call: one byte before it lies in the call."""
         if not pcs:
             return []
         program = os.path.join(self.root, program)
@@ -129,7 +129,7 @@ class Symbols:
         return {function for function, places in lines.items() if len(places) == 1}
 
     def chain(self, stack, kernel):
-        """The frames of a stack, innermost first, as far as the kernel, behind which is who launched it."""
+        """The frames of a stack, innermost first, as far as the kernel, without what launched it."""
         frames = [frame for pc in stack for frame in self.frames.get(pc, [])]
         end = next((i for i, frame in enumerate(frames) if frame.function == kernel), len(frames) - 1)
         return frames[:end + 1]

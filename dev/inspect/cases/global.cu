@@ -1,56 +1,21 @@
 // Accesses to global memory whose sectors, hits and bytes can be worked out by hand: test_inspect.py.
-// A comment behind an access names it: // loads, // stores.
+// A comment after an access names it: // loads, // stores.
 #include <cuda_runtime.h>
 
-__global__ void aligned(float* out, const float* in)
-{
-    out[threadIdx.x] =                                // stores
-        in[threadIdx.x];                              // loads
-}
-__global__ void misaligned(float* out, const float* in)
-{
-    out[threadIdx.x + 1] =                            // stores
-        in[threadIdx.x + 1];                          // loads
-}
-template <int stride>
-__global__ void strided(float* out, const float* in)
-{
-    out[threadIdx.x] = in[threadIdx.x * stride];      // loads
-}
-__global__ void reversed(float* out, const float* in)
-{
-    out[threadIdx.x] = in[31 - threadIdx.x];          // loads
-}
-__global__ void scattered(float* out, const float* in)
-{
-    out[threadIdx.x] = in[threadIdx.x * 37 % 32 * 100];   // loads
-}
-__global__ void broadcast(float* out, const float* in)
-{
-    out[threadIdx.x] = in[0];                         // loads
-}
-__global__ void packs(float4* out, const float4* in)
-{
-    out[threadIdx.x] = in[threadIdx.x];               // loads
-}
 struct alignas(32) Pack { float x[8]; };
-__global__ void wide_packs(float* out, const Pack* in)
+
+// Lane t, if its bit is in `lanes`, loads element ((t & mask) ^ flip) * stride + offset.
+template <class T>
+__global__ void gather(T* out, const T* in, unsigned stride, unsigned offset, unsigned flip, unsigned mask,
+                       unsigned lanes)
 {
-    const Pack pack = in[threadIdx.x];                // loads
-    out[threadIdx.x] = pack.x[0] + pack.x[7];
+    const unsigned t = threadIdx.x;
+    if (lanes >> t & 1) {
+        const T value = in[((t & mask) ^ flip) * stride + offset];   // loads
+        out[t + offset] = value;                                     // stores
+    }
 }
-__global__ void bytes(char* out, const char* in)
-{
-    out[threadIdx.x] = in[threadIdx.x];               // loads
-}
-__global__ void first_half(float* out, const float* in)
-{
-    if (threadIdx.x < 16) out[threadIdx.x] = in[threadIdx.x];      // loads
-}
-__global__ void even_lanes(float* out, const float* in)
-{
-    if (threadIdx.x % 2 == 0) out[threadIdx.x] = in[threadIdx.x];  // loads
-}
+// The other lanes have ended.
 __global__ void left_early(float* out, const float* in)
 {
     if (threadIdx.x >= 5) return;
@@ -85,29 +50,10 @@ __global__ void packs_by_value(Pack* out, const Pack* in)
     out[threadIdx.x + 32] = smoothed(in[threadIdx.x + 32], 2);   // again
 }
 
-// ---- products of matrices of 32 x 32
+// ---- a product of matrices of 32 x 32
 
 constexpr int N = 32;
 
-// A row of the result for each lane: neighbours read N floats apart.
-__global__ void sgemm_by_rows(float* c, const float* a, const float* b)
-{
-    const unsigned row = threadIdx.x, column = threadIdx.y;
-    float sum = 0;
-    for (unsigned k = 0; k < N; k++)
-        sum += a[row * N + k]                         // of a
-               * b[k * N + column];                   // of b
-    c[row * N + column] = sum;                        // of c
-}
-__global__ void sgemm_by_columns(float* c, const float* a, const float* b)
-{
-    const unsigned row = threadIdx.y, column = threadIdx.x;
-    float sum = 0;
-    for (unsigned k = 0; k < N; k++)
-        sum += a[row * N + k]                         // of a
-               * b[k * N + column];                   // of b
-    c[row * N + column] = sum;                        // of c
-}
 // Tiles of 16 x 16, four blocks: each element is loaded by two of them.
 __global__ void sgemm_tiled(float* c, const float* a, const float* b)
 {
@@ -131,24 +77,21 @@ __global__ void square(float* out, const float* a)
     const unsigned i = threadIdx.x;
     out[i] = a[i] * a[i];                             // loads
 }
-__global__ void again_in_a_loop(float* out, const float* a, int times)
-{
-    const unsigned i = threadIdx.x;
-    float sum = 0;
-    for (int n = 0; n < times; n++) sum += a[i];      // loads
-    out[i] = sum;
-}
-__global__ void again_after_stores(float* out, const float* a, int times)
-{
-    const unsigned i = threadIdx.x;
-    for (int n = 0; n < times; n++) out[i] = a[i];    // loads
-}
-__global__ void again_after_shared_stores(float* out, const float* a, int times)
+enum class Between { NOTHING, STORE, SHARED_STORE, BARRIER, FENCE };
+template <Between between>
+__global__ void again(float* out, const float* a, int times)
 {
     extern __shared__ float tile[];
     const unsigned i = threadIdx.x;
-    for (int n = 0; n < times; n++) tile[n * 32 + i] = a[i];   // loads
-    out[i] = tile[i];
+    float sum = 0;
+    for (int n = 0; n < times; n++) {
+        sum += a[i];                                  // loads
+        if (between == Between::STORE) out[i] = sum;
+        if (between == Between::SHARED_STORE) tile[i] = sum;
+        if (between == Between::BARRIER) __syncthreads();
+        if (between == Between::FENCE) __threadfence();
+    }
+    out[i] = sum;
 }
 __global__ void again_after_a_store(float* out, const float* a)
 {
@@ -156,54 +99,18 @@ __global__ void again_after_a_store(float* out, const float* a)
     out[i] = a[i];                                    // before
     out[i + 32] = a[i];                               // after
 }
-__global__ void again_after_a_barrier(float* out, const float* a)
-{
-    const unsigned i = threadIdx.x;
-    float sum = 0;
-    for (int n = 0; n < 3; n++) {
-        sum += a[i];                                  // loads
-        __syncthreads();
-    }
-    out[i] = sum;
-}
-__global__ void again_after_a_fence(float* out, const float* a)
-{
-    const unsigned i = threadIdx.x;
-    float sum = 0;
-    for (int n = 0; n < 3; n++) {
-        sum += a[i];                                  // loads
-        __threadfence();
-    }
-    out[i] = sum;
-}
 
 // ---- caches
 
-// A row of 1024 floats, twice: the second time it is in L1.
+// A row, twice. Of 4 KiB: the second time it is in L1. Of 12 KiB: in L1 only where registers keep other blocks away. Of
+// 512 KiB: in no L1, but in L2.
+template <unsigned floats>
 __global__ void row_twice(float* out, const float* in)
 {
     float sum = 0;
-    for (unsigned i = threadIdx.x; i < 1024; i += 32) sum += in[i];         // first
-    __syncwarp();
-    for (unsigned i = threadIdx.x; i < 1024; i += 32) sum -= in[i] / sum;   // second
-    out[threadIdx.x] = sum;
-}
-// The same of 12 KiB: in L1 only where registers keep other blocks away.
-__global__ void longer_row_twice(float* out, const float* in)
-{
-    float sum = 0;
-    for (unsigned i = threadIdx.x; i < 3072; i += 32) sum += in[i];         // first
-    __syncwarp();
-    for (unsigned i = threadIdx.x; i < 3072; i += 32) sum -= in[i] / sum;   // second
-    out[threadIdx.x] = sum;
-}
-// The same of a row of 512 KiB, which no L1 holds but L2 does.
-__global__ void long_row_twice(float* out, const float* in)
-{
-    float sum = 0;
-    for (unsigned i = threadIdx.x; i < 1 << 17; i += 256) sum += in[i];         // first
+    for (unsigned i = threadIdx.x; i < floats; i += blockDim.x) sum += in[i];         // first
     __syncthreads();
-    for (unsigned i = threadIdx.x; i < 1 << 17; i += 256) sum -= in[i] / sum;   // second
+    for (unsigned i = threadIdx.x; i < floats; i += blockDim.x) sum -= in[i] / sum;   // second
     out[threadIdx.x] = sum;
 }
 // Each block reads the same 4 KiB.
@@ -237,6 +144,13 @@ __global__ void counted(int* whole, float* sum)
     atomicAdd(sum + threadIdx.x, 1.0f);               // sum
 }
 
+// As an argument, `times` is no constant: the compiler cannot unroll the loop.
+template <Between between>
+static void load_again(float* out, const float* in)
+{
+    again<between><<<1, 32, 128>>>(out, in, 3);
+}
+
 int main()
 {
     constexpr size_t bytes_each = 1 << 22;
@@ -245,39 +159,33 @@ int main()
     cudaMalloc(&out, bytes_each);
     cudaMemset(in, 0, bytes_each);
     cudaMemset(out, 0, bytes_each);
-    aligned<<<1, 32>>>(out, in);
-    misaligned<<<1, 32>>>(out, in);
-    strided<2><<<1, 32>>>(out, in);
-    strided<8><<<1, 32>>>(out, in);
-    strided<32><<<1, 32>>>(out, in);
-    reversed<<<1, 32>>>(out, in);
-    scattered<<<1, 32>>>(out, in);
-    broadcast<<<1, 32>>>(out, in);
-    packs<<<1, 32>>>(reinterpret_cast<float4*>(out), reinterpret_cast<const float4*>(in));
-    wide_packs<<<1, 32>>>(out, reinterpret_cast<const Pack*>(in));
-    bytes<<<1, 32>>>(reinterpret_cast<char*>(out), reinterpret_cast<const char*>(in));
-    first_half<<<1, 32>>>(out, in);
-    even_lanes<<<1, 32>>>(out, in);
+    constexpr unsigned all = 0xffffffff;
+    for (unsigned stride : {1u, 2u, 8u, 32u, 100u}) gather<<<1, 32>>>(out, in, stride, 0, 0, 31, all);
+    for (unsigned offset : {1u, 8u}) gather<<<1, 32>>>(out, in, 1, offset, 0, 31, all);
+    for (unsigned flip : {5u, 31u}) gather<<<1, 32>>>(out, in, 1, 0, flip, 31, all);
+    for (unsigned mask : {0u, 1u}) gather<<<1, 32>>>(out, in, 1, 0, 0, mask, all);
+    for (unsigned lanes : {0x0000ffffu, 0x55555555u, 0x80000001u}) gather<<<1, 32>>>(out, in, 1, 0, 0, 31, lanes);
+    gather<<<1, 32>>>(reinterpret_cast<char*>(out), reinterpret_cast<const char*>(in), 1, 0, 0, 31, all);
+    gather<<<1, 32>>>(reinterpret_cast<float4*>(out), reinterpret_cast<const float4*>(in), 1, 0, 0, 31, all);
+    gather<<<1, 32>>>(reinterpret_cast<Pack*>(out), reinterpret_cast<const Pack*>(in), 1, 0, 0, 31, all);
     left_early<<<1, 32>>>(out, in);
     by_accessor<<<1, 32>>>(out, in);
     sum_of_packs<<<1, 32>>>(reinterpret_cast<float4*>(out), reinterpret_cast<const float4*>(in));
     packs_by_value<<<1, 32>>>(reinterpret_cast<Pack*>(out), reinterpret_cast<const Pack*>(in));
 
-    sgemm_by_rows<<<1, dim3(32, 32)>>>(out, in, in + 4096);
-    sgemm_by_columns<<<1, dim3(32, 32)>>>(out, in, in + 4096);
     sgemm_tiled<<<dim3(2, 2), dim3(16, 16)>>>(out, in, in + 4096);
 
     square<<<1, 32>>>(out, in);
-    again_in_a_loop<<<1, 32>>>(out, in, 3);
-    again_after_stores<<<1, 32>>>(out, in, 3);
-    again_after_shared_stores<<<1, 32, 1024>>>(out, in, 3);
+    load_again<Between::NOTHING>(out, in);
+    load_again<Between::STORE>(out, in);
+    load_again<Between::SHARED_STORE>(out, in);
+    load_again<Between::BARRIER>(out, in);
+    load_again<Between::FENCE>(out, in);
     again_after_a_store<<<1, 32>>>(out, in);
-    again_after_a_barrier<<<1, 32>>>(out, in);
-    again_after_a_fence<<<1, 32>>>(out, in);
 
-    row_twice<<<1, 32>>>(out, in);
-    longer_row_twice<<<1, 32>>>(out, in);
-    long_row_twice<<<1, 256>>>(out, in);
+    row_twice<1024><<<1, 32>>>(out, in);
+    row_twice<3072><<<1, 32>>>(out, in);
+    row_twice<131072><<<1, 256>>>(out, in);
     shared_by_blocks<<<8, 256>>>(out, in);
     copy<<<64, 256>>>(out, in);
     copy<<<4096, 256>>>(out, in);

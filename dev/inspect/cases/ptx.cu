@@ -1,5 +1,5 @@
-// What PTX has beyond CUDA C++, under the names of gpt/ptx.cuh: right, and with a part forgotten. The program's
-// argument: one of those that do not come to their end, which is run alone. See test_inspect.py.
+// What PTX has beyond CUDA C++, under the names of gpt/ptx.cuh: right, and with a part removed. The program's
+// argument: one of those that do not end, which runs alone. See test_inspect.py.
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

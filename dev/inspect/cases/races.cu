@@ -1,4 +1,4 @@
-// Kernels that forget something, each beside its right version (true): test_inspect.py. A comment behind an access
+// Kernels that lack something, each with its right version (true): test_inspect.py. A comment after an access
 // names it; the test says which of them race.
 #include <cuda_runtime.h>
 
@@ -31,32 +31,6 @@ __global__ void end_of_loop(float* out, const float* in)
     out[threadIdx.x] = sum;
 }
 
-// Two buffers need one barrier a turn. It stands before what is read, or else what is written is still being read.
-template <bool right>
-__global__ void double_buffer(float* out, const float* in)
-{
-    __shared__ float tile[2][64];
-    float sum = 0;
-    tile[0][threadIdx.x] = in[threadIdx.x];
-    if (!right) __syncthreads();
-    for (int i = 0; i < 4; i++) {
-        if (right) __syncthreads();
-        if (i < 3) tile[(i + 1) % 2][threadIdx.x] = in[(i + 1) * 64 + threadIdx.x];   // writes
-        sum += tile[i % 2][63 - threadIdx.x];         // reads
-        if (!right && i % 2 == 0) __syncthreads();
-    }
-    out[threadIdx.x] = sum;
-}
-
-template <bool right>
-__global__ void flag(float* out, const float* in)
-{
-    __shared__ bool is_large;
-    if (threadIdx.x == 0) is_large = in[blockIdx.x] > 1;   // writes
-    if (right) __syncthreads();
-    if (is_large) out[blockIdx.x * 64 + threadIdx.x] = 0;   // reads
-}
-
 // Threads without an element leave before the barrier, which the others then wait at without them. What those have
 // stored is there behind it.
 template <bool right>
@@ -67,22 +41,6 @@ __global__ void leaves_early(float* out, int count)
     if (threadIdx.x >= static_cast<unsigned>(count)) return;
     if (right) __syncthreads();
     out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
-}
-
-// A reduction by halves, as they are first written; the barrier stands outside of the condition.
-template <bool right>
-__global__ void halves(float* out)
-{
-    __shared__ float sums[128];
-    sums[threadIdx.x] = 1;
-    __syncthreads();
-    for (unsigned n = 64; n > 0; n /= 2) {
-        if (threadIdx.x < n)
-            sums[threadIdx.x] +=                      // adds
-                sums[threadIdx.x + n];                // reads
-        if (right || n > 32) __syncthreads();
-    }
-    if (threadIdx.x == 0) out[0] = sums[0];
 }
 
 // Each warp has a part of its own: no barrier of the block is needed, the warp's is enough.
@@ -139,12 +97,6 @@ __global__ void half_a_warp(float* out)
 __global__ void bytes_of_a_word(char* out)
 {
     __shared__ char tile[64];
-    tile[threadIdx.x] = 1;
-    out[threadIdx.x] = tile[threadIdx.x];
-}
-__global__ void halves_of_a_word(short* out)
-{
-    __shared__ short tile[64];
     tile[threadIdx.x] = 1;
     out[threadIdx.x] = tile[threadIdx.x];
 }
@@ -231,7 +183,7 @@ __global__ void last_block(float* parts, unsigned* count, float* out)
     __syncthreads();
     if (is_last && threadIdx.x < gridDim.x) out[threadIdx.x] = parts[threadIdx.x];   // reads
 }
-// The same where all threads leave something: a barrier, and one thread's fence stands for all.
+// The same where all threads leave something: a barrier, then one thread's fence for all.
 __global__ void last_block_of_many(float* parts, unsigned* count, float* out)
 {
     __shared__ bool is_last;
@@ -257,7 +209,7 @@ __global__ void last_block_of_fences(float* parts, unsigned* count, float* out)
     if (is_last) out[threadIdx.x] = parts[threadIdx.x] + parts[64 + threadIdx.x];   // reads
 }
 
-// ---- what nobody wrote
+// ---- uninitialised reads
 
 template <bool right>
 __global__ void unwritten(float* out)
@@ -309,10 +261,7 @@ void all_of(float* out, const float* in, unsigned* counts)
     int* numbers = reinterpret_cast<int*>(out);
     neighbour<right><<<2, 64>>>(out);
     end_of_loop<right><<<1, 64>>>(out, in);
-    double_buffer<right><<<1, 64>>>(out, in);
-    flag<right><<<2, 64>>>(out, in);
     leaves_early<right><<<1, 64>>>(out, 50);
-    halves<right><<<1, 128>>>(out);
     lanes<right><<<1, 64>>>(out);
     warps<right><<<1, 64>>>(out);
     half_a_warp<right><<<1, 32>>>(out);
@@ -341,7 +290,6 @@ int main()
     by_shuffle<<<1, 32>>>(out);
     by_vote<<<1, 32>>>(out);
     bytes_of_a_word<<<1, 64>>>(reinterpret_cast<char*>(out));
-    halves_of_a_word<<<1, 64>>>(reinterpret_cast<short*>(out));
     byte_in_a_word<<<1, 64>>>(reinterpret_cast<int*>(out));
     first_kernel<<<4, 64>>>(out);
     second_kernel<<<4, 64>>>(out);

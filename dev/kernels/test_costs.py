@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Tests of costs.py, run in the repository's root: formulas for GPT-2 124M, and whether the sources have its kernels."""
+import glob
+import os
+import re
+import sys
+from inspect import signature
+from types import SimpleNamespace
+
+sys.dont_write_bytecode = True
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.append(os.path.join(HERE, "..", "tests"))
+import costs
+from claims import claim, finish
+
+B, T, C, Vp, L = 64, 1024, 768, 50304, 12
+N, SHAPE = B * T, {"B": B, "T": T, "C": C}
+
+
+def launch(name, integers=(), grid=(1, 1, 1), threads=256, flops=0.0):
+    return SimpleNamespace(name=name, demangled=f"void {name}(__nv_bfloat16*, float*)", grid=list(grid),
+                           integers=list(integers), threads=threads, tensor_flops=flops)
+
+
+def formulas():
+    gib = 1 << 30
+    for name, integers, grid, expected in [
+            ("embedding_forward_kernel", (N, T, C), (1, 1), 3 * N * C * 2),
+            ("embedding_backward_wpe_kernel<float>", (B, T, C), (1, 1), N * C * 2 + 2 * T * C * 4),
+            ("layernorm_forward_kernel", (N, C), (1, 1), 0.375 * gib),
+            ("layernorm_backward_kernel", (N, C), (1, 1), 0.375 * gib),
+            ("bias_forward_kernel", (N, 3 * C), (1, 1), 0.5625 * gib),
+            ("bias_backward_kernel", (N, 4 * C), (1, 1), 0.375 * gib),
+            ("gelu_forward_kernel", (4 * N * C,), (1, 1), 0.75 * gib),
+            ("gelu_backward_kernel", (4 * N * C,), (1, 1), 1.125 * gib),
+            ("cross_entropy_kernel<(Want)1>", (50257, Vp), (16384, 1), 2 * 16384 * Vp * 2),
+            ("norm_partials_kernel<float>", (1000, 10, L, 99), (1, 1), 4 * 1120),
+            ("adamw_kernel<float, float>", (5, 100), (9, L), 100 * L * 34),
+            ("adamw_kernel<__nv_bfloat16, __nv_bfloat16>", (5, 100), (9, 1), 100 * (4 + 16 + 4))]:
+        unit, amount, line = costs.cost(launch(name, integers, grid), {})
+        claim((unit, amount) == ("bytes", expected) and line, f"{name}: {expected:.4g} bytes", f"{amount:.4g} {unit}")
+    forward = 2 * 2 * B * T * T / 2 * C
+    amounts = [costs.cost(launch(f"attention_{name}_wgmma_kernel<64>"), SHAPE)
+               for name in ("forward", "backward_dq", "backward_dkv")]
+    claim([amount for _, amount, _ in amounts] == [forward, 1.5 * forward, 2 * forward],
+          "attention: 2 products forward, 3 and 4 backward")
+    claim(costs.cost(launch("other_kernel", (1,)), SHAPE) is None and
+          costs.cost(launch("attention_forward_wgmma_kernel<64>"), {}) is None, "no cost of an unknown kernel or shape")
+    for name, threads, turns, tiles in [("attention_forward_wgmma_kernel<64>", 512, True, B * 12 * 6),
+                                        ("attention_backward_dq_wgmma_kernel<64>", 384, False, B * 12 * 8),
+                                        ("attention_forward_mma_kernel<64>", 128, False, 0)]:
+        found = costs.softmax(launch(name, threads=threads, flops=12e9), SHAPE)
+        claim((found["turns"], found["pieces"]) == (turns, tiles), f"{name}: {tiles} work tiles", str(found))
+    claim(costs.softmax(launch("gelu_forward_kernel"), SHAPE) is None, "no softmax outside attention")
+
+
+def sources():
+    """Each formula has the kernel's whole-number parameters, by name: a changed signature is found here."""
+    text = "".join(open(path, encoding="utf-8").read() for path in ["train_gpt.cu", *sorted(glob.glob("gpt/*.cuh"))])
+    for name, (_, formula) in costs.BYTES.items():
+        found = re.search(rf"\b{name}\(([^{{]*)\)\s*{{", text)
+        parameters = re.findall(r"(?<![*\w] )\b(?:size_t|int|unsigned)\s+(?!long)(\w+)", found[1]) if found else None
+        claim(parameters == list(signature(formula).parameters)[1:], f"{name} has the formula's parameters",
+              f"found {parameters}, formula {list(signature(formula).parameters)[1:]}")
+    kernels = set(re.findall(r"\b(\w+_kernel)\(", text))
+    unknown = {kernel for kernel, *_ in costs.ALLOWANCES} - kernels
+    claim(not unknown, "allowances are for kernels that exist", ", ".join(unknown))
+    lines = {line.strip() for line in text.splitlines()}
+    gone = [line for line in costs.UNNECESSARY_BARRIERS if not any(other.startswith(line) for other in lines)]
+    claim(not gone, "unnecessary barriers are in the sources", "; ".join(gone))
+
+
+formulas()
+sources()
+finish()
