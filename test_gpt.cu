@@ -858,9 +858,9 @@ void test_attention() {
 // ==== attention of one token =================================================
 
 // Fewer keys than a block has warps, as many, and more.
-void test_attention_of_last() {
+void test_attention_decode() {
     const TensorCores usual = std::exchange(device.tensor_cores, TensorCores::NONE);   // for attention_loop
-    Trial trial("attention_of_last");
+    Trial trial("attention_decode");
     int n = 0;
     for (int HS : {16, 32, 48, 64, 80, 96, 112, 128})
         for (int T : {1, 2, 7, 32, 33, 150}) {
@@ -869,7 +869,7 @@ void test_attention_of_last() {
             const Values qkv = attention_inputs(s);
             const auto got = trial.run([&] {
                 const DeviceArray<floatX> out(s.C()), d_qkv(qkv);
-                attention_of_last(out, d_qkv, T, s.NH, HS);
+                attention_decode(out, d_qkv, T, s.NH, HS);
                 return Outputs{out.download()};
             });
             const Numbers all = attention_loop(qkv, s).out;
@@ -2824,7 +2824,7 @@ void test_kernels() {
     test("kernels: bias backward", test_bias_backward);
     test("kernels: gelu", test_gelu);
     test("kernels: attention", test_attention);
-    test("kernels: attention of one token", test_attention_of_last);
+    test("kernels: decode attention", test_attention_decode);
     test("kernels: naive attention", test_naive_attention);
     test("kernels: cross entropy", test_cross_entropy);
     test("kernels: gradient norm", test_gradient_norm);

@@ -1,36 +1,23 @@
 // gpt.cu: trains GPT-2 and GPT-3 models on one GPU or many, from one file; and, built by g++, on a CPU.
 //
-// Everything that a training step does is here: the kernels of each layer, forward and backward,
-// the model made of them, mixed precision, gradient accumulation, recomputation, the optimizer,
-// the data, checkpoints in Hugging Face's format, and a command line. Read it from top to bottom.
+// What a training step does is here: the portable kernels of each layer, forward and backward, the model made
+// of them, mixed precision, gradient accumulation, recomputation, the optimizer and the training loop. Read it from
+// top to bottom. Headers in gpt/ hold what a first reading can skip: kernels for tensor cores, FP8, many GPUs, file
+// formats, the tokenizer, the command line. Each is included where it is used, by a line that says what it defines.
 //
 // Map
-//    1  small things          errors, packs of elements, reductions in a warp, recording, the door for launches,
-//                             what matmuls read in FP8, CUDA graphs
+//    1  small things          errors, packs of elements, reductions in a warp, operands of matmuls, recording,
+//                             launches, CUDA graphs
 //    2  options               what flags set
-//    3  kernels               embedding · layernorm · bias · gelu · attention · naive attention · loss scaling ·
+//    3  kernels               column sums · embedding · layernorm · bias · gelu · attention · loss scaling ·
 //                             cross-entropy · gradient norm · adamw · init: a section each, its mathematics first
 //    4  matmul                cuBLASLt, row-major, with bias and GELU' as epilogues
-//    5  model                 sizes, and one table each for parameters and activations: name, shape,
-//                             dtype, copies. Memory, init, checkpoints, the plan loop over it
-//    6  forward, recompute, backward, update
+//    5  model                 sizes, and one table each for parameters and activations: name, shape, dtype, copies.
+//                             Memory, init, checkpoints, the plan loop over it; many GPUs; fp8
+//    6  training step         forward, recompute, backward, update
 //    7  files                 checkpoints, token data
-//    8  run                   sampling, schedule, peak
-//    9  verbs                 train, eval, sample, plan; main
-// Beside it, included where it is used; a first reading can do without
-//       dev/kernels/          attention_mma.cuh, attention_wgmma.cuh: attention on tensor cores, over ptx.cuh;
-//                             attention_of_last.cuh: of a sampled token; fp8.cuh, fp8_model.cuh: matmuls' operands
-//                             in 8 bits; matmul_tuning.cuh: which of cuBLASLt's algorithms is fastest
-//       gpt/            flags.cuh: the command line; files.cuh, json.h: files as a whole, and JSON;
-//                             safetensors.cuh, config.cuh, weights.cuh: a model's folder; tokens.cuh, windows.cuh:
-//                             data; run_folder.cuh, log.cuh, run_record.cuh: what a run leaves; start.cuh,
-//                             run_options.cuh: where it begins, --resume; signals.cuh: how signals end it
-//       gpt/             tokenizer.h: text to tokens and back; text.cuh: what of a sample is shown, and files;
-//                             terminal.cuh: what is shown of a run; hellaswag.cuh: questions to answer
-//       dev/chapter/          recorder.cuh, trace.cuh: what --trace draws; plan.cuh: what `plan` prints
-//       gpt/             distributed.cuh: what many GPUs share out and send; launch.cuh, watch.h: their processes, and
-//                             how they end together
-//       dev/cpu/              busy.h: whether other programs take a CPU's cores
+//    8  run                   sampling, schedule, peak, matmul tuning
+//    9  subcommands           train, eval, sample, plan; main
 //
 // Names   B batch, T sequence, N = B*T rows, C channels, NH heads, HS = C / NH head size, L layers,
 //         V vocabulary, Vp the same padded; inp, out, dinp, dout as in every layer's formula.
@@ -38,9 +25,9 @@
 // Types   floatX is what weights and activations are stored in: BF16, FP16 or FP32 (make PRECISION=...).
 //         All arithmetic is FP32; matmuls accumulate in FP32. Reductions have one fixed order and
 //         there are no floating-point atomics, so the same command gives the same bits.
-// Globals device (stream, matmul handle, properties), recorder (what --trace shows), ranks (the processes of
-//         many GPUs), and what signals leave: stop_requested (Ctrl-C), page_lost (a file that was cut off).
-//         No others.
+// Globals device (stream, matmul handle, properties), recorder (what --trace shows), matmul_plans (cuBLASLt's plan of
+//         each shape), ranks (the processes of many GPUs), and two that signal handlers set: stop_requested (Ctrl-C)
+//         and page_lost (a mapped file was truncated). No others.
 //
 // GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners";
 // GPT-3: Brown et al. 2020, table 2.1.
@@ -145,15 +132,12 @@ enum class TensorCores { AUTO, NONE, MMA, WGMMA };   // that attention runs on; 
 constexpr const char* TENSOR_CORE_NAMES[] = {"auto", "none", "mma", "wgmma"};
 const char* name_of(TensorCores kind) { return TENSOR_CORE_NAMES[static_cast<int>(kind)]; }
 
-struct MatmulTuning;
-
 struct Device {
     cudaDeviceProp properties;
     cudaStream_t stream, copies;
     cublasLtHandle_t matmul;
     void* matmul_workspace = nullptr;
     TensorCores tensor_cores = TensorCores::NONE;
-    MatmulTuning* tuning = nullptr;   // while there is one, nothing is launched: see matmul tuning
     void (*waiting)(bool begins) = nullptr;   // told when the CPU waits for the device
     double peak_flops = 0;   // dense FLOP/s in floatX: the denominator of MFU
     std::string peak_source; // where that figure comes from
@@ -321,11 +305,68 @@ __device__ __forceinline__ void add_pieces(float* row, const float (&x)[PACK], i
     store_pieces(row, sum, i, C);
 }
 
+// ==== operands of matmuls ====================================================
+// What a matmul reads next is written by kernels through a Writer: as floatX and, with --matmul fp8, in 8 bits too.
+// Section "fp8", after matmul, says how. Until then read `Writer<e4m3> w(out); w.put(i, v)` as store(out.x + i, v).
+
+typedef __nv_fp8_e4m3 e4m3;   // 4 bits of exponent, 3 of mantissa: activations and weights
+typedef __nv_fp8_e5m2 e5m2;   // 5 and 2: gradients, whose range is wide
+
+struct Fp8Scale;   // what a tensor is multiplied by before it is rounded to 8 bits
+
+// Where a kernel writes such a tensor.
+template <typename F8> struct Out {
+    floatX* x;                   // null: only x8 is read (--matmul fp8-all)
+    F8* x8 = nullptr;            // null: the kernel writes x only
+    Fp8Scale* scale = nullptr;   // null: no FP8; otherwise the kernel records the tensor's amax in it
+
+    __device__ Out from(size_t i) const { return {x ? x + i : nullptr, x8 ? x8 + i : nullptr, scale}; }
+};
+
+enum class Reach { WARP, BLOCK };   // the threads that construct and destroy a Writer together
+
+template <typename F8, Reach REACH = Reach::BLOCK> struct Writer {
+    Out<F8> to;
+    float scale = 1, amax = 0;   // amax: the largest |x| that this thread has put
+    bool counting = false;       // whether the next three are kept, for the log
+    unsigned values = 0, saturated = 0, underflow = 0;
+
+    __device__ __forceinline__ explicit Writer(const Out<F8>& out);
+    __device__ __forceinline__ ~Writer();   // records the threads' amax
+
+    // Stores v as elements i ... i + N - 1 of the tensor, and leaves it rounded to floatX.
+    template <int N> __device__ __forceinline__ void put(size_t i, float (&v)[N]);
+    // The same of a pack that is rounded already.
+    template <int N> __device__ __forceinline__ void put(size_t i, const RawPack<floatX, N>& rounded);
+    // Returns v in 8 bits; leaves it scaled.
+    template <int N> __device__ __forceinline__ RawPack<F8, N> quantise(float (&v)[N]);
+};
+
+// A matrix that matmuls read: in floatX and, where --matmul says so, in FP8.
+struct Operand {
+    floatX* x;                      // (rows, columns); null: not stored
+    void* fp8 = nullptr;            // the same in 8 bits; null: matmuls read x
+    void* transposed = nullptr;     // (columns, rows) in 8 bits: of a weight always; of others only with fp8-all
+    Fp8Scale* scale = nullptr;
+    DType format = FLOATX;          // of fp8
+    bool current_scaling = false;   // x is quantised after its kernel, when its amax is known
+
+    template <typename T, typename = std::enable_if_t<std::is_convertible_v<T, const floatX*>>>
+    Operand(const T& matrix) : x(const_cast<floatX*>(static_cast<const floatX*>(matrix))) {}
+
+    // For the kernel that writes x.
+    template <typename F8> Out<F8> to() const {
+        return {x, current_scaling ? nullptr : static_cast<F8*>(fp8), scale};
+    }
+    void finish(size_t n) const;     // with current scaling, quantises x (n) after the kernel that wrote it
+    void quantise(size_t n) const;   // quantises x (n) after a kernel that has no FP8 output
+};
+
 // ==== recording ==============================================================
 // Every piece of work on a stream goes through on_stream(), which names it for profilers; and for the recorder, whose
 // picture --trace draws. updated(x) says of an argument that a kernel reads and writes it.
 
-#include "gpt/recorder.cuh"
+#include "gpt/recorder.cuh"   // Recorder, updated()
 
 double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -356,7 +397,6 @@ template <typename F> float stream_milliseconds(F work) {
 // Runs `work`, which hands something to a stream, under a name for profilers and the recorder.
 template <typename F, typename... Memory>
 void on_stream(const char* name, cudaStream_t stream, F work, const Memory&... memory) {
-    if (device.tuning) return;
     nvtxRangePushA(name);
     if (recorder.on) {
         recorder.work.push_back({name, recorder.pass, recorder.layer, stream, seconds_now(), 0,
@@ -443,48 +483,7 @@ template <typename F> void with_type(Grad grad, F f) {
     else f(static_cast<grad16*>(grad.data));
 }
 
-// ==== fp8 ====================================================================
-// With --matmul fp8 the matmuls of a block read their operands in 8 bits, which Hopper multiplies twice as fast as 16:
-//           q = fp8(x * scale),   out = (q_inp q_w) / (scale_inp * scale_w) + b,   the sums in FP32
-// in forward and for the gradients of inputs; with fp8-all for the gradients of weights too. Activations and weights
-// are E4M3, gradients E5M2. All else is as it was: master weights, gradients of weights, attention, LayerNorm, head.
-// A scale makes a tensor's largest |x| just fit. The kernel that writes the tensor also writes it in FP8, by a scale
-// from the last steps (--fp8-scaling delayed), or takes its largest |x| for a kernel behind it (current). On a first
-// reading skip how: kernels below are given an Fp8Out beside each `out` that a matmul reads, put() packs there as they
-// store() them, and leave the largest |x| at their end.
-
-#include "gpt/fp8.cuh"
-
-// A matrix that matmuls read: in floatX and, where --matmul says so, in FP8.
-struct Operand {
-    floatX* x;                     // (rows, columns); none: fp8-all, where nobody reads it in floatX
-    void* fp8 = nullptr;           // the same; none: matmuls read x
-    void* turned = nullptr;        // (columns, rows): a weight's; for others where it is to go, when fp8-all needs it
-    Fp8Scale* scale = nullptr;
-    DType format = FLOATX;
-    ScaleBy by = ScaleBy::HISTORY;
-
-    template <typename T, typename = std::enable_if_t<std::is_convertible_v<T, const floatX*>>>
-    Operand(const T& matrix) : x(const_cast<floatX*>(static_cast<const floatX*>(matrix))) {}
-
-    // For the kernel that writes x.
-    template <typename F8> Fp8Out<F8> out() const {
-        return {by == ScaleBy::HISTORY ? static_cast<F8*>(fp8) : nullptr, scale};
-    }
-    // Behind a kernel that has written x (n), and taken the largest |x|.
-    template <typename F8> void finish(size_t n) const {
-        if (fp8 && by == ScaleBy::ITSELF) fp8_quantise<ScaleBy::ITSELF>(Fp8Out<F8>{static_cast<F8*>(fp8), scale}, x, n);
-    }
-    // Behind one that knows nothing of FP8.
-    template <typename F8> void quantise(size_t n) const {
-        if (!fp8) return;
-        if (by == ScaleBy::HISTORY) return fp8_quantise<ScaleBy::HISTORY>(out<F8>(), x, n);
-        fp8_max(scale, x, n);
-        finish<F8>(n);
-    }
-};
-
-#include "gpt/ptx.cuh"   // exp2_approx, reciprocal_approx; the rest is for tensor cores
+#include "gpt/ptx.cuh"   // exp2_approx(), reciprocal_approx(); for tensor cores: instructions, tiles, fragments, rings
 
 // ==== graphs =================================================================
 // A micro-step is the same few hundred launches each time. One by one they cost the CPU microseconds
@@ -508,7 +507,7 @@ public:
 
     // work() launches on device.stream and waits for nothing.
     template <typename F> void run(const std::string& name, F work) {
-        if (!on || recorder.on || device.tuning) return work();
+        if (!on || recorder.on) return work();
         const auto [place, is_new] = graphs_.try_emplace(name, nullptr);
         if (is_new) return work();
         cudaGraphExec_t& graph = place->second;
@@ -638,7 +637,7 @@ size_t partial_blocks(size_t rows) { return std::min(MAX_PARTIALS, ceil_div(rows
 
 constexpr int PARTIAL_COLUMNS = WARP_SIZE == 1 ? PACK_FP32 : 32;   // 128 bytes: a cache line
 constexpr int ACROSS = PARTIAL_COLUMNS / PACK_FP32;
-constexpr int MOST_GRADS = 3;
+constexpr int MAX_GRADS = 3;
 
 template <typename G>
 __global__ void __launch_bounds__(WIDE_BLOCK)
@@ -665,10 +664,10 @@ add_partials_kernel(G* grad0, G* grad1, G* grad2, const float* partials, size_t 
     }
 }
 
-// Each of up to MOST_GRADS grads (columns), all of one dtype, += the sum of its partials (count, columns) fp32
+// Each of up to MAX_GRADS grads (columns), all of one dtype, += the sum of its partials (count, columns) fp32
 void add_partials(std::initializer_list<Grad> grads, const float* partials, size_t count, size_t columns) {
     with_type(*grads.begin(), [&](auto* first) {
-        decltype(first) to[MOST_GRADS] = {};
+        decltype(first) to[MAX_GRADS] = {};
         std::transform(grads.begin(), grads.end(), to, [&](Grad g) { return static_cast<decltype(first)>(g.data); });
         launch("add_partials", add_partials_kernel<std::remove_pointer_t<decltype(first)>>,
                dim3(ceil_div(columns, PARTIAL_COLUMNS), grads.size()), WIDE_BLOCK, 0, updated(to[0]), updated(to[1]),
@@ -807,12 +806,11 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
 
 constexpr float LAYERNORM_EPS = 1e-5f;
 
-__global__ void layernorm_forward_kernel(floatX* res, floatX* out, Fp8Out<e4m3> out8, float* mean, float* rstd,
-                                         const floatX* inp, const floatX* add, const floatX* w, const floatX* b,
-                                         size_t N, int C) {
+__global__ void layernorm_forward_kernel(floatX* res, Out<e4m3> out, float* mean, float* rstd, const floatX* inp,
+                                         const floatX* add, const floatX* w, const floatX* b, size_t N, int C) {
     const size_t n = warp_row();
     if (n >= N) return;
-    Fp8Writer<e4m3> fp8(out8);
+    Writer<e4m3, Reach::WARP> writer(out);
     floatX* row = reinterpret_cast<floatX*>(dynamic_shared()) + threadIdx.x / WARP_SIZE * C;
     float v[PACK], u[PACK], s[PACK], sum[PACK] = {}, squares[PACK] = {};
     for (int i = lane_start(); i < C; i += LANE_STRIDE) {   // each lane reads only what it has written itself
@@ -837,10 +835,8 @@ __global__ void layernorm_forward_kernel(floatX* res, floatX* out, Fp8Out<e4m3> 
         load(u, w + i);
         load(s, b + i);
         for (int k = 0; k < PACK; k++) v[k] = (v[k] - m) * r * u[k] + s[k];
-        if (out) store(out + n * C + i, v);
-        fp8.put(n * C + i, v);
+        writer.put(n * C + i, v);
     }
-    fp8.leave_warp();
     if (threadIdx.x % WARP_SIZE == 0) {
         mean[n] = m;
         rstd[n] = r;
@@ -850,60 +846,59 @@ __global__ void layernorm_forward_kernel(floatX* res, floatX* out, Fp8Out<e4m3> 
 constexpr int LAYERNORM_BLOCK = WARP_SIZE == 1 ? 1 : 512;   // threads of backward's block, at most
 
 __global__ void __launch_bounds__(LAYERNORM_BLOCK, 2)
-layernorm_backward_kernel(floatX* dinp, Fp8Out<e5m2> dinp8, float* partials, const floatX* dout, const floatX* inp,
-                          const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
+layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, const floatX* inp, const floatX* w,
+                          const float* mean, const float* rstd, size_t N, int C) {
     __shared__ float2 of_warps[2][LAYERNORM_BLOCK / WARP_SIZE];
     const int first = threadIdx.x * PACK, stride = blockDim.x * PACK, warps = blockDim.x / WARP_SIZE;
     float *dw = dynamic_shared(), *db = dw + C, *dbias = db + C;
     float g[PACK], x[PACK], y[PACK], d[PACK];
     const float zero[PACK] = {};
-    Fp8Writer<e5m2> fp8(dinp8);
     for (int i = first; i < C; i += stride) {
         store_pieces(dw, zero, i, C);
         store_pieces(db, zero, i, C);
         store_pieces(dbias, zero, i, C);
     }
-    int turn = 0;
-    for (size_t n = blockIdx.x; n < N; n += gridDim.x, turn ^= 1) {
-        const float m = mean[n], r = rstd[n];
-        float sum_g[PACK] = {}, sum_gx[PACK] = {};
-        for (int i = first; i < C; i += stride) {
-            load(d, dout + n * C + i);
-            load(x, inp + n * C + i);
-            load(g, w + i);
-            for (int k = 0; k < PACK; k++) {
-                x[k] = (x[k] - m) * r;
-                g[k] *= d[k];
-                sum_g[k] += g[k];
-                sum_gx[k] += g[k] * x[k];
+    {
+        Writer<e5m2> writer(dinp);   // gone, with its registers, before the sums are stored
+        int turn = 0;
+        for (size_t n = blockIdx.x; n < N; n += gridDim.x, turn ^= 1) {
+            const float m = mean[n], r = rstd[n];
+            float sum_g[PACK] = {}, sum_gx[PACK] = {};
+            for (int i = first; i < C; i += stride) {
+                load(d, dout + n * C + i);
+                load(x, inp + n * C + i);
+                load(g, w + i);
+                for (int k = 0; k < PACK; k++) {
+                    x[k] = (x[k] - m) * r;
+                    g[k] *= d[k];
+                    sum_g[k] += g[k];
+                    sum_gx[k] += g[k] * x[k];
+                }
+                for (int k = 0; k < PACK; k++) x[k] *= d[k];
+                add_pieces(dw, x, i, C);
+                add_pieces(db, d, i, C);
             }
-            for (int k = 0; k < PACK; k++) x[k] *= d[k];
-            add_pieces(dw, x, i, C);
-            add_pieces(db, d, i, C);
-        }
-        const float2 of_mine = {warp_sum(sum_g), warp_sum(sum_gx)};
-        if (threadIdx.x % WARP_SIZE == 0) of_warps[turn][threadIdx.x / WARP_SIZE] = of_mine;
-        __syncthreads();   // the only one a row: the next row's sums go to the other place
-        float avg_g = 0, avg_gx = 0;
-        for (int other = 0; other < warps; other++) {
-            avg_g += of_warps[turn][other].x;
-            avg_gx += of_warps[turn][other].y;
-        }
-        avg_g /= C;
-        avg_gx /= C;
-        for (int i = first; i < C; i += stride) {
-            load(d, dout + n * C + i);
-            load(x, inp + n * C + i);
-            load(g, w + i);
-            load(y, dinp + n * C + i);
-            for (int k = 0; k < PACK; k++) y[k] += r * (g[k] * d[k] - avg_g - (x[k] - m) * r * avg_gx);
-            round_pack(y);
-            store(dinp + n * C + i, y);
-            add_pieces(dbias, y, i, C);
-            fp8.put_rounded(n * C + i, y);
+            const float2 of_mine = {warp_sum(sum_g), warp_sum(sum_gx)};
+            if (threadIdx.x % WARP_SIZE == 0) of_warps[turn][threadIdx.x / WARP_SIZE] = of_mine;
+            __syncthreads();   // the only one a row: the next row's sums go to the other place
+            float avg_g = 0, avg_gx = 0;
+            for (int other = 0; other < warps; other++) {
+                avg_g += of_warps[turn][other].x;
+                avg_gx += of_warps[turn][other].y;
+            }
+            avg_g /= C;
+            avg_gx /= C;
+            for (int i = first; i < C; i += stride) {
+                load(d, dout + n * C + i);
+                load(x, inp + n * C + i);
+                load(g, w + i);
+                load(y, dinp.x + n * C + i);
+                for (int k = 0; k < PACK; k++) y[k] += r * (g[k] * d[k] - avg_g - (x[k] - m) * r * avg_gx);
+                writer.put(n * C + i, y);
+                add_pieces(dbias, y, i, C);
+            }
         }
     }
-    fp8.leave_block();
     for (int i = first; i < C; i += stride)
         for (int sums = 0; sums < 3; sums++) {
             load_pieces(y, dw + sums * C, i, C);
@@ -912,7 +907,7 @@ layernorm_backward_kernel(floatX* dinp, Fp8Out<e5m2> dinp8, float* partials, con
 }
 
 // Of backward's block. Forward needs a row of floatX for each of its warps.
-size_t layernorm_shared(int C) { return MOST_GRADS * C * sizeof(float); }
+size_t layernorm_shared(int C) { return MAX_GRADS * C * sizeof(float); }
 
 // With add == nullptr it normalises inp itself and leaves res alone.
 void layernorm_forward(floatX* res, const Operand& out, float* mean, float* rstd, const floatX* inp, const floatX* add,
@@ -920,8 +915,8 @@ void layernorm_forward(floatX* res, const Operand& out, float* mean, float* rstd
     const size_t row_bytes = C * sizeof(floatX), fit = SHARED_WITHOUT_OPT_IN / row_bytes;
     const size_t warps = std::clamp(fit, size_t{1}, size_t{BLOCK_WARPS});
     launch("layernorm_forward", layernorm_forward_kernel, ceil_div(N, warps), warps * WARP_SIZE, warps * row_bytes, res,
-           out.x, out.out<e4m3>(), mean, rstd, inp, add, w, b, N, C);
-    out.finish<e4m3>(N * C);
+           out.to<e4m3>(), mean, rstd, inp, add, w, b, N, C);
+    out.finish(N * C);
 }
 
 // dinp is added to, as the residual stream's gradient goes past the LayerNorm and through it. dbias may have no data:
@@ -930,9 +925,9 @@ void layernorm_backward(const Operand& dinp, Grad dw, Grad db, Grad dbias, float
                         const floatX* inp, const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
     const size_t blocks = partial_blocks(N), warps = ceil_div(C, LANE_STRIDE);
     launch("layernorm_backward", layernorm_backward_kernel, blocks,
-           std::min(warps * WARP_SIZE, size_t{LAYERNORM_BLOCK}), layernorm_shared(C), updated(dinp.x),
-           dinp.out<e5m2>(), partials, dout, inp, w, mean, rstd, N, C);
-    dinp.finish<e5m2>(N * C);
+           std::min(warps * WARP_SIZE, size_t{LAYERNORM_BLOCK}), layernorm_shared(C),
+           updated(dinp.to<e5m2>()), partials, dout, inp, w, mean, rstd, N, C);
+    dinp.finish(N * C);
     if (dbias.data) add_partials({dw, db, dbias}, partials, blocks, C);
     else add_partials({dw, db}, partials, blocks, C);
 }
@@ -1006,23 +1001,20 @@ __device__ __forceinline__ float gelu_sigmoid(float x) {
     return reciprocal_approx(1.0f + exp2_approx(x * (LINEAR + CUBIC * (x * x))));
 }
 
-__global__ void gelu_forward_kernel(floatX* out, Fp8Out<e4m3> out8, const floatX* inp, size_t n) {
+__global__ void gelu_forward_kernel(Out<e4m3> out, const floatX* inp, size_t n) {
     const Span span = my_span(n);
-    Fp8Writer<e4m3> fp8(out8);
+    Writer<e4m3> writer(out);
     for (size_t i = span.begin; i < span.end; i += span.stride) {
         float x[PACK];
         load(x, inp + i);
         for (int k = 0; k < PACK; k++) x[k] *= gelu_sigmoid(x[k]);
-        if (out) store(out + i, x);
-        fp8.put(i, x);
+        writer.put(i, x);
     }
-    fp8.leave_block();
 }
 
-__global__ void gelu_backward_kernel(floatX* dinp, Fp8Out<e5m2> dinp8, const floatX* dout, const floatX* inp,
-                                     size_t n) {
+__global__ void gelu_backward_kernel(Out<e5m2> dinp, const floatX* dout, const floatX* inp, size_t n) {
     const Span span = my_span(n);
-    Fp8Writer<e5m2> fp8(dinp8);
+    Writer<e5m2> writer(dinp);
     for (size_t i = span.begin; i < span.end; i += span.stride) {
         float x[PACK], d[PACK];
         load(x, inp + i);
@@ -1032,21 +1024,19 @@ __global__ void gelu_backward_kernel(floatX* dinp, Fp8Out<e5m2> dinp8, const flo
             const float slope = GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x[k] * x[k]);   // du/dx
             d[k] *= s + 2.0f * x[k] * s * (1.0f - s) * slope;
         }
-        store(dinp + i, d);
-        fp8.put(i, d);
+        writer.put(i, d);
     }
-    fp8.leave_block();
 }
 
 void gelu_forward(const Operand& out, const floatX* inp, size_t n) {
-    launch("gelu_forward", gelu_forward_kernel, span_blocks(n), BLOCK, 0, out.x, out.out<e4m3>(), inp, n);
-    out.finish<e4m3>(n);
+    launch("gelu_forward", gelu_forward_kernel, span_blocks(n), BLOCK, 0, out.to<e4m3>(), inp, n);
+    out.finish(n);
 }
 
 // dinp may be dout
 void gelu_backward(const Operand& dinp, const floatX* dout, const floatX* inp, size_t n) {
-    launch("gelu_backward", gelu_backward_kernel, span_blocks(n), BLOCK, 0, dinp.x, dinp.out<e5m2>(), dout, inp, n);
-    dinp.finish<e5m2>(n);
+    launch("gelu_backward", gelu_backward_kernel, span_blocks(n), BLOCK, 0, dinp.to<e5m2>(), dout, inp, n);
+    dinp.finish(n);
 }
 
 // ==== attention ==============================================================
@@ -1055,8 +1045,8 @@ void gelu_backward(const Operand& dinp, const floatX* dout, const floatX* inp, s
 // backward  D = sum over d of dout * out;  dP = dout V^T;  dS = P * (dP - D)
 //           dQ = dS K / sqrt(HS),   dK = dS^T Q / sqrt(HS),   dV = P^T dout
 // shapes    qkv, dqkv (B,T,3,NH,HS) floatX | out, dout (B,T,NH,HS) floatX | lse, D (B,NH,T) fp32
-// mapping   The T x T matrices never exist: a block owns OWN rows (queries in forward and dQ, keys
-//           in dK/dV) and walks over the other side STEP rows at a time, in shared memory, with
+// mapping   The T x T matrices never exist: a block owns BLOCK_M rows (queries in forward and dQ, keys
+//           in dK/dV) and walks over the other side BLOCK_N rows at a time, in shared memory, with
 //           the softmax rescaled as larger scores appear (online softmax). Tiles are stored with
 //           the owned row as the fast index, so that each step is arithmetic on neighbours: products
 //           are tile_matmul, everything about a row (max, sum, lse, D) is elementwise
@@ -1066,8 +1056,8 @@ void gelu_backward(const Operand& dinp, const floatX* dout, const floatX* inp, s
 //           Dao 2023, "FlashAttention-2", algorithms 1 and 2
 // needs     no tensor cores: the version to read; the next section has the fast ones
 
-constexpr int OWN = 32;                          // rows that a block owns
-constexpr int STEP = WARP_SIZE == 1 ? 32 : 16;   // rows of the other side per step
+constexpr int BLOCK_M = 32;                          // rows that a block owns
+constexpr int BLOCK_N = WARP_SIZE == 1 ? 32 : 16;   // rows of the other side per step
 #ifdef __AVX512F__
 constexpr int TILE_M = WARP_SIZE == 1 ? 8 : 4;   // a thread computes TILE_M x TILE_N of a product: 4 x 4,
 #else
@@ -1087,14 +1077,14 @@ typedef float Lane;
 enum class Old { DROP, ADD, RESCALE };
 enum class Stored { AS_M_K, AS_K_M };
 
-// C (M, OWN) = old C + A (M, K) * B (K, OWN), all in shared memory; A as it is or transposed, `lda`
-// apart. Old::RESCALE multiplies column n of the old C by scale[n] first.
+// C (M, BLOCK_M) = old C + A (M, K) * B (K, BLOCK_M), all in shared memory; A as it is or transposed, with rows
+// of `lda`. Old::RESCALE multiplies column n of the old C by scale[n] first.
 template <Old OLD, Stored STORED>
 __device__ void tile_matmul(float* C, const float* A, const float* B, const float* scale, int M, int K, int lda) {
-    constexpr int PER_ROW = OWN / TILE_N, WIDTH = sizeof(Lane) / sizeof(float), N = TILE_N / WIDTH;
+    constexpr int PER_ROW = BLOCK_M / TILE_N, WIDTH = sizeof(Lane) / sizeof(float), N = TILE_N / WIDTH;
     for (int e = threadIdx.x; e < M / TILE_M * PER_ROW; e += blockDim.x) {
         const int m0 = e / PER_ROW * TILE_M, n0 = e % PER_ROW * TILE_N;
-        auto row = [n0](auto* x, int r) { return reinterpret_cast<const Lane*>(x + r * OWN + n0); };
+        auto row = [n0](auto* x, int r) { return reinterpret_cast<const Lane*>(x + r * BLOCK_M + n0); };
         Lane acc[TILE_M][N];
         for (int m = 0; m < TILE_M; m++)
             for (int n = 0; n < N; n++) {
@@ -1111,18 +1101,18 @@ __device__ void tile_matmul(float* C, const float* A, const float* B, const floa
             }
         }
         for (int m = 0; m < TILE_M; m++)
-            for (int n = 0; n < N; n++) reinterpret_cast<Lane*>(C + (m0 + m) * OWN + n0)[n] = acc[m][n];
+            for (int n = 0; n < N; n++) reinterpret_cast<Lane*>(C + (m0 + m) * BLOCK_M + n0)[n] = acc[m][n];
     }
 }
 
-// Rows [row, row + STEP) of x into tile (STEP, HS), or rows [row, row + OWN) into tile (HS, OWN);
-// rows past T become 0. `x` is one head's first row, rows are `apart` elements from each other.
-__device__ void load_rows(float* tile, const floatX* x, int row, int T, size_t apart, int HS, float scale) {
-    for (int e = threadIdx.x * PACK; e < STEP * HS; e += blockDim.x * PACK) {
+// Rows [row, row + BLOCK_N) of x into tile (BLOCK_N, HS), or rows [row, row + BLOCK_M) into tile (HS, BLOCK_M);
+// rows past T become 0. `x` is one head's first row, `stride` elements from one row to the next.
+__device__ void load_rows(float* tile, const floatX* x, int row, int T, size_t stride, int HS, float scale) {
+    for (int e = threadIdx.x * PACK; e < BLOCK_N * HS; e += blockDim.x * PACK) {
         const int r = row + e / HS;
         float v[PACK];
         if (r < T) {
-            load(v, x + r * apart + e % HS);
+            load(v, x + r * stride + e % HS);
             for (int k = 0; k < PACK; k++) tile[e + k] = v[k] * scale;
         } else {
             for (int k = 0; k < PACK; k++) tile[e + k] = 0;
@@ -1130,39 +1120,37 @@ __device__ void load_rows(float* tile, const floatX* x, int row, int T, size_t a
     }
 }
 
-__device__ void load_columns(float* tile, const floatX* x, int row, int T, size_t apart, int HS, float scale) {
-    for (int e = threadIdx.x; e < OWN * (HS / PACK); e += blockDim.x) {
+__device__ void load_columns(float* tile, const floatX* x, int row, int T, size_t stride, int HS, float scale) {
+    for (int e = threadIdx.x; e < BLOCK_M * (HS / PACK); e += blockDim.x) {
         const int r = e / (HS / PACK), d = e % (HS / PACK) * PACK;
         float v[PACK] = {};
-        if (row + r < T) load(v, x + (row + r) * apart + d);
-        for (int k = 0; k < PACK; k++) tile[(d + k) * OWN + r] = v[k] * scale;
+        if (row + r < T) load(v, x + (row + r) * stride + d);
+        for (int k = 0; k < PACK; k++) tile[(d + k) * BLOCK_M + r] = v[k] * scale;
     }
 }
 
-// The other way: tile (HS, OWN) to rows [row, row + OWN), times scale * per_row[r] where there is one.
+// The other way: tile (HS, BLOCK_M) to rows [row, row + BLOCK_M), times scale * per_row[r] where there is one.
 template <typename F8>
-__device__ void store_columns(floatX* x, const Fp8Out<F8>& x8, const float* tile, const float* per_row, int row, int T,
-                              size_t apart, int HS, float scale) {
-    Fp8Writer<F8> fp8(x8);
-    for (int e = threadIdx.x; e < OWN * (HS / PACK); e += blockDim.x) {
+__device__ void store_columns(const Out<F8>& x, const float* tile, const float* per_row, int row, int T, size_t stride,
+                              int HS, float scale) {
+    Writer<F8, Reach::WARP> writer(x);
+    for (int e = threadIdx.x; e < BLOCK_M * (HS / PACK); e += blockDim.x) {
         const int r = e / (HS / PACK), d = e % (HS / PACK) * PACK;
         if (row + r >= T) continue;
         const float factor = per_row ? scale * per_row[r] : scale;
         float v[PACK];
-        for (int k = 0; k < PACK; k++) v[k] = tile[(d + k) * OWN + r] * factor;
-        store(x + (row + r) * apart + d, v);
-        fp8.put((row + r) * apart + d, v);
+        for (int k = 0; k < PACK; k++) v[k] = tile[(d + k) * BLOCK_M + r] * factor;
+        writer.put((row + r) * stride + d, v);
     }
-    fp8.leave_warp();
 }
 
 __device__ void fill(float* x, float value, int n) {
     for (int i = threadIdx.x; i < n; i += blockDim.x) x[i] = value;
 }
 
-// Where this block's head begins, for grids (ceil(T / OWN), NH, B).
+// Where this block's head begins, for grids (ceil(T / BLOCK_M), NH, B).
 struct Head {
-    size_t C, apart;   // channels of the model; from one row of qkv to the next
+    size_t C, stride;   // channels of the model; from one row of qkv to the next
     size_t qkv, out;   // first element of this head in (B,T,3,NH,HS) and (B,T,NH,HS)
     size_t rows;       // in (B,NH,T)
 };
@@ -1173,28 +1161,28 @@ __device__ Head my_head(int T, int HS) {
 }
 
 size_t attention_forward_shared(int HS) {
-    return sizeof(float) * (2 * HS * OWN + 2 * STEP * HS + STEP * OWN + 3 * OWN);
+    return sizeof(float) * (2 * HS * BLOCK_M + 2 * BLOCK_N * HS + BLOCK_N * BLOCK_M + 3 * BLOCK_M);
 }
 size_t attention_backward_shared(int HS) {
-    return sizeof(float) * (4 * HS * OWN + 2 * STEP * HS + 2 * STEP * OWN + 2 * OWN);
+    return sizeof(float) * (4 * HS * BLOCK_M + 2 * BLOCK_N * HS + 2 * BLOCK_N * BLOCK_M + 2 * BLOCK_M);
 }
 
-// One step of the online softmax. In: scores S (STEP keys, OWN queries). Out: S becomes
+// One step of the online softmax. In: scores S (BLOCK_N keys, BLOCK_M queries). Out: S becomes
 // P = exp(S - max) with the maximum so far; sum and rescale bring older results to that maximum.
 __device__ void online_softmax(float* S, float* max, float* sum, float* rescale, int key0, int query0) {
-    for (int i = threadIdx.x * LANES; i < OWN; i += blockDim.x * LANES) {
+    for (int i = threadIdx.x * LANES; i < BLOCK_M; i += blockDim.x * LANES) {
         float m[LANES], s[LANES] = {};
         for (int n = 0; n < LANES; n++) m[n] = max[i + n];
-        for (int j = 0; j < STEP; j++)
+        for (int j = 0; j < BLOCK_N; j++)
             for (int n = 0; n < LANES; n++) {
-                const float score = key0 + j <= query0 + i + n ? S[j * OWN + i + n] : -INFINITY;
-                S[j * OWN + i + n] = score;
+                const float score = key0 + j <= query0 + i + n ? S[j * BLOCK_M + i + n] : -INFINITY;
+                S[j * BLOCK_M + i + n] = score;
                 m[n] = fmaxf(m[n], score);
             }
-        for (int j = 0; j < STEP; j++)
+        for (int j = 0; j < BLOCK_N; j++)
             for (int n = 0; n < LANES; n++) {
-                const float p = __expf(S[j * OWN + i + n] - m[n]);
-                S[j * OWN + i + n] = p;
+                const float p = __expf(S[j * BLOCK_M + i + n] - m[n]);
+                S[j * BLOCK_M + i + n] = p;
                 s[n] += p;
             }
         for (int n = 0; n < LANES; n++) {
@@ -1205,48 +1193,48 @@ __device__ void online_softmax(float* S, float* max, float* sum, float* rescale,
     }
 }
 
-__global__ void attention_forward_kernel(floatX* out, Fp8Out<e4m3> out8, float* lse, const floatX* qkv, int T, int HS) {
+__global__ void attention_forward_kernel(Out<e4m3> out, float* lse, const floatX* qkv, int T, int HS) {
     const Head head = my_head(T, HS);
-    const int query0 = (gridDim.x - 1 - blockIdx.x) * OWN;   // those with most keys first: they last longest
-    float* Q = dynamic_shared();   // (HS, OWN)
-    float* O = Q + HS * OWN;       // (HS, OWN)
-    float* K = O + HS * OWN;       // (STEP, HS)
-    float* V = K + STEP * HS;      // (STEP, HS)
-    float* S = V + STEP * HS;      // (STEP, OWN)
-    float *max = S + STEP * OWN, *sum = max + OWN, *rescale = sum + OWN;   // (OWN)
+    const int query0 = (gridDim.x - 1 - blockIdx.x) * BLOCK_M;   // those with most keys first: they last longest
+    float* Q = dynamic_shared();   // (HS, BLOCK_M)
+    float* O = Q + HS * BLOCK_M;       // (HS, BLOCK_M)
+    float* K = O + HS * BLOCK_M;       // (BLOCK_N, HS)
+    float* V = K + BLOCK_N * HS;      // (BLOCK_N, HS)
+    float* S = V + BLOCK_N * HS;      // (BLOCK_N, BLOCK_M)
+    float *max = S + BLOCK_N * BLOCK_M, *sum = max + BLOCK_M, *rescale = sum + BLOCK_M;   // (BLOCK_M)
 
-    load_columns(Q, qkv + head.qkv, query0, T, head.apart, HS, rsqrtf(static_cast<float>(HS)));
-    fill(O, 0, HS * OWN);
-    fill(max, -INFINITY, OWN);
-    fill(sum, 0, OWN);
-    for (int key0 = 0; key0 < T && key0 < query0 + OWN; key0 += STEP) {
-        load_rows(K, qkv + head.qkv + head.C, key0, T, head.apart, HS, 1);
-        load_rows(V, qkv + head.qkv + 2 * head.C, key0, T, head.apart, HS, 1);
+    load_columns(Q, qkv + head.qkv, query0, T, head.stride, HS, rsqrtf(static_cast<float>(HS)));
+    fill(O, 0, HS * BLOCK_M);
+    fill(max, -INFINITY, BLOCK_M);
+    fill(sum, 0, BLOCK_M);
+    for (int key0 = 0; key0 < T && key0 < query0 + BLOCK_M; key0 += BLOCK_N) {
+        load_rows(K, qkv + head.qkv + head.C, key0, T, head.stride, HS, 1);
+        load_rows(V, qkv + head.qkv + 2 * head.C, key0, T, head.stride, HS, 1);
         __syncthreads();
-        tile_matmul<Old::DROP, Stored::AS_M_K>(S, K, Q, nullptr, STEP, HS, HS);      // S = K Q
+        tile_matmul<Old::DROP, Stored::AS_M_K>(S, K, Q, nullptr, BLOCK_N, HS, HS);      // S = K Q
         __syncthreads();
         online_softmax(S, max, sum, rescale, key0, query0);
         __syncthreads();
-        tile_matmul<Old::RESCALE, Stored::AS_K_M>(O, V, S, rescale, HS, STEP, HS);   // O += V^T P
+        tile_matmul<Old::RESCALE, Stored::AS_K_M>(O, V, S, rescale, HS, BLOCK_N, HS);   // O += V^T P
         __syncthreads();   // before K and V are loaded again
     }
-    for (int i = threadIdx.x; i < OWN; i += blockDim.x) {
+    for (int i = threadIdx.x; i < BLOCK_M; i += blockDim.x) {
         if (query0 + i < T) lse[head.rows + query0 + i] = max[i] + logf(sum[i]);
         sum[i] = 1 / sum[i];
     }
     __syncthreads();
-    store_columns(out + head.out, out8.from(head.out), O, sum, query0, T, head.C, HS, 1);
+    store_columns(out.from(head.out), O, sum, query0, T, head.C, HS, 1);
 }
 
-// S and dP (rows, OWN) become P and dS. Of the pair, `i_is_row` says whether queries are rows or
+// S and dP (rows, BLOCK_M) become P and dS. Of the pair, `i_is_row` says whether queries are rows or
 // columns; lse and D belong to queries.
 enum class Queries { ROWS, COLUMNS };
 template <Queries QUERIES>
 __device__ void scores_backward(float* S, float* dP, const float* lse, const float* D, int row0, int column0, int T) {
-    for (int e = threadIdx.x * LANES; e < STEP * OWN; e += blockDim.x * LANES) {
+    for (int e = threadIdx.x * LANES; e < BLOCK_N * BLOCK_M; e += blockDim.x * LANES) {
         float p[LANES], dS[LANES];
         for (int n = 0; n < LANES; n++) {
-            const int row = e / OWN, column = e % OWN + n;   // LANES divides OWN
+            const int row = e / BLOCK_M, column = e % BLOCK_M + n;   // LANES divides BLOCK_M
             const int q = QUERIES == Queries::ROWS ? row : column;
             const int query = QUERIES == Queries::ROWS ? row0 + row : column0 + column;
             const int key = QUERIES == Queries::ROWS ? column0 + column : row0 + row;
@@ -1262,94 +1250,93 @@ __device__ void scores_backward(float* S, float* dP, const float* lse, const flo
 }
 
 // Also leaves D for attention_backward_dkv_kernel.
-__global__ void attention_backward_dq_kernel(floatX* dqkv, Fp8Out<e5m2> dqkv8, float* D_out, const floatX* dout,
-                                             const floatX* qkv, const floatX* out, const float* lse_in, int T, int HS) {
+__global__ void attention_backward_dq_kernel(Out<e5m2> dqkv, float* D_out, const floatX* dout, const floatX* qkv,
+                                             const floatX* out, const float* lse_in, int T, int HS) {
     const Head head = my_head(T, HS);
-    const int query0 = (gridDim.x - 1 - blockIdx.x) * OWN;
-    float* Q = dynamic_shared();   // (HS, OWN)
-    float* dO = Q + HS * OWN;      // (HS, OWN)
-    float* dQ = dO + HS * OWN;     // (HS, OWN), at first the output O
-    float* K = dQ + HS * OWN;      // (STEP, HS)
-    float* V = K + STEP * HS;      // (STEP, HS)
-    float* S = V + STEP * HS;      // (STEP, OWN)
-    float* dP = S + STEP * OWN;    // (STEP, OWN)
-    float *lse = dP + STEP * OWN, *D = lse + OWN;   // (OWN)
+    const int query0 = (gridDim.x - 1 - blockIdx.x) * BLOCK_M;
+    float* Q = dynamic_shared();   // (HS, BLOCK_M)
+    float* dO = Q + HS * BLOCK_M;      // (HS, BLOCK_M)
+    float* dQ = dO + HS * BLOCK_M;     // (HS, BLOCK_M), at first the output O
+    float* K = dQ + HS * BLOCK_M;      // (BLOCK_N, HS)
+    float* V = K + BLOCK_N * HS;      // (BLOCK_N, HS)
+    float* S = V + BLOCK_N * HS;      // (BLOCK_N, BLOCK_M)
+    float* dP = S + BLOCK_N * BLOCK_M;    // (BLOCK_N, BLOCK_M)
+    float *lse = dP + BLOCK_N * BLOCK_M, *D = lse + BLOCK_M;   // (BLOCK_M)
 
     const float scale = rsqrtf(static_cast<float>(HS));
-    load_columns(Q, qkv + head.qkv, query0, T, head.apart, HS, scale);
+    load_columns(Q, qkv + head.qkv, query0, T, head.stride, HS, scale);
     load_columns(dO, dout + head.out, query0, T, head.C, HS, 1);
     load_columns(dQ, out + head.out, query0, T, head.C, HS, 1);
     __syncthreads();
-    for (int i = threadIdx.x; i < OWN; i += blockDim.x) {
+    for (int i = threadIdx.x; i < BLOCK_M; i += blockDim.x) {
         float sum = 0;
-        for (int d = 0; d < HS; d++) sum += dO[d * OWN + i] * dQ[d * OWN + i];
+        for (int d = 0; d < HS; d++) sum += dO[d * BLOCK_M + i] * dQ[d * BLOCK_M + i];
         D[i] = sum;
         lse[i] = query0 + i < T ? lse_in[head.rows + query0 + i] : 0;
         if (query0 + i < T) D_out[head.rows + query0 + i] = sum;
     }
     __syncthreads();
-    fill(dQ, 0, HS * OWN);
-    for (int key0 = 0; key0 < T && key0 < query0 + OWN; key0 += STEP) {
-        load_rows(K, qkv + head.qkv + head.C, key0, T, head.apart, HS, 1);
-        load_rows(V, qkv + head.qkv + 2 * head.C, key0, T, head.apart, HS, 1);
+    fill(dQ, 0, HS * BLOCK_M);
+    for (int key0 = 0; key0 < T && key0 < query0 + BLOCK_M; key0 += BLOCK_N) {
+        load_rows(K, qkv + head.qkv + head.C, key0, T, head.stride, HS, 1);
+        load_rows(V, qkv + head.qkv + 2 * head.C, key0, T, head.stride, HS, 1);
         __syncthreads();
-        tile_matmul<Old::DROP, Stored::AS_M_K>(S, K, Q, nullptr, STEP, HS, HS);     // S = K Q
-        tile_matmul<Old::DROP, Stored::AS_M_K>(dP, V, dO, nullptr, STEP, HS, HS);   // dP = V dO
+        tile_matmul<Old::DROP, Stored::AS_M_K>(S, K, Q, nullptr, BLOCK_N, HS, HS);     // S = K Q
+        tile_matmul<Old::DROP, Stored::AS_M_K>(dP, V, dO, nullptr, BLOCK_N, HS, HS);   // dP = V dO
         __syncthreads();
         scores_backward<Queries::COLUMNS>(S, dP, lse, D, key0, query0, T);
         __syncthreads();
-        tile_matmul<Old::ADD, Stored::AS_K_M>(dQ, K, dP, nullptr, HS, STEP, HS);    // dQ += K^T dS
+        tile_matmul<Old::ADD, Stored::AS_K_M>(dQ, K, dP, nullptr, HS, BLOCK_N, HS);    // dQ += K^T dS
         __syncthreads();
     }
-    store_columns(dqkv + head.qkv, dqkv8.from(head.qkv), dQ, nullptr, query0, T, head.apart, HS, scale);
+    store_columns(dqkv.from(head.qkv), dQ, nullptr, query0, T, head.stride, HS, scale);
 }
 
-__global__ void attention_backward_dkv_kernel(floatX* dqkv, Fp8Out<e5m2> dqkv8, const floatX* dout, const floatX* qkv,
+__global__ void attention_backward_dkv_kernel(Out<e5m2> dqkv, const floatX* dout, const floatX* qkv,
                                               const float* lse_in, const float* D_in, int T, int HS) {
     const Head head = my_head(T, HS);
-    const int key0 = blockIdx.x * OWN;   // those with most queries first
-    float* K = dynamic_shared();   // (HS, OWN)
-    float* V = K + HS * OWN;       // (HS, OWN)
-    float* dK = V + HS * OWN;      // (HS, OWN)
-    float* dV = dK + HS * OWN;     // (HS, OWN)
-    float* Q = dV + HS * OWN;      // (STEP, HS)
-    float* dO = Q + STEP * HS;     // (STEP, HS)
-    float* S = dO + STEP * HS;     // (STEP, OWN)
-    float* dP = S + STEP * OWN;    // (STEP, OWN)
-    float *lse = dP + STEP * OWN, *D = lse + OWN;   // (STEP)
+    const int key0 = blockIdx.x * BLOCK_M;   // those with most queries first
+    float* K = dynamic_shared();   // (HS, BLOCK_M)
+    float* V = K + HS * BLOCK_M;       // (HS, BLOCK_M)
+    float* dK = V + HS * BLOCK_M;      // (HS, BLOCK_M)
+    float* dV = dK + HS * BLOCK_M;     // (HS, BLOCK_M)
+    float* Q = dV + HS * BLOCK_M;      // (BLOCK_N, HS)
+    float* dO = Q + BLOCK_N * HS;     // (BLOCK_N, HS)
+    float* S = dO + BLOCK_N * HS;     // (BLOCK_N, BLOCK_M)
+    float* dP = S + BLOCK_N * BLOCK_M;    // (BLOCK_N, BLOCK_M)
+    float *lse = dP + BLOCK_N * BLOCK_M, *D = lse + BLOCK_M;   // (BLOCK_N)
 
     const float scale = rsqrtf(static_cast<float>(HS));
-    load_columns(K, qkv + head.qkv + head.C, key0, T, head.apart, HS, 1);
-    load_columns(V, qkv + head.qkv + 2 * head.C, key0, T, head.apart, HS, 1);
-    fill(dK, 0, 2 * HS * OWN);   // and dV behind it
-    for (int query0 = key0 / STEP * STEP; query0 < T; query0 += STEP) {
-        load_rows(Q, qkv + head.qkv, query0, T, head.apart, HS, scale);
+    load_columns(K, qkv + head.qkv + head.C, key0, T, head.stride, HS, 1);
+    load_columns(V, qkv + head.qkv + 2 * head.C, key0, T, head.stride, HS, 1);
+    fill(dK, 0, 2 * HS * BLOCK_M);   // and dV behind it
+    for (int query0 = key0 / BLOCK_N * BLOCK_N; query0 < T; query0 += BLOCK_N) {
+        load_rows(Q, qkv + head.qkv, query0, T, head.stride, HS, scale);
         load_rows(dO, dout + head.out, query0, T, head.C, HS, 1);
-        for (int i = threadIdx.x; i < STEP; i += blockDim.x) {
+        for (int i = threadIdx.x; i < BLOCK_N; i += blockDim.x) {
             lse[i] = query0 + i < T ? lse_in[head.rows + query0 + i] : 0;
             D[i] = query0 + i < T ? D_in[head.rows + query0 + i] : 0;
         }
         __syncthreads();
-        tile_matmul<Old::DROP, Stored::AS_M_K>(S, Q, K, nullptr, STEP, HS, HS);     // S = Q K
-        tile_matmul<Old::DROP, Stored::AS_M_K>(dP, dO, V, nullptr, STEP, HS, HS);   // dP = dO V
+        tile_matmul<Old::DROP, Stored::AS_M_K>(S, Q, K, nullptr, BLOCK_N, HS, HS);     // S = Q K
+        tile_matmul<Old::DROP, Stored::AS_M_K>(dP, dO, V, nullptr, BLOCK_N, HS, HS);   // dP = dO V
         __syncthreads();
         scores_backward<Queries::ROWS>(S, dP, lse, D, query0, key0, T);
         __syncthreads();
-        tile_matmul<Old::ADD, Stored::AS_K_M>(dV, dO, S, nullptr, HS, STEP, HS);    // dV += dO^T P
-        tile_matmul<Old::ADD, Stored::AS_K_M>(dK, Q, dP, nullptr, HS, STEP, HS);    // dK += Q^T dS
+        tile_matmul<Old::ADD, Stored::AS_K_M>(dV, dO, S, nullptr, HS, BLOCK_N, HS);    // dV += dO^T P
+        tile_matmul<Old::ADD, Stored::AS_K_M>(dK, Q, dP, nullptr, HS, BLOCK_N, HS);    // dK += Q^T dS
         __syncthreads();
     }
-    for (int part = 1; part <= 2; part++) {
-        const size_t first = head.qkv + part * head.C;
-        store_columns(dqkv + first, dqkv8.from(first), part == 1 ? dK : dV, nullptr, key0, T, head.apart, HS, 1);
-    }
+    const size_t k = head.qkv + head.C, v = k + head.C;
+    store_columns(dqkv.from(k), dK, nullptr, key0, T, head.stride, HS, 1);
+    store_columns(dqkv.from(v), dV, nullptr, key0, T, head.stride, HS, 1);
 }
 
-dim3 attention_grid(int B, int T, int NH) { return dim3(ceil_div(T, OWN), NH, B); }
+dim3 attention_grid(int B, int T, int NH) { return dim3(ceil_div(T, BLOCK_M), NH, B); }
 
 void attention_forward_portable(const Operand& out, float* lse, const floatX* qkv, int B, int T, int NH, int HS) {
     launch("attention_forward", attention_forward_kernel, attention_grid(B, T, NH), ATTENTION_BLOCK,
-           attention_forward_shared(HS), out.x, out.out<e4m3>(), lse, qkv, T, HS);
+           attention_forward_shared(HS), out.to<e4m3>(), lse, qkv, T, HS);
 }
 
 // D (B,NH,T) fp32 scratch
@@ -1357,20 +1344,20 @@ void attention_backward_portable(const Operand& dqkv, float* D, const floatX* do
                                  const floatX* out, const float* lse, int B, int T, int NH, int HS) {
     const size_t shared = attention_backward_shared(HS);
     launch("attention_backward_dq", attention_backward_dq_kernel, attention_grid(B, T, NH), ATTENTION_BLOCK, shared,
-           dqkv.x, dqkv.out<e5m2>(), D, dout, qkv, out, lse, T, HS);
+           dqkv.to<e5m2>(), D, dout, qkv, out, lse, T, HS);
     launch("attention_backward_dkv", attention_backward_dkv_kernel, attention_grid(B, T, NH), ATTENTION_BLOCK, shared,
-           dqkv.x, dqkv.out<e5m2>(), dout, qkv, lse, D, T, HS);
+           dqkv.to<e5m2>(), dout, qkv, lse, D, T, HS);
 }
 
-// ==== attention on tensor cores ==============================================
-// The same function with its products on tensor cores, in BF16 or FP16, is written in dev/kernels:
-// attention_mma.cuh for Ampere and up, attention_wgmma.cuh for Hopper, over ptx.cuh. On a first
-// reading skip them: what they are given and what they leave is as above, up to rounding.
-// needs     BF16 or FP16, head sizes 64, 80, 96, 128; otherwise the portable kernels run
+// ==== attention: other kernels ===============================================
+// The same function, up to rounding, in headers that a first reading can skip.
+// needs     tensor cores: BF16 or FP16, and head sizes 64, 80, 96, 128; otherwise the kernels above run
 // variants  dev/kernels/attention.cu
 
-#include "gpt/attention_mma.cuh"
-#include "gpt/attention_wgmma.cuh"
+#include "gpt/attention_mma.cuh"      // attention_forward_mma(), attention_backward_mma(): Ampere and later
+#include "gpt/attention_wgmma.cuh"    // attention_forward_wgmma(), attention_backward_wgmma(): Hopper
+#include "gpt/attention_naive.cuh"    // naive_attention_forward(), naive_attention_backward(): --attention naive
+#include "gpt/attention_decode.cuh"   // attention_decode(): the last query alone, with keys and values cached
 
 constexpr bool MAY_USE_TENSOR_CORES = FLOATX != DType::FP32 && WARP_SIZE == 32;
 
@@ -1388,7 +1375,7 @@ template <typename F> void with_head_size(int HS, F f) {
     }
 }
 
-// counter: 0; Hopper's blocks take their work by it, and leave 0
+// counter: 0, by which wgmma's blocks take work tiles; 0 again afterwards
 void attention_forward(const Operand& out, float* lse, int* counter, const floatX* qkv, int B, int T, int NH, int HS) {
     if (!on_tensor_cores(HS)) attention_forward_portable(out, lse, qkv, B, T, NH, HS);
     else with_head_size(HS, [&](auto size) {
@@ -1397,7 +1384,7 @@ void attention_forward(const Operand& out, float* lse, int* counter, const float
             attention_forward_wgmma<HEAD_SIZE>(out, lse, counter, qkv, B, T, NH);
         else attention_forward_mma<HEAD_SIZE>(out, lse, qkv, B, T, NH);
     });
-    out.finish<e4m3>(static_cast<size_t>(B) * T * NH * HS);
+    out.finish(static_cast<size_t>(B) * T * NH * HS);
 }
 
 // D (B,NH,T) fp32 scratch
@@ -1411,130 +1398,8 @@ void attention_backward(const Operand& dqkv, float* D, int* counter, const float
             attention_backward_wgmma<HEAD_SIZE>(dqkv, D, counter, dout, qkv, out, lse, B, T, NH);
         else attention_backward_mma<HEAD_SIZE>(dqkv.x, D, dout, qkv, out, lse, B, T, NH);
     });
-    if (on_tensor_cores(HS) && device.tensor_cores == TensorCores::MMA) dqkv.quantise<e5m2>(n);
-    else dqkv.finish<e5m2>(n);
-}
-
-#include "gpt/attention_of_last.cuh"   // of the last query alone, with the keys before it cached: to sample
-
-// ==== naive attention ========================================================
-// The same function with the T x T matrices in memory, to see and to time what flash attention
-// saves: --attention naive.
-// forward   scores = Q K^T / sqrt(HS);  probs = softmax(scores), 0 where key > query;  out = probs V
-// backward  dprobs = dout V^T;  dscores = probs * (dprobs - sum(probs * dprobs)) / sqrt(HS)
-//           dQ = dscores K;  dK = dscores^T Q;  dV = probs^T dout
-// shapes    scores, probs, dprobs (B,NH,T,T) floatX; the rest as above. dscores takes dprobs' place
-// mapping   six products by one kernel: a block computes a tile of OWN x OWN, in steps of OWN;
-//           softmax: one warp per row
-// cost      bandwidth: 4*B*NH*T*T elements written and read forward, as much again backward
-// source    Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1
-
-// A matrix per head: element (row, column) of head h of batch b.
-template <typename T> struct HeadMatrix {
-    T* data;
-    size_t batch, head, row, column;   // strides
-    __device__ T* at(size_t b, size_t h) const { return data + b * batch + h * head; }
-};
-
-// out (M,N) = scale * A (M,K) B (K,N) for each head; grid (tiles, NH, B)
-__global__ void head_product_kernel(HeadMatrix<floatX> out, HeadMatrix<const floatX> A, HeadMatrix<const floatX> B,
-                                    float scale, int M, int N, int K) {
-    const int tiles_n = (N + OWN - 1) / OWN, b = blockIdx.z, h = blockIdx.y;
-    const int m0 = blockIdx.x / tiles_n * OWN, n0 = blockIdx.x % tiles_n * OWN;
-    const floatX *a_head = A.at(b, h), *b_head = B.at(b, h);
-    float* a = dynamic_shared();     // (OWN, OWN): m, k
-    float* bt = a + OWN * OWN;       // (OWN, OWN): k, n
-    float* c = bt + OWN * OWN;       // (OWN, OWN): m, n
-    fill(c, 0, OWN * OWN);
-    for (int k0 = 0; k0 < K; k0 += OWN) {
-        for (int e = threadIdx.x; e < OWN * OWN; e += blockDim.x) {
-            const int r = e / OWN, q = e % OWN;
-            const bool in_a = m0 + r < M && k0 + q < K, in_b = k0 + r < K && n0 + q < N;
-            a[e] = in_a ? static_cast<float>(a_head[(m0 + r) * A.row + (k0 + q) * A.column]) : 0.0f;
-            bt[e] = in_b ? static_cast<float>(b_head[(k0 + r) * B.row + (n0 + q) * B.column]) : 0.0f;
-        }
-        __syncthreads();
-        tile_matmul<Old::ADD, Stored::AS_M_K>(c, a, bt, nullptr, OWN, OWN, OWN);
-        __syncthreads();   // before a and bt are loaded again
-    }
-    for (int e = threadIdx.x; e < OWN * OWN; e += blockDim.x) {
-        const int m = m0 + e / OWN, n = n0 + e % OWN;
-        if (m < M && n < N) out.at(b, h)[m * out.row + n * out.column] = static_cast<floatX>(scale * c[e]);
-    }
-}
-
-// Row `query` of scores (B*NH*T, T), of which query + 1 count.
-__global__ void softmax_forward_kernel(floatX* probs, const floatX* scores, size_t rows, int T) {
-    const size_t n = warp_row();
-    if (n >= rows) return;
-    const int lane = threadIdx.x % WARP_SIZE, keys = n % T + 1;
-    const floatX* in = scores + n * T;
-    float max = LOWEST, sum = 0;
-    for (int j = lane; j < keys; j += WARP_SIZE) max = fmaxf(max, static_cast<float>(in[j]));
-    max = warp_max(max);
-    for (int j = lane; j < keys; j += WARP_SIZE) sum += __expf(static_cast<float>(in[j]) - max);
-    sum = warp_sum(sum);
-    for (int j = lane; j < T; j += WARP_SIZE)
-        probs[n * T + j] = static_cast<floatX>(j < keys ? __expf(static_cast<float>(in[j]) - max) / sum : 0.0f);
-}
-
-// dprobs becomes dscores * scale, in place.
-__global__ void softmax_backward_kernel(floatX* dprobs, const floatX* probs, float scale, size_t rows, int T) {
-    const size_t n = warp_row();
-    if (n >= rows) return;
-    const floatX* p = probs + n * T;
-    floatX* d = dprobs + n * T;
-    const int lane = threadIdx.x % WARP_SIZE;
-    float sum = 0;
-    for (int j = lane; j < T; j += WARP_SIZE) sum += static_cast<float>(p[j]) * static_cast<float>(d[j]);
-    sum = warp_sum(sum);
-    for (int j = lane; j < T; j += WARP_SIZE)
-        d[j] = static_cast<floatX>(static_cast<float>(p[j]) * (static_cast<float>(d[j]) - sum) * scale);
-}
-
-// The matrices of one call: q, k, v of (B,T,3,NH,HS), out of (B,T,NH,HS), scores of (B,NH,T,T).
-enum class Part { Q, K, V };
-struct HeadShape { size_t B, T, NH, HS, C; };   // C = NH * HS
-
-template <typename T> HeadMatrix<T> qkv_part(T* qkv, Part part, const HeadShape& s) {
-    return {qkv + static_cast<size_t>(part) * s.C, s.T * 3 * s.C, s.HS, 3 * s.C, 1};
-}
-template <typename T> HeadMatrix<T> heads_of(T* out, const HeadShape& s) { return {out, s.T * s.C, s.HS, s.C, 1}; }
-template <typename T> HeadMatrix<T> square_of(T* scores, const HeadShape& s) {
-    return {scores, s.NH * s.T * s.T, s.T * s.T, s.T, 1};
-}
-template <typename T> HeadMatrix<T> transposed(HeadMatrix<T> m) { return {m.data, m.batch, m.head, m.column, m.row}; }
-
-// out (T,N) = scale * A (T,K) B (K,N) for each head
-void head_product(HeadMatrix<floatX> out, HeadMatrix<const floatX> A, HeadMatrix<const floatX> B, float scale,
-                  const HeadShape& s, size_t N, size_t K) {
-    launch("head_product", head_product_kernel, dim3(ceil_div(N, OWN) * ceil_div(s.T, OWN), s.NH, s.B), ATTENTION_BLOCK,
-           3 * OWN * OWN * sizeof(float), out, A, B, scale, s.T, N, K);
-}
-
-void naive_attention_forward(floatX* out, floatX* scores, floatX* probs, const floatX* qkv, int B, int T, int NH,
-                             int HS) {
-    const HeadShape s = {size_t(B), size_t(T), size_t(NH), size_t(HS), size_t(NH) * HS};
-    const auto Q = qkv_part(qkv, Part::Q, s), K = qkv_part(qkv, Part::K, s), V = qkv_part(qkv, Part::V, s);
-    const size_t rows = s.B * s.NH * s.T;
-    head_product(square_of(scores, s), Q, transposed(K), 1 / sqrtf(HS), s, s.T, s.HS);
-    launch("softmax_forward", softmax_forward_kernel, row_blocks(rows), BLOCK, 0, probs, scores, rows, T);
-    head_product(heads_of(out, s), square_of<const floatX>(probs, s), V, 1, s, s.HS, s.T);
-}
-
-// dprobs (B,NH,T,T) floatX scratch
-void naive_attention_backward(floatX* dqkv, floatX* dprobs, const floatX* dout, const floatX* qkv, const floatX* probs,
-                              int B, int T, int NH, int HS) {
-    const HeadShape s = {size_t(B), size_t(T), size_t(NH), size_t(HS), size_t(NH) * HS};
-    const auto Q = qkv_part(qkv, Part::Q, s), K = qkv_part(qkv, Part::K, s), V = qkv_part(qkv, Part::V, s);
-    const auto d = heads_of(dout, s), P = square_of(probs, s), dscores = square_of<const floatX>(dprobs, s);
-    const size_t rows = s.B * s.NH * s.T;
-    head_product(square_of(dprobs, s), d, transposed(V), 1, s, s.T, s.HS);
-    head_product(qkv_part(dqkv, Part::V, s), transposed(P), d, 1, s, s.HS, s.T);
-    launch("softmax_backward", softmax_backward_kernel, row_blocks(rows), BLOCK, 0, updated(dprobs), probs,
-           1 / sqrtf(HS), rows, T);
-    head_product(qkv_part(dqkv, Part::Q, s), dscores, K, 1, s, s.HS, s.T);
-    head_product(qkv_part(dqkv, Part::K, s), transposed(dscores), Q, 1, s, s.HS, s.T);
+    if (on_tensor_cores(HS) && device.tensor_cores == TensorCores::MMA) dqkv.quantise(n);
+    else dqkv.finish(n);
 }
 
 // ==== loss scaling ===========================================================
@@ -1574,23 +1439,6 @@ __device__ float update_loss_scale(LossScale* s, float scaled_norm) {
     return norm;
 }
 
-// Each block leaves how many of x (n) it has found to be 0. A lesson: what FP16 has lost.
-__global__ void count_zeros_kernel(float* counts, const floatX* x, size_t n) {
-    float count = 0;
-    for (size_t i = (blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x) * PACK; i < n;
-         i += static_cast<size_t>(gridDim.x) * blockDim.x * PACK) {
-        float v[PACK];
-        load(v, x + i);
-        for (int k = 0; k < PACK; k++) count += v[k] == 0 ? 1 : 0;
-    }
-    count = block_sum(count);
-    if (threadIdx.x == 0) counts[blockIdx.x] = count;
-}
-
-void count_zeros(float* counts, const floatX* x, size_t n, unsigned blocks) {
-    launch("count_zeros", count_zeros_kernel, blocks, BLOCK, 0, counts, x, n);
-}
-
 // ==== cross-entropy ==========================================================
 // forward   loss = log(sum over v of exp(logits[v])) - logits[target]                   per row
 // backward  dlogits = (exp(logits - lse) - (v == target)) * scale, in the logits' place
@@ -1627,12 +1475,12 @@ cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float me
         if (keep) load_and_keep(x, kept + i, row + i);
         else load(x, row + i);
         mask_padding(x, i, V);
-        float largest = x[0];
-        for (int k = 1; k < PACK; k++) largest = fmaxf(largest, x[k]);
-        if (largest * LOG2E > max) {   // seldom, after the first packs
-            const float shrink = exp2_approx(max - largest * LOG2E);
+        float pack_max = x[0];
+        for (int k = 1; k < PACK; k++) pack_max = fmaxf(pack_max, x[k]);
+        if (pack_max * LOG2E > max) {   // seldom, after the first packs
+            const float shrink = exp2_approx(max - pack_max * LOG2E);
             for (int k = 0; k < PACK; k++) sum[k] *= shrink;
-            max = largest * LOG2E;
+            max = pack_max * LOG2E;
         }
         for (int k = 0; k < PACK; k++) sum[k] += exp2_approx(x[k] * LOG2E - max);
     }
@@ -1889,7 +1737,7 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 //           cuBLASLt has no such kernel, ours run behind it. GELU forward is no epilogue: what
 //           recompute gets from the stored pre-activation must be the same bits. Operands in FP8, as an Operand may
 //           have them, it multiplies only where the rows of both lie along the sum: see fp8
-// choice    cuBLASLt offers several algorithms for a shape, which it takes to be the best first.
+// choice    cuBLASLt offers several algorithms for a shape, in the order of its own estimate.
 //           The first is taken, or the fastest: see matmul tuning. Each gives the same bits at every
 //           call, since those that sum in the output's place are ruled out; another one may round
 //           differently
@@ -1956,16 +1804,29 @@ cublasLtMatrixLayout_t matrix_layout(DType dtype, size_t rows, size_t columns, O
     return layout;
 }
 
-// What the product is multiplied by, on the device; none: 1. Of operands in FP8, their scales' inverses.
+// What the product is multiplied by, on the device; null: 1. Of operands in FP8, their scales' inverses.
 struct Factors { const float *a = nullptr, *b = nullptr; };
 
+// Of section "fp8".
+const float* fp8_inverse(const Fp8Scale* scale);
+void fp8_transpose(void* out, const void* inp, size_t rows, size_t columns);
+
+// One matmul: what the functions below launch, and matmul tuning times.
+struct Product {
+    void* out;
+    const void *a, *b;
+    MatmulShape shape;
+    Factors factors = {};
+    const void* epilogue_data = nullptr;   // the bias (N) or the pre-activation (M,N), floatX
+};
+
 // Where a plan's kernel finds what changes from call to call.
-void set_pointers(const MatmulPlan& plan, const MatmulShape& s, const void* epilogue_data, const Factors& factors) {
-    if (s.epilogue == Epilogue::BIAS) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, epilogue_data);
-    if (s.epilogue == Epilogue::GELU_BACKWARD)
-        set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, epilogue_data);
-    if (factors.b) set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, factors.b);
-    if (factors.a) set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, factors.a);
+void set_pointers(const MatmulPlan& plan, const Product& p) {
+    if (p.shape.epilogue == Epilogue::BIAS) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.epilogue_data);
+    if (p.shape.epilogue == Epilogue::GELU_BACKWARD)
+        set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.epilogue_data);
+    if (p.factors.b) set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.factors.b);
+    if (p.factors.a) set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.factors.a);
 }
 
 // What cuBLASLt offers for a plan that is otherwise complete, best first by its own estimate.
@@ -1993,7 +1854,8 @@ std::vector<cublasLtMatmulAlgo_t> offered_algorithms(const MatmulPlan& plan) {
     return offered;
 }
 
-MatmulPlan make_matmul_plan(const MatmulShape& s, const void* epilogue_data, const Factors& factors) {
+MatmulPlan make_matmul_plan(const Product& p) {
+    const MatmulShape& s = p.shape;
     MatmulPlan plan;
     check(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
     set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, s.b == Op::TRANSPOSED ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -2007,7 +1869,7 @@ MatmulPlan make_matmul_plan(const MatmulShape& s, const void* epilogue_data, con
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<int64_t>(s.N));
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, cuda_type(FLOATX));
     }
-    set_pointers(plan, s, epilogue_data, factors);
+    set_pointers(plan, p);
     plan.a = matrix_layout(s.b_type, s.K, s.N, s.b);
     plan.b = matrix_layout(s.a_type, s.M, s.K, s.a);
     plan.out = matrix_layout(s.out, s.M, s.N, Op::AS_IS);
@@ -2015,94 +1877,104 @@ MatmulPlan make_matmul_plan(const MatmulShape& s, const void* epilogue_data, con
     return plan;
 }
 
-// multiply(algorithm) hands the product to the stream; fused() and apart() hand over a product with its
-// epilogue, in one kernel or in two. See matmul tuning.
-using Multiply = std::function<cublasStatus_t(const cublasLtMatmulAlgo_t&)>;
-void choose_algorithm(MatmulTuning& tuning, MatmulPlan& plan, const MatmulShape& shape, const Multiply& multiply);
-void choose_fusion(MatmulTuning& tuning, MatmulPlan& plan, const MatmulShape& shape,
-                   const std::function<bool()>& fused, const std::function<void()>& apart);
+// Every shape that has been multiplied. Made at first use, or by matmul tuning before.
+static std::map<MatmulShape, MatmulPlan> matmul_plans;
 
-MatmulPlan& matmul_plan(const MatmulShape& shape, const void* epilogue_data, const Factors& factors = {}) {
-    static std::map<MatmulShape, MatmulPlan> plans;
-    auto known = plans.find(shape);
-    if (known == plans.end()) known = plans.emplace(shape, make_matmul_plan(shape, epilogue_data, factors)).first;
-    return known->second;
+MatmulPlan& matmul_plan(const Product& p) {
+    const auto known = matmul_plans.find(p.shape);
+    if (known != matmul_plans.end()) return known->second;
+    return matmul_plans.emplace(p.shape, make_matmul_plan(p)).first->second;
 }
 
-// epilogue_data: the bias (N) or the pre-activation (M,N), floatX. False: no kernel for this shape.
-bool try_matmul(void* out, const void* a, const void* b, const void* epilogue_data, const MatmulShape& shape,
-                const Factors& factors = {}) {
-    MatmulPlan& plan = matmul_plan(shape, epilogue_data, factors);
+cublasStatus_t multiply(const MatmulPlan& plan, const Product& p, const cublasLtMatmulAlgo_t& algorithm) {
+    const float alpha = 1, beta = p.shape.into == Into::ADD ? 1 : 0;
+    set_pointers(plan, p);
+    return cublasLtMatmul(device.matmul, plan.operation, &alpha, p.b, plan.a, p.a, plan.b, &beta, p.out, plan.out,
+                          p.out, plan.out, &algorithm, device.matmul_workspace, matmul_workspace_bytes(),
+                          device.stream);
+}
+
+// Returns false if cuBLASLt has no kernel for this shape, or a faster way was found without it.
+bool try_matmul(const Product& p) {
+    const MatmulPlan& plan = matmul_plan(p);
     if (plan.algorithms.empty()) return false;
-    set_pointers(plan, shape, epilogue_data, factors);
-    const float alpha = 1, beta = shape.into == Into::ADD ? 1 : 0;
-    auto multiply = [&](const cublasLtMatmulAlgo_t& algorithm) {
-        return cublasLtMatmul(device.matmul, plan.operation, &alpha, b, plan.a, a, plan.b, &beta, out, plan.out, out,
-                              plan.out, &algorithm, device.matmul_workspace, matmul_workspace_bytes(), device.stream);
-    };
-    if (device.tuning) choose_algorithm(*device.tuning, plan, shape, multiply);
-    auto work = [&] { check(multiply(plan.algorithms[0]), "cublasLtMatmul"); };
-    if (shape.into == Into::ADD) on_stream("matmul", device.stream, work, updated(out), a, b, epilogue_data);
-    else on_stream("matmul", device.stream, work, out, a, b, epilogue_data);
+    auto work = [&] { check(multiply(plan, p, plan.algorithms[0]), "cublasLtMatmul"); };
+    if (p.shape.into == Into::ADD) on_stream("matmul", device.stream, work, updated(p.out), p.a, p.b, p.epilogue_data);
+    else on_stream("matmul", device.stream, work, p.out, p.a, p.b, p.epilogue_data);
     return true;
 }
 
-void matmul(void* out, const void* a, const void* b, const MatmulShape& shape, const Factors& factors = {}) {
-    if (!try_matmul(out, a, b, nullptr, shape, factors))
-        throw Failure("cuBLASLt has no kernel for a matmul of %s", shape.name().c_str());
+void matmul(const Product& p) {
+    if (!try_matmul(p)) throw Failure("cuBLASLt has no kernel for a matmul of %s", p.shape.name().c_str());
 }
 
 // A product of operands in FP8: cuBLASLt has it where the rows of both, a (M,K) and b (N,K), lie along the sum.
-MatmulShape fp8_shape(size_t M, size_t N, size_t K, const Operand& a, const Operand& b, DType out, Into into,
-                      Epilogue epilogue) {
-    return {M, N, K, Op::AS_IS, Op::TRANSPOSED, out, into, epilogue, a.format, b.format};
+Product fp8_product(void* out, const Operand& a, const void* a8, const Operand& b, const void* b8, size_t M, size_t N,
+                    size_t K, DType type, Into into, Epilogue epilogue) {
+    return {out, a8, b8, {M, N, K, Op::AS_IS, Op::TRANSPOSED, type, into, epilogue, a.format, b.format},
+            {fp8_inverse(a.scale), fp8_inverse(b.scale)}};
 }
-Factors factors_of(const Operand& a, const Operand& b) { return {&a.scale->inverse, &b.scale->inverse}; }
 
 // out (N,OC) = inp (N,C) w (C,OC) + b (OC)
+Product forward_product(floatX* out, const Operand& inp, const Operand& w, const floatX* b, size_t N, size_t C,
+                        size_t OC) {
+    Product p = {out, inp.x, w.x, {N, OC, C, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::BIAS}};
+    if (inp.fp8)
+        p = fp8_product(out, inp, inp.fp8, w, w.transposed, N, OC, C, FLOATX, Into::ASSIGN, Epilogue::BIAS);
+    p.epilogue_data = b;
+    return p;
+}
+
 void matmul_forward(floatX* out, const Operand& inp, const Operand& w, const floatX* b, size_t N, size_t C, size_t OC) {
-    const bool fp8 = inp.fp8;
-    MatmulShape shape = {N, OC, C, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::BIAS};
-    if (fp8) shape = fp8_shape(N, OC, C, inp, w, FLOATX, Into::ASSIGN, Epilogue::BIAS);
-    const void *x = fp8 ? inp.fp8 : inp.x, *weights = fp8 ? w.turned : w.x;
-    const Factors factors = fp8 ? factors_of(inp, w) : Factors{};
-    if (try_matmul(out, x, weights, b, shape, factors)) return;
-    shape.epilogue = Epilogue::NONE;
-    matmul(out, x, weights, shape, factors);
+    Product p = forward_product(out, inp, w, b, N, C, OC);
+    if (try_matmul(p)) return;
+    p.shape.epilogue = Epilogue::NONE;
+    matmul(p);
     bias_forward(out, b, N, OC);
 }
 
 // dinp (N,C) = dout (N,OC) w (C,OC)^T
-void matmul_backward_input(floatX* dinp, const Operand& dout, const Operand& w, size_t N, size_t C, size_t OC) {
+Product input_product(floatX* dinp, const Operand& dout, const Operand& w, size_t N, size_t C, size_t OC) {
     if (dout.fp8)
-        return matmul(dinp, dout.fp8, w.fp8,
-                      fp8_shape(N, C, OC, dout, w, FLOATX, Into::ASSIGN, Epilogue::NONE), factors_of(dout, w));
-    matmul(dinp, dout.x, w.x, {N, C, OC, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::NONE});
+        return fp8_product(dinp, dout, dout.fp8, w, w.fp8, N, C, OC, FLOATX, Into::ASSIGN, Epilogue::NONE);
+    return {dinp, dout.x, w.x, {N, C, OC, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::NONE}};
+}
+
+void matmul_backward_input(floatX* dinp, const Operand& dout, const Operand& w, size_t N, size_t C, size_t OC) {
+    matmul(input_product(dinp, dout, w, N, C, OC));
 }
 
 // dinp = dout w^T * GELU'(pre), where the layer's input was GELU(pre): pre (N,C)
+Product input_gelu_product(floatX* dinp, const Operand& dout, const Operand& w, const floatX* pre, size_t N, size_t C,
+                           size_t OC) {
+    Product p = input_product(dinp, dout, w, N, C, OC);
+    p.shape.epilogue = Epilogue::GELU_BACKWARD;
+    p.epilogue_data = pre;
+    return p;
+}
+
 void matmul_backward_input_gelu(const Operand& dinp, const Operand& dout, const Operand& w, const floatX* pre, size_t N,
                                 size_t C, size_t OC) {
-    const MatmulShape shape = {N, C, OC, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::GELU_BACKWARD};
-    auto fused = [&] { return try_matmul(dinp.x, dout.x, w.x, pre, shape); };
-    auto apart = [&] {
-        matmul_backward_input(dinp.x, dout, w, N, C, OC);
-        gelu_backward(dinp, dinp.x, pre, N * C);
-    };
-    if (dout.fp8) apart();   // by a kernel that leaves dinp in FP8
-    else if (device.tuning) choose_fusion(*device.tuning, matmul_plan(shape, pre), shape, fused, apart);
-    else if (!fused()) apart();
+    // With FP8 the kernel of GELU' writes dinp in 8 bits, which cuBLASLt's epilogue cannot.
+    if (!dout.fp8 && try_matmul(input_gelu_product(dinp.x, dout, w, pre, N, C, OC))) return;
+    matmul_backward_input(dinp.x, dout, w, N, C, OC);
+    gelu_backward(dinp, dinp.x, pre, N * C);
 }
 
 // dw (C,OC) += inp (N,C)^T dout (N,OC)
+Product weight_product(Grad dw, const Operand& dout, const Operand& inp, size_t N, size_t C, size_t OC) {
+    if (inp.transposed)
+        return fp8_product(dw.data, inp, inp.transposed, dout, dout.transposed, C, OC, N, dw.dtype, Into::ADD,
+                           Epilogue::NONE);
+    return {dw.data, inp.x, dout.x, {C, OC, N, Op::TRANSPOSED, Op::AS_IS, dw.dtype, Into::ADD, Epilogue::NONE}};
+}
+
 void matmul_backward_weight(Grad dw, const Operand& dout, const Operand& inp, size_t N, size_t C, size_t OC) {
-    if (inp.turned) {
-        fp8_transpose(inp.turned, inp.fp8, N, C);
-        fp8_transpose(dout.turned, dout.fp8, N, OC);
-        return matmul(dw.data, inp.turned, dout.turned,
-                      fp8_shape(C, OC, N, inp, dout, dw.dtype, Into::ADD, Epilogue::NONE), factors_of(inp, dout));
+    if (inp.transposed) {
+        fp8_transpose(inp.transposed, inp.fp8, N, C);
+        fp8_transpose(dout.transposed, dout.fp8, N, OC);
     }
-    matmul(dw.data, inp.x, dout.x, {C, OC, N, Op::TRANSPOSED, Op::AS_IS, dw.dtype, Into::ADD, Epilogue::NONE});
+    matmul(weight_product(dw, dout, inp, N, C, OC));
 }
 
 // ==== model: sizes ===========================================================
@@ -2316,6 +2188,17 @@ Shard shard_of(const Layout& y, const ParameterRow& row, size_t l, Kept kept, si
 // ==== model: activations and workspace =======================================
 // One row per tensor: shape of one copy, and for how many layers a copy is kept.
 
+constexpr int FP8_HISTORY = 16;   // steps
+
+// Of one tensor of one layer in 8 bits: see fp8.
+struct Fp8Scale {
+    float scale = 1, inverse = 1;      // the inverse is what matmuls multiply by
+    unsigned amax = 0;                 // of this step up to now, as bits: in the order of the numbers
+    unsigned counting = 0;             // whether the counts below are kept
+    unsigned long long values = 0, saturated = 0, underflow = 0;   // underflow: became 0, and were not
+    float history[FP8_HISTORY] = {};   // amax of past steps, the last one first; 0: none yet
+};
+
 struct Activations {
     // Kept from forward to backward. res1 and res2 are the residual stream before the attention
     // and before the MLP.
@@ -2327,10 +2210,10 @@ struct Activations {
     // Gradients of activations; one layer's at a time.
     Tensor<floatX> dres, dln, dqkv, datt, dfc, dprobs;
     Tensor<float> att_d;
-    // What matmuls read in FP8: see operands(). `turned` is for the two that make a weight's gradient.
-    Tensor<char> ln1_8, att_8, ln2_8, gelu_8, dqkv_8, dres_8, dfc_8, weights_8, turned;
+    // What matmuls read in FP8: see operands(). `transposed` is for the two that make a weight's gradient.
+    Tensor<char> ln1_8, att_8, ln2_8, gelu_8, dqkv_8, dres_8, dfc_8, weights_8, transposed;
     Tensor<Fp8Scale> fp8_scales;
-    Tensor<float> fp8_largest;
+    Tensor<float> fp8_amaxes;
     // Workspace. Batches: one in use, one on its way, one for evaluation and sampling.
     Tensor<float> partials, norm_partials, norm;
     Tensor<AdamW> adamw;
@@ -2393,7 +2276,7 @@ ActivationRow row8(Tensor<char>& tensor, const char* name, DType dtype, std::vec
 }
 
 // With fp8-all backward reads what forward wrote in FP8, for each layer; else that is read at once. `none` and
-// `selective`: copies of what is kept in these recompute modes. Weights: as they are, and behind them turned.
+// `selective`: copies of what is kept in these recompute modes. Weights: as they are, and behind them transposed.
 std::vector<ActivationRow> fp8_table(Activations& a, const Setup& s, size_t none, size_t selective) {
     const size_t N = s.N(), C = s.config.channels, L = s.config.layers;
     const bool all = s.matmul == MatmulIn::FP8_ALL;
@@ -2408,9 +2291,9 @@ std::vector<ActivationRow> fp8_table(Activations& a, const Setup& s, size_t none
         row8(a.dfc_8,     "dfc_8",     DType::E5M2, {N, 4 * C}, 1),
         row8(a.weights_8, "weights_8", DType::E4M3, {2, 12 * C * C}, L, Category::WEIGHTS),
         row (a.fp8_scales,  "fp8_scales",  {FP8_TENSORS}, L, Category::WORKSPACE),
-        row (a.fp8_largest, "fp8_largest", {FP8_TENSORS}, L, Category::WORKSPACE),
+        row (a.fp8_amaxes,  "fp8_amaxes",  {FP8_TENSORS}, L, Category::WORKSPACE),
     };
-    if (all) rows.push_back(row8(a.turned, "turned", DType::E5M2, {2, N, 4 * C}, 1));
+    if (all) rows.push_back(row8(a.transposed, "transposed", DType::E5M2, {2, N, 4 * C}, 1));
     return rows;
 }
 
@@ -2731,7 +2614,7 @@ void allocate(Model& m, const Setup& s) {
     clear(m.a.counter(), sizeof(int));
     if (s.purpose == Purpose::TRAINING) set_loss_scale(m, {});
     if (s.matmul != MatmulIn::FLOATX) {   // scales of 1 without history
-        const std::vector<Fp8Scale> scales(s.config.layers * FP8_TENSORS, Fp8Scale{1, 1, 0, 0, 0, 0, 0, {}});
+        const std::vector<Fp8Scale> scales(s.config.layers * FP8_TENSORS);
         upload(m.a.fp8_scales(), scales.data(), scales.size() * sizeof(Fp8Scale));
     }
     if (!ranks.alone()) m.communication = std::make_shared<Communication>(m);
@@ -2748,20 +2631,23 @@ struct Operands {
 
 bool has_fp8(const Model& m) { return m.setup.matmul != MatmulIn::FLOATX; }
 
-// Scales of past steps serve from the second step on.
-ScaleBy scale_by(const Model& m) {
-    if (m.setup.fp8_scaling == Fp8Scaling::NONE) return ScaleBy::HISTORY;   // there the scale is always 1
-    return m.setup.fp8_scaling == Fp8Scaling::DELAYED && m.fp8_history ? ScaleBy::HISTORY : ScaleBy::ITSELF;
-}
-
 size_t scale_count(const Model& m) { return static_cast<size_t>(m.config.layers) * FP8_TENSORS; }
 
-// In weights_8 of a layer: a weight, its place, and its shape.
-struct Fp8Weight { Fp8Tensor tensor; size_t first, rows, columns; };
-std::array<Fp8Weight, 4> fp8_weight_table(const Config& c) {
-    const size_t C = c.channels, square = C * C;
-    return {{{FP8_QKVW, 0, C, 3 * C}, {FP8_ATTPROJW, 3 * square, C, C}, {FP8_FCW, 4 * square, C, 4 * C},
-             {FP8_FCPROJW, 8 * square, 4 * C, C}}};
+const float* fp8_inverse(const Fp8Scale* scale) { return &scale->inverse; }
+
+// A weight in FP8, and where it is among those of its layer in weights_8.
+struct Fp8Weight {
+    Fp8Tensor tensor;
+    const Tensor<floatX>* weight;
+    Operand Operands::* operand;
+    size_t first, rows, columns;
+};
+std::array<Fp8Weight, 4> fp8_weight_table(const Model& m) {
+    const size_t C = m.config.channels, square = C * C;
+    return {{{FP8_QKVW, &m.w.qkvw, &Operands::qkvw, 0, C, 3 * C},
+             {FP8_ATTPROJW, &m.w.attprojw, &Operands::attprojw, 3 * square, C, C},
+             {FP8_FCW, &m.w.fcw, &Operands::fcw, 4 * square, C, 4 * C},
+             {FP8_FCPROJW, &m.w.fcprojw, &Operands::fcprojw, 8 * square, 4 * C, C}}};
 }
 
 Operands operands(const Model& m, size_t l) {
@@ -2770,32 +2656,43 @@ Operands operands(const Model& m, size_t l) {
                   a.dqkv(),  a.dres(), a.dfc(),  a.dres()};
     if (!has_fp8(m)) return x;
     const bool all = m.setup.matmul == MatmulIn::FP8_ALL;
-    const size_t C = m.config.channels, of_layer = 12 * C * C;
-    Operand* const places[] = {&x.ln1,  &x.att,      &x.ln2,  &x.gelu,    &x.qkvw, &x.attprojw, &x.fcw, &x.fcprojw,
-                               &x.dqkv, &x.dattproj, &x.dfc, &x.dfcproj};
-    const Tensor<char> tensors[] = {a.ln1_8,  a.att_8,  a.ln2_8, a.gelu_8, {}, {}, {}, {},
-                                    a.dqkv_8, a.dres_8, a.dfc_8, a.dres_8};
-    for (size_t t = 0; t < FP8_TENSORS; t++) {
-        const bool gradient = t >= FP8_E4M3S;
-        Operand& o = *places[t];
-        o.fp8 = tensors[t](l);
-        o.turned = all ? a.turned() + (gradient ? m.setup.N() * 4 * C : 0) : nullptr;
-        o.scale = a.fp8_scales(l) + t;
-        o.format = gradient ? DType::E5M2 : DType::E4M3;
-        o.by = scale_by(m);
+    // Delayed scales are those of past steps, which there are from the second step on. Without scaling they stay 1.
+    const bool current = m.setup.fp8_scaling != Fp8Scaling::NONE &&
+                         (m.setup.fp8_scaling == Fp8Scaling::CURRENT || !m.fp8_history);
+    auto in_fp8 = [&](Operand& o, Fp8Tensor tensor, void* fp8, void* transposed) {
+        o.fp8 = fp8;
+        o.transposed = transposed;
+        o.scale = a.fp8_scales(l) + tensor;
+        o.format = tensor < FP8_E4M3S ? DType::E4M3 : DType::E5M2;
+        o.current_scaling = current;
+    };
+    char* const inp_t = all ? a.transposed() : nullptr;
+    char* const dout_t = all ? a.transposed() + m.setup.N() * 4 * m.config.channels : nullptr;
+    in_fp8(x.ln1, FP8_LN1, a.ln1_8(l), inp_t);
+    in_fp8(x.att, FP8_ATT, a.att_8(l), inp_t);
+    in_fp8(x.ln2, FP8_LN2, a.ln2_8(l), inp_t);
+    in_fp8(x.gelu, FP8_GELU, a.gelu_8(l), inp_t);
+    in_fp8(x.dqkv, FP8_DQKV, a.dqkv_8(), dout_t);
+    in_fp8(x.dattproj, FP8_DATTPROJ, a.dres_8(), dout_t);
+    in_fp8(x.dfc, FP8_DFC, a.dfc_8(), dout_t);
+    in_fp8(x.dfcproj, FP8_DFCPROJ, a.dres_8(), dout_t);
+    for (const Fp8Weight& w : fp8_weight_table(m)) {
+        char* const weight = a.weights_8(l) + w.first;
+        in_fp8(x.*w.operand, w.tensor, weight, weight + a.weights_8.layer_bytes / 2);
     }
-    for (const Fp8Weight& w : fp8_weight_table(m.config)) {
-        places[w.tensor]->fp8 = a.weights_8(l) + w.first;
-        places[w.tensor]->turned = a.weights_8(l) + of_layer + w.first;
-    }
-    if (all && scale_by(m) == ScaleBy::HISTORY) x.ln1.x = x.ln2.x = x.gelu.x = nullptr;   // nobody reads them
+    if (all && !current) x.ln1.x = x.ln2.x = x.gelu.x = nullptr;   // they are read in FP8 only
     return x;
 }
 
-// ==== fp8 in the model ========================================================
-// Weights in FP8, once a step, and scales: their history, in the log and in checkpoints.
+// ==== fp8 ====================================================================
+// With --matmul fp8 the matmuls of a block read their operands in 8 bits, which Hopper multiplies twice as fast as 16:
+//           q = fp8(x * scale),   out = (q_inp q_w) / (scale_inp * scale_w) + b,   the sums in FP32
+// in forward and for the gradients of inputs; with fp8-all for the gradients of weights too. Activations and weights
+// are E4M3, gradients E5M2. All else is as it was: master weights, gradients of weights, attention, LayerNorm, head.
+// A scale makes a tensor's amax, its largest |x|, just fit. With --fp8-scaling delayed it comes from the last steps, so
+// the kernel that writes x writes q as well; with current that kernel records the amax, and another one quantises.
 
-#include "gpt/fp8_model.cuh"
+#include "gpt/fp8.cuh"   // Writer's functions, fp8_quantise(), fp8_transpose(), quantise_weights(), fp8_scales()
 
 // ==== model: first weights ===================================================
 
@@ -2844,12 +2741,12 @@ void init_parameters(Model& m, uint64_t seed) {
 void attend(Model& m, size_t l, const Operand& att) {
     const Activations& a = m.a;
     const int B = m.setup.B, T = m.setup.T, NH = m.config.heads, HS = m.config.head_size();
-    if (m.setup.past) attention_of_last(att.x, a.qkv(l), m.setup.past + 1, NH, HS);
+    if (m.setup.past) attention_decode(att.x, a.qkv(l), m.setup.past + 1, NH, HS);
     else if (m.setup.attention == Attention::FLASH)
         attention_forward(att, a.lse(l), a.counter(), a.qkv(l), B, T, NH, HS);
     else {
         naive_attention_forward(att.x, a.scores(l), a.probs(l), a.qkv(l), B, T, NH, HS);
-        att.quantise<e4m3>(m.setup.N() * m.config.channels);
+        att.quantise(m.setup.N() * m.config.channels);
     }
 }
 
@@ -2878,7 +2775,8 @@ void forward(Model& m, const int* inp) {
     const Activations& a = m.a;
     const size_t L = m.config.layers, C = m.config.channels;
     recorder.at("forward", NO_LAYER);
-    if (has_fp8(m) && m.setup.fp8_scaling == Fp8Scaling::CURRENT) fp8_forget(m.a.fp8_scales(), scale_count(m));
+    if (has_fp8(m) && m.setup.fp8_scaling == Fp8Scaling::CURRENT)
+        fp8_scales<Fp8Step::FORGET>(m.a.fp8_scales(), scale_count(m));
     need_weights(m, 0, 1);
     embedding_forward(a.res1(0), inp, m.w.wte(), m.w.wpe() + m.setup.past * C, m.setup.B, m.setup.T, C);
     for (size_t l = 0; l < L; l++) {
@@ -2891,36 +2789,44 @@ void forward(Model& m, const int* inp) {
                       m.setup.N(), C);
 }
 
-// logits (rows,Vp) of the rows from `first` on
-void head_logits(Model& m, size_t first, size_t rows) {
+// The head's products, of `rows` rows from `first` on.
+struct HeadProducts { Product logits, dlnf, dwte; };
+
+HeadProducts head_products(const Model& m, size_t first, size_t rows) {
+    const Activations& a = m.a;
     const size_t C = m.config.channels, Vp = m.config.padded_vocab();
-    matmul(m.a.logits(), m.a.lnf() + first * C, m.w.wte(),
-           {rows, Vp, C, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::NONE});
+    const floatX* lnf = a.lnf() + first * C;
+    floatX* dlnf = a.dln.data ? a.dln() + first * C : nullptr;   // only in training
+    constexpr auto N = Op::AS_IS, T = Op::TRANSPOSED;
+    return {{a.logits(), lnf, m.w.wte(), {rows, Vp, C, N, T, FLOATX, Into::ASSIGN, Epilogue::NONE}},
+            {dlnf, a.logits(), m.w.wte(), {rows, C, Vp, N, N, FLOATX, Into::ASSIGN, Epilogue::NONE}},
+            {m.g.wte().data, a.logits(), lnf, {Vp, C, rows, T, N, m.grads.dtype, Into::ADD, Epilogue::NONE}}};
 }
+
+// logits (rows,Vp) of the rows from `first` on
+void head_logits(Model& m, size_t first, size_t rows) { matmul(head_products(m, first, rows).logits); }
 
 // The head, a part of the rows at a time; adds to the sum of losses. With LOSS_AND_GRADIENT each
 // part goes backward at once, into dln (the gradient of lnf) and dwte, as long as its logits exist;
 // mean is 1 / (tokens of the whole step).
 template <Want WANT> void head(Model& m, const int* targets, float mean) {
     const Activations& a = m.a;
-    const size_t N = m.setup.N(), C = m.config.channels, Vp = m.config.padded_vocab(), most = m.setup.head_rows;
+    const size_t N = m.setup.N(), Vp = m.config.padded_vocab(), most = m.setup.head_rows;
     for (size_t first = 0; first < N; first += most) {
         const size_t rows = std::min(most, N - first);
         head_logits(m, first, rows);
         cross_entropy<WANT>(a.logits(), a.losses() + first, targets + first, mean, a.loss_scale(), rows,
                             m.config.vocab, Vp);
         if (WANT == Want::LOSS) continue;
-        matmul(a.dln() + first * C, a.logits(), m.w.wte(),
-               {rows, C, Vp, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE});
-        matmul(m.g.wte().data, a.logits(), a.lnf() + first * C,
-               {Vp, C, rows, Op::TRANSPOSED, Op::AS_IS, m.grads.dtype, Into::ADD, Epilogue::NONE});
+        matmul(head_products(m, first, rows).dlnf);
+        matmul(head_products(m, first, rows).dwte);
     }
     add_losses(a.loss(), a.losses(), N);
 }
 
 // ==== recompute ==============================================================
-// The only place that knows of recomputation: what forward did not keep is done again, by
-// forward's own lines, from the same values: the same bits.
+// Computes again what forward did not keep, by forward's own lines and from the same values: the same bits. Which
+// tensors are kept is a column of the activation table; nothing else in forward or backward depends on --recompute.
 
 void recompute_block(Model& m, size_t l) {
     if (l + 1 == static_cast<size_t>(m.config.layers)) return;   // the shared copies still hold the last layer
@@ -2967,7 +2873,7 @@ void attend_backward(Model& m, size_t l, const Operand& dqkv) {
         attention_backward(dqkv, a.att_d(), a.counter(), a.datt(), a.qkv(l), a.att(l), a.lse(l), B, T, NH, HS);
     else {
         naive_attention_backward(dqkv.x, a.dprobs(), a.datt(), a.qkv(l), a.probs(l), B, T, NH, HS);
-        dqkv.quantise<e5m2>(m.setup.N() * 3 * m.config.channels);
+        dqkv.quantise(m.setup.N() * 3 * m.config.channels);
     }
 }
 
@@ -3075,7 +2981,7 @@ void update(Model& m, const AdamW& settings) {
         update_groups(m, 1, y.layers);
         clear_gradients(m);
     });
-    remember_maxima(m);
+    remember_amaxes(m);
     weights_changed(m);
     fp8_weights_changed(m);
 }
@@ -3091,25 +2997,6 @@ double take_loss(Model& m) {
     const double sum = fetch(m.a.loss());
     clear(m.a.loss(), sizeof(double));
     return sum;
-}
-
-// Of the first layer's gradients of activations and of the residual stream's there, the share that is exactly 0: dqkv,
-// datt, dfc, dln and dres as the last micro-batch has left them on this GPU. They have come through all layers. About
-// 1 / (10 T) of them always are: a sequence's first query has one key only, and so no gradient.
-double zero_gradients(const Model& m) {
-    const Activations& a = m.a;
-    const size_t N = m.setup.N(), C = m.config.channels;
-    double zeros = 0, all = 0;
-    const std::pair<const floatX*, size_t> gradients[] = {
-        {a.dres(), C}, {a.dln(), C}, {a.datt(), C}, {a.dqkv(), 3 * C}, {a.dfc(), 4 * C}};
-    for (const auto& [x, columns] : gradients) {
-        std::vector<float> counts(std::min<size_t>(NORM_BLOCKS, span_blocks(N * columns)));
-        count_zeros(a.norm_partials(), x, N * columns, counts.size());   // which is idle between steps
-        download(counts.data(), a.norm_partials(), counts.size() * sizeof(float));
-        zeros += std::accumulate(counts.begin(), counts.end(), 0.0);
-        all += N * columns;
-    }
-    return zeros / all;
 }
 
 // Without a master copy: the share of weights that the last update moved in FP32 and left as they were in 16 bits.
@@ -3424,7 +3311,7 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& 
         });
         meter.show(std::min(w + B, windows));
     }
-    if (has_fp8(m)) fp8_forget(m.a.fp8_scales(), scale_count(m));   // scales are made of what is trained on
+    if (has_fp8(m)) fp8_scales<Fp8Step::FORGET>(m.a.fp8_scales(), scale_count(m));   // of what is not trained on
     e.tokens = sum_of_all(e.tokens);
     e.bytes = sum_of_all(e.bytes);
     e.loss = sum_of_all(take_loss(m)) / e.tokens;
@@ -3567,7 +3454,7 @@ double measure_peak() {
     float best = INFINITY;   // milliseconds
     const double until = seconds_now() + 0.1;
     for (int run = 0; run < 3 || seconds_now() < until; run++)
-        best = std::min(best, stream_milliseconds([&] { matmul(out, a, b, square); }));
+        best = std::min(best, stream_milliseconds([&] { matmul({out, a, b, square}); }));
     check(cudaFree(out), "cudaFree");
     return 2.0 * n * n * n / (1e-3 * best);
 }
@@ -3588,7 +3475,7 @@ void find_peak(const Options& o) {
 // Before a run begins, one micro-step is gone through with nothing launched, and for each shape of
 // matmul cuBLASLt's algorithms are timed and the fastest is kept; likewise GELU' as epilogue or apart.
 
-#include "gpt/matmul_tuning.cuh"
+#include "gpt/matmul_tuning.cuh"   // tune_matmuls()
 
 // ==== verbs: what they share =================================================
 
@@ -4020,7 +3907,7 @@ void train_loop(TrainingRun& run) {
             auto due = [&](long every) { return every > 0 && (step % every == 0 || last); };
             const double began = seconds_now(), sent_before = ranks.bytes_sent;
             const bool counts_fp8 = has_fp8(m) && due(o.eval_every);
-            if (counts_fp8) fp8_count(m.a.fp8_scales(), scale_count(m), Counting::ON);
+            if (counts_fp8) fp8_scales<Fp8Step::COUNT>(m.a.fp8_scales(), scale_count(m));
 
             // Forward and backward: gradients add up over micro-batches.
             for (long micro = 1; micro <= run.micro_steps; micro++) {
@@ -4046,7 +3933,7 @@ void train_loop(TrainingRun& run) {
             run.log.write(step_record(run, result, due(o.eval_every)));
             if (counts_fp8) {
                 run.log.write({{"step", step}, {"fp8", fp8_record(m)}});
-                fp8_count(m.a.fp8_scales(), scale_count(m), Counting::OFF);
+                fp8_scales<Fp8Step::IGNORE>(m.a.fp8_scales(), scale_count(m));
             }
             stopping = sum_of_all(stop_requested) > 0;   // read once: a signal may come at any time
             if (recorder.on && (step - run.start.step == TRACED_STEPS || last || stopping))

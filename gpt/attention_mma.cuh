@@ -19,18 +19,106 @@
 // shared    5 tiles of 64 x HS forward (Q; K and V twice), 6 backward
 #pragma once
 
-#include "attention_rows.cuh"
+#include "ptx.cuh"
+
+// ---- a warp's 16 rows of scores, a fragment in its registers (see ptx.cuh): here and in attention_wgmma.cuh
+
+// A key counts for its own query and those after it. Where (row0, column0) is a fragment's corner.
+template <Queries QUERIES, int N> __device__ __forceinline__ void mask_scores(float (&S)[N], int row0, int column0) {
+    for (int e = 0; e < N; e++) {
+        const int row = row0 + fragment_row(e), column = column0 + fragment_column(e);
+        if (QUERIES == Queries::ROWS ? column > row : row > column) S[e] = -INFINITY;
+    }
+}
+
+// The softmax of a lane's two rows so far. `sum` is over this lane's columns only.
+struct RowState {
+    float max[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+};
+
+// Four lanes share a row.
+__device__ __forceinline__ float row_sum(float x) {
+    x += __shfl_xor_sync(FULL_WARP, x, 1);
+    return x + __shfl_xor_sync(FULL_WARP, x, 2);
+}
+__device__ __forceinline__ float row_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 1));
+    return fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 2));
+}
+
+// One step of the online softmax: S becomes P = 2^(scale (S - max)), with the maximum so far; older
+// sums and outputs must be multiplied by `rescale`. Every row has a key in its first step.
+template <int N>
+__device__ __forceinline__ void softmax_step(float (&S)[N], RowState& rows, float (&rescale)[2], float scale) {
+    float max[2] = {rows.max[0], rows.max[1]}, sum[2] = {};
+    for (int e = 0; e < N; e++) max[e / 2 % 2] = fmaxf(max[e / 2 % 2], S[e]);
+    for (int h = 0; h < 2; h++) {
+        max[h] = row_max(max[h]);
+        rescale[h] = exp2_approx((rows.max[h] - max[h]) * scale);   // first step: 2^-inf = 0
+        rows.max[h] = max[h];
+        max[h] *= scale;
+    }
+    for (int e = 0; e < N; e++) {
+        S[e] = exp2_approx(S[e] * scale - max[e / 2 % 2]);
+        sum[e / 2 % 2] += S[e];
+    }
+    for (int h = 0; h < 2; h++) rows.sum[h] = rows.sum[h] * rescale[h] + sum[h];
+}
+
+// lse of a lane's two rows.
+__device__ __forceinline__ void store_lse(float* lse, const RowState& rows, const float (&sum)[2], int row0, int T,
+                                          float scale) {
+    for (int h = 0; h < 2; h++)
+        if (threadIdx.x % 4 == 0 && row0 + fragment_row(2 * h) < T)
+            lse[row0 + fragment_row(2 * h)] = (rows.max[h] * scale + log2f(sum[h])) / LOG2E;
+}
+
+// lse (in powers of 2) and D of a lane's two queries; D = sum of dout * out is left in memory for the
+// kernel of dK and dV. Two lanes share a query.
+template <int HS>
+__device__ __forceinline__ void query_statistics(float (&lse)[2], float (&D)[2], float* D_out, const float* lse_in,
+                                                 const floatX* dout, const floatX* out, int row0, int T,
+                                                 size_t stride) {
+    const int lane = threadIdx.x % 32, row = row0 + lane / 2;
+    float sum = 0;
+    if (row < T)
+        for (int i = lane % 2 * PACK; i < HS; i += 2 * PACK) {
+            float x[PACK], y[PACK];
+            load(x, dout + row * stride + i);
+            load(y, out + row * stride + i);
+            for (int k = 0; k < PACK; k++) sum += x[k] * y[k];
+        }
+    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+    if (row < T && lane % 2 == 0) D_out[row] = sum;
+    for (int h = 0; h < 2; h++) {
+        const int mine = fragment_row(2 * h);
+        D[h] = __shfl_sync(FULL_WARP, sum, 2 * mine);
+        lse[h] = row0 + mine < T ? lse_in[row0 + mine] * LOG2E : 0.0f;
+    }
+}
+
+// P = 2^(scale S - lse) in place of S;  dS = P * (dP - D) in place of dP. lse(e) and D(e) belong to
+// element e's query.
+template <int N, typename Lse> __device__ __forceinline__ void probabilities(float (&S)[N], float scale, Lse lse) {
+    for (int e = 0; e < N; e++) S[e] = exp2_approx(S[e] * scale - lse(e));
+}
+template <int N, typename Dot>
+__device__ __forceinline__ void score_gradients(float (&dP)[N], const float (&P)[N], Dot D) {
+    for (int e = 0; e < N; e++) dP[e] = P[e] * (dP[e] - D(e));
+}
+
+// ---- kernels
 
 constexpr int MMA_BLOCK = 128;
 constexpr int MMA_ROWS = 16 * MMA_BLOCK / 32;   // that a block owns, and of the other side per step
 
 // Starts to load rows [row0, row0 + MMA_ROWS) of a head into a tile; those past T become 0.
 template <int HS>
-__device__ __forceinline__ void load_tile(char* tile, const floatX* x, int row0, int T, size_t apart) {
+__device__ __forceinline__ void load_tile(char* tile, const floatX* x, int row0, int T, size_t stride) {
     for (int e = threadIdx.x; e < MMA_ROWS * (HS / PACK); e += MMA_BLOCK) {
         const int row = e / (HS / PACK), chunk = e % (HS / PACK);
         const bool valid = row0 + row < T;
-        copy_async(tile_chunk(tile, MMA_ROWS, row, chunk), valid ? x + (row0 + row) * apart + chunk * PACK : x, valid);
+        copy_async(tile_chunk(tile, MMA_ROWS, row, chunk), valid ? x + (row0 + row) * stride + chunk * PACK : x, valid);
     }
 }
 
@@ -66,7 +154,7 @@ __device__ __forceinline__ void mma_outputs(float (&O)[HS / 2], const uint32_t (
 
 template <int HS>
 __global__ void __launch_bounds__(MMA_BLOCK, 1)
-attention_forward_mma_kernel(floatX* out, Fp8Out<e4m3> out8, float* lse, const floatX* qkv, int T) {
+attention_forward_mma_kernel(Out<e4m3> out, float* lse, const floatX* qkv, int T) {
     if (!HAS_MMA) return;
     constexpr int TILE = tile_bytes(MMA_ROWS, HS);
     const Head head = my_head(T, HS);
@@ -77,17 +165,17 @@ attention_forward_mma_kernel(floatX* out, Fp8Out<e4m3> out8, float* lse, const f
     char *K = Q + TILE, *V = K + 2 * TILE;                // two of each: in use, on its way
     const floatX* q = qkv + head.qkv;
 
-    load_tile<HS>(Q, q, query0, T, head.apart);
-    load_tile<HS>(K, q + head.C, 0, T, head.apart);
-    load_tile<HS>(V, q + 2 * head.C, 0, T, head.apart);
+    load_tile<HS>(Q, q, query0, T, head.stride);
+    load_tile<HS>(K, q + head.C, 0, T, head.stride);
+    load_tile<HS>(V, q + 2 * head.C, 0, T, head.stride);
     copy_async_commit();
     float O[HS / 2] = {};
     RowState rows;
     for (int j = 0; j <= own_tile; j++) {
         const int now = j % 2 * TILE, next = TILE - now;
         if (j < own_tile) {
-            load_tile<HS>(K + next, q + head.C, (j + 1) * MMA_ROWS, T, head.apart);
-            load_tile<HS>(V + next, q + 2 * head.C, (j + 1) * MMA_ROWS, T, head.apart);
+            load_tile<HS>(K + next, q + head.C, (j + 1) * MMA_ROWS, T, head.stride);
+            load_tile<HS>(V + next, q + 2 * head.C, (j + 1) * MMA_ROWS, T, head.stride);
         }
         copy_async_commit();
         copy_async_wait<1>();
@@ -105,13 +193,10 @@ attention_forward_mma_kernel(floatX* out, Fp8Out<e4m3> out8, float* lse, const f
     const float sum[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])}, inverse[2] = {1 / sum[0], 1 / sum[1]};
     multiply_rows(O, inverse);
     store_lse(lse + head.rows, rows, sum, query0 + row, T, scale);
-    store_rows<HS>(out + head.out, out8.from(head.out), head.C, query0 + row, T, O, Q, MMA_ROWS, row);
+    store_rows<HS>(out.from(head.out), head.C, query0 + row, T, O, Q, MMA_ROWS, row);
 }
 
-// Backward's kernels have no registers left to write FP8 with.
-__device__ __forceinline__ Fp8Out<e5m2> no_fp8() { return {}; }
-
-// Also leaves D for attention_backward_dkv_mma_kernel.
+// Also leaves D for attention_backward_dkv_mma_kernel. Backward's kernels have no registers left to write FP8 with.
 template <int HS>
 __global__ void __launch_bounds__(MMA_BLOCK, 1)
 attention_backward_dq_mma_kernel(floatX* dqkv, float* D_out, const floatX* dout, const floatX* qkv, const floatX* out,
@@ -126,10 +211,10 @@ attention_backward_dq_mma_kernel(floatX* dqkv, float* D_out, const floatX* dout,
     char *dO = Q + TILE, *K = dO + TILE, *V = K + 2 * TILE;
     const floatX* q = qkv + head.qkv;
 
-    load_tile<HS>(Q, q, query0, T, head.apart);
+    load_tile<HS>(Q, q, query0, T, head.stride);
     load_tile<HS>(dO, dout + head.out, query0, T, head.C);
-    load_tile<HS>(K, q + head.C, 0, T, head.apart);
-    load_tile<HS>(V, q + 2 * head.C, 0, T, head.apart);
+    load_tile<HS>(K, q + head.C, 0, T, head.stride);
+    load_tile<HS>(V, q + 2 * head.C, 0, T, head.stride);
     copy_async_commit();
     float lse[2], D[2], dQ[HS / 2] = {};
     query_statistics<HS>(lse, D, D_out + head.rows, lse_in + head.rows, dout + head.out, out + head.out, query0 + row,
@@ -137,8 +222,8 @@ attention_backward_dq_mma_kernel(floatX* dqkv, float* D_out, const floatX* dout,
     for (int j = 0; j <= own_tile; j++) {
         const int now = j % 2 * TILE, next = TILE - now;
         if (j < own_tile) {
-            load_tile<HS>(K + next, q + head.C, (j + 1) * MMA_ROWS, T, head.apart);
-            load_tile<HS>(V + next, q + 2 * head.C, (j + 1) * MMA_ROWS, T, head.apart);
+            load_tile<HS>(K + next, q + head.C, (j + 1) * MMA_ROWS, T, head.stride);
+            load_tile<HS>(V + next, q + 2 * head.C, (j + 1) * MMA_ROWS, T, head.stride);
         }
         copy_async_commit();
         copy_async_wait<1>();
@@ -156,7 +241,7 @@ attention_backward_dq_mma_kernel(floatX* dqkv, float* D_out, const floatX* dout,
     }
     const float factor[2] = {scale, scale};
     multiply_rows(dQ, factor);
-    store_rows<HS>(dqkv + head.qkv, no_fp8(), head.apart, query0 + row, T, dQ, Q, MMA_ROWS, row);
+    store_rows<HS>(Out<e5m2>{dqkv + head.qkv}, head.stride, query0 + row, T, dQ, Q, MMA_ROWS, row);
 }
 
 template <int HS>
@@ -174,16 +259,16 @@ attention_backward_dkv_mma_kernel(floatX* dqkv, const floatX* dout, const floatX
     float *lse = reinterpret_cast<float*>(dO + 2 * TILE), *D = lse + MMA_ROWS;
     const floatX *q = qkv + head.qkv, *d = dout + head.out;
 
-    load_tile<HS>(K, q + head.C, key0, T, head.apart);
-    load_tile<HS>(V, q + 2 * head.C, key0, T, head.apart);
-    load_tile<HS>(Q, q, key0, T, head.apart);
+    load_tile<HS>(K, q + head.C, key0, T, head.stride);
+    load_tile<HS>(V, q + 2 * head.C, key0, T, head.stride);
+    load_tile<HS>(Q, q, key0, T, head.stride);
     load_tile<HS>(dO, d, key0, T, head.C);
     copy_async_commit();
     float dK[HS / 2] = {}, dV[HS / 2] = {};
     for (int i = own_tile; i < tiles; i++) {
         const int now = (i - own_tile) % 2 * TILE, next = TILE - now;
         if (i + 1 < tiles) {
-            load_tile<HS>(Q + next, q, (i + 1) * MMA_ROWS, T, head.apart);
+            load_tile<HS>(Q + next, q, (i + 1) * MMA_ROWS, T, head.stride);
             load_tile<HS>(dO + next, d, (i + 1) * MMA_ROWS, T, head.C);
         }
         copy_async_commit();
@@ -210,8 +295,8 @@ attention_backward_dkv_mma_kernel(floatX* dqkv, const floatX* dout, const floatX
     const float factor[2] = {scale, scale};
     multiply_rows(dK, factor);
     const size_t k = head.qkv + head.C, v = k + head.C;
-    store_rows<HS>(dqkv + k, no_fp8(), head.apart, key0 + row, T, dK, K, MMA_ROWS, row);
-    store_rows<HS>(dqkv + v, no_fp8(), head.apart, key0 + row, T, dV, V, MMA_ROWS, row);
+    store_rows<HS>(Out<e5m2>{dqkv + k}, head.stride, key0 + row, T, dK, K, MMA_ROWS, row);
+    store_rows<HS>(Out<e5m2>{dqkv + v}, head.stride, key0 + row, T, dV, V, MMA_ROWS, row);
 }
 
 // ---- launchers
@@ -220,7 +305,7 @@ dim3 mma_grid(int B, int T, int NH) { return dim3(ceil_div(T, MMA_ROWS), NH, B);
 
 template <int HS> void attention_forward_mma(const Operand& out, float* lse, const floatX* qkv, int B, int T, int NH) {
     launch("attention_forward", attention_forward_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK,
-           5 * tile_bytes(MMA_ROWS, HS), out.x, out.out<e4m3>(), lse, qkv, T);
+           5 * tile_bytes(MMA_ROWS, HS), out.to<e4m3>(), lse, qkv, T);
 }
 
 template <int HS>

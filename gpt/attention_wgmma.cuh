@@ -22,7 +22,7 @@
 // shared    of 227 KiB: 3 stages for heads of 64, 2 for larger ones
 #pragma once
 
-#include "attention_rows.cuh"
+#include "attention_mma.cuh"   // softmax_step(), probabilities(), ... of a fragment of scores
 
 constexpr int BOX_ROWS = 64;                      // that the copy engine brings at once
 
@@ -190,7 +190,7 @@ __device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, con
 // While the products of one tile run, the softmax of the next one is taken: S of tile j + 1 is started
 // before O += P V of tile j.
 template <int HS>
-__device__ __forceinline__ void forward_consumer(floatX* out, const Fp8Out<e4m3>& out8, float* lse,
+__device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* lse,
                                                  typename ForwardShape<HS>::Shared& shared, const Pieces& pieces,
                                                  int T) {
     using Shape = ForwardShape<HS>;
@@ -269,13 +269,13 @@ __device__ __forceinline__ void forward_consumer(floatX* out, const Fp8Out<e4m3>
         });
         multiply_rows(O, inverse);
         const size_t first_out = first_row * C + piece.h * HS;
-        store_rows<HS>(out + first_out, out8.from(first_out), C, query0 + row, T, O, shared.O, Shape::ROWS, row);
+        store_rows<HS>(out.from(first_out), C, query0 + row, T, O, shared.O, Shape::ROWS, row);
     }
 }
 
 template <int HS>
 __global__ void __launch_bounds__(ForwardShape<HS>::BLOCK, 1)
-attention_forward_wgmma_kernel(floatX* out, Fp8Out<e4m3> out8, float* lse, const __grid_constant__ TensorMap qkv,
+attention_forward_wgmma_kernel(Out<e4m3> out, float* lse, const __grid_constant__ TensorMap qkv,
                                Pieces pieces, int T) {
     if constexpr (HAS_WGMMA) {
         using Shape = ForwardShape<HS>;
@@ -290,7 +290,7 @@ attention_forward_wgmma_kernel(floatX* out, Fp8Out<e4m3> out8, float* lse, const
                 });
         } else {
             take_registers<Shape::CONSUMER_REGISTERS>();
-            forward_consumer<HS>(out, out8, lse, shared, pieces, T);
+            forward_consumer<HS>(out, lse, shared, pieces, T);
         }
     }
 }
@@ -326,8 +326,8 @@ template <int HS> struct QueryGradientShape : Warpgroups<2> {
 
 // dQ of a tile is computed while the scores of the next one are.
 template <int HS>
-__device__ __forceinline__ void dq_consumer(floatX* dqkv, const Fp8Out<e5m2>& dqkv8, float* D_out, const floatX* dout,
-                                            const floatX* out, const float* lse_in,
+__device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out, const floatX* dout, const floatX* out,
+                                            const float* lse_in,
                                             typename QueryGradientShape<HS>::Shared& shared, const Pieces& pieces,
                                             int T) {
     using Shape = QueryGradientShape<HS>;
@@ -385,16 +385,16 @@ __device__ __forceinline__ void dq_consumer(floatX* dqkv, const Fp8Out<e5m2>& dq
         const float factor[2] = {scale, scale};
         multiply_rows(dQ, factor);
         const size_t first_dq = first_row * 3 * C + piece.h * HS;
-        store_rows<HS>(dqkv + first_dq, dqkv8.from(first_dq), 3 * C, query0 + row, T, dQ, shared.dQ, Shape::ROWS, row);
+        store_rows<HS>(dqkv.from(first_dq), 3 * C, query0 + row, T, dQ, shared.dQ, Shape::ROWS, row);
     }
 }
 
 // Also leaves D for attention_backward_dkv_wgmma_kernel.
 template <int HS>
 __global__ void __launch_bounds__(QueryGradientShape<HS>::BLOCK, 1)
-    attention_backward_dq_wgmma_kernel(floatX* dqkv, Fp8Out<e5m2> dqkv8, float* D_out,
-                                       const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout_map,
-                                       const floatX* dout, const floatX* out, const float* lse, Pieces pieces, int T) {
+    attention_backward_dq_wgmma_kernel(Out<e5m2> dqkv, float* D_out, const __grid_constant__ TensorMap qkv,
+                                       const __grid_constant__ TensorMap dout_map, const floatX* dout,
+                                       const floatX* out, const float* lse, Pieces pieces, int T) {
     if constexpr (HAS_WGMMA) {
         using Shape = QueryGradientShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
@@ -409,7 +409,7 @@ __global__ void __launch_bounds__(QueryGradientShape<HS>::BLOCK, 1)
                 });
         } else {
             take_registers<Shape::CONSUMER_REGISTERS>();
-            dq_consumer<HS>(dqkv, dqkv8, D_out, dout, out, lse, shared, pieces, T);
+            dq_consumer<HS>(dqkv, D_out, dout, out, lse, shared, pieces, T);
         }
     }
 }
@@ -478,7 +478,7 @@ __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shar
 
 // While dV and dK of one tile are computed, S of the next one is already under way.
 template <int HS>
-__device__ __forceinline__ void dkv_consumer(floatX* dqkv, const Fp8Out<e5m2>& dqkv8,
+__device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv,
                                              typename KeyGradientShape<HS>::Shared& shared, const Pieces& pieces,
                                              int T) {
     using Shape = KeyGradientShape<HS>;
@@ -543,14 +543,14 @@ __device__ __forceinline__ void dkv_consumer(floatX* dqkv, const Fp8Out<e5m2>& d
         const float factor[2] = {scale, scale};
         multiply_rows(dK, factor);
         const size_t to_k = static_cast<size_t>(piece.b) * T * 3 * C + C + piece.h * HS, to_v = to_k + C;
-        store_rows<HS>(dqkv + to_k, dqkv8.from(to_k), 3 * C, key0 + row, T, dK, shared.out, Shape::ROWS, row);
-        store_rows<HS>(dqkv + to_v, dqkv8.from(to_v), 3 * C, key0 + row, T, dV, shared.out, Shape::ROWS, row);
+        store_rows<HS>(dqkv.from(to_k), 3 * C, key0 + row, T, dK, shared.out, Shape::ROWS, row);
+        store_rows<HS>(dqkv.from(to_v), 3 * C, key0 + row, T, dV, shared.out, Shape::ROWS, row);
     }
 }
 
 template <int HS>
 __global__ void __launch_bounds__(KeyGradientShape<HS>::BLOCK, 1)
-    attention_backward_dkv_wgmma_kernel(floatX* dqkv, Fp8Out<e5m2> dqkv8, const __grid_constant__ TensorMap qkv,
+    attention_backward_dkv_wgmma_kernel(Out<e5m2> dqkv, const __grid_constant__ TensorMap qkv,
                                         const __grid_constant__ TensorMap dout, const float* lse, const float* D,
                                         Pieces pieces, int T) {
     if constexpr (HAS_WGMMA) {
@@ -562,7 +562,7 @@ __global__ void __launch_bounds__(KeyGradientShape<HS>::BLOCK, 1)
             if (threadIdx.x < 32) dkv_producer<HS>(shared, qkv, dout, lse, D, pieces, T);
         } else {
             take_registers<Shape::CONSUMER_REGISTERS>();
-            dkv_consumer<HS>(dqkv, dqkv8, shared, pieces, T);
+            dkv_consumer<HS>(dqkv, shared, pieces, T);
         }
     }
 }
@@ -597,7 +597,7 @@ void attention_forward_wgmma(const Operand& out, float* lse, int* counter, const
     using Shape = ForwardShape<HS>;
     const Pieces pieces = make_pieces(counter, B, T, NH, HS, Shape::ROWS);
     launch("attention_forward", attention_forward_wgmma_kernel<HS>, piece_blocks(pieces), Shape::BLOCK,
-           sizeof(typename Shape::Shared), out.x, out.out<e4m3>(), lse, head_tensor_map(qkv, B, T, 3 * NH, HS), pieces,
+           sizeof(typename Shape::Shared), out.to<e4m3>(), lse, head_tensor_map(qkv, B, T, 3 * NH, HS), pieces,
            T);
 }
 
@@ -610,8 +610,8 @@ void attention_backward_wgmma(const Operand& dqkv, float* D, int* counter, const
     const Pieces queries = make_pieces(counter, B, T, NH, HS, Queries::ROWS),
                  keys = make_pieces(counter, B, T, NH, HS, Keys::ROWS);
     launch("attention_backward_dq", attention_backward_dq_wgmma_kernel<HS>, piece_blocks(queries), Queries::BLOCK,
-           sizeof(typename Queries::Shared), dqkv.x, dqkv.out<e5m2>(), D, qkv_map, dout_map, dout, out, lse, queries,
+           sizeof(typename Queries::Shared), dqkv.to<e5m2>(), D, qkv_map, dout_map, dout, out, lse, queries,
            T);
     launch("attention_backward_dkv", attention_backward_dkv_wgmma_kernel<HS>, piece_blocks(keys), Keys::BLOCK,
-           sizeof(typename Keys::Shared), dqkv.x, dqkv.out<e5m2>(), qkv_map, dout_map, lse, D, keys, T);
+           sizeof(typename Keys::Shared), dqkv.to<e5m2>(), qkv_map, dout_map, lse, D, keys, T);
 }

@@ -14,7 +14,6 @@ void await_sent(cudaEvent_t event) { check(cudaStreamWaitEvent(device.stream, ev
 // waits for it by await_sent() only, or with --overlap off. bytes: of all ranks, of which each sends (R - 1) / R.
 template <typename F, typename... Memory>
 void send(const char* name, cudaEvent_t sent, double bytes, F call, const Memory&... memory) {
-    if (device.tuning) return;
     check(cudaEventRecord(ranks.computed, device.stream), "cudaEventRecord");
     check(cudaStreamWaitEvent(ranks.stream, ranks.computed, 0), "cudaStreamWaitEvent");
     on_stream(name, ranks.stream, [&] { check(call(), name); }, memory...);
@@ -164,7 +163,7 @@ private:
 void need_weights(Model& m, size_t g, size_t next) {
     if (ranks.alone()) return;
     ranks.alive();
-    if (!device.tuning) m.communication->need_weights(g, next);
+    m.communication->need_weights(g, next);
 }
 
 // After the update. No communication is in flight then, as between steps ranks also talk through MPI.
@@ -173,7 +172,7 @@ void weights_changed(Model& m) {
 }
 
 void begin_gradients(Model& m, size_t g) {
-    if (!ranks.alone() && !device.tuning) m.communication->begin_gradients(g);
+    if (!ranks.alone()) m.communication->begin_gradients(g);
 }
 
 void send_gradients(Model& m, size_t g) {

@@ -1,46 +1,30 @@
-// Matmuls' operands in FP8: how kernels write them, and the scales they need (train_gpt.cu, section "fp8").
+// --matmul fp8 and fp8-all: how kernels write matmuls' operands in 8 bits, their scales, and what the log and
+// checkpoints keep of these. Included by train_gpt.cu, whose section "fp8" introduces it.
 //
-// quantise  q = fp8(x * scale) of what x is in floatX, to nearest, ties to even; what is too large becomes the largest
-//           number. Scales are powers of 2, so that scaling rounds nothing: q / scale is x to the format's own precision
-// delayed   scale = 2^floor(log2(MOST / the largest |x| of the last FP8_HISTORY steps)): known before x is, so that the
-//           kernel that writes x writes q on the way, and takes the largest |x| of this step
+// quantise  q = fp8(x * scale) of what x is in floatX, to nearest, ties to even; what is too large becomes the format's
+//           maximum. Scales are powers of 2, so that scaling rounds nothing: q / scale is x to the format's precision
+// delayed   scale = 2^floor(log2(FP8_MAX / amax of the last FP8_HISTORY steps)): known before x is, so that the kernel
+//           that writes x also writes q, and records the amax of this step
 //           (naive attention and mma's backward leave both to fp8_quantise)
-// current   scale from the largest |x| of this very tensor: the kernel takes it, and another one quantises
+// current   scale from the amax of this very tensor: the kernel records it, and another one quantises
 // source    Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; both kinds of scaling as in NVIDIA's Transformer
 //           Engine
 // variants  dev/kernels/quantize.cu
 #pragma once
 
-typedef __nv_fp8_e4m3 e4m3;   // 4 bits of exponent, 3 of mantissa: activations and weights
-typedef __nv_fp8_e5m2 e5m2;   // 5 and 2: gradients, whose range is wide
+#include <cuda_fp8.h>
 
-// The largest number, and the least above 0.
-template <typename F8> constexpr float MOST = std::is_same_v<F8, e4m3> ? 448.0f : 57344.0f;
-template <typename F8> constexpr float LEAST = std::is_same_v<F8, e4m3> ? 0x1p-9f : 0x1p-16f;
+#include <array>
+#include <type_traits>
+#include <vector>
+
+// The formats' largest number, and their smallest above 0.
+template <typename F8> constexpr float FP8_MAX = std::is_same_v<F8, e4m3> ? 448.0f : 57344.0f;
+template <typename F8> constexpr float FP8_MIN = std::is_same_v<F8, e4m3> ? 0x1p-9f : 0x1p-16f;
 
 constexpr bool MAY_USE_FP8 = FLOATX == DType::BF16;
-constexpr int FP8_HISTORY = 16;   // steps
 
-// Of one tensor of one layer.
-struct Fp8Scale {
-    float scale, inverse;         // the inverse is what matmuls multiply by
-    unsigned largest;             // |x| up to now, as bits: in the order of the numbers
-    unsigned counting;            // whether the counts below are kept
-    unsigned long long values, saturated, flushed;   // flushed: to 0, which they were not
-    float history[FP8_HISTORY];   // the largest |x| of past steps, the last one first; 0: none yet
-};
-
-// By the scale that there is, or by the tensor's own largest |x|.
-enum class ScaleBy { HISTORY, ITSELF };
-
-// Where a kernel that writes a tensor in floatX leaves it in FP8.
-template <typename F8> struct Fp8Out {
-    F8* data = nullptr;            // none: not here, but the largest |x| is wanted
-    Fp8Scale* scale = nullptr;     // none: nothing is wanted
-    __device__ Fp8Out from(size_t i) const { return {data ? data + i : nullptr, scale}; }
-};
-
-// FP8's conversions are instructions from Ada on; older cards are refused, and their code has none.
+// FP8's conversions are instructions from Ada on. Older cards are refused, and their machine code has none.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
 constexpr bool WRITES_FP8 = false;
 #else
@@ -64,79 +48,74 @@ template <int N> __device__ __forceinline__ void from_floats(e5m2 (&v)[N], const
 }
 #endif
 
-// A thread's part of it: put() each pack; then all lanes of the warp, or all threads of the block, leave what they found.
-template <typename F8> struct Fp8Writer {
-    Fp8Out<F8> out;
-    float scale = 1, largest = 0;
-    bool counting = false;
-    unsigned values = 0, saturated = 0, flushed = 0;
+// ---- Writer
 
-    __device__ __forceinline__ explicit Fp8Writer(const Fp8Out<F8>& to) : out(to) {
-        if constexpr (WRITES_FP8) {
-            if (!out.scale) return;
-            scale = out.scale->scale;
-            counting = out.scale->counting;
-        }
+template <typename F8, Reach REACH>
+__device__ __forceinline__ Writer<F8, REACH>::Writer(const Out<F8>& out) : to(out) {
+    if constexpr (WRITES_FP8) {
+        if (!to.scale) return;
+        scale = to.scale->scale;
+        counting = to.scale->counting;
     }
+}
 
-    // x is element i and those after it, before they are rounded to floatX.
-    template <int N> __device__ __forceinline__ void put(size_t i, const float (&x)[N]) {
-        if constexpr (WRITES_FP8) {
-            if (!out.scale) return;
-            float v[N];
-            for (int k = 0; k < N; k++) v[k] = x[k];
-            round_pack(v);
-            put_rounded(i, v);
-        }
-    }
-    // The same of what is in floatX already; spoils v.
-    template <int N> __device__ __forceinline__ void put_rounded(size_t i, float (&v)[N]) {
-        if constexpr (WRITES_FP8) {
-            if (!out.scale) return;
-            for (int k = 0; k < N; k++) largest = fmaxf(largest, fabsf(v[k]));
-            if (out.data) *reinterpret_cast<RawPack<F8, N>*>(out.data + i) = quantised(v);
-        }
-    }
+template <typename F8, Reach REACH>
+template <int N>
+__device__ __forceinline__ void Writer<F8, REACH>::put(size_t i, float (&v)[N]) {
+    RawPack<floatX, N> rounded;
+    from_floats(rounded.v, v);
+    put(i, rounded);
+    to_floats(v, rounded.v);
+}
 
-    template <int N> __device__ __forceinline__ RawPack<F8, N> quantised(float (&v)[N]) {
-        RawPack<F8, N> pack = {};
-        for (int k = 0; k < N; k++) v[k] *= scale;
-        if constexpr (WRITES_FP8) from_floats(pack.v, v);
-        if (!counting) return pack;
-        values += N;
-        for (int k = 0; k < N; k++) {
-            saturated += fabsf(v[k]) > MOST<F8>;
-            flushed += v[k] != 0 && fabsf(v[k]) <= LEAST<F8> / 2;   // half of it is a tie, and 0 is even
-        }
-        return pack;
+template <typename F8, Reach REACH>
+template <int N>
+__device__ __forceinline__ void Writer<F8, REACH>::put(size_t i, const RawPack<floatX, N>& rounded) {
+    if (!WRITES_FP8 || to.x) *reinterpret_cast<RawPack<floatX, N>*>(to.x + i) = rounded;
+    if constexpr (WRITES_FP8) {
+        if (!to.scale) return;
+        float v[N];
+        to_floats(v, rounded.v);
+        for (int k = 0; k < N; k++) amax = fmaxf(amax, fabsf(v[k]));
+        if (to.x8) *reinterpret_cast<RawPack<F8, N>*>(to.x8 + i) = quantise(v);
     }
+}
 
-    __device__ __forceinline__ void leave_warp() {
-        if constexpr (WRITES_FP8)
-            if (out.scale) leave(warp_max(largest), threadIdx.x % WARP_SIZE == 0);
+template <typename F8, Reach REACH>
+template <int N>
+__device__ __forceinline__ RawPack<F8, N> Writer<F8, REACH>::quantise(float (&v)[N]) {
+    RawPack<F8, N> pack = {};
+    for (int k = 0; k < N; k++) v[k] *= scale;
+    if constexpr (WRITES_FP8) from_floats(pack.v, v);
+    if (!counting) return pack;
+    values += N;
+    for (int k = 0; k < N; k++) {
+        saturated += fabsf(v[k]) > FP8_MAX<F8>;
+        underflow += v[k] != 0 && fabsf(v[k]) <= FP8_MIN<F8> / 2;   // half of it is a tie, and 0 is even
     }
-    __device__ __forceinline__ void leave_block() {
-        if constexpr (WRITES_FP8)
-            if (out.scale) leave(block_max(largest), threadIdx.x == 0);
-    }
+    return pack;
+}
 
-private:
-    __device__ __forceinline__ void leave(float largest_of_all, bool mine) {
-        if (mine && largest_of_all > 0) atomicMax(&out.scale->largest, __float_as_uint(largest_of_all));
+template <typename F8, Reach REACH> __device__ __forceinline__ Writer<F8, REACH>::~Writer() {
+    if constexpr (WRITES_FP8) {
+        if (!to.scale) return;
+        const float of_all = REACH == Reach::BLOCK ? block_max(amax) : warp_max(amax);
+        const int thread = REACH == Reach::BLOCK ? threadIdx.x : threadIdx.x % WARP_SIZE;
+        if (thread == 0 && of_all > 0) atomicMax(&to.scale->amax, __float_as_uint(of_all));
         if (!counting || values == 0) return;
-        atomicAdd(&out.scale->values, static_cast<unsigned long long>(values));
-        if (saturated) atomicAdd(&out.scale->saturated, static_cast<unsigned long long>(saturated));
-        if (flushed) atomicAdd(&out.scale->flushed, static_cast<unsigned long long>(flushed));
+        atomicAdd(&to.scale->values, static_cast<unsigned long long>(values));
+        if (saturated) atomicAdd(&to.scale->saturated, static_cast<unsigned long long>(saturated));
+        if (underflow) atomicAdd(&to.scale->underflow, static_cast<unsigned long long>(underflow));
     }
-};
+}
 
 // ---- scales
 
-// 1 where there is nothing to go by: all zeros, or not finite.
-__device__ __forceinline__ float fp8_scale_for(float largest, float most) {
+// 1 where the amax says nothing: all zeros, or not finite.
+__device__ __forceinline__ float fp8_scale_for(float amax, float fp8_max) {
     constexpr float HIGHEST = 0x1p60f;   // far above all that occurs, and so that products of two are finite
-    if (!(largest > 0 && largest <= FLT_MAX)) return 1;
-    return __uint_as_float(__float_as_uint(fminf(most / largest, HIGHEST)) & 0xff800000u);   // a power of 2
+    if (!(amax > 0 && amax <= FLT_MAX)) return 1;
+    return __uint_as_float(__float_as_uint(fminf(fp8_max / amax, HIGHEST)) & 0xff800000u);   // a power of 2
 }
 
 __device__ __forceinline__ void set_scale(Fp8Scale& s, float scale) {
@@ -144,194 +123,337 @@ __device__ __forceinline__ void set_scale(Fp8Scale& s, float scale) {
     s.inverse = 1 / scale;
 }
 
-// A thread per scale. Of each layer's `of_layer` the first e4m3s are E4M3's, the others E5M2's.
-enum class Maxima { FORGET, REMEMBER, LEAVE };
+// What is done to every scale:
+//   FORGET          the amax of this step
+//   REMEMBER        the amax joins the history, which makes the next step's scale
+//   RECALL          the scale is made of a history that was read from a checkpoint
+//   COUNT, IGNORE   from now on, what is quantised is counted; or no longer
+//   TAKE, GIVE      the amax goes to, or comes from, an array that can be sent to other GPUs
+enum class Fp8Step { FORGET, REMEMBER, RECALL, COUNT, IGNORE, TAKE, GIVE };
 
-template <Maxima MAXIMA> __global__ void fp8_scales_kernel(Fp8Scale* scales, size_t count, int of_layer, int e4m3s) {
+// A thread per scale. Of each layer's `of_layer` the first e4m3s are E4M3's, the others E5M2's.
+template <Fp8Step STEP>
+__global__ void fp8_scales_kernel(Fp8Scale* scales, float* amaxes, size_t count, int of_layer, int e4m3s) {
     const size_t n = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (n >= count) return;
     Fp8Scale& s = scales[n];
-    if (MAXIMA == Maxima::REMEMBER) {
+    if (STEP == Fp8Step::TAKE) amaxes[n] = __uint_as_float(s.amax);
+    if (STEP == Fp8Step::GIVE) s.amax = __float_as_uint(amaxes[n]);
+    if (STEP == Fp8Step::COUNT || STEP == Fp8Step::IGNORE) s.counting = STEP == Fp8Step::COUNT;
+    if (STEP == Fp8Step::COUNT) s.values = s.saturated = s.underflow = 0;
+    if (STEP == Fp8Step::REMEMBER) {
         for (int i = FP8_HISTORY - 1; i > 0; i--) s.history[i] = s.history[i - 1];
-        s.history[0] = __uint_as_float(s.largest);
+        s.history[0] = __uint_as_float(s.amax);
     }
-    if (MAXIMA != Maxima::LEAVE) s.largest = 0;
-    if (MAXIMA == Maxima::FORGET) return;
-    float largest = 0;
-    for (int i = 0; i < FP8_HISTORY; i++) largest = fmaxf(largest, s.history[i]);
-    set_scale(s, fp8_scale_for(largest, static_cast<int>(n % of_layer) < e4m3s ? MOST<e4m3> : MOST<e5m2>));
+    if (STEP == Fp8Step::FORGET || STEP == Fp8Step::REMEMBER) s.amax = 0;
+    if (STEP == Fp8Step::REMEMBER || STEP == Fp8Step::RECALL) {
+        float amax = 0;
+        for (int i = 0; i < FP8_HISTORY; i++) amax = fmaxf(amax, s.history[i]);
+        set_scale(s, fp8_scale_for(amax, static_cast<int>(n % of_layer) < e4m3s ? FP8_MAX<e4m3> : FP8_MAX<e5m2>));
+    }
 }
 
-void fp8_forget(Fp8Scale* scales, size_t count) {
-    launch("fp8_forget", fp8_scales_kernel<Maxima::FORGET>, row_blocks(count), BLOCK, 0, updated(scales), count, 1, 1);
-}
-
-// The largest |x| of a step joins the history, and makes the next step's scales.
-void fp8_remember(Fp8Scale* scales, size_t count, int of_layer, int e4m3s) {
-    launch("fp8_remember", fp8_scales_kernel<Maxima::REMEMBER>, row_blocks(count), BLOCK, 0, updated(scales), count,
+template <Fp8Step STEP>
+void fp8_scales(Fp8Scale* scales, size_t count, float* amaxes = nullptr, int of_layer = FP8_TENSORS,
+                int e4m3s = FP8_E4M3S) {
+    launch("fp8_scales", fp8_scales_kernel<STEP>, row_blocks(count), BLOCK, 0, updated(scales), updated(amaxes), count,
            of_layer, e4m3s);
 }
 
-// Scales as the history, which was read from a checkpoint, has them.
-void fp8_recall(Fp8Scale* scales, size_t count, int of_layer, int e4m3s) {
-    launch("fp8_recall", fp8_scales_kernel<Maxima::LEAVE>, row_blocks(count), BLOCK, 0, updated(scales), count,
-           of_layer, e4m3s);
-}
+// ---- quantising after the kernel that wrote x
 
-enum class Counting { OFF, ON };
-
-__global__ void fp8_count_kernel(Fp8Scale* scales, size_t count, Counting counting) {
-    const size_t n = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (n >= count) return;
-    scales[n].counting = counting == Counting::ON;
-    if (counting == Counting::ON) scales[n].values = scales[n].saturated = scales[n].flushed = 0;
-}
-
-// From now on, what is quantised is counted anew; or no longer.
-void fp8_count(Fp8Scale* scales, size_t count, Counting counting) {
-    launch("fp8_count", fp8_count_kernel, row_blocks(count), BLOCK, 0, updated(scales), count, counting);
-}
-
-// To and from an array, in which they can be sent.
-enum class Largest { TAKE, GIVE };
-
-template <Largest WHICH> __global__ void fp8_largest_kernel(float* all, Fp8Scale* scales, size_t count) {
-    const size_t n = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (n >= count) return;
-    if (WHICH == Largest::TAKE) all[n] = __uint_as_float(scales[n].largest);
-    else scales[n].largest = __float_as_uint(all[n]);
-}
-
-template <Largest WHICH> void fp8_largest(float* all, Fp8Scale* scales, size_t count) {
-    launch("fp8_largest", fp8_largest_kernel<WHICH>, row_blocks(count), BLOCK, 0, updated(all), updated(scales), count);
-}
-
-// ---- what the kernel that wrote it could not quantise
-
-// The largest |x| of (n); or of a weight of each layer, a stride apart (grid.y).
-__global__ void fp8_max_kernel(Fp8Scale* scales, size_t of_layer, const floatX* x, size_t n, size_t stride) {
+// Records the amax of x (n); or of a weight of each layer, `stride` elements from one to the next (grid.y).
+__global__ void fp8_amax_kernel(Fp8Scale* scales, size_t of_layer, const floatX* x, size_t n, size_t stride) {
     x += blockIdx.y * stride;
     const Span span = my_span(n);
-    float largest = 0, v[PACK];
+    float amax = 0, v[PACK];
     for (size_t i = span.begin; i < span.end; i += span.stride) {
         load(v, x + i);
-        for (int k = 0; k < PACK; k++) largest = fmaxf(largest, fabsf(v[k]));
+        for (int k = 0; k < PACK; k++) amax = fmaxf(amax, fabsf(v[k]));
     }
-    largest = block_max(largest);
-    if (threadIdx.x == 0) atomicMax(&scales[blockIdx.y * of_layer].largest, __float_as_uint(largest));
+    amax = block_max(amax);
+    if (threadIdx.x == 0) atomicMax(&scales[blockIdx.y * of_layer].amax, __float_as_uint(amax));
 }
 
-template <ScaleBy BY, typename F8> __global__ void fp8_quantise_kernel(Fp8Out<F8> out, const floatX* x, size_t n) {
-    Fp8Writer<F8> writer(out);
-    if (BY == ScaleBy::ITSELF) {
-        writer.scale = fp8_scale_for(__uint_as_float(out.scale->largest), MOST<F8>);
-        if (blockIdx.x == 0 && threadIdx.x == 0) set_scale(*out.scale, writer.scale);
-    }
+// Makes the scale of the recorded amax. All threads take it from here; one of them stores it for matmuls.
+template <typename F8> __device__ __forceinline__ float current_scale(Fp8Scale& s, bool stores) {
+    const float scale = fp8_scale_for(__uint_as_float(s.amax), FP8_MAX<F8>);
+    if (stores) set_scale(s, scale);
+    return scale;
+}
+
+template <Fp8Scaling SCALING, typename F8> __global__ void fp8_quantise_kernel(Out<F8> out, const floatX* x, size_t n) {
+    Writer<F8> writer(out);
+    if (SCALING == Fp8Scaling::CURRENT)
+        writer.scale = current_scale<F8>(*out.scale, blockIdx.x == 0 && threadIdx.x == 0);
     const Span span = my_span(n);
-    float v[PACK];
-    for (size_t i = span.begin; i < span.end; i += span.stride) {
-        load(v, x + i);
-        writer.put_rounded(i, v);
-    }
-    if (BY == ScaleBy::ITSELF) writer.largest = 0;   // it is known, and others read it
-    writer.leave_block();
+    for (size_t i = span.begin; i < span.end; i += span.stride)
+        writer.put(i, *reinterpret_cast<const RawPack<floatX, PACK>*>(x + i));
+    if (SCALING == Fp8Scaling::CURRENT) writer.amax = 0;   // it is recorded, and other blocks read it
 }
 
-void fp8_max(Fp8Scale* scales, const floatX* x, size_t n, size_t of_layer = 0, unsigned layers = 1, size_t stride = 0) {
-    launch("fp8_max", fp8_max_kernel, dim3(span_blocks(n), layers), BLOCK, 0, updated(scales), of_layer, x, n, stride);
+void fp8_amax(Fp8Scale* scales, const floatX* x, size_t n, size_t of_layer = 0, unsigned layers = 1,
+              size_t stride = 0) {
+    launch("fp8_amax", fp8_amax_kernel, dim3(span_blocks(n), layers), BLOCK, 0, updated(scales), of_layer, x, n,
+           stride);
 }
 
-template <ScaleBy BY, typename F8> void fp8_quantise(const Fp8Out<F8>& out, const floatX* x, size_t n) {
-    launch("fp8_quantise", fp8_quantise_kernel<BY, F8>, span_blocks(n), BLOCK, 0, out, x, n);
+template <Fp8Scaling SCALING> void fp8_quantise(const Operand& operand, size_t n) {
+    auto quantise = [&](auto* x8) {
+        using F8 = std::remove_pointer_t<decltype(x8)>;
+        launch("fp8_quantise", fp8_quantise_kernel<SCALING, F8>, span_blocks(n), BLOCK, 0,
+               Out<F8>{nullptr, x8, operand.scale}, static_cast<const floatX*>(operand.x), n);
+    };
+    if (operand.format == DType::E5M2) quantise(static_cast<e5m2*>(operand.fp8));
+    else quantise(static_cast<e4m3*>(operand.fp8));
 }
 
-// ---- the other way around
+void Operand::finish(size_t n) const {
+    if (fp8 && current_scaling) fp8_quantise<Fp8Scaling::CURRENT>(*this, n);
+}
+
+void Operand::quantise(size_t n) const {
+    if (!fp8) return;
+    if (!current_scaling) return fp8_quantise<Fp8Scaling::DELAYED>(*this, n);
+    fp8_amax(scale, x, n);
+    finish(n);
+}
+
+// ---- transposed copies
 // cuBLASLt multiplies FP8 only where both operands' rows lie along the dimension that is summed over. Weights are
-// needed both ways; for the gradient of weights the batch's rows are, and activations are turned around.
+// needed both ways. For the gradient of a weight that dimension is the batch's rows, so its operands are transposed.
 
-constexpr int TURN = 64;                            // a block turns TURN x TURN elements around
-constexpr int TURN_BLOCK = WARP_SIZE == 1 ? 1 : 256;
-constexpr int TURN_PITCH = TURN + 4;                // bytes of a row in shared memory: columns lie in different banks
-constexpr int TURN_PACK = 16;                       // bytes that a thread stores at once
+constexpr int TRANSPOSE_TILE = 64;                       // a block transposes a square of this side
+constexpr int TRANSPOSE_BLOCK = WARP_SIZE == 1 ? 1 : 256;
+constexpr int TRANSPOSE_PITCH = TRANSPOSE_TILE + 4;      // bytes of a row in shared memory: columns in different banks
+constexpr int TRANSPOSE_PACK = 16;                       // bytes that a thread stores at once
 constexpr int WORD = sizeof(uint32_t);
 
-// tile (TURN, TURN), of which `rows` and `columns` count, to out (.., leading) transposed
-__device__ __forceinline__ void store_turned(uint8_t* out, const uint8_t (&tile)[TURN][TURN_PITCH], int rows,
-                                             int columns, size_t leading) {
-    for (int e = threadIdx.x; e < TURN * (TURN / TURN_PACK); e += blockDim.x) {
+typedef uint8_t TransposeTile[TRANSPOSE_TILE][TRANSPOSE_PITCH];
+
+// The tile of this block in a matrix (rows, columns).
+struct TilePart {
+    size_t row0, column0;
+    int rows, columns;   // of the tile that are in the matrix
+};
+__device__ __forceinline__ TilePart my_tile(size_t rows, size_t columns) {
+    const size_t row0 = static_cast<size_t>(blockIdx.y) * TRANSPOSE_TILE;
+    const size_t column0 = static_cast<size_t>(blockIdx.x) * TRANSPOSE_TILE;
+    return {row0, column0, static_cast<int>(min(size_t{TRANSPOSE_TILE}, rows - row0)),
+            static_cast<int>(min(size_t{TRANSPOSE_TILE}, columns - column0))};
+}
+
+// out (columns, rows) = the tile, transposed
+__device__ __forceinline__ void store_transposed(void* out, const TransposeTile& tile, const TilePart& part,
+                                                 size_t rows) {
+    for (int e = threadIdx.x; e < TRANSPOSE_TILE * (TRANSPOSE_TILE / TRANSPOSE_PACK); e += blockDim.x) {
         // Two threads fill the 32 bytes that memory moves at once.
-        const int column = e / 2 % TURN, first = (e / (2 * TURN) * 2 + e % 2) * TURN_PACK;
-        if (column >= columns || first >= rows) continue;
-        RawPack<uint8_t, TURN_PACK> pack;
-        for (int k = 0; k < TURN_PACK; k++) pack.v[k] = tile[first + k][column];
-        *reinterpret_cast<RawPack<uint8_t, TURN_PACK>*>(out + column * leading + first) = pack;
+        const int column = e / 2 % TRANSPOSE_TILE, first = (e / (2 * TRANSPOSE_TILE) * 2 + e % 2) * TRANSPOSE_PACK;
+        if (column >= part.columns || first >= part.rows) continue;
+        RawPack<uint8_t, TRANSPOSE_PACK> pack;
+        for (int k = 0; k < TRANSPOSE_PACK; k++) pack.v[k] = tile[first + k][column];
+        uint8_t* to = static_cast<uint8_t*>(out) + (part.column0 + column) * rows + part.row0 + first;
+        *reinterpret_cast<RawPack<uint8_t, TRANSPOSE_PACK>*>(to) = pack;
     }
 }
 
-// out (columns, rows) = inp (rows, columns) transposed; both are multiples of TURN_PACK
-__global__ void __launch_bounds__(TURN_BLOCK)
+// out (columns, rows) = inp (rows, columns) transposed; both are multiples of TRANSPOSE_PACK
+__global__ void __launch_bounds__(TRANSPOSE_BLOCK)
 fp8_transpose_kernel(uint8_t* out, const uint8_t* inp, size_t rows, size_t columns) {
-    __shared__ __align__(16) uint8_t tile[TURN][TURN_PITCH];
-    const size_t row0 = static_cast<size_t>(blockIdx.y) * TURN, column0 = static_cast<size_t>(blockIdx.x) * TURN;
-    const int valid_rows = min(size_t{TURN}, rows - row0), valid_columns = min(size_t{TURN}, columns - column0);
-    for (int e = threadIdx.x; e < TURN * (TURN / WORD); e += blockDim.x) {
-        const int row = e / (TURN / WORD), column = e % (TURN / WORD) * WORD;
-        if (row >= valid_rows || column >= valid_columns) continue;
+    __shared__ __align__(16) TransposeTile tile;
+    const TilePart part = my_tile(rows, columns);
+    for (int e = threadIdx.x; e < TRANSPOSE_TILE * (TRANSPOSE_TILE / WORD); e += blockDim.x) {
+        const int row = e / (TRANSPOSE_TILE / WORD), column = e % (TRANSPOSE_TILE / WORD) * WORD;
+        if (row >= part.rows || column >= part.columns) continue;
         *reinterpret_cast<uint32_t*>(&tile[row][column]) =
-            *reinterpret_cast<const uint32_t*>(inp + (row0 + row) * columns + column0 + column);
+            *reinterpret_cast<const uint32_t*>(inp + (part.row0 + row) * columns + part.column0 + column);
     }
     __syncthreads();
-    store_turned(out + column0 * rows + row0, tile, valid_rows, valid_columns, rows);
+    store_transposed(out, tile, part, rows);
 }
 
-// A weight of each layer (grid.z), a stride apart, scaled by its own largest |x|: out (rows, columns) as it is, and
-// turned (columns, rows). Strides of FP8 and of w are in elements.
+// Elements from one layer to the next.
 struct WeightStrides { size_t scales, fp8, w; };
 
-template <ScaleBy BY>
-__global__ void __launch_bounds__(TURN_BLOCK)
-fp8_weights_kernel(e4m3* out, e4m3* turned, Fp8Scale* scales, const floatX* w, size_t rows, size_t columns,
+// A weight w (rows, columns) of each layer (grid.z) in E4M3: as it is, and transposed. Its amax has been recorded.
+template <Fp8Scaling SCALING>
+__global__ void __launch_bounds__(TRANSPOSE_BLOCK)
+fp8_weights_kernel(e4m3* out, e4m3* transposed, Fp8Scale* scales, const floatX* w, size_t rows, size_t columns,
                    WeightStrides strides) {
-    __shared__ __align__(16) uint8_t tile[TURN][TURN_PITCH];
+    __shared__ __align__(16) TransposeTile tile;
     const size_t layer = blockIdx.z;
     out += layer * strides.fp8;
-    turned += layer * strides.fp8;
+    transposed += layer * strides.fp8;
     w += layer * strides.w;
-    Fp8Writer<e4m3> writer({out, &scales[layer * strides.scales]});
-    if (BY == ScaleBy::ITSELF) {
-        writer.scale = fp8_scale_for(__uint_as_float(writer.out.scale->largest), MOST<e4m3>);
-        if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) set_scale(*writer.out.scale, writer.scale);
-    }
-    const size_t row0 = static_cast<size_t>(blockIdx.y) * TURN, column0 = static_cast<size_t>(blockIdx.x) * TURN;
-    const int valid_rows = min(size_t{TURN}, rows - row0), valid_columns = min(size_t{TURN}, columns - column0);
-    for (int e = threadIdx.x * PACK; e < TURN * TURN; e += blockDim.x * PACK) {
-        const int row = e / TURN, column = e % TURN;
-        if (row >= valid_rows || column >= valid_columns) continue;
+    Writer<e4m3, Reach::WARP> writer({nullptr, out, &scales[layer * strides.scales]});
+    if (SCALING == Fp8Scaling::CURRENT)
+        writer.scale = current_scale<e4m3>(*writer.to.scale, threadIdx.x + blockIdx.x + blockIdx.y == 0);
+    const TilePart part = my_tile(rows, columns);
+    for (int e = threadIdx.x * PACK; e < TRANSPOSE_TILE * TRANSPOSE_TILE; e += blockDim.x * PACK) {
+        const int row = e / TRANSPOSE_TILE, column = e % TRANSPOSE_TILE;
+        if (row >= part.rows || column >= part.columns) continue;
+        const size_t i = (part.row0 + row) * columns + part.column0 + column;
         float v[PACK];
-        load(v, w + (row0 + row) * columns + column0 + column);
-        const RawPack<e4m3, PACK> q = writer.quantised(v);
-        *reinterpret_cast<RawPack<e4m3, PACK>*>(out + (row0 + row) * columns + column0 + column) = q;
+        load(v, w + i);
+        const RawPack<e4m3, PACK> q = writer.quantise(v);
+        *reinterpret_cast<RawPack<e4m3, PACK>*>(out + i) = q;
         for (int k = 0; k < PACK; k += WORD)
             *reinterpret_cast<uint32_t*>(&tile[row][column + k]) = *reinterpret_cast<const uint32_t*>(&q.v[k]);
     }
-    writer.leave_warp();
     __syncthreads();
-    store_turned(reinterpret_cast<uint8_t*>(turned) + column0 * rows + row0, tile, valid_rows, valid_columns, rows);
+    store_transposed(transposed, tile, part, rows);
 }
 
-dim3 turn_grid(size_t rows, size_t columns, unsigned layers = 1) {
-    return dim3(ceil_div(columns, TURN), ceil_div(rows, TURN), layers);
+dim3 transpose_grid(size_t rows, size_t columns, unsigned layers = 1) {
+    return dim3(ceil_div(columns, TRANSPOSE_TILE), ceil_div(rows, TRANSPOSE_TILE), layers);
 }
 
 void fp8_transpose(void* out, const void* inp, size_t rows, size_t columns) {
-    launch("fp8_transpose", fp8_transpose_kernel, turn_grid(rows, columns), TURN_BLOCK, 0, static_cast<uint8_t*>(out),
-           static_cast<const uint8_t*>(inp), rows, columns);
+    launch("fp8_transpose", fp8_transpose_kernel, transpose_grid(rows, columns), TRANSPOSE_BLOCK, 0,
+           static_cast<uint8_t*>(out), static_cast<const uint8_t*>(inp), rows, columns);
 }
 
-// The scales' largest |x| are those of w already: see fp8_max.
-template <ScaleBy BY>
-void fp8_weights(e4m3* out, e4m3* turned, Fp8Scale* scales, const floatX* w, size_t rows, size_t columns,
+template <Fp8Scaling SCALING>
+void fp8_weights(e4m3* out, e4m3* transposed, Fp8Scale* scales, const floatX* w, size_t rows, size_t columns,
                  unsigned layers, WeightStrides strides) {
-    launch("fp8_weights", fp8_weights_kernel<BY>, turn_grid(rows, columns, layers), TURN_BLOCK, 0, out, turned,
-           updated(scales), w, rows, columns, strides);
+    launch("fp8_weights", fp8_weights_kernel<SCALING>, transpose_grid(rows, columns, layers), TRANSPOSE_BLOCK, 0, out,
+           transposed, updated(scales), w, rows, columns, strides);
+}
+
+// ---- a model's weights, once a step
+
+// Weights in FP8, both ways, of `layers` from l on.
+void quantise_weights(Model& m, size_t l, size_t layers) {
+    const size_t C = m.config.channels, of_layer = 12 * C * C;
+    recorder.at("update", NO_LAYER);
+    fp8_scales<Fp8Step::FORGET>(m.a.fp8_scales(l), layers * FP8_TENSORS);
+    for (const Fp8Weight& w : fp8_weight_table(m)) {
+        const size_t stride = w.weight->layer_bytes / sizeof(floatX);
+        Fp8Scale* scales = m.a.fp8_scales(l) + w.tensor;
+        e4m3* out = reinterpret_cast<e4m3*>(m.a.weights_8(l)) + w.first;
+        fp8_amax(scales, (*w.weight)(l), w.rows * w.columns, FP8_TENSORS, layers, stride);
+        auto quantise = m.setup.fp8_scaling == Fp8Scaling::NONE ? fp8_weights<Fp8Scaling::NONE>
+                                                                : fp8_weights<Fp8Scaling::CURRENT>;
+        quantise(out, out + of_layer, scales, (*w.weight)(l), w.rows, w.columns, layers,
+                 {FP8_TENSORS, 2 * of_layer, stride});
+    }
+}
+
+// With ZeRO a layer's weights are whole when they are needed, and not before.
+void fp8_weights_changed(Model& m) {
+    if (!has_fp8(m)) return;
+    m.fp8_weights.assign(m.config.layers, m.setup.zero == 0);
+    if (m.setup.zero == 0) quantise_weights(m, 0, m.config.layers);
+}
+void need_fp8_weights(Model& m, size_t l) {
+    if (!has_fp8(m) || m.fp8_weights[l]) return;
+    quantise_weights(m, l, 1);
+    m.fp8_weights[l] = true;
+}
+
+// ---- a model's scales
+
+std::vector<Fp8Scale> download_scales(const Model& m) {
+    std::vector<Fp8Scale> scales(scale_count(m));
+    download(scales.data(), m.a.fp8_scales(), scales.size() * sizeof(Fp8Scale));
+    return scales;
+}
+void upload_scales(Model& m, const std::vector<Fp8Scale>& scales) {
+    upload(m.a.fp8_scales(), scales.data(), scales.size() * sizeof(Fp8Scale));
+}
+
+// After a step: the amaxes of all GPUs, so that these have the same scales, join the history.
+void remember_amaxes(Model& m) {
+    if (!has_fp8(m) || m.setup.fp8_scaling != Fp8Scaling::DELAYED) return;
+    const size_t count = scale_count(m);
+    if (!ranks.alone()) {
+        fp8_scales<Fp8Step::TAKE>(m.a.fp8_scales(), count, m.a.fp8_amaxes());
+        over_gpus(m.a.fp8_amaxes(), count, ncclMax);
+        fp8_scales<Fp8Step::GIVE>(m.a.fp8_scales(), count, m.a.fp8_amaxes());
+    }
+    fp8_scales<Fp8Step::REMEMBER>(m.a.fp8_scales(), count);
+    m.fp8_history = true;
+}
+
+// ---- log and checkpoints
+
+// As short as a log wants it.
+double share(double part, double all) { return all > 0 ? std::stod(format("%.3g", part / all)) : 0; }
+
+// What FP8 did to the values that were counted, those of the first GPU: shares that saturated at its maximum, and that
+// became 0 though they were not ("flushed"); over all layers, and layer by layer.
+json fp8_record(const Model& m) {
+    const std::vector<Fp8Scale> scales = download_scales(m);
+    json record;
+    for (size_t t = 0; t < FP8_TENSORS; t++) {
+        double values = 0, saturated = 0, underflow = 0;
+        json layers = {{"saturated", json::array()}, {"flushed", json::array()}, {"scale", json::array()}};
+        for (int l = 0; l < m.config.layers; l++) {
+            const Fp8Scale& s = scales[l * FP8_TENSORS + t];
+            values += s.values;
+            saturated += s.saturated;
+            underflow += s.underflow;
+            layers["saturated"].push_back(share(s.saturated, s.values));
+            layers["flushed"].push_back(share(s.underflow, s.values));
+            layers["scale"].push_back(s.scale);
+        }
+        record[FP8_NAMES[t]] = {{"saturated", share(saturated, values)}, {"flushed", share(underflow, values)},
+                                {"layers", layers}};
+    }
+    return record;
+}
+
+// Every scale's history, for checkpoints.
+std::vector<float> fp8_history(const Model& m) {
+    std::vector<float> history;
+    for (const Fp8Scale& s : download_scales(m)) history.insert(history.end(), s.history, s.history + FP8_HISTORY);
+    return history;
+}
+
+void set_fp8_history(Model& m, const std::vector<float>& history) {
+    std::vector<Fp8Scale> scales = download_scales(m);
+    for (size_t n = 0; n < scales.size(); n++)
+        std::copy_n(history.begin() + n * FP8_HISTORY, FP8_HISTORY, scales[n].history);
+    upload_scales(m, scales);
+    fp8_scales<Fp8Step::RECALL>(m.a.fp8_scales(), scales.size());
+    m.fp8_history = true;
+    fp8_weights_changed(m);   // whose scales are their own
+}
+
+// ---- FP16: what has become 0 (for the log)
+
+// Counts zeros in x (n), one partial count a block.
+__global__ void count_zeros_kernel(float* counts, const floatX* x, size_t n) {
+    float count = 0;
+    for (size_t i = (blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x) * PACK; i < n;
+         i += static_cast<size_t>(gridDim.x) * blockDim.x * PACK) {
+        float v[PACK];
+        load(v, x + i);
+        for (int k = 0; k < PACK; k++) count += v[k] == 0 ? 1 : 0;
+    }
+    count = block_sum(count);
+    if (threadIdx.x == 0) counts[blockIdx.x] = count;
+}
+
+void count_zeros(float* counts, const floatX* x, size_t n, unsigned blocks) {
+    launch("count_zeros", count_zeros_kernel, blocks, BLOCK, 0, counts, x, n);
+}
+
+// The share of zeros in the first layer's gradients of activations, which measures FP16's underflow: dqkv, datt, dfc,
+// dln and dres as the last micro-batch has left them on this GPU. They have come through all layers. About 1 / (10 T) of
+// them are always 0: a sequence's first query has one key only, and so no gradient.
+double zero_gradients(const Model& m) {
+    const Activations& a = m.a;
+    const size_t N = m.setup.N(), C = m.config.channels;
+    double zeros = 0, all = 0;
+    const std::pair<const floatX*, size_t> gradients[] = {
+        {a.dres(), C}, {a.dln(), C}, {a.datt(), C}, {a.dqkv(), 3 * C}, {a.dfc(), 4 * C}};
+    for (const auto& [x, columns] : gradients) {
+        std::vector<float> counts(std::min<size_t>(NORM_BLOCKS, span_blocks(N * columns)));
+        count_zeros(a.norm_partials(), x, N * columns, counts.size());   // which is idle between steps
+        download(counts.data(), a.norm_partials(), counts.size() * sizeof(float));
+        zeros += std::accumulate(counts.begin(), counts.end(), 0.0);
+        all += N * columns;
+    }
+    return zeros / all;
 }

@@ -1,15 +1,20 @@
 // Which of cuBLASLt's algorithms multiplies each shape fastest (train_gpt.cu, section "matmul"): --matmul-tuning on.
 //
-// Before a run begins, one micro-step is gone through with nothing launched: each shape of matmul that it comes to has
-// cuBLASLt's candidates timed, on the very operands, and the fastest is kept. Activations are not computed yet: they
-// are filled with random numbers, since a GPU multiplies zeros faster. Gradients are cleared once more afterwards.
-// Where cuBLASLt offers GELU' as an epilogue, which not every GPU is fast at, a kernel of its own behind the product is
-// timed against it.
+// Before a run begins, each product of a micro-step that cuBLASLt offers several algorithms for is timed with each of
+// them, on the model's own tensors, and the fastest is kept. Activations are not computed yet: they are filled with
+// random numbers, since a GPU multiplies zeros faster. Gradients are cleared again afterwards. Where cuBLASLt offers
+// GELU' as an epilogue, which not every GPU is fast at, a kernel of its own behind the product is timed against it.
 //
 // The choices are kept in a file. Two candidates may differ in rounding and be equally fast, so the same command gives
 // the same bits as long as the file is there; without it, or with --matmul-tuning changed on --resume, the same up to
 // rounding. Included by train_gpt.cu.
 #pragma once
+
+#include <unistd.h>
+
+#include <map>
+#include <string>
+#include <vector>
 
 constexpr int TUNING_ROUNDS = 5;   // besides the one that warms up. Candidates take turns: clocks drift
 constexpr int TUNING_FORMAT = 1;   // of the file
@@ -17,10 +22,10 @@ constexpr int TUNING_FORMAT = 1;   // of the file
 // A short product takes the GPU less time than the CPU needs to hand it over. So several go between two events, about
 // TIMED_MS of them, and the stream is held until they are there.
 constexpr float TIMED_MS = 0.5f;
-constexpr int MOST_LAUNCHES = 16;
-constexpr long long HOLD_CYCLES = 400000;   // 0.2 ms at 2 GHz: MOST_LAUNCHES of 10 us each, and some
+constexpr int MAX_LAUNCHES = 16;
+constexpr long long HOLD_CYCLES = 400000;   // 0.2 ms at 2 GHz: MAX_LAUNCHES of 10 us each, and some
 
-// What is kept of an epilogue, under the shape's name and this.
+// The choice whether an epilogue is fused is kept under the shape's name and this.
 const char* const FUSION = ", fused or apart";
 const char* const FUSED = "fused";
 const char* const APART = "apart";
@@ -68,7 +73,6 @@ template <typename F>
 std::vector<float> best_times(MatmulTuning& tuning, const std::string& what, size_t count, F try_out) {
     if (tuning.terminal) fprintf(tuning.out, "\rmatmul     timing %s\033[K", what.c_str());
     fflush(tuning.out);
-    device.tuning = nullptr;   // what follows is launched
     if (!std::exchange(tuning.filled, true)) fill_with_random_numbers(tuning.m);
     std::vector<float> best(count, INFINITY);
     std::vector<int> launches(count, 1);
@@ -76,10 +80,9 @@ std::vector<float> best_times(MatmulTuning& tuning, const std::string& what, siz
         for (size_t i = 0; i < count; i++) {
             bool runs = true;
             const float ms = milliseconds_each(launches[i], [&] { runs = try_out(i) && runs; });
-            if (round == 0) launches[i] = static_cast<int>(std::clamp(TIMED_MS / ms, 1.0f, float{MOST_LAUNCHES}));
+            if (round == 0) launches[i] = static_cast<int>(std::clamp(TIMED_MS / ms, 1.0f, float{MAX_LAUNCHES}));
             else if (runs) best[i] = std::min(best[i], ms);
         }
-    device.tuning = &tuning;
     return best;
 }
 
@@ -107,36 +110,36 @@ cublasLtMatmulAlgo_t parse_algorithm(const std::string& text) {
     return algorithm;
 }
 
-void choose_algorithm(MatmulTuning& tuning, MatmulPlan& plan, const MatmulShape& shape, const Multiply& multiply) {
-    if (plan.algorithms.size() == 1) return;   // nothing to choose, or chosen already
-    const std::string name = shape.name();
+void choose_algorithm(MatmulTuning& tuning, const Product& p) {
+    MatmulPlan& plan = matmul_plan(p);
+    const size_t count = plan.algorithms.size();
+    if (count <= 1) return;
+    const std::string name = p.shape.name();
     const auto known = tuning.known.find(name);
     if (known != tuning.known.end() && has_algorithm(plan, parse_algorithm(known->second))) {
         tuning.remembered++;
         plan.algorithms = {parse_algorithm(known->second)};
         return;
     }
-    const size_t count = plan.algorithms.size();
-    auto try_out = [&](size_t i) { return multiply(plan.algorithms[i]) == CUBLAS_STATUS_SUCCESS; };
+    auto try_out = [&](size_t i) { return multiply(plan, p, plan.algorithms[i]) == CUBLAS_STATUS_SUCCESS; };
     const auto times = best_times(tuning, format("%zu algorithms for %s", count, name.c_str()), count, try_out);
     const size_t best = std::min_element(times.begin(), times.end()) - times.begin();
     plan.algorithms = {plan.algorithms[best]};
     tuning.note(name, algorithm_text(plan.algorithms[0]), times[0], times[best]);
 }
 
-// Each by its fastest algorithm. A plan without algorithms is what try_matmul takes for "not fused".
-void choose_fusion(MatmulTuning& tuning, MatmulPlan& plan, const MatmulShape& shape,
-                   const std::function<bool()>& fused, const std::function<void()>& apart) {
-    const bool several = plan.algorithms.size() > 1;   // where cuBLASLt offers one, all is as it is without tuning
-    if (fused() && !several) return;
-    apart();
-    if (!several) return;
-    const std::string name = shape.name() + FUSION;
+// Whether a product has its epilogue fused, or apart() is faster: a plan without algorithms says so to try_matmul. Each
+// by its fastest algorithm. Where cuBLASLt offers one algorithm only, all is as it is without tuning.
+template <typename F> void choose_fusion(MatmulTuning& tuning, const Product& fused, F apart) {
+    MatmulPlan& plan = matmul_plan(fused);
+    if (plan.algorithms.size() <= 1) return;
+    choose_algorithm(tuning, fused);
+    const std::string name = fused.shape.name() + FUSION;
     if (tuning.known.count(name)) {
         tuning.remembered++;
     } else {
         const auto times = best_times(tuning, name, 2, [&](size_t i) {
-            if (i == 0) return fused();
+            if (i == 0) return try_matmul(fused);
             apart();
             return true;
         });
@@ -211,14 +214,45 @@ std::string write_choices(const std::string& path, const MatmulTuning& tuning) {
     }
 }
 
-// Goes through a micro-step, or a forward pass where there is no training. The gradients must be zero.
-void visit_matmuls(Model& m) {
+// Chooses for every product of a micro-step, or of a forward pass where there is no training: of a block by the tensors
+// of layer 0, and of the head.
+void choose_for_model(MatmulTuning& tuning, Model& m) {
     const Activations& a = m.a;
-    if (m.setup.purpose == Purpose::TRAINING) {
-        micro_step(m, {a.inputs(), a.targets(), a.order(), a.first()}, m.setup.N());
-    } else {
-        forward(m, a.inputs());
-        head<Want::LOSS>(m, a.targets(), 0);
+    const Operands x = operands(m, 0);
+    const size_t N = m.setup.N(), C = m.config.channels;
+    const bool trains = m.setup.purpose == Purpose::TRAINING;
+    struct Matmul {
+        floatX *out, *dinp;
+        Operand inp, w, dout;
+        const floatX* b;
+        Grad dw;
+        size_t C, OC;
+    };
+    const Matmul block[] = {
+        {a.qkv(0), a.dln(), x.ln1, x.qkvw, x.dqkv, m.w.qkvb(0), m.g.qkvw(0), C, 3 * C},
+        {a.branch(), a.datt(), x.att, x.attprojw, x.dattproj, m.w.attprojb(0), m.g.attprojw(0), C, C},
+        {a.fc(0), a.dln(), x.ln2, x.fcw, x.dfc, m.w.fcb(0), m.g.fcw(0), C, 4 * C},
+        {a.branch(), a.dfc(), x.gelu, x.fcprojw, x.dfcproj, m.w.fcprojb(0), m.g.fcprojw(0), 4 * C, C}};
+    for (const Matmul& l : block) {
+        Product forward = forward_product(l.out, l.inp, l.w, l.b, N, l.C, l.OC);
+        if (matmul_plan(forward).algorithms.empty()) forward.shape.epilogue = Epilogue::NONE;
+        choose_algorithm(tuning, forward);
+        if (!trains) continue;
+        choose_algorithm(tuning, input_product(l.dinp, l.dout, l.w, N, l.C, l.OC));
+        choose_algorithm(tuning, weight_product(l.dw, l.dout, l.inp, N, l.C, l.OC));
+    }
+    if (trains && !has_fp8(m))
+        choose_fusion(tuning, input_gelu_product(a.dfc(), x.dfcproj, x.fcprojw, a.fc(0), N, 4 * C, C), [&] {
+            matmul_backward_input(a.dfc(), x.dfcproj, x.fcprojw, N, 4 * C, C);
+            gelu_backward(x.dfc, a.dfc(), a.fc(0), N * 4 * C);
+        });
+    for (size_t rows : {std::min(N, m.setup.head_rows), N % m.setup.head_rows}) {
+        if (rows == 0) continue;
+        const HeadProducts head = head_products(m, 0, rows);
+        choose_algorithm(tuning, head.logits);
+        if (!trains) continue;
+        choose_algorithm(tuning, head.dlnf);
+        choose_algorithm(tuning, head.dwte);
     }
 }
 
@@ -230,9 +264,7 @@ void tune_matmuls(Model& m, FILE* out) {
     if (!devices.empty() && ours.empty()) problem = format("%s: holds nothing for %s", path.c_str(), here.c_str());
     MatmulTuning tuning(m, out);
     for (const auto& [shape, choice] : ours.items()) tuning.known[shape] = choice.get<std::string>();
-    device.tuning = &tuning;
-    visit_matmuls(m);
-    device.tuning = nullptr;
+    choose_for_model(tuning, m);
     if (m.grads.data) clear(m.grads.data, m.layout.elements(grads_kept(m.setup)) * size_of(m.grads.dtype));
 
     if (tuning.timed + tuning.remembered == 0) return;   // there was no choice

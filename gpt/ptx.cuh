@@ -79,21 +79,6 @@ __device__ __forceinline__ void mma_m16n8k16(float* d, const uint32_t (&a)[4], u
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Ada and up: d (16 x 8) += a (16 x 32) b (32 x 8) in E4M3, whose fragments are those of pairs of columns of 16 bits: a
-// register holds 4 numbers. "Matrix Fragments for mma.m16n8k32"
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-constexpr bool HAS_FP8_MMA = true;
-__device__ __forceinline__ void mma_m16n8k32_e4m3(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-#else
-constexpr bool HAS_FP8_MMA = false;
-__device__ __forceinline__ void mma_m16n8k32_e4m3(float*, const uint32_t (&)[4], uint32_t, uint32_t) {}
-#endif
-
 // Four 8 x 8 matrices of 16 bits: lane l names row l % 8 of matrix l / 8. Lane 4g + t gets elements
 // 2t, 2t+1 of row g of each, or, transposed, rows 2t, 2t+1 of column g. "ldmatrix"
 __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const void* row) {
@@ -329,13 +314,12 @@ template <int N> __device__ __forceinline__ void to_operands(uint32_t (&a)[N / 8
 }
 
 // Rows row0 ... row0 + 15 of x, as far as they are below T, from a fragment (16, HS), by way of the
-// warp's own rows of a tile, so that lanes next to each other write 16 bytes next to each other. And the same in FP8,
-// where that is wanted.
+// warp's own rows of a tile, so that lanes next to each other write 16 bytes next to each other.
 template <int HS, typename F8>
-__device__ __forceinline__ void store_rows(floatX* x, const Fp8Out<F8>& x8, size_t apart, int row0, int T,
-                                           const float* fragment, char* tile, int tile_rows, int tile_row) {
+__device__ __forceinline__ void store_rows(const Out<F8>& x, size_t stride, int row0, int T, const float* fragment,
+                                           char* tile, int tile_rows, int tile_row) {
     const int lane = threadIdx.x % 32;
-    Fp8Writer<F8> fp8(x8);
+    Writer<F8, Reach::WARP> writer(x);
     __syncwarp();   // what was here has been read
     for (int i = 0; i < HS / 4; i++) {
         const uint32_t pair = pack_pair(fragment[2 * i], fragment[2 * i + 1]);
@@ -345,15 +329,9 @@ __device__ __forceinline__ void store_rows(floatX* x, const Fp8Out<F8>& x8, size
     for (int e = lane; e < 16 * (HS / PACK); e += 32) {
         const int row = e / (HS / PACK), chunk = e % (HS / PACK);
         if (row0 + row >= T) continue;
-        const size_t i = (row0 + row) * apart + chunk * PACK;
-        const char* from = tile_chunk(tile, tile_rows, tile_row + row, chunk);
-        *reinterpret_cast<uint4*>(x + i) = *reinterpret_cast<const uint4*>(from);
-        if (!x8.scale) continue;
-        float v[PACK];
-        load(v, reinterpret_cast<const floatX*>(from));
-        fp8.put_rounded(i, v);
+        const void* from = tile_chunk(tile, tile_rows, tile_row + row, chunk);
+        writer.put((row0 + row) * stride + chunk * PACK, *static_cast<const RawPack<floatX, PACK>*>(from));
     }
-    fp8.leave_warp();
 }
 
 // ==== rings of buffers, warpgroups ==========================================

@@ -6,10 +6,10 @@
 enum class Access { READ, WRITE, UPDATE };
 
 template <typename T> struct Updated {
-    T* data;
-    operator T*() const { return data; }
+    T what;
+    operator T() const { return what; }
 };
-template <typename T> Updated<T> updated(T* data) { return {data}; }
+template <typename T> Updated<T> updated(T what) { return {what}; }
 
 template <typename T, typename = void> constexpr bool has_data = false;
 template <typename T> constexpr bool has_data<T, std::void_t<decltype(T::data)>> = true;
@@ -37,10 +37,14 @@ struct Recorder {
         pass = new_pass;
         layer = new_layer;
     }
-    template <typename T> void note(Updated<T> memory) { work.back().memory.push_back({memory.data, Access::UPDATE}); }
-    template <typename T> void note(T* memory) {
-        work.back().memory.push_back({memory, std::is_const_v<T> ? Access::READ : Access::WRITE});
+    template <typename T> void note(T* memory, Access access = std::is_const_v<T> ? Access::READ : Access::WRITE) {
+        work.back().memory.push_back({memory, access});
     }
+    template <typename F8> void note(const Out<F8>& out, Access access = Access::WRITE) {
+        note(out.x, access);
+        note(out.x8);
+    }
+    template <typename T> void note(const Updated<T>& memory) { note(memory.what, Access::UPDATE); }
     template <typename T> void note(const T& argument) {   // a number, or something with memory in it
         if constexpr (has_data<T>) note(argument.data);
     }

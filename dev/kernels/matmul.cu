@@ -451,7 +451,7 @@ void forward(Study& study, const char* title, const Size& s) {
     });
     steps_on_tensor_cores(c, out, A, B, s);
     c.step("train_gpt.cu: cuBLASLt", [&] {
-        matmul(out, A, B, {M, N, K, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE});
+        matmul({out, A, B, {M, N, K, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE}});
     });
 }
 

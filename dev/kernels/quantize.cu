@@ -9,11 +9,8 @@
 //     it has been read: so it is read twice, or the scale is a guess. A tile's largest is known to the warp that holds
 //     it, so tiles need neither;
 //   - both ways: tensor cores take FP8 along K only, so what two products read in two directions is needed twice, once
-//     turned around. A scale for the tensor is the same both ways, and codes are just moved; tiles of 1 x 128 become
-//     128 x 1, with other scales and so other codes: x has to be there in BF16 for both;
-//   - products: scales that differ along K cannot wait until the end. Sums over 128 of K get theirs in FP32, which
-//     costs an FMA for each of them, and a second set of registers. The promotion is wanted anyway: Hopper's tensor
-//     cores keep about 14 bits of a sum of FP8 (the same section).
+//     transposed. A scale for the tensor is the same both ways, and codes are just moved; tiles of 1 x 128 become
+//     128 x 1, with other scales and so other codes: x has to be there in BF16 for both.
 // Scales are powers of 2, as in the trainer: they round nothing, and cost at most one of the range's 18 bits.
 //
 // Errors, on a small model's own activations and gradients (the last table): E4M3 is off by 2.7 % rms whichever share
@@ -23,10 +20,10 @@
 // has grown since, and then cuts off its largest: a run that rounded otherwise had dqkv off by 39 %.
 //
 // So by these numbers block scaling earns no place in the trainer: the same error, for activations that are read in
-// BF16 twice and for products of another kind. (cuBLASLt has those for Hopper from CUDA 12.9 on.) What they cannot say:
-// in models of billions of parameters a few activations are far larger than the rest. E4M3 has all its digits from the
-// largest |x| down to 1/28672 of it, so what else matters has to be smaller than that before a tensor's scale costs
-// accuracy. And promoted sums, the recipe's other half, are what cuBLASLt does unless
+// BF16 twice and for products whose scales differ along K. (cuBLASLt has those for Hopper from CUDA 12.9 on.) What they
+// cannot say: in models of billions of parameters a few activations are far larger than the rest. E4M3 has all its
+// digits from the amax down to 1/28672 of it, so what else matters has to be smaller than that before a tensor's scale
+// costs accuracy. The recipe's other half, sums that are promoted to FP32 every 128 of K, is what cuBLASLt does unless
 // CUBLASLT_MATMUL_DESC_FAST_ACCUM is set.
 //
 // N and C are multiples of 16.
@@ -45,7 +42,7 @@ constexpr int QUANTISE_BLOCK = 256;
 constexpr int TILE_LANES = QUANTUM / PACK;   // that hold a tile of 1 x 128, 16 bytes each
 
 // The scale for a largest |x|, and what undoes it.
-__device__ __forceinline__ float scale_for(float largest) { return fp8_scale_for(largest, MOST<e4m3>); }
+__device__ __forceinline__ float scale_for(float largest) { return fp8_scale_for(largest, FP8_MAX<e4m3>); }
 
 template <int COUNT> __device__ __forceinline__ RawPack<e4m3, COUNT> in_fp8(const float (&x)[COUNT], float scale) {
     float v[COUNT];
@@ -70,14 +67,14 @@ template <int LANES> __device__ __forceinline__ float lanes_max(float x) {
 __global__ void tensor_max_kernel(Fp8Scale* scale, const floatX* x, size_t n) {
     const size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     const float largest = block_max(i < n ? fabsf(static_cast<float>(x[i])) : 0.0f);
-    if (threadIdx.x == 0) atomicMax(&scale->largest, __float_as_uint(largest));
+    if (threadIdx.x == 0) atomicMax(&scale->amax, __float_as_uint(largest));
 }
 
 __global__ void tensor_kernel(e4m3* out, const Fp8Scale* scale, const floatX* x, size_t n) {
     const size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const float v[1] = {static_cast<float>(x[i])};
-    out[i] = in_fp8(v, scale_for(__uint_as_float(scale->largest))).v[0];
+    out[i] = in_fp8(v, scale_for(__uint_as_float(scale->amax))).v[0];
 }
 
 // ---- tiles of 1 x 128: 1, a block for each ----
@@ -145,13 +142,13 @@ __device__ __forceinline__ void keep(QuantumTile& tile, int i, const RawPack<e4m
 // turned (C, N) = the tile, columns as rows
 __device__ __forceinline__ void store_columns_of(e4m3* turned, const QuantumTile& tile, const BlockPart& part,
                                                  const Size& s) {
-    for (int e = threadIdx.x; e < QUANTUM * (QUANTUM / TURN_PACK); e += QUANTISE_BLOCK) {
-        const int column = e % QUANTUM, first = e / QUANTUM * TURN_PACK;
+    for (int e = threadIdx.x; e < QUANTUM * (QUANTUM / TRANSPOSE_PACK); e += QUANTISE_BLOCK) {
+        const int column = e % QUANTUM, first = e / QUANTUM * TRANSPOSE_PACK;
         if (column >= part.columns || first >= part.rows) continue;
-        RawPack<uint8_t, TURN_PACK> pack;
-        for (int k = 0; k < TURN_PACK; k++) pack.v[k] = tile[first + k][column];
+        RawPack<uint8_t, TRANSPOSE_PACK> pack;
+        for (int k = 0; k < TRANSPOSE_PACK; k++) pack.v[k] = tile[first + k][column];
         e4m3* to = turned + (part.column0 + column) * s.N + part.row0 + first;
-        *reinterpret_cast<RawPack<uint8_t, TURN_PACK>*>(to) = pack;
+        *reinterpret_cast<RawPack<uint8_t, TRANSPOSE_PACK>*>(to) = pack;
     }
 }
 
@@ -181,12 +178,12 @@ block_kernel(e4m3* out, e4m3* turned, float* inverse, const floatX* x, Size s) {
     store_columns_of(turned, tile, part, s);
 }
 
-// ---- activations both ways: tiles of 1 x 128, and of 128 x 1 turned around ----
-// inverse (N, C/128), turned_inverse (C, N/128). A row's largest is known to its 16 lanes; a column's is gathered from
+// ---- activations both ways: tiles of 1 x 128, and of 128 x 1 transposed ----
+// inverse (N, C/128), transposed_inverse (C, N/128). A row's largest is known to its 16 lanes; a column's is gathered from
 // the 16 threads that have it, first in pairs within a warp.
 
 __global__ void __launch_bounds__(QUANTISE_BLOCK)
-tiles_both_ways_kernel(e4m3* out, float* inverse, e4m3* turned, float* turned_inverse, const floatX* x, Size s) {
+tiles_both_ways_kernel(e4m3* out, float* inverse, e4m3* turned, float* transposed_inverse, const floatX* x, Size s) {
     __shared__ __align__(16) QuantumTile tile;
     __shared__ float largest[QUANTISE_BLOCK / 32][PACK][TILE_LANES];   // lanes side by side: in different banks
     const int tile_lane = threadIdx.x % TILE_LANES;
@@ -214,7 +211,7 @@ tiles_both_ways_kernel(e4m3* out, float* inverse, e4m3* turned, float* turned_in
         for (int w = 0; w < QUANTISE_BLOCK / 32; w++) columns[k] = fmaxf(columns[k], largest[w][k][tile_lane]);
         columns[k] = scale_for(columns[k]);
         if (threadIdx.x < TILE_LANES && my_column() < part.columns)
-            turned_inverse[(part.column0 + my_column() + k) * gridDim.y + blockIdx.y] = 1 / columns[k];
+            transposed_inverse[(part.column0 + my_column() + k) * gridDim.y + blockIdx.y] = 1 / columns[k];
     }
 #pragma unroll
     for (int i = 0; i < BLOCK_PACKS; i++) {
@@ -229,7 +226,7 @@ tiles_both_ways_kernel(e4m3* out, float* inverse, e4m3* turned, float* turned_in
 // ---- the plain loops
 
 double plain_scale(double largest) {
-    return largest > 0 ? std::exp2(std::floor(std::log2(MOST<e4m3> / largest))) : 1;
+    return largest > 0 ? std::exp2(std::floor(std::log2(FP8_MAX<e4m3> / largest))) : 1;
 }
 
 // out (rows, columns) and the inverse of each part's scale, of parts height x width.
@@ -274,8 +271,20 @@ Fp8Scale* the_scale() {
     return scale;
 }
 void set_the_scale(double scale) {
-    const Fp8Scale s = {static_cast<float>(scale), static_cast<float>(1 / scale), 0, 0, 0, 0, 0, {}};
+    Fp8Scale s;
+    s.scale = scale;
+    s.inverse = 1 / scale;
     upload(the_scale(), &s, sizeof(s));
+}
+
+// x, which the trainer is to write to out in E4M3.
+Operand in_fp8(const floatX* x, e4m3* out, Fp8Scaling scaling) {
+    Operand operand = x;
+    operand.fp8 = out;
+    operand.scale = the_scale();
+    operand.format = DType::E4M3;
+    operand.current_scaling = scaling == Fp8Scaling::CURRENT;
+    return operand;
 }
 
 void per_tensor(Study& study, const Size& s) {
@@ -288,17 +297,17 @@ void per_tensor(Study& study, const Size& s) {
     for (double v : x.host) largest = std::max(largest, std::abs(v));
     set_the_scale(plain_scale(largest));
     c.step("read twice, an element per thread", [&] {
-        fp8_forget(the_scale(), 1);
+        fp8_scales<Fp8Step::FORGET>(the_scale(), 1);
         launch("step 1", tensor_max_kernel, ceil_div(n, BLOCK), BLOCK, 0, updated(the_scale()), x, n);
         launch("step 1", tensor_kernel, ceil_div(n, BLOCK), BLOCK, 0, out, the_scale(), x, n);
     });
     c.step("train_gpt.cu, current: read twice, in spans", [&] {
-        fp8_forget(the_scale(), 1);
-        fp8_max(the_scale(), x, n);
-        fp8_quantise<ScaleBy::ITSELF>(Fp8Out<e4m3>{out, the_scale()}, x, n);
+        fp8_scales<Fp8Step::FORGET>(the_scale(), 1);
+        fp8_amax(the_scale(), x, n);
+        in_fp8(x, out, Fp8Scaling::CURRENT).finish(n);
     });
     c.step("train_gpt.cu, delayed: the scale is known", [&] {
-        fp8_quantise<ScaleBy::HISTORY>(Fp8Out<e4m3>{out, the_scale()}, x, n);
+        in_fp8(x, out, Fp8Scaling::DELAYED).quantise(n);
     });
 }
 
@@ -320,30 +329,30 @@ void per_tile(Study& study, const Size& s) {
 
 void both_ways(Study& study, const Size& s) {
     const size_t n = s.N * s.C, tiles = ceil_div(s.C, static_cast<size_t>(QUANTUM));
-    const size_t turned_tiles = ceil_div(s.N, static_cast<size_t>(QUANTUM));
+    const size_t row_tiles = ceil_div(s.N, static_cast<size_t>(QUANTUM));
     auto weights = [&](const char* title, auto body) {
         Case c(study, title, name_of_size(s), bytes(4.0 * n));
         const auto x = c.input<floatX>(n, -4, 4);
-        const auto out = c.output<e4m3>("out", n), turned = c.output<e4m3>("turned", n);
+        const auto out = c.output<e4m3>("out", n), turned = c.output<e4m3>("transposed", n);
         body(c, x, out, turned);
     };
     weights("both ways, a scale for the tensor", [&](Case& c, auto& x, auto& out, auto& turned) {
         quantise_loop(out.expected, nullptr, x.host, s.C, s.N, s.C);
         turned.expected = transposed(out.expected, s.C);
-        c.step("read twice, then turned around", [&] {
-            fp8_forget(the_scale(), 1);
-            fp8_max(the_scale(), x, n);
-            fp8_quantise<ScaleBy::ITSELF>(Fp8Out<e4m3>{out, the_scale()}, x, n);
+        c.step("read twice, then transposed", [&] {
+            fp8_scales<Fp8Step::FORGET>(the_scale(), 1);
+            fp8_amax(the_scale(), x, n);
+            in_fp8(x, out, Fp8Scaling::CURRENT).finish(n);
             fp8_transpose(turned, out, s.N, s.C);
         });
         c.step("train_gpt.cu: read twice, written both ways", [&] {
-            fp8_forget(the_scale(), 1);
-            fp8_max(the_scale(), x, n);
-            fp8_weights<ScaleBy::ITSELF>(out, turned, the_scale(), x, s.N, s.C, 1, {1, n, n});
+            fp8_scales<Fp8Step::FORGET>(the_scale(), 1);
+            fp8_amax(the_scale(), x, n);
+            fp8_weights<Fp8Scaling::CURRENT>(out, turned, the_scale(), x, s.N, s.C, 1, {1, n, n});
         });
     });
     weights("both ways, a scale for 128 x 128", [&](Case& c, auto& x, auto& out, auto& turned) {
-        const auto inverse = c.output<float>("inverse", turned_tiles * tiles);
+        const auto inverse = c.output<float>("inverse", row_tiles * tiles);
         quantise_loop(out.expected, &inverse.expected, x.host, s.C, QUANTUM, QUANTUM);
         turned.expected = transposed(out.expected, s.C);
         c.step("read once, kept in registers", [&] {
@@ -352,169 +361,14 @@ void both_ways(Study& study, const Size& s) {
     });
     weights("both ways, a scale for 1 x 128 and 128 x 1", [&](Case& c, auto& x, auto& out, auto& turned) {
         const auto inverse = c.output<float>("inverse", s.N * tiles);
-        const auto turned_inverse = c.output<float>("turned_inverse", s.C * turned_tiles);
+        const auto transposed_inverse = c.output<float>("transposed_inverse", s.C * row_tiles);
         quantise_loop(out.expected, &inverse.expected, x.host, s.C, 1, QUANTUM);
-        quantise_loop(turned.expected, &turned_inverse.expected, transposed(x.host, s.C), s.N, 1, QUANTUM);
+        quantise_loop(turned.expected, &transposed_inverse.expected, transposed(x.host, s.C), s.N, 1, QUANTUM);
         c.step("read once, kept in registers", [&] {
             launch("step 1", tiles_both_ways_kernel, quantum_grid(s), QUANTISE_BLOCK, 0, out, inverse, turned,
-                   turned_inverse, x, s);
+                   transposed_inverse, x, s);
         });
     });
-}
-
-// ==== products ===============================================================
-// out (M,N) = A (M,K) B (N,K)^T, in floatX. 128 of K are a tile's row of 128 bytes, so a stage is what a scale is for.
-// Four warps of 64 x 32: twice 64 sums for a lane, one set over 128 of K, one over all.
-
-struct ProductSize { int M, N, K; };   // K a multiple of 16, N of 2
-
-constexpr int PRODUCT_BLOCK = 128, PRODUCT_ROWS = 128, PRODUCT_COLUMNS = 64, WARP_ROWS = 64, WARP_COLUMNS = 32;
-constexpr int CHUNK = 16;   // bytes, and so numbers
-
-// Scales (their inverses): none, as the caller's factor has the two tensors'; or those of A's tiles (M, K/128) and B's
-// blocks (N/128, K/128).
-enum class Promotion { NONE, EVERY_128, WITH_SCALES };
-struct Scales { const float *a, *b; float factor; };
-
-struct ProductStage {
-    alignas(TILE_ALIGNMENT) char A[PRODUCT_ROWS * TILE_ROW_BYTES], B[PRODUCT_COLUMNS * TILE_ROW_BYTES];
-};
-
-template <int ROWS>
-__device__ __forceinline__ void load_rows(char* tile, const e4m3* x, int row0, int k0, int rows, int K) {
-    constexpr int CHUNKS = QUANTUM / CHUNK;
-    for (int e = threadIdx.x; e < ROWS * CHUNKS; e += PRODUCT_BLOCK) {
-        const int row = row0 + e / CHUNKS, k = k0 + e % CHUNKS * CHUNK;
-        const bool valid = row < rows && k < K;
-        const e4m3* from = valid ? x + static_cast<size_t>(row) * K + k : x;
-        copy_async(tile_chunk(tile, ROWS, e / CHUNKS, e % CHUNKS), from, valid);
-    }
-}
-
-typedef float ProductSums[WARP_ROWS / 16][WARP_COLUMNS / 2];   // fragments (16, 32)
-
-// sum += the products of a stage, 32 of K at a time
-__device__ __forceinline__ void multiply_stage(ProductSums& sum, ProductStage& stage, int row, int column) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int k = 0; k < QUANTUM / 32; k++) {
-        uint32_t a[WARP_ROWS / 16][4], b[4];
-        for (int i = 0; i < WARP_ROWS / 16; i++)
-            ldmatrix(a[i], tile_chunk(stage.A, PRODUCT_ROWS, row + 16 * i + lane % 16, 2 * k + lane / 16));
-        for (int j = 0; j < WARP_COLUMNS / 16; j++) {   // 16 rows of B are two right operands
-            ldmatrix(b, tile_chunk(stage.B, PRODUCT_COLUMNS, column + 16 * j + lane / 16 * 8 + lane % 8,
-                                   2 * k + lane / 8 % 2));
-            for (int i = 0; i < WARP_ROWS / 16; i++) {
-                mma_m16n8k32_e4m3(sum[i] + 8 * j, a[i], b[0], b[1]);
-                mma_m16n8k32_e4m3(sum[i] + 8 * j + 4, a[i], b[2], b[3]);
-            }
-        }
-    }
-}
-
-// sum += part, times the scales of 128 of K; part = 0
-template <Promotion PROMOTION>
-__device__ __forceinline__ void promote(ProductSums& sum, ProductSums& part, const Scales& scales, int m0, int n0,
-                                        int k0, const ProductSize& s) {
-    const int parts = (s.K + QUANTUM - 1) / QUANTUM, k = k0 / QUANTUM;
-    const float b = PROMOTION == Promotion::WITH_SCALES ? scales.b[n0 / QUANTUM * parts + k] : 1;
-#pragma unroll
-    for (int i = 0; i < WARP_ROWS / 16; i++) {
-        float scale[2] = {1, 1};   // of the fragment's two rows that this lane has
-        if (PROMOTION == Promotion::WITH_SCALES)
-            for (int half = 0; half < 2; half++) {
-                const int m = min(m0 + 16 * i + fragment_row(2 * half), s.M - 1);
-                scale[half] = scales.a[static_cast<size_t>(m) * parts + k] * b;
-            }
-#pragma unroll
-        for (int e = 0; e < WARP_COLUMNS / 2; e++) {
-            sum[i][e] += part[i][e] * scale[e / 2 % 2];
-            part[i][e] = 0;
-        }
-    }
-}
-
-template <Promotion PROMOTION>
-__global__ void __launch_bounds__(PRODUCT_BLOCK, 1)
-fp8_matmul_kernel(floatX* out, const e4m3* A, const e4m3* B, Scales scales, ProductSize s) {
-    if constexpr (HAS_FP8_MMA) {
-        ProductStage* stages = reinterpret_cast<ProductStage*>(dynamic_shared());   // two: in use, on its way
-        const int m0 = blockIdx.y * PRODUCT_ROWS, n0 = blockIdx.x * PRODUCT_COLUMNS, warp = threadIdx.x / 32;
-        const int row = warp / 2 * WARP_ROWS, column = warp % 2 * WARP_COLUMNS;
-        auto load_stage = [&](int k0) {
-            ProductStage& stage = stages[k0 / QUANTUM % 2];
-            load_rows<PRODUCT_ROWS>(stage.A, A, m0, k0, s.M, s.K);
-            load_rows<PRODUCT_COLUMNS>(stage.B, B, n0, k0, s.N, s.K);
-        };
-        ProductSums sum = {}, part = {};
-        load_stage(0);
-        copy_async_commit();
-        for (int k0 = 0; k0 < s.K; k0 += QUANTUM) {
-            if (k0 + QUANTUM < s.K) load_stage(k0 + QUANTUM);
-            copy_async_commit();
-            copy_async_wait<1>();
-            __syncthreads();   // everybody's part of the stage is there
-            multiply_stage(PROMOTION == Promotion::NONE ? sum : part, stages[k0 / QUANTUM % 2], row, column);
-            if (PROMOTION != Promotion::NONE) promote<PROMOTION>(sum, part, scales, m0 + row, n0, k0, s);
-            __syncthreads();   // before it is loaded again
-        }
-#pragma unroll
-        for (int i = 0; i < WARP_ROWS / 16; i++)
-            for (int e = 0; e < WARP_COLUMNS / 2; e += 2) {
-                const int m = m0 + row + 16 * i + fragment_row(e), n = n0 + column + fragment_column(e);
-                if (m < s.M && n < s.N)
-                    *reinterpret_cast<uint32_t*>(out + static_cast<size_t>(m) * s.N + n) =
-                        pack_pair(sum[i][e] * scales.factor, sum[i][e + 1] * scales.factor);
-            }
-    }
-}
-
-template <Promotion PROMOTION>
-void fp8_matmul(floatX* out, const e4m3* A, const e4m3* B, const Scales& scales, const ProductSize& s) {
-    const dim3 tiles(ceil_div(s.N, PRODUCT_COLUMNS), ceil_div(s.M, PRODUCT_ROWS));
-    launch("fp8_matmul", fp8_matmul_kernel<PROMOTION>, tiles, PRODUCT_BLOCK, 2 * sizeof(ProductStage), out, A, B,
-           scales, s);
-}
-
-void product_loop(Values& out, const Values& A, const Values& B, const Values& a, const Values& b,
-                  const ProductSize& s) {
-    const size_t M = s.M, N = s.N, K = s.K, parts = ceil_div(K, static_cast<size_t>(QUANTUM));
-    for (size_t m = 0; m < M; m++)
-        for (size_t n = 0; n < N; n++) {
-            double sum = 0;
-            for (size_t k = 0; k < K; k++)
-                sum += A[m * K + k] * B[n * K + k] * a[m * parts + k / QUANTUM] * b[n / QUANTUM * parts + k / QUANTUM];
-            out[m * N + n] = sum;
-        }
-}
-
-void product(Study& study, const ProductSize& s) {
-    const size_t M = s.M, N = s.N, K = s.K, parts = ceil_div(K, static_cast<size_t>(QUANTUM));
-    const size_t blocks = ceil_div(N, static_cast<size_t>(QUANTUM)) * parts;
-    const std::string size = format("M %zu, N %zu, K %zu", M, N, K);
-    {
-        Case c(study, "product of FP8, a scale for the tensor", size, flops(2.0 * M * N * K));
-        const auto A = c.input<e4m3>(M * K, -448, 448), B = c.input<e4m3>(N * K, -448, 448);
-        const auto out = c.output<floatX>("out", M * N);
-        constexpr double FACTOR = 0x1p-16;   // of both scales
-        product_loop(out.expected, A.host, B.host, Values(M * parts, FACTOR), Values(blocks, 1), s);
-        set_the_scale(1 / FACTOR);
-        c.step("mma, one sum over K", [&] { fp8_matmul<Promotion::NONE>(out, A, B, {nullptr, nullptr, FACTOR}, s); });
-        c.step("mma, promoted every 128 of K", [&] {
-            fp8_matmul<Promotion::EVERY_128>(out, A, B, {nullptr, nullptr, FACTOR}, s);
-        });
-        if (M % CHUNK == 0 && N % CHUNK == 0)
-            c.step("train_gpt.cu: cuBLASLt", [&] {
-                matmul(out, A, B, {M, N, K, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::NONE,
-                                   DType::E4M3, DType::E4M3}, {&the_scale()->inverse, nullptr});
-            });
-    }
-    Case c(study, "product of FP8, scales for 1 x 128 and 128 x 128", size, flops(2.0 * M * N * K));
-    const auto A = c.input<e4m3>(M * K, -448, 448), B = c.input<e4m3>(N * K, -448, 448);
-    const auto a = c.input<float>(M * parts, 0x1p-10, 0x1p-7), b = c.input<float>(blocks, 0x1p-10, 0x1p-7);
-    const auto out = c.output<floatX>("out", M * N);
-    product_loop(out.expected, A.host, B.host, a.host, b.host, s);
-    c.step("mma, scaled every 128 of K", [&] { fp8_matmul<Promotion::WITH_SCALES>(out, A, B, {a, b, 1}, s); });
 }
 
 bool has_fp8() {
@@ -532,8 +386,6 @@ void kernels(Study& study) {
         per_tile(study, s);
         both_ways(study, s);
     });
-    study.at_sizes<ProductSize>({{1, 8, 16}, {130, 72, 144}, {16, 272, 272}}, {2048, 2048, 2048}, {128, 128, 256},
-                                [&](const ProductSize& s) { product(study, s); });
 }
 
 #else
@@ -558,13 +410,13 @@ struct Quantised { Values x; double flushed, saturated; };   // x: as FP8 has it
 
 template <typename F8> void quantise_part(Quantised& q, const Values& x, size_t columns, double largest, size_t row0,
                                           size_t rows, size_t column0, size_t width) {
-    const double scale = largest > 0 ? std::exp2(std::floor(std::log2(MOST<F8> / largest))) : 1;
+    const double scale = largest > 0 ? std::exp2(std::floor(std::log2(FP8_MAX<F8> / largest))) : 1;
     for (size_t r = row0; r < row0 + rows; r++)
         for (size_t i = r * columns + column0; i < r * columns + column0 + width; i++) {
             const float scaled = static_cast<float>(x[i] * scale);
             q.x[i] = stored_as<F8>(scaled) / scale;
             q.flushed += x[i] != 0 && q.x[i] == 0;
-            q.saturated += std::abs(scaled) > MOST<F8>;
+            q.saturated += std::abs(scaled) > FP8_MAX<F8>;
         }
 }
 
@@ -688,7 +540,8 @@ Values product_of(const Values& x, const Values& w, const Subject& s, size_t N) 
     const Buffer<float> out(N * s.columns);
     fill(a, x);
     fill(b, w);
-    matmul(out.data, a.data, b.data, {N, s.columns, s.K, Op::AS_IS, s.op_w, DType::FP32, Into::ASSIGN, Epilogue::NONE});
+    matmul({out.data, a.data, b.data,
+            {N, s.columns, s.K, Op::AS_IS, s.op_w, DType::FP32, Into::ASSIGN, Epilogue::NONE}});
     return values_of(out.data, out.n);
 }
 

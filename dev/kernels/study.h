@@ -171,8 +171,8 @@ double measure_matmul() {
     for (int i = 0; i < 3; i++) round_weights(matrices + i * n * n, normal, n * n);
     size_t turn = 0;
     const double seconds = seconds_of([&] {
-        matmul(matrices, matrices + n * n, matrices + 2 * n * n,
-               {n, n, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE});
+        matmul({matrices, matrices + n * n, matrices + 2 * n * n,
+                {n, n, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE}});
     }, turn);
     check(cudaFree(normal), "cudaFree");
     check(cudaFree(matrices), "cudaFree");

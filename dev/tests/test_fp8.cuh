@@ -16,9 +16,9 @@ template <typename F8> double fp8_value(int code) {
 // The nearest number, of two equally near the one with the even code; at most the largest.
 template <typename F8> double rounded_to_fp8(double x) {
     int code = 0;
-    while (fp8_value<F8>(code) < MOST<F8> && fp8_value<F8>(code + 1) <= std::abs(x)) code++;
+    while (fp8_value<F8>(code) < FP8_MAX<F8> && fp8_value<F8>(code + 1) <= std::abs(x)) code++;
     const double below = fp8_value<F8>(code);
-    if (below == MOST<F8>) return std::copysign(below, x);
+    if (below == FP8_MAX<F8>) return std::copysign(below, x);
     const double above = fp8_value<F8>(code + 1), middle = (below + above) / 2;
     const bool up = std::abs(x) > middle || (std::abs(x) == middle && code % 2 == 1);
     return std::copysign(up ? above : below, x);
@@ -61,24 +61,24 @@ Fp8Scale counting_scale(double scale, double largest = 0) {
 }
 
 Values values_of(const Fp8Scale& s) {
-    return {s.scale, s.inverse, float_of(s.largest), double(s.values), double(s.saturated), double(s.flushed)};
+    return {s.scale, s.inverse, float_of(s.amax), double(s.values), double(s.saturated), double(s.underflow)};
 }
 
 // What quantising x by `scale` must leave, 7 values having been counted before.
 template <typename F8> Outputs fp8_loop(const Values& x, double scale, double largest) {
     Values q;
-    double saturated = 0, flushed = 0;
+    double saturated = 0, underflow = 0;
     for (double e : x) {
         q.push_back(rounded_to_fp8<F8>(e * scale));
-        saturated += std::abs(e * scale) > MOST<F8>;
-        flushed += e != 0 && q.back() == 0;
+        saturated += std::abs(e * scale) > FP8_MAX<F8>;
+        underflow += e != 0 && q.back() == 0;
     }
-    return {q, {scale, 1 / scale, std::max(largest, largest_of(x)), 7.0 + x.size(), saturated, flushed}};
+    return {q, {scale, 1 / scale, std::max(largest, largest_of(x)), 7.0 + x.size(), saturated, underflow}};
 }
 
 // launch(operand) writes operand.x, whose elements are `before` until then, and what it says in FP8 beside.
 template <typename F8, typename Launch> void try_writer(Trial& trial, const Values& before, Launch launch) {
-    auto run = [&](ScaleBy by, const Fp8Scale& scale) {
+    auto run = [&](Fp8Scaling scaling, const Fp8Scale& scale) {
         return trial.run([&] {
             const DeviceArray<floatX> x(before);
             const DeviceArray<F8> fp8(before.size());
@@ -86,7 +86,8 @@ template <typename F8, typename Launch> void try_writer(Trial& trial, const Valu
             Operand operand = x;
             operand.fp8 = fp8;
             operand.scale = scales.data();
-            operand.by = by;
+            operand.format = IS_E4M3<F8> ? DType::E4M3 : DType::E5M2;
+            operand.current_scaling = scaling == Fp8Scaling::CURRENT;
             launch(operand);
             return Outputs{x.download(), fp8.download(), values_of(scales.at(0))};
         });
@@ -100,12 +101,12 @@ template <typename F8, typename Launch> void try_writer(Trial& trial, const Valu
         const Outputs expected = fp8_loop<F8>(x, scale, largest);
         trial.equal("x", got[0], x);
         trial.equal("x in FP8", got[1], expected[0]);
-        trial.equal("scale, inverse, largest, values, saturated, flushed", got[2], expected[1]);
+        trial.equal("scale, inverse, amax, values, saturated, underflow", got[2], expected[1]);
     };
-    const double fits = power_of_2_below(MOST<F8> / largest_of(x));
-    for (double scale : {fits, 4 * fits, power_of_2_below(fits * LEAST<F8> / MOST<F8>)})   // cut off, flushed
-        for (double largest : {0.0, 1e6}) compare(run(ScaleBy::HISTORY, counting_scale(scale, largest)), scale, largest);
-    compare(run(ScaleBy::ITSELF, counting_scale(3)), fits, 0);
+    const double fits = power_of_2_below(FP8_MAX<F8> / largest_of(x));
+    for (double scale : {fits, 4 * fits, power_of_2_below(fits * FP8_MIN<F8> / FP8_MAX<F8>)})   // saturated, underflow
+        for (double largest : {0.0, 1e6}) compare(run(Fp8Scaling::DELAYED, counting_scale(scale, largest)), scale, largest);
+    compare(run(Fp8Scaling::CURRENT, counting_scale(3)), fits, 0);
 }
 
 void test_fp8_layernorm() {
@@ -159,13 +160,13 @@ void test_fp8_attention_of(TensorCores kind, const AttentionSize& s, Attention a
     try_writer<e4m3>(forward, Values(n, NAN), [&](const Operand& o) {
         if (!naive) return attention_forward(o, lse, counter, qkv, s.B, s.T, s.NH, s.HS);
         naive_attention_forward(o.x, d_scores, probs, qkv, s.B, s.T, s.NH, s.HS);
-        if (o.fp8) o.quantise<e4m3>(n);
+        if (o.fp8) o.quantise(n);
     });
     attention_forward(out, lse, counter, qkv, s.B, s.T, s.NH, s.HS);
     try_writer<e5m2>(backward, Values(3 * n, NAN), [&](const Operand& o) {
         if (!naive) return attention_backward(o, D, counter, dout, qkv, out, lse, s.B, s.T, s.NH, s.HS);
         naive_attention_backward(o.x, dprobs, dout, qkv, probs, s.B, s.T, s.NH, s.HS);
-        if (o.fp8) o.quantise<e5m2>(3 * n);
+        if (o.fp8) o.quantise(3 * n);
     });
     forward.report("out");
     backward.report("dqkv");
@@ -183,16 +184,15 @@ void test_fp8_attention() {
 
 void test_fp8_scales() {
     constexpr int OF_LAYER = 3, E4M3S = 2;   // of 2 layers
-    const Fp8Scale fresh = {1, 1, 0, 0, 0, 0, 0, {}};
-    const DeviceScales scales(std::vector<Fp8Scale>(2 * OF_LAYER, fresh));
-    auto step = [&](size_t at, double largest) {   // a step in which this was the largest
+    const DeviceScales scales(std::vector<Fp8Scale>(2 * OF_LAYER));
+    auto step = [&](size_t at, double amax) {   // a step with this amax
         Fp8Scale s = scales.at(at);
-        s.largest = bits_of(largest);
+        s.amax = bits_of(amax);
         upload(scales.data() + at, &s, sizeof(s));
-        fp8_remember(scales.data(), 2 * OF_LAYER, OF_LAYER, E4M3S);
+        fp8_scales<Fp8Step::REMEMBER>(scales.data(), 2 * OF_LAYER, nullptr, OF_LAYER, E4M3S);
         return double(scales.at(at).scale);
     };
-    claim(step(4, 3.0) == 128 && scales.at(4).inverse == 0x1p-7f && scales.at(4).largest == 0,
+    claim(step(4, 3.0) == 128 && scales.at(4).inverse == 0x1p-7f && scales.at(4).amax == 0,
           "FP8: the scale is the largest power of 2 by which the largest value fits: 3 becomes 384 of 448");
     claim(step(5, 3.0) == 16384, "FP8: of a gradient 49152 of 57344");
     claim(step(0, 448.0) == 1 && step(1, 449.0) == 0.5, "FP8: 448 fits as it is, 449 does not");
@@ -208,12 +208,12 @@ void test_fp8_scales() {
     Fp8Scale s = scales.at(4);
     s.scale = s.inverse = 0;
     upload(scales.data() + 4, &s, sizeof(s));
-    fp8_recall(scales.data(), 2 * OF_LAYER, OF_LAYER, E4M3S);
+    fp8_scales<Fp8Step::RECALL>(scales.data(), 2 * OF_LAYER, nullptr, OF_LAYER, E4M3S);
     claim(scales.at(4).scale == expected && scales.at(4).inverse == 1 / expected,
           "FP8: a history makes the same scales when it comes back from a checkpoint");
 }
 
-// ---- the other way around, and weights
+// ---- transposed copies, and weights
 
 void test_fp8_transpose() {
     Trial trial("fp8_transpose");
@@ -235,17 +235,17 @@ void test_fp8_transpose() {
 }
 
 // Of two layers, a stride apart that is more than a weight takes.
-template <ScaleBy BY> void try_fp8_weights(Trial& trial, size_t rows, size_t columns, double scale) {
+template <Fp8Scaling SCALING> void try_fp8_weights(Trial& trial, size_t rows, size_t columns, double scale) {
     constexpr size_t LAYERS = 2, OF_LAYER = 3;
     const size_t n = rows * columns, stride = n + 48, stride8 = 2 * n + 32;
-    trial.at("%zu x %zu, %s", rows, columns, BY == ScaleBy::ITSELF ? "scaled" : "not scaled");
+    trial.at("%zu x %zu, %s", rows, columns, SCALING == Fp8Scaling::CURRENT ? "scaled" : "not scaled");
     const Values w = random_values<floatX>(LAYERS * stride, -0.05, 0.05);
     const auto got = trial.run([&] {
         const DeviceArray<floatX> d_w(w);
         const DeviceArray<e4m3> out(LAYERS * stride8);
         const DeviceScales scales(std::vector<Fp8Scale>(LAYERS * OF_LAYER, counting_scale(scale)));
-        fp8_max(scales.data(), d_w, n, OF_LAYER, LAYERS, stride);
-        fp8_weights<BY>(out, out + n, scales.data(), d_w, rows, columns, LAYERS, {OF_LAYER, stride8, stride});
+        fp8_amax(scales.data(), d_w, n, OF_LAYER, LAYERS, stride);
+        fp8_weights<SCALING>(out, out + n, scales.data(), d_w, rows, columns, LAYERS, {OF_LAYER, stride8, stride});
         const Values q = out.download();
         Outputs outputs;
         for (size_t l = 0; l < LAYERS; l++) {
@@ -258,13 +258,13 @@ template <ScaleBy BY> void try_fp8_weights(Trial& trial, size_t rows, size_t col
     });
     for (size_t l = 0; l < LAYERS; l++) {
         const Values of_layer(w.begin() + l * stride, w.begin() + l * stride + n);
-        const double by = BY == ScaleBy::ITSELF ? power_of_2_below(MOST<e4m3> / largest_of(of_layer)) : scale;
+        const double by = SCALING == Fp8Scaling::CURRENT ? power_of_2_below(FP8_MAX<e4m3> / largest_of(of_layer)) : scale;
         const Outputs expected = fp8_loop<e4m3>(of_layer, by, 0);
-        Values turned(n);
-        for (size_t i = 0; i < n; i++) turned[i % columns * rows + i / columns] = expected[0][i];
+        Values transposed(n);
+        for (size_t i = 0; i < n; i++) transposed[i % columns * rows + i / columns] = expected[0][i];
         trial.equal("as they are", got[3 * l], expected[0]);
-        trial.equal("turned", got[3 * l + 1], turned);
-        trial.equal("scale, inverse, largest, values, saturated, flushed", got[3 * l + 2], expected[1]);
+        trial.equal("transposed", got[3 * l + 1], transposed);
+        trial.equal("scale, inverse, amax, values, saturated, underflow", got[3 * l + 2], expected[1]);
     }
 }
 
@@ -272,8 +272,8 @@ void test_fp8_weights() {
     Trial trial("fp8_weights");
     const std::pair<size_t, size_t> sizes[] = {{16, 48}, {80, 16}, {96, 288}};
     for (const auto& [rows, columns] : sizes) {
-        try_fp8_weights<ScaleBy::ITSELF>(trial, rows, columns, 3);
-        try_fp8_weights<ScaleBy::HISTORY>(trial, rows, columns, 1);
+        try_fp8_weights<Fp8Scaling::CURRENT>(trial, rows, columns, 3);
+        try_fp8_weights<Fp8Scaling::NONE>(trial, rows, columns, 1);
     }
     trial.report("weights in FP8, both ways,");
 }
@@ -283,7 +283,7 @@ void test_fp8_weights() {
 // A matrix of FP8 numbers, its transpose, and the numbers that they stand for. Nobody may read x: it is not there.
 template <typename F8> struct Fp8Matrix {
     Values values;
-    DeviceArray<F8> fp8, turned;
+    DeviceArray<F8> fp8, fp8_transposed;
     DeviceScales scales;
     Operand operand = static_cast<floatX*>(nullptr);
 
@@ -306,10 +306,10 @@ private:
         return out;
     }
     Fp8Matrix(const Values& q, size_t rows, size_t columns, double scale)
-        : values(q), fp8(q), turned(transposed(q, rows, columns)), scales({counting_scale(scale)}) {
+        : values(q), fp8(q), fp8_transposed(transposed(q, rows, columns)), scales({counting_scale(scale)}) {
         for (double& x : values) x /= scale;
         operand.fp8 = fp8;
-        operand.turned = turned;
+        operand.transposed = fp8_transposed;
         operand.scale = scales.data();
         operand.format = IS_E4M3<F8> ? DType::E4M3 : DType::E5M2;
     }
@@ -375,10 +375,10 @@ void test_fp8_matmul_backward_weight() {
             const Values dw = random_values<G>(C * OC);
             const auto got = trial.run([&] {
                 const DeviceArray<G> d_dw(dw);
-                const DeviceArray<char> inp_t(N * C), dout_t(N * OC);   // where they are turned around
+                const DeviceArray<char> inp_t(N * C), dout_t(N * OC);   // where they are transposed to
                 Operand x = inp.operand, d = dout.operand;
-                x.turned = inp_t;
-                d.turned = dout_t;
+                x.transposed = inp_t;
+                d.transposed = dout_t;
                 matmul_backward_weight(grad(d_dw), d, x, N, C, OC);
                 return Outputs{d_dw.download()};
             });
@@ -456,7 +456,7 @@ void test_fp8_memory() {
         allocate(m, fp8_setup(MatmulIn::FP8, scaling));
         init_parameters(m, 1);
         std::vector<Fp8Scale> scales = from_device(m.a.fp8_scales(), scale_count(m));
-        for (Fp8Scale& s : scales) s.largest = bits_of(1e30);   // as if an earlier micro-batch had had that
+        for (Fp8Scale& s : scales) s.amax = bits_of(1e30);   // as if an earlier micro-batch had had that
         upload(m.a.fp8_scales(), scales.data(), scales.size() * sizeof(Fp8Scale));
         const std::vector<int> tokens(m.setup.B * (m.setup.T + 1), 1);
         micro_step(m, send_batch(m, tokens.data()), m.setup.N());
@@ -464,7 +464,7 @@ void test_fp8_memory() {
         update(m, adamw_settings(Options(), 0));
         const Fp8Scale after = fetch(m.a.fp8_scales() + FP8_LN1);
         if (scaling == Fp8Scaling::CURRENT) claim(now.scale > 1, "current scaling: each micro-batch begins anew");
-        else claim(now.scale < 1 && after.largest == 0 && after.history[0] == 1e30f && after.history[1] == 0,
+        else claim(now.scale < 1 && after.amax == 0 && after.history[0] == 1e30f && after.history[1] == 0,
                    "delayed scaling: all micro-batches of a step make one largest value, which the update takes");
     }
 }

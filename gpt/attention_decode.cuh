@@ -1,6 +1,6 @@
-// Attention of one token: the function of train_gpt.cu's section "attention" for the last query alone, which is what a
-// sampled token costs. qkv holds the keys and values of all tokens before it, so that they need not go through the
-// model again ("KV cache"). Included by train_gpt.cu.
+// Decode attention: the function of train_gpt.cu's section "attention" for the last query alone, which is what a
+// sampled token needs. qkv holds the keys and values of all tokens before it, so that they need not go through the model again
+// ("KV cache").
 //
 // shapes    qkv (T,3,NH,HS) floatX | out (NH,HS) floatX
 // mapping   a block per head; its warps take keys in turn, a lane the packs i = lane_start(), ... of HS. Each warp has
@@ -8,12 +8,12 @@
 // cost      bandwidth: reads K and V once, 2*T*C; with few heads a GPU is not full, and waits for memory
 #pragma once
 
-constexpr int MOST_HEAD_SIZE = 128;
-constexpr int HEAD_PACKS = (MOST_HEAD_SIZE + LANE_STRIDE - 1) / LANE_STRIDE;   // of a lane
+constexpr int MAX_HEAD_SIZE = 128;
+constexpr int HEAD_PACKS = (MAX_HEAD_SIZE + LANE_STRIDE - 1) / LANE_STRIDE;   // of a lane
 
-size_t attention_of_last_shared(int HS) { return sizeof(float) * (WIDE_BLOCK / WARP_SIZE) * (HS + 2); }
+size_t attention_decode_shared(int HS) { return sizeof(float) * (WIDE_BLOCK / WARP_SIZE) * (HS + 2); }
 
-__global__ void __launch_bounds__(WIDE_BLOCK) attention_of_last_kernel(floatX* out, const floatX* qkv, int T, int HS) {
+__global__ void __launch_bounds__(WIDE_BLOCK) attention_decode_kernel(floatX* out, const floatX* qkv, int T, int HS) {
     const size_t C = static_cast<size_t>(gridDim.x) * HS;
     const floatX* last = qkv + (T - 1) * 3 * C + blockIdx.x * HS;
     const int warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
@@ -59,8 +59,7 @@ __global__ void __launch_bounds__(WIDE_BLOCK) attention_of_last_kernel(floatX* o
     }
 }
 
-// qkv (T,3,NH,HS): the output of its last row
-void attention_of_last(floatX* out, const floatX* qkv, int T, int NH, int HS) {
-    launch("attention_of_last", attention_of_last_kernel, NH, WIDE_BLOCK, attention_of_last_shared(HS), out, qkv, T,
-           HS);
+// out (NH,HS) = attention of the last row of qkv (T,3,NH,HS)
+void attention_decode(floatX* out, const floatX* qkv, int T, int NH, int HS) {
+    launch("attention_decode", attention_decode_kernel, NH, WIDE_BLOCK, attention_decode_shared(HS), out, qkv, T, HS);
 }
