@@ -508,6 +508,25 @@ def test_command():
     run, figures = case.run_again("--seconds", "1", "--", "for_long")
     claim((run.returncode, figures["ended"]) == (0, "after 1 s, as asked") and len(figures["kernels"]) == 6,
           "--seconds 1 ends a program of 30 s, with a report", f"exit code {run.returncode}: {run.stderr}")
+    test_barriers(case)
+
+
+def test_barriers(case):
+    """Of kernel barriers none of the three is needed, of shared_bytes both are."""
+    costs = os.path.join(BUILD, "barriers_costs.py")
+    with open(costs, "w", encoding="utf-8") as file:
+        file.write("UNNECESSARY_BARRIERS = {'if (threadIdx.x < 32) __syncwarp();': 'to be counted'}\n")
+    for words, wrong in ((["--barriers"], 3), (["--barriers", "--costs", costs], 2)):
+        run, _ = case.run_again(*words)
+        claim(run.returncode == 1 and
+              run.stdout.endswith(f"5 barriers, 2 needed, 3 not found to be; {wrong} not as expected\n"),
+              f"{' '.join(words[:3:2])}: 2 of 5 barriers are needed, {wrong} not as expected", run.stdout + run.stderr)
+    found = {line.split()[0] for line in run.stdout.splitlines() if "shared memory: " in line}
+    with open(case.file, encoding="utf-8") as source:
+        lines = source.read().splitlines()
+    begin = next(i for i, line in enumerate(lines) if "shared_bytes(" in line)
+    claim_equal(found, {f"{case.file}:{i + 1}" for i in range(begin, begin + 11) if "__syncthreads" in lines[i]},
+                "... those whose removal is a race, with their lines")
 
 
 # ---- all of it
