@@ -1,4 +1,4 @@
-// What PTX has beyond CUDA C++, under the names of gpt/ptx.cuh: right, and with a part removed. The program's
+// What PTX has beyond CUDA C++, under the names of dev/cpu/ptx.h: right, and with a part removed. The program's
 // argument: one of those that do not end, which runs alone. See test_inspect.py.
 #include <cuda.h>
 #include <cuda_bf16.h>

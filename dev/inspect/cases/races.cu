@@ -31,8 +31,8 @@ __global__ void end_of_loop(float* out, const float* in)
     out[threadIdx.x] = sum;
 }
 
-// Threads without an element leave before the barrier, which the others then wait at without them. What those have
-// stored is there behind it.
+// Threads without an element leave before the barrier, at which the others then wait without them. What they have
+// stored is visible after it.
 template <bool right>
 __global__ void leaves_early(float* out, int count)
 {
