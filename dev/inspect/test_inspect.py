@@ -16,14 +16,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.append(os.path.join(HERE, "..", "tests"))
 import report
-from claims import claim, finish
+from claims import claim, claim_equal, finish
 from results import Results, read_json, read_recording
 
 BUILD = os.path.join("build", "inspect")
-
-
-def claim_equal(found, expected, text):
-    claim(found == expected, text, f"found {found}, expected {expected}")
 
 
 # ---- cases

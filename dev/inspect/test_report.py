@@ -18,7 +18,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.append(os.path.join(HERE, "..", "tests"))
 import report       # first: it adds dev/ to sys.path
 from cards import CARDS
-from claims import claim, finish
+from claims import claim, claim_equal, finish
 from estimate import (GAP_SECONDS, KERNEL_SECONDS, L2_PORT, MEMORY_SHARE, PIECE_SECONDS, TENSOR_SHARE, TURNS_OVERLAP,
                       Softmax, estimate_launch, estimate_step, matmul_seconds, occupancy)
 from expectations import Expectations
@@ -31,10 +31,6 @@ from text import kernel_text
 
 def near(a, b, tolerance=1e-6):
     return math.isclose(a, b, rel_tol=tolerance)
-
-
-def claim_equal(found, expected, text):
-    claim(found == expected, text, f"found {found}, expected {expected}")
 
 
 # ---- a program with debug information, and the addresses of its accesses

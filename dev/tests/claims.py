@@ -11,6 +11,11 @@ def claim(holds, text, detail=""):
     print(f"{'ok    ' if holds else 'FAILED'}  {text}" + (f" ({detail})" if detail and not holds else ""), flush=True)
 
 
+def claim_equal(found, expected, text):
+    """The same for a comparison, which prints both values where they differ."""
+    claim(found == expected, text, f"found {found}, expected {expected}")
+
+
 def finish():
     """Prints the totals; exits with 1 if a claim has failed or none was made."""
     print(f"{passed} passed, {failed} failed")
