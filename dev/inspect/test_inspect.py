@@ -544,7 +544,10 @@ def main():
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         CASES.update(zip(names, pool.map(Case, names)))
     for part in chosen:
-        PARTS[part][0]()
+        try:
+            PARTS[part][0]()
+        except (LookupError, StopIteration) as error:
+            claim(False, f"{part} runs to its end", repr(error))
     return finish()
 
 
