@@ -362,17 +362,17 @@ struct Operand {
     void quantise(size_t n) const;   // quantises x (n) after a kernel that has no FP8 output
 };
 
+// ==== files ==================================================================
+
+#include "gpt/files.cuh"   // MappedFile, OutputFile, read_json(), write_json(), shell_word()
+
 // ==== recording ==============================================================
 // Every piece of work on a stream goes through on_stream(), which names it for profilers; and for the recorder, whose
 // picture --trace draws. updated(x) says of an argument that a kernel reads and writes it.
 
-#include "gpt/recorder.cuh"   // Recorder, updated()
-
 double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-
-static Recorder recorder;
 
 cudaEvent_t event_now(cudaStream_t stream) {
     cudaEvent_t event;
@@ -393,6 +393,8 @@ template <typename F> float stream_milliseconds(F work) {
     check(cudaEventDestroy(end), "cudaEventDestroy");
     return milliseconds;
 }
+
+#include "gpt/trace.cuh"   // recorder, updated(), start_recording(), write_trace()
 
 // Runs `work`, which hands something to a stream, under a name for profilers and the recorder.
 template <typename F, typename... Memory>
@@ -1977,6 +1979,10 @@ void matmul_backward_weight(Grad dw, const Operand& dout, const Operand& inp, si
     matmul(weight_product(dw, dout, inp, N, C, OC));
 }
 
+// ==== terminal ===============================================================
+
+#include "gpt/terminal.cuh"   // size_text(), bar(), clock_text(), short_number(), Meter, Progress, print_next()
+
 // ==== model: sizes ===========================================================
 
 struct Config {
@@ -2012,7 +2018,7 @@ enum class Purpose { TRAINING, INFERENCE, SAMPLING };
 constexpr size_t HEAD_ROWS = 16384;
 
 // Rows are numbered with 32 bits on the device.
-constexpr size_t MOST_ROWS = size_t{1} << 31;
+constexpr size_t MAX_ROWS = size_t{1} << 31;
 
 // Everything that the memory of a run depends on.
 struct Setup {
@@ -2118,10 +2124,12 @@ template <typename Kind> std::vector<ParameterRow> parameter_table(Parameters<Ki
     return rows;
 }
 
-// The table without a place in memory.
+// The table without tensors.
 std::vector<ParameterRow> parameter_table(const Config& c) {
-    static Parameters<TensorBase> nowhere;
-    return parameter_table(nowhere, c);
+    Parameters<TensorBase> nowhere;
+    std::vector<ParameterRow> rows = parameter_table(nowhere, c);
+    for (ParameterRow& row : rows) row.tensor = nullptr;
+    return rows;
 }
 
 struct ParameterCount {
@@ -2238,8 +2246,7 @@ enum class Category { WEIGHTS, GRADIENTS, MASTER, ADAM_M, ADAM_V, BUFFERS, ACTIV
 constexpr const char* CATEGORY_NAMES[] = {"weights", "gradients",   "master",    "adam_m", "adam_v",
                                           "buffers", "activations", "workspace", "cuda"};
 
-// a * b, or more than any memory where 64 bits cannot hold it.
-constexpr size_t BEYOND_MEMORY = size_t{1} << 56;
+// a * b, or BEYOND_MEMORY where 64 bits cannot hold it
 size_t product(size_t a, size_t b) {
     size_t result;
     return __builtin_mul_overflow(a, b, &result) ? BEYOND_MEMORY : std::min(result, BEYOND_MEMORY);
@@ -2421,35 +2428,20 @@ Plan plan(const Setup& s) {
     return plan;
 }
 
+json bytes_record(const Plan& p) {
+    json bytes;
+    for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++) bytes[CATEGORY_NAMES[i]] = p.bytes[i];
+    return bytes;
+}
+
 // The largest micro-batch whose plan fits, 0 if none does.
 int largest_micro_batch(Setup s, size_t bytes) {
     int fits = 0;
     for (int step = MOST_SEQUENCES; step > 0; step /= 2) {
         s.B = fits + step;
-        if (s.B <= MOST_SEQUENCES && s.N() < MOST_ROWS && plan(s).total <= bytes) fits = s.B;
+        if (s.B <= MOST_SEQUENCES && s.N() < MAX_ROWS && plan(s).total <= bytes) fits = s.B;
     }
     return fits;
-}
-
-// Forty signs are all of it.
-std::string bar(double share) {
-    constexpr int WIDTH = 40;
-    return std::string(lround(WIDTH * std::min(1.0, share)), '#');
-}
-
-std::string size_text(size_t bytes) {
-    if (bytes >= BEYOND_MEMORY) return format("more than %.0f PB", floor(BEYOND_MEMORY / 1e15));
-    if (bytes < 1e6) return format("%.1f kB", bytes / 1e3);
-    return bytes < 1e9 ? format("%.1f MB", bytes / 1e6) : format("%.2f GB", bytes / 1e9);
-}
-
-// The plan by category, with bars against the memory that must hold it.
-void print_memory(const Plan& p, size_t memory) {
-    printf("memory     %s of %s\n", size_text(p.total).c_str(), size_text(memory).c_str());
-    for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++)
-        if (p.bytes[i])
-            printf("  %-11s %10s  %s\n", CATEGORY_NAMES[i], size_text(p.bytes[i]).c_str(),
-                   bar(double(p.bytes[i]) / memory).c_str());
 }
 
 enum class MicroBatch { ONE_OF_SEVERAL, LAST };   // of a step
@@ -3023,19 +3015,14 @@ Flops flops_per_token(const Setup& s) {
     return flops;
 }
 
-// ==== files and text =========================================================
-
-#include "gpt/files.cuh"         // written whole or not at all
-#include "gpt/safetensors.cuh"
-#include "gpt/text.cuh"           // tokens to text and back
-#include "gpt/terminal.cuh"       // what is shown of a run
-
 // ==== checkpoints ============================================================
 // out/step_001000/ is a Hugging Face folder: config.json, model.safetensors and a tokenizer's files;
 // beside them optimizer.safetensors (m/NAME, v/NAME) and trainer.json, from which training goes on
 // with the same bits. Written under another name, flushed and renamed: a crash leaves the last good one.
 
-#include "gpt/config.cuh"       // read_config(), write_config()
+#include "gpt/config.cuh"        // read_config(), write_config()
+#include "gpt/safetensors.cuh"   // Safetensors, SafetensorsWriter
+#include "gpt/text.cuh"          // Text, text_files(), read_prompt(), Printer: tokens to text and back
 
 // Calls visit(row, l, name) for every tensor of a file, in the table's order.
 template <typename Visit> void for_each_parameter(const Config& c, Visit visit) {
@@ -3428,49 +3415,6 @@ AdamW adamw_settings(const Options& o, long step, long skipped = 0) {
             static_cast<float>(1 - pow(o.beta1, t)), static_cast<float>(1 - pow(o.beta2, t))};
 }
 
-// ==== peak ===================================================================
-// The denominator of MFU: dense TFLOP/s of matmuls, from the makers' data sheets (never the figures
-// "with sparsity"). What is not listed is measured.
-
-struct Peak { const char* name; double half, fp32; };   // part of the device's name; BF16, FP16; FP32 without TF32
-
-const Peak PEAKS[] = {
-    {"B200", 2250, 75},       {"GH200", 989.5, 66.9},   {"H200", 989.5, 66.9},     {"H100 PCIe", 756, 51.2},
-    {"H100 NVL", 835, 60},    {"H100", 989.5, 66.9},    {"H800", 989.5, 66.9},     {"A100", 312, 19.5},
-    {"A800", 312, 19.5},      {"L40S", 362, 91.6},      {"L40", 181, 90.5},        {"L4", 121, 30.3},
-    {"A10G", 70, 31.5},       {"A10", 125, 31.2},       {"RTX 6000 Ada", 364, 91.1}, {"RTX A6000", 154.8, 38.7},
-    {"RTX 4090", 165.2, 82.6}, {"RTX 3090", 71, 35.6},  {"Tesla T4", 65, 8.1},     {"V100", 125, 15.7},
-};
-
-// FLOP/s of a square matmul: the best of the runs in a tenth of a second, three at least. Of random
-// numbers: zeros cost a GPU less power, and so less time.
-double measure_peak() {
-    const size_t n = device.is_cpu() ? 1024 : 8192;
-    floatX* out;   // and behind it the two factors
-    check(cudaMalloc(&out, 3 * n * n * sizeof(floatX)), "cudaMalloc to measure the device's peak");
-    floatX *a = out + n * n, *b = a + n * n;
-    init_normal(a, 1, 0, 0, 2 * n * n);
-    const MatmulShape square = {n, n, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE};
-    float best = INFINITY;   // milliseconds
-    const double until = seconds_now() + 0.1;
-    for (int run = 0; run < 3 || seconds_now() < until; run++)
-        best = std::min(best, stream_milliseconds([&] { matmul({out, a, b, square}); }));
-    check(cudaFree(out), "cudaFree");
-    return 2.0 * n * n * n / (1e-3 * best);
-}
-
-void find_peak(const Options& o) {
-    if (o.peak == PeakSource::TABLE)
-        for (const Peak& peak : PEAKS)
-            if (strstr(device.properties.name, peak.name)) {
-                device.peak_flops = (FLOATX == DType::FP32 ? peak.fp32 : peak.half) * 1e12;
-                device.peak_source = format("data sheet of %s", peak.name);
-                return;
-            }
-    device.peak_flops = measure_peak();
-    device.peak_source = "measured matmul";
-}
-
 // ==== matmul tuning ==========================================================
 // Before a run begins, one micro-step is gone through with nothing launched, and for each shape of
 // matmul cuBLASLt's algorithms are timed and the fastest is kept; likewise GELU' as epilogue or apart.
@@ -3480,235 +3424,25 @@ void find_peak(const Options& o) {
 // ==== verbs: what they share =================================================
 
 #include "gpt/log.cuh"       // OUT/log.jsonl
-#include "gpt/trace.cuh"   // what the recorder saw, as a picture: --trace FILE
-#include "gpt/busy.h"          // whether other programs take a CPU's cores
-
-void say_if_busy(FILE* to) {
-    const std::string text = device.is_cpu() ? busy_text(share_without_core()) : "";
-    if (!text.empty()) fprintf(to, "machine    %s\n", text.c_str());
-}
-
-// Why no device can be used, in CUDA's own words; empty: one can.
-std::string no_device() {
-    int count = 0, runtime = 0, driver = 0;
-    const cudaError_t status = cudaGetDeviceCount(&count);
-    if (status == cudaSuccess && count > 0) return "";
-    cudaRuntimeGetVersion(&runtime);
-    cudaDriverGetVersion(&driver);   // 0: there is none
-    return format("%s (CUDA runtime %d.%d, driver for up to %d.%d)",
-                  status == cudaSuccess ? "no GPU was found" : cudaGetErrorString(status), runtime / 1000,
-                  runtime % 1000 / 10, driver / 1000, driver % 1000 / 10);
-}
-
-// Whether this build and this device have them. dev/cpu has both, 32 threads to the warp.
-bool has_tensor_cores(TensorCores kind) {
-    if (kind == TensorCores::NONE) return true;
-    if (!MAY_USE_TENSOR_CORES) return false;
-    const int major = device.properties.major;
-    return device.is_cpu() || (kind == TensorCores::WGMMA ? major == 9 && compiled_with_wgmma() : major >= 8);
-}
-
-TensorCores choose_tensor_cores(TensorCores wanted) {
-    if (wanted == TensorCores::AUTO) {
-        if (device.is_cpu()) return TensorCores::NONE;   // where they are only imitated
-        for (TensorCores kind : {TensorCores::WGMMA, TensorCores::MMA})
-            if (has_tensor_cores(kind)) return kind;
-        return TensorCores::NONE;
-    }
-    if (!has_tensor_cores(wanted))
-        throw UserError("--tensor-cores %s: not on %s in a %s build", name_of(wanted), device.properties.name,
-                        name_of(FLOATX));
-    return wanted;
-}
-
-// Of those that this process sees: srun may show it only its own.
-int device_of_rank() {
-    int count = 0;
-    check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
-    if (count == 1) return 0;
-    if (ranks.on_machine < static_cast<size_t>(count)) return ranks.on_machine;
-    throw UserError("%zu processes on this machine, which has %d GPUs: expected one process for each", ranks.of_machine,
-                    count);
-}
-
-// threads: of dev/cpu, 0 for what it takes by itself.
-void open_device(TensorCores wanted, int threads = 0) {
-    const std::string problem = no_device();
-    if (!problem.empty()) throw Failure("%s; make DEVICE=cpu builds for the CPU", problem.c_str());
-    if (threads == 0) threads = threads_of_rank();
-    if (threads > 0) setenv("CUDA_CPU_THREADS", std::to_string(threads).c_str(), 1);   // for dev/cpu's cudaSetDevice
-    const int number = device_of_rank();
-    check(cudaSetDevice(number), "cudaSetDevice");
-    check(cudaGetDeviceProperties(&device.properties, number), "cudaGetDeviceProperties");
-    const cudaDeviceProp& p = device.properties;
-    if (threads > 0 && !device.is_cpu())
-        throw UserError("--threads %d: these are a CPU's; this build runs on %s", threads, p.name);
-    if (FLOATX == DType::BF16 && !device.is_cpu() && p.major < 8)
-        throw UserError("%s has compute capability %d.%d, BF16 needs 8.0 (Ampere): make PRECISION=fp16, or fp32",
-                        p.name, p.major, p.minor);
-    check(cudaStreamCreateWithFlags(&device.stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    check(cudaStreamCreateWithFlags(&device.copies, cudaStreamNonBlocking), "cudaStreamCreate");
-    check(cublasLtCreate(&device.matmul), "cublasLtCreate");
-    device.tensor_cores = choose_tensor_cores(wanted);
-    connect_devices();
-}
-
-Config config_of_preset(const std::string& name) {
-    auto is_it = [&](const Preset& p) { return name == p.name; };
-    const Preset* preset = std::find_if(std::begin(PRESETS), std::end(PRESETS), is_it);
-    if (preset == std::end(PRESETS)) {
-        std::string names;
-        for (const Preset& p : PRESETS) names += std::string(names.empty() ? "" : ", ") + p.name;
-        throw UserError("--model takes one of %s, found '%s'", names.c_str(), name.c_str());
-    }
-    return preset->config;
-}
-
-Config config_from_options(const Options& o, int default_vocab) {
-    Config c = config_of_preset(o.model);
-    if (default_vocab) c.vocab = default_vocab;
-    if (o.layers) c.layers = o.layers;
-    if (o.heads) c.heads = o.heads;
-    if (o.channels) c.channels = o.channels;
-    if (o.context) c.context = o.context;
-    if (o.vocab) c.vocab = o.vocab;
-    require_supported(c, "the model");
-    return c;
-}
-
-// The model in a folder. What the command line says of it beside that must be so.
-Config config_of_folder(const Options& o, const std::string& dir) {
-    const Config c = read_config(dir + "/config.json");
-    const bool named = o.given.count("--model");
-    const Config preset = named ? config_of_preset(o.model) : c;
-    const struct { const char* flag; int said, preset, is; } sizes[] = {
-        {"--layers", o.layers, preset.layers, c.layers},       {"--heads", o.heads, preset.heads, c.heads},
-        {"--channels", o.channels, preset.channels, c.channels}, {"--context", o.context, preset.context, c.context},
-        {"--vocab", o.vocab, c.vocab, c.vocab}};
-    for (const auto& [flag, said, preset_has, is] : sizes) {
-        const bool given = o.given.count(flag);
-        if ((given ? said : preset_has) == is) continue;
-        throw UserError("%s%s, but the model in %s has %s %d: its sizes are those of %s",
-                        given ? format("%s %d", flag, said).c_str() : format("--model %s", o.model.c_str()).c_str(),
-                        given ? "" : format(" has %s %d", flag, preset_has).c_str(), dir.c_str(), flag, is,
-                        o.resume ? "the run that --resume goes on with" : "--from");
-    }
-    return c;
-}
-
-// A twentieth is for what is not ours: libraries, other programs, fragments.
-size_t without_margin(size_t memory) { return static_cast<size_t>(memory * 0.95); }
-
-// The largest micro-batch that fits, with a margin, and of which all GPUs take the same number for the total batch.
-int auto_micro_batch(Setup s, size_t memory, long total_batch) {
-    s.B = 1;
-    const long together = long{s.T} * s.gpus, sequences = total_batch / together;   // of each GPU
-    if (total_batch % together != 0)
-        throw UserError("--total-batch %ld is no multiple of --seq-len %d%s", total_batch, s.T,
-                        s.gpus > 1 ? format(" x %d GPUs", s.gpus).c_str() : "");
-    int B = largest_micro_batch(s, without_margin(memory));
-    if (B == 0) return 1;   // the allocation will say what is missing
-    if (total_batch)
-        while (sequences % B != 0) B--;
-    return B;
-}
-
-constexpr size_t FP8_ROWS = 16;   // of which cuBLASLt wants multiples in each size of a product
-
-void require_fp8(const Setup& s) {
-    if (s.precision != DType::BF16)
-        throw UserError("--matmul fp8 is for a model in bf16: a build with PRECISION=bf16, or plan --precision bf16; "
-                        "found %s", name_of(s.precision));
-    if (s.N() % FP8_ROWS != 0)
-        throw UserError("--matmul fp8 needs a multiple of %zu tokens in a micro-batch, found %d x %d", FP8_ROWS, s.B,
-                        s.T);
-    if (s.zero > last_stage(s))
-        throw UserError("--zero 3 and --matmul fp8: each GPU has all weights in FP8; expected --zero 0, 1 or 2");
-}
-
-void require_fp8_device() {
-    const cudaDeviceProp& p = device.properties;
-    if (!device.is_cpu() && 10 * p.major + p.minor < 89)
-        throw UserError("--matmul fp8 needs compute capability 8.9 (Ada, Hopper): %s has %d.%d", p.name, p.major,
-                        p.minor);
-}
-
-// `memory` is what --micro-batch auto may use.
-Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memory) {
-    if (o.seq_len > c.context)
-        throw UserError("--seq-len %d is more than the model's context of %d; --context %d makes a model of that many "
-                        "positions", o.seq_len, c.context, o.seq_len);
-    if (o.grad_dtype != DType::FP32 && o.grad_dtype != o.precision) {
-        const char* name = name_of(o.grad_dtype);
-        throw UserError("--grad-dtype %s needs weights in %s: a build with PRECISION=%s, or plan --precision %s", name,
-                        name, name, name);
-    }
-    if (o.master_weights == MasterWeights::NONE && o.precision == DType::FP32)
-        throw UserError("--master-weights none: weights in fp32 are their own master copy; expected weights in 16 "
-                        "bits: a build with PRECISION=bf16 or fp16, or plan --precision bf16");
-    if (o.master_weights == MasterWeights::NONE && (!ranks.alone() || o.gpus != std::vector<int>{1}))
-        throw UserError("--master-weights none is for one GPU");
-    const int T = o.seq_len ? o.seq_len : c.context;
-    const size_t head_rows = purpose == Purpose::SAMPLING ? 1 : HEAD_ROWS;
-    Setup s = {c, o.micro_batch, T, o.recompute, o.grad_dtype, purpose, head_rows, o.attention, o.precision};
-    s.master_weights = o.master_weights;
-    s.gpus = ranks.alone() ? o.gpus.front() : static_cast<int>(ranks.count);
-    s.zero = s.gpus > 1 && purpose == Purpose::TRAINING ? o.zero : 0;
-    s.rank = ranks.rank;
-    s.matmul = o.matmul;
-    s.fp8_scaling = o.fp8_scaling;
-    if (o.micro_batch == AUTO) s.B = auto_micro_batch(s, memory, o.total_batch);
-    if (s.N() >= MOST_ROWS)
-        throw UserError("--micro-batch %d of %d tokens each: more than %zu tokens", s.B, T, MOST_ROWS);
-    if (s.matmul != MatmulIn::FLOATX) require_fp8(s);
-    return s;
-}
-
-std::string model_text(const Config& c) {
-    return format("%d layers, %d heads, %d channels, context %d, vocabulary %d", c.layers, c.heads, c.channels,
-                  c.context, c.vocab);
-}
-
-json model_record(const Config& c) {
-    return {{"layers", c.layers}, {"heads", c.heads}, {"channels", c.channels}, {"context", c.context},
-            {"vocab", c.vocab}};
-}
-
-json flops_record(const Setup& s) {
-    const Flops flops = flops_per_token(s);
-    return {{"model", flops.model}, {"hardware", flops.hardware}};
-}
-
-bool use_graphs(const Options& o) {
-    if (o.graph == UseGraph::ON && !ranks.alone())
-        throw UserError("--graph on: a micro-step of many GPUs is no graph; expected auto or off");
-    return o.graph == UseGraph::ON || (o.graph == UseGraph::AUTO && !device.is_cpu() && ranks.alone());
-}
-
-// Micro-batches of a step that each GPU takes.
-long accumulation_steps(const Options& o, const Setup& s) {
-    const long tokens = static_cast<long>(s.N()) * s.gpus;
-    if (o.total_batch == 0) return 1;
-    if (o.total_batch % tokens == 0) return o.total_batch / tokens;
-    const long below = o.total_batch / tokens * tokens;
-    const bool many = s.gpus > 1;
-    throw UserError("--total-batch %ld is no multiple of micro-batch x sequence%s = %d x %d%s = %ld tokens; nearest "
-                    "that are: %s%ld", o.total_batch, many ? " x GPUs" : "", s.B, s.T,
-                    many ? format(" x %d", s.gpus).c_str() : "", tokens,
-                    below ? format("%ld and ", below).c_str() : "", below + tokens);
-}
-
-// From Linux' /proc: what getrusage tells includes the program that started this one.
-size_t peak_resident_bytes() {
-    std::ifstream status("/proc/self/status");
-    for (std::string word; status >> word;) {
-        size_t kib;
-        if (word == "VmHWM:" && status >> kib) return kib * 1024;
-    }
-    return 0;
-}
 
 // ==== train ==================================================================
+
+// Tensors that --trace follows, by address.
+std::vector<Place> live_places(Model& m) {
+    std::vector<Place> all;
+    auto add = [&](const TensorBase& tensor, size_t bytes, size_t copies, bool activation) {
+        for (size_t l = 0; l < copies; l++) {
+            const char* begin = tensor.data + l * tensor.layer_bytes;
+            all.push_back({begin, begin + bytes, activation});
+        }
+    };
+    for (const ActivationRow& row : activation_table(m.a, m.setup))
+        if (row.category == Category::ACTIVATIONS) add(*row.tensor, row.copy_bytes(), row.copies, true);
+    for (const ParameterRow& row : parameter_table(m.g, m.config))
+        add(*row.tensor, row.elements * size_of(m.grads.dtype), row.tensor->copies, false);
+    std::sort(all.begin(), all.end(), [](const Place& a, const Place& b) { return a.begin < b.begin; });
+    return all;
+}
 
 struct TrainData {
     Tokens train, val;
@@ -3732,7 +3466,7 @@ void divide_data(TrainData& data, const Options& o, const std::string& dir, cons
 }
 
 #include "gpt/start.cuh"        // find_start(), load_start(): nothing, --from or the last checkpoint
-#include "gpt/run_record.cuh"   // what a run says of itself as it begins
+#include "gpt/plan.cuh"         // find_peak(), make_setup(), accumulation_steps(), print_run(), run_record(), plan_verb()
 
 // What lives from the first step of a training run to its last.
 struct TrainingRun {
@@ -3937,7 +3671,7 @@ void train_loop(TrainingRun& run) {
             }
             stopping = sum_of_all(stop_requested) > 0;   // read once: a signal may come at any time
             if (recorder.on && (step - run.start.step == TRACED_STEPS || last || stopping))
-                write_trace(o.trace, m, step - run.start.step);
+                write_trace(o.trace, live_places(m), bytes_record(plan(m.setup)), step - run.start.step);
             run.progress.show(step, result);
 
             // Evaluate, sample, checkpoint.
@@ -4039,36 +3773,6 @@ void sample_verb(const Options& o) {
         printf("\n");
     }
     say_if_busy(stderr);
-}
-
-size_t parse_bytes(const std::string& text) {
-    constexpr std::pair<const char*, double> UNITS[] = {
-        {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"GB", 1e9}, {"MB", 1e6}};
-    for (const auto& [unit, factor] : UNITS) {
-        double number;
-        if (!ends_with(text, unit) || !parse_number(text.substr(0, text.size() - strlen(unit)), number)) continue;
-        if (number > 0 && number * factor < BEYOND_MEMORY) return number * factor;
-    }
-    throw UserError("--gpu-memory takes a size such as 80GB or 24GiB, found '%s'", text.c_str());
-}
-
-#include "gpt/plan.cuh"
-
-void plan_verb(Options o) {
-    if (!o.gpu_memory.empty() && !o.given.count("--precision")) o.precision = DType::BF16;   // what a card builds
-    if (o.scan) require_for_scan(o);
-    else if (o.gpus.size() > 1)
-        throw UserError("--gpus: several numbers are for plan --scan, found %zu", o.gpus.size());
-    const std::string problem = o.gpu_memory.empty() ? no_device() : "";
-    if (!problem.empty()) throw UserError("plan needs --gpu-memory SIZE here: %s", problem.c_str());
-    const size_t memory = o.gpu_memory.empty() ? memory_now().all : parse_bytes(o.gpu_memory);
-    const Config config = o.from.empty() ? config_from_options(o, 0) : config_of_folder(o, o.from);
-    Setup setup = make_setup(o, config, Purpose::TRAINING, memory);
-    setup.on_gpu |= !o.gpu_memory.empty();   // planned here, to run there
-    if (o.scan) return scan_verb(o, setup, memory);
-    const json record = plan_record(o, setup, memory);
-    if (o.as_json) printf("%s\n", record.dump(2).c_str());
-    else print_plan(o, setup, record, memory);
 }
 
 // ==== main ===================================================================

@@ -170,7 +170,25 @@ std::vector<Flag> step_flags(Options& o) {
     };
 }
 
-bool parse_gpu_counts(const std::string& text, std::vector<int>& to);   // gpt/scan.cuh
+// 8 or 8,24,64 or 8..512, of which the powers of two are meant; false: something else.
+bool parse_gpu_counts(const std::string& text, std::vector<int>& to) {
+    auto parse = [](const std::string& s, int& n) { return parse_number(s, n) && n >= 1 && n <= MOST_GPUS; };
+    std::vector<int> counts;
+    const size_t dots = text.find("..");
+    if (dots != text.npos) {
+        int first, last;
+        if (!parse(text.substr(0, dots), first) || !parse(text.substr(dots + 2), last)) return false;
+        for (int n = 1; n <= last; n *= 2)
+            if (n >= first) counts.push_back(n);
+    } else {
+        std::istringstream all(text);
+        for (std::string one; std::getline(all, one, ',');)
+            if (!parse(one, counts.emplace_back())) return false;
+    }
+    if (counts.empty() || text.back() == ',') return false;
+    to = counts;
+    return true;
+}
 
 std::vector<Flag> run_flags(Options& o) {
     const std::string counts = format("a whole number from 1 to %d; with --scan also 8..512, the powers of two, or "

@@ -1,8 +1,8 @@
-// The processes of a run on many GPUs: who they are, what they tell each other besides what NCCL sends, and how they end
-// together. Included by train_gpt.cu, whose section "many GPUs" says what they do.
+// The processes of a run on many GPUs, and the device of each: how they start, what they tell each other besides NCCL's
+// communication, and how they end together. Included by train_gpt.cu, whose section "many GPUs" says what they do.
 //
-// MPI starts them, tells rank and number, and carries a few bytes now and then; watch.h sees whether they live. Neither
-// MPI nor NCCL is needed by a program that is made without them (MULTI=no), nor asked by one that runs alone.
+// MPI starts the processes, numbers them and carries a few bytes now and then; watch.h detects those that died or hang.
+// Neither MPI nor NCCL is needed by a program built without them (MULTI=no), nor asked by one that runs alone.
 #pragma once
 
 #include <sched.h>
@@ -10,7 +10,7 @@
 #ifdef MULTI
 #include <mpi.h>
 #include <nccl.h>
-#else   // of NCCL what is named where nothing is ever sent
+#else   // the names of NCCL that the program uses; never called
 enum ncclResult_t { ncclSuccess, ncclInvalidUsage = 5 };
 enum ncclDataType_t { ncclFloat16 = 6, ncclFloat32 = 7, ncclBfloat16 = 9 };
 enum ncclRedOp_t { ncclSum, ncclMax };
@@ -34,6 +34,7 @@ struct Ranks {
     double bytes_sent = 0;                   // by this GPU, as rings would
     long step = 0;
     Watch watch;
+    std::vector<std::unique_ptr<Watch::Wait>> waits;   // of this process, those that have not ended
     ncclComm_t comm = nullptr;
 
     bool first() const { return rank == 0; }
@@ -52,11 +53,10 @@ ncclDataType_t nccl_type(DType dtype) {
     return dtype == DType::FP32 ? ncclFloat32 : dtype == DType::FP16 ? ncclFloat16 : ncclBfloat16;
 }
 
-// Between true and false, which may be nested, this process waits for others or for the device.
+// Called before (true) and after (false) this process waits for others or for the device. Calls may be nested.
 void waiting(bool begins) {
-    static std::vector<std::unique_ptr<Watch::Wait>> waits;
-    if (begins) waits.push_back(std::make_unique<Watch::Wait>(ranks.watch));
-    else waits.pop_back();
+    if (begins) ranks.waits.push_back(std::make_unique<Watch::Wait>(ranks.watch));
+    else ranks.waits.pop_back();
 }
 
 // Bytes that the first rank has, on all.
@@ -103,7 +103,8 @@ bool is_one_of_many() {
 // may have bound a process to.
 int threads_of_rank() {
     cpu_set_t cores;
-    if (ranks.of_machine == 1 || getenv("OMP_NUM_THREADS") || sched_getaffinity(0, sizeof(cores), &cores) != 0) return 0;
+    if (ranks.of_machine == 1 || getenv("OMP_NUM_THREADS")) return 0;
+    if (sched_getaffinity(0, sizeof(cores), &cores) != 0) return 0;
     const bool bound = CPU_COUNT(&cores) < sysconf(_SC_NPROCESSORS_ONLN);
     return bound ? 0 : std::max<int>(1, CPU_COUNT(&cores) / ranks.of_machine);
 }
@@ -160,6 +161,73 @@ void connect_devices() {
     cuda_cpu::while_waiting = waiting;
 #endif
 #endif
+}
+
+// ---- device
+
+// Why no device can be used, in CUDA's own words; empty: one can.
+std::string no_device() {
+    int count = 0, runtime = 0, driver = 0;
+    const cudaError_t status = cudaGetDeviceCount(&count);
+    if (status == cudaSuccess && count > 0) return "";
+    cudaRuntimeGetVersion(&runtime);
+    cudaDriverGetVersion(&driver);   // 0: there is none
+    return format("%s (CUDA runtime %d.%d, driver for up to %d.%d)",
+                  status == cudaSuccess ? "no GPU was found" : cudaGetErrorString(status), runtime / 1000,
+                  runtime % 1000 / 10, driver / 1000, driver % 1000 / 10);
+}
+
+// Whether this build and this device have them. dev/cpu has both, 32 threads to the warp.
+bool has_tensor_cores(TensorCores kind) {
+    if (kind == TensorCores::NONE) return true;
+    if (!MAY_USE_TENSOR_CORES) return false;
+    const int major = device.properties.major;
+    return device.is_cpu() || (kind == TensorCores::WGMMA ? major == 9 && compiled_with_wgmma() : major >= 8);
+}
+
+TensorCores choose_tensor_cores(TensorCores wanted) {
+    if (wanted == TensorCores::AUTO) {
+        if (device.is_cpu()) return TensorCores::NONE;   // where they are only imitated
+        for (TensorCores kind : {TensorCores::WGMMA, TensorCores::MMA})
+            if (has_tensor_cores(kind)) return kind;
+        return TensorCores::NONE;
+    }
+    if (!has_tensor_cores(wanted))
+        throw UserError("--tensor-cores %s: not on %s in a %s build", name_of(wanted), device.properties.name,
+                        name_of(FLOATX));
+    return wanted;
+}
+
+// Of those that this process sees: srun may show it only its own.
+int device_of_rank() {
+    int count = 0;
+    check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+    if (count == 1) return 0;
+    if (ranks.on_machine < static_cast<size_t>(count)) return ranks.on_machine;
+    throw UserError("%zu processes on this machine, which has %d GPUs: expected one process for each", ranks.of_machine,
+                    count);
+}
+
+// threads: of dev/cpu, 0 for what it takes by itself.
+void open_device(TensorCores wanted, int threads = 0) {
+    const std::string problem = no_device();
+    if (!problem.empty()) throw Failure("%s; make DEVICE=cpu builds for the CPU", problem.c_str());
+    if (threads == 0) threads = threads_of_rank();
+    if (threads > 0) setenv("CUDA_CPU_THREADS", std::to_string(threads).c_str(), 1);   // for dev/cpu's cudaSetDevice
+    const int number = device_of_rank();
+    check(cudaSetDevice(number), "cudaSetDevice");
+    check(cudaGetDeviceProperties(&device.properties, number), "cudaGetDeviceProperties");
+    const cudaDeviceProp& p = device.properties;
+    if (threads > 0 && !device.is_cpu())
+        throw UserError("--threads %d: these are a CPU's; this build runs on %s", threads, p.name);
+    if (FLOATX == DType::BF16 && !device.is_cpu() && p.major < 8)
+        throw UserError("%s has compute capability %d.%d, BF16 needs 8.0 (Ampere): make PRECISION=fp16, or fp32",
+                        p.name, p.major, p.minor);
+    check(cudaStreamCreateWithFlags(&device.stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    check(cudaStreamCreateWithFlags(&device.copies, cudaStreamNonBlocking), "cudaStreamCreate");
+    check(cublasLtCreate(&device.matmul), "cublasLtCreate");
+    device.tensor_cores = choose_tensor_cores(wanted);
+    connect_devices();
 }
 
 void leave_ranks() {

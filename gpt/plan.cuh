@@ -1,9 +1,584 @@
-// What `train_gpt plan` says: where memory goes, beside what the literature says of the same model. Included by
-// train_gpt.cu, whose plan() (section "model: memory") does the sums.
+// From options to a run: checks them against each other and the model, chooses the micro-batch, predicts memory and
+// time. What `plan` prints, and a run at its start and in its log. Included by train_gpt.cu.
+//
+// Map: peak · model and setup · start of a run · a step in time · plan --scan · plan
 #pragma once
 
-#include "timeline.cuh"
-#include "scan.cuh"
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+// ---- peak ---------------------------------------------------------------------------------------
+// The denominator of MFU: dense TFLOP/s of matmuls, from the makers' data sheets (never the figures "with sparsity").
+// Other devices are measured. `plan --json` prints the table.
+
+struct Peak { const char* name; double half, fp32; };   // part of the device's name; BF16, FP16; FP32 without TF32
+
+const Peak PEAKS[] = {
+    {"B200", 2250, 75},       {"GH200", 989.5, 66.9},   {"H200", 989.5, 66.9},     {"H100 PCIe", 756, 51.2},
+    {"H100 NVL", 835, 60},    {"H100", 989.5, 66.9},    {"H800", 989.5, 66.9},     {"A100", 312, 19.5},
+    {"A800", 312, 19.5},      {"L40S", 362, 91.6},      {"L40", 181, 90.5},        {"L4", 121, 30.3},
+    {"A10G", 70, 31.5},       {"A10", 125, 31.2},       {"RTX 6000 Ada", 364, 91.1}, {"RTX A6000", 154.8, 38.7},
+    {"RTX 4090", 165.2, 82.6}, {"RTX 3090", 71, 35.6},  {"Tesla T4", 65, 8.1},     {"V100", 125, 15.7},
+};
+constexpr double ASSUMED_TFLOPS_BF16 = 400, ASSUMED_TFLOPS_FP32 = 27;   // of `plan`: 40 % of an H100's peak
+
+// Returns the FLOP/s of a square matmul: the best of the runs in a tenth of a second, at least three. The factors are
+// random, as a GPU multiplies zeros faster.
+double measure_peak() {
+    const size_t n = device.is_cpu() ? 1024 : 8192;
+    floatX* out;   // followed by the two factors
+    check(cudaMalloc(&out, 3 * n * n * sizeof(floatX)), "cudaMalloc to measure the device's peak");
+    floatX *a = out + n * n, *b = a + n * n;
+    init_normal(a, 1, 0, 0, 2 * n * n);
+    const MatmulShape square = {n, n, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE};
+    float best = INFINITY;   // milliseconds
+    const double until = seconds_now() + 0.1;
+    for (int run = 0; run < 3 || seconds_now() < until; run++)
+        best = std::min(best, stream_milliseconds([&] { matmul({out, a, b, square}); }));
+    check(cudaFree(out), "cudaFree");
+    return 2.0 * n * n * n / (1e-3 * best);
+}
+
+void find_peak(const Options& o) {
+    auto is_it = [](const Peak& peak) { return strstr(device.properties.name, peak.name) != nullptr; };
+    const Peak* peak = std::find_if(std::begin(PEAKS), std::end(PEAKS), is_it);
+    const bool listed = o.peak == PeakSource::TABLE && peak != std::end(PEAKS);
+    device.peak_flops = !listed ? measure_peak() : 1e12 * (FLOATX == DType::FP32 ? peak->fp32 : peak->half);
+    device.peak_source = listed ? format("data sheet of %s", peak->name) : "measured matmul";
+}
+
+// ---- model and setup ----------------------------------------------------------------------------
+
+struct Size { const char* flag; int Options::*option; int Config::*size; };
+constexpr Size SIZES[] = {{"--layers", &Options::layers, &Config::layers},
+                          {"--heads", &Options::heads, &Config::heads},
+                          {"--channels", &Options::channels, &Config::channels},
+                          {"--context", &Options::context, &Config::context},
+                          {"--vocab", &Options::vocab, &Config::vocab}};
+
+Config config_of_preset(const std::string& name) {
+    std::string names;
+    for (const Preset& preset : PRESETS) {
+        if (name == preset.name) return preset.config;
+        names += std::string(names.empty() ? "" : ", ") + preset.name;
+    }
+    throw UserError("--model takes one of %s, found '%s'", names.c_str(), name.c_str());
+}
+
+Config config_from_options(const Options& o, int default_vocab) {
+    Config c = config_of_preset(o.model);
+    if (default_vocab) c.vocab = default_vocab;
+    for (const Size& size : SIZES)
+        if (o.*size.option) c.*size.size = o.*size.option;
+    require_supported(c, "the model");
+    return c;
+}
+
+// The model in a folder. Sizes on the command line must be the same.
+Config config_of_folder(const Options& o, const std::string& dir) {
+    const Config c = read_config(dir + "/config.json");
+    const bool named = o.given.count("--model");
+    Config preset = named ? config_of_preset(o.model) : c;
+    preset.vocab = c.vocab;
+    for (const Size& size : SIZES) {
+        const bool given = o.given.count(size.flag);
+        const int is = c.*size.size, said = given ? o.*size.option : preset.*size.size;
+        if (said == is) continue;
+        const std::string what = given ? format("%s %d", size.flag, said)
+                                       : format("--model %s has %s %d", o.model.c_str(), size.flag, said);
+        throw UserError("%s, but the model in %s has %s %d: its sizes are those of %s", what.c_str(), dir.c_str(),
+                        size.flag, is, o.resume ? "the run that --resume goes on with" : "--from");
+    }
+    return c;
+}
+
+// A twentieth is left to libraries, other programs and fragmentation.
+size_t without_margin(size_t memory) { return static_cast<size_t>(memory * 0.95); }
+
+// The largest micro-batch that fits, with a margin, and divides each GPU's part of the total batch.
+int auto_micro_batch(Setup s, size_t memory, long total_batch) {
+    s.B = 1;
+    const long together = long{s.T} * s.gpus, sequences = total_batch / together;   // of each GPU
+    if (total_batch % together != 0)
+        throw UserError("--total-batch %ld is no multiple of --seq-len %d%s", total_batch, s.T,
+                        s.gpus > 1 ? format(" x %d GPUs", s.gpus).c_str() : "");
+    int B = largest_micro_batch(s, without_margin(memory));
+    if (B == 0) return 1;   // the allocation will say what is missing
+    while (total_batch && sequences % B != 0) B--;
+    return B;
+}
+
+constexpr size_t FP8_ROWS = 16;   // cuBLASLt: each size of a product in FP8 is a multiple of this
+
+void require_fp8(const Setup& s) {
+    if (s.precision != DType::BF16)
+        throw UserError("--matmul fp8 is for a model in bf16: a build with PRECISION=bf16, or plan --precision bf16; "
+                        "found %s", name_of(s.precision));
+    if (s.N() % FP8_ROWS != 0)
+        throw UserError("--matmul fp8 needs a multiple of %zu tokens in a micro-batch, found %d x %d", FP8_ROWS, s.B,
+                        s.T);
+    if (s.zero > last_stage(s))
+        throw UserError("--zero 3 and --matmul fp8: each GPU has all weights in FP8; expected --zero 0, 1 or 2");
+}
+
+void require_fp8_device() {
+    const cudaDeviceProp& p = device.properties;
+    if (!device.is_cpu() && 10 * p.major + p.minor < 89)
+        throw UserError("--matmul fp8 needs compute capability 8.9 (Ada, Hopper): %s has %d.%d", p.name, p.major,
+                        p.minor);
+}
+
+void require_consistent(const Options& o, const Config& c) {
+    if (o.seq_len > c.context)
+        throw UserError("--seq-len %d is more than the model's context of %d; --context %d makes a model of that many "
+                        "positions", o.seq_len, c.context, o.seq_len);
+    if (o.grad_dtype != DType::FP32 && o.grad_dtype != o.precision) {
+        const char* name = name_of(o.grad_dtype);
+        throw UserError("--grad-dtype %s needs weights in %s: a build with PRECISION=%s, or plan --precision %s", name,
+                        name, name, name);
+    }
+    if (o.master_weights == MasterWeights::FP32) return;
+    if (o.precision == DType::FP32)
+        throw UserError("--master-weights none: weights in fp32 are their own master copy; expected weights in 16 "
+                        "bits: a build with PRECISION=bf16 or fp16, or plan --precision bf16");
+    if (!ranks.alone() || o.gpus != std::vector<int>{1}) throw UserError("--master-weights none is for one GPU");
+}
+
+// `memory` is what --micro-batch auto may use.
+Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memory) {
+    require_consistent(o, c);
+    const int T = o.seq_len ? o.seq_len : c.context;
+    const size_t head_rows = purpose == Purpose::SAMPLING ? 1 : HEAD_ROWS;
+    Setup s = {c, o.micro_batch, T, o.recompute, o.grad_dtype, purpose, head_rows, o.attention, o.precision};
+    s.master_weights = o.master_weights;
+    s.gpus = ranks.alone() ? o.gpus.front() : static_cast<int>(ranks.count);
+    s.zero = s.gpus > 1 && purpose == Purpose::TRAINING ? o.zero : 0;
+    s.rank = ranks.rank;
+    s.matmul = o.matmul;
+    s.fp8_scaling = o.fp8_scaling;
+    if (o.micro_batch == AUTO) s.B = auto_micro_batch(s, memory, o.total_batch);
+    if (s.N() >= MAX_ROWS)
+        throw UserError("--micro-batch %d of %d tokens each: more than %zu tokens", s.B, T, MAX_ROWS);
+    if (s.matmul != MatmulIn::FLOATX) require_fp8(s);
+    return s;
+}
+
+bool use_graphs(const Options& o) {
+    if (o.graph == UseGraph::ON && !ranks.alone())
+        throw UserError("--graph on: a micro-step of many GPUs is no graph; expected auto or off");
+    return o.graph == UseGraph::ON || (o.graph == UseGraph::AUTO && !device.is_cpu() && ranks.alone());
+}
+
+// Micro-batches of a step that each GPU takes.
+long accumulation_steps(const Options& o, const Setup& s) {
+    const long tokens = static_cast<long>(s.N()) * s.gpus, below = o.total_batch / tokens * tokens;
+    if (o.total_batch == below) return std::max(1L, o.total_batch / tokens);
+    const bool many = s.gpus > 1;
+    throw UserError("--total-batch %ld is no multiple of micro-batch x sequence%s = %d x %d%s = %ld tokens; nearest "
+                    "that are: %s%ld", o.total_batch, many ? " x GPUs" : "", s.B, s.T,
+                    many ? format(" x %d", s.gpus).c_str() : "", tokens,
+                    below ? format("%ld and ", below).c_str() : "", below + tokens);
+}
+
+// ---- start of a run -----------------------------------------------------------------------------
+
+const char* recompute_name(const Setup& s) { return RECOMPUTE_NAMES[static_cast<int>(s.recompute)].first; }
+
+std::string model_text(const Config& c) {
+    return format("%d layers, %d heads, %d channels, context %d, vocabulary %d", c.layers, c.heads, c.channels,
+                  c.context, c.vocab);
+}
+
+json model_record(const Config& c) {
+    json record;
+    for (const Size& size : SIZES) record[size.flag + 2] = c.*size.size;
+    return record;
+}
+
+json flops_record(const Setup& s) {
+    const Flops flops = flops_per_token(s);
+    return {{"model", flops.model}, {"hardware", flops.hardware}};
+}
+
+std::string matmul_text(const Setup& s) {
+    const char* name = MATMUL_NAMES[static_cast<int>(s.matmul)];
+    if (s.matmul == MatmulIn::FLOATX) return name;
+    return format("%s, scales %s", name, FP8_SCALING_NAMES[static_cast<int>(s.fp8_scaling)]);
+}
+
+std::string attention_text(const Setup& s) {
+    if (s.attention == Attention::NAIVE) return "naive";
+    if (!on_tensor_cores(s.config.head_size())) return "flash, without tensor cores";
+    return format("flash, on tensor cores (%s)", name_of(device.tensor_cores));
+}
+
+// The plan by category, with bars against the memory that must hold it.
+void print_memory(const Plan& p, size_t memory) {
+    printf("memory     %s of %s\n", size_text(p.total).c_str(), size_text(memory).c_str());
+    for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++)
+        if (p.bytes[i])
+            printf("  %-11s %10s  %s\n", CATEGORY_NAMES[i], size_text(p.bytes[i]).c_str(),
+                   bar(double(p.bytes[i]) / memory).c_str());
+}
+
+void print_run(const Setup& s, const Options& o, const TrainData& data, long accumulation, const Start& start) {
+    const Config& c = s.config;
+    const std::string from = start.dir.empty() ? "initialised at random" : "from " + start.dir;
+    printf("device     %s, %s, %.2f TFLOP/s peak (%s)\n", device.properties.name, name_of(FLOATX),
+           device.peak_flops / 1e12, device.peak_source.c_str());
+    say_if_busy(stdout);
+    printf("model      %s: %zu parameters, %s\n", model_text(c).c_str(), count_parameters(c).real, from.c_str());
+    const size_t text_bytes = data.train.text_bytes() + data.val.text_bytes();
+    const std::string made = format(", made of %zu bytes by the tokenizer in %s", text_bytes, start.dir.c_str());
+    printf("data       %s: %zu tokens to train on, %zu to validate on%s\n", o.data.c_str(), data.train.count(),
+           data.val.count(), text_bytes ? made.c_str() : "");
+    const std::string gpus = s.gpus > 1 ? format(" x %d GPUs", s.gpus) : "";
+    printf("step       %d x %d tokens x %ld micro-batches%s = %ld tokens\n", s.B, s.T, accumulation, gpus.c_str(),
+           accumulation * long(s.N()) * s.gpus);
+    printf("attention  %s\n", attention_text(s).c_str());
+    if (s.matmul != MatmulIn::FLOATX) printf("matmul     %s\n", matmul_text(s).c_str());
+    const LossScale scale = start_loss_scale(o, start);
+    if (scale.interval > 0 || scale.scale != NO_SCALE)
+        printf("loss scale %.0f%s\n", scale.scale, scale.interval > 0 ? " at first, dynamic" : "");
+    print_memory(plan(s), memory_now().all);
+    printf("output     %s\n", o.out.empty() ? "none: --out DIR keeps a log and checkpoints" : o.out.c_str());
+    fflush(stdout);
+}
+
+// The log's first object.
+json run_record(const Options& o, const Setup& s) {
+    int runtime = 0, driver = 0;
+    cudaRuntimeGetVersion(&runtime);
+    cudaDriverGetVersion(&driver);
+    json model = model_record(s.config);
+    model["parameters"] = count_parameters(s.config).real;
+    return {{"run", {{"options", describe(o, TRAIN)},
+                     {"model", model},
+                     {"device", device.properties.name},
+                     {"precision", name_of(FLOATX)},
+                     {"attention", attention_text(s)},
+                     {"matmul", matmul_text(s)},
+                     {"peak_flops", device.peak_flops},
+                     {"peak_source", device.peak_source},
+                     {"flops_per_token", flops_record(s)},
+                     {"gpus", s.gpus},
+                     {"zero", s.zero},
+                     {"planned_bytes", plan(s).total},
+                     {"cuda_runtime", runtime},
+                     {"cuda_driver", driver},
+                     {"cublaslt", cublasLtGetVersion()}}}};
+}
+
+// ---- a step in time -----------------------------------------------------------------------------
+// What is computed, what is sent, and how much of that is hidden under the computation. Two work at the same time, each
+// at one thing after the other: the GPU, which computes, and its link, which sends. The order is the program's own:
+// CommunicationSchedule in distributed.cuh. What is sent begins when all computation before it is done and the link is
+// free. Computation waits for the weights that it needs and for the buffers of gradients that it fills. So layer l's
+// gradients go under the backward of the layers below it, layer l + 1's weights under the forward or backward of its
+// neighbour, and group 0 is exposed twice: its gradients at the end of the last micro-batch, its weights (ZeRO 1 and
+// up) at the beginning of the next step.
+//
+// assumed  FLOPs take their time at one sustained rate, whatever the micro-batch and whatever is sent meanwhile (on a
+//          GPU a small micro-batch is slower, and NCCL takes some of its processors). Bytes take theirs at one
+//          bandwidth, as in rings whose slowest link has it, without latency. GPUs never wait for each other.
+// left out the update, loading data, all other FLOPs than flops_per_token(), and what the norm and the losses send
+
+// All times in seconds, bytes as one GPU sends them in a ring: (R - 1) / R of what there is.
+struct StepWork {
+    size_t layers;
+    int zero;
+    double forward, again, head;       // of a micro-batch: a layer's forward, what backward does again of it; the head
+    double weights[2], gradients[2];   // bytes of one all-gather or reduce-scatter: of group 0, of a layer
+    double bandwidth;                  // bytes a second
+};
+
+struct StepTime {
+    double seconds = 0, computing = 0, sending = 0, bytes = 0;
+    // What computation waits for; while it does, the link is busy.
+    double exposed() const { return seconds - computing; }
+    double hidden() const { return std::max(0.0, sending - exposed()); }
+};
+
+StepWork step_work(const Setup& s, double flops, double bandwidth) {
+    const Layout y = layout_of(s);
+    const Flops per_token = flops_per_token(s);
+    const double head = 6.0 * s.config.vocab * s.config.channels;   // forward and backward
+    const double layer = (per_token.model - head) / 3 / y.layers;
+    const double again = y.layers > 1 ? (per_token.hardware - per_token.model) / (y.layers - 1) : 0;
+    auto seconds = [&](double of_token) { return of_token * s.N() / flops; };
+    auto sent = [&](size_t g, DType dtype) { return double(y.shard(g)) * (y.gpus - 1) * size_of(dtype); };
+    return {y.layers, s.zero, seconds(layer), seconds(again), seconds(head),
+            {sent(0, s.precision), sent(1, s.precision)}, {sent(0, s.grad_dtype), sent(1, s.grad_dtype)}, bandwidth};
+}
+
+class Timeline : public CommunicationSchedule {
+public:
+    explicit Timeline(const StepWork& work)
+        : CommunicationSchedule(work.zero, work.layers), w_(work), gathered_(1 + weight_slots_),
+          reduced_(1 + grad_slots_) {}
+
+    void micro_step(MicroBatch which) {
+        need_weights(0, 1);
+        for (size_t l = 0; l < layers_; l++) {
+            need_weights(1 + l, 2 + l);
+            compute(w_.forward);
+        }
+        begin_gradients(0);
+        compute(w_.head);
+        begin_gradients(layers_);
+        for (size_t l = layers_; l-- > 0;) {
+            need_weights(1 + l, l);
+            if (l > 0) begin_gradients(l);
+            compute((l + 1 < layers_ ? w_.again : 0) + 2 * w_.forward);
+            send_gradients(1 + l, which);
+        }
+        send_gradients(0, which);
+    }
+    StepTime end() {
+        for (double sent : reduced_) now_ = std::max(now_, sent);
+        sums_.seconds = now_;
+        return sums_;
+    }
+
+private:
+    void compute(double seconds) {
+        now_ += seconds;
+        sums_.computing += seconds;
+    }
+    void send(double& sent, double bytes) {
+        link_ = sent = std::max(link_, now_) + bytes / w_.bandwidth;
+        sums_.sending += bytes / w_.bandwidth;
+        sums_.bytes += bytes;
+    }
+    void gather(size_t g, size_t slot) override { send(gathered_[slot], w_.weights[g > 0]); }
+    void await_weights(size_t slot) override { now_ = std::max(now_, gathered_[slot]); }
+    void begin(size_t, size_t slot) override { now_ = std::max(now_, reduced_[slot]); }
+    void reduce(size_t g, size_t slot) override { send(reduced_[slot], (zero_ == 0 ? 2 : 1) * w_.gradients[g > 0]); }
+
+    const StepWork& w_;
+    double now_ = 0, link_ = 0;   // until when GPU and link have something to do
+    StepTime sums_;
+    std::vector<double> gathered_, reduced_;   // by slot: when
+};
+
+StepTime simulate(const StepWork& w, long micro_batches) {
+    Timeline t(w);
+    for (long i = 1; i <= micro_batches; i++)
+        t.micro_step(i < micro_batches ? MicroBatch::ONE_OF_SEVERAL : MicroBatch::LAST);
+    return t.end();
+}
+
+// When the head begins nothing is on its way, in no stage: from one head to the next it always takes as long.
+StepTime step_time(const StepWork& w, long micro_batches) {
+    constexpr long ENOUGH = 2;
+    if (micro_batches <= ENOUGH) return simulate(w, micro_batches);
+    const StepTime most = simulate(w, ENOUGH), fewer = simulate(w, ENOUGH - 1);
+    auto go_on = [&](double last, double before) { return last + (micro_batches - ENOUGH) * (last - before); };
+    return {go_on(most.seconds, fewer.seconds), go_on(most.computing, fewer.computing),
+            go_on(most.sending, fewer.sending), go_on(most.bytes, fewer.bytes)};
+}
+
+double flops_of(const Options& o) {
+    return 1e12 * (o.flops > 0 ? o.flops : o.precision == DType::FP32 ? ASSUMED_TFLOPS_FP32 : ASSUMED_TFLOPS_BF16);
+}
+
+// Without --bandwidth what is sent takes no time.
+StepTime step_time(const Options& o, const Setup& s, long micro_batches) {
+    return step_time(step_work(s, flops_of(o), o.bandwidth > 0 ? o.bandwidth * 1e9 : INFINITY), micro_batches);
+}
+
+json time_record(const StepTime& t, double tokens) {
+    return {{"seconds", t.seconds}, {"computing", t.computing}, {"sending", t.sending}, {"hidden", t.hidden()},
+            {"exposed", t.exposed()}, {"tokens_per_s", tokens / t.seconds}};
+}
+
+// ---- plan --scan --------------------------------------------------------------------------------
+// For each number of GPUs the layouts that fit, fastest first.
+//
+// Tried are all stages of ZeRO and all ways to recompute, with micro-batches that divide each GPU's sequences: powers
+// of two, and the largest that fits; --zero, --recompute and --micro-batch, where they are given, stay as they are. How
+// long a step takes is estimated as above. In it a larger micro-batch is no faster in itself, and selective
+// recomputation costs nothing with flash attention: of equals, those that recompute less come first, then those that
+// send less, then the larger micro-batch.
+//
+// bound by  what keeps a layout from being faster. A step's ideal time is the model's FLOPs at --flops; a layout loses
+//           what it recomputes and what is exposed of its sending. It is bound by
+//             compute    if it loses less than a tenth of the step;
+//             memory     else, if it is the fastest of its stage that fits, and in unlimited memory the stage would
+//                        lose less than half as much: what makes up the difference is recomputed, or sent once more
+//                        for each further micro-batch, because a larger one does not fit;
+//             bandwidth  else, if most of the loss is exposed (of a stage's fastest: of what it would lose even then);
+//             compute    else: it recomputes what it could keep.
+
+struct Candidate {
+    Setup setup;
+    long accumulation;
+    size_t bytes;
+    StepTime time;
+    const char* bound = "";
+};
+
+double tokens_of(const Candidate& c) { return double(c.setup.N()) * c.setup.gpus * c.accumulation; }
+double tokens_per_second(const Candidate& c) { return tokens_of(c) / c.time.seconds; }
+
+// Divisors of `sequences` up to `most`: powers of two, and the largest.
+std::vector<int> micro_batches_to_try(long sequences, int most) {
+    std::vector<int> all;
+    for (long B = 1; B <= most && sequences % B == 0; B *= 2) all.push_back(static_cast<int>(B));
+    long largest = std::min<long>(most, sequences);
+    while (largest > 0 && sequences % largest != 0) largest--;
+    if (largest > 0 && largest != all.back()) all.push_back(static_cast<int>(largest));
+    return all;
+}
+
+// What fits in `memory`. s: model, sequence, GPUs, and what stays as it is.
+std::vector<Candidate> candidates(const Options& o, Setup s, size_t memory) {
+    std::vector<Candidate> all;
+    const long sequences = o.total_batch / (long{s.T} * s.gpus);
+    const bool one_stage = o.given.count("--zero") || s.gpus == 1;
+    const int stage = s.zero, micro_batch = o.given.count("--micro-batch") ? o.micro_batch : AUTO;
+    for (s.zero = one_stage ? stage : 0; s.zero <= (one_stage ? stage : last_stage(s)); s.zero++)
+        for (const auto& [name, mode] : RECOMPUTE_NAMES) {
+            if (o.given.count("--recompute") && mode != o.recompute) continue;
+            s.recompute = mode;
+            const int most = static_cast<int>(std::min<long>(largest_micro_batch(s, memory), sequences));
+            std::vector<int> tried = micro_batches_to_try(sequences, most);
+            if (micro_batch != AUTO)
+                tried.assign(micro_batch <= most && sequences % micro_batch == 0 ? 1 : 0, micro_batch);
+            for (const int B : tried) {
+                s.B = B;
+                const long accumulation = sequences / B;
+                all.push_back({s, accumulation, plan(s).total, step_time(o, s, accumulation)});
+            }
+        }
+    return all;
+}
+
+// Times that differ by less than rounding are alike.
+bool comes_before(const Candidate& a, const Candidate& b) {
+    auto order = [](const Candidate& c) {
+        const long long time = std::llround(1e6 * std::log(c.time.seconds));
+        return std::make_tuple(time, c.setup.recompute, c.time.bytes, -c.setup.B, c.setup.zero);
+    };
+    return order(a) < order(b);
+}
+
+const Candidate& fastest_of_stage(const std::vector<Candidate>& all, int zero) {
+    auto seconds = [&](const Candidate& c) { return c.setup.zero == zero ? c.time.seconds : INFINITY; };
+    return *std::min_element(all.begin(), all.end(), [&](const Candidate& a, const Candidate& b) {
+        return seconds(a) < seconds(b);
+    });
+}
+
+// c is of `fit`, all that fit; free: all that would fit in unlimited memory.
+const char* bound_of(const Candidate& c, const std::vector<Candidate>& fit, const std::vector<Candidate>& free,
+                     double flops) {
+    constexpr double ROUNDING = 1 + 1e-9;
+    const double ideal = flops_per_token(c.setup).model * c.setup.N() * c.accumulation / flops;
+    auto loss = [&](const Candidate& of) { return of.time.seconds - ideal; };
+    if (loss(c) < 0.1 * c.time.seconds) return "compute";
+    const bool fastest = c.time.seconds <= fastest_of_stage(fit, c.setup.zero).time.seconds * ROUNDING;
+    const Candidate& best = fastest ? fastest_of_stage(free, c.setup.zero) : c;
+    if (loss(best) < loss(c) / 2) return "memory";
+    return best.time.exposed() > loss(best) / 2 ? "bandwidth" : "compute";
+}
+
+struct Scan {
+    int gpus;
+    std::string problem;             // why there are no layouts
+    std::vector<Candidate> fit;      // the best first
+};
+
+Scan scan(const Options& o, Setup s, int gpus, size_t memory) {
+    Scan result = {gpus, "", {}};
+    s.gpus = gpus;
+    s.zero = gpus > 1 ? o.zero : 0;
+    if (o.total_batch % (long{s.T} * gpus) != 0) {
+        result.problem = format("--total-batch %ld is no multiple of --seq-len %d x %d GPUs", o.total_batch, s.T, gpus);
+        return result;
+    }
+    const std::vector<Candidate> free = candidates(o, s, BEYOND_MEMORY);
+    result.fit = candidates(o, s, without_margin(memory));
+    for (Candidate& c : result.fit) c.bound = bound_of(c, result.fit, free, flops_of(o));
+    std::sort(result.fit.begin(), result.fit.end(), comes_before);
+    if (!result.fit.empty()) return result;
+    size_t least = BEYOND_MEMORY;
+    for (const Candidate& c : free) least = std::min(least, c.bytes);
+    result.problem = free.empty() ? format("--micro-batch %d does not divide %ld sequences of each GPU", o.micro_batch,
+                                           o.total_batch / (long{s.T} * gpus))
+                                  : format("no layout fits: the smallest takes %s", size_text(least).c_str());
+    return result;
+}
+
+json candidate_record(const Candidate& c) {
+    json record = time_record(c.time, tokens_of(c));
+    record.update({{"zero", c.setup.zero}, {"micro_batch", c.setup.B}, {"accumulation", c.accumulation},
+                   {"recompute", recompute_name(c.setup)}, {"bytes", c.bytes},
+                   {"bytes_sent", c.time.bytes}, {"bound", c.bound}});
+    return record;
+}
+
+json scan_record(const Options& o, const Setup& s, size_t memory, const std::vector<Scan>& scans) {
+    json all = json::array();
+    for (const Scan& scan : scans) {
+        json layouts = json::array();
+        for (const Candidate& c : scan.fit) layouts.push_back(candidate_record(c));
+        all.push_back({{"gpus", scan.gpus}, {"problem", scan.problem.empty() ? json() : json(scan.problem)},
+                       {"layouts", layouts}});
+    }
+    return {{"model", model_record(s.config)}, {"seq_len", s.T}, {"total_batch", o.total_batch},
+            {"precision", name_of(s.precision)}, {"grad_dtype", name_of(s.grad_dtype)},
+            {"attention", s.attention == Attention::FLASH ? "flash" : "naive"}, {"gpu_memory", memory},
+            {"bandwidth", o.bandwidth * 1e9}, {"flops_per_s", flops_of(o)}, {"flops_assumed", o.flops == 0},
+            {"scan", all}};
+}
+
+void print_scan(const Options& o, const Setup& s, size_t memory, const std::vector<Scan>& scans) {
+    constexpr size_t TOP = 5;
+    printf("model       %s\n", model_text(s.config).c_str());
+    printf("a step      %ld tokens in sequences of %d; %s, gradients %s, attention %s\n", o.total_batch, s.T,
+           name_of(s.precision), name_of(s.grad_dtype), s.attention == Attention::FLASH ? "flash" : "naive");
+    printf("a GPU       %s, of which 5 %% stay free; sends %g GB/s; computes %g TFLOP/s%s\n\n",
+           size_text(memory).c_str(), o.bandwidth, flops_of(o) / 1e12, o.flops > 0 ? "" : " (assumed; --flops)");
+    printf("  GPUs  ZeRO  micro-batch  accumulated  recompute      memory     step ms    exposed      tok/s  bound by"
+           "\n");
+    for (const Scan& scan : scans) {
+        if (!scan.problem.empty()) printf("%6d  %s\n", scan.gpus, scan.problem.c_str());
+        std::set<std::pair<int, Recompute>> shown;   // of each stage and way to recompute the best micro-batch
+        for (const Candidate& c : scan.fit) {
+            if (shown.size() == TOP || !shown.emplace(c.setup.zero, c.setup.recompute).second) continue;
+            printf("%6s  %4d  %11d  %11ld  %-9s  %10s  %10.1f  %8.1f %%  %9s  %s\n",
+                   shown.size() == 1 ? std::to_string(scan.gpus).c_str() : "", c.setup.zero, c.setup.B, c.accumulation,
+                   recompute_name(c.setup), size_text(c.bytes).c_str(),
+                   1e3 * c.time.seconds, 100 * c.time.exposed() / c.time.seconds,
+                   short_number(tokens_per_second(c)).c_str(), c.bound);
+        }
+        if (scan.fit.size() > shown.size())
+            printf("%6s  and %zu more that fit: --json has them\n", "", scan.fit.size() - shown.size());
+    }
+}
+
+void require_for_scan(const Options& o) {
+    std::string missing;
+    const std::pair<const char*, const char*> needed[] = {
+        {"--total-batch", "TOKENS"}, {"--gpu-memory", "SIZE"}, {"--bandwidth", "GB/s"}};
+    for (const auto& [flag, what] : needed)
+        if (!o.given.count(flag)) missing += format("%s%s %s", missing.empty() ? "" : ", ", flag, what);
+    if (!missing.empty()) throw UserError("plan --scan needs %s", missing.c_str());
+}
+
+void scan_verb(const Options& o, const Setup& s, size_t memory) {
+    std::vector<Scan> scans;
+    for (const int gpus : o.gpus) scans.push_back(scan(o, s, gpus, memory));
+    if (o.as_json) printf("%s\n", scan_record(o, s, memory, scans).dump(2).c_str());
+    else print_scan(o, s, memory, scans);
+}
+
+// ---- plan ---------------------------------------------------------------------------------------
 
 // Parameters without positions: h V + L (12 h^2 + 13 h) + 2 h.
 double formula_parameters(const Config& c) {
@@ -28,9 +603,8 @@ size_t kept_bytes_per_layer(Setup s) {
     return kept;
 }
 
-json bytes_record(const Plan& p) {
-    json bytes;
-    for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++) bytes[CATEGORY_NAMES[i]] = p.bytes[i];
+json total_record(const Plan& p) {
+    json bytes = bytes_record(p);
     bytes["total"] = p.total;
     return bytes;
 }
@@ -78,7 +652,7 @@ json stage_records(Setup s, size_t memory) {
     const int chosen = s.zero;
     for (s.zero = 0; s.zero <= (s.gpus > 1 ? last_stage(s) : 0); s.zero++) {
         const Plan p = plan(s);
-        stages.push_back({{"zero", s.zero}, {"state", state_bytes(p)}, {"bytes", bytes_record(p)},
+        stages.push_back({{"zero", s.zero}, {"state", state_bytes(p)}, {"bytes", total_record(p)},
                           {"bytes_per_parameter", double(state_bytes(p)) / layout_of(s).elements()},
                           {"fits", p.total <= memory}, {"chosen", s.zero == chosen}});
     }
@@ -98,7 +672,7 @@ json plan_record(const Options& o, const Setup& s, size_t memory) {
             {"precision", name_of(s.precision)},
             {"grad_dtype", name_of(s.grad_dtype)},
             {"master_weights", s.master_weights == MasterWeights::NONE ? "none" : "fp32"},
-            {"recompute", RECOMPUTE_NAMES[static_cast<int>(s.recompute)].first},
+            {"recompute", recompute_name(s)},
             {"attention", s.attention == Attention::FLASH ? "flash" : "naive"},
             {"matmul", MATMUL_NAMES[static_cast<int>(s.matmul)]},
             {"gpus", s.gpus},
@@ -106,7 +680,7 @@ json plan_record(const Options& o, const Setup& s, size_t memory) {
             {"accumulation", accumulation},
             {"parameters", count.real},
             {"parameters_formula", formula_parameters(s.config)},
-            {"bytes", bytes_record(p)},
+            {"bytes", total_record(p)},
             {"bytes_are_exact", p.total < BEYOND_MEMORY},   // else some of them are more than that
             {"bytes_per_parameter", double(state_bytes(p)) / layout_of(s).elements()},
             {"activation_bytes_per_token_per_layer", double(kept_bytes_per_layer(s)) / s.N()},
@@ -214,4 +788,32 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
         printf("  %d with --recompute %s", int(most), mode.c_str());
     printf("\n");
     print_steps(o, s, record["max_micro_batch"]);
+}
+
+size_t parse_bytes(const std::string& text) {
+    constexpr std::pair<const char*, double> UNITS[] = {
+        {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"GB", 1e9}, {"MB", 1e6}};
+    for (const auto& [unit, factor] : UNITS) {
+        double number;
+        if (!ends_with(text, unit) || !parse_number(text.substr(0, text.size() - strlen(unit)), number)) continue;
+        if (number > 0 && number * factor < BEYOND_MEMORY) return number * factor;
+    }
+    throw UserError("--gpu-memory takes a size such as 80GB or 24GiB, found '%s'", text.c_str());
+}
+
+void plan_verb(Options o) {
+    if (!o.gpu_memory.empty() && !o.given.count("--precision")) o.precision = DType::BF16;   // what a card builds
+    if (o.scan) require_for_scan(o);
+    else if (o.gpus.size() > 1)
+        throw UserError("--gpus: several numbers are for plan --scan, found %zu", o.gpus.size());
+    const std::string problem = o.gpu_memory.empty() ? no_device() : "";
+    if (!problem.empty()) throw UserError("plan needs --gpu-memory SIZE here: %s", problem.c_str());
+    const size_t memory = o.gpu_memory.empty() ? memory_now().all : parse_bytes(o.gpu_memory);
+    const Config config = o.from.empty() ? config_from_options(o, 0) : config_of_folder(o, o.from);
+    Setup setup = make_setup(o, config, Purpose::TRAINING, memory);
+    setup.on_gpu |= !o.gpu_memory.empty();   // planned here, to run there
+    if (o.scan) return scan_verb(o, setup, memory);
+    const json record = plan_record(o, setup, memory);
+    if (o.as_json) printf("%s\n", record.dump(2).c_str());
+    else print_plan(o, setup, record, memory);
 }

@@ -17,6 +17,21 @@ std::string clock_text(double seconds) {
     return s >= 3600 ? format("%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60) : format("%ld:%02ld", s / 60, s % 60);
 }
 
+constexpr size_t BEYOND_MEMORY = size_t{1} << 56;   // more bytes than any memory has
+
+std::string size_text(size_t bytes) {
+    if (bytes >= BEYOND_MEMORY) return format("more than %.0f PB", floor(BEYOND_MEMORY / 1e15));
+    if (bytes < 1e6) return format("%.1f kB", bytes / 1e3);
+    return bytes < 1e9 ? format("%.1f MB", bytes / 1e6) : format("%.2f GB", bytes / 1e9);
+}
+
+// `share` of a bar of 40 characters. More than all of it: a full bar, and how many times as much.
+std::string bar(double share) {
+    constexpr int WIDTH = 40;
+    const std::string full(lround(WIDTH * std::min(1.0, share)), '#');
+    return share <= 1 ? full : full + format("> %.3g x", share);
+}
+
 // ---- lines that fit -----------------------------------------------------------------------------
 
 constexpr int USUAL_COLUMNS = 80;   // of a terminal that does not say
@@ -140,4 +155,40 @@ void print_next(const Options& o, const std::string& checkpoint, const std::stri
     }
     const char* plot = "scripts/plot.py";
     if (fs::exists(plot)) printf("plot       python3 %s %s\n", plot, shell_word(o.out).c_str());
+}
+
+// ---- other programs -----------------------------------------------------------------------------
+// Other programs on this one's cores slow a run on a CPU by more than what they take, as each thread waits for the
+// slowest. Linux counts, for every thread, how long it ran and how long it was ready but had no core.
+
+double share_without_core() {
+    double with = 0, without = 0;
+    std::error_code none;   // where Linux does not count, the share is 0
+    for (const auto& thread : fs::directory_iterator("/proc/self/task", none)) {
+        double ran = 0, waited = 0;   // ns
+        if (std::ifstream(thread.path() / "schedstat") >> ran >> waited) with += ran, without += waited;
+    }
+    return without > 0 ? without / (with + without) : 0;
+}
+
+// Empty where little was lost: on a quiet machine threads wait now and then, too.
+std::string busy_text(double share) {
+    constexpr double MUCH = 0.1;
+    if (share < MUCH) return "";
+    return format("busy: %.0f %% of their time so far, threads waited for a core", 100 * share);
+}
+
+void say_if_busy(FILE* to) {
+    const std::string text = device.is_cpu() ? busy_text(share_without_core()) : "";
+    if (!text.empty()) fprintf(to, "machine    %s\n", text.c_str());
+}
+
+// From Linux' /proc: what getrusage tells includes the program that started this one.
+size_t peak_resident_bytes() {
+    std::ifstream status("/proc/self/status");
+    for (std::string word; status >> word;) {
+        size_t kib;
+        if (word == "VmHWM:" && status >> kib) return kib * 1024;
+    }
+    return 0;
 }

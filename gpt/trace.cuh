@@ -1,72 +1,65 @@
-// The picture that --trace draws of what the recorder saw (recorder.cuh): a Chrome trace, which ui.perfetto.dev opens,
-// with a row for the CPU, one for each stream, and a counter of live bytes by category. An activation lives from a
-// write to the last read before the next one; a parameter's gradient from its first micro-batch to the update; the rest
-// always. Included by train_gpt.cu.
+// --trace: records each piece of work on a stream, and draws a Chrome trace of it (ui.perfetto.dev opens it): a row for
+// the CPU, one for each stream, and a counter of live bytes by category. Included by train_gpt.cu before its launches.
 #pragma once
 
+#include <array>
+#include <map>
+#include <string>
+#include <vector>
+
 constexpr long TRACED_STEPS = 3;
+constexpr int NO_LAYER = -1;
 
-// A tensor's copy in memory.
-struct Place { const char *begin, *end; Category category; };
+// ---- recording
 
-std::vector<Place> places(Model& m) {
-    std::vector<Place> all;
-    auto add = [&](const TensorBase& tensor, size_t bytes, size_t copies, Category category) {
-        for (size_t l = 0; l < copies; l++) {
-            const char* begin = tensor.data + l * tensor.layer_bytes;
-            all.push_back({begin, begin + bytes, category});
-        }
-    };
-    for (const ActivationRow& row : activation_table(m.a, m.setup))
-        if (row.category == Category::ACTIVATIONS) add(*row.tensor, row.copy_bytes(), row.copies, row.category);
-    for (const ParameterRow& row : parameter_table(m.g, m.config))
-        add(*row.tensor, row.elements * size_of(m.grads.dtype), row.tensor->copies, Category::GRADIENTS);
-    std::sort(all.begin(), all.end(), [](const Place& a, const Place& b) { return a.begin < b.begin; });
-    return all;
-}
+// Memory given to a kernel: to read, to write, or (const or not does not tell) to update in place.
+enum class Access { READ, WRITE, UPDATE };
 
-// By when bytes come to life or die: time in microseconds -> bytes of activations and gradients.
-using Changes = std::map<double, std::pair<long, long>>;
+template <typename T> struct Updated {
+    T what;
+    operator T() const { return what; }
+};
+template <typename T> Updated<T> updated(T what) { return {what}; }
 
-void add_life(Changes& changes, const Place& place, double from, double to) {
-    const long bytes = place.end - place.begin;
-    const bool activation = place.category == Category::ACTIVATIONS;
-    (activation ? changes[from].first : changes[from].second) += bytes;
-    (activation ? changes[to].first : changes[to].second) -= bytes;
-}
+template <typename T, typename = void> constexpr bool has_data = false;
+template <typename T> constexpr bool has_data<T, std::void_t<decltype(T::data)>> = true;
 
-// began, ended: of each piece of work, in microseconds.
-Changes live_bytes(Model& m, const std::vector<double>& began, const std::vector<double>& ended) {
-    struct Life { double from = -1, to = -1; };
-    const std::vector<Place> all = places(m);
-    std::vector<Life> lives(all.size());
-    Changes changes;
-    auto finish = [&](size_t i) {
-        if (lives[i].from >= 0) add_life(changes, all[i], lives[i].from, lives[i].to);
-        lives[i] = {};
-    };
-    for (size_t w = 0; w < recorder.work.size(); w++) {
-        for (const auto& [memory, access] : recorder.work[w].memory) {
-            const char* address = static_cast<const char*>(memory);
-            const auto after = std::upper_bound(all.begin(), all.end(), address,
-                                                [](const char* a, const Place& p) { return a < p.begin; });
-            if (after == all.begin() || address >= (after - 1)->end) continue;   // not a tensor that comes and goes
-            const size_t i = after - 1 - all.begin();
-            if (all[i].category == Category::ACTIVATIONS && access == Access::WRITE) finish(i);
-            if (lives[i].from < 0) lives[i].from = began[w];
-            lives[i].to = ended[w];
-        }
-        auto is_adamw = [](const Work& work) { return strcmp(work.name, "adamw") == 0; };
-        if (!is_adamw(recorder.work[w]) || (w + 1 < recorder.work.size() && is_adamw(recorder.work[w + 1]))) continue;
-        for (size_t i = 0; i < all.size(); i++)
-            if (all[i].category == Category::GRADIENTS) {
-                if (lives[i].from >= 0) lives[i].to = ended[w];
-                finish(i);
-            }
+struct Work {
+    const char *name, *pass;
+    int layer;
+    cudaStream_t stream;
+    double handed_over, returned;      // seconds, CPU
+    cudaEvent_t begin, end;            // on the stream
+    std::vector<std::pair<const void*, Access>> memory;
+    double began = 0, ended = 0;       // the same in microseconds since the recording began
+};
+
+struct Recorder {
+    bool on = false;
+    const char* pass = "";
+    int layer = NO_LAYER;
+    double start = 0;
+    cudaEvent_t start_event = nullptr;
+    std::vector<Work> work;
+
+    void at(const char* new_pass, int new_layer) {
+        pass = new_pass;
+        layer = new_layer;
     }
-    for (size_t i = 0; i < all.size(); i++) finish(i);
-    return changes;
-}
+    template <typename T> void note(T* memory, Access access = std::is_const_v<T> ? Access::READ : Access::WRITE) {
+        work.back().memory.push_back({memory, access});
+    }
+    template <typename F8> void note(const Out<F8>& out, Access access = Access::WRITE) {
+        note(out.x, access);
+        note(out.x8);
+    }
+    template <typename T> void note(const Updated<T>& memory) { note(memory.what, Access::UPDATE); }
+    template <typename T> void note(const T& argument) {   // a number, or something with memory in it
+        if constexpr (has_data<T>) note(argument.data);
+    }
+};
+
+static Recorder recorder;
 
 void start_recording() {
     recorder.on = true;
@@ -75,14 +68,62 @@ void start_recording() {
     recorder.start = seconds_now();
 }
 
-enum TraceRow { CPU_ROW, KERNEL_ROW, COPY_ROW, SENT_ROW };
-constexpr const char* TRACE_ROW_NAMES[] = {"CPU: launches", "stream: kernels", "stream: copies", "stream: between GPUs"};
+// ---- live bytes
 
-TraceRow row_of(const Work& w) {
-    return w.stream == device.stream ? KERNEL_ROW : w.stream == device.copies ? COPY_ROW : SENT_ROW;
+// A tensor's copy in memory, whose bytes are live for a part of a step only.
+struct Place { const char *begin, *end; bool activation; };   // otherwise a parameter's gradient
+
+// Bytes of gradients [0] and activations [1] that become live, or dead, by time in microseconds.
+using Changes = std::map<double, std::array<long, 2>>;
+
+// An activation lives from a write to the last read before the next write, a parameter's gradient from its first
+// micro-batch to the update. all: sorted by address.
+Changes live_bytes(const std::vector<Place>& all) {
+    struct Life { double from = -1, to = -1; };
+    std::vector<Life> lives(all.size());
+    Changes changes;
+    auto finish = [&](size_t i) {
+        if (lives[i].from >= 0) {
+            changes[lives[i].from][all[i].activation] += all[i].end - all[i].begin;
+            changes[lives[i].to][all[i].activation] -= all[i].end - all[i].begin;
+        }
+        lives[i] = {};
+    };
+    const std::vector<Work>& work = recorder.work;
+    for (size_t w = 0; w < work.size(); w++) {
+        for (const auto& [memory, access] : work[w].memory) {
+            const char* address = static_cast<const char*>(memory);
+            const auto after = std::upper_bound(all.begin(), all.end(), address,
+                                                [](const char* a, const Place& p) { return a < p.begin; });
+            if (after == all.begin() || address >= (after - 1)->end) continue;   // not one of these tensors
+            const size_t i = after - 1 - all.begin();
+            if (all[i].activation && access == Access::WRITE) finish(i);
+            if (lives[i].from < 0) lives[i].from = work[w].began;
+            lives[i].to = work[w].ended;
+        }
+        auto is_adamw = [&](size_t i) { return i < work.size() && strcmp(work[i].name, "adamw") == 0; };
+        if (!is_adamw(w) || is_adamw(w + 1)) continue;
+        for (size_t i = 0; i < all.size(); i++) {   // the update is done
+            if (all[i].activation) continue;
+            lives[i].to = work[w].ended;
+            finish(i);
+        }
+    }
+    for (size_t i = 0; i < all.size(); i++) finish(i);
+    return changes;
 }
 
-// A bar of the picture; times in microseconds.
+// ---- the picture
+
+enum TraceRow { CPU_ROW, KERNEL_ROW, COPY_ROW, COMMUNICATION_ROW };
+constexpr const char* TRACE_ROW_NAMES[] = {"CPU: launches", "stream: kernels", "stream: copies",
+                                           "stream: between GPUs"};
+
+TraceRow row_of(const Work& w) {
+    return w.stream == device.stream ? KERNEL_ROW : w.stream == device.copies ? COPY_ROW : COMMUNICATION_ROW;
+}
+
+// A bar; times in microseconds.
 json trace_bar(const Work& w, TraceRow row, double begin, double end) {
     json args = {{"pass", w.pass}};
     if (w.layer != NO_LAYER) args["layer"] = w.layer;
@@ -90,66 +131,52 @@ json trace_bar(const Work& w, TraceRow row, double begin, double end) {
             {"args", args}};
 }
 
-// Bars of all work; leaves when each began and ended on its stream.
-void add_bars(json& events, std::vector<double>& began, std::vector<double>& ended) {
-    for (const Work& w : recorder.work) {
-        float from = 0, to = 0;
-        check(cudaEventElapsedTime(&from, recorder.start_event, w.begin), "cudaEventElapsedTime");
-        check(cudaEventElapsedTime(&to, recorder.start_event, w.end), "cudaEventElapsedTime");
-        began.push_back(1e3 * from);
-        ended.push_back(std::max(1e3 * to, began.back()));
-        events.push_back(trace_bar(w, CPU_ROW, 1e6 * (w.handed_over - recorder.start),
-                                   1e6 * (w.returned - recorder.start)));
-        events.push_back(trace_bar(w, row_of(w), began.back(), ended.back()));
-        cudaEventDestroy(w.begin);
-        cudaEventDestroy(w.end);
-    }
+// Microseconds from the start of the recording to an event, which is destroyed.
+double take_time(cudaEvent_t event) {
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, recorder.start_event, event), "cudaEventElapsedTime");
+    cudaEventDestroy(event);
+    return 1e3 * milliseconds;
 }
 
-void add_live_bytes(json& events, const Plan& p, const Changes& changes) {
-    json bytes;
-    for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++) bytes[CATEGORY_NAMES[i]] = p.bytes[i];
-    long activations = 0, gradients = 0;
-    for (const auto& [time, change] : changes) {
-        bytes["activations"] = activations += change.first;
-        bytes["gradients"] = gradients += change.second;
-        events.push_back({{"ph", "C"}, {"name", "live bytes"}, {"pid", 1}, {"ts", time}, {"args", bytes}});
+// Prints how long there was communication between GPUs, and for how long of that no kernel ran.
+void print_communication(long steps) {
+    double all = 0, hidden = 0;   // microseconds
+    for (const Work& sent : recorder.work) {
+        if (row_of(sent) != COMMUNICATION_ROW) continue;
+        all += sent.ended - sent.began;
+        for (const Work& kernel : recorder.work)   // those of a stream do not overlap
+            if (row_of(kernel) == KERNEL_ROW)
+                hidden += std::max(0.0, std::min(sent.ended, kernel.ended) - std::max(sent.began, kernel.began));
     }
+    if (all > 0)
+        printf("sending    %.3g ms a step between GPUs, %.3g ms of it (%.0f %%) not hidden under kernels\n",
+               1e-3 * all / steps, 1e-3 * (all - hidden) / steps, 100 * (all - hidden) / all);
 }
 
-// How long something was sent between GPUs, and how long while no kernel ran. Times in microseconds; the work of a
-// stream is in order.
-struct Sent { double all = 0, not_hidden = 0; };
-
-Sent time_of_sending(const std::vector<double>& began, const std::vector<double>& ended) {
-    Sent sent;
-    for (size_t w = 0; w < began.size(); w++) {
-        if (row_of(recorder.work[w]) != SENT_ROW) continue;
-        double hidden = 0;
-        for (size_t k = 0; k < began.size(); k++)
-            if (row_of(recorder.work[k]) == KERNEL_ROW)
-                hidden += std::max(0.0, std::min(ended[w], ended[k]) - std::max(began[w], began[k]));
-        sent.all += ended[w] - began[w];
-        sent.not_hidden += ended[w] - began[w] - hidden;
-    }
-    return sent;
-}
-
-void write_trace(const std::string& path, Model& m, long steps) {
+// Ends the recording. bytes: of the plan, by category.
+void write_trace(const std::string& path, const std::vector<Place>& places, json bytes, long steps) {
     recorder.on = false;
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     json events;
-    for (int row : {CPU_ROW, KERNEL_ROW, COPY_ROW, SENT_ROW})
+    for (int row : {CPU_ROW, KERNEL_ROW, COPY_ROW, COMMUNICATION_ROW})
         events.push_back({{"ph", "M"}, {"name", "thread_name"}, {"pid", 1}, {"tid", row},
                           {"args", {{"name", TRACE_ROW_NAMES[row]}}}});
-    std::vector<double> began, ended;
-    add_bars(events, began, ended);
-    add_live_bytes(events, plan(m.setup), live_bytes(m, began, ended));
-    const Sent sent = time_of_sending(began, ended);
-    recorder.work.clear();
+    for (Work& w : recorder.work) {
+        w.began = take_time(w.begin);
+        w.ended = std::max(take_time(w.end), w.began);
+        events.push_back(trace_bar(w, CPU_ROW, 1e6 * (w.handed_over - recorder.start),
+                                   1e6 * (w.returned - recorder.start)));
+        events.push_back(trace_bar(w, row_of(w), w.began, w.ended));
+    }
+    long live[2] = {};
+    for (const auto& [time, change] : live_bytes(places)) {
+        bytes["gradients"] = live[0] += change[0];
+        bytes["activations"] = live[1] += change[1];
+        events.push_back({{"ph", "C"}, {"name", "live bytes"}, {"pid", 1}, {"ts", time}, {"args", bytes}});
+    }
     write_json(path, {{"displayTimeUnit", "ms"}, {"traceEvents", events}});
     printf("trace      %s, of %ld steps: ui.perfetto.dev opens it\n", path.c_str(), steps);
-    if (sent.all > 0)
-        printf("sending    %.3g ms a step between GPUs, %.3g ms of it (%.0f %%) not hidden under kernels\n",
-               1e-3 * sent.all / steps, 1e-3 * sent.not_hidden / steps, 100 * sent.not_hidden / sent.all);
+    print_communication(steps);
+    recorder.work.clear();
 }

@@ -36,7 +36,7 @@ void test_closed_forms() {
         const Big L = draw(200), NH = draw(64), HS = 16 * draw(8), C = NH * HS, V = draw(200000), T = draw(131072), B = draw(64);
         const Config c = {int(L), int(NH), int(C), int(T), int(V)};
         const Setup s = {c, int(B), int(T), Recompute::NONE, DType::FP32, Purpose::TRAINING, HEAD_ROWS, Attention::FLASH, DType::BF16, true};
-        if (B * T >= MOST_ROWS) continue;
+        if (B * T >= MAX_ROWS) continue;
         parameters = parameters && count_parameters(c).real == C * V + L * (12 * C * C + 13 * C) + 2 * C + T * C;
         const Big N = B * T, Vp = c.padded_vocab(), rows = std::min<Big>(N, HEAD_ROWS);
         const Big layers = L * N * (32 * C + 16 + 4 * NH);        // ln1 to gelu, and mean, rstd, lse
