@@ -14,8 +14,7 @@ assembler, and it has been wrong without a word. A kernel is sound if, on every 
 Not seen: whether it is the right conversion, and what lies in shared memory. The operands' descriptors are in uniform
 registers (UR), which a product reads when it starts.
 
-OBJECT is taken apart with cuobjdump; listings are those of `cuobjdump -sass` and `nvdisasm -c`. What this program
-does not know, be it an instruction, a way to jump or a wait, is an error, as it might hide what is looked for.
+OBJECT is taken apart with cuobjdump; a listing is the output of `cuobjdump -sass`. What this program does not know, be it an instruction, a way to jump or a wait, is an error, as it might hide a fault.
 Exits with 0 if all is sound, with 1 if it is not, with 2 if there is nothing to read.
 """
 import argparse
@@ -40,35 +39,29 @@ class Unknown(Exception):
 
 
 def read_listing(lines):
-    """{kernel: [Instruction]} of a listing, in either format."""
-    raw, labels, kernel = {}, {}, None
+    """{kernel: [Instruction]} of a listing."""
+    raw, kernel = {}, None
     for line in lines:
-        start = re.match(r"\.text\.(\S+):|\s+Function : (\S+)", line)
+        start = re.match(r"\s+Function : (\S+)", line)
         code = re.match(r"\s+/\*([0-9a-f]{4,})\*/\s+([^;]+?)\s*;", line)
-        label = re.match(r"([.$\w]+):\s*$", line)
         if start:
-            kernel = start[1] or start[2]
+            kernel = start[1]
             raw[kernel] = []
-            labels[kernel] = {kernel: 0}
-        elif line.startswith("//----") or line.startswith("Fatbin"):
+        elif line.startswith("Fatbin"):
             kernel = None
         elif kernel and code:
             raw[kernel].append((int(code[1], 16), code[2]))
-        elif kernel and label:
-            labels[kernel][label[1]] = len(raw[kernel]) * INSTRUCTION_BYTES
-    return {kernel: [parse(address, text, labels[kernel], len(code)) for address, text in code]
-            for kernel, code in raw.items()}
+    return {kernel: [parse(address, text, len(code)) for address, text in code] for kernel, code in raw.items()}
 
 
-def parse(address, text, labels, count):
+def parse(address, text, count):
     guard, name, rest = re.match(r"(@!?U?P\w+\s+)?([\w.]+)\s*(.*)", text).groups()
     name, *modifiers = name.split(".")
-    operands = [o.strip() for o in re.split(r",\s*|\s+(?=`|0x)", rest) if o.strip()]
+    operands = [o.strip() for o in re.split(r",\s*|\s+(?=0x)", rest) if o.strip()]
     target = None
-    if operands and name in JUMPS:
-        named = re.fullmatch(r"`\((.+)\)", operands[-1])
-        place = labels.get(named[1]) if named else int(operands[-1], 16) if operands[-1].startswith("0x") else None
-        if place is not None and place % INSTRUCTION_BYTES == 0 and place < count * INSTRUCTION_BYTES:
+    if operands and name in JUMPS and operands[-1].startswith("0x"):
+        place = int(operands[-1], 16)
+        if place % INSTRUCTION_BYTES == 0 and place < count * INSTRUCTION_BYTES:
             target = place // INSTRUCTION_BYTES
     return Instruction(address, text, (guard or "").strip(), name, modifiers, operands, target)
 
@@ -219,7 +212,7 @@ def successors(code, place):
     if i.name == "BSYNC" and not any(b.name == "BSSY" and b.operands[0] == i.operands[0] and b.target == index + 1
                                      for b in code):
         raise Unknown("a meeting of threads elsewhere than at the next instruction")
-    if i.name == "WARPSYNC" and i.modifiers != ["ALL"] or "`" in i.text and i.name not in JUMPS:
+    if i.name == "WARPSYNC" and i.modifiers != ["ALL"]:
         raise Unknown("a jump that this program does not know")
     return after
 

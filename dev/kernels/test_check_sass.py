@@ -6,7 +6,6 @@
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -174,20 +173,6 @@ def test_real_kernels(lines):
               ", ".join(result.errors[:1]))
 
 
-def test_nvdisasm(path, cuobjdump, lines):
-    """cuobjdump uses nvdisasm, so that both are there."""
-    with tempfile.TemporaryDirectory() as scratch:
-        tool = Path(shutil.which(cuobjdump)).absolute()
-        subprocess.run([tool, "-xelf", "all", path.resolve()], cwd=scratch, check=True, capture_output=True)
-        beside = tool.with_name("nvdisasm")
-        cubin, = Path(scratch).glob("*.cubin")
-        run = subprocess.run([beside if beside.exists() else "nvdisasm", "-c", cubin], check=True, capture_output=True,
-                             text=True)
-    both = [check_sass.kernels_with_products(listing) for listing in (run.stdout.splitlines(), lines)]
-    ours, theirs = ({name: check_kernel(code) for name, code in kernels.items()} for kernels in both)
-    claim(ours and ours == theirs, f"nvdisasm's listing, with labels: the same of {len(ours)} kernels as cuobjdump's")
-
-
 def test_program(lines):
     def run(text, *expected):
         with tempfile.NamedTemporaryFile("w", suffix=".sass") as file:
@@ -226,10 +211,6 @@ def main():
         for function in (test_registers_in_flight, test_swapped_register, test_products, test_waits, test_operand_a,
                          test_what_is_unknown):
             test(f"{kernel.name}: {function.__name__[5:].replace('_', ' ')}", function, kernel)
-    if check_sass.is_listing(options.object):
-        print("a listing was given: nvdisasm's was not tried")
-    else:
-        test("nvdisasm", test_nvdisasm, options.object, options.cuobjdump, lines)
     test("the program", test_program, lines)
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
