@@ -338,6 +338,8 @@ template <typename F8, Reach REACH = Reach::BLOCK> struct Writer {
     template <int N> __device__ __forceinline__ void put(size_t i, float (&v)[N]);
     // The same of a pack that is rounded already.
     template <int N> __device__ __forceinline__ void put(size_t i, const RawPack<floatX, N>& rounded);
+    // The same of a tensor whose x has been stored.
+    template <int N> __device__ __forceinline__ void put_fp8(size_t i, const RawPack<floatX, N>& rounded);
     // Returns v in 8 bits; leaves it scaled.
     template <int N> __device__ __forceinline__ RawPack<F8, N> quantise(float (&v)[N]);
 };
@@ -2631,15 +2633,16 @@ const float* fp8_inverse(const Fp8Scale* scale) { return &scale->inverse; }
 struct Fp8Weight {
     Fp8Tensor tensor;
     const Tensor<floatX>* weight;
-    Operand Operands::* operand;
     size_t first, rows, columns;
 };
-std::array<Fp8Weight, 4> fp8_weight_table(const Model& m) {
+struct Fp8Weights { Fp8Weight qkvw, attprojw, fcw, fcprojw; };
+
+Fp8Weights fp8_weights_of(const Model& m) {
     const size_t C = m.config.channels, square = C * C;
-    return {{{FP8_QKVW, &m.w.qkvw, &Operands::qkvw, 0, C, 3 * C},
-             {FP8_ATTPROJW, &m.w.attprojw, &Operands::attprojw, 3 * square, C, C},
-             {FP8_FCW, &m.w.fcw, &Operands::fcw, 4 * square, C, 4 * C},
-             {FP8_FCPROJW, &m.w.fcprojw, &Operands::fcprojw, 8 * square, 4 * C, C}}};
+    return {{FP8_QKVW, &m.w.qkvw, 0, C, 3 * C},
+            {FP8_ATTPROJW, &m.w.attprojw, 3 * square, C, C},
+            {FP8_FCW, &m.w.fcw, 4 * square, C, 4 * C},
+            {FP8_FCPROJW, &m.w.fcprojw, 8 * square, 4 * C, C}};
 }
 
 Operands operands(const Model& m, size_t l) {
@@ -2668,10 +2671,15 @@ Operands operands(const Model& m, size_t l) {
     in_fp8(x.dattproj, FP8_DATTPROJ, a.dres_8(), dout_t);
     in_fp8(x.dfc, FP8_DFC, a.dfc_8(), dout_t);
     in_fp8(x.dfcproj, FP8_DFCPROJ, a.dres_8(), dout_t);
-    for (const Fp8Weight& w : fp8_weight_table(m)) {
+    auto weight_in_fp8 = [&](Operand& o, const Fp8Weight& w) {
         char* const weight = a.weights_8(l) + w.first;
-        in_fp8(x.*w.operand, w.tensor, weight, weight + a.weights_8.layer_bytes / 2);
-    }
+        in_fp8(o, w.tensor, weight, weight + a.weights_8.layer_bytes / 2);
+    };
+    const Fp8Weights weights = fp8_weights_of(m);
+    weight_in_fp8(x.qkvw, weights.qkvw);
+    weight_in_fp8(x.attprojw, weights.attprojw);
+    weight_in_fp8(x.fcw, weights.fcw);
+    weight_in_fp8(x.fcprojw, weights.fcprojw);
     if (all && !current) x.ln1.x = x.ln2.x = x.gelu.x = nullptr;   // they are read in FP8 only
     return x;
 }

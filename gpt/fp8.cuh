@@ -71,7 +71,14 @@ __device__ __forceinline__ void Writer<F8, REACH>::put(size_t i, float (&v)[N]) 
 template <typename F8, Reach REACH>
 template <int N>
 __device__ __forceinline__ void Writer<F8, REACH>::put(size_t i, const RawPack<floatX, N>& rounded) {
-    if (!WRITES_FP8 || to.x) *reinterpret_cast<RawPack<floatX, N>*>(to.x + i) = rounded;
+    // Only activations may be stored in 8 bits alone. Without the question a gradient's writer takes a register less.
+    if (!WRITES_FP8 || std::is_same_v<F8, e5m2> || to.x) *reinterpret_cast<RawPack<floatX, N>*>(to.x + i) = rounded;
+    put_fp8(i, rounded);
+}
+
+template <typename F8, Reach REACH>
+template <int N>
+__device__ __forceinline__ void Writer<F8, REACH>::put_fp8(size_t i, const RawPack<floatX, N>& rounded) {
     if constexpr (WRITES_FP8) {
         if (!to.scale) return;
         float v[N];
@@ -188,7 +195,7 @@ template <Fp8Scaling SCALING, typename F8> __global__ void fp8_quantise_kernel(O
         writer.scale = current_scale<F8>(*out.scale, blockIdx.x == 0 && threadIdx.x == 0);
     const Span span = my_span(n);
     for (size_t i = span.begin; i < span.end; i += span.stride)
-        writer.put(i, *reinterpret_cast<const RawPack<floatX, PACK>*>(x + i));
+        writer.put_fp8(i, *reinterpret_cast<const RawPack<floatX, PACK>*>(x + i));
     if (SCALING == Fp8Scaling::CURRENT) writer.amax = 0;   // it is recorded, and other blocks read it
 }
 
@@ -327,7 +334,8 @@ void quantise_weights(Model& m, size_t l, size_t layers) {
     const size_t C = m.config.channels, of_layer = 12 * C * C;
     recorder.at("update", NO_LAYER);
     fp8_scales<Fp8Step::FORGET>(m.a.fp8_scales(l), layers * FP8_TENSORS);
-    for (const Fp8Weight& w : fp8_weight_table(m)) {
+    const Fp8Weights weights = fp8_weights_of(m);
+    for (const Fp8Weight& w : {weights.qkvw, weights.attprojw, weights.fcw, weights.fcprojw}) {
         const size_t stride = w.weight->layer_bytes / sizeof(floatX);
         Fp8Scale* scales = m.a.fp8_scales(l) + w.tensor;
         e4m3* out = reinterpret_cast<e4m3*>(m.a.weights_8(l)) + w.first;
@@ -440,8 +448,8 @@ void count_zeros(float* counts, const floatX* x, size_t n, unsigned blocks) {
 }
 
 // The share of zeros in the first layer's gradients of activations, which measures FP16's underflow: dqkv, datt, dfc,
-// dln and dres as the last micro-batch has left them on this GPU. They have come through all layers. About 1 / (10 T) of
-// them are always 0: a sequence's first query has one key only, and so no gradient.
+// dln and dres as the last micro-batch has left them on this GPU. They have come through all layers. About 1 / (10 T)
+// of them are always 0: a sequence's first query has one key only, and so no gradient.
 double zero_gradients(const Model& m) {
     const Activations& a = m.a;
     const size_t N = m.setup.N(), C = m.config.channels;
