@@ -122,11 +122,11 @@ endif
 
 USUALLY_train_gpt := , which usually takes 40 s on one core
 USUALLY_test_gpt  := , which usually takes 60 s on one core
-# compile(source, program, precision, width or "gpu", further flags)
+# compile(source, program, precision, width or "gpu", further flags); links the objects among the prerequisites.
 define compile
 @mkdir -p $(dir $(2)); echo "compiling $(2)$(USUALLY_$(basename $(notdir $(1))))"
 $(if $(filter gpu,$(4)),$(NVCC) $(GPU_FLAGS) $(GENCODE) $(DEFINE_$(3)) $(5) $(GPU_MULTI) $(USER_NVCC) $(1) -o $(2) $(GPU_LIBS) $(GPU_MULTI_LIBS),\
-$(CXX) $(CPU_FLAGS) $(5) -DWARP_SIZE=$(4) $(DEFINE_$(3)) $(USER_CXX) $(1) -o $(2) $(LDFLAGS) $(CPU_LIBS))
+$(CXX) $(CPU_FLAGS) $(5) -DWARP_SIZE=$(4) $(DEFINE_$(3)) $(USER_CXX) $(1) -x none $(filter %.o,$^) -o $(2) $(LDFLAGS) $(CPU_LIBS))
 endef
 
 BUILD    := build/$(DEVICE)-$(PRECISION)
@@ -142,7 +142,10 @@ WORDS     = $(CPU_WORDS)
 $(BUILD)/flags: WORDS = $(if $(filter gpu,$(DEVICE)),$(GPU_WORDS),$(CPU_WORDS))
 %/flags: FORCE | setup
 	@mkdir -p $(@D); echo $(call quoted,$(WORDS)) > $@.new; if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
-.PRECIOUS: %/flags
+.PRECIOUS: %/flags %/cublasLt.o
+# The emulator's cuBLASLt, compiled once for all CPU programs below a folder.
+%/cublasLt.o: dev/cpu/cublasLt.cpp $(wildcard dev/cpu/*.h) %/flags | setup
+	$(CXX) $(CPU_FLAGS) $(VECTORS) $(USER_CXX) -c $< -o $@
 FORCE:
 
 .PHONY: all setup run test help clean FORCE
@@ -153,7 +156,7 @@ all: setup $(BUILD)/train_gpt
 setup:
 	@CXX=$(call quoted,$(strip $(CXX) $(USER_CXX) $(LDFLAGS))) scripts/setup.sh $(DEVICE)$(if $(filter no,$(ONEDNN)), without-onednn)$(if $(filter yes,$(MULTI)), multi)
 
-$(BUILD)/train_gpt: train_gpt.cu $(HEADERS) $(BUILD)/flags | setup
+$(BUILD)/train_gpt: train_gpt.cu $(HEADERS) $(BUILD)/flags $(if $(filter cpu,$(DEVICE)),$(BUILD)/cublasLt.o) | setup
 	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,1),$(if $(filter cpu,$(DEVICE)),$(VECTORS)))
 
 DATA ?= data/shakespeare.txt

@@ -5,8 +5,8 @@
 
 namespace cuda_cpu {
 
-// What the processor has no instruction for: tries until nobody wrote between the read and the write. (It writes also
-// where nothing changes, so that whoever watches memory sees the same for each.) The bits are compared, not the values.
+// For what the processor has no instruction: repeats until no other thread wrote between the read and the write. (It
+// writes also where nothing changes, so that dev/inspect sees the same accesses for each.) Compares bits, not values.
 template <class T, class Change>
 inline T atomic_update(T* address, Change change)
 {

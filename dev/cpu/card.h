@@ -72,10 +72,6 @@ constexpr size_t context_bytes = 500 * mib;
 
 inline const Card* find_card(const std::string& key)
 {
-    if (WARP_SIZE != 32) {
-        fprintf(stderr, "CUDA_CPU_CARD is \"%s\"; a card takes a build with -DWARP_SIZE=32\n", key.c_str());
-        exit(2);
-    }
     const Card* found = std::find_if(std::begin(cards), std::end(cards), [&](const Card& c) { return key == c.key; });
     if (found != std::end(cards)) return found;
     std::string keys;
@@ -97,13 +93,14 @@ inline const Card*& chosen_card()
 inline const Card* card() { return chosen_card(); }
 
 // The most that __launch_bounds__ allows. It stands where an attribute of the function may stand, so each launch bound
-// becomes as many no-operations before the kernel's first instruction, which nobody executes; the linker makes a table
-// of where those begin. Without the attribute a kernel has the device's own bound.
+// becomes as many no-operations before the kernel's first instruction, which are never executed; the linker makes a
+// table of where those begin. Without the attribute a kernel has the device's own bound.
 extern "C" {
 extern const uintptr_t __start___patchable_function_entries[] __attribute__((weak));
 extern const uintptr_t __stop___patchable_function_entries[] __attribute__((weak));
 }
-#if defined(__x86_64__) && !defined(__clang__)  // whose no-operation is a byte; clang takes no template's constant there
+#if defined(__x86_64__) &&                                                                                             \
+    !defined(__clang__)  // whose no-operation is a byte; clang takes no template's constant there
 constexpr bool has_launch_bounds = true;
 #else
 constexpr bool has_launch_bounds = false;

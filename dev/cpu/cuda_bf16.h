@@ -78,10 +78,22 @@ inline __nv_bfloat16 __low2bfloat16(__nv_bfloat162 v) { return v.x; }
 inline __nv_bfloat16 __high2bfloat16(__nv_bfloat162 v) { return v.y; }
 
 // Arithmetic gives a bfloat16, as on the GPU: without these, x + y would silently be a float here.
-inline __nv_bfloat16 operator+(__nv_bfloat16 x, __nv_bfloat16 y) { return static_cast<float>(x) + static_cast<float>(y); }
-inline __nv_bfloat16 operator-(__nv_bfloat16 x, __nv_bfloat16 y) { return static_cast<float>(x) - static_cast<float>(y); }
-inline __nv_bfloat16 operator*(__nv_bfloat16 x, __nv_bfloat16 y) { return static_cast<float>(x) * static_cast<float>(y); }
-inline __nv_bfloat16 operator/(__nv_bfloat16 x, __nv_bfloat16 y) { return static_cast<float>(x) / static_cast<float>(y); }
+inline __nv_bfloat16 operator+(__nv_bfloat16 x, __nv_bfloat16 y)
+{
+    return static_cast<float>(x) + static_cast<float>(y);
+}
+inline __nv_bfloat16 operator-(__nv_bfloat16 x, __nv_bfloat16 y)
+{
+    return static_cast<float>(x) - static_cast<float>(y);
+}
+inline __nv_bfloat16 operator*(__nv_bfloat16 x, __nv_bfloat16 y)
+{
+    return static_cast<float>(x) * static_cast<float>(y);
+}
+inline __nv_bfloat16 operator/(__nv_bfloat16 x, __nv_bfloat16 y)
+{
+    return static_cast<float>(x) / static_cast<float>(y);
+}
 inline __nv_bfloat16& operator+=(__nv_bfloat16& x, __nv_bfloat16 y) { return x = x + y; }
 inline __nv_bfloat16& operator-=(__nv_bfloat16& x, __nv_bfloat16 y) { return x = x - y; }
 inline __nv_bfloat16& operator*=(__nv_bfloat16& x, __nv_bfloat16 y) { return x = x * y; }
@@ -90,7 +102,10 @@ inline __nv_bfloat162 operator+(__nv_bfloat162 v, __nv_bfloat162 w) { return {v.
 inline __nv_bfloat162 operator-(__nv_bfloat162 v, __nv_bfloat162 w) { return {v.x - w.x, v.y - w.y}; }
 inline __nv_bfloat162 operator*(__nv_bfloat162 v, __nv_bfloat162 w) { return {v.x * w.x, v.y * w.y}; }
 
-inline __nv_bfloat16 atomicAdd(__nv_bfloat16* address, __nv_bfloat16 value) { return cuda_cpu::atomic_sum(address, value); }
+inline __nv_bfloat16 atomicAdd(__nv_bfloat16* address, __nv_bfloat16 value)
+{
+    return cuda_cpu::atomic_sum(address, value);
+}
 inline __nv_bfloat162 atomicAdd(__nv_bfloat162* address, __nv_bfloat162 value)
 {
     return cuda_cpu::atomic_sum(address, value);

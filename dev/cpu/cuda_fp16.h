@@ -68,7 +68,8 @@ inline void to_floats(float (&x)[16], const __half (&v)[16])
     Halves halves;
     memcpy(&halves, v, sizeof(halves));
     const Bits all = __builtin_convertvector(halves, Bits), magnitude = all & 0x7fff;
-    const Bits small = reinterpret_cast<Bits>(__builtin_convertvector(reinterpret_cast<Ints>(magnitude), Floats) * 0x1p-24f);
+    const Bits small =
+        reinterpret_cast<Bits>(__builtin_convertvector(reinterpret_cast<Ints>(magnitude), Floats) * 0x1p-24f);
     const Bits large = (magnitude << 13) + (magnitude >= 0x7c00 ? Bits{} + 0x70000000 : Bits{} + 0x38000000);
     const Bits bits = (all & 0x8000) << 16 | (magnitude < 0x0400 ? small : large);
     memcpy(x, &bits, sizeof(bits));

@@ -5,7 +5,7 @@
 //   - An OpenMP thread (a worker) takes a block at a time and runs its CUDA threads one after another.
 //   - A thread that has to wait, at a barrier or in a shuffle, is set aside as a fiber; the next one runs.
 //   - Everything is synchronous: when a call returns, its work is done. But a stream that is captured only notes
-//     what it is handed, for the graph that is replayed later; and with a card to pretend to be (card.h) work
+//     what it is handed, for the graph that is replayed later; and with an emulated GPU (card.h) work
 //     waits in queues (streams.h).
 //
 // Map: qualifiers and vector types · built-in variables · mathematics · fibers · the threads of a block ·
@@ -201,8 +201,14 @@ inline long long clock64()
 // g++ calls the library for fmaxf and fminf as long as NaNs exist, which keeps a loop from becoming vector
 // code; these say the same in the open. (gnu_inline: the definition to inline, not the one to link.)
 extern "C" {
-extern inline __attribute__((always_inline, gnu_inline)) float fmaxf(float x, float y) noexcept { return x > y || y != y ? x : y; }
-extern inline __attribute__((always_inline, gnu_inline)) float fminf(float x, float y) noexcept { return x < y || y != y ? x : y; }
+extern inline __attribute__((always_inline, gnu_inline)) float fmaxf(float x, float y) noexcept
+{
+    return x > y || y != y ? x : y;
+}
+extern inline __attribute__((always_inline, gnu_inline)) float fminf(float x, float y) noexcept
+{
+    return x < y || y != y ? x : y;
+}
 }
 
 // CUDA's min and max take a mixture of integer types, by the usual conversions.
@@ -210,13 +216,15 @@ template <class X, class Y>
 constexpr std::enable_if_t<std::is_arithmetic_v<X> && std::is_arithmetic_v<Y>, std::common_type_t<X, Y>> max(X x, Y y)
 {
     using T = std::common_type_t<X, Y>;
-    return static_cast<T>(x) > static_cast<T>(y) || static_cast<T>(y) != static_cast<T>(y) ? static_cast<T>(x) : static_cast<T>(y);
+    return static_cast<T>(x) > static_cast<T>(y) || static_cast<T>(y) != static_cast<T>(y) ? static_cast<T>(x)
+                                                                                           : static_cast<T>(y);
 }
 template <class X, class Y>
 constexpr std::enable_if_t<std::is_arithmetic_v<X> && std::is_arithmetic_v<Y>, std::common_type_t<X, Y>> min(X x, Y y)
 {
     using T = std::common_type_t<X, Y>;
-    return static_cast<T>(x) < static_cast<T>(y) || static_cast<T>(y) != static_cast<T>(y) ? static_cast<T>(x) : static_cast<T>(y);
+    return static_cast<T>(x) < static_cast<T>(y) || static_cast<T>(y) != static_cast<T>(y) ? static_cast<T>(x)
+                                                                                           : static_cast<T>(y);
 }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
@@ -283,7 +291,8 @@ class Fiber : public Context {
 public:
     // Stacks that begin at equal offsets in a page would fight for the same lines of the L1 cache, so each
     // of 64 neighbours begins at another line: 5 lines apart, as 5 has no common factor with 64.
-    Fiber(unsigned number, void (*body)(boost::context::detail::transfer_t)) : memory_(new char[slack + fiber_stack_bytes + 4096])
+    Fiber(unsigned number, void (*body)(boost::context::detail::transfer_t))
+        : memory_(new char[slack + fiber_stack_bytes + 4096])
     {
         lowest_ = memory_.get() + slack + number * 5 % 64 * 64;
         memcpy(lowest_, &canary, sizeof(canary));
@@ -393,7 +402,9 @@ public:
     void meet(const char* name, unsigned mask, void* operand, WarpWork work)
     {
         const unsigned lane = current_ % WARP_SIZE;
-        if ((mask >> lane & 1) == 0) die(*launch_, "thread " + std::to_string(current_) + " calls " + name + " with a mask that leaves itself out");
+        if ((mask >> lane & 1) == 0)
+            die(*launch_,
+                "thread " + std::to_string(current_) + " calls " + name + " with a mask that leaves itself out");
         Thread& me = threads_[current_];
         Warp& warp = warps_[current_ / WARP_SIZE];
         me.waits_for = name;
@@ -405,7 +416,7 @@ public:
         wait();
     }
 
-    // Lets others run until somebody unparks those that wait for this; the number is for the report.
+    // Lets others run until a thread unparks those that wait for this; the number is for the report.
     void park(const char* name, const void* what, unsigned number)
     {
         Thread& me = threads_[current_];
@@ -455,7 +466,7 @@ private:
 
     // ---- whose turn it is
 
-    static constexpr unsigned nobody = ~0u;
+    static constexpr unsigned no_thread = ~0u;
 
     void make_ready(unsigned t)
     {
@@ -478,7 +489,7 @@ private:
             if (!begin) std::swap(ready_[ready_first_], ready_[(ready_first_ + draw) % max_threads]);
         }
         if (begin) {
-            if (fresh == 0) return nobody;
+            if (fresh == 0) return no_thread;
             const unsigned t = launch_->seed != 0 ? order_[begun_] : begun_;
             begun_++;
             return t;
@@ -489,11 +500,11 @@ private:
         return t;
     }
 
-    // The same when nobody could run: perhaps a thread waits for what goes on in the background. Else it is a deadlock.
+    // The same when no thread could run: perhaps one waits for what goes on in the background. Else it is a deadlock.
     __attribute__((noinline, cold)) unsigned pick_later()
     {
         while (background != nullptr && background->go_on())
-            if (const unsigned t = pick(); t != nobody) return t;
+            if (const unsigned t = pick(); t != no_thread) return t;
         deadlock();
     }
 
@@ -509,7 +520,7 @@ private:
     {
         const unsigned me = current_;
         unsigned next = pick();
-        if (next == nobody) next = pick_later();
+        if (next == no_thread) next = pick_later();
         if (next == me) return;
         enter(next);
         if (threads_[next].fiber == nullptr) threads_[next].fiber = idle_fiber();
@@ -540,11 +551,13 @@ private:
         watch::begun(current_);
         launch_->call(launch_->kernel_and_arguments);
         Fiber* fiber = threads_[current_].fiber;
-        if (fiber->overflowed()) die(*launch_, "thread " + std::to_string(current_) + " needs more than the " + std::to_string(fiber_stack_bytes) + " bytes of stack that a thread has");
+        if (fiber->overflowed())
+            die(*launch_, "thread " + std::to_string(current_) + " needs more than the " +
+                              std::to_string(fiber_stack_bytes) + " bytes of stack that a thread has");
         end_thread();
         unsigned next = pick();
-        if (next == nobody && alive_ > 0) next = pick_later();
-        if (next == nobody) {
+        if (next == no_thread && alive_ > 0) next = pick_later();
+        if (next == no_thread) {
             idle_.push_back(fiber);
             switch_to(home_);  // the block is done; the next one begins here
             return;
@@ -558,7 +571,7 @@ private:
         switch_to(*threads_[next].fiber);  // comes back when a thread is to begin on this fiber
     }
 
-    // Whoever waits for this thread need not wait any longer.
+    // Threads that wait for this one need not wait any longer.
     void end_thread()
     {
         threads_[current_].fiber = nullptr;
@@ -621,7 +634,10 @@ private:
         }
     }
 
-    static std::string describe(unsigned first, unsigned last) { return std::to_string(first) + (first == last ? "" : "-" + std::to_string(last)); }
+    static std::string describe(unsigned first, unsigned last)
+    {
+        return std::to_string(first) + (first == last ? "" : "-" + std::to_string(last));
+    }
 
     std::string state_of(unsigned t) const
     {
@@ -677,7 +693,7 @@ private:
     std::vector<Fiber*> idle_;
 };
 
-// The block whose threads take turns on this worker; null in a block of one thread, which waits for nobody.
+// The block whose threads take turns on this worker; null in a block of one thread, which never waits.
 inline thread_local Block* block = nullptr;
 
 // ==== warp and block collectives ========================================================================
@@ -739,7 +755,10 @@ CUDA_CPU_INSTRUCTION void __syncthreads()
 {
     if (!cuda_cpu::watch::is_removed("__syncthreads", cuda_cpu::watch::here())) cuda_cpu::barrier("__syncthreads", false);
 }
-inline int __syncthreads_count(int yes) { return static_cast<int>(cuda_cpu::barrier("__syncthreads_count", yes != 0).yes); }
+inline int __syncthreads_count(int yes)
+{
+    return static_cast<int>(cuda_cpu::barrier("__syncthreads_count", yes != 0).yes);
+}
 inline int __syncthreads_or(int yes) { return cuda_cpu::barrier("__syncthreads_or", yes != 0).yes != 0; }
 inline int __syncthreads_and(int yes)
 {
@@ -760,21 +779,23 @@ inline int __all_sync(unsigned mask, int yes)
     return votes.yes == votes.all;
 }
 
-// The four shuffles differ in whose value a lane takes. `width` cuts the warp into segments; nobody takes
-// a value from another segment, but keeps one's own.
+// The four shuffles differ in whose value a lane takes. `width` cuts the warp into segments; a lane takes
+// no value from another segment, but keeps its own.
 template <class T>
 inline T __shfl_sync(unsigned mask, T value, int from, int width = WARP_SIZE)
 {
     if (WARP_SIZE == 1) return value;
     const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width);
-    return cuda_cpu::exchange("__shfl_sync", mask, value, lane / segment * segment + static_cast<unsigned>(from) % segment);
+    return cuda_cpu::exchange("__shfl_sync", mask, value,
+                              lane / segment * segment + static_cast<unsigned>(from) % segment);
 }
 
 template <class T>
 inline T __shfl_xor_sync(unsigned mask, T value, int flip, int width = WARP_SIZE)
 {
     if (WARP_SIZE == 1) return value;
-    const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width), from = lane ^ static_cast<unsigned>(flip);
+    const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width),
+                   from = lane ^ static_cast<unsigned>(flip);
     // CUDA lets a lane reach into earlier segments here, but not into later ones.
     return cuda_cpu::exchange("__shfl_xor_sync", mask, value, from < (lane / segment + 1) * segment ? from : lane);
 }
@@ -792,7 +813,8 @@ inline T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width =
 {
     if (WARP_SIZE == 1) return value;
     const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width);
-    return cuda_cpu::exchange("__shfl_down_sync", mask, value, lane % segment + distance < segment ? lane + distance : lane);
+    return cuda_cpu::exchange("__shfl_down_sync", mask, value,
+                              lane % segment + distance < segment ? lane + distance : lane);
 }
 
 // ==== launches ==========================================================================================
@@ -818,7 +840,10 @@ struct cudaLaunchConfig_t {
     unsigned numAttrs;
 };
 
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9 };
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
 
 namespace cuda_cpu {
 
@@ -866,11 +891,21 @@ inline cudaError_t check_attributes(const cudaLaunchConfig_t& config)
     return cudaSuccess;
 }
 
+// Ends the program if it emulates a GPU but is built for warps of one thread. (cublasLt.cpp, which serves both widths,
+// must not depend on WARP_SIZE, so this is not in card.h.)
+inline void need_full_warps()
+{
+    if (WARP_SIZE == 32 || card() == nullptr) return;
+    fprintf(stderr, "CUDA_CPU_CARD is \"%s\"; a card takes a build with -DWARP_SIZE=32\n", card()->key);
+    exit(2);
+}
+
 // Programming Guide, "Technical Specifications per Compute Capability": these bounds are every card's.
 inline cudaError_t check(const cudaLaunchConfig_t& config, const void* kernel)
 {
     constexpr unsigned max_blocks_x = 0x7fffffff, max_blocks_yz = 65535, max_threads_z = 64;
     const dim3 g = config.gridDim, b = config.blockDim;
+    need_full_warps();
     if (kernel == nullptr) return cudaErrorInvalidValue;
     if (g.x == 0 || g.y == 0 || g.z == 0) return cudaErrorInvalidConfiguration;
     if (g.x > max_blocks_x || g.y > max_blocks_yz || g.z > max_blocks_yz) return cudaErrorInvalidConfiguration;
@@ -921,7 +956,8 @@ inline void run_block(const Launch& launch, uint64_t number)
         blockIdx = {static_cast<unsigned>(number), 0, 0};
     } else {
         const uint64_t row = number / launch.grid.x;
-        blockIdx = {static_cast<unsigned>(number % launch.grid.x), static_cast<unsigned>(row % launch.grid.y), static_cast<unsigned>(row / launch.grid.y)};
+        blockIdx = {static_cast<unsigned>(number % launch.grid.x), static_cast<unsigned>(row % launch.grid.y),
+                    static_cast<unsigned>(row / launch.grid.y)};
     }
     if (fills_memory()) {
         SharedMemory::prepare(launch.shared_bytes, true);
@@ -1010,16 +1046,21 @@ template <class... Parameters> inline watch::Variant variant_of(const std::tuple
 }  // namespace cuda_cpu
 
 template <class... Parameters, class... Arguments>
-inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments&&... arguments)
+inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                                      Arguments&&... arguments)
 {
     using namespace cuda_cpu;
-    if (const cudaError_t error = check(*config, reinterpret_cast<const void*>(kernel)); error != cudaSuccess) return report(error);
+    if (const cudaError_t error = check(*config, reinterpret_cast<const void*>(kernel)); error != cudaSuccess)
+        return report(error);
     using Call = std::pair<void (*)(Parameters...), std::tuple<Parameters...>>;
     const Call call{kernel, std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)};
-    const auto run = [grid = config->gridDim, block = config->blockDim, shared_bytes = config->dynamicSmemBytes](const Call& it, const char* name) {
+    const auto run = [grid = config->gridDim, block = config->blockDim,
+                      shared_bytes = config->dynamicSmemBytes](const Call& it, const char* name) {
         run_grid({grid, block, shared_bytes,
-                  [](const void* data) { std::apply(static_cast<const Call*>(data)->first, static_cast<const Call*>(data)->second); }, &it, name, seed(),
-                  reinterpret_cast<const void*>(it.first), variant_of(it.second)});
+                  [](const void* data) {
+                      std::apply(static_cast<const Call*>(data)->first, static_cast<const Call*>(data)->second);
+                  },
+                  &it, name, seed(), reinterpret_cast<const void*>(it.first), variant_of(it.second)});
         return cudaSuccess;
     };
     const auto& ranges = open_ranges();
@@ -1060,12 +1101,15 @@ inline const MachineMemory& machine_memory()
         return in >> number ? number : 0;
     };
     static const MachineMemory value = [&] {
-        MachineMemory m{number_in("/proc/meminfo", "MemTotal:") * kib, number_in("/proc/meminfo", "MemAvailable:") * kib};
+        MachineMemory m{number_in("/proc/meminfo", "MemTotal:") * kib,
+                        number_in("/proc/meminfo", "MemAvailable:") * kib};
         const std::string v1 = "/sys/fs/cgroup/memory/memory.", v2 = "/sys/fs/cgroup/memory.";
         for (const auto& [limit_file, usage_file, stat_file, cache] :
              {std::array{v2 + "max", v2 + "current", v2 + "stat", std::string("inactive_file")},
-              std::array{v1 + "limit_in_bytes", v1 + "usage_in_bytes", v1 + "stat", std::string("total_inactive_file")}}) {
-            const size_t limit = number_in(limit_file), used = number_in(usage_file), reclaimable = number_in(stat_file, cache);
+              std::array{v1 + "limit_in_bytes", v1 + "usage_in_bytes", v1 + "stat",
+                         std::string("total_inactive_file")}}) {
+            const size_t limit = number_in(limit_file), used = number_in(usage_file),
+                         reclaimable = number_in(stat_file, cache);
             if (limit == 0) continue;
             m.total = std::min(m.total, limit);
             m.available = std::min(m.available, limit - std::min(limit, used - std::min(used, reclaimable)));
@@ -1175,7 +1219,10 @@ inline cudaError_t cudaMalloc(void** address, size_t bytes)
     watch::allocated(*address, bytes);
     return cudaSuccess;
 }
-template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes) { return cudaMalloc(reinterpret_cast<void**>(address), bytes); }
+template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes)
+{
+    return cudaMalloc(reinterpret_cast<void**>(address), bytes);
+}
 
 inline cudaError_t cudaFree(void* address)
 {
@@ -1202,7 +1249,8 @@ inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes)
     return cudaSuccess;
 }
 
-constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2, cudaHostAllocWriteCombined = 4;
+constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2,
+                   cudaHostAllocWriteCombined = 4;
 
 inline cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned)
 {
@@ -1215,9 +1263,18 @@ inline cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned)
     heap().pinned[static_cast<const char*>(*address)] = bytes;
     return cudaSuccess;
 }
-inline cudaError_t cudaMallocHost(void** address, size_t bytes) { return cudaHostAlloc(address, bytes, cudaHostAllocDefault); }
-template <class T> inline cudaError_t cudaHostAlloc(T** address, size_t bytes, unsigned flags) { return cudaHostAlloc(reinterpret_cast<void**>(address), bytes, flags); }
-template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes) { return cudaMallocHost(reinterpret_cast<void**>(address), bytes); }
+inline cudaError_t cudaMallocHost(void** address, size_t bytes)
+{
+    return cudaHostAlloc(address, bytes, cudaHostAllocDefault);
+}
+template <class T> inline cudaError_t cudaHostAlloc(T** address, size_t bytes, unsigned flags)
+{
+    return cudaHostAlloc(reinterpret_cast<void**>(address), bytes, flags);
+}
+template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes)
+{
+    return cudaMallocHost(reinterpret_cast<void**>(address), bytes);
+}
 inline cudaError_t cudaFreeHost(void* address)
 {
     using namespace cuda_cpu;
@@ -1230,7 +1287,13 @@ inline cudaError_t cudaFreeHost(void* address)
     return earlier;
 }
 
-enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault
+};
 
 namespace cuda_cpu {
 
@@ -1244,7 +1307,7 @@ inline cudaError_t copy_bytes(void* to, const void* from, size_t bytes)
 
 inline cudaError_t set_bytes(void* to, int byte, size_t bytes)
 {
-    if (watch::only_counts() && bytes > mib) return cudaSuccess;  // pages that nobody has touched are zeros already
+    if (watch::only_counts() && bytes > mib) return cudaSuccess;  // untouched pages are zeros already
     for_bytes(bytes, [=](size_t first, size_t count) {
         if (count > 0) memset(static_cast<char*>(to) + first, byte, count);
     });
@@ -1403,7 +1466,7 @@ inline cudaError_t refuse_wait(cudaEvent_t event)
     return report(cudaErrorCapturedEvent);
 }
 
-// What has been handed to a stream; of the stream of nobody, also what that waits for.
+// The end of a stream's queue; of the default stream's, also of what that waits for.
 inline Place end_of(cudaStream_t stream)
 {
     return stream != nullptr ? stream->last : asynchronous() ? put_off(nullptr, {}) : nullptr;
@@ -1530,7 +1593,8 @@ inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stre
         return cudaSuccess;
     };
     if (!cuda_cpu::waits(stream)) return replay(executable->deeds);
-    if (cuda_cpu::in_capture(stream)) return cuda_cpu::note(stream, [replay, deeds = executable->deeds] { return replay(deeds); });
+    if (cuda_cpu::in_capture(stream))
+        return cuda_cpu::note(stream, [replay, deeds = executable->deeds] { return replay(deeds); });
     for (const auto& deed : executable->deeds)
         if (const cudaError_t error = cuda_cpu::hand_over(stream, deed); error != cudaSuccess) return error;
     return cudaSuccess;
@@ -1579,6 +1643,7 @@ inline cudaError_t cudaGetDevice(int* device)
 inline cudaError_t cudaSetDevice(int device)
 {
     if (device != 0) return cuda_cpu::report(cudaErrorInvalidDevice);
+    cuda_cpu::need_full_warps();
     cuda_cpu::choose_workers();
     return cudaSuccess;
 }
@@ -1687,7 +1752,9 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
     case cudaDevAttrReservedSharedMemoryPerBlock:
         *value = static_cast<int>(p.reservedSharedMemPerBlock);
         return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(p.sharedMemPerBlockOptin); return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = static_cast<int>(p.sharedMemPerBlockOptin);
+        return cudaSuccess;
     }
     return cuda_cpu::report(cudaErrorInvalidValue);
 }
@@ -1720,7 +1787,8 @@ enum cudaDriverEntryPointQueryResult {
 };
 
 inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
-                                                    unsigned long long, cudaDriverEntryPointQueryResult* result = nullptr)
+                                                    unsigned long long,
+                                                    cudaDriverEntryPointQueryResult* result = nullptr)
 {
     using cuda_cpu::driver_functions;
     cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSuccess;

@@ -834,7 +834,7 @@ inline ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return result;
 }
 
-// Waits for nobody: what was not done is not done any more. (The other ranks may wait for this one, so MPI's own
+// Does not wait: work that is not done yet is dropped. (The other ranks may wait for this one, so MPI's own
 // communicator, which only all of them together can free, is left as it is.)
 inline ncclResult_t ncclCommAbort(ncclComm_t comm)
 {

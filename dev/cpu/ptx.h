@@ -1,6 +1,7 @@
-// The instructions of gpt/ptx.cuh, with the same names, on a CPU, written from the PTX manual: fragments,
-// descriptors, swizzles, barriers and copies as it defines them; and one that a program of its own may want besides, the
-// fence between stores and the copy engine. It needs nothing but the headers beside it: such a program includes it
+// PTX instructions of tensor cores, barriers and copies, as functions (a program for GPUs wraps inline PTX under the
+// same names). Written from the PTX manual: fragments,
+// descriptors, swizzles, barriers and copies as it defines them; and, for other programs, the fence between stores and
+// the copy engine. It needs nothing but the headers beside it: such a program includes it
 // after <cuda_runtime.h>.
 //
 // What the hardware does later may be done later here too. Under a seed (cuda_cpu::seed) a copy lands and a product
@@ -8,7 +9,7 @@
 // product's result is not a number until then: so a wait that is missing, or comes too late, shows. And in half of
 // the blocks products read a memory of their own, where stores arrive by async_fence only; and accumulators and
 // fragments must be named at fences and waits. Without a seed everything is done at once. A block that ends with
-// something that nobody waited for is an error in either case.
+// something that was not waited for is an error in either case.
 //
 // Map: what is under way · Ampere and up · barriers that count threads and bytes · the copy engine · products of a
 // warpgroup
@@ -217,7 +218,7 @@ public:
             if (issued[w] != sequence[w / 4].size())
                 die(line("the warps of warpgroup %zu did not call the same wgmma's", w / 4));
         }
-        if (!loads.empty()) die("the block ended, and nobody has waited for a tensor_load");
+        if (!loads.empty()) die("the block ended without waiting for a tensor_load");
         for (size_t t = 0; t < registers.size(); t++)
             for (const Registers& r : registers[t])
                 if (r.unnamed)
@@ -512,7 +513,7 @@ struct Mbarrier {
     {
         check_address(barrier, caller);
         const uint64_t word = *barrier;
-        if (word >> 62 != mark) refuse(caller, "with a barrier that nobody has initialised");
+        if (word >> 62 != mark) refuse(caller, "with a barrier that is not initialised");
         return {static_cast<unsigned>(word & 1), word >> 1 & max_arrivals, word >> 21 & max_arrivals,
                 static_cast<int64_t>(word >> 41 & 0x1fffff) - (1 << 20)};
     }
@@ -696,7 +697,8 @@ CUDA_CPU_UNSEEN inline void AsyncWork::land(Load& load)
 
 }  // namespace cuda_cpu
 
-CUDA_CPU_INSTRUCTION void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3)
+CUDA_CPU_INSTRUCTION void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2,
+                                      int c3)
 {
     using namespace cuda_cpu;
     need_capability("tensor_load", 90);
@@ -1078,7 +1080,8 @@ template <int N, Major B> CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], uin
     cuda_cpu::ProductOperand mine{d, nullptr, a, b, add, cuda_cpu::watch::here()};
     cuda_cpu::meet_warp("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
 }
-template <int N, Major B> CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add)
+template <int N, Major B>
+CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add)
 {
     static_assert(N == 64 || N == 128);
     cuda_cpu::need_warpgroup("wgmma");

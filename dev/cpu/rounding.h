@@ -34,19 +34,22 @@ constexpr uint64_t mixed(uint64_t z)
     return z ^ z >> 31;
 }
 
-// What a seed chooses; seed 0 changes nothing. Coefficients are stored as their bits, because a loop that stores floats
-// need not read integers again.
+// What a seed chooses; seed 0 changes nothing. Coefficients are stored as their bits. (Without initialisers, for which
+// g++ would not treat `rounding` below as a constant.)
 struct Rounding {
     uint64_t seed;
-    int32_t log2_e_low = 0x32a57060;   // 1.92596299e-8f: log2(e) - 1.44269502f
-    int32_t exp2_1 = 0x3f317218;       // 6.931472029e-1f and ...
-    int32_t exp2_2 = 0x3e75fdee;       // ... 2.402264791e-1f: of f and f^2 in the polynomial for 2^f
-    unsigned k_order = 0;              // XORed onto k in tensor-core instructions
+    int32_t log2_e_low;       // log2(e) - 1.44269502f
+    int32_t exp2_1, exp2_2;   // of f and f^2 in the polynomial for 2^f
+    unsigned k_order;         // XORed onto k in tensor-core instructions
+
+    // 1.92596299e-8f, 6.931472029e-1f and 2.402264791e-1f
+    static constexpr Rounding exact() { return {0, 0x32a57060, 0x3f317218, 0x3e75fdee, 0}; }
 
     static Rounding of_seed(uint64_t seed)
     {
-        Rounding r{seed};
+        Rounding r = exact();
         if (seed == 0) return r;
+        r.seed = seed;
         const uint64_t z = mixed(seed * 0x9e3779b97f4a7c15);
         const float log2_e_error = 5e-10f * (1 + static_cast<float>(z % 4));
         r.log2_e_low = bits<int32_t>(1.92596299e-8f + (z & 4 ? log2_e_error : -log2_e_error));
@@ -86,9 +89,17 @@ inline uint64_t rounding_of_environment()
 }
 
 #ifdef CUDA_CPU_INSPECT
-constexpr Rounding rounding{0};   // kernels are instrumented: they must not read it from memory
+constexpr Rounding rounding = Rounding::exact();   // kernels are instrumented: they must not read it from memory
 #else
-inline Rounding rounding = Rounding::of_seed(rounding_of_environment());
+// The same object twice: kernels see a constant, which they need not read again after a store of bytes, and tests set
+// what it is (set_rounding).
+inline Rounding rounding_to_set asm("cuda_cpu_rounding") = Rounding::of_seed(rounding_of_environment());
+extern const Rounding rounding asm("cuda_cpu_rounding");
+__attribute__((noinline)) inline void set_rounding(uint64_t seed)
+{
+    rounding_to_set = Rounding::of_seed(seed);
+    asm volatile("" ::: "memory");
+}
 #endif
 
 }  // namespace cuda_cpu

@@ -112,7 +112,7 @@ struct CUstream_st {
     enum { free, captured, spoilt } state = free;
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
     cuda_cpu::Deeds deeds;  // that a capture has noted
-    bool blocking = true;   // waits for the stream of nobody, which waits for it
+    bool blocking = true;   // waits for the default stream, which waits for it
     std::deque<cuda_cpu::Task> queue;
     cuda_cpu::Place last;   // of all that was handed over
 };
@@ -164,7 +164,7 @@ inline cudaError_t refuse_in_any_capture()
     return error;
 }
 
-// Work for the stream of nobody, on which a captured stream would depend unless it was made not to.
+// Work for the default stream, on which a captured stream would depend unless it was made not to.
 inline cudaError_t refuse_implicit(cudaStream_t stream)
 {
     cudaError_t error = cudaSuccess;
@@ -183,7 +183,7 @@ inline bool asynchronous()
     return card() != nullptr && wanted;
 }
 
-// Where all streams are, first that of nobody (cudaStreamLegacy), which is the null pointer for the program.
+// All streams, first the default stream (cudaStreamLegacy), which is the null pointer for the program.
 inline std::vector<cudaStream_t>& streams()
 {
     static auto* const value = new std::vector<cudaStream_t>{new CUstream_st};  // events may outlive main

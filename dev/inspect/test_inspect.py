@@ -539,7 +539,7 @@ def main():
         print(f"test_inspect.py: no part {unknown[0]}; expected some of {', '.join(PARTS)}", file=sys.stderr)
         return 2
     os.chdir(ROOT)
-    subprocess.run(["make", "-s", os.path.join(BUILD, "recorder.o")], check=True)
+    subprocess.run(["make", "-s", os.path.join(BUILD, "recorder.o"), os.path.join(BUILD, "cublasLt.o")], check=True)
     names = sorted({name for part in chosen for name in PARTS[part][1]})
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         CASES.update(zip(names, pool.map(Case, names)))

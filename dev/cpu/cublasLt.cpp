@@ -1,0 +1,1074 @@
+// cuBLASLt's functions (cublasLt.h), with oneDNN or a plain loop.
+//
+// Map: descriptions · algorithms · the product: plain loop, single column, oneDNN, FP8 · epilogue ·
+// what is supported · cublasLtMatmul
+#include "cublasLt.h"
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+#include <tuple>
+
+#ifdef HAVE_ONEDNN
+#include <oneapi/dnnl/dnnl.hpp>
+#include <oneapi/dnnl/dnnl_version.h>
+#endif
+
+// ==== descriptions ======================================================================================
+
+namespace {
+
+struct Status {
+    cublasStatus_t status;
+    const char *name, *text;
+};
+constexpr Status statuses[] = {
+    {CUBLAS_STATUS_SUCCESS, "CUBLAS_STATUS_SUCCESS", "success"},
+    {CUBLAS_STATUS_NOT_INITIALIZED, "CUBLAS_STATUS_NOT_INITIALIZED", "the library was not initialized"},
+    {CUBLAS_STATUS_INVALID_VALUE, "CUBLAS_STATUS_INVALID_VALUE",
+     "an unsupported value or parameter was passed to the function"},
+    {CUBLAS_STATUS_EXECUTION_FAILED, "CUBLAS_STATUS_EXECUTION_FAILED", "the program failed to execute"},
+    {CUBLAS_STATUS_NOT_SUPPORTED, "CUBLAS_STATUS_NOT_SUPPORTED", "the requested functionality is not supported"},
+};
+Status find_status(cublasStatus_t status)
+{
+    for (const Status& s : statuses)
+        if (s.status == status) return s;
+    return {status, "unknown cuBLAS status", "unknown cuBLAS status"};
+}
+
+// Sets an attribute from the caller's bytes, whose number must be right.
+template <class T> cublasStatus_t set_attribute(T& attribute, const void* value, size_t bytes)
+{
+    if (value == nullptr || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(&attribute, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+template <class Handle, class... Arguments> cublasStatus_t create(Handle* handle, Arguments... arguments)
+{
+    *handle = new std::remove_pointer_t<Handle>{arguments...};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+template <class Object> cublasStatus_t destroy(const Object* object)
+{
+    delete object;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // namespace
+
+const char* cublasGetStatusName(cublasStatus_t status) { return find_status(status).name; }
+const char* cublasGetStatusString(cublasStatus_t status) { return find_status(status).text; }
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return create(handle); }
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return destroy(handle); }
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
+                                        cudaDataType_t scale_type)
+{
+    return create(desc, compute, scale_type);
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) { return destroy(desc); }
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
+                                              const void* value, size_t bytes)
+{
+    switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: return set_attribute(desc->transpose_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB: return set_attribute(desc->transpose_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: return set_attribute(desc->epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set_attribute(desc->bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return set_attribute(desc->bias_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return set_attribute(desc->aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return set_attribute(desc->aux_ld, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: return set_attribute(desc->aux_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return set_attribute(desc->scale_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return set_attribute(desc->scale_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_C_SCALE_POINTER: return set_attribute(desc->scale_c, value, bytes);
+    case CUBLASLT_MATMUL_DESC_D_SCALE_POINTER: return set_attribute(desc->scale_d, value, bytes);
+    case CUBLASLT_MATMUL_DESC_AMAX_D_POINTER: return set_attribute(desc->amax_d, value, bytes);
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM: return set_attribute(desc->fast_sums, value, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type, uint64_t rows,
+                                          uint64_t columns, int64_t ld)
+{
+    return create(layout, static_cast<uint32_t>(type), rows, columns, ld);
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return destroy(layout); }
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void* value,
+                                                size_t bytes)
+{
+    switch (attribute) {
+    case CUBLASLT_MATRIX_LAYOUT_TYPE: return set_attribute(layout->type, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_ROWS: return set_attribute(layout->rows, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_COLS: return set_attribute(layout->columns, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_LD: return set_attribute(layout->ld, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return set_attribute(layout->batch, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return set_attribute(layout->batch_stride, value, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) { return create(preference); }
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) { return destroy(preference); }
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
+                                                    size_t bytes)
+{
+    if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK)
+        return set_attribute(preference->reduction_schemes, value, bytes);
+    if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
+        return set_attribute(preference->workspace_bytes, value, bytes);
+    const int operand = attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
+    if (operand < 0 || operand > 3) return CUBLAS_STATUS_INVALID_VALUE;
+    return set_attribute(preference->alignments[operand], value, bytes);
+}
+
+namespace cuda_cpu {
+namespace {
+
+// ==== the algorithms ====================================================================================
+
+constexpr const char* algorithm_names[] = {"fast", "plain", "slow", "in_place", "refused", "failing", "coarse"};
+
+const std::vector<Algorithm>& offered_algorithms()
+{
+    static const std::vector<Algorithm> value = [] {
+        const char* text = getenv("CUDA_CPU_MATMULS");
+        std::vector<Algorithm> offered;
+        std::istringstream list(text == nullptr ? "fast" : text);
+        for (std::string name; std::getline(list, name, ',');) {
+            const auto known = std::find(std::begin(algorithm_names), std::end(algorithm_names), name);
+            if (known == std::end(algorithm_names)) {
+                fprintf(
+                    stderr,
+                    "CUDA_CPU_MATMULS names \"%s\"; expected fast, plain, slow, in_place, refused, failing or coarse\n",
+                    name.c_str());
+                exit(2);
+            }
+            offered.push_back(static_cast<Algorithm>(known - std::begin(algorithm_names)));
+        }
+        return offered;
+    }();
+    return value;
+}
+
+// With a card, the alignments that an algorithm counts on, for it was chosen by what the preference promised. A fast
+// one wants 16 bytes, and gains nothing from more. (Documentation of cublasLtMatmulPreferenceAttributes_t,
+// MIN_ALIGNMENT.)
+struct Alignments {
+    static constexpr uint32_t enough = 16;
+    uint64_t word;  // a byte for each of A, B, C and D; 0 counts on nothing
+
+    static Alignments promised(const cublasLtMatmulPreferenceOpaque_t* preference)
+    {
+        if (card() == nullptr) return {0};
+        uint64_t word = 0;
+        for (unsigned i = 0; i < 4; i++)
+            word |= uint64_t{preference == nullptr ? enough : std::min(enough, preference->alignments[i])} << 8 * i;
+        return {word};
+    }
+    static Alignments all_enough() { return {uint64_t{enough} * 0x01010101}; }
+    static bool are_enough(const cublasLtMatmulPreferenceOpaque_t* preference)
+    {
+        return preference == nullptr || std::all_of(preference->alignments, std::end(preference->alignments),
+                                                    [](uint32_t promised) { return promised >= enough; });
+    }
+    uint64_t of(unsigned i) const { return std::max<uint64_t>(1, word >> 8 * i & 0xff); }
+    bool met_by(const void* a, const void* b, const void* c, const void* d) const
+    {
+        const void* const operands[] = {a, b, c, d};
+        for (unsigned i = 0; i < 4; i++)
+            if (reinterpret_cast<uintptr_t>(operands[i]) % of(i) != 0) return false;
+        return true;
+    }
+    bool sensible() const
+    {
+        return word >> 32 == 0 && of(0) <= enough && of(1) <= enough && of(2) <= enough && of(3) <= enough;
+    }
+};
+
+// Whether it may be given to cublasLtMatmul.
+bool usable(const cublasLtMatmulAlgo_t& algorithm)
+{
+    const bool empty =
+        (card() == nullptr ? algorithm.data[1] == 0 : Alignments{algorithm.data[1]}.sensible()) &&
+        std::all_of(algorithm.data + 2, std::end(algorithm.data), [](uint64_t word) { return word == 0; });
+    return empty && algorithm.data[0] < std::size(algorithm_names) &&
+           algorithm.data[0] != static_cast<uint64_t>(Algorithm::refused);
+}
+
+// ==== the product =======================================================================================
+
+// One product, column-major: D (m, n) = alpha op(A) (m, k) op(B) (k, n) + beta D.
+struct Product {
+    int64_t m, n, k;
+    bool transpose_a, transpose_b;
+    cudaDataType_t type_a, type_b;  // which differ in FP8 only
+    int64_t lda, ldb;
+    int64_t batch, stride_a, stride_b;
+    float alpha, beta;
+};
+
+// Where it goes: memory of the caller, or scratch.
+struct Target {
+    void* data;
+    cudaDataType_t type;
+    int64_t ld, stride;
+};
+
+bool is_fp8(uint32_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+size_t bytes_of(cudaDataType_t type) { return is_fp8(type) ? 1 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 4; }
+const void* at(const void* base, cudaDataType_t type, int64_t index)
+{
+    return static_cast<const char*>(base) + index * static_cast<int64_t>(bytes_of(type));
+}
+void* at(void* base, cudaDataType_t type, int64_t index)
+{
+    return static_cast<char*>(base) + index * static_cast<int64_t>(bytes_of(type));
+}
+
+// Reads or writes `count` neighbouring numbers of any type as floats.
+template <class T> void load(float* to, const T* from, int64_t count)
+{
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16)
+        to_floats(reinterpret_cast<float(&)[16]>(to[i]), reinterpret_cast<const T(&)[16]>(from[i]));
+    for (; i < count; i++) to[i] = static_cast<float>(from[i]);
+}
+template <class T> void store(T* to, const float* from, int64_t count)
+{
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16)
+        from_floats(reinterpret_cast<T(&)[16]>(to[i]), reinterpret_cast<const float(&)[16]>(from[i]));
+    for (; i < count; i++) to[i] = from[i];
+}
+void load(float* to, const void* from, cudaDataType_t type, int64_t count)
+{
+    switch (type) {
+    case CUDA_R_16F: return load(to, static_cast<const __half*>(from), count);
+    case CUDA_R_16BF: return load(to, static_cast<const __nv_bfloat16*>(from), count);
+    case CUDA_R_8F_E4M3: return load(to, static_cast<const __nv_fp8_e4m3*>(from), count);
+    case CUDA_R_8F_E5M2: return load(to, static_cast<const __nv_fp8_e5m2*>(from), count);
+    default: std::copy_n(static_cast<const float*>(from), count, to);
+    }
+}
+void store(void* to, const float* from, cudaDataType_t type, int64_t count)
+{
+    switch (type) {
+    case CUDA_R_16F: return store(static_cast<__half*>(to), from, count);
+    case CUDA_R_16BF: return store(static_cast<__nv_bfloat16*>(to), from, count);
+    default: std::copy_n(from, count, static_cast<float*>(to));
+    }
+}
+
+// ---- the plain loop: tiles of D, each summed over k in slices that are first copied, in order, to buffers
+// that stay in the cache. Every sum runs over k from 0 up, whatever the number of workers.
+
+constexpr int64_t tile_m = 64, tile_n = 128, tile_k = 256;
+typedef float Vector __attribute__((vector_size(64)));
+constexpr int64_t vector_size = sizeof(Vector) / sizeof(float);
+
+// Copies rows [r0, r0 + rows) and columns [c0, c0 + columns) of a column-major matrix to `to`, in which
+// `rows_apart` is between two columns; with `transposed` the matrix in memory is the transpose.
+void copy_slice(float* to, int64_t rows_apart, const void* from, cudaDataType_t type, int64_t ld, bool transposed,
+                int64_t r0, int64_t rows, int64_t c0, int64_t columns)
+{
+    if (!transposed) {
+        for (int64_t c = 0; c < columns; c++) load(to + c * rows_apart, at(from, type, (c0 + c) * ld + r0), type, rows);
+        return;
+    }
+    // Sixteen rows at a time, for then each column's part is written whole.
+    constexpr int64_t group = 16;
+    float lines[group][tile_k];
+    for (int64_t g = 0; g < rows; g += group) {
+        const int64_t count = std::min(group, rows - g);
+        for (int64_t r = 0; r < count; r++) load(lines[r], at(from, type, (r0 + g + r) * ld + c0), type, columns);
+        for (int64_t c = 0; c < columns; c++)
+            for (int64_t r = 0; r < count; r++) to[c * rows_apart + g + r] = lines[r][c];
+    }
+}
+
+void plain_tile(const Product& p, const void* a, const void* b, float* d, int64_t ldd, int64_t i0, int64_t j0)
+{
+    const int64_t rows = std::min(tile_m, p.m - i0), columns = std::min(tile_n, p.n - j0);
+    alignas(64) float slice_a[tile_k * tile_m] = {};  // k by k, a column of op(A)
+    alignas(64) float slice_b[tile_k * tile_n] = {};  // k by k, a row of op(B)
+    alignas(64) Vector sum[tile_n][tile_m / vector_size] = {};
+    for (int64_t k0 = 0; k0 < p.k; k0 += tile_k) {
+        const int64_t depth = std::min(tile_k, p.k - k0);
+        copy_slice(slice_a, tile_m, a, p.type_a, p.lda, p.transpose_a, i0, rows, k0, depth);
+        copy_slice(slice_b, tile_n, b, p.type_b, p.ldb, !p.transpose_b, j0, columns, k0, depth);
+        constexpr int64_t group = 4;  // columns at a time: 4 x 4 sums fit in registers
+        for (int64_t j = 0; j < tile_n; j += group) {
+            Vector s[group][tile_m / vector_size];
+            memcpy(s, sum[j], sizeof(s));
+            for (int64_t k = 0; k < depth; k++) {
+                const Vector* column = reinterpret_cast<const Vector*>(slice_a + k * tile_m);
+                for (int64_t jj = 0; jj < group; jj++)
+                    for (int64_t v = 0; v < tile_m / vector_size; v++)
+                        s[jj][v] += column[v] * slice_b[k * tile_n + j + jj];
+            }
+            memcpy(sum[j], s, sizeof(s));
+        }
+    }
+    for (int64_t j = 0; j < columns; j++) {
+        const float* column = reinterpret_cast<const float*>(sum[j]);
+        float* out = d + (j0 + j) * ldd + i0;
+        for (int64_t i = 0; i < rows; i++) out[i] = p.alpha * column[i] + (p.beta != 0 ? p.beta * out[i] : 0);
+    }
+}
+
+}  // namespace
+
+#ifdef HAVE_ONEDNN
+const char* const excuse =
+    "oneDNN multiplies no bfloat16 on this processor (it wants AVX-512): a plain loop does, which is slower";
+#else
+const char* const excuse =
+    "matrix products: a plain loop, slow. For the fast ones install oneDNN (Debian, Ubuntu: apt install libdnnl-dev) "
+    "and build again with -DHAVE_ONEDNN and -ldnnl";
+#endif
+
+namespace {
+
+// Says, once, that the plain loop serves where a fast product was wanted.
+void excuse_plain_product()
+{
+    static const bool told = fprintf(stderr, "%s\n", excuse) > 0;  // once
+    static_cast<void>(told);
+}
+
+void plain_product(const Product& p, const void* a, const void* b, const Target& d)
+{
+#pragma omp parallel for collapse(3) schedule(dynamic)
+    for (int64_t batch = 0; batch < p.batch; batch++)
+        for (int64_t j0 = 0; j0 < p.n; j0 += tile_n)
+            for (int64_t i0 = 0; i0 < p.m; i0 += tile_m)
+                plain_tile(p, at(a, p.type_a, batch * p.stride_a), at(b, p.type_b, batch * p.stride_b),
+                           static_cast<float*>(d.data) + batch * d.stride, d.ld, i0, j0);
+}
+
+// ---- bfloat16 or half precision by a single column, as for one sampled token: the time is that of reading A once.
+// (oneDNN first copies all of it into an order that suits its tiles.) Each sum runs over k in one order, whatever the
+// number of workers.
+
+constexpr int64_t lanes = 16;
+typedef float Lanes __attribute__((vector_size(lanes * sizeof(float)), aligned(sizeof(float)), may_alias));
+
+// (By reference: to return a vector that the processor has no register for would be another calling convention.)
+template <class T> void load_lanes(Lanes& to, const T* from)
+{
+    float x[lanes];
+    to_floats(x, *reinterpret_cast<const T(*)[lanes]>(from));
+    memcpy(&to, x, sizeof(to));
+}
+
+// sums [begin, end) of op(A) = A, whose columns are consecutive in memory
+template <class T>
+void add_columns(float* sums, const Product& p, const T* a, const float* x, int64_t begin, int64_t end)
+{
+    std::fill(sums + begin, sums + end, 0.0f);
+    constexpr int64_t group = 4;  // columns at a time: as often are the sums read and written
+    int64_t k = 0;
+    for (; k + group <= p.k; k += group) {
+        const T* first = a + k * p.lda;
+        int64_t i = begin;
+        for (; i + lanes <= end; i += lanes) {
+            Lanes y[group];
+            for (int64_t g = 0; g < group; g++) load_lanes(y[g], first + g * p.lda + i);
+            *reinterpret_cast<Lanes*>(sums + i) +=
+                (y[0] * x[k] + y[1] * x[k + 1]) + (y[2] * x[k + 2] + y[3] * x[k + 3]);
+        }
+        for (; i < end; i++)
+            for (int64_t g = 0; g < group; g++) sums[i] += static_cast<float>(first[g * p.lda + i]) * x[k + g];
+    }
+    for (; k < p.k; k++)
+        for (int64_t i = begin; i < end; i++) sums[i] += static_cast<float>(a[k * p.lda + i]) * x[k];
+}
+
+// sums [begin, end) of op(A) = A^T, whose rows are consecutive in memory
+template <class T> void add_rows(float* sums, const Product& p, const T* a, const float* x, int64_t begin, int64_t end)
+{
+    for (int64_t i = begin; i < end; i++) {
+        const T* row = a + i * p.lda;
+        Lanes even = {}, odd = {}, y;
+        int64_t k = 0;
+        for (; k + 2 * lanes <= p.k; k += 2 * lanes) {
+            load_lanes(y, row + k);
+            even += y * *reinterpret_cast<const Lanes*>(x + k);
+            load_lanes(y, row + k + lanes);
+            odd += y * *reinterpret_cast<const Lanes*>(x + k + lanes);
+        }
+        even += odd;
+        float sum = 0;
+        for (int64_t e = 0; e < lanes; e++) sum += even[e];
+        for (; k < p.k; k++) sum += static_cast<float>(row[k]) * x[k];
+        sums[i] = sum;
+    }
+}
+
+template <class T> void vector_product(const Product& p, const T* a, const T* b, float* d)
+{
+    constexpr int64_t worthwhile = 1 << 16,
+                      apart = 64;  // elements of A for more than one worker; sums, at least, of each
+    std::vector<float> x(p.k), sums(p.m);
+    for (int64_t k = 0; k < p.k; k++) x[k] = b[p.transpose_b ? k * p.ldb : k];
+    const int64_t workers =
+        p.m * p.k < worthwhile ? 1 : std::min<int64_t>(omp_get_max_threads(), (p.m + apart - 1) / apart);
+    const int64_t share = ((p.m + workers - 1) / workers + apart - 1) / apart * apart;
+#pragma omp parallel for schedule(static, 1) num_threads(static_cast <int>(workers)) if (workers > 1)
+    for (int64_t w = 0; w < workers; w++) {
+        const int64_t begin = std::min(p.m, w * share), end = std::min(p.m, begin + share);
+        (p.transpose_a ? add_rows<T> : add_columns<T>)(sums.data(), p, a, x.data(), begin, end);
+    }
+    for (int64_t i = 0; i < p.m; i++) d[i] = p.alpha * sums[i] + (p.beta != 0 ? p.beta * d[i] : 0);
+}
+
+// Multiplies as `multiply` does, with the sum over k in two parts, the second from k = begin on.
+template <class Multiply>
+void in_two_parts(const Product& p, const void* a, const void* b, int64_t begin, Multiply multiply)
+{
+    Product first = p, second = p;
+    first.k = begin;
+    second.k = p.k - begin;
+    if (first.k > 0) multiply(first, a, b);
+    if (first.k > 0) second.beta = 1;
+    multiply(second, at(a, p.type_a, begin * (p.transpose_a ? 1 : p.lda)),
+             at(b, p.type_b, begin * (p.transpose_b ? p.ldb : 1)));
+}
+
+// Leaves 20 of the 24 bits of each sum.
+void coarsen(const Product& p, const Target& sums)
+{
+    constexpr uint32_t cleared = 0xf;
+    for (int64_t column = 0; column < p.batch * p.n; column++) {
+        float* const begin = static_cast<float*>(sums.data) + column / p.n * sums.stride + column % p.n * sums.ld;
+        for (float* sum = begin; sum < begin + p.m; sum++) *sum = bits<float>(bits<uint32_t>(*sum) & ~cleared);
+    }
+}
+
+#ifdef HAVE_ONEDNN
+
+// ---- oneDNN is row-major: it sees every matrix transposed, and so computes D^T (n, m) = op(B)^T op(A)^T.
+
+// Its sgemm, because it beats its matmul primitive on nearly all of a GPT's shapes, by up to 2.5 times where
+// a leading dimension is a multiple of 1024.
+bool onednn_float(const Product& p, const float* a, const float* b, const Target& d)
+{
+    const auto multiply = [&](int64_t batch) {
+        return dnnl_sgemm(p.transpose_b ? 'T' : 'N', p.transpose_a ? 'T' : 'N', p.n, p.m, p.k, p.alpha,
+                          b + batch * p.stride_b, p.ldb, a + batch * p.stride_a, p.lda, p.beta,
+                          static_cast<float*>(d.data) + batch * d.stride, d.ld) == dnnl_success;
+    };
+    bool done = true;
+    if (p.batch >= omp_get_max_threads()) {  // a product a thread
+#pragma omp parallel for schedule(dynamic) reduction(&& : done)
+        for (int64_t batch = 0; batch < p.batch; batch++) done = multiply(batch) && done;
+    } else {  // all threads in each product
+        for (int64_t batch = 0; batch < p.batch; batch++) done = multiply(batch) && done;
+    }
+    return done;
+}
+
+// A matmul primitive for bfloat16, with the memory objects it runs on. Making one generates code and takes
+// milliseconds, so they are kept.
+struct Primitive {
+    dnnl::matmul matmul;
+    std::unordered_map<int, dnnl::memory> arguments;
+};
+
+dnnl::engine& onednn_engine()
+{
+    static dnnl::engine value(dnnl::engine::kind::cpu, 0);
+    return value;
+}
+
+dnnl::memory::data_type onednn_type(cudaDataType_t type)
+{
+    return type == CUDA_R_16BF ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
+}
+
+Primitive make_primitive(const Product& p, const Target& d, bool has_bias, cudaDataType_t bias_type)
+{
+    using dims = dnnl::memory::dims;
+    const auto strides = [](bool transposed, int64_t ld, int64_t batch_stride) {
+        return transposed ? dims{batch_stride, 1, ld} : dims{batch_stride, ld, 1};
+    };
+    // A batch of one is given the stride that a dense one has, for oneDNN wants strides that do not overlap.
+    const auto batch_stride = [&](int64_t stride, int64_t dense) { return p.batch > 1 ? stride : dense; };
+    const dnnl::memory::desc src(
+        {p.batch, p.n, p.k}, onednn_type(p.type_b),
+        strides(p.transpose_b, p.ldb, batch_stride(p.stride_b, p.ldb * (p.transpose_b ? p.k : p.n))));
+    const dnnl::memory::desc weights(
+        {p.batch, p.k, p.m}, onednn_type(p.type_a),
+        strides(p.transpose_a, p.lda, batch_stride(p.stride_a, p.lda * (p.transpose_a ? p.m : p.k))));
+    const dnnl::memory::desc dst({p.batch, p.n, p.m}, onednn_type(d.type),
+                                 strides(false, d.ld, batch_stride(d.stride, d.ld * p.n)));
+    const dnnl::memory::desc bias =
+        has_bias ? dnnl::memory::desc({1, 1, p.m}, onednn_type(bias_type), dims{p.m, p.m, 1}) : dnnl::memory::desc();
+    // alpha times the product, then beta times what was there added. oneDNN 2 and 3 spell it differently.
+    dnnl::primitive_attr attributes;
+    dnnl::post_ops then;
+#if DNNL_VERSION_MAJOR < 3
+    if (p.alpha != 1) attributes.set_output_scales(0, {p.alpha});
+#else
+    if (p.alpha != 1) then.append_eltwise(dnnl::algorithm::eltwise_linear, p.alpha, 0);
+#endif
+    if (p.beta != 0) then.append_sum(p.beta);
+    attributes.set_post_ops(then);
+#if DNNL_VERSION_MAJOR < 3
+    const dnnl::matmul::primitive_desc operation(has_bias ? dnnl::matmul::desc(src, weights, bias, dst)
+                                                          : dnnl::matmul::desc(src, weights, dst),
+                                                 attributes, onednn_engine());
+#else
+    const auto operation = has_bias ? dnnl::matmul::primitive_desc(onednn_engine(), src, weights, bias, dst, attributes)
+                                    : dnnl::matmul::primitive_desc(onednn_engine(), src, weights, dst, attributes);
+#endif
+    Primitive made{dnnl::matmul(operation), {}};
+    const auto add = [&](int argument, const dnnl::memory::desc& desc) {
+        made.arguments.emplace(argument, dnnl::memory(desc, onednn_engine(), DNNL_MEMORY_NONE));
+    };
+    add(DNNL_ARG_SRC, src);
+    add(DNNL_ARG_WEIGHTS, weights);
+    add(DNNL_ARG_DST, dst);
+    if (has_bias) add(DNNL_ARG_BIAS, bias);
+    return made;
+}
+
+// False where oneDNN cannot: bfloat16 needs a processor with AVX-512.
+bool onednn_bfloat16(const Product& p, const void* a, const void* b, const Target& d, const void* bias,
+                     cudaDataType_t bias_type)
+{
+    using Key = std::tuple<int64_t, int64_t, int64_t, bool, bool, int64_t, int64_t, int64_t, int64_t, int64_t, float,
+                           float, cudaDataType_t, int64_t, int64_t, bool, cudaDataType_t>;
+    static thread_local std::map<Key, Primitive> primitives;  // a worker's own, as their memory objects are set
+    static thread_local const dnnl::stream stream(onednn_engine());
+    const Key key{p.m,    p.n,     p.k,        p.transpose_a,   p.transpose_b, p.lda,
+                  p.ldb,  p.batch, p.stride_a, p.stride_b,      p.alpha,       p.beta,
+                  d.type, d.ld,    d.stride,   bias != nullptr, bias_type};
+    try {
+        auto found = primitives.find(key);
+        if (found == primitives.end())
+            found = primitives.emplace(key, make_primitive(p, d, bias != nullptr, bias_type)).first;
+        auto& arguments = found->second.arguments;
+        arguments[DNNL_ARG_SRC].set_data_handle(const_cast<void*>(b));
+        arguments[DNNL_ARG_WEIGHTS].set_data_handle(const_cast<void*>(a));
+        arguments[DNNL_ARG_DST].set_data_handle(d.data);
+        if (bias != nullptr) arguments[DNNL_ARG_BIAS].set_data_handle(const_cast<void*>(bias));
+        found->second.matmul.execute(stream, arguments);
+        return true;
+    } catch (const dnnl::error&) {
+        return false;
+    }
+}
+
+#endif
+
+// ---- FP8: each number of both kinds is one in bfloat16 as well, and the product of two is one in float. So operands
+// become bfloat16, or float where the processor has no instructions for that, and are multiplied as such.
+
+#ifdef HAVE_ONEDNN
+bool has_bfloat16()
+{
+    const auto bits = [](dnnl::cpu_isa isa) { return static_cast<unsigned>(isa); };
+    static const unsigned wanted = bits(dnnl::cpu_isa::avx512_core_bf16), there = bits(dnnl::get_effective_cpu_isa());
+    return (there & wanted) == wanted;
+}
+#else
+bool has_bfloat16() { return false; }
+#endif
+
+// Room that stays for the worker's next product: for sums in float that D has no place for, for operands.
+enum class Room { sums, a, b };
+template <class T> T* scratch(Room room, size_t count)
+{
+    static thread_local struct {
+        std::unique_ptr<unsigned char[]> bytes;
+        size_t size = 0;
+    } memory[3];
+    auto& [bytes, size] = memory[static_cast<int>(room)];
+    if (count * sizeof(T) > size) {
+        size = count * sizeof(T);
+        bytes.reset(new unsigned char[size]);
+    }
+    return reinterpret_cast<T*>(bytes.get());
+}
+
+// Times factor. A pack of 16 at a time; FP8 comes in rows of a multiple of that.
+template <class To, class From>
+To* expanded(Room room, const From* from, int64_t ld, int64_t rows, int64_t columns, float factor)
+{
+    constexpr int64_t pack = 16;
+    To* const to = scratch<To>(room, static_cast<size_t>(rows * columns));
+#pragma omp parallel for
+    for (int64_t c = 0; c < columns; c++)
+        for (int64_t r = 0; r < rows; r += pack) {
+            float x[pack];
+            to_floats(x, *reinterpret_cast<const From(*)[pack]>(from + c * ld + r));
+            for (float& e : x) e *= factor;
+            To* const out = to + c * rows + r;
+            if constexpr (sizeof(To) == sizeof(float))
+                memcpy(out, x, sizeof(x));
+            else
+                from_floats(*reinterpret_cast<To(*)[pack]>(out), x);
+        }
+    return to;
+}
+const void* expanded(Room room, const void* from, cudaDataType_t type, int64_t ld, int64_t rows, int64_t columns,
+                     float factor)
+{
+    const auto* e4m3 = static_cast<const __nv_fp8_e4m3*>(from);
+    const auto* e5m2 = static_cast<const __nv_fp8_e5m2*>(from);
+    if (has_bfloat16())
+        return type == CUDA_R_8F_E4M3 ? expanded<__nv_bfloat16>(room, e4m3, ld, rows, columns, factor)
+                                      : expanded<__nv_bfloat16>(room, e5m2, ld, rows, columns, factor);
+    return type == CUDA_R_8F_E4M3 ? expanded<float>(room, e4m3, ld, rows, columns, factor)
+                                  : expanded<float>(room, e5m2, ld, rows, columns, factor);
+}
+
+// Whether multiplying by it rounds nothing that FP8 or a sum of products of FP8 comes near to: a power of 2.
+bool is_exact_factor(float x)
+{
+    int exponent;
+    return frexpf(x, &exponent) == 0.5f && abs(exponent) <= 90;
+}
+
+// ==== the epilogue ======================================================================================
+
+// GELU in its tanh form, x/2 (1 + tanh u) = x / (1 + e^-2u) with u = sqrt(2/pi) (x + 0.044715 x^3).
+float gelu_gate(float x) { return 1 / (1 + __expf(-1.5957691216f * (x + 0.044715f * x * x * x))); }
+float gelu(float x) { return x * gelu_gate(x); }
+float gelu_derivative(float x)
+{
+    const float gate = gelu_gate(x);
+    return gate + x * gate * (1 - gate) * 1.5957691216f * (1 + 3 * 0.044715f * x * x);
+}
+
+constexpr uint32_t has_aux = 128;  // the epilogue reads or writes a second matrix
+
+cudaDataType_t type_of_bias(const cublasLtMatmulDescOpaque_t& desc, const Product& p, cudaDataType_t type_of_d)
+{
+    if (desc.bias_type >= 0) return static_cast<cudaDataType_t>(desc.bias_type);
+    return is_fp8(p.type_a) && type_of_d == CUDA_R_32F ? CUDA_R_16BF : type_of_d;
+}
+
+// Takes the product from `sums` to D, a piece of a column at a time: alpha sums + beta D, and the epilogue.
+void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Target& sums, float alpha, float beta,
+            const Target& d)
+{
+    constexpr int64_t piece = 256;
+    const auto bias_type = type_of_bias(desc, p, d.type);
+    const auto aux_type = desc.aux_type < 0 ? d.type : static_cast<cudaDataType_t>(desc.aux_type);
+#pragma omp parallel for if (!omp_in_parallel())
+    for (int64_t column = 0; column < p.batch * p.n; column++) {
+        const int64_t batch = column / p.n, j = column % p.n;
+        for (int64_t i = 0; i < p.m; i += piece) {
+            const int64_t count = std::min(piece, p.m - i);
+            void* const out = at(d.data, d.type, batch * d.stride + j * d.ld + i);
+            float x[piece], y[piece] = {};
+            load(x, at(sums.data, sums.type, batch * sums.stride + j * sums.ld + i), sums.type, count);
+            for (int64_t e = 0; e < count; e++) x[e] *= alpha;
+            if (beta != 0) {
+                load(y, out, d.type, count);
+                for (int64_t e = 0; e < count; e++) x[e] += beta * y[e];
+            }
+            if (desc.epilogue & CUBLASLT_EPILOGUE_BIAS) {
+                load(y, at(desc.bias, bias_type, i), bias_type, count);
+                for (int64_t e = 0; e < count; e++) x[e] += y[e];
+            }
+            if (desc.epilogue == CUBLASLT_EPILOGUE_DGELU) {
+                load(y, at(desc.aux, aux_type, j * desc.aux_ld + i), aux_type, count);
+                for (int64_t e = 0; e < count; e++) x[e] *= gelu_derivative(y[e]);
+            } else if (desc.epilogue & CUBLASLT_EPILOGUE_GELU) {
+                if (desc.epilogue & has_aux) store(at(desc.aux, aux_type, j * desc.aux_ld + i), x, aux_type, count);
+                for (int64_t e = 0; e < count; e++) x[e] = gelu(x[e]);
+            }
+            store(out, x, d.type, count);
+        }
+    }
+}
+
+// ==== cublasLtMatmul ====================================================================================
+
+// What a card's cuBLASLt asks of an epilogue beyond that. (cublasLt.h: CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, "bias
+// vector elements are the same type as the elements of output matrix"; CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, "must be
+// divisible by 8"; CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, "the same as the type of elements of the output
+// matrix"; the heuristic looks at the pointers for their alignment.)
+bool has_epilogue(const cublasLtMatmulDescOpaque_t& desc, uint32_t type_of_d)
+{
+    constexpr int64_t aux_ld_unit = 8;
+    constexpr uintptr_t aux_alignment = 16;
+    const auto is_of_d = [&](int32_t type) { return type < 0 || static_cast<uint32_t>(type) == type_of_d; };
+    if ((desc.epilogue & CUBLASLT_EPILOGUE_BIAS) && !is_of_d(desc.bias_type)) return false;
+    if (!(desc.epilogue & has_aux)) return true;
+    return is_of_d(desc.aux_type) && desc.aux_ld % aux_ld_unit == 0 &&
+           reinterpret_cast<uintptr_t>(desc.aux) % aux_alignment == 0;
+}
+
+// What cuBLASLt asks of a product of FP8: A transposed and B not, so that both are read along k; sizes of 16 bytes; one
+// operand at least in E4M3, the kind with more digits; an output that is no shorter than 16 bits, and a bias of 16.
+// (Documentation of cublasLtMatmul, "To use FP8 kernels", and its table of types. cublasLt.h on scale pointers: set
+// where they have no meaning, they are CUBLAS_STATUS_INVALID_VALUE.)
+bool has_fp8(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a,
+             const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& d)
+{
+    constexpr uint64_t unit = 16;
+    constexpr int first_capability = 89;
+    if (card() != nullptr && card()->capability.number() < first_capability) return false;
+    if (!is_fp8(a.type) || !is_fp8(b.type) || (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2)) return false;
+    if (d.type != CUDA_R_32F && d.type != CUDA_R_16BF && d.type != CUDA_R_16F) return false;
+    if (desc.compute != CUBLAS_COMPUTE_32F || desc.transpose_a == CUBLAS_OP_N || desc.transpose_b != CUBLAS_OP_N)
+        return false;
+    for (const auto* layout : {&a, &b, &d})
+        if ((layout->rows | layout->columns | static_cast<uint64_t>(layout->ld)) % unit != 0) return false;
+    if (d.batch != 1) return false;
+    const int32_t bias_type = d.type == CUDA_R_32F ? CUDA_R_16BF : static_cast<int32_t>(d.type);
+    return desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
+           (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && (desc.bias_type < 0 || desc.bias_type == bias_type));
+}
+
+// Whether this is a product that we have. The pointers of the epilogue may still be missing.
+cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a,
+                     const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& c,
+                     const cublasLtMatrixLayoutOpaque_t& d)
+{
+    const bool ta = desc.transpose_a != CUBLAS_OP_N, tb = desc.transpose_b != CUBLAS_OP_N;
+    const uint64_t m = ta ? a.columns : a.rows, k = ta ? a.rows : a.columns, n = tb ? b.rows : b.columns;
+    if ((tb ? b.columns : b.rows) != k || d.rows != m || d.columns != n || c.rows != m || c.columns != n)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    for (const auto* layout : {&a, &b, &c, &d}) {
+        if (layout->rows == 0 || layout->columns == 0 || layout->ld < static_cast<int64_t>(layout->rows))
+            return CUBLAS_STATUS_INVALID_VALUE;
+        if (layout->batch != d.batch || layout->batch < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    const bool eight_bits = is_fp8(a.type) || is_fp8(b.type);
+    if (!eight_bits && (desc.scale_a != nullptr || desc.scale_b != nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (desc.scale_c != nullptr || desc.scale_d != nullptr || desc.amax_d != nullptr)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (c.type != d.type || desc.scale_type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (eight_bits) return has_fp8(desc, a, b, d) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    const bool known = a.type == CUDA_R_32F || a.type == CUDA_R_16BF || a.type == CUDA_R_16F;
+    if (!known || a.type != b.type || (d.type != CUDA_R_32F && d.type != a.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (card() != nullptr && !has_epilogue(desc, d.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    switch (desc.epilogue) {
+    case CUBLASLT_EPILOGUE_DEFAULT: return CUBLAS_STATUS_SUCCESS;
+    case CUBLASLT_EPILOGUE_BIAS:
+    case CUBLASLT_EPILOGUE_GELU:
+    case CUBLASLT_EPILOGUE_GELU_BIAS: return d.batch == 1 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    case CUBLASLT_EPILOGUE_GELU_AUX:
+    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
+    case CUBLASLT_EPILOGUE_DGELU:
+        if (desc.aux_ld < static_cast<int64_t>(m)) return CUBLAS_STATUS_INVALID_VALUE;
+        return d.batch == 1 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+#ifdef HAVE_ONEDNN
+// FP32 with an A small enough for each core's cache (2 MB), as the weights of a small model are: every worker
+// takes its share of the columns, and finishes them before they leave its cache.
+bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const float* a, const float* b,
+                   const Target& d)
+{
+    constexpr int64_t small = 1 << 19, fewest = 64;  // elements of A, columns for a worker
+    const int64_t workers = omp_get_max_threads();
+    if (p.m * p.k > small || p.batch != 1 || p.n < workers * fewest || workers == 1) return false;
+    bool done = true;
+#pragma omp parallel for schedule(static, 1) reduction(&& : done)
+    for (int64_t w = 0; w < workers; w++) {
+        const int64_t first = p.n * w / workers, last = p.n * (w + 1) / workers;
+        Product share = p;
+        share.n = last - first;
+        cublasLtMatmulDescOpaque_t epilogue = desc;
+        const Target part{static_cast<float*>(d.data) + first * d.ld, d.type, d.ld, d.stride};
+        done = onednn_float(share, a, b + first * (p.transpose_b ? 1 : p.ldb), part) && done;
+        if (desc.epilogue & has_aux)
+            epilogue.aux = static_cast<char*>(desc.aux) +
+                           first * desc.aux_ld *
+                               static_cast<int64_t>(
+                                   bytes_of(desc.aux_type < 0 ? d.type : static_cast<cudaDataType_t>(desc.aux_type)));
+        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(epilogue, share, part, 1, 0, part);
+    }
+    return done;
+}
+#endif
+
+}  // namespace
+}  // namespace cuda_cpu
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference,
+                                              int wanted, cublasLtMatmulHeuristicResult_t* results, int* found)
+{
+    *found = 0;
+    if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    const cublasStatus_t status = cuda_cpu::check_product(*desc, *a, *b, *c, *d);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (cuda_cpu::is_fp8(a->type) && !cuda_cpu::Alignments::are_enough(preference)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const uint32_t schemes =
+        preference == nullptr ? uint32_t{CUBLASLT_REDUCTION_SCHEME_MASK} : preference->reduction_schemes;
+    for (const cuda_cpu::Algorithm algorithm : cuda_cpu::offered_algorithms()) {
+        if (*found == wanted) break;
+        if (algorithm == cuda_cpu::Algorithm::in_place && !(schemes & CUBLASLT_REDUCTION_SCHEME_INPLACE)) continue;
+        cublasLtMatmulHeuristicResult_t& result = results[(*found)++] = {};
+        result.algo.data[0] = static_cast<uint64_t>(algorithm);
+        result.algo.data[1] = cuda_cpu::Alignments::promised(preference).word;
+        result.state = algorithm == cuda_cpu::Algorithm::refused ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+        result.wavesCount = 1;
+    }
+    return *found > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t* algorithm, cublasLtMatmulHeuristicResult_t* result)
+{
+    if (const cublasStatus_t status = cuda_cpu::check_product(*desc, *a, *b, *c, *d); status != CUBLAS_STATUS_SUCCESS)
+        return status;
+    if (!cuda_cpu::usable(*algorithm)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const auto copy = *algorithm;  // which may be a part of the result
+    *result = {};
+    result->algo = copy;
+    result->wavesCount = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+namespace cuda_cpu {
+namespace {
+
+// A call of cublasLtMatmul, with the description as it was then.
+struct MatmulCall {
+    cublasLtMatmulDescOpaque_t desc;
+    Product p;
+    const void *A, *B;
+    Target result;
+    Algorithm algorithm;
+};
+
+#ifdef CUDA_CPU_INSPECT
+void tell_product(const MatmulCall& call)
+{
+    const auto& [desc, p, A, B, result, algorithm] = call;
+    const auto bytes = [](cudaDataType_t type) { return static_cast<unsigned>(bytes_of(type)); };
+    const char* epilogue = desc.epilogue & CUBLASLT_EPILOGUE_BIAS ? "bias" : desc.epilogue & has_aux ? "dgelu" : "none";
+    watch::product({static_cast<size_t>(p.m), static_cast<size_t>(p.n), static_cast<size_t>(p.k),
+                    p.type_a == CUDA_R_32F   ? "fp32"
+                    : p.type_a == CUDA_R_16F ? "fp16"
+                    : is_fp8(p.type_a)       ? "fp8"
+                                             : "bf16",
+                    bytes(p.type_a), bytes(result.type), p.beta != 0, epilogue});
+}
+#endif
+
+bool is_vector(const Product& p) { return p.n == 1 && p.batch == 1 && bytes_of(p.type_a) == 2; }
+
+#ifdef HAVE_ONEDNN
+// Few processors multiply half precision: its operands become floats, without gaps.
+bool onednn_half(const Product& p, const void* a, const void* b, const Target& d)
+{
+    const auto widened = [&](Room room, const void* from, int64_t rows, int64_t columns, int64_t ld, int64_t stride) {
+        float* const to = scratch<float>(room, static_cast<size_t>(rows * columns * p.batch));
+#pragma omp parallel for
+        for (int64_t c = 0; c < columns * p.batch; c++)
+            load(to + c * rows, at(from, CUDA_R_16F, c / columns * stride + c % columns * ld), CUDA_R_16F, rows);
+        return to;
+    };
+    Product wide = p;
+    wide.type_a = wide.type_b = CUDA_R_32F;
+    wide.lda = p.transpose_a ? p.k : p.m;
+    wide.ldb = p.transpose_b ? p.n : p.k;
+    wide.stride_a = p.m * p.k;
+    wide.stride_b = p.k * p.n;
+    return onednn_float(wide, widened(Room::a, a, wide.lda, wide.stride_a / wide.lda, p.lda, p.stride_a),
+                        widened(Room::b, b, wide.ldb, wide.stride_b / wide.ldb, p.ldb, p.stride_b), d);
+}
+#endif
+
+// The product in float, by the fast algorithm.
+void fast_product(const Product& p, const void* A, const void* B, const Target& sums)
+{
+    if (is_vector(p) && p.type_a == CUDA_R_16F)
+        return vector_product(p, static_cast<const __half*>(A), static_cast<const __half*>(B),
+                              static_cast<float*>(sums.data));
+    if (is_vector(p))
+        return vector_product(p, static_cast<const __nv_bfloat16*>(A), static_cast<const __nv_bfloat16*>(B),
+                              static_cast<float*>(sums.data));
+#ifdef HAVE_ONEDNN
+    bool done = false;
+    if (p.type_a == CUDA_R_32F)
+        done = onednn_float(p, static_cast<const float*>(A), static_cast<const float*>(B), sums);
+    if (p.type_a == CUDA_R_16F) done = onednn_half(p, A, B, sums);
+    if (p.type_a == CUDA_R_16BF) done = onednn_bfloat16(p, A, B, sums, nullptr, CUDA_R_32F);
+    if (done) return;
+#endif
+    excuse_plain_product();
+    plain_product(p, A, B, sums);
+}
+
+// The product in float. Algorithms other than the fast one form sums over k in two halves: their rounding is their own.
+void sum_up(const Product& p, const void* A, const void* B, const Target& sums, Algorithm algorithm)
+{
+    const int64_t begin = rounding.split(p.k);
+    if (algorithm == Algorithm::fast) {
+        const auto multiply = [&](const Product& part, const void* a, const void* b) {
+            fast_product(part, a, b, sums);
+        };
+        return begin == 0 ? multiply(p, A, B) : in_two_parts(p, A, B, begin, multiply);
+    }
+    in_two_parts(p, A, B, begin == 0 ? p.k / 2 : begin,
+                 [&](const Product& part, const void* a, const void* b) { plain_product(part, a, b, sums); });
+    if (algorithm == Algorithm::coarse) coarsen(p, sums);
+}
+
+// Operands of FP8, expanded: each matrix dense, its columns along k.
+struct Expanded {
+    const void *a, *b;
+    cudaDataType_t type;
+    float scale;  // of the product; 1 where it is a power of 2, which is in A then
+};
+
+// The part of D that begins at row i, column j.
+void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int64_t j, int64_t rows, int64_t columns)
+{
+    const Target& d = call.result;
+    Product p = call.p;
+    p.m = rows;
+    p.n = columns;
+    p.type_a = p.type_b = x.type;
+    p.lda = p.ldb = p.k;
+    p.alpha = 1;  // oneDNN makes code for each alpha, and scales change from call to call
+    const void *const a = at(x.a, x.type, i * p.k), *const b = at(x.b, x.type, j * p.k);
+    const Target part = {at(d.data, d.type, j * d.ld + i), d.type, d.ld, 0};
+    const cudaDataType_t bias_type = type_of_bias(call.desc, call.p, d.type);
+    const void* const bias = call.desc.epilogue & CUBLASLT_EPILOGUE_BIAS ? at(call.desc.bias, bias_type, i) : nullptr;
+#ifdef HAVE_ONEDNN
+    if (x.scale == 1 && x.type == CUDA_R_16BF && d.type != CUDA_R_16F && call.algorithm == Algorithm::fast &&
+        rounding.seed == 0 && onednn_bfloat16(p, a, b, part, bias, bias_type))
+        return;
+#endif
+    p.beta = 0;
+    const Target sums = {scratch<float>(Room::sums, static_cast<size_t>(rows * columns)), CUDA_R_32F, rows, 0};
+    sum_up(p, a, b, sums, call.algorithm);
+    cublasLtMatmulDescOpaque_t epilogue = call.desc;
+    epilogue.bias = bias;
+    epilogue.bias_type = bias_type;
+    finish(epilogue, p, sums, x.scale, call.p.beta, part);
+}
+
+// In tiles of a size that does not depend on how many workers there are, each the work of one: so neither do the sums.
+// (oneDNN splits sums over k among workers.)
+void multiply_fp8(const MatmulCall& call)
+{
+    constexpr int64_t tile = 256;
+    const Product& p = call.p;
+    const float *scale_a = call.desc.scale_a, *scale_b = call.desc.scale_b;
+    const float scale = p.alpha * (scale_a == nullptr ? 1 : *scale_a) * (scale_b == nullptr ? 1 : *scale_b);
+    const bool exact = is_exact_factor(scale);
+    const Expanded x = {expanded(Room::a, call.A, p.type_a, p.lda, p.k, p.m, exact ? scale : 1),
+                        expanded(Room::b, call.B, p.type_b, p.ldb, p.k, p.n, 1),
+                        has_bfloat16() ? CUDA_R_16BF : CUDA_R_32F, exact ? 1 : scale};
+#pragma omp parallel
+    {
+        omp_set_num_threads(1);  // of this worker's from here on
+#pragma omp for collapse(2) schedule(dynamic)
+        for (int64_t j = 0; j < p.n; j += tile)
+            for (int64_t i = 0; i < p.m; i += tile)
+                multiply_fp8_tile(call, x, i, j, std::min(tile, p.m - i), std::min(tile, p.n - j));
+    }
+}
+
+cublasStatus_t multiply(const MatmulCall& call)
+{
+#ifdef CUDA_CPU_INSPECT
+    tell_product(call);
+    if (watch::only_counts()) return CUBLAS_STATUS_SUCCESS;
+#endif
+    const auto& [desc, product, A, B, result, algorithm] = call;
+    Product p = product;
+    if (algorithm == Algorithm::slow) usleep(2000);
+    if (is_fp8(p.type_a)) {
+        multiply_fp8(call);
+        return CUBLAS_STATUS_SUCCESS;
+    }
+
+#ifdef HAVE_ONEDNN
+    const bool at_once = algorithm == Algorithm::fast && rounding.seed == 0;  // epilogue and sums in one piece
+    if (at_once && p.type_a == CUDA_R_32F) {
+        if (small_product(desc, p, static_cast<const float*>(A), static_cast<const float*>(B), result))
+            return CUBLAS_STATUS_SUCCESS;
+        if (!onednn_float(p, static_cast<const float*>(A), static_cast<const float*>(B), result))
+            return CUBLAS_STATUS_EXECUTION_FAILED;
+        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(desc, p, result, 1, 0, result);
+        return CUBLAS_STATUS_SUCCESS;
+    }
+    // oneDNN adds a bias itself (before it scales by alpha, which is not what is meant unless alpha is 1).
+    if (at_once && p.type_a == CUDA_R_16BF && !is_vector(p) &&
+        (desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && p.alpha == 1))) {
+        const auto bias_type = type_of_bias(desc, p, result.type);
+        if (onednn_bfloat16(p, A, B, result, desc.epilogue == CUBLASLT_EPILOGUE_BIAS ? desc.bias : nullptr, bias_type))
+            return CUBLAS_STATUS_SUCCESS;
+    }
+#endif
+    // The product goes to float, and from there through the epilogue to D.
+    Target sums = result;
+    float beta_left = 0;
+    if (result.type != CUDA_R_32F) {
+        sums = {scratch<float>(Room::sums, static_cast<size_t>(p.m * p.n * p.batch)), CUDA_R_32F, p.m, p.m * p.n};
+        beta_left = std::exchange(p.beta, 0.0f);
+    }
+    sum_up(p, A, B, sums, algorithm);
+    if (sums.data == result.data && desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_SUCCESS;
+    finish(desc, p, sums, 1, beta_left, result);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // namespace
+}  // namespace cuda_cpu
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha, const void* A,
+                              cublasLtMatrixLayout_t a, const void* B, cublasLtMatrixLayout_t b, const void* beta,
+                              const void* C, cublasLtMatrixLayout_t c, void* D, cublasLtMatrixLayout_t d,
+                              const cublasLtMatmulAlgo_t* chosen, void* workspace, size_t, cudaStream_t stream)
+{
+    using namespace cuda_cpu;
+    if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (const cublasStatus_t status = check_product(*desc, *a, *b, *c, *d); status != CUBLAS_STATUS_SUCCESS)
+        return status;
+    const bool has_bias = desc->epilogue & CUBLASLT_EPILOGUE_BIAS;
+    if (A == nullptr || B == nullptr || D == nullptr || (has_bias && desc->bias == nullptr) ||
+        (desc->epilogue & has_aux && desc->aux == nullptr))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (chosen != nullptr && !usable(*chosen)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (chosen != nullptr && !Alignments{chosen->data[1]}.met_by(A, B, C, D)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (is_fp8(a->type) && !Alignments::all_enough().met_by(A, B, C, D)) return CUBLAS_STATUS_INVALID_VALUE;
+    // "Pointer must be 16B aligned"
+    if (card() != nullptr && reinterpret_cast<uintptr_t>(workspace) % 16 != 0) return CUBLAS_STATUS_INVALID_VALUE;
+    const auto algorithm = chosen == nullptr ? Algorithm::fast : static_cast<Algorithm>(chosen->data[0]);
+    if (algorithm == Algorithm::failing) return CUBLAS_STATUS_EXECUTION_FAILED;
+
+    const Product p{static_cast<int64_t>(d->rows),
+                    static_cast<int64_t>(d->columns),
+                    static_cast<int64_t>(desc->transpose_a != CUBLAS_OP_N ? a->rows : a->columns),
+                    desc->transpose_a != CUBLAS_OP_N,
+                    desc->transpose_b != CUBLAS_OP_N,
+                    static_cast<cudaDataType_t>(a->type),
+                    static_cast<cudaDataType_t>(b->type),
+                    a->ld,
+                    b->ld,
+                    d->batch,
+                    a->batch_stride,
+                    b->batch_stride,
+                    *static_cast<const float*>(alpha),
+                    *static_cast<const float*>(beta)};
+    if (p.beta != 0 && C != D) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const MatmulCall call{*desc, p, A, B, {D, static_cast<cudaDataType_t>(d->type), d->ld, d->batch_stride}, algorithm};
+    if (!waits(stream)) return multiply(call);
+    const auto deed = [call] { return multiply(call) == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown; };
+    return hand_over(stream, deed) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+}
