@@ -14,7 +14,7 @@ import sys
 import time
 
 sys.dont_write_bytecode = True
-from runs import Mistake, read_run, stamp
+from runs import Mistake, add_watch_flags, main_with, read_run, stamp
 
 try:
     import matplotlib
@@ -223,21 +223,14 @@ def watch(out, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
-    parser.add_argument("runs", nargs="+", metavar="RUN_FOLDER", help="a run's --out folder, holding log.jsonl")
     parser.add_argument("--out", metavar="FILE", help="a picture, or FILE.html: a page that loads itself anew "
                         "(default: plot.png in the first folder; plot.html with --watch)")
-    parser.add_argument("--watch", action="store_true", help="draw again whenever a log has changed, until all runs "
-                        "have done their steps")
-    parser.add_argument("--every", type=float, metavar="SECONDS", help="with --watch: how often to look (default: 10)")
     parser.add_argument("--x", choices=["steps", "tokens", "time", "flops"], default="steps",
                         help="what to draw against (default: %(default)s); time is that of training steps")
     parser.add_argument("--reference", choices=["auto", "gpt2", "none"], default="auto",
                         help="GPT-2's own losses and HellaSwag accuracies; auto: where a run has its size and, for "
                         "losses, its data is OpenWebText (default: %(default)s)")
-    options = parser.parse_args()
-    if options.every is not None and not (options.watch and options.every > 0):
-        parser.error("--every takes seconds, more than 0, and goes with --watch")
-    options.every = options.every or 10
+    options = add_watch_flags(parser, "draw again whenever a log has changed, until all runs have done their steps")
     out = options.out or os.path.join(options.runs[0], "plot.html" if options.watch else "plot.png")
     if options.watch:
         return watch(out, options)
@@ -250,10 +243,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Mistake as mistake:
-        print(f"plot: {mistake}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    main_with("plot", main)

@@ -12,19 +12,16 @@ import os
 
 from tokens import Example, Mistake, load_tokenizer, run, write_examples
 
-ENDINGS = 4
-
 
 def read_question(line, place):
     """Context, endings, label."""
     try:
         question = json.loads(line)
         context, endings, label = question["ctx"], question["endings"], int(question["label"])
-        whole = isinstance(context, str) and all(isinstance(ending, str) for ending in endings)
+        whole = len(endings) == 4 and 0 <= label < 4 and all(isinstance(text, str) for text in [context, *endings])
     except (ValueError, TypeError, KeyError):
         whole = False
-    if not whole or len(endings) != ENDINGS or not 0 <= label < ENDINGS:
-        raise Mistake(f"{place}: found {line[:60]!r}, expected a JSON object with ctx, {ENDINGS} endings and label")
+    if not whole: raise Mistake(f"{place}: found {line[:60]!r}, expected a JSON object with ctx, 4 endings and label")
     return context, endings, label
 
 
@@ -36,7 +33,6 @@ def main():
     parser.add_argument("--tokenizer", required=True, metavar="NAME",
                         help="gpt2 (the package tiktoken), bytes, or a folder with tokenizer.json")
     options = parser.parse_args()
-
     tokenizer = load_tokenizer(options.tokenizer)
     try:
         with open(options.questions, encoding="utf-8") as file: lines = file.read().splitlines()

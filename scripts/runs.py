@@ -1,7 +1,8 @@
-"""What a run's log.jsonl says: for plot.py and board.py. A run may still be going on."""
+"""Reads a run's log.jsonl, for plot.py and board.py. A run may still be in progress."""
 import json
 import math
 import os
+import sys
 
 NUMBERS = ("loss", "val_loss", "hellaswag", "norm", "lr", "ms", "tokens_per_s", "mfu", "hfu")
 
@@ -85,3 +86,26 @@ def stamp(folder):
         return found.st_ino, found.st_size, found.st_mtime_ns
     except OSError:
         return None
+
+
+def add_watch_flags(parser, watch):
+    """Parses the command line with the options that plot.py and board.py share; `watch` is the help of --watch."""
+    parser.add_argument("runs", nargs="+", metavar="RUN_FOLDER", help="a run's --out folder, holding log.jsonl")
+    parser.add_argument("--watch", action="store_true", help=watch)
+    parser.add_argument("--every", type=float, metavar="SECONDS", help="with --watch: how often to look (default: 10)")
+    options = parser.parse_args()
+    if options.every is not None and not (options.watch and options.every > 0):
+        parser.error("--every takes seconds, more than 0, and goes with --watch")
+    options.every = options.every or 10
+    return options
+
+
+def main_with(name, main):
+    """Calls main(); a Mistake becomes one line and exit status 2."""
+    try:
+        main()
+    except Mistake as mistake:
+        print(f"{name}: {mistake}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -4,7 +4,8 @@
     python3 scripts/tokens.py encode "Hello, world" | ./train_gpt sample --from DIR --prompt-tokens - \\
         | python3 scripts/tokens.py decode
 
-The scripts that prepare data take their tokenizers and file formats from here; data/README.md describes the formats.
+The scripts that prepare data import their tokenizers and file formats from here; data/README.md describes the formats.
+All files are little-endian, as is every machine that this is written for.
 """
 import argparse
 import array
@@ -15,33 +16,33 @@ import struct
 import sys
 
 END_OF_TEXT = "<|endoftext|>"
-LARGEST_VOCABULARY = 1 << 16        # tokens are stored as uint16
+MAX_VOCABULARY = 1 << 16            # tokens are stored as uint16
 
 
 class Mistake(Exception):
-    """The user's, code 2, or of network and disk, code 1; the message names what was found and what was expected."""
+    """The user's (code 2), or one of network and disk (code 1); the message names what was found and expected."""
 
     def __init__(self, message, code=2):
         super().__init__(message)
         self.code = code
 
 
-# ---- tokenizers. Each has encode(texts), which knows no special tokens, decode(tokens), and `end`, the number of
-# <|endoftext|>, or None if documents are not set apart. `identity` tells two of them apart.
+# ---- tokenizers: encode(texts) takes <|endoftext|> as ordinary text; `end` is its token, None for bytes; `identity`
+# differs between tokenizers that give different tokens.
 
 class Bytes:
     """A token is a byte of the text."""
     identity, end = "bytes", None
 
     def encode(self, texts):
-        return [text.encode() for text in texts]
+        return [text if isinstance(text, bytes) else text.encode() for text in texts]
 
     def decode(self, tokens):
         return bytes(tokens).decode(errors="replace")
 
 
 class Tiktoken:
-    """GPT-2's, from the package tiktoken."""
+    """GPT-2's tokenizer, from the package tiktoken."""
     identity, end = "gpt2", 50256
     URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 
@@ -67,8 +68,8 @@ class Tiktoken:
 
 
 class Folder:
-    """A tokenizer.json as Hugging Face models have it, read by the package tokenizers. Where prepare_text.py may cut
-    a long text is known of tokenizers that split into words as GPT-2's does."""
+    """A tokenizer.json as Hugging Face models have it, read by the package tokenizers. prepare_text.py cuts long texts
+    where a tokenizer that splits into words as GPT-2's does gives the same tokens."""
 
     def __init__(self, folder):
         path = os.path.join(folder, "tokenizer.json")
@@ -81,16 +82,13 @@ class Folder:
             raise Mistake("--tokenizer DIR needs the package tokenizers: pip install tokenizers") from None
         try:
             self.tokenizer = tokenizers.Tokenizer.from_file(path)
-            with open(path, "rb") as file:
-                self.identity = "sha256:" + hashlib.sha256(file.read()).hexdigest()
         except Exception as error:      # the package raises plain Exception
             raise Mistake(f"{path}: {error}") from None
-        self.end = self.tokenizer.token_to_id(END_OF_TEXT)
-        if self.end is None:
-            raise Mistake(f"{path}: has no token {END_OF_TEXT}, which sets documents apart")
-        size = self.tokenizer.get_vocab_size()
-        if size > LARGEST_VOCABULARY:
-            raise Mistake(f"{path}: found a vocabulary of {size}, expected at most {LARGEST_VOCABULARY} (uint16)")
+        with open(path, "rb") as file: self.identity = "sha256:" + hashlib.sha256(file.read()).hexdigest()
+        self.end, size = self.tokenizer.token_to_id(END_OF_TEXT), self.tokenizer.get_vocab_size()
+        if self.end is None: raise Mistake(f"{path}: has no token {END_OF_TEXT}, which separates documents")
+        if size > MAX_VOCABULARY:
+            raise Mistake(f"{path}: found a vocabulary of {size}, expected at most {MAX_VOCABULARY} (uint16)")
         self.tokenizer.encode_special_tokens = True     # <|endoftext|> within a text is text
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
@@ -106,110 +104,54 @@ def load_tokenizer(name):
     return Bytes() if name == "bytes" else Tiktoken() if name == "gpt2" else Folder(name)
 
 
-# ---- files. All numbers are little-endian.
+# ---- files
 
-SHARD_MAGIC, EXAMPLES_MAGIC, VERSION = 20240520, 20240522, 1
-HEADER_BYTES = 1024                 # 256 int32
-START_OF_EXAMPLE = 0xffff
+SHARD_MAGIC, EXAMPLES_MAGIC = 20240520, 20240522
+HEADER_BYTES = 1024                 # 256 int32: magic, version 1, ...
 Example = collections.namedtuple("Example", "label context endings")
 
 
-def packed(tokens):
-    numbers = array.array("H", tokens)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
+def write_file(path, magic, numbers, tokens):
+    """Header and uint16 tokens, by way of PATH.part: a file under its own name is never cut off."""
+    with open(path + ".part", "wb") as file:
+        file.write(struct.pack("<256i", magic, 1, *numbers, *[0] * (254 - len(numbers))))
+        array.array("H", tokens).tofile(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".part", path)
 
 
-def unpacked(content):
-    numbers = array.array("H", content)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
-
-
-def header(magic, *numbers):
-    return struct.pack("<256i", magic, VERSION, *numbers, *[0] * (254 - len(numbers)))
-
-
-class NewFile:
-    """Written as PATH.part and renamed when it is whole: what has its own name is never cut off."""
-
-    def __init__(self, path):
-        self.path = path
-        self.file = open(path + ".part", "w+b")
-
-    def finish(self):
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
-        os.replace(self.path + ".part", self.path)
-
-
-def read_checked(path, magic, what):
-    """Header and content of a file."""
-    try:
-        with open(path, "rb") as file:
-            head, content = file.read(HEADER_BYTES), file.read()
-    except OSError as error:
-        raise Mistake(f"{path}: {error.strerror}") from None
-    found = struct.unpack("<256i", head) if len(head) == HEADER_BYTES else (0, 0)
-    if found[:2] != (magic, VERSION):
-        raise Mistake(f"{path}: found magic {found[0]}, version {found[1]}; expected {magic}, {VERSION}: not {what}")
-    return found, content
+def write_shard(path, tokens):
+    write_file(path, SHARD_MAGIC, [len(tokens)], tokens)
 
 
 def read_shard(path):
-    head, content = read_checked(path, SHARD_MAGIC, "a shard of tokens")
-    if len(content) != 2 * head[2]:
-        raise Mistake(f"{path}: found {len(content)} bytes of tokens, expected {2 * head[2]}")
-    return unpacked(content)
+    """A shard's tokens; Mistake if it is none or was cut off."""
+    with open(path, "rb") as file: content = file.read()
+    magic, version, count = struct.unpack("<3i", content[:12]) if len(content) >= HEADER_BYTES else (0, 0, 0)
+    if (magic, version) != (SHARD_MAGIC, 1) or len(content) != HEADER_BYTES + 2 * count:
+        raise Mistake(f"{path}: {len(content)} bytes with magic {magic}, version {version}, {count} tokens in the "
+                      f"header; expected {SHARD_MAGIC}, 1 and 2 bytes a token after {HEADER_BYTES}")
+    return array.array("H", content[HEADER_BYTES:])
 
 
 def write_examples(path, examples):
-    """Multiple choice: after the header (magic, version, number of examples, bytes of the longest) each example is
-    65535, its bytes, its index, label, number of endings, and context and endings, each led by its length."""
+    """Multiple choice: after the header (number of examples, bytes of the longest) each example is 65535, its bytes,
+    its index, label, number of endings, and context and endings, each preceded by its length."""
     stream, longest = array.array("H"), 0
     for index, example in enumerate(examples):
         parts = [example.context, *example.endings]
-        words = [START_OF_EXAMPLE, 0, index, example.label, len(example.endings)]
-        for part in parts:
-            words += [len(part), *part]
+        words = [0xffff, 0, index, example.label, len(example.endings)]
+        for part in parts: words += [len(part), *part]
         words[1] = 2 * len(words)
-        if words[1] >= 1 << 16 or max(max(part, default=0) for part in parts) >= START_OF_EXAMPLE:
+        if words[1] >= 1 << 16 or max(max(part, default=0) for part in parts) >= 0xffff:
             raise Mistake(f"example {index}: found {words[1]} bytes, expected fewer than 65536, and tokens below 65535")
         longest = max(longest, words[1])
         stream.extend(words)
-    file = NewFile(path)
-    file.file.write(header(EXAMPLES_MAGIC, len(examples), longest))
-    file.file.write(packed(stream))
-    file.finish()
+    write_file(path, EXAMPLES_MAGIC, [len(examples), longest], stream)
 
 
-def read_examples(path):
-    head, content = read_checked(path, EXAMPLES_MAGIC, "a file of examples")
-    damaged = Mistake(f"{path}: its examples do not add up: cut off or damaged")
-    if len(content) % 2:
-        raise damaged
-    words, examples, at = unpacked(content), [], 0
-    for index in range(head[2]):
-        start = at
-        if words[at:at + 1] != array.array("H", [START_OF_EXAMPLE]) or len(words) < at + 5 or words[at + 2] != index:
-            raise damaged
-        size, _, label, endings = words[at + 1:at + 5]
-        at += 5
-        parts = []
-        for _ in range(1 + endings):
-            length = words[at] if at < len(words) else len(words)
-            parts.append(list(words[at + 1:at + 1 + length]))
-            at += 1 + length
-        if at > len(words) or 2 * (at - start) != size or label >= endings:
-            raise damaged
-        examples.append(Example(label, parts[0], parts[1:]))
-    if at != len(words):
-        raise damaged
-    return examples
-
+# ---- the command line
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -236,7 +178,7 @@ def main():
 
 
 def run(main):
-    """main(), with the user's mistakes as one line and an exit code."""
+    """Calls main(); a Mistake becomes one line and its exit code."""
     try:
         main()
     except Mistake as mistake:

@@ -157,7 +157,8 @@ def measure_our_attention(results, context, limit, point):
                "seq_len": point["T"], "micro_batch": point["B"], "vocab": 512}
     trace = context.reference.train(options, point["B"] * point["T"], 3, limit)["trace"]
     seconds = {f"{pass_}_s": sum(kernel["ms"] for kernel in trace["kernels"] if kernel["pass"] == pass_
-                                 and kernel["name"].startswith("attention")) / 1000 for pass_ in ("forward", "backward")}
+                                 and kernel["name"].startswith("attention")) / 1000
+               for pass_ in ("forward", "backward")}
     results["attention"].setdefault(f"{point['HS']}/{point['T']}", {}).update(point, ours=seconds)
 
 
@@ -177,7 +178,9 @@ def step_jobs(results, context, contestants):
         runs = results["cases"].get(case.name, {}).get("runs", {})
         if round_ == 0:
             return True
-        if contestant.name not in runs or context.options.suite == "cpu" and runs[contestant.name]["seconds"] > LONG_RUN_S:
+        if contestant.name not in runs:
+            return False
+        if context.options.suite == "cpu" and runs[contestant.name]["seconds"] > LONG_RUN_S:
             return False
         fastest = min((min(entry["ms"]) for name, entry in runs.items() if entry["kind"] != "ours"), default=0)
         return contestant.ours or min(runs[contestant.name]["ms"]) <= HOPELESS * fastest
@@ -199,7 +202,8 @@ def training_jobs(results, context):
     steps = step_jobs(results, context, contestants)
     if options.suite == "cpu":
         return [("a large copy", lambda limit: measure_copy(results, context, limit), always), *steps]
-    ceilings = [("PyTorch's copy, matmul and attention", lambda limit: measure_ceilings(results, context, limit), always)]
+    ceilings = [("PyTorch's copy, matmul and attention",
+                 lambda limit: measure_ceilings(results, context, limit), always)]
     attention = [(f"attention of {point['NH']} heads of {point['HS']}, T = {point['T']}",
                   lambda limit, point=point: measure_our_attention(results, context, limit, point), always)
                  for point in attention_points(context.suite.attention)]

@@ -198,7 +198,7 @@ def kernels(results):
         run = next((run for run in ours_of(case).values() if "trace" in run), None)
         if not run:
             continue
-        trace, copy, traced_untraced = run["trace"], results["ceilings"].get("copy_bytes_per_s"), idle_shares(run)
+        trace, copy, idle = run["trace"], results["ceilings"].get("copy_bytes_per_s"), idle_shares(run)
         rows = []
         for kernel in sorted(trace["kernels"], key=lambda kernel: -kernel["ms"]):
             if kernel["ms"] > LEAST_SHARE * trace["busy_ms"]:
@@ -207,13 +207,13 @@ def kernels(results):
                              percent(kernel["ms"] / trace["busy_ms"], ".1f"), giga(rate),
                              percent(rate and copy and rate / copy)])
         rate = memory_bound_rate(case, run)
-        blocks += [f"### {name}", "", f"{trace['launches']:,} launches a step; idle {percent(traced_untraced[0], '.1f')} "
-                   f"of the traced step, {percent(traced_untraced[1], '.1f')} of the others; median gap "
+        blocks += [f"### {name}", "", f"{trace['launches']:,} launches a step; idle {percent(idle[0], '.1f')} of the "
+                   f"traced step, {percent(idle[1], '.1f')} of the others; median gap "
                    f"{number(trace['gap_us'])} us. Kernels bound by memory move {giga(rate)} together, "
                    f"{percent(rate and copy and rate / copy)} of a copy.", "",
                    *markdown_table(["kernel", "pass", "ms", "launches", "share", "rate", "of a copy"], rows)]
-    text = """From `--trace`: ms and launches of a micro-batch, of the update those of a step. Where the device waits for
-              the CPU, part of the wait counts as a kernel's time. Idle in the steps that were not traced is what the
+    text = """From `--trace`: ms and launches of a micro-batch, of the update those of a step. Where the device waits
+              for the CPU, part of the wait counts as a kernel's time. Idle in the steps that were not traced is what the
               same kernels' time leaves of them."""
     return section("Where a step goes", text, blocks)
 
@@ -232,12 +232,12 @@ def attention(results):
             cells += [tera(ours[i]), ", ".join(f"{name} {tera(rates[i])}" for name, rates in peers.items()) or "-",
                       times(ours[i] and best and ours[i] / best, "x")]
         rows.append(cells)
-    text = """Causal, counted as in FlashAttention's papers (half of the square, backward 2.5 times forward). Ours is from
-              the trace of a model of one layer; the peers are the backends of PyTorch's `scaled_dot_product_attention`
+    text = """Causal, counted as in FlashAttention's papers (half of the square, backward 2.5 times forward). Ours is
+              from the trace of a model of one layer; the peers are the backends of PyTorch's `scaled_dot_product_attention`
               on views of (B, T, 3, NH, HS)."""
     return section("Attention alone", text, markdown_table(
-        ["head size", "T", "B", "heads", "ours, forward", "PyTorch", "ours / best", "ours, forward + backward", "PyTorch",
-         "ours / best"], rows), [line for failure in failures for line in (failure, "")])
+        ["head size", "T", "B", "heads", "ours, forward", "PyTorch", "ours / best", "ours, forward + backward",
+         "PyTorch", "ours / best"], rows), [line for failure in failures for line in (failure, "")])
 
 
 def sampling(results):
@@ -278,7 +278,8 @@ def plotted(results):
                 groups.setdefault(f"{length} tokens", {})[name] = (rate, number(rate))
         return "tokens/s", groups
     return "MFU, %; on the bars: tokens/s", {
-        name: {contestant: (100 * model_flops(case, run) / peak_flops(case), number(1000 * case["tokens"] / median_ms(run)))
+        name: {contestant: (100 * model_flops(case, run) / peak_flops(case),
+                            number(1000 * case["tokens"] / median_ms(run)))
                for contestant, run in case["runs"].items()}
         for name, case in results["cases"].items() if ours_of(case)}
 
@@ -298,7 +299,8 @@ def draw_plot(results, folder):
     figure, axis = pyplot.subplots(figsize=(2 + 2.6 * len(groups), 4), layout="constrained")
     width = 0.84 / len(names)
     for i, name in enumerate(names):
-        at = [(x + (i - (len(names) - 1) / 2) * width, *bars[name]) for x, bars in enumerate(groups.values()) if name in bars]
+        at = [(x + (i - (len(names) - 1) / 2) * width, *bars[name]) for x, bars in enumerate(groups.values())
+              if name in bars]
         axis.bar([x for x, _, _ in at], [height for _, height, _ in at], 0.92 * width, color=f"C{i % 10}", label=name)
         for x, height, text in at:
             axis.text(x, height, text, ha="center", va="bottom", fontsize=7, rotation=90 if len(names) > 3 else 0)

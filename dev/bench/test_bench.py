@@ -165,7 +165,8 @@ def test_goals():
           "goals: attention, bandwidth and idle time are there", str(rows))
     with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
         lines = file.read().splitlines()
-    missing = [row for row, goal in report.GOALS.items() if not any(ln.startswith(f"| {row} | {goal} |") for ln in lines)]
+    missing = [row for row, goal in report.GOALS.items()
+               if not any(line.startswith(f"| {row} | {goal} |") for line in lines)]
     claim(not missing, "README.md's table has the report's rows and goals", ", ".join(missing))
 
 
@@ -239,7 +240,8 @@ class World:
 
 
 def test_dry_run(world):
-    code, errors, text, results = world.run("gpu", "dry", "--device", "cpu", "--llmc", os.path.join(world.scratch, "llmc"))
+    code, errors, text, results = world.run("gpu", "dry", "--device", "cpu", "--llmc",
+                                            os.path.join(world.scratch, "llmc"))
     claim(code == 0 and not results["not_run"], "make bench-gpu on a CPU: every part runs", errors)
     titles = [line for line in text.splitlines() if line.startswith("#") and not line.startswith("###")]
     claim(titles == ["# Dry run on a CPU, not a measurement", "## Speed", "## Where a step goes", "## Attention alone"],
@@ -288,16 +290,20 @@ def test_trouble(world):
     llmc = os.path.join(world.scratch, "llmc")
     for options, words in ((["gpu"], "expected a gpu build; no GPU? --device cpu is a dry run"),
                            (["cpu", "--cases", "gpt9"], "--cases gpt9: expected some of 124M-T64"),
-                           (["gpu", "--minutes", "0"], "--minutes 0"), (["gpu", "--llmc", "/nowhere"], "--llmc /nowhere"),
-                           (["sampling", "--lengths", "a"], "--lengths a"), (["cpu", "--ours", "/nowhere"], "--ours /nowhere"),
+                           (["gpu", "--minutes", "0"], "--minutes 0"),
+                           (["gpu", "--llmc", "/nowhere"], "--llmc /nowhere"),
+                           (["sampling", "--lengths", "a"], "--lengths a"),
+                           (["cpu", "--ours", "/nowhere"], "--ours /nowhere"),
                            (["cpu", "--threads", "0"], "--threads 0")):
         code, errors, _, results = world.run(options[0], "bad", *options[1:])
         claim(code == 2 and words in errors and errors.count("\n") == 1 and not results,
               f"{' '.join(options)}: exit 2 and one line", errors)
     options = ["--device", "cpu", "--cases", "tiny-2"]
-    code, errors, text, results = world.run("gpu", "no-peers", *options, "--python", world.broken, "--llmc", world.scratch)
+    code, errors, text, results = world.run("gpu", "no-peers", *options, "--python", world.broken, "--llmc",
+                                            world.scratch)
     claim(code == 0 and "it broke" in text and "'make train_gpt2cu' there makes it" in text
-          and len(results["not_run"]) == 3 and "| tiny-2 | ours" in text, "peers that fail are named, and ours stays", errors)
+          and len(results["not_run"]) == 3 and "| tiny-2 | ours" in text, "peers that fail are named, and ours stays",
+          errors)
     code, _, text, _ = world.run("gpu", "late", *options, "--minutes", "0.01")
     claim(code == 0 and "were left of 0.01 minutes" in text, "what the time does not suffice for is named")
     begin = time.monotonic()
@@ -308,7 +314,8 @@ def test_trouble(world):
     # A shell's background jobs ignore Ctrl-C; here it counts.
     process = subprocess.Popen(world.command("gpu", "interrupted", *options, "--llmc", llmc),
                                env={**os.environ, "FAKE_LLMC_PID": pid}, stderr=subprocess.DEVNULL,
-                               stdout=subprocess.DEVNULL, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+                               stdout=subprocess.DEVNULL,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     until = time.monotonic() + 60
     while not (os.path.exists(pid) and open(pid).read()) and time.monotonic() < until:
         time.sleep(0.1)

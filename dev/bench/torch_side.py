@@ -1,7 +1,7 @@
 """What bench.py measures with PyTorch, each in a process of its own. Prints one JSON object on its last line.
 
     torch_side.py train --layers 12 ... --data TOKENS.bin    steps of dev/reference/model.py: milliseconds of each
-    torch_side.py ceilings --device cuda                     rates of a copy and of a large matmul, and attention's times
+    torch_side.py ceilings --device cuda                     rates of a copy and a large matmul, attention's times
     torch_side.py generate --from FOLDER --lengths 64,256    tokens drawn by transformers: seconds
 """
 import argparse
