@@ -125,7 +125,7 @@ USUALLY_test_gpt  := , which usually takes 60 s on one core
 # compile(source, program, precision, width or "gpu", further flags); links the objects among the prerequisites.
 define compile
 @mkdir -p $(dir $(2)); echo "compiling $(2)$(USUALLY_$(basename $(notdir $(1))))"
-$(if $(filter gpu,$(4)),$(NVCC) $(GPU_FLAGS) $(GENCODE) $(DEFINE_$(3)) $(5) $(GPU_MULTI) $(USER_NVCC) $(1) -o $(2) $(GPU_LIBS) $(GPU_MULTI_LIBS),\
+$(if $(filter gpu,$(4)),$(NVCC) $(GPU_FLAGS) $(GENCODE) $(DEFINE_$(3)) $(5) $(GPU_MULTI) $(USER_NVCC) $(1) $(filter %.o,$^) -o $(2) $(GPU_LIBS) $(GPU_MULTI_LIBS),\
 $(CXX) $(CPU_FLAGS) $(5) -DWARP_SIZE=$(4) $(DEFINE_$(3)) $(USER_CXX) $(1) -x none $(filter %.o,$^) -o $(2) $(LDFLAGS) $(CPU_LIBS))
 endef
 
@@ -133,12 +133,21 @@ BUILD    := build/$(DEVICE)-$(PRECISION)
 TEST_DIR ?= build/test
 HEADERS  := $(wildcard dev/cpu/*.h dev/cpu/*/*.h gpt/*.h gpt/*.cuh dev/*/*.cuh) Makefile dev/Makefile
 
+# Modules of gpt/ without CUDA are compiled once for all builds.
+HOST         ?= build/host
+host_objects  = $(patsubst gpt/%.cpp,$(1)/%.o,$(wildcard gpt/*.cpp))
+HOST_OBJECTS := $(call host_objects,$(HOST))
+compile_host  = $(CXX) -std=c++17 $(WARNINGS) $(1) $(USER_CXX) -c $< -o $@
+$(HOST)/%.o: gpt/%.cpp $(wildcard gpt/*.h) $(HOST)/flags | setup
+	$(call compile_host,-O2)
+
 # quoted(text): text as one word of the shell.
 quoted = '$(subst ','"'"',$(1))'
 # DIR/flags holds the command with which DIR's programs are compiled. They are rebuilt when it changes.
 CPU_WORDS = $(CXX) $(CPU_FLAGS) $(VECTORS) $(USER_CXX) $(LDFLAGS) $(CPU_LIBS)
 GPU_WORDS = $(NVCC) $(GPU_FLAGS) $(GENCODE) $(GPU_MULTI) $(USER_NVCC)
 WORDS     = $(CPU_WORDS)
+$(HOST)/flags: WORDS = $(CXX) $(USER_CXX)
 $(BUILD)/flags: WORDS = $(if $(filter gpu,$(DEVICE)),$(GPU_WORDS),$(CPU_WORDS))
 %/flags: FORCE | setup
 	@mkdir -p $(@D); echo $(call quoted,$(WORDS)) > $@.new; if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
@@ -156,7 +165,7 @@ all: setup $(BUILD)/train_gpt
 setup:
 	@CXX=$(call quoted,$(strip $(CXX) $(USER_CXX) $(LDFLAGS))) scripts/setup.sh $(DEVICE)$(if $(filter no,$(ONEDNN)), without-onednn)$(if $(filter yes,$(MULTI)), multi)
 
-$(BUILD)/train_gpt: train_gpt.cu $(HEADERS) $(BUILD)/flags $(if $(filter cpu,$(DEVICE)),$(BUILD)/cublasLt.o) | setup
+$(BUILD)/train_gpt: train_gpt.cu $(HEADERS) $(HOST_OBJECTS) $(BUILD)/flags $(if $(filter cpu,$(DEVICE)),$(BUILD)/cublasLt.o) | setup
 	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,1),$(if $(filter cpu,$(DEVICE)),$(VECTORS)))
 
 DATA ?= data/shakespeare.txt

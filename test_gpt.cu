@@ -22,8 +22,10 @@
 #include "train_gpt.cu"
 
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/fsuid.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 

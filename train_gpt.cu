@@ -41,11 +41,6 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <fcntl.h>
-#include <glob.h>
-#include <signal.h>
-#include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -74,45 +69,16 @@
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
+#include "gpt/files.h"        // format(), UserError, Failure; files, JSON, Log, signals
+#include "gpt/options.h"      // Config, Options, flags: parse_options(), print_help(), describe()
+#include "gpt/tokenizer.h"    // Tokenizer, Text: tokens to text and back
+#include "gpt/checkpoint.h"   // Safetensors, WeightFiles, read_config(), run folders, --resume
+#include "gpt/data.h"         // Tokens: data files and their windows
+#include "gpt/terminal.h"     // numbers as text, Progress, Printer, print_next()
 
 namespace fs = std::filesystem;
-using json = nlohmann::ordered_json;
 
 // ==== errors =================================================================
-// Two kinds: what the user can mend (exit 2) and everything else (exit 1). Both are one line that
-// names the file, flag or tensor, what was found and what was expected.
-
-std::string format_list(const char* text, va_list args) {
-    va_list again;
-    va_copy(again, args);
-    std::string out(vsnprintf(nullptr, 0, text, args), '\0');
-    vsnprintf(out.data(), out.size() + 1, text, again);
-    va_end(again);
-    return out;
-}
-
-__attribute__((format(printf, 1, 2))) std::string format(const char* text, ...) {
-    va_list args;
-    va_start(args, text);
-    const std::string out = format_list(text, args);
-    va_end(args);
-    return out;
-}
-
-template <int EXIT_CODE> struct Error : std::exception {
-    std::string text;
-
-    __attribute__((format(printf, 2, 3))) explicit Error(const char* message, ...) {
-        va_list args;
-        va_start(args, message);
-        text = format_list(message, args);
-        va_end(args);
-    }
-    const char* what() const noexcept override { return text.c_str(); }
-};
-using UserError = Error<2>;
-using Failure = Error<1>;
 
 void check(cudaError_t status, const char* what) {
     if (status != cudaSuccess)
@@ -128,7 +94,6 @@ void check(cublasStatus_t status, const char* what) {
 // This process' GPU (or the CPU that stands in for it). `stream` carries all compute, `copies` the next
 // batch; cuBLASLt takes its workspace from the memory plan.
 
-enum class TensorCores { AUTO, NONE, MMA, WGMMA };   // that attention runs on; wgmma: Hopper's
 constexpr const char* TENSOR_CORE_NAMES[] = {"auto", "none", "mma", "wgmma"};
 const char* name_of(TensorCores kind) { return TENSOR_CORE_NAMES[static_cast<int>(kind)]; }
 
@@ -149,8 +114,6 @@ static Device device;
 
 // ==== precision ==============================================================
 
-enum class DType { FP32, BF16, FP16, E4M3, E5M2 };   // the last two are matmuls' operands only: see fp8
-
 #if defined(PRECISION_BF16)
 typedef __nv_bfloat16 floatX;
 constexpr DType FLOATX = DType::BF16;
@@ -169,6 +132,16 @@ constexpr size_t DTYPE_SIZES[] = {4, 2, 2, 1, 1};
 constexpr const char* DTYPE_NAMES[] = {"fp32", "bf16", "fp16", "e4m3", "e5m2"};
 size_t size_of(DType dtype) { return DTYPE_SIZES[static_cast<int>(dtype)]; }
 const char* name_of(DType dtype) { return DTYPE_NAMES[static_cast<int>(dtype)]; }
+
+// What `plan` plans in; this build's precision for all else.
+DType precision_of(const Options& o) {
+    return o.precision == PlanPrecision::OF_BUILD ? FLOATX : static_cast<DType>(o.precision);
+}
+
+void say_if_busy(FILE* to) {
+    const std::string text = device.is_cpu() ? busy_text(share_without_core()) : "";
+    if (!text.empty()) fprintf(to, "machine    %s\n", text.c_str());
+}
 
 // ==== packs and warps ========================================================
 // A thread moves elements in packs: 128 bits of floatX at once, which is what a GPU's memory system
@@ -364,17 +337,9 @@ struct Operand {
     void quantise(size_t n) const;   // quantises x (n) after a kernel that has no FP8 output
 };
 
-// ==== files ==================================================================
-
-#include "gpt/files.cuh"   // MappedFile, OutputFile, read_json(), write_json(), shell_word()
-
 // ==== recording ==============================================================
 // Every piece of work on a stream goes through on_stream(), which names it for profilers; and for the recorder, whose
 // picture --trace draws. updated(x) says of an argument that a kernel reads and writes it.
-
-double seconds_now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 cudaEvent_t event_now(cudaStream_t stream) {
     cudaEvent_t event;
@@ -543,88 +508,6 @@ private:
 
     std::map<std::string, cudaGraphExec_t> graphs_;   // null: has come once
 };
-
-// ==== options ================================================================
-// What flags set, and what holds without them. Their table, from which parsing, --help and the log come, is beside it.
-
-enum class Recompute { NONE, SELECTIVE, FULL };
-constexpr std::pair<const char*, Recompute> RECOMPUTE_NAMES[] = {
-    {"none", Recompute::NONE}, {"selective", Recompute::SELECTIVE}, {"full", Recompute::FULL}};
-enum class Attention { FLASH, NAIVE };
-enum class MatmulIn { FLOATX, FP8, FP8_ALL };
-constexpr std::array<const char*, 3> MATMUL_NAMES = {"plain", "fp8", "fp8-all"};
-enum class Fp8Scaling { DELAYED, CURRENT, NONE };
-constexpr std::array<const char*, 3> FP8_SCALING_NAMES = {"delayed", "current", "none"};
-enum class MasterWeights { FP32, NONE };
-enum class PeakSource { TABLE, MEASURED };
-enum class Tuning { OFF, ON };
-enum class UseGraph { AUTO, OFF, ON };
-enum class Shuffle { NO, YES };
-enum class Overlap { OFF, ON };
-enum class Schedule { COSINE, LINEAR, WSD, CONSTANT };
-
-// --loss-scaling: one of these, or a fixed scale.
-constexpr double DYNAMIC_SCALE = 0, NO_SCALE = 1, SCALE_BY_PRECISION = -1;
-constexpr double MOST_LOSS_SCALE = 1 << 24;
-
-struct Options {
-    // model
-    std::string model = "gpt2", from;
-    int layers = 0, heads = 0, channels = 0, context = 0, vocab = 0;
-    // data
-    std::string data, val_data, hellaswag;
-    double val_fraction = 0.1;
-    Shuffle shuffle = Shuffle::YES;
-    // a step
-    int micro_batch = 4, seq_len = 0;
-    long total_batch = 0;
-    Recompute recompute = Recompute::NONE;
-    DType grad_dtype = DType::FP32;
-    double loss_scaling = SCALE_BY_PRECISION;
-    MasterWeights master_weights = MasterWeights::FP32;
-    Attention attention = Attention::FLASH;
-    TensorCores tensor_cores = TensorCores::AUTO;
-    MatmulIn matmul = MatmulIn::FLOATX;
-    Fp8Scaling fp8_scaling = Fp8Scaling::DELAYED;
-    // optimizer
-    long steps = 1000, warmup = 0;
-    double lr = 6e-4, min_lr = -1;
-    Schedule schedule = Schedule::COSINE;
-    double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, grad_clip = 1.0;
-    long seed = 1337;
-    PeakSource peak = PeakSource::TABLE;
-    Tuning matmul_tuning = Tuning::ON;
-    UseGraph graph = UseGraph::AUTO;
-    int threads = 0;
-    // many GPUs
-    std::vector<int> gpus = {1};   // several: for plan --scan
-    int zero = 0;
-    Overlap overlap = Overlap::ON;
-    double timeout = 300;
-    // run folder
-    std::string out;
-    std::string trace;
-    bool resume = false;
-    long eval_every = 250, eval_sequences = 80, sample_every = 0, checkpoint_every = 1000;
-    int keep = 0;
-    // samples
-    std::string prompt = "\n", prompt_tokens, stop;
-    int samples = 1, sample_tokens = 256, top_k = 0;
-    double temperature = 1.0, top_p = 1.0;
-    // plan
-    std::string gpu_memory;
-    DType precision = FLOATX;
-    double bandwidth = 0, flops = 0;
-    bool scan = false, as_json = false;
-
-    std::set<std::string> given;   // flags on the command line: what stands above is not by default
-};
-
-enum Verb { TRAIN = 1, EVAL = 2, SAMPLE = 4, PLAN = 8 };
-constexpr int ALL = TRAIN | EVAL | SAMPLE | PLAN;
-const std::pair<const char*, Verb> VERBS[] = {{"train", TRAIN}, {"eval", EVAL}, {"sample", SAMPLE}, {"plan", PLAN}};
-
-#include "gpt/flags.cuh"   // parse_options(), describe(), print_help()
 
 // ==== column sums ============================================================
 // Bias and LayerNorm gradients are sums over all N rows. In a fixed order and without atomics that
@@ -1981,24 +1864,11 @@ void matmul_backward_weight(Grad dw, const Operand& dout, const Operand& inp, si
     matmul(weight_product(dw, dout, inp, N, C, OC));
 }
 
-// ==== terminal ===============================================================
-
-#include "gpt/terminal.cuh"   // size_text(), bar(), clock_text(), short_number(), Meter, Progress, print_next()
-
 // ==== model: sizes ===========================================================
-
-struct Config {
-    int layers, heads, channels, context, vocab;
-
-    int head_size() const { return channels / heads; }
-    // Rows of wte in memory: a multiple of 128 makes the head's matmul fast (50257 -> 50304).
-    // Never in a file.
-    int padded_vocab() const { return static_cast<int>(ceil_div(vocab, 128) * 128); }
-};
 
 struct Preset { const char* name; Config config; };
 
-constexpr int GPT2_VOCAB = 50257, BYTE_VOCAB = 256;
+constexpr int GPT2_VOCAB = 50257;
 
 // GPT-2: Radford et al. 2019, table 2. GPT-3: Brown et al. 2020, table 2.1 (with head counts that
 // divide the channels). The last four are for `plan`: shapes of Llama's sizes in GPT-2's form.
@@ -3028,17 +2898,26 @@ Flops flops_per_token(const Setup& s) {
 // beside them optimizer.safetensors (m/NAME, v/NAME) and trainer.json, from which training goes on
 // with the same bits. Written under another name, flushed and renamed: a crash leaves the last good one.
 
-#include "gpt/config.cuh"        // read_config(), write_config()
-#include "gpt/safetensors.cuh"   // Safetensors, SafetensorsWriter
-#include "gpt/text.cuh"          // Text, text_files(), read_prompt(), Printer: tokens to text and back
-
 // Calls visit(row, l, name) for every tensor of a file, in the table's order.
 template <typename Visit> void for_each_parameter(const Config& c, Visit visit) {
     for (const ParameterRow& row : parameter_table(c))
         for (size_t l = 0; l < row.copies; l++) visit(row, l, row.name_of_layer(l));
 }
 
-#include "gpt/weights.cuh"
+// AdamW's moments, and nothing else: m/NAME, and v/NAME, which are means of squares.
+void require_moments(const Safetensors& file, const Config& c) {
+    std::set<std::string> expected;
+    for_each_parameter(c, [&](const ParameterRow& row, size_t, const std::string& name) {
+        expected.insert({"m/" + name, "v/" + name});
+        const std::vector<float> squares = file.floats("v/" + name, row.shape);
+        const auto wrong = std::find_if(squares.begin(), squares.end(), [](float square) { return square < 0; });
+        if (wrong != squares.end())
+            file.fail(format("tensor v/%s holds %g at element %zu, expected a mean of squares", name.c_str(), *wrong,
+                             size_t(wrong - squares.begin())));
+    });
+    for (const auto& [name, entry] : file.entries())
+        if (!expected.count(name)) file.fail(format("tensor %s is no moment of the model's parameters", name.c_str()));
+}
 
 // Copies one block of parameters, of master's type or of the weights', from files in which names are prefixed: what
 // this GPU has of it.
@@ -3110,13 +2989,11 @@ void write_blocks(const std::string& path, const Model& m, const std::vector<Nam
 // The Hugging Face part of a checkpoint.
 void write_model(const std::string& dir, const Model& m, const TextFiles& text) {
     if (ranks.first()) {
-        write_config(dir + "/config.json", m.config, text.end_of_text);
+        write_config(dir + "/config.json", m.config, INIT_STD, text.end_of_text);
         write_text_files(dir, text);
     }
     write_blocks(dir + "/model.safetensors", m, {{"", m.master, master_kept(m.setup)}});
 }
-
-#include "gpt/run_folder.cuh"   // list_checkpoints(), remove_checkpoint(), FolderLock
 
 // Writes out/step_N and then removes all but the last `keep` (0: keeps all). Returns its path.
 std::string write_checkpoint(const std::string& out, const Model& m, const TextFiles& text, long step, json trainer,
@@ -3157,10 +3034,6 @@ std::string write_checkpoint(const std::string& out, const Model& m, const TextF
 // ==== data ===================================================================
 // Tokens come from text or from shards in llm.c's format. A sequence of T inputs and T targets is a window of T + 1
 // tokens; windows do not cross files.
-
-#include "gpt/tokens.cuh"    // files of tokens and of text
-#include "gpt/signals.cuh"   // how a signal ends a run
-#include "gpt/windows.cuh"   // Tokens: their windows, to train and to validate on
 
 // Which positions hold which token, for embedding's backward: a counting sort of inputs (N).
 // order (N), first (N + 1), the unused end of `first` padded with N. Returns the number of runs.
@@ -3428,10 +3301,6 @@ AdamW adamw_settings(const Options& o, long step, long skipped = 0) {
 // matmul cuBLASLt's algorithms are timed and the fastest is kept; likewise GELU' as epilogue or apart.
 
 #include "gpt/matmul_tuning.cuh"   // tune_matmuls()
-
-// ==== verbs: what they share =================================================
-
-#include "gpt/log.cuh"       // OUT/log.jsonl
 
 // ==== train ==================================================================
 
@@ -3705,9 +3574,9 @@ void train(const Options& o) {
     const Start start = find_start(o);
     const Config config = start.dir.empty() ? config_from_options(o, data.train.bytes_only() ? BYTE_VOCAB : 0)
                                             : config_of_folder(o, start.dir);
-    note_changes(o, start);
+    note_changes(o, start.trainer);
     divide_data(data, o, start.dir, config);
-    note_data(start, data.train.count());
+    note_data(start.trainer, start.dir, data.train.count());
     if (o.matmul != MatmulIn::FLOATX) require_fp8_device();
     const Setup setup = make_setup(o, config, Purpose::TRAINING, least_of_all(memory_now().available));
     find_peak(o);

@@ -136,13 +136,13 @@ void require_consistent(const Options& o, const Config& c) {
     if (o.seq_len > c.context)
         throw UserError("--seq-len %d is more than the model's context of %d; --context %d makes a model of that many "
                         "positions", o.seq_len, c.context, o.seq_len);
-    if (o.grad_dtype != DType::FP32 && o.grad_dtype != o.precision) {
+    if (o.grad_dtype != DType::FP32 && o.grad_dtype != precision_of(o)) {
         const char* name = name_of(o.grad_dtype);
         throw UserError("--grad-dtype %s needs weights in %s: a build with PRECISION=%s, or plan --precision %s", name,
                         name, name, name);
     }
     if (o.master_weights == MasterWeights::FP32) return;
-    if (o.precision == DType::FP32)
+    if (precision_of(o) == DType::FP32)
         throw UserError("--master-weights none: weights in fp32 are their own master copy; expected weights in 16 "
                         "bits: a build with PRECISION=bf16 or fp16, or plan --precision bf16");
     if (!ranks.alone() || o.gpus != std::vector<int>{1}) throw UserError("--master-weights none is for one GPU");
@@ -153,7 +153,7 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memo
     require_consistent(o, c);
     const int T = o.seq_len ? o.seq_len : c.context;
     const size_t head_rows = purpose == Purpose::SAMPLING ? 1 : HEAD_ROWS;
-    Setup s = {c, o.micro_batch, T, o.recompute, o.grad_dtype, purpose, head_rows, o.attention, o.precision};
+    Setup s = {c, o.micro_batch, T, o.recompute, o.grad_dtype, purpose, head_rows, o.attention, precision_of(o)};
     s.master_weights = o.master_weights;
     s.gpus = ranks.alone() ? o.gpus.front() : static_cast<int>(ranks.count);
     s.zero = s.gpus > 1 && purpose == Purpose::TRAINING ? o.zero : 0;
@@ -383,7 +383,7 @@ StepTime step_time(const StepWork& w, long micro_batches) {
 }
 
 double flops_of(const Options& o) {
-    return 1e12 * (o.flops > 0 ? o.flops : o.precision == DType::FP32 ? ASSUMED_TFLOPS_FP32 : ASSUMED_TFLOPS_BF16);
+    return 1e12 * (o.flops > 0 ? o.flops : precision_of(o) == DType::FP32 ? ASSUMED_TFLOPS_FP32 : ASSUMED_TFLOPS_BF16);
 }
 
 // Without --bandwidth what is sent takes no time.
@@ -802,7 +802,7 @@ size_t parse_bytes(const std::string& text) {
 }
 
 void plan_verb(Options o) {
-    if (!o.gpu_memory.empty() && !o.given.count("--precision")) o.precision = DType::BF16;   // what a card builds
+    if (!o.gpu_memory.empty() && !o.given.count("--precision")) o.precision = PlanPrecision::BF16;   // what a card builds
     if (o.scan) require_for_scan(o);
     else if (o.gpus.size() > 1)
         throw UserError("--gpus: several numbers are for plan --scan, found %zu", o.gpus.size());

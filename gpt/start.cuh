@@ -62,8 +62,6 @@ Start find_start(const Options& o) {
     return start;
 }
 
-#include "run_options.cuh"
-
 // Of a run that had none, such as one in BF16, scales begin anew.
 void read_fp8_history(Model& m, const Start& start) {
     const char* key = "fp8_history";

@@ -40,7 +40,7 @@ try() {
     local test=build/ports/$1/$program/test_gpt log=build/ports/$1.log verdict=FAILED counts=
     mkdir -p build/ports
     SECONDS=0
-    if make -j1 "${variables[@]}" CXXFLAGS=-Werror TEST_DIR="build/ports/$1" TESTS="$test" ONLY="$parts" test >"$log" 2>&1
+    if make -j1 "${variables[@]}" CXXFLAGS=-Werror TEST_DIR="build/ports/$1" HOST="build/ports/$1/host" TESTS="$test" ONLY="$parts" test >"$log" 2>&1
     then verdict='ok    '
     fi
     counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$log" | tail -n 1) || counts="not built or not ended"

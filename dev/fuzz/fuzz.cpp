@@ -56,7 +56,7 @@ void run_train(const std::vector<std::string>& arguments) {
     TrainData data = open_data(o);
     const Start start = find_start(o);
     const Config config = start.dir.empty() ? config_from_options(o, BYTE_VOCAB) : config_of_folder(o, start.dir);
-    note_changes(o, start);
+    note_changes(o, start.trainer);
     divide_data(data, o, start.dir, config);
     const Setup setup = make_setup(o, config, Purpose::TRAINING, memory_now().available);
     TrainingRun run(o, data, start);

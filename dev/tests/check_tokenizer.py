@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds gpt/tokenizer.h against tokenizers, transformers and tiktoken, and writes the sample that its tests read.
+"""Compares gpt/tokenizer.h with tokenizers, transformers and tiktoken, and writes the sample that its tests read.
 
     make build/test/text/test_tokenizer
     dev/tests/check_tokenizer.py compare --program build/test/text/test_tokenizer --megabytes 10
@@ -15,6 +15,9 @@ tables do not know are left out: libraries differ in their version of Unicode.
 
 sample writes data/reference/tokenizer: a vocabulary of 500 merges of data/shakespeare.txt, as tokenizer.json and as
 vocab.json with merges.txt, and cases.json: texts (in hexadecimal) and their tokens.
+
+saved adds to data/reference/tokenizer/saved.json what the installed transformers and tokenizers write for GPT-2's tokenizer,
+with and without special tokens around a text, and the tokens that they make of texts. Run it once per version.
 
 folder opens a checkpoint of train_gpt with transformers' AutoTokenizer: it encodes as the program does, and decodes
 again; where the tokens are bytes, each is numbered as its byte.
@@ -262,6 +265,39 @@ def sample(options):
     return 0
 
 
+def saved(options):
+    import tokenizers
+    import transformers
+    alphabet = {letter: i for i, letter in enumerate(byte_alphabet())}
+    merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("\u0120", "w"), ("\u0120w", "o")]
+    vocab = {**alphabet, **{a + b: 256 + i for i, (a, b) in enumerate(merges)}, END_OF_TEXT: 256 + len(merges)}
+    files = []
+    with tempfile.TemporaryDirectory() as name:
+        def load(**more):
+            Path(name, "vocab.json").write_text(json.dumps(vocab))
+            Path(name, "merges.txt").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges))
+            if transformers.__version__ >= "5":
+                return transformers.GPT2TokenizerFast(vocab=vocab, merges=merges, **more)
+            return transformers.GPT2TokenizerFast(name + "/vocab.json", name + "/merges.txt", **more)
+
+        for more in {}, {"add_bos_token": True}:
+            load(**more).save_pretrained(name)
+            files.append((f"transformers {transformers.__version__}, {more}", Path(name, "tokenizer.json").read_text()))
+        own = tokenizers.Tokenizer.from_str(files[0][1])
+        template = tokenizers.processors.TemplateProcessing(f"$A {END_OF_TEXT}", f"$A {END_OF_TEXT} $B {END_OF_TEXT}",
+                                                            [(END_OF_TEXT, vocab[END_OF_TEXT])])
+        own.post_processor = tokenizers.processors.Sequence([tokenizers.processors.ByteLevel(), template])
+        files.append((f"tokenizers {tokenizers.__version__}, template in a sequence", own.to_str()))
+    out = options.out / "saved.json"
+    cases = json.loads(out.read_text()) if out.exists() else []
+    for by, text in files:
+        tokens = {t: tokenizers.Tokenizer.from_str(text).encode(t).ids for t in ["hello world", "", f"a{END_OF_TEXT}b"]}
+        cases = [case for case in cases if case["by"] != by] + [{"by": by, "tokens": tokens, "file": json.loads(text)}]
+    out.write_text("[\n" + ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases) + "\n]\n")
+    print(f"{out}: {len(cases)} files")
+    return 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="of fuzzed text (default 1)")
@@ -277,8 +313,10 @@ def main():
     opening.add_argument("folder", metavar="DIR")
     writing = verbs.add_parser("sample", help="writes the sample that the tests read")
     writing.add_argument("--out", type=Path, default=SAMPLE, help="folder (default data/reference/tokenizer)")
+    saving = verbs.add_parser("saved", help="writes what the installed packages save")
+    saving.add_argument("--out", type=Path, default=SAMPLE, help="folder (default data/reference/tokenizer)")
     options = parser.parse_args()
-    return {"compare": compare, "folder": folder, "sample": sample}[options.verb](options)
+    return {"compare": compare, "folder": folder, "sample": sample, "saved": saved}[options.verb](options)
 
 
 if __name__ == "__main__":

@@ -331,6 +331,10 @@ void test_bad_shards(const std::vector<RawTensor>& tensors) {
         refuse_sharded(format("a shard in '%s'", path), {{"weight_map", away}},
                        {index, "h.1.ln_1.bias", format("'%s'", path)});
     }
+    json long_name = map;
+    const std::string name(300, 'x');   // file systems allow 255 bytes
+    long_name["h.1.ln_1.bias"] = name;
+    refuse_sharded("a shard with a name of 300 bytes", {{"weight_map", long_name}}, {index, dir + "/" + name, "missing"});
     refuse_sharded("an index without a map", {{"metadata", 1}}, {index, "weight_map"});
     json fewer = map;
     fewer.erase("h.1.ln_1.bias");

@@ -5,17 +5,18 @@
 //                                  input, writes the tokens of each (a uint32 of tokens, then an int32 each)
 #include "../../gpt/tokenizer.h"
 
+#include <sys/stat.h>
 #include <time.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <iterator>
 #include <sstream>
 
 namespace fs = std::filesystem;
-using json = nlohmann::json;
 
 static int passed = 0, failed = 0;
 
@@ -241,13 +242,33 @@ static void test_long_words() {
     }
 }
 
+// ==== files that transformers and tokenizers saved ===========================================================
+
+static std::vector<int> joined(std::vector<int> before, const std::vector<int>& text, const std::vector<int>& after) {
+    before.insert(before.end(), text.begin(), text.end());
+    before.insert(before.end(), after.begin(), after.end());
+    return before;
+}
+
+static void test_saved(const Scratch& scratch) {
+    const json cases = read_json(REFERENCE + "/saved.json");
+    for (const json& saved : cases) {
+        scratch.keep_only({{"tokenizer.json", saved["file"].dump()}});
+        const Tokenizer tokenizer(scratch.dir);
+        bool same = true;
+        for (const auto& [text, tokens] : saved["tokens"].items())
+            same = same && tokens == joined(tokenizer.before(), tokenizer.encode(text), tokenizer.after());
+        claim(same, "texts have the tokens of " + saved["by"].get<std::string>());
+    }
+}
+
 // ==== broken files =======================================================================================
 
 static void refuse(const std::string& what, const std::string& dir, const std::vector<std::string>& named) {
     std::string said = "nothing";
     try {
         const Tokenizer tokenizer(dir);
-    } catch (const TokenizerError& error) {
+    } catch (const UserError& error) {
         said = error.what();
     }
     bool all = said != "nothing";
@@ -273,13 +294,26 @@ static void test_broken_json(const Scratch& scratch) {
     }
     fs::remove_all(scratch.dir + "/tokenizer.json");
     fs::create_directory(scratch.dir + "/tokenizer.json");
-    refuse("a folder for tokenizer.json", scratch.dir, {"tokenizer.json: not a regular file"});
+    refuse("a folder for tokenizer.json", scratch.dir, {"tokenizer.json: a folder, not a regular file"});
     fs::remove(scratch.dir + "/tokenizer.json");
     mkfifo((scratch.dir + "/tokenizer.json").c_str(), 0600);
     refuse("a pipe for tokenizer.json", scratch.dir, {"tokenizer.json: not a regular file"});
     fs::remove(scratch.dir + "/tokenizer.json");
     scratch.keep_only({{"tokenizer.json", std::string(1000000, '[')}});
     refuse("tokenizer.json a million levels deep", scratch.dir, {"tokenizer.json: ", "levels deep"});
+    const json text_piece = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+    auto refuse_template = [&](const std::string& what, const std::vector<std::string>& named, const json& single) {
+        const json special = {{"X", {{"id", "X"}, {"ids", {99999}}, {"tokens", {"X"}}}}};
+        refuse_json(what, named, [&](json& f) {
+            f["post_processor"] = {{"type", "TemplateProcessing"}, {"single", single}, {"special_tokens", special}};
+        });
+    };
+    refuse_template("a template without a text", {"no sequence A"}, json::array());
+    refuse_template("a template with two texts", {"one sequence A"}, {text_piece, text_piece});
+    refuse_template("a template with text B", {"Sequence.id\" is \"B\""}, {{{"Sequence", {{"id", "B"}}}}});
+    refuse_template("a template with an unknown token", {"99999"}, {{{"SpecialToken", {{"id", "X"}}}}, text_piece});
+    refuse_json("another post-processor", {"\"BertProcessing\"", "\"TemplateProcessing\""},
+                [](json& f) { f["post_processor"] = {{"type", "BertProcessing"}}; });
     refuse_json("a merge of an unknown token", {"merge 500", "'zq qz'", "'zqqz'", "no token"},
                 [](json& f) { f["model"]["merges"].push_back({"zq", "qz"}); });
     refuse_json("a merge of three", {"merge 500", "'a b c'", "two tokens"},
@@ -376,6 +410,7 @@ int main(int argc, char** argv) {
     test("tokenizer: any bytes", test_any_bytes);
     test("tokenizer: pieces", [&] { test_pieces(scratch); });
     test("tokenizer: long words", test_long_words);
+    test("tokenizer: saved by transformers", [&] { test_saved(scratch); });
     test("tokenizer: broken JSON", [&] { test_broken_json(scratch); });
     test("tokenizer: broken pairs", [&] { test_broken_pair(scratch); });
     if (!listing) printf("%d passed, %d failed\n", passed, failed);

@@ -1,18 +1,11 @@
-// The command line: one table of flags, from which come defaults, parsing, --help and what the log says of a run.
-// Included by train_gpt.cu, whose section "options" has what the flags set.
-#pragma once
+#include "options.h"
 
-struct Flag {
-    const char* name;
-    int verbs;
-    std::string takes;
-    const char* help;
-    std::function<bool(const std::string&)> parse;   // false: not what it takes
-    std::function<json()> value;
-    bool is_switch = false;
-};
+#include <algorithm>
+#include <limits>
+#include <sstream>
+#include <type_traits>
 
-Flag text_flag(const char* name, int verbs, const char* takes, std::string& to, const char* help) {
+static Flag text_flag(const char* name, int verbs, const char* takes, std::string& to, const char* help) {
     auto parse = [&to](const std::string& s) {
         to = s;
         return !s.empty();
@@ -20,17 +13,8 @@ Flag text_flag(const char* name, int verbs, const char* takes, std::string& to, 
     return {name, verbs, takes, help, parse, [&to] { return json(to); }};
 }
 
-template <typename T> bool parse_number(const std::string& text, T& to) {
-    std::istringstream in(text);
-    in.imbue(std::locale::classic());
-    T value;
-    if (!(in >> value) || in.peek() != EOF || !std::isfinite(static_cast<double>(value))) return false;
-    to = value;
-    return true;
-}
-
 template <typename T>
-Flag number_flag(const char* name, int verbs, T& to, T least, T most, const char* help) {
+static Flag number_flag(const char* name, int verbs, T& to, T least, T most, const char* help) {
     std::string takes = format(std::is_integral_v<T> ? "a whole number from %g" : "a number from %g", double(least));
     takes += most == std::numeric_limits<T>::max() ? " on" : format(" to %g", double(most));
     auto parse = [&to, least, most](const std::string& s) {
@@ -43,7 +27,7 @@ Flag number_flag(const char* name, int verbs, T& to, T least, T most, const char
     return {name, verbs, takes, help, parse, [&to, least] { return to < least ? json() : json(to); }};
 }
 
-Flag loss_scaling_flag(double& to) {
+static Flag loss_scaling_flag(double& to) {
     auto parse = [&to](const std::string& s) {
         double scale = s == "dynamic" ? DYNAMIC_SCALE : NO_SCALE;
         if (s != "dynamic" && s != "none" && (!parse_number(s, scale) || scale < 1 || scale > MOST_LOSS_SCALE))
@@ -60,10 +44,8 @@ Flag loss_scaling_flag(double& to) {
             "and FP32, which need none. none in FP16 is a lesson: gradients below 6e-8 become 0", parse, value};
 }
 
-constexpr int AUTO = -1;
-
 // The same flag, which also takes the word auto.
-Flag auto_flag(Flag flag, int& to) {
+static Flag auto_flag(Flag flag, int& to) {
     flag.takes = "auto or " + flag.takes;
     flag.parse = [&to, number = flag.parse](const std::string& s) {
         if (s == "auto") to = AUTO;
@@ -74,7 +56,7 @@ Flag auto_flag(Flag flag, int& to) {
 }
 
 template <typename E>
-Flag choice_flag(const char* name, int verbs, E& to, std::vector<std::string> names, const char* help) {
+static Flag choice_flag(const char* name, int verbs, E& to, std::vector<std::string> names, const char* help) {
     std::string takes;
     for (const std::string& choice : names) takes += (takes.empty() ? "" : "|") + choice;
     auto parse = [&to, names](const std::string& s) {
@@ -83,22 +65,23 @@ Flag choice_flag(const char* name, int verbs, E& to, std::vector<std::string> na
         to = static_cast<E>(found - names.begin());
         return true;
     };
-    return {name, verbs, takes, help, parse, [&to, names] { return json(names[static_cast<int>(to)]); }};
+    // A default that is none of the names means that the value follows from something else.
+    auto value = [&to, names] {
+        const size_t i = static_cast<size_t>(to);
+        return i < names.size() ? json(names[i]) : json();
+    };
+    return {name, verbs, takes, help, parse, value};
 }
 
-Flag switch_flag(const char* name, int verbs, bool& to, const char* help) {
+static Flag switch_flag(const char* name, int verbs, bool& to, const char* help) {
     return {name, verbs, "", help, [&to](const std::string&) { return to = true; }, [&to] { return json(to); }, true};
 }
 
-constexpr int MOST_SEQUENCES = 1 << 15;   // a sequence is a row of blocks in attention's grid.z, which ends at 65535
-constexpr int MOST_GPUS = 1 << 16;
-constexpr int MOST_THREADS = 1024;        // as many as dev/cpu takes
-constexpr long MOST_STEPS = 1000000000000, MOST_STEP_TOKENS = MOST_STEPS;   // no sum or product of them overflows
 constexpr int ANY_INT = std::numeric_limits<int>::max();
 constexpr long ANY_LONG = std::numeric_limits<long>::max();
 constexpr double ANY = std::numeric_limits<float>::max();   // what becomes a float on the device
 
-std::vector<Flag> model_and_data_flags(Options& o) {
+static std::vector<Flag> model_and_data_flags(Options& o) {
     return {
         text_flag("--model", TRAIN | PLAN, "NAME", o.model,
                   "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-125m ... gpt3-13b; to plan also 1b, 7b, 70b, 405b"),
@@ -123,7 +106,7 @@ std::vector<Flag> model_and_data_flags(Options& o) {
     };
 }
 
-std::vector<Flag> step_flags(Options& o) {
+static std::vector<Flag> step_flags(Options& o) {
     return {
         auto_flag(number_flag("--micro-batch", TRAIN | EVAL | PLAN, o.micro_batch, 1, MOST_SEQUENCES,
                               "sequences that go through the model at once; auto: as many as fit"), o.micro_batch),
@@ -170,7 +153,6 @@ std::vector<Flag> step_flags(Options& o) {
     };
 }
 
-// 8 or 8,24,64 or 8..512, of which the powers of two are meant; false: something else.
 bool parse_gpu_counts(const std::string& text, std::vector<int>& to) {
     auto parse = [](const std::string& s, int& n) { return parse_number(s, n) && n >= 1 && n <= MOST_GPUS; };
     std::vector<int> counts;
@@ -190,7 +172,7 @@ bool parse_gpu_counts(const std::string& text, std::vector<int>& to) {
     return true;
 }
 
-std::vector<Flag> run_flags(Options& o) {
+static std::vector<Flag> run_flags(Options& o) {
     const std::string counts = format("a whole number from 1 to %d; with --scan also 8..512, the powers of two, or "
                                       "8,24,64", MOST_GPUS);
     return {
@@ -248,7 +230,7 @@ std::vector<Flag> flag_table(Options& o) {
     return all;
 }
 
-void print_flag(const Flag& flag) {
+static void print_flag(const Flag& flag) {
     const json value = flag.value();
     std::string takes, by_default;
     if (!flag.is_switch) takes = format(" [%s]", flag.takes.c_str());

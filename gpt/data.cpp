@@ -1,12 +1,13 @@
-// Files of tokens: shards in llm.c's format, 256 int32 of header (magic 20240520, version 1, number of tokens), then
-// uint16 tokens; and text. What is neither is told from its first bytes. Included by train_gpt.cu.
+#include "data.h"
 
-#pragma once
+#include <errno.h>
+#include <glob.h>
+#include <sys/stat.h>
 
-#include "files.cuh"
+#include <algorithm>
 
 // The files that a pattern names, in sorted order. A folder that cannot be read is no reason to take fewer.
-std::vector<std::string> files_named(const std::string& pattern) {
+static std::vector<std::string> files_named(const std::string& pattern) {
     static std::string unreadable;   // where glob()'s function can write
     unreadable.clear();
     auto note = [](const char* path, int error) {
@@ -23,7 +24,8 @@ std::vector<std::string> files_named(const std::string& pattern) {
     struct stat info;
     if (lstat(pattern.c_str(), &info) == 0) return {pattern};   // signs of a pattern may be part of a name
     const size_t sign = pattern.find_first_of("*?[");
-    const std::string folder = fs::path(pattern.substr(0, sign)).parent_path(), to_see = folder.empty() ? "." : folder;
+    const size_t slash = pattern.substr(0, sign).rfind('/');
+    const std::string to_see = slash == pattern.npos ? "." : pattern.substr(0, std::max<size_t>(1, slash));
     const bool is_there = stat(to_see.c_str(), &info) == 0;
     if (!is_there || !S_ISDIR(info.st_mode))
         throw UserError("%s: %s: %s", pattern.c_str(), to_see.c_str(),
@@ -31,25 +33,8 @@ std::vector<std::string> files_named(const std::string& pattern) {
     throw UserError("%s: %s", pattern.c_str(), sign == pattern.npos ? "no such file" : "no file matches");
 }
 
-constexpr int SHARD_HEADER = 256, SHARD_MAGIC = 20240520, SHARD_VERSION = 1;
-
-// Consecutive tokens of one file.
-struct Piece {
-    const MappedFile* file;
-    const char* tokens;
-    size_t token_bytes;   // 1, 2 or 4
-    size_t begin, count;
-
-    int operator[](size_t i) const {
-        const char* at = tokens + token_bytes * (begin + i);
-        int token = 0;
-        memcpy(&token, at, token_bytes);   // little-endian
-        return token;
-    }
-};
-
 // What a file is that holds neither text nor tokens, by the bytes that its format begins with; empty: none of these.
-std::string foreign_format(const MappedFile& file) {
+static std::string foreign_format(const MappedFile& file) {
     using namespace std::string_literals;
     struct Format { size_t at; std::string bytes; const char* what; };
     static const Format FORMATS[] = {
@@ -65,10 +50,10 @@ std::string foreign_format(const MappedFile& file) {
     return tensors ? "safetensors" : "";
 }
 
-bool is_shard(const std::string& path) { return ends_with(path, ".bin"); }
+static bool is_shard(const std::string& path) { return ends_with(path, ".bin"); }
 
 // A .bin without a shard's magic number: nanoGPT's are uint16 tokens from the first byte on.
-[[noreturn]] void refuse_headerless(const MappedFile& file, int magic) {
+[[noreturn]] static void refuse_headerless(const MappedFile& file, int magic) {
     constexpr size_t LOOKED_AT = 1 << 16;
     constexpr int GPT2_TOKENS = 50257;
     const Piece all = {&file, file.data(), sizeof(uint16_t), 0, file.size() / sizeof(uint16_t)};
@@ -83,7 +68,7 @@ bool is_shard(const std::string& path) { return ends_with(path, ".bin"); }
                     shell_word(path).c_str());
 }
 
-Piece open_piece(const MappedFile& file) {
+static Piece open_piece(const MappedFile& file) {
     const char* path = file.path().c_str();
     const std::string foreign = foreign_format(file);
     if (!foreign.empty())
@@ -102,4 +87,97 @@ Piece open_piece(const MappedFile& file) {
                         bytes / sizeof(uint16_t), bytes % sizeof(uint16_t) ? " and an odd byte" : "");
     if (count == 0) throw UserError("%s: the shard holds no tokens", path);
     return {&file, file.data() + sizeof(header), 2, 0, count};
+}
+
+Tokens::Tokens(const std::string& pattern) : files_(std::make_shared<std::vector<MappedFile>>()) {
+    const std::vector<std::string> paths = files_named(pattern);
+    files_->reserve(paths.size());
+    for (const std::string& path : paths) {
+        files_->emplace_back(path);
+        pieces_.push_back(open_piece(files_->back()));
+        if (is_shard(path) != is_shard(paths[0]))
+            throw UserError("%s: %s and %s are text and shards of tokens, expected one of them", pattern.c_str(),
+                            paths[0].c_str(), path.c_str());
+    }
+}
+
+void Tokens::tokenize(const Text& text, int V, FILE* out) {
+    for (Piece& piece : pieces_) {
+        if (piece.token_bytes != 1 || text.takes_bytes(piece.file->path())) continue;
+        text_bytes_ += piece.count;
+        encoded_.push_back(encode_file(text, {piece.tokens, piece.count}, token_bytes(V), piece.file->path(), out));
+        piece.file->require_whole();
+        piece = {piece.file, encoded_.back()->data(), token_bytes(V), 0, encoded_.back()->size() / token_bytes(V)};
+        if (piece.count == 0) throw UserError("%s: no tokens", piece.file->path().c_str());
+    }
+}
+
+size_t Tokens::count() const {
+    size_t count = 0;
+    for (const Piece& piece : pieces_) count += piece.count;
+    return count;
+}
+
+bool Tokens::bytes_only() const {
+    return std::all_of(pieces_.begin(), pieces_.end(), [](const Piece& p) { return p.token_bytes == 1; });
+}
+
+Tokens Tokens::split_tail(double fraction) {
+    Tokens tail;
+    tail.files_ = files_;
+    tail.encoded_ = encoded_;
+    size_t wanted = static_cast<size_t>(count() * fraction);
+    while (wanted > 0) {
+        Piece& last = pieces_.back();
+        const size_t taken = std::min(wanted, last.count);
+        Piece part = last;
+        part.begin += last.count - taken;
+        part.count = taken;
+        tail.pieces_.insert(tail.pieces_.begin(), part);
+        last.count -= taken;
+        if (last.count == 0) pieces_.pop_back();
+        wanted -= taken;
+    }
+    return tail;
+}
+
+static size_t windows_of(const Piece& p, Windows kind, size_t T) {
+    switch (kind) {
+        case Windows::ANYWHERE: return p.count > T ? p.count - T : 0;
+        case Windows::WHOLE:    return (p.count - 1) / T;
+        default:                return (p.count - 1 + T - 1) / T;
+    }
+}
+
+static void copy_window(int* inputs, int* targets, const Piece& piece, size_t start, size_t T, int V) {
+    const size_t there = std::min(T, piece.count - 1 - start);
+    for (size_t t = 0; t <= there; t++) {
+        const int token = piece[start + t];
+        if (token >= V)
+            throw UserError("%s: token %d at position %zu is outside the vocabulary of %d",
+                            piece.file->path().c_str(), token, piece.begin + start + t, V);
+        if (t < there) inputs[t] = token;
+        if (t > 0) targets[t - 1] = token;
+    }
+    std::fill(inputs + there, inputs + T, 0);
+    std::fill(targets + there, targets + T, -1);
+}
+
+size_t Tokens::windows(Windows kind, size_t T) const {
+    size_t total = 0;
+    for (const Piece& piece : pieces_) total += windows_of(piece, kind, T);
+    return total;
+}
+
+void Tokens::read(int* inputs, int* targets, Windows kind, size_t index, size_t T, int V) const {
+    for (const Piece& piece : pieces_) {
+        const size_t here = windows_of(piece, kind, T);
+        const size_t start = kind == Windows::ANYWHERE ? index : index * T;
+        if (index < here) {
+            copy_window(inputs, targets, piece, start, T, V);
+            piece.file->require_whole();
+            return;
+        }
+        index -= here;
+    }
 }

@@ -1,0 +1,468 @@
+#include "checkpoint.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <tuple>
+
+namespace fs = std::filesystem;
+
+// ---- safetensors --------------------------------------------------------------------------------
+
+std::string shape_text(const std::vector<size_t>& shape) {
+    std::string text = "(";
+    for (size_t i = 0; i < shape.size(); i++) text += format(i ? ", %zu" : "%zu", shape[i]);
+    return text + ")";
+}
+
+float half_to_float(uint16_t half) {
+    const int exponent = half >> 10 & 31, mantissa = half & 1023;
+    const float magnitude = exponent == 31 ? (mantissa ? NAN : INFINITY)
+                            : exponent ? ldexpf(1024 + mantissa, exponent - 25) : ldexpf(mantissa, -24);
+    return half & 0x8000 ? -magnitude : magnitude;
+}
+
+using Header = nlohmann::json;   // finds a name among very many fast
+
+Safetensors::Safetensors(const std::string& path) : file_(path) {
+    uint64_t length = 0;
+    if (file_.size() >= sizeof(length)) memcpy(&length, file_.data(), sizeof(length));
+    if (length == 0 || length > file_.size() - sizeof(length))
+        fail(format("a header of %llu bytes does not fit in a file of %zu: truncated, or not safetensors",
+                    static_cast<unsigned long long>(length), file_.size()));
+    if (length > MAX_JSON_BYTES)
+        fail(format("a header of %zu bytes, expected at most %zu", size_t(length), MAX_JSON_BYTES));
+    const char* data = file_.data() + sizeof(length) + length;
+    const size_t bytes = file_.size() - sizeof(length) - length;
+    try {
+        const Header header = parse_json<Header>(file_.data() + sizeof(length), data);
+        if (!header.is_object()) fail("damaged header: no object of names and tensors");
+        for (const auto& [name, value] : header.items()) {
+            if (name == "__metadata__") metadata_ = json(value);
+            else entries_[name] = parse_entry(name, value, data, bytes);
+        }
+    } catch (const JsonError& error) {
+        fail(format("damaged header: %s", error.what()));
+    } catch (const Header::exception& error) {
+        fail(format("damaged header: %s", error.what()));
+    }
+    require_no_gaps(data, bytes);
+}
+
+const Safetensors::Entry& Safetensors::at(const std::string& name) const {
+    const auto found = entries_.find(name);
+    if (found == entries_.end()) fail(format("tensor %s is missing", name.c_str()));
+    return found->second;
+}
+
+std::vector<float> Safetensors::floats(const std::string& name, const std::vector<size_t>& shape) const {
+    const Entry& entry = at(name);
+    if (entry.shape != shape)
+        fail(format("tensor %s has shape %s, expected %s", name.c_str(), shape_text(entry.shape).c_str(),
+                    shape_text(shape).c_str()));
+    std::vector<float> values(entry.elements);
+    auto half = [&](size_t i) {   // which may begin at an odd address
+        uint16_t bits;
+        memcpy(&bits, entry.data + i * sizeof(bits), sizeof(bits));
+        return bits;
+    };
+    if (entry.dtype == "F32") memcpy(values.data(), entry.data, entry.elements * sizeof(float));
+    else if (entry.dtype == "F16")
+        for (size_t i = 0; i < entry.elements; i++) values[i] = half_to_float(half(i));
+    else if (entry.dtype == "BF16")
+        for (size_t i = 0; i < entry.elements; i++) {
+            const uint32_t bits = static_cast<uint32_t>(half(i)) << 16;
+            memcpy(&values[i], &bits, sizeof(bits));
+        }
+    else fail(format("tensor %s has dtype %s, expected F32, F16 or BF16", name.c_str(), entry.dtype.c_str()));
+    file_.require_whole();
+    for (size_t i = 0; i < values.size(); i++)
+        if (!std::isfinite(values[i]))
+            fail(format("tensor %s holds %f at element %zu", name.c_str(), values[i], i));
+    return values;
+}
+
+// Accepts whole numbers only, not values that JSON would convert to one.
+static size_t parse_size(const Safetensors& file, const std::string& name, const Header& value) {
+    if (!value.is_number_unsigned())
+        file.fail(format("damaged header: tensor %s has %s where a size should be", name.c_str(),
+                         value.dump().substr(0, 40).c_str()));
+    return value;
+}
+
+Safetensors::Entry Safetensors::parse_entry(const std::string& name, const Header& value, const char* data,
+                                            size_t bytes) const {
+    static const std::map<std::string, size_t> SIZES = {
+        {"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"I64", 8}, {"I32", 4}, {"I16", 2},     {"I8", 1},
+        {"U64", 8}, {"U32", 4}, {"U16", 2}, {"U8", 1},   {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
+    Entry entry = {value.at("dtype").get<std::string>(), {}, nullptr, 1, 0};
+    const Header &shape = value.at("shape"), &offsets = value.at("data_offsets");
+    if (!shape.is_array() || !offsets.is_array() || offsets.size() != 2)
+        fail(format("damaged header: tensor %s lacks a list of sizes or two offsets", name.c_str()));
+    for (const Header& extent : shape) entry.shape.push_back(parse_size(*this, name, extent));
+    const auto size = SIZES.find(entry.dtype);
+    if (size == SIZES.end()) fail(format("tensor %s has unknown dtype %s", name.c_str(), entry.dtype.c_str()));
+    const size_t begin = parse_size(*this, name, offsets[0]), end = parse_size(*this, name, offsets[1]);
+    if (begin > end || end > bytes)
+        fail(format("tensor %s lies at bytes %zu to %zu of %zu: the file is truncated", name.c_str(), begin, end,
+                    bytes));
+    entry.bytes = size->second;
+    for (size_t extent : entry.shape)
+        if (__builtin_mul_overflow(entry.elements, extent, &entry.elements) ||
+            __builtin_mul_overflow(entry.elements, size->second, &entry.bytes))
+            fail(format("tensor %s of shape %s is larger than any memory", name.c_str(),
+                        shape_text(entry.shape).c_str()));
+    if (end - begin != entry.bytes)
+        fail(format("tensor %s of shape %s has %zu bytes, expected %zu", name.c_str(),
+                    shape_text(entry.shape).c_str(), end - begin, entry.bytes));
+    entry.data = data + begin;
+    return entry;
+}
+
+// Every byte belongs to one tensor.
+void Safetensors::require_no_gaps(const char* data, size_t bytes) const {
+    std::vector<std::tuple<size_t, size_t, const std::string*>> places;   // begin, end
+    for (const auto& [name, entry] : entries_) {
+        const size_t begin = entry.data - data;
+        places.emplace_back(begin, begin + entry.bytes, &name);
+    }
+    std::sort(places.begin(), places.end());
+    size_t reached = 0;
+    for (const auto& [begin, end, name] : places) {
+        if (begin != reached)
+            fail(format("tensor %s begins at byte %zu, expected %zu: tensors %s", name->c_str(), begin, reached,
+                        begin < reached ? "overlap" : "leave a hole"));
+        reached = end;
+    }
+    if (reached != bytes) fail(format("%zu bytes follow the last tensor", bytes - reached));
+}
+
+void SafetensorsWriter::declare(const std::string& name, const std::vector<size_t>& shape) {
+    size_t bytes = sizeof(float);
+    for (size_t extent : shape) bytes *= extent;
+    header_[name] = {{"dtype", "F32"}, {"shape", shape}, {"data_offsets", {end_, end_ + bytes}}};
+    end_ += bytes;
+}
+
+void SafetensorsWriter::write_header() {
+    std::string text = header_.dump();
+    text.resize((text.size() + 7) / 8 * 8, ' ');   // tensors begin at a multiple of 8
+    const uint64_t length = text.size();
+    file_.write(&length, sizeof(length));
+    file_.write(text.data(), text.size());
+}
+
+// ---- weights ------------------------------------------------------------------------------------
+
+// PyTorch's own files are pickled programs, which only PyTorch can read.
+static void require_safetensors(const std::string& dir) {
+    for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+        if (exists(dir + "/model.safetensors") || !exists(dir + "/" + name)) continue;
+        throw UserError("%s: holds %s, but model.safetensors is what can be read; transformers makes it of the "
+                        "other: python3 -c \"import sys, transformers; transformers.GPT2LMHeadModel"
+                        ".from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1], safe_serialization=True)\" %s",
+                        dir.c_str(), name, shell_word(dir).c_str());
+    }
+}
+
+WeightFiles::WeightFiles(const std::string& dir, std::set<std::string> names, int layers) {
+    for (int l = 0; l < layers; l++)
+        for (const char* mask : {"bias", "masked_bias"}) names.insert(format("h.%d.attn.%s", l, mask));
+    const std::string whole = dir + "/model.safetensors", index = whole + ".index.json";
+    if (exists(whole) || !exists(index)) {
+        path_ = whole;
+        require_safetensors(dir);
+        for (const auto& [name, entry] : open_shard(whole).entries()) tensors_[name] = &files_.at(whole);
+    } else {
+        path_ = index;
+        read_index(dir);
+    }
+    find_prefix();
+    for (const auto& [name, file] : tensors_) {
+        const bool ours = name.rfind(prefix_, 0) == 0;
+        const std::string rest = ours ? name.substr(prefix_.size()) : name;
+        if (is_head(name)) require_tied(name);
+        else if (!ours || !names.count(rest))
+            file->fail(format("tensor %s does not belong to a GPT-2 of %d layers", name.c_str(), layers));
+    }
+}
+
+const Safetensors& WeightFiles::file_of(const std::string& name) const {
+    const auto found = tensors_.find(name);
+    if (found == tensors_.end()) fail(format("tensor %s is missing", name.c_str()));
+    return *found->second;
+}
+
+void WeightFiles::read_index(const std::string& dir) {
+    const json index = read_json(path_);
+    if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
+        fail("no \"weight_map\" of tensors and files");
+    const nlohmann::json places = index["weight_map"];   // by name
+    for (const auto& [name, place] : places.items()) {
+        if (!place.is_string()) fail(format("tensor %s is in no file", name.c_str()));
+        const std::string file = place.get<std::string>();
+        if (file.empty() || file.find('/') != file.npos)
+            fail(format("tensor %s is in '%s', expected the name of a file beside this one", name.c_str(),
+                        file.c_str()));
+        if (!exists(dir + "/" + file))
+            fail(format("tensor %s is in %s/%s, which is missing", name.c_str(), dir.c_str(), file.c_str()));
+        const Safetensors& shard = open_shard(dir + "/" + file);
+        shard.at(name);
+        tensors_[name] = &shard;
+    }
+    for (const auto& [path, shard] : files_)
+        for (const auto& [name, entry] : shard.entries())
+            if (!tensors_.count(name)) shard.fail(format("tensor %s is not in %s", name.c_str(), path_.c_str()));
+}
+
+// The prefix is what precedes wte.weight; two models in one folder are rejected.
+void WeightFiles::find_prefix() {
+    const std::string last = "wte.weight";
+    std::string found;
+    for (const auto& [name, file] : tensors_) {
+        if (!ends_with(name, last)) continue;
+        const std::string before = name.substr(0, name.size() - last.size());
+        if (!before.empty() && before.back() != '.') continue;
+        if (!found.empty()) fail(format("two embeddings, %s and %s", found.c_str(), name.c_str()));
+        found = name;
+        prefix_ = before;
+    }
+    if (found.empty()) fail("tensor wte.weight is missing");
+}
+
+// lm_head.weight, beside "transformer." or inside of it.
+bool WeightFiles::is_head(const std::string& name) const {
+    const std::string last = "lm_head.weight";
+    if (!ends_with(name, last)) return false;
+    const std::string before = name.substr(0, name.size() - last.size());
+    return prefix_.rfind(before, 0) == 0 && (before.empty() || before.back() == '.');
+}
+
+void WeightFiles::require_tied(const std::string& head) const {
+    const Safetensors& file = file_of(head);
+    const std::string wte = prefix_ + "wte.weight";
+    const std::vector<size_t>& shape = file_of(wte).at(wte).shape;
+    if (file.floats(head, shape) != file_of(wte).floats(wte, shape))
+        file.fail(format("tensor %s differs from %s: a head of its own, where GPT-2's is the embedding",
+                         head.c_str(), wte.c_str()));
+}
+
+// ---- config.json --------------------------------------------------------------------------------
+
+void write_config(const std::string& path, const Config& c, float init_std, int end_of_text) {
+    write_json(path, {{"architectures", {"GPT2LMHeadModel"}}, {"model_type", "gpt2"}, {"n_layer", c.layers},
+                      {"n_head", c.heads}, {"n_embd", c.channels}, {"n_positions", c.context}, {"n_ctx", c.context},
+                      {"n_inner", nullptr}, {"vocab_size", c.vocab}, {"activation_function", "gelu_new"},
+                      {"layer_norm_epsilon", 1e-5}, {"initializer_range", init_std}, {"attn_pdrop", 0.0},
+                      {"embd_pdrop", 0.0}, {"resid_pdrop", 0.0}, {"scale_attn_weights", true},
+                      {"tie_word_embeddings", true}, {"torch_dtype", "float32"}, {"use_cache", true},
+                      {"bos_token_id", end_of_text}, {"eos_token_id", end_of_text}});
+}
+
+void require_supported(const Config& c, const std::string& source) {
+    const int HS = c.heads > 0 ? c.head_size() : 0;
+    auto within = [](int value, int most) { return value >= 1 && value <= most; };
+    if (!within(c.layers, MOST_LAYERS) || !within(c.channels, MOST_CHANNELS) || !within(c.heads, MOST_CHANNELS) ||
+        !within(c.context, MOST_TOKENS) || !within(c.vocab, MOST_TOKENS))
+        throw UserError("%s: %d layers, %d heads, %d channels, context %d, vocabulary %d: each must be at least 1, "
+                        "at most %d layers, %d channels, %d positions and tokens", source.c_str(), c.layers, c.heads,
+                        c.channels, c.context, c.vocab, MOST_LAYERS, MOST_CHANNELS, MOST_TOKENS);
+    if (c.channels % c.heads != 0 || HS % 16 != 0 || HS < 16 || HS > 128)
+        throw UserError("%s: %d channels over %d heads: the head size must be 16, 32, ... 128", source.c_str(),
+                        c.channels, c.heads);
+}
+
+Config read_config(const std::string& path) {
+    const json file = read_json(path);
+    auto require = [&](const char* key, const json& expected, const json& missing_means) {
+        const json value = file.value(key, missing_means);
+        if (value != expected)
+            throw UserError("%s: \"%s\" is %s, expected %s", path.c_str(), key, value.dump().c_str(),
+                            expected.dump().c_str());
+    };
+    try {
+        const char* context = file.contains("n_positions") ? "n_positions" : "n_ctx";
+        auto size = [&](const char* key) { return whole_number<int>(file, key, path); };
+        const Config c = {size("n_layer"), size("n_head"), size("n_embd"), size(context), size("vocab_size")};
+        require("model_type", "gpt2", nullptr);
+        if (file.value("activation_function", "gelu_new") != "gelu_pytorch_tanh")   // another name of the same
+            require("activation_function", "gelu_new", "gelu_new");
+        require("layer_norm_epsilon", 1e-5, 1e-5);
+        require("scale_attn_weights", true, true);
+        require("scale_attn_by_inverse_layer_idx", false, false);
+        require("tie_word_embeddings", true, true);
+        if (file.contains("n_inner") && !file.at("n_inner").is_null()) require("n_inner", 4 * c.channels, nullptr);
+        require_supported(c, path);
+        return c;
+    } catch (const json::exception& error) {
+        throw UserError("%s: %s", path.c_str(), error.what());
+    }
+}
+
+// ---- run folder ---------------------------------------------------------------------------------
+
+std::string checkpoint_name(long step) { return format("step_%06ld", step); }
+
+// The step in a name that is `prefix` and checkpoint_name(step); -1 for another name.
+static long step_in(const std::string& name, const std::string& prefix) {
+    long step = -1;
+    const bool begins = name.rfind(prefix + "step_", 0) == 0;
+    if (begins) parse_number(name.substr(prefix.size() + strlen("step_")), step);
+    return step >= 0 && name == prefix + checkpoint_name(step) ? step : -1;
+}
+
+std::map<long, std::string> list_checkpoints(const std::string& out) {
+    std::map<long, std::string> found;
+    std::error_code ignored;   // no folder: no checkpoints
+    for (const auto& entry : fs::directory_iterator(out, ignored))
+        if (const long step = step_in(entry.path().filename(), ""); step >= 0) found[step] = entry.path();
+    return found;
+}
+
+std::string folder_meant(const std::string& from) {
+    if (from.empty() || exists(from + "/config.json")) return from;
+    const auto checkpoints = list_checkpoints(from);
+    if (!checkpoints.empty()) return checkpoints.rbegin()->second;
+    const std::string name = fs::path(from).filename();
+    for (const char* released : {"gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"})
+        if (name == released && !exists(from))
+            throw UserError("--from %s: no such folder; scripts/download.sh %s fetches it, and then: --from models/%s",
+                            from.c_str(), released, released);
+    return from;
+}
+
+void remove_checkpoint(const std::string& out, long step) {
+    const std::string name = checkpoint_name(step), dying = out + "/" + UNFINISHED + "old_" + name;
+    fs::remove_all(dying);
+    if (!exists(out + "/" + name)) return;
+    fs::rename(out + "/" + name, dying);
+    sync_folder(out);   // before its files go
+    fs::remove_all(dying);
+}
+
+void remove_unfinished(const std::string& out) {
+    for (const auto& entry : fs::directory_iterator(out)) {
+        const std::string name = entry.path().filename();
+        if (step_in(name, UNFINISHED) >= 0 || step_in(name, UNFINISHED + std::string("old_")) >= 0)
+            fs::remove_all(entry.path());
+    }
+}
+
+FolderLock::FolderLock(const std::string& out) : folder_(open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+    if (folder_ < 0 || flock(folder_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+    close(folder_);
+    throw UserError("--out %s: another run is writing there", out.c_str());
+}
+
+FolderLock::~FolderLock() {
+    if (folder_ >= 0) close(folder_);
+}
+
+Failure not_written(long step, const std::exception& error) {
+    return Failure("checkpoint of step %ld not written, earlier ones are untouched: %s", step, error.what());
+}
+
+// ---- options of a run ---------------------------------------------------------------------------
+
+// Flags that belong to a command, not to the run.
+static bool is_of_command(const std::string& flag) {
+    return flag == "--resume" || flag == "--out" || flag == "--trace";
+}
+
+void require_recordable(const Options& o) {
+    if (o.out.empty()) return;
+    const json options = describe(o, TRAIN);
+    for (const auto& [name, value] : options.items()) {
+        try {
+            value.dump();
+        } catch (const json::exception&) {
+            throw UserError("--%s %s: not UTF-8, which what --out keeps is: rename it, or give a link to it",
+                            name.c_str(), value.get<std::string>().c_str());
+        }
+    }
+}
+
+// The options that a run was started or last resumed with: from its last checkpoint or, if it has none, from its log.
+static json options_of_run(const std::string& out, std::string& path) {
+    const auto checkpoints = list_checkpoints(out);
+    json record;
+    if (!checkpoints.empty()) {
+        path = checkpoints.rbegin()->second + "/trainer.json";
+        record = read_json(path);
+    } else {
+        path = out + "/log.jsonl";
+        if (is_regular_file(path)) {
+            std::ifstream log(path);
+            std::string line;
+            std::getline(log, line);
+            if (log.eof()) return json::object();   // cut by a crash
+            try {
+                record = read_record(line).value("run", json());
+                if (!record.is_object()) throw JsonError("no \"run\"");
+            } catch (const JsonError& error) {
+                throw UserError("%s: line 1, which holds the run's options: %s; --resume needs it", path.c_str(),
+                                error.what());
+            }
+        }
+    }
+    const json none = json::object();
+    if (!record.is_object() || !record.contains("options")) return none;
+    return record["options"].is_object() ? record["options"] : none;
+}
+
+void take_options_of_run(Options& o) {
+    std::string path;
+    const json recorded = options_of_run(o.out, path);
+    if (recorded.empty() && list_checkpoints(o.out).empty()) return;   // killed before it could say anything
+    if (o.given.count("--from") && recorded.value("from", json()) != json(o.from))
+        throw UserError("--resume goes on from the last checkpoint in %s, --from %s would begin anew: expected one of "
+                        "them", o.out.c_str(), o.from.c_str());
+    for (const Flag& flag : flag_table(o)) {
+        const json value = recorded.value(flag.name + 2, json());
+        if (!(flag.verbs & TRAIN) || o.given.count(flag.name) || is_of_command(flag.name)) continue;
+        if (value.is_null() || value == "") continue;   // by default
+        if (!flag.parse(value.is_string() ? value.get<std::string>() : value.dump()))
+            throw UserError("%s: \"%s\" is %s, expected %s", path.c_str(), flag.name + 2, value.dump().c_str(),
+                            flag.takes.c_str());
+    }
+}
+
+void note_changes(const Options& o, const json& trainer) {
+    if (trainer.is_null()) return;
+    const json then = trainer.value("options", json::object()), now = describe(o, TRAIN);
+    if (!then.is_object()) return;
+    for (const auto& [name, value] : then.items())
+        if (!now.contains(name))
+            printf("resume     --%s was %s, is no option any more\n", one_line(name).c_str(), value.dump().c_str());
+    for (const auto& [name, value] : now.items())
+        if (!is_of_command("--" + name) && then.contains(name) && then[name] != value)
+            printf("resume     --%s was %s, is now %s\n", name.c_str(), then[name].dump().c_str(),
+                   value.dump().c_str());
+}
+
+void note_data(const json& trainer, const std::string& dir, size_t tokens) {
+    if (!trainer.contains("train_tokens")) return;
+    const size_t then = whole_number<size_t>(trainer, "train_tokens", dir + "/trainer.json");
+    if (then != tokens) printf("resume     there were %zu tokens to train on, now there are %zu\n", then, tokens);
+}
+
+std::string way_around(const std::string& out, const std::string& message) {
+    const auto checkpoints = list_checkpoints(out);
+    if (checkpoints.empty()) return "";
+    const std::string newest = checkpoints.rbegin()->second;
+    if (message.rfind(newest + "/", 0) != 0 && message.rfind(newest + ":", 0) != 0) return "";
+    if (checkpoints.size() == 1) return "; there is no checkpoint before it";
+    std::string aside = out + "/damaged_" + checkpoint_name(checkpoints.rbegin()->first);
+    while (exists(aside)) aside += "_";
+    return format("; before it there is %s: mv %s %s, and the same command goes on from there",
+                  std::prev(checkpoints.end(), 2)->second.c_str(), shell_word(newest).c_str(),
+                  shell_word(aside).c_str());
+}

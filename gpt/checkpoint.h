@@ -1,0 +1,142 @@
+// Files of a checkpoint: safetensors, config.json, a Hugging Face folder's weights, the run folder, a run's options.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "options.h"
+
+// ---- safetensors --------------------------------------------------------------------------------
+// 8 bytes: length of the header; the header, JSON: name -> dtype, shape, first and last byte; the tensors, back to back,
+// little-endian. https://github.com/huggingface/safetensors
+
+float half_to_float(uint16_t half);
+std::string shape_text(const std::vector<size_t>& shape);
+
+class Safetensors {
+public:
+    struct Entry {
+        std::string dtype;
+        std::vector<size_t> shape;
+        const char* data;
+        size_t elements, bytes;
+    };
+
+    explicit Safetensors(const std::string& path);
+
+    const std::map<std::string, Entry>& entries() const { return entries_; }
+    const json& metadata() const { return metadata_; }
+    const std::string& path() const { return file_.path(); }
+    const Entry& at(const std::string& name) const;
+    // The tensor as floats. Throws if its shape is not the given one, or if a value is not finite.
+    std::vector<float> floats(const std::string& name, const std::vector<size_t>& shape) const;
+    [[noreturn]] void fail(const std::string& what) const { throw UserError("%s: %s", path().c_str(), what.c_str()); }
+
+private:
+    Entry parse_entry(const std::string& name, const nlohmann::json& value, const char* data, size_t bytes) const;
+    void require_no_gaps(const char* data, size_t bytes) const;
+
+    MappedFile file_;
+    json metadata_;
+    std::map<std::string, Entry> entries_;
+};
+
+// Writes FP32 tensors one after the other. All names and shapes are declared before the first is written.
+class SafetensorsWriter {
+public:
+    explicit SafetensorsWriter(const std::string& path) : file_(path) {
+        header_["__metadata__"] = {{"format", "pt"}};   // transformers requires it
+    }
+    void declare(const std::string& name, const std::vector<size_t>& shape);
+    void write_header();
+    void write(const float* values, size_t n) { file_.write(values, n * sizeof(float)); }
+    void finish() { file_.finish(); }
+
+private:
+    OutputFile file_;
+    json header_;
+    size_t end_ = 0;
+};
+
+// The weights of a Hugging Face folder: model.safetensors, or the shards that model.safetensors.index.json lists
+// ("weight_map": tensor -> file). Names may share a prefix ("transformer.", "model.", "_orig_mod.transformer."). Causal
+// masks and a copy of the tied head, which older versions wrote, are ignored.
+class WeightFiles {
+public:
+    // names: the parameters of a model with this number of layers.
+    WeightFiles(const std::string& dir, std::set<std::string> names, int layers);
+
+    // As Safetensors::floats(), without the prefix.
+    std::vector<float> floats(const std::string& name, const std::vector<size_t>& shape) const {
+        return file_of(prefix_ + name).floats(prefix_ + name, shape);
+    }
+
+private:
+    [[noreturn]] void fail(const std::string& what) const { throw UserError("%s: %s", path_.c_str(), what.c_str()); }
+    const Safetensors& open_shard(const std::string& path) { return files_.try_emplace(path, path).first->second; }
+    const Safetensors& file_of(const std::string& name) const;
+    void read_index(const std::string& dir);
+    void find_prefix();
+    bool is_head(const std::string& name) const;
+    void require_tied(const std::string& head) const;
+
+    std::string path_, prefix_;   // of the file that lists the tensors
+    std::map<std::string, Safetensors> files_;
+    std::map<std::string, const Safetensors*> tensors_;
+};
+
+// ---- config.json --------------------------------------------------------------------------------
+
+constexpr int MOST_LAYERS = 1 << 10, MOST_CHANNELS = 1 << 16, MOST_TOKENS = 1 << 22;   // no size in bytes overflows
+
+// Throws if the model cannot be built; `source` names the file or flags in the message.
+void require_supported(const Config& c, const std::string& source);
+Config read_config(const std::string& path);
+void write_config(const std::string& path, const Config& c, float init_std, int end_of_text);
+
+// ---- run folder ---------------------------------------------------------------------------------
+
+std::string checkpoint_name(long step);   // step_001000
+
+// The checkpoints of a run folder, by step.
+std::map<long, std::string> list_checkpoints(const std::string& out);
+
+// The folder that --from names: itself or, of a run folder, its last checkpoint.
+std::string folder_meant(const std::string& from);
+
+// The prefix of a folder that is being written or removed, so that a folder step_N is always complete.
+constexpr const char* UNFINISHED = "unfinished_";
+void remove_checkpoint(const std::string& out, long step);
+void remove_unfinished(const std::string& out);   // folders that a crash has left
+
+// Locks a run folder for one process; released however the process ends. No effect on a file system without locks.
+class FolderLock {
+public:
+    explicit FolderLock(const std::string& out);
+    FolderLock(const FolderLock&) = delete;
+    ~FolderLock();
+
+private:
+    int folder_;
+};
+
+Failure not_written(long step, const std::exception& error);
+
+// ---- options of a run ---------------------------------------------------------------------------
+
+// Throws if an option is not UTF-8: log and checkpoints are JSON, which could not record it.
+void require_recordable(const Options& o);
+
+// --resume: takes the options of the run from its last checkpoint or log, except those given on the command line.
+void take_options_of_run(Options& o);
+
+// Prints in which options, or number of training tokens, a resumed run differs from its checkpoint. `trainer` is the
+// checkpoint's trainer.json, null when not resuming.
+void note_changes(const Options& o, const json& trainer);
+void note_data(const json& trainer, const std::string& dir, size_t tokens);
+
+// What the user can do if the newest checkpoint in `out` is damaged, appended to the error message that begins with its
+// path; else empty. Not done automatically: only the user knows what the steps since the previous checkpoint are worth.
+std::string way_around(const std::string& out, const std::string& message);

@@ -1,0 +1,61 @@
+// Training data: files of text or of tokens, and the windows of T + 1 tokens that sequences are cut from.
+//
+// Shards of tokens are in llm.c's format: 256 int32 of header (magic 20240520, version 1, number of tokens), then uint16
+// tokens. Other files are text; known binary formats are rejected by their first bytes.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tokenizer.h"
+
+constexpr int SHARD_HEADER = 256, SHARD_MAGIC = 20240520, SHARD_VERSION = 1;
+
+// Consecutive tokens of one file.
+struct Piece {
+    const MappedFile* file;
+    const char* tokens;
+    size_t token_bytes;   // 1, 2 or 4
+    size_t begin, count;
+
+    int operator[](size_t i) const {
+        const char* at = tokens + token_bytes * (begin + i);
+        int token = 0;
+        memcpy(&token, at, token_bytes);   // little-endian
+        return token;
+    }
+};
+
+// Windows may begin ANYWHERE (there are as many as such places), follow each other as WHOLE ones, or follow each other
+// COVERING every token, in which case the last one of a file may be shorter.
+enum class Windows { ANYWHERE, WHOLE, COVERING };
+
+// The tokens of all files that a pattern names, as one list.
+class Tokens {
+public:
+    Tokens() = default;
+    explicit Tokens(const std::string& pattern);
+
+    // Encodes text, unless the model's tokens are bytes. Reports on `out` how long that takes.
+    void tokenize(const Text& text, int V, FILE* out);
+    size_t text_bytes() const { return text_bytes_; }   // of the text that was encoded
+    size_t count() const;
+    bool bytes_only() const;
+    TokensAre tokens_are() const { return bytes_only() ? TokensAre::BYTES : TokensAre::OTHERS; }
+    const std::vector<Piece>& pieces() const { return pieces_; }
+
+    // Removes the last `fraction` of the tokens and returns them.
+    Tokens split_tail(double fraction);
+
+    size_t windows(Windows kind, size_t T) const;
+    // Reads window `index` of windows(kind, T). Targets past the end of a file are -1.
+    void read(int* inputs, int* targets, Windows kind, size_t index, size_t T, int V) const;
+
+private:
+    std::shared_ptr<std::vector<MappedFile>> files_;
+    std::vector<std::shared_ptr<std::vector<char>>> encoded_;
+    size_t text_bytes_ = 0;
+    std::vector<Piece> pieces_;
+};

@@ -1,0 +1,456 @@
+#include "files.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdarg>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <locale>
+#include <sstream>
+#include <unordered_set>
+#include <vector>
+
+namespace fs = std::filesystem;
+
+// ---- errors -------------------------------------------------------------------------------------
+
+static std::string format_list(const char* text, va_list args) {
+    va_list again;
+    va_copy(again, args);
+    std::string out(vsnprintf(nullptr, 0, text, args), '\0');
+    vsnprintf(out.data(), out.size() + 1, text, again);
+    va_end(again);
+    return out;
+}
+
+std::string format(const char* text, ...) {
+    va_list args;
+    va_start(args, text);
+    const std::string out = format_list(text, args);
+    va_end(args);
+    return out;
+}
+
+template <int EXIT_CODE> Error<EXIT_CODE>::Error(const char* message, ...) {
+    va_list args;
+    va_start(args, message);
+    text = format_list(message, args);
+    va_end(args);
+}
+template struct Error<1>;
+template struct Error<2>;
+
+// ---- text ---------------------------------------------------------------------------------------
+
+bool ends_with(const std::string& text, const std::string& end) {
+    return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+template <typename T> bool parse_number(const std::string& text, T& to) {
+    std::istringstream in(text);
+    in.imbue(std::locale::classic());
+    T value;
+    if (!(in >> value) || in.peek() != EOF || !std::isfinite(static_cast<double>(value))) return false;
+    to = value;
+    return true;
+}
+template bool parse_number(const std::string&, int&);
+template bool parse_number(const std::string&, long&);
+template bool parse_number(const std::string&, double&);
+
+std::string shell_word(const std::string& text) {
+    auto plain = [](unsigned char c) { return c >= 0x80 || (c && (isalnum(c) || strchr("_-./=+,:@%", c))); };
+    if (!text.empty() && std::all_of(text.begin(), text.end(), plain)) return text;
+    std::string word = "'";
+    for (char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    return word + "'";
+}
+
+// The bounds of the second byte exclude overlong encodings, surrogates, and what is above U+10FFFF.
+size_t character_length(std::string_view text) {
+    auto byte = [&](size_t i) -> unsigned { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+    const unsigned first = byte(0);
+    if (text.empty()) return 0;
+    if (first < 0x80) return 1;
+    if (first < 0xc2 || first > 0xf4) return 0;
+    const size_t length = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+    const unsigned least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
+    const unsigned most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+    if (byte(1) < least || byte(1) > most) return 0;
+    for (size_t i = 2; i < length; i++)
+        if ((byte(i) & 0xc0) != 0x80) return 0;
+    return length;
+}
+
+size_t incomplete_end(std::string_view text) {
+    for (size_t n = 1; n <= std::min<size_t>(3, text.size()); n++) {
+        const unsigned char first = text[text.size() - n];
+        if ((first & 0xc0) == 0x80) continue;
+        const size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : first >= 0xc2 ? 2 : 1;
+        return first <= 0xf4 && n < length ? n : 0;
+    }
+    return 0;
+}
+
+// Whether a character (UTF-8) is a control code of ASCII or Latin-1, other than a line break or a tab.
+static bool is_control(const std::string& c) {
+    const unsigned char first = c[0];
+    if (first == 0xc2) return static_cast<unsigned char>(c[1]) < 0xa0;
+    return (first < ' ' && first != '\n' && first != '\t') || first == 0x7f;
+}
+
+std::string readable(const std::string& bytes, const char* replacement) {
+    std::string text;
+    for (size_t at = 0, length; at < bytes.size(); at += std::max<size_t>(1, length)) {
+        length = character_length(std::string_view(bytes).substr(at));
+        const std::string character = bytes.substr(at, length);
+        text += length == 0 || is_control(character) ? replacement : character;
+    }
+    return text;
+}
+
+std::string one_line(const std::string& message) {
+    std::string text = readable(message, REPLACEMENT_CHARACTER);
+    for (char& c : text)
+        if (c == '\n' || c == '\t') c = ' ';
+    return text;
+}
+
+double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// ---- reading ------------------------------------------------------------------------------------
+
+static volatile sig_atomic_t page_lost = 0;   // a page of a mapped file was missing
+
+static void replace_lost_page(int, siginfo_t* info, void*) {
+    const size_t page = sysconf(_SC_PAGESIZE), at = reinterpret_cast<size_t>(info->si_addr) / page * page;
+    const bool replaced = info->si_code == BUS_ADRERR &&
+                          mmap(reinterpret_cast<void*>(at), page, PROT_READ,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
+    if (replaced) page_lost = 1;
+    else signal(SIGBUS, SIG_DFL);   // another cause: the signal is raised again and ends the program
+}
+
+// Signal handlers have their own stack: on a CPU, a matmul of oneDNN runs with the stack pointer inside of its heap
+// buffer, which a handler's frame would overwrite.
+void catch_lost_pages() {
+    static char signal_stack[64 << 10];
+    const stack_t stack = {signal_stack, 0, sizeof(signal_stack)};
+    if (sigaltstack(&stack, nullptr) != 0) throw Failure("sigaltstack: %s", strerror(errno));
+    struct sigaction lost = {};
+    lost.sa_sigaction = replace_lost_page;
+    lost.sa_flags = SA_ONSTACK | SA_SIGINFO;
+    sigaction(SIGBUS, &lost, nullptr);
+}
+
+bool exists(const std::string& path) {
+    struct stat info;
+    return stat(path.c_str(), &info) == 0;
+}
+
+bool is_regular_file(const std::string& path) {
+    struct stat info;
+    return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
+}
+
+std::string why_not(const std::string& path, int error) {
+    std::error_code ignored;
+    const fs::path target = fs::read_symlink(path, ignored);
+    if (error == ENOENT && !target.empty()) return format("a link to %s, which is not there", target.c_str());
+    return strerror(error);
+}
+
+std::string read_file(const std::string& path) {
+    if (exists(path) && !is_regular_file(path)) throw UserError("%s: not a regular file", path.c_str());
+    std::ifstream file(path, std::ios::binary);
+    const std::string content(std::istreambuf_iterator<char>(file), {});
+    if (!file || file.bad()) throw UserError("%s: %s", path.c_str(), why_not(path, errno).c_str());
+    return content;
+}
+
+MappedFile::MappedFile(const std::string& path) : path_(path) {
+    const int file = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);   // does not block on a pipe
+    if (file < 0) throw UserError("%s: %s", path.c_str(), why_not(path, errno).c_str());
+    struct stat info;
+    fstat(file, &info);
+    size_ = info.st_size;
+    const bool regular = S_ISREG(info.st_mode), folder = S_ISDIR(info.st_mode);
+    void* mapped = regular && size_ ? mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
+    close(file);
+    if (!regular) throw UserError("%s: %snot a regular file", path.c_str(), folder ? "a folder, " : "");
+    if (size_ == 0) throw UserError("%s: the file is empty", path.c_str());
+    if (mapped == MAP_FAILED) throw Failure("%s: mmap: %s", path.c_str(), strerror(errno));
+    data_ = static_cast<const char*>(mapped);
+}
+
+MappedFile::~MappedFile() {
+    if (data_) munmap(const_cast<char*>(data_), size_);
+}
+
+void MappedFile::require_whole() const {
+    if (page_lost) throw Failure("%s: was cut off while it was in use", path_.c_str());
+}
+
+// ---- writing ------------------------------------------------------------------------------------
+
+// Writes bytes to a file and returns how many could be written.
+static size_t write_bytes(int file, const char* data, size_t bytes) {
+    size_t done = 0;
+    while (done < bytes) {
+        const ssize_t written = write(file, data + done, bytes - done);
+        if (written < 0) break;
+        done += written;
+    }
+    return done;
+}
+
+OutputFile::OutputFile(const std::string& path)
+    : path_(path), file_(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+    if (file_ < 0) throw Failure("%s: cannot be written: %s", path.c_str(), strerror(errno));
+}
+
+OutputFile::~OutputFile() {
+    if (file_ >= 0) close(file_);
+}
+
+void OutputFile::write(const void* data, size_t bytes) {
+    if (write_bytes(file_, static_cast<const char*>(data), bytes) < bytes) fail();
+}
+
+void OutputFile::finish() {
+    if (fsync(file_) != 0 || close(std::exchange(file_, -1)) != 0) fail();
+}
+
+void OutputFile::fail() { throw Failure("%s: writing failed: %s", path_.c_str(), strerror(errno)); }
+
+void write_file(const std::string& path, const std::string& content) {
+    OutputFile file(path);
+    file.write(content);
+    file.finish();
+}
+
+void sync_folder(const std::string& path) {
+    const int folder = open(path.c_str(), O_RDONLY);
+    const bool done = folder >= 0 && fsync(folder) == 0;
+    const int error = errno;
+    if (folder >= 0) close(folder);
+    if (!done) throw Failure("%s: fsync: %s", path.c_str(), strerror(error));
+}
+
+void create_folder(const std::string& path) {
+    if (exists(path)) return;
+    const std::string above = fs::path(path).parent_path();
+    create_folder(above);
+    fs::create_directory(path);
+    sync_folder(above);
+}
+
+// ---- JSON ---------------------------------------------------------------------------------------
+
+namespace {
+
+// Checks every part of a file and stores none.
+class JsonCheck : public nlohmann::json_sax<nlohmann::json> {
+public:
+    bool null() override { return true; }
+    bool boolean(bool) override { return true; }
+    bool number_integer(number_integer_t) override { return true; }
+    bool number_unsigned(number_unsigned_t) override { return true; }
+    bool number_float(number_float_t, const string_t&) override { return true; }
+    bool string(string_t&) override { return true; }
+    bool binary(binary_t&) override { return true; }
+    bool start_array(size_t) override { return open(); }
+    bool end_array() override { return close(); }
+    bool start_object(size_t) override { return open(); }
+    bool end_object() override { return close(); }
+    bool key(string_t& name) override {
+        if (!names_.back().insert(name).second)
+            throw JsonError("not valid JSON: the name " + nlohmann::json(name).dump() + " occurs twice in an object");
+        return true;
+    }
+    bool parse_error(size_t, const std::string&, const nlohmann::json::exception&) override { return false; }
+
+private:
+    static constexpr size_t MAX_DEPTH = 100;   // which readers follow by recursion; no file of a model has ten
+
+    bool open() {
+        if (names_.size() == MAX_DEPTH)
+            throw JsonError("not valid JSON: more than " + std::to_string(MAX_DEPTH) + " levels deep");
+        names_.emplace_back();
+        return true;
+    }
+    bool close() {
+        names_.pop_back();
+        return true;
+    }
+
+    std::vector<std::unordered_set<std::string>> names_;   // of each level
+};
+
+}   // namespace
+
+template <typename Json> Json parse_json(const char* begin, const char* end) {
+    JsonCheck check;
+    try {
+        nlohmann::json::sax_parse(begin, end, &check);
+        return Json::parse(begin, end);
+    } catch (const nlohmann::json::exception& error) {
+        throw JsonError(std::string("not valid JSON: ") + error.what());
+    }
+}
+
+template <typename Json> Json read_json_as(const std::string& path) {
+    const MappedFile file(path);
+    if (file.size() > MAX_JSON_BYTES)
+        throw UserError("%s: %zu bytes, expected JSON of at most %zu", path.c_str(), file.size(), MAX_JSON_BYTES);
+    try {
+        return parse_json<Json>(file.data(), file.data() + file.size());
+    } catch (const JsonError& error) {
+        throw UserError("%s: %s", path.c_str(), error.what());
+    }
+}
+template nlohmann::json parse_json(const char*, const char*);
+template json parse_json(const char*, const char*);
+template nlohmann::json read_json_as(const std::string&);
+template json read_json_as(const std::string&);
+
+void write_json(const std::string& path, const json& content) { write_file(path, content.dump(2) + "\n"); }
+
+template <typename T> T whole_number(const json& file, const char* name, const std::string& path) {
+    if (!file.is_object() || !file.contains(name)) throw UserError("%s: \"%s\" is missing", path.c_str(), name);
+    const json& value = file.at(name);
+    constexpr T LEAST = std::numeric_limits<T>::min(), MOST = std::numeric_limits<T>::max();
+    bool fits = false;
+    if (value.is_number_unsigned()) fits = value.get<uint64_t>() <= static_cast<uint64_t>(MOST);
+    else if (value.is_number_integer()) fits = LEAST < 0 && value.get<int64_t>() >= static_cast<int64_t>(LEAST);
+    if (!fits)
+        throw UserError("%s: \"%s\" is %s, expected a whole number from %s to %s", path.c_str(), name,
+                        value.dump().substr(0, 40).c_str(), std::to_string(LEAST).c_str(),
+                        std::to_string(MOST).c_str());
+    return value.get<T>();
+}
+template int whole_number(const json&, const char*, const std::string&);
+template long whole_number(const json&, const char*, const std::string&);
+template uint64_t whole_number(const json&, const char*, const std::string&);
+
+// ---- log ----------------------------------------------------------------------------------------
+
+json read_record(const std::string& line) {
+    const json record = parse_json<json>(line.data(), line.data() + line.size());
+    if (!record.is_object()) throw JsonError("no JSON object");
+    return record;
+}
+
+// The lines of records up to a step. Damaged lines are left out and reported, except a last line that was cut off.
+static std::string records_until(const std::string& path, uint64_t step) {
+    if (!exists(path)) return "";
+    std::istringstream lines(read_file(path));
+    std::string kept, problem;
+    size_t number = 1, damaged = 0;
+    for (std::string line; std::getline(lines, line); number++) {
+        try {
+            const json record = read_record(line);
+            if (!record.contains("step") || whole_number<uint64_t>(record, "step", path) <= step) kept += line + "\n";
+        } catch (const std::exception& error) {
+            if (lines.eof()) break;
+            if (damaged++ == 0) problem = format("line %zu: %s", number, one_line(error.what()).c_str());
+        }
+    }
+    if (damaged)
+        printf("resume     %s: %zu damaged line%s left out, %s\n", path.c_str(), damaged, damaged > 1 ? "s are" : " is",
+               problem.c_str());
+    return kept;
+}
+
+void Log::open(const std::string& out, long resumed_step, const json& first) {
+    if (out.empty()) return;
+    path_ = out + "/log.jsonl";
+    std::string kept = resumed_step > 0 ? records_until(path_, resumed_step) : "";
+    if (kept.rfind("{\"run\"", 0) != 0) kept = first.dump() + "\n" + kept;
+    write_file(path_ + ".new", kept);
+    fs::rename(path_ + ".new", path_);
+    sync_folder(out);
+    file_ = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (file_ < 0) throw Failure("%s: cannot be written: %s", path_.c_str(), strerror(errno));
+}
+
+Log::~Log() {
+    if (file_ >= 0) close(file_);
+}
+
+void Log::write(const json& record) {
+    if (file_ < 0) return;
+    unwritten_ += record.dump() + "\n";
+    flush();
+}
+
+void Log::sync() {
+    if (file_ < 0) return;
+    flush();
+    if (fsync(file_) != 0) fail();
+}
+
+void Log::flush() {
+    unwritten_.erase(0, write_bytes(file_, unwritten_.data(), unwritten_.size()));
+    if (!unwritten_.empty()) fail();
+}
+
+void Log::fail() { throw Failure("%s: writing failed: %s", path_.c_str(), strerror(errno)); }
+
+// ---- signals and the machine --------------------------------------------------------------------
+
+volatile sig_atomic_t stop_requested = 0;
+
+void catch_signals() {
+    for (int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
+        struct sigaction action = {}, before;
+        action.sa_handler = [](int received) { stop_requested = received; };
+        // A closed terminal may raise SIGHUP twice, so only the first two signals are reset.
+        action.sa_flags = SA_ONSTACK | SA_RESTART | (number == SIGINT || number == SIGTERM ? SA_RESETHAND : 0);
+        sigaction(number, nullptr, &before);
+        if (number != SIGHUP || before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);   // nohup ignores it
+    }
+    signal(SIGXFSZ, SIG_IGN);   // a file that has reached its limit (ulimit -f): write() fails instead
+}
+
+void require_output() {
+    // The reason of an earlier failed write is lost.
+    const std::string reason = fflush(stdout) != 0 ? format(": %s", strerror(errno)) : "";
+    if (ferror(stdout) && stop_requested != SIGPIPE) throw Failure("standard output: writing failed%s", reason.c_str());
+}
+
+double share_without_core() {
+    double with = 0, without = 0;
+    std::error_code none;
+    for (const auto& thread : fs::directory_iterator("/proc/self/task", none)) {
+        double ran = 0, waited = 0;   // ns
+        if (std::ifstream(thread.path() / "schedstat") >> ran >> waited) with += ran, without += waited;
+    }
+    return without > 0 ? without / (with + without) : 0;
+}
+
+std::string busy_text(double share) {
+    constexpr double MUCH = 0.1;   // threads wait a little on a quiet machine, too
+    if (share < MUCH) return "";
+    return format("busy: %.0f %% of their time so far, threads waited for a core", 100 * share);
+}
+
+size_t peak_resident_bytes() {
+    std::ifstream status("/proc/self/status");
+    for (std::string word; status >> word;) {
+        size_t kib;
+        if (word == "VmHWM:" && status >> kib) return kib * 1024;
+    }
+    return 0;
+}

@@ -1,0 +1,186 @@
+// Errors and their texts, files, JSON, a run's log, signals.
+#pragma once
+
+#include <signal.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+using json = nlohmann::ordered_json;   // keeps names in the file's order
+
+// ---- errors -------------------------------------------------------------------------------------
+// UserError: the user can correct it (exit code 2). Failure: everything else (exit code 1). Both are one line that names
+// the file, flag or tensor, what was found and what was expected.
+
+__attribute__((format(printf, 1, 2))) std::string format(const char* text, ...);
+
+template <int EXIT_CODE> struct Error : std::exception {
+    std::string text;
+
+    __attribute__((format(printf, 2, 3))) explicit Error(const char* message, ...);
+    const char* what() const noexcept override { return text.c_str(); }
+};
+using UserError = Error<2>;
+using Failure = Error<1>;
+
+// ---- text ---------------------------------------------------------------------------------------
+
+bool ends_with(const std::string& text, const std::string& end);
+
+// Parses all of text as a finite number that T can hold; false if it is anything else.
+template <typename T> bool parse_number(const std::string& text, T& to);   // int, long, double
+
+// text as one word of a shell: quoted if it has more than the characters of a path.
+std::string shell_word(const std::string& text);
+
+// The length of the UTF-8 character that text begins with; 0 if it begins with none.
+size_t character_length(std::string_view text);
+// How many bytes at the end of text may be the beginning of an incomplete UTF-8 character.
+size_t incomplete_end(std::string_view text);
+
+// text with `replacement` for each control character that a terminal may obey, and for each byte that is not UTF-8.
+std::string readable(const std::string& text, const char* replacement = ".");
+constexpr const char* REPLACEMENT_CHARACTER = "\xef\xbf\xbd";
+// The same on one line: for messages that may quote names from files.
+std::string one_line(const std::string& message);
+
+// Seconds of a clock that never goes back.
+double seconds_now();
+
+// ---- reading ------------------------------------------------------------------------------------
+
+// Handles SIGBUS: a page of a mapped file that was truncated in the meantime becomes zeros, so that
+// MappedFile::require_whole() can report the file.
+void catch_lost_pages();
+
+// Whether a path leads to something. False also for a path that cannot be looked up, such as one with a name of more
+// than 255 bytes; opening it then reports why.
+bool exists(const std::string& path);
+bool is_regular_file(const std::string& path);
+
+// The reason, errno's text, why a path cannot be opened; names the target of a dangling link.
+std::string why_not(const std::string& path, int error);
+
+std::string read_file(const std::string& path);
+
+// A file mapped into memory, read-only. Pages are read from disk on access, so it may be larger than memory.
+class MappedFile {
+public:
+    explicit MappedFile(const std::string& path);
+    MappedFile(MappedFile&& other)
+        : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(other.size_) {}
+    ~MappedFile();
+
+    const std::string& path() const { return path_; }
+    const char* data() const { return data_; }
+    size_t size() const { return size_; }
+    // Called after reading: throws if the file was truncated while it was mapped.
+    void require_whole() const;
+
+private:
+    std::string path_;
+    const char* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+// ---- writing ------------------------------------------------------------------------------------
+
+// A file written from start to end. Throws Failure on errors such as a full disk. finish() returns once it is on disk.
+class OutputFile {
+public:
+    explicit OutputFile(const std::string& path);
+    OutputFile(const OutputFile&) = delete;
+    ~OutputFile();
+
+    void write(const void* data, size_t bytes);
+    void write(const std::string& text) { write(text.data(), text.size()); }
+    void finish();
+
+private:
+    [[noreturn]] void fail();
+
+    std::string path_;
+    int file_;
+};
+
+void write_file(const std::string& path, const std::string& content);
+
+// Flushes a folder's entries to disk.
+void sync_folder(const std::string& path);
+
+// Creates a folder, and those above it, so that they survive a power failure. Throws std::filesystem::filesystem_error.
+void create_folder(const std::string& path);
+
+// ---- JSON ---------------------------------------------------------------------------------------
+
+struct JsonError : std::runtime_error { using std::runtime_error::runtime_error; };
+
+constexpr size_t MAX_JSON_BYTES = 100 << 20;   // far beyond every real file
+
+// Parses JSON that may be damaged or hostile. Throws JsonError if it is not valid, if a name occurs twice in an object,
+// or if it is nested deeper than 100 levels. Json: nlohmann::json (fast lookup of names) or json.
+template <typename Json> Json parse_json(const char* begin, const char* end);
+template <typename Json> Json read_json_as(const std::string& path);
+inline json read_json(const std::string& path) { return read_json_as<json>(path); }
+void write_json(const std::string& path, const json& content);
+
+// The value of `name` in an object, which must be a whole number that T can hold.
+template <typename T> T whole_number(const json& file, const char* name, const std::string& path);
+
+// ---- log ----------------------------------------------------------------------------------------
+
+// A line of log.jsonl as an object. Throws JsonError.
+json read_record(const std::string& line);
+
+// OUT/log.jsonl, one object per line.
+class Log {
+public:
+    Log() = default;
+    Log(const Log&) = delete;
+    ~Log();
+
+    // Opens the log of folder `out`; does nothing if it is empty. Of an existing log, keeps the records up to
+    // resumed_step. A new log has its first line, `first`, from the moment it exists: --resume reads the options there.
+    void open(const std::string& out, long resumed_step, const json& first);
+    // Adds a record. One that could not be written is written before the next one.
+    void write(const json& record);
+    // Returns once all of it is on disk.
+    void sync();
+
+private:
+    void flush();
+    [[noreturn]] void fail();
+
+    std::string path_, unwritten_;
+    int file_ = -1;
+};
+
+// ---- signals and the machine --------------------------------------------------------------------
+
+// The number of the signal that asks the run to end; 0: none.
+extern volatile sig_atomic_t stop_requested;
+
+// Makes SIGINT, SIGTERM, SIGHUP and SIGPIPE end a run after its current step; a second SIGINT or SIGTERM ends it at
+// once. Uses the signal stack of catch_lost_pages().
+void catch_signals();
+
+// Throws if standard output could not be written, except to a closed pipe, which ends a run normally.
+void require_output();
+
+// The share of time in which this process' threads were ready to run but had no core; 0 if Linux does not count it.
+double share_without_core();
+
+// A warning if that share is large, else empty.
+std::string busy_text(double share);
+
+// The largest resident memory of this process so far. From /proc: getrusage includes the program that started it.
+size_t peak_resident_bytes();

@@ -1,0 +1,128 @@
+// What flags set: a model's sizes, the options of a run, their flags.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "files.h"
+
+enum class DType { FP32, BF16, FP16, E4M3, E5M2 };   // the last two are operands of matmuls only
+enum class TensorCores { AUTO, NONE, MMA, WGMMA };   // that attention runs on; wgmma: Hopper's
+enum class Recompute { NONE, SELECTIVE, FULL };
+constexpr std::pair<const char*, Recompute> RECOMPUTE_NAMES[] = {
+    {"none", Recompute::NONE}, {"selective", Recompute::SELECTIVE}, {"full", Recompute::FULL}};
+enum class Attention { FLASH, NAIVE };
+enum class MatmulIn { FLOATX, FP8, FP8_ALL };
+constexpr std::array<const char*, 3> MATMUL_NAMES = {"plain", "fp8", "fp8-all"};
+enum class Fp8Scaling { DELAYED, CURRENT, NONE };
+constexpr std::array<const char*, 3> FP8_SCALING_NAMES = {"delayed", "current", "none"};
+enum class MasterWeights { FP32, NONE };
+enum class PeakSource { TABLE, MEASURED };
+enum class Tuning { OFF, ON };
+enum class UseGraph { AUTO, OFF, ON };
+enum class Shuffle { NO, YES };
+enum class Overlap { OFF, ON };
+enum class PlanPrecision { FP32, BF16, FP16, OF_BUILD };   // the first three as in DType
+enum class Schedule { COSINE, LINEAR, WSD, CONSTANT };
+
+// --loss-scaling: one of these, or a fixed scale.
+constexpr double DYNAMIC_SCALE = 0, NO_SCALE = 1, SCALE_BY_PRECISION = -1;
+constexpr double MOST_LOSS_SCALE = 1 << 24;
+
+// A model's sizes.
+struct Config {
+    int layers, heads, channels, context, vocab;
+
+    int head_size() const { return channels / heads; }
+    // Rows of wte in memory: a multiple of 128 makes the head's matmul fast (50257 -> 50304). Files have vocab rows.
+    int padded_vocab() const { return (vocab + 127) / 128 * 128; }
+};
+
+struct Options {
+    // model
+    std::string model = "gpt2", from;
+    int layers = 0, heads = 0, channels = 0, context = 0, vocab = 0;
+    // data
+    std::string data, val_data, hellaswag;
+    double val_fraction = 0.1;
+    Shuffle shuffle = Shuffle::YES;
+    // a step
+    int micro_batch = 4, seq_len = 0;
+    long total_batch = 0;
+    Recompute recompute = Recompute::NONE;
+    DType grad_dtype = DType::FP32;
+    double loss_scaling = SCALE_BY_PRECISION;
+    MasterWeights master_weights = MasterWeights::FP32;
+    Attention attention = Attention::FLASH;
+    TensorCores tensor_cores = TensorCores::AUTO;
+    MatmulIn matmul = MatmulIn::FLOATX;
+    Fp8Scaling fp8_scaling = Fp8Scaling::DELAYED;
+    // optimizer
+    long steps = 1000, warmup = 0;
+    double lr = 6e-4, min_lr = -1;
+    Schedule schedule = Schedule::COSINE;
+    double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, grad_clip = 1.0;
+    long seed = 1337;
+    PeakSource peak = PeakSource::TABLE;
+    Tuning matmul_tuning = Tuning::ON;
+    UseGraph graph = UseGraph::AUTO;
+    int threads = 0;
+    // many GPUs
+    std::vector<int> gpus = {1};   // several: for plan --scan
+    int zero = 0;
+    Overlap overlap = Overlap::ON;
+    double timeout = 300;
+    // run folder
+    std::string out;
+    std::string trace;
+    bool resume = false;
+    long eval_every = 250, eval_sequences = 80, sample_every = 0, checkpoint_every = 1000;
+    int keep = 0;
+    // samples
+    std::string prompt = "\n", prompt_tokens, stop;
+    int samples = 1, sample_tokens = 256, top_k = 0;
+    double temperature = 1.0, top_p = 1.0;
+    // plan
+    std::string gpu_memory;
+    PlanPrecision precision = PlanPrecision::OF_BUILD;
+    double bandwidth = 0, flops = 0;
+    bool scan = false, as_json = false;
+
+    std::set<std::string> given;   // the flags on the command line
+};
+
+enum Verb { TRAIN = 1, EVAL = 2, SAMPLE = 4, PLAN = 8 };
+constexpr int ALL = TRAIN | EVAL | SAMPLE | PLAN;
+const std::pair<const char*, Verb> VERBS[] = {{"train", TRAIN}, {"eval", EVAL}, {"sample", SAMPLE}, {"plan", PLAN}};
+
+
+constexpr int AUTO = -1;                                 // --micro-batch auto
+constexpr int MOST_SEQUENCES = 1 << 15;                  // an index of attention's grid.z, at most 65535
+constexpr int MOST_GPUS = 1 << 16;
+constexpr int MOST_THREADS = 1024;                       // dev/cpu's maximum
+constexpr long MOST_STEPS = 1000000000000, MOST_STEP_TOKENS = MOST_STEPS;   // no sum or product of them overflows
+
+struct Flag {
+    const char* name;
+    int verbs;
+    std::string takes;
+    const char* help;
+    std::function<bool(const std::string&)> parse;   // false: the text is not what the flag takes
+    std::function<json()> value;
+    bool is_switch = false;
+};
+
+// One row per flag, bound to the members of o: defaults, parsing, --help and the log come from this table.
+std::vector<Flag> flag_table(Options& o);
+Options parse_options(Verb verb, const char* verb_name, const std::vector<std::string>& args);
+void print_help();
+
+// Parses 8 or 8,24,64 or 8..512 (its powers of two); false if text is something else.
+bool parse_gpu_counts(const std::string& text, std::vector<int>& to);
+
+// All options of a subcommand, for the log.
+json describe(Options options, Verb verb);

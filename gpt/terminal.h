@@ -1,0 +1,78 @@
+// What a run shows: numbers, lines that fit a terminal, progress, samples, the commands that come next.
+#pragma once
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "options.h"
+
+constexpr size_t BEYOND_MEMORY = size_t{1} << 56;   // sizes from here on count as infinite
+
+std::string size_text(size_t bytes);      // 24.81 GB
+std::string short_number(double x);       // 12.3k
+std::string clock_text(double seconds);   // 1:02:03
+std::string bar(double share);            // of 40 characters; above 1 followed by "> 1.5 x"
+
+// A part of a line; the part with the highest rank is dropped first.
+struct LinePart { int rank; std::string text; };
+
+// The parts one after the other, without as many as must be dropped to fit in `width` columns. A single part that is
+// too long is cut.
+std::string fitted(std::vector<LinePart> parts, size_t width);
+
+constexpr int USUAL_COLUMNS = 80;
+int terminal_columns(int file);   // USUAL_COLUMNS if the terminal does not say
+
+// Progress of a long operation, on standard error if that is a terminal; erased at the end.
+class Meter {
+public:
+    Meter(const char* what, size_t all);
+    Meter(const Meter&) = delete;
+    ~Meter();
+    void show(size_t done);
+
+private:
+    const char* what_;
+    size_t all_;
+    double start_, shown_;
+    bool terminal_, drawn_ = false;
+};
+
+struct StepResult {
+    double loss, norm, lr, seconds, tokens_per_s, mfu, hfu, loss_scale;
+    bool is_finite;   // loss and norm, or the step was skipped
+};
+
+// The line of a run's steps: redrawn in place on a terminal, elsewhere a line every few seconds.
+class Progress {
+public:
+    Progress(long first_step, long steps);
+    void start();
+    void show(long step, const StepResult& r);
+    void end_line();   // before anything else is printed
+
+private:
+    long first_, steps_, shown_step_;
+    double start_ = 0, shown_ = 0;
+    bool terminal_, open_ = false;
+};
+
+// Prints a sample as it is drawn: whole characters only, and not the text that ends the sample.
+class Printer {
+public:
+    Printer(FILE* to, const std::string& stop) : to_(to), stop_(stop) {}
+    void prompt(const std::string& bytes);   // is not searched for the text that ends the sample
+    bool add(const std::string& bytes);      // false once the text that ends the sample has come
+    void end() { print(pending_.size()); }
+
+private:
+    size_t begun_stop() const;
+    void print(size_t n);
+
+    FILE* to_;
+    std::string stop_, pending_;
+};
+
+// Prints commands to copy. `prompt`: the options of a sample from a model without a tokenizer.
+void print_next(const Options& o, const std::string& checkpoint, const std::string& prompt, bool is_whole);

@@ -1,0 +1,598 @@
+#include "tokenizer.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include <algorithm>
+#include <iostream>
+#include <iterator>
+#include <queue>
+#include <sstream>
+#include <tuple>
+
+std::vector<std::string> byte_alphabet() {
+    std::vector<std::string> alphabet;
+    unsigned next = 0x100;
+    for (unsigned byte = 0; byte < 256; byte++) {
+        const bool prints = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte != 0xad);
+        const unsigned code = prints ? byte : next++;
+        if (code < 0x80) alphabet.push_back(std::string(1, static_cast<char>(code)));
+        else alphabet.push_back({static_cast<char>(0xc0 | code >> 6), static_cast<char>(0x80 | (code & 0x3f))});
+    }
+    return alphabet;
+}
+
+// ---- words --------------------------------------------------------------------------------------
+
+// GPT-2's pattern. White space is Unicode's property White_Space, spelled out: PCRE2's \s also has U+180E.
+static std::string word_pattern() {
+    const std::string white = R"(\t-\r\x{85}\p{Z})";
+    return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^)" + white + R"(\p{L}\p{N}]+|[)" + white + "]+(?![^" +
+           white + "])|[" + white + "]+";
+}
+
+// PCRE2 takes UTF-8 only. U+FFFF has the class that invalid bytes have here: no letter, number or white space.
+constexpr std::string_view REPLACEMENT = "\xef\xbf\xbf";
+
+// The text with a replacement for each byte that is not part of a character, and the places of those.
+static std::string valid_utf8(std::string_view text, std::vector<size_t>& replaced) {
+    std::string valid;
+    valid.reserve(text.size());
+    for (size_t at = 0, length; at < text.size(); at += std::max<size_t>(1, length)) {
+        length = character_length(text.substr(at));
+        if (length == 0) replaced.push_back(valid.size());
+        valid += length ? text.substr(at, length) : REPLACEMENT;
+    }
+    return valid;
+}
+
+WordPattern::WordPattern() {
+    const std::string pattern = word_pattern();
+    int error;
+    PCRE2_SIZE at;
+    code_ = {pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_UTF | PCRE2_ANCHORED,
+                           &error, &at, nullptr), pcre2_code_free};
+    if (!code_) throw Failure("PCRE2 does not take GPT-2's pattern: error %d", error);
+    pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE);   // without JIT it is interpreted
+}
+
+void WordPattern::for_each_word(std::string_view text, const std::function<void(std::string_view)>& visit) const {
+    std::vector<size_t> replaced;
+    const std::string valid = valid_utf8(text, replaced);
+    const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> match(
+        pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
+    const size_t* range = pcre2_get_ovector_pointer(match.get());
+    size_t passed = 0, done = 0;   // replacements; bytes of the text
+    for (size_t at = 0; at < valid.size(); at = range[1]) {
+        const int status = pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(valid.data()), valid.size(), at,
+                                       PCRE2_NO_UTF_CHECK, match.get(), nullptr);
+        if (status < 0 || range[1] <= at) throw Failure("PCRE2: error %d", status);
+        while (passed < replaced.size() && replaced[passed] < range[1]) passed++;
+        const size_t end = range[1] - passed * (REPLACEMENT.size() - 1);
+        visit(text.substr(done, end - done));
+        done = end;
+    }
+}
+
+// ---- encoding -----------------------------------------------------------------------------------
+
+static constexpr size_t NONE = SIZE_MAX;
+
+namespace {   // train_gpt.cu has types of these names, too
+
+// A word's tokens as a list; a token that has become part of the one before it is -1.
+struct Link { int token; size_t previous, next; };
+
+// Neighbours that can be merged, the first of them at `at`; stale when one has become something else.
+struct Candidate {
+    int rank;
+    size_t at;
+    int left, right, token;
+    bool operator<(const Candidate& other) const { return std::tie(rank, at) > std::tie(other.rank, other.at); }
+};
+
+}   // namespace
+
+// What merging a word needs, kept from word to word.
+struct Tokenizer::Work {
+    std::vector<Link> links;
+    std::priority_queue<Candidate> candidates;   // the smallest rank, of these the leftmost, is on top
+};
+
+static uint64_t pair_key(int left, int right) {
+    return static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right);
+}
+
+void Tokenizer::propose(Work& work, size_t at) const {
+    const size_t next = work.links[at].next;
+    if (next == NONE) return;
+    const int left = work.links[at].token, right = work.links[next].token;
+    const auto found = merges_.find(pair_key(left, right));
+    if (found != merges_.end())
+        work.candidates.push({found->second.rank, at, left, right, found->second.token});
+}
+
+// Appends a word's tokens. Each merge takes a candidate off the heap and puts at most two on it: for n bytes
+// O(n log n).
+void Tokenizer::merge(std::vector<int>& tokens, std::string_view word, Work& work) const {
+    std::vector<Link>& links = work.links;
+    links.resize(word.size());
+    for (size_t i = 0; i < word.size(); i++)   // 0 - 1 is NONE
+        links[i] = {byte_tokens_[static_cast<unsigned char>(word[i])], i - 1, i + 1 < word.size() ? i + 1 : NONE};
+    for (size_t i = 0; i < word.size(); i++) propose(work, i);
+    while (!work.candidates.empty()) {
+        const Candidate best = work.candidates.top();
+        work.candidates.pop();
+        Link& left = links[best.at];
+        if (left.token != best.left || left.next == NONE || links[left.next].token != best.right) continue;
+        links[left.next].token = -1;
+        left.token = best.token;
+        left.next = links[left.next].next;
+        if (left.next != NONE) links[left.next].previous = best.at;
+        propose(work, best.at);
+        if (left.previous != NONE) propose(work, left.previous);
+    }
+    for (size_t i = 0; i < word.size(); i = links[i].next) tokens.push_back(links[i].token);
+}
+
+// The longest added token that a text begins with; -1: none.
+int Tokenizer::added_at(std::string_view text) const {
+    if (!begins_added_[static_cast<unsigned char>(text[0])]) return -1;
+    for (int token : added_)   // the longest first
+        if (text.substr(0, bytes_[token].size()) == bytes_[token]) return token;
+    return -1;
+}
+
+std::vector<int> Tokenizer::encode(std::string_view text) const {
+    std::vector<int> tokens;
+    Work work;
+    size_t begin = 0;   // of what is not yet encoded
+    auto encode_until = [&](size_t end) {
+        words_.for_each_word(text.substr(begin, end - begin),
+                             [&](std::string_view word) { merge(tokens, word, work); });
+    };
+    for (size_t at = 0; at < text.size();) {
+        const int added = added_at(text.substr(at));
+        if (added < 0) {
+            at++;
+            continue;
+        }
+        encode_until(at);
+        tokens.push_back(added);
+        begin = at += bytes_[added].size();
+    }
+    encode_until(text.size());
+    return tokens;
+}
+
+bool Tokenizer::is_bytes() const {
+    bool right = size() == byte_tokens_.size() && added_.empty() && before_.empty() && after_.empty();
+    for (size_t byte = 0; right && byte < size(); byte++) right = byte_tokens_[byte] == static_cast<int>(byte);
+    return right;
+}
+
+// A word does not continue into white space, so a line break after a visible character starts a new word.
+size_t Tokenizer::piece_end(std::string_view text, size_t begin, size_t least) const {
+    for (int token : added_)
+        if (bytes_[token].find('\n') != std::string::npos) return text.size();
+    for (size_t at = begin + least; at < text.size(); at++)
+        if (text[at] == '\n' && text[at - 1] > ' ' && text[at - 1] < 0x7f) return at;
+    return text.size();
+}
+
+std::string Tokenizer::decode(const std::vector<int>& tokens) const {
+    std::string text;
+    for (int token : tokens) text += decode(token);
+    return text;
+}
+
+int Tokenizer::added(const std::string& text) const {
+    for (int token : added_)
+        if (bytes_[token] == text) return token;
+    return -1;
+}
+
+bool Tokenizer::is_special(int token) const {
+    return std::find(special_.begin(), special_.end(), token) != special_.end();
+}
+
+// ---- reading files ------------------------------------------------------------------------------
+
+// Fills a Tokenizer from its files.
+class TokenizerFiles {
+public:
+    TokenizerFiles(Tokenizer& t, const std::string& dir) : t_(t) {
+        const bool whole = exists(dir + "/tokenizer.json");
+        path_ = dir + (whole ? "/tokenizer.json" : "/vocab.json");
+        try {
+            const json file = read_json_as<json>(path_);
+            if (whole) {
+                read_tokenizer(file);
+                return;
+            }
+            read_vocabulary(file, json::array());
+            path_ = dir + "/merges.txt";
+            read_merge_lines(read_file(path_));
+            add_unmergeable();
+        } catch (const json::exception& error) {
+            fail(error.what());
+        }
+    }
+
+private:
+    using json = nlohmann::json;   // finds names fast
+
+    [[noreturn]] void fail(const std::string& what) const { throw UserError("%s: %s", path_.c_str(), what.c_str()); }
+
+    static std::string quoted(const std::string& text) { return "'" + text + "'"; }
+
+    // part[key] must be one of some values; null stands for a key that is not there.
+    void require(const json& part, const std::string& where, const char* key, const std::vector<json>& allowed) const {
+        const json found = part.is_object() && part.contains(key) ? part.at(key) : json();
+        if (std::find(allowed.begin(), allowed.end(), found) != allowed.end()) return;
+        std::string expected;
+        for (const json& value : allowed) expected += (expected.empty() ? "" : " or ") + value.dump();
+        fail("\"" + where + key + "\" is " + found.dump().substr(0, 200) + ", expected " + expected);
+    }
+
+    // Only what GPT-2's does is done here: what a file asks for beyond that is refused.
+    void require_byte_level(const json& file) const {
+        if (!file.is_object()) fail("expected an object with \"model\", found " + file.dump().substr(0, 40));
+        require(file, "", "normalizer", {nullptr});
+        const json none, &before = file.contains("pre_tokenizer") ? file.at("pre_tokenizer") : none;
+        require(before, "pre_tokenizer.", "type", {"ByteLevel"});
+        require(before, "pre_tokenizer.", "add_prefix_space", {false, nullptr});
+        require(before, "pre_tokenizer.", "use_regex", {true, nullptr});
+        const json& model = file.at("model");
+        require(model, "model.", "type", {"BPE", nullptr});
+        require(model, "model.", "dropout", {nullptr, 0.0});
+        for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"})
+            require(model, "model.", affix, {nullptr, ""});
+        for (const char* option : {"byte_fallback", "ignore_merges"})
+            require(model, "model.", option, {false, nullptr});
+    }
+
+    // The post-processor says which special tokens surround a text: "TemplateProcessing" with tokens before and after
+    // the text (A). "ByteLevel" adds none, and "Sequence" is a list of post-processors.
+    void read_post_processor(const json& part) {
+        if (part.is_null()) return;
+        require(part, "post_processor.", "type", {"ByteLevel", "TemplateProcessing", "Sequence"});
+        if (part.at("type") == "Sequence")
+            for (const json& processor : part.at("processors")) read_post_processor(processor);
+        if (part.at("type") != "TemplateProcessing") return;
+        std::vector<int>* to = &t_.before_;
+        for (const json& piece : part.at("single")) {
+            if (piece.size() == 1 && piece.contains("Sequence") && to == &t_.before_) {
+                require(piece.at("Sequence"), "post_processor.single.Sequence.", "id", {"A"});
+                to = &t_.after_;
+            } else if (piece.size() == 1 && piece.contains("SpecialToken")) {
+                for (const json& id : part.at("special_tokens").at(piece.at("SpecialToken").at("id")).at("ids"))
+                    to->push_back(special_token(id));
+            } else {
+                fail("\"post_processor.single\" has " + piece.dump().substr(0, 200) +
+                     ", expected special tokens and one sequence A");
+            }
+        }
+        if (to == &t_.before_) fail("\"post_processor.single\" has no sequence A");
+    }
+
+    int special_token(const json& id) const {
+        if (!id.is_number_integer() || id < 0 || id >= t_.size())
+            fail("\"post_processor.special_tokens\" has the id " + id.dump() + ", expected one of " +
+                 std::to_string(t_.size()) + " tokens");
+        return id;
+    }
+
+    void read_tokenizer(const json& file) {
+        require_byte_level(file);
+        const json& model = file.at("model");
+        read_vocabulary(model.at("vocab"), file.value("added_tokens", json::array()));
+        read_post_processor(file.value("post_processor", json()));
+        for (const json& merge : model.at("merges")) {
+            if (merge.is_array() && merge.size() == 2) add_merge(merge[0], merge[1]);
+            else if (merge.is_string()) add_merge_line(merge);
+            else fail("merge " + std::to_string(t_.merges_.size()) + " is " + merge.dump() +
+                      ", expected \"a b\" or [\"a\", \"b\"]");
+        }
+    }
+
+    int id_of(const std::string& token, const json& id) const {
+        if (!id.is_number_integer() || id < 0 || id > INT32_MAX)
+            fail("token " + quoted(token) + " has the id " + id.dump() + ", expected a whole number from 0 on");
+        return id;
+    }
+
+    void read_vocabulary(const json& vocabulary, const json& added) {
+        if (!vocabulary.is_object())
+            fail("the vocabulary is no object of tokens and ids: " + vocabulary.dump().substr(0, 40));
+        for (const auto& [token, id] : vocabulary.items()) vocabulary_[token] = id_of(token, id);
+        std::vector<std::pair<std::string, int>> more;   // not in the vocabulary
+        for (const json& entry : added) {
+            const std::string text = entry.at("content");
+            const int id = id_of(text, entry.at("id"));
+            for (const char* option : {"lstrip", "rstrip", "single_word"})
+                require(entry, "added_tokens " + quoted(text) + ".", option, {false, nullptr});
+            if (text.empty()) fail("the added token " + std::to_string(id) + " is empty");
+            const auto found = vocabulary_.find(text);
+            if (found == vocabulary_.end()) more.emplace_back(text, id);
+            else if (found->second != id)
+                fail("token " + quoted(text) + " has two ids, " + std::to_string(found->second) + " and " +
+                     std::to_string(id));
+            t_.added_.push_back(id);
+            if (entry.value("special", false)) t_.special_.push_back(id);
+        }
+        number_tokens(more);
+        for (const json& entry : added) t_.bytes_[entry.at("id").get<int>()] = entry.at("content");
+        find_byte_tokens();
+        index_added();
+    }
+
+    // Fills t_.bytes_: every id from 0 on exactly once.
+    void number_tokens(const std::vector<std::pair<std::string, int>>& more) {
+        const size_t count = vocabulary_.size() + more.size();
+        std::vector<const std::string*> owner(count);
+        t_.bytes_.resize(count);
+        std::unordered_map<std::string, char> byte_of;
+        const std::vector<std::string> alphabet = byte_alphabet();
+        for (size_t byte = 0; byte < alphabet.size(); byte++) byte_of[alphabet[byte]] = static_cast<char>(byte);
+        auto number = [&](const std::string& token, int id) {
+            if (static_cast<size_t>(id) >= count)
+                fail("token " + quoted(token) + " has the id " + std::to_string(id) + ", expected at most " +
+                     std::to_string(count - 1) + ": there are " + std::to_string(count) + " tokens");
+            if (owner[id])
+                fail("tokens " + quoted(*owner[id]) + " and " + quoted(token) + " both have the id " +
+                     std::to_string(id));
+            owner[id] = &token;
+            for (size_t at = 0, length; at < token.size(); at += length) {
+                length = std::max<size_t>(1, character_length(std::string_view(token).substr(at)));
+                const auto found = byte_of.find(token.substr(at, length));
+                if (found == byte_of.end()) {   // not written in the alphabet: it stands for itself
+                    t_.bytes_[id] = token;
+                    return;
+                }
+                t_.bytes_[id] += found->second;
+            }
+        };
+        for (const auto& [token, id] : vocabulary_) number(token, id);
+        for (const auto& [token, id] : more) number(token, id);
+    }
+
+    void find_byte_tokens() {
+        const std::vector<std::string> alphabet = byte_alphabet();
+        for (size_t byte = 0; byte < alphabet.size(); byte++) {
+            const auto found = vocabulary_.find(alphabet[byte]);
+            if (found == vocabulary_.end())
+                fail("byte " + std::to_string(byte) + " (" + quoted(alphabet[byte]) +
+                     ") is no token; expected all 256");
+            t_.byte_tokens_.push_back(found->second);
+        }
+    }
+
+    void index_added() {
+        std::sort(t_.added_.begin(), t_.added_.end(),
+                  [&](int a, int b) { return t_.bytes_[a].size() > t_.bytes_[b].size(); });
+        t_.begins_added_.assign(256, false);
+        for (int token : t_.added_) t_.begins_added_[static_cast<unsigned char>(t_.bytes_[token][0])] = true;
+    }
+
+    void add_merge(const std::string& left, const std::string& right) {
+        const std::string where = "merge " + std::to_string(t_.merges_.size()) + ", " + quoted(left + " " + right) +
+                                  ": ";
+        auto id = [&](const std::string& token) {
+            const auto found = vocabulary_.find(token);
+            if (found == vocabulary_.end()) fail(where + quoted(token) + " is no token of the vocabulary");
+            return found->second;
+        };
+        const Tokenizer::Merge merge = {static_cast<int>(t_.merges_.size()), id(left + right)};
+        if (!t_.merges_.emplace(pair_key(id(left), id(right)), merge).second) fail(where + "this pair occurs twice");
+    }
+
+    void add_merge_line(const std::string& line) {
+        const size_t space = line.find(' ');
+        if (space == line.npos || space == 0 || space + 1 == line.size() || line.find(' ', space + 1) != line.npos)
+            fail("merge " + std::to_string(t_.merges_.size()) + " is " + quoted(line) +
+                 ", expected two tokens with a space between");
+        add_merge(line.substr(0, space), line.substr(space + 1));
+    }
+
+    void read_merge_lines(const std::string& text) {
+        std::istringstream lines(text);
+        bool first = true;
+        for (std::string line; std::getline(lines, line); first = false) {
+            if (!line.empty() && line.back() == '\r') line.pop_back();
+            if (!line.empty() && !(first && line.rfind("#version", 0) == 0)) add_merge_line(line);
+        }
+    }
+
+    // vocab.json does not say which tokens are added: they are those that are no byte and that no merge makes.
+    void add_unmergeable() {
+        std::vector<bool> made(t_.size(), false);
+        for (int token : t_.byte_tokens_) made[token] = true;
+        for (const auto& [pair, merge] : t_.merges_) made[merge.token] = true;
+        for (const auto& [token, id] : vocabulary_) {
+            if (made[id] || token.empty()) continue;
+            t_.added_.push_back(id);
+            t_.bytes_[id] = token;
+        }
+        t_.special_ = t_.added_;
+        index_added();
+    }
+
+    Tokenizer& t_;
+    std::string path_;                                  // of the file that is being read
+    std::unordered_map<std::string, int> vocabulary_;   // as the files write tokens
+};
+
+bool Tokenizer::is_in(const std::string& dir) {
+    return exists(dir + "/tokenizer.json") || exists(dir + "/vocab.json") || exists(dir + "/merges.txt");
+}
+
+Tokenizer::Tokenizer(const std::string& dir) { TokenizerFiles(*this, dir); }
+
+// ---- tokens as text -----------------------------------------------------------------------------
+
+Text::Text(const std::string& dir, int V) : dir_(dir), V_(V), are_bytes_(V == BYTE_VOCAB) {
+    if (dir.empty() || !Tokenizer::is_in(dir)) return;
+    tokenizer_ = std::make_shared<Tokenizer>(dir);
+    if (tokenizer_->size() > static_cast<size_t>(V))   // fewer: a vocabulary may be padded
+        throw UserError("%s: the tokenizer has %zu tokens, but config.json a vocabulary of %d", dir.c_str(),
+                        tokenizer_->size(), V);
+    are_bytes_ = tokenizer_->is_bytes();
+    if (are_bytes_) tokenizer_.reset();
+}
+
+bool Text::takes_bytes(const std::string& path) const {
+    if (dir_.empty() && V_ < BYTE_VOCAB)
+        throw UserError("%s: text, whose bytes need a vocabulary of %d; --vocab says %d", path.c_str(), BYTE_VOCAB,
+                        V_);
+    if (!dir_.empty() && !are_bytes_ && !tokenizer_)
+        throw UserError("%s: text, but the model in %s has %d tokens and no tokenizer: put its tokenizer.json, or "
+                        "vocab.json and merges.txt, there, or make shards by scripts/prepare_text.py", path.c_str(),
+                        dir_.c_str(), V_);
+    return !tokenizer_;
+}
+
+std::vector<int> Text::encode(const std::string& text) const {
+    if (tokenizer_) {
+        std::vector<int> tokens = tokenizer_->before();
+        for (int token : tokenizer_->encode(text)) tokens.push_back(token);
+        return tokens;
+    }
+    if (!are_bytes_)
+        throw UserError("--prompt needs a tokenizer.json, or vocab.json and merges.txt, in %s, as its vocabulary "
+                        "of %d is not of bytes; or give --prompt-tokens", dir_.c_str(), V_);
+    const unsigned char* bytes = reinterpret_cast<const unsigned char*>(text.data());
+    return {bytes, bytes + text.size()};
+}
+
+std::string Text::decode(int token) const {
+    if (tokenizer_) return tokenizer_->decode(token);
+    if (!are_bytes_) return format("%d ", token);
+    return token < BYTE_VOCAB ? std::string(1, static_cast<char>(token)) : "";
+}
+
+size_t Text::bytes_of(int token) const {
+    if (token < 0 || (tokenizer_ && tokenizer_->is_special(token))) return 0;
+    return tokenizer_ ? tokenizer_->decode(token).size() : are_bytes_ && token < BYTE_VOCAB;
+}
+
+int Text::first() const {
+    if (!tokenizer_) return are_bytes_ ? '\n' : V_ - 1;
+    const int end_of_text = tokenizer_->added("<|endoftext|>");
+    return end_of_text >= 0 ? end_of_text : tokenizer_->encode("\n")[0];
+}
+
+std::shared_ptr<std::vector<char>> encode_file(const Text& text, std::string_view bytes, size_t token_bytes,
+                                               const std::string& path, FILE* out) {
+    constexpr size_t PIECE = 1 << 20;
+    constexpr double LONG = 2;   // seconds
+    const auto encoded = std::make_shared<std::vector<char>>();
+    const double began = seconds_now();
+    bool told = false;
+    auto append = [&](const std::vector<int>& tokens) {
+        for (int token : tokens) {
+            const char* number = reinterpret_cast<const char*>(&token);   // little-endian
+            encoded->insert(encoded->end(), number, number + token_bytes);
+        }
+    };
+    append(text.tokenizer()->before());
+    for (size_t begin = 0, end; begin < bytes.size(); begin = end) {
+        end = text.tokenizer()->piece_end(bytes, begin, PIECE);
+        append(text.tokenizer()->encode(bytes.substr(begin, end - begin)));
+        const double spent = seconds_now() - began, all = spent * bytes.size() / end;
+        if (told || spent < LONG || all < 2 * LONG) continue;
+        fprintf(out, "data       %s: %.0f MB of text become tokens, which takes %.0f s\n", path.c_str(),
+                bytes.size() / 1e6, all);
+        fflush(out);
+        told = true;
+    }
+    append(text.tokenizer()->after());
+    return encoded;
+}
+
+Text text_if_any(const std::string& dir, int V) {
+    try {
+        return Text(dir, V);
+    } catch (const UserError& error) {
+        fprintf(stderr, "tokenizer  not used: %s\n", error.what());
+        return Text("", V);
+    }
+}
+
+static std::string read_input() {
+    return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+}
+
+std::vector<int> read_prompt(const Options& o, const Text& text, int V) {
+    if (o.prompt_tokens.empty()) {
+        const std::vector<int> tokens = text.encode(o.prompt == "-" ? read_input() : o.prompt);
+        if (tokens.empty()) throw UserError("--prompt -: standard input is empty");
+        return tokens;
+    }
+    std::vector<int> tokens;
+    std::string numbers = o.prompt_tokens == "-" ? read_input() : o.prompt_tokens;
+    for (char& c : numbers) if (c == ',' || c == '\n') c = ' ';
+    std::istringstream words(numbers);
+    for (std::string word; words >> word;) {
+        int token;
+        if (!parse_number(word, token) || token < 0 || token >= V)
+            throw UserError("--prompt-tokens takes token numbers from 0 to %d, found '%s'", V - 1, word.c_str());
+        tokens.push_back(token);
+    }
+    if (tokens.empty()) throw UserError("--prompt-tokens: no tokens");
+    return tokens;
+}
+
+// ---- files of a tokenizer in a checkpoint -------------------------------------------------------
+
+static constexpr const char* TEXT_FILES[] = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
+                                      "special_tokens_map.json", "generation_config.json"};
+
+// A tokenizer whose tokens are the bytes, in their order, as transformers reads it. lm-evaluation-harness wants an end
+// of text, with which it begins texts: the last byte, as no UTF-8 has that one. In these files it goes by the name of a
+// letter, which split_special_tokens lets texts keep.
+static void add_byte_tokenizer(std::map<std::string, std::string>& files, const Config& c) {
+    json vocabulary;
+    const std::vector<std::string> alphabet = byte_alphabet();
+    for (const std::string& byte : alphabet) vocabulary[byte] = vocabulary.size();
+    const json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true},
+                             {"use_regex", true}};
+    const json model = {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr},
+                        {"continuing_subword_prefix", nullptr}, {"end_of_word_suffix", nullptr}, {"fuse_unk", false},
+                        {"byte_fallback", false}, {"ignore_merges", false}, {"vocab", vocabulary},
+                        {"merges", json::array()}};
+    const json tokenizer = {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr},
+                            {"added_tokens", json::array()}, {"normalizer", nullptr}, {"pre_tokenizer", byte_level},
+                            {"post_processor", nullptr}, {"decoder", byte_level}, {"model", model}};
+    // The class that takes tokenizer.json as it is: GPT-2's own would add <|endoftext|>, a token too many.
+    const json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"model_max_length", c.context},
+                         {"bos_token", alphabet.back()}, {"eos_token", alphabet.back()},
+                         {"split_special_tokens", true}, {"clean_up_tokenization_spaces", false}};
+    files["tokenizer.json"] = tokenizer.dump(2) + "\n";
+    files["tokenizer_config.json"] = config.dump(2) + "\n";
+}
+
+TextFiles text_files(const std::string& dir, const Config& c, TokensAre tokens) {
+    TextFiles files = {{}, c.vocab - 1};
+    for (const char* name : TEXT_FILES) {
+        const std::string path = dir + "/" + name;
+        if (!dir.empty() && is_regular_file(path)) files.content[name] = read_file(path);
+    }
+    const bool has_tokenizer = !dir.empty() && Tokenizer::is_in(dir);
+    // What the folder's own config.json calls the end of text stays that.
+    const json config = dir.empty() ? json::object() : read_json(dir + "/config.json");
+    if (const json end = config.value("eos_token_id", json()); end.is_number_unsigned() && end < c.vocab)
+        files.end_of_text = end;
+    if (!has_tokenizer && (c.vocab == BYTE_VOCAB || tokens == TokensAre::BYTES)) {
+        add_byte_tokenizer(files.content, c);
+        files.end_of_text = BYTE_VOCAB - 1;
+    }
+    const json generation = {{"_from_model_config", true}, {"bos_token_id", files.end_of_text},
+                             {"eos_token_id", files.end_of_text}};
+    files.content.emplace("generation_config.json", generation.dump(2) + "\n");   // where there was none
+    return files;
+}
+
+void write_text_files(const std::string& dir, const TextFiles& files) {
+    for (const auto& [name, content] : files.content) write_file(dir + "/" + name, content);
+}
