@@ -3270,7 +3270,7 @@ void sample(Model& m, std::vector<int> tokens, const Options& o, uint64_t seed, 
 
 // ==== schedule ===============================================================
 
-// Shard of the steps in which `wsd` decays (Hu et al. 2024, "MiniCPM", section 4).
+// Share of the steps in which `wsd` decays (Hu et al. 2024, "MiniCPM", section 4).
 constexpr double WSD_DECAY = 0.2;
 
 // Learning rate of a step, counted from 0.
@@ -3326,11 +3326,29 @@ struct TrainData {
     Text text{"", BYTE_VOCAB};
 };
 
+// Warns of text that looks like another kind of file: its start holds NUL bytes, or a tenth of it is not UTF-8.
+void warn_of_binary(const Tokens& tokens) {
+    for (const Piece& piece : tokens.pieces()) {
+        if (piece.token_bytes != 1) continue;
+        const std::string_view start(piece.tokens, std::min<size_t>(piece.count, 1 << 20));
+        const bool has_nul = start.find('\0') != start.npos;
+        size_t invalid = 0;
+        for (size_t i = 0, length = 0; i < start.size(); i += std::max<size_t>(1, length)) {
+            length = character_length(start.substr(i));
+            invalid += length == 0;
+        }
+        if (has_nul || 10 * invalid > start.size())
+            printf("data       warning: %s looks like a binary file, expected text: it holds %s\n",
+                   piece.file->path().c_str(), has_nul ? "NUL bytes" : "bytes that are not UTF-8");
+    }
+}
+
 TrainData open_data(const Options& o) {
     if (o.data.empty()) throw UserError("train needs --data PATTERN: text or .bin shards of tokens");
     TrainData data;
     data.train = Tokens(o.data);
     if (!o.val_data.empty()) data.val = Tokens(o.val_data);
+    for (const Tokens* tokens : {&data.train, &data.val}) warn_of_binary(*tokens);
     return data;
 }
 

@@ -17,6 +17,10 @@ Start find_start_here(const Options& o) {
         return start;
     }
     std::error_code error;
+    if (fs::exists(o.out, error) && !fs::is_directory(o.out, error))
+        throw UserError("--out %s: is a file, expected a folder", o.out.c_str());
+    if (o.resume && !fs::exists(o.out, error)) throw UserError("--resume: no run in %s, no such folder", o.out.c_str());
+    error.clear();
     try {
         create_folder(fs::absolute(o.out));
     } catch (const fs::filesystem_error& problem) {
