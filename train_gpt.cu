@@ -1910,9 +1910,6 @@ struct Setup {
     int gpus = 1, zero = 0;     // see many GPUs; this one's number matters to no size
     size_t rank = 0;
 
-    // Sampling, B = 1: the T tokens follow so many others, whose queries, keys and values are in qkv already.
-    size_t past = 0;
-
     size_t N() const { return static_cast<size_t>(B) * T; }
 };
 
@@ -2515,12 +2512,23 @@ Fp8Weights fp8_weights_of(const Model& m) {
             {FP8_FCPROJW, &m.w.fcprojw, 8 * square, 4 * C, C}};
 }
 
-Operands operands(const Model& m, size_t l) {
+// What goes through forward at once: a micro-batch or, to sample and to answer questions, fewer tokens.
+struct Pass {
+    int B, T;
+    size_t past = 0;   // sampling, B = 1: the T tokens follow this many, whose queries, keys and values are in qkv
+    MatmulIn matmul = MatmulIn::FLOATX;   // FP8 needs many rows
+
+    size_t N() const { return static_cast<size_t>(B) * T; }
+};
+
+Pass whole_batch(const Model& m) { return {m.setup.B, m.setup.T, 0, m.setup.matmul}; }
+
+Operands operands(const Model& m, size_t l, const Pass& p) {
     const Activations& a = m.a;
     Operands x = {a.ln1(l),  a.att(l), a.ln2(l), a.gelu(l), m.w.qkvw(l), m.w.attprojw(l), m.w.fcw(l), m.w.fcprojw(l),
                   a.dqkv(),  a.dres(), a.dfc(),  a.dres()};
-    if (!has_fp8(m)) return x;
-    const bool all = m.setup.matmul == MatmulIn::FP8_ALL;
+    if (p.matmul == MatmulIn::FLOATX) return x;
+    const bool all = p.matmul == MatmulIn::FP8_ALL;
     // Delayed scales are those of past steps, which there are from the second step on. Without scaling they stay 1.
     const bool current = m.setup.fp8_scaling != Fp8Scaling::NONE &&
                          (m.setup.fp8_scaling == Fp8Scaling::CURRENT || !m.fp8_history);
@@ -2553,6 +2561,7 @@ Operands operands(const Model& m, size_t l) {
     if (all && !current) x.ln1.x = x.ln2.x = x.gelu.x = nullptr;   // they are read in FP8 only
     return x;
 }
+Operands operands(const Model& m, size_t l) { return operands(m, l, whole_batch(m)); }
 
 // ==== fp8 ====================================================================
 // With --matmul fp8 the matmuls of a block read their operands in 8 bits, which Hopper multiplies twice as fast as 16:
@@ -2608,30 +2617,30 @@ void init_parameters(Model& m, uint64_t seed) {
 // after it, which does both in one pass; until then the addend is in `branch`.
 
 // att = attention(qkv), of the kind that --attention names; of one token to those before it where these are past.
-void attend(Model& m, size_t l, const Operand& att) {
+void attend(Model& m, size_t l, const Operand& att, const Pass& p) {
     const Activations& a = m.a;
-    const int B = m.setup.B, T = m.setup.T, NH = m.config.heads, HS = m.config.head_size();
-    if (m.setup.past) attention_decode(att.x, a.qkv(l), m.setup.past + 1, NH, HS);
+    const int B = p.B, T = p.T, NH = m.config.heads, HS = m.config.head_size();
+    if (p.past) attention_decode(att.x, a.qkv(l), p.past + 1, NH, HS);
     else if (m.setup.attention == Attention::FLASH)
         attention_forward(att, a.lse(l), a.counter(), a.qkv(l), B, T, NH, HS);
     else {
         naive_attention_forward(att.x, a.scores(l), a.probs(l), a.qkv(l), B, T, NH, HS);
-        att.quantise(m.setup.N() * m.config.channels);
+        att.quantise(p.N() * m.config.channels);
     }
 }
 
-void forward_block(Model& m, size_t l) {
+void forward_block(Model& m, size_t l, const Pass& p) {
     const Activations& a = m.a;
     const auto& w = m.w;
-    const Operands x = operands(m, l);
-    const size_t N = m.setup.N(), C = m.config.channels;
+    const Operands x = operands(m, l, p);
+    const size_t N = p.N(), C = m.config.channels;
     recorder.at("forward", l);
-    floatX* qkv = a.qkv(l) + m.setup.past * 3 * C;
+    floatX* qkv = a.qkv(l) + p.past * 3 * C;
     const floatX* inp = l == 0 ? a.res1(0) : a.res2(l - 1);   // the embedding is in res1(0) as it is
     const floatX* add = l == 0 ? nullptr : a.branch();
     /* 1 */ layernorm_forward(a.res1(l), x.ln1, a.ln1_mean(l), a.ln1_rstd(l), inp, add, w.ln1w(l), w.ln1b(l), N, C);
     /* 2 */ matmul_forward(qkv, x.ln1, x.qkvw, w.qkvb(l), N, C, 3 * C);
-    /* 3 */ attend(m, l, x.att);
+    /* 3 */ attend(m, l, x.att, p);
     /* 4 */ matmul_forward(a.branch(), x.att, x.attprojw, w.attprojb(l), N, C, C);
     /* 5 */ layernorm_forward(a.res2(l), x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.branch(),
                               w.ln2w(l), w.ln2b(l), N, C);
@@ -2641,23 +2650,25 @@ void forward_block(Model& m, size_t l) {
 }
 
 // inp (B,T) int32 on the device. Leaves the last LayerNorm's output in lnf.
-void forward(Model& m, const int* inp) {
+void forward(Model& m, const int* inp, const Pass& p) {
     const Activations& a = m.a;
     const size_t L = m.config.layers, C = m.config.channels;
     recorder.at("forward", NO_LAYER);
-    if (has_fp8(m) && m.setup.fp8_scaling == Fp8Scaling::CURRENT)
+    const bool fp8 = p.matmul != MatmulIn::FLOATX;
+    if (fp8 && m.setup.fp8_scaling == Fp8Scaling::CURRENT)
         fp8_scales<Fp8Step::FORGET>(m.a.fp8_scales(), scale_count(m));
     need_weights(m, 0, 1);
-    embedding_forward(a.res1(0), inp, m.w.wte(), m.w.wpe() + m.setup.past * C, m.setup.B, m.setup.T, C);
+    embedding_forward(a.res1(0), inp, m.w.wte(), m.w.wpe() + p.past * C, p.B, p.T, C);
     for (size_t l = 0; l < L; l++) {
         need_weights(m, 1 + l, 2 + l);
-        need_fp8_weights(m, l);
-        forward_block(m, l);
+        if (fp8) need_fp8_weights(m, l);
+        forward_block(m, l, p);
     }
     recorder.at("forward", NO_LAYER);
     layernorm_forward(a.resf(), a.lnf(), a.lnf_mean(), a.lnf_rstd(), a.res2(L - 1), a.branch(), m.w.lnfw(), m.w.lnfb(),
-                      m.setup.N(), C);
+                      p.N(), C);
 }
+void forward(Model& m, const int* inp) { forward(m, inp, whole_batch(m)); }
 
 // The head's products, of `rows` rows from `first` on.
 struct HeadProducts { Product logits, dlnf, dwte; };
@@ -2679,9 +2690,9 @@ void head_logits(Model& m, size_t first, size_t rows) { matmul(head_products(m, 
 // The head, a part of the rows at a time; adds to the sum of losses. With LOSS_AND_GRADIENT each
 // part goes backward at once, into dln (the gradient of lnf) and dwte, as long as its logits exist;
 // mean is 1 / (tokens of the whole step).
-template <Want WANT> void head(Model& m, const int* targets, float mean) {
+template <Want WANT> void head(Model& m, const int* targets, float mean, size_t N) {
     const Activations& a = m.a;
-    const size_t N = m.setup.N(), Vp = m.config.padded_vocab(), most = m.setup.head_rows;
+    const size_t Vp = m.config.padded_vocab(), most = m.setup.head_rows;
     for (size_t first = 0; first < N; first += most) {
         const size_t rows = std::min(most, N - first);
         head_logits(m, first, rows);
@@ -2715,7 +2726,7 @@ void recompute_block(Model& m, size_t l) {
     if (a.qkv.dropped())
         /* 2 */ matmul_forward(a.qkv(l), x.ln1, x.qkvw, w.qkvb(l), N, C, 3 * C);
     if (a.att.dropped() || a.probs.dropped())
-        /* 3 */ attend(m, l, x.att);
+        /* 3 */ attend(m, l, x.att, whole_batch(m));
     if (a.res2.dropped()) {
         /* 4 */ matmul_forward(a.branch(), x.att, x.attprojw, w.attprojb(l), N, C, C);
         /* 5 */ layernorm_forward(a.res2(l), x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.branch(),
@@ -2813,7 +2824,7 @@ void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch
     m.graphs.run(name, [&] {
         forward(m, batch.inputs);
         begin_gradients(m, 0);
-        head<Want::LOSS_AND_GRADIENT>(m, batch.targets, 1.0f / tokens_per_step);
+        head<Want::LOSS_AND_GRADIENT>(m, batch.targets, 1.0f / tokens_per_step, m.setup.N());
         backward(m, batch);
     });
 }
@@ -3175,7 +3186,7 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& 
         const int *in = send_spare(m.a.inputs, inputs), *out = send_spare(m.a.targets, targets);
         m.graphs.run(m.fp8_history ? "evaluation by scales of past steps" : "evaluation", [&] {
             forward(m, in);
-            head<Want::LOSS>(m, out, 0);
+            head<Want::LOSS>(m, out, 0, N);
         });
         meter.show(std::min(w + B, windows));
     }
@@ -3233,14 +3244,9 @@ std::vector<float> next_logits(Model& m, const std::vector<int>& tokens, size_t 
     std::vector<int> inputs(tokens.begin() + past, tokens.end());
     const size_t last = inputs.size() - 1;
     if (past == 0) inputs.resize(std::min<size_t>(most, ceil_div(tokens.size(), SAMPLE_STEP) * SAMPLE_STEP), 0);
-    const Setup setup = m.setup;
-    m.setup.B = 1;
-    m.setup.T = inputs.size();   // causal attention: what follows `last` does not matter
-    m.setup.past = past;
-    m.setup.matmul = MatmulIn::FLOATX;   // FP8 is for many rows
-    forward(m, send_spare(m.a.inputs, inputs));
+    // Attention is causal: tokens after `last` do not matter.
+    forward(m, send_spare(m.a.inputs, inputs), {1, static_cast<int>(inputs.size()), past});
     head_logits(m, last, 1);
-    m.setup = setup;
     std::vector<floatX> row(m.config.vocab);
     download(row.data(), m.a.logits(), row.size() * sizeof(floatX));
     return {row.begin(), row.end()};

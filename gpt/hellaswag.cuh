@@ -126,14 +126,11 @@ EndingLosses ending_losses(Model& m, const std::vector<Question>& questions) {
     }
     auto place = [](const Asked& a) { return std::make_tuple(-static_cast<long>(a.length), a.question, a.ending); };
     std::sort(rows.begin(), rows.end(), [&](const Asked& a, const Asked& b) { return place(a) < place(b); });
-    const Setup setup = m.setup;
+    const Setup& setup = m.setup;
     Meter meter("HellaSwag: endings", rows.size());
-    for (size_t first = 0; first < rows.size(); first += m.setup.B) {
+    for (size_t first = 0, B = 0; first < rows.size(); first += B) {
         const size_t T = std::min<size_t>(setup.T, ceil_div(rows[first].length, LENGTH_STEP) * LENGTH_STEP);
-        const size_t B = std::min({rows.size() - first, setup.N() / T, static_cast<size_t>(MOST_SEQUENCES)});
-        m.setup.T = static_cast<int>(T);
-        m.setup.B = static_cast<int>(B);
-        m.setup.matmul = MatmulIn::FLOATX;   // of any number of rows
+        B = std::min({rows.size() - first, setup.N() / T, static_cast<size_t>(MOST_SEQUENCES)});
         std::vector<int> inputs(B * T, 0), targets(B * T, -1);   // causal attention: what follows does not matter
         for (size_t b = 0; b < B; b++) {
             const Question& question = questions[rows[first + b].question];
@@ -145,8 +142,8 @@ EndingLosses ending_losses(Model& m, const std::vector<Question>& questions) {
             result.padding += T - rows[first + b].length;
         }
         result.tokens += B * T;
-        forward(m, send_spare(m.a.inputs, inputs));
-        head<Want::LOSS>(m, send_spare(m.a.targets, targets), 0);
+        forward(m, send_spare(m.a.inputs, inputs), {static_cast<int>(B), static_cast<int>(T)});
+        head<Want::LOSS>(m, send_spare(m.a.targets, targets), 0, B * T);
         std::vector<float> losses(B * T);   // 0 where there is no target
         download(losses.data(), m.a.losses(), losses.size() * sizeof(float));
         for (size_t b = 0; b < B; b++)
@@ -154,7 +151,6 @@ EndingLosses ending_losses(Model& m, const std::vector<Question>& questions) {
                 std::accumulate(losses.begin() + b * T, losses.begin() + (b + 1) * T, 0.0);
         meter.show(first + B);
     }
-    m.setup = setup;
     take_loss(m);   // which they were added to
     return result;
 }
