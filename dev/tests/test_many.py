@@ -21,19 +21,14 @@ import tempfile
 import time
 
 sys.dont_write_bytecode = True
+from claims import claim, finish
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 U = 2.0 ** -24      # FP32: relative error of a sum of two numbers
 ENOUGH = 120        # seconds, for every run here
 SOON = 10           # in which processes end after one of them died, on a busy machine
-passed = failed = 0
 args = None
 scratch = ""
-
-
-def claim(holds, text, detail=""):
-    global passed, failed
-    passed, failed = passed + bool(holds), failed + (not holds)
-    print(f"{'ok    ' if holds else 'FAILED'}  {text}" + (f" ({detail})" if detail and not holds else ""), flush=True)
 
 
 # ---- runs
@@ -469,9 +464,8 @@ def main():
                 print(name[5:], flush=True)
                 test()
                 print(f"        {time.time() - began:.1f} s", flush=True)
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0
+    finish()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -56,6 +56,11 @@ void test_closed_forms() {
         claim(kept <= most, format("recompute %s keeps at most %.1f C bytes per token and layer", RECOMPUTE_NAMES[int(mode)].first, most),
               format("%.2f C", kept));
     }
+    Setup full = planned("gpt2", 1, 1023, DType::BF16, DType::FP32);
+    full.recompute = Recompute::FULL;
+    const Flops flops = flops_per_token(full);
+    claim(flops.hardware - flops.model == 11 * (16.0 * 768 * 768 + 2.0 * 1024 * 768),
+          "recompute full: the matmuls qkv, attproj and fc, and attention, once more in all layers but the last");
     const Setup huge = planned("405b", 1, 131072, DType::BF16, DType::BF16);
     const size_t fc = size_t{131072} * 4 * 16384 * 2 * 126;
     Activations nowhere;
@@ -99,6 +104,10 @@ void test_zero_stages() {
     claim(formula, "ZeRO 0 to 3 on R GPUs: 16P, 4P + 12P/R, 2P + 14P/R and 16P/R bytes of state, to the byte");
     claim(figure, "7.5 billion parameters on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB of state, as in the ZeRO paper");
     claim(record && records.size() == 4, "the record of each stage is its plan", records.dump());
+    s.zero = 3;
+    s.config.layers = 1;
+    claim(plan(s).bytes[static_cast<int>(Category::BUFFERS)] == 2 * 2 * layout_of(s).elements(),
+          "the buffers of weights and gradients hold no more than the model's layers");
     s.gpus = 1;
     s.zero = 0;
     claim(stage_records(s, 1).size() == 1, "one GPU has one stage");

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Writes data/reference/hellaswag.bin, questions for data/reference/hf_tiny, and hellaswag.json: for each question the
+sums of its endings' losses by a plain loop in PyTorch, in float64, and the choices by sum and by mean.
+
+    python3 dev/reference/make_hellaswag.py
+
+It needs PyTorch and safetensors.
+"""
+import json
+import random
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+
+import torch
+
+from model import GPT
+from tokens import Example, write_examples
+
+REFERENCE = ROOT / "data" / "reference"
+
+
+def draw_questions(count, longest, vocab, seed):
+    """Questions of all lengths that a model of `longest` inputs takes, the shortest and the longest among them."""
+    draw = random.Random(seed)
+    tokens = lambda n: [draw.randrange(vocab) for _ in range(n)]
+    questions = [Example(0, tokens(1), [tokens(1) for _ in range(4)]),
+                 Example(3, tokens(1), [tokens(n) for n in (1, 2, longest - 1, longest)]),
+                 Example(1, tokens(longest), [tokens(1) for _ in range(4)])]
+    while len(questions) < count:
+        context = draw.randrange(1, longest)
+        lengths = [draw.randint(1, longest + 1 - context) for _ in range(4)]
+        questions.append(Example(draw.randrange(4), tokens(context), [tokens(n) for n in lengths]))
+    return questions
+
+
+def sums(model, questions):
+    """Each ending's sum of losses, one ending after the other."""
+    result = []
+    with torch.no_grad():
+        for question in questions:
+            result.append([])
+            for ending in question.endings:
+                tokens = torch.tensor([question.context + ending])
+                logits = model.double()(tokens[:, :-1])[0, len(question.context) - 1:]
+                losses = torch.nn.functional.cross_entropy(logits, tokens[0, len(question.context):], reduction="none")
+                assert len(losses) == len(ending)
+                result[-1].append(losses.sum().item())
+    return result
+
+
+def choices(question, losses):
+    """By sum and by mean."""
+    means = [loss / len(ending) for loss, ending in zip(losses, question.endings)]
+    return [losses.index(min(losses)), means.index(min(means))]
+
+
+def gap(question, losses):
+    """How much the two best differ, by sum or by mean, relative to the best."""
+    means = [loss / len(ending) for loss, ending in zip(losses, question.endings)]
+    return min((sorted(values)[1] - min(values)) / min(values) for values in (losses, means))
+
+
+def write_sample():
+    model = GPT.from_folder(REFERENCE / "hf_tiny")
+    # Of many the ones that BF16 answers alike: their two best differ by more than its roundings.
+    drawn = draw_questions(400, model.config.context, model.config.vocab, seed=30)
+    questions, expected = [], []
+    for question, losses in zip(drawn, sums(model, drawn)):
+        if gap(question, losses) > 0.03 and len(questions) < 16:
+            questions.append(question)
+            expected.append({"sums": losses, "choices": choices(question, losses)})
+    write_examples(str(REFERENCE / "hellaswag.bin"), questions)
+    (REFERENCE / "hellaswag.json").write_text("[" + ",\n ".join(map(json.dumps, expected)) + "]\n")
+    for which, name in enumerate(("accuracy", "acc_norm")):
+        right = sum(answer["choices"][which] == question.label for question, answer in zip(questions, expected))
+        print(f"{REFERENCE / 'hellaswag.bin'}: {len(questions)} questions, {name} {right / len(questions):.4f}")
+
+
+if __name__ == "__main__":
+    write_sample()
