@@ -102,12 +102,12 @@ def run(program, number, only=None):
             process.wait()
 
 
-def examine(number, row):
+def examine(number, row, selected):
     where, old, new, program, only = row
     begin = time.monotonic()
     found, by = run(program, number, only), f"{program}: {only}"
     for other in () if found else PROGRAMS:
-        found, by = found or run(other, number), other
+        found, by = found or run(other, number, selected[other]), other
         if found:
             break
     print(f"{'found   ' if found else 'SURVIVED'}  {number:3}  {where}: {old}  ->  {new}\n"
@@ -118,6 +118,7 @@ def examine(number, row):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only whether each row matches one place")
+    parser.add_argument("--selected", default="", help="--only of bf16-32 in `make test`; default: all its tests")
     parser.add_argument("--rows", default="", help="numbers of rows to run, such as 3,17-20; default: all")
     options = parser.parse_args()
     rows = table()
@@ -131,11 +132,13 @@ def main():
     subprocess.run(["make", "-j2", "CPPFLAGS=-include $(CURDIR)/mutant.h", *PROGRAMS.values()], cwd=COPY, check=True)
     wanted = [range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1) for part in options.rows.split(",") if part]
     chosen = [n for n in range(1, len(rows) + 1) if not wanted or any(n in part for part in wanted)]
+    selected = {"fp32-1": None, "bf16-32": options.selected}
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        if not wanted and (broken := [p for p, result in zip(PROGRAMS, pool.map(lambda p: run(p, 0), PROGRAMS)) if result]):
+        broken = [result for result in pool.map(lambda p: run(p, 0, selected[p]), PROGRAMS) if result]
+        if broken:
             print("without a mutant, tests fail:", *broken)
             return 1
-        found = list(pool.map(lambda n: examine(n, rows[n - 1]), chosen))
+        found = list(pool.map(lambda n: examine(n, rows[n - 1], selected), chosen))
     print(f"{sum(found)} of {len(found)} mutants were found")
     return not all(found)
 
