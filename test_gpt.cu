@@ -178,7 +178,8 @@ template <typename T> double half_ulp(double x) {
     constexpr bool IS_HALF = std::is_same_v<T, __half>;
     const int digits = std::is_same_v<T, double> ? 53 : std::is_same_v<T, float> ? 24 : IS_HALF ? 11 : 8;
     if (x == 0) return 0;
-    return std::ldexp(1.0, IS_HALF ? std::max(std::ilogb(x) - digits, -25) : std::ilogb(x) - digits);   // FP16's last: 2^-24
+    // FP16's last: 2^-24
+    return std::ldexp(1.0, IS_HALF ? std::max(std::ilogb(x) - digits, -25) : std::ilogb(x) - digits);
 }
 
 // x, stored as T on the way: exact but for another rounding.
@@ -535,7 +536,8 @@ void test_layernorm() {
             try_layernorm_forward(forward, N, C, false);
             try_layernorm_forward(forward, N, C, true);
             for (bool biased : {false, true})
-                for_each_gradient_type([&](auto type) { try_layernorm_backward<decltype(type)>(backward, N, C, biased); });
+                for_each_gradient_type([&](auto type) { try_layernorm_backward<decltype(type)>(backward, N, C, biased);
+                    });
         }
     // Several packs to a thread, and as many as shared memory has room for, where a card has so much; in forward,
     // shared memory for fewer warps to a block, and for one only.
@@ -773,7 +775,8 @@ void test_attention_kernels(TensorCores kind, const std::vector<int>& head_sizes
 
 void test_attention() {
     std::vector<int> head_sizes = {16, 32, 48, 64, 80, 96, 112, 128};
-    while (attention_backward_shared(head_sizes.back()) > device.properties.sharedMemPerBlockOptin) head_sizes.pop_back();
+    const size_t most = device.properties.sharedMemPerBlockOptin;
+    while (attention_backward_shared(head_sizes.back()) > most) head_sizes.pop_back();
     test_attention_kernels(TensorCores::NONE, head_sizes, {1, 5, 16, 23, 33, 64, 100});
     for (TensorCores kind : {TensorCores::MMA, TensorCores::WGMMA})
         if (has_tensor_cores(kind)) test_attention_kernels(kind, {64, 80, 96, 128}, {270, 1, 15, 64, 65, 150});
@@ -1019,137 +1022,85 @@ void test_gradient_norm() {
 
 // ==== adamw ==================================================================
 
-struct AdamWState { Values weights, grads, m, v; };   // the weights are the master's
+// Two layers of n elements in blocks with gaps between layers, which stay as they are. With MasterWeights::NONE a tenth
+// of the gradients and moments are zero, and the weights that an update leaves as they were are counted. unscale 0: the
+// step is skipped, and only gradients become 0.
+struct AdamWCase { size_t n, decayed; float clip; double norm; float unscale, lr; };
 
-// In FP32, master and weights are one.
-template <typename G>
-Outputs run_adamw(const AdamWState& s, double norm, const AdamW& a, size_t decayed, float unscale) {
-    const size_t n = s.weights.size();
-    const DeviceArray<float> master(s.weights), m(s.m), v(s.v), d_norm(Values{norm});
-    const DeviceArray<G> grads(s.grads);
-    const DeviceArray<floatX> separate(n);
-    const DeviceArray<float> settings(sizeof(AdamW) / sizeof(float)), loss_scale = scale_on_device({1, unscale});
-    AdamW* const d_settings = reinterpret_cast<AdamW*>(static_cast<float*>(settings));
-    void* const weights = SEPARATE_MASTER ? static_cast<void*>(separate) : static_cast<void*>(master);
-    set_adamw(d_settings, a);
-    adamw(static_cast<floatX*>(weights), master, grad(grads), m, v, d_norm, loss_scale_in(loss_scale), d_settings,
-          decayed, n);
-    return {master.download(), m.download(), v.download(), grads.download(), separate.download()};
-}
-
-template <typename G> void try_adamw(Trial& trial, size_t n, size_t decayed, float clip, double norm) {
-    trial.at("n %zu, decayed %zu, clip %g, norm %g", n, decayed, clip, norm);
-    const AdamW a = {3e-2f, 0.9f, 0.95f, 1e-3f, 0.25f, clip, 1 - 0.9f * 0.9f * 0.9f, 1 - 0.95f * 0.95f * 0.95f};
-    const AdamWState s = {random_values<float>(n), random_values<G>(n, -3, 3), random_values<float>(n),
-                          random_values<float>(n, 0, 1)};
-    const float unscale = 1.0f / 3;
-    const auto got = trial.run([&] { return run_adamw<G>(s, norm, a, decayed, unscale); });
-    const Number scale = (clip > 0 && norm > clip ? Number(clip) / (Number(norm) + 1e-6) : Number(1)) * unscale;
-    Numbers w(n), m(n), v(n);
-    for (size_t i = 0; i < n; i++) {
-        const Number g = scale * s.grads[i];
-        m[i] = Number(a.beta1) * s.m[i] + Number(1 - a.beta1) * g;
-        v[i] = Number(a.beta2) * s.v[i] + Number(1 - a.beta2) * g * g;
-        const Number step = m[i] / a.correction1 / (sqrt(v[i] / a.correction2) + a.eps);
-        w[i] = Number(s.weights[i]) - Number(a.lr) * (step + Number(i < decayed ? a.weight_decay : 0) * s.weights[i]);
-    }
-    trial.compare<float>("master", got[0], w);
+template <typename G> void try_adamw(Trial& trial, const AdamWCase& c, MasterWeights kept) {
+    trial.at("n %zu, decayed %zu, clip %g, norm %g, unscale %g, lr %g", c.n, c.decayed, c.clip, c.norm, c.unscale,
+             c.lr);
+    const bool copy = kept == MasterWeights::FP32, separate = copy && SEPARATE_MASTER;
+    const AdamW a = {c.lr, 0.9f, 0.95f, 1e-3f, copy ? 0.25f : 0, c.clip, 1 - 0.9f * 0.9f * 0.9f,
+                     1 - 0.95f * 0.95f * 0.95f};
+    const size_t layers = 2;
+    const Strides strides = {c.n + 32, c.n + 32, c.n + 48, c.n + 16};
+    const size_t all = layers * strides.master;
+    const Values w0 = copy ? random_values<float>(all) : random_values<floatX>(all);
+    Values g0 = random_values<G>(layers * strides.grads, copy ? -3 : 0.25, 3),
+        m0 = random_values<float>(layers * strides.moments, 0.25, 1);
+    const Values v0 = random_values<float>(layers * strides.moments, 0, 1);
+    for (size_t l = 0; l < layers && !copy; l++)
+        for (size_t i = 0; i < c.n; i += 10) g0[l * strides.grads + i] = m0[l * strides.moments + i] = 0;
+    const auto got = trial.run([&] {
+        const DeviceArray<float> master(copy ? w0 : Values{0}), m(m0), v(v0), norm(Values{c.norm}),
+            scale = scale_on_device({1, c.unscale});
+        const DeviceArray<floatX> weights(w0);
+        const DeviceArray<G> grads(g0);
+        const DeviceArray<float> settings(sizeof(AdamW) / sizeof(float));
+        const DeviceArray<unsigned long long> count(Values{5});
+        AdamW* const d_settings = reinterpret_cast<AdamW*>(static_cast<float*>(settings));
+        void* const same = static_cast<void*>(master);   // in FP32 weights and master are one
+        set_adamw(d_settings, a);
+        adamw(separate || !copy ? static_cast<floatX*>(weights) : static_cast<floatX*>(same),
+              copy ? static_cast<float*>(master) : nullptr,
+              grad(grads), m, v, norm, loss_scale_in(scale), d_settings, c.decayed, c.n, layers, strides, count);
+        return Outputs{copy ? master.download() : weights.download(), m.download(), v.download(), grads.download(),
+                       count.download(), weights.download()};
+    });
+    Numbers w = numbers(w0), m = numbers(m0), v = numbers(v0);
+    Values grads = g0, rounded = w0;
+    double lost = 5;
+    const bool clips = c.clip > 0 && c.norm > c.clip;
+    const Number scale = (clips ? Number(c.clip) / (Number(c.norm) + 1e-6) : Number(1)) * c.unscale;
+    for (size_t l = 0; l < layers; l++)
+        for (size_t i = 0; i < c.n; i++) {
+            const size_t at_w = l * strides.master + i, at_m = l * strides.moments + i;
+            const Number g = scale * g0[l * strides.grads + i];
+            grads[l * strides.grads + i] = 0;
+            if (c.unscale == 0) continue;
+            m[at_m] = Number(a.beta1) * m[at_m] + Number(1 - a.beta1) * g;
+            v[at_m] = Number(a.beta2) * v[at_m] + Number(1 - a.beta2) * g * g;
+            const Number step = m[at_m] / a.correction1 / (sqrt(v[at_m] / a.correction2) + a.eps);
+            w[at_w] = w[at_w] - Number(a.lr) * (step + Number(i < c.decayed ? a.weight_decay : 0) * w[at_w]);
+            rounded[at_w] = got[0][at_w];
+            lost += !copy && g0[l * strides.grads + i] != 0 && got[0][at_w] == w0[at_w];
+        }
+    if (copy) trial.compare<float>("master", got[0], w);
+    else trial.compare<floatX>("weights", got[0], w);
     trial.compare<float>("m", got[1], m);
     trial.compare<float>("v", got[2], v);
-    trial.equal("gradients", got[3], Values(n, 0));
-    if (SEPARATE_MASTER) trial.equal("weights", got[4], values_stored_as<floatX>(numbers(got[0])));
-}
-
-// Of each layer n elements, of which the blocks keep more: all are updated as one by one, and nothing else is.
-void test_adamw_of_layers() {
-    const size_t n = SPAN + 16, layers = 3, decayed = 48;
-    const Strides strides = {n + 16, n + 32, n + 48, n};
-    const AdamW a = {3e-2f, 0.9f, 0.95f, 1e-3f, 0.25f, 1, 1 - 0.9f, 1 - 0.95f};
-    const Values all = random_values<float>(layers * (n + 48), 0, 1);
-    auto run = [&](auto go_over) {
-        const DeviceArray<floatX> weights(layers * strides.weights);
-        const DeviceArray<float> master(all), grads(all), m(all), v(all), norm(Values{2});
-        const DeviceArray<float> settings(sizeof(AdamW) / sizeof(float)), loss_scale = scale_on_device({1, 1});
-        AdamW* const on_device = reinterpret_cast<AdamW*>(static_cast<float*>(settings));
-        set_adamw(on_device, a);
-        round_weights(weights, master, layers * strides.weights);
-        go_over([&](size_t l, unsigned count) {
-            adamw(weights + l * strides.weights, master + l * strides.master,
-                  {grads + l * strides.grads, DType::FP32}, m + l * n, v + l * n, norm,
-                  loss_scale_in(loss_scale), on_device, decayed, n, count, strides);
-        });
-        return Outputs{weights.download(), master.download(), grads.download(), m.download(), v.download()};
-    };
-    const Outputs at_once = run([&](auto update) { update(0, layers); });
-    const Outputs one_by_one = run([&](auto update) { for (size_t l = 0; l < layers; l++) update(l, 1); });
-    Values outside;
-    for (size_t l = 0; l < layers; l++)
-        for (size_t i = n; i < strides.master && l * strides.master + i < all.size(); i++)
-            outside.push_back(at_once[1][l * strides.master + i] - all[l * strides.master + i]);
-    claim(at_once == one_by_one && outside == Values(outside.size(), 0),
-          "adamw: layers a stride apart are updated as each alone, and nothing between them is");
-}
-
-// Weights of which AdamW has no copy: each is what the loop has, rounded to 16 bits. A tenth of the updates are zero;
-// of the others those that round back are counted, in two layers at once.
-template <typename G> void try_adamw_without_master(Trial& trial, size_t n, float lr) {
-    trial.at("n %zu, lr %g", n, lr);
-    const AdamW a = {lr, 0.9f, 0.95f, 1e-3f, 0, 0, 1 - 0.9f, 1 - 0.95f};
-    Values weights = random_values<floatX>(2 * n), grads = random_values<G>(2 * n, 0.25, 3), m = random_values<float>(2 * n, 0.25, 1);
-    for (size_t i = 0; i < 2 * n; i += 10) grads[i] = m[i] = 0;
-    const Values v = random_values<float>(2 * n, 0, 1);
-    const auto got = trial.run([&] {
-        const DeviceArray<floatX> d_weights(weights);
-        const DeviceArray<float> d_m(m), d_v(v), settings(sizeof(AdamW) / sizeof(float)), scale = scale_on_device({1, 1});
-        const DeviceArray<G> d_grads(grads);
-        const DeviceArray<unsigned long long> count(Values{5});
-        AdamW* const on_device = reinterpret_cast<AdamW*>(static_cast<float*>(settings));
-        set_adamw(on_device, a);
-        adamw(d_weights, nullptr, grad(d_grads), d_m, d_v, nullptr, loss_scale_in(scale), on_device, 0, n, 2,
-              {n, n, n, n}, count);
-        return Outputs{d_weights.download(), d_m.download(), d_v.download(), d_grads.download(), count.download()};
-    });
-    Numbers w(2 * n), m1(2 * n), v1(2 * n);
-    double lost = 5;
-    for (size_t i = 0; i < 2 * n; i++) {
-        m1[i] = Number(a.beta1) * m[i] + Number(1 - a.beta1) * grads[i];
-        v1[i] = Number(a.beta2) * v[i] + Number(1 - a.beta2) * grads[i] * grads[i];
-        w[i] = Number(weights[i]) - Number(a.lr) * (m1[i] / a.correction1 / (sqrt(v1[i] / a.correction2) + a.eps));
-        lost += grads[i] != 0 && got[0][i] == weights[i];
-    }
-    trial.compare<floatX>("weights", got[0], w);
-    trial.compare<float>("m", got[1], m1);
-    trial.compare<float>("v", got[2], v1);
-    trial.equal("gradients", got[3], Values(2 * n, 0));
+    trial.equal("gradients", got[3], grads);
     trial.equal("count", got[4], {lost});
+    if (separate) trial.equal("weights", got[5], values_stored_as<floatX>(numbers(rounded)));
 }
 
 void test_adamw() {
-    Trial trial("adamw");
+    Trial trial("adamw"), without("adamw without a master copy");
     for_each_gradient_type([&](auto type) {
         using G = decltype(type);
-        for (size_t n : {size_t{16}, SPAN - 16, 2 * SPAN + 48})
-            for (size_t decayed : {size_t{0}, n / 32 * 16, n}) {
-                try_adamw<G>(trial, n, decayed, 1, 8);    // clipped
-                try_adamw<G>(trial, n, decayed, 1, 0.5);  // short enough
-                try_adamw<G>(trial, n, decayed, 0, NAN);  // not clipped, so of no interest
-            }
+        for (size_t n : {size_t{16}, SPAN - 16, 2 * SPAN + 48}) {
+            for (size_t decayed : {size_t{0}, n / 32 * 16, n})
+                // clipped, short, no clipping
+                for (const auto& [clip, norm] : {std::pair{1.0f, 8.0}, {1.0f, 0.5}, {0.0f, double(NAN)}})
+                    try_adamw<G>(trial, {n, decayed, clip, norm, 1.0f / 3, 3e-2f}, MasterWeights::FP32);
+            try_adamw<G>(trial, {n, n, 1, INFINITY, 0, 3e-2f}, MasterWeights::FP32);   // skipped
+            for (float lr : {1e-1f, 1e-3f, 1e-5f})   // few weights stay, some, almost all
+                if (SEPARATE_MASTER) try_adamw<G>(without, {n, 0, 0, NAN, 1, lr}, MasterWeights::NONE);
+        }
     });
-    trial.report("master, m, v, gradients back at 0, and weights, which are master rounded,");
-    const AdamWState s = {random_values<float>(48), random_values<float>(48), random_values<float>(48), random_values<float>(48, 0, 1)};
-    const Outputs skipped = run_adamw<float>(s, INFINITY, {3e-2f, 0.9f, 0.95f, 1e-3f, 0.25f, 1, 0.1f, 0.05f}, 16, 0);
-    const bool weights = !SEPARATE_MASTER || std::all_of(skipped[4].begin(), skipped[4].end(), [](double w) { return std::isnan(w); });
-    claim(skipped[0] == s.weights && skipped[1] == s.m && skipped[2] == s.v && skipped[3] == Values(48, 0) && weights,
-          "adamw: of a step that is skipped nothing is written but that gradients are 0");
-    test_adamw_of_layers();
-    if (!SEPARATE_MASTER) return;
-    Trial without("adamw without a master copy");
-    for_each_gradient_type([&](auto type) {
-        using G = decltype(type);
-        for (float lr : {1e-1f, 1e-3f, 1e-5f})   // few are lost, some, almost all
-            for (size_t n : {size_t{16}, SPAN - 16, 2 * SPAN + 48}) try_adamw_without_master<G>(without, n, lr);
-    });
-    without.report("weights, m, v, gradients back at 0, and how many weights stay as they were");
+    trial.report("master, m, v, gradients back at 0, and weights, which are master rounded; between layers nothing,");
+    if (SEPARATE_MASTER) without.report("weights, m, v, gradients back at 0, and how many weights stay as they were");
 }
 
 // ==== init ===================================================================
@@ -1169,7 +1120,8 @@ void test_init_normal() {
         Numbers expected;
         for (size_t i = first; i < first + n; i++) {
             const uint64_t bits = splitmix64(seed ^ splitmix64(i));
-            const double u1 = ((bits >> 40) + 1) / double(1 << 24), turn = 2 * M_PI * (bits & 0xffffff) / double(1 << 24);
+            const double u1 = ((bits >> 40) + 1) / double(1 << 24),
+                turn = 2 * M_PI * (bits & 0xffffff) / double(1 << 24);
             const Number radius = sqrt(Number(-2) * log(Number(u1)));
             const Number cosine(std::cos(turn), U * (4 + 2 * turn));   // 2 ulps, and the angle's: 2 pi, the product
             expected.push_back(Number(std) * radius * cosine);
@@ -1215,21 +1167,34 @@ std::vector<MatmulSize> matmul_sizes() {
     return sizes;
 }
 
-// Where cuBLASLt has no epilogue, the product is stored before a second kernel takes it up.
-void test_matmul_forward() {
-    Trial trial("matmul_forward");
-    for (const auto& [N, C, OC] : matmul_sizes()) {
+// A matrix of random values, and as an operand. See Fp8Matrix, too.
+struct Matrix {
+    Values values;
+    DeviceArray<floatX> array;
+    Operand operand;
+
+    Matrix(size_t rows, size_t columns, double)
+        : values(random_values<floatX>(rows * columns)), array(values), operand(array) {}
+};
+
+// Where cuBLASLt has no epilogue, the product is stored before a second kernel reads it. A: matrix type of activations,
+// W: of weights.
+template <typename A, typename W> void try_matmul_forward(const char* name, const std::vector<MatmulSize>& sizes) {
+    Trial trial(name);
+    for (const auto& [N, C, OC] : sizes) {
         trial.at("N %zu, C %zu, OC %zu", N, C, OC);
-        const Values inp = random_values<floatX>(N * C), w = random_values<floatX>(C * OC);
+        const A inp(N, C, 64);
+        const W w(C, OC, 0.5);
         const Values b = random_values<floatX>(OC);
         const auto got = trial.run([&, N = N, C = C, OC = OC] {
-            const DeviceArray<floatX> out(N * OC), d_inp(inp), d_w(w), d_b(b);
-            matmul_forward(out, d_inp, d_w, d_b, N, C, OC);
+            const DeviceArray<floatX> out(N * OC), d_b(b);
+            matmul_forward(out, inp.operand, w.operand, d_b, N, C, OC);
             return Outputs{out.download()};
         });
         Numbers expected(N * OC);
         for (size_t i = 0; i < N * OC; i++) {
-            for (size_t c = 0; c < C; c++) expected[i] += Number(inp[i / OC * C + c]) * w[c * OC + i % OC];
+            for (size_t c = 0; c < C; c++)
+                expected[i] += Number(inp.values[i / OC * C + c]) * w.values[c * OC + i % OC];
             expected[i] = passed_through<floatX>(expected[i]) + b[i % OC];
         }
         trial.compare<floatX>("out", got[0], expected);
@@ -1237,20 +1202,25 @@ void test_matmul_forward() {
     trial.report("out");
 }
 
-void test_matmul_backward_input() {
-    Trial plain("matmul_backward_input"), gelu("matmul_backward_input_gelu");
-    for (const auto& [N, C, OC] : matmul_sizes()) {
+// G: matrix type of gradients of activations.
+template <typename G, typename W>
+void try_matmul_backward_input(const char* name, const char* name_gelu, const std::vector<MatmulSize>& sizes) {
+    Trial plain(name), gelu(name_gelu);
+    for (const auto& [N, C, OC] : sizes) {
         for (Trial* trial : {&plain, &gelu}) trial->at("N %zu, C %zu, OC %zu", N, C, OC);
-        const Values dout = random_values<floatX>(N * OC), w = random_values<floatX>(C * OC), pre = gelu_inputs(N * C);
+        const G dout(N, OC, 1024);
+        const W w(C, OC, 8);
+        const Values pre = gelu_inputs(N * C);
         const auto run = [&, N = N, C = C, OC = OC](bool through_gelu) {
-            const DeviceArray<floatX> dinp(N * C), d_dout(dout), d_w(w), d_pre(pre);
-            if (through_gelu) matmul_backward_input_gelu(dinp, d_dout, d_w, d_pre, N, C, OC);
-            else matmul_backward_input(dinp, d_dout, d_w, N, C, OC);
+            const DeviceArray<floatX> dinp(N * C), d_pre(pre);
+            if (through_gelu) matmul_backward_input_gelu(dinp, dout.operand, w.operand, d_pre, N, C, OC);
+            else matmul_backward_input(dinp, dout.operand, w.operand, N, C, OC);
             return Outputs{dinp.download()};
         };
         Numbers expected(N * C), through_gelu(N * C);
         for (size_t i = 0; i < N * C; i++) {
-            for (size_t o = 0; o < OC; o++) expected[i] += Number(dout[i / C * OC + o]) * w[i % C * OC + o];
+            for (size_t o = 0; o < OC; o++)
+                expected[i] += Number(dout.values[i / C * OC + o]) * w.values[i % C * OC + o];
             through_gelu[i] = passed_through<floatX>(expected[i]) * gelu_derivative_loop(pre[i]);
         }
         plain.compare<floatX>("dinp", plain.run([&] { return run(false); })[0], expected);
@@ -1260,31 +1230,38 @@ void test_matmul_backward_input() {
     gelu.report("dinp");
 }
 
-template <typename G> void try_matmul_backward_weight(Trial& trial, size_t N, size_t C, size_t OC) {
-    trial.at("N %zu, C %zu, OC %zu", N, C, OC);
-    const Values dout = random_values<floatX>(N * OC), inp = random_values<floatX>(N * C), dw = random_values<G>(C * OC);
-    const auto got = trial.run([&] {
-        const DeviceArray<G> d_dw(dw);
-        const DeviceArray<floatX> d_dout(dout), d_inp(inp);
-        matmul_backward_weight(grad(d_dw), d_dout, d_inp, N, C, OC);
-        return Outputs{d_dw.download()};
-    });
-    Numbers w = numbers(dw);
-    for (size_t i = 0; i < C * OC; i++)
-        for (size_t n = 0; n < N; n++) w[i] += Number(inp[n * C + i / OC]) * dout[n * OC + i % OC];
-    trial.compare<G>("dw", got[0], w);
+template <typename A, typename G>
+void try_matmul_backward_weight(const char* name, const std::vector<MatmulSize>& sizes) {
+    Trial trial(name);
+    for (const auto& [N, C, OC] : sizes)
+        for_each_gradient_type([&, N = N, C = C, OC = OC](auto type) {
+            using T = decltype(type);
+            // a product of FP32 matrices has no BF16 result
+            if (FLOATX == DType::FP32 && std::is_same_v<T, grad16>) return;
+            trial.at("N %zu, C %zu, OC %zu", N, C, OC);
+            const A inp(N, C, 2);
+            const G dout(N, OC, 256);
+            const Values dw = random_values<T>(C * OC);
+            const auto got = trial.run([&] {
+                const DeviceArray<T> d_dw(dw);
+                matmul_backward_weight(grad(d_dw), dout.operand, inp.operand, N, C, OC);
+                return Outputs{d_dw.download()};
+            });
+            Numbers expected = numbers(dw);
+            for (size_t i = 0; i < C * OC; i++)
+                for (size_t n = 0; n < N; n++)
+                    expected[i] += Number(inp.values[n * C + i / OC]) * dout.values[n * OC + i % OC];
+            trial.compare<T>("dw", got[0], expected);
+        });
+    trial.report("dw, added to,");
 }
 
+void test_matmul_forward() { try_matmul_forward<Matrix, Matrix>("matmul_forward", matmul_sizes()); }
+void test_matmul_backward_input() {
+    try_matmul_backward_input<Matrix, Matrix>("matmul_backward_input", "matmul_backward_input_gelu", matmul_sizes());
+}
 void test_matmul_backward_weight() {
-    Trial trial("matmul_backward_weight");
-    for (const auto& [N, C, OC] : matmul_sizes()) {
-        for_each_gradient_type([&, N = N, C = C, OC = OC](auto type) {
-            // A product of FP32 matrices has no BF16 result.
-            if (FLOATX == DType::FP32 && std::is_same_v<decltype(type), grad16>) return;
-            try_matmul_backward_weight<decltype(type)>(trial, N, C, OC);
-        });
-    }
-    trial.report("dw, added to,");
+    try_matmul_backward_weight<Matrix, Matrix>("matmul_backward_weight", matmul_sizes());
 }
 
 // ==== all kernels ============================================================
@@ -1514,7 +1491,8 @@ struct Reference {
     explicit Reference(const std::string& which)
         : name(which), file("data/reference/" + which + ".safetensors"), B(number("B")), T(number("T")),
           steps(number("steps")), accumulation(number("accumulation")) {
-        for (auto [key, to] : {std::pair{"layers", &config.layers}, {"heads", &config.heads}, {"channels", &config.channels},
+        for (auto [key, to] : {std::pair{"layers", &config.layers}, {"heads", &config.heads},
+                               {"channels", &config.channels},
                                {"context", &config.context}, {"vocab", &config.vocab}})
             *to = number(key);
         Options& o = options;
@@ -1632,7 +1610,8 @@ void test_head_parts(const Reference& r) {
         Farthest farthest;
         farthest.see("losses", relative_l2(found.losses, expected.losses), limit);
         farthest.see("gradients", relative_l2(found.gradients, expected.gradients), limit);
-        farthest.claim_near(format("%s: losses and gradients with the head in parts of %zu rows", r.name.c_str(), rows));
+        farthest.claim_near(format("%s: losses and gradients with the head in parts of %zu rows", r.name.c_str(),
+                                   rows));
     }
 }
 
@@ -1780,7 +1759,8 @@ void test_memory() {
     if (FLOATX == DType::BF16)
         for (MatmulIn matmul : {MatmulIn::FP8, MatmulIn::FP8_ALL})
             for (const auto& [name, recompute] : RECOMPUTE_NAMES)
-                claim_exact(format("--matmul %s --recompute %s", MATMUL_NAMES[static_cast<int>(matmul)], name), recompute,
+                claim_exact(format("--matmul %s --recompute %s", MATMUL_NAMES[static_cast<int>(matmul)], name),
+                            recompute,
                             DType::FP32, Purpose::TRAINING, Attention::FLASH, 1, 0, matmul);
     if (SEPARATE_MASTER)
         claim_exact("--master-weights none", Recompute::NONE, DType::FP32, Purpose::TRAINING, Attention::FLASH, 1, 0,
@@ -1882,7 +1862,8 @@ void test_folder_of_transformers() {
     claim(from_device(old.master, old.layout.elements()) == from_device(plain.master, plain.layout.elements()),
           "causal masks and a copy of the tied head in a file change nothing");
     test_weight_files(raw_tensors(dir + "/model.safetensors"), from_device(plain.master, plain.layout.elements()));
-    const std::pair<uint16_t, float> HALVES[] = {{0x3c00, 1.0f}, {0xc000, -2.0f}, {0x7bff, 65504.0f}, {0x0400, 0x1p-14f},
+    const std::pair<uint16_t, float> HALVES[] = {{0x3c00, 1.0f}, {0xc000, -2.0f}, {0x7bff, 65504.0f},
+                                                 {0x0400, 0x1p-14f},
                                                  {0x0001, 0x1p-24f}, {0x83ff, -1023 * 0x1p-24f}, {0, 0.0f}};
     claim(std::all_of(std::begin(HALVES), std::end(HALVES), [](auto& h) { return half_to_float(h.first) == h.second; }),
           "weights in FP16 are read: normal, subnormal and negative values");
@@ -1907,7 +1888,8 @@ void test_folder_of_ours() {
     write_folder(scratch("@/ours"), r, m);
     load_folder(training, scratch("@/ours"), Purpose::TRAINING, r.B, r.T);
     load_folder(inference, scratch("@/ours"), Purpose::INFERENCE, r.B, r.T);
-    auto same = [&](const auto* a, const auto* b) { return bytes_of(from_device(a, m.layout.elements())) == bytes_of(from_device(b, m.layout.elements())); };
+    auto bytes_at = [&](const auto* block) { return bytes_of(from_device(block, m.layout.elements())); };
+    auto same = [&](const auto* a, const auto* b) { return bytes_at(a) == bytes_at(b); };
     claim(same(training.master, m.master), "a folder that we wrote reads back with the same bits");
     claim(same(inference.weights, m.weights), "for inference the weights are rounded as for training");
     const Safetensors file(scratch("@/ours/model.safetensors"));
@@ -1929,7 +1911,8 @@ void test_folder_of_ours() {
     } catch (const UserError& error) {
         refusal = error.what();
     }
-    claim(refusal.find("4 bytes follow the last tensor") != refusal.npos, "bytes after the last tensor are rejected", refusal);
+    claim(refusal.find("4 bytes follow the last tensor") != refusal.npos, "bytes after the last tensor are rejected",
+          refusal);
 }
 
 // ==== data ===================================================================
@@ -1966,7 +1949,8 @@ void test_windows() {
             const Window window = read_window(tokens, kind, w, T);
             starts.push_back(window.inputs[0]);
             for (size_t t = 0; t < T; t++)
-                followed = followed && window.inputs[t] == starts.back() + int(t) && window.targets[t] == starts.back() + int(t) + 1;
+                followed = followed && window.inputs[t] == starts.back() + int(t) &&
+                    window.targets[t] == starts.back() + int(t) + 1;
         }
     for (size_t step : {T, size_t(1)})
         for (size_t f = 0; f < FILE_SIZES.size(); f++)
@@ -1988,7 +1972,8 @@ void test_windows() {
     } catch (const UserError& error) {
         refusal = error.what();
     }
-    claim(refusal.find("token 4 at position 4") != refusal.npos, "a token that equals the vocabulary's size is rejected", refusal);
+    claim(refusal.find("token 4 at position 4") != refusal.npos,
+          "a token that equals the vocabulary's size is rejected", refusal);
 
     Tokens rest(scratch("@/shard_*.bin"));
     const Tokens tail = rest.split_tail(0.3);   // 12 of 42: the last file and 5 of the second
@@ -2091,7 +2076,8 @@ void test_evaluation() {
               format("an evaluation in micro-batches of %d counts each token once: as by hand", B),
               format("loss %.7f over %zu tokens, expected %.7f over 71", e.loss, e.tokens, expected));
         const double some = evaluate(m, tokens, 3, Text("", m.config.vocab)).loss;
-        claim(fabs(some - of_three) < tolerance * of_three, format("of 3 of 8 windows, in micro-batches of %d, every 8/3rd", B),
+        claim(fabs(some - of_three) < tolerance * of_three,
+              format("an evaluation of 3 of 8 windows in micro-batches of %d spreads them evenly", B),
               format("loss %.7f, expected %.7f", some, of_three));
     }
 }
@@ -2184,7 +2170,8 @@ std::string bytes_of_steps(const Setup& s, bool graphs, size_t& captured) {
         const Evaluation e = evaluate(m, tokens, 2 * s.B, Text("", m.config.vocab));
         bytes += bytes_of(std::vector<double>{e.loss});
     }
-    for (const float* block : {m.master, m.adam_m, m.adam_v}) bytes += bytes_of(from_device(block, m.layout.elements()));
+    for (const float* block : {m.master, m.adam_m, m.adam_v})
+        bytes += bytes_of(from_device(block, m.layout.elements()));
     captured = m.graphs.captured();
     const LossScale scale = fetch(m.a.loss_scale());
     return bytes + bytes_of(gradients(m)) + bytes_of(Floats{scale.scale, scale.good_steps, scale.skipped});
@@ -2196,14 +2183,17 @@ void test_graphs() {
         std::vector<std::pair<Recompute, Attention>> kinds = {{Recompute::NONE, Attention::NAIVE}};
         for (const auto& [name, recompute] : RECOMPUTE_NAMES) kinds.push_back({recompute, Attention::FLASH});
         for (const auto& [recompute, attention] : kinds) {
-            Setup s = {{2, 2, 32, 16, 256}, 2, 16, recompute, grad_dtype, Purpose::TRAINING, 24};   // the head in two parts
+            // the head in two parts
+            Setup s = {{2, 2, 32, 16, 256}, 2, 16, recompute, grad_dtype, Purpose::TRAINING, 24};
             s.attention = attention;
             size_t none = 1, captured = 0;
             const bool same = bytes_of_steps(s, false, none) == bytes_of_steps(s, true, captured);
             // A micro-step for each of the loader's two slots, the update and the evaluation.
             claim(same && none == 0 && captured == 4,
-                  format("with graphs the same bits of losses, norms, weights and moments: --recompute %s, %s attention, gradients in %s",
-                         RECOMPUTE_NAMES[static_cast<int>(recompute)].first, attention == Attention::FLASH ? "flash" : "naive", name_of(grad_dtype)),
+                  format("with graphs the same bits of losses, norms, weights and moments: --recompute %s, "
+                         "%s attention, gradients in %s",
+                         RECOMPUTE_NAMES[static_cast<int>(recompute)].first,
+                             attention == Attention::FLASH ? "flash" : "naive", name_of(grad_dtype)),
                   format("%zu graphs", captured));
         }
     }
@@ -2246,12 +2236,14 @@ void test_loss_scale() {
     auto is = [](const LossScale& s, float scale, float unscale, float good, float skipped) {
         return s.scale == scale && s.unscale == unscale && s.good_steps == good && s.skipped == skipped;
     };
-    const LossScale first = dynamic_scale(FIRST_LOSS_SCALE), once = after_norms(first, {3, INFINITY}), nan = after_norms(first, {NAN});
+    const LossScale first = dynamic_scale(FIRST_LOSS_SCALE), once = after_norms(first, {3, INFINITY}),
+        nan = after_norms(first, {NAN});
     claim(is(once, 32768, 0, 0, 1) && is(nan, 32768, 0, 0, 1) && is(after_norms(once, {5}), 32768, 1 / 32768.0f, 1, 1),
           "a norm that is infinite or no number: the step is skipped, the scale halved, its good steps forgotten");
     claim(is(after_norms(dynamic_scale(1), {INFINITY}), 1, 0, 0, 1), "no scale is below 1");
     const LossScale before = after_norms(first, Values(GROWTH_INTERVAL - 1, 7));
-    claim(GROWTH_INTERVAL == 2000 && is(before, 65536, 1 / 65536.0f, 1999, 0) && is(after_norms(before, {7}), 131072, 1 / 65536.0f, 0, 0),
+    claim(GROWTH_INTERVAL == 2000 && is(before, 65536, 1 / 65536.0f, 1999, 0) &&
+          is(after_norms(before, {7}), 131072, 1 / 65536.0f, 0, 0),
           "after 2000 good steps in a row the scale is doubled: from the next step on");
     LossScale most = dynamic_scale(MOST_LOSS_SCALE);
     most.good_steps = GROWTH_INTERVAL - 1;
@@ -2294,9 +2286,11 @@ void test_skipped_step(const Setup& s) {
     update(m, adamw_settings({}, 1));
     const LossScale after = fetch(m.a.loss_scale());
     const Floats left = gradients(m);
-    claim(weights_and_moments(m) == before && !std::isfinite(fetch(m.a.norm())) && after.scale == 512 && after.skipped == 1 &&
+    claim(weights_and_moments(m) == before && !std::isfinite(fetch(m.a.norm())) && after.scale == 512 &&
+          after.skipped == 1 &&
               std::count(left.begin(), left.end(), 0.0f) == std::ptrdiff_t(left.size()),
-          format("a gradient that overflows, in %s: no bit of weights and moments changes, the scale is halved, gradients are 0",
+          format("a gradient that overflows, in %s: no bit of weights and moments changes, the scale is halved, "
+                 "gradients are 0",
                  name_of(s.grad_dtype)));
 }
 
@@ -2308,7 +2302,8 @@ void test_scaled_gradients(const Setup& s) {
     const Floats truth = gradients(plain), found = gradients(scaled);
     if (FLOATX == DType::FP16) {
         const double error = relative_l2(found, truth);
-        claim(error > 0 && error < 1e-3, "gradients by a loss scale of 65536 and of 1 are the same to FP16's rounding", format("error %.2e", error));
+        claim(error > 0 && error < 1e-3, "gradients by a loss scale of 65536 and of 1 are the same to FP16's rounding",
+              format("error %.2e", error));
     } else {
         update(plain, adamw_settings({}, 0));
         update(scaled, adamw_settings({}, 0));
@@ -2324,13 +2319,17 @@ void test_scaled_gradients(const Setup& s) {
     for (float& x : tiny) x /= times;
     const double without = relative_l2(gradients(lost), tiny), with = relative_l2(gradients(kept), tiny);
     const double zeros_without = zero_gradients(lost), zeros_with = zero_gradients(kept);
-    const std::string numbers = format("errors %.2e and %.2e, zeros %.4f and %.4f", without, with, zeros_without, zeros_with);
+    const std::string numbers = format("errors %.2e and %.2e, zeros %.4f and %.4f", without, with, zeros_without,
+                                       zeros_with);
     if (FLOATX == DType::FP16)
-        claim(with < 1e-2 && without > 30 * with && zeros_without > 0.2 && zeros_with < 0.01, "without it gradients of a large step are lost", numbers);
-    else claim(without < 1e-6 && with < 1e-6 && zeros_without == zeros_with, "gradients of a large step need none", numbers);
+        claim(with < 1e-2 && without > 30 * with && zeros_without > 0.2 && zeros_with < 0.01,
+              "without it gradients of a large step are lost", numbers);
+    else claim(without < 1e-6 && with < 1e-6 && zeros_without == zeros_with, "gradients of a large step need none",
+               numbers);
     const size_t N = s.N(), C = s.config.channels;
     double zeros = 0;
-    for (const auto& [x, columns] : {std::pair{lost.a.dres(), C}, {lost.a.dln(), C}, {lost.a.datt(), C}, {lost.a.dqkv(), 3 * C},
+    for (const auto& [x, columns] : {std::pair{lost.a.dres(), C}, {lost.a.dln(), C}, {lost.a.datt(), C},
+                                     {lost.a.dqkv(), 3 * C},
                                      {lost.a.dfc(), 4 * C}}) {
         Floats values(N * columns);   // every third, fourth, ... is zero
         const size_t every = columns / C + 2;
@@ -2371,7 +2370,8 @@ void test_schedule() {
         std::string wrong;
         auto expect = [&](long step, double expected) {
             const double found = learning_rate(o, step);
-            if (!(fabs(found - expected) < 1e-12)) wrong += format("step %ld: %g, expected %g; ", step, found, expected);
+            if (!(fabs(found - expected) < 1e-12))
+                wrong += format("step %ld: %g, expected %g; ", step, found, expected);
         };
         for (auto [step, expected] : {std::pair{0, 0.1}, {4, 0.5}, {9, 1.0}}) expect(step, expected);   // warm-up
         for (auto [step, expected] : corner.points) expect(step, expected);
@@ -2395,7 +2395,8 @@ void test_pick_token() {
         top2[pick_token(logits, 1, 2, 1, random)]++;
     }
     claim(greedy, "temperature 0, top-k 1, and top-p 0, always take the likeliest token, the first of equals");
-    claim(top2 == std::vector<double>{0, draws / 2.0, 0, draws / 2.0, 0}, "top-k 2 takes the two likeliest tokens only");
+    claim(top2 == std::vector<double>{0, draws / 2.0, 0, draws / 2.0, 0},
+          "top-k 2 takes the two likeliest tokens only");
     // The draws are spread evenly, so each count is off by one at each of its two ends at most.
     double total = 0, off = 0;
     for (float x : logits) total += exp(x / 0.5);
@@ -2412,7 +2413,8 @@ void test_top_p() {
     struct Case { int top_k; double top_p; Values shares; };
     const std::vector<Case> CASES = {{0, 1, {0.125, 0.5, 0.25, 0.125}}, {0, 0.9, {0.125, 0.5, 0.25, 0.125}},
                                      {0, 0.87, {1 / 7.0, 4 / 7.0, 2 / 7.0, 0}}, {0, 0.6, {0, 2 / 3.0, 1 / 3.0, 0}},
-                                     {0, 0.49, {0, 1, 0, 0}}, {2, 0.7, {0, 2 / 3.0, 1 / 3.0, 0}}, {2, 0.6, {0, 1, 0, 0}}};
+                                     {0, 0.49, {0, 1, 0, 0}}, {2, 0.7, {0, 2 / 3.0, 1 / 3.0, 0}},
+                                         {2, 0.6, {0, 1, 0, 0}}};
     double off = 0;
     for (const Case& c : CASES) {
         Values counts(logits.size(), 0);
@@ -2471,7 +2473,8 @@ void claim_sample(const std::string& text, const Setup& setup, const std::string
         others += drawn[i] != pick_token(next_logits(m, tokens, 0, setup.T), o.temperature, o.top_k, o.top_p, random);
         tokens.push_back(drawn[i]);
     }
-    claim(drawn.size() == static_cast<size_t>(o.sample_tokens) && others <= (FLOATX == DType::FP32 ? 1 : drawn.size() / 8),
+    claim(drawn.size() == static_cast<size_t>(o.sample_tokens) &&
+          others <= (FLOATX == DType::FP32 ? 1 : drawn.size() / 8),
           text, format("%zu tokens, %zu of them others", drawn.size(), others));
 }
 
@@ -2618,8 +2621,10 @@ void test_tensor_core_model() {
         if (!has_tensor_cores(kind)) continue;
         const char* name = name_of(kind);
         const Pass got = pass(kind, Recompute::NONE);
-        const double logits = relative_l2(got.logits, portable.logits), gradient = relative_l2(got.gradients, portable.gradients);
-        claim(logits <= limit && logits > 0, format("%s: logits are the portable kernels' within rounding", name), format("error %.2e, limit %.2e", logits, limit));
+        const double logits = relative_l2(got.logits, portable.logits),
+            gradient = relative_l2(got.gradients, portable.gradients);
+        claim(logits <= limit && logits > 0, format("%s: logits are the portable kernels' within rounding", name),
+              format("error %.2e, limit %.2e", logits, limit));
         claim(gradient <= limit, format("%s: and gradients", name), format("error %.2e, limit %.2e", gradient, limit));
         claim(got == pass(kind, Recompute::SELECTIVE) && got == pass(kind, Recompute::FULL),
               format("%s: the three recompute modes give the same bits", name));
@@ -2632,7 +2637,8 @@ void test_trace() {
     for (const char* flags : {"--recompute none", "--recompute selective", "--recompute full", "--attention naive"}) {
         const std::string setup = SMALL + "--micro-batch 2 --total-batch 64 " + flags;
         const Outcome o = run("train" + setup + " --steps 4 --eval-every 0 --graph on --trace @/trace.json");
-        const json plan = json::parse(run("plan --layers 2 --heads 2 --channels 32 --context 16 --vocab 256 --micro-batch 2 --json " + std::string(flags)).out);
+        const json plan = json::parse(run("plan --layers 2 --heads 2 --channels 32 --context 16 --vocab 256 "
+                                          "--micro-batch 2 --json " + std::string(flags)).out);
         const json trace = read_json(scratch("@/trace.json"));
         std::map<int, double> row_end;   // events of a row must follow on each other
         std::set<std::string> passes;
@@ -2650,19 +2656,24 @@ void test_trace() {
                 last = end;
                 passes.insert(e.at("args").at("pass"));
             } else if (e.at("ph") == "C") {
-                for (const auto& [name, bytes] : e.at("args").items()) within = within && size_t(bytes) <= size_t(plan.at("bytes").at(name));
+                for (const auto& [name, bytes] : e.at("args").items())
+                    within = within && size_t(bytes) <= size_t(plan.at("bytes").at(name));
                 highest = std::max(highest, double(e.at("args").at("activations")));
                 rises = rises || e.at("args").at("gradients") > 0;
             }
         }
-        const bool recomputes = std::string(flags).find("recompute none") == std::string::npos && std::string(flags).find("naive") == std::string::npos;
-        claim_run(o.code == 0 && ordered && row_end.size() == 3, format("%s: the trace's rows are in order, none overlaps", flags), o);
-        claim(within && rises && highest > 0.5 * double(plan.at("bytes").at("activations")), format("%s: live bytes rise, and stay within the plan", flags),
+        const bool recomputes = std::string(flags).find("recompute none") == std::string::npos &&
+            std::string(flags).find("naive") == std::string::npos;
+        claim_run(o.code == 0 && ordered && row_end.size() == 3,
+                  format("%s: the trace's rows are in order, none overlaps", flags), o);
+        claim(within && rises && highest > 0.5 * double(plan.at("bytes").at("activations")),
+              format("%s: live bytes rise, and stay within the plan", flags),
               format("%.0f of %zu bytes of activations at most", highest, size_t(plan.at("bytes").at("activations"))));
         bool dead = updates.size() == 2 * TRACED_STEPS;   // of what belongs to no layer, and of all layers
         for (double time : updates) dead = dead && std::prev(alive.upper_bound(time))->second == 0;
         claim(dead, format("%s: no activation is alive at the update", flags));
-        claim(passes.count("forward") && passes.count("backward") && passes.count("update") && passes.count("recompute") == recomputes,
+        claim(passes.count("forward") && passes.count("backward") && passes.count("update") &&
+              passes.count("recompute") == recomputes,
               format("%s: forward, %sbackward and update are told apart", flags, recomputes ? "recompute, " : ""));
     }
 }
@@ -2846,7 +2857,8 @@ int main(int argc, char** argv) {
     if (what == "--as-train-gpt") return guarded_main(argc - 1, argv + 1);
     listing = what == "--list" && argc == 2;
     if (argc > 1 && !listing && !((what == "--export" || what == "--only") && argc == 3)) {
-        fprintf(stderr, "usage: test_gpt | test_gpt --list | test_gpt --only PART,PART... | test_gpt --export DIR | test_gpt --as-train-gpt ...\n"
+        fprintf(stderr, "usage: test_gpt | test_gpt --list | test_gpt --only PART,PART... | test_gpt --export DIR | "
+                        "test_gpt --as-train-gpt ...\n"
                         "PART: how the names of tests to run begin, such as kernels or kernels: attention\n");
         return 2;
     }

@@ -29,7 +29,8 @@ def table():
 def end_of(text, i, opening, closing):
     """Returns the index after the bracket that closes the one at text[i]."""
     depth = 0
-    for match in re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\])\'|//[^\n]*|[%s%s]' % (re.escape(opening), re.escape(closing))).finditer(text, i):
+    brackets = "[%s%s]" % (re.escape(opening), re.escape(closing))
+    for match in re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\])\'|//[^\n]*|' + brackets).finditer(text, i):
         depth += {opening: 1, closing: -1}.get(match[0], 0)
         if depth == 0:
             return match.end()
@@ -56,8 +57,8 @@ def places(sources, where, old):
 
 
 def copy_tree():
-    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for name in files.stdout.splitlines():
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    for name in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
         if (ROOT / name).is_file():
             (COPY / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, COPY / name)

@@ -1,5 +1,5 @@
-// Claims about FP8, a part of test_gpt.cu: what kernels write in FP8 beside floatX, scales and their history, matmuls, and
-// models that are trained with --matmul fp8 and fp8-all.
+// Tests of FP8: what kernels write in FP8 beside floatX, scales and their history, matmuls, and models that are trained
+// with --matmul fp8 and fp8-all. Included by test_gpt.cu.
 //
 // The plain definition is by codes: all numbers of a format, from its bits, and the nearest of them.
 
@@ -105,7 +105,8 @@ template <typename F8, typename Launch> void try_writer(Trial& trial, const Valu
     };
     const double fits = power_of_2_below(FP8_MAX<F8> / largest_of(x));
     for (double scale : {fits, 4 * fits, power_of_2_below(fits * FP8_MIN<F8> / FP8_MAX<F8>)})   // saturated, underflow
-        for (double largest : {0.0, 1e6}) compare(run(Fp8Scaling::DELAYED, counting_scale(scale, largest)), scale, largest);
+        for (double largest : {0.0, 1e6})
+            compare(run(Fp8Scaling::DELAYED, counting_scale(scale, largest)), scale, largest);
     compare(run(Fp8Scaling::CURRENT, counting_scale(3)), fits, 0);
 }
 
@@ -153,7 +154,8 @@ void test_fp8_attention_of(TensorCores kind, const AttentionSize& s, Attention a
     Trial forward(names[0].c_str()), backward(names[1].c_str());
     for (Trial* trial : {&forward, &backward}) trial->at("B %d, T %d, NH %d, HS %d", s.B, s.T, s.NH, s.HS);
     const size_t n = s.N() * s.C(), scores = static_cast<size_t>(s.B) * s.NH * s.T * s.T;
-    const DeviceArray<floatX> qkv(attention_inputs(s)), dout(random_values<floatX>(n)), out(n), probs(scores), dprobs(scores);
+    const DeviceArray<floatX> qkv(attention_inputs(s)), dout(random_values<floatX>(n)), out(n), probs(scores),
+        dprobs(scores);
     const DeviceArray<floatX> d_scores(scores);
     const DeviceArray<float> lse(s.N() * s.NH), D(s.N() * s.NH);
     const DeviceArray<int> counter(Values{0});
@@ -287,7 +289,8 @@ template <typename F8> struct Fp8Matrix {
     DeviceScales scales;
     Operand operand = static_cast<floatX*>(nullptr);
 
-    Fp8Matrix(size_t rows, size_t columns, double scale) : Fp8Matrix(random_codes(rows * columns), rows, columns, scale) {}
+    Fp8Matrix(size_t rows, size_t columns, double scale) : Fp8Matrix(random_codes(rows * columns), rows, columns,
+                                                                     scale) {}
 
 private:
     static Values random_codes(size_t n) {
@@ -315,80 +318,17 @@ private:
     }
 };
 
-struct Fp8MatmulSize { size_t N, C, OC; };
-constexpr Fp8MatmulSize FP8_MATMULS[] = {{16, 16, 48}, {48, 48, 16}, {32, 80, 272}, {16, 272, 80}};
+const std::vector<MatmulSize> FP8_MATMULS = {{16, 16, 48}, {48, 48, 16}, {32, 80, 272}, {16, 272, 80}};
 
 void test_fp8_matmul_forward() {
-    Trial trial("matmul_forward in FP8");
-    for (const auto& [N, C, OC] : FP8_MATMULS) {
-        trial.at("N %zu, C %zu, OC %zu", N, C, OC);
-        const Fp8Matrix<e4m3> inp(N, C, 64), w(C, OC, 0.5);
-        const Values b = random_values<floatX>(OC);
-        const auto got = trial.run([&, N = N, C = C, OC = OC] {
-            const DeviceArray<floatX> out(N * OC), d_b(b);
-            matmul_forward(out, inp.operand, w.operand, d_b, N, C, OC);
-            return Outputs{out.download()};
-        });
-        Numbers expected(N * OC);
-        for (size_t i = 0; i < N * OC; i++) {
-            for (size_t c = 0; c < C; c++) expected[i] += Number(inp.values[i / OC * C + c]) * w.values[c * OC + i % OC];
-            expected[i] = passed_through<floatX>(expected[i]) + b[i % OC];
-        }
-        trial.compare<floatX>("out", got[0], expected);
-    }
-    trial.report("out");
+    try_matmul_forward<Fp8Matrix<e4m3>, Fp8Matrix<e4m3>>("matmul_forward in FP8", FP8_MATMULS);
 }
-
 void test_fp8_matmul_backward_input() {
-    Trial plain("matmul_backward_input in FP8"), gelu("matmul_backward_input_gelu in FP8");
-    for (const auto& [N, C, OC] : FP8_MATMULS) {
-        for (Trial* trial : {&plain, &gelu}) trial->at("N %zu, C %zu, OC %zu", N, C, OC);
-        const Fp8Matrix<e5m2> dout(N, OC, 1024);
-        const Fp8Matrix<e4m3> w(C, OC, 8);
-        const Values pre = gelu_inputs(N * C);
-        const auto run = [&, N = N, C = C, OC = OC](bool through_gelu) {
-            const DeviceArray<floatX> dinp(N * C), d_pre(pre);
-            if (through_gelu) matmul_backward_input_gelu(dinp, dout.operand, w.operand, d_pre, N, C, OC);
-            else matmul_backward_input(dinp, dout.operand, w.operand, N, C, OC);
-            return Outputs{dinp.download()};
-        };
-        Numbers expected(N * C), through_gelu(N * C);
-        for (size_t i = 0; i < N * C; i++) {
-            for (size_t o = 0; o < OC; o++) expected[i] += Number(dout.values[i / C * OC + o]) * w.values[i % C * OC + o];
-            through_gelu[i] = passed_through<floatX>(expected[i]) * gelu_derivative_loop(pre[i]);
-        }
-        plain.compare<floatX>("dinp", plain.run([&] { return run(false); })[0], expected);
-        gelu.compare<floatX>("dinp", gelu.run([&] { return run(true); })[0], through_gelu);
-    }
-    plain.report("dinp");
-    gelu.report("dinp");
+    try_matmul_backward_input<Fp8Matrix<e5m2>, Fp8Matrix<e4m3>>("matmul_backward_input in FP8",
+                                                                "matmul_backward_input_gelu in FP8", FP8_MATMULS);
 }
-
-void test_fp8_matmul_backward_weight() {
-    Trial trial("matmul_backward_weight in FP8");
-    for (const auto& [N, C, OC] : FP8_MATMULS)
-        for_each_gradient_type([&, N = N, C = C, OC = OC](auto type) {
-            using G = decltype(type);
-            trial.at("N %zu, C %zu, OC %zu", N, C, OC);
-            Fp8Matrix<e4m3> inp(N, C, 2);
-            Fp8Matrix<e5m2> dout(N, OC, 256);
-            const Values dw = random_values<G>(C * OC);
-            const auto got = trial.run([&] {
-                const DeviceArray<G> d_dw(dw);
-                const DeviceArray<char> inp_t(N * C), dout_t(N * OC);   // where they are transposed to
-                Operand x = inp.operand, d = dout.operand;
-                x.transposed = inp_t;
-                d.transposed = dout_t;
-                matmul_backward_weight(grad(d_dw), d, x, N, C, OC);
-                return Outputs{d_dw.download()};
-            });
-            Numbers expected = numbers(dw);
-            for (size_t i = 0; i < C * OC; i++)
-                for (size_t n = 0; n < N; n++)
-                    expected[i] += Number(inp.values[n * C + i / OC]) * dout.values[n * OC + i % OC];
-            trial.compare<G>("dw", got[0], expected);
-        });
-    trial.report("dw, added to,");
+void test_fp8_matmul_backward_weight() {   // which transposes its operands
+    try_matmul_backward_weight<Fp8Matrix<e4m3>, Fp8Matrix<e5m2>>("matmul_backward_weight in FP8", FP8_MATMULS);
 }
 
 // ---- models
@@ -413,7 +353,8 @@ std::vector<Pass> three_steps(const Setup& s) {
     for (long step = 0; step < 3; step++) {
         for (long micro = 0; micro < 2; micro++) {
             std::vector<int> tokens(s.B * (s.T + 1));
-            for (size_t i = 0; i < tokens.size(); i++) tokens[i] = splitmix64(1000 * step + 100 * micro + i) % s.config.vocab;
+            for (size_t i = 0; i < tokens.size(); i++) tokens[i] =
+                splitmix64(1000 * step + 100 * micro + i) % s.config.vocab;
             Pass pass = pass_through(m, tokens.data());
             if (micro == 1) passes.push_back(std::move(pass));
         }
@@ -436,12 +377,14 @@ void test_fp8_model() {
             // E4M3 rounds by up to 2^-4 of a value, E5M2 by 2^-3: so do the products that a gradient is made of.
             claim(first < 0x1p-3 && first > 0x1p-9 && std::abs(passes[2].loss / plain[2].loss - 1) < 0.01,
                   matmul_text(s) + ": gradients and losses near those of matmuls in bf16, and not the same",
-                  format("gradients differ by %.4f, the third loss by %.5f", first, passes[2].loss / plain[2].loss - 1));
+                  format("gradients differ by %.4f, the third loss by %.5f", first,
+                         passes[2].loss / plain[2].loss - 1));
         }
     const Setup naive = fp8_setup(MatmulIn::FP8_ALL, Fp8Scaling::DELAYED, Recompute::NONE, Attention::NAIVE);
     const std::vector<Pass> with_naive = three_steps(naive), with_flash = three_steps(fp8_setup(MatmulIn::FP8_ALL));
     const double apart = relative_l2(with_naive[0].gradients, with_flash[0].gradients);
-    claim(apart < 0x1p-4 && apart > 0, "fp8-all: naive attention trains as flash attention does", format("%.4f apart", apart));
+    claim(apart < 0x1p-4 && apart > 0, "fp8-all: naive attention trains as flash attention does",
+          format("%.4f apart", apart));
     Setup full = fp8_setup(MatmulIn::FLOATX);
     const size_t kept = kept_bytes_per_layer(full), N = full.N(), C = full.config.channels;
     full.matmul = MatmulIn::FP8_ALL;
@@ -449,7 +392,7 @@ void test_fp8_model() {
           "fp8-all keeps 5 C bytes a token and layer less: ln1, ln2 and gelu in 8 bits, att in both");
 }
 
-// Current scaling knows nothing of what was before; delayed scaling, whose first step has no history, forgets at its end.
+// Current scaling ignores earlier micro-batches; delayed scaling, whose first step has no history, resets at its end.
 void test_fp8_memory() {
     for (Fp8Scaling scaling : {Fp8Scaling::CURRENT, Fp8Scaling::DELAYED}) {
         Model m;
@@ -472,10 +415,12 @@ void test_fp8_memory() {
 // ---- runs
 
 void test_fp8_runs() {
-    const std::string FP8 = TEN + "--matmul fp8-all --total-batch 256 ";   // in 8: graphs are captured in the first step
+    // in 8: graphs are captured in the first step
+    const std::string FP8 = TEN + "--matmul fp8-all --total-batch 256 ";
     const Outcome first = run(FP8 + "--out @/fp8");
     const std::vector<std::string> log = log_of("@/fp8");
-    claim_run(first.code == 0 && log.size() == 14 && first.out.find("matmul     fp8-all, scales delayed\n") != first.out.npos,
+    claim_run(first.code == 0 && log.size() == 14 &&
+                  first.out.find("matmul     fp8-all, scales delayed\n") != first.out.npos,
               "a run with --matmul fp8-all says so, and logs at each evaluation what FP8 did", first);
     if (log.size() != 14) return;
     const json record = json::parse(log[12]).value("fp8", json());
@@ -483,18 +428,21 @@ void test_fp8_runs() {
     for (const auto& [name, tensor] : record.items())
         for (const char* what : {"saturated", "flushed"})
             shares = shares && tensor[what] >= 0 && tensor[what] <= 1 && tensor["layers"][what].size() == 2;
-    claim(shares, "of each tensor and layer the shares of values that were cut off, and that became 0", record.dump().substr(0, 99));
+    claim(shares, "of each tensor and layer the shares of values that were cut off, and that became 0",
+          record.dump().substr(0, 99));
 
     auto same = [&](const std::string& command, const std::string& environment, const std::string& text) {
         const Outcome outcome = run(command + " --out @/other", environment);
         const bool files = same_file("@/fp8/step_000010/model.safetensors", "@/other/step_000010/model.safetensors") &&
-                           same_file("@/fp8/step_000010/optimizer.safetensors", "@/other/step_000010/optimizer.safetensors");
+                           same_file("@/fp8/step_000010/optimizer.safetensors",
+                                     "@/other/step_000010/optimizer.safetensors");
         const bool evaluated_as_often = command.find("--eval-every") == command.rfind("--eval-every");
         const bool logs = !evaluated_as_often || log_of("@/other") == log;
         claim_run(outcome.code == 0 && files && logs, text, outcome);
         fs::remove_all(scratch("@/other"));
     };
-    same(FP8 + "--graph on --sample-every 3 --sample-tokens 5", "", "fp8-all: --graph on and samples on the way change no bit");
+    same(FP8 + "--graph on --sample-every 3 --sample-tokens 5", "",
+         "fp8-all: --graph on and samples on the way change no bit");
     same(FP8 + "--eval-every 2", "", "fp8-all: evaluations on the way change no bit of what is trained");
     if (WARP_SIZE > 1 && device.is_cpu())
         same(FP8, "CUDA_CPU_SEED=1", "fp8-all: another order of threads gives the same bits");
@@ -508,7 +456,8 @@ void test_fp8_runs() {
             "--checkpoint-every 0 --matmul fp8 --out @/scaling --fp8-scaling " + scaling);
         double flushed = -1;
         for (const std::string& line : log_of("@/scaling"))
-            if (const json parsed = json::parse(line); parsed.contains("fp8")) flushed = parsed["fp8"]["dfc"]["flushed"];
+            if (const json parsed = json::parse(line); parsed.contains("fp8")) flushed =
+                parsed["fp8"]["dfc"]["flushed"];
         fs::remove_all(scratch("@/scaling"));
         return flushed;
     };
@@ -536,11 +485,14 @@ bool device_has_fp8() {
 
 void test_bad_fp8() {
     if (FLOATX != DType::BF16) {
-        refuse("FP8 in a build that is not BF16's", TINY + "--matmul fp8", {"--matmul fp8", "PRECISION=bf16", name_of(FLOATX)});
+        refuse("FP8 in a build that is not BF16's", TINY + "--matmul fp8",
+               {"--matmul fp8", "PRECISION=bf16", name_of(FLOATX)});
         return;
     }
-    if (!device_has_fp8()) refuse("FP8 on a card before Ada", TINY + "--matmul fp8", {"--matmul fp8", "8.9", device.properties.name});
-    else refuse("FP8 and a sum over 17 rows", TINY + "--matmul fp8 --context 17 --micro-batch 1", {"--matmul fp8", "16", "1 x 17"});
+    if (!device_has_fp8()) refuse("FP8 on a card before Ada", TINY + "--matmul fp8",
+                                  {"--matmul fp8", "8.9", device.properties.name});
+    else refuse("FP8 and a sum over 17 rows", TINY + "--matmul fp8 --context 17 --micro-batch 1",
+                {"--matmul fp8", "16", "1 x 17"});
     refuse("--matmul fp9", TINY + "--matmul fp9", {"--matmul", "plain|fp8|fp8-all", "'fp9'"});
     refuse("--fp8-scaling later", TINY + "--fp8-scaling later", {"--fp8-scaling", "delayed|current|none", "'later'"});
     refuse("FP8 and ZeRO 3", "plan --gpu-memory 8GB --matmul fp8 --gpus 4 --zero 3", {"--zero 3", "--matmul fp8"});

@@ -143,7 +143,8 @@ static void test_order_of_merges(const Scratch& scratch) {
     scratch.keep_only({{"tokenizer.json", file.dump()}});
     const Tokenizer tokenizer(scratch.dir);
     std::string wrong;
-    for (const std::string expected : {"aa|a", "a|ab", "aaaa|a", "aaaa|aa|a", "ab|ab", "b|ab|ab", "ba|c|ba", "aa|ab|ba|c"}) {
+    for (const std::string expected : {"aa|a", "a|ab", "aaaa|a", "aaaa|aa|a", "ab|ab", "b|ab|ab", "ba|c|ba",
+                                       "aa|ab|ba|c"}) {
         std::string text = expected, found;
         text.erase(std::remove(text.begin(), text.end(), '|'), text.end());
         for (int token : tokenizer.encode(text)) found += (found.empty() ? "" : "|") + tokenizer.decode(token);

@@ -163,7 +163,8 @@ static Body steps_together(int count, long steps) {
 static void test_no_alarm() {
     for (const int count : {1, 2, 5}) {
         Run run(count, TIMEOUT, steps_together(count, 50));
-        claim_end(std::to_string(count) + " ranks: a run that ends well prints nothing", run, std::vector<int>(count, 0), "");
+        claim_end(std::to_string(count) + " ranks: a run that ends well prints nothing", run,
+                  std::vector<int>(count, 0), "");
     }
     Run waits(3, TIMEOUT, [](Watch& watch, int rank, Shared& shared) {
         watch.arm();
@@ -196,7 +197,8 @@ static void test_deaths() {
         codes[victim] = KILLED;
         const std::string end = "; all others stop\n", begin = "train_gpt: " + run.name(victim) + " died ";
         claim("kill -9 of rank " + std::to_string(victim) + " at any moment: all others stop, one names it",
-              run.codes == codes && run.said.rfind(begin, 0) == 0 && run.said.find(end) + end.size() == run.said.size(), run);
+              run.codes == codes && run.said.rfind(begin, 0) == 0 &&
+                  run.said.find(end) + end.size() == run.said.size(), run);
     }
     for (const int victim : {0, 2}) {
         Run run(3, LONG_TIMEOUT, [](Watch& watch, int, Shared&) {
@@ -234,8 +236,10 @@ static void test_hangs() {
         stopped.signal(victim, SIGSTOP, 0.2);
         stopped.await_end(victim);
         kill(stopped.processes[victim], SIGCONT);
-        claim_end("a stopped rank " + std::to_string(victim) + " is named, and ends when it continues", stopped, {1, 1, 1},
-                  stopped.hung(victim, "nothing from it" + for_timeout + ", its process is stopped or its machine gone"));
+        claim_end("a stopped rank " + std::to_string(victim) + " is named, and ends when it continues", stopped,
+                  {1, 1, 1},
+                  stopped.hung(victim, "nothing from it" + for_timeout +
+                                           ", its process is stopped or its machine gone"));
     }
 }
 
