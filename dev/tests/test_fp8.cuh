@@ -260,7 +260,8 @@ template <Fp8Scaling SCALING> void try_fp8_weights(Trial& trial, size_t rows, si
     });
     for (size_t l = 0; l < LAYERS; l++) {
         const Values of_layer(w.begin() + l * stride, w.begin() + l * stride + n);
-        const double by = SCALING == Fp8Scaling::CURRENT ? power_of_2_below(FP8_MAX<e4m3> / largest_of(of_layer)) : scale;
+        const bool current = SCALING == Fp8Scaling::CURRENT;
+        const double by = current ? power_of_2_below(FP8_MAX<e4m3> / largest_of(of_layer)) : scale;
         const Outputs expected = fp8_loop<e4m3>(of_layer, by, 0);
         Values transposed(n);
         for (size_t i = 0; i < n; i++) transposed[i % columns * rows + i / columns] = expected[0][i];
