@@ -2513,7 +2513,7 @@ Fp8Weights fp8_weights_of(const Model& m) {
 }
 
 // What goes through forward at once: a micro-batch or, to sample and to answer questions, fewer tokens.
-struct Pass {
+struct ForwardPass {
     int B, T;
     size_t past = 0;   // sampling, B = 1: the T tokens follow this many, whose queries, keys and values are in qkv
     MatmulIn matmul = MatmulIn::FLOATX;   // FP8 needs many rows
@@ -2521,9 +2521,9 @@ struct Pass {
     size_t N() const { return static_cast<size_t>(B) * T; }
 };
 
-Pass whole_batch(const Model& m) { return {m.setup.B, m.setup.T, 0, m.setup.matmul}; }
+ForwardPass whole_batch(const Model& m) { return {m.setup.B, m.setup.T, 0, m.setup.matmul}; }
 
-Operands operands(const Model& m, size_t l, const Pass& p) {
+Operands operands(const Model& m, size_t l, const ForwardPass& p) {
     const Activations& a = m.a;
     Operands x = {a.ln1(l),  a.att(l), a.ln2(l), a.gelu(l), m.w.qkvw(l), m.w.attprojw(l), m.w.fcw(l), m.w.fcprojw(l),
                   a.dqkv(),  a.dres(), a.dfc(),  a.dres()};
@@ -2617,7 +2617,7 @@ void init_parameters(Model& m, uint64_t seed) {
 // after it, which does both in one pass; until then the addend is in `branch`.
 
 // att = attention(qkv), of the kind that --attention names; of one token to those before it where these are past.
-void attend(Model& m, size_t l, const Operand& att, const Pass& p) {
+void attend(Model& m, size_t l, const Operand& att, const ForwardPass& p) {
     const Activations& a = m.a;
     const int B = p.B, T = p.T, NH = m.config.heads, HS = m.config.head_size();
     if (p.past) attention_decode(att.x, a.qkv(l), p.past + 1, NH, HS);
@@ -2629,7 +2629,7 @@ void attend(Model& m, size_t l, const Operand& att, const Pass& p) {
     }
 }
 
-void forward_block(Model& m, size_t l, const Pass& p) {
+void forward_block(Model& m, size_t l, const ForwardPass& p) {
     const Activations& a = m.a;
     const auto& w = m.w;
     const Operands x = operands(m, l, p);
@@ -2650,7 +2650,7 @@ void forward_block(Model& m, size_t l, const Pass& p) {
 }
 
 // inp (B,T) int32 on the device. Leaves the last LayerNorm's output in lnf.
-void forward(Model& m, const int* inp, const Pass& p) {
+void forward(Model& m, const int* inp, const ForwardPass& p) {
     const Activations& a = m.a;
     const size_t L = m.config.layers, C = m.config.channels;
     recorder.at("forward", NO_LAYER);
