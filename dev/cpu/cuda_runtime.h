@@ -145,8 +145,8 @@ __attribute__((always_inline)) inline float exp2_of_sum(float n, float f)
     p = __builtin_fmaf(p, f, 1.339887439e-3f);
     p = __builtin_fmaf(p, f, 9.618437357e-3f);
     p = __builtin_fmaf(p, f, 5.550332471e-2f);
-    p = __builtin_fmaf(p, f, bits<float>(rounding.exp2_2));
-    p = __builtin_fmaf(p, f, bits<float>(rounding.exp2_1));
+    p = __builtin_fmaf(p, f, bits<float>(exp_rounding.exp2_2));
+    p = __builtin_fmaf(p, f, bits<float>(exp_rounding.exp2_1));
     p = __builtin_fmaf(p, f, 1.0f);
     return bits<float>(bits<unsigned>(p) + (static_cast<unsigned>(static_cast<int>(n)) << 23));
 }
@@ -160,7 +160,8 @@ extern "C" inline float __expf(float x) noexcept
     cuda_cpu::watch::special_function();
     const float n = nearbyintf(x * 1.44269502f);
     float f = __builtin_fmaf(x, 1.44269502f, -n);  // log2(e) in two parts: with one, the error of
-    f = __builtin_fmaf(x, cuda_cpu::bits<float>(cuda_cpu::rounding.log2_e_low), f);  // x log2(e) - n would grow with x
+    // ... x log2(e) - n would grow with x
+    f = __builtin_fmaf(x, cuda_cpu::bits<float>(cuda_cpu::exp_rounding.log2_e_low), f);
     float result = cuda_cpu::exp2_of_sum(n, f);
     result = x < -87.33654f ? 0.0f : result;
     return x > 88.72283f ? std::numeric_limits<float>::infinity() : result;
@@ -753,7 +754,8 @@ inline Block::Votes barrier(const char* name, bool yes)
 
 CUDA_CPU_INSTRUCTION void __syncthreads()
 {
-    if (!cuda_cpu::watch::is_removed("__syncthreads", cuda_cpu::watch::here())) cuda_cpu::barrier("__syncthreads", false);
+    if (cuda_cpu::watch::is_removed("__syncthreads", cuda_cpu::watch::here())) return;
+    cuda_cpu::barrier("__syncthreads", false);
 }
 inline int __syncthreads_count(int yes)
 {
