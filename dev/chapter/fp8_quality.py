@@ -10,14 +10,13 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import textwrap
 import time
 
 sys.dont_write_bytecode = True
-from measure import Failed, Mistake, flags, require_program
+from measure import Failed, Mistake, Trainer
 
 REFERENCE, AGAIN = "bf16", "bf16 again"
 # AGAIN differs from REFERENCE only in the order of a step's sums: it measures the effect of rounding alone.
@@ -31,24 +30,16 @@ OPTIONS = {"layers": 6, "heads": 6, "channels": 384, "context": 128, "micro_batc
            "lr": 1e-3, "min_lr": 1e-4, "warmup": 50, "beta2": 0.99, "eval_sequences": 0, "checkpoint_every": 0}
 
 
-def run(program, data, options):
+def run(trainer, data, options):
     """The record of one run: validation losses, and why it stopped early, if it did."""
-    with tempfile.TemporaryDirectory(prefix="fp8_quality_") as folder:
-        out, began = os.path.join(folder, "run"), time.monotonic()
-        done = subprocess.run([program, "train", "--data", data, *flags(options), "--out", out],
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        said = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1].removeprefix("train_gpt: ")
-        # A loss that is not finite is a result; any other failure is not.
-        if done.returncode != 0 and not re.match(r"step \d+: ", said):
-            raise Failed(f"exit code {done.returncode} from {program}: {said}", said)
-        with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as log:
-            first, *records = [json.loads(line) for line in log]
-        losses = [(record["step"], record["val_loss"]) for record in records if "val_loss" in record]
-        if done.returncode == 0 and (not losses or losses[-1][0] != options["steps"]):
-            raise Failed(f"{program}: found no validation loss of step {options['steps']} in its log, expected one")
-        return {"stopped": said if done.returncode != 0 else None, "seconds": round(time.monotonic() - began),
-                "device": first["run"]["device"], "precision": first["run"]["precision"],
-                "parameters": first["run"]["model"]["parameters"], "losses": [round(loss, 5) for _, loss in losses]}
+    began = time.monotonic()
+    (first, *records), _, stopped = trainer.log_of(data, options, may_stop=True)
+    losses = [(record["step"], record["val_loss"]) for record in records if "val_loss" in record]
+    if not stopped and (not losses or losses[-1][0] != options["steps"]):
+        raise Failed(f"{trainer.name}: found no validation loss of step {options['steps']} in its log, expected one")
+    return {"stopped": stopped, "seconds": round(time.monotonic() - began), "device": first["run"]["device"],
+            "precision": first["run"]["precision"], "parameters": first["run"]["model"]["parameters"],
+            "losses": [round(loss, 5) for _, loss in losses]}
 
 
 def done_run(path, options):
@@ -113,22 +104,23 @@ def main():
         parser.add_argument(f"--{name}", type=type(OPTIONS[name]), default=OPTIONS[name], help="(default: %(default)s)")
     o = parser.parse_args()
 
-    require_program("--train-gpt", o.train_gpt)
-    program, began, records = os.path.abspath(o.train_gpt), time.monotonic(), []
+    began, records = time.monotonic(), []
     common = {**OPTIONS, "steps": o.steps, "lr": o.lr, "layers": o.layers, "channels": o.channels}
     os.makedirs(o.out, exist_ok=True)
-    # All formats of one seed, then the next seed: the finished runs can be compared wherever the script stops.
-    for seed, name in ((seed, name) for seed in o.seeds for name in o.formats):
-        options = {**common, "seed": seed, **FORMATS[name]}
-        path = os.path.join(o.out, f"{re.sub('[^a-z0-9]+', '-', name)}-seed{seed}.json")
-        record = done_run(path, options)
-        if record is None and o.minutes is not None and time.monotonic() - began > 60 * o.minutes:
-            continue
-        if record is None:
-            print(f"fp8_quality: {name}, seed {seed} ... ({time.monotonic() - began:.0f} s)", file=sys.stderr)
-            record = {"format": name, "seed": seed, "options": options, **run(program, o.data, options)}
-            write(path, json.dumps(record, indent=1))
-        records.append(record)
+    with tempfile.TemporaryDirectory(prefix="fp8_quality_") as folder:
+        trainer = Trainer(o.train_gpt, folder, o.train_gpt)
+        # All formats of one seed, then the next seed: the finished runs can be compared wherever the script stops.
+        for seed, name in ((seed, name) for seed in o.seeds for name in o.formats):
+            options = {**common, "seed": seed, **FORMATS[name]}
+            path = os.path.join(o.out, f"{re.sub('[^a-z0-9]+', '-', name)}-seed{seed}.json")
+            record = done_run(path, options)
+            if record is None and o.minutes is not None and time.monotonic() - began > 60 * o.minutes:
+                continue
+            if record is None:
+                print(f"fp8_quality: {name}, seed {seed} ... ({time.monotonic() - began:.0f} s)", file=sys.stderr)
+                record = {"format": name, "seed": seed, "options": options, **run(trainer, o.data, options)}
+                write(path, json.dumps(record, indent=1))
+            records.append(record)
     if not records:
         raise Failed("no run was done: --minutes is too short")
     write(o.collect, collected(records, common))

@@ -3,6 +3,7 @@
 Each function from `state` on measures one part of the report. report.py draws the results; this file uses the standard
 library only.
 """
+import functools
 import json
 import math
 import os
@@ -108,11 +109,6 @@ def in_bytes(text, what):
     return float(found[1]) * UNITS[found[2]] if found and found[2] in UNITS else None
 
 
-def first_number(text, pattern):
-    found = re.search(pattern, text)
-    return float(found[1]) if found else None
-
-
 def started_by(processes):
     if processes == 1:
         return []
@@ -149,7 +145,10 @@ class Trainer:
         self.commands = []              # of the current section
         self.first_record = None        # of the first run: device and build
         self.peak_flops = 0             # the highest of all runs: on a CPU each run measures it
-        self.gpu = self.plan(micro_batch=1)["bytes"]["cuda"] > 0     # only plans for a GPU reserve bytes for CUDA
+
+    @functools.cached_property
+    def gpu(self):
+        return self.plan(micro_batch=1)["bytes"]["cuda"] > 0    # only plans for a GPU reserve bytes for CUDA
 
     def call(self, *arguments, processes=1):
         done = subprocess.run([*started_by(processes), self.program, *arguments], stdin=subprocess.DEVNULL,
@@ -178,7 +177,7 @@ class Trainer:
 
     def log_of(self, data, options, processes=1, may_stop=False):
         """Trains: its log, what it printed, and the message of a step that stopped the run, if may_stop, or None."""
-        command = ["train", "--data", data, *flags({**BARE, **options})]
+        command = ["train", "--data", data, *flags(options)]
         self.remember(command, processes)
         output, stopped = "", None
         with tempfile.TemporaryDirectory(dir=self.folder) as out:
@@ -193,7 +192,7 @@ class Trainer:
 
     def train(self, steps, gpus=1, **options):
         """Trains: times, losses and norms from the log, memory and communication from the closing lines."""
-        (record, *lines), output, _ = self.log_of(self.text, {**options, "steps": steps}, gpus)
+        (record, *lines), output, _ = self.log_of(self.text, {**BARE, **options, "steps": steps}, gpus)
         record, lines = record["run"], [line for line in lines if "ms" in line]
         self.first_record = self.first_record or record
         self.peak_flops = max(self.peak_flops, record["peak_flops"])
@@ -201,9 +200,7 @@ class Trainer:
                 "norms": [line["norm"] for line in lines],
                 "flops_per_token": record["flops_per_token"], "planned": record["planned_bytes"],
                 "as_planned": "allocated as planned" in output, "resident": in_bytes(output, "resident"),
-                "sent": in_bytes(output, "a step by each"),
-                "sending_ms": first_number(output, r"sending +(\S+) ms a step"),
-                "exposed_ms": first_number(output, r"sending .*, (\S+) ms of it .* not hidden")}
+                "sent": in_bytes(output, "a step by each")}
 
     def fits(self, **options):
         plan = self.plan(**options)
@@ -418,23 +415,8 @@ def why_alone(trainer, most, setup):
     return None if run["sent"] else "two processes that mpirun started did not find each other"
 
 
-def parallel_speed(trainer, size, setup, numbers):
-    """Step times with the same work for each GPU, and how much of the communication overlaps with kernels."""
-    setups = {"1 GPU": setup, **{f"{gpus} GPUs, ZeRO {zero}": {**setup, "gpus": gpus, "zero": zero}
-                                 for gpus in numbers[1:] for zero in (STAGES[0], STAGES[-1])}}
-    results = trainer.compare(setups, min(ATTENTION_ROUNDS, size.rounds), size.run_seconds)
-    path = os.path.join(trainer.folder, "trace.json")
-    for name, result in results.items():
-        if result:
-            gpus = setups[name].get("gpus", 1)
-            traced = trainer.train(WARM_UP + LEAST_STEPS, **setups[name], trace=path) if gpus > 1 else {}
-            result.update(gpus=gpus, tokens=gpus * tokens_of(setup),
-                          sending_ms=traced.get("sending_ms"), exposed_ms=traced.get("exposed_ms"))
-    return results
-
-
 def data_parallel(trainer, size):
-    """8. Several processes that share one step's batch: memory, communication, losses; on GPUs, throughput."""
+    """8. Several processes that share one step's batch: memory, communication, losses."""
     most = gpu_count() if trainer.gpu else 4
     setup = setup_of(size, micro_batch=size.parallel_batch, seq_len=size.parallel_len)
     why = why_alone(trainer, most, setup)
@@ -460,8 +442,7 @@ def data_parallel(trainer, size):
                           gpus=ZERO_PAPER_GPUS, zero=zero) for zero in STAGES]
     return {"numbers": numbers, "plans": plans, "runs": runs, "splits": splits,
             "parameters": plan["parameters"], "precision": plan["precision"], "grad_dtype": plan["grad_dtype"],
-            "paper": {"parameters": paper[0]["parameters"], "bytes": [each["bytes"] for each in paper]},
-            "speed": parallel_speed(trainer, size, setup, numbers) if trainer.gpu else None}
+            "paper": {"parameters": paper[0]["parameters"], "bytes": [each["bytes"] for each in paper]}}
 
 
 # ---- parts 9 to 11: formats of 16 and 8 bits
@@ -500,7 +481,7 @@ def demonstration(program, size, kinds, kept, steps, **setup):
     results = {name: {"last": [], "stopped": []} for name in kinds}
     for seed in SEEDS:
         for name, options in kinds.items():
-            run = {**setup_of(size, **{**size.demo, **setup}), "steps": steps, "seed": seed, **options}
+            run = {**BARE, **setup_of(size, **{**size.demo, **setup}), "steps": steps, "seed": seed, **options}
             (_, *records), _, stopped = program.log_of(program.few_words, run, may_stop=True)
             result = results[name]
             result["last"].append(last_loss(records) if not stopped else None)

@@ -273,12 +273,6 @@ def sums_words(part, _):
     return text
 
 
-def sums_tables(part):
-    return captioned("Sums of gradients", ["micro-batches", "in BF16, error", "in FP32, then rounded", "ratio"], [
-        [r["micro_batches"], share(r["error"]), share(r["rounded_once"]), number(r["error"] / r["rounded_once"])]
-        for r in part["sums"]])
-
-
 def zeros_of(result):
     return statistics.median(part for _, part in result["zero_gradients"]) if result.get("zero_gradients") else None
 
@@ -342,14 +336,9 @@ def fp8_words(part, _):
 
 
 def fp8_tables(part):
-    kinds = part["kinds"]
-    columns = [(kind, key, what) for kind in ("none", "delayed")
-               for key, what in (("flushed", "become 0"), ("saturated", "too large"))]
-    rows = [[tensor, *[share(last_fp8(kinds, kind).get(tensor, {}).get(key, 0)) for kind, key, _ in columns]]
-            for tensor in last_fp8(kinds, "none")]
-    return (captioned("Matmuls in FP8", ["scales", "last loss", "over BF16, median of seeds (range)"],
-                      [["BF16" if kind == "bf16" else kind, loss_cell(r), ratio_cell(r)] for kind, r in kinds.items()])
-            + html_table(["tensor", *[f"{what}, {kind}" for kind, _, what in columns]], rows))
+    return captioned("Matmuls in FP8", ["scales", "last loss", "over BF16, median of seeds (range)"],
+                     [["BF16" if kind == "bf16" else kind, loss_cell(r), ratio_cell(r)]
+                      for kind, r in part["kinds"].items()])
 
 
 def ratio_cell(result):
@@ -385,7 +374,7 @@ def failure_rows(there):
              here(name, part) + " (measured)") for name, part in there.items()]
 
 
-DRAWN = {"master": (master_figure, master_words, master_tables), "sums": (sums_figure, sums_words, sums_tables),
+DRAWN = {"master": (master_figure, master_words, master_tables), "sums": (sums_figure, sums_words, lambda part: ""),
          "loss_scaling": (scaling_figure, scaling_words, scaling_tables),
          "fp8_scaling": (fp8_figure, fp8_words, fp8_tables)}
 

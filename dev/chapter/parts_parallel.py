@@ -1,9 +1,7 @@
 """Part 8 of the report: data parallelism and ZeRO."""
-import statistics
-
-from figures import (BLUE, CATEGORIES, RED, TEAL, Section, captioned, category_entries, chapter_entry, chapter_line,
-                     chapter_mark, concluded, conclusive, entry, html_table, left_out, legend_below, loss_curves,
-                     named_ticks, number, panels, percent, ratio_text, share, size, spread, stack)
+from figures import (BLUE, CATEGORIES, Section, captioned, category_entries, chapter_entry, chapter_mark, entry,
+                     html_table, left_out, legend_below, loss_curves, named_ticks, number, panels, percent, share, size,
+                     stack)
 from measure import STAGES, STATE, ZERO_PAPER_GPUS
 from parts_single import state_of
 
@@ -62,31 +60,10 @@ def sent_figure(axis, results):
     axis.set(title=f"MB sent in a step by each of {most}")
 
 
-def speed_figure(speed_axis, send_axis, speed):
-    """On GPUs only, where each process has its own device."""
-    done = {name: r for name, r in speed.items() if r}
-    for x, (name, r) in enumerate(done.items()):
-        sure = name == "1 GPU" or conclusive(r["ratios"])
-        speed_axis.bar(x, 1000 * r["tokens"] / r["gpus"] / r["median_ms"], 0.6, color=TEAL, alpha=1 if sure else 0.3)
-        if r["sending_ms"]:
-            send_axis.bar(x, r["exposed_ms"], 0.6, color=RED)
-            send_axis.bar(x, r["sending_ms"] - r["exposed_ms"], 0.6, r["exposed_ms"], color=TEAL)
-    if "1 GPU" in done:
-        one = done["1 GPU"]
-        chapter_line(speed_axis, 1000 * one["tokens"] / one["median_ms"], "chapter: each as fast as one")
-    speed_axis.set(title="tokens/s of each GPU")
-    speed_axis.margins(y=0.15)
-    longest = max((r["sending_ms"] or 0 for r in done.values()), default=0)
-    send_axis.set(title="Communication, ms per step", xlim=speed_axis.get_xlim(), ylim=(0, 1.3 * longest or 1))
-    send_axis.legend(handles=[entry("hidden under kernels", TEAL), entry("exposed", RED)], loc="upper left")
-    for axis in (speed_axis, send_axis):
-        named_ticks(axis, [name.replace(", ", "\n") for name in done], fontsize=7)
-
-
 def parallel_figure(results, shown):
     numbers = results["numbers"]
-    figure, axes = panels(2, 3 if results["speed"] else 2, 7.2)
-    memory_axis, paper_axis, sent_axis, loss_axis = [*axes[0][:2], *axes[1][:2]]
+    figure, axes = panels(2, 2, 7.2)
+    memory_axis, paper_axis, sent_axis, loss_axis = axes.flat
     bar, places = 0.8 / len(numbers), []
     for plan in results["plans"]:
         places.append(plan["zero"] + bar * (numbers.index(plan["gpus"]) - (len(numbers) - 1) / 2))
@@ -104,8 +81,6 @@ def parallel_figure(results, shown):
     loss_curves(loss_axis, {f"{run['gpus']} × {run['parts']}": run["losses"] for run in results["splits"]},
                 "Losses of the same batches")
     loss_axis.legend(title="processes × micro-batches", title_fontsize=8)
-    if results["speed"]:
-        speed_figure(axes[0][2], axes[1][2], results["speed"])
     named = [category for category in CATEGORIES if category in {*shown, *STATE}]
     legend_below(figure, [*category_entries(named), chapter_entry("ZeRO's paper, formula")], 2)
     return figure
@@ -186,20 +161,6 @@ def loss_sentences(results):
     return text, difference
 
 
-def speed_sentences(results, about):
-    if not results["speed"]:
-        return (f"No conclusion about throughput: these processes share one machine's {about['cpus']} CPUs. On GPUs, "
-                "where each process has its own device, this part compares it.")
-    text = ("The chapter expects that replicas work in parallel and that communication overlaps with backward: each "
-            "GPU should be about as fast as one alone.")
-    for name, r in list(results["speed"].items())[1:]:
-        if r and r["ratios"]:
-            text += " " + concluded(
-                r["ratios"], f"{name}: each has {percent(1 / statistics.median(r['ratios']))} of the tokens/s of one "
-                "alone.", f"the throughput of {name}")
-    return text
-
-
 # ---- the section
 
 def parallel_tables(results, shown):
@@ -210,16 +171,11 @@ def parallel_tables(results, shown):
             for run in results["runs"]]
     losses = [[f"{run['gpus']} × {run['parts']}", f"{run['losses'][0]:.6f}", f"{run['losses'][-1]:.6f}",
                f"{largest_difference([run], results['splits'][0]):.1e}"] for run in results["splits"]]
-    speed = [[name, number(1000 * r["tokens"] / r["median_ms"]), spread(r["ms"]), spread(r["ratios"], ratio_text),
-              number(r["sending_ms"]), number(r["exposed_ms"])] for name, r in (results["speed"] or {}).items() if r]
-    text = (html_table(["stage", "processes", *shown, "all"], memory)
+    return (html_table(["stage", "processes", *shown, "all"], memory)
             + captioned("Sent in a step by each process", ["stage", "processes", "micro-batches of each", "sent MB",
                                                           "planned MB", "formula for rings MB"], sent)
             + captioned("Losses of the same batches", ["processes × micro-batches", "first step", "last step",
                                                        "largest relative difference from one process"], losses))
-    return text + (captioned("Throughput, with the same work for each GPU", [
-        "", "tokens/s", "step ms, median (range)", "over 1 GPU, median of rounds (range)", "communication ms",
-        "exposed ms"], speed) if speed else "")
 
 
 def data_parallel(results, about):
@@ -234,8 +190,7 @@ def data_parallel(results, about):
     same_type = results["grad_dtype"] == results["precision"]
     return Section(
         title, name, parallel_figure(results, shown),
-        [memory_sentences(results), paper_sentences(results["paper"]), sent_sentences(results), loss_text,
-         speed_sentences(results, about)],
+        [memory_sentences(results), paper_sentences(results["paper"]), sent_sentences(results), loss_text],
         parallel_tables(results, shown),
         [(f"State of 7.5 billion parameters on each of {ZERO_PAPER_GPUS} GPUs, ZeRO 0 / 1 / 2 / 3",
           " / ".join(str(gb) for gb in ZERO_PAPER_GB) + " GB (ZeRO's paper)",

@@ -301,9 +301,6 @@ def recomputation(results, about):
              ratio_text(min(r["ms"]) / min(modes["none"]["ms"])), ratio_text(more_flops(r)), CHAPTER_TIME.get(mode, ""),
              percent(use(r, "model", about), ".1f"), percent(use(r, "hardware", about), ".1f"),
              number(r["per_token_layer"]), size(r["activations"]), size(r["planned"])] for mode, r in modes.items()]
-    attention_rows = [[f"{T:,}", name, spread(r["ms"]) if r.get("ms") else "does not fit", number(r["per_token_layer"]),
-                       size(r["activations"])] for T, runs in attention.items() for name, r in runs.items()]
-
     def here(ratios):
         if not conclusive(ratios):
             return f"no conclusion: {withheld(ratios)} (measured)"
@@ -314,9 +311,7 @@ def recomputation(results, about):
         [*mode_sentences(modes, results["flops_7b"]), attention_sentences(attention)],
         html_table(["recompute", "step ms, median (range)", "over none, median of rounds (range)",
                     "fastest steps, over none", "FLOPs over none", "chapter", "MFU", "HFU",
-                    "bytes kept per token and layer", "activations", "planned in all"], rows)
-        + captioned("Flash and naive attention", ["T", "attention", "step ms, median (range)",
-                                                  "bytes kept per token and layer", "activations"], attention_rows),
+                    "bytes kept per token and layer", "activations", "planned in all"], rows),
         [(f"{mode.capitalize()} recomputation: time", chapter, here(modes[mode]["ratios"]))
          for mode, chapter in CHAPTER_TIME.items()],
         f"Measured: the three modes in turn, {about['rounds']} rounds; whiskers show the range of the rounds. A faint "

@@ -3,7 +3,7 @@
 
     python3 dev/explorer/test_explorer.py --train-gpt ./train_gpt
 
-Opens index.html in headless Chromium, sets its controls as a user would, runs the plan command that the page shows, and
+Opens index.html in headless Chromium with settings in its address, runs the plan command that the page shows, and
 compares every figure on the page with plan's: its exact value, its text, and the lengths of the bars. The page must
 complain about settings that plan refuses. Needs playwright (pip install playwright) and a Chromium (apt install
 chromium).
@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import urllib.parse
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "tests"))
@@ -49,118 +50,61 @@ READ_PAGE = """() => {
 }"""
 
 
-class Controls:
-    """The page's controls, moved as a user moves them."""
-
-    def __init__(self, page):
-        self.page = page
-
-    def number(self, name, value):
-        self.page.fill(f"#{name}", str(value))
-
-    def slider(self, name, exponent):
-        self.page.fill(f"#{name}-slider", str(exponent))
-
-    def choose(self, name, option):
-        place = f"#{name}-{option}"
-        if self.page.is_visible(place) and not self.page.is_disabled(place):
-            self.page.locator(f"label:has(> {place})").click()
-
-    def set(self, model="gpt2", shape=(), seqlen=1024, microbatch=16, totalbatch=0, precision="bf16", grads="fp32",
-            matmul="plain", attention="flash", recompute="none", card="80", gigabytes=None, gpus=1, zero=0):
-        self.page.select_option("#model", model)
-        numbers = {**dict(shape), "seqlen": seqlen, "microbatch": microbatch, "totalbatch": totalbatch, "gpus": gpus}
-        for name, value in numbers.items():
-            self.number(name, value)
-        for name, option in (("precision", precision), ("grads", grads), ("matmul", matmul), ("attention", attention),
-                             ("recompute", recompute), ("zero", zero)):
-            self.choose(name, option)
-        self.page.select_option("#card", card)
-        if gigabytes is not None:
-            self.number("gigabytes", gigabytes)
+def setting(**more):
+    """A setting in the address: the page's controls by name."""
+    return urllib.parse.urlencode({"model": "gpt2", "seqlen": 1024, "microbatch": 16, "totalbatch": 0, "gpus": 1,
+                                   "card": 80, **more})
 
 
-def random_setting(controls, rng):
-    page = controls.page
-    options = lambda id: page.eval_on_selector_all(f"#{id} option", "all => all.map(o => o.value)")
-    page.select_option("#model", rng.choice(options("model")))
+def random_setting(models, rng):
+    more = {"model": rng.choice(models), "seqlen": rng.choice([1, 17, 100, 333, 8191] + [2**i for i in range(6, 18)]),
+            "microbatch": rng.choice([1, 3, 6, 48, 1000, 32768] + [2**i for i in range(11)]),
+            "gpus": rng.choice([1, 1, 1, 2, 3, 24, 1000, 65536] + [2**i for i in range(13)]),
+            "precision": rng.choice(["bf16", "bf16", "fp16", "fp32"]), "grads": rng.choice(["fp32", "bf16", "fp16"]),
+            "matmul": rng.choice(["plain", "fp8", "fp8-all"]), "attention": rng.choice(["flash", "naive"]),
+            "recompute": rng.choice(["none", "selective", "full"]), "zero": rng.randrange(4),
+            "card": rng.choice(["8", "24", "80", "192", "custom", "custom"]),
+            "gigabytes": rng.choice(["0.5", "11", "22.5", "94.123456789", "288", "100000"])}
     if rng.random() < 0.4:
         heads, head_size = rng.choice([1, 2, 3, 5, 8, 12, 25, 64, 200]), rng.choice(range(16, 129, 16))
-        for name, value in (("layers", rng.choice([1, 2, 3, 7, 12, 33, 96, 300, 1024])), ("heads", heads),
-                            ("channels", heads * head_size), ("context", rng.choice([1, 64, 1000, 4096, 131072])),
-                            ("vocab", rng.choice([1, 65, 256, 50257, 100277, 200000]))):
-            controls.number(name, value)
-    for name, exponents, values in (("seqlen", (6, 17), [1, 17, 100, 333, 1000, 8191, 131072]),
-                                    ("microbatch", (0, 10), [1, 3, 6, 48, 1000, 32768]),
-                                    ("gpus", (0, 12), [1, 2, 3, 24, 1000, 65536])):
-        if rng.random() < 0.6:
-            controls.slider(name, rng.randint(*exponents))
-        else:
-            controls.number(name, rng.choice(values))
-    if rng.random() < 0.3:
-        controls.slider("totalbatch", rng.randint(13, 26))
-    else:
-        seqlen, microbatch, gpus = (int(page.input_value(f"#{name}")) for name in ("seqlen", "microbatch", "gpus"))
-        controls.number("totalbatch", seqlen * microbatch * gpus * rng.choice([0, 1, 5, 32]))
-    for name, choices in (("precision", ["bf16", "bf16", "fp16", "fp32"]), ("grads", ["fp32", "bf16", "fp16"]),
-                          ("matmul", ["plain", "fp8", "fp8-all"]), ("attention", ["flash", "naive"]),
-                          ("recompute", ["none", "selective", "full"]), ("zero", range(4))):
-        controls.choose(name, rng.choice(choices))
-    page.select_option("#card", rng.choice(options("card") + ["custom"] * 3))
-    if page.is_visible("#gigabytes"):
-        controls.number("gigabytes", rng.choice(["0.5", "11", "22.5", "94.123456789", "288", "100000"]))
-    button = page.locator(f"#use-{rng.choice(['none', 'selective', 'full'])}")
-    if rng.random() < 0.2 and button.count() and button.is_enabled() and not page.text_content("#error"):
-        button.click()
+        more |= {"layers": rng.choice([1, 2, 3, 7, 12, 33, 96, 300, 1024]), "heads": heads,
+                 "channels": heads * head_size, "context": rng.choice([1, 64, 1000, 4096, 131072]),
+                 "vocab": rng.choice([1, 65, 256, 50257, 100277, 200000])}
+    together = more["seqlen"] * more["microbatch"] * more["gpus"]
+    return setting(**more, totalbatch=rng.choice([0, together, 5 * together, 32 * together, 2**rng.randint(13, 26)]))
 
 
-CORNERS = [
-    ("the start", {}),
-    ("405b, 131072 tokens, naive", dict(model="405b", seqlen=131072, microbatch=1, attention="naive")),
-    ("beyond 2^53 bytes", dict(model="405b", seqlen=131072, microbatch=1024, attention="naive", recompute="full")),
-    ("beyond 2^56 bytes, where counting stops", dict(model="405b", seqlen=65536, microbatch=32767, attention="naive",
-                                                     shape={"layers": 1024})),
-    ("405b on a small GPU", dict(model="405b", card="8")),
-    ("405b on a huge GPU", dict(model="405b", card="custom", gigabytes="20000")),
-    ("1 layer, 1 head, 1 token", dict(shape=dict(layers=1, heads=1, channels=16, context=1, vocab=1), seqlen=1,
-                                      microbatch=1)),
-    ("1 layer, full", dict(shape=dict(layers=1), recompute="full")),
-    ("full, naive", dict(recompute="full", attention="naive")),
-    ("selective, naive", dict(recompute="selective", attention="naive", totalbatch=524288)),
-    ("the largest model", dict(shape=dict(layers=1024, heads=1024, channels=65536, vocab=4194304), seqlen=4194304,
-                               microbatch=1)),
-    ("fp32", dict(precision="fp32")),
-    ("bf16 gradients", dict(grads="bf16", card="24")),
-    ("fp16", dict(precision="fp16")),
-    ("fp16 gradients", dict(precision="fp16", grads="fp16", card="16")),
-    ("fp8", dict(model="gpt2-xl", matmul="fp8", microbatch=32, card="141")),
-    ("fp8-all", dict(model="gpt2-xl", matmul="fp8-all", microbatch=32, card="141")),
-    ("fp8-all, selective, naive", dict(matmul="fp8-all", recompute="selective", attention="naive")),
-    ("fp8-all, full", dict(matmul="fp8-all", recompute="full")),
-    ("8 GPUs, ZeRO 2, fp8", dict(model="7b", matmul="fp8", gpus=8, zero=2, microbatch=1, totalbatch=524288)),
-    *[(f"64 GPUs, ZeRO {zero}", dict(model="7b", gpus=64, zero=zero, microbatch=1, totalbatch=4194304, grads=grads))
-      for zero, grads in enumerate(("fp32", "bf16", "fp32", "fp32"))],
-    ("65536 GPUs, ZeRO 3, 1 layer of 16 channels", dict(shape=dict(layers=1, heads=1, channels=16, vocab=1), gpus=65536,
-                                                        zero=3)),
-    ("3 GPUs, ZeRO 2, 2 layers, fp32", dict(shape=dict(layers=2), gpus=3, zero=2, precision="fp32")),
-    ("2^31 - 65536 tokens", dict(seqlen=65536, microbatch=32767)),
-]
-REFUSED = [
-    ("head size 12", dict(shape=dict(heads=64))), ("head size 192", dict(shape=dict(heads=4))),
-    ("heads that do not divide", dict(shape=dict(heads=7))), ("0 layers", dict(shape=dict(layers=0))),
-    ("1025 layers", dict(shape=dict(layers=1025))),
-    ("65552 channels", dict(shape=dict(channels=65552, heads=4097))),
-    ("a vocabulary of 2^22 + 1", dict(shape=dict(vocab=4194305))), ("1.5 heads", dict(shape=dict(heads=1.5))),
-    ("a sequence of 2^22 + 1", dict(seqlen=4194305, microbatch=1)),
-    ("fp8 with 17 tokens", dict(matmul="fp8", seqlen=17, microbatch=1)),
-    ("micro-batch 0", dict(microbatch=0)), ("micro-batch 32769", dict(microbatch=32769)),
-    ("2^31 tokens", dict(seqlen=65536, microbatch=32768)),
-    ("a total batch that is not a multiple", dict(totalbatch=100000)),
-    ("a total batch smaller than one micro-batch", dict(totalbatch=1024)),
-    ("0 GPUs", dict(gpus=0)), ("2.5 GPUs", dict(gpus=2.5)), ("65537 GPUs", dict(gpus=65537)),
-    ("a total batch that is a multiple only for fewer GPUs", dict(gpus=24, totalbatch=524288)),
-    ("no memory", dict(card="custom", gigabytes="0")),
-]
+CORNERS = {
+    "the start": {},
+    "405b, 131072 tokens, naive": dict(model="405b", seqlen=131072, microbatch=1, attention="naive"),
+    "beyond 2^53 bytes": dict(model="405b", seqlen=131072, microbatch=1024, attention="naive", recompute="full"),
+    "beyond 2^56 bytes": dict(model="405b", seqlen=65536, microbatch=32767, attention="naive", layers=1024),
+    "405b on a small GPU": dict(model="405b", card=8),
+    "405b on a huge GPU": dict(model="405b", card="custom", gigabytes=20000),
+    "one of all": dict(layers=1, heads=1, channels=16, context=1, vocab=1, seqlen=1, microbatch=1),
+    "1 layer, full": dict(layers=1, recompute="full"),
+    "full, naive": dict(recompute="full", attention="naive"),
+    "selective, naive": dict(recompute="selective", attention="naive", totalbatch=524288),
+    "the largest model": dict(layers=1024, heads=1024, channels=65536, vocab=4194304, seqlen=4194304, microbatch=1),
+    "fp32": dict(precision="fp32"),
+    "bf16 gradients": dict(grads="bf16", card=24),
+    "fp16 gradients": dict(precision="fp16", grads="fp16", card=16),
+    "fp8": dict(model="gpt2-xl", matmul="fp8", microbatch=32, card=141),
+    "fp8-all": dict(model="gpt2-xl", matmul="fp8-all", microbatch=32, card=141),
+    "fp8-all, selective, naive": dict(matmul="fp8-all", recompute="selective", attention="naive"),
+    "fp8-all, full": dict(matmul="fp8-all", recompute="full"),
+    "8 GPUs, ZeRO 2, fp8": dict(model="7b", matmul="fp8", gpus=8, zero=2, microbatch=1, totalbatch=524288),
+    **{f"64 GPUs, ZeRO {zero}": dict(model="7b", gpus=64, zero=zero, microbatch=1, totalbatch=4194304, grads=grads)
+       for zero, grads in enumerate(("fp32", "bf16", "fp32", "fp32"))},
+    "65536 GPUs, ZeRO 3, small layers": dict(layers=1, heads=1, channels=16, vocab=1, gpus=65536, zero=3),
+    "3 GPUs, ZeRO 2, 2 layers, fp32": dict(layers=2, gpus=3, zero=2, precision="fp32"),
+    "2^31 - 65536 tokens": dict(seqlen=65536, microbatch=32767),
+}
+REFUSED = [dict(heads=64), dict(heads=4), dict(heads=7), dict(heads=1.5), dict(layers=0), dict(layers=1025),
+           dict(channels=65552, heads=4097), dict(vocab=4194305), dict(seqlen=4194305, microbatch=1),
+           dict(matmul="fp8", seqlen=17, microbatch=1), dict(microbatch=0), dict(microbatch=32769),
+           dict(seqlen=65536, microbatch=32768), dict(totalbatch=100000), dict(totalbatch=1024), dict(gpus=0),
+           dict(gpus=2.5), dict(gpus=65537), dict(gpus=24, totalbatch=524288), dict(card="custom", gigabytes=0)]
 
 
 # ---- comparisons; each yields what is wrong
@@ -292,9 +236,8 @@ def train_is_understood(page, train_gpt):
         yield f"train exits with {done.returncode}: {done.stderr.strip()}"
 
 
-def presets(page, train_gpt):
+def presets(page, train_gpt, models):
     """Each model sets its shape, each slider its number."""
-    models = page.eval_on_selector_all("#model option", "options => options.map(o => o.value)")
     message = run_plan(train_gpt, "./train_gpt plan --model ?")[2]
     if f"one of {', '.join(models)}, found" not in message:
         yield f"the page has {models}; {message}"
@@ -310,41 +253,32 @@ def presets(page, train_gpt):
             yield f"the slider of {name} at 2^{exponent} sets {page.input_value(f'#{name}')}"
 
 
-def exclusions(controls):
+def exclusions(page, show):
     """Options that exclude each other are disabled, and replaced where they were chosen."""
-    page = controls.page
-
-    def state(*changes):
-        for name, option in changes:
-            controls.choose(name, option)
-        return {id for id in ("zero-3", "grads-fp16", "grads-bf16", "matmul-fp8", "matmul-fp8-all")
-                if page.is_disabled(f"#{id}")}, page.eval_on_selector_all("input:checked", "all => all.map(e => e.id)")
-    controls.set(grads="bf16", matmul="fp8", gpus=8, zero=2)
-    for changes, disabled, checked in (
-            ((), {"zero-3", "grads-fp16"}, {"zero-2", "matmul-fp8", "grads-bf16"}),
-            ((("precision", "fp16"),), {"grads-bf16", "matmul-fp8", "matmul-fp8-all"}, {"matmul-plain", "grads-fp32"}),
-            ((("precision", "bf16"), ("zero", 3), ("matmul", "fp8-all")), {"zero-3", "grads-fp16"}, {"zero-2"})):
-        found = state(*changes)
-        if found[0] != disabled or not checked <= set(found[1]):
-            yield f"after {changes}: {found}, expected {disabled} disabled and {checked} chosen"
+    ids = ("zero-3", "grads-fp16", "grads-bf16", "matmul-fp8", "matmul-fp8-all")
+    for more, disabled, checked in (
+            (dict(grads="bf16", matmul="fp8", zero=3), {"zero-3", "grads-fp16"}, {"zero-2", "grads-bf16"}),
+            (dict(precision="fp16", grads="bf16", matmul="fp8"), {"grads-bf16", "matmul-fp8", "matmul-fp8-all"},
+             {"matmul-plain", "grads-fp32"})):
+        show(setting(gpus=8, **more))
+        found = {id for id in ids if page.is_disabled(f"#{id}")}
+        chosen = set(page.eval_on_selector_all("input:checked", "all => all.map(e => e.id)"))
+        if found != disabled or not checked <= chosen:
+            yield f"{more}: {found} disabled, {chosen} chosen; expected {disabled} and {checked}"
     for gpus in (8, 1):
-        controls.number("gpus", gpus)
+        page.fill("#gpus", str(gpus))
         if page.is_visible("#zero-field") != (gpus > 1) or page.is_visible("#many") != (gpus > 1):
             yield f"ZeRO is {'not ' if gpus > 1 else ''}visible with {gpus} GPUs"
 
 
-def keyboard(page):
-    """Sliders, choices and use buttons work without a mouse, and each control has one id and a label."""
-    for focus, key, selector in (("recompute-none", "ArrowRight", "#recompute-selective:checked"),
-                                 ("use-full", "Enter", "#recompute-full:checked")):
-        page.focus(f"#{focus}")
-        page.keyboard.press(key)
-        if not page.locator(selector).count():
-            yield f"{key} on {focus}: there is no {selector}"
-    page.focus("#seqlen-slider")
-    page.keyboard.press("ArrowRight")
-    if page.input_value("#seqlen") != "2048":
-        yield f"the slider's right arrow makes 1024 {page.input_value('#seqlen')}"
+def controls(page):
+    """The use button and choices work; each control has one id and a label."""
+    page.click("#use-full")
+    if not page.is_checked("#recompute-full") or page.is_enabled("#use-full"):
+        yield "the use button does not choose full recomputation and its micro-batch"
+    page.click("label:has(> #attention-naive)")
+    if "--attention naive" not in page.text_content("#plan-command"):
+        yield "a click does not choose naive attention"
     ids = page.eval_on_selector_all("[id]", "all => all.map(e => e.id)")
     unnamed = page.eval_on_selector_all("input, select", "all => all.filter(e => !e.labels.length && !e.ariaLabel)"
                                         ".map(e => e.id)")
@@ -401,30 +335,34 @@ def main():
             return page
 
         page = open_page()
-        controls = Controls(page)
+
+        def show(fragment):
+            page.goto(page.url.partition("#")[0] + "#" + fragment)
+            page.reload()
+
         check("the train command is understood", train_is_understood(page, train_gpt))
-        for settings, refused in ((CORNERS, False), (REFUSED, True)):
-            for name, setting in settings:
-                controls.set(**setting)
-                check(f"{'refused: ' if refused else ''}{name}", one_setting(page, train_gpt, refused))
-        accepted = tried = 0
+        for name, more in CORNERS.items():
+            show(setting(**more))
+            check(name, one_setting(page, train_gpt))
+        for more in REFUSED:
+            show(setting(**more))
+            check(f"refused: {more}", one_setting(page, train_gpt, refused=True))
+        models, accepted, tried = page.eval_on_selector_all("#model option", "all => all.map(e => e.value)"), 0, 0
         while accepted < options.settings:
-            random_setting(controls, random.Random(options.seed * 1_000_000 + tried))
+            show(random_setting(models, random.Random(options.seed * 1_000_000 + tried)))
             check(f"random setting {tried} of seed {options.seed}", one_setting(page, train_gpt))
             accepted += not page.text_content("#error")
             tried += 1
-        controls.set(model="gpt3-2.7b", shape=dict(vocab=256), attention="naive", card="custom", gigabytes="31.5")
-        first = page.evaluate(READ_PAGE)
-        again = open_page("#" + page.url.partition("#")[2]).evaluate(READ_PAGE)
-        same = [again["figures"], again["plan"]] == [first["figures"], first["plan"]]
-        check("the address holds the setting", [] if same else [again["plan"]])
-        check("presets and sliders", presets(page, train_gpt))
-        check("controls that exclude each other", exclusions(controls))
-        controls.set()
-        check("keyboard", keyboard(page))
+        check("presets and sliders", presets(page, train_gpt, models))
+        check("controls that exclude each other", exclusions(page, show))
+        show(setting())
+        check("controls", controls(page))
+        moved = page.evaluate(READ_PAGE)
+        page.reload()
+        check("the address contains the setting", [] if page.evaluate(READ_PAGE) == moved else [page.url])
         for width in (400, 600, 900, 1600):
-            narrow = open_page(viewport={"width": width, "height": 800})
-            Controls(narrow).set(model="405b", seqlen=131072, microbatch=1024, attention="naive")
+            narrow = open_page("#" + setting(model="405b", seqlen=131072, microbatch=1024, attention="naive"),
+                               viewport={"width": width, "height": 800})
             excess = narrow.evaluate(READ_PAGE)["width"]
             check(f"{width} pixels wide", [f"the page is {excess} pixels too wide"] if excess > 0 else [])
         check("the total stays in sight on a phone", in_sight(open_page(
