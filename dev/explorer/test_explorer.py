@@ -331,7 +331,7 @@ def main():
             page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
             page.on("request", lambda request: None if request.url.startswith("file:") else errors.append(request.url))
             page.goto("file://" + os.path.join(HERE, "index.html") + fragment)
-            page.set_default_timeout(5000)
+            page.set_default_timeout(30000)
             return page
 
         page = open_page()
