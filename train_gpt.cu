@@ -3367,7 +3367,7 @@ void divide_data(TrainData& data, const Options& o, const std::string& dir, cons
 }
 
 #include "gpt/start.cuh"        // find_start(), load_start(): nothing, --from or the last checkpoint
-#include "gpt/plan.cuh"         // find_peak(), make_setup(), accumulation_steps(), print_run(), run_record(), plan_verb()
+#include "gpt/plan.cuh"         // find_peak(), make_setup(), accumulation_steps(), print_run(), run_record()
 
 // What lives from the first step of a training run to its last.
 struct TrainingRun {

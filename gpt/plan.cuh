@@ -802,7 +802,7 @@ size_t parse_bytes(const std::string& text) {
 }
 
 void plan_verb(Options o) {
-    if (!o.gpu_memory.empty() && !o.given.count("--precision")) o.precision = PlanPrecision::BF16;   // what a card builds
+    if (!o.gpu_memory.empty() && !o.given.count("--precision")) o.precision = PlanPrecision::BF16;  // as a card does
     if (o.scan) require_for_scan(o);
     else if (o.gpus.size() > 1)
         throw UserError("--gpus: several numbers are for plan --scan, found %zu", o.gpus.size());
