@@ -109,7 +109,7 @@ constexpr bool perturbs_exp = false;
 constexpr Rounding exp_rounding = Rounding::exact();
 #else
 constexpr bool perturbs_exp = true;
-constexpr const Rounding& exp_rounding = rounding;
+static constexpr const Rounding& exp_rounding = rounding;
 #endif
 
 }  // namespace cuda_cpu
