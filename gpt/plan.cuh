@@ -53,12 +53,12 @@ void find_peak(const Options& o) {
 
 // ---- model and setup ----------------------------------------------------------------------------
 
-struct Size { const char* flag; int Options::*option; int Config::*size; };
-constexpr Size SIZES[] = {{"--layers", &Options::layers, &Config::layers},
-                          {"--heads", &Options::heads, &Config::heads},
-                          {"--channels", &Options::channels, &Config::channels},
-                          {"--context", &Options::context, &Config::context},
-                          {"--vocab", &Options::vocab, &Config::vocab}};
+// The sizes that a flag sets: what the command line says (0: nothing), and the model's.
+struct Size { const char* flag; int option; int* model; };
+std::array<Size, 5> sizes(const Options& o, Config& c) {
+    return {{{"--layers", o.layers, &c.layers}, {"--heads", o.heads, &c.heads}, {"--channels", o.channels, &c.channels},
+             {"--context", o.context, &c.context}, {"--vocab", o.vocab, &c.vocab}}};
+}
 
 Config config_of_preset(const std::string& name) {
     std::string names;
@@ -72,21 +72,22 @@ Config config_of_preset(const std::string& name) {
 Config config_from_options(const Options& o, int default_vocab) {
     Config c = config_of_preset(o.model);
     if (default_vocab) c.vocab = default_vocab;
-    for (const Size& size : SIZES)
-        if (o.*size.option) c.*size.size = o.*size.option;
+    for (const Size& size : sizes(o, c))
+        if (size.option) *size.model = size.option;
     require_supported(c, "the model");
     return c;
 }
 
 // The model in a folder. Sizes on the command line must be the same.
 Config config_of_folder(const Options& o, const std::string& dir) {
-    const Config c = read_config(dir + "/config.json");
-    const bool named = o.given.count("--model");
-    Config preset = named ? config_of_preset(o.model) : c;
+    Config c = read_config(dir + "/config.json");
+    Config preset = o.given.count("--model") ? config_of_preset(o.model) : c;
     preset.vocab = c.vocab;
-    for (const Size& size : SIZES) {
+    const auto of_preset = sizes(o, preset), of_folder = sizes(o, c);
+    for (size_t i = 0; i < of_folder.size(); i++) {
+        const Size& size = of_folder[i];
         const bool given = o.given.count(size.flag);
-        const int is = c.*size.size, said = given ? o.*size.option : preset.*size.size;
+        const int is = *size.model, said = given ? size.option : *of_preset[i].model;
         if (said == is) continue;
         const std::string what = given ? format("%s %d", size.flag, said)
                                        : format("--model %s has %s %d", o.model.c_str(), size.flag, said);
@@ -193,9 +194,9 @@ std::string model_text(const Config& c) {
                   c.context, c.vocab);
 }
 
-json model_record(const Config& c) {
+json model_record(Config c) {
     json record;
-    for (const Size& size : SIZES) record[size.flag + 2] = c.*size.size;
+    for (const Size& size : sizes({}, c)) record[size.flag + 2] = *size.model;
     return record;
 }
 
