@@ -38,7 +38,8 @@ void test_closed_forms() {
         const Big L = draw(200), NH = draw(64), HS = 16 * draw(8), C = NH * HS, V = draw(200000), T = draw(131072),
             B = draw(64);
         const Config c = {int(L), int(NH), int(C), int(T), int(V)};
-        const Setup s = {c, int(B), int(T), Recompute::NONE, DType::FP32, Purpose::TRAINING, HEAD_ROWS, Attention::FLASH, DType::BF16, true};
+        const Setup s = {c, int(B), int(T), Recompute::NONE, DType::FP32, Purpose::TRAINING, HEAD_ROWS,
+                         Attention::FLASH, DType::BF16, true};
         if (B * T >= MAX_ROWS) continue;
         parameters = parameters && count_parameters(c).real == C * V + L * (12 * C * C + 13 * C) + 2 * C + T * C;
         const Big N = B * T, Vp = c.padded_vocab(), rows = std::min<Big>(N, HEAD_ROWS);
@@ -50,7 +51,7 @@ void test_closed_forms() {
         activations = activations && planned_bytes == layers + others + gradients;
     }
     claim(parameters, "200 random models: parameters are hV + L(12h^2 + 13h) + 2h and positions");
-    claim(activations, "200 random models: activations are 32C + 16 + 4 NH bytes per token and layer, and the rest once");
+    claim(activations, "200 random models: activations are 32C + 16 + 4 NH bytes a token and layer, and the rest once");
     for (const auto& [mode, most] : {std::pair{Recompute::NONE, 33.0}, {Recompute::SELECTIVE, 20.1},
                                      {Recompute::FULL, 2.0}}) {
         Setup s = planned("gpt2", 8, 1024, DType::BF16, DType::FP32);
@@ -150,20 +151,17 @@ void test_timeline() {
     t = step_time(w, 2);   // the same, and forward from 83, which does not wait: to 163 [G2, G1 to 167, G0 to 170]
     claim(is(t, 170, 160, 27, 27), "by hand: ZeRO 2 sends gradients of each micro-batch", text(t));
     w = {3, 3, 10, 0, 20, {1, 2}, {3, 4}, 1};
-    // [W0 to 1, W1 to 3, W2 to 5] forward from 3 to 13 [W3 to 15] to 33, head to 53, backward to 73 [G3 to 77, W1 to 79],
-
-    // 93 [G2 to 97], 113 [G1 to 117, G0 to 120]; forward to 123 [W3 to 125], 143, head to 163, backward to 183 [G3, W1], 203
-
-    // [G2], 223 [G1 to 227, G0 to 230]
+    // [W0 to 1, W1 to 3, W2 to 5] forward from 3 to 13 [W3 to 15] to 33, head to 53, backward to 73 [G3 to 77, W1 to
+    // 79], 93 [G2 to 97], 113 [G1 to 117, G0 to 120]; forward to 123 [W3 to 125], 143, head to 163, backward to 183
+    // [G3, W1], 203 [G2], 223 [G1 to 227, G0 to 230]
     t = step_time(w, 2);
     claim(is(t, 230, 220, 43, 43), "by hand: ZeRO 3 gathers again what its two buffers do not hold", text(t));
     t = step_time(w, 5);
     claim(is(t, 230 + 3 * 110, 5 * 110, 43 + 3 * 19, 43 + 3 * 19), "by hand: each further micro-batch takes as long",
           text(t));
     w = {1, 2, 1, 0, 2, {1, 2}, {3, 4}, 0.5};
-    // [W0 to 2, W1 to 6] forward to 7, head to 9, backward to 11 [G1 to 19, G0 to 25]; forward to 12, and the head waits for
-
-    // G0's buffer: from 25 to 27, backward to 29 [G1 to 37, G0 to 43]
+    // [W0 to 2, W1 to 6] forward to 7, head to 9, backward to 11 [G1 to 19, G0 to 25]; forward to 12, and the head waits
+    // for G0's buffer: from 25 to 27, backward to 29 [G1 to 37, G0 to 43]
     t = step_time(w, 2);
     claim(is(t, 43, 10, 17, 34), "by hand: gradients wait for their buffer", text(t));
 }
