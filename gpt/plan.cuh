@@ -54,8 +54,8 @@ void find_peak(const Options& o) {
 // ---- model and setup ----------------------------------------------------------------------------
 
 // The sizes that a flag sets: what the command line says (0: nothing), and the model's.
-struct Size { const char* flag; int option; int* model; };
-std::array<Size, 5> sizes(const Options& o, Config& c) {
+struct ModelSize { const char* flag; int option; int* model; };
+std::array<ModelSize, 5> sizes(const Options& o, Config& c) {
     return {{{"--layers", o.layers, &c.layers}, {"--heads", o.heads, &c.heads}, {"--channels", o.channels, &c.channels},
              {"--context", o.context, &c.context}, {"--vocab", o.vocab, &c.vocab}}};
 }
@@ -72,7 +72,7 @@ Config config_of_preset(const std::string& name) {
 Config config_from_options(const Options& o, int default_vocab) {
     Config c = config_of_preset(o.model);
     if (default_vocab) c.vocab = default_vocab;
-    for (const Size& size : sizes(o, c))
+    for (const ModelSize& size : sizes(o, c))
         if (size.option) *size.model = size.option;
     require_supported(c, "the model");
     return c;
@@ -85,7 +85,7 @@ Config config_of_folder(const Options& o, const std::string& dir) {
     preset.vocab = c.vocab;
     const auto of_preset = sizes(o, preset), of_folder = sizes(o, c);
     for (size_t i = 0; i < of_folder.size(); i++) {
-        const Size& size = of_folder[i];
+        const ModelSize& size = of_folder[i];
         const bool given = o.given.count(size.flag);
         const int is = *size.model, said = given ? size.option : *of_preset[i].model;
         if (said == is) continue;
@@ -196,7 +196,7 @@ std::string model_text(const Config& c) {
 
 json model_record(Config c) {
     json record;
-    for (const Size& size : sizes({}, c)) record[size.flag + 2] = *size.model;
+    for (const ModelSize& size : sizes({}, c)) record[size.flag + 2] = *size.model;
     return record;
 }
 

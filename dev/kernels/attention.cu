@@ -172,11 +172,11 @@ template <int HS> __global__ void warp_per_query_kernel(floatX* out, float* lse,
     const int query = warp_row(), lane = threadIdx.x % WARP_SIZE;
     if (query >= T) return;
     const Head head = my_head(T, HS);
-    const floatX *q = qkv + head.qkv + query * head.apart + lane, *k = qkv + head.qkv + head.C + lane, *v = k + head.C;
+    const floatX *q = qkv + head.qkv + query * head.stride + lane, *k = qkv + head.qkv + head.C + lane, *v = k + head.C;
     const float scale = rsqrtf(static_cast<float>(HS));
     float mine[MINE], O[MINE] = {}, max = -INFINITY, sum = 0;
     for (int d = 0; d < MINE; d++) mine[d] = static_cast<float>(q[d * WARP_SIZE]) * scale;
-    for (int key = 0; key <= query; key++, k += head.apart, v += head.apart) {
+    for (int key = 0; key <= query; key++, k += head.stride, v += head.stride) {
         float score = 0;
         for (int d = 0; d < MINE; d++) score += mine[d] * static_cast<float>(k[d * WARP_SIZE]);
         score = warp_sum(score);
