@@ -150,7 +150,7 @@ WORDS     = $(CPU_WORDS)
 $(HOST)/flags: WORDS = $(CXX) $(USER_CXX)
 $(BUILD)/flags: WORDS = $(if $(filter gpu,$(DEVICE)),$(GPU_WORDS),$(CPU_WORDS))
 %/flags: FORCE | setup
-	@mkdir -p $(@D); echo $(call quoted,$(WORDS)) > $@.new; if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+	@mkdir -p $(@D); new=$@.$$$$; echo $(call quoted,$(WORDS)) > $$new; if cmp -s $$new $@; then rm $$new; else mv $$new $@; fi
 .PRECIOUS: %/flags %/cublasLt.o
 # The emulator's cuBLASLt, compiled once for all CPU programs below a folder.
 %/cublasLt.o: dev/cpu/cublasLt.cpp $(wildcard dev/cpu/*.h) %/flags | setup
