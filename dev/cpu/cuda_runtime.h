@@ -145,8 +145,8 @@ __attribute__((always_inline)) inline float exp2_of_sum(float n, float f)
     p = __builtin_fmaf(p, f, 1.339887439e-3f);
     p = __builtin_fmaf(p, f, 9.618437357e-3f);
     p = __builtin_fmaf(p, f, 5.550332471e-2f);
-    p = __builtin_fmaf(p, f, bits<float>(exp_rounding.exp2_2));
-    p = __builtin_fmaf(p, f, bits<float>(exp_rounding.exp2_1));
+    p = __builtin_fmaf(p, f, bits<float>(math_rounding.exp2_2));
+    p = __builtin_fmaf(p, f, bits<float>(math_rounding.exp2_1));
     p = __builtin_fmaf(p, f, 1.0f);
     return bits<float>(bits<unsigned>(p) + (static_cast<unsigned>(static_cast<int>(n)) << 23));
 }
@@ -161,7 +161,7 @@ extern "C" inline float __expf(float x) noexcept
     const float n = nearbyintf(x * 1.44269502f);
     float f = __builtin_fmaf(x, 1.44269502f, -n);  // log2(e) in two parts: with one, the error of
     // ... x log2(e) - n would grow with x
-    f = __builtin_fmaf(x, cuda_cpu::bits<float>(cuda_cpu::exp_rounding.log2_e_low), f);
+    f = __builtin_fmaf(x, cuda_cpu::bits<float>(cuda_cpu::math_rounding.log2_e_low), f);
     float result = cuda_cpu::exp2_of_sum(n, f);
     result = x < -87.33654f ? 0.0f : result;
     return x > 88.72283f ? std::numeric_limits<float>::infinity() : result;
@@ -170,28 +170,28 @@ extern "C" inline float __expf(float x) noexcept
 extern "C" inline float __logf(float x) noexcept
 {
     cuda_cpu::watch::special_function();
-    return cuda_cpu::rounding.last_bit(logf(x));
+    return cuda_cpu::math_rounding.last_bit(logf(x));
 }
 extern "C" inline float __log2f(float x) noexcept
 {
     cuda_cpu::watch::special_function();
-    return cuda_cpu::rounding.last_bit(log2f(x));
+    return cuda_cpu::math_rounding.last_bit(log2f(x));
 }
-extern "C" inline float __powf(float x, float y) noexcept { return cuda_cpu::rounding.last_bit(powf(x, y)); }
+extern "C" inline float __powf(float x, float y) noexcept { return cuda_cpu::math_rounding.last_bit(powf(x, y)); }
 extern "C" inline float __sinf(float x) noexcept
 {
     cuda_cpu::watch::special_function();
-    return cuda_cpu::rounding.last_bit(sinf(x));
+    return cuda_cpu::math_rounding.last_bit(sinf(x));
 }
 extern "C" inline float __cosf(float x) noexcept
 {
     cuda_cpu::watch::special_function();
-    return cuda_cpu::rounding.last_bit(cosf(x));
+    return cuda_cpu::math_rounding.last_bit(cosf(x));
 }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }
-inline float rsqrtf(float x) { return cuda_cpu::rounding.last_bit(1.0f / sqrtf(x)); }
+inline float rsqrtf(float x) { return cuda_cpu::math_rounding.last_bit(1.0f / sqrtf(x)); }
 
 // A clock of 2 GHz.
 inline long long clock64()

@@ -295,7 +295,7 @@ inline float exp2_approx(float x)
 inline float reciprocal_approx(float x)
 {
     cuda_cpu::watch::special_function();
-    return cuda_cpu::rounding.last_bit(1.0f / x);
+    return cuda_cpu::math_rounding.last_bit(1.0f / x);
 }
 
 // Where blocks are watched, a few of them run, one after the other: the first would take all the work there is. On a

@@ -5,8 +5,10 @@
 //
 //   - Matrix products: the sum over k is formed in two parts, which begin at a place drawn from the seed.
 //   - Tensor-core instructions (ptx.h): the order of the sum over k.
-//   - __expf, exp2_approx: the last bits of the polynomial's coefficients (at width 1 see exp_rounding).
+//   - __expf, exp2_approx: the last bits of the polynomial's coefficients.
 //   - rsqrtf, __logf, __sinf ..., reciprocal_approx: the last bit of the result.
+//
+// The last two need -DCUDA_CPU_ROUNDING_MATH at width 1.
 #pragma once
 
 #include <stdint.h>
@@ -34,8 +36,7 @@ constexpr uint64_t mixed(uint64_t z)
     return z ^ z >> 31;
 }
 
-// What a seed chooses; seed 0 changes nothing. Coefficients are stored as their bits. (Without initialisers, for which
-// g++ would not treat `rounding` below as a constant.)
+// What a seed chooses; seed 0 changes nothing. Coefficients are stored as their bits.
 struct Rounding {
     uint64_t seed;
     int32_t log2_e_low;       // log2(e) - 1.44269502f
@@ -91,25 +92,18 @@ inline uint64_t rounding_of_environment()
 #ifdef CUDA_CPU_INSPECT
 constexpr Rounding rounding = Rounding::exact();   // kernels are instrumented: they must not read it from memory
 #else
-// The same object twice: kernels see a constant, which they need not read again after a store of bytes, and tests set
-// what it is (set_rounding).
-inline Rounding rounding_to_set asm("cuda_cpu_rounding") = Rounding::of_seed(rounding_of_environment());
-extern const Rounding rounding asm("cuda_cpu_rounding");
-__attribute__((noinline)) inline void set_rounding(uint64_t seed)
-{
-    rounding_to_set = Rounding::of_seed(seed);
-    asm volatile("" ::: "memory");
-}
+inline Rounding rounding = Rounding::of_seed(rounding_of_environment());
+inline void set_rounding(uint64_t seed) { rounding = Rounding::of_seed(seed); }
 #endif
 
-// The coefficients of __expf and exp2_approx. At width 1, where loops around them are vectorised, they are literals
-// unless the program is compiled with -DCUDA_CPU_ROUNDING_EXP: as variables they cost training 15 % of its speed.
-#if WARP_SIZE == 1 && !defined(CUDA_CPU_ROUNDING_EXP)
-constexpr bool perturbs_exp = false;
-constexpr Rounding exp_rounding = Rounding::exact();
+// Rounding of mathematical functions in kernels. At width 1, where the loops around them are vectorised, it is a
+// constant unless the program is compiled with -DCUDA_CPU_ROUNDING_MATH: as a variable it costs over 10 % of speed.
+#if WARP_SIZE == 1 && !defined(CUDA_CPU_ROUNDING_MATH)
+constexpr bool perturbs_math = false;
+constexpr Rounding math_rounding = Rounding::exact();
 #else
-constexpr bool perturbs_exp = true;
-static constexpr const Rounding& exp_rounding = rounding;
+constexpr bool perturbs_math = true;
+static constexpr const Rounding& math_rounding = rounding;
 #endif
 
 }  // namespace cuda_cpu
