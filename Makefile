@@ -3,9 +3,9 @@
 # make test       builds the tests and runs them; ONLY=WORDS: those whose names begin so
 # make help       lists all targets
 #
-# The machine decides what is built. DEVICE=gpu|cpu, PRECISION=bf16|fp16|fp32 and MULTI=yes|no (several GPUs, with MPI
-# and NCCL; NCCL=DIR: where NCCL is) override it, and so do CXX, MARCH (the value of -march=), ONEDNN=no, and CPPFLAGS,
-# CXXFLAGS and LDFLAGS, which are added after the flags below. Targets for development are in dev/Makefile.
+# The machine decides what is built. DEVICE=gpu|cpu and PRECISION=bf16|fp16|fp32 override it, and so do NCCL=DIR (the
+# folder of include/nccl.h, for several GPUs), CXX, MARCH (the value of -march=), ONEDNN=no, and CPPFLAGS, CXXFLAGS and
+# LDFLAGS, which are added after the flags below. Targets for development are in dev/Makefile.
 
 SHELL = /bin/bash
 .DEFAULT_GOAL := all
@@ -85,9 +85,8 @@ VECTORS    = -O3 $(TARGET) -fno-math-errno -fno-trapping-math -fno-signed-zeros 
              -freciprocal-math $(AS_LOOPS) $(if $(AVX512),-mprefer-vector-width=512)
 WARNINGS  := -Wall -Wextra -Wno-unknown-pragmas
 ONEDNN    ?= $(and $(call accepts,-include oneapi/dnnl/dnnl.hpp),$(call links,-ldnnl))
-CPU_FLAGS  = -x c++ -std=c++17 $(WARNINGS) -fopenmp -Idev/cpu $(if $(filter yes,$(ONEDNN)),-DHAVE_ONEDNN) \
-             $(and $(MULTI_ON),$(MULTI_FLAGS))
-CPU_LIBS   = $(if $(filter yes,$(ONEDNN)),-ldnnl) -lboost_context -lpcre2-8 -lpthread $(and $(MULTI_ON),$(MPI_LIBS))
+CPU_FLAGS  = -x c++ -std=c++17 $(WARNINGS) -fopenmp -Idev/cpu $(if $(filter yes,$(ONEDNN)),-DHAVE_ONEDNN)
+CPU_LIBS   = $(if $(filter yes,$(ONEDNN)),-ldnnl) -lboost_context -lpcre2-8 -lpthread
 
 # The GPU build, for this machine's GPU; without one for Ampere, Ada and Hopper, in FP16 also for Turing.
 ARCHS      := $(if $(CAPABILITY),$(patsubst 90,90a,$(CAPABILITY)),$(if $(filter fp16,$(PRECISION)),75) 80 89 90a)
@@ -101,22 +100,15 @@ USER_NVCC   = $(addprefix -Xcompiler ,$(CPPFLAGS) $(CXXFLAGS) $(LDFLAGS))
 CUDA_LIB    = $(firstword $(wildcard $(patsubst %/bin/nvcc,%/lib64,$(NVCC)) $(patsubst %/bin/nvcc,%/lib,$(NVCC))))
 GPU_LIBS    = -lcublasLt -lcublas -lpcre2-8 -lpthread $(if $(CUDA_LIB),-Xlinker -rpath -Xlinker $(CUDA_LIB))
 
-# Several GPUs: the flags that mpicc would add, and NCCL, which dev/cpu emulates on a CPU.
-MULTI      ?= auto
-MPI_WORDS   = $(shell mpicc -show 2>/dev/null)
-MPI_LIBS    = $(filter -L% -l% -Wl%,$(MPI_WORDS))
-NCCL_HEADER = $(wildcard $(if $(NCCL),$(NCCL)/include/nccl.h,/usr/include/nccl.h /usr/local/include/nccl.h \
-                $(patsubst %/bin/nvcc,%/include/nccl.h,$(NVCC))))
-MULTI_FLAGS = -DMULTI -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(filter -I%,$(MPI_WORDS))
-NCCL_LIBS   = $(if $(NCCL),-L$(NCCL)/lib -l:libnccl.so.2 -Xlinker -rpath -Xlinker $(NCCL)/lib,-lnccl)
-NOT_MULTI   = $(strip $(if $(MPI_WORDS),,MPI) $(if $(filter gpu,$(DEVICE)),$(if $(NCCL_HEADER),,NCCL)))
-MULTI_ON    = $(if $(filter yes,$(MULTI)),yes,$(if $(filter auto,$(MULTI)),$(if $(NOT_MULTI),,yes)))
-MULTI_GPU   = $(and $(MULTI_ON),$(NCCL_HEADER))
-GPU_MULTI   = $(if $(MULTI_GPU),$(MULTI_FLAGS) $(addprefix -I,$(dir $(firstword $(NCCL_HEADER)))))
-GPU_MULTI_LIBS = $(if $(MULTI_GPU),$(NCCL_LIBS) $(subst -Wl$(comma),-Xlinker ,$(MPI_LIBS)))
-ifeq ($(filter $(MULTI),yes no auto),)
-  $(error MULTI takes yes, no or auto, found '$(MULTI)')
-endif
+# Several GPUs: NCCL, from NCCL=DIR, the system, the toolkit or PyPI's wheel. dev/cpu emulates it on a CPU.
+NCCL_WHEEL  = $(shell python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null)
+NCCL_HEADER = $(firstword $(wildcard $(addsuffix /include/nccl.h,$(or $(NCCL),/usr /usr/local $(NVCC:%/bin/nvcc=%) \
+                $(NCCL_WHEEL)))))
+NCCL_FLAGS  = $(if $(NCCL_HEADER),-DHAVE_NCCL -I$(dir $(NCCL_HEADER)))
+NCCL_DIR    = $(filter-out /usr,$(NCCL_HEADER:%/include/nccl.h=%))
+# Its rpath comes before the toolkit's, which may have another NCCL.
+NCCL_LIBS   = $(if $(NCCL_DIR),-L$(NCCL_DIR)/lib -Xlinker -rpath -Xlinker $(NCCL_DIR)/lib) \
+              $(if $(NCCL_HEADER),$(if $(wildcard $(NCCL_DIR)/lib/libnccl.so.2),-l:libnccl.so.2,-lnccl))
 
 # ---- build and run ------------------------------------------------------------------------------
 
@@ -125,7 +117,7 @@ USUALLY_test_gpt  := , which usually takes 60 s on one core
 # compile(source, program, precision, width or "gpu", further flags); links the objects among the prerequisites.
 define compile
 @mkdir -p $(dir $(2)); echo "compiling $(2)$(USUALLY_$(basename $(notdir $(1))))"
-$(if $(filter gpu,$(4)),$(NVCC) $(GPU_FLAGS) $(GENCODE) $(DEFINE_$(3)) $(5) $(GPU_MULTI) $(USER_NVCC) $(1) $(filter %.o,$^) -o $(2) $(GPU_LIBS) $(GPU_MULTI_LIBS),\
+$(if $(filter gpu,$(4)),$(NVCC) $(GPU_FLAGS) $(GENCODE) $(DEFINE_$(3)) $(5) $(NCCL_FLAGS) $(USER_NVCC) $(1) $(filter %.o,$^) -o $(2) $(NCCL_LIBS) $(GPU_LIBS),\
 $(CXX) $(CPU_FLAGS) $(5) -DWARP_SIZE=$(4) $(DEFINE_$(3)) $(USER_CXX) $(1) -x none $(filter %.o,$^) -o $(2) $(LDFLAGS) $(CPU_LIBS))
 endef
 
@@ -145,7 +137,7 @@ $(HOST)/%.o: gpt/%.cpp $(wildcard gpt/*.h) $(HOST)/flags | setup
 quoted = '$(subst ','"'"',$(1))'
 # DIR/flags holds the command with which DIR's programs are compiled. They are rebuilt when it changes.
 CPU_WORDS = $(CXX) $(CPU_FLAGS) $(VECTORS) $(USER_CXX) $(LDFLAGS) $(CPU_LIBS)
-GPU_WORDS = $(NVCC) $(GPU_FLAGS) $(GENCODE) $(GPU_MULTI) $(USER_NVCC)
+GPU_WORDS = $(NVCC) $(GPU_FLAGS) $(GENCODE) $(NCCL_FLAGS) $(NCCL_LIBS) $(USER_NVCC)
 WORDS     = $(CPU_WORDS)
 $(HOST)/flags: WORDS = $(CXX) $(USER_CXX)
 $(BUILD)/flags: WORDS = $(if $(filter gpu,$(DEVICE)),$(GPU_WORDS),$(CPU_WORDS))
@@ -163,7 +155,7 @@ all: setup $(BUILD)/train_gpt
 	@echo "./train_gpt is the $(DEVICE) build: $(REASON); in $(PRECISION): $(WHY_PRECISION)"
 
 setup:
-	@CXX=$(call quoted,$(strip $(CXX) $(USER_CXX) $(LDFLAGS))) scripts/setup.sh $(DEVICE)$(if $(filter no,$(ONEDNN)), without-onednn)$(if $(filter yes,$(MULTI)), multi)
+	@CXX=$(call quoted,$(strip $(CXX) $(USER_CXX) $(LDFLAGS))) scripts/setup.sh $(DEVICE)$(if $(filter no,$(ONEDNN)), without-onednn)
 
 $(BUILD)/train_gpt: train_gpt.cu $(HEADERS) $(HOST_OBJECTS) $(BUILD)/flags $(if $(filter cpu,$(DEVICE)),$(BUILD)/cublasLt.o) | setup
 	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,1),$(if $(filter cpu,$(DEVICE)),$(VECTORS)))
@@ -181,7 +173,7 @@ run: all
 # build). QUICK_NAME selects tests of program NAME by how their names begin, separated by commas; empty: all tests.
 # `make test-all` runs everything.
 TESTS ?= $(TEST_DIR)/bf16-32/test_gpt $(TEST_DIR)/fp32-1/test_gpt
-QUICK_bf16-32 ?= $(MODEL_PARTS),first weights,shares,model in FP8,runs: the same bits,runs: FP8,runs: trace
+QUICK_bf16-32 ?= $(MODEL_PARTS),first weights,shares,model in FP8,runs: the same bits,runs: FP8
 QUICK_fp32-1  ?=
 test:
 	$(call run_tests,QUICK,$(TESTS))

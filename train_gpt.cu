@@ -26,7 +26,7 @@
 //         All arithmetic is FP32; matmuls accumulate in FP32. Reductions have one fixed order and
 //         there are no floating-point atomics, so the same command gives the same bits.
 // Globals device (stream, matmul handle, properties), recorder (what --trace shows), matmul_plans (cuBLASLt's plan of
-//         each shape), ranks (the processes of many GPUs), and two that signal handlers set: stop_requested (Ctrl-C)
+//         each shape), world (the processes of many GPUs), and two that signal handlers set: stop_requested (Ctrl-C)
 //         and page_lost (a mapped file was truncated). No others.
 //
 // GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners";
@@ -45,25 +45,21 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cfloat>
-#include <chrono>
 #include <cmath>
-#include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <initializer_list>
-#include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <set>
-#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -72,7 +68,7 @@
 #include "gpt/files.h"        // format(), UserError, Failure; files, JSON, Log, signals
 #include "gpt/options.h"      // Config, Options, flags: parse_options(), print_help(), describe()
 #include "gpt/tokenizer.h"    // Tokenizer, Text: tokens to text and back
-#include "gpt/checkpoint.h"   // Safetensors, WeightFiles, read_config(), run folders, --resume
+#include "gpt/checkpoint.h"   // Safetensors, WeightFiles, read_config(), run folders, --resume, Start
 #include "gpt/data.h"         // Tokens: data files and their windows
 #include "gpt/terminal.h"     // numbers as text, Progress, Printer, print_next()
 
@@ -91,10 +87,9 @@ void check(cublasStatus_t status, const char* what) {
 }
 
 // ==== device =================================================================
-// This process' GPU (or the CPU that stands in for it). `stream` carries all compute, `copies` the next
-// batch; cuBLASLt takes its workspace from the memory plan.
+// This process' GPU, or dev/cpu's emulation of one. `stream` carries all compute, `copies` the next batch; cuBLASLt's
+// workspace is part of the memory plan.
 
-constexpr const char* TENSOR_CORE_NAMES[] = {"auto", "none", "mma", "wgmma"};
 const char* name_of(TensorCores kind) { return TENSOR_CORE_NAMES[static_cast<int>(kind)]; }
 
 struct Device {
@@ -103,7 +98,6 @@ struct Device {
     cublasLtHandle_t matmul;
     void* matmul_workspace = nullptr;
     TensorCores tensor_cores = TensorCores::NONE;
-    void (*waiting)(bool begins) = nullptr;   // told when the CPU waits for the device
     double peak_flops = 0;   // dense FLOP/s in floatX: the denominator of MFU
     std::string peak_source; // where that figure comes from
 
@@ -111,6 +105,20 @@ struct Device {
 };
 
 static Device device;
+
+// What this process does now, for the watchdog of many GPUs: each report is progress.
+struct Activity {
+    std::atomic<const char*> name{"start"};
+    std::atomic<long> count{0};
+    std::atomic<int> paused{0};
+    std::atomic<bool> connected{false};   // NCCL can be asked for errors
+};
+static Activity activity;
+
+void progress(const char* name) {
+    activity.name.store(name, std::memory_order_relaxed);
+    activity.count.fetch_add(1, std::memory_order_relaxed);
+}
 
 // ==== precision ==============================================================
 
@@ -136,11 +144,6 @@ const char* name_of(DType dtype) { return DTYPE_NAMES[static_cast<int>(dtype)]; 
 // What `plan` plans in; this build's precision for all else.
 DType precision_of(const Options& o) {
     return o.precision == PlanPrecision::OF_BUILD ? FLOATX : static_cast<DType>(o.precision);
-}
-
-void say_if_busy(FILE* to) {
-    const std::string text = device.is_cpu() ? busy_text(share_without_core()) : "";
-    if (!text.empty()) fprintf(to, "machine    %s\n", text.c_str());
 }
 
 // ==== packs and warps ========================================================
@@ -181,7 +184,7 @@ template <typename T, int N> __device__ __forceinline__ void load(float (&x)[N],
     to_floats(x, raw.v);
 }
 
-// The same, and leaves a copy of the pack as it was.
+// The same, and copies the pack.
 template <typename T, int N> __device__ __forceinline__ void load_and_keep(float (&x)[N], T* copy, const T* from) {
     const RawPack<T, N> raw = *reinterpret_cast<const RawPack<T, N>*>(from);
     *reinterpret_cast<RawPack<T, N>*>(copy) = raw;
@@ -194,7 +197,7 @@ template <typename T, int N> __device__ __forceinline__ void store(T* to, const 
     *reinterpret_cast<RawPack<T, N>*>(to) = raw;
 }
 
-// Makes x what it becomes when it is stored as floatX and loaded again.
+// Rounds x to floatX.
 template <int N> __device__ __forceinline__ void round_pack(float (&x)[N]) {
     floatX v[N];
     from_floats(v, x);
@@ -225,9 +228,9 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// The sum, or maximum, over all threads of a block, known to each of them. Each warp leaves its
-// own in shared memory, and every thread combines those in the same order. A kernel that calls it twice
-// for the same kind needs a barrier between: some may still read what the first call left.
+// Returns the sum, or maximum, over a block to all of its threads. Each warp writes its result to shared memory, and
+// every thread combines those in the same order. A kernel that calls it twice for the same kind needs a barrier in
+// between: some threads may still read the first call's results.
 template <float (*WARP)(float), float (*COMBINE)(float, float)>
 __device__ __forceinline__ float block_reduce(float x) {
     __shared__ float partial[32];
@@ -251,8 +254,8 @@ __device__ __forceinline__ float* dynamic_shared() {
     return reinterpret_cast<float*>(dynamic_shared_memory);
 }
 
-// A row of C floats in shared memory, by packs: the one at column i is PACK / PACK_FP32 pieces, each of which lies
-// beside its neighbours' pieces, so that no two lanes meet in a bank.
+// A row of C floats in shared memory, by packs. The pack at column i is PACK / PACK_FP32 pieces. Neighbouring lanes'
+// pieces are contiguous, so there are no bank conflicts.
 __device__ __forceinline__ float* piece_of(float* row, int piece, int i, int C) {
     constexpr int PIECES = PACK / PACK_FP32;
     return row + piece * (C / PIECES) + i / PIECES;
@@ -279,15 +282,15 @@ __device__ __forceinline__ void add_pieces(float* row, const float (&x)[PACK], i
 }
 
 // ==== operands of matmuls ====================================================
-// What a matmul reads next is written by kernels through a Writer: as floatX and, with --matmul fp8, in 8 bits too.
-// Section "fp8", after matmul, says how. Until then read `Writer<e4m3> w(out); w.put(i, v)` as store(out.x + i, v).
+// Kernels write the operands of matmuls through a Writer: as floatX and, with --matmul fp8, in 8 bits too (section
+// "fp8", after matmul). Without FP8 `Writer<e4m3> w(out); w.put(i, v)` is store(out.x + i, v).
 
 typedef __nv_fp8_e4m3 e4m3;   // 4 bits of exponent, 3 of mantissa: activations and weights
 typedef __nv_fp8_e5m2 e5m2;   // 5 and 2: gradients, whose range is wide
 
 struct Fp8Scale;   // what a tensor is multiplied by before it is rounded to 8 bits
 
-// Where a kernel writes such a tensor.
+// Destination of such a tensor.
 template <typename F8> struct Out {
     floatX* x;                   // null: only x8 is read (--matmul fp8-all)
     F8* x8 = nullptr;            // null: the kernel writes x only
@@ -300,8 +303,8 @@ enum class Reach { WARP, BLOCK };   // the threads that construct and destroy a 
 
 template <typename F8, Reach REACH = Reach::BLOCK> struct Writer {
     Out<F8> to;
-    float scale = 1, amax = 0;   // amax: the largest |x| that this thread has put
-    bool counting = false;       // whether the next three are kept, for the log
+    float scale = 1, amax = 0;   // amax: of what this thread has put
+    bool counting = false;       // whether the next three are counted, for the log
     unsigned values = 0, saturated = 0, underflow = 0;
 
     __device__ __forceinline__ explicit Writer(const Out<F8>& out);
@@ -317,7 +320,7 @@ template <typename F8, Reach REACH = Reach::BLOCK> struct Writer {
     template <int N> __device__ __forceinline__ RawPack<F8, N> quantise(float (&v)[N]);
 };
 
-// A matrix that matmuls read: in floatX and, where --matmul says so, in FP8.
+// A matrix that matmuls read: in floatX and, depending on --matmul, in FP8.
 struct Operand {
     floatX* x;                      // (rows, columns); null: not stored
     void* fp8 = nullptr;            // the same in 8 bits; null: matmuls read x
@@ -338,8 +341,8 @@ struct Operand {
 };
 
 // ==== recording ==============================================================
-// Every piece of work on a stream goes through on_stream(), which names it for profilers; and for the recorder, whose
-// picture --trace draws. updated(x) says of an argument that a kernel reads and writes it.
+// Every piece of work on a stream goes through on_stream(), which names it for profilers and for the recorder of
+// --trace. updated(x) marks an argument that a kernel both reads and writes.
 
 cudaEvent_t event_now(cudaStream_t stream) {
     cudaEvent_t event;
@@ -348,7 +351,7 @@ cudaEvent_t event_now(cudaStream_t stream) {
     return event;
 }
 
-// Milliseconds that the device's stream takes for what work() hands to it.
+// Milliseconds that the device's stream takes for what work() launches.
 template <typename F> float stream_milliseconds(F work) {
     const cudaEvent_t begin = event_now(device.stream);
     work();
@@ -361,28 +364,21 @@ template <typename F> float stream_milliseconds(F work) {
     return milliseconds;
 }
 
-#include "gpt/trace.cuh"   // recorder, updated(), start_recording(), write_trace()
+#include "gpt/trace.cuh"   // recorder, updated(), begin_work(), end_work(), start_recording(), write_trace()
 
-// Runs `work`, which hands something to a stream, under a name for profilers and the recorder.
+// Runs `work`, which launches something on a stream, under a name for profilers and the recorder.
 template <typename F, typename... Memory>
 void on_stream(const char* name, cudaStream_t stream, F work, const Memory&... memory) {
-    nvtxRangePushA(name);
-    if (recorder.on) {
-        recorder.work.push_back({name, recorder.pass, recorder.layer, stream, seconds_now(), 0,
-                                 event_now(stream), nullptr, {}});
-        (recorder.note(memory), ...);
-    }
+    progress(name);
+    begin_work(name, stream);
+    if (recorder.on) (recorder.note(memory), ...);
     work();
-    if (recorder.on) {
-        recorder.work.back().end = event_now(stream);
-        recorder.work.back().returned = seconds_now();
-    }
-    nvtxRangePop();
+    end_work(stream);
 }
 
 // ==== launch =================================================================
-// The one door for kernels. A name for profilers and errors, the opt-in for more than 48 KiB of
-// shared memory, the check. Kernels run in order on device.stream.
+// Every kernel is launched here: a name for profilers and errors, the opt-in for more than 48 KiB of shared memory, the
+// check. Kernels run in order on device.stream.
 
 constexpr size_t SHARED_WITHOUT_OPT_IN = 48 << 10;
 
@@ -400,12 +396,11 @@ void launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, 
     on_stream(name, device.stream, work, args...);
 }
 
-// Copies between host and device, in order with the kernels before; done when they return.
+// Copies between host and device, in order with the kernels before; blocks until done.
 void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind direction) {
     check(cudaMemcpyAsync(to, from, bytes, direction, device.stream), "cudaMemcpyAsync");
-    if (device.waiting) device.waiting(true);
+    progress("wait for the device");
     check(cudaStreamSynchronize(device.stream), "a kernel or a copy");
-    if (device.waiting) device.waiting(false);
 }
 void upload(void* to, const void* from, size_t bytes) { copy(to, from, bytes, cudaMemcpyHostToDevice); }
 void download(void* to, const void* from, size_t bytes) { copy(to, from, bytes, cudaMemcpyDeviceToHost); }
@@ -430,7 +425,7 @@ constexpr int LANE_STRIDE = WARP_SIZE * PACK;
 __device__ __forceinline__ int fp32_lane_start() { return threadIdx.x % WARP_SIZE * PACK_FP32; }
 constexpr int FP32_STRIDE = WARP_SIZE * PACK_FP32;
 
-// Elementwise kernels: a block owns SPAN consecutive elements, its threads take packs in turn.
+// Elementwise kernels: a block owns SPAN consecutive elements, its threads stride over its packs.
 constexpr size_t SPAN = 4096;
 unsigned span_blocks(size_t n) { return static_cast<unsigned>(ceil_div(n, SPAN)); }
 
@@ -455,13 +450,12 @@ template <typename F> void with_type(Grad grad, F f) {
 #include "gpt/ptx.cuh"   // exp2_approx(), reciprocal_approx(); for tensor cores: instructions, tiles, fragments, rings
 
 // ==== graphs =================================================================
-// A micro-step is the same few hundred launches each time. One by one they cost the CPU microseconds
-// each, for which a fast GPU waits where its kernels are short. As a CUDA graph they are handed over
-// at once: a sequence is run as it is when it comes first, which loads its kernels and plans its
-// matmuls; captured when it comes again; and replayed from then on, with the same bits.
+// A micro-step is the same few hundred launches each time, and each costs the CPU microseconds, which is longer than
+// short kernels run. As a CUDA graph they are one launch. A sequence's first run is direct, which loads its kernels and
+// plans its matmuls; its second run is captured; later ones replay the graph, with the same bits.
 //
-// A graph has its kernels' arguments as they were. What changes from one replay to the next must lie
-// in device memory, at a place that stays; all else must be part of the sequence's name.
+// A graph keeps its kernels' arguments. What changes between replays must be in device memory, at the same address; all
+// else must be part of the sequence's name.
 
 class Graphs {
 public:
@@ -493,7 +487,7 @@ private:
         check(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
         try {
             work();
-        } catch (...) {   // says what went wrong; the stream must not stay in capture
+        } catch (...) {   // the stream must not stay in capture
             cudaStreamEndCapture(device.stream, &graph);
             if (graph) cudaGraphDestroy(graph);
             throw;
@@ -506,15 +500,14 @@ private:
         return executable;
     }
 
-    std::map<std::string, cudaGraphExec_t> graphs_;   // null: has come once
+    std::map<std::string, cudaGraphExec_t> graphs_;   // null: has run once
 };
 
 // ==== column sums ============================================================
-// Bias and LayerNorm gradients are sums over all N rows. In a fixed order and without atomics that
-// takes two steps: blocks sum a part of the rows each, leaving partial (blocks, columns) in FP32;
-// add_partials sums those and accumulates.
-// mapping   a block owns PARTIAL_COLUMNS, its threads in rows of ACROSS share the partials; what they
-//           found is added up by shuffles in each warp, then by the first threads in the warps' order
+// Bias and LayerNorm gradients are sums over all N rows. In a fixed order and without atomics that takes two steps:
+// each block sums a part of the rows into partials (blocks, columns) in FP32; add_partials sums those and accumulates.
+// mapping   a block owns PARTIAL_COLUMNS, its threads in rows of ACROSS share the partials; their sums are added by
+//           shuffles in each warp, then by the first threads in the warps' order
 // cost      partials stay in the L2 cache; they are at most MAX_PARTIALS rows
 
 constexpr size_t MAX_PARTIALS = 1024;
@@ -686,7 +679,7 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
 // mapping   forward: one warp per row; a lane owns packs lane, lane + WARP_SIZE, ... The row waits in
 //           shared memory for variance and output. Backward: one block per row, which walks over
 //           rows; a thread owns packs of columns, whose sums over the block's rows are in shared
-//           memory: nobody else touches them. The row is read again, from the L1 cache
+//           memory, private to the thread. The row is read again, from the L1 cache
 // cost      bandwidth: forward reads 2, writes 2 of N*C; backward reads 3, writes 1
 // source    Ba et al. 2016, "Layer Normalization"
 // variants  dev/kernels/layernorm.cu
@@ -1290,14 +1283,14 @@ void attention_backward(const Operand& dqkv, float* D, int* counter, const float
 }
 
 // ==== loss scaling ===========================================================
-// FP16 ends at 2^-24 = 6e-8: what is below half of it becomes 0. Gradients of activations are often smaller, as the
-// loss is a mean over a step's tokens. So cross-entropy multiplies the loss's gradient by a scale; backward, which is
-// linear, takes it along; and the norm and the update, in FP32, divide by it again. A power of two rounds nothing. BF16
-// and FP32 go down to 1e-38 and do with a scale of 1.
-// dynamic   As large as it can be: where a gradient overflows, the norm is not finite. That step is skipped and the
-//           scale halved; after `interval` good steps in a row it is doubled. Of a skipped step nothing stays: weights,
-//           moments and the t of AdamW are as before. Data and learning rate go on. All GPUs have the same norm, and so
-//           the same scale. Nobody waits for the decision: it is made where the norm is
+// FP16's smallest number is 2^-24 = 6e-8; values below half of it underflow to 0. Gradients of activations are often
+// smaller, as the loss is a mean over a step's tokens. So cross-entropy multiplies the loss's gradient by a scale;
+// backward is linear, so all gradients have that factor; the norm and the update, in FP32, divide by it. The scale is a
+// power of two, which rounds nothing. BF16 and FP32 reach down to 1e-38 and use a scale of 1.
+// dynamic   The scale is as large as possible. If a gradient overflows, the norm is not finite: the step is skipped and
+//           the scale halved; after `interval` good steps in a row it is doubled. A skipped step changes neither
+//           weights nor moments nor AdamW's t; data and learning rate advance. All GPUs have the same norm, so the same
+//           scale. The decision is made on the device, so the host does not synchronise
 // source    Micikevicius et al. 2018, "Mixed Precision Training", section 3.2; constants of PyTorch's GradScaler
 
 struct LossScale {   // in device memory; floats only
@@ -1310,9 +1303,9 @@ struct LossScale {   // in device memory; floats only
 
 constexpr float FIRST_LOSS_SCALE = 1 << 16, GROWTH_INTERVAL = 2000;
 
-// After backward, whose gradients have this norm. Returns what it is without the scale.
+// Called after backward with the norm of its gradients. Returns the norm without the scale.
 __device__ float update_loss_scale(LossScale* s, float scaled_norm) {
-    const bool skips = s->interval > 0 && !(scaled_norm < INFINITY);   // nor is it where it is no number
+    const bool skips = s->interval > 0 && !(scaled_norm < INFINITY);   // NaN also skips the step
     const float norm = scaled_norm / s->scale;
     s->unscale = skips ? 0 : 1 / s->scale;
     if (skips) {
@@ -1320,7 +1313,7 @@ __device__ float update_loss_scale(LossScale* s, float scaled_norm) {
         s->good_steps = 0;
         s->skipped++;
     } else if (s->interval > 0 && ++s->good_steps >= s->interval) {
-        s->scale = fminf(s->scale * 2, MOST_LOSS_SCALE);
+        s->scale = fminf(s->scale * 2, MAX_LOSS_SCALE);
         s->good_steps = 0;
     }
     return norm;
@@ -1415,7 +1408,7 @@ void add_losses(double* total, const float* losses, size_t n) {
 
 // ==== gradient norm ==========================================================
 // forward   norm = sqrt(sum of grad^2) / loss scale, over all gradients at once
-// shapes    grads: `outside` (n_outside), of no layer, and (n) of each layer, `stride` elements from one to the next;
+// shapes    grads: `outside` (n_outside), non-layer, and (n) of each layer, `stride` elements from one to the next;
 //           fp32 or 16 bits | partials (norm_blocks) fp32 | norm (1) fp32
 // mapping   blocks stride over the spans of all, each leaves a partial sum; one block adds those
 // cost      bandwidth: n once
@@ -1476,7 +1469,7 @@ void gradient_norm(float* norm, LossScale* loss_scale, const float* partials, si
 //           w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay * w)
 // shapes    all (n): master, m, v fp32 | weights floatX | grads fp32 or 16 bits | norm (1) fp32 | unchanged (1)
 //           lr, beta, t and so on in device memory, from where a CUDA graph finds each step's
-// mapping   one launch for all tensors of a layer, and for all layers, which are a stride apart (grid.y): those
+// mapping   one launch for all tensors of a layer, and for all layers, which have a constant stride (grid.y): those
 //           that decay come first in each, so `decayed` elements do
 // cost      bandwidth. BF16 with FP32 gradients: reads 16, writes 18 bytes per parameter; FP32: 16
 //           and 16. It zeroes the gradients that it has read: the next step adds to them
@@ -1915,12 +1908,12 @@ struct Setup {
 
 // ==== model: parameters ======================================================
 // One row per parameter tensor, under Hugging Face's names. Weights, gradients, master weights and both
-// moments are five blocks of memory with one layout: what belongs to no layer, then layer after layer. In
-// each of these groups matrices and embeddings come first: they decay, the rest does not, so that one number
-// parts the two. Groups are padded with zeros, so that each divides into one shard a GPU.
+// moments are five blocks of memory with one layout: non-layer parameters (embeddings, final LayerNorm), then layer
+// after layer. In each group, parameters with weight decay come first, so a single offset separates them from the rest.
+// Groups are padded with zeros, so that each divides into one shard a GPU.
 
-// Where a tensor is. Layers take turns in the copies that there are. With one copy all layers share it: the
-// whole storage side of recomputation.
+// Storage of a tensor: layer l uses copy l % copies. copies == 1 means that the tensor is not kept for backward and is
+// recomputed.
 struct TensorBase {
     char* data = nullptr;
     size_t copies = 1, layer_bytes = 0;
@@ -2020,7 +2013,7 @@ enum class Kept { WHOLE, SHARDED };
 
 constexpr size_t SHARD_UNIT = 64;   // elements; shards begin at whole cache lines of 128 bytes
 
-// Groups are numbered: 0 is what belongs to no layer, 1 + l is layer l.
+// Groups are numbered: 0 has the non-layer parameters, 1 + l is layer l.
 struct Layout {
     size_t gpus, rank, layers;
     size_t outside = 0, outside_decayed = 0;   // elements of group 0, and how many of them decay
@@ -2077,11 +2070,10 @@ struct Fp8Scale {
 };
 
 struct Activations {
-    // Kept from forward to backward. res1 and res2 are the residual stream before the attention
-    // and before the MLP.
+    // Kept from forward to backward. res1 and res2 are the residual stream before the attention and before the MLP.
     Tensor<floatX> res1, ln1, qkv, att, res2, ln2, fc, gelu, scores, probs;
     Tensor<float> ln1_mean, ln1_rstd, lse, ln2_mean, ln2_rstd;
-    // Once for the model. `branch` is what a block adds to the residual stream next.
+    // Once for the model. `branch` is a sublayer's output, which is added to the residual stream next.
     Tensor<floatX> branch, resf, lnf, logits;
     Tensor<float> lnf_mean, lnf_rstd, losses;
     // Gradients of activations; one layer's at a time.
@@ -2101,8 +2093,8 @@ struct Activations {
     Tensor<char> matmul_workspace;
 };
 
-// What has a scale in FP8, of each layer: what E4M3 holds, then gradients, under the name of what they are gradients
-// of. attproj and fcproj add to the residual stream: their gradients are that stream's, where each of them joins it.
+// The tensors of a layer with an FP8 scale: those in E4M3, then gradients (E5M2). dattproj and dfcproj are the gradient
+// of the residual stream where attproj and fcproj add to it.
 enum Fp8Tensor {
     FP8_LN1, FP8_ATT, FP8_LN2, FP8_GELU, FP8_QKVW, FP8_ATTPROJW, FP8_FCW, FP8_FCPROJW,
     FP8_DQKV, FP8_DATTPROJ, FP8_DFC, FP8_DFCPROJ, FP8_TENSORS
@@ -2151,8 +2143,9 @@ ActivationRow row8(Tensor<char>& tensor, const char* name, DType dtype, std::vec
     return {&tensor, name, std::move(shape), name_of(dtype), size_of(dtype), copies, category};
 }
 
-// With fp8-all backward reads what forward wrote in FP8, for each layer; else that is read at once. `none` and
-// `selective`: copies of what is kept in these recompute modes. Weights: as they are, and behind them transposed.
+// With fp8-all backward reads forward's FP8 tensors, so each layer has a copy; else one copy is enough. `none` and
+// `selective`: copies of tensors that are kept in these recompute modes. Weights are followed by their transposed
+// copies.
 std::vector<ActivationRow> fp8_table(Activations& a, const Setup& s, size_t none, size_t selective) {
     const size_t N = s.N(), C = s.config.channels, L = s.config.layers;
     const bool all = s.matmul == MatmulIn::FP8_ALL;
@@ -2242,8 +2235,8 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
 }
 
 // ==== model: memory ==========================================================
-// plan() says what a setup needs, allocate() gets exactly that: one function, so the prediction
-// cannot differ from what is done.
+// plan() returns the memory that a setup needs, and allocate() allocates by the same tables, so the prediction is
+// exact.
 
 struct Plan {
     size_t bytes[std::size(CATEGORY_NAMES)] = {};
@@ -2255,8 +2248,10 @@ struct Plan {
     }
 };
 
-// What CUDA takes for itself: context, kernels, cuBLASLt. Not ours to allocate.
+// CUDA's own memory: context, kernels, cuBLASLt.
 constexpr size_t CUDA_BYTES = 600 << 20;
+// What NCCL takes with several GPUs: assumed, as it depends on the machine's links.
+constexpr size_t NCCL_BYTES = 512 << 20;
 
 // In FP32 the weights are their own master copy.
 constexpr bool SEPARATE_MASTER = FLOATX != DType::FP32;
@@ -2293,7 +2288,7 @@ Plan plan(const Setup& s) {
     }
     Activations nowhere;
     for (const ActivationRow& row : activation_table(nowhere, s)) plan.add(row.category, row.bytes());
-    if (s.on_gpu) plan.add(Category::CUDA, CUDA_BYTES);
+    if (s.on_gpu) plan.add(Category::CUDA, CUDA_BYTES + (s.gpus > 1 ? NCCL_BYTES : 0));
     return plan;
 }
 
@@ -2306,9 +2301,9 @@ json bytes_record(const Plan& p) {
 // The largest micro-batch whose plan fits, 0 if none does.
 int largest_micro_batch(Setup s, size_t bytes) {
     int fits = 0;
-    for (int step = MOST_SEQUENCES; step > 0; step /= 2) {
+    for (int step = MAX_SEQUENCES; step > 0; step /= 2) {
         s.B = fits + step;
-        if (s.B <= MOST_SEQUENCES && s.N() < MAX_ROWS && plan(s).total <= bytes) fits = s.B;
+        if (s.B <= MAX_SEQUENCES && s.N() < MAX_ROWS && plan(s).total <= bytes) fits = s.B;
     }
     return fits;
 }
@@ -2325,8 +2320,8 @@ struct Model {
     Grad grads = {}, grad_buffers = {};
     float *master = nullptr, *adam_m = nullptr, *adam_v = nullptr;   // master: null with --master-weights none
     Activations a;
-    bool fp8_history = false;          // whether scales know of past steps
-    std::vector<bool> fp8_weights;     // by layer: whether weights_8 is what the weights are
+    bool fp8_history = false;          // whether scales have a history
+    std::vector<bool> fp8_weights;     // by layer: whether weights_8 is up to date
     size_t allocated = 0;
     std::vector<void*> blocks;
     Graphs graphs;
@@ -2343,8 +2338,8 @@ Grad grad_at(const Model& m, size_t element) {
 }
 
 // ==== many GPUs ==============================================================
-// One process (rank) for each GPU, started by mpirun or srun (make MULTI=yes). Each takes micro-batches of its own, so
-// that a step's gradients are sums over ranks: data parallelism. What all ranks would hold alike can be sharded: a rank
+// One process (rank) for each GPU: --gpus N starts them, or torchrun, srun or mpirun. Each takes micro-batches of its
+// own, so that a step's gradients are sums over ranks: data parallelism. What all ranks would hold alike can be sharded: a rank
 // then keeps one shard of each group. That is ZeRO, in stages.
 //
 //   --zero  sharded            communication of a GPU, in numbers of parameters
@@ -2355,7 +2350,7 @@ Grad grad_at(const Model& m, size_t element) {
 //   3       weights too        1 + 2 in each micro-batch: gathered layer by layer in forward, and in backward again
 //                              (not embeddings and the last two layers, which are still there)
 //
-// times (R - 1) / R, as in rings. Communication runs on ranks.stream, one group at a time, while device.stream computes
+// times (R - 1) / R, as in rings. Communication runs on world.stream, one group at a time, while device.stream computes
 // another: layer l's gradients during the backward of layer l - 1, layer l + 1's weights during the forward of layer l.
 // Stages 0 and 1 have memory to sum gradients up, and send them in the step's last micro-batch only.
 //
@@ -2364,7 +2359,7 @@ Grad grad_at(const Model& m, size_t element) {
 // source  Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5;
 //         Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce Algorithms" (rings)
 
-#include "gpt/launch.cuh"        // the processes: ranks, sum_of_all(), join_ranks(), leave_ranks()
+#include "gpt/launch.cuh"        // the processes: world, sum_of_all(), start_processes(), Watchdog
 #include "gpt/distributed.cuh"   // need_weights(), begin_gradients(), send_gradients(), await_gradients(), ...
 
 // ==== model: allocation ======================================================
@@ -2431,7 +2426,7 @@ void bind(Parameters<Kind>& p, const Config& c, const Layout& y, void* block, DT
     }
 }
 
-// In blocks and buffers as plan() counts them.
+// Allocates blocks and buffers as plan() counts them.
 void allocate_parameters(Model& m, const Setup& s) {
     const Layout& y = m.layout = layout_of(s);
     auto block = [&](const char* name, size_t elements, size_t size) {
@@ -2478,11 +2473,11 @@ void allocate(Model& m, const Setup& s) {
         const std::vector<Fp8Scale> scales(s.config.layers * FP8_TENSORS);
         upload(m.a.fp8_scales(), scales.data(), scales.size() * sizeof(Fp8Scale));
     }
-    if (!ranks.alone()) m.communication = std::make_shared<Communication>(m);
+    if (!world.alone()) m.communication = std::make_shared<Communication>(m);
 }
 
 // ==== operands ===============================================================
-// What a layer's matmuls read: weights, activations and gradients of activations, in floatX and, with --matmul, in FP8.
+// The operands of a layer's matmuls: weights, activations and their gradients, in floatX and, with --matmul, in FP8.
 
 struct Operands {
     Operand ln1, att, ln2, gelu;               // in forward, and for the gradients of weights
@@ -2512,10 +2507,10 @@ Fp8Weights fp8_weights_of(const Model& m) {
             {FP8_FCPROJW, &m.w.fcprojw, 8 * square, 4 * C, C}};
 }
 
-// What goes through forward at once: a micro-batch or, to sample and to answer questions, fewer tokens.
+// The tokens of a forward pass: a micro-batch or, to sample and to answer questions, fewer.
 struct ForwardPass {
     int B, T;
-    size_t past = 0;   // sampling, B = 1: the T tokens follow this many, whose queries, keys and values are in qkv
+    size_t past = 0;   // sampling, B = 1: the number of tokens before these T; their keys and values are in qkv
     MatmulIn matmul = MatmulIn::FLOATX;   // FP8 needs many rows
 
     size_t N() const { return static_cast<size_t>(B) * T; }
@@ -2529,7 +2524,7 @@ Operands operands(const Model& m, size_t l, const ForwardPass& p) {
                   a.dqkv(),  a.dres(), a.dfc(),  a.dres()};
     if (p.matmul == MatmulIn::FLOATX) return x;
     const bool all = p.matmul == MatmulIn::FP8_ALL;
-    // Delayed scales are those of past steps, which there are from the second step on. Without scaling they stay 1.
+    // Delayed scales need a past step. Without scaling they stay 1.
     const bool current = m.setup.fp8_scaling != Fp8Scaling::NONE &&
                          (m.setup.fp8_scaling == Fp8Scaling::CURRENT || !m.fp8_history);
     auto in_fp8 = [&](Operand& o, Fp8Tensor tensor, void* fp8, void* transposed) {
@@ -2575,12 +2570,12 @@ Operands operands(const Model& m, size_t l) { return operands(m, l, whole_batch(
 
 // ==== model: first weights ===================================================
 
-// Where in a block the part of group g begins that this rank updates: all of it, or its shard.
+// The offset in a block of the part of group g that this rank updates: all of it, or its shard.
 size_t update_begin(const Model& m, size_t g, Kept kept) {
     return states_kept(m.setup) == Kept::WHOLE ? m.layout.begin(g, kept) : m.layout.mine(g, kept);
 }
 
-// weights = round(master), after master was set from outside: what this rank updates, then that of all ranks.
+// weights = round(master), after init or a checkpoint has set master: this rank's part, then that of all ranks.
 void master_changed(Model& m) {
     for (size_t g = 0; SEPARATE_MASTER && g <= m.layout.layers; g++)
         round_weights(m.weights + update_begin(m, g, weights_kept(m.setup)),
@@ -2589,7 +2584,7 @@ void master_changed(Model& m) {
     fp8_weights_changed(m);
 }
 
-// GPT-2's: normal with std 0.02, less for what ends in the residual stream, which sums 2L of them.
+// GPT-2's init: normal with std 0.02, less for weights that write to the residual stream, which sums 2L outputs.
 template <typename T> void init_block(T* block, Kept kept, const Model& m, uint64_t seed) {
     for (const ParameterRow& row : parameter_table(m.config))
         for (size_t l = 0; l < row.copies; l++) {
@@ -2612,11 +2607,10 @@ void init_parameters(Model& m, uint64_t seed) {
 }
 
 // ==== forward ================================================================
-// A block adds twice to the residual stream: res2 = res1 + proj(attention(ln1)),
-// res1 of the next block = res2 + fcproj(gelu(fc(ln2))). Each addition waits for the LayerNorm
-// after it, which does both in one pass; until then the addend is in `branch`.
+// A block adds twice to the residual stream: res2 = res1 + proj(attention(ln1)), and res1 of the next block = res2 +
+// fcproj(gelu(fc(ln2))). The LayerNorm after each addition does both in one pass; until then the addend is in `branch`.
 
-// att = attention(qkv), of the kind that --attention names; of one token to those before it where these are past.
+// att = attention(qkv) by --attention's kernels, or decode attention if tokens are past.
 void attend(Model& m, size_t l, const Operand& att, const ForwardPass& p) {
     const Activations& a = m.a;
     const int B = p.B, T = p.T, NH = m.config.heads, HS = m.config.head_size();
@@ -2706,8 +2700,8 @@ template <Want WANT> void head(Model& m, const int* targets, float mean, size_t 
 }
 
 // ==== recompute ==============================================================
-// Computes again what forward did not keep, by forward's own lines and from the same values: the same bits. Which
-// tensors are kept is a column of the activation table; nothing else in forward or backward depends on --recompute.
+// Recomputes what forward did not keep, by forward's own lines from the same values: the same bits. The activation
+// table has the number of copies of each tensor; nothing else in forward or backward depends on --recompute.
 
 void recompute_block(Model& m, size_t l) {
     if (l + 1 == static_cast<size_t>(m.config.layers)) return;   // the shared copies still hold the last layer
@@ -2741,11 +2735,10 @@ void recompute_block(Model& m, size_t l) {
 }
 
 // ==== backward ===============================================================
-// Forward's lines in reverse. dres is the gradient of the residual stream: what comes in at the
-// top, to which each LayerNorm's backward adds: as it is when attproj added to the stream it is called dattproj, and
-// dfcproj when fcproj did. Parameter gradients are added to, all other gradients assigned. Activations stay as they
-// were. The gradients of the biases attprojb and fcprojb are sums over dres: the LayerNorm's backward that makes it
-// takes them on the way.
+// Forward's lines in reverse. dres is the gradient of the residual stream, to which each LayerNorm's backward adds; it
+// is called dattproj where attproj added to the stream, and dfcproj where fcproj did. Parameter gradients are added to,
+// all other gradients assigned. Activations do not change. The gradients of the biases attprojb and fcprojb are sums
+// over dres, computed by the LayerNorm's backward that writes it.
 
 void attend_backward(Model& m, size_t l, const Operand& dqkv) {
     const Activations& a = m.a;
@@ -2787,7 +2780,7 @@ void backward_block(Model& m, size_t l) {
 // One micro-batch on the device. order and first: see embedding.
 struct Batch { const int *inputs, *targets, *order, *first; };
 
-// head() has left the gradient of lnf in dln.
+// Expects the gradient of lnf in dln, from head().
 void backward(Model& m, const Batch& batch) {
     const Activations& a = m.a;
     const size_t N = m.setup.N(), C = m.config.channels, L = m.config.layers;
@@ -2829,7 +2822,7 @@ void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch
     });
 }
 
-// AdamW of group g, or of as many groups from g on: what this GPU updates of them.
+// AdamW of this rank's part of `groups` groups from g on.
 void update_groups(Model& m, size_t g, size_t groups) {
     const Layout& y = m.layout;
     const Kept part = states_kept(m.setup), weights = weights_kept(m.setup), master = master_kept(m.setup);
@@ -2842,8 +2835,8 @@ void update_groups(Model& m, size_t g, size_t groups) {
           {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part)}, m.a.unchanged());
 }
 
-// Norm and AdamW, of what belongs to no layer and then of all layers at once. Each rank
-// reduces its own shard, so the norm is the same in every ZeRO stage.
+// Norm and AdamW, of non-layer parameters and then of all layers at once. Each rank reduces its own shard, so the norm
+// is the same in every ZeRO stage.
 void update(Model& m, const AdamW& settings) {
     const Activations& a = m.a;
     const Layout& y = m.layout;
@@ -2885,10 +2878,9 @@ double unchanged_share(const Model& m) {
     return static_cast<double>(fetch(m.a.unchanged())) / count_parameters(m.config).real;
 }
 
-// FLOPs of a step per token. Matmuls: 2 per weight forward, 4 backward. Attention: query t needs
-// t + 1 keys, (T+1)/2 on average, in 2 products of 2 FLOPs per channel forward, twice that backward:
-// only what causal attention really needs. Model FLOPs: what the mathematics asks for; hardware
-// FLOPs: with what recomputation does again (Narayanan et al. 2021; PaLM, appendix B).
+// FLOPs of a step per token. Matmuls: 2 per weight forward, 4 backward. Attention: query t needs t + 1 keys, (T+1)/2 on
+// average, in 2 products of 2 FLOPs per channel forward, twice that backward: causal attention's minimum. Model FLOPs
+// are without recomputation, hardware FLOPs with it (Narayanan et al. 2021; PaLM, appendix B).
 struct Flops { double model, hardware; };
 
 Flops flops_per_token(const Setup& s) {
@@ -2905,9 +2897,9 @@ Flops flops_per_token(const Setup& s) {
 }
 
 // ==== checkpoints ============================================================
-// out/step_001000/ is a Hugging Face folder: config.json, model.safetensors and a tokenizer's files;
-// beside them optimizer.safetensors (m/NAME, v/NAME) and trainer.json, from which training goes on
-// with the same bits. Written under another name, flushed and renamed: a crash leaves the last good one.
+// out/step_001000/ is a Hugging Face folder: config.json, model.safetensors and a tokenizer's files; beside them
+// optimizer.safetensors (m/NAME, v/NAME) and trainer.json, from which training resumes with the same bits. Written
+// under another name, flushed and renamed: a crash leaves the last good checkpoint.
 
 // Calls visit(row, l, name) for every tensor of a file, in the table's order.
 template <typename Visit> void for_each_parameter(const Config& c, Visit visit) {
@@ -2921,17 +2913,16 @@ void require_moments(const Safetensors& file, const Config& c) {
     for_each_parameter(c, [&](const ParameterRow& row, size_t, const std::string& name) {
         expected.insert({"m/" + name, "v/" + name});
         const std::vector<float> squares = file.floats("v/" + name, row.shape);
-        const auto wrong = std::find_if(squares.begin(), squares.end(), [](float square) { return square < 0; });
-        if (wrong != squares.end())
-            file.fail(format("tensor v/%s holds %g at element %zu, expected a mean of squares", name.c_str(), *wrong,
-                             size_t(wrong - squares.begin())));
+        for (size_t i = 0; i < squares.size(); i++)
+            if (squares[i] < 0)
+                file.fail(format("tensor v/%s holds %g at element %zu, expected a mean of squares", name.c_str(),
+                                 squares[i], i));
     });
     for (const auto& [name, entry] : file.entries())
         if (!expected.count(name)) file.fail(format("tensor %s is no moment of the model's parameters", name.c_str()));
 }
 
-// Copies one block of parameters, of master's type or of the weights', from files in which names are prefixed: what
-// this GPU has of it.
+// Reads this rank's part of a block of parameters from files in which names are prefixed. T: float or floatX.
 template <typename T, typename Files>
 void read_block(T* block, Kept kept, const Files& files, const Model& m, const std::string& prefix) {
     for_each_parameter(m.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
@@ -2959,25 +2950,24 @@ void read_moments(Model& m, const std::string& dir) {
     read_block(m.adam_v, states_kept(m.setup), file, m, "v/");
 }
 
-// values (row.elements, of rank 0) = a tensor of a block in FP32; of the weights where there is no master copy.
+// values (row.elements, of rank 0) = a tensor of a block in FP32, or of the weights if block is null.
 void download_tensor(float* values, const Model& m, const float* block, Kept kept, const ParameterRow& row, size_t l) {
-    ranks.alive();
     if (m.setup.zero > 0) return gather_tensor(values, m, block, kept, row, l);
     if (!block) {
         std::vector<floatX> exact(row.elements);
         download(exact.data(), m.weights + m.layout.place(row, l), row.elements * sizeof(floatX));
         std::copy(exact.begin(), exact.end(), values);
-    } else if (ranks.first()) {
+    } else if (world.first()) {
         download(values, block + m.layout.place(row, l), row.elements * sizeof(float));
     }
 }
 
 struct NamedBlock { std::string prefix; const float* data; Kept kept; };
 
-// With many GPUs all of them call this, and the first writes: tensor by tensor.
+// All ranks call this; the first one writes, tensor by tensor.
 void write_blocks(const std::string& path, const Model& m, const std::vector<NamedBlock>& blocks) {
     std::unique_ptr<SafetensorsWriter> file;
-    if (ranks.first()) file = std::make_unique<SafetensorsWriter>(path);
+    if (world.first()) file = std::make_unique<SafetensorsWriter>(path);
     for (const NamedBlock& block : blocks)
         for_each_parameter(m.config, [&](const ParameterRow& row, size_t, const std::string& name) {
             if (file) file->declare(block.prefix + name, row.shape);
@@ -2999,7 +2989,7 @@ void write_blocks(const std::string& path, const Model& m, const std::vector<Nam
 
 // The Hugging Face part of a checkpoint.
 void write_model(const std::string& dir, const Model& m, const TextFiles& text) {
-    if (ranks.first()) {
+    if (world.first()) {
         write_config(dir + "/config.json", m.config, INIT_STD, text.end_of_text);
         write_text_files(dir, text);
     }
@@ -3014,7 +3004,7 @@ std::string write_checkpoint(const std::string& out, const Model& m, const TextF
     trainer["step"] = step;
     const std::vector<NamedBlock> moments = {{"m/", m.adam_m, states_kept(m.setup)},
                                              {"v/", m.adam_v, states_kept(m.setup)}};
-    if (!ranks.first()) {   // sends what it has
+    if (!world.first()) {   // sends its part
         write_model(unfinished, m, text);
         write_blocks(unfinished, m, moments);
         return target;
@@ -3026,7 +3016,7 @@ std::string write_checkpoint(const std::string& out, const Model& m, const TextF
         write_blocks(unfinished + "/optimizer.safetensors", m, moments);
         write_json(unfinished + "/trainer.json", trainer);
         sync_folder(unfinished);
-        remove_checkpoint(out, step);   // the same step of the same run, written once more
+        remove_checkpoint(out, step);   // the same step, written before
         fs::rename(unfinished, target);
         sync_folder(out);
     } catch (const std::exception& error) {
@@ -3040,6 +3030,63 @@ std::string write_checkpoint(const std::string& out, const Model& m, const TextF
         all.erase(all.begin());
     }
     return target;
+}
+
+// The first of several ranks reads, and locks the folder.
+Start find_start(const Options& o) {
+    Start start = {o.from, nullptr};
+    if (world.first()) start = find_start_in_folder(o);
+    const json same = read_record(from_first(json_text({{"at", {start.trainer, start.step, start.window}}})))["at"];
+    start.trainer = same[0];
+    start.step = same[1];
+    start.window = same[2];
+    if (!start.trainer.is_null()) start.dir = o.out + "/" + checkpoint_name(start.step);
+    return start;
+}
+
+// A checkpoint without a history, such as one in BF16, leaves the scales as they are at first.
+void read_fp8_history(Model& m, const Start& start) {
+    const char* key = "fp8_history";
+    if (m.setup.fp8_scaling != Fp8Scaling::DELAYED || !start.trainer.contains(key)) return;
+    const json& history = start.trainer[key];
+    const size_t expected = scale_count(m) * FP8_HISTORY;
+    auto is_amax = [](const json& x) { return x.is_number() && x >= 0 && x <= double{FLT_MAX}; };
+    if (!history.is_array() || history.size() != expected || !std::all_of(history.begin(), history.end(), is_amax))
+        throw UserError("%s/trainer.json: \"%s\" is no list of %zu numbers from 0 on, as %d layers have",
+                        start.dir.c_str(), key, expected, m.config.layers);
+    set_fp8_history(m, history.get<std::vector<float>>());
+}
+
+void load_start(Model& m, const Start& start, uint64_t seed) {
+    if (start.dir.empty()) return init_parameters(m, seed);
+    read_weights(m, start.dir);
+    if (start.trainer.is_null()) return;
+    read_moments(m, start.dir);
+    if (has_fp8(m)) read_fp8_history(m, start);
+}
+
+// The loss scale of --loss-scaling; a dynamic one continues from the checkpoint's, if that was dynamic too.
+LossScale start_loss_scale(const Options& o, const Start& start) {
+    const bool by_precision = o.loss_scaling == SCALE_BY_PRECISION;
+    const double wanted = !by_precision ? o.loss_scaling : FLOATX == DType::FP16 ? DYNAMIC_SCALE : NO_SCALE;
+    const bool dynamic = wanted == DYNAMIC_SCALE;
+    LossScale s = {dynamic ? FIRST_LOSS_SCALE : float(wanted), 0, 0, 0, dynamic ? GROWTH_INTERVAL : 0};
+    if (!start.trainer.contains("loss_scaling")) return s;
+    const std::string path = start.dir + "/trainer.json";
+    auto number = [&](const char* key, long least, long most) {
+        const long value = whole_number<long>(start.trainer["loss_scaling"], key, path);
+        if (value >= least && value <= most) return float(value);
+        throw UserError("%s: \"%s\" is %ld, expected %ld to %ld", path.c_str(), key, value, least, most);
+    };
+    s.skipped = number("skipped_steps", 0, start.step);
+    if (!dynamic) return s;
+    s.scale = number("scale", 1, MAX_LOSS_SCALE);
+    s.good_steps = number("good_steps", 0, GROWTH_INTERVAL - 1);
+    return s;
+}
+
+json loss_scale_record(const LossScale& s) {
+    return {{"scale", long(s.scale)}, {"good_steps", long(s.good_steps)}, {"skipped_steps", long(s.skipped)}};
 }
 
 // ==== data ===================================================================
@@ -3061,9 +3108,8 @@ size_t sort_positions(int* order, int* first, const int* inputs, size_t N, int V
     return runs;
 }
 
-// Brings micro-batches to the device, each while the one before it is in use: two slots in pinned
-// host memory and on the device. Which windows come is a function of (seed, number of the window),
-// so a run resumes anywhere.
+// Copies micro-batches to the device, each while the one before it is in use: two slots in pinned host memory and on
+// the device. A window is a function of (seed, its number), so a run resumes anywhere.
 class Loader {
 public:
     Loader(const Model& m, const Tokens& tokens, Shuffle shuffle, uint64_t seed, uint64_t first_window)
@@ -3149,7 +3195,7 @@ private:
     int now_ = 0;
 };
 
-// The copy of inputs and targets that Loader leaves to evaluation and sampling.
+// The copy of inputs and targets that Loader does not use: for evaluation and sampling.
 constexpr int SPARE = 2;
 
 const int* send_spare(const Tensor<int>& tensor, const std::vector<int>& values) {
@@ -3163,8 +3209,8 @@ struct Evaluation {
     double seconds;
 };
 
-// Mean loss over at most `windows` windows spread evenly over the tokens; 0: every token but each
-// file's first, which nothing predicts. `text` counts the bytes that the predicted tokens stand for.
+// Mean loss over at most `windows` windows spread evenly over the tokens; 0: every token but each file's first, which
+// is not predicted. `text` counts the bytes that the predicted tokens stand for.
 Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& text) {
     const size_t B = m.setup.B, T = m.setup.T, N = m.setup.N();
     const size_t all = tokens.windows(Windows::COVERING, T);
@@ -3173,9 +3219,8 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& 
     take_loss(m);
     const double began = seconds_now();
     Evaluation e = {};
-    Meter meter("evaluation: sequences", windows);
-    for (size_t all_gpus = 0; all_gpus < windows; all_gpus += ranks.count * B) {
-        const size_t w = all_gpus + ranks.rank * B;
+    for (size_t all_gpus = 0; all_gpus < windows; all_gpus += world.size * B) {
+        const size_t w = all_gpus + world.rank * B;
         std::vector<int> inputs(N, 0), targets(N, -1);
         for (size_t b = 0; b < B && w + b < windows; b++)
             tokens.read(&inputs[b * T], &targets[b * T], Windows::COVERING, (w + b) * all / windows, T, m.config.vocab);
@@ -3188,7 +3233,6 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& 
             forward(m, in);
             head<Want::LOSS>(m, out, 0, N);
         });
-        meter.show(std::min(w + B, windows));
     }
     if (has_fp8(m)) fp8_scales<Fp8Step::FORGET>(m.a.fp8_scales(), scale_count(m));   // of what is not trained on
     e.tokens = sum_of_all(e.tokens);
@@ -3252,10 +3296,10 @@ std::vector<float> next_logits(Model& m, const std::vector<int>& tokens, size_t 
     return {row.begin(), row.end()};
 }
 
-// Continues `tokens` by as many as the options say, calling show(token) for each until that is false.
-// The first goes through the model with all before it, each later one alone, as qkv still holds the others (with
-// --recompute full it does not). Past the context the oldest half is forgotten, and what is left begins anew. The
-// model's buffers serve for B = 1 and any T up to theirs.
+// Continues `tokens` by --sample-tokens, calling show(token) for each until that is false. The first goes through the
+// model with all before it, each later one alone, as qkv still holds the others (with --recompute full it does not).
+// Past the context the oldest half is dropped, and the rest goes through the model again. The model's buffers hold B =
+// 1 and any T up to theirs.
 template <typename Show>
 void sample(Model& m, std::vector<int> tokens, const Options& o, uint64_t seed, Show show) {
     const size_t most = std::min(m.setup.T, m.config.context);
@@ -3294,7 +3338,7 @@ double learning_rate(const Options& o, long step) {
     return low + share * (o.lr - low);
 }
 
-// A step that loss scaling has skipped is none to AdamW, whose t counts updates.
+// A step skipped by loss scaling does not advance AdamW's t.
 AdamW adamw_settings(const Options& o, long step, long skipped = 0) {
     const double t = step + 1 - skipped;
     return {static_cast<float>(learning_rate(o, step)), static_cast<float>(o.beta1), static_cast<float>(o.beta2),
@@ -3303,8 +3347,8 @@ AdamW adamw_settings(const Options& o, long step, long skipped = 0) {
 }
 
 // ==== matmul tuning ==========================================================
-// Before a run begins, one micro-step is gone through with nothing launched, and for each shape of
-// matmul cuBLASLt's algorithms are timed and the fastest is kept; likewise GELU' as epilogue or apart.
+// Before a run begins, cuBLASLt's algorithms for each shape of matmul in a micro-step are timed and the fastest is
+// kept; likewise GELU' as epilogue or as a kernel.
 
 #include "gpt/matmul_tuning.cuh"   // tune_matmuls()
 
@@ -3332,44 +3376,26 @@ struct TrainData {
     Text text{"", BYTE_VOCAB};
 };
 
-// Warns of text that looks like another kind of file: its start holds NUL bytes, or a tenth of it is not UTF-8.
-void warn_of_binary(const Tokens& tokens) {
-    for (const Piece& piece : tokens.pieces()) {
-        if (piece.token_bytes != 1) continue;
-        const std::string_view start(piece.tokens, std::min<size_t>(piece.count, 1 << 20));
-        const bool has_nul = start.find('\0') != start.npos;
-        size_t invalid = 0;
-        for (size_t i = 0, length = 0; i < start.size(); i += std::max<size_t>(1, length)) {
-            length = character_length(start.substr(i));
-            invalid += length == 0;
-        }
-        if (has_nul || 10 * invalid > start.size())
-            printf("data       warning: %s looks like a binary file, expected text: it holds %s\n",
-                   piece.file->path().c_str(), has_nul ? "NUL bytes" : "bytes that are not UTF-8");
-    }
-}
-
 TrainData open_data(const Options& o) {
     if (o.data.empty()) throw UserError("train needs --data PATTERN: text or .bin shards of tokens");
     TrainData data;
     data.train = Tokens(o.data);
     if (!o.val_data.empty()) data.val = Tokens(o.val_data);
-    for (const Tokens* tokens : {&data.train, &data.val}) warn_of_binary(*tokens);
     return data;
 }
 
-// Text becomes tokens of the model, which comes from `dir` or is new; what is kept for validation is set apart.
+// Tokenizes text for the model, which comes from `dir` or is new, and splits off the validation data.
 void divide_data(TrainData& data, const Options& o, const std::string& dir, const Config& c) {
+    const Watchdog::Pause tokenizing_may_take_long;
     const bool reads_text = data.train.bytes_only() || data.val.bytes_only() || o.sample_every > 0;
     data.text = Text(reads_text ? dir : "", c.vocab);
-    for (Tokens* tokens : {&data.train, &data.val}) tokens->tokenize(data.text, c.vocab, stdout);
+    for (Tokens* tokens : {&data.train, &data.val}) tokens->tokenize(data.text);
     if (o.val_data.empty() && o.val_fraction > 0 && o.eval_every > 0) data.val = data.train.split_tail(o.val_fraction);
 }
 
-#include "gpt/start.cuh"        // find_start(), load_start(): nothing, --from or the last checkpoint
 #include "gpt/plan.cuh"         // find_peak(), make_setup(), accumulation_steps(), print_run(), run_record()
 
-// What lives from the first step of a training run to its last.
+// The state of a training run.
 struct TrainingRun {
     const Options& o;
     const TrainData& data;
@@ -3378,7 +3404,7 @@ struct TrainingRun {
     long micro_steps = 1;            // micro-batches of a step, on each GPU
     double tokens_per_step = 0;      // of all GPUs
     long step = start.step;          // steps done
-    long tried = start.step;         // the last step whose weights were written, or need not be
+    long tried = start.step;         // the last step whose checkpoint was tried, or is not wanted
     LossScale scale = start_loss_scale(o, start);   // after the last step
     TextFiles text_files;            // the tokenizer, for each checkpoint
     std::vector<Question> questions;
@@ -3391,7 +3417,7 @@ struct TrainingRun {
         : o(options), data(tokens), start(begin) {}
 };
 
-// Brings model, moments and log to where the run begins.
+// Loads model and moments, and opens the log.
 void load_run(TrainingRun& run, const Setup& setup) {
     const Options& o = run.o;
     run.micro_steps = accumulation_steps(o, setup);
@@ -3403,7 +3429,7 @@ void load_run(TrainingRun& run, const Setup& setup) {
     set_loss_scale(run.m, run.scale);
     if (o.matmul_tuning == Tuning::ON) tune_matmuls(run.m, stdout);
     run.m.graphs.on = use_graphs(o);
-    if (!ranks.first()) return;
+    if (!world.first()) return;
     run.log.open(o.out, run.step, run_record(o, setup));   // from here on the folder holds a run
     if (!o.out.empty()) remove_unfinished(o.out);
 }
@@ -3482,17 +3508,20 @@ void save_checkpoint(TrainingRun& run) {
     } catch (const Failure& error) {
         throw not_written(run.step, error);
     }
-    ranks.watch.disarm();   // checkpoint I/O may be slow
-    run.last_checkpoint = write_checkpoint(run.o.out, run.m, run.text_files, run.step, trainer, run.o.keep);
-    ranks.watch.arm();
+    {   // the disk may be slow: the first rank's, for which the others wait
+        const Watchdog::Pause pause;
+        run.last_checkpoint = write_checkpoint(run.o.out, run.m, run.text_files, run.step, trainer, run.o.keep);
+        if (!world.first()) sum_of_all(0);
+    }
+    if (world.first()) sum_of_all(0);
     run.progress.end_line();
     printf("step %ld: checkpoint %s\n", run.step, run.last_checkpoint.c_str());
 }
 
-// After an error: keeps the last step if its weights are good. One rank of several cannot write alone.
+// After an error: writes a checkpoint of the last step if its weights are good. One of several ranks cannot do that.
 void rescue(TrainingRun& run) {
     run.progress.end_line();
-    if (run.step <= run.tried || !ranks.alone()) return;
+    if (run.step <= run.tried || !world.alone()) return;
     try {
         save_checkpoint(run);
     } catch (const std::exception& error) {
@@ -3514,9 +3543,9 @@ void print_end(TrainingRun& run, double seconds) {
                clock_text(seconds).c_str(), short_number(steps * run.tokens_per_step / seconds).c_str(),
                size_text(run.m.allocated).c_str(), size_text(used).c_str(),
                device.is_cpu() ? "resident at most" : "in use on the device");
-    if (!ranks.alone() && steps > 0)
+    if (!world.alone() && steps > 0)
         printf("sent       %s a step by each of %zu GPUs\n",
-               size_text(static_cast<size_t>(run.bytes_sent / steps)).c_str(), ranks.count);
+               size_text(static_cast<size_t>(run.bytes_sent / steps)).c_str(), world.size);
     const auto checkpoints = o.out.empty() ? std::map<long, std::string>() : list_checkpoints(o.out);
     const bool has_text = run.text_files.content.count("tokenizer.json") || run.text_files.content.count("merges.txt");
     print_next(o, checkpoints.empty() ? "" : checkpoints.rbegin()->second,
@@ -3529,18 +3558,18 @@ void train_loop(TrainingRun& run) {
     Model& m = run.m;
     const double start = seconds_now();
     Loader loader(m, run.data.train, o.shuffle, o.seed, run.start.window);
-    ranks.overlap = o.overlap;
-    ranks.watch.arm();
+    world.overlap = o.overlap;
     if (o.sample_every > 0 && run.step == 0) show_sample(run);   // before training, to compare with
     run.progress.start();
-    if (!o.trace.empty() && ranks.first()) start_recording();
+    if (!o.trace.empty() && world.first()) start_recording();
     bool stopping = false;
     try {
         while (run.step < o.steps && !stopping) {
-            const long step = ranks.step = run.step + 1;
+            const long step = run.step + 1;
+            *world.step = step;
             const bool last = step == o.steps;
             auto due = [&](long every) { return every > 0 && (step % every == 0 || last); };
-            const double began = seconds_now(), sent_before = ranks.bytes_sent;
+            const double began = seconds_now(), sent_before = world.bytes_sent;
             const bool counts_fp8 = has_fp8(m) && due(o.eval_every);
             if (counts_fp8) fp8_scales<Fp8Step::COUNT>(m.a.fp8_scales(), scale_count(m));
 
@@ -3558,9 +3587,9 @@ void train_loop(TrainingRun& run) {
             // Log.
             const StepResult result = step_result(run, began, settings.lr);
             run.step = step;
-            run.bytes_sent += ranks.bytes_sent - sent_before;
+            run.bytes_sent += world.bytes_sent - sent_before;
             if (!result.is_finite) {
-                run.tried = step;   // weights that need not be kept
+                run.tried = step;   // these weights are not wanted
                 throw Failure("step %ld: loss %f, gradient norm %f: stopped; the last good checkpoint is %s", step,
                               result.loss, result.norm, run.last_checkpoint.empty() ? "none" :
                                                                                       run.last_checkpoint.c_str());
@@ -3586,7 +3615,6 @@ void train_loop(TrainingRun& run) {
         }
     } catch (const std::exception&) {
         rescue(run);
-        ranks.watch.disarm();
         throw;
     }
     print_end(run, seconds_now() - start);
@@ -3598,14 +3626,13 @@ void train(const Options& o) {
     const Start start = find_start(o);
     const Config config = start.dir.empty() ? config_from_options(o, data.train.bytes_only() ? BYTE_VOCAB : 0)
                                             : config_of_folder(o, start.dir);
-    note_changes(o, start.trainer);
     divide_data(data, o, start.dir, config);
-    note_data(start.trainer, start.dir, data.train.count());
+    note_changes(o, start.trainer, start.dir, data.train.count());
     if (o.matmul != MatmulIn::FLOATX) require_fp8_device();
     const Setup setup = make_setup(o, config, Purpose::TRAINING, least_of_all(memory_now().available));
     find_peak(o);
     print_run(setup, o, data, accumulation_steps(o, setup), start);
-    // Now rather than late: a trace that cannot be written, nothing to validate on, a token outside the vocabulary.
+    // Fail early: a trace that cannot be written, nothing to validate on, a token outside the vocabulary.
     if (!o.trace.empty() && !std::ofstream(o.trace, std::ios::app))
         throw UserError("--trace %s: cannot be written: %s", o.trace.c_str(), strerror(errno));
     const bool validates = o.eval_every > 0 && data.val.windows(Windows::COVERING, setup.T) > 0;
@@ -3623,8 +3650,9 @@ void train(const Options& o) {
 
 // ==== eval, sample, plan =====================================================
 
-void load_for_inference(Model& m, const Options& o, const char* verb, Purpose purpose) {
-    if (o.from.empty()) throw UserError("%s needs --from DIR, a folder with config.json and model.safetensors", verb);
+void load_for_inference(Model& m, const Options& o, const char* subcommand, Purpose purpose) {
+    if (o.from.empty()) throw UserError("%s needs --from DIR, a folder with config.json and model.safetensors",
+                                       subcommand);
     Setup setup = make_setup(o, read_config(o.from + "/config.json"), purpose, memory_now().available);
     allocate(m, setup);
     read_weights(m, o.from);
@@ -3637,7 +3665,7 @@ void eval(const Options& o) {
     load_for_inference(m, o, "eval", Purpose::INFERENCE);
     const bool needs_text = !o.data.empty() && tokens.bytes_only();
     const Text text = needs_text ? Text(o.from, m.config.vocab) : text_if_any(o.from, m.config.vocab);
-    tokens.tokenize(text, m.config.vocab, stderr);
+    tokens.tokenize(text);
     std::vector<Question> questions;
     if (!o.hellaswag.empty()) questions = read_questions(o.hellaswag, m.config.vocab, m.setup.T);
     if (o.matmul_tuning == Tuning::ON) tune_matmuls(m, stderr);   // stdout is for the result
@@ -3657,7 +3685,7 @@ void eval(const Options& o) {
     }
 }
 
-void sample_verb(const Options& o) {
+void sample_subcommand(const Options& o) {
     Options one = o;
     one.micro_batch = 1;
     Model m;
@@ -3673,48 +3701,53 @@ void sample_verb(const Options& o) {
         printer.end();
         printf("\n");
     }
-    say_if_busy(stderr);
+    if (device.is_cpu()) fprintf(stderr, "%s", busy_text().c_str());
 }
 
 // ==== main ===================================================================
 
-void run_verb(Verb verb, Options options) {
+void run_subcommand(Subcommand subcommand, Options options) {
     if (options.resume && !options.out.empty()) take_options_of_run(options);
     const std::string from = options.resume ? options.from : folder_meant(options.from);
-    if (from != options.from && ranks.first())
+    if (from != options.from && world.first())
         fprintf(stderr, "from       %s, the last checkpoint there\n", from.c_str());
     options.from = from;
     catch_lost_pages();
-    if (!ranks.alone() && verb != TRAIN && verb != EVAL)
-        throw UserError("%s is for one process, not for %zu", verb == PLAN ? "plan" : "sample", ranks.count);
-    if (verb != PLAN || no_device().empty()) open_device(options.tensor_cores, options.threads);
-    switch (verb) {
+    if (!world.alone() && subcommand != TRAIN && subcommand != EVAL)
+        throw UserError("%s is for one process; found %s=%zu", subcommand == PLAN ? "plan" : "sample",
+                        world.launcher->size, world.size);
+    begin_ranks(options);
+    if (subcommand != PLAN || no_device().empty()) open_device(options.tensor_cores, options.threads);
+    connect_ranks(options.timeout);
+    switch (subcommand) {
         case TRAIN:  train(options); break;
         case EVAL:   eval(options); break;
-        case SAMPLE: sample_verb(options); break;
-        case PLAN:   plan_verb(options); break;
+        case SAMPLE: sample_subcommand(options); break;
+        case PLAN:   plan_subcommand(options); break;
     }
 }
 
 int run_command(const std::vector<std::string>& args) {
-    Verb verb = TRAIN;
-    const char* verb_name = "train";
+    Subcommand subcommand = TRAIN;
+    const char* name = "train";
     size_t first = 0;
     if (!args.empty() && args[0][0] != '-') {
         auto is_it = [&](const auto& v) { return args[0] == v.first; };
-        const auto found = std::find_if(std::begin(VERBS), std::end(VERBS), is_it);
-        if (found == std::end(VERBS))
-            throw UserError("'%s': no such verb; train, eval, sample or plan", args[0].c_str());
-        std::tie(verb_name, verb) = *found;
+        const auto found = std::find_if(std::begin(SUBCOMMANDS), std::end(SUBCOMMANDS), is_it);
+        if (found == std::end(SUBCOMMANDS))
+            throw UserError("'%s': no such subcommand; expected train, eval, sample or plan", args[0].c_str());
+        std::tie(name, subcommand) = *found;
         first = 1;
     }
     if (args.empty() || std::find(args.begin(), args.end(), "--help") != args.end()) {
         print_help();
         return args.empty() ? 2 : 0;
     }
-    const Options options = parse_options(verb, verb_name, {args.begin() + first, args.end()});
+    const Options options = parse_options(subcommand, name, {args.begin() + first, args.end()});
+    if (subcommand == TRAIN || subcommand == EVAL)
+        if (const int code = start_processes(options); code >= 0) return code;   // all below is done by each rank
     try {
-        run_verb(verb, options);
+        run_subcommand(subcommand, options);
     } catch (const UserError& error) {
         if (!options.resume) throw;
         throw UserError("%s%s", error.what(), way_around(options.out, error.what()).c_str());
@@ -3722,17 +3755,23 @@ int run_command(const std::vector<std::string>& args) {
     return 0;
 }
 
-// One line on stderr, and the exit code; of many GPUs' errors one is printed, and ends them all.
+// One line on stderr, and the exit code. An error that all ranks find is reported by the first: the others wait for a
+// moment, in which they are ended.
 int report_error(int code, const std::exception& error) {
     fflush(stdout);
-    if (!ranks.alone()) ranks.watch.fail(code, one_line(error.what()));
+    if (!world.first()) {
+        const Watchdog::Pause until_ended;
+        signal(SIGTERM, SIG_DFL);
+        usleep(700000);
+    }
     fprintf(stderr, "train_gpt: %s\n", one_line(error.what()).c_str());
+    if (!world.alone()) _exit(code);   // the other ranks may be gone, and NCCL waiting for them
     return code;
 }
 
 int guarded_main(int argc, char** argv) {
     try {
-        join_ranks({argv + 1, argv + argc});
+        find_rank();
         const int code = run_command({argv + 1, argv + argc});
         require_output();
         leave_ranks();
@@ -3746,7 +3785,7 @@ int guarded_main(int argc, char** argv) {
 
 #ifndef TESTING   // test_gpt.cu has a main of its own
 int main(int argc, char** argv) {
-    // Begun without a standard stream (>&-), the first file to be opened would take its place, and what is printed.
+    // Without a standard stream (>&-), the first file that is opened would get its number, and what is printed.
     for (int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
         if (fcntl(stream, F_GETFD) < 0) open("/dev/null", O_RDWR);
     return guarded_main(argc, argv);

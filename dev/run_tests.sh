@@ -47,17 +47,6 @@ run() {
     echo "exit code ${PIPESTATUS[0]}" >> "$log"
 }
 
-# about: what the tests ran on
-about() {
-    local version
-    version=$($CXX -x c++ -include oneapi/dnnl/dnnl_version.h -E -dM /dev/null 2>/dev/null |
-        awk '/DNNL_VERSION_(MAJOR|MINOR|PATCH) / { v[$2] = $3 }
-             END { print v["DNNL_VERSION_MAJOR"] "." v["DNNL_VERSION_MINOR"] "." v["DNNL_VERSION_PATCH"] }')
-    echo "processor  $(LC_ALL=C lscpu | sed -n 's/^Model name: *//p' | head -n 1), $(nproc) cores"
-    echo "compiler   $($CXX --version | head -n 1), ${TARGET:-default target}"
-    echo "oneDNN     $([ "$ONEDNN" = yes ] && echo "$version" || echo none)"
-}
-
 sum() {
     local begin=$1 status=0 passed=0 failed=0 log line
     shift
@@ -67,7 +56,6 @@ sum() {
         exit 2
     fi
     echo "== all"
-    about
     for log; do
         line=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1)
         [ "$(tail -n 1 "$log")" = "exit code 0" ] || status=1

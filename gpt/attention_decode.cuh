@@ -1,6 +1,5 @@
-// Decode attention: the function of train_gpt.cu's section "attention" for the last query alone, which is what a
-// sampled token needs. qkv holds the keys and values of all tokens before it, so that they need not go through the model again
-// ("KV cache").
+// Decode attention: the function of train_gpt.cu's section "attention" for the last query alone, for a sampled token.
+// qkv holds the keys and values of all tokens before it ("KV cache"), so that they do not go through the model again.
 //
 // shapes    qkv (T,3,NH,HS) floatX | out (NH,HS) floatX
 // mapping   a block per head; its warps take keys in turn, a lane the packs i = lane_start(), ... of HS. Each warp has

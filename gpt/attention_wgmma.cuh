@@ -1,22 +1,22 @@
 // Attention on Hopper's tensor cores: the function of train_gpt.cu's section "attention" (formulas and shapes there),
-// with wgmma, the copy engine (TMA), and warps that do one thing each.
+// with wgmma, the copy engine (TMA) and specialised warps.
 //
 // from      Shah et al. 2024, "FlashAttention-3", algorithms 1 and 2; Dao 2023, "FlashAttention-2"
-// mapping   One block per multiprocessor stays there and does one piece of work after another: a tile of rows of a
-//           head, queries in forward and dQ, keys in dK/dV. Which piece is next a counter in device memory says, so
-//           that no block waits for others at the end. Its first warpgroup only loads, the others only multiply and
-//           take the softmax; they hand tiles to each other through rings of buffers:
+// mapping   Persistent blocks, one per multiprocessor. A work tile is a range of rows of a head, queries in forward and
+//           dQ, keys in dK/dV; blocks take the number of their next one from a counter in device memory, which balances
+//           the load. A block's first warpgroup only loads, the others multiply and compute the softmax; tiles pass
+//           from producer to consumers through rings of buffers:
 //
 //           warpgroup 0   one thread: copy engine -> K Q V | K V | K V ...        stages of a ring in shared memory
-//           warpgroup 1   rows   0.. 63 of the piece   S = Q K^T, softmax, O += P V     warp 0 of it: rows 0..15
-//           warpgroup 2   rows  64..127                  the same, of the same K and V
-//           warpgroup 3   rows 128..191                  (forward, heads of 64 only)
+//           warpgroup 1   rows   0.. 63 of the work tile   S = Q K^T, softmax, O += P V     its warp 0: rows 0..15
+//           warpgroup 2   rows  64..127                    the same, with the same K and V
+//           warpgroup 3   rows 128..191                    (forward, heads of 64 only)
 //
 //           A warp's 16 rows of scores are a fragment in its registers: P and dS go from one product into the next
-//           without leaving them. Products are asynchronous: while those of one tile run, another's softmax is taken.
-//           Forward's warpgroups take turns at starting them, so that it is not all of them that take it at once
+//           without leaving them. Products are asynchronous: while those of one tile run, another's softmax is
+//           computed. Forward's warpgroups start their products in turn, so that softmax and products overlap
 // backward  dQ and dK/dV are kernels of their own, which form S and dP twice: 7 products for 5, but no sum that depends
-//           on the order of blocks (dev/kernels/attention.cu estimates the other way)
+//           on the order of blocks (dev/kernels/attention.cu estimates the alternative)
 // cost      compute: 2 products forward, 7 backward, of T*T/2*HS each
 // needs     the counter at 0, and leaves it there
 // shared    of 227 KiB: 3 stages for heads of 64, 2 for larger ones
@@ -24,12 +24,11 @@
 
 #include "attention_mma.cuh"   // softmax_step(), probabilities(), ... of a fragment of scores
 
-constexpr int BOX_ROWS = 64;                      // that the copy engine brings at once
+constexpr int BOX_ROWS = 64;   // of one copy by the copy engine
 
-// Blocks stay and do one piece of work after another: a tile of rows of one head each. Pieces go from
-// long to short, and whoever has done one takes the next, so that all blocks end at about the same
-// time; yet heads take turns in groups `together`, whose tensors fit in the L2 cache.
-struct Pieces {
+// The tile scheduler. Work tiles go from long to short, and a block that is done takes the next one, so that all blocks
+// end at about the same time. `together` heads, whose tensors fit in the L2 cache, are processed at a time.
+struct Scheduler {
     unsigned tiles;       // per head
     unsigned NH, heads;   // heads = B * NH
     unsigned together;
@@ -37,46 +36,59 @@ struct Pieces {
 
     __host__ __device__ unsigned count() const { return tiles * heads; }
 
-    // Each block has a first piece, its own number, and takes others until there are none: it asks once more than it
-    // is given, all blocks together count() times. Then the counter is at 0 again, for the next launch.
+    // A block's first work tile is its own number; it takes others until one is out of range. All blocks together take
+    // count() times, after which the counter is 0 again.
     __device__ unsigned first() const { return blockIdx.x; }
     __device__ unsigned take() const { return gridDim.x + take_number(counter, count() - 1); }
 };
 
-struct HeadTile { int rank, h, b; };   // rank 0 is the head's longest piece
+struct WorkTile { int rank, h, b; };   // rank 0 is the head's longest tile
 
-__device__ __forceinline__ HeadTile head_tile(const Pieces& pieces, unsigned i) {
-    const unsigned group_pieces = pieces.tiles * pieces.together, group = i / group_pieces, rest = i % group_pieces;
-    const unsigned first = group * pieces.together, heads = min(pieces.together, pieces.heads - first);
+__device__ __forceinline__ WorkTile work_tile(const Scheduler& scheduler, unsigned i) {
+    const unsigned group_tiles = scheduler.tiles * scheduler.together, group = i / group_tiles, rest = i % group_tiles;
+    const unsigned first = group * scheduler.together, heads = min(scheduler.together, scheduler.heads - first);
     const unsigned head = first + rest % heads;
-    return {static_cast<int>(rest / heads), static_cast<int>(head % pieces.NH), static_cast<int>(head / pieces.NH)};
+    return {static_cast<int>(rest / heads), static_cast<int>(head % scheduler.NH),
+            static_cast<int>(head / scheduler.NH)};
 }
 
-// The number of the block's next piece, from the producer to the consumers.
-struct NextPiece {
+// The number of the block's next work tile, from the producer to the consumers.
+struct NextTile {
     unsigned number;
     Ring<1> ring;
 };
 
-// For the producer, when all of a piece is on its way: not before, so that no piece waits for a block that has much to
-// do yet. Meanwhile consumers have a ring of tiles to work on.
-__device__ __forceinline__ unsigned hand_on_next(NextPiece& next, Turn<1>& turn, const Pieces& pieces) {
-    const unsigned number = pieces.take();
+// Called by the producer once all loads of a work tile have started: earlier, a busy block would hold a tile that
+// another block could start.
+__device__ __forceinline__ unsigned publish_next(NextTile& next, Turn<1>& turn, const Scheduler& scheduler) {
+    const unsigned number = scheduler.take();
     wait_empty(next.ring, turn);
     next.number = number;
     barrier_arrive(&next.ring.full[0]);
     turn.next();
     return number;
 }
-// By way of lane 0: so all lanes have read it when it is released, and the compiler knows that they have the same.
-__device__ __forceinline__ unsigned next_piece(NextPiece& next, Turn<1>& turn) {
+// Read by way of lane 0: so all lanes have read it when it is released, and the compiler knows that it is uniform.
+__device__ __forceinline__ unsigned next_tile(NextTile& next, Turn<1>& turn) {
     wait_full(next.ring, turn);
     const unsigned number = __shfl_sync(FULL_WARP, next.number, 0);
     release(next.ring, turn);
     return number;
 }
 
-// Starts to load rows [row0, row0 + rows) of a head into a tile; `head` counts q, k and v apart.
+// Runs produce() in the first warpgroup and consume() in the others.
+template <typename Shape, typename Produce, typename Consume>
+__device__ __forceinline__ void specialise_warpgroups(Produce produce, Consume consume) {
+    if (threadIdx.x < WARPGROUP) {
+        keep_registers<Shape::PRODUCER_REGISTERS>();
+        produce();
+    } else {
+        take_registers<Shape::CONSUMER_REGISTERS>();
+        consume();
+    }
+}
+
+// Starts to load rows [row0, row0 + rows) of a head into a tile; the heads of q, k and v are numbered consecutively.
 template <int HS>
 __device__ __forceinline__ void load_boxes(char* tile, int rows, const TensorMap& from, uint64_t* barrier, int head,
                                            int row0, int b) {
@@ -115,7 +127,7 @@ template <int N> __device__ __forceinline__ void clear_fragment(float (&x)[N]) {
     for (float& value : x) value = 0;
 }
 
-// Buffers of a ring: what shared memory (227 KiB to a block) has room for in all three kernels.
+// Buffers of a ring: as many as fit in shared memory (227 KiB for a block) in all three kernels.
 constexpr int stages(int HS) { return HS == 64 ? 3 : 2; }
 
 // ---- forward
@@ -127,71 +139,71 @@ template <int HS> struct ForwardShape : Warpgroups<HS == 64 ? 3 : 2> {
             V[STAGES][tile_bytes(KEYS, HS)], O[tile_bytes(ForwardShape::ROWS, HS)];
         Ring<1> q;
         Ring<STAGES> k, v;
-        NextPiece next;
+        NextTile next;
     };
 };
 
-// The pieces of a block in forward and dQ: queries, from the longest (the last ones) on.
-__device__ __forceinline__ int first_query(const Pieces& pieces, const HeadTile& piece, int rows) {
-    return (pieces.tiles - 1 - piece.rank) * rows;
+// The first query of a work tile in forward and dQ; the last queries have most keys.
+__device__ __forceinline__ int first_query(const Scheduler& scheduler, const WorkTile& work, int rows) {
+    return (scheduler.tiles - 1 - work.rank) * rows;
 }
-// Tiles of keys that queries [query0, query0 + rows) need.
+// The number of tiles of keys that queries [query0, query0 + rows) attend to.
 __device__ __forceinline__ int key_tiles(int query0, int rows, int T, int keys) {
     return (min(query0 + rows, T) + keys - 1) / keys;
 }
 
-// Of the tiles that are loaded for the block, those that the queries of one group see; one where there are no queries.
+// Of the tiles that are loaded for the block, those that one group's queries attend to; 1 if it has no queries.
 __device__ __forceinline__ int group_tiles(int group0, int T, int keys) {
     return group0 < T ? key_tiles(group0, GROUP_ROWS, T, keys) : 1;
 }
 
-// Releases tiles that only others see, and before each calls its_turn.
+// Releases tiles that only other groups use; calls its_turn before each.
 template <typename Shared, int STAGES, typename ItsTurn>
 __device__ __forceinline__ void release_tiles(Shared& shared, Turn<STAGES>& k, Turn<STAGES>& v, int count,
                                               ItsTurn its_turn) {
     for (; count > 0; count--) {
         its_turn();
-        wait_full(shared.v, v);   // K was loaded before V; who multiplies it waits for it
-        __syncwarp();   // all lanes have seen them full: once released, they may soon be full of something else
+        wait_full(shared.v, v);   // K was loaded before V
+        __syncwarp();             // all lanes have seen them full: once released, they are soon refilled
         release(shared.k, k);
         release(shared.v, v);
     }
 }
 
-// The producer of forward and dQ: for each piece K and V, and its own rows, which load_own starts.
+// The producer of forward and dQ: loads K and V of each work tile, and its own rows by load_own().
 template <int HS, typename Shape, typename LoadOwn>
-__device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, const TensorMap& qkv, const Pieces& pieces,
-                                             int T, LoadOwn load_own) {
-    Turn<1> each_piece;       // of q and next
+__device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, const TensorMap& qkv,
+                                             const Scheduler& scheduler, int T, LoadOwn load_own) {
+    Turn<1> each_tile;        // of q and next
     Turn<Shape::STAGES> kv;   // K and V have rings of their own, in step
-    for (unsigned i = pieces.first(); i < pieces.count(); i = hand_on_next(shared.next, each_piece, pieces)) {
-        const HeadTile piece = head_tile(pieces, i);
-        const int query0 = first_query(pieces, piece, Shape::ROWS),
+    for (unsigned i = scheduler.first(); i < scheduler.count(); i = publish_next(shared.next, each_tile, scheduler)) {
+        const WorkTile work = work_tile(scheduler, i);
+        const int query0 = first_query(scheduler, work, Shape::ROWS),
                   tiles = key_tiles(query0, Shape::ROWS, T, Shape::KEYS);
         auto load = [&](Ring<Shape::STAGES>& ring, char* tile, int head, int j) {
             uint64_t* full = &ring.full[kv.stage];
             wait_empty(ring, kv);
             barrier_arrive_expect(full, sizeof(shared.K[0]));
-            load_boxes<HS>(tile, Shape::KEYS, qkv, full, head, j * Shape::KEYS, piece.b);
+            load_boxes<HS>(tile, Shape::KEYS, qkv, full, head, j * Shape::KEYS, work.b);
         };
-        // K comes first: its ring has room before the last piece is done with its own rows.
-        load(shared.k, shared.K[kv.stage], pieces.NH + piece.h, 0);
-        wait_empty(shared.q, each_piece);
-        load_own(piece, query0, &shared.q.full[0]);
+        // K comes first: its ring has room before the last work tile is done with its own rows.
+        load(shared.k, shared.K[kv.stage], scheduler.NH + work.h, 0);
+        wait_empty(shared.q, each_tile);
+        load_own(work, query0, &shared.q.full[0]);
         for (int j = 0;;) {
-            load(shared.v, shared.V[kv.stage], 2 * pieces.NH + piece.h, j);
+            load(shared.v, shared.V[kv.stage], 2 * scheduler.NH + work.h, j);
             kv.next();
             if (++j == tiles) break;
-            load(shared.k, shared.K[kv.stage], pieces.NH + piece.h, j);
+            load(shared.k, shared.K[kv.stage], scheduler.NH + work.h, j);
         }
     }
 }
 
-// While the products of one tile run, the softmax of the next one is taken: S of tile j + 1 is started
-// before O += P V of tile j.
+// While the products of one tile run, the softmax of the next one is computed: S of tile j + 1 is started before
+// O += P V of tile j.
 template <int HS>
 __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* lse,
-                                                 typename ForwardShape<HS>::Shared& shared, const Pieces& pieces,
+                                                 typename ForwardShape<HS>::Shared& shared, const Scheduler& scheduler,
                                                  int T) {
     using Shape = ForwardShape<HS>;
     constexpr int KEYS = Shape::KEYS;
@@ -200,13 +212,13 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
     const uint64_t Q = wgmma_operand(shared.Q + first_row_of_group * TILE_ROW_BYTES);
     const uint64_t K = wgmma_operand(shared.K[0]), V = wgmma_operand(shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS)) * LOG2E;
-    const size_t C = static_cast<size_t>(pieces.NH) * HS;
+    const size_t C = static_cast<size_t>(scheduler.NH) * HS;
     const TakeTurns<Shape::CONSUMERS> turns(first_row_of_group / GROUP_ROWS);
     Turn<1> q, turn;
     Turn<Shape::STAGES> k, v;
-    for (unsigned i = pieces.first(); i < pieces.count(); i = next_piece(shared.next, turn)) {
-        const HeadTile piece = head_tile(pieces, i);
-        const int query0 = first_query(pieces, piece, Shape::ROWS), group0 = query0 + first_row_of_group;
+    for (unsigned i = scheduler.first(); i < scheduler.count(); i = next_tile(shared.next, turn)) {
+        const WorkTile work = work_tile(scheduler, i);
+        const int query0 = first_query(scheduler, work, Shape::ROWS), group0 = query0 + first_row_of_group;
         const int loaded = key_tiles(query0, Shape::ROWS, T, KEYS), tiles = group_tiles(group0, T, KEYS);
         const bool sees_half = group0 + GROUP_ROWS <= tiles * KEYS - KEYS / 2;   // of the last tile, at most
         float S[KEYS / 2], rescale[2];
@@ -259,8 +271,8 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
         }
         const float sum[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])},
                     inverse[2] = {reciprocal_approx(sum[0]), reciprocal_approx(sum[1])};
-        const size_t first_row = static_cast<size_t>(piece.b) * T;
-        store_lse(lse + (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T, rows, sum, query0 + row, T, scale);
+        const size_t first_row = static_cast<size_t>(work.b) * T;
+        store_lse(lse + (static_cast<size_t>(work.b) * scheduler.NH + work.h) * T, rows, sum, query0 + row, T, scale);
         wgmma_wait<0>(O);
         release(shared.v, v);
         release_tiles(shared, k, v, loaded - tiles, [&] {
@@ -268,7 +280,7 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
             turns.pass();
         });
         multiply_rows(O, inverse);
-        const size_t first_out = first_row * C + piece.h * HS;
+        const size_t first_out = first_row * C + work.h * HS;
         store_rows<HS>(out.from(first_out), C, query0 + row, T, O, shared.O, Shape::ROWS, row);
     }
 }
@@ -276,26 +288,22 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
 template <int HS>
 __global__ void __launch_bounds__(ForwardShape<HS>::BLOCK, 1)
 attention_forward_wgmma_kernel(Out<e4m3> out, float* lse, const __grid_constant__ TensorMap qkv,
-                               Pieces pieces, int T) {
+                               Scheduler scheduler, int T) {
     if constexpr (HAS_WGMMA) {
         using Shape = ForwardShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
         init_rings(Shape::WARPS, shared.q, shared.k, shared.v, shared.next.ring);
-        if (threadIdx.x < WARPGROUP) {
-            keep_registers<Shape::PRODUCER_REGISTERS>();
-            if (threadIdx.x == 0)
-                produce_keys<HS, Shape>(shared, qkv, pieces, T, [&](const HeadTile& piece, int query0, uint64_t* full) {
-                    barrier_arrive_expect(full, sizeof(shared.Q));
-                    load_boxes<HS>(shared.Q, Shape::ROWS, qkv, full, piece.h, query0, piece.b);
-                });
-        } else {
-            take_registers<Shape::CONSUMER_REGISTERS>();
-            forward_consumer<HS>(out, lse, shared, pieces, T);
-        }
+        auto load_own = [&](const WorkTile& work, int query0, uint64_t* full) {
+            barrier_arrive_expect(full, sizeof(shared.Q));
+            load_boxes<HS>(shared.Q, Shape::ROWS, qkv, full, work.h, query0, work.b);
+        };
+        specialise_warpgroups<Shape>(
+            [&] { if (threadIdx.x == 0) produce_keys<HS, Shape>(shared, qkv, scheduler, T, load_own); },
+            [&] { forward_consumer<HS>(out, lse, shared, scheduler, T); });
     }
 }
 
-// ---- backward: what dQ and dK/dV share
+// ---- backward: shared by dQ and dK/dV
 
 // The scores S = X A^T and dP = Y B^T: X and Y are this group's rows of the two tiles that the block owns, A and B
 // tiles of N rows from the two rings.
@@ -320,7 +328,7 @@ template <int HS> struct QueryGradientShape : Warpgroups<2> {
             V[STAGES][tile_bytes(KEYS, HS)], dQ[tile_bytes(QueryGradientShape::ROWS, HS)];
         Ring<1> q;   // and dO
         Ring<STAGES> k, v;
-        NextPiece next;
+        NextTile next;
     };
 };
 
@@ -328,23 +336,23 @@ template <int HS> struct QueryGradientShape : Warpgroups<2> {
 template <int HS>
 __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out, const floatX* dout, const floatX* out,
                                             const float* lse_in,
-                                            typename QueryGradientShape<HS>::Shared& shared, const Pieces& pieces,
+                                            typename QueryGradientShape<HS>::Shared& shared, const Scheduler& scheduler,
                                             int T) {
     using Shape = QueryGradientShape<HS>;
     constexpr int KEYS = Shape::KEYS;
     const int row = consumer_row();
     const BackwardScores<HS, KEYS> scores(shared.Q, shared.dO, shared.K[0], shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
-    const size_t C = static_cast<size_t>(pieces.NH) * HS;
+    const size_t C = static_cast<size_t>(scheduler.NH) * HS;
     Turn<1> q, turn;
     Turn<Shape::STAGES> k, v;
-    for (unsigned i = pieces.first(); i < pieces.count(); i = next_piece(shared.next, turn)) {
-        const HeadTile piece = head_tile(pieces, i);
-        const int query0 = first_query(pieces, piece, Shape::ROWS);
+    for (unsigned i = scheduler.first(); i < scheduler.count(); i = next_tile(shared.next, turn)) {
+        const WorkTile work = work_tile(scheduler, i);
+        const int query0 = first_query(scheduler, work, Shape::ROWS);
         const int loaded = key_tiles(query0, Shape::ROWS, T, KEYS), tiles = group_tiles(query0 + group_row(), T, KEYS);
-        const size_t first_row = static_cast<size_t>(piece.b) * T,
-                     first_lse = (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T;
-        const size_t first_out = first_row * C + piece.h * HS;
+        const size_t first_row = static_cast<size_t>(work.b) * T,
+                     first_lse = (static_cast<size_t>(work.b) * scheduler.NH + work.h) * T;
+        const size_t first_out = first_row * C + work.h * HS;
         float S[KEYS / 2], dP[KEYS / 2], lse[2], D[2];
         HeadFragment<HS> dQ;
         uint32_t dS[KEYS / 16][4];
@@ -384,7 +392,7 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out,
         release_tiles(shared, k, v, loaded - tiles, [] {});
         const float factor[2] = {scale, scale};
         multiply_rows(dQ, factor);
-        const size_t first_dq = first_row * 3 * C + piece.h * HS;
+        const size_t first_dq = first_row * 3 * C + work.h * HS;
         store_rows<HS>(dqkv.from(first_dq), 3 * C, query0 + row, T, dQ, shared.dQ, Shape::ROWS, row);
     }
 }
@@ -394,23 +402,19 @@ template <int HS>
 __global__ void __launch_bounds__(QueryGradientShape<HS>::BLOCK, 1)
     attention_backward_dq_wgmma_kernel(Out<e5m2> dqkv, float* D_out, const __grid_constant__ TensorMap qkv,
                                        const __grid_constant__ TensorMap dout_map, const floatX* dout,
-                                       const floatX* out, const float* lse, Pieces pieces, int T) {
+                                       const floatX* out, const float* lse, Scheduler scheduler, int T) {
     if constexpr (HAS_WGMMA) {
         using Shape = QueryGradientShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
         init_rings(Shape::WARPS, shared.q, shared.k, shared.v, shared.next.ring);
-        if (threadIdx.x < WARPGROUP) {
-            keep_registers<Shape::PRODUCER_REGISTERS>();
-            if (threadIdx.x == 0)
-                produce_keys<HS, Shape>(shared, qkv, pieces, T, [&](const HeadTile& piece, int query0, uint64_t* full) {
-                    barrier_arrive_expect(full, sizeof(shared.Q) + sizeof(shared.dO));
-                    load_boxes<HS>(shared.Q, Shape::ROWS, qkv, full, piece.h, query0, piece.b);
-                    load_boxes<HS>(shared.dO, Shape::ROWS, dout_map, full, piece.h, query0, piece.b);
-                });
-        } else {
-            take_registers<Shape::CONSUMER_REGISTERS>();
-            dq_consumer<HS>(dqkv, D_out, dout, out, lse, shared, pieces, T);
-        }
+        auto load_own = [&](const WorkTile& work, int query0, uint64_t* full) {
+            barrier_arrive_expect(full, sizeof(shared.Q) + sizeof(shared.dO));
+            load_boxes<HS>(shared.Q, Shape::ROWS, qkv, full, work.h, query0, work.b);
+            load_boxes<HS>(shared.dO, Shape::ROWS, dout_map, full, work.h, query0, work.b);
+        };
+        specialise_warpgroups<Shape>(
+            [&] { if (threadIdx.x == 0) produce_keys<HS, Shape>(shared, qkv, scheduler, T, load_own); },
+            [&] { dq_consumer<HS>(dqkv, D_out, dout, out, lse, shared, scheduler, T); });
     }
 }
 
@@ -425,7 +429,7 @@ template <int HS> struct KeyGradientShape : Warpgroups<2> {
         float lse[STAGES][QUERIES], D[STAGES][QUERIES];
         Ring<1> k;                // and V
         Ring<STAGES, 1 + 32> q;   // dO, lse and D: filled by the copy engine and a warp
-        NextPiece next;
+        NextTile next;
     };
 };
 
@@ -434,23 +438,23 @@ template <int HS> struct KeyGradientShape : Warpgroups<2> {
 template <int HS>
 __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shared& shared, const TensorMap& qkv,
                                              const TensorMap& dout, const float* lse, const float* D,
-                                             const Pieces& pieces, int T) {
+                                             const Scheduler& scheduler, int T) {
     using Shape = KeyGradientShape<HS>;
     const int lane = threadIdx.x;
     Turn<1> k, turn;
     Turn<Shape::STAGES> q;
     auto next_of_warp = [&] {
-        return __shfl_sync(FULL_WARP, lane == 0 ? hand_on_next(shared.next, turn, pieces) : 0, 0);
+        return __shfl_sync(FULL_WARP, lane == 0 ? publish_next(shared.next, turn, scheduler) : 0, 0);
     };
-    for (unsigned i = pieces.first(); i < pieces.count(); i = next_of_warp()) {
-        const HeadTile piece = head_tile(pieces, i);
-        const int key0 = piece.rank * Shape::ROWS;
-        const size_t first = (static_cast<size_t>(piece.b) * pieces.NH + piece.h) * T;
+    for (unsigned i = scheduler.first(); i < scheduler.count(); i = next_of_warp()) {
+        const WorkTile work = work_tile(scheduler, i);
+        const int key0 = work.rank * Shape::ROWS;
+        const size_t first = (static_cast<size_t>(work.b) * scheduler.NH + work.h) * T;
         wait_empty(shared.k, k);
         if (lane == 0) {
             barrier_arrive_expect(&shared.k.full[0], sizeof(shared.K) + sizeof(shared.V));
-            load_boxes<HS>(shared.K, Shape::ROWS, qkv, &shared.k.full[0], pieces.NH + piece.h, key0, piece.b);
-            load_boxes<HS>(shared.V, Shape::ROWS, qkv, &shared.k.full[0], 2 * pieces.NH + piece.h, key0, piece.b);
+            load_boxes<HS>(shared.K, Shape::ROWS, qkv, &shared.k.full[0], scheduler.NH + work.h, key0, work.b);
+            load_boxes<HS>(shared.V, Shape::ROWS, qkv, &shared.k.full[0], 2 * scheduler.NH + work.h, key0, work.b);
         }
         k.next();
         for (int query0 = key0; query0 < T; query0 += Shape::QUERIES, q.next()) {
@@ -464,8 +468,8 @@ __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shar
             wait_empty(shared.q, q);
             if (lane == 0) {
                 barrier_arrive_expect(full, sizeof(shared.Q[0]) + sizeof(shared.dO[0]));
-                load_boxes<HS>(shared.Q[q.stage], Shape::QUERIES, qkv, full, piece.h, query0, piece.b);
-                load_boxes<HS>(shared.dO[q.stage], Shape::QUERIES, dout, full, piece.h, query0, piece.b);
+                load_boxes<HS>(shared.Q[q.stage], Shape::QUERIES, qkv, full, work.h, query0, work.b);
+                load_boxes<HS>(shared.dO[q.stage], Shape::QUERIES, dout, full, work.h, query0, work.b);
             }
             for (int r = 0; r < Shape::QUERIES / 32; r++) {
                 shared.lse[q.stage][r * 32 + lane] = my_lse[r] * LOG2E;
@@ -479,19 +483,19 @@ __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shar
 // While dV and dK of one tile are computed, S of the next one is already under way.
 template <int HS>
 __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv,
-                                             typename KeyGradientShape<HS>::Shared& shared, const Pieces& pieces,
+                                             typename KeyGradientShape<HS>::Shared& shared, const Scheduler& scheduler,
                                              int T) {
     using Shape = KeyGradientShape<HS>;
     constexpr int QUERIES = Shape::QUERIES;
     const int row = consumer_row();
     const BackwardScores<HS, QUERIES> scores(shared.K, shared.V, shared.Q[0], shared.dO[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
-    const size_t C = static_cast<size_t>(pieces.NH) * HS;
+    const size_t C = static_cast<size_t>(scheduler.NH) * HS;
     Turn<1> k, turn;
     Turn<Shape::STAGES> q, done;   // done is behind: dV and dK still read its buffers
-    for (unsigned i = pieces.first(); i < pieces.count(); i = next_piece(shared.next, turn)) {
-        const HeadTile piece = head_tile(pieces, i);
-        const int key0 = piece.rank * Shape::ROWS;
+    for (unsigned i = scheduler.first(); i < scheduler.count(); i = next_tile(shared.next, turn)) {
+        const WorkTile work = work_tile(scheduler, i);
+        const int key0 = work.rank * Shape::ROWS;
         float S[QUERIES / 2], dP[QUERIES / 2];
         HeadFragment<HS> dK, dV;
         uint32_t P[QUERIES / 16][4], dS[QUERIES / 16][4];
@@ -542,7 +546,7 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv,
         release(shared.q, done);
         const float factor[2] = {scale, scale};
         multiply_rows(dK, factor);
-        const size_t to_k = static_cast<size_t>(piece.b) * T * 3 * C + C + piece.h * HS, to_v = to_k + C;
+        const size_t to_k = static_cast<size_t>(work.b) * T * 3 * C + C + work.h * HS, to_v = to_k + C;
         store_rows<HS>(dqkv.from(to_k), 3 * C, key0 + row, T, dK, shared.out, Shape::ROWS, row);
         store_rows<HS>(dqkv.from(to_v), 3 * C, key0 + row, T, dV, shared.out, Shape::ROWS, row);
     }
@@ -552,18 +556,14 @@ template <int HS>
 __global__ void __launch_bounds__(KeyGradientShape<HS>::BLOCK, 1)
     attention_backward_dkv_wgmma_kernel(Out<e5m2> dqkv, const __grid_constant__ TensorMap qkv,
                                         const __grid_constant__ TensorMap dout, const float* lse, const float* D,
-                                        Pieces pieces, int T) {
+                                        Scheduler scheduler, int T) {
     if constexpr (HAS_WGMMA) {
         using Shape = KeyGradientShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
         init_rings(Shape::WARPS, shared.k, shared.q, shared.next.ring);
-        if (threadIdx.x < WARPGROUP) {
-            keep_registers<Shape::PRODUCER_REGISTERS>();
-            if (threadIdx.x < 32) dkv_producer<HS>(shared, qkv, dout, lse, D, pieces, T);
-        } else {
-            take_registers<Shape::CONSUMER_REGISTERS>();
-            dkv_consumer<HS>(dqkv, shared, pieces, T);
-        }
+        specialise_warpgroups<Shape>(
+            [&] { if (threadIdx.x < 32) dkv_producer<HS>(shared, qkv, dout, lse, D, scheduler, T); },
+            [&] { dkv_consumer<HS>(dqkv, shared, scheduler, T); });
     }
 }
 
@@ -578,26 +578,26 @@ TensorMap head_tensor_map(const floatX* x, int B, int T, int heads, int HS) {
         {HS * sizeof(floatX), row, row * T}, BOX_ROWS);
 }
 
-// A part of the L2 cache (50 MB on an H100) for what `together` heads read again and again.
+// A part of the L2 cache (50 MB on an H100) for the tensors that `together` heads read repeatedly.
 constexpr size_t L2_SHARE = 24 << 20;
 
-Pieces make_pieces(int* counter, int B, int T, int NH, int HS, int rows) {
+Scheduler make_scheduler(int* counter, int B, int T, int NH, int HS, int rows) {
     const size_t head_bytes = static_cast<size_t>(T) * 2 * HS * sizeof(floatX);   // K and V, or Q and dO
     const unsigned tiles = ceil_div(T, rows), heads = static_cast<unsigned>(B) * NH;
     return {tiles, static_cast<unsigned>(NH), heads,
             static_cast<unsigned>(std::min(size_t{heads}, std::max(size_t{1}, L2_SHARE / head_bytes))), counter};
 }
 
-unsigned piece_blocks(const Pieces& pieces) {
-    return std::min(static_cast<unsigned>(device.properties.multiProcessorCount), pieces.count());
+unsigned scheduler_blocks(const Scheduler& scheduler) {
+    return std::min(static_cast<unsigned>(device.properties.multiProcessorCount), scheduler.count());
 }
 
 template <int HS>
 void attention_forward_wgmma(const Operand& out, float* lse, int* counter, const floatX* qkv, int B, int T, int NH) {
     using Shape = ForwardShape<HS>;
-    const Pieces pieces = make_pieces(counter, B, T, NH, HS, Shape::ROWS);
-    launch("attention_forward", attention_forward_wgmma_kernel<HS>, piece_blocks(pieces), Shape::BLOCK,
-           sizeof(typename Shape::Shared), out.to<e4m3>(), lse, head_tensor_map(qkv, B, T, 3 * NH, HS), pieces,
+    const Scheduler scheduler = make_scheduler(counter, B, T, NH, HS, Shape::ROWS);
+    launch("attention_forward", attention_forward_wgmma_kernel<HS>, scheduler_blocks(scheduler), Shape::BLOCK,
+           sizeof(typename Shape::Shared), out.to<e4m3>(), lse, head_tensor_map(qkv, B, T, 3 * NH, HS), scheduler,
            T);
 }
 
@@ -607,11 +607,11 @@ void attention_backward_wgmma(const Operand& dqkv, float* D, int* counter, const
     using Queries = QueryGradientShape<HS>;
     using Keys = KeyGradientShape<HS>;
     const TensorMap qkv_map = head_tensor_map(qkv, B, T, 3 * NH, HS), dout_map = head_tensor_map(dout, B, T, NH, HS);
-    const Pieces queries = make_pieces(counter, B, T, NH, HS, Queries::ROWS),
-                 keys = make_pieces(counter, B, T, NH, HS, Keys::ROWS);
-    launch("attention_backward_dq", attention_backward_dq_wgmma_kernel<HS>, piece_blocks(queries), Queries::BLOCK,
+    const Scheduler queries = make_scheduler(counter, B, T, NH, HS, Queries::ROWS),
+                 keys = make_scheduler(counter, B, T, NH, HS, Keys::ROWS);
+    launch("attention_backward_dq", attention_backward_dq_wgmma_kernel<HS>, scheduler_blocks(queries), Queries::BLOCK,
            sizeof(typename Queries::Shared), dqkv.to<e5m2>(), D, qkv_map, dout_map, dout, out, lse, queries,
            T);
-    launch("attention_backward_dkv", attention_backward_dkv_wgmma_kernel<HS>, piece_blocks(keys), Keys::BLOCK,
+    launch("attention_backward_dkv", attention_backward_dkv_wgmma_kernel<HS>, scheduler_blocks(keys), Keys::BLOCK,
            sizeof(typename Keys::Shared), dqkv.to<e5m2>(), qkv_map, dout_map, lse, D, keys, T);
 }

@@ -43,7 +43,7 @@ Safetensors::Safetensors(const std::string& path) : file_(path) {
     const char* data = file_.data() + sizeof(length) + length;
     const size_t bytes = file_.size() - sizeof(length) - length;
     try {
-        const Header header = parse_json<Header>(file_.data() + sizeof(length), data);
+        const Header header = parse_json<Header>({file_.data() + sizeof(length), length});
         if (!header.is_object()) fail("damaged header: no object of names and tensors");
         for (const auto& [name, value] : header.items()) {
             if (name == "__metadata__") metadata_ = json(value);
@@ -69,20 +69,17 @@ std::vector<float> Safetensors::floats(const std::string& name, const std::vecto
         fail(format("tensor %s has shape %s, expected %s", name.c_str(), shape_text(entry.shape).c_str(),
                     shape_text(shape).c_str()));
     std::vector<float> values(entry.elements);
-    auto half = [&](size_t i) {   // which may begin at an odd address
-        uint16_t bits;
+    const bool is_half = entry.dtype == "F16", is_bf16 = entry.dtype == "BF16";
+    if (entry.dtype == "F32") memcpy(values.data(), entry.data, entry.bytes);
+    else if (!is_half && !is_bf16)
+        fail(format("tensor %s has dtype %s, expected F32, F16 or BF16", name.c_str(), entry.dtype.c_str()));
+    for (size_t i = 0; (is_half || is_bf16) && i < values.size(); i++) {
+        uint16_t bits;   // may begin at an odd address
         memcpy(&bits, entry.data + i * sizeof(bits), sizeof(bits));
-        return bits;
-    };
-    if (entry.dtype == "F32") memcpy(values.data(), entry.data, entry.elements * sizeof(float));
-    else if (entry.dtype == "F16")
-        for (size_t i = 0; i < entry.elements; i++) values[i] = half_to_float(half(i));
-    else if (entry.dtype == "BF16")
-        for (size_t i = 0; i < entry.elements; i++) {
-            const uint32_t bits = static_cast<uint32_t>(half(i)) << 16;
-            memcpy(&values[i], &bits, sizeof(bits));
-        }
-    else fail(format("tensor %s has dtype %s, expected F32, F16 or BF16", name.c_str(), entry.dtype.c_str()));
+        const uint32_t bf16 = static_cast<uint32_t>(bits) << 16;
+        if (is_half) values[i] = half_to_float(bits);
+        else memcpy(&values[i], &bf16, sizeof(bf16));
+    }
     file_.require_whole();
     for (size_t i = 0; i < values.size(); i++)
         if (!std::isfinite(values[i]))
@@ -129,16 +126,16 @@ Safetensors::Entry Safetensors::parse_entry(const std::string& name, const Heade
 
 // Every byte belongs to one tensor.
 void Safetensors::require_no_gaps(const char* data, size_t bytes) const {
-    std::vector<std::tuple<size_t, size_t, const std::string*>> places;   // begin, end
+    std::vector<std::tuple<size_t, size_t, const char*>> places;   // begin, end
     for (const auto& [name, entry] : entries_) {
         const size_t begin = entry.data - data;
-        places.emplace_back(begin, begin + entry.bytes, &name);
+        places.emplace_back(begin, begin + entry.bytes, name.c_str());
     }
     std::sort(places.begin(), places.end());
     size_t reached = 0;
     for (const auto& [begin, end, name] : places) {
         if (begin != reached)
-            fail(format("tensor %s begins at byte %zu, expected %zu: tensors %s", name->c_str(), begin, reached,
+            fail(format("tensor %s begins at byte %zu, expected %zu: tensors %s", name, begin, reached,
                         begin < reached ? "overlap" : "leave a hole"));
         reached = end;
     }
@@ -162,14 +159,14 @@ void SafetensorsWriter::write_header() {
 
 // ---- weights ------------------------------------------------------------------------------------
 
-// PyTorch's own files are pickled programs, which only PyTorch can read.
+// PyTorch's own files are pickled Python objects, which only PyTorch can read.
 static void require_safetensors(const std::string& dir) {
     for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
         if (exists(dir + "/model.safetensors") || !exists(dir + "/" + name)) continue;
-        throw UserError("%s: holds %s, but model.safetensors is what can be read; transformers makes it of the "
-                        "other: python3 -c \"import sys, transformers; transformers.GPT2LMHeadModel"
-                        ".from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1], safe_serialization=True)\" %s",
-                        dir.c_str(), name, shell_word(dir).c_str());
+        throw UserError("%s: holds %s, expected model.safetensors; transformers converts it: python3 -c \"import sys, "
+                        "transformers; transformers.GPT2LMHeadModel.from_pretrained(sys.argv[1])"
+                        ".save_pretrained(sys.argv[1], safe_serialization=True)\" %s", dir.c_str(), name,
+                        shell_word(dir).c_str());
     }
 }
 
@@ -187,10 +184,8 @@ WeightFiles::WeightFiles(const std::string& dir, std::set<std::string> names, in
     }
     find_prefix();
     for (const auto& [name, file] : tensors_) {
-        const bool ours = name.rfind(prefix_, 0) == 0;
-        const std::string rest = ours ? name.substr(prefix_.size()) : name;
         if (is_head(name)) require_tied(name);
-        else if (!ours || !names.count(rest))
+        else if (!begins_with(name, prefix_) || !names.count(name.substr(prefix_.size())))
             file->fail(format("tensor %s does not belong to a GPT-2 of %d layers", name.c_str(), layers));
     }
 }
@@ -243,7 +238,7 @@ bool WeightFiles::is_head(const std::string& name) const {
     const std::string last = "lm_head.weight";
     if (!ends_with(name, last)) return false;
     const std::string before = name.substr(0, name.size() - last.size());
-    return prefix_.rfind(before, 0) == 0 && (before.empty() || before.back() == '.');
+    return begins_with(prefix_, before) && (before.empty() || before.back() == '.');
 }
 
 void WeightFiles::require_tied(const std::string& head) const {
@@ -270,11 +265,11 @@ void write_config(const std::string& path, const Config& c, float init_std, int 
 void require_supported(const Config& c, const std::string& source) {
     const int HS = c.heads > 0 ? c.head_size() : 0;
     auto within = [](int value, int most) { return value >= 1 && value <= most; };
-    if (!within(c.layers, MOST_LAYERS) || !within(c.channels, MOST_CHANNELS) || !within(c.heads, MOST_CHANNELS) ||
-        !within(c.context, MOST_TOKENS) || !within(c.vocab, MOST_TOKENS))
+    if (!within(c.layers, MAX_LAYERS) || !within(c.channels, MAX_CHANNELS) || !within(c.heads, MAX_CHANNELS) ||
+        !within(c.context, MAX_TOKENS) || !within(c.vocab, MAX_TOKENS))
         throw UserError("%s: %d layers, %d heads, %d channels, context %d, vocabulary %d: each must be at least 1, "
                         "at most %d layers, %d channels, %d positions and tokens", source.c_str(), c.layers, c.heads,
-                        c.channels, c.context, c.vocab, MOST_LAYERS, MOST_CHANNELS, MOST_TOKENS);
+                        c.channels, c.context, c.vocab, MAX_LAYERS, MAX_CHANNELS, MAX_TOKENS);
     if (c.channels % c.heads != 0 || HS % 16 != 0 || HS < 16 || HS > 128)
         throw UserError("%s: %d channels over %d heads: the head size must be 16, 32, ... 128", source.c_str(),
                         c.channels, c.heads);
@@ -314,8 +309,8 @@ std::string checkpoint_name(long step) { return format("step_%06ld", step); }
 // The step in a name that is `prefix` and checkpoint_name(step); -1 for another name.
 static long step_in(const std::string& name, const std::string& prefix) {
     long step = -1;
-    const bool begins = name.rfind(prefix + "step_", 0) == 0;
-    if (begins) parse_number(name.substr(prefix.size() + strlen("step_")), step);
+    const std::string begin = prefix + "step_";
+    if (begins_with(name, begin)) parse_number(name.substr(begin.size()), step);
     return step >= 0 && name == prefix + checkpoint_name(step) ? step : -1;
 }
 
@@ -374,7 +369,7 @@ Failure not_written(long step, const std::exception& error) {
 
 // Flags that belong to a command, not to the run.
 static bool is_of_command(const std::string& flag) {
-    return flag == "--resume" || flag == "--out" || flag == "--trace";
+    return flag == "--resume" || flag == "--out" || flag == "--trace" || flag == "--gpus" || flag == "--timeout";
 }
 
 void require_recordable(const Options& o) {
@@ -382,7 +377,7 @@ void require_recordable(const Options& o) {
     const json options = describe(o, TRAIN);
     for (const auto& [name, value] : options.items()) {
         try {
-            value.dump();
+            json_text(value);
         } catch (const json::exception&) {
             throw UserError("--%s %s: not UTF-8, which what --out keeps is: rename it, or give a link to it",
                             name.c_str(), value.get<std::string>().c_str());
@@ -397,37 +392,33 @@ static json options_of_run(const std::string& out, std::string& path) {
     if (!checkpoints.empty()) {
         path = checkpoints.rbegin()->second + "/trainer.json";
         record = read_json(path);
-    } else {
-        path = out + "/log.jsonl";
-        if (is_regular_file(path)) {
-            std::ifstream log(path);
-            std::string line;
-            std::getline(log, line);
-            if (log.eof()) return json::object();   // cut by a crash
-            try {
-                record = read_record(line).value("run", json());
-                if (!record.is_object()) throw JsonError("no \"run\"");
-            } catch (const JsonError& error) {
-                throw UserError("%s: line 1, which holds the run's options: %s; --resume needs it", path.c_str(),
-                                error.what());
-            }
+    } else if (path = out + "/log.jsonl"; is_regular_file(path)) {
+        std::ifstream log(path);
+        std::string line;
+        std::getline(log, line);
+        if (log.eof()) return json::object();   // truncated by a crash
+        try {
+            record = read_record(line).value("run", json());
+            if (!record.is_object()) throw JsonError("no \"run\"");
+        } catch (const JsonError& error) {
+            throw UserError("%s: line 1, which holds the run's options: %s; --resume needs it", path.c_str(),
+                            error.what());
         }
     }
-    const json none = json::object();
-    if (!record.is_object() || !record.contains("options")) return none;
-    return record["options"].is_object() ? record["options"] : none;
+    const bool has_options = record.is_object() && record.contains("options") && record["options"].is_object();
+    return has_options ? record["options"] : json::object();
 }
 
 void take_options_of_run(Options& o) {
     std::string path;
     const json recorded = options_of_run(o.out, path);
-    if (recorded.empty() && list_checkpoints(o.out).empty()) return;   // killed before it could say anything
+    if (recorded.empty() && list_checkpoints(o.out).empty()) return;   // killed before it wrote its log
     if (o.given.count("--from") && recorded.value("from", json()) != json(o.from))
-        throw UserError("--resume goes on from the last checkpoint in %s, --from %s would begin anew: expected one of "
-                        "them", o.out.c_str(), o.from.c_str());
+        throw UserError("--resume continues from the last checkpoint in %s, --from %s starts a new run: expected one "
+                        "of them", o.out.c_str(), o.from.c_str());
     for (const Flag& flag : flag_table(o)) {
         const json value = recorded.value(flag.name + 2, json());
-        if (!(flag.verbs & TRAIN) || o.given.count(flag.name) || is_of_command(flag.name)) continue;
+        if (!(flag.subcommands & TRAIN) || o.given.count(flag.name) || is_of_command(flag.name)) continue;
         if (value.is_null() || value == "") continue;   // by default
         if (!flag.parse(value.is_string() ? value.get<std::string>() : value.dump()))
             throw UserError("%s: \"%s\" is %s, expected %s", path.c_str(), flag.name + 2, value.dump().c_str(),
@@ -435,34 +426,74 @@ void take_options_of_run(Options& o) {
     }
 }
 
-void note_changes(const Options& o, const json& trainer) {
+void note_changes(const Options& o, const json& trainer, const std::string& dir, size_t tokens) {
     if (trainer.is_null()) return;
     const json then = trainer.value("options", json::object()), now = describe(o, TRAIN);
     if (!then.is_object()) return;
     for (const auto& [name, value] : then.items())
         if (!now.contains(name))
-            printf("resume     --%s was %s, is no option any more\n", one_line(name).c_str(), value.dump().c_str());
-    for (const auto& [name, value] : now.items())
-        if (!is_of_command("--" + name) && then.contains(name) && then[name] != value)
-            printf("resume     --%s was %s, is now %s\n", name.c_str(), then[name].dump().c_str(),
-                   value.dump().c_str());
-}
-
-void note_data(const json& trainer, const std::string& dir, size_t tokens) {
+            printf("resume     --%s was %s, is no option any more\n", one_line(name).c_str(), json_text(value).c_str());
+        else if (!is_of_command("--" + name) && now[name] != value)
+            printf("resume     --%s was %s, is now %s\n", name.c_str(), json_text(value).c_str(),
+                   json_text(now[name]).c_str());
     if (!trainer.contains("train_tokens")) return;
-    const size_t then = whole_number<size_t>(trainer, "train_tokens", dir + "/trainer.json");
-    if (then != tokens) printf("resume     there were %zu tokens to train on, now there are %zu\n", then, tokens);
+    const size_t before = whole_number<size_t>(trainer, "train_tokens", dir + "/trainer.json");
+    if (before != tokens)
+        printf("resume     there were %zu tokens to train on, now there are %zu\n", before, tokens);
 }
 
 std::string way_around(const std::string& out, const std::string& message) {
     const auto checkpoints = list_checkpoints(out);
-    if (checkpoints.empty()) return "";
-    const std::string newest = checkpoints.rbegin()->second;
-    if (message.rfind(newest + "/", 0) != 0 && message.rfind(newest + ":", 0) != 0) return "";
+    const std::string newest = checkpoints.empty() ? "" : checkpoints.rbegin()->second;
+    if (newest.empty() || (!begins_with(message, newest + "/") && !begins_with(message, newest + ":"))) return "";
     if (checkpoints.size() == 1) return "; there is no checkpoint before it";
     std::string aside = out + "/damaged_" + checkpoint_name(checkpoints.rbegin()->first);
     while (exists(aside)) aside += "_";
-    return format("; before it there is %s: mv %s %s, and the same command goes on from there",
+    return format("; before it there is %s: mv %s %s, and the same command continues from there",
                   std::prev(checkpoints.end(), 2)->second.c_str(), shell_word(newest).c_str(),
                   shell_word(aside).c_str());
+}
+
+// ---- start of a run -----------------------------------------------------------------------------
+
+// Creates --out, which must be readable and writable.
+static void open_run_folder(const std::string& out, bool resume) {
+    std::error_code error;
+    if (exists(out) && !fs::is_directory(out, error))
+        throw UserError("--out %s: is a file, expected a folder", out.c_str());
+    if (resume && !exists(out)) throw UserError("--resume: no run in %s, no such folder", out.c_str());
+    error = create_folder(out);
+    if (!error && access(out.c_str(), R_OK | W_OK | X_OK) != 0) error = {errno, std::generic_category()};
+    if (error)
+        throw UserError("--out %s: cannot be read and written: %s", out.c_str(), error.message().c_str());
+}
+
+Start find_start_in_folder(const Options& o) {
+    Start start = {o.from, nullptr};
+    if (o.out.empty()) {
+        if (o.resume) throw UserError("--resume needs --out DIR, the folder of the run to resume");
+        return start;
+    }
+    open_run_folder(o.out, o.resume);
+    start.lock = std::make_shared<FolderLock>(o.out);
+    const auto checkpoints = list_checkpoints(o.out);
+    const bool has_log = exists(o.out + "/log.jsonl");
+    if (!o.resume && (has_log || !checkpoints.empty()))
+        throw UserError("--out %s already holds a run: --resume continues it, or name another folder", o.out.c_str());
+    if (!o.resume) return start;
+    if (checkpoints.empty()) {   // start.dir is the run's --from
+        if (!has_log) throw UserError("--resume: no run in %s", o.out.c_str());
+        printf("resume     %s has no checkpoint yet: the run restarts%s%s\n", o.out.c_str(),
+               start.dir.empty() ? "" : " from ", start.dir.c_str());
+        return start;
+    }
+    const auto& [step, dir] = *checkpoints.rbegin();
+    const std::string path = dir + "/trainer.json";
+    start.dir = dir;
+    start.trainer = read_json(path);
+    start.step = whole_number<long>(start.trainer, "step", path);
+    start.window = whole_number<uint64_t>(start.trainer, "next_window", path);
+    if (start.step != step)
+        throw UserError("%s: \"step\" is %ld, expected %ld as in the folder's name", path.c_str(), start.step, step);
+    return start;
 }

@@ -1,7 +1,9 @@
-// Files of a checkpoint: safetensors, config.json, a Hugging Face folder's weights, the run folder, a run's options.
+// Checkpoints: safetensors, config.json, a Hugging Face folder's weights, the run folder, a run's options, its start.
 #pragma once
 
+#include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -9,8 +11,8 @@
 #include "options.h"
 
 // ---- safetensors --------------------------------------------------------------------------------
-// 8 bytes: length of the header; the header, JSON: name -> dtype, shape, first and last byte; the tensors, back to back,
-// little-endian. https://github.com/huggingface/safetensors
+// 8 bytes: length of the header; the header, JSON: name -> dtype, shape, first and last byte; the tensors, contiguous
+// and little-endian. https://github.com/huggingface/safetensors
 
 float half_to_float(uint16_t half);
 std::string shape_text(const std::vector<size_t>& shape);
@@ -89,7 +91,7 @@ private:
 
 // ---- config.json --------------------------------------------------------------------------------
 
-constexpr int MOST_LAYERS = 1 << 10, MOST_CHANNELS = 1 << 16, MOST_TOKENS = 1 << 22;   // no size in bytes overflows
+constexpr int MAX_LAYERS = 1 << 10, MAX_CHANNELS = 1 << 16, MAX_TOKENS = 1 << 22;   // no size in bytes overflows
 
 // Throws if the model cannot be built; `source` names the file or flags in the message.
 void require_supported(const Config& c, const std::string& source);
@@ -132,11 +134,24 @@ void require_recordable(const Options& o);
 // --resume: takes the options of the run from its last checkpoint or log, except those given on the command line.
 void take_options_of_run(Options& o);
 
-// Prints in which options, or number of training tokens, a resumed run differs from its checkpoint. `trainer` is the
-// checkpoint's trainer.json, null when not resuming.
-void note_changes(const Options& o, const json& trainer);
-void note_data(const json& trainer, const std::string& dir, size_t tokens);
+// Prints in which options, or number of training tokens, a resumed run differs from its checkpoint in `dir`.
+// `trainer`: the checkpoint's trainer.json, null when not resuming.
+void note_changes(const Options& o, const json& trainer, const std::string& dir, size_t tokens);
 
-// What the user can do if the newest checkpoint in `out` is damaged, appended to the error message that begins with its
-// path; else empty. Not done automatically: only the user knows what the steps since the previous checkpoint are worth.
+// If the newest checkpoint in `out` is damaged: a command that resumes from the one before it, to append to the error
+// message, which begins with the checkpoint's path; else empty. Only the user can decide to drop the steps in between.
 std::string way_around(const std::string& out, const std::string& message);
+
+// ---- start of a run -----------------------------------------------------------------------------
+
+// Where a run starts: nothing, --from or the last checkpoint.
+struct Start {
+    std::string dir;        // of a Hugging Face folder, or empty
+    json trainer;           // null unless resuming
+    long step = 0;
+    uint64_t window = 0;    // of the data
+    std::shared_ptr<FolderLock> lock = nullptr;   // of --out
+};
+
+// Creates and locks --out.
+Start find_start_in_folder(const Options& o);

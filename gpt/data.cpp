@@ -6,9 +6,9 @@
 
 #include <algorithm>
 
-// The files that a pattern names, in sorted order. A folder that cannot be read is no reason to take fewer.
+// The files that a pattern names, in sorted order. A folder that cannot be read is an error.
 static std::vector<std::string> files_named(const std::string& pattern) {
-    static std::string unreadable;   // where glob()'s function can write
+    static std::string unreadable;   // glob()'s callback has no argument of its own
     unreadable.clear();
     auto note = [](const char* path, int error) {
         if (error != ENOENT && error != ENOTDIR) unreadable = format("%s: %s", path, strerror(error));
@@ -16,24 +16,20 @@ static std::vector<std::string> files_named(const std::string& pattern) {
     };
     glob_t found = {};
     std::vector<std::string> paths;
-    const int status = glob(pattern.c_str(), 0, note, &found);
-    for (size_t i = 0; status == 0 && i < found.gl_pathc; i++) paths.push_back(found.gl_pathv[i]);
+    if (glob(pattern.c_str(), 0, note, &found) == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     globfree(&found);
     if (!unreadable.empty()) throw UserError("%s: cannot be looked for: %s", pattern.c_str(), unreadable.c_str());
     if (!paths.empty()) return paths;
     struct stat info;
-    if (lstat(pattern.c_str(), &info) == 0) return {pattern};   // signs of a pattern may be part of a name
-    const size_t sign = pattern.find_first_of("*?[");
-    const size_t slash = pattern.substr(0, sign).rfind('/');
-    const std::string to_see = slash == pattern.npos ? "." : pattern.substr(0, std::max<size_t>(1, slash));
-    const bool is_there = stat(to_see.c_str(), &info) == 0;
-    if (!is_there || !S_ISDIR(info.st_mode))
-        throw UserError("%s: %s: %s", pattern.c_str(), to_see.c_str(),
-                        is_there ? strerror(ENOTDIR) : why_not(to_see, errno).c_str());
+    if (lstat(pattern.c_str(), &info) == 0) return {pattern};   // a name may contain glob()'s characters
+    const size_t sign = pattern.find_first_of("*?["), slash = pattern.substr(0, sign).rfind('/');
+    const std::string above = slash == pattern.npos ? "." : pattern.substr(0, std::max<size_t>(1, slash));
+    const int error = stat(above.c_str(), &info) != 0 ? errno : S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
+    if (error) throw UserError("%s: %s: %s", pattern.c_str(), above.c_str(), why_not(above, error).c_str());
     throw UserError("%s: %s", pattern.c_str(), sign == pattern.npos ? "no such file" : "no file matches");
 }
 
-// What a file is that holds neither text nor tokens, by the bytes that its format begins with; empty: none of these.
+// The format of a file that holds neither text nor tokens, by its first bytes; empty: none of these.
 static std::string foreign_format(const MappedFile& file) {
     using namespace std::string_literals;
     struct Format { size_t at; std::string bytes; const char* what; };
@@ -52,20 +48,13 @@ static std::string foreign_format(const MappedFile& file) {
 
 static bool is_shard(const std::string& path) { return ends_with(path, ".bin"); }
 
-// A .bin without a shard's magic number: nanoGPT's are uint16 tokens from the first byte on.
+// A .bin without a shard's magic number: nanoGPT's files are uint16 tokens from the first byte on.
 [[noreturn]] static void refuse_headerless(const MappedFile& file, int magic) {
-    constexpr size_t LOOKED_AT = 1 << 16;
-    constexpr int GPT2_TOKENS = 50257;
-    const Piece all = {&file, file.data(), sizeof(uint16_t), 0, file.size() / sizeof(uint16_t)};
-    int largest = 0;
-    for (size_t i = 0; i < std::min(all.count, LOOKED_AT); i++) largest = std::max(largest, all[i]);
     const std::string& path = file.path();
-    if (file.size() % sizeof(uint16_t) != 0 || largest >= GPT2_TOKENS)
-        throw UserError("%s: magic number %d, expected %d: not a shard of tokens", path.c_str(), magic, SHARD_MAGIC);
-    throw UserError("%s: magic number %d, expected %d: seems to be nanoGPT's, %zu tokens without a header; python3 "
-                    "scripts/prepare_text.py --tokenizer nanogpt --out-prefix %s %s makes shards of it", path.c_str(),
-                    magic, SHARD_MAGIC, all.count, shell_word(path.substr(0, path.size() - strlen(".bin"))).c_str(),
-                    shell_word(path).c_str());
+    throw UserError("%s: magic number %d, expected %d: not a shard of tokens. If it is nanoGPT's, %zu tokens without a "
+                    "header, convert it: python3 scripts/prepare_text.py --tokenizer nanogpt --out-prefix %s %s",
+                    path.c_str(), magic, SHARD_MAGIC, file.size() / sizeof(uint16_t),
+                    shell_word(path.substr(0, path.size() - strlen(".bin"))).c_str(), shell_word(path).c_str());
 }
 
 static Piece open_piece(const MappedFile& file) {
@@ -101,13 +90,14 @@ Tokens::Tokens(const std::string& pattern) : files_(std::make_shared<std::vector
     }
 }
 
-void Tokens::tokenize(const Text& text, int V, FILE* out) {
+void Tokens::tokenize(const Text& text) {
     for (Piece& piece : pieces_) {
         if (piece.token_bytes != 1 || text.takes_bytes(piece.file->path())) continue;
         text_bytes_ += piece.count;
-        encoded_.push_back(encode_file(text, {piece.tokens, piece.count}, token_bytes(V), piece.file->path(), out));
+        encoded_.push_back(std::make_shared<std::vector<char>>(text.encode_file({piece.tokens, piece.count})));
         piece.file->require_whole();
-        piece = {piece.file, encoded_.back()->data(), token_bytes(V), 0, encoded_.back()->size() / token_bytes(V)};
+        const std::vector<char>& tokens = *encoded_.back();
+        piece = {piece.file, tokens.data(), text.token_bytes(), 0, tokens.size() / text.token_bytes()};
         if (piece.count == 0) throw UserError("%s: no tokens", piece.file->path().c_str());
     }
 }
@@ -123,20 +113,17 @@ bool Tokens::bytes_only() const {
 }
 
 Tokens Tokens::split_tail(double fraction) {
-    Tokens tail;
-    tail.files_ = files_;
-    tail.encoded_ = encoded_;
-    size_t wanted = static_cast<size_t>(count() * fraction);
-    while (wanted > 0) {
-        Piece& last = pieces_.back();
-        const size_t taken = std::min(wanted, last.count);
-        Piece part = last;
-        part.begin += last.count - taken;
-        part.count = taken;
+    Tokens tail = *this;
+    tail.pieces_.clear();
+    tail.text_bytes_ = 0;
+    for (size_t wanted = static_cast<size_t>(count() * fraction); wanted > 0;) {
+        Piece &last = pieces_.back(), part = last;
+        part.count = std::min(wanted, last.count);
+        last.count -= part.count;
+        part.begin += last.count;
+        wanted -= part.count;
         tail.pieces_.insert(tail.pieces_.begin(), part);
-        last.count -= taken;
         if (last.count == 0) pieces_.pop_back();
-        wanted -= taken;
     }
     return tail;
 }

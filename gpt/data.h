@@ -1,7 +1,7 @@
 // Training data: files of text or of tokens, and the windows of T + 1 tokens that sequences are cut from.
 //
-// Shards of tokens are in llm.c's format: 256 int32 of header (magic 20240520, version 1, number of tokens), then uint16
-// tokens. Other files are text; known binary formats are rejected by their first bytes.
+// Shards of tokens are in llm.c's format: 256 int32 of header (magic 20240520, version 1, number of tokens), then the
+// tokens, uint16. Other files are text; known binary formats are rejected by their first bytes.
 #pragma once
 
 #include <cstring>
@@ -38,8 +38,8 @@ public:
     Tokens() = default;
     explicit Tokens(const std::string& pattern);
 
-    // Encodes text, unless the model's tokens are bytes. Reports on `out` how long that takes.
-    void tokenize(const Text& text, int V, FILE* out);
+    // Encodes text, unless the model's tokens are bytes.
+    void tokenize(const Text& text);
     size_t text_bytes() const { return text_bytes_; }   // of the text that was encoded
     size_t count() const;
     bool bytes_only() const;

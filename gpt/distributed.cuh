@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 // ---- collectives
@@ -10,47 +11,48 @@
 // Work launched later on device.stream waits for this communication event.
 void await_sent(cudaEvent_t event) { check(cudaStreamWaitEvent(device.stream, event, 0), "cudaStreamWaitEvent"); }
 
-// Runs call() on ranks.stream after all work launched so far, and records `sent` after it. Later work on device.stream
-// waits for it by await_sent() only, or with --overlap off. bytes: of all ranks, of which each sends (R - 1) / R.
+// Runs call() on the group's stream after all work launched so far, and records `sent` after it. Later work on
+// device.stream waits for it by await_sent() only, or with --overlap off. bytes: of all ranks, of which each sends
+// (R - 1) / R.
 template <typename F, typename... Memory>
-void send(const char* name, cudaEvent_t sent, double bytes, F call, const Memory&... memory) {
-    check(cudaEventRecord(ranks.computed, device.stream), "cudaEventRecord");
-    check(cudaStreamWaitEvent(ranks.stream, ranks.computed, 0), "cudaStreamWaitEvent");
-    on_stream(name, ranks.stream, [&] { check(call(), name); }, memory...);
-    check(cudaEventRecord(sent, ranks.stream), "cudaEventRecord");
-    ranks.bytes_sent += bytes * (ranks.count - 1) / ranks.count;
-    if (ranks.overlap == Overlap::OFF) await_sent(sent);
+void send(const Group& group, const char* name, cudaEvent_t sent, double bytes, F call, const Memory&... memory) {
+    check(cudaEventRecord(world.computed, device.stream), "cudaEventRecord");
+    check(cudaStreamWaitEvent(group.stream, world.computed, 0), "cudaStreamWaitEvent");
+    on_stream(name, group.stream, [&] { check(call(), name); }, memory...);
+    check(cudaEventRecord(sent, group.stream), "cudaEventRecord");
+    world.bytes_sent += bytes * (group.size - 1) / group.size;
+    if (world.overlap == Overlap::OFF) await_sent(sent);
 }
 
 // x (n) = sum (or maximum) of all ranks' x
-void all_reduce(cudaEvent_t sent, void* x, size_t n, DType dtype, ncclRedOp_t operation = ncclSum) {
-    auto call = [&] { return ncclAllReduce(x, x, n, nccl_type(dtype), operation, ranks.comm, ranks.stream); };
-    send("all-reduce", sent, 2.0 * n * size_of(dtype), call, updated(x));
+void all_reduce(const Group& g, cudaEvent_t sent, void* x, size_t n, DType dtype, ncclRedOp_t operation = ncclSum) {
+    auto call = [&] { return ncclAllReduce(x, x, n, nccl_type(dtype), operation, g.comm, g.stream); };
+    send(g, "all-reduce", sent, 2.0 * n * size_of(dtype), call, updated(x));
 }
 
 // out (n) = this rank's shard of the sum of all ranks' inp (ranks, n)
-void reduce_scatter(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype) {
-    auto call = [&] { return ncclReduceScatter(inp, out, n, nccl_type(dtype), ncclSum, ranks.comm, ranks.stream); };
-    send("reduce-scatter", sent, 1.0 * n * ranks.count * size_of(dtype), call, out, inp);
+void reduce_scatter(const Group& g, cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype) {
+    auto call = [&] { return ncclReduceScatter(inp, out, n, nccl_type(dtype), ncclSum, g.comm, g.stream); };
+    send(g, "reduce-scatter", sent, 1.0 * n * g.size * size_of(dtype), call, out, inp);
 }
 
 // out (ranks, n) = all ranks' inp (n)
-void all_gather(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype) {
-    auto call = [&] { return ncclAllGather(inp, out, n, nccl_type(dtype), ranks.comm, ranks.stream); };
-    send("all-gather", sent, 1.0 * n * ranks.count * size_of(dtype), call, out, inp);
+void all_gather(const Group& g, cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype) {
+    auto call = [&] { return ncclAllGather(inp, out, n, nccl_type(dtype), g.comm, g.stream); };
+    send(g, "all-gather", sent, 1.0 * n * g.size * size_of(dtype), call, out, inp);
 }
 
 // out (n) = inp (n) of the rank `root`
-void broadcast(cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype, size_t root) {
-    auto call = [&] { return ncclBroadcast(inp, out, n, nccl_type(dtype), root, ranks.comm, ranks.stream); };
-    send("broadcast", sent, 1.0 * n * size_of(dtype), call, out, inp);
+void broadcast(const Group& g, cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype, size_t root) {
+    auto call = [&] { return ncclBroadcast(inp, out, n, nccl_type(dtype), static_cast<int>(root), g.comm, g.stream); };
+    send(g, "broadcast", sent, 1.0 * n * size_of(dtype), call, out, inp);
 }
 
 // x (n) fp32 = sum (or maximum) of all ranks' x
 void over_gpus(float* x, size_t n, ncclRedOp_t operation = ncclSum) {
-    if (ranks.alone()) return;
-    all_reduce(ranks.sent, x, n, DType::FP32, operation);
-    await_sent(ranks.sent);
+    if (world.alone()) return;
+    all_reduce(world, world.sent, x, n, DType::FP32, operation);
+    await_sent(world.sent);
 }
 
 // ---- schedule
@@ -66,13 +68,13 @@ public:
           grad_slots_(grad_copies(zero, layers)), holds_(1 + weight_slots_, NO_GROUP) {}
     virtual ~CommunicationSchedule() = default;
 
-    // Before group g's weights are used, and then those of `next`, which are gathered meanwhile.
+    // Before group g's weights are used. Gathers them and meanwhile, where each layer has a slot of its own (ZeRO 1 and
+    // 2), those of all groups, otherwise those of `next`.
     void need_weights(size_t g, size_t next) {
         if (zero_ == 0) return;
-        for (const size_t group : {g, next}) {
-            const size_t slot = slot_of(group, weight_slots_);
-            if (group <= layers_ && std::exchange(holds_[slot], group) != group) gather(group, slot);
-        }
+        gather_once(g);
+        if (weight_slots_ < layers_) gather_once(next);
+        else for (size_t group = 0; group <= layers_; group++) gather_once(group);
         await_weights(slot_of(g, weight_slots_));
     }
     // After the update: gathered weights are out of date.
@@ -98,6 +100,10 @@ protected:
     const size_t layers_, weight_slots_, grad_slots_;   // slots: of layers, whose whole weights exist at a time
 
 private:
+    void gather_once(size_t group) {
+        const size_t slot = slot_of(group, weight_slots_);
+        if (group <= layers_ && std::exchange(holds_[slot], group) != group) gather(group, slot);
+    }
     std::vector<size_t> holds_;   // by slot: the group whose weights are there or on their way
 };
 
@@ -127,7 +133,7 @@ private:
     void gather(size_t g, size_t slot) override {
         const Layout& y = m_.layout;
         const floatX* shard = m_.weights + y.mine(g, weights_kept(m_.setup));
-        all_gather(gathered_[slot], m_.weight_buffers + slot_begin(slot), shard, y.shard(g), FLOATX);
+        all_gather(world, gathered_[slot], m_.weight_buffers + slot_begin(slot), shard, y.shard(g), FLOATX);
     }
     void await_weights(size_t slot) override { await_sent(gathered_[slot]); }
 
@@ -150,8 +156,8 @@ private:
         const DType dtype = m_.grads.dtype;
         void* whole = buffer(slot);
         void* shard = grad_at(m_, y.mine(g, grads_kept(m_.setup))).data;
-        if (zero_ == 0) all_reduce(reduced_[slot], whole, y.group(g), dtype);
-        else reduce_scatter(reduced_[slot], shard, whole, y.shard(g), dtype);
+        if (zero_ == 0) all_reduce(world, reduced_[slot], whole, y.group(g), dtype);
+        else reduce_scatter(world, reduced_[slot], shard, whole, y.shard(g), dtype);
     }
 
     Model& m_;
@@ -161,26 +167,25 @@ private:
 // ---- in a step
 
 void need_weights(Model& m, size_t g, size_t next) {
-    if (ranks.alone()) return;
-    ranks.alive();
+    if (world.alone()) return;
     m.communication->need_weights(g, next);
 }
 
-// After the update. No communication is in flight then, as between steps ranks also talk through MPI.
+// After the update.
 void weights_changed(Model& m) {
-    if (!ranks.alone()) m.communication->weights_changed();
+    if (!world.alone()) m.communication->weights_changed();
 }
 
 void begin_gradients(Model& m, size_t g) {
-    if (!ranks.alone()) m.communication->begin_gradients(g);
+    if (!world.alone()) m.communication->begin_gradients(g);
 }
 
 void send_gradients(Model& m, size_t g) {
-    if (!ranks.alone()) m.communication->send_gradients(g, m.micro_batch);
+    if (!world.alone()) m.communication->send_gradients(g, m.micro_batch);
 }
 
 void await_gradients(Model& m) {
-    if (!ranks.alone()) m.communication->await_gradients();
+    if (!world.alone()) m.communication->await_gradients();
 }
 
 // After the update, which clears what it has read: with ZeRO 1 the other ranks' shards hold partial sums.
@@ -192,16 +197,18 @@ void clear_gradients(Model& m) {
 
 // values (of rank 0) = a whole tensor of a block of which each rank has at least its own shard.
 void gather_tensor(float* values, const Model& m, const float* block, Kept kept, const ParameterRow& row, size_t l) {
+    std::optional<Watchdog::Resume> counts;   // rank 0 was paused for its disk; the others wait for that
+    if (world.first()) counts.emplace();
     float* staging = m.a.partials();   // idle between steps
     const size_t most = partial_blocks(m.setup.N()) * 4 * m.config.channels;
-    for (size_t rank = 0; rank < ranks.count; rank++) {
+    for (size_t rank = 0; rank < world.size; rank++) {
         const Shard shard = shard_of(m.layout, row, l, Kept::SHARDED, rank);
         const float* from = block + (kept == Kept::SHARDED ? shard.at : m.layout.place(row, l) + shard.first);
         for (size_t done = 0; done < shard.count; done += most) {
             const size_t n = std::min(most, shard.count - done);
-            broadcast(ranks.sent, staging, from + done, n, DType::FP32, rank);
-            await_sent(ranks.sent);
-            if (ranks.first()) download(values + shard.first + done, staging, n * sizeof(float));
+            broadcast(world, world.sent, staging, from + done, n, DType::FP32, rank);
+            await_sent(world.sent);
+            if (world.first()) download(values + shard.first + done, staging, n * sizeof(float));
         }
     }
 }

@@ -1,6 +1,5 @@
 #include "files.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -14,12 +13,15 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <locale>
 #include <sstream>
 #include <unordered_set>
 #include <vector>
 
 namespace fs = std::filesystem;
+
+template class nlohmann::basic_json<nlohmann::ordered_map>;
 
 // ---- errors -------------------------------------------------------------------------------------
 
@@ -50,6 +52,10 @@ template struct Error<1>;
 template struct Error<2>;
 
 // ---- text ---------------------------------------------------------------------------------------
+
+bool begins_with(const std::string& text, const std::string& begin) {
+    return text.compare(0, begin.size(), begin) == 0;
+}
 
 bool ends_with(const std::string& text, const std::string& end) {
     return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
@@ -155,13 +161,13 @@ void catch_lost_pages() {
 }
 
 bool exists(const std::string& path) {
-    struct stat info;
-    return stat(path.c_str(), &info) == 0;
+    std::error_code ignored;
+    return fs::exists(path, ignored);
 }
 
 bool is_regular_file(const std::string& path) {
-    struct stat info;
-    return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
+    std::error_code ignored;
+    return fs::is_regular_file(path, ignored);
 }
 
 std::string why_not(const std::string& path, int error) {
@@ -204,6 +210,17 @@ void MappedFile::require_whole() const {
 
 // ---- writing ------------------------------------------------------------------------------------
 
+[[noreturn]] static void fail_writing(const std::string& path, const char* what = "writing failed") {
+    throw Failure("%s: %s: %s", path.c_str(), what, strerror(errno));
+}
+
+// Opens a file that is written; flags: those of open() besides O_WRONLY.
+static int open_to_write(const std::string& path, int flags) {
+    const int file = open(path.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666);
+    if (file < 0) fail_writing(path, "cannot be written");
+    return file;
+}
+
 // Writes bytes to a file and returns how many could be written.
 static size_t write_bytes(int file, const char* data, size_t bytes) {
     size_t done = 0;
@@ -215,28 +232,23 @@ static size_t write_bytes(int file, const char* data, size_t bytes) {
     return done;
 }
 
-OutputFile::OutputFile(const std::string& path)
-    : path_(path), file_(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
-    if (file_ < 0) throw Failure("%s: cannot be written: %s", path.c_str(), strerror(errno));
-}
+OutputFile::OutputFile(const std::string& path) : path_(path), file_(open_to_write(path, O_CREAT | O_TRUNC)) {}
 
 OutputFile::~OutputFile() {
     if (file_ >= 0) close(file_);
 }
 
 void OutputFile::write(const void* data, size_t bytes) {
-    if (write_bytes(file_, static_cast<const char*>(data), bytes) < bytes) fail();
+    if (write_bytes(file_, static_cast<const char*>(data), bytes) < bytes) fail_writing(path_);
 }
 
 void OutputFile::finish() {
-    if (fsync(file_) != 0 || close(std::exchange(file_, -1)) != 0) fail();
+    if (fsync(file_) != 0 || close(std::exchange(file_, -1)) != 0) fail_writing(path_);
 }
-
-void OutputFile::fail() { throw Failure("%s: writing failed: %s", path_.c_str(), strerror(errno)); }
 
 void write_file(const std::string& path, const std::string& content) {
     OutputFile file(path);
-    file.write(content);
+    file.write(content.data(), content.size());
     file.finish();
 }
 
@@ -248,19 +260,22 @@ void sync_folder(const std::string& path) {
     if (!done) throw Failure("%s: fsync: %s", path.c_str(), strerror(error));
 }
 
-void create_folder(const std::string& path) {
-    if (exists(path)) return;
-    const std::string above = fs::path(path).parent_path();
-    create_folder(above);
-    fs::create_directory(path);
-    sync_folder(above);
+std::error_code create_folder(const std::string& path) {
+    std::error_code error;
+    const std::string whole = fs::absolute(path, error), above = fs::path(whole).parent_path();
+    if (error || exists(whole)) return error;
+    if (whole != above) error = create_folder(above);
+    if (error) return error;
+    fs::create_directory(whole, error);
+    if (!error) sync_folder(above);
+    return error;
 }
 
 // ---- JSON ---------------------------------------------------------------------------------------
 
 namespace {
 
-// Checks every part of a file and stores none.
+// Checks names and depth, and stores no values.
 class JsonCheck : public nlohmann::json_sax<nlohmann::json> {
 public:
     bool null() override { return true; }
@@ -282,7 +297,7 @@ public:
     bool parse_error(size_t, const std::string&, const nlohmann::json::exception&) override { return false; }
 
 private:
-    static constexpr size_t MAX_DEPTH = 100;   // which readers follow by recursion; no file of a model has ten
+    static constexpr size_t MAX_DEPTH = 100;   // readers follow levels by recursion; no file of a model has ten
 
     bool open() {
         if (names_.size() == MAX_DEPTH)
@@ -300,11 +315,11 @@ private:
 
 }   // namespace
 
-template <typename Json> Json parse_json(const char* begin, const char* end) {
+template <typename Json> Json parse_json(std::string_view text) {
     JsonCheck check;
     try {
-        nlohmann::json::sax_parse(begin, end, &check);
-        return Json::parse(begin, end);
+        nlohmann::json::sax_parse(text.begin(), text.end(), &check);
+        return Json::parse(text.begin(), text.end());
     } catch (const nlohmann::json::exception& error) {
         throw JsonError(std::string("not valid JSON: ") + error.what());
     }
@@ -315,17 +330,19 @@ template <typename Json> Json read_json_as(const std::string& path) {
     if (file.size() > MAX_JSON_BYTES)
         throw UserError("%s: %zu bytes, expected JSON of at most %zu", path.c_str(), file.size(), MAX_JSON_BYTES);
     try {
-        return parse_json<Json>(file.data(), file.data() + file.size());
+        return parse_json<Json>({file.data(), file.size()});
     } catch (const JsonError& error) {
         throw UserError("%s: %s", path.c_str(), error.what());
     }
 }
-template nlohmann::json parse_json(const char*, const char*);
-template json parse_json(const char*, const char*);
+template nlohmann::json parse_json(std::string_view);
+template json parse_json(std::string_view);
 template nlohmann::json read_json_as(const std::string&);
 template json read_json_as(const std::string&);
 
-void write_json(const std::string& path, const json& content) { write_file(path, content.dump(2) + "\n"); }
+std::string json_text(const json& value, int indent) { return value.dump(indent); }
+
+void write_json(const std::string& path, const json& content) { write_file(path, json_text(content, 2) + "\n"); }
 
 template <typename T> T whole_number(const json& file, const char* name, const std::string& path) {
     if (!file.is_object() || !file.contains(name)) throw UserError("%s: \"%s\" is missing", path.c_str(), name);
@@ -347,7 +364,7 @@ template uint64_t whole_number(const json&, const char*, const std::string&);
 // ---- log ----------------------------------------------------------------------------------------
 
 json read_record(const std::string& line) {
-    const json record = parse_json<json>(line.data(), line.data() + line.size());
+    const json record = parse_json<json>(line);
     if (!record.is_object()) throw JsonError("no JSON object");
     return record;
 }
@@ -377,12 +394,11 @@ void Log::open(const std::string& out, long resumed_step, const json& first) {
     if (out.empty()) return;
     path_ = out + "/log.jsonl";
     std::string kept = resumed_step > 0 ? records_until(path_, resumed_step) : "";
-    if (kept.rfind("{\"run\"", 0) != 0) kept = first.dump() + "\n" + kept;
+    if (!begins_with(kept, "{\"run\"")) kept = first.dump() + "\n" + kept;
     write_file(path_ + ".new", kept);
-    fs::rename(path_ + ".new", path_);
+    if (rename((path_ + ".new").c_str(), path_.c_str()) != 0) fail_writing(path_);
     sync_folder(out);
-    file_ = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
-    if (file_ < 0) throw Failure("%s: cannot be written: %s", path_.c_str(), strerror(errno));
+    file_ = open_to_write(path_, O_APPEND);
 }
 
 Log::~Log() {
@@ -398,15 +414,13 @@ void Log::write(const json& record) {
 void Log::sync() {
     if (file_ < 0) return;
     flush();
-    if (fsync(file_) != 0) fail();
+    if (fsync(file_) != 0) fail_writing(path_);
 }
 
 void Log::flush() {
     unwritten_.erase(0, write_bytes(file_, unwritten_.data(), unwritten_.size()));
-    if (!unwritten_.empty()) fail();
+    if (!unwritten_.empty()) fail_writing(path_);
 }
-
-void Log::fail() { throw Failure("%s: writing failed: %s", path_.c_str(), strerror(errno)); }
 
 // ---- signals and the machine --------------------------------------------------------------------
 
@@ -430,20 +444,14 @@ void require_output() {
     if (ferror(stdout) && stop_requested != SIGPIPE) throw Failure("standard output: writing failed%s", reason.c_str());
 }
 
-double share_without_core() {
-    double with = 0, without = 0;
+std::string busy_text() {
+    double with = 0, without = 0, ran, waited;   // ns
     std::error_code none;
-    for (const auto& thread : fs::directory_iterator("/proc/self/task", none)) {
-        double ran = 0, waited = 0;   // ns
+    for (const auto& thread : fs::directory_iterator("/proc/self/task", none))
         if (std::ifstream(thread.path() / "schedstat") >> ran >> waited) with += ran, without += waited;
-    }
-    return without > 0 ? without / (with + without) : 0;
-}
-
-std::string busy_text(double share) {
-    constexpr double MUCH = 0.1;   // threads wait a little on a quiet machine, too
-    if (share < MUCH) return "";
-    return format("busy: %.0f %% of their time so far, threads waited for a core", 100 * share);
+    const double share = without > 0 ? without / (with + without) : 0;
+    if (share < 0.1) return "";   // threads wait a little on a quiet machine, too
+    return format("machine    busy: %.0f %% of their time so far, threads waited for a core\n", 100 * share);
 }
 
 size_t peak_resident_bytes() {

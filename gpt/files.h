@@ -6,20 +6,22 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <limits>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 using json = nlohmann::ordered_json;   // keeps names in the file's order
 
+// Instantiated in files.cpp only: it takes seconds to compile.
+extern template class nlohmann::basic_json<nlohmann::ordered_map>;
+
 // ---- errors -------------------------------------------------------------------------------------
-// UserError: the user can correct it (exit code 2). Failure: everything else (exit code 1). Both are one line that names
-// the file, flag or tensor, what was found and what was expected.
+// UserError: the user can correct it (exit code 2). Failure: everything else (exit code 1). Both are one line that
+// names the file, flag or tensor, what was found and what was expected.
 
 __attribute__((format(printf, 1, 2))) std::string format(const char* text, ...);
 
@@ -34,6 +36,7 @@ using Failure = Error<1>;
 
 // ---- text ---------------------------------------------------------------------------------------
 
+bool begins_with(const std::string& text, const std::string& begin);
 bool ends_with(const std::string& text, const std::string& end);
 
 // Parses all of text as a finite number that T can hold; false if it is anything else.
@@ -102,12 +105,9 @@ public:
     ~OutputFile();
 
     void write(const void* data, size_t bytes);
-    void write(const std::string& text) { write(text.data(), text.size()); }
     void finish();
 
 private:
-    [[noreturn]] void fail();
-
     std::string path_;
     int file_;
 };
@@ -117,8 +117,8 @@ void write_file(const std::string& path, const std::string& content);
 // Flushes a folder's entries to disk.
 void sync_folder(const std::string& path);
 
-// Creates a folder, and those above it, so that they survive a power failure. Throws std::filesystem::filesystem_error.
-void create_folder(const std::string& path);
+// Creates a folder, and those above it, so that they survive a power failure.
+std::error_code create_folder(const std::string& path);
 
 // ---- JSON ---------------------------------------------------------------------------------------
 
@@ -128,9 +128,12 @@ constexpr size_t MAX_JSON_BYTES = 100 << 20;   // far beyond every real file
 
 // Parses JSON that may be damaged or hostile. Throws JsonError if it is not valid, if a name occurs twice in an object,
 // or if it is nested deeper than 100 levels. Json: nlohmann::json (fast lookup of names) or json.
-template <typename Json> Json parse_json(const char* begin, const char* end);
+template <typename Json> Json parse_json(std::string_view text);
 template <typename Json> Json read_json_as(const std::string& path);
 inline json read_json(const std::string& path) { return read_json_as<json>(path); }
+
+// The text of a value. indent: spaces for each level, or -1 for a single line.
+std::string json_text(const json& value, int indent = -1);
 void write_json(const std::string& path, const json& content);
 
 // The value of `name` in an object, which must be a whole number that T can hold.
@@ -158,7 +161,6 @@ public:
 
 private:
     void flush();
-    [[noreturn]] void fail();
 
     std::string path_, unwritten_;
     int file_ = -1;
@@ -176,11 +178,9 @@ void catch_signals();
 // Throws if standard output could not be written, except to a closed pipe, which ends a run normally.
 void require_output();
 
-// The share of time in which this process' threads were ready to run but had no core; 0 if Linux does not count it.
-double share_without_core();
-
-// A warning if that share is large, else empty.
-std::string busy_text(double share);
+// A line that says which share of their time this process' threads waited for a core; empty if it is small, or if Linux
+// does not count it.
+std::string busy_text();
 
 // The largest resident memory of this process so far. From /proc: getrusage includes the program that started it.
 size_t peak_resident_bytes();

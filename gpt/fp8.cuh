@@ -1,5 +1,5 @@
-// --matmul fp8 and fp8-all: how kernels write matmuls' operands in 8 bits, their scales, and what the log and
-// checkpoints keep of these. Included by train_gpt.cu, whose section "fp8" introduces it.
+// --matmul fp8 and fp8-all: how kernels write matmuls' operands in 8 bits, their scales, and their records in log and
+// checkpoints. Included by train_gpt.cu, whose section "fp8" introduces it.
 //
 // quantise  q = fp8(x * scale) of what x is in floatX, to nearest, ties to even; what is too large becomes the format's
 //           maximum. Scales are powers of 2, so that scaling rounds nothing: q / scale is x to the format's precision
@@ -71,7 +71,7 @@ __device__ __forceinline__ void Writer<F8, REACH>::put(size_t i, float (&v)[N]) 
 template <typename F8, Reach REACH>
 template <int N>
 __device__ __forceinline__ void Writer<F8, REACH>::put(size_t i, const RawPack<floatX, N>& rounded) {
-    // Only activations may be stored in 8 bits alone. Without the question a gradient's writer takes a register less.
+    // Only activations may be stored in 8 bits alone. Without the check a gradient's writer needs one register less.
     if (!WRITES_FP8 || std::is_same_v<F8, e5m2> || to.x) *reinterpret_cast<RawPack<floatX, N>*>(to.x + i) = rounded;
     put_fp8(i, rounded);
 }
@@ -130,12 +130,12 @@ __device__ __forceinline__ void set_scale(Fp8Scale& s, float scale) {
     s.inverse = 1 / scale;
 }
 
-// What is done to every scale:
-//   FORGET          the amax of this step
-//   REMEMBER        the amax joins the history, which makes the next step's scale
-//   RECALL          the scale is made of a history that was read from a checkpoint
-//   COUNT, IGNORE   from now on, what is quantised is counted; or no longer
-//   TAKE, GIVE      the amax goes to, or comes from, an array that can be sent to other GPUs
+// Operations on all scales:
+//   FORGET          clears the amax of this step
+//   REMEMBER        adds the amax to the history and sets the next step's scale from that
+//   RECALL          sets the scale from a history that was read from a checkpoint
+//   COUNT, IGNORE   starts, stops counting what is quantised
+//   TAKE, GIVE      copies the amax to, from an array that is sent to other GPUs
 enum class Fp8Step { FORGET, REMEMBER, RECALL, COUNT, IGNORE, TAKE, GIVE };
 
 // A thread per scale. Of each layer's `of_layer` the first e4m3s are E4M3's, the others E5M2's.
@@ -182,7 +182,7 @@ __global__ void fp8_amax_kernel(Fp8Scale* scales, size_t of_layer, const floatX*
     if (threadIdx.x == 0) atomicMax(&scales[blockIdx.y * of_layer].amax, __float_as_uint(amax));
 }
 
-// Makes the scale of the recorded amax. All threads take it from here; one of them stores it for matmuls.
+// Returns the scale for the recorded amax to all threads; one of them stores it for matmuls.
 template <typename F8> __device__ __forceinline__ float current_scale(Fp8Scale& s, bool stores) {
     const float scale = fp8_scale_for(__uint_as_float(s.amax), FP8_MAX<F8>);
     if (stores) set_scale(s, scale);
@@ -366,15 +366,11 @@ std::vector<Fp8Scale> download_scales(const Model& m) {
     download(scales.data(), m.a.fp8_scales(), scales.size() * sizeof(Fp8Scale));
     return scales;
 }
-void upload_scales(Model& m, const std::vector<Fp8Scale>& scales) {
-    upload(m.a.fp8_scales(), scales.data(), scales.size() * sizeof(Fp8Scale));
-}
-
-// After a step: the amaxes of all GPUs, so that these have the same scales, join the history.
+// After a step: adds the maximum of all GPUs' amaxes to the history, so that they have the same scales.
 void remember_amaxes(Model& m) {
     if (!has_fp8(m) || m.setup.fp8_scaling != Fp8Scaling::DELAYED) return;
     const size_t count = scale_count(m);
-    if (!ranks.alone()) {
+    if (!world.alone()) {
         fp8_scales<Fp8Step::TAKE>(m.a.fp8_scales(), count, m.a.fp8_amaxes());
         over_gpus(m.a.fp8_amaxes(), count, ncclMax);
         fp8_scales<Fp8Step::GIVE>(m.a.fp8_scales(), count, m.a.fp8_amaxes());
@@ -385,28 +381,20 @@ void remember_amaxes(Model& m) {
 
 // ---- log and checkpoints
 
-// As short as a log wants it.
-double share(double part, double all) { return all > 0 ? std::stod(format("%.3g", part / all)) : 0; }
-
-// What FP8 did to the values that were counted, those of the first GPU: shares that saturated at its maximum, and that
-// became 0 though they were not ("flushed"); over all layers, and layer by layer.
+// Effects of FP8 on the values that were counted, those of the first GPU, over all layers: shares that saturated at the
+// format's maximum, and that underflowed to 0 ("flushed"). Three digits are enough for a log.
 json fp8_record(const Model& m) {
+    auto share = [](double part, double all) { return all > 0 ? std::stod(format("%.3g", part / all)) : 0; };
     const std::vector<Fp8Scale> scales = download_scales(m);
     json record;
     for (size_t t = 0; t < FP8_TENSORS; t++) {
         double values = 0, saturated = 0, underflow = 0;
-        json layers = {{"saturated", json::array()}, {"flushed", json::array()}, {"scale", json::array()}};
-        for (int l = 0; l < m.config.layers; l++) {
-            const Fp8Scale& s = scales[l * FP8_TENSORS + t];
-            values += s.values;
-            saturated += s.saturated;
-            underflow += s.underflow;
-            layers["saturated"].push_back(share(s.saturated, s.values));
-            layers["flushed"].push_back(share(s.underflow, s.values));
-            layers["scale"].push_back(s.scale);
+        for (size_t n = t; n < scales.size(); n += FP8_TENSORS) {
+            values += scales[n].values;
+            saturated += scales[n].saturated;
+            underflow += scales[n].underflow;
         }
-        record[FP8_NAMES[t]] = {{"saturated", share(saturated, values)}, {"flushed", share(underflow, values)},
-                                {"layers", layers}};
+        record[FP8_NAMES[t]] = {{"saturated", share(saturated, values)}, {"flushed", share(underflow, values)}};
     }
     return record;
 }
@@ -422,13 +410,13 @@ void set_fp8_history(Model& m, const std::vector<float>& history) {
     std::vector<Fp8Scale> scales = download_scales(m);
     for (size_t n = 0; n < scales.size(); n++)
         std::copy_n(history.begin() + n * FP8_HISTORY, FP8_HISTORY, scales[n].history);
-    upload_scales(m, scales);
+    upload(m.a.fp8_scales(), scales.data(), scales.size() * sizeof(Fp8Scale));
     fp8_scales<Fp8Step::RECALL>(m.a.fp8_scales(), scales.size());
     m.fp8_history = true;
     fp8_weights_changed(m);   // whose scales are their own
 }
 
-// ---- FP16: what has become 0 (for the log)
+// ---- FP16: underflow (for the log)
 
 // Counts zeros in x (n), one partial count a block.
 __global__ void count_zeros_kernel(float* counts, const floatX* x, size_t n) {
@@ -443,13 +431,9 @@ __global__ void count_zeros_kernel(float* counts, const floatX* x, size_t n) {
     if (threadIdx.x == 0) counts[blockIdx.x] = count;
 }
 
-void count_zeros(float* counts, const floatX* x, size_t n, unsigned blocks) {
-    launch("count_zeros", count_zeros_kernel, blocks, BLOCK, 0, counts, x, n);
-}
-
-// The share of zeros in the first layer's gradients of activations, which measures FP16's underflow: dqkv, datt, dfc,
-// dln and dres as the last micro-batch has left them on this GPU. They have come through all layers. About 1 / (10 T)
-// of them are always 0: a sequence's first query has one key only, and so no gradient.
+// The share of zeros in the first layer's gradients of activations after the last micro-batch on this GPU: measures
+// FP16's underflow, as they have passed all layers. About 1 / (10 T) of them are always 0: a sequence's first query has
+// a single key, and so no gradient. norm_partials is idle between steps.
 double zero_gradients(const Model& m) {
     const Activations& a = m.a;
     const size_t N = m.setup.N(), C = m.config.channels;
@@ -458,7 +442,7 @@ double zero_gradients(const Model& m) {
         {a.dres(), C}, {a.dln(), C}, {a.datt(), C}, {a.dqkv(), 3 * C}, {a.dfc(), 4 * C}};
     for (const auto& [x, columns] : gradients) {
         std::vector<float> counts(std::min<size_t>(NORM_BLOCKS, span_blocks(N * columns)));
-        count_zeros(a.norm_partials(), x, N * columns, counts.size());   // which is idle between steps
+        launch("count_zeros", count_zeros_kernel, counts.size(), BLOCK, 0, a.norm_partials(), x, N * columns);
         download(counts.data(), a.norm_partials(), counts.size() * sizeof(float));
         zeros += std::accumulate(counts.begin(), counts.end(), 0.0);
         all += N * columns;

@@ -1,9 +1,9 @@
-// HellaSwag: questions of a context and four endings, one of which is how the text went on (Zellers et al. 2019,
+// HellaSwag: questions of a context and four endings, one of which is how the text continued (Zellers et al. 2019,
 // "HellaSwag: Can a Machine Really Finish Your Sentence?"). A model's answer is the ending whose tokens, after the
 // context, have the lowest loss: as a sum (accuracy), or as a mean, which is fair to long endings (acc_norm). The mean
-// is one over tokens, as in llm.c, where GPT-2 124M has 0.2955 of the 10,042; others divide by the ending's bytes.
+// is over tokens, as in llm.c, where GPT-2 124M has 0.2955 of the 10,042; others divide by the ending's bytes.
 //
-// A file is llm.c's, as scripts/prepare_hellaswag.py writes it, all of it little-endian:
+// A file is llm.c's, as scripts/prepare_hellaswag.py writes it, little-endian:
 //
 //     256 int32   magic 20240522, version 1, number of questions, bytes of the longest one, zeros
 //     uint16      of each question 65535, its bytes, its index, the label, the number of endings; then the context and
@@ -35,15 +35,15 @@ public:
                             path.c_str(), header[0], header[1], QUESTIONS_MAGIC, QUESTIONS_VERSION);
         count_ = header[2];
         if (count_ < 1) throw UserError("%s: the header says %d questions, expected 1 or more", path.c_str(), count_);
-        words_ = (file_.size() - sizeof(header)) / sizeof(uint16_t);
+        at_ = sizeof(header);
     }
 
     std::vector<Question> all() {
         std::vector<Question> questions;
         for (; index_ < count_; index_++) questions.push_back(next());
         file_.require_whole();
-        const size_t left = file_.size() - QUESTIONS_HEADER * sizeof(int) - at_ * sizeof(uint16_t);
-        if (left) throw UserError("%s: %zu bytes follow the last of %d questions", file_.path().c_str(), left, count_);
+        if (const size_t left = file_.size() - at_)
+            throw UserError("%s: %zu bytes follow the last of %d questions", file_.path().c_str(), left, count_);
         return questions;
     }
 
@@ -53,23 +53,22 @@ private:
     }
 
     int word() {
-        if (at_ == words_) fail(format("the file ends within it, of %d: truncated", count_));
         uint16_t value;
-        memcpy(&value, file_.data() + QUESTIONS_HEADER * sizeof(int) + sizeof(value) * at_++, sizeof(value));
+        if (at_ + sizeof(value) > file_.size()) fail(format("the file ends within it, of %d: truncated", count_));
+        memcpy(&value, file_.data() + at_, sizeof(value));
+        at_ += sizeof(value);
         return value;
     }
     void require(const char* what, int found, int expected) const {
         if (found != expected) fail(format("%s is %d, expected %d: damaged", what, found, expected));
     }
 
-    std::vector<int> tokens(const std::string& whose) {
+    std::vector<int> tokens(const std::string& part) {
         std::vector<int> tokens(word());
-        if (tokens.empty()) fail("no tokens in " + whose);
-        for (int& token : tokens) {
-            token = word();
-            if (token >= V_)
-                fail(format("token %d in %s is outside the vocabulary of %d", token, whose.c_str(), V_));
-        }
+        if (tokens.empty()) fail("no tokens in " + part);
+        for (int& token : tokens)
+            if (token = word(); token >= V_)
+                fail(format("token %d in %s is outside the vocabulary of %d", token, part.c_str(), V_));
         return tokens;
     }
 
@@ -90,13 +89,13 @@ private:
                 fail(format("the context and ending %d have %zu tokens, expected at most %d: sequences of %d "
                             "(--seq-len), and the last token", e, inputs + 1, T_ + 1, T_));
         }
-        require("the size in bytes", static_cast<int>((at_ - begin) * sizeof(uint16_t)), bytes);
+        require("the size in bytes", static_cast<int>(at_ - begin), bytes);
         return question;
     }
 
     MappedFile file_;
     int V_, T_, count_, index_ = 0;
-    size_t words_, at_ = 0;
+    size_t at_ = 0;   // bytes
 };
 
 std::vector<Question> read_questions(const std::string& path, int V, int T) { return QuestionReader(path, V, T).all(); }
@@ -112,7 +111,7 @@ struct EndingLosses {
     size_t tokens = 0, padding = 0;          // that went through the model, and how many of them for nothing
 };
 
-// A context with one of its endings, but for the last token: a sequence of inputs.
+// A context with one of its endings, without the last token: a sequence of inputs.
 struct Asked { size_t question, ending, length; };
 
 // The model's buffers serve for any B and T within their B x T tokens.
@@ -127,10 +126,17 @@ EndingLosses ending_losses(Model& m, const std::vector<Question>& questions) {
     auto place = [](const Asked& a) { return std::make_tuple(-static_cast<long>(a.length), a.question, a.ending); };
     std::sort(rows.begin(), rows.end(), [&](const Asked& a, const Asked& b) { return place(a) < place(b); });
     const Setup& setup = m.setup;
-    Meter meter("HellaSwag: endings", rows.size());
+    struct Part { size_t first, B, T; };
+    std::vector<Part> parts;
     for (size_t first = 0, B = 0; first < rows.size(); first += B) {
         const size_t T = std::min<size_t>(setup.T, ceil_div(rows[first].length, LENGTH_STEP) * LENGTH_STEP);
-        B = std::min({rows.size() - first, setup.N() / T, static_cast<size_t>(MOST_SEQUENCES)});
+        B = std::min({rows.size() - first, setup.N() / T, static_cast<size_t>(MAX_SEQUENCES)});
+        parts.push_back({first, B, T});
+    }
+    // Ranks take turns. One that has none left computes the last batch once more, as all take part in communication.
+    for (size_t turn = 0; turn < parts.size(); turn += world.size) {
+        const bool is_mine = turn + world.rank < parts.size();
+        const auto [first, B, T] = parts[is_mine ? turn + world.rank : parts.size() - 1];
         std::vector<int> inputs(B * T, 0), targets(B * T, -1);   // causal attention: what follows does not matter
         for (size_t b = 0; b < B; b++) {
             const Question& question = questions[rows[first + b].question];
@@ -139,17 +145,26 @@ EndingLosses ending_losses(Model& m, const std::vector<Question>& questions) {
             tokens.insert(tokens.end(), ending.begin(), ending.end());
             std::copy(tokens.begin(), tokens.end() - 1, inputs.begin() + b * T);
             std::copy(ending.begin(), ending.end(), targets.begin() + b * T + question.context.size() - 1);
-            result.padding += T - rows[first + b].length;
         }
-        result.tokens += B * T;
         forward(m, send_spare(m.a.inputs, inputs), {static_cast<int>(B), static_cast<int>(T)});
         head<Want::LOSS>(m, send_spare(m.a.targets, targets), 0, B * T);
         std::vector<float> losses(B * T);   // 0 where there is no target
         download(losses.data(), m.a.losses(), losses.size() * sizeof(float));
-        for (size_t b = 0; b < B; b++)
+        for (size_t b = 0; is_mine && b < B; b++)
             result.sums[rows[first + b].question][rows[first + b].ending] =
                 std::accumulate(losses.begin() + b * T, losses.begin() + (b + 1) * T, 0.0);
-        meter.show(first + B);
+    }
+    for (const Part& part : parts) {
+        result.tokens += part.B * part.T;
+        for (size_t b = 0; b < part.B; b++) result.padding += part.T - rows[part.first + b].length;
+    }
+    if (!world.alone()) {
+        std::vector<double> all;
+        for (const auto& sums : result.sums) all.insert(all.end(), sums.begin(), sums.end());
+        sum_over_ranks(all.data(), all.size(), ncclFloat64);
+        const double* from = all.data();
+        for (auto& sums : result.sums)
+            for (double& sum : sums) sum = *from++;
     }
     take_loss(m);   // which they were added to
     return result;

@@ -1,85 +1,162 @@
-// The processes of a run on many GPUs, and the device of each: how they start, what they tell each other besides NCCL's
-// communication, and how they end together. Included by train_gpt.cu, whose section "many GPUs" says what they do.
+// The processes ("ranks") of a run on several GPUs, and the device of each: how they start, find each other and end.
+// Included by train_gpt.cu, whose section "many GPUs" says what they do.
 //
-// MPI starts the processes, numbers them and carries a few bytes now and then; watch.h detects those that died or hang.
-// Neither MPI nor NCCL is needed by a program built without them (MULTI=no), nor asked by one that runs alone.
+//   start       --gpus N forks N processes before the first CUDA or OpenMP call, and supervises them; or torchrun, srun
+//               or mpirun start them, and number them by environment variables
+//   connection  rank 0 listens on MASTER_ADDR:MASTER_PORT and sends NCCL's unique id to each rank. All that follows,
+//               including strings and sums of the host, goes through NCCL
+//   end         a watchdog thread of each rank ends it when it makes no progress; the others are ended by the
+//               supervising process, or by the launcher
 #pragma once
 
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <sched.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 
-#ifdef MULTI
-#include <mpi.h>
+#include <thread>
+
+#if !defined(__NVCC__) || defined(HAVE_NCCL)
 #include <nccl.h>
+inline bool has_nccl() { return true; }
 #else   // the names of NCCL that the program uses; never called
-enum ncclResult_t { ncclSuccess, ncclInvalidUsage = 5 };
-enum ncclDataType_t { ncclFloat16 = 6, ncclFloat32 = 7, ncclBfloat16 = 9 };
+inline bool has_nccl() { return false; }
+enum ncclResult_t { ncclSuccess, ncclInvalidUsage = 5, ncclInProgress = 7 };
+enum ncclDataType_t { ncclUint8 = 1, ncclFloat16 = 6, ncclFloat32 = 7, ncclFloat64 = 8, ncclBfloat16 = 9 };
 enum ncclRedOp_t { ncclSum, ncclMax };
+struct ncclUniqueId { char internal[128]; };
 using ncclComm_t = void*;
 template <typename... Args> ncclResult_t ncclAllReduce(Args...) { return ncclInvalidUsage; }
 template <typename... Args> ncclResult_t ncclReduceScatter(Args...) { return ncclInvalidUsage; }
 template <typename... Args> ncclResult_t ncclAllGather(Args...) { return ncclInvalidUsage; }
 template <typename... Args> ncclResult_t ncclBroadcast(Args...) { return ncclInvalidUsage; }
-inline const char* ncclGetErrorString(ncclResult_t) { return "this build is for one GPU"; }
-inline const char* ncclGetLastError(ncclComm_t) { return "MULTI=no"; }
+template <typename... Args> ncclResult_t ncclCommInitRank(Args...) { return ncclInvalidUsage; }
+inline ncclResult_t ncclGetUniqueId(ncclUniqueId*) { return ncclInvalidUsage; }
+inline ncclResult_t ncclCommDestroy(ncclComm_t) { return ncclSuccess; }
+inline ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t*) { return ncclSuccess; }
+inline ncclResult_t ncclGetVersion(int*) { return ncclSuccess; }
+inline const char* ncclGetErrorString(ncclResult_t) { return "this build has no NCCL"; }
+inline const char* ncclGetLastError(ncclComm_t) { return ""; }
 #endif
 
-#include "watch.h"
-
-struct Ranks {
-    size_t rank = 0, count = 1;
-    size_t on_machine = 0, of_machine = 1;   // the same among the processes of this machine
-    cudaStream_t stream = nullptr;           // what is sent
-    cudaEvent_t computed = nullptr, sent = nullptr;
-    Overlap overlap = Overlap::ON;
-    double bytes_sent = 0;                   // by this GPU, as rings would
-    long step = 0;
-    Watch watch;
-    std::vector<std::unique_ptr<Watch::Wait>> waits;   // of this process, those that have not ended
+// Ranks that communicate with each other, and this process among them.
+struct Group {
     ncclComm_t comm = nullptr;
+    size_t rank = 0, size = 1;
+    cudaStream_t stream = nullptr;   // of the group's communication
 
     bool first() const { return rank == 0; }
-    bool alone() const { return count == 1; }
-    void alive() { if (!alone()) watch.alive(step); }
+    bool alone() const { return size == 1; }
 };
 
-static Ranks ranks;
+// All ranks.
+struct World : Group {
+    size_t on_machine = 0, of_machine = 1;   // rank and size among the processes of this machine
+    std::string address = "127.0.0.1", port; // of rank 0
+    int listener = -1;                       // rank 0's, if --gpus has opened it
+    const struct Launcher* launcher = nullptr;
+    std::atomic<long> own_step{0}, *step = &own_step;   // the step under way; the supervising process sees it
+    cudaEvent_t computed = nullptr, sent = nullptr;
+    char* staging = nullptr;                 // device memory for exchanges between hosts
+    Overlap overlap = Overlap::ON;
+    double bytes_sent = 0;                   // by this GPU, as rings would
+};
+static World world;
+
+constexpr size_t STAGING_BYTES = 1 << 16;
 
 void check(ncclResult_t status, const char* what) {
     if (status != ncclSuccess)
-        throw Failure("%s: %s (%s)", what, ncclGetErrorString(status), ncclGetLastError(ranks.comm));
+        throw Failure("%s: %s (%s)", what, ncclGetErrorString(status), ncclGetLastError(world.comm));
 }
+
+std::string host_name() {
+    char name[256] = "";
+    gethostname(name, sizeof(name) - 1);
+    return name;
+}
+
+// ---- watchdog -----------------------------------------------------------------------------------
+
+// Ends this process with one line if it makes no progress for the timeout, or if NCCL reports an error. Each piece of
+// work that is handed to a stream and each blocking call reports progress, under its name.
+class Watchdog {
+public:
+    void start(double timeout) {
+        std::thread([this, timeout] { run(timeout); }).detach();
+    }
+    // While one exists, time does not count: work of the host that may take long.
+    struct Pause {
+        Pause() { activity.paused++; }
+        ~Pause() {
+            activity.paused--;
+            progress("resumed");
+        }
+    };
+    // Within a pause, time counts again: a collective.
+    struct Resume {
+        const int before = activity.paused.exchange(0);
+        ~Resume() { activity.paused = before; }
+    };
+
+private:
+    void run(double timeout) {
+        const double interval = std::min(1.0, timeout / 10);
+        double idle = 0;
+        for (long last = -1;; std::this_thread::sleep_for(std::chrono::duration<double>(interval))) {
+            const long now = activity.count;
+            // Intervals rather than a clock: a process that was stopped is given the time to get on.
+            idle = now != last || activity.paused > 0 ? 0 : idle + interval;
+            last = now;
+            ncclResult_t error = ncclSuccess;
+            if (activity.connected) ncclCommGetAsyncError(world.comm, &error);
+            if (error != ncclSuccess && error != ncclInProgress && idle >= 2 * interval)
+                end(format("NCCL reports: %s", ncclGetErrorString(error)));
+            if (idle >= timeout) end(format("no progress for %g s (--timeout)", timeout));
+        }
+    }
+    [[noreturn]] void end(const std::string& why) {
+        const std::string line = format("train_gpt: rank %zu on %s, step %ld, in %s: %s\n", world.rank,
+                                        host_name().c_str(), world.step->load(), activity.name.load(), why.c_str());
+        if (write(STDERR_FILENO, line.data(), line.size()) < 0) {}
+        // The first rank to end ends the others: a moment for their lines.
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        _exit(1);
+    }
+};
+static Watchdog watchdog;
+
+// ---- exchanges between hosts --------------------------------------------------------------------
 
 ncclDataType_t nccl_type(DType dtype) {
     return dtype == DType::FP32 ? ncclFloat32 : dtype == DType::FP16 ? ncclFloat16 : ncclBfloat16;
 }
 
-// Called before (true) and after (false) this process waits for others or for the device. Calls may be nested.
-void waiting(bool begins) {
-    if (begins) ranks.waits.push_back(std::make_unique<Watch::Wait>(ranks.watch));
-    else ranks.waits.pop_back();
-}
-
-// Bytes that the first rank has, on all.
-std::string from_first(std::string text) {
-#ifdef MULTI
-    if (ranks.alone()) return text;
-    unsigned long size = text.size();
-    MPI_Bcast(&size, 1, MPI_UNSIGNED_LONG, 0, MPI_COMM_WORLD);
-    text.resize(size);
-    MPI_Bcast(text.data(), static_cast<int>(size), MPI_BYTE, 0, MPI_COMM_WORLD);
-#endif
-    return text;
+// data (n) = the sum of all ranks' data. Of terms of which all but one are 0 that is exact.
+template <typename T> void sum_over_ranks(T* data, size_t n, ncclDataType_t type) {
+    constexpr size_t PIECE = STAGING_BYTES / sizeof(T);
+    for (size_t done = 0; done < n; done += PIECE) {
+        const size_t now = std::min(PIECE, n - done), bytes = now * sizeof(T);
+        progress("exchange of hosts");
+        check(cudaMemcpyAsync(world.staging, data + done, bytes, cudaMemcpyHostToDevice, world.stream), "cudaMemcpy");
+        check(ncclAllReduce(world.staging, world.staging, now, type, ncclSum, world.comm, world.stream),
+              "ncclAllReduce");
+        check(cudaMemcpyAsync(data + done, world.staging, bytes, cudaMemcpyDeviceToHost, world.stream), "cudaMemcpy");
+        check(cudaStreamSynchronize(world.stream), "an exchange between ranks");
+    }
+    progress("compute");
 }
 
 // A number of each rank, on all.
 std::vector<double> from_all(double mine) {
-    std::vector<double> all(ranks.count, mine);
-#ifdef MULTI
-    if (ranks.alone()) return all;
-    waiting(true);
-    MPI_Allgather(&mine, 1, MPI_DOUBLE, all.data(), 1, MPI_DOUBLE, MPI_COMM_WORLD);
-    waiting(false);
-#endif
+    std::vector<double> all(world.size, 0.0);
+    all[world.rank] = mine;
+    if (!world.alone()) sum_over_ranks(all.data(), all.size(), ncclFloat64);
     return all;
 }
 // In the ranks' order: the same bits on all.
@@ -92,75 +169,437 @@ double least_of_all(double mine) {
     return *std::min_element(all.begin(), all.end());
 }
 
-// Whether mpirun or srun has started this process as one of several.
-bool is_one_of_many() {
-    for (const char* count : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
-        if (const char* value = getenv(count); value && atoi(value) > 1) return true;
-    return false;
+// Bytes that the first rank has, on all.
+std::string from_first(std::string text) {
+    if (world.alone()) return text;
+    std::string same(static_cast<size_t>(from_all(text.size())[0]), 0);
+    if (world.first()) same = text;
+    sum_over_ranks(same.data(), same.size(), ncclUint8);
+    return same;
 }
 
-// Cores for each of the processes of this machine; 0: what dev/cpu takes by itself, which heeds the cores that mpirun
-// may have bound a process to.
+// ---- processes: variables of launchers ----------------------------------------------------------
+
+struct Launcher { const char *name, *rank, *size, *on_machine, *of_machine; };
+constexpr Launcher LAUNCHERS[] = {
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"MPICH's mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"},
+};
+
+// 0: this process is alone.
+int nccl_version() {
+    int version = 0;
+    if (!world.alone()) check(ncclGetVersion(&version), "ncclGetVersion");
+    return version;
+}
+
+// The whole number in an environment variable that is set.
+size_t number_in(const char* name) {
+    long number = 0;   // of 8(x2) the first
+    const std::string text = getenv(name);
+    if (parse_number(text.substr(0, text.find('(')), number) && number >= 0) return static_cast<size_t>(number);
+    throw UserError("%s=%s: expected a whole number", name, getenv(name));
+}
+
+// The launcher whose variables number this process; null: this process is alone. srun's come last: below torchrun and
+// mpirun they number machines.
+const Launcher* find_launcher() {
+    const Launcher* found = nullptr;
+    for (const Launcher& l : LAUNCHERS) {
+        const bool is_complete = getenv(l.rank) && getenv(l.size) && getenv(l.on_machine);
+        const bool is_last = &l == std::end(LAUNCHERS) - 1;
+        if (&l <= &LAUNCHERS[1] && !is_complete && (getenv(l.rank) || getenv(l.size)))
+            throw UserError("%s is set, %s is not: expected %s, %s and %s, as %s sets them, or none of them",
+                            getenv(l.rank) ? l.rank : l.size,
+                            !getenv(l.rank) ? l.rank : !getenv(l.size) ? l.size : l.on_machine, l.rank, l.size,
+                            l.on_machine, l.name);
+        if (!is_complete || (found && is_last)) continue;
+        if (number_in(l.rank) >= number_in(l.size))
+            throw UserError("%s=%s, %s=%s: expected a rank below the number of ranks", l.rank, getenv(l.rank), l.size,
+                            getenv(l.size));
+        for (const auto& [a, b] : {std::pair(l.rank, found ? found->rank : l.rank),
+                                   std::pair(l.size, found ? found->size : l.size)})
+            if (number_in(a) != number_in(b))
+                throw UserError("%s=%s and %s=%s: variables of two launchers, %s and %s; expected those of one", b,
+                                getenv(b), a, getenv(a), found->name, l.name);
+        if (!found) found = &l;
+    }
+    return found && number_in(found->size) > 1 ? found : nullptr;
+}
+
+// The first name of a list such as node[07-12,20].
+std::string first_host(const std::string& list) {
+    const size_t bracket = list.find('['), comma = list.find(',');
+    if (bracket == list.npos || comma < bracket) return list.substr(0, comma);
+    return list.substr(0, bracket) + list.substr(bracket + 1, list.find_first_of(",-]", bracket) - bracket - 1);
+}
+
+// Where rank 0 listens: what the launcher says, or something that all ranks derive from the same.
+void find_address(const Launcher& launcher) {
+    const char *address = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"), *nodes = getenv("SLURM_STEP_NODELIST");
+    const bool is_torchrun = &launcher == &LAUNCHERS[0];
+    if ((is_torchrun || address || port) && !(address && port))
+        throw UserError("%s is not set: expected MASTER_ADDR and MASTER_PORT, where rank 0 listens, as %s is set",
+                        address ? "MASTER_PORT" : "MASTER_ADDR", is_torchrun ? "RANK" : address ? "MASTER_ADDR" :
+                                                                                                 "MASTER_PORT");
+    if (address) {
+        const char* agent = getenv("TORCHELASTIC_USE_AGENT_STORE");   // torchrun itself listens on MASTER_PORT then
+        world.address = address;
+        world.port = std::to_string(number_in("MASTER_PORT") + (agent && agent == std::string("True")));
+        return;
+    }
+    if (world.of_machine < world.size) {
+        if (!nodes) throw UserError("%zu ranks on several machines: set MASTER_ADDR and MASTER_PORT, where rank 0 "
+                                    "listens", world.size);
+        world.address = first_host(nodes);
+    }
+    constexpr size_t FIRST_PORT = 20000, PORTS = 10000;   // below those that the system gives to connections
+    std::string job = std::to_string(getppid());          // all of a machine's ranks have one
+    for (const char* name : {"SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"})
+        if (getenv(name)) job = std::string(getenv(name)) + (job.find('.') == job.npos ? "." : job);
+    world.port = std::to_string(FIRST_PORT + std::hash<std::string>()(job) % PORTS);
+}
+
+// ---- processes: --gpus --------------------------------------------------------------------------
+
+// GPUs that CUDA shows, asked in a process of its own: CUDA cannot be used before a fork and after it.
+int count_gpus() {
+    const pid_t child = fork();
+    if (child == 0) {
+        int count = 0;
+        _exit(cudaGetDeviceCount(&count) == cudaSuccess ? std::min(count, 255) : 0);
+    }
+    int status = 0;
+    if (child < 0 || waitpid(child, &status, 0) != child) throw Failure("fork: %s", strerror(errno));
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+}
+
+// Supervises the processes of a run on one machine: forwards signals, prints what they write to stderr, and when one
+// dies ends the others.
+class Supervisor {
+public:
+    explicit Supervisor(const Options& o, size_t count) : o_(o), children_(count) {
+        sigset_t signals;
+        sigemptyset(&signals);
+        for (int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, number);
+        sigprocmask(SIG_BLOCK, &signals, &before_);
+        signals_ = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+        void* shared = mmap(nullptr, count * sizeof(*steps_), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+                            0);
+        if (signals_ < 0 || shared == MAP_FAILED) throw Failure("signalfd, mmap: %s", strerror(errno));
+        steps_ = static_cast<std::atomic<long>*>(shared);
+    }
+
+    // Starts rank r. True in the child, whose stderr, but of rank 0, is a pipe to this process.
+    bool start(size_t r) {
+        int ends[2];
+        if (pipe(ends) != 0) throw Failure("pipe: %s", strerror(errno));
+        const pid_t parent = getpid();
+        fflush(nullptr);
+        children_[r] = {fork(), ends[0], ""};
+        if (children_[r].process < 0) throw Failure("fork: %s", strerror(errno));
+        if (children_[r].process == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGTERM);
+            if (getppid() != parent) _exit(1);
+            sigprocmask(SIG_SETMASK, &before_, nullptr);
+            if (r > 0) dup2(ends[1], STDERR_FILENO);
+            world.step = &steps_[r];
+            world.rank = world.on_machine = r;
+            for (size_t other = 0; other <= r; other++) close(children_[other].err);
+            close(signals_);
+        }
+        close(ends[1]);
+        alive_++;
+        return children_[r].process == 0;
+    }
+
+    // Blocks until all have ended; returns the exit code of the run.
+    int supervise() {
+        constexpr double GRACE = 2;   // seconds from SIGTERM to SIGKILL
+        while (alive_ > 0) {
+            std::vector<pollfd> fds = {{signals_, POLLIN, 0}};
+            for (const Child& child : children_) fds.push_back({child.err, POLLIN, 0});   // -1 is skipped
+            poll(fds.data(), fds.size(), failed_at_ > 0 ? 100 : -1);
+            for (size_t r = 0; r < children_.size(); r++)
+                if (fds[1 + r].revents) read_errors(r);
+            signalfd_siginfo info;
+            while (read(signals_, &info, sizeof(info)) == sizeof(info)) {
+                if (info.ssi_signo == SIGCHLD) reap();
+                else if (info.ssi_code != SI_KERNEL) signal_all(stop_ = info.ssi_signo);   // a terminal's reach all
+                else stop_ = info.ssi_signo;
+            }
+            if (failed_at_ > 0 && seconds_now() - failed_at_ > GRACE) signal_all(SIGKILL);
+        }
+        for (size_t r = 0; r < children_.size(); r++)
+            while (children_[r].err >= 0) read_errors(r);
+        return code_;
+    }
+
+private:
+    struct Child {
+        pid_t process = 0;
+        int err = -1;
+        std::string line;   // the beginning of one
+    };
+
+    void signal_all(int number) {
+        for (const Child& child : children_)
+            if (child.process > 0) kill(child.process, number);
+    }
+
+    // Prints the lines that a rank has written since, with its number.
+    void read_errors(size_t r) {
+        Child& child = children_[r];
+        char buffer[4096];
+        const ssize_t n = child.err < 0 ? 0 : read(child.err, buffer, sizeof(buffer));
+        if (n > 0) child.line.append(buffer, static_cast<size_t>(n));
+        if (n <= 0 && !child.line.empty()) child.line += '\n';
+        for (size_t end; (end = child.line.find('\n')) != child.line.npos; child.line.erase(0, end + 1))
+            fprintf(stderr, "[rank %zu] %s\n", r, child.line.substr(0, end).c_str());
+        if (n > 0 || child.err < 0) return;
+        close(child.err);
+        child.err = -1;
+    }
+
+    void reap() {
+        int status;
+        for (pid_t process; (process = waitpid(-1, &status, WNOHANG)) > 0;) {
+            const auto is_it = [&](const Child& child) { return child.process == process; };
+            const auto child = std::find_if(children_.begin(), children_.end(), is_it);
+            if (child == children_.end()) continue;
+            child->process = 0;
+            alive_--;
+            if (status == 0 || code_ != 0) continue;
+            failed_at_ = seconds_now();
+            report(child - children_.begin(), process, status);
+            signal_all(SIGTERM);
+        }
+    }
+
+    // The first that failed: why, and from where the run can be resumed. The rank itself has reported a user's error.
+    void report(size_t rank, pid_t process, int status) {
+        code_ = WIFEXITED(status) ? WEXITSTATUS(status) : stop_ ? 128 + stop_ : 1;
+        if (code_ == 2 || (WIFSIGNALED(status) && WTERMSIG(status) == stop_)) return;
+        const std::string cause = WIFEXITED(status) ? format("exited with code %d", code_)
+                                                    : format("was killed by signal %d (%s)", WTERMSIG(status),
+                                                             strsignal(WTERMSIG(status)));
+        const auto checkpoints = o_.out.empty() ? std::map<long, std::string>() : list_checkpoints(o_.out);
+        const std::string last = checkpoints.empty() ? "none" : checkpoints.rbegin()->second;
+        fprintf(stderr, "train_gpt: rank %zu (process %d) %s in step %ld; the last checkpoint is %s\n", rank, process,
+                cause.c_str(), steps_[rank].load(), last.c_str());
+    }
+
+    const Options& o_;
+    std::vector<Child> children_;
+    sigset_t before_;
+    int signals_ = -1, code_ = 0, stop_ = 0;   // stop_: the signal that the user has sent
+    size_t alive_ = 0;
+    double failed_at_ = 0;
+    std::atomic<long>* steps_ = nullptr;
+};
+
+// A socket that listens on an address and port; 0: a free one, which `port` then says.
+int open_listener(const std::string& address, std::string& port) {
+    addrinfo hints = {}, *found = nullptr;
+    hints.ai_flags = AI_PASSIVE;
+    hints.ai_socktype = SOCK_STREAM;
+    const int unknown = getaddrinfo(address.c_str(), port.c_str(), &hints, &found), yes = 1;
+    if (unknown) throw UserError("MASTER_ADDR=%s: %s", address.c_str(), gai_strerror(unknown));
+    const int listener = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+    const bool opened = bind(listener, found->ai_addr, found->ai_addrlen) == 0 && listen(listener, SOMAXCONN) == 0;
+    freeaddrinfo(found);
+    if (!opened)
+        throw UserError("rank 0 cannot listen on %s port %s: %s; set MASTER_ADDR to an address of this machine and "
+                        "MASTER_PORT to a free port", address.c_str(), port.c_str(), strerror(errno));
+    sockaddr_in own = {};
+    socklen_t size = sizeof(own);
+    if (port == "0" && getsockname(listener, reinterpret_cast<sockaddr*>(&own), &size) == 0)
+        port = std::to_string(ntohs(own.sin_port));
+    return listener;
+}
+
+// Numbers this process as its launcher says. Only rank 0 writes to stdout.
+void find_rank() {
+    world.launcher = find_launcher();
+    if (!world.launcher) return;
+    const Launcher& l = *world.launcher;
+    world.rank = number_in(l.rank);
+    world.size = number_in(l.size);
+    world.on_machine = number_in(l.on_machine);
+    world.of_machine = getenv(l.of_machine) ? number_in(l.of_machine) : world.size;
+    find_address(l);
+}
+
+// With --gpus N becomes N processes. Returns the run's exit code in the process that was started by the user, and -1 in
+// each rank.
+int start_processes(const Options& o) {
+    if (o.gpus.size() > 1) throw UserError("--gpus: several numbers are for plan --scan, found %zu", o.gpus.size());
+    const size_t count = o.gpus.front() == ALL_GPUS ? count_gpus() : o.gpus.front();
+    if (count <= 1) return -1;
+    if (!world.alone())
+        throw UserError("--gpus %zu and %s=%zu: %s has started this process as one of %zu; expected --gpus or a "
+                        "launcher", count, world.launcher->size, world.size, world.launcher->name, world.size);
+    if (!has_nccl())
+        throw UserError("--gpus %zu: this build has no NCCL; pip install nvidia-nccl-cu%d, and make again", count,
+                        CUDART_VERSION / 1000);
+#ifndef __NVCC__   // the emulator has as many as are asked for
+    setenv("CUDA_CPU_DEVICES", std::to_string(count).c_str(), 0);
+#endif
+    if (int found = count_gpus(); static_cast<size_t>(found) < count)
+        throw UserError("--gpus %zu: this machine has %d", count, found);
+    world.port = "0";
+    world.listener = open_listener(world.address, world.port);
+    Supervisor supervisor(o, count);
+    for (size_t r = 0; r < count; r++)
+        if (supervisor.start(r)) {
+            world.size = world.of_machine = count;
+            if (!world.first()) close(world.listener);
+            return -1;
+        }
+    close(world.listener);
+    return supervisor.supervise();
+}
+
+// ---- connection ---------------------------------------------------------------------------------
+
+// What a rank sends to rank 0, and what it gets.
+struct Hello { char magic[16]; uint32_t rank, size; };
+struct Welcome { char magic[16]; ncclUniqueId id; };
+constexpr char MAGIC[16] = "gpt.cu rank 1";
+
+// Sends NCCL's unique id to all other ranks, once all have connected. What does not begin with the magic is ignored.
+void welcome_ranks(const ncclUniqueId& id, double timeout) {
+    if (world.listener < 0) world.listener = open_listener(world.address, world.port);
+    struct Caller { int fd; std::string received; };
+    std::vector<Caller> callers;
+    std::map<size_t, int> ranks;   // their connections
+    const double deadline = seconds_now() + timeout;
+    while (ranks.size() + 1 < world.size) {
+        std::vector<pollfd> fds = {{world.listener, POLLIN, 0}};
+        for (const Caller& caller : callers) fds.push_back({caller.fd, POLLIN, 0});
+        poll(fds.data(), fds.size(), 100);
+        for (size_t i = 0; i < callers.size(); i++) {
+            Caller& caller = callers[i];
+            char buffer[sizeof(Hello)];
+            const ssize_t n = fds[1 + i].revents ? read(caller.fd, buffer, sizeof(Hello) - caller.received.size()) : -1;
+            if (n > 0) caller.received.append(buffer, static_cast<size_t>(n));
+            if (n == 0) close(std::exchange(caller.fd, -1));
+            if (caller.fd < 0 || caller.received.size() < sizeof(Hello)) continue;
+            Hello hello;
+            memcpy(&hello, caller.received.data(), sizeof(hello));
+            const int fd = std::exchange(caller.fd, -1);
+            if (memcmp(hello.magic, MAGIC, sizeof(MAGIC)) != 0) close(fd);
+            else if (hello.size != world.size || !ranks.emplace(hello.rank, fd).second)
+                throw UserError("a process connected as rank %u of %u: expected each rank of %zu once", hello.rank,
+                                hello.size, world.size);
+        }
+        callers.erase(std::remove_if(callers.begin(), callers.end(), [](const Caller& c) { return c.fd < 0; }),
+                      callers.end());
+        if (fds[0].revents) callers.push_back({accept4(world.listener, nullptr, nullptr, SOCK_CLOEXEC), ""});
+        if (seconds_now() < deadline) continue;
+        std::string missing;
+        for (size_t r = 1; r < world.size; r++)
+            if (!ranks.count(r)) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+        throw Failure("rank 0 has waited for %g s at %s port %s (--timeout): missing ranks: %s", timeout,
+                      world.address.c_str(), world.port.c_str(), missing.c_str());
+    }
+    close(world.listener);
+    for (const Caller& caller : callers) close(caller.fd);
+    Welcome welcome = {{}, id};
+    memcpy(welcome.magic, MAGIC, sizeof(MAGIC));
+    for (const auto& [rank, fd] : ranks) {
+        if (send(fd, &welcome, sizeof(welcome), MSG_NOSIGNAL) < 0) {}   // the launcher notices a rank that has died
+        close(fd);
+    }
+}
+
+// The unique id, from rank 0, which may not listen yet.
+ncclUniqueId call_rank_0(double timeout) {
+    Hello hello = {{}, static_cast<uint32_t>(world.rank), static_cast<uint32_t>(world.size)};
+    memcpy(hello.magic, MAGIC, sizeof(MAGIC));
+    const char* problem = "timeout";
+    for (const double deadline = seconds_now() + timeout; seconds_now() < deadline; usleep(50000)) {
+        addrinfo hints = {}, *found = nullptr;
+        hints.ai_socktype = SOCK_STREAM;
+        if (const int unknown = getaddrinfo(world.address.c_str(), world.port.c_str(), &hints, &found)) {
+            problem = gai_strerror(unknown);
+            continue;
+        }
+        const timeval limit = {static_cast<time_t>(deadline - seconds_now()) + 1, 0};
+        const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        for (int option : {SO_RCVTIMEO, SO_SNDTIMEO}) setsockopt(fd, SOL_SOCKET, option, &limit, sizeof(limit));
+        Welcome welcome = {};
+        const bool connected = connect(fd, found->ai_addr, found->ai_addrlen) == 0;
+        const bool answered = connected && send(fd, &hello, sizeof(hello), MSG_NOSIGNAL) == sizeof(hello) &&
+                              recv(fd, &welcome, sizeof(welcome), MSG_WAITALL) == sizeof(welcome);
+        problem = connected ? "no answer" : strerror(errno);
+        freeaddrinfo(found);
+        close(fd);
+        if (answered && memcmp(welcome.magic, MAGIC, sizeof(MAGIC)) == 0) return welcome.id;
+    }
+    throw Failure("rank %zu of %zu: no connection to rank 0 at %s port %s within %g s (--timeout): %s", world.rank,
+                  world.size, world.address.c_str(), world.port.c_str(), timeout, problem);
+}
+
+// After the device was opened: a stream, NCCL's communicator, and a first exchange, for which NCCL takes its memory.
+void connect_ranks(double timeout) {
+    if (world.alone()) return;
+    setenv("NCCL_ALGO", "^NVLS,NVLSTree", 0);   // their sums have another order in each call (NVIDIA/nccl#1497)
+    setenv("NCCL_RUNTIME_CONNECT", "0", 0);     // all memory now, not at the first use of each algorithm
+    int least, greatest;
+    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    check(cudaStreamCreateWithPriority(&world.stream, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
+    for (cudaEvent_t* event : {&world.computed, &world.sent})
+        check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreate");
+    check(cudaMalloc(reinterpret_cast<void**>(&world.staging), STAGING_BYTES), "cudaMalloc");
+    ncclUniqueId id = {};
+    if (world.first()) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+    {
+        const Watchdog::Pause has_a_deadline_itself;
+        if (world.first()) welcome_ranks(id, timeout);
+        else id = call_rank_0(timeout);
+    }
+    progress("ncclCommInitRank");
+    check(ncclCommInitRank(&world.comm, static_cast<int>(world.size), id, static_cast<int>(world.rank)),
+          "ncclCommInitRank");
+    activity.connected = true;
+    const std::vector<double> all = from_all(static_cast<double>(world.rank));
+    for (size_t r = 0; r < world.size; r++)
+        if (all[r] != static_cast<double>(r)) throw Failure("NCCL: the first sum has %g for rank %zu", all[r], r);
+}
+
+// As the first thing that a command with several ranks does.
+void begin_ranks(const Options& o) {
+    if (world.alone()) return;
+    if (!has_nccl())
+        throw UserError("%zu processes, but this build has no NCCL: pip install nvidia-nccl-cu%d, and make again",
+                        world.size, CUDART_VERSION / 1000);
+    if (!world.first() && !freopen("/dev/null", "w", stdout)) throw Failure("/dev/null: %s", strerror(errno));
+#ifndef __NVCC__   // the emulator has a device for each process
+    setenv("CUDA_CPU_DEVICES", std::to_string(world.of_machine).c_str(), 0);
+#endif
+    watchdog.start(o.timeout);
+}
+
+void leave_ranks() {
+    if (world.alone()) return;
+    activity.connected = false;
+    progress("ncclCommDestroy");
+    check(ncclCommDestroy(world.comm), "ncclCommDestroy");
+}
+
+// Cores for each of the processes of this machine; 0: what dev/cpu takes by itself, as the launcher has bound this
+// process to some cores, or OMP_NUM_THREADS says.
 int threads_of_rank() {
     cpu_set_t cores;
-    if (ranks.of_machine == 1 || getenv("OMP_NUM_THREADS")) return 0;
+    if (world.of_machine == 1 || getenv("OMP_NUM_THREADS")) return 0;
     if (sched_getaffinity(0, sizeof(cores), &cores) != 0) return 0;
     const bool bound = CPU_COUNT(&cores) < sysconf(_SC_NPROCESSORS_ONLN);
-    return bound ? 0 : std::max<int>(1, CPU_COUNT(&cores) / ranks.of_machine);
-}
-
-// The watch is there before options are read, which are read once more for all else.
-double timeout_in(const std::vector<std::string>& args) {
-    double timeout = Options().timeout, given;
-    const auto flag = std::find(args.begin(), args.end(), "--timeout");
-    if (flag != args.end() && flag + 1 != args.end() && parse_number(flag[1], given) && given >= 1) timeout = given;
-    return timeout;
-}
-
-// What is printed is the first rank's; errors go through the watch, which prints one.
-void join_ranks(const std::vector<std::string>& args) {
-    if (!is_one_of_many()) return;
-#ifdef MULTI
-    int rank, count, on_machine, of_machine, provided;
-    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &count);
-    MPI_Comm machine;
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &machine);
-    MPI_Comm_rank(machine, &on_machine);
-    MPI_Comm_size(machine, &of_machine);
-    MPI_Comm_free(&machine);
-    ranks.rank = rank;
-    ranks.count = count;
-    ranks.on_machine = on_machine;
-    ranks.of_machine = of_machine;
-    if (ranks.alone()) return;
-    if (!ranks.first() && !freopen("/dev/null", "w", stdout)) throw Failure("/dev/null: %s", strerror(errno));
-    ranks.watch.start(rank, count, from_first(ranks.first() ? ranks.watch.listen() : ""), timeout_in(args));
-#else
-    (void)args;
-    throw UserError("this process is one of many, started by mpirun or srun, but the build is for one GPU: make "
-                    "MULTI=yes");
-#endif
-}
-
-// After the device was opened: a stream, and NCCL's communicator.
-void connect_devices() {
-    if (ranks.alone()) return;
-#ifdef MULTI
-    check(cudaStreamCreateWithFlags(&ranks.stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    for (cudaEvent_t* event : {&ranks.computed, &ranks.sent})
-        check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreate");
-    ncclUniqueId id = {};
-    if (ranks.first()) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
-    const std::string same = from_first({id.internal, sizeof(id.internal)});
-    memcpy(id.internal, same.data(), sizeof(id.internal));
-    check(ncclCommInitRank(&ranks.comm, ranks.count, id, ranks.rank), "ncclCommInitRank");
-    device.waiting = waiting;
-#ifndef __NVCC__
-    cuda_cpu::while_waiting = waiting;
-#endif
-#endif
+    return bound ? 0 : std::max(1, CPU_COUNT(&cores) / static_cast<int>(world.of_machine));
 }
 
 // ---- device
@@ -198,23 +637,19 @@ TensorCores choose_tensor_cores(TensorCores wanted) {
     return wanted;
 }
 
-// Of those that this process sees: srun may show it only its own.
-int device_of_rank() {
-    int count = 0;
-    check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
-    if (count == 1) return 0;
-    if (ranks.on_machine < static_cast<size_t>(count)) return ranks.on_machine;
-    throw UserError("%zu processes on this machine, which has %d GPUs: expected one process for each", ranks.of_machine,
-                    count);
-}
-
-// threads: of dev/cpu, 0 for what it takes by itself.
+// threads: what --threads says, of dev/cpu; 0: nothing.
 void open_device(TensorCores wanted, int threads = 0) {
     const std::string problem = no_device();
     if (!problem.empty()) throw Failure("%s; make DEVICE=cpu builds for the CPU", problem.c_str());
-    if (threads == 0) threads = threads_of_rank();
-    if (threads > 0) setenv("CUDA_CPU_THREADS", std::to_string(threads).c_str(), 1);   // for dev/cpu's cudaSetDevice
-    const int number = device_of_rank();
+    const int workers = threads > 0 ? threads : threads_of_rank();
+    if (workers > 0) setenv("CUDA_CPU_THREADS", std::to_string(workers).c_str(), 1);   // for dev/cpu's cudaSetDevice
+    int count = 0;
+    check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+    if (world.of_machine > static_cast<size_t>(count))
+        throw UserError("%zu processes on %s, each of which sees %d GPUs: expected a GPU for each process, and that "
+                        "every process sees all (srun --gpus-per-node, not --gpus-per-task)", world.of_machine,
+                        host_name().c_str(), count);
+    const int number = static_cast<int>(world.on_machine);
     check(cudaSetDevice(number), "cudaSetDevice");
     check(cudaGetDeviceProperties(&device.properties, number), "cudaGetDeviceProperties");
     const cudaDeviceProp& p = device.properties;
@@ -227,14 +662,4 @@ void open_device(TensorCores wanted, int threads = 0) {
     check(cudaStreamCreateWithFlags(&device.copies, cudaStreamNonBlocking), "cudaStreamCreate");
     check(cublasLtCreate(&device.matmul), "cublasLtCreate");
     device.tensor_cores = choose_tensor_cores(wanted);
-    connect_devices();
-}
-
-void leave_ranks() {
-    if (ranks.alone()) return;
-#ifdef MULTI
-    ranks.watch.finish();
-    if (ranks.comm) check(ncclCommDestroy(ranks.comm), "ncclCommDestroy");
-    MPI_Finalize();
-#endif
 }

@@ -1,13 +1,13 @@
-// Which of cuBLASLt's algorithms multiplies each shape fastest (train_gpt.cu, section "matmul"): --matmul-tuning on.
+// --matmul-tuning on: times cuBLASLt's algorithms for each product (train_gpt.cu, section "matmul"), keeps the fastest.
 //
 // Before a run begins, each product of a micro-step that cuBLASLt offers several algorithms for is timed with each of
-// them, on the model's own tensors, and the fastest is kept. Activations are not computed yet: they are filled with
-// random numbers, since a GPU multiplies zeros faster. Gradients are cleared again afterwards. Where cuBLASLt offers
-// GELU' as an epilogue, which not every GPU is fast at, a kernel of its own behind the product is timed against it.
+// them, on the model's own tensors. Activations are filled with random numbers, since a GPU multiplies zeros faster;
+// gradients are cleared afterwards. Where cuBLASLt offers GELU' as an epilogue, which is slow on some GPUs, the fused
+// product is timed against a product followed by gelu_backward.
 //
-// The choices are kept in a file. Two candidates may differ in rounding and be equally fast, so the same command gives
-// the same bits as long as the file is there; without it, or with --matmul-tuning changed on --resume, the same up to
-// rounding. Included by train_gpt.cu.
+// The choices are saved in a file. Two algorithms may differ in rounding, so the same command gives the same bits as
+// long as the file exists; otherwise, and on --resume with another --matmul-tuning, it is the same up to rounding.
+// Included by train_gpt.cu.
 #pragma once
 
 #include <unistd.h>
@@ -16,29 +16,26 @@
 #include <string>
 #include <vector>
 
-constexpr int TUNING_ROUNDS = 5;   // besides the one that warms up. Candidates take turns: clocks drift
+constexpr int TUNING_ROUNDS = 5;   // after one that warms up; candidates take turns, as clocks drift
 constexpr int TUNING_FORMAT = 1;   // of the file
 
-// A short product takes the GPU less time than the CPU needs to hand it over. So several go between two events, about
-// TIMED_MS of them, and the stream is held until they are there.
+// A short product takes the GPU less time than its launch takes the CPU. So several launches, about TIMED_MS of them,
+// lie between two events, and hold_kernel keeps the stream busy until all are queued.
 constexpr float TIMED_MS = 0.5f;
 constexpr int MAX_LAUNCHES = 16;
-constexpr long long HOLD_CYCLES = 400000;   // 0.2 ms at 2 GHz: MAX_LAUNCHES of 10 us each, and some
+constexpr long long HOLD_CYCLES = 400000;   // 0.2 ms at 2 GHz: MAX_LAUNCHES of about 10 us each
 
-// The choice whether an epilogue is fused is kept under the shape's name and this.
+// Whether an epilogue is fused is saved under the shape's name with this suffix.
 const char* const FUSION = ", fused or apart";
 const char* const FUSED = "fused";
 const char* const APART = "apart";
 
 struct MatmulTuning {
     Model& m;
-    FILE* out;                                  // for messages
-    bool terminal, filled = false;              // the activations, with random numbers
     std::map<std::string, std::string> known;   // by shape: from the file, and what was timed
+    bool filled = false;                        // the activations, with random numbers
     size_t timed = 0, remembered = 0;           // shapes
     double first_ms = 0, best_ms = 0;           // of those timed: cuBLASLt's first choices, and ours
-
-    MatmulTuning(Model& model, FILE* to) : m(model), out(to), terminal(isatty(fileno(to))) {}
 
     void note(const std::string& name, const std::string& choice, float first, float best) {
         timed++;
@@ -62,24 +59,18 @@ void fill_with_random_numbers(Model& m) {
     }
 }
 
-// Milliseconds that one of `launches` calls of work() takes.
-template <typename F> float milliseconds_each(int launches, F work) {
-    launch("hold", hold_kernel, 1, 1, 0, HOLD_CYCLES);
-    return stream_milliseconds([&] { for (int i = 0; i < launches; i++) work(); }) / launches;
-}
-
-// The best time of each of `count` candidates: try_out(i) hands number i over, and says whether it could.
-template <typename F>
-std::vector<float> best_times(MatmulTuning& tuning, const std::string& what, size_t count, F try_out) {
-    if (tuning.terminal) fprintf(tuning.out, "\rmatmul     timing %s\033[K", what.c_str());
-    fflush(tuning.out);
+// The best time of each of `count` candidates: launch_candidate(i) returns false if candidate i cannot run.
+template <typename F> std::vector<float> best_times(MatmulTuning& tuning, size_t count, F launch_candidate) {
     if (!std::exchange(tuning.filled, true)) fill_with_random_numbers(tuning.m);
     std::vector<float> best(count, INFINITY);
     std::vector<int> launches(count, 1);
     for (int round = 0; round <= TUNING_ROUNDS; round++)
         for (size_t i = 0; i < count; i++) {
             bool runs = true;
-            const float ms = milliseconds_each(launches[i], [&] { runs = try_out(i) && runs; });
+            launch("hold", hold_kernel, 1, 1, 0, HOLD_CYCLES);
+            const float ms = stream_milliseconds([&] {
+                for (int n = 0; n < launches[i]; n++) runs = launch_candidate(i) && runs;
+            }) / launches[i];
             if (round == 0) launches[i] = static_cast<int>(std::clamp(TIMED_MS / ms, 1.0f, float{MAX_LAUNCHES}));
             else if (runs) best[i] = std::min(best[i], ms);
         }
@@ -113,7 +104,7 @@ cublasLtMatmulAlgo_t parse_algorithm(const std::string& text) {
 void choose_algorithm(MatmulTuning& tuning, const Product& p) {
     MatmulPlan& plan = matmul_plan(p);
     const size_t count = plan.algorithms.size();
-    if (count <= 1) return;
+    if (count <= 1) return;   // there is no choice
     const std::string name = p.shape.name();
     const auto known = tuning.known.find(name);
     if (known != tuning.known.end() && has_algorithm(plan, parse_algorithm(known->second))) {
@@ -121,15 +112,16 @@ void choose_algorithm(MatmulTuning& tuning, const Product& p) {
         plan.algorithms = {parse_algorithm(known->second)};
         return;
     }
-    auto try_out = [&](size_t i) { return multiply(plan, p, plan.algorithms[i]) == CUBLAS_STATUS_SUCCESS; };
-    const auto times = best_times(tuning, format("%zu algorithms for %s", count, name.c_str()), count, try_out);
+    const auto times = best_times(tuning, count, [&](size_t i) {
+        return multiply(plan, p, plan.algorithms[i]) == CUBLAS_STATUS_SUCCESS;
+    });
     const size_t best = std::min_element(times.begin(), times.end()) - times.begin();
     plan.algorithms = {plan.algorithms[best]};
     tuning.note(name, algorithm_text(plan.algorithms[0]), times[0], times[best]);
 }
 
-// Whether a product has its epilogue fused, or apart() is faster: a plan without algorithms says so to try_matmul. Each
-// by its fastest algorithm. Where cuBLASLt offers one algorithm only, all is as it is without tuning.
+// Chooses between a product with a fused epilogue and apart(), each by its fastest algorithm. A plan without algorithms
+// makes try_matmul() return false. Without a choice of algorithms all stays as it is without tuning.
 template <typename F> void choose_fusion(MatmulTuning& tuning, const Product& fused, F apart) {
     MatmulPlan& plan = matmul_plan(fused);
     if (plan.algorithms.size() <= 1) return;
@@ -138,7 +130,7 @@ template <typename F> void choose_fusion(MatmulTuning& tuning, const Product& fu
     if (tuning.known.count(name)) {
         tuning.remembered++;
     } else {
-        const auto times = best_times(tuning, name, 2, [&](size_t i) {
+        const auto times = best_times(tuning, 2, [&](size_t i) {
             if (i == 0) return try_matmul(fused);
             apart();
             return true;
@@ -151,71 +143,68 @@ template <typename F> void choose_fusion(MatmulTuning& tuning, const Product& fu
 // ---- the file: {"format": 1, "devices": {"NAME, 9.0, cuBLASLt 130100": {"SHAPE": "128 hexadecimal digits",
 //                                                                          "SHAPE, fused or apart": "fused"}}}
 
-// Empty where neither variable names a folder.
+// Empty if neither variable names a folder.
 std::string tuning_file() {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     if (cache && cache[0] == '/') return std::string(cache) + "/gpt.cu/matmul.json";
-    if (home && home[0] == '/') return std::string(home) + "/.cache/gpt.cu/matmul.json";
-    return "";
+    return home && home[0] == '/' ? std::string(home) + "/.cache/gpt.cu/matmul.json" : "";
 }
 
-// What an algorithm is good for: another device or version has others.
+// Another device or version has other algorithms.
 std::string tuning_device() {
     const cudaDeviceProp& p = device.properties;
     return format("%s, %d.%d, cuBLASLt %zu", p.name, p.major, p.minor, cublasLtGetVersion());
 }
 
-// Throws where it is not what this shape can have.
+// Throws if a shape cannot have this choice.
 void check_choice(const std::string& shape, const std::string& choice) {
     if (!ends_with(shape, FUSION)) parse_algorithm(choice);
     else if (choice != FUSED && choice != APART)
         throw Failure("'%s' is neither %s nor %s", choice.c_str(), FUSED, APART);
 }
 
-// The file's choices by device; none, and why, where it cannot be understood.
+// The file's choices by device; empty, with the reason in `problem`, if it cannot be read.
 json read_choices(const std::string& path, std::string& problem) {
-    const json none = json::object();
-    std::error_code ignored;
-    if (!fs::exists(path, ignored)) return none;
+    if (!exists(path)) return json::object();
     try {
         const json file = read_json(path);
         if (file.value("format", json()) != json(TUNING_FORMAT)) throw Failure("not of format %d", TUNING_FORMAT);
         const json& devices = file.at("devices");
-        if (!devices.is_object()) throw Failure("\"devices\" is no object");
         for (const auto& [name, choices] : devices.items()) {
             if (!choices.is_object()) throw Failure("\"%s\" is no object", name.c_str());
             for (const auto& [shape, choice] : choices.items()) check_choice(shape, choice.get<std::string>());
         }
+        if (!devices.is_object()) throw Failure("\"devices\" is no object");
         return devices;
     } catch (const UserError& error) {   // has the path
         problem = error.what();
     } catch (const std::exception& error) {
         problem = path + ": " + error.what();
     }
-    return none;
+    return json::object();
 }
 
-// Adds what was timed to the file as it is by now. Returns what went wrong, if anything.
+// Adds what was timed to the file as it is now. Returns the error, or an empty text.
 std::string write_choices(const std::string& path, const MatmulTuning& tuning) {
     if (path.empty()) return "neither XDG_CACHE_HOME nor HOME names a folder";
-    std::string damage;   // has been told of
+    std::string damage;   // reported before
     json devices = read_choices(path, damage);
     for (const auto& [shape, choice] : tuning.known) devices[tuning_device()][shape] = choice;
     const std::string unfinished = path + format(".%d", getpid());
-    std::error_code ignored;
+    std::error_code error;
+    fs::create_directories(fs::path(path).parent_path(), error);
+    if (error) return path + ": " + error.message();
     try {
-        fs::create_directories(fs::path(path).parent_path());
         write_json(unfinished, {{"format", TUNING_FORMAT}, {"devices", devices}});
-        fs::rename(unfinished, path);
-        return "";
-    } catch (const std::exception& error) {
-        fs::remove(unfinished, ignored);
-        return error.what();
+        fs::rename(unfinished, path, error);
+    } catch (const Failure& failure) {
+        fs::remove(unfinished, error);
+        return failure.what();
     }
+    return error ? path + ": " + error.message() : "";
 }
 
-// Chooses for every product of a micro-step, or of a forward pass where there is no training: of a block by the tensors
-// of layer 0, and of the head.
+// Chooses for each product of a micro-step, or of a forward pass when not training: those of layer 0, and the head's.
 void choose_for_model(MatmulTuning& tuning, Model& m) {
     const Activations& a = m.a;
     const Operands x = operands(m, 0);
@@ -262,21 +251,25 @@ void tune_matmuls(Model& m, FILE* out) {
     std::string problem;
     const json devices = read_choices(path, problem), ours = devices.value(here, json::object());
     if (!devices.empty() && ours.empty()) problem = format("%s: holds nothing for %s", path.c_str(), here.c_str());
-    MatmulTuning tuning(m, out);
+    MatmulTuning tuning = {m, {}};
     for (const auto& [shape, choice] : ours.items()) tuning.known[shape] = choice.get<std::string>();
-    choose_for_model(tuning, m);
+    need_weights(m, 0, 1);   // ZeRO gathers them: a GPU multiplies zeros faster
+    need_weights(m, 1, 0);
+    if (world.first()) choose_for_model(tuning, m);
+    if (!world.alone()) {   // all ranks take what the first one has chosen
+        tuning.known = json::parse(from_first(json(tuning.known).dump())).get<decltype(tuning.known)>();
+        if (!world.first()) choose_for_model(tuning, m);
+    }
     if (m.grads.data) clear(m.grads.data, m.layout.elements(grads_kept(m.setup)) * size_of(m.grads.dtype));
-
-    if (tuning.timed + tuning.remembered == 0) return;   // there was no choice
-    const char* line = tuning.terminal ? "\r\033[Kmatmul    " : "matmul    ";
+    if (!world.first()) return;
     if (tuning.timed == 0) {
-        fprintf(out, "%s %zu shapes known from %s\n", line, tuning.remembered, path.c_str());
+        if (tuning.remembered) fprintf(out, "matmul     %zu shapes known from %s\n", tuning.remembered, path.c_str());
         return;
     }
-    const std::string unkept = write_choices(path, tuning);
-    if (!problem.empty()) fprintf(out, "%s %s: ignored\n", line, problem.c_str());
+    const std::string error = write_choices(path, tuning);
+    if (!problem.empty()) fprintf(out, "matmul     %s: ignored\n", problem.c_str());
     const double share = tuning.first_ms > 0 ? tuning.best_ms / tuning.first_ms : 1;
-    fprintf(out, "%s %zu shapes timed in %.1f s, which now take %.0f%% of the time; %zu known from %s\n", line,
+    fprintf(out, "matmul     %zu shapes timed in %.1f s, which now take %.0f%% of the time; %zu known from %s\n",
             tuning.timed, seconds_now() - began, 100 * share, tuning.remembered, path.c_str());
-    if (!unkept.empty()) fprintf(out, "%s %s: the choice is not kept\n", line, unkept.c_str());
+    if (!error.empty()) fprintf(out, "matmul     %s: the choice is not kept\n", error.c_str());
 }

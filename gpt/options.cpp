@@ -5,16 +5,16 @@
 #include <sstream>
 #include <type_traits>
 
-static Flag text_flag(const char* name, int verbs, const char* takes, std::string& to, const char* help) {
+static Flag text_flag(const char* name, int subcommands, const char* takes, std::string& to, const char* help) {
     auto parse = [&to](const std::string& s) {
         to = s;
         return !s.empty();
     };
-    return {name, verbs, takes, help, parse, [&to] { return json(to); }};
+    return {name, subcommands, takes, help, parse, [&to] { return json(to); }};
 }
 
 template <typename T>
-static Flag number_flag(const char* name, int verbs, T& to, T least, T most, const char* help) {
+static Flag number_flag(const char* name, int subcommands, T& to, T least, T most, const char* help) {
     std::string takes = format(std::is_integral_v<T> ? "a whole number from %g" : "a number from %g", double(least));
     takes += most == std::numeric_limits<T>::max() ? " on" : format(" to %g", double(most));
     auto parse = [&to, least, most](const std::string& s) {
@@ -24,13 +24,13 @@ static Flag number_flag(const char* name, int verbs, T& to, T least, T most, con
         return true;
     };
     // A default below `least` means that the value follows from something else.
-    return {name, verbs, takes, help, parse, [&to, least] { return to < least ? json() : json(to); }};
+    return {name, subcommands, takes, help, parse, [&to, least] { return to < least ? json() : json(to); }};
 }
 
 static Flag loss_scaling_flag(double& to) {
     auto parse = [&to](const std::string& s) {
         double scale = s == "dynamic" ? DYNAMIC_SCALE : NO_SCALE;
-        if (s != "dynamic" && s != "none" && (!parse_number(s, scale) || scale < 1 || scale > MOST_LOSS_SCALE))
+        if (s != "dynamic" && s != "none" && (!parse_number(s, scale) || scale < 1 || scale > MAX_LOSS_SCALE))
             return false;
         to = scale;
         return true;
@@ -39,12 +39,12 @@ static Flag loss_scaling_flag(double& to) {
         if (to == SCALE_BY_PRECISION) return json();
         return to == DYNAMIC_SCALE ? json("dynamic") : to == NO_SCALE ? json("none") : json(to);
     };
-    return {"--loss-scaling", TRAIN, format("dynamic|none or a number from 1 to %.0f", MOST_LOSS_SCALE),
-            "what gradients are multiplied by on their way through backward; by default dynamic in FP16, none in BF16 "
-            "and FP32, which need none. none in FP16 is a lesson: gradients below 6e-8 become 0", parse, value};
+    return {"--loss-scaling", TRAIN, format("dynamic|none or a number from 1 to %.0f", MAX_LOSS_SCALE),
+            "factor of the gradients in backward; default: dynamic in FP16, none in BF16 and FP32. none in FP16 is a "
+            "demonstration: gradients below 6e-8 become 0", parse, value};
 }
 
-// The same flag, which also takes the word auto.
+// The same flag, which also accepts auto.
 static Flag auto_flag(Flag flag, int& to) {
     flag.takes = "auto or " + flag.takes;
     flag.parse = [&to, number = flag.parse](const std::string& s) {
@@ -56,7 +56,7 @@ static Flag auto_flag(Flag flag, int& to) {
 }
 
 template <typename E>
-static Flag choice_flag(const char* name, int verbs, E& to, std::vector<std::string> names, const char* help) {
+static Flag choice_flag(const char* name, int subcommands, E& to, std::vector<std::string> names, const char* help) {
     std::string takes;
     for (const std::string& choice : names) takes += (takes.empty() ? "" : "|") + choice;
     auto parse = [&to, names](const std::string& s) {
@@ -70,11 +70,12 @@ static Flag choice_flag(const char* name, int verbs, E& to, std::vector<std::str
         const size_t i = static_cast<size_t>(to);
         return i < names.size() ? json(names[i]) : json();
     };
-    return {name, verbs, takes, help, parse, value};
+    return {name, subcommands, takes, help, parse, value};
 }
 
-static Flag switch_flag(const char* name, int verbs, bool& to, const char* help) {
-    return {name, verbs, "", help, [&to](const std::string&) { return to = true; }, [&to] { return json(to); }, true};
+static Flag switch_flag(const char* name, int subcommands, bool& to, const char* help) {
+    auto parse = [&to](const std::string&) { return to = true; };
+    return {name, subcommands, "", help, parse, [&to] { return json(to); }, true};
 }
 
 constexpr int ANY_INT = std::numeric_limits<int>::max();
@@ -89,53 +90,48 @@ static std::vector<Flag> model_and_data_flags(Options& o) {
         number_flag("--heads", TRAIN | PLAN, o.heads, 1, ANY_INT, "likewise; channels / heads must be 16, 32, ... 128"),
         number_flag("--channels", TRAIN | PLAN, o.channels, 1, ANY_INT, "likewise"),
         number_flag("--context", TRAIN | PLAN, o.context, 1, ANY_INT, "likewise: the number of positions"),
-        number_flag("--vocab", TRAIN | PLAN, o.vocab, 1, ANY_INT,
-                    "likewise; with data that is bytes, 256 unless given"),
+        number_flag("--vocab", TRAIN | PLAN, o.vocab, 1, ANY_INT, "likewise; for data that is bytes 256 by default"),
         text_flag("--from", ALL, "DIR", o.from,
                   "a Hugging Face GPT-2 folder (config.json, model.safetensors), or a run's, to start from"),
         text_flag("--data", TRAIN | EVAL, "PATTERN", o.data,
-                  ".bin shards of tokens, or text, whose tokens are its bytes or by the tokenizer in --from; globs "
-                  "allowed"),
+                  ".bin shards of tokens, or text, by the tokenizer in --from or else as bytes; globs allowed"),
         text_flag("--val-data", TRAIN, "PATTERN", o.val_data, "data for the validation loss"),
         text_flag("--hellaswag", TRAIN | EVAL, "FILE", o.hellaswag,
                   "of scripts/prepare_hellaswag.py: questions to answer, in training with every validation loss"),
-        number_flag("--val-fraction", TRAIN, o.val_fraction, 0.0, 0.9,
-                    "without --val-data: this part of --data, its end, is kept for validation"),
-        choice_flag("--shuffle", TRAIN, o.shuffle, {"no", "yes"},
-                    "random windows by seed, or windows in the files' order"),
+        number_flag("--val-fraction", TRAIN, o.val_fraction, 0.0, 0.9, "validation part of --data, without --val-data"),
+        choice_flag("--shuffle", TRAIN, o.shuffle, {"no", "yes"}, "random windows by seed, or the files' order"),
     };
 }
 
 static std::vector<Flag> step_flags(Options& o) {
     return {
-        auto_flag(number_flag("--micro-batch", TRAIN | EVAL | PLAN, o.micro_batch, 1, MOST_SEQUENCES,
+        auto_flag(number_flag("--micro-batch", TRAIN | EVAL | PLAN, o.micro_batch, 1, MAX_SEQUENCES,
                               "sequences that go through the model at once; auto: as many as fit"), o.micro_batch),
         number_flag("--seq-len", ALL, o.seq_len, 1, ANY_INT, "tokens of a sequence (default: the model's context)"),
-        number_flag("--total-batch", TRAIN | PLAN, o.total_batch, 1L, MOST_STEP_TOKENS,
+        number_flag("--total-batch", TRAIN | PLAN, o.total_batch, 1L, MAX_STEP_TOKENS,
                     "tokens of a step, accumulated over micro-batches (default: one micro-batch)"),
         choice_flag("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"},
-                    "which activations are dropped in forward and computed again in backward"),
+                    "which activations are dropped in forward and recomputed in backward"),
         choice_flag("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16", "fp16"},
-                    "what gradients are stored and accumulated in: fp32, or what weights are stored in"),
+                    "storage and accumulation type of gradients: fp32, or that of the weights"),
         loss_scaling_flag(o.loss_scaling),
         choice_flag("--master-weights", TRAIN | PLAN, o.master_weights, {"fp32", "none"},
-                    "AdamW's copy of weights in 16 bits; none: how many updates are lost then is in the log"),
+                    "AdamW's copy of the 16-bit weights; none: a demonstration, the log counts the lost updates"),
         choice_flag("--attention", ALL, o.attention, {"flash", "naive"},
                     "naive keeps the T x T scores and probabilities in memory, to see what flash saves"),
-        choice_flag("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores, {"auto", "none", "mma", "wgmma"},
-                    "that flash attention runs on: Hopper's (wgmma), Ampere's (mma), none; auto: the best there are"),
+        choice_flag("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores,
+                    {TENSOR_CORE_NAMES.begin(), TENSOR_CORE_NAMES.end()},
+                    "used by flash attention: Hopper's (wgmma), Ampere's (mma), none; auto: the best available"),
         choice_flag("--matmul", TRAIN | PLAN, o.matmul, {MATMUL_NAMES.begin(), MATMUL_NAMES.end()},
-                    "plain: in the build's precision; fp8: those of blocks, forward and for the gradients of inputs; "
-                    "fp8-all: of weights too"),
+                    "precision of blocks' matmuls: the build's; FP8 but for weight gradients; FP8"),
         choice_flag("--fp8-scaling", TRAIN, o.fp8_scaling, {FP8_SCALING_NAMES.begin(), FP8_SCALING_NAMES.end()},
-                    "by the largest values of the last 16 steps, or of each tensor; none: a lesson, in what scales are "
-                    "for"),
-        number_flag("--steps", TRAIN, o.steps, 1L, MOST_STEPS, "optimizer steps"),
+                    "scales from the amax of the last 16 steps, or of the tensor itself; none: a demonstration"),
+        number_flag("--steps", TRAIN, o.steps, 1L, MAX_STEPS, "optimizer steps"),
         number_flag("--lr", TRAIN, o.lr, 0.0, ANY, "largest learning rate"),
         number_flag("--min-lr", TRAIN, o.min_lr, 0.0, ANY, "learning rate at the end (default: a tenth of --lr)"),
-        number_flag("--warmup", TRAIN, o.warmup, 0L, MOST_STEPS, "steps in which the learning rate rises to --lr"),
+        number_flag("--warmup", TRAIN, o.warmup, 0L, MAX_STEPS, "steps in which the learning rate rises to --lr"),
         choice_flag("--schedule", TRAIN, o.schedule, {"cosine", "linear", "wsd", "constant"},
-                    "what follows; wsd: stable, then linear decay over the last fifth"),
+                    "after the warm-up; wsd: stable, then linear decay over the last fifth"),
         number_flag("--weight-decay", TRAIN, o.weight_decay, 0.0, ANY, "of matrices and embeddings only"),
         number_flag("--beta1", TRAIN, o.beta1, 0.0, 0.999999, "AdamW"),
         number_flag("--beta2", TRAIN, o.beta2, 0.0, 0.999999, "AdamW"),
@@ -145,18 +141,20 @@ static std::vector<Flag> step_flags(Options& o) {
         choice_flag("--peak", TRAIN, o.peak, {"table", "measured"},
                     "FLOP/s that MFU is relative to: the card's data sheet, or a large matmul timed at start"),
         choice_flag("--matmul-tuning", TRAIN | EVAL, o.matmul_tuning, {"off", "on"},
-                    "on: cuBLASLt's algorithms for each matmul are timed once, and the fastest is kept"),
-        choice_flag("--graph", TRAIN | EVAL, o.graph, {"auto", "off", "on"},
-                    "micro-steps and updates are replayed as CUDA graphs; auto: on a GPU"),
-        number_flag("--threads", TRAIN | EVAL | SAMPLE, o.threads, 1, MOST_THREADS,
-                    "of the CPU build (default: one for each core)"),
+                    "times cuBLASLt's algorithms for each matmul once and keeps the fastest"),
+        choice_flag("--graph", TRAIN | EVAL, o.graph, {"auto", "off", "on"}, "CUDA graphs; auto: on a GPU"),
+        number_flag("--threads", TRAIN | EVAL | SAMPLE, o.threads, 1, MAX_THREADS, "of the CPU build (default: cores)"),
     };
 }
 
 bool parse_gpu_counts(const std::string& text, std::vector<int>& to) {
-    auto parse = [](const std::string& s, int& n) { return parse_number(s, n) && n >= 1 && n <= MOST_GPUS; };
+    auto parse = [](const std::string& s, int& n) { return parse_number(s, n) && n >= 1 && n <= MAX_GPUS; };
     std::vector<int> counts;
     const size_t dots = text.find("..");
+    if (text == "all") {
+        to = {ALL_GPUS};
+        return true;
+    }
     if (dots != text.npos) {
         int first, last;
         if (!parse(text.substr(0, dots), first) || !parse(text.substr(dots + 2), last)) return false;
@@ -173,45 +171,40 @@ bool parse_gpu_counts(const std::string& text, std::vector<int>& to) {
 }
 
 static std::vector<Flag> run_flags(Options& o) {
-    const std::string counts = format("a whole number from 1 to %d; with --scan also 8..512, the powers of two, or "
-                                      "8,24,64", MOST_GPUS);
+    const std::string counts = format("a whole number from 1 to %d, or all; with --scan also 8..512, the powers of "
+                                      "two, or 8,24,64", MAX_GPUS);
     return {
         number_flag("--zero", TRAIN | PLAN, o.zero, 0, 3,
                     "what GPUs share out: 1 optimizer states and master weights, 2 gradients too, 3 weights too"),
         choice_flag("--overlap", TRAIN, o.overlap, {"off", "on"},
                     "whether GPUs send gradients and weights while they compute"),
-        number_flag("--timeout", TRAIN, o.timeout, 1.0, ANY,
-                    "seconds after which a GPU of many that does not get on is given up, and the run with it"),
-        {"--gpus", PLAN, counts, "how many train the model together",
-         [&o](const std::string& s) { return parse_gpu_counts(s, o.gpus); }, [&o] { return json(o.gpus.front()); }},
+        number_flag("--timeout", TRAIN | EVAL, o.timeout, 1.0, ANY,
+                    "with several GPUs: ends the run if a rank makes no progress for so many seconds"),
+        {"--gpus", TRAIN | EVAL | PLAN, counts, "GPUs of this machine that work together, each with a process",
+         [&o](const std::string& s) { return parse_gpu_counts(s, o.gpus); },
+         [&o] { return o.gpus.front() == ALL_GPUS ? json("all") : json(o.gpus.front()); }},
         text_flag("--out", TRAIN, "DIR", o.out, "run folder: log.jsonl and checkpoints; without it nothing is written"),
         text_flag("--trace", TRAIN, "FILE", o.trace,
                   "a Chrome trace of the first three steps: launches, kernels, copies, live bytes"),
-        switch_flag("--resume", TRAIN, o.resume,
-                    "go on from the last checkpoint in --out, with that run's options where none is given"),
+        switch_flag("--resume", TRAIN, o.resume, "from the last checkpoint in --out, with the run's options"),
         number_flag("--eval-every", TRAIN, o.eval_every, 0L, ANY_LONG,
                     "steps between validation losses (and one at the end); 0: none"),
-        number_flag("--eval-sequences", TRAIN, o.eval_sequences, 0L, ANY_LONG,
-                    "sequences of a validation loss, spread over its data; 0: all of that"),
+        number_flag("--eval-sequences", TRAIN, o.eval_sequences, 0L, ANY_LONG, "of a validation loss; 0: all data"),
         number_flag("--sample-every", TRAIN, o.sample_every, 0L, ANY_LONG,
                     "steps between samples (and one before the first step and at the end); 0: none"),
         number_flag("--sample-tokens", TRAIN | SAMPLE, o.sample_tokens, 1, ANY_INT, "length of a sample"),
-        number_flag("--temperature", TRAIN | SAMPLE, o.temperature, 0.0, ANY,
-                    "of samples: divides the logits; 0: always the likeliest token"),
+        number_flag("--temperature", TRAIN | SAMPLE, o.temperature, 0.0, ANY, "of samples; 0: the likeliest token"),
         number_flag("--top-k", TRAIN | SAMPLE, o.top_k, 0, ANY_INT, "of samples: only the k likeliest tokens; 0: all"),
-        number_flag("--top-p", TRAIN | SAMPLE, o.top_p, 0.0, 1.0,
-                    "of samples: of these only the likeliest that together have this probability"),
-        number_flag("--checkpoint-every", TRAIN, o.checkpoint_every, 0L, ANY_LONG,
-                    "steps between checkpoints (and one at the end); 0: none"),
+        number_flag("--top-p", TRAIN | SAMPLE, o.top_p, 0.0, 1.0, "of samples: the likeliest with this probability"),
+        number_flag("--checkpoint-every", TRAIN, o.checkpoint_every, 0L, ANY_LONG, "steps (and at the end); 0: none"),
         number_flag("--keep", TRAIN, o.keep, 0, ANY_INT, "how many checkpoints to keep; 0: all"),
         text_flag("--prompt", SAMPLE, "TEXT", o.prompt,
-                  "what to go on from; or - to read it from standard input; for a DIR with a tokenizer, or of bytes"),
+                  "the text to continue, or - for standard input; for a DIR with a tokenizer, or a model of bytes"),
         text_flag("--prompt-tokens", SAMPLE, "IDS", o.prompt_tokens,
-                  "the same as token numbers: 15496,995; or - to read them from standard input"),
+                  "the same as token numbers: 15496,995; or - for standard input"),
         number_flag("--samples", SAMPLE, o.samples, 1, ANY_INT, "how many, from --seed on a seed each"),
         text_flag("--stop", SAMPLE, "TEXT", o.stop, "ends a sample where it would appear"),
-        text_flag("--gpu-memory", PLAN, "SIZE", o.gpu_memory,
-                  "what must fit, such as 80GB or 24GiB; default: this device's"),
+        text_flag("--gpu-memory", PLAN, "SIZE", o.gpu_memory, "such as 80GB or 24GiB (default: this device's)"),
         choice_flag("--precision", PLAN, o.precision, {"fp32", "bf16", "fp16"},
                     "of weights and activations; default: with --gpu-memory bf16, else this build's"),
         number_flag("--bandwidth", PLAN, o.bandwidth, 1e-3, 1e6,
@@ -244,23 +237,24 @@ void print_help() {
            "       train_gpt sample --from DIR [--prompt TEXT] [options]\n"
            "       train_gpt plan [options]\n");
     Options defaults;
-    for (const auto& [verb_name, verb] : VERBS) {
-        printf("\n%s\n", verb_name);
+    for (const auto& [name, subcommand] : SUBCOMMANDS) {
+        printf("\n%s\n", name);
         for (const Flag& flag : flag_table(defaults)) {
-            if (!(flag.verbs & verb)) continue;
-            if (verb != TRAIN && flag.verbs & TRAIN) printf("  %s\n", flag.name);   // explained above
+            if (!(flag.subcommands & subcommand)) continue;
+            if (subcommand != TRAIN && flag.subcommands & TRAIN) printf("  %s\n", flag.name);   // explained above
             else print_flag(flag);
         }
     }
 }
 
-Options parse_options(Verb verb, const char* verb_name, const std::vector<std::string>& args) {
+Options parse_options(Subcommand subcommand, const char* name, const std::vector<std::string>& args) {
     Options options;
     const std::vector<Flag> flags = flag_table(options);
     for (size_t i = 0; i < args.size(); i++) {
         const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return args[i] == f.name; });
         if (flag == flags.end()) throw UserError("%s: no such flag; --help lists them", args[i].c_str());
-        if (!(flag->verbs & verb)) throw UserError("%s is no flag of %s; --help lists them", flag->name, verb_name);
+        if (!(flag->subcommands & subcommand))
+            throw UserError("%s is no flag of %s; --help lists them", flag->name, name);
         if (!flag->is_switch && i + 1 == args.size())
             throw UserError("%s takes %s, found nothing", flag->name, flag->takes.c_str());
         const std::string value = flag->is_switch ? "" : args[++i];
@@ -271,10 +265,10 @@ Options parse_options(Verb verb, const char* verb_name, const std::vector<std::s
     return options;
 }
 
-// All options of a verb, for the log.
-json describe(Options options, Verb verb) {
+// All options of a subcommand, for the log.
+json describe(Options options, Subcommand subcommand) {
     json all;
     for (const Flag& flag : flag_table(options))
-        if (flag.verbs & verb) all[flag.name + 2] = flag.value();
+        if (flag.subcommands & subcommand) all[flag.name + 2] = flag.value();
     return all;
 }

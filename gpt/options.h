@@ -11,7 +11,8 @@
 #include "files.h"
 
 enum class DType { FP32, BF16, FP16, E4M3, E5M2 };   // the last two are operands of matmuls only
-enum class TensorCores { AUTO, NONE, MMA, WGMMA };   // that attention runs on; wgmma: Hopper's
+enum class TensorCores { AUTO, NONE, MMA, WGMMA };   // used by attention; wgmma: Hopper's
+constexpr std::array<const char*, 4> TENSOR_CORE_NAMES = {"auto", "none", "mma", "wgmma"};
 enum class Recompute { NONE, SELECTIVE, FULL };
 constexpr std::pair<const char*, Recompute> RECOMPUTE_NAMES[] = {
     {"none", Recompute::NONE}, {"selective", Recompute::SELECTIVE}, {"full", Recompute::FULL}};
@@ -31,7 +32,7 @@ enum class Schedule { COSINE, LINEAR, WSD, CONSTANT };
 
 // --loss-scaling: one of these, or a fixed scale.
 constexpr double DYNAMIC_SCALE = 0, NO_SCALE = 1, SCALE_BY_PRECISION = -1;
-constexpr double MOST_LOSS_SCALE = 1 << 24;
+constexpr double MAX_LOSS_SCALE = 1 << 24;
 
 // A model's sizes.
 struct Config {
@@ -72,7 +73,7 @@ struct Options {
     UseGraph graph = UseGraph::AUTO;
     int threads = 0;
     // many GPUs
-    std::vector<int> gpus = {1};   // several: for plan --scan
+    std::vector<int> gpus = {1};   // or ALL_GPUS; several: for plan --scan
     int zero = 0;
     Overlap overlap = Overlap::ON;
     double timeout = 300;
@@ -95,20 +96,21 @@ struct Options {
     std::set<std::string> given;   // the flags on the command line
 };
 
-enum Verb { TRAIN = 1, EVAL = 2, SAMPLE = 4, PLAN = 8 };
+enum Subcommand { TRAIN = 1, EVAL = 2, SAMPLE = 4, PLAN = 8 };
 constexpr int ALL = TRAIN | EVAL | SAMPLE | PLAN;
-const std::pair<const char*, Verb> VERBS[] = {{"train", TRAIN}, {"eval", EVAL}, {"sample", SAMPLE}, {"plan", PLAN}};
-
+const std::pair<const char*, Subcommand> SUBCOMMANDS[] = {
+    {"train", TRAIN}, {"eval", EVAL}, {"sample", SAMPLE}, {"plan", PLAN}};
 
 constexpr int AUTO = -1;                                 // --micro-batch auto
-constexpr int MOST_SEQUENCES = 1 << 15;                  // an index of attention's grid.z, at most 65535
-constexpr int MOST_GPUS = 1 << 16;
-constexpr int MOST_THREADS = 1024;                       // dev/cpu's maximum
-constexpr long MOST_STEPS = 1000000000000, MOST_STEP_TOKENS = MOST_STEPS;   // no sum or product of them overflows
+constexpr int MAX_SEQUENCES = 1 << 15;                  // an index of attention's grid.z, at most 65535
+constexpr int ALL_GPUS = 0;                               // --gpus all
+constexpr int MAX_GPUS = 1 << 16;
+constexpr int MAX_THREADS = 1024;                       // dev/cpu's maximum
+constexpr long MAX_STEPS = 1000000000000, MAX_STEP_TOKENS = MAX_STEPS;   // no sum or product of them overflows
 
 struct Flag {
     const char* name;
-    int verbs;
+    int subcommands;
     std::string takes;
     const char* help;
     std::function<bool(const std::string&)> parse;   // false: the text is not what the flag takes
@@ -118,11 +120,11 @@ struct Flag {
 
 // One row per flag, bound to the members of o: defaults, parsing, --help and the log come from this table.
 std::vector<Flag> flag_table(Options& o);
-Options parse_options(Verb verb, const char* verb_name, const std::vector<std::string>& args);
+Options parse_options(Subcommand subcommand, const char* name, const std::vector<std::string>& args);
 void print_help();
 
-// Parses 8 or 8,24,64 or 8..512 (its powers of two); false if text is something else.
+// Parses all or 8 or 8,24,64 or 8..512 (its powers of two); false if text is something else.
 bool parse_gpu_counts(const std::string& text, std::vector<int>& to);
 
 // All options of a subcommand, for the log.
-json describe(Options options, Verb verb);
+json describe(Options options, Subcommand subcommand);

@@ -1,5 +1,5 @@
 // From options to a run: checks them against each other and the model, chooses the micro-batch, predicts memory and
-// time. What `plan` prints, and a run at its start and in its log. Included by train_gpt.cu.
+// time. `plan` prints this, and so does a run at its start and in its log. Included by train_gpt.cu.
 //
 // Map: peak · model and setup · start of a run · a step in time · plan --scan · plan
 #pragma once
@@ -13,7 +13,7 @@
 
 // ---- peak ---------------------------------------------------------------------------------------
 // The denominator of MFU: dense TFLOP/s of matmuls, from the makers' data sheets (never the figures "with sparsity").
-// Other devices are measured. `plan --json` prints the table.
+// Other devices are measured. `plan --json` prints this table.
 
 struct Peak { const char* name; double half, fp32; };   // part of the device's name; BF16, FP16; FP32 without TF32
 
@@ -44,16 +44,16 @@ double measure_peak() {
 }
 
 void find_peak(const Options& o) {
-    auto is_it = [](const Peak& peak) { return strstr(device.properties.name, peak.name) != nullptr; };
-    const Peak* peak = std::find_if(std::begin(PEAKS), std::end(PEAKS), is_it);
-    const bool listed = o.peak == PeakSource::TABLE && peak != std::end(PEAKS);
+    const Peak* peak = o.peak == PeakSource::TABLE ? std::begin(PEAKS) : std::end(PEAKS);
+    while (peak != std::end(PEAKS) && !strstr(device.properties.name, peak->name)) peak++;
+    const bool listed = peak != std::end(PEAKS);
     device.peak_flops = !listed ? measure_peak() : 1e12 * (FLOATX == DType::FP32 ? peak->fp32 : peak->half);
     device.peak_source = listed ? format("data sheet of %s", peak->name) : "measured matmul";
 }
 
 // ---- model and setup ----------------------------------------------------------------------------
 
-// The sizes that a flag sets: what the command line says (0: nothing), and the model's.
+// The flags that set a model's sizes: the value on the command line (0: none), and the model's.
 struct ModelSize { const char* flag; int option; int* model; };
 std::array<ModelSize, 5> sizes(const Options& o, Config& c) {
     return {{{"--layers", o.layers, &c.layers}, {"--heads", o.heads, &c.heads}, {"--channels", o.channels, &c.channels},
@@ -80,37 +80,40 @@ Config config_from_options(const Options& o, int default_vocab) {
 
 // The model in a folder. Sizes on the command line must be the same.
 Config config_of_folder(const Options& o, const std::string& dir) {
-    Config c = read_config(dir + "/config.json");
-    Config preset = o.given.count("--model") ? config_of_preset(o.model) : c;
-    preset.vocab = c.vocab;
-    const auto of_preset = sizes(o, preset), of_folder = sizes(o, c);
+    Config c = read_config(dir + "/config.json"), wanted = o.given.count("--model") ? config_of_preset(o.model) : c;
+    wanted.vocab = c.vocab;
+    const auto of_wanted = sizes(o, wanted), of_folder = sizes(o, c);
     for (size_t i = 0; i < of_folder.size(); i++) {
-        const ModelSize& size = of_folder[i];
-        const bool given = o.given.count(size.flag);
-        const int is = *size.model, said = given ? size.option : *of_preset[i].model;
-        if (said == is) continue;
-        const std::string what = given ? format("%s %d", size.flag, said)
-                                       : format("--model %s has %s %d", o.model.c_str(), size.flag, said);
-        throw UserError("%s, but the model in %s has %s %d: its sizes are those of %s", what.c_str(), dir.c_str(),
-                        size.flag, is, o.resume ? "the run that --resume goes on with" : "--from");
+        const auto& [flag, option, in_folder] = of_folder[i];
+        const bool given = o.given.count(flag);
+        const int value = given ? option : *of_wanted[i].model;
+        if (value != *in_folder)
+            throw UserError("%s%s %d, but the model in %s has %s %d: its sizes are those of %s",
+                            given ? "" : format("--model %s has ", o.model.c_str()).c_str(), flag, value, dir.c_str(),
+                            flag, *in_folder, o.resume ? "the run that --resume continues" : "--from");
     }
     return c;
 }
 
-// A twentieth is left to libraries, other programs and fragmentation.
+// Leaves a twentieth to libraries, other programs and fragmentation.
 size_t without_margin(size_t memory) { return static_cast<size_t>(memory * 0.95); }
+
+// The largest divisor of n up to `most`; 0 if most is.
+long largest_divisor(long n, long most) {
+    long divisor = std::min(n, most);
+    while (divisor > 0 && n % divisor != 0) divisor--;
+    return divisor;
+}
 
 // The largest micro-batch that fits, with a margin, and divides each GPU's part of the total batch.
 int auto_micro_batch(Setup s, size_t memory, long total_batch) {
     s.B = 1;
-    const long together = long{s.T} * s.gpus, sequences = total_batch / together;   // of each GPU
+    const long together = long{s.T} * s.gpus;
     if (total_batch % together != 0)
         throw UserError("--total-batch %ld is no multiple of --seq-len %d%s", total_batch, s.T,
                         s.gpus > 1 ? format(" x %d GPUs", s.gpus).c_str() : "");
-    int B = largest_micro_batch(s, without_margin(memory));
-    if (B == 0) return 1;   // the allocation will say what is missing
-    while (total_batch && sequences % B != 0) B--;
-    return B;
+    const int B = std::max(1, largest_micro_batch(s, without_margin(memory)));   // 1: the allocation will fail
+    return total_batch ? largest_divisor(total_batch / together, B) : B;
 }
 
 constexpr size_t FP8_ROWS = 16;   // cuBLASLt: each size of a product in FP8 is a multiple of this
@@ -146,7 +149,7 @@ void require_consistent(const Options& o, const Config& c) {
     if (precision_of(o) == DType::FP32)
         throw UserError("--master-weights none: weights in fp32 are their own master copy; expected weights in 16 "
                         "bits: a build with PRECISION=bf16 or fp16, or plan --precision bf16");
-    if (!ranks.alone() || o.gpus != std::vector<int>{1}) throw UserError("--master-weights none is for one GPU");
+    if (!world.alone() || o.gpus != std::vector<int>{1}) throw UserError("--master-weights none is for one GPU");
 }
 
 // `memory` is what --micro-batch auto may use.
@@ -156,9 +159,9 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memo
     const size_t head_rows = purpose == Purpose::SAMPLING ? 1 : HEAD_ROWS;
     Setup s = {c, o.micro_batch, T, o.recompute, o.grad_dtype, purpose, head_rows, o.attention, precision_of(o)};
     s.master_weights = o.master_weights;
-    s.gpus = ranks.alone() ? o.gpus.front() : static_cast<int>(ranks.count);
+    s.gpus = world.alone() ? std::max(1, o.gpus.front()) : static_cast<int>(world.size);
     s.zero = s.gpus > 1 && purpose == Purpose::TRAINING ? o.zero : 0;
-    s.rank = ranks.rank;
+    s.rank = world.rank;
     s.matmul = o.matmul;
     s.fp8_scaling = o.fp8_scaling;
     if (o.micro_batch == AUTO) s.B = auto_micro_batch(s, memory, o.total_batch);
@@ -169,9 +172,9 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memo
 }
 
 bool use_graphs(const Options& o) {
-    if (o.graph == UseGraph::ON && !ranks.alone())
+    if (o.graph == UseGraph::ON && !world.alone())
         throw UserError("--graph on: a micro-step of many GPUs is no graph; expected auto or off");
-    return o.graph == UseGraph::ON || (o.graph == UseGraph::AUTO && !device.is_cpu() && ranks.alone());
+    return o.graph == UseGraph::ON || (o.graph == UseGraph::AUTO && !device.is_cpu() && world.alone());
 }
 
 // Micro-batches of a step that each GPU takes.
@@ -188,6 +191,7 @@ long accumulation_steps(const Options& o, const Setup& s) {
 // ---- start of a run -----------------------------------------------------------------------------
 
 const char* recompute_name(const Setup& s) { return RECOMPUTE_NAMES[static_cast<int>(s.recompute)].first; }
+const char* attention_name(const Setup& s) { return s.attention == Attention::FLASH ? "flash" : "naive"; }
 
 std::string model_text(const Config& c) {
     return format("%d layers, %d heads, %d channels, context %d, vocabulary %d", c.layers, c.heads, c.channels,
@@ -231,7 +235,7 @@ void print_run(const Setup& s, const Options& o, const TrainData& data, long acc
     const std::string from = start.dir.empty() ? "initialised at random" : "from " + start.dir;
     printf("device     %s, %s, %.2f TFLOP/s peak (%s)\n", device.properties.name, name_of(FLOATX),
            device.peak_flops / 1e12, device.peak_source.c_str());
-    say_if_busy(stdout);
+    if (device.is_cpu()) printf("%s", busy_text().c_str());
     printf("model      %s: %zu parameters, %s\n", model_text(c).c_str(), count_parameters(c).real, from.c_str());
     const size_t text_bytes = data.train.text_bytes() + data.val.text_bytes();
     const std::string made = format(", made of %zu bytes by the tokenizer in %s", text_bytes, start.dir.c_str());
@@ -246,7 +250,7 @@ void print_run(const Setup& s, const Options& o, const TrainData& data, long acc
     if (scale.interval > 0 || scale.scale != NO_SCALE)
         printf("loss scale %.0f%s\n", scale.scale, scale.interval > 0 ? " at first, dynamic" : "");
     print_memory(plan(s), memory_now().all);
-    printf("output     %s\n", o.out.empty() ? "none: --out DIR keeps a log and checkpoints" : o.out.c_str());
+    printf("output     %s\n", o.out.empty() ? "none: --out DIR saves a log and checkpoints" : o.out.c_str());
     fflush(stdout);
 }
 
@@ -257,36 +261,29 @@ json run_record(const Options& o, const Setup& s) {
     cudaDriverGetVersion(&driver);
     json model = model_record(s.config);
     model["parameters"] = count_parameters(s.config).real;
-    return {{"run", {{"options", describe(o, TRAIN)},
-                     {"model", model},
-                     {"device", device.properties.name},
-                     {"precision", name_of(FLOATX)},
-                     {"attention", attention_text(s)},
-                     {"matmul", matmul_text(s)},
-                     {"peak_flops", device.peak_flops},
-                     {"peak_source", device.peak_source},
-                     {"flops_per_token", flops_record(s)},
-                     {"gpus", s.gpus},
-                     {"zero", s.zero},
-                     {"planned_bytes", plan(s).total},
-                     {"cuda_runtime", runtime},
-                     {"cuda_driver", driver},
-                     {"cublaslt", cublasLtGetVersion()}}}};
+    return {{"run",
+             {{"options", describe(o, TRAIN)}, {"model", model}, {"device", device.properties.name},
+              {"precision", name_of(FLOATX)}, {"attention", attention_text(s)}, {"matmul", matmul_text(s)},
+              {"peak_flops", device.peak_flops}, {"peak_source", device.peak_source},
+              {"flops_per_token", flops_record(s)}, {"gpus", s.gpus}, {"zero", s.zero},
+              {"planned_bytes", plan(s).total}, {"cuda_runtime", runtime}, {"cuda_driver", driver},
+              {"nccl", nccl_version()},
+              {"cublaslt", cublasLtGetVersion()}}}};
 }
 
 // ---- a step in time -----------------------------------------------------------------------------
-// What is computed, what is sent, and how much of that is hidden under the computation. Two work at the same time, each
-// at one thing after the other: the GPU, which computes, and its link, which sends. The order is the program's own:
-// CommunicationSchedule in distributed.cuh. What is sent begins when all computation before it is done and the link is
-// free. Computation waits for the weights that it needs and for the buffers of gradients that it fills. So layer l's
-// gradients go under the backward of the layers below it, layer l + 1's weights under the forward or backward of its
-// neighbour, and group 0 is exposed twice: its gradients at the end of the last micro-batch, its weights (ZeRO 1 and
-// up) at the beginning of the next step.
+// Simulates computation, communication and their overlap. Two resources work at the same time, each on one thing after
+// the other: the GPU, which computes, and its link, which sends. The order is the program's own: CommunicationSchedule
+// in distributed.cuh. Communication begins when all computation before it is done and the link is free. Computation
+// waits for the weights that it needs and for the gradient buffers that it fills. So layer l's gradients overlap with
+// the backward of the layers below it, layer l + 1's weights with the forward or backward of its neighbour, and group 0
+// is exposed twice: its gradients at the end of the last micro-batch, its weights (ZeRO 1 and up) at the beginning of
+// the next step.
 //
-// assumed  FLOPs take their time at one sustained rate, whatever the micro-batch and whatever is sent meanwhile (on a
-//          GPU a small micro-batch is slower, and NCCL takes some of its processors). Bytes take theirs at one
-//          bandwidth, as in rings whose slowest link has it, without latency. GPUs never wait for each other.
-// left out the update, loading data, all other FLOPs than flops_per_token(), and what the norm and the losses send
+// assumed  FLOPs take time at one sustained rate, independent of micro-batch and communication (on a GPU a small
+//          micro-batch is slower, and NCCL occupies some multiprocessors). Bytes take time at one bandwidth, that of a
+//          ring's slowest link, without latency. GPUs never wait for each other.
+// left out the update, loading data, all other FLOPs than flops_per_token(), and the communication of norm and losses
 
 // All times in seconds, bytes as one GPU sends them in a ring: (R - 1) / R of what there is.
 struct StepWork {
@@ -398,45 +395,29 @@ json time_record(const StepTime& t, double tokens) {
 }
 
 // ---- plan --scan --------------------------------------------------------------------------------
-// For each number of GPUs the layouts that fit, fastest first.
-//
-// Tried are all stages of ZeRO and all ways to recompute, with micro-batches that divide each GPU's sequences: powers
-// of two, and the largest that fits; --zero, --recompute and --micro-batch, where they are given, stay as they are. How
-// long a step takes is estimated as above. In it a larger micro-batch is no faster in itself, and selective
-// recomputation costs nothing with flash attention: of equals, those that recompute less come first, then those that
-// send less, then the larger micro-batch.
-//
-// bound by  what keeps a layout from being faster. A step's ideal time is the model's FLOPs at --flops; a layout loses
-//           what it recomputes and what is exposed of its sending. It is bound by
-//             compute    if it loses less than a tenth of the step;
-//             memory     else, if it is the fastest of its stage that fits, and in unlimited memory the stage would
-//                        lose less than half as much: what makes up the difference is recomputed, or sent once more
-//                        for each further micro-batch, because a larger one does not fit;
-//             bandwidth  else, if most of the loss is exposed (of a stage's fastest: of what it would lose even then);
-//             compute    else: it recomputes what it could keep.
+// Lists for each number of GPUs the layouts that fit, fastest first: all stages of ZeRO and recomputation modes, with
+// micro-batches that divide each GPU's sequences: powers of two, and the largest that fits. --zero, --recompute and
+// --micro-batch are kept if given. The time of a step is estimated as above; it does not depend on the micro-batch, and
+// selective recomputation costs nothing with flash attention. Of equals, layouts that recompute less come first, then
+// those that send less, then the larger micro-batch.
 
 struct Candidate {
     Setup setup;
     long accumulation;
     size_t bytes;
     StepTime time;
-    const char* bound = "";
 };
-
-double tokens_of(const Candidate& c) { return double(c.setup.N()) * c.setup.gpus * c.accumulation; }
-double tokens_per_second(const Candidate& c) { return tokens_of(c) / c.time.seconds; }
 
 // Divisors of `sequences` up to `most`: powers of two, and the largest.
 std::vector<int> micro_batches_to_try(long sequences, int most) {
     std::vector<int> all;
     for (long B = 1; B <= most && sequences % B == 0; B *= 2) all.push_back(static_cast<int>(B));
-    long largest = std::min<long>(most, sequences);
-    while (largest > 0 && sequences % largest != 0) largest--;
+    const long largest = largest_divisor(sequences, most);
     if (largest > 0 && largest != all.back()) all.push_back(static_cast<int>(largest));
     return all;
 }
 
-// What fits in `memory`. s: model, sequence, GPUs, and what stays as it is.
+// The layouts that fit in `memory`. s: model, sequence, GPUs, and the options that are kept.
 std::vector<Candidate> candidates(const Options& o, Setup s, size_t memory) {
     std::vector<Candidate> all;
     const long sequences = o.total_batch / (long{s.T} * s.gpus);
@@ -459,7 +440,7 @@ std::vector<Candidate> candidates(const Options& o, Setup s, size_t memory) {
     return all;
 }
 
-// Times that differ by less than rounding are alike.
+// Times that differ by less than rounding are equal.
 bool comes_before(const Candidate& a, const Candidate& b) {
     auto order = [](const Candidate& c) {
         const long long time = std::llround(1e6 * std::log(c.time.seconds));
@@ -468,115 +449,73 @@ bool comes_before(const Candidate& a, const Candidate& b) {
     return order(a) < order(b);
 }
 
-const Candidate& fastest_of_stage(const std::vector<Candidate>& all, int zero) {
-    auto seconds = [&](const Candidate& c) { return c.setup.zero == zero ? c.time.seconds : INFINITY; };
-    return *std::min_element(all.begin(), all.end(), [&](const Candidate& a, const Candidate& b) {
-        return seconds(a) < seconds(b);
-    });
-}
-
-// c is of `fit`, all that fit; free: all that would fit in unlimited memory.
-const char* bound_of(const Candidate& c, const std::vector<Candidate>& fit, const std::vector<Candidate>& free,
-                     double flops) {
-    constexpr double ROUNDING = 1 + 1e-9;
-    const double ideal = flops_per_token(c.setup).model * c.setup.N() * c.accumulation / flops;
-    auto loss = [&](const Candidate& of) { return of.time.seconds - ideal; };
-    if (loss(c) < 0.1 * c.time.seconds) return "compute";
-    const bool fastest = c.time.seconds <= fastest_of_stage(fit, c.setup.zero).time.seconds * ROUNDING;
-    const Candidate& best = fastest ? fastest_of_stage(free, c.setup.zero) : c;
-    if (loss(best) < loss(c) / 2) return "memory";
-    return best.time.exposed() > loss(best) / 2 ? "bandwidth" : "compute";
-}
-
-struct Scan {
-    int gpus;
-    std::string problem;             // why there are no layouts
-    std::vector<Candidate> fit;      // the best first
-};
-
-Scan scan(const Options& o, Setup s, int gpus, size_t memory) {
-    Scan result = {gpus, "", {}};
-    s.gpus = gpus;
-    s.zero = gpus > 1 ? o.zero : 0;
-    if (o.total_batch % (long{s.T} * gpus) != 0) {
-        result.problem = format("--total-batch %ld is no multiple of --seq-len %d x %d GPUs", o.total_batch, s.T, gpus);
-        return result;
-    }
-    const std::vector<Candidate> free = candidates(o, s, BEYOND_MEMORY);
-    result.fit = candidates(o, s, without_margin(memory));
-    for (Candidate& c : result.fit) c.bound = bound_of(c, result.fit, free, flops_of(o));
-    std::sort(result.fit.begin(), result.fit.end(), comes_before);
-    if (!result.fit.empty()) return result;
-    size_t least = BEYOND_MEMORY;
-    for (const Candidate& c : free) least = std::min(least, c.bytes);
-    result.problem = free.empty() ? format("--micro-batch %d does not divide %ld sequences of each GPU", o.micro_batch,
-                                           o.total_batch / (long{s.T} * gpus))
-                                  : format("no layout fits: the smallest takes %s", size_text(least).c_str());
-    return result;
-}
-
 json candidate_record(const Candidate& c) {
-    json record = time_record(c.time, tokens_of(c));
+    json record = time_record(c.time, double(c.setup.N()) * c.setup.gpus * c.accumulation);
     record.update({{"zero", c.setup.zero}, {"micro_batch", c.setup.B}, {"accumulation", c.accumulation},
-                   {"recompute", recompute_name(c.setup)}, {"bytes", c.bytes},
-                   {"bytes_sent", c.time.bytes}, {"bound", c.bound}});
+                   {"recompute", recompute_name(c.setup)}, {"bytes", c.bytes}, {"bytes_sent", c.time.bytes}});
     return record;
 }
 
-json scan_record(const Options& o, const Setup& s, size_t memory, const std::vector<Scan>& scans) {
-    json all = json::array();
-    for (const Scan& scan : scans) {
-        json layouts = json::array();
-        for (const Candidate& c : scan.fit) layouts.push_back(candidate_record(c));
-        all.push_back({{"gpus", scan.gpus}, {"problem", scan.problem.empty() ? json() : json(scan.problem)},
-                       {"layouts", layouts}});
-    }
-    return {{"model", model_record(s.config)}, {"seq_len", s.T}, {"total_batch", o.total_batch},
-            {"precision", name_of(s.precision)}, {"grad_dtype", name_of(s.grad_dtype)},
-            {"attention", s.attention == Attention::FLASH ? "flash" : "naive"}, {"gpu_memory", memory},
-            {"bandwidth", o.bandwidth * 1e9}, {"flops_per_s", flops_of(o)}, {"flops_assumed", o.flops == 0},
-            {"scan", all}};
+// The layouts for a number of GPUs, or why there are none.
+json scan_record(const Options& o, Setup s, int gpus, size_t memory) {
+    s.gpus = gpus;
+    s.zero = gpus > 1 ? o.zero : 0;
+    json layouts = json::array();
+    auto result = [&](const json& problem) {
+        return json({{"gpus", gpus}, {"problem", problem}, {"layouts", layouts}});
+    };
+    if (o.total_batch % (long{s.T} * gpus) != 0)
+        return result(format("--total-batch %ld is no multiple of --seq-len %d x %d GPUs", o.total_batch, s.T, gpus));
+    std::vector<Candidate> fit = candidates(o, s, without_margin(memory));
+    std::sort(fit.begin(), fit.end(), comes_before);
+    for (const Candidate& c : fit) layouts.push_back(candidate_record(c));
+    if (!fit.empty()) return result(nullptr);
+    size_t least = BEYOND_MEMORY;
+    for (const Candidate& c : fit = candidates(o, s, BEYOND_MEMORY)) least = std::min(least, c.bytes);
+    return result(fit.empty() ? format("--micro-batch %d does not divide %ld sequences of each GPU", o.micro_batch,
+                                       o.total_batch / (long{s.T} * gpus))
+                              : format("no layout fits: the smallest takes %s", size_text(least).c_str()));
 }
 
-void print_scan(const Options& o, const Setup& s, size_t memory, const std::vector<Scan>& scans) {
+void print_scan(const Options& o, const Setup& s, size_t memory, const json& scans) {
     constexpr size_t TOP = 5;
     printf("model       %s\n", model_text(s.config).c_str());
     printf("a step      %ld tokens in sequences of %d; %s, gradients %s, attention %s\n", o.total_batch, s.T,
-           name_of(s.precision), name_of(s.grad_dtype), s.attention == Attention::FLASH ? "flash" : "naive");
+           name_of(s.precision), name_of(s.grad_dtype), attention_name(s));
     printf("a GPU       %s, of which 5 %% stay free; sends %g GB/s; computes %g TFLOP/s%s\n\n",
            size_text(memory).c_str(), o.bandwidth, flops_of(o) / 1e12, o.flops > 0 ? "" : " (assumed; --flops)");
-    printf("  GPUs  ZeRO  micro-batch  accumulated  recompute      memory     step ms    exposed      tok/s  bound by"
-           "\n");
-    for (const Scan& scan : scans) {
-        if (!scan.problem.empty()) printf("%6d  %s\n", scan.gpus, scan.problem.c_str());
-        std::set<std::pair<int, Recompute>> shown;   // of each stage and way to recompute the best micro-batch
-        for (const Candidate& c : scan.fit) {
-            if (shown.size() == TOP || !shown.emplace(c.setup.zero, c.setup.recompute).second) continue;
-            printf("%6s  %4d  %11d  %11ld  %-9s  %10s  %10.1f  %8.1f %%  %9s  %s\n",
-                   shown.size() == 1 ? std::to_string(scan.gpus).c_str() : "", c.setup.zero, c.setup.B, c.accumulation,
-                   recompute_name(c.setup), size_text(c.bytes).c_str(),
-                   1e3 * c.time.seconds, 100 * c.time.exposed() / c.time.seconds,
-                   short_number(tokens_per_second(c)).c_str(), c.bound);
+    printf("  GPUs  ZeRO  micro-batch  accumulated  recompute      memory     step ms    exposed      tok/s\n");
+    for (const json& scan : scans) {
+        const int gpus = scan["gpus"];
+        if (!scan["problem"].is_null()) printf("%6d  %s\n", gpus, scan["problem"].get<std::string>().c_str());
+        std::set<std::pair<int, std::string>> shown;   // the best micro-batch of each ZeRO stage and recomputation mode
+        for (const json& c : scan["layouts"]) {
+            const std::string recompute = c["recompute"];
+            if (shown.size() == TOP || !shown.emplace(c["zero"], recompute).second) continue;
+            const double seconds = c["seconds"], exposed = c["exposed"];
+            printf("%6s  %4d  %11d  %11ld  %-9s  %10s  %10.1f  %8.1f %%  %9s\n",
+                   shown.size() == 1 ? std::to_string(gpus).c_str() : "", int(c["zero"]), int(c["micro_batch"]),
+                   long(c["accumulation"]), recompute.c_str(), size_text(c["bytes"]).c_str(), 1e3 * seconds,
+                   100 * exposed / seconds, short_number(c["tokens_per_s"]).c_str());
         }
-        if (scan.fit.size() > shown.size())
-            printf("%6s  and %zu more that fit: --json has them\n", "", scan.fit.size() - shown.size());
+        if (scan["layouts"].size() > shown.size())
+            printf("%6s  and %zu more that fit: --json has them\n", "", scan["layouts"].size() - shown.size());
     }
 }
 
-void require_for_scan(const Options& o) {
-    std::string missing;
+void plan_scan(const Options& o, const Setup& s, size_t memory) {
     const std::pair<const char*, const char*> needed[] = {
         {"--total-batch", "TOKENS"}, {"--gpu-memory", "SIZE"}, {"--bandwidth", "GB/s"}};
-    for (const auto& [flag, what] : needed)
-        if (!o.given.count(flag)) missing += format("%s%s %s", missing.empty() ? "" : ", ", flag, what);
-    if (!missing.empty()) throw UserError("plan --scan needs %s", missing.c_str());
-}
-
-void scan_verb(const Options& o, const Setup& s, size_t memory) {
-    std::vector<Scan> scans;
-    for (const int gpus : o.gpus) scans.push_back(scan(o, s, gpus, memory));
-    if (o.as_json) printf("%s\n", scan_record(o, s, memory, scans).dump(2).c_str());
-    else print_scan(o, s, memory, scans);
+    for (const auto& [flag, value] : needed)
+        if (!o.given.count(flag)) throw UserError("plan --scan needs %s %s", flag, value);
+    json scans = json::array();
+    for (const int gpus : o.gpus) scans.push_back(scan_record(o, s, gpus, memory));
+    if (!o.as_json) return print_scan(o, s, memory, scans);
+    const json record = {{"model", model_record(s.config)}, {"seq_len", s.T}, {"total_batch", o.total_batch},
+                         {"precision", name_of(s.precision)}, {"grad_dtype", name_of(s.grad_dtype)},
+                         {"attention", attention_name(s)}, {"gpu_memory", memory}, {"bandwidth", o.bandwidth * 1e9},
+                         {"flops_per_s", flops_of(o)}, {"flops_assumed", o.flops == 0}, {"scan", scans}};
+    printf("%s\n", json_text(record, 2).c_str());
 }
 
 // ---- plan ---------------------------------------------------------------------------------------
@@ -610,17 +549,27 @@ json total_record(const Plan& p) {
     return bytes;
 }
 
+json peak_records() {
+    json peaks = json::array();
+    for (const Peak& peak : PEAKS)
+        peaks.push_back({{"name", peak.name}, {"half", 1e12 * peak.half}, {"fp32", 1e12 * peak.fp32}});
+    return peaks;
+}
+
+json tensor_record(const char* name, Category category, const std::vector<size_t>& shape, size_t copies,
+                   const char* dtype, size_t bytes) {
+    return {{"name", name}, {"category", CATEGORY_NAMES[static_cast<int>(category)]}, {"shape", shape},
+            {"copies", copies}, {"dtype", dtype}, {"bytes", bytes}};
+}
+
 json tensor_records(const Setup& s) {
     json tensors;
     for (const ParameterRow& row : parameter_table(s.config))
-        tensors.push_back({{"name", row.name}, {"category", "weights"}, {"shape", row.shape}, {"copies", row.copies},
-                           {"dtype", name_of(s.precision)},
-                           {"bytes", row.elements * row.copies * size_of(s.precision)}});
+        tensors.push_back(tensor_record(row.name, Category::WEIGHTS, row.shape, row.copies, name_of(s.precision),
+                                        row.elements * row.copies * size_of(s.precision)));
     Activations nowhere;
     for (const ActivationRow& row : activation_table(nowhere, s))
-        tensors.push_back({{"name", row.name}, {"category", CATEGORY_NAMES[static_cast<int>(row.category)]},
-                           {"shape", row.shape}, {"copies", row.copies}, {"dtype", row.dtype},
-                           {"bytes", row.bytes()}});
+        tensors.push_back(tensor_record(row.name, row.category, row.shape, row.copies, row.dtype, row.bytes()));
     return tensors;
 }
 
@@ -635,15 +584,11 @@ json largest_micro_batches(const Setup& s, size_t memory) {
     return most;
 }
 
-size_t bytes_of(const Plan& p, std::initializer_list<Category> categories) {
-    size_t bytes = 0;
-    for (Category category : categories) bytes += p.bytes[static_cast<int>(category)];
-    return bytes;
-}
-
-// Weights, gradients, master weights and moments, of one GPU: what ZeRO shares out.
+// Weights, gradients, master weights and moments, of one GPU: ZeRO shards these.
 size_t state_bytes(const Plan& p) {
-    return bytes_of(p, {Category::WEIGHTS, Category::GRADIENTS, Category::MASTER, Category::ADAM_M, Category::ADAM_V});
+    size_t bytes = 0;
+    for (int category = 0; category <= static_cast<int>(Category::ADAM_V); category++) bytes += p.bytes[category];
+    return bytes;
 }
 
 // The stages beside each other: for P parameters on R GPUs, with BF16 gradients, 16P, 4P + 12P/R, 2P + 14P/R and 16P/R
@@ -667,36 +612,25 @@ json plan_record(const Options& o, const Setup& s, size_t memory) {
     const long accumulation = accumulation_steps(o, s);
     const StepTime time = step_time(o, s, accumulation);
     const double tokens = double(s.N()) * s.gpus * accumulation;
-    return {{"model", model_record(s.config)},
-            {"micro_batch", s.B},
-            {"seq_len", s.T},
-            {"precision", name_of(s.precision)},
-            {"grad_dtype", name_of(s.grad_dtype)},
-            {"master_weights", s.master_weights == MasterWeights::NONE ? "none" : "fp32"},
-            {"recompute", recompute_name(s)},
-            {"attention", s.attention == Attention::FLASH ? "flash" : "naive"},
-            {"matmul", MATMUL_NAMES[static_cast<int>(s.matmul)]},
-            {"gpus", s.gpus},
-            {"zero", s.zero},
-            {"accumulation", accumulation},
-            {"parameters", count.real},
-            {"parameters_formula", formula_parameters(s.config)},
-            {"bytes", total_record(p)},
-            {"bytes_are_exact", p.total < BEYOND_MEMORY},   // else some of them are more than that
-            {"bytes_per_parameter", double(state_bytes(p)) / layout_of(s).elements()},
-            {"activation_bytes_per_token_per_layer", double(kept_bytes_per_layer(s)) / s.N()},
-            {"korthikanti_bytes", formula_activations(s)},
-            {"flops_per_token", flops_record(s)},
-            {"gpu_memory", memory},
-            {"fits", p.total <= memory},
-            {"zero_stages", stage_records(s, memory)},
-            {"bytes_sent", time.bytes},   // in a step, by each GPU
-            {"flops_per_s", flops_of(o)},
-            {"flops_assumed", o.flops == 0},
-            {"bandwidth", o.bandwidth > 0 ? json(o.bandwidth * 1e9) : json()},
-            {"step", o.bandwidth > 0 ? time_record(time, tokens) : json()},
-            {"max_micro_batch", largest_micro_batches(s, memory)},
-            {"tensors", tensor_records(s)}};
+    json record = {{"model", model_record(s.config)}, {"micro_batch", s.B}, {"seq_len", s.T},
+                   {"precision", name_of(s.precision)}, {"grad_dtype", name_of(s.grad_dtype)},
+                   {"master_weights", s.master_weights == MasterWeights::NONE ? "none" : "fp32"},
+                   {"recompute", recompute_name(s)}, {"attention", attention_name(s)},
+                   {"matmul", MATMUL_NAMES[static_cast<int>(s.matmul)]}, {"gpus", s.gpus}, {"zero", s.zero},
+                   {"accumulation", accumulation}};
+    record.update({{"parameters", count.real}, {"parameters_formula", formula_parameters(s.config)},
+                   {"bytes", total_record(p)},
+                   {"bytes_are_exact", p.total < BEYOND_MEMORY},   // otherwise some are lower bounds
+                   {"bytes_per_parameter", double(state_bytes(p)) / layout_of(s).elements()},
+                   {"activation_bytes_per_token_per_layer", double(kept_bytes_per_layer(s)) / s.N()},
+                   {"korthikanti_bytes", formula_activations(s)}, {"gpu_memory", memory}, {"fits", p.total <= memory},
+                   {"zero_stages", stage_records(s, memory)}, {"max_micro_batch", largest_micro_batches(s, memory)},
+                   {"head_rows", s.head_rows}, {"tensors", tensor_records(s)}});
+    record.update({{"flops_per_token", flops_record(s)}, {"flops_per_s", flops_of(o)}, {"flops_assumed", o.flops == 0},
+                   {"bytes_sent", time.bytes},   // in a step, by each GPU
+                   {"bandwidth", o.bandwidth > 0 ? json(o.bandwidth * 1e9) : json()},
+                   {"step", o.bandwidth > 0 ? time_record(time, tokens) : json()}, {"peaks", peak_records()}});
+    return record;
 }
 
 // The chapter's four steps from a batch in tokens to flags.
@@ -707,12 +641,11 @@ void print_steps(const Options& o, const Setup& s, const json& most) {
     printf("\nto train with %ld tokens a step\n", o.total_batch);
     printf("  1  batch     --total-batch %ld\n  2  sequence  --seq-len %d\n", o.total_batch, s.T);
     for (const auto& [name, mode] : RECOMPUTE_NAMES) {
-        long B = std::min(most[name].get<long>(), sequences);
-        while (B > 1 && sequences % B != 0) B--;
+        const long B = largest_divisor(sequences, most[name].get<long>());
         if (B == 0 || o.total_batch % together != 0) continue;
         printf("  3  largest   --micro-batch %ld --recompute %s%s\n", B, name, stage.c_str());
         printf("  4  the rest  %saccumulated over %ld micro-batches%s\n",
-               s.gpus > 1 ? format("on %d GPUs (mpirun -n %d), ", s.gpus, s.gpus).c_str() : "", sequences / B,
+               s.gpus > 1 ? format("on %d GPUs, ", s.gpus).c_str() : "", sequences / B,
                s.gpus > 1 ? format(" of each: %ld x %d x %ld x %d tokens", B, s.T, sequences / B, s.gpus).c_str() : "");
         return;
     }
@@ -802,10 +735,10 @@ size_t parse_bytes(const std::string& text) {
     throw UserError("--gpu-memory takes a size such as 80GB or 24GiB, found '%s'", text.c_str());
 }
 
-void plan_verb(Options o) {
+void plan_subcommand(Options o) {
     if (!o.gpu_memory.empty() && !o.given.count("--precision")) o.precision = PlanPrecision::BF16;  // as a card does
-    if (o.scan) require_for_scan(o);
-    else if (o.gpus.size() > 1)
+    if (o.gpus.front() == ALL_GPUS) throw UserError("--gpus all: plan needs a number");
+    if (!o.scan && o.gpus.size() > 1)
         throw UserError("--gpus: several numbers are for plan --scan, found %zu", o.gpus.size());
     const std::string problem = o.gpu_memory.empty() ? no_device() : "";
     if (!problem.empty()) throw UserError("plan needs --gpu-memory SIZE here: %s", problem.c_str());
@@ -813,8 +746,8 @@ void plan_verb(Options o) {
     const Config config = o.from.empty() ? config_from_options(o, 0) : config_of_folder(o, o.from);
     Setup setup = make_setup(o, config, Purpose::TRAINING, memory);
     setup.on_gpu |= !o.gpu_memory.empty();   // planned here, to run there
-    if (o.scan) return scan_verb(o, setup, memory);
+    if (o.scan) return plan_scan(o, setup, memory);
     const json record = plan_record(o, setup, memory);
-    if (o.as_json) printf("%s\n", record.dump(2).c_str());
+    if (o.as_json) printf("%s\n", json_text(record, 2).c_str());
     else print_plan(o, setup, record, memory);
 }

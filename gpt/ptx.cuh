@@ -1,10 +1,10 @@
-// The instructions that CUDA C++ has no name for, as functions: products of matrices on tensor cores, and copies into
-// shared memory that pass through no register. And what is made of them everywhere: tiles, fragments, rings of buffers.
+// Instructions without a name in CUDA C++, as functions: matrix products on tensor cores, and copies into shared memory
+// that bypass registers. Also what all kernels build from them: tiles, fragments, rings of buffers.
 //
-// Each function is one instruction, with the section of the PTX manual ("PTX ISA") that defines it. dev/cpu/ptx.h is
-// their twin: the same functions for a CPU, written from the manual, so that kernels which use them are tested where
-// there is no GPU. attention_mma.cuh, attention_wgmma.cuh and matmul.cu stand on this file; of train_gpt.cu, which
-// includes it, it uses floatX, PACK, FULL_WARP, check and launch.
+// Each function is one instruction, with the section of the PTX manual ("PTX ISA") that defines it. dev/cpu/ptx.h has
+// the same functions for a CPU, written from the manual, so that kernels which use them are tested without a GPU. Used
+// by attention_mma.cuh, attention_wgmma.cuh and matmul.cu; uses floatX, PACK, FULL_WARP, check and launch of
+// train_gpt.cu.
 //
 // Map: Ampere and up · Hopper: barriers, copy engine, products, registers · tiles · fragments · rings · tensor maps
 //
@@ -22,8 +22,8 @@
 //       g = 7                                     28   29    30    31    28
 //       g = 0, 8 rows further                      0    1     2     3     0           d[4i+2], d[4i+3]
 //
-// So D, rounded to pairs of floatX, is an A of 16 of its columns: one product's result is the next one's left operand,
-// and never leaves its registers.
+// So D, rounded to pairs of floatX, is an A of 16 of its columns: one product's result is the next one's left operand
+// without leaving its registers.
 //
 // Tiles in shared memory are columns by the 64: row r of 64 elements is 128 bytes, and its 16-byte chunk c is at place
 // c ^ (r % 8), so that eight rows of one column of chunks lie in different banks. This is what Hopper's copy engine
@@ -63,8 +63,7 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
     return y;
 }
 
-// Takes a number from a counter that goes up to `last` and then from 0 again: what blocks share out work by, in the
-// order in which they ask. "atom", .inc
+// Returns a counter's value and increments it, from `last` to 0: blocks number their work by it. "atom", .inc
 __device__ __forceinline__ unsigned take_number(int* counter, unsigned last) {
     return atomicInc(reinterpret_cast<unsigned*>(counter), last);
 }
@@ -128,8 +127,8 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
     while (!done);
 }
 
-// Barriers 1 to 15 of a block, by number: a round of one ends when so many threads have come, those that wait until
-// then and those that go on at once. "bar"
+// Barriers 1 to 15 of a block, by number: a phase ends when that many threads have arrived, whether they wait for it or
+// not. "bar"
 __device__ __forceinline__ void named_barrier_wait(int number, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
@@ -151,8 +150,8 @@ __device__ __forceinline__ void tensor_load(void* to, const CUtensorMap* map, ui
 
 // ---- Hopper: products of a warpgroup. "Asynchronous Warpgroup Level Matrix Multiply-Accumulate"
 
-// To the compiler an asm is over once it is through, so it moves arithmetic on accumulators across the
-// fence and the wait below. Naming them there keeps it on its side: it must take them for changed here.
+// The compiler does not know that an asm is asynchronous, so it would move arithmetic on accumulators across the fence
+// and the wait below. Naming accumulators there prevents that: the compiler must assume that they change.
 __device__ __forceinline__ void touch(float& x) { asm volatile("" : "+f"(x)); }
 __device__ __forceinline__ void touch(uint32_t& x) { asm volatile("" : "+r"(x)); }
 template <typename T, int COUNT> __device__ __forceinline__ void touch(T (&x)[COUNT]) {
@@ -313,8 +312,8 @@ template <int N> __device__ __forceinline__ void to_operands(uint32_t (&a)[N / 8
     for (int i = 0; i < N / 2; i++) a[i / 4][i % 4] = pack_pair(x[2 * i], x[2 * i + 1]);
 }
 
-// Rows row0 ... row0 + 15 of x, as far as they are below T, from a fragment (16, HS), by way of the
-// warp's own rows of a tile, so that lanes next to each other write 16 bytes next to each other.
+// Stores a fragment (16, HS) as rows row0 ... row0 + 15 of x, those below T, through the warp's own rows of a tile, so
+// that neighbouring lanes write neighbouring 16 bytes.
 template <int HS, typename F8>
 __device__ __forceinline__ void store_rows(const Out<F8>& x, size_t stride, int row0, int T, const float* fragment,
                                            char* tile, int tile_rows, int tile_row) {
@@ -339,8 +338,7 @@ __device__ __forceinline__ void store_rows(const Out<F8>& x, size_t stride, int 
 
 constexpr int WARPGROUP = 128, GROUP_ROWS = 64;   // threads; rows of a product
 
-// A ring of buffers between the producer, who fills them, and the consumers. FILLERS threads announce
-// that a buffer is full.
+// A ring of buffers between a producer, which fills them, and consumers. FILLERS threads arrive when a buffer is full.
 template <int STAGES, int FILLERS = 1> struct Ring {
     uint64_t full[STAGES], empty[STAGES];
 
@@ -360,7 +358,7 @@ template <typename... Rings> __device__ __forceinline__ void init_rings(int read
     __syncthreads();
 }
 
-// Where somebody is in a ring: the buffer, and the parity of this round.
+// A position in a ring: the buffer, and the parity of its phase.
 template <int STAGES> struct Turn {
     int stage = 0;
     uint32_t parity = 0;
@@ -379,7 +377,7 @@ template <int STAGES, int FILLERS>
 __device__ __forceinline__ void wait_empty(Ring<STAGES, FILLERS>& ring, const Turn<STAGES>& turn) {
     barrier_wait(&ring.empty[turn.stage], turn.parity ^ 1);   // a new buffer is empty
 }
-// A warp has read this buffer for the last time.
+// Called by a warp after its last read of this buffer.
 template <int STAGES, int FILLERS>
 __device__ __forceinline__ void release(Ring<STAGES, FILLERS>& ring, Turn<STAGES>& turn) {
     if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[turn.stage]);
@@ -388,7 +386,7 @@ __device__ __forceinline__ void release(Ring<STAGES, FILLERS>& ring, Turn<STAGES
 
 // An operand counts in units of 16 bytes: adding to it moves it.
 __device__ __forceinline__ uint64_t moved(uint64_t operand, int bytes) { return operand + bytes / 16; }
-// The same tile read by Major::MN, its blocks of 64 columns so far apart: wgmma_operand has left 16 bytes there.
+// The same tile read by Major::MN, with this stride between its blocks of 64 columns (wgmma_operand has set 16 bytes).
 __device__ __forceinline__ uint64_t of_rows(uint64_t operand, int column_block_bytes) {
     return operand + (static_cast<uint64_t>(column_block_bytes / 16 - 1) << 16);
 }
@@ -407,9 +405,9 @@ template <int COUNT> struct Warpgroups {
 // This warp's first row among those of the block's consumers.
 __device__ __forceinline__ int consumer_row() { return (threadIdx.x - WARPGROUP) / 32 * 16; }
 
-// Warpgroups that multiply take turns at starting their products, one after the other, and each passes the turn on when
-// its own have started: so those of one run while another does arithmetic. A turn is a round of a named barrier, of
-// those who wait for it and those who pass it on. The last pass, in a block that is done, nobody waits for.
+// Consumer warpgroups start their products one after the other, so that one's products run during another's arithmetic.
+// A turn is a phase of a named barrier, which the waiting group and the group before it complete. The last pass of a
+// block has no waiting group.
 template <int CONSUMERS> struct TakeTurns {
     int group;
 
@@ -420,8 +418,8 @@ template <int CONSUMERS> struct TakeTurns {
     __device__ __forceinline__ void pass() const { named_barrier_arrive(1 + (group + 1) % CONSUMERS, 2 * WARPGROUP); }
 };
 
-// Its group's first row; by way of lane 0, so that the compiler knows that all lanes have the same, and
-// keeps operands in the registers that a warp shares, where products take them from.
+// The group's first row. Read from lane 0, so that the compiler knows that it is uniform and keeps operands in uniform
+// registers, which products need.
 __device__ __forceinline__ int group_row() {
     return __shfl_sync(FULL_WARP, consumer_row() / GROUP_ROWS * GROUP_ROWS, 0);
 }

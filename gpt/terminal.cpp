@@ -31,46 +31,11 @@ std::string bar(double share) {
     return share <= 1 ? full : full + format("> %.3g x", share);
 }
 
-// ---- lines that fit -----------------------------------------------------------------------------
-
-int terminal_columns(int file) {
-    winsize size = {};
-    return ioctl(file, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : USUAL_COLUMNS;
-}
-
-std::string fitted(std::vector<LinePart> parts, size_t width) {
-    auto lower = [](const LinePart& a, const LinePart& b) { return a.rank < b.rank; };
-    for (;; parts.erase(std::max_element(parts.begin(), parts.end(), lower))) {
-        std::string line;
-        for (const LinePart& part : parts) line += part.text;
-        if (line.size() <= width || parts.size() <= 1) return line.substr(0, width);
-    }
-}
-
-// Draws a line over the last one. The last column stays free, as some terminals wrap when it is filled.
-static void draw_line(FILE* to, const std::vector<LinePart>& parts) {
-    fprintf(to, "\r%s\033[K", fitted(parts, terminal_columns(fileno(to)) - 1).c_str());
-    fflush(to);
-}
-
-static constexpr double REDRAWN_AFTER = 0.1;   // seconds
-
 // ---- progress -----------------------------------------------------------------------------------
 
-Meter::Meter(const char* what, size_t all)
-    : what_(what), all_(all), start_(seconds_now()), shown_(start_), terminal_(isatty(STDERR_FILENO)) {}
-
-Meter::~Meter() {
-    if (drawn_) fprintf(stderr, "\r\033[K");
-}
-
-void Meter::show(size_t done) {
-    const double now = seconds_now();
-    if (!terminal_ || now - shown_ < REDRAWN_AFTER) return;
-    shown_ = now;
-    drawn_ = true;
-    draw_line(stderr, {{1, what_}, {0, format(" %zu/%zu", done, all_)},
-                       {2, format("  %s left", clock_text((now - start_) / done * (all_ - done)).c_str())}});
+static size_t terminal_columns() {
+    winsize size = {};
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
 Progress::Progress(long first_step, long steps)
@@ -79,29 +44,21 @@ Progress::Progress(long first_step, long steps)
 void Progress::start() { start_ = shown_ = seconds_now(); }
 
 void Progress::show(long step, const StepResult& r) {
-    const double now = seconds_now(), interval = terminal_ ? REDRAWN_AFTER : 3;
+    const double now = seconds_now(), interval = terminal_ ? 0.1 : 3;
     if (step < steps_ && step > first_ + 1 && now - shown_ < interval) return;
-    // Speed since the last line, not of one step.
-    const double speed = (step - shown_step_) * r.seconds / (now - shown_);
+    const double speed = (step - shown_step_) * r.seconds / (now - shown_);   // since the last line, not of one step
     shown_ = now;
     shown_step_ = step;
     const double left = (now - start_) / (step - first_) * (steps_ - step);
     const int digits = static_cast<int>(std::to_string(steps_).size());
-    constexpr int WIDTH = 20;
-    std::string bar(WIDTH, '.');
-    std::fill(bar.begin(), bar.begin() + WIDTH * step / steps_, '#');
-    const std::vector<LinePart> parts = {
-        {0, format("step %*ld/%ld", digits, step, steps_)},
-        {7, " [" + bar + "]"},
-        {1, format(" loss %.4f", r.loss)},
-        {3, format("  norm %.2f", r.norm)},
-        {4, format("  lr %.2e", r.lr)},
-        {8, r.loss_scale == NO_SCALE ? "" : format("  scale %.0f", r.loss_scale)},
-        {2, format("  %s tok/s", short_number(speed * r.tokens_per_s).c_str())},
-        {6, format("  MFU %.1f%%", 100 * speed * r.mfu)},
-        {5, format("  %s left", clock_text(left).c_str())}};
-    if (terminal_) draw_line(stdout, parts);
-    else printf("%s\n", fitted(parts, std::string::npos).c_str());
+    const std::string scale = r.loss_scale == NO_SCALE ? "" : format("  scale %.0f", r.loss_scale);
+    const std::string line =
+        format("step %*ld/%ld loss %.4f  norm %.2f  lr %.2e%s  %s tok/s  MFU %.1f%%  %s left", digits, step, steps_,
+               r.loss, r.norm, r.lr, scale.c_str(), short_number(speed * r.tokens_per_s).c_str(), 100 * speed * r.mfu,
+               clock_text(left).c_str());
+    // The last column stays free, as some terminals wrap when it is filled.
+    if (terminal_) printf("\r%s\033[K", line.substr(0, terminal_columns() - 1).c_str());
+    else printf("%s\n", line.c_str());
     open_ = terminal_;
     fflush(stdout);
 }
@@ -141,11 +98,11 @@ void Printer::print(size_t n) {
     fflush(to_);
 }
 
-// ---- what comes next ----------------------------------------------------------------------------
+// ---- next commands ------------------------------------------------------------------------------
 
 void print_next(const Options& o, const std::string& checkpoint, const std::string& prompt, bool is_whole) {
     if (o.out.empty()) {
-        printf("next       nothing was kept: with --out DIR a run can be resumed, sampled from and plotted\n");
+        printf("next       nothing was saved: with --out DIR a run can be resumed, sampled from and plotted\n");
         return;
     }
     if (!checkpoint.empty()) {

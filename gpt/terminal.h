@@ -1,9 +1,8 @@
-// What a run shows: numbers, lines that fit a terminal, progress, samples, the commands that come next.
+// The output of a run: numbers, progress, samples, and the commands that come next.
 #pragma once
 
 #include <cstdio>
 #include <string>
-#include <vector>
 
 #include "options.h"
 
@@ -13,31 +12,6 @@ std::string size_text(size_t bytes);      // 24.81 GB
 std::string short_number(double x);       // 12.3k
 std::string clock_text(double seconds);   // 1:02:03
 std::string bar(double share);            // of 40 characters; above 1 followed by "> 1.5 x"
-
-// A part of a line; the part with the highest rank is dropped first.
-struct LinePart { int rank; std::string text; };
-
-// The parts one after the other, without as many as must be dropped to fit in `width` columns. A single part that is
-// too long is cut.
-std::string fitted(std::vector<LinePart> parts, size_t width);
-
-constexpr int USUAL_COLUMNS = 80;
-int terminal_columns(int file);   // USUAL_COLUMNS if the terminal does not say
-
-// Progress of a long operation, on standard error if that is a terminal; erased at the end.
-class Meter {
-public:
-    Meter(const char* what, size_t all);
-    Meter(const Meter&) = delete;
-    ~Meter();
-    void show(size_t done);
-
-private:
-    const char* what_;
-    size_t all_;
-    double start_, shown_;
-    bool terminal_, drawn_ = false;
-};
 
 struct StepResult {
     double loss, norm, lr, seconds, tokens_per_s, mfu, hfu, loss_scale;

@@ -8,7 +8,7 @@
 #include <iterator>
 #include <queue>
 #include <sstream>
-#include <tuple>
+#include <utility>
 
 std::vector<std::string> byte_alphabet() {
     std::vector<std::string> alphabet;
@@ -24,7 +24,7 @@ std::vector<std::string> byte_alphabet() {
 
 // ---- words --------------------------------------------------------------------------------------
 
-// GPT-2's pattern. White space is Unicode's property White_Space, spelled out: PCRE2's \s also has U+180E.
+// GPT-2's pattern. White space is Unicode's property White_Space, spelled out because PCRE2's \s also has U+180E.
 static std::string word_pattern() {
     const std::string white = R"(\t-\r\x{85}\p{Z})";
     return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^)" + white + R"(\p{L}\p{N}]+|[)" + white + "]+(?![^" +
@@ -76,61 +76,39 @@ void WordPattern::for_each_word(std::string_view text, const std::function<void(
 
 // ---- encoding -----------------------------------------------------------------------------------
 
-static constexpr size_t NONE = SIZE_MAX;
-
-namespace {   // train_gpt.cu has types of these names, too
-
-// A word's tokens as a list; a token that has become part of the one before it is -1.
-struct Link { int token; size_t previous, next; };
-
-// Neighbours that can be merged, the first of them at `at`; stale when one has become something else.
-struct Candidate {
-    int rank;
-    size_t at;
-    int left, right, token;
-    bool operator<(const Candidate& other) const { return std::tie(rank, at) > std::tie(other.rank, other.at); }
-};
-
-}   // namespace
-
-// What merging a word needs, kept from word to word.
-struct Tokenizer::Work {
-    std::vector<Link> links;
-    std::priority_queue<Candidate> candidates;   // the smallest rank, of these the leftmost, is on top
-};
-
 static uint64_t pair_key(int left, int right) {
     return static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right);
 }
 
-void Tokenizer::propose(Work& work, size_t at) const {
-    const size_t next = work.links[at].next;
-    if (next == NONE) return;
-    const int left = work.links[at].token, right = work.links[next].token;
-    const auto found = merges_.find(pair_key(left, right));
-    if (found != merges_.end())
-        work.candidates.push({found->second.rank, at, left, right, found->second.token});
-}
-
-// Appends a word's tokens. Each merge takes a candidate off the heap and puts at most two on it: for n bytes
-// O(n log n).
-void Tokenizer::merge(std::vector<int>& tokens, std::string_view word, Work& work) const {
-    std::vector<Link>& links = work.links;
-    links.resize(word.size());
+// Appends a word's tokens. Each merge takes a pair off the heap and puts at most two on it: for n bytes O(n log n).
+void Tokenizer::merge(std::vector<int>& tokens, std::string_view word) const {
+    constexpr size_t NONE = SIZE_MAX;
+    struct Link { int token; size_t previous, next; };   // a list of tokens
+    std::vector<Link> links(word.size());
+    using Pair = std::pair<int, size_t>;                 // its rank, and where it begins
+    std::priority_queue<Pair, std::vector<Pair>, std::greater<>> pairs;   // on top the smallest rank, then the leftmost
+    auto merge_at = [&](size_t at) {
+        const size_t next = at == NONE ? NONE : links[at].next;
+        const auto found = next == NONE ? merges_.end() : merges_.find(pair_key(links[at].token, links[next].token));
+        return found == merges_.end() ? Merge{-1, -1} : found->second;
+    };
+    auto propose = [&](size_t at) {
+        if (const Merge merge = merge_at(at); merge.rank >= 0) pairs.emplace(merge.rank, at);
+    };
     for (size_t i = 0; i < word.size(); i++)   // 0 - 1 is NONE
         links[i] = {byte_tokens_[static_cast<unsigned char>(word[i])], i - 1, i + 1 < word.size() ? i + 1 : NONE};
-    for (size_t i = 0; i < word.size(); i++) propose(work, i);
-    while (!work.candidates.empty()) {
-        const Candidate best = work.candidates.top();
-        work.candidates.pop();
-        Link& left = links[best.at];
-        if (left.token != best.left || left.next == NONE || links[left.next].token != best.right) continue;
-        links[left.next].token = -1;
-        left.token = best.token;
-        left.next = links[left.next].next;
-        if (left.next != NONE) links[left.next].previous = best.at;
-        propose(work, best.at);
-        if (left.previous != NONE) propose(work, left.previous);
+    for (size_t i = 0; i < word.size(); i++) propose(i);
+    while (!pairs.empty()) {
+        const auto [rank, at] = pairs.top();
+        pairs.pop();
+        const Merge merge = merge_at(at);
+        if (merge.rank != rank) continue;   // one of the two has become part of another token
+        Link& left = links[at];
+        const size_t after = std::exchange(links[left.next].next, NONE);   // what is merged begins no pair any more
+        left = {merge.token, left.previous, after};
+        if (left.next != NONE) links[left.next].previous = at;
+        propose(at);
+        propose(left.previous);
     }
     for (size_t i = 0; i < word.size(); i = links[i].next) tokens.push_back(links[i].token);
 }
@@ -145,11 +123,9 @@ int Tokenizer::added_at(std::string_view text) const {
 
 std::vector<int> Tokenizer::encode(std::string_view text) const {
     std::vector<int> tokens;
-    Work work;
     size_t begin = 0;   // of what is not yet encoded
     auto encode_until = [&](size_t end) {
-        words_.for_each_word(text.substr(begin, end - begin),
-                             [&](std::string_view word) { merge(tokens, word, work); });
+        words_.for_each_word(text.substr(begin, end - begin), [&](std::string_view word) { merge(tokens, word); });
     };
     for (size_t at = 0; at < text.size();) {
         const int added = added_at(text.substr(at));
@@ -208,15 +184,19 @@ public:
             const json file = read_json_as<json>(path_);
             if (whole) {
                 read_tokenizer(file);
-                return;
+            } else {
+                read_vocabulary(file, json::array());
+                path_ = dir + "/merges.txt";
+                read_merge_lines(read_file(path_));
+                add_unmergeable();
             }
-            read_vocabulary(file, json::array());
-            path_ = dir + "/merges.txt";
-            read_merge_lines(read_file(path_));
-            add_unmergeable();
         } catch (const json::exception& error) {
             fail(error.what());
         }
+        auto longer = [&](int a, int b) { return t_.bytes_[a].size() > t_.bytes_[b].size(); };
+        std::sort(t_.added_.begin(), t_.added_.end(), longer);
+        t_.begins_added_.assign(256, false);
+        for (int token : t_.added_) t_.begins_added_[static_cast<unsigned char>(t_.bytes_[token][0])] = true;
     }
 
 private:
@@ -224,22 +204,25 @@ private:
 
     [[noreturn]] void fail(const std::string& what) const { throw UserError("%s: %s", path_.c_str(), what.c_str()); }
 
-    static std::string quoted(const std::string& text) { return "'" + text + "'"; }
+    // What a file has for `key`; null stands for a key that is not there.
+    static json value(const json& part, const char* key) {
+        return part.is_object() && part.contains(key) ? part.at(key) : json();
+    }
 
-    // part[key] must be one of some values; null stands for a key that is not there.
+    // part[key] must be one of some values.
     void require(const json& part, const std::string& where, const char* key, const std::vector<json>& allowed) const {
-        const json found = part.is_object() && part.contains(key) ? part.at(key) : json();
+        const json found = value(part, key);
         if (std::find(allowed.begin(), allowed.end(), found) != allowed.end()) return;
         std::string expected;
-        for (const json& value : allowed) expected += (expected.empty() ? "" : " or ") + value.dump();
+        for (const json& one : allowed) expected += (expected.empty() ? "" : " or ") + one.dump();
         fail("\"" + where + key + "\" is " + found.dump().substr(0, 200) + ", expected " + expected);
     }
 
-    // Only what GPT-2's does is done here: what a file asks for beyond that is refused.
+    // Only GPT-2's behaviour is implemented: a file that asks for another one is refused.
     void require_byte_level(const json& file) const {
         if (!file.is_object()) fail("expected an object with \"model\", found " + file.dump().substr(0, 40));
         require(file, "", "normalizer", {nullptr});
-        const json none, &before = file.contains("pre_tokenizer") ? file.at("pre_tokenizer") : none;
+        const json before = value(file, "pre_tokenizer");
         require(before, "pre_tokenizer.", "type", {"ByteLevel"});
         require(before, "pre_tokenizer.", "add_prefix_space", {false, nullptr});
         require(before, "pre_tokenizer.", "use_regex", {true, nullptr});
@@ -266,8 +249,12 @@ private:
                 require(piece.at("Sequence"), "post_processor.single.Sequence.", "id", {"A"});
                 to = &t_.after_;
             } else if (piece.size() == 1 && piece.contains("SpecialToken")) {
-                for (const json& id : part.at("special_tokens").at(piece.at("SpecialToken").at("id")).at("ids"))
-                    to->push_back(special_token(id));
+                for (const json& id : part.at("special_tokens").at(piece.at("SpecialToken").at("id")).at("ids")) {
+                    to->push_back(id_of("of the template", id));
+                    if (size_t(to->back()) >= t_.size())
+                        fail(format("\"post_processor.special_tokens\" has the id %d, but there are %zu tokens",
+                                    to->back(), t_.size()));
+                }
             } else {
                 fail("\"post_processor.single\" has " + piece.dump().substr(0, 200) +
                      ", expected special tokens and one sequence A");
@@ -276,122 +263,93 @@ private:
         if (to == &t_.before_) fail("\"post_processor.single\" has no sequence A");
     }
 
-    int special_token(const json& id) const {
-        if (!id.is_number_integer() || id < 0 || id >= t_.size())
-            fail("\"post_processor.special_tokens\" has the id " + id.dump() + ", expected one of " +
-                 std::to_string(t_.size()) + " tokens");
-        return id;
-    }
-
     void read_tokenizer(const json& file) {
         require_byte_level(file);
         const json& model = file.at("model");
         read_vocabulary(model.at("vocab"), file.value("added_tokens", json::array()));
-        read_post_processor(file.value("post_processor", json()));
+        read_post_processor(value(file, "post_processor"));
         for (const json& merge : model.at("merges")) {
             if (merge.is_array() && merge.size() == 2) add_merge(merge[0], merge[1]);
             else if (merge.is_string()) add_merge_line(merge);
-            else fail("merge " + std::to_string(t_.merges_.size()) + " is " + merge.dump() +
-                      ", expected \"a b\" or [\"a\", \"b\"]");
+            else fail(format("merge %zu is %s, expected \"a b\" or [\"a\", \"b\"]", t_.merges_.size(),
+                             merge.dump().c_str()));
         }
     }
 
     int id_of(const std::string& token, const json& id) const {
         if (!id.is_number_integer() || id < 0 || id > INT32_MAX)
-            fail("token " + quoted(token) + " has the id " + id.dump() + ", expected a whole number from 0 on");
+            fail(format("token '%s' has the id %s, expected a whole number from 0 on", token.c_str(),
+                        id.dump().c_str()));
         return id;
     }
 
     void read_vocabulary(const json& vocabulary, const json& added) {
-        if (!vocabulary.is_object())
-            fail("the vocabulary is no object of tokens and ids: " + vocabulary.dump().substr(0, 40));
-        for (const auto& [token, id] : vocabulary.items()) vocabulary_[token] = id_of(token, id);
-        std::vector<std::pair<std::string, int>> more;   // not in the vocabulary
+        if (!vocabulary.is_object()) fail("no object of tokens and ids: " + vocabulary.dump().substr(0, 40));
+        for (const auto& [token, id] : vocabulary.items()) ids_[token] = id_of(token, id);
         for (const json& entry : added) {
             const std::string text = entry.at("content");
             const int id = id_of(text, entry.at("id"));
             for (const char* option : {"lstrip", "rstrip", "single_word"})
-                require(entry, "added_tokens " + quoted(text) + ".", option, {false, nullptr});
-            if (text.empty()) fail("the added token " + std::to_string(id) + " is empty");
-            const auto found = vocabulary_.find(text);
-            if (found == vocabulary_.end()) more.emplace_back(text, id);
-            else if (found->second != id)
-                fail("token " + quoted(text) + " has two ids, " + std::to_string(found->second) + " and " +
-                     std::to_string(id));
+                require(entry, "added_tokens '" + text + "'.", option, {false, nullptr});
+            if (text.empty()) fail(format("the added token %d is empty", id));
+            const int known = ids_.emplace(text, id).first->second;
+            if (known != id) fail(format("token '%s' has two ids, %d and %d", text.c_str(), known, id));
             t_.added_.push_back(id);
             if (entry.value("special", false)) t_.special_.push_back(id);
         }
-        number_tokens(more);
+        number_tokens();
         for (const json& entry : added) t_.bytes_[entry.at("id").get<int>()] = entry.at("content");
-        find_byte_tokens();
-        index_added();
+        const std::vector<std::string> alphabet = byte_alphabet();
+        for (size_t byte = 0; byte < alphabet.size(); byte++) {
+            const auto found = ids_.find(alphabet[byte]);
+            if (found == ids_.end())
+                fail(format("byte %zu ('%s') is no token; expected all 256", byte, alphabet[byte].c_str()));
+            t_.byte_tokens_.push_back(found->second);
+        }
     }
 
-    // Fills t_.bytes_: every id from 0 on exactly once.
-    void number_tokens(const std::vector<std::pair<std::string, int>>& more) {
-        const size_t count = vocabulary_.size() + more.size();
-        std::vector<const std::string*> owner(count);
-        t_.bytes_.resize(count);
+    // Fills t_.bytes_. Every id from 0 on belongs to one token.
+    void number_tokens() {
+        std::vector<const std::string*> owner(ids_.size());
+        t_.bytes_.resize(ids_.size());
         std::unordered_map<std::string, char> byte_of;
-        const std::vector<std::string> alphabet = byte_alphabet();
-        for (size_t byte = 0; byte < alphabet.size(); byte++) byte_of[alphabet[byte]] = static_cast<char>(byte);
-        auto number = [&](const std::string& token, int id) {
-            if (static_cast<size_t>(id) >= count)
-                fail("token " + quoted(token) + " has the id " + std::to_string(id) + ", expected at most " +
-                     std::to_string(count - 1) + ": there are " + std::to_string(count) + " tokens");
+        for (const std::string& letter : byte_alphabet()) byte_of.emplace(letter, static_cast<char>(byte_of.size()));
+        for (const auto& [token, id] : ids_) {
+            if (static_cast<size_t>(id) >= owner.size())
+                fail(format("token '%s' has the id %d, expected at most %zu: there are %zu tokens", token.c_str(), id,
+                            owner.size() - 1, owner.size()));
             if (owner[id])
-                fail("tokens " + quoted(*owner[id]) + " and " + quoted(token) + " both have the id " +
-                     std::to_string(id));
+                fail(format("tokens '%s' and '%s' both have the id %d", owner[id]->c_str(), token.c_str(), id));
             owner[id] = &token;
             for (size_t at = 0, length; at < token.size(); at += length) {
                 length = std::max<size_t>(1, character_length(std::string_view(token).substr(at)));
                 const auto found = byte_of.find(token.substr(at, length));
                 if (found == byte_of.end()) {   // not written in the alphabet: it stands for itself
                     t_.bytes_[id] = token;
-                    return;
+                    break;
                 }
                 t_.bytes_[id] += found->second;
             }
-        };
-        for (const auto& [token, id] : vocabulary_) number(token, id);
-        for (const auto& [token, id] : more) number(token, id);
-    }
-
-    void find_byte_tokens() {
-        const std::vector<std::string> alphabet = byte_alphabet();
-        for (size_t byte = 0; byte < alphabet.size(); byte++) {
-            const auto found = vocabulary_.find(alphabet[byte]);
-            if (found == vocabulary_.end())
-                fail("byte " + std::to_string(byte) + " (" + quoted(alphabet[byte]) +
-                     ") is no token; expected all 256");
-            t_.byte_tokens_.push_back(found->second);
         }
     }
 
-    void index_added() {
-        std::sort(t_.added_.begin(), t_.added_.end(),
-                  [&](int a, int b) { return t_.bytes_[a].size() > t_.bytes_[b].size(); });
-        t_.begins_added_.assign(256, false);
-        for (int token : t_.added_) t_.begins_added_[static_cast<unsigned char>(t_.bytes_[token][0])] = true;
-    }
-
     void add_merge(const std::string& left, const std::string& right) {
-        const std::string where = "merge " + std::to_string(t_.merges_.size()) + ", " + quoted(left + " " + right) +
-                                  ": ";
+        const int rank = static_cast<int>(t_.merges_.size());
+        const std::string where = format("merge %d, '%s %s': ", rank, left.c_str(), right.c_str());
         auto id = [&](const std::string& token) {
-            const auto found = vocabulary_.find(token);
-            if (found == vocabulary_.end()) fail(where + quoted(token) + " is no token of the vocabulary");
+            const auto found = ids_.find(token);
+            if (found == ids_.end()) fail(where + "'" + token + "' is no token of the vocabulary");
             return found->second;
         };
-        const Tokenizer::Merge merge = {static_cast<int>(t_.merges_.size()), id(left + right)};
+        const Tokenizer::Merge merge = {rank, id(left + right)};
         if (!t_.merges_.emplace(pair_key(id(left), id(right)), merge).second) fail(where + "this pair occurs twice");
     }
 
     void add_merge_line(const std::string& line) {
         const size_t space = line.find(' ');
         if (space == line.npos || space == 0 || space + 1 == line.size() || line.find(' ', space + 1) != line.npos)
-            fail("merge " + std::to_string(t_.merges_.size()) + " is " + quoted(line) +
-                 ", expected two tokens with a space between");
+            fail(format("merge %zu is '%s', expected two tokens with a space between", t_.merges_.size(),
+                        line.c_str()));
         add_merge(line.substr(0, space), line.substr(space + 1));
     }
 
@@ -400,27 +358,26 @@ private:
         bool first = true;
         for (std::string line; std::getline(lines, line); first = false) {
             if (!line.empty() && line.back() == '\r') line.pop_back();
-            if (!line.empty() && !(first && line.rfind("#version", 0) == 0)) add_merge_line(line);
+            if (!line.empty() && !(first && begins_with(line, "#version"))) add_merge_line(line);
         }
     }
 
-    // vocab.json does not say which tokens are added: they are those that are no byte and that no merge makes.
+    // vocab.json does not list added tokens: they are those that are not a byte and that no merge makes.
     void add_unmergeable() {
         std::vector<bool> made(t_.size(), false);
         for (int token : t_.byte_tokens_) made[token] = true;
         for (const auto& [pair, merge] : t_.merges_) made[merge.token] = true;
-        for (const auto& [token, id] : vocabulary_) {
+        for (const auto& [token, id] : ids_) {
             if (made[id] || token.empty()) continue;
             t_.added_.push_back(id);
             t_.bytes_[id] = token;
         }
         t_.special_ = t_.added_;
-        index_added();
     }
 
     Tokenizer& t_;
-    std::string path_;                                  // of the file that is being read
-    std::unordered_map<std::string, int> vocabulary_;   // as the files write tokens
+    std::string path_;                           // of the file that is being read
+    std::unordered_map<std::string, int> ids_;   // by tokens as the files write them
 };
 
 bool Tokenizer::is_in(const std::string& dir) {
@@ -482,31 +439,21 @@ int Text::first() const {
     return end_of_text >= 0 ? end_of_text : tokenizer_->encode("\n")[0];
 }
 
-std::shared_ptr<std::vector<char>> encode_file(const Text& text, std::string_view bytes, size_t token_bytes,
-                                               const std::string& path, FILE* out) {
+std::vector<char> Text::encode_file(std::string_view text) const {
     constexpr size_t PIECE = 1 << 20;
-    constexpr double LONG = 2;   // seconds
-    const auto encoded = std::make_shared<std::vector<char>>();
-    const double began = seconds_now();
-    bool told = false;
+    std::vector<char> encoded;
     auto append = [&](const std::vector<int>& tokens) {
         for (int token : tokens) {
             const char* number = reinterpret_cast<const char*>(&token);   // little-endian
-            encoded->insert(encoded->end(), number, number + token_bytes);
+            encoded.insert(encoded.end(), number, number + token_bytes());
         }
     };
-    append(text.tokenizer()->before());
-    for (size_t begin = 0, end; begin < bytes.size(); begin = end) {
-        end = text.tokenizer()->piece_end(bytes, begin, PIECE);
-        append(text.tokenizer()->encode(bytes.substr(begin, end - begin)));
-        const double spent = seconds_now() - began, all = spent * bytes.size() / end;
-        if (told || spent < LONG || all < 2 * LONG) continue;
-        fprintf(out, "data       %s: %.0f MB of text become tokens, which takes %.0f s\n", path.c_str(),
-                bytes.size() / 1e6, all);
-        fflush(out);
-        told = true;
+    append(tokenizer_->before());
+    for (size_t begin = 0, end; begin < text.size(); begin = end) {
+        end = tokenizer_->piece_end(text, begin, PIECE);
+        append(tokenizer_->encode(text.substr(begin, end - begin)));
     }
-    append(text.tokenizer()->after());
+    append(tokenizer_->after());
     return encoded;
 }
 
@@ -519,20 +466,18 @@ Text text_if_any(const std::string& dir, int V) {
     }
 }
 
-static std::string read_input() {
-    return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
-}
-
 std::vector<int> read_prompt(const Options& o, const Text& text, int V) {
-    if (o.prompt_tokens.empty()) {
-        const std::vector<int> tokens = text.encode(o.prompt == "-" ? read_input() : o.prompt);
+    const bool as_text = o.prompt_tokens.empty();
+    std::string given = as_text ? o.prompt : o.prompt_tokens;
+    if (given == "-") given = {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+    std::vector<int> tokens;
+    if (as_text) {
+        tokens = text.encode(given);
         if (tokens.empty()) throw UserError("--prompt -: standard input is empty");
         return tokens;
     }
-    std::vector<int> tokens;
-    std::string numbers = o.prompt_tokens == "-" ? read_input() : o.prompt_tokens;
-    for (char& c : numbers) if (c == ',' || c == '\n') c = ' ';
-    std::istringstream words(numbers);
+    std::replace(given.begin(), given.end(), ',', ' ');
+    std::istringstream words(given);
     for (std::string word; words >> word;) {
         int token;
         if (!parse_number(word, token) || token < 0 || token >= V)
@@ -548,9 +493,9 @@ std::vector<int> read_prompt(const Options& o, const Text& text, int V) {
 static constexpr const char* TEXT_FILES[] = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
                                       "special_tokens_map.json", "generation_config.json"};
 
-// A tokenizer whose tokens are the bytes, in their order, as transformers reads it. lm-evaluation-harness wants an end
-// of text, with which it begins texts: the last byte, as no UTF-8 has that one. In these files it goes by the name of a
-// letter, which split_special_tokens lets texts keep.
+// A tokenizer whose tokens are the bytes, in their order, as transformers reads it. lm-evaluation-harness begins texts
+// with an end of text: that is the last byte, which does not occur in UTF-8. In these files its name is a letter; with
+// split_special_tokens a text may hold that letter.
 static void add_byte_tokenizer(std::map<std::string, std::string>& files, const Config& c) {
     json vocabulary;
     const std::vector<std::string> alphabet = byte_alphabet();
@@ -564,12 +509,12 @@ static void add_byte_tokenizer(std::map<std::string, std::string>& files, const 
     const json tokenizer = {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr},
                             {"added_tokens", json::array()}, {"normalizer", nullptr}, {"pre_tokenizer", byte_level},
                             {"post_processor", nullptr}, {"decoder", byte_level}, {"model", model}};
-    // The class that takes tokenizer.json as it is: GPT-2's own would add <|endoftext|>, a token too many.
+    // PreTrainedTokenizerFast takes tokenizer.json as it is; GPT2TokenizerFast would add the token <|endoftext|>.
     const json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"model_max_length", c.context},
                          {"bos_token", alphabet.back()}, {"eos_token", alphabet.back()},
                          {"split_special_tokens", true}, {"clean_up_tokenization_spaces", false}};
-    files["tokenizer.json"] = tokenizer.dump(2) + "\n";
-    files["tokenizer_config.json"] = config.dump(2) + "\n";
+    files["tokenizer.json"] = json_text(tokenizer, 2) + "\n";
+    files["tokenizer_config.json"] = json_text(config, 2) + "\n";
 }
 
 TextFiles text_files(const std::string& dir, const Config& c, TokensAre tokens) {
@@ -579,7 +524,7 @@ TextFiles text_files(const std::string& dir, const Config& c, TokensAre tokens) 
         if (!dir.empty() && is_regular_file(path)) files.content[name] = read_file(path);
     }
     const bool has_tokenizer = !dir.empty() && Tokenizer::is_in(dir);
-    // What the folder's own config.json calls the end of text stays that.
+    // The end of text that the folder's config.json names is kept.
     const json config = dir.empty() ? json::object() : read_json(dir + "/config.json");
     if (const json end = config.value("eos_token_id", json()); end.is_number_unsigned() && end < c.vocab)
         files.end_of_text = end;
@@ -589,7 +534,7 @@ TextFiles text_files(const std::string& dir, const Config& c, TokensAre tokens) 
     }
     const json generation = {{"_from_model_config", true}, {"bos_token_id", files.end_of_text},
                              {"eos_token_id", files.end_of_text}};
-    files.content.emplace("generation_config.json", generation.dump(2) + "\n");   // where there was none
+    files.content.emplace("generation_config.json", json_text(generation, 2) + "\n");   // where there was none
     return files;
 }
 

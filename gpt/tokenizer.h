@@ -14,7 +14,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <functional>
 #include <map>
 #include <memory>
@@ -66,20 +65,18 @@ public:
     std::string decode(const std::vector<int>& tokens) const;
     // The added token with this text; -1 if there is none.
     int added(const std::string& text) const;
-    // Whether a token is special, such as an end of text. vocab.json does not say; of it all added tokens are.
+    // Whether a token is special, such as an end of text. In vocab.json all added tokens are special.
     bool is_special(int token) const;
 
 private:
     friend class TokenizerFiles;
     struct Merge { int rank, token; };
-    struct Work;
 
-    void propose(Work& work, size_t at) const;
-    void merge(std::vector<int>& tokens, std::string_view word, Work& work) const;
+    void merge(std::vector<int>& tokens, std::string_view word) const;
     int added_at(std::string_view text) const;
 
     std::vector<std::string> bytes_;   // of each token
-    std::vector<int> byte_tokens_, added_, special_, before_, after_;
+    std::vector<int> byte_tokens_, added_, special_, before_, after_;   // added_: the longest first
     std::vector<bool> begins_added_;   // whether an added token begins with a byte
     std::unordered_map<uint64_t, Merge> merges_;
     WordPattern words_;
@@ -94,11 +91,13 @@ class Text {
 public:
     Text(const std::string& dir, int V);
 
-    const Tokenizer* tokenizer() const { return tokenizer_.get(); }   // null: there is none, or tokens are bytes
     // Whether the bytes of a text are its tokens. Throws if the text in `path` cannot become tokens.
     bool takes_bytes(const std::string& path) const;
     // The tokens of a prompt, with those of the tokenizer's template before it.
     std::vector<int> encode(const std::string& text) const;
+    // The tokens of a file's text, token_bytes() each, with the template's tokens before and after them.
+    std::vector<char> encode_file(std::string_view text) const;
+    size_t token_bytes() const { return V_ <= 1 << 16 ? 2 : 4; }
     std::string decode(int token) const;
     // The number of bytes of text that a token stands for: 0 for a special one, or if the tokens' texts are unknown.
     size_t bytes_of(int token) const;
@@ -109,18 +108,11 @@ private:
     std::string dir_;
     int V_;
     bool are_bytes_;
-    std::shared_ptr<Tokenizer> tokenizer_;
+    std::shared_ptr<Tokenizer> tokenizer_;   // null: the folder has none, or tokens are bytes
 };
 
 // As Text(dir, V), but a tokenizer that cannot be used is reported and ignored.
 Text text_if_any(const std::string& dir, int V);
-
-// Bytes of a token in memory.
-inline size_t token_bytes(int V) { return V <= 1 << 16 ? 2 : 4; }
-
-// The tokens of a file's text, token_bytes each. Reports on `out` how long that will take if it is long.
-std::shared_ptr<std::vector<char>> encode_file(const Text& text, std::string_view bytes, size_t token_bytes,
-                                               const std::string& path, FILE* out);
 
 // The tokens of --prompt or --prompt-tokens, from standard input if that is "-".
 std::vector<int> read_prompt(const Options& o, const Text& text, int V);

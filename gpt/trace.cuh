@@ -12,7 +12,7 @@ constexpr int NO_LAYER = -1;
 
 // ---- recording
 
-// Memory given to a kernel: to read, to write, or (const or not does not tell) to update in place.
+// How a kernel uses an argument: const pointers are read, others written, updated() ones both.
 enum class Access { READ, WRITE, UPDATE };
 
 template <typename T> struct Updated {
@@ -54,12 +54,27 @@ struct Recorder {
         note(out.x8);
     }
     template <typename T> void note(const Updated<T>& memory) { note(memory.what, Access::UPDATE); }
-    template <typename T> void note(const T& argument) {   // a number, or something with memory in it
+    template <typename T> void note(const T& argument) {   // a number, or a struct with memory
         if constexpr (has_data<T>) note(argument.data);
     }
 };
 
 static Recorder recorder;
+
+void begin_work(const char* name, cudaStream_t stream) {
+    nvtxRangePushA(name);
+    if (recorder.on)
+        recorder.work.push_back({name, recorder.pass, recorder.layer, stream, seconds_now(), 0, event_now(stream),
+                                 nullptr, {}});
+}
+
+void end_work(cudaStream_t stream) {
+    if (recorder.on) {
+        recorder.work.back().end = event_now(stream);
+        recorder.work.back().returned = seconds_now();
+    }
+    nvtxRangePop();
+}
 
 void start_recording() {
     recorder.on = true;
@@ -139,21 +154,6 @@ double take_time(cudaEvent_t event) {
     return 1e3 * milliseconds;
 }
 
-// Prints how long there was communication between GPUs, and for how long of that no kernel ran.
-void print_communication(long steps) {
-    double all = 0, hidden = 0;   // microseconds
-    for (const Work& sent : recorder.work) {
-        if (row_of(sent) != COMMUNICATION_ROW) continue;
-        all += sent.ended - sent.began;
-        for (const Work& kernel : recorder.work)   // those of a stream do not overlap
-            if (row_of(kernel) == KERNEL_ROW)
-                hidden += std::max(0.0, std::min(sent.ended, kernel.ended) - std::max(sent.began, kernel.began));
-    }
-    if (all > 0)
-        printf("sending    %.3g ms a step between GPUs, %.3g ms of it (%.0f %%) not hidden under kernels\n",
-               1e-3 * all / steps, 1e-3 * (all - hidden) / steps, 100 * (all - hidden) / all);
-}
-
 // Ends the recording. bytes: of the plan, by category.
 void write_trace(const std::string& path, const std::vector<Place>& places, json bytes, long steps) {
     recorder.on = false;
@@ -177,6 +177,5 @@ void write_trace(const std::string& path, const std::vector<Place>& places, json
     }
     write_json(path, {{"displayTimeUnit", "ms"}, {"traceEvents", events}});
     printf("trace      %s, of %ld steps: ui.perfetto.dev opens it\n", path.c_str(), steps);
-    print_communication(steps);
     recorder.work.clear();
 }

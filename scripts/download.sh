@@ -21,99 +21,61 @@ weights and tokenizer, in models/NAME
   gpt2  gpt2-medium  gpt2-large  gpt2-xl
 
 A shard holds 100 million GPT-2 tokens in 200 MB. SHARDS: how many of those for training (default 10); the one for
-validation is always fetched. HF_ENDPOINT and RAW_ENDPOINT name other servers than https://huggingface.co and
-https://raw.githubusercontent.com.'
+validation is always fetched. HF_ENDPOINT names another server than https://huggingface.co.'
 
 fail() {
     echo "download: $1" >&2
     exit "${2:-1}"
 }
 
-# hub FOLDER REPOSITORY FILE...: files or patterns of a repository on Hugging Face
+# hub FOLDER REPOSITORY PATTERN...: fetches files of a repository on Hugging Face. Names without a * must exist in it.
 hub() {
-    local folder=$1 repository=$2 patterns=()
+    local folder=$1 repository=$2 include=() pattern
     shift 2
-    for pattern in "$@"; do patterns+=(--include "$pattern"); done
+    for pattern in "$@"; do include+=(--include "$pattern"); done
     command -v hf >/dev/null || fail "needs the program hf: pip install huggingface_hub" 2
     echo "download: $repository ($*)"
-    hf download "$repository" ${type:+--repo-type "$type"} ${revision:+--revision "$revision"} \
-        "${patterns[@]}" --local-dir "$folder" >/dev/null || fail "could not fetch $* of \
-huggingface.co/${type:+${type}s/}$repository; run the same command to continue, or put them by hand into $folder"
-}
-
-# require FOLDER FILE...: hf succeeds if a pattern matches nothing.
-require() {
-    local folder=$1 file
-    shift
-    for file in "$@"; do [ -e "$folder/$file" ] || fail "the repository has no $file, expected it in $folder"; done
-}
-
-# shards REPOSITORY FOLDER NAME MOST
-shards() {
-    local type=dataset files=("$3_val_000000.bin") i file magic version tokens
-    if ! [[ $count =~ ^[1-9][0-9]*$ ]] || [ "$count" -gt "$4" ]; then
-        fail "SHARDS: found '$count', expected 1 to $4" 2
-    fi
-    for i in $(seq -f %06.0f 1 "$count"); do files+=("$3_train_$i.bin"); done
-    hub "$2" "$1" "${files[@]}"
-    require "$2" "${files[@]}"
-    local size
-    for file in "${files[@]}"; do     # a header says how many 2-byte tokens follow its 1024 bytes
-        size=$(($(wc -c <"$2/$file")))
-        read -r magic version tokens < <(od -A n -t d4 -N 12 "$2/$file") || true
-        [ "$magic" = 20240520 ] && [ "$version" = 1 ] && [ $size = $((1024 + 2 * tokens)) ] ||
-            fail "$2/$file: magic $magic, version $version, $tokens tokens, $size bytes; expected 20240520, 1, and 2 \
-bytes a token after 1024; delete it and run the same command"
+    hf download "$repository" --repo-type "$type" --revision "$revision" "${include[@]}" --local-dir "$folder" \
+        >/dev/null || fail "could not fetch $* of huggingface.co/$prefix$repository; run the same command to \
+continue, or put them by hand into $folder"
+    for pattern in "$@"; do     # hf succeeds if a pattern matches nothing
+        compgen -G "$folder/$pattern" >/dev/null || fail "$repository has no $pattern"
     done
 }
 
-# text REPOSITORY PATTERN: the .parquet files of a corpus
-text() {
-    local type=dataset
-    hub "data/$name/source" "$1" "$2"
-    find "data/$name/source" -name '*.parquet' | grep -q . || fail "$1 has no $2"
-}
-
-model() {
-    local files=(config.json generation_config.json merges.txt model.safetensors tokenizer.json tokenizer_config.json
-        vocab.json)
-    hub "models/$name" "openai-community/$name" "${files[@]}"
-    require "models/$name" "${files[@]}"
-    echo "next:
-    ./train_gpt sample --from models/$name --prompt 'Once upon a time'"
+# shards REPOSITORY FOLDER NAME MAX_SHARDS
+shards() {
+    [[ $count =~ ^[1-9][0-9]*$ ]] && [ "$count" -le "$4" ] || fail "SHARDS: found '$count', expected 1 to $4" 2
+    hub "$2" "$1" "$3_val_000000.bin" $(seq -f "$3_train_%06.0f.bin" 1 "$count")
 }
 
 hellaswag() {
-    local file=data/hellaswag/source/hellaswag_val.jsonl lines
-    local url=${RAW_ENDPOINT:-https://raw.githubusercontent.com}/rowanz/hellaswag/master/data/hellaswag_val.jsonl
+    local file=data/hellaswag/source/hellaswag_val.jsonl
+    local url=https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl
     [ ! -e $file ] || return 0
     mkdir -p "${file%/*}"
-    curl --fail --location --silent --show-error --retry 5 --retry-all-errors --connect-timeout 30 --continue-at - \
-        --output $file.part "$url" ||
-        fail "could not fetch $url; run the same command to continue, or put it by hand at $file"
-    lines=$(grep -c '}[[:space:]]*$' $file.part || true)
-    [ "$lines" = 10042 ] || { rm $file.part; fail "$url: found $lines complete lines, expected 10042; deleted it"; }
+    curl --fail --location --silent --show-error --retry 5 --connect-timeout 30 --output $file.part "$url" ||
+        fail "could not fetch $url; put it by hand at $file"
     mv $file.part $file
 }
 
-case ${1:-} in -h | --help) echo "$usage"; exit ;; esac
-if [ $# -lt 1 ] || [ $# -gt 2 ]; then
-    echo "$usage" >&2
-    exit 2
-fi
+if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then echo "$usage"; exit; fi
+[ $# -ge 1 ] && [ $# -le 2 ] || fail "found $# arguments, expected 1 or 2"$'\n'"$usage" 2
 cd "$(dirname "$0")/.."
-name=$1 count=${2:-10} type='' revision=''
+name=$1 count=${2:-10} type=dataset prefix=datasets/ revision=main
 case $name in
     fineweb10B) shards kjj0/fineweb10B-gpt2 data/fineweb10B fineweb 103 ;;
     fineweb-edu) shards karpathy/fineweb-edu-100B-gpt2-token-shards data/fineweb-edu edu_fineweb 1001 ;;
     fineweb-10BT | fineweb-100BT | fineweb-edu-10BT | fineweb-edu-100BT)
-        text "HuggingFaceFW/${name%-*}" "sample/${name##*-}/*.parquet" ;;
-    openwebtext) revision=refs/convert/parquet text Skylion007/openwebtext 'plain_text/*.parquet' ;;
+        hub "data/$name/source" "HuggingFaceFW/${name%-*}" "sample/${name##*-}/*.parquet" ;;
+    openwebtext)
+        revision=refs/convert/parquet
+        hub data/openwebtext/source Skylion007/openwebtext 'plain_text/*/*.parquet' ;;
     hellaswag) hellaswag ;;
-    gpt2 | gpt2-medium | gpt2-large | gpt2-xl) model ;;
-    *)
-        echo "download: NAME: found '$name'" >&2
-        echo "$usage" >&2
-        exit 2
-        ;;
+    gpt2 | gpt2-medium | gpt2-large | gpt2-xl)
+        type=model prefix=
+        hub "models/$name" "openai-community/$name" config.json generation_config.json merges.txt model.safetensors \
+            tokenizer.json tokenizer_config.json vocab.json
+        printf 'next:\n    ./train_gpt sample --from models/%s --prompt "Once upon a time"\n' "$name" ;;
+    *) fail "NAME: found '$name'"$'\n'"$usage" 2 ;;
 esac

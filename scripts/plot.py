@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""Plots training runs from each run's log.jsonl: loss, HellaSwag where it is there, learning rate, speed.
+"""Plots training runs from each run's log.jsonl: loss, HellaSwag where it was evaluated, learning rate, speed.
 
     scripts/plot.py runs/gpt2_124M runs/gpt2_124M_wsd --out comparison.png
-    scripts/plot.py --watch runs/gpt2_124M       # a page that is drawn anew while the run goes on
+    scripts/plot.py --watch runs/gpt2_124M       # a page that follows the run
     scripts/plot.py --x flops runs/gpt2_124M runs/gpt2_350M --reference gpt2
 """
 import argparse
 import base64
 import html
+import io
 import math
 import os
 import sys
 import time
 
 sys.dont_write_bytecode = True
-from runs import Mistake, add_watch_flags, main_with, read_run, stamp
+from runs import fail, follow, parse_arguments, summary
 
 try:
     import matplotlib
@@ -22,9 +23,7 @@ try:
     import numpy                # comes with matplotlib
     from matplotlib import pyplot
 except ImportError as error:
-    print(f"plot: {error}: needs matplotlib (pip install matplotlib, or apt install python3-matplotlib)",
-          file=sys.stderr)
-    sys.exit(2)
+    fail(f"{error}: needs matplotlib (pip install matplotlib, or apt install python3-matplotlib)")
 
 # GPT-2's own weights. By layers and channels: name, validation loss on OpenWebText as nanoGPT's README lists it,
 # HellaSwag's acc_norm as llm.c's dev/data/hellaswag.py has it.
@@ -56,7 +55,7 @@ def positions(run, x):
     if x == "steps":
         return {step: step for step in run.steps}
     if x == "flops" and run.flops_per_token() is None:
-        raise Mistake(f"--x flops: {run.folder}/log.jsonl has no flops_per_token in its first line")
+        fail(f"--x flops: {run.folder}/log.jsonl has no flops_per_token in its first line")
     factor = {"tokens": 1, "time": 1, "flops": run.flops_per_token()}[x]
     return {step: factor * at[x == "time"] for step, at in run.progress().items()}
 
@@ -160,87 +159,53 @@ def plot(runs, x="steps", reference="auto"):
 
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="{seconds:g}">
 <title>{title}</title><style>body {{ font: 15px/1.5 system-ui, sans-serif;
-margin: 1.5em auto; max-width: 1080px; padding: 0 1em; }}
-img {{ max-width: 100%; }} td {{ padding: .1em 1.2em .1em 0; }}</style></head><body>
-<table>{rows}</table><p>Drawn at {time}; this page loads itself anew every {seconds:g} s.</p>
+margin: 1.5em auto; max-width: 1080px; padding: 0 1em; }} img {{ max-width: 100%; }}</style></head><body>
+{rows}<p>Drawn at {time}; this page reloads itself every {seconds:g} s.</p>
 <img alt="{title}" src="data:image/png;base64,{picture}"></body></html>
 """
 
 
-def said(run):
-    """A run in a line."""
-    of = run.record.get("options", {}).get("steps")
-    parts = [f"{run.name}: step {run.last():,}" + (f" of {of:,}" if of else "")]
-    for name, words in (("loss", "loss {:.4f}"), ("val_loss", "validation {:.4f}"), ("hellaswag", "HellaSwag {:.4f}"),
-                        ("tokens_per_s", "{:,.0f} tokens/s")):
-        if values := run.series(name):
-            parts.append(words.format([*values.values()][-1]))
-    return ", ".join(parts)
-
-
 def save(out, runs, options):
-    """Into a file beside it, then renamed: who looks at `out` never sees half of it."""
+    """Draws into a temporary file and renames it, so that `out` is complete at any moment."""
     figure = plot(runs, options.x, options.reference)
     base, ending = os.path.splitext(out)
-    new = f"{base}.new.png" if ending == ".html" else f"{base}.new{ending}"
+    new = f"{base}.new{ending}"
     try:
-        figure.savefig(new, dpi=120)
         if ending == ".html":
-            with open(new, "rb") as file:
-                picture = base64.b64encode(file.read()).decode()
-            rows = "".join(f"<tr><td>{html.escape(said(run))}</td></tr>" for run in runs)
+            picture = io.BytesIO()
+            figure.savefig(picture, format="png", dpi=120)
             with open(new, "w", encoding="utf-8") as file:
-                file.write(PAGE.format(seconds=options.every, rows=rows, time=time.strftime("%H:%M:%S"),
-                                       title=html.escape(", ".join(run.name for run in runs)), picture=picture))
+                file.write(PAGE.format(seconds=options.every, time=time.strftime("%H:%M:%S"),
+                                       rows="".join(f"<p>{html.escape(summary(run))}</p>" for run in runs),
+                                       title=html.escape(", ".join(run.name for run in runs)),
+                                       picture=base64.b64encode(picture.getvalue()).decode()))
+        else:
+            figure.savefig(new, dpi=120)
         os.replace(new, out)
     except (OSError, ValueError) as error:
-        raise Mistake(f"--out {out}: {error}") from None
+        fail(f"--out {out}: {error}")
     finally:
         pyplot.close(figure)
-        if os.path.exists(new):
-            os.remove(new)
-
-
-def watch(out, options):
-    """Draws whenever a log has changed, until all runs have done their steps. A run may not have begun yet."""
-    seen = None
-    while True:
-        now = [stamp(folder) for folder in options.runs]
-        if now != seen:
-            runs = [read_run(folder) for folder, there in zip(options.runs, now) if there]
-            runs = [run for run in runs if run.steps]
-            if runs:
-                save(out, runs, options)
-                print("\n".join(said(run) for run in runs), flush=True)
-            if seen is None:
-                print(out if runs else f"{out}: as soon as a run has made a step", flush=True)
-            seen = now
-            if len(runs) == len(options.runs) and all(run.ended() for run in runs):
-                return
-        time.sleep(options.every)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
-    parser.add_argument("--out", metavar="FILE", help="a picture, or FILE.html: a page that loads itself anew "
+    parser.add_argument("--out", metavar="FILE", help="a picture, or FILE.html: a page that reloads itself "
                         "(default: plot.png in the first folder; plot.html with --watch)")
     parser.add_argument("--x", choices=["steps", "tokens", "time", "flops"], default="steps",
-                        help="what to draw against (default: %(default)s); time is that of training steps")
+                        help="the horizontal axis (default: %(default)s); time is that of training steps")
     parser.add_argument("--reference", choices=["auto", "gpt2", "none"], default="auto",
                         help="GPT-2's own losses and HellaSwag accuracies; auto: where a run has its size and, for "
                         "losses, its data is OpenWebText (default: %(default)s)")
-    options = add_watch_flags(parser, "draw again whenever a log has changed, until all runs have done their steps")
+    options = parse_arguments(parser)
     out = options.out or os.path.join(options.runs[0], "plot.html" if options.watch else "plot.png")
-    if options.watch:
-        return watch(out, options)
-    runs = [read_run(folder) for folder in options.runs]
-    for run in runs:
-        if not run.steps:
-            raise Mistake(f"{run.folder}/log.jsonl: found no step in it, expected at least one")
-    save(out, runs, options)
-    print(out)
+    print(out, flush=True)
+    for runs in follow(options):
+        save(out, runs, options)
+        if options.watch:
+            print("\n".join(summary(run) for run in runs), flush=True)
 
 
 if __name__ == "__main__":
-    main_with("plot", main)
+    main()

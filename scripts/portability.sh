@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 all=(clang++-14 clang++-22 g++-11 no-onednn aarch64)
-# What another compiler, another product of matrices or other vectors may change: whatever comes of numbers.
+# What another compiler, another matmul or other vectors may change: all arithmetic.
 numbers='kernels,model against PyTorch,tensor cores in,folders,evaluation,graphs,runs: the same bits'
 
 # Sets `variables` of make, `program` to build and `parts` of it to run.
@@ -22,12 +22,12 @@ configure() {
     clang++-22) variables=(CXX=clang++-22) ;;
     g++-11)     # as on a processor without AVX, where oneDNN multiplies no BF16
         variables=(CXX=g++-11 MARCH=x86-64-v2 TEST_RUNNER='env DNNL_MAX_CPU_ISA=SSE41')
-        program=bf16-1 parts+=',runs: full disk,bad' ;;
-    no-onednn)  # and without MPI, with the checks that Ubuntu's g++ has by itself
-        variables=(CXX=g++ MARCH=x86-64-v3 ONEDNN=no MULTI=no 'CPPFLAGS=-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3')
+        program=bf16-1 parts+=',bad' ;;
+    no-onednn)  # with the checks that Ubuntu's g++ has by itself
+        variables=(CXX=g++ MARCH=x86-64-v3 ONEDNN=no 'CPPFLAGS=-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3')
         parts+=',runs: matmul' ;;
-    aarch64)    # imitated: slow, and it cannot start itself anew as a run
-        variables=(CXX=aarch64-linux-gnu-g++ ONEDNN=no MULTI=no TEST_RUNNER=qemu-aarch64
+    aarch64)    # emulated: slow, and it cannot start itself again as a run
+        variables=(CXX=aarch64-linux-gnu-g++ ONEDNN=no TEST_RUNNER=qemu-aarch64
                    LDFLAGS='-static -Lbuild/ports/arm64/usr/lib/aarch64-linux-gnu')
         parts='kernels,folders,evaluation' ;;
     *)  echo "portability.sh: no configuration is called '$1'; there are ${all[*]}" >&2
@@ -37,15 +37,17 @@ configure() {
 
 try() {
     configure "$1"
-    local test=build/ports/$1/$program/test_gpt log=build/ports/$1.log verdict=FAILED counts=
+    local dir=build/ports/$1 log=build/ports/$1.log verdict=FAILED counts
     mkdir -p build/ports
     SECONDS=0
-    if make -j1 "${variables[@]}" CXXFLAGS=-Werror TEST_DIR="build/ports/$1" HOST="build/ports/$1/host" TESTS="$test" ONLY="$parts" test >"$log" 2>&1
-    then verdict='ok    '
-    fi
-    counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$log" | tail -n 1) || counts="not built or not ended"
+    make -j1 "${variables[@]}" CXXFLAGS=-Werror TEST_DIR="$dir" HOST="$dir/host" TESTS="$dir/$program/test_gpt" \
+        ONLY="$parts" test >"$log" 2>&1 && verdict='ok    '
+    counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1) || counts="not built or not ended"
     echo "$verdict  $1: ${variables[*]}, $program: $counts, $SECONDS s"
-    [ "$verdict" != FAILED ] || { grep -E '^FAILED|error:|did not finish|setup:' "$log" | head -n 10; echo "all of it is in $log"; }
+    if [ "$verdict" = FAILED ]; then
+        grep -E '^FAILED|error:|did not finish|setup:' "$log" | head -n 10
+        echo "log: $log"
+    fi
 }
 
 if [ "${1:-}" = --try ]; then
@@ -53,21 +55,15 @@ if [ "${1:-}" = --try ]; then
     exit
 fi
 names=("$@")
-if [ $# = 0 ]; then
-    for name in "${all[@]}"; do
-        configure "$name"
-        compiler=${variables[0]#CXX=}
-        if command -v "$compiler" >/dev/null; then names+=("$name"); else echo "absent  $name: no $compiler"; fi
-    done
-fi
-if [ ${#names[@]} = 0 ]; then
-    echo "portability.sh: no compiler of any configuration is there" >&2
-    exit 2
-fi
-for name in "${names[@]}"; do configure "$name"; done    # mistakes in names first
-lines=$(mktemp)
-trap 'rm -f "$lines"' EXIT
-printf '%s\n' "${names[@]}" | xargs -P "$(nproc)" -I NAME "$0" --try NAME | tee "$lines"
-failed=$(grep -c '^FAILED' "$lines" || true)
-echo "$(grep -c '^ok' "$lines" || true) passed, $failed failed"
+for name in "${all[@]}"; do
+    [ $# = 0 ] || break
+    configure "$name"
+    compiler=${variables[0]#CXX=}
+    if command -v "$compiler" >/dev/null; then names+=("$name"); else echo "absent  $name: no $compiler"; fi
+done
+[ ${#names[@]} != 0 ] || { echo "portability.sh: found no compiler of any configuration" >&2; exit 2; }
+for name in "${names[@]}"; do configure "$name"; done    # refuses unknown names first
+results=$(printf '%s\n' "${names[@]}" | xargs -P "$(nproc)" -I NAME "$0" --try NAME | tee /dev/stderr)
+failed=$(grep -c '^FAILED' <<<"$results" || true)
+echo "$(grep -c '^ok' <<<"$results" || true) passed, $failed failed"
 [ "$failed" = 0 ]

@@ -1,28 +1,25 @@
-"""Reads a run's log.jsonl, for plot.py and board.py. A run may still be in progress."""
+"""Reads the log.jsonl of runs, also of runs in progress, for plot.py and board.py."""
 import json
 import math
 import os
-import sys
+import time
+
+from tokens import fail
 
 NUMBERS = ("loss", "val_loss", "hellaswag", "norm", "lr", "ms", "tokens_per_s", "mfu", "hfu")
 
 
-class Mistake(Exception):
-    """The user's; the message names the file or package, what was found and what was expected."""
-
-
 class Run:
-    """`record`: what the run began with (options, model, ...); `steps`: {step: {name: number}}, in order."""
+    """`record`: the first line's options, model, ...; `steps`: {step: {name: number}}, in order."""
 
     def __init__(self, folder, record, steps):
         self.folder, self.record, self.steps = folder, record, steps
         self.name = os.path.basename(os.path.abspath(folder))
-
-    def last(self):
-        return max(self.steps, default=0)
+        self.last = max(steps, default=0)
+        self.wanted = record.get("options", {}).get("steps", 0)
 
     def ended(self):
-        return 0 < self.record.get("options", {}).get("steps", 0) <= self.last()
+        return 0 < self.wanted <= self.last
 
     def series(self, name):
         """{step: value}"""
@@ -44,26 +41,19 @@ class Run:
 
 
 def read_run(folder):
-    """A run of whatever its log holds by now; Mistake where that is no log.
-
-    A last line without its end is still being written. Where the steps go back, the run went on from a checkpoint:
-    what the log has of later steps is no longer so. JSON has no NaN: null stands for it.
-    """
+    """Returns the run that a log holds by now. A last line without its end is still being written. Where the steps go
+    back, the run resumed from a checkpoint: later steps that were logged before are dropped. null stands for NaN."""
     path = os.path.join(folder, "log.jsonl")
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = file.read().split("\n")[:-1]
     except OSError as error:
-        raise Mistake(f"{path}: {error.strerror}; expected the log of a run (its --out folder)") from None
-
+        fail(f"{path}: {error.strerror}; expected the log of a run (its --out folder)")
     record, steps, last = {}, {}, 0
     for number, line in enumerate(lines, 1):
         try:
-            entry = json.loads(line)
-            if not isinstance(entry, dict):
-                raise ValueError
-            if "run" in entry:
-                record = entry["run"]
+            entry = dict(json.loads(line))
+            record = entry.get("run", record)
             if "step" not in entry:
                 continue
             step = int(entry["step"])
@@ -72,15 +62,24 @@ def read_run(folder):
                     steps = {s: numbers for s, numbers in steps.items() if s < step}
                 last = step
             for name in entry.keys() & set(NUMBERS):
-                value = math.nan if entry[name] is None else float(entry[name])
-                steps.setdefault(step, {})[name] = value
+                steps.setdefault(step, {})[name] = math.nan if entry[name] is None else float(entry[name])
         except (ValueError, TypeError):
-            raise Mistake(f"{path} line {number}: found {line[:60]!r}, expected a step as JSON") from None
+            fail(f"{path} line {number}: found {line[:60]!r}, expected a step as JSON")
     return Run(folder, record, steps)
 
 
+def summary(run):
+    """Returns the run's name, step and latest numbers as one line."""
+    parts = [f"{run.name}: step {run.last:,}" + (f" of {run.wanted:,}" if run.wanted else "")]
+    for name, form in (("loss", "loss {:.4f}"), ("val_loss", "validation {:.4f}"), ("hellaswag", "HellaSwag {:.4f}"),
+                       ("tokens_per_s", "{:,.0f} tokens/s")):
+        if values := run.series(name):
+            parts.append(form.format([*values.values()][-1]))
+    return ", ".join(parts)
+
+
 def stamp(folder):
-    """Changes whenever the log does, also when it is written anew."""
+    """Returns a value that changes whenever the log does; None without a log."""
     try:
         found = os.stat(os.path.join(folder, "log.jsonl"))
         return found.st_ino, found.st_size, found.st_mtime_ns
@@ -88,24 +87,35 @@ def stamp(folder):
         return None
 
 
-def add_watch_flags(parser, watch):
-    """Parses the command line with the options that plot.py and board.py share; `watch` is the help of --watch."""
+def follow(options):
+    """Yields the runs, once. With --watch: yields those that have made a step, whenever a log has changed, until all
+    runs have made all their steps."""
+    if not options.watch:
+        runs = [read_run(folder) for folder in options.runs]
+        for run in runs:
+            if not run.steps:
+                fail(f"{run.folder}/log.jsonl: found no step in it, expected at least one")
+        yield runs
+        return
+    seen, ended = None, False
+    while not ended:
+        now = [stamp(folder) for folder in options.runs]
+        if now == seen:
+            time.sleep(options.every)
+            continue
+        seen, runs = now, [read_run(folder) for folder, found in zip(options.runs, now) if found]
+        ended = len(runs) == len(options.runs) and all(run.ended() for run in runs)
+        if any(run.steps for run in runs):
+            yield [run for run in runs if run.steps]
+
+
+def parse_arguments(parser):
+    """Parses the command line, with the options that plot.py and board.py share."""
     parser.add_argument("runs", nargs="+", metavar="RUN_FOLDER", help="a run's --out folder, holding log.jsonl")
-    parser.add_argument("--watch", action="store_true", help=watch)
+    parser.add_argument("--watch", action="store_true", help="follow the runs until they have made all their steps")
     parser.add_argument("--every", type=float, metavar="SECONDS", help="with --watch: how often to look (default: 10)")
     options = parser.parse_args()
     if options.every is not None and not (options.watch and options.every > 0):
         parser.error("--every takes seconds, more than 0, and goes with --watch")
     options.every = options.every or 10
     return options
-
-
-def main_with(name, main):
-    """Calls main(); a Mistake becomes one line and exit status 2."""
-    try:
-        main()
-    except Mistake as mistake:
-        print(f"{name}: {mistake}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)

@@ -4,23 +4,15 @@
 #   scripts/toolkit.sh DIR
 #   make check-cuda TOOLKIT=DIR
 #
-# The compiler (nvcc, cudafe++, cicc, ptxas, cuobjdump, nvdisasm) is Debian's package nvidia-cuda-toolkit, unpacked, not
-# installed; the headers are those of NVIDIA's Python wheels, of which only include/ is kept. 480 MB are fetched, 190 MB
-# stay. There are no libraries to link with, and no driver.
-# Needs apt-get on x86-64, dpkg-deb, unzip and python3 with pip. Exits with 0 at once if DIR is there already.
+# The compiler is Debian's package nvidia-cuda-toolkit, unpacked, not installed; the headers are those of NVIDIA's
+# Python wheels. 480 MB are fetched, 190 MB stay. There are no libraries to link with. If DIR is there, it is kept.
 set -euo pipefail
 
-if [ $# != 1 ]; then
-    echo "usage: scripts/toolkit.sh DIR    (found: $*)" >&2
-    exit 2
-fi
-missing=()
-for program in apt-get dpkg-deb unzip python3; do command -v $program >/dev/null || missing+=("$program"); done
-if [ ${#missing[@]} != 0 ]; then
-    echo "toolkit: this needs ${missing[*]}" >&2
-    exit 2
-fi
-if [ -x "$1/bin/nvcc" ]; then exit 0; fi
+for program in apt-get dpkg-deb unzip python3; do
+    command -v $program >/dev/null || { echo "toolkit: this needs $program" >&2; exit 2; }
+done
+[ $# = 1 ] || { echo "usage: scripts/toolkit.sh DIR    (found: $*)" >&2; exit 2; }
+[ ! -x "$1/bin/nvcc" ] || exit 0
 
 # Debian 13 has CUDA 12.4, in non-free; its nvcc also runs on Debian 12.
 SUITE=trixie PACKAGE=nvidia-cuda-toolkit
@@ -28,40 +20,33 @@ WHEELS=(nvidia-cuda-nvcc-cu12==12.4.131       # crt/: what nvcc itself includes
         nvidia-cuda-runtime-cu12==12.4.127 nvidia-nvtx-cu12==12.4.127 nvidia-cublas-cu12==12.4.5.8
         nvidia-cuda-cccl-cu12==12.4.127.post1)   # nv/target, which cuda_bf16.h includes
 
-mkdir -p "$(dirname "$1")"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+made=$work/made from=$work/package/usr/lib/nvidia-cuda-toolkit
+mkdir -p "$(dirname "$1")" "$work"/{lists/partial,cache/archives/partial} "$made"/{bin,include,nvvm/bin}
 
-# apt-get with lists, settings and cache of its own.
-mkdir -p "$work"/{lists/partial,cache/archives/partial,made/bin,made/include,made/nvvm}
-keys=/usr/share/keyrings/debian-archive-keyring.gpg
+# apt-get with lists, settings and cache of its own
 mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -m 1 '/debian/$') ||
     { echo "toolkit: apt-get has no Debian mirror among its sources" >&2; exit 2; }
-echo "deb [signed-by=$keys] $mirror $SUITE non-free" > "$work/sources.list"
+echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $SUITE non-free" > "$work/sources.list"
 : > "$work/status"
 own=(-o Dir::State="$work" -o Dir::State::lists="$work/lists" -o Dir::State::status="$work/status"
      -o Dir::Cache="$work/cache" -o Dir::Etc::sourcelist="$work/sources.list" -o Dir::Etc::sourceparts=/dev/null
      -o APT::Sandbox::User="$(id -un)")
-echo "toolkit: the compiler"
 apt-get -qq "${own[@]}" update
 (cd "$work" && apt-get -qq "${own[@]}" download "$PACKAGE")
 dpkg-deb -x "$work"/"$PACKAGE"_*.deb "$work/package"
-
-echo "toolkit: the headers"
 for wheel in "${WHEELS[@]}"; do   # one by one: the largest takes 360 MB
     python3 -m pip download --quiet --no-deps --only-binary :all: --dest "$work/wheel" "$wheel"
     unzip -q "$work"/wheel/*.whl '*/include/*' -d "$work/headers"
     rm -r "$work/wheel"
 done
 
-# Where NVIDIA's own installer puts things, and what it tells nvcc about that.
-made=$work/made
+# The layout of NVIDIA's own installer, and nvcc.profile, which describes it to nvcc
 cp -r "$work"/headers/nvidia/*/include/. "$made/include"
-cp "$work"/package/usr/bin/{cudafe++,cuobjdump,fatbinary,nvdisasm,nvlink,ptxas} "$made/bin"
-cp -r "$work"/package/usr/lib/nvidia-cuda-toolkit/bin/{nvcc,crt} "$made/bin"
-cp -r "$work"/package/usr/lib/nvidia-cuda-toolkit/libdevice "$made/nvvm"
-mkdir "$made/nvvm/bin"
-cp "$work"/package/usr/lib/nvidia-cuda-toolkit/bin/cicc "$made/nvvm/bin"
+cp -r "$work"/package/usr/bin/{cudafe++,cuobjdump,fatbinary,nvdisasm,nvlink,ptxas} "$from"/bin/{nvcc,crt} "$made/bin"
+cp -r "$from/libdevice" "$made/nvvm"
+cp "$from/bin/cicc" "$made/nvvm/bin"
 cat > "$made/bin/nvcc.profile" <<'END'
 TOP                = $(_HERE_)/..
 CICC_PATH          = $(TOP)/nvvm/bin

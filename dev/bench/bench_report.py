@@ -1,4 +1,4 @@
-"""bench.py's report: Markdown and a plot from what results.json holds, whatever of it was measured.
+"""bench.py's report: Markdown from what results.json holds, whatever of it was measured.
 
 Each function of SECTIONS returns the lines of one section, none where nothing was measured for it.
 """
@@ -15,8 +15,8 @@ GOALS = {
     "GPT-2 1558M": "≥ 60k tokens/s, 60 % MFU",
     "attention forward, T = 2k / 8k": "≥ 370 / 460 TFLOP/s",
     "attention forward + backward, T = 2k / 8k": "≥ 300 / 350 TFLOP/s",
-    "kernels bound by memory": "≥ 85 % of a copy's bandwidth",
-    "idle between kernels": "< 2 % of a step",
+    "memory-bound kernels": "≥ 85 % of a copy's bandwidth",
+    "idle time between kernels": "< 2 % of a step",
 }
 PLAN_SLACK = 150e6      # bytes of a CPU's memory for the program itself, its libraries and stacks: not in the plan
 LEAST_SHARE = 0.002     # of a step: kernels that take less are left out of the list
@@ -88,7 +88,7 @@ def bandwidth(case, run, kernel):
 
 
 def memory_bound_rate(case, run):
-    """Bytes per second of all kernels bound by memory together."""
+    """Bytes per second of all memory-bound kernels together."""
     need = kernel_bytes(run, case["seq_len"])
     kernels = [kernel for kernel in run["trace"]["kernels"] if kernel["name"] in need]
     seconds = sum(kernel["ms"] for kernel in kernels) / 1000
@@ -181,8 +181,8 @@ def goals(results):
                           f"{percent(model_flops(case, run) / peak_flops(case), '.1f')} MFU")
             if name == "gpt2":
                 rate = memory_bound_rate(case, run)
-                found["kernels bound by memory"] = percent(rate and copy and rate / copy, ".1f")
-                found["idle between kernels"] = percent(idle_shares(run)[1], ".1f")
+                found["memory-bound kernels"] = percent(rate and copy and rate / copy, ".1f")
+                found["idle time between kernels"] = percent(idle_shares(run)[1], ".1f")
     points = [results["attention"].get(f"64/{T}", {}) for T in (2048, 8192)]
     if all("ours" in point for point in points):
         rates = [attention_rates(point, point["ours"]) for point in points]
@@ -213,8 +213,8 @@ def kernels(results):
                    f"{percent(rate and copy and rate / copy)} of a copy.", "",
                    *markdown_table(["kernel", "pass", "ms", "launches", "share", "rate", "of a copy"], rows)]
     text = """From `--trace`: ms and launches of a micro-batch, of the update those of a step. Where the device waits
-              for the CPU, part of the wait counts as a kernel's time. Idle in the steps that were not traced is what the
-              same kernels' time leaves of them."""
+              for the CPU, part of the wait counts as a kernel's time. Idle in the steps that were not traced: their
+              time less the same kernels' time."""
     return section("Where a step goes", text, blocks)
 
 
@@ -233,83 +233,16 @@ def attention(results):
                       times(ours[i] and best and ours[i] / best, "x")]
         rows.append(cells)
     text = """Causal, counted as in FlashAttention's papers (half of the square, backward 2.5 times forward). Ours is
-              from the trace of a model of one layer; the peers are the backends of PyTorch's `scaled_dot_product_attention`
-              on views of (B, T, 3, NH, HS)."""
+              from the trace of a model of one layer; the peers are the backends of PyTorch's
+              `scaled_dot_product_attention` on views of (B, T, 3, NH, HS)."""
     return section("Attention alone", text, markdown_table(
         ["head size", "T", "B", "heads", "ours, forward", "PyTorch", "ours / best", "ours, forward + backward",
          "PyTorch", "ours / best"], rows), [line for failure in failures for line in (failure, "")])
 
 
-def sampling(results):
-    lengths = sorted({length for found in results["sampling"].values() for length in found["tokens_per_s"]}, key=int)
-    rows = [[name, f"{statistics.median(found['first_s']):.2f}",
-             *(f"{statistics.median(found['tokens_per_s'][length]):,.1f}" for length in lengths)]
-            for name, found in results["sampling"].items()]
-    text = """GPT-2 124M, tokens per second of N tokens after the first, the median of three runs. The first token's
-              seconds include, for ours only, starting the program and reading the weights."""
-    return section("Sampling", text, markdown_table(["", "first token, s", *(f"N = {n}" for n in lengths)], rows))
+SECTIONS = [about, not_run, goals, speed, kernels, attention]
 
 
-SECTIONS = [about, not_run, goals, speed, kernels, attention, sampling]
-
-
-def write_report(results, folder, plot=None):
-    """Writes report.md, whole at any moment, and returns its text. plot: the name of a picture beside it."""
-    lines = [line for section_ in SECTIONS for line in section_(results)]
-    if plot:
-        lines += [f"![share of the peak, or tokens/s, of each contestant]({plot})", ""]
-    text, path = "\n".join(lines).rstrip() + "\n", os.path.join(folder, "report.md")
-    with open(path + ".new", "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(path + ".new", path)
-    return text
-
-
-# ---- The plot
-
-def plotted(results):
-    """(label of the axis, {group: {contestant: (height of the bar, text on it)}}): MFU of each model, or the rate of
-    each length of samples."""
-    if results["sampling"]:
-        groups = {}
-        for name, found in results["sampling"].items():
-            for length, rates in found["tokens_per_s"].items():
-                rate = statistics.median(rates)
-                groups.setdefault(f"{length} tokens", {})[name] = (rate, number(rate))
-        return "tokens/s", groups
-    return "MFU, %; on the bars: tokens/s", {
-        name: {contestant: (100 * model_flops(case, run) / peak_flops(case),
-                            number(1000 * case["tokens"] / median_ms(run)))
-               for contestant, run in case["runs"].items()}
-        for name, case in results["cases"].items() if ours_of(case)}
-
-
-def draw_plot(results, folder):
-    """Draws plot.png, bars of each contestant side by side. Returns its name; None without matplotlib or figures."""
-    label, groups = plotted(results)
-    try:
-        import matplotlib
-    except ImportError:
-        return None
-    if not groups:
-        return None
-    matplotlib.use("Agg")       # draws into a file, needs no display
-    from matplotlib import pyplot
-    names = list(dict.fromkeys(name for bars in groups.values() for name in bars))
-    figure, axis = pyplot.subplots(figsize=(2 + 2.6 * len(groups), 4), layout="constrained")
-    width = 0.84 / len(names)
-    for i, name in enumerate(names):
-        at = [(x + (i - (len(names) - 1) / 2) * width, *bars[name]) for x, bars in enumerate(groups.values())
-              if name in bars]
-        axis.bar([x for x, _, _ in at], [height for _, height, _ in at], 0.92 * width, color=f"C{i % 10}", label=name)
-        for x, height, text in at:
-            axis.text(x, height, text, ha="center", va="bottom", fontsize=7, rotation=90 if len(names) > 3 else 0)
-    axis.set_xticks(range(len(groups)), groups)
-    axis.margins(y=0.18)
-    axis.set_ylabel(label)
-    axis.grid(axis="y", alpha=0.3)
-    axis.set_axisbelow(True)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    figure.savefig(os.path.join(folder, "plot.png"), dpi=110)
-    pyplot.close(figure)
-    return "plot.png"
+def report(results):
+    """Returns the report as Markdown."""
+    return "\n".join(line for section_ in SECTIONS for line in section_(results)).rstrip() + "\n"

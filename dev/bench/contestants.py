@@ -1,6 +1,5 @@
 """The programs that bench.py measures, each run in a process of its own with a time limit, and what is read from their
-output: ./train_gpt, PyTorch, llm.c, transformers. Reading is separate from running, so that tests can call it."""
-import array
+output: ./train_gpt, PyTorch, llm.c. Reading is separate from running, so that tests can call it."""
 import json
 import os
 import random
@@ -8,15 +7,17 @@ import re
 import shutil
 import signal
 import statistics
-import struct
 import subprocess
+import sys
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.append(os.path.join(HERE, "..", "..", "scripts"))
+from tokens import fail, write_shard    # noqa: F401
+
 TRACED_STEPS = 3        # --trace holds the first three steps; they do not count as timed
 
 
@@ -57,32 +58,31 @@ class Done:
 
 
 def run(command, limit, cwd=None):
-    """Runs a command for at most `limit` seconds, itself and what it starts. Returns what it printed until then."""
-    command, begin, ended = [str(word) for word in command], time.monotonic(), threading.Event()
+    """Runs a command for at most `limit` seconds, itself and what it starts. Returns what it printed until then. Its
+    output goes to files: a pipe stays open as long as a process that the command has started."""
+    command, begin, ended = [str(word) for word in command], time.monotonic(), False
     with tempfile.TemporaryFile("w+", errors="replace") as output, \
             tempfile.TemporaryFile("w+", errors="replace") as errors:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, cwd=cwd,
                                    start_new_session=True)
-
-        def end():
-            ended.set()
-            os.killpg(process.pid, signal.SIGKILL)
-
-        timer = threading.Timer(max(1, limit), end)
-        timer.start()
-        try:    # getrusage() would give the largest of all children so far
-            _, status, usage = os.wait4(process.pid, 0)
-        except KeyboardInterrupt:
-            os.killpg(process.pid, signal.SIGKILL)
-            os.wait4(process.pid, 0)
-            raise
+        pid = 0
+        try:    # wait4() also returns this child's memory; getrusage() the largest of all children so far
+            while not pid:
+                pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+                if not pid and not ended and time.monotonic() - begin > max(1, limit):
+                    ended = True
+                    os.killpg(process.pid, signal.SIGKILL)
+                if not pid:
+                    time.sleep(0.01)
         finally:
-            timer.cancel()
+            if not pid:     # interrupted
+                os.killpg(process.pid, signal.SIGKILL)
+                os.wait4(process.pid, 0)
             process.returncode = 0      # it was waited for
         output.seek(0)
         errors.seek(0)
         return Done(command, output.read(), errors.read(), os.waitstatus_to_exitcode(status),
-                    time.monotonic() - begin, ended.is_set(), usage.ru_maxrss * 1024)
+                    time.monotonic() - begin, ended, usage.ru_maxrss * 1024)
 
 
 def flags(options):
@@ -90,13 +90,10 @@ def flags(options):
 
 
 def write_tokens(path, vocab, count):
-    """A shard in llm.c's format of random tokens. Their frequencies fall as 1/rank, as in language: the time of the
-    embedding's backward pass depends on how often a token repeats."""
+    """Writes a shard of random tokens. Their frequencies fall as 1/rank, as in language: the time of the embedding's
+    backward pass depends on how often a token repeats."""
     weights = [1 / (rank + 2.7) for rank in range(vocab)]
-    tokens = array.array("H", random.Random(1).choices(range(vocab), weights, k=count))
-    with open(path, "wb") as file:
-        file.write(struct.pack("<256i", 20240520, 1, count, *[0] * 253))
-        tokens.tofile(file)
+    write_shard(path, random.Random(1).choices(range(vocab), weights, k=count))
 
 
 # ==== Reading ================================================================
@@ -184,8 +181,7 @@ class Case:
 
 
 class Contestant:
-    """measure() returns the times of one run's steps in ms, without the first ones, and what else is known of it."""
-    ours = False
+    """measure() returns the times of one run's steps in ms, without the first ones, and its other figures."""
 
     def __init__(self, context):
         self.context, self.fitting = context, {}     # {case: micro-batch}
@@ -212,7 +208,7 @@ class Contestant:
 
 
 class Ours(Contestant):
-    ours, kind = True, "ours"
+    kind = "ours"
 
     def __init__(self, context, program):
         super().__init__(context)
@@ -301,34 +297,3 @@ class LlmC(Contestant):
         if len(result["ms"]) <= self.skipped:
             done.check()
         return result
-
-
-# ==== Contestants of sampling ================================================
-
-END_OF_TEXT = 50256
-
-
-class OurSampling:
-    """Its first token includes starting and reading the weights, from a file that was read before."""
-    def __init__(self, ours, folder, lengths):
-        self.name, self.program, self.folder, self.lengths = ours.name, ours.program, folder, lengths
-
-    def seconds(self, tokens, limit):
-        options = {"from": self.folder, "prompt_tokens": END_OF_TEXT, "sample_tokens": tokens, "temperature": 0.8,
-                   "top_k": 40}
-        return run([self.program, "sample", *flags(options)], limit).check().seconds
-
-    def measure(self, limit):
-        self.seconds(1, limit)
-        return {"first_s": self.seconds(1, limit),
-                "seconds": {str(n): self.seconds(1 + n, limit) for n in self.lengths}}
-
-
-class Transformers:
-    def __init__(self, context, folder, lengths, precision):
-        self.name, self.context = f"transformers, {precision.upper()}", context
-        self.arguments = ["--from", folder, "--lengths", ",".join(map(str, lengths)), "--precision", precision]
-
-    def measure(self, limit):
-        done = self.context.torch("generate", limit, *self.arguments)
-        return json.loads(done.output.splitlines()[-1])

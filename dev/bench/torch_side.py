@@ -2,7 +2,6 @@
 
     torch_side.py train --layers 12 ... --data TOKENS.bin    steps of dev/reference/model.py: milliseconds of each
     torch_side.py ceilings --device cuda                     rates of a copy and a large matmul, attention's times
-    torch_side.py generate --from FOLDER --lengths 64,256    tokens drawn by transformers: seconds
 """
 import argparse
 import contextlib
@@ -143,37 +142,15 @@ def ceilings(o):
     return {"version": torch.__version__, "copy_bytes_per_s": copy, "matmul_flops": matmul, "attention": points}
 
 
-# ---- Sampling
-
-def generate(o):
-    """Seconds to draw 1 token, and 1 + N for each N of --lengths, from a model that is loaded and has run once."""
-    from transformers import GPT2LMHeadModel
-    model = GPT2LMHeadModel.from_pretrained(o.from_).to(DTYPES[o.precision]).eval()
-    begin = torch.tensor([[model.config.vocab_size - 1]])
-
-    def seconds(count):
-        start = time.perf_counter()
-        with torch.no_grad():
-            model.generate(begin, attention_mask=torch.ones_like(begin), do_sample=True, min_new_tokens=count,
-                           max_new_tokens=count, pad_token_id=model.config.vocab_size - 1, temperature=0.8, top_k=40)
-        return time.perf_counter() - start
-
-    seconds(1)
-    return {"version": torch.__version__, "first_s": seconds(1),
-            "seconds": {length: seconds(1 + int(length)) for length in o.lengths.split(",")}}
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
-    parser.add_argument("what", choices=["train", "ceilings", "generate"])
+    parser.add_argument("what", choices=["train", "ceilings"])
     for name in *SIZES, "micro-batch", "seq-len", "accumulation", "steps", "threads", "copy-bytes", "matmul":
         parser.add_argument("--" + name, type=int)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--precision", choices=[*DTYPES], default="fp32", help="of ceilings and generate")
+    parser.add_argument("--precision", choices=[*DTYPES], default="fp32", help="of ceilings")
     parser.add_argument("--data", metavar="SHARD")
-    parser.add_argument("--from", dest="from_", metavar="FOLDER")
-    parser.add_argument("--lengths", help="tokens after the first, such as 64,256")
     parser.add_argument("--attention", default="[]", help='JSON, such as [{"B": 8, "T": 2048, "NH": 32, "HS": 64}]')
     parser.add_argument("--fused", action="store_true", help="AdamW as one kernel for all parameters")
     parser.add_argument("--bf16", action="store_true", help="forward under autocast to bfloat16")
@@ -181,7 +158,7 @@ def main():
     o = parser.parse_args()
     if o.threads:
         torch.set_num_threads(o.threads)
-    print(json.dumps({"train": train, "ceilings": ceilings, "generate": generate}[o.what](o)))
+    print(json.dumps({"train": train, "ceilings": ceilings}[o.what](o)))
 
 
 if __name__ == "__main__":

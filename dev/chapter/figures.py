@@ -15,11 +15,11 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from measure import conclusive
 from tables import html_table, number, percent, plural, size   # the parts import them from here
 
-CHAPTER_COLOR = "#c0392b"   # the chapter's figures are red and dashed in every picture
+CHAPTER_COLOR = "#c0392b"   # the chapter's values are red and dashed in every figure
 BLUE, ORANGE, GREEN, RED, TEAL, PURPLE, GREY = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1",
                                                 "#9c9c9c")
 CATEGORIES = {"weights": BLUE, "master": "#86b4d8", "adam_m": PURPLE, "adam_v": "#d4a6c8", "gradients": ORANGE,
-              "buffers": "#edc948", "activations": GREEN, "workspace": GREY, "cuda": "#d0d0d0"}
+              "buffers": "#edc948", "activations": "#9bc796", "workspace": GREY, "cuda": "#d0d0d0"}
 MODE_COLORS = {"none": BLUE, "selective": ORANGE, "full": GREEN}
 
 pyplot.rcParams.update({"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
@@ -30,32 +30,33 @@ pyplot.rcParams.update({"font.size": 9, "axes.titlesize": 10, "axes.spines.top":
 @dataclass
 class Section:
     title: str
-    name: str                   # of the PNG
+    texts: list                 # paragraphs
     figure: object = None
-    sees: list = field(default_factory=list)    # paragraphs
+    caption: str = ""           # of the figure
     tables: str = ""            # HTML
     rows: list = field(default_factory=list)    # of the summary: (what, the chapter's value, the value here)
-    caption: str = ""
 
 
-def left_out(title, name, why):
-    return Section(title, name, sees=[f"This part is left out: {why}."])
+def left_out(title, why):
+    return Section(title, [f"This part is left out: {why}."])
 
 
 # ---- numbers and sentences
 
-def signed(x):
-    return percent(x, "+.1f")
-
-
-def change(x):
-    """A small signed percentage with two significant digits."""
-    return percent(x, "+.2g")
-
-
 def share(x):
     """A percentage with two significant digits, at most four decimals."""
-    return "0" if x == 0 else percent(x, f".{max(0, min(4, 1 - math.floor(math.log10(100 * x))))}f")
+    rounded = float(f"{100 * x:.1e}")
+    return "0" if x == 0 else f"{rounded:.{max(0, min(4, 1 - math.floor(math.log10(rounded))))}f} %"
+
+
+def signed(x):
+    """The same with a sign."""
+    return ("-" if x < 0 else "+") + share(abs(x))
+
+
+def less(a, b):
+    """How much smaller a is than b, as a percentage."""
+    return percent(1 - a / b)
 
 
 def spread(values, text=number):
@@ -66,25 +67,20 @@ def spread(values, text=number):
     return f"{middle} ({text(min(values))} to {text(max(values))})" if len(values) > 1 else middle
 
 
-def ratio_text(x):
-    return f"{x:.3f}"
+def effects(ratios):
+    """The smallest, median and largest effect, as text."""
+    return [signed(of(ratios) - 1) for of in (min, statistics.median, max)]
 
 
-def withheld(ratios, each="rounds", text=signed):
-    """Why ratios that are not conclusive allow no conclusion."""
-    if len(ratios) < 2:
-        return f"there was only one {each.removesuffix('s')}"
-    return (f"the range of the {each}, {text(min(ratios) - 1)} to {text(max(ratios) - 1)}, is larger than their median "
-            f"effect, {text(statistics.median(ratios) - 1)}")
-
-
-def concluded(ratios, conclusion, subject, each="rounds", text=signed):
+def concluded(ratios, conclusion, subject, each="rounds"):
     """The conclusion from measured ratios, or why there is none."""
-    return conclusion if conclusive(ratios) else f"No conclusion about {subject}: {withheld(ratios, each, text)}."
-
-
-def captioned(caption, head, rows):
-    return f"<p>{caption}:</p>" + html_table(head, rows)
+    if conclusive(ratios):
+        return conclusion
+    if len(ratios) < 2:
+        return f"No conclusion about {subject}: there was only one {each.removesuffix('s')}."
+    low, middle, high = effects(ratios)
+    return (f"No conclusion about {subject}: the range of the {each}, {low} to {high}, is larger than their median "
+            f"effect, {middle}.")
 
 
 # ---- figures
@@ -96,35 +92,36 @@ def panels(rows, columns, height, width=10.5, **more):
     return figure, axes
 
 
-def opacity(category):
-    return 0.55 if category == "activations" else 1
-
-
 def stack(axis, at, values, categories, unit, width=0.7):
     """A bar of memory by category."""
     bottom = 0
     for category in categories:
-        axis.bar(at, values[category] / unit, width, bottom, color=CATEGORIES[category], alpha=opacity(category))
+        axis.bar(at, values[category] / unit, width, bottom, color=CATEGORIES[category])
         bottom += values[category] / unit
 
 
-def entry(label, color, line=None, marker=None, alpha=1, **more):
+def entry(label, color, line=None, marker=None, alpha=1):
     """An entry of a legend: a line, or a coloured patch."""
     if line is None and marker is None:
         return Patch(color=color, label=label, alpha=alpha)
-    return Line2D([], [], color=color, linestyle=line or "", marker=marker, markersize=3.5, label=label, **more)
+    return Line2D([], [], color=color, linestyle=line or "", marker=marker, markersize=3.5, label=label)
+
+
+def entries(colors, **style):
+    """Entries of {label: color}."""
+    return [entry(label, color, **style) for label, color in colors.items()]
 
 
 def category_entries(categories):
-    return [entry(name, CATEGORIES[name], alpha=opacity(name)) for name in categories]
+    return entries({name: CATEGORIES[name] for name in categories})
 
 
 def chapter_entry(label="chapter"):
     return entry(label, CHAPTER_COLOR, "--")
 
 
-def legend_below(figure, entries, rows=1):
-    figure.legend(handles=entries, loc="outside lower center", ncols=-(-len(entries) // rows))
+def legend_below(figure, handles, rows=1):
+    figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // rows))
 
 
 def chapter_mark(axis, x, y, half):
@@ -163,3 +160,4 @@ def loss_curves(axis, losses, title):
                   alpha=0.8, label=label)
     axis.set(title=title, xlabel="step")
     axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.legend(fontsize=8)

@@ -1,9 +1,9 @@
 """Runs `plan` and `train` of ./train_gpt and returns their numbers in JSON-compatible objects.
 
-Each function from `state` on measures one part of the report. report.py draws the results; this file uses the standard
+Each function in SECTIONS measures one part of the report. report.py draws the results; this file uses the standard
 library only.
 """
-import functools
+import array
 import json
 import math
 import os
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 MODES = ["none", "selective", "full"]
 
@@ -35,52 +35,35 @@ class Failed(Exception):
 
 # ---- amount of work for each device
 
-@dataclass
-class Size:
-    model: dict             # the model of parts 3 to 6 and 8
-    micro_batch: int
-    seq_len: int
-    rounds: int             # of each comparison
-    run_seconds: float      # time for the steps of one run; at least LEAST_STEPS steps
-    attention_lens: list    # sequence lengths for naive and flash attention
-    attention_tokens: int   # of each of those steps
-    scan_batches: list
-    scan_lens: list
-    scan_tokens: int        # larger micro-batches are left out
-    scan_seconds: float     # start no further point of the scan after this time
-    parallel_batch: int     # micro-batch of each process, in sequences of parallel_len tokens
-    parallel_len: int
-    parallel_steps: int     # with compared losses
-    demo: dict              # setup of the demonstrations of part 10
-    demo_steps: int
-    demo_parts: int         # micro-batches of a step where the magnitude of gradients matters
-    demo_part_steps: int    # number of such steps
-    demo_part_rate: float   # their learning rate
+DEVICES = ["quick", "cpu", "gpu"]
 
 
-SIZES = {
-    "quick": Size({"layers": 4, "heads": 4, "channels": 128}, micro_batch=8, seq_len=128, rounds=3, run_seconds=0.4,
-                  attention_lens=[128, 512], attention_tokens=1024,
-                  scan_batches=[1, 4], scan_lens=[64, 256], scan_tokens=1024, scan_seconds=20,
-                  parallel_batch=1, parallel_len=64, parallel_steps=12,
-                  demo={"layers": 2, "heads": 4, "channels": 64, "seq_len": 64, "micro_batch": 4},
-                  demo_steps=80, demo_parts=4, demo_part_steps=60, demo_part_rate=2e-3),
-    "cpu": Size({"layers": 6, "heads": 4, "channels": 256}, micro_batch=4, seq_len=256, rounds=5, run_seconds=2,
-                attention_lens=[128, 256, 512, 1024], attention_tokens=1024,
-                scan_batches=[1, 2, 4, 8, 16], scan_lens=[64, 256, 1024], scan_tokens=2048, scan_seconds=120,
-                parallel_batch=1, parallel_len=64, parallel_steps=20,
-                demo={"layers": 4, "heads": 4, "channels": 128, "seq_len": 64, "micro_batch": 4},
-                demo_steps=200, demo_parts=8, demo_part_steps=120, demo_part_rate=2e-3),
-    "gpu": Size({"layers": 24, "heads": 16, "channels": 1024}, micro_batch=16, seq_len=1024, rounds=5, run_seconds=1.5,
-                attention_lens=[512, 1024, 2048, 4096], attention_tokens=16384,
-                scan_batches=[1, 4, 16, 64], scan_lens=[512, 1024, 2048], scan_tokens=1 << 17, scan_seconds=200,
-                parallel_batch=4, parallel_len=1024, parallel_steps=40,
-                demo={"layers": 6, "heads": 6, "channels": 384, "seq_len": 256, "micro_batch": 16},
-                demo_steps=300, demo_parts=16, demo_part_steps=300, demo_part_rate=1e-3),
+def shape(layers, heads, channels, **more):
+    return {"layers": layers, "heads": heads, "channels": channels, **more}
+
+
+WORK = {    # a column for each device
+    "model": [shape(4, 4, 128), shape(6, 4, 256), shape(24, 16, 1024)],     # of all measured parts but the failures
+    "micro_batch": [8, 4, 16],
+    "seq_len": [128, 256, 1024],
+    "rounds": [3, 5, 5],                    # of each comparison
+    "run_seconds": [0.4, 2, 1.5],           # time for the steps of one run; at least MIN_STEPS steps
+    "parallel": [{"micro_batch": 1, "seq_len": 64}, {"micro_batch": 1, "seq_len": 64},
+                 {"micro_batch": 4, "seq_len": 1024}],      # of each process
+    "parallel_steps": [12, 20, 40],         # with compared losses
+    "demo": [shape(2, 4, 64, seq_len=64, micro_batch=4), shape(4, 4, 128, seq_len=64, micro_batch=4),
+             shape(6, 6, 384, seq_len=256, micro_batch=16)],    # the small models that show failures
+    "demo_steps": [80, 200, 300],
+    "demo_parts": [4, 8, 16],               # micro-batches of a step where the magnitude of gradients matters
+    "demo_part_steps": [60, 120, 300],      # number of such steps
+    "demo_part_rate": [2e-3, 2e-3, 1e-3],   # their learning rate
 }
-LEAST_STEPS, MOST_STEPS, WARM_UP = 3, 60, 1     # the first step of a run includes set-up and is not counted
-ATTENTION_ROUNDS, SCAN_ROUNDS = 3, 2            # at most, in sections with many setups
-SEEDS = (1, 2, 3)                               # of each demonstration
+MIN_STEPS, MAX_STEPS, WARM_UP = 3, 60, 1    # the first step of a run includes set-up and is not counted
+SEEDS = (1, 2, 3)                           # of each demonstration
+
+
+def size_for(device):
+    return SimpleNamespace(**{name: columns[DEVICES.index(device)] for name, columns in WORK.items()})
 
 
 def conclusive(ratios):
@@ -93,114 +76,92 @@ def conclusive(ratios):
 
 # Always in effect unless a run overrides them.
 BARE = {"schedule": "constant", "val_fraction": 0, "eval_every": 0, "sample_every": 0, "checkpoint_every": 0}
-UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
-# Open MPI refuses more processes than cores, and to run as root, without these.
-OPEN_MPI = ["--oversubscribe", "--bind-to", "none"]
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+TEXT, FEW_WORDS = "text.txt", "few_words.txt"   # a small model learns the second one in a hundred steps
+
+
+def read_json(path):
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
 
 
 def flags(options):
     return [text for name, value in options.items() for text in ("--" + name.replace("_", "-"), str(value))]
 
 
-def in_bytes(text, what):
-    """The size before `what` in the trainer's closing lines, such as '343 MB resident at most', or None."""
-    found = re.search(r"([0-9.]+) (\w+) " + what, text)
-    return float(found[1]) * UNITS[found[2]] if found and found[2] in UNITS else None
-
-
-def started_by(processes):
-    if processes == 1:
-        return []
-    version = subprocess.run(["mpirun", "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    return ["mpirun", *(OPEN_MPI if "Open MPI" in version.stdout else []), "-n", str(processes)]
+def sent_bytes(output):
+    """Bytes that each process sends in a step, from the trainer's closing lines, or None."""
+    found = re.search(r"([0-9.]+) (B|kB|MB|GB|TB) a step by each", output)
+    return float(found[1]) * 1000 ** ["B", "kB", "MB", "GB", "TB"].index(found[2]) if found else None
 
 
 def write_text(path, different):
-    """Writes a text of so many different words, drawn from a fixed seed, unless the file exists."""
-    if os.path.exists(path):
-        return
+    """Writes a text of so many different words, drawn from a fixed seed."""
     generator = random.Random(1)
     words = ["".join(generator.choices("etaoinshrdlu", k=generator.randint(2, 8))) for _ in range(different)]
     with open(path, "w", encoding="ascii") as file:
         file.write(" ".join(generator.choices(words, k=300_000)))
 
 
-def require_program(flag, program):
-    if not os.access(program, os.X_OK) or os.path.isdir(program):
-        raise Mistake(f"{flag} {program}: expected a program; run make")
-
-
 class Trainer:
-    """Runs ./train_gpt and keeps what all sections share: commands, device, peak speed."""
+    """Runs ./train_gpt or another program that takes its options."""
+    commands = []       # of the current section, of all trainers
 
-    def __init__(self, program, folder, name="./train_gpt", flag="--train-gpt"):
-        require_program(flag, program)
-        self.program, self.folder, self.name = os.path.abspath(program), folder, name
-        self.others = {}                # trainers of other precisions by name; formats: a path
-        self.text = os.path.join(folder, "text.txt")
-        self.few_words = os.path.join(folder, "few_words.txt")     # which a small model learns in a hundred steps
-        write_text(self.text, 1000)
-        write_text(self.few_words, 20)
-        self.commands = []              # of the current section
+    def __init__(self, program, folder, name=None, flag="--train-gpt"):
+        if not os.access(program, os.X_OK) or os.path.isdir(program):
+            raise Mistake(f"{flag} {program}: expected a program; run make")
+        self.program, self.folder = os.path.abspath(program), folder
+        self.name = name or os.path.join(".", os.path.relpath(program))
+        self.others = {}                # trainers of 16 bits by precision
         self.first_record = None        # of the first run: device and build
         self.peak_flops = 0             # the highest of all runs: on a CPU each run measures it
+        self.gpu = False                # whether the build is for GPUs
 
-    @functools.cached_property
-    def gpu(self):
-        return self.plan(micro_batch=1)["bytes"]["cuda"] > 0    # only plans for a GPU reserve bytes for CUDA
-
-    def call(self, *arguments, processes=1):
-        done = subprocess.run([*started_by(processes), self.program, *arguments], stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, env={**os.environ, **AS_ROOT})
+    def call(self, *arguments):
+        """What the program prints."""
+        command = self.shown(arguments)
+        if command not in Trainer.commands:
+            Trainer.commands.append(command)
+        done = subprocess.run([self.program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode != 0:
             lines = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").splitlines()
-            ours = [line for line in lines if line.startswith("train_gpt: ")]    # the others are mpirun's
+            ours = [line for line in lines if line.startswith("train_gpt: ")]
             said = (ours or lines)[-1].removeprefix("train_gpt: ")
-            raise Failed(f"exit code {done.returncode} from {self.shown(arguments, processes)}: {said}", said)
+            raise Failed(f"exit code {done.returncode} from {command}: {said}", said)
         return done.stdout
 
-    def shown(self, arguments, processes=1):
+    def shown(self, arguments):
         """The command line as a reader would type it."""
-        text = shlex.join([*(["mpirun", "-n", str(processes)] if processes > 1 else []), self.name, *arguments])
-        return re.sub(re.escape(self.folder) + r"/(\S*/)?", "", text)
-
-    def remember(self, arguments, processes=1):
-        command = self.shown(arguments, processes)
-        if command not in self.commands:
-            self.commands.append(command)
+        text = shlex.join([self.name, *arguments])
+        return re.sub(r" --out \S+", "", text).replace(self.folder + "/", "")
 
     def plan(self, **options):
-        arguments = ["plan", *flags(options), "--json"]
-        self.remember(arguments)
-        return json.loads(self.call(*arguments))
+        return json.loads(self.call("plan", *flags(options), "--json"))
 
-    def log_of(self, data, options, processes=1, may_stop=False):
+    def log_of(self, data, options, may_stop=False):
         """Trains: its log, what it printed, and the message of a step that stopped the run, if may_stop, or None."""
-        command = ["train", "--data", data, *flags(options)]
-        self.remember(command, processes)
         output, stopped = "", None
         with tempfile.TemporaryDirectory(dir=self.folder) as out:
             try:
-                output = self.call(*command, "--out", out, processes=processes)
+                output = self.call("train", "--data", data, *flags(options), "--out", out)
             except Failed as error:
                 stopped = error.said
                 if not may_stop or not re.match(r"step \d+: ", stopped):
                     raise
             with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as log:
-                return [json.loads(line) for line in log], output, stopped
+                records = [json.loads(line) for line in log]
+        self.first_record = self.first_record or records[0]["run"]
+        self.peak_flops = max(self.peak_flops, records[0]["run"]["peak_flops"])
+        return records, output, stopped
 
-    def train(self, steps, gpus=1, **options):
+    def train(self, steps, **options):
         """Trains: times, losses and norms from the log, memory and communication from the closing lines."""
-        (record, *lines), output, _ = self.log_of(self.text, {**BARE, **options, "steps": steps}, gpus)
+        data = os.path.join(self.folder, TEXT)
+        (record, *lines), output, _ = self.log_of(data, {**BARE, **options, "steps": steps})
         record, lines = record["run"], [line for line in lines if "ms" in line]
-        self.first_record = self.first_record or record
-        self.peak_flops = max(self.peak_flops, record["peak_flops"])
         return {"ms": [line["ms"] for line in lines[WARM_UP:]], "losses": [line["loss"] for line in lines],
-                "norms": [line["norm"] for line in lines],
-                "flops_per_token": record["flops_per_token"], "planned": record["planned_bytes"],
-                "as_planned": "allocated as planned" in output, "resident": in_bytes(output, "resident"),
-                "sent": in_bytes(output, "a step by each")}
+                "norms": [line["norm"] for line in lines], "flops_per_token": record["flops_per_token"],
+                "planned": record["planned_bytes"], "as_planned": "allocated as planned" in output,
+                "sent": sent_bytes(output)}
 
     def fits(self, **options):
         plan = self.plan(**options)
@@ -212,7 +173,7 @@ class Trainer:
         has, for each round, the median step time over the first setup's; `median_ms` is the median of all steps.
         """
         results = {name: {"ms": [], "round_ms": []} if self.fits(**setup) else None for name, setup in setups.items()}
-        steps = dict.fromkeys(setups, WARM_UP + LEAST_STEPS)
+        steps = dict.fromkeys(setups, WARM_UP + MIN_STEPS)
         for turn in range(rounds):
             names = [*setups][turn % len(setups):] + [*setups][:turn % len(setups)]
             for name in (name for name in names if results[name]):
@@ -220,7 +181,7 @@ class Trainer:
                 median = statistics.median(run["ms"])
                 ms, round_ms = result["ms"] + run["ms"], result["round_ms"] + [median]
                 result.update({**run, "ms": ms, "round_ms": round_ms})
-                steps[name] = WARM_UP + min(MOST_STEPS, max(LEAST_STEPS, round(1000 * seconds / median)))
+                steps[name] = WARM_UP + min(MAX_STEPS, max(MIN_STEPS, round(1000 * seconds / median)))
         reference = results[next(iter(setups))] or {"round_ms": []}
         for result in filter(None, results.values()):
             result["ratios"] = [a / b for a, b in zip(result["round_ms"], reference["round_ms"])]
@@ -238,7 +199,7 @@ def setup_of(size, **more):
     return {**setup, "context": setup["seq_len"]}
 
 
-# ---- parts 1 to 8
+# ---- plans of large models
 
 CARD = "80GB"           # large models are planned for this card on every machine
 LARGE = ["1b", "7b", "70b", "405b"]
@@ -253,26 +214,21 @@ def activations_of(plan):
             "per_token_layer": plan["activation_bytes_per_token_per_layer"]}
 
 
-def plans_of(trainer, model):
-    """A model with one sequence a micro-batch, in each precision."""
-    wanted = ("parameters", "bytes", "seq_len", "bytes_per_parameter", "max_micro_batch", "gpu_memory")
-    plans = {name: trainer.plan(model=model, micro_batch=1, precision=precision, grad_dtype=grads, gpu_memory=CARD)
-             for name, (precision, grads) in PRECISIONS.items()}
-    return {name: {key: plan[key] for key in wanted} for name, plan in plans.items()}
-
-
 def state(trainer, size):
-    """1. Memory by category, for large models."""
-    return {model: plans_of(trainer, model) for model in LARGE}
+    """Memory by category of large models with one sequence a micro-batch, in each precision."""
+    wanted = ("parameters", "bytes", "seq_len", "bytes_per_parameter", "max_micro_batch", "gpu_memory")
+    plans = {model: {name: trainer.plan(model=model, micro_batch=1, precision=precision, grad_dtype=grads,
+                                        gpu_memory=CARD) for name, (precision, grads) in PRECISIONS.items()}
+             for model in LARGE}
+    return {model: {name: {key: plan[key] for key in wanted} for name, plan in each.items()}
+            for model, each in plans.items()}
 
 
 def activations(trainer, size):
-    """2. Activations against sequence length."""
+    """Activations against sequence length."""
     def figures(**options):
         plan = trainer.plan(micro_batch=1, precision="bf16", gpu_memory=CARD, **options)
-        logits = next(tensor for tensor in plan["tensors"] if tensor["name"] == "logits")
-        return {**activations_of(plan), "korthikanti": plan["korthikanti_bytes"], "model": plan["model"],
-                "head_rows": logits["shape"][0]}
+        return {**activations_of(plan), "korthikanti": plan["korthikanti_bytes"], "model": plan["model"]}
 
     lengths = [512 << i for i in range(8)]
     curves = {f"{attention}, {mode}": [figures(model="7b", context=T, seq_len=T, attention=attention, recompute=mode)
@@ -283,8 +239,10 @@ def activations(trainer, size):
             "state": sum(plan["bytes"][name] for name in STATE)}
 
 
+# ---- one device
+
 def last_step(trace):
-    """The last whole step of a Chrome trace: passes, live bytes, time of each kernel by name."""
+    """The last whole step of a Chrome trace: passes, and live bytes over time."""
     events = trace["traceEvents"]
     rows = {event["args"]["name"]: event["tid"] for event in events if event.get("name") == "thread_name"}
     kernels = sorted((event for event in events if event["ph"] == "X"
@@ -296,15 +254,13 @@ def last_step(trace):
         raise Failed("--trace: found no event with pass 'forward' in its file, expected at least one step")
     kernels = kernels[starts[-1]:]
     begin, end = kernels[0]["ts"], max(event["ts"] + event["dur"] for event in kernels)
-
-    passes, by_kernel = [], {}
+    passes = []
     for event in kernels:
         name, stop = event["args"]["pass"], (event["ts"] + event["dur"] - begin) / 1000
         if passes and passes[-1][0] == name:
             passes[-1][2] = stop
         else:
             passes.append([name, (event["ts"] - begin) / 1000, stop])
-        by_kernel[event["name"]] = by_kernel.get(event["name"], 0) + event["dur"] / 1000
 
     counters = sorted((event for event in events if event["ph"] == "C" and event["name"] == "live bytes"),
                       key=lambda event: event["ts"])
@@ -313,77 +269,38 @@ def last_step(trace):
     live = {"ms": [max(0, event["ts"] - begin) / 1000 for event in shown]}
     for category in shown[0]["args"] if shown else []:
         live[category] = [event["args"][category] for event in shown]
-    return {"ms": (end - begin) / 1000, "passes": passes, "kernels": by_kernel, "live": live}
+    return {"ms": (end - begin) / 1000, "passes": passes, "live": live}
 
 
 def timeline(trainer, size):
-    """3. Memory over a step."""
+    """Memory over a step."""
     results, path = {}, os.path.join(trainer.folder, "trace.json")
     for mode in MODES:
         run = trainer.train(3, **setup_of(size, recompute=mode), trace=path)
-        with open(path, encoding="utf-8") as file:
-            results[mode] = {**last_step(json.load(file)), "planned": run["planned"]}
+        results[mode] = {**last_step(read_json(path)), "planned": run["planned"]}
     return results
 
 
 def recomputation(trainer, size):
-    """4. Time and memory of the recompute modes, and of naive and flash attention."""
+    """Time and memory of the recompute modes."""
     setups = {mode: setup_of(size, recompute=mode) for mode in MODES}
     modes = trainer.compare(setups, size.rounds, size.run_seconds)
     for mode, result in modes.items():
         result.update(tokens=tokens_of(setups[mode]), **activations_of(trainer.plan(**setups[mode])))
-    lengths = {}
-    for T in size.attention_lens:
-        shape = {"seq_len": T, "micro_batch": size.attention_tokens // T}
-        setups = {"flash": setup_of(size, **shape, attention="flash"),
-                  "naive": setup_of(size, **shape, attention="naive"),
-                  "naive, selective": setup_of(size, **shape, attention="naive", recompute="selective")}
-        results = trainer.compare(setups, min(ATTENTION_ROUNDS, size.rounds), size.run_seconds / 2)
-        lengths[T] = {name: {**(results[name] or {"median_ms": None}), **activations_of(trainer.plan(**setup))}
-                      for name, setup in setups.items()}
     large = trainer.plan(model="7b", micro_batch=1, recompute="full", gpu_memory=CARD)
-    return {"modes": modes, "attention": lengths, "attention_tokens": size.attention_tokens,
-            "flops_7b": large["flops_per_token"]}
+    return {"modes": modes, "flops_7b": large["flops_per_token"]}
 
 
 def accumulation(trainer, size):
-    """5. The same batch split into different numbers of micro-batches."""
+    """The same batch split into different numbers of micro-batches."""
     sequences = 8
-    setups = {f"{B} x {sequences // B}": setup_of(size, micro_batch=B, total_batch=sequences * size.seq_len)
+    setups = {f"{B} × {sequences // B}": setup_of(size, micro_batch=B, total_batch=sequences * size.seq_len)
               for B in (1, 2, 4, 8)}
     return {"tokens": sequences * size.seq_len, "sequences": sequences,
             "splits": trainer.compare(setups, size.rounds, size.run_seconds)}
 
 
-def scan(trainer, size):
-    """6. Throughput over micro-batch x sequence x recompute."""
-    deadline = time.monotonic() + size.scan_seconds
-    points = [{"micro_batch": B, "seq_len": T, "recompute": mode} for B in size.scan_batches for T in size.scan_lens
-              for mode in MODES if B * T <= size.scan_tokens]
-    random.Random(1).shuffle(points)    # a machine that slows down must not look like a trend
-    results = []
-    for point in points:
-        setup = setup_of(size, **point)
-        results.append({**point, "planned": trainer.plan(**setup)["bytes"]["total"], "round_ms": [],
-                        "why": None if trainer.fits(**setup) else "does not fit"})
-    for result, point in list(zip(results, points)) * SCAN_ROUNDS:
-        if result["why"] is None and time.monotonic() < deadline:
-            run = trainer.train(LEAST_STEPS + WARM_UP, **setup_of(size, **point))
-            result["round_ms"].append(statistics.median(run["ms"]))
-            result["flops"] = run["flops_per_token"]["model"]
-    for result in results:
-        if result["round_ms"]:
-            ms = statistics.median(result["round_ms"])
-            result.update(ms=ms, tokens_per_s=1000 * result["micro_batch"] * result["seq_len"] / ms)
-        elif result["why"] is None:
-            result["why"] = "no time left"
-    return results
-
-
-def mixed_precision(trainer, size):
-    """7. Bytes per parameter."""
-    return plans_of(trainer, "7b")
-
+# ---- several processes
 
 STAGES = [0, 1, 2, 3]           # of ZeRO
 SEVERAL = 3                     # micro-batches of each process, to measure communication with accumulation
@@ -392,33 +309,28 @@ ZERO_PAPER_GPUS = 64
 
 
 def gpu_count():
-    """GPUs of this machine that programs can use."""
+    """GPUs of this machine."""
     if not shutil.which("nvidia-smi"):
         return 1
     listed = subprocess.run(["nvidia-smi", "-L"], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
-    count = sum(line.startswith("GPU ") for line in listed.splitlines())
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return count if visible is None else min(count, len([name for name in visible.split(",") if name.strip()]))
+    return sum(line.startswith("GPU ") for line in listed.splitlines())
 
 
 def why_alone(trainer, most, setup):
     """Why the trainer cannot run as several processes, or None."""
     if most < 2:
         return "this machine has one GPU"
-    if not shutil.which("mpirun"):
-        return "there is no mpirun on PATH"
     try:
-        run = trainer.train(1, gpus=2, **setup)
+        trainer.train(1, gpus=2, **setup)
     except Failed as error:
         return f"two processes do not run here ({error.said})"
-    # As with the mpirun of another MPI than the build's.
-    return None if run["sent"] else "two processes that mpirun started did not find each other"
+    return None
 
 
 def data_parallel(trainer, size):
-    """8. Several processes that share one step's batch: memory, communication, losses."""
+    """Several processes that share one step's batch: memory, communication, losses."""
     most = gpu_count() if trainer.gpu else 4
-    setup = setup_of(size, micro_batch=size.parallel_batch, seq_len=size.parallel_len)
+    setup = setup_of(size, **size.parallel)
     why = why_alone(trainer, most, setup)
     if why:
         return {"why": why}
@@ -434,7 +346,7 @@ def data_parallel(trainer, size):
     plans = [{"gpus": gpus, "zero": zero, "bytes": trainer.plan(**setup, gpus=gpus, zero=zero)["bytes"]}
              for zero in STAGES for gpus in numbers]
     runs = [run(gpus, zero, 1, size.parallel_steps) for gpus in numbers[1:] for zero in STAGES]
-    runs += [run(numbers[-1], zero, SEVERAL, LEAST_STEPS) for zero in STAGES]
+    runs += [run(numbers[-1], zero, SEVERAL, MIN_STEPS) for zero in STAGES]
     same_batch = math.lcm(*numbers)
     splits = [run(gpus, 0, same_batch // gpus, size.parallel_steps) for gpus in numbers]
     plan = trainer.plan(**setup)
@@ -445,136 +357,139 @@ def data_parallel(trainer, size):
             "paper": {"parameters": paper[0]["parameters"], "bytes": [each["bytes"] for each in paper]}}
 
 
-# ---- parts 9 to 11: formats of 16 and 8 bits
+# ---- formats of 16 and 8 bits
 
-MOST_MICRO_BATCHES = 256        # of summed gradients
+MICRO_BATCHES = [1, 4, 16, 64, 256]     # of summed gradients
 DEMO_RATES = [1e-3, 1e-4, 1e-5]     # learning rates
 
 
+def first_moments(program, options):
+    """Adam's first moments after one step, which are the step's gradients times 1 - beta1, as bytes of FP32 numbers."""
+    with tempfile.TemporaryDirectory(dir=program.folder) as out:
+        program.call("train", "--data", os.path.join(program.folder, FEW_WORDS), *flags(options), "--out", out)
+        with open(os.path.join(out, "step_000001", "optimizer.safetensors"), "rb") as file:
+            tensors = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            places = [tensor["data_offsets"] for name, tensor in tensors.items() if name.startswith("m/")]
+            data = file.read()
+    return array.array("f", b"".join(data[begin:end] for begin, end in places))
+
+
+def distance(a, b):
+    """|a - b| / |b|"""
+    return math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b))
+
+
 def formats(trainer, size):
-    """9. What formats.cu prints: where the values of a step lie. Part 10 uses its sums of gradients."""
-    program = trainer.others.get("formats")
+    """Gradients of the same weights and micro-batches, summed in BF16 and in FP32."""
+    program = trainer.others.get("bf16")
     if not program:
-        trainer.numbers = {"why": "no --formats PROGRAM was given"}
-        return trainer.numbers
-    setup = {**setup_of(size, **size.demo), "steps": size.demo_steps // 2, "lr": DEMO_RATES[0], **BARE,
-             "total_batch": MOST_MICRO_BATCHES * size.demo["micro_batch"] * size.demo["seq_len"]}
-    command = [program, "--data", trainer.few_words, *flags(setup)]
-    text = shlex.join(command)
-    trainer.commands.append(text.replace(trainer.folder + "/", ""))
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise Failed(f"exit code {done.returncode} from {text}: {done.stderr.strip()}")
-    trainer.numbers = json.loads(done.stdout)
-    return {"values": trainer.numbers["values"]}
+        return {"why": "no --bf16 PROGRAM was given"}
+    sums = []
+    for count in MICRO_BATCHES:
+        options = {**BARE, **setup_of(size, **size.demo), "steps": 1, "checkpoint_every": 1, "grad_clip": 0,
+                   "total_batch": count * tokens_of(size.demo)}
+        exact, rounded = (first_moments(program, {**options, "grad_dtype": dtype}) for dtype in ("fp32", "bf16"))
+        sums.append({"micro_batches": count, "error": distance(rounded, exact)})
+    return {"sums": sums}
 
 
-def last_loss(records):
-    """The median of the last tenth of a run's losses: small models have spikes."""
-    losses = [record["loss"] for record in records if "loss" in record]
-    return statistics.median(losses[-max(1, len(losses) // 10):])
+def last_loss(curves):
+    """The last validation loss, or the median of the last tenth of the training losses: small models have spikes."""
+    losses = [loss for _, loss in curves.get("val_loss") or curves["loss"]]
+    return losses[-1] if "val_loss" in curves else statistics.median(losses[-max(1, len(losses) // 10):])
 
 
-def demonstration(program, size, kinds, kept, steps, **setup):
-    """Runs with the same data and seeds that differ in some options, {name: figures}. `kept`: keys of log records to
-    keep beside losses, from the first seed. ratios: each seed's last loss over the first kind's, for finished runs."""
-    results = {name: {"last": [], "stopped": []} for name in kinds}
+def demonstration(program, data, options, kinds, keys):
+    """Runs with the same data and seeds that differ in some options, {name: figures}. keys: of log records, whose
+    values by step are kept for each seed. ratios: last losses over the first kind's, for finished runs."""
+    results = {name: {"last": [], "stopped": [], **{key: [] for key in keys}} for name in kinds}
     for seed in SEEDS:
-        for name, options in kinds.items():
-            run = {**BARE, **setup_of(size, **{**size.demo, **setup}), "steps": steps, "seed": seed, **options}
-            (_, *records), _, stopped = program.log_of(program.few_words, run, may_stop=True)
-            result = results[name]
-            result["last"].append(last_loss(records) if not stopped else None)
-            result["stopped"].append(stopped)
-            if seed == SEEDS[0]:
-                for key, name_kept in (("loss", "losses"), *zip(kept, kept)):
-                    result[name_kept] = [[record["step"], record[key]] for record in records if key in record]
+        for name, more in kinds.items():
+            print(f"  {name}, seed {seed}", file=sys.stderr)
+            records, _, stopped = program.log_of(data, {**options, "seed": seed, **more}, may_stop=True)
+            curves = {key: [[record["step"], record[key]] for record in records if key in record] for key in keys}
+            results[name]["last"].append(None if stopped else last_loss(curves))
+            results[name]["stopped"].append(stopped)
+            for key, curve in curves.items():
+                results[name][key].append(curve)
     first = results[next(iter(kinds))]["last"]
     for result in results.values():
         result["ratios"] = [a / b for a, b in zip(result["last"], first) if a is not None and b is not None]
     return results
 
 
+def small_runs(program, size, kinds, key, **options):
+    options = {**BARE, **setup_of(size, **size.demo), **options}
+    return demonstration(program, os.path.join(program.folder, FEW_WORDS), options, kinds, ["loss", key])
+
+
 def without_master(program, size):
     kinds = {kind: {"master_weights": kind} for kind in ("fp32", "none")}
-    return {"rates": {str(lr): demonstration(program, size, kinds, ["unchanged"], size.demo_steps, lr=lr)
+    return {"rates": {str(lr): small_runs(program, size, kinds, "unchanged", steps=size.demo_steps, lr=lr)
                       for lr in DEMO_RATES}}
 
 
-def with_many_tokens(program, size, kinds, kept):
-    """A demonstration with many tokens a step: the more tokens the mean loss has, the smaller the gradients."""
-    tokens = size.demo_parts * size.demo["micro_batch"] * size.demo["seq_len"]
-    steps = size.demo_part_steps
+def with_many_tokens(program, size, kinds, key):
+    """Runs with many tokens a step: the more tokens the mean loss has, the smaller the gradients."""
+    tokens, steps = size.demo_parts * size.demo["micro_batch"] * size.demo["seq_len"], size.demo_part_steps
     return {"tokens": tokens,
-            "kinds": demonstration(program, size, kinds, kept, steps, total_batch=tokens, lr=size.demo_part_rate,
-                                   eval_every=max(1, steps // 10), val_fraction=0.1, eval_sequences=4)}
+            "kinds": small_runs(program, size, kinds, key, steps=steps, total_batch=tokens, lr=size.demo_part_rate,
+                                eval_every=max(1, steps // 10), val_fraction=0.1, eval_sequences=4)}
 
 
 def without_loss_scaling(program, size):
     kinds = {kind: {"loss_scaling": kind} for kind in ("dynamic", "none")}
-    return with_many_tokens(program, size, kinds, ["zero_gradients", "loss_scale"])
+    return with_many_tokens(program, size, kinds, "zero_gradients")
 
 
 def without_fp8_scales(program, size):
     kinds = {"bf16": {"matmul": "plain"},
              **{kind: {"matmul": "fp8", "fp8_scaling": kind} for kind in ("delayed", "none")}}
     try:
-        return with_many_tokens(program, size, kinds, ["fp8"])
+        return with_many_tokens(program, size, kinds, "fp8")
     except Failed as error:     # as on cards without FP8
         return {"why": error.said or str(error)}
 
 
+# The precision of the trainer that each demonstration needs, and its function.
+DEMONSTRATIONS = {"master": ("bf16", without_master), "loss_scaling": ("fp16", without_loss_scaling),
+                  "fp8_scaling": ("bf16", without_fp8_scales)}
+
+
 def failures(trainer, size):
-    """10. What goes wrong without each technique that makes 16 and 8 bits train."""
-    numbers = trainer.numbers
-    results = {"sums": {"why": numbers["why"]} if "why" in numbers else
-                       {"sums": numbers["sums"], "copies": numbers["values"]["unchanged"]}}
-    for name, precision, measured in (("master", "bf16", without_master),
-                                      ("loss_scaling", "fp16", without_loss_scaling),
-                                      ("fp8_scaling", "bf16", without_fp8_scales)):
-        program = trainer.others.get(precision)
-        results[name] = measured(program, size) if program else {"why": f"no --{precision} PROGRAM was given"}
-    return results
+    """What goes wrong without each technique that makes 16 and 8 bits train."""
+    return {name: measured(trainer.others[precision], size) if precision in trainer.others else
+            {"why": f"no --{precision} PROGRAM was given"} for name, (precision, measured) in DEMONSTRATIONS.items()}
 
 
 FP8_QUALITY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fp8_quality.json")
 
 
 def fp8_quality(trainer, size):
-    """11. Whole runs in FP8 and BF16, measured earlier by fp8_quality.py."""
-    if not os.path.exists(FP8_QUALITY):
-        return {"why": "there is no dev/chapter/fp8_quality.json"}
-    with open(FP8_QUALITY, encoding="utf-8") as file:
-        return json.load(file)
+    """Whole runs in FP8 and BF16, measured earlier by fp8_quality.py."""
+    return read_json(FP8_QUALITY)
 
 
-SECTIONS = [state, activations, timeline, recomputation, accumulation, scan, mixed_precision, data_parallel, formats,
-            failures, fp8_quality]
+# ---- all parts
+
+SECTIONS = [state, activations, timeline, recomputation, accumulation, data_parallel, formats, failures,
+            fp8_quality]
 
 
-def programs_of(trainer, programs):
-    """The programs given by flags, by name: trainers, and the path of formats. The trainer itself counts for its
-    own precision."""
-    found = {trainer.plan(micro_batch=1)["precision"]: trainer}
-    for name, program in programs.items():
-        if program and name == "formats":
-            require_program("--formats", program)
-            path = os.path.relpath(program)
-            found[name] = path if "/" in path else "./" + path
-        elif program and name not in found:
-            found[name] = Trainer(program, trainer.folder, os.path.relpath(program), f"--{name}")
-    return found
-
-
-def measure(program, device, quick, programs=None):
-    """All parts: {"about": ..., section: {"results": ..., "commands": [...]}, ...}. programs: those of other precisions
-    by name, None for a missing one."""
+def measure(program, quick, programs):
+    """All parts: {"about": ..., section: {"results": ..., "commands": [...]}, ...}. programs: paths of trainers in
+    other precisions, by name; None for a missing one."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpt_chapter_") as folder:
-        trainer = Trainer(program, folder)
-        trainer.others = programs_of(trainer, programs or {})
-        found = "gpu" if trainer.gpu else "cpu"
-        size = SIZES["quick" if quick else device or found]
+        write_text(os.path.join(folder, TEXT), 1000)
+        write_text(os.path.join(folder, FEW_WORDS), 20)
+        trainer = Trainer(program, folder, "./train_gpt")
+        trainer.others = {name: Trainer(path, folder, flag=f"--{name}") for name, path in programs.items() if path}
+        plan = trainer.plan(micro_batch=1)
+        trainer.others.setdefault(plan["precision"], trainer)
+        trainer.gpu = plan["bytes"]["cuda"] > 0     # only plans for a GPU reserve bytes for CUDA
+        device = "gpu" if trainer.gpu else "cpu"
+        size = size_for("quick" if quick else device)
         while size.micro_batch > 1 and not trainer.fits(**setup_of(size, recompute="none")):
             size.micro_batch //= 2
         results = {}
@@ -582,15 +497,12 @@ def measure(program, device, quick, programs=None):
             name = section.__name__
             print(f"chapter: {number}/{len(SECTIONS)} {name.replace('_', ' ')} ... ({time.monotonic() - began:.0f} s)",
                   file=sys.stderr)
-            trainer.commands = []
-            for other in trainer.others.values():
-                if isinstance(other, Trainer):
-                    other.commands = trainer.commands
-            results[name] = {"results": section(trainer, size), "commands": trainer.commands}
+            Trainer.commands = []
+            results[name] = {"results": section(trainer, size), "commands": Trainer.commands}
         record = trainer.first_record
         results["about"] = {
             **{key: record[key] for key in ("device", "peak_source", "cuda_runtime", "cublaslt", "model")},
-            "build": f"{found.upper()} build, {record['precision']}", "quick": quick, "gpu": found == "gpu",
+            "build": f"{device.upper()} build, {record['precision']}", "quick": quick, "gpu": trainer.gpu,
             "peak_flops": trainer.peak_flops, "seq_len": size.seq_len, "micro_batch": size.micro_batch,
             "rounds": size.rounds, "date": time.strftime("%Y-%m-%d %H:%M"), "seconds": time.monotonic() - began,
             "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

@@ -1,8 +1,8 @@
-"""Part 8 of the report: data parallelism and ZeRO."""
-from figures import (BLUE, CATEGORIES, Section, captioned, category_entries, chapter_entry, chapter_mark, entry,
+"""The part of the report about data parallelism and ZeRO."""
+from figures import (BLUE, CATEGORIES, Section, category_entries, chapter_entry, chapter_mark, entry,
                      html_table, left_out, legend_below, loss_curves, named_ticks, number, panels, percent, share, size,
                      stack)
-from measure import STAGES, STATE, ZERO_PAPER_GPUS
+from measure import STAGES, ZERO_PAPER_GPUS
 from parts_single import state_of
 
 ZERO_PAPER_GB = (120, 31.4, 16.6, 1.9)      # Rajbhandari et al. 2020, figure 1: 7.5 billion parameters, 64 GPUs
@@ -22,7 +22,7 @@ def ring_bytes(results, run):
                                              + DTYPE_BYTES[results["precision"]] * gathered)
 
 
-def as_planned(run):
+def sent_as_planned(run):
     """Whether a run sent what its plan says, to the printed digits and the small sums of losses and norms."""
     last_digit = 1e7 if run["bytes_sent"] >= 1e9 else 1e5
     return abs(run["sent"] - run["bytes_sent"]) <= last_digit / 2 + 0.01 * run["bytes_sent"]
@@ -33,19 +33,19 @@ def largest_difference(runs, reference):
     return max(abs(a / b - 1) for run in runs for a, b in zip(run["losses"], reference["losses"]))
 
 
-# ---- figures
+# ---- figure
 
-def paper_figure(axis, paper):
-    shown = [*STATE, "buffers"]
-    for zero, (bytes_, gb) in enumerate(zip(paper["bytes"], ZERO_PAPER_GB)):
-        stack(axis, zero, bytes_, shown, 1e9, 0.6)
-        chapter_mark(axis, zero, gb, 0.4)
-        words = f"{number(state_of(bytes_) / 1e9)} state"
-        words += f"\n+ {number(bytes_['buffers'] / 1e9)} buffers" if bytes_["buffers"] else ""
-        axis.text(zero, 2 + max(gb, (state_of(bytes_) + bytes_["buffers"]) / 1e9), words, ha="center", va="bottom",
-                  fontsize=7.5)
-    billion = number(paper["parameters"] / 1e9)
-    axis.set(title=f"{billion} billion parameters, {ZERO_PAPER_GPUS} GPUs: GB each", ylim=(0, 1.15 * ZERO_PAPER_GB[0]))
+def plan_figure(axis, results, shown):
+    numbers, places = results["numbers"], []
+    bar = 0.8 / len(numbers)
+    for plan in results["plans"]:
+        places.append(plan["zero"] + bar * (numbers.index(plan["gpus"]) - (len(numbers) - 1) / 2))
+        stack(axis, places[-1], plan["bytes"], shown, 1e6, 0.9 * bar)
+    axis.set_xticks(places, [plan["gpus"] for plan in results["plans"]])
+    axis.grid(axis="x", visible=False)
+    for zero in STAGES:
+        axis.text(zero, -0.085, f"ZeRO {zero}", ha="center", va="top", transform=axis.get_xaxis_transform())
+    axis.set(title="Memory of each of 1, 2 ... processes, MB")
 
 
 def sent_figure(axis, results):
@@ -55,51 +55,36 @@ def sent_figure(axis, results):
         x = run["zero"] + 0.4 * parts.index(run["parts"]) - 0.2
         axis.bar(x, run["sent"] / 1e6, 0.36, color=colors[parts.index(run["parts"])])
         chapter_mark(axis, x, ring_bytes(results, run) / 1e6, 0.2)
-    axis.legend(handles=[entry(f"micro-batches of each: {count}", color) for count, color in zip(parts, colors)]
-                + [chapter_entry("formula for rings")], loc="upper left")
+    axis.legend(handles=[entry(f"micro-batches of each: {count}", color) for count, color in zip(parts, colors)],
+                loc="upper left")
+    named_ticks(axis, [f"ZeRO {zero}" for zero in STAGES])
     axis.set(title=f"MB sent in a step by each of {most}")
 
 
 def parallel_figure(results, shown):
-    numbers = results["numbers"]
-    figure, axes = panels(2, 2, 7.2)
-    memory_axis, paper_axis, sent_axis, loss_axis = axes.flat
-    bar, places = 0.8 / len(numbers), []
-    for plan in results["plans"]:
-        places.append(plan["zero"] + bar * (numbers.index(plan["gpus"]) - (len(numbers) - 1) / 2))
-        stack(memory_axis, places[-1], plan["bytes"], shown, 1e6, 0.9 * bar)
-    memory_axis.set_xticks(places, [plan["gpus"] for plan in results["plans"]])
-    memory_axis.grid(axis="x", visible=False)
-    for zero in STAGES:
-        memory_axis.text(zero, -0.085, f"ZeRO {zero}", ha="center", va="top",
-                         transform=memory_axis.get_xaxis_transform())
-    memory_axis.set(title="Memory of each process, MB, by number of processes")
-    paper_figure(paper_axis, results["paper"])
-    sent_figure(sent_axis, results)
-    for axis in (paper_axis, sent_axis):
-        named_ticks(axis, [f"ZeRO {zero}" for zero in STAGES])
-    loss_curves(loss_axis, {f"{run['gpus']} × {run['parts']}": run["losses"] for run in results["splits"]},
-                "Losses of the same batches")
-    loss_axis.legend(title="processes × micro-batches", title_fontsize=8)
-    named = [category for category in CATEGORIES if category in {*shown, *STATE}]
-    legend_below(figure, [*category_entries(named), chapter_entry("ZeRO's paper, formula")], 2)
+    figure, axes = panels(1, 3, 4.2, 12)
+    plan_figure(axes[0], results, shown)
+    sent_figure(axes[1], results)
+    loss_curves(axes[2], {f"{run['gpus']} × {run['parts']}": run["losses"] for run in results["splits"]},
+                "Losses, processes × micro-batches")
+    legend_below(figure, [*category_entries(shown), chapter_entry("formula for rings")])
     return figure
 
 
-# ---- sentences
+# ---- texts
 
-def memory_sentences(results):
+def memory_text(results):
     most, plans = results["numbers"][-1], {(p["gpus"], p["zero"]): p["bytes"] for p in results["plans"]}
     runs = results["runs"] + results["splits"]
-    wrong = [run for run in runs if not run["as_planned"]
-             or run["planned"] != plans[run["gpus"], run["zero"]]["total"]]
     text = ("Each process has its own micro-batches, and gradients are summed over all processes before the update: "
             "gradient accumulation in parallel. With ZeRO 0 each process holds the whole state, "
             f"{size(plans[most, 0]['total'])} in all. ZeRO 1 shards optimizer states and master weights, ZeRO 2 also "
             f"gradients, ZeRO 3 also weights: with {most} processes "
             + ", ".join(size(plans[most, zero]["total"]) for zero in STAGES[1:]) + " each. ")
+    wrong = [(run, plans[run["gpus"], run["zero"]]["total"]) for run in runs
+             if not run["as_planned"] or run["planned"] != plans[run["gpus"], run["zero"]]["total"]]
     if wrong:
-        run, total = wrong[0], plans[wrong[0]["gpus"], wrong[0]["zero"]]["total"]
+        run, total = wrong[0]
         text += (f"{len(wrong)} of {len(runs)} runs did not allocate what was planned, the first with ZeRO "
                  f"{run['zero']} and {run['gpus']} processes: {run['planned']:,} bytes, planned {total:,}.")
     else:
@@ -113,22 +98,20 @@ def memory_sentences(results):
     return text + (f" Here some stages need more memory than the one before: {', '.join(larger)}." if larger else "")
 
 
-def paper_sentences(paper):
+def paper_text(paper):
     each = [state_of(bytes_) / paper["parameters"] for bytes_ in paper["bytes"]]
-    billion, last = number(paper["parameters"] / 1e9), paper["bytes"][-1]
     return (f"ZeRO's paper has an example with 7.5 billion parameters in BF16 on {ZERO_PAPER_GPUS} GPUs. Each GPU "
             "holds 16, 4 + 12/64, 2 + 14/64 or 16/64 bytes per parameter. The plan of such a model "
-            f"({billion} billion) gives {', '.join(f'{b:.2f}' for b in each)}. The buffers are not included: "
-            f"{size(last['buffers'])} with ZeRO 3.")
+            f"({number(paper['parameters'] / 1e9)} billion) gives {', '.join(f'{b:.2f}' for b in each)}. The buffers "
+            f"are not included: {size(paper['bytes'][-1]['buffers'])} with ZeRO 3.")
 
 
-def sent_sentences(results):
+def sent_text(results):
     runs = results["runs"]
-    wrong = [run for run in runs if not as_planned(run)]
-    text = ("In a ring of R processes, an all-reduce sends each number twice, times (R - 1) / R; a reduce-scatter or "
-            "an all-gather sends it once. Per parameter, a step sends 2 numbers with ZeRO 0 and 1 + 1 with ZeRO 1. "
-            "With k micro-batches it sends k + 1 with ZeRO 2, which reduces gradients after each micro-batch, and 3 k "
-            "with ZeRO 3, which gathers weights in forward and again in backward. ")
+    wrong = [run for run in runs if not sent_as_planned(run)]
+    text = ("Per parameter, a step sends 2 numbers with ZeRO 0 and 1 + 1 with ZeRO 1. With k micro-batches it sends "
+            "k + 1 with ZeRO 2, which reduces gradients after each micro-batch, and 3 k with ZeRO 3, which gathers "
+            "weights in forward and again in backward; in a ring of R processes, each times (R - 1) / R. ")
     if results["grad_dtype"] != results["precision"]:
         text += f"Gradients are {results['grad_dtype'].upper()} here, weights {results['precision'].upper()}. "
     if wrong:
@@ -139,14 +122,11 @@ def sent_sentences(results):
     saved = [1 - run["bytes_sent"] / ring_bytes(results, run) for run in runs if run["zero"] == 3]
     return text + (f"All {len(runs)} runs sent what was planned. With ZeRO 3 this is {share(min(saved))} to "
                    f"{share(max(saved))} less than the formula: weights that are still in the buffers where forward "
-                   "changes to backward, or backward to the next forward, are not gathered again. The share is smaller "
-                   "with more layers.")
+                   "changes to backward, or backward to the next forward, are not gathered again.")
 
 
-def loss_sentences(results):
-    """Sentences about losses, and the largest relative difference of losses of the same batches."""
+def loss_text(results, difference):
     splits, limit = results["splits"], ONE_CURVE[results["precision"]]
-    difference = largest_difference(splits[1:], splits[0])
     text = (f"The same {len(splits[0]['losses'])} batches, by one process with accumulation and by "
             f"{' and '.join(str(n) for n in results['numbers'][1:])} processes: the losses differ by at most "
             f"{difference:.1e} of their size")
@@ -158,48 +138,34 @@ def loss_sentences(results):
         text += (f" With {gpus} processes and no accumulation, ZeRO 0 to 3 have "
                  + ("the same bits in losses and norms of all steps." if equal else
                     f"different bits; their losses differ by at most {largest_difference(runs[1:], runs[0]):.1e}."))
-    return text, difference
-
-
-# ---- the section
-
-def parallel_tables(results, shown):
-    memory = [[f"ZeRO {p['zero']}", p["gpus"], *[size(p["bytes"][c]) if p["bytes"][c] else "–" for c in shown],
-               size(p["bytes"]["total"])] for p in results["plans"]]
-    sent = [[f"ZeRO {run['zero']}", run["gpus"], run["parts"],
-             *[f"{b / 1e6:,.1f}" for b in (run["sent"], run["bytes_sent"], ring_bytes(results, run))]]
-            for run in results["runs"]]
-    losses = [[f"{run['gpus']} × {run['parts']}", f"{run['losses'][0]:.6f}", f"{run['losses'][-1]:.6f}",
-               f"{largest_difference([run], results['splits'][0]):.1e}"] for run in results["splits"]]
-    return (html_table(["stage", "processes", *shown, "all"], memory)
-            + captioned("Sent in a step by each process", ["stage", "processes", "micro-batches of each", "sent MB",
-                                                          "planned MB", "formula for rings MB"], sent)
-            + captioned("Losses of the same batches", ["processes × micro-batches", "first step", "last step",
-                                                       "largest relative difference from one process"], losses))
+    return text
 
 
 def data_parallel(results, about):
-    title, name = "Data parallelism", "8_data_parallel.png"
+    title = "Data parallelism"
     if "why" in results:
-        return left_out(title, name, results["why"] + ". It needs a build for several GPUs (make MULTI=yes, which "
-                        "needs MPI), mpirun, and on GPUs more than one")
+        return left_out(title, results["why"] + ". On GPUs it needs NCCL and more than one GPU")
+    numbers, paper = results["numbers"], results["paper"]
     shown = [c for c in CATEGORIES if any(plan["bytes"][c] for plan in results["plans"])]
-    loss_text, difference = loss_sentences(results)
-    numbers = results["numbers"]
+    difference = largest_difference(results["splits"][1:], results["splits"][0])
     sent = {run["zero"]: run["sent"] for run in results["runs"] if run["gpus"] == numbers[-1] and run["parts"] == 1}
-    same_type = results["grad_dtype"] == results["precision"]
+    one_type = results["grad_dtype"] == results["precision"]
     return Section(
-        title, name, parallel_figure(results, shown),
-        [memory_sentences(results), paper_sentences(results["paper"]), sent_sentences(results), loss_text],
-        parallel_tables(results, shown),
+        title, [memory_text(results), paper_text(paper), sent_text(results), loss_text(results, difference)],
+        parallel_figure(results, shown),
+        "Left: planned. The others: bytes sent and losses, measured on " + ("GPUs" if about["gpu"] else "one CPU")
+        + ". Dashed: the formula for rings.",
+        html_table(["stage", "processes", "micro-batches of each", "memory of each", "sent MB", "planned MB",
+                    "formula for rings MB"],
+                   [[f"ZeRO {run['zero']}", run["gpus"], run["parts"], size(run["planned"]),
+                     *[f"{b / 1e6:,.1f}" for b in (run["sent"], run["bytes_sent"], ring_bytes(results, run))]]
+                    for run in results["runs"]]),
         [(f"State of 7.5 billion parameters on each of {ZERO_PAPER_GPUS} GPUs, ZeRO 0 / 1 / 2 / 3",
           " / ".join(str(gb) for gb in ZERO_PAPER_GB) + " GB (ZeRO's paper)",
-          " / ".join(number(state_of(bytes_) / 1e9) for bytes_ in results["paper"]["bytes"]) + " GB (planned)"),
+          " / ".join(number(state_of(bytes_) / 1e9) for bytes_ in paper["bytes"]) + " GB (planned)"),
          ("Sent in a step with ZeRO 1 / 2 / 3, over ZeRO 0",
-          "1 / 1 / 1.5" + ("" if same_type else ", if weights and gradients have one type"),
+          "1 / 1 / 1.5" + ("" if one_type else ", if weights and gradients have one type"),
           " / ".join(f"{sent[zero] / sent[0]:.2f}" for zero in STAGES[1:])
           + f" (measured, {about['model']['layers']} layers)"),
          (f"The same batch on {', '.join(str(n) for n in numbers)} processes", "the same result",
-          f"losses within {difference:.0e} (measured)")],
-        "Top: planned. Below: bytes sent and losses, measured on " + ("GPUs" if about["gpu"] else "one CPU")
-        + ". Dashed: ZeRO's paper and the formula for rings.")
+          f"losses within {difference:.0e} (measured)")])

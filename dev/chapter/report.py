@@ -29,9 +29,9 @@ PAGE = """<!DOCTYPE html>
 <h1>The single-GPU chapter, on this machine</h1>
 <p class=facts>{facts}</p>
 <p>What the Ultra-Scale Playbook's chapter on training with one GPU states, beside what <code>./train_gpt</code> does
-here. Part 8 covers its chapter on data parallelism, parts 9 to 11 formats of 16 and 8 bits. <em>Planned</em> values
-come from <code>./train_gpt plan</code>, which computes exactly what a run allocates. <em>Measured</em> values come from
-runs on the device above. The chapter's values are red and dashed in every figure.</p>
+here, and in the last parts data parallelism and formats of 16 and 8 bits. <em>Planned</em> values come from
+<code>./train_gpt plan</code>, which computes exactly what a run allocates. <em>Measured</em> values come from runs on
+the device above. The chapter's values are red and dashed in every figure.</p>
 <div class="summary">{summary}</div>
 {parts}
 </body></html>
@@ -62,19 +62,19 @@ def facts(results):
     return "<br>".join(html.escape(line) for line in lines)
 
 
-def part_html(number_, section, commands, folder):
+def part_html(number_, name, section, commands, folder):
     """One part of the page; writes its figure to the folder."""
     title = html.escape(section.title)
     body = [f"<h2 id=s{number_}>{number_}. {title}</h2>"]
     if section.figure:
-        path = os.path.join(folder, section.name)
+        path = os.path.join(folder, f"{number_}_{name}.png")
         section.figure.savefig(path)
         pyplot.close(section.figure)
         with open(path, "rb") as file:
             data = base64.b64encode(file.read()).decode()
         body.append(f'<figure><img alt="{title}" src="data:image/png;base64,{data}">'
                     f"<figcaption>{html.escape(section.caption)}</figcaption></figure>")
-    body += [f"<p>{html.escape(text)}</p>" for text in section.sees]
+    body += [f"<p>{html.escape(text)}</p>" for text in section.texts]
     body.append(section.tables)
     if commands:
         body.append(f"<details><summary>{plural(len(commands), 'command')}</summary><pre>"
@@ -88,7 +88,7 @@ def write_report(results, folder):
     for number_, name in enumerate((measured.__name__ for measured in SECTIONS), 1):
         section = drawn(name, results[name]["results"], about)
         summary += [(f"{what} ({number_})", theirs, ours) for what, theirs, ours in section.rows]
-        parts.append(part_html(number_, section, results[name]["commands"], folder))
+        parts.append(part_html(number_, name, section, results[name]["commands"], folder))
     path = os.path.join(folder, "report.html")
     with open(path, "w", encoding="utf-8") as file:
         file.write(PAGE.format(device=html.escape(about["device"]), style=STYLE, facts=facts(results),

@@ -1,5 +1,5 @@
-// Groups of threads: a block, and tiles of up to a warp. Groups of whichever lanes happen to run together are not here,
-// as threads run one after another; nor are those of clusters and grids.
+// Groups of threads: a block, and tiles of up to a warp. The emulator has no groups of coalesced threads, as threads
+// run one after another, and none of clusters and grids.
 #pragma once
 
 #include "cuda_runtime.h"
@@ -14,13 +14,11 @@ public:
     static unsigned size() { return num_threads(); }
     static dim3 thread_index() { return {threadIdx.x, threadIdx.y, threadIdx.z}; }
     static dim3 group_index() { return {blockIdx.x, blockIdx.y, blockIdx.z}; }
-    static dim3 dim_threads() { return blockDim; }
     static dim3 group_dim() { return blockDim; }
 };
 inline thread_block this_thread_block() { return {}; }
 
-// As many neighbouring lanes of a warp as Size says. Where the group that was cut into tiles is known, so is the
-// place of a tile among its like.
+// Size neighbouring lanes of a warp. The meta group is the set of all tiles of the group that was partitioned.
 template <unsigned Size, class Parent = void>
 class thread_block_tile {
     static_assert(Size > 0 && Size <= warpSize && (Size & (Size - 1)) == 0,
@@ -41,21 +39,18 @@ public:
     unsigned meta_group_size() const { return count_; }
 
     static void sync() { __syncwarp(mask()); }
-    template <class T> static T shfl(T value, unsigned from)
+    template <class T> static T shfl(T x, unsigned from)
     {
-        return __shfl_sync(mask(), value, static_cast<int>(from), Size);
+        return __shfl_sync(mask(), x, static_cast<int>(from), Size);
     }
-    template <class T> static T shfl_xor(T value, unsigned flip)
+    template <class T> static T shfl_xor(T x, unsigned flip)
     {
-        return __shfl_xor_sync(mask(), value, static_cast<int>(flip), Size);
+        return __shfl_xor_sync(mask(), x, static_cast<int>(flip), Size);
     }
-    template <class T> static T shfl_up(T value, unsigned distance)
+    template <class T> static T shfl_up(T x, unsigned distance) { return __shfl_up_sync(mask(), x, distance, Size); }
+    template <class T> static T shfl_down(T x, unsigned distance)
     {
-        return __shfl_up_sync(mask(), value, distance, Size);
-    }
-    template <class T> static T shfl_down(T value, unsigned distance)
-    {
-        return __shfl_down_sync(mask(), value, distance, Size);
+        return __shfl_down_sync(mask(), x, distance, Size);
     }
     static int any(int yes) { return __any_sync(mask(), yes); }
     static int all(int yes) { return __all_sync(mask(), yes); }
@@ -67,44 +62,12 @@ private:
     unsigned rank_, count_;
 };
 
-template <unsigned Size>
-inline thread_block_tile<Size, thread_block> tiled_partition(const thread_block& block)
+template <unsigned Size, class Parent>
+inline thread_block_tile<Size, Parent> tiled_partition(const Parent& parent)
 {
-    return {block.thread_rank() / Size, (block.num_threads() + Size - 1) / Size};
+    return {parent.thread_rank() / Size, (parent.num_threads() + Size - 1) / Size};
 }
-template <unsigned Size, unsigned ParentSize, class Grandparent>
-inline thread_block_tile<Size, thread_block_tile<ParentSize, Grandparent>>
-tiled_partition(const thread_block_tile<ParentSize, Grandparent>& parent)
-{
-    static_assert(Size <= ParentSize, "a tile is no larger than what it is a part of");
-    return {parent.thread_rank() / Size, ParentSize / Size};
-}
-
-// Any of them, its size known only when it runs.
-class thread_group {
-public:
-    thread_group(const thread_block& block) : size_(block.num_threads()), is_block_(true) {}
-    template <unsigned Size, class Parent>
-    thread_group(const thread_block_tile<Size, Parent>&) : thread_group(Size) {}
-    explicit thread_group(unsigned lanes) : size_(lanes), is_block_(false) {}
-
-    unsigned size() const { return size_; }
-    unsigned num_threads() const { return size_; }
-    unsigned thread_rank() const { return is_block_ ? thread_block::thread_rank() : cuda_cpu::lane() % size_; }
-    void sync() const
-    {
-        if (is_block_) __syncthreads();
-        else __syncwarp((0xffffffffu >> (32 - size_)) << cuda_cpu::lane() / size_ * size_);
-    }
-
-private:
-    unsigned size_;
-    bool is_block_;
-};
-inline thread_group tiled_partition(const thread_group&, unsigned lanes) { return thread_group(lanes); }
 
 template <class Group> inline void sync(const Group& group) { group.sync(); }
-template <class Group> inline unsigned thread_rank(const Group& group) { return group.thread_rank(); }
-template <class Group> inline unsigned group_size(const Group& group) { return group.size(); }
 
 }  // namespace cooperative_groups

@@ -157,49 +157,26 @@ const std::vector<Algorithm>& offered_algorithms()
     return value;
 }
 
-// With a card, the alignments that an algorithm counts on, for it was chosen by what the preference promised. A fast
-// one wants 16 bytes, and gains nothing from more. (Documentation of cublasLtMatmulPreferenceAttributes_t,
-// MIN_ALIGNMENT.)
-struct Alignments {
-    static constexpr uint32_t enough = 16;
-    uint64_t word;  // a byte for each of A, B, C and D; 0 counts on nothing
-
-    static Alignments promised(const cublasLtMatmulPreferenceOpaque_t* preference)
-    {
-        if (card() == nullptr) return {0};
-        uint64_t word = 0;
-        for (unsigned i = 0; i < 4; i++)
-            word |= uint64_t{preference == nullptr ? enough : std::min(enough, preference->alignments[i])} << 8 * i;
-        return {word};
-    }
-    static Alignments all_enough() { return {uint64_t{enough} * 0x01010101}; }
-    static bool are_enough(const cublasLtMatmulPreferenceOpaque_t* preference)
-    {
-        return preference == nullptr || std::all_of(preference->alignments, std::end(preference->alignments),
-                                                    [](uint32_t promised) { return promised >= enough; });
-    }
-    uint64_t of(unsigned i) const { return std::max<uint64_t>(1, word >> 8 * i & 0xff); }
-    bool met_by(const void* a, const void* b, const void* c, const void* d) const
-    {
-        const void* const operands[] = {a, b, c, d};
-        for (unsigned i = 0; i < 4; i++)
-            if (reinterpret_cast<uintptr_t>(operands[i]) % of(i) != 0) return false;
-        return true;
-    }
-    bool sensible() const
-    {
-        return word >> 32 == 0 && of(0) <= enough && of(1) <= enough && of(2) <= enough && of(3) <= enough;
-    }
-};
+// On an emulated GPU an algorithm relies on the alignment that the preference promised: algo.data[1] is the smallest of
+// the four, at most 16 bytes. 0 relies on nothing. (cublasLtMatmulPreferenceAttributes_t, MIN_ALIGNMENT)
+constexpr uint32_t full_alignment = 16;
+uint64_t promised_alignment(const cublasLtMatmulPreferenceOpaque_t* preference)
+{
+    if (preference == nullptr) return full_alignment;
+    return std::min(full_alignment, *std::min_element(preference->alignments, std::end(preference->alignments)));
+}
+bool all_aligned(uint64_t bytes, std::initializer_list<const void*> operands)
+{
+    return bytes == 0 || std::all_of(operands.begin(), operands.end(),
+                                     [=](const void* x) { return reinterpret_cast<uintptr_t>(x) % bytes == 0; });
+}
 
 // Whether it may be given to cublasLtMatmul.
 bool usable(const cublasLtMatmulAlgo_t& algorithm)
 {
-    const bool empty =
-        (card() == nullptr ? algorithm.data[1] == 0 : Alignments{algorithm.data[1]}.sensible()) &&
-        std::all_of(algorithm.data + 2, std::end(algorithm.data), [](uint64_t word) { return word == 0; });
-    return empty && algorithm.data[0] < std::size(algorithm_names) &&
-           algorithm.data[0] != static_cast<uint64_t>(Algorithm::refused);
+    return algorithm.data[0] < std::size(algorithm_names) && algorithm.data[1] <= full_alignment &&
+           algorithm.data[0] != static_cast<uint64_t>(Algorithm::refused) &&
+           std::all_of(algorithm.data + 2, std::end(algorithm.data), [](uint64_t word) { return word == 0; });
 }
 
 // ==== the product =======================================================================================
@@ -266,59 +243,63 @@ void store(void* to, const float* from, cudaDataType_t type, int64_t count)
     }
 }
 
-// ---- the plain loop: tiles of D, each summed over k in slices that are first copied, in order, to buffers
-// that stay in the cache. Every sum runs over k from 0 up, whatever the number of workers.
+// ---- scratch memory of a worker, kept for its next product: float sums, copies of operands
 
-constexpr int64_t tile_m = 64, tile_n = 128, tile_k = 256;
-typedef float Vector __attribute__((vector_size(64)));
-constexpr int64_t vector_size = sizeof(Vector) / sizeof(float);
-
-// Copies rows [r0, r0 + rows) and columns [c0, c0 + columns) of a column-major matrix to `to`, in which
-// `rows_apart` is between two columns; with `transposed` the matrix in memory is the transpose.
-void copy_slice(float* to, int64_t rows_apart, const void* from, cudaDataType_t type, int64_t ld, bool transposed,
-                int64_t r0, int64_t rows, int64_t c0, int64_t columns)
+enum class Room { sums, a, b, panels_a, panels_b };
+template <class T> T* scratch(Room room, size_t count)
 {
-    if (!transposed) {
-        for (int64_t c = 0; c < columns; c++) load(to + c * rows_apart, at(from, type, (c0 + c) * ld + r0), type, rows);
-        return;
-    }
-    // Sixteen rows at a time, for then each column's part is written whole.
-    constexpr int64_t group = 16;
-    float lines[group][tile_k];
-    for (int64_t g = 0; g < rows; g += group) {
-        const int64_t count = std::min(group, rows - g);
-        for (int64_t r = 0; r < count; r++) load(lines[r], at(from, type, (r0 + g + r) * ld + c0), type, columns);
-        for (int64_t c = 0; c < columns; c++)
-            for (int64_t r = 0; r < count; r++) to[c * rows_apart + g + r] = lines[r][c];
-    }
+    static thread_local std::vector<float> memory[5];
+    auto& words = memory[static_cast<int>(room)];
+    const size_t wanted = (count * sizeof(T) + sizeof(float) - 1) / sizeof(float);
+    if (words.size() < wanted) words = std::vector<float>(wanted);
+    return reinterpret_cast<T*>(words.data());
 }
 
-void plain_tile(const Product& p, const void* a, const void* b, float* d, int64_t ldd, int64_t i0, int64_t j0)
+// ---- the plain loop. Every sum runs over k from 0 up, whatever the number of workers.
+
+constexpr int64_t panel = 64, group = 4;  // rows and columns of D that are summed together: they fit in registers
+
+// Copies a matrix of `rows` x k numbers, of which k are summed, to panels [k][width], padded with zeros.
+// `k_is_contiguous`: neighbours in memory differ in k.
+float* packed(Room room, const void* from, cudaDataType_t type, int64_t ld, bool k_is_contiguous, int64_t rows,
+              int64_t k, int64_t width)
 {
-    const int64_t rows = std::min(tile_m, p.m - i0), columns = std::min(tile_n, p.n - j0);
-    alignas(64) float slice_a[tile_k * tile_m] = {};  // k by k, a column of op(A)
-    alignas(64) float slice_b[tile_k * tile_n] = {};  // k by k, a row of op(B)
-    alignas(64) Vector sum[tile_n][tile_m / vector_size] = {};
-    for (int64_t k0 = 0; k0 < p.k; k0 += tile_k) {
-        const int64_t depth = std::min(tile_k, p.k - k0);
-        copy_slice(slice_a, tile_m, a, p.type_a, p.lda, p.transpose_a, i0, rows, k0, depth);
-        copy_slice(slice_b, tile_n, b, p.type_b, p.ldb, !p.transpose_b, j0, columns, k0, depth);
-        constexpr int64_t group = 4;  // columns at a time: 4 x 4 sums fit in registers
-        for (int64_t j = 0; j < tile_n; j += group) {
-            Vector s[group][tile_m / vector_size];
-            memcpy(s, sum[j], sizeof(s));
-            for (int64_t k = 0; k < depth; k++) {
-                const Vector* column = reinterpret_cast<const Vector*>(slice_a + k * tile_m);
-                for (int64_t jj = 0; jj < group; jj++)
-                    for (int64_t v = 0; v < tile_m / vector_size; v++)
-                        s[jj][v] += column[v] * slice_b[k * tile_n + j + jj];
-            }
-            memcpy(sum[j], s, sizeof(s));
+    const int64_t panels = (rows + width - 1) / width;
+    float* const to = scratch<float>(room, static_cast<size_t>(panels * width * k));
+#pragma omp parallel for
+    for (int64_t p = 0; p < panels; p++) {
+        float* const out = to + p * width * k;
+        const int64_t first = p * width, count = std::min(width, rows - first);
+        std::fill_n(out, width * k, 0.0f);
+        if (!k_is_contiguous) {
+            for (int64_t i = 0; i < k; i++) load(out + i * width, at(from, type, i * ld + first), type, count);
+            continue;
         }
+        std::vector<float> line(k);
+        for (int64_t r = 0; r < count; r++) {
+            load(line.data(), at(from, type, (first + r) * ld), type, k);
+            for (int64_t i = 0; i < k; i++) out[i * width + r] = line[i];
+        }
+    }
+    return to;
+}
+
+typedef float Vector __attribute__((vector_size(64), aligned(sizeof(float)), may_alias));
+constexpr int64_t vector_size = sizeof(Vector) / sizeof(float);
+
+// Adds panel `a` [k][panel] times panel `b` [k][group] to rows x columns of D.
+void multiply_panels(const Product& p, const float* a, const float* b, float* d, int64_t ldd, int64_t rows,
+                     int64_t columns)
+{
+    Vector sum[group][panel / vector_size] = {};
+    for (int64_t k = 0; k < p.k; k++) {
+        const Vector* column = reinterpret_cast<const Vector*>(a + k * panel);
+        for (int64_t j = 0; j < group; j++)
+            for (int64_t v = 0; v < panel / vector_size; v++) sum[j][v] += column[v] * b[k * group + j];
     }
     for (int64_t j = 0; j < columns; j++) {
         const float* column = reinterpret_cast<const float*>(sum[j]);
-        float* out = d + (j0 + j) * ldd + i0;
+        float* out = d + j * ldd;
         for (int64_t i = 0; i < rows; i++) out[i] = p.alpha * column[i] + (p.beta != 0 ? p.beta * out[i] : 0);
     }
 }
@@ -345,87 +326,58 @@ void excuse_plain_product()
 
 void plain_product(const Product& p, const void* a, const void* b, const Target& d)
 {
-#pragma omp parallel for collapse(3) schedule(dynamic)
-    for (int64_t batch = 0; batch < p.batch; batch++)
-        for (int64_t j0 = 0; j0 < p.n; j0 += tile_n)
-            for (int64_t i0 = 0; i0 < p.m; i0 += tile_m)
-                plain_tile(p, at(a, p.type_a, batch * p.stride_a), at(b, p.type_b, batch * p.stride_b),
-                           static_cast<float*>(d.data) + batch * d.stride, d.ld, i0, j0);
-}
-
-// ---- bfloat16 or half precision by a single column, as for one sampled token: the time is that of reading A once.
-// (oneDNN first copies all of it into an order that suits its tiles.) Each sum runs over k in one order, whatever the
-// number of workers.
-
-constexpr int64_t lanes = 16;
-typedef float Lanes __attribute__((vector_size(lanes * sizeof(float)), aligned(sizeof(float)), may_alias));
-
-// (By reference: to return a vector that the processor has no register for would be another calling convention.)
-template <class T> void load_lanes(Lanes& to, const T* from)
-{
-    float x[lanes];
-    to_floats(x, *reinterpret_cast<const T(*)[lanes]>(from));
-    memcpy(&to, x, sizeof(to));
-}
-
-// sums [begin, end) of op(A) = A, whose columns are consecutive in memory
-template <class T>
-void add_columns(float* sums, const Product& p, const T* a, const float* x, int64_t begin, int64_t end)
-{
-    std::fill(sums + begin, sums + end, 0.0f);
-    constexpr int64_t group = 4;  // columns at a time: as often are the sums read and written
-    int64_t k = 0;
-    for (; k + group <= p.k; k += group) {
-        const T* first = a + k * p.lda;
-        int64_t i = begin;
-        for (; i + lanes <= end; i += lanes) {
-            Lanes y[group];
-            for (int64_t g = 0; g < group; g++) load_lanes(y[g], first + g * p.lda + i);
-            *reinterpret_cast<Lanes*>(sums + i) +=
-                (y[0] * x[k] + y[1] * x[k + 1]) + (y[2] * x[k + 2] + y[3] * x[k + 3]);
-        }
-        for (; i < end; i++)
-            for (int64_t g = 0; g < group; g++) sums[i] += static_cast<float>(first[g * p.lda + i]) * x[k + g];
-    }
-    for (; k < p.k; k++)
-        for (int64_t i = begin; i < end; i++) sums[i] += static_cast<float>(a[k * p.lda + i]) * x[k];
-}
-
-// sums [begin, end) of op(A) = A^T, whose rows are consecutive in memory
-template <class T> void add_rows(float* sums, const Product& p, const T* a, const float* x, int64_t begin, int64_t end)
-{
-    for (int64_t i = begin; i < end; i++) {
-        const T* row = a + i * p.lda;
-        Lanes even = {}, odd = {}, y;
-        int64_t k = 0;
-        for (; k + 2 * lanes <= p.k; k += 2 * lanes) {
-            load_lanes(y, row + k);
-            even += y * *reinterpret_cast<const Lanes*>(x + k);
-            load_lanes(y, row + k + lanes);
-            odd += y * *reinterpret_cast<const Lanes*>(x + k + lanes);
-        }
-        even += odd;
-        float sum = 0;
-        for (int64_t e = 0; e < lanes; e++) sum += even[e];
-        for (; k < p.k; k++) sum += static_cast<float>(row[k]) * x[k];
-        sums[i] = sum;
+    for (int64_t batch = 0; batch < p.batch; batch++) {
+        const void *from_a = at(a, p.type_a, batch * p.stride_a), *from_b = at(b, p.type_b, batch * p.stride_b);
+        const float* A = packed(Room::panels_a, from_a, p.type_a, p.lda, p.transpose_a, p.m, p.k, panel);
+        const float* B = packed(Room::panels_b, from_b, p.type_b, p.ldb, !p.transpose_b, p.n, p.k, group);
+        float* const out = static_cast<float*>(d.data) + batch * d.stride;
+#pragma omp parallel for collapse(2)
+        for (int64_t i = 0; i < p.m; i += panel)
+            for (int64_t j = 0; j < p.n; j += group)
+                multiply_panels(p, A + i * p.k, B + j * p.k, out + j * d.ld + i, d.ld, std::min(panel, p.m - i),
+                                std::min(group, p.n - j));
     }
 }
 
-template <class T> void vector_product(const Product& p, const T* a, const T* b, float* d)
+// ---- 16 bits times a single column, as for one sampled token. The time is that of reading A once. (oneDNN first
+// copies A to its own tile layout.) Each sum runs over k in one order, whatever the number of workers.
+
+// Sums of rows [begin, begin + count) of op(A) x.
+void multiply_rows(float* sums, const Product& p, const void* a, const float* x, int64_t begin, int64_t count)
 {
-    constexpr int64_t worthwhile = 1 << 16,
-                      apart = 64;  // elements of A for more than one worker; sums, at least, of each
+    constexpr int64_t piece = 256;
+    float y[piece];
+    if (p.transpose_a) {  // rows of op(A) are contiguous
+        for (int64_t i = begin; i < begin + count; i++) {
+            float sum = 0;
+            for (int64_t k = 0; k < p.k; k += piece) {
+                const int64_t length = std::min(piece, p.k - k);
+                load(y, at(a, p.type_a, i * p.lda + k), p.type_a, length);
+                for (int64_t e = 0; e < length; e++) sum += y[e] * x[k + e];
+            }
+            sums[i] = sum;
+        }
+        return;
+    }
+    for (int64_t i = begin; i < begin + count; i += piece) {
+        const int64_t length = std::min(piece, begin + count - i);
+        std::fill_n(sums + i, length, 0.0f);
+        for (int64_t k = 0; k < p.k; k++) {
+            load(y, at(a, p.type_a, k * p.lda + i), p.type_a, length);
+            for (int64_t e = 0; e < length; e++) sums[i + e] += y[e] * x[k];
+        }
+    }
+}
+
+void vector_product(const Product& p, const void* a, const void* b, float* d)
+{
+    constexpr int64_t worthwhile = 1 << 16, unit = 64;  // elements of A for a second worker; rows are split in units
     std::vector<float> x(p.k), sums(p.m);
-    for (int64_t k = 0; k < p.k; k++) x[k] = b[p.transpose_b ? k * p.ldb : k];
-    const int64_t workers =
-        p.m * p.k < worthwhile ? 1 : std::min<int64_t>(omp_get_max_threads(), (p.m + apart - 1) / apart);
-    const int64_t share = ((p.m + workers - 1) / workers + apart - 1) / apart * apart;
-#pragma omp parallel for schedule(static, 1) num_threads(static_cast <int>(workers)) if (workers > 1)
-    for (int64_t w = 0; w < workers; w++) {
-        const int64_t begin = std::min(p.m, w * share), end = std::min(p.m, begin + share);
-        (p.transpose_a ? add_rows<T> : add_columns<T>)(sums.data(), p, a, x.data(), begin, end);
-    }
+    for (int64_t k = 0; k < p.k; k++) load(&x[k], at(b, p.type_b, p.transpose_b ? k * p.ldb : k), p.type_b, 1);
+    const int64_t workers = p.m * p.k < worthwhile ? 1 : omp_get_max_threads();
+    const int64_t share = ((p.m + workers - 1) / workers + unit - 1) / unit * unit;
+#pragma omp parallel for schedule(static, 1) if (workers > 1)
+    for (int64_t i = 0; i < p.m; i += share) multiply_rows(sums.data(), p, a, x.data(), i, std::min(share, p.m - i));
     for (int64_t i = 0; i < p.m; i++) d[i] = p.alpha * sums[i] + (p.beta != 0 ? p.beta * d[i] : 0);
 }
 
@@ -583,52 +535,23 @@ bool has_bfloat16()
 bool has_bfloat16() { return false; }
 #endif
 
-// Room that stays for the worker's next product: for sums in float that D has no place for, for operands.
-enum class Room { sums, a, b };
-template <class T> T* scratch(Room room, size_t count)
-{
-    static thread_local struct {
-        std::unique_ptr<unsigned char[]> bytes;
-        size_t size = 0;
-    } memory[3];
-    auto& [bytes, size] = memory[static_cast<int>(room)];
-    if (count * sizeof(T) > size) {
-        size = count * sizeof(T);
-        bytes.reset(new unsigned char[size]);
-    }
-    return reinterpret_cast<T*>(bytes.get());
-}
-
-// Times factor. A pack of 16 at a time; FP8 comes in rows of a multiple of that.
-template <class To, class From>
-To* expanded(Room room, const From* from, int64_t ld, int64_t rows, int64_t columns, float factor)
-{
-    constexpr int64_t pack = 16;
-    To* const to = scratch<To>(room, static_cast<size_t>(rows * columns));
-#pragma omp parallel for
-    for (int64_t c = 0; c < columns; c++)
-        for (int64_t r = 0; r < rows; r += pack) {
-            float x[pack];
-            to_floats(x, *reinterpret_cast<const From(*)[pack]>(from + c * ld + r));
-            for (float& e : x) e *= factor;
-            To* const out = to + c * rows + r;
-            if constexpr (sizeof(To) == sizeof(float))
-                memcpy(out, x, sizeof(x));
-            else
-                from_floats(*reinterpret_cast<To(*)[pack]>(out), x);
-        }
-    return to;
-}
+// Copies columns of FP8 to dense bfloat16 or float, times factor.
 const void* expanded(Room room, const void* from, cudaDataType_t type, int64_t ld, int64_t rows, int64_t columns,
                      float factor)
 {
-    const auto* e4m3 = static_cast<const __nv_fp8_e4m3*>(from);
-    const auto* e5m2 = static_cast<const __nv_fp8_e5m2*>(from);
-    if (has_bfloat16())
-        return type == CUDA_R_8F_E4M3 ? expanded<__nv_bfloat16>(room, e4m3, ld, rows, columns, factor)
-                                      : expanded<__nv_bfloat16>(room, e5m2, ld, rows, columns, factor);
-    return type == CUDA_R_8F_E4M3 ? expanded<float>(room, e4m3, ld, rows, columns, factor)
-                                  : expanded<float>(room, e5m2, ld, rows, columns, factor);
+    const cudaDataType_t to_type = has_bfloat16() ? CUDA_R_16BF : CUDA_R_32F;
+    void* const to = scratch<float>(room, static_cast<size_t>(rows * columns));
+    constexpr int64_t piece = 256;
+#pragma omp parallel for
+    for (int64_t c = 0; c < columns; c++)
+        for (int64_t r = 0; r < rows; r += piece) {
+            float x[piece];
+            const int64_t count = std::min(piece, rows - r);
+            load(x, at(from, type, c * ld + r), type, count);
+            for (int64_t e = 0; e < count; e++) x[e] *= factor;
+            store(at(to, to_type, c * rows + r), x, to_type, count);
+        }
+    return to;
 }
 
 // Whether multiplying by it rounds nothing that FP8 or a sum of products of FP8 comes near to: a power of 2.
@@ -810,7 +733,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
     const cublasStatus_t status = cuda_cpu::check_product(*desc, *a, *b, *c, *d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    if (cuda_cpu::is_fp8(a->type) && !cuda_cpu::Alignments::are_enough(preference)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const uint64_t alignment = cuda_cpu::promised_alignment(preference);
+    if (cuda_cpu::is_fp8(a->type) && alignment < cuda_cpu::full_alignment) return CUBLAS_STATUS_NOT_SUPPORTED;
     const uint32_t schemes =
         preference == nullptr ? uint32_t{CUBLASLT_REDUCTION_SCHEME_MASK} : preference->reduction_schemes;
     for (const cuda_cpu::Algorithm algorithm : cuda_cpu::offered_algorithms()) {
@@ -818,7 +742,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
         if (algorithm == cuda_cpu::Algorithm::in_place && !(schemes & CUBLASLT_REDUCTION_SCHEME_INPLACE)) continue;
         cublasLtMatmulHeuristicResult_t& result = results[(*found)++] = {};
         result.algo.data[0] = static_cast<uint64_t>(algorithm);
-        result.algo.data[1] = cuda_cpu::Alignments::promised(preference).word;
+        result.algo.data[1] = cuda_cpu::card() == nullptr ? 0 : alignment;
         result.state = algorithm == cuda_cpu::Algorithm::refused ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
         result.wavesCount = 1;
     }
@@ -893,19 +817,12 @@ bool onednn_half(const Product& p, const void* a, const void* b, const Target& d
 // The product in float, by the fast algorithm.
 void fast_product(const Product& p, const void* A, const void* B, const Target& sums)
 {
-    if (is_vector(p) && p.type_a == CUDA_R_16F)
-        return vector_product(p, static_cast<const __half*>(A), static_cast<const __half*>(B),
-                              static_cast<float*>(sums.data));
-    if (is_vector(p))
-        return vector_product(p, static_cast<const __nv_bfloat16*>(A), static_cast<const __nv_bfloat16*>(B),
-                              static_cast<float*>(sums.data));
+    if (is_vector(p)) return vector_product(p, A, B, static_cast<float*>(sums.data));
 #ifdef HAVE_ONEDNN
-    bool done = false;
-    if (p.type_a == CUDA_R_32F)
-        done = onednn_float(p, static_cast<const float*>(A), static_cast<const float*>(B), sums);
-    if (p.type_a == CUDA_R_16F) done = onednn_half(p, A, B, sums);
-    if (p.type_a == CUDA_R_16BF) done = onednn_bfloat16(p, A, B, sums, nullptr, CUDA_R_32F);
-    if (done) return;
+    if (p.type_a == CUDA_R_32F && onednn_float(p, static_cast<const float*>(A), static_cast<const float*>(B), sums))
+        return;
+    if (p.type_a == CUDA_R_16F && onednn_half(p, A, B, sums)) return;
+    if (p.type_a == CUDA_R_16BF && onednn_bfloat16(p, A, B, sums, nullptr, CUDA_R_32F)) return;
 #endif
     excuse_plain_product();
     plain_product(p, A, B, sums);
@@ -1045,8 +962,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         (desc->epilogue & has_aux && desc->aux == nullptr))
         return CUBLAS_STATUS_INVALID_VALUE;
     if (chosen != nullptr && !usable(*chosen)) return CUBLAS_STATUS_INVALID_VALUE;
-    if (chosen != nullptr && !Alignments{chosen->data[1]}.met_by(A, B, C, D)) return CUBLAS_STATUS_INVALID_VALUE;
-    if (is_fp8(a->type) && !Alignments::all_enough().met_by(A, B, C, D)) return CUBLAS_STATUS_INVALID_VALUE;
+    const uint64_t alignment = is_fp8(a->type) ? full_alignment : chosen != nullptr ? chosen->data[1] : 0;
+    if (!all_aligned(alignment, {A, B, C, D})) return CUBLAS_STATUS_INVALID_VALUE;
     // "Pointer must be 16B aligned"
     if (card() != nullptr && reinterpret_cast<uintptr_t>(workspace) % 16 != 0) return CUBLAS_STATUS_INVALID_VALUE;
     const auto algorithm = chosen == nullptr ? Algorithm::fast : static_cast<Algorithm>(chosen->data[0]);

@@ -1,5 +1,5 @@
-// cuBLAS on a CPU: its products, which are cuBLASLt's. Matrices are column-major; alpha and beta are the host's. What
-// cublasLt.h does not multiply, such as sums in half precision, gives CUBLAS_STATUS_NOT_SUPPORTED.
+// cuBLAS on a CPU: matrix products, which cublasLt.h computes. Matrices are column-major; alpha and beta are the
+// host's. Unsupported products, such as sums in half precision, return CUBLAS_STATUS_NOT_SUPPORTED.
 #pragma once
 
 #include "cublasLt.h"
@@ -17,7 +17,6 @@ enum cublasMath_t {
     CUBLAS_TF32_TENSOR_OP_MATH = 3,
 };
 enum cublasGemmAlgo_t { CUBLAS_GEMM_DEFAULT = -1, CUBLAS_GEMM_DEFAULT_TENSOR_OP = 99 };
-enum cublasPointerMode_t { CUBLAS_POINTER_MODE_HOST = 0, CUBLAS_POINTER_MODE_DEVICE = 1 };
 
 inline cublasStatus_t cublasCreate(cublasHandle_t* handle)
 {
@@ -29,28 +28,14 @@ inline cublasStatus_t cublasDestroy(cublasHandle_t handle)
     delete handle;
     return CUBLAS_STATUS_SUCCESS;
 }
-inline cublasStatus_t cublasGetVersion(cublasHandle_t, int* version)
-{
-    *version = static_cast<int>(cublasLtGetVersion());
-    return CUBLAS_STATUS_SUCCESS;
-}
 inline cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream)
 {
     handle->stream = stream;
     return CUBLAS_STATUS_SUCCESS;
 }
-inline cublasStatus_t cublasGetStream(cublasHandle_t handle, cudaStream_t* stream)
-{
-    *stream = handle->stream;
-    return CUBLAS_STATUS_SUCCESS;
-}
 // Products of floats are in floats whatever is allowed, and need no workspace.
 inline cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t) { return CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasSetWorkspace(cublasHandle_t, void*, size_t) { return CUBLAS_STATUS_SUCCESS; }
-inline cublasStatus_t cublasSetPointerMode(cublasHandle_t, cublasPointerMode_t mode)
-{
-    return mode == CUBLAS_POINTER_MODE_HOST ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
-}
 
 namespace cuda_cpu {
 
@@ -86,12 +71,6 @@ inline cublasStatus_t gemm(cublasHandle_t handle, cublasOperation_t operation_a,
                           &layout_c, nullptr, nullptr, 0, handle->stream);
 }
 
-// Alpha and beta have the type that the sums have.
-inline cublasStatus_t check_compute(cublasComputeType_t compute)
-{
-    return compute == CUBLAS_COMPUTE_16F ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
-}
-
 }  // namespace cuda_cpu
 
 inline cublasStatus_t cublasSgemm(cublasHandle_t handle, cublasOperation_t operation_a, cublasOperation_t operation_b,
@@ -120,7 +99,7 @@ inline cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOp
                                                  long long stride_c, int batch, cublasComputeType_t compute,
                                                  cublasGemmAlgo_t)
 {
-    if (const cublasStatus_t status = cuda_cpu::check_compute(compute); status != CUBLAS_STATUS_SUCCESS) return status;
+    if (compute == CUBLAS_COMPUTE_16F) return CUBLAS_STATUS_NOT_SUPPORTED;  // alpha and beta would be halves
     return cuda_cpu::gemm(handle, operation_a, operation_b, m, n, k, *static_cast<const float*>(alpha),
                           {A, type_a, lda, stride_a}, {B, type_b, ldb, stride_b}, *static_cast<const float*>(beta),
                           {C, type_c, ldc, stride_c}, batch);
@@ -134,39 +113,4 @@ inline cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t oper
 {
     return cublasGemmStridedBatchedEx(handle, operation_a, operation_b, m, n, k, alpha, A, type_a, lda, 0, B, type_b,
                                       ldb, 0, beta, C, type_c, ldc, 0, 1, compute, algorithm);
-}
-
-// y = alpha op(A) x + beta y, as a product of rows, whose elements may lie apart: y' = alpha x' op(A)' + beta y'.
-inline cublasStatus_t cublasSgemv(cublasHandle_t handle, cublasOperation_t operation, int m, int n, const float* alpha,
-                                  const float* A, int lda, const float* x, int step_x, const float* beta, float* y,
-                                  int step_y)
-{
-    if (step_x < 1 || step_y < 1) return CUBLAS_STATUS_NOT_SUPPORTED;
-    const bool transposed = operation != CUBLAS_OP_N;
-    const int from = transposed ? m : n, to = transposed ? n : m;
-    return cuda_cpu::gemm(handle, CUBLAS_OP_N, transposed ? CUBLAS_OP_N : CUBLAS_OP_T, 1, to, from, *alpha,
-                          {x, CUDA_R_32F, step_x, 0}, {A, CUDA_R_32F, lda, 0}, *beta, {y, CUDA_R_32F, step_y, 0}, 1);
-}
-
-// Vectors with steps, and matrices, between the host and the device.
-inline cublasStatus_t cublasSetMatrix(int rows, int columns, int bytes, const void* from, int from_ld, void* to,
-                                      int to_ld)
-{
-    const auto size = [=](int count) { return static_cast<size_t>(count) * static_cast<size_t>(bytes); };
-    const cudaError_t error =
-        cudaMemcpy2D(to, size(to_ld), from, size(from_ld), size(rows), static_cast<size_t>(columns), cudaMemcpyDefault);
-    return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
-}
-inline cublasStatus_t cublasGetMatrix(int rows, int columns, int bytes, const void* from, int from_ld, void* to,
-                                      int to_ld)
-{
-    return cublasSetMatrix(rows, columns, bytes, from, from_ld, to, to_ld);
-}
-inline cublasStatus_t cublasSetVector(int count, int bytes, const void* from, int from_step, void* to, int to_step)
-{
-    return cublasSetMatrix(1, count, bytes, from, from_step, to, to_step);
-}
-inline cublasStatus_t cublasGetVector(int count, int bytes, const void* from, int from_step, void* to, int to_step)
-{
-    return cublasSetMatrix(1, count, bytes, from, from_step, to, to_step);
 }

@@ -1,5 +1,4 @@
-// The driver's side of CUDA, as far as it is needed here: maps of tensors for the copy engine (tensor_load in
-// ptx.h), with the checks that CUDA makes.
+// The driver API's tensor maps for the copy engine (tensor_load in ptx.h), with the checks that CUDA makes.
 #pragma once
 
 #include "cuda_runtime.h"
@@ -19,35 +18,19 @@ struct CUtensorMap {
 };
 
 enum CUtensorMapDataType {
-    CU_TENSOR_MAP_DATA_TYPE_UINT8,
-    CU_TENSOR_MAP_DATA_TYPE_UINT16,
-    CU_TENSOR_MAP_DATA_TYPE_UINT32,
-    CU_TENSOR_MAP_DATA_TYPE_INT32,
-    CU_TENSOR_MAP_DATA_TYPE_UINT64,
-    CU_TENSOR_MAP_DATA_TYPE_INT64,
-    CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-    CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-    CU_TENSOR_MAP_DATA_TYPE_FLOAT64,
-    CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6,
+    CU_TENSOR_MAP_DATA_TYPE_FLOAT32 = 7,
+    CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9,
 };
-enum CUtensorMapInterleave {
-    CU_TENSOR_MAP_INTERLEAVE_NONE,
-    CU_TENSOR_MAP_INTERLEAVE_16B,
-    CU_TENSOR_MAP_INTERLEAVE_32B
-};
+enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE };
 enum CUtensorMapSwizzle {
     CU_TENSOR_MAP_SWIZZLE_NONE,
     CU_TENSOR_MAP_SWIZZLE_32B,
     CU_TENSOR_MAP_SWIZZLE_64B,
     CU_TENSOR_MAP_SWIZZLE_128B
 };
-enum CUtensorMapL2promotion {
-    CU_TENSOR_MAP_L2_PROMOTION_NONE,
-    CU_TENSOR_MAP_L2_PROMOTION_L2_64B,
-    CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-    CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-};
-enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA };
+enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3 };
+enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE };
 
 namespace cuda_cpu {
 
@@ -74,8 +57,8 @@ static_assert(sizeof(TensorLayout) <= sizeof(CUtensorMap));
 
 inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data,
                                        const cuuint64_t* extents, const cuuint64_t* strides, const cuuint32_t* box,
-                                       const cuuint32_t* steps, CUtensorMapInterleave interleave,
-                                       CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill)
+                                       const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                                       CUtensorMapL2promotion, CUtensorMapFloatOOBfill)
 {
     using cuda_cpu::TensorLayout;
     constexpr uint64_t alignment = 16, max_extent = uint64_t{1} << 32, max_stride = uint64_t{1} << 40,
@@ -92,9 +75,8 @@ inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType typ
             return CUDA_ERROR_INVALID_VALUE;
         if (i > 0 && (strides[i - 1] % alignment != 0 || strides[i - 1] >= max_stride)) return CUDA_ERROR_INVALID_VALUE;
     }
-    const bool other = interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE ||
-                       (type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 && type != CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
-    if (other || (swizzle != CU_TENSOR_MAP_SWIZZLE_NONE && swizzle != CU_TENSOR_MAP_SWIZZLE_128B))
+    if ((type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 && type != CU_TENSOR_MAP_DATA_TYPE_FLOAT16) ||
+        (swizzle != CU_TENSOR_MAP_SWIZZLE_NONE && swizzle != CU_TENSOR_MAP_SWIZZLE_128B))
         return CUDA_ERROR_NOT_SUPPORTED;
     for (unsigned i = 1; i < rank; i++)
         if (steps[i] != 1) return CUDA_ERROR_NOT_SUPPORTED;

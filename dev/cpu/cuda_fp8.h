@@ -1,7 +1,7 @@
-// FP8 for the CPU, with CUDA's names, in its two kinds: E4M3, 1 bit of sign, 4 of exponent, 3 of mantissa, without
-// infinity; and E5M2, 1, 5 and 2, the upper half of a half. Conversions to FP8 round to nearest, ties to even, and what
-// is too large becomes the largest number (saturation) or, where the program asks for that, infinity or not a number.
-// (Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; PTX, cvt.rn.satfinite.)
+// FP8, with CUDA's names, of both kinds: E4M3 has 1 bit of sign, 4 of exponent, 3 of mantissa, and no infinity; E5M2
+// has 1, 5 and 2, the upper half of a half. Conversions to FP8 round to nearest, ties to even; too large numbers
+// become the largest (saturation) or, if the program asks for that, infinity or NaN. (Micikevicius et al. 2022, "FP8
+// Formats for Deep Learning"; PTX, cvt.rn.satfinite.)
 #pragma once
 
 #include "cuda_bf16.h"
@@ -11,7 +11,6 @@ enum __nv_saturation_t { __NV_NOSAT, __NV_SATFINITE };
 enum __nv_fp8_interpretation_t { __NV_E4M3, __NV_E5M2 };
 using __nv_fp8_storage_t = unsigned char;
 using __nv_fp8x2_storage_t = unsigned short;
-using __nv_fp8x4_storage_t = unsigned int;
 
 namespace cuda_cpu {
 
@@ -79,18 +78,12 @@ inline unsigned char fp8_of_float(float x, __nv_saturation_t saturation, __nv_fp
     return static_cast<unsigned char>(code);
 }
 
-// A double, cut off so that no rounding happens twice.
-inline unsigned char fp8_of_double(double x, __nv_saturation_t saturation, __nv_fp8_interpretation_t kind)
-{
-    return fp8_of_float(rounded_to_odd(x), saturation, kind);
-}
-
 template <__nv_fp8_interpretation_t KIND> struct Fp8Number {
     __nv_fp8_storage_t __x;
 
     Fp8Number() = default;
     explicit Fp8Number(float x) : __x(fp8_of_float(x, __NV_SATFINITE, KIND)) {}
-    explicit Fp8Number(double x) : __x(fp8_of_double(x, __NV_SATFINITE, KIND)) {}
+    explicit Fp8Number(double x) : Fp8Number(rounded_to_odd(x)) {}
     explicit Fp8Number(__half x) : Fp8Number(static_cast<float>(x)) {}
     explicit Fp8Number(__nv_bfloat16 x) : Fp8Number(static_cast<float>(x)) {}
     explicit Fp8Number(int x) : Fp8Number(static_cast<double>(x)) {}
@@ -105,30 +98,25 @@ template <__nv_fp8_interpretation_t KIND> struct Fp8Number {
 struct __nv_fp8_e4m3 : cuda_cpu::Fp8Number<__NV_E4M3> { using Fp8Number::Fp8Number; };
 struct __nv_fp8_e5m2 : cuda_cpu::Fp8Number<__NV_E5M2> { using Fp8Number::Fp8Number; };
 
-// For code that converts packs: 16 elements at once, in vector registers. (As in cuda_bf16.h.)
+// The same conversions of a pack of 16.
 namespace cuda_cpu {
 
-typedef float Fp8Floats __attribute__((vector_size(64)));
-typedef unsigned Fp8Bits __attribute__((vector_size(64)));
-typedef unsigned short Fp8Halves __attribute__((vector_size(32)));
-typedef unsigned char Fp8Codes __attribute__((vector_size(16)));
-
-inline void decode_pack(float (&x)[16], const void* v, const Fp8& f)
+template <class T> inline void decode_pack(float (&x)[16], const T (&v)[16], const Fp8& f)
 {
-    Fp8Codes codes;
-    memcpy(&codes, v, sizeof(codes));
-    Fp8Floats floats;
-    fp8_decode(floats, __builtin_convertvector(__builtin_convertvector(codes, Fp8Halves), Fp8Bits), f);
+    Codes codes;
+    load_pack(codes, v);
+    Floats floats;
+    fp8_decode(floats, __builtin_convertvector(__builtin_convertvector(codes, Halves), Bits), f);
     memcpy(x, &floats, sizeof(floats));
 }
-inline void encode_pack(void* v, const float (&x)[16], const Fp8& f)
+template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], const Fp8& f)
 {
-    Fp8Floats floats;
-    memcpy(&floats, x, sizeof(floats));
-    Fp8Bits bits;
+    Floats floats;
+    load_pack(floats, x);
+    Bits bits;
     fp8_encode(bits, floats, __NV_SATFINITE, f);
-    const Fp8Codes codes = __builtin_convertvector(bits, Fp8Codes);
-    memcpy(v, &codes, sizeof(codes));
+    const Codes codes = __builtin_convertvector(bits, Codes);
+    memcpy(static_cast<void*>(v), &codes, sizeof(codes));
 }
 
 }  // namespace cuda_cpu
@@ -138,25 +126,11 @@ inline void to_floats(float (&x)[16], const __nv_fp8_e5m2 (&v)[16]) { cuda_cpu::
 inline void from_floats(__nv_fp8_e4m3 (&v)[16], const float (&x)[16]) { cuda_cpu::encode_pack(v, x, cuda_cpu::e4m3); }
 inline void from_floats(__nv_fp8_e5m2 (&v)[16], const float (&x)[16]) { cuda_cpu::encode_pack(v, x, cuda_cpu::e5m2); }
 
-// The first of two or four is in the lowest bits.
 inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float x, __nv_saturation_t saturation, __nv_fp8_interpretation_t kind)
 {
     return cuda_cpu::fp8_of_float(x, saturation, kind);
 }
-inline __nv_fp8_storage_t __nv_cvt_double_to_fp8(double x, __nv_saturation_t saturation, __nv_fp8_interpretation_t kind)
-{
-    return cuda_cpu::fp8_of_double(x, saturation, kind);
-}
-inline __nv_fp8_storage_t __nv_cvt_bfloat16raw_to_fp8(__nv_bfloat16_raw x, __nv_saturation_t saturation,
-                                                      __nv_fp8_interpretation_t kind)
-{
-    return cuda_cpu::fp8_of_float(__nv_bfloat16(x), saturation, kind);
-}
-inline __nv_fp8_storage_t __nv_cvt_halfraw_to_fp8(__half_raw x, __nv_saturation_t saturation,
-                                                  __nv_fp8_interpretation_t kind)
-{
-    return cuda_cpu::fp8_of_float(__half(x), saturation, kind);
-}
+// The first of the two is in the lower bits.
 inline __nv_fp8x2_storage_t __nv_cvt_float2_to_fp8x2(float2 x, __nv_saturation_t saturation,
                                                      __nv_fp8_interpretation_t kind)
 {

@@ -1,69 +1,43 @@
-// What calls of the runtime return, with CUDA's numbers, names and words.
+// The errors of the runtime, with CUDA's numbers, names and texts.
 #pragma once
 
 #include <utility>
 
-enum cudaError_t {
-    cudaSuccess = 0,
-    cudaErrorInvalidValue = 1,
-    cudaErrorMemoryAllocation = 2,
-    cudaErrorInvalidConfiguration = 9,
-    cudaErrorInvalidMemcpyDirection = 21,
-    cudaErrorInvalidDevice = 101,
-    cudaErrorInvalidResourceHandle = 400,
-    cudaErrorIllegalState = 401,
-    cudaErrorSymbolNotFound = 500,
-    cudaErrorNotReady = 600,
-    cudaErrorNotSupported = 801,
-    cudaErrorStreamCaptureUnsupported = 900,
-    cudaErrorStreamCaptureInvalidated = 901,
-    cudaErrorStreamCaptureIsolation = 905,
-    cudaErrorStreamCaptureImplicit = 906,
-    cudaErrorCapturedEvent = 907,
-    cudaErrorUnknown = 999,
-};
+#define CUDA_CPU_ERRORS(ERROR)                                                                                        \
+    ERROR(cudaSuccess, 0, "no error")                                                                                 \
+    ERROR(cudaErrorInvalidValue, 1, "invalid argument")                                                               \
+    ERROR(cudaErrorMemoryAllocation, 2, "out of memory")                                                              \
+    ERROR(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")                                         \
+    ERROR(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                                      \
+    ERROR(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                                             \
+    ERROR(cudaErrorIllegalState, 401, "the operation cannot be performed in the present state")                       \
+    ERROR(cudaErrorNotReady, 600, "device not ready")                                                                 \
+    ERROR(cudaErrorNotSupported, 801, "operation not supported")                                                      \
+    ERROR(cudaErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")                 \
+    ERROR(cudaErrorStreamCaptureInvalidated, 901, "operation failed due to a previous error during capture")          \
+    ERROR(cudaErrorStreamCaptureIsolation, 905, "dependency created on uncaptured work in another stream")            \
+    ERROR(cudaErrorStreamCaptureImplicit, 906,                                                                        \
+          "operation would make the legacy stream depend on a capturing blocking stream")                             \
+    ERROR(cudaErrorCapturedEvent, 907, "operation not permitted on an event last recorded in a capturing stream")     \
+    ERROR(cudaErrorUnknown, 999, "unknown error")
 
-namespace cuda_cpu {
+#define CUDA_CPU_ENUMERATOR(name, number, text) name = number,
+enum cudaError_t { CUDA_CPU_ERRORS(CUDA_CPU_ENUMERATOR) };
 
-struct ErrorText {
-    cudaError_t error;
-    const char *name, *text;
-};
-constexpr ErrorText error_texts[] = {
-    {cudaSuccess, "cudaSuccess", "no error"},
-    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
-    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
-    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
-    {cudaErrorInvalidMemcpyDirection, "cudaErrorInvalidMemcpyDirection", "invalid copy direction for memcpy"},
-    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
-    {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
-    {cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
-    {cudaErrorSymbolNotFound, "cudaErrorSymbolNotFound", "named symbol not found"},
-    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
-    {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
-    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
-     "operation not permitted when stream is capturing"},
-    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
-     "operation failed due to a previous error during capture"},
-    {cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation",
-     "dependency created on uncaptured work in another stream"},
-    {cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit",
-     "operation would make the legacy stream depend on a capturing blocking stream"},
-    {cudaErrorCapturedEvent, "cudaErrorCapturedEvent",
-     "operation not permitted on an event last recorded in a capturing stream"},
-    {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
-};
-inline ErrorText error_text(cudaError_t error)
+#define CUDA_CPU_NAME(name, number, text) \
+    if (error == name) return #name;
+#define CUDA_CPU_TEXT(name, number, text) \
+    if (error == name) return text;
+inline const char* cudaGetErrorName(cudaError_t error)
 {
-    for (const ErrorText& e : error_texts)
-        if (e.error == error) return e;
-    return {error, "unrecognized error code", "unrecognized error code"};
+    CUDA_CPU_ERRORS(CUDA_CPU_NAME)
+    return "unrecognized error code";
 }
-
-}  // namespace cuda_cpu
-
-inline const char* cudaGetErrorName(cudaError_t error) { return cuda_cpu::error_text(error).name; }
-inline const char* cudaGetErrorString(cudaError_t error) { return cuda_cpu::error_text(error).text; }
+inline const char* cudaGetErrorString(cudaError_t error)
+{
+    CUDA_CPU_ERRORS(CUDA_CPU_TEXT)
+    return "unrecognized error code";
+}
 
 namespace cuda_cpu {
 inline thread_local cudaError_t last_error = cudaSuccess;

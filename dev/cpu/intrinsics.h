@@ -1,14 +1,32 @@
-// Device functions for numbers and bits that are an instruction or two on the GPU.
+// Device functions for numbers and bits, which are an instruction or two on a GPU.
 #pragma once
-
-#include "cuda_runtime.h"
 
 namespace cuda_cpu {
 
-// A result that is rounded before anything else is done with it: __fadd_rn(__fmul_rn(a, b), c) is no fma. Compilers
-// that have no such barrier may still make one of it.
-template <class T>
-inline T rounded(T x)
+// 2^n 2^f for a whole n and |f| <= 1/2: the first by arithmetic on the exponent's bits, the second by a polynomial.
+// (fma's are spelled out because the build may regroup plain sums.)
+__attribute__((always_inline)) inline float exp2_of_sum(float n, float f)
+{
+    float p = 1.535336207e-4f;
+    p = __builtin_fmaf(p, f, 1.339887439e-3f);
+    p = __builtin_fmaf(p, f, 9.618437357e-3f);
+    p = __builtin_fmaf(p, f, 5.550332471e-2f);
+    p = __builtin_fmaf(p, f, bits<float>(math_rounding.exp2_2));
+    p = __builtin_fmaf(p, f, bits<float>(math_rounding.exp2_1));
+    p = __builtin_fmaf(p, f, 1.0f);
+    return bits<float>(bits<unsigned>(p) + (static_cast<unsigned>(static_cast<int>(n)) << 23));
+}
+
+// The result x of a special function, perturbed by CUDA_CPU_ROUNDING.
+__attribute__((always_inline)) inline float special(float x)
+{
+    watch::special_function();
+    return math_rounding.last_bit(x);
+}
+
+// x, rounded before anything else is done with it: __fadd_rn(__fmul_rn(a, b), c) is no fma. Compilers without such a
+// barrier may still make one of it.
+inline float rounded(float x)
 {
 #if defined(__has_builtin) && __has_builtin(__builtin_assoc_barrier)
     return __builtin_assoc_barrier(x);
@@ -17,78 +35,115 @@ inline T rounded(T x)
 #endif
 }
 
-// A whole number from x, clamped to what To holds; not a number gives 0.
-template <class To, class From>
-inline To to_whole(From x)
+// The integer x, clamped to what To holds; NaN gives 0.
+template <class To>
+inline To to_whole(float x)
 {
     using Limits = std::numeric_limits<To>;
     if (x != x) return 0;
-    if (x <= static_cast<From>(Limits::min())) return Limits::min();
-    return x >= static_cast<From>(Limits::max()) ? Limits::max() : static_cast<To>(x);
+    if (x <= static_cast<float>(Limits::min())) return Limits::min();
+    return x >= static_cast<float>(Limits::max()) ? Limits::max() : static_cast<To>(x);
 }
 
 }  // namespace cuda_cpu
+
+// e^x without a branch or a call, so that a loop around it becomes vector code. Within 2 units in the last place; like
+// the GPU's, a result below the normal range is 0. (extern "C" and noexcept because glibc declares these names too.)
+extern "C" inline float __expf(float x) noexcept
+{
+    cuda_cpu::watch::special_function();
+    const float n = nearbyintf(x * 1.44269502f);
+    float f = __builtin_fmaf(x, 1.44269502f, -n);  // log2(e) has two parts: with one, the error would grow with x
+    f = __builtin_fmaf(x, cuda_cpu::bits<float>(cuda_cpu::math_rounding.log2_e_low), f);
+    float result = cuda_cpu::exp2_of_sum(n, f);
+    result = x < -87.33654f ? 0.0f : result;
+    return x > 88.72283f ? std::numeric_limits<float>::infinity() : result;
+}
+extern "C" inline float __logf(float x) noexcept { return cuda_cpu::special(logf(x)); }
+extern "C" inline float __log2f(float x) noexcept { return cuda_cpu::special(log2f(x)); }
+extern "C" inline float __log10f(float x) noexcept { return cuda_cpu::special(log10f(x)); }
+extern "C" inline float __powf(float x, float y) noexcept { return cuda_cpu::special(powf(x, y)); }
+extern "C" inline float __exp10f(float x) noexcept { return cuda_cpu::special(powf(10, x)); }
+extern "C" inline float __sinf(float x) noexcept { return cuda_cpu::special(sinf(x)); }
+extern "C" inline float __cosf(float x) noexcept { return cuda_cpu::special(cosf(x)); }
+extern "C" inline float __tanf(float x) noexcept { return cuda_cpu::special(tanf(x)); }
+inline void __sincosf(float x, float* sine, float* cosine)
+{
+    *sine = __sinf(x);
+    *cosine = __cosf(x);
+}
+inline float rsqrtf(float x) { return cuda_cpu::math_rounding.last_bit(1.0f / sqrtf(x)); }
+inline double rsqrt(double x) { return 1 / sqrt(x); }
+inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; }
 
 inline float __fadd_rn(float x, float y) { return cuda_cpu::rounded(x + y); }
 inline float __fsub_rn(float x, float y) { return cuda_cpu::rounded(x - y); }
 inline float __fmul_rn(float x, float y) { return cuda_cpu::rounded(x * y); }
 inline float __fdiv_rn(float x, float y) { return cuda_cpu::rounded(x / y); }
-inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float __fsqrt_rn(float x) { return sqrtf(x); }
 inline float __frsqrt_rn(float x) { return static_cast<float>(1 / sqrt(static_cast<double>(x))); }
-inline double __dadd_rn(double x, double y) { return cuda_cpu::rounded(x + y); }
-inline double __dsub_rn(double x, double y) { return cuda_cpu::rounded(x - y); }
-inline double __dmul_rn(double x, double y) { return cuda_cpu::rounded(x * y); }
-inline double __ddiv_rn(double x, double y) { return cuda_cpu::rounded(x / y); }
-inline double __dsqrt_rn(double x) { return sqrt(x); }
-inline double __fma_rn(double x, double y, double z) { return fma(x, y, z); }
+inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 
-inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; }
-inline double rsqrt(double x) { return 1 / sqrt(x); }
-extern "C" inline float __exp10f(float x) noexcept { return powf(10, x); }
-extern "C" inline float __log10f(float x) noexcept { return log10f(x); }
-extern "C" inline float __tanf(float x) noexcept { return tanf(x); }
-inline void __sincosf(float x, float* sine, float* cosine) { *sine = sinf(x), *cosine = cosf(x); }
-
-// To whole numbers: to the nearest, towards zero, up, down.
+// Conversions to integers: to nearest, towards zero, up, down.
 inline int __float2int_rn(float x) { return cuda_cpu::to_whole<int>(nearbyintf(x)); }
 inline int __float2int_rz(float x) { return cuda_cpu::to_whole<int>(truncf(x)); }
 inline int __float2int_ru(float x) { return cuda_cpu::to_whole<int>(ceilf(x)); }
 inline int __float2int_rd(float x) { return cuda_cpu::to_whole<int>(floorf(x)); }
 inline unsigned __float2uint_rn(float x) { return cuda_cpu::to_whole<unsigned>(nearbyintf(x)); }
 inline unsigned __float2uint_rz(float x) { return cuda_cpu::to_whole<unsigned>(truncf(x)); }
-inline unsigned __float2uint_ru(float x) { return cuda_cpu::to_whole<unsigned>(ceilf(x)); }
-inline unsigned __float2uint_rd(float x) { return cuda_cpu::to_whole<unsigned>(floorf(x)); }
-inline int __double2int_rn(double x) { return cuda_cpu::to_whole<int>(nearbyint(x)); }
-inline int __double2int_rz(double x) { return cuda_cpu::to_whole<int>(trunc(x)); }
 inline float __int2float_rn(int x) { return static_cast<float>(x); }
 inline float __uint2float_rn(unsigned x) { return static_cast<float>(x); }
-inline float __double2float_rn(double x) { return static_cast<float>(x); }
-inline double __int2double_rn(int x) { return x; }
 
+inline int __float_as_int(float x) { return cuda_cpu::bits<int>(x); }
+inline unsigned __float_as_uint(float x) { return cuda_cpu::bits<unsigned>(x); }
+inline float __int_as_float(int x) { return cuda_cpu::bits<float>(x); }
+inline float __uint_as_float(unsigned x) { return cuda_cpu::bits<float>(x); }
 inline long long __double_as_longlong(double x) { return cuda_cpu::bits<long long>(x); }
 inline double __longlong_as_double(long long x) { return cuda_cpu::bits<double>(x); }
-inline int __double2hiint(double x) { return static_cast<int>(cuda_cpu::bits<uint64_t>(x) >> 32); }
-inline int __double2loint(double x) { return static_cast<int>(cuda_cpu::bits<uint64_t>(x)); }
 
+// g++ calls the library for fmaxf and fminf as long as NaNs exist, which keeps a loop from becoming vector code. These
+// have the same result without a call. (gnu_inline: the definition to inline, not the one to link.)
+extern "C" {
+extern inline __attribute__((always_inline, gnu_inline)) float fmaxf(float x, float y) noexcept
+{
+    return x > y || y != y ? x : y;
+}
+extern inline __attribute__((always_inline, gnu_inline)) float fminf(float x, float y) noexcept
+{
+    return x < y || y != y ? x : y;
+}
+}
+
+// CUDA's min and max take a mixture of integer types, by the usual conversions.
+template <class X, class Y, class T = std::common_type_t<X, Y>>
+constexpr std::enable_if_t<std::is_arithmetic_v<X> && std::is_arithmetic_v<Y>, T> max(X a, Y b)
+{
+    const T x = static_cast<T>(a), y = static_cast<T>(b);
+    return x > y || y != y ? x : y;
+}
+template <class X, class Y, class T = std::common_type_t<X, Y>>
+constexpr std::enable_if_t<std::is_arithmetic_v<X> && std::is_arithmetic_v<Y>, T> min(X a, Y b)
+{
+    const T x = static_cast<T>(a), y = static_cast<T>(b);
+    return x < y || y != y ? x : y;
+}
+
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x)); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+inline int __mulhi(int x, int y) { return static_cast<int>(static_cast<int64_t>(x) * y >> 32); }
+inline unsigned __umulhi(unsigned x, unsigned y) { return static_cast<unsigned>(static_cast<uint64_t>(x) * y >> 32); }
+inline unsigned __umul24(unsigned x, unsigned y) { return (x & 0xffffff) * (y & 0xffffff); }
 inline unsigned __brev(unsigned x)
 {
     unsigned reversed = 0;
     for (int bit = 0; bit < 32; bit++) reversed |= (x >> bit & 1) << (31 - bit);
     return reversed;
-}
-inline int __mulhi(int x, int y) { return static_cast<int>(static_cast<int64_t>(x) * y >> 32); }
-inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y)
-{
-    return static_cast<unsigned long long>(static_cast<unsigned __int128>(x) * y >> 64);
-}
-inline unsigned __umul24(unsigned x, unsigned y) { return (x & 0xffffff) * (y & 0xffffff); }
-inline int __mul24(int x, int y)
-{
-    const int64_t low_x = x << 8 >> 8, low_y = y << 8 >> 8;
-    return static_cast<int>(low_x * low_y);
 }
 // A word of four bytes, each chosen from the eight of x and y by a hexadecimal digit of the selector.
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector)
@@ -107,4 +162,24 @@ inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift)
     return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) >> (shift & 31));
 }
 
+// Loads and stores with a caching hint, which only a GPU uses.
+template <class T> inline T __ldg(const T* address) { return *address; }
+template <class T> inline T __ldcs(const T* address) { return *address; }
+template <class T> inline T __ldcg(const T* address) { return *address; }
+template <class T> inline void __stcs(T* address, T value) { *address = value; }
+template <class T> inline void __stcg(T* address, T value) { *address = value; }
+
+inline void __threadfence()
+{
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    cuda_cpu::watch::fence();
+}
 inline void __threadfence_system() { __threadfence(); }
+inline void __threadfence_block() { std::atomic_signal_fence(std::memory_order_seq_cst); }
+[[noreturn]] inline void __trap() { __builtin_trap(); }
+
+// A clock of 2 GHz.
+inline long long clock64()
+{
+    return 2 * std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}

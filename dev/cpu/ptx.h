@@ -1,66 +1,61 @@
-// PTX instructions of tensor cores, barriers and copies, as functions (a program for GPUs wraps inline PTX under the
-// same names). Written from the PTX manual: fragments,
-// descriptors, swizzles, barriers and copies as it defines them; and, for other programs, the fence between stores and
-// the copy engine. It needs nothing but the headers beside it: such a program includes it
-// after <cuda_runtime.h>.
+// PTX instructions of tensor cores, barriers and copies, as functions. A program for GPUs wraps inline PTX under the
+// same names. Written from the PTX manual: fragments, descriptors, swizzles, barriers and copies as it defines them. A
+// program includes it after <cuda_runtime.h>.
 //
-// What the hardware does later may be done later here too. Under a seed (cuda_cpu::seed) a copy lands and a product
-// reads its operands at some moment between the instruction and the wait that covers it, drawn from the seed, and a
-// product's result is not a number until then: so a wait that is missing, or comes too late, shows. And in half of
-// the blocks products read a memory of their own, where stores arrive by async_fence only; and accumulators and
-// fragments must be named at fences and waits. Without a seed everything is done at once. A block that ends with
-// something that was not waited for is an error in either case.
+// Under a seed (cuda_cpu::seed) asynchronous work takes its time: a copy lands and a product reads its operands at some
+// moment between the instruction and the wait that covers it, drawn from the seed, and a product's result is NaN until
+// then. In half of the blocks, products read a copy of shared memory that stores reach by async_fence only. So a
+// missing or late wait or fence shows as a wrong result. Without a seed everything is done at once. A block that ends
+// with pending work is an error in either case.
 //
-// Map: what is under way · Ampere and up · barriers that count threads and bytes · the copy engine · products of a
-// warpgroup
+// Map: pending work · Ampere and up · barriers that count threads and bytes · the copy engine · products of a warpgroup
 //
-// Shared memory's addresses are offsets into dynamic_shared_memory. A warp has 32 lanes, so with WARP_SIZE 1 this
+// Addresses in shared memory are offsets into dynamic_shared_memory. A warp has 32 lanes: with WARP_SIZE 1 this
 // compiles and refuses to run.
 #pragma once
 
 #include "atomics.h"
 #include "cuda.h"
 #include "cuda_fp16.h"
-#include "cuda_fp8.h"
 #include "cuda_runtime.h"
 
 #include <stdarg.h>
 
 #include <array>
 
-// How a tile is read by wgmma: K, its columns are what is summed over; MN, its rows are.
+// How wgmma reads a tile. K: the sum runs over its columns; MN: over its rows.
 enum class Major { K = 0, MN = 1 };
 
 namespace cuda_cpu {
 
-// ==== what is under way =================================================================================
+// ==== pending work ======================================================================================
 
 constexpr unsigned lanes_of_warp = 32, max_columns = 256;
 
 inline char* shared_base() { return reinterpret_cast<char*>(dynamic_shared_memory); }
 
-// The address where 128-byte swizzling puts what would be at this one: 16-byte chunks change places in a row of
-// 128 bytes by the row's number modulo 8. The hardware does so to the bits of the address.
+// Returns the address to which 128-byte swizzling maps this one: in a row of 128 bytes, the index of a 16-byte chunk is
+// XORed with the row's number modulo 8.
 inline uint32_t swizzled_128(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
 inline bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
-// Things that were started and are waited for in groups: cp.async's by thread, wgmma's by warp.
+// Work that is waited for in groups: cp.async's by thread, wgmma's by warp.
 template <class Work> struct Groups {
-    std::vector<Work> under_way;  // in their order; Work has a member `group`
+    std::vector<Work> pending;  // in their order; Work has a member `group`
     unsigned committed = 0;
 
     void start(Work work)
     {
         work.group = committed;
-        under_way.push_back(std::move(work));
+        pending.push_back(std::move(work));
     }
     // Ends all but the latest n groups. What was not committed is in none.
     template <class End> void wait(unsigned n, End end)
     {
         size_t ended = 0;
-        while (ended < under_way.size() && under_way[ended].group + n < committed) end(under_way[ended++]);
-        under_way.erase(under_way.begin(), under_way.begin() + static_cast<std::ptrdiff_t>(ended));
+        while (ended < pending.size() && pending[ended].group + n < committed) end(pending[ended++]);
+        pending.erase(pending.begin(), pending.begin() + static_cast<std::ptrdiff_t>(ended));
     }
 };
 
@@ -94,28 +89,13 @@ struct WarpProduct {  // wgmma, of one warp
     unsigned columns, row;                       // row: of the warp's 16 in the 64 of A
     bool a_in_registers, add;
     Major b_major;
-    bool holds_old = false;  // whether `old` has what d had before, and d is not a number now
+    bool holds_old = false;  // `old` has the accumulators, and d is NaN now
     std::vector<float> old;
-    std::vector<float> result;  // once the operands were read
+    std::vector<float> result;  // once the operands have been read
     unsigned group, watched;
 
     using Text = std::array<uint64_t, 6>;  // the instruction, in which the warps of a warpgroup must agree
     Text text() const { return {a, b, columns, a_in_registers, add, static_cast<uint64_t>(b_major)}; }
-};
-
-// An array of a thread's registers, and what it held when wgmma_fence named it or a product ended in it: as an operand
-// it must still hold that.
-struct Registers {
-    const char* first;
-    std::vector<char> value;
-    bool unnamed;  // a product ended in it, and no wgmma_wait has named it
-
-    bool overlaps(const void* p, size_t bytes) const
-    {
-        const char* q = static_cast<const char*>(p);
-        return q < first + value.size() && first < q + bytes;
-    }
-    bool changed() const { return memcmp(first, value.data(), value.size()) != 0; }
 };
 
 struct NamedBarrier {
@@ -142,21 +122,16 @@ inline unsigned this_warp() { return this_thread() / lanes_of_warp; }
     die(line("thread %u calls %s ", this_thread(), name) + what);
 }
 
-// Ends the program where the card has no such instruction: it takes this compute capability (as 90 for 9.0) at least.
-// (PTX ISA, "Target ISA Notes" of each.)
-inline void need_capability(const char* name, int least)
+// Ends the program if the card does not have this instruction, which needs a compute capability (90 is 9.0) of `least`
+// to `most`. (PTX ISA, "Target ISA Notes" of each.)
+inline void need_capability(const char* name, int least, int most = 999)
 {
-    if (card() == nullptr || card()->capability.number() >= least) return;
-    refuse(name, line("and that is an illegal instruction on %s, of compute capability %d.%d; it takes %d.%d",
-                      card()->name, card()->capability.major, card()->capability.minor, least / 10, least % 10));
+    const int number = card() == nullptr ? least : card()->capability.number();
+    if (number >= least && number <= most) return;
+    refuse(name, line("and that is an illegal instruction on %s, of compute capability %d.%d; it takes %d.%d%s",
+                      card()->name, number / 10, number % 10, least / 10, least % 10, most == least ? " exactly" : ""));
 }
-// Those of sm_90a are Hopper's alone.
-inline void need_hopper(const char* name)
-{
-    if (card() == nullptr || card()->capability.number() == hopper.number()) return;
-    refuse(name, line("and that is an illegal instruction on %s, of compute capability %d.%d; it takes 9.0 exactly",
-                      card()->name, card()->capability.major, card()->capability.minor));
-}
+inline void need_hopper(const char* name) { need_capability(name, 90, 90); }  // instructions of sm_90a
 
 class AsyncWork final : public Background {
 public:
@@ -170,8 +145,7 @@ public:
     std::vector<std::vector<WarpProduct::Text>> sequence;  // of each warpgroup's products, ...
     std::vector<unsigned> issued;                          // ... and how many of them each warp has called
     std::vector<bool> fenced;                              // for each warp, whether it has called wgmma_fence
-    std::vector<std::vector<Registers>> registers;         // of each thread, under a seed
-    char* seen_by_products = nullptr;                      // shared memory, or a copy of it as of the last async_fence
+    char* seen_by_products = nullptr;                      // shared memory, or its copy as of the last async_fence
 
     static AsyncWork& of_this_block()
     {
@@ -184,8 +158,8 @@ public:
     Random& random() { return block != nullptr ? block->random() : alone_; }
     bool draw(unsigned one_in) { return late && random().below(one_in) == 0; }
 
-    // Something that was put off lands, if there is such a thing.
-    bool go_on() override
+    // Lands one pending load, if there is any.
+    bool advance() override
     {
         unsigned waiting = 0;
         for (const Load& load : loads) waiting += !load.landed;
@@ -202,8 +176,7 @@ public:
 
     std::string state_of(const void* what, unsigned number) const override;
 
-    // All that was stored so far can be seen by products. (Which thread stored it is not known here, so that a fence
-    // counts for all.)
+    // Makes all stores so far visible to products. (Which thread stored is unknown, so a fence counts for all.)
     void show_stores()
     {
         if (seen_by_products != shared_base()) memcpy(seen_by_products, shared_base(), launched->shared_bytes);
@@ -212,17 +185,13 @@ public:
     void end_of_block() override
     {
         for (size_t t = 0; t < copies.size(); t++)
-            if (!copies[t].under_way.empty()) die(line("thread %zu ended without waiting for a copy_async", t));
+            if (!copies[t].pending.empty()) die(line("thread %zu ended without waiting for a copy_async", t));
         for (size_t w = 0; w < products.size(); w++) {
-            if (!products[w].under_way.empty()) die(line("warp %zu ended without waiting for a wgmma", w));
+            if (!products[w].pending.empty()) die(line("warp %zu ended without waiting for a wgmma", w));
             if (issued[w] != sequence[w / 4].size())
                 die(line("the warps of warpgroup %zu did not call the same wgmma's", w / 4));
         }
         if (!loads.empty()) die("the block ended without waiting for a tensor_load");
-        for (size_t t = 0; t < registers.size(); t++)
-            for (const Registers& r : registers[t])
-                if (r.unnamed)
-                    die(line("thread %zu ended, and no wgmma_wait has named the accumulators of a wgmma", t));
     }
 
 private:
@@ -236,7 +205,6 @@ private:
         copies.assign(threads, {});
         loads.clear();
         products.assign(warps, {});
-        registers.assign(threads, {});
         sequence.assign((warps + 3) / 4, {});
         issued.assign(warps, 0);
         fenced.assign(warps, false);
@@ -261,7 +229,7 @@ inline void need_warps(const char* name)
     if (WARP_SIZE != 32 || block == nullptr) refuse(name, "and that takes warps of 32 threads");
 }
 
-// All 32 lanes of a warp meet; see Block::meet.
+// A collective of all 32 lanes of a warp; see Block::meet.
 inline void meet_warp(const char* name, void* operand, Block::WarpWork work)
 {
     need_warps(name);
@@ -298,9 +266,8 @@ inline float reciprocal_approx(float x)
     return cuda_cpu::math_rounding.last_bit(1.0f / x);
 }
 
-// Where blocks are watched, a few of them run, one after the other: the first would take all the work there is. On a
-// GPU they run side by side, and it is about each gridDim.x-th number that a block gets. So each gets those then, and
-// the counter is touched, but stays as it is.
+// dev/inspect runs a few blocks, one after the other, of which the first would take all numbers. On a GPU a block gets
+// about every gridDim.x-th number, so it gets those here, and the counter is accessed but stays as it is.
 inline unsigned take_number(int* counter, unsigned last)
 {
     if (!cuda_cpu::watch::on) return atomicInc(reinterpret_cast<unsigned*>(counter), last);
@@ -312,7 +279,7 @@ inline unsigned take_number(int* counter, unsigned last)
 
 namespace cuda_cpu {
 
-// What products take: bfloat16, or half precision in a program that is compiled with PRECISION_FP16.
+// The operands of products: bfloat16, or half precision in a program compiled with PRECISION_FP16.
 #ifdef PRECISION_FP16
 inline float lower_half(uint32_t pair) { return float_of_half(static_cast<unsigned short>(pair)); }
 inline float upper_half(uint32_t pair) { return float_of_half(static_cast<unsigned short>(pair >> 16)); }
@@ -372,37 +339,6 @@ CUDA_CPU_UNSEEN inline void mma_of_warp(void* const* operands, unsigned lanes)
         for (unsigned i = 0; i < 4; i++) lane_of[lane]->d[i] += d[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2];
 }
 
-// In E4M3: the fragments' pairs of 16 bits are 4 numbers along k.
-CUDA_CPU_UNSEEN inline void fp8_mma_of_warp(void* const* operands, unsigned lanes)
-{
-    need_all("mma_m16n8k32_e4m3", lanes);
-    watch::tensor_flops(2 * 16 * 8 * 32);
-    const MmaOperand* lane_of[lanes_of_warp];
-    alignas(64) float a[16][32], b[32][8];
-    const auto number = [](uint32_t four, unsigned i) {
-        return float_of_fp8(static_cast<unsigned char>(four >> 8 * i), __NV_E4M3);
-    };
-    for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
-        const MmaOperand& mine = *static_cast<MmaOperand*>(operands[lane]);
-        const unsigned g = lane / 4, t = lane % 4;
-        lane_of[lane] = &mine;
-        for (unsigned e = 0; e < 4; e++) {
-            for (unsigned i = 0; i < 4; i++) a[g + i % 2 * 8][4 * t + i / 2 * 16 + e] = number(mine.a[i], e);
-            for (unsigned i = 0; i < 2; i++) b[4 * t + i * 16 + e][g] = number(mine.b[i], e);
-        }
-    }
-    for (unsigned r = 0; r < 16; r++) {
-        alignas(32) float d[8];
-        Vector8 sum{};
-        for (unsigned i = 0; i < 32; i++) {
-            const unsigned k = i ^ rounding.k_order;
-            sum += a[r][k] * *reinterpret_cast<const Vector8*>(b[k]);
-        }
-        memcpy(d, &sum, sizeof(sum));
-        for (unsigned c = 0; c < 8; c++) lane_of[r % 8 * 4 + c / 2]->d[r / 8 * 2 + c % 2] += d[c];
-    }
-}
-
 struct LdmatrixOperand {
     uint32_t* r;
     const void* row;
@@ -447,14 +383,6 @@ inline void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t
     cuda_cpu::meet_warp("mma_m16n8k16", &mine, cuda_cpu::mma_of_warp);
 }
 
-constexpr bool HAS_FP8_MMA = true;
-inline void mma_m16n8k32_e4m3(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-    cuda_cpu::need_capability("mma_m16n8k32_e4m3", 89);
-    cuda_cpu::MmaOperand mine{d, a, {b0, b1}};
-    cuda_cpu::meet_warp("mma_m16n8k32_e4m3", &mine, cuda_cpu::fp8_mma_of_warp);
-}
-
 CUDA_CPU_INSTRUCTION void ldmatrix(uint32_t (&r)[4], const void* row)
 {
     cuda_cpu::ldmatrix_of_lane<false>(r, row, cuda_cpu::watch::here());
@@ -477,13 +405,11 @@ CUDA_CPU_INSTRUCTION void copy_async(void* to, const void* from, bool valid)
 }
 inline void copy_async_commit()
 {
-    cuda_cpu::need_capability("copy_async_commit", 80);
     cuda_cpu::copies_of_thread().committed++;
     cuda_cpu::watch::copy_async_commit();
 }
 template <int N> CUDA_CPU_INSTRUCTION void copy_async_wait()
 {
-    cuda_cpu::need_capability("copy_async_wait", 80);
     if (cuda_cpu::watch::is_removed("copy_async_wait", cuda_cpu::watch::here())) return;
     cuda_cpu::watch::copy_async_wait(N);
     cuda_cpu::copies_of_thread().wait(N, [](cuda_cpu::Copy& copy) {
@@ -560,20 +486,15 @@ inline void barrier_init_done()
     cuda_cpu::async_work().barrier_not_announced = nullptr;
 }
 
-CUDA_CPU_INSTRUCTION void barrier_arrive(uint64_t* barrier)
+CUDA_CPU_INSTRUCTION void barrier_arrive_expect(uint64_t* barrier, int bytes,
+                                                const char* name = "barrier_arrive_expect")
 {
     using namespace cuda_cpu;
     watch::arrived(barrier, watch::here());
-    Mbarrier::read(barrier, "barrier_arrive").change(barrier, "barrier_arrive", 1, 0);
-    if (block != nullptr && async_work().draw(2)) block->give_way();
+    Mbarrier::read(barrier, name).change(barrier, name, 1, bytes);
+    if (block != nullptr && async_work().draw(2)) block->yield();
 }
-CUDA_CPU_INSTRUCTION void barrier_arrive_expect(uint64_t* barrier, int bytes)
-{
-    using namespace cuda_cpu;
-    watch::arrived(barrier, watch::here());
-    Mbarrier::read(barrier, "barrier_arrive_expect").change(barrier, "barrier_arrive_expect", 1, bytes);
-    if (block != nullptr && async_work().draw(2)) block->give_way();
-}
+CUDA_CPU_INSTRUCTION void barrier_arrive(uint64_t* barrier) { barrier_arrive_expect(barrier, 0, "barrier_arrive"); }
 
 CUDA_CPU_INSTRUCTION void barrier_wait(uint64_t* barrier, uint32_t parity)
 {
@@ -581,11 +502,11 @@ CUDA_CPU_INSTRUCTION void barrier_wait(uint64_t* barrier, uint32_t parity)
     if (parity > 1) refuse("barrier_wait", line("with parity %u", parity));
     if (watch::is_removed("barrier_wait", watch::here())) return;
     AsyncWork& work = async_work();
-    if (work.draw(4)) work.go_on();
+    if (work.draw(4)) work.advance();
     while (Mbarrier::read(barrier, "barrier_wait").parity == parity) {
         if (block != nullptr) {
             block->park("barrier_wait", barrier, parity);
-        } else if (!work.go_on()) {
+        } else if (!work.advance()) {
             die("deadlock: the only thread is in barrier_wait" + work.state_of(barrier, parity));
         }
     }
@@ -633,7 +554,7 @@ inline void named_barrier_arrive(int number, int threads)
 {
     using namespace cuda_cpu;
     arrive_at_named_barrier("named_barrier_arrive", number, threads);
-    if (async_work().draw(2)) block->give_way();
+    if (async_work().draw(2)) block->yield();
 }
 
 namespace cuda_cpu {
@@ -682,8 +603,10 @@ CUDA_CPU_UNSEEN inline void AsyncWork::land(Load& load)
                             memcpy(bytes + b, row + column * t.element_bytes, t.element_bytes);
                     }
                     const uint32_t address = t.swizzled ? swizzled_128(to + written + chunk) : to + written + chunk;
+                    const int64_t first = load.at[0] + chunk / t.element_bytes;
+                    const bool reads = inside && first >= 0 && first < t.extents[0];   // else the engine writes zeros
                     watch::box_part(load.watched, shared_base() + address,
-                                    inside ? row + load.at[0] * t.element_bytes + chunk : nullptr);
+                                    reads ? row + first * t.element_bytes : nullptr);
                     memcpy(shared_base() + address, bytes, 16);
                     memcpy(seen_by_products + address, bytes, 16);
                 }
@@ -743,9 +666,9 @@ struct Descriptor {
           product(reader), operand(as)
     {
         if (word >> 62 != 1)
-            die(line("wgmma: a descriptor's swizzle is mode %d; only that of 128 bytes (1) is known here",
+            die(line("wgmma: a descriptor's swizzle is mode %d; expected 1 (128 bytes)",
                      static_cast<int>(word >> 62)));
-        if ((word >> 49 & 7) != 0) die("wgmma: a descriptor has a base offset; only 0 is known here");
+        if ((word >> 49 & 7) != 0) die("wgmma: a descriptor has a base offset; expected 0");
         // Without one the pattern of 8 rows begins at a multiple of 1024 bytes. A step along K moves within a row.
         if ((start & 0x380) != 0)
             die(line("wgmma: a descriptor begins at byte %u, in row %u of a pattern of 8; expected a multiple of 1024, "
@@ -833,7 +756,7 @@ inline void add_to_accumulators(const WarpProduct& p, const float* result)
     }
 }
 
-// Keeps what the accumulators hold, and makes them NaNs until the product ends.
+// Saves the accumulators, and makes them NaN until the product ends.
 inline void take_accumulators(WarpProduct& p)
 {
     p.holds_old = true;
@@ -841,88 +764,6 @@ inline void take_accumulators(WarpProduct& p)
     for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
         memcpy(&p.old[lane * p.columns / 2], p.d[lane], p.columns / 2 * sizeof(float));
         std::fill(p.d[lane], p.d[lane] + p.columns / 2, std::numeric_limits<float>::quiet_NaN());
-    }
-}
-
-// ---- registers, under a seed
-
-// nvcc moves arithmetic on registers across a fence or a wait that does not name them. Here it is asked for that they
-// are named: by the fence after they were written, by a wait before they are read.
-
-inline std::vector<Registers>& registers_of(unsigned thread) { return async_work().registers[thread]; }
-
-inline void forget_registers(unsigned thread, const void* first, size_t bytes)
-{
-    auto& all = registers_of(thread);
-    all.erase(std::remove_if(all.begin(), all.end(), [=](const Registers& r) { return r.overlaps(first, bytes); }),
-              all.end());
-}
-
-inline void note_registers(unsigned thread, const void* first, size_t bytes, bool unnamed)
-{
-    const char* p = static_cast<const char*>(first);
-    for (Registers& r : registers_of(thread))
-        if (r.first == p && r.value.size() == bytes) {
-            memcpy(r.value.data(), p, bytes);
-            r.unnamed = unnamed;
-            return;
-        }
-    forget_registers(thread, first, bytes);
-    registers_of(thread).push_back({p, {p, p + bytes}, unnamed});
-}
-
-inline void need_noted(unsigned thread, const char* what, const void* first, size_t bytes)
-{
-    for (const Registers& r : registers_of(thread)) {
-        const std::ptrdiff_t at = static_cast<const char*>(first) - r.first;
-        if (at >= 0 && at + bytes <= r.value.size() && memcmp(first, &r.value[static_cast<size_t>(at)], bytes) == 0)
-            return;
-    }
-    die(line("thread %u calls wgmma with %s that no wgmma_fence has named since they were written", thread, what));
-}
-
-inline const WarpProduct* product_under_way(const void* accumulators)
-{
-    for (const WarpProduct& p : async_work().products[this_warp()].under_way) {
-        const float* d = p.d[block->current() % lanes_of_warp];
-        if (accumulators >= d && accumulators < d + p.columns / 2) return &p;
-    }
-    return nullptr;
-}
-
-// What wgmma_fence and wgmma_wait do with an array that they name.
-struct AtFence {
-    static void name(const void* first, size_t bytes)
-    {
-        const unsigned thread = block->current();
-        if (!async_work().late || product_under_way(first) != nullptr) return;
-        bool unnamed = false;
-        for (const Registers& r : registers_of(thread)) unnamed = unnamed || (r.unnamed && r.overlaps(first, bytes));
-        for (const Registers& r : registers_of(thread))
-            if (r.unnamed && r.overlaps(first, bytes) && r.changed())
-                die(line("thread %u has changed accumulators that no wgmma_wait has named", thread));
-        note_registers(thread, first, bytes, unnamed);
-    }
-};
-struct AtWait {
-    static void name(const void* first, size_t bytes)
-    {
-        if (product_under_way(first) != nullptr)
-            refuse("wgmma_wait", "and names accumulators of a product that is still under way");
-        if (!async_work().late) return;
-        for (Registers& r : registers_of(block->current()))
-            if (r.overlaps(first, bytes)) r.unnamed = false;
-    }
-};
-
-template <class At> inline void name_registers(float& x) { At::name(&x, sizeof(x)); }
-template <class At> inline void name_registers(uint32_t& x) { At::name(&x, sizeof(x)); }
-template <class At, class T, size_t count> inline void name_registers(T (&x)[count])
-{
-    if constexpr (std::is_array_v<T>) {
-        for (auto& part : x) name_registers<At>(part);
-    } else {
-        At::name(x, sizeof(x));
     }
 }
 
@@ -940,7 +781,7 @@ inline void start_product(const WarpProduct& product)
 
     Groups<WarpProduct>& products = work.products[warp];
     products.start(product);
-    WarpProduct& p = products.under_way.back();
+    WarpProduct& p = products.pending.back();
     if (!work.late) {
         static thread_local float result[16 * max_columns];
         read_operands_and_multiply(p, result);
@@ -948,16 +789,7 @@ inline void start_product(const WarpProduct& product)
         return;
     }
     bool chained = false;  // to an earlier one with the same accumulators, which are NaNs already
-    for (const WarpProduct& other : products.under_way) chained = chained || (&other != &p && other.d[0] == p.d[0]);
-    for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
-        const unsigned thread = warp * lanes_of_warp + lane;
-        if (p.a_in_registers) need_noted(thread, "fragments", p.a_registers[lane], 4 * sizeof(uint32_t));
-        if (chained) continue;
-        if (p.add)
-            need_noted(thread, "accumulators", p.d[lane], p.columns / 2 * sizeof(float));
-        else
-            forget_registers(thread, p.d[lane], p.columns / 2 * sizeof(float));
-    }
+    for (const WarpProduct& other : products.pending) chained = chained || (&other != &p && other.d[0] == p.d[0]);
     if (!chained) take_accumulators(p);
     if (work.draw(2)) {
         p.result.resize(16 * p.columns);
@@ -965,7 +797,7 @@ inline void start_product(const WarpProduct& product)
     }
 }
 
-// Ends a product that was put off.
+// Completes a pending product.
 inline void end_product(WarpProduct& p)
 {
     watch::wgmma_ended(p.watched);
@@ -978,9 +810,6 @@ inline void end_product(WarpProduct& p)
         for (unsigned lane = 0; lane < lanes_of_warp; lane++)
             memcpy(p.d[lane], &p.old[lane * p.columns / 2], p.columns / 2 * sizeof(float));
     add_to_accumulators(p, p.result.data());
-    const unsigned first_thread = this_warp() * lanes_of_warp;
-    for (unsigned lane = 0; lane < lanes_of_warp; lane++)
-        note_registers(first_thread + lane, p.d[lane], p.columns / 2 * sizeof(float), true);
 }
 
 inline void wait_for_products(unsigned n)
@@ -989,7 +818,7 @@ inline void wait_for_products(unsigned n)
     products.wait(n, end_product);
     watch::wgmma_waited(this_warp());
     if (!async_work().late) return;
-    auto& rest = products.under_way;  // those that added to a product that has ended now hold its result
+    auto& rest = products.pending;  // accumulators shared with a product that has ended hold its result now
     for (size_t i = 0; i < rest.size(); i++) {
         bool chained = rest[i].holds_old;
         for (size_t j = 0; j < i; j++) chained = chained || rest[j].d[0] == rest[i].d[0];
@@ -1038,10 +867,10 @@ inline void need_warpgroup(const char* name)
 
 }  // namespace cuda_cpu
 
-template <class... Registers> inline void wgmma_fence(Registers&... registers)
+// The registers that a fence or a wait names are for nvcc, which would move arithmetic on others across it.
+template <class... Registers> inline void wgmma_fence(Registers&...)
 {
     cuda_cpu::need_warpgroup("wgmma_fence");
-    (cuda_cpu::name_registers<cuda_cpu::AtFence>(registers), ...);
     cuda_cpu::meet_warp("wgmma_fence", nullptr, [](void* const*, unsigned lanes) {
         cuda_cpu::need_all("wgmma_fence", lanes);
         cuda_cpu::async_work().fenced[cuda_cpu::this_warp()] = true;
@@ -1055,14 +884,13 @@ inline void wgmma_commit()
         cuda_cpu::async_work().products[cuda_cpu::this_warp()].committed++;
     });
 }
-template <int N, class... Registers> inline void wgmma_wait(Registers&... registers)
+template <int N, class... Registers> inline void wgmma_wait(Registers&...)
 {
     cuda_cpu::need_warpgroup("wgmma_wait");
     cuda_cpu::meet_warp("wgmma_wait", nullptr, [](void* const*, unsigned lanes) {
         cuda_cpu::need_all("wgmma_wait", lanes);
         cuda_cpu::wait_for_products(N);
     });
-    (cuda_cpu::name_registers<cuda_cpu::AtWait>(registers), ...);
 }
 
 CUDA_CPU_INSTRUCTION void async_fence()
@@ -1089,7 +917,7 @@ CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint6
     cuda_cpu::meet_warp("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
 }
 
-// Registers are not counted here.
+// Registers are not counted.
 template <int N> inline void keep_registers()
 {
     static_assert(N >= 24 && N <= 256 && N % 8 == 0);

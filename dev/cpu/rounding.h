@@ -76,14 +76,15 @@ struct Rounding {
     }
 };
 
-inline uint64_t rounding_of_environment()
+// Returns the number in an environment variable, or `otherwise` if it is not set; ends the program if it is no number.
+inline uint64_t number_of_environment(const char* variable, uint64_t otherwise)
 {
-    const char* text = getenv("CUDA_CPU_ROUNDING");
-    if (text == nullptr) return 0;
+    const char* text = getenv(variable);
+    if (text == nullptr) return otherwise;
     char* end = nullptr;
     const uint64_t number = strtoull(text, &end, 10);
     if (*text < '0' || *text > '9' || *end != 0) {
-        fprintf(stderr, "CUDA_CPU_ROUNDING is \"%s\"; expected a whole number\n", text);
+        fprintf(stderr, "%s is \"%s\"; expected a whole number\n", variable, text);
         exit(2);
     }
     return number;
@@ -92,7 +93,7 @@ inline uint64_t rounding_of_environment()
 #ifdef CUDA_CPU_INSPECT
 constexpr Rounding rounding = Rounding::exact();   // kernels are instrumented: they must not read it from memory
 #else
-inline Rounding rounding = Rounding::of_seed(rounding_of_environment());
+inline Rounding rounding = Rounding::of_seed(number_of_environment("CUDA_CPU_ROUNDING", 0));
 inline void set_rounding(uint64_t seed) { rounding = Rounding::of_seed(seed); }
 #endif
 

@@ -1,6 +1,6 @@
-// Streams. Without a card what is handed to a stream is done at once. With one it waits in the stream's queue, and runs
-// when the seed has it run, at the latest when something waits for it; streams take turns in all the orders that CUDA
-// allows. So an event that is missing, or a buffer that is used again too early, shows as a wrong result.
+// Streams. Without a card a stream's work is done at once. On a card it waits in the stream's queue, and runs at a
+// moment that the seed draws, at the latest when something waits for it; streams run in all the orders that CUDA
+// allows. So a missing event, or a buffer that is reused too early, shows as a wrong result.
 //
 // Map: seeds · what is in a stream · capture · queues
 #pragma once
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "rounding.h"
 #include "watch.h"
 
 namespace cuda_cpu {
@@ -24,29 +25,12 @@ namespace cuda_cpu {
 // A small generator of pseudo-random numbers (splitmix64).
 struct Random {
     uint64_t state;
-    uint64_t next()
-    {
-        uint64_t z = state += 0x9e3779b97f4a7c15;
-        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-        z = (z ^ z >> 27) * 0x94d049bb133111eb;
-        return z ^ z >> 31;
-    }
+    uint64_t next() { return mixed(state += 0x9e3779b97f4a7c15); }
     unsigned below(unsigned bound) { return static_cast<unsigned>((next() >> 32) * bound >> 32); }
 };
 
-// What CUDA_CPU_SEED asks for. A card has a seed where none is given.
-inline uint64_t seed_of_environment()
-{
-    const char* text = getenv("CUDA_CPU_SEED");
-    if (text == nullptr) return card() != nullptr;
-    char* end = nullptr;
-    const uint64_t number = strtoull(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end != 0) {
-        fprintf(stderr, "CUDA_CPU_SEED is \"%s\"; expected a whole number\n", text);
-        exit(2);
-    }
-    return number;
-}
+// CUDA_CPU_SEED. A card has seed 1 by default.
+inline uint64_t seed_of_environment() { return number_of_environment("CUDA_CPU_SEED", card() != nullptr); }
 
 // The seed of the order in which blocks and threads run: 0 for the natural one.
 inline uint64_t& seed()
@@ -55,7 +39,7 @@ inline uint64_t& seed()
     return value;
 }
 
-// Whose turn it is among streams. It goes on where threads are put in their natural order for a while.
+// Draws the next stream. It stays as it is while seed 0 sets the natural order of threads.
 struct StreamOrder {
     uint64_t seed;
     Random random{seed};
@@ -72,10 +56,10 @@ inline void set_seed(uint64_t value)
     if (value != 0) stream_order() = {value};
 }
 
-// Whether fresh memory is full of NaNs.
+// Returns whether fresh memory is full of NaNs.
 inline bool fills_memory() { return seed() != 0 || (card() != nullptr && !watch::on); }
 
-// ==== what is in a stream ===============================================================================
+// ==== a stream's work ===================================================================================
 
 using Deed = std::function<cudaError_t()>;
 using Deeds = std::vector<Deed>;
@@ -94,7 +78,7 @@ struct Marker {
 using Place = std::shared_ptr<Marker>;
 
 struct Task {
-    Deed deed;                 // may be empty: then it only waits
+    Deed deed;                 // if empty, the task only waits
     std::vector<Place> after;  // places in other streams that come first
     Place place;               // of its end
     uint64_t seed;             // as it was when this was handed over
@@ -111,10 +95,11 @@ enum cudaStreamCaptureMode {
 struct CUstream_st {
     enum { free, captured, spoilt } state = free;
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
-    cuda_cpu::Deeds deeds;  // that a capture has noted
+    cuda_cpu::Deeds deeds;  // recorded by a capture
+    int priority = 0;
     bool blocking = true;   // waits for the default stream, which waits for it
     std::deque<cuda_cpu::Task> queue;
-    cuda_cpu::Place last;   // of all that was handed over
+    cuda_cpu::Place last;   // the queue's end
 };
 using cudaStream_t = CUstream_st*;
 
@@ -122,9 +107,9 @@ namespace cuda_cpu {
 
 // ==== capture ===========================================================================================
 
-// While a stream is captured, work handed to it is noted, with all its arguments as they are then, and not
-// done. Calls that wait for work, or that might, are refused, and spoil the capture: as in CUDA. (Driver API,
-// cuThreadExchangeStreamCaptureMode; Programming Guide, "Prohibited and Unhandled Operations".)
+// While a stream is captured, its work is recorded with its present arguments, and not done. Calls that wait for work,
+// or that might, are rejected and invalidate the capture, as in CUDA. (Driver API, cuThreadExchangeStreamCaptureMode;
+// Programming Guide, "Prohibited and Unhandled Operations".)
 
 // Of this host thread.
 inline thread_local std::vector<cudaStream_t> captured_streams;
@@ -138,7 +123,7 @@ inline cudaError_t note(cudaStream_t stream, Deed deed)
     return cudaSuccess;
 }
 
-// What a call that concerns one stream returns first, if it cannot be captured.
+// Returns the error of a call that concerns one stream and cannot be captured.
 inline cudaError_t refuse_captured(cudaStream_t stream, cudaError_t error = cudaErrorStreamCaptureUnsupported)
 {
     if (!in_capture(stream)) return cudaSuccess;
@@ -146,8 +131,8 @@ inline cudaError_t refuse_captured(cudaStream_t stream, cudaError_t error = cuda
     return report(error);
 }
 
-// Calls that CUDA counts as unsafe during a capture: those that allocate, free, or may wait for something. A relaxed
-// capture lets them pass.
+// Returns the error of a call that CUDA counts as unsafe during a capture: one that allocates, frees, or may wait. A
+// relaxed capture allows it.
 inline cudaError_t refuse_while_capturing()
 {
     cudaError_t error = cudaSuccess;
@@ -156,7 +141,7 @@ inline cudaError_t refuse_while_capturing()
     return error;
 }
 
-// Calls that wait for all streams, the captured one too: no capture lets them pass.
+// Returns the error of a call that waits for all streams, the captured one too: no capture allows it.
 inline cudaError_t refuse_in_any_capture()
 {
     cudaError_t error = cudaSuccess;
@@ -164,11 +149,11 @@ inline cudaError_t refuse_in_any_capture()
     return error;
 }
 
-// Work for the default stream, on which a captured stream would depend unless it was made not to.
+// Returns the error of work for the default stream, on which a captured blocking stream would depend.
 inline cudaError_t refuse_implicit(cudaStream_t stream)
 {
     cudaError_t error = cudaSuccess;
-    if (stream != nullptr || card() == nullptr) return error;
+    if (stream != nullptr) return error;
     for (cudaStream_t other : captured_streams)
         if (other->blocking) error = refuse_captured(other, cudaErrorStreamCaptureImplicit);
     return error;
@@ -176,7 +161,7 @@ inline cudaError_t refuse_implicit(cudaStream_t stream)
 
 // ==== queues ============================================================================================
 
-// Whether work waits in queues: with a card, unless the environment asks for seed 0.
+// Returns whether work waits in queues: on a card, unless CUDA_CPU_SEED is 0.
 inline bool asynchronous()
 {
     static const bool wanted = getenv("CUDA_CPU_SEED") == nullptr || seed_of_environment() != 0;
@@ -191,7 +176,7 @@ inline std::vector<cudaStream_t>& streams()
 }
 inline cudaStream_t real(cudaStream_t stream) { return stream == nullptr ? streams()[0] : stream; }
 
-// What went wrong with work that was put off: calls that wait say so.
+// The first error of queued work, which calls that wait return.
 inline cudaError_t& late_error()
 {
     static cudaError_t value = cudaSuccess;
@@ -205,7 +190,7 @@ inline bool can_run(cudaStream_t stream)
     return std::all_of(after.begin(), after.end(), [](const Place& place) { return place->reached; });
 }
 
-// Runs one piece of work. Under an odd seed mostly the same stream goes on, so that one gets far ahead of the others.
+// Runs one task. Under an odd seed mostly of the same stream, so that one gets far ahead of the others.
 inline void run_one()
 {
     static cudaStream_t favourite = nullptr;
@@ -226,7 +211,7 @@ inline void run_one()
     task.place->reach();
 }
 
-// Work waits only for what was handed over before it, so there is always a piece that can run.
+// A task waits only for earlier ones, so there is always one that can run.
 template <class Condition> inline cudaError_t run_until(Condition holds)
 {
     while (!holds()) run_one();
@@ -243,18 +228,17 @@ inline cudaError_t run_all()
     });
 }
 
-// A moment at which the device may have done some of its work: mostly none, now and then a few pieces, so that queues
-// grow.
+// Runs a few tasks now and then, mostly none, so that queues grow.
 inline void run_some()
 {
     if (stream_order().random.below(4) != 0) return;
     for (unsigned pieces = stream_order().random.below(6); pieces > 0; pieces--) run_one();
 }
 
-// Puts work into a stream's queue, behind what it waits for, and returns the place of its end.
+// Puts work into a stream's queue, behind the places that it waits for, and returns the place of its end.
 inline Place put_off(cudaStream_t stream, Deed deed, std::vector<Place> after = {})
 {
-    constexpr size_t longest_queue = 1024;  // then a launch waits, as in CUDA
+    constexpr size_t max_queue = 1024;  // then a launch waits, as in CUDA
     CUstream_st& to = *real(stream);
     for (cudaStream_t other : streams()) {
         const bool implied =
@@ -265,14 +249,14 @@ inline Place put_off(cudaStream_t stream, Deed deed, std::vector<Place> after = 
     to.queue.push_back({std::move(deed), std::move(after), to.last, seed()});
     const Place place = to.last;
     run_some();
-    run_until([&] { return to.queue.size() < longest_queue; });
+    run_until([&] { return to.queue.size() < max_queue; });
     return place;
 }
 
-// Whether work for this stream is not done at once.
+// Returns whether work for this stream is recorded or queued.
 inline bool waits(cudaStream_t stream) { return in_capture(stream) || asynchronous(); }
 
-// Work that is not done at once: for the capture or for the queue.
+// Records work in the stream's capture, or puts it into its queue.
 inline cudaError_t hand_over(cudaStream_t stream, Deed deed)
 {
     if (const cudaError_t error = refuse_implicit(stream); error != cudaSuccess) return error;
@@ -281,7 +265,7 @@ inline cudaError_t hand_over(cudaStream_t stream, Deed deed)
     return cudaSuccess;
 }
 
-// Tests choose a card in a running program; what was handed to the last one is done first.
+// Tests choose a card in a running program, after all work of the last one is done.
 inline void set_card(const std::string& key)
 {
     run_all();

@@ -1,19 +1,18 @@
-// Tests of the emulator, one claim a line; make test builds and runs them for both widths. Options: --list prints the
-// names of the tests, --only NAMES runs those whose names begin so. Other arguments are children's: see `main`.
+// Tests of the emulator. `make -C dev/cpu test` builds and runs them at widths 32 and 1. Options: --list prints the
+// names of the sections, --only NAMES runs those whose names begin so. Any other argument makes this program a child of
+// a test: see run_as_child().
 #include <cooperative_groups.h>
-#include <cooperative_groups/scan.h>
+#include <cooperative_groups/reduce.h>
 #include <cublas_v2.h>
 #include <cuda.h>
 #include <cuda/barrier>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
-#include <cuda_profiler_api.h>
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 #include <ptx.h>
 
-#include <fcntl.h>
 #include <sys/wait.h>
 
 #include <array>
@@ -41,6 +40,12 @@ static cudaError_t launch(dim3 grid, dim3 block, size_t shared_bytes, void (*ker
                           Arguments... arguments)
 {
     const cuda_cpu::Configuration configuration(grid, block, shared_bytes);
+    return cudaLaunchKernelEx(&configuration, kernel, arguments...);
+}
+template <class... Parameters, class... Arguments>
+static cudaError_t launch_on(cudaStream_t stream, unsigned grid, void (*kernel)(Parameters...), Arguments... arguments)
+{
+    const cuda_cpu::Configuration configuration(grid, 1, 0, stream);
     return cudaLaunchKernelEx(&configuration, kernel, arguments...);
 }
 
@@ -75,14 +80,14 @@ static std::pair<std::string, int> run_child(const std::string& argument, const 
 
 static bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// A child fails with this code and this text.
+// Returns whether a child ends with this exit code and this text.
 static bool child_fails(int code, const std::string& text, const std::string& argument, const std::string& before = "")
 {
     const auto [output, exit_code] = run_child(argument, before);
     return exit_code == code && contains(output, text);
 }
 
-// Whether something holds under each seed in [first, end); the natural order is seed 0.
+// Returns whether something holds under each seed in [first, end). Seed 0 is the natural order.
 template <class Check> static bool under_seeds(uint64_t first, uint64_t end, Check check)
 {
     bool holds = true;
@@ -94,6 +99,16 @@ template <class Check> static bool under_seeds(uint64_t first, uint64_t end, Che
     return holds;
 }
 template <class Check> static bool in_every_order(Check check) { return under_seeds(0, 8, check); }
+
+// Returns whether something holds on an emulated GPU; its queues are empty afterwards.
+template <class Check> static bool on(const char* card, Check check)
+{
+    cuda_cpu::set_card(card);
+    const bool holds = check();
+    cuda_cpu::set_card("");
+    cudaGetLastError();
+    return holds;
+}
 
 // ==== threads and blocks ================================================================================
 
@@ -110,27 +125,6 @@ static bool every_thread_runs_once(dim3 grid, dim3 block)
     Array<int> visits(grid.x * grid.y * grid.z * block.x * block.y * block.z);
     launch(grid, block, 0, count_visits, visits.data, grid, block);
     return visits.all_are(1);
-}
-
-// Sums a block's numbers by shuffles and shared memory.
-__global__ void reduce_block(const float* in, float* out)
-{
-    float* partial = reinterpret_cast<float*>(dynamic_shared_memory);
-    float sum = in[blockIdx.x * blockDim.x + threadIdx.x];
-    for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
-    if (threadIdx.x % WARP_SIZE == 0) partial[threadIdx.x / WARP_SIZE] = sum;
-    __syncthreads();
-    for (unsigned w = 0; w < blockDim.x / WARP_SIZE && threadIdx.x == 0; w++) out[blockIdx.x] += partial[w];
-}
-
-static bool a_block_reduces()
-{
-    constexpr unsigned blocks = 37, threads = 96;
-    Array<float> in(blocks * threads), out(blocks);
-    std::vector<float> expected(blocks);
-    for (unsigned i = 0; i < in.size; i++) expected[i / threads] += in[i] = static_cast<float>(i % 101);
-    launch(blocks, threads, threads * sizeof(float), reduce_block, in.data, out.data);
-    return out.values() == expected;
 }
 
 __global__ void vote(int* result)
@@ -173,24 +167,6 @@ static bool missing_barrier_shows()
     return wrong;
 }
 
-__global__ void note_order(int* order, int* place)
-{
-    for (int round = 0; round < 2; round++) {
-        const unsigned at = static_cast<unsigned>(atomicAdd(&place[blockIdx.x], 1)) % blockDim.x;
-        order[blockIdx.x * blockDim.x + at] += static_cast<int>(threadIdx.x) * (round == 0 ? 1 : 1000);
-        __syncthreads();
-    }
-}
-
-static std::vector<int> order_under(uint64_t seed)
-{
-    Array<int> order(4 * 64), place(4);
-    cuda_cpu::set_seed(seed);
-    launch(4, 64, 0, note_order, order.data, place.data);
-    cuda_cpu::set_seed(0);
-    return order.values();
-}
-
 // Reads shared memory, dynamic and static, that no thread of this block has written.
 __global__ void read_unwritten(float* out)
 {
@@ -206,7 +182,6 @@ static void test_blocks()
               return every_thread_runs_once({5, 3, 2}, {4, 3, 5}) && every_thread_runs_once(1, 1) &&
                      every_thread_runs_once(1000, 1) && every_thread_runs_once(3, 1024);
           }));
-    claim("a block of 96 threads reduces through shuffles and shared memory", in_every_order(a_block_reduces));
     claim("votes at a barrier: count, or, and", in_every_order([] {
               Array<int> result(100);
               launch(1, 100, 0, vote, result.data);
@@ -221,8 +196,6 @@ static void test_blocks()
           }));
     claim("a missing barrier shows under some seed, but not in the natural order",
           !missing_barrier_shows() && !under_seeds(1, 10, [] { return !missing_barrier_shows(); }));
-    claim("one seed gives one order of threads, another gives another",
-          order_under(7) == order_under(7) && order_under(7) != order_under(8) && order_under(7) != order_under(0));
     Array<float> out(2);
     for (int run = 0; run < 2; run++) launch(1, 1, 4, read_unwritten, out.data);
     claim("under a seed unwritten shared memory, dynamic and static, is NaN",
@@ -304,7 +277,7 @@ static void test_warps()
           }));
 }
 
-// ==== what ends the program =============================================================================
+// ==== errors that end the program, and workers ==========================================================
 
 __global__ void half_wait(float* out)
 {
@@ -343,7 +316,7 @@ static void test_deaths()
     if (WARP_SIZE == 32)
         claim("a deadlock is reported with kernel, block and threads",
               child_fails(1,
-                          "of (2, 3, 1), 96 x 1 x 1 threads: deadlock: no thread can go on\n"
+                          "of (2, 3, 1), 96 x 1 x 1 threads: deadlock: no thread can continue\n"
                           "  threads 0-4, 6-63: in __syncthreads\n"
                           "  threads 5: in __shfl_xor_sync with mask 0xffffffff\n  threads 64-95: ended",
                           "deadlock") &&
@@ -351,7 +324,7 @@ static void test_deaths()
 #ifdef __SANITIZE_ADDRESS__
     claim("AddressSanitizer sees a write past the launch's shared memory",
           contains(run_child("shared").first, "use-after-poison"));
-    claim("AddressSanitizer sees a write past what cudaMalloc gave",
+    claim("AddressSanitizer sees a write past a block of cudaMalloc",
           contains(run_child("global").first, "heap-buffer-overflow"));
 #else
     claim("a thread that needs too much stack is named",
@@ -359,9 +332,7 @@ static void test_deaths()
 #endif
 }
 
-// ==== workers ===========================================================================================
-
-// Prints how many workers there are, this program's further arguments, a line of its input, and which file is its next.
+// Prints the number of workers, this program's further arguments and a line of its input.
 static int print_workers(int argc, char** argv)
 {
     cudaSetDevice(0);
@@ -369,42 +340,17 @@ static int print_workers(int argc, char** argv)
     for (int i = 2; i < argc; i++) printf("[%s]", argv[i]);
     char line[100];
     if (fgets(line, sizeof(line), stdin) != nullptr) printf(" %s", line);
-    printf("next file %d\n", open("/dev/null", O_RDONLY));
     return 0;
-}
-
-// The output of a child with these variables, no others about waiting, and the word "input" to read.
-static std::string child_with(const std::string& variables, const std::string& argument = "workers")
-{
-    return run_child(argument, "echo input | env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY " + variables).first;
-}
-
-// The turns for which libgomp spins, as it prints itself when it is loaded: the last time, where that is twice.
-static long turns_of_spinning(const std::string& variables)
-{
-    const std::string output = child_with(variables + " OMP_DISPLAY_ENV=verbose"), name = "GOMP_SPINCOUNT = '";
-    const size_t at = output.rfind(name);
-    return at == output.npos ? -1 : atol(output.c_str() + at + name.size());
 }
 
 static void test_workers()
 {
-#ifndef KMP_VERSION_MAJOR  // LLVM's OpenMP has no such variable
-    const long turns = turns_of_spinning("OMP_NUM_THREADS=2");
-    const double ns = turns * cuda_cpu::ns_of_a_turn();
-    claim("waiting workers spin for a while and then sleep", ns > cuda_cpu::spin_ns / 4 && ns < cuda_cpu::spin_ns * 4);
-    claim("OMP_WAIT_POLICY and GOMP_SPINCOUNT of the user are kept; a program of one worker starts once",
-          turns_of_spinning("OMP_NUM_THREADS=2 GOMP_SPINCOUNT=7") == 7 &&
-              turns_of_spinning("OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive") == 0 &&
-              turns_of_spinning("OMP_NUM_THREADS=1") > turns);
-#endif
-    const std::string argument = "workers a '' 'two words'", variables = "OMP_NUM_THREADS=2 CUDA_CPU_THREADS=3";
-    const std::string twice = child_with(variables, argument);
-    claim("a program that starts again keeps its arguments, variables and input, and no file stays open",
-          contains(twice, "3 workers, [a][][two words] input\n") &&
-              twice == child_with(variables + " GOMP_SPINCOUNT=7", argument));
+    const std::string before = "echo input | env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY OMP_NUM_THREADS=2 ";
+    claim("a program that starts again with shorter spins keeps its arguments, variables and input",
+          run_child("workers a '' 'two words'", before + "CUDA_CPU_THREADS=3").first ==
+              "3 workers, [a][][two words] input\n");
     for (const char* number : {"0", "1025", "-1", "two", "2x", "''"})
-        claim(std::string("CUDA_CPU_THREADS=") + number + " is refused",
+        claim(std::string("CUDA_CPU_THREADS=") + number + " is rejected",
               child_fails(2, "expected a whole number from 1 to 1024", "workers",
                           std::string("CUDA_CPU_THREADS=") + number));
 }
@@ -423,8 +369,7 @@ __global__ void takes_arguments(double* out, float x, const int* y, __nv_bfloat1
 {
     *out = x + *y + static_cast<float>(z);
 }
-
-// 48 KiB of shared memory are there without asking, `most` by opt-in, and not a byte more.
+// 48 KiB of shared memory are available without opt-in, `most` with it, and not a byte more.
 static bool shared_memory_ends_at(size_t most)
 {
     constexpr auto dynamic = cudaFuncAttributeMaxDynamicSharedMemorySize;
@@ -460,40 +405,63 @@ static bool memory_is_counted()
 
 static bool events_measure_time()
 {
-    cudaEvent_t begin, end;
+    cudaEvent_t begin, end, untimed;
     float milliseconds = -1;
     cudaEventCreate(&begin);
-    cudaEventCreateWithFlags(&end, cudaEventDefault);
+    cudaEventCreate(&end);
+    cudaEventCreateWithFlags(&untimed, cudaEventDisableTiming);
     bool right = cudaEventElapsedTime(&milliseconds, begin, end) == cudaErrorInvalidResourceHandle;
     cudaEventRecord(begin);
     usleep(2000);
     cudaEventRecord(end);
-    right = right && cudaEventElapsedTime(&milliseconds, begin, end) == cudaSuccess && milliseconds >= 2;
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    return right && milliseconds < 1000;
+    cudaEventRecord(untimed);
+    right = right && cudaEventElapsedTime(&milliseconds, begin, end) == cudaSuccess && milliseconds >= 2 &&
+            milliseconds < 1000;
+    right = right && cudaEventElapsedTime(&milliseconds, begin, untimed) == cudaErrorInvalidResourceHandle;
+    for (cudaEvent_t event : {begin, end, untimed}) cudaEventDestroy(event);
+    return right;
+}
+
+__device__ int device_counter = 5;
+__constant__ float device_table[4];
+__global__ void read_symbols(float* out)
+{
+    out[threadIdx.x] = device_table[threadIdx.x];
+    if (threadIdx.x == 0) device_counter++;
+}
+static bool symbols_are_copied()
+{
+    const float table[] = {1, 2, 3, 4};
+    Array<float> out(4);
+    int counter = 0;
+    const bool copied = cudaMemcpyToSymbol(device_table, table, sizeof(table)) == cudaSuccess &&
+                        cudaMemcpyToSymbol(device_table, table, 4, 12) == cudaSuccess &&
+                        cudaMemcpyToSymbol(device_table, table, 8, 12) == cudaErrorInvalidValue;
+    launch(1, 4, 0, read_symbols, out.data);
+    return copied && cudaMemcpyFromSymbol(&counter, device_counter, sizeof(int)) == cudaSuccess && counter == 6 &&
+           out.values() == std::vector<float>({1, 2, 3, 1});
 }
 
 static void test_host()
 {
-    claim("too much shared memory is refused, what was asked for is there", shared_memory_ends_at(227 << 10));
+    claim("too much shared memory is rejected, what was asked for is available", shared_memory_ends_at(227 << 10));
     bool right = true;
     for (dim3 grid : {dim3(0), dim3(1, 65536), dim3(1, 1, 65536), dim3(1, 0)})
         right = right && launch(grid, 1, 0, nothing) == cudaErrorInvalidConfiguration;
     for (dim3 block : {dim3(0), dim3(1025), dim3(32, 33), dim3(1, 1, 65)})
         right = right && launch(1, block, 0, nothing) == cudaErrorInvalidConfiguration;
-    claim("grids and blocks out of bounds are refused", right && cudaGetLastError() == cudaErrorInvalidConfiguration);
+    claim("grids and blocks out of bounds are rejected", right && cudaGetLastError() == cudaErrorInvalidConfiguration);
     Array<double> sum(1);
     Array<int> two(1);
     two[0] = 2;
     launch(1, 1, 0, takes_arguments, sum.data, 1, two.data, 0.5f);
     claim("arguments are converted to the kernel's parameters", sum[0] == 3.5);
-    claim("memory is counted, aligned, refused beyond what the machine has available", memory_is_counted());
-    std::vector<int> from(3 << 20), to(3 << 20);
-    for (size_t i = 0; i < from.size(); i++) from[i] = static_cast<int>(i * i);
-    cudaMemcpy(to.data(), from.data(), from.size() * sizeof(int), cudaMemcpyDeviceToHost);
-    claim("a copy of 12 MiB is complete", from == to);
-    claim("events measure time", events_measure_time());
+    cuda_cpu::launch(takes_arguments, {0, 1})(sum.data, 1, two.data, 0.5f);
+    claim("a rejected launch of <<<>>> leaves its error for cudaGetLastError",
+          cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
+    claim("memory is counted, aligned, and rejected beyond what the machine has available", memory_is_counted());
+    claim("variables of the device are copied to and from, within their bounds", symbols_are_copied());
+    claim("events measure time, but those without timing do not", events_measure_time());
     cudaDeviceProp p;
     int value = 0;
     claim("the device describes itself",
@@ -501,7 +469,7 @@ static void test_host()
               cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0) == cudaSuccess &&
               value == omp_get_max_threads() && cudaSetDevice(1) == cudaErrorInvalidDevice);
     if (cuda_cpu::has_launch_bounds)
-        claim("__launch_bounds__ bounds a block's threads; without it there may be 1024",
+        claim("__launch_bounds__ limits a block's threads; without it the limit is 1024",
               launch(1, 96, 0, bounded) == cudaSuccess && launch(1, 97, 0, bounded) == cudaErrorInvalidValue &&
                   launch(1, {32, 4}, 0, bounded_by<64>) == cudaSuccess &&
                   launch(1, {43, 3}, 0, bounded_by<64>) == cudaErrorInvalidValue &&
@@ -518,13 +486,6 @@ __global__ void scale_by(float* x, Scale scale, const float* device_factor)
     x[blockIdx.x] *= scale.factor * *device_factor;
 }
 __global__ void add_one(float* x) { x[blockIdx.x] += 1; }
-
-template <class... Parameters, class... Arguments>
-static cudaError_t launch_on(cudaStream_t stream, unsigned grid, void (*kernel)(Parameters...), Arguments... arguments)
-{
-    const cuda_cpu::Configuration configuration(grid, 1, 0, stream);
-    return cudaLaunchKernelEx(&configuration, kernel, arguments...);
-}
 
 // Captures what `work` gives to a stream; returns the graph, ready to launch, or null and the error.
 template <class Work> static cudaGraphExec_t captured(cudaStream_t stream, cudaError_t& error, Work work)
@@ -563,43 +524,12 @@ static void test_replay(cudaStream_t stream)
     claim("after the capture the stream works again", x.all_are(16));
 }
 
-static void test_refused_in_capture(cudaStream_t stream)
-{
-    Array<float> x(4), y(4);
-    void* block = nullptr;
-    const std::pair<const char*, std::function<cudaError_t()>> refused[] = {
-        {"cudaStreamSynchronize", [&] { return cudaStreamSynchronize(stream); }},
-        {"cudaStreamQuery", [&] { return cudaStreamQuery(stream); }},
-        {"cudaDeviceSynchronize", [] { return cudaDeviceSynchronize(); }},
-        {"cudaMalloc", [&] { return cudaMalloc(&block, 16); }},
-        {"cudaFree", [&] { return cudaFree(nullptr); }},
-        {"cudaMallocHost", [&] { return cudaMallocHost(&block, 16); }},
-        {"cudaFreeHost", [&] { return cudaFreeHost(nullptr); }},
-        {"cudaMemcpy", [&] { return cudaMemcpy(y.data, x.data, 4, cudaMemcpyDeviceToDevice); }},
-        {"cudaMemset", [&] { return cudaMemset(y.data, 0, 4); }}};
-    std::string wrong;
-    for (const auto& [name, refused_call] : refused) {
-        const auto& call = refused_call;  // a lambda may not name a part of a pair, in C++17
-        cudaError_t error = cudaSuccess, during = cudaSuccess, after = cudaSuccess;
-        const cudaGraphExec_t graph = captured(stream, error, [&] {
-            launch_on(stream, 4, add_one, y.data);
-            during = call();
-            after = launch_on(stream, 4, add_one, y.data);
-        });
-        const bool invalidated = after == cudaErrorStreamCaptureInvalidated && error == after && graph == nullptr;
-        if (during != cudaErrorStreamCaptureUnsupported || !invalidated || !y.all_are(0))
-            wrong += std::string(" ") + name;
-    }
-    claim("calls that wait or might wait are refused in a capture, and invalidate it:" + wrong, wrong.empty());
-}
-
 static void test_graphs()
 {
     cudaStream_t stream, other;
     cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
     test_replay(stream);
-    test_refused_in_capture(stream);
 
     cudaEvent_t outside, inside;
     cudaEventCreate(&outside);
@@ -609,10 +539,10 @@ static void test_graphs()
     bool right = true;
     float ms = 0;
     captured(stream, error, [&] { right = cudaStreamWaitEvent(stream, outside) == cudaErrorStreamCaptureIsolation; });
-    claim("waiting for an event from outside is refused too", right && error == cudaErrorStreamCaptureInvalidated);
+    claim("waiting for an event from outside is rejected too", right && error == cudaErrorStreamCaptureInvalidated);
     const cudaGraphExec_t graph = captured(stream, error, [&] {
         cudaEventRecord(inside, stream);
-        right = cudaStreamWaitEvent(stream, inside) == cudaSuccess && cudaStreamSynchronize(other) == cudaSuccess &&
+        right = cudaStreamWaitEvent(stream, inside) == cudaSuccess &&
                 cudaStreamWaitEvent(other, outside) == cudaSuccess;
     });
     claim("an event of the capture, and other streams, may be used",
@@ -636,7 +566,7 @@ static void test_graphs()
 
 // ==== numbers ===========================================================================================
 
-// The largest error of a function in [first, last) in units of the last place.
+// Returns the largest error of a function in [first, last) in units of the last place.
 template <class Function, class Exact> static double ulps(float first, float last, float step, Function f, Exact exact)
 {
     double worst = 0;
@@ -650,7 +580,7 @@ template <class Function, class Exact> static double ulps(float first, float las
 static void test_numbers()
 {
     const float infinity = INFINITY, nan = NAN, tenth = 0.1f;
-    claim("__expf is within 2 units in the last place, right at infinity and NaN",
+    claim("__expf is within 2 units in the last place, correct at infinity and NaN",
           ulps(-87.3f, 88.72f, 0.0007f, __expf, [](double x) { return std::exp(x); }) < 2 && __expf(-infinity) == 0 &&
               __expf(-88) == 0 && __expf(infinity) == infinity && __expf(89) == infinity && std::isnan(__expf(nan)) &&
               __expf(0) == 1);
@@ -673,9 +603,8 @@ static void test_numbers()
           __float2int_rn(2.5f) == 2 && __float2int_rz(-2.5f) == -2 && __float2int_ru(2.1f) == 3 &&
               __float2int_rd(-2.1f) == -3 && __float2int_rn(3e9f) == 2147483647 && __float2uint_rz(-1) == 0 &&
               __float2int_rz(nan) == 0);
-    claim("ranges nest and close", nvtxRangePushA("a") == 0 && nvtxRangePushA("b") == 1 && nvtxRangePop() == 1 &&
-                                       nvtxRangePop() == 0 && nvtxRangePop() == -2);
-    static_assert(sizeof(double2) == 16 && alignof(double2) == 16 && alignof(uchar4) == 4 && sizeof(char3) == 3);
+    static_assert(sizeof(double2) == 16 && alignof(double2) == 16 && alignof(uchar4) == 4 && sizeof(char3) == 3 &&
+                  alignof(float4) == 16 && alignof(float2) == 8 && alignof(int3) == 4);
 }
 
 // ---- 16 and 8 bits, from their definition, in double
@@ -694,8 +623,8 @@ struct Format {
 constexpr Format bf16_format{7, 127, 0x7f7f}, half_format{10, 15, 0x7bff}, e4m3_format{3, 7, 0x7e},
     e5m2_format{2, 15, 0x7b};
 
-// Whether `encode` (to a code of `bits` bits) rounds to nearest, ties to even, at and beside each code and each middle
-// between two, with both signs; what rounds to more than the largest becomes `beyond`. And `decode` inverts it.
+// Returns whether `encode` (to a code of `bits` bits) rounds to nearest, ties to even, at and beside each code and each
+// middle between two, with both signs; what rounds to more than the largest becomes `beyond`. And `decode` inverts it.
 template <class Encode, class Decode>
 static bool rounds_to_nearest(const Format& f, int bits, int beyond, Encode encode, Decode decode)
 {
@@ -717,7 +646,7 @@ static bool rounds_to_nearest(const Format& f, int bits, int beyond, Encode enco
     return right && encode(0.0) == 0 && encode(-0.0) == sign;
 }
 
-// Packs of 16 against one at a time: every upper half of a float with some lower halves, and every code.
+// Compares packs of 16 with one at a time: every upper half of a float with some lower halves, and every code.
 template <class T> static bool packs_agree()
 {
     using Code = std::conditional_t<sizeof(T) == 1, uint8_t, uint16_t>;
@@ -755,19 +684,16 @@ static void test_short_floats()
     for (const auto kind : {__NV_E4M3, __NV_E5M2}) {
         const bool is_e4m3 = kind == __NV_E4M3;
         const Format& format = is_e4m3 ? e4m3_format : e5m2_format;
-        const auto saturated = [=](double x) { return int{__nv_cvt_double_to_fp8(x, __NV_SATFINITE, kind)}; };
-        const auto other = [=](double x) {
-            return int{__nv_cvt_float_to_fp8(static_cast<float>(x), __NV_NOSAT, kind)};
+        const auto encoder = [=](__nv_saturation_t saturation) {
+            return [=](double x) { return int{__nv_cvt_float_to_fp8(static_cast<float>(x), saturation, kind)}; };
         };
         const auto decode = [=](int code) { return cuda_cpu::float_of_fp8(static_cast<unsigned char>(code), kind); };
+        const auto saturated = encoder(__NV_SATFINITE), other = encoder(__NV_NOSAT);
         claim(std::string(is_e4m3 ? "E4M3" : "E5M2") +
                   " likewise; too large: the largest, or without saturation NaN or infinity",
               rounds_to_nearest(format, 8, format.largest, saturated, decode) &&
-                  rounds_to_nearest(format, 8, is_e4m3 ? 0x7f : 0x7c, other, decode));
-        const double just_more = (format.value(0x30) + format.value(0x31)) / 2 * (1 + DBL_EPSILON);
-        claim("... a double is not rounded twice", saturated(just_more) == 0x31 && other(just_more) == 0x30);
-        claim("... NaN",
-              std::isnan(decode(0x7f)) && std::isnan(decode(0xff)) && saturated(NAN) == 0x7f && other(NAN) == 0x7f);
+                  rounds_to_nearest(format, 8, is_e4m3 ? 0x7f : 0x7c, other, decode) && std::isnan(decode(0x7f)) &&
+                  std::isnan(decode(0xff)) && saturated(NAN) == 0x7f && other(NAN) == 0x7f);
     }
     claim("NaN has one code in bfloat16 and in half", bf16(NAN) == 0x7fff && bf16(-NAN) == 0x7fff &&
                                                           half(NAN) == 0x7fff && std::isnan(of_bf16(0x7fff)) &&
@@ -781,46 +707,45 @@ static void test_short_floats()
           static_cast<float>(pair.x * pair.y) == -3.375f && __bfloat1622float2(pair).x == 1.5f && sizeof(pair) == 4 &&
               static_cast<float>(one + __half(0.0004f)) == 1 && std::isinf(__half2float(large + large)) &&
               static_cast<float>(__hfma(__half(0.0321f), __half(0.0321f), one)) == 1.0009765625f &&
-              static_cast<float>(__low2half(__floats2half2_rn(2, 3) * __float2half2_rn(0.5f))) == 1 &&
+              static_cast<float>((__floats2half2_rn(2, 3) * __float2half2_rn(0.5f)).x) == 1 &&
               __nv_cvt_float2_to_fp8x2({1, -2}, __NV_SATFINITE, __NV_E4M3) == 0xc038);
 }
 
 // ==== matrix products ===================================================================================
 
-// Element i of an array of this type, as a float.
-static float element(cudaDataType_t type, const std::vector<char>& bytes, size_t i)
-{
-    switch (type) {
-    case CUDA_R_16F: return reinterpret_cast<const __half*>(bytes.data())[i];
-    case CUDA_R_16BF: return reinterpret_cast<const __nv_bfloat16*>(bytes.data())[i];
-    case CUDA_R_8F_E4M3: return static_cast<float>(reinterpret_cast<const __nv_fp8_e4m3*>(bytes.data())[i]);
-    case CUDA_R_8F_E5M2: return static_cast<float>(reinterpret_cast<const __nv_fp8_e5m2*>(bytes.data())[i]);
-    default: return reinterpret_cast<const float*>(bytes.data())[i];
-    }
-}
-static void set_element(cudaDataType_t type, std::vector<char>& bytes, size_t i, float x)
-{
-    switch (type) {
-    case CUDA_R_16F: reinterpret_cast<__half*>(bytes.data())[i] = x; break;
-    case CUDA_R_16BF: reinterpret_cast<__nv_bfloat16*>(bytes.data())[i] = x; break;
-    case CUDA_R_8F_E4M3: reinterpret_cast<__nv_fp8_e4m3*>(bytes.data())[i] = __nv_fp8_e4m3(x); break;
-    case CUDA_R_8F_E5M2: reinterpret_cast<__nv_fp8_e5m2*>(bytes.data())[i] = __nv_fp8_e5m2(x); break;
-    default: reinterpret_cast<float*>(bytes.data())[i] = x;
-    }
-}
-
 // An array of random numbers of a type.
 struct Numbers {
     cudaDataType_t type;
     std::vector<char> bytes;
+
     Numbers(cudaDataType_t type_, size_t count, std::mt19937& random) : type(type_), bytes(count * sizeof(float))
     {
         std::uniform_real_distribution<float> uniform(-1, 1);
-        for (size_t i = 0; i < count; i++) set_element(type, bytes, i, uniform(random));
+        for (size_t i = 0; i < count; i++)
+            visit(bytes.data(), i, [&](auto& x) { x = std::decay_t<decltype(x)>(uniform(random)); });
     }
-    double operator[](int64_t i) const { return element(type, bytes, static_cast<size_t>(i)); }
+    double operator[](int64_t i) const
+    {
+        double value = 0;
+        visit(const_cast<char*>(bytes.data()), static_cast<size_t>(i), [&](auto& x) { value = static_cast<float>(x); });
+        return value;
+    }
+
+private:
+    // Calls use(element i) with the element's type.
+    template <class Use> void visit(char* data, size_t i, Use use) const
+    {
+        switch (type) {
+        case CUDA_R_16F: return use(reinterpret_cast<__half*>(data)[i]);
+        case CUDA_R_16BF: return use(reinterpret_cast<__nv_bfloat16*>(data)[i]);
+        case CUDA_R_8F_E4M3: return use(reinterpret_cast<__nv_fp8_e4m3*>(data)[i]);
+        case CUDA_R_8F_E5M2: return use(reinterpret_cast<__nv_fp8_e5m2*>(data)[i]);
+        default: return use(reinterpret_cast<float*>(data)[i]);
+        }
+    }
 };
 
+static double gelu(double z) { return 0.5 * z * (1 + std::tanh(std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z))); }
 static double gelu_derivative(double z)
 {
     const double c = std::sqrt(2 / M_PI), t = std::tanh(c * (z + 0.044715 * z * z * z));
@@ -829,14 +754,13 @@ static double gelu_derivative(double z)
 
 constexpr uint32_t writes_aux = CUBLASLT_EPILOGUE_GELU_AUX, has_gelu = 32, has_derivative = 64, has_bias = 4;
 
-// One call of cublasLtMatmul and what it should give.
+// One call of cublasLtMatmul and its expected result.
 struct Product {
     cudaDataType_t a_type, b_type, d_type;
     int m = 70, n = 45, k = 333, batch = 1, pad = 0;   // pad: rows between columns that are not the matrix's
     bool transpose_a = false, transpose_b = false, float_bias = false, scaled = false;
     float alpha = 1, beta = 0, scale_a = 1, scale_b = 1;
     uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    int8_t fast_sums = 0;
     cuda_cpu::Algorithm algorithm = cuda_cpu::Algorithm::fast;
     std::vector<char> d_bytes = {};   // D as error() found it
 
@@ -852,22 +776,16 @@ struct Product {
     bool run(const Numbers& a, const Numbers& b, Numbers& d, Numbers& aux, const Numbers& bias)
     {
         cublasLtContext handle;
-        cublasLtMatmulDesc_t desc;
-        cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-        const auto set = [&](cublasLtMatmulDescAttributes_t attribute, auto value) {
-            cublasLtMatmulDescSetAttribute(desc, attribute, &value, sizeof(value));
-        };
-        set(CUBLASLT_MATMUL_DESC_TRANSA, transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
-        set(CUBLASLT_MATMUL_DESC_TRANSB, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
-        set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
-        set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias.bytes.data()));
-        set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias.type);
-        set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<void*>(aux.bytes.data()));
-        set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t{ldd()});
-        set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast_sums);
+        cublasLtMatmulDescOpaque_t desc{CUBLAS_COMPUTE_32F, CUDA_R_32F};
+        desc.transpose_a = transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+        desc.transpose_b = transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+        desc.epilogue = epilogue;
+        desc.bias = bias.bytes.data();
+        desc.bias_type = bias.type;
+        desc.aux = aux.bytes.data();
+        desc.aux_ld = ldd();
         float scales[] = {NAN, NAN};   // read when the product runs
-        if (scaled) set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scales[0]);
-        if (scaled) set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &scales[1]);
+        if (scaled) desc.scale_a = &scales[0], desc.scale_b = &scales[1];
         const auto layout = [&](cudaDataType_t type, int rows, int columns, int64_t ld, int64_t stride) {
             return cublasLtMatrixLayoutOpaque_t{static_cast<uint32_t>(type), static_cast<uint64_t>(rows),
                                                 static_cast<uint64_t>(columns), ld, batch, stride};
@@ -877,7 +795,7 @@ struct Product {
         auto ld = layout(d_type, m, n, ldd(), stride_d());
         cublasLtMatmulHeuristicResult_t found{};
         int count = 0;
-        cublasLtMatmulAlgoGetHeuristic(&handle, desc, &la, &lb, &ld, &ld, nullptr, 1, &found, &count);
+        cublasLtMatmulAlgoGetHeuristic(&handle, &desc, &la, &lb, &ld, &ld, nullptr, 1, &found, &count);
         found.algo.data[0] = static_cast<uint64_t>(algorithm);
         scales[0] = scale_a;
         scales[1] = scale_b;
@@ -885,19 +803,17 @@ struct Product {
         const auto multiply = [&] {
             d.bytes = d_before;
             aux.bytes = aux_before;
-            return count == 1 && cublasLtMatmul(&handle, desc, &alpha, a.bytes.data(), &la, b.bytes.data(), &lb, &beta,
+            return count == 1 && cublasLtMatmul(&handle, &desc, &alpha, a.bytes.data(), &la, b.bytes.data(), &lb, &beta,
                                                 d.bytes.data(), &ld, d.bytes.data(), &ld, &found.algo, nullptr, 0,
                                                 nullptr) == CUBLAS_STATUS_SUCCESS;
         };
         const bool first = multiply();
         const auto first_d = d.bytes, first_aux = aux.bytes;
-        const bool same = multiply() && first && d.bytes == first_d && aux.bytes == first_aux;
-        cublasLtMatmulDescDestroy(desc);
-        return same;
+        return multiply() && first && d.bytes == first_d && aux.bytes == first_aux;
     }
 
-    // The largest error in units of what rounding allows; infinite if it fails, differs when repeated, or changes more
-    // than D.
+    // Returns the largest error in units of what rounding allows; infinity if the call fails, if its bits differ when
+    // it is repeated, or if it changes more than D.
     double error()
     {
         std::mt19937 random(3);
@@ -912,52 +828,33 @@ struct Product {
         d_bytes = d.bytes;
         const double epsilon = d_type == CUDA_R_32F ? 0x1p-21 : d_type == CUDA_R_16F ? 0x1p-11 : 0x1p-8;
         double worst = 0;
-        const auto compare = [&](double got, double expected, double allowed) {
-            worst = std::max(worst, std::isnan(got) ? INFINITY : std::fabs(got - expected) / (epsilon * allowed));
+        const auto compare = [&](double found, double expected, double allowed) {
+            worst = std::max(worst, std::isnan(found) ? INFINITY : std::fabs(found - expected) / (epsilon * allowed));
         };
-        const auto untouched = [&](double got, double before) { worst = got == before ? worst : INFINITY; };
-        for (int64_t g = 0; g < batch; g++)
-            for (int64_t j = 0; j < n; j++)
-                for (int64_t i = 0; i < ldd(); i++) {
-                    const int64_t in_one = j * ldd() + i, at = g * stride_d() + in_one;
-                    if (i >= m) {
-                        untouched(d[at], old_d[at]);
-                        untouched(aux[in_one], old_aux[in_one]);
-                        continue;
-                    }
-                    double sum = 0, size = 0;
-                    for (int64_t l = 0; l < k; l++) {
-                        const double term = a[g * stride_a() + (transpose_a ? i * lda() + l : l * lda() + i)] *
-                                            b[g * stride_b() + (transpose_b ? l * ldb() + j : j * ldb() + l)];
-                        sum += term;
-                        size += std::fabs(term);
-                    }
-                    const double factor = double{alpha} * scale_a * scale_b;
-                    double x = factor * sum + beta * old_d[at] + (epilogue & has_bias ? bias[i] : 0);
-                    const double allowed = 1 + std::fabs(x) + (d_type == CUDA_R_32F ? std::fabs(factor) * size / 4 : 0);
-                    const bool new_aux = (epilogue & writes_aux) == writes_aux;
-                    if (new_aux) compare(aux[in_one], x, allowed);
-                    else untouched(aux[in_one], old_aux[in_one]);
-                    if (epilogue & has_derivative) x *= gelu_derivative(old_aux[in_one]);
-                    else if (epilogue & has_gelu)
-                        x *= 0.5 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-                    compare(d[at], x, 2 * allowed);
-                }
+        for (int64_t place = 0; place < stride_d() * batch; place++) {
+            const int64_t g = place / stride_d(), in_one = place % stride_d(), j = in_one / ldd(), i = in_one % ldd();
+            const bool new_aux = i < m && (epilogue & writes_aux) == writes_aux;
+            if (!new_aux && aux[in_one] != old_aux[in_one]) return INFINITY;
+            if (i >= m && d[place] != old_d[place]) return INFINITY;
+            if (i >= m) continue;
+            double sum = 0, size = 0;
+            for (int64_t l = 0; l < k; l++) {
+                const double term = a[g * stride_a() + (transpose_a ? i * lda() + l : l * lda() + i)] *
+                                    b[g * stride_b() + (transpose_b ? l * ldb() + j : j * ldb() + l)];
+                sum += term;
+                size += std::fabs(term);
+            }
+            const double factor = double{alpha} * scale_a * scale_b;
+            double x = factor * sum + beta * old_d[place] + (epilogue & has_bias ? bias[i] : 0);
+            const double allowed = 1 + std::fabs(x) + (d_type == CUDA_R_32F ? std::fabs(factor) * size / 4 : 0);
+            if (new_aux) compare(aux[in_one], x, allowed);
+            if (epilogue & has_derivative) x *= gelu_derivative(old_aux[in_one]);
+            else if (epilogue & has_gelu) x = gelu(x);
+            compare(d[place], x, 2 * allowed);
+        }
         return worst;
     }
 };
-
-// The largest error of a product that each of these functions changes, one after another.
-using Changes = std::vector<std::function<void(Product&)>>;
-static double worst_of(Product p, const Changes& changes)
-{
-    double worst = 0;
-    for (const auto& change : changes) {
-        change(p);
-        worst = std::max(worst, p.error());
-    }
-    return worst;
-}
 
 constexpr cuda_cpu::Algorithm other_algorithms[] = {cuda_cpu::Algorithm::plain, cuda_cpu::Algorithm::slow,
                                                     cuda_cpu::Algorithm::in_place};
@@ -965,23 +862,21 @@ constexpr cuda_cpu::Algorithm other_algorithms[] = {cuda_cpu::Algorithm::plain, 
 static void test_products(cudaDataType_t in, cudaDataType_t out, const std::string& types)
 {
     const Product first{in, in, out};
-    const Changes sizes = {[](Product& p) { p.m = 70, p.n = 45, p.k = 333; },
-                           [](Product& p) { p.m = 1, p.n = 7, p.k = 1; },
-                           [](Product& p) { p.m = 128, p.n = 256, p.k = 512, p.alpha = 0.125f; },
-                           [](Product& p) { p.m = 300, p.n = 1, p.k = 334; },  // a single column has code of its own
-                           [](Product& p) { p.m = 7, p.n = 1, p.k = 5; }};
+    // A single column has code of its own.
+    constexpr std::array<int, 3> sizes[] = {{70, 45, 333}, {1, 7, 1}, {128, 256, 512}, {300, 1, 334}, {7, 1, 5}};
     double forms = 0, epilogues = 0, batches = 0, algorithms = 0;
-    for (int bits = 0; bits < 8; bits++) {
+    for (int bits = 0; bits < 16; bits++) {
         Product p = first;
-        p.transpose_a = bits & 1, p.transpose_b = bits & 2, p.pad = bits & 4 ? 11 : 0;
-        for (float beta : {0.0f, 1.0f}) {
-            p.beta = beta;
-            forms = std::max(forms, worst_of(p, sizes));
+        p.transpose_a = bits & 1, p.transpose_b = bits & 2, p.pad = bits & 4 ? 11 : 0, p.beta = bits & 8 ? 1 : 0;
+        for (const auto& [m, n, k] : sizes) {
+            p.m = m, p.n = n, p.k = k, p.alpha = k == 512 ? 0.125f : 1;
+            forms = std::max(forms, p.error());
         }
-        p.m = 33, p.n = 20, p.k = 64, p.batch = 5;
-        batches = std::max(batches, p.error());
-        p.batch = 1 + omp_get_max_threads() / 2;
-        batches = std::max(batches, p.error());
+        p.m = 33, p.n = 20, p.k = 64;
+        for (int batch : {5, 1 + omp_get_max_threads() / 2}) {
+            p.batch = batch;
+            batches = std::max(batches, p.error());
+        }
     }
     claim(types + ": transposes, leading dimensions, alpha and beta, against a loop in double; twice the same bits",
           forms < 1);
@@ -1007,18 +902,18 @@ static void test_products(cudaDataType_t in, cudaDataType_t out, const std::stri
 
 static void test_fp8_products()
 {
-    double sizes = 0, scales = 0, others = 0;
+    double forms = 0, scales = 0, others = 0;
     constexpr std::array<cudaDataType_t, 2> kinds[] = {
         {CUDA_R_8F_E4M3, CUDA_R_8F_E4M3}, {CUDA_R_8F_E4M3, CUDA_R_8F_E5M2}, {CUDA_R_8F_E5M2, CUDA_R_8F_E4M3}};
+    constexpr std::array<int, 4> sizes[] = {{48, 80, 112, 16}, {16, 16, 16, 0}, {144, 16, 528, 16}, {16, 272, 48, 0}};
     for (const auto& [a, b] : kinds)
         for (cudaDataType_t d : {CUDA_R_32F, CUDA_R_16BF, CUDA_R_16F}) {
             Product p{a, b, d};
             p.transpose_a = true;
-            sizes =
-                std::max(sizes, worst_of(p, {[](Product& q) { q.m = 48, q.n = 80, q.k = 112; },
-                                             [](Product& q) { q.pad = 16; }, [](Product& q) { q.m = q.n = q.k = 16; },
-                                             [](Product& q) { q.m = 144, q.n = 16, q.k = 528; },
-                                             [](Product& q) { q.m = 16, q.n = 272, q.k = 48, q.pad = 0; }}));
+            for (const auto& [m, n, k, pad] : sizes) {
+                p.m = m, p.n = n, p.k = k, p.pad = pad;
+                forms = std::max(forms, p.error());
+            }
             p.m = 304, p.n = 80, p.k = 112;
             for (float beta : {0.0f, 1.0f, -0.5f})
                 for (uint32_t epilogue : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS})
@@ -1027,15 +922,14 @@ static void test_fp8_products()
                         p.scale_a = scale, p.scale_b = scale == 1 ? 1 : 4 * scale;
                         scales = std::max(scales, p.error());
                     }
-            p.fast_sums = 1;
             for (const auto algorithm : other_algorithms) {
                 p.algorithm = algorithm;
                 others = std::max(others, p.error());
             }
         }
-    claim("FP8: three pairs of kinds, to float, bf16 and half, odd multiples of 16, leading dimensions", sizes < 1);
+    claim("FP8: three pairs of kinds, to float, bf16 and half, odd multiples of 16, leading dimensions", forms < 1);
     claim("FP8: alpha, beta, bias, and scales that are read when the product runs", scales < 1);
-    claim("FP8: the other algorithms, and sums that may be fast", others < 1);
+    claim("FP8: the other algorithms", others < 1);
 
     // A product of few tiles and long sums, which oneDNN would split among workers.
     Product p{CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_32F};
@@ -1053,17 +947,19 @@ static void test_fp8_products()
     claim("FP8: 1, 2, 3 and 16 workers have the same bits", same);
 }
 
-// ---- what is refused
+// ---- rejected products
 
-// A product that is supported; `spoil` makes one that is not. Returns whether heuristic and product say so.
+// A supported product, which `change` may make unsupported.
 struct Parts {
     cublasLtMatmulDescOpaque_t desc{CUBLAS_COMPUTE_32F, CUDA_R_32F};
     cublasLtMatrixLayoutOpaque_t a, b, d;
     cublasLtMatmulPreferenceOpaque_t preference;
     int a_offset = 0, b_offset = 0, d_offset = 0, aux_offset = 0;
 };
-using Spoil = void (*)(Parts&);
-static bool answers(cublasStatus_t expected, bool of_fp8, Spoil spoil)
+using Change = void (*)(Parts&);
+
+// Returns whether the product has this status, and the heuristic agrees.
+static bool has_status(cublasStatus_t expected, bool of_fp8, Change change)
 {
     Parts p;
     if (of_fp8) {
@@ -1075,7 +971,7 @@ static bool answers(cublasStatus_t expected, bool of_fp8, Spoil spoil)
     Array<char> memory(1 << 14);
     p.desc.bias = memory.data;
     p.desc.aux_ld = 16;
-    spoil(p);
+    change(p);
     p.desc.aux = memory.data + 1024 + p.aux_offset;
     const float alpha = 1, beta = 0;
     cublasLtContext handle;
@@ -1092,68 +988,65 @@ static bool answers(cublasStatus_t expected, bool of_fp8, Spoil spoil)
            (heuristic == expected || (heuristic == CUBLAS_STATUS_SUCCESS && expected == CUBLAS_STATUS_INVALID_VALUE));
 }
 
-struct Answer {
+struct Case {
     const char* name;
     cublasStatus_t status;
-    Spoil spoil;
+    Change change;
 };
-static std::string wrong_answers(const std::vector<Answer>& table, bool of_fp8)
+static std::string wrong_cases(const std::vector<Case>& table, bool of_fp8)
 {
     std::string wrong;
-    for (const auto& [name, status, spoil] : table)
-        if (!answers(status, of_fp8, spoil)) wrong += std::string(" ") + name + ";";
+    for (const auto& [name, status, change] : table)
+        if (!has_status(status, of_fp8, change)) wrong += std::string(" ") + name + ";";
     return wrong;
 }
 
 constexpr auto fine = CUBLAS_STATUS_SUCCESS, unsupported = CUBLAS_STATUS_NOT_SUPPORTED,
                invalid = CUBLAS_STATUS_INVALID_VALUE;
+constexpr uint32_t bias_epilogue = CUBLASLT_EPILOGUE_BIAS, dgelu = CUBLASLT_EPILOGUE_DGELU;
 static float a_scale = 1;
 
-static const std::vector<Answer> answers_to_all = {
+static const std::vector<Case> cases = {
     {"a product", fine, [](Parts&) {}},
     {"k differs", invalid, [](Parts& p) { p.b.rows = 15; }},
     {"types differ", unsupported, [](Parts& p) { p.b.type = CUDA_R_16F; }},
     {"float to bf16", unsupported, [](Parts& p) { p.a.type = p.b.type = CUDA_R_32F; }},
     {"BGRADB", unsupported, [](Parts& p) { p.desc.epilogue = CUBLASLT_EPILOGUE_BGRADB; }},
-    {"short rows of aux", invalid, [](Parts& p) { p.desc.epilogue = CUBLASLT_EPILOGUE_DGELU, p.desc.aux_ld = 8; }},
+    {"short rows of aux", invalid, [](Parts& p) { p.desc.epilogue = dgelu, p.desc.aux_ld = 8; }},
     {"a scale without FP8", invalid, [](Parts& p) { p.desc.scale_a = &a_scale; }},
 };
-static const std::vector<Answer> answers_to_fp8 = {
+static const std::vector<Case> fp8_cases = {
     {"a product", fine, [](Parts&) {}},
     {"E5M2 and E4M3", fine, [](Parts& p) { p.a.type = CUDA_R_8F_E5M2; }},
-    {"a bias", fine, [](Parts& p) { p.desc.epilogue = CUBLASLT_EPILOGUE_BIAS; }},
+    {"a bias", fine, [](Parts& p) { p.desc.epilogue = bias_epilogue; }},
     {"scales", fine, [](Parts& p) { p.desc.scale_a = p.desc.scale_b = &a_scale; }},
     {"E5M2 twice", unsupported, [](Parts& p) { p.a.type = p.b.type = CUDA_R_8F_E5M2; }},
-    {"bf16 operand", unsupported, [](Parts& p) { p.b.type = CUDA_R_16BF; }},
     {"FP8 output", unsupported, [](Parts& p) { p.d.type = CUDA_R_8F_E4M3; }},
     {"A not transposed", unsupported,
-     [](Parts& p) {
-         p.desc.transpose_a = CUBLAS_OP_N, p.a = {CUDA_R_8F_E4M3, 16, 32, 16};
-     }},
+     [](Parts& p) { p.desc.transpose_a = CUBLAS_OP_N, p.a = {CUDA_R_8F_E4M3, 16, 32, 16}; }},
     {"B transposed", unsupported,
-     [](Parts& p) {
-         p.desc.transpose_b = CUBLAS_OP_T, p.b = {CUDA_R_8F_E4M3, 48, 32, 48};
-     }},
-    {"sums of TF32", unsupported, [](Parts& p) { p.desc.compute = CUBLAS_COMPUTE_32F_FAST_TF32; }},
-    {"m of 8", unsupported, [](Parts& p) { p.a.columns = p.d.rows = 8; }},
+     [](Parts& p) { p.desc.transpose_b = CUBLAS_OP_T, p.b = {CUDA_R_8F_E4M3, 48, 32, 48}; }},
     {"k of 24", unsupported, [](Parts& p) { p.a.rows = p.b.rows = 24; }},
     {"ld of 40", unsupported, [](Parts& p) { p.a.ld = 40; }},
     {"a batch", unsupported, [](Parts& p) { p.a.batch = p.b.batch = p.d.batch = 2; }},
     {"GELU", unsupported, [](Parts& p) { p.desc.epilogue = CUBLASLT_EPILOGUE_GELU; }},
-    {"bias of float", unsupported,
-     [](Parts& p) { p.desc.epilogue = CUBLASLT_EPILOGUE_BIAS, p.desc.bias_type = CUDA_R_32F; }},
-    {"scale of C", invalid, [](Parts& p) { p.desc.scale_c = &a_scale; }},
-    {"amax of D", invalid, [](Parts& p) { p.desc.amax_d = &a_scale; }},
+    {"bias of float", unsupported, [](Parts& p) { p.desc.epilogue = bias_epilogue, p.desc.bias_type = CUDA_R_32F; }},
     {"address of A", invalid, [](Parts& p) { p.a_offset = 8; }},
-    {"address of B", invalid, [](Parts& p) { p.b_offset = 8; }},
     {"address of D", invalid, [](Parts& p) { p.d_offset = 8; }},
 };
 
-// ---- rounding, captured products, algorithms
+static void test_rejected_products()
+{
+    const std::string wrong = wrong_cases(cases, false), of_fp8 = wrong_cases(fp8_cases, true);
+    claim("unsupported products are rejected, and sizes that do not fit:" + wrong, wrong.empty());
+    claim("FP8: other types, forms, sizes, alignments and epilogues are rejected:" + of_fp8, of_fp8.empty());
+}
+
+// ---- rounding
 
 using cuda_cpu::set_rounding;
 
-// Whether a product is right under each seed, repeats, and has other bits than under seed 0.
+// Returns whether a product is right under each seed, repeats, and has other bits than under seed 0.
 static bool product_is_perturbed(cudaDataType_t in)
 {
     Product p{in, in, CUDA_R_32F};
@@ -1170,8 +1063,8 @@ static bool product_is_perturbed(cudaDataType_t in)
     return right && bits[0] != bits[1] && bits[0] != bits[2] && bits[1] != bits[2] && bits[1] == bits[3];
 }
 
-// How many of a function's results differ from those of seed 0, and the largest difference in units of the last place.
-static std::pair<int, int> perturbed_results(float (*function)(float), uint64_t seed)
+// Returns whether many results of a function differ under a seed, each by at most 3 units in the last place.
+static bool function_is_perturbed(float (*function)(float), uint64_t seed)
 {
     int differ = 0, worst = 0;
     for (float x = 0.125f; x < 80; x += 0.0625f) {
@@ -1182,7 +1075,7 @@ static std::pair<int, int> perturbed_results(float (*function)(float), uint64_t 
         differ += distance > 0;
         worst = std::max(worst, distance);
     }
-    return {differ, worst};
+    return differ > 50 && worst <= 3;
 }
 
 static void test_rounding()
@@ -1195,15 +1088,11 @@ static void test_rounding()
         {"rsqrtf", [](float x) { return rsqrtf(x); }},
         {"reciprocal_approx", [](float x) { return reciprocal_approx(x); }},
         {"__logf", [](float x) { return __logf(x); }}};
-    for (const auto& [name, function] : functions) {
-        if (!cuda_cpu::perturbs_math) break;
-        bool right = true;
-        for (uint64_t seed = 1; seed <= 8; seed++) {
-            const auto [differ, worst] = perturbed_results(function, seed);
-            right = right && differ > 50 && worst <= 3;
-        }
-        claim(std::string("CUDA_CPU_ROUNDING: ") + name + " differs in its last bits", right);
-    }
+    std::string wrong;
+    for (const auto& [name, function] : functions)
+        for (uint64_t seed = 1; seed <= 8 && cuda_cpu::perturbs_math; seed++)
+            if (!function_is_perturbed(function, seed)) wrong += std::string(" ") + name;
+    claim("CUDA_CPU_ROUNDING: functions differ in their last bits:" + wrong, wrong.empty());
     set_rounding(3);
     claim("CUDA_CPU_ROUNDING: results that every machine returns exactly stay",
           __expf(0) == 1 && rsqrtf(64) == 0.125f && reciprocal_approx(8) == 0.125f && __logf(1) == 0);
@@ -1213,102 +1102,64 @@ static void test_rounding()
         child_fails(2, "CUDA_CPU_ROUNDING is \"many\"; expected a whole number", "workers", "CUDA_CPU_ROUNDING=many"));
 }
 
-// D = alpha A B + beta D, twice in a capture, with operands of 1, alpha, beta and bias changed between the calls and
-// after them; in FP8 also the scale, which belongs to the memory of the launch.
-static void test_captured_products()
+// ==== cuBLAS ============================================================================================
+
+// Compares 3 products of small integers with a plain loop, in all four ways to transpose and with padded rows, in one
+// strided call or one by one.
+template <class T> static bool cublas_multiplies(cublasHandle_t handle, cudaDataType_t type, bool one_by_one)
 {
-    cudaStream_t stream;
-    cudaStreamCreate(&stream);
-    cublasLtContext handle;
-    cudaError_t error = cudaSuccess;
-    for (const bool of_fp8 : {false, true}) {
-        const cudaDataType_t type = of_fp8 ? CUDA_R_8F_E4M3 : CUDA_R_32F;
-        cublasLtMatrixLayoutOpaque_t in{static_cast<uint32_t>(type), 16, 16, 16}, out{CUDA_R_32F, 16, 16, 16};
-        Array<char> ones(1024);
-        Array<float> d(256), bias(32);
-        for (size_t i = 0; i < 256; i++) {
-            if (of_fp8) reinterpret_cast<__nv_fp8_e4m3*>(ones.data)[i] = __nv_fp8_e4m3(1.0f);
-            else reinterpret_cast<float*>(ones.data)[i] = 1;
+    constexpr int batch = 3, m = 7, n = 5, k = 33, ld = 40, stride = ld * k;
+    const float alpha = 0.5f, beta = 2;
+    Array<T> a(batch * stride), b(batch * stride), c(batch * stride);
+    bool right = true;
+    for (int ways = 0; ways < 4; ways++) {
+        const bool ta = ways & 1, tb = ways & 2;
+        const auto op_a = ta ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = tb ? CUBLAS_OP_T : CUBLAS_OP_N;
+        for (size_t i = 0; i < c.size; i++) a[i] = static_cast<int>(i % 5), b[i] = static_cast<int>(i % 7), c[i] = 1;
+        for (int i = 0; i < batch && one_by_one; i++)
+            cublasGemmEx(handle, op_a, op_b, m, n, k, &alpha, a.data + i * stride, type, ld, b.data + i * stride, type,
+                         ld, &beta, c.data + i * stride, type, ld, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+        if (!one_by_one)
+            cublasGemmStridedBatchedEx(handle, op_a, op_b, m, n, k, &alpha, a.data, type, ld, stride, b.data, type, ld,
+                                       stride, &beta, c.data, type, ld, stride, batch, CUBLAS_COMPUTE_32F,
+                                       CUBLAS_GEMM_DEFAULT);
+        for (int x = 0; x < batch * n * ld; x++) {
+            const int g = x / (n * ld), i = x % ld, j = x / ld % n;
+            int sum = 0;
+            for (int l = 0; l < k; l++)
+                sum += (g * stride + (ta ? i * ld + l : l * ld + i)) % 5 *
+                       ((g * stride + (tb ? l * ld + j : j * ld + l)) % 7);
+            const T expected = i < m ? 0.5f * static_cast<float>(sum) + 2 : 1.0f;
+            right = right && static_cast<float>(c[static_cast<size_t>(g * stride + j * ld + i)]) == expected;
         }
-        for (size_t i = 0; i < 32; i++) bias[i] = i < 16 ? 10 : 100;
-        float alpha = 1, beta = 0, scale = NAN;
-        cublasLtMatmulDescOpaque_t desc{CUBLAS_COMPUTE_32F, CUDA_R_32F};
-        desc.transpose_a = CUBLAS_OP_T;
-        if (of_fp8) desc.scale_a = &scale;
-        else desc.epilogue = CUBLASLT_EPILOGUE_BIAS;
-        const auto multiply = [&] {
-            return cublasLtMatmul(&handle, &desc, &alpha, ones.data, &in, ones.data, &in, &beta, d.data, &out, d.data,
-                                  &out, nullptr, nullptr, 0, stream);
-        };
-        const cudaGraphExec_t graph = captured(stream, error, [&] {
-            desc.bias = bias.data;
-            multiply();
-            alpha = 3, beta = 1;
-            desc.bias = bias.data + 16;
-            multiply();
-            alpha = beta = 1000;
-        });
-        bool right = error == cudaSuccess && d.all_are(0);
-        for (float x : {0.5f, 2.0f}) {
-            scale = x;
-            right = right && cudaGraphLaunch(graph, stream) == cudaSuccess;
-            right = right && d.all_are(of_fp8 ? 16 * x + 3 * 16 * x : 16 + 10 + 3 * 16 + 100);
-        }
-        claim(of_fp8 ? "FP8: a captured product reads its scales at each launch"
-                     : "a captured product keeps alpha, beta and its description", right);
-        cudaGraphExecDestroy(graph);
-        cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-        captured(stream, error, [&] {
-            cudaStreamSynchronize(stream);
-            status = multiply();
-        });
-        claim("... and fails in an invalidated capture",
-              status == CUBLAS_STATUS_EXECUTION_FAILED && error == cudaErrorStreamCaptureInvalidated);
     }
-    cudaGetLastError();
-    cudaStreamDestroy(stream);
+    return right;
 }
 
-// Prints the number of each algorithm that is offered, with a minus where its state is an error.
-static int print_offers(uint32_t reduction_schemes)
+static void test_cublas()
 {
-    cublasLtMatmulDescOpaque_t desc{CUBLAS_COMPUTE_32F, CUDA_R_32F};
-    cublasLtMatrixLayoutOpaque_t square{CUDA_R_32F, 8, 8, 8};
-    cublasLtMatmulPreferenceOpaque_t preference;
-    preference.reduction_schemes = reduction_schemes;
-    cublasLtMatmulHeuristicResult_t results[4], checked;
-    int found = 0;
-    cublasLtMatmulAlgoGetHeuristic(nullptr, &desc, &square, &square, &square, &square, &preference, 4, results, &found);
-    for (int i = 0; i < found; i++) {
-        const bool usable = cublasLtMatmulAlgoCheck(nullptr, &desc, &square, &square, &square, &square,
-                                                    &results[i].algo, &checked) == CUBLAS_STATUS_SUCCESS;
-        const bool agrees = (results[i].state == CUBLAS_STATUS_SUCCESS) == usable;
-        printf("%s%d ", !agrees ? "?" : usable ? "" : "-", static_cast<int>(results[i].algo.data[0]));
-    }
-    results[0].algo.data[3] = 1;   // was never offered
-    return cublasLtMatmulAlgoCheck(nullptr, &desc, &square, &square, &square, &square, &results[0].algo, &checked) ==
-           fine;
-}
-
-static void test_algorithms()
-{
-    const std::string all = "CUDA_CPU_MATMULS=slow,refused,in_place,fast,plain";
-    const auto offers = [](const std::string& argument, const std::string& before) {
-        const auto [output, code] = run_child(argument, before);
-        return code == 0 ? output : "failed";
+    cublasHandle_t handle;
+    cublasCreate(&handle);
+    claim("cuBLAS: products of float and bfloat16, one by one and strided",
+          cublas_multiplies<float>(handle, CUDA_R_32F, true) && cublas_multiplies<float>(handle, CUDA_R_32F, false) &&
+              cublas_multiplies<__nv_bfloat16>(handle, CUDA_R_16BF, true) &&
+              cublas_multiplies<__nv_bfloat16>(handle, CUDA_R_16BF, false));
+    const float alpha = 2, beta = 1;
+    Array<float> x(6), y(6);
+    const auto sgemm = [&](int m, int lda) {
+        return cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, m, 2, 2, &alpha, x.data, lda, x.data, 2, &beta, y.data, 2);
     };
-    claim("one algorithm is offered unless others are asked for; one that was never offered is not usable",
-          offers("offers", "") == "0 ");
-    claim("those asked for come in their order, as many as fit", offers("offers", all) == "2 -4 3 0 ");
-    claim("sums in place are not offered where the preference forbids them",
-          offers("offers_without_in_place", all) == "2 -4 0 1 ");
-    claim("an unknown algorithm is named", child_fails(2, "\"fastest\"", "offers", "CUDA_CPU_MATMULS=fastest"));
+    claim("cuBLAS: unsupported and invalid products are rejected, an empty one succeeds",
+          cublasGemmEx(handle, CUBLAS_OP_N, CUBLAS_OP_N, 2, 2, 2, &alpha, x.data, CUDA_R_16F, 2, x.data, CUDA_R_16F, 2,
+                       &beta, y.data, CUDA_R_16F, 2, CUBLAS_COMPUTE_16F, CUBLAS_GEMM_DEFAULT) == unsupported &&
+              sgemm(2, 1) == invalid && sgemm(0, 2) == fine);
+    cublasDestroy(handle);
 }
 
-// ==== tensor cores ===============================================================================
+// ==== tensor cores ======================================================================================
 
-// Operands are small integers, so that every order of adding gives the same float. Fragments, tiles and chunks are
-// written here once more as the PTX manual defines them.
+// Operands are small integers, so that every order of addition gives the same float. Fragments, tiles and chunks follow
+// the PTX manual, independently of ptx.h.
 
 struct Integers : Array<__nv_bfloat16> {
     Integers(size_t count, unsigned seed) : Array(count)
@@ -1332,12 +1183,12 @@ enum class Slip {
     FRAGMENTS
 };
 
-static uint32_t pair_at(const __nv_bfloat16* p, size_t distance = 1)
+static uint32_t pair_at(const __nv_bfloat16* p)
 {
-    return __bfloat16_as_ushort(p[0]) | static_cast<uint32_t>(__bfloat16_as_ushort(p[distance])) << 16;
+    return __bfloat16_as_ushort(p[0]) | static_cast<uint32_t>(__bfloat16_as_ushort(p[1])) << 16;
 }
 
-// Where 16-byte chunk `chunk` of row `row` lies in a tile of 128-byte rows.
+// Returns where 16-byte chunk `chunk` of row `row` lies in a tile of 128-byte rows.
 static char* chunk_at(char* tile, int row, int chunk) { return tile + row * 128 + (chunk ^ row % 8) * 16; }
 
 static char* shared_bytes() { return reinterpret_cast<char*>(dynamic_shared_memory); }
@@ -1350,88 +1201,60 @@ static cudaError_t launch_large(dim3 grid, dim3 block, void (*kernel)(Parameters
     return launch(grid, block, bytes, kernel, arguments...);
 }
 
-// cuTensorMapEncodeTiled for bfloat16, with what no test changes.
-static CUresult encode(CUtensorMap& map, const void* data, uint32_t rank, const uint64_t* extents,
-                       const uint64_t* strides, const uint32_t* box, const uint32_t* steps,
-                       CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B)
-{
-    return cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void*>(data), extents,
-                                  strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                                  CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-}
+// The arguments of cuTensorMapEncodeTiled that tests change: at first a tensor of 64 x 8 x 100 x 4.
+struct MapRequest {
+    const void* data = reinterpret_cast<const void*>(uintptr_t{1} << 20);
+    uint32_t rank = 4;
+    uint64_t extents[6] = {64, 8, 100, 4, 1, 1}, strides[5] = {128, 1024, 102400, 409600, 409600};
+    uint32_t box[6] = {64, 1, 64, 1, 1, 1}, steps[6] = {1, 1, 1, 1, 1, 1};
+    CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B;
 
-constexpr uint32_t ones_of_6[] = {1, 1, 1, 1, 1, 1};
+    CUresult encode(CUtensorMap& map) const
+    {
+        return cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void*>(data), extents,
+                                      strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                                      CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    }
+    CUresult status() const
+    {
+        CUtensorMap map;
+        return encode(map);
+    }
+};
 
 // A tensor (1, rows, 1, 64) in boxes of 64 rows.
 static CUtensorMap map_of(const __nv_bfloat16* data, uint64_t rows)
 {
-    const uint64_t extents[] = {64, 1, rows, 1}, strides[] = {128, 128, rows * 128};
-    const uint32_t box[] = {64, 1, 64, 1};
     CUtensorMap map{};
-    encode(map, data, 4, extents, strides, box, ones_of_6);
+    MapRequest{data, 4, {64, 1, rows, 1}, {128, 128, rows * 128}}.encode(map);
     return map;
 }
 
 // ---- a warp's instructions
 
-// d (16 x 8) = c + a (16 x 16) b (16 x 8), row by row in memory.
+// d (16 x 8) = c + a (16 x 16) b (16 x 8). Rows of a and columns of b are consecutive.
 __global__ void multiply_fragments(float* d, const float* c, const __nv_bfloat16* a, const __nv_bfloat16* b)
 {
-    const unsigned g = threadIdx.x / 4, t = threadIdx.x % 4;
-    const uint32_t fragment[4] = {pair_at(a + g * 16 + 2 * t), pair_at(a + (g + 8) * 16 + 2 * t),
-                                  pair_at(a + g * 16 + 2 * t + 8), pair_at(a + (g + 8) * 16 + 2 * t + 8)};
-    float sum[4] = {c[g * 8 + 2 * t], c[g * 8 + 2 * t + 1], c[(g + 8) * 8 + 2 * t], c[(g + 8) * 8 + 2 * t + 1]};
-    mma_m16n8k16(sum, fragment, pair_at(b + 2 * t * 8 + g, 8), pair_at(b + (2 * t + 8) * 8 + g, 8));
-    d[g * 8 + 2 * t] = sum[0];
-    d[g * 8 + 2 * t + 1] = sum[1];
-    d[(g + 8) * 8 + 2 * t] = sum[2];
-    d[(g + 8) * 8 + 2 * t + 1] = sum[3];
+    const unsigned g = threadIdx.x / 4, t = 2 * (threadIdx.x % 4);
+    const auto pair = [=](const __nv_bfloat16* m, unsigned row, unsigned k) { return pair_at(m + row * 16 + k); };
+    const uint32_t fragment[4] = {pair(a, g, t), pair(a, g + 8, t), pair(a, g, t + 8), pair(a, g + 8, t + 8)};
+    float sum[4];
+    const auto place = [=](unsigned i) { return (g + i / 2 * 8) * 8 + t + i % 2; };
+    for (unsigned i = 0; i < 4; i++) sum[i] = c[place(i)];
+    mma_m16n8k16(sum, fragment, pair(b, g, t), pair(b, g, t + 8));
+    for (unsigned i = 0; i < 4; i++) d[place(i)] = sum[i];
 }
 
 static bool mma_multiplies()
 {
-    Integers a(256, 1), b(128, 2);
+    Integers a(16 * 16, 1), b(8 * 16, 2);
     Array<float> c(128), d(128);
     for (unsigned i = 0; i < 128; i++) c[i] = static_cast<float>(i);
     launch(1, 32, 0, multiply_fragments, d.data, c.data, a.data, b.data);
     bool right = true;
     for (unsigned i = 0; i < 128; i++) {
         float sum = c[i];
-        for (unsigned k = 0; k < 16; k++)
-            sum += a.at(i / 8 * 16 + k) * b.at(k * 8 + i % 8);
-        right = right && d[i] == sum;
-    }
-    return right;
-}
-
-// d (16 x 8) = c + a (16 x 32) b (32 x 8) in E4M3: b's columns, and the others' rows, are consecutive in memory.
-__global__ void multiply_fp8_fragments(float* d, const float* c, const __nv_fp8_e4m3* a, const __nv_fp8_e4m3* b)
-{
-    const unsigned g = threadIdx.x / 4, t = threadIdx.x % 4;
-    const auto four = [](const __nv_fp8_e4m3* p) { return *reinterpret_cast<const uint32_t*>(p); };
-    const __nv_fp8_e4m3 *row = a + g * 32 + 4 * t, *column = b + g * 32 + 4 * t;
-    const uint32_t fragment[4] = {four(row), four(row + 8 * 32), four(row + 16), four(row + 8 * 32 + 16)};
-    float sum[4];
-    const auto place = [=](unsigned i) { return (g + i / 2 * 8) * 8 + 2 * t + i % 2; };
-    for (unsigned i = 0; i < 4; i++) sum[i] = c[place(i)];
-    mma_m16n8k32_e4m3(sum, fragment, four(column), four(column + 16));
-    for (unsigned i = 0; i < 4; i++) d[place(i)] = sum[i];
-}
-
-static bool fp8_mma_multiplies()
-{
-    Array<__nv_fp8_e4m3> a(16 * 32), b(8 * 32);
-    Array<float> c(128), d(128);
-    std::mt19937 random(4);
-    for (auto* x : {&a, &b})
-        for (size_t i = 0; i < x->size; i++) (*x)[i] = __nv_fp8_e4m3(static_cast<float>(random() % 17) - 8);
-    for (unsigned i = 0; i < 128; i++) c[i] = static_cast<float>(i);
-    launch(1, 32, 0, multiply_fp8_fragments, d.data, c.data, a.data, b.data);
-    bool right = true;
-    for (unsigned i = 0; i < 128; i++) {
-        float sum = c[i];
-        for (unsigned k = 0; k < 32; k++)
-            sum += static_cast<float>(a[i / 8 * 32 + k]) * static_cast<float>(b[i % 8 * 32 + k]);
+        for (unsigned k = 0; k < 16; k++) sum += a.at(i / 8 * 16 + k) * b.at(i % 8 * 16 + k);
         right = right && d[i] == sum;
     }
     return right;
@@ -1467,9 +1290,8 @@ static bool ldmatrix_loads()
     return right;
 }
 
-// Three groups of copies, of which the last two chunks are to be zeros; reads after so many groups may still be
-// under way.
-template <int under_way> __global__ void copy_groups(int4* out, const int4* in)
+// Three groups of copies, of which the last two chunks are to be zeros; reads when so many groups may be pending.
+template <int pending> __global__ void copy_groups(int4* out, const int4* in)
 {
     int4* to = reinterpret_cast<int4*>(dynamic_shared_memory) + threadIdx.x * 6;
     for (int i = 0; i < 6; i++) to[i] = make_int4(-1, -1, -1, -1);
@@ -1477,17 +1299,17 @@ template <int under_way> __global__ void copy_groups(int4* out, const int4* in)
         copy_async(to + i, in + threadIdx.x * 6 + i, i < 4);
         if (i % 2 == 1) copy_async_commit();
     }
-    copy_async_wait<under_way>();
+    copy_async_wait<pending>();
     for (int i = 0; i < 6; i++) out[threadIdx.x * 6 + i] = to[i];
     copy_async_wait<0>();
 }
 
-// How many of each group's chunks were not there.
-template <int under_way> static std::vector<int> missing_copies()
+// Returns how many of each group's chunks had not landed.
+template <int pending> static std::vector<int> missing_copies()
 {
     Array<int4> in(64 * 6), out(64 * 6);
     for (int i = 0; i < 64 * 6; i++) in[static_cast<size_t>(i)] = make_int4(i, i + 1, i + 2, i + 3);
-    launch(1, 64, 64 * 96, copy_groups<under_way>, out.data, in.data);
+    launch(1, 64, 64 * 96, copy_groups<pending>, out.data, in.data);
     std::vector<int> missing(3);
     for (size_t i = 0; i < out.size; i++) {
         const int4 expected = i % 6 < 4 ? in[i] : make_int4(0, 0, 0, 0);
@@ -1499,7 +1321,6 @@ template <int under_way> static std::vector<int> missing_copies()
 static void test_warp_instructions()
 {
     claim("mma_m16n8k16: fragments as in the manual, a product is added", in_every_order(mma_multiplies));
-    claim("mma_m16n8k32_e4m3: fragments as in the manual, a product is added", in_every_order(fp8_mma_multiplies));
     claim("ldmatrix: every lane gets its elements of four matrices, plain and transposed",
           in_every_order(ldmatrix_loads));
     claim("copy_async: all groups have landed after a wait for all, zeros where not valid",
@@ -1507,38 +1328,12 @@ static void test_warp_instructions()
     cuda_cpu::set_seed(3);
     const auto one = missing_copies<1>(), three = missing_copies<3>();
     cuda_cpu::set_seed(0);
-    claim("copy_async: under a seed, the groups that a wait leaves under way land partly, those before are there",
+    claim("copy_async: under a seed, the groups that a wait leaves pending land partly, those before are there",
           one[0] == 0 && one[1] == 0 && one[2] > 20 && one[2] < 108 && three[0] > 20 && three[1] > 20 &&
               missing_copies<3>() == std::vector<int>(3));
 }
 
 // ---- barriers
-
-// Threads of warp 0 hand numbers to those of warp 1 through a ring of two slots, by barriers that count 32 arrivals.
-__global__ void hand_over(int* out, int count)
-{
-    uint64_t* barriers = reinterpret_cast<uint64_t*>(shared_bytes());  // full, full, empty, empty
-    int* slots = reinterpret_cast<int*>(shared_bytes() + 64);
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < 4; i++) barrier_init(barriers + i, 32);
-        barrier_init_done();
-    }
-    __syncthreads();
-    const unsigned lane = threadIdx.x % 32;
-    for (int i = 0; i < count; i++) {
-        const int slot = i % 2;
-        const uint32_t parity = static_cast<uint32_t>(i / 2 % 2);
-        if (threadIdx.x < 32) {
-            barrier_wait(barriers + 2 + slot, parity ^ 1);  // the first of which is over when it begins
-            slots[slot * 32 + static_cast<int>(lane)] = i * 32 + static_cast<int>(lane);
-            barrier_arrive(barriers + slot);
-        } else {
-            barrier_wait(barriers + slot, parity);
-            out[i * 32 + static_cast<int>(lane)] = slots[slot * 32 + 31 - static_cast<int>(lane)];
-            barrier_arrive(barriers + 2 + slot);
-        }
-    }
-}
 
 // Two warps take turns by two named barriers, a third arrives at a barrier where a fourth waits.
 __global__ void take_turns(int* out, int* place)
@@ -1556,20 +1351,12 @@ __global__ void take_turns(int* out, int* place)
         named_barrier_arrive(15, 64);
     } else {
         named_barrier_wait(15, 64);
-        out[threadIdx.x - 64 + 64] = out[64 + threadIdx.x % 32];
+        out[threadIdx.x] = out[64 + threadIdx.x % 32];
     }
 }
 
 static void test_barriers()
 {
-    claim("mbarriers: phases and parities hand 50 times 32 numbers through a ring of two", in_every_order([] {
-              Array<int> out(50 * 32);
-              launch(1, 64, 1024, hand_over, out.data, 50);
-              bool right = true;
-              for (int i = 0; i < 50 * 32; i++)
-                  right = right && out[static_cast<size_t>(i)] == i / 32 * 32 + 31 - i % 32;
-              return right;
-          }));
     claim("named barriers: two warps take turns, one arrives where another waits", in_every_order([] {
               Array<int> out(128), place(1);
               launch(1, 128, 0, take_turns, out.data, place.data);
@@ -1583,15 +1370,14 @@ static void test_barriers()
 // ---- the copy engine
 
 template <Slip S>
-__global__ void load_box(uint16_t* out, const __grid_constant__ CUtensorMap map, int bytes, int c0, int c1, int c2,
-                         int c3)
+__global__ void load_box(uint16_t* out, const __grid_constant__ CUtensorMap map, int bytes, int4 at)
 {
     uint64_t* barrier = reinterpret_cast<uint64_t*>(shared_bytes() + 2048 + bytes);
     if (threadIdx.x == 0) {
         barrier_init(barrier, 1);
         barrier_init_done();
         barrier_arrive_expect(barrier, bytes);
-        tensor_load(shared_bytes() + 1024, &map, barrier, c0, c1, c2, c3);
+        tensor_load(shared_bytes() + 1024, &map, barrier, at.x, at.y, at.z, at.w);
     }
     if (S != Slip::FULL_WAIT && threadIdx.x == 0) barrier_wait(barrier, 0);
     __syncthreads();
@@ -1600,61 +1386,44 @@ __global__ void load_box(uint16_t* out, const __grid_constant__ CUtensorMap map,
     barrier_wait(barrier, 0);
 }
 
-// Boxes of 64 (or, not swizzled, 16) x 2 x 3 x 2 in a tensor (3, 7, 5, 72), inside and over each edge.
-using Corner = std::array<int, 4>;
-static const std::vector<Corner> inside_and_over_edges = {{0, 0, 0, 0},  {8, 3, 4, 1},  {16, 1, 1, 0}, {-8, 0, 0, 0},
-                                                          {0, -1, 2, 0}, {0, 4, -2, 2}, {3, 0, 6, -1}};
-static const std::vector<Corner> wholly_outside = {{72, 0, 0, 0}, {-64, 0, 0, 0}, {0, 5, 0, 0},  {0, -2, 0, 0},
-                                                   {0, 0, 7, 0},  {0, 0, 100, 0}, {0, 0, -3, 0}, {0, 0, 0, 3},
-                                                   {0, 0, 0, -2}, {80, 6, 9, 4}};
-template <Slip S = Slip::NONE>
-static bool boxes_land(CUtensorMapSwizzle swizzle, const std::vector<Corner>& corners = inside_and_over_edges)
+// Loads boxes of 64 (or, not swizzled, 16) x 2 x 3 x 2 of a tensor (3, 7, 5, 72): inside, over each edge, outside.
+template <Slip S = Slip::NONE> static bool boxes_land(CUtensorMapSwizzle swizzle)
 {
+    constexpr int4 corners[] = {{0, 0, 0, 0},  {8, 3, 4, 1},   {16, 1, 1, 0}, {-8, 0, 0, 0}, {0, -1, 2, 0},
+                                {0, 4, -2, 2}, {3, 0, 6, -1},  {72, 0, 0, 0}, {0, 5, 0, 0},  {0, -2, 0, 0},
+                                {0, 0, 7, 0},  {0, 0, 100, 0}, {0, 0, 0, -2}, {80, 6, 9, 4}};
     const int columns = swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? 64 : 16, n[] = {72, 5, 7, 3},
               size[] = {columns, 2, 3, 2}, count = columns * 12;
-    Array<uint16_t> in(80 * 5 * 8 * 3),
-        out(static_cast<size_t>(count));  // rows of 80, of which 72 count; 8 in the third dimension
+    Array<uint16_t> in(80 * 5 * 8 * 3), out(static_cast<size_t>(count));  // strides are larger than extents
     for (size_t i = 0; i < in.size; i++) in[i] = static_cast<uint16_t>(i + 1);
-    const uint64_t extents[] = {72, 5, 7, 3}, strides[] = {160, 800, 6400};
-    const uint32_t box[] = {static_cast<uint32_t>(columns), 2, 3, 2};
     CUtensorMap map;
-    if (encode(map, in.data, 4, extents, strides, box, ones_of_6, swizzle) != CUDA_SUCCESS) return false;
+    if (MapRequest{in.data, 4, {72, 5, 7, 3}, {160, 800, 6400}, {static_cast<uint32_t>(columns), 2, 3, 2},
+                   {1, 1, 1, 1}, swizzle}.encode(map) != CUDA_SUCCESS)
+        return false;
     bool right = true;
-    for (const Corner& at : corners) {
-        launch(1, 32, static_cast<size_t>(count * 2 + 4096), load_box<S>, out.data, map, count * 2, at[0], at[1], at[2],
-               at[3]);
+    for (const int4& corner : corners) {
+        const int at[] = {corner.x, corner.y, corner.z, corner.w};
+        launch(1, 32, static_cast<size_t>(count * 2 + 4096), load_box<S>, out.data, map, count * 2, corner);
         for (int i = 0; i < count; i++) {
             int x[4], rest = i;
             bool inside = true;
             for (int d = 0; d < 4; d++) {
-                x[d] = at[static_cast<size_t>(d)] + rest % size[d];
+                x[d] = at[d] + rest % size[d];
                 rest /= size[d];
                 inside = inside && x[d] >= 0 && x[d] < n[d];
             }
             const int row = i / columns, place = columns == 64 ? row * 64 + (i % 64 / 8 ^ row % 8) * 8 + i % 8 : i;
             const uint16_t expected = inside ? in[static_cast<size_t>(((x[3] * 8 + x[2]) * 5 + x[1]) * 80 + x[0])] : 0;
-            right = right && out[static_cast<size_t>(place)] == expected && (!inside || &corners != &wholly_outside);
+            right = right && out[static_cast<size_t>(place)] == expected;
         }
     }
     return right;
 }
 
-struct MapRequest {
-    uintptr_t address = 1 << 20;
-    uint32_t rank = 4;
-    uint64_t extents[6] = {64, 8, 100, 4, 1, 1}, strides[5] = {128, 1024, 102400, 409600, 409600};
-    uint32_t box[6] = {64, 1, 64, 1, 1, 1}, steps[6] = {1, 1, 1, 1, 1, 1};
-    CUresult status() const
-    {
-        CUtensorMap map;
-        return encode(map, reinterpret_cast<const void*>(address), rank, extents, strides, box, steps);
-    }
-};
-
 static void test_tensor_maps()
 {
-    void (*const refused[])(MapRequest&) = {
-        [](MapRequest& r) { r.address += 8; },        [](MapRequest& r) { r.address = 0; },
+    void (*const rejected[])(MapRequest&) = {
+        [](MapRequest& r) { r.data = reinterpret_cast<void*>(8); }, [](MapRequest& r) { r.data = nullptr; },
         [](MapRequest& r) { r.rank = 0; },            [](MapRequest& r) { r.rank = 6; },
         [](MapRequest& r) { r.strides[1] += 8; },     [](MapRequest& r) { r.strides[2] = uint64_t{1} << 40; },
         [](MapRequest& r) { r.extents[2] = 0; },      [](MapRequest& r) { r.extents[0] = (uint64_t{1} << 32) + 1; },
@@ -1662,12 +1431,12 @@ static void test_tensor_maps()
         [](MapRequest& r) { r.box[0] = 72; },         [](MapRequest& r) { r.box[0] = 4; },
         [](MapRequest& r) { r.steps[1] = 0; },        [](MapRequest& r) { r.steps[3] = 9; }};
     bool right = MapRequest{}.status() == CUDA_SUCCESS;
-    for (const auto change : refused) {
+    for (const auto change : rejected) {
         MapRequest request;
         change(request);
         right = right && request.status() == CUDA_ERROR_INVALID_VALUE;
     }
-    claim("cuTensorMapEncodeTiled refuses what CUDA refuses: addresses, strides, extents, boxes, steps", right);
+    claim("cuTensorMapEncodeTiled rejects what CUDA rejects: addresses, strides, extents, boxes, steps", right);
     void *known = nullptr, *unknown = &right;
     cudaDriverEntryPointQueryResult found, missing;
     const auto look_up = [](const char* name, void** function, cudaDriverEntryPointQueryResult* result) {
@@ -1679,17 +1448,13 @@ static void test_tensor_maps()
               look_up("cuTensorMapDecode", &unknown, &missing) && missing == cudaDriverEntryPointSymbolNotFound &&
               unknown == nullptr);
     if (WARP_SIZE == 1) return;
-    for (const auto& [name, swizzle] :
-         {std::pair{"swizzled", CU_TENSOR_MAP_SWIZZLE_128B}, std::pair{"not swizzled", CU_TENSOR_MAP_SWIZZLE_NONE}})
-        claim(
-            std::string("tensor_load: a box of four dimensions lands, ") + name +
-                ", with zeros for what is outside of the tensor, all of it or a part",
-            in_every_order([swizzle = swizzle] { return boxes_land(swizzle) && boxes_land(swizzle, wholly_outside); }));
+    claim("tensor_load: boxes of four dimensions land, swizzled or not, with zeros outside of the tensor",
+          in_every_order([] {
+              return boxes_land(CU_TENSOR_MAP_SWIZZLE_128B) && boxes_land(CU_TENSOR_MAP_SWIZZLE_NONE);
+          }));
 }
 
 // ---- products of a warpgroup
-
-enum class From { SHARED, REGISTERS };
 
 // Accumulator i of this thread is element (row, column) of (64 x N).
 static int row_of(int i)
@@ -1698,13 +1463,12 @@ static int row_of(int i)
 }
 static int column_of(int i) { return i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2; }
 
-// d (64 x N) = a (64 x 64) b, or d += a b; b is (N x 64) for Major::K, (64 x N) for Major::MN. The tiles begin at these
-// offsets, and their groups of 8 rows are so many bytes apart (dense: 1024).
-template <int N, Major B, From A, Slip S>
-__global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bfloat16* b, bool add, int a_offset,
-                               int b_offset, int group_bytes)
+// d (64 x N) = a (64 x 64) b, or d += a b; b is (N x 64) for Major::K, (64 x N) for Major::MN. Groups of 8 rows are
+// group_bytes apart (dense: 1024).
+template <int N, Major B, bool a_in_registers, Slip S>
+__global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bfloat16* b, bool add, int group_bytes)
 {
-    char *a_tile = shared_bytes() + a_offset, *b_tile = shared_bytes() + b_offset;
+    char *a_tile = shared_bytes() + 1024, *b_tile = shared_bytes() + 32768;
     const int block_bytes = 8 * group_bytes + 1024;  // MN: between blocks of 64 columns
     const auto place = [=](char* tile, int row, int chunk) {
         return chunk_at(tile + row / 8 * group_bytes, row % 8, chunk);
@@ -1733,25 +1497,25 @@ __global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bflo
     for (int k = 0; k < 4; k++) {
         const uint64_t b_operand = B == Major::K ? operand(b_tile + 32 * k)
                                                  : operand(b_tile + 2 * group_bytes * k, N > 64 ? block_bytes : 16);
-        if constexpr (A == From::SHARED)
-            wgmma<N, B>(sum, operand(a_tile + 32 * k), b_operand, add || k > 0);
-        else
+        if constexpr (a_in_registers)
             wgmma<N, B>(sum, fragments[k], b_operand, add || k > 0);
+        else
+            wgmma<N, B>(sum, operand(a_tile + 32 * k), b_operand, add || k > 0);
     }
     wgmma_commit();
     wgmma_wait<0>(sum);
     for (int i = 0; i < N / 2; i++) d[row_of(i) * N + column_of(i)] = sum[i];
 }
 
-template <int N, Major B, From A, Slip S = Slip::NONE>
-static bool tiles_multiply(int a_offset = 1024, int b_offset = 32768, int group_bytes = 1024)
+template <int N, Major B, bool a_in_registers, Slip S = Slip::NONE>
+static bool tiles_multiply(int group_bytes = 1024)
 {
     Integers a(64 * 64, 1), b(64 * N, 2);
     bool right = true;
     for (bool add : {false, true}) {
         Array<float> d(64 * N);
         for (size_t i = 0; i < d.size; i++) d[i] = static_cast<float>(i % 1000);
-        launch_large(1, 128, multiply_tiles<N, B, A, S>, d.data, a.data, b.data, add, a_offset, b_offset, group_bytes);
+        launch_large(1, 128, multiply_tiles<N, B, a_in_registers, S>, d.data, a.data, b.data, add, group_bytes);
         for (size_t m = 0; m < 64; m++)
             for (size_t n = 0; n < N; n++) {
                 float sum = add ? static_cast<float>((m * N + n) % 1000) : 0;
@@ -1763,50 +1527,9 @@ static bool tiles_multiply(int a_offset = 1024, int b_offset = 32768, int group_
     return right;
 }
 
-// Two groups with accumulators of their own, and one that adds to the first; notes what each holds when so many groups
-// may be under way.
-__global__ void group_products(float* out, const __nv_bfloat16* a)
-{
-    for (int i = static_cast<int>(threadIdx.x); i < 64 * 8; i += 128)
-        memcpy(chunk_at(shared_bytes(), i / 8, i % 8), a + i * 8, 16);
-    async_fence();
-    __syncthreads();
-    const uint64_t tile = wgmma_operand(shared_bytes());
-    float x[32], y[32];
-    wgmma_fence(x, y);
-    wgmma<64, Major::K>(x, tile, tile, 0);
-    wgmma_commit();
-    wgmma<64, Major::K>(y, tile, tile, 0);
-    wgmma_commit();
-    wgmma<64, Major::K>(x, tile, tile, 1);
-    wgmma_commit();
-    wgmma_wait<3>();
-    out[threadIdx.x * 6] = y[0];
-    wgmma_wait<1>(y);
-    out[threadIdx.x * 6 + 1] = x[0];
-    out[threadIdx.x * 6 + 2] = y[0];
-    wgmma_wait<0>(x, y);
-    out[threadIdx.x * 6 + 3] = x[0];
-    out[threadIdx.x * 6 + 4] = y[0];
-}
-
-static bool groups_end_in_order(bool late)
-{
-    Integers a(64 * 64, 1);
-    Array<float> out(128 * 6);
-    launch_large(1, 128, group_products, out.data, a.data);
-    bool right = true;
-    for (size_t t = 0; t < 128; t++) {
-        const float* seen = out.data + t * 6;
-        right = right && seen[4] == seen[2] && seen[3] == 2 * seen[4] && std::isnan(seen[0]) == late &&
-                std::isnan(seen[1]) == late;
-    }
-    return right && out[4] != 0;
-}
-
-// A loop as kernels have it: out (64 x 64) = sum over i of (q k_i') k_i, where a warp of its own loads the 64 rows of
-// k_i into a ring of two stages, s = q k_i' becomes the fragments of the second product, and those of odd i go by way
-// of shared memory.
+// A pipeline as in attention kernels: out (64 x 64) = sum over i of (q k_i') k_i. A warp of its own loads the 64 rows
+// of k_i into a ring of two stages. s = q k_i' becomes the fragments of the second product, for odd i by way of shared
+// memory.
 template <Slip S>
 __global__ void __launch_bounds__(160) pipeline(float* out, const __grid_constant__ CUtensorMap q_map,
                                                 const __grid_constant__ CUtensorMap k_map, int tiles)
@@ -1900,19 +1623,11 @@ template <Slip S> static bool pipeline_is_right()
     return right;
 }
 
-// Whether a kernel goes wrong under one of a few seeds. It may end the program, so a child runs it.
-template <class Check> static bool goes_wrong(Check is_right)
-{
-    for (uint64_t seed = 1; seed < 9; seed++) {
-        cuda_cpu::set_seed(seed);
-        if (!is_right()) return true;
-    }
-    return false;
-}
-
+// Returns whether a kernel is wrong under one of a few seeds. It may end the program, so a child runs it.
+template <class Check> static bool goes_wrong(Check is_right) { return !under_seeds(1, 9, is_right); }
 template <Slip S> static bool tiles_go_wrong()
 {
-    return goes_wrong([] { return tiles_multiply<64, Major::K, From::SHARED, S>(); });
+    return goes_wrong([] { return tiles_multiply<64, Major::K, false, S>(); });
 }
 template <Slip S> static bool pipeline_goes_wrong() { return goes_wrong(pipeline_is_right<S>); }
 
@@ -1936,29 +1651,24 @@ static const Demonstration demonstrations[] = {
     {"warps do not wait for each other's stores", tiles_go_wrong<Slip::SYNCTHREADS>},
 };
 
-static void test_products_of_warpgroups()
+static void test_warpgroups()
 {
     claim("wgmma, both operands in shared memory: N of 64, 128 and 256, both majors, assigned and added",
           in_every_order([] {
-              return tiles_multiply<64, Major::K, From::SHARED>() && tiles_multiply<128, Major::K, From::SHARED>() &&
-                     tiles_multiply<256, Major::K, From::SHARED>() && tiles_multiply<64, Major::MN, From::SHARED>() &&
-                     tiles_multiply<128, Major::MN, From::SHARED>() && tiles_multiply<256, Major::MN, From::SHARED>();
+              return tiles_multiply<64, Major::K, false>() && tiles_multiply<128, Major::K, false>() &&
+                     tiles_multiply<256, Major::K, false>() && tiles_multiply<64, Major::MN, false>() &&
+                     tiles_multiply<128, Major::MN, false>() && tiles_multiply<256, Major::MN, false>();
           }));
     claim("wgmma, a in registers: N of 64 and 128, both majors", in_every_order([] {
-              return tiles_multiply<64, Major::K, From::REGISTERS>() &&
-                     tiles_multiply<128, Major::K, From::REGISTERS>() &&
-                     tiles_multiply<64, Major::MN, From::REGISTERS>() &&
-                     tiles_multiply<128, Major::MN, From::REGISTERS>();
+              return tiles_multiply<64, Major::K, true>() && tiles_multiply<128, Major::K, true>() &&
+                     tiles_multiply<64, Major::MN, true>() && tiles_multiply<128, Major::MN, true>();
           }));
     claim("wgmma: the stride of groups of 8 rows is the descriptor's",
-          tiles_multiply<128, Major::K, From::SHARED>(1024, 32768, 3072) &&
-              tiles_multiply<256, Major::MN, From::SHARED>(1024, 32768, 2048));
+          tiles_multiply<128, Major::K, false>(3072) && tiles_multiply<256, Major::MN, false>(2048));
     set_rounding(5);
     claim("mma and wgmma of integers are exact under CUDA_CPU_ROUNDING",
-          mma_multiplies() && fp8_mma_multiplies() && tiles_multiply<64, Major::K, From::SHARED>());
+          mma_multiplies() && tiles_multiply<64, Major::K, false>());
     set_rounding(0);
-    claim("wgmma_wait: groups end in their order; under a seed a product under way is NaN",
-          groups_end_in_order(false) && under_seeds(1, 2, [] { return groups_end_in_order(true); }));
     claim("a loader and a warpgroup, two products in a chain, work in every order",
           in_every_order(pipeline_is_right<Slip::NONE>));
     for (size_t i = 0; i < std::size(demonstrations); i++)
@@ -1966,171 +1676,172 @@ static void test_products_of_warpgroups()
               run_child("slip" + std::to_string(i)).second == 1);
 }
 
-// ---- what ends the program
+// ---- misuse, and instructions that some GPUs do not have
 
-__global__ void misuse(int which, const __nv_bfloat16* data, const __grid_constant__ CUtensorMap map)
+// What the kernels below work on: a tile of shared memory and a barrier behind it, initialised unless a case leaves it.
+struct Parts128 {
+    char* tile;
+    uint64_t* barrier;
+    const __nv_bfloat16* data;
+    const CUtensorMap* map;
+    bool first;        // thread 0
+    uint64_t operand;  // the tile's
+    void load(void* to) const { tensor_load(to, map, barrier, 0, 0, 0, 0); }
+    void init(bool done = true) const
+    {
+        if (first) barrier_init(barrier, 1);
+        if (first && done) barrier_init_done();
+        __syncthreads();
+    }
+};
+using Deed = void (*)(const Parts128& p);
+using Wgmma = float[32];
+
+__global__ void do_deed(Deed deed, const __nv_bfloat16* data, const __grid_constant__ CUtensorMap map)
 {
-    char* tile = shared_bytes();
-    uint64_t* barrier = reinterpret_cast<uint64_t*>(tile + 16384);
-    const bool first = threadIdx.x == 0;
-    const uint64_t operand = wgmma_operand(tile), other = wgmma_operand(tile + 8192);
-    float d[32] = {};
-    if (first && which != 3) barrier_init(barrier, 1);
-    if (first && which != 4) barrier_init_done();
-    __syncthreads();
-    if (first && which == 0) copy_async(tile + 8, data, true);
-    if (first && which == 1) copy_async(tile, data + 4, true);
-    if (first && which == 2) tensor_load(tile + 512, &map, barrier, 0, 0, 0, 0);
-    if (first && (which == 3 || which == 4)) tensor_load(tile, &map, barrier, 0, 0, 0, 0);
-    if (first && which == 5) {
-        barrier_arrive_expect(barrier, 64);
-        barrier_arrive(barrier);
-    }
-    if (first && which == 6) barrier_wait(barrier, 0);
-    if (which == 7) threadIdx.x < 32 ? named_barrier_wait(3, 96) : named_barrier_arrive(3, 128);
-    if (which == 8) named_barrier_wait(0, 128);
-    if (which == 9) named_barrier_wait(1, 100);
-    if (first && which == 10) {
-        named_barrier_arrive(2, 128);
-        named_barrier_arrive(2, 128);
-    }
-    if (which == 11 && threadIdx.x < 64) named_barrier_wait(4, 128);
-    if (first && which == 12) {
-        copy_async(tile, data, true);
-        copy_async_commit();
-    }
-    if (first && which == 13) {
-        barrier_arrive_expect(barrier, 16384);
-        tensor_load(tile, &map, barrier, 0, 0, 0, 0);
-        barrier_wait(barrier, 1);  // of the phase before
-    }
-    if (which == 14) wgmma<64, Major::K>(d, operand, operand, 0);
-    if (which >= 15 && which < 22) wgmma_fence();
-    if (which == 15) wgmma<64, Major::K>(d, operand, threadIdx.x % 2 == 0 ? operand : other, 0);
-    if (which == 16) wgmma<64, Major::K>(d, operand, threadIdx.x < 32 ? operand : other, 0);
-    if (which == 17) wgmma<64, Major::K>(d, operand, operand ^ uint64_t{3} << 62, 0);
-    if (which == 18) wgmma<64, Major::K>(d, operand, wgmma_operand(tile + 16384), 0);
-    if (which == 19) wgmma<64, Major::K>(d, operand, operand, 0);
-    if (which == 20) {
-        wgmma<64, Major::K>(d, operand, operand, 0);
-        wgmma_commit();
-        wgmma_wait<1>(d);
-    }
-    if (which == 21 && threadIdx.x < 32) {
-        wgmma<64, Major::K>(d, operand, operand, 0);
-        wgmma_commit();
-        wgmma_wait<0>(d);
-    }
-    if (which == 22 && threadIdx.x % 32 < 16) {
-        uint32_t a[4] = {};
-        mma_m16n8k16(d, a, 0, 0);
-    }
-    if (which == 23) {
-        uint32_t r[4];
-        ldmatrix(r, tile + 4);
-    }
-    if (which == 24) shared_address(data);
-    if (first && which == 25) tensor_load(tile + 9 * 1024, &map, barrier, 0, 0, 0, 0);
-    if (which < 26) return;
-    uint32_t fragment[4] = {};
-    wgmma_fence(fragment);
-    if (which == 26) wgmma<64, Major::K>(d, operand, operand, 1);
-    if (which == 27) fragment[0] = 1;
-    const uint64_t b = which == 31   ? wgmma_operand(tile + 128)
-                       : which == 32 ? wgmma_operand(tile, 1024)
-                       : which == 33 ? wgmma_operand(tile, 0)
-                       : which == 34 ? wgmma_operand(tile + 96)
-                                     : operand;
-    wgmma<64, Major::K>(d, fragment, b, 0);
-    wgmma_commit();
-    wgmma_wait<0>();
-    if (which == 28) d[0] = 1;
-    wgmma_fence(d);
-    wgmma<64, Major::K>(d, operand, operand, 1);
-    wgmma_commit();
-    if (which == 29)
-        wgmma_wait<0>();
-    else
-        wgmma_wait<0>(d);
+    char* const tile = shared_bytes();
+    deed({tile, reinterpret_cast<uint64_t*>(tile + 16384), data, &map, threadIdx.x == 0, wgmma_operand(tile)});
 }
 
-// What is said, in the order of `misuse`; nothing of what is right. From 26 on there is a seed, which it takes to see
-// some.
-static const std::vector<std::string> misuses = {
-    "thread 0 calls copy_async with an address that is not a multiple of 16",
-    "thread 0 calls copy_async with an address that is not a multiple of 16",
-    "thread 0 calls tensor_load to an address that is not a multiple of 1024",
-    "thread 0 calls tensor_load with a barrier that is not initialised",
-    "thread 0 calls tensor_load before barrier_init_done",
-    "thread 0 calls barrier_arrive for a barrier where all 1 have arrived, before its phase has ended",
-    "deadlock: no thread can go on\n  threads 0: in barrier_wait, parity 0, barrier at byte 16384: 0 of 1 threads have "
-    "arrived, 0 bytes are missing\n  threads 1-127: ended",
-    "calls named_barrier_arrive for 128 threads, others for 96, at barrier 3",
-    "calls named_barrier_wait with number 0; expected 1 to 15",
-    "calls named_barrier_wait for 100 threads; expected a multiple of 32, no more than the block's",
-    "thread 0 calls named_barrier_arrive and has arrived at barrier 2 already",
-    "threads 0-63: in named_barrier_wait, barrier 4: 64 of 128 threads have arrived\n  threads 64-127: ended",
-    "thread 0 ended without waiting for a copy_async",
-    "the block ended without waiting for a tensor_load",
-    "wgmma: warp 0 has not called wgmma_fence",
-    "wgmma: the lanes of a warp do not agree on descriptors or on adding",
-    "wgmma: the warps of warpgroup 0 do not call the same one",
-    "wgmma: a descriptor's swizzle is mode 2; only that of 128 bytes (1) is known here",
-    "wgmma reads beyond the launch's shared memory",
-    "warp 0 ended without waiting for a wgmma",
-    "calls wgmma_wait and names accumulators of a product that is still under way",
-    "the warps of warpgroup 0 did not call the same wgmma's",
-    "calls mma_m16n8k16 and its warp has no 32 lanes any more",
-    "calls ldmatrix with an address that is not a multiple of 16",
-    "calls shared_address with an address that is not in dynamic shared memory",
-    "thread 0 calls tensor_load and the box ends beyond the launch's shared memory",
-    "calls wgmma with accumulators that no wgmma_fence has named since they were written",
-    "calls wgmma with fragments that no wgmma_fence has named since they were written",
-    "has changed accumulators that no wgmma_wait has named",
-    "thread 0 ended, and no wgmma_wait has named the accumulators of a wgmma",
-    "",
-    "wgmma: a descriptor begins at byte 128, in row 1 of a pattern of 8; expected a multiple of 1024",
-    "wgmma: a descriptor has blocks of columns 1024 bytes apart, where there is one; expected 0 or 16",
-    "",  // 0
-    "",  // a step of 96 bytes along K
+static void product(uint64_t a, uint64_t b, bool waits = true)
+{
+    Wgmma d = {};
+    wgmma_fence();
+    wgmma<64, Major::K>(d, a, b, 0);
+    if (!waits) return;
+    wgmma_commit();
+    wgmma_wait<0>(d);
+}
+
+struct Misuse {
+    std::string message;   // empty: correct
+    Deed deed;
+};
+static const Misuse misuses[] = {
+    {"thread 0 calls copy_async with an address that is not a multiple of 16",
+     [](const Parts128& p) { if (p.first) copy_async(p.tile + 8, p.data, true); }},
+    {"thread 0 ended without waiting for a copy_async",
+     [](const Parts128& p) { if (p.first) copy_async(p.tile, p.data, true); }},
+    {"thread 0 calls tensor_load to an address that is not a multiple of 1024",
+     [](const Parts128& p) { p.init(); if (p.first) p.load(p.tile + 512); }},
+    {"thread 0 calls tensor_load with a barrier that is not initialised",
+     [](const Parts128& p) { if (p.first) p.load(p.tile); }},
+    {"thread 0 calls tensor_load before barrier_init_done",
+     [](const Parts128& p) { p.init(false); if (p.first) p.load(p.tile); }},
+    {"thread 0 calls tensor_load and the box ends beyond the launch's shared memory",
+     [](const Parts128& p) { p.init(); if (p.first) p.load(p.tile + 9 * 1024); }},
+    {"the block ended without waiting for a tensor_load",
+     [](const Parts128& p) {
+         p.init();
+         if (!p.first) return;
+         barrier_arrive_expect(p.barrier, 16384);
+         p.load(p.tile);
+         barrier_wait(p.barrier, 1);  // of the phase before
+     }},
+    {"thread 0 calls barrier_arrive for a barrier where all 1 have arrived, before its phase has ended",
+     [](const Parts128& p) {
+         p.init();
+         if (p.first) barrier_arrive_expect(p.barrier, 64);
+         if (p.first) barrier_arrive(p.barrier);
+     }},
+    {"deadlock: no thread can continue\n  threads 0: in barrier_wait, parity 0, barrier at byte 16384: 0 of 1 threads "
+     "have arrived, 0 bytes are missing\n  threads 1-127: ended",
+     [](const Parts128& p) { p.init(); if (p.first) barrier_wait(p.barrier, 0); }},
+    {"calls named_barrier_wait for 100 threads; expected a multiple of 32, no more than the block's",
+     [](const Parts128&) { named_barrier_wait(1, 100); }},
+    {"thread 0 calls named_barrier_arrive and has arrived at barrier 2 already",
+     [](const Parts128& p) { for (int i = 0; i < 2 && p.first; i++) named_barrier_arrive(2, 128); }},
+    {"threads 0-63: in named_barrier_wait, barrier 4: 64 of 128 threads have arrived\n  threads 64-127: ended",
+     [](const Parts128&) { if (threadIdx.x < 64) named_barrier_wait(4, 128); }},
+    {"calls mma_m16n8k16 and its warp has no 32 lanes any more",
+     [](const Parts128&) {
+         Wgmma d = {};
+         if (threadIdx.x % 32 < 16) mma_m16n8k16(d, {0, 0, 0, 0}, 0, 0);
+     }},
+    {"calls ldmatrix with an address that is not a multiple of 16",
+     [](const Parts128& p) {
+         uint32_t r[4];
+         ldmatrix(r, p.tile + 4);
+     }},
+    {"calls shared_address with an address that is not in dynamic shared memory",
+     [](const Parts128& p) { shared_address(p.data); }},
+    {"wgmma: warp 0 has not called wgmma_fence",
+     [](const Parts128& p) {
+         Wgmma d = {};
+         wgmma<64, Major::K>(d, p.operand, p.operand, 0);
+     }},
+    {"wgmma: the lanes of a warp do not agree on descriptors or on adding",
+     [](const Parts128& p) { product(p.operand, wgmma_operand(p.tile + threadIdx.x % 2 * 8192)); }},
+    {"wgmma: the warps of warpgroup 0 do not call the same one",
+     [](const Parts128& p) { product(p.operand, wgmma_operand(p.tile + threadIdx.x / 32 % 2 * 8192)); }},
+    {"the warps of warpgroup 0 did not call the same wgmma's",
+     [](const Parts128& p) { if (threadIdx.x < 32) product(p.operand, p.operand); }},
+    {"warp 0 ended without waiting for a wgmma",
+     [](const Parts128& p) { product(p.operand, p.operand, false); }},
+    {"wgmma: a descriptor's swizzle is mode 2; expected 1 (128 bytes)",
+     [](const Parts128& p) { product(p.operand, p.operand ^ uint64_t{3} << 62); }},
+    {"wgmma reads beyond the launch's shared memory",
+     [](const Parts128& p) { product(p.operand, wgmma_operand(p.tile + 16384)); }},
+    {"wgmma: a descriptor begins at byte 128, in row 1 of a pattern of 8; expected a multiple of 1024",
+     [](const Parts128& p) { product(p.operand, wgmma_operand(p.tile + 128)); }},
+    {"", [](const Parts128& p) { product(p.operand, wgmma_operand(p.tile, 0)); }},
 };
 
-static int do_misuse(size_t which)
+struct Instruction {
+    const char* name;
+    int least, most;   // compute capabilities
+    Deed deed;
+};
+static const Instruction instructions[] = {
+    {"ldmatrix", 75, 999,
+     [](const Parts128& p) {
+         uint32_t r[4];
+         ldmatrix(r, p.tile + threadIdx.x % 32 * 16);
+     }},
+    {"mma_m16n8k16", 80, 999, [](const Parts128&) { Wgmma d = {}; mma_m16n8k16(d, {0, 0, 0, 0}, 0, 0); }},
+    {"copy_async", 80, 999, [](const Parts128& p) { copy_async(p.tile, p.data, true); copy_async_commit();
+                                                    copy_async_wait<0>(); }},
+    {"barrier_init", 90, 999,
+     [](const Parts128& p) {
+         p.init();
+         if (!p.first) return;
+         barrier_arrive_expect(p.barrier, 8192);
+         p.load(p.tile);
+         barrier_wait(p.barrier, 0);
+     }},
+    {"async_fence", 90, 999, [](const Parts128&) { async_fence(); }},
+    {"wgmma_fence", 90, 90, [](const Parts128& p) { product(p.operand, p.operand); }},
+    {"keep_registers", 90, 90, [](const Parts128&) { keep_registers<24>(); }},
+    {"named_barrier_wait", 75, 999, [](const Parts128&) { if (threadIdx.x < 64) named_barrier_wait(1, 64); }},
+};
+
+// Runs one deed as a child; returns its exit code.
+static int run_deed(Deed deed)
 {
-    cuda_cpu::set_seed(which >= 26);
     Integers data(64 * 64, 1);
-    launch(1, 128, 16384 + 64, misuse, static_cast<int>(which), data.data, map_of(data.data, 64));
-    return 0;
+    cudaDeviceSynchronize();
+    launch(1, 128, 16384 + 64, do_deed, deed, data.data, map_of(data.data, 64));
+    return cudaDeviceSynchronize() == cudaSuccess ? 0 : 3;
 }
 
 static void test_tensor_cores()
 {
     if (WARP_SIZE == 1) {
-        claim("with a warp of 1 thread, tensor cores need 32", child_fails(1, "take warps of 32 threads", "misuse22"));
+        claim("with a warp of 1 thread, tensor cores need 32", child_fails(1, "take warps of 32 threads", "misuse1"));
         return;
     }
     test_warp_instructions();
     test_barriers();
-    test_products_of_warpgroups();
-    for (size_t i = 0; i < misuses.size(); i++) {
+    test_warpgroups();
+    for (size_t i = 0; i < std::size(misuses); i++) {
         const auto [output, code] = run_child("misuse" + std::to_string(i));
-        const bool is_right = misuses[i].empty();
-        claim(is_right ? "a correct call has no message" : "message: " + misuses[i].substr(0, misuses[i].find('\n')),
-              is_right ? code == 0 && output.empty() : code == 1 && contains(output, misuses[i]));
+        const std::string& message = misuses[i].message;
+        claim(message.empty() ? "a correct call has no message" : "message: " + message.substr(0, message.find('\n')),
+              message.empty() ? code == 0 && output.empty() : code == 1 && contains(output, message));
     }
 }
 
 // ==== emulated GPUs =====================================================================================
-
-// Whether something holds on a card; its queues are empty afterwards.
-template <class Check> static bool on(const char* card, Check check)
-{
-    cuda_cpu::set_card(card);
-    const bool holds = check();
-    cuda_cpu::set_card("");
-    cudaGetLastError();
-    return holds;
-}
 
 struct ExpectedCard {
     const char *key, *name;
@@ -2146,19 +1857,15 @@ static const ExpectedCard expected_cards[] = {
 static bool describes_itself(const ExpectedCard& e)
 {
     cudaDeviceProp p;
-    int major = 0, registers = 0, reserved = 0;
+    int major = 0;
     cudaGetDeviceProperties(&p, 0);
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-    cudaDeviceGetAttribute(&registers, cudaDevAttrMaxRegistersPerBlock, 0);
-    cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, 0);
     return p.name == std::string(e.name) && p.major * 10 + p.minor == e.capability && major == p.major &&
            p.multiProcessorCount == e.multiprocessors && p.sharedMemPerBlockOptin == e.kib_by_opt_in << 10 &&
            p.sharedMemPerMultiprocessor == e.kib_of_multiprocessor << 10 && p.sharedMemPerBlock == 48 << 10 &&
-           static_cast<size_t>(reserved) == p.sharedMemPerMultiprocessor - p.sharedMemPerBlockOptin &&
-           registers == 65536 && p.warpSize == 32;
+           p.reservedSharedMemPerBlock == p.sharedMemPerMultiprocessor - p.sharedMemPerBlockOptin &&
+           p.regsPerBlock == 65536 && p.warpSize == 32;
 }
-
-// ---- launches and memory
 
 __global__ void holds_4_kib(float* out)
 {
@@ -2168,48 +1875,17 @@ __global__ void holds_4_kib(float* out)
     out[0] = own[(threadIdx.x + 1) % blockDim.x];
 }
 
-static cudaError_t launch_with(const char* card, cudaLaunchAttributeID id, unsigned value)
+static bool static_shared_counts()
 {
-    cudaLaunchAttribute attribute{};
-    attribute.id = id;
-    if (id == cudaLaunchAttributeClusterDimension) attribute.val.clusterDim = {value, 1, 1};
-    else attribute.val.programmaticStreamSerializationAllowed = static_cast<int>(value);
-    cudaLaunchConfig_t config{};
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    cudaError_t error = cudaSuccess;
-    on(card, [&] { return (error = cudaLaunchKernelEx(&config, nothing)) == cudaSuccess; });
-    return error;
+    constexpr auto dynamic = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    Array<float> out(1);
+    const auto with = [&](size_t bytes) { return launch(1, 1, bytes, holds_4_kib, out.data); };
+    return with(44 << 10) == cudaSuccess && with((44 << 10) + 1) == cudaErrorInvalidValue &&
+           cudaFuncSetAttribute(holds_4_kib, dynamic, (223 << 10) + 1) == cudaErrorInvalidValue &&
+           cudaFuncSetAttribute(holds_4_kib, dynamic, 223 << 10) == cudaSuccess && with(223 << 10) == cudaSuccess;
 }
 
-static void test_card_launches()
-{
-    std::string wrong;
-    for (const ExpectedCard& e : expected_cards)
-        if (!on(e.key, [&] { return describes_itself(e) && shared_memory_ends_at(e.kib_by_opt_in << 10); }))
-            wrong += std::string(" ") + e.key;
-    claim("each card has its name, capability, multiprocessors and shared memory, by opt-in:" + wrong, wrong.empty());
-    claim("an unknown card is named, with those that are known",
-          child_fails(2, "CUDA_CPU_CARD is \"h900\"; expected one of h100, h200, a100, 4090, l40s, t4, b200", "global",
-                      "CUDA_CPU_CARD=h900"));
-    claim("a kernel's __shared__ arrays count", on("h100", [] {
-              constexpr auto dynamic = cudaFuncAttributeMaxDynamicSharedMemorySize;
-              Array<float> out(1);
-              const auto with = [&](size_t bytes) { return launch(1, 1, bytes, holds_4_kib, out.data); };
-              return with(44 << 10) == cudaSuccess && with((44 << 10) + 1) == cudaErrorInvalidValue &&
-                     cudaFuncSetAttribute(holds_4_kib, dynamic, (223 << 10) + 1) == cudaErrorInvalidValue &&
-                     cudaFuncSetAttribute(holds_4_kib, dynamic, 223 << 10) == cudaSuccess &&
-                     with(223 << 10) == cudaSuccess;
-          }));
-    constexpr auto cluster = cudaLaunchAttributeClusterDimension;
-    constexpr auto early = cudaLaunchAttributeProgrammaticStreamSerialization;
-    claim("clusters are refused, and programmatic launches before capability 9.0",
-          launch_with("h100", cluster, 1) == cudaSuccess && launch_with("h100", early, 1) == cudaSuccess &&
-              launch_with("a100", early, 1) == cudaErrorNotSupported &&
-              launch_with("h100", cluster, 2) == cudaErrorNotSupported);
-}
-
-static bool memory_of_a_card()
+static bool card_has_its_memory()
 {
     constexpr size_t mib = 1 << 20;
     size_t before = 0, after = 0, total = 0;
@@ -2231,7 +1907,7 @@ static bool memory_of_a_card()
     return right && after == before;
 }
 
-static bool copies_of_a_card()
+static bool card_checks_copies()
 {
     float host[4] = {}, *block = nullptr;
     cudaMalloc(&block, 16);
@@ -2243,8 +1919,7 @@ static bool copies_of_a_card()
         {block, host, 16, cudaMemcpyDeviceToDevice, cudaErrorInvalidValue},
         {block, host, 17, cudaMemcpyHostToDevice, cudaErrorInvalidValue},
         {block + 1, host, 12, cudaMemcpyHostToDevice, cudaSuccess},
-        {block + 1, host, 13, cudaMemcpyHostToDevice, cudaErrorInvalidValue},
-        {block, host, 16, static_cast<cudaMemcpyKind>(5), cudaErrorInvalidMemcpyDirection}};
+        {block + 1, host, 13, cudaMemcpyHostToDevice, cudaErrorInvalidValue}};
     bool right = cudaMemset(block, 0, 16) == cudaSuccess && cudaMemset(block, 0, 17) == cudaErrorInvalidValue &&
                  cudaMemset(host, 0, 16) == cudaErrorInvalidValue;
     for (const auto& c : copies) right = right && cudaMemcpy(c.to, c.from, c.bytes, c.kind) == c.expected;
@@ -2289,6 +1964,11 @@ struct TwoStreams {
     void upload() const { cudaMemcpyAsync(x, pinned, sizeof(float), cudaMemcpyHostToDevice, copies); }
     void add(cudaStream_t stream) const { launch_on(stream, 1, add_to, sum, x); }
     void set(float* to, float value) const { launch_on(compute, 1, set_to, to, value); }
+    void let_compute_wait(bool waits)
+    {
+        cudaEventRecord(event, copies);
+        if (waits) cudaStreamWaitEvent(compute, event);
+    }
     float result() const
     {
         float value = 0;
@@ -2298,36 +1978,20 @@ struct TwoStreams {
     }
 };
 
-// What a program does with two streams; returns whether the result is right. Some are right only if one stream (or the
-// host) waits for the other where `ordered`.
+// What a program does with two streams; returns whether the result is right. Where needs_order, it is right only if a
+// stream or the host waits, which it does where `ordered`.
 struct Scenario {
     const char* name;
     bool needs_order;
     bool (*is_right)(TwoStreams& s, bool ordered);
 };
-static void let_compute_wait(TwoStreams& s, bool ordered)
-{
-    cudaEventRecord(s.event, s.copies);
-    if (ordered) cudaStreamWaitEvent(s.compute, s.event);
-}
 static const Scenario scenarios[] = {
     {"a kernel waits for a copy in another stream", true,
      [](TwoStreams& s, bool ordered) {
          s.upload();
-         let_compute_wait(s, ordered);
+         s.let_compute_wait(ordered);
          s.add(s.compute);
          return s.result() == 7;
-     }},
-    {"a copy waits for a kernel in another stream that reads the old value", true,
-     [](TwoStreams& s, bool ordered) {
-         s.set(s.x, 3);
-         cudaStreamSynchronize(s.compute);
-         s.add(s.compute);
-         cudaEventRecord(s.event, s.compute);
-         if (ordered) cudaStreamWaitEvent(s.copies, s.event);
-         s.upload();
-         cudaStreamSynchronize(s.copies);
-         return s.result() == 3;
      }},
     {"pinned memory is used again after the copy from it", true,
      [](TwoStreams& s, bool ordered) {
@@ -2354,7 +2018,7 @@ static const Scenario scenarios[] = {
              launch_on(s.compute, 1, add_to, s.sum, static_cast<const float*>(s.sum));
          });
          s.upload();
-         let_compute_wait(s, ordered);
+         s.let_compute_wait(ordered);
          for (int run = 0; run < 2; run++) cudaGraphLaunch(graph, s.compute);
          cudaGraphExecDestroy(graph);
          return error == cudaSuccess && s.result() == 2 * (2 * 7 + 7);
@@ -2366,7 +2030,7 @@ static const Scenario scenarios[] = {
          cublasLtMatrixLayoutOpaque_t one{CUDA_R_32F, 1, 1, 1};
          float alpha = 1, beta = 0;
          s.upload();
-         let_compute_wait(s, ordered);
+         s.let_compute_wait(ordered);
          cublasLtMatmul(&handle, &desc, &alpha, s.x, &one, s.x, &one, &beta, s.sum, &one, s.sum, &one, nullptr, nullptr,
                         0, s.compute);
          alpha = 2;
@@ -2375,7 +2039,7 @@ static const Scenario scenarios[] = {
     {"a stream waits for what an event has recorded by then, not for what it records later", false,
      [](TwoStreams& s, bool) {
          s.upload();
-         let_compute_wait(s, true);
+         s.let_compute_wait(true);
          cudaEventRecord(s.event, s.compute);
          s.add(s.compute);
          return cudaEventSynchronize(s.event) == cudaSuccess && s.result() == 7;
@@ -2389,13 +2053,6 @@ static const Scenario scenarios[] = {
          cudaMemcpyAsync(&pageable, s.sum, sizeof(float), cudaMemcpyDeviceToHost, s.compute);
          return pageable == 7;
      }},
-    {"cudaMemcpy has read pinned memory when it returns", false,
-     [](TwoStreams& s, bool) {
-         cudaMemcpy(s.x, s.pinned, sizeof(float), cudaMemcpyHostToDevice);
-         *s.pinned = 8;
-         s.add(s.compute);
-         return s.result() == 7;
-     }},
     {"the default stream orders blocking streams, but no others", true,
      [](TwoStreams&, bool ordered) {
          TwoStreams s(ordered ? cudaStreamDefault : cudaStreamNonBlocking);
@@ -2404,55 +2061,39 @@ static const Scenario scenarios[] = {
          launch_on(s.compute, 1, add_to, s.sum, static_cast<const float*>(s.sum));
          return s.result() == 14;
      }},
-    {"cudaFree and cudaFreeHost wait for all work", false,
+    {"cudaFree waits for all work", false,
      [](TwoStreams& s, bool) {
-         float *device = nullptr, *host = nullptr;
+         float* device = nullptr;
          cudaMalloc(&device, sizeof(float));
-         cudaMallocHost(&host, sizeof(float));
          s.set(s.sum, 3);
          cudaFree(device);
-         const bool right = *s.sum == 3;
-         s.set(s.sum, 4);
-         cudaFreeHost(host);
-         return right && *s.sum == 4;
+         return *s.sum == 3;
      }},
-    {"a queue holds 1024 pieces of work, then a launch waits", false,
-     [](TwoStreams& s, bool) {
-         for (int i = 0; i < 6000; i++) s.add(s.compute);
-         return s.compute->queue.size() <= 1024;
-     }},
-    {"an elapsed time is known once both events are over", true,
+    {"an event is not ready at once, and has a time once it is", true,
      [](TwoStreams& s, bool ordered) {
          float milliseconds = -1;
          cudaEvent_t end;
          cudaEventCreate(&end);
          cudaEventRecord(s.event, s.compute);
+         for (int i = 0; i < 20; i++) s.add(s.compute);
          cudaEventRecord(end, s.compute);
-         if (ordered) cudaEventSynchronize(end);
+         int tries = 0;
+         while (ordered && cudaEventQuery(end) == cudaErrorNotReady && tries < 100000) tries++;
          const cudaError_t error = cudaEventElapsedTime(&milliseconds, s.event, end);
          cudaEventDestroy(end);
          return error == cudaSuccess && milliseconds >= 0;
      }},
-    {"an event is not ready at once", true,
-     [](TwoStreams& s, bool ordered) {
-         for (int i = 0; i < 20; i++) s.add(s.compute);
-         cudaEventRecord(s.event, s.compute);
-         int tries = 0;
-         while (ordered && cudaEventQuery(s.event) == cudaErrorNotReady && tries < 100000) tries++;
-         return cudaEventQuery(s.event) == cudaSuccess;
-     }},
 };
 
-static void test_card_streams()
+static void test_streams()
 {
-    constexpr uint64_t seeds = 41;
     for (const Scenario& scenario : scenarios) {
         const auto is_right = [&](bool ordered) {
             TwoStreams s;
             return scenario.is_right(s, ordered);
         };
         const auto under_each_seed = [&](bool ordered) {
-            return under_seeds(1, seeds, [&] { return on("h100", [&] { return is_right(ordered); }); });
+            return under_seeds(1, 41, [&] { return on("h100", [&] { return is_right(ordered); }); });
         };
         const bool shows = !scenario.needs_order || !under_each_seed(false);
         claim(scenario.name + std::string(scenario.needs_order ? "; it shows where it does not wait" : ""),
@@ -2470,24 +2111,17 @@ static void test_card_streams()
               cuda_cpu::late_error() = cudaSuccess;
               return right;
           }));
-    cudaEvent_t untimed;
-    cudaEventCreateWithFlags(&untimed, cudaEventDisableTiming);
-    cudaEventRecord(untimed);
-    float milliseconds = 0;
-    claim("an event without timing has no time",
-          cudaEventElapsedTime(&milliseconds, untimed, untimed) == cudaErrorInvalidResourceHandle);
-    cudaEventDestroy(untimed);
-    cudaGetLastError();
 }
 
 // ---- capture
 
-// What a call returns on a card while a stream is captured, and what the capture's end returns.
+// Returns what a call returns while a stream is captured, and what the capture's end returns.
 using Call = cudaError_t (*)(TwoStreams&);
-static std::pair<cudaError_t, cudaError_t> in_capture(cudaStreamCaptureMode mode, unsigned flags, Call call)
+static std::pair<cudaError_t, cudaError_t> in_capture(const char* card, cudaStreamCaptureMode mode, unsigned flags,
+                                                      Call call)
 {
     std::pair<cudaError_t, cudaError_t> errors;
-    on("h100", [&] {
+    on(card, [&] {
         TwoStreams s(flags);
         cudaGraph_t graph = nullptr;
         cudaStreamBeginCapture(s.compute, mode);
@@ -2499,48 +2133,41 @@ static std::pair<cudaError_t, cudaError_t> in_capture(cudaStreamCaptureMode mode
     return errors;
 }
 
-static void test_card_captures()
+static void test_captures(const char* card)
 {
     constexpr auto copy = [](TwoStreams& s) { return cudaMemcpy(s.x, s.pinned, 4, cudaMemcpyHostToDevice); };
-    constexpr auto allocate = [](TwoStreams&) {
-        void* block = nullptr;
-        const cudaError_t error = cudaMalloc(&block, 16);
-        cudaFree(block);
-        return error;
-    };
+    constexpr auto launch_by_default = [](TwoStreams& s) { return launch_on(nullptr, 1, set_to, s.x, 1.0f); };
     const struct { const char* name; bool even_if_relaxed; Call call; } calls[] = {
-        {"cudaMalloc", false, allocate},
+        {"cudaFree", false, [](TwoStreams&) { return cudaFree(nullptr); }},
         {"cudaMemcpy", false, copy},
         {"cudaStreamSynchronize of another", false, [](TwoStreams& s) { return cudaStreamSynchronize(s.copies); }},
         {"cudaEventSynchronize", false, [](TwoStreams& s) { return cudaEventSynchronize(s.event); }},
         {"cudaEventQuery", false, [](TwoStreams& s) { return cudaEventQuery(s.event); }},
         {"cudaDeviceSynchronize", true, [](TwoStreams&) { return cudaDeviceSynchronize(); }},
-        {"cudaStreamSynchronize", true, [](TwoStreams& s) { return cudaStreamSynchronize(s.compute); }},
-        {"cudaStreamQuery", true, [](TwoStreams& s) { return cudaStreamQuery(s.compute); }}};
-    const std::pair refused{cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureInvalidated},
+        {"cudaStreamSynchronize", true, [](TwoStreams& s) { return cudaStreamSynchronize(s.compute); }}};
+    const std::pair rejected{cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureInvalidated},
         accepted{cudaSuccess, cudaSuccess}, implicit{cudaErrorStreamCaptureImplicit, cudaErrorStreamCaptureInvalidated};
     std::string wrong;
     for (const auto& [name, even_if_relaxed, call] : calls)
         for (const auto mode :
              {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed})
-            if (in_capture(mode, cudaStreamNonBlocking, call) !=
-                (mode == cudaStreamCaptureModeRelaxed && !even_if_relaxed ? accepted : refused))
+            if (in_capture(card, mode, cudaStreamNonBlocking, call) !=
+                (mode == cudaStreamCaptureModeRelaxed && !even_if_relaxed ? accepted : rejected))
                 wrong += std::string(" ") + name;
-    claim("a capture refuses calls that wait for it, and unless relaxed those that allocate or might wait:" + wrong,
+    claim("a capture rejects calls that wait for it, and unless relaxed those that free or might wait:" + wrong,
           wrong.empty());
-    constexpr auto launch_by_default = [](TwoStreams& s) { return launch_on(nullptr, 1, set_to, s.x, 1.0f); };
-    claim("the default stream cannot be used while a blocking stream is captured",
-          in_capture(cudaStreamCaptureModeRelaxed, cudaStreamDefault, launch_by_default) == implicit &&
-              in_capture(cudaStreamCaptureModeRelaxed, cudaStreamDefault, copy) == implicit &&
-              in_capture(cudaStreamCaptureModeRelaxed, cudaStreamNonBlocking, launch_by_default) == accepted);
+    if (*card == 0) return;
+    claim("on a card the default stream cannot be used while a blocking stream is captured",
+          in_capture(card, cudaStreamCaptureModeRelaxed, cudaStreamDefault, launch_by_default) == implicit &&
+              in_capture(card, cudaStreamCaptureModeRelaxed, cudaStreamDefault, copy) == implicit &&
+              in_capture(card, cudaStreamCaptureModeRelaxed, cudaStreamNonBlocking, launch_by_default) == accepted);
     cudaGetLastError();
 }
 
 // ---- cuBLASLt and instructions
 
-constexpr uint32_t bias_epilogue = CUBLASLT_EPILOGUE_BIAS, dgelu = CUBLASLT_EPILOGUE_DGELU;
 static void promise(Parts& p, uint32_t bytes) { std::fill_n(p.preference.alignments, 4, bytes); }
-static const std::vector<Answer> answers_of_cards = {
+static const std::vector<Case> card_cases = {
     {"a bias", fine, [](Parts& p) { p.desc.epilogue = bias_epilogue, p.desc.bias_type = CUDA_R_16BF; }},
     {"a bias of another type", unsupported,
      [](Parts& p) { p.desc.epilogue = bias_epilogue, p.desc.bias_type = CUDA_R_32F; }},
@@ -2557,76 +2184,21 @@ static const std::vector<Answer> answers_of_cards = {
     {"A at 4 bytes, 8 promised", invalid, [](Parts& p) { promise(p, 8), p.a_offset = 4; }},
 };
 
-__global__ void one_instruction(int which, const __nv_bfloat16* data, const __grid_constant__ CUtensorMap map)
+// Returns the instructions that a card has and should not have, or the other way round.
+static std::string wrong_instructions(const ExpectedCard& card)
 {
-    char* tile = shared_bytes();
-    uint64_t* barrier = reinterpret_cast<uint64_t*>(tile + 16384);
-    uint32_t r[4] = {};
-    float d[32] = {};
-    if (which == 0) ldmatrix(r, tile + threadIdx.x % 32 * 16);
-    if (which == 1) mma_m16n8k16(d, r, 0, 0);
-    if (which == 2) {
-        copy_async(tile, data, true);
-        copy_async_commit();
-        copy_async_wait<0>();
+    std::string wrong;
+    for (size_t i = 0; i < std::size(instructions); i++) {
+        const Instruction& instruction = instructions[i];
+        const auto [output, code] =
+            run_child("instruction" + std::to_string(i), std::string("CUDA_CPU_CARD=") + card.key);
+        const bool has = card.capability >= instruction.least && card.capability <= instruction.most;
+        const std::string illegal =
+            std::string("calls ") + instruction.name + " and that is an illegal instruction on " + card.name;
+        if (has ? code != 0 || !output.empty() : code != 1 || !contains(output, illegal))
+            wrong += std::string(" ") + instruction.name;
     }
-    if (which == 3 && threadIdx.x == 0) {
-        barrier_init(barrier, 1);
-        barrier_init_done();
-        barrier_arrive(barrier);
-        barrier_wait(barrier, 0);
-    }
-    if (which == 4 && threadIdx.x == 0) {
-        barrier_init(barrier, 1);
-        barrier_init_done();
-        barrier_arrive_expect(barrier, 8192);
-        tensor_load(tile, &map, barrier, 0, 0, 0, 0);
-        barrier_wait(barrier, 0);
-    }
-    if (which == 5) async_fence();
-    if (which == 9) mma_m16n8k32_e4m3(d, r, 0, 0);
-    if (which == 6) {
-        wgmma_fence(d);
-        wgmma<64, Major::K>(d, wgmma_operand(tile), wgmma_operand(tile), 0);
-        wgmma_commit();
-        wgmma_wait<0>(d);
-    }
-    if (which == 7) keep_registers<24>();
-    if (which == 8 && threadIdx.x < 64) named_barrier_wait(1, 64);
-}
-
-static int run_instruction(int which)
-{
-    Integers data(64 * 64, 1);
-    cudaDeviceSynchronize();
-    launch(1, 128, 16384 + 64, one_instruction, which, data.data, map_of(data.data, 64));
-    return cudaDeviceSynchronize() == cudaSuccess ? 0 : 3;
-}
-
-static void test_card_instructions()
-{
-    const struct { const char* name; int least, most; } table[] = {
-        {"ldmatrix", 75, 999},     {"mma_m16n8k16", 80, 999},  {"copy_async", 80, 999},
-        {"barrier_init", 90, 999}, {"barrier_init", 90, 999},  {"async_fence", 90, 999},
-        {"wgmma_fence", 90, 90},   {"keep_registers", 90, 90}, {"named_barrier_wait", 75, 999},
-        {"mma_m16n8k32_e4m3", 89, 999}};
-    for (const char* card : {"t4", "a100", "4090", "h100", "b200"}) {
-        const auto* expected = std::find_if(std::begin(expected_cards), std::end(expected_cards),
-                                            [&](const ExpectedCard& e) { return e.key == std::string(card); });
-        std::string wrong;
-        for (size_t i = 0; i < std::size(table); i++) {
-            const auto [output, code] =
-                run_child("instruction" + std::to_string(i), std::string("CUDA_CPU_CARD=") + card);
-            const bool has = expected->capability >= table[i].least && expected->capability <= table[i].most;
-            const std::string illegal =
-                std::string("calls ") + table[i].name + " and that is an illegal instruction on ";
-            if (has ? code != 0 || !output.empty() : code != 1 || !contains(output, illegal))
-                wrong += std::string(" ") + table[i].name;
-        }
-        const bool maps = on(card, [] { return MapRequest{}.status() == CUDA_SUCCESS; });
-        claim(std::string("tensor-core instructions and tensor maps of a ") + card + ":" + wrong,
-              wrong.empty() && maps == (expected->capability >= 90));
-    }
+    return wrong;
 }
 
 static void test_cards()
@@ -2636,29 +2208,31 @@ static void test_cards()
               child_fails(2, "takes a build with -DWARP_SIZE=32", "global", "CUDA_CPU_CARD=h100"));
         return;
     }
-    test_card_launches();
-    claim("a card has its own memory, in pieces of 2 MiB, less a context's; it is NaN at first; more is refused",
-          on("h100", memory_of_a_card));
+    for (const ExpectedCard& e : expected_cards) {
+        const bool has_maps = on(e.key, [] { return MapRequest{}.status() == CUDA_SUCCESS; });
+        const bool has_fp8 = on(e.key, [] { return has_status(fine, true, [](Parts&) {}); });
+        claim(std::string(e.key) + ": name, capability, multiprocessors, shared memory by opt-in, tensor maps, FP8",
+              on(e.key, [&] { return describes_itself(e) && shared_memory_ends_at(e.kib_by_opt_in << 10); }) &&
+                  has_maps == (e.capability >= 90) && has_fp8 == (e.capability >= 89));
+        const std::string wrong = e.key == std::string("h200") ? "" : wrong_instructions(e);
+        claim(std::string(e.key) + ": instructions of tensor cores:" + wrong, wrong.empty());
+    }
+    claim("an unknown card is named, with those that are known",
+          child_fails(2, "CUDA_CPU_CARD is \"h900\"; expected one of h100, h200, a100, 4090, l40s, t4, b200", "global",
+                      "CUDA_CPU_CARD=h900"));
+    claim("a kernel's __shared__ arrays count", on("h100", static_shared_counts));
+    claim("a card has its own memory, in pieces of 2 MiB, less a context's; it is NaN at first; more is rejected",
+          on("h100", card_has_its_memory));
     claim("a card distinguishes its own memory from the host's, and knows where a block ends",
-          on("h100", copies_of_a_card));
-    test_card_streams();
-    test_card_captures();
-    for (const char* card : {"4090", "h100", "b200"})
-        claim(std::string("FP8 is multiplied on a ") + card,
-              on(card, [] { return answers(fine, true, [](Parts&) {}); }));
-    for (const char* card : {"a100", "t4"})
-        claim(std::string("... but not on a ") + card,
-              on(card, [] { return answers(unsupported, true, [](Parts&) {}); }));
+          on("h100", card_checks_copies));
+    test_streams();
+    test_captures("h100");
     std::string wrong;
-    on("h100", [&] {
-        wrong = wrong_answers(answers_of_cards, false);
-        return true;
-    });
+    on("h100", [&] { return (wrong = wrong_cases(card_cases, false)).empty(); });
     claim("cuBLASLt's rules for types and alignment of epilogues and operands:" + wrong, wrong.empty());
-    test_card_instructions();
 }
 
-// ==== what public programs use ==========================================================================
+// ==== atomics and groups ================================================================================
 
 // Every thread of a launch does the same to one number; what each saw before is put in order.
 template <class T, class Deed>
@@ -2693,27 +2267,19 @@ static void test_atomics()
               sums_of<double>(0.125) &&
               after_all<__nv_bfloat16>(0, [](auto* n, unsigned) { return atomicAdd(n, 1); }).first == 256.0f);
     const auto wrapped = after_all<unsigned>(0, [](unsigned* n, unsigned) { return atomicInc(n, 99); });
-    const auto down = after_all<unsigned>(0, [](unsigned* n, unsigned) { return atomicDec(n, 99); });
-    claim("atomicInc wraps above its bound, atomicDec below 0",
-          wrapped.first == 56 && wrapped.second.back() == 99 && down.first == 44 && down.second.back() == 99);
     const auto least = after_all<int>(7, [](int* n, unsigned t) { return atomicMin(n, static_cast<int>(t) - 100); });
     const auto most =
         after_all<unsigned long long>(0, [](auto* n, unsigned t) { return atomicMax(n, t + (1ull << 33)); });
-    claim("atomicMin and atomicMax, also of 64 bits", least.first == -100 && most.first == (1ull << 33) + 255);
-    const auto swapped = after_all<int>(1000, [](int* n, unsigned t) { return atomicExch(n, static_cast<int>(t)); });
-    std::vector<int> all = swapped.second;   // what the threads saw, and what is left
-    all.push_back(swapped.first);
-    std::sort(all.begin(), all.end());
-    bool each_once = all.back() == 1000;
-    for (int i = 0; i < 256; i++) each_once = each_once && all[static_cast<size_t>(i)] == i;
-    claim("atomicExch: each value is seen once", each_once);
+    claim("atomicInc wraps above its bound; atomicMin and atomicMax, also of 64 bits",
+          wrapped.first == 56 && wrapped.second.back() == 99 && least.first == -100 &&
+              most.first == (1ull << 33) + 255);
     const auto won = after_all<int>(-1, [](int* n, unsigned t) { return atomicCAS(n, -1, static_cast<int>(t)); });
     claim("atomicCAS: one of all wins",
           std::count(won.second.begin(), won.second.end(), -1) == 1 && won.second[1] == won.first);
     unsigned bits = 0xf0;
-    claim("atomicAnd, atomicOr, atomicXor, atomicSub",
+    claim("atomicAnd, atomicOr, atomicXor, atomicSub, atomicExch",
           atomicAnd(&bits, 0x3c) == 0xf0 && atomicOr(&bits, 0x01) == 0x30 && atomicXor(&bits, 0x11) == 0x31 &&
-              atomicSub(&bits, 0x20) == 0x20 && bits == 0);
+              atomicSub(&bits, 0x20) == 0x20 && atomicExch(&bits, 7u) == 0 && bits == 7);
 }
 
 __global__ void use_groups(unsigned* out)
@@ -2723,25 +2289,21 @@ __global__ void use_groups(unsigned* out)
     const auto block = cg::this_thread_block();
     const auto warp = cg::tiled_partition<warpSize>(block);
     const cg::thread_block_tile<size> tile = cg::tiled_partition<size>(warp);
-    const cg::thread_group any_group = cg::tiled_partition(cg::thread_group(block), size);
     const unsigned rank = block.thread_rank();
     unsigned wrong = block.size() != blockDim.x * blockDim.y || tile.thread_rank() != rank % size;
     wrong += tile.size() != size || warp.meta_group_rank() != rank / warpSize;
     wrong += warp.meta_group_size() != (block.size() + warpSize - 1) / warpSize;
     wrong += tile.meta_group_rank() != rank % warpSize / size || tile.meta_group_size() != warpSize / size;
-    wrong += any_group.size() != size || any_group.thread_rank() != rank % size;
     const unsigned first = rank / size * size;
     wrong += cg::reduce(tile, rank, cg::plus<unsigned>()) != size * first + size * (size - 1) / 2;
     wrong += cg::reduce(tile, rank, cg::greater<unsigned>()) != first + size - 1;
     wrong += cg::reduce(tile, rank, cg::less<unsigned>()) != first;
-    wrong += cg::inclusive_scan(tile, 2u) != 2 * (rank % size + 1) || cg::exclusive_scan(tile, 2u) != 2 * (rank % size);
     wrong += tile.shfl(rank, size - 1) != first + size - 1 || tile.shfl_xor(rank, size / 2) != (rank ^ size / 2);
     wrong += tile.shfl_down(rank, 1) != (rank % size == size - 1 ? rank : rank + 1);
     wrong += tile.shfl_up(rank, 1) != (rank % size == 0 ? rank : rank - 1);
     wrong += tile.ballot(rank % size == 0) != 1 || !tile.any(rank % size == 0);
     wrong += tile.all(rank % size == 0) != (size == 1);
     tile.sync();
-    any_group.sync();
     block.sync();
     out[rank] = wrong;
 }
@@ -2766,17 +2328,9 @@ __global__ void copy_in_stages(const float* in, float* out)
         __syncthreads();
     }
 }
-__global__ void missing_arrival()
-{
-    __shared__ cuda::barrier<cuda::thread_scope_block> lonely;
-    if (threadIdx.x == 0) init(&lonely, 3);
-    __syncthreads();
-    lonely.arrive_and_wait();
-}
-
 static void test_groups()
 {
-    claim("groups: blocks, tiles, tiles of tiles, their shuffles, votes, reductions and scans", in_every_order([] {
+    claim("groups: blocks, tiles, tiles of tiles, their shuffles, votes and reductions", in_every_order([] {
               Array<unsigned> out(96);
               out[95] = 1;
               cuda_cpu::launch(use_groups, {1, dim3(24, 4)})(out.data);
@@ -2790,230 +2344,66 @@ static void test_groups()
         for (unsigned i = 0; i < out.size; i++) right = right && out[i] == in[i / 64 * 64 + 63 - i % 64];
         return right;
     }));
-    claim("a deadlock there is reported", child_fails(1, "threads 0-1: in cuda::barrier::wait", "missing_arrival"));
-}
-
-__device__ int counter_of_device = 5;
-__constant__ float table_of_device[4];
-__global__ void read_symbols(float* out)
-{
-    out[threadIdx.x] = table_of_device[threadIdx.x];
-    if (threadIdx.x == 0) counter_of_device++;
-}
-template <int Stack> __global__ void __launch_bounds__(256) asked_about(float* out)
-{
-    __shared__ float array[Stack];
-    array[threadIdx.x] = 1;
-    __syncthreads();
-    *out = array[0];
-}
-__global__ void by_old_launch(float* out, int a, double b) { *out = static_cast<float>(a + b); }
-
-static bool symbols_are_copied()
-{
-    const float table[] = {1, 2, 3, 4};
-    Array<float> out(4);
-    int counter = 0;
-    const bool copied = cudaMemcpyToSymbol(table_of_device, table, sizeof(table)) == cudaSuccess &&
-                        cudaMemcpyToSymbol(table_of_device, table, 4, 12) == cudaSuccess &&
-                        cudaMemcpyToSymbol(table_of_device, table, 8, 12) == cudaErrorInvalidValue;
-    cudaGetLastError();
-    cuda_cpu::launch(read_symbols, {1, 4})(out.data);
-    return copied && cudaMemcpyFromSymbol(&counter, counter_of_device, sizeof(int)) == cudaSuccess && counter == 6 &&
-           out.values() == std::vector<float>({1, 2, 3, 1});
-}
-
-static bool other_memory_works()
-{
-    float *managed = nullptr, *ordered = nullptr;
-    size_t pitch = 0;
-    char *rows = nullptr, part[6];
-    return cudaMallocManaged(&managed, 4) == cudaSuccess && (*managed = 1) == 1 &&
-           cudaMemPrefetchAsync(managed, 4, 0) == cudaSuccess && cudaFree(managed) == cudaSuccess &&
-           cudaMallocAsync(&ordered, 4, nullptr) == cudaSuccess && cudaFreeAsync(ordered, nullptr) == cudaSuccess &&
-           cudaMallocPitch(&rows, &pitch, 3, 2) == cudaSuccess && pitch >= 3 &&
-           cudaMemcpy2D(rows, pitch, "abcdef", 3, 3, 2, cudaMemcpyHostToDevice) == cudaSuccess &&
-           cudaMemset2D(rows, pitch, 'x', 1, 2) == cudaSuccess &&
-           cudaMemcpy2D(part, 3, rows, pitch, 3, 2, cudaMemcpyDeviceToHost) == cudaSuccess &&
-           std::string(part, 6) == "xbcxef" && cudaFree(rows) == cudaSuccess;
-}
-
-static void test_other_calls()
-{
-    claim("variables of the device are copied to and from, within their bounds", symbols_are_copied());
-    claim("managed memory, stream-ordered memory, pitched rows", other_memory_works());
-    Array<float> out(4);
-    int a = 3, blocks = 0, grid = 0, block = 0;
-    double b = 0.5;
-    float* where = out.data;
-    void* arguments[] = {&where, &a, &b};
-    claim("cudaLaunchKernel takes pointers to its arguments",
-          cudaLaunchKernel(by_old_launch, 1, 1, arguments, 0, nullptr) == cudaSuccess && out[0] == 3.5f);
-    cuda_cpu::launch(by_old_launch, {0, 1})(out.data, 1, 1);
-    claim("a refused launch leaves its error for cudaGetLastError",
-          cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
-    std::string order;
-    cudaStream_t stream;
-    cudaStreamCreate(&stream);
-    cudaLaunchHostFunc(stream, [](void* text) { *static_cast<std::string*>(text) += "a"; }, &order);
-    cudaStreamAddCallback(
-        stream, [](cudaStream_t, cudaError_t, void* text) { *static_cast<std::string*>(text) += "b"; }, &order, 0);
-    claim("a stream calls the host's functions in order",
-          cudaStreamSynchronize(stream) == cudaSuccess && order == "ab" && cudaStreamDestroy(stream) == cudaSuccess);
-    const bool bounded = cudaOccupancyMaxPotentialBlockSize(&grid, &block, asked_about<8>) == cudaSuccess;
-    const auto active = [&](size_t shared) {
-        return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, asked_about<8>, 256, shared);
-    };
-    claim("occupancy: threads, shared memory and launch bounds count",
-          bounded && block == (cuda_cpu::has_launch_bounds ? 256 : 1024) && grid > 0 &&
-              active(100 * 1024) == cudaSuccess && blocks == 2 && active(0) == cudaSuccess && blocks == 4);
-    claim("calls with nothing to do succeed",
-          cudaProfilerStart() == cudaSuccess && cudaProfilerStop() == cudaSuccess && cudaDeviceReset() == cudaSuccess &&
-              cudaFuncSetCacheConfig(by_old_launch, cudaFuncCachePreferL1) == cudaSuccess);
-}
-
-// A product of cuBLAS with batch 3, in all four ways to transpose and with padded rows, in one call or in three,
-// against cublasLtMatmul with the same memory.
-static bool cublas_agrees(cudaDataType_t type, bool one_by_one)
-{
-    constexpr int batch = 3, m = 7, n = 5, k = 33, ldc = m + 3;
-    cublasHandle_t handle;
-    cublasCreate(&handle);
-    bool same = true;
-    for (int ways = 0; ways < 4; ways++) {
-        Product p{type, type, type};
-        p.m = m, p.n = n, p.k = k, p.batch = batch, p.pad = 3, p.alpha = 0.5f, p.beta = 2;
-        p.transpose_a = ways & 1, p.transpose_b = ways & 2;
-        std::mt19937 random(5);
-        const auto numbers = [&](int64_t count) { return Numbers(type, static_cast<size_t>(count), random); };
-        const Numbers a = numbers(p.stride_a() * batch), b = numbers(p.stride_b() * batch), none = numbers(m);
-        Numbers expected = numbers(p.stride_d() * batch), aux = numbers(p.stride_d());
-        std::vector<char> c = expected.bytes;
-        same = same && p.run(a, b, expected, aux, none);
-        const auto op_a = p.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = p.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-        const int64_t bytes = type == CUDA_R_32F ? 4 : 2;
-        for (int i = 0; i < batch && one_by_one; i++)
-            cublasGemmEx(handle, op_a, op_b, m, n, k, &p.alpha, a.bytes.data() + i * p.stride_a() * bytes, type,
-                         p.lda(), b.bytes.data() + i * p.stride_b() * bytes, type, p.ldb(), &p.beta,
-                         c.data() + i * p.stride_d() * bytes, type, ldc, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-        if (!one_by_one)
-            cublasGemmStridedBatchedEx(handle, op_a, op_b, m, n, k, &p.alpha, a.bytes.data(), type, p.lda(),
-                                       p.stride_a(), b.bytes.data(), type, p.ldb(), p.stride_b(), &p.beta, c.data(),
-                                       type, ldc, p.stride_d(), batch, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-        for (size_t i = 0; i < static_cast<size_t>(p.stride_d() * batch);
-             i++)  // batches may be summed in another order
-            same = same &&
-                   std::fabs(element(type, c, i) - element(type, expected.bytes, i)) < (bytes == 4 ? 1e-5f : 0.04f);
-    }
-    cublasDestroy(handle);
-    return same;
-}
-
-static void test_cublas()
-{
-    claim("cuBLAS: products of float and bfloat16, one by one and strided",
-          cublas_agrees(CUDA_R_32F, true) && cublas_agrees(CUDA_R_32F, false) && cublas_agrees(CUDA_R_16BF, true) &&
-              cublas_agrees(CUDA_R_16BF, false));
-    cublasHandle_t handle;
-    cublasCreate(&handle);
-    const float alpha = 2, beta = 1;
-    Array<float> matrix(6), x(6), y(6);  // 2 x 3, its columns 1 2, 3 4, 5 6
-    for (size_t i = 0; i < 6; i++)
-        matrix[i] = static_cast<float>(i + 1), x[i] = static_cast<float>(i % 2 == 0), y[i] = 10;
-    bool right = cublasSgemv(handle, CUBLAS_OP_N, 2, 3, &alpha, matrix.data, 2, x.data, 2, &beta, y.data, 3) == fine &&
-                 y.values() == std::vector<float>({28, 10, 10, 34, 10, 10});
-    right =
-        right && cublasSgemv(handle, CUBLAS_OP_T, 2, 3, &alpha, matrix.data, 2, x.data, 1, &beta, y.data, 1) == fine;
-    claim("cuBLAS: a matrix by a vector with steps, and its transpose",
-          right && y.values() == std::vector<float>({30, 16, 20, 34, 10, 10}));
-    const float numbers[] = {1, 2, 3};
-    float every_second[6] = {};
-    claim("cuBLAS: vectors go to the device and back, with steps",
-          cublasSetVector(3, 4, numbers, 1, x.data, 2) == fine && x[2] == 2 && x[4] == 3 &&
-              cublasGetVector(3, 4, x.data, 2, every_second, 2) == fine && every_second[4] == 3 &&
-              every_second[3] == 0);
-    const auto sgemm = [&](int m, int lda) {
-        return cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, m, 2, 2, &alpha, x.data, lda, x.data, 2, &beta, y.data, 2);
-    };
-    claim("cuBLAS: unsupported and invalid products are refused, an empty one succeeds",
-          cublasGemmEx(handle, CUBLAS_OP_N, CUBLAS_OP_N, 2, 2, 2, &alpha, x.data, CUDA_R_16F, 2, x.data, CUDA_R_16F, 2,
-                       &beta, y.data, CUDA_R_16F, 2, CUBLAS_COMPUTE_16F, CUBLAS_GEMM_DEFAULT) == unsupported &&
-              sgemm(2, 1) == invalid && sgemm(0, 2) == fine);
-    cublasDestroy(handle);
 }
 
 // ==== main ==============================================================================================
 
-static std::vector<std::string> wanted;   // by --only: beginnings of names
-static bool listing = false;
+struct Section {
+    std::string name;
+    std::function<void()> run;
+};
+static const Section sections[] = {
+    {"blocks", test_blocks},
+    {"warps", test_warps},
+    {"deaths", test_deaths},
+    {"workers", test_workers},
+    {"host", test_host},
+    {"graphs", test_graphs},
+    {"numbers", test_numbers},
+    {"short floats", test_short_floats},
+    {"products: float", [] { test_products(CUDA_R_32F, CUDA_R_32F, "float"); }},
+    {"products: bf16 to float", [] { test_products(CUDA_R_16BF, CUDA_R_32F, "bf16 to float"); }},
+    {"products: bf16", [] { test_products(CUDA_R_16BF, CUDA_R_16BF, "bf16"); }},
+    {"products: fp16", [] { test_products(CUDA_R_16F, CUDA_R_16F, "fp16"); }},
+    {"products: fp8", test_fp8_products},
+    {"rejected products", test_rejected_products},
+    {"rounding", test_rounding},
+    {"cublas", test_cublas},
+    {"tensor maps", test_tensor_maps},
+    {"tensor cores", test_tensor_cores},
+    {"captures", [] { test_captures(""); }},
+    {"cards", test_cards},
+    {"atomics", test_atomics},
+    {"groups", test_groups},
+};
 
-static void test(const std::string& name, const std::function<void()>& function)
-{
-    const auto begins = [&](const std::string& word) { return name.rfind(word, 0) == 0; };
-    if (!wanted.empty() && std::none_of(wanted.begin(), wanted.end(), begins)) return;
-    printf("%s\n", name.c_str());
-    if (listing) return;
-    const double begin = omp_get_wtime();
-    function();
-    printf("        %.1f s\n", omp_get_wtime() - begin);
-}
-
-// What a child does; returns its exit code.
+// Does what a test asks of a child; returns its exit code.
 static int run_as_child(const std::string& what)
 {
     const auto number_after = [&](const char* word) { return atoi(what.c_str() + strlen(word)); };
-    if (what == "offers") return print_offers(CUBLASLT_REDUCTION_SCHEME_MASK);
-    if (what == "offers_without_in_place") return print_offers(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
-    if (what == "missing_arrival") cuda_cpu::launch(missing_arrival, {1, 2})();
-    if (what.rfind("misuse", 0) == 0) return do_misuse(static_cast<size_t>(number_after("misuse")));
     if (what.rfind("slip", 0) == 0) return demonstrations[number_after("slip")].goes_wrong() ? 1 : 0;
-    if (what.rfind("instruction", 0) == 0) return run_instruction(number_after("instruction"));
+    if (what.rfind("instruction", 0) == 0) return run_deed(instructions[number_after("instruction")].deed);
+    if (what.rfind("misuse", 0) == 0) return run_deed(misuses[number_after("misuse")].deed);
     return do_fatal(what);
-}
-
-static void test_refusals()
-{
-    const std::string wrong = wrong_answers(answers_to_all, false), of_fp8 = wrong_answers(answers_to_fp8, true);
-    claim("unsupported products are refused, and sizes that do not fit:" + wrong, wrong.empty());
-    claim("FP8: refused are other types, forms, sizes, alignments, epilogues and scales:" + of_fp8, of_fp8.empty());
 }
 
 int main(int argc, char** argv)
 {
     const std::string first = argc > 1 ? argv[1] : "";
     if (first == "workers") return print_workers(argc, argv);
-    listing = first == "--list";
-    if (argc == 3 && first == "--only") {
-        std::istringstream names(argv[2]);
-        for (std::string name; std::getline(names, name, ',');) wanted.push_back(name);
+    if (argc == 2 && first != "--list") return run_as_child(first);
+    std::vector<std::string> wanted;   // beginnings of names
+    std::istringstream names(argc == 3 && first == "--only" ? argv[2] : "");
+    for (std::string name; std::getline(names, name, ',');) wanted.push_back(name);
+    for (const Section& section : sections) {
+        const auto begins = [&](const std::string& word) { return section.name.rfind(word, 0) == 0; };
+        if (!wanted.empty() && std::none_of(wanted.begin(), wanted.end(), begins)) continue;
+        printf("%s\n", section.name.c_str());
+        if (first == "--list") continue;
+        const double begin = omp_get_wtime();
+        section.run();
+        printf("        %.1f s\n", omp_get_wtime() - begin);
     }
-    if (argc == 2 && !listing) return run_as_child(first);
-    if (!listing) printf("WARP_SIZE %d, %d workers\n", WARP_SIZE, omp_get_max_threads());
-    test("blocks", test_blocks);
-    test("warps", test_warps);
-    test("deaths", test_deaths);
-    test("workers", test_workers);
-    test("host", test_host);
-    test("graphs", test_graphs);
-    test("numbers", test_numbers);
-    test("short floats", test_short_floats);
-    test("products: float", [] { test_products(CUDA_R_32F, CUDA_R_32F, "float"); });
-    test("products: bf16 to float", [] { test_products(CUDA_R_16BF, CUDA_R_32F, "bf16 to float"); });
-    test("products: bf16", [] { test_products(CUDA_R_16BF, CUDA_R_16BF, "bf16"); });
-    test("products: fp16 to float", [] { test_products(CUDA_R_16F, CUDA_R_32F, "fp16 to float"); });
-    test("products: fp16", [] { test_products(CUDA_R_16F, CUDA_R_16F, "fp16"); });
-    test("products: fp8", test_fp8_products);
-    test("refusals", test_refusals);
-    test("rounding", test_rounding);
-    test("captured products", test_captured_products);
-    test("algorithms", test_algorithms);
-    test("tensor maps", test_tensor_maps);
-    test("tensor cores", test_tensor_cores);
-    test("atomics", test_atomics);
-    test("groups", test_groups);
-    test("other calls", test_other_calls);
-    test("cublas", test_cublas);
-    test("cards", test_cards);
-    if (!listing) printf("%d passed, %d failed\n", passed, failed);
+    if (first != "--list") printf("%d passed, %d failed\n", passed, failed);
     return failed == 0 ? 0 : 1;
 }

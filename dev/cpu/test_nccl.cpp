@@ -1,727 +1,490 @@
-// Tests of nccl.h, a claim a line, for any number of ranks:
-//
-//   g++ -std=c++17 -O2 -march=native -fopenmp -Wno-unknown-pragmas -Idev/cpu -DWARP_SIZE=32 -DOMPI_SKIP_MPICXX
-//       $(mpicxx --showme:compile) dev/cpu/test_nccl.cpp -o test_nccl $(mpicxx --showme:link) -lboost_context
-//   OMP_NUM_THREADS=1 mpirun --oversubscribe -n 3 ./test_nccl
-//
-// "./test_nccl huge" takes 2^31 + 5 elements instead, 2 GiB in each rank.
+// Tests of nccl.h for some number of ranks, each a process: test_nccl 3
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <nccl.h>
 
 #include <functional>
+#include <sys/wait.h>
 
 // ==== the harness =======================================================================================
 
-static int rank = 0, size = 1;
-static int passed = 0, failed = 0;
+static int rank = 0, size = 1, passed = 0, failed = 0;
+static std::vector<ncclUniqueId> ids(60);   // made before the ranks, which use them in turn
+static size_t next_id = 0;
 
-// Holds if it does on all ranks; of the others the first is named.
-static void claim(const std::string& what, bool holds)
-{
-    const int mine = holds ? size : rank;
-    int first = size;
-    MPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-    ++(first == size ? passed : failed);
-    if (rank == 0 && first == size) printf("ok      %s\n", what.c_str());
-    if (rank == 0 && first < size) printf("FAILED  %s (on rank %d)\n", what.c_str(), first);
+static void claim(const std::string& what, bool holds) {
+    ++(holds ? passed : failed);
+    if (!holds) printf("FAILED  %s (rank %d: %s)\n", what.c_str(), rank, ncclGetLastError(nullptr));
+    else if (rank == 0) printf("ok      %s\n", what.c_str());
     fflush(stdout);
 }
 
-// Whether it holds on one rank at least.
-static bool anywhere(bool holds)
-{
-    int mine = holds, any = 0;
-    MPI_Allreduce(&mine, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-    return any != 0;
-}
-
-static bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // Whether a call failed so, with words about it.
-static bool refused(ncclResult_t found, ncclResult_t expected, const std::vector<std::string>& words)
-{
-    const std::string said = ncclGetLastError(nullptr);
-    bool right = found == expected;
-    for (const std::string& word : words) right = right && contains(said, word);
-    if (!right) fprintf(stderr, "rank %d: %d: %s\n", rank, found, said.c_str());
-    return right;
-}
-
-static ncclUniqueId shared_id()
-{
-    ncclUniqueId id{};
-    if (rank == 0) ncclGetUniqueId(&id);
-    MPI_Bcast(&id, sizeof(id), MPI_BYTE, 0, MPI_COMM_WORLD);
-    return id;
+static bool refused(ncclResult_t found, ncclResult_t expected, const std::vector<std::string>& words) {
+    const std::string text = ncclGetLastError(nullptr);
+    const auto has = [&](const std::string& word) { return text.find(word) != std::string::npos; };
+    return found == expected && std::all_of(words.begin(), words.end(), has);
 }
 
 struct Communicator {
     ncclComm_t comm = nullptr;
-    Communicator()
-    {
-        if (ncclCommInitRank(&comm, size, shared_id(), rank) != ncclSuccess) fprintf(stderr, "%s\n", ncclGetLastError(nullptr));
-    }
+    Communicator() { ncclCommInitRank(&comm, size, ids[next_id++], rank); }
+    explicit Communicator(ncclComm_t of) : comm(of) {}
     ~Communicator() { ncclCommDestroy(comm); }
-    Communicator(const Communicator&) = delete;
-    Communicator& operator=(const Communicator&) = delete;
     operator ncclComm_t() const { return comm; }
+};
+struct Stream {
+    cudaStream_t stream = nullptr;
+    Stream() { cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking); }
+    ~Stream() { cudaStreamDestroy(stream); }
+    operator cudaStream_t() const { return stream; }
 };
 
 // A vector on the "device".
-template <class T>
-struct Array {
+template <class T> struct Array {
     T* data = nullptr;
     size_t count;
-    explicit Array(const std::vector<T>& values) : count(values.size())
-    {
+    explicit Array(const std::vector<T>& values) : count(values.size()) {
         cudaMalloc(&data, std::max<size_t>(1, count) * sizeof(T));
         cudaMemcpy(data, values.data(), count * sizeof(T), cudaMemcpyHostToDevice);
+        cudaDeviceSynchronize();
     }
-    explicit Array(size_t count_) : Array(std::vector<T>(count_, T(0))) {}
+    explicit Array(size_t n) : Array(std::vector<T>(n, T(0))) {}
     ~Array() { cudaFree(data); }
-    Array(const Array&) = delete;
-    Array& operator=(const Array&) = delete;
-    std::vector<T> values() const
-    {
+    std::vector<T> values() const {
         std::vector<T> all(count);
         cudaMemcpy(all.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost);
         return all;
     }
+    bool is(const std::vector<T>& expected) const {
+        const std::vector<T> found = values();
+        return found.size() == expected.size() && memcmp(found.data(), expected.data(), count * sizeof(T)) == 0;
+    }
 };
 
-template <class T>
-static bool same_bits(const std::vector<T>& a, const std::vector<T>& b)
-{
-    return a.size() == b.size() && (a.empty() || memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+// Whether it holds on one rank at least.
+static bool anywhere(ncclComm_t comm, bool holds) {
+    Array<int> any(std::vector<int>{holds});
+    ncclAllReduce(any.data, any.data, 1, ncclInt, ncclMax, comm, nullptr);
+    return any.values()[0] != 0;
 }
-
-template <class T> struct TypeOf;
-template <> struct TypeOf<float> { static constexpr ncclDataType_t value = ncclFloat; };
-template <> struct TypeOf<double> { static constexpr ncclDataType_t value = ncclDouble; };
-template <> struct TypeOf<int> { static constexpr ncclDataType_t value = ncclInt; };
-template <> struct TypeOf<int8_t> { static constexpr ncclDataType_t value = ncclInt8; };
-template <> struct TypeOf<__half> { static constexpr ncclDataType_t value = ncclHalf; };
-template <> struct TypeOf<__nv_bfloat16> { static constexpr ncclDataType_t value = ncclBfloat16; };
-template <class T> constexpr ncclDataType_t type_of = TypeOf<T>::value;
 
 // ==== results ===========================================================================================
 
-// What a rank brings to a collective: numbers of many magnitudes, whose sums depend on the order.
-template <class T>
-static std::vector<T> values_of(int owner, size_t count)
-{
+template <class T> constexpr ncclDataType_t type_of = ncclInt;
+template <> constexpr ncclDataType_t type_of<float> = ncclFloat;
+template <> constexpr ncclDataType_t type_of<double> = ncclDouble;
+template <> constexpr ncclDataType_t type_of<int8_t> = ncclInt8;
+template <> constexpr ncclDataType_t type_of<__half> = ncclHalf;
+template <> constexpr ncclDataType_t type_of<__nv_bfloat16> = ncclBfloat16;
+
+// Numbers of a rank of many magnitudes, whose sums depend on the order.
+template <class T> static std::vector<T> values_of(int owner, size_t count) {
     cuda_cpu::Random random{static_cast<uint64_t>(owner + 1)};
-    std::vector<T> values(count);
-    for (T& value : values) {
+    std::vector<T> values;
+    for (size_t i = 0; i < count; i++) {
         const uint64_t bits = random.next();
         const double number = static_cast<double>(bits >> 11) * 0x1p-53 - 0.5;
-        const double magnitude = static_cast<double>(1 << bits % 12);
-        if constexpr (std::is_integral_v<T>) value = static_cast<T>(number * 1000);
-        else value = static_cast<T>(number * magnitude);
+        values.push_back(static_cast<T>(static_cast<float>(number * (std::is_integral_v<T> ? 100 : 1 << bits % 12))));
     }
     return values;
 }
-
-static std::vector<__nv_bfloat16>& add(std::vector<__nv_bfloat16>& total, const std::vector<__nv_bfloat16>& x)
-{
-    for (size_t i = 0; i < x.size(); i++) total[i] = __nv_bfloat16(static_cast<float>(total[i]) + static_cast<float>(x[i]));
-    return total;
-}
-template <class T>
-static std::vector<T>& add(std::vector<T>& total, const std::vector<T>& x)
-{
-    for (size_t i = 0; i < x.size(); i++) total[i] = static_cast<T>(total[i] + x[i]);
-    return total;
-}
-
-template <class T>
-static std::vector<T> sum_of_all(size_t count)
-{
+template <class T> static std::vector<T> sum_of_all(size_t count, int ranks = size) {
+    using Short = std::conditional_t<std::is_integral_v<T>, int, float>;
+    using Wide = std::conditional_t<std::is_same_v<T, double>, double, Short>;
     std::vector<T> total = values_of<T>(0, count);
-    for (int r = 1; r < size; r++) total = add(total, values_of<T>(r, count));
+    for (int r = 1; r < ranks; r++) {
+        const std::vector<T> x = values_of<T>(r, count);
+        for (size_t i = 0; i < count; i++)
+            total[i] = static_cast<T>(static_cast<Wide>(total[i]) + static_cast<Wide>(x[i]));
+    }
     return total;
 }
-
-template <class T>
-static std::vector<T> part_of(const std::vector<T>& all, int part, size_t count)
-{
-    const auto first = all.begin() + static_cast<ptrdiff_t>(static_cast<size_t>(part) * count);
+template <class T> static std::vector<T> part_of(const std::vector<T>& all, size_t part, size_t count) {
+    const auto first = all.begin() + static_cast<ptrdiff_t>(part * count);
     return {first, first + static_cast<ptrdiff_t>(count)};
 }
 
-enum class Place { APART, SAME };
-
-template <class T>
-static bool all_reduces(ncclComm_t comm, size_t count, Place place)
-{
-    Array<T> send(values_of<T>(rank, count)), other(count);
-    T* const recv = place == Place::SAME ? send.data : other.data;
-    const ncclResult_t result = ncclAllReduce(send.data, recv, count, type_of<T>, ncclSum, comm, nullptr);
-    return result == ncclSuccess && same_bits((place == Place::SAME ? send : other).values(), sum_of_all<T>(count)) &&
-           (place == Place::SAME || same_bits(send.values(), values_of<T>(rank, count)));
+template <class T> static bool all_reduces(ncclComm_t comm, size_t n, bool in_place) {
+    Array<T> send(values_of<T>(rank, n)), other(n);
+    T* const to = in_place ? send.data : other.data;
+    return ncclAllReduce(send.data, to, n, type_of<T>, ncclSum, comm, nullptr) == ncclSuccess &&
+           (in_place ? send : other).is(sum_of_all<T>(n)) && (in_place || send.is(values_of<T>(rank, n)));
 }
-
-template <class T>
-static bool reduce_scatters(ncclComm_t comm, size_t count, Place place)
-{
-    const size_t all = count * static_cast<size_t>(size), own = count * static_cast<size_t>(rank);
-    Array<T> send(values_of<T>(rank, all)), other(count);
-    T* const recv = place == Place::SAME ? send.data + own : other.data;
-    const ncclResult_t result = ncclReduceScatter(send.data, recv, count, type_of<T>, ncclSum, comm, nullptr);
-    const std::vector<T> found = place == Place::SAME ? part_of(send.values(), rank, count) : other.values();
-    return result == ncclSuccess && same_bits(found, part_of(sum_of_all<T>(all), rank, count));
+template <class T> static bool reduce_scatters(ncclComm_t comm, size_t n, bool in_place) {
+    const size_t all = n * static_cast<size_t>(size), r = static_cast<size_t>(rank);
+    Array<T> send(values_of<T>(rank, all)), other(n);
+    T* const to = in_place ? send.data + r * n : other.data;
+    const bool done = ncclReduceScatter(send.data, to, n, type_of<T>, ncclSum, comm, nullptr) == ncclSuccess;
+    const std::vector<T> found = in_place ? part_of(send.values(), r, n) : other.values();
+    return done && Array<T>(found).is(part_of(sum_of_all<T>(all), r, n));
 }
-
-template <class T>
-static bool all_gathers(ncclComm_t comm, size_t count, Place place)
-{
-    const size_t all = count * static_cast<size_t>(size), own = count * static_cast<size_t>(rank);
-    Array<T> send(values_of<T>(rank, count)), recv(all);
-    cudaMemcpy(recv.data + own, send.data, count * sizeof(T), cudaMemcpyDeviceToDevice);
-    const T* const from = place == Place::SAME ? recv.data + own : send.data;
-    bool right = ncclAllGather(from, recv.data, count, type_of<T>, comm, nullptr) == ncclSuccess;
-    for (int r = 0; r < size; r++) right = right && same_bits(part_of(recv.values(), r, count), values_of<T>(r, count));
+template <class T> static bool all_gathers(ncclComm_t comm, size_t n, bool in_place) {
+    Array<T> send(values_of<T>(rank, n)), recv(n * static_cast<size_t>(size));
+    T* const own = recv.data + n * static_cast<size_t>(rank);
+    if (in_place) cudaMemcpy(own, send.data, n * sizeof(T), cudaMemcpyDeviceToDevice);
+    bool right = ncclAllGather(in_place ? own : send.data, recv.data, n, type_of<T>, comm, nullptr) == ncclSuccess;
+    for (int r = 0; r < size; r++)
+        right = right && Array<T>(part_of(recv.values(), static_cast<size_t>(r), n)).is(values_of<T>(r, n));
     return right;
 }
-
-template <class T>
-static bool broadcasts(ncclComm_t comm, size_t count, Place place)
-{
+template <class T> static bool broadcasts(ncclComm_t comm, size_t n, bool in_place) {
     bool right = true;
     for (int root = 0; root < size; root++) {
-        Array<T> send(values_of<T>(rank, count)), other(count);
-        const bool same = place == Place::SAME;
-        const T* const from = same || rank == root ? send.data : nullptr;
-        T* const to = same ? send.data : other.data;
-        right = ncclBroadcast(from, to, count, type_of<T>, root, comm, nullptr) == ncclSuccess && right;
-        right = right && same_bits((same ? send : other).values(), values_of<T>(root, count));
+        Array<T> send(values_of<T>(rank, n)), other(n);
+        T* const from = in_place || rank == root ? send.data : nullptr;
+        T* const to = in_place ? send.data : other.data;
+        right = ncclBroadcast(from, to, n, type_of<T>, root, comm, nullptr) == ncclSuccess && right;
+        right = right && (in_place ? send : other).is(values_of<T>(root, n));
     }
     return right;
 }
-
-template <class T>
-static bool reduces(ncclComm_t comm, size_t count, Place place)
-{
-    bool right = true;
-    for (int root = 0; root < size; root++) {
-        Array<T> send(values_of<T>(rank, count)), other(count);
-        const bool same = place == Place::SAME;
-        T* const to = same ? send.data : rank == root ? other.data : nullptr;
-        right = ncclReduce(send.data, to, count, type_of<T>, ncclSum, root, comm, nullptr) == ncclSuccess && right;
-        if (rank == root) right = right && same_bits((same ? send : other).values(), sum_of_all<T>(count));
-        else right = right && same_bits(send.values(), values_of<T>(rank, count));
-    }
-    return right;
-}
-
-template <class T>
-static bool two_steps_are_one(ncclComm_t comm, size_t count)
-{
-    const size_t all = count * static_cast<size_t>(size), own = count * static_cast<size_t>(rank);
-    Array<T> one(values_of<T>(rank, all)), two(values_of<T>(rank, all));
-    const bool right = ncclAllReduce(one.data, one.data, all, type_of<T>, ncclSum, comm, nullptr) == ncclSuccess &&
-                       ncclReduceScatter(two.data, two.data + own, count, type_of<T>, ncclSum, comm, nullptr) == ncclSuccess &&
-                       ncclAllGather(two.data + own, two.data, count, type_of<T>, comm, nullptr) == ncclSuccess;
-    return right && same_bits(one.values(), two.values());
-}
-
-template <class T>
-static void test_type(const std::string& name)
-{
-    Communicator comm;
-    const auto every = [&](bool (*check)(ncclComm_t, size_t, Place)) {
+template <class T> static void test_type(const std::string& name, ncclComm_t comm) {
+    const auto every = [&](const std::string& what, bool (*check)(ncclComm_t, size_t, bool)) {
         bool right = true;
-        for (const size_t count : {size_t{0}, size_t{1}, size_t{7}, size_t{1000003}})
-            for (const Place place : {Place::APART, Place::SAME}) right = check(comm, count, place) && right;
-        return right;
+        for (const size_t n : {0, 1, 7, 300001})
+            for (const bool in_place : {false, true}) right = check(comm, n, in_place) && right;
+        claim(name + ": " + what + ", in place or not", right);
     };
-    claim(name + ": all-reduce, in the order of ranks, bit for bit, in place or not", every(all_reduces<T>));
-    claim(name + ": reduce-scatter, in place or not", every(reduce_scatters<T>));
-    claim(name + ": all-gather, in place or not", every(all_gathers<T>));
-    claim(name + ": broadcast, from every root, in place or not", every(broadcasts<T>));
-    claim(name + ": reduce, to every root, in place or not", every(reduces<T>));
-    claim(name + ": an all-reduce has the bits of a reduce-scatter and an all-gather",
-          two_steps_are_one<T>(comm, 1) && two_steps_are_one<T>(comm, 7) && two_steps_are_one<T>(comm, 333333));
+    every("all-reduce, in the order of ranks, bit for bit", all_reduces<T>);
+    every("reduce-scatter, the same bits", reduce_scatters<T>);
+    every("all-gather", all_gathers<T>);
+    every("broadcast from every root", broadcasts<T>);
 }
 
-template <class T>
-static bool operation_gives(ncclComm_t comm, ncclRedOp_t op, const std::vector<T>& mine, const std::vector<T>& expected)
-{
-    Array<T> array(mine);
-    return ncclAllReduce(array.data, array.data, mine.size(), type_of<T>, op, comm, nullptr) == ncclSuccess &&
-           same_bits(array.values(), expected);
-}
-
-static void test_operations()
-{
-    Communicator comm;
+static void test_operations(ncclComm_t comm) {
+    const auto gives = [&](ncclRedOp_t op, float mine, float expected) {
+        Array<float> x(std::vector<float>{mine});
+        return ncclAllReduce(x.data, x.data, 1, ncclFloat, op, comm, nullptr) == ncclSuccess && x.is({expected});
+    };
     const float r = static_cast<float>(rank), last = static_cast<float>(size - 1);
-    claim("maximum and minimum", operation_gives<float>(comm, ncclMax, {r, 1 - r}, {last, 1}) &&
-                                     operation_gives<float>(comm, ncclMin, {1 + r, 1 - r}, {1, 1 - last}) &&
-                                     operation_gives<int>(comm, ncclMax, {-rank, rank}, {0, size - 1}));
-    claim("product", operation_gives<int>(comm, ncclProd, {2, -1}, {1 << size, size % 2 == 0 ? 1 : -1}) &&
-                         operation_gives<float>(comm, ncclProd, {0.5f}, {ldexpf(1, -size)}));
-    const float n = static_cast<float>(size);
-    claim("average: the sum, divided by the ranks", operation_gives<float>(comm, ncclAvg, {n * r, n}, {(n - 1) * n / 2, n}) &&
-                                                        operation_gives<__nv_bfloat16>(comm, ncclAvg, {n}, {n}) &&
-                                                        operation_gives<int>(comm, ncclAvg, {size * rank}, {size * (size - 1) / 2}));
-    claim("sums of bytes wrap around", operation_gives<int8_t>(comm, ncclSum, {100}, {static_cast<int8_t>(100 * size)}));
-    claim("half precision", operation_gives<__half>(comm, ncclSum, {__half(0.5f)}, {__half(0.5f * static_cast<float>(size))}));
+    claim("maximum, minimum and product", gives(ncclMax, r, last) && gives(ncclMax, 1 - r, 1) &&
+                                              gives(ncclMin, 1 - r, 1 - last) &&
+                                              gives(ncclProd, 2, static_cast<float>(1 << size)));
+}
+
+// ==== messages ==========================================================================================
+
+static void test_messages(ncclComm_t comm) {
+    bool right = true;
+    for (const size_t n : {0, 1, 100003}) {   // to each rank, this one too, two messages
+        std::vector<std::unique_ptr<Array<int>>> sent, received;
+        ncclGroupStart();
+        for (int r = 0; r < size; r++)
+            for (const size_t count : {n, n + 5}) {
+                sent.push_back(std::make_unique<Array<int>>(values_of<int>(rank * 9 + r, count)));
+                received.push_back(std::make_unique<Array<int>>(count));
+                right = ncclSend(sent.back()->data, count, ncclInt, r, comm, nullptr) == ncclSuccess && right;
+                right = ncclRecv(received.back()->data, count, ncclInt, r, comm, nullptr) == ncclSuccess && right;
+            }
+        right = ncclGroupEnd() == ncclSuccess && right;
+        for (size_t i = 0; i < received.size(); i++)
+            right = right && received[i]->is(values_of<int>(static_cast<int>(i / 2) * 9 + rank, received[i]->count));
+    }
+    claim("messages of all ranks to all, together, arrive in their order", right);
+    Array<int> x(std::vector<int>{rank});
+    if (rank > 0) ncclRecv(x.data, 1, ncclInt, rank - 1, comm, nullptr);
+    if (rank < size - 1) ncclSend(x.data, 1, ncclInt, rank + 1, comm, nullptr);
+    claim("a message along a chain", x.is({0}));
 }
 
 // ==== errors ============================================================================================
 
-static void test_numbers_of_names()
-{
-    static_assert(sizeof(ncclUniqueId) == 128 && NCCL_VERSION_CODE == NCCL_MAJOR * 10000 + NCCL_MINOR * 100 + NCCL_PATCH, "");
-    static_assert(ncclInvalidArgument == 4 && ncclInvalidUsage == 5 && ncclRemoteError == 6 && ncclInProgress == 7, "");
-    static_assert(ncclHalf == 6 && ncclFloat == 7 && ncclDouble == 8 && ncclBfloat16 == 9 && ncclAvg == 4, "");
-    int version = 0;
-    claim("the version", ncclGetVersion(&version) == ncclSuccess && version == NCCL_VERSION_CODE && NCCL_VERSION(2, 7, 8) == 2708);
-    claim("every result has words", ncclGetErrorString(ncclRemoteError) != std::string(ncclGetErrorString(ncclSystemError)) &&
-                                        ncclGetErrorString(ncclNumResults) == std::string("unknown result code"));
-    Communicator comm;
-    int count = -1, number = -1;
-    ncclResult_t error = ncclSystemError;
-    claim("a communicator knows its ranks, which this is, and of no error",
-          ncclCommCount(comm, &count) == ncclSuccess && count == size && ncclCommUserRank(comm, &number) == ncclSuccess &&
-              number == rank && ncclCommGetAsyncError(comm, &error) == ncclSuccess && error == ncclSuccess);
-    claim("questions without an address are refused", refused(ncclCommCount(comm, nullptr), ncclInvalidArgument, {"ncclCommCount", "null"}));
-}
-
-static void test_arguments()
-{
-    Communicator comm;
-    Array<float> array(64);
+static void test_arguments(ncclComm_t comm) {
+    Array<float> array(64 + 16 * static_cast<size_t>(size));
     float* const a = array.data;
-    const std::string me = "on rank " + std::to_string(rank) + " of " + std::to_string(size);
-    const auto all_reduce = [&](const void* send, void* recv, size_t count, int type, int op, ncclComm_t to) {
-        return ncclAllReduce(send, recv, count, static_cast<ncclDataType_t>(type), static_cast<ncclRedOp_t>(op), to, nullptr);
-    };
-    claim("no communicator", refused(all_reduce(a, a, 1, ncclFloat, ncclSum, nullptr), ncclInvalidArgument, {"ncclAllReduce", "comm is null"}));
-    claim("no buffer, where there are elements",
-          refused(all_reduce(nullptr, a, 7, ncclFloat, ncclSum, comm), ncclInvalidArgument, {me, "sendbuff is null", "28 bytes"}) &&
-              refused(all_reduce(a, nullptr, 7, ncclFloat, ncclSum, comm), ncclInvalidArgument, {me, "recvbuff is null"}));
-    claim("none is needed where there are none", all_reduce(nullptr, nullptr, 0, ncclFloat, ncclSum, comm) == ncclSuccess);
-    claim("types and operations that are none",
-          refused(all_reduce(a, a, 1, ncclNumTypes, ncclSum, comm), ncclInvalidArgument, {"data type is 12", "expected 0"}) &&
-              refused(all_reduce(a, a, 1, -1, ncclSum, comm), ncclInvalidArgument, {"data type is -1"}) &&
-              refused(all_reduce(a, a, 1, ncclFloat8e4m3, ncclSum, comm), ncclInvalidArgument, {"data type is 10"}) &&
-              refused(all_reduce(a, a, 1, ncclFloat, ncclNumOps, comm), ncclInvalidArgument, {"operation is 5", "4 (ncclAvg)"}) &&
-              refused(all_reduce(a, a, 1, ncclFloat, -1, comm), ncclInvalidArgument, {"operation is -1"}));
-    claim("roots that are none",
-          refused(ncclBroadcast(a, a, 1, ncclFloat, size, comm, nullptr), ncclInvalidArgument, {"root is " + std::to_string(size), "0 to " + std::to_string(size - 1)}) &&
-              refused(ncclReduce(a, a, 1, ncclFloat, ncclSum, -1, comm, nullptr), ncclInvalidArgument, {"root is -1"}));
-    claim("counts that no memory has", refused(all_reduce(a, a, ~size_t{0} / 2, ncclFloat, ncclSum, comm), ncclInvalidArgument, {"the count is"}));
     CUstream_st none;
-    claim("a stream that is none", refused(ncclAllReduce(a, a, 1, ncclFloat, ncclSum, comm, &none), ncclInvalidArgument, {"no stream"}));
-    ncclResult_t elsewhere = ncclSuccess;
-    std::thread([&] { elsewhere = all_reduce(a, a, 1, ncclFloat, ncclSum, comm); }).join();
-    claim("calls from another thread", refused(elsewhere, ncclInvalidUsage, {"another thread"}));
-}
-
-static void test_overlaps()
-{
-    Communicator comm;
-    const size_t ranks = static_cast<size_t>(size), r = static_cast<size_t>(rank);
-    Array<float> array(64 + 16 * ranks);
-    float* const a = array.data;
-    claim("all-reduce: overlap but in place", refused(ncclAllReduce(a, a + 3, 8, ncclFloat, ncclSum, comm, nullptr), ncclInvalidArgument, {"overlap", "12 bytes", "expected 0"}) &&
-                                                  refused(ncclAllReduce(a + 3, a, 8, ncclFloat, ncclSum, comm, nullptr), ncclInvalidArgument, {"overlap", "-12 bytes"}));
-    claim("buffers that touch do not overlap", ncclAllReduce(a, a + 8, 8, ncclFloat, ncclSum, comm, nullptr) == ncclSuccess);
-    claim("reduce-scatter: overlap but at the rank's own part",
-          refused(ncclReduceScatter(a, a + 8 * r + 1, 8, ncclFloat, ncclSum, comm, nullptr), ncclInvalidArgument, {"overlap", "expected " + std::to_string(32 * rank)}) &&
-              (rank == 0 || refused(ncclReduceScatter(a, a, 8, ncclFloat, ncclSum, comm, nullptr), ncclInvalidArgument, {"overlap"})));
-    claim("all-gather: overlap but at the rank's own part",
-          refused(ncclAllGather(a + 8 * r + 1, a, 8, ncclFloat, comm, nullptr), ncclInvalidArgument, {"overlap", "expected " + std::to_string(-32 * rank)}) &&
-              (rank == 0 || refused(ncclAllGather(a, a, 8, ncclFloat, comm, nullptr), ncclInvalidArgument, {"overlap"})));
-    claim("broadcast and reduce: overlap at the root",
-          (rank != 0 || refused(ncclBroadcast(a, a + 1, 8, ncclFloat, 0, comm, nullptr), ncclInvalidArgument, {"overlap"})) &&
-              (rank != 0 || refused(ncclReduce(a, a + 1, 8, ncclFloat, ncclSum, 0, comm, nullptr), ncclInvalidArgument, {"overlap"})));
-    claim("what is not looked at may overlap: sendbuff but of the root, recvbuff but of the root",
-          ncclBroadcast(a, rank == 0 ? a : a + 1, 8, ncclFloat, 0, comm, nullptr) == ncclSuccess &&
-              ncclReduce(a, rank == 0 ? a : a + 1, 8, ncclFloat, ncclSum, 0, comm, nullptr) == ncclSuccess);
-}
-
-static void test_communicators()
-{
-    ncclComm_t comm = nullptr;
-    claim("a wrong number of ranks", refused(ncclCommInitRank(&comm, size + 1, shared_id(), rank), ncclInvalidArgument, {"rank 0", "nranks is " + std::to_string(size + 1), "expected " + std::to_string(size)}) && comm == nullptr);
-    claim("a rank that is not MPI's", refused(ncclCommInitRank(&comm, size, shared_id(), size == 1 ? 1 : (rank + 1) % size), ncclInvalidArgument, {"rank is", "as MPI has it"}));
-    claim("an id that nobody made", refused(ncclCommInitRank(&comm, size, ncclUniqueId{}, rank), ncclInvalidArgument, {"not one of ncclGetUniqueId"}));
-    ncclUniqueId own, common = shared_id();
-    ncclGetUniqueId(&own);
-    if (size > 1)
-        claim("an id of one's own is seen on all ranks", refused(ncclCommInitRank(&comm, size, rank == size - 1 ? own : common, rank), ncclInvalidUsage, {"on rank " + std::to_string(size - 1), "not that of rank 0"}));
-    claim("no address", refused(ncclCommInitRank(nullptr, size, common, rank), ncclInvalidArgument, {"comm is null"}) &&
-                            refused(ncclGetUniqueId(nullptr), ncclInvalidArgument, {"null"}));
-    const bool made = ncclCommInitRank(&comm, size, common, rank) == ncclSuccess;
-    ncclComm_t second = nullptr;
-    claim("an id serves once", made && refused(ncclCommInitRank(&second, size, common, rank), ncclInvalidUsage, {"used before"}));
-    claim("a communicator that was destroyed is none",
-          ncclCommDestroy(comm) == ncclSuccess && refused(ncclCommDestroy(comm), ncclInvalidArgument, {"ncclCommDestroy", "no longer"}));
-    ncclCommInitRank(&comm, size, shared_id(), rank);
-    claim("nor is one that was aborted", ncclCommAbort(comm) == ncclSuccess && refused(ncclCommAbort(comm), ncclInvalidArgument, {"no longer"}));
+    const auto refuses = [&](const std::string& what, const void* send, void* recv, size_t n, int type, int op,
+                             const std::vector<std::string>& words, ncclComm_t to, cudaStream_t stream = nullptr) {
+        const ncclResult_t result = ncclAllReduce(send, recv, n, static_cast<ncclDataType_t>(type),
+                                                  static_cast<ncclRedOp_t>(op), to, stream);
+        claim("refused: " + what, refused(result, ncclInvalidArgument, words));
+    };
+    refuses("no communicator", a, a, 1, ncclFloat, ncclSum, {"comm is null"}, nullptr);
+    refuses("no sendbuff", nullptr, a, 7, ncclFloat, ncclSum, {"sendbuff is null"}, comm);
+    refuses("no recvbuff", a, nullptr, 7, ncclFloat, ncclSum, {"recvbuff is null"}, comm);
+    refuses("a type that does not exist", a, a, 1, 10, ncclSum, {"data type is 10"}, comm);
+    refuses("an operation that does not exist", a, a, 1, ncclFloat, 4, {"operation is 4"}, comm);
+    refuses("more than memory holds", a, a, ~size_t{0}, ncclFloat, ncclSum, {"count is"}, comm);
+    refuses("a stream that does not exist", a, a, 1, ncclFloat, ncclSum, {"stream does not exist"}, comm, &none);
+    refuses("overlap", a, a + 3, 8, ncclFloat, ncclSum, {"overlap", "12 bytes", "expected 0"}, comm);
+    refuses("overlap backward", a + 3, a, 8, ncclFloat, ncclSum, {"overlap", "-12 bytes"}, comm);
+    claim("refused: a root that does not exist",
+          refused(ncclBroadcast(a, a, 1, ncclFloat, size, comm, nullptr), ncclInvalidArgument, {"root or peer is"}));
+    float* const own = a + 8 * rank;
+    claim("refused: overlap but at a rank's own part",
+          refused(ncclReduceScatter(a, own + 1, 8, ncclFloat, ncclSum, comm, nullptr), ncclInvalidArgument,
+                  {"expected " + std::to_string(32 * rank)}) &&
+              refused(ncclAllGather(own + 1, a, 8, ncclFloat, comm, nullptr), ncclInvalidArgument,
+                      {"expected " + std::to_string(-32 * rank)}));
+    claim("buffers that touch do not overlap",
+          ncclAllReduce(a, a + 8, 8, ncclFloat, ncclSum, comm, nullptr) == ncclSuccess);
 }
 
 // Ranks that call different things: the last one differs.
-static void test_mismatches()
-{
-    if (size == 1) return;
+static void test_mismatches() {
     const bool odd = rank == size - 1;
     const std::string last = "rank " + std::to_string(size - 1) + " calls ";
     Array<float> array(64 * static_cast<size_t>(size)), other(64 * static_cast<size_t>(size));
     float *const a = array.data, *const b = other.data;
-    const auto differs = [&](const std::string& what, const std::vector<std::string>& words, std::function<ncclResult_t(ncclComm_t)> call) {
+    const auto differs = [&](const std::string& what, const std::vector<std::string>& words, auto call) {
         ncclComm_t comm = nullptr;
-        ncclCommInitRank(&comm, size, shared_id(), rank);
+        ncclCommInitRank(&comm, size, ids[next_id++], rank);
         ncclResult_t error = ncclSuccess;
         bool right = refused(call(comm), ncclInvalidUsage, words);
         right = right && ncclCommGetAsyncError(comm, &error) == ncclSuccess && error == ncclInvalidUsage;
         right = right && ncclAllReduce(a, b, 1, ncclFloat, ncclSum, comm, nullptr) == ncclInvalidUsage;
-        claim("ranks differ in " + what, right);
+        claim("all ranks find a different " + what, right);
         ncclCommAbort(comm);
     };
-    differs("the count", {"rank 0 calls ncclAllReduce(count 8, ncclFloat32, ncclSum)", last + "ncclAllReduce(count 7,"},
-            [&](ncclComm_t comm) { return ncclAllReduce(a, b, odd ? 7 : 8, ncclFloat, ncclSum, comm, nullptr); });
-    differs("the type", {"ncclFloat32", last + "ncclAllReduce(count 8, ncclInt32"},
-            [&](ncclComm_t comm) { return ncclAllReduce(a, b, 8, odd ? ncclInt : ncclFloat, ncclSum, comm, nullptr); });
-    differs("the operation", {"ncclSum", last + "ncclReduceScatter(count 8, ncclFloat32, ncclMax)"},
-            [&](ncclComm_t comm) { return ncclReduceScatter(a, b, 8, ncclFloat, odd ? ncclMax : ncclSum, comm, nullptr); });
-    differs("the root", {"rank 0 calls ncclBroadcast(count 8, ncclFloat32, root 0)", last + "ncclBroadcast(count 8, ncclFloat32, root 1)"},
-            [&](ncclComm_t comm) { return ncclBroadcast(a, b, 8, ncclFloat, odd ? 1 : 0, comm, nullptr); });
-    differs("the collective", {"rank 0 calls ncclAllReduce(", last + "ncclAllGather("}, [&](ncclComm_t comm) {
-        return odd ? ncclAllGather(a, b, 8, ncclFloat, comm, nullptr) : ncclAllReduce(a, b, 8, ncclFloat, ncclSum, comm, nullptr);
+    const auto reduce = [&](size_t n, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm) {
+        return ncclAllReduce(a, b, n, type, op, comm, nullptr);
+    };
+    differs("count", {"rank 0 calls ncclAllReduce(count 8, ncclFloat32, ncclSum)", last + "ncclAllReduce(count 7,"},
+            [&](ncclComm_t comm) { return reduce(odd ? 7 : 8, ncclFloat, ncclSum, comm); });
+    differs("type", {last + "ncclAllReduce(count 8, ncclInt32"},
+            [&](ncclComm_t comm) { return reduce(8, odd ? ncclInt : ncclFloat, ncclSum, comm); });
+    differs("operation", {"ncclSum", "ncclMax"},
+            [&](ncclComm_t comm) { return reduce(8, ncclFloat, odd ? ncclMax : ncclSum, comm); });
+    differs("root", {"root 0", last + "ncclBroadcast(count 8, ncclFloat32, root 1)"},
+            [&](ncclComm_t comm) { return ncclBroadcast(a, b, 8, ncclFloat, odd, comm, nullptr); });
+    differs("collective", {"rank 0 calls ncclAllReduce(", last + "ncclAllGather("}, [&](ncclComm_t comm) {
+        return odd ? ncclAllGather(a, b, 8, ncclFloat, comm, nullptr) : reduce(8, ncclFloat, ncclSum, comm);
     });
-    differs("their groups' order", {"rank 0 calls ncclAllReduce(count 1,", last + "ncclAllReduce(count 2,"}, [&](ncclComm_t comm) {
+    differs("order in a group", {"count 1,", last + "ncclAllReduce(count 2,"}, [&](ncclComm_t comm) {
         ncclGroupStart();
-        for (const size_t count : {odd ? 2u : 1u, odd ? 1u : 2u}) ncclAllReduce(a, b, count, ncclFloat, ncclSum, comm, nullptr);
+        for (const size_t n : {odd ? 2 : 1, odd ? 1 : 2}) reduce(n, ncclFloat, ncclSum, comm);
         return ncclGroupEnd();
     });
-    ncclComm_t comm = nullptr;
-    ncclCommInitRank(&comm, size, shared_id(), rank);
-    const ncclResult_t result = odd ? ncclCommDestroy(comm) : ncclAllReduce(a, b, 8, ncclFloat, ncclSum, comm, nullptr);
-    claim("one leaves while the others go on", refused(result, ncclInvalidUsage, {"rank 0 calls ncclAllReduce(", last + "ncclCommDestroy"}));
-    if (!odd) ncclCommAbort(comm);
+    differs("length of a message", {"messages differ", "count 5"}, [&](ncclComm_t comm) {
+        if (rank == 0) return ncclSend(a, 5, ncclFloat, size - 1, comm, nullptr);
+        return odd ? ncclRecv(a, 4, ncclFloat, 0, comm, nullptr) : reduce(1, ncclFloat, ncclSum, comm);
+    });
+    differs("order of messages and collectives", {"different orders", last + "ncclRecv", "rank 0 a collective"},
+            [&](ncclComm_t comm) {
+                return odd ? ncclRecv(a, 1, ncclFloat, 0, comm, nullptr) : reduce(1, ncclFloat, ncclSum, comm);
+            });
 }
 
-// A message that is too long for the one that is expected makes MPI fail.
-static void test_mpi_errors()
-{
-    if (size == 1) return;
+// ==== communicators and groups ==========================================================================
+
+static void test_communicators(ncclComm_t world) {
     ncclComm_t comm = nullptr;
-    ncclCommInitRank(&comm, size, shared_id(), rank);
-    Array<float> array(4), out(4);
-    MPI_Request request = MPI_REQUEST_NULL;
-    const char strange[100] = "";
-    if (rank == 1) MPI_Isend(strange, 100, MPI_BYTE, 0, 0, comm->mpi, &request);
-    const ncclResult_t result = ncclReduce(array.data, out.data, 4, ncclFloat, ncclSum, 0, comm, nullptr);
-    ncclResult_t error = ncclSuccess;
-    ncclCommGetAsyncError(comm, &error);
-    claim("an error of MPI is one of the exchange", rank == 0 ? refused(result, ncclRemoteError, {"exchange", "TRUNCATE"}) && error == ncclRemoteError : result == ncclSuccess);
-    if (rank == 1) MPI_Wait(&request, MPI_STATUS_IGNORE);
-    ncclCommAbort(comm);
+    const auto init = [&](int n, ncclUniqueId id, int r) { return ncclCommInitRank(&comm, n, id, r); };
+    claim("refused: a wrong id, a wrong rank", refused(init(size, {}, rank), ncclInvalidArgument, {"unique id"}) &&
+                                                   refused(init(size, ids[0], size), ncclInvalidArgument, {"rank"}));
+    claim("refused: an id for the second time", refused(init(size, ids[0], rank), ncclInvalidUsage, {"already"}));
+    if (size > 1) {
+        const int odd = rank == size - 1;
+        claim("all ranks find another number of ranks",
+              refused(init(size + odd, ids[next_id++], rank), ncclInvalidArgument, {"nranks is", "on another"}));
+        cudaSetDevice(rank == 1 ? 0 : rank);
+        claim("all ranks find a duplicate GPU",
+              refused(init(size, ids[next_id++], rank), ncclInvalidUsage, {"duplicate GPU", "both use device 0"}));
+        cudaSetDevice(rank);
+    }
+    Array<int> x(std::vector<int>{rank});
+    const bool split = ncclCommSplit(world, rank % 2, -rank, &comm, nullptr) == ncclSuccess;
+    const int newest = (size - 1) % 2 == rank % 2 ? size - 1 : size - 2;   // the largest rank of this color
+    const bool ordered = ncclBroadcast(x.data, x.data, 1, ncclInt, 0, comm, nullptr) == ncclSuccess && x.is({newest});
+    claim("a split by color, ranks ordered by key", split && ordered && anywhere(comm, true));
+    ncclCommDestroy(comm);
+    claim("refused: a destroyed communicator", refused(ncclCommDestroy(comm), ncclInvalidArgument, {"destroyed"}));
+    claim("without a color no communicator",
+          ncclCommSplit(world, NCCL_SPLIT_NOCOLOR, 0, &comm, nullptr) == ncclSuccess && comm == nullptr);
 }
 
-// ==== groups ============================================================================================
-
-static void test_groups()
-{
-    Communicator comm;
-    Array<int> x(std::vector<int>{1}), y(std::vector<int>{0});
-    claim("an end without a beginning", refused(ncclGroupEnd(), ncclInvalidUsage, {"ncclGroupEnd", "no group"}));
+static void test_groups(ncclComm_t comm) {
+    Array<int> x(std::vector<int>{1});
+    const auto sum = [&](int* from) { return ncclAllReduce(from, x.data, 1, ncclInt, ncclSum, comm, nullptr); };
+    claim("refused: an end without a beginning", refused(ncclGroupEnd(), ncclInvalidUsage, {"no group"}));
     ncclGroupStart();
-    ncclAllReduce(x.data, x.data, 1, ncclInt, ncclSum, comm, nullptr);
+    sum(x.data);
     ncclGroupStart();
-    ncclAllReduce(x.data, y.data, 1, ncclInt, ncclSum, comm, nullptr);
-    const bool inner = ncclGroupEnd() == ncclSuccess && x.values()[0] == 1;
-    const bool outer = ncclGroupEnd() == ncclSuccess && x.values()[0] == size && y.values()[0] == size * size;
-    claim("a group's calls are issued at the outermost end, in their order", inner && outer);
+    sum(x.data);
+    const bool inner = ncclGroupEnd() == ncclSuccess && x.is({1});
+    claim("the outermost end issues a group's calls", inner && ncclGroupEnd() == ncclSuccess && x.is({size * size}));
     ncclGroupStart();
-    const bool refused_inside = refused(ncclAllReduce(nullptr, x.data, 1, ncclInt, ncclSum, comm, nullptr), ncclInvalidArgument, {"null"});
-    ncclAllReduce(x.data, x.data, 1, ncclInt, ncclSum, comm, nullptr);
-    claim("a refused call refuses the group", refused_inside && ncclGroupEnd() == ncclInvalidArgument && x.values()[0] == size &&
-                                                  ncclAllReduce(x.data, x.data, 1, ncclInt, ncclMax, comm, nullptr) == ncclSuccess);
-    ncclGroupStart();
-    ncclComm_t other = nullptr;
-    claim("communicators do not come or go in a group", refused(ncclCommDestroy(comm), ncclInvalidUsage, {"group"}) &&
-                                                            refused(ncclCommInitRank(&other, size, {}, rank), ncclInvalidUsage, {"group"}));
-    ncclGroupEnd();
+    const bool refuses = refused(sum(nullptr), ncclInvalidArgument, {"null"});
+    sum(x.data);
+    claim("a refused call refuses its group", refuses && ncclGroupEnd() == ncclInvalidArgument && x.is({size * size}));
 }
 
 // ==== streams ===========================================================================================
 
 template <class... Parameters, class... Arguments>
-static void launch(cudaStream_t stream, void (*kernel)(Parameters...), Arguments... arguments)
-{
+static void launch(cudaStream_t stream, void (*kernel)(Parameters...), Arguments... arguments) {
     cudaLaunchConfig_t config{};
     config.gridDim = config.blockDim = 1;
     config.stream = stream;
     cudaLaunchKernelEx(&config, kernel, arguments...);
 }
-
 __global__ void set(int* x, int value) { *x = value; }
 __global__ void add_to(int* sum, const int* x) { *sum = *sum * 3 + *x; }
-
-struct Stream {
-    cudaStream_t stream = nullptr;
-    Stream() { cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking); }
-    ~Stream() { cudaStreamDestroy(stream); }
-    Stream(const Stream&) = delete;
-    Stream& operator=(const Stream&) = delete;
-    operator cudaStream_t() const { return stream; }
-};
-
-static void pass(cudaStream_t from, cudaStream_t to, cudaEvent_t event)
-{
-    cudaEventRecord(event, from);
-    cudaStreamWaitEvent(to, event);
-}
 
 enum class Forget { NOTHING, BEFORE, AFTER };
 
 // Steps of a training in small: compute, sum over the ranks on another stream, use the sum, all in the same memory.
-static bool steps_are_right(ncclComm_t comm, Forget forget)
-{
-    constexpr int steps = 12;
+static bool steps_are_right(ncclComm_t comm, Forget forget) {
     Stream compute, communication;
     Array<int> x(1), sum(1), total(1);
-    cudaDeviceSynchronize();  // those were written by the default stream, for which these do not wait
     cudaEvent_t event = nullptr;
     cudaEventCreate(&event);
+    const auto pass = [&](cudaStream_t from, cudaStream_t to) {
+        cudaEventRecord(event, from);
+        cudaStreamWaitEvent(to, event);
+    };
     int expected = 0;
-    for (int step = 1; step <= steps; step++) {
+    for (int step = 1; step <= 12; step++) {
         launch(compute, set, x.data, step + rank);
-        if (forget != Forget::BEFORE) pass(compute, communication, event);
+        if (forget != Forget::BEFORE) pass(compute, communication);
         ncclAllReduce(x.data, sum.data, 1, ncclInt, ncclSum, comm, communication);
-        if (forget != Forget::AFTER) pass(communication, compute, event);
+        if (forget != Forget::AFTER) pass(communication, compute);
         launch(compute, add_to, total.data, sum.data);
         expected = expected * 3 + size * step + size * (size - 1) / 2;
     }
     const bool done = cudaDeviceSynchronize() == cudaSuccess;
     cudaEventDestroy(event);
-    return done && total.values()[0] == expected;
+    return done && total.is({expected});
 }
 
 // Every rank has another order of its streams.
-static void seed_ranks(uint64_t seed) { cuda_cpu::set_seed(seed * 100 + static_cast<uint64_t>(rank)); }
-
-static bool under_all_seeds(const std::function<bool()>& check)
-{
+static bool under_all_seeds(const std::function<bool()>& check) {
     bool right = true;
     for (uint64_t seed = 1; seed <= 5; seed++) {
-        seed_ranks(seed);
+        cuda_cpu::set_seed(seed * 100 + static_cast<uint64_t>(rank));
         right = check() && right;
         cudaDeviceSynchronize();
     }
     return right;
 }
 
-// Collectives that differ, on two streams in turn: all ranks must do them in the order in which they were handed over.
-static bool streams_keep_the_order(ncclComm_t comm, ncclComm_t second)
-{
-    constexpr size_t calls = 40;
+// Different collectives on two streams in turn: all ranks do them in the order in which they were handed over.
+static bool streams_keep_the_order(ncclComm_t comm, ncclComm_t second) {
     Stream streams[2];
-    Array<int> x(std::vector<int>(calls, 1));
-    cudaDeviceSynchronize();
+    Array<int> x(std::vector<int>(40, 1));
     bool right = true;
-    for (size_t i = 0; i < calls; i++)
-        right = ncclAllReduce(x.data, x.data, i + 1, ncclInt, ncclMax, i % 3 == 0 ? second : comm, streams[i % 2]) == ncclSuccess && right;
+    for (size_t i = 0; i < x.count; i++)
+        right = ncclAllReduce(x.data, x.data, i + 1, ncclInt, ncclMax, i % 3 ? comm : second, streams[i % 2]) ==
+                    ncclSuccess && right;
     return cudaDeviceSynchronize() == cudaSuccess && right;
 }
 
-// Arguments are taken at the call, memory is read when it runs; a group with two streams.
-static bool group_runs_late(ncclComm_t comm)
-{
-    Stream one, two;
-    Array<int> x(2);
-    cudaDeviceSynchronize();
-    ncclGroupStart();
-    ncclAllReduce(x.data, x.data, 1, ncclInt, ncclSum, comm, one);
-    ncclAllReduce(x.data + 1, x.data + 1, 1, ncclInt, ncclSum, comm, two);
-    launch(one, set, x.data, 5);  // before the group's end, so before its collectives
-    launch(two, set, x.data + 1, 6);
-    const bool ended = ncclGroupEnd() == ncclSuccess;
-    launch(one, add_to, x.data, x.data);
-    cudaDeviceSynchronize();
-    return ended && x.values() == std::vector<int>({5 * size * 4, 6 * size});
-}
-
-static bool graph_replays(ncclComm_t comm)
-{
+static bool graph_replays(ncclComm_t comm) {
     Stream stream;
     Array<int> x(std::vector<int>{1});
-    cudaDeviceSynchronize();
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
     cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
     const bool noted = ncclAllReduce(x.data, x.data, 1, ncclInt, ncclSum, comm, stream) == ncclSuccess;
     cudaStreamEndCapture(stream, &graph);
     cudaGraphInstantiate(&executable, graph);
-    const bool untouched = x.values()[0] == 1;
-    cudaGraphLaunch(executable, stream);
-    cudaGraphLaunch(executable, stream);
-    const bool done = cudaStreamSynchronize(stream) == cudaSuccess && x.values()[0] == size * size;
+    const bool untouched = x.is({1});
+    for (int i = 0; i < 2; i++) cudaGraphLaunch(executable, stream);
+    const bool done = cudaStreamSynchronize(stream) == cudaSuccess && x.is({size * size});
     cudaGraphExecDestroy(executable);
     cudaGraphDestroy(graph);
     return noted && untouched && done;
 }
 
-static bool destroying_finishes()
-{
-    Stream stream;
-    Array<int> x(std::vector<int>{1});
-    cudaDeviceSynchronize();
-    ncclComm_t comm = nullptr;
-    ncclCommInitRank(&comm, size, shared_id(), rank);
-    for (int i = 0; i < 3; i++) ncclAllReduce(x.data, x.data, 1, ncclInt, ncclSum, comm, stream);
-    return ncclCommDestroy(comm) == ncclSuccess && *x.data == size * size * size;
-}
-
-static bool aborting_forgets()
-{
-    Stream stream;
-    Array<int> x(std::vector<int>{1});
-    cudaDeviceSynchronize();
-    ncclComm_t comm = nullptr;
-    ncclCommInitRank(&comm, size, shared_id(), rank);
-    // One kernel that runs late for sure would need a seed; so what was done is done by all, or by none.
-    cuda_cpu::set_seed(2);
-    for (int i = 0; i < 8; i++) ncclAllReduce(x.data, x.data, 1, ncclInt, ncclMax, comm, stream);
-    ncclCommAbort(comm);
-    return cudaDeviceSynchronize() == cudaSuccess;
-}
-
-static void test_late_mismatch()
-{
-    if (size == 1) return;
+static void test_late_mismatch() {
     Stream stream;
     Array<int> x(8);
-    cudaDeviceSynchronize();
     ncclComm_t comm = nullptr;
-    ncclCommInitRank(&comm, size, shared_id(), rank);
-    const size_t count = rank == size - 1 ? 3 : 4;
-    const bool handed = ncclAllReduce(x.data, x.data, count, ncclInt, ncclSum, comm, stream) == ncclSuccess;
+    ncclCommInitRank(&comm, size, ids[next_id++], rank);
+    const bool queued = ncclAllReduce(x.data, x.data, 4 - (rank == 0), ncclInt, ncclSum, comm, stream) == ncclSuccess;
     const bool seen = cudaStreamSynchronize(stream) == cudaErrorUnknown;
     ncclResult_t error = ncclSuccess;
     ncclCommGetAsyncError(comm, &error);
-    claim("a mismatch in a queue: waiting fails, the communicator has the error",
-          handed && seen && refused(error, ncclInvalidUsage, {"count 4", "count 3"}));
+    claim("queues: a mismatch fails the synchronisation, the communicator has the error",
+          queued && seen && refused(error, ncclInvalidUsage, {"count 4", "count 3"}));
     ncclCommAbort(comm);
     cuda_cpu::late_error() = cudaSuccess;
     cudaGetLastError();
 }
 
-static void test_card_memory()
-{
-    Communicator comm;
+static void test_card(ncclComm_t comm) {
     Array<float> array(8);
     std::vector<float> pageable(8);
-    claim("a card's collectives take the device's memory, and what is allocated there",
-          refused(ncclAllReduce(pageable.data(), array.data, 8, ncclFloat, ncclSum, comm, nullptr), ncclInvalidArgument, {"sendbuff", "pageable"}) &&
-              refused(ncclAllReduce(array.data, array.data, 9, ncclFloat, ncclSum, comm, nullptr), ncclInvalidArgument, {"past the end"}));
-}
-
-static void test_streams()
-{
-    Communicator comm, second;
-    claim("without a card a collective is done when it returns, in any stream", steps_are_right(comm, Forget::BEFORE) && steps_are_right(comm, Forget::AFTER));
-    claim("a graph of collectives is replayed", graph_replays(comm));
-    if (WARP_SIZE == 1) return;
-    cuda_cpu::set_card("h100");
-    claim("queues: with its events a step is right, whatever the order", under_all_seeds([&] { return steps_are_right(comm, Forget::NOTHING); }));
-    claim("queues: without the event before it some step is wrong", anywhere(!under_all_seeds([&] { return steps_are_right(comm, Forget::BEFORE); })));
-    claim("queues: without the event after it some step is wrong", anywhere(!under_all_seeds([&] { return steps_are_right(comm, Forget::AFTER); })));
-    claim("queues: collectives keep their order over streams and communicators", under_all_seeds([&] { return streams_keep_the_order(comm, second); }));
-    claim("queues: a group with two streams", under_all_seeds([&] { return group_runs_late(comm); }));
-    claim("queues: a graph of collectives is replayed", under_all_seeds([&] { return graph_replays(comm); }));
-    claim("queues: what waits is done before a communicator is destroyed", under_all_seeds(destroying_finishes));
-    claim("queues: results are the same", under_all_seeds([&] { return all_reduces<float>(comm, 1000003, Place::SAME); }));
-    seed_ranks(3);
-    test_late_mismatch();
-    test_card_memory();
-    claim("queues: after an abort nobody waits for what was not done", aborting_forgets());
-    cudaDeviceSynchronize();
-    cuda_cpu::set_card("");
-    cuda_cpu::set_seed(0);
-}
-
-// ==== waiting ===========================================================================================
-
-static int waits_begun = 0, waits_ended = 0;
-
-static void test_waiting()
-{
-    if (size == 1) return;
-    Communicator comm;
-    Array<int> x(1);
-    cuda_cpu::while_waiting = [](bool waits) { ++(waits ? waits_begun : waits_ended); };
-    const clock_t before = clock();
-    if (rank != 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
-    ncclAllReduce(x.data, x.data, 1, ncclInt, ncclSum, comm, nullptr);
-    const double busy = static_cast<double>(clock() - before) / CLOCKS_PER_SEC;
-    cuda_cpu::while_waiting = nullptr;
-    claim("the program is told that a collective waits, and that it does no longer", rank != 0 || (waits_begun > 0 && waits_begun == waits_ended));
-    claim("a rank that waits leaves its core to others", rank != 0 || busy < 0.25);
-}
-
-// More elements than an int counts.
-static int test_huge()
-{
-    constexpr size_t count = (size_t{1} << 31) + 5;
-    Communicator comm;
-    int8_t* data = nullptr;
-    cudaMalloc(&data, count);
-    for (size_t i = 0; i < count; i++) data[i] = static_cast<int8_t>(i % 61 + static_cast<size_t>(rank));
-    const bool done = ncclAllReduce(data, data, count, ncclInt8, ncclMax, comm, nullptr) == ncclSuccess;
-    bool right = true;
-    for (size_t i = 0; i < count; i++) right = right && data[i] == static_cast<int8_t>(i % 61 + static_cast<size_t>(size) - 1);
-    claim("2^31 + 5 elements", done && right);
-    cudaFree(data);
-    return failed == 0 ? 0 : 1;
-}
-
-static void test_all()
-{
-    test_numbers_of_names();
-    test_type<float>("float");
-    test_type<__nv_bfloat16>("bf16");
-    test_type<double>("double");
-    test_type<int>("int");
-    test_operations();
-    test_arguments();
-    test_overlaps();
-    test_communicators();
-    test_mismatches();
-    test_mpi_errors();
-    test_groups();
-    test_streams();
-    test_waiting();
-}
-
-int main(int argc, char** argv)
-{
-    constexpr unsigned longest_seconds = 300;  // ranks that wait for each other forever end so
-    alarm(longest_seconds);
-    cuda_cpu::set_card("");  // tests choose their own
-    ncclComm_t comm = nullptr;
-    const bool needs_mpi = refused(ncclCommInitRank(&comm, 1, ncclUniqueId{}, 0), ncclInvalidUsage, {"not initialized"});
-    int level = 0;
-    MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
-    int code = 0;
-    if (argc == 2 && argv[1] == std::string("huge")) {
-        code = test_huge();
-    } else {
-        if (rank == 0) printf("WARP_SIZE %d, %d ranks\n", WARP_SIZE, size);
-        claim("MPI must be initialized", needs_mpi);
-        test_all();
-        if (rank == 0) printf("%d passed, %d failed\n", passed, failed);
-        code = failed == 0 ? 0 : 1;
+    const auto sum = [&](const float* from, size_t n) {
+        return ncclAllReduce(from, array.data, n, ncclFloat, ncclSum, comm, nullptr);
+    };
+    claim("refused: pageable memory, the end of an allocation",
+          refused(sum(pageable.data(), 8), ncclInvalidArgument, {"sendbuff", "pageable"}) &&
+              refused(sum(array.data, 9), ncclInvalidArgument, {"past the end"}));
+    bool same = true;
+    for (const char* algorithms : {"^NVLS", "Ring", "NVLS"}) {
+        setenv("NCCL_ALGO", algorithms, 1);
+        for (int i = 0; i < size; i++) same = all_reduces<float>(comm, 999, false) && same;
+        if (!strcmp(algorithms, "Ring")) claim("a GPU's sums have the same bits where NVLS is excluded", same);
     }
-    MPI_Finalize();
+    claim("NVLS adds up in another order in each call", same == (size < 3));
+    setenv("NCCL_ALGO", "^NVLS", 1);
+    const auto taken = [&] {
+        size_t before, after, all;
+        cudaMemGetInfo(&before, &all);
+        Communicator made;
+        cudaMemGetInfo(&after, &all);
+        return before - after;
+    };
+    const bool late = taken() == 0;
+    setenv("NCCL_RUNTIME_CONNECT", "0", 1);
+    claim("a communicator's memory: at once with NCCL_RUNTIME_CONNECT=0",
+          late && taken() == cuda_cpu::nccl::buffer_bytes);
+}
+
+static void test_streams() {
+    Communicator comm, second;
+    claim("a graph of collectives is replayed", graph_replays(comm));
+    cuda_cpu::set_card("h100");
+    setenv("NCCL_ALGO", "^NVLS", 1);
+    const auto steps = [&](Forget forget) { return under_all_seeds([&] { return steps_are_right(comm, forget); }); };
+    claim("queues: with its events a step is right, whatever the order", steps(Forget::NOTHING));
+    claim("queues: without the event before it some step is wrong", anywhere(comm, !steps(Forget::BEFORE)));
+    claim("queues: without the event after it some step is wrong", anywhere(comm, !steps(Forget::AFTER)));
+    claim("queues: collectives keep their order over streams and communicators",
+          under_all_seeds([&] { return streams_keep_the_order(comm, second); }));
+    claim("queues: a graph of collectives is replayed", under_all_seeds([&] { return graph_replays(comm); }));
+    if (size > 1) test_late_mismatch();
+    test_card(comm);
+}
+
+static int test_all() {
+    alarm(300);   // ranks that wait for each other forever end so
+    cudaSetDevice(rank);
+    {
+        Communicator comm;
+        test_type<float>("float", comm);
+        test_type<__nv_bfloat16>("bf16", comm);
+        test_type<double>("double", comm);
+        test_type<int8_t>("int8", comm);
+        test_type<__half>("half", comm);
+        test_operations(comm);
+        test_messages(comm);
+        test_arguments(comm);
+        test_groups(comm);
+        if (size > 1) test_mismatches();
+        test_communicators(comm);
+    }
+    test_streams();
+    if (rank == 0) printf("%d passed, %d failed\n", passed, failed);
+    return failed > 0;
+}
+
+int main(int argc, char** argv) {
+    size = argc > 1 ? atoi(argv[1]) : 2;
+    cuda_cpu::set_card("");
+    setenv("CUDA_CPU_DEVICES", argc > 1 ? argv[1] : "2", 1);
+    for (ncclUniqueId& id : ids) ncclGetUniqueId(&id);
+    std::vector<pid_t> children;
+    for (int r = 1; r < size && rank == 0; r++) {
+        children.push_back(fork());
+        if (children.back() == 0) rank = r;
+    }
+    if (rank > 0) _exit(test_all());
+    int code = test_all(), status = 0;
+    for (const pid_t child : children) code |= waitpid(child, &status, 0) != child || status != 0;
+    if (code != 0) printf("some rank failed\n");
     return code;
 }

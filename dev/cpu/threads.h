@@ -1,13 +1,10 @@
 // The workers: how many there are, and how they wait for each other.
 //
 // They are libgomp's threads, and oneDNN multiplies on the same ones. A training step makes them wait thousands of
-// times, mostly for microseconds. libgomp lets a thread that waits spin, 300,000 turns of a loop, before it sleeps.
-// That is best as long as every worker has a core of its own. But where other programs want the cores too, the worker
-// that is waited for may itself be waiting for the core that another one spins on, and a step takes tens of times
-// longer. To sleep at once (OMP_WAIT_POLICY=passive) is best there, and costs a quiet machine a third of its speed.
-//
-// Who does not know how long a wait will be spins for as long as sleeping and waking would cost, and then sleeps: that
-// takes at most twice what it would take to know (Karlin, Li, Manasse and Owicki 1991).
+// times, mostly for microseconds. By default libgomp spins for 300,000 iterations before a thread sleeps, which is best
+// if every worker has a core of its own; beside other programs a step then takes tens of times longer. To sleep at once
+// (OMP_WAIT_POLICY=passive) costs a quiet machine a third of its speed. A wait that spins for as long as sleeping and
+// waking would cost, and then sleeps, takes at most twice the optimum (Karlin, Li, Manasse and Owicki 1991).
 #pragma once
 
 #include <omp.h>
@@ -26,15 +23,15 @@
 
 namespace cuda_cpu {
 
-// Sleeping and waking take 5 to 50 microseconds. Beside other programs each spin is mostly lost: against none at all,
-// training loses up to a third with 20, sampling, which does little between its waits, half; with 50, two thirds.
+// Sleeping and waking take 5 to 50 microseconds. Beside other programs most spins are lost: compared with none, 20
+// microseconds cost training up to a third and sampling half of its speed; 50 cost two thirds.
 constexpr double spin_ns = 20e3;
 
-// What a turn of libgomp's loop takes: a look at memory and, on x86, a pause, which lasts 5 to 60 ns by processor.
-inline double ns_of_a_turn()
+// Returns the duration of one iteration of libgomp's loop: a load and, on x86, a pause of 5 to 60 ns.
+inline double ns_per_spin()
 {
     constexpr int tries = 5, turns = 1000;
-    double best = std::numeric_limits<double>::max();  // in the others something else may have had the core
+    double best = std::numeric_limits<double>::max();  // during the others another program may have had the core
     volatile int flag = 0;
     for (int attempt = 0; attempt < tries; attempt++) {
         const auto start = std::chrono::steady_clock::now();
@@ -49,9 +46,8 @@ inline double ns_of_a_turn()
     return best;
 }
 
-// libgomp takes the number of turns from GOMP_SPINCOUNT, and looks at it once: when it is loaded, before anything
-// here runs. So the program sets it and starts again, as the same process with the same arguments; unless the user has
-// chosen, or there is one worker, which never waits.
+// libgomp reads GOMP_SPINCOUNT when it is loaded, before any code of the program. So the program sets it and starts
+// again, as the same process with the same arguments; unless the user has set it, or there is one worker.
 inline bool start_with_short_spins()
 {
     const bool chosen = getenv("GOMP_SPINCOUNT") != nullptr || getenv("OMP_WAIT_POLICY") != nullptr;
@@ -65,18 +61,18 @@ inline bool start_with_short_spins()
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
-    setenv("GOMP_SPINCOUNT", std::to_string(static_cast<long>(spin_ns / ns_of_a_turn())).c_str(), 1);
+    setenv("GOMP_SPINCOUNT", std::to_string(static_cast<long>(spin_ns / ns_per_spin())).c_str(), 1);
     if (!words.empty()) execv(self.c_str(), arguments.data());
-    unsetenv("GOMP_SPINCOUNT");  // it could not: libgomp waits in its own way
+    unsetenv("GOMP_SPINCOUNT");  // execv failed: libgomp's default holds
     return false;
 }
 inline const bool started_with_short_spins = start_with_short_spins();  // before main
 
-#ifdef KMP_VERSION_MAJOR  // LLVM's OpenMP, in programs built by clang, would spin for 200 ms; 0 ms is the next it knows
+#ifdef KMP_VERSION_MAJOR  // LLVM's OpenMP, in programs built by clang, would spin for 200 ms; its next lower value is 0
 inline const bool llvm_sleeps_at_once = (kmp_set_blocktime(0), true);
 #endif
 
-// CUDA_CPU_THREADS, where it is set, says how many workers there are; else OpenMP does, by cores or OMP_NUM_THREADS.
+// Applies CUDA_CPU_THREADS, the number of workers; without it OpenMP chooses, by cores or OMP_NUM_THREADS.
 inline void choose_workers()
 {
     constexpr long most = 1024;

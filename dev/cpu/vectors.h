@@ -1,9 +1,9 @@
-// The vector types that cuda_runtime.h itself has no use for, with CUDA's alignments.
+// CUDA's vector types, with their alignments, and dim3.
 #pragma once
 
-#include "cuda_runtime.h"
+#define __align__(bytes) __attribute__((aligned(bytes)))
 
-// Names of T: of two, three and four, and how the first and the last of them are aligned.
+// Vectors of T, named name1 to name4; `two` and `four` are the alignments of name2 and name4.
 #define CUDA_CPU_VECTORS(name, T, two, four)                                                                 \
     struct name##1 { T x; };                                                                                 \
     struct name##2 { T x, y; } __align__(two);                                                               \
@@ -17,16 +17,16 @@ CUDA_CPU_VECTORS(char, signed char, 2, 4)
 CUDA_CPU_VECTORS(uchar, unsigned char, 2, 4)
 CUDA_CPU_VECTORS(short, short, 4, 8)
 CUDA_CPU_VECTORS(ushort, unsigned short, 4, 8)
-CUDA_CPU_VECTORS(long, long, 16, 16)
-CUDA_CPU_VECTORS(ulong, unsigned long, 16, 16)
+CUDA_CPU_VECTORS(int, int, 8, 16)
+CUDA_CPU_VECTORS(uint, unsigned, 8, 16)
 CUDA_CPU_VECTORS(longlong, long long, 16, 16)
 CUDA_CPU_VECTORS(ulonglong, unsigned long long, 16, 16)
+CUDA_CPU_VECTORS(float, float, 8, 16)
 CUDA_CPU_VECTORS(double, double, 16, 16)
 #undef CUDA_CPU_VECTORS
 
-struct int1 { int x; };
-struct uint1 { unsigned x; };
-struct float1 { float x; };
-inline int1 make_int1(int x) { return {x}; }
-inline uint1 make_uint1(unsigned x) { return {x}; }
-inline float1 make_float1(float x) { return {x}; }
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+    constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
+};

@@ -58,98 +58,69 @@ struct Figures {
 };
 
 enum class Run : uint8_t { RECORDED, UNSEEN, NOT };
+enum class Operand : uint8_t { A, B };
 
 #ifdef CUDA_CPU_INSPECT
-
 constexpr bool on = true;
+#define CUDA_CPU_HOOK(T, declaration) T declaration;
+#else
+constexpr bool on = false;
+#define CUDA_CPU_HOOK(T, declaration) inline T declaration { return static_cast<T>(0); }
+#endif
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"
 
 // ---- launches and blocks
+#ifdef CUDA_CPU_INSPECT
 void begin_launch(const LaunchShape& shape);
 Run next_block();                                  // of the launch, from 0 on; NOT: the launch is over
 void begin_block(uint64_t number);
 void end_block();
 void product(const Product& product);
-Figures take_figures();                            // since this was asked last
-void look(bool at_launches);                       // records launches from now on; at first they are
-bool only_counts();                                // products, and what is long, are not done but counted
-void dying(const char* why);                       // the program ends now
-
-// ---- memory that can be seen
+Figures take_figures();                            // since the last call
+void look(bool at_launches);                       // whether to record launches from now on; at first they are
 void shared_memory(const void* dynamic, size_t bytes);
 void shared_array(const void* place, size_t bytes, const char* name);
-void allocated(const void* place, size_t bytes);
-void freed(const void* place);
 void global_variable(const void* place, size_t bytes);
+#endif
+CUDA_CPU_HOOK(bool, only_counts())                 // products and long operations are not done but counted
+CUDA_CPU_HOOK(void, dying(const char* why))        // the program ends now
+CUDA_CPU_HOOK(void, allocated(const void* place, size_t bytes))
+CUDA_CPU_HOOK(void, freed(const void* place))
 
 // ---- threads
-void begun(unsigned thread);
-void now(unsigned thread);                         // that thread goes on
-void ended(unsigned thread);
-const void* here();                                // the instruction after the call
-bool is_removed(const char* name, const void* site);   // whether this barrier is to have no effect
+CUDA_CPU_HOOK(void, begun(unsigned thread))
+CUDA_CPU_HOOK(void, now(unsigned thread))          // this thread resumes
+CUDA_CPU_HOOK(void, ended(unsigned thread))
+CUDA_CPU_HOOK(const void*, here())                 // the instruction after the call
+CUDA_CPU_HOOK(bool, is_removed(const char* name, const void* site))   // whether this barrier is to have no effect
 
-// ---- what orders
-void barrier_met(const char* name);
-void lanes_met(unsigned first_thread, unsigned lanes, const char* name);
-void fence();                                      // __threadfence
-void proxy_fence();
-void sync_made(const void* barrier, const void* site);   // an mbarrier; the others may be named barriers too
-void arrived(const void* barrier, const void* site);
-void phase_ended(const void* barrier, unsigned parity);
-void waited(const void* barrier, unsigned parity, const void* site);
+// ---- order
+CUDA_CPU_HOOK(void, barrier_met(const char* name))
+CUDA_CPU_HOOK(void, lanes_met(unsigned first_thread, unsigned lanes, const char* name))
+CUDA_CPU_HOOK(void, fence())                       // __threadfence
+CUDA_CPU_HOOK(void, proxy_fence())
+CUDA_CPU_HOOK(void, sync_made(const void* barrier, const void* site))   // an mbarrier; the others also named barriers
+CUDA_CPU_HOOK(void, arrived(const void* barrier, const void* site))
+CUDA_CPU_HOOK(void, phase_ended(const void* barrier, unsigned parity))
+CUDA_CPU_HOOK(void, waited(const void* barrier, unsigned parity, const void* site))
 
-// ---- accesses by instructions of PTX
-void access(Access access, By by, const void* address, unsigned bytes, const void* site);
-void copy_async(const void* to, const void* from, const void* site);   // from may be null: zeros
-void copy_async_commit();
-void copy_async_wait(unsigned pending);
-unsigned box_issued(const void* barrier, const void* site);
-void box_part(unsigned box, const void* to, const void* from);   // 16 bytes; from null: zeros
-void box_landed(unsigned box);
-unsigned wgmma_issued(unsigned warp, uint64_t flops, const void* site);
-enum class Operand : uint8_t { A, B };
-void wgmma_reads(unsigned product, const void* address, Operand operand);       // 16 bytes
-void wgmma_ended(unsigned product);
-void wgmma_waited(unsigned warp);
-void tensor_flops(uint64_t flops);
-void special_function();                           // exp2, log2, sine and so on: few of a multiprocessor's units do these
+// ---- accesses by PTX instructions
+CUDA_CPU_HOOK(void, access(Access access, By by, const void* address, unsigned bytes, const void* site))
+CUDA_CPU_HOOK(void, copy_async(const void* to, const void* from, const void* site))   // from may be null: zeros
+CUDA_CPU_HOOK(void, copy_async_commit())
+CUDA_CPU_HOOK(void, copy_async_wait(unsigned pending))
+CUDA_CPU_HOOK(unsigned, box_issued(const void* barrier, const void* site))
+CUDA_CPU_HOOK(void, box_part(unsigned box, const void* to, const void* from))   // 16 bytes; from null: zeros
+CUDA_CPU_HOOK(void, box_landed(unsigned box))
+CUDA_CPU_HOOK(unsigned, wgmma_issued(unsigned warp, uint64_t flops, const void* site))
+CUDA_CPU_HOOK(void, wgmma_reads(unsigned product, const void* address, Operand operand))   // 16 bytes
+CUDA_CPU_HOOK(void, wgmma_ended(unsigned product))
+CUDA_CPU_HOOK(void, wgmma_waited(unsigned warp))
+CUDA_CPU_HOOK(void, tensor_flops(uint64_t flops))
+CUDA_CPU_HOOK(void, special_function())            // exp2, log2, sine: a multiprocessor has few units for them
 
-#else
-
-constexpr bool on = false;
-
-inline bool only_counts() { return false; }
-inline void dying(const char*) {}
-inline void allocated(const void*, size_t) {}
-inline void freed(const void*) {}
-inline void begun(unsigned) {}
-inline void now(unsigned) {}
-inline void ended(unsigned) {}
-inline const void* here() { return nullptr; }
-inline bool is_removed(const char*, const void*) { return false; }
-inline void barrier_met(const char*) {}
-inline void lanes_met(unsigned, unsigned, const char*) {}
-inline void fence() {}
-inline void proxy_fence() {}
-inline void sync_made(const void*, const void*) {}
-inline void arrived(const void*, const void*) {}
-inline void phase_ended(const void*, unsigned) {}
-inline void waited(const void*, unsigned, const void*) {}
-inline void access(Access, By, const void*, unsigned, const void*) {}
-inline void copy_async(const void*, const void*, const void*) {}
-inline void copy_async_commit() {}
-inline void copy_async_wait(unsigned) {}
-inline unsigned box_issued(const void*, const void*) { return 0; }
-inline void box_part(unsigned, const void*, const void*) {}
-inline void box_landed(unsigned) {}
-inline unsigned wgmma_issued(unsigned, uint64_t, const void*) { return 0; }
-enum class Operand : uint8_t { A, B };
-inline void wgmma_reads(unsigned, const void*, Operand) {}
-inline void wgmma_ended(unsigned) {}
-inline void wgmma_waited(unsigned) {}
-inline void tensor_flops(uint64_t) {}
-inline void special_function() {}
-
-#endif
+#pragma GCC diagnostic pop
+#undef CUDA_CPU_HOOK
 
 }  // namespace cuda_cpu::watch

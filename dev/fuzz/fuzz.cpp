@@ -56,8 +56,8 @@ void run_train(const std::vector<std::string>& arguments) {
     TrainData data = open_data(o);
     const Start start = find_start(o);
     const Config config = start.dir.empty() ? config_from_options(o, BYTE_VOCAB) : config_of_folder(o, start.dir);
-    note_changes(o, start.trainer);
     divide_data(data, o, start.dir, config);
+    note_changes(o, start.trainer, start.dir, data.train.count());
     const Setup setup = make_setup(o, config, Purpose::TRAINING, memory_now().available);
     TrainingRun run(o, data, start);
     load_run(run, setup);
@@ -154,8 +154,8 @@ void flags(const std::string& bytes) {
     std::vector<std::string> words;
     std::istringstream text(bytes);
     for (std::string word; std::getline(text, word, '\0');) words.push_back(word);
-    const auto& [name, verb] = VERBS[bytes.size() % std::size(VERBS)];
-    describe(parse_options(verb, name, words), verb);
+    const auto& [name, subcommand] = SUBCOMMANDS[bytes.size() % std::size(SUBCOMMANDS)];
+    describe(parse_options(subcommand, name, words), subcommand);
 }
 
 // A whole run that goes on from a checkpoint in which one file, by the first byte, is another.

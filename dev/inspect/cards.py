@@ -1,4 +1,4 @@
-"""What the emulated GPUs can do: the table of dev/cpu/card.h, and what is the same for all of them.
+"""The emulated GPUs: the table of dev/cpu/card.h, and constants that are the same for all of them.
 
 Throughputs are from the CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions"; the granularities
 of registers and warps from the occupancy calculator of Nsight Compute.
@@ -51,7 +51,7 @@ class Card:
 
     @property
     def arch(self):
-        """What nvcc compiles for."""
+        """nvcc's -arch."""
         return f"sm_{self.major}{self.minor}" + ("a" if self.major == 9 else "")
 
 
@@ -61,9 +61,9 @@ def number_of(product):
     return int(math.prod(units.get(factor) or float(factor) for factor in product.replace("*", " ").split()))
 
 
-def read_cards(path=TABLE):
+def read_cards():
     """{key: Card}"""
-    with open(path, encoding="utf-8") as file:
+    with open(TABLE, encoding="utf-8") as file:
         text = file.read()
     capabilities = {name: [number_of(figure) for figure in figures.split(",")]
                     for name, figures in re.findall(r"constexpr Capability (\w+)\{([^}]*)\}", text)}

@@ -1,10 +1,9 @@
 // Which accesses come before which: vector clocks (Lamport 1978; Fidge 1988; Mattern 1989), as race detectors use them
 // (Flanagan and Freund 2009, "FastTrack").
 //
-// An actor is a thread of the block, or what works beside the threads: the copies that one mbarrier counts, the
-// products of one warp. Each counts its own time in ticks. What a thread knows is for each actor the latest tick whose
-// accesses come before the thread's next one. Knowledge is passed on where threads meet; who passes it on begins a new
-// tick, as what it does afterwards is not covered.
+// An actor is a thread of the block, or asynchronous work: the copies that one mbarrier counts, the wgmma of one warp.
+// Each counts its own time in ticks. A thread's clock has for each actor the latest tick whose accesses come before the
+// thread's next one. Threads that synchronise exchange clocks and begin a new tick, as what follows is not covered.
 #pragma once
 
 #include <stddef.h>
@@ -21,7 +20,7 @@ constexpr Tick NEVER = ~Tick{0};
 
 constexpr unsigned LANES = 32;
 
-// A list of ticks by actor. It is not changed once it is known, so that many threads can share one.
+// A vector clock: a tick for each actor. It does not change once it is shared.
 struct Ticks {
     std::vector<Tick> of;
     std::vector<Tick> least_of_warp;   // of each 32 actors in a row
@@ -41,13 +40,13 @@ struct Ticks {
 };
 using Known = std::shared_ptr<const Ticks>;   // null: nothing
 
-// What an actor knows at a moment, and which of its own ticks have passed.
+// An actor's clock at a moment, and its own tick.
 struct Moment {
     Known known;
     unsigned actor = 0;
     Tick own = 0;
 
-    // Whether an entry (shadow.h) comes before, at a glance: false where it would take longer to tell.
+    // Whether an entry (shadow.h) comes before; false also where that would take longer to tell.
     template <class Entry> bool surely_covers(unsigned my_first, uint32_t my_lane, const Entry& entry) const
     {
         if (entry.first_actor == my_first && entry.lanes == my_lane) return true;
@@ -67,7 +66,7 @@ struct Moment {
     }
 };
 
-// What all of these know together, with their own ticks.
+// Returns the maximum of all of these clocks and own ticks.
 inline Known together(const std::vector<Moment>& moments, size_t actors)
 {
     auto all = std::make_shared<Ticks>(actors);
@@ -81,7 +80,7 @@ inline Known together(const std::vector<Moment>& moments, size_t actors)
     return all;
 }
 
-// The lanes of a warp mostly ask the same, one after another: then they share the answer.
+// The maximum of two clocks. The lanes of a warp mostly ask for the same, one after another: they share the result.
 inline Known together(const Known& a, const Known& b)
 {
     if (a == nullptr || a == b) return b;

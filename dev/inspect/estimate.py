@@ -1,18 +1,19 @@
-"""Estimated times: what a launch moves and multiplies over what a card can move and multiply. Nothing here is measured.
+"""Estimated times: what a launch moves and multiplies over what a GPU can move and multiply. Nothing here is measured.
 
 Rates are the share of the data sheet's that good kernels attain; each says why. A launch takes the longest of
 
     memory              bytes / bandwidth
-    L2                  bytes / L2's bandwidth, or what its blocks' multiprocessors can take
+    L2                  bytes / L2's bandwidth, or what the multiprocessors with a block can take
     L1 and shared       wavefronts: they are one memory, which delivers 128 bytes a clock
     special functions   exp2 and its like: 16 a clock
     tensor cores        FLOPs / rate; plus the instructions of a softmax between products, if the kernel has one
     a launch            no kernel is shorter than its start and its end
 
-A warp does not multiply during its softmax, and others fill the gap only in part: products and softmax add up, which
-is within 15 % of cuDNN's causal forward on an H100. Where warpgroups take turns at products (as in FlashAttention-3) a
-part of the shorter one is hidden; and each work tile of a block begins and ends with products and stores that nothing
-overlaps. Both numbers are fitted to FlashAttention-3's forward, at T = 1024, 2048, 8192, 16384 (TFLOP/s):
+A warp does not multiply during its softmax, and other warps fill the gap only in part: products and softmax add up,
+which is within 15 % of cuDNN's causal forward on an H100. Where warpgroups take turns at products (as in
+FlashAttention-3) a part of the shorter one is hidden; and each work tile of a block begins and ends with products and
+stores that nothing overlaps. Both numbers are fitted to FlashAttention-3's forward, at T = 1024, 2048, 8192, 16384
+(TFLOP/s):
 
     heads of 64    published 265 371 460 473    estimated 266 353 447 468
     heads of 128   published 423 521 602 616    estimated 342 429 529 551
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from cards import (FP32_LANES, L2_PORT, REGISTER_GRANULARITY, REGISTERS, SPECIAL_FUNCTIONS, WARP,
                    WARP_GRANULARITY)
 
-MEMORY_SHARE = 0.92         # a large copy on HBM or GDDR6X: the rest is refresh and turning from reads to writes
+MEMORY_SHARE = 0.92         # a large copy on HBM or GDDR6X: the rest is refresh and switching from reads to writes
 L2_SHARE = 0.65             # microbenchmarks of A100 and H100 read 5 to 6 TB/s of about 9
 L1_SHARE = 0.9              # wavefronts: bubbles between instructions that depend on each other
 TENSOR_SHARE = 0.70         # large BF16 products by cuBLASLt on an H100 of 700 W: at full load power lowers the clock;
@@ -44,57 +45,34 @@ class Softmax:
     scores: float = 0
     instructions: float = 0     # for each score
     turns: bool = False         # warpgroups take turns at the products
-    pieces: int = 0             # work tiles, which a block's pipeline begins and ends with nothing beside; 0: unknown
+    pieces: int = 0             # work tiles, at whose begin and end a block's pipeline is empty; 0: unknown
 
 
-# ---- occupancy
-
-@dataclass
-class Occupancy:
-    blocks: int             # of a multiprocessor at a time
-    bound: str              # what bounds them
-    share: float            # of the warps that a multiprocessor can hold
-    per_wave: int           # blocks of the whole card at a time
-    waves: float
-
+# ---- a launch
 
 def rounded_up(x, unit):
     return -(-x // unit) * unit
 
 
-def occupancy(card, blocks, threads, shared, registers=None):
-    """How many blocks are on a multiprocessor at a time, as the occupancy calculator counts. registers: of a thread,
-    None where unknown."""
+def resident_blocks(card, threads, shared, registers=None):
+    """Returns how many blocks are on a multiprocessor at a time, as the occupancy calculator counts; 0: none fits.
+    registers: of a thread, None where unknown."""
     warps = -(-threads // WARP)
-    limits = {"threads": card.threads // (warps * WARP), "blocks": card.blocks}
+    limits = [card.threads // (warps * WARP), card.blocks]
     if shared:
-        limits["shared memory"] = card.shared // rounded_up(shared + card.reserved_shared, card.shared_granularity)
+        limits.append(card.shared // rounded_up(shared + card.reserved_shared, card.shared_granularity))
     if registers:
         of_warp = rounded_up(registers * WARP, REGISTER_GRANULARITY)
-        limits["registers"] = REGISTERS // of_warp // WARP_GRANULARITY * WARP_GRANULARITY // warps
-    bound = min(limits, key=limits.get)
-    most, slots = limits[bound], card.threads // WARP
-    if not most:
-        return Occupancy(0, bound, 0.0, 0, math.inf)
-    per_wave = most * card.multiprocessors
-    return Occupancy(most, bound, most * warps / slots, per_wave, blocks / per_wave)
+        limits.append(REGISTERS // of_warp // WARP_GRANULARITY * WARP_GRANULARITY // warps)
+    return min(limits)
 
 
-# ---- a launch
-
-@dataclass
-class Estimate:
-    seconds: float
-    bound: str              # the longest of `bounds`
-    bounds: dict            # {what: seconds}
-    occupancy: Occupancy
-
-
-def launch_bounds(card, launch, room, softmax=Softmax()):
-    """{what: seconds}. launch: traffic of one launch, the keys of raw.json; softmax: the one between products."""
-    busy = min(launch["blocks"], card.multiprocessors)
+def launch_bounds(card, launch, blocks, resident, softmax=Softmax()):
+    """Returns {bound: seconds}. launch: of one launch, as in a recording; resident: blocks of a multiprocessor."""
+    busy = min(blocks, card.multiprocessors)
     # Blocks do the same work: in the last wave, multiprocessors without a block do nothing.
-    tail = math.ceil(room.waves) / room.waves if math.isfinite(room.waves) and room.waves > 1 else 1.0
+    waves = blocks / (resident * card.multiprocessors) if resident else 0
+    tail = math.ceil(waves) / waves if waves > 1 else 1.0
     clocks = card.clock * busy
     l2 = min(L2_SHARE * card.l2_bytes_per_clock * card.clock, L2_PORT * clocks)
     products = tail * launch["tensor_flops"] / (TENSOR_SHARE * card.tensor * busy / card.multiprocessors)
@@ -110,13 +88,6 @@ def launch_bounds(card, launch, room, softmax=Softmax()):
             "a launch": KERNEL_SECONDS}
 
 
-def estimate_launch(card, launch, threads, shared, registers=None, softmax=Softmax()):
-    room = occupancy(card, launch["blocks"], threads, shared, registers)
-    bounds = launch_bounds(card, launch, room, softmax)
-    bound = max(bounds, key=bounds.get)
-    return Estimate(bounds[bound], bound, bounds, room)
-
-
 # ---- a matmul
 
 # Of cuBLASLt's Hopper kernels for BF16, as published profiles of H100s name them: nvjet_tst_320x128_64x3_... and so on.
@@ -128,14 +99,14 @@ ELEMENT_BYTES = {"fp8": 1, "bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def matmul_seconds(card, matmul):
-    """cuBLASLt's best tile and split. Tiles go in waves, a tile to a multiprocessor, and a wave that is not full takes
-    as long as a full one; parts of split sums are written in FP32 and read again."""
+    """Returns the time with cuBLASLt's best tile and split. Tiles go in waves, a tile to a multiprocessor, and a wave
+    that is not full takes as long as a full one; parts of split sums are written in FP32 and read again."""
     m, n, k, of = matmul["m"], matmul["n"], matmul["k"], matmul["type"]
     rate = {"fp32": FP32_SHARE * card.fp32, "fp8": TENSOR_SHARE * card.fp8}.get(of, TENSOR_SHARE * card.tensor)
     bandwidth = MEMORY_SHARE * card.bandwidth
     element, results = ELEMENT_BYTES[of], m * n * matmul["out_bytes"]
-    moved = (m * k + k * n) * element + results * (2 if matmul.get("accumulate") else 1)
-    if matmul.get("epilogue") == "dgelu":
+    moved = (m * k + k * n) * element + results * (2 if matmul["accumulate"] else 1)
+    if matmul["epilogue"] == "dgelu":
         moved += m * n * element
     best = math.inf
     for tile_m, tile_n in TILES:
@@ -149,24 +120,13 @@ def matmul_seconds(card, matmul):
     return max(best, moved / bandwidth, KERNEL_SECONDS)
 
 
-# ---- all of it
+# ---- all launches
 
-@dataclass
-class Step:
-    seconds: float
-    parts: dict             # {"kernels": s, "matmuls": s, "gaps": s}
-    matmul_seconds: list    # of each of raw["matmuls"]
-
-    def tokens_per_second(self, tokens):
-        return tokens / self.seconds if self.seconds else 0.0
-
-
-def estimate_step(card, raw, kernel_seconds):
-    """Everything in `sequence`, one after the other. kernel_seconds: of each of raw["kernels"]."""
-    seconds = {"kernel": kernel_seconds,
-               "matmul": [matmul_seconds(card, matmul) for matmul in raw.get("matmuls", [])]}
+def step_seconds(card, raw, kernel_seconds):
+    """Returns {"kernels", "matmuls", "gaps": seconds} of a recording's `sequence`, one launch after the other.
+    kernel_seconds: of each of raw["kernels"]."""
+    seconds = {"kernel": kernel_seconds, "matmul": [matmul_seconds(card, matmul) for matmul in raw["matmuls"]]}
     parts = {"kernels": 0.0, "matmuls": 0.0}
-    for kind, index in raw.get("sequence", []):
+    for kind, index in raw["sequence"]:
         parts[kind + "s"] += seconds[kind][index]
-    parts["gaps"] = GAP_SECONDS * max(0, len(raw.get("sequence", [])) - 1)
-    return Step(sum(parts.values()), parts, seconds["matmul"])
+    return {**parts, "gaps": GAP_SECONDS * max(0, len(raw["sequence"]) - 1)}

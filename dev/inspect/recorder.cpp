@@ -1,20 +1,20 @@
-// Records what the kernels of a program do to memory, for dev/inspect. In short:
+// Records what the kernels of a program do to memory, for dev/inspect:
 //
-//   - The program is compiled with -fsanitize=thread but not linked with that sanitizer: its calls at every load and
-//     store, and at functions' beginnings and ends, come here. dev/cpu/watch.h reports the rest.
-//   - A thread's accesses are kept until its warp synchronises. Then the n-th ones of each instruction form a request
-//     of the warp: requests.h counts its sectors and wavefronts, caches.h where it is served.
-//   - At the same time each access is compared with the earlier ones to the same bytes: clocks.h, shadow.h.
-//   - When the program ends, all of it goes into a file, which report.py reads.
+//   - The program is compiled with -fsanitize=thread, but not linked with that sanitizer: the calls that it makes at
+//     each load, store, function entry and exit come here. The emulator calls the functions of dev/cpu/watch.h.
+//   - A thread's accesses are kept until its warp synchronises. Then the n-th accesses of an instruction by the warp's
+//     lanes form a request: requests.h counts its sectors and wavefronts, caches.h says which level serves it.
+//   - Each access is also compared with the earlier ones to the same bytes: clocks.h, shadow.h.
+//   - When the program ends, everything is written to a file, which report.py reads.
 //
-// Map: places in memory · call stacks and sites · kernels · threads · races · requests · launches and blocks ·
-// what orders · instructions of PTX · the file · what the compiler calls
+// Map: addresses, call stacks and sites, kernels, threads, state, races, accesses, requests, launches and blocks,
+// synchronisation, PTX instructions, the file, the compiler's calls
 //
 // Environment: INSPECT_OUT (the file), INSPECT_MODE (sample: only a few blocks run; few: all run, a few are recorded;
-// whole, the default: many are), INSPECT_KERNEL (record kernels whose name or range contains this), INSPECT_EXCEPT
-// (ranges that are not recorded), INSPECT_SECONDS (end the program after them), INSPECT_REMOVE (addresses of barriers
-// that have no effect), INSPECT_PROGRESS (names the kernels on stderr), INSPECT_REGISTERS (what registers.py wrote),
-// INSPECT_FROM (a range: recording begins with its first launch, and its second one ends the program).
+// whole, the default: many are recorded), INSPECT_KERNEL (records kernels whose name or range contains this),
+// INSPECT_EXCEPT (ranges that are not recorded), INSPECT_SECONDS (ends the program after this time), INSPECT_REMOVE
+// (addresses of barriers that have no effect), INSPECT_REGISTERS (the output of registers.py), INSPECT_FROM (a range:
+// recording begins with its first launch, and its second launch ends the program).
 #define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
 
@@ -35,96 +35,86 @@
 
 #include <nlohmann/json.hpp>
 
-namespace inspect {
+namespace cuda_cpu::watch {
 
+using namespace inspect;
 using json = nlohmann::ordered_json;
-using cuda_cpu::watch::Access;
-using cuda_cpu::watch::By;
-using cuda_cpu::watch::Figures;
-using cuda_cpu::watch::LaunchShape;
-using cuda_cpu::watch::Operand;
-using cuda_cpu::watch::Product;
-using cuda_cpu::watch::Run;
 
 constexpr const char* BY_NAMES[] = {"thread", "atomic", "ldmatrix", "cp.async", "copy engine", "wgmma"};
 
-// How much of a launch is recorded: blocks from the first one on, until there are enough of them and of their accesses.
-// Where a grid has a second dimension blocks may differ along the first (attention's do), so whole rows are taken.
-struct Enough {
-    uint64_t blocks, accesses, too_many;
-    uint64_t far_too_many;   // then a row of blocks is not finished either
+// How much of a launch is recorded: at least `blocks` blocks and `accesses` accesses, at most `too_many` accesses.
+// Where a grid has a second dimension, blocks may differ along the first one (as attention's do), so whole rows of
+// blocks are recorded, unless a row has `far_too_many` accesses.
+struct Limits {
+    uint64_t blocks, accesses, too_many, far_too_many;
 };
-constexpr Enough IN_A_STEP{8, 1 << 18, 1 << 20, 8 << 20};            // blocks are alike, and only these run
-constexpr Enough IN_A_PROGRAM{8, 1 << 24, 1 << 25, 1 << 26};         // all blocks run
+constexpr Limits IN_A_STEP{8, 1 << 18, 1 << 20, 8 << 20};
+constexpr Limits IN_A_PROGRAM{8, 1 << 24, 1 << 25, 1 << 26};
 
-// ==== places in memory ===================================================================================
+// ==== addresses ==========================================================================================
 
 enum class Space : uint8_t { OTHER, SHARED, GLOBAL };
 struct Place {
     Space space;
-    uint64_t at;   // in shared memory; or on the device, where blocks lie one after the other
+    uint64_t at;   // in shared memory, or in global memory, where allocations lie one after the other
 };
 
-// Addresses as a card would have them: the same in every run, so that caches behave the same.
+// Translates addresses to those that a GPU would have. They are the same in every run, so that caches behave the same.
 class Memory {
 public:
     static constexpr uint64_t STATIC_ARRAYS = cuda_cpu::hopper.l1_and_shared;   // after the dynamic part
 
-    void set_dynamic(const void* place, size_t bytes)
-    {
-        dynamic_ = reinterpret_cast<uintptr_t>(place);
-        dynamic_bytes_ = bytes;
-    }
+    void set_dynamic(const void* place, size_t bytes) { dynamic_ = {reinterpret_cast<uintptr_t>(place), bytes}; }
     void add_array(const void* place, size_t bytes, const char* name)
     {
-        names_.push_back(name);
-        arrays_.push_back({reinterpret_cast<uintptr_t>(place), bytes, STATIC_ARRAYS + static_bytes_});
+        arrays_.push_back({reinterpret_cast<uintptr_t>(place), bytes, shared_bytes(), name});
         static_bytes_ += (bytes + LINE - 1) / LINE * LINE;
     }
-    void add_block(const void* place, size_t bytes)
+    void add_allocation(const void* place, size_t bytes)
     {
-        constexpr uint64_t unit = 1 << 21;   // a card's pages
-        blocks_[reinterpret_cast<uintptr_t>(place)] = {reinterpret_cast<uintptr_t>(place), bytes, next_};
-        next_ += (bytes + unit - 1) / unit * unit;
-        changed();
+        constexpr uint64_t page = 1 << 21;   // of a GPU
+        const uintptr_t begin = reinterpret_cast<uintptr_t>(place);
+        allocations_[begin] = {begin, bytes, next_, ""};
+        next_ += (bytes + page - 1) / page * page;
+        last_ = {};
+        gaps_ = {};
     }
-    void remove_block(const void* place)
+    void remove_allocation(const void* place)
     {
-        blocks_.erase(reinterpret_cast<uintptr_t>(place));
-        changed();
+        allocations_.erase(reinterpret_cast<uintptr_t>(place));
+        last_ = {};
+        gaps_ = {};
     }
 
     Place find(const void* address)
     {
         const uintptr_t p = reinterpret_cast<uintptr_t>(address);
-        if (p - dynamic_ < dynamic_bytes_) return {Space::SHARED, p - dynamic_};
-        if (p - last_.begin < last_.bytes) return {Space::GLOBAL, last_.at + (p - last_.begin)};
-        const Range& gap = gaps_[p / PAGE % gaps_.size()];
-        if (p - gap.begin < gap.bytes) return {Space::OTHER, 0};
+        if (dynamic_.has(p)) return {Space::SHARED, p - dynamic_.begin};
+        if (last_.has(p)) return {Space::GLOBAL, last_.at + (p - last_.begin)};
+        if (gaps_[p / PAGE % gaps_.size()].has(p)) return {Space::OTHER, 0};
         for (const Range& array : arrays_)
-            if (p - array.begin < array.bytes) return {Space::SHARED, array.at + (p - array.begin)};
-        const auto next = blocks_.upper_bound(p);
-        const auto block = next == blocks_.begin() ? blocks_.end() : std::prev(next);
-        if (block != blocks_.end() && p - block->second.begin < block->second.bytes) {
-            last_ = block->second;
+            if (array.has(p)) return {Space::SHARED, array.at + (p - array.begin)};
+        const auto next = allocations_.upper_bound(p);
+        if (next != allocations_.begin() && std::prev(next)->second.has(p)) {
+            last_ = std::prev(next)->second;
             return {Space::GLOBAL, last_.at + (p - last_.begin)};
         }
-        note_gap(p, next == blocks_.end() ? ~uintptr_t{0} : next->first);
+        note_gap(p / PAGE * PAGE);
         return {Space::OTHER, 0};
     }
     uint64_t shared_bytes() const { return STATIC_ARRAYS + static_bytes_; }
-    // The array of shared memory that a place is in, none where it is dynamic, and the byte there.
+    // The static array that a place in shared memory is in ("" for dynamic shared memory), and the byte in it.
     std::pair<std::string, uint64_t> within_array(uint64_t at) const
     {
-        for (size_t i = 0; i < arrays_.size(); i++)
-            if (at - arrays_[i].at < arrays_[i].bytes) return {names_[i], at - arrays_[i].at};
+        for (const Range& array : arrays_)
+            if (at - array.at < array.bytes) return {array.name, at - array.at};
         return {"", at};
     }
-    // In its block of memory, for people to read.
-    uint64_t within_block(uint64_t at) const
+    // The byte in its allocation.
+    uint64_t within_allocation(uint64_t at) const
     {
-        for (const auto& [begin, block] : blocks_)
-            if (at - block.at < block.bytes) return at - block.at;
+        for (const auto& [begin, allocation] : allocations_)
+            if (at - allocation.at < allocation.bytes) return at - allocation.at;
         return at;
     }
 
@@ -133,41 +123,34 @@ private:
         uintptr_t begin = 0;
         size_t bytes = 0;
         uint64_t at = 0;
+        const char* name = "";   // of an array, mangled
+        bool has(uintptr_t p) const { return p - begin < bytes; }
+        bool overlaps(const Range& r) const { return begin < r.begin + r.bytes && r.begin < begin + bytes; }
     };
-    // Most accesses that are seen are to a thread's stack, or to dev/cpu's own things: a page in which nothing is of
-    // the device's need not be looked up again.
-    void note_gap(uintptr_t p, uintptr_t next_block)
+    // Most recorded accesses are to a thread's stack or to the emulator's own data. Pages without device memory are
+    // remembered, so that they are looked up once.
+    void note_gap(uintptr_t begin)
     {
-        const uintptr_t begin = p / PAGE * PAGE, end = begin + PAGE;
+        const Range gap{begin, PAGE};
         for (const Range& array : arrays_)
-            if (array.begin < end && begin < array.begin + array.bytes) return;
-        if (next_block < end || (dynamic_ < end && begin < dynamic_ + dynamic_bytes_)) return;
-        const auto before = blocks_.lower_bound(end);
-        const Range last = before == blocks_.begin() ? Range{} : std::prev(before)->second;
-        if (last.begin + last.bytes > begin) return;
-        gaps_[p / PAGE % gaps_.size()] = {begin, PAGE, 0};
-    }
-    void changed()
-    {
-        last_ = {};
-        gaps_ = {};
+            if (array.overlaps(gap)) return;
+        const auto after = allocations_.lower_bound(begin + PAGE);
+        if (dynamic_.overlaps(gap) || (after != allocations_.begin() && std::prev(after)->second.overlaps(gap))) return;
+        gaps_[begin / PAGE % gaps_.size()] = gap;
     }
 
     static constexpr uintptr_t PAGE = 1 << 12;
     std::array<Range, 1024> gaps_{};
-    uintptr_t dynamic_ = 0;
-    size_t dynamic_bytes_ = 0;
+    Range dynamic_, last_;
     std::vector<Range> arrays_;
-    std::vector<std::string> names_;   // of the arrays, mangled
     uint64_t static_bytes_ = 0;
-    std::map<uintptr_t, Range> blocks_;
-    Range last_;
+    std::map<uintptr_t, Range> allocations_;
     uint64_t next_ = 1 << 21;
 };
 
 // ==== call stacks and sites ==============================================================================
 
-// Stacks as a tree: a call's place, and the stack that it was made from.
+// Call stacks as a tree: a node is a call's address and the node of its caller.
 class Stacks {
 public:
     uint32_t call(uint32_t from, uintptr_t pc)
@@ -177,9 +160,10 @@ public:
         return place->second;
     }
     uint32_t caller(uint32_t node) const { return list_[node].first; }
-    std::vector<uintptr_t> pcs(uint32_t node) const
+    // The address of an instruction and those of the calls that led to it.
+    json with_callers(uintptr_t pc, uint32_t node) const
     {
-        std::vector<uintptr_t> all;
+        json all = json::array({pc});
         for (; node != 0; node = list_[node].first) all.push_back(list_[node].second);
         return all;
     }
@@ -189,7 +173,7 @@ private:
     std::vector<std::pair<uint32_t, uintptr_t>> list_{{0, 0}};   // node 0: no call
 };
 
-// An instruction that accesses memory, as called from where it was.
+// An instruction that accesses memory, in one call stack.
 struct Site {
     uintptr_t pc;
     uint32_t stack;
@@ -201,7 +185,7 @@ struct Site {
     uint64_t requests = 0, lanes = 0, asked = 0, sectors = 0, least_sectors = 0, wavefronts = 0, least_wavefronts = 0,
              l1_hits = 0, dram_sectors = 0;
     Request worst;
-    double worst_ratio = 0;
+    double worst_rank = 0;
 
     auto key() const { return std::tuple(pc, stack, part, bytes, space, access, by); }
 };
@@ -215,10 +199,10 @@ struct Totals {
 struct Side {
     uint32_t site;
     Access access;
-    unsigned actor, block;   // actor: a thread, or what works beside the threads: clocks.h
+    unsigned actor, block;   // actor: a thread, the copy engine or a warp's wgmma (clocks.h)
 };
 
-// A race of two accesses, or an uninitialised read, which has no earlier side.
+// A race of two accesses, or an uninitialised read, which has no earlier access.
 struct Hazard {
     Space space;
     uint64_t address;
@@ -230,25 +214,25 @@ struct Hazard {
 struct Kernel {
     LaunchShape shape;
     std::string symbol, range;
+    size_t number = 0;       // in the sequence
     uint64_t launches = 0, recorded_blocks = 0, accesses = 0;
-    bool recorded = false;   // a launch of it
-    bool is_taken = false;   // its figures, see take_figures
+    bool recorded = false;   // one of its launches is
 
     std::vector<Site> sites;
     std::map<decltype(std::declval<Site>().key()), uint32_t> site_numbers;
-    std::map<std::string, uint64_t> counts;
-    std::map<std::tuple<std::string, uintptr_t, uint32_t>, uint64_t> syncs;   // by name, pc and stack
+    std::set<std::tuple<std::string, uintptr_t, uint32_t>> syncs;   // name, pc and stack
     Totals totals;
     std::vector<Totals> after_block;
-    std::map<std::tuple<uint32_t, uint32_t, const char*>, Hazard> races;
+    std::map<std::tuple<uint32_t, uint32_t, const char*>, Hazard> races;   // by the two sites and the reason
     std::map<uint32_t, Hazard> uninitialised;
 
     uint64_t blocks() const { return uint64_t{shape.grid[0]} * shape.grid[1] * shape.grid[2]; }
     unsigned threads() const { return shape.block[0] * shape.block[1] * shape.block[2]; }
+    bool has_hazards() const { return !races.empty() || !uninitialised.empty(); }
 };
 
-// What a launch would come to whose other blocks are like the second half of those that were recorded: what they share,
-// they have by then in the cache.
+// A launch's total, if the blocks that were not recorded are like the second half of those that were: by then what
+// blocks share is in the cache.
 static double of_launch(const Kernel& kernel, uint64_t Totals::*figure)
 {
     const auto& after = kernel.after_block;
@@ -263,9 +247,8 @@ static double of_launch(const Kernel& kernel, uint64_t Totals::*figure)
 
 // ==== threads ============================================================================================
 
-// What a thread has just loaded at a place in the program is in a register, as a compiler would keep it: loading it
-// again there is no access. Until the thread stores something to that memory, which might be the same (a compiler does
-// not know better), or meets others.
+// Values that a thread has just loaded, which a compiler would keep in registers: loading one again at the same site is
+// not an access. They are dropped when the thread stores to that memory, which might alias, or synchronises.
 class Registers {
 public:
     bool hold(Space space, uint32_t site, uint64_t address)
@@ -277,8 +260,8 @@ public:
         slot = {key, now};
         return false;
     }
-    void forget(Space space) { dropped_[static_cast<size_t>(space)]++; }
-    void forget_all()
+    void drop(Space space) { dropped_[static_cast<size_t>(space)]++; }
+    void drop_all()
     {
         for (uint64_t& times : dropped_) times++;
     }
@@ -303,10 +286,10 @@ struct PendingCopy {
 };
 
 struct Thread {
-    Known known, fenced;     // fenced: what the copy engine and wgmma can see
-    Known released;          // by a __threadfence: what others find who see an atomic's result
+    Known known, fenced;     // fenced: the part that the copy engine and wgmma can see
+    Known released;          // by a __threadfence: what a thread learns that sees the result of an atomic
     Tick own = 1;
-    Known passed;            // what has run by now, in its steps; whether its accesses are seen is another matter
+    Known passed;            // what has run by now, in steps; whether its accesses are visible is another matter
     Tick step = 1;
     bool is_over = false;
     uint32_t stack = 0;
@@ -316,25 +299,25 @@ struct Thread {
     unsigned copy_groups = 0;
 };
 
-// A thread that waited for the phase of an mbarrier which ended last.
+// A thread that waited for the last phase of an mbarrier that ended.
 struct Waiter {
     unsigned thread;
     Tick step;
     uint32_t site;
 };
 
-// An mbarrier, or a named one.
+// An mbarrier or a named barrier.
 struct Sync {
     unsigned slot;
-    bool is_mbarrier = false;
     std::vector<Waiter> waiters;
     Known arriving_passed, ended_passed[2];
-    Known arriving, arriving_fenced;     // all that has arrived, ever
+    Known arriving, arriving_fenced;     // of all arrivals so far
     Known ended[2], ended_fenced[2];     // when the last phase of that parity ended
     Tick phases = 0;                     // that have ended
 };
 
-struct Box {                             // a load by the copy engine
+// A load by the copy engine.
+struct Box {
     Moment moment;
     uint32_t store_site, load_site;
     const void* barrier;
@@ -349,305 +332,127 @@ struct WgmmaProduct {
     std::vector<uint64_t> a, b;
 };
 
-// ==== the recorder =======================================================================================
+// ==== state ==============================================================================================
 
-class Recorder {
-public:
-    bool recording = false;
-    bool looks = true;   // at the launches that come
-    Memory memory;
-    Stacks stacks;
+using Shape = std::tuple<const void*, std::string, std::array<unsigned, 6>, size_t, std::vector<int64_t>,
+                         std::vector<bool>>;
 
-    // ---- launches and blocks
-    void begin_launch(const LaunchShape& shape);
-    Run next_block();
-    void begin_block(uint64_t number);
-    void end_block();
-    void product(const Product& product);
-    bool only_counts() const { return mode_ == Mode::SAMPLE; }
-    Figures take_figures();
-    void write(const std::string& ended);
+// ---- settings
+static const cuda_cpu::Card* card_;   // card() is dev/cpu's
+static bool is_sample, is_whole;          // INSPECT_MODE
+static std::string only, from;
+static std::set<std::string> except;
+static double seconds;
+static std::set<uintptr_t> removed;
+static json registers = json::object();   // of each kernel: the output of registers.py
+static bool is_open, is_written;
+static std::chrono::steady_clock::time_point start;
 
-    // ---- threads
-    void begun(unsigned t) { threads_[t].stack = 0; }
-    void now(unsigned t) { current_ = t; }
-    void ended(unsigned t) { threads_[t].is_over = true; }
-    void entered(uintptr_t caller) { threads_[current_].stack = stacks.call(threads_[current_].stack, caller); }
-    void left() { threads_[current_].stack = stacks.caller(threads_[current_].stack); }
+// ---- the program
+static bool recording;         // at this moment
+static bool looks = true;      // at the launches that come
+static unsigned turns;         // launches of the range `from`
+static Memory memory;
+static Stacks stacks;
+static std::vector<std::unique_ptr<Kernel>> kernels;
+static std::map<Shape, Kernel*> by_shape;
+static std::vector<Product> products;
+static std::vector<std::pair<const char*, size_t>> sequence;
 
-    // ---- accesses
-    void accessed(Access access, By by, const void* address, size_t bytes, uintptr_t pc);
-    void copy_async(const void* to, const void* from, uintptr_t pc);
-    void copy_async_commit() { threads_[current_].copy_groups++; }
-    void copy_async_wait(unsigned pending);
-    unsigned box_issued(const void* barrier, uintptr_t pc);
-    void box_part(unsigned box, const void* to, const void* from);
-    void box_landed(unsigned box);
-    unsigned wgmma_issued(unsigned warp, uint64_t flops, uintptr_t pc);
-    void wgmma_reads(unsigned product, const void* address, Operand operand);
-    void wgmma_ended(unsigned product);
-    void wgmma_waited(unsigned warp);
-    void tensor_flops(uint64_t flops) { kernel_->totals.flops += flops; }
-    void special_function() { kernel_->totals.special++; }
+// ---- the launch
+static Kernel* kernel;
+static uint64_t next_number;
+static bool records_launch;
+static Shadow global_shadow, shared_shadow;
+static Cache l1, l2;
+static std::map<uint64_t, std::map<unsigned, Known>> released;   // by atomics on an address, by block
 
-    // ---- what orders
-    bool is_removed(const char* name, uintptr_t pc);
-    void barrier_met(const char* name);
-    void lanes_met(unsigned first, uint32_t lanes, const char* name);
-    void fence();
-    void proxy_fence();
-    void sync_made(const void* barrier, uintptr_t pc);
-    void arrived(const void* barrier, uintptr_t pc);
-    void phase_ended(const void* barrier, unsigned parity);
-    void waited(const void* barrier, unsigned parity, uintptr_t pc);
+// ---- the block
+constexpr unsigned ENGINES = 64;                 // mbarriers of a block whose copies are told apart
+static unsigned block, threads_in_block, first_engine, current;   // current: the thread that runs
+static std::vector<Thread> threads{1};
+static std::vector<uint16_t> written;            // of shared memory: a bit for each byte
+static std::map<const void*, Sync> syncs;
+static std::map<unsigned, Known> acquired;       // from other blocks
+static std::vector<Box> boxes;
+static std::vector<WgmmaProduct> wgmmas;
+static std::vector<Tick> wgmma_ticks;            // of each warp's products
 
-private:
-    enum class Mode { SAMPLE, FEW, WHOLE };
-
-    // What a moment may race with, and the entry that it adds.
-    struct Made {
-        Moment moment;
-        unsigned actor;     // that leaves the entry, ...
-        Tick tick;          // ... and until when
-        Kind kind;
-        bool generic;
-        const Known* fenced = nullptr;   // of what reads by way of the copy engine's proxy: what it can see
-        uint32_t site;
-        unsigned thread;    // to name it
-    };
-
-    Moment moment_of(unsigned t) const { return {threads_[t].known, t, threads_[t].own}; }
-    Thread& me() { return threads_[current_]; }
-    uint32_t site(uintptr_t pc, unsigned part, unsigned bytes, Space space, Access access, By by);
-    void part_accessed(Place place, unsigned bytes, unsigned part, Access access, By by, uintptr_t pc);
-    void land_copies(size_t count, Tick tick);
-    void give_up_block();
-    void touch(Space space, uint64_t at, unsigned bytes, const Made& made);
-    void touch_granule(Space space, uint64_t granule, uint16_t mask, const Made& made);
-    bool comes_before(const Entry& entry, Space space, const Made& made, const char** why) const;
-    static bool keep_of_others(Entry* (&others)[2], Entry& entry);
-    void report_race(Space space, uint64_t at, const Entry& entry, const Made& made, const char* why);
-    void flush(unsigned warp);
-    void account(uint32_t site, const Request& request);
-    void account_global(Site& site, const Request& request);
-    void account_bulk(uint32_t site, const std::vector<uint64_t>& chunks);
-    void learn(unsigned t, const Known& known, const Known& fenced);
-    void meet(const std::vector<unsigned>& who);
-    void pass(const std::vector<unsigned>& who);
-    void touch_barrier(const void* barrier, Kind kind, uintptr_t pc);
-    void check_waiters(const Sync& sync);
-    unsigned actors() const { return first_engine_ + ENGINES + (threads_in_block_ + LANES - 1) / LANES; }
-    unsigned wgmma_actor(unsigned warp) const { return first_engine_ + ENGINES + warp; }
-    Sync& sync_of(const void* barrier);
-    uint64_t blocks_by_registers() const;
-    uint64_t l1_share() const;
-    json to_json(const Kernel& kernel) const;
-    json to_json(const Site& site) const;
-    json stack_of(uintptr_t pc, uint32_t stack) const;
-
-    static constexpr unsigned ENGINES = 64;   // barriers of a block that count copies
-
-    const cuda_cpu::Card* card_ = nullptr;
-    Mode mode_ = Mode::WHOLE;
-    std::string only_;
-    std::set<std::string> except_;
-    std::string from_;
-    unsigned turns_ = 0;   // launches of from_
-    Kernel before_;        // what is launched before that
-    bool counts() const { return from_.empty() || turns_ > 0; }
-    double seconds_ = 0;
-    std::set<uintptr_t> removed_;
-    std::chrono::steady_clock::time_point start_;
-    bool is_open_ = false, is_written_ = false;
-    void open();
-
-    std::vector<std::unique_ptr<Kernel>> kernels_;
-    std::map<std::tuple<const void*, std::string, std::array<unsigned, 6>, size_t,
-                        std::vector<int64_t>, std::vector<bool>>, Kernel*> by_shape_;
-    std::vector<std::pair<Product, uint64_t>> products_;
-    std::vector<std::pair<char, uint32_t>> sequence_;
-
-    // of the launch
-    Kernel* kernel_ = nullptr;
-    uint64_t next_block_ = 0;
-    bool records_launch_ = false;
-    Shadow global_, shared_;
-    Cache l1_, l2_;
-    json registers_ = json::object();   // what registers.py wrote
-    std::map<uint64_t, std::map<unsigned, Known>> released_;   // by atomics on an address, by block
-
-    // of the block
-    unsigned block_ = 0, threads_in_block_ = 0, first_engine_ = 0;
-    unsigned current_ = 0;
-    std::vector<Thread> threads_{1};
-    std::vector<uint16_t> written_;             // of shared memory, a bit a byte
-    std::map<const void*, Sync> syncs_;
-    std::map<unsigned, Known> acquired_;        // from other blocks
-    std::vector<Box> boxes_;
-    std::vector<WgmmaProduct> wgmmas_;
-    std::vector<Tick> wgmma_ticks_;             // of each warp's products
-
-    // Which site was found last, by a few bits of its place.
-    struct Latest {
-        const Kernel* of;
-        uint32_t site;
-    };
-    std::array<Latest, 4096> latest_{};
-
-    // of the flush
-    struct Scratch {
-        std::vector<uint32_t> requests;
-        unsigned lane = LANES, occurrence = 0;
-    };
-    std::vector<Scratch> scratch_;
-    std::vector<std::pair<uint32_t, Request>> requests_;
+// While one exists, nothing is recorded: functions of the standard library that the recorder calls may be the
+// program's instrumented copies.
+struct Pause {
+    Pause() { recording = false; }
+    ~Pause() { recording = true; }
 };
 
-static Recorder recorder;
-
-// Calls the recorder if it is recording, and keeps its own accesses from being recorded: what it uses of the standard
-// library may be the program's instrumented copy.
-template <auto method, class... Arguments> static auto quietly(Arguments... arguments)
-{
-    struct Pause {
-        Pause() { recorder.recording = false; }
-        ~Pause() { recorder.recording = true; }
-    };
-    using Result = decltype((recorder.*method)(arguments...));
-    if (!recorder.recording) return Result();
-    const Pause pause;
-    return (recorder.*method)(arguments...);
-}
-
-// ==== sites ==============================================================================================
-
-uint32_t Recorder::site(uintptr_t pc, unsigned part, unsigned bytes, Space space, Access access, By by)
-{
-    Site wanted{pc, me().stack, part, bytes, space, access, by};
-    Latest& latest = latest_[(pc * 31 + wanted.stack * 7 + part * 3 + static_cast<unsigned>(space)) % latest_.size()];
-    const bool is_known = latest.of == kernel_ && latest.site < kernel_->sites.size();
-    if (is_known && kernel_->sites[latest.site].key() == wanted.key()) return latest.site;
-    const auto [place, is_new] =
-        kernel_->site_numbers.try_emplace(wanted.key(), static_cast<uint32_t>(kernel_->sites.size()));
-    if (is_new) kernel_->sites.push_back(wanted);
-    latest = {kernel_, place->second};
-    return place->second;
-}
-
-void Recorder::accessed(Access access, By by, const void* address, size_t bytes, uintptr_t pc)
-{
-    const Place place = memory.find(address);
-    if (place.space == Space::OTHER) return;
-    // An access is as wide as its size and its address allow, 16 bytes at most.
-    uint64_t width = std::min<uint64_t>(16, bytes & -bytes);
-    if (place.at % width != 0) width = place.at & -place.at;
-    if (by == By::ATOMIC) kernel_->counts["atomic"]++;
-    unsigned part = 0;
-    for (uint64_t done = 0; done < bytes; done += width)
-        part_accessed({place.space, place.at + done}, static_cast<unsigned>(width), part++, access, by, pc);
-}
-
-void Recorder::part_accessed(Place place, unsigned bytes, unsigned part, Access access, By by, uintptr_t pc)
-{
-    Thread& t = me();
-    const uint32_t number = site(pc, part, bytes, place.space, access, by);
-    if (access == Access::LOAD && by == By::THREAD && t.registers.hold(place.space, number, place.at)) return;
-    if (access == Access::STORE) t.registers.forget(place.space);
-    t.events.push_back({place.at, number});
-    const Kind kind = by == By::ATOMIC ? Kind::ATOMIC : access == Access::STORE ? Kind::WRITE : Kind::READ;
-    if (by == By::ATOMIC && place.space == Space::GLOBAL) {
-        auto& released = released_[place.at];
-        for (const auto& [other, known] : released)
-            if (other != block_) acquired_[other] = together(acquired_[other], known);
-        if (t.released != nullptr) released[block_] = together(released[block_], t.released);
-    }
-    touch(place.space, place.at, bytes, {moment_of(current_), current_, t.own, kind, true, nullptr, number, current_});
-}
+static uintptr_t number_of(const void* p) { return reinterpret_cast<uintptr_t>(p); }
+static Thread& me() { return threads[current]; }
+static Moment moment_of(unsigned t) { return {threads[t].known, t, threads[t].own}; }
+static unsigned warps() { return (threads_in_block + LANES - 1) / LANES; }
+static unsigned actors() { return first_engine + ENGINES + warps(); }
+static unsigned wgmma_actor(unsigned warp) { return first_engine + ENGINES + warp; }
 
 // ==== races ==============================================================================================
 
-// (CUDA C++ Programming Guide, "SIMT Architecture": which thread performs the final write is undefined.)
+// CUDA C++ Programming Guide, "SIMT Architecture": which thread performs the final write is undefined.
 constexpr const char* ONE_INSTRUCTION = "lanes of one instruction: any may be the last; sound if all store the same";
 
-void Recorder::touch(Space space, uint64_t at, unsigned bytes, const Made& made)
-{
-    kernel_->accesses++;
-    for (uint64_t done = 0; done < bytes;) {
-        const uint64_t granule = (at + done) / GRANULE, first = (at + done) % GRANULE;
-        const uint64_t count = std::min<uint64_t>(GRANULE - first, bytes - done);
-        touch_granule(space, granule, static_cast<uint16_t>(((1u << count) - 1) << first), made);
-        done += count;
-    }
-}
+// An access to be compared with the earlier ones, and the entry that it adds to the shadow memory.
+struct Made {
+    Moment moment;
+    unsigned actor;     // of the entry
+    Tick tick;          // of the entry
+    Kind kind;
+    bool generic;
+    const Known* fenced;   // for reads by the copy engine's proxy: what that can see
+    uint32_t site;
+    unsigned thread;    // to name it
+};
 
-// Whether the entry's access comes before, or needs not to.
-bool Recorder::comes_before(const Entry& entry, Space space, const Made& made, const char** why) const
+// Returns whether the entry's access comes before, or need not; if not, why it races.
+static bool comes_before(const Entry& entry, Space space, const Made& made, const char** why)
 {
-    if (space == Space::GLOBAL && entry.block != block_) {
-        const auto found = acquired_.find(entry.block);
+    const auto covers = [&](const Known& known) {
+        return known != nullptr && Moment{known, NONE, 0}.covers(entry.first_actor, entry.lanes, entry.tick);
+    };
+    if (space == Space::GLOBAL && entry.block != block) {
         *why = "blocks of one launch are not ordered";
-        return found != acquired_.end() && found->second != nullptr &&
-               Moment{found->second, NONE, 0}.covers(entry.first_actor, entry.lanes, entry.tick);
+        const auto found = acquired.find(entry.block);
+        return found != acquired.end() && covers(found->second);
     }
     *why = "nothing orders them";
     if (!made.moment.covers(entry.first_actor, entry.lanes, entry.tick)) return false;
     if (made.fenced == nullptr || !entry.generic || entry.kind == Kind::READ) return true;
     *why = "no fence.proxy.async between";
-    return *made.fenced != nullptr && Moment{*made.fenced, NONE, 0}.covers(entry.first_actor, entry.lanes, entry.tick);
+    return covers(*made.fenced);
 }
 
-void Recorder::touch_granule(Space space, uint64_t granule, uint16_t mask, const Made& made)
+static void add_race(Space space, uint64_t at, const Side& later, const Side& earlier, const char* why)
 {
-    Shadow& shadow = space == Space::SHARED ? shared_ : global_;
-    const bool is_thread = made.actor < first_engine_;
-    const uint32_t first_actor = is_thread ? made.actor / LANES * LANES : made.actor;
-    const uint32_t lanes = is_thread ? 1u << made.actor % LANES : 1;
-    if (space == Space::SHARED) {
-        uint16_t& written = written_[granule];
-        if (made.kind != Kind::WRITE && (mask & ~written) != 0) {
-            const auto [place, is_new] = kernel_->uninitialised.try_emplace(made.site);
-            const uint64_t at = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(mask & ~written));
-            if (is_new) place->second = {space, at, {made.site, Access::LOAD, made.thread, block_}, {}, 0, ""};
-            place->second.count++;
-        }
-        if (made.kind != Kind::READ) written |= mask;
-    }
-    bool is_noted = false;
-    Entry* others[] = {nullptr, nullptr};
-    shadow.visit(granule, [&](Entry& entry) {
-        if (entry.block != block_ && entry.kind == Kind::READ && made.kind == Kind::READ)
-            return keep_of_others(others, entry);
-        const bool conflict = (entry.bytes & mask) != 0 && (entry.kind != Kind::READ || made.kind != Kind::READ) &&
-                              !(entry.kind == Kind::ATOMIC && made.kind == Kind::ATOMIC);
-        const char* why = nullptr;
-        const bool is_twin = entry.kind == made.kind && entry.first_actor == first_actor && entry.tick == made.tick &&
-                             entry.block == block_;
-        if (is_twin && entry.lanes == lanes && (mask & ~entry.bytes) == 0) {   // the same again
-            is_noted = true;
-            return true;
-        }
-        if (is_twin && entry.kind == Kind::READ && entry.bytes == mask && entry.site == made.site) {   // another lane's
-            entry.lanes |= lanes;
-            is_noted = true;
-            return true;
-        }
-        const bool is_neighbour = entry.site == made.site && entry.first_actor == first_actor && entry.block == block_;
-        const bool before = conflict ? comes_before(entry, space, made, &why)
-                                     : entry.block == block_ && made.moment.surely_covers(first_actor, lanes, entry);
-        if (entry.kind == Kind::WRITE && made.kind == Kind::WRITE && is_neighbour) why = ONE_INSTRUCTION;
-        if (conflict && !before) {
-            const uint64_t at = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(entry.bytes & mask));
-            report_race(space, at, entry, made, why);
-        }
-        const bool stands = made.kind == Kind::WRITE || entry.kind == made.kind;
-        return !(before && stands && (entry.bytes & ~mask) == 0);
-    });
-    if (is_noted) return;
-    shadow.add(granule, {made.tick, lanes, first_actor, block_, made.site, NONE, mask, made.kind, made.generic});
+    const auto [place, is_new] = kernel->races.try_emplace({later.site, earlier.site, why});
+    if (is_new) place->second = {space, at, later, earlier, 0, why};
+    place->second.count++;
 }
 
-// Of reads by other blocks one is kept for each of two blocks: a block that writes there is not the same as both.
-bool Recorder::keep_of_others(Entry* (&others)[2], Entry& entry)
+static void report_race(Space space, uint64_t at, const Entry& entry, const Made& made, const char* why)
+{
+    const Access access = made.kind == Kind::READ ? Access::LOAD : Access::STORE;
+    const Access other = entry.kind == Kind::READ ? Access::LOAD : Access::STORE;
+    unsigned lane = static_cast<unsigned>(__builtin_ctz(entry.lanes));
+    for (uint32_t rest = entry.lanes; rest != 0; rest &= rest - 1) {   // names a lane that is not ordered
+        Entry alone = entry;
+        const char* unused = nullptr;
+        alone.lanes = rest & -rest;
+        if (comes_before(alone, space, made, &unused)) continue;
+        lane = static_cast<unsigned>(__builtin_ctz(rest));
+        break;
+    }
+    add_race(space, space == Space::GLOBAL ? memory.within_allocation(at) : at,
+             {made.site, access, made.thread, block}, {entry.site, other, entry.first_actor + lane, entry.block}, why);
+}
+
+// Of the reads by other blocks one is kept for each of two blocks: a block that writes there differs from one of them.
+static bool keep_of_others(Entry* (&others)[2], Entry& entry)
 {
     for (Entry*& other : others) {
         if (other == nullptr) {
@@ -662,65 +467,157 @@ bool Recorder::keep_of_others(Entry* (&others)[2], Entry& entry)
     return false;
 }
 
-void Recorder::report_race(Space space, uint64_t at, const Entry& entry, const Made& made, const char* why)
+// Notes which bytes of shared memory have been written, and reads of those that have not.
+static void check_written(uint64_t granule, uint16_t mask, const Made& made)
 {
-    const Access access = made.kind == Kind::READ ? Access::LOAD : Access::STORE;
-    const Access other = entry.kind == Kind::READ ? Access::LOAD : Access::STORE;
-    unsigned other_actor = entry.first_actor + static_cast<unsigned>(__builtin_ctz(entry.lanes));
-    for (uint32_t rest = entry.lanes; rest != 0; rest &= rest - 1) {   // one that is really not ordered
-        const unsigned lane = static_cast<unsigned>(__builtin_ctz(rest));
-        Entry alone = entry;
-        const char* unused = nullptr;
-        alone.lanes = 1u << lane;
-        if (comes_before(alone, space, made, &unused)) continue;
-        other_actor = entry.first_actor + lane;
-        break;
+    const unsigned missing = mask & ~written[granule];
+    if (made.kind != Kind::WRITE && missing != 0) {
+        const auto [place, is_new] = kernel->uninitialised.try_emplace(made.site);
+        const uint64_t at = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(missing));
+        if (is_new) place->second = {Space::SHARED, at, {made.site, Access::LOAD, made.thread, block}, {}, 0, ""};
+        place->second.count++;
     }
-    const auto [place, is_new] = kernel_->races.try_emplace({made.site, entry.site, why});
-    if (is_new)
-        place->second = {space, space == Space::GLOBAL ? memory.within_block(at) : at,
-                         {made.site, access, made.thread, block_}, {entry.site, other, other_actor, entry.block}, 0, why};
-    place->second.count++;
+    if (made.kind != Kind::READ) written[granule] |= mask;
+}
+
+static void touch_granule(Space space, uint64_t granule, uint16_t mask, const Made& made)
+{
+    if (space == Space::SHARED) check_written(granule, mask, made);
+    Shadow& shadow = space == Space::SHARED ? shared_shadow : global_shadow;
+    const bool is_thread = made.actor < first_engine;
+    const uint32_t first_actor = is_thread ? made.actor / LANES * LANES : made.actor;
+    const uint32_t lanes = is_thread ? 1u << made.actor % LANES : 1;
+    bool is_noted = false;
+    Entry* others[] = {nullptr, nullptr};
+    shadow.visit(granule, [&](Entry& entry) {
+        if (entry.block != block && entry.kind == Kind::READ && made.kind == Kind::READ)
+            return keep_of_others(others, entry);
+        const bool conflict = (entry.bytes & mask) != 0 && (entry.kind != Kind::READ || made.kind != Kind::READ) &&
+                              !(entry.kind == Kind::ATOMIC && made.kind == Kind::ATOMIC);
+        const bool is_of_warp = entry.first_actor == first_actor && entry.block == block;
+        if (is_of_warp && entry.kind == made.kind && entry.tick == made.tick) {
+            const bool same_again = entry.lanes == lanes && (mask & ~entry.bytes) == 0;
+            const bool another_lane = entry.kind == Kind::READ && entry.bytes == mask && entry.site == made.site;
+            if (same_again || another_lane) {
+                entry.lanes |= lanes;
+                is_noted = true;
+                return true;
+            }
+        }
+        const char* why = nullptr;
+        const bool before = conflict ? comes_before(entry, space, made, &why)
+                                     : entry.block == block && made.moment.surely_covers(first_actor, lanes, entry);
+        if (conflict && !before) {
+            if (entry.kind == Kind::WRITE && made.kind == Kind::WRITE && is_of_warp && entry.site == made.site)
+                why = ONE_INSTRUCTION;
+            const uint64_t at = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(entry.bytes & mask));
+            report_race(space, at, entry, made, why);
+        }
+        const bool replaces = made.kind == Kind::WRITE || entry.kind == made.kind;
+        return !(before && replaces && (entry.bytes & ~mask) == 0);
+    });
+    if (is_noted) return;
+    shadow.add(granule, {made.tick, lanes, first_actor, block, made.site, mask, made.kind, made.generic});
+}
+
+static void touch(Space space, uint64_t at, unsigned bytes, const Made& made)
+{
+    kernel->accesses++;
+    for (uint64_t done = 0; done < bytes;) {
+        const uint64_t granule = (at + done) / GRANULE, first = (at + done) % GRANULE;
+        const uint64_t count = std::min<uint64_t>(GRANULE - first, bytes - done);
+        touch_granule(space, granule, static_cast<uint16_t>(((1u << count) - 1) << first), made);
+        done += count;
+    }
+}
+
+// ==== accesses ===========================================================================================
+
+// Returns the site's number. The latest ones are found by a few bits of their place.
+static uint32_t find_site(uintptr_t pc, unsigned part, unsigned bytes, Space space, Access access, By by)
+{
+    struct Latest {
+        const Kernel* of;
+        uint32_t site;
+    };
+    static std::array<Latest, 4096> latest_sites{};
+    Site wanted{pc, me().stack, part, bytes, space, access, by};
+    Latest& latest =
+        latest_sites[(pc * 31 + wanted.stack * 7 + part * 3 + static_cast<unsigned>(space)) % latest_sites.size()];
+    const bool is_known = latest.of == kernel && latest.site < kernel->sites.size();
+    if (is_known && kernel->sites[latest.site].key() == wanted.key()) return latest.site;
+    const auto [place, is_new] =
+        kernel->site_numbers.try_emplace(wanted.key(), static_cast<uint32_t>(kernel->sites.size()));
+    if (is_new) kernel->sites.push_back(wanted);
+    latest = {kernel, place->second};
+    return place->second;
+}
+
+static void part_accessed(Place place, unsigned bytes, unsigned part, Access access, By by, uintptr_t pc)
+{
+    Thread& t = me();
+    const uint32_t number = find_site(pc, part, bytes, place.space, access, by);
+    if (access == Access::LOAD && by == By::THREAD && t.registers.hold(place.space, number, place.at)) return;
+    if (access == Access::STORE) t.registers.drop(place.space);
+    t.events.push_back({place.at, number});
+    if (by == By::ATOMIC && place.space == Space::GLOBAL) {
+        auto& by_block = released[place.at];
+        for (const auto& [other, known] : by_block)
+            if (other != block) acquired[other] = together(acquired[other], known);
+        if (t.released != nullptr) by_block[block] = together(by_block[block], t.released);
+    }
+    const Kind kind = by == By::ATOMIC ? Kind::ATOMIC : access == Access::STORE ? Kind::WRITE : Kind::READ;
+    touch(place.space, place.at, bytes, {moment_of(current), current, t.own, kind, true, nullptr, number, current});
+}
+
+// An access is as wide as its size and its address allow, 16 bytes at most; what is wider is several.
+static void accessed(Access access, By by, const void* address, size_t bytes, const void* pc)
+{
+    if (!recording) return;
+    const Pause pause;
+    const Place place = memory.find(address);
+    if (place.space == Space::OTHER) return;
+    uint64_t width = std::min<uint64_t>(16, bytes & -bytes);
+    if (place.at % width != 0) width = place.at & -place.at;
+    unsigned part = 0;
+    for (uint64_t done = 0; done < bytes; done += width)
+        part_accessed({place.space, place.at + done}, static_cast<unsigned>(width), part++, access, by, number_of(pc));
+}
+
+void access(Access access, By by, const void* address, unsigned bytes, const void* site)
+{
+    accessed(access, by, address, bytes, site);
 }
 
 // ==== requests ===========================================================================================
 
-// The n-th access of each instruction since the warp last met is a request, of the lanes that have made it.
-void Recorder::flush(unsigned warp)
+static void account_global(Site& site, const Request& request)
 {
-    requests_.clear();
-    scratch_.resize(std::max(scratch_.size(), kernel_->sites.size()));
-    const unsigned first = warp * LANES, last = std::min(first + LANES, threads_in_block_);
-    for (unsigned t = first; t < last; t++) {
-        const unsigned lane = t - first;
-        for (const Event& event : threads_[t].events) {
-            Scratch& scratch = scratch_[event.site];
-            if (scratch.lane != lane) {
-                scratch.lane = lane;
-                scratch.occurrence = 0;
-            }
-            const unsigned nth = scratch.occurrence++;
-            if (nth == scratch.requests.size()) {
-                scratch.requests.push_back(static_cast<uint32_t>(requests_.size()));
-                requests_.push_back({event.site, {}});
-                requests_.back().second.bytes = kernel_->sites[event.site].bytes;
-            }
-            Request& request = requests_[scratch.requests[nth]].second;
-            request.address[lane] = event.address;
-            request.active |= 1u << lane;
+    Totals& totals = kernel->totals;
+    const bool through_l1 = site.by == By::THREAD && site.access == Access::LOAD;
+    for (uint64_t sector : request.units(SECTOR)) {
+        site.sectors++;
+        if (site.access == Access::STORE) {
+            totals.l2++;
+            const bool is_new = l2.store(sector);
+            totals.dram_store += is_new;
+            site.dram_sectors += is_new;
+            continue;
         }
-        threads_[t].events.clear();
+        if (through_l1 && l1.load(sector)) {
+            site.l1_hits++;
+            continue;
+        }
+        totals.l2++;
+        if (l2.load(sector)) continue;
+        totals.dram_load++;
+        site.dram_sectors++;
     }
-    for (const auto& [number, request] : requests_) {
-        account(number, request);
-        scratch_[number].requests.clear();
-        scratch_[number].lane = LANES;
-    }
+    site.least_sectors += request.least_sectors();
 }
 
-void Recorder::account(uint32_t number, const Request& request)
+static void account(Site& site, const Request& request)
 {
-    Site& site = kernel_->sites[number];
     site.requests++;
     site.lanes += request.lanes();
     site.asked += uint64_t{request.lanes()} * request.bytes;
@@ -729,50 +626,23 @@ void Recorder::account(uint32_t number, const Request& request)
         const Request::Wavefronts wavefronts = request.wavefronts();
         site.wavefronts += wavefronts.taken;
         site.least_wavefronts += wavefronts.least;
-        kernel_->totals.wavefronts += wavefronts.taken;
+        kernel->totals.wavefronts += wavefronts.taken;
         ratio = static_cast<double>(wavefronts.taken) / wavefronts.least;
     } else {
-        const uint64_t before = site.sectors, least = request.least_sectors();
+        const uint64_t sectors = site.sectors, least = site.least_sectors;
         account_global(site, request);
-        site.least_sectors += least;
-        ratio = static_cast<double>(site.sectors - before) / least;
+        ratio = static_cast<double>(site.sectors - sectors) / (site.least_sectors - least);
     }
-    // The picture is of the worst; of those, the one with most lanes.
-    const double rank = ratio * 64 + request.lanes();
-    if (rank > site.worst_ratio) {
-        site.worst_ratio = rank;
+    const double rank = ratio * 64 + request.lanes();   // the worst ratio; of those, the most lanes
+    if (rank > site.worst_rank) {
+        site.worst_rank = rank;
         site.worst = request;
     }
 }
 
-void Recorder::account_global(Site& site, const Request& request)
+// What the copy engine and wgmma move: 16 bytes each, in the best order.
+static void account_bulk(Site& site, const std::vector<uint64_t>& chunks)
 {
-    Totals& totals = kernel_->totals;
-    const bool through_l1 = site.by == By::THREAD && site.access == Access::LOAD;
-    for (uint64_t sector : request.units(SECTOR)) {
-        site.sectors++;
-        if (site.access == Access::STORE) {
-            totals.l2++;
-            const bool is_new = l2_.store(sector);
-            totals.dram_store += is_new;
-            site.dram_sectors += is_new;
-            continue;
-        }
-        if (through_l1 && l1_.load(sector)) {
-            site.l1_hits++;
-            continue;
-        }
-        totals.l2++;
-        if (l2_.load(sector)) continue;
-        totals.dram_load++;
-        site.dram_sectors++;
-    }
-}
-
-// What the copy engine and wgmma move: 16 bytes each, in whatever order is best.
-void Recorder::account_bulk(uint32_t number, const std::vector<uint64_t>& chunks)
-{
-    Site& site = kernel_->sites[number];
     site.requests++;
     site.lanes++;
     site.asked += chunks.size() * GRANULE;
@@ -783,513 +653,605 @@ void Recorder::account_bulk(uint32_t number, const std::vector<uint64_t>& chunks
         const uint64_t taken = *std::max_element(words.begin(), words.end());
         site.wavefronts += taken;
         site.least_wavefronts += (chunks.size() * GRANULE + LINE - 1) / LINE;
-        kernel_->totals.wavefronts += taken;
+        kernel->totals.wavefronts += taken;
         return;
     }
-    Request request;
-    request.bytes = GRANULE;
     for (size_t i = 0; i < chunks.size(); i += LANES) {
-        request.active = 0;
+        Request request;
+        request.bytes = GRANULE;
         for (size_t j = i; j < std::min<size_t>(chunks.size(), i + LANES); j++) {
             request.address[j - i] = chunks[j];
             request.active |= 1u << (j - i);
         }
         account_global(site, request);
-        site.least_sectors += request.least_sectors();
+    }
+}
+
+// Forms the warp's requests from its lanes' accesses since it last synchronised.
+static void flush(unsigned warp)
+{
+    struct OfSite {
+        std::vector<uint32_t> requests;   // of the n-th accesses
+        unsigned lane = LANES, accesses = 0;
+    };
+    static std::vector<OfSite> of_sites;
+    static std::vector<std::pair<uint32_t, Request>> requests;
+    requests.clear();
+    of_sites.resize(std::max(of_sites.size(), kernel->sites.size()));
+    const unsigned first = warp * LANES, last = std::min(first + LANES, threads_in_block);
+    for (unsigned t = first; t < last; t++) {
+        const unsigned lane = t - first;
+        for (const Event& event : threads[t].events) {
+            OfSite& of_site = of_sites[event.site];
+            if (of_site.lane != lane) of_site.accesses = 0;
+            of_site.lane = lane;
+            const unsigned nth = of_site.accesses++;
+            if (nth == of_site.requests.size()) {
+                of_site.requests.push_back(static_cast<uint32_t>(requests.size()));
+                requests.push_back({event.site, {}});
+                requests.back().second.bytes = kernel->sites[event.site].bytes;
+            }
+            Request& request = requests[of_site.requests[nth]].second;
+            request.address[lane] = event.address;
+            request.active |= 1u << lane;
+        }
+        threads[t].events.clear();
+    }
+    for (const auto& [number, request] : requests) {
+        account(kernel->sites[number], request);
+        of_sites[number].requests.clear();
+        of_sites[number].lane = LANES;
     }
 }
 
 // ==== launches and blocks ================================================================================
 
-void Recorder::open()
+static void write(const std::string& ended);
+
+static std::string setting(const char* name) { return getenv(name) != nullptr ? getenv(name) : ""; }
+static bool counts() { return from.empty() || turns > 0; }
+
+static void open()
 {
-    is_open_ = true;
-    start_ = std::chrono::steady_clock::now();
+    if (std::exchange(is_open, true)) return;
+    start = std::chrono::steady_clock::now();
     card_ = cuda_cpu::card() != nullptr ? cuda_cpu::card() : cuda_cpu::find_card("h100");
-    const auto setting = [](const char* name) { return std::string(getenv(name) != nullptr ? getenv(name) : ""); };
-    const std::string mode = setting("INSPECT_MODE");
-    mode_ = mode == "sample" ? Mode::SAMPLE : mode == "few" ? Mode::FEW : Mode::WHOLE;
-    only_ = setting("INSPECT_KERNEL");
+    is_sample = setting("INSPECT_MODE") == "sample";
+    is_whole = !is_sample && setting("INSPECT_MODE") != "few";
+    only = setting("INSPECT_KERNEL");
+    from = setting("INSPECT_FROM");
+    seconds = atof(setting("INSPECT_SECONDS").c_str());
     std::istringstream names(setting("INSPECT_EXCEPT"));
-    for (std::string name; names >> name;) except_.insert(name);
-    from_ = setting("INSPECT_FROM");
-    seconds_ = atof(setting("INSPECT_SECONDS").c_str());
-    if (std::ifstream file(setting("INSPECT_REGISTERS")); file) registers_ = json::parse(file);
-    std::istringstream places(setting("INSPECT_REMOVE"));
-    for (uintptr_t pc; places >> std::hex >> pc;) removed_.insert(pc);
-    written_.assign(memory.shared_bytes() / GRANULE + 1, 0);
-    atexit([] { recorder.write("at its end"); });
+    for (std::string name; names >> name;) except.insert(name);
+    std::istringstream addresses(setting("INSPECT_REMOVE"));
+    for (uintptr_t pc; addresses >> std::hex >> pc;) removed.insert(pc);
+    if (std::ifstream file(setting("INSPECT_REGISTERS")); file) registers = json::parse(file);
+    written.assign(memory.shared_bytes() / GRANULE + 1, 0);
+    atexit([] { write("at its end"); });
 }
 
-void Recorder::begin_launch(const LaunchShape& shape)
+static void end_program(const std::string& ended)
 {
-    if (!is_open_) open();
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start_;
-    if (seconds_ > 0 && passed.count() > seconds_) {
-        write("after " + std::to_string(static_cast<int>(seconds_)) + " s, as asked");
-        fflush(stdout);
-        _Exit(0);
-    }
-    const std::string range = strcmp(shape.range, cuda_cpu::watch::no_range) == 0 ? "" : shape.range;
-    if (!from_.empty() && range == from_ && ++turns_ == 2) {
-        write("after a turn from " + from_ + " to the next");
-        fflush(stdout);
-        _Exit(0);
-    }
-    records_launch_ = false;
-    if (!counts()) {
-        before_ = {shape, shape.symbol, range};
-        kernel_ = &before_;
-        next_block_ = 0;
-        return;
-    }
+    write(ended);
+    fflush(stdout);
+    _Exit(0);
+}
+
+// Returns the kernel of a launch: one for each shape of launch.
+static Kernel* find_kernel(const LaunchShape& shape, const std::string& range)
+{
     const std::array<unsigned, 6> sizes{shape.grid[0],  shape.grid[1],  shape.grid[2],
                                         shape.block[0], shape.block[1], shape.block[2]};
     const auto [place, is_new] =
-        by_shape_.try_emplace({shape.kernel, range, sizes, shape.dynamic_shared, shape.variant.integers,
-                               shape.variant.pointers}, nullptr);
+        by_shape.try_emplace({shape.kernel, range, sizes, shape.dynamic_shared, shape.variant.integers,
+                              shape.variant.pointers}, nullptr);
     if (is_new) {
-        kernels_.push_back(std::make_unique<Kernel>());
-        place->second = kernels_.back().get();
-        *place->second = {shape, shape.symbol, range};
+        kernels.push_back(std::make_unique<Kernel>(Kernel{shape, shape.symbol, range, kernels.size()}));
+        place->second = kernels.back().get();
     }
-    kernel_ = place->second;
-    kernel_->launches++;
-    const auto is_it = [&](const auto& kernel) { return kernel.get() == kernel_; };
-    const auto number = std::find_if(kernels_.begin(), kernels_.end(), is_it) - kernels_.begin();
-    sequence_.push_back({'k', static_cast<uint32_t>(number)});
-    const bool is_excepted = except_.count(kernel_->range) > 0;
-    const bool is_wanted = is_excepted ? false : only_.empty() || kernel_->range.find(only_) != std::string::npos ||
-                           kernel_->symbol.find(only_) != std::string::npos;
-    records_launch_ = looks && is_wanted && !kernel_->recorded;
-    next_block_ = 0;
-    if (!records_launch_) return;
-    kernel_->recorded = true;
-    global_.clear();
-    released_.clear();
-    l2_.reset(card_->l2_bytes);
-    kernel_->after_block.clear();
-    if (getenv("INSPECT_PROGRESS") != nullptr)
-        fprintf(stderr, "inspect: %s\n", range.empty() ? shape.symbol : range.c_str());
-}
-
-// Blocks of a kernel that all do the same need not all be seen.
-Run Recorder::next_block()
-{
-    const uint64_t number = next_block_++;
-    // A kernel of one block may be a question that the program asks, like compiled_for_sm_90a: it needs the answer.
-    const Run otherwise = mode_ == Mode::SAMPLE && kernel_->blocks() > 1 ? Run::NOT : Run::UNSEEN;
-    if (!records_launch_) return otherwise;
-    if (number == 0) return Run::RECORDED;
-    const LaunchShape& shape = kernel_->shape;
-    const uint64_t row = shape.grid[1] * shape.grid[2] > 1 ? shape.grid[0] : 1;
-    const Enough& limit = mode_ == Mode::WHOLE ? IN_A_PROGRAM : IN_A_STEP;
-    const bool row_is_done = number % row == 0;
-    const bool enough = number >= std::min(limit.blocks, 2 * row + 6) && row_is_done &&
-                        kernel_->accesses >= limit.accesses;
-    const bool too_many = kernel_->accesses >= (row_is_done ? limit.too_many : limit.far_too_many);
-    return enough || too_many ? otherwise : Run::RECORDED;
-}
-
-// Blocks of this kernel for whose registers a multiprocessor has room; as many as you like where those are unknown.
-uint64_t Recorder::blocks_by_registers() const
-{
-    const auto found = registers_.find(kernel_->symbol);
-    if (found == registers_.end()) return std::numeric_limits<uint64_t>::max();
-    constexpr unsigned file = 64 * 1024, granularity = 256, quarters = 4;   // as in estimate.py's occupancy()
-    const unsigned registers = (*found)["registers"], warps = (kernel_->threads() + LANES - 1) / LANES;
-    const unsigned of_warp = (registers * LANES + granularity - 1) / granularity * granularity;
-    return of_warp == 0 ? std::numeric_limits<uint64_t>::max() : file / of_warp / quarters * quarters / warps;
-}
-
-// The part of L1 that a block has, when its multiprocessor has as many of them as fit.
-uint64_t Recorder::l1_share() const
-{
-    const cuda_cpu::Capability& c = card_->capability;
-    const LaunchShape& shape = kernel_->shape;
-    const size_t shared = shape.dynamic_shared + shape.static_shared + c.reserved_shared_per_block;
-    uint64_t blocks = c.threads_per_multiprocessor / kernel_->threads();
-    blocks = std::min<uint64_t>(blocks, c.blocks_per_multiprocessor);
-    blocks = std::min<uint64_t>(blocks, c.shared_per_multiprocessor / shared);
-    blocks = std::min(blocks, blocks_by_registers());
-    blocks = std::max<uint64_t>(1, blocks);
-    constexpr size_t least = 16 * cuda_cpu::kib;
-    const size_t taken = std::min(c.l1_and_shared - least, blocks * shared);
-    return (c.l1_and_shared - taken) / blocks;
-}
-
-void Recorder::begin_block(uint64_t number)
-{
-    recording = true;
-    block_ = static_cast<unsigned>(number);
-    current_ = 0;
-    threads_in_block_ = kernel_->threads();
-    first_engine_ = (threads_in_block_ + LANES - 1) / LANES * LANES;
-    threads_.clear();
-    threads_.resize(threads_in_block_);
-    shared_.clear();
-    std::fill(written_.begin(), written_.end(), 0);
-    syncs_.clear();
-    acquired_.clear();
-    boxes_.clear();
-    wgmmas_.clear();
-    wgmma_ticks_.assign(threads_in_block_ / LANES + 1, 0);
-    l1_.reset(l1_share());
-    kernel_->counts["blocks"]++;
-}
-
-void Recorder::end_block()
-{
-    for (unsigned warp = 0; warp * LANES < threads_in_block_; warp++) flush(warp);
-    recording = false;
-    kernel_->recorded_blocks++;
-    kernel_->after_block.push_back(kernel_->totals);
-}
-
-// The program ends within a block: what its threads have done so far counts, and what they have not waited for.
-void Recorder::give_up_block()
-{
-    for (current_ = 0; current_ < threads_in_block_; current_++) land_copies(me().copies.size(), NEVER);
-    current_ = 0;
-    for (unsigned i = 0; i < wgmmas_.size(); i++)
-        if (!wgmmas_[i].b.empty()) wgmma_ended(i);
-    end_block();
-}
-
-void Recorder::product(const Product& product)
-{
-    if (!counts()) return;
-    if (!is_open_) open();
-    const auto same = [&](const auto& other) {
-        const Product& p = other.first;
-        return p.m == product.m && p.n == product.n && p.k == product.k && strcmp(p.type, product.type) == 0 &&
-               p.out_bytes == product.out_bytes && p.accumulate == product.accumulate &&
-               strcmp(p.epilogue, product.epilogue) == 0;
-    };
-    auto found = std::find_if(products_.begin(), products_.end(), same);
-    if (found == products_.end()) found = products_.insert(products_.end(), {product, 0});
-    found->second++;
-    sequence_.push_back({'m', static_cast<uint32_t>(found - products_.begin())});
-}
-
-// ==== what orders ========================================================================================
-
-bool Recorder::is_removed(const char* name, uintptr_t pc)
-{
-    kernel_->syncs[{name, pc, me().stack}]++;
-    return removed_.count(pc) > 0;
-}
-
-void Recorder::learn(unsigned t, const Known& known, const Known& fenced)
-{
-    threads_[t].known = together(threads_[t].known, known);
-    threads_[t].fenced = together(threads_[t].fenced, fenced);
-}
-
-// All of these know what each of them knows, and has done.
-void Recorder::meet(const std::vector<unsigned>& who)
-{
-    std::vector<Moment> moments;
-    Known fenced, released;
-    for (unsigned t : who) {
-        moments.push_back(moment_of(t));
-        if (threads_[t].fenced != fenced) fenced = together(fenced, threads_[t].fenced);
-        if (threads_[t].released != released) released = together(released, threads_[t].released);
-    }
-    const Known all = together(moments, actors());
-    for (unsigned t : who) {
-        threads_[t].known = all;
-        threads_[t].fenced = fenced;
-        threads_[t].released = released;
-        threads_[t].own++;
-        threads_[t].registers.forget_all();
-    }
-    pass(who);
-}
-
-// All of these have come as far as here. That is less than to meet: an instruction that takes all lanes brings them to
-// one place, but what one has stored need not be seen by the others.
-void Recorder::pass(const std::vector<unsigned>& who)
-{
-    std::vector<Moment> moments;
-    for (unsigned t : who) moments.push_back({threads_[t].passed, t, threads_[t].step});
-    const Known all = together(moments, actors());
-    for (unsigned t : who) {
-        threads_[t].passed = all;
-        threads_[t].step++;
-    }
-}
-
-void Recorder::barrier_met(const char* name)
-{
-    kernel_->counts[name]++;
-    std::vector<unsigned> all(threads_in_block_);   // those that have ended, too: their work is done
-    for (unsigned t = 0; t < threads_in_block_; t++) all[t] = t;
-    meet(all);
-    for (unsigned warp = 0; warp * LANES < threads_in_block_; warp++) flush(warp);
-}
-
-// Shuffles, votes and __syncwarp order what the lanes do; instructions of tensor cores only need all lanes.
-void Recorder::lanes_met(unsigned first, uint32_t lanes, const char* name)
-{
-    kernel_->counts[name]++;
-    uint32_t alive = 0;
-    for (unsigned lane = 0; lane < LANES && first + lane < threads_in_block_; lane++)
-        if (!threads_[first + lane].is_over) alive |= 1u << lane;
-    std::vector<unsigned> who;
-    for (uint32_t rest = lanes; rest != 0; rest &= rest - 1)
-        who.push_back(first + static_cast<unsigned>(__builtin_ctz(rest)));
-    if (name[0] == '_') meet(who);
-    else pass(who);
-    if (lanes == alive) flush(first / LANES);
-}
-
-void Recorder::fence()
-{
-    me().released = together({moment_of(current_)}, actors());
-    me().own++;
-    me().registers.forget_all();
-}
-
-void Recorder::proxy_fence()
-{
-    kernel_->counts["fence.proxy.async"]++;
-    me().fenced = together(me().fenced, together({moment_of(current_)}, actors()));
-    me().own++;
-    me().registers.forget_all();
-}
-
-Sync& Recorder::sync_of(const void* barrier)
-{
-    const auto [place, is_new] = syncs_.try_emplace(barrier);
-    if (is_new) place->second.slot = static_cast<unsigned>(syncs_.size() - 1) % ENGINES;
     return place->second;
 }
 
-// An mbarrier is 8 bytes of shared memory, which one thread sets up before others use them.
-void Recorder::touch_barrier(const void* barrier, Kind kind, uintptr_t pc)
+void begin_launch(const LaunchShape& shape)
+{
+    open();
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
+    if (seconds > 0 && passed.count() > seconds)
+        end_program("after " + std::to_string(static_cast<int>(seconds)) + " s, as asked");
+    const std::string range = strcmp(shape.range, no_range) == 0 ? "" : shape.range;
+    if (!from.empty() && range == from && ++turns == 2) end_program("after a turn from " + from + " to the next");
+    records_launch = false;
+    next_number = 0;
+    kernel = find_kernel(shape, range);
+    if (!counts()) return;
+    kernel->launches++;
+    sequence.push_back({"kernel", kernel->number});
+    const bool is_wanted = except.count(range) == 0 && (range.find(only) != std::string::npos ||
+                                                        kernel->symbol.find(only) != std::string::npos);
+    records_launch = looks && is_wanted && !kernel->recorded;
+    if (!records_launch) return;
+    kernel->recorded = true;
+    global_shadow.clear();
+    released.clear();
+    l2.reset(card_->l2_bytes);
+    kernel->after_block.clear();
+}
+
+// Returns what is done with the launch's next block: blocks that are alike need not all be recorded.
+Run next_block()
+{
+    const uint64_t number = next_number++;
+    // A kernel of one block may return a value that the program depends on.
+    const Run otherwise = is_sample && kernel->blocks() > 1 ? Run::NOT : Run::UNSEEN;
+    if (!records_launch) return otherwise;
+    if (number == 0) return Run::RECORDED;
+    const LaunchShape& shape = kernel->shape;
+    const uint64_t row = shape.grid[1] * shape.grid[2] > 1 ? shape.grid[0] : 1;
+    const Limits& limits = is_whole ? IN_A_PROGRAM : IN_A_STEP;
+    const bool row_is_done = number % row == 0;
+    const bool enough = number >= std::min(limits.blocks, 2 * row + 6) && row_is_done &&
+                        kernel->accesses >= limits.accesses;
+    const bool too_many = kernel->accesses >= (row_is_done ? limits.too_many : limits.far_too_many);
+    return enough || too_many ? otherwise : Run::RECORDED;
+}
+
+// Returns how many blocks of this kernel have their registers on a multiprocessor at a time; no limit if unknown.
+static uint64_t blocks_by_registers()
+{
+    constexpr uint64_t no_limit = std::numeric_limits<uint64_t>::max();
+    const auto found = registers.find(kernel->symbol);
+    if (found == registers.end()) return no_limit;
+    constexpr unsigned file = 64 * 1024, granularity = 256, quarters = 4;   // as in estimate.py's occupancy()
+    const unsigned of_thread = (*found)["registers"];
+    const unsigned of_warp = (of_thread * LANES + granularity - 1) / granularity * granularity;
+    const unsigned warps = (kernel->threads() + LANES - 1) / LANES;
+    return of_warp == 0 ? no_limit : file / of_warp / quarters * quarters / warps;
+}
+
+// Returns a block's share of L1 when as many blocks are on its multiprocessor as fit.
+static uint64_t l1_share()
+{
+    const cuda_cpu::Capability& c = card_->capability;
+    const LaunchShape& shape = kernel->shape;
+    const size_t shared = shape.dynamic_shared + shape.static_shared + c.reserved_shared_per_block;
+    const uint64_t limits[] = {c.threads_per_multiprocessor / kernel->threads(),
+                               static_cast<uint64_t>(c.blocks_per_multiprocessor),
+                               c.shared_per_multiprocessor / shared, blocks_by_registers()};
+    const uint64_t blocks = std::max<uint64_t>(1, *std::min_element(std::begin(limits), std::end(limits)));
+    constexpr size_t least = 16 * cuda_cpu::kib;
+    return (c.l1_and_shared - std::min(c.l1_and_shared - least, blocks * shared)) / blocks;
+}
+
+void begin_block(uint64_t number)
+{
+    recording = true;
+    block = static_cast<unsigned>(number);
+    current = 0;
+    threads_in_block = kernel->threads();
+    first_engine = warps() * LANES;
+    threads.clear();
+    threads.resize(threads_in_block);
+    shared_shadow.clear();
+    std::fill(written.begin(), written.end(), 0);
+    syncs.clear();
+    acquired.clear();
+    boxes.clear();
+    wgmmas.clear();
+    wgmma_ticks.assign(threads_in_block / LANES + 1, 0);
+    l1.reset(l1_share());
+}
+
+void end_block()
+{
+    for (unsigned warp = 0; warp < warps(); warp++) flush(warp);
+    recording = false;
+    kernel->recorded_blocks++;
+    kernel->after_block.push_back(kernel->totals);
+}
+
+void product(const Product& product)
+{
+    if (!counts()) return;
+    open();
+    sequence.push_back({"matmul", products.size()});
+    products.push_back(product);
+}
+
+void look(bool at_launches) { looks = at_launches; }
+bool only_counts() { return setting("INSPECT_MODE") == "sample"; }
+void dying(const char* why) { write(why); }
+
+// Returns the sums over the kernels since the last call, and forgets those kernels, except those with hazards, which
+// are written to the file. The last call's have no launches left.
+Figures take_figures()
+{
+    Figures all;
+    for (auto& kernel : kernels) {
+        const double of_all = static_cast<double>(std::exchange(kernel->launches, 0));
+        if (of_all == 0) continue;
+        const double recorded = static_cast<double>(std::max<uint64_t>(1, kernel->recorded_blocks));
+        const double scale = of_all * static_cast<double>(kernel->blocks()) / recorded;
+        for (const Site& site : kernel->sites) {
+            all.sectors += scale * static_cast<double>(site.sectors);
+            all.least_sectors += scale * static_cast<double>(site.least_sectors);
+            all.wavefronts += scale * static_cast<double>(site.wavefronts);
+            all.least_wavefronts += scale * static_cast<double>(site.least_wavefronts);
+        }
+        all.memory_bytes += of_all * SECTOR * (of_launch(*kernel, &Totals::dram_load) +
+                                               of_launch(*kernel, &Totals::dram_store));
+        all.hazards += kernel->races.size() + kernel->uninitialised.size();
+    }
+    const auto is_sound = [](const auto& kernel) { return !kernel->has_hazards(); };
+    kernels.erase(std::remove_if(kernels.begin(), kernels.end(), is_sound), kernels.end());
+    by_shape.clear();
+    sequence.clear();
+    kernel = nullptr;
+    return all;
+}
+
+// ---- device memory and threads
+
+void shared_memory(const void* dynamic, size_t bytes) { memory.set_dynamic(dynamic, bytes); }
+void shared_array(const void* place, size_t bytes, const char* name) { memory.add_array(place, bytes, name); }
+void global_variable(const void* place, size_t bytes) { memory.add_allocation(place, bytes); }
+void allocated(const void* place, size_t bytes) { memory.add_allocation(place, bytes); }
+void freed(const void* place) { memory.remove_allocation(place); }
+
+void now(unsigned thread) { current = thread; }
+void begun(unsigned thread)
+{
+    if (recording) threads[thread].stack = 0;
+}
+void ended(unsigned thread)
+{
+    if (recording) threads[thread].is_over = true;
+}
+__attribute__((noinline)) const void* here() { return __builtin_return_address(0); }
+
+// ==== synchronisation ====================================================================================
+
+bool is_removed(const char* name, const void* site)
+{
+    if (!recording) return false;
+    const Pause pause;
+    kernel->syncs.insert({name, number_of(site), me().stack});
+    return removed.count(number_of(site)) > 0;
+}
+
+// These threads have reached this point. Unlike meet(), it does not make the stores of one visible to the others: an
+// instruction of all lanes, as ldmatrix, needs them to execute it together, but orders nothing.
+static void pass(const std::vector<unsigned>& group)
+{
+    std::vector<Moment> moments;
+    for (unsigned t : group) moments.push_back({threads[t].passed, t, threads[t].step});
+    const Known all = together(moments, actors());
+    for (unsigned t : group) {
+        threads[t].passed = all;
+        threads[t].step++;
+    }
+}
+
+// These threads synchronise: each knows what any of them knew and did.
+static void meet(const std::vector<unsigned>& group)
+{
+    std::vector<Moment> moments;
+    Known fenced, released;
+    for (unsigned t : group) {
+        moments.push_back(moment_of(t));
+        fenced = together(fenced, threads[t].fenced);
+        released = together(released, threads[t].released);
+    }
+    const Known all = together(moments, actors());
+    for (unsigned t : group) {
+        threads[t].known = all;
+        threads[t].fenced = fenced;
+        threads[t].released = released;
+        threads[t].own++;
+        threads[t].registers.drop_all();
+    }
+    pass(group);
+}
+
+// All threads of the block meet, those that have ended included: their work is done.
+void barrier_met(const char*)
+{
+    if (!recording) return;
+    const Pause pause;
+    std::vector<unsigned> all;
+    for (unsigned t = 0; t < threads_in_block; t++) all.push_back(t);
+    meet(all);
+    for (unsigned warp = 0; warp < warps(); warp++) flush(warp);
+}
+
+// Shuffles, votes and __syncwarp order what the lanes do; instructions of tensor cores do not.
+void lanes_met(unsigned first, unsigned lanes, const char* name)
+{
+    if (!recording) return;
+    const Pause pause;
+    uint32_t alive = 0;
+    for (unsigned lane = 0; lane < LANES && first + lane < threads_in_block; lane++)
+        if (!threads[first + lane].is_over) alive |= 1u << lane;
+    std::vector<unsigned> group;
+    for (uint32_t rest = lanes; rest != 0; rest &= rest - 1)
+        group.push_back(first + static_cast<unsigned>(__builtin_ctz(rest)));
+    if (name[0] == '_') meet(group);
+    else pass(group);
+    if (lanes == alive) flush(first / LANES);
+}
+
+// __threadfence
+void fence()
+{
+    if (!recording) return;
+    const Pause pause;
+    me().released = together({moment_of(current)}, actors());
+    me().own++;
+    me().registers.drop_all();
+}
+
+// fence.proxy.async
+void proxy_fence()
+{
+    if (!recording) return;
+    const Pause pause;
+    me().fenced = together(me().fenced, together({moment_of(current)}, actors()));
+    me().own++;
+    me().registers.drop_all();
+}
+
+static Sync& sync_of(const void* barrier)
+{
+    const auto [place, is_new] = syncs.try_emplace(barrier);
+    if (is_new) place->second.slot = static_cast<unsigned>(syncs.size() - 1) % ENGINES;
+    return place->second;
+}
+
+// An mbarrier is 8 bytes of shared memory, which one thread initialises before others use them. Returns the site.
+static uint32_t touch_barrier(const void* barrier, Kind kind, const void* pc)
 {
     const Place place = memory.find(barrier);
-    if (place.space != Space::SHARED) return;
+    if (place.space != Space::SHARED) return NONE;   // a named barrier
     const Access access = kind == Kind::WRITE ? Access::STORE : Access::LOAD;
-    const uint32_t number = site(pc, 0, sizeof(uint64_t), place.space, access, By::ATOMIC);
+    const uint32_t number = find_site(number_of(pc), 0, sizeof(uint64_t), place.space, access, By::ATOMIC);
     touch(place.space, place.at, sizeof(uint64_t),
-          {moment_of(current_), current_, me().own, kind, false, nullptr, number, current_});
+          {moment_of(current), current, me().own, kind, false, nullptr, number, current});
+    return number;
 }
 
-void Recorder::sync_made(const void* barrier, uintptr_t pc)
+void sync_made(const void* barrier, const void* site)
 {
-    syncs_.erase(barrier);
-    sync_of(barrier).is_mbarrier = true;
-    touch_barrier(barrier, Kind::WRITE, pc);
+    if (!recording) return;
+    const Pause pause;
+    syncs.erase(barrier);
+    touch_barrier(barrier, Kind::WRITE, site);
 }
 
-void Recorder::arrived(const void* barrier, uintptr_t pc)
+void arrived(const void* barrier, const void* site)
 {
-    touch_barrier(barrier, Kind::ATOMIC, pc);
+    if (!recording) return;
+    const Pause pause;
+    touch_barrier(barrier, Kind::ATOMIC, site);
     Sync& sync = sync_of(barrier);
-    sync.arriving = together(sync.arriving, together({moment_of(current_)}, actors()));
+    sync.arriving = together(sync.arriving, together({moment_of(current)}, actors()));
     sync.arriving_fenced = together(sync.arriving_fenced, me().fenced);
-    sync.arriving_passed = together(sync.arriving_passed, together({{me().passed, current_, me().step}}, actors()));
+    sync.arriving_passed = together(sync.arriving_passed, together({{me().passed, current, me().step}}, actors()));
     me().own++;
     me().step++;
-    me().registers.forget_all();
+    me().registers.drop_all();
 }
 
-// With it the copies that the phase counts have landed.
-void Recorder::phase_ended(const void* barrier, unsigned parity)
+// The copies that the phase counts have arrived, too. A phase has a parity, not a number: a thread that waits for the
+// previous one must have seen its end by now. Otherwise it looks as if that phase had not ended, and the thread waits
+// for the phase after this one.
+void phase_ended(const void* barrier, unsigned parity)
 {
+    if (!recording) return;
+    const Pause pause;
     Sync& sync = sync_of(barrier);
-    check_waiters(sync);
+    const Moment ends{sync.arriving_passed, NONE, 0};
+    for (const Waiter& waiter : sync.waiters)
+        if (!ends.covers(waiter.thread / LANES * LANES, 1u << waiter.thread % LANES, waiter.step))
+            add_race(Space::SHARED, 0, {waiter.site, Access::LOAD, waiter.thread, block},
+                     {waiter.site, Access::STORE, current, block},
+                     "the wait may come when the next phase has ended too, and then not end");
     sync.waiters.clear();
     sync.phases++;
-    sync.arriving = together({{sync.arriving, first_engine_ + sync.slot, sync.phases}}, actors());
+    sync.arriving = together({{sync.arriving, first_engine + sync.slot, sync.phases}}, actors());
     sync.ended[parity] = sync.arriving;
     sync.ended_fenced[parity] = sync.arriving_fenced;
     sync.ended_passed[parity] = sync.arriving_passed;
 }
 
-// Phases have a parity, not a number. A thread that waits for one must see it before the next one ends: else the phase
-// looks as if it had not ended, and the thread waits for the one after that.
-void Recorder::check_waiters(const Sync& sync)
+void waited(const void* barrier, unsigned parity, const void* site)
 {
-    constexpr const char* why = "the wait may come when the next phase has ended too, and then not end";
-    if (!sync.is_mbarrier) return;
-    const Moment ends{sync.arriving_passed, NONE, 0};
-    for (const Waiter& waiter : sync.waiters) {
-        if (ends.covers(waiter.thread / LANES * LANES, 1u << waiter.thread % LANES, waiter.step)) continue;
-        const auto [place, is_new] = kernel_->races.try_emplace({waiter.site, waiter.site, why});
-        if (is_new)
-            place->second = {Space::SHARED, 0, {waiter.site, Access::LOAD, waiter.thread, block_},
-                             {waiter.site, Access::STORE, current_, block_}, 0, why};
-        place->second.count++;
-    }
-}
-
-void Recorder::waited(const void* barrier, unsigned parity, uintptr_t pc)
-{
-    touch_barrier(barrier, Kind::ATOMIC, pc);
-    kernel_->counts["waits at barriers"]++;
+    if (!recording) return;
+    const Pause pause;
+    const uint32_t number = touch_barrier(barrier, Kind::ATOMIC, site);
     Sync& sync = sync_of(barrier);
-    learn(current_, sync.ended[parity], sync.ended_fenced[parity]);
+    me().known = together(me().known, sync.ended[parity]);
+    me().fenced = together(me().fenced, sync.ended_fenced[parity]);
     me().passed = together(me().passed, sync.ended_passed[parity]);
-    me().registers.forget_all();
-    if (!sync.is_mbarrier) return;
-    const uint32_t number = site(pc, 0, sizeof(uint64_t), Space::SHARED, Access::LOAD, By::ATOMIC);
-    sync.waiters.push_back({current_, me().step, number});
+    me().registers.drop_all();
+    if (number != NONE) sync.waiters.push_back({current, me().step, number});
 }
 
-// ==== instructions of PTX ================================================================================
+// ==== PTX instructions ===================================================================================
 
-// cp.async: it reads and writes at some moment between the instruction and the wait.
-void Recorder::copy_async(const void* to, const void* from, uintptr_t pc)
+// cp.async reads and writes at some moment between the instruction and the wait.
+void copy_async(const void* to, const void* from, const void* site)
 {
+    if (!recording) return;
+    const Pause pause;
     Thread& t = me();
-    const Place target = memory.find(to);
-    const Moment issued = moment_of(current_);
-    const uint32_t number = site(pc, 0, GRANULE, Space::SHARED, Access::STORE, By::COPY_ASYNC);
-    t.events.push_back({target.at, number});
+    const uintptr_t pc = number_of(site);
+    const uint64_t target = memory.find(to).at;
+    const Moment issued = moment_of(current);
+    const uint32_t store = find_site(pc, 0, GRANULE, Space::SHARED, Access::STORE, By::COPY_ASYNC);
+    t.events.push_back({target, store});
     if (from != nullptr) {
-        const Place source = memory.find(from);
-        const uint32_t load = site(pc, 0, GRANULE, Space::GLOBAL, Access::LOAD, By::COPY_ASYNC);
-        t.events.push_back({source.at, load});
-        touch(Space::GLOBAL, source.at, GRANULE, {issued, current_, t.own, Kind::READ, true, nullptr, load, current_});
+        const uint64_t source = memory.find(from).at;
+        const uint32_t load = find_site(pc, 0, GRANULE, Space::GLOBAL, Access::LOAD, By::COPY_ASYNC);
+        t.events.push_back({source, load});
+        touch(Space::GLOBAL, source, GRANULE, {issued, current, t.own, Kind::READ, true, nullptr, load, current});
     }
     t.own++;
-    t.copies.push_back({issued, target.at, number, t.copy_groups});
+    t.copies.push_back({issued, target, store, t.copy_groups});
 }
 
-void Recorder::copy_async_wait(unsigned pending)
+void copy_async_commit()
 {
-    Thread& t = me();
-    size_t done = 0;
-    while (done < t.copies.size() && t.copies[done].group + pending < t.copy_groups) done++;
-    land_copies(done, t.own);
+    if (recording) me().copy_groups++;
 }
 
-// This thread's first ones, whose writes come before what happens after that tick.
-void Recorder::land_copies(size_t count, Tick tick)
+// Ends the thread's first copies, whose writes come before what happens after that tick.
+static void land_copies(size_t count, Tick tick)
 {
     Thread& t = me();
     for (size_t i = 0; i < count; i++) {
         const PendingCopy& copy = t.copies[i];
         touch(Space::SHARED, copy.to, GRANULE,
-              {copy.moment, current_, tick, Kind::WRITE, true, nullptr, copy.site, current_});
+              {copy.moment, current, tick, Kind::WRITE, true, nullptr, copy.site, current});
     }
     t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
-// The copy engine: its accesses belong to the barrier that counts them, in the phase that is under way.
-unsigned Recorder::box_issued(const void* barrier, uintptr_t pc)
+void copy_async_wait(unsigned pending)
 {
-    Box box{moment_of(current_), 0, 0, barrier, {}, {}};
-    box.store_site = site(pc, 0, GRANULE, Space::SHARED, Access::STORE, By::COPY_ENGINE);
-    box.load_site = site(pc, 0, GRANULE, Space::GLOBAL, Access::LOAD, By::COPY_ENGINE);
+    if (!recording) return;
+    const Pause pause;
+    const Thread& t = me();
+    size_t done = 0;
+    while (done < t.copies.size() && t.copies[done].group + pending < t.copy_groups) done++;
+    land_copies(done, t.own);
+}
+
+// The accesses of the copy engine belong to the barrier that counts them, in its current phase.
+unsigned box_issued(const void* barrier, const void* site)
+{
+    if (!recording) return 0;
+    const Pause pause;
+    Box box{moment_of(current), 0, 0, barrier, {}, {}};
+    box.store_site = find_site(number_of(site), 0, GRANULE, Space::SHARED, Access::STORE, By::COPY_ENGINE);
+    box.load_site = find_site(number_of(site), 0, GRANULE, Space::GLOBAL, Access::LOAD, By::COPY_ENGINE);
     me().own++;
-    boxes_.push_back(std::move(box));
-    return static_cast<unsigned>(boxes_.size() - 1);
+    boxes.push_back(std::move(box));
+    return static_cast<unsigned>(boxes.size() - 1);
 }
 
-void Recorder::box_part(unsigned box, const void* to, const void* from)
+void box_part(unsigned box, const void* to, const void* from)
 {
-    boxes_[box].to.push_back(memory.find(to).at);
-    if (from != nullptr) boxes_[box].from.push_back(memory.find(from).at);
+    if (!recording) return;
+    const Pause pause;
+    boxes[box].to.push_back(memory.find(to).at);
+    if (from != nullptr) boxes[box].from.push_back(memory.find(from).at);
 }
 
-void Recorder::box_landed(unsigned number)
+void box_landed(unsigned number)
 {
-    Box& box = boxes_[number];
+    if (!recording) return;
+    const Pause pause;
+    Box& box = boxes[number];
     const Sync& sync = sync_of(box.barrier);
-    const unsigned engine = first_engine_ + sync.slot, issuer = box.moment.actor;
+    const unsigned engine = first_engine + sync.slot, issuer = box.moment.actor;
     const Tick tick = sync.phases + 1;
     const Made store{box.moment, engine, tick, Kind::WRITE, false, nullptr, box.store_site, issuer};
     const Made load{box.moment, engine, tick, Kind::READ, false, nullptr, box.load_site, issuer};
     for (uint64_t at : box.to) touch(Space::SHARED, at, GRANULE, store);
     for (uint64_t at : box.from) touch(Space::GLOBAL, at, GRANULE, load);
-    account_bulk(box.store_site, box.to);
-    account_bulk(box.load_site, box.from);
+    account_bulk(kernel->sites[box.store_site], box.to);
+    account_bulk(kernel->sites[box.load_site], box.from);
     box = {};
 }
 
-// wgmma reads its operands at some moment between the instruction and the wait. It is the warp's: what one of its lanes
-// knows counts for all.
-unsigned Recorder::wgmma_issued(unsigned warp, uint64_t flops, uintptr_t pc)
+// wgmma reads its operands at some moment between the instruction and the wait. It is an instruction of the warp: what
+// one of its lanes knows counts for all.
+unsigned wgmma_issued(unsigned warp, uint64_t flops, const void* site)
 {
-    tensor_flops(flops);
+    if (!recording) return 0;
+    const Pause pause;
+    kernel->totals.flops += flops;
     std::vector<Moment> lanes;
     WgmmaProduct product;
     for (unsigned t = warp * LANES; t < (warp + 1) * LANES; t++) {
         lanes.push_back(moment_of(t));
-        if (product.fenced != threads_[t].fenced) product.fenced = together(product.fenced, threads_[t].fenced);
-        threads_[t].own++;
+        product.fenced = together(product.fenced, threads[t].fenced);
+        threads[t].own++;
     }
     product.moment = {together(lanes, actors()), warp * LANES, lanes[0].own};
     product.warp = warp;
-    product.site = site(pc, 0, GRANULE, Space::SHARED, Access::LOAD, By::WGMMA);
-    wgmmas_.push_back(std::move(product));
-    return static_cast<unsigned>(wgmmas_.size() - 1);
+    product.site = find_site(number_of(site), 0, GRANULE, Space::SHARED, Access::LOAD, By::WGMMA);
+    wgmmas.push_back(std::move(product));
+    return static_cast<unsigned>(wgmmas.size() - 1);
 }
 
-void Recorder::wgmma_reads(unsigned product, const void* address, Operand operand)
+void wgmma_reads(unsigned product, const void* address, Operand operand)
 {
-    (operand == Operand::A ? wgmmas_[product].a : wgmmas_[product].b).push_back(memory.find(address).at);
+    if (!recording) return;
+    const Pause pause;
+    (operand == Operand::A ? wgmmas[product].a : wgmmas[product].b).push_back(memory.find(address).at);
 }
 
-// All four warps of a warpgroup read the same B, once.
-void Recorder::wgmma_ended(unsigned number)
+void wgmma_ended(unsigned number)
 {
-    WgmmaProduct& product = wgmmas_[number];
-    const Tick tick = ++wgmma_ticks_[product.warp];
-    const auto read = [&](const std::vector<uint64_t>& chunks) {
-        for (uint64_t at : chunks)
-            touch(Space::SHARED, at, GRANULE, {product.moment, wgmma_actor(product.warp), tick, Kind::READ, false,
-                                               &product.fenced, product.site, product.warp * LANES});
-    };
-    read(product.a);
-    read(product.b);
-    if (!product.a.empty()) account_bulk(product.site, product.a);
-    if (product.warp % 4 == 0) account_bulk(product.site, product.b);
+    if (!recording) return;
+    const Pause pause;
+    WgmmaProduct& product = wgmmas[number];
+    const Tick tick = ++wgmma_ticks[product.warp];
+    const Made made{product.moment, wgmma_actor(product.warp), tick, Kind::READ, false, &product.fenced, product.site,
+                    product.warp * LANES};
+    for (uint64_t at : product.a) touch(Space::SHARED, at, GRANULE, made);
+    for (uint64_t at : product.b) touch(Space::SHARED, at, GRANULE, made);
+    Site& site = kernel->sites[product.site];
+    if (!product.a.empty()) account_bulk(site, product.a);
+    if (product.warp % 4 == 0) account_bulk(site, product.b);   // all four warps of a warpgroup read the same B, once
     product = {};
 }
 
-void Recorder::wgmma_waited(unsigned warp)
+void wgmma_waited(unsigned warp)
 {
-    const Moment ended{nullptr, wgmma_actor(warp), wgmma_ticks_[warp]};
-    const Known products = together({ended}, actors());
-    const Known* last = nullptr;
-    Known before;
-    for (unsigned t = warp * LANES; t < (warp + 1) * LANES; t++) {
-        if (last != nullptr && threads_[t].known == before) {
-            threads_[t].known = *last;
-            continue;
-        }
-        before = threads_[t].known;
-        threads_[t].known = together(before, products);
-        last = &threads_[t].known;
-    }
+    if (!recording) return;
+    const Pause pause;
+    const Known products = together({{nullptr, wgmma_actor(warp), wgmma_ticks[warp]}}, actors());
+    for (unsigned t = warp * LANES; t < (warp + 1) * LANES; t++)
+        threads[t].known = together(threads[t].known, products);
+}
+
+void tensor_flops(uint64_t flops)
+{
+    if (recording) kernel->totals.flops += flops;
+}
+void special_function()
+{
+    if (recording) kernel->totals.special++;
+}
+
+// Ends a block within which the program ends: asynchronous accesses that nothing has waited for count as well.
+static void give_up_block()
+{
+    for (current = 0; current < threads_in_block; current++) land_copies(me().copies.size(), NEVER);
+    current = 0;
+    recording = true;
+    for (unsigned i = 0; i < wgmmas.size(); i++)
+        if (!wgmmas[i].b.empty()) wgmma_ended(i);
+    end_block();
 }
 
 // ==== the file ===========================================================================================
 
-json Recorder::stack_of(uintptr_t pc, uint32_t stack) const
-{
-    json all = json::array({pc});
-    for (uintptr_t caller : stacks.pcs(stack)) all.push_back(caller);
-    return all;
-}
+static const char* name_of(Space space) { return space == Space::SHARED ? "shared" : "global"; }
+static const char* name_of(Access access) { return access == Access::LOAD ? "load" : "store"; }
 
-json Recorder::to_json(const Site& site) const
+static json to_json(const Site& site)
 {
     json offsets = json::array();
     uint64_t base = ~uint64_t{0};
+    const auto is_active = [&](unsigned lane) { return site.worst.active >> lane & 1; };
     for (unsigned lane = 0; lane < LANES; lane++)
-        if (site.worst.active >> lane & 1) base = std::min(base, site.worst.address[lane]);
-    base = base / LINE * LINE;
+        if (is_active(lane)) base = std::min(base, site.worst.address[lane] / LINE * LINE);
     for (unsigned lane = 0; lane < LANES; lane++)
-        offsets.push_back(site.worst.active >> lane & 1 ? static_cast<int64_t>(site.worst.address[lane] - base) : -1);
-    json all = {{"stack", stack_of(site.pc, site.stack)}, {"part", site.part},
-                {"space", site.space == Space::SHARED ? "shared" : "global"},
-                {"access", site.access == Access::LOAD ? "load" : "store"},
+        offsets.push_back(is_active(lane) ? static_cast<int64_t>(site.worst.address[lane] - base) : -1);
+    json all = {{"stack", stacks.with_callers(site.pc, site.stack)}, {"part", site.part},
+                {"space", name_of(site.space)}, {"access", name_of(site.access)},
                 {"by", BY_NAMES[static_cast<int>(site.by)]}, {"bytes_per_lane", site.bytes},
                 {"requests", site.requests}, {"lanes", site.lanes}, {"bytes", site.asked},
                 {"sectors", site.sectors}, {"least_sectors", site.least_sectors},
@@ -1299,188 +1261,82 @@ json Recorder::to_json(const Site& site) const
     return all;
 }
 
-// Kernels with hazards are kept, for the file.
-Figures Recorder::take_figures()
+static json to_json(const Kernel& kernel, const Hazard& h, const std::vector<Side>& sides)
 {
-    Figures all;
-    for (auto& kernel : kernels_) {
-        if (kernel->is_taken) continue;
-        const double recorded = static_cast<double>(std::max<uint64_t>(1, kernel->recorded_blocks));
-        const double scale = static_cast<double>(kernel->launches * kernel->blocks()) / recorded;
-        for (const Site& site : kernel->sites) {
-            all.sectors += scale * static_cast<double>(site.sectors);
-            all.least_sectors += scale * static_cast<double>(site.least_sectors);
-            all.wavefronts += scale * static_cast<double>(site.wavefronts);
-            all.least_wavefronts += scale * static_cast<double>(site.least_wavefronts);
-        }
-        all.memory_bytes += static_cast<double>(kernel->launches) * SECTOR *
-                            (of_launch(*kernel, &Totals::dram_load) + of_launch(*kernel, &Totals::dram_store));
-        all.hazards += kernel->races.size() + kernel->uninitialised.size();
-        kernel->is_taken = true;
+    const auto [array, address] =
+        h.space == Space::SHARED ? memory.within_array(h.address) : std::pair(std::string(), h.address);
+    json accesses = json::array();
+    for (const Side& side : sides) {
+        const Site& site = kernel.sites[side.site];
+        accesses.push_back({{"stack", stacks.with_callers(site.pc, site.stack)}, {"block", side.block},
+                            {"access", name_of(side.access)}, {"by", BY_NAMES[static_cast<int>(site.by)]},
+                            {"thread", side.actor < kernel.threads() ? static_cast<int>(side.actor) : -1}});
     }
-    const auto is_sound = [](const auto& kernel) { return kernel->races.empty() && kernel->uninitialised.empty(); };
-    kernels_.erase(std::remove_if(kernels_.begin(), kernels_.end(), is_sound), kernels_.end());
-    by_shape_.clear();
-    sequence_.clear();
-    kernel_ = nullptr;
-    return all;
+    return {{"memory", name_of(h.space)}, {"array", array}, {"address", address}, {"count", h.count}, {"why", h.why},
+            {"accesses", accesses}};
 }
 
-json Recorder::to_json(const Kernel& kernel) const
+static json to_json(const Kernel& kernel)
 {
-    json all = {{"symbol", kernel.symbol}, {"range", kernel.range}, {"grid", kernel.shape.grid},
-                {"block", kernel.shape.block}, {"integers", kernel.shape.variant.integers},
-                {"dynamic_shared", kernel.shape.dynamic_shared},
-                {"static_shared", kernel.shape.static_shared},
-                {"launches", kernel.launches}, {"recorded_blocks", kernel.recorded_blocks},
-                {"blocks", kernel.blocks()}, {"threads", kernel.threads()}, {"counts", kernel.counts},
-                {"tensor_flops", kernel.totals.flops}};
-    all["traffic"] = {{"launch_dram_load", of_launch(kernel, &Totals::dram_load) * SECTOR},
-                      {"launch_dram_store", of_launch(kernel, &Totals::dram_store) * SECTOR},
-                      {"launch_l2", of_launch(kernel, &Totals::l2) * SECTOR},
-                      {"launch_shared_wavefronts", of_launch(kernel, &Totals::wavefronts)},
-                      {"launch_tensor_flops", of_launch(kernel, &Totals::flops)},
-                      {"launch_special", of_launch(kernel, &Totals::special)}};
-    json sites = json::array(), races = json::array(), unwritten = json::array(), syncs = json::array();
+    json sites = json::array(), races = json::array(), uninitialised = json::array(), barriers = json::array();
     for (const Site& site : kernel.sites)
         if (site.requests > 0) sites.push_back(to_json(site));
-    const auto add = [&](json& to, const std::string& prefix, const Side& side) {
-        const Site& site = kernel.sites[side.site];
-        to.update({{prefix + "stack", stack_of(site.pc, site.stack)}, {prefix + "block", side.block},
-                   {prefix + "access", side.access == Access::LOAD ? "load" : "store"},
-                   {prefix + "by", BY_NAMES[static_cast<int>(site.by)]},
-                   {prefix + "thread", side.actor < kernel.threads() ? static_cast<int>(side.actor) : -1}});
-    };
-    const auto described = [&](const Hazard& h) {
-        const bool is_shared = h.space == Space::SHARED;
-        const auto [array, address] = is_shared ? memory.within_array(h.address) : std::pair(std::string(), h.address);
-        json all = {{"memory", is_shared ? "shared" : "global"}, {"array", array}, {"address", address},
-                    {"count", h.count}, {"why", h.why}};
-        add(all, "", h.later);
-        return all;
-    };
-    for (const auto& [key, race] : kernel.races) {
-        races.push_back(described(race));
-        add(races.back(), "other_", race.earlier);
-    }
-    for (const auto& [key, read] : kernel.uninitialised) unwritten.push_back(described(read));
-    for (const auto& [key, count] : kernel.syncs)
-        syncs.push_back({{"name", std::get<0>(key)}, {"stack", stack_of(std::get<1>(key), std::get<2>(key))},
-                         {"count", count}});
-    all["sites"] = sites;
-    all["races"] = races;
-    all["uninitialised"] = unwritten;
-    all["syncs"] = syncs;
-    return all;
+    for (const auto& [key, race] : kernel.races) races.push_back(to_json(kernel, race, {race.later, race.earlier}));
+    for (const auto& [key, read] : kernel.uninitialised) uninitialised.push_back(to_json(kernel, read, {read.later}));
+    for (const auto& [name, pc, stack] : kernel.syncs)
+        barriers.push_back({{"name", name}, {"stack", stacks.with_callers(pc, stack)}});
+    const json launch = {{"dram_load", of_launch(kernel, &Totals::dram_load) * SECTOR},
+                         {"dram_store", of_launch(kernel, &Totals::dram_store) * SECTOR},
+                         {"l2", of_launch(kernel, &Totals::l2) * SECTOR},
+                         {"wavefronts", of_launch(kernel, &Totals::wavefronts)},
+                         {"tensor_flops", of_launch(kernel, &Totals::flops)},
+                         {"special", of_launch(kernel, &Totals::special)}};
+    return {{"symbol", kernel.symbol}, {"range", kernel.range}, {"grid", kernel.shape.grid},
+            {"block", kernel.shape.block}, {"integers", kernel.shape.variant.integers},
+            {"dynamic_shared", kernel.shape.dynamic_shared}, {"static_shared", kernel.shape.static_shared},
+            {"launches", kernel.launches}, {"recorded_blocks", kernel.recorded_blocks}, {"blocks", kernel.blocks()},
+            {"threads", kernel.threads()}, {"tensor_flops", kernel.totals.flops},
+            {"launch", launch}, {"sites", sites}, {"races", races}, {"uninitialised", uninitialised},
+            {"barriers", barriers}};
 }
 
-void Recorder::write(const std::string& ended)
+static void write(const std::string& ended)
 {
-    if (is_written_ || !is_open_ || getenv("INSPECT_OUT") == nullptr) return;
-    is_written_ = true;
+    if (is_written || !is_open || getenv("INSPECT_OUT") == nullptr) return;
+    is_written = true;
     if (std::exchange(recording, false)) give_up_block();
     const std::string program = std::filesystem::read_symlink("/proc/self/exe");
     json all = {{"program", program}, {"card", card_->key}, {"ended", ended}, {"kernels", json::array()},
-                {"matmuls", json::array()}, {"sequence", json::array()}};
-    for (const auto& kernel : kernels_) all["kernels"].push_back(to_json(*kernel));
-    for (const auto& [p, launches] : products_)
-        all["matmuls"].push_back({{"m", p.m}, {"n", p.n}, {"k", p.k}, {"type", p.type}, {"in_bytes", p.in_bytes},
-                                  {"out_bytes", p.out_bytes}, {"accumulate", p.accumulate}, {"epilogue", p.epilogue},
-                                  {"launches", launches}});
-    for (const auto& [kind, number] : sequence_)
-        all["sequence"].push_back({kind == 'k' ? "kernel" : "matmul", number});
+                {"matmuls", json::array()}, {"sequence", sequence}};
+    for (const auto& kernel : kernels) all["kernels"].push_back(to_json(*kernel));
+    for (const Product& p : products)
+        all["matmuls"].push_back({{"m", p.m}, {"n", p.n}, {"k", p.k}, {"type", p.type}, {"out_bytes", p.out_bytes},
+                                  {"accumulate", p.accumulate}, {"epilogue", p.epilogue}});
     std::ofstream(getenv("INSPECT_OUT")) << all.dump(1) << '\n';
 }
 
-}  // namespace inspect
-
-// ==== what dev/cpu reports ===============================================================================
-
-namespace cuda_cpu::watch {
-
-using inspect::quietly;
-using inspect::recorder;
-using R = inspect::Recorder;
-static uintptr_t number(const void* p) { return reinterpret_cast<uintptr_t>(p); }
-
-void begin_launch(const LaunchShape& shape) { recorder.begin_launch(shape); }
-Run next_block() { return recorder.next_block(); }
-void begin_block(uint64_t block) { recorder.begin_block(block); }
-void end_block() { recorder.end_block(); }
-void product(const Product& product) { recorder.product(product); }
-Figures take_figures() { return recorder.take_figures(); }
-void look(bool at_launches) { recorder.looks = at_launches; }
-bool only_counts() { return getenv("INSPECT_MODE") != nullptr && strcmp(getenv("INSPECT_MODE"), "sample") == 0; }
-void dying(const char* why) { recorder.write(why); }
-
-void shared_memory(const void* dynamic, size_t bytes) { recorder.memory.set_dynamic(dynamic, bytes); }
-void shared_array(const void* place, size_t bytes, const char* name) { recorder.memory.add_array(place, bytes, name); }
-void allocated(const void* place, size_t bytes) { recorder.memory.add_block(place, bytes); }
-void freed(const void* place) { recorder.memory.remove_block(place); }
-void global_variable(const void* place, size_t bytes) { recorder.memory.add_block(place, bytes); }
-
-void begun(unsigned thread) { quietly<&R::begun>(thread); }
-void now(unsigned thread) { recorder.now(thread); }
-void ended(unsigned thread) { quietly<&R::ended>(thread); }
-__attribute__((noinline)) const void* here() { return __builtin_return_address(0); }
-bool is_removed(const char* name, const void* site) { return quietly<&R::is_removed>(name, number(site)); }
-
-void barrier_met(const char* name) { quietly<&R::barrier_met>(name); }
-void lanes_met(unsigned first, unsigned lanes, const char* name) { quietly<&R::lanes_met>(first, lanes, name); }
-void fence() { quietly<&R::fence>(); }
-void proxy_fence() { quietly<&R::proxy_fence>(); }
-void sync_made(const void* barrier, const void* site) { quietly<&R::sync_made>(barrier, number(site)); }
-void arrived(const void* barrier, const void* site) { quietly<&R::arrived>(barrier, number(site)); }
-void phase_ended(const void* barrier, unsigned parity) { quietly<&R::phase_ended>(barrier, parity); }
-void waited(const void* barrier, unsigned parity, const void* site)
+static void entered(const void* caller)
 {
-    quietly<&R::waited>(barrier, parity, number(site));
+    if (!recording) return;
+    const Pause pause;
+    me().stack = stacks.call(me().stack, number_of(caller));
 }
-
-void access(Access access, By by, const void* address, unsigned bytes, const void* site)
+static void left()
 {
-    quietly<&R::accessed>(access, by, address, bytes, number(site));
+    if (recording) me().stack = stacks.caller(me().stack);
 }
-void copy_async(const void* to, const void* from, const void* site)
-{
-    quietly<&R::copy_async>(to, from, number(site));
-}
-void copy_async_commit() { quietly<&R::copy_async_commit>(); }
-void copy_async_wait(unsigned pending) { quietly<&R::copy_async_wait>(pending); }
-unsigned box_issued(const void* barrier, const void* site) { return quietly<&R::box_issued>(barrier, number(site)); }
-void box_part(unsigned box, const void* to, const void* from) { quietly<&R::box_part>(box, to, from); }
-void box_landed(unsigned box) { quietly<&R::box_landed>(box); }
-unsigned wgmma_issued(unsigned warp, uint64_t flops, const void* site)
-{
-    return quietly<&R::wgmma_issued>(warp, flops, number(site));
-}
-void wgmma_reads(unsigned product, const void* address, Operand operand)
-{
-    quietly<&R::wgmma_reads>(product, address, operand);
-}
-void wgmma_ended(unsigned product) { quietly<&R::wgmma_ended>(product); }
-void wgmma_waited(unsigned warp) { quietly<&R::wgmma_waited>(warp); }
-void tensor_flops(uint64_t flops) { quietly<&R::tensor_flops>(flops); }
-void special_function() { quietly<&R::special_function>(); }
 
 }  // namespace cuda_cpu::watch
 
-// ==== what the compiler calls ============================================================================
+// ==== the compiler's calls ===============================================================================
 
-using inspect::quietly;
-using inspect::Recorder;
 using cuda_cpu::watch::Access;
 using cuda_cpu::watch::By;
 
-static inline void seen(Access access, By by, const void* address, size_t bytes, const void* pc)
-{
-    quietly<&Recorder::accessed>(access, by, address, bytes, reinterpret_cast<uintptr_t>(pc));
-}
-
-#define INSPECT_ACCESS(name, access, bytes)                                                            \
-    extern "C" void name(void* address)                                                                \
-    {                                                                                                  \
-        seen(access, By::THREAD, address, bytes, __builtin_return_address(0));                         \
+#define INSPECT_ACCESS(name, access, bytes)                                                                    \
+    extern "C" void name(void* address)                                                                        \
+    {                                                                                                          \
+        cuda_cpu::watch::accessed(access, By::THREAD, address, bytes, __builtin_return_address(0));            \
     }
 #define INSPECT_WIDTH(bytes)                                                 \
     INSPECT_ACCESS(__tsan_read##bytes, Access::LOAD, bytes)                  \
@@ -1497,58 +1353,53 @@ INSPECT_WIDTH(16)
 
 extern "C" void __tsan_read_range(void* address, size_t bytes)
 {
-    seen(Access::LOAD, By::THREAD, address, bytes, __builtin_return_address(0));
+    cuda_cpu::watch::accessed(Access::LOAD, By::THREAD, address, bytes, __builtin_return_address(0));
 }
 extern "C" void __tsan_write_range(void* address, size_t bytes)
 {
-    seen(Access::STORE, By::THREAD, address, bytes, __builtin_return_address(0));
+    cuda_cpu::watch::accessed(Access::STORE, By::THREAD, address, bytes, __builtin_return_address(0));
 }
 extern "C" void __tsan_init() {}
-extern "C" void __tsan_func_entry(void* caller) { quietly<&Recorder::entered>(reinterpret_cast<uintptr_t>(caller)); }
-extern "C" void __tsan_func_exit() { quietly<&Recorder::left>(); }
+extern "C" void __tsan_func_entry(void* caller) { cuda_cpu::watch::entered(caller); }
+extern "C" void __tsan_func_exit() { cuda_cpu::watch::left(); }
 extern "C" void __tsan_vptr_update(void**, void*) {}
 extern "C" void __tsan_vptr_read(void**) {}
 
-static void seen_atomic(const volatile void* place, size_t bytes, const void* pc)
+static void accessed_atomically(const volatile void* place, size_t bytes, const void* pc)
 {
-    seen(Access::STORE, By::ATOMIC, const_cast<const void*>(place), bytes, pc);
+    cuda_cpu::watch::accessed(Access::STORE, By::ATOMIC, const_cast<const void*>(place), bytes, pc);
 }
 
-// An atomic load is the look before an exchange that dev/cpu makes of some atomics: a part of it.
-#define INSPECT_ATOMIC(bits, type)                                                                                     \
-    extern "C" type __tsan_atomic##bits##_load(const volatile type* place, int)                                        \
-    {                                                                                                                  \
-        return __atomic_load_n(place, __ATOMIC_SEQ_CST);                                                               \
-    }                                                                                                                  \
-    extern "C" void __tsan_atomic##bits##_store(volatile type* place, type value, int)                                 \
-    {                                                                                                                  \
-        seen_atomic(place, bits / 8, __builtin_return_address(0));                                                     \
-        __atomic_store_n(place, value, __ATOMIC_SEQ_CST);                                                              \
-    }                                                                                                                  \
-    INSPECT_ATOMIC_COMPARE(bits, type, strong)                                                                         \
-    INSPECT_ATOMIC_COMPARE(bits, type, weak)                                                                           \
-    INSPECT_ATOMIC_CHANGE(bits, type, exchange, __atomic_exchange_n)                                                   \
-    INSPECT_ATOMIC_CHANGE(bits, type, fetch_add, __atomic_fetch_add)                                                   \
-    INSPECT_ATOMIC_CHANGE(bits, type, fetch_sub, __atomic_fetch_sub)                                                   \
-    INSPECT_ATOMIC_CHANGE(bits, type, fetch_and, __atomic_fetch_and)                                                   \
-    INSPECT_ATOMIC_CHANGE(bits, type, fetch_or, __atomic_fetch_or)                                                     \
-    INSPECT_ATOMIC_CHANGE(bits, type, fetch_xor, __atomic_fetch_xor)
-#define INSPECT_ATOMIC_COMPARE(bits, type, kind)                                                                       \
-    extern "C" int __tsan_atomic##bits##_compare_exchange_##kind(volatile type* place, type* old, type value, int,     \
-                                                                 int)                                                  \
-    {                                                                                                                  \
-        seen_atomic(place, bits / 8, __builtin_return_address(0));                                                     \
-        return __atomic_compare_exchange_n(place, old, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);              \
+// An atomic load is not recorded: it begins the compare-and-exchange loop by which dev/cpu implements some atomics.
+#define INSPECT_ATOMIC_OP(bits, result, name, operation, ...)                                                   \
+    extern "C" result __tsan_atomic##bits##_##name(volatile uint##bits##_t* place, __VA_ARGS__, int)            \
+    {                                                                                                           \
+        accessed_atomically(place, bits / 8, __builtin_return_address(0));                                      \
+        return operation;                                                                                       \
     }
-#define INSPECT_ATOMIC_CHANGE(bits, type, name, change)                                                                \
-    extern "C" type __tsan_atomic##bits##_##name(volatile type* place, type value, int)                                \
-    {                                                                                                                  \
-        seen_atomic(place, bits / 8, __builtin_return_address(0));                                                     \
-        return change(place, value, __ATOMIC_SEQ_CST);                                                                 \
-    }
-INSPECT_ATOMIC(8, uint8_t)
-INSPECT_ATOMIC(16, uint16_t)
-INSPECT_ATOMIC(32, uint32_t)
-INSPECT_ATOMIC(64, uint64_t)
+#define INSPECT_ATOMIC_CHANGE(bits, name, change)                                                               \
+    INSPECT_ATOMIC_OP(bits, uint##bits##_t, name, change(place, value, __ATOMIC_SEQ_CST), uint##bits##_t value)
+#define INSPECT_ATOMIC_COMPARE(bits, name)                                                                      \
+    INSPECT_ATOMIC_OP(bits, int, name, __atomic_compare_exchange_n(place, old, value, false, __ATOMIC_SEQ_CST,  \
+                                                                   __ATOMIC_SEQ_CST),                           \
+                      uint##bits##_t* old, uint##bits##_t value, int)
+#define INSPECT_ATOMIC(bits)                                                                                    \
+    extern "C" uint##bits##_t __tsan_atomic##bits##_load(const volatile uint##bits##_t* place, int)             \
+    {                                                                                                           \
+        return __atomic_load_n(place, __ATOMIC_SEQ_CST);                                                        \
+    }                                                                                                           \
+    INSPECT_ATOMIC_OP(bits, void, store, __atomic_store_n(place, value, __ATOMIC_SEQ_CST), uint##bits##_t value) \
+    INSPECT_ATOMIC_COMPARE(bits, compare_exchange_strong)                                                       \
+    INSPECT_ATOMIC_COMPARE(bits, compare_exchange_weak)                                                         \
+    INSPECT_ATOMIC_CHANGE(bits, exchange, __atomic_exchange_n)                                                  \
+    INSPECT_ATOMIC_CHANGE(bits, fetch_add, __atomic_fetch_add)                                                  \
+    INSPECT_ATOMIC_CHANGE(bits, fetch_sub, __atomic_fetch_sub)                                                  \
+    INSPECT_ATOMIC_CHANGE(bits, fetch_and, __atomic_fetch_and)                                                  \
+    INSPECT_ATOMIC_CHANGE(bits, fetch_or, __atomic_fetch_or)                                                    \
+    INSPECT_ATOMIC_CHANGE(bits, fetch_xor, __atomic_fetch_xor)
+INSPECT_ATOMIC(8)
+INSPECT_ATOMIC(16)
+INSPECT_ATOMIC(32)
+INSPECT_ATOMIC(64)
 extern "C" void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 extern "C" void __tsan_atomic_signal_fence(int) { __atomic_signal_fence(__ATOMIC_SEQ_CST); }

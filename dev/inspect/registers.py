@@ -1,10 +1,7 @@
 #!/usr/bin/env python3
-"""Registers of each kernel, as NVIDIA's assembler counts them: nvcc -Xptxas -v. Needs no GPU; train_gpt.cu takes a
-minute.
+"""Writes each kernel's registers, as NVIDIA's assembler counts them: {mangled symbol: {"registers": 90, "spills": 0}}.
 
-    registers.py train_gpt.cu --card h100 --define PRECISION_BF16 --out build/inspect/registers.json
-
-Writes {mangled symbol: {"registers": 90, "spills": 0}}.
+    registers.py train_gpt.cu --card h100 -DPRECISION_BF16 --out build/inspect/registers.json
 """
 import argparse
 import json
@@ -34,15 +31,12 @@ def main():
     parser.add_argument("sources", nargs="+", metavar="FILE.cu")
     parser.add_argument("--nvcc", default="nvcc")
     parser.add_argument("--card", choices=CARDS, required=True)
-    parser.add_argument("-D", "--define", action="append", default=[], metavar="NAME")
-    parser.add_argument("-I", action="append", default=[], dest="folders", metavar="FOLDER")
     parser.add_argument("--out", required=True, metavar="FILE")
-    options = parser.parse_args()
-    arch, found = CARDS[options.card].arch, {}
-    flags = [f"-D{name}" for name in options.define] + [f"-I{folder}" for folder in options.folders]
+    options, flags = parser.parse_known_args()      # -D and -I are nvcc's
+    found = {}
     for source in options.sources:
-        command = [options.nvcc, "-x", "cu", "-std=c++17", "-O3", "-arch", arch, *flags, "-cubin", "-Xptxas", "-v",
-                   source, "-o", options.out + ".cubin"]
+        command = [options.nvcc, "-x", "cu", "-std=c++17", "-O3", "-arch", CARDS[options.card].arch, *flags, "-cubin",
+                   "-Xptxas", "-v", source, "-o", options.out + ".cubin"]
         try:
             done = subprocess.run(command, capture_output=True, text=True)
         except FileNotFoundError:
@@ -52,7 +46,7 @@ def main():
         found.update(parse(done.stderr))
     with open(options.out, "w", encoding="utf-8") as file:
         json.dump(found, file, indent=1)
-    print(f"{options.out}: {len(found)} kernels for {arch}, {sum(1 for k in found.values() if k['spills'])} spill")
+    print(f"{options.out}: {len(found)} kernels, {sum(k['spills'] > 0 for k in found.values())} spill")
 
 
 if __name__ == "__main__":

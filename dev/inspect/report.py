@@ -1,13 +1,6 @@
 #!/usr/bin/env python3
-"""Reports on a recording of kernels (raw.json): a table, a page, JSON, a check.
-
-    report.py raw.json                          a row for each kernel
-    report.py raw.json --kernel layernorm       kernels with that in their name or range, line by line
-    report.py raw.json --html report.html       all of it as a page, with pictures
-    report.py raw.json --check                  exit code 1 if something races or is worse than --costs allows
-
-Times are estimated from data sheets (estimate.py), never measured.
-"""
+"""Reports on a recording of kernels: a table, or one kernel line by line (--kernel), a page with pictures (--html),
+JSON (--json), a check (--check). Times are estimated from data sheets (estimate.py), never measured."""
 import argparse
 import json
 import os
@@ -17,64 +10,80 @@ import sys
 sys.dont_write_bytecode = True
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from cards import CARDS
-from check import findings
-from expectations import Expectations
 from page import page
-from results import Results, read_json, read_recording
-from symbols import Mistake, bare_name, demangled
-from tables import plural
-from text import kernel_text, overview
+from results import Expectations, Results, read_json, read_recording
+from symbols import Mistake
+from tables import number, plural
+from text import hazards, kernel_text, overview
 
 
 # ---- JSON for other programs
 
-def place_of(place):
-    return {"file": place.file, "line": place.line}
-
-
-def site_as_json(line, site):
-    keys = {"global": ("sectors", "least_sectors", "bytes", "l1_hits", "dram_sectors"),
-            "shared": ("wavefronts", "least_wavefronts", "bytes")}[site["space"]]
-    return {**place_of(line.place), "function": line.place.function, "via": list(line.place.via),
-            "access": site["access"], "by": site["by"], "bytes_per_lane": site["bytes_per_lane"],
-            "part": site["part"], "requests": site["requests"], "lanes": site["lanes"],
-            **{key: site.get(key, 0) for key in keys}}
-
-
-def hazard_as_json(hazard, access):
-    return {**place_of(access.place), "array": hazard.array, "address": hazard.address, "count": hazard.count}
+def sites_as_json(kernel, space):
+    keys = ("access", "by", "bytes_per_lane", "part", "requests", "lanes", "bytes", "sectors", "least_sectors",
+            "l1_hits", "dram_sectors", "wavefronts", "least_wavefronts")
+    return [{"file": line.place.file, "line": line.place.line, "function": line.place.function,
+             "via": list(line.place.via), **{key: site[key] for key in keys}}
+            for line in kernel.lines for site in line.sites if site["space"] == space]
 
 
 def kernel_as_json(kernel):
-    sites = {space: [site_as_json(line, site) for line in kernel.lines for site in line.of(space)]
-             for space in ("global", "shared")}
-    races = [{**hazard_as_json(race, race.accesses[0]), "memory": race.memory,
-              "other_file": race.accesses[1].place.file, "other_line": race.accesses[1].place.line,
-              "threads": [access.thread for access in race.accesses],
-              "blocks": [access.block for access in race.accesses],
-              "accesses": [access.what for access in race.accesses], "why": race.why} for race in kernel.races]
-    uninitialised = [{**hazard_as_json(read, read.accesses[0]), "thread": read.accesses[0].thread,
-                      "block": read.accesses[0].block} for read in kernel.uninitialised]
-    room = kernel.estimate.occupancy
     return {"name": kernel.name, "range": kernel.range, "launches": kernel.launches, "grid": kernel.grid,
-            "block": kernel.block, "integers": kernel.raw.get("integers", []),
-            "recorded_blocks": kernel.raw["recorded_blocks"], **sites, "races": races,
-            "uninitialised": uninitialised, "estimate_us": kernel.us, "bound_by": kernel.estimate.bound,
-            "bounds_us": {name: 1e6 * seconds for name, seconds in kernel.estimate.bounds.items()},
-            "memory_bytes": kernel.moved_bytes,
-            "cost_line": kernel.cost and {"unit": kernel.cost.unit, "amount": kernel.cost.amount,
-                                          "ratio": kernel.cost_ratio},
-            "registers": kernel.registers, "spill_bytes": kernel.spills,
-            "occupancy": {"blocks": room.blocks, "bound_by": room.bound, "share": room.share}}
+            "block": kernel.block, "integers": kernel.raw["integers"],
+            "recorded_blocks": kernel.raw["recorded_blocks"],
+            "global": sites_as_json(kernel, "global"), "shared": sites_as_json(kernel, "shared"),
+            "races": kernel.races, "uninitialised": kernel.uninitialised,
+            "estimate_us": kernel.us, "bound_by": kernel.bound, "memory_bytes": kernel.moved_bytes,
+            "cost": kernel.cost, "ratios": kernel.ratios, "registers": kernel.registers, "spill_bytes": kernel.spills}
 
 
 def as_json(results):
-    step = results.step
-    return {"card": results.card.key, "ended": results.raw.get("ended", ""),
-            "kernels": [kernel_as_json(kernel) for kernel in results.kernels],
-            "estimate_ms": 1e3 * step.seconds,
-            "estimate_parts_ms": {name: 1e3 * seconds for name, seconds in step.parts.items()},
-            "estimate_tokens_per_s": step.tokens_per_second(results.tokens) if results.tokens else None}
+    seconds = sum(results.step.values())
+    return {"card": results.card.key, "ended": results.raw["ended"],
+            "kernels": [kernel_as_json(kernel) for kernel in results.kernels], "estimate_ms": 1e3 * seconds,
+            "estimate_parts_ms": {name: 1e3 * part for name, part in results.step.items()},
+            "estimate_tokens_per_s": results.tokens / seconds if results.tokens else None}
+
+
+# ---- the check
+
+DEFAULTS = {"sectors": 1.0, "wavefronts": 1.0, "cost": 1.05}
+SLACK = 0.03            # an allowance may be so much looser than what was found
+ROUNDING = 1e-9
+
+
+def too_much(kernel, what, allowed):
+    """Names the line with most of what is unnecessary."""
+    if what == "cost":
+        counted = "bytes to and from memory" if kernel.cost[0] == "bytes" else "FLOPs on tensor cores"
+        of, excess = f"the cost line ({kernel.cost[2]})", lambda line: line.sums.dram_sectors
+    else:
+        counted, of = what, "the least"
+        excess = lambda line: getattr(line.sums, what) - getattr(line.sums, f"least_{what}")
+    worst = max(kernel.lines, key=excess).place
+    return f"{kernel.name}: {worst}: {counted} are {kernel.ratios[what]:.3f} times {of}; allowed: {number(allowed, 4)}"
+
+
+def findings(results):
+    """Yields a line for each race, uninitialised read and ratio above DEFAULTS or an allowance; also for each allowance
+    that is looser than needed, so that the table says how good the kernels are."""
+    allowances = {entry[:2]: entry for entry in results.expectations.allowances}
+    largest = {}            # of each allowance that was used, over all kernels that it is for
+    for kernel in results.kernels:
+        yield from hazards(results, kernel)
+        for what, default in DEFAULTS.items():
+            ratio, allowed = kernel.ratios[what], default
+            if ratio is None:
+                continue
+            allowance = allowances.get((kernel.name, what)) or allowances.get((kernel.name.split("<")[0], what))
+            if allowance:
+                largest[allowance] = max(ratio, largest.get(allowance, 0.0))
+                allowed = allowance[2]
+            if ratio > allowed + ROUNDING:
+                yield too_much(kernel, what, allowed)
+    for (kernel, what, allowed, reason), ratio in largest.items():
+        if ratio <= DEFAULTS[what] + ROUNDING or allowed > ratio * (1 + SLACK):
+            yield (f"{kernel}: allowance no longer needed: {what} may be {allowed:g}, found {ratio:.3f} ({reason})")
 
 
 # ---- the command
@@ -88,15 +97,6 @@ def add_options(parser):
     parser.add_argument("--check", action="store_true", help="exit code 1 if something is worse than --costs allows")
     parser.add_argument("--costs", metavar="FILE", help="what is expected of the kernels: README.md")
     parser.add_argument("--registers", metavar="FILE", help="what registers.py wrote")
-    parser.add_argument("--source-root", metavar="DIR", default=".", help="the folder of the sources (default: here)")
-
-
-def parse_options(arguments):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recording", metavar="raw.json")
-    parser.add_argument("--tokens", type=int, metavar="N", help="tokens that the run processes, for tokens/s")
-    add_options(parser)
-    return parser.parse_args(arguments)
 
 
 def write(path, text):
@@ -107,21 +107,18 @@ def write(path, text):
         raise Mistake(f"{path}: {error.strerror}") from None
 
 
-def report(options, shape=None):
-    results = Results(read_recording(options.recording), options.card, Expectations(options.costs, shape),
-                      options.registers and read_json(options.registers, "registers"), options.source_root,
-                      options.tokens)
+def report(recording, options, shape=None, tokens=None):
+    results = Results(read_recording(recording), options.card, Expectations(options.costs, shape),
+                      options.registers and read_json(options.registers, "registers"), tokens=tokens)
+    lines = overview(results)
     if options.kernel:
-        chosen = results.matching(options.kernel)
+        chosen = [kernel for kernel in results.kernels if options.kernel in f"{kernel.name} {kernel.range}"]
         if not chosen:
-            launched = sorted({bare_name(name) for name in demangled(results.raw["launched"]).values()})
             raise Mistake(f"--kernel {options.kernel}: no such kernel was launched; found "
-                          f"{', '.join(launched) or 'none'}")
+                          f"{', '.join(results.launched) or 'none'}")
         lines = [line for kernel in chosen for line in kernel_text(results, kernel)]
-    else:
-        lines = overview(results)
     print("\n".join(lines))
-    if results.raw.get("ended", "exit code 0") != "exit code 0":
+    if results.raw["ended"] != "exit code 0":
         print(f"the program ended with: {results.raw['ended']}")
     if options.html:
         write(options.html, page(results))
@@ -134,10 +131,13 @@ def report(options, shape=None):
     return 1 if found else 0
 
 
-def main(arguments=None):
-    options = parse_options(arguments)
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recording", metavar="raw.json")
+    add_options(parser)
+    options = parser.parse_args()
     try:
-        return report(options)
+        return report(options.recording, options)
     except Mistake as mistake:
         print(f"report.py: {mistake}", file=sys.stderr)
         return 2

@@ -1,11 +1,11 @@
-// What a warp's memory instruction asks of the hardware.
+// A request: what a warp's memory instruction asks of the hardware.
 //
 // sectors     Global memory moves in sectors of 32 bytes, four to a cache line. (CUDA C++ Best Practices Guide,
-//             "Coalesced Access to Global Memory".) The least possible: as many as the bytes that differ would fill.
-// wavefronts  Shared memory has 32 banks of 4 bytes; in a cycle each gives one word, to any number of lanes. Words of
-//             the same bank take a cycle each. (CUDA C++ Programming Guide, "Shared Memory" of 5.x, which those after
-//             share.) What is wider than a word goes in parts: 64 bits by halves of a warp, 128 bits by quarters. The
-//             least possible: a cycle for each part that has a lane.
+//             "Coalesced Access to Global Memory".) The least possible: as many as the different bytes would fill.
+// wavefronts  Shared memory has 32 banks of 4 bytes. In a cycle each bank delivers one word, to any number of lanes;
+//             different words of a bank take a cycle each. (CUDA C++ Programming Guide, "Shared Memory" of 5.x.) Wider
+//             accesses are split: 64 bits into halves of a warp, 128 bits into quarters. The least possible: a cycle
+//             for each part with an active lane.
 #pragma once
 
 #include "clocks.h"
@@ -24,7 +24,7 @@ struct Request {
 
     unsigned lanes() const { return static_cast<unsigned>(__builtin_popcount(active)); }
 
-    // The numbers of the units of that many bytes which lanes first to last - 1 touch: each once, in order.
+    // Returns the numbers of the units of that many bytes that lanes first to last - 1 touch: each once, in order.
     std::vector<uint64_t> units(uint64_t unit, unsigned first = 0, unsigned last = LANES) const
     {
         std::vector<uint64_t> all;
@@ -36,17 +36,8 @@ struct Request {
         return all;
     }
 
-    uint64_t least_sectors() const
-    {
-        // Lanes ask for whole elements, all of one size: those that differ do not overlap, as they are aligned.
-        std::vector<uint64_t> places(LANES);
-        size_t count = 0;
-        for (unsigned lane = 0; lane < LANES; lane++)
-            if (active >> lane & 1) places[count++] = address[lane];
-        std::sort(places.begin(), places.begin() + count);
-        count = static_cast<size_t>(std::unique(places.begin(), places.begin() + count) - places.begin());
-        return (count * bytes + SECTOR - 1) / SECTOR;
-    }
+    // Lanes access aligned elements of one size, so different elements do not overlap.
+    uint64_t least_sectors() const { return (units(bytes).size() * bytes + SECTOR - 1) / SECTOR; }
 
     struct Wavefronts { uint64_t taken, least; };
     Wavefronts wavefronts() const

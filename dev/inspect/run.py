@@ -1,71 +1,93 @@
 #!/usr/bin/env python3
 """Runs a program that was built to be inspected, and reports what its kernels do to memory. `make inspect` calls it.
 
-    run.py build/inspect/mine --sources ...               a program, as it is
-    run.py build/inspect/train_gpt --costs costs.py --sample    the run that costs.py has; a few blocks of each kernel
-    run.py ... --kernel NAME                              kernels with that in their name, line by line
-    run.py ... --barriers                                 removes each barrier in turn, to see which are needed
-
-The program's arguments follow --. How it is built: Makefile.
+    run.py PROGRAM [--kernel NAME] [--barriers] ... [-- ARGUMENTS OF THE PROGRAM]
 """
 import argparse
 import json
 import os
 import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 
 sys.dont_write_bytecode = True
 import report       # first: it adds dev/ to sys.path
-import barriers
-from expectations import Expectations
-from results import read_json
-from symbols import Mistake, bare_name, demangled
+from results import Expectations, Results, read_json
+from symbols import Mistake
+from tables import text_table
 
 
-def environment(options, recording, **more):
-    """What the recorder reads. One worker: blocks and threads run in their natural order."""
-    settings = {"OMP_NUM_THREADS": "1", "CUDA_CPU_SEED": "0", "CUDA_CPU_CARD": options.card, "INSPECT_OUT": recording,
-                "INSPECT_MODE": "sample" if options.sample else "whole", "INSPECT_KERNEL": options.kernel or "",
-                "INSPECT_SECONDS": str(options.seconds), "INSPECT_PROGRESS": "yes",
-                "INSPECT_REGISTERS": options.registers or "", **more}
-    return {**os.environ, **settings}
-
-
-def run_program(command, settings, log, progress=sys.stderr):
-    """Its exit code. Its own output goes to ours, or into a log; the recorder's lines, on stderr, to `progress`."""
-    start, is_terminal = time.time(), progress and progress.isatty()
-    output = open(log, "w", encoding="utf-8") if log else None
-    process = subprocess.Popen(command, env=settings, stdout=output, stderr=subprocess.PIPE, text=True,
-                               errors="replace")
-    for line in process.stderr:
-        if not line.startswith("inspect: "):
-            (output or sys.stderr).write(line)
-        elif progress:
-            name = line[9:].strip()
-            name = bare_name(demangled([name])[name]) if name.startswith("_Z") else name
-            text = f"{time.time() - start:4.0f} s  records {name}"
-            print(f"\r{text:<70}" if is_terminal else text, end="" if is_terminal else "\n", file=progress, flush=True)
-    code = process.wait()
-    if is_terminal:
-        print("\r" + " " * 70, end="\r", file=progress)
-    if output:
-        output.close()
-    return code
-
-
-def record(command, settings, recording, log, **how):
-    """Runs the program; returns its exit code and the recording, without kernels if it has not written any."""
+def record(command, settings, recording, log):
+    """Runs the program, its output in a log file if there is one; returns its exit code and the recording."""
     if os.path.exists(recording):
         os.remove(recording)
-    code = run_program(command, settings, log, **how)
+    output = open(log, "w", encoding="utf-8") if log else None
+    code = subprocess.run(command, env={**settings, "INSPECT_OUT": recording}, stdout=output, stderr=output).returncode
     if not os.path.exists(recording):
-        return code, {"kernels": [], "ended": f"exit code {code}"}
+        raise Mistake(f"{' '.join(command)} ended with exit code {code} and has launched no kernel"
+                      + (f": see {log}" if log else ""))
     raw = read_json(recording, "recording")
     if raw["ended"] == "at its end":
         raw["ended"] = f"exit code {code}"
+    raw["program"] = os.path.relpath(raw["program"])
+    with open(recording, "w", encoding="utf-8") as file:
+        json.dump(raw, file)
     return code, raw
 
+
+# ---- which barriers are needed
+
+def hazard_of(raw):
+    """Returns the first fault of a recording in a few words, "" if it has none."""
+    for kernel in raw["kernels"]:
+        for race in kernel["races"]:
+            first, second = race["accesses"]
+            return f"{race['memory']} memory: {first['access']} and {second['access']}, {race['why']}"
+        if kernel["uninitialised"]:
+            return "uninitialised shared memory is read"
+    return "" if raw["ended"] == "exit code 0" or raw["ended"].startswith("after") else raw["ended"].split("\n")[0]
+
+
+def barriers_of(results):
+    """Returns {(place, name): (addresses, kernels' ranges or symbols)}."""
+    found = {}
+    for kernel in results.kernels:
+        for barrier in kernel.raw["barriers"]:
+            place = results.symbols.place(barrier["stack"], kernel.demangled)
+            addresses, kernels = found.setdefault((place.file, place.line, barrier["name"]), (place, set(), set()))[1:]
+            addresses.add(barrier["stack"][0])
+            kernels.add(kernel.range or kernel.raw["symbol"])
+    return [(name, *entry) for (_, _, name), entry in sorted(found.items())]
+
+
+def report_barriers(raw, unnecessary, run_again):
+    """Removes each barrier in turn and records its kernels again. It is needed if that causes a race, an uninitialised
+    read, or if the program cannot continue; one that is not found needed may be so at other sizes. Prints a line for
+    each; returns 1 if some are not as expected. unnecessary: {beginning of a line: why it is there}"""
+    results = Results(raw)
+    barriers = barriers_of(results)
+    # The recorder selects kernels by one name: several are all recorded.
+    settings = [{"INSPECT_REMOVE": " ".join(f"{address:x}" for address in addresses),
+                 "INSPECT_KERNEL": next(iter(kernels)) if len(kernels) == 1 else ""}
+                for _, _, addresses, kernels in barriers]
+    with ThreadPoolExecutor(2) as pool:
+        faults = map(hazard_of, pool.map(run_again, range(len(settings)), settings))
+    rows, needed, wrong = [], 0, 0
+    for (name, place, _, kernels), fault in zip(barriers, faults):
+        text = results.quoted(place.file, place.line)
+        reason = next((why for line, why in unnecessary.items() if text.startswith(line)), "")
+        found = fault or (f"nothing; it is there because: {reason}" if reason else "NOTHING: is it needed?")
+        if fault and reason:
+            found += f" BUT --costs has it in UNNECESSARY_BARRIERS: {reason}"
+        needed += bool(fault)
+        wrong += bool(fault) == bool(reason)
+        rows.append([str(place), name, ", ".join(sorted(kernels))[:40], found])
+    print("\n".join(text_table(["barrier", "what", "kernels", "without it"], rows, left=4)))
+    print(f"{len(rows)} barriers, {needed} needed, {len(rows) - needed} not found to be; {wrong} not as expected")
+    return 1 if wrong else 0
+
+
+# ---- the command
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -73,8 +95,6 @@ def parse_options():
     report.add_options(parser)
     parser.add_argument("--sample", action="store_true", help="run only a few blocks of each kernel: for a program "
                         "whose results nothing depends on")
-    parser.add_argument("--sources", nargs="*", default=[], metavar="BUILT=FILE",
-                        help="files as compiled, and the user's")
     parser.add_argument("--barriers", action="store_true", help="remove each barrier in turn")
     parser.add_argument("--seconds", type=int, default=0, help="end the program then; 0: it ends by itself")
     parser.set_defaults(card="h100")
@@ -82,7 +102,6 @@ def parse_options():
     mine = words[:words.index("--")] if "--" in words else words
     options = parser.parse_args(mine)
     options.arguments = words[len(mine) + 1:]
-    options.recording = f"{options.program}.json"
     return options
 
 
@@ -90,25 +109,23 @@ def inspect(options):
     program = os.path.abspath(options.program)
     expectations = Expectations(options.costs)
     run = expectations.run(program, os.path.dirname(program), options.arguments, options.barriers)
-    command, settings = [program, *run["arguments"]], run.get("settings", {})
-    log = f"{options.program}.log" if options.sample else None
-    code, raw = record(command, environment(options, options.recording, **settings), options.recording, log)
-    if "program" not in raw:
-        raise Mistake(f"{' '.join(command)} ended with exit code {code} and has launched no kernel")
-    raw.update(program=os.path.relpath(program), sources=dict(pair.split("=", 1) for pair in options.sources))
-    with open(options.recording, "w", encoding="utf-8") as file:
-        json.dump(raw, file)
-    if log and code != 0:
-        with open(log, encoding="utf-8") as file:
-            print(file.read()[-2000:], file=sys.stderr)
+    command, log = [program, *run["arguments"]], f"{options.program}.log" if options.sample else None
+    # One worker and no seed: blocks and threads run in their natural order.
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_CPU_SEED": "0", "CUDA_CPU_CARD": options.card,
+                "INSPECT_MODE": "sample" if options.sample else "whole", "INSPECT_KERNEL": options.kernel or "",
+                "INSPECT_SECONDS": str(options.seconds), "INSPECT_REGISTERS": options.registers or "",
+                **run.get("settings", {})}
+    recording = f"{options.program}.json"
+    code, raw = record(command, settings, recording, log)
     if options.barriers:
-        def run_again(name, more):
-            again = f"{options.program}.{name}.json"
-            return record(command, environment(options, again, **settings, **more), again, f"{again}.log",
-                          progress=None)[1]
-        return barriers.report(raw, expectations.unnecessary_barriers, run_again)
-    options.tokens = None if options.kernel else run.get("tokens")
-    status = report.report(options, run.get("shape"))
+        def run_again(number, more):
+            again = f"{options.program}.without-{number}.json"
+            try:
+                return record(command, {**settings, **more}, again, f"{again}.log")[1]
+            except Mistake as crash:
+                return {"kernels": [], "ended": str(crash)}
+        return report_barriers(raw, expectations.unnecessary_barriers, run_again)
+    status = report.report(recording, options, run.get("shape"), None if options.kernel else run.get("tokens"))
     return status if code == 0 or raw["ended"].startswith("after") else status or 1
 
 

@@ -1,4 +1,4 @@
-"""From a program's addresses to lines of source, through its debug information; and kernels' names."""
+"""Lines of source and kernels' names for a program's addresses, from its debug information."""
 import os
 import re
 import subprocess
@@ -10,25 +10,15 @@ class Mistake(Exception):
 
 
 @dataclass(frozen=True)
-class Frame:
-    function: str       # demangled, with parameters
-    file: str           # from the source's root where it lies below that
-    line: int
-
-
-@dataclass(frozen=True)
 class Place:
-    """The line that an access belongs to."""
-    function: str
-    file: str
+    """A line: one that an instruction was compiled from, or the one that an access belongs to."""
+    function: str       # demangled, with parameters
+    file: str           # relative to the root where it lies below that
     line: int
-    via: tuple = ()     # "file:line" of the accessors between it and the instruction, innermost first
+    via: tuple = ()     # the accessors' lines between it and the instruction, innermost first, as "file:line"
 
     def __str__(self):
         return f"{self.file}:{self.line}"
-
-
-UNKNOWN = Place("", "?", 0)
 
 
 def run_tool(command, text):
@@ -43,63 +33,57 @@ def run_tool(command, text):
 # ---- names
 
 def demangled(symbols):
-    """{mangled symbol: with parameters}"""
+    """Returns {mangled symbol: the function with its parameters}."""
     symbols = sorted(set(filter(None, symbols)))
     names = run_tool(["c++filt"], "\n".join(symbols)).splitlines() if symbols else []
     return dict(zip(symbols, names))
 
 
-def outside_brackets(text, opening="<(", closing=">)"):
-    """The places in text that lie in no brackets."""
+def outside_brackets(text):
+    """Yields the positions in text that lie in no brackets."""
     depth = 0
     for i, sign in enumerate(text):
-        if sign in closing:
-            depth -= 1
+        depth -= sign in ">)"
         if depth == 0:
             yield i
-        if sign in opening:
-            depth += 1
+        depth += sign in "<("
 
 
 def bare_name(function):
-    """Without parameters, return type and namespace; template arguments stay: "kernel<64>"."""
+    """Returns a function's name without parameters, return type and namespace; template arguments stay."""
     text = function.replace("(anonymous namespace)::", "")
-    end = next((i for i in outside_brackets(text) if text[i] == "(" and i > 0), len(text))
-    text = text[:end]
-    begin = max((i + 1 for i in outside_brackets(text) if text[i] in " :"), default=0)
-    return text[begin:]
-
-
-def without_arguments(name):
-    """kernel<64> -> kernel"""
-    return name.split("<")[0]
+    text = text[:next((i for i in outside_brackets(text) if text[i] == "(" and i > 0), len(text))]
+    return text[max((i + 1 for i in outside_brackets(text) if text[i] in " :"), default=0):]
 
 
 # ---- lines
 
 def is_ours(path):
-    """Whether a frame is in the emulator, the recorder or the system: not where the user's code accesses memory."""
+    """Whether a file is the emulator's, the recorder's or the system's: not where the user's code accesses memory."""
     return bool(re.search(r"(^|/)dev/cpu/|(^|/)dev/inspect/[^/]*\.h$|^/usr/|^\?\?$", path))
 
 
 class Symbols:
-    """What the debug information of a program says about calls: a stack is a tuple of return addresses, the access
-    itself first. sources: {file that was compiled: the user's file, with the same lines}"""
+    """The lines of call stacks: a stack is a list of return addresses, the access itself first."""
 
-    def __init__(self, program, stacks, sources=None, root="."):
-        self.root, self.sources = os.path.realpath(root), sources or {}
-        self.stacks = {tuple(stack) for stack in stacks}
-        pcs = sorted({pc for stack in self.stacks for pc in stack})
+    def __init__(self, program, stacks, root="."):
+        self.root = os.path.realpath(root)
+        pcs = sorted({pc for stack in stacks for pc in stack})
         self.frames = dict(zip(pcs, self.look_up(program, pcs)))
-        self.accessors = self.find_accessors()
+        lines = {}
+        for pc in pcs:
+            for frame in self.frames[pc]:
+                lines.setdefault(frame.function, set()).add((frame.file, frame.line))
+        # Functions that access memory in one line only, such as load() and store().
+        self.accessors = {function for function, places in lines.items() if len(places) == 1}
 
     def look_up(self, program, pcs):
-        """Frames of each address, innermost first. A return address is after its call: one byte before it lies in the call."""
-        if not pcs:
-            return []
+        """Returns the frames of each address, innermost first. The byte before a return address lies in the call."""
         program = os.path.join(self.root, program)
         if not os.path.exists(program):
             raise Mistake(f"the recorded program {program} does not exist; its debug information names the lines")
+        if not pcs:
+            return []
         addresses = "\n".join(f"{pc - 1:x}" for pc in pcs) + "\n"
         frames = []
         lines = iter(run_tool(["addr2line", "-i", "-f", "-C", "-a", "-e", program], addresses).splitlines())
@@ -108,42 +92,26 @@ class Symbols:
                 frames.append([])
                 continue
             place = re.match(r"(.*):(\d+|\?)", next(lines))
-            frames[-1].append(Frame(line, self.short(place[1]), int(place[2]) if place[2] != "?" else 0))
+            frames[-1].append(Place(line, self.short(place[1]), int(place[2]) if place[2] != "?" else 0))
         return [[frame for frame in chain if not is_ours(frame.file)] for chain in frames]
 
     def short(self, path):
-        """As the user writes it."""
-        if path == "??":
-            return path
-        path = os.path.realpath(os.path.join(self.root, path))
-        short = os.path.relpath(path, self.root) if path.startswith(self.root + os.sep) else path
-        return self.sources.get(short, self.sources.get(path, short))
-
-    def find_accessors(self):
-        """Functions that access memory in one line only, such as load() and store()."""
-        lines = {}
-        for stack in self.stacks:
-            for pc in stack:
-                for frame in self.frames[pc]:
-                    lines.setdefault(frame.function, set()).add((frame.file, frame.line))
-        return {function for function, places in lines.items() if len(places) == 1}
-
-    def chain(self, stack, kernel):
-        """The frames of a stack, innermost first, as far as the kernel, without what launched it."""
-        frames = [frame for pc in stack for frame in self.frames.get(pc, [])]
-        end = next((i for i, frame in enumerate(frames) if frame.function == kernel), len(frames) - 1)
-        return frames[:end + 1]
+        path = os.path.realpath(os.path.join(self.root, path)) if path != "??" else path
+        return os.path.relpath(path, self.root) if path.startswith(self.root + os.sep) else path
 
     def place(self, stack, kernel=""):
-        """The line that an access belongs to. kernel: demangled, which is never skipped."""
-        chain = self.chain(stack, kernel)
+        """Returns the line that an access belongs to: the innermost one that is not in an accessor. kernel: the
+        demangled name of a function that is not skipped, and whose callers do not count."""
+        chain = [frame for pc in stack for frame in self.frames[pc]]
         if not chain:
-            return UNKNOWN
+            return Place("", "?", 0)
+        end = next((i for i, frame in enumerate(chain) if frame.function == kernel), len(chain) - 1)
         via = []
-        for frame, caller in zip(chain, chain[1:] + [None]):
-            if frame.function not in self.accessors or frame.function == kernel or caller is None:
+        for frame in chain[:end]:
+            if frame.function not in self.accessors:
                 break
-            via.append(f"{frame.file}:{frame.line}")
+            via.append(str(frame))
+        frame = chain[len(via)]
         return Place(frame.function, frame.file, frame.line, tuple(via))
 
 

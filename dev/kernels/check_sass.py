@@ -1,42 +1,40 @@
 #!/usr/bin/env python3
-"""Reads the machine code that the assembler made of kernels with wgmma, and says whether it is sound.
+"""Reads the machine code that the assembler produced for kernels with wgmma, and reports whether it is sound.
 
-    check_sass.py OBJECT [--expect KERNEL ...]     OBJECT: what nvcc made for sm_90a (.o, .cubin), or a listing
+    check_sass.py LISTING [--expect KERNEL ...]     LISTING: the output of `cuobjdump -sass` for sm_90a
 
-wgmma ("HGMMA" in machine code) runs on while the program goes on: from its start until a wait ("WARPGROUP.DEPBAR")
-covers its group, its registers belong to the tensor cores. What the compiler may do with them then is up to the
-assembler, and it has been wrong without a word. A kernel is sound if, on every path through it,
+wgmma ("HGMMA" in machine code) is asynchronous: from its start until a wait ("WARPGROUP.DEPBAR") covers its group, its
+registers belong to the tensor cores. The assembler decides what else uses registers then, and it has been wrong without
+a warning. A kernel is sound if, on every path through it,
 
-  1. nothing but wgmma names a register of a product in flight: neither of its sums nor of its operand A;
+  1. only wgmma names a register of a product in flight: of its sums and of its operand A;
   2. every register that wgmma takes as operand A was last written by a conversion to BF16;
   3. nothing is in flight when the program ends, and nothing lies in local memory.
 
-Not seen: whether it is the right conversion, and what lies in shared memory. The operands' descriptors are in uniform
-registers (UR), which a product reads when it starts.
-
-OBJECT is taken apart with cuobjdump; a listing is the output of `cuobjdump -sass`. What this program does not know, be it an instruction, a way to jump or a wait, is an error, as it might hide a fault.
-Exits with 0 if all is sound, with 1 if it is not, with 2 if there is nothing to read.
+Not checked: whether it is the right conversion, and shared memory. An instruction, a jump or a wait that this program
+does not know is an error, as it might hide a fault.
+Exits with 0 if all kernels are sound, with 1 if one is not, with 2 if the listing lacks a kernel.
 """
 import argparse
 import re
-import shutil
-import subprocess
 import sys
 from collections import defaultdict, namedtuple
 from pathlib import Path
 
-# ---- listings -----------------------------------------------------------------------------------
-
 INSTRUCTION_BYTES = 16
-MAX_GROUPS = 8   # in flight: more says that a loop never waits
+MAX_GROUPS = 8   # in flight: more means that a loop never waits
+JUMPS = {"BRA", "BSSY", "CALL", "RET"}
+PREDICATE = r"!?U?P(\d|T)"
 
-# target: the index of the instruction that the operands name; None without one
-Instruction = namedtuple("Instruction", "address text guard name modifiers operands target")
+# name: with modifiers; target: index of the instruction that a jump names, or None
+Instruction = namedtuple("Instruction", "address text guard name operands target")
 
 
 class Unknown(Exception):
-    """Something in the code that this program would have to guess at."""
+    """Something in the code that this program would have to guess."""
 
+
+# ---- listings -----------------------------------------------------------------------------------
 
 def read_listing(lines):
     """{kernel: [Instruction]} of a listing."""
@@ -47,8 +45,6 @@ def read_listing(lines):
         if start:
             kernel = start[1]
             raw[kernel] = []
-        elif line.startswith("Fatbin"):
-            kernel = None
         elif kernel and code:
             raw[kernel].append((int(code[1], 16), code[2]))
     return {kernel: [parse(address, text, len(code)) for address, text in code] for kernel, code in raw.items()}
@@ -56,67 +52,57 @@ def read_listing(lines):
 
 def parse(address, text, count):
     guard, name, rest = re.match(r"(@!?U?P\w+\s+)?([\w.]+)\s*(.*)", text).groups()
-    name, *modifiers = name.split(".")
     operands = [o.strip() for o in re.split(r",\s*|\s+(?=0x)", rest) if o.strip()]
     target = None
-    if operands and name in JUMPS and operands[-1].startswith("0x"):
+    if operands and base(name) in JUMPS and operands[-1].startswith("0x"):
         place = int(operands[-1], 16)
         if place % INSTRUCTION_BYTES == 0 and place < count * INSTRUCTION_BYTES:
             target = place // INSTRUCTION_BYTES
-    return Instruction(address, text, (guard or "").strip(), name, modifiers, operands, target)
+    return Instruction(address, text, (guard or "").strip(), name, operands, target)
+
+
+def base(name):
+    return name.split(".")[0]
 
 
 # ---- registers ----------------------------------------------------------------------------------
-# What an instruction does with the registers R0 ... R254. The result comes first, behind predicates.
+# How many registers each plain operand takes, the result first (0: no result), for names with modifiers. The result is
+# the first operand behind predicates.
 
-JUMPS = {"BRA", "BSSY", "CALL", "RET"}
-# Result and sources are a register each.
-SINGLE = set("""BMSK BREV F2F F2FP FADD FFMA FLO FMNMX FMUL FRND FSEL FSET HADD2 HFMA2 HMUL2 HSET2 I2FP IABS IADD3 IMNMX LEA
-                LOP3 MATCH MOV MUFU P2R POPC PRMT S2R SEL SGXT SHF SHFL VIADD VIADDMNMX VIMNMX VOTE""".split())
-# The result, if there is one, is a predicate or uniform; sources are a register each.
-WITHOUT_RESULT = set("BAR FCHK FSETP HSETP2 ISETP R2P R2UR REDUX".split())
-LOADS, STORES = {"LDC", "LDG", "LDL", "LDS", "LDSM"}, {"STG", "STL", "STS"}
-MEMORY = LOADS | STORES
-WITH_ADDRESS = MEMORY | {"SYNCS", "ATOMG", "REDG"}
-MEMORY_MODIFIERS = set("E U8 S8 U16 S16 64 128 CONSTANT STRONG CTA GPU SYS BYPASS EF EL LU 16 M88 MT88 2 4".split())
-LOCAL_MEMORY = {"LDL", "STL"}
-WIDE = {"64", "128", "256", "WIDE", "U64", "S64", "F64"}   # modifiers that mean more than one register somewhere
-# What may name no register at all; and all that begins with U.
-KNOWN = SINGLE | WITHOUT_RESULT | WITH_ADDRESS | JUMPS | set("""BSYNC CS2R ELECT ERRBAR EXIT F2I FENCE I2F IMAD
-                MEMBAR NANOSLEEP NOP PLOP3 S2UR VOTEU WARPGROUP WARPSYNC YIELD""".split())
+WIDE = r"(?!.*\.(64|128|256|WIDE|[USF]64)\b)"   # not one of the modifiers that mean more than one register
+ACCESS = r"(\.(E|[US](8|16)|64|128|CONSTANT|STRONG|CTA|GPU|SYS|BYPASS|EF|EL|LU))*"
+SINGLE = """BMSK BREV F2F F2FP FADD FFMA FLO FMNMX FMUL FRND FSEL FSET HADD2 HFMA2 HMUL2 HSET2 I2FP IABS IADD3 IMNMX LEA
+    LOP3 MATCH MOV MUFU P2R POPC PRMT S2R SEL SGXT SHFL VIADD VIADDMNMX VIMNMX VOTE""".split()
+WIDTHS = [   # the first pattern that matches; N: 1, 2 or 4 by .64 or .128
+    (rf"LD[CGLS]{ACCESS}", ("N",)),
+    (rf"ST[GLS]{ACCESS}", (0, "N")),
+    (r"ATOMG\.E\.INC\.STRONG\.GPU", (1, 1)),
+    (r"REDG\.E\.(MAX|ADD)(?!.*F64).*", (0, "N")),
+    (r"IMAD\.WIDE(\.(U32|X))*", (2, 1, 1, 2)),
+    (rf"{WIDE}IMAD\.HI(\.\w+)*", (1, 1, 1, 2)),
+    (rf"{WIDE}IMAD(\.\w+)*", (1, 1, 1, 1)),
+    (r"CS2R\.32", (1,)),
+    (r"CS2R", (2,)),
+    (r"F2I(\.\w+)*\.[US]64(\.\w+)*", (2, 1)),
+    (r"I2F(\.\w+)*\.[US]64(\.\w+)*", (1, 2)),
+    (rf"{WIDE}(F2I|I2F)(\.\w+)*", (1, 1)),
+    (r"RET(\.\w+)*", (0, 2)),
+    (r"SYNCS\.ARRIVE(\.\w+)*", (2, 1)),
+    (r"SYNCS\.PHASECHK(\.\w+)*", (0, 1)),
+    (r"SHF(\.\w+)*", (1, 1, 1, 1, 1)),   # takes 64 bits as two operands
+    (rf"{WIDE}({'|'.join(SINGLE)})(\.\w+)*", (1, 1, 1, 1, 1)),
+    (rf"{WIDE}(BAR|FCHK|FSETP|HSETP2|ISETP|R2P|R2UR|REDUX)(\.\w+)*", (0, 1, 1, 1, 1)),
+]
+WITHOUT_REGISTERS = """BRA BSSY BSYNC CALL ELECT ERRBAR EXIT FENCE MEMBAR NANOSLEEP NOP PLOP3 S2UR SYNCS VOTEU WARPGROUP
+    WARPSYNC YIELD""".split()   # may name none; like those that begin with U
 
 
 def widths(i):
-    """Registers that each plain operand of an instruction takes, the result first; 0: it has no result."""
-    wide = WIDE & set(i.modifiers)
-    if i.name in MEMORY and MEMORY_MODIFIERS.issuperset(i.modifiers):
-        size = 4 if "128" in i.modifiers else 2 if "64" in i.modifiers else 1
-        if i.name == "LDSM":
-            size = int(i.modifiers[-1]) if i.modifiers[-1] in ("2", "4") else 1
-        return (size,) if i.name in LOADS else (0, size)
-    if i.name == "ATOMG" and i.modifiers == ["E", "INC", "STRONG", "GPU"]:
-        return (1, 1)
-    if i.name == "REDG" and i.modifiers[:2] in (["E", "MAX"], ["E", "ADD"]):   # an atomic whose result nobody wants
-        return (0, 2 if wide else 1)
-    if i.name == "IMAD" and wide <= {"WIDE"}:
-        return (2, 1, 1, 2) if wide else (1, 1, 1, 2) if "HI" in i.modifiers else (1, 1, 1, 1)
-    if i.name == "CS2R":
-        return (1,) if "32" in i.modifiers else (2,)
-    if i.name == "F2I" and wide <= {"U64", "S64"}:
-        return (2, 1) if wide else (1, 1)
-    if i.name == "I2F" and wide <= {"U64", "S64"}:
-        return (1, 2) if wide else (1, 1)
-    if i.name == "RET":
-        return (0, 2)
-    if i.name == "SYNCS" and i.modifiers[0] in ("ARRIVE", "PHASECHK"):   # the former's result: 64 bits
-        return (2, 1) if i.modifiers[0] == "ARRIVE" else (0, 1)
-    if i.name in SINGLE | WITHOUT_RESULT and (not wide or i.name == "SHF"):   # SHF takes 64 bits as two operands
-        return (0 if i.name in WITHOUT_RESULT else 1, 1, 1, 1, 1)
+    for pattern, sizes in WIDTHS:
+        if re.fullmatch(pattern, i.name):
+            n = 4 if ".128" in i.name else 2 if ".64" in i.name else 1
+            return [n if size == "N" else size for size in sizes]
     raise Unknown("an instruction that this program does not know")
-
-
-def is_predicate(operand):
-    return re.fullmatch(r"!?U?P(\d|T)", operand)
 
 
 def plain_register(operand):
@@ -129,18 +115,19 @@ def registers(i):
     """(read, written): the registers that an instruction other than HGMMA names."""
     named = len(re.findall(r"(?<!\w)R\d", ", ".join(i.operands)))
     if named == 0:
-        if i.name not in KNOWN and not i.name.startswith("U") and not i.text.startswith("DEPBAR.LE SB"):
-            raise Unknown("an instruction that this program does not know")
+        if base(i.name) not in WITHOUT_REGISTERS and i.name[0] != "U" and not i.text.startswith("DEPBAR.LE SB"):
+            widths(i)
         return frozenset(), frozenset()
-    result, *sources = widths(i)
-    sizes = ([result] if result else []) + sources
+    sizes = widths(i)
+    has_result = sizes[0] > 0
+    sizes = sizes if has_result else sizes[1:]
     read, written, position = set(), set(), 0
     for operand in i.operands:
-        if is_predicate(operand):
+        if re.fullmatch(PREDICATE, operand):
             continue
-        if "[" in operand and i.name in WITH_ADDRESS:
+        if "[" in operand and re.match(r"(LD|ST)[CGLS]|SYNCS|ATOMG|REDG", i.name):
+            is_global = base(i.name) in ("ATOMG", "LDG", "REDG", "STG")   # addresses of 64 bits
             for number, suffix in re.findall(r"(?<!\w)R(\d+)(\.\w+)?", operand):
-                is_global = i.name in ("ATOMG", "LDG", "REDG", "STG")   # addresses of 64 bits
                 wide = suffix == ".64" or (is_global and suffix != ".U32")
                 read |= set(range(int(number), int(number) + (2 if wide else 1)))
                 named -= 1
@@ -149,7 +136,7 @@ def registers(i):
         if number is not None:
             if position == len(sizes):
                 raise Unknown("more operands than this program expects")
-            to = written if result and position == 0 else read
+            to = written if has_result and position == 0 else read
             to |= set(range(number, number + sizes[position]))
             named -= 1
         position += 1
@@ -158,18 +145,18 @@ def registers(i):
     return frozenset(read), frozenset(written)
 
 
-# ---- products -----------------------------------------------------------------------------------
+# ---- products and waits -------------------------------------------------------------------------
 
 # sums, a: sets of registers; commits: it is the last of its group
 Product = namedtuple("Product", "sums a commits")
 
 
 def product(i):
-    """What HGMMA.64xNx16.F32.BF16 D, A, [B,] C or RZ, ... takes: D and C are N / 2 registers, A four or in gdesc."""
-    shape = re.fullmatch(r"64x(\d+)x16\.F32\.BF16", ".".join(i.modifiers))
-    rest = [o for o in i.operands if o != "gsb0" and not is_predicate(o)]
-    if not shape or i.guard or len(rest) not in (3, 4) or any("R" in o and not re.fullmatch(
-            r"RZ|R\d+(\.reuse)?|gdesc\[UR\d+\](\.tnsp[AB])*", o) for o in rest):
+    """Of HGMMA.64xNx16.F32.BF16 D, A, [B,] C or RZ, ...: D and C take N / 2 registers, A four or is in gdesc."""
+    shape = re.fullmatch(r"HGMMA\.64x(\d+)x16\.F32\.BF16", i.name)
+    rest = [o for o in i.operands if o != "gsb0" and not re.fullmatch(PREDICATE, o)]
+    known = all("R" not in o or re.fullmatch(r"RZ|R\d+(\.reuse)?|gdesc\[UR\d+\](\.tnsp[AB])*", o) for o in rest)
+    if not shape or i.guard or len(rest) not in (3, 4) or not known:
         raise Unknown("a product in a form that this program does not know")
     d, a, c = plain_register(rest[0]), plain_register(rest[1]), rest[-1]
     if d is None or (a is None) != (len(rest) == 3) or (c != "RZ" and plain_register(c) != d):
@@ -179,74 +166,79 @@ def product(i):
 
 
 def groups_left(i):
-    """Of `WARPGROUP.DEPBAR.LE gsb0, 0x1`: how many groups may still be in flight behind it."""
+    """Of `WARPGROUP.DEPBAR.LE gsb0, 0x1`: how many groups may still be in flight after it."""
     wait = re.fullmatch(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x[0-9a-f]+)", i.text)
     if not wait:
         raise Unknown("a wait in a form that this program does not know")
     return int(wait[1], 16)
 
 
+def is_conversion(i):
+    return i.name.startswith("F2FP.BF16.F32")
+
+
 # ---- control flow -------------------------------------------------------------------------------
-# A place is (index of an instruction, where the calls that led there return to).
+# A place is (index of an instruction, indices where the calls that led there return to).
+
+START = (0, ())
+
 
 def successors(code, place):
     index, returns = place
-    i = code[index]
+    i, name = code[index], base(code[index].name)
     after = [(index + 1, returns)]
-    if i.name in JUMPS and i.name != "RET" and i.target is None:
+    if name in JUMPS and name != "RET" and i.target is None:
         raise Unknown("a jump to somewhere that this program does not find")
-    if i.name == "EXIT":
+    if name == "EXIT":
         return after if i.guard else []
-    if i.name == "BRA":
-        always = not i.guard and not i.modifiers and len(i.operands) == 1
+    if name == "BRA":
+        always = not i.guard and i.name == "BRA" and len(i.operands) == 1
         return ([] if always else after) + [(i.target, returns)]
-    if i.name == "CALL":   # where it returns to was put into a register just before
+    if name == "CALL":   # the return address was put into a register just before
         address = hex(i.address + INSTRUCTION_BYTES)
         if i.guard or not any(address in before.operands for before in code[max(0, index - 4):index]):
             raise Unknown("a call that does not return to the next instruction")
         return [(i.target, returns + (index + 1,))]
-    if i.name == "RET":
+    if name == "RET":
         if i.guard or not returns:
             raise Unknown("a return to somewhere that this program does not find")
         return [(returns[-1], returns[:-1])]
-    if i.name == "BSYNC" and not any(b.name == "BSSY" and b.operands[0] == i.operands[0] and b.target == index + 1
-                                     for b in code):
-        raise Unknown("a meeting of threads elsewhere than at the next instruction")
-    if i.name == "WARPSYNC" and i.modifiers != ["ALL"]:
+    if name == "BSYNC" and not any(base(b.name) == "BSSY" and b.operands[0] == i.operands[0] and b.target == index + 1
+                                   for b in code):
+        raise Unknown("a convergence of threads elsewhere than at the next instruction")
+    if name == "WARPSYNC" and i.name != "WARPSYNC.ALL":
         raise Unknown("a jump that this program does not know")
     return after
 
 
 def control_flow(code, report):
     """{place: [places that may follow]} of all that can be reached from the start."""
-    flow, todo = {}, [(0, ())]
+    flow, todo = {}, [START]
     while todo:
         place = todo.pop()
         if place in flow:
             continue
         try:
             flow[place] = successors(code, place)
+            if any(index >= len(code) for index, _ in flow[place]):
+                raise Unknown("the program runs past its end")
         except Unknown as unknown:
             report(place[0], str(unknown))
             flow[place] = []
-        for index, _ in flow[place]:
-            if index >= len(code):
-                report(place[0], "the program runs on behind its end")
-                flow[place] = []
         todo += flow[place]
     reached = {index for index, _ in flow}
     for index, i in enumerate(code):
         if index not in reached and i.name != "NOP" and i.target != index:   # padding: NOP, and BRA to itself
-            report(index, "no path leads here: control flow is not what this program takes it for")
+            report(index, "no path leads here: control flow is not what this program assumes")
     return flow
 
 
 # ---- what must hold -----------------------------------------------------------------------------
 
 def check_flight(code, flow, products, touched, report):
-    """Follows every path with the groups in flight, each the indices of its products, the last one still open.
-    Gives how many were in flight at most."""
-    seen, todo, most = set(), [((0, ()), ((),))], 0
+    """Follows every path with the groups in flight, each the indices of its products, the last one not yet committed.
+    Returns the largest number of groups in flight."""
+    seen, todo, most = set(), [(START, ((),))], 0
     while todo:
         state = todo.pop()
         if state in seen:
@@ -266,81 +258,67 @@ def check_flight(code, flow, products, touched, report):
             if len(groups) > MAX_GROUPS:
                 report(index, f"more than {MAX_GROUPS} groups are in flight: a wait is missing")
                 continue
-        elif i.name == "WARPGROUP" and i.modifiers != ["ARRIVE"]:   # that is the fence
+        elif base(i.name) == "WARPGROUP" and i.name != "WARPGROUP.ARRIVE":   # that is the fence
             try:
                 groups = groups[-1 - groups_left(i):]
             except Unknown as unknown:
                 report(index, str(unknown))
-        elif touched[index] and in_flight:
-            for j in in_flight:
-                for what, theirs in (("sum", products[j].sums), ("operand A", products[j].a)):
-                    for r in sorted(touched[index] & theirs):
-                        report(index, f"R{r} is {what} of the product in flight at {code[j].address:04x}")
+        for j in in_flight:
+            for what, theirs in (("sum", products[j].sums), ("operand A", products[j].a)):
+                for r in sorted(touched[index] & theirs):
+                    report(index, f"R{r} is {what} of the product in flight at {code[j].address:04x}")
         if i.name == "EXIT" and in_flight:
             report(index, f"the product at {code[in_flight[-1]].address:04x} is still in flight when the program ends")
         todo += [(following, groups) for following in flow[place]]
     return most
 
 
-def is_conversion(i):
-    return i.name == "F2FP" and i.modifiers[:2] == ["BF16", "F32"]
-
-
 def check_operands(code, flow, products, written, report):
-    """Which instructions may have written an operand A last: the classical reaching definitions."""
-    wanted = frozenset().union(*(p.a for p in products.values()))
-    START = -1
-    reaching = defaultdict(lambda: defaultdict(set))   # place: {register: indices of instructions, START: none}
-    for r in wanted:
-        reaching[(0, ())][r] = {START}
-    todo = [(0, ())]
-    visited = set()
-    while todo:
-        place = todo.pop()
-        visited.add(place)
-        index = place[0]
-        leaving = {r: set(by) for r, by in reaching[place].items()}
-        for r in written[index] & wanted:
-            leaving[r] = {index} | (leaving[r] if code[index].guard else set())
-        for following in flow[place]:
-            there, grew = reaching[following], following not in visited
-            for r, by in leaving.items():
-                grew |= not by <= there[r]
-                there[r] |= by
-            if grew:
-                todo.append(following)
-    for place, at in list(reaching.items()):
-        if place[0] in products:
-            for r in sorted(products[place[0]].a):
-                for j in sorted(at[r]):
-                    if j == START:
-                        report(place[0], f"R{r} of operand A may never have been written")
-                    elif not is_conversion(code[j]):
-                        report(place[0], f"R{r} of operand A is not a conversion to BF16 but what "
-                                         f"{code[j].address:04x} wrote: {code[j].text}")
+    """Goes back from each product to the instructions that may have written its operand A last."""
+    before = defaultdict(list)
+    for place, following in flow.items():
+        for other in following:
+            before[other].append(place)
+    for place, r in [(place, r) for place in flow if place[0] in products for r in products[place[0]].a]:
+        seen, todo = set(), list(before[place])
+        while todo:
+            at = todo.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            i = code[at[0]]
+            if r in written[at[0]]:
+                if not is_conversion(i):
+                    report(place[0], f"R{r} of operand A is not a conversion to BF16 but what "
+                                     f"{i.address:04x} wrote: {i.text}")
+                if not i.guard:
+                    continue
+            if at == START:
+                report(place[0], f"R{r} of operand A may never have been written")
+            todo += before[at]
 
 
 Result = namedtuple("Result", "instructions products groups errors")
 
 
 def check_kernel(code):
-    errors = {}   # {(index, message): None}: in order, once each
+    errors = set()   # (index, message)
 
     def report(index, message):
-        errors[index, message] = None
+        errors.add((index, message))
 
     products, touched, written = {}, {}, {}
     for index, i in enumerate(code):
         touched[index] = written[index] = frozenset()
         try:
-            if i.name == "HGMMA":
+            if base(i.name) == "HGMMA":
                 products[index] = product(i)
                 written[index] = products[index].sums
-            else:
-                if i.name in LOCAL_MEMORY:
-                    report(index, "local memory: a register was spilled, or an array is indexed")
-                read, written[index] = registers(i)
-                touched[index] = read | written[index]
+                continue
+            if base(i.name) in ("LDL", "STL"):
+                report(index, "local memory: a register was spilled, or an array is indexed")
+            read, written[index] = registers(i)
+            touched[index] = read | written[index]
         except Unknown as unknown:
             report(index, str(unknown))
     flow = control_flow(code, report)
@@ -353,60 +331,34 @@ def check_kernel(code):
 # ---- main ---------------------------------------------------------------------------------------
 
 def short_name(kernel):
-    """attention_forward_wgmma_kernel<64> of _Z30attention_forward_wgmma_kernelILi64EEv...; else as it is."""
-    name = re.match(r"_Z(\d+)", kernel)
-    if not name:
-        return kernel
-    begin, end = name.end(), name.end() + int(name[1])
-    size = re.match(r"ILi(\d+)E", kernel[end:])
-    return kernel[begin:end] + (f"<{size[1]}>" if size else "")
-
-
-def quit_saying(message):
-    print(f"check_sass: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def is_listing(path):
-    return path.read_bytes()[:4] != b"\x7fELF"   # what nvcc wrote begins like this
-
-
-def listing_of(path, cuobjdump):
-    """The lines of a listing, made of what nvcc wrote if it is none yet."""
-    if not path.is_file():
-        quit_saying(f"no file {path}")
-    if is_listing(path):
-        return path.read_text(errors="replace").splitlines()
-    if not shutil.which(cuobjdump):
-        quit_saying(f"found no {cuobjdump}: it comes with the CUDA toolkit, where it may be a package of its own")
-    run = subprocess.run([cuobjdump, "-sass", str(path)], capture_output=True, text=True)
-    if run.returncode:
-        quit_saying(f"{cuobjdump} -sass {path}: {run.stderr.strip() or run.stdout.strip()}")
-    return run.stdout.splitlines()
+    """attention_forward_wgmma_kernel<64> of _Z30attention_forward_wgmma_kernelILi64EEv..."""
+    name = re.match(r"_Z\d+(\w+?_kernel)(?:ILi(\d+)E)?", kernel)
+    return kernel if not name else name[1] + (f"<{name[2]}>" if name[2] else "")
 
 
 def kernels_with_products(lines):
     """{kernel: [Instruction]} of those that have wgmma or are named after it."""
     return {kernel: code for kernel, code in read_listing(lines).items()
-            if "wgmma" in kernel or any(i.name == "HGMMA" for i in code)}
+            if "wgmma" in kernel or any(base(i.name) == "HGMMA" for i in code)}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("object", type=Path, metavar="OBJECT")
+    parser.add_argument("listing", type=Path, metavar="LISTING")
     parser.add_argument("--expect", nargs="*", default=[], metavar="KERNEL", help="kernels that must be there")
-    parser.add_argument("--cuobjdump", default="cuobjdump", metavar="PROGRAM", help="default: the one on PATH")
     options = parser.parse_args()
-    kernels = kernels_with_products(listing_of(options.object, options.cuobjdump))
+    if not options.listing.is_file():
+        parser.error(f"no file {options.listing}")
+    kernels = kernels_with_products(options.listing.read_text(errors="replace").splitlines())
     missing = [name for name in options.expect if not any(name in kernel for kernel in kernels)]
     if not kernels or missing:
-        quit_saying(f"{options.object}: no kernel {' or '.join(missing) or 'with wgmma'}")
+        parser.error(f"{options.listing}: no kernel {' or '.join(missing) or 'with wgmma'}")
     unsound = 0
     for kernel in sorted(kernels):
         result = check_kernel(kernels[kernel])
         errors = result.errors if result.products else ["no wgmma in it: was it compiled for sm_90a?"]
         print(f"{short_name(kernel)}: {result.instructions} instructions, {result.products} products, "
-              f"{result.groups} groups at most in flight: {'NOT SOUND' if errors else 'sound'}")
+              f"at most {result.groups} groups in flight: {'NOT SOUND' if errors else 'sound'}")
         for error in errors:
             print(f"    {error}")
         unsound += bool(errors)

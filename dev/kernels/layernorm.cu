@@ -1,63 +1,65 @@
-// LayerNorm, step by step: what a kernel costs that only moves memory, and why one that reads a row several times
-// need not read memory several times.
+// LayerNorm, step by step: what a kernel costs that only moves memory, and how one that reads a row several times
+// reads memory only once.
 //
 // To learn here:
-//   - coalescing: the lanes of a warp should read neighbours, as a memory access brings 32 bytes or more anyway;
+//   - coalescing: the lanes of a warp should read neighbours, as a memory access moves 32 bytes or more anyway;
 //   - packs: 128 bits at a time, so that the same bytes take fewer instructions;
 //   - fusing: the residual addition before a LayerNorm costs nothing where the row is read anyway;
 //   - column sums: a gradient that sums over all rows, in a fixed order and without atomics;
-//   - Little's law: bandwidth = bytes on their way / latency. A kernel is as fast as the loads it has in flight.
+//   - Little's law: bandwidth = bytes in flight / latency. A kernel is as fast as the loads it has in flight.
 // Memory is the bound: forward reads inp and add, writes res and out; backward reads dout, inp, dinp, writes dinp.
 
 #include "study.h"
+
+struct Size { size_t N; int C; };
+std::string text_of(const Size& s) { return format("N %zu, C %d", s.N, s.C); }
 
 // ==== forward ================================================================
 
 // ---- 1: a thread per row ----
 // The formula as it stands, after a kernel that adds. Neighbouring threads read addresses a whole row apart: each
-// load of a warp touches 32 places in memory and uses 2 or 4 bytes of the 32 that come from each.
+// load of a warp touches 32 places in memory and uses 2 or 4 of the 32 bytes that come from each.
 
 __global__ void add_kernel(floatX* out, const floatX* a, const floatX* b, size_t n) {
-    const size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = static_cast<floatX>(static_cast<float>(a[i]) + static_cast<float>(b[i]));
-}
-
-void add_rows(floatX* res, const floatX* inp, const floatX* add, size_t n) {
-    launch("add", add_kernel, ceil_div(n, BLOCK), BLOCK, 0, res, inp, add, n);
+    const size_t i = my_index();
+    if (i < n) out[i] = static_cast<floatX>(f32(a[i]) + f32(b[i]));
 }
 
 __global__ void thread_per_row_kernel(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* w,
-                                      const floatX* b, size_t N, int C) {
-    const size_t n = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (n >= N) return;
+                                      const floatX* b, Size s) {
+    const size_t n = my_index(), C = s.C;
+    if (n >= s.N) return;
     const floatX* x = inp + n * C;
     float sum = 0, squares = 0;
-    for (int i = 0; i < C; i++) sum += static_cast<float>(x[i]);
+    for (size_t i = 0; i < C; i++) sum += f32(x[i]);
     const float m = sum / C;
-    for (int i = 0; i < C; i++) squares += (static_cast<float>(x[i]) - m) * (static_cast<float>(x[i]) - m);
+    for (size_t i = 0; i < C; i++) squares += (f32(x[i]) - m) * (f32(x[i]) - m);
     const float r = rsqrtf(squares / C + LAYERNORM_EPS);
-    for (int i = 0; i < C; i++)
-        out[n * C + i] = static_cast<floatX>((static_cast<float>(x[i]) - m) * r * static_cast<float>(w[i]) + static_cast<float>(b[i]));
+    for (size_t i = 0; i < C; i++) out[n * C + i] = static_cast<floatX>((f32(x[i]) - m) * r * f32(w[i]) + f32(b[i]));
     mean[n] = m;
     rstd[n] = r;
 }
 
-// ---- 2, 3, 4: a warp per row, then by packs, then with the addition ----
-// 2  WIDTH 1: the lanes of a warp read neighbours, and shuffles add up what they found. The second and third time
-//    the row comes from the L1 cache.
-// 3  WIDTH = PACK: 128 bits a load. An eighth of the instructions (a quarter in FP32), and as many more bytes
-//    in flight per thread.
-// 4  With `add` the kernel makes the sum itself: res is written, but not read back from memory, and one launch less.
+// ---- 2, 3, 4: a warp per row, packs, with the addition ----
+// 2  WIDTH 1: the lanes of a warp read neighbours, and shuffles add up their sums. The second and third time the row
+//    comes from the L1 cache.
+// 3  WIDTH = PACK: 128 bits a load. An eighth of the instructions (a quarter in FP32), and as many more bytes in flight
+//    per thread.
+// 4  With `add` the kernel computes the sum itself: res is written but not read back from memory, and there is one
+//    launch less.
+//
+// ---- 5: train_gpt.cu ----
+// A row that has just been stored is not in the L1 cache: it waits in shared memory instead.
 
 template <int WIDTH>
 __global__ void warp_per_row_kernel(floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp,
-                                    const floatX* add, const floatX* w, const floatX* b, size_t N, int C) {
-    const size_t n = warp_row();
-    if (n >= N) return;
-    const int first = threadIdx.x % WARP_SIZE * WIDTH, step = WARP_SIZE * WIDTH;
+                                    const floatX* add, const floatX* w, const floatX* b, Size s) {
+    const size_t n = warp_row(), C = s.C;
+    if (n >= s.N) return;
+    const size_t first = threadIdx.x % WARP_SIZE * WIDTH, step = WARP_SIZE * WIDTH;
     const floatX* x = inp + n * C;
-    float v[WIDTH], u[WIDTH], s[WIDTH], sum = 0, squares = 0;
-    for (int i = first; i < C; i += step) {
+    float v[WIDTH], u[WIDTH], bias[WIDTH], sum = 0, squares = 0;
+    for (size_t i = first; i < C; i += step) {
         load(v, x + i);
         if (add) {
             load(u, add + n * C + i);
@@ -67,18 +69,18 @@ __global__ void warp_per_row_kernel(floatX* res, floatX* out, float* mean, float
         }
         for (int k = 0; k < WIDTH; k++) sum += v[k];
     }
-    if (add) x = res + n * C;   // each lane reads only what it has just written
+    if (add) x = res + n * C;   // each lane reads only what it has written itself
     const float m = warp_sum(sum) / C;
-    for (int i = first; i < C; i += step) {
+    for (size_t i = first; i < C; i += step) {
         load(v, x + i);
         for (int k = 0; k < WIDTH; k++) squares += (v[k] - m) * (v[k] - m);
     }
     const float r = rsqrtf(warp_sum(squares) / C + LAYERNORM_EPS);
-    for (int i = first; i < C; i += step) {
+    for (size_t i = first; i < C; i += step) {
         load(v, x + i);
         load(u, w + i);
-        load(s, b + i);
-        for (int k = 0; k < WIDTH; k++) v[k] = (v[k] - m) * r * u[k] + s[k];
+        load(bias, b + i);
+        for (int k = 0; k < WIDTH; k++) v[k] = (v[k] - m) * r * u[k] + bias[k];
         store(out + n * C + i, v);
     }
     if (threadIdx.x % WARP_SIZE == 0) {
@@ -87,8 +89,9 @@ __global__ void warp_per_row_kernel(floatX* res, floatX* out, float* mean, float
     }
 }
 
-void forward(Study& study, size_t N, int C) {
-    Case c(study, "layernorm forward", format("N %zu, C %d", N, C), bytes(4.0 * N * C * sizeof(floatX)));
+void study_forward(Study& study, const Size& s) {
+    const size_t N = s.N, C = s.C;
+    Case c(study, "layernorm forward", text_of(s), bytes(4.0 * N * C * sizeof(floatX)));
     const auto inp = c.input<floatX>(N * C, -1, 3), add = c.input<floatX>(N * C);
     const auto w = c.input<floatX>(C), b = c.input<floatX>(C);
     const auto res = c.output<floatX>("res", N * C), out = c.output<floatX>("out", N * C);
@@ -96,31 +99,29 @@ void forward(Study& study, size_t N, int C) {
     for (size_t n = 0; n < N; n++) {
         double sum = 0, squares = 0;
         double* const x = &res.expected[n * C];
-        for (int i = 0; i < C; i++) sum += x[i] = stored_as<floatX>(inp.host[n * C + i] + add.host[n * C + i]);
-        const double m = sum / C;
-        for (int i = 0; i < C; i++) squares += (x[i] - m) * (x[i] - m);
-        const double r = 1 / sqrt(squares / C + LAYERNORM_EPS);
-        for (int i = 0; i < C; i++) out.expected[n * C + i] = (x[i] - m) * r * w.host[i] + b.host[i];
-        mean.expected[n] = m;
-        rstd.expected[n] = r;
+        for (size_t i = 0; i < C; i++) sum += x[i] = stored_as<floatX>(inp.host[n * C + i] + add.host[n * C + i]);
+        const double m = mean.expected[n] = sum / C;
+        for (size_t i = 0; i < C; i++) squares += (x[i] - m) * (x[i] - m);
+        const double r = rstd.expected[n] = 1 / sqrt(squares / C + LAYERNORM_EPS);
+        for (size_t i = 0; i < C; i++) out.expected[n * C + i] = (x[i] - m) * r * w.host[i] + b.host[i];
     }
     const floatX* const none = nullptr;
+    const auto add_rows = [&] { launch_threads(add_kernel, N * C, res, inp, add, N * C); };
     c.step("a thread per row, after the addition", [&] {
-        add_rows(res, inp, add, N * C);
-        launch("step 1", thread_per_row_kernel, ceil_div(N, BLOCK), BLOCK, 0, out, mean, rstd, res, w, b, N, C);
+        add_rows();
+        launch_threads(thread_per_row_kernel, N, out, mean, rstd, res, w, b, s);
     });
     c.step("a warp per row: neighbours read neighbours", [&] {
-        add_rows(res, inp, add, N * C);
-        launch("step 2", warp_per_row_kernel<1>, row_blocks(N), BLOCK, 0, res, out, mean, rstd, res, none, w, b, N, C);
+        add_rows();
+        launch_threads(warp_per_row_kernel<1>, N * WARP_SIZE, res, out, mean, rstd, res, none, w, b, s);
     });
     c.step("128 bits a load", [&] {
-        add_rows(res, inp, add, N * C);
-        launch("step 3", warp_per_row_kernel<PACK>, row_blocks(N), BLOCK, 0, res, out, mean, rstd, res, none, w, b, N, C);
+        add_rows();
+        launch_threads(warp_per_row_kernel<PACK>, N * WARP_SIZE, res, out, mean, rstd, res, none, w, b, s);
     });
     c.step("the addition in the same kernel", [&] {
-        launch("step 4", warp_per_row_kernel<PACK>, row_blocks(N), BLOCK, 0, res, out, mean, rstd, inp, add, w, b, N, C);
+        launch_threads(warp_per_row_kernel<PACK>, N * WARP_SIZE, res, out, mean, rstd, inp, add, w, b, s);
     });
-    // A row that has just been stored is not in the L1 cache: it waits in shared memory instead.
     c.step("train_gpt.cu: the row in shared memory", [&] {
         layernorm_forward(res, out, mean, rstd, inp, add, w, b, N, C);
     });
@@ -129,124 +130,100 @@ void forward(Study& study, size_t N, int C) {
 // ==== backward ===============================================================
 
 // ---- 1: a thread per row for dinp, a thread per column for dw and db ----
-// Two kernels that each read dout and inp. The second reads them well, but has only C threads, each of which walks
-// over all N rows: a GPU holds 2,048 threads on each of its 132 multiprocessors.
+// Two kernels that each read dout and inp. The second reads them well, but has only C threads, each of which goes over
+// all N rows: a GPU holds 2,048 threads on each of its 132 multiprocessors.
 
 __global__ void rows_kernel(floatX* dinp, const floatX* dout, const floatX* inp, const floatX* w, const float* mean,
-                            const float* rstd, size_t N, int C) {
-    const size_t n = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (n >= N) return;
+                            const float* rstd, Size s) {
+    const size_t n = my_index(), C = s.C;
+    if (n >= s.N) return;
     const float m = mean[n], r = rstd[n];
     float sum_g = 0, sum_gx = 0;
-    for (int i = 0; i < C; i++) {
-        const float g = static_cast<float>(dout[n * C + i]) * static_cast<float>(w[i]);
+    for (size_t i = 0; i < C; i++) {
+        const float g = f32(dout[n * C + i]) * f32(w[i]);
         sum_g += g;
-        sum_gx += g * (static_cast<float>(inp[n * C + i]) - m) * r;
+        sum_gx += g * (f32(inp[n * C + i]) - m) * r;
     }
-    for (int i = 0; i < C; i++) {
-        const float g = static_cast<float>(dout[n * C + i]) * static_cast<float>(w[i]);
-        const float xhat = (static_cast<float>(inp[n * C + i]) - m) * r;
-        dinp[n * C + i] = static_cast<floatX>(static_cast<float>(dinp[n * C + i]) + r * (g - sum_g / C - xhat * (sum_gx / C)));
+    for (size_t i = 0; i < C; i++) {
+        const float g = f32(dout[n * C + i]) * f32(w[i]), xhat = (f32(inp[n * C + i]) - m) * r;
+        dinp[n * C + i] = static_cast<floatX>(f32(dinp[n * C + i]) + r * (g - sum_g / C - xhat * (sum_gx / C)));
     }
 }
 
 // Sums over rows blockIdx.y, blockIdx.y + gridDim.y, ...: with one part, all of them.
 __global__ void columns_kernel(float* partials, const floatX* dout, const floatX* inp, const float* mean,
-                               const float* rstd, size_t N, int C) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+                               const float* rstd, Size s) {
+    const size_t i = my_index(), C = s.C;
     if (i >= C) return;
     float dw = 0, db = 0;
-    for (size_t n = blockIdx.y; n < N; n += gridDim.y) {
-        const float d = static_cast<float>(dout[n * C + i]);
-        dw += d * (static_cast<float>(inp[n * C + i]) - mean[n]) * rstd[n];
+    for (size_t n = blockIdx.y; n < s.N; n += gridDim.y) {
+        const float d = f32(dout[n * C + i]);
+        dw += d * (f32(inp[n * C + i]) - mean[n]) * rstd[n];
         db += d;
     }
-    partials[static_cast<size_t>(blockIdx.y) * C + i] = dw;
-    partials[(static_cast<size_t>(gridDim.y) + blockIdx.y) * C + i] = db;
-}
-
-void columns(Grad dw, Grad db, float* partials, const floatX* dout, const floatX* inp, const float* mean,
-             const float* rstd, size_t N, int C, size_t parts) {
-    launch("columns", columns_kernel, dim3(ceil_div(C, BLOCK), parts), BLOCK, 0, partials, dout, inp, mean, rstd, N, C);
-    add_partials({dw, db}, partials, parts, C);
+    partials[blockIdx.y * C + i] = dw;
+    partials[(gridDim.y + blockIdx.y) * C + i] = db;
 }
 
 // ---- 2: a warp per row, and the rows of a column in parts ----
-// Forward's lessons for dinp. For dw and db many blocks each sum a part of the rows into a row of `partials` of their
-// own, and add_partials adds those up: more threads, a fixed order, no atomics.
+// For dinp the same as in forward. For dw and db many blocks each sum a part of the rows into a row of `partials` of
+// their own, and add_partials adds those up: more threads, a fixed order, no atomics.
 
-__global__ void row_warps_kernel(floatX* dinp, const floatX* dout, const floatX* inp, const floatX* w,
-                                 const float* mean, const float* rstd, size_t N, int C) {
-    const size_t n = warp_row();
-    if (n >= N) return;
-    const float m = mean[n], r = rstd[n];
-    float d[PACK], x[PACK], g[PACK], y[PACK], sum_g = 0, sum_gx = 0;
+// The row of a warp: sums for dw and db if `dw` is not null, then dinp.
+__device__ __forceinline__ void warp_backward(floatX* dinp, float* dw, float* db, const floatX* dout, const floatX* inp,
+                                              const floatX* w, float m, float r, int C) {
+    float d[PACK], x[PACK], g[PACK], y[PACK], sum_g[PACK] = {}, sum_gx[PACK] = {};
     for (int i = lane_start(); i < C; i += LANE_STRIDE) {
-        load(d, dout + n * C + i);
-        load(x, inp + n * C + i);
+        load(d, dout + i);
+        load(x, inp + i);
         load(g, w + i);
         for (int k = 0; k < PACK; k++) {
-            sum_g += g[k] * d[k];
-            sum_gx += g[k] * d[k] * (x[k] - m) * r;
+            x[k] = (x[k] - m) * r;
+            sum_g[k] += g[k] * d[k];
+            sum_gx[k] += g[k] * d[k] * x[k];
         }
+        if (!dw) continue;
+        load(y, dw + i);
+        for (int k = 0; k < PACK; k++) y[k] += d[k] * x[k];
+        store(dw + i, y);
+        load(y, db + i);
+        for (int k = 0; k < PACK; k++) y[k] += d[k];
+        store(db + i, y);
     }
     const float avg_g = warp_sum(sum_g) / C, avg_gx = warp_sum(sum_gx) / C;
     for (int i = lane_start(); i < C; i += LANE_STRIDE) {
-        load(d, dout + n * C + i);
-        load(x, inp + n * C + i);
+        load(d, dout + i);
+        load(x, inp + i);
         load(g, w + i);
-        load(y, dinp + n * C + i);
+        load(y, dinp + i);
         for (int k = 0; k < PACK; k++) y[k] += r * (g[k] * d[k] - avg_g - (x[k] - m) * r * avg_gx);
-        store(dinp + n * C + i, y);
+        store(dinp + i, y);
     }
 }
 
+__global__ void row_warps_kernel(floatX* dinp, const floatX* dout, const floatX* inp, const floatX* w,
+                                 const float* mean, const float* rstd, Size s) {
+    const size_t n = warp_row(), row = n * s.C;
+    if (n < s.N) warp_backward(dinp + row, nullptr, nullptr, dout + row, inp + row, w, mean[n], rstd[n], s.C);
+}
+
 // ---- 3: one kernel ----
-// A warp walks over rows, and keeps its own dw and db in shared memory: lanes own columns, so nobody else touches them;
-// the warps of a block add theirs up in the end. What a warp has read for dinp serves dw and db as well. But 8 floats
-// of a lane lie 32 bytes from the next lane's: in each access two lanes meet in a bank. And two rows of floats for each
-// warp leave room for few warps: 16 on a multiprocessor where C = 1600.
+// A warp goes over rows, and keeps its own dw and db in shared memory: lanes own columns, so there are no conflicts;
+// the warps of a block add theirs up at the end. What a warp reads for dinp serves dw and db as well. But 8 floats of a
+// lane lie 32 bytes from the next lane's: in each access two lanes meet in a bank. And two rows of floats for each warp
+// leave room for few warps: 16 on a multiprocessor where C = 1600.
 
 __global__ void walking_warps_kernel(floatX* dinp, float* partials, const floatX* dout, const floatX* inp,
-                                     const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
-    const int warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
-    float *dw = dynamic_shared() + warp * 2 * C, *db = dw + C;   // this warp's
+                                     const floatX* w, const float* mean, const float* rstd, Size s) {
+    const int warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE, C = s.C;
+    float *dw = dynamic_shared() + warp * 2 * C, *db = dw + C, y[PACK];   // dw, db: of this warp
     const float zero[PACK] = {};
-    for (int i = lane_start(); i < C; i += LANE_STRIDE) {
-        store(dw + i, zero);
-        store(db + i, zero);
-    }
-    float g[PACK], x[PACK], y[PACK], d[PACK];
+    for (int i = lane_start(); i < 2 * C; i += LANE_STRIDE) store(dw + i, zero);
+    __syncwarp();
     const size_t stride = static_cast<size_t>(gridDim.x) * warps;
-    for (size_t n = static_cast<size_t>(blockIdx.x) * warps + warp; n < N; n += stride) {
-        const float m = mean[n], r = rstd[n];
-        float sum_g[PACK] = {}, sum_gx[PACK] = {};
-        for (int i = lane_start(); i < C; i += LANE_STRIDE) {
-            load(d, dout + n * C + i);
-            load(x, inp + n * C + i);
-            load(g, w + i);
-            for (int k = 0; k < PACK; k++) {
-                x[k] = (x[k] - m) * r;
-                g[k] *= d[k];
-                sum_g[k] += g[k];
-                sum_gx[k] += g[k] * x[k];
-            }
-            load(y, dw + i);
-            for (int k = 0; k < PACK; k++) y[k] += d[k] * x[k];
-            store(dw + i, y);
-            load(y, db + i);
-            for (int k = 0; k < PACK; k++) y[k] += d[k];
-            store(db + i, y);
-        }
-        const float avg_g = warp_sum(sum_g) / C, avg_gx = warp_sum(sum_gx) / C;
-        for (int i = lane_start(); i < C; i += LANE_STRIDE) {
-            load(d, dout + n * C + i);
-            load(x, inp + n * C + i);
-            load(g, w + i);
-            load(y, dinp + n * C + i);
-            for (int k = 0; k < PACK; k++) y[k] += r * (g[k] * d[k] - avg_g - (x[k] - m) * r * avg_gx);
-            store(dinp + n * C + i, y);
-        }
+    for (size_t n = static_cast<size_t>(blockIdx.x) * warps + warp; n < s.N; n += stride) {
+        const size_t row = n * C;
+        warp_backward(dinp + row, dw, db, dout + row, inp + row, w, mean[n], rstd[n], C);
     }
     __syncthreads();
     for (int i = threadIdx.x * PACK; i < 2 * C; i += blockDim.x * PACK) {   // dw, then db
@@ -262,13 +239,14 @@ __global__ void walking_warps_kernel(floatX* dinp, float* partials, const floatX
 
 // ---- 4: train_gpt.cu ----
 // A block per row, whose threads own columns: one set of sums for the whole block, in pieces of 128 bits that lie side
-// by side. It costs one barrier a row. And as there is room now, the columns of what is written are summed, too: the
-// gradients of two biases, for which another kernel would have to read dinp again.
+// by side. It costs one barrier a row. The room left is used for the column sums of dinp: gradients of a bias, for
+// which another kernel would have to read dinp again.
 
-void backward(Study& study, size_t N, int C) {
-    Case c(study, "layernorm backward", format("N %zu, C %d", N, C), bytes(4.0 * N * C * sizeof(floatX)));
+void study_backward(Study& study, const Size& s) {
+    const size_t N = s.N, C = s.C;
+    Case c(study, "layernorm backward", text_of(s), bytes(4.0 * N * C * sizeof(floatX)));
     const auto dout = c.input<floatX>(N * C), inp = c.input<floatX>(N * C, -1, 3), w = c.input<floatX>(C);
-    const auto mean = c.input<float>(N, 0.5, 1.5), rstd = c.input<float>(N, 0.5, 1.5);   // any will do
+    const auto mean = c.input<float>(N, 0.5, 1.5), rstd = c.input<float>(N, 0.5, 1.5);   // not those of inp
     const auto dinp = c.updated<floatX>("dinp", N * C);
     const auto dw = c.updated<float>("dw", C), db = c.updated<float>("db", C);
     const auto partials = c.scratch<float>(3 * partial_blocks(N) * C);
@@ -276,28 +254,34 @@ void backward(Study& study, size_t N, int C) {
         const double m = mean.host[n], r = rstd.host[n];
         const double *const d = &dout.host[n * C], *const x = &inp.host[n * C];
         double sum_g = 0, sum_gx = 0;
-        for (int i = 0; i < C; i++) {
+        for (size_t i = 0; i < C; i++) {
             sum_g += d[i] * w.host[i];
             sum_gx += d[i] * w.host[i] * (x[i] - m) * r;
             dw.expected[i] += d[i] * (x[i] - m) * r;
             db.expected[i] += d[i];
         }
-        for (int i = 0; i < C; i++) dinp.expected[n * C + i] += r * (d[i] * w.host[i] - sum_g / C - (x[i] - m) * r * sum_gx / C);
+        for (size_t i = 0; i < C; i++)
+            dinp.expected[n * C + i] += r * (d[i] * w.host[i] - sum_g / C - (x[i] - m) * r * sum_gx / C);
     }
+    const auto columns = [&](size_t parts) {
+        const dim3 grid(ceil_div(C, BLOCK), parts);
+        launch("columns", columns_kernel, grid, BLOCK, 0, partials, dout, inp, mean, rstd, s);
+        add_partials({grad(dw), grad(db)}, partials, parts, C);
+    };
     c.step("a thread per row, a thread per column", [&] {
-        columns(grad(dw), grad(db), partials, dout, inp, mean, rstd, N, C, 1);
-        launch("step 1", rows_kernel, ceil_div(N, BLOCK), BLOCK, 0, dinp, dout, inp, w, mean, rstd, N, C);
+        columns(1);
+        launch_threads(rows_kernel, N, dinp, dout, inp, w, mean, rstd, s);
     });
     c.step("a warp per row, columns in parts", [&] {
-        columns(grad(dw), grad(db), partials, dout, inp, mean, rstd, N, C, partial_blocks(N));
-        launch("step 2", row_warps_kernel, row_blocks(N), BLOCK, 0, dinp, dout, inp, w, mean, rstd, N, C);
+        columns(partial_blocks(N));
+        launch_threads(row_warps_kernel, N * WARP_SIZE, dinp, dout, inp, w, mean, rstd, s);
     });
     c.step("both in one kernel, sums of each warp", [&] {
-        const size_t most = 104 << 10;   // two such blocks fit on a multiprocessor of Hopper
-        const size_t room = std::min(device.properties.sharedMemPerBlockOptin, most), row = 2 * C * sizeof(float);
-        const size_t warps = std::clamp(room / row, size_t{1}, size_t{BLOCK_WARPS}), blocks = partial_blocks(N);
-        launch("step 3", walking_warps_kernel, blocks, warps * WARP_SIZE, warps * row, dinp, partials, dout, inp, w,
-               mean, rstd, N, C);
+        const size_t limit = 104 << 10;   // two such blocks fit on a multiprocessor of Hopper
+        const size_t room = std::min(device.properties.sharedMemPerBlockOptin, limit), each = 2 * C * sizeof(float);
+        const size_t warps = std::clamp(room / each, size_t{1}, size_t{BLOCK_WARPS}), blocks = partial_blocks(N);
+        launch("one kernel", walking_warps_kernel, blocks, warps * WARP_SIZE, warps * each, dinp, partials, dout, inp,
+               w, mean, rstd, s);
         add_partials({grad(dw), grad(db)}, partials, blocks, C);
     });
     c.step("train_gpt.cu: a block per row", [&] {
@@ -305,12 +289,6 @@ void backward(Study& study, size_t N, int C) {
     });
 }
 
-int main(int argc, char** argv) {
-    return study_main(argc, argv, [](Study& study) {
-        struct Size { size_t N; int C; };
-        study.at_sizes<Size>({{1, 16}, {37, 272}, {130, 784}}, {16384, 1600}, {64, 768}, [&](const Size& s) {
-            forward(study, s.N, s.C);
-            backward(study, s.N, s.C);
-        });
-    });
+void run_study(Study& study) {
+    study.at_sizes<Size>({{1, 16}, {37, 272}, {130, 784}}, {16384, 1600}, {64, 768}, study_forward, study_backward);
 }

@@ -2,37 +2,29 @@
 // out (M,N) = A (M,K) B (K,N), row-major: the trainer's forward pass, A its activations and B its weights (in, out).
 //
 // To learn here:
-//   - reuse: each element of A serves N outputs. Each step brings it closer to where it is used, and brings it less
-//     often: from shared memory, from registers, as fragments of a warp, then of four warps at once;
-//   - tensor cores: multiply tiles, not numbers; fragments, swizzled tiles and ldmatrix;
+//   - reuse: each element of A serves N outputs. Each step keeps it closer to where it is used and loads it less
+//     often: in shared memory, in registers, as fragments of a warp, then of four warps at once;
+//   - tensor cores: they multiply tiles, not numbers; fragments, swizzled tiles and ldmatrix;
 //   - asynchrony: copies run ahead of the products, first two tiles deep (cp.async), then as producer and consumers
-//     around a ring of buffers (TMA, mbarrier), and on Hopper the products themselves run on while a warp goes on;
-//   - tiles: how large, in what order, and who is busy while results are stored.
+//     around a ring of buffers (TMA, mbarrier), and on Hopper the products themselves are asynchronous;
+//   - tiles: their size, their order, and what overlaps with storing results.
 //
 // The floor is arithmetic, 2 M N K FLOPs. In each clock a multiprocessor of an H100 does 4096 of them in BF16 on
 // tensor cores, 256 on its FP32 units, and moves 128 bytes to or from shared memory. So a warpgroup's product reads
-//     64 x  64 x 16    32 clocks   2 KiB of A + 2 KiB of B   128 bytes a clock: shared memory is all used
+//     64 x  64 x 16    32 clocks   2 KiB of A + 2 KiB of B   128 bytes a clock: all of shared memory's bandwidth
 //     64 x 128 x 16    64 clocks   2 KiB      + 4 KiB         96
 //     64 x 256 x 16   128 clocks   2 KiB      + 8 KiB         80
-// and a tile of two warpgroups, 64 columns of K at a time, has to be brought from the L2 cache
+// and a tile of two warpgroups, 64 columns of K at a time, is loaded from the L2 cache with
 //    128 x 128        512 clocks  16 KiB      + 16 KiB        64 bytes a clock, for each multiprocessor
 //    128 x 256       1024 clocks  16 KiB      + 32 KiB        48
 // If reads and copies share the 128 bytes, tiles of 128 x 128 wait for a fifth of the time, those of 128 x 256 just
-// fit: 80 + 48. Twice that tile is not to be had: its sums would fill all registers. From L2 it takes 11.6 TB/s at
-// the full 989 TFLOP/s, 8.2 at 700: more than anything else here, so this is what would be next (clusters, whose
-// two blocks share what they load: 32 bytes a clock; dev/cpu has none, so neither have we).
-//
-// Predicted, not measured, for an H100 as parts of cuBLASLt: step 1 and 2 1 %, both bounded by one load per product;
-// 3 5 %, by the FP32 units; 4 50 %, as mma.sync drives Hopper's tensor cores at little over half of their rate;
-// 5 75 %, 6 85 %, 7 88 %, 8 90 to 95 %, the last ones more where K is small: there are more results per product.
+// fit: 80 + 48. A tile of twice that size does not fit: its sums would fill all registers.
 
 #include "study.h"
 
-#include <thread>
-
 struct Size { int M, N, K; };   // M any, N and K multiples of 8
 
-// Where an element is in a matrix of so many columns.
+// The index of an element in a matrix of so many columns.
 __device__ __forceinline__ size_t at(int row, int column, int columns) {
     return static_cast<size_t>(row) * columns + column;
 }
@@ -46,13 +38,13 @@ __global__ void element_kernel(floatX* out, const floatX* A, const floatX* B, Si
     const int m = blockIdx.y, n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= s.N) return;
     float sum = 0;
-    for (int k = 0; k < s.K; k++) sum += static_cast<float>(A[at(m, k, s.K)]) * static_cast<float>(B[at(k, n, s.N)]);
+    for (int k = 0; k < s.K; k++) sum += f32(A[at(m, k, s.K)]) * f32(B[at(k, n, s.N)]);
     out[at(m, n, s.N)] = static_cast<floatX>(sum);
 }
 
 // ---- 2: tiles in shared memory ----
-// A block computes 32 x 32 elements: what it loads serves 32 times. Global memory rests, but each product still takes
-// two loads, now from shared memory.
+// A block computes 32 x 32 elements: what it loads is used 32 times. Each product still takes two loads, now from
+// shared memory.
 
 constexpr int SQUARE = 32;
 
@@ -63,8 +55,8 @@ shared_tiles_kernel(floatX* out, const floatX* A, const floatX* B, Size s) {
     const int m = blockIdx.y * SQUARE + row, n = blockIdx.x * SQUARE + column;
     float sum = 0;
     for (int k0 = 0; k0 < s.K; k0 += SQUARE) {
-        a[row][column] = m < s.M && k0 + column < s.K ? static_cast<float>(A[at(m, k0 + column, s.K)]) : 0.0f;
-        b[row][column] = k0 + row < s.K && n < s.N ? static_cast<float>(B[at(k0 + row, n, s.N)]) : 0.0f;
+        a[row][column] = m < s.M && k0 + column < s.K ? f32(A[at(m, k0 + column, s.K)]) : 0.0f;
+        b[row][column] = k0 + row < s.K && n < s.N ? f32(B[at(k0 + row, n, s.N)]) : 0.0f;
         __syncthreads();
         for (int k = 0; k < SQUARE; k++) sum += a[row][k] * b[k][column];
         __syncthreads();   // before a and b are loaded again
@@ -73,9 +65,9 @@ shared_tiles_kernel(floatX* out, const floatX* A, const floatX* B, Size s) {
 }
 
 // ---- 3: tiles in registers, 128 bits a load ----
-// A thread computes 8 x 8 elements: 16 numbers from shared memory, 4 at a time, make 64 products. A is stored
-// transposed, so that its column is read like B's row. Of rows and columns a thread has 4 here and 4 half a tile
-// away: then the 16 threads side by side read 256 bytes without a gap.
+// A thread computes 8 x 8 elements: 64 products of 16 numbers from shared memory, loaded 4 at a time. A is stored
+// transposed, so that its column is read like B's row. A thread's rows and columns are 4 neighbours and 4 half a tile
+// away: then 16 neighbouring threads read 256 consecutive bytes.
 
 constexpr int REGISTER_TILE = 128, REGISTER_DEPTH = 16, REGISTER_BLOCK = 256;
 
@@ -123,13 +115,14 @@ register_tiles_kernel(floatX* out, const floatX* A, const floatX* B, Size s) {
 }
 
 #if (defined(PRECISION_BF16) || defined(PRECISION_FP16)) && WARP_SIZE == 32
+#define ON_TENSOR_CORES
 
 // ==== on tensor cores, Ampere and up =========================================
 // See ptx.cuh for fragments, tiles and their swizzle.
 
 constexpr int DEPTH = TILE_COLUMNS;   // of K, per step
 
-// A warp's fragment (16, columns), rounded, straight to where its corner is (m0, n0): lanes write 4 bytes each.
+// Stores a warp's fragment (16, columns), rounded, at row m0 and column n0 of out: lanes write 4 bytes each.
 template <int N>
 __device__ __forceinline__ void store_fragment(floatX* out, const float (&x)[N], int m0, int n0, Size s) {
 #pragma unroll
@@ -140,9 +133,9 @@ __device__ __forceinline__ void store_fragment(floatX* out, const float (&x)[N],
 }
 
 // ---- 4: mma ----
-// Four warps of 64 x 64 each. Tiles are copied to shared memory past the registers, the next ones while these are
-// multiplied. A warp reads 4 KiB for a product of 64 x 64 x 16; without the swizzle, eight rows of a chunk would come
-// from the same 4 banks, one after another.
+// Four warps of 64 x 64 each. Tiles are copied to shared memory without registers, the next ones while these are
+// multiplied. A warp reads 4 KiB for a product of 64 x 64 x 16; without the swizzle, eight rows of a chunk would be in
+// the same 4 banks.
 
 constexpr int WARP_TILE = 64, MMA_TILE = 2 * WARP_TILE;
 
@@ -150,7 +143,7 @@ struct MmaStage {
     alignas(TILE_ALIGNMENT) char A[tile_bytes(MMA_TILE, DEPTH)], B[tile_bytes(DEPTH, MMA_TILE)];
 };
 
-// Starts to load a tile (ROWS, COLUMNS) of x (rows, columns), from (row0, column0) on; what lies outside becomes 0.
+// Starts to load a tile (ROWS, COLUMNS) of x (rows, columns) from (row0, column0); out-of-range elements become 0.
 template <int ROWS, int COLUMNS>
 __device__ __forceinline__ void load_part(char* tile, const floatX* x, int row0, int column0, int rows, int columns) {
     constexpr int CHUNKS = COLUMNS / PACK;
@@ -162,7 +155,7 @@ __device__ __forceinline__ void load_part(char* tile, const floatX* x, int row0,
 }
 
 __global__ void __launch_bounds__(MMA_BLOCK, 2) mma_kernel(floatX* out, const floatX* A, const floatX* B, Size s) {
-    MmaStage* stages = reinterpret_cast<MmaStage*>(dynamic_shared());   // two: in use, on its way
+    MmaStage* stages = reinterpret_cast<MmaStage*>(dynamic_shared());   // two: in use, being loaded
     const int m0 = blockIdx.y * MMA_TILE, n0 = blockIdx.x * MMA_TILE;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int row = warp / 2 * WARP_TILE, column = warp % 2 * WARP_TILE;
@@ -179,7 +172,7 @@ __global__ void __launch_bounds__(MMA_BLOCK, 2) mma_kernel(floatX* out, const fl
         if (k0 + DEPTH < s.K) load_stage(k0 + DEPTH);
         copy_async_commit();
         copy_async_wait<1>();
-        __syncthreads();   // everybody's part of the stage is there
+        __syncthreads();   // all threads' copies have arrived
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++) {
             uint32_t a[WARP_TILE / 16][4], b[4];
@@ -201,46 +194,40 @@ __global__ void __launch_bounds__(MMA_BLOCK, 2) mma_kernel(floatX* out, const fl
 }
 
 // ==== on Hopper's tensor cores ===============================================
-// One kernel, four steps. A block is a warpgroup that loads and two that multiply, 64 rows each; between them is a ring
-// of stages, a stage being DEPTH columns of A and as many rows of B. B's rows are what is summed over (Major::MN), so
-// weights are read as they lie. Products are asynchronous: one group of them runs while the next is started, and a
-// stage is given back when the group after its own is under way.
+// One kernel, three steps. A block is a warpgroup that loads and two that multiply, 64 rows each; between them is a
+// ring of stages, a stage being DEPTH columns of A and as many rows of B. The sum is over B's rows (Major::MN), so
+// weights are read as they are stored. Products are asynchronous: one group of them runs while the next is started, and
+// a stage is released when the group after its own is under way.
 //
-// 5  Tiles of 128 x 128, a block for each. TMA does the addresses, the swizzle and what lies outside; loads are up to 6
-//    stages ahead.
+// 5  Tiles of 128 x 128, a block for each. TMA computes the addresses, the swizzle and fills out-of-range elements with
+//    0; loads are up to 6 stages ahead.
 // 6  Tiles of 128 x 256, the widest product there is: see the table at the top. Half of the registers are sums.
-// 7  Blocks stay: one per multiprocessor takes tile after tile, and the loads of the next tile begin while the results
-//    of this one are stored. Tiles go in groups of 16 rows of tiles, column by column, so that the 132 tiles at work
-//    form a near square of 2048 x 2112 elements, which reads the least from memory. (Row by row, the logits' N = 50304
-//    would bring all of B, 77 MB and more than the L2 cache, for every 128 rows.)
-// 8  Results go through shared memory: whole lines of 128 bytes to global memory, 16 bytes a lane, a quarter of the
-//    stores. A TMA store would save instructions, not bytes; the tensor cores are what is short.
-
-enum class Stores { FRAGMENTS, LINES };
+// 7  Persistent blocks: one per multiprocessor processes tile after tile, and the loads of the next tile begin while
+//    the results of this one are stored. Tiles are scheduled in groups of 16 rows of tiles, column by column, so that
+//    the 132 tiles in progress form a near square of 2048 x 2112 elements, which reads the least from memory. (Row by
+//    row, the logits' N = 50304 would read all of B, 77 MB and more than the L2 cache, for every 128 rows.)
 
 template <int COLUMNS> struct MatmulTile : Warpgroups<2> {
-    static constexpr int STAGES = COLUMNS == 256 ? 4 : 6, LINE_COLUMNS = 128;   // LINE_COLUMNS: stored at once
+    static constexpr int STAGES = COLUMNS == 256 ? 4 : 6;
     struct Shared {
-        alignas(TILE_ALIGNMENT) char A[STAGES][tile_bytes(MatmulTile::ROWS, DEPTH)],
-            B[STAGES][tile_bytes(DEPTH, COLUMNS)], out[tile_bytes(MatmulTile::ROWS, LINE_COLUMNS)];
+        alignas(TILE_ALIGNMENT) char A[STAGES][tile_bytes(MatmulTile::ROWS, DEPTH)];
+        alignas(TILE_ALIGNMENT) char B[STAGES][tile_bytes(DEPTH, COLUMNS)];
         Ring<STAGES> ring;
     };
 };
 
 // The order of tiles: groups of `together` rows of tiles, and in a group column by column.
 struct TileOrder {
+    struct Place { int row, column; };
     int rows, columns, together;
 
     __host__ __device__ int count() const { return rows * columns; }
+    __device__ Place place(int i) const {
+        const int first = i / (together * columns) * together, rest = i - first * columns;
+        const int group_rows = min(together, rows - first);
+        return {first + rest % group_rows, rest / group_rows};
+    }
 };
-
-struct TilePlace { int row, column; };
-
-__device__ __forceinline__ TilePlace tile_place(const TileOrder& order, int i) {
-    const int first = i / (order.together * order.columns) * order.together, rest = i - first * order.columns;
-    const int rows = min(order.together, order.rows - first);
-    return {first + rest % rows, rest / rows};
-}
 
 // d (64 x 256) = a (64 x 16) b (16 x 256), or += if `add`: ptx.cuh's wgmma, as wide as it can be.
 #ifdef CUDA_ON_CPU
@@ -284,7 +271,7 @@ __device__ __forceinline__ void matmul_producer(typename MatmulTile<COLUMNS>::Sh
     using Tile = MatmulTile<COLUMNS>;
     Turn<Tile::STAGES> turn;
     for (int i = blockIdx.x; i < order.count(); i += gridDim.x) {
-        const TilePlace place = tile_place(order, i);
+        const TileOrder::Place place = order.place(i);
         const int m = place.row * Tile::ROWS, n = place.column * COLUMNS;
         for (int k = 0; k < s.K; k += DEPTH, turn.next()) {
             uint64_t* full = &shared.ring.full[turn.stage];
@@ -297,48 +284,15 @@ __device__ __forceinline__ void matmul_producer(typename MatmulTile<COLUMNS>::Sh
     }
 }
 
-// A warp's sums by way of its own rows of a tile, LINE_COLUMNS at a time.
 template <int COLUMNS>
-__device__ __forceinline__ void store_lines(floatX* out, const float (&sum)[COLUMNS / 2], char* tile, int tile_row,
-                                            int m0, int n0, Size s) {
-    using Tile = MatmulTile<COLUMNS>;
-    constexpr int LINES = Tile::LINE_COLUMNS, CHUNKS = LINES / PACK;
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int c = 0; c < COLUMNS; c += LINES) {
-        __syncwarp();   // what was here has been read
-#pragma unroll
-        for (int e = 0; e < LINES / 2; e += 2) {
-            char* chunk = tile_chunk(tile, Tile::ROWS, tile_row + fragment_row(e), e / 4);
-            reinterpret_cast<uint32_t*>(chunk)[lane % 4] = pack_pair(sum[c / 2 + e], sum[c / 2 + e + 1]);
-        }
-        __syncwarp();
-        constexpr int ROWS = 32 / CHUNKS;   // that the warp moves at once
-        uint4 line[16 / ROWS];
-        const int row = lane / CHUNKS, chunk = lane % CHUNKS, n = n0 + c + chunk * PACK;
-#pragma unroll
-        for (int i = 0; i < 16; i += ROWS)
-            line[i / ROWS] = *reinterpret_cast<const uint4*>(tile_chunk(tile, Tile::ROWS, tile_row + row + i, chunk));
-#pragma unroll
-        for (int i = 0; i < 16; i += ROWS) {
-            const int m = m0 + row + i;
-            if (m < s.M && n < s.N) *reinterpret_cast<uint4*>(out + at(m, n, s.N)) = line[i / ROWS];
-        }
-    }
-}
-
-template <int COLUMNS, Stores STORES>
 __device__ __forceinline__ void matmul_consumer(floatX* out, typename MatmulTile<COLUMNS>::Shared& shared,
                                                 const TileOrder& order, Size s) {
     using Tile = MatmulTile<COLUMNS>;
-    const int row = consumer_row();
-    // From lane 0, which lets the compiler know that it is the same in all: descriptors are in uniform registers.
-    const int group_row = __shfl_sync(FULL_WARP, row / GROUP_ROWS * GROUP_ROWS, 0);
-    const uint64_t A = wgmma_operand(shared.A[0] + group_row * TILE_ROW_BYTES);
+    const uint64_t A = wgmma_operand(shared.A[0] + group_row() * TILE_ROW_BYTES);
     const uint64_t B = wgmma_operand(shared.B[0], tile_bytes(DEPTH, TILE_COLUMNS));
     Turn<Tile::STAGES> now, read;   // read: the stage that the products before these may still read
     for (int i = blockIdx.x; i < order.count(); i += gridDim.x) {
-        const TilePlace place = tile_place(order, i);
+        const TileOrder::Place place = order.place(i);
         float sum[COLUMNS / 2];
         for (int k = 0; k < s.K; k += DEPTH, now.next()) {
             wait_full(shared.ring, now);
@@ -350,13 +304,11 @@ __device__ __forceinline__ void matmul_consumer(floatX* out, typename MatmulTile
         }
         wgmma_wait<0>(sum);
         release(shared.ring, read);
-        const int m = place.row * Tile::ROWS + row, n = place.column * COLUMNS;
-        if constexpr (STORES == Stores::FRAGMENTS) store_fragment(out, sum, m, n, s);
-        else store_lines<COLUMNS>(out, sum, shared.out, row, m, n, s);
+        store_fragment(out, sum, place.row * Tile::ROWS + consumer_row(), place.column * COLUMNS, s);
     }
 }
 
-template <int COLUMNS, Stores STORES>
+template <int COLUMNS>
 __global__ void __launch_bounds__(MatmulTile<COLUMNS>::BLOCK, 1)
 wgmma_kernel(floatX* out, const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B, TileOrder order,
              Size s) {
@@ -369,101 +321,73 @@ wgmma_kernel(floatX* out, const __grid_constant__ TensorMap A, const __grid_cons
             if (threadIdx.x == 0) matmul_producer<COLUMNS>(shared, A, B, order, s);
         } else {
             take_registers<Tile::CONSUMER_REGISTERS>();
-            matmul_consumer<COLUMNS, STORES>(out, shared, order, s);
+            matmul_consumer<COLUMNS>(out, shared, order, s);
         }
     }
 }
 
-// A matrix (rows, columns) for the copy engine, in boxes of box_rows x 64.
-TensorMap matrix_tensor_map(const floatX* x, uint64_t rows, uint64_t columns, uint32_t box_rows) {
-    const uint64_t row = columns * sizeof(floatX);
-    return make_tensor_map(x, {columns, 1, rows, 1}, {row, row, row * rows}, box_rows);
-}
+enum class Blocks { ONE_TILE, PERSISTENT };
 
-enum class Blocks { ONE_TILE, STAY };
-
-template <int COLUMNS, Blocks BLOCKS, Stores STORES>
-void matmul_wgmma(floatX* out, const floatX* A, const floatX* B, const Size& s) {
+template <int COLUMNS, Blocks BLOCKS> void matmul_wgmma(floatX* out, const floatX* A, const floatX* B, const Size& s) {
     using Tile = MatmulTile<COLUMNS>;
-    constexpr bool STAY = BLOCKS == Blocks::STAY;
+    auto map_of = [](const floatX* x, uint64_t rows, uint64_t columns, uint32_t box_rows) {   // boxes of box_rows x 64
+        const uint64_t row = columns * sizeof(floatX);
+        return make_tensor_map(x, {columns, 1, rows, 1}, {row, row, row * rows}, box_rows);
+    };
+    constexpr bool PERSISTENT = BLOCKS == Blocks::PERSISTENT;
     const int rows = ceil_div(s.M, Tile::ROWS), columns = ceil_div(s.N, COLUMNS);
-    const TileOrder order = {rows, columns, STAY ? 16 : 1};
-    const int blocks = STAY ? std::min(order.count(), device.properties.multiProcessorCount) : order.count();
-    launch("matmul_wgmma", wgmma_kernel<COLUMNS, STORES>, blocks, Tile::BLOCK, sizeof(typename Tile::Shared), out,
-           matrix_tensor_map(A, s.M, s.K, Tile::ROWS), matrix_tensor_map(B, s.K, s.N, DEPTH), order, s);
+    const TileOrder order = {rows, columns, PERSISTENT ? 16 : 1};
+    const int blocks = PERSISTENT ? std::min(order.count(), device.properties.multiProcessorCount) : order.count();
+    launch("matmul_wgmma", wgmma_kernel<COLUMNS>, blocks, Tile::BLOCK, sizeof(typename Tile::Shared), out,
+           map_of(A, s.M, s.K, Tile::ROWS), map_of(B, s.K, s.N, DEPTH), order, s);
 }
-
-typedef const Array<floatX> Matrix;
-
-void steps_on_tensor_cores(Case& c, Matrix& out, Matrix& A, Matrix& B, const Size& s) {
-    constexpr Blocks ONE_TILE = Blocks::ONE_TILE, STAY = Blocks::STAY;
-    constexpr Stores FRAGMENTS = Stores::FRAGMENTS, LINES = Stores::LINES;
-    if (has_tensor_cores(TensorCores::MMA))
-        c.step("mma: tensor cores, copies run ahead", [&] {
-            const dim3 tiles(ceil_div(s.N, MMA_TILE), ceil_div(s.M, MMA_TILE));
-            launch("step 4", mma_kernel, tiles, MMA_BLOCK, 2 * sizeof(MmaStage), out, A, B, s);
-        });
-    if (!has_tensor_cores(TensorCores::WGMMA)) return;
-    c.step("wgmma, TMA: a producer, two consumers", [&] { matmul_wgmma<128, ONE_TILE, FRAGMENTS>(out, A, B, s); });
-    c.step("tiles of 128 x 256", [&] { matmul_wgmma<256, ONE_TILE, FRAGMENTS>(out, A, B, s); });
-    c.step("blocks stay, tiles in an order for L2", [&] { matmul_wgmma<256, STAY, FRAGMENTS>(out, A, B, s); });
-    c.step("results by way of shared memory", [&] { matmul_wgmma<256, STAY, LINES>(out, A, B, s); });
-}
-
-#else
-
-typedef const Array<floatX> Matrix;
-
-void steps_on_tensor_cores(Case&, Matrix&, Matrix&, Matrix&, const Size&) {}
 
 #endif
 
 // ==== the study ==============================================================
 
-// The plain loop, a part of the rows for each of the host's cores: at full size it takes 10^11 products.
-void matmul_loop(Values& out, const Values& A, const Values& B, size_t M, size_t N, size_t K) {
-    const size_t workers = std::min<size_t>(M, std::max(1u, std::thread::hardware_concurrency()));
-    std::vector<std::thread> threads;
-    for (size_t w = 0; w < workers; w++)
-        threads.emplace_back([&, w] {
-            for (size_t m = w; m < M; m += workers)
-                for (size_t k = 0; k < K; k++)
-                    for (size_t n = 0; n < N; n++) out[m * N + n] += A[m * K + k] * B[k * N + n];
-        });
-    for (std::thread& thread : threads) thread.join();
-}
-
-void forward(Study& study, const char* title, const Size& s) {
+void study_matmul(Study& study, const char* title, const Size& s) {
     const size_t M = s.M, N = s.N, K = s.K;
     Case c(study, title, format("M %zu, N %zu, K %zu", M, N, K), flops(2.0 * M * N * K));
-    Matrix A = c.input<floatX>(M * K), B = c.input<floatX>(K * N), out = c.output<floatX>("out", M * N);
-    matmul_loop(out.expected, A.host, B.host, M, N, K);
+    const auto A = c.input<floatX>(M * K), B = c.input<floatX>(K * N), out = c.output<floatX>("out", M * N);
+    in_parallel(M, [&](size_t m) {
+        for (size_t k = 0; k < K; k++)
+            for (size_t n = 0; n < N; n++) out.expected[m * N + n] += A.host[m * K + k] * B.host[k * N + n];
+    });
+    auto tiles = [&](int side) { return dim3(ceil_div(N, side), ceil_div(M, side)); };
     c.step("a thread per element", [&] {
         launch("step 1", element_kernel, dim3(ceil_div(N, BLOCK), M), BLOCK, 0, out, A, B, s);
     });
     c.step("tiles in shared memory", [&] {
-        const dim3 tiles(ceil_div(N, SQUARE), ceil_div(M, SQUARE));
-        launch("step 2", shared_tiles_kernel, tiles, SQUARE * SQUARE, 0, out, A, B, s);
+        launch("step 2", shared_tiles_kernel, tiles(SQUARE), SQUARE * SQUARE, 0, out, A, B, s);
     });
     c.step("tiles in registers, 128 bits a load", [&] {
-        const dim3 tiles(ceil_div(N, REGISTER_TILE), ceil_div(M, REGISTER_TILE));
-        launch("step 3", register_tiles_kernel, tiles, REGISTER_BLOCK, 0, out, A, B, s);
+        launch("step 3", register_tiles_kernel, tiles(REGISTER_TILE), REGISTER_BLOCK, 0, out, A, B, s);
     });
-    steps_on_tensor_cores(c, out, A, B, s);
+#ifdef ON_TENSOR_CORES
+    constexpr Blocks ONE_TILE = Blocks::ONE_TILE, PERSISTENT = Blocks::PERSISTENT;
+    if (has_tensor_cores(TensorCores::MMA))
+        c.step("mma: tensor cores, copies run ahead", [&] {
+            launch("step 4", mma_kernel, tiles(MMA_TILE), MMA_BLOCK, 2 * sizeof(MmaStage), out, A, B, s);
+        });
+    if (has_tensor_cores(TensorCores::WGMMA)) {
+        c.step("wgmma, TMA: a producer, two consumers", [&] { matmul_wgmma<128, ONE_TILE>(out, A, B, s); });
+        c.step("tiles of 128 x 256", [&] { matmul_wgmma<256, ONE_TILE>(out, A, B, s); });
+        c.step("persistent blocks, tiles in an order for L2", [&] { matmul_wgmma<256, PERSISTENT>(out, A, B, s); });
+    }
+#endif
     c.step("train_gpt.cu: cuBLASLt", [&] {
         matmul({out, A, B, {M, N, K, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE}});
     });
 }
 
-int main(int argc, char** argv) {
-    return study_main(argc, argv, [](Study& study) {
-        auto at = [&](const char* title, const Size& timed, const Size& counted, std::initializer_list<Size> odd = {}) {
-            study.at_sizes(odd, timed, counted, [&](const Size& size) { forward(study, title, size); });
-        };
-        at("matmul", {4096, 4096, 4096}, {136, 264, 200},
-           {{1, 8, 8}, {64, 256, 64}, {130, 264, 72}, {257, 520, 456}, {2200, 264, 24}});
-        at("matmul to q, k and v: C to 3C", {32768, 2304, 768}, {136, 216, 72});
-        at("matmul into the MLP: C to 4C", {32768, 3072, 768}, {136, 288, 72});
-        at("matmul out of the MLP: 4C to C", {32768, 768, 3072}, {136, 72, 288});
-    });
+void run_study(Study& study) {
+    auto at = [&](const char* title, const Size& timed, const Size& counted, std::initializer_list<Size> odd = {}) {
+        study.at_sizes(odd, timed, counted, [&](Study&, const Size& size) { study_matmul(study, title, size); });
+    };
+    at("matmul", {4096, 4096, 4096}, {136, 264, 200},
+       {{1, 8, 8}, {64, 256, 64}, {130, 264, 72}, {257, 520, 456}, {2200, 264, 24}});
+    at("matmul to q, k and v: C to 3C", {32768, 2304, 768}, {136, 216, 72});
+    at("matmul into the MLP: C to 4C", {32768, 3072, 768}, {136, 288, 72});
+    at("matmul out of the MLP: 4C to C", {32768, 768, 3072}, {136, 72, 288});
 }

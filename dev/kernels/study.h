@@ -1,193 +1,177 @@
-// What the studies in this folder share: arrays, the comparison with a plain loop, the clock, the table.
+// What the studies in this folder share: arrays, the check against a plain loop, timing, the table, main.
 //
-// A study takes one layer from a naive kernel, step by step, to the one that train_gpt.cu trains with. It is a
-// program: it holds every step, at odd sizes and at the size to be timed, against a loop in double, and then
-// prints what each step gained. A file reads like this:
+// A study takes one layer from a naive kernel, step by step, to the kernel that train_gpt.cu trains with. It is a
+// program: it compares each step with a loop in double, at odd sizes and at the size that is timed, and then prints
+// what each step gained.
 //
-//     void forward(Study& study, size_t n) {
-//         Case c(study, "gelu forward", format("n %zu", n), bytes(2 * n * sizeof(floatX)));   // the floor
+//     void study_forward(Study& study, size_t n) {
+//         Case c(study, "gelu forward", format("n %zu", n), bytes(2 * n * sizeof(floatX)));   // what must move
 //         const auto inp = c.input<floatX>(n), out = c.output<floatX>("out", n);
 //         for (size_t i = 0; i < n; i++) out.expected[i] = gelu(inp.host[i]);                 // the plain loop
-//         c.step("an element per thread", [&] { launch("step 1", ...); });
-//         c.step("train_gpt.cu", [&] { gelu_forward(out, inp, n); });                         // included, not pasted
+//         c.step("a thread per element", [&] { launch_threads(forward_kernel, n, out, inp, n); });
+//         c.step("train_gpt.cu", [&] { gelu_forward(out, inp, n); });                         // included, not copied
 //     }
-//     int main(int argc, char** argv) {
-//         return study_main(argc, argv, [](Study& study) { study.at_sizes({...}, on_a_gpu, on_a_cpu, ...); });
-//     }
+//     void run_study(Study& study) { study.at_sizes<size_t>({16, 4112}, 1 << 26, 1 << 16, study_forward); }
 //
-// Map: numbers · arrays · the clock · the ceilings · steps and tables · main
+// Map: kernels · arrays · timing · steps · tables · main
 #pragma once
 
 #define TESTING   // train_gpt.cu without its main
 #include "../../train_gpt.cu"
 
-// ==== numbers ================================================================
+#include <deque>
+#include <thread>
+
+// ==== kernels ================================================================
+
+__device__ __forceinline__ float f32(floatX x) { return static_cast<float>(x); }
+
+// The element, or the first of `width` elements, of a thread that has no others.
+__device__ __forceinline__ size_t my_index(int width = 1) {
+    return (static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) * width;
+}
+
+// Launches at least `threads` threads, in blocks of BLOCK.
+template <typename... Params, typename... Args>
+void launch_threads(void (*kernel)(Params...), size_t threads, Args... args) {
+    launch("step", kernel, static_cast<unsigned>(ceil_div(threads, BLOCK)), BLOCK, 0, args...);
+}
+
+// ==== arrays =================================================================
 
 typedef std::vector<double> Values;
 
-// What x becomes when it is stored as T.
+// x after it has been stored as T.
 template <typename T> double stored_as(double x) { return static_cast<float>(static_cast<T>(static_cast<float>(x))); }
 
-// How far a result may be off: |got - expected| / (|expected| + rms of all expected). BF16 keeps 8 bits, so
-// rounding once costs 2^-9 of the value at best and 2^-8 at worst; sums of many terms in FP32 stay well below 2^-14.
-// FP16 keeps 11 bits.
+// The largest error allowed, |got - expected| / (|expected| + rms of all expected). BF16 has a precision of 8 bits, so
+// one rounding costs up to 2^-9 of the value (2^-8 for a value that is stored and read again); FP16 has 11 bits; sums
+// of many terms in FP32 stay well below 2^-14.
 template <typename T> constexpr double LIMIT = std::is_same_v<T, __nv_bfloat16> ? 1.0 / (1 << 7)
                                                : std::is_same_v<T, __half>      ? 1.0 / (1 << 10) : 1.0 / (1 << 14);
 
-// What train_gpt.cu's kernels read the loss scale from: as floats, here for a scale of 1.
-const std::vector<int> SCALE_OF_ONE = {1, 1, 0, 0, 0};
-LossScale* loss_scale_in(float* floats) { return reinterpret_cast<LossScale*>(floats); }
+struct Worst { double of_limit; std::string what; };   // an array's worst element
 
-// ==== arrays =================================================================
-// On the host doubles, which hold every float and BF16 exactly. On the device, for the clock, as many copies as
-// it takes to be larger than the L2 cache: each launch finds data that the cache has forgotten, as in training.
+// An array in host memory as doubles, which hold every float and BF16 exactly, and in device memory in its own type.
+struct Storage {
+    const char* name;
+    size_t n, element_bytes;
+    double limit;
+    double (*get)(const void* x, size_t i);
+    void (*set)(void* x, size_t i, double value);
+    const size_t& launches;    // of the step that is timed
+    Values host, expected;     // before the step, empty for an output; after it, empty if it is not checked
+    char* data = nullptr;      // copies of the array
+    size_t copies = 1, stride = 0;
 
-struct ArrayBase {
-    virtual ~ArrayBase() = default;
-    virtual size_t bytes() const = 0;
-    virtual void allocate(size_t copies) = 0;
-    virtual void restore() = 0;   // all copies: the initial values, or poison where there are none
-    // The worst of all elements, of the first copy, relative to LIMIT; and which it is.
-    struct Error { double of_limit; std::string what; };
-    virtual Error error() const = 0;
-};
+    size_t bytes() const { return n * element_bytes; }
 
-template <typename T> class ArrayMemory : public ArrayBase {
-public:
-    Values host;       // before the launch; empty for an output
-    Values expected;   // after it; empty for an input
-
-    ArrayMemory(const char* name, size_t n, const size_t& turn) : name_(name), n_(n), turn_(turn) {}
-    ArrayMemory(const ArrayMemory&) = delete;
-    ~ArrayMemory() override { cudaFree(data_); }
-
-    T* this_turns_copy() const {
-        if (!data_) throw Failure("%s: on the device only inside of a step", name_);
-        return data_ + turn_ % copies_ * stride_;
+    void allocate(size_t count) {
+        copies = count;
+        stride = ceil_div(n, 256) * 256 * element_bytes;   // copies are aligned as cudaMalloc's memory is
+        check(cudaMalloc(&data, copies * stride), name);
     }
 
-    size_t bytes() const override { return n_ * sizeof(T); }
-
-    void allocate(size_t copies) override {
-        copies_ = copies;
-        stride_ = ceil_div(n_, 256) * 256;   // copies are aligned as cudaMalloc's are
-        check(cudaMalloc(&data_, copies_ * stride_ * sizeof(T)), name_);
+    // Sets all copies to the initial values, or to NaN if there are none.
+    void restore() {
+        if (host.empty()) return check(cudaMemsetAsync(data, 0xff, copies * stride, device.stream), name);
+        std::vector<char> typed(bytes());
+        for (size_t i = 0; i < n; i++) set(typed.data(), i, host[i]);
+        for (size_t c = 0; c < copies; c++) upload(data + c * stride, typed.data(), bytes());
     }
 
-    void restore() override {
-        if (host.empty()) return check(cudaMemsetAsync(data_, 0xff, copies_ * stride_ * sizeof(T), device.stream), name_);   // NaN
-        std::vector<T> typed(n_);
-        for (size_t i = 0; i < n_; i++) typed[i] = static_cast<T>(static_cast<float>(host[i]));
-        for (size_t c = 0; c < copies_; c++) upload(data_ + c * stride_, typed.data(), bytes());
-    }
-
-    Error error() const override {
-        if (expected.empty()) return {0, ""};
-        std::vector<T> typed(n_);
-        download(typed.data(), data_, bytes());
-        double squares = 0, worst = -1;
+    Worst worst() const {
+        std::vector<char> typed(bytes());
+        download(typed.data(), data, bytes());
+        double squares = 0, most = -1;
         for (double e : expected) squares += e * e;
-        const double rms = sqrt(squares / n_) + std::numeric_limits<float>::min();
+        const double rms = sqrt(squares / n) + std::numeric_limits<float>::min();
         size_t at = 0;
-        for (size_t i = 0; i < n_; i++) {
-            double off = std::abs(static_cast<float>(typed[i]) - expected[i]) / (std::abs(expected[i]) + rms);
-            if (std::isnan(off)) off = INFINITY;
-            if (off > worst) worst = off, at = i;
+        for (size_t i = 0; i < n; i++) {
+            double error = std::abs(get(typed.data(), i) - expected[i]) / (std::abs(expected[i]) + rms);
+            if (std::isnan(error)) error = INFINITY;
+            if (error > most) most = error, at = i;
         }
-        return {worst / LIMIT<T>, format("%s[%zu] is %.7g, the plain loop has %.7g", name_, at,
-                                         static_cast<float>(typed[at]), expected[at])};
+        return {most / limit, format("%s[%zu] is %.7g, expected %.7g", name, at, get(typed.data(), at), expected[at])};
     }
-
-private:
-    const char* name_;
-    size_t n_, copies_ = 1, stride_ = 0;
-    const size_t& turn_;
-    T* data_ = nullptr;
 };
 
-// An array by name: what launches and loops take.
+// A reference to such an array, which converts to its device pointer for launches.
 template <typename T> struct Array {
-    const ArrayMemory<T>& memory;
+    Storage& memory;
     Values &host, &expected;
-    operator T*() const { return memory.this_turns_copy(); }
+
+    operator T*() const {
+        if (!memory.data) throw Failure("%s: has no device memory before the first step", memory.name);
+        return reinterpret_cast<T*>(memory.data + memory.launches % memory.copies * memory.stride);
+    }
 };
 
 Grad grad(const Array<float>& array) { return {static_cast<float*>(array), DType::FP32}; }
 
-// ==== the clock ==============================================================
+// A LossScale for train_gpt.cu's kernels: the values of a scale of 1, and the pointer to such an input.
+const std::vector<int> SCALE_OF_ONE = {1, 1, 0, 0, 0};
+LossScale* loss_scale_in(float* floats) { return reinterpret_cast<LossScale*>(floats); }
 
-// Seconds of one launch, by events: the median of several batches, each long beside the events' resolution. `work`
-// is told by `turn` which copies to take.
-double seconds_of(const std::function<void()>& work, size_t& turn) {
-    const int batches = device.is_cpu() ? 3 : 11;
-    auto batch = [&](int launches) {
-        cudaEvent_t begin = event_now(device.stream);
-        for (int i = 0; i < launches; i++, turn++) work();
-        cudaEvent_t end = event_now(device.stream);
-        check(cudaEventSynchronize(end), "cudaEventSynchronize");
-        float ms = 0;
-        check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
-        cudaEventDestroy(begin);
-        cudaEventDestroy(end);
-        return ms / 1e3 / launches;
-    };
-    const double first = device.is_cpu() ? batch(1) : (batch(3), batch(3));   // warms up; then tells how long one takes
-    const int launches = device.is_cpu() ? 1 : std::clamp(static_cast<int>(2e-3 / first), 1, 200);
-    std::vector<double> seconds(batches);
-    for (double& s : seconds) s = batch(launches);
-    std::nth_element(seconds.begin(), seconds.begin() + batches / 2, seconds.end());
-    turn = 0;
-    return seconds[batches / 2];
+// Calls f(i) for each i below n, on all of the host's cores.
+template <typename F> void in_parallel(size_t n, F f) {
+    const size_t workers = std::max(1u, std::thread::hardware_concurrency());
+    std::vector<std::thread> threads;
+    for (size_t w = 0; w < workers; w++)
+        threads.emplace_back([=] {
+            for (size_t i = w; i < n; i += workers) f(i);
+        });
+    for (std::thread& thread : threads) thread.join();
 }
 
-// ==== the ceilings ===========================================================
-// What this device really does in this run: a copy for kernels that memory bounds, a large matmul for those that
-// arithmetic does. No data sheet's figures.
+// ==== timing =================================================================
+// By events on the device. On a CPU nothing is timed: memory accesses are counted instead (dev/inspect).
 
-// Bytes, read and written, per second of a copy from device memory to device memory.
+// Seconds of one launch: the median of batches, each of which is long compared with the events' resolution. Counts
+// `launches`, so that each launch uses the next copy of the arrays.
+double seconds_of(const std::function<void()>& work, size_t& launches) {
+    auto batch = [&](int count) {
+        const float milliseconds = stream_milliseconds([&] {
+            for (int i = 0; i < count; i++, launches++) work();
+        });
+        return milliseconds / 1e3 / count;
+    };
+    batch(3);   // warm-up
+    const int count = std::clamp(static_cast<int>(2e-3 / batch(3)), 1, 200);
+    std::vector<double> seconds(11);
+    for (double& s : seconds) s = batch(count);
+    std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
+    launches = 0;
+    return seconds[seconds.size() / 2];
+}
+
+template <typename T> T* device_memory(size_t n) {
+    T* memory;
+    check(cudaMalloc(&memory, n * sizeof(T)), "cudaMalloc");
+    return memory;
+}
+
+// Bytes, read and written, per second of a copy in device memory.
 double measure_copy() {
-    const size_t n = device.is_cpu() ? 8 << 20 : 512 << 20;
-    char *from, *to;
-    check(cudaMalloc(&from, n), "cudaMalloc to measure a copy");
-    check(cudaMalloc(&to, n), "cudaMalloc to measure a copy");
-    clear(from, n);
-    size_t turn = 0;
+    const size_t n = 512 << 20;
+    char* const memory = device_memory<char>(2 * n);
+    clear(memory, n);
+    size_t launches = 0;
     const double seconds = seconds_of([&] {
-        check(cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToDevice, device.stream), "cudaMemcpyAsync");
-    }, turn);
-    check(cudaFree(from), "cudaFree");
-    check(cudaFree(to), "cudaFree");
+        check(cudaMemcpyAsync(memory + n, memory, n, cudaMemcpyDeviceToDevice, device.stream), "cudaMemcpyAsync");
+    }, launches);
+    check(cudaFree(memory), "cudaFree");
     return 2 * n / seconds;
 }
 
-// FLOP/s of a square matmul of floatX by cuBLASLt. Of random numbers: zeros draw less power and run faster.
-double measure_matmul() {
-    const size_t n = device.is_cpu() ? 256 : 8192;
-    float* normal;
-    floatX* matrices;   // three of them
-    check(cudaMalloc(&normal, n * n * sizeof(float)), "cudaMalloc to measure a matmul");
-    check(cudaMalloc(&matrices, 3 * n * n * sizeof(floatX)), "cudaMalloc to measure a matmul");
-    init_normal(normal, 1, 1, 0, n * n);
-    for (int i = 0; i < 3; i++) round_weights(matrices + i * n * n, normal, n * n);
-    size_t turn = 0;
-    const double seconds = seconds_of([&] {
-        matmul({matrices, matrices + n * n, matrices + 2 * n * n,
-                {n, n, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE}});
-    }, turn);
-    check(cudaFree(normal), "cudaFree");
-    check(cudaFree(matrices), "cudaFree");
-    return 2.0 * n * n * n / seconds;
-}
+// ==== steps ==================================================================
 
-// ==== steps and tables =======================================================
-
-// What one launch cannot do without, and so what bounds it: bytes to move, or operations.
+// The least that a launch must do, and so what bounds it.
 enum class Bound { BANDWIDTH, COMPUTE };
-struct Floor { Bound bound; double amount; };
+struct Floor { Bound bound; double amount; };   // bytes or FLOPs
 Floor bytes(double n) { return {Bound::BANDWIDTH, n}; }
 Floor flops(double n) { return {Bound::COMPUTE, n}; }
 
-// Without a GPU its time means nothing, and what it does to memory is counted instead: see dev/inspect.
 #ifdef CUDA_CPU_INSPECT
 using Traffic = cuda_cpu::watch::Figures;
 Traffic take_traffic() { return cuda_cpu::watch::take_figures(); }
@@ -201,15 +185,14 @@ void count_traffic(bool) {}
 struct Row { std::string step; double seconds = 0, of_limit = 0; Traffic traffic = {}; };
 struct Table { std::string title, size; Floor floor; std::vector<Row> rows; };
 
-class Study {
-public:
-    // Calls f at sizes that fit nothing, only to check; then at the size to be timed, of which the CPU has its own.
-    template <typename Size, typename F>
-    void at_sizes(std::initializer_list<Size> odd, Size on_a_gpu, Size on_a_cpu, F f) {
+struct Study {
+    // Calls each f(study, size) at odd sizes, only to check; then at the size that is timed, or counted on a CPU.
+    template <typename Size, typename... F>
+    void at_sizes(std::initializer_list<Size> odd, Size on_a_gpu, Size on_a_cpu, F... f) {
         timing = false;
-        for (const Size& size : odd) f(size);
+        for (const Size& size : odd) (f(*this, size), ...);
         timing = true;
-        f(device.is_cpu() ? on_a_cpu : on_a_gpu);
+        (f(*this, device.is_cpu() ? on_a_cpu : on_a_gpu), ...);
     }
 
     Table& table(const std::string& title) {
@@ -217,11 +200,7 @@ public:
         return tables.emplace_back(Table{title, "", {}, {}});
     }
 
-    std::string report() const;
-    std::string report_of_memory() const;
-
     bool timing = false;
-    size_t turn = 0;   // which copy of the arrays a launch takes
     int failures = 0;
     std::vector<Table> tables;
 };
@@ -229,184 +208,158 @@ public:
 // One direction of a layer at one size.
 class Case {
 public:
-    Case(Study& study, const char* title, std::string size, Floor floor) : study_(study), title_(title), size_(std::move(size)) {
+    Case(Study& study, std::string title, std::string size, Floor floor)
+        : study_(study), title_(std::move(title)), size_(std::move(size)) {
         if (!study.timing) return;
-        table().size = size_;
-        table().floor = floor;
+        study.table(title_).size = size_;
+        study.table(title_).floor = floor;
+    }
+    Case(const Case&) = delete;
+    ~Case() {
+        for (Storage& array : arrays_) cudaFree(array.data);
     }
 
-    // Values from `low` to `high` that T can hold: the same in every run.
+    // Numbers between `low` and `high` that T can hold, the same in every run; or these numbers.
     template <typename T> Array<T> input(size_t n, double low = -1, double high = 1) {
-        return with_values<T>("input", n, [&](size_t i) { return low + (high - low) * uniform(i); });
+        return updated<T>("input", n, low, high, false);
     }
     template <typename T> Array<T> input(const std::vector<int>& values) {
-        return with_values<T>("input", values.size(), [&](size_t i) { return values[i]; });
+        const Array<T> array = scratch<T>(values.size());
+        array.host.assign(values.begin(), values.end());
+        return array;
     }
-    // Poisoned before each step; what to expect is for the study to fill in.
+    // NaN before each step. The study fills in `expected`.
     template <typename T> Array<T> output(const char* name, size_t n) {
-        const Array<T> array = add<T>(name, n);
+        const Array<T> array = scratch<T>(n, name);
         array.expected.resize(n);
         return array;
     }
-    // Has values, and gets others; `expected` starts as those values.
-    template <typename T> Array<T> updated(const char* name, size_t n, double low = -1, double high = 1) {
-        const Array<T> array = with_values<T>(name, n, [&](size_t i) { return low + (high - low) * uniform(i); });
-        array.expected = array.host;
+    // Read and written by a step. `expected` starts as the initial values.
+    template <typename T> Array<T> updated(const char* name, size_t n, double low = -1, double high = 1,
+                                           bool checked = true) {
+        const Array<T> array = scratch<T>(n, name);
+        array.host.resize(n);
+        for (size_t i = 0; i < n; i++) {
+            const double uniform = std::ldexp(splitmix64(splitmix64(arrays_.size()) ^ i) >> 11, -53);   // [0, 1)
+            array.host[i] = stored_as<T>(low + (high - low) * uniform);
+        }
+        if (checked) array.expected = array.host;
         return array;
     }
-    // Memory that a step needs on the way.
-    template <typename T> Array<T> scratch(size_t n) { return add<T>("scratch", n); }
+    // Memory for intermediate results.
+    template <typename T> Array<T> scratch(size_t n, const char* name = "scratch") {
+        Storage& memory = arrays_.emplace_back(Storage{
+            name, n, sizeof(T), LIMIT<T>,
+            [](const void* x, size_t i) -> double { return static_cast<float>(static_cast<const T*>(x)[i]); },
+            [](void* x, size_t i, double v) { static_cast<T*>(x)[i] = static_cast<T>(static_cast<float>(v)); },
+            launches_, {}, {}});
+        return {memory, memory.host, memory.expected};
+    }
 
-    // Checks one way to do it and, at the size for that, times it.
+    // Runs `work`, compares the arrays with what is expected and, at the size for that, times it.
     void step(const std::string& name, const std::function<void()>& work) {
-        if (!allocated_) allocate();
-        const size_t number = ++steps_;
-        std::vector<Row>& rows = table().rows;
-        if (rows.size() < number) rows.push_back({format("%zu %s", number, name.c_str())});
-        for (auto& array : arrays_) array->restore();
-        study_.turn = 0;
-        count_traffic(study_.timing);   // at the size for the table
-        take_traffic();                 // what came before is no matter of this step
+        if (steps_++ == 0) allocate();
+        std::vector<Row>& rows = study_.table(title_).rows;
+        if (rows.size() < steps_) rows.push_back({format("%zu %s", steps_, name.c_str())});
+        Row& row = rows[steps_ - 1];
+        auto fail = [&](const std::string& what) {
+            study_.failures++;
+            printf("FAILED %s, step %s, %s: %s\n", title_.c_str(), row.step.c_str(), size_.c_str(), what.c_str());
+        };
+        for (Storage& array : arrays_) array.restore();
+        count_traffic(study_.timing);
+        take_traffic();   // of this step only
         work();
         check(cudaStreamSynchronize(device.stream), name.c_str());
-        rows[number - 1].traffic = take_traffic();
-        if (const uint64_t hazards = rows[number - 1].traffic.hazards) {
-            study_.failures++;
-            printf("FAILED %s, step %s, %s: %zu races, or reads of what nobody wrote\n", title_,
-                   rows[number - 1].step.c_str(), size_.c_str(), static_cast<size_t>(hazards));
+        row.traffic = take_traffic();
+        if (row.traffic.hazards)
+            fail(format("%d races or reads of uninitialised shared memory", static_cast<int>(row.traffic.hazards)));
+        for (const Storage& array : arrays_) {
+            if (array.expected.empty()) continue;
+            const Worst worst = array.worst();
+            row.of_limit = std::max(row.of_limit, worst.of_limit);
+            if (worst.of_limit > 1) fail(format("%s, %.2g times the limit", worst.what.c_str(), worst.of_limit));
         }
-        for (auto& array : arrays_) {
-            const ArrayBase::Error error = array->error();
-            rows[number - 1].of_limit = std::max(rows[number - 1].of_limit, error.of_limit);
-            if (error.of_limit <= 1) continue;
-            study_.failures++;
-            printf("FAILED %s, step %s, %s: %s, %.2g times the limit\n", title_, rows[number - 1].step.c_str(), size_.c_str(),
-                   error.what.c_str(), error.of_limit);
-        }
-        if (study_.timing && !device.is_cpu()) rows[number - 1].seconds = seconds_of(work, study_.turn);
+        if (study_.timing && !device.is_cpu()) row.seconds = seconds_of(work, launches_);
     }
 
 private:
-    Table& table() { return study_.table(title_); }
-
-    template <typename T> Array<T> add(const char* name, size_t n) {
-        auto memory = std::make_unique<ArrayMemory<T>>(name, n, study_.turn);
-        const Array<T> array = {*memory, memory->host, memory->expected};
-        arrays_.push_back(std::move(memory));
-        return array;
-    }
-    template <typename T, typename F> Array<T> with_values(const char* name, size_t n, F value) {
-        const Array<T> array = add<T>(name, n);
-        array.host.resize(n);
-        for (size_t i = 0; i < n; i++) array.host[i] = stored_as<T>(value(i));
-        return array;
-    }
-    double uniform(size_t i) const { return std::ldexp(splitmix64(splitmix64(arrays_.size()) ^ i) >> 11, -53); }   // [0, 1)
-
+    // For timing, copies that are together larger than the L2 cache: each launch then finds data that is not in the
+    // cache, as in training.
     void allocate() {
         size_t one = 0;
-        for (auto& array : arrays_) one += array->bytes();
+        for (const Storage& array : arrays_) one += array.bytes();
         const size_t enough = 4 * static_cast<size_t>(device.properties.l2CacheSize);
         const size_t copies = study_.timing && !device.is_cpu() ? ceil_div(std::max(enough, one), one) : 1;
-        for (auto& array : arrays_) array->allocate(copies);
-        allocated_ = true;
+        for (Storage& array : arrays_) array.allocate(copies);
     }
 
     Study& study_;
-    const char* title_;
-    std::string size_;
-    std::vector<std::unique_ptr<ArrayBase>> arrays_;
-    size_t steps_ = 0;
-    bool allocated_ = false;
+    std::string title_, size_;
+    std::deque<Storage> arrays_;   // which stay where they are
+    size_t steps_ = 0, launches_ = 0;
 };
 
-constexpr char ABOUT_ERRORS[] =
-    "\nerror: how far the worst element of all sizes was off, over how far it may be (a part of its value + the rms of all)\n";
+// ==== tables =================================================================
+// In Markdown. On a GPU: time, rate and the share of what a copy reaches in the same run. On a CPU: sectors of
+// global memory that warps' instructions touch and wavefronts of shared memory, in thousands and relative to the least
+// possible; and the bytes that move to and from memory past a model of the caches.
 
-// The tables in Markdown, aligned so that they read as they are.
-std::string Study::report() const {
-    if (tables.empty()) return "";
-    if (device.is_cpu()) return report_of_memory() + ABOUT_ERRORS;
-    std::string text;
-    const double copy = measure_copy();
-    double product = 0;   // measured where a table needs it
-    for (const Table& t : tables) {
-        const bool moves = t.floor.bound == Bound::BANDWIDTH;
-        if (!moves && !product) product = measure_matmul();
-        const double unit = moves ? 1e9 : 1e12, ceiling = moves ? copy : product;
-        const char* const rate = moves ? "GB/s" : "TFLOP/s";
-        text += format("\n%s: %s, %s, on %s\n", t.title.c_str(), t.size.c_str(), name_of(FLOATX), device.properties.name);
-        text += format("%.4g %s; %s does %.4g %s there\n\n", t.floor.amount / (moves ? 1e6 : 1e9), moves ? "MB must move" : "GFLOP",
-                       moves ? "a copy" : "a large matmul", ceiling / unit, rate);
-        text += format("| %-46s | %9s | %7s | %9s | %8s | %5s |\n", "step", "us", rate, moves ? "of copy" : "of matmul", "faster", "error");
-        text += "|" + std::string(48, '-');
-        for (int width : {10, 8, 10, 9, 6}) text += "|" + std::string(width, '-') + ":";
-        text += "|\n";
-        for (const Row& row : t.rows) {
-            const double speed = t.floor.amount / row.seconds;
-            text += format("| %-46s | %9.1f | %7.4g | %7.1f %% | %6.1f x | %5.2f |\n", row.step.c_str(), row.seconds * 1e6,
-                           speed / unit, 100 * speed / ceiling, t.rows[0].seconds / row.seconds, row.of_limit);
-        }
-    }
-    return text + ABOUT_ERRORS;
+std::string table_line(const std::string& first, const std::vector<std::string>& others) {
+    std::string text = format("| %-46s |", first.c_str());
+    for (const std::string& other : others) text += format(" %10s |", other.c_str());
+    return text + "\n";
 }
 
-// On the stand-in: sectors of global memory that warps' instructions touch and wavefronts that shared memory takes,
-// in thousands and over the least that would do; and what moves to and from memory, behind a model of caches.
-std::string Study::report_of_memory() const {
-    std::string text;
-    for (const Table& t : tables) {
-        const bool moves = t.floor.bound == Bound::BANDWIDTH;
-        text += format("\n%s: %s, %s, counted on a CPU (no time: that means nothing here)\n%.4g %s\n\n", t.title.c_str(),
-                       t.size.c_str(), name_of(FLOATX), t.floor.amount / (moves ? 1e6 : 1e9),
-                       moves ? "MB must move" : "GFLOP");
-        text += format("| %-46s | %9s | %8s | %10s | %8s | %9s | %5s |\n", "step", "k sectors", "of least", "k wavefr.",
-                       "of least", "MB moved", "error");
-        text += "|" + std::string(48, '-');
-        for (int width : {10, 9, 11, 9, 10, 6}) text += "|" + std::string(width, '-') + ":";
-        text += "|\n";
-        for (const Row& row : t.rows) {
-            const Traffic& m = row.traffic;
-            auto over = [](double done, double least) { return least > 0 ? format("%.2f x", done / least) : "-"; };
-            text += format("| %-46s | %9.1f | %8s | %10.1f | %8s | %9.3f | %5.2f |\n", row.step.c_str(), m.sectors / 1e3,
-                           over(m.sectors, m.least_sectors).c_str(), m.wavefronts / 1e3,
-                           over(m.wavefronts, m.least_wavefronts).c_str(), m.memory_bytes / 1e6, row.of_limit);
-        }
+std::string table_of(const Table& t) {
+    const bool moves = t.floor.bound == Bound::BANDWIDTH, cpu = device.is_cpu();
+    const char* const rate = moves ? "GB/s" : "TFLOP/s";
+    const double unit = moves ? 1e9 : 1e12;
+    std::string text = format("\n%s: %s, %s, %s\n%.4g %s", t.title.c_str(), t.size.c_str(), name_of(FLOATX),
+                              cpu ? "counted on a CPU" : device.properties.name, t.floor.amount / unit * 1e3,
+                              moves ? "MB must move" : "GFLOP");
+    static const double copy = cpu ? 0 : measure_copy();
+    if (!cpu && moves) text += format("; a copy reaches %.4g GB/s", copy / unit);
+    text += "\n\n";
+    text += cpu ? table_line("step", {"k sectors", "of least", "k wavefr.", "of least", "MB moved", "error"})
+                : table_line("step", {"us", rate, "of copy", "faster", "error"});
+    text += "|" + std::string(48, '-') + "|";
+    for (int i = 0; i < (cpu ? 6 : 5); i++) text += std::string(11, '-') + ":|";
+    text += "\n";
+    for (const Row& row : t.rows) {
+        const Traffic& m = row.traffic;
+        auto relative = [](double done, double least) { return least > 0 ? format("%.2f x", done / least) : "-"; };
+        const double speed = t.floor.amount / row.seconds;
+        const std::string error = format("%.2f", row.of_limit);
+        if (cpu)
+            text += table_line(row.step, {format("%.1f", m.sectors / 1e3), relative(m.sectors, m.least_sectors),
+                                          format("%.1f", m.wavefronts / 1e3),
+                                          relative(m.wavefronts, m.least_wavefronts),
+                                          format("%.3f", m.memory_bytes / 1e6), error});
+        else
+            text += table_line(row.step, {format("%.1f", row.seconds * 1e6), format("%.4g", speed / unit),
+                                          moves ? format("%.1f %%", 100 * speed / copy) : "-",
+                                          format("%.1f x", t.rows[0].seconds / row.seconds), error});
     }
     return text;
 }
 
 // ==== main ===================================================================
 
-int study_main(int argc, char** argv, void (*study)(Study&)) {
-    const std::string flag = argc > 1 ? argv[1] : "";
-    const bool known = argc == 1 || (argc == 3 && flag == "--markdown");
-    if (!known) {
-        const bool asked = argc == 2 && flag == "--help";
-        fprintf(asked ? stdout : stderr, "usage: %s [--markdown FILE]\n"
-                "Checks each step against a plain loop and times it; FILE gets the tables as well, at its end.\n", argv[0]);
-        return asked ? 0 : 2;
-    }
+void run_study(Study& study);   // which each study defines
+
+int main() {
     try {
-        FILE* const file = argc == 3 ? fopen(argv[2], "a") : nullptr;
-        if (argc == 3 && !file) throw UserError("--markdown %s: %s", argv[2], strerror(errno));
         open_device(TensorCores::AUTO);
         check(cudaMalloc(&device.matmul_workspace, MATMUL_WORKSPACE), "cudaMalloc of cuBLASLt's workspace");
-        Study s;
-        study(s);
-        const std::string report = s.report();
-        fputs(report.c_str(), stdout);
-        if (file) {
-            fputs(report.c_str(), file);
-            fclose(file);
-        }
-        if (s.failures) printf("\nFAILED: %d steps differ from the plain loop, or race\n", s.failures);
-        return s.failures ? 1 : 0;
-    } catch (const UserError& error) {
-        fprintf(stderr, "%s: %s\n", argv[0], error.what());
-        return 2;
+        Study study;
+        run_study(study);
+        for (const Table& table : study.tables) fputs(table_of(table).c_str(), stdout);
+        puts("\nerror: the worst |got - expected| / (|expected| + rms) at any size, relative to its limit");
+        if (study.failures) printf("\nFAILED: %d checks\n", study.failures);
+        return study.failures ? 1 : 0;
     } catch (const std::exception& error) {
-        fprintf(stderr, "%s: %s\n", argv[0], error.what());
-        return 1;
+        fprintf(stderr, "%s\n", error.what());
+        return dynamic_cast<const UserError*>(&error) ? 2 : 1;
     }
 }

@@ -4,28 +4,22 @@ The truth is computed in float64, so that it has no rounding error worth mention
 FP32. Beside it stands how far PyTorch itself is from that truth when it computes in FP32, in BF16
 and in FP16: that is the measure for train_gpt.cu's own error. README.md lists what the files hold.
 """
-import argparse
 import json
-import sys
 from pathlib import Path
 
-try:
-    import numpy as np
-    import safetensors.numpy
-    import torch
-except ImportError as error:
-    print(f"make_reference.py needs PyTorch, safetensors and NumPy: {error}", file=sys.stderr)
-    sys.exit(2)
+import numpy as np
+import safetensors.numpy
+import torch
 
 from config import Config
 from model import GPT
 
-# tiny has sizes that suit a GPU, odd has few of them: B*T and the vocabulary are multiples of
-# nothing that matters, T is neither a multiple of 16 nor the whole context, and the channels end
-# within a warp. Sizes that are equal in the one (heads and B, layers and micro-batches) differ in
-# the other: an index built from the wrong one shows. odd's three layers are the fewest of which one
-# is neither the first nor the last, and recomputed. Its parameters are FP16 numbers, in the file
-# too, where they take half the room; BF16 has fewer digits still, and rounds them all the same.
+REFERENCE = Path(__file__).resolve().parents[2] / "data" / "reference"
+
+# tiny has sizes that suit a GPU. odd has not: B*T and the vocabulary are multiples of no tile, T is neither a multiple
+# of 16 nor the whole context, and the channels end within a warp. Sizes that are equal in tiny (heads and B, layers and
+# micro-batches) differ in odd, so that an index computed from the wrong one shows. Of odd's three layers one is neither
+# the first nor the last. Its parameters are FP16 numbers, in the file too, where they take half the space.
 CASES = {"tiny": dict(config=Config(layers=2, heads=4, channels=64, context=32, vocab=256), B=4, T=32,
                       parameter_dtype=torch.float32),
          "odd": dict(config=Config(layers=3, heads=3, channels=48, context=20, vocab=101), B=5, T=19,
@@ -33,24 +27,21 @@ CASES = {"tiny": dict(config=Config(layers=2, heads=4, channels=64, context=32, 
 
 STEPS, ACCUMULATION = 10, 2
 
-# In FP16 the loss is scaled, as FP16 is trained: the smallest gradients stay above 2^-14, where its
-# digits begin to go, and the largest below 65504. A power of two, so that it rounds nothing itself.
+# In FP16 the loss is scaled: the smallest gradients stay above 2^-14, where FP16 loses digits, and the largest below
+# 65504.
 LOSS_SCALE = {torch.float16: 1024}
 
-# The learning rate and eps are larger than in a real run. The learning rate, because weights close
-# to 1 must move much further than their own rounding. And eps, because of Adam: it divides a
-# gradient by its own size, so where the gradient is nothing but rounding error it turns that error
-# into a full step. The bias of the keys is such a parameter, its true gradient is zero (the softmax
-# cancels it); with the usual 1e-8 those steps would be random and nothing could be compared.
+# The learning rate is larger than in a real run, because weights close to 1 must move much further than their rounding.
+# So is eps: Adam divides a gradient by its own size, so where the gradient is only rounding error (the bias of the
+# keys, whose true gradient is zero), it turns that error into a full step, and nothing could be compared.
 LR, BETA1, BETA2, EPS, WEIGHT_DECAY, GRAD_CLIP = 1e-2, 0.9, 0.95, 3e-4, 0.1, 1.75
 
 # In these steps only the first tokens of the vocabulary occur. That makes the gradient larger, so
 # that some steps are clipped and some are not.
 NARROW_STEPS, NARROW_VOCAB = (2, 3, 7), 8
 
-# One draw of a rounding error says little about its size, above all for a single number such as
-# the loss. So the errors are measured on this many variants of the model, each with its own truth,
-# and the largest is recorded.
+# One rounding error says little about its size. So the errors are measured on this many variants of the model, each
+# with its own truth, and the largest is recorded.
 DRAWS = 8
 
 
@@ -169,7 +160,7 @@ def serialize(tensors, metadata):
     return data[:8] + json.dumps(header, separators=(",", ":")).encode().ljust(end - 8) + data[end:]
 
 
-def make(name, config, B, T, parameter_dtype, seed, folder):
+def make(name, config, B, T, parameter_dtype, seed):
     drawn = {key: value.to(parameter_dtype) for key, value in draw_parameters(config, seed).items()}
     parameters = {key: value.float() for key, value in drawn.items()}
     tokens = draw_tokens(config.vocab, B, T, seed + 1)
@@ -181,43 +172,31 @@ def make(name, config, B, T, parameter_dtype, seed, folder):
         for dtype, largest in worst.items():
             found = errors(run(config, variant, tokens, dtype), variant_truth, variant)
             largest.update({key: max(error, largest.get(key, 0)) for key, error in found.items()})
-    fp32_error, bf16_error, fp16_error = worst.values()
-    check(truth, fp32_error, bf16_error, fp16_error)
+    worst = dict(zip(("fp32_error", "bf16_error", "fp16_error"), worst.values()))
+    check(truth, *worst.values())
 
     tensors = {"tokens": tokens.int(), **{key: value.float() for key, value in truth.items()},
                **{f"param/{key}": value for key, value in drawn.items()},
-               **{f"fp32_error/{key}": torch.tensor([error]) for key, error in fp32_error.items()},
-               **{f"bf16_error/{key}": torch.tensor([error]) for key, error in bf16_error.items()},
-               **{f"fp16_error/{key}": torch.tensor([error]) for key, error in fp16_error.items()}}
+               **{f"{which}/{key}": torch.tensor([error]) for which, found in worst.items()
+                  for key, error in found.items()}}
     metadata = dict(layers=config.layers, heads=config.heads, channels=config.channels,
                     context=config.context, vocab=config.vocab, B=B, T=T, steps=STEPS,
                     accumulation=ACCUMULATION, lr=LR, beta1=BETA1, beta2=BETA2, eps=EPS,
                     weight_decay=WEIGHT_DECAY, grad_clip=GRAD_CLIP, fp16_loss_scale=LOSS_SCALE[torch.float16],
                     torch=torch.__version__)
-    path = folder / f"{name}.safetensors"
+    path = REFERENCE / f"{name}.safetensors"
     path.write_bytes(serialize({key: value.numpy() for key, value in tensors.items()},
                                {key: str(value) for key, value in metadata.items()}))
 
     print(f"{path}: {path.stat().st_size} bytes, PyTorch {torch.__version__}")
-    print(f"  loss {' '.join(f'{x:.3f}' for x in truth['step_loss'].tolist())}")
-    print(f"  norm {' '.join(f'{x:.3f}' for x in truth['step_norm'].tolist())}, clipped at {GRAD_CLIP}")
-    for group in ("logits", "loss", "grad/", "step_loss", "step_norm", "final/"):
-        keys = [key for key in truth if key == group or group.endswith("/") and key.startswith(group)]
-        print(f"  {group:9s}" + "".join(
-            f"  {label} error {min(e[k] for k in keys):.1e} to {max(e[k] for k in keys):.1e}"
-            for label, e in (("FP32", fp32_error), ("BF16", bf16_error), ("FP16", fp16_error))))
+    for which, found in worst.items():
+        print(f"  {which}: {min(found.values()):.1e} to {max(found.values()):.1e}")
 
 
 def main():
-    root = Path(__file__).resolve().parents[2]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=root / "data" / "reference", metavar="DIR",
-                        help="folder to write to (default: data/reference)")
-    folder = parser.parse_args().out
-    folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # more would add up in another order each time
     for seed, (name, case) in enumerate(CASES.items()):
-        make(name, **case, seed=10 * seed, folder=folder)
+        make(name, **case, seed=10 * seed)
 
 
 if __name__ == "__main__":

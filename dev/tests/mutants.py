@@ -1,10 +1,11 @@
+#!/usr/bin/env python3
 """Runs the tests against the one-line faults listed in mutants.txt and reports those that no test finds.
 
 Compiles the tests once with all faults in them: each expression becomes `mutant(N) ? (fault) : (expression)`, and the
 environment variable MUTANT says which N is active. Each mutant first runs the tests named in its row, and all programs
 if those pass; the first failed test ends it.
 """
-import argparse, concurrent.futures, os, pathlib, re, shutil, signal, subprocess, sys, threading, time
+import argparse, concurrent.futures, os, pathlib, re, shutil, subprocess, sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COPY = ROOT / "build/mutants"
@@ -18,12 +19,9 @@ inline bool mutant(int number) { return number == active_mutant; }
 
 
 def table():
-    rows = []
-    for line in (ROOT / "dev/tests/mutants.txt").read_text().splitlines():
-        if line and not line.startswith("#"):
-            where, old, new, tests = line.split("  |  ")
-            rows.append((where, old, new, *tests.split(": ", 1)))
-    return rows
+    lines = (ROOT / "dev/tests/mutants.txt").read_text().splitlines()
+    rows = [line.split("  |  ") for line in lines if line and not line.startswith("#")]
+    return [(where, old, new, *tests.split(": ", 1)) for where, old, new, tests in rows]
 
 
 def end_of(text, i, opening, closing):
@@ -48,30 +46,16 @@ def bodies(text, name):
             yield body.end() - 1, end_of(text, body.end() - 1, "{", "}")
 
 
-def places(sources, where, old):
-    pattern = re.compile(r"\s+".join(map(re.escape, old.split(" "))))
-    for path, text in sources.items():
-        for begin, end in [(0, len(text))] if where == path else bodies(text, where):
-            for match in pattern.finditer(text, begin, end):
-                yield path, match.span()
-
-
-def copy_tree():
-    command = ["git", "ls-files", "-co", "--exclude-standard"]
-    for name in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
-        if (ROOT / name).is_file():
-            (COPY / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, COPY / name)
-            shutil.copymode(ROOT / name, COPY / name)
-
-
 def plant(rows):
     """Returns the sources with all mutants, and the rows that match no place, or several."""
-    names = [ROOT / "train_gpt.cu", *sorted((ROOT / "gpt").glob("*"))]
-    sources = {str(path.relative_to(ROOT)): path.read_text() for path in names}
+    paths = [ROOT / "train_gpt.cu", *sorted((ROOT / "gpt").glob("*"))]
+    sources = {str(path.relative_to(ROOT)): path.read_text() for path in paths}
     edits, wrong = [], []
     for number, (where, old, new, *_) in enumerate(rows, 1):
-        found = set(places(sources, where, old))
+        pattern = re.compile(r"\s+".join(map(re.escape, old.split(" "))))
+        found = {(path, match.span()) for path, text in sources.items()
+                 for begin, end in ([(0, len(text))] if where == path else bodies(text, where))
+                 for match in pattern.finditer(text, begin, end)}
         if len(found) != 1:
             wrong.append(f"{len(found)} places: {where}: {old}")
             continue
@@ -82,42 +66,43 @@ def plant(rows):
     return sources, wrong
 
 
+def copy_tree(sources):
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    for name in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
+        if (ROOT / name).is_file():
+            (COPY / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, COPY / name)
+    for path, text in {**sources, "mutant.h": HEADER}.items():
+        (COPY / path).write_text(text)
+
+
 def run(program, number, only=None):
     """Returns the first failed test, or how else the program went wrong; empty if all passed."""
-    command = [PROGRAMS[program], *(["--only", only] if only else [])]
+    command = ["timeout", "-k", "5", str(LIMIT), PROGRAMS[program], *(["--only", only] if only else [])]
     environment = {**os.environ, "MUTANT": str(number), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=COPY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               text=True, errors="replace", start_new_session=True)
-    timer = threading.Timer(LIMIT, os.killpg, (process.pid, signal.SIGKILL))
-    timer.start()
-    line = ""
-    try:
+    with subprocess.Popen(command, cwd=COPY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, errors="replace") as process:
+        line = ""
         for line in process.stdout:
             if line.startswith("FAILED"):
+                process.terminate()
                 return line[8:].strip()
-        return f"ended with {process.returncode} after: {line.strip()}" if process.wait() else ""
-    finally:
-        timer.cancel()
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        return f"ended with {process.wait()} after: {line.strip()}" if process.wait() else ""
 
 
 def examine(number, row, selected):
     where, old, new, program, only = row
-    begin = time.monotonic()
     found, by = run(program, number, only), f"{program}: {only}"
-    for other in () if found else PROGRAMS:
-        found, by = found or run(other, number, selected[other]), other
-        if found:
-            break
+    for other in PROGRAMS:
+        if not found:
+            found, by = run(other, number, selected[other]), other
     print(f"{'found   ' if found else 'SURVIVED'}  {number:3}  {where}: {old}  ->  {new}\n"
-          f"          {time.monotonic() - begin:.0f} s, {by}: {found[:150] or 'all tests pass'}", flush=True)
+          f"          {by}: {found[:150] or 'all tests pass'}", flush=True)
     return bool(found)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only whether each row matches one place")
     parser.add_argument("--selected", default="", help="--only of bf16-32 in `make test`; default: all its tests")
     parser.add_argument("--rows", default="", help="numbers of rows to run, such as 3,17-20; default: all")
@@ -127,9 +112,7 @@ def main():
     print(f"{len(rows)} mutants", *wrong, sep="\n")
     if wrong or options.check:
         return bool(wrong)
-    copy_tree()
-    for path, text in {**sources, "mutant.h": HEADER}.items():
-        (COPY / path).write_text(text)
+    copy_tree(sources)
     subprocess.run(["make", "-j2", "CPPFLAGS=-include $(CURDIR)/mutant.h", *PROGRAMS.values()], cwd=COPY, check=True)
     wanted = [range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1) for part in options.rows.split(",") if part]
     chosen = [n for n in range(1, len(rows) + 1) if not wanted or any(n in part for part in wanted)]

@@ -8,11 +8,8 @@ namespace cooperative_groups {
 template <class T> struct plus { T operator()(T x, T y) const { return x + y; } };
 template <class T> struct less { T operator()(T x, T y) const { return y < x ? y : x; } };
 template <class T> struct greater { T operator()(T x, T y) const { return x < y ? y : x; } };
-template <class T> struct bit_and { T operator()(T x, T y) const { return x & y; } };
-template <class T> struct bit_or { T operator()(T x, T y) const { return x | y; } };
-template <class T> struct bit_xor { T operator()(T x, T y) const { return x ^ y; } };
 
-// Halves take from each other, so that all add up the same pairs and get the same bits.
+// A butterfly: all threads add up the same pairs and get the same bits.
 template <unsigned Size, class Parent, class T, class Operation>
 __forceinline__ T reduce(const thread_block_tile<Size, Parent>& tile, T value, Operation operation)
 {

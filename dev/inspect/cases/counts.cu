@@ -1,40 +1,153 @@
-// What is counted besides accesses: barriers, shuffles, lanes, shared memory. The program's argument: "nothing", where
-// no kernel is to be launched, or "for_long". See test_inspect.py.
+// Accesses, barriers and lanes whose figures can be worked out by hand: test_inspect.py. A comment after an access
+// names it. The program's argument: "nothing", where no kernel is to be launched, or "for_long".
 #include <cuda_runtime.h>
 
 #include <chrono>
 #include <cstring>
 
 constexpr unsigned ALL = 0xffffffff;
+struct alignas(32) Pack { float x[8]; };
+extern __shared__ __align__(32) char dynamic_tile[];
+
+// ---- patterns
+
+// Lane t, if its bit is in `lanes`, accesses element (t & mask) * stride: stores where lanes have different ones, then
+// loads.
+template <class T>
+__global__ void strided(T* out, unsigned stride, unsigned mask, unsigned lanes)
+{
+    T* tile = reinterpret_cast<T*>(dynamic_tile);
+    const unsigned t = threadIdx.x;
+    for (unsigned i = t; i <= 31 * stride; i += 32) tile[i] = T{};
+    __syncwarp();
+    if ((lanes >> t & 1) && mask == 31) tile[t * stride] = T{};      // stores
+    __syncwarp();
+    if (lanes >> t & 1) {
+        const T value = tile[(t & mask) * stride];                   // loads
+        out[t] = value;
+    }
+}
+// The same in global memory.
+template <class T>
+__global__ void gather(T* out, const T* in, unsigned stride, unsigned offset, unsigned mask, unsigned lanes)
+{
+    const unsigned t = threadIdx.x;
+    if (lanes >> t & 1) {
+        const T value = in[(t & mask) * stride + offset];            // loads
+        out[t + offset] = value;                                     // stores
+    }
+}
+
+// ---- lines
+
+__device__ float load(const float* from) { return *from; }
+// Not an accessor: it has two lines with accesses.
+__device__ void exchange(float* a, float* b)
+{
+    const float first = *a;                           // loads a
+    *a = *b;
+    *b = first;                                       // stores b
+}
+__global__ void by_function(float* out, const float* in)
+{
+    out[threadIdx.x] = load(in + threadIdx.x)         // near
+                       + load(in + threadIdx.x * 8);  // far
+    exchange(out + threadIdx.x, out + 32 + threadIdx.x);
+}
+
+// Structures by value, as arguments and as results.
+__device__ Pack smoothed(Pack x, float by)
+{
+    for (int i = 0; i < 20; i++) {
+        for (int j = 1; j < 8; j++) x.x[j] = fabsf(x.x[j - 1]) > by ? x.x[j] - by : x.x[j] + by * x.x[j - 1];
+        for (int j = 0; j < 7; j++) x.x[j] = fabsf(x.x[j + 1]) > by ? x.x[j] - by : sqrtf(x.x[j] * x.x[j] + by);
+    }
+    return x;
+}
+__global__ void packs_by_value(Pack* out, const Pack* in)
+{
+    out[threadIdx.x] = smoothed(in[threadIdx.x], 1);  // once
+    out[threadIdx.x + 32] = smoothed(in[threadIdx.x + 32], 2);       // again
+}
+
+// ---- registers
+
+enum class Between { NOTHING, STORE, SHARED_STORE, BARRIER, FENCE };
+template <Between between>
+__global__ void again(float* out, const float* a, int times)
+{
+    float* tile = reinterpret_cast<float*>(dynamic_tile);
+    const unsigned i = threadIdx.x;
+    float sum = 0;
+    for (int n = 0; n < times; n++) {
+        sum += a[i];                                  // loads
+        if (between == Between::STORE) out[i] = sum;
+        if (between == Between::SHARED_STORE) tile[i] = sum;
+        if (between == Between::BARRIER) __syncthreads();
+        if (between == Between::FENCE) __threadfence();
+    }
+    out[i] = sum;
+}
+
+// ---- caches
+
+// A row, twice. Of 4 KiB: the second time it is in L1. Of 12 KiB: in L1 only where registers keep other blocks away. Of
+// 512 KiB: in L2 only.
+template <unsigned floats>
+__global__ void row_twice(float* out, const float* in)
+{
+    float sum = 0;
+    for (unsigned i = threadIdx.x; i < floats; i += blockDim.x) sum += in[i];         // first
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < floats; i += blockDim.x) sum -= in[i] / sum;   // second
+    out[threadIdx.x] = sum;
+}
+// Each block reads the same 4 KiB.
+__global__ void shared_by_blocks(float* out, const float* in)
+{
+    float sum = 0;
+    for (unsigned i = threadIdx.x; i < 1024; i += blockDim.x) sum += in[i];           // loads
+    out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
+}
+__global__ void copy(float* out, const float* in)
+{
+    const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    out[i] = in[i];
+}
+__global__ void stored_twice(float* out)
+{
+    out[threadIdx.x] = 1;                             // first
+    __syncwarp();
+    out[threadIdx.x] = 2;                             // second
+    __syncwarp();
+    out[threadIdx.x + 32] = out[threadIdx.x ^ 1];     // loads
+}
+__global__ void atomics(int* whole, float* sum)
+{
+    atomicAdd(whole, 1);                              // whole
+    atomicAdd(sum + threadIdx.x, 1.0f);               // sum
+}
+
+// ---- barriers and lanes
 
 __global__ void barriers(float* out)
 {
     __syncthreads();
-    out[blockIdx.x * blockDim.x + threadIdx.x] = 1;   // stores
+    out[blockIdx.x * blockDim.x + threadIdx.x] = 1;
     __syncthreads();
     if (threadIdx.x < 32) __syncwarp();
 }
-
-__global__ void collectives(float* out)
-{
-    float x = static_cast<float>(threadIdx.x);
-    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(ALL, x, offset);
-    x = __shfl_down_sync(ALL, x, 1);
-    if (__ballot_sync(ALL, x > 0) != 0) out[threadIdx.x] = x;
-}
-
 __global__ void __launch_bounds__(64) shared_bytes(float* out)
 {
     __shared__ float floats[100];
     __shared__ double doubles[10];
-    extern __shared__ float more[];
+    float* more = reinterpret_cast<float*>(dynamic_tile);
     if (threadIdx.x < 10) floats[threadIdx.x] = more[threadIdx.x] = 1;
     __syncthreads();
     if (threadIdx.x < 10) doubles[threadIdx.x] = floats[9 - threadIdx.x];
     __syncthreads();
     if (threadIdx.x < 10) out[threadIdx.x] = static_cast<float>(doubles[9 - threadIdx.x]) + more[threadIdx.x];
 }
-
 // 48 threads: a warp, and half of one.
 __global__ void a_warp_and_a_half(float* out)
 {
@@ -47,7 +160,7 @@ __global__ void two_dimensions(float* out)
     out[threadIdx.y * 8 + threadIdx.x] = 1;           // row by row
     out[64 + threadIdx.x * 8 + threadIdx.y] = 1;      // column by column
 }
-// Half of the lanes go one way, half the other, each with a loop of its own length.
+// Half of the lanes take one branch, half the other, each with a loop of its own length.
 __global__ void two_ways(float* out)
 {
     const unsigned t = threadIdx.x;
@@ -57,14 +170,70 @@ __global__ void two_ways(float* out)
         for (unsigned i = 0; i < t / 8 + 1; i++) out[i * 32 + t] = 1;    // odd
 }
 
+template <class T>
+static void launch_strided(float* out, unsigned stride, unsigned mask = 31, unsigned lanes = ALL)
+{
+    strided<<<1, 32, 31 * stride * sizeof(T) + sizeof(T)>>>(reinterpret_cast<T*>(out), stride, mask, lanes);
+}
+template <class T>
+static void launch_gather(float* out, const float* in, unsigned stride, unsigned offset = 0, unsigned mask = 31,
+                          unsigned lanes = ALL)
+{
+    gather<<<1, 32>>>(reinterpret_cast<T*>(out), reinterpret_cast<const T*>(in), stride, offset, mask, lanes);
+}
+
+static void patterns(float* out, const float* in)
+{
+    for (unsigned stride : {1u, 2u, 3u, 4u, 8u, 16u, 32u, 33u}) {
+        launch_strided<float>(out, stride);
+        launch_strided<float2>(out, stride);
+        launch_strided<float4>(out, stride);
+    }
+    launch_strided<char>(out, 1);
+    launch_strided<Pack>(out, 1);
+    launch_strided<float>(out, 1, 0);                 // all lanes the same word
+    launch_strided<float>(out, 32, 1);                // two words in one bank
+    launch_strided<float2>(out, 1, 31, 0x0000ffff);   // the first half warp
+    launch_strided<float>(out, 2, 31, 0x55555555);    // every other lane
+    for (unsigned stride : {1u, 2u, 8u, 100u}) launch_gather<float>(out, in, stride);
+    launch_gather<float>(out, in, 1, 1);
+    launch_gather<float>(out, in, 1, 8);
+    launch_gather<float>(out, in, 1, 0, 0);
+    launch_gather<float>(out, in, 1, 0, 31, 0x0000ffff);
+    launch_gather<float>(out, in, 1, 0, 31, 0x55555555);
+    launch_gather<char>(out, in, 1);
+    launch_gather<float4>(out, in, 1);
+    launch_gather<Pack>(out, in, 1);
+}
+
 int main(int argc, char** argv)
 {
     const char* how = argc > 1 ? argv[1] : "";
     if (strcmp(how, "nothing") == 0) return 0;
-    float* out;
-    cudaMalloc(&out, 1 << 16);
+    constexpr size_t bytes_each = 1 << 22;
+    float *in, *out;
+    cudaMalloc(&in, bytes_each);
+    cudaMalloc(&out, bytes_each);
+    cudaMemset(in, 0, bytes_each);
+    cudaMemset(out, 0, bytes_each);
+    patterns(out, in);
+    by_function<<<1, 32>>>(out, in);
+    packs_by_value<<<1, 32>>>(reinterpret_cast<Pack*>(out), reinterpret_cast<const Pack*>(in));
+    const int times = argc > 9 ? 0 : 3;   // not a constant, so that the compiler does not unroll the loop
+    again<Between::NOTHING><<<1, 32, 128>>>(out, in, times);
+    again<Between::STORE><<<1, 32, 128>>>(out, in, times);
+    again<Between::SHARED_STORE><<<1, 32, 128>>>(out, in, times);
+    again<Between::BARRIER><<<1, 32, 128>>>(out, in, times);
+    again<Between::FENCE><<<1, 32, 128>>>(out, in, times);
+    row_twice<1024><<<1, 32>>>(out, in);
+    row_twice<3072><<<1, 32>>>(out, in);
+    row_twice<131072><<<1, 256>>>(out, in);
+    shared_by_blocks<<<8, 256>>>(out, in);
+    copy<<<64, 256>>>(out, in);
+    copy<<<4096, 256>>>(out, in);
+    stored_twice<<<1, 32>>>(out);
+    for (int i = 0; i < 3; i++) atomics<<<1, 32>>>(reinterpret_cast<int*>(out), out + 32);
     barriers<<<3, 64>>>(out);
-    collectives<<<1, 64>>>(out);
     shared_bytes<<<1, 64, 128>>>(out);
     a_warp_and_a_half<<<2, 48>>>(out);
     two_dimensions<<<1, dim3(8, 8)>>>(out);

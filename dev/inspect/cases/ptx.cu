@@ -1,11 +1,13 @@
-// What PTX has beyond CUDA C++, under the names of dev/cpu/ptx.h: right, and with a part removed. The program's
-// argument: one of those that do not end, which runs alone. See test_inspect.py.
+// PTX instructions, under the names of dev/cpu/ptx.h: right, and with a part removed. The program's argument: one that
+// does not end, which runs alone. See test_inspect.py.
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <ptx.h>
 
-#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
 
 constexpr int TILE_BYTES = 64 * 128;
 
@@ -20,53 +22,43 @@ __device__ char* chunk_at(char* tile, unsigned row, unsigned chunk)
 // ---- ldmatrix
 
 template <bool swizzled>
-__global__ void matrices(unsigned* out)
+__global__ void matrices(float* out, const float*)
 {
     for (unsigned i = threadIdx.x; i < 32 * 32; i += 32) reinterpret_cast<unsigned*>(memory)[i] = i;
     __syncwarp();
     uint32_t r[4];
     char* row = swizzled ? chunk_at(memory, threadIdx.x, 3) : memory + threadIdx.x * 128 + 48;
     ldmatrix(r, row);                                 // loads
-    out[threadIdx.x] = r[0] + r[3];
+    out[threadIdx.x] = static_cast<float>(r[0] + r[3]);
 }
 
 // ---- cp.async
 
-enum class Copies { RIGHT, WAITED_LATE, ONE_UNDER_WAY, NO_BARRIER, NO_WAIT };
+enum class Copies { RIGHT, WAITED_LATE, ONE_IN_FLIGHT, NO_BARRIER, NO_WAIT, NO_COMMIT };
 
-// Two stages: while one is read, the next is on its way.
+// Two stages: while one is read, the next one is loaded. Copies that are not committed are in no group to wait for.
 template <Copies version>
-__global__ void copies(float4* out, const float4* in, int count)
+__global__ void copies(float* out, const float* in)
 {
-    float4* stages = reinterpret_cast<float4*>(memory);
+    constexpr int count = 4;
+    float* stages = reinterpret_cast<float*>(memory);
     const unsigned t = threadIdx.x;
-    copy_async(stages + t, in + t, true);             // first
-    copy_async_commit();
+    copy_async(stages + 4 * t, in + 4 * t, true);     // first
+    if (version != Copies::NO_COMMIT) copy_async_commit();
     for (int i = 0; i < count; i++) {
-        float4* stage = stages + i % 2 * 64;
-        if (i + 1 < count) copy_async(stages + (i + 1) % 2 * 64 + t, in + (i + 1) * 64 + t, true);   // copies
-        copy_async_commit();
-        if (version == Copies::ONE_UNDER_WAY)
+        if (i + 1 < count) copy_async(stages + (i + 1) % 2 * 256 + 4 * t, in + (i + 1) * 256 + 4 * t, true);   // copies
+        if (version != Copies::NO_COMMIT) copy_async_commit();
+        if (version == Copies::ONE_IN_FLIGHT)
             copy_async_wait<2>();
         else if (version != Copies::WAITED_LATE && version != Copies::NO_WAIT)
             copy_async_wait<1>();
         if (version != Copies::NO_BARRIER) __syncthreads();
-        const float4 x = stage[63 - t];               // reads
-        out[i * 64 + t] = x;
+        const float4 x = *reinterpret_cast<float4*>(stages + i % 2 * 256 + 4 * (63 - t));   // reads
+        out[i * 64 + t] = x.x + x.w;
         if (version == Copies::WAITED_LATE) copy_async_wait<1>();
         __syncthreads();
     }
     if (version != Copies::NO_WAIT) copy_async_wait<0>();
-}
-// What was not committed is in no group that can be waited for.
-__global__ void copies_without_commit(float4* out, const float4* in)
-{
-    float4* stage = reinterpret_cast<float4*>(memory);
-    copy_async(stage + threadIdx.x, in + threadIdx.x, true);   // copies
-    copy_async_wait<0>();
-    __syncthreads();
-    const float4 x = stage[63 - threadIdx.x];         // reads
-    out[threadIdx.x] = x;
 }
 
 // ---- barriers of threads
@@ -104,7 +96,7 @@ __global__ void hand_over(float* out, const float* in)
 }
 // A phase that has ended says nothing of those who have arrived for the next one.
 template <bool right>
-__global__ void next_phase(float* out)
+__global__ void next_phase(float* out, const float*)
 {
     float* tile = reinterpret_cast<float*>(memory);
     uint64_t* barrier = reinterpret_cast<uint64_t*>(memory + 256);
@@ -126,7 +118,7 @@ __global__ void next_phase(float* out)
     }
 }
 template <bool right>
-__global__ void named(float* out)
+__global__ void named(float* out, const float*)
 {
     float* tile = reinterpret_cast<float*>(memory);
     tile[threadIdx.x] = 1;                            // writes
@@ -178,11 +170,11 @@ enum class Products { RIGHT, NO_FENCE, FENCE_AFTER, NO_BARRIER, LATE_WAIT, NO_CO
 
 // d = a a' of a tile of 64 x 64, which threads store; then the tile is overwritten.
 template <Products version>
-__global__ void products(float* out, const float4* in)
+__global__ void products(float* out, const float* in)
 {
     const unsigned t = threadIdx.x;
     for (unsigned i = t; i < 64 * 8; i += 128)
-        *reinterpret_cast<float4*>(chunk_at(memory, i / 8, i % 8)) = in[i];        // writes
+        *reinterpret_cast<float4*>(chunk_at(memory, i / 8, i % 8)) = reinterpret_cast<const float4*>(in)[i];   // writes
     if (version != Products::NO_FENCE && version != Products::FENCE_AFTER) async_fence();
     if (version != Products::NO_BARRIER) __syncthreads();
     if (version == Products::FENCE_AFTER) async_fence();
@@ -206,7 +198,7 @@ __global__ void products(float* out, const float4* in)
     }
     out[t] = d[0];
 }
-__global__ void small_product(float* out)
+__global__ void small_product(float* out, const float*)
 {
     const uint32_t a[4] = {threadIdx.x, 1, 2, 3};
     float d[4] = {};
@@ -236,63 +228,47 @@ static CUtensorMap map_of(const void* data, uint64_t rows)
     return map;
 }
 
-template <Copies version>
-static void copy(float* out, const float* in)
-{
-    copies<version><<<1, 64, 2048>>>(reinterpret_cast<float4*>(out), reinterpret_cast<const float4*>(in), 4);
-}
-template <Products version>
-static void multiply(float* out, const float* in)
-{
-    products<version><<<1, 128, TILE_BYTES>>>(out, reinterpret_cast<const float4*>(in));
-}
 template <Ring version>
-static void go_round(float* out, const float* in)
+static void load(float* out, const float* in)
 {
     ring<version><<<1, 64, 2 * TILE_BYTES + 64>>>(out, map_of(in, 64 * 6), 6);
 }
 
+struct Launch {
+    void (*kernel)(float*, const float*);
+    unsigned threads;
+
+    void operator()(float* out, const float* in) const { kernel<<<1, threads, TILE_BYTES>>>(out, in); }
+};
+
 static void all(float* out, const float* in)
 {
-    matrices<false><<<1, 32, 4096>>>(reinterpret_cast<unsigned*>(out));
-    matrices<true><<<1, 32, 4096>>>(reinterpret_cast<unsigned*>(out));
-    copy<Copies::RIGHT>(out, in);
-    copy<Copies::WAITED_LATE>(out, in);
-    copy<Copies::ONE_UNDER_WAY>(out, in);
-    copy<Copies::NO_BARRIER>(out, in);
-    hand_over<Barriers::RIGHT><<<1, 64, 2048>>>(out, in);
-    hand_over<Barriers::LATE_WAIT><<<1, 64, 2048>>>(out, in);
-    hand_over<Barriers::EARLY><<<1, 64, 2048>>>(out, in);
-    hand_over<Barriers::NO_SETUP><<<1, 64, 2048>>>(out, in);
-    next_phase<true><<<1, 64, 512>>>(out);
-    next_phase<false><<<1, 64, 512>>>(out);
-    named<true><<<1, 128, 512>>>(out);
-    named<false><<<1, 128, 512>>>(out);
-    go_round<Ring::RIGHT>(out, in);
-    go_round<Ring::LATE_FULL_WAIT>(out, in);
-    go_round<Ring::EARLY_RELEASE>(out, in);
-    multiply<Products::RIGHT>(out, in);
-    multiply<Products::NO_FENCE>(out, in);
-    multiply<Products::FENCE_AFTER>(out, in);
-    multiply<Products::NO_BARRIER>(out, in);
-    multiply<Products::LATE_WAIT>(out, in);
-    small_product<<<1, 64>>>(out);
+    const Launch launches[] = {
+        {matrices<false>, 32}, {matrices<true>, 32}, {copies<Copies::RIGHT>, 64}, {copies<Copies::WAITED_LATE>, 64},
+        {copies<Copies::ONE_IN_FLIGHT>, 64}, {copies<Copies::NO_BARRIER>, 64}, {hand_over<Barriers::RIGHT>, 64},
+        {hand_over<Barriers::LATE_WAIT>, 64}, {hand_over<Barriers::EARLY>, 64}, {hand_over<Barriers::NO_SETUP>, 64},
+        {next_phase<true>, 64}, {next_phase<false>, 64}, {named<true>, 128}, {named<false>, 128},
+        {products<Products::RIGHT>, 128}, {products<Products::NO_FENCE>, 128}, {products<Products::FENCE_AFTER>, 128},
+        {products<Products::NO_BARRIER>, 128}, {products<Products::LATE_WAIT>, 128}, {small_product, 64}};
+    for (const Launch& launch : launches) launch(out, in);
+    load<Ring::RIGHT>(out, in);
+    load<Ring::LATE_FULL_WAIT>(out, in);
+    load<Ring::EARLY_RELEASE>(out, in);
     numbers<<<4, 1>>>(out, reinterpret_cast<int*>(out) + 1024, 18);
 }
 
 int main(int argc, char** argv)
 {
+    const std::map<std::string, std::function<void(float*, const float*)>> launches = {
+        {"all", all}, {"copies_without_wait", Launch{copies<Copies::NO_WAIT>, 64}},
+        {"copies_without_commit", Launch{copies<Copies::NO_COMMIT>, 64}},
+        {"hand_over_without_wait", Launch{hand_over<Barriers::NO_WAIT>, 64}},
+        {"ring_without_empty_wait", load<Ring::NO_EMPTY_WAIT>},
+        {"products_without_commit", Launch{products<Products::NO_COMMIT>, 128}}};
     float *in, *out;
     cudaMalloc(&in, 1 << 16);
     cudaMalloc(&out, 1 << 16);
     cudaMemset(in, 0, 1 << 16);
-    if (argc == 1) all(out, in);
-    const char* one = argc > 1 ? argv[1] : "";
-    if (strcmp(one, "copies_without_wait") == 0) copy<Copies::NO_WAIT>(out, in);
-    if (strcmp(one, "copies_without_commit") == 0)
-        copies_without_commit<<<1, 64, 1024>>>(reinterpret_cast<float4*>(out), reinterpret_cast<const float4*>(in));
-    if (strcmp(one, "hand_over_without_wait") == 0) hand_over<Barriers::NO_WAIT><<<1, 64, 2048>>>(out, in);
-    if (strcmp(one, "ring_without_empty_wait") == 0) go_round<Ring::NO_EMPTY_WAIT>(out, in);
-    if (strcmp(one, "products_without_commit") == 0) multiply<Products::NO_COMMIT>(out, in);
+    launches.at(argc > 1 ? argv[1] : "all")(out, in);
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : 1;
 }

@@ -1,10 +1,10 @@
-// Kernels that lack something, each with its right version (true): test_inspect.py. A comment after an access
-// names it; the test says which of them race.
+// Kernels that lack something, each with its right version (true): test_inspect.py. A comment after an access names it;
+// the test says which of them race.
 #include <cuda_runtime.h>
 
 constexpr unsigned ALL = 0xffffffff;
 
-// ---- barriers of a block
+// ---- barriers
 
 template <bool right>
 __global__ void neighbour(float* out)
@@ -15,8 +15,7 @@ __global__ void neighbour(float* out)
     if (right) __syncthreads();
     out[blockIdx.x * 64 + threadIdx.x] = tile[threadIdx.x + 1];   // reads
 }
-
-// The first tile may be written again only when all have read it.
+// The tile may be written again only when all threads have read it.
 template <bool right>
 __global__ void end_of_loop(float* out, const float* in)
 {
@@ -30,28 +29,15 @@ __global__ void end_of_loop(float* out, const float* in)
     }
     out[threadIdx.x] = sum;
 }
-
-// Threads without an element leave before the barrier, at which the others then wait without them. What they have
-// stored is visible after it.
+// The barrier does not wait for threads that have ended; what they have stored is visible after it.
 template <bool right>
-__global__ void leaves_early(float* out, int count)
+__global__ void leaves_early(float* out)
 {
     __shared__ float tile[64];
     tile[threadIdx.x] = 1;                            // writes
-    if (threadIdx.x >= static_cast<unsigned>(count)) return;
+    if (threadIdx.x >= 50) return;
     if (right) __syncthreads();
     out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
-}
-
-// Each warp has a part of its own: no barrier of the block is needed, the warp's is enough.
-template <bool right>
-__global__ void lanes(float* out)
-{
-    __shared__ float tile[2][32];
-    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    tile[warp][lane] = 1;                             // writes
-    if (right) __syncwarp();
-    out[threadIdx.x] = tile[warp][lane ^ 1];          // reads
 }
 // The warp's barrier orders no other warp.
 template <bool right>
@@ -63,21 +49,19 @@ __global__ void warps(float* out)
     else __syncwarp();
     if (threadIdx.x >= 32) out[threadIdx.x] = tile[63 - threadIdx.x];   // reads
 }
-__global__ void by_shuffle(float* out)
+
+enum class Order { NOTHING, SYNCWARP, SHUFFLE, VOTE };
+template <Order order>
+__global__ void lanes(float* out)
 {
-    __shared__ float tile[32];
-    tile[threadIdx.x] = 1;
-    const float x = __shfl_xor_sync(ALL, 1.0f, 1);
-    out[threadIdx.x] = tile[threadIdx.x ^ 1] + x;
+    __shared__ float tile[64];
+    tile[threadIdx.x] = 1;                            // writes
+    if (order == Order::SYNCWARP) __syncwarp();
+    if (order == Order::SHUFFLE) __shfl_xor_sync(ALL, 1.0f, 1);
+    if (order == Order::VOTE) __any_sync(ALL, threadIdx.x == 3);
+    out[threadIdx.x] = tile[threadIdx.x ^ 1];         // reads
 }
-__global__ void by_vote(float* out)
-{
-    __shared__ float tile[32];
-    tile[threadIdx.x] = 1;
-    const int any = __any_sync(ALL, threadIdx.x == 3);
-    out[threadIdx.x] = tile[threadIdx.x ^ 1] + static_cast<float>(any);
-}
-// Of a warp's half, the lanes that the mask names are ordered, and they alone.
+// Only the lanes that the mask names are ordered.
 template <bool right>
 __global__ void half_a_warp(float* out)
 {
@@ -94,18 +78,14 @@ __global__ void half_a_warp(float* out)
 
 // ---- bytes
 
-__global__ void bytes_of_a_word(char* out)
+// Bytes of a word do not race with each other, but with the word.
+template <bool right>
+__global__ void bytes(int* out)
 {
-    __shared__ char tile[64];
-    tile[threadIdx.x] = 1;
-    out[threadIdx.x] = tile[threadIdx.x];
-}
-// A word, and one of its bytes.
-__global__ void byte_in_a_word(int* out)
-{
-    __shared__ int word;
-    if (threadIdx.x == 1) reinterpret_cast<char*>(&word)[2] = 1;   // writes
-    if (threadIdx.x == 32) out[0] = word;             // reads
+    __shared__ __align__(4) char tile[64];
+    tile[threadIdx.x] = 1;                            // writes
+    if (right) out[threadIdx.x] = tile[threadIdx.x];
+    else if (threadIdx.x == 63) out[0] = *reinterpret_cast<int*>(tile);   // reads
 }
 
 // ---- global memory
@@ -115,13 +95,6 @@ __global__ void one_word(int* out)
 {
     if (threadIdx.x == 0) out[right ? blockIdx.x : 0] = 1;   // writes
 }
-template <bool right>
-__global__ void within_block(float* out)
-{
-    out[blockIdx.x * 64 + threadIdx.x] = 1;           // writes
-    if (right) __syncthreads();
-    out[4096 + blockIdx.x * 64 + threadIdx.x] = out[blockIdx.x * 64 + 63 - threadIdx.x];   // reads
-}
 // A barrier orders its own block only.
 template <bool right>
 __global__ void next_block(float* out)
@@ -129,27 +102,15 @@ __global__ void next_block(float* out)
     out[blockIdx.x * 64 + threadIdx.x] = 1;           // writes
     __syncthreads();
     const unsigned other = right ? blockIdx.x : (blockIdx.x + 1) % gridDim.x;
-    out[4096 + blockIdx.x * 64 + threadIdx.x] = out[other * 64 + 63 - threadIdx.x];        // reads
+    out[4096 + blockIdx.x * 64 + threadIdx.x] = out[other * 64 + 63 - threadIdx.x];   // reads
 }
-__global__ void first_kernel(float* out)
+// One launch writes, the next one reads in other blocks.
+__global__ void launches(float* out, bool writes)
 {
-    out[blockIdx.x * 64 + threadIdx.x] = 1;
-}
-__global__ void second_kernel(float* out)
-{
-    out[4096 + blockIdx.x * 64 + threadIdx.x] = out[(3 - blockIdx.x) * 64 + threadIdx.x];
+    if (writes) out[blockIdx.x * 64 + threadIdx.x] = 1;
+    else out[4096 + blockIdx.x * 64 + threadIdx.x] = out[(3 - blockIdx.x) * 64 + threadIdx.x];
 }
 
-__global__ void only_atomics(int* sum, float* other)
-{
-    __shared__ int count;
-    if (threadIdx.x == 0) count = 0;
-    __syncthreads();
-    atomicAdd(&count, 1);
-    atomicAdd(sum, 1);
-    atomicAdd(other, 1.0f);
-    atomicMax(sum, 5);
-}
 template <bool right>
 __global__ void atomic_and_store(int* sum)
 {
@@ -170,33 +131,21 @@ __global__ void histogram(int* out, const int* in)
     if (threadIdx.x < 8) atomicAdd(out + threadIdx.x, counts[threadIdx.x]);
 }
 
-// The last block to come adds up what the others have left: a fence, then the count.
+// The last block to come adds up what the others have stored: a barrier, one thread's fence for all, the count.
 template <bool right>
 __global__ void last_block(float* parts, unsigned* count, float* out)
 {
     __shared__ bool is_last;
+    parts[blockIdx.x * 64 + threadIdx.x] = 1;         // writes
+    __syncthreads();
     if (threadIdx.x == 0) {
-        parts[blockIdx.x] = 1;                        // writes
         if (right) __threadfence();
         is_last = atomicAdd(count, 1u) == gridDim.x - 1;
     }
     __syncthreads();
-    if (is_last && threadIdx.x < gridDim.x) out[threadIdx.x] = parts[threadIdx.x];   // reads
+    if (is_last) out[threadIdx.x] = parts[threadIdx.x] + parts[64 + threadIdx.x];   // reads
 }
-// The same where all threads leave something: a barrier, then one thread's fence for all.
-__global__ void last_block_of_many(float* parts, unsigned* count, float* out)
-{
-    __shared__ bool is_last;
-    parts[blockIdx.x * 64 + threadIdx.x] = 1;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        is_last = atomicAdd(count, 1u) == gridDim.x - 1;
-    }
-    __syncthreads();
-    if (is_last) out[threadIdx.x] = parts[threadIdx.x] + parts[64 + threadIdx.x];
-}
-// Or each fences its own, then the barrier.
+// Or each thread's fence, then a barrier and the count.
 template <bool right>
 __global__ void last_block_of_fences(float* parts, unsigned* count, float* out)
 {
@@ -229,9 +178,9 @@ __global__ void unwritten_dynamic(float* out)
     out[threadIdx.x] = tile[threadIdx.x];
 }
 
-// ---- two places for one access
+// ---- two sites for one access
 
-// Lanes read the same word in two places of the program; both race with what is written.
+// Lanes read the same word at two sites; both race with the store.
 __global__ void two_readers(float* out)
 {
     __shared__ float word;
@@ -243,8 +192,7 @@ __global__ void two_readers(float* out)
         out[threadIdx.x] = word + 1;                  // odd
     if (threadIdx.x == 63) word = 2;                  // writes
 }
-
-// Lane 31 meets lane 0 before it writes what all have read.
+// Lane 31 synchronises with lane 0 before it writes what all have read.
 __global__ void two_lanes_met(float* out)
 {
     __shared__ float word;
@@ -256,22 +204,21 @@ __global__ void two_lanes_met(float* out)
 }
 
 template <bool right>
-void all_of(float* out, const float* in, unsigned* counts)
+static void both(float* out, const float* in, unsigned* counts)
 {
     int* numbers = reinterpret_cast<int*>(out);
     neighbour<right><<<2, 64>>>(out);
     end_of_loop<right><<<1, 64>>>(out, in);
-    leaves_early<right><<<1, 64>>>(out, 50);
-    lanes<right><<<1, 64>>>(out);
+    leaves_early<right><<<1, 64>>>(out);
     warps<right><<<1, 64>>>(out);
     half_a_warp<right><<<1, 32>>>(out);
+    bytes<right><<<1, 64>>>(numbers);
     one_word<right><<<3, 32>>>(numbers);
-    within_block<right><<<2, 64>>>(out);
     next_block<right><<<2, 64>>>(out);
     atomic_and_store<right><<<1, 64>>>(numbers);
     histogram<right><<<2, 64>>>(numbers, reinterpret_cast<const int*>(in));
     cudaMemset(counts, 0, 1024);
-    last_block<right><<<4, 64>>>(out, counts, out + 4096);
+    last_block<right><<<2, 64>>>(out, counts, out + 4096);
     last_block_of_fences<right><<<2, 64>>>(out, counts + 1, out + 4096);
     unwritten<right><<<1, 64>>>(out);
     unwritten_dynamic<right><<<1, 64, 256>>>(out);
@@ -285,16 +232,13 @@ int main()
     cudaMalloc(&out, 1 << 16);
     cudaMalloc(&counts, 1024);
     cudaMemset(in, 0, 1 << 16);
-    all_of<true>(out, in, counts);
-    all_of<false>(out, in, counts);
-    by_shuffle<<<1, 32>>>(out);
-    by_vote<<<1, 32>>>(out);
-    bytes_of_a_word<<<1, 64>>>(reinterpret_cast<char*>(out));
-    byte_in_a_word<<<1, 64>>>(reinterpret_cast<int*>(out));
-    first_kernel<<<4, 64>>>(out);
-    second_kernel<<<4, 64>>>(out);
-    only_atomics<<<4, 64>>>(reinterpret_cast<int*>(out), out + 1);
-    last_block_of_many<<<2, 64>>>(out, counts + 2, out + 4096);
+    both<true>(out, in, counts);
+    both<false>(out, in, counts);
+    lanes<Order::NOTHING><<<1, 64>>>(out);
+    lanes<Order::SYNCWARP><<<1, 64>>>(out);
+    lanes<Order::SHUFFLE><<<1, 64>>>(out);
+    lanes<Order::VOTE><<<1, 64>>>(out);
+    for (bool writes : {true, false}) launches<<<4, 64>>>(out, writes);
     two_readers<<<1, 64>>>(out);
     two_lanes_met<<<1, 32>>>(out);
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : 1;

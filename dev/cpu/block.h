@@ -1,0 +1,591 @@
+// A block of CUDA threads on one worker: fibers, the threads that run on them, and the collectives in which they wait.
+//
+// Map: built-in variables · fibers · the threads of a block · warp and block collectives
+#pragma once
+
+// ==== built-in variables ================================================================================
+
+// Constant initialisation and no destructor: reading one is a single instruction.
+inline thread_local uint3 threadIdx{}, blockIdx{};
+inline thread_local dim3 blockDim, gridDim;
+constexpr int warpSize = WARP_SIZE;
+
+namespace cuda_cpu {
+constexpr size_t max_shared_bytes = 227 * 1024;     // of a block on an H100 ...
+constexpr size_t default_shared_bytes = 48 * 1024;  // ... and without opt-in
+constexpr unsigned max_threads = 1024;              // in a block
+}  // namespace cuda_cpu
+
+// Declared by kernels as `extern __shared__ float4 dynamic_shared_memory[];`
+alignas(1024) inline thread_local float4 dynamic_shared_memory[cuda_cpu::max_shared_bytes / sizeof(float4)] = {};
+
+// ==== fibers ============================================================================================
+
+namespace cuda_cpu {
+
+// A place where execution can resume: a fiber on a stack of its own, or the worker's own stack.
+struct Context {
+    boost::context::detail::fcontext_t where = nullptr;  // known while it is not running
+    const void* stack = nullptr;                         // its lowest address
+    size_t stack_bytes = 0;
+    void* sanitizer_state = nullptr;
+};
+
+inline thread_local Context* running = nullptr;
+
+// Every switch ends here, on the side that begins to run: it stores where the other side can resume.
+CUDA_CPU_UNSEEN inline void arrived(boost::context::detail::transfer_t from)
+{
+    Context& left = *static_cast<Context*>(from.data);
+    left.where = from.fctx;
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_finish_switch_fiber(running->sanitizer_state, &left.stack, &left.stack_bytes);
+#endif
+}
+
+CUDA_CPU_UNSEEN inline void switch_to(Context& target)
+{
+    Context* left = running;
+    running = &target;
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_start_switch_fiber(&left->sanitizer_state, target.stack, target.stack_bytes);
+#endif
+    arrived(boost::context::detail::jump_fcontext(target.where, left));
+}
+
+#ifdef __SANITIZE_ADDRESS__
+constexpr size_t fiber_stack_bytes = 256 * 1024;  // its red zones make frames larger
+#else
+constexpr size_t fiber_stack_bytes = 64 * 1024;
+#endif
+
+class Fiber : public Context {
+public:
+    // Stacks at equal offsets in a page would compete for the same lines of the L1 cache, so each of 64 neighbours
+    // begins at another line: 5 lines apart, as 5 has no common factor with 64.
+    Fiber(unsigned number, void (*body)(boost::context::detail::transfer_t))
+        : memory_(new char[slack + fiber_stack_bytes + 4096])
+    {
+        lowest_ = memory_.get() + slack + number * 5 % 64 * 64;
+        memcpy(lowest_, &canary, sizeof(canary));
+        stack = lowest_;
+        stack_bytes = fiber_stack_bytes;
+        where = boost::context::detail::make_fcontext(lowest_ + fiber_stack_bytes, fiber_stack_bytes, body);
+    }
+
+    // Returns whether a thread has used all of the stack, and so has written over its last bytes. The slack below
+    // absorbs a modest overflow, so that it can be reported.
+    bool overflowed() const { return memcmp(lowest_, &canary, sizeof(canary)) != 0; }
+
+private:
+    static constexpr size_t slack = 16 * 1024;
+    static constexpr uint64_t canary = 0x5afe57ac5afe57ac;
+    std::unique_ptr<char[]> memory_;
+    char* lowest_;
+};
+
+// ==== the threads of a block ============================================================================
+
+// One launch, for its workers.
+struct Launch {
+    dim3 grid, block;
+    size_t shared_bytes;
+    void (*call)(const void* kernel_and_arguments);
+    const void* kernel_and_arguments;
+    const char* name;  // the innermost NVTX range
+    uint64_t seed;     // 0: blocks and threads in their natural order
+    const void* kernel;
+    watch::Variant variant;
+};
+
+// Reports an error of a kernel. A worker cannot return through its fibers, so the process ends here.
+[[noreturn]] inline void die(const Launch& launch, const std::string& what)
+{
+    watch::dying(what.c_str());
+    fflush(stdout);
+    fprintf(stderr, "kernel %s, block (%u, %u, %u) of (%u, %u, %u), %u x %u x %u threads: %s\n",
+            launch.name, blockIdx.x, blockIdx.y, blockIdx.z, launch.grid.x, launch.grid.y, launch.grid.z,
+            launch.block.x, launch.block.y, launch.block.z, what.c_str());
+    fflush(stderr);
+    _Exit(1);
+}
+
+// The launch that this worker runs.
+inline thread_local const Launch* launched = nullptr;
+[[noreturn]] inline void die(const std::string& what) { die(*launched, what); }
+
+// Asynchronous work of a block: pending copies and products (ptx.h).
+struct Background {
+    virtual bool advance() = 0;       // completes one pending copy; returns false if there is none
+    virtual void end_of_block() = 0;  // reports pending work
+    virtual std::string state_of(const void* what, unsigned number) const = 0;  // of what a thread is parked at
+};
+inline thread_local Background* background = nullptr;  // this block's, if it has any
+
+// Runs the threads of one block after another. A thread runs until it ends or has to wait; then one resumes that no
+// longer waits, or else the next begins. So a kernel whose threads never wait needs one fiber and never switches. With
+// a seed, the next thread is drawn.
+class Block {
+public:
+    // What the last thread to reach a warp collective does, for all participating lanes.
+    using WarpWork = void (*)(void* const* operand_of_lane, unsigned lanes);
+
+    struct Votes { unsigned yes, all; };
+
+    void prepare(const Launch& launch)
+    {
+        launch_ = &launch;
+        const dim3 dim = launch.block;
+        if (dim.x == dim_.x && dim.y == dim_.y && dim.z == dim_.z) return;
+        dim_ = dim;
+        threads_.assign(dim.x * dim.y * dim.z, {});
+        unsigned t = 0;
+        for (unsigned z = 0; z < dim.z; z++)
+            for (unsigned y = 0; y < dim.y; y++)
+                for (unsigned x = 0; x < dim.x; x++) threads_[t++].index = {x, y, z};
+    }
+
+    CUDA_CPU_UNSEEN void run(uint64_t block_number)
+    {
+        const unsigned count = static_cast<unsigned>(threads_.size());
+        alive_ = count;
+        begun_ = ready_first_ = ready_count_ = waiting_at_barrier_ = yes_ = parked_ = 0;
+        for (unsigned t = 0; t < count; t += WARP_SIZE) warps_[t / WARP_SIZE].alive = first_lanes(count - t);
+        if (launch_->seed != 0) shuffle_order(block_number);
+        enter(pick());
+        threads_[current_].fiber = idle_fiber();
+        running = &home_;
+        switch_to(*threads_[current_].fiber);
+    }
+
+    // A barrier of all threads that have not ended; returns how many of them voted yes.
+    Votes barrier(const char* name, bool yes)
+    {
+        threads_[current_].waits_for = name;
+        yes_ += yes;
+        waiting_at_barrier_++;
+        try_barrier();
+        wait();
+        return verdict_;
+    }
+
+    // A collective of the lanes in the mask: each brings its operand, and once all have arrived (except those whose
+    // thread has ended) the last one does the work for all, which then resume.
+    void meet(const char* name, unsigned mask, void* operand, WarpWork work)
+    {
+        const unsigned lane = current_ % WARP_SIZE;
+        if ((mask >> lane & 1) == 0)
+            die(*launch_,
+                "thread " + std::to_string(current_) + " calls " + name + " with a mask that leaves itself out");
+        Thread& me = threads_[current_];
+        Warp& warp = warps_[current_ / WARP_SIZE];
+        me.waits_for = name;
+        me.mask = mask;
+        me.work = work;
+        warp.operand[lane] = operand;
+        warp.waiting |= 1u << lane;
+        try_meet(current_);
+        wait();
+    }
+
+    // Lets others run until a thread unparks those that wait for `what`; the number is for the report.
+    void park(const char* name, const void* what, unsigned number)
+    {
+        Thread& me = threads_[current_];
+        me.waits_for = name;
+        me.parked_at = what;
+        me.number = number;
+        parked_++;
+        wait();
+    }
+    void unpark(const void* what)
+    {
+        for (unsigned t = 0; t < threads_.size() && parked_ > 0; t++) {
+            if (threads_[t].parked_at != what) continue;
+            threads_[t].parked_at = nullptr;
+            parked_--;
+            make_ready(t);
+        }
+    }
+
+    // Lets another thread run.
+    void yield()
+    {
+        make_ready(current_);
+        wait();
+    }
+
+    unsigned current() const { return current_; }
+    unsigned threads() const { return static_cast<unsigned>(threads_.size()); }
+    Random& random() { return random_; }
+
+private:
+    struct Thread {
+        uint3 index{};
+        unsigned mask = 0;                // of the warp collective it waits in; 0: it waits for something else
+        WarpWork work = nullptr;          // of that collective
+        unsigned number = 0;              // see park
+        const void* parked_at = nullptr;
+        const char* waits_for = nullptr;  // nothing while it can run
+        Fiber* fiber = nullptr;           // nothing before it begins and after it ended
+    };
+    struct Warp {
+        unsigned alive = 0, waiting = 0;  // a bit a lane
+        void* operand[WARP_SIZE] = {};
+    };
+
+    static unsigned first_lanes(unsigned count) { return count >= 32 ? ~0u : (1u << count) - 1; }
+
+    // ---- the next thread
+
+    static constexpr unsigned no_thread = ~0u;
+
+    void make_ready(unsigned t)
+    {
+        threads_[t].waits_for = nullptr;
+        ready_[(ready_first_ + ready_count_++) % max_threads] = static_cast<uint16_t>(t);
+    }
+
+    // Returns the thread that runs next: one that waited and no longer does, or one that has not begun.
+    unsigned pick()
+    {
+        const unsigned fresh = static_cast<unsigned>(threads_.size()) - begun_;
+        // Under an odd seed mostly the last one to become ready, so that one warp runs ahead of the others as far as
+        // barriers let it: a uniform draw keeps warps abreast.
+        if (launch_->seed % 2 == 1 && ready_count_ > 0 && random_.below(8) != 0)
+            return ready_[(ready_first_ + --ready_count_) % max_threads];
+        bool begin = ready_count_ == 0;
+        if (launch_->seed != 0 && ready_count_ + fresh > 0) {
+            const unsigned draw = random_.below(ready_count_ + fresh);
+            begin = draw >= ready_count_;
+            if (!begin) std::swap(ready_[ready_first_], ready_[(ready_first_ + draw) % max_threads]);
+        }
+        if (begin) {
+            if (fresh == 0) return no_thread;
+            const unsigned t = launch_->seed != 0 ? order_[begun_] : begun_;
+            begun_++;
+            return t;
+        }
+        const unsigned t = ready_[ready_first_];
+        ready_first_ = (ready_first_ + 1) % max_threads;
+        ready_count_--;
+        return t;
+    }
+
+    // The same when no thread can run: one may wait for a pending copy. Otherwise it is a deadlock.
+    __attribute__((noinline, cold)) unsigned pick_later()
+    {
+        while (background != nullptr && background->advance())
+            if (const unsigned t = pick(); t != no_thread) return t;
+        deadlock();
+    }
+
+    CUDA_CPU_UNSEEN void enter(unsigned t)
+    {
+        current_ = t;
+        threadIdx = threads_[t].index;
+        watch::now(t);
+    }
+
+    // Lets others run until this thread is next again.
+    CUDA_CPU_UNSEEN void wait()
+    {
+        const unsigned me = current_;
+        unsigned next = pick();
+        if (next == no_thread) next = pick_later();
+        if (next == me) return;
+        enter(next);
+        if (threads_[next].fiber == nullptr) threads_[next].fiber = idle_fiber();
+        switch_to(*threads_[next].fiber);
+    }
+
+    // ---- the life of a fiber: one thread after another
+
+    Fiber* idle_fiber()
+    {
+        if (idle_.empty()) {
+            fibers_.push_back(std::make_unique<Fiber>(static_cast<unsigned>(fibers_.size()), fiber_body));
+            idle_.push_back(fibers_.back().get());
+        }
+        Fiber* fiber = idle_.back();
+        idle_.pop_back();
+        return fiber;
+    }
+
+    CUDA_CPU_UNSEEN static void fiber_body(boost::context::detail::transfer_t from)
+    {
+        arrived(from);
+        for (Block& block = of_this_worker();;) block.run_thread();
+    }
+
+    CUDA_CPU_UNSEEN void run_thread()
+    {
+        watch::begun(current_);
+        launch_->call(launch_->kernel_and_arguments);
+        Fiber* fiber = threads_[current_].fiber;
+        if (fiber->overflowed())
+            die(*launch_, "thread " + std::to_string(current_) + " needs more than the " +
+                              std::to_string(fiber_stack_bytes) + " bytes of stack that a thread has");
+        end_thread();
+        unsigned next = pick();
+        if (next == no_thread && alive_ > 0) next = pick_later();
+        if (next == no_thread) {
+            idle_.push_back(fiber);
+            switch_to(home_);  // the block is done; the next one begins here
+            return;
+        }
+        enter(next);
+        if (threads_[next].fiber == nullptr) {
+            threads_[next].fiber = fiber;
+            return;
+        }
+        idle_.push_back(fiber);
+        switch_to(*threads_[next].fiber);  // comes back when a thread is to begin on this fiber
+    }
+
+    // Threads that wait for this one no longer wait.
+    void end_thread()
+    {
+        threads_[current_].fiber = nullptr;
+        alive_--;
+        watch::ended(current_);
+        Warp& warp = warps_[current_ / WARP_SIZE];
+        warp.alive &= ~(1u << current_ % WARP_SIZE);
+        for (unsigned lanes = warp.waiting; lanes != 0; lanes &= warp.waiting) {
+            const unsigned lane = static_cast<unsigned>(__builtin_ctz(lanes));
+            try_meet(current_ / WARP_SIZE * WARP_SIZE + lane);
+            lanes &= lanes - 1;
+        }
+        if (alive_ > 0) try_barrier();
+    }
+
+    // ---- when waiting ends
+
+    // If all threads are at the barrier, they are ready, in their order.
+    void try_barrier()
+    {
+        if (waiting_at_barrier_ < alive_) return;
+        verdict_ = {yes_, alive_};
+        yes_ = waiting_at_barrier_ = 0;
+        watch::barrier_met("__syncthreads");
+        for (unsigned t = 0; t < threads_.size(); t++)
+            if (threads_[t].waits_for != nullptr) make_ready(t);
+    }
+
+    // If the collective in which thread t waits is complete, its work is done and its lanes are ready.
+    void try_meet(unsigned t)
+    {
+        const unsigned first = t / WARP_SIZE * WARP_SIZE;
+        Warp& warp = warps_[t / WARP_SIZE];
+        const unsigned mask = threads_[t].mask, lanes = mask & warp.alive;
+        if ((warp.waiting & lanes) != lanes) return;
+        for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+            const Thread& other = threads_[first + static_cast<unsigned>(__builtin_ctz(rest))];
+            if (other.mask != mask || other.work != threads_[t].work) return;
+        }
+        watch::lanes_met(first, lanes, threads_[t].waits_for);
+        threads_[t].work(warp.operand, lanes);
+        warp.waiting &= ~lanes;
+        for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+            const unsigned other = first + static_cast<unsigned>(__builtin_ctz(rest));
+            threads_[other].mask = 0;
+            make_ready(other);
+        }
+    }
+
+    // ---- seeds and reports
+
+    void shuffle_order(uint64_t block_number)
+    {
+        random_.state = launch_->seed ^ (block_number + 1) * 0xd1342543de82ef95;
+        order_.resize(threads_.size());
+        for (unsigned i = 0; i < order_.size(); i++) {
+            const unsigned j = random_.below(i + 1);
+            order_[i] = order_[j];
+            order_[j] = static_cast<uint16_t>(i);
+        }
+    }
+
+    static std::string describe(unsigned first, unsigned last)
+    {
+        return std::to_string(first) + (first == last ? "" : "-" + std::to_string(last));
+    }
+
+    std::string state_of(unsigned t) const
+    {
+        const Thread& thread = threads_[t];
+        if (thread.waits_for == nullptr) return "ended";
+        if (thread.parked_at != nullptr && background != nullptr)
+            return std::string("in ") + thread.waits_for + background->state_of(thread.parked_at, thread.number);
+        char mask[32] = "";
+        if (thread.mask != 0) snprintf(mask, sizeof(mask), " with mask 0x%08x", thread.mask);
+        return std::string("in ") + thread.waits_for + mask;
+    }
+
+    // Reports what each thread waits for, one line for all that wait for the same.
+    [[noreturn]] void deadlock() const
+    {
+        std::vector<std::pair<std::string, std::string>> lines;  // a state, and the threads in it
+        for (unsigned first = 0, t = 1; first < threads_.size(); first = t) {
+            const std::string state = state_of(first);
+            for (t = first + 1; t < threads_.size() && state_of(t) == state;) t++;
+            auto line = std::find_if(lines.begin(), lines.end(), [&](const auto& l) { return l.first == state; });
+            if (line == lines.end()) line = lines.insert(line, {state, ""});
+            line->second += (line->second.empty() ? "" : ", ") + describe(first, t - 1);
+        }
+        std::string what = "deadlock: no thread can continue";
+        for (const auto& [state, threads] : lines) what += "\n  threads " + threads + ": " + state;
+        die(*launch_, what);
+    }
+
+public:
+    static Block& of_this_worker()
+    {
+        static thread_local Block block;
+        return block;
+    }
+
+private:
+    const Launch* launch_ = nullptr;
+    dim3 dim_{0, 0, 0};
+    std::vector<Thread> threads_;
+    Warp warps_[max_threads / WARP_SIZE];
+    unsigned current_ = 0, begun_ = 0, alive_ = 0;
+
+    unsigned waiting_at_barrier_ = 0, yes_ = 0, parked_ = 0;
+    Votes verdict_{};
+
+    uint16_t ready_[max_threads] = {};  // a ring, first come first served
+    unsigned ready_first_ = 0, ready_count_ = 0;
+    std::vector<uint16_t> order_;  // in which threads begin, when there is a seed
+    Random random_{};
+
+    Context home_;  // the worker's own stack
+    std::vector<std::unique_ptr<Fiber>> fibers_;
+    std::vector<Fiber*> idle_;
+};
+
+// The block that this worker runs; null for a block of one thread, which never waits.
+inline thread_local Block* block = nullptr;
+
+// ==== warp and block collectives ========================================================================
+
+// A warp collective: see Block::meet.
+inline void meet(const char* name, unsigned mask, void* operand, Block::WarpWork work)
+{
+    if (block != nullptr) {
+        block->meet(name, mask, operand, work);
+    } else {
+        work(&operand, 1);
+    }
+}
+
+// Every shuffle: each lane gives a value and takes the one of lane `from`, or its own if that lane does not take part.
+template <class T>
+inline T exchange(const char* name, unsigned mask, T value, unsigned from)
+{
+    struct Operand { T value, result; unsigned from; } mine{value, value, from};
+    meet(name, mask, &mine, [](void* const* operands, unsigned lanes) {
+        for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+            Operand& taker = *static_cast<Operand*>(operands[__builtin_ctz(rest)]);
+            if (lanes >> taker.from & 1) taker.result = static_cast<Operand*>(operands[taker.from])->value;
+        }
+    });
+    return mine.result;
+}
+
+inline unsigned lane()
+{
+    return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % WARP_SIZE;
+}
+
+struct Ballot { unsigned yes, all; };  // a bit a lane
+
+inline Ballot ballot(const char* name, unsigned mask, bool yes)
+{
+    if (WARP_SIZE == 1) return {yes, 1};
+    struct Operand { bool yes; Ballot result; } mine{yes, {}};
+    meet(name, mask, &mine, [](void* const* operands, unsigned lanes) {
+        Ballot result{0, lanes};
+        for (unsigned rest = lanes; rest != 0; rest &= rest - 1)
+            if (static_cast<Operand*>(operands[__builtin_ctz(rest)])->yes) result.yes |= rest & -rest;
+        for (unsigned rest = lanes; rest != 0; rest &= rest - 1)
+            static_cast<Operand*>(operands[__builtin_ctz(rest)])->result = result;
+    });
+    return mine.result;
+}
+
+inline Block::Votes barrier(const char* name, bool yes)
+{
+    return block != nullptr ? block->barrier(name, yes) : Block::Votes{yes, 1};
+}
+
+}  // namespace cuda_cpu
+
+CUDA_CPU_INSTRUCTION void __syncthreads()
+{
+    if (cuda_cpu::watch::is_removed("__syncthreads", cuda_cpu::watch::here())) return;
+    cuda_cpu::barrier("__syncthreads", false);
+}
+inline int __syncthreads_count(int yes)
+{
+    return static_cast<int>(cuda_cpu::barrier("__syncthreads_count", yes != 0).yes);
+}
+inline int __syncthreads_or(int yes) { return cuda_cpu::barrier("__syncthreads_or", yes != 0).yes != 0; }
+inline int __syncthreads_and(int yes)
+{
+    const auto votes = cuda_cpu::barrier("__syncthreads_and", yes != 0);
+    return votes.yes == votes.all;
+}
+
+CUDA_CPU_INSTRUCTION void __syncwarp(unsigned mask = 0xffffffff)
+{
+    if (WARP_SIZE == 1 || cuda_cpu::watch::is_removed("__syncwarp", cuda_cpu::watch::here())) return;
+    cuda_cpu::meet("__syncwarp", mask, nullptr, [](void* const*, unsigned) {});
+}
+inline unsigned __ballot_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__ballot_sync", mask, yes != 0).yes; }
+inline int __any_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__any_sync", mask, yes != 0).yes != 0; }
+inline int __all_sync(unsigned mask, int yes)
+{
+    const auto votes = cuda_cpu::ballot("__all_sync", mask, yes != 0);
+    return votes.yes == votes.all;
+}
+
+// The four shuffles differ in whose value a lane takes. `width` cuts the warp into segments; a lane whose source is in
+// another segment keeps its own value.
+template <class T>
+inline T __shfl_sync(unsigned mask, T value, int from, int width = WARP_SIZE)
+{
+    if (WARP_SIZE == 1) return value;
+    const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width);
+    return cuda_cpu::exchange("__shfl_sync", mask, value,
+                              lane / segment * segment + static_cast<unsigned>(from) % segment);
+}
+
+template <class T>
+inline T __shfl_xor_sync(unsigned mask, T value, int flip, int width = WARP_SIZE)
+{
+    if (WARP_SIZE == 1) return value;
+    const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width),
+                   from = lane ^ static_cast<unsigned>(flip);
+    // CUDA lets a lane read earlier segments here, but not later ones.
+    return cuda_cpu::exchange("__shfl_xor_sync", mask, value, from < (lane / segment + 1) * segment ? from : lane);
+}
+
+template <class T>
+inline T __shfl_up_sync(unsigned mask, T value, unsigned distance, int width = WARP_SIZE)
+{
+    if (WARP_SIZE == 1) return value;
+    const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width);
+    return cuda_cpu::exchange("__shfl_up_sync", mask, value, lane % segment >= distance ? lane - distance : lane);
+}
+
+template <class T>
+inline T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = WARP_SIZE)
+{
+    if (WARP_SIZE == 1) return value;
+    const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width);
+    return cuda_cpu::exchange("__shfl_down_sync", mask, value,
+                              lane % segment + distance < segment ? lane + distance : lane);
+}
+
