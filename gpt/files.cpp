@@ -21,8 +21,6 @@
 
 namespace fs = std::filesystem;
 
-// Clang 22 warns of an overload that the library itself has deprecated.
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 template class nlohmann::basic_json<nlohmann::ordered_map>;
 
 // ---- errors -------------------------------------------------------------------------------------
