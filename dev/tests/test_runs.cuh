@@ -239,13 +239,13 @@ TEST("runs: the same bits") {
     claim(trainer.at("step") == 10 && trainer.at("next_window") == 40, "a checkpoint has its step and the next window");
 
     if (!device.is_cpu()) return;
-    // Large enough that several threads share a matmul. libgomp (stderr) and libomp (stdout) name the threads of a team.
+    // Large enough that several threads share a matmul. libgomp on stderr and libomp on stdout name a team's threads.
     const std::string THREADS = "train --layers 1 --heads 2 --channels 64 --context 64 --micro-batch 8 --steps 1 "
                                 "--data @/text.txt --eval-every 0 --threads ";
     const std::string names = "OMP_DISPLAY_AFFINITY=true OMP_AFFINITY_FORMAT=%n_of_%N";
     const Outcome one = run(THREADS + "1", names), two = run(THREADS + "2", names);
-    claim_run(contains(two.out + two.err, "1_of_2") && !contains(one.out + one.err, "1_of_"), "--threads N runs on N threads", two,
-              one.err);
+    claim_run(contains(two.out + two.err, "1_of_2") && !contains(one.out + one.err, "1_of_"),
+              "--threads N runs on N threads", two, one.err);
 }
 
 TEST("runs: without master weights") {
