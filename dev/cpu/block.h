@@ -130,8 +130,6 @@ public:
     // What the last thread to reach a warp collective does, for all participating lanes.
     using WarpWork = void (*)(void* const* operand_of_lane, unsigned lanes);
 
-    struct Votes { unsigned yes, all; };
-
     void prepare(const Launch& launch)
     {
         launch_ = &launch;
@@ -149,7 +147,7 @@ public:
     {
         const unsigned count = static_cast<unsigned>(threads_.size());
         alive_ = count;
-        begun_ = ready_first_ = ready_count_ = waiting_at_barrier_ = yes_ = parked_ = 0;
+        begun_ = ready_first_ = ready_count_ = waiting_at_barrier_ = parked_ = 0;
         for (unsigned t = 0; t < count; t += WARP_SIZE) warps_[t / WARP_SIZE].alive = first_lanes(count - t);
         if (launch_->seed != 0) shuffle_order(block_number);
         enter(pick());
@@ -158,15 +156,13 @@ public:
         switch_to(*threads_[current_].fiber);
     }
 
-    // A barrier of all threads that have not ended; returns how many of them voted yes.
-    Votes barrier(const char* name, bool yes)
+    // A barrier of all threads that have not ended.
+    void barrier(const char* name)
     {
         threads_[current_].waits_for = name;
-        yes_ += yes;
         waiting_at_barrier_++;
         try_barrier();
         wait();
-        return verdict_;
     }
 
     // A collective of the lanes in the mask: each brings its operand, and once all have arrived (except those whose
@@ -365,8 +361,7 @@ private:
     void try_barrier()
     {
         if (waiting_at_barrier_ < alive_) return;
-        verdict_ = {yes_, alive_};
-        yes_ = waiting_at_barrier_ = 0;
+        waiting_at_barrier_ = 0;
         watch::barrier_met("__syncthreads");
         for (unsigned t = 0; t < threads_.size(); t++)
             if (threads_[t].waits_for != nullptr) make_ready(t);
@@ -452,8 +447,7 @@ private:
     Warp warps_[max_threads / WARP_SIZE];
     unsigned current_ = 0, begun_ = 0, alive_ = 0;
 
-    unsigned waiting_at_barrier_ = 0, yes_ = 0, parked_ = 0;
-    Votes verdict_{};
+    unsigned waiting_at_barrier_ = 0, parked_ = 0;
 
     uint16_t ready_[max_threads] = {};  // a ring, first come first served
     unsigned ready_first_ = 0, ready_count_ = 0;
@@ -481,9 +475,9 @@ inline void meet(const char* name, unsigned mask, void* operand, Block::WarpWork
 }
 
 // Every shuffle: each lane gives a value and takes the one of lane `from`, or its own if that lane does not take part.
-template <class T>
-inline T exchange(const char* name, unsigned mask, T value, unsigned from)
+template <class T> inline T exchange(const char* name, unsigned mask, T value, unsigned from)
 {
+    if (WARP_SIZE == 1) return value;
     struct Operand { T value, result; unsigned from; } mine{value, value, from};
     meet(name, mask, &mine, [](void* const* operands, unsigned lanes) {
         for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
@@ -499,25 +493,19 @@ inline unsigned lane()
     return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % WARP_SIZE;
 }
 
-struct Ballot { unsigned yes, all; };  // a bit a lane
-
-inline Ballot ballot(const char* name, unsigned mask, bool yes)
+// Returns a bit for each lane that votes yes.
+inline unsigned ballot(const char* name, unsigned mask, bool yes)
 {
-    if (WARP_SIZE == 1) return {yes, 1};
-    struct Operand { bool yes; Ballot result; } mine{yes, {}};
+    if (WARP_SIZE == 1) return yes;
+    struct Operand { bool yes; unsigned result; } mine{yes, 0};
     meet(name, mask, &mine, [](void* const* operands, unsigned lanes) {
-        Ballot result{0, lanes};
+        unsigned result = 0;
         for (unsigned rest = lanes; rest != 0; rest &= rest - 1)
-            if (static_cast<Operand*>(operands[__builtin_ctz(rest)])->yes) result.yes |= rest & -rest;
+            if (static_cast<Operand*>(operands[__builtin_ctz(rest)])->yes) result |= rest & -rest;
         for (unsigned rest = lanes; rest != 0; rest &= rest - 1)
             static_cast<Operand*>(operands[__builtin_ctz(rest)])->result = result;
     });
     return mine.result;
-}
-
-inline Block::Votes barrier(const char* name, bool yes)
-{
-    return block != nullptr ? block->barrier(name, yes) : Block::Votes{yes, 1};
 }
 
 }  // namespace cuda_cpu
@@ -525,17 +513,7 @@ inline Block::Votes barrier(const char* name, bool yes)
 CUDA_CPU_INSTRUCTION void __syncthreads()
 {
     if (cuda_cpu::watch::is_removed("__syncthreads", cuda_cpu::watch::here())) return;
-    cuda_cpu::barrier("__syncthreads", false);
-}
-inline int __syncthreads_count(int yes)
-{
-    return static_cast<int>(cuda_cpu::barrier("__syncthreads_count", yes != 0).yes);
-}
-inline int __syncthreads_or(int yes) { return cuda_cpu::barrier("__syncthreads_or", yes != 0).yes != 0; }
-inline int __syncthreads_and(int yes)
-{
-    const auto votes = cuda_cpu::barrier("__syncthreads_and", yes != 0);
-    return votes.yes == votes.all;
+    if (cuda_cpu::block != nullptr) cuda_cpu::block->barrier("__syncthreads");
 }
 
 CUDA_CPU_INSTRUCTION void __syncwarp(unsigned mask = 0xffffffff)
@@ -543,49 +521,36 @@ CUDA_CPU_INSTRUCTION void __syncwarp(unsigned mask = 0xffffffff)
     if (WARP_SIZE == 1 || cuda_cpu::watch::is_removed("__syncwarp", cuda_cpu::watch::here())) return;
     cuda_cpu::meet("__syncwarp", mask, nullptr, [](void* const*, unsigned) {});
 }
-inline unsigned __ballot_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__ballot_sync", mask, yes != 0).yes; }
-inline int __any_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__any_sync", mask, yes != 0).yes != 0; }
-inline int __all_sync(unsigned mask, int yes)
-{
-    const auto votes = cuda_cpu::ballot("__all_sync", mask, yes != 0);
-    return votes.yes == votes.all;
-}
+inline unsigned __ballot_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__ballot_sync", mask, yes != 0); }
+inline int __any_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__any_sync", mask, yes != 0) != 0; }
+inline int __all_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__all_sync", mask, yes == 0) == 0; }
 
 // The four shuffles differ in whose value a lane takes. `width` cuts the warp into segments; a lane whose source is in
 // another segment keeps its own value.
-template <class T>
-inline T __shfl_sync(unsigned mask, T value, int from, int width = WARP_SIZE)
+template <class T> inline T __shfl_sync(unsigned mask, T value, int from, int width = WARP_SIZE)
 {
-    if (WARP_SIZE == 1) return value;
     const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width);
     return cuda_cpu::exchange("__shfl_sync", mask, value,
                               lane / segment * segment + static_cast<unsigned>(from) % segment);
 }
 
-template <class T>
-inline T __shfl_xor_sync(unsigned mask, T value, int flip, int width = WARP_SIZE)
+template <class T> inline T __shfl_xor_sync(unsigned mask, T value, int flip, int width = WARP_SIZE)
 {
-    if (WARP_SIZE == 1) return value;
     const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width),
                    from = lane ^ static_cast<unsigned>(flip);
     // CUDA lets a lane read earlier segments here, but not later ones.
     return cuda_cpu::exchange("__shfl_xor_sync", mask, value, from < (lane / segment + 1) * segment ? from : lane);
 }
 
-template <class T>
-inline T __shfl_up_sync(unsigned mask, T value, unsigned distance, int width = WARP_SIZE)
+template <class T> inline T __shfl_up_sync(unsigned mask, T value, unsigned distance, int width = WARP_SIZE)
 {
-    if (WARP_SIZE == 1) return value;
-    const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width);
-    return cuda_cpu::exchange("__shfl_up_sync", mask, value, lane % segment >= distance ? lane - distance : lane);
+    const unsigned lane = cuda_cpu::lane(), place = lane % static_cast<unsigned>(width);
+    return cuda_cpu::exchange("__shfl_up_sync", mask, value, place >= distance ? lane - distance : lane);
 }
 
-template <class T>
-inline T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = WARP_SIZE)
+template <class T> inline T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = WARP_SIZE)
 {
-    if (WARP_SIZE == 1) return value;
     const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width);
     return cuda_cpu::exchange("__shfl_down_sync", mask, value,
                               lane % segment + distance < segment ? lane + distance : lane);
 }
-

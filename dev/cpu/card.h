@@ -92,32 +92,4 @@ inline const Card*& chosen_card()
 // Null: there is none, and the processor is what it is.
 inline const Card* card() { return chosen_card(); }
 
-// The most that __launch_bounds__ allows. It stands where an attribute of the function may stand, so each launch bound
-// becomes as many no-operations before the kernel's first instruction, which are never executed; the linker makes a
-// table of where those begin. Without the attribute a kernel has the device's own bound.
-extern "C" {
-extern const uintptr_t __start___patchable_function_entries[] __attribute__((weak));
-extern const uintptr_t __stop___patchable_function_entries[] __attribute__((weak));
-}
-#if defined(__x86_64__) &&                                                                                             \
-    !defined(__clang__)  // whose no-operation is a byte; clang takes no template's constant there
-constexpr bool has_launch_bounds = true;
-#else
-constexpr bool has_launch_bounds = false;
-#endif
-inline size_t launch_bound(const void* kernel, size_t otherwise)
-{
-    if (!has_launch_bounds) return otherwise;
-    constexpr unsigned char no_operation = 0x90;
-    const uintptr_t entry = reinterpret_cast<uintptr_t>(kernel);
-    const uintptr_t *begin = __start___patchable_function_entries, *end = __stop___patchable_function_entries;
-    uintptr_t first = 0;  // the latest place in the table that is not behind the entry
-    for (const uintptr_t* place = begin; place != end; place++)
-        if (*place <= entry) first = std::max(first, *place);
-    if (first == 0 || entry - first > otherwise) return otherwise;
-    const auto* bytes = reinterpret_cast<const unsigned char*>(first);
-    const bool its_own = std::all_of(bytes, bytes + (entry - first), [](unsigned char b) { return b == no_operation; });
-    return its_own && entry > first ? entry - first : otherwise;
-}
-
 }  // namespace cuda_cpu

@@ -12,9 +12,6 @@ public:
     static unsigned thread_rank() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
     static unsigned num_threads() { return blockDim.x * blockDim.y * blockDim.z; }
     static unsigned size() { return num_threads(); }
-    static dim3 thread_index() { return {threadIdx.x, threadIdx.y, threadIdx.z}; }
-    static dim3 group_index() { return {blockIdx.x, blockIdx.y, blockIdx.z}; }
-    static dim3 group_dim() { return blockDim; }
 };
 inline thread_block this_thread_block() { return {}; }
 

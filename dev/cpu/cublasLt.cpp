@@ -18,25 +18,6 @@
 
 namespace {
 
-struct Status {
-    cublasStatus_t status;
-    const char *name, *text;
-};
-constexpr Status statuses[] = {
-    {CUBLAS_STATUS_SUCCESS, "CUBLAS_STATUS_SUCCESS", "success"},
-    {CUBLAS_STATUS_NOT_INITIALIZED, "CUBLAS_STATUS_NOT_INITIALIZED", "the library was not initialized"},
-    {CUBLAS_STATUS_INVALID_VALUE, "CUBLAS_STATUS_INVALID_VALUE",
-     "an unsupported value or parameter was passed to the function"},
-    {CUBLAS_STATUS_EXECUTION_FAILED, "CUBLAS_STATUS_EXECUTION_FAILED", "the program failed to execute"},
-    {CUBLAS_STATUS_NOT_SUPPORTED, "CUBLAS_STATUS_NOT_SUPPORTED", "the requested functionality is not supported"},
-};
-Status find_status(cublasStatus_t status)
-{
-    for (const Status& s : statuses)
-        if (s.status == status) return s;
-    return {status, "unknown cuBLAS status", "unknown cuBLAS status"};
-}
-
 // Sets an attribute from the caller's bytes, whose number must be right.
 template <class T> cublasStatus_t set_attribute(T& attribute, const void* value, size_t bytes)
 {
@@ -59,8 +40,17 @@ template <class Object> cublasStatus_t destroy(const Object* object)
 
 }  // namespace
 
-const char* cublasGetStatusName(cublasStatus_t status) { return find_status(status).name; }
-const char* cublasGetStatusString(cublasStatus_t status) { return find_status(status).text; }
+const char* cublasGetStatusString(cublasStatus_t status)
+{
+    switch (status) {
+    case CUBLAS_STATUS_SUCCESS: return "success";
+    case CUBLAS_STATUS_NOT_INITIALIZED: return "the library was not initialized";
+    case CUBLAS_STATUS_INVALID_VALUE: return "an unsupported value or parameter was passed to the function";
+    case CUBLAS_STATUS_EXECUTION_FAILED: return "the program failed to execute";
+    case CUBLAS_STATUS_NOT_SUPPORTED: return "the requested functionality is not supported";
+    }
+    return "unknown cuBLAS status";
+}
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return create(handle); }
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return destroy(handle); }
@@ -84,10 +74,6 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: return set_attribute(desc->aux_type, value, bytes);
     case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return set_attribute(desc->scale_a, value, bytes);
     case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return set_attribute(desc->scale_b, value, bytes);
-    case CUBLASLT_MATMUL_DESC_C_SCALE_POINTER: return set_attribute(desc->scale_c, value, bytes);
-    case CUBLASLT_MATMUL_DESC_D_SCALE_POINTER: return set_attribute(desc->scale_d, value, bytes);
-    case CUBLASLT_MATMUL_DESC_AMAX_D_POINTER: return set_attribute(desc->amax_d, value, bytes);
-    case CUBLASLT_MATMUL_DESC_FAST_ACCUM: return set_attribute(desc->fast_sums, value, bytes);
     }
     return CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -98,20 +84,6 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDa
     return create(layout, static_cast<uint32_t>(type), rows, columns, ld);
 }
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return destroy(layout); }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
-                                                cublasLtMatrixLayoutAttribute_t attribute, const void* value,
-                                                size_t bytes)
-{
-    switch (attribute) {
-    case CUBLASLT_MATRIX_LAYOUT_TYPE: return set_attribute(layout->type, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_ROWS: return set_attribute(layout->rows, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_COLS: return set_attribute(layout->columns, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_LD: return set_attribute(layout->ld, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return set_attribute(layout->batch, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return set_attribute(layout->batch_stride, value, bytes);
-    }
-    return CUBLAS_STATUS_INVALID_VALUE;
-}
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) { return create(preference); }
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) { return destroy(preference); }
@@ -144,10 +116,9 @@ const std::vector<Algorithm>& offered_algorithms()
         for (std::string name; std::getline(list, name, ',');) {
             const auto known = std::find(std::begin(algorithm_names), std::end(algorithm_names), name);
             if (known == std::end(algorithm_names)) {
-                fprintf(
-                    stderr,
-                    "CUDA_CPU_MATMULS names \"%s\"; expected fast, plain, slow, in_place, refused, failing or coarse\n",
-                    name.c_str());
+                fprintf(stderr, "CUDA_CPU_MATMULS names \"%s\"; expected some of", name.c_str());
+                for (const char* expected : algorithm_names) fprintf(stderr, " %s", expected);
+                fprintf(stderr, "\n");
                 exit(2);
             }
             offered.push_back(static_cast<Algorithm>(known - std::begin(algorithm_names)));
@@ -187,7 +158,6 @@ struct Product {
     bool transpose_a, transpose_b;
     cudaDataType_t type_a, type_b;  // which differ in FP8 only
     int64_t lda, ldb;
-    int64_t batch, stride_a, stride_b;
     float alpha, beta;
 };
 
@@ -195,18 +165,15 @@ struct Product {
 struct Target {
     void* data;
     cudaDataType_t type;
-    int64_t ld, stride;
+    int64_t ld;
 };
 
 bool is_fp8(uint32_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
 size_t bytes_of(cudaDataType_t type) { return is_fp8(type) ? 1 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 4; }
-const void* at(const void* base, cudaDataType_t type, int64_t index)
+template <class Void> Void* at(Void* base, cudaDataType_t type, int64_t index)
 {
-    return static_cast<const char*>(base) + index * static_cast<int64_t>(bytes_of(type));
-}
-void* at(void* base, cudaDataType_t type, int64_t index)
-{
-    return static_cast<char*>(base) + index * static_cast<int64_t>(bytes_of(type));
+    using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
+    return static_cast<Byte*>(base) + index * static_cast<int64_t>(bytes_of(type));
 }
 
 // Reads or writes `count` neighbouring numbers of any type as floats.
@@ -246,13 +213,12 @@ void store(void* to, const float* from, cudaDataType_t type, int64_t count)
 // ---- scratch memory of a worker, kept for its next product: float sums, copies of operands
 
 enum class Room { sums, a, b, panels_a, panels_b };
-template <class T> T* scratch(Room room, size_t count)
+float* scratch(Room room, int64_t count)
 {
     static thread_local std::vector<float> memory[5];
-    auto& words = memory[static_cast<int>(room)];
-    const size_t wanted = (count * sizeof(T) + sizeof(float) - 1) / sizeof(float);
-    if (words.size() < wanted) words = std::vector<float>(wanted);
-    return reinterpret_cast<T*>(words.data());
+    auto& numbers = memory[static_cast<int>(room)];
+    if (numbers.size() < static_cast<size_t>(count)) numbers = std::vector<float>(count);
+    return numbers.data();
 }
 
 // ---- the plain loop. Every sum runs over k from 0 up, whatever the number of workers.
@@ -265,7 +231,7 @@ float* packed(Room room, const void* from, cudaDataType_t type, int64_t ld, bool
               int64_t k, int64_t width)
 {
     const int64_t panels = (rows + width - 1) / width;
-    float* const to = scratch<float>(room, static_cast<size_t>(panels * width * k));
+    float* const to = scratch(room, panels * width * k);
 #pragma omp parallel for
     for (int64_t p = 0; p < panels; p++) {
         float* const out = to + p * width * k;
@@ -326,17 +292,14 @@ void excuse_plain_product()
 
 void plain_product(const Product& p, const void* a, const void* b, const Target& d)
 {
-    for (int64_t batch = 0; batch < p.batch; batch++) {
-        const void *from_a = at(a, p.type_a, batch * p.stride_a), *from_b = at(b, p.type_b, batch * p.stride_b);
-        const float* A = packed(Room::panels_a, from_a, p.type_a, p.lda, p.transpose_a, p.m, p.k, panel);
-        const float* B = packed(Room::panels_b, from_b, p.type_b, p.ldb, !p.transpose_b, p.n, p.k, group);
-        float* const out = static_cast<float*>(d.data) + batch * d.stride;
+    const float* A = packed(Room::panels_a, a, p.type_a, p.lda, p.transpose_a, p.m, p.k, panel);
+    const float* B = packed(Room::panels_b, b, p.type_b, p.ldb, !p.transpose_b, p.n, p.k, group);
+    float* const out = static_cast<float*>(d.data);
 #pragma omp parallel for collapse(2)
-        for (int64_t i = 0; i < p.m; i += panel)
-            for (int64_t j = 0; j < p.n; j += group)
-                multiply_panels(p, A + i * p.k, B + j * p.k, out + j * d.ld + i, d.ld, std::min(panel, p.m - i),
-                                std::min(group, p.n - j));
-    }
+    for (int64_t i = 0; i < p.m; i += panel)
+        for (int64_t j = 0; j < p.n; j += group)
+            multiply_panels(p, A + i * p.k, B + j * p.k, out + j * d.ld + i, d.ld, std::min(panel, p.m - i),
+                            std::min(group, p.n - j));
 }
 
 // ---- 16 bits times a single column, as for one sampled token. The time is that of reading A once. (oneDNN first
@@ -398,8 +361,8 @@ void in_two_parts(const Product& p, const void* a, const void* b, int64_t begin,
 void coarsen(const Product& p, const Target& sums)
 {
     constexpr uint32_t cleared = 0xf;
-    for (int64_t column = 0; column < p.batch * p.n; column++) {
-        float* const begin = static_cast<float*>(sums.data) + column / p.n * sums.stride + column % p.n * sums.ld;
+    for (int64_t column = 0; column < p.n; column++) {
+        float* const begin = static_cast<float*>(sums.data) + column * sums.ld;
         for (float* sum = begin; sum < begin + p.m; sum++) *sum = bits<float>(bits<uint32_t>(*sum) & ~cleared);
     }
 }
@@ -410,21 +373,11 @@ void coarsen(const Product& p, const Target& sums)
 
 // Its sgemm, because it beats its matmul primitive on nearly all of a GPT's shapes, by up to 2.5 times where
 // a leading dimension is a multiple of 1024.
-bool onednn_float(const Product& p, const float* a, const float* b, const Target& d)
+bool onednn_float(const Product& p, const void* a, const void* b, const Target& d)
 {
-    const auto multiply = [&](int64_t batch) {
-        return dnnl_sgemm(p.transpose_b ? 'T' : 'N', p.transpose_a ? 'T' : 'N', p.n, p.m, p.k, p.alpha,
-                          b + batch * p.stride_b, p.ldb, a + batch * p.stride_a, p.lda, p.beta,
-                          static_cast<float*>(d.data) + batch * d.stride, d.ld) == dnnl_success;
-    };
-    bool done = true;
-    if (p.batch >= omp_get_max_threads()) {  // a product a thread
-#pragma omp parallel for schedule(dynamic) reduction(&& : done)
-        for (int64_t batch = 0; batch < p.batch; batch++) done = multiply(batch) && done;
-    } else {  // all threads in each product
-        for (int64_t batch = 0; batch < p.batch; batch++) done = multiply(batch) && done;
-    }
-    return done;
+    return dnnl_sgemm(p.transpose_b ? 'T' : 'N', p.transpose_a ? 'T' : 'N', p.n, p.m, p.k, p.alpha,
+                      static_cast<const float*>(b), p.ldb, static_cast<const float*>(a), p.lda, p.beta,
+                      static_cast<float*>(d.data), d.ld) == dnnl_success;
 }
 
 // A matmul primitive for bfloat16, with the memory objects it runs on. Making one generates code and takes
@@ -448,21 +401,15 @@ dnnl::memory::data_type onednn_type(cudaDataType_t type)
 Primitive make_primitive(const Product& p, const Target& d, bool has_bias, cudaDataType_t bias_type)
 {
     using dims = dnnl::memory::dims;
-    const auto strides = [](bool transposed, int64_t ld, int64_t batch_stride) {
-        return transposed ? dims{batch_stride, 1, ld} : dims{batch_stride, ld, 1};
+    const auto matrix = [](int64_t rows, int64_t columns, cudaDataType_t type, bool transposed, int64_t ld) {
+        const int64_t size = ld * (transposed ? columns : rows);
+        return dnnl::memory::desc({1, rows, columns}, onednn_type(type),
+                                  transposed ? dims{size, 1, ld} : dims{size, ld, 1});
     };
-    // A batch of one is given the stride that a dense one has, for oneDNN wants strides that do not overlap.
-    const auto batch_stride = [&](int64_t stride, int64_t dense) { return p.batch > 1 ? stride : dense; };
-    const dnnl::memory::desc src(
-        {p.batch, p.n, p.k}, onednn_type(p.type_b),
-        strides(p.transpose_b, p.ldb, batch_stride(p.stride_b, p.ldb * (p.transpose_b ? p.k : p.n))));
-    const dnnl::memory::desc weights(
-        {p.batch, p.k, p.m}, onednn_type(p.type_a),
-        strides(p.transpose_a, p.lda, batch_stride(p.stride_a, p.lda * (p.transpose_a ? p.m : p.k))));
-    const dnnl::memory::desc dst({p.batch, p.n, p.m}, onednn_type(d.type),
-                                 strides(false, d.ld, batch_stride(d.stride, d.ld * p.n)));
-    const dnnl::memory::desc bias =
-        has_bias ? dnnl::memory::desc({1, 1, p.m}, onednn_type(bias_type), dims{p.m, p.m, 1}) : dnnl::memory::desc();
+    const dnnl::memory::desc src = matrix(p.n, p.k, p.type_b, p.transpose_b, p.ldb),
+                             weights = matrix(p.k, p.m, p.type_a, p.transpose_a, p.lda),
+                             dst = matrix(p.n, p.m, d.type, false, d.ld),
+                             bias = has_bias ? matrix(1, p.m, bias_type, false, p.m) : dnnl::memory::desc();
     // alpha times the product, then beta times what was there added. oneDNN 2 and 3 spell it differently.
     dnnl::primitive_attr attributes;
     dnnl::post_ops then;
@@ -496,13 +443,11 @@ Primitive make_primitive(const Product& p, const Target& d, bool has_bias, cudaD
 bool onednn_bfloat16(const Product& p, const void* a, const void* b, const Target& d, const void* bias,
                      cudaDataType_t bias_type)
 {
-    using Key = std::tuple<int64_t, int64_t, int64_t, bool, bool, int64_t, int64_t, int64_t, int64_t, int64_t, float,
-                           float, cudaDataType_t, int64_t, int64_t, bool, cudaDataType_t>;
-    static thread_local std::map<Key, Primitive> primitives;  // a worker's own, as their memory objects are set
+    const std::tuple key{p.m,     p.n,    p.k,    p.transpose_a, p.transpose_b,   p.lda,    p.ldb,
+                         p.alpha, p.beta, d.type, d.ld,          bias != nullptr, bias_type};
+    // A worker's own, as their memory objects are set.
+    static thread_local std::map<std::remove_const_t<decltype(key)>, Primitive> primitives;
     static thread_local const dnnl::stream stream(onednn_engine());
-    const Key key{p.m,    p.n,     p.k,        p.transpose_a,   p.transpose_b, p.lda,
-                  p.ldb,  p.batch, p.stride_a, p.stride_b,      p.alpha,       p.beta,
-                  d.type, d.ld,    d.stride,   bias != nullptr, bias_type};
     try {
         auto found = primitives.find(key);
         if (found == primitives.end())
@@ -535,12 +480,11 @@ bool has_bfloat16()
 bool has_bfloat16() { return false; }
 #endif
 
-// Copies columns of FP8 to dense bfloat16 or float, times factor.
-const void* expanded(Room room, const void* from, cudaDataType_t type, int64_t ld, int64_t rows, int64_t columns,
-                     float factor)
+// Copies a matrix to dense columns of bfloat16 or float, times factor.
+const void* expanded(Room room, cudaDataType_t to_type, const void* from, cudaDataType_t type, int64_t ld, int64_t rows,
+                     int64_t columns, float factor)
 {
-    const cudaDataType_t to_type = has_bfloat16() ? CUDA_R_16BF : CUDA_R_32F;
-    void* const to = scratch<float>(room, static_cast<size_t>(rows * columns));
+    void* const to = scratch(room, rows * columns);
     constexpr int64_t piece = 256;
 #pragma omp parallel for
     for (int64_t c = 0; c < columns; c++)
@@ -580,21 +524,25 @@ cudaDataType_t type_of_bias(const cublasLtMatmulDescOpaque_t& desc, const Produc
     return is_fp8(p.type_a) && type_of_d == CUDA_R_32F ? CUDA_R_16BF : type_of_d;
 }
 
+cudaDataType_t type_of_aux(const cublasLtMatmulDescOpaque_t& desc, cudaDataType_t type_of_d)
+{
+    return desc.aux_type < 0 ? type_of_d : static_cast<cudaDataType_t>(desc.aux_type);
+}
+
 // Takes the product from `sums` to D, a piece of a column at a time: alpha sums + beta D, and the epilogue.
 void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Target& sums, float alpha, float beta,
             const Target& d)
 {
     constexpr int64_t piece = 256;
     const auto bias_type = type_of_bias(desc, p, d.type);
-    const auto aux_type = desc.aux_type < 0 ? d.type : static_cast<cudaDataType_t>(desc.aux_type);
+    const auto aux_type = type_of_aux(desc, d.type);
 #pragma omp parallel for if (!omp_in_parallel())
-    for (int64_t column = 0; column < p.batch * p.n; column++) {
-        const int64_t batch = column / p.n, j = column % p.n;
+    for (int64_t j = 0; j < p.n; j++)
         for (int64_t i = 0; i < p.m; i += piece) {
             const int64_t count = std::min(piece, p.m - i);
-            void* const out = at(d.data, d.type, batch * d.stride + j * d.ld + i);
+            void* const out = at(d.data, d.type, j * d.ld + i);
             float x[piece], y[piece] = {};
-            load(x, at(sums.data, sums.type, batch * sums.stride + j * sums.ld + i), sums.type, count);
+            load(x, at(sums.data, sums.type, j * sums.ld + i), sums.type, count);
             for (int64_t e = 0; e < count; e++) x[e] *= alpha;
             if (beta != 0) {
                 load(y, out, d.type, count);
@@ -608,12 +556,10 @@ void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Targ
                 load(y, at(desc.aux, aux_type, j * desc.aux_ld + i), aux_type, count);
                 for (int64_t e = 0; e < count; e++) x[e] *= gelu_derivative(y[e]);
             } else if (desc.epilogue & CUBLASLT_EPILOGUE_GELU) {
-                if (desc.epilogue & has_aux) store(at(desc.aux, aux_type, j * desc.aux_ld + i), x, aux_type, count);
                 for (int64_t e = 0; e < count; e++) x[e] = gelu(x[e]);
             }
             store(out, x, d.type, count);
         }
-    }
 }
 
 // ==== cublasLtMatmul ====================================================================================
@@ -649,7 +595,6 @@ bool has_fp8(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutO
         return false;
     for (const auto* layout : {&a, &b, &d})
         if ((layout->rows | layout->columns | static_cast<uint64_t>(layout->ld)) % unit != 0) return false;
-    if (d.batch != 1) return false;
     const int32_t bias_type = d.type == CUDA_R_32F ? CUDA_R_16BF : static_cast<int32_t>(d.type);
     return desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
            (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && (desc.bias_type < 0 || desc.bias_type == bias_type));
@@ -664,30 +609,21 @@ cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t& desc, const cubla
     const uint64_t m = ta ? a.columns : a.rows, k = ta ? a.rows : a.columns, n = tb ? b.rows : b.columns;
     if ((tb ? b.columns : b.rows) != k || d.rows != m || d.columns != n || c.rows != m || c.columns != n)
         return CUBLAS_STATUS_INVALID_VALUE;
-    for (const auto* layout : {&a, &b, &c, &d}) {
+    for (const auto* layout : {&a, &b, &c, &d})
         if (layout->rows == 0 || layout->columns == 0 || layout->ld < static_cast<int64_t>(layout->rows))
             return CUBLAS_STATUS_INVALID_VALUE;
-        if (layout->batch != d.batch || layout->batch < 1) return CUBLAS_STATUS_INVALID_VALUE;
-    }
     const bool eight_bits = is_fp8(a.type) || is_fp8(b.type);
     if (!eight_bits && (desc.scale_a != nullptr || desc.scale_b != nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
-    if (desc.scale_c != nullptr || desc.scale_d != nullptr || desc.amax_d != nullptr)
-        return CUBLAS_STATUS_INVALID_VALUE;
     if (c.type != d.type || desc.scale_type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (eight_bits) return has_fp8(desc, a, b, d) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
     const bool known = a.type == CUDA_R_32F || a.type == CUDA_R_16BF || a.type == CUDA_R_16F;
     if (!known || a.type != b.type || (d.type != CUDA_R_32F && d.type != a.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (card() != nullptr && !has_epilogue(desc, d.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    switch (desc.epilogue) {
-    case CUBLASLT_EPILOGUE_DEFAULT: return CUBLAS_STATUS_SUCCESS;
-    case CUBLASLT_EPILOGUE_BIAS:
-    case CUBLASLT_EPILOGUE_GELU:
-    case CUBLASLT_EPILOGUE_GELU_BIAS: return d.batch == 1 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
-    case CUBLASLT_EPILOGUE_GELU_AUX:
-    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
-    case CUBLASLT_EPILOGUE_DGELU:
-        if (desc.aux_ld < static_cast<int64_t>(m)) return CUBLAS_STATUS_INVALID_VALUE;
-        return d.batch == 1 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    for (const auto known_epilogue : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU,
+                                      CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_DGELU}) {
+        if (desc.epilogue != known_epilogue) continue;
+        const bool is_short = desc.epilogue & has_aux && desc.aux_ld < static_cast<int64_t>(m);
+        return is_short ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_SUCCESS;
     }
     return CUBLAS_STATUS_NOT_SUPPORTED;
 }
@@ -700,7 +636,7 @@ bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, con
 {
     constexpr int64_t small = 1 << 19, fewest = 64;  // elements of A, columns for a worker
     const int64_t workers = omp_get_max_threads();
-    if (p.m * p.k > small || p.batch != 1 || p.n < workers * fewest || workers == 1) return false;
+    if (p.m * p.k > small || p.n < workers * fewest || workers == 1) return false;
     bool done = true;
 #pragma omp parallel for schedule(static, 1) reduction(&& : done)
     for (int64_t w = 0; w < workers; w++) {
@@ -708,13 +644,10 @@ bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, con
         Product share = p;
         share.n = last - first;
         cublasLtMatmulDescOpaque_t epilogue = desc;
-        const Target part{static_cast<float*>(d.data) + first * d.ld, d.type, d.ld, d.stride};
+        const Target part{static_cast<float*>(d.data) + first * d.ld, d.type, d.ld};
         done = onednn_float(share, a, b + first * (p.transpose_b ? 1 : p.ldb), part) && done;
         if (desc.epilogue & has_aux)
-            epilogue.aux = static_cast<char*>(desc.aux) +
-                           first * desc.aux_ld *
-                               static_cast<int64_t>(
-                                   bytes_of(desc.aux_type < 0 ? d.type : static_cast<cudaDataType_t>(desc.aux_type)));
+            epilogue.aux = at(desc.aux, type_of_aux(desc, d.type), first * desc.aux_ld);
         if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(epilogue, share, part, 1, 0, part);
     }
     return done;
@@ -790,27 +723,19 @@ void tell_product(const MatmulCall& call)
 }
 #endif
 
-bool is_vector(const Product& p) { return p.n == 1 && p.batch == 1 && bytes_of(p.type_a) == 2; }
+bool is_vector(const Product& p) { return p.n == 1 && bytes_of(p.type_a) == 2; }
 
 #ifdef HAVE_ONEDNN
 // Few processors multiply half precision: its operands become floats, without gaps.
 bool onednn_half(const Product& p, const void* a, const void* b, const Target& d)
 {
-    const auto widened = [&](Room room, const void* from, int64_t rows, int64_t columns, int64_t ld, int64_t stride) {
-        float* const to = scratch<float>(room, static_cast<size_t>(rows * columns * p.batch));
-#pragma omp parallel for
-        for (int64_t c = 0; c < columns * p.batch; c++)
-            load(to + c * rows, at(from, CUDA_R_16F, c / columns * stride + c % columns * ld), CUDA_R_16F, rows);
-        return to;
-    };
     Product wide = p;
     wide.type_a = wide.type_b = CUDA_R_32F;
     wide.lda = p.transpose_a ? p.k : p.m;
     wide.ldb = p.transpose_b ? p.n : p.k;
-    wide.stride_a = p.m * p.k;
-    wide.stride_b = p.k * p.n;
-    return onednn_float(wide, widened(Room::a, a, wide.lda, wide.stride_a / wide.lda, p.lda, p.stride_a),
-                        widened(Room::b, b, wide.ldb, wide.stride_b / wide.ldb, p.ldb, p.stride_b), d);
+    return onednn_float(wide,
+                        expanded(Room::a, CUDA_R_32F, a, p.type_a, p.lda, wide.lda, p.transpose_a ? p.m : p.k, 1),
+                        expanded(Room::b, CUDA_R_32F, b, p.type_b, p.ldb, wide.ldb, p.transpose_b ? p.k : p.n, 1), d);
 }
 #endif
 
@@ -819,8 +744,7 @@ void fast_product(const Product& p, const void* A, const void* B, const Target& 
 {
     if (is_vector(p)) return vector_product(p, A, B, static_cast<float*>(sums.data));
 #ifdef HAVE_ONEDNN
-    if (p.type_a == CUDA_R_32F && onednn_float(p, static_cast<const float*>(A), static_cast<const float*>(B), sums))
-        return;
+    if (p.type_a == CUDA_R_32F && onednn_float(p, A, B, sums)) return;
     if (p.type_a == CUDA_R_16F && onednn_half(p, A, B, sums)) return;
     if (p.type_a == CUDA_R_16BF && onednn_bfloat16(p, A, B, sums, nullptr, CUDA_R_32F)) return;
 #endif
@@ -861,7 +785,7 @@ void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int
     p.lda = p.ldb = p.k;
     p.alpha = 1;  // oneDNN makes code for each alpha, and scales change from call to call
     const void *const a = at(x.a, x.type, i * p.k), *const b = at(x.b, x.type, j * p.k);
-    const Target part = {at(d.data, d.type, j * d.ld + i), d.type, d.ld, 0};
+    const Target part = {at(d.data, d.type, j * d.ld + i), d.type, d.ld};
     const cudaDataType_t bias_type = type_of_bias(call.desc, call.p, d.type);
     const void* const bias = call.desc.epilogue & CUBLASLT_EPILOGUE_BIAS ? at(call.desc.bias, bias_type, i) : nullptr;
 #ifdef HAVE_ONEDNN
@@ -870,7 +794,7 @@ void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int
         return;
 #endif
     p.beta = 0;
-    const Target sums = {scratch<float>(Room::sums, static_cast<size_t>(rows * columns)), CUDA_R_32F, rows, 0};
+    const Target sums = {scratch(Room::sums, rows * columns), CUDA_R_32F, rows};
     sum_up(p, a, b, sums, call.algorithm);
     cublasLtMatmulDescOpaque_t epilogue = call.desc;
     epilogue.bias = bias;
@@ -887,9 +811,9 @@ void multiply_fp8(const MatmulCall& call)
     const float *scale_a = call.desc.scale_a, *scale_b = call.desc.scale_b;
     const float scale = p.alpha * (scale_a == nullptr ? 1 : *scale_a) * (scale_b == nullptr ? 1 : *scale_b);
     const bool exact = is_exact_factor(scale);
-    const Expanded x = {expanded(Room::a, call.A, p.type_a, p.lda, p.k, p.m, exact ? scale : 1),
-                        expanded(Room::b, call.B, p.type_b, p.ldb, p.k, p.n, 1),
-                        has_bfloat16() ? CUDA_R_16BF : CUDA_R_32F, exact ? 1 : scale};
+    const cudaDataType_t type = has_bfloat16() ? CUDA_R_16BF : CUDA_R_32F;
+    const Expanded x = {expanded(Room::a, type, call.A, p.type_a, p.lda, p.k, p.m, exact ? scale : 1),
+                        expanded(Room::b, type, call.B, p.type_b, p.ldb, p.k, p.n, 1), type, exact ? 1 : scale};
 #pragma omp parallel
     {
         omp_set_num_threads(1);  // of this worker's from here on
@@ -919,8 +843,7 @@ cublasStatus_t multiply(const MatmulCall& call)
     if (at_once && p.type_a == CUDA_R_32F) {
         if (small_product(desc, p, static_cast<const float*>(A), static_cast<const float*>(B), result))
             return CUBLAS_STATUS_SUCCESS;
-        if (!onednn_float(p, static_cast<const float*>(A), static_cast<const float*>(B), result))
-            return CUBLAS_STATUS_EXECUTION_FAILED;
+        if (!onednn_float(p, A, B, result)) return CUBLAS_STATUS_EXECUTION_FAILED;
         if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(desc, p, result, 1, 0, result);
         return CUBLAS_STATUS_SUCCESS;
     }
@@ -936,7 +859,7 @@ cublasStatus_t multiply(const MatmulCall& call)
     Target sums = result;
     float beta_left = 0;
     if (result.type != CUDA_R_32F) {
-        sums = {scratch<float>(Room::sums, static_cast<size_t>(p.m * p.n * p.batch)), CUDA_R_32F, p.m, p.m * p.n};
+        sums = {scratch(Room::sums, p.m * p.n), CUDA_R_32F, p.m};
         beta_left = std::exchange(p.beta, 0.0f);
     }
     sum_up(p, A, B, sums, algorithm);
@@ -969,22 +892,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     const auto algorithm = chosen == nullptr ? Algorithm::fast : static_cast<Algorithm>(chosen->data[0]);
     if (algorithm == Algorithm::failing) return CUBLAS_STATUS_EXECUTION_FAILED;
 
-    const Product p{static_cast<int64_t>(d->rows),
-                    static_cast<int64_t>(d->columns),
-                    static_cast<int64_t>(desc->transpose_a != CUBLAS_OP_N ? a->rows : a->columns),
-                    desc->transpose_a != CUBLAS_OP_N,
-                    desc->transpose_b != CUBLAS_OP_N,
-                    static_cast<cudaDataType_t>(a->type),
-                    static_cast<cudaDataType_t>(b->type),
-                    a->ld,
-                    b->ld,
-                    d->batch,
-                    a->batch_stride,
-                    b->batch_stride,
-                    *static_cast<const float*>(alpha),
+    const bool ta = desc->transpose_a != CUBLAS_OP_N, tb = desc->transpose_b != CUBLAS_OP_N;
+    const auto m = static_cast<int64_t>(d->rows), n = static_cast<int64_t>(d->columns);
+    const auto k = static_cast<int64_t>(ta ? a->rows : a->columns);
+    const auto type_a = static_cast<cudaDataType_t>(a->type), type_b = static_cast<cudaDataType_t>(b->type);
+    const Product p{m,  n,     k,     ta,    tb, type_a, type_b, a->ld, b->ld, *static_cast<const float*>(alpha),
                     *static_cast<const float*>(beta)};
     if (p.beta != 0 && C != D) return CUBLAS_STATUS_NOT_SUPPORTED;
-    const MatmulCall call{*desc, p, A, B, {D, static_cast<cudaDataType_t>(d->type), d->ld, d->batch_stride}, algorithm};
+    const MatmulCall call{*desc, p, A, B, {D, static_cast<cudaDataType_t>(d->type), d->ld}, algorithm};
     if (!waits(stream)) return multiply(call);
     const auto deed = [call] { return multiply(call) == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown; };
     return hand_over(stream, deed) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;

@@ -8,14 +8,8 @@ struct cublasContext {
     cudaStream_t stream = nullptr;
 };
 using cublasHandle_t = cublasContext*;
-using cublasDataType_t = cudaDataType_t;
 
-enum cublasMath_t {
-    CUBLAS_DEFAULT_MATH = 0,
-    CUBLAS_TENSOR_OP_MATH = 1,
-    CUBLAS_PEDANTIC_MATH = 2,
-    CUBLAS_TF32_TENSOR_OP_MATH = 3,
-};
+enum cublasMath_t { CUBLAS_DEFAULT_MATH = 0, CUBLAS_TENSOR_OP_MATH = 1, CUBLAS_TF32_TENSOR_OP_MATH = 3 };
 enum cublasGemmAlgo_t { CUBLAS_GEMM_DEFAULT = -1, CUBLAS_GEMM_DEFAULT_TENSOR_OP = 99 };
 
 inline cublasStatus_t cublasCreate(cublasHandle_t* handle)
@@ -33,9 +27,8 @@ inline cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream
     handle->stream = stream;
     return CUBLAS_STATUS_SUCCESS;
 }
-// Products of floats are in floats whatever is allowed, and need no workspace.
+// Products of floats are in floats whatever is allowed.
 inline cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t) { return CUBLAS_STATUS_SUCCESS; }
-inline cublasStatus_t cublasSetWorkspace(cublasHandle_t, void*, size_t) { return CUBLAS_STATUS_SUCCESS; }
 
 namespace cuda_cpu {
 
@@ -46,10 +39,14 @@ struct Matrix {
     int ld;
     long long stride;
 
-    cublasLtMatrixLayoutOpaque_t layout(int rows, int columns, int batch) const
+    cublasLtMatrixLayoutOpaque_t layout(int rows, int columns) const
     {
-        const auto m = static_cast<uint64_t>(rows), n = static_cast<uint64_t>(columns);
-        return {static_cast<uint32_t>(type), m, n, ld, batch, stride};
+        return {static_cast<uint32_t>(type), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), ld};
+    }
+    void* member(int i) const
+    {
+        const size_t bytes = type == CUDA_R_32F ? 4 : type == CUDA_R_16F || type == CUDA_R_16BF ? 2 : 1;
+        return static_cast<char*>(const_cast<void*>(data)) + i * stride * static_cast<long long>(bytes);
     }
 };
 
@@ -60,15 +57,17 @@ inline cublasStatus_t gemm(cublasHandle_t handle, cublasOperation_t operation_a,
 {
     if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (m < 0 || n < 0 || k < 0 || batch < 0) return CUBLAS_STATUS_INVALID_VALUE;
-    if (m == 0 || n == 0 || batch == 0) return CUBLAS_STATUS_SUCCESS;
+    if (m == 0 || n == 0) return CUBLAS_STATUS_SUCCESS;
     const bool ta = operation_a != CUBLAS_OP_N, tb = operation_b != CUBLAS_OP_N;
     cublasLtMatmulDescOpaque_t desc{CUBLAS_COMPUTE_32F, CUDA_R_32F, operation_a, operation_b};
-    auto layout_a = a.layout(ta ? k : m, ta ? m : k, batch), layout_b = b.layout(tb ? n : k, tb ? k : n, batch);
-    auto layout_c = c.layout(m, n, batch);
+    auto layout_a = a.layout(ta ? k : m, ta ? m : k), layout_b = b.layout(tb ? n : k, tb ? k : n);
+    auto layout_c = c.layout(m, n);
     cublasLtContext lt;
-    void* const out = const_cast<void*>(c.data);
-    return cublasLtMatmul(&lt, &desc, &alpha, a.data, &layout_a, b.data, &layout_b, &beta, out, &layout_c, out,
-                          &layout_c, nullptr, nullptr, 0, handle->stream);
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    for (int i = 0; i < batch && status == CUBLAS_STATUS_SUCCESS; i++)
+        status = cublasLtMatmul(&lt, &desc, &alpha, a.member(i), &layout_a, b.member(i), &layout_b, &beta, c.member(i),
+                                &layout_c, c.member(i), &layout_c, nullptr, nullptr, 0, handle->stream);
+    return status;
 }
 
 }  // namespace cuda_cpu

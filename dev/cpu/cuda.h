@@ -19,16 +19,10 @@ struct CUtensorMap {
 
 enum CUtensorMapDataType {
     CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6,
-    CU_TENSOR_MAP_DATA_TYPE_FLOAT32 = 7,
     CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9,
 };
 enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE };
-enum CUtensorMapSwizzle {
-    CU_TENSOR_MAP_SWIZZLE_NONE,
-    CU_TENSOR_MAP_SWIZZLE_32B,
-    CU_TENSOR_MAP_SWIZZLE_64B,
-    CU_TENSOR_MAP_SWIZZLE_128B
-};
+enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_128B = 3 };
 enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3 };
 enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE };
 
@@ -101,9 +95,18 @@ inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType typ
     return CUDA_SUCCESS;
 }
 
-namespace cuda_cpu {
-inline const bool driver_functions_entered = [] {
-    driver_functions()["cuTensorMapEncodeTiled"] = reinterpret_cast<void*>(&cuTensorMapEncodeTiled);
-    return true;
-}();
-}  // namespace cuda_cpu
+// The functions of the driver that a program may ask for by name.
+constexpr unsigned long long cudaEnableDefault = 0;
+enum cudaDriverEntryPointQueryResult {
+    cudaDriverEntryPointSuccess = 0,
+    cudaDriverEntryPointSymbolNotFound = 1,
+};
+
+inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
+                                                    cudaDriverEntryPointQueryResult* result)
+{
+    const bool has = strcmp(name, "cuTensorMapEncodeTiled") == 0;
+    *function = has ? reinterpret_cast<void*>(&cuTensorMapEncodeTiled) : nullptr;
+    *result = has ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}

@@ -1,13 +1,12 @@
 // FP8, with CUDA's names, of both kinds: E4M3 has 1 bit of sign, 4 of exponent, 3 of mantissa, and no infinity; E5M2
 // has 1, 5 and 2, the upper half of a half. Conversions to FP8 round to nearest, ties to even; too large numbers
-// become the largest (saturation) or, if the program asks for that, infinity or NaN. (Micikevicius et al. 2022, "FP8
-// Formats for Deep Learning"; PTX, cvt.rn.satfinite.)
+// become the largest (saturation). (Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; PTX, cvt.rn.satfinite.)
 #pragma once
 
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
 
-enum __nv_saturation_t { __NV_NOSAT, __NV_SATFINITE };
+enum __nv_saturation_t { __NV_SATFINITE = 1 };
 enum __nv_fp8_interpretation_t { __NV_E4M3, __NV_E5M2 };
 using __nv_fp8_storage_t = unsigned char;
 using __nv_fp8x2_storage_t = unsigned short;
@@ -17,7 +16,7 @@ namespace cuda_cpu {
 struct Fp8 {
     unsigned mantissa, bias;   // bits; what is taken off the exponent
     unsigned largest;          // the code of the largest number
-    unsigned infinity;         // what is too large and does not saturate
+    unsigned infinity;         // which E4M3 does not have: NaN
     unsigned nan;
 
     constexpr unsigned lost() const { return 23 - mantissa; }                   // bits of a float's mantissa
@@ -48,7 +47,7 @@ template <class Floats, class Bits> inline void fp8_decode(Floats& x, const Bits
 
 // To nearest, ties to even: a normal number as an integer, a subnormal by the addition.
 template <class Floats, class Bits>
-inline void fp8_encode(Bits& code, const Floats& x, __nv_saturation_t saturation, const Fp8& f)
+inline void fp8_encode(Bits& code, const Floats& x, const Fp8& f)
 {
     Bits all, raised;
     memcpy(&all, &x, sizeof(x));
@@ -60,8 +59,7 @@ inline void fp8_encode(Bits& code, const Floats& x, __nv_saturation_t saturation
     number = number + bits<float>(f.unit());
     memcpy(&raised, &number, sizeof(x));
     const Bits rounded = magnitude < f.normal() ? raised - f.unit() : normal;
-    const Bits too_large = none + (saturation == __NV_SATFINITE ? f.largest : f.infinity);
-    const Bits signed_code = (all >> 24 & 0x80u) | (rounded > f.largest ? too_large : rounded);
+    const Bits signed_code = (all >> 24 & 0x80u) | (rounded > f.largest ? none + f.largest : rounded);
     code = magnitude > 0x7f800000u ? none + f.nan : signed_code;
 }
 
@@ -71,10 +69,10 @@ inline float float_of_fp8(unsigned char code, __nv_fp8_interpretation_t kind)
     fp8_decode(x, static_cast<unsigned>(code), fp8(kind));
     return x;
 }
-inline unsigned char fp8_of_float(float x, __nv_saturation_t saturation, __nv_fp8_interpretation_t kind)
+inline unsigned char fp8_of_float(float x, __nv_fp8_interpretation_t kind)
 {
     unsigned code;
-    fp8_encode(code, x, saturation, fp8(kind));
+    fp8_encode(code, x, fp8(kind));
     return static_cast<unsigned char>(code);
 }
 
@@ -82,15 +80,8 @@ template <__nv_fp8_interpretation_t KIND> struct Fp8Number {
     __nv_fp8_storage_t __x;
 
     Fp8Number() = default;
-    explicit Fp8Number(float x) : __x(fp8_of_float(x, __NV_SATFINITE, KIND)) {}
-    explicit Fp8Number(double x) : Fp8Number(rounded_to_odd(x)) {}
-    explicit Fp8Number(__half x) : Fp8Number(static_cast<float>(x)) {}
-    explicit Fp8Number(__nv_bfloat16 x) : Fp8Number(static_cast<float>(x)) {}
-    explicit Fp8Number(int x) : Fp8Number(static_cast<double>(x)) {}
+    explicit Fp8Number(float x) : __x(fp8_of_float(x, KIND)) {}
     explicit operator float() const { return float_of_fp8(__x, KIND); }
-    explicit operator double() const { return float_of_fp8(__x, KIND); }
-    explicit operator __half() const { return float_of_fp8(__x, KIND); }
-    explicit operator __nv_bfloat16() const { return float_of_fp8(__x, KIND); }
 };
 
 }  // namespace cuda_cpu
@@ -114,7 +105,7 @@ template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], con
     Floats floats;
     load_pack(floats, x);
     Bits bits;
-    fp8_encode(bits, floats, __NV_SATFINITE, f);
+    fp8_encode(bits, floats, f);
     const Codes codes = __builtin_convertvector(bits, Codes);
     memcpy(static_cast<void*>(v), &codes, sizeof(codes));
 }
@@ -126,18 +117,13 @@ inline void to_floats(float (&x)[16], const __nv_fp8_e5m2 (&v)[16]) { cuda_cpu::
 inline void from_floats(__nv_fp8_e4m3 (&v)[16], const float (&x)[16]) { cuda_cpu::encode_pack(v, x, cuda_cpu::e4m3); }
 inline void from_floats(__nv_fp8_e5m2 (&v)[16], const float (&x)[16]) { cuda_cpu::encode_pack(v, x, cuda_cpu::e5m2); }
 
-inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float x, __nv_saturation_t saturation, __nv_fp8_interpretation_t kind)
+inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float x, __nv_saturation_t, __nv_fp8_interpretation_t kind)
 {
-    return cuda_cpu::fp8_of_float(x, saturation, kind);
+    return cuda_cpu::fp8_of_float(x, kind);
 }
 // The first of the two is in the lower bits.
-inline __nv_fp8x2_storage_t __nv_cvt_float2_to_fp8x2(float2 x, __nv_saturation_t saturation,
-                                                     __nv_fp8_interpretation_t kind)
+inline __nv_fp8x2_storage_t __nv_cvt_float2_to_fp8x2(float2 x, __nv_saturation_t, __nv_fp8_interpretation_t kind)
 {
-    return static_cast<__nv_fp8x2_storage_t>(cuda_cpu::fp8_of_float(x.x, saturation, kind) |
-                                             cuda_cpu::fp8_of_float(x.y, saturation, kind) << 8);
-}
-inline __half_raw __nv_cvt_fp8_to_halfraw(__nv_fp8_storage_t x, __nv_fp8_interpretation_t kind)
-{
-    return __half(cuda_cpu::float_of_fp8(x, kind));
+    return static_cast<__nv_fp8x2_storage_t>(cuda_cpu::fp8_of_float(x.x, kind) |
+                                             cuda_cpu::fp8_of_float(x.y, kind) << 8);
 }

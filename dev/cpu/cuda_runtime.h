@@ -24,7 +24,6 @@ static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -73,13 +72,7 @@ static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
 #define __managed__
 #define __grid_constant__
 #define __shared__ thread_local  // a worker runs one block at a time, so its thread's storage is the block's
-// See launch_bound in card.h. (With sizeof, because g++ 12 rejects the name of a constant there in a template.)
-#if defined(__x86_64__) && !defined(__clang__)
-#define __launch_bounds__(threads, ...) \
-    __attribute__((patchable_function_entry(sizeof(char[threads]), sizeof(char[threads]))))
-#else
 #define __launch_bounds__(...)
-#endif
 #define __forceinline__ inline __attribute__((always_inline))
 
 #include "intrinsics.h"
@@ -97,10 +90,7 @@ struct cudaLaunchConfig_t {
     unsigned numAttrs;
 };
 
-enum cudaFuncAttribute {
-    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
-    cudaFuncAttributePreferredSharedMemoryCarveout = 9
-};
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 namespace cuda_cpu {
 
@@ -109,15 +99,6 @@ inline std::unordered_map<const void*, size_t>& allowed_shared_bytes()
 {
     static std::unordered_map<const void*, size_t> allowed;
     return allowed;
-}
-
-// The most threads that a block of this kernel may have.
-inline size_t most_threads(const void* kernel)
-{
-    static std::unordered_map<const void*, size_t> known;
-    const auto [place, is_new] = known.try_emplace(kernel, max_threads);
-    if (is_new) place->second = launch_bound(kernel, max_threads);
-    return place->second;
 }
 
 // The bytes of a kernel's __shared__ arrays. They count on a card only, as reading the program's symbols takes a while.
@@ -146,7 +127,6 @@ inline cudaError_t check(const cudaLaunchConfig_t& config, const void* kernel)
     if (g.x > max_blocks_x || g.y > max_blocks_yz || g.z > max_blocks_yz) return cudaErrorInvalidConfiguration;
     if (b.x > max_threads || b.y > max_threads || b.z > max_threads_z) return cudaErrorInvalidConfiguration;
     if (b.x * b.y * b.z > max_threads) return cudaErrorInvalidConfiguration;
-    if (b.x * b.y * b.z > most_threads(kernel)) return cudaErrorInvalidValue;
     if (config.numAttrs > 0) return cudaErrorNotSupported;
     size_t allowed = default_shared_bytes - std::min(default_shared_bytes, static_shared_bytes(kernel));
     if (const auto asked = allowed_shared_bytes().find(kernel); asked != allowed_shared_bytes().end())
@@ -299,9 +279,8 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*k
 }
 
 template <class Kernel>
-inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attribute, int value)
+inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int value)
 {
-    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
     using namespace cuda_cpu;
     const void* const address = reinterpret_cast<const void*>(kernel);
     const size_t most = card() == nullptr ? max_shared_bytes : card()->capability.shared_per_block();
@@ -332,17 +311,12 @@ inline const MachineMemory& machine_memory()
     static const MachineMemory value = [&] {
         MachineMemory m{number_in("/proc/meminfo", "MemTotal:") * kib,
                         number_in("/proc/meminfo", "MemAvailable:") * kib};
-        const std::string v1 = "/sys/fs/cgroup/memory/memory.", v2 = "/sys/fs/cgroup/memory.";
-        for (const auto& [limit_file, usage_file, stat_file, cache] :
-             {std::array{v2 + "max", v2 + "current", v2 + "stat", std::string("inactive_file")},
-              std::array{v1 + "limit_in_bytes", v1 + "usage_in_bytes", v1 + "stat",
-                         std::string("total_inactive_file")}}) {
-            const size_t limit = number_in(limit_file), used = number_in(usage_file),
-                         reclaimable = number_in(stat_file, cache);
-            if (limit == 0) continue;
-            m.total = std::min(m.total, limit);
-            m.available = std::min(m.available, limit - std::min(limit, used - std::min(used, reclaimable)));
-        }
+        const std::string cgroup = "/sys/fs/cgroup/memory.";
+        const size_t limit = number_in(cgroup + "max"), used = number_in(cgroup + "current"),
+                     reclaimable = number_in(cgroup + "stat", "inactive_file");
+        if (limit == 0) return m;
+        m.total = std::min(m.total, limit);
+        m.available = std::min(m.available, limit - std::min(limit, used - std::min(used, reclaimable)));
         return m;
     }();
     return value;
@@ -488,10 +462,7 @@ inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes)
     return cudaSuccess;
 }
 
-constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2,
-                   cudaMemAttachGlobal = 1;
-
-inline cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned)
+inline cudaError_t cudaMallocHost(void** address, size_t bytes)
 {
     using namespace cuda_cpu;
     *address = nullptr;
@@ -501,31 +472,6 @@ inline cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned)
     std::lock_guard lock(heap().mutex);
     heap().pinned[static_cast<const char*>(*address)] = bytes;
     return cudaSuccess;
-}
-template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes)
-{
-    return cudaMalloc(reinterpret_cast<void**>(address), bytes);
-}
-template <class T> inline cudaError_t cudaMallocManaged(T** address, size_t bytes, unsigned = cudaMemAttachGlobal)
-{
-    return cudaMalloc(reinterpret_cast<void**>(address), bytes);
-}
-// Managed memory is ordinary memory, so advice and prefetching have no effect.
-constexpr int cudaCpuDeviceId = -1;
-enum cudaMemoryAdvise {
-    cudaMemAdviseSetReadMostly = 1,
-    cudaMemAdviseSetPreferredLocation = 3,
-    cudaMemAdviseSetAccessedBy = 5,
-};
-inline cudaError_t cudaMemAdvise(const void*, size_t, cudaMemoryAdvise, int) { return cudaSuccess; }
-inline cudaError_t cudaMemPrefetchAsync(const void*, size_t, int, cudaStream_t = nullptr) { return cudaSuccess; }
-template <class T> inline cudaError_t cudaHostAlloc(T** address, size_t bytes, unsigned flags)
-{
-    return cudaHostAlloc(reinterpret_cast<void**>(address), bytes, flags);
-}
-template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes)
-{
-    return cudaHostAlloc(reinterpret_cast<void**>(address), bytes, cudaHostAllocDefault);
 }
 inline cudaError_t cudaFreeHost(void* address)
 {
@@ -537,6 +483,19 @@ inline cudaError_t cudaFreeHost(void* address)
         return report(cudaErrorInvalidValue);
     free(address);
     return earlier;
+}
+
+template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes)
+{
+    return cudaMalloc(reinterpret_cast<void**>(address), bytes);
+}
+template <class T> inline cudaError_t cudaMallocManaged(T** address, size_t bytes)
+{
+    return cudaMalloc(reinterpret_cast<void**>(address), bytes);
+}
+template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes)
+{
+    return cudaMallocHost(reinterpret_cast<void**>(address), bytes);
 }
 
 enum cudaMemcpyKind {
@@ -604,17 +563,6 @@ inline cudaError_t refuse_blocking()
     return error != cudaSuccess ? error : refuse_while_capturing();
 }
 
-// A copy between a variable and the program's memory, in the default stream's order, and done when this returns.
-template <class T>
-inline cudaError_t copy_symbol(const T& symbol, size_t offset, size_t bytes, const void* from, void* to)
-{
-    if (offset > sizeof(T) || bytes > sizeof(T) - offset) return report(cudaErrorInvalidValue);
-    if (const cudaError_t error = refuse_blocking(); error != cudaSuccess) return error;
-    void* const place = const_cast<char*>(reinterpret_cast<const char*>(&symbol)) + offset;
-    const auto copy = [=] { return from != nullptr ? copy_bytes(place, from, bytes) : copy_bytes(to, place, bytes); };
-    return asynchronous() ? run_until_reached(put_off(nullptr, copy)) : copy();
-}
-
 }  // namespace cuda_cpu
 
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
@@ -634,17 +582,14 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemc
     if (const cudaError_t error = check_copy(to, from, bytes, kind); error != cudaSuccess) return report(error);
     return asynchronous() ? put_off_copy(to, from, bytes, nullptr, true) : copy_bytes(to, from, bytes);
 }
+// A variable of the device is the program's own, so a copy to it is one within the host's memory.
 template <class T>
 inline cudaError_t cudaMemcpyToSymbol(const T& symbol, const void* from, size_t bytes, size_t offset = 0,
                                       cudaMemcpyKind = cudaMemcpyHostToDevice)
 {
-    return cuda_cpu::copy_symbol(symbol, offset, bytes, from, nullptr);
-}
-template <class T>
-inline cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size_t bytes, size_t offset = 0,
-                                        cudaMemcpyKind = cudaMemcpyDeviceToHost)
-{
-    return cuda_cpu::copy_symbol(symbol, offset, bytes, nullptr, to);
+    if (offset > sizeof(T) || bytes > sizeof(T) - offset) return cuda_cpu::report(cudaErrorInvalidValue);
+    return cudaMemcpy(const_cast<char*>(reinterpret_cast<const char*>(&symbol)) + offset, from, bytes,
+                      cudaMemcpyDefault);
 }
 
 inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t stream = nullptr)
@@ -674,7 +619,7 @@ struct CUevent_st {
 using cudaEvent_t = CUevent_st*;
 
 constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
-constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2;
+constexpr unsigned cudaEventDefault = 0, cudaEventDisableTiming = 2;
 
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags)
 {
@@ -690,16 +635,9 @@ inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest)
     *greatest = -5;
     return cudaSuccess;
 }
-inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority)
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int)
 {
-    const cudaError_t error = cudaStreamCreateWithFlags(stream, flags);
-    (*stream)->priority = std::clamp(priority, -5, 0);
-    return error;
-}
-inline cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority)
-{
-    *priority = stream->priority;
-    return cudaSuccess;
+    return cudaStreamCreateWithFlags(stream, flags);
 }
 inline cudaError_t cudaStreamCreate(cudaStream_t* stream)
 {
@@ -713,19 +651,6 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream)
     delete stream;
     return error;
 }
-
-namespace cuda_cpu {
-
-// Returns the error of a call that waits for an event. During a capture CUDA rejects it, as it might wait for work that
-// is only recorded.
-inline cudaError_t refuse_wait(cudaEvent_t event)
-{
-    if (!event->captured) return refuse_while_capturing();
-    refuse_in_any_capture();
-    return report(cudaErrorCapturedEvent);
-}
-
-}  // namespace cuda_cpu
 
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
@@ -751,7 +676,7 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
 }
 inline cudaError_t cudaDeviceSynchronize()
 {
-    const cudaError_t error = cuda_cpu::refuse_in_any_capture();
+    const cudaError_t error = cuda_cpu::refuse_while_capturing();
     return error != cudaSuccess ? error : cuda_cpu::run_all();
 }
 
@@ -784,16 +709,9 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
-    const cudaError_t error = cuda_cpu::refuse_wait(event);
-    return error != cudaSuccess ? error : cuda_cpu::run_until_reached(event->place);
-}
-inline cudaError_t cudaEventQuery(cudaEvent_t event)
-{
     using namespace cuda_cpu;
-    if (const cudaError_t error = refuse_wait(event); error != cudaSuccess) return error;
-    run_some();  // a program may ask in a loop, so work has to advance
-    if (late_error() != cudaSuccess) return report(late_error());
-    return event->place == nullptr || event->place->reached ? cudaSuccess : cudaErrorNotReady;
+    if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
+    return event->captured ? report(cudaErrorCapturedEvent) : run_until_reached(event->place);
 }
 inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end)
 {
@@ -808,17 +726,18 @@ inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, 
 // ==== graphs ============================================================================================
 
 // The recorded work of a capture.
-struct CUgraph_st { cuda_cpu::Deeds deeds; };
-struct CUgraphExec_st { cuda_cpu::Deeds deeds; };
+struct CUgraph_st {
+    cuda_cpu::Deeds deeds;
+};
+struct CUgraphExec_st : CUgraph_st {};
 using cudaGraph_t = CUgraph_st*;
 using cudaGraphExec_t = CUgraphExec_st*;
 
-inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode)
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode)
 {
     if (stream == nullptr) return cuda_cpu::report(cudaErrorStreamCaptureUnsupported);
     if (cuda_cpu::in_capture(stream)) return cuda_cpu::report(cudaErrorIllegalState);
     stream->state = CUstream_st::captured;
-    stream->mode = mode;
     cuda_cpu::captured_streams.push_back(stream);
     return cudaSuccess;
 }
@@ -838,7 +757,7 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph)
 
 inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long = 0)
 {
-    *executable = new CUgraphExec_st{graph->deeds};
+    *executable = new CUgraphExec_st{*graph};
     return cudaSuccess;
 }
 
@@ -868,7 +787,7 @@ struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem, totalConstMem;
     size_t sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor, reservedSharedMemPerBlock;
-    int regsPerBlock, regsPerMultiprocessor;  // 0: not known
+    int regsPerBlock;  // 0: not known
     int warpSize;
     int maxThreadsPerBlock, maxThreadsPerMultiProcessor, maxBlocksPerMultiProcessor;
     int maxThreadsDim[3], maxGridSize[3];
@@ -877,7 +796,6 @@ struct cudaDeviceProp {
     int l2CacheSize;
     int memoryBusWidth;
     int clockRate, memoryClockRate;  // 0: not known
-    int concurrentKernels, unifiedAddressing, managedMemory, canMapHostMemory;
 };
 
 namespace cuda_cpu {
@@ -940,7 +858,7 @@ inline void describe_card(cudaDeviceProp& p, const Card& card)
     p.sharedMemPerBlockOptin = c.shared_per_block();
     p.sharedMemPerMultiprocessor = c.shared_per_multiprocessor;
     p.reservedSharedMemPerBlock = c.reserved_shared_per_block;
-    p.regsPerBlock = p.regsPerMultiprocessor = registers_per_block;
+    p.regsPerBlock = registers_per_block;
     p.maxThreadsPerMultiProcessor = c.threads_per_multiprocessor;
     p.maxBlocksPerMultiProcessor = c.blocks_per_multiprocessor;
     p.multiProcessorCount = card.multiprocessors;
@@ -963,22 +881,15 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
     p.maxThreadsDim[2] = 64;
     p.maxGridSize[0] = 0x7fffffff;
     p.maxGridSize[1] = p.maxGridSize[2] = 65535;
-    p.concurrentKernels = p.unifiedAddressing = p.managedMemory = p.canMapHostMemory = 1;
     if (card() != nullptr) describe_card(p, *card());
     else describe_processor(p);
     return cudaSuccess;
 }
 
 enum cudaDeviceAttr {
-    cudaDevAttrMaxThreadsPerBlock = 1,
-    cudaDevAttrMaxSharedMemoryPerBlock = 8,
-    cudaDevAttrWarpSize = 10,
     cudaDevAttrMultiProcessorCount = 16,
-    cudaDevAttrL2CacheSize = 38,
-    cudaDevAttrMaxThreadsPerMultiProcessor = 39,
     cudaDevAttrComputeCapabilityMajor = 75,
     cudaDevAttrComputeCapabilityMinor = 76,
-    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
 };
 
@@ -986,21 +897,15 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
 {
     cudaDeviceProp p;
     if (const cudaError_t error = cudaGetDeviceProperties(&p, device); error != cudaSuccess) return error;
-    const std::map<cudaDeviceAttr, size_t> values = {
-        {cudaDevAttrMaxThreadsPerBlock, p.maxThreadsPerBlock},
-        {cudaDevAttrMaxSharedMemoryPerBlock, p.sharedMemPerBlock},
-        {cudaDevAttrWarpSize, p.warpSize},
-        {cudaDevAttrMultiProcessorCount, p.multiProcessorCount},
-        {cudaDevAttrL2CacheSize, p.l2CacheSize},
-        {cudaDevAttrMaxThreadsPerMultiProcessor, p.maxThreadsPerMultiProcessor},
-        {cudaDevAttrComputeCapabilityMajor, p.major},
-        {cudaDevAttrComputeCapabilityMinor, p.minor},
-        {cudaDevAttrMaxSharedMemoryPerMultiprocessor, p.sharedMemPerMultiprocessor},
-        {cudaDevAttrMaxSharedMemoryPerBlockOptin, p.sharedMemPerBlockOptin}};
-    const auto found = values.find(attribute);
-    if (found == values.end()) return cuda_cpu::report(cudaErrorInvalidValue);
-    *value = static_cast<int>(found->second);
-    return cudaSuccess;
+    switch (attribute) {
+    case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor: *value = p.major; return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor: *value = p.minor; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = static_cast<int>(p.sharedMemPerBlockOptin);
+        return cudaSuccess;
+    }
+    return cuda_cpu::report(cudaErrorInvalidValue);
 }
 
 #define CUDART_VERSION 13000  // the version whose names these headers use
@@ -1010,31 +915,6 @@ inline cudaError_t cudaRuntimeGetVersion(int* version)
     return cudaSuccess;
 }
 inline cudaError_t cudaDriverGetVersion(int* version) { return cudaRuntimeGetVersion(version); }
-
-namespace cuda_cpu {
-// Functions of the driver by name, which cuda.h enters.
-inline std::unordered_map<std::string, void*>& driver_functions()
-{
-    static std::unordered_map<std::string, void*> functions;
-    return functions;
-}
-}  // namespace cuda_cpu
-
-constexpr unsigned long long cudaEnableDefault = 0;
-enum cudaDriverEntryPointQueryResult {
-    cudaDriverEntryPointSuccess = 0,
-    cudaDriverEntryPointSymbolNotFound = 1,
-};
-
-inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
-                                                    cudaDriverEntryPointQueryResult* result)
-{
-    const auto found = cuda_cpu::driver_functions().find(name);
-    const bool has = found != cuda_cpu::driver_functions().end();
-    *function = has ? found->second : nullptr;
-    *result = has ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
-    return cudaSuccess;
-}
 
 #include "atomics.h"
 #include "launch.h"

@@ -1,6 +1,8 @@
 // Device functions for numbers and bits, which are an instruction or two on a GPU.
 #pragma once
 
+#include <limits.h>
+
 namespace cuda_cpu {
 
 // 2^n 2^f for a whole n and |f| <= 1/2: the first by arithmetic on the exponent's bits, the second by a polynomial.
@@ -35,14 +37,12 @@ inline float rounded(float x)
 #endif
 }
 
-// The integer x, clamped to what To holds; NaN gives 0.
-template <class To>
-inline To to_whole(float x)
+// The integer x, clamped to what int holds; NaN gives 0.
+inline int to_int(float x)
 {
-    using Limits = std::numeric_limits<To>;
     if (x != x) return 0;
-    if (x <= static_cast<float>(Limits::min())) return Limits::min();
-    return x >= static_cast<float>(Limits::max()) ? Limits::max() : static_cast<To>(x);
+    if (x <= static_cast<float>(INT_MIN)) return INT_MIN;
+    return x >= static_cast<float>(INT_MAX) ? INT_MAX : static_cast<int>(x);
 }
 
 }  // namespace cuda_cpu
@@ -61,20 +61,15 @@ extern "C" inline float __expf(float x) noexcept
 }
 extern "C" inline float __logf(float x) noexcept { return cuda_cpu::special(logf(x)); }
 extern "C" inline float __log2f(float x) noexcept { return cuda_cpu::special(log2f(x)); }
-extern "C" inline float __log10f(float x) noexcept { return cuda_cpu::special(log10f(x)); }
 extern "C" inline float __powf(float x, float y) noexcept { return cuda_cpu::special(powf(x, y)); }
-extern "C" inline float __exp10f(float x) noexcept { return cuda_cpu::special(powf(10, x)); }
 extern "C" inline float __sinf(float x) noexcept { return cuda_cpu::special(sinf(x)); }
 extern "C" inline float __cosf(float x) noexcept { return cuda_cpu::special(cosf(x)); }
-extern "C" inline float __tanf(float x) noexcept { return cuda_cpu::special(tanf(x)); }
 inline void __sincosf(float x, float* sine, float* cosine)
 {
     *sine = __sinf(x);
     *cosine = __cosf(x);
 }
 inline float rsqrtf(float x) { return cuda_cpu::math_rounding.last_bit(1.0f / sqrtf(x)); }
-inline double rsqrt(double x) { return 1 / sqrt(x); }
-inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; }
 
 inline float __fadd_rn(float x, float y) { return cuda_cpu::rounded(x + y); }
 inline float __fsub_rn(float x, float y) { return cuda_cpu::rounded(x - y); }
@@ -83,25 +78,17 @@ inline float __fdiv_rn(float x, float y) { return cuda_cpu::rounded(x / y); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }
-inline float __frsqrt_rn(float x) { return static_cast<float>(1 / sqrt(static_cast<double>(x))); }
 inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 
-// Conversions to integers: to nearest, towards zero, up, down.
-inline int __float2int_rn(float x) { return cuda_cpu::to_whole<int>(nearbyintf(x)); }
-inline int __float2int_rz(float x) { return cuda_cpu::to_whole<int>(truncf(x)); }
-inline int __float2int_ru(float x) { return cuda_cpu::to_whole<int>(ceilf(x)); }
-inline int __float2int_rd(float x) { return cuda_cpu::to_whole<int>(floorf(x)); }
-inline unsigned __float2uint_rn(float x) { return cuda_cpu::to_whole<unsigned>(nearbyintf(x)); }
-inline unsigned __float2uint_rz(float x) { return cuda_cpu::to_whole<unsigned>(truncf(x)); }
+// Conversions to integers: to nearest, towards zero.
+inline int __float2int_rn(float x) { return cuda_cpu::to_int(nearbyintf(x)); }
+inline int __float2int_rz(float x) { return cuda_cpu::to_int(truncf(x)); }
 inline float __int2float_rn(int x) { return static_cast<float>(x); }
-inline float __uint2float_rn(unsigned x) { return static_cast<float>(x); }
 
 inline int __float_as_int(float x) { return cuda_cpu::bits<int>(x); }
 inline unsigned __float_as_uint(float x) { return cuda_cpu::bits<unsigned>(x); }
 inline float __int_as_float(int x) { return cuda_cpu::bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return cuda_cpu::bits<float>(x); }
-inline long long __double_as_longlong(double x) { return cuda_cpu::bits<long long>(x); }
-inline double __longlong_as_double(long long x) { return cuda_cpu::bits<double>(x); }
 
 // g++ calls the library for fmaxf and fminf as long as NaNs exist, which keeps a loop from becoming vector code. These
 // have the same result without a call. (gnu_inline: the definition to inline, not the one to link.)
@@ -131,52 +118,27 @@ constexpr std::enable_if_t<std::is_arithmetic_v<X> && std::is_arithmetic_v<Y>, T
 }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
-inline int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x)); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __ffsll(long long x) { return __builtin_ffsll(x); }
-inline int __mulhi(int x, int y) { return static_cast<int>(static_cast<int64_t>(x) * y >> 32); }
 inline unsigned __umulhi(unsigned x, unsigned y) { return static_cast<unsigned>(static_cast<uint64_t>(x) * y >> 32); }
-inline unsigned __umul24(unsigned x, unsigned y) { return (x & 0xffffff) * (y & 0xffffff); }
 inline unsigned __brev(unsigned x)
 {
     unsigned reversed = 0;
     for (int bit = 0; bit < 32; bit++) reversed |= (x >> bit & 1) << (31 - bit);
     return reversed;
 }
-// A word of four bytes, each chosen from the eight of x and y by a hexadecimal digit of the selector.
-inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector)
-{
-    const uint64_t bytes = static_cast<uint64_t>(y) << 32 | x;
-    unsigned result = 0;
-    for (int i = 0; i < 4; i++) result |= static_cast<unsigned>(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
-    return result;
-}
-inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift)
-{
-    return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) << (shift & 31) >> 32);
-}
-inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift)
-{
-    return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) >> (shift & 31));
-}
-
 // Loads and stores with a caching hint, which only a GPU uses.
 template <class T> inline T __ldg(const T* address) { return *address; }
 template <class T> inline T __ldcs(const T* address) { return *address; }
 template <class T> inline T __ldcg(const T* address) { return *address; }
 template <class T> inline void __stcs(T* address, T value) { *address = value; }
-template <class T> inline void __stcg(T* address, T value) { *address = value; }
 
 inline void __threadfence()
 {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     cuda_cpu::watch::fence();
 }
-inline void __threadfence_system() { __threadfence(); }
 inline void __threadfence_block() { std::atomic_signal_fence(std::memory_order_seq_cst); }
-[[noreturn]] inline void __trap() { __builtin_trap(); }
 
 // A clock of 2 GHz.
 inline long long clock64()

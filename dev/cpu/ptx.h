@@ -131,7 +131,6 @@ inline void need_capability(const char* name, int least, int most = 999)
     refuse(name, line("and that is an illegal instruction on %s, of compute capability %d.%d; it takes %d.%d%s",
                       card()->name, number / 10, number % 10, least / 10, least % 10, most == least ? " exactly" : ""));
 }
-inline void need_hopper(const char* name) { need_capability(name, 90, 90); }  // instructions of sm_90a
 
 class AsyncWork final : public Background {
 public:
@@ -288,7 +287,7 @@ inline float lower_half(uint32_t pair) { return bits<float>(pair << 16); }
 inline float upper_half(uint32_t pair) { return bits<float>(pair & 0xffff0000u); }
 #endif
 
-using Vector8 = float __attribute__((vector_size(32), may_alias));
+using Vector16 = float __attribute__((vector_size(64), may_alias));
 
 // The fragments of A (16 x 16): registers 0 to 3 are rows g, g+8, g, g+8, columns 2t, 2t, 2t+8, 2t+8 and the next.
 inline void read_a_fragments(float (*a)[16], const uint32_t* const* registers)
@@ -309,17 +308,50 @@ struct MmaOperand {
     uint32_t b[2];
 };
 
+// result (16 x columns) = a (16 x 16) b (16 x columns), in pieces of 16 V columns
+template <unsigned V>
+CUDA_CPU_UNSEEN inline void multiply(float* result, const float (*a)[16], const float* b, unsigned columns)
+{
+    for (unsigned r = 0; r < 16; r++)
+        for (unsigned n = 0; n < columns; n += 16 * V) {
+            Vector16 sum[V] = {};
+            for (unsigned i = 0; i < 16; i++) {
+                const unsigned k = i ^ rounding.k_order;
+                for (unsigned v = 0; v < V; v++)
+                    sum[v] += a[r][k] * *reinterpret_cast<const Vector16*>(b + k * columns + n + 16 * v);
+            }
+            memcpy(result + r * columns + n, sum, sizeof(sum));
+        }
+}
+
+// Gives every lane its part of result (16 x columns, rows `stride` apart), added to what it has, or instead of that.
+inline void add_to_accumulators(float* const* d_of_lane, const float* result, unsigned columns, unsigned stride,
+                                bool add)
+{
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
+        const float *upper = result + lane / 4 * stride + lane % 4 * 2, *lower = upper + 8 * stride;
+        float* d = d_of_lane[lane];
+        for (unsigned n = 0; n < columns; n += 8, d += 4) {
+            const float old[4] = {add ? d[0] : 0, add ? d[1] : 0, add ? d[2] : 0, add ? d[3] : 0};
+            d[0] = old[0] + upper[n];
+            d[1] = old[1] + upper[n + 1];
+            d[2] = old[2] + lower[n];
+            d[3] = old[3] + lower[n + 1];
+        }
+    }
+}
+
 CUDA_CPU_UNSEEN inline void mma_of_warp(void* const* operands, unsigned lanes)
 {
     need_all("mma_m16n8k16", lanes);
     watch::tensor_flops(2 * 16 * 8 * 16);
-    const MmaOperand* lane_of[lanes_of_warp];
+    float* d[lanes_of_warp];
     const uint32_t* registers[lanes_of_warp];
-    alignas(64) float a[16][16], b[16][8], d[16][8];
+    alignas(64) float a[16][16], b[16][16] = {}, result[16 * 16];  // b and the result have 8 columns more than needed
     for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
         const MmaOperand& mine = *static_cast<MmaOperand*>(operands[lane]);
         const unsigned g = lane / 4, t = lane % 4;
-        lane_of[lane] = &mine;
+        d[lane] = mine.d;
         registers[lane] = mine.a;
         for (unsigned i = 0; i < 2; i++) {
             b[2 * t + 8 * i][g] = lower_half(mine.b[i]);
@@ -327,16 +359,8 @@ CUDA_CPU_UNSEEN inline void mma_of_warp(void* const* operands, unsigned lanes)
         }
     }
     read_a_fragments(a, registers);
-    for (unsigned r = 0; r < 16; r++) {
-        Vector8 sum{};
-        for (unsigned i = 0; i < 16; i++) {
-            const unsigned k = i ^ rounding.k_order;
-            sum += a[r][k] * *reinterpret_cast<const Vector8*>(b[k]);
-        }
-        memcpy(d[r], &sum, sizeof(sum));
-    }
-    for (unsigned lane = 0; lane < lanes_of_warp; lane++)
-        for (unsigned i = 0; i < 4; i++) lane_of[lane]->d[i] += d[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2];
+    multiply<1>(result, a, b[0], 16);
+    add_to_accumulators(d, result, 8, 16, true);
 }
 
 struct LdmatrixOperand {
@@ -675,14 +699,6 @@ struct Descriptor {
                      "or less than 128 behind one", start, start >> 7 & 7));
     }
 
-    // Where there are no two blocks of 64 columns their distance is not used: it is written as 0, or as one unit.
-    void need_no_leading() const
-    {
-        if (leading != 0 && leading != 16)
-            die(line("wgmma: a descriptor has blocks of columns %u bytes apart, where there is one; expected 0 or 16",
-                     leading));
-    }
-
     uint32_t row(uint32_t r) const { return r % 8 * 128 + r / 8 * stride; }
 
     // Reads 8 elements, whose place is here before swizzling.
@@ -697,23 +713,6 @@ struct Descriptor {
     }
 };
 
-using Vector16 = float __attribute__((vector_size(64), may_alias));
-
-// result (16 x columns) = a (16 x 16) b (16 x columns)
-CUDA_CPU_UNSEEN inline void multiply(float* result, const float (*a)[16], const float* b, unsigned columns)
-{
-    for (unsigned r = 0; r < 16; r++)
-        for (unsigned n = 0; n < columns; n += 64) {
-            Vector16 sum[4] = {};
-            for (unsigned i = 0; i < 16; i++) {
-                const unsigned k = i ^ rounding.k_order;
-                for (unsigned v = 0; v < 4; v++)
-                    sum[v] += a[r][k] * *reinterpret_cast<const Vector16*>(b + k * columns + n + 16 * v);
-            }
-            memcpy(result + r * columns + n, sum, sizeof(sum));
-        }
-}
-
 inline void read_operands_and_multiply(WarpProduct& p, float* result)
 {
     alignas(64) static thread_local float a[16][16], b[16 * max_columns];
@@ -721,12 +720,10 @@ inline void read_operands_and_multiply(WarpProduct& p, float* result)
         read_a_fragments(a, p.a_registers);
     } else {
         const Descriptor tile(p.a, p.watched, watch::Operand::A);
-        tile.need_no_leading();
         for (unsigned r = 0; r < 16; r++)
             for (unsigned k = 0; k < 16; k += 8) tile.read(&a[r][k], tile.row(p.row + r) + k * 2);
     }
     const Descriptor tile(p.b, p.watched, watch::Operand::B);
-    if (p.b_major == Major::K || p.columns == 64) tile.need_no_leading();
     if (p.b_major == Major::K) {
         for (unsigned n = 0; n < p.columns; n++) {
             float row[16];
@@ -738,22 +735,7 @@ inline void read_operands_and_multiply(WarpProduct& p, float* result)
             for (unsigned n = 0; n < p.columns; n += 8)
                 tile.read(b + k * p.columns + n, tile.row(k) + n / 64 * tile.leading + n % 64 * 2);
     }
-    multiply(result, a, b, p.columns);
-}
-
-inline void add_to_accumulators(const WarpProduct& p, const float* result)
-{
-    for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
-        const float *upper = result + lane / 4 * p.columns + lane % 4 * 2, *lower = upper + 8 * p.columns;
-        float* d = p.d[lane];
-        for (unsigned n = 0; n < p.columns; n += 8, d += 4) {
-            const float old[4] = {p.add ? d[0] : 0, p.add ? d[1] : 0, p.add ? d[2] : 0, p.add ? d[3] : 0};
-            d[0] = old[0] + upper[n];
-            d[1] = old[1] + upper[n + 1];
-            d[2] = old[2] + lower[n];
-            d[3] = old[3] + lower[n + 1];
-        }
-    }
+    multiply<4>(result, a, b, p.columns);
 }
 
 // Saves the accumulators, and makes them NaN until the product ends.
@@ -785,7 +767,7 @@ inline void start_product(const WarpProduct& product)
     if (!work.late) {
         static thread_local float result[16 * max_columns];
         read_operands_and_multiply(p, result);
-        add_to_accumulators(p, result);
+        add_to_accumulators(p.d, result, p.columns, p.columns, p.add);
         return;
     }
     bool chained = false;  // to an earlier one with the same accumulators, which are NaNs already
@@ -809,7 +791,7 @@ inline void end_product(WarpProduct& p)
     if (p.holds_old)
         for (unsigned lane = 0; lane < lanes_of_warp; lane++)
             memcpy(p.d[lane], &p.old[lane * p.columns / 2], p.columns / 2 * sizeof(float));
-    add_to_accumulators(p, p.result.data());
+    add_to_accumulators(p.d, p.result.data(), p.columns, p.columns, p.add);
 }
 
 inline void wait_for_products(unsigned n)
@@ -857,12 +839,14 @@ template <int N, Major B> inline void wgmma_of_warp(void* const* operands, unsig
     start_product(p);
 }
 
-inline void need_warpgroup(const char* name)
+// A collective of each warp of a warpgroup.
+inline void meet_in_warpgroup(const char* name, void* operand, Block::WarpWork work)
 {
-    need_hopper(name);
+    need_capability(name, 90, 90);
     need_warps(name);
     if (block->current() / 128 * 128 + 128 > block->threads())
         refuse(name, "and that takes a warpgroup of 128 threads");
+    meet(name, 0xffffffff, operand, work);
 }
 
 }  // namespace cuda_cpu
@@ -870,24 +854,21 @@ inline void need_warpgroup(const char* name)
 // The registers that a fence or a wait names are for nvcc, which would move arithmetic on others across it.
 template <class... Registers> inline void wgmma_fence(Registers&...)
 {
-    cuda_cpu::need_warpgroup("wgmma_fence");
-    cuda_cpu::meet_warp("wgmma_fence", nullptr, [](void* const*, unsigned lanes) {
+    cuda_cpu::meet_in_warpgroup("wgmma_fence", nullptr, [](void* const*, unsigned lanes) {
         cuda_cpu::need_all("wgmma_fence", lanes);
         cuda_cpu::async_work().fenced[cuda_cpu::this_warp()] = true;
     });
 }
 inline void wgmma_commit()
 {
-    cuda_cpu::need_warpgroup("wgmma_commit");
-    cuda_cpu::meet_warp("wgmma_commit", nullptr, [](void* const*, unsigned lanes) {
+    cuda_cpu::meet_in_warpgroup("wgmma_commit", nullptr, [](void* const*, unsigned lanes) {
         cuda_cpu::need_all("wgmma_commit", lanes);
         cuda_cpu::async_work().products[cuda_cpu::this_warp()].committed++;
     });
 }
 template <int N, class... Registers> inline void wgmma_wait(Registers&...)
 {
-    cuda_cpu::need_warpgroup("wgmma_wait");
-    cuda_cpu::meet_warp("wgmma_wait", nullptr, [](void* const*, unsigned lanes) {
+    cuda_cpu::meet_in_warpgroup("wgmma_wait", nullptr, [](void* const*, unsigned lanes) {
         cuda_cpu::need_all("wgmma_wait", lanes);
         cuda_cpu::wait_for_products(N);
     });
@@ -904,27 +885,25 @@ CUDA_CPU_INSTRUCTION void async_fence()
 template <int N, Major B> CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
 {
     static_assert(N == 64 || N == 128 || N == 256);
-    cuda_cpu::need_warpgroup("wgmma");
     cuda_cpu::ProductOperand mine{d, nullptr, a, b, add, cuda_cpu::watch::here()};
-    cuda_cpu::meet_warp("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
+    cuda_cpu::meet_in_warpgroup("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
 }
 template <int N, Major B>
 CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add)
 {
     static_assert(N == 64 || N == 128);
-    cuda_cpu::need_warpgroup("wgmma");
     cuda_cpu::ProductOperand mine{d, a, 0, b, add, cuda_cpu::watch::here()};
-    cuda_cpu::meet_warp("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
+    cuda_cpu::meet_in_warpgroup("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
 }
 
 // Registers are not counted.
 template <int N> inline void keep_registers()
 {
     static_assert(N >= 24 && N <= 256 && N % 8 == 0);
-    cuda_cpu::need_hopper("keep_registers");
+    cuda_cpu::need_capability("keep_registers", 90, 90);
 }
 template <int N> inline void take_registers()
 {
     static_assert(N >= 24 && N <= 256 && N % 8 == 0);
-    cuda_cpu::need_hopper("take_registers");
+    cuda_cpu::need_capability("take_registers", 90, 90);
 }

@@ -86,17 +86,12 @@ struct Task {
 
 }  // namespace cuda_cpu
 
-enum cudaStreamCaptureMode {
-    cudaStreamCaptureModeGlobal = 0,
-    cudaStreamCaptureModeThreadLocal = 1,
-    cudaStreamCaptureModeRelaxed = 2
-};
+// A capture is the host thread's own in each: relaxed captures, which may allocate, are not emulated.
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1 };
 
 struct CUstream_st {
     enum { free, captured, spoilt } state = free;
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
     cuda_cpu::Deeds deeds;  // recorded by a capture
-    int priority = 0;
     bool blocking = true;   // waits for the default stream, which waits for it
     std::deque<cuda_cpu::Task> queue;
     cuda_cpu::Place last;   // the queue's end
@@ -131,18 +126,8 @@ inline cudaError_t refuse_captured(cudaStream_t stream, cudaError_t error = cuda
     return report(error);
 }
 
-// Returns the error of a call that CUDA counts as unsafe during a capture: one that allocates, frees, or may wait. A
-// relaxed capture allows it.
+// Returns the error of a call that CUDA counts as unsafe during a capture: one that allocates, frees, or may wait.
 inline cudaError_t refuse_while_capturing()
-{
-    cudaError_t error = cudaSuccess;
-    for (cudaStream_t stream : captured_streams)
-        if (stream->mode != cudaStreamCaptureModeRelaxed) error = refuse_captured(stream);
-    return error;
-}
-
-// Returns the error of a call that waits for all streams, the captured one too: no capture allows it.
-inline cudaError_t refuse_in_any_capture()
 {
     cudaError_t error = cudaSuccess;
     for (cudaStream_t stream : captured_streams) error = refuse_captured(stream);

@@ -5,7 +5,6 @@
 #include <cooperative_groups/reduce.h>
 #include <cublas_v2.h>
 #include <cuda.h>
-#include <cuda/barrier>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
@@ -127,13 +126,6 @@ static bool every_thread_runs_once(dim3 grid, dim3 block)
     return visits.all_are(1);
 }
 
-__global__ void vote(int* result)
-{
-    const int third = threadIdx.x % 3 == 0;
-    result[threadIdx.x] = __syncthreads_count(third) * 1000 + __syncthreads_or(third) * 100 + __syncthreads_or(0) * 10 +
-                          __syncthreads_and(third) + 2 * __syncthreads_and(1);
-}
-
 __global__ void half_leave(int* sum)
 {
     __shared__ int here;
@@ -181,11 +173,6 @@ static void test_blocks()
     claim("every thread of every block runs once, with its own indices", in_every_order([] {
               return every_thread_runs_once({5, 3, 2}, {4, 3, 5}) && every_thread_runs_once(1, 1) &&
                      every_thread_runs_once(1000, 1) && every_thread_runs_once(3, 1024);
-          }));
-    claim("votes at a barrier: count, or, and", in_every_order([] {
-              Array<int> result(100);
-              launch(1, 100, 0, vote, result.data);
-              return result.all_are(34102);
           }));
     claim("exited threads do not count at a barrier", in_every_order([] {
               Array<int> sum(64);
@@ -349,17 +336,13 @@ static void test_workers()
     claim("a program that starts again with shorter spins keeps its arguments, variables and input",
           run_child("workers a '' 'two words'", before + "CUDA_CPU_THREADS=3").first ==
               "3 workers, [a][][two words] input\n");
-    for (const char* number : {"0", "1025", "-1", "two", "2x", "''"})
-        claim(std::string("CUDA_CPU_THREADS=") + number + " is rejected",
-              child_fails(2, "expected a whole number from 1 to 1024", "workers",
-                          std::string("CUDA_CPU_THREADS=") + number));
+    claim("CUDA_CPU_THREADS takes a whole number",
+          child_fails(2, "CUDA_CPU_THREADS is \"2x\"; expected a whole number", "workers", "CUDA_CPU_THREADS=2x"));
 }
 
 // ==== the host's side ===================================================================================
 
 __global__ void nothing() {}
-__global__ void __launch_bounds__(96) bounded() {}
-template <int N> __global__ void __launch_bounds__(2 * N, 1) bounded_by() {}
 __global__ void fill_shared(size_t bytes, int* aligned)
 {
     memset(static_cast<void*>(dynamic_shared_memory), 1, bytes);
@@ -422,24 +405,17 @@ static bool events_measure_time()
     return right;
 }
 
-__device__ int device_counter = 5;
 __constant__ float device_table[4];
-__global__ void read_symbols(float* out)
-{
-    out[threadIdx.x] = device_table[threadIdx.x];
-    if (threadIdx.x == 0) device_counter++;
-}
+__global__ void read_symbols(float* out) { out[threadIdx.x] = device_table[threadIdx.x]; }
 static bool symbols_are_copied()
 {
     const float table[] = {1, 2, 3, 4};
     Array<float> out(4);
-    int counter = 0;
     const bool copied = cudaMemcpyToSymbol(device_table, table, sizeof(table)) == cudaSuccess &&
                         cudaMemcpyToSymbol(device_table, table, 4, 12) == cudaSuccess &&
                         cudaMemcpyToSymbol(device_table, table, 8, 12) == cudaErrorInvalidValue;
     launch(1, 4, 0, read_symbols, out.data);
-    return copied && cudaMemcpyFromSymbol(&counter, device_counter, sizeof(int)) == cudaSuccess && counter == 6 &&
-           out.values() == std::vector<float>({1, 2, 3, 1});
+    return copied && out.values() == std::vector<float>({1, 2, 3, 1});
 }
 
 static void test_host()
@@ -460,7 +436,7 @@ static void test_host()
     claim("a rejected launch of <<<>>> leaves its error for cudaGetLastError",
           cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
     claim("memory is counted, aligned, and rejected beyond what the machine has available", memory_is_counted());
-    claim("variables of the device are copied to and from, within their bounds", symbols_are_copied());
+    claim("variables of the device are copied to, within their bounds", symbols_are_copied());
     claim("events measure time, but those without timing do not", events_measure_time());
     cudaDeviceProp p;
     int value = 0;
@@ -468,12 +444,6 @@ static void test_host()
           cudaGetDeviceProperties(&p, 0) == cudaSuccess && p.name[0] != 0 && p.warpSize == WARP_SIZE && p.major == 0 &&
               cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0) == cudaSuccess &&
               value == omp_get_max_threads() && cudaSetDevice(1) == cudaErrorInvalidDevice);
-    if (cuda_cpu::has_launch_bounds)
-        claim("__launch_bounds__ limits a block's threads; without it the limit is 1024",
-              launch(1, 96, 0, bounded) == cudaSuccess && launch(1, 97, 0, bounded) == cudaErrorInvalidValue &&
-                  launch(1, {32, 4}, 0, bounded_by<64>) == cudaSuccess &&
-                  launch(1, {43, 3}, 0, bounded_by<64>) == cudaErrorInvalidValue &&
-                  launch(1, 1024, 0, bounded_by<512>) == cudaSuccess && launch(1, 1024, 0, nothing) == cudaSuccess);
     cudaGetLastError();
 }
 
@@ -591,17 +561,14 @@ static void test_numbers()
                                                         fminf(1, nan) == 1 && fmaxf(2, 1) == 2 && fminf(2, 1) == 1);
     claim("min and max mix integer types",
           max(3, 4u) == 4u && min(5L, 3) == 3 && max(1.0f, 2.0f) == 2 && max(-1, 1u) == 0xffffffffu);
-    claim("bits are counted, reversed, permuted and reinterpreted",
+    claim("bits are counted, reversed and reinterpreted",
           __popc(0xf0f0) == 8 && __clz(1) == 31 && __clz(0) == 32 && __umulhi(0x80000000u, 6) == 3 &&
-              __float_as_uint(1.0f) == 0x3f800000 && __int_as_float(0x40000000) == 2 && __popcll(~0ull) == 64 &&
-              __clzll(1) == 63 && __ffsll(8) == 4 && __brev(1) == 0x80000000 && __mulhi(-1, 5) == -1 &&
-              __byte_perm(0x33221100, 0x77665544, 0x7410) == 0x77441100 && __funnelshift_l(0x80000000, 1, 1) == 3);
+              __float_as_uint(1.0f) == 0x3f800000 && __int_as_float(0x40000000) == 2 && __brev(1) == 0x80000000);
     claim("a product is rounded before it is added to, except in a fused one",
           __fadd_rn(__fmul_rn(tenth, tenth), -0.01f) == 9.31322574615478515625e-10f &&
               __fmaf_rn(tenth, tenth, -0.01f) == fmaf(tenth, tenth, -0.01f));
-    claim("integers from floats: four ways to round, clamped",
-          __float2int_rn(2.5f) == 2 && __float2int_rz(-2.5f) == -2 && __float2int_ru(2.1f) == 3 &&
-              __float2int_rd(-2.1f) == -3 && __float2int_rn(3e9f) == 2147483647 && __float2uint_rz(-1) == 0 &&
+    claim("integers from floats: two ways to round, clamped",
+          __float2int_rn(2.5f) == 2 && __float2int_rz(-2.5f) == -2 && __float2int_rn(3e9f) == 2147483647 &&
               __float2int_rz(nan) == 0);
     static_assert(sizeof(double2) == 16 && alignof(double2) == 16 && alignof(uchar4) == 4 && sizeof(char3) == 3 &&
                   alignof(float4) == 16 && alignof(float2) == 8 && alignof(int3) == 4);
@@ -684,16 +651,13 @@ static void test_short_floats()
     for (const auto kind : {__NV_E4M3, __NV_E5M2}) {
         const bool is_e4m3 = kind == __NV_E4M3;
         const Format& format = is_e4m3 ? e4m3_format : e5m2_format;
-        const auto encoder = [=](__nv_saturation_t saturation) {
-            return [=](double x) { return int{__nv_cvt_float_to_fp8(static_cast<float>(x), saturation, kind)}; };
+        const auto encode = [=](double x) {
+            return int{__nv_cvt_float_to_fp8(static_cast<float>(x), __NV_SATFINITE, kind)};
         };
         const auto decode = [=](int code) { return cuda_cpu::float_of_fp8(static_cast<unsigned char>(code), kind); };
-        const auto saturated = encoder(__NV_SATFINITE), other = encoder(__NV_NOSAT);
-        claim(std::string(is_e4m3 ? "E4M3" : "E5M2") +
-                  " likewise; too large: the largest, or without saturation NaN or infinity",
-              rounds_to_nearest(format, 8, format.largest, saturated, decode) &&
-                  rounds_to_nearest(format, 8, is_e4m3 ? 0x7f : 0x7c, other, decode) && std::isnan(decode(0x7f)) &&
-                  std::isnan(decode(0xff)) && saturated(NAN) == 0x7f && other(NAN) == 0x7f);
+        claim(std::string(is_e4m3 ? "E4M3" : "E5M2") + " likewise; too large: the largest",
+              rounds_to_nearest(format, 8, format.largest, encode, decode) && std::isnan(decode(0x7f)) &&
+                  std::isnan(decode(0xff)) && encode(NAN) == 0x7f && std::isinf(decode(0x7c)) == !is_e4m3);
     }
     claim("NaN has one code in bfloat16 and in half", bf16(NAN) == 0x7fff && bf16(-NAN) == 0x7fff &&
                                                           half(NAN) == 0x7fff && std::isnan(of_bf16(0x7fff)) &&
@@ -752,12 +716,12 @@ static double gelu_derivative(double z)
     return 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * c * (1 + 3 * 0.044715 * z * z);
 }
 
-constexpr uint32_t writes_aux = CUBLASLT_EPILOGUE_GELU_AUX, has_gelu = 32, has_derivative = 64, has_bias = 4;
+constexpr uint32_t has_gelu = 32, has_derivative = 64, has_bias = 4;
 
 // One call of cublasLtMatmul and its expected result.
 struct Product {
     cudaDataType_t a_type, b_type, d_type;
-    int m = 70, n = 45, k = 333, batch = 1, pad = 0;   // pad: rows between columns that are not the matrix's
+    int m = 70, n = 45, k = 333, pad = 0;   // pad: rows between columns that are not the matrix's
     bool transpose_a = false, transpose_b = false, float_bias = false, scaled = false;
     float alpha = 1, beta = 0, scale_a = 1, scale_b = 1;
     uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
@@ -768,9 +732,9 @@ struct Product {
     int lda() const { return (transpose_a ? k : m) + pad; }
     int ldb() const { return (transpose_b ? n : k) + pad; }
     int ldd() const { return m + pad; }
-    int64_t stride_a() const { return int64_t{lda()} * (transpose_a ? m : k); }
-    int64_t stride_b() const { return int64_t{ldb()} * (transpose_b ? k : n); }
-    int64_t stride_d() const { return int64_t{ldd()} * n; }
+    int64_t size_a() const { return int64_t{lda()} * (transpose_a ? m : k); }
+    int64_t size_b() const { return int64_t{ldb()} * (transpose_b ? k : n); }
+    int64_t size_d() const { return int64_t{ldd()} * n; }
 
     // Runs it twice from the same memory; returns whether it succeeded with the same bits.
     bool run(const Numbers& a, const Numbers& b, Numbers& d, Numbers& aux, const Numbers& bias)
@@ -786,13 +750,13 @@ struct Product {
         desc.aux_ld = ldd();
         float scales[] = {NAN, NAN};   // read when the product runs
         if (scaled) desc.scale_a = &scales[0], desc.scale_b = &scales[1];
-        const auto layout = [&](cudaDataType_t type, int rows, int columns, int64_t ld, int64_t stride) {
+        const auto layout = [&](cudaDataType_t type, int rows, int columns, int64_t ld) {
             return cublasLtMatrixLayoutOpaque_t{static_cast<uint32_t>(type), static_cast<uint64_t>(rows),
-                                                static_cast<uint64_t>(columns), ld, batch, stride};
+                                                static_cast<uint64_t>(columns), ld};
         };
-        auto la = layout(a_type, transpose_a ? k : m, transpose_a ? m : k, lda(), stride_a());
-        auto lb = layout(b_type, transpose_b ? n : k, transpose_b ? k : n, ldb(), stride_b());
-        auto ld = layout(d_type, m, n, ldd(), stride_d());
+        auto la = layout(a_type, transpose_a ? k : m, transpose_a ? m : k, lda());
+        auto lb = layout(b_type, transpose_b ? n : k, transpose_b ? k : n, ldb());
+        auto ld = layout(d_type, m, n, ldd());
         cublasLtMatmulHeuristicResult_t found{};
         int count = 0;
         cublasLtMatmulAlgoGetHeuristic(&handle, &desc, &la, &lb, &ld, &ld, nullptr, 1, &found, &count);
@@ -820,35 +784,33 @@ struct Product {
         const auto numbers = [&](cudaDataType_t type, int64_t count) {
             return Numbers(type, static_cast<size_t>(count), random);
         };
-        const Numbers a = numbers(a_type, stride_a() * batch), b = numbers(b_type, stride_b() * batch);
-        Numbers d = numbers(d_type, stride_d() * batch), aux = numbers(d_type, stride_d());
+        const Numbers a = numbers(a_type, size_a()), b = numbers(b_type, size_b());
+        Numbers d = numbers(d_type, size_d()), aux = numbers(d_type, size_d());
         const auto bias_type = is_fp8() && d_type == CUDA_R_32F ? CUDA_R_16BF : float_bias ? CUDA_R_32F : d_type;
-        const Numbers bias = numbers(bias_type, m), old_d = d, old_aux = aux;
-        if (!run(a, b, d, aux, bias)) return INFINITY;
+        const Numbers bias = numbers(bias_type, m), old_d = d;
+        const auto old_aux = aux.bytes;
+        if (!run(a, b, d, aux, bias) || aux.bytes != old_aux) return INFINITY;
         d_bytes = d.bytes;
         const double epsilon = d_type == CUDA_R_32F ? 0x1p-21 : d_type == CUDA_R_16F ? 0x1p-11 : 0x1p-8;
         double worst = 0;
         const auto compare = [&](double found, double expected, double allowed) {
             worst = std::max(worst, std::isnan(found) ? INFINITY : std::fabs(found - expected) / (epsilon * allowed));
         };
-        for (int64_t place = 0; place < stride_d() * batch; place++) {
-            const int64_t g = place / stride_d(), in_one = place % stride_d(), j = in_one / ldd(), i = in_one % ldd();
-            const bool new_aux = i < m && (epilogue & writes_aux) == writes_aux;
-            if (!new_aux && aux[in_one] != old_aux[in_one]) return INFINITY;
+        for (int64_t place = 0; place < size_d(); place++) {
+            const int64_t j = place / ldd(), i = place % ldd();
             if (i >= m && d[place] != old_d[place]) return INFINITY;
             if (i >= m) continue;
             double sum = 0, size = 0;
             for (int64_t l = 0; l < k; l++) {
-                const double term = a[g * stride_a() + (transpose_a ? i * lda() + l : l * lda() + i)] *
-                                    b[g * stride_b() + (transpose_b ? l * ldb() + j : j * ldb() + l)];
+                const double term = a[transpose_a ? i * lda() + l : l * lda() + i] *
+                                    b[transpose_b ? l * ldb() + j : j * ldb() + l];
                 sum += term;
                 size += std::fabs(term);
             }
             const double factor = double{alpha} * scale_a * scale_b;
             double x = factor * sum + beta * old_d[place] + (epilogue & has_bias ? bias[i] : 0);
             const double allowed = 1 + std::fabs(x) + (d_type == CUDA_R_32F ? std::fabs(factor) * size / 4 : 0);
-            if (new_aux) compare(aux[in_one], x, allowed);
-            if (epilogue & has_derivative) x *= gelu_derivative(old_aux[in_one]);
+            if (epilogue & has_derivative) x *= gelu_derivative(aux[place]);
             else if (epilogue & has_gelu) x = gelu(x);
             compare(d[place], x, 2 * allowed);
         }
@@ -864,7 +826,7 @@ static void test_products(cudaDataType_t in, cudaDataType_t out, const std::stri
     const Product first{in, in, out};
     // A single column has code of its own.
     constexpr std::array<int, 3> sizes[] = {{70, 45, 333}, {1, 7, 1}, {128, 256, 512}, {300, 1, 334}, {7, 1, 5}};
-    double forms = 0, epilogues = 0, batches = 0, algorithms = 0;
+    double forms = 0, epilogues = 0, algorithms = 0;
     for (int bits = 0; bits < 16; bits++) {
         Product p = first;
         p.transpose_a = bits & 1, p.transpose_b = bits & 2, p.pad = bits & 4 ? 11 : 0, p.beta = bits & 8 ? 1 : 0;
@@ -872,17 +834,11 @@ static void test_products(cudaDataType_t in, cudaDataType_t out, const std::stri
             p.m = m, p.n = n, p.k = k, p.alpha = k == 512 ? 0.125f : 1;
             forms = std::max(forms, p.error());
         }
-        p.m = 33, p.n = 20, p.k = 64;
-        for (int batch : {5, 1 + omp_get_max_threads() / 2}) {
-            p.batch = batch;
-            batches = std::max(batches, p.error());
-        }
     }
     claim(types + ": transposes, leading dimensions, alpha and beta, against a loop in double; twice the same bits",
           forms < 1);
-    claim(types + ": batches", batches < 1);
     for (uint32_t epilogue : {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_GELU_BIAS,
-                              CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU})
+                              CUBLASLT_EPILOGUE_DGELU})
         for (int bits = 0; bits < 8; bits++) {
             Product p = first;
             p.m = 300, p.n = 40, p.k = 24, p.pad = 4, p.epilogue = epilogue;
@@ -1028,7 +984,6 @@ static const std::vector<Case> fp8_cases = {
      [](Parts& p) { p.desc.transpose_b = CUBLAS_OP_T, p.b = {CUDA_R_8F_E4M3, 48, 32, 48}; }},
     {"k of 24", unsupported, [](Parts& p) { p.a.rows = p.b.rows = 24; }},
     {"ld of 40", unsupported, [](Parts& p) { p.a.ld = 40; }},
-    {"a batch", unsupported, [](Parts& p) { p.a.batch = p.b.batch = p.d.batch = 2; }},
     {"GELU", unsupported, [](Parts& p) { p.desc.epilogue = CUBLASLT_EPILOGUE_GELU; }},
     {"bias of float", unsupported, [](Parts& p) { p.desc.epilogue = bias_epilogue, p.desc.bias_type = CUDA_R_32F; }},
     {"address of A", invalid, [](Parts& p) { p.a_offset = 8; }},
@@ -2069,7 +2024,7 @@ static const Scenario scenarios[] = {
          cudaFree(device);
          return *s.sum == 3;
      }},
-    {"an event is not ready at once, and has a time once it is", true,
+    {"an event has no time at once, but once it was waited for", true,
      [](TwoStreams& s, bool ordered) {
          float milliseconds = -1;
          cudaEvent_t end;
@@ -2077,8 +2032,7 @@ static const Scenario scenarios[] = {
          cudaEventRecord(s.event, s.compute);
          for (int i = 0; i < 20; i++) s.add(s.compute);
          cudaEventRecord(end, s.compute);
-         int tries = 0;
-         while (ordered && cudaEventQuery(end) == cudaErrorNotReady && tries < 100000) tries++;
+         if (ordered) cudaEventSynchronize(end);
          const cudaError_t error = cudaEventElapsedTime(&milliseconds, s.event, end);
          cudaEventDestroy(end);
          return error == cudaSuccess && milliseconds >= 0;
@@ -2117,14 +2071,13 @@ static void test_streams()
 
 // Returns what a call returns while a stream is captured, and what the capture's end returns.
 using Call = cudaError_t (*)(TwoStreams&);
-static std::pair<cudaError_t, cudaError_t> in_capture(const char* card, cudaStreamCaptureMode mode, unsigned flags,
-                                                      Call call)
+static std::pair<cudaError_t, cudaError_t> in_capture(const char* card, unsigned flags, Call call)
 {
     std::pair<cudaError_t, cudaError_t> errors;
     on(card, [&] {
         TwoStreams s(flags);
         cudaGraph_t graph = nullptr;
-        cudaStreamBeginCapture(s.compute, mode);
+        cudaStreamBeginCapture(s.compute, cudaStreamCaptureModeThreadLocal);
         errors.first = call(s);
         errors.second = cudaStreamEndCapture(s.compute, &graph);
         cudaGraphDestroy(graph);
@@ -2137,30 +2090,24 @@ static void test_captures(const char* card)
 {
     constexpr auto copy = [](TwoStreams& s) { return cudaMemcpy(s.x, s.pinned, 4, cudaMemcpyHostToDevice); };
     constexpr auto launch_by_default = [](TwoStreams& s) { return launch_on(nullptr, 1, set_to, s.x, 1.0f); };
-    const struct { const char* name; bool even_if_relaxed; Call call; } calls[] = {
-        {"cudaFree", false, [](TwoStreams&) { return cudaFree(nullptr); }},
-        {"cudaMemcpy", false, copy},
-        {"cudaStreamSynchronize of another", false, [](TwoStreams& s) { return cudaStreamSynchronize(s.copies); }},
-        {"cudaEventSynchronize", false, [](TwoStreams& s) { return cudaEventSynchronize(s.event); }},
-        {"cudaEventQuery", false, [](TwoStreams& s) { return cudaEventQuery(s.event); }},
-        {"cudaDeviceSynchronize", true, [](TwoStreams&) { return cudaDeviceSynchronize(); }},
-        {"cudaStreamSynchronize", true, [](TwoStreams& s) { return cudaStreamSynchronize(s.compute); }}};
+    const std::pair<const char*, Call> calls[] = {
+        {"cudaFree", [](TwoStreams&) { return cudaFree(nullptr); }},
+        {"cudaMemcpy", copy},
+        {"cudaStreamSynchronize of another", [](TwoStreams& s) { return cudaStreamSynchronize(s.copies); }},
+        {"cudaEventSynchronize", [](TwoStreams& s) { return cudaEventSynchronize(s.event); }},
+        {"cudaDeviceSynchronize", [](TwoStreams&) { return cudaDeviceSynchronize(); }},
+        {"cudaStreamSynchronize", [](TwoStreams& s) { return cudaStreamSynchronize(s.compute); }}};
     const std::pair rejected{cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureInvalidated},
         accepted{cudaSuccess, cudaSuccess}, implicit{cudaErrorStreamCaptureImplicit, cudaErrorStreamCaptureInvalidated};
     std::string wrong;
-    for (const auto& [name, even_if_relaxed, call] : calls)
-        for (const auto mode :
-             {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed})
-            if (in_capture(card, mode, cudaStreamNonBlocking, call) !=
-                (mode == cudaStreamCaptureModeRelaxed && !even_if_relaxed ? accepted : rejected))
-                wrong += std::string(" ") + name;
-    claim("a capture rejects calls that wait for it, and unless relaxed those that free or might wait:" + wrong,
-          wrong.empty());
+    for (const auto& [name, call] : calls)
+        if (in_capture(card, cudaStreamNonBlocking, call) != rejected) wrong += std::string(" ") + name;
+    claim("a capture rejects calls that free, wait or might wait:" + wrong, wrong.empty());
     if (*card == 0) return;
     claim("on a card the default stream cannot be used while a blocking stream is captured",
-          in_capture(card, cudaStreamCaptureModeRelaxed, cudaStreamDefault, launch_by_default) == implicit &&
-              in_capture(card, cudaStreamCaptureModeRelaxed, cudaStreamDefault, copy) == implicit &&
-              in_capture(card, cudaStreamCaptureModeRelaxed, cudaStreamNonBlocking, launch_by_default) == accepted);
+          in_capture(card, cudaStreamDefault, launch_by_default) == implicit &&
+              in_capture(card, cudaStreamDefault, copy) == implicit &&
+              in_capture(card, cudaStreamNonBlocking, launch_by_default) == accepted);
     cudaGetLastError();
 }
 
@@ -2308,26 +2255,6 @@ __global__ void use_groups(unsigned* out)
     out[rank] = wrong;
 }
 
-// Two stages of shared memory: while one is copied to, the other is read.
-__global__ void copy_in_stages(const float* in, float* out)
-{
-    using Barrier = cuda::barrier<cuda::thread_scope_block>;
-    __shared__ Barrier full[2];
-    __shared__ float stages[2][64];
-    if (threadIdx.x < 2) init(&full[threadIdx.x], blockDim.x);
-    __syncthreads();
-    const unsigned t = threadIdx.x;
-    const auto fetch = [&](unsigned i) {
-        cuda::memcpy_async(&stages[i % 2][t], in + i * 64 + t, cuda::aligned_size_t<4>(4), full[i % 2]);
-    };
-    fetch(0);
-    for (unsigned i = 0; i < 8; i++) {
-        if (i + 1 < 8) fetch(i + 1);
-        full[i % 2].arrive_and_wait();
-        out[i * 64 + t] = stages[i % 2][63 - t];
-        __syncthreads();
-    }
-}
 static void test_groups()
 {
     claim("groups: blocks, tiles, tiles of tiles, their shuffles, votes and reductions", in_every_order([] {
@@ -2336,14 +2263,6 @@ static void test_groups()
               cuda_cpu::launch(use_groups, {1, dim3(24, 4)})(out.data);
               return out.all_are(0);
           }));
-    claim("a block's barriers in shared memory end phase after phase", in_every_order([] {
-        Array<float> in(8 * 64), out(8 * 64);
-        bool right = true;
-        for (unsigned i = 0; i < in.size; i++) in[i] = static_cast<float>(i);
-        cuda_cpu::launch(copy_in_stages, {1, 64})(in.data, out.data);
-        for (unsigned i = 0; i < out.size; i++) right = right && out[i] == in[i / 64 * 64 + 63 - i % 64];
-        return right;
-    }));
 }
 
 // ==== main ==============================================================================================

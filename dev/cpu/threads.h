@@ -11,40 +11,21 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 #include <string>
 #include <system_error>
 #include <vector>
 
+#include "rounding.h"
+
 namespace cuda_cpu {
 
 // Sleeping and waking take 5 to 50 microseconds. Beside other programs most spins are lost: compared with none, 20
-// microseconds cost training up to a third and sampling half of its speed; 50 cost two thirds.
-constexpr double spin_ns = 20e3;
-
-// Returns the duration of one iteration of libgomp's loop: a load and, on x86, a pause of 5 to 60 ns.
-inline double ns_per_spin()
-{
-    constexpr int tries = 5, turns = 1000;
-    double best = std::numeric_limits<double>::max();  // during the others another program may have had the core
-    volatile int flag = 0;
-    for (int attempt = 0; attempt < tries; attempt++) {
-        const auto start = std::chrono::steady_clock::now();
-        for (int turn = 0; turn < turns && flag == 0; turn++) {
-#if defined(__x86_64__) || defined(__i386__)
-            __builtin_ia32_pause();
-#endif
-        }
-        const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - start;
-        best = std::min(best, time.count() / turns);
-    }
-    return best;
-}
+// microseconds cost training up to a third and sampling half of its speed; 50 cost two thirds. One iteration of
+// libgomp's loop, a load and on x86 a pause, takes 5 to 60 ns.
+constexpr const char* spins = "800";
 
 // libgomp reads GOMP_SPINCOUNT when it is loaded, before any code of the program. So the program sets it and starts
 // again, as the same process with the same arguments; unless the user has set it, or there is one worker.
@@ -61,7 +42,7 @@ inline bool start_with_short_spins()
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
-    setenv("GOMP_SPINCOUNT", std::to_string(static_cast<long>(spin_ns / ns_per_spin())).c_str(), 1);
+    setenv("GOMP_SPINCOUNT", spins, 1);
     if (!words.empty()) execv(self.c_str(), arguments.data());
     unsetenv("GOMP_SPINCOUNT");  // execv failed: libgomp's default holds
     return false;
@@ -72,19 +53,11 @@ inline const bool started_with_short_spins = start_with_short_spins();  // befor
 inline const bool llvm_sleeps_at_once = (kmp_set_blocktime(0), true);
 #endif
 
-// Applies CUDA_CPU_THREADS, the number of workers; without it OpenMP chooses, by cores or OMP_NUM_THREADS.
+// Applies CUDA_CPU_THREADS, the number of workers; 0 or none: OpenMP chooses, by cores or OMP_NUM_THREADS.
 inline void choose_workers()
 {
-    constexpr long most = 1024;
-    const char* text = getenv("CUDA_CPU_THREADS");
-    if (text == nullptr) return;
-    char* end = nullptr;
-    const long number = strtol(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end != 0 || number < 1 || number > most) {
-        fprintf(stderr, "CUDA_CPU_THREADS is \"%s\"; expected a whole number from 1 to %ld\n", text, most);
-        exit(2);
-    }
-    omp_set_num_threads(static_cast<int>(number));
+    const uint64_t workers = number_of_environment("CUDA_CPU_THREADS", 0);
+    if (workers > 0) omp_set_num_threads(static_cast<int>(std::min<uint64_t>(workers, 1024)));
 }
 
 }  // namespace cuda_cpu
