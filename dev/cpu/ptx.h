@@ -325,8 +325,8 @@ CUDA_CPU_UNSEEN inline void multiply(float* result, const float (*a)[16], const 
 }
 
 // Gives every lane its part of result (16 x columns, rows `stride` apart), added to what it has, or instead of that.
-inline void add_to_accumulators(float* const* d_of_lane, const float* result, unsigned columns, unsigned stride,
-                                bool add)
+CUDA_CPU_UNSEEN inline void add_to_accumulators(float* const* d_of_lane, const float* result, unsigned columns,
+                                                unsigned stride, bool add)
 {
     for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
         const float *upper = result + lane / 4 * stride + lane % 4 * 2, *lower = upper + 8 * stride;
