@@ -98,9 +98,13 @@ struct Launch {
     watch::Variant variant;
 };
 
+// The launch that this worker runs.
+inline thread_local const Launch* launched = nullptr;
+
 // Reports an error of a kernel. A worker cannot return through its fibers, so the process ends here.
-[[noreturn]] inline void die(const Launch& launch, const std::string& what)
+[[noreturn]] inline void die(const std::string& what)
 {
+    const Launch& launch = *launched;
     watch::dying(what.c_str());
     fflush(stdout);
     fprintf(stderr, "kernel %s, block (%u, %u, %u) of (%u, %u, %u), %u x %u x %u threads: %s\n",
@@ -109,10 +113,6 @@ struct Launch {
     fflush(stderr);
     _Exit(1);
 }
-
-// The launch that this worker runs.
-inline thread_local const Launch* launched = nullptr;
-[[noreturn]] inline void die(const std::string& what) { die(*launched, what); }
 
 // Asynchronous work of a block: pending copies and products (ptx.h).
 struct Background {
@@ -171,8 +171,7 @@ public:
     {
         const unsigned lane = current_ % WARP_SIZE;
         if ((mask >> lane & 1) == 0)
-            die(*launch_,
-                "thread " + std::to_string(current_) + " calls " + name + " with a mask that leaves itself out");
+            die("thread " + std::to_string(current_) + " calls " + name + " with a mask that leaves itself out");
         Thread& me = threads_[current_];
         Warp& warp = warps_[current_ / WARP_SIZE];
         me.waits_for = name;
@@ -320,8 +319,8 @@ private:
         launch_->call(launch_->kernel_and_arguments);
         Fiber* fiber = threads_[current_].fiber;
         if (fiber->overflowed())
-            die(*launch_, "thread " + std::to_string(current_) + " needs more than the " +
-                              std::to_string(fiber_stack_bytes) + " bytes of stack that a thread has");
+            die("thread " + std::to_string(current_) + " needs more than the " + std::to_string(fiber_stack_bytes) +
+                " bytes of stack that a thread has");
         end_thread();
         unsigned next = pick();
         if (next == no_thread && alive_ > 0) next = pick_later();
@@ -401,11 +400,6 @@ private:
         }
     }
 
-    static std::string describe(unsigned first, unsigned last)
-    {
-        return std::to_string(first) + (first == last ? "" : "-" + std::to_string(last));
-    }
-
     std::string state_of(unsigned t) const
     {
         const Thread& thread = threads_[t];
@@ -426,11 +420,12 @@ private:
             for (t = first + 1; t < threads_.size() && state_of(t) == state;) t++;
             auto line = std::find_if(lines.begin(), lines.end(), [&](const auto& l) { return l.first == state; });
             if (line == lines.end()) line = lines.insert(line, {state, ""});
-            line->second += (line->second.empty() ? "" : ", ") + describe(first, t - 1);
+            line->second += (line->second.empty() ? "" : ", ") + std::to_string(first) +
+                            (t == first + 1 ? "" : "-" + std::to_string(t - 1));
         }
         std::string what = "deadlock: no thread can continue";
         for (const auto& [state, threads] : lines) what += "\n  threads " + threads + ": " + state;
-        die(*launch_, what);
+        die(what);
     }
 
 public:

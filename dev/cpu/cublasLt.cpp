@@ -101,6 +101,11 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 }
 
 namespace cuda_cpu {
+
+const char* const excuse =
+    "matrix products: a plain loop, slow. For the fast ones install oneDNN (Debian, Ubuntu: apt install libdnnl-dev) "
+    "and build again with -DHAVE_ONEDNN and -ldnnl";
+
 namespace {
 
 // ==== the algorithms ====================================================================================
@@ -270,26 +275,6 @@ void multiply_panels(const Product& p, const float* a, const float* b, float* d,
     }
 }
 
-}  // namespace
-
-#ifdef HAVE_ONEDNN
-const char* const excuse =
-    "oneDNN multiplies no bfloat16 on this processor (it wants AVX-512): a plain loop does, which is slower";
-#else
-const char* const excuse =
-    "matrix products: a plain loop, slow. For the fast ones install oneDNN (Debian, Ubuntu: apt install libdnnl-dev) "
-    "and build again with -DHAVE_ONEDNN and -ldnnl";
-#endif
-
-namespace {
-
-// Says, once, that the plain loop serves where a fast product was wanted.
-void excuse_plain_product()
-{
-    static const bool told = fprintf(stderr, "%s\n", excuse) > 0;  // once
-    static_cast<void>(told);
-}
-
 void plain_product(const Product& p, const void* a, const void* b, const Target& d)
 {
     const float* A = packed(Room::panels_a, a, p.type_a, p.lda, p.transpose_a, p.m, p.k, panel);
@@ -342,19 +327,6 @@ void vector_product(const Product& p, const void* a, const void* b, float* d)
 #pragma omp parallel for schedule(static, 1) if (workers > 1)
     for (int64_t i = 0; i < p.m; i += share) multiply_rows(sums.data(), p, a, x.data(), i, std::min(share, p.m - i));
     for (int64_t i = 0; i < p.m; i++) d[i] = p.alpha * sums[i] + (p.beta != 0 ? p.beta * d[i] : 0);
-}
-
-// Multiplies as `multiply` does, with the sum over k in two parts, the second from k = begin on.
-template <class Multiply>
-void in_two_parts(const Product& p, const void* a, const void* b, int64_t begin, Multiply multiply)
-{
-    Product first = p, second = p;
-    first.k = begin;
-    second.k = p.k - begin;
-    if (first.k > 0) multiply(first, a, b);
-    if (first.k > 0) second.beta = 1;
-    multiply(second, at(a, p.type_a, begin * (p.transpose_a ? 1 : p.lda)),
-             at(b, p.type_b, begin * (p.transpose_b ? p.ldb : 1)));
 }
 
 // Leaves 20 of the 24 bits of each sum.
@@ -564,10 +536,8 @@ void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Targ
 
 // ==== cublasLtMatmul ====================================================================================
 
-// What a card's cuBLASLt asks of an epilogue beyond that. (cublasLt.h: CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, "bias
-// vector elements are the same type as the elements of output matrix"; CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, "must be
-// divisible by 8"; CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, "the same as the type of elements of the output
-// matrix"; the heuristic looks at the pointers for their alignment.)
+// What a card's cuBLASLt asks of an epilogue beyond that: cublasLt.h at CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+// _EPILOGUE_AUX_LD and _EPILOGUE_AUX_DATA_TYPE; the heuristic looks at the pointers for their alignment.
 bool has_epilogue(const cublasLtMatmulDescOpaque_t& desc, uint32_t type_of_d)
 {
     constexpr int64_t aux_ld_unit = 8;
@@ -581,8 +551,7 @@ bool has_epilogue(const cublasLtMatmulDescOpaque_t& desc, uint32_t type_of_d)
 
 // What cuBLASLt asks of a product of FP8: A transposed and B not, so that both are read along k; sizes of 16 bytes; one
 // operand at least in E4M3, the kind with more digits; an output that is no shorter than 16 bits, and a bias of 16.
-// (Documentation of cublasLtMatmul, "To use FP8 kernels", and its table of types. cublasLt.h on scale pointers: set
-// where they have no meaning, they are CUBLAS_STATUS_INVALID_VALUE.)
+// (Documentation of cublasLtMatmul, "To use FP8 kernels", and its table of types.)
 bool has_fp8(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a,
              const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& d)
 {
@@ -601,9 +570,8 @@ bool has_fp8(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutO
 }
 
 // Whether this is a product that we have. The pointers of the epilogue may still be missing.
-cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a,
-                     const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& c,
-                     const cublasLtMatrixLayoutOpaque_t& d)
+using Layout = const cublasLtMatrixLayoutOpaque_t&;
+cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t& desc, Layout a, Layout b, Layout c, Layout d)
 {
     const bool ta = desc.transpose_a != CUBLAS_OP_N, tb = desc.transpose_b != CUBLAS_OP_N;
     const uint64_t m = ta ? a.columns : a.rows, k = ta ? a.rows : a.columns, n = tb ? b.rows : b.columns;
@@ -631,7 +599,7 @@ cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t& desc, const cubla
 #ifdef HAVE_ONEDNN
 // FP32 with an A small enough for each core's cache (2 MB), as the weights of a small model are: every worker
 // takes its share of the columns, and finishes them before they leave its cache.
-bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const float* a, const float* b,
+bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const void* a, const void* b,
                    const Target& d)
 {
     constexpr int64_t small = 1 << 19, fewest = 64;  // elements of A, columns for a worker
@@ -644,8 +612,8 @@ bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, con
         Product share = p;
         share.n = last - first;
         cublasLtMatmulDescOpaque_t epilogue = desc;
-        const Target part{static_cast<float*>(d.data) + first * d.ld, d.type, d.ld};
-        done = onednn_float(share, a, b + first * (p.transpose_b ? 1 : p.ldb), part) && done;
+        const Target part{at(d.data, d.type, first * d.ld), d.type, d.ld};
+        done = onednn_float(share, a, at(b, p.type_b, first * (p.transpose_b ? 1 : p.ldb)), part) && done;
         if (desc.epilogue & has_aux)
             epilogue.aux = at(desc.aux, type_of_aux(desc, d.type), first * desc.aux_ld);
         if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(epilogue, share, part, 1, 0, part);
@@ -726,44 +694,48 @@ void tell_product(const MatmulCall& call)
 bool is_vector(const Product& p) { return p.n == 1 && bytes_of(p.type_a) == 2; }
 
 #ifdef HAVE_ONEDNN
-// Few processors multiply half precision: its operands become floats, without gaps.
-bool onednn_half(const Product& p, const void* a, const void* b, const Target& d)
+// 16 bits that the processor does not multiply, as few do half precision, become floats, without gaps.
+bool onednn_product(const Product& p, const void* a, const void* b, const Target& d)
 {
+    if (p.type_a == CUDA_R_32F) return onednn_float(p, a, b, d);
+    if (p.type_a == CUDA_R_16BF && onednn_bfloat16(p, a, b, d, nullptr, CUDA_R_32F)) return true;
     Product wide = p;
-    wide.type_a = wide.type_b = CUDA_R_32F;
     wide.lda = p.transpose_a ? p.k : p.m;
     wide.ldb = p.transpose_b ? p.n : p.k;
-    return onednn_float(wide,
-                        expanded(Room::a, CUDA_R_32F, a, p.type_a, p.lda, wide.lda, p.transpose_a ? p.m : p.k, 1),
-                        expanded(Room::b, CUDA_R_32F, b, p.type_b, p.ldb, wide.ldb, p.transpose_b ? p.k : p.n, 1), d);
+    const int64_t columns_a = p.transpose_a ? p.m : p.k, columns_b = p.transpose_b ? p.k : p.n;
+    a = expanded(Room::panels_a, CUDA_R_32F, a, p.type_a, p.lda, wide.lda, columns_a, 1);
+    b = expanded(Room::panels_b, CUDA_R_32F, b, p.type_b, p.ldb, wide.ldb, columns_b, 1);
+    return onednn_float(wide, a, b, d);
 }
 #endif
 
-// The product in float, by the fast algorithm.
+// The product in float, by the fast algorithm. Without oneDNN the plain loop says so, once.
 void fast_product(const Product& p, const void* A, const void* B, const Target& sums)
 {
     if (is_vector(p)) return vector_product(p, A, B, static_cast<float*>(sums.data));
 #ifdef HAVE_ONEDNN
-    if (p.type_a == CUDA_R_32F && onednn_float(p, A, B, sums)) return;
-    if (p.type_a == CUDA_R_16F && onednn_half(p, A, B, sums)) return;
-    if (p.type_a == CUDA_R_16BF && onednn_bfloat16(p, A, B, sums, nullptr, CUDA_R_32F)) return;
+    if (onednn_product(p, A, B, sums)) return;
 #endif
-    excuse_plain_product();
+    static const bool told = fprintf(stderr, "%s\n", excuse) > 0;
+    static_cast<void>(told);
     plain_product(p, A, B, sums);
 }
 
 // The product in float. Algorithms other than the fast one form sums over k in two halves: their rounding is their own.
 void sum_up(const Product& p, const void* A, const void* B, const Target& sums, Algorithm algorithm)
 {
-    const int64_t begin = rounding.split(p.k);
-    if (algorithm == Algorithm::fast) {
-        const auto multiply = [&](const Product& part, const void* a, const void* b) {
-            fast_product(part, a, b, sums);
-        };
-        return begin == 0 ? multiply(p, A, B) : in_two_parts(p, A, B, begin, multiply);
+    const bool is_fast = algorithm == Algorithm::fast;
+    const int64_t split = rounding.split(p.k), begin = split == 0 && !is_fast ? p.k / 2 : split;
+    const auto multiply = is_fast ? fast_product : plain_product;
+    Product first = p, second = p;
+    first.k = begin;
+    second.k = p.k - begin;
+    if (begin > 0) {
+        multiply(first, A, B, sums);
+        second.beta = 1;
     }
-    in_two_parts(p, A, B, begin == 0 ? p.k / 2 : begin,
-                 [&](const Product& part, const void* a, const void* b) { plain_product(part, a, b, sums); });
+    multiply(second, at(A, p.type_a, begin * (p.transpose_a ? 1 : p.lda)),
+             at(B, p.type_b, begin * (p.transpose_b ? p.ldb : 1)), sums);
     if (algorithm == Algorithm::coarse) coarsen(p, sums);
 }
 
@@ -841,8 +813,7 @@ cublasStatus_t multiply(const MatmulCall& call)
 #ifdef HAVE_ONEDNN
     const bool at_once = algorithm == Algorithm::fast && rounding.seed == 0;  // epilogue and sums in one piece
     if (at_once && p.type_a == CUDA_R_32F) {
-        if (small_product(desc, p, static_cast<const float*>(A), static_cast<const float*>(B), result))
-            return CUBLAS_STATUS_SUCCESS;
+        if (small_product(desc, p, A, B, result)) return CUBLAS_STATUS_SUCCESS;
         if (!onednn_float(p, A, B, result)) return CUBLAS_STATUS_EXECUTION_FAILED;
         if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(desc, p, result, 1, 0, result);
         return CUBLAS_STATUS_SUCCESS;

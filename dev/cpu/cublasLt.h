@@ -114,7 +114,7 @@ struct cublasLtMatmulHeuristicResult_t {
 };
 
 namespace cuda_cpu {
-extern const char* const excuse;  // printed once if a plain loop multiplies because oneDNN is missing or cannot
+extern const char* const excuse;  // printed once if a plain loop multiplies because oneDNN is missing
 
 // algo.data[0]. Each product has one algorithm, the fast one. To test a program that chooses among several,
 // CUDA_CPU_MATMULS lists those that cublasLtMatmulAlgoGetHeuristic returns, in this order.

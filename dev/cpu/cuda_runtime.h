@@ -886,28 +886,6 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
     return cudaSuccess;
 }
 
-enum cudaDeviceAttr {
-    cudaDevAttrMultiProcessorCount = 16,
-    cudaDevAttrComputeCapabilityMajor = 75,
-    cudaDevAttrComputeCapabilityMinor = 76,
-    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
-};
-
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device)
-{
-    cudaDeviceProp p;
-    if (const cudaError_t error = cudaGetDeviceProperties(&p, device); error != cudaSuccess) return error;
-    switch (attribute) {
-    case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; return cudaSuccess;
-    case cudaDevAttrComputeCapabilityMajor: *value = p.major; return cudaSuccess;
-    case cudaDevAttrComputeCapabilityMinor: *value = p.minor; return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-        *value = static_cast<int>(p.sharedMemPerBlockOptin);
-        return cudaSuccess;
-    }
-    return cuda_cpu::report(cudaErrorInvalidValue);
-}
-
 #define CUDART_VERSION 13000  // the version whose names these headers use
 inline cudaError_t cudaRuntimeGetVersion(int* version)
 {

@@ -64,11 +64,6 @@ extern "C" inline float __log2f(float x) noexcept { return cuda_cpu::special(log
 extern "C" inline float __powf(float x, float y) noexcept { return cuda_cpu::special(powf(x, y)); }
 extern "C" inline float __sinf(float x) noexcept { return cuda_cpu::special(sinf(x)); }
 extern "C" inline float __cosf(float x) noexcept { return cuda_cpu::special(cosf(x)); }
-inline void __sincosf(float x, float* sine, float* cosine)
-{
-    *sine = __sinf(x);
-    *cosine = __cosf(x);
-}
 inline float rsqrtf(float x) { return cuda_cpu::math_rounding.last_bit(1.0f / sqrtf(x)); }
 
 inline float __fadd_rn(float x, float y) { return cuda_cpu::rounded(x + y); }
@@ -121,12 +116,7 @@ inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline unsigned __umulhi(unsigned x, unsigned y) { return static_cast<unsigned>(static_cast<uint64_t>(x) * y >> 32); }
-inline unsigned __brev(unsigned x)
-{
-    unsigned reversed = 0;
-    for (int bit = 0; bit < 32; bit++) reversed |= (x >> bit & 1) << (31 - bit);
-    return reversed;
-}
+
 // Loads and stores with a caching hint, which only a GPU uses.
 template <class T> inline T __ldg(const T* address) { return *address; }
 template <class T> inline T __ldcs(const T* address) { return *address; }

@@ -149,13 +149,12 @@ public:
     static AsyncWork& of_this_block()
     {
         static thread_local AsyncWork work;
-        if (WARP_SIZE != 32) die("copies, barriers and products of tensor cores take warps of 32 threads");
+        if (WARP_SIZE != 32 || block == nullptr) die("copies and barriers of tensor cores take warps of 32 threads");
         if (background == nullptr) work.begin();
         return work;
     }
 
-    Random& random() { return block != nullptr ? block->random() : alone_; }
-    bool draw(unsigned one_in) { return late && random().below(one_in) == 0; }
+    bool draw(unsigned one_in) { return late && block->random().below(one_in) == 0; }
 
     // Lands one pending load, if there is any.
     bool advance() override
@@ -163,7 +162,7 @@ public:
         unsigned waiting = 0;
         for (const Load& load : loads) waiting += !load.landed;
         if (waiting == 0) return false;
-        unsigned n = late ? random().below(waiting) : 0;
+        unsigned n = late ? block->random().below(waiting) : 0;
         for (Load& load : loads)
             if (!load.landed && n-- == 0) {
                 land(load);
@@ -194,12 +193,11 @@ public:
     }
 
 private:
-    Random alone_{};
     std::vector<char> shown_;
 
     void begin()
     {
-        const unsigned threads = block != nullptr ? block->threads() : 1;
+        const unsigned threads = block->threads();
         const unsigned warps = (threads + lanes_of_warp - 1) / lanes_of_warp;
         copies.assign(threads, {});
         loads.clear();
@@ -211,7 +209,6 @@ private:
         barrier_not_announced = nullptr;
         numbers_taken = 0;
         late = launched->seed != 0;
-        alone_.state = launched->seed;
         background = this;
         seen_by_products = shared_base();
         if (draw(2)) {
@@ -488,7 +485,7 @@ struct Mbarrier {
             lacking = arrivals;
         }
         write(barrier);
-        if (ended && block != nullptr) block->unpark(barrier);
+        if (ended) block->unpark(barrier);
     }
 };
 
@@ -516,7 +513,7 @@ CUDA_CPU_INSTRUCTION void barrier_arrive_expect(uint64_t* barrier, int bytes,
     using namespace cuda_cpu;
     watch::arrived(barrier, watch::here());
     Mbarrier::read(barrier, name).change(barrier, name, 1, bytes);
-    if (block != nullptr && async_work().draw(2)) block->yield();
+    if (async_work().draw(2)) block->yield();
 }
 CUDA_CPU_INSTRUCTION void barrier_arrive(uint64_t* barrier) { barrier_arrive_expect(barrier, 0, "barrier_arrive"); }
 
@@ -527,13 +524,7 @@ CUDA_CPU_INSTRUCTION void barrier_wait(uint64_t* barrier, uint32_t parity)
     if (watch::is_removed("barrier_wait", watch::here())) return;
     AsyncWork& work = async_work();
     if (work.draw(4)) work.advance();
-    while (Mbarrier::read(barrier, "barrier_wait").parity == parity) {
-        if (block != nullptr) {
-            block->park("barrier_wait", barrier, parity);
-        } else if (!work.advance()) {
-            die("deadlock: the only thread is in barrier_wait" + work.state_of(barrier, parity));
-        }
-    }
+    while (Mbarrier::read(barrier, "barrier_wait").parity == parity) block->park("barrier_wait", barrier, parity);
     watch::waited(barrier, parity, watch::here());
     const auto seen = [=](const Load& load) { return load.landed && load.barrier == barrier && load.phase == parity; };
     work.loads.erase(std::remove_if(work.loads.begin(), work.loads.end(), seen), work.loads.end());
@@ -544,8 +535,9 @@ namespace cuda_cpu {
 // Counts this thread at a named barrier; returns whether it was the last.
 inline bool arrive_at_named_barrier(const char* name, int number, int threads)
 {
+    need_warps(name);
     if (number < 1 || number > 15) refuse(name, line("with number %d; expected 1 to 15", number));
-    if (block == nullptr || threads <= 0 || threads % 32 != 0 || static_cast<unsigned>(threads) > block->threads())
+    if (threads <= 0 || threads % 32 != 0 || static_cast<unsigned>(threads) > block->threads())
         refuse(name, line("for %d threads; expected a multiple of 32, no more than the block's", threads));
     NamedBarrier& barrier = async_work().named[number];
     if (barrier.arrived == 0) {

