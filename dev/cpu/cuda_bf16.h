@@ -47,8 +47,6 @@ inline float __bfloat162float(__nv_bfloat16 x) { return x; }
 inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) { return __nv_bfloat16_raw{bits}; }
 inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 x) { return static_cast<__nv_bfloat16_raw>(x).x; }
 inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {x, y}; }
-inline __nv_bfloat162 __float22bfloat162_rn(float2 v) { return {v.x, v.y}; }
 inline __nv_bfloat162 __float2bfloat162_rn(float x) { return {x, x}; }
 inline __nv_bfloat162 __halves2bfloat162(__nv_bfloat16 x, __nv_bfloat16 y) { return {x, y}; }
-inline __nv_bfloat162 make_bfloat162(__nv_bfloat16 x, __nv_bfloat16 y) { return {x, y}; }
 inline float2 __bfloat1622float2(__nv_bfloat162 v) { return {v.x, v.y}; }

@@ -140,11 +140,14 @@ public:
     const void* barrier_not_announced = nullptr;  // between barrier_init and barrier_init_done
     unsigned numbers_taken = 0;                   // by this block, where it is watched
     NamedBarrier named[16];
-    std::vector<Groups<WarpProduct>> products;             // of each warp
-    std::vector<std::vector<WarpProduct::Text>> sequence;  // of each warpgroup's products, ...
-    std::vector<unsigned> issued;                          // ... and how many of them each warp has called
-    std::vector<bool> fenced;                              // for each warp, whether it has called wgmma_fence
-    char* seen_by_products = nullptr;                      // shared memory, or its copy as of the last async_fence
+    std::vector<std::vector<WarpProduct::Text>> sequence;  // of each warpgroup's products
+    struct Warp {
+        Groups<WarpProduct> products;
+        unsigned issued = 0;  // products of the sequence that it has called
+        bool fenced = false;  // whether it has called wgmma_fence
+    };
+    std::vector<Warp> warps;
+    char* seen_by_products = nullptr;  // shared memory, or its copy as of the last async_fence
 
     static AsyncWork& of_this_block()
     {
@@ -184,9 +187,9 @@ public:
     {
         for (size_t t = 0; t < copies.size(); t++)
             if (!copies[t].pending.empty()) die(line("thread %zu ended without waiting for a copy_async", t));
-        for (size_t w = 0; w < products.size(); w++) {
-            if (!products[w].pending.empty()) die(line("warp %zu ended without waiting for a wgmma", w));
-            if (issued[w] != sequence[w / 4].size())
+        for (size_t w = 0; w < warps.size(); w++) {
+            if (!warps[w].products.pending.empty()) die(line("warp %zu ended without waiting for a wgmma", w));
+            if (warps[w].issued != sequence[w / 4].size())
                 die(line("the warps of warpgroup %zu did not call the same wgmma's", w / 4));
         }
         if (!loads.empty()) die("the block ended without waiting for a tensor_load");
@@ -198,13 +201,11 @@ private:
     void begin()
     {
         const unsigned threads = block->threads();
-        const unsigned warps = (threads + lanes_of_warp - 1) / lanes_of_warp;
+        const unsigned warp_count = (threads + lanes_of_warp - 1) / lanes_of_warp;
         copies.assign(threads, {});
         loads.clear();
-        products.assign(warps, {});
-        sequence.assign((warps + 3) / 4, {});
-        issued.assign(warps, 0);
-        fenced.assign(warps, false);
+        warps.assign(warp_count, {});
+        sequence.assign((warp_count + 3) / 4, {});
         for (NamedBarrier& barrier : named) barrier = {};
         barrier_not_announced = nullptr;
         numbers_taken = 0;
@@ -746,14 +747,14 @@ inline void take_accumulators(WarpProduct& p)
 inline void start_product(const WarpProduct& product)
 {
     AsyncWork& work = async_work();
-    const unsigned warp = this_warp();
-    if (!work.fenced[warp]) die(line("wgmma: warp %u has not called wgmma_fence", warp));
-    auto& sequence = work.sequence[warp / 4];
-    if (work.issued[warp] == sequence.size()) sequence.push_back(product.text());
-    if (sequence[work.issued[warp]++] != product.text())
-        die(line("wgmma: the warps of warpgroup %u do not call the same one", warp / 4));
+    AsyncWork::Warp& warp = work.warps[this_warp()];
+    if (!warp.fenced) die(line("wgmma: warp %u has not called wgmma_fence", this_warp()));
+    auto& sequence = work.sequence[this_warp() / 4];
+    if (warp.issued == sequence.size()) sequence.push_back(product.text());
+    if (sequence[warp.issued++] != product.text())
+        die(line("wgmma: the warps of warpgroup %u do not call the same one", this_warp() / 4));
 
-    Groups<WarpProduct>& products = work.products[warp];
+    Groups<WarpProduct>& products = warp.products;
     products.start(product);
     WarpProduct& p = products.pending.back();
     if (!work.late) {
@@ -788,7 +789,7 @@ inline void end_product(WarpProduct& p)
 
 inline void wait_for_products(unsigned n)
 {
-    auto& products = async_work().products[this_warp()];
+    auto& products = async_work().warps[this_warp()].products;
     products.wait(n, end_product);
     watch::wgmma_waited(this_warp());
     if (!async_work().late) return;
@@ -848,14 +849,14 @@ template <class... Registers> inline void wgmma_fence(Registers&...)
 {
     cuda_cpu::meet_in_warpgroup("wgmma_fence", nullptr, [](void* const*, unsigned lanes) {
         cuda_cpu::need_all("wgmma_fence", lanes);
-        cuda_cpu::async_work().fenced[cuda_cpu::this_warp()] = true;
+        cuda_cpu::async_work().warps[cuda_cpu::this_warp()].fenced = true;
     });
 }
 inline void wgmma_commit()
 {
     cuda_cpu::meet_in_warpgroup("wgmma_commit", nullptr, [](void* const*, unsigned lanes) {
         cuda_cpu::need_all("wgmma_commit", lanes);
-        cuda_cpu::async_work().products[cuda_cpu::this_warp()].committed++;
+        cuda_cpu::async_work().warps[cuda_cpu::this_warp()].products.committed++;
     });
 }
 template <int N, class... Registers> inline void wgmma_wait(Registers&...)

@@ -1,5 +1,5 @@
-// What __nv_bfloat16 and __half have in common: a storage class, pairs, arithmetic, which is a float's and then
-// rounded, and the conversion of packs of 16.
+// What short floats have in common: conversions, also of packs of 16; and for __nv_bfloat16 and __half a storage class,
+// pairs, and arithmetic, which is a float's and then rounded.
 #pragma once
 
 #include "cuda_runtime.h"
@@ -10,7 +10,6 @@ namespace cuda_cpu {
 // code.
 typedef float Floats __attribute__((vector_size(64)));
 typedef unsigned Bits __attribute__((vector_size(64)));
-typedef int Ints __attribute__((vector_size(64)));
 typedef unsigned short Halves __attribute__((vector_size(32)));
 typedef unsigned char Codes __attribute__((vector_size(16)));
 
@@ -21,6 +20,89 @@ inline void load_pack(Vector& to, const T& array)
 {
     static_assert(sizeof(to) == sizeof(array), "a pack of 16");
     memcpy(&to, &array, sizeof(to));
+}
+
+// ---- half precision and FP8 (bfloat16, whose exponents are a float's, is simpler: cuda_bf16.h)
+
+struct ShortFormat {
+    unsigned width, mantissa, bias;  // bits of a number, of its mantissa; what is taken off the exponent
+    unsigned largest;                // the code of the largest number
+    unsigned infinity, nan;          // the same: there is no infinity
+    unsigned too_large;              // what larger numbers become
+
+    constexpr unsigned sign() const { return 1u << (width - 1); }
+    constexpr unsigned lost() const { return 23 - mantissa; }                   // bits of a float's mantissa
+    constexpr unsigned bias_of_float() const { return 127 - bias; }             // what a float takes off besides
+    constexpr unsigned normal() const { return (bias_of_float() + 1) << 23; }   // the least normal, as a float
+    constexpr unsigned unit() const { return normal() + (lost() << 23); }       // whose last bit is the least number
+};
+
+// Of a number, or of a vector of numbers. Both directions take exponent and mantissa as one whole number, in which
+// neighbours are 1 apart, and have no branch. A subnormal is added to `unit`, or taken from there.
+template <class Floats, class Bits> inline void decode(Floats& x, const Bits& code, const ShortFormat& f)
+{
+    const Bits none = {}, magnitude = code & (f.sign() - 1), sign = (code & f.sign()) << (32 - f.width);
+    const Bits normal = (magnitude << f.lost()) + (f.bias_of_float() << 23), raised = magnitude + f.unit();
+    Floats number;
+    memcpy(&number, &raised, sizeof(x));
+    number = number - bits<float>(f.unit());
+    Bits subnormal;
+    memcpy(&subnormal, &number, sizeof(x));
+    const Bits finite = sign | (magnitude >> f.mantissa == 0u ? subnormal : normal);
+    const Bits nan = none + 0x7fffffffu, infinity = f.infinity == f.nan ? nan : sign | 0x7f800000u;
+    const Bits special = magnitude == f.infinity ? infinity : nan;
+    const Bits all = magnitude > f.largest ? special : finite;
+    memcpy(&x, &all, sizeof(x));
+}
+
+// To nearest, ties to even: a normal number as an integer, a subnormal by the addition.
+template <class Floats, class Bits> inline void encode(Bits& code, const Floats& x, const ShortFormat& f)
+{
+    Bits all, raised;
+    memcpy(&all, &x, sizeof(x));
+    const Bits none = {}, magnitude = all & 0x7fffffffu;
+    const Bits half = ((1u << (f.lost() - 1)) - 1) + (magnitude >> f.lost() & 1u);
+    const Bits normal = ((magnitude + half) >> f.lost()) - (f.bias_of_float() << f.mantissa);
+    Floats number;
+    memcpy(&number, &magnitude, sizeof(x));
+    number = number + bits<float>(f.unit());
+    memcpy(&raised, &number, sizeof(x));
+    const Bits rounded = magnitude < f.normal() ? raised - f.unit() : normal;
+    const Bits signed_code =
+        (all >> (32 - f.width) & f.sign()) | (rounded > f.largest ? none + f.too_large : rounded);
+    code = magnitude > 0x7f800000u ? none + f.nan : signed_code;
+}
+
+inline float decoded(unsigned code, const ShortFormat& f)
+{
+    float x;
+    decode(x, code, f);
+    return x;
+}
+inline unsigned encoded(float x, const ShortFormat& f)
+{
+    unsigned code;
+    encode(code, x, f);
+    return code;
+}
+
+// The same conversions of a pack of 16.
+template <class T> inline void decode_pack(float (&x)[16], const T (&v)[16], const ShortFormat& f)
+{
+    std::conditional_t<sizeof(T) == 1, Codes, Halves> codes;
+    load_pack(codes, v);
+    Floats floats;
+    decode(floats, __builtin_convertvector(__builtin_convertvector(codes, Halves), Bits), f);
+    memcpy(x, &floats, sizeof(floats));
+}
+template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], const ShortFormat& f)
+{
+    Floats floats;
+    load_pack(floats, x);
+    Bits bits;
+    encode(bits, floats, f);
+    const auto codes = __builtin_convertvector(bits, std::conditional_t<sizeof(T) == 1, Codes, Halves>);
+    memcpy(static_cast<void*>(v), &codes, sizeof(codes));
 }
 
 }  // namespace cuda_cpu

@@ -40,13 +40,9 @@ inline uint64_t& seed()
 }
 
 // Draws the next stream. It stays as it is while seed 0 sets the natural order of threads.
-struct StreamOrder {
-    uint64_t seed;
-    Random random{seed};
-};
-inline StreamOrder& stream_order()
+inline Random& stream_order()
 {
-    static StreamOrder value{seed_of_environment()};
+    static Random value{seed_of_environment()};
     return value;
 }
 
@@ -183,9 +179,8 @@ inline void run_one()
     for (cudaStream_t stream : streams())
         if (can_run(stream)) able.push_back(stream);
     if (able.empty()) return;
-    auto& [seed_of_order, random] = stream_order();
-    const bool stays =
-        seed_of_order % 2 == 1 && std::count(able.begin(), able.end(), favourite) > 0 && random.below(8) != 0;
+    Random& random = stream_order();
+    const bool stays = seed() % 2 == 1 && std::count(able.begin(), able.end(), favourite) > 0 && random.below(8) != 0;
     if (!stays) favourite = able[random.below(static_cast<unsigned>(able.size()))];
     const Task task = std::move(favourite->queue.front());
     favourite->queue.pop_front();
@@ -216,8 +211,8 @@ inline cudaError_t run_all()
 // Runs a few tasks now and then, mostly none, so that queues grow.
 inline void run_some()
 {
-    if (stream_order().random.below(4) != 0) return;
-    for (unsigned pieces = stream_order().random.below(6); pieces > 0; pieces--) run_one();
+    if (stream_order().below(4) != 0) return;
+    for (unsigned pieces = stream_order().below(6); pieces > 0; pieces--) run_one();
 }
 
 // Puts work into a stream's queue, behind the places that it waits for, and returns the place of its end.
