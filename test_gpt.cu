@@ -1928,11 +1928,11 @@ TEST("HellaSwag: losses of endings") {
         double error = questions.size() == expected.size() ? 0 : INFINITY;
         bool same = true;
         for (size_t q = 0; q < std::min(questions.size(), expected.size()); q++) {
-            const json choices = {answer(questions[q], losses.sums[q], By::SUM),
-                                  answer(questions[q], losses.sums[q], By::MEAN)};
+            const json choices = {answer(questions[q], losses[q], By::SUM),
+                                  answer(questions[q], losses[q], By::MEAN)};
             same = same && choices == expected[q]["choices"];
             for (size_t e = 0; e < expected[q]["sums"].size(); e++)
-                error = std::max(error, fabs(losses.sums[q][e] / double(expected[q]["sums"][e]) - 1));
+                error = std::max(error, fabs(losses[q][e] / double(expected[q]["sums"][e]) - 1));
         }
         Near(format("losses of endings equal PyTorch's, in batches of %d", B), error,
              FLOATX == DType::FP32 ? 2e-6 : 1e-2);   // some endings have one token only
@@ -2254,8 +2254,9 @@ TEST("sampling: one token at a time") {
 // What a Printer prints of a prompt and the parts of a sample, with a bar after each.
 std::string printed(const std::string& stop, const std::string& prompt, const std::vector<std::string>& parts) {
     FILE* to = fopen(scratch("@/printed").c_str(), "wb");
-    Printer printer(to, stop);
-    printer.prompt(prompt);
+    Printer printer(to);
+    printer.add(prompt);
+    printer.stop_at(stop);
     fputc('|', to);
     bool more = true;
     for (size_t i = 0; more && i < parts.size(); i++) {
@@ -2298,9 +2299,8 @@ TEST("samples as text: on a terminal") {
     const bool opened = outside >= 0 && grantpt(outside) == 0 && unlockpt(outside) == 0;
     FILE* inside = opened ? fdopen(open(ptsname(outside), O_RDWR | O_NOCTTY), "r+") : nullptr;
     if (!inside) return claim(true, "skipped: no pseudo-terminal", strerror(errno));
-    Printer printer(inside, "");
-    printer.prompt("\tcaf\xc3\xa9 \x1b[2J");
-    for (const char* part : {"\x07\x7f", "\xc2\x9b|", "\x9b", "\n", "\xe2\x82"}) printer.add(part);
+    Printer printer(inside);
+    for (const char* part : {"\tcaf\xc3\xa9 \x1b[2J", "\x07\x7f", "\xc2\x9b|", "\x9b", "\n", "\xe2\x82"}) printer.add(part);
     printer.end();
     fflush(inside);
     const std::string expected = replaced("\tcaf\xc3\xa9 R[2JRRR|R\r\nRR", "R", REPLACEMENT_CHARACTER);

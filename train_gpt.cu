@@ -3477,8 +3477,8 @@ void validate(TrainingRun& run) {
     }
     if (!run.questions.empty()) {
         const Score score = hellaswag(run.m, run.questions);
-        printf("step %ld: %s\n", run.step, score.text().c_str());
-        run.log.write({{"step", run.step}, {"hellaswag", score.acc_norm()}});
+        printf("step %ld: %s\n", run.step, score.text.c_str());
+        run.log.write({{"step", run.step}, {"hellaswag", score.acc_norm}});
     }
     fflush(stdout);
 }
@@ -3678,11 +3678,7 @@ void eval(const Options& o) {
                    m.config.vocab == BYTE_VOCAB ? "" : "; special tokens such as <|endoftext|> count none");
         printf("%s tok/s\n", short_number(e.tokens / e.seconds).c_str());
     }
-    if (!questions.empty()) {
-        const Score score = hellaswag(m, questions);
-        printf("%s\n%.4g ms a question; %.1f %% of the tokens were padding\n", score.text().c_str(),
-               1e3 * score.seconds / score.questions, 100 * score.padding);
-    }
+    if (!questions.empty()) printf("%s\n", hellaswag(m, questions).text.c_str());
 }
 
 void sample_subcommand(const Options& o) {
@@ -3695,8 +3691,9 @@ void sample_subcommand(const Options& o) {
     for (int i = 0; i < o.samples && !ferror(stdout); i++) {
         const uint64_t seed = static_cast<uint64_t>(o.seed) + i;
         if (o.samples > 1) printf("---- sample %d, seed %llu ----\n", i + 1, static_cast<unsigned long long>(seed));
-        Printer printer(stdout, o.stop);
-        for (int token : prompt) printer.prompt(text.decode(token));
+        Printer printer(stdout);
+        for (int token : prompt) printer.add(text.decode(token));
+        printer.stop_at(o.stop);
         sample(m, prompt, o, seed, [&](int token) { return printer.add(text.decode(token)) && !ferror(stdout); });
         printer.end();
         printf("\n");

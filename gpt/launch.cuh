@@ -437,8 +437,7 @@ void find_rank() {
 // With --gpus N becomes N processes. Returns the run's exit code in the process that was started by the user, and -1 in
 // each rank.
 int start_processes(const Options& o) {
-    if (o.gpus.size() > 1) throw UserError("--gpus: several numbers are for plan --scan, found %zu", o.gpus.size());
-    const size_t count = o.gpus.front() == ALL_GPUS ? count_gpus() : o.gpus.front();
+    const size_t count = o.gpus == ALL_GPUS ? count_gpus() : o.gpus;
     if (count <= 1) return -1;
     if (!world.alone())
         throw UserError("--gpus %zu and %s=%zu: %s has started this process as one of %zu; expected --gpus or a "

@@ -1,8 +1,8 @@
 #include "options.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
-#include <sstream>
 #include <type_traits>
 
 static Flag text_flag(const char* name, int subcommands, const char* takes, std::string& to, const char* help) {
@@ -16,7 +16,7 @@ static Flag text_flag(const char* name, int subcommands, const char* takes, std:
 template <typename T>
 static Flag number_flag(const char* name, int subcommands, T& to, T least, T most, const char* help) {
     std::string takes = format(std::is_integral_v<T> ? "a whole number from %g" : "a number from %g", double(least));
-    takes += most == std::numeric_limits<T>::max() ? " on" : format(" to %g", double(most));
+    takes += most == std::numeric_limits<T>::max() ? " on" : format(" to %.8g", double(most));
     auto parse = [&to, least, most](const std::string& s) {
         T value;
         if (!parse_number(s, value) || value < least || value > most) return false;
@@ -27,32 +27,29 @@ static Flag number_flag(const char* name, int subcommands, T& to, T least, T mos
     return {name, subcommands, takes, help, parse, [&to, least] { return to < least ? json() : json(to); }};
 }
 
-static Flag loss_scaling_flag(double& to) {
-    auto parse = [&to](const std::string& s) {
-        double scale = s == "dynamic" ? DYNAMIC_SCALE : NO_SCALE;
-        if (s != "dynamic" && s != "none" && (!parse_number(s, scale) || scale < 1 || scale > MAX_LOSS_SCALE))
-            return false;
-        to = scale;
-        return true;
+// The same flag, which also accepts a word.
+template <typename T> static Flag or_word(Flag flag, const char* word, T& to, T meaning) {
+    flag.takes = std::string(word) + "|" + flag.takes;
+    flag.parse = [=, &to](const std::string& s) {
+        if (s == word) to = meaning;
+        return s == word || flag.parse(s);
     };
-    auto value = [&to] {
-        if (to == SCALE_BY_PRECISION) return json();
-        return to == DYNAMIC_SCALE ? json("dynamic") : to == NO_SCALE ? json("none") : json(to);
-    };
-    return {"--loss-scaling", TRAIN, format("dynamic|none or a number from 1 to %.0f", MAX_LOSS_SCALE),
-            "factor of the gradients in backward; default: dynamic in FP16, none in BF16 and FP32. none in FP16 is a "
-            "demonstration: gradients below 6e-8 become 0", parse, value};
+    flag.value = [=, &to] { return to == meaning ? json(word) : flag.value(); };
+    return flag;
 }
 
-// The same flag, which also accepts auto.
-static Flag auto_flag(Flag flag, int& to) {
-    flag.takes = "auto or " + flag.takes;
-    flag.parse = [&to, number = flag.parse](const std::string& s) {
-        if (s == "auto") to = AUTO;
-        return s == "auto" || number(s);
+// A size in bytes, 0 if it is not given.
+static Flag size_flag(const char* name, int subcommands, double& to, const char* help) {
+    auto parse = [&to](const std::string& s) {
+        for (const auto& [unit, factor] : {std::pair{"GiB", 0x1p30}, {"MiB", 0x1p20}, {"GB", 1e9}, {"MB", 1e6}}) {
+            double number;
+            if (!ends_with(s, unit) || !parse_number(s.substr(0, s.size() - strlen(unit)), number)) continue;
+            to = number * factor;
+            return number > 0 && to < 0x1p56;
+        }
+        return false;
     };
-    flag.value = [&to] { return to == AUTO ? json("auto") : json(to); };
-    return flag;
+    return {name, subcommands, "a size such as 80GB or 24GiB", help, parse, [&to] { return to ? json(to) : json(); }};
 }
 
 template <typename E>
@@ -105,8 +102,9 @@ static std::vector<Flag> model_and_data_flags(Options& o) {
 
 static std::vector<Flag> step_flags(Options& o) {
     return {
-        auto_flag(number_flag("--micro-batch", TRAIN | EVAL | PLAN, o.micro_batch, 1, MAX_SEQUENCES,
-                              "sequences that go through the model at once; auto: as many as fit"), o.micro_batch),
+        or_word(number_flag("--micro-batch", TRAIN | EVAL | PLAN, o.micro_batch, 1, MAX_SEQUENCES,
+                            "sequences that go through the model at once; auto: as many as fit"),
+                "auto", o.micro_batch, AUTO),
         number_flag("--seq-len", ALL, o.seq_len, 1, ANY_INT, "tokens of a sequence (default: the model's context)"),
         number_flag("--total-batch", TRAIN | PLAN, o.total_batch, 1L, MAX_STEP_TOKENS,
                     "tokens of a step, accumulated over micro-batches (default: one micro-batch)"),
@@ -114,7 +112,10 @@ static std::vector<Flag> step_flags(Options& o) {
                     "which activations are dropped in forward and recomputed in backward"),
         choice_flag("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16", "fp16"},
                     "storage and accumulation type of gradients: fp32, or that of the weights"),
-        loss_scaling_flag(o.loss_scaling),
+        or_word(or_word(number_flag("--loss-scaling", TRAIN, o.loss_scaling, 1.0, MAX_LOSS_SCALE,
+                                    "factor of the gradients in backward; default: dynamic in FP16, none in BF16 and "
+                                    "FP32. none in FP16 is a demonstration: gradients below 6e-8 become 0"),
+                        "none", o.loss_scaling, NO_SCALE), "dynamic", o.loss_scaling, DYNAMIC_SCALE),
         choice_flag("--master-weights", TRAIN | PLAN, o.master_weights, {"fp32", "none"},
                     "AdamW's copy of the 16-bit weights; none: a demonstration, the log counts the lost updates"),
         choice_flag("--attention", ALL, o.attention, {"flash", "naive"},
@@ -147,32 +148,7 @@ static std::vector<Flag> step_flags(Options& o) {
     };
 }
 
-bool parse_gpu_counts(const std::string& text, std::vector<int>& to) {
-    auto parse = [](const std::string& s, int& n) { return parse_number(s, n) && n >= 1 && n <= MAX_GPUS; };
-    std::vector<int> counts;
-    const size_t dots = text.find("..");
-    if (text == "all") {
-        to = {ALL_GPUS};
-        return true;
-    }
-    if (dots != text.npos) {
-        int first, last;
-        if (!parse(text.substr(0, dots), first) || !parse(text.substr(dots + 2), last)) return false;
-        for (int n = 1; n <= last; n *= 2)
-            if (n >= first) counts.push_back(n);
-    } else {
-        std::istringstream all(text);
-        for (std::string one; std::getline(all, one, ',');)
-            if (!parse(one, counts.emplace_back())) return false;
-    }
-    if (counts.empty() || text.back() == ',') return false;
-    to = counts;
-    return true;
-}
-
 static std::vector<Flag> run_flags(Options& o) {
-    const std::string counts = format("a whole number from 1 to %d, or all; with --scan also 8..512, the powers of "
-                                      "two, or 8,24,64", MAX_GPUS);
     return {
         number_flag("--zero", TRAIN | PLAN, o.zero, 0, 3,
                     "what GPUs share out: 1 optimizer states and master weights, 2 gradients too, 3 weights too"),
@@ -180,9 +156,8 @@ static std::vector<Flag> run_flags(Options& o) {
                     "whether GPUs send gradients and weights while they compute"),
         number_flag("--timeout", TRAIN | EVAL, o.timeout, 1.0, ANY,
                     "with several GPUs: ends the run if a rank makes no progress for so many seconds"),
-        {"--gpus", TRAIN | EVAL | PLAN, counts, "GPUs of this machine that work together, each with a process",
-         [&o](const std::string& s) { return parse_gpu_counts(s, o.gpus); },
-         [&o] { return o.gpus.front() == ALL_GPUS ? json("all") : json(o.gpus.front()); }},
+        or_word(number_flag("--gpus", TRAIN | EVAL | PLAN, o.gpus, 1, MAX_GPUS,
+                            "GPUs of this machine that work together, each with a process"), "all", o.gpus, ALL_GPUS),
         text_flag("--out", TRAIN, "DIR", o.out, "run folder: log.jsonl and checkpoints; without it nothing is written"),
         text_flag("--trace", TRAIN, "FILE", o.trace,
                   "a Chrome trace of the first three steps: launches, kernels, copies, live bytes"),
@@ -204,7 +179,7 @@ static std::vector<Flag> run_flags(Options& o) {
                   "the same as token numbers: 15496,995; or - for standard input"),
         number_flag("--samples", SAMPLE, o.samples, 1, ANY_INT, "how many, from --seed on a seed each"),
         text_flag("--stop", SAMPLE, "TEXT", o.stop, "ends a sample where it would appear"),
-        text_flag("--gpu-memory", PLAN, "SIZE", o.gpu_memory, "such as 80GB or 24GiB (default: this device's)"),
+        size_flag("--gpu-memory", PLAN, o.gpu_memory, "of the GPU to plan for (default: this device's)"),
         choice_flag("--precision", PLAN, o.precision, {"fp32", "bf16", "fp16"},
                     "of weights and activations; default: with --gpu-memory bf16, else this build's"),
         number_flag("--bandwidth", PLAN, o.bandwidth, 1e-3, 1e6,
@@ -212,7 +187,7 @@ static std::vector<Flag> run_flags(Options& o) {
         number_flag("--flops", PLAN, o.flops, 1e-3, 1e6,
                     "TFLOP/s that each GPU sustains (default: 400 in 16 bits, 27 in FP32, 40 % of an H100's peak)"),
         switch_flag("--scan", PLAN, o.scan,
-                    "instead: the fastest layouts that fit (ZeRO, micro-batch, recompute) for each number in --gpus"),
+                    "instead: the layouts that fit, fastest first, for --gpus and the powers of two below"),
         switch_flag("--json", PLAN, o.as_json, "one JSON object instead of a table"),
     };
 }

@@ -73,8 +73,7 @@ struct Options {
     UseGraph graph = UseGraph::AUTO;
     int threads = 0;
     // many GPUs
-    std::vector<int> gpus = {1};   // or ALL_GPUS; several: for plan --scan
-    int zero = 0;
+    int gpus = 1, zero = 0;   // gpus: or ALL_GPUS
     Overlap overlap = Overlap::ON;
     double timeout = 300;
     // run folder
@@ -88,9 +87,8 @@ struct Options {
     int samples = 1, sample_tokens = 256, top_k = 0;
     double temperature = 1.0, top_p = 1.0;
     // plan
-    std::string gpu_memory;
     PlanPrecision precision = PlanPrecision::OF_BUILD;
-    double bandwidth = 0, flops = 0;
+    double gpu_memory = 0, bandwidth = 0, flops = 0;   // bytes, GB/s, TFLOP/s
     bool scan = false, as_json = false;
 
     std::set<std::string> given;   // the flags on the command line
@@ -122,9 +120,6 @@ struct Flag {
 std::vector<Flag> flag_table(Options& o);
 Options parse_options(Subcommand subcommand, const char* name, const std::vector<std::string>& args);
 void print_help();
-
-// Parses all or 8 or 8,24,64 or 8..512 (its powers of two); false if text is something else.
-bool parse_gpu_counts(const std::string& text, std::vector<int>& to);
 
 // All options of a subcommand, for the log.
 json describe(Options options, Subcommand subcommand);

@@ -25,18 +25,7 @@ std::string clock_text(double seconds) {
     return s >= 3600 ? format("%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60) : format("%ld:%02ld", s / 60, s % 60);
 }
 
-std::string bar(double share) {
-    constexpr int WIDTH = 40;
-    const std::string full(lround(WIDTH * std::min(1.0, share)), '#');
-    return share <= 1 ? full : full + format("> %.3g x", share);
-}
-
 // ---- progress -----------------------------------------------------------------------------------
-
-static size_t terminal_columns() {
-    winsize size = {};
-    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
-}
 
 Progress::Progress(long first_step, long steps)
     : first_(first_step), steps_(steps), shown_step_(first_step), terminal_(isatty(STDOUT_FILENO)) {}
@@ -56,8 +45,10 @@ void Progress::show(long step, const StepResult& r) {
         format("step %*ld/%ld loss %.4f  norm %.2f  lr %.2e%s  %s tok/s  MFU %.1f%%  %s left", digits, step, steps_,
                r.loss, r.norm, r.lr, scale.c_str(), short_number(speed * r.tokens_per_s).c_str(), 100 * speed * r.mfu,
                clock_text(left).c_str());
+    winsize size = {};
+    const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
     // The last column stays free, as some terminals wrap when it is filled.
-    if (terminal_) printf("\r%s\033[K", line.substr(0, terminal_columns() - 1).c_str());
+    if (terminal_) printf("\r%s\033[K", line.substr(0, known ? size.ws_col - 1 : 79).c_str());
     else printf("%s\n", line.c_str());
     open_ = terminal_;
     fflush(stdout);
@@ -69,24 +60,17 @@ void Progress::end_line() {
 
 // ---- samples ------------------------------------------------------------------------------------
 
-void Printer::prompt(const std::string& bytes) {
-    pending_ += bytes;
-    print(pending_.size() - incomplete_end(pending_));
-}
-
 bool Printer::add(const std::string& bytes) {
     pending_ += bytes;
     const size_t end = stop_.empty() ? pending_.npos : pending_.find(stop_);
-    if (end != pending_.npos) pending_.resize(end);
-    else print(pending_.size() - std::max(incomplete_end(pending_), begun_stop()));
-    return end == pending_.npos;
-}
-
-// How many bytes at the end may be the beginning of the text that ends the sample.
-size_t Printer::begun_stop() const {
-    size_t n = stop_.empty() ? 0 : std::min(stop_.size() - 1, pending_.size());
-    while (n > 0 && pending_.compare(pending_.size() - n, n, stop_, 0, n) != 0) n--;
-    return n;
+    if (end != pending_.npos) {
+        pending_.resize(end);
+        return false;
+    }
+    size_t begun = std::min(stop_.size(), pending_.size());   // bytes at the end that may begin the text to stop at
+    while (begun > 0 && pending_.compare(pending_.size() - begun, begun, stop_, 0, begun) != 0) begun--;
+    print(pending_.size() - std::max(incomplete_end(pending_), begun));
+    return true;
 }
 
 // Prints the first n bytes: to a file as they are, to a terminal without control characters.

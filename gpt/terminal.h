@@ -11,7 +11,6 @@ constexpr size_t BEYOND_MEMORY = size_t{1} << 56;   // sizes from here on count 
 std::string size_text(size_t bytes);      // 24.81 GB
 std::string short_number(double x);       // 12.3k
 std::string clock_text(double seconds);   // 1:02:03
-std::string bar(double share);            // of 40 characters; above 1 followed by "> 1.5 x"
 
 struct StepResult {
     double loss, norm, lr, seconds, tokens_per_s, mfu, hfu, loss_scale;
@@ -32,16 +31,15 @@ private:
     bool terminal_, open_ = false;
 };
 
-// Prints a sample as it is drawn: whole characters only, and not the text that ends the sample.
+// Prints a sample as it is drawn: whole characters only.
 class Printer {
 public:
-    Printer(FILE* to, const std::string& stop) : to_(to), stop_(stop) {}
-    void prompt(const std::string& bytes);   // is not searched for the text that ends the sample
-    bool add(const std::string& bytes);      // false once the text that ends the sample has come
+    explicit Printer(FILE* to) : to_(to) {}
+    void stop_at(const std::string& text) { stop_ = text; }   // of what follows, `text` and the rest is not printed
+    bool add(const std::string& bytes);                       // false once that text has come
     void end() { print(pending_.size()); }
 
 private:
-    size_t begun_stop() const;
     void print(size_t n);
 
     FILE* to_;

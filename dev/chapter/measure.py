@@ -228,7 +228,9 @@ def activations(trainer, size):
     """Activations against sequence length."""
     def figures(**options):
         plan = trainer.plan(micro_batch=1, precision="bf16", gpu_memory=CARD, **options)
-        return {**activations_of(plan), "korthikanti": plan["korthikanti_bytes"], "model": plan["model"]}
+        T, (L, a, h) = plan["seq_len"], (plan["model"][key] for key in ("layers", "heads", "channels"))
+        # Korthikanti et al. 2022, section 4.1: mixed precision, neither recomputation nor flash attention
+        return {**activations_of(plan), "korthikanti": L * T * h * (34 + 5 * a * T / h), "model": plan["model"]}
 
     lengths = [512 << i for i in range(8)]
     curves = {f"{attention}, {mode}": [figures(model="7b", context=T, seq_len=T, attention=attention, recompute=mode)

@@ -278,7 +278,6 @@ def test_errors():
             "a total batch that the ranks cannot share, with the nearest that they can")
     refused(2, [*BASE, "--data", "/no/such/file"], ["/no/such/file"], "data that is not there")
     refused(2, [*BASE, "--graph", "on"], ["--graph"], "--graph on")
-    refused(1, [*BASE, "--gpus", "2,3"], ["--gpus", "--scan"], "several numbers of GPUs")
     taken = folder("taken")
     os.makedirs(taken)
     open(os.path.join(taken, "log.jsonl"), "w", encoding="utf-8").close()
