@@ -384,6 +384,10 @@ constexpr size_t SHARED_WITHOUT_OPT_IN = 48 << 10;
 
 template <typename... Params, typename... Args>
 void launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, Args... args) {
+    const cudaDeviceProp& card = device.properties;
+    if (shared_bytes > card.sharedMemPerBlockOptin)   // CUDA would only say "invalid argument"
+        throw UserError("%s needs %zu bytes of shared memory, a block on %s has %zu at most: the model has too many "
+                        "channels, or too large heads", name, shared_bytes, card.name, card.sharedMemPerBlockOptin);
     if (shared_bytes > SHARED_WITHOUT_OPT_IN)
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    static_cast<int>(shared_bytes)), name);
@@ -1657,13 +1661,6 @@ struct MatmulShape {
     }
 };
 
-// cuBLASLt's description of one shape, made once and kept.
-struct MatmulPlan {
-    cublasLtMatmulDesc_t operation = nullptr;
-    cublasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;   // in cuBLASLt's order: swapped
-    std::vector<cublasLtMatmulAlgo_t> algorithms;   // the first is taken; none: cuBLASLt has no kernel for it
-};
-
 size_t matmul_workspace_bytes() { return device.matmul_workspace ? MATMUL_WORKSPACE : 0; }
 
 cudaDataType_t cuda_type(DType dtype) {
@@ -1691,13 +1688,20 @@ struct Factors { const float *a = nullptr, *b = nullptr; };
 const float* fp8_inverse(const Fp8Scale* scale);
 void fp8_transpose(void* out, const void* inp, size_t rows, size_t columns);
 
-// One matmul: what the functions below launch, and matmul tuning times.
 struct Product {
     void* out;
     const void *a, *b;
     MatmulShape shape;
     Factors factors = {};
     const void* epilogue_data = nullptr;   // the bias (N) or the pre-activation (M,N), floatX
+};
+
+// cuBLASLt's description of one shape, made once and kept.
+struct MatmulPlan {
+    cublasLtMatmulDesc_t operation = nullptr;
+    cublasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;   // in cuBLASLt's order: swapped
+    std::vector<cublasLtMatmulAlgo_t> algorithms;   // the first is taken; none: cuBLASLt has no kernel for it
+    Product last = {};                              // the last product of this shape, for matmul tuning
 };
 
 // Where a plan's kernel finds what changes from call to call.
@@ -1757,7 +1761,7 @@ MatmulPlan make_matmul_plan(const Product& p) {
     return plan;
 }
 
-// Every shape that has been multiplied. Made at first use, or by matmul tuning before.
+// Every shape that has been multiplied.
 static std::map<MatmulShape, MatmulPlan> matmul_plans;
 
 MatmulPlan& matmul_plan(const Product& p) {
@@ -1774,10 +1778,11 @@ cublasStatus_t multiply(const MatmulPlan& plan, const Product& p, const cublasLt
                           device.stream);
 }
 
-// Returns false if cuBLASLt has no kernel for this shape, or a faster way was found without it.
+// Returns false if cuBLASLt has no kernel for this shape.
 bool try_matmul(const Product& p) {
-    const MatmulPlan& plan = matmul_plan(p);
+    MatmulPlan& plan = matmul_plan(p);
     if (plan.algorithms.empty()) return false;
+    plan.last = p;
     auto work = [&] { check(multiply(plan, p, plan.algorithms[0]), "cublasLtMatmul"); };
     if (p.shape.into == Into::ADD) on_stream("matmul", device.stream, work, updated(p.out), p.a, p.b, p.epilogue_data);
     else on_stream("matmul", device.stream, work, p.out, p.a, p.b, p.epilogue_data);
@@ -1790,23 +1795,17 @@ void matmul(const Product& p) {
 
 // A product of operands in FP8: cuBLASLt has it where the rows of both, a (M,K) and b (N,K), lie along the sum.
 Product fp8_product(void* out, const Operand& a, const void* a8, const Operand& b, const void* b8, size_t M, size_t N,
-                    size_t K, DType type, Into into, Epilogue epilogue) {
-    return {out, a8, b8, {M, N, K, Op::AS_IS, Op::TRANSPOSED, type, into, epilogue, a.format, b.format},
+                    size_t K, DType type = FLOATX, Into into = Into::ASSIGN) {
+    return {out, a8, b8, {M, N, K, Op::AS_IS, Op::TRANSPOSED, type, into, Epilogue::NONE, a.format, b.format},
             {fp8_inverse(a.scale), fp8_inverse(b.scale)}};
 }
 
 // out (N,OC) = inp (N,C) w (C,OC) + b (OC)
-Product forward_product(floatX* out, const Operand& inp, const Operand& w, const floatX* b, size_t N, size_t C,
-                        size_t OC) {
-    Product p = {out, inp.x, w.x, {N, OC, C, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::BIAS}};
-    if (inp.fp8)
-        p = fp8_product(out, inp, inp.fp8, w, w.transposed, N, OC, C, FLOATX, Into::ASSIGN, Epilogue::BIAS);
-    p.epilogue_data = b;
-    return p;
-}
-
 void matmul_forward(floatX* out, const Operand& inp, const Operand& w, const floatX* b, size_t N, size_t C, size_t OC) {
-    Product p = forward_product(out, inp, w, b, N, C, OC);
+    Product p = {out, inp.x, w.x, {N, OC, C, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE}};
+    if (inp.fp8) p = fp8_product(out, inp, inp.fp8, w, w.transposed, N, OC, C);
+    p.shape.epilogue = Epilogue::BIAS;
+    p.epilogue_data = b;
     if (try_matmul(p)) return;
     p.shape.epilogue = Epilogue::NONE;
     matmul(p);
@@ -1815,8 +1814,7 @@ void matmul_forward(floatX* out, const Operand& inp, const Operand& w, const flo
 
 // dinp (N,C) = dout (N,OC) w (C,OC)^T
 Product input_product(floatX* dinp, const Operand& dout, const Operand& w, size_t N, size_t C, size_t OC) {
-    if (dout.fp8)
-        return fp8_product(dinp, dout, dout.fp8, w, w.fp8, N, C, OC, FLOATX, Into::ASSIGN, Epilogue::NONE);
+    if (dout.fp8) return fp8_product(dinp, dout, dout.fp8, w, w.fp8, N, C, OC);
     return {dinp, dout.x, w.x, {N, C, OC, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::NONE}};
 }
 
@@ -1824,37 +1822,27 @@ void matmul_backward_input(floatX* dinp, const Operand& dout, const Operand& w, 
     matmul(input_product(dinp, dout, w, N, C, OC));
 }
 
-// dinp = dout w^T * GELU'(pre), where the layer's input was GELU(pre): pre (N,C)
-Product input_gelu_product(floatX* dinp, const Operand& dout, const Operand& w, const floatX* pre, size_t N, size_t C,
-                           size_t OC) {
-    Product p = input_product(dinp, dout, w, N, C, OC);
-    p.shape.epilogue = Epilogue::GELU_BACKWARD;
-    p.epilogue_data = pre;
-    return p;
-}
-
+// dinp = dout w^T * GELU'(pre), where the layer's input was GELU(pre): pre (N,C). With FP8 the kernel of GELU' writes
+// dinp in 8 bits, which cuBLASLt's epilogue cannot; before Hopper that epilogue is slower than the kernel.
 void matmul_backward_input_gelu(const Operand& dinp, const Operand& dout, const Operand& w, const floatX* pre, size_t N,
                                 size_t C, size_t OC) {
-    // With FP8 the kernel of GELU' writes dinp in 8 bits, which cuBLASLt's epilogue cannot.
-    if (!dout.fp8 && try_matmul(input_gelu_product(dinp.x, dout, w, pre, N, C, OC))) return;
+    Product p = input_product(dinp.x, dout, w, N, C, OC);
+    p.shape.epilogue = Epilogue::GELU_BACKWARD;
+    p.epilogue_data = pre;
+    const bool may_fuse = !dout.fp8 && (device.is_cpu() || device.properties.major >= 9);
+    if (may_fuse && try_matmul(p)) return;
     matmul_backward_input(dinp.x, dout, w, N, C, OC);
     gelu_backward(dinp, dinp.x, pre, N * C);
 }
 
 // dw (C,OC) += inp (N,C)^T dout (N,OC)
-Product weight_product(Grad dw, const Operand& dout, const Operand& inp, size_t N, size_t C, size_t OC) {
-    if (inp.transposed)
-        return fp8_product(dw.data, inp, inp.transposed, dout, dout.transposed, C, OC, N, dw.dtype, Into::ADD,
-                           Epilogue::NONE);
-    return {dw.data, inp.x, dout.x, {C, OC, N, Op::TRANSPOSED, Op::AS_IS, dw.dtype, Into::ADD, Epilogue::NONE}};
-}
-
 void matmul_backward_weight(Grad dw, const Operand& dout, const Operand& inp, size_t N, size_t C, size_t OC) {
-    if (inp.transposed) {
-        fp8_transpose(inp.transposed, inp.fp8, N, C);
-        fp8_transpose(dout.transposed, dout.fp8, N, OC);
-    }
-    matmul(weight_product(dw, dout, inp, N, C, OC));
+    if (!inp.transposed)
+        return matmul({dw.data, inp.x, dout.x,
+                       {C, OC, N, Op::TRANSPOSED, Op::AS_IS, dw.dtype, Into::ADD, Epilogue::NONE}});
+    fp8_transpose(inp.transposed, inp.fp8, N, C);
+    fp8_transpose(dout.transposed, dout.fp8, N, OC);
+    matmul(fp8_product(dw.data, inp, inp.transposed, dout, dout.transposed, C, OC, N, dw.dtype, Into::ADD));
 }
 
 // ==== model: sizes ===========================================================
@@ -2364,23 +2352,6 @@ Grad grad_at(const Model& m, size_t element) {
 
 // ==== model: allocation ======================================================
 
-// A kernel that keeps whole rows in shared memory may need more than a card gives to a block.
-void require_shared_memory(const Setup& s) {
-    const int HS = s.config.head_size();
-    const bool training = s.purpose == Purpose::TRAINING;
-    const bool portable = s.attention == Attention::FLASH && !on_tensor_cores(HS);
-    const std::tuple<bool, const char*, size_t> needs[] = {
-        {true, "LayerNorm", s.config.channels * sizeof(floatX)},
-        {training, "LayerNorm's backward", layernorm_shared(s.config.channels)},
-        {portable, "attention", attention_forward_shared(HS)},
-        {portable && training, "attention's backward", attention_backward_shared(HS)}};
-    const size_t most = device.properties.sharedMemPerBlockOptin;
-    for (const auto& [runs, what, bytes] : needs)
-        if (runs && bytes > most)
-            throw UserError("%d channels, heads of %d: %s needs %zu bytes of shared memory, a block on %s has %zu at "
-                            "most", s.config.channels, HS, what, bytes, device.properties.name, most);
-}
-
 struct Memory { size_t available, all; };
 
 Memory memory_now() {
@@ -2455,7 +2426,6 @@ void allocate_parameters(Model& m, const Setup& s) {
 void set_loss_scale(Model& m, const LossScale& scale) { upload(m.a.loss_scale(), &scale, sizeof(scale)); }
 
 void allocate(Model& m, const Setup& s) {
-    require_shared_memory(s);
     require_memory(s);
     m.setup = s;
     m.config = s.config;
@@ -2490,22 +2460,6 @@ bool has_fp8(const Model& m) { return m.setup.matmul != MatmulIn::FLOATX; }
 size_t scale_count(const Model& m) { return static_cast<size_t>(m.config.layers) * FP8_TENSORS; }
 
 const float* fp8_inverse(const Fp8Scale* scale) { return &scale->inverse; }
-
-// A weight in FP8, and where it is among those of its layer in weights_8.
-struct Fp8Weight {
-    Fp8Tensor tensor;
-    const Tensor<floatX>* weight;
-    size_t first, rows, columns;
-};
-struct Fp8Weights { Fp8Weight qkvw, attprojw, fcw, fcprojw; };
-
-Fp8Weights fp8_weights_of(const Model& m) {
-    const size_t C = m.config.channels, square = C * C;
-    return {{FP8_QKVW, &m.w.qkvw, 0, C, 3 * C},
-            {FP8_ATTPROJW, &m.w.attprojw, 3 * square, C, C},
-            {FP8_FCW, &m.w.fcw, 4 * square, C, 4 * C},
-            {FP8_FCPROJW, &m.w.fcprojw, 8 * square, 4 * C, C}};
-}
 
 // The tokens of a forward pass: a micro-batch or, to sample and to answer questions, fewer.
 struct ForwardPass {
@@ -2544,15 +2498,16 @@ Operands operands(const Model& m, size_t l, const ForwardPass& p) {
     in_fp8(x.dattproj, FP8_DATTPROJ, a.dres_8(), dout_t);
     in_fp8(x.dfc, FP8_DFC, a.dfc_8(), dout_t);
     in_fp8(x.dfcproj, FP8_DFCPROJ, a.dres_8(), dout_t);
-    auto weight_in_fp8 = [&](Operand& o, const Fp8Weight& w) {
-        char* const weight = a.weights_8(l) + w.first;
-        in_fp8(o, w.tensor, weight, weight + a.weights_8.layer_bytes / 2);
+    const size_t square = static_cast<size_t>(m.config.channels) * m.config.channels;
+    auto weight_in_fp8 = [&](Operand& o, Fp8Tensor tensor, size_t first) {
+        char* const weight = a.weights_8(l) + first;
+        in_fp8(o, tensor, weight, weight + a.weights_8.layer_bytes / 2);
+        o.current_scaling = m.setup.fp8_scaling != Fp8Scaling::NONE;
     };
-    const Fp8Weights weights = fp8_weights_of(m);
-    weight_in_fp8(x.qkvw, weights.qkvw);
-    weight_in_fp8(x.attprojw, weights.attprojw);
-    weight_in_fp8(x.fcw, weights.fcw);
-    weight_in_fp8(x.fcprojw, weights.fcprojw);
+    weight_in_fp8(x.qkvw, FP8_QKVW, 0);
+    weight_in_fp8(x.attprojw, FP8_ATTPROJW, 3 * square);
+    weight_in_fp8(x.fcw, FP8_FCW, 4 * square);
+    weight_in_fp8(x.fcprojw, FP8_FCPROJW, 8 * square);
     if (all && !current) x.ln1.x = x.ln2.x = x.gelu.x = nullptr;   // they are read in FP8 only
     return x;
 }
@@ -2664,37 +2619,30 @@ void forward(Model& m, const int* inp, const ForwardPass& p) {
 }
 void forward(Model& m, const int* inp) { forward(m, inp, whole_batch(m)); }
 
-// The head's products, of `rows` rows from `first` on.
-struct HeadProducts { Product logits, dlnf, dwte; };
-
-HeadProducts head_products(const Model& m, size_t first, size_t rows) {
-    const Activations& a = m.a;
+// The head's product: logits (rows,Vp) of the rows from `first` on.
+Product logits_product(const Model& m, size_t first, size_t rows) {
     const size_t C = m.config.channels, Vp = m.config.padded_vocab();
-    const floatX* lnf = a.lnf() + first * C;
-    floatX* dlnf = a.dln.data ? a.dln() + first * C : nullptr;   // only in training
-    constexpr auto N = Op::AS_IS, T = Op::TRANSPOSED;
-    return {{a.logits(), lnf, m.w.wte(), {rows, Vp, C, N, T, FLOATX, Into::ASSIGN, Epilogue::NONE}},
-            {dlnf, a.logits(), m.w.wte(), {rows, C, Vp, N, N, FLOATX, Into::ASSIGN, Epilogue::NONE}},
-            {m.g.wte().data, a.logits(), lnf, {Vp, C, rows, T, N, m.grads.dtype, Into::ADD, Epilogue::NONE}}};
+    return {m.a.logits(), m.a.lnf() + first * C, m.w.wte(),
+            {rows, Vp, C, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::NONE}};
 }
-
-// logits (rows,Vp) of the rows from `first` on
-void head_logits(Model& m, size_t first, size_t rows) { matmul(head_products(m, first, rows).logits); }
 
 // The head, a part of the rows at a time; adds to the sum of losses. With LOSS_AND_GRADIENT each
 // part goes backward at once, into dln (the gradient of lnf) and dwte, as long as its logits exist;
 // mean is 1 / (tokens of the whole step).
 template <Want WANT> void head(Model& m, const int* targets, float mean, size_t N) {
     const Activations& a = m.a;
-    const size_t Vp = m.config.padded_vocab(), most = m.setup.head_rows;
+    const size_t C = m.config.channels, Vp = m.config.padded_vocab(), most = m.setup.head_rows;
+    constexpr auto AS_IS = Op::AS_IS, TRANSPOSED = Op::TRANSPOSED;
     for (size_t first = 0; first < N; first += most) {
         const size_t rows = std::min(most, N - first);
-        head_logits(m, first, rows);
+        matmul(logits_product(m, first, rows));
         cross_entropy<WANT>(a.logits(), a.losses() + first, targets + first, mean, a.loss_scale(), rows,
                             m.config.vocab, Vp);
         if (WANT == Want::LOSS) continue;
-        matmul(head_products(m, first, rows).dlnf);
-        matmul(head_products(m, first, rows).dwte);
+        matmul({a.dln() + first * C, a.logits(), m.w.wte(),
+                {rows, C, Vp, AS_IS, AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE}});
+        matmul({m.g.wte().data, a.logits(), a.lnf() + first * C,
+                {Vp, C, rows, TRANSPOSED, AS_IS, m.grads.dtype, Into::ADD, Epilogue::NONE}});
     }
     add_losses(a.loss(), a.losses(), N);
 }
@@ -3290,7 +3238,7 @@ std::vector<float> next_logits(Model& m, const std::vector<int>& tokens, size_t 
     if (past == 0) inputs.resize(std::min<size_t>(most, ceil_div(tokens.size(), SAMPLE_STEP) * SAMPLE_STEP), 0);
     // Attention is causal: tokens after `last` do not matter.
     forward(m, send_spare(m.a.inputs, inputs), {1, static_cast<int>(inputs.size()), past});
-    head_logits(m, last, 1);
+    matmul(logits_product(m, last, 1));
     std::vector<floatX> row(m.config.vocab);
     download(row.data(), m.a.logits(), row.size() * sizeof(floatX));
     return {row.begin(), row.end()};
@@ -3347,8 +3295,7 @@ AdamW adamw_settings(const Options& o, long step, long skipped = 0) {
 }
 
 // ==== matmul tuning ==========================================================
-// Before a run begins, cuBLASLt's algorithms for each shape of matmul in a micro-step are timed and the fastest is
-// kept; likewise GELU' as epilogue or as a kernel.
+// Before a run begins, cuBLASLt's algorithms for each shape of matmul in a micro-step are timed and the fastest is kept.
 
 #include "gpt/matmul_tuning.cuh"   // tune_matmuls()
 
@@ -3427,8 +3374,6 @@ void load_run(TrainingRun& run, const Setup& setup) {
     allocate(run.m, setup);
     load_start(run.m, run.start, o.seed);
     set_loss_scale(run.m, run.scale);
-    if (o.matmul_tuning == Tuning::ON) tune_matmuls(run.m, stdout);
-    run.m.graphs.on = use_graphs(o);
     if (!world.first()) return;
     run.log.open(o.out, run.step, run_record(o, setup));   // from here on the folder holds a run
     if (!o.out.empty()) remove_unfinished(o.out);
@@ -3559,6 +3504,9 @@ void train_loop(TrainingRun& run) {
     const double start = seconds_now();
     Loader loader(m, run.data.train, o.shuffle, o.seed, run.start.window);
     world.overlap = o.overlap;
+    if (o.matmul_tuning == Tuning::ON)
+        tune_matmuls(m, stdout, [&] { micro_step(m, loader.current(), 1, MicroBatch::ONE_OF_SEVERAL); });
+    m.graphs.on = use_graphs(o);
     if (o.sample_every > 0 && run.step == 0) show_sample(run);   // before training, to compare with
     run.progress.start();
     if (!o.trace.empty() && world.first()) start_recording();
@@ -3668,7 +3616,12 @@ void eval(const Options& o) {
     tokens.tokenize(text);
     std::vector<Question> questions;
     if (!o.hellaswag.empty()) questions = read_questions(o.hellaswag, m.config.vocab, m.setup.T);
-    if (o.matmul_tuning == Tuning::ON) tune_matmuls(m, stderr);   // stdout is for the result
+    const std::vector<int> zeros(m.setup.N());
+    auto pass = [&] {
+        forward(m, send_spare(m.a.inputs, zeros));
+        head<Want::LOSS>(m, send_spare(m.a.targets, zeros), 0, zeros.size());
+    };
+    if (o.matmul_tuning == Tuning::ON) tune_matmuls(m, stderr, pass);   // stdout is for the result
     m.graphs.on = use_graphs(o);
     if (!o.data.empty()) {
         const Evaluation e = evaluate(m, tokens, 0, text);

@@ -169,9 +169,8 @@ void fp8_scales(Fp8Scale* scales, size_t count, float* amaxes = nullptr, int of_
 
 // ---- quantising after the kernel that wrote x
 
-// Records the amax of x (n); or of a weight of each layer, `stride` elements from one to the next (grid.y).
-__global__ void fp8_amax_kernel(Fp8Scale* scales, size_t of_layer, const floatX* x, size_t n, size_t stride) {
-    x += blockIdx.y * stride;
+// Records the amax of x (n).
+__global__ void fp8_amax_kernel(Fp8Scale* scale, const floatX* x, size_t n) {
     const Span span = my_span(n);
     float amax = 0, v[PACK];
     for (size_t i = span.begin; i < span.end; i += span.stride) {
@@ -179,30 +178,24 @@ __global__ void fp8_amax_kernel(Fp8Scale* scales, size_t of_layer, const floatX*
         for (int k = 0; k < PACK; k++) amax = fmaxf(amax, fabsf(v[k]));
     }
     amax = block_max(amax);
-    if (threadIdx.x == 0) atomicMax(&scales[blockIdx.y * of_layer].amax, __float_as_uint(amax));
+    if (threadIdx.x == 0) atomicMax(&scale->amax, __float_as_uint(amax));
 }
 
-// Returns the scale for the recorded amax to all threads; one of them stores it for matmuls.
-template <typename F8> __device__ __forceinline__ float current_scale(Fp8Scale& s, bool stores) {
-    const float scale = fp8_scale_for(__uint_as_float(s.amax), FP8_MAX<F8>);
-    if (stores) set_scale(s, scale);
-    return scale;
-}
-
+// CURRENT: by the scale for the recorded amax, which one thread stores for matmuls.
 template <Fp8Scaling SCALING, typename F8> __global__ void fp8_quantise_kernel(Out<F8> out, const floatX* x, size_t n) {
     Writer<F8> writer(out);
-    if (SCALING == Fp8Scaling::CURRENT)
-        writer.scale = current_scale<F8>(*out.scale, blockIdx.x == 0 && threadIdx.x == 0);
+    if (SCALING == Fp8Scaling::CURRENT) {
+        writer.scale = fp8_scale_for(__uint_as_float(out.scale->amax), FP8_MAX<F8>);
+        if (blockIdx.x == 0 && threadIdx.x == 0) set_scale(*out.scale, writer.scale);
+    }
     const Span span = my_span(n);
     for (size_t i = span.begin; i < span.end; i += span.stride)
         writer.put_fp8(i, *reinterpret_cast<const RawPack<floatX, PACK>*>(x + i));
     if (SCALING == Fp8Scaling::CURRENT) writer.amax = 0;   // it is recorded, and other blocks read it
 }
 
-void fp8_amax(Fp8Scale* scales, const floatX* x, size_t n, size_t of_layer = 0, unsigned layers = 1,
-              size_t stride = 0) {
-    launch("fp8_amax", fp8_amax_kernel, dim3(span_blocks(n), layers), BLOCK, 0, updated(scales), of_layer, x, n,
-           stride);
+void fp8_amax(Fp8Scale* scale, const floatX* x, size_t n) {
+    launch("fp8_amax", fp8_amax_kernel, span_blocks(n), BLOCK, 0, updated(scale), x, n);
 }
 
 template <Fp8Scaling SCALING> void fp8_quantise(const Operand& operand, size_t n) {
@@ -223,7 +216,7 @@ void Operand::quantise(size_t n) const {
     if (!fp8) return;
     if (!current_scaling) return fp8_quantise<Fp8Scaling::DELAYED>(*this, n);
     fp8_amax(scale, x, n);
-    finish(n);
+    fp8_quantise<Fp8Scaling::CURRENT>(*this, n);
 }
 
 // ---- transposed copies
@@ -236,126 +229,65 @@ constexpr int TRANSPOSE_PITCH = TRANSPOSE_TILE + 4;      // bytes of a row in sh
 constexpr int TRANSPOSE_PACK = 16;                       // bytes that a thread stores at once
 constexpr int WORD = sizeof(uint32_t);
 
-typedef uint8_t TransposeTile[TRANSPOSE_TILE][TRANSPOSE_PITCH];
-
-// The tile of this block in a matrix (rows, columns).
-struct TilePart {
-    size_t row0, column0;
-    int rows, columns;   // of the tile that are in the matrix
-};
-__device__ __forceinline__ TilePart my_tile(size_t rows, size_t columns) {
+// out (columns, rows) = inp (rows, columns) transposed; both are multiples of TRANSPOSE_PACK
+__global__ void __launch_bounds__(TRANSPOSE_BLOCK)
+fp8_transpose_kernel(uint8_t* out, const uint8_t* inp, size_t rows, size_t columns) {
+    __shared__ __align__(16) uint8_t tile[TRANSPOSE_TILE][TRANSPOSE_PITCH];
     const size_t row0 = static_cast<size_t>(blockIdx.y) * TRANSPOSE_TILE;
     const size_t column0 = static_cast<size_t>(blockIdx.x) * TRANSPOSE_TILE;
-    return {row0, column0, static_cast<int>(min(size_t{TRANSPOSE_TILE}, rows - row0)),
-            static_cast<int>(min(size_t{TRANSPOSE_TILE}, columns - column0))};
-}
-
-// out (columns, rows) = the tile, transposed
-__device__ __forceinline__ void store_transposed(void* out, const TransposeTile& tile, const TilePart& part,
-                                                 size_t rows) {
+    for (int e = threadIdx.x; e < TRANSPOSE_TILE * (TRANSPOSE_TILE / WORD); e += blockDim.x) {
+        const int row = e / (TRANSPOSE_TILE / WORD), column = e % (TRANSPOSE_TILE / WORD) * WORD;
+        if (row0 + row >= rows || column0 + column >= columns) continue;
+        *reinterpret_cast<uint32_t*>(&tile[row][column]) =
+            *reinterpret_cast<const uint32_t*>(inp + (row0 + row) * columns + column0 + column);
+    }
+    __syncthreads();
     for (int e = threadIdx.x; e < TRANSPOSE_TILE * (TRANSPOSE_TILE / TRANSPOSE_PACK); e += blockDim.x) {
         // Two threads fill the 32 bytes that memory moves at once.
         const int column = e / 2 % TRANSPOSE_TILE, first = (e / (2 * TRANSPOSE_TILE) * 2 + e % 2) * TRANSPOSE_PACK;
-        if (column >= part.columns || first >= part.rows) continue;
+        if (column0 + column >= columns || row0 + first >= rows) continue;
         RawPack<uint8_t, TRANSPOSE_PACK> pack;
         for (int k = 0; k < TRANSPOSE_PACK; k++) pack.v[k] = tile[first + k][column];
-        uint8_t* to = static_cast<uint8_t*>(out) + (part.column0 + column) * rows + part.row0 + first;
+        uint8_t* to = out + (column0 + column) * rows + row0 + first;
         *reinterpret_cast<RawPack<uint8_t, TRANSPOSE_PACK>*>(to) = pack;
     }
 }
 
-// out (columns, rows) = inp (rows, columns) transposed; both are multiples of TRANSPOSE_PACK
-__global__ void __launch_bounds__(TRANSPOSE_BLOCK)
-fp8_transpose_kernel(uint8_t* out, const uint8_t* inp, size_t rows, size_t columns) {
-    __shared__ __align__(16) TransposeTile tile;
-    const TilePart part = my_tile(rows, columns);
-    for (int e = threadIdx.x; e < TRANSPOSE_TILE * (TRANSPOSE_TILE / WORD); e += blockDim.x) {
-        const int row = e / (TRANSPOSE_TILE / WORD), column = e % (TRANSPOSE_TILE / WORD) * WORD;
-        if (row >= part.rows || column >= part.columns) continue;
-        *reinterpret_cast<uint32_t*>(&tile[row][column]) =
-            *reinterpret_cast<const uint32_t*>(inp + (part.row0 + row) * columns + part.column0 + column);
-    }
-    __syncthreads();
-    store_transposed(out, tile, part, rows);
-}
-
-// Elements from one layer to the next.
-struct WeightStrides { size_t scales, fp8, w; };
-
-// A weight w (rows, columns) of each layer (grid.z) in E4M3: as it is, and transposed. Its amax has been recorded.
-template <Fp8Scaling SCALING>
-__global__ void __launch_bounds__(TRANSPOSE_BLOCK)
-fp8_weights_kernel(e4m3* out, e4m3* transposed, Fp8Scale* scales, const floatX* w, size_t rows, size_t columns,
-                   WeightStrides strides) {
-    __shared__ __align__(16) TransposeTile tile;
-    const size_t layer = blockIdx.z;
-    out += layer * strides.fp8;
-    transposed += layer * strides.fp8;
-    w += layer * strides.w;
-    Writer<e4m3, Reach::WARP> writer({nullptr, out, &scales[layer * strides.scales]});
-    if (SCALING == Fp8Scaling::CURRENT)
-        writer.scale = current_scale<e4m3>(*writer.to.scale, threadIdx.x + blockIdx.x + blockIdx.y == 0);
-    const TilePart part = my_tile(rows, columns);
-    for (int e = threadIdx.x * PACK; e < TRANSPOSE_TILE * TRANSPOSE_TILE; e += blockDim.x * PACK) {
-        const int row = e / TRANSPOSE_TILE, column = e % TRANSPOSE_TILE;
-        if (row >= part.rows || column >= part.columns) continue;
-        const size_t i = (part.row0 + row) * columns + part.column0 + column;
-        float v[PACK];
-        load(v, w + i);
-        const RawPack<e4m3, PACK> q = writer.quantise(v);
-        *reinterpret_cast<RawPack<e4m3, PACK>*>(out + i) = q;
-        for (int k = 0; k < PACK; k += WORD)
-            *reinterpret_cast<uint32_t*>(&tile[row][column + k]) = *reinterpret_cast<const uint32_t*>(&q.v[k]);
-    }
-    __syncthreads();
-    store_transposed(transposed, tile, part, rows);
-}
-
-dim3 transpose_grid(size_t rows, size_t columns, unsigned layers = 1) {
-    return dim3(ceil_div(columns, TRANSPOSE_TILE), ceil_div(rows, TRANSPOSE_TILE), layers);
-}
-
 void fp8_transpose(void* out, const void* inp, size_t rows, size_t columns) {
-    launch("fp8_transpose", fp8_transpose_kernel, transpose_grid(rows, columns), TRANSPOSE_BLOCK, 0,
+    launch("fp8_transpose", fp8_transpose_kernel,
+           dim3(ceil_div(columns, TRANSPOSE_TILE), ceil_div(rows, TRANSPOSE_TILE)), TRANSPOSE_BLOCK, 0,
            static_cast<uint8_t*>(out), static_cast<const uint8_t*>(inp), rows, columns);
-}
-
-template <Fp8Scaling SCALING>
-void fp8_weights(e4m3* out, e4m3* transposed, Fp8Scale* scales, const floatX* w, size_t rows, size_t columns,
-                 unsigned layers, WeightStrides strides) {
-    launch("fp8_weights", fp8_weights_kernel<SCALING>, transpose_grid(rows, columns, layers), TRANSPOSE_BLOCK, 0, out,
-           transposed, updated(scales), w, rows, columns, strides);
 }
 
 // ---- a model's weights, once a step
 
-// Weights in FP8, both ways, of `layers` from l on.
-void quantise_weights(Model& m, size_t l, size_t layers) {
-    const size_t C = m.config.channels, of_layer = 12 * C * C;
+// Layer l's weights in FP8, as they are and transposed.
+void quantise_weights(Model& m, size_t l) {
+    const size_t C = m.config.channels;
+    const Operands x = operands(m, l);
     recorder.at("update", NO_LAYER);
-    fp8_scales<Fp8Step::FORGET>(m.a.fp8_scales(l), layers * FP8_TENSORS);
-    const Fp8Weights weights = fp8_weights_of(m);
-    for (const Fp8Weight& w : {weights.qkvw, weights.attprojw, weights.fcw, weights.fcprojw}) {
-        const size_t stride = w.weight->layer_bytes / sizeof(floatX);
-        Fp8Scale* scales = m.a.fp8_scales(l) + w.tensor;
-        e4m3* out = reinterpret_cast<e4m3*>(m.a.weights_8(l)) + w.first;
-        fp8_amax(scales, (*w.weight)(l), w.rows * w.columns, FP8_TENSORS, layers, stride);
-        auto quantise = m.setup.fp8_scaling == Fp8Scaling::NONE ? fp8_weights<Fp8Scaling::NONE>
-                                                                : fp8_weights<Fp8Scaling::CURRENT>;
-        quantise(out, out + of_layer, scales, (*w.weight)(l), w.rows, w.columns, layers,
-                 {FP8_TENSORS, 2 * of_layer, stride});
-    }
+    fp8_scales<Fp8Step::FORGET>(m.a.fp8_scales(l), FP8_TENSORS);
+    auto quantise = [](const Operand& w, size_t rows, size_t columns) {
+        w.quantise(rows * columns);
+        fp8_transpose(w.transposed, w.fp8, rows, columns);
+    };
+    quantise(x.qkvw, C, 3 * C);
+    quantise(x.attprojw, C, C);
+    quantise(x.fcw, C, 4 * C);
+    quantise(x.fcprojw, 4 * C, C);
 }
 
 // With ZeRO a layer's weights are whole when they are needed, and not before.
 void fp8_weights_changed(Model& m) {
     if (!has_fp8(m)) return;
-    m.fp8_weights.assign(m.config.layers, m.setup.zero == 0);
-    if (m.setup.zero == 0) quantise_weights(m, 0, m.config.layers);
+    const size_t L = m.config.layers;
+    m.fp8_weights.assign(L, m.setup.zero == 0);
+    if (m.setup.zero > 0) return;
+    m.graphs.run("weights in FP8", [&] { for (size_t l = 0; l < L; l++) quantise_weights(m, l); });
 }
 void need_fp8_weights(Model& m, size_t l) {
     if (!has_fp8(m) || m.fp8_weights[l]) return;
-    quantise_weights(m, l, 1);
+    quantise_weights(m, l);
     m.fp8_weights[l] = true;
 }
 

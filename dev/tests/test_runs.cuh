@@ -376,20 +376,15 @@ TunedRun tuned_run(const std::string& flags, const std::string& environment) {
 constexpr double TUNING_TOLERANCE = FLOATX == DType::FP32 ? 1e-5 : 2e-3;
 
 #ifdef CUDA_ON_CPU
-// The choices of a file show in the rounding of an algorithm that clears the last bits of its sums, and in whether
-// gelu_backward is launched.
+// The choices of a file show in the rounding of an algorithm that clears the last bits of its sums.
 void test_forced_choice(json file) {
-    auto forced = [&](cuda_cpu::Algorithm algorithm, const char* fusion) {
-        for (auto& [shape, text] : file["devices"][tuning_device()].items())
-            text = ends_with(shape, FUSION) ? fusion : algorithm_text({{static_cast<uint64_t>(algorithm)}});
+    auto forced = [&](cuda_cpu::Algorithm algorithm) {
+        for (auto& text : file["devices"][tuning_device()]) text = algorithm_text({{static_cast<uint64_t>(algorithm)}});
         write_bytes(KEPT, file.dump());
-        return tuned_run("--trace @/fusion.json", CHOICE);
+        return tuned_run("", CHOICE);
     };
-    const TunedRun plain = forced(cuda_cpu::Algorithm::plain, APART);
-    const bool apart = contains(read_bytes("@/fusion.json"), "\"gelu_backward\"");
-    const TunedRun coarse = forced(cuda_cpu::Algorithm::coarse, FUSED);
-    claim(plain.log != coarse.log && apart && !contains(read_bytes("@/fusion.json"), "\"gelu_backward\""),
-          "matmul tuning: the algorithms of the file are used, and GELU' is fused if it says so");
+    const TunedRun plain = forced(cuda_cpu::Algorithm::plain), coarse = forced(cuda_cpu::Algorithm::coarse);
+    claim(plain.log != coarse.log, "matmul tuning: the algorithms of the file are used");
     Near("matmul tuning: losses of another algorithm", relative_l2(plain.losses, coarse.losses), TUNING_TOLERANCE);
 }
 #endif
@@ -402,9 +397,8 @@ TEST("runs: matmul tuning") {
     json file = json::parse(intact, nullptr, false);
     const size_t shapes = file.is_object() ? file["devices"][tuning_device()].size() : 0;
     claim(off.line.empty() && off.losses.size() == 6, "--matmul-tuning off times nothing", off.line);
-    // A block's four matmuls and the head, once forward and twice backward; one of them with GELU' fused and apart. On
-    // a GPU some may have one algorithm only.
-    claim_run(on.outcome.code == 0 && (device.is_cpu() ? shapes == 17 : shapes > 0) &&
+    // A block's four matmuls and the head, once forward and twice backward. On a GPU some may have one algorithm only.
+    claim_run(on.outcome.code == 0 && (device.is_cpu() ? shapes == 15 : shapes > 0) &&
                   contains(on.line, format(" %zu shapes timed in ", shapes)),
               "matmul tuning times each shape once, and writes a file", on.outcome);
     if (shapes == 0) return;
@@ -412,7 +406,6 @@ TEST("runs: matmul tuning") {
 #ifdef CUDA_ON_CPU
     bool sensible = true;
     for (const auto& [shape, text] : file["devices"][tuning_device()].items()) {
-        if (ends_with(shape, FUSION)) continue;
         const auto algorithm = static_cast<cuda_cpu::Algorithm>(parse_algorithm(text).data[0]);
         sensible = sensible && (algorithm == cuda_cpu::Algorithm::plain || algorithm == cuda_cpu::Algorithm::fast);
     }
