@@ -184,13 +184,6 @@ template <typename T, int N> __device__ __forceinline__ void load(float (&x)[N],
     to_floats(x, raw.v);
 }
 
-// The same, and copies the pack.
-template <typename T, int N> __device__ __forceinline__ void load_and_keep(float (&x)[N], T* copy, const T* from) {
-    const RawPack<T, N> raw = *reinterpret_cast<const RawPack<T, N>*>(from);
-    *reinterpret_cast<RawPack<T, N>*>(copy) = raw;
-    to_floats(x, raw.v);
-}
-
 template <typename T, int N> __device__ __forceinline__ void store(T* to, const float (&x)[N]) {
     RawPack<T, N> raw;
     from_floats(raw.v, x);
@@ -316,8 +309,6 @@ template <typename F8, Reach REACH = Reach::BLOCK> struct Writer {
     template <int N> __device__ __forceinline__ void put(size_t i, const RawPack<floatX, N>& rounded);
     // The same of a tensor whose x has been stored.
     template <int N> __device__ __forceinline__ void put_fp8(size_t i, const RawPack<floatX, N>& rounded);
-    // Returns v in 8 bits; leaves it scaled.
-    template <int N> __device__ __forceinline__ RawPack<F8, N> quantise(float (&v)[N]);
 };
 
 // A matrix that matmuls read: in floatX and, depending on --matmul, in FP8.
@@ -1133,87 +1124,69 @@ __device__ void scores_backward(float* S, float* dP, const float* lse, const flo
     }
 }
 
-// Also leaves D for attention_backward_dkv_kernel.
-__global__ void attention_backward_dq_kernel(Out<e5m2> dqkv, float* D_out, const floatX* dout, const floatX* qkv,
-                                             const floatX* out, const float* lse_in, int T, int HS) {
+// One kernel in two forms: for dQ a block owns queries (the columns of its tiles) and walks over keys, for dK and dV the
+// other way. X and Y are the owned rows of Q and dO, or of K and V; A and B those of the other side. The form for dQ
+// comes first and leaves D for the other.
+template <Queries QUERIES>
+__global__ void attention_backward_kernel(Out<e5m2> dqkv, float* D_all, const floatX* dout, const floatX* qkv,
+                                          const floatX* out, const float* lse_all, int T, int HS) {
+    constexpr bool OWNS_QUERIES = QUERIES == Queries::COLUMNS;
     const Head head = my_head(T, HS);
-    const int query0 = (gridDim.x - 1 - blockIdx.x) * BLOCK_M;
-    float* Q = dynamic_shared();   // (HS, BLOCK_M)
-    float* dO = Q + HS * BLOCK_M;      // (HS, BLOCK_M)
-    float* dQ = dO + HS * BLOCK_M;     // (HS, BLOCK_M), at first the output O
-    float* K = dQ + HS * BLOCK_M;      // (BLOCK_N, HS)
-    float* V = K + BLOCK_N * HS;      // (BLOCK_N, HS)
-    float* S = V + BLOCK_N * HS;      // (BLOCK_N, BLOCK_M)
+    const int own0 = (OWNS_QUERIES ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * BLOCK_M;   // the longest first
+    float* X = dynamic_shared();          // (HS, BLOCK_M)
+    float* Y = X + HS * BLOCK_M;          // (HS, BLOCK_M)
+    float* dX = Y + HS * BLOCK_M;         // (HS, BLOCK_M), for dQ at first the output O
+    float* dY = dX + HS * BLOCK_M;        // (HS, BLOCK_M), not for dQ
+    float* A = dY + HS * BLOCK_M;         // (BLOCK_N, HS)
+    float* B = A + BLOCK_N * HS;          // (BLOCK_N, HS)
+    float* S = B + BLOCK_N * HS;          // (BLOCK_N, BLOCK_M)
     float* dP = S + BLOCK_N * BLOCK_M;    // (BLOCK_N, BLOCK_M)
-    float *lse = dP + BLOCK_N * BLOCK_M, *D = lse + BLOCK_M;   // (BLOCK_M)
+    float *lse = dP + BLOCK_N * BLOCK_M, *D = lse + BLOCK_M;   // of the queries: (BLOCK_M) or (BLOCK_N)
 
     const float scale = rsqrtf(static_cast<float>(HS));
-    load_columns(Q, qkv + head.qkv, query0, T, head.stride, HS, scale);
-    load_columns(dO, dout + head.out, query0, T, head.C, HS, 1);
-    load_columns(dQ, out + head.out, query0, T, head.C, HS, 1);
-    __syncthreads();
-    for (int i = threadIdx.x; i < BLOCK_M; i += blockDim.x) {
-        float sum = 0;
-        for (int d = 0; d < HS; d++) sum += dO[d * BLOCK_M + i] * dQ[d * BLOCK_M + i];
-        D[i] = sum;
-        lse[i] = query0 + i < T ? lse_in[head.rows + query0 + i] : 0;
-        if (query0 + i < T) D_out[head.rows + query0 + i] = sum;
-    }
-    __syncthreads();
-    fill(dQ, 0, HS * BLOCK_M);
-    for (int key0 = 0; key0 < T && key0 < query0 + BLOCK_M; key0 += BLOCK_N) {
-        load_rows(K, qkv + head.qkv + head.C, key0, T, head.stride, HS, 1);
-        load_rows(V, qkv + head.qkv + 2 * head.C, key0, T, head.stride, HS, 1);
-        __syncthreads();
-        tile_matmul<Old::DROP, Stored::AS_M_K>(S, K, Q, nullptr, BLOCK_N, HS, HS);     // S = K Q
-        tile_matmul<Old::DROP, Stored::AS_M_K>(dP, V, dO, nullptr, BLOCK_N, HS, HS);   // dP = V dO
-        __syncthreads();
-        scores_backward<Queries::COLUMNS>(S, dP, lse, D, key0, query0, T);
-        __syncthreads();
-        tile_matmul<Old::ADD, Stored::AS_K_M>(dQ, K, dP, nullptr, HS, BLOCK_N, HS);    // dQ += K^T dS
-        __syncthreads();
-    }
-    store_columns(dqkv.from(head.qkv), dQ, nullptr, query0, T, head.stride, HS, scale);
-}
-
-__global__ void attention_backward_dkv_kernel(Out<e5m2> dqkv, const floatX* dout, const floatX* qkv,
-                                              const float* lse_in, const float* D_in, int T, int HS) {
-    const Head head = my_head(T, HS);
-    const int key0 = blockIdx.x * BLOCK_M;   // those with most queries first
-    float* K = dynamic_shared();   // (HS, BLOCK_M)
-    float* V = K + HS * BLOCK_M;       // (HS, BLOCK_M)
-    float* dK = V + HS * BLOCK_M;      // (HS, BLOCK_M)
-    float* dV = dK + HS * BLOCK_M;     // (HS, BLOCK_M)
-    float* Q = dV + HS * BLOCK_M;      // (BLOCK_N, HS)
-    float* dO = Q + BLOCK_N * HS;     // (BLOCK_N, HS)
-    float* S = dO + BLOCK_N * HS;     // (BLOCK_N, BLOCK_M)
-    float* dP = S + BLOCK_N * BLOCK_M;    // (BLOCK_N, BLOCK_M)
-    float *lse = dP + BLOCK_N * BLOCK_M, *D = lse + BLOCK_M;   // (BLOCK_N)
-
-    const float scale = rsqrtf(static_cast<float>(HS));
-    load_columns(K, qkv + head.qkv + head.C, key0, T, head.stride, HS, 1);
-    load_columns(V, qkv + head.qkv + 2 * head.C, key0, T, head.stride, HS, 1);
-    fill(dK, 0, 2 * HS * BLOCK_M);   // and dV behind it
-    for (int query0 = key0 / BLOCK_N * BLOCK_N; query0 < T; query0 += BLOCK_N) {
-        load_rows(Q, qkv + head.qkv, query0, T, head.stride, HS, scale);
-        load_rows(dO, dout + head.out, query0, T, head.C, HS, 1);
-        for (int i = threadIdx.x; i < BLOCK_N; i += blockDim.x) {
-            lse[i] = query0 + i < T ? lse_in[head.rows + query0 + i] : 0;
-            D[i] = query0 + i < T ? D_in[head.rows + query0 + i] : 0;
+    const floatX *q = qkv + head.qkv, *k = q + head.C, *v = k + head.C, *dO = dout + head.out;
+    auto load_statistics = [&](int query0, int count) {
+        for (int i = threadIdx.x; i < count; i += blockDim.x) {
+            lse[i] = query0 + i < T ? lse_all[head.rows + query0 + i] : 0;
+            D[i] = query0 + i < T ? D_all[head.rows + query0 + i] : 0;
         }
+    };
+    if (OWNS_QUERIES) {
+        load_columns(X, q, own0, T, head.stride, HS, scale);
+        load_columns(Y, dO, own0, T, head.C, HS, 1);
+        load_columns(dX, out + head.out, own0, T, head.C, HS, 1);
         __syncthreads();
-        tile_matmul<Old::DROP, Stored::AS_M_K>(S, Q, K, nullptr, BLOCK_N, HS, HS);     // S = Q K
-        tile_matmul<Old::DROP, Stored::AS_M_K>(dP, dO, V, nullptr, BLOCK_N, HS, HS);   // dP = dO V
+        for (int i = threadIdx.x; i < BLOCK_M && own0 + i < T; i += blockDim.x) {
+            float sum = 0;
+            for (int d = 0; d < HS; d++) sum += Y[d * BLOCK_M + i] * dX[d * BLOCK_M + i];
+            D_all[head.rows + own0 + i] = sum;   // this thread reads it again
+        }
+        load_statistics(own0, BLOCK_M);
         __syncthreads();
-        scores_backward<Queries::ROWS>(S, dP, lse, D, query0, key0, T);
+    } else {
+        load_columns(X, k, own0, T, head.stride, HS, 1);
+        load_columns(Y, v, own0, T, head.stride, HS, 1);
+    }
+    fill(dX, 0, 2 * HS * BLOCK_M);   // and dY behind it
+    const int first = OWNS_QUERIES ? 0 : own0 / BLOCK_N * BLOCK_N, end = OWNS_QUERIES ? min(T, own0 + BLOCK_M) : T;
+    for (int row0 = first; row0 < end; row0 += BLOCK_N) {
+        load_rows(A, OWNS_QUERIES ? k : q, row0, T, head.stride, HS, OWNS_QUERIES ? 1 : scale);
+        load_rows(B, OWNS_QUERIES ? v : dO, row0, T, OWNS_QUERIES ? head.stride : head.C, HS, 1);
+        if (!OWNS_QUERIES) load_statistics(row0, BLOCK_N);
         __syncthreads();
-        tile_matmul<Old::ADD, Stored::AS_K_M>(dV, dO, S, nullptr, HS, BLOCK_N, HS);    // dV += dO^T P
-        tile_matmul<Old::ADD, Stored::AS_K_M>(dK, Q, dP, nullptr, HS, BLOCK_N, HS);    // dK += Q^T dS
+        tile_matmul<Old::DROP, Stored::AS_M_K>(S, A, X, nullptr, BLOCK_N, HS, HS);     // S = K Q, or Q K
+        tile_matmul<Old::DROP, Stored::AS_M_K>(dP, B, Y, nullptr, BLOCK_N, HS, HS);    // dP = V dO, or dO V
+        __syncthreads();
+        scores_backward<QUERIES>(S, dP, lse, D, row0, own0, T);
+        __syncthreads();
+        tile_matmul<Old::ADD, Stored::AS_K_M>(dX, A, dP, nullptr, HS, BLOCK_N, HS);    // dQ += K^T dS, or dK += Q^T dS
+        if (!OWNS_QUERIES)
+            tile_matmul<Old::ADD, Stored::AS_K_M>(dY, B, S, nullptr, HS, BLOCK_N, HS);                // dV += dO^T P
         __syncthreads();
     }
-    const size_t k = head.qkv + head.C, v = k + head.C;
-    store_columns(dqkv.from(k), dK, nullptr, key0, T, head.stride, HS, 1);
-    store_columns(dqkv.from(v), dV, nullptr, key0, T, head.stride, HS, 1);
+    const size_t to = head.qkv + (OWNS_QUERIES ? 0 : head.C);
+    store_columns(dqkv.from(to), dX, nullptr, own0, T, head.stride, HS, OWNS_QUERIES ? scale : 1);
+    if (!OWNS_QUERIES) store_columns(dqkv.from(to + head.C), dY, nullptr, own0, T, head.stride, HS, 1);
 }
 
 dim3 attention_grid(int B, int T, int NH) { return dim3(ceil_div(T, BLOCK_M), NH, B); }
@@ -1227,10 +1200,11 @@ void attention_forward_portable(const Operand& out, float* lse, const floatX* qk
 void attention_backward_portable(const Operand& dqkv, float* D, const floatX* dout, const floatX* qkv,
                                  const floatX* out, const float* lse, int B, int T, int NH, int HS) {
     const size_t shared = attention_backward_shared(HS);
-    launch("attention_backward_dq", attention_backward_dq_kernel, attention_grid(B, T, NH), ATTENTION_BLOCK, shared,
+    const dim3 grid = attention_grid(B, T, NH);
+    launch("attention_backward_dq", attention_backward_kernel<Queries::COLUMNS>, grid, ATTENTION_BLOCK, shared,
            dqkv.to<e5m2>(), D, dout, qkv, out, lse, T, HS);
-    launch("attention_backward_dkv", attention_backward_dkv_kernel, attention_grid(B, T, NH), ATTENTION_BLOCK, shared,
-           dqkv.to<e5m2>(), dout, qkv, lse, D, T, HS);
+    launch("attention_backward_dkv", attention_backward_kernel<Queries::ROWS>, grid, ATTENTION_BLOCK, shared,
+           dqkv.to<e5m2>(), D, dout, qkv, out, lse, T, HS);
 }
 
 // ==== attention: other kernels ===============================================
@@ -1336,7 +1310,6 @@ __device__ float update_loss_scale(LossScale* s, float scaled_norm) {
 // variants  dev/kernels/cross_entropy.cu
 
 enum class Want { LOSS, LOSS_AND_GRADIENT };
-enum class SecondPass { FROM_SHARED, FROM_MEMORY };
 
 constexpr int CROSS_ENTROPY_BLOCK = WARP_SIZE == 1 ? 1 : 512;
 
@@ -1349,15 +1322,14 @@ __device__ __forceinline__ void mask_padding(float (&x)[PACK], int i, int V) {
 template <Want WANT>
 __global__ void __launch_bounds__(CROSS_ENTROPY_BLOCK, 2)
 cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float mean, const LossScale* loss_scale,
-                     int V, int Vp, SecondPass from) {
+                     int V, int Vp, bool keep) {
     const size_t n = blockIdx.x;
     const int target = targets[n], first = threadIdx.x * PACK, stride = blockDim.x * PACK;
     floatX *row = logits + n * Vp, *kept = reinterpret_cast<floatX*>(dynamic_shared());
-    const bool keep = from == SecondPass::FROM_SHARED;
     float x[PACK], max = LOWEST, sum[PACK] = {};   // max: times LOG2E
     for (int i = first; i < Vp; i += stride) {
-        if (keep) load_and_keep(x, kept + i, row + i);
-        else load(x, row + i);
+        load(x, row + i);
+        if (keep) store(kept + i, x);
         mask_padding(x, i, V);
         float pack_max = x[0];
         for (int k = 1; k < PACK; k++) pack_max = fmaxf(pack_max, x[k]);
@@ -1403,7 +1375,7 @@ void cross_entropy(floatX* logits, float* losses, const int* targets, float mean
     const bool fits = WARP_SIZE > 1 && WANT == Want::LOSS_AND_GRADIENT &&
                       2 * block_bytes <= device.properties.sharedMemPerMultiprocessor;
     launch("cross_entropy", cross_entropy_kernel<WANT>, N, CROSS_ENTROPY_BLOCK, fits ? row_bytes : 0, updated(logits),
-           losses, targets, mean, loss_scale, V, Vp, fits ? SecondPass::FROM_SHARED : SecondPass::FROM_MEMORY);
+           losses, targets, mean, loss_scale, V, Vp, fits);
 }
 
 void add_losses(double* total, const float* losses, size_t n) {
@@ -2126,7 +2098,7 @@ ActivationRow row(Tensor<T>& tensor, const char* name, std::vector<size_t> shape
     return {&tensor, name, std::move(shape), type, sizeof(T), copies, category};
 }
 
-ActivationRow row8(Tensor<char>& tensor, const char* name, DType dtype, std::vector<size_t> shape, size_t copies,
+ActivationRow row_of(TensorBase& tensor, const char* name, DType dtype, std::vector<size_t> shape, size_t copies,
                    Category category = Category::ACTIVATIONS) {
     return {&tensor, name, std::move(shape), name_of(dtype), size_of(dtype), copies, category};
 }
@@ -2139,18 +2111,18 @@ std::vector<ActivationRow> fp8_table(Activations& a, const Setup& s, size_t none
     const bool all = s.matmul == MatmulIn::FP8_ALL;
     if (!all) none = selective = 1;
     std::vector<ActivationRow> rows = {
-        row8(a.ln1_8,     "ln1_8",     DType::E4M3, {N, C},     none),
-        row8(a.att_8,     "att_8",     DType::E4M3, {N, C},     selective),
-        row8(a.ln2_8,     "ln2_8",     DType::E4M3, {N, C},     none),
-        row8(a.gelu_8,    "gelu_8",    DType::E4M3, {N, 4 * C}, none),
-        row8(a.dqkv_8,    "dqkv_8",    DType::E5M2, {N, 3 * C}, 1),
-        row8(a.dres_8,    "dres_8",    DType::E5M2, {N, C},     1),
-        row8(a.dfc_8,     "dfc_8",     DType::E5M2, {N, 4 * C}, 1),
-        row8(a.weights_8, "weights_8", DType::E4M3, {2, 12 * C * C}, L, Category::WEIGHTS),
-        row (a.fp8_scales,  "fp8_scales",  {FP8_TENSORS}, L, Category::WORKSPACE),
-        row (a.fp8_amaxes,  "fp8_amaxes",  {FP8_TENSORS}, L, Category::WORKSPACE),
+        row_of(a.ln1_8,     "ln1_8",     DType::E4M3, {N, C},     none),
+        row_of(a.att_8,     "att_8",     DType::E4M3, {N, C},     selective),
+        row_of(a.ln2_8,     "ln2_8",     DType::E4M3, {N, C},     none),
+        row_of(a.gelu_8,    "gelu_8",    DType::E4M3, {N, 4 * C}, none),
+        row_of(a.dqkv_8,    "dqkv_8",    DType::E5M2, {N, 3 * C}, 1),
+        row_of(a.dres_8,    "dres_8",    DType::E5M2, {N, C},     1),
+        row_of(a.dfc_8,     "dfc_8",     DType::E5M2, {N, 4 * C}, 1),
+        row_of(a.weights_8, "weights_8", DType::E4M3, {2, 12 * C * C}, L, Category::WEIGHTS),
+        row   (a.fp8_scales,  "fp8_scales",  {FP8_TENSORS}, L, Category::WORKSPACE),
+        row   (a.fp8_amaxes,  "fp8_amaxes",  {FP8_TENSORS}, L, Category::WORKSPACE),
     };
-    if (all) rows.push_back(row8(a.transposed, "transposed", DType::E5M2, {2, N, 4 * C}, 1));
+    if (all) rows.push_back(row_of(a.transposed, "transposed", DType::E5M2, {2, N, 4 * C}, 1));
     return rows;
 }
 
@@ -2164,8 +2136,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     const size_t cached = s.purpose == Purpose::SAMPLING ? c.layers : selective;
     const size_t in_floatX = s.matmul == MatmulIn::FP8_ALL ? 1 : none;   // of what backward reads in FP8, then
     auto rowX = [&](Tensor<floatX>& tensor, const char* name, std::vector<size_t> shape, size_t copies) {
-        return ActivationRow{&tensor, name, std::move(shape), name_of(s.precision), size_of(s.precision), copies,
-                             Category::ACTIVATIONS};
+        return row_of(tensor, name, s.precision, std::move(shape), copies);
     };
     std::vector<ActivationRow> rows = {
         rowX(a.res1,     "res1",     {N, C},     always),
@@ -2855,21 +2826,6 @@ template <typename Visit> void for_each_parameter(const Config& c, Visit visit) 
         for (size_t l = 0; l < row.copies; l++) visit(row, l, row.name_of_layer(l));
 }
 
-// AdamW's moments, and nothing else: m/NAME, and v/NAME, which are means of squares.
-void require_moments(const Safetensors& file, const Config& c) {
-    std::set<std::string> expected;
-    for_each_parameter(c, [&](const ParameterRow& row, size_t, const std::string& name) {
-        expected.insert({"m/" + name, "v/" + name});
-        const std::vector<float> squares = file.floats("v/" + name, row.shape);
-        for (size_t i = 0; i < squares.size(); i++)
-            if (squares[i] < 0)
-                file.fail(format("tensor v/%s holds %g at element %zu, expected a mean of squares", name.c_str(),
-                                 squares[i], i));
-    });
-    for (const auto& [name, entry] : file.entries())
-        if (!expected.count(name)) file.fail(format("tensor %s is no moment of the model's parameters", name.c_str()));
-}
-
 // Reads this rank's part of a block of parameters from files in which names are prefixed. T: float or floatX.
 template <typename T, typename Files>
 void read_block(T* block, Kept kept, const Files& files, const Model& m, const std::string& prefix) {
@@ -2893,7 +2849,6 @@ void read_weights(Model& m, const std::string& dir) {
 
 void read_moments(Model& m, const std::string& dir) {
     const Safetensors file(dir + "/optimizer.safetensors");
-    require_moments(file, m.config);
     read_block(m.adam_m, states_kept(m.setup), file, m, "m/");
     read_block(m.adam_v, states_kept(m.setup), file, m, "v/");
 }

@@ -84,23 +84,18 @@ __device__ __forceinline__ void Writer<F8, REACH>::put_fp8(size_t i, const RawPa
         float v[N];
         to_floats(v, rounded.v);
         for (int k = 0; k < N; k++) amax = fmaxf(amax, fabsf(v[k]));
-        if (to.x8) *reinterpret_cast<RawPack<F8, N>*>(to.x8 + i) = quantise(v);
+        if (!to.x8) return;
+        for (int k = 0; k < N; k++) v[k] *= scale;
+        RawPack<F8, N> pack;
+        from_floats(pack.v, v);
+        *reinterpret_cast<RawPack<F8, N>*>(to.x8 + i) = pack;
+        if (!counting) return;
+        values += N;
+        for (int k = 0; k < N; k++) {
+            saturated += fabsf(v[k]) > FP8_MAX<F8>;
+            underflow += v[k] != 0 && fabsf(v[k]) <= FP8_MIN<F8> / 2;   // half of it is a tie, and 0 is even
+        }
     }
-}
-
-template <typename F8, Reach REACH>
-template <int N>
-__device__ __forceinline__ RawPack<F8, N> Writer<F8, REACH>::quantise(float (&v)[N]) {
-    RawPack<F8, N> pack = {};
-    for (int k = 0; k < N; k++) v[k] *= scale;
-    if constexpr (WRITES_FP8) from_floats(pack.v, v);
-    if (!counting) return pack;
-    values += N;
-    for (int k = 0; k < N; k++) {
-        saturated += fabsf(v[k]) > FP8_MAX<F8>;
-        underflow += v[k] != 0 && fabsf(v[k]) <= FP8_MIN<F8> / 2;   // half of it is a tie, and 0 is even
-    }
-    return pack;
 }
 
 template <typename F8, Reach REACH> __device__ __forceinline__ Writer<F8, REACH>::~Writer() {
@@ -350,22 +345,9 @@ void set_fp8_history(Model& m, const std::vector<float>& history) {
 
 // ---- FP16: underflow (for the log)
 
-// Counts zeros in x (n), one partial count a block.
-__global__ void count_zeros_kernel(float* counts, const floatX* x, size_t n) {
-    float count = 0;
-    for (size_t i = (blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x) * PACK; i < n;
-         i += static_cast<size_t>(gridDim.x) * blockDim.x * PACK) {
-        float v[PACK];
-        load(v, x + i);
-        for (int k = 0; k < PACK; k++) count += v[k] == 0 ? 1 : 0;
-    }
-    count = block_sum(count);
-    if (threadIdx.x == 0) counts[blockIdx.x] = count;
-}
-
 // The share of zeros in the first layer's gradients of activations after the last micro-batch on this GPU: measures
 // FP16's underflow, as they have passed all layers. About 1 / (10 T) of them are always 0: a sequence's first query has
-// a single key, and so no gradient. norm_partials is idle between steps.
+// a single key, and so no gradient.
 double zero_gradients(const Model& m) {
     const Activations& a = m.a;
     const size_t N = m.setup.N(), C = m.config.channels;
@@ -373,10 +355,9 @@ double zero_gradients(const Model& m) {
     const std::pair<const floatX*, size_t> gradients[] = {
         {a.dres(), C}, {a.dln(), C}, {a.datt(), C}, {a.dqkv(), 3 * C}, {a.dfc(), 4 * C}};
     for (const auto& [x, columns] : gradients) {
-        std::vector<float> counts(std::min<size_t>(NORM_BLOCKS, span_blocks(N * columns)));
-        launch("count_zeros", count_zeros_kernel, counts.size(), BLOCK, 0, a.norm_partials(), x, N * columns);
-        download(counts.data(), a.norm_partials(), counts.size() * sizeof(float));
-        zeros += std::accumulate(counts.begin(), counts.end(), 0.0);
+        std::vector<floatX> values(N * columns);
+        download(values.data(), x, values.size() * sizeof(floatX));
+        zeros += std::count_if(values.begin(), values.end(), [](floatX v) { return static_cast<float>(v) == 0; });
         all += N * columns;
     }
     return zeros / all;
