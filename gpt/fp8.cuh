@@ -84,18 +84,23 @@ __device__ __forceinline__ void Writer<F8, REACH>::put_fp8(size_t i, const RawPa
         float v[N];
         to_floats(v, rounded.v);
         for (int k = 0; k < N; k++) amax = fmaxf(amax, fabsf(v[k]));
-        if (!to.x8) return;
-        for (int k = 0; k < N; k++) v[k] *= scale;
-        RawPack<F8, N> pack;
-        from_floats(pack.v, v);
-        *reinterpret_cast<RawPack<F8, N>*>(to.x8 + i) = pack;
-        if (!counting) return;
-        values += N;
-        for (int k = 0; k < N; k++) {
-            saturated += fabsf(v[k]) > FP8_MAX<F8>;
-            underflow += v[k] != 0 && fabsf(v[k]) <= FP8_MIN<F8> / 2;   // half of it is a tie, and 0 is even
-        }
+        if (to.x8) *reinterpret_cast<RawPack<F8, N>*>(to.x8 + i) = quantise(v);
     }
+}
+
+template <typename F8, Reach REACH>
+template <int N>
+__device__ __forceinline__ RawPack<F8, N> Writer<F8, REACH>::quantise(float (&v)[N]) {
+    RawPack<F8, N> pack = {};
+    for (int k = 0; k < N; k++) v[k] *= scale;
+    if constexpr (WRITES_FP8) from_floats(pack.v, v);
+    if (!counting) return pack;
+    values += N;
+    for (int k = 0; k < N; k++) {
+        saturated += fabsf(v[k]) > FP8_MAX<F8>;
+        underflow += v[k] != 0 && fabsf(v[k]) <= FP8_MIN<F8> / 2;   // half of it is a tie, and 0 is even
+    }
+    return pack;
 }
 
 template <typename F8, Reach REACH> __device__ __forceinline__ Writer<F8, REACH>::~Writer() {
@@ -230,9 +235,11 @@ fp8_transpose_kernel(uint8_t* out, const uint8_t* inp, size_t rows, size_t colum
     __shared__ __align__(16) uint8_t tile[TRANSPOSE_TILE][TRANSPOSE_PITCH];
     const size_t row0 = static_cast<size_t>(blockIdx.y) * TRANSPOSE_TILE;
     const size_t column0 = static_cast<size_t>(blockIdx.x) * TRANSPOSE_TILE;
+    const int tile_rows = static_cast<int>(min(size_t{TRANSPOSE_TILE}, rows - row0));   // that are in the matrix
+    const int tile_columns = static_cast<int>(min(size_t{TRANSPOSE_TILE}, columns - column0));
     for (int e = threadIdx.x; e < TRANSPOSE_TILE * (TRANSPOSE_TILE / WORD); e += blockDim.x) {
         const int row = e / (TRANSPOSE_TILE / WORD), column = e % (TRANSPOSE_TILE / WORD) * WORD;
-        if (row0 + row >= rows || column0 + column >= columns) continue;
+        if (row >= tile_rows || column >= tile_columns) continue;
         *reinterpret_cast<uint32_t*>(&tile[row][column]) =
             *reinterpret_cast<const uint32_t*>(inp + (row0 + row) * columns + column0 + column);
     }
@@ -240,7 +247,7 @@ fp8_transpose_kernel(uint8_t* out, const uint8_t* inp, size_t rows, size_t colum
     for (int e = threadIdx.x; e < TRANSPOSE_TILE * (TRANSPOSE_TILE / TRANSPOSE_PACK); e += blockDim.x) {
         // Two threads fill the 32 bytes that memory moves at once.
         const int column = e / 2 % TRANSPOSE_TILE, first = (e / (2 * TRANSPOSE_TILE) * 2 + e % 2) * TRANSPOSE_PACK;
-        if (column0 + column >= columns || row0 + first >= rows) continue;
+        if (column >= tile_columns || first >= tile_rows) continue;
         RawPack<uint8_t, TRANSPOSE_PACK> pack;
         for (int k = 0; k < TRANSPOSE_PACK; k++) pack.v[k] = tile[first + k][column];
         uint8_t* to = out + (column0 + column) * rows + row0 + first;
@@ -272,18 +279,17 @@ void quantise_weights(Model& m, size_t l) {
     quantise(x.fcprojw, 4 * C, C);
 }
 
-// With ZeRO a layer's weights are whole when they are needed, and not before.
-void fp8_weights_changed(Model& m) {
-    if (!has_fp8(m)) return;
-    const size_t L = m.config.layers;
-    m.fp8_weights.assign(L, m.setup.zero == 0);
-    if (m.setup.zero > 0) return;
-    m.graphs.run("weights in FP8", [&] { for (size_t l = 0; l < L; l++) quantise_weights(m, l); });
-}
 void need_fp8_weights(Model& m, size_t l) {
     if (!has_fp8(m) || m.fp8_weights[l]) return;
     quantise_weights(m, l);
     m.fp8_weights[l] = true;
+}
+
+// With ZeRO a layer's weights are whole when they are needed, and not before.
+void fp8_weights_changed(Model& m) {
+    if (!has_fp8(m)) return;
+    m.fp8_weights.assign(m.config.layers, false);
+    for (size_t l = 0; m.setup.zero == 0 && l < m.fp8_weights.size(); l++) need_fp8_weights(m, l);
 }
 
 // ---- a model's scales
