@@ -25,9 +25,8 @@
 // Types   floatX is what weights and activations are stored in: BF16, FP16 or FP32 (make PRECISION=...).
 //         All arithmetic is FP32; matmuls accumulate in FP32. Reductions have one fixed order and
 //         there are no floating-point atomics, so the same command gives the same bits.
-// Globals device (stream, matmul handle, properties), recorder (what --trace shows), matmul_plans (cuBLASLt's plan of
-//         each shape), world (the processes of many GPUs), and two that signal handlers set: stop_requested (Ctrl-C)
-//         and page_lost (a mapped file was truncated). No others.
+// Globals device, activity, recorder (--trace), matmul_plans, world (the processes of many GPUs), and two that signal
+//         handlers set: stop_requested (Ctrl-C) and page_lost (a mapped file was truncated). No others.
 //
 // GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners";
 // GPT-3: Brown et al. 2020, table 2.1.
@@ -756,25 +755,14 @@ void layernorm_backward(const Operand& dinp, Grad dw, Grad db, Grad dbias, float
 }
 
 // ==== bias ===================================================================
-// forward   out[n] += b, where cuBLASLt has no bias epilogue for a matmul
+// forward   out[n] += b, an epilogue of the matmul
 // backward  db += sum of dout[n] over rows
-// shapes    out, dout (N,OC) floatX | b (OC) floatX
-// mapping   backward: a warp owns 256 columns and a share of the rows, a lane its packs of them
+// shapes    dout (N,OC) floatX | db (OC) as --grad-dtype says
+// mapping   a warp owns 256 columns and a share of the rows, a lane its packs of them
 // cost      bandwidth: N*OC once
 
 constexpr int BIAS_COLUMNS = 256;
 constexpr int BIAS_PACKS = BIAS_COLUMNS / FP32_STRIDE;   // that a lane owns
-
-__global__ void bias_forward_kernel(floatX* out, const floatX* b, size_t N, int OC) {
-    const Span span = my_span(N * OC);
-    for (size_t i = span.begin; i < span.end; i += span.stride) {
-        float x[PACK], y[PACK];
-        load(x, out + i);
-        load(y, b + i % OC);
-        for (int k = 0; k < PACK; k++) x[k] += y[k];
-        store(out + i, x);
-    }
-}
 
 __global__ void bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
     const int column = blockIdx.x * BIAS_COLUMNS + fp32_lane_start();
@@ -791,10 +779,6 @@ __global__ void bias_backward_kernel(float* partials, const floatX* dout, size_t
     for (int p = 0; p < BIAS_PACKS; p++)
         if (column + p * FP32_STRIDE < OC)
             store(partials + static_cast<size_t>(blockIdx.y) * OC + column + p * FP32_STRIDE, sum[p]);
-}
-
-void bias_forward(floatX* out, const floatX* b, size_t N, int OC) {
-    launch("bias_forward", bias_forward_kernel, span_blocks(N * OC), BLOCK, 0, updated(out), b, N, OC);
 }
 
 // partials (partial_blocks(N), OC) fp32 scratch
@@ -1519,10 +1503,9 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 // backward  dinp = dout w^T,   dw += inp^T dout,   db += sum of dout over rows: see bias
 // shapes    inp (N,C), w (C,OC), out (N,OC) floatX | b (OC) floatX | dw, db as --grad-dtype says
 // mapping   cuBLASLt. It is column-major: a row-major matrix is its transpose, so it is asked for
-//           out^T = B^T A^T by swapping the operands. Bias and GELU' ride along as epilogues; where
-//           cuBLASLt has no such kernel, ours run behind it. GELU forward is no epilogue: what
-//           recompute gets from the stored pre-activation must be the same bits. Operands in FP8, as an Operand may
-//           have them, it multiplies only where the rows of both lie along the sum: see fp8
+//           out^T = B^T A^T by swapping the operands. Bias and GELU' ride along as epilogues. GELU
+//           forward is no epilogue: what recompute gets from the stored pre-activation must be the same bits. Operands
+//           in FP8 it multiplies only where the rows of both lie along the sum: see fp8
 // choice    cuBLASLt offers several algorithms for a shape, in the order of its own estimate.
 //           The first is taken, or the fastest: see matmul tuning. Each gives the same bits at every
 //           call, since those that sum in the output's place are ruled out; another one may round
@@ -1708,10 +1691,7 @@ void matmul_forward(floatX* out, const Operand& inp, const Operand& w, const flo
     if (inp.fp8) p = fp8_product(out, inp, inp.fp8, w, w.transposed, N, OC, C);
     p.shape.epilogue = Epilogue::BIAS;
     p.epilogue_data = b;
-    if (try_matmul(p)) return;
-    p.shape.epilogue = Epilogue::NONE;
     matmul(p);
-    bias_forward(out, b, N, OC);
 }
 
 // dinp (N,C) = dout (N,OC) w (C,OC)^T
@@ -3066,33 +3046,22 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& 
 // `random` in [0, 1).
 int pick_token(const std::vector<float>& logits, double temperature, int top_k, double top_p, double random) {
     const size_t V = logits.size(), most = temperature == 0 ? 1 : top_k > 0 ? std::min<size_t>(top_k, V) : V;
-    auto less_likely = [&](int a, int b) { return logits[a] != logits[b] ? logits[a] < logits[b] : a > b; };
-    std::vector<int> rest(V);   // a heap: of a large vocabulary only the likeliest are ever sorted
-    std::iota(rest.begin(), rest.end(), 0);
-    std::make_heap(rest.begin(), rest.end(), less_likely);
-    const float highest = logits[rest[0]];
-    auto weight = [&](int token) { return temperature == 0 ? 1 : exp((logits[token] - highest) / temperature); };
-    std::vector<std::pair<int, double>> sorted;   // tokens, each with the sum of weights up to it
-    auto sum_of = [&](size_t n) {
-        while (sorted.size() < n) {
-            std::pop_heap(rest.begin(), rest.end(), less_likely);
-            sorted.push_back({rest.back(), (sorted.empty() ? 0 : sorted.back().second) + weight(rest.back())});
-            rest.pop_back();
-        }
-        return sorted[n - 1].second;
-    };
-    double sum = 0;
-    if (most < V) sum = sum_of(most);
-    else for (size_t v = 0; v < V; v++) sum += weight(v);
-    size_t kept = most;
-    if (top_p < 1) {   // Holtzman et al. 2019, "The Curious Case of Neural Text Degeneration"
-        for (kept = 1; kept < most && sum_of(kept) < top_p * sum;) kept++;
-        sum = sum_of(kept);
+    std::vector<int> tokens(V);
+    std::iota(tokens.begin(), tokens.end(), 0);
+    std::partial_sort(tokens.begin(), tokens.begin() + most, tokens.end(), [&](int a, int b) {
+        return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+    });
+    std::vector<double> sums(most);   // of the weights up to each
+    for (size_t n = 0; n < most; n++) {
+        const double above = logits[tokens[n]] - logits[tokens[0]];
+        sums[n] = (n > 0 ? sums[n - 1] : 0) + (temperature == 0 ? 1 : exp(above / temperature));
     }
-    size_t chosen = 1;
-    while (chosen < kept && sum_of(chosen) <= random * sum) chosen++;
-    sum_of(chosen);
-    return sorted[chosen - 1].first;
+    size_t kept = most;
+    if (top_p < 1)   // Holtzman et al. 2019, "The Curious Case of Neural Text Degeneration"
+        for (kept = 1; sums[kept - 1] < top_p * sums[most - 1];) kept++;
+    size_t chosen = 0;
+    while (chosen + 1 < kept && sums[chosen] <= random * sums[kept - 1]) chosen++;
+    return tokens[chosen];
 }
 
 // Sequences grow in steps of this, so that few shapes of matmul occur.

@@ -37,7 +37,6 @@ BYTES = {
                                       lambda k, B, T, C: B * T * C * x(k) + 2 * T * C * gradient(k)),
     "layernorm_forward_kernel": ("reads 2, writes 2 of N*C", lambda k, N, C: 4 * N * C * x(k)),
     "layernorm_backward_kernel": ("reads 3, writes 1 of N*C", lambda k, N, C: 4 * N * C * x(k)),
-    "bias_forward_kernel": ("reads and writes N*OC", lambda k, N, OC: 2 * N * OC * x(k)),
     "bias_backward_kernel": ("N*OC once", lambda k, N, OC: N * OC * x(k)),
     "gelu_forward_kernel": ("reads 1, writes 1", lambda k, n: 2 * n * x(k)),
     "gelu_backward_kernel": ("reads 2, writes 1", lambda k, n: 3 * n * x(k)),

@@ -29,7 +29,6 @@ def formulas():
             ("embedding_backward_wpe_kernel<float>", (B, T, C), (1, 1), N * C * 2 + 2 * T * C * 4),
             ("layernorm_forward_kernel", (N, C), (1, 1), 0.375 * gib),
             ("layernorm_backward_kernel", (N, C), (1, 1), 0.375 * gib),
-            ("bias_forward_kernel", (N, 3 * C), (1, 1), 0.5625 * gib),
             ("bias_backward_kernel", (N, 4 * C), (1, 1), 0.375 * gib),
             ("gelu_forward_kernel", (4 * N * C,), (1, 1), 0.75 * gib),
             ("gelu_backward_kernel", (4 * N * C,), (1, 1), 1.125 * gib),
