@@ -661,30 +661,35 @@ Numbers attention_backward_loop(const Values& dout, const Values& qkv, const Val
 // So large that some probabilities are near 1, and the maximum score comes late as well as early.
 Values attention_inputs(const AttentionSize& s) { return random_values<floatX>(s.N() * 3 * s.C(), -2, 2); }
 
-void try_attention(Trial& forward, Trial& backward, const AttentionSize& s) {
+void try_attention(Trial& forward, Trial& backward, const AttentionSize& s, bool naive = false) {
     for (Trial* trial : {&forward, &backward}) trial->at("B %d, T %d, NH %d, HS %d", s.B, s.T, s.NH, s.HS);
+    const size_t squares = naive ? s.N() * s.NH * s.T : 1;
     const Values qkv = attention_inputs(s), dout = random_values<floatX>(s.N() * s.C());
     const auto got = forward.run([&] {
-        const DeviceArray<floatX> out(s.N() * s.C()), d_qkv(qkv);
+        const DeviceArray<floatX> out(s.N() * s.C()), scores(squares), probs(squares), d_qkv(qkv);
         const DeviceArray<float> lse(s.N() * s.NH);
         const DeviceArray<int> counter(Values{0});
-        attention_forward(out, lse, counter, d_qkv, s.B, s.T, s.NH, s.HS);
-        return outputs(out, lse, counter);
+        if (naive) naive_attention_forward(out, scores, probs, d_qkv, s.B, s.T, s.NH, s.HS);
+        else attention_forward(out, lse, counter, d_qkv, s.B, s.T, s.NH, s.HS);
+        return outputs(out, counter, lse, probs);
     });
-    const AttentionResult expected = attention_loop(qkv, s);
+    const AttentionResult expected = attention_loop(qkv, s, naive);
     forward.compare<floatX>("out", got[0], expected.out);
-    forward.compare<float>("lse", got[1], expected.lse);
-    forward.equal("counter", got[2], {0});
+    forward.equal("counter", got[1], {0});
+    if (!naive) forward.compare<float>("lse", got[2], expected.lse);
 
     const Values out = values_stored_as<floatX>(expected.out), lse = values_stored_as<float>(expected.lse);
     const auto gradients = backward.run([&] {
-        const DeviceArray<floatX> dqkv(qkv.size()), d_dout(dout), d_qkv(qkv), d_out(out);
+        const DeviceArray<floatX> dqkv(qkv.size()), dscores(squares), d_dout(dout), d_qkv(qkv), d_out(out),
+            probs(got[3]);
         const DeviceArray<float> D(s.N() * s.NH), d_lse(lse);
         const DeviceArray<int> counter(Values{0});
-        attention_backward(dqkv, D, counter, d_dout, d_qkv, d_out, d_lse, s.B, s.T, s.NH, s.HS);
+        if (naive) naive_attention_backward(dqkv, dscores, d_dout, d_qkv, probs, s.B, s.T, s.NH, s.HS);
+        else attention_backward(dqkv, D, counter, d_dout, d_qkv, d_out, d_lse, s.B, s.T, s.NH, s.HS);
         return outputs(dqkv, counter);
     });
-    backward.compare<floatX>("dqkv", gradients[0], attention_backward_loop(dout, qkv, out, lse, s));
+    const Values* const probs = naive ? &got[3] : nullptr;
+    backward.compare<floatX>("dqkv", gradients[0], attention_backward_loop(dout, qkv, out, lse, s, probs));
     backward.equal("counter", gradients[1], {0});
 }
 
@@ -731,24 +736,9 @@ TEST("kernels: attention") {
 
 TEST("kernels: naive attention") {
     Trial forward("naive_attention_forward"), backward("naive_attention_backward");
-    const AttentionSize sizes[] = {{1, 1, 1, 16}, {2, 5, 3, 48}, {1, 33, 2, 128}, {2, 32, 1, 64}, {1, 70, 3, 80}};
-    for (const AttentionSize& s : sizes) {
-        for (Trial* trial : {&forward, &backward}) trial->at("B %d, T %d, NH %d, HS %d", s.B, s.T, s.NH, s.HS);
-        const size_t squares = s.N() * s.NH * s.T;
-        const Values qkv = attention_inputs(s), dout = random_values<floatX>(s.N() * s.C());
-        const auto got = forward.run([&] {
-            const DeviceArray<floatX> out(s.N() * s.C()), scores(squares), probs(squares), d_qkv(qkv);
-            naive_attention_forward(out, scores, probs, d_qkv, s.B, s.T, s.NH, s.HS);
-            return outputs(out, probs);
-        });
-        forward.compare<floatX>("out", got[0], attention_loop(qkv, s, true).out);
-        const auto gradients = backward.run([&] {
-            const DeviceArray<floatX> dqkv(qkv.size()), dscores(squares), d_dout(dout), d_qkv(qkv), probs(got[1]);
-            naive_attention_backward(dqkv, dscores, d_dout, d_qkv, probs, s.B, s.T, s.NH, s.HS);
-            return outputs(dqkv);
-        });
-        backward.compare<floatX>("dqkv", gradients[0], attention_backward_loop(dout, qkv, {}, {}, s, &got[1]));
-    }
+    for (const AttentionSize& s :
+         {AttentionSize{1, 1, 1, 16}, {2, 5, 3, 48}, {1, 33, 2, 128}, {2, 32, 1, 64}, {1, 70, 3, 80}})
+        try_attention(forward, backward, s, true);
 }
 
 // ==== cross-entropy ==========================================================
@@ -1465,32 +1455,6 @@ TEST("model against PyTorch") {
     }
 }
 
-// In a model with heads of 64 and sequences of several tiles. Attention rounds to floatX several times, each kernel in
-// its
-// own places.
-TEST("tensor cores in the model") {
-    const Setup s = small_setup({1, 2, 128, 200, 300}, 1, 193);
-    auto pass = [&](TensorCores kind) {
-        const TensorCores usual = std::exchange(device.tensor_cores, kind);
-        Model m;
-        allocate(m, s);
-        init_parameters(m, 1);
-        const Pass result = pass_through(m, random_batch(s));
-        device.tensor_cores = usual;
-        return result;
-    };
-    const Pass portable = pass(TensorCores::NONE);
-    const double limit = FLOATX == DType::BF16 ? 0x1p-7 : 0x1p-10;
-    for (TensorCores kind : {TensorCores::MMA, TensorCores::WGMMA}) {
-        if (!has_tensor_cores(kind)) continue;
-        const std::string name = name_of(kind);
-        const Pass got = pass(kind);
-        claim(got.logits != portable.logits, name + ": other kernels run");
-        Near(name + ": logits equal those of the portable kernels", relative_l2(got.logits, portable.logits), limit);
-        Near(name + ": gradients do", relative_l2(got.gradients, portable.gradients), limit);
-    }
-}
-
 // ==== first weights, shards ==================================================
 
 // LayerNorm begins as the identity. Mean and standard deviation may differ by 5 standard errors.
@@ -1570,36 +1534,32 @@ void claim_planned(const std::string& text, const Setup& setup) {
 
 TEST("memory") {
     const Setup base = small_setup({3, 2, 32, 20, 300}, 3, 17);
-    Setup s = base;
+    auto claim_with = [&](const std::string& text, auto change) {
+        Setup s = base;
+        change(s);
+        claim_planned(text, s);
+    };
     for (DType grad_dtype : {DType::FP32, GRAD16})
         for (const auto& [name, recompute] : RECOMPUTE_NAMES)
-            for (Attention attention : {Attention::FLASH, Attention::NAIVE}) {
-                s.recompute = recompute;
-                s.grad_dtype = grad_dtype;
-                s.attention = attention;
-                claim_planned(format("--recompute %s --grad-dtype %s --attention %s", name, name_of(grad_dtype),
-                                     attention == Attention::FLASH ? "flash" : "naive"), s);
-            }
-    s = base;
-    s.gpus = 5;
-    for (s.zero = 0; s.zero <= 3; s.zero++) claim_planned(format("--zero %d, 5 GPUs", s.zero), s);
-    s = base;
+            for (auto [text, attention] : {std::pair{"flash", Attention::FLASH}, {"naive", Attention::NAIVE}})
+                claim_with(format("--recompute %s --grad-dtype %s --attention %s", name, name_of(grad_dtype), text),
+                           [&, recompute = recompute, attention = attention](Setup& s) {
+                    s.recompute = recompute;
+                    s.grad_dtype = grad_dtype;
+                    s.attention = attention;
+                });
+    for (int zero = 0; zero <= 3; zero++)
+        claim_with(format("--zero %d, 5 GPUs", zero), [&](Setup& s) { s.gpus = 5, s.zero = zero; });
     for (MatmulIn matmul : {MatmulIn::FP8, MatmulIn::FP8_ALL})
-        for (const auto& [name, recompute] : RECOMPUTE_NAMES) {
-            s.matmul = matmul;
-            s.recompute = recompute;
-            const char* const matmul_name = MATMUL_NAMES[static_cast<int>(matmul)];
-            if (FLOATX == DType::BF16) claim_planned(format("--matmul %s --recompute %s", matmul_name, name), s);
-        }
-    s = base;
-    s.master_weights = MasterWeights::NONE;
-    if (SEPARATE_MASTER) claim_planned("--master-weights none", s);
-    s = base;
-    for (auto [name, purpose] : {std::pair{"eval", Purpose::INFERENCE}, {"sample", Purpose::SAMPLING}}) {
-        s.purpose = purpose;
-        claim_planned(name, s);
-    }
-    s = base;
+        for (const auto& [name, recompute] : RECOMPUTE_NAMES)
+            if (FLOATX == DType::BF16)
+                claim_with(format("--matmul %s --recompute %s", MATMUL_NAMES[static_cast<int>(matmul)], name),
+                           [&, recompute = recompute](Setup& s) { s.matmul = matmul, s.recompute = recompute; });
+    if (SEPARATE_MASTER)
+        claim_with("--master-weights none", [](Setup& s) { s.master_weights = MasterWeights::NONE; });
+    for (auto [name, purpose] : {std::pair{"eval", Purpose::INFERENCE}, {"sample", Purpose::SAMPLING}})
+        claim_with(name, [purpose = purpose](Setup& s) { s.purpose = purpose; });
+    Setup s = base;
     bool exact = true;
     for (int B : {1, 5, 1000}) {
         s.B = B;
@@ -1947,12 +1907,11 @@ TEST("loss scaling: the scale") {
           "skipped steps do not advance AdamW's t; they advance the learning rate");
 }
 
-// Runs one micro-batch, whose gradients are divided by tokens_per_step.
-void run_micro_batch(Model& m, const Setup& s, const LossScale& scale, size_t tokens_per_step) {
+void run_micro_batch(Model& m, const Setup& s, const LossScale& scale) {
     allocate(m, s);
     set_loss_scale(m, scale);
     init_parameters(m, 1);
-    micro_step(m, send_batch(m, random_batch(s)), tokens_per_step);
+    micro_step(m, send_batch(m, random_batch(s)), s.N());
 }
 
 std::vector<Floats> weights_and_moments(const Model& m) {
@@ -1973,7 +1932,7 @@ TEST("loss scaling: a skipped step") {
     for (DType grad_dtype : {DType::FP32, FLOATX == DType::FP32 ? DType::FP32 : GRAD16}) {
         const Setup s = loss_scaling_setup(grad_dtype);
         Model m;
-        run_micro_batch(m, s, dynamic_scale(1024), s.N());
+        run_micro_batch(m, s, dynamic_scale(1024));
         update(m, adamw_settings({}, 0));
         const std::vector<Floats> before = weights_and_moments(m);
         micro_step(m, send_batch(m, random_batch(s)), s.N());
@@ -1990,12 +1949,12 @@ TEST("loss scaling: a skipped step") {
     }
 }
 
-// In FP32 and BF16 a power of 2 changes no bit; in FP16 small gradients underflow without it.
+// In FP32 and BF16 a power of 2 changes no bit; in FP16 small gradients are rounded more coarsely without it.
 TEST("loss scaling: gradients") {
     const Setup s = loss_scaling_setup();
-    Model plain, scaled, unscaled_tiny, scaled_tiny;
-    run_micro_batch(plain, s, {}, s.N());
-    run_micro_batch(scaled, s, {65536}, s.N());
+    Model plain, scaled;
+    run_micro_batch(plain, s, {});
+    run_micro_batch(scaled, s, {65536});
     const Floats truth = gradients(plain), found = gradients(scaled);
     if (FLOATX == DType::FP16) Near("a scale of 2^16 changes gradients by roundings", relative_l2(found, truth), 1e-3);
     else {
@@ -2005,18 +1964,6 @@ TEST("loss scaling: gradients") {
                   fetch(plain.a.norm()) == fetch(scaled.a.norm()),
               "a scale of 2^16 changes no bit of gradients, norm, weights and moments");
     }
-    const size_t times = 1 << 12;   // a step of so many tokens that the gradients underflow in FP16
-    run_micro_batch(unscaled_tiny, s, {}, times * s.N());
-    run_micro_batch(scaled_tiny, s, {65536}, times * s.N());
-    Floats tiny = truth;
-    for (float& x : tiny) x /= times;
-    const double without = relative_l2(gradients(unscaled_tiny), tiny),
-        with = relative_l2(gradients(scaled_tiny), tiny);
-    const double zeros_without = zero_gradients(unscaled_tiny), zeros_with = zero_gradients(scaled_tiny);
-    const bool underflow = without > 30 * with && zeros_without > 0.2 && zeros_with < 0.01 && with < 1e-2;
-    claim(FLOATX == DType::FP16 ? underflow : without < 1e-6 && with < 1e-6 && zeros_without == zeros_with,
-          "gradients of a large step underflow without a scale in FP16, and only there",
-          format("errors %.2e and %.2e, zeros %.4f and %.4f", without, with, zeros_without, zeros_with));
     const size_t N = s.N(), C = s.config.channels;
     const auto& a = plain.a;
     double zeros = 0;
