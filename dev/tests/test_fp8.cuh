@@ -128,7 +128,7 @@ TEST("kernels: fp8: layernorm and gelu") {
     {
         Trial forward("layernorm_forward in FP8"), backward("layernorm_backward in FP8");
         for (auto [N, C] : {std::pair<size_t, int>{1, 16}, {37, 80}, {130, 272}}) {
-            for (Trial* trial : {&forward, &backward}) trial->at("N %zu, C %d", N, C);
+            for (Trial* trial : {&forward, &backward}) trial->at(format("N %zu, C %d", N, C));
             const DeviceArray<floatX> inp(layernorm_inputs(N, C)), w(random_values<floatX>(C)),
                 dout(random_values<floatX>(N * C));
             const DeviceArray<float> mean(N), rstd(N), dw(random_values<float>(C)), partials(3 * partial_blocks(N) * C);
@@ -143,7 +143,7 @@ TEST("kernels: fp8: layernorm and gelu") {
     }
     Trial forward("gelu_forward in FP8"), backward("gelu_backward in FP8");
     for (size_t n : {size_t{16}, SPAN - 16, SPAN + 16}) {
-        for (Trial* trial : {&forward, &backward}) trial->at("n %zu", n);
+        for (Trial* trial : {&forward, &backward}) trial->at(format("n %zu", n));
         const DeviceArray<floatX> inp(gelu_inputs(n)), dout(random_values<floatX>(n));
         try_writer<e4m3>(forward, Values(n, NAN), [&](const Operand& out) { gelu_forward(out, inp, n); });
         try_writer<e5m2>(backward, Values(n, NAN), [&](const Operand& dinp) { gelu_backward(dinp, dout, inp, n); });
@@ -222,7 +222,7 @@ TEST("kernels: fp8: transpose") {
     if (!device_has_fp8()) return;
     Trial transpose("fp8_transpose");
     for (auto [rows, columns] : {std::pair<size_t, size_t>{16, 16}, {16, 80}, {80, 16}, {64, 128}, {144, 208}}) {
-        transpose.at("%zu x %zu", rows, columns);
+        transpose.at(format("%zu x %zu", rows, columns));
         Values inp(rows * columns);
         for (size_t i = 0; i < inp.size(); i++) inp[i] = splitmix64(i) % 127;
         const auto got = transpose.run([&, rows = rows, columns = columns] {
