@@ -2,7 +2,7 @@
 """Turns what is not C++ in a .cu file into C++, so that g++ builds it against dev/cpu.
 
     python3 dev/cpu/rewrite.py mine.cu -o build/mine.cpp
-    python3 dev/cpu/rewrite.py main.cu src/kernels.cu -o build/main.cpp -I src -DSIZE=64
+    python3 dev/cpu/rewrite.py main.cu src/kernels.cu -o build/main.cpp -I src
 
 prints the files to compile, one for each .cu file: the first is that after -o, the others lie beside it. Included files
 that are found, beside their includer or in a folder of -I, are rewritten too, into build/main.includes/. Every line
@@ -12,9 +12,9 @@ keeps its number, and #line keeps the file's name: compilers, debuggers and __FI
     extern __shared__ float tile[];                   becomes a pointer to dynamic_shared_memory
     __noinline__                                      becomes g++'s attribute (as a macro it would spoil g++'s headers)
 
-What dev/cpu has not, such as inline PTX, textures or Thrust, is named by file and line, and the exit code is 2. Code
-that #if leaves out is not looked at, as far as that can be told from -D and the files themselves; __CUDA_ARCH__ is not
-defined, as in nvcc's passes over host code.
+What dev/cpu has not, such as textures or Thrust, is an error of the compiler, which names file and line. #if is left to
+the preprocessor: launches in all its branches are translated, and a template kernel that several branches define alike
+is launched by what stands behind the first.
 """
 import argparse
 import os
@@ -141,80 +141,6 @@ class Tokens(list):
         return parts + [self[begin:last]] if begin < last or parts else []
 
 
-# ---- the preprocessor's #if, as far as it can be told
-
-
-class Unclear(Exception):
-    pass
-
-
-class Macros(dict):
-    """What is defined: a name's text, None where it takes arguments. Other reserved names may be or not."""
-    ABSENT = {"__CUDA_ARCH__", "_WIN32", "_WIN64", "_MSC_VER", "__APPLE__", "__clang__", "__HIPCC__", "__CUDACC_RTC__"}
-    PRESENT = {"__CUDACC__": "1", "CUDA_ON_CPU": "1", "__linux__": "1", "_OPENMP": "201511", "__cplusplus": "201703L",
-               "__CUDACC_VER_MAJOR__": "13", "__CUDACC_VER_MINOR__": "0", "CUDART_VERSION": "13000", "__GNUC__": "12"}
-
-    def is_defined(self, name):
-        if name in self:
-            return True
-        if name in self.ABSENT or not re.match(r"_|CU[DB]|[A-Z]+_(MAX|MIN|VERSION)$|M_", name):
-            return False
-        raise Unclear
-
-    def value(self, name, depth=0):
-        if not self.is_defined(name):
-            return "0"
-        text = self[name]
-        if text is None or depth > 20:
-            raise Unclear
-        return "(" + re.sub(r"[A-Za-z_]\w*(?<!\d[uUlL])", lambda m: self.value(m.group(), depth + 1),
-                            re.sub(r"(\d)[uUlL]+\b", r"\1", text)) + ")"
-
-    def holds(self, condition):
-        """True, False, or None where it cannot be told."""
-        try:
-            text = re.sub(r"\bdefined\s*(?:\(\s*(\w+)\s*\)|(\w+))",
-                          lambda m: str(int(self.is_defined(m[1] or m[2]))), condition)
-            text = re.sub(r"(\d)[uUlL]+\b", r"\1", text)
-            text = re.sub(r"\b[A-Za-z_]\w*", lambda m: self.value(m.group()), text)
-            for mark, word in ("&&", " and "), ("||", " or "), ("!=", "\0"), ("!", " not "), ("\0", "!="), ("/", "//"):
-                text = text.replace(mark, word)
-            return bool(eval(text, {"__builtins__": {}}))  # numbers, operators and brackets only
-        except (Unclear, SyntaxError, ArithmeticError, TypeError, ValueError):
-            return None
-
-
-# ---- what dev/cpu has not
-
-STAND_IN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "cpu")
-HEADERS = [
-    (r"thrust/", "Thrust"), (r"cub/", "CUB"), (r"cuda/", "libcu++"), (r"mma\.h", "nvcuda::wmma"),
-    (r"curand", "cuRAND"), (r"cufft", "cuFFT"), (r"cusparse", "cuSPARSE"), (r"cusolver", "cuSOLVER"),
-    (r"cudnn", "cuDNN"), (r"nccl\.h", "NCCL"), (r"(cutlass|cute)/", "CUTLASS"), (r"cuda_fp[0-9]\.h|cuda_fp8", "FP8"),
-    (r"cuda_pipeline|cuda_awbarrier", "pipelines of copies"),
-    (r"cooperative_groups/memcpy_async\.h", "cooperative_groups::memcpy_async")]
-NAMES = {
-    **dict.fromkeys(["cudaTextureObject_t", "cudaSurfaceObject_t", "cudaCreateTextureObject", "cudaBindTexture"],
-                    "textures and surfaces"),
-    **dict.fromkeys(["__cluster_dims__", "cudaLaunchAttributeClusterDimension", "this_cluster", "cluster_group"],
-                    "clusters of blocks"),
-    **dict.fromkeys(["cudaLaunchCooperativeKernel", "this_grid", "grid_group", "this_multi_grid"],
-                    "barriers of a whole grid"),
-    **dict.fromkeys(["__shfl", "__shfl_up", "__shfl_down", "__shfl_xor", "__any", "__all", "__ballot"],
-                    "collectives of a warp without _sync and a mask, which CUDA gave up with Volta"),
-    **dict.fromkeys(["coalesced_threads", "coalesced_group", "labeled_partition", "binary_partition", "__activemask"],
-                    "knowledge of which lanes run together")}
-ASM = ("asm", "__asm__", "__asm")
-
-
-class Refusal:
-    def __init__(self, file, line, found, why):
-        self.file, self.line, self.found, self.why = file, line, found, why
-
-    def __str__(self):
-        return f"{self.file}:{self.line}: {self.found}: {self.why}"
-
-
 # ---- kernels: their declarations
 
 WORDS_BEFORE_PARENTHESES = {"__launch_bounds__", "__attribute__", "__align__", "alignas", "__cluster_dims__",
@@ -336,99 +262,48 @@ def find_parameters(tokens, i):
 # ---- one file
 
 
+class NotRewritten(Exception):
+    """A launch that is none: its file and line."""
+
+
 class File:
-    """A file's tokens, without those that #if leaves out, and what was found in them."""
+    """A file's tokens, and what was found in them."""
 
-    def __init__(self, text, name, macros, open_include=lambda spelled, quoted: None):
-        self.source, self.name, self.macros = text, name, macros
-        self.edits, self.refusals, self.kernels, self.includes = [], [], [], []
-        tokens = tokenize(text)
-        directives, kept, self.bodies = {}, [], []
-        for token in tokens:
-            if token.directive is not None:
-                directives.setdefault(token.directive, Tokens()).append(token)
-        levels, done = [], set()  # of nested #if: what is known of this branch, and whether an earlier one was taken
-        for token in tokens:
-            live = all(level[0] is not False for level in levels)
-            if token.directive is None:
-                if live:
-                    kept.append(token)
-            elif token.directive not in done:
-                done.add(token.directive)
-                line = directives[token.directive]
-                self.preprocess(line, live, levels, open_include)
-                if live and line.text(1) == "define":
-                    self.bodies.append(line)
-        self.tokens = Tokens(kept)
+    def __init__(self, text, name, open_include=lambda spelled, quoted: None):
+        self.source, self.name = text, name
+        self.edits, self.kernels, self.includes = [], [], []
+        directives, self.tokens = {}, Tokens()
+        for token in tokenize(text):
+            line = self.tokens if token.directive is None else directives.setdefault(token.directive, Tokens())
+            line.append(token)
+        self.bodies = [line for line in directives.values() if line.text(1) == "define"]
+        for line in directives.values():
+            if line.text(1) == "include" and len(line) > 2:
+                self.include(Tokens(line[2:]), open_include)
         self.find_functions()
-
-    def refuse(self, token, what, found=None):
-        self.refusals.append(Refusal(self.name, token.line, found or token.text, f"dev/cpu has no {what}"))
-
-    # -- preprocessor lines
-
-    def preprocess(self, line, live, levels, open_include):
-        word, rest = line.text(1), Tokens(line[2:])
-        if word in ("if", "ifdef", "ifndef"):
-            holds = self.macros.holds(self.glued(rest) if word == "if" else f"defined({rest.text(0)})")
-            if word == "ifndef" and holds is not None:
-                holds = not holds
-            levels.append([holds, holds is True])
-        elif word in ("elif", "else") and levels:
-            level = levels[-1]
-            holds = self.macros.holds(self.glued(rest)) if word == "elif" else (True if level[0] is not None else None)
-            level[0] = False if level[1] else holds
-            level[1] = level[1] or holds is True
-        elif word == "endif" and levels:
-            levels.pop()
-        elif live and word == "define" and rest:
-            takes_arguments = len(rest) > 1 and rest[1].text == "(" and rest[1].at == rest[0].end
-            self.macros[rest[0].text] = None if takes_arguments else self.glued(rest[1:])
-        elif live and word == "undef" and rest:
-            self.macros.pop(rest[0].text, None)
-        elif live and word == "include" and rest:
-            self.include(rest, open_include)
-
-    def glued(self, tokens):
-        """Tokens with the spaces that they have in the file, without comments."""
-        return "".join((" " if n and tokens[n - 1].end != t.at else "") + t.text for n, t in enumerate(tokens))
 
     def include(self, rest, open_include):
         quoted = rest[0].kind == "string"
-        spelled = rest[0].text[1:-1] if quoted else self.glued(rest[1:-1])
+        spelled = rest[0].text[1:-1] if quoted else self.source[rest[0].end:rest[-1].at].strip()
         place = open_include(spelled, quoted)
         if place is not None:
             self.includes.append((rest[0].at, rest[-1].end, place))
-            return
-        for pattern, what in HEADERS:
-            if re.match(pattern, spelled) and not os.path.isfile(os.path.join(STAND_IN, spelled)):
-                self.refuse(rest[0], what, f"#include <{spelled}>")
-
-    # -- functions that run on the device
 
     def find_functions(self):
-        """Notes the kernels, where device code is ([first, last] tokens), and the names of all other functions."""
-        tokens, self.device_code, own_places = self.tokens, [], set()
+        """Notes the kernels, and the names of all other functions."""
+        tokens, own_places = self.tokens, set()
         for i, token in enumerate(tokens):
-            if token.text not in ("__global__", "__device__"):
-                continue
-            found = find_parameters(tokens, i)
+            found = find_parameters(tokens, i) if token.text == "__global__" else None
             if found is None:
                 continue
             name, open_, close = found
-            if token.text == "__global__":
-                own_places.add(name)
+            own_places.add(name)
             end = close + 1
             while end < len(tokens) and tokens[end].text not in ("{", ";", "}", "=", ","):
                 end = (tokens.match(end) or end) + 1 if tokens[end].text == "(" else end + 1
             if tokens.text(end) == "{":
-                last = tokens.match(end)
-                if last is None:
-                    continue
-                both = "__host__" in {t.text for t in tokens[max(0, i - 2):name]}
-                self.device_code.append((end, last, both))
-                end = last
-            if token.text == "__global__" and tokens.text(end) in ("}", ";"):
+                end = tokens.match(end)
+            if end is not None and tokens.text(end) in ("}", ";"):
                 self.note_kernel(i, name, open_, close, end)
         self.functions = {tokens[i].text for i in range(len(tokens) - 1)
                           if tokens[i].kind == "name" and tokens[i + 1].text == "(" and i not in own_places}
@@ -444,25 +319,6 @@ class File:
         parameters = [Parameter(part, n) for n, part in enumerate(parts)]
         self.kernels.append(Kernel(tokens[name].text, template, parameters, tokens[end].end))
 
-    def in_device_code(self, i, host_too=True):
-        return any(first < i < last and (host_too or not both) for first, last, both in self.device_code)
-
-    # -- refusals
-
-    def find_refusals(self):
-        macros_with_asm = {body[2].text for body in self.bodies if any(t.text in ASM for t in body[3:])}
-        for i, token in enumerate(self.tokens):
-            if token.kind != "name" or self.tokens.text(i - 1) in (".", "->"):
-                continue
-            if token.text in ASM and self.in_device_code(i):
-                self.refuse(token, "inline PTX")
-            elif token.text in macros_with_asm and self.in_device_code(i):
-                self.refuse(token, "inline PTX, which this macro has")
-            elif token.text in NAMES:
-                self.refuse(token, NAMES[token.text])
-            elif token.text in ("texture", "surface") and self.tokens.text(i + 1) == "<":
-                self.refuse(token, "textures and surfaces")
-
     # -- rewriting
 
     def edit(self, begin, end, text):
@@ -477,7 +333,7 @@ class File:
             is_file = tokens is self.tokens
             for i, token in enumerate(tokens):
                 if tokens.is_run(i, "<") and tokens.text(i - 1) not in ("operator", "<"):
-                    self.rewrite_launch(tokens, i, with_launcher, is_file)
+                    self.rewrite_launch(tokens, i, with_launcher)
                 elif token.text == "__shared__":
                     self.rewrite_shared(tokens, i, is_file)
                 elif token.text == "__noinline__" and tokens.text(i - 1) != "(":
@@ -488,16 +344,12 @@ class File:
             at = end
         return "".join(pieces) + self.source[at:]
 
-    def rewrite_launch(self, tokens, i, with_launcher, is_file):
-        if is_file and self.in_device_code(i, host_too=False):
-            self.refuse(tokens[i], "launches from device code (dynamic parallelism)", "<<<")
-            return
+    def rewrite_launch(self, tokens, i, with_launcher):
         close = end_of_configuration(tokens, i + 3)
         first, name = start_of_callee(tokens, i)
         if close is None or first is None:
-            self.refusals.append(Refusal(self.name, tokens[i].line, "<<<",
-                                         "expected a launch, kernel<<<grid, block>>>(arguments)"))
-            return
+            raise NotRewritten(f"{self.name}:{tokens[i].line}: <<<: expected a launch, "
+                               "kernel<<<grid, block>>>(arguments)")
         (open_, done), arguments = (tokens[i].at, tokens[close + 2].end), tokens[close + 3]
         if name is not None and with_launcher.get(tokens[name].text):
             self.edit(tokens[name].at, tokens[name].at, "cuda_cpu_launch_")
@@ -526,15 +378,11 @@ class File:
             j += 1
         if spell(words) == "float4 dynamic_shared_memory [ ]":
             return  # as dev/cpu declares it
-        declarators = words.split(0, len(words))
-        if not declarators or not words:
-            return
         keep = "" if not is_file or self.is_in_function(i) else "static thread_local "
-        place, _ = place_of_name(declarators[0])
-        base = [t for t in declarators[0][:place] if t.text != "*"]
-        texts = [pointer_to_shared(Tokens(base + d) if n else d, keep) for n, d in enumerate(declarators)]
-        last = tokens[end - 1].end
-        self.edit(tokens[begin].at, last, "; ".join(texts))
+        place = next((n for n, t in enumerate(words) if t.text == "["), len(words)) - 1
+        kind = spell(words[:place])
+        self.edit(tokens[begin].at, tokens[end - 1].end,
+                  f"{keep}{kind}* const {words[place].text} = reinterpret_cast<{kind}*>(dynamic_shared_memory)")
 
     def is_in_function(self, i):
         """Whether a bracket is open at i that is not a namespace's."""
@@ -551,18 +399,6 @@ class File:
             elif token.text == "}" and token.kind == "mark" and stack:
                 stack.pop()
         return not all(stack)
-
-
-def pointer_to_shared(words, keep):
-    """T name[] as a pointer, T name[][N] as a pointer to arrays, T name as a reference: to dynamic_shared_memory."""
-    place, _ = place_of_name(words)
-    name, type_, after = words[place].text, spell(words[:place]), spell(words[place + 1:])
-    rest = re.sub(r"^\[[^]]*\] ?", "", after)
-    if not after:
-        return f"{keep}{type_}& {name} = *reinterpret_cast<{type_}*>(dynamic_shared_memory)"
-    star = f"(*%s){rest}" if rest else "*%s"
-    declared = star % f"const {name}"
-    return f"{keep}{type_} {declared} = reinterpret_cast<{type_} {star % ''}>(dynamic_shared_memory)"
 
 
 def end_of_configuration(tokens, i):
@@ -624,7 +460,9 @@ def start_of_callee(tokens, i):
 
 # ---- programs of several files
 
-PROLOGUE = "#include <cuda_runtime.h>\n#define __CUDACC__ 1\n#define __CUDACC_VER_MAJOR__ 13\n"
+# The keyword of inline PTX becomes a name that the compiler's error shows, where #if does not leave it out.
+PROLOGUE = ("#include <cuda_runtime.h>\n#define __CUDACC__ 1\n#define __CUDACC_VER_MAJOR__ 13\n"
+            "#define asm dev_cpu_has_no_inline_PTX\n")
 
 
 def needing_launchers(files):
@@ -647,12 +485,8 @@ def line_directive(name):
 class Program:
     """A .cu file and what it includes, each to be written once."""
 
-    def __init__(self, folders=(), definitions=()):
+    def __init__(self, folders=()):
         self.folders, self.files = list(folders), {}
-        self.macros = Macros(Macros.PRESENT)
-        for definition in definitions:
-            name, _, value = definition.partition("=")
-            self.macros[name] = value or "1"
 
     def read(self, path):
         if path in self.files:
@@ -669,10 +503,10 @@ class Program:
                     return place
             return None
 
-        self.files[path] = File(text, path, self.macros, open_include)
+        self.files[path] = File(text, path, open_include)
 
     def write(self, main, output):
-        """Writes main to output and the included files to a folder beside it. Returns the refusals."""
+        """Writes main to output and the included files to a folder beside it."""
         self.read(main)
         with_launcher = needing_launchers(self.files.values())
         folder = os.path.splitext(output)[0] + ".includes"
@@ -686,17 +520,13 @@ class Program:
                 target = os.path.relpath(places[included], os.path.dirname(places[path]) or ".")
                 file.edit(begin, end, f'"{target}"')
             text = line_directive(path) + file.rewrite(with_launcher)
-            file.find_refusals()
             if path == main:
                 text = PROLOGUE + ("#undef WARP_SIZE\n" if self.declares("WARP_SIZE") else "") + text
             texts[places[path]] = text
-        refusals = [refusal for file in self.files.values() for refusal in file.refusals]
-        if not refusals:
-            for place, text in texts.items():
-                os.makedirs(os.path.dirname(place) or ".", exist_ok=True)
-                with open(place, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-                    file.write(text)
-        return refusals
+        for place, text in texts.items():
+            os.makedirs(os.path.dirname(place) or ".", exist_ok=True)
+            with open(place, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+                file.write(text)
 
     def declares(self, name):
         """Whether the program gives this name, which the build defines as a macro, a meaning of its own."""
@@ -707,40 +537,25 @@ class Program:
             for file in self.files.values())
 
 
-class NotRewritten(Exception):
-    """What a program needs that dev/cpu has not: a refusal a line."""
-
-
-def rewrite(text, name="mine.cu"):
-    """A text without local includes as C++, its lines at their numbers."""
-    file = File(text, name, Macros(Macros.PRESENT))
-    result = file.rewrite(needing_launchers([file]))
-    file.find_refusals()
-    if file.refusals:
-        raise NotRewritten("\n".join(map(str, sorted(file.refusals, key=lambda r: r.line))))
-    return PROLOGUE + line_directive(name) + result
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", metavar="FILE.cu")
     parser.add_argument("-o", required=True, dest="output", metavar="FILE.cpp")
     parser.add_argument("-I", action="append", default=[], dest="folders", metavar="FOLDER")
-    parser.add_argument("-D", action="append", default=[], dest="definitions", metavar="NAME[=VALUE]")
     arguments = parser.parse_args()
     stem, extension = os.path.splitext(arguments.output)
-    outputs, refusals = [], []
+    outputs = []
     for n, path in enumerate(arguments.files):
         if not os.path.isfile(path):
             print(f"{path}: no such file; expected a .cu file", file=sys.stderr)
             return 2
         name = os.path.splitext(os.path.basename(path))[0]
         outputs.append(arguments.output if n == 0 else f"{stem}-{n}-{name}{extension}")
-        refusals += Program(arguments.folders, arguments.definitions).write(os.path.normpath(path), outputs[-1])
-    for line in dict.fromkeys(map(str, refusals)):
-        print(line, file=sys.stderr)
-    if refusals:
-        return 2
+        try:
+            Program(arguments.folders).write(os.path.normpath(path), outputs[-1])
+        except NotRewritten as error:
+            print(error, file=sys.stderr)
+            return 2
     print("\n".join(outputs))
     return 0
 

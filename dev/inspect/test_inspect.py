@@ -370,7 +370,7 @@ int main() { lane_number<<<1, 32>>>(nullptr); }
 def test_command():
     case = CASES["counts"]
     ptx = written("inline_ptx.cu", INLINE_PTX)
-    for file, error in (("missing.cu", "missing.cu"), (ptx, f"{ptx}:3: asm")):
+    for file, error in (("missing.cu", "missing.cu"), (ptx, f"{ptx}:3:")):
         run = run_command("make", "-s", "inspect", f"FILE={file}")
         claim(run.returncode == 2 and "Error 2" in run.stderr and error in run.stderr,
               f"make inspect FILE={file}: exit code 2 and a sentence", run.stderr)
