@@ -724,6 +724,31 @@ TEST("kernels: attention") {
     device.properties.multiProcessorCount = usual;
 }
 
+// ==== attention of one token =================================================
+
+// Fewer keys than a block has warps, as many, and more.
+TEST("kernels: decode attention") {
+    const TensorCores usual = std::exchange(device.tensor_cores, TensorCores::NONE);   // for attention_loop
+    {
+        Trial trial("attention_decode");
+        int n = 0;
+        for (int HS : {16, 32, 48, 64, 80, 96, 112, 128})
+            for (int T : {1, 2, 7, 32, 33, 150}) {
+                const AttentionSize s = {1, T, 1 + n++ % 3, HS};
+                trial.at("T %d, NH %d, HS %d", T, s.NH, HS);
+                const Values qkv = attention_inputs(s);
+                const auto got = trial.run([&] {
+                    const DeviceArray<floatX> out(s.C()), d_qkv(qkv);
+                    attention_decode(out, d_qkv, T, s.NH, HS);
+                    return outputs(out);
+                });
+                const Numbers all = attention_loop(qkv, s).out;
+                trial.compare<floatX>("out", got[0], {all.end() - s.C(), all.end()});
+            }
+    }
+    device.tensor_cores = usual;
+}
+
 // ==== naive attention ========================================================
 
 TEST("kernels: naive attention") {
@@ -944,7 +969,7 @@ TEST("kernels: init normal") {
         trial.at(format("first %zu, n %zu", first, n));
         const auto got = trial.run([&, first = first, n = n] {
             const DeviceArray<float> out(n);
-            init_normal(static_cast<float*>(out), 0, std, seed, first, n);
+            init_normal(static_cast<float*>(out), std, seed, first, n);
             return outputs(out);
         });
         Numbers expected;   // Box and Muller's formula
@@ -2023,7 +2048,28 @@ TEST("sampling: a token") {
     claim(exact, "at exactly top-p no further token is taken; of equal tokens the first");
 }
 
-// Draws a long sample, and compares each token with the draw from the logits of all tokens in the window.
+// Compares logits of a token computed alone, with the keys of those before it, with logits of the whole sequence. Each
+// layer rounds to floatX.
+void test_next_logits(Model& m, const std::vector<int>& tokens) {
+    Near near("a token alone, after those before it, has the logits of the whole sequence");
+    for (size_t first = 1; first < 4; first++) {   // tokens of the prompt
+        std::vector<int> some(tokens.begin(), tokens.begin() + first);
+        next_logits(m, some, 0, m.setup.T);
+        std::vector<Floats> found;
+        while (some.size() < tokens.size()) {
+            some.push_back(tokens[some.size()]);
+            found.push_back(next_logits(m, some, some.size() - 1, m.setup.T));
+        }
+        for (size_t i = 0; i < found.size(); i++) {   // afterwards, as these overwrite the kept keys
+            some.assign(tokens.begin(), tokens.begin() + first + 1 + i);
+            near.see(format("token %zu", some.size()), relative_l2(found[i], next_logits(m, some, 0, m.setup.T)),
+                     FLOATX == DType::FP32 ? 1e-5 : 2e-2);
+        }
+    }
+}
+
+// Draws a long sample, and compares each token with the draw from the logits of all tokens in the window. Rounding may
+// move a draw to the next token.
 void claim_sample(const std::string& text, const Setup& setup) {
     Model m;
     allocate(m, setup);
@@ -2037,32 +2083,27 @@ void claim_sample(const std::string& text, const Setup& setup) {
     for (size_t i = 0; i < drawn.size(); i++) {
         if (tokens.size() > static_cast<size_t>(setup.T)) tokens.erase(tokens.begin(), tokens.end() - setup.T / 2);
         const double random = (splitmix64(splitmix64(seed) + i) >> 11) * 0x1p-53;
-        others += drawn[i] != pick_token(next_logits(m, tokens, setup.T), o.temperature, o.top_k, o.top_p, random);
+        others += drawn[i] != pick_token(next_logits(m, tokens, 0, setup.T), o.temperature, o.top_k, o.top_p, random);
         tokens.push_back(drawn[i]);
     }
-    claim(drawn.size() == static_cast<size_t>(o.sample_tokens) && others == 0, text,
-          format("%zu tokens, %zu of them differ", drawn.size(), others));
+    claim(drawn.size() == static_cast<size_t>(o.sample_tokens) &&
+              others <= (FLOATX == DType::FP32 ? 1 : drawn.size() / 4),
+          text, format("%zu tokens, %zu of them differ", drawn.size(), others));
 }
 
-TEST("sampling: a sequence") {
+TEST("sampling: one token at a time") {
     need_our_folder();
     const Config config = read_config(scratch("@/ours/config.json"));
-    Setup s = small_setup(config, 1, config.context, Purpose::INFERENCE);
+    Setup s = small_setup(config, 1, config.context, Purpose::SAMPLING);
+    s.head_rows = 1;
     {
         Model m;
         allocate(m, s);
         read_weights(m, scratch("@/ours"));
-        const std::vector<int> tokens = {7, 3, 5, 1};
-        const std::vector<float> next = next_logits(m, tokens, s.T);
-        std::vector<int> whole = tokens;
-        whole.resize(s.T, 2);
-        const Floats all = logits_of(m, send_spare(m.a.inputs, whole));
-        const auto row = all.begin() + (tokens.size() - 1) * config.vocab;
-        Near("logits of the next token", relative_l2(Floats(next.begin(), next.end()), Floats(row, row + config.vocab)),
-             FLOATX == DType::FP32 ? 1e-5 : 2e-2);
+        std::vector<int> tokens = random_batch(s);
+        tokens.pop_back();
+        test_next_logits(m, tokens);
     }
-    s.purpose = Purpose::SAMPLING;
-    s.head_rows = 1;
     claim_sample("a sample continues past the context, from the newer half of it", s);
     s.attention = Attention::NAIVE;
     claim_sample("a sample with --attention naive draws from the same logits", s);

@@ -1147,6 +1147,7 @@ void attention_backward_portable(const Operand& dqkv, float* D, const floatX* do
 #include "gpt/attention_mma.cuh"      // attention_forward_mma(), attention_backward_mma(): Ampere and later
 #include "gpt/attention_wgmma.cuh"    // attention_forward_wgmma(), attention_backward_wgmma(): Hopper
 #include "gpt/attention_naive.cuh"    // naive_attention_forward(), naive_attention_backward(): --attention naive
+#include "gpt/attention_decode.cuh"   // attention_decode(): the last query alone, with keys and values cached
 
 constexpr bool MAY_USE_TENSOR_CORES = FLOATX != DType::FP32 && WARP_SIZE == 32;
 
@@ -1457,7 +1458,7 @@ void adamw(floatX* weights, float* master, Grad grads, float* m, float* v, const
 }
 
 // ==== init ===================================================================
-// out[i] = normal(mean, std) from (seed, first + i) alone, so that it depends on no order of threads, nor on which part
+// out[i] = normal(0, std) from (seed, first + i) alone, so that it depends on no order of threads, nor on which part
 // of a tensor is where.
 // source    Steele et al. 2014 (SplitMix64, the hash); Box and Muller 1958 (two uniforms to a normal)
 
@@ -1468,16 +1469,21 @@ __host__ __device__ __forceinline__ uint64_t splitmix64(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-template <typename T>
-__global__ void init_normal_kernel(T* out, float mean, float std, uint64_t seed, size_t first, size_t n) {
+template <typename T> __global__ void init_normal_kernel(T* out, float std, uint64_t seed, size_t first, size_t n) {
     const Span span = my_span(n);
     for (size_t i = span.begin; i < span.end; i += span.stride)
         for (size_t j = i; j < min(i + PACK, n); j++) {
             const uint64_t bits = splitmix64(seed ^ splitmix64(first + j));
             const float u1 = ((bits >> 40) + 1) * (1.0f / (1 << 24));            // (0, 1]
             const float u2 = (bits & 0xffffff) * (1.0f / (1 << 24));             // [0, 1)
-            out[j] = static_cast<T>(mean + std * sqrtf(-2.0f * logf(u1)) * cosf(6.2831853f * u2));
+            out[j] = static_cast<T>(std * sqrtf(-2.0f * logf(u1)) * cosf(6.2831853f * u2));
         }
+}
+
+template <typename T> __global__ void fill_kernel(T* out, float value, size_t n) {
+    const Span span = my_span(n);
+    for (size_t i = span.begin; i < span.end; i += span.stride)
+        for (size_t j = i; j < i + PACK; j++) out[j] = static_cast<T>(value);
 }
 
 // weights = master, rounded
@@ -1490,8 +1496,11 @@ __global__ void round_weights_kernel(floatX* weights, const float* master, size_
     }
 }
 
-template <typename T> void init_normal(T* out, float mean, float std, uint64_t seed, size_t first, size_t n) {
-    launch("init_normal", init_normal_kernel<T>, span_blocks(n), BLOCK, 0, out, mean, std, seed, first, n);
+template <typename T> void init_normal(T* out, float std, uint64_t seed, size_t first, size_t n) {
+    launch("init_normal", init_normal_kernel<T>, span_blocks(n), BLOCK, 0, out, std, seed, first, n);
+}
+template <typename T> void fill_with(T* out, float value, size_t n) {
+    launch("fill", fill_kernel<T>, span_blocks(n), BLOCK, 0, out, value, n);
 }
 void round_weights(floatX* weights, const float* master, size_t n) {
     launch("round_weights", round_weights_kernel, span_blocks(n), BLOCK, 0, weights, master, n);
@@ -2042,6 +2051,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     // A copy for each layer in the recompute modes up to this one, else one for all.
     auto kept = [&](Recompute last) { return training && s.recompute <= last ? static_cast<size_t>(c.layers) : 1; };
     const size_t always = kept(Recompute::FULL), selective = kept(Recompute::SELECTIVE), none = kept(Recompute::NONE);
+    const size_t cached = s.purpose == Purpose::SAMPLING ? c.layers : selective;
     const size_t in_floatX = s.matmul == MatmulIn::FP8_ALL ? 1 : none;   // of what backward reads in FP8, then
     auto rowX = [&](Tensor<floatX>& tensor, const char* name, std::vector<size_t> shape, size_t copies) {
         return row_of(tensor, name, s.precision, std::move(shape), copies);
@@ -2051,7 +2061,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
         rowX(a.ln1,      "ln1",      {N, C},     in_floatX),
         row (a.ln1_mean, "ln1_mean", {N},        none),
         row (a.ln1_rstd, "ln1_rstd", {N},        none),
-        rowX(a.qkv,      "qkv",      {N, 3 * C}, selective),
+        rowX(a.qkv,      "qkv",      {N, 3 * C}, cached),
         rowX(a.att,      "att",      {N, C},     selective),
         rowX(a.res2,     "res2",     {N, C},     selective),
         rowX(a.ln2,      "ln2",      {N, C},     in_floatX),
@@ -2341,12 +2351,13 @@ const float* fp8_inverse(const Fp8Scale* scale) { return &scale->inverse; }
 // The tokens of a forward pass: a micro-batch or, to sample and to answer questions, fewer.
 struct ForwardPass {
     int B, T;
+    size_t past = 0;   // sampling, B = 1: the number of tokens before these T; their keys and values are in qkv
     MatmulIn matmul = MatmulIn::FLOATX;   // FP8 needs many rows
 
     size_t N() const { return static_cast<size_t>(B) * T; }
 };
 
-ForwardPass whole_batch(const Model& m) { return {m.setup.B, m.setup.T, m.setup.matmul}; }
+ForwardPass whole_batch(const Model& m) { return {m.setup.B, m.setup.T, 0, m.setup.matmul}; }
 
 Operands operands(const Model& m, size_t l, const ForwardPass& p) {
     const Activations& a = m.a;
@@ -2423,10 +2434,11 @@ template <typename T> void init_block(T* block, Kept kept, const Model& m, uint6
             // The vocabulary's padding is zero, and stays so.
             const size_t real = std::min(shard.first + shard.count, row.file_elements());
             if (row.init == Init::ZERO || shard.first >= real) continue;
-            const float mean = row.init == Init::ONE ? 1 : 0, normal = row.init == Init::ONE ? 0 : INIT_STD;
-            const float std = row.init == Init::NORMAL_RESIDUAL ? INIT_STD / sqrtf(2.0f * m.config.layers) : normal;
-            init_normal(block + shard.at, mean, std, splitmix64(seed + row.number), l * row.elements + shard.first,
-                        real - shard.first);
+            T* to = block + shard.at;
+            const size_t n = real - shard.first;
+            const float std = row.init == Init::NORMAL ? INIT_STD : INIT_STD / sqrtf(2.0f * m.config.layers);
+            if (row.init == Init::ONE) fill_with(to, 1, n);
+            else init_normal(to, std, splitmix64(seed + row.number), l * row.elements + shard.first, n);
         }
 }
 
@@ -2440,11 +2452,12 @@ void init_parameters(Model& m, uint64_t seed) {
 // A block adds twice to the residual stream: res2 = res1 + proj(attention(ln1)), and res1 of the next block = res2 +
 // fcproj(gelu(fc(ln2))). The LayerNorm after each addition does both in one pass; until then the addend is in `branch`.
 
-// att = attention(qkv) by --attention's kernels.
+// att = attention(qkv) by --attention's kernels, or decode attention if tokens are past.
 void attend(Model& m, size_t l, const Operand& att, const ForwardPass& p) {
     const Activations& a = m.a;
     const int B = p.B, T = p.T, NH = m.config.heads, HS = m.config.head_size();
-    if (m.setup.attention == Attention::FLASH)
+    if (p.past) attention_decode(att.x, a.qkv(l), p.past + 1, NH, HS);
+    else if (m.setup.attention == Attention::FLASH)
         attention_forward(att, a.lse(l), a.counter(), a.qkv(l), B, T, NH, HS);
     else {
         naive_attention_forward(att.x, a.scores(l), a.probs(l), a.qkv(l), B, T, NH, HS);
@@ -2458,10 +2471,11 @@ void forward_block(Model& m, size_t l, const ForwardPass& p) {
     const Operands x = operands(m, l, p);
     const size_t N = p.N(), C = m.config.channels;
     recorder.at("forward", l);
+    floatX* qkv = a.qkv(l) + p.past * 3 * C;
     const floatX* inp = l == 0 ? a.res1(0) : a.res2(l - 1);   // the embedding is in res1(0) as it is
     const floatX* add = l == 0 ? nullptr : a.branch();
     /* 1 */ layernorm_forward(a.res1(l), x.ln1, a.ln1_mean(l), a.ln1_rstd(l), inp, add, w.ln1w(l), w.ln1b(l), N, C);
-    /* 2 */ matmul_forward(a.qkv(l), x.ln1, x.qkvw, w.qkvb(l), N, C, 3 * C);
+    /* 2 */ matmul_forward(qkv, x.ln1, x.qkvw, w.qkvb(l), N, C, 3 * C);
     /* 3 */ attend(m, l, x.att, p);
     /* 4 */ matmul_forward(a.branch(), x.att, x.attprojw, w.attprojb(l), N, C, C);
     /* 5 */ layernorm_forward(a.res2(l), x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.branch(),
@@ -2480,7 +2494,7 @@ void forward(Model& m, const int* inp, const ForwardPass& p) {
     if (fp8 && m.setup.fp8_scaling == Fp8Scaling::CURRENT)
         fp8_scales<Fp8Step::FORGET>(m.a.fp8_scales(), scale_count(m));
     need_weights(m, 0, 1);
-    embedding_forward(a.res1(0), inp, m.w.wte(), m.w.wpe(), p.B, p.T, C);
+    embedding_forward(a.res1(0), inp, m.w.wte(), m.w.wpe() + p.past * C, p.B, p.T, C);
     for (size_t l = 0; l < L; l++) {
         need_weights(m, 1 + l, 2 + l);
         if (fp8) need_fp8_weights(m, l);
@@ -3067,26 +3081,35 @@ int pick_token(const std::vector<float>& logits, double temperature, int top_k, 
 // Sequences grow in steps of this, so that few shapes of matmul occur.
 constexpr int SAMPLE_STEP = 64;
 
-// The logits (V) of what follows `tokens`.
-std::vector<float> next_logits(Model& m, std::vector<int> tokens, size_t most) {
-    const size_t last = tokens.size() - 1;
+// The logits (V) of what follows `tokens`, whose first `past` have been through the model before.
+std::vector<float> next_logits(Model& m, const std::vector<int>& tokens, size_t past, int most) {
+    std::vector<int> inputs(tokens.begin() + past, tokens.end());
+    const size_t last = inputs.size() - 1;
+    if (past == 0) inputs.resize(std::min<size_t>(most, ceil_div(tokens.size(), SAMPLE_STEP) * SAMPLE_STEP), 0);
     // Attention is causal: tokens after `last` do not matter.
-    tokens.resize(std::min(most, ceil_div(tokens.size(), SAMPLE_STEP) * SAMPLE_STEP), 0);
-    forward(m, send_spare(m.a.inputs, tokens), {1, static_cast<int>(tokens.size())});
+    forward(m, send_spare(m.a.inputs, inputs), {1, static_cast<int>(inputs.size()), past});
     matmul(logits_product(m, last, 1));
     std::vector<floatX> row(m.config.vocab);
     download(row.data(), m.a.logits(), row.size() * sizeof(floatX));
     return {row.begin(), row.end()};
 }
 
-// Continues `tokens` by --sample-tokens, calling show(token) for each until that is false. Past the context the oldest
-// half is dropped. The model's buffers hold B = 1 and any T up to theirs.
+// Continues `tokens` by --sample-tokens, calling show(token) for each until that is false. The first goes through the
+// model with all before it, each later one alone, as qkv still holds the others (with --recompute full it does not).
+// Past the context the oldest half is dropped, and the rest goes through the model again. The model's buffers hold B =
+// 1 and any T up to theirs.
 template <typename Show>
 void sample(Model& m, std::vector<int> tokens, const Options& o, uint64_t seed, Show show) {
     const size_t most = std::min(m.setup.T, m.config.context);
+    const bool cached = !m.a.qkv.dropped();
+    size_t past = 0;
     for (int i = 0; i < o.sample_tokens; i++) {
-        if (tokens.size() > most) tokens.erase(tokens.begin(), tokens.end() - std::max<size_t>(1, most / 2));
-        const std::vector<float> logits = next_logits(m, tokens, most);
+        if (tokens.size() > most) {
+            tokens.erase(tokens.begin(), tokens.end() - std::max<size_t>(1, most / 2));
+            past = 0;
+        }
+        const std::vector<float> logits = next_logits(m, tokens, past, most);
+        if (cached) past = tokens.size();
         const double random = (splitmix64(splitmix64(seed) + i) >> 11) * 0x1p-53;
         tokens.push_back(pick_token(logits, o.temperature, o.top_k, o.top_p, random));
         if (!show(tokens.back())) break;

@@ -115,7 +115,7 @@ UNNECESSARY_BARRIERS = {
 
 SHARD_HEADER = [20240520, 1]            # README.md, token shards: magic, version; then the number of tokens
 HEADER_INTS = 256
-NOT_OF_A_STEP = "init_normal round_weights compiled_for_sm_90a"
+NOT_OF_A_STEP = "init_normal fill round_weights compiled_for_sm_90a"
 OF_PLAN = ["--model", "--layers", "--heads", "--channels", "--context", "--vocab", "--micro-batch", "--seq-len",
            "--total-batch", "--recompute", "--grad-dtype", "--attention", "--matmul"]   # options that plan takes
 STEP = {"--model": "gpt2", "--micro-batch": "64", "--total-batch": "524288"}
