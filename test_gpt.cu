@@ -7,7 +7,7 @@
 //    claims · arrays · numbers · trials   tools
 //    one section per kernel, in the order of train_gpt.cu: the plain loop, then the comparison
 //    files and models for the tests
-//    against PyTorch · shards · memory · Hugging Face · data · HellaSwag · loss scaling · schedule and
+//    against PyTorch · shards · memory · Hugging Face · data · HellaSwag · graphs · loss scaling · schedule and
 //    sampling · text
 //    main
 // Included from dev/tests/
@@ -735,7 +735,7 @@ TEST("kernels: decode attention") {
         for (int HS : {16, 32, 48, 64, 80, 96, 112, 128})
             for (int T : {1, 2, 7, 32, 33, 150}) {
                 const AttentionSize s = {1, T, 1 + n++ % 3, HS};
-                trial.at("T %d, NH %d, HS %d", T, s.NH, HS);
+                trial.at(format("T %d, NH %d, HS %d", T, s.NH, HS));
                 const Values qkv = attention_inputs(s);
                 const auto got = trial.run([&] {
                     const DeviceArray<floatX> out(s.C()), d_qkv(qkv);
@@ -900,14 +900,16 @@ template <typename G> void try_adamw(Trial& trial, const AdamWCase& c, bool copy
         for (size_t i = 0; i < c.n; i += 10) g0[l * strides.grads + i] = m0[l * strides.moments + i] = 0;
     const auto got = trial.run([&] {
         const DeviceArray<float> master(copy ? w0 : Values{0}), m(m0), v(v0), norm(Values{c.norm}),
-            scale = scale_on_device({1, c.unscale});
+            scale = scale_on_device({1, c.unscale}), settings(sizeof(AdamW) / sizeof(float));
         const DeviceArray<floatX> weights(w0);
         const DeviceArray<G> grads(g0);
         const DeviceArray<unsigned long long> count(Values{5});
+        AdamW* const d_settings = reinterpret_cast<AdamW*>(static_cast<float*>(settings));
         void* const same = static_cast<void*>(master);   // in FP32 the weights are the master weights
+        set_adamw(d_settings, a);
         adamw(separate || !copy ? static_cast<floatX*>(weights) : static_cast<floatX*>(same),
               copy ? static_cast<float*>(master) : nullptr,
-              grad(grads), m, v, norm, loss_scale_in(scale), a, c.decayed, c.n, layers, strides, count);
+              grad(grads), m, v, norm, loss_scale_in(scale), d_settings, c.decayed, c.n, layers, strides, count);
         return Outputs{copy ? master.values() : weights.values(), m.values(), v.values(), grads.values(),
                        count.values(), weights.values()};
     });
@@ -1884,6 +1886,67 @@ TEST("HellaSwag: losses of endings") {
     claim(answer(three, {3, 2, 3}, By::SUM) == 1 && answer(three, {3, 2, 3}, By::MEAN) == 0 &&
               answer(three, {3, 1, 2}, By::MEAN) == 0,
           "a mean is over the tokens of an ending; of equal ones the first is chosen");
+}
+
+// ==== graphs =================================================================
+
+// Returns all results of three steps of three micro-steps, with an evaluation after all but the first. (The first time
+// work is only run, the second time it is captured as well, the third time replayed.)
+std::string bytes_of_steps(const Setup& s, bool graphs, size_t& captured) {
+    const Tokens tokens("README.md");
+    Options o;
+    o.lr = 1e-2;
+    o.warmup = 3;   // another learning rate in each step
+    Model m;
+    allocate(m, s);
+    set_loss_scale(m, {1 << 10, 0, 0, 0, 2});   // doubles after the second step
+    init_parameters(m, 1);
+    m.graphs.on = graphs;
+    Loader loader(m, tokens, Shuffle::YES, 7, 0);
+    std::vector<double> results;
+    for (long step = 0; step < 3; step++) {
+        for (int micro = 0; micro < 3; micro++, loader.advance()) micro_step(m, loader.current(), 3 * s.N());
+        update(m, adamw_settings(o, step));
+        results.push_back(take_loss(m));
+        results.push_back(fetch(m.a.norm()));
+        if (step > 0) results.push_back(evaluate(m, tokens, 2 * s.B, Text("", m.config.vocab)).loss);
+    }
+    std::string bytes = bytes_of(results);
+    for (const float* block : {m.master, m.adam_m, m.adam_v})
+        bytes += bytes_of(from_device(block, m.layout.elements()));
+    captured = m.graphs.captured();
+    const LossScale scale = fetch(m.a.loss_scale());
+    return bytes + bytes_of(gradients(m)) + bytes_of(Floats{scale.scale, scale.good_steps, scale.skipped});
+}
+
+TEST("graphs") {
+    Setup s = small_setup({2, 2, 32, 16, 256}, 2, 16);
+    s.head_rows = 24;   // the head in two parts
+    s.grad_dtype = FLOATX == DType::FP32 ? DType::FP32 : GRAD16;
+    for (auto [recompute, attention] : {std::pair{Recompute::NONE, Attention::FLASH},
+                                        {Recompute::NONE, Attention::NAIVE},
+                                        {Recompute::FULL, Attention::FLASH}}) {
+        s.recompute = recompute;
+        s.attention = attention;
+        size_t none = 1, captured = 0;
+        const bool same = bytes_of_steps(s, false, none) == bytes_of_steps(s, true, captured);
+        // a micro-step for each of the loader's two slots, the update and the evaluation
+        claim(same && none == 0 && captured == 4,
+              format("graphs do not change a bit of losses, norms, weights and moments: --recompute %s, %s attention",
+                     RECOMPUTE_NAMES[static_cast<int>(recompute)].first,
+                     attention == Attention::FLASH ? "flash" : "naive"),
+              format("%zu graphs", captured));
+    }
+    Graphs graphs;
+    graphs.on = true;
+    auto work = [] { check(cudaStreamSynchronize(device.stream), "waiting"); };
+    graphs.run("something", work);
+    const std::string error = error_of([&] { graphs.run("something", work); });
+    cudaGetLastError();
+    const DeviceArray<float> after(Values{1, 2});   // the stream can be used again
+    claim(contains(error, "cudaErrorStreamCaptureUnsupported") && after.values() == Values{1, 2} &&
+          graphs.captured() == 0,
+          "capturing work that synchronises is an error", error);
 }
 
 // ==== loss scaling ===========================================================

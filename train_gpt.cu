@@ -7,7 +7,7 @@
 //
 // Map
 //    1  small things          errors, packs of elements, reductions in a warp, operands of matmuls, recording,
-//                             launches
+//                             launches, CUDA graphs
 //    2  options               what flags set
 //    3  kernels               column sums · embedding · layernorm · bias · gelu · attention · loss scaling ·
 //                             cross-entropy · gradient norm · adamw · init: a section each, its mathematics first
@@ -444,6 +444,60 @@ template <typename F> void with_type(Grad grad, F f) {
 }
 
 #include "gpt/ptx.cuh"   // exp2_approx(), reciprocal_approx(); for tensor cores: instructions, tiles, fragments, rings
+
+// ==== graphs =================================================================
+// A micro-step is the same few hundred launches each time, and each costs the CPU microseconds, which is longer than
+// short kernels run. As a CUDA graph they are one launch. A sequence's first run is direct, which loads its kernels and
+// plans its matmuls; its second run is captured; later ones replay the graph, with the same bits.
+//
+// A graph keeps its kernels' arguments. What changes between replays must be in device memory, at the same address; all
+// else must be part of the sequence's name.
+
+class Graphs {
+public:
+    bool on = false;
+
+    Graphs() = default;
+    Graphs(const Graphs&) = delete;
+    ~Graphs() {
+        for (const auto& [name, graph] : graphs_)
+            if (graph) cudaGraphExecDestroy(graph);
+    }
+
+    // work() launches on device.stream and waits for nothing.
+    template <typename F> void run(const std::string& name, F work) {
+        if (!on || recorder.on) return work();
+        const auto [place, is_new] = graphs_.try_emplace(name, nullptr);
+        if (is_new) return work();
+        cudaGraphExec_t& graph = place->second;
+        if (!graph) graph = capture(name, work);
+        on_stream(name.c_str(), device.stream, [&] { check(cudaGraphLaunch(graph, device.stream), name.c_str()); });
+    }
+    size_t captured() const {
+        return std::count_if(graphs_.begin(), graphs_.end(), [](const auto& entry) { return entry.second != nullptr; });
+    }
+
+private:
+    template <typename F> static cudaGraphExec_t capture(const std::string& name, F work) {
+        cudaGraph_t graph = nullptr;
+        check(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+        try {
+            work();
+        } catch (...) {   // the stream must not stay in capture
+            cudaStreamEndCapture(device.stream, &graph);
+            if (graph) cudaGraphDestroy(graph);
+            throw;
+        }
+        check(cudaStreamEndCapture(device.stream, &graph), ("capture of " + name).c_str());
+        cudaGraphExec_t executable = nullptr;
+        const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
+        check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+        check(status, ("cudaGraphInstantiate: " + name).c_str());
+        return executable;
+    }
+
+    std::map<std::string, cudaGraphExec_t> graphs_;   // null: has run once
+};
 
 // ==== column sums ============================================================
 // Bias and LayerNorm gradients are sums over all N rows. In a fixed order and without atomics that takes two steps:
@@ -1376,6 +1430,7 @@ void gradient_norm(float* norm, LossScale* loss_scale, const float* partials, si
 //           m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
 //           w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay * w)
 // shapes    all (n): master, m, v fp32 | weights floatX | grads fp32 or 16 bits | norm (1) fp32 | unchanged (1)
+//           lr, beta, t and so on in device memory, from where a CUDA graph finds each step's
 // mapping   one launch for all tensors of a layer, and for all layers, which have a constant stride (grid.y): those
 //           that decay come first in each, so `decayed` elements do
 // cost      bandwidth. BF16 with FP32 gradients: reads 16, writes 18 bytes per parameter; FP32: 16
@@ -1384,7 +1439,7 @@ void gradient_norm(float* norm, LossScale* loss_scale, const float* partials, si
 //           clipping as in PyTorch's clip_grad_norm_
 // variants  dev/kernels/adamw.cu
 
-struct AdamW {
+struct AdamW {                           // floats only
     float lr, beta1, beta2, eps, weight_decay;
     float clip;                          // largest norm; 0: no clipping
     float correction1, correction2;      // 1 - beta^t
@@ -1397,7 +1452,7 @@ struct Strides { size_t weights, master, grads, moments; };
 // that their update left as they were, although the sum in FP32 is another number.
 template <typename G, typename M>
 __global__ void adamw_kernel(floatX* weights, M* master, G* grads, float* m, float* v, const float* norm,
-                             const LossScale* loss_scale, AdamW a, size_t decayed, size_t n,
+                             const LossScale* loss_scale, const AdamW* settings, size_t decayed, size_t n,
                              Strides strides, unsigned long long* unchanged) {
     constexpr bool HAS_COPY = std::is_same_v<M, float>;
     float lost = 0;   // of a span at most: a whole number
@@ -1407,6 +1462,7 @@ __global__ void adamw_kernel(floatX* weights, M* master, G* grads, float* m, flo
     grads += layer * strides.grads;
     m += layer * strides.moments;
     v += layer * strides.moments;
+    const AdamW a = *settings;
     const float unscale = loss_scale->unscale;
     const float scale = unscale * (a.clip > 0 ? fminf(1.0f, a.clip / (*norm + 1e-6f)) : 1.0f);
     const float zero[PACK_FP32] = {};
@@ -1441,10 +1497,12 @@ __global__ void adamw_kernel(floatX* weights, M* master, G* grads, float* m, flo
     if (threadIdx.x == 0) atomicAdd(unchanged, static_cast<unsigned long long>(lost));
 }
 
-// In FP32 weights and master are the same memory. master: null where there is no copy; what
+__global__ void set_adamw_kernel(AdamW* settings, AdamW values) { *settings = values; }
+
+// settings: on the device. In FP32 weights and master are the same memory. master: null where there is no copy; what
 // is unchanged then is added to.
 void adamw(floatX* weights, float* master, Grad grads, float* m, float* v, const float* norm,
-           const LossScale* loss_scale, const AdamW& settings, size_t decayed, size_t n, unsigned layers = 1,
+           const LossScale* loss_scale, const AdamW* settings, size_t decayed, size_t n, unsigned layers = 1,
            Strides strides = {}, unsigned long long* unchanged = nullptr) {
     with_type(grads, [&](auto* g) {
         auto update = [&](auto* exact) {
@@ -1455,6 +1513,11 @@ void adamw(floatX* weights, float* master, Grad grads, float* m, float* v, const
         if (master) update(master);
         else update(weights);
     });
+}
+
+// By a kernel, whose arguments are taken at once: a copy from the host's memory might be waited for.
+void set_adamw(AdamW* settings, const AdamW& values) {
+    launch("set_adamw", set_adamw_kernel, 1, 1, 0, settings, values);
 }
 
 // ==== init ===================================================================
@@ -1964,6 +2027,7 @@ struct Activations {
     Tensor<float> fp8_amaxes;
     // Workspace. Batches: one in use, one on its way, one for evaluation and sampling.
     Tensor<float> partials, norm_partials, norm;
+    Tensor<AdamW> adamw;
     Tensor<LossScale> loss_scale;
     Tensor<double> loss;
     Tensor<int> inputs, targets, order, first, counter;
@@ -2096,6 +2160,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
             row(a.partials,      "partials",      {partial_blocks(N), columns}, 1, Category::WORKSPACE),
             row(a.norm_partials, "norm_partials", {NORM_BLOCKS},                1, Category::WORKSPACE),
             row(a.norm,          "norm",          {1},                          1, Category::WORKSPACE),
+            {&a.adamw, "adamw", {sizeof(AdamW) / sizeof(float)}, "fp32", sizeof(float), 1, Category::WORKSPACE},
             {&a.loss_scale, "loss_scale", {sizeof(LossScale) / sizeof(float)}, "fp32", sizeof(float), 1,
              Category::WORKSPACE},
             row(a.order,         "order",         {N},                          2, Category::WORKSPACE),
@@ -2200,6 +2265,7 @@ struct Model {
     std::vector<bool> fp8_weights;     // by layer: whether weights_8 is up to date
     size_t allocated = 0;
     std::vector<void*> blocks;
+    Graphs graphs;
     MicroBatch micro_batch = MicroBatch::LAST;                // which one backward belongs to
     std::shared_ptr<class Communication> communication;       // of several GPUs: see many GPUs
 
@@ -2633,7 +2699,7 @@ void backward(Model& m, const Batch& batch) {
         send_gradients(m, 1 + l);
     }
     recorder.at("backward", NO_LAYER);
-    // N runs, the most that there can be.
+    // N runs, the most that there can be: the same launch for every batch.
     embedding_backward(m.g.wte(), m.g.wpe(), a.dres(), batch.inputs, batch.order, batch.first, N, m.setup.B, m.setup.T,
                        C);
     send_gradients(m, 0);
@@ -2646,14 +2712,19 @@ void backward(Model& m, const Batch& batch) {
 // was split.
 void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch which = MicroBatch::LAST) {
     m.micro_batch = which;
-    forward(m, batch.inputs);
-    begin_gradients(m, 0);
-    head<Want::LOSS_AND_GRADIENT>(m, batch.targets, 1.0f / tokens_per_step, m.setup.N());
-    backward(m, batch);
+    const std::string name = format("micro-step of inputs %p, targets %p, order %p, first %p, %zu tokens a step%s",
+                                    batch.inputs, batch.targets, batch.order, batch.first, tokens_per_step,
+                                    m.fp8_history ? ", by scales of past steps" : "");
+    m.graphs.run(name, [&] {
+        forward(m, batch.inputs);
+        begin_gradients(m, 0);
+        head<Want::LOSS_AND_GRADIENT>(m, batch.targets, 1.0f / tokens_per_step, m.setup.N());
+        backward(m, batch);
+    });
 }
 
 // AdamW of this rank's part of `groups` groups from g on.
-void update_groups(Model& m, const AdamW& settings, size_t g, size_t groups) {
+void update_groups(Model& m, size_t g, size_t groups) {
     const Layout& y = m.layout;
     const Kept part = states_kept(m.setup), weights = weights_kept(m.setup), master = master_kept(m.setup);
     const Kept grads = grads_kept(m.setup);
@@ -2661,7 +2732,7 @@ void update_groups(Model& m, const AdamW& settings, size_t g, size_t groups) {
     const size_t n = y.part(g, part), before = part == Kept::WHOLE ? 0 : y.rank * n;
     const size_t decayed = y.decayed(g) > before ? std::min(y.decayed(g) - before, n) : 0;
     adamw(m.weights + at(weights), m.master ? m.master + at(master) : nullptr, grad_at(m, at(grads)),
-          m.adam_m + at(part), m.adam_v + at(part), m.a.norm(), m.a.loss_scale(), settings, decayed, n, groups,
+          m.adam_m + at(part), m.adam_v + at(part), m.a.norm(), m.a.loss_scale(), m.a.adamw(), decayed, n, groups,
           {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part)}, m.a.unchanged());
 }
 
@@ -2671,17 +2742,20 @@ void update(Model& m, const AdamW& settings) {
     const Activations& a = m.a;
     const Layout& y = m.layout;
     recorder.at("update", NO_LAYER);
+    set_adamw(a.adamw(), settings);
     await_gradients(m);
-    const Kept grads = grads_kept(m.setup);
-    const size_t partials = norm_blocks(y.shard(0), y.shard(1), y.layers);
-    norm_partials(a.norm_partials(), grad_at(m, y.mine(0, grads)), y.shard(0), grad_at(m, y.mine(1, grads)), y.shard(1),
-                  y.layers, y.part(1, grads));
-    over_gpus(a.norm_partials(), partials);
-    gradient_norm(a.norm(), a.loss_scale(), a.norm_partials(), partials);
-    if (!m.master) clear(a.unchanged(), sizeof(unsigned long long));
-    update_groups(m, settings, 0, 1);
-    update_groups(m, settings, 1, y.layers);
-    clear_gradients(m);
+    m.graphs.run("update", [&] {
+        const Kept grads = grads_kept(m.setup);
+        const size_t partials = norm_blocks(y.shard(0), y.shard(1), y.layers);
+        norm_partials(a.norm_partials(), grad_at(m, y.mine(0, grads)), y.shard(0), grad_at(m, y.mine(1, grads)),
+                      y.shard(1), y.layers, y.part(1, grads));
+        over_gpus(a.norm_partials(), partials);
+        gradient_norm(a.norm(), a.loss_scale(), a.norm_partials(), partials);
+        if (!m.master) clear(a.unchanged(), sizeof(unsigned long long));
+        update_groups(m, 0, 1);
+        update_groups(m, 1, y.layers);
+        clear_gradients(m);
+    });
     remember_amaxes(m);
     weights_changed(m);
     fp8_weights_changed(m);
@@ -3040,8 +3114,10 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& 
             e.bytes += text.bytes_of(target);
         }
         const int *in = send_spare(m.a.inputs, inputs), *out = send_spare(m.a.targets, targets);
-        forward(m, in);
-        head<Want::LOSS>(m, out, 0, N);
+        m.graphs.run(m.fp8_history ? "evaluation by scales of past steps" : "evaluation", [&] {
+            forward(m, in);
+            head<Want::LOSS>(m, out, 0, N);
+        });
     }
     if (has_fp8(m)) fp8_scales<Fp8Step::FORGET>(m.a.fp8_scales(), scale_count(m));   // of what is not trained on
     e.tokens = sum_of_all(e.tokens);
@@ -3356,6 +3432,7 @@ void train_loop(TrainingRun& run) {
     world.overlap = o.overlap;
     if (o.matmul_tuning == Tuning::ON)
         tune_matmuls(m, stdout, [&] { micro_step(m, loader.current(), 1, MicroBatch::ONE_OF_SEVERAL); });
+    m.graphs.on = use_graphs(o);
     if (o.sample_every > 0 && run.step == 0) show_sample(run);   // before training, to compare with
     run.progress.start();
     if (!o.trace.empty() && world.first()) start_recording();
@@ -3471,6 +3548,7 @@ void eval(const Options& o) {
         head<Want::LOSS>(m, send_spare(m.a.targets, zeros), 0, zeros.size());
     };
     if (o.matmul_tuning == Tuning::ON) tune_matmuls(m, stderr, pass);   // stdout is for the result
+    m.graphs.on = use_graphs(o);
     if (!o.data.empty()) {
         const Evaluation e = evaluate(m, tokens, 0, text);
         printf("loss %.6f over %zu tokens\nperplexity %.4f\n", e.loss, e.tokens, exp(e.loss));

@@ -288,8 +288,10 @@ void need_fp8_weights(Model& m, size_t l) {
 // With ZeRO a layer's weights are whole when they are needed, and not before.
 void fp8_weights_changed(Model& m) {
     if (!has_fp8(m)) return;
-    m.fp8_weights.assign(m.config.layers, false);
-    for (size_t l = 0; m.setup.zero == 0 && l < m.fp8_weights.size(); l++) need_fp8_weights(m, l);
+    const size_t L = m.config.layers;
+    m.fp8_weights.assign(L, m.setup.zero == 0);
+    if (m.setup.zero > 0) return;
+    m.graphs.run("weights in FP8", [&] { for (size_t l = 0; l < L; l++) quantise_weights(m, l); });
 }
 
 // ---- a model's scales

@@ -143,6 +143,7 @@ static std::vector<Flag> step_flags(Options& o) {
                     "FLOP/s that MFU is relative to: the card's data sheet, or a large matmul timed at start"),
         choice_flag("--matmul-tuning", TRAIN | EVAL, o.matmul_tuning, {"off", "on"},
                     "times cuBLASLt's algorithms for each matmul once and keeps the fastest"),
+        choice_flag("--graph", TRAIN | EVAL, o.graph, {"auto", "off", "on"}, "CUDA graphs; auto: on a GPU"),
         number_flag("--threads", TRAIN | EVAL | SAMPLE, o.threads, 1, MAX_THREADS, "of the CPU build (default: cores)"),
     };
 }

@@ -24,6 +24,7 @@ constexpr std::array<const char*, 3> FP8_SCALING_NAMES = {"delayed", "current", 
 enum class MasterWeights { FP32, NONE };
 enum class PeakSource { TABLE, MEASURED };
 enum class Tuning { OFF, ON };
+enum class UseGraph { AUTO, OFF, ON };
 enum class Shuffle { NO, YES };
 enum class Overlap { OFF, ON };
 enum class PlanPrecision { FP32, BF16, FP16, OF_BUILD };   // the first three as in DType
@@ -69,6 +70,7 @@ struct Options {
     long seed = 1337;
     PeakSource peak = PeakSource::TABLE;
     Tuning matmul_tuning = Tuning::ON;
+    UseGraph graph = UseGraph::AUTO;
     int threads = 0;
     // many GPUs
     int gpus = 1, zero = 0;   // gpus: or ALL_GPUS

@@ -176,6 +176,12 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memo
     return s;
 }
 
+bool use_graphs(const Options& o) {
+    if (o.graph == UseGraph::ON && !world.alone())
+        throw UserError("--graph on: a micro-step of many GPUs is no graph; expected auto or off");
+    return o.graph == UseGraph::ON || (o.graph == UseGraph::AUTO && !device.is_cpu() && world.alone());
+}
+
 // ---- start of a run -----------------------------------------------------------------------------
 
 const char* recompute_name(const Setup& s) { return RECOMPUTE_NAMES[static_cast<int>(s.recompute)].first; }

@@ -36,7 +36,7 @@ FP32_SHARE = 0.85           # large FP32 products by cuBLASLt
 TURNS_OVERLAP = 0.55        # of products and softmax, whichever is shorter: how much of it is hidden; see above
 PIECE_SECONDS = 4.5e-6      # of a block, for each work tile of attention; see above
 KERNEL_SECONDS = 2.5e-6     # of the shortest kernel: start of its blocks, a load, a store, the end
-GAP_SECONDS = 1e-6          # between two kernels in a stream, of which the later one needs the earlier one's result
+GAP_SECONDS = 1e-6          # between two kernels of a CUDA graph, of which the later one needs the earlier one's result
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ template <int WIDTH> void fused(const State& s, const AdamW& a, float scale, siz
 
 // ---- 4: train_gpt.cu ----
 // Tensors lie one after another, those with weight decay first, so that an element's index says whether it decays: one
-// launch. It reads the norm on the device: the host does not wait.
+// launch. It reads norm and settings on the device: the host does not wait, and a CUDA graph can replay it.
 
 void study_update(Study& study, const Size& size) {
     const Tensors tensors(size);
@@ -129,6 +129,7 @@ void study_update(Study& study, const Size& size) {
     const auto master = c.updated<float>("master", n), grads = c.updated<float>("grads", n);
     const auto m = c.updated<float>("m", n), v = c.updated<float>("v", n, 0.1, 1);
     const auto weights = c.output<floatX>("weights", n);
+    const auto settings = c.scratch<float>(sizeof(AdamW) / sizeof(float));
     for (size_t i = 0; i < n; i++) {
         const double g = grads.host[i] * a.clip / (norm.host[0] + 1e-6), w = master.host[i];
         m.expected[i] = a.beta1 * m.host[i] + (1.0 - a.beta1) * g;
@@ -146,7 +147,9 @@ void study_update(Study& study, const Size& size) {
     c.step("a kernel per tensor", [&] { for_each_tensor(tensors, all(), norm, a, fused<1>); });
     c.step("128 bits of weights a thread", [&] { for_each_tensor(tensors, all(), norm, a, fused<PACK>); });
     c.step("train_gpt.cu: one launch, no synchronisation", [&] {
-        adamw(all().weights, master, grad(grads), m, v, norm, loss_scale_in(loss_scale), a, decayed, n);
+        AdamW* const on_device = reinterpret_cast<AdamW*>(static_cast<float*>(settings));
+        set_adamw(on_device, a);
+        adamw(all().weights, master, grad(grads), m, v, norm, loss_scale_in(loss_scale), on_device, decayed, n);
     });
 }
 

@@ -151,4 +151,4 @@ def run(program, folder, given, small):
                  "--val-fraction", "0"]
     return {"arguments": arguments, "tokens": tokens,
             "shape": {"B": plan["micro_batch"], "T": plan["seq_len"], "C": model["channels"]},
-            "settings": {"INSPECT_EXCEPT": NOT_OF_A_STEP, "INSPECT_FROM": "norm_partials" if in_fp8 else ""}}
+            "settings": {"INSPECT_EXCEPT": NOT_OF_A_STEP, "INSPECT_FROM": "set_adamw" if in_fp8 else ""}}

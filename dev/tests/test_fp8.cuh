@@ -349,7 +349,7 @@ TEST("model in FP8: micro-batches") {
 
 TEST("runs: FP8") {
     if (!device_has_fp8()) return;
-    // in 8 micro-batches
+    // in 8 micro-batches: graphs are captured in the first step
     const std::string FP8 = TEN + "--matmul fp8-all --total-batch 256 ";
     const Outcome first = run(FP8 + "--out @/fp8");
     const std::vector<std::string> log = log_of("@/fp8");
@@ -364,7 +364,7 @@ TEST("runs: FP8") {
     claim(shares, "the log has the shares of saturated and underflowed values of each tensor",
           record.dump().substr(0, 99));
 
-    same_as("@/fp8", FP8 + "--sample-every 3 --sample-tokens 5", "fp8-all: samples");
+    same_as("@/fp8", FP8 + "--graph on --sample-every 3 --sample-tokens 5", "fp8-all: graphs and samples");
     begin_from("@/other", "@/fp8", "/step_000005");
     same_as("@/fp8", "train --resume", "fp8-all: resumed at step 5, in another thread order", "CUDA_CPU_SEED=1");
 

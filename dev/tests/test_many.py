@@ -277,6 +277,7 @@ def test_errors():
             ["x GPUs", str(total // unit * unit), str((total // unit + 1) * unit)],
             "a total batch that the ranks cannot share, with the nearest that they can")
     refused(2, [*BASE, "--data", "/no/such/file"], ["/no/such/file"], "data that is not there")
+    refused(2, [*BASE, "--graph", "on"], ["--graph"], "--graph on")
     taken = folder("taken")
     os.makedirs(taken)
     open(os.path.join(taken, "log.jsonl"), "w", encoding="utf-8").close()

@@ -191,16 +191,17 @@ TEST("runs: the same bits") {
     claim(after < before - 1, "the loss falls", format("from %f to %f", before, after));
     if (WARP_SIZE > 1 && device.is_cpu()) {   // slow, so few runs
         same_as("@/first", TEN, "another thread order", "CUDA_CPU_SEED=1");
-        same_as("@/first", TEN, "another thread order", "CUDA_CPU_SEED=2");
+        same_as("@/first", TEN + "--graph on", "another thread order with graphs", "CUDA_CPU_SEED=2");
     } else {
-        same_as("@/first", TEN + "--recompute full --sample-every 3 --sample-tokens 5",
-                "recomputation and samples");
+        same_as("@/first", TEN + "--graph on --recompute full --sample-every 3 --sample-tokens 5",
+                "graphs, recomputation and samples");
+        same_as("@/first", TEN + "--graph off", "--graph off");
         begin_from("@/other", "@/first", "/step_000005");
         same_as("@/first", "train --resume", "resumed at step 5 with the options of the run");
     }
     begin_from("@/other", "@/first", "/step_000005");
     std::ofstream(scratch("@/other/log.jsonl"), std::ios::app) << "{\"step\": 11, \"lo";   // truncated by a crash
-    same_as("@/first", TEN + "--resume", "resumed at step 5");
+    same_as("@/first", TEN + "--resume --graph on", "resumed at step 5");
     const json trainer = read_json(scratch("@/first/step_000010/trainer.json"));
     claim(trainer.at("step") == 10 && trainer.at("next_window") == 40, "a checkpoint has its step and the next window");
 
@@ -491,7 +492,7 @@ TEST("runs: interrupted") {
 
 TEST("runs: trace") {
     for (const std::string flags : {"--recompute none", "--recompute full", "--attention naive"}) {
-        const Outcome o = run("train" + SMALL + "--micro-batch 2 --total-batch 64 --steps 4 --eval-every 0 "
+        const Outcome o = run("train" + SMALL + "--micro-batch 2 --total-batch 64 --steps 4 --eval-every 0 --graph on "
                               "--trace @/trace.json " + flags);
         const json bytes = json::parse(run("plan --layers 2 --heads 2 --channels 32 --context 16 --vocab 256 "
                                            "--micro-batch 2 --json " + flags).out).at("bytes");
