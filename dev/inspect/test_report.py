@@ -40,14 +40,10 @@ def test_names():
 # ---- cards and estimates
 
 def test_cards():
-    """Multiprocessors, L2 cache in MiB, capability, and dense BF16 FLOPs a clock of a multiprocessor (white papers)."""
-    for key, *expected, a_clock in [
-            ("h100", 132, 50, 90, 4096), ("h200", 132, 60, 90, 4096), ("a100", 108, 40, 80, 2048),
-            ("4090", 128, 72, 89, 512), ("l40s", 142, 96, 89, 1024), ("t4", 40, 4, 75, 1024),
-            ("b200", 148, 126.5, 100, 8192)]:
+    """Dense BF16 FLOPs a clock of a multiprocessor, from the white papers."""
+    for key, a_clock in [("h100", 4096), ("h200", 4096), ("a100", 2048), ("4090", 512), ("l40s", 1024), ("t4", 1024),
+                         ("b200", 8192)]:
         card = CARDS[key]
-        claim_equal([card.multiprocessors, card.l2_bytes / (1 << 20), 10 * card.major + card.minor], expected,
-                    f"{key}: multiprocessors, L2 cache and capability")
         claim(near(card.tensor, card.multiprocessors * a_clock * card.clock, 0.02),
               f"{key}: the data sheet's tensor FLOP/s are multiprocessors x {a_clock} x clock")
     claim_equal([CARDS[key].arch for key in ("h100", "4090", "b200")], ["sm_90a", "sm_89", "sm_100"], "nvcc's -arch")
