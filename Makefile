@@ -117,8 +117,10 @@ USUALLY_test_gpt  := , which usually takes 60 s on one core
 # compile(source, program, precision, width or "gpu", further flags); links the objects among the prerequisites.
 define compile
 @mkdir -p $(dir $(2)); echo "compiling $(2)$(USUALLY_$(basename $(notdir $(1))))"
-$(if $(filter gpu,$(4)),$(NVCC) $(GPU_FLAGS) $(GENCODE) $(DEFINE_$(3)) $(5) $(NCCL_FLAGS) $(USER_NVCC) $(1) $(filter %.o,$^) -o $(2) $(NCCL_LIBS) $(GPU_LIBS),\
-$(CXX) $(CPU_FLAGS) $(5) -DWARP_SIZE=$(4) $(DEFINE_$(3)) $(USER_CXX) $(1) -x none $(filter %.o,$^) -o $(2) $(LDFLAGS) $(CPU_LIBS))
+$(if $(filter gpu,$(4)),$(NVCC) $(GPU_FLAGS) $(GENCODE) $(DEFINE_$(3)) $(5) $(NCCL_FLAGS) $(USER_NVCC) $(1) \
+  $(filter %.o,$^) -o $(2) $(NCCL_LIBS) $(GPU_LIBS),\
+$(CXX) $(CPU_FLAGS) $(5) -DWARP_SIZE=$(4) $(DEFINE_$(3)) $(USER_CXX) $(1) -x none \
+  $(filter %.o,$^) -o $(2) $(LDFLAGS) $(CPU_LIBS))
 endef
 
 BUILD    := build/$(DEVICE)-$(PRECISION)
@@ -142,7 +144,8 @@ WORDS     = $(CPU_WORDS)
 $(HOST)/flags: WORDS = $(CXX) $(USER_CXX)
 $(BUILD)/flags: WORDS = $(if $(filter gpu,$(DEVICE)),$(GPU_WORDS),$(CPU_WORDS))
 %/flags: FORCE | setup
-	@mkdir -p $(@D); new=$@.$$$$; echo $(call quoted,$(WORDS)) > $$new; if cmp -s $$new $@; then rm $$new; else mv $$new $@; fi
+	@mkdir -p $(@D); new=$@.$$$$; echo $(call quoted,$(WORDS)) > $$new; \
+	    if cmp -s $$new $@; then rm $$new; else mv $$new $@; fi
 .PRECIOUS: %/flags %/cublasLt.o
 # The emulator's cuBLASLt, compiled once for all CPU programs below a folder.
 %/cublasLt.o: dev/cpu/cublasLt.cpp $(wildcard dev/cpu/*.h) %/flags | setup
@@ -155,15 +158,18 @@ all: setup $(BUILD)/train_gpt
 	@echo "./train_gpt is the $(DEVICE) build: $(REASON); in $(PRECISION): $(WHY_PRECISION)"
 
 setup:
-	@CXX=$(call quoted,$(strip $(CXX) $(USER_CXX) $(LDFLAGS))) scripts/setup.sh $(DEVICE)$(if $(filter no,$(ONEDNN)), without-onednn)
+	@CXX=$(call quoted,$(strip $(CXX) $(USER_CXX) $(LDFLAGS))) scripts/setup.sh $(DEVICE) \
+	    $(if $(filter no,$(ONEDNN)),without-onednn)
 
-$(BUILD)/train_gpt: train_gpt.cu $(HEADERS) $(HOST_OBJECTS) $(BUILD)/flags $(if $(filter cpu,$(DEVICE)),$(BUILD)/cublasLt.o) | setup
+$(BUILD)/train_gpt: train_gpt.cu $(HEADERS) $(HOST_OBJECTS) $(BUILD)/flags \
+                    $(if $(filter cpu,$(DEVICE)),$(BUILD)/cublasLt.o) | setup
 	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,1),$(if $(filter cpu,$(DEVICE)),$(VECTORS)))
 
 DATA ?= data/shakespeare.txt
 # About a minute on 2 CPU cores. In that time a small model that sees much text learns more than a large one.
 RUN_OPTIONS ?= --layers 2 --heads 4 --channels 128 --context 64 --micro-batch 8 --steps 4500 --lr 4e-3 --min-lr 1e-4 \
-               --warmup 50 --beta2 0.99 --eval-every 2250 --eval-sequences 0 --sample-every 2250 --sample-tokens 300 --temperature 0.8
+               --warmup 50 --beta2 0.99 --eval-every 2250 --eval-sequences 0 --sample-every 2250 \
+               --sample-tokens 300 --temperature 0.8
 run: all
 	./train_gpt train --data '$(DATA)' $(RUN_OPTIONS) --out runs/$$(date +%Y%m%d-%H%M%S)
 

