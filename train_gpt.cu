@@ -2895,15 +2895,16 @@ std::string write_checkpoint(const std::string& out, const Model& m, const TextF
         return target;
     }
     try {
-        fs::remove_all(unfinished);
-        fs::create_directory(unfinished);
+        remove_folder(unfinished);
+        std::error_code error;
+        fs::create_directory(unfinished, error);
+        if (error) throw Failure("%s: cannot be created: %s", unfinished.c_str(), error.message().c_str());
         write_model(unfinished, m, text);
         write_blocks(unfinished + "/optimizer.safetensors", m, moments);
         write_json(unfinished + "/trainer.json", trainer);
         sync_folder(unfinished);
         remove_checkpoint(out, step);   // the same step, written before
-        fs::rename(unfinished, target);
-        sync_folder(out);
+        rename_folder(unfinished, target);
     } catch (const std::exception& error) {
         std::error_code ignored;
         fs::remove_all(unfinished, ignored);
@@ -3418,7 +3419,7 @@ void print_end(TrainingRun& run, double seconds) {
         printf("sent       %s a step by each of %zu GPUs\n",
                size_text(static_cast<size_t>(run.bytes_sent / steps)).c_str(), world.size);
     const auto checkpoints = o.out.empty() ? std::map<long, std::string>() : list_checkpoints(o.out);
-    const bool has_text = run.text_files.content.count("tokenizer.json") || run.text_files.content.count("merges.txt");
+    const bool has_text = run.text_files.content.count("tokenizer.json");
     print_next(o, checkpoints.empty() ? "" : checkpoints.rbegin()->second,
                has_text ? "" : format(" --prompt-tokens %d", run.data.text.first()), run.step >= o.steps);
 }
@@ -3577,7 +3578,6 @@ void sample_subcommand(const Options& o) {
         printer.end();
         printf("\n");
     }
-    if (device.is_cpu()) fprintf(stderr, "%s", busy_text().c_str());
 }
 
 // ==== main ===================================================================

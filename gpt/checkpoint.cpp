@@ -9,9 +9,6 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <tuple>
 
 namespace fs = std::filesystem;
 
@@ -54,7 +51,9 @@ Safetensors::Safetensors(const std::string& path) : file_(path) {
     } catch (const Header::exception& error) {
         fail(format("damaged header: %s", error.what()));
     }
-    require_no_gaps(data, bytes);
+    size_t sum = 0;
+    for (const auto& [name, entry] : entries_) sum += entry.bytes;
+    if (sum != bytes) fail(format("tensors of %zu bytes together, but the file has %zu for them", sum, bytes));
 }
 
 const Safetensors::Entry& Safetensors::at(const std::string& name) const {
@@ -80,7 +79,6 @@ std::vector<float> Safetensors::floats(const std::string& name, const std::vecto
         if (is_half) values[i] = half_to_float(bits);
         else memcpy(&values[i], &bf16, sizeof(bf16));
     }
-    file_.require_whole();
     for (size_t i = 0; i < values.size(); i++)
         if (!std::isfinite(values[i]))
             fail(format("tensor %s holds %f at element %zu", name.c_str(), values[i], i));
@@ -124,24 +122,6 @@ Safetensors::Entry Safetensors::parse_entry(const std::string& name, const Heade
     return entry;
 }
 
-// Every byte belongs to one tensor.
-void Safetensors::require_no_gaps(const char* data, size_t bytes) const {
-    std::vector<std::tuple<size_t, size_t, const char*>> places;   // begin, end
-    for (const auto& [name, entry] : entries_) {
-        const size_t begin = entry.data - data;
-        places.emplace_back(begin, begin + entry.bytes, name.c_str());
-    }
-    std::sort(places.begin(), places.end());
-    size_t reached = 0;
-    for (const auto& [begin, end, name] : places) {
-        if (begin != reached)
-            fail(format("tensor %s begins at byte %zu, expected %zu: tensors %s", name, begin, reached,
-                        begin < reached ? "overlap" : "leave a hole"));
-        reached = end;
-    }
-    if (reached != bytes) fail(format("%zu bytes follow the last tensor", bytes - reached));
-}
-
 void SafetensorsWriter::declare(const std::string& name, const std::vector<size_t>& shape) {
     size_t bytes = sizeof(float);
     for (size_t extent : shape) bytes *= extent;
@@ -159,15 +139,9 @@ void SafetensorsWriter::write_header() {
 
 // ---- weights ------------------------------------------------------------------------------------
 
-// PyTorch's own files are pickled Python objects, which only PyTorch can read.
-static void require_safetensors(const std::string& dir) {
-    for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
-        if (exists(dir + "/model.safetensors") || !exists(dir + "/" + name)) continue;
-        throw UserError("%s: holds %s, expected model.safetensors; transformers converts it: python3 -c \"import sys, "
-                        "transformers; transformers.GPT2LMHeadModel.from_pretrained(sys.argv[1])"
-                        ".save_pretrained(sys.argv[1], safe_serialization=True)\" %s", dir.c_str(), name,
-                        shell_word(dir).c_str());
-    }
+// Whether a name is `last`, or ends with it after a prefix.
+static bool is_called(const std::string& name, const std::string& last) {
+    return name == last || ends_with(name, "." + last);
 }
 
 WeightFiles::WeightFiles(const std::string& dir, std::set<std::string> names, int layers) {
@@ -176,7 +150,9 @@ WeightFiles::WeightFiles(const std::string& dir, std::set<std::string> names, in
     const std::string whole = dir + "/model.safetensors", index = whole + ".index.json";
     if (exists(whole) || !exists(index)) {
         path_ = whole;
-        require_safetensors(dir);
+        if (!exists(whole) && exists(dir + "/pytorch_model.bin"))   // pickled Python objects
+            throw UserError("%s: holds pytorch_model.bin, expected model.safetensors, which transformers' "
+                            "save_pretrained(DIR, safe_serialization=True) writes", dir.c_str());
         for (const auto& [name, entry] : open_shard(whole).entries()) tensors_[name] = &files_.at(whole);
     } else {
         path_ = index;
@@ -184,7 +160,7 @@ WeightFiles::WeightFiles(const std::string& dir, std::set<std::string> names, in
     }
     find_prefix();
     for (const auto& [name, file] : tensors_) {
-        if (is_head(name)) require_tied(name);
+        if (is_called(name, "lm_head.weight")) require_tied(name);
         else if (!begins_with(name, prefix_) || !names.count(name.substr(prefix_.size())))
             file->fail(format("tensor %s does not belong to a GPT-2 of %d layers", name.c_str(), layers));
     }
@@ -202,13 +178,10 @@ void WeightFiles::read_index(const std::string& dir) {
         fail("no \"weight_map\" of tensors and files");
     const nlohmann::json places = index["weight_map"];   // by name
     for (const auto& [name, place] : places.items()) {
-        if (!place.is_string()) fail(format("tensor %s is in no file", name.c_str()));
-        const std::string file = place.get<std::string>();
+        const std::string file = place.is_string() ? place.get<std::string>() : "";
         if (file.empty() || file.find('/') != file.npos)
-            fail(format("tensor %s is in '%s', expected the name of a file beside this one", name.c_str(),
-                        file.c_str()));
-        if (!exists(dir + "/" + file))
-            fail(format("tensor %s is in %s/%s, which is missing", name.c_str(), dir.c_str(), file.c_str()));
+            fail(format("tensor %s is in %s, expected the name of a file beside this one", name.c_str(),
+                        place.dump().c_str()));
         const Safetensors& shard = open_shard(dir + "/" + file);
         shard.at(name);
         tensors_[name] = &shard;
@@ -218,27 +191,15 @@ void WeightFiles::read_index(const std::string& dir) {
             if (!tensors_.count(name)) shard.fail(format("tensor %s is not in %s", name.c_str(), path_.c_str()));
 }
 
-// The prefix is what precedes wte.weight; two models in one folder are rejected.
+// The prefix is what precedes wte.weight.
 void WeightFiles::find_prefix() {
     const std::string last = "wte.weight";
-    std::string found;
     for (const auto& [name, file] : tensors_) {
-        if (!ends_with(name, last)) continue;
-        const std::string before = name.substr(0, name.size() - last.size());
-        if (!before.empty() && before.back() != '.') continue;
-        if (!found.empty()) fail(format("two embeddings, %s and %s", found.c_str(), name.c_str()));
-        found = name;
-        prefix_ = before;
+        if (!is_called(name, last)) continue;
+        prefix_ = name.substr(0, name.size() - last.size());
+        return;
     }
-    if (found.empty()) fail("tensor wte.weight is missing");
-}
-
-// lm_head.weight, beside "transformer." or inside of it.
-bool WeightFiles::is_head(const std::string& name) const {
-    const std::string last = "lm_head.weight";
-    if (!ends_with(name, last)) return false;
-    const std::string before = name.substr(0, name.size() - last.size());
-    return begins_with(prefix_, before) && (before.empty() || before.back() == '.');
+    fail("tensor wte.weight is missing");
 }
 
 void WeightFiles::require_tied(const std::string& head) const {
@@ -314,11 +275,21 @@ static long step_in(const std::string& name, const std::string& prefix) {
     return step >= 0 && name == prefix + checkpoint_name(step) ? step : -1;
 }
 
+// The paths in a folder; none if it cannot be read.
+static std::vector<std::string> paths_in(const std::string& folder) {
+    std::vector<std::string> paths;
+    std::error_code error;
+    for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
+        paths.push_back(entry->path());
+    return paths;
+}
+
+static std::string last_part(const std::string& path) { return fs::path(path).filename(); }
+
 std::map<long, std::string> list_checkpoints(const std::string& out) {
     std::map<long, std::string> found;
-    std::error_code ignored;   // no folder: no checkpoints
-    for (const auto& entry : fs::directory_iterator(out, ignored))
-        if (const long step = step_in(entry.path().filename(), ""); step >= 0) found[step] = entry.path();
+    for (const std::string& path : paths_in(out))
+        if (const long step = step_in(last_part(path), ""); step >= 0) found[step] = path;
     return found;
 }
 
@@ -326,7 +297,7 @@ std::string folder_meant(const std::string& from) {
     if (from.empty() || exists(from + "/config.json")) return from;
     const auto checkpoints = list_checkpoints(from);
     if (!checkpoints.empty()) return checkpoints.rbegin()->second;
-    const std::string name = fs::path(from).filename();
+    const std::string name = last_part(from);
     for (const char* released : {"gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"})
         if (name == released && !exists(from))
             throw UserError("--from %s: no such folder; scripts/download.sh %s fetches it, and then: --from models/%s",
@@ -334,21 +305,30 @@ std::string folder_meant(const std::string& from) {
     return from;
 }
 
+void remove_folder(const std::string& path) {
+    std::error_code error;
+    fs::remove_all(path, error);
+    if (error) throw Failure("%s: cannot be removed: %s", path.c_str(), error.message().c_str());
+}
+
+void rename_folder(const std::string& from, const std::string& to) {
+    if (rename(from.c_str(), to.c_str()) != 0)
+        throw Failure("%s: cannot be renamed to %s: %s", from.c_str(), to.c_str(), strerror(errno));
+    sync_folder(fs::path(to).parent_path());
+}
+
 void remove_checkpoint(const std::string& out, long step) {
     const std::string name = checkpoint_name(step), dying = out + "/" + UNFINISHED + "old_" + name;
-    fs::remove_all(dying);
+    remove_folder(dying);
     if (!exists(out + "/" + name)) return;
-    fs::rename(out + "/" + name, dying);
-    sync_folder(out);   // before its files go
-    fs::remove_all(dying);
+    rename_folder(out + "/" + name, dying);   // before its files go
+    remove_folder(dying);
 }
 
 void remove_unfinished(const std::string& out) {
-    for (const auto& entry : fs::directory_iterator(out)) {
-        const std::string name = entry.path().filename();
-        if (step_in(name, UNFINISHED) >= 0 || step_in(name, UNFINISHED + std::string("old_")) >= 0)
-            fs::remove_all(entry.path());
-    }
+    for (const std::string& path : paths_in(out))
+        for (const std::string& prefix : {std::string(UNFINISHED), UNFINISHED + std::string("old_")})
+            if (step_in(last_part(path), prefix) >= 0) remove_folder(path);
 }
 
 FolderLock::FolderLock(const std::string& out) : folder_(open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
@@ -393,16 +373,11 @@ static json options_of_run(const std::string& out, std::string& path) {
         path = checkpoints.rbegin()->second + "/trainer.json";
         record = read_json(path);
     } else if (path = out + "/log.jsonl"; is_regular_file(path)) {
-        std::ifstream log(path);
-        std::string line;
-        std::getline(log, line);
-        if (log.eof()) return json::object();   // truncated by a crash
+        const std::string log = read_file(path);
         try {
-            record = read_record(line).value("run", json());
-            if (!record.is_object()) throw JsonError("no \"run\"");
+            record = read_record(log.substr(0, log.find('\n'))).value("run", json());
         } catch (const JsonError& error) {
-            throw UserError("%s: line 1, which holds the run's options: %s; --resume needs it", path.c_str(),
-                            error.what());
+            throw UserError("%s: line 1, which holds the run's options: %s", path.c_str(), error.what());
         }
     }
     const bool has_options = record.is_object() && record.contains("options") && record["options"].is_object();
@@ -444,14 +419,9 @@ void note_changes(const Options& o, const json& trainer, const std::string& dir,
 
 std::string way_around(const std::string& out, const std::string& message) {
     const auto checkpoints = list_checkpoints(out);
-    const std::string newest = checkpoints.empty() ? "" : checkpoints.rbegin()->second;
-    if (newest.empty() || (!begins_with(message, newest + "/") && !begins_with(message, newest + ":"))) return "";
-    if (checkpoints.size() == 1) return "; there is no checkpoint before it";
-    std::string aside = out + "/damaged_" + checkpoint_name(checkpoints.rbegin()->first);
-    while (exists(aside)) aside += "_";
-    return format("; before it there is %s: mv %s %s, and the same command continues from there",
-                  std::prev(checkpoints.end(), 2)->second.c_str(), shell_word(newest).c_str(),
-                  shell_word(aside).c_str());
+    const bool newest = !checkpoints.empty() && begins_with(message, checkpoints.rbegin()->second);
+    if (!newest || checkpoints.size() == 1) return newest ? "; there is no checkpoint before it" : "";
+    return "; to resume from the checkpoint before it, rename this one's folder";
 }
 
 // ---- start of a run -----------------------------------------------------------------------------

@@ -38,7 +38,6 @@ public:
 
 private:
     Entry parse_entry(const std::string& name, const nlohmann::json& value, const char* data, size_t bytes) const;
-    void require_no_gaps(const char* data, size_t bytes) const;
 
     MappedFile file_;
     json metadata_;
@@ -81,7 +80,6 @@ private:
     const Safetensors& file_of(const std::string& name) const;
     void read_index(const std::string& dir);
     void find_prefix();
-    bool is_head(const std::string& name) const;
     void require_tied(const std::string& head) const;
 
     std::string path_, prefix_;   // of the file that lists the tensors
@@ -110,6 +108,8 @@ std::string folder_meant(const std::string& from);
 
 // The prefix of a folder that is being written or removed, so that a folder step_N is always complete.
 constexpr const char* UNFINISHED = "unfinished_";
+void remove_folder(const std::string& path);   // and what it holds; it may be missing
+void rename_folder(const std::string& from, const std::string& to);   // on disk when it returns
 void remove_checkpoint(const std::string& out, long step);
 void remove_unfinished(const std::string& out);   // folders that a crash has left
 
@@ -138,8 +138,8 @@ void take_options_of_run(Options& o);
 // `trainer`: the checkpoint's trainer.json, null when not resuming.
 void note_changes(const Options& o, const json& trainer, const std::string& dir, size_t tokens);
 
-// If the newest checkpoint in `out` is damaged: a command that resumes from the one before it, to append to the error
-// message, which begins with the checkpoint's path; else empty. Only the user can decide to drop the steps in between.
+// What to append to an error message that begins with the path of the newest checkpoint in `out`; else empty. Only the
+// user can decide to drop the steps since the one before it.
 std::string way_around(const std::string& out, const std::string& message);
 
 // ---- start of a run -----------------------------------------------------------------------------

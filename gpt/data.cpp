@@ -8,67 +8,39 @@
 
 // The files that a pattern names, in sorted order. A folder that cannot be read is an error.
 static std::vector<std::string> files_named(const std::string& pattern) {
-    static std::string unreadable;   // glob()'s callback has no argument of its own
-    unreadable.clear();
-    auto note = [](const char* path, int error) {
-        if (error != ENOENT && error != ENOTDIR) unreadable = format("%s: %s", path, strerror(error));
-        return 0;
-    };
-    glob_t found = {};
-    std::vector<std::string> paths;
-    if (glob(pattern.c_str(), 0, note, &found) == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-    globfree(&found);
-    if (!unreadable.empty()) throw UserError("%s: cannot be looked for: %s", pattern.c_str(), unreadable.c_str());
-    if (!paths.empty()) return paths;
     struct stat info;
     if (lstat(pattern.c_str(), &info) == 0) return {pattern};   // a name may contain glob()'s characters
-    const size_t sign = pattern.find_first_of("*?["), slash = pattern.substr(0, sign).rfind('/');
-    const std::string above = slash == pattern.npos ? "." : pattern.substr(0, std::max<size_t>(1, slash));
-    const int error = stat(above.c_str(), &info) != 0 ? errno : S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
-    if (error) throw UserError("%s: %s: %s", pattern.c_str(), above.c_str(), why_not(above, error).c_str());
-    throw UserError("%s: %s", pattern.c_str(), sign == pattern.npos ? "no such file" : "no file matches");
-}
-
-// The format of a file that holds neither text nor tokens, by its first bytes; empty: none of these.
-static std::string foreign_format(const MappedFile& file) {
-    using namespace std::string_literals;
-    struct Format { size_t at; std::string bytes; const char* what; };
-    static const Format FORMATS[] = {
-        {0, "\x1f\x8b"s, "compressed by gzip"}, {0, "\x28\xb5\x2f\xfd"s, "compressed by zstd"},
-        {4, "1AY&SY"s, "compressed by bzip2"}, {0, "\xfd"s "7zXZ\0"s, "compressed by xz"},
-        {0, "PK\x03\x04"s, "a zip archive"}, {0, "PAR1"s, "Parquet, which scripts/prepare_text.py reads"},
-        {0, "\x93NUMPY"s, "a NumPy array"}};
-    for (const auto& [at, bytes, what] : FORMATS)
-        if (file.size() >= at + bytes.size() && memcmp(file.data() + at, bytes.data(), bytes.size()) == 0) return what;
-    uint64_t header = 0;
-    if (file.size() > sizeof(header)) memcpy(&header, file.data(), sizeof(header));
-    const bool tensors = header > 0 && header < file.size() && file.data()[sizeof(header)] == '{';
-    return tensors ? "safetensors" : "";
+    if (pattern.find_first_of("*?[") == pattern.npos) throw UserError("%s: %s", pattern.c_str(), strerror(errno));
+    glob_t found = {};
+    const int status = glob(pattern.c_str(), GLOB_ERR, nullptr, &found), error = errno;
+    const std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    globfree(&found);
+    if (status == GLOB_ABORTED) throw UserError("%s: %s", pattern.c_str(), strerror(error));
+    if (paths.empty()) throw UserError("%s: no file matches", pattern.c_str());
+    return paths;
 }
 
 static bool is_shard(const std::string& path) { return ends_with(path, ".bin"); }
 
-// A .bin without a shard's magic number: nanoGPT's files are uint16 tokens from the first byte on.
-[[noreturn]] static void refuse_headerless(const MappedFile& file, int magic) {
-    const std::string& path = file.path();
-    throw UserError("%s: magic number %d, expected %d: not a shard of tokens. If it is nanoGPT's, %zu tokens without a "
-                    "header, convert it: python3 scripts/prepare_text.py --tokenizer nanogpt --out-prefix %s %s",
-                    path.c_str(), magic, SHARD_MAGIC, file.size() / sizeof(uint16_t),
-                    shell_word(path.substr(0, path.size() - strlen(".bin"))).c_str(), shell_word(path).c_str());
+// Whether a file holds neither text nor tokens, such as an archive: text has no zero byte.
+static bool is_binary(const MappedFile& file) {
+    return memchr(file.data(), 0, std::min<size_t>(file.size(), 4096)) != nullptr;
 }
 
 static Piece open_piece(const MappedFile& file) {
     const char* path = file.path().c_str();
-    const std::string foreign = foreign_format(file);
-    if (!foreign.empty())
-        throw UserError("%s: %s, expected text or .bin shards of tokens", path, foreign.c_str());
-    if (!is_shard(file.path())) return {&file, file.data(), 1, 0, file.size()};
+    if (!is_shard(file.path())) {
+        if (is_binary(file)) throw UserError("%s: found zero bytes, expected text or .bin shards of tokens", path);
+        return {&file, file.data(), 1, 0, file.size()};
+    }
     int header[SHARD_HEADER];
     if (file.size() < sizeof(header))
         throw UserError("%s: %zu bytes are too few for a shard's header of %zu", path, file.size(), sizeof(header));
     memcpy(header, file.data(), sizeof(header));
     const int magic = header[0], version = header[1];
-    if (magic != SHARD_MAGIC) refuse_headerless(file, magic);
+    if (magic != SHARD_MAGIC)
+        throw UserError("%s: magic number %d, expected %d: not a shard of tokens; scripts/prepare_text.py --tokenizer "
+                        "nanogpt converts nanoGPT's", path, magic, SHARD_MAGIC);
     if (version != SHARD_VERSION) throw UserError("%s: shard version %d, expected %d", path, version, SHARD_VERSION);
     const size_t count = header[2] < 0 ? 0 : header[2], bytes = file.size() - sizeof(header);
     if (bytes != count * sizeof(uint16_t))
@@ -95,7 +67,6 @@ void Tokens::tokenize(const Text& text) {
         if (piece.token_bytes != 1 || text.takes_bytes(piece.file->path())) continue;
         text_bytes_ += piece.count;
         encoded_.push_back(std::make_shared<std::vector<char>>(text.encode_file({piece.tokens, piece.count})));
-        piece.file->require_whole();
         const std::vector<char>& tokens = *encoded_.back();
         piece = {piece.file, tokens.data(), text.token_bytes(), 0, tokens.size() / text.token_bytes()};
         if (piece.count == 0) throw UserError("%s: no tokens", piece.file->path().c_str());
@@ -162,7 +133,6 @@ void Tokens::read(int* inputs, int* targets, Windows kind, size_t index, size_t 
         const size_t start = kind == Windows::ANYWHERE ? index : index * T;
         if (index < here) {
             copy_window(inputs, targets, piece, start, T, V);
-            piece.file->require_whole();
             return;
         }
         index -= here;

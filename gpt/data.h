@@ -1,7 +1,7 @@
 // Training data: files of text or of tokens, and the windows of T + 1 tokens that sequences are cut from.
 //
 // Shards of tokens are in llm.c's format: 256 int32 of header (magic 20240520, version 1, number of tokens), then the
-// tokens, uint16. Other files are text; known binary formats are rejected by their first bytes.
+// tokens, uint16. Other files are text; a file that begins with binary data is rejected.
 #pragma once
 
 #include <cstring>

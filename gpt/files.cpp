@@ -137,17 +137,6 @@ double seconds_now() {
 
 // ---- reading ------------------------------------------------------------------------------------
 
-static volatile sig_atomic_t page_lost = 0;   // a page of a mapped file was missing
-
-static void replace_lost_page(int, siginfo_t* info, void*) {
-    const size_t page = sysconf(_SC_PAGESIZE), at = reinterpret_cast<size_t>(info->si_addr) / page * page;
-    const bool replaced = info->si_code == BUS_ADRERR &&
-                          mmap(reinterpret_cast<void*>(at), page, PROT_READ,
-                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
-    if (replaced) page_lost = 1;
-    else signal(SIGBUS, SIG_DFL);   // another cause: the signal is raised again and ends the program
-}
-
 // Signal handlers have their own stack: on a CPU, a matmul of oneDNN runs with the stack pointer inside of its heap
 // buffer, which a handler's frame would overwrite.
 void catch_lost_pages() {
@@ -155,8 +144,11 @@ void catch_lost_pages() {
     const stack_t stack = {signal_stack, 0, sizeof(signal_stack)};
     if (sigaltstack(&stack, nullptr) != 0) throw Failure("sigaltstack: %s", strerror(errno));
     struct sigaction lost = {};
-    lost.sa_sigaction = replace_lost_page;
-    lost.sa_flags = SA_ONSTACK | SA_SIGINFO;
+    lost.sa_handler = [](int) {
+        constexpr char TEXT[] = "train_gpt: an input file was cut off while it was in use\n";
+        _exit(write(STDERR_FILENO, TEXT, sizeof(TEXT) - 1) < 0 ? 2 : 1);
+    };
+    lost.sa_flags = SA_ONSTACK;
     sigaction(SIGBUS, &lost, nullptr);
 }
 
@@ -202,10 +194,6 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
 
 MappedFile::~MappedFile() {
     if (data_) munmap(const_cast<char*>(data_), size_);
-}
-
-void MappedFile::require_whole() const {
-    if (page_lost) throw Failure("%s: was cut off while it was in use", path_.c_str());
 }
 
 // ---- writing ------------------------------------------------------------------------------------
@@ -273,53 +261,19 @@ std::error_code create_folder(const std::string& path) {
 
 // ---- JSON ---------------------------------------------------------------------------------------
 
-namespace {
-
-// Checks names and depth, and stores no values.
-class JsonCheck : public nlohmann::json_sax<nlohmann::json> {
-public:
-    bool null() override { return true; }
-    bool boolean(bool) override { return true; }
-    bool number_integer(number_integer_t) override { return true; }
-    bool number_unsigned(number_unsigned_t) override { return true; }
-    bool number_float(number_float_t, const string_t&) override { return true; }
-    bool string(string_t&) override { return true; }
-    bool binary(binary_t&) override { return true; }
-    bool start_array(size_t) override { return open(); }
-    bool end_array() override { return close(); }
-    bool start_object(size_t) override { return open(); }
-    bool end_object() override { return close(); }
-    bool key(string_t& name) override {
-        if (!names_.back().insert(name).second)
-            throw JsonError("not valid JSON: the name " + nlohmann::json(name).dump() + " occurs twice in an object");
-        return true;
-    }
-    bool parse_error(size_t, const std::string&, const nlohmann::json::exception&) override { return false; }
-
-private:
-    static constexpr size_t MAX_DEPTH = 100;   // readers follow levels by recursion; no file of a model has ten
-
-    bool open() {
-        if (names_.size() == MAX_DEPTH)
-            throw JsonError("not valid JSON: more than " + std::to_string(MAX_DEPTH) + " levels deep");
-        names_.emplace_back();
-        return true;
-    }
-    bool close() {
-        names_.pop_back();
-        return true;
-    }
-
-    std::vector<std::unordered_set<std::string>> names_;   // of each level
-};
-
-}   // namespace
-
 template <typename Json> Json parse_json(std::string_view text) {
-    JsonCheck check;
+    constexpr int MAX_DEPTH = 100;   // readers follow levels by recursion; no file of a model has ten
+    std::vector<std::unordered_set<std::string>> names(MAX_DEPTH + 1);   // of the object that is open at each level
+    auto check = [&](int depth, typename Json::parse_event_t event, const Json& parsed) {
+        using Event = typename Json::parse_event_t;
+        if (depth >= MAX_DEPTH) throw JsonError(format("not valid JSON: more than %d levels deep", MAX_DEPTH));
+        if (event == Event::object_start) names[depth + 1].clear();
+        if (event == Event::key && !names[depth].insert(parsed.template get_ref<const std::string&>()).second)
+            throw JsonError("not valid JSON: the name " + parsed.dump() + " occurs twice in an object");
+        return true;
+    };
     try {
-        nlohmann::json::sax_parse(text.begin(), text.end(), &check);
-        return Json::parse(text.begin(), text.end());
+        return Json::parse(text.begin(), text.end(), check);
     } catch (const nlohmann::json::exception& error) {
         throw JsonError(std::string("not valid JSON: ") + error.what());
     }
@@ -369,24 +323,20 @@ json read_record(const std::string& line) {
     return record;
 }
 
-// The lines of records up to a step. Damaged lines are left out and reported, except a last line that was cut off.
+// The lines of records up to a step. Damaged lines are left out and counted, except a last line that was cut off.
 static std::string records_until(const std::string& path, uint64_t step) {
-    if (!exists(path)) return "";
-    std::istringstream lines(read_file(path));
-    std::string kept, problem;
-    size_t number = 1, damaged = 0;
-    for (std::string line; std::getline(lines, line); number++) {
+    std::istringstream lines(exists(path) ? read_file(path) : "");
+    std::string kept;
+    size_t damaged = 0;
+    for (std::string line; std::getline(lines, line);) {
         try {
             const json record = read_record(line);
             if (!record.contains("step") || whole_number<uint64_t>(record, "step", path) <= step) kept += line + "\n";
-        } catch (const std::exception& error) {
-            if (lines.eof()) break;
-            if (damaged++ == 0) problem = format("line %zu: %s", number, one_line(error.what()).c_str());
+        } catch (const std::exception&) {
+            damaged += !lines.eof();
         }
     }
-    if (damaged)
-        printf("resume     %s: %zu damaged line%s left out, %s\n", path.c_str(), damaged, damaged > 1 ? "s are" : " is",
-               problem.c_str());
+    if (damaged) printf("resume     %s: %zu damaged lines are left out\n", path.c_str(), damaged);
     return kept;
 }
 
@@ -442,16 +392,6 @@ void require_output() {
     // The reason of an earlier failed write is lost.
     const std::string reason = fflush(stdout) != 0 ? format(": %s", strerror(errno)) : "";
     if (ferror(stdout) && stop_requested != SIGPIPE) throw Failure("standard output: writing failed%s", reason.c_str());
-}
-
-std::string busy_text() {
-    double with = 0, without = 0, ran, waited;   // ns
-    std::error_code none;
-    for (const auto& thread : fs::directory_iterator("/proc/self/task", none))
-        if (std::ifstream(thread.path() / "schedstat") >> ran >> waited) with += ran, without += waited;
-    const double share = without > 0 ? without / (with + without) : 0;
-    if (share < 0.1) return "";   // threads wait a little on a quiet machine, too
-    return format("machine    busy: %.0f %% of their time so far, threads waited for a core\n", 100 * share);
 }
 
 size_t peak_resident_bytes() {

@@ -61,8 +61,7 @@ double seconds_now();
 
 // ---- reading ------------------------------------------------------------------------------------
 
-// Handles SIGBUS: a page of a mapped file that was truncated in the meantime becomes zeros, so that
-// MappedFile::require_whole() can report the file.
+// Handles SIGBUS, which reads from a mapped file raise if it was truncated in the meantime: ends with a message.
 void catch_lost_pages();
 
 // Whether a path leads to something. False also for a path that cannot be looked up, such as one with a name of more
@@ -86,8 +85,6 @@ public:
     const std::string& path() const { return path_; }
     const char* data() const { return data_; }
     size_t size() const { return size_; }
-    // Called after reading: throws if the file was truncated while it was mapped.
-    void require_whole() const;
 
 private:
     std::string path_;
@@ -177,10 +174,6 @@ void catch_signals();
 
 // Throws if standard output could not be written, except to a closed pipe, which ends a run normally.
 void require_output();
-
-// A line that says which share of their time this process' threads waited for a core; empty if it is small, or if Linux
-// does not count it.
-std::string busy_text();
 
 // The largest resident memory of this process so far. From /proc: getrusage includes the program that started it.
 size_t peak_resident_bytes();

@@ -227,7 +227,6 @@ void print_memory(const Plan& p, size_t memory) {
 void print_run(const Setup& s, const Options& o, const TrainData& data, long accumulation, const Start& start) {
     printf("device     %s, %s, %.2f TFLOP/s peak (%s)\n", device.properties.name, name_of(FLOATX),
            device.peak_flops / 1e12, device.peak_source.c_str());
-    if (device.is_cpu()) printf("%s", busy_text().c_str());
     printf("model      %s, %s\n", model_text(s.config).c_str(),
            start.dir.empty() ? "initialised at random" : ("from " + start.dir).c_str());
     const size_t text_bytes = data.train.text_bytes() + data.val.text_bytes();

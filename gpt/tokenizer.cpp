@@ -147,15 +147,6 @@ bool Tokenizer::is_bytes() const {
     return right;
 }
 
-// A word does not continue into white space, so a line break after a visible character starts a new word.
-size_t Tokenizer::piece_end(std::string_view text, size_t begin, size_t least) const {
-    for (int token : added_)
-        if (bytes_[token].find('\n') != std::string::npos) return text.size();
-    for (size_t at = begin + least; at < text.size(); at++)
-        if (text[at] == '\n' && text[at - 1] > ' ' && text[at - 1] < 0x7f) return at;
-    return text.size();
-}
-
 std::string Tokenizer::decode(const std::vector<int>& tokens) const {
     std::string text;
     for (int token : tokens) text += decode(token);
@@ -174,29 +165,15 @@ bool Tokenizer::is_special(int token) const {
 
 // ---- reading files ------------------------------------------------------------------------------
 
-// Fills a Tokenizer from its files.
-class TokenizerFiles {
+// Fills a Tokenizer from tokenizer.json.
+class TokenizerFile {
 public:
-    TokenizerFiles(Tokenizer& t, const std::string& dir) : t_(t) {
-        const bool whole = exists(dir + "/tokenizer.json");
-        path_ = dir + (whole ? "/tokenizer.json" : "/vocab.json");
+    TokenizerFile(Tokenizer& t, const std::string& path) : t_(t), path_(path) {
         try {
-            const json file = read_json_as<json>(path_);
-            if (whole) {
-                read_tokenizer(file);
-            } else {
-                read_vocabulary(file, json::array());
-                path_ = dir + "/merges.txt";
-                read_merge_lines(read_file(path_));
-                add_unmergeable();
-            }
+            read(read_json_as<json>(path));
         } catch (const json::exception& error) {
             fail(error.what());
         }
-        auto longer = [&](int a, int b) { return t_.bytes_[a].size() > t_.bytes_[b].size(); };
-        std::sort(t_.added_.begin(), t_.added_.end(), longer);
-        t_.begins_added_.assign(256, false);
-        for (int token : t_.added_) t_.begins_added_[static_cast<unsigned char>(t_.bytes_[token][0])] = true;
     }
 
 private:
@@ -204,76 +181,50 @@ private:
 
     [[noreturn]] void fail(const std::string& what) const { throw UserError("%s: %s", path_.c_str(), what.c_str()); }
 
-    // What a file has for `key`; null stands for a key that is not there.
-    static json value(const json& part, const char* key) {
-        return part.is_object() && part.contains(key) ? part.at(key) : json();
-    }
-
-    // part[key] must be one of some values.
-    void require(const json& part, const std::string& where, const char* key, const std::vector<json>& allowed) const {
-        const json found = value(part, key);
-        if (std::find(allowed.begin(), allowed.end(), found) != allowed.end()) return;
-        std::string expected;
-        for (const json& one : allowed) expected += (expected.empty() ? "" : " or ") + one.dump();
-        fail("\"" + where + key + "\" is " + found.dump().substr(0, 200) + ", expected " + expected);
-    }
-
-    // Only GPT-2's behaviour is implemented: a file that asks for another one is refused.
-    void require_byte_level(const json& file) const {
+    void read(const json& file) {
         if (!file.is_object()) fail("expected an object with \"model\", found " + file.dump().substr(0, 40));
-        require(file, "", "normalizer", {nullptr});
-        const json before = value(file, "pre_tokenizer");
-        require(before, "pre_tokenizer.", "type", {"ByteLevel"});
-        require(before, "pre_tokenizer.", "add_prefix_space", {false, nullptr});
-        require(before, "pre_tokenizer.", "use_regex", {true, nullptr});
-        const json& model = file.at("model");
-        require(model, "model.", "type", {"BPE", nullptr});
-        require(model, "model.", "dropout", {nullptr, 0.0});
-        for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"})
-            require(model, "model.", affix, {nullptr, ""});
-        for (const char* option : {"byte_fallback", "ignore_merges"})
-            require(model, "model.", option, {false, nullptr});
-    }
-
-    // The post-processor says which special tokens surround a text: "TemplateProcessing" with tokens before and after
-    // the text (A). "ByteLevel" adds none, and "Sequence" is a list of post-processors.
-    void read_post_processor(const json& part) {
-        if (part.is_null()) return;
-        require(part, "post_processor.", "type", {"ByteLevel", "TemplateProcessing", "Sequence"});
-        if (part.at("type") == "Sequence")
-            for (const json& processor : part.at("processors")) read_post_processor(processor);
-        if (part.at("type") != "TemplateProcessing") return;
-        std::vector<int>* to = &t_.before_;
-        for (const json& piece : part.at("single")) {
-            if (piece.size() == 1 && piece.contains("Sequence") && to == &t_.before_) {
-                require(piece.at("Sequence"), "post_processor.single.Sequence.", "id", {"A"});
-                to = &t_.after_;
-            } else if (piece.size() == 1 && piece.contains("SpecialToken")) {
-                for (const json& id : part.at("special_tokens").at(piece.at("SpecialToken").at("id")).at("ids")) {
-                    to->push_back(id_of("of the template", id));
-                    if (size_t(to->back()) >= t_.size())
-                        fail(format("\"post_processor.special_tokens\" has the id %d, but there are %zu tokens",
-                                    to->back(), t_.size()));
-                }
-            } else {
-                fail("\"post_processor.single\" has " + piece.dump().substr(0, 200) +
-                     ", expected special tokens and one sequence A");
-            }
-        }
-        if (to == &t_.before_) fail("\"post_processor.single\" has no sequence A");
-    }
-
-    void read_tokenizer(const json& file) {
         require_byte_level(file);
         const json& model = file.at("model");
         read_vocabulary(model.at("vocab"), file.value("added_tokens", json::array()));
-        read_post_processor(value(file, "post_processor"));
-        for (const json& merge : model.at("merges")) {
-            if (merge.is_array() && merge.size() == 2) add_merge(merge[0], merge[1]);
-            else if (merge.is_string()) add_merge_line(merge);
-            else fail(format("merge %zu is %s, expected \"a b\" or [\"a\", \"b\"]", t_.merges_.size(),
-                             merge.dump().c_str()));
+        read_post_processor(file.value("post_processor", json()));
+        for (const json& merge : model.at("merges")) read_merge(merge);
+    }
+
+    // Only GPT-2's behaviour is implemented: another value is refused. null stands for a key that is not there.
+    void require_byte_level(const json& file) const {
+        static const std::pair<const char*, std::vector<json>> ACCEPTED[] = {
+            {"/normalizer", {nullptr}}, {"/pre_tokenizer/type", {"ByteLevel"}},
+            {"/pre_tokenizer/add_prefix_space", {false, nullptr}}, {"/pre_tokenizer/use_regex", {true, nullptr}},
+            {"/model/type", {"BPE", nullptr}}, {"/model/dropout", {nullptr, 0.0}},
+            {"/model/continuing_subword_prefix", {nullptr, ""}}, {"/model/end_of_word_suffix", {nullptr, ""}},
+            {"/model/byte_fallback", {false, nullptr}}, {"/model/ignore_merges", {false, nullptr}}};
+        for (const auto& [key, values] : ACCEPTED) require(file, "", key, values);
+    }
+
+    void require(const json& part, const std::string& where, const char* key, const std::vector<json>& accepted) const {
+        const json found = part.value(json::json_pointer(key), json());
+        if (std::find(accepted.begin(), accepted.end(), found) != accepted.end()) return;
+        fail(where + key + " is " + found.dump().substr(0, 200) + ", expected " + accepted[0].dump());
+    }
+
+    // The post-processor says which special tokens surround a text (A): "TemplateProcessing". "ByteLevel" adds none, and
+    // "Sequence" is a list of post-processors.
+    void read_post_processor(const json& part) {
+        const std::string type = part.is_null() ? "ByteLevel" : part.at("type").get<std::string>();
+        if (type == "Sequence")
+            for (const json& processor : part.at("processors")) read_post_processor(processor);
+        if (type == "ByteLevel" || type == "Sequence") return;
+        if (type != "TemplateProcessing") fail("post_processor is " + type + ", expected TemplateProcessing");
+        bool text_passed = false;
+        for (const json& piece : part.at("single")) {
+            const bool is_text = piece.contains("Sequence");
+            const std::string name = piece.at(is_text ? "Sequence" : "SpecialToken").at("id");
+            if (is_text ? text_passed || name != "A" : t_.added(name) < 0)
+                fail("post_processor has " + piece.dump().substr(0, 200) + ", expected added tokens and one sequence A");
+            if (is_text) text_passed = true;
+            else (text_passed ? t_.after_ : t_.before_).push_back(t_.added(name));
         }
+        if (!text_passed) fail("post_processor has no sequence A");
     }
 
     int id_of(const std::string& token, const json& id) const {
@@ -284,26 +235,27 @@ private:
     }
 
     void read_vocabulary(const json& vocabulary, const json& added) {
-        if (!vocabulary.is_object()) fail("no object of tokens and ids: " + vocabulary.dump().substr(0, 40));
         for (const auto& [token, id] : vocabulary.items()) ids_[token] = id_of(token, id);
         for (const json& entry : added) {
             const std::string text = entry.at("content");
             const int id = id_of(text, entry.at("id"));
-            for (const char* option : {"lstrip", "rstrip", "single_word"})
-                require(entry, "added_tokens '" + text + "'.", option, {false, nullptr});
+            for (const char* option : {"/lstrip", "/rstrip", "/single_word"})
+                require(entry, "added token '" + text + "': ", option, {false, nullptr});
             if (text.empty()) fail(format("the added token %d is empty", id));
             const int known = ids_.emplace(text, id).first->second;
             if (known != id) fail(format("token '%s' has two ids, %d and %d", text.c_str(), known, id));
             t_.added_.push_back(id);
+            t_.begins_added_[static_cast<unsigned char>(text[0])] = true;
             if (entry.value("special", false)) t_.special_.push_back(id);
         }
         number_tokens();
         for (const json& entry : added) t_.bytes_[entry.at("id").get<int>()] = entry.at("content");
-        const std::vector<std::string> alphabet = byte_alphabet();
-        for (size_t byte = 0; byte < alphabet.size(); byte++) {
-            const auto found = ids_.find(alphabet[byte]);
+        auto longer = [&](int a, int b) { return t_.bytes_[a].size() > t_.bytes_[b].size(); };
+        std::sort(t_.added_.begin(), t_.added_.end(), longer);
+        for (const std::string& byte : byte_alphabet()) {
+            const auto found = ids_.find(byte);
             if (found == ids_.end())
-                fail(format("byte %zu ('%s') is no token; expected all 256", byte, alphabet[byte].c_str()));
+                fail(format("byte %zu ('%s') is no token; expected all 256", t_.byte_tokens_.size(), byte.c_str()));
             t_.byte_tokens_.push_back(found->second);
         }
     }
@@ -333,58 +285,38 @@ private:
         }
     }
 
-    void add_merge(const std::string& left, const std::string& right) {
+    // "a b" or ["a", "b"].
+    void read_merge(const json& merge) {
+        const std::string text = merge.is_string() ? merge.get<std::string>() : "";
+        const size_t space = text.find(' ');
+        const bool is_pair = merge.is_array() && merge.size() == 2;
+        if (!is_pair && (space == text.npos || text.find(' ', space + 1) != text.npos))
+            fail(format("merge %zu is %s, expected \"a b\" or [\"a\", \"b\"]", t_.merges_.size(),
+                        merge.dump().c_str()));
+        const std::string left = is_pair ? merge[0].get<std::string>() : text.substr(0, space);
+        const std::string right = is_pair ? merge[1].get<std::string>() : text.substr(space + 1);
         const int rank = static_cast<int>(t_.merges_.size());
-        const std::string where = format("merge %d, '%s %s': ", rank, left.c_str(), right.c_str());
         auto id = [&](const std::string& token) {
             const auto found = ids_.find(token);
-            if (found == ids_.end()) fail(where + "'" + token + "' is no token of the vocabulary");
+            if (found == ids_.end())
+                fail(format("merge %d is %s, but '%s' is no token", rank, merge.dump().c_str(), token.c_str()));
             return found->second;
         };
-        const Tokenizer::Merge merge = {rank, id(left + right)};
-        if (!t_.merges_.emplace(pair_key(id(left), id(right)), merge).second) fail(where + "this pair occurs twice");
-    }
-
-    void add_merge_line(const std::string& line) {
-        const size_t space = line.find(' ');
-        if (space == line.npos || space == 0 || space + 1 == line.size() || line.find(' ', space + 1) != line.npos)
-            fail(format("merge %zu is '%s', expected two tokens with a space between", t_.merges_.size(),
-                        line.c_str()));
-        add_merge(line.substr(0, space), line.substr(space + 1));
-    }
-
-    void read_merge_lines(const std::string& text) {
-        std::istringstream lines(text);
-        bool first = true;
-        for (std::string line; std::getline(lines, line); first = false) {
-            if (!line.empty() && line.back() == '\r') line.pop_back();
-            if (!line.empty() && !(first && begins_with(line, "#version"))) add_merge_line(line);
-        }
-    }
-
-    // vocab.json does not list added tokens: they are those that are not a byte and that no merge makes.
-    void add_unmergeable() {
-        std::vector<bool> made(t_.size(), false);
-        for (int token : t_.byte_tokens_) made[token] = true;
-        for (const auto& [pair, merge] : t_.merges_) made[merge.token] = true;
-        for (const auto& [token, id] : ids_) {
-            if (made[id] || token.empty()) continue;
-            t_.added_.push_back(id);
-            t_.bytes_[id] = token;
-        }
-        t_.special_ = t_.added_;
+        const Tokenizer::Merge merged = {rank, id(left + right)};
+        if (!t_.merges_.emplace(pair_key(id(left), id(right)), merged).second)
+            fail(format("merge %d, %s, occurs twice", rank, merge.dump().c_str()));
     }
 
     Tokenizer& t_;
-    std::string path_;                           // of the file that is being read
-    std::unordered_map<std::string, int> ids_;   // by tokens as the files write them
+    std::string path_;
+    std::unordered_map<std::string, int> ids_;   // by tokens as the file writes them
 };
 
-bool Tokenizer::is_in(const std::string& dir) {
-    return exists(dir + "/tokenizer.json") || exists(dir + "/vocab.json") || exists(dir + "/merges.txt");
-}
+bool Tokenizer::is_in(const std::string& dir) { return exists(dir + "/tokenizer.json"); }
 
-Tokenizer::Tokenizer(const std::string& dir) { TokenizerFiles(*this, dir); }
+Tokenizer::Tokenizer(const std::string& dir) : begins_added_(256, false) {
+    TokenizerFile(*this, dir + "/tokenizer.json");
+}
 
 // ---- tokens as text -----------------------------------------------------------------------------
 
@@ -403,9 +335,8 @@ bool Text::takes_bytes(const std::string& path) const {
         throw UserError("%s: text, whose bytes need a vocabulary of %d; --vocab says %d", path.c_str(), BYTE_VOCAB,
                         V_);
     if (!dir_.empty() && !are_bytes_ && !tokenizer_)
-        throw UserError("%s: text, but the model in %s has %d tokens and no tokenizer: put its tokenizer.json, or "
-                        "vocab.json and merges.txt, there, or make shards by scripts/prepare_text.py", path.c_str(),
-                        dir_.c_str(), V_);
+        throw UserError("%s: text, but the model in %s has %d tokens and no tokenizer: put its tokenizer.json there, or "
+                        "make shards by scripts/prepare_text.py", path.c_str(), dir_.c_str(), V_);
     return !tokenizer_;
 }
 
@@ -416,8 +347,8 @@ std::vector<int> Text::encode(const std::string& text) const {
         return tokens;
     }
     if (!are_bytes_)
-        throw UserError("--prompt needs a tokenizer.json, or vocab.json and merges.txt, in %s, as its vocabulary "
-                        "of %d is not of bytes; or give --prompt-tokens", dir_.c_str(), V_);
+        throw UserError("--prompt needs a tokenizer.json in %s, as its vocabulary of %d is not of bytes; or give "
+                        "--prompt-tokens", dir_.c_str(), V_);
     const unsigned char* bytes = reinterpret_cast<const unsigned char*>(text.data());
     return {bytes, bytes + text.size()};
 }
@@ -440,20 +371,12 @@ int Text::first() const {
 }
 
 std::vector<char> Text::encode_file(std::string_view text) const {
-    constexpr size_t PIECE = 1 << 20;
     std::vector<char> encoded;
-    auto append = [&](const std::vector<int>& tokens) {
+    for (const std::vector<int>& tokens : {tokenizer_->before(), tokenizer_->encode(text), tokenizer_->after()})
         for (int token : tokens) {
             const char* number = reinterpret_cast<const char*>(&token);   // little-endian
             encoded.insert(encoded.end(), number, number + token_bytes());
         }
-    };
-    append(tokenizer_->before());
-    for (size_t begin = 0, end; begin < text.size(); begin = end) {
-        end = tokenizer_->piece_end(text, begin, PIECE);
-        append(tokenizer_->encode(text.substr(begin, end - begin)));
-    }
-    append(tokenizer_->after());
     return encoded;
 }
 

@@ -1,4 +1,4 @@
-// Text to tokens and back: byte-level BPE as in GPT-2, read from the files that transformers writes.
+// Text to tokens and back: byte-level BPE as in GPT-2, read from tokenizer.json.
 //
 // Encoding cuts a text into words by GPT-2's pattern and merges within each word. A word starts as its bytes. Among the
 // neighbours that are a pair of the merge table, the pair that comes first in the table becomes one token (of equal
@@ -43,10 +43,10 @@ private:
 
 class Tokenizer {
 public:
-    // Whether a folder has the files of a tokenizer.
+    // Whether a folder has tokenizer.json.
     static bool is_in(const std::string& dir);
 
-    // Reads DIR/tokenizer.json, or else DIR/vocab.json and DIR/merges.txt.
+    // Reads DIR/tokenizer.json.
     explicit Tokenizer(const std::string& dir);
 
     size_t size() const { return bytes_.size(); }
@@ -57,19 +57,16 @@ public:
     // The template's special tokens, which are put before and after every text.
     const std::vector<int>& before() const { return before_; }
     const std::vector<int>& after() const { return after_; }
-    // The end of a piece of a text that begins at `begin` and has at least `least` bytes, such that encoding the text
-    // piece by piece gives the same tokens.
-    size_t piece_end(std::string_view text, size_t begin, size_t least) const;
     // A token's bytes, which need not be whole characters; empty for a number that is not a token.
     std::string decode(int token) const { return token >= 0 && size_t(token) < size() ? bytes_[token] : ""; }
     std::string decode(const std::vector<int>& tokens) const;
     // The added token with this text; -1 if there is none.
     int added(const std::string& text) const;
-    // Whether a token is special, such as an end of text. In vocab.json all added tokens are special.
+    // Whether a token is special, such as an end of text.
     bool is_special(int token) const;
 
 private:
-    friend class TokenizerFiles;
+    friend class TokenizerFile;
     struct Merge { int rank, token; };
 
     void merge(std::vector<int>& tokens, std::string_view word) const;
