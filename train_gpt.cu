@@ -3496,7 +3496,6 @@ void train_loop(TrainingRun& run) {
 }
 
 void train(const Options& o) {
-    require_recordable(o);
     TrainData data = open_data(o);
     const Start start = find_start(o);
     const Config config = start.dir.empty() ? config_from_options(o, data.train.bytes_only() ? BYTE_VOCAB : 0)

@@ -238,24 +238,16 @@ void require_supported(const Config& c, const std::string& source) {
 
 Config read_config(const std::string& path) {
     const json file = read_json(path);
-    auto require = [&](const char* key, const json& expected, const json& missing_means) {
-        const json value = file.value(key, missing_means);
-        if (value != expected)
-            throw UserError("%s: \"%s\" is %s, expected %s", path.c_str(), key, value.dump().c_str(),
-                            expected.dump().c_str());
-    };
     try {
         const char* context = file.contains("n_positions") ? "n_positions" : "n_ctx";
         auto size = [&](const char* key) { return whole_number<int>(file, key, path); };
         const Config c = {size("n_layer"), size("n_head"), size("n_embd"), size(context), size("vocab_size")};
-        require("model_type", "gpt2", nullptr);
-        if (file.value("activation_function", "gelu_new") != "gelu_pytorch_tanh")   // another name of the same
-            require("activation_function", "gelu_new", "gelu_new");
-        require("layer_norm_epsilon", 1e-5, 1e-5);
-        require("scale_attn_weights", true, true);
-        require("scale_attn_by_inverse_layer_idx", false, false);
-        require("tie_word_embeddings", true, true);
-        if (file.contains("n_inner") && !file.at("n_inner").is_null()) require("n_inner", 4 * c.channels, nullptr);
+        const std::pair<const char*, std::vector<json>> ACCEPTED[] = {
+            {"/model_type", {"gpt2"}}, {"/activation_function", {nullptr, "gelu_new", "gelu_pytorch_tanh"}},
+            {"/layer_norm_epsilon", {nullptr, 1e-5}}, {"/scale_attn_weights", {nullptr, true}},
+            {"/scale_attn_by_inverse_layer_idx", {nullptr, false}}, {"/tie_word_embeddings", {nullptr, true}},
+            {"/n_inner", {nullptr, 4 * c.channels}}};
+        for (const auto& [key, values] : ACCEPTED) require_value(file, key, values, path);
         require_supported(c, path);
         return c;
     } catch (const json::exception& error) {
@@ -350,19 +342,6 @@ Failure not_written(long step, const std::exception& error) {
 // Flags that belong to a command, not to the run.
 static bool is_of_command(const std::string& flag) {
     return flag == "--resume" || flag == "--out" || flag == "--trace" || flag == "--gpus" || flag == "--timeout";
-}
-
-void require_recordable(const Options& o) {
-    if (o.out.empty()) return;
-    const json options = describe(o, TRAIN);
-    for (const auto& [name, value] : options.items()) {
-        try {
-            json_text(value);
-        } catch (const json::exception&) {
-            throw UserError("--%s %s: not UTF-8, which what --out keeps is: rename it, or give a link to it",
-                            name.c_str(), value.get<std::string>().c_str());
-        }
-    }
 }
 
 // The options that a run was started or last resumed with: from its last checkpoint or, if it has none, from its log.

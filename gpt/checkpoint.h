@@ -128,9 +128,6 @@ Failure not_written(long step, const std::exception& error);
 
 // ---- options of a run ---------------------------------------------------------------------------
 
-// Throws if an option is not UTF-8: log and checkpoints are JSON, which could not record it.
-void require_recordable(const Options& o);
-
 // --resume: takes the options of the run from its last checkpoint or log, except those given on the command line.
 void take_options_of_run(Options& o);
 

@@ -294,9 +294,24 @@ template json parse_json(std::string_view);
 template nlohmann::json read_json_as(const std::string&);
 template json read_json_as(const std::string&);
 
-std::string json_text(const json& value, int indent) { return value.dump(indent); }
+std::string json_text(const json& value, int indent) {
+    return value.dump(indent, ' ', false, json::error_handler_t::replace);
+}
 
 void write_json(const std::string& path, const json& content) { write_file(path, json_text(content, 2) + "\n"); }
+
+template <typename Json>
+void require_value(const Json& file, const char* key, const std::vector<Json>& accepted, const std::string& path) {
+    const Json found = file.value(typename Json::json_pointer(key), Json());
+    if (std::find(accepted.begin(), accepted.end(), found) != accepted.end()) return;
+    std::string expected;
+    for (const Json& value : accepted) expected += (expected.empty() ? "" : " or ") + value.dump();
+    throw UserError("%s: \"%s\" is %s, expected %s", path.c_str(), key + 1, found.dump().substr(0, 200).c_str(),
+                    expected.c_str());
+}
+template void require_value(const json&, const char*, const std::vector<json>&, const std::string&);
+template void require_value(const nlohmann::json&, const char*, const std::vector<nlohmann::json>&,
+                            const std::string&);
 
 template <typename T> T whole_number(const json& file, const char* name, const std::string& path) {
     if (!file.is_object() || !file.contains(name)) throw UserError("%s: \"%s\" is missing", path.c_str(), name);
@@ -344,7 +359,7 @@ void Log::open(const std::string& out, long resumed_step, const json& first) {
     if (out.empty()) return;
     path_ = out + "/log.jsonl";
     std::string kept = resumed_step > 0 ? records_until(path_, resumed_step) : "";
-    if (!begins_with(kept, "{\"run\"")) kept = first.dump() + "\n" + kept;
+    if (!begins_with(kept, "{\"run\"")) kept = json_text(first) + "\n" + kept;
     write_file(path_ + ".new", kept);
     if (rename((path_ + ".new").c_str(), path_.c_str()) != 0) fail_writing(path_);
     sync_folder(out);
@@ -357,7 +372,7 @@ Log::~Log() {
 
 void Log::write(const json& record) {
     if (file_ < 0) return;
-    unwritten_ += record.dump() + "\n";
+    unwritten_ += json_text(record) + "\n";
     flush();
 }
 

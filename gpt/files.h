@@ -11,6 +11,7 @@
 #include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -129,10 +130,13 @@ template <typename Json> Json parse_json(std::string_view text);
 template <typename Json> Json read_json_as(const std::string& path);
 inline json read_json(const std::string& path) { return read_json_as<json>(path); }
 
-// The text of a value. indent: spaces for each level, or -1 for a single line.
+// The text of a value, with U+FFFD for what is not UTF-8. indent: spaces for each level, or -1 for a single line.
 std::string json_text(const json& value, int indent = -1);
 void write_json(const std::string& path, const json& content);
 
+// file[key], "/name" or "/name/name" of an object, must be one of some values; null: it may be missing.
+template <typename Json>
+void require_value(const Json& file, const char* key, const std::vector<Json>& accepted, const std::string& path);
 // The value of `name` in an object, which must be a whole number that T can hold.
 template <typename T> T whole_number(const json& file, const char* name, const std::string& path);
 

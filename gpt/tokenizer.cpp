@@ -198,13 +198,7 @@ private:
             {"/model/type", {"BPE", nullptr}}, {"/model/dropout", {nullptr, 0.0}},
             {"/model/continuing_subword_prefix", {nullptr, ""}}, {"/model/end_of_word_suffix", {nullptr, ""}},
             {"/model/byte_fallback", {false, nullptr}}, {"/model/ignore_merges", {false, nullptr}}};
-        for (const auto& [key, values] : ACCEPTED) require(file, "", key, values);
-    }
-
-    void require(const json& part, const std::string& where, const char* key, const std::vector<json>& accepted) const {
-        const json found = part.value(json::json_pointer(key), json());
-        if (std::find(accepted.begin(), accepted.end(), found) != accepted.end()) return;
-        fail(where + key + " is " + found.dump().substr(0, 200) + ", expected " + accepted[0].dump());
+        for (const auto& [key, values] : ACCEPTED) require_value(file, key, values, path_);
     }
 
     // The post-processor says which special tokens surround a text (A): "TemplateProcessing". "ByteLevel" adds none, and
@@ -240,7 +234,7 @@ private:
             const std::string text = entry.at("content");
             const int id = id_of(text, entry.at("id"));
             for (const char* option : {"/lstrip", "/rstrip", "/single_word"})
-                require(entry, "added token '" + text + "': ", option, {false, nullptr});
+                require_value(entry, option, {false, nullptr}, path_ + ": added token '" + text + "'");
             if (text.empty()) fail(format("the added token %d is empty", id));
             const int known = ids_.emplace(text, id).first->second;
             if (known != id) fail(format("token '%s' has two ids, %d and %d", text.c_str(), known, id));

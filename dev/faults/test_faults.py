@@ -373,30 +373,13 @@ def test_limits(world):
              [failure(done) or world.difference(out, SHORT)])
 
 
-def test_full_disk(world):
-    disk = os.path.dirname(world.new_out())
-    mount = ["mount", "-t", "tmpfs", "tmpfs", disk, "-o"]
-    if os.getuid() != 0 or subprocess.run([*mount, "size=250k"], capture_output=True).returncode != 0:
-        print("skipped a disk that is really full: needs the right to mount", flush=True)
-        return
-    try:
-        out, full = os.path.join(disk, "out"), os.strerror(errno.ENOSPC)
-        problem = complaint(world.run(out, SHORT), out, full) or world.damage(out)
-        problem = problem or complaint(world.run(out, SHORT, "--resume"), out, full)
-        subprocess.run([*mount, "remount,size=4m"], check=True)
-        hold("a full disk: a message, also from --resume; with more room, the same bits",
-             [problem or world.resume(out, SHORT, EVERY)])
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
-
-
 def main():
     tests = {"kills": lambda: test_signals(world, [signal.SIGKILL], options.moments),
              "signals": lambda: test_signals(
                  world, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE], options.moments),
              "calls": lambda: test_calls(world, max(1, 200 // options.moments)),
              "order": lambda: test_order(world), "folders": lambda: test_folders(world),
-             "limits": lambda: test_limits(world), "disk": lambda: test_full_disk(world)}
+             "limits": lambda: test_limits(world)}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(tests) + " (default: all)")
     parser.add_argument("--program", default=os.path.join(ROOT, "train_gpt"), help="train_gpt, built for a CPU")

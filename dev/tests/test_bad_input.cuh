@@ -107,22 +107,6 @@ void test_unreadable_data() {
     fs::permissions(scratch("@/locked"), fs::perms::owner_all);
 }
 
-// Names that are not UTF-8, which JSON cannot hold.
-void test_names_in_other_bytes() {
-    write_bytes("@/caf\xe9.txt", read_bytes("@/text.txt"));
-    fs::create_directory_symlink(scratch("@/first"), scratch("@/mod\xe8le"));
-    for (auto [flags, named] : {std::pair{"--data @/caf\xe9.txt --out @/latin", "--data"},
-                                {"--out @/latin\xe9", "--out"},
-                                {"--out @/latin --trace @/\xe9", "--trace"}}) {
-        refuse("a name that is not UTF-8 for a run with --out: " + one_line(flags), TINY + flags, {named, "not UTF-8"});
-        claim(!fs::exists(scratch("@/latin")) && !fs::exists(scratch("@/latin\xe9")), "before anything is written");
-    }
-    const Outcome trained = run(TINY + "--data @/caf\xe9.txt");
-    const Outcome evaluated = run("eval --matmul-tuning off --from @/mod\xe8le --data @/caf\xe9.txt");
-    claim_run(trained.code == 0 && evaluated.code == 0, "without --out such names are accepted", trained,
-              evaluated.err);
-}
-
 TEST("bad data") {
     need_our_folder();
     need_first_run();
@@ -147,9 +131,13 @@ TEST("bad data") {
     copy_files(TOKENIZER + "/tokenizer.json", "@/few_words/tokenizer.json");
     refuse_group("data");
     test_unreadable_data();
-    test_names_in_other_bytes();
     const Outcome brackets = run(TINY + "--data @/a[1].txt");
     claim_run(brackets.code == 0, "a file whose name looks like a pattern is found", brackets);
+    write_bytes("@/caf\xe9.txt", read_bytes("@/text.txt"));
+    const Outcome latin = run(TINY + "--data @/caf\xe9.txt --out @/latin\xe9 --trace @/\xe9");
+    const std::string log = read_bytes("@/latin\xe9/log.jsonl");
+    const std::string data = read_record(log.substr(0, log.find('\n')))["run"]["options"]["data"];
+    claim_run(latin.code == 0 && data == scratch("@/caf\xef\xbf\xbd.txt"), "names need not be UTF-8", latin, data);
 }
 
 TEST("bad questions") {
