@@ -201,8 +201,8 @@ private:
         for (const auto& [key, values] : ACCEPTED) require_value(file, key, values, path_);
     }
 
-    // The post-processor says which special tokens surround a text (A): "TemplateProcessing". "ByteLevel" adds none, and
-    // "Sequence" is a list of post-processors.
+    // "TemplateProcessing" says which special tokens surround a text (A), "ByteLevel" adds none, "Sequence" is a list of
+    // post-processors.
     void read_post_processor(const json& part) {
         const std::string type = part.is_null() ? "ByteLevel" : part.at("type").get<std::string>();
         if (type == "Sequence")
@@ -214,7 +214,8 @@ private:
             const bool is_text = piece.contains("Sequence");
             const std::string name = piece.at(is_text ? "Sequence" : "SpecialToken").at("id");
             if (is_text ? text_passed || name != "A" : t_.added(name) < 0)
-                fail("post_processor has " + piece.dump().substr(0, 200) + ", expected added tokens and one sequence A");
+                fail("post_processor has " + piece.dump().substr(0, 200) +
+                     ", expected added tokens and one sequence A");
             if (is_text) text_passed = true;
             else (text_passed ? t_.after_ : t_.before_).push_back(t_.added(name));
         }
@@ -329,8 +330,8 @@ bool Text::takes_bytes(const std::string& path) const {
         throw UserError("%s: text, whose bytes need a vocabulary of %d; --vocab says %d", path.c_str(), BYTE_VOCAB,
                         V_);
     if (!dir_.empty() && !are_bytes_ && !tokenizer_)
-        throw UserError("%s: text, but the model in %s has %d tokens and no tokenizer: put its tokenizer.json there, or "
-                        "make shards by scripts/prepare_text.py", path.c_str(), dir_.c_str(), V_);
+        throw UserError("%s: text, but the model in %s has %d tokens and no tokenizer: put its tokenizer.json there, "
+                        "or make shards by scripts/prepare_text.py", path.c_str(), dir_.c_str(), V_);
     return !tokenizer_;
 }
 

@@ -1,10 +1,18 @@
 #!/usr/bin/env python3
-"""Training runs that end badly: killed, stopped by a signal, on a full or failing disk, without their folder. Every
-such run must end with exit code 0, or with 1 or 2 and a message; every checkpoint left on disk must be complete; and
---resume must reach the bits and losses of an undisturbed run.
+"""Training runs that end badly. Every such run must end with exit code 0, or with 1 or 2 and a message that names the
+file; every checkpoint left on disk must be complete; --resume must reach the bits and losses of an undisturbed run.
 
-    make test-faults
-    dev/faults/test_faults.py --program ./train_gpt --preload build/faults/failing.so [PART...]
+    make test-faults                              # everything, on a CPU
+    make test-faults FAULTS="--moments 20"        # fewer moments, and every tenth call
+    make test-faults FAULTS="calls --seed 2"      # one part
+
+    kills    kill -9 at random moments
+    signals  SIGINT, SIGTERM, SIGHUP at random moments; its standard output is closed
+    calls    each open, write, fsync, rename, mkdir and unlink fails in turn; all calls fail from one on; the disk is
+             full in the middle of a write. In a new run and in a resumed one
+    order    the order of write, fsync and rename, on which safety in a power cut rests
+    folders  --out is moved away, replaced by a file, removed or made read-only, before and during a checkpoint
+    limits   ulimit -f, standard output on a full disk, missing standard streams
 
 --seed draws the moments; the instruction that a moment meets depends on the machine. All files are below a temporary
 folder. Exit codes: 0 all tests pass, 1 a test fails, 2 bad usage.
