@@ -162,31 +162,21 @@ bool is_regular_file(const std::string& path) {
     return fs::is_regular_file(path, ignored);
 }
 
-std::string why_not(const std::string& path, int error) {
-    std::error_code ignored;
-    const fs::path target = fs::read_symlink(path, ignored);
-    if (error == ENOENT && !target.empty()) return format("a link to %s, which is not there", target.c_str());
-    return strerror(error);
-}
-
 std::string read_file(const std::string& path) {
-    if (exists(path) && !is_regular_file(path)) throw UserError("%s: not a regular file", path.c_str());
-    std::ifstream file(path, std::ios::binary);
-    const std::string content(std::istreambuf_iterator<char>(file), {});
-    if (!file || file.bad()) throw UserError("%s: %s", path.c_str(), why_not(path, errno).c_str());
-    return content;
+    const MappedFile file(path);
+    return {file.data(), file.size()};
 }
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
     const int file = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);   // does not block on a pipe
-    if (file < 0) throw UserError("%s: %s", path.c_str(), why_not(path, errno).c_str());
+    if (file < 0) throw UserError("%s: %s", path.c_str(), strerror(errno));
     struct stat info;
     fstat(file, &info);
     size_ = info.st_size;
-    const bool regular = S_ISREG(info.st_mode), folder = S_ISDIR(info.st_mode);
+    const bool regular = S_ISREG(info.st_mode);
     void* mapped = regular && size_ ? mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
     close(file);
-    if (!regular) throw UserError("%s: %snot a regular file", path.c_str(), folder ? "a folder, " : "");
+    if (!regular) throw UserError("%s: not a regular file", path.c_str());
     if (size_ == 0) throw UserError("%s: the file is empty", path.c_str());
     if (mapped == MAP_FAILED) throw Failure("%s: mmap: %s", path.c_str(), strerror(errno));
     data_ = static_cast<const char*>(mapped);

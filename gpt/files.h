@@ -70,9 +70,6 @@ void catch_lost_pages();
 bool exists(const std::string& path);
 bool is_regular_file(const std::string& path);
 
-// The reason, errno's text, why a path cannot be opened; names the target of a dangling link.
-std::string why_not(const std::string& path, int error);
-
 std::string read_file(const std::string& path);
 
 // A file mapped into memory, read-only. Pages are read from disk on access, so it may be larger than memory.
