@@ -183,9 +183,6 @@ TEST("bad folders") {
     refuse_group("folders");
 
     const std::string moments = "@/first/step_000010/optimizer.safetensors", whole = read_bytes(moments);
-    std::vector<RawTensor> negative = raw_tensors(moments), more = negative;
-    tensor_named("v/wpe.weight", negative).bytes.replace(8, 4, bytes_of(Floats{-1e-9f}));
-    more.push_back({"w/wpe.weight", "F32", {1}, std::string(4, 0)});
     auto scaled = [](const char* scale) {
         return format("{\"step\": 10, \"next_window\": 1, \"options\": {\"loss-scaling\": \"dynamic\"}, "
                       "\"loss_scaling\": {\"scale\": %s, \"good_steps\": 0, \"skipped_steps\": 0}}", scale);
@@ -195,9 +192,7 @@ TEST("bad folders") {
         {"trainer.json", "{\"step\": 10}", {"next_window"}},
         {"trainer.json", "{\"step\": 10, \"next_window\": 1, \"options\": {\"lr\": \"fast\"}}",
          {"lr", "fast", "a number"}},
-        {"optimizer.safetensors", safetensors(more), {"w/wpe.weight"}},
-        {"optimizer.safetensors", whole.substr(0, whole.size() / 2), {"truncated"}},
-        {"optimizer.safetensors", safetensors(negative), {"v/wpe.weight", "-1e-09", "element 2"}}};
+        {"optimizer.safetensors", whole.substr(0, whole.size() / 2), {"truncated"}}};
     for (const char* step : {"-1", "9", "10.5", "true", "1e300", "18446744073709551626", "\"10\""})
         cases.push_back({"trainer.json", format("{\"step\": %s, \"next_window\": 1}", step), {"step"}});
     for (const char* window : {"-1", "0.5", "false"})
@@ -222,7 +217,7 @@ TEST("bad folders") {
     fs::rename(scratch("@/damaged/step_000010"), scratch("@/damaged/aside"));
     const Outcome resumed = run(COMMAND);
     claim_run(resumed.code == 0 && log_of("@/damaged").size() == 15, "which works", resumed);
-    for (const char* other : {"05", "12"}) fs::remove_all(scratch(std::string("@/damaged/step_0000") + other));
+    for (const char* other : {"05", "10", "12"}) fs::remove_all(scratch(std::string("@/damaged/step_0000") + other));
     fs::rename(scratch("@/damaged/aside"), scratch("@/damaged/step_000010"));
     refuse("the only checkpoint, damaged", COMMAND, {named[0], "there is no checkpoint before it"});
 }
