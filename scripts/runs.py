@@ -1,4 +1,4 @@
-"""Reads the log.jsonl of runs, also of runs in progress, for plot.py."""
+"""Reads the log.jsonl of runs, also of runs in progress, for plot.py and board.py."""
 import json
 import math
 import os
@@ -110,7 +110,7 @@ def follow(options):
 
 
 def parse_arguments(parser):
-    """Parses the command line, with the runs and how to follow them."""
+    """Parses the command line, with the options that plot.py and board.py share."""
     parser.add_argument("runs", nargs="+", metavar="RUN_FOLDER", help="a run's --out folder, holding log.jsonl")
     parser.add_argument("--watch", action="store_true", help="follow the runs until they have made all their steps")
     parser.add_argument("--every", type=float, metavar="SECONDS", help="with --watch: how often to look (default: 10)")

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Tests of plot.py on made-up logs, also of runs in progress.
+"""Tests of plot.py and board.py on made-up logs, also of runs in progress.
 
-    python3 scripts/test_watch.py       # needs the package matplotlib
+    python3 scripts/test_watch.py       # needs the packages matplotlib, tensorboard and wandb
 """
+import glob
 import json
 import math
 import os
@@ -52,9 +53,10 @@ def log(folder, lines, tail="", mode="w"):
     return folder
 
 
-def start(name, *options):
+def start(name, *options, **environment):
     return subprocess.Popen([sys.executable, os.path.join(HERE, name), *map(str, options)], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)
+                            stderr=subprocess.PIPE, text=True, env={**os.environ, "WANDB_MODE": "offline",
+                                                                    "WANDB_SILENT": "true", **environment})
 
 
 def claim_ends(process, code, words, text):
@@ -156,10 +158,70 @@ def test_watch():
         process.kill()
 
 
+# ---- board.py
+
+def scalars(folder):
+    """What TensorBoard itself reads: {tag: [(step, value)]}."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+    events = EventAccumulator(folder, size_guidance={"tensors": 0})
+    events.Reload()
+    return {tag: [(event.step, float(make_ndarray(event.tensor_proto))) for event in events.Tensors(tag)]
+            for tag in events.Tags()["tensors"]}
+
+
+def claim_series(found, expected, text):
+    """Claims that `found`, pairs of step and value, are those of {step: value}, each once."""
+    values = dict(found)
+    claim(len(found) == len(expected) and values.keys() == expected.keys() and
+          all(math.isclose(values[s], expected[s], rel_tol=1e-6) for s in expected), text, f"found {found[:3]}")
+
+
+def test_tensorboard():
+    log("c", [run_line(100), *lines_of(100, hellaswag=True)])
+    claim_ends(start("board.py", "c"), 0, "tensorboard --logdir", "board.py says how to look at it")
+    found = scalars("c/board/gpt.cu")
+    claim_series(found["loss/train"], {s: step_line(s)["loss"] for s in range(1, 101)}, "TensorBoard: each step's loss")
+    claim_series(found["hellaswag/acc_norm"], {50: 0.255, 100: 0.26}, "TensorBoard: HellaSwag")
+    claim({"loss/validation", "optimizer/norm", "optimizer/lr", "speed/tokens_per_s", "speed/mfu"} <= found.keys(),
+          "TensorBoard: the other quantities", str(found.keys()))
+    process = start("board.py", "--watch", "d", "--every", 0.2)
+    try:
+        log("d", [run_line(100), *lines_of(70)], '{"step"')
+        claim(until(lambda: os.path.isdir("d/board/gpt.cu") and len(
+            scalars("d/board/gpt.cu").get("loss/train", ())) == 70), "--watch: writes what a run has made so far")
+        log("d", [run_line(100), *lines_of(70), *lines_of(100, first=51, shift=1.0)])      # resumed from step 50
+        claim_ends(process, 0, "d: step 100 of 100", "--watch ends with the run")
+    finally:
+        process.kill()
+    claim_series(scalars("d/board/gpt.cu")["loss/train"], {s: step_line(s, shift=float(s > 50))["loss"]
+                 for s in range(1, 101)}, "TensorBoard: of a resumed run the later steps count")
+
+
+def test_wandb():
+    log("e", [run_line(50), *lines_of(50)])
+    claim_ends(start("board.py", "e", "--wandb", "tests"), 0, "e: step 50 of 50", "--wandb, offline")
+    with open(glob.glob("e/wandb/offline-run-*/*.wandb")[0], "rb") as file:
+        data = file.read()
+    expected = ["tests", "loss/validation", *(json.dumps(step_line(step)["loss"]) for step in range(1, 51))]
+    claim_equal([text for text in expected if text.encode() not in data], [], "--wandb: project and each step's loss")
+
+
+def test_missing():
+    log("f", [run_line(10), *lines_of(10)])
+    for package, options in (("tensorboard", []), ("wandb", ["--wandb", "x"])):
+        os.makedirs(f"without/{package}")
+        with open(f"without/{package}/{package}.py", "w", encoding="utf-8") as file:
+            file.write(f'raise ImportError("No module named {package!r}")')
+        claim_ends(start("board.py", "f", *options, PYTHONPATH=f"without/{package}"), 2, f"pip install {package}",
+                   f"without {package}: says how to install it")
+    claim_equal(os.listdir("f"), ["log.jsonl"], "and writes nothing")
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for test in (test_log, test_plot, test_figures, test_watch):
+        for test in (test_log, test_plot, test_figures, test_watch, test_tensorboard, test_wandb, test_missing):
             test()
         os.chdir(HERE)
     finish()

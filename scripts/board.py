@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Shows training runs in TensorBoard, or in Weights & Biases, from each run's log.jsonl.
+
+    scripts/board.py runs/gpt2_124M runs/gpt2_350M      # then: tensorboard --logdir runs
+    scripts/board.py --watch runs/gpt2_124M             # follows the run until it has made all its steps
+    scripts/board.py --watch --wandb gpt2 runs/gpt2_124M    # project gpt2; WANDB_MODE=offline: into RUN/wandb only
+
+Needs the package tensorboard, or wandb. Of a run that resumed from a checkpoint, TensorBoard shows each step once;
+Weights & Biases keeps both.
+"""
+import argparse
+import importlib
+import os
+import shutil
+import sys
+
+sys.dont_write_bytecode = True
+from runs import fail, follow, parse_arguments, summary
+
+TAGS = {"loss": "loss/train", "val_loss": "loss/validation", "hellaswag": "hellaswag/acc_norm",
+        "norm": "optimizer/norm", "lr": "optimizer/lr", "ms": "speed/ms", "tokens_per_s": "speed/tokens_per_s",
+        "mfu": "speed/mfu", "hfu": "speed/hfu"}
+
+
+class TensorBoard:
+    """Event files in a run's folder board/gpt.cu, which is replaced."""
+    package, keeps_old = "tensorboard.summary", False
+
+    def __init__(self, module, run, options):
+        folder = os.path.join(run.folder, "board", "gpt.cu")
+        shutil.rmtree(folder, ignore_errors=True)
+        self.writer = module.Writer(folder)
+
+    def write(self, step, numbers):
+        for name, value in numbers:
+            self.writer.add_scalar(TAGS[name], value, step)
+
+    def flush(self):
+        self.writer.flush()
+
+    def close(self):
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    package, keeps_old = "wandb", True
+
+    def __init__(self, module, run, options):
+        try:
+            self.run = module.init(project=options.wandb, name=run.name, dir=run.folder, config=run.record,
+                                   reinit="create_new", settings=module.Settings(console="off"))
+        except module.Error as error:
+            fail(f"--wandb {options.wandb}: {error}; expected a login (wandb login) or WANDB_MODE=offline")
+        self.run.define_metric("*", step_metric="step")
+
+    def write(self, step, numbers):
+        self.run.log({"step": step, **{TAGS[name]: value for name, value in numbers}})
+
+    def flush(self):
+        pass
+
+    def close(self):
+        self.run.finish()
+
+
+def export(kind, options):
+    """Writes to each run's board what is new in its log. A board in which numbers have changed is made again."""
+    try:
+        module = importlib.import_module(kind.package)      # now, not when a run starts
+    except ImportError as error:
+        fail(f"{error}: pip install {kind.package.split('.')[0]}")
+    boards, written = {}, {}
+    for runs in follow(options):
+        for run in runs:
+            found = {(step, name, repr(value)) for step, numbers in run.steps.items()
+                     for name, value in numbers.items()}
+            before = written.get(run.folder, set())
+            if run.folder not in boards or not (before <= found or kind.keeps_old):
+                if run.folder in boards:
+                    boards[run.folder].close()
+                boards[run.folder], before = kind(module, run, options), set()
+            for step, numbers in run.steps.items():
+                new = [item for item in numbers.items() if (step, item[0], repr(item[1])) not in before]
+                if new:
+                    boards[run.folder].write(step, new)
+            boards[run.folder].flush()
+            written[run.folder] = found
+            print(summary(run), flush=True)
+    for board in boards.values():
+        board.close()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     allow_abbrev=False)
+    parser.add_argument("--wandb", metavar="PROJECT", help="to a project of Weights & Biases instead of TensorBoard")
+    options = parse_arguments(parser)
+    try:
+        export(WeightsAndBiases if options.wandb else TensorBoard, options)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}; expected a folder that can be written")
+    if not options.wandb:
+        print("tensorboard --logdir", os.path.commonpath([os.path.abspath(folder) for folder in options.runs]))
+
+
+if __name__ == "__main__":
+    main()
