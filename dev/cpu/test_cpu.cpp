@@ -15,7 +15,6 @@
 #include <sys/wait.h>
 
 #include <array>
-#include <cfloat>
 #include <cmath>
 #include <functional>
 #include <random>

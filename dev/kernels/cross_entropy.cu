@@ -114,7 +114,7 @@ void three_kernels(floatX* logits, float* losses, float* max, float* lse, const 
     launch("gradient", gradient_kernel<TEAM, WIDTH>, blocks, block, 0, logits, lse, targets, scale, s);
 }
 
-// ---- 4: online softmax ----
+// ---- 4: online softmax, in one kernel ----
 // A maximum and a sum for each place in the pack: the chain "compare, correct, add" is long, and PACK of them side by
 // side hide its latency. It takes two exponentials an element where one pass each took one, but memory is the bound.
 
@@ -135,20 +135,10 @@ __device__ __forceinline__ float online_lse(const floatX* row, int V) {
     return row_max + logf(block_sum(my_sum));
 }
 
-__global__ void online_kernel(float* lse, float* losses, const floatX* logits, const int* targets, Size s) {
-    const size_t n = blockIdx.x;
-    const floatX* const row = logits + n * s.Vp;
-    const float of_row = online_lse(row, s.V);
-    if (threadIdx.x > 0) return;
-    lse[n] = of_row;
-    losses[n] = loss_of(row, of_row, targets[n]);
-}
-
-// ---- 5: one kernel ----
 // Loss and gradient together: a block reads its row for the second time right after the first. With three blocks on
 // each multiprocessor of an H100, 396 rows of 100 KB are in use at a time, 40 MB: most of them are still in L2 (50 MB).
 //
-// ---- 6: train_gpt.cu ----
+// ---- 5: train_gpt.cu ----
 // Now instructions are the bound: three exponentials an element, of which the special function unit computes 16 a
 // clock. A pack has one maximum: if it does not grow, which is the usual case, nothing is corrected, and an element
 // takes two. exp(x - max) is 2^(x log2(e) - max log2(e)): a multiply-add and the special function unit. And the row is
@@ -195,11 +185,7 @@ void loss_and_gradient(Study& study, const Size& s) {
     c.step("a block per row, 128 bits a thread", [&] {
         three_kernels<Team::BLOCK, PACK>(logits, losses, max, lse, targets, scale, s);
     });
-    c.step("maximum and sum in one read", [&] {
-        launch("online", online_kernel, N, WIDE_BLOCK, 0, lse, losses, logits, targets, s);
-        launch("gradient", gradient_kernel<Team::BLOCK, PACK>, N, WIDE_BLOCK, 0, logits, lse, targets, scale, s);
-    });
-    c.step("all in one kernel", [&] {
+    c.step("maximum and sum in one read, all in one kernel", [&] {
         launch("one kernel", one_kernel, N, CROSS_ENTROPY_BLOCK, 0, logits, losses, targets, scale, s);
     });
     c.step("train_gpt.cu: one maximum a pack, one read", [&] {

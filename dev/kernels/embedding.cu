@@ -118,7 +118,7 @@ __global__ void columns_kernel(float* dwte, float* dwpe, const floatX* dout, con
     }
 }
 
-// A thread per element of dwpe: enough of them, and neighbours read neighbours. For steps 2 and 3.
+// A thread per element of dwpe: enough of them, and neighbours read neighbours. For step 2.
 __global__ void wpe_kernel(float* dwpe, const floatX* dout, Size s) {
     const size_t at = my_index(), size = static_cast<size_t>(s.T) * s.C;
     if (at >= size) return;
@@ -134,30 +134,9 @@ template <typename T> __device__ __forceinline__ void add_pack(float (&x)[PACK],
     for (int k = 0; k < PACK; k++) x[k] += y[k];
 }
 
-// ---- 2: a warp per row of the table looks for its token ----
-// In each round a lane looks at one position, and a ballot tells all lanes where the token was. The sum is formed in
-// registers, a pack of columns a lane; where C is larger the grid's y has more warps. Parallel, but V warps or more
-// each read all of inp, and most find nothing.
-
-__global__ void search_kernel(float* dwte, const floatX* dout, const int* inp, Size s) {
-    const size_t v = warp_row(), N = s.N(), C = s.C, lane = threadIdx.x % WARP_SIZE;
-    if (v >= static_cast<size_t>(s.V)) return;
-    const size_t i = blockIdx.y * static_cast<size_t>(LANE_STRIDE) + lane * PACK;
-    float sum[PACK] = {};
-    for (size_t begin = 0; begin < N; begin += WARP_SIZE) {
-        const size_t mine = begin + lane;
-        unsigned found = __ballot_sync(FULL_WARP, mine < N && inp[mine < N ? mine : 0] == static_cast<int>(v));
-        for (size_t n = begin; found; n++, found >>= 1)
-            if (i < C && found & 1) add_pack(sum, dout + n * C + i);
-    }
-    if (i >= C) return;
-    add_pack(sum, dwte + v * C + i);
-    store(dwte + v * C + i, sum);
-}
-
-// ---- 3: a warp per run of sorted positions ----
-// No search: the host has sorted the positions, which it knows before the step begins. Only rows of dwte whose token
-// occurs are read and written.
+// ---- 2: a warp per run of sorted positions ----
+// The host has sorted the positions, which it knows before the step begins. The sum is formed in registers, a pack of
+// columns a lane, and only rows of dwte whose token occurs are read and written.
 
 __global__ void runs_kernel(float* dwte, const floatX* dout, const int* inp, const int* order, const int* first,
                             size_t runs, size_t C) {
@@ -173,7 +152,7 @@ __global__ void runs_kernel(float* dwte, const floatX* dout, const int* inp, con
     }
 }
 
-// ---- 4: train_gpt.cu ----
+// ---- 3: train_gpt.cu ----
 // The same runs, and dwpe by packs; packs of 4 columns, as gradients are FP32 and then move in whole sectors. A token
 // that is 4 % of a text has a run of thousands of positions, one load after the other, when other warps have long
 // ended: the warps of a block share such a run.
@@ -194,10 +173,6 @@ void study_backward(Study& study, const Size& s) {
             dwpe.expected[n % s.T * C + i] += dout.host[n * C + i];
         }
     c.step("a thread per column, all positions", [&] { launch_threads(columns_kernel, C, dwte, dwpe, dout, inp, s); });
-    c.step("a warp per token looks for its positions", [&] {
-        launch("step", search_kernel, dim3(row_blocks(s.V), ceil_div(C, LANE_STRIDE)), BLOCK, 0, dwte, dout, inp, s);
-        launch_threads(wpe_kernel, s.T * C, dwpe, dout, s);
-    });
     c.step("a warp per run of sorted positions", [&] {
         launch_threads(runs_kernel, runs * WARP_SIZE, dwte, dout, inp, order, first, runs, C);
         launch_threads(wpe_kernel, s.T * C, dwpe, dout, s);
