@@ -60,21 +60,13 @@ void over_gpus(float* x, size_t n, ncclRedOp_t operation = ncclSum) {
 // Whole weights and gradients of group 0 have a slot of their own; layers use the others in turn.
 size_t slot_of(size_t g, size_t layer_slots) { return g == 0 ? 0 : 1 + (g - 1) % layer_slots; }
 
-// The communication of a step.
-class Communication {
+// The order of communication in a step. Communication carries it out, Timeline (plan.cuh) adds up how long it takes.
+class CommunicationSchedule {
 public:
-    explicit Communication(Model& m)
-        : m_(m), zero_(m.setup.zero), layers_(m.layout.layers), weight_slots_(weight_copies(zero_, layers_)),
-          grad_slots_(grad_copies(zero_, layers_)), holds_(1 + weight_slots_, NO_GROUP), gathered_(1 + weight_slots_),
-          reduced_(1 + grad_slots_) {
-        for (auto* events : {&gathered_, &reduced_})
-            for (cudaEvent_t& event : *events)
-                check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
-    }
-    ~Communication() {
-        for (const auto* events : {&gathered_, &reduced_})
-            for (const cudaEvent_t event : *events) cudaEventDestroy(event);
-    }
+    CommunicationSchedule(int zero, size_t layers)
+        : zero_(zero), layers_(layers), weight_slots_(weight_copies(zero, layers)),
+          grad_slots_(grad_copies(zero, layers)), holds_(1 + weight_slots_, NO_GROUP) {}
+    virtual ~CommunicationSchedule() = default;
 
     // Before group g's weights are used. Gathers them and meanwhile, where each layer has a slot of its own (ZeRO 1 and
     // 2), those of all groups, otherwise those of `next`.
@@ -83,7 +75,7 @@ public:
         gather_once(g);
         if (weight_slots_ < layers_) gather_once(next);
         else for (size_t group = 0; group <= layers_; group++) gather_once(group);
-        await_sent(gathered_[slot_of(g, weight_slots_)]);
+        await_weights(slot_of(g, weight_slots_));
     }
     // After the update: gathered weights are out of date.
     void weights_changed() { std::fill(holds_.begin(), holds_.end(), NO_GROUP); }
@@ -96,6 +88,38 @@ public:
     void send_gradients(size_t g, MicroBatch which) {
         if (zero_ >= 2 || which == MicroBatch::LAST) reduce(g, slot_of(g, grad_slots_));
     }
+
+protected:
+    virtual void gather(size_t g, size_t slot) = 0;
+    virtual void await_weights(size_t slot) = 0;
+    virtual void begin(size_t g, size_t slot) = 0;
+    virtual void reduce(size_t g, size_t slot) = 0;
+
+    static constexpr size_t NO_GROUP = ~size_t{0};
+    const int zero_;
+    const size_t layers_, weight_slots_, grad_slots_;   // slots: of layers, whose whole weights exist at a time
+
+private:
+    void gather_once(size_t group) {
+        const size_t slot = slot_of(group, weight_slots_);
+        if (group <= layers_ && std::exchange(holds_[slot], group) != group) gather(group, slot);
+    }
+    std::vector<size_t> holds_;   // by slot: the group whose weights are there or on their way
+};
+
+class Communication : public CommunicationSchedule {
+public:
+    explicit Communication(Model& m)
+        : CommunicationSchedule(m.setup.zero, m.layout.layers), m_(m), gathered_(1 + weight_slots_),
+          reduced_(1 + grad_slots_) {
+        for (auto* events : {&gathered_, &reduced_})
+            for (cudaEvent_t& event : *events)
+                check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    }
+    ~Communication() override {
+        for (const auto* events : {&gathered_, &reduced_})
+            for (const cudaEvent_t event : *events) cudaEventDestroy(event);
+    }
     void await_gradients() const { for (const cudaEvent_t event : reduced_) await_sent(event); }
 
 private:
@@ -106,17 +130,16 @@ private:
         return static_cast<char*>(m_.grad_buffers.data) + slot_begin(slot) * size_of(m_.grads.dtype);
     }
 
-    void gather_once(size_t g) {
-        const size_t slot = slot_of(g, weight_slots_);
-        if (g > layers_ || std::exchange(holds_[slot], g) == g) return;
+    void gather(size_t g, size_t slot) override {
         const Layout& y = m_.layout;
         const floatX* shard = m_.weights + y.mine(g, weights_kept(m_.setup));
         all_gather(world, gathered_[slot], m_.weight_buffers + slot_begin(slot), shard, y.shard(g), FLOATX);
     }
+    void await_weights(size_t slot) override { await_sent(gathered_[slot]); }
 
     // A buffer starts as zeros and, in this rank's shard, what it has summed up so far: the sum over ranks is then that
     // of all micro-batches.
-    void begin(size_t g, size_t slot) {
+    void begin(size_t g, size_t slot) override {
         const Layout& y = m_.layout;
         const size_t size = size_of(m_.grads.dtype), shard = y.shard(g) * size;
         char* whole = buffer(slot);
@@ -128,7 +151,7 @@ private:
                   "cudaMemcpyAsync");
         }, whole, so_far);
     }
-    void reduce(size_t g, size_t slot) {
+    void reduce(size_t g, size_t slot) override {
         const Layout& y = m_.layout;
         const DType dtype = m_.grads.dtype;
         void* whole = buffer(slot);
@@ -137,11 +160,7 @@ private:
         else reduce_scatter(world, reduced_[slot], shard, whole, y.shard(g), dtype);
     }
 
-    static constexpr size_t NO_GROUP = ~size_t{0};
     Model& m_;
-    const int zero_;
-    const size_t layers_, weight_slots_, grad_slots_;   // slots: of layers, whose whole weights exist at a time
-    std::vector<size_t> holds_;   // by slot: the group whose weights are there or on their way
     std::vector<cudaEvent_t> gathered_, reduced_;   // by slot
 };
 

@@ -182,6 +182,12 @@ static std::vector<Flag> run_flags(Options& o) {
         size_flag("--gpu-memory", PLAN, o.gpu_memory, "of the GPU to plan for (default: this device's)"),
         choice_flag("--precision", PLAN, o.precision, {"fp32", "bf16", "fp16"},
                     "of weights and activations; default: with --gpu-memory bf16, else this build's"),
+        number_flag("--bandwidth", PLAN, o.bandwidth, 1e-3, 1e6,
+                    "GB/s that each GPU sends: 450 by an H100's NVLink, 50 by 400 Gb/s InfiniBand"),
+        number_flag("--flops", PLAN, o.flops, 1e-3, 1e6,
+                    "TFLOP/s that each GPU sustains (default: 400 in 16 bits, 27 in FP32, 40 % of an H100's peak)"),
+        switch_flag("--scan", PLAN, o.scan,
+                    "instead: the layouts that fit, fastest first, for --gpus and the powers of two below"),
         switch_flag("--json", PLAN, o.as_json, "one JSON object instead of a table"),
     };
 }

@@ -88,8 +88,8 @@ struct Options {
     double temperature = 1.0, top_p = 1.0;
     // plan
     PlanPrecision precision = PlanPrecision::OF_BUILD;
-    double gpu_memory = 0;   // bytes
-    bool as_json = false;
+    double gpu_memory = 0, bandwidth = 0, flops = 0;   // bytes, GB/s, TFLOP/s
+    bool scan = false, as_json = false;
 
     std::set<std::string> given;   // the flags on the command line
 };

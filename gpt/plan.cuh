@@ -1,11 +1,13 @@
 // From options to a run: checks them against each other and the model, chooses the micro-batch, predicts memory and
-// what GPUs send. `plan` prints this, and so does a run at its start and in its log. Included by train_gpt.cu.
+// time. `plan` prints this, and so does a run at its start and in its log. Included by train_gpt.cu.
 //
-// Map: peak · model and setup · start of a run · plan
+// Map: peak · model and setup · start of a run · a step in time · plan
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 // ---- peak ---------------------------------------------------------------------------------------
@@ -21,6 +23,7 @@ const Peak PEAKS[] = {
     {"A10G", 70, 31.5},       {"A10", 125, 31.2},       {"RTX 6000 Ada", 364, 91.1}, {"RTX A6000", 154.8, 38.7},
     {"RTX 4090", 165.2, 82.6}, {"RTX 3090", 71, 35.6},  {"Tesla T4", 65, 8.1},     {"V100", 125, 15.7},
 };
+constexpr double ASSUMED_TFLOPS_BF16 = 400, ASSUMED_TFLOPS_FP32 = 27;   // of `plan`: 40 % of an H100's peak
 
 // Returns the FLOP/s of a square matmul: the best of the runs in a tenth of a second, at least three. The factors are
 // random, as a GPU multiplies zeros faster.
@@ -262,24 +265,155 @@ json run_record(const Options& o, const Setup& s) {
               {"nccl", nccl_version()}, {"cublaslt", cublasLtGetVersion()}}}};
 }
 
-// ---- plan ---------------------------------------------------------------------------------------
+// ---- a step in time -----------------------------------------------------------------------------
+// Simulates the overlap of computation and communication, in the program's own order: CommunicationSchedule in
+// distributed.cuh. Communication begins when all computation before it is done and the link is free. Computation waits
+// for the weights that it needs and for the gradient buffers that it fills.
+//
+// assumed  FLOPs take time at one sustained rate, independent of micro-batch and communication. Bytes take time at one
+//          bandwidth, that of a ring's slowest link, without latency. GPUs never wait for each other.
+// left out the update, loading data, all other FLOPs than flops_per_token(), and the communication of norm and losses
 
-// What each GPU sends in a step of `micro_batches`, in bytes, as in rings: (R - 1) / R of what there is, all-reduce
-// twice. Communication in distributed.cuh does it.
-double bytes_sent(const Setup& s, long micro_batches) {
+// All times in seconds, bytes as one GPU sends them in a ring: (R - 1) / R of what there is.
+struct StepWork {
+    size_t layers;
+    int zero;
+    double forward, again, head;       // of a micro-batch: a layer's forward, what backward does again of it; the head
+    double weights[2], gradients[2];   // bytes of one all-gather or reduce-scatter: of group 0, of a layer
+    double bandwidth;                  // bytes a second
+};
+
+struct StepTime { double seconds = 0, computing = 0, bytes = 0; };
+
+StepWork step_work(const Setup& s, double flops, double bandwidth) {
     const Layout y = layout_of(s);
-    const double gradients = double(y.elements()) * size_of(s.grad_dtype);
-    const double layers = y.layers, again = layers - weight_copies(s.zero, y.layers);   // again: gathered once more
-    const double gathered = y.outside + y.layer * (layers + again + (micro_batches - 1) * 2 * again);
-    const double sums = s.zero == 0 ? 2 : s.zero == 1 ? 1 : micro_batches;
-    return (sums * gradients + (s.zero >= 1) * gathered * size_of(s.precision)) * (s.gpus - 1) / s.gpus;
+    const Flops per_token = flops_per_token(s);
+    const double head = 6.0 * s.config.vocab * s.config.channels;   // forward and backward
+    const double layer = (per_token.model - head) / 3 / y.layers;
+    const double again = y.layers > 1 ? (per_token.hardware - per_token.model) / (y.layers - 1) : 0;
+    auto seconds = [&](double of_token) { return of_token * s.N() / flops; };
+    auto sent = [&](size_t g, DType dtype) { return double(y.shard(g)) * (y.gpus - 1) * size_of(dtype); };
+    return {y.layers, s.zero, seconds(layer), seconds(again), seconds(head),
+            {sent(0, s.precision), sent(1, s.precision)}, {sent(0, s.grad_dtype), sent(1, s.grad_dtype)}, bandwidth};
 }
+
+class Timeline : public CommunicationSchedule {
+public:
+    explicit Timeline(const StepWork& work)
+        : CommunicationSchedule(work.zero, work.layers), w_(work), gathered_(1 + weight_slots_),
+          reduced_(1 + grad_slots_) {}
+
+    StepTime run(long micro_batches) {
+        for (long i = 1; i <= micro_batches; i++)
+            micro_step(i < micro_batches ? MicroBatch::ONE_OF_SEVERAL : MicroBatch::LAST);
+        for (double sent : reduced_) now_ = std::max(now_, sent);
+        return {now_, computing_, bytes_};
+    }
+
+private:
+    void micro_step(MicroBatch which) {
+        need_weights(0, 1);
+        for (size_t l = 0; l < layers_; l++) {
+            need_weights(1 + l, 2 + l);
+            compute(w_.forward);
+        }
+        begin_gradients(0);
+        compute(w_.head);
+        begin_gradients(layers_);
+        for (size_t l = layers_; l-- > 0;) {
+            need_weights(1 + l, l);
+            if (l > 0) begin_gradients(l);
+            compute((l + 1 < layers_ ? w_.again : 0) + 2 * w_.forward);
+            send_gradients(1 + l, which);
+        }
+        send_gradients(0, which);
+    }
+    void compute(double seconds) {
+        now_ += seconds;
+        computing_ += seconds;
+    }
+    void send(double& sent, double bytes) {
+        link_ = sent = std::max(link_, now_) + bytes / w_.bandwidth;
+        bytes_ += bytes;
+    }
+    void gather(size_t g, size_t slot) override { send(gathered_[slot], w_.weights[g > 0]); }
+    void await_weights(size_t slot) override { now_ = std::max(now_, gathered_[slot]); }
+    void begin(size_t, size_t slot) override { now_ = std::max(now_, reduced_[slot]); }
+    void reduce(size_t g, size_t slot) override { send(reduced_[slot], (zero_ == 0 ? 2 : 1) * w_.gradients[g > 0]); }
+
+    const StepWork& w_;
+    double now_ = 0, link_ = 0;   // until when GPU and link have something to do
+    double computing_ = 0, bytes_ = 0;
+    std::vector<double> gathered_, reduced_;   // by slot: when
+};
+
+// When the head begins nothing is on its way, in any stage: from one head to the next it always takes as long. So two
+// micro-batches tell how long more of them take.
+StepTime step_time(const StepWork& w, long micro_batches) {
+    const StepTime one = Timeline(w).run(1), two = Timeline(w).run(2);
+    if (micro_batches == 1) return one;
+    auto all = [&](double of_two, double of_one) { return of_two + (micro_batches - 2) * (of_two - of_one); };
+    return {all(two.seconds, one.seconds), all(two.computing, one.computing), all(two.bytes, one.bytes)};
+}
+
+double flops_of(const Options& o) {
+    return 1e12 * (o.flops > 0 ? o.flops : precision_of(o) == DType::FP32 ? ASSUMED_TFLOPS_FP32 : ASSUMED_TFLOPS_BF16);
+}
+
+// ---- plan ---------------------------------------------------------------------------------------
 
 // Weights, gradients, master weights and moments, of one GPU: ZeRO shards these.
 size_t state_bytes(const Plan& p) {
     size_t bytes = 0;
     for (int category = 0; category <= static_cast<int>(Category::ADAM_V); category++) bytes += p.bytes[category];
     return bytes;
+}
+
+// What a layout needs of each GPU: bytes, and what it sends and, with --bandwidth, computes in a step.
+json layout_record(const Options& o, const Setup& s, size_t memory) {
+    const Plan p = plan(s);
+    const long accumulation = accumulation_steps(o, s);
+    const double bandwidth = o.bandwidth > 0 ? o.bandwidth * 1e9 : INFINITY;
+    const StepTime time = step_time(step_work(s, flops_of(o), bandwidth), accumulation);
+    json bytes = bytes_record(p), step;
+    bytes["total"] = p.total;
+    if (o.bandwidth > 0)
+        step = {{"seconds", time.seconds}, {"computing", time.computing}, {"sending", time.bytes / bandwidth},
+                {"exposed", time.seconds - time.computing},   // what computation waits for
+                {"tokens_per_s", double(s.N()) * s.gpus * accumulation / time.seconds}};
+    return {{"gpus", s.gpus}, {"zero", s.zero}, {"micro_batch", s.B}, {"accumulation", accumulation},
+            {"recompute", recompute_name(s)}, {"bytes", bytes}, {"state", state_bytes(p)},
+            {"bytes_per_parameter", double(state_bytes(p)) / layout_of(s).elements()}, {"fits", p.total <= memory},
+            {"bytes_sent", time.bytes}, {"step", step}};
+}
+
+// plan --scan: for --gpus and each power of two below, the layouts that fit with a margin, fastest first: stages of
+// ZeRO, recomputation modes, with the largest micro-batch. --zero, --recompute and --micro-batch are kept if given. Of
+// layouts whose times differ by rounding only, those that recompute less come first, then those that send less.
+json scan_records(const Options& o, Setup s, size_t memory) {
+    auto excluded = [&](const char* flag, bool differs) { return o.given.count(flag) && differs; };
+    const bool largest = o.micro_batch == AUTO;
+    const int most = s.gpus;
+    json all = json::array();
+    for (int below = 1; below < 2 * most; below *= 2) {
+        s.gpus = std::min(below, most);
+        std::multimap<std::tuple<long long, int, double>, json> sorted;
+        for (s.zero = 0; s.zero <= (s.gpus > 1 ? last_stage(s) : 0); s.zero++)
+            for (const auto& [name, mode] : RECOMPUTE_NAMES) {
+                s.recompute = mode;
+                s.B = largest ? 1 : o.micro_batch;
+                if (excluded("--zero", s.gpus > 1 && s.zero != o.zero) || excluded("--recompute", mode != o.recompute))
+                    continue;
+                if (o.total_batch % (long(s.N()) * s.gpus) != 0) continue;
+                if (largest) s.B = auto_micro_batch(o, s, memory);
+                if (plan(s).total > without_margin(memory)) continue;
+                const json record = layout_record(o, s, memory);
+                const double time = std::log(double(record["step"]["seconds"])), sent = record["bytes_sent"];
+                sorted.emplace(std::tuple{std::llround(1e6 * time), int(mode), sent}, record);
+            }
+        for (const auto& [order, record] : sorted) all.push_back(record);
+    }
+    return all;
 }
 
 // What a layer keeps of its activations from forward to backward.
@@ -307,24 +441,38 @@ json tensor_records(const Setup& s) {
 
 // The plan as one object; memory: what must hold it.
 json plan_record(const Options& o, const Setup& s, size_t memory) {
-    const Plan p = plan(s);
-    const long accumulation = accumulation_steps(o, s);
-    json bytes = bytes_record(p), most;
-    bytes["total"] = p.total;
+    json record = layout_record(o, s, memory), most;
     for (const auto& [name, mode] : RECOMPUTE_NAMES) {
         Setup other = s;
         other.recompute = mode;
         most[name] = largest_micro_batch(other, memory);
     }
-    return {{"model", model_record(s.config)}, {"parameters", count_parameters(s.config).real}, {"gpus", s.gpus},
-            {"zero", s.zero}, {"micro_batch", s.B}, {"seq_len", s.T}, {"accumulation", accumulation},
-            {"recompute", recompute_name(s)}, {"attention", attention_name(s)}, {"precision", name_of(s.precision)},
-            {"grad_dtype", name_of(s.grad_dtype)}, {"matmul", MATMUL_NAMES[static_cast<int>(s.matmul)]},
-            {"bytes", bytes}, {"bytes_per_parameter", double(state_bytes(p)) / layout_of(s).elements()},
-            {"activation_bytes_per_token_per_layer", double(kept_bytes_per_layer(s)) / s.N()},
-            {"gpu_memory", memory}, {"fits", p.total <= memory}, {"max_micro_batch", most},
-            {"bytes_sent", bytes_sent(s, accumulation)}, {"flops_per_token", flops_record(s)},
-            {"tensors", tensor_records(s)}};
+    record.update({{"model", model_record(s.config)}, {"parameters", count_parameters(s.config).real},
+                   {"seq_len", s.T}, {"precision", name_of(s.precision)}, {"grad_dtype", name_of(s.grad_dtype)},
+                   {"attention", attention_name(s)}, {"matmul", MATMUL_NAMES[static_cast<int>(s.matmul)]},
+                   {"activation_bytes_per_token_per_layer", double(kept_bytes_per_layer(s)) / s.N()},
+                   {"gpu_memory", memory}, {"max_micro_batch", most}, {"flops_per_token", flops_record(s)},
+                   {"flops_per_s", flops_of(o)}, {"tensors", tensor_records(s)}});
+    if (o.scan) record["scan"] = scan_records(o, s, memory);
+    return record;
+}
+
+// A line for each layout; -> marks the first, which is the fastest, of a number of GPUs.
+void print_layouts(const json& layouts) {
+    printf("\n    GPUs  ZeRO  micro-batch  accumulated  recompute       state     buffers       total    step ms"
+           "  exposed      tok/s\n");
+    int gpus = 0;
+    for (const json& c : layouts) {
+        const std::string recompute = c["recompute"];
+        const json &bytes = c["bytes"], &step = c["step"];
+        printf("%s %5d  %4d  %11d  %11ld  %-9s  %10s  %10s  %10s  %9.1f  %5.1f %%  %9s\n",
+               c["gpus"] == gpus ? "  " : "->", int(c["gpus"]), int(c["zero"]), int(c["micro_batch"]),
+               long(c["accumulation"]), recompute.c_str(), size_text(c["state"]).c_str(),
+               size_text(bytes["buffers"]).c_str(), size_text(bytes["total"]).c_str(), 1e3 * double(step["seconds"]),
+               100 * double(step["exposed"]) / double(step["seconds"]), short_number(step["tokens_per_s"]).c_str());
+        gpus = c["gpus"];
+    }
+    if (layouts.empty()) printf("  none fits\n");
 }
 
 void print_plan(const Options& o, const Setup& s, const json& record, size_t memory) {
@@ -333,16 +481,16 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
     printf("a step     %d x %d tokens, accumulated %ld times by each GPU; %s, gradients %s, recompute %s, "
            "attention %s, matmul %s\n", s.B, s.T, long(record["accumulation"]), name_of(s.precision),
            name_of(s.grad_dtype), recompute_name(s), attention_name(s), matmul.c_str());
+    if (s.gpus > 1) printf("each sends %s a step\n", size_text(double(record["bytes_sent"])).c_str());
+    if (o.bandwidth > 0) {
+        printf("times      estimates for GPUs that compute %g TFLOP/s%s and send %g GB/s\n", flops_of(o) / 1e12,
+               o.flops > 0 ? "" : " (assumed; --flops)", o.bandwidth);
+        print_layouts(o.scan ? record["scan"] : json::array({record}));
+    }
+    if (o.scan) return;
     print_memory(plan(s), memory);
     printf("  %s; %.2f bytes of state per parameter\n", record["fits"] ? "fits" : "does not fit on one such GPU",
            double(record["bytes_per_parameter"]));
-    Setup stage = s;
-    for (stage.zero = 0; s.gpus > 1 && stage.zero <= last_stage(s); stage.zero++) {
-        const Plan p = plan(stage);
-        printf("  --zero %d: %s of state, %s in all, %s sent in a step\n", stage.zero,
-               size_text(state_bytes(p)).c_str(), size_text(p.total).c_str(),
-               size_text(bytes_sent(stage, record["accumulation"])).c_str());
-    }
     const size_t activations = record["bytes"]["activations"];
     printf("\nactivations of half a percent or more; a layer keeps %.0f bytes per token\n",
            double(record["activation_bytes_per_token_per_layer"]));
@@ -370,6 +518,9 @@ void plan_subcommand(Options o) {
     if (!problem.empty()) throw UserError("plan needs --gpu-memory SIZE here: %s", problem.c_str());
     if (elsewhere && o.precision == PlanPrecision::OF_BUILD) o.precision = PlanPrecision::BF16;   // as a card does
     if (o.gpus == ALL_GPUS) throw UserError("--gpus all: plan needs a number");
+    if (o.scan && (o.total_batch == 0 || o.bandwidth == 0))
+        throw UserError("plan --scan needs --total-batch TOKENS and --bandwidth GB/s");
+    if (o.scan && !o.given.count("--micro-batch")) o.micro_batch = AUTO;
     const size_t memory = elsewhere ? static_cast<size_t>(o.gpu_memory) : memory_now().all;
     const Config config = o.from.empty() ? config_from_options(o, 0) : config_of_folder(o, o.from);
     Setup setup = make_setup(o, config, Purpose::TRAINING, memory);

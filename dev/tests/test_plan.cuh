@@ -1,5 +1,5 @@
-// Tests of what `plan` predicts: bytes per parameter, closed forms, ZeRO stages, what GPUs send. Included by
-// test_gpt.cu.
+// Tests of memory and time that `plan` predicts: bytes per parameter, closed forms, ZeRO stages, the timeline of a step
+// on many GPUs. Included by test_gpt.cu.
 #pragma once
 
 Setup planned(const std::string& model, int B, int T, DType precision, DType grad_dtype, int gpus = 1, int zero = 0) {
@@ -114,23 +114,75 @@ TEST("plan: stages of ZeRO") {
           "the buffers of weights and gradients hold no more than the model's layers");
 }
 
+// Steps small enough to compute by hand. In brackets: communication; G gradients, W weights.
+TEST("plan: timeline") {
+    struct Case { const char* what; StepWork work; long micro_batches; double seconds, computing, bytes; };
+    const Case CASES[] = {
+        // forward to 20, head to 40, backward to 60 [2 G2 to 68], backward to 80 [2 G1 to 88, 2 G0 to 94]
+        {"a step of ZeRO 0", {2, 0, 10, 0, 20, {1, 2}, {3, 4}, 1}, 1, 94, 80, 22},
+        // 5 more in the backward of the first layer
+        {"of two micro-batches the last one sends", {2, 0, 10, 5, 20, {1, 2}, {3, 4}, 1}, 2, 85 + 85 + 14, 170, 22},
+        // forward to 2, head to 4, backward to 6 [2 G2 to 22], backward to 8 [2 G1 to 38, 2 G0 to 50]
+        {"communication waits for earlier one", {2, 0, 1, 0, 2, {1, 2}, {3, 4}, 0.5}, 1, 50, 8, 22},
+        // [W0 to 1, W1 to 3, W2 to 5] forward from 3 to 23, head to 43, backward to 63 [G2 to 67], 83 [G1 to 87, G0 to
+        // 90]
+        {"ZeRO 1 waits for the first weights only", {2, 1, 10, 0, 20, {1, 2}, {3, 4}, 1}, 1, 90, 80, 16},
+        // the same, and forward from 83, which does not wait, to 163 [G2, G1 to 167, G0 to 170]
+        {"ZeRO 2 sends gradients of each micro-batch", {2, 2, 10, 0, 20, {1, 2}, {3, 4}, 1}, 2, 170, 160, 27},
+        // [W0 to 1, W1 to 3, W2 to 5] forward from 3 to 13 [W3 to 15] to 33, head to 53, backward to 73 [G3 to 77, W1
+        // to 79], 93 [G2 to 97], 113 [G1 to 117, G0 to 120]; forward to 123 [W3 to 125], 143, head to 163, backward to
+        // 183 [G3, W1], 203 [G2], 223 [G1 to 227, G0 to 230]
+        {"ZeRO 3 gathers again what its two buffers do not hold", {3, 3, 10, 0, 20, {1, 2}, {3, 4}, 1}, 2, 230, 220,
+         43},
+        {"each further micro-batch takes as long", {3, 3, 10, 0, 20, {1, 2}, {3, 4}, 1}, 5, 560, 550, 100},
+        // [W0 to 2, W1 to 6] forward to 7, head to 9, backward to 11 [G1 to 19, G0 to 25]; forward to 12, and the head
+        // waits for G0's buffer: from 25 to 27, backward to 29 [G1 to 37, G0 to 43]
+        {"gradients wait for their buffer", {1, 2, 1, 0, 2, {1, 2}, {3, 4}, 0.5}, 2, 43, 10, 17}};
+    for (const Case& c : CASES) {
+        const StepTime t = step_time(c.work, c.micro_batches);
+        claim(t.seconds == c.seconds && t.computing == c.computing && t.bytes == c.bytes,
+              std::string("timeline by hand: ") + c.what,
+              format("%g s, %g computing, %g bytes", t.seconds, t.computing, t.bytes));
+    }
+    bool shortcut = true, bounds = true;
+    for (uint64_t i = 0; i < 2000; i++) {
+        auto draw = [&, at = 0](uint64_t most) mutable { return 1.0 * (splitmix64(splitmix64(i) + at++) % most); };
+        const size_t layers = 1 + size_t(draw(7));
+        const StepWork w = {layers, int(draw(4)), 1 + draw(9), draw(5), draw(30), {draw(20), draw(20)},
+                            {draw(20), draw(20)}, 0.25 * (1 + draw(40))};
+        const long A = 1 + long(draw(12));
+        const StepTime fast = step_time(w, A), all = Timeline(w).run(A);
+        auto near = [&](double a, double b) { return std::abs(a - b) <= 1e-9 * (all.seconds + all.bytes); };
+        shortcut = shortcut && near(fast.seconds, all.seconds) && near(fast.computing, all.computing) &&
+                   near(fast.bytes, all.bytes);
+        const double computing = A * (3 * w.forward * w.layers + w.again * (w.layers - 1) + w.head);
+        const double sending = all.bytes / w.bandwidth;
+        bounds = bounds && near(all.computing, computing) && all.seconds >= std::max(computing, sending) - 1e-9 &&
+                 all.seconds <= computing + sending + 1e-9;
+    }
+    claim(shortcut, "2000 random steps: the shortcut for many micro-batches equals the simulation");
+    claim(bounds, "2000 random steps: no shorter than computing or sending, no longer than both");
+}
+
+// With two layers of weights in the buffers.
 TEST("plan: bytes sent") {
-    struct Case { const char* what; int layers, zero; long micro_batches; double outside, layer; };
-    // Weights and gradients that a step sends of group 0 and of a layer, in numbers of parameters.
-    const Case CASES[] = {{"ZeRO 0 sums gradients for all ranks, once", 12, 0, 6, 2, 2 * 12},
-                          {"ZeRO 1 sums gradients once, and gathers weights once", 12, 1, 6, 1 + 1, 12 + 12},
-                          {"ZeRO 2 sums gradients of each micro-batch", 12, 2, 6, 6 + 1, 6 * 12 + 12},
-                          {"ZeRO 3 gathers again what its two buffers do not hold", 12, 3, 6, 6 + 1,
-                           6 * 12 + 12 + 10 + 5 * (10 + 10)},
-                          {"ZeRO 3 gathers one layer once", 1, 3, 6, 6 + 1, 6 * 1 + 1}};
-    for (const Case& c : CASES)
-        for (const int gpus : {1, 3, 64}) {
-            Setup s = planned("gpt2", 2, 512, DType::BF16, DType::BF16, gpus, c.zero);
-            s.config.layers = c.layers;
+    bool bytes = true, flops = true;
+    for (const auto& [name, mode] : RECOMPUTE_NAMES)
+        for (const int gpus : {1, 2, 3, 64}) {
+            Setup s = planned("gpt2", 2, 512, DType::BF16, DType::FP32, gpus);
+            s.recompute = mode;
+            s.attention = gpus == 3 ? Attention::NAIVE : Attention::FLASH;
             const Layout y = layout_of(s);
-            const double expected = 2 * (c.outside * y.outside + c.layer * y.layer) * (gpus - 1) / gpus,
-                         found = bytes_sent(s, c.micro_batches);
-            claim(fabs(found - expected) <= 1e-12 * expected, format("%d GPUs: %s", gpus, c.what),
-                  format("%.0f bytes, expected %.0f", found, expected));
+            const double part = double(gpus - 1) / gpus, P = y.elements(), A = 6, L = 12;
+            const double gathers = y.outside + y.layer * (L + (L - 2) + (A - 1) * 2 * (L - 2));
+            const double sent[] = {2 * 4 * P, 4 * P + 2 * P, 4 * P * A + 2 * P, 4 * P * A + 2 * gathers};
+            for (s.zero = 0; s.zero <= 3; s.zero++) {
+                const StepTime t = step_time(step_work(s, 1e12, 1e9), 6);
+                bytes = bytes && std::abs(t.bytes - sent[s.zero] * part) <= 1e-12 * sent[s.zero];
+                const double computing = flops_per_token(s).hardware * s.N() * 6 / 1e12;
+                flops = flops && std::abs(t.computing - computing) <= 1e-12 * computing;
+            }
         }
+    claim(bytes, "bytes sent: 2G; G + W; A G + W; A G + W and layers again, each (R - 1) / R times");
+    claim(flops, "computing takes the hardware FLOPs of all micro-batches");
 }

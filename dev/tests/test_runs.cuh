@@ -533,6 +533,7 @@ TEST("runs: trace") {
 
 // ==== plan ===================================================================
 
+const std::string PLAN_7B = "plan --model 7b --gpu-memory 80GB --total-batch 4194304 --bandwidth 50 ";
 
 bool has_paths(const json& record, std::vector<const char*> paths) {
     return record.is_object() && std::all_of(paths.begin(), paths.end(), [&](const char* path) {
@@ -580,17 +581,63 @@ TEST("runs: plan") {
 }
 
 TEST("runs: plan of many GPUs") {
-    const std::string command = "plan --model 7b --gpu-memory 80GB --total-batch 4194304 --gpus 64 --zero 2 "
-                                "--grad-dtype bf16 --micro-batch 2";
-    const Outcome outcome = run(command + " --json"), table = run(command);
-    const json record = json::parse(outcome.out, nullptr, false);
-    const Setup s = planned("7b", 2, 2048, DType::BF16, DType::BF16, 64, 2);
-    claim_run(record.is_object() && record["bytes"]["total"] == plan(s).total && record["accumulation"] == 16 &&
-                  record["bytes_sent"] == bytes_sent(s, 16),
-              "plan --gpus: the figures are those of the plan", outcome);
-    claim_run(contains(table.out, "\n  --zero 3: ") &&
-                  contains(table.out, "--total-batch 4194304 --gpus 64 --zero 2\n"),
-              "plan --gpus: the table ends with command lines", table);
+    const std::string command = PLAN_7B + "--gpus 64 --zero 2 --grad-dtype bf16 --micro-batch 2 --flops 300";
+    const Outcome outcome = run(command + " --json"), table = run(command),
+        silent = run("plan --gpus 2 --gpu-memory 8GB --json");
+    const json record = json::parse(outcome.out, nullptr, false), other = json::parse(silent.out, nullptr, false);
+    const bool right = other.is_object() && has_paths(record, {"/gpus", "/zero", "/bytes/buffers", "/flops_per_s",
+        "/step/computing", "/step/sending", "/step/exposed", "/step/tokens_per_s"});
+    claim_run(right, "plan --gpus --json has its keys", outcome, silent.err);
+    if (!right) return;
+    Setup s = planned("7b", 2, 2048, DType::BF16, DType::BF16, 64, 2);
+    const StepTime t = step_time(step_work(s, 300e12, 50e9), 16);
+    claim_run(record["bytes"]["total"] == plan(s).total && record["bytes_sent"] == t.bytes &&
+                  record["step"]["seconds"] == t.seconds,
+              "plan --gpus: the figures are those of the plan and the timeline", outcome);
+    claim_run(other["step"].is_null() && double(other["bytes_sent"]) > 0,
+              "plan --gpus: without --bandwidth there are bytes and no time", silent);
+    claim_run(contains(table.out, "\n->    64     2 ") && contains(table.out, "--gpus 64 --zero 2\n"),
+              "plan --gpus: the table has the layout, and ends with a command line", table);
+}
+
+TEST("runs: plan --scan") {
+    const std::string BATCH = "--gpu-memory 80GB --total-batch 4194304 --bandwidth 50 ";
+    auto scan = [&](const std::string& command) {
+        return json::parse(run("plan --scan --json " + BATCH + command).out, nullptr, false)["scan"];
+    };
+    const json layouts = scan("--model 7b --gpus 32");
+    std::set<std::tuple<int, int, std::string>> listed;
+    bool sorted = true, exact = true, all = true;
+    const json* before = nullptr;
+    for (const json& one : layouts) {
+        Setup s = planned("7b", one["micro_batch"], 2048, DType::BF16, DType::FP32, one["gpus"], one["zero"]);
+        for (const auto& [name, mode] : RECOMPUTE_NAMES)
+            if (one["recompute"] == name) s.recompute = mode;
+        listed.emplace(s.gpus, s.zero, one["recompute"]);
+        const long A = one["accumulation"];
+        exact = exact && one["bytes"]["total"] == plan(s).total && A * s.N() * s.gpus == 4194304 &&
+                one["step"]["seconds"] == step_time(step_work(s, 400e12, 50e9), A).seconds;
+        const bool same = before && (*before)["gpus"] == s.gpus;
+        sorted = sorted && (!same || (*before)["step"]["seconds"] <= double(one["step"]["seconds"]) * (1 + 2e-6));
+        s.B *= 2;   // the batch is a power of two: so is each divisor
+        all = all && (A == 1 || plan(s).total > size_t(80e9 * 0.95));
+        before = &one;
+    }
+    for (int gpus = 1; gpus <= 32; gpus *= 2)
+        for (int zero = 0; zero <= (gpus > 1 ? 3 : 0); zero++)
+            for (const auto& [name, mode] : RECOMPUTE_NAMES) {
+                Setup s = planned("7b", 1, 2048, DType::BF16, DType::FP32, gpus, zero);
+                s.recompute = mode;
+                all = all && listed.count({gpus, zero, name}) == (plan(s).total <= size_t(80e9 * 0.95));
+            }
+    claim(sorted && !layouts.empty(), "scan: layouts are sorted by time");
+    claim(exact, "scan: bytes and time are those of the plan and the timeline");
+    claim(all, "scan: exactly the layouts that fit with the margin, with the largest micro-batch", layouts.dump());
+    const json held = scan("--model 7b --gpus 64 --zero 3 --recompute selective --micro-batch 4"),
+        none = scan("--model 70b --gpus 8");
+    claim(held.size() > 1 && held.back()["gpus"] == 64 && held.back()["zero"] == 3 && held.back()["micro_batch"] == 4 &&
+              held.back()["recompute"] == "selective" && held.back()["accumulation"] == 8 && none == json::array(),
+          "scan: keeps what the command line gives; no layout if none fits", held.dump() + none.dump());
 }
 
 // ==== eval and sample ========================================================
