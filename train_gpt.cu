@@ -2808,14 +2808,15 @@ template <typename Visit> void for_each_parameter(const Config& c, Visit visit) 
         for (size_t l = 0; l < row.copies; l++) visit(row, l, row.name_of_layer(l));
 }
 
-// Reads this rank's part of a block of parameters from files in which names are prefixed. T: float or floatX.
+// Reads this rank's part of a block of parameters, and no other bytes of them, from files in which names are prefixed.
+// T: float or floatX.
 template <typename T, typename Files>
 void read_block(T* block, Kept kept, const Files& files, const Model& m, const std::string& prefix) {
     for_each_parameter(m.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
-        const std::vector<float> values = files.floats(prefix + name, row.shape);
         const Shard shard = shard_of(m.layout, row, l, kept, m.layout.rank);
+        const std::vector<float> values = files.floats(prefix + name, row.shape, shard.first, shard.count);
         std::vector<T> mine(shard.count, T(0.0f));   // zeros are the padding
-        for (size_t i = 0; i < shard.count && shard.first + i < values.size(); i++) mine[i] = values[shard.first + i];
+        std::copy(values.begin(), values.end(), mine.begin());
         upload(block + shard.at, mine.data(), mine.size() * sizeof(T));
     });
 }
@@ -2849,8 +2850,11 @@ void download_tensor(float* values, const Model& m, const float* block, Kept kep
 
 struct NamedBlock { std::string prefix; const float* data; Kept kept; };
 
-// All ranks call this; the first one writes, tensor by tensor.
+// All ranks call this; the first one writes, in chunks. After each one all ranks meet, so that their watchdogs tell a
+// slow disk, which makes progress, from a first rank that hangs.
 void write_blocks(const std::string& path, const Model& m, const std::vector<NamedBlock>& blocks) {
+    constexpr size_t CHUNK = SYNC_BYTES / sizeof(float);
+    constexpr const char* WRITING = "rank 0's checkpoint";
     std::unique_ptr<SafetensorsWriter> file;
     if (world.first()) file = std::make_unique<SafetensorsWriter>(path);
     for (const NamedBlock& block : blocks)
@@ -2863,13 +2867,18 @@ void write_blocks(const std::string& path, const Model& m, const std::vector<Nam
         for_each_parameter(m.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
             values.resize(row.elements);
             download_tensor(values.data(), m, block.data, block.kept, row, l);
-            if (!file) return;
-            for (size_t i = 0; i < row.file_elements(); i++)
+            for (size_t i = 0; file && i < row.file_elements(); i++)
                 if (!std::isfinite(values[i]))
                     throw Failure("%s%s holds %f at element %zu", block.prefix.c_str(), name.c_str(), values[i], i);
-            file->write(values.data(), row.file_elements());
+            for (size_t done = 0; done < row.file_elements(); done += CHUNK) {
+                progress(WRITING);
+                if (file) file->write(values.data() + done, std::min(CHUNK, row.file_elements() - done));
+                wait_for_all(WRITING);
+            }
         });
+    progress(WRITING);
     if (file) file->finish();
+    wait_for_all(WRITING);
 }
 
 // The Hugging Face part of a checkpoint.
@@ -3300,6 +3309,12 @@ void load_run(TrainingRun& run, const Setup& setup) {
     if (!o.hellaswag.empty()) run.questions = read_questions(o.hellaswag, setup.config.vocab, setup.T);
     allocate(run.m, setup);
     load_start(run.m, run.start, o.seed);
+    const std::vector<double> bytes_read = from_all(Safetensors::bytes_read);   // all ranks have found theirs good
+    if (!world.alone() && !run.start.dir.empty()) {
+        printf("read       bytes of the checkpoint, by rank:");
+        for (double bytes : bytes_read) printf(" %.0f", bytes);
+        printf("\n");
+    }
     set_loss_scale(run.m, run.scale);
     if (!world.first()) return;
     run.log.open(o.out, run.step, run_record(o, setup));   // from here on the folder holds a run
@@ -3380,12 +3395,8 @@ void save_checkpoint(TrainingRun& run) {
     } catch (const Failure& error) {
         throw not_written(run.step, error);
     }
-    {   // the disk may be slow: the first rank's, for which the others wait
-        const Watchdog::Pause pause;
-        run.last_checkpoint = write_checkpoint(run.o.out, run.m, run.text_files, run.step, trainer, run.o.keep);
-        if (!world.first()) sum_of_all(0);
-    }
-    if (world.first()) sum_of_all(0);
+    run.last_checkpoint = write_checkpoint(run.o.out, run.m, run.text_files, run.step, trainer, run.o.keep);
+    wait_for_all("rank 0's checkpoint");
     run.progress.end_line();
     printf("step %ld: checkpoint %s\n", run.step, run.last_checkpoint.c_str());
 }

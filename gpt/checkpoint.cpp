@@ -62,26 +62,33 @@ const Safetensors::Entry& Safetensors::at(const std::string& name) const {
     return found->second;
 }
 
-std::vector<float> Safetensors::floats(const std::string& name, const std::vector<size_t>& shape) const {
+size_t Safetensors::bytes_read = 0;
+
+std::vector<float> Safetensors::floats(const std::string& name, const std::vector<size_t>& shape, size_t first,
+                                       size_t count) const {
     const Entry& entry = at(name);
     if (entry.shape != shape)
         fail(format("tensor %s has shape %s, expected %s", name.c_str(), shape_text(entry.shape).c_str(),
                     shape_text(shape).c_str()));
-    std::vector<float> values(entry.elements);
+    const size_t begin = std::min(first, entry.elements);
+    std::vector<float> values(std::min(count, entry.elements - begin));
+    const size_t size = entry.bytes / std::max<size_t>(1, entry.elements);   // of an element
+    const char* data = entry.data + begin * size;
+    bytes_read += values.size() * size;
     const bool is_half = entry.dtype == "F16", is_bf16 = entry.dtype == "BF16";
-    if (entry.dtype == "F32") memcpy(values.data(), entry.data, entry.bytes);
-    else if (!is_half && !is_bf16)
+    if (entry.dtype != "F32" && !is_half && !is_bf16)
         fail(format("tensor %s has dtype %s, expected F32, F16 or BF16", name.c_str(), entry.dtype.c_str()));
+    if (entry.dtype == "F32" && !values.empty()) memcpy(values.data(), data, values.size() * sizeof(float));
     for (size_t i = 0; (is_half || is_bf16) && i < values.size(); i++) {
         uint16_t bits;   // may begin at an odd address
-        memcpy(&bits, entry.data + i * sizeof(bits), sizeof(bits));
+        memcpy(&bits, data + i * sizeof(bits), sizeof(bits));
         const uint32_t bf16 = static_cast<uint32_t>(bits) << 16;
         if (is_half) values[i] = half_to_float(bits);
         else memcpy(&values[i], &bf16, sizeof(bf16));
     }
     for (size_t i = 0; i < values.size(); i++)
         if (!std::isfinite(values[i]))
-            fail(format("tensor %s holds %f at element %zu", name.c_str(), values[i], i));
+            fail(format("tensor %s holds %f at element %zu", name.c_str(), values[i], begin + i));
     return values;
 }
 

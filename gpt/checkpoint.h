@@ -32,8 +32,11 @@ public:
     const json& metadata() const { return metadata_; }
     const std::string& path() const { return file_.path(); }
     const Entry& at(const std::string& name) const;
-    // The tensor as floats. Throws if its shape is not the given one, or if a value is not finite.
-    std::vector<float> floats(const std::string& name, const std::vector<size_t>& shape) const;
+    // Elements first .. first + count of a tensor as floats; nothing else of it is read. Throws if its shape is not the
+    // given one, or if a value is not finite.
+    std::vector<float> floats(const std::string& name, const std::vector<size_t>& shape, size_t first = 0,
+                              size_t count = ~size_t{0}) const;
+    static size_t bytes_read;   // by floats(), of all files
     [[noreturn]] void fail(const std::string& what) const { throw UserError("%s: %s", path().c_str(), what.c_str()); }
 
 private:
@@ -70,8 +73,9 @@ public:
     WeightFiles(const std::string& dir, std::set<std::string> names, int layers);
 
     // As Safetensors::floats(), without the prefix.
-    std::vector<float> floats(const std::string& name, const std::vector<size_t>& shape) const {
-        return file_of(prefix_ + name).floats(prefix_ + name, shape);
+    std::vector<float> floats(const std::string& name, const std::vector<size_t>& shape, size_t first,
+                              size_t count) const {
+        return file_of(prefix_ + name).floats(prefix_ + name, shape, first, count);
     }
 
 private:

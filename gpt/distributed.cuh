@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 // ---- collectives
@@ -197,8 +196,6 @@ void clear_gradients(Model& m) {
 
 // values (of rank 0) = a whole tensor of a block of which each rank has at least its own shard.
 void gather_tensor(float* values, const Model& m, const float* block, Kept kept, const ParameterRow& row, size_t l) {
-    std::optional<Watchdog::Resume> counts;   // rank 0 was paused for its disk; the others wait for that
-    if (world.first()) counts.emplace();
     float* staging = m.a.partials();   // idle between steps
     const size_t most = partial_blocks(m.setup.N()) * 4 * m.config.channels;
     for (size_t rank = 0; rank < world.size; rank++) {

@@ -218,6 +218,10 @@ OutputFile::~OutputFile() {
 
 void OutputFile::write(const void* data, size_t bytes) {
     if (write_bytes(file_, static_cast<const char*>(data), bytes) < bytes) fail_writing(path_);
+    unsynced_ += bytes;
+    if (unsynced_ < SYNC_BYTES) return;
+    if (fdatasync(file_) != 0) fail_writing(path_);
+    unsynced_ = 0;
 }
 
 void OutputFile::finish() {

@@ -92,7 +92,10 @@ private:
 
 // ---- writing ------------------------------------------------------------------------------------
 
-// A file written from start to end. Throws Failure on errors such as a full disk. finish() returns once it is on disk.
+constexpr size_t SYNC_BYTES = 64 << 20;
+
+// A file written from start to end. Throws Failure on errors such as a full disk. finish() returns once it is on disk;
+// write() waits for the disk once every SYNC_BYTES, so that no call takes as long as a large file.
 class OutputFile {
 public:
     explicit OutputFile(const std::string& path);
@@ -105,6 +108,7 @@ public:
 private:
     std::string path_;
     int file_;
+    size_t unsynced_ = 0;   // bytes
 };
 
 void write_file(const std::string& path, const std::string& content);

@@ -139,15 +139,20 @@ EndingLosses ending_losses(Model& m, const std::vector<Question>& questions) {
         B = std::min({rows.size() - first, m.setup.N() / T, static_cast<size_t>(MAX_SEQUENCES)});
         parts.push_back({first, B, T});
     }
+    size_t computed = 0;   // rows, by this rank
     // Ranks take turns. One that has none left computes the last batch once more, as all take part in communication.
     std::vector<double> sums(rows.size());
     for (size_t turn = 0; turn < parts.size(); turn += world.size) {
         const bool is_mine = turn + world.rank < parts.size();
         const auto [first, B, T] = parts[is_mine ? turn + world.rank : parts.size() - 1];
         const std::vector<double> losses = batch_losses(m, questions, &rows[first], B, T);
-        if (is_mine) std::copy(losses.begin(), losses.end(), sums.begin() + first);
+        if (!is_mine) continue;
+        std::copy(losses.begin(), losses.end(), sums.begin() + first);
+        computed += B;
     }
     if (!world.alone()) sum_over_ranks(sums.data(), sums.size(), ncclFloat64);
+    if (const double all = sum_of_all(computed); all != rows.size())
+        throw Failure("HellaSwag: the ranks have computed %g endings, expected %zu", all, rows.size());
     for (size_t i = 0; i < rows.size(); i++) result[rows[i].question][rows[i].ending] = sums[i];
     take_loss(m);   // which they were added to
     return result;

@@ -1,12 +1,10 @@
-// The processes ("ranks") of a run on several GPUs, and the device of each: how they start, find each other and end.
-// Included by train_gpt.cu, whose section "many GPUs" says what they do.
+// The processes ("ranks") of a run on several GPUs, and the device of each. Included by train_gpt.cu, whose section
+// "many GPUs" says what they do.
 //
 //   start       --gpus N forks N processes before the first CUDA or OpenMP call, and supervises them; or torchrun, srun
 //               or mpirun start them, and number them by environment variables
-//   connection  rank 0 listens on MASTER_ADDR:MASTER_PORT and sends NCCL's unique id to each rank. All that follows,
-//               including strings and sums of the host, goes through NCCL
-//   end         a watchdog thread of each rank ends it when it makes no progress; the others are ended by the
-//               supervising process, or by the launcher
+//   connection  rank 0 listens on MASTER_ADDR:MASTER_PORT and sends NCCL's unique id to each rank
+//   end         a watchdog thread ends a rank without progress; the supervising process, or the launcher, the others
 #pragma once
 
 #include <netdb.h>
@@ -31,15 +29,10 @@ enum ncclDataType_t { ncclUint8 = 1, ncclFloat16 = 6, ncclFloat32 = 7, ncclFloat
 enum ncclRedOp_t { ncclSum, ncclMax };
 struct ncclUniqueId { char internal[128]; };
 using ncclComm_t = void*;
-template <typename... Args> ncclResult_t ncclAllReduce(Args...) { return ncclInvalidUsage; }
-template <typename... Args> ncclResult_t ncclReduceScatter(Args...) { return ncclInvalidUsage; }
-template <typename... Args> ncclResult_t ncclAllGather(Args...) { return ncclInvalidUsage; }
-template <typename... Args> ncclResult_t ncclBroadcast(Args...) { return ncclInvalidUsage; }
-template <typename... Args> ncclResult_t ncclCommInitRank(Args...) { return ncclInvalidUsage; }
-inline ncclResult_t ncclGetUniqueId(ncclUniqueId*) { return ncclInvalidUsage; }
-inline ncclResult_t ncclCommDestroy(ncclComm_t) { return ncclSuccess; }
-inline ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t*) { return ncclSuccess; }
-inline ncclResult_t ncclGetVersion(int*) { return ncclSuccess; }
+constexpr auto ncclAllReduce = [](auto...) { return ncclInvalidUsage; };
+constexpr auto ncclReduceScatter = ncclAllReduce, ncclAllGather = ncclAllReduce, ncclBroadcast = ncclAllReduce,
+               ncclCommInitRank = ncclAllReduce, ncclGetUniqueId = ncclAllReduce, ncclCommDestroy = ncclAllReduce,
+               ncclCommGetAsyncError = ncclAllReduce, ncclGetVersion = ncclAllReduce;
 inline const char* ncclGetErrorString(ncclResult_t) { return "this build has no NCCL"; }
 inline const char* ncclGetLastError(ncclComm_t) { return ""; }
 #endif
@@ -58,7 +51,7 @@ struct Group {
 struct World : Group {
     size_t on_machine = 0, of_machine = 1;   // rank and size among the processes of this machine
     std::string address = "127.0.0.1", port; // of rank 0
-    int listener = -1;                       // rank 0's, if --gpus has opened it
+    int listener = -1;                       // rank 0's
     const struct Launcher* launcher = nullptr;
     std::atomic<long> own_step{0}, *step = &own_step;   // the step under way; the supervising process sees it
     cudaEvent_t computed = nullptr, sent = nullptr;
@@ -94,14 +87,9 @@ public:
     struct Pause {
         Pause() { activity.paused++; }
         ~Pause() {
-            activity.paused--;
             progress("resumed");
+            activity.paused--;
         }
-    };
-    // Within a pause, time counts again: a collective.
-    struct Resume {
-        const int before = activity.paused.exchange(0);
-        ~Resume() { activity.paused = before; }
     };
 
 private:
@@ -137,12 +125,13 @@ ncclDataType_t nccl_type(DType dtype) {
     return dtype == DType::FP32 ? ncclFloat32 : dtype == DType::FP16 ? ncclFloat16 : ncclBfloat16;
 }
 
-// data (n) = the sum of all ranks' data. Of terms of which all but one are 0 that is exact.
-template <typename T> void sum_over_ranks(T* data, size_t n, ncclDataType_t type) {
+// data (n) = the sum of all ranks' data. Of terms of which all but one are 0 that is exact. name: for the watchdog.
+template <typename T>
+void sum_over_ranks(T* data, size_t n, ncclDataType_t type, const char* name = "exchange of hosts") {
     constexpr size_t PIECE = STAGING_BYTES / sizeof(T);
     for (size_t done = 0; done < n; done += PIECE) {
         const size_t now = std::min(PIECE, n - done), bytes = now * sizeof(T);
-        progress("exchange of hosts");
+        progress(name);
         check(cudaMemcpyAsync(world.staging, data + done, bytes, cudaMemcpyHostToDevice, world.stream), "cudaMemcpy");
         check(ncclAllReduce(world.staging, world.staging, now, type, ncclSum, world.comm, world.stream),
               "ncclAllReduce");
@@ -169,6 +158,13 @@ double least_of_all(double mine) {
     return *std::min_element(all.begin(), all.end());
 }
 
+// Blocks until all ranks are here. Each call is progress of all: a rank that waits for the first one's disk calls it as
+// often as that one writes.
+void wait_for_all(const char* name) {
+    char nothing = 0;
+    if (!world.alone()) sum_over_ranks(&nothing, 1, ncclUint8, name);
+}
+
 // Bytes that the first rank has, on all.
 std::string from_first(std::string text) {
     if (world.alone()) return text;
@@ -189,8 +185,7 @@ constexpr Launcher LAUNCHERS[] = {
     {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"},
 };
 
-// 0: this process is alone.
-int nccl_version() {
+int nccl_version() {   // 0: this process is alone
     int version = 0;
     if (!world.alone()) check(ncclGetVersion(&version), "ncclGetVersion");
     return version;
@@ -204,63 +199,61 @@ size_t number_in(const char* name) {
     throw UserError("%s=%s: expected a whole number", name, getenv(name));
 }
 
-// The launcher whose variables number this process; null: this process is alone. srun's come last: below torchrun and
-// mpirun they number machines.
+// The launcher whose variables number this process, the first in the table; null: this process is alone. Below torchrun
+// and mpirun, srun's variables number machines. A shell may have some of srun's and MPICH's, without the others.
 const Launcher* find_launcher() {
-    const Launcher* found = nullptr;
     for (const Launcher& l : LAUNCHERS) {
-        const bool is_complete = getenv(l.rank) && getenv(l.size) && getenv(l.on_machine);
-        const bool is_last = &l == std::end(LAUNCHERS) - 1;
-        if (&l <= &LAUNCHERS[1] && !is_complete && (getenv(l.rank) || getenv(l.size)))
-            throw UserError("%s is set, %s is not: expected %s, %s and %s, as %s sets them, or none of them",
-                            getenv(l.rank) ? l.rank : l.size,
-                            !getenv(l.rank) ? l.rank : !getenv(l.size) ? l.size : l.on_machine, l.rank, l.size,
-                            l.on_machine, l.name);
-        if (!is_complete || (found && is_last)) continue;
-        if (number_in(l.rank) >= number_in(l.size))
-            throw UserError("%s=%s, %s=%s: expected a rank below the number of ranks", l.rank, getenv(l.rank), l.size,
-                            getenv(l.size));
-        for (const auto& [a, b] : {std::pair(l.rank, found ? found->rank : l.rank),
-                                   std::pair(l.size, found ? found->size : l.size)})
-            if (number_in(a) != number_in(b))
-                throw UserError("%s=%s and %s=%s: variables of two launchers, %s and %s; expected those of one", b,
-                                getenv(b), a, getenv(a), found->name, l.name);
-        if (!found) found = &l;
+        const char *missing = nullptr, *found = nullptr;
+        for (const char* name : {l.on_machine, l.size, l.rank}) (getenv(name) ? found : missing) = name;
+        if (found && !missing) {
+            if (number_in(l.rank) >= number_in(l.size))
+                throw UserError("%s=%s, %s=%s: expected a rank below the number of ranks", l.rank, getenv(l.rank),
+                                l.size, getenv(l.size));
+            return number_in(l.size) > 1 ? &l : nullptr;
+        }
+        if (found && &l <= &LAUNCHERS[1])
+            throw UserError("%s is set, %s is not: expected %s, %s and %s, as %s sets them, or none of them", found,
+                            missing, l.rank, l.size, l.on_machine, l.name);
     }
-    return found && number_in(found->size) > 1 ? found : nullptr;
+    return nullptr;
 }
 
-// The first name of a list such as node[07-12,20].
-std::string first_host(const std::string& list) {
-    const size_t bracket = list.find('['), comma = list.find(',');
-    if (bracket == list.npos || comma < bracket) return list.substr(0, comma);
-    return list.substr(0, bracket) + list.substr(bracket + 1, list.find_first_of(",-]", bracket) - bracket - 1);
-}
-
-// Where rank 0 listens: what the launcher says, or something that all ranks derive from the same.
-void find_address(const Launcher& launcher) {
-    const char *address = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"), *nodes = getenv("SLURM_STEP_NODELIST");
-    const bool is_torchrun = &launcher == &LAUNCHERS[0];
-    if ((is_torchrun || address || port) && !(address && port))
-        throw UserError("%s is not set: expected MASTER_ADDR and MASTER_PORT, where rank 0 listens, as %s is set",
-                        address ? "MASTER_PORT" : "MASTER_ADDR", is_torchrun ? "RANK" : address ? "MASTER_ADDR" :
-                                                                                                 "MASTER_PORT");
+// Where rank 0 listens: what the launcher says or, on one machine, a port that all ranks derive from the same.
+void find_address() {
+    const char *address = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
+    const bool is_torchrun = world.launcher == &LAUNCHERS[0];
+    if (!(address && port) && (address || port || is_torchrun || world.of_machine < world.size))
+        throw UserError("%s is not set, %zu ranks were started by %s: expected MASTER_ADDR and MASTER_PORT, where rank "
+                        "0 listens", address ? "MASTER_PORT" : "MASTER_ADDR", world.size, world.launcher->name);
     if (address) {
         const char* agent = getenv("TORCHELASTIC_USE_AGENT_STORE");   // torchrun itself listens on MASTER_PORT then
         world.address = address;
         world.port = std::to_string(number_in("MASTER_PORT") + (agent && agent == std::string("True")));
         return;
     }
-    if (world.of_machine < world.size) {
-        if (!nodes) throw UserError("%zu ranks on several machines: set MASTER_ADDR and MASTER_PORT, where rank 0 "
-                                    "listens", world.size);
-        world.address = first_host(nodes);
-    }
     constexpr size_t FIRST_PORT = 20000, PORTS = 10000;   // below those that the system gives to connections
     std::string job = std::to_string(getppid());          // all of a machine's ranks have one
     for (const char* name : {"SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"})
         if (getenv(name)) job = std::string(getenv(name)) + (job.find('.') == job.npos ? "." : job);
     world.port = std::to_string(FIRST_PORT + std::hash<std::string>()(job) % PORTS);
+}
+
+// Numbers this process as its launcher says.
+void find_rank() {
+    world.launcher = find_launcher();
+    if (!world.launcher) return;
+    const Launcher& l = *world.launcher;
+    world.rank = number_in(l.rank);
+    world.size = number_in(l.size);
+    world.on_machine = number_in(l.on_machine);
+    world.of_machine = getenv(l.of_machine) ? number_in(l.of_machine) : world.size;
+    find_address();
+}
+
+void require_nccl(size_t processes) {
+    if (!has_nccl())
+        throw UserError("%zu processes (--gpus, or a launcher's), but this build has no NCCL: pip install "
+                        "nvidia-nccl-cu%d, and make again", processes, CUDART_VERSION / 1000);
 }
 
 // ---- processes: --gpus --------------------------------------------------------------------------
@@ -277,161 +270,72 @@ int count_gpus() {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
 }
 
-// Supervises the processes of a run on one machine: forwards signals, prints what they write to stderr, and when one
-// dies ends the others.
-class Supervisor {
-public:
-    explicit Supervisor(const Options& o, size_t count) : o_(o), children_(count) {
-        sigset_t signals;
-        sigemptyset(&signals);
-        for (int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, number);
-        sigprocmask(SIG_BLOCK, &signals, &before_);
-        signals_ = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
-        void* shared = mmap(nullptr, count * sizeof(*steps_), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
-                            0);
-        if (signals_ < 0 || shared == MAP_FAILED) throw Failure("signalfd, mmap: %s", strerror(errno));
-        steps_ = static_cast<std::atomic<long>*>(shared);
-    }
+// The first rank that failed: why, and from where the run can be resumed.
+void report_death(const Options& o, size_t rank, pid_t process, int status, long step) {
+    const int number = WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status);
+    const std::string cause = WIFEXITED(status) ? format("exited with code %d", number)
+                                                : format("was killed by signal %d (%s)", number, strsignal(number));
+    const auto checkpoints = o.out.empty() ? std::map<long, std::string>() : list_checkpoints(o.out);
+    fprintf(stderr, "train_gpt: rank %zu (process %d) %s in step %ld; the last checkpoint is %s\n", rank, process,
+            cause.c_str(), step, checkpoints.empty() ? "none" : checkpoints.rbegin()->second.c_str());
+}
 
-    // Starts rank r. True in the child, whose stderr, but of rank 0, is a pipe to this process.
-    bool start(size_t r) {
-        int ends[2];
-        if (pipe(ends) != 0) throw Failure("pipe: %s", strerror(errno));
-        const pid_t parent = getpid();
-        fflush(nullptr);
-        children_[r] = {fork(), ends[0], ""};
-        if (children_[r].process < 0) throw Failure("fork: %s", strerror(errno));
-        if (children_[r].process == 0) {
-            prctl(PR_SET_PDEATHSIG, SIGTERM);
-            if (getppid() != parent) _exit(1);
-            sigprocmask(SIG_SETMASK, &before_, nullptr);
-            if (r > 0) dup2(ends[1], STDERR_FILENO);
-            world.step = &steps_[r];
-            world.rank = world.on_machine = r;
-            for (size_t other = 0; other <= r; other++) close(children_[other].err);
-            close(signals_);
-        }
-        close(ends[1]);
-        alive_++;
-        return children_[r].process == 0;
-    }
-
-    // Blocks until all have ended; returns the exit code of the run.
-    int supervise() {
-        constexpr double GRACE = 2;   // seconds from SIGTERM to SIGKILL
-        while (alive_ > 0) {
-            std::vector<pollfd> fds = {{signals_, POLLIN, 0}};
-            for (const Child& child : children_) fds.push_back({child.err, POLLIN, 0});   // -1 is skipped
-            poll(fds.data(), fds.size(), failed_at_ > 0 ? 100 : -1);
-            for (size_t r = 0; r < children_.size(); r++)
-                if (fds[1 + r].revents) read_errors(r);
-            signalfd_siginfo info;
-            while (read(signals_, &info, sizeof(info)) == sizeof(info)) {
-                if (info.ssi_signo == SIGCHLD) reap();
-                else if (info.ssi_code != SI_KERNEL) signal_all(stop_ = info.ssi_signo);   // a terminal's reach all
-                else stop_ = info.ssi_signo;
-            }
-            if (failed_at_ > 0 && seconds_now() - failed_at_ > GRACE) signal_all(SIGKILL);
-        }
-        for (size_t r = 0; r < children_.size(); r++)
-            while (children_[r].err >= 0) read_errors(r);
-        return code_;
-    }
-
-private:
-    struct Child {
-        pid_t process = 0;
-        int err = -1;
-        std::string line;   // the beginning of one
+// Blocks until all ranks have ended. Forwards `signals`, which are blocked; when a rank fails, ends the others. Returns
+// the exit code of the run.
+int supervise(const Options& o, std::vector<pid_t> ranks, const std::atomic<long>* steps, const sigset_t& signals) {
+    constexpr double GRACE = 2;   // seconds from SIGTERM to SIGKILL
+    constexpr timespec INTERVAL = {0, 100000000};
+    int code = 0, stop = 0;       // stop: the signal that the user has sent
+    double failed_at = 0;
+    auto signal_all = [&](int number) {
+        for (pid_t process : ranks)
+            if (process > 0) kill(process, number);
     };
-
-    void signal_all(int number) {
-        for (const Child& child : children_)
-            if (child.process > 0) kill(child.process, number);
-    }
-
-    // Prints the lines that a rank has written since, with its number.
-    void read_errors(size_t r) {
-        Child& child = children_[r];
-        char buffer[4096];
-        const ssize_t n = child.err < 0 ? 0 : read(child.err, buffer, sizeof(buffer));
-        if (n > 0) child.line.append(buffer, static_cast<size_t>(n));
-        if (n <= 0 && !child.line.empty()) child.line += '\n';
-        for (size_t end; (end = child.line.find('\n')) != child.line.npos; child.line.erase(0, end + 1))
-            fprintf(stderr, "[rank %zu] %s\n", r, child.line.substr(0, end).c_str());
-        if (n > 0 || child.err < 0) return;
-        close(child.err);
-        child.err = -1;
-    }
-
-    void reap() {
+    for (size_t alive = ranks.size(); alive > 0;) {
+        siginfo_t info;
+        const int number = sigtimedwait(&signals, &info, &INTERVAL);
+        if (number > 0 && number != SIGCHLD) {
+            stop = number;
+            if (info.si_code != SI_KERNEL) signal_all(number);   // a terminal's reach all
+        }
         int status;
         for (pid_t process; (process = waitpid(-1, &status, WNOHANG)) > 0;) {
-            const auto is_it = [&](const Child& child) { return child.process == process; };
-            const auto child = std::find_if(children_.begin(), children_.end(), is_it);
-            if (child == children_.end()) continue;
-            child->process = 0;
-            alive_--;
-            if (status == 0 || code_ != 0) continue;
-            failed_at_ = seconds_now();
-            report(child - children_.begin(), process, status);
+            const auto found = std::find(ranks.begin(), ranks.end(), process);
+            if (found == ranks.end()) continue;
+            *found = 0;
+            alive--;
+            if (status == 0 || code != 0) continue;
+            failed_at = seconds_now();
+            code = WIFEXITED(status) ? WEXITSTATUS(status) : stop ? 128 + stop : 1;
+            const bool is_known = code == 2 || (WIFSIGNALED(status) && WTERMSIG(status) == stop);   // to the user
+            const size_t rank = found - ranks.begin();
+            if (!is_known) report_death(o, rank, process, status, steps[rank]);
             signal_all(SIGTERM);
         }
+        if (failed_at > 0 && seconds_now() - failed_at > GRACE) signal_all(SIGKILL);
     }
+    return code;
+}
 
-    // The first that failed: why, and from where the run can be resumed. The rank itself has reported a user's error.
-    void report(size_t rank, pid_t process, int status) {
-        code_ = WIFEXITED(status) ? WEXITSTATUS(status) : stop_ ? 128 + stop_ : 1;
-        if (code_ == 2 || (WIFSIGNALED(status) && WTERMSIG(status) == stop_)) return;
-        const std::string cause = WIFEXITED(status) ? format("exited with code %d", code_)
-                                                    : format("was killed by signal %d (%s)", WTERMSIG(status),
-                                                             strsignal(WTERMSIG(status)));
-        const auto checkpoints = o_.out.empty() ? std::map<long, std::string>() : list_checkpoints(o_.out);
-        const std::string last = checkpoints.empty() ? "none" : checkpoints.rbegin()->second;
-        fprintf(stderr, "train_gpt: rank %zu (process %d) %s in step %ld; the last checkpoint is %s\n", rank, process,
-                cause.c_str(), steps_[rank].load(), last.c_str());
-    }
-
-    const Options& o_;
-    std::vector<Child> children_;
-    sigset_t before_;
-    int signals_ = -1, code_ = 0, stop_ = 0;   // stop_: the signal that the user has sent
-    size_t alive_ = 0;
-    double failed_at_ = 0;
-    std::atomic<long>* steps_ = nullptr;
-};
-
-// A socket that listens on an address and port; 0: a free one, which `port` then says.
-int open_listener(const std::string& address, std::string& port) {
+// Opens rank 0's socket. Port 0: a free one, which world.port then says.
+void open_listener() {
     addrinfo hints = {}, *found = nullptr;
     hints.ai_flags = AI_PASSIVE;
     hints.ai_socktype = SOCK_STREAM;
-    const int unknown = getaddrinfo(address.c_str(), port.c_str(), &hints, &found), yes = 1;
-    if (unknown) throw UserError("MASTER_ADDR=%s: %s", address.c_str(), gai_strerror(unknown));
-    const int listener = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-    const bool opened = bind(listener, found->ai_addr, found->ai_addrlen) == 0 && listen(listener, SOMAXCONN) == 0;
+    const int unknown = getaddrinfo(world.address.c_str(), world.port.c_str(), &hints, &found), yes = 1;
+    if (unknown) throw UserError("MASTER_ADDR=%s: %s", world.address.c_str(), gai_strerror(unknown));
+    world.listener = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    setsockopt(world.listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+    const bool opened = bind(world.listener, found->ai_addr, found->ai_addrlen) == 0 &&
+                        listen(world.listener, SOMAXCONN) == 0;
     freeaddrinfo(found);
     if (!opened)
         throw UserError("rank 0 cannot listen on %s port %s: %s; set MASTER_ADDR to an address of this machine and "
-                        "MASTER_PORT to a free port", address.c_str(), port.c_str(), strerror(errno));
+                        "MASTER_PORT to a free port", world.address.c_str(), world.port.c_str(), strerror(errno));
     sockaddr_in own = {};
     socklen_t size = sizeof(own);
-    if (port == "0" && getsockname(listener, reinterpret_cast<sockaddr*>(&own), &size) == 0)
-        port = std::to_string(ntohs(own.sin_port));
-    return listener;
-}
-
-// Numbers this process as its launcher says. Only rank 0 writes to stdout.
-void find_rank() {
-    world.launcher = find_launcher();
-    if (!world.launcher) return;
-    const Launcher& l = *world.launcher;
-    world.rank = number_in(l.rank);
-    world.size = number_in(l.size);
-    world.on_machine = number_in(l.on_machine);
-    world.of_machine = getenv(l.of_machine) ? number_in(l.of_machine) : world.size;
-    find_address(l);
+    if (world.port == "0" && getsockname(world.listener, reinterpret_cast<sockaddr*>(&own), &size) == 0)
+        world.port = std::to_string(ntohs(own.sin_port));
 }
 
 // With --gpus N becomes N processes. Returns the run's exit code in the process that was started by the user, and -1 in
@@ -442,74 +346,84 @@ int start_processes(const Options& o) {
     if (!world.alone())
         throw UserError("--gpus %zu and %s=%zu: %s has started this process as one of %zu; expected --gpus or a "
                         "launcher", count, world.launcher->size, world.size, world.launcher->name, world.size);
-    if (!has_nccl())
-        throw UserError("--gpus %zu: this build has no NCCL; pip install nvidia-nccl-cu%d, and make again", count,
-                        CUDART_VERSION / 1000);
+    require_nccl(count);
 #ifndef __NVCC__   // the emulator has as many as are asked for
     setenv("CUDA_CPU_DEVICES", std::to_string(count).c_str(), 0);
 #endif
     if (int found = count_gpus(); static_cast<size_t>(found) < count)
         throw UserError("--gpus %zu: this machine has %d", count, found);
     world.port = "0";
-    world.listener = open_listener(world.address, world.port);
-    Supervisor supervisor(o, count);
-    for (size_t r = 0; r < count; r++)
-        if (supervisor.start(r)) {
-            world.size = world.of_machine = count;
-            if (!world.first()) close(world.listener);
-            return -1;
-        }
+    open_listener();
+    sigset_t signals, before;
+    sigemptyset(&signals);
+    for (int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, number);
+    sigprocmask(SIG_BLOCK, &signals, &before);
+    void* shared = mmap(nullptr, count * sizeof(*world.step), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+                        0);
+    if (shared == MAP_FAILED) throw Failure("mmap: %s", strerror(errno));
+    const auto steps = static_cast<std::atomic<long>*>(shared);
+    std::vector<pid_t> ranks;
+    const pid_t parent = getpid();
+    fflush(nullptr);
+    for (size_t r = 0; r < count; r++) {
+        ranks.push_back(fork());
+        if (ranks[r] < 0) throw Failure("fork: %s", strerror(errno));
+        if (ranks[r] > 0) continue;
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        if (getppid() != parent) _exit(1);
+        sigprocmask(SIG_SETMASK, &before, nullptr);
+        world.step = &steps[r];
+        world.rank = world.on_machine = r;
+        world.size = world.of_machine = count;
+        if (!world.first()) close(world.listener);
+        return -1;
+    }
     close(world.listener);
-    return supervisor.supervise();
+    return supervise(o, ranks, steps, signals);
 }
 
 // ---- connection ---------------------------------------------------------------------------------
 
-// What a rank sends to rank 0, and what it gets.
-struct Hello { char magic[16]; uint32_t rank, size; };
-struct Welcome { char magic[16]; ncclUniqueId id; };
-constexpr char MAGIC[16] = "gpt.cu rank 1";
+// A rank sends one to rank 0, which answers with one.
+struct Message { char magic[16]; uint32_t rank, size; ncclUniqueId id; };
+constexpr char MAGIC[16] = "gpt.cu rank 2";
 
-// Sends NCCL's unique id to all other ranks, once all have connected. What does not begin with the magic is ignored.
+Message message_of(const ncclUniqueId& id) {
+    Message m = {{}, static_cast<uint32_t>(world.rank), static_cast<uint32_t>(world.size), id};
+    memcpy(m.magic, MAGIC, sizeof(MAGIC));
+    return m;
+}
+
+// Receives a message within `seconds`; false if what arrives is something else.
+bool receive(int fd, Message& m, double seconds) {
+    const timeval limit = {static_cast<time_t>(seconds) + 1, 0};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+    return recv(fd, &m, sizeof(m), MSG_WAITALL) == sizeof(m) && memcmp(m.magic, MAGIC, sizeof(MAGIC)) == 0;
+}
+
+// Sends NCCL's unique id to all other ranks, once all have connected. Strangers are ignored.
 void welcome_ranks(const ncclUniqueId& id, double timeout) {
-    if (world.listener < 0) world.listener = open_listener(world.address, world.port);
-    struct Caller { int fd; std::string received; };
-    std::vector<Caller> callers;
+    if (world.listener < 0) open_listener();
     std::map<size_t, int> ranks;   // their connections
-    const double deadline = seconds_now() + timeout;
-    while (ranks.size() + 1 < world.size) {
-        std::vector<pollfd> fds = {{world.listener, POLLIN, 0}};
-        for (const Caller& caller : callers) fds.push_back({caller.fd, POLLIN, 0});
-        poll(fds.data(), fds.size(), 100);
-        for (size_t i = 0; i < callers.size(); i++) {
-            Caller& caller = callers[i];
-            char buffer[sizeof(Hello)];
-            const ssize_t n = fds[1 + i].revents ? read(caller.fd, buffer, sizeof(Hello) - caller.received.size()) : -1;
-            if (n > 0) caller.received.append(buffer, static_cast<size_t>(n));
-            if (n == 0) close(std::exchange(caller.fd, -1));
-            if (caller.fd < 0 || caller.received.size() < sizeof(Hello)) continue;
-            Hello hello;
-            memcpy(&hello, caller.received.data(), sizeof(hello));
-            const int fd = std::exchange(caller.fd, -1);
-            if (memcmp(hello.magic, MAGIC, sizeof(MAGIC)) != 0) close(fd);
+    for (const double deadline = seconds_now() + timeout; ranks.size() + 1 < world.size;) {
+        pollfd caller = {world.listener, POLLIN, 0};
+        if (poll(&caller, 1, 100) > 0) {
+            const int fd = accept4(world.listener, nullptr, nullptr, SOCK_CLOEXEC);
+            Message hello;
+            if (!receive(fd, hello, 0)) close(fd);
             else if (hello.size != world.size || !ranks.emplace(hello.rank, fd).second)
                 throw UserError("a process connected as rank %u of %u: expected each rank of %zu once", hello.rank,
                                 hello.size, world.size);
         }
-        callers.erase(std::remove_if(callers.begin(), callers.end(), [](const Caller& c) { return c.fd < 0; }),
-                      callers.end());
-        if (fds[0].revents) callers.push_back({accept4(world.listener, nullptr, nullptr, SOCK_CLOEXEC), ""});
-        if (seconds_now() < deadline) continue;
         std::string missing;
         for (size_t r = 1; r < world.size; r++)
             if (!ranks.count(r)) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
-        throw Failure("rank 0 has waited for %g s at %s port %s (--timeout): missing ranks: %s", timeout,
-                      world.address.c_str(), world.port.c_str(), missing.c_str());
+        if (!missing.empty() && seconds_now() > deadline)
+            throw Failure("rank 0 has waited for %g s at %s port %s (--timeout): missing ranks: %s", timeout,
+                          world.address.c_str(), world.port.c_str(), missing.c_str());
     }
     close(world.listener);
-    for (const Caller& caller : callers) close(caller.fd);
-    Welcome welcome = {{}, id};
-    memcpy(welcome.magic, MAGIC, sizeof(MAGIC));
+    const Message welcome = message_of(id);
     for (const auto& [rank, fd] : ranks) {
         if (send(fd, &welcome, sizeof(welcome), MSG_NOSIGNAL) < 0) {}   // the launcher notices a rank that has died
         close(fd);
@@ -518,9 +432,9 @@ void welcome_ranks(const ncclUniqueId& id, double timeout) {
 
 // The unique id, from rank 0, which may not listen yet.
 ncclUniqueId call_rank_0(double timeout) {
-    Hello hello = {{}, static_cast<uint32_t>(world.rank), static_cast<uint32_t>(world.size)};
-    memcpy(hello.magic, MAGIC, sizeof(MAGIC));
-    const char* problem = "timeout";
+    const Message hello = message_of({});
+    Message welcome;
+    std::string problem;
     for (const double deadline = seconds_now() + timeout; seconds_now() < deadline; usleep(50000)) {
         addrinfo hints = {}, *found = nullptr;
         hints.ai_socktype = SOCK_STREAM;
@@ -528,20 +442,19 @@ ncclUniqueId call_rank_0(double timeout) {
             problem = gai_strerror(unknown);
             continue;
         }
-        const timeval limit = {static_cast<time_t>(deadline - seconds_now()) + 1, 0};
         const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        for (int option : {SO_RCVTIMEO, SO_SNDTIMEO}) setsockopt(fd, SOL_SOCKET, option, &limit, sizeof(limit));
-        Welcome welcome = {};
+        const timeval limit = {static_cast<time_t>(deadline - seconds_now()) + 1, 0};
+        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
         const bool connected = connect(fd, found->ai_addr, found->ai_addrlen) == 0;
-        const bool answered = connected && send(fd, &hello, sizeof(hello), MSG_NOSIGNAL) == sizeof(hello) &&
-                              recv(fd, &welcome, sizeof(welcome), MSG_WAITALL) == sizeof(welcome);
         problem = connected ? "no answer" : strerror(errno);
+        const bool answered = connected && send(fd, &hello, sizeof(hello), MSG_NOSIGNAL) == sizeof(hello) &&
+                              receive(fd, welcome, deadline - seconds_now());
         freeaddrinfo(found);
         close(fd);
-        if (answered && memcmp(welcome.magic, MAGIC, sizeof(MAGIC)) == 0) return welcome.id;
+        if (answered) return welcome.id;
     }
     throw Failure("rank %zu of %zu: no connection to rank 0 at %s port %s within %g s (--timeout): %s", world.rank,
-                  world.size, world.address.c_str(), world.port.c_str(), timeout, problem);
+                  world.size, world.address.c_str(), world.port.c_str(), timeout, problem.c_str());
 }
 
 // After the device was opened: a stream, NCCL's communicator, and a first exchange, for which NCCL takes its memory.
@@ -574,9 +487,7 @@ void connect_ranks(double timeout) {
 // As the first thing that a command with several ranks does.
 void begin_ranks(const Options& o) {
     if (world.alone()) return;
-    if (!has_nccl())
-        throw UserError("%zu processes, but this build has no NCCL: pip install nvidia-nccl-cu%d, and make again",
-                        world.size, CUDART_VERSION / 1000);
+    require_nccl(world.size);
     if (!world.first() && !freopen("/dev/null", "w", stdout)) throw Failure("/dev/null: %s", strerror(errno));
 #ifndef __NVCC__   // the emulator has a device for each process
     setenv("CUDA_CPU_DEVICES", std::to_string(world.of_machine).c_str(), 0);
@@ -603,18 +514,6 @@ int threads_of_rank() {
 
 // ---- device
 
-// Why no device can be used, in CUDA's own words; empty: one can.
-std::string no_device() {
-    int count = 0, runtime = 0, driver = 0;
-    const cudaError_t status = cudaGetDeviceCount(&count);
-    if (status == cudaSuccess && count > 0) return "";
-    cudaRuntimeGetVersion(&runtime);
-    cudaDriverGetVersion(&driver);   // 0: there is none
-    return format("%s (CUDA runtime %d.%d, driver for up to %d.%d)",
-                  status == cudaSuccess ? "no GPU was found" : cudaGetErrorString(status), runtime / 1000,
-                  runtime % 1000 / 10, driver / 1000, driver % 1000 / 10);
-}
-
 // Whether this build and this device have them. dev/cpu has both, 32 threads to the warp.
 bool has_tensor_cores(TensorCores kind) {
     if (kind == TensorCores::NONE) return true;
@@ -624,16 +523,22 @@ bool has_tensor_cores(TensorCores kind) {
 }
 
 TensorCores choose_tensor_cores(TensorCores wanted) {
-    if (wanted == TensorCores::AUTO) {
-        if (device.is_cpu()) return TensorCores::NONE;   // where they are only imitated
-        for (TensorCores kind : {TensorCores::WGMMA, TensorCores::MMA})
-            if (has_tensor_cores(kind)) return kind;
-        return TensorCores::NONE;
+    if (wanted == TensorCores::AUTO) {   // a CPU only imitates them
+        if (device.is_cpu()) return TensorCores::NONE;
+        return has_tensor_cores(TensorCores::WGMMA) ? TensorCores::WGMMA
+               : has_tensor_cores(TensorCores::MMA) ? TensorCores::MMA : TensorCores::NONE;
     }
     if (!has_tensor_cores(wanted))
         throw UserError("--tensor-cores %s: not on %s in a %s build", name_of(wanted), device.properties.name,
                         name_of(FLOATX));
     return wanted;
+}
+
+// Why no device can be used; empty: one can.
+std::string no_device() {
+    int count = 0;
+    const cudaError_t status = cudaGetDeviceCount(&count);
+    return status != cudaSuccess ? cudaGetErrorString(status) : count == 0 ? "no GPU was found" : "";
 }
 
 // threads: what --threads says, of dev/cpu; 0: nothing.

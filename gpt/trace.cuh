@@ -142,6 +142,9 @@ TraceRow row_of(const Work& w) {
 json trace_bar(const Work& w, TraceRow row, double begin, double end) {
     json args = {{"pass", w.pass}};
     if (w.layer != NO_LAYER) args["layer"] = w.layer;
+    int priority = 0;
+    check(cudaStreamGetPriority(w.stream, &priority), "cudaStreamGetPriority");
+    if (priority != 0) args["priority"] = priority;   // of its stream
     return {{"ph", "X"}, {"name", w.name}, {"pid", 1}, {"tid", int(row)}, {"ts", begin}, {"dur", end - begin},
             {"args", args}};
 }
