@@ -68,12 +68,6 @@ void check(ncclResult_t status, const char* what) {
         throw Failure("%s: %s (%s)", what, ncclGetErrorString(status), ncclGetLastError(world.comm));
 }
 
-std::string host_name() {
-    char name[256] = "";
-    gethostname(name, sizeof(name) - 1);
-    return name;
-}
-
 // ---- watchdog -----------------------------------------------------------------------------------
 
 // Ends this process with one line if it makes no progress for the timeout, or if NCCL reports an error. Each piece of
@@ -109,8 +103,10 @@ private:
         }
     }
     [[noreturn]] void end(const std::string& why) {
-        const std::string line = format("train_gpt: rank %zu on %s, step %ld, in %s: %s\n", world.rank,
-                                        host_name().c_str(), world.step->load(), activity.name.load(), why.c_str());
+        char host[256] = "";
+        gethostname(host, sizeof(host) - 1);
+        const std::string line = format("train_gpt: rank %zu on %s, step %ld, in %s: %s\n", world.rank, host,
+                                        world.step->load(), activity.name.load(), why.c_str());
         if (write(STDERR_FILENO, line.data(), line.size()) < 0) {}
         // The first rank to end ends the others: a moment for their lines.
         std::this_thread::sleep_for(std::chrono::milliseconds(500));
@@ -479,9 +475,7 @@ void connect_ranks(double timeout) {
     check(ncclCommInitRank(&world.comm, static_cast<int>(world.size), id, static_cast<int>(world.rank)),
           "ncclCommInitRank");
     activity.connected = true;
-    const std::vector<double> all = from_all(static_cast<double>(world.rank));
-    for (size_t r = 0; r < world.size; r++)
-        if (all[r] != static_cast<double>(r)) throw Failure("NCCL: the first sum has %g for rank %zu", all[r], r);
+    wait_for_all("the first collective");
 }
 
 // As the first thing that a command with several ranks does.
@@ -550,9 +544,9 @@ void open_device(TensorCores wanted, int threads = 0) {
     int count = 0;
     check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
     if (world.of_machine > static_cast<size_t>(count))
-        throw UserError("%zu processes on %s, each of which sees %d GPUs: expected a GPU for each process, and that "
-                        "every process sees all (srun --gpus-per-node, not --gpus-per-task)", world.of_machine,
-                        host_name().c_str(), count);
+        throw UserError("%zu processes on this machine, each of which sees %d GPUs: expected a GPU for each process, "
+                        "and that every process sees all (srun --gpus-per-node, not --gpus-per-task)",
+                        world.of_machine, count);
     const int number = static_cast<int>(world.on_machine);
     check(cudaSetDevice(number), "cudaSetDevice");
     check(cudaGetDeviceProperties(&device.properties, number), "cudaGetDeviceProperties");

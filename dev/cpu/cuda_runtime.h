@@ -628,16 +628,23 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flag
     cuda_cpu::streams().push_back(*stream);
     return cudaSuccess;
 }
-// Priorities are accepted, and have no effect.
+// Priorities are reported, and have no other effect.
 inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest)
 {
     *least = 0;
     *greatest = -5;
     return cudaSuccess;
 }
-inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int)
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority)
 {
-    return cudaStreamCreateWithFlags(stream, flags);
+    const cudaError_t error = cudaStreamCreateWithFlags(stream, flags);
+    (*stream)->priority = std::clamp(priority, -5, 0);
+    return error;
+}
+inline cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority)
+{
+    *priority = stream->priority;
+    return cudaSuccess;
 }
 inline cudaError_t cudaStreamCreate(cudaStream_t* stream)
 {

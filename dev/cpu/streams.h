@@ -89,6 +89,7 @@ struct CUstream_st {
     enum { free, captured, spoilt } state = free;
     cuda_cpu::Deeds deeds;  // recorded by a capture
     bool blocking = true;   // waits for the default stream, which waits for it
+    int priority = 0;
     std::deque<cuda_cpu::Task> queue;
     cuda_cpu::Place last;   // the queue's end
 };

@@ -267,9 +267,9 @@ def test_read():
     path = os.path.join(start, "step_000001", "optimizer.safetensors")
     with open(path, "r+b") as file:         # the last element of v, in the last tensor's shard of the last rank
         file.seek(-4, os.SEEK_END)
-        file.write(struct.pack("<f", -1))
+        file.write(struct.pack("<f", math.nan))
     refused(ranks, ["train", *MODEL, *DATA, *SHORT, "--resume", "--out", start, "--steps", 2, "--zero", 1],
-            ["optimizer.safetensors", "holds -1 at element"], "a bad moment that only one rank reads")
+            ["optimizer.safetensors", "holds nan at element"], "a bad moment that only one rank reads")
     with open(os.path.join(start, "log.jsonl"), encoding="utf-8") as log:
         claim(log.read().count('"run"') == 1, "and the run's log is as before")
 
