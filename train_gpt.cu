@@ -2848,13 +2848,14 @@ void download_tensor(float* values, const Model& m, const float* block, Kept kep
     }
 }
 
+constexpr const char* WRITING = "rank 0's checkpoint";   // for the watchdog
 struct NamedBlock { std::string prefix; const float* data; Kept kept; };
 
 // All ranks call this; the first one writes, in chunks. After each one all ranks meet, so that their watchdogs tell a
 // slow disk, which makes progress, from a first rank that hangs.
 void write_blocks(const std::string& path, const Model& m, const std::vector<NamedBlock>& blocks) {
     constexpr size_t CHUNK = SYNC_BYTES / sizeof(float);
-    constexpr const char* WRITING = "rank 0's checkpoint";
+    wait_for_all(WRITING);
     std::unique_ptr<SafetensorsWriter> file;
     if (world.first()) file = std::make_unique<SafetensorsWriter>(path);
     for (const NamedBlock& block : blocks)
@@ -2876,7 +2877,6 @@ void write_blocks(const std::string& path, const Model& m, const std::vector<Nam
                 wait_for_all(WRITING);
             }
         });
-    progress(WRITING);
     if (file) file->finish();
     wait_for_all(WRITING);
 }
@@ -3384,6 +3384,7 @@ void show_sample(TrainingRun& run) {
 void save_checkpoint(TrainingRun& run) {
     if (run.o.out.empty()) return;
     run.tried = run.step;
+    progress(WRITING);
     const uint64_t windows = static_cast<uint64_t>(run.step - run.start.step) * run.micro_steps * run.m.setup.B *
                              run.m.setup.gpus;
     json trainer = {{"next_window", run.start.window + windows}, {"train_tokens", run.data.train.count()},
@@ -3396,7 +3397,7 @@ void save_checkpoint(TrainingRun& run) {
         throw not_written(run.step, error);
     }
     run.last_checkpoint = write_checkpoint(run.o.out, run.m, run.text_files, run.step, trainer, run.o.keep);
-    wait_for_all("rank 0's checkpoint");
+    wait_for_all(WRITING);
     run.progress.end_line();
     printf("step %ld: checkpoint %s\n", run.step, run.last_checkpoint.c_str());
 }

@@ -155,10 +155,11 @@ double least_of_all(double mine) {
 }
 
 // Blocks until all ranks are here. Each call is progress of all: a rank that waits for the first one's disk calls it as
-// often as that one writes.
+// often as that one writes. name: of what all do, here and next.
 void wait_for_all(const char* name) {
     char nothing = 0;
     if (!world.alone()) sum_over_ranks(&nothing, 1, ncclUint8, name);
+    progress(name);
 }
 
 // Bytes that the first rank has, on all.
