@@ -377,8 +377,9 @@ def stop_rank(begun, victim, text, place):
     processes = begun.pids(most(3))
     os.kill(processes[victim], signal.SIGSTOP)
     done = begun.end(2 + SOON)
-    others = [line for line in done.said if "no progress for 2 s" in line and f"rank {victim} on" not in line]
-    claim(others and done.code == 1 and all(map(gone, processes)) and ", in " + place in others[0],
+    others = [line for line in done.said if re.search("no progress for 2 s|missing ranks", line) and
+              f"rank {victim} on" not in line]
+    claim(others and done.code == 1 and all(map(gone, processes)) and place in others[0],
           f"rank {victim} stopped {text} with --timeout 2: the others say where they wait, and all end", str(done))
 
 
@@ -387,13 +388,13 @@ def test_hangs():
         log = os.path.join(folder("stopped"), "log.jsonl")
         begun = Started(most(3), *BASE, "--steps", 10 ** 6, "--timeout", 2, "--out", os.path.dirname(log))
         wait_for(lambda: os.path.exists(log) and len(open(log, encoding="utf-8").readlines()) > 5)
-        stop_rank(begun, victim, "at a step", "")
+        stop_rank(begun, victim, "at a step", ", in ")
     stop_rank(Started(most(3), *BASE, "--timeout", 2), 1, "while loading", "")
     train(1, "stopped", "--steps", 1, *KEPT)
     model = os.path.join(scratch, "stopped", "step_000001")
     begun = Started(most(3), "eval", "--from", model, *DATA, "--micro-batch", 1, "--timeout", 2)
     time.sleep(1.5)
-    stop_rank(begun, 1, "in eval", "")
+    stop_rank(begun, 1, "in eval", ", in ")
     done = run(2, *BASE, "--timeout", 60, environment={"CUDA_CPU_NCCL_FAILURE": "9"})
     claim(done.code == 1 and "NCCL reports: a remote rank failed" in done.err,
           "an asynchronous error of NCCL ends a rank that waits, long before --timeout", str(done))
@@ -435,7 +436,7 @@ ssize_t write(int file, const void* data, size_t bytes) {
         out = folder("slow")
         begun = Started(most(3), *BASE, *KEPT, "--timeout", 2, "--out", out, "--zero", zero, environment=slow)
         wait_for(lambda: glob.glob(os.path.join(out, "unfinished_*", "model.safetensors")))
-        stop_rank(begun, 0, f"in a checkpoint, --zero {zero}", "broadcast" if zero else "rank 0's checkpoint")
+        stop_rank(begun, 0, f"in a checkpoint, --zero {zero}", ", in " + ("broadcast" if zero else "rank 0's"))
     done = train(2, "slow", "--steps", 1, *KEPT, "--timeout", 2, environment={**slow, "SLOW_US": "60000000"})
     claim(done.code == 1 and re.search(r"rank 0 on .*, in rank 0's checkpoint: no progress for 2 s", done.err),
           "a write of rank 0 that takes longer than --timeout is a hang", str(done))
