@@ -7,6 +7,7 @@ On CPUs every sum has one order, so that results are compared bit by bit; NCCL m
 collective, so that on GPUs (--same-bits no) they are compared to rounding.
 """
 import argparse
+import contextlib
 import glob
 import json
 import math
@@ -74,7 +75,8 @@ class Started:
             self.code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             for process in [*children(self.process.pid), self.process.pid]:
-                os.kill(process, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):   # the others end when one is killed
+                    os.kill(process, signal.SIGKILL)
             self.process.wait()
             self.code = None
         for file in (self.out, self.err):
