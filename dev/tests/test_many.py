@@ -553,6 +553,10 @@ def test_cards():
         return
     program = [args.card, "--as-train-gpt"]
     words = ["--total-batch", 3 * 2 * WINDOW * 2, "--steps", 2, *KEPT]
+    plans = [run(1, "plan", *MODEL, "--vocab", 256, "--micro-batch", 2, "--gpus", gpus, "--json", program=program,
+                 environment={"CUDA_CPU_CARD": "h100"}) for gpus in (1, 2)]
+    one, two = (json.loads(plan.out)["bytes"]["cuda"] for plan in plans)
+    claim(two - one >= 256 << 20, "the plan has what a communicator takes on a card", f"{one} {two}")
     for zero in range(4):
         plain = train(3, "plain", *words, "--zero", zero, program=program)
         runs = [train(3, f"card_{seed}", *words, "--zero", zero, program=program,
