@@ -150,26 +150,28 @@ __global__ void rows_kernel(floatX* dinp, const floatX* dout, const floatX* inp,
     }
 }
 
-// Sums over rows blockIdx.y, blockIdx.y + gridDim.y, ...: with one part, all of them.
 __global__ void columns_kernel(float* partials, const floatX* dout, const floatX* inp, const float* mean,
                                const float* rstd, Size s) {
     const size_t i = my_index(), C = s.C;
     if (i >= C) return;
     float dw = 0, db = 0;
-    for (size_t n = blockIdx.y; n < s.N; n += gridDim.y) {
+    for (size_t n = 0; n < s.N; n++) {
         const float d = f32(dout[n * C + i]);
         dw += d * (f32(inp[n * C + i]) - mean[n]) * rstd[n];
         db += d;
     }
-    partials[blockIdx.y * C + i] = dw;
-    partials[(gridDim.y + blockIdx.y) * C + i] = db;
+    partials[i] = dw;
+    partials[C + i] = db;
 }
 
-// ---- 2: a warp per row, and the rows of a column in parts ----
-// For dinp the same as in forward. For dw and db many blocks each sum a part of the rows into a row of `partials` of
-// their own, and add_partials adds those up: more threads, a fixed order, no atomics.
+// ---- 2: a warp per row, one kernel ----
+// A warp goes over rows as in forward, and keeps its own dw and db in shared memory: lanes own columns, so there are no
+// conflicts; the warps of a block add theirs up at the end into a row of `partials`, and add_partials adds those up:
+// more threads, a fixed order, no atomics. What a warp reads for dinp serves dw and db as well. But 8 floats of a lane
+// lie 32 bytes from the next lane's: in each access two lanes meet in a bank. And two rows of floats for each warp
+// leave room for few warps: 16 on a multiprocessor where C = 1600.
 
-// The row of a warp: sums for dw and db if `dw` is not null, then dinp.
+// The row of a warp: sums for dw and db, then dinp.
 __device__ __forceinline__ void warp_backward(floatX* dinp, float* dw, float* db, const floatX* dout, const floatX* inp,
                                               const floatX* w, float m, float r, int C) {
     float d[PACK], x[PACK], g[PACK], y[PACK], sum_g[PACK] = {}, sum_gx[PACK] = {};
@@ -182,7 +184,6 @@ __device__ __forceinline__ void warp_backward(floatX* dinp, float* dw, float* db
             sum_g[k] += g[k] * d[k];
             sum_gx[k] += g[k] * d[k] * x[k];
         }
-        if (!dw) continue;
         load(y, dw + i);
         for (int k = 0; k < PACK; k++) y[k] += d[k] * x[k];
         store(dw + i, y);
@@ -200,18 +201,6 @@ __device__ __forceinline__ void warp_backward(floatX* dinp, float* dw, float* db
         store(dinp + i, y);
     }
 }
-
-__global__ void row_warps_kernel(floatX* dinp, const floatX* dout, const floatX* inp, const floatX* w,
-                                 const float* mean, const float* rstd, Size s) {
-    const size_t n = warp_row(), row = n * s.C;
-    if (n < s.N) warp_backward(dinp + row, nullptr, nullptr, dout + row, inp + row, w, mean[n], rstd[n], s.C);
-}
-
-// ---- 3: one kernel ----
-// A warp goes over rows, and keeps its own dw and db in shared memory: lanes own columns, so there are no conflicts;
-// the warps of a block add theirs up at the end. What a warp reads for dinp serves dw and db as well. But 8 floats of a
-// lane lie 32 bytes from the next lane's: in each access two lanes meet in a bank. And two rows of floats for each warp
-// leave room for few warps: 16 on a multiprocessor where C = 1600.
 
 __global__ void walking_warps_kernel(floatX* dinp, float* partials, const floatX* dout, const floatX* inp,
                                      const floatX* w, const float* mean, const float* rstd, Size s) {
@@ -237,7 +226,7 @@ __global__ void walking_warps_kernel(floatX* dinp, float* partials, const floatX
     }
 }
 
-// ---- 4: train_gpt.cu ----
+// ---- 3: train_gpt.cu ----
 // A block per row, whose threads own columns: one set of sums for the whole block, in pieces of 128 bits that lie side
 // by side. It costs one barrier a row. The room left is used for the column sums of dinp: gradients of a bias, for
 // which another kernel would have to read dinp again.
@@ -263,20 +252,12 @@ void study_backward(Study& study, const Size& s) {
         for (size_t i = 0; i < C; i++)
             dinp.expected[n * C + i] += r * (d[i] * w.host[i] - sum_g / C - (x[i] - m) * r * sum_gx / C);
     }
-    const auto columns = [&](size_t parts) {
-        const dim3 grid(ceil_div(C, BLOCK), parts);
-        launch("columns", columns_kernel, grid, BLOCK, 0, partials, dout, inp, mean, rstd, s);
-        add_partials({grad(dw), grad(db)}, partials, parts, C);
-    };
     c.step("a thread per row, a thread per column", [&] {
-        columns(1);
+        launch_threads(columns_kernel, C, partials, dout, inp, mean, rstd, s);
+        add_partials({grad(dw), grad(db)}, partials, 1, C);
         launch_threads(rows_kernel, N, dinp, dout, inp, w, mean, rstd, s);
     });
-    c.step("a warp per row, columns in parts", [&] {
-        columns(partial_blocks(N));
-        launch_threads(row_warps_kernel, N * WARP_SIZE, dinp, dout, inp, w, mean, rstd, s);
-    });
-    c.step("both in one kernel, sums of each warp", [&] {
+    c.step("a warp per row, sums of each warp", [&] {
         const size_t limit = 104 << 10;   // two such blocks fit on a multiprocessor of Hopper
         const size_t room = std::min(device.properties.sharedMemPerBlockOptin, limit), each = 2 * C * sizeof(float);
         const size_t warps = std::clamp(room / each, size_t{1}, size_t{BLOCK_WARPS}), blocks = partial_blocks(N);
