@@ -481,7 +481,7 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
     printf("a step     %d x %d tokens, accumulated %ld times by each GPU; %s, gradients %s, recompute %s, "
            "attention %s, matmul %s\n", s.B, s.T, long(record["accumulation"]), name_of(s.precision),
            name_of(s.grad_dtype), recompute_name(s), attention_name(s), matmul.c_str());
-    if (s.gpus > 1) printf("each sends %s a step\n", size_text(double(record["bytes_sent"])).c_str());
+    if (s.gpus > 1 && !o.scan) printf("each sends %s a step\n", size_text(double(record["bytes_sent"])).c_str());
     if (o.bandwidth > 0) {
         printf("times      estimates for GPUs that compute %g TFLOP/s%s and send %g GB/s\n", flops_of(o) / 1e12,
                o.flops > 0 ? "" : " (assumed; --flops)", o.bandwidth);
