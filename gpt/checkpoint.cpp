@@ -32,11 +32,9 @@ using Header = nlohmann::json;   // finds a name among very many fast
 Safetensors::Safetensors(const std::string& path) : file_(path) {
     uint64_t length = 0;
     if (file_.size() >= sizeof(length)) memcpy(&length, file_.data(), sizeof(length));
-    if (length == 0 || length > file_.size() - sizeof(length))
-        fail(format("a header of %llu bytes does not fit in a file of %zu: truncated, or not safetensors",
-                    static_cast<unsigned long long>(length), file_.size()));
-    if (length > MAX_JSON_BYTES)
-        fail(format("a header of %zu bytes, expected at most %zu", size_t(length), MAX_JSON_BYTES));
+    if (length == 0 || length > std::min(file_.size() - sizeof(length), MAX_JSON_BYTES))
+        fail(format("a header of %zu bytes in a file of %zu, expected at most %zu: truncated, or not safetensors",
+                    size_t(length), file_.size(), MAX_JSON_BYTES));
     const char* data = file_.data() + sizeof(length) + length;
     const size_t bytes = file_.size() - sizeof(length) - length;
     try {

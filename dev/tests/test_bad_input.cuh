@@ -144,14 +144,10 @@ TEST("bad questions") {
     const std::string good = read_bytes(QUESTIONS), EVAL = "eval --from data/reference/hf_tiny --hellaswag @/q.bin ";
     // Words of 16 bits from the first question on: 65535, bytes, index, label, endings, tokens of the context.
     auto with = [&](size_t word, uint16_t value) {
-        std::string bytes = good;
-        memcpy(&bytes[sizeof(int) * QUESTIONS_HEADER + 2 * word], &value, 2);
-        return bytes;
+        return std::string(good).replace(sizeof(int) * QUESTIONS_HEADER + 2 * word, 2, bytes_of(std::vector{value}));
     };
     auto with_header = [&](size_t number, int value) {
-        std::string bytes = good;
-        memcpy(&bytes[sizeof(int) * number], &value, sizeof(int));
-        return bytes;
+        return std::string(good).replace(sizeof(int) * number, sizeof(int), bytes_of(std::vector{value}));
     };
     const std::tuple<const char*, std::string, Texts> CASES[] = {
         {"without a header", good.substr(0, 1000), {"1000", "1024"}},
