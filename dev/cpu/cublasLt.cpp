@@ -136,11 +136,6 @@ const std::vector<Algorithm>& offered_algorithms()
 // On an emulated GPU an algorithm relies on the alignment that the preference promised: algo.data[1] is the smallest of
 // the four, at most 16 bytes. 0 relies on nothing. (cublasLtMatmulPreferenceAttributes_t, MIN_ALIGNMENT)
 constexpr uint32_t full_alignment = 16;
-uint64_t promised_alignment(const cublasLtMatmulPreferenceOpaque_t* preference)
-{
-    if (preference == nullptr) return full_alignment;
-    return std::min(full_alignment, *std::min_element(preference->alignments, std::end(preference->alignments)));
-}
 bool all_aligned(uint64_t bytes, std::initializer_list<const void*> operands)
 {
     return bytes == 0 || std::all_of(operands.begin(), operands.end(),
@@ -634,13 +629,14 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
     const cublasStatus_t status = cuda_cpu::check_product(*desc, *a, *b, *c, *d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    const uint64_t alignment = cuda_cpu::promised_alignment(preference);
+    const cublasLtMatmulPreferenceOpaque_t defaults, &wishes = preference == nullptr ? defaults : *preference;
+    const uint64_t alignment =
+        std::min(cuda_cpu::full_alignment, *std::min_element(wishes.alignments, std::end(wishes.alignments)));
     if (cuda_cpu::is_fp8(a->type) && alignment < cuda_cpu::full_alignment) return CUBLAS_STATUS_NOT_SUPPORTED;
-    const uint32_t schemes =
-        preference == nullptr ? uint32_t{CUBLASLT_REDUCTION_SCHEME_MASK} : preference->reduction_schemes;
+    const bool in_place = wishes.reduction_schemes & CUBLASLT_REDUCTION_SCHEME_INPLACE;
     for (const cuda_cpu::Algorithm algorithm : cuda_cpu::offered_algorithms()) {
         if (*found == wanted) break;
-        if (algorithm == cuda_cpu::Algorithm::in_place && !(schemes & CUBLASLT_REDUCTION_SCHEME_INPLACE)) continue;
+        if (algorithm == cuda_cpu::Algorithm::in_place && !in_place) continue;
         cublasLtMatmulHeuristicResult_t& result = results[(*found)++] = {};
         result.algo.data[0] = static_cast<uint64_t>(algorithm);
         result.algo.data[1] = cuda_cpu::card() == nullptr ? 0 : alignment;

@@ -87,15 +87,17 @@ struct WarpProduct {  // wgmma, of one warp
     const uint32_t* a_registers[lanes_of_warp];  // or else ...
     uint64_t a, b;                               // ... descriptors
     unsigned columns, row;                       // row: of the warp's 16 in the 64 of A
-    bool a_in_registers, add;
+    bool add;
     Major b_major;
     bool holds_old = false;  // `old` has the accumulators, and d is NaN now
     std::vector<float> old;
     std::vector<float> result;  // once the operands have been read
     unsigned group, watched;
 
+    bool a_in_registers() const { return a_registers[0] != nullptr; }
+
     using Text = std::array<uint64_t, 6>;  // the instruction, in which the warps of a warpgroup must agree
-    Text text() const { return {a, b, columns, a_in_registers, add, static_cast<uint64_t>(b_major)}; }
+    Text text() const { return {a, b, columns, a_in_registers(), add, static_cast<uint64_t>(b_major)}; }
 };
 
 struct NamedBarrier {
@@ -446,11 +448,11 @@ namespace cuda_cpu {
 // An mbarrier, in its 64 bits: the phase that is under way, arrivals that it still lacks, arrivals that a phase
 // takes, bytes that are still to come.
 struct Mbarrier {
-    static constexpr uint64_t mark = 2, max_arrivals = (1 << 20) - 1;
+    static constexpr uint64_t max_arrivals = (1 << 20) - 1;
     static constexpr int64_t max_bytes = (1 << 20) - 1;
-    unsigned parity;
-    uint64_t lacking, arrivals;
-    int64_t bytes;
+    uint64_t parity : 1, lacking : 20, arrivals : 20;
+    int64_t bytes : 21;
+    uint64_t mark : 2;  // 2: initialised
 
     static void check_address(const uint64_t* barrier, const char* caller)
     {
@@ -460,15 +462,11 @@ struct Mbarrier {
     CUDA_CPU_UNSEEN static Mbarrier read(const uint64_t* barrier, const char* caller)
     {
         check_address(barrier, caller);
-        const uint64_t word = *barrier;
-        if (word >> 62 != mark) refuse(caller, "with a barrier that is not initialised");
-        return {static_cast<unsigned>(word & 1), word >> 1 & max_arrivals, word >> 21 & max_arrivals,
-                static_cast<int64_t>(word >> 41 & 0x1fffff) - (1 << 20)};
+        const auto value = bits<Mbarrier>(*barrier);
+        if (value.mark != 2) refuse(caller, "with a barrier that is not initialised");
+        return value;
     }
-    CUDA_CPU_UNSEEN void write(uint64_t* barrier) const
-    {
-        *barrier = mark << 62 | static_cast<uint64_t>(bytes + (1 << 20)) << 41 | arrivals << 21 | lacking << 1 | parity;
-    }
+    CUDA_CPU_UNSEEN void write(uint64_t* barrier) const { *barrier = bits<uint64_t>(*this); }
 
     // Changes the barrier, and ends the phase if that is now complete.
     void change(uint64_t* barrier, const char* caller, uint64_t arrive, int64_t expect)
@@ -476,9 +474,9 @@ struct Mbarrier {
         if (arrive > lacking)
             refuse(caller, line("for a barrier where all %u have arrived, before its phase has ended",
                                 static_cast<unsigned>(arrivals)));
+        if (std::abs(bytes + expect) > max_bytes) refuse(caller, "and the barrier cannot count so many bytes");
         lacking -= arrive;
         bytes += expect;
-        if (bytes > max_bytes || bytes < -max_bytes) refuse(caller, "and the barrier cannot count so many bytes");
         const bool ended = lacking == 0 && bytes == 0;
         if (ended) {
             watch::phase_ended(barrier, parity);
@@ -498,7 +496,8 @@ CUDA_CPU_INSTRUCTION void barrier_init(uint64_t* barrier, int arrivals)
     Mbarrier::check_address(barrier, "barrier_init");
     if (arrivals < 1 || static_cast<uint64_t>(arrivals) > Mbarrier::max_arrivals)
         refuse("barrier_init", line("for %d arrivals", arrivals));
-    Mbarrier{0, static_cast<uint64_t>(arrivals), static_cast<uint64_t>(arrivals), 0}.write(barrier);
+    const auto count = static_cast<uint64_t>(arrivals);
+    Mbarrier{0, count, count, 0, 2}.write(barrier);
     async_work().barrier_not_announced = barrier;
     watch::sync_made(barrier, watch::here());
 }
@@ -709,7 +708,7 @@ struct Descriptor {
 inline void read_operands_and_multiply(WarpProduct& p, float* result)
 {
     alignas(64) static thread_local float a[16][16], b[16 * max_columns];
-    if (p.a_in_registers) {
+    if (p.a_in_registers()) {
         read_a_fragments(a, p.a_registers);
     } else {
         const Descriptor tile(p.a, p.watched, watch::Operand::A);
@@ -824,7 +823,6 @@ template <int N, Major B> inline void wgmma_of_warp(void* const* operands, unsig
     p.a = first.a;
     p.b = first.b;
     p.add = first.add != 0;
-    p.a_in_registers = first.a_registers != nullptr;
     p.columns = N;
     p.row = this_warp() % 4 * 16;
     p.b_major = B;
