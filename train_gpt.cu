@@ -280,7 +280,16 @@ __device__ __forceinline__ void add_pieces(float* row, const float (&x)[PACK], i
 typedef __nv_fp8_e4m3 e4m3;   // 4 bits of exponent, 3 of mantissa: activations and weights
 typedef __nv_fp8_e5m2 e5m2;   // 5 and 2: gradients, whose range is wide
 
-struct Fp8Scale;   // what a tensor is multiplied by before it is rounded to 8 bits
+constexpr int FP8_HISTORY = 16;   // steps
+
+// What a tensor is multiplied by before it is rounded to 8 bits: one for each tensor of a layer, in device memory.
+struct Fp8Scale {
+    float scale = 1, inverse = 1;      // the inverse is what matmuls multiply by
+    unsigned amax = 0;                 // of this step up to now, as bits: in the order of the numbers
+    unsigned counting = 0;             // whether the counts below are kept
+    unsigned long long values = 0, saturated = 0, underflow = 0;   // underflow: became 0, and were not
+    float history[FP8_HISTORY] = {};   // amax of past steps, the last one first; 0: none yet
+};
 
 // Destination of such a tensor.
 template <typename F8> struct Out {
@@ -729,11 +738,8 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
     float *dw = dynamic_shared(), *db = dw + C, *dbias = db + C;
     float g[PACK], x[PACK], y[PACK], d[PACK];
     const float zero[PACK] = {};
-    for (int i = first; i < C; i += stride) {
-        store_pieces(dw, zero, i, C);
-        store_pieces(db, zero, i, C);
-        store_pieces(dbias, zero, i, C);
-    }
+    for (int i = first; i < C; i += stride)
+        for (float* sums : {dw, db, dbias}) store_pieces(sums, zero, i, C);
     {
         Writer<e5m2> writer(dinp);   // gone, with its registers, before the sums are stored
         int turn = 0;
@@ -776,7 +782,7 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
         }
     }
     for (int i = first; i < C; i += stride)
-        for (int sums = 0; sums < 3; sums++) {
+        for (int sums = 0; sums < MAX_GRADS; sums++) {
             load_pieces(y, dw + sums * C, i, C);
             store(partials + (static_cast<size_t>(sums) * gridDim.x + blockIdx.x) * C + i, y);
         }
@@ -971,13 +977,9 @@ __device__ void tile_matmul(float* C, const float* A, const float* B, const floa
 __device__ void load_rows(float* tile, const floatX* x, int row, int T, size_t stride, int HS, float scale) {
     for (int e = threadIdx.x * PACK; e < BLOCK_N * HS; e += blockDim.x * PACK) {
         const int r = row + e / HS;
-        float v[PACK];
-        if (r < T) {
-            load(v, x + r * stride + e % HS);
-            for (int k = 0; k < PACK; k++) tile[e + k] = v[k] * scale;
-        } else {
-            for (int k = 0; k < PACK; k++) tile[e + k] = 0;
-        }
+        float v[PACK] = {};
+        if (r < T) load(v, x + r * stride + e % HS);
+        for (int k = 0; k < PACK; k++) tile[e + k] = v[k] * scale;
     }
 }
 
@@ -1110,7 +1112,7 @@ __device__ void scores_backward(float* S, float* dP, const float* lse, const flo
     }
 }
 
-// One kernel in two forms: for dQ a block owns queries (the columns of its tiles) and walks over keys, for dK and dV the
+// One kernel in two forms: for dQ a block owns queries (columns of its tiles) and walks over keys, for dK and dV the
 // other way. X and Y are the owned rows of Q and dO, or of K and V; A and B those of the other side. The form for dQ
 // comes first and leaves D for the other.
 template <Queries QUERIES>
@@ -1638,18 +1640,13 @@ cublasLtMatrixLayout_t matrix_layout(DType dtype, size_t rows, size_t columns, O
     return layout;
 }
 
-// What the product is multiplied by, on the device; null: 1. Of operands in FP8, their scales' inverses.
-struct Factors { const float *a = nullptr, *b = nullptr; };
-
-// Of section "fp8".
-const float* fp8_inverse(const Fp8Scale* scale);
-void fp8_transpose(void* out, const void* inp, size_t rows, size_t columns);
+void fp8_transpose(void* out, const void* inp, size_t rows, size_t columns);   // of section "fp8"
 
 struct Product {
     void* out;
     const void *a, *b;
     MatmulShape shape;
-    Factors factors = {};
+    const float *a_factor = nullptr, *b_factor = nullptr;   // of operands in FP8: their scales' inverses
     const void* epilogue_data = nullptr;   // the bias (N) or the pre-activation (M,N), floatX
 };
 
@@ -1666,8 +1663,8 @@ void set_pointers(const MatmulPlan& plan, const Product& p) {
     if (p.shape.epilogue == Epilogue::BIAS) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.epilogue_data);
     if (p.shape.epilogue == Epilogue::GELU_BACKWARD)
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.epilogue_data);
-    if (p.factors.b) set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.factors.b);
-    if (p.factors.a) set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.factors.a);
+    if (p.b_factor) set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_factor);
+    if (p.a_factor) set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a_factor);
 }
 
 // What cuBLASLt offers for a plan that is otherwise complete, best first by its own estimate.
@@ -1754,7 +1751,7 @@ void matmul(const Product& p) {
 Product fp8_product(void* out, const Operand& a, const void* a8, const Operand& b, const void* b8, size_t M, size_t N,
                     size_t K, DType type = FLOATX, Into into = Into::ASSIGN) {
     return {out, a8, b8, {M, N, K, Op::AS_IS, Op::TRANSPOSED, type, into, Epilogue::NONE, a.format, b.format},
-            {fp8_inverse(a.scale), fp8_inverse(b.scale)}};
+            &a.scale->inverse, &b.scale->inverse};
 }
 
 // out (N,OC) = inp (N,C) w (C,OC) + b (OC)
@@ -2000,17 +1997,6 @@ Shard shard_of(const Layout& y, const ParameterRow& row, size_t l, Kept kept, si
 // ==== model: activations and workspace =======================================
 // One row per tensor: shape of one copy, and for how many layers a copy is kept.
 
-constexpr int FP8_HISTORY = 16;   // steps
-
-// Of one tensor of one layer in 8 bits: see fp8.
-struct Fp8Scale {
-    float scale = 1, inverse = 1;      // the inverse is what matmuls multiply by
-    unsigned amax = 0;                 // of this step up to now, as bits: in the order of the numbers
-    unsigned counting = 0;             // whether the counts below are kept
-    unsigned long long values = 0, saturated = 0, underflow = 0;   // underflow: became 0, and were not
-    float history[FP8_HISTORY] = {};   // amax of past steps, the last one first; 0: none yet
-};
-
 struct Activations {
     // Kept from forward to backward. res1 and res2 are the residual stream before the attention and before the MLP.
     Tensor<floatX> res1, ln1, qkv, att, res2, ln2, fc, gelu, scores, probs;
@@ -2043,7 +2029,7 @@ enum Fp8Tensor {
 };
 constexpr const char* FP8_NAMES[] = {"ln1", "att", "ln2", "gelu", "qkvw", "attprojw", "fcw", "fcprojw",
                                      "dqkv", "dattproj", "dfc", "dfcproj"};
-constexpr int FP8_E4M3S = FP8_DQKV;
+constexpr size_t FP8_E4M3S = FP8_DQKV;
 
 enum class Category { WEIGHTS, GRADIENTS, MASTER, ADAM_M, ADAM_V, BUFFERS, ACTIVATIONS, WORKSPACE, CUDA };
 constexpr const char* CATEGORY_NAMES[] = {"weights", "gradients",   "master",    "adam_m", "adam_v",
@@ -2279,26 +2265,18 @@ Grad grad_at(const Model& m, size_t element) {
 }
 
 // ==== many GPUs ==============================================================
-// One process (rank) for each GPU: --gpus N starts them, or torchrun, srun or mpirun. Each takes micro-batches of its
-// own, so that a step's gradients are sums over ranks: data parallelism. What all ranks would hold alike can be sharded: a rank
-// then keeps one shard of each group. That is ZeRO, in stages.
+// One process (rank) for each GPU takes micro-batches of its own, so that a step's gradients are sums over ranks: data
+// parallelism. What all ranks would hold alike can be sharded: ZeRO, in stages; see gpt/many_gpus.md.
 //
-//   --zero  sharded            communication of a GPU, in numbers of parameters
+//   --zero  sharded            communication of a GPU, in numbers of parameters, times (R - 1) / R
 //   0       nothing            2 a step: gradients, summed for all ranks (all-reduce)
 //   1       optimizer, master  1 + 1 a step: gradients, each shard summed for its rank (reduce-scatter), and after the
 //                              update the new weights (all-gather)
 //   2       gradients too      1 a micro-batch + 1 a step: a layer's are summed as soon as backward has computed them
 //   3       weights too        1 + 2 in each micro-batch: gathered layer by layer in forward, and in backward again
-//                              (not embeddings and the last two layers, which are still there)
 //
-// times (R - 1) / R, as in rings. Communication runs on world.stream, one group at a time, while device.stream computes
-// another: layer l's gradients during the backward of layer l - 1, layer l + 1's weights during the forward of layer l.
-// Stages 0 and 1 have memory to sum gradients up, and send them in the step's last micro-batch only.
-//
-// bits    every stage adds the same numbers in the same order where a step has one micro-batch a rank; with more, 0
-//         and 1 add up micro-batches before ranks, 2 and 3 ranks before micro-batches: equal to rounding
-// source  Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5;
-//         Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce Algorithms" (rings)
+// Communication runs on world.stream, while device.stream computes another layer.
+// source  Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5
 
 #include "gpt/launch.cuh"        // the processes: world, sum_of_all(), start_processes(), Watchdog
 #include "gpt/distributed.cuh"   // need_weights(), begin_gradients(), send_gradients(), await_gradients(), ...
@@ -2411,8 +2389,6 @@ struct Operands {
 bool has_fp8(const Model& m) { return m.setup.matmul != MatmulIn::FLOATX; }
 
 size_t scale_count(const Model& m) { return static_cast<size_t>(m.config.layers) * FP8_TENSORS; }
-
-const float* fp8_inverse(const Fp8Scale* scale) { return &scale->inverse; }
 
 // The tokens of a forward pass: a micro-batch or, to sample and to answer questions, fewer.
 struct ForwardPass {
@@ -2774,11 +2750,6 @@ double take_loss(Model& m) {
     return sum;
 }
 
-// Without a master copy: the share of weights that the last update moved in FP32 and left as they were in 16 bits.
-double unchanged_share(const Model& m) {
-    return static_cast<double>(fetch(m.a.unchanged())) / count_parameters(m.config).real;
-}
-
 // FLOPs of a step per token. Matmuls: 2 per weight forward, 4 backward. Attention: query t needs t + 1 keys, (T+1)/2 on
 // average, in 2 products of 2 FLOPs per channel forward, twice that backward: causal attention's minimum. Model FLOPs
 // are without recomputation, hardware FLOPs with it (Narayanan et al. 2021; PaLM, appendix B).
@@ -2978,10 +2949,6 @@ LossScale start_loss_scale(const Options& o, const Start& start) {
     s.scale = number("scale", 1, MAX_LOSS_SCALE);
     s.good_steps = number("good_steps", 0, GROWTH_INTERVAL - 1);
     return s;
-}
-
-json loss_scale_record(const LossScale& s) {
-    return {{"scale", long(s.scale)}, {"good_steps", long(s.good_steps)}, {"skipped_steps", long(s.skipped)}};
 }
 
 // ==== data ===================================================================
@@ -3231,8 +3198,6 @@ AdamW adamw_settings(const Options& o, long step, long skipped = 0) {
 }
 
 // ==== matmul tuning ==========================================================
-// Before a run begins, cuBLASLt's algorithms for each shape of matmul in a micro-step are timed and the fastest is kept.
-
 #include "gpt/matmul_tuning.cuh"   // tune_matmuls()
 
 // ==== train ==================================================================
@@ -3351,7 +3316,8 @@ json step_record(const TrainingRun& run, const StepResult& r, bool evaluates) {
         record["skipped_steps"] = long(run.scale.skipped);
         if (evaluates && !has_fp8(run.m)) record["zero_gradients"] = zero_gradients(run.m);   // FP8 may keep no dqkv
     }
-    if (!run.m.master) record["unchanged"] = unchanged_share(run.m);
+    if (!run.m.master)   // the share of weights that the update moved in FP32 and left as they were in 16 bits
+        record["unchanged"] = double(fetch(run.m.a.unchanged())) / count_parameters(run.m.config).real;
     return record;
 }
 
@@ -3390,7 +3356,9 @@ void save_checkpoint(TrainingRun& run) {
     json trainer = {{"next_window", run.start.window + windows}, {"train_tokens", run.data.train.count()},
                     {"options", describe(run.o, TRAIN)}};
     if (run.m.fp8_history) trainer["fp8_history"] = fp8_history(run.m);
-    if (run.scale.interval > 0 || run.scale.skipped > 0) trainer["loss_scaling"] = loss_scale_record(run.scale);
+    if (run.scale.interval > 0 || run.scale.skipped > 0)
+        trainer["loss_scaling"] = {{"scale", long(run.scale.scale)}, {"good_steps", long(run.scale.good_steps)},
+                                   {"skipped_steps", long(run.scale.skipped)}};
     try {
         run.log.sync();   // no checkpoint is ahead of the log
     } catch (const Failure& error) {

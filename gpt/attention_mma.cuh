@@ -196,107 +196,81 @@ attention_forward_mma_kernel(Out<e4m3> out, float* lse, const floatX* qkv, int T
     store_rows<HS>(out.from(head.out), head.C, query0 + row, T, O, Q, MMA_ROWS, row);
 }
 
-// Also leaves D for attention_backward_dkv_mma_kernel. Backward's kernels have no registers left to write FP8 with.
-template <int HS>
-__global__ void __launch_bounds__(MMA_BLOCK, 1)
-attention_backward_dq_mma_kernel(floatX* dqkv, float* D_out, const floatX* dout, const floatX* qkv, const floatX* out,
-                                 const float* lse_in, int T) {
-    if (!HAS_MMA) return;
+// For dQ a block owns queries (the rows of its fragments) and walks over keys, for dK and dV the other way; X, Y, A and B
+// as in train_gpt.cu. The kernel for dQ leaves D for the other. There are no registers left to write FP8 with.
+template <int HS, Queries QUERIES>
+__device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const floatX* dout, const floatX* qkv,
+                                             const floatX* out, const float* lse_all, int T) {
+    constexpr bool OWNS_QUERIES = QUERIES == Queries::ROWS;
     constexpr int TILE = tile_bytes(MMA_ROWS, HS);
     const Head head = my_head(T, HS);
-    const int own_tile = gridDim.x - 1 - blockIdx.x;
-    const int query0 = own_tile * MMA_ROWS, row = threadIdx.x / 32 * 16;
+    const int tiles = gridDim.x, own_tile = OWNS_QUERIES ? tiles - 1 - blockIdx.x : blockIdx.x;   // the longest first
+    const int first = OWNS_QUERIES ? 0 : own_tile, end = OWNS_QUERIES ? own_tile + 1 : tiles;
+    const int own0 = own_tile * MMA_ROWS, row = threadIdx.x / 32 * 16;
     const float scale = rsqrtf(static_cast<float>(HS));
-    char* Q = reinterpret_cast<char*>(dynamic_shared());
-    char *dO = Q + TILE, *K = dO + TILE, *V = K + 2 * TILE;
-    const floatX* q = qkv + head.qkv;
+    char* X = reinterpret_cast<char*>(dynamic_shared());
+    char *Y = X + TILE, *A = Y + TILE, *B = A + 2 * TILE;
+    float *lse_tile = reinterpret_cast<float*>(B + 2 * TILE), *D_tile = lse_tile + MMA_ROWS;   // for dK and dV
+    const floatX *q = qkv + head.qkv, *k = q + head.C, *v = k + head.C, *d = dout + head.out;
+    auto load_other = [&](int i, int buffer) {
+        load_tile<HS>(A + buffer, OWNS_QUERIES ? k : q, i * MMA_ROWS, T, head.stride);
+        load_tile<HS>(B + buffer, OWNS_QUERIES ? v : d, i * MMA_ROWS, T, OWNS_QUERIES ? head.stride : head.C);
+    };
 
-    load_tile<HS>(Q, q, query0, T, head.stride);
-    load_tile<HS>(dO, dout + head.out, query0, T, head.C);
-    load_tile<HS>(K, q + head.C, 0, T, head.stride);
-    load_tile<HS>(V, q + 2 * head.C, 0, T, head.stride);
+    load_tile<HS>(X, OWNS_QUERIES ? q : k, own0, T, head.stride);
+    load_tile<HS>(Y, OWNS_QUERIES ? d : v, own0, T, OWNS_QUERIES ? head.C : head.stride);
+    load_other(first, 0);
     copy_async_commit();
-    float lse[2], D[2], dQ[HS / 2] = {};
-    query_statistics<HS>(lse, D, D_out + head.rows, lse_in + head.rows, dout + head.out, out + head.out, query0 + row,
-                         T, head.C);
-    for (int j = 0; j <= own_tile; j++) {
-        const int now = j % 2 * TILE, next = TILE - now;
-        if (j < own_tile) {
-            load_tile<HS>(K + next, q + head.C, (j + 1) * MMA_ROWS, T, head.stride);
-            load_tile<HS>(V + next, q + 2 * head.C, (j + 1) * MMA_ROWS, T, head.stride);
-        }
+    float lse[2], D[2], dX[HS / 2] = {}, dY[HS / 2] = {};   // lse and D of own queries
+    if (OWNS_QUERIES)
+        query_statistics<HS>(lse, D, D_all + head.rows, lse_all + head.rows, d, out + head.out, own0 + row, T, head.C);
+    for (int i = first; i < end; i++) {
+        const int now = (i - first) % 2 * TILE;
+        if (i + 1 < end) load_other(i + 1, TILE - now);
         copy_async_commit();
-        copy_async_wait<1>();
-        __syncthreads();
-        float S[MMA_ROWS / 2], dP[MMA_ROWS / 2];
-        uint32_t dS[MMA_ROWS / 16][4];
-        mma_scores<HS>(S, Q, row, K + now);                                             // S = Q K^T
-        mma_scores<HS>(dP, dO, row, V + now);                                           // dP = dO V^T
-        if (j == own_tile) mask_scores<Queries::ROWS>(S, query0 + row, j * MMA_ROWS);
-        probabilities(S, scale * LOG2E, [&](int e) { return lse[e / 2 % 2]; });
-        score_gradients(dP, S, [&](int e) { return D[e / 2 % 2]; });
-        to_operands(dS, dP);
-        mma_outputs<HS>(dQ, dS, K + now);                                               // dQ += dS K
-        __syncthreads();
-    }
-    const float factor[2] = {scale, scale};
-    multiply_rows(dQ, factor);
-    store_rows<HS>(Out<e5m2>{dqkv + head.qkv}, head.stride, query0 + row, T, dQ, Q, MMA_ROWS, row);
-}
-
-template <int HS>
-__global__ void __launch_bounds__(MMA_BLOCK, 1)
-attention_backward_dkv_mma_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* lse_in,
-                                  const float* D_in, int T) {
-    if (!HAS_MMA) return;
-    constexpr int TILE = tile_bytes(MMA_ROWS, HS);
-    const Head head = my_head(T, HS);
-    const int own_tile = blockIdx.x, tiles = gridDim.x;   // those with most queries first
-    const int key0 = own_tile * MMA_ROWS, row = threadIdx.x / 32 * 16;
-    const float scale = rsqrtf(static_cast<float>(HS));
-    char* K = reinterpret_cast<char*>(dynamic_shared());
-    char *V = K + TILE, *Q = V + TILE, *dO = Q + 2 * TILE;
-    float *lse = reinterpret_cast<float*>(dO + 2 * TILE), *D = lse + MMA_ROWS;
-    const floatX *q = qkv + head.qkv, *d = dout + head.out;
-
-    load_tile<HS>(K, q + head.C, key0, T, head.stride);
-    load_tile<HS>(V, q + 2 * head.C, key0, T, head.stride);
-    load_tile<HS>(Q, q, key0, T, head.stride);
-    load_tile<HS>(dO, d, key0, T, head.C);
-    copy_async_commit();
-    float dK[HS / 2] = {}, dV[HS / 2] = {};
-    for (int i = own_tile; i < tiles; i++) {
-        const int now = (i - own_tile) % 2 * TILE, next = TILE - now;
-        if (i + 1 < tiles) {
-            load_tile<HS>(Q + next, q, (i + 1) * MMA_ROWS, T, head.stride);
-            load_tile<HS>(dO + next, d, (i + 1) * MMA_ROWS, T, head.C);
-        }
-        copy_async_commit();
-        for (int r = threadIdx.x; r < MMA_ROWS; r += MMA_BLOCK) {
+        for (int r = threadIdx.x; !OWNS_QUERIES && r < MMA_ROWS; r += MMA_BLOCK) {
             const int query = i * MMA_ROWS + r;
-            lse[r] = query < T ? lse_in[head.rows + query] * LOG2E : 0.0f;
-            D[r] = query < T ? D_in[head.rows + query] : 0.0f;
+            lse_tile[r] = query < T ? lse_all[head.rows + query] * LOG2E : 0.0f;
+            D_tile[r] = query < T ? D_all[head.rows + query] : 0.0f;
         }
         copy_async_wait<1>();
         __syncthreads();
         float S[MMA_ROWS / 2], dP[MMA_ROWS / 2];
         uint32_t P[MMA_ROWS / 16][4];
-        mma_scores<HS>(S, K, row, Q + now);                                             // S = K Q^T
-        mma_scores<HS>(dP, V, row, dO + now);                                           // dP = V dO^T
-        if (i == own_tile) mask_scores<Queries::COLUMNS>(S, key0 + row, i * MMA_ROWS);
-        probabilities(S, scale * LOG2E, [&](int e) { return lse[fragment_column(e)]; });
-        score_gradients(dP, S, [&](int e) { return D[fragment_column(e)]; });
-        to_operands(P, S);
-        mma_outputs<HS>(dV, P, dO + now);                                               // dV += P dO
+        mma_scores<HS>(S, X, row, A + now);                                             // S = Q K^T, or K Q^T
+        mma_scores<HS>(dP, Y, row, B + now);                                            // dP = dO V^T, or V dO^T
+        if (i == own_tile) mask_scores<QUERIES>(S, own0 + row, i * MMA_ROWS);
+        probabilities(S, scale * LOG2E, [&](int e) {
+            return OWNS_QUERIES ? lse[e / 2 % 2] : lse_tile[fragment_column(e)];
+        });
+        score_gradients(dP, S, [&](int e) { return OWNS_QUERIES ? D[e / 2 % 2] : D_tile[fragment_column(e)]; });
+        if (!OWNS_QUERIES) {
+            to_operands(P, S);
+            mma_outputs<HS>(dY, P, B + now);                                            // dV += P dO
+        }
         to_operands(P, dP);
-        mma_outputs<HS>(dK, P, Q + now);                                                // dK += dS Q
+        mma_outputs<HS>(dX, P, A + now);                                                // dQ += dS K, or dK += dS Q
         __syncthreads();
     }
     const float factor[2] = {scale, scale};
-    multiply_rows(dK, factor);
-    const size_t k = head.qkv + head.C, v = k + head.C;
-    store_rows<HS>(Out<e5m2>{dqkv + k}, head.stride, key0 + row, T, dK, K, MMA_ROWS, row);
-    store_rows<HS>(Out<e5m2>{dqkv + v}, head.stride, key0 + row, T, dV, V, MMA_ROWS, row);
+    multiply_rows(dX, factor);
+    floatX* to = dqkv + head.qkv + (OWNS_QUERIES ? 0 : head.C);
+    store_rows<HS>(Out<e5m2>{to}, head.stride, own0 + row, T, dX, X, MMA_ROWS, row);
+    if (!OWNS_QUERIES) store_rows<HS>(Out<e5m2>{to + head.C}, head.stride, own0 + row, T, dY, Y, MMA_ROWS, row);
+}
+
+template <int HS>
+__global__ void __launch_bounds__(MMA_BLOCK, 1)
+attention_backward_dq_mma_kernel(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
+                                 const float* lse, int T) {
+    if (HAS_MMA) backward_mma<HS, Queries::ROWS>(dqkv, D, dout, qkv, out, lse, T);
+}
+
+template <int HS>
+__global__ void __launch_bounds__(MMA_BLOCK, 1)
+attention_backward_dkv_mma_kernel(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
+                                  const float* lse, int T) {
+    if (HAS_MMA) backward_mma<HS, Queries::COLUMNS>(dqkv, D, dout, qkv, out, lse, T);
 }
 
 // ---- launchers
@@ -315,5 +289,5 @@ void attention_backward_mma(floatX* dqkv, float* D, const floatX* dout, const fl
     launch("attention_backward_dq", attention_backward_dq_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK, tiles,
            dqkv, D, dout, qkv, out, lse, T);
     launch("attention_backward_dkv", attention_backward_dkv_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK,
-           tiles + statistics, dqkv, dout, qkv, lse, D, T);
+           tiles + statistics, dqkv, D, dout, qkv, out, lse, T);
 }

@@ -138,9 +138,8 @@ __device__ __forceinline__ void set_scale(Fp8Scale& s, float scale) {
 //   TAKE, GIVE      copies the amax to, from an array that is sent to other GPUs
 enum class Fp8Step { FORGET, REMEMBER, RECALL, COUNT, IGNORE, TAKE, GIVE };
 
-// A thread per scale. Of each layer's `of_layer` the first e4m3s are E4M3's, the others E5M2's.
-template <Fp8Step STEP>
-__global__ void fp8_scales_kernel(Fp8Scale* scales, float* amaxes, size_t count, int of_layer, int e4m3s) {
+// A thread per scale.
+template <Fp8Step STEP> __global__ void fp8_scales_kernel(Fp8Scale* scales, float* amaxes, size_t count) {
     const size_t n = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (n >= count) return;
     Fp8Scale& s = scales[n];
@@ -156,15 +155,12 @@ __global__ void fp8_scales_kernel(Fp8Scale* scales, float* amaxes, size_t count,
     if (STEP == Fp8Step::REMEMBER || STEP == Fp8Step::RECALL) {
         float amax = 0;
         for (int i = 0; i < FP8_HISTORY; i++) amax = fmaxf(amax, s.history[i]);
-        set_scale(s, fp8_scale_for(amax, static_cast<int>(n % of_layer) < e4m3s ? FP8_MAX<e4m3> : FP8_MAX<e5m2>));
+        set_scale(s, fp8_scale_for(amax, n % FP8_TENSORS < FP8_E4M3S ? FP8_MAX<e4m3> : FP8_MAX<e5m2>));
     }
 }
 
-template <Fp8Step STEP>
-void fp8_scales(Fp8Scale* scales, size_t count, float* amaxes = nullptr, int of_layer = FP8_TENSORS,
-                int e4m3s = FP8_E4M3S) {
-    launch("fp8_scales", fp8_scales_kernel<STEP>, row_blocks(count), BLOCK, 0, updated(scales), updated(amaxes), count,
-           of_layer, e4m3s);
+template <Fp8Step STEP> void fp8_scales(Fp8Scale* scales, size_t count, float* amaxes = nullptr) {
+    launch("fp8_scales", fp8_scales_kernel<STEP>, row_blocks(count), BLOCK, 0, updated(scales), updated(amaxes), count);
 }
 
 // ---- quantising after the kernel that wrote x

@@ -181,32 +181,33 @@ TEST("kernels: fp8: attention") {
 
 TEST("kernels: fp8: scales") {
     if (!device_has_fp8()) return;
-    constexpr int OF_LAYER = 3, E4M3S = 2;   // of 2 layers
-    const DeviceScales scales(std::vector<Fp8Scale>(2 * OF_LAYER));
+    constexpr int OF_E4M3 = FP8_TENSORS + 1, OF_E5M2 = FP8_TENSORS + FP8_DQKV;   // of the second layer
+    const DeviceScales scales(std::vector<Fp8Scale>(2 * FP8_TENSORS));
     auto step = [&](size_t at, double amax) {   // returns the scale after a step with this amax
         Fp8Scale s = scales.at(at);
         s.amax = bits_of(amax);
         scales.put(at, s);
-        fp8_scales<Fp8Step::REMEMBER>(scales.data(), 2 * OF_LAYER, nullptr, OF_LAYER, E4M3S);
+        fp8_scales<Fp8Step::REMEMBER>(scales.data(), 2 * FP8_TENSORS);
         return double(scales.at(at).scale);
     };
-    claim(step(4, 3.0) == 128 && scales.at(4).inverse == 0x1p-7f && scales.at(4).amax == 0 && step(5, 3.0) == 16384 &&
-              step(0, 448.0) == 1 && step(1, 449.0) == 0.5,
+    claim(step(OF_E4M3, 3.0) == 128 && scales.at(OF_E4M3).inverse == 0x1p-7f && scales.at(OF_E4M3).amax == 0 &&
+              step(OF_E5M2, 3.0) == 16384 && step(0, 448.0) == 1 && step(1, 449.0) == 0.5,
           "FP8: the scale is the largest power of 2 by which amax fits into 448, or 57344 of a gradient");
     bool remembered = true;
-    for (int s = 0; s < FP8_HISTORY - 4; s++) remembered = remembered && step(4, 1.0) == 128;
-    claim(remembered && scales.at(4).history[FP8_HISTORY - 1] == 3.0f && step(4, 1.0) == 256,
+    for (int s = 0; s < FP8_HISTORY - 4; s++) remembered = remembered && step(OF_E4M3, 1.0) == 128;
+    claim(remembered && scales.at(OF_E4M3).history[FP8_HISTORY - 1] == 3.0f && step(OF_E4M3, 1.0) == 256,
           "FP8: an amax counts for 16 steps");
-    claim(step(4, INFINITY) == 1 && step(4, 1.0) == 1, "FP8: after an amax that is not finite the scale is 1");
+    claim(step(OF_E4M3, INFINITY) == 1 && step(OF_E4M3, 1.0) == 1,
+          "FP8: after an amax that is not finite the scale is 1");
     const float before = scales.at(0).scale;
     step(0, 0.0);
     claim(scales.at(0).scale == before, "FP8: an amax of 0 does not change the scale");
-    Fp8Scale s = scales.at(4);
+    Fp8Scale s = scales.at(OF_E4M3);
     const float expected = std::exchange(s.scale, 0);
     s.inverse = 0;
-    scales.put(4, s);
-    fp8_scales<Fp8Step::RECALL>(scales.data(), 2 * OF_LAYER, nullptr, OF_LAYER, E4M3S);
-    claim(scales.at(4).scale == expected && scales.at(4).inverse == 1 / expected,
+    scales.put(OF_E4M3, s);
+    fp8_scales<Fp8Step::RECALL>(scales.data(), 2 * FP8_TENSORS);
+    claim(scales.at(OF_E4M3).scale == expected && scales.at(OF_E4M3).inverse == 1 / expected,
           "FP8: the history of a checkpoint gives the same scales");
 }
 
