@@ -1177,10 +1177,8 @@ __global__ void attention_backward_kernel(Out<e5m2> dqkv, float* D_all, const fl
     if (!OWNS_QUERIES) store_columns(dqkv.from(to + head.C), dY, nullptr, own0, T, head.stride, HS, 1);
 }
 
-dim3 attention_grid(int B, int T, int NH) { return dim3(ceil_div(T, BLOCK_M), NH, B); }
-
 void attention_forward_portable(const Operand& out, float* lse, const floatX* qkv, int B, int T, int NH, int HS) {
-    launch("attention_forward", attention_forward_kernel, attention_grid(B, T, NH), ATTENTION_BLOCK,
+    launch("attention_forward", attention_forward_kernel, dim3(ceil_div(T, BLOCK_M), NH, B), ATTENTION_BLOCK,
            attention_forward_shared(HS), out.to<e4m3>(), lse, qkv, T, HS);
 }
 
@@ -1188,7 +1186,7 @@ void attention_forward_portable(const Operand& out, float* lse, const floatX* qk
 void attention_backward_portable(const Operand& dqkv, float* D, const floatX* dout, const floatX* qkv,
                                  const floatX* out, const float* lse, int B, int T, int NH, int HS) {
     const size_t shared = attention_backward_shared(HS);
-    const dim3 grid = attention_grid(B, T, NH);
+    const dim3 grid(ceil_div(T, BLOCK_M), NH, B);
     launch("attention_backward_dq", attention_backward_kernel<Queries::COLUMNS>, grid, ATTENTION_BLOCK, shared,
            dqkv.to<e5m2>(), D, dout, qkv, out, lse, T, HS);
     launch("attention_backward_dkv", attention_backward_kernel<Queries::ROWS>, grid, ATTENTION_BLOCK, shared,
@@ -1580,10 +1578,8 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 //           out^T = B^T A^T by swapping the operands. Bias and GELU' ride along as epilogues. GELU
 //           forward is no epilogue: what recompute gets from the stored pre-activation must be the same bits. Operands
 //           in FP8 it multiplies only where the rows of both lie along the sum: see fp8
-// choice    cuBLASLt offers several algorithms for a shape, in the order of its own estimate.
-//           The first is taken, or the fastest: see matmul tuning. Each gives the same bits at every
-//           call, since those that sum in the output's place are ruled out; another one may round
-//           differently
+// choice    cuBLASLt offers several algorithms for a shape, in the order of its own estimate. The first is taken, or
+//           the fastest (--matmul-tuning). Each gives the same bits at every call; another one may round differently
 // cost      compute: 2*M*N*K FLOPs
 // variants  dev/kernels/matmul.cu
 
@@ -1591,9 +1587,8 @@ constexpr size_t MATMUL_WORKSPACE = 32 << 20;   // NVIDIA's advice for Hopper
 constexpr uint32_t MATMUL_ALIGNMENT = 16;       // bytes, at least, of every operand
 constexpr int MATMUL_CANDIDATES = 16;           // algorithms that cuBLASLt is asked for
 
-// A long sum may be split among blocks if its parts stay FP32 and are added in a step of their own.
-// Adding them up in the output itself would round to its type each time, in an order that cuBLASLt's
-// manual does not promise.
+// A long sum may be split among blocks if its parts stay FP32 and are added in a step of their own. Adding them up in
+// the output itself would round to its type each time, in an order that cuBLASLt's manual does not promise.
 constexpr uint32_t MATMUL_SPLIT_SUMS = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
 enum class Op { AS_IS, TRANSPOSED };
@@ -2555,9 +2550,8 @@ Product logits_product(const Model& m, size_t first, size_t rows) {
             {rows, Vp, C, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::NONE}};
 }
 
-// The head, a part of the rows at a time; adds to the sum of losses. With LOSS_AND_GRADIENT each
-// part goes backward at once, into dln (the gradient of lnf) and dwte, as long as its logits exist;
-// mean is 1 / (tokens of the whole step).
+// The head, a part of the rows at a time; adds to the sum of losses. With LOSS_AND_GRADIENT each part goes backward at
+// once, into dln (the gradient of lnf) and dwte, as long as its logits exist; mean is 1 / (tokens of the whole step).
 template <Want WANT> void head(Model& m, const int* targets, float mean, size_t N) {
     const Activations& a = m.a;
     const size_t C = m.config.channels, Vp = m.config.padded_vocab(), most = m.setup.head_rows;
@@ -2683,9 +2677,8 @@ void backward(Model& m, const Batch& batch) {
 
 // ==== update =================================================================
 
-// Forward and backward of one micro-batch. Gradients are those of the mean loss over
-// `tokens_per_step` tokens: added up over the micro-batches of a step they do not depend on how it
-// was split.
+// Forward and backward of one micro-batch. Gradients are those of the mean loss over `tokens_per_step` tokens: added up
+// over the micro-batches of a step they do not depend on how it was split.
 void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch which = MicroBatch::LAST) {
     m.micro_batch = which;
     const std::string name = format("micro-step of inputs %p, targets %p, order %p, first %p, %zu tokens a step%s",
@@ -3197,9 +3190,6 @@ AdamW adamw_settings(const Options& o, long step, long skipped = 0) {
             static_cast<float>(1 - pow(o.beta1, t)), static_cast<float>(1 - pow(o.beta2, t))};
 }
 
-// ==== matmul tuning ==========================================================
-#include "gpt/matmul_tuning.cuh"   // tune_matmuls()
-
 // ==== train ==================================================================
 
 // Tensors that --trace follows, by address.
@@ -3241,6 +3231,7 @@ void divide_data(TrainData& data, const Options& o, const std::string& dir, cons
     if (o.val_data.empty() && o.val_fraction > 0 && o.eval_every > 0) data.val = data.train.split_tail(o.val_fraction);
 }
 
+#include "gpt/matmul_tuning.cuh"   // tune_matmuls()
 #include "gpt/plan.cuh"         // find_peak(), make_setup(), accumulation_steps(), print_run(), run_record()
 
 // The state of a training run.

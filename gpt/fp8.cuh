@@ -3,9 +3,8 @@
 //
 // quantise  q = fp8(x * scale) of what x is in floatX, to nearest, ties to even; what is too large becomes the format's
 //           maximum. Scales are powers of 2, so that scaling rounds nothing: q / scale is x to the format's precision
-// delayed   scale = 2^floor(log2(FP8_MAX / amax of the last FP8_HISTORY steps)): known before x is, so that the kernel
-//           that writes x also writes q, and records the amax of this step
-//           (naive attention and mma's backward leave both to fp8_quantise)
+// delayed   scale = 2^floor(log2(FP8_MAX / amax of the last FP8_HISTORY steps)): the kernel that writes x also writes q
+//           (naive attention and mma's backward leave that to fp8_quantise)
 // current   scale from the amax of this very tensor: the kernel records it, and another one quantises
 // source    Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; both kinds of scaling as in NVIDIA's Transformer
 //           Engine
@@ -14,7 +13,6 @@
 
 #include <cuda_fp8.h>
 
-#include <array>
 #include <type_traits>
 #include <vector>
 

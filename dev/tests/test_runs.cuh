@@ -386,7 +386,7 @@ TEST("runs: matmul tuning") {
     write_bytes(KEPT, foreign.dump());
     const TunedRun anew = tuned_run("", OF_TWO);
     const json both = read_json(scratch(KEPT));
-    claim_run(contains(anew.line, "holds nothing for " + tuning_device()) && both["devices"].size() == 2 &&
+    claim_run(both["devices"].size() == 2 &&
                   contains(anew.line, format(" %zu shapes timed in ", shapes)) &&
                   both["devices"]["another, 9.0, cuBLASLt 1"] == foreign["devices"]["another, 9.0, cuBLASLt 1"],
               "matmul tuning: choices of another device are not used, and kept", anew.outcome);
