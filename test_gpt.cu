@@ -1332,7 +1332,6 @@ private:
 // PyTorch's own FP32, BF16 and FP16: dev/reference/README.md.
 
 struct Reference {
-    std::string name;
     Safetensors file;
     Config config = {};
     int B, T;
@@ -1340,7 +1339,7 @@ struct Reference {
     Options options;
 
     explicit Reference(const std::string& which)
-        : name(which), file("data/reference/" + which + ".safetensors"), B(number("B")), T(number("T")),
+        : file("data/reference/" + which + ".safetensors"), B(number("B")), T(number("T")),
           steps(number("steps")), accumulation(number("accumulation")) {
         config = {int(number("layers")), int(number("heads")), int(number("channels")), int(number("context")),
                   int(number("vocab"))};
@@ -1393,7 +1392,7 @@ void test_gradients(const Reference& r, Setup s, const std::string& heading) {
     auto near = [&](const char* key, const Floats& found) {
         Near(heading + key, relative_l2(found, r.values(key)), r.limit(key, s.grad_dtype));
     };
-    near("logits", pass.logits);
+    if (s.N() <= s.head_rows) near("logits", pass.logits);
     near("loss", {float(pass.loss)});
     {
         Near grads(heading + "gradients of all parameters");
@@ -1443,21 +1442,6 @@ void test_steps(const Reference& r, DType grad_dtype, const std::string& heading
           heading + "weights, which are the master weights rounded");
 }
 
-// Another order of sums changes the embedding's gradients by a rounding. A GPU's matmul may also round a few BF16
-// logits the other way, where another shape takes another kernel.
-void test_head_parts(const Reference& r) {
-    const double limit = FLOATX == DType::FP32 ? 2e-6 : 0x1p-9;   // as in Reference::limit
-    const Pass expected = r.pass(r.setup());
-    Near near(r.name + ": losses and gradients with the head in parts of 1, 7 and 64 rows");
-    for (size_t rows : {1, 7, 64}) {
-        Setup s = r.setup();
-        s.head_rows = rows;
-        const Pass found = r.pass(s);
-        near.see(format("losses, %zu", rows), relative_l2(found.losses, expected.losses), limit);
-        near.see(format("gradients, %zu", rows), relative_l2(found.gradients, expected.gradients), limit);
-    }
-}
-
 TEST("model against PyTorch") {
     for (const char* name : {"tiny", "odd"}) {
         const Reference r(name);
@@ -1467,10 +1451,11 @@ TEST("model against PyTorch") {
             test_gradients(r, r.setup(grad_dtype), heading);
             test_steps(r, grad_dtype, heading);
         }
-        Setup naive = r.setup();
+        Setup naive = r.setup(), parts = r.setup();
         naive.attention = Attention::NAIVE;
+        parts.head_rows = 7;
         test_gradients(r, naive, format("%s, naive attention: ", name));
-        test_head_parts(r);
+        test_gradients(r, parts, format("%s, the head in parts of 7 rows: ", name));
     }
 }
 
@@ -1759,10 +1744,6 @@ TEST("windows") {
     claim(tokens.count() == 30 && tail.count() == 12 && read_window(tail, Windows::WHOLE, 0, 4).inputs[0] == 120 &&
               read_window(tail, Windows::WHOLE, 1, 4).inputs[0] == 200 && tokens.windows(Windows::WHOLE, 19) == 1,
           "validation takes the last tokens, across files");
-    write_bytes("@/bytes.txt", "a\xff\n");
-    const Tokens text(scratch("@/bytes.txt"));
-    claim(text.bytes_only() && read_window(text, Windows::WHOLE, 0, 2).targets == std::vector<int>{255, '\n'},
-          "the bytes of a text are its tokens");
 }
 
 // Returns the first inputs of the next `count` windows that a loader brings, B at a time.
