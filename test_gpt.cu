@@ -2209,7 +2209,8 @@ TEST("samples as text: on a terminal") {
     FILE* inside = opened ? fdopen(open(ptsname(outside), O_RDWR | O_NOCTTY), "r+") : nullptr;
     if (!inside) return claim(true, "skipped: no pseudo-terminal", strerror(errno));
     Printer printer(inside);
-    for (const char* part : {"\tcaf\xc3\xa9 \x1b[2J", "\x07\x7f", "\xc2\x9b|", "\x9b", "\n", "\xe2\x82"}) printer.add(part);
+    for (const char* part : {"\tcaf\xc3\xa9 \x1b[2J", "\x07\x7f", "\xc2\x9b|", "\x9b", "\n", "\xe2\x82"})
+        printer.add(part);
     printer.end();
     fflush(inside);
     const std::string expected = replaced("\tcaf\xc3\xa9 R[2JRRR|R\r\nRR", "R", REPLACEMENT_CHARACTER);
