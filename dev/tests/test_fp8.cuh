@@ -141,12 +141,15 @@ TEST("kernels: fp8: layernorm and gelu") {
             });
         }
     }
-    Trial forward("gelu_forward in FP8"), backward("gelu_backward in FP8");
+    Trial forward("gelu_forward in FP8"), backward("gelu_backward in FP8"), quantise("quantise");
     for (size_t n : {size_t{16}, SPAN - 16, SPAN + 16}) {
-        for (Trial* trial : {&forward, &backward}) trial->at(format("n %zu", n));
+        for (Trial* trial : {&forward, &backward, &quantise}) trial->at(format("n %zu", n));
         const DeviceArray<floatX> inp(gelu_inputs(n)), dout(random_values<floatX>(n));
         try_writer<e4m3>(forward, Values(n, NAN), [&](const Operand& out) { gelu_forward(out, inp, n); });
         try_writer<e5m2>(backward, Values(n, NAN), [&](const Operand& dinp) { gelu_backward(dinp, dout, inp, n); });
+        try_writer<e4m3>(quantise, random_values<floatX>(n, -3, 1), [&](const Operand& x) {   // the largest is negative
+            if (x.fp8) x.quantise(n);
+        });
     }
 }
 
