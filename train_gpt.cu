@@ -2778,6 +2778,9 @@ void read_block(T* block, Kept kept, const Files& files, const Model& m, const s
     for_each_parameter(m.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
         const Shard shard = shard_of(m.layout, row, l, kept, m.layout.rank);
         const std::vector<float> values = files.floats(prefix + name, row.shape, shard.first, shard.count);
+        const auto negative = std::find_if(values.begin(), values.end(), [](float v) { return v < 0; });
+        if (prefix == "v/" && negative != values.end())
+            files.fail(format("tensor v/%s holds %g, expected a mean of squares", name.c_str(), *negative));
         std::vector<T> mine(shard.count, T(0.0f));   // zeros are the padding
         std::copy(values.begin(), values.end(), mine.begin());
         upload(block + shard.at, mine.data(), mine.size() * sizeof(T));

@@ -78,8 +78,9 @@ public:
         return file_of(prefix_ + name).floats(prefix_ + name, shape, first, count);
     }
 
-private:
     [[noreturn]] void fail(const std::string& what) const { throw UserError("%s: %s", path_.c_str(), what.c_str()); }
+
+private:
     const Safetensors& open_shard(const std::string& path) { return files_.try_emplace(path, path).first->second; }
     const Safetensors& file_of(const std::string& name) const;
     void read_index(const std::string& dir);

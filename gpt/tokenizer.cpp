@@ -7,6 +7,7 @@
 #include <iostream>
 #include <iterator>
 #include <queue>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -165,12 +166,14 @@ bool Tokenizer::is_special(int token) const {
 
 // ---- reading files ------------------------------------------------------------------------------
 
-// Fills a Tokenizer from tokenizer.json.
+// Fills a Tokenizer from tokenizer.json or, as transformers 4 saves slow tokenizers, from vocab.json and merges.txt.
 class TokenizerFile {
 public:
-    TokenizerFile(Tokenizer& t, const std::string& path) : t_(t), path_(path) {
+    TokenizerFile(Tokenizer& t, const std::string& dir) : t_(t), path_(dir + "/tokenizer.json") {
+        const bool is_split = !exists(path_) && exists(dir + "/vocab.json");
+        if (is_split) path_ = dir + "/vocab.json";
         try {
-            read(read_json_as<json>(path));
+            read(is_split ? joined(read_json_as<json>(path_), dir + "/merges.txt") : read_json_as<json>(path_));
         } catch (const json::exception& error) {
             fail(error.what());
         }
@@ -180,6 +183,25 @@ private:
     using json = nlohmann::json;   // finds names fast
 
     [[noreturn]] void fail(const std::string& what) const { throw UserError("%s: %s", path_.c_str(), what.c_str()); }
+
+    // The two files as one tokenizer.json. vocab.json does not list added tokens: they are those that are not a byte
+    // and that no merge makes.
+    static json joined(const json& vocabulary, const std::string& merges_path) {
+        json merges = json::array(), added = json::array();
+        std::set<std::string> made;
+        for (const std::string& byte : byte_alphabet()) made.insert(byte);
+        std::istringstream lines(read_file(merges_path));
+        for (std::string line; std::getline(lines, line);) {
+            if (!line.empty() && line.back() == '\r') line.pop_back();
+            if (line.empty() || begins_with(line, "#version")) continue;
+            merges.push_back(line);
+            made.insert(line.erase(std::min(line.size(), line.find(' ')), 1));
+        }
+        for (const auto& [token, id] : vocabulary.items())
+            if (!made.count(token)) added.push_back({{"content", token}, {"id", id}, {"special", true}});
+        return {{"model", {{"vocab", vocabulary}, {"merges", merges}}}, {"added_tokens", added},
+                {"pre_tokenizer", {{"type", "ByteLevel"}}}};
+    }
 
     void read(const json& file) {
         if (!file.is_object()) fail("expected an object with \"model\", found " + file.dump().substr(0, 40));
@@ -201,8 +223,8 @@ private:
         for (const auto& [key, values] : ACCEPTED) require_value(file, key, values, path_);
     }
 
-    // "TemplateProcessing" says which special tokens surround a text (A), "ByteLevel" adds none, "Sequence" is a list of
-    // post-processors.
+    // "TemplateProcessing" says which special tokens surround a text (A), "ByteLevel" adds none, "Sequence" is a list
+    // of post-processors.
     void read_post_processor(const json& part) {
         const std::string type = part.is_null() ? "ByteLevel" : part.at("type").get<std::string>();
         if (type == "Sequence")
@@ -307,10 +329,12 @@ private:
     std::unordered_map<std::string, int> ids_;   // by tokens as the file writes them
 };
 
-bool Tokenizer::is_in(const std::string& dir) { return exists(dir + "/tokenizer.json"); }
+bool Tokenizer::is_in(const std::string& dir) {
+    return exists(dir + "/tokenizer.json") || exists(dir + "/vocab.json");
+}
 
 Tokenizer::Tokenizer(const std::string& dir) : begins_added_(256, false) {
-    TokenizerFile(*this, dir + "/tokenizer.json");
+    TokenizerFile(*this, dir);
 }
 
 // ---- tokens as text -----------------------------------------------------------------------------

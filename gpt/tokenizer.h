@@ -1,4 +1,4 @@
-// Text to tokens and back: byte-level BPE as in GPT-2, read from tokenizer.json.
+// Text to tokens and back: byte-level BPE as in GPT-2, read from the files that transformers writes.
 //
 // Encoding cuts a text into words by GPT-2's pattern and merges within each word. A word starts as its bytes. Among the
 // neighbours that are a pair of the merge table, the pair that comes first in the table becomes one token (of equal
@@ -43,10 +43,10 @@ private:
 
 class Tokenizer {
 public:
-    // Whether a folder has tokenizer.json.
+    // Whether a folder has the files of a tokenizer.
     static bool is_in(const std::string& dir);
 
-    // Reads DIR/tokenizer.json.
+    // Reads DIR/tokenizer.json, or else DIR/vocab.json and DIR/merges.txt.
     explicit Tokenizer(const std::string& dir);
 
     size_t size() const { return bytes_.size(); }

@@ -179,6 +179,8 @@ TEST("bad folders") {
     refuse_group("folders");
 
     const std::string moments = "@/first/step_000010/optimizer.safetensors", whole = read_bytes(moments);
+    std::vector<RawTensor> negative = raw_tensors(moments);
+    tensor_named("v/wpe.weight", negative).bytes.replace(8, 4, bytes_of(Floats{-1e-9f}));
     auto scaled = [](const char* scale) {
         return format("{\"step\": 10, \"next_window\": 1, \"options\": {\"loss-scaling\": \"dynamic\"}, "
                       "\"loss_scaling\": {\"scale\": %s, \"good_steps\": 0, \"skipped_steps\": 0}}", scale);
@@ -188,6 +190,7 @@ TEST("bad folders") {
         {"trainer.json", "{\"step\": 10}", {"next_window"}},
         {"trainer.json", "{\"step\": 10, \"next_window\": 1, \"options\": {\"lr\": \"fast\"}}",
          {"lr", "fast", "a number"}},
+        {"optimizer.safetensors", safetensors(negative), {"v/wpe.weight", "-1e-09"}},
         {"optimizer.safetensors", whole.substr(0, whole.size() / 2), {"truncated"}}};
     for (const char* step : {"-1", "9", "10.5", "true", "1e300", "18446744073709551626", "\"10\""})
         cases.push_back({"trainer.json", format("{\"step\": %s, \"next_window\": 1}", step), {"step"}});

@@ -114,8 +114,16 @@ static void test_cases() {
     claim(cases.size() > 100 && differences(REFERENCE, cases) == 0, "tokens equal those of tokenizers and tiktoken",
           std::to_string(cases.size()) + " texts");
     json file = reference_json();
-    for (json& merge : file["model"]["merges"]) merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+    std::string lines = "#version: 0.2\n";
+    for (json& merge : file["model"]["merges"]) {
+        merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+        lines += merge.get<std::string>() + "\n";
+    }
     claim(differences(folder_of_json(file), cases) == 0, "so they do with merges as \"a b\"");
+    json vocabulary = file["model"]["vocab"];
+    for (const json& token : file["added_tokens"]) vocabulary[token["content"]] = token["id"];
+    const std::string split = folder_of({{"vocab.json", vocabulary.dump()}, {"merges.txt", lines}});
+    claim(differences(split, cases) == 0, "and with vocab.json and merges.txt");
     for (const json& saved : read_json("data/reference/tokenizer/saved.json")) {
         const Tokenizer tokenizer(folder_of_json(saved["file"]));
         bool same = true;
@@ -199,6 +207,8 @@ static void refuse(const std::string& what, const std::string& dir, const std::v
 
 static void test_refused() {
     const json good = reference_json();
+    refuse("vocab.json alone", folder_of({{"vocab.json", good["model"]["vocab"].dump()}}),
+           {"merges.txt: No such file"});
     const int count = static_cast<int>(good["model"]["vocab"].size()) + 1;
     auto merge = [](json merge) { return [=](json& f) { f["model"]["merges"].push_back(merge); }; };
     auto id = [](json id) { return [=](json& f) { f["model"]["vocab"]["!"] = id; }; };
@@ -232,7 +242,7 @@ static void test_refused() {
          }, {"byte 33", "'!'", "256"}},
         {"another model", set("/model/type", "WordPiece"), {"WordPiece", "BPE"}},
         {"another pattern", set("/pre_tokenizer", {{"type", "Sequence"}}),
-         {"/pre_tokenizer/type", "Sequence", "ByteLevel"}},
+         {"pre_tokenizer/type", "Sequence", "ByteLevel"}},
         {"no pattern", set("/pre_tokenizer", nullptr), {"pre_tokenizer", "ByteLevel"}},
         {"a space before every text", set("/pre_tokenizer/add_prefix_space", true), {"add_prefix_space", "true"}},
         {"a normalizer", set("/normalizer", {{"type", "NFC"}}), {"normalizer", "NFC"}},
