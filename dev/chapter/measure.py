@@ -306,6 +306,8 @@ def accumulation(trainer, size):
 
 STAGES = [0, 1, 2, 3]           # of ZeRO
 SEVERAL = 3                     # micro-batches of each process, to measure communication with accumulation
+ZERO_PAPER = {"layers": 36, "channels": 4096, "heads": 32}  # 7.5 billion parameters, as in that paper's figure 1
+ZERO_PAPER_GPUS = 64
 
 
 def gpu_count():
@@ -350,8 +352,11 @@ def data_parallel(trainer, size):
     same_batch = math.lcm(*numbers)
     splits = [run(gpus, 0, same_batch // gpus, size.parallel_steps) for gpus in numbers]
     plan = trainer.plan(**setup)
+    paper = [trainer.plan(**ZERO_PAPER, micro_batch=1, precision="bf16", grad_dtype="bf16", gpu_memory=CARD,
+                          gpus=ZERO_PAPER_GPUS, zero=zero) for zero in STAGES]
     return {"numbers": numbers, "plans": plans, "runs": runs, "splits": splits,
-            "parameters": plan["parameters"], "precision": plan["precision"], "grad_dtype": plan["grad_dtype"]}
+            "parameters": plan["parameters"], "precision": plan["precision"], "grad_dtype": plan["grad_dtype"],
+            "paper": {"parameters": paper[0]["parameters"], "bytes": [each["bytes"] for each in paper]}}
 
 
 # ---- formats of 16 and 8 bits
@@ -376,24 +381,24 @@ def distance(a, b):
     return math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b))
 
 
-def sums(trainer, size):
+def formats(trainer, size):
     """Gradients of the same weights and micro-batches, summed in BF16 and in FP32."""
     program = trainer.others.get("bf16")
     if not program:
         return {"why": "no --bf16 PROGRAM was given"}
-    found = []
+    sums = []
     for count in MICRO_BATCHES:
         options = {**BARE, **setup_of(size, **size.demo), "steps": 1, "checkpoint_every": 1, "grad_clip": 0,
                    "total_batch": count * tokens_of(size.demo)}
         exact, rounded = (first_moments(program, {**options, "grad_dtype": dtype}) for dtype in ("fp32", "bf16"))
-        found.append({"micro_batches": count, "error": distance(rounded, exact)})
-    return found
+        sums.append({"micro_batches": count, "error": distance(rounded, exact)})
+    return {"sums": sums}
 
 
 def last_loss(curves):
-    """The median of the last tenth of the losses: small models have spikes."""
-    losses = [loss for _, loss in curves["loss"]]
-    return statistics.median(losses[-max(1, len(losses) // 10):])
+    """The last validation loss, or the median of the last tenth of the training losses: small models have spikes."""
+    losses = [loss for _, loss in curves.get("val_loss") or curves["loss"]]
+    return losses[-1] if "val_loss" in curves else statistics.median(losses[-max(1, len(losses) // 10):])
 
 
 def demonstration(program, data, options, kinds, keys):
@@ -459,9 +464,18 @@ def failures(trainer, size):
             {"why": f"no --{precision} PROGRAM was given"} for name, (precision, measured) in DEMONSTRATIONS.items()}
 
 
+FP8_QUALITY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fp8_quality.json")
+
+
+def fp8_quality(trainer, size):
+    """Whole runs in FP8 and BF16, measured earlier by fp8_quality.py."""
+    return read_json(FP8_QUALITY)
+
+
 # ---- all parts
 
-SECTIONS = [state, activations, timeline, recomputation, accumulation, data_parallel, sums, failures]
+SECTIONS = [state, activations, timeline, recomputation, accumulation, data_parallel, formats, failures,
+            fp8_quality]
 
 
 def measure(program, quick, programs):

@@ -1,19 +1,27 @@
-"""Parts of the report about formats of 16 and 8 bits: what goes wrong without care."""
+"""Parts of the report about formats of 16 and 8 bits: their range, what goes wrong without care, whole runs in FP8."""
 import math
 import statistics
 from dataclasses import dataclass
 from typing import Callable
 
-from figures import (BLUE, GREEN, GREY, ORANGE, RED, Section, concluded, conclusive,
-                     doubling_ticks, effects, entries, entry, html_table, left_out, matplotlib, named_ticks, number,
+from figures import (BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Section, concluded, conclusive,
+                     doubling_ticks, effects, entries, entry, html_table, matplotlib, named_ticks, number,
                      panels, share, spread)
+from formats import FORMATS
+from fp8_quality import AGAIN, REFERENCE
+
+BY_NAME = {f.name: f for f in FORMATS}
+
+
+def power_text(x):
+    return f"2^{round(math.log2(x))}"
 
 
 def loss_text(x):
     return f"{x:.4f}"
 
 
-# ---- gradients summed in BF16
+# ---- number formats
 
 def sums_figure(axis, sums):
     counts = [record["micro_batches"] for record in sums]
@@ -27,6 +35,16 @@ def sums_figure(axis, sums):
     axis.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set(title="Gradients summed in BF16: error against FP32, % of their norm")
     axis.legend(loc="upper left")
+
+
+def format_text():
+    bf16, fp16, e5m2 = (BY_NAME[name] for name in ("BF16", "FP16", "E5M2"))
+    narrowest = min(FORMATS, key=lambda f: f.normal_powers)
+    return ("BF16 has FP32's exponent, and so its range. FP16 and E5M2 have the same range: normal numbers start at "
+            f"{power_text(fp16.smallest_normal)} and {power_text(e5m2.smallest_normal)} and end at {fp16.largest:,.0f} "
+            f"and {e5m2.largest:,.0f}. {narrowest.name} has the smallest range, {narrowest.normal_powers:.0f} powers "
+            f"of two, up to {narrowest.largest:.0f}. BF16 is less precise than FP16: the distance from 1 to the next "
+            f"number is {bf16.epsilon / fp16.epsilon:.0f} times as large.")
 
 
 GROWS = 2       # an error grows if it becomes this many times larger: rounding alone varies by some percent
@@ -48,16 +66,26 @@ def sums_text(sums):
     return text
 
 
-def sums(results, about):
-    title = "Gradients summed in BF16"
+def formats(results, about):
+    texts, figure, rows = [format_text()], None, [
+        ("Range of formats", "FP32 = BF16, FP16 = E5M2, E4M3 the smallest",
+         " / ".join(f"{f.name} {f.normal_powers:.0f}" for f in FORMATS)
+         + " powers of two of normal numbers (from their bits)")]
     if "why" in results:
-        return left_out(title, results["why"])
-    figure, axis = panels(1, 1, 3.6, 6)
-    sums_figure(axis, results)
-    return Section(title, [sums_text(results)], figure,
-                   "Measured; dashed: the growth of independent rounding errors.", "",
-                   [(title, "BF16 loses small values", f"error of {share(results[-1]['error'])} after "
-                     f"{results[-1]['micro_batches']} micro-batches (measured)")])
+        texts.append(f"Sums of gradients are left out: {results['why']}.")
+    else:
+        sums = results["sums"]
+        figure, axis = panels(1, 1, 3.6, 6)
+        sums_figure(axis, sums)
+        texts.append(sums_text(sums))
+        rows.append(("Gradients summed in BF16", "BF16 loses small values",
+                     f"error of {share(sums[-1]['error'])} after {sums[-1]['micro_batches']} micro-batches (measured)"))
+    return Section(
+        "Number formats", texts, figure, "Measured; dashed: the growth of independent rounding errors.",
+        html_table(["format", "sign + exponent + mantissa", "largest", "smallest normal", "smallest",
+                    "from 1 to the next", "powers of two, normal numbers"],
+                   [[f.name, f"1 + {f.exponent} + {f.mantissa}", f"{f.largest:.6g}", power_text(f.smallest_normal),
+                     power_text(f.smallest), power_text(f.epsilon), f"{f.normal_powers:.0f}"] for f in FORMATS]), rows)
 
 
 # ---- what goes wrong without a technique
@@ -226,6 +254,9 @@ def summary_row(demo, part):
     return demo.title, demo.chapter, f"{measured}{loss} (measured)"
 
 
+RESULT_HEAD = [", mean of seeds", "over the first row's, median of seeds (range)", "stopped"]
+
+
 def result_row(name, result):
     losses = [loss for loss in result["last"] if loss is not None]
     return [name, loss_text(statistics.mean(losses)) if losses else "–", spread(result["ratios"], loss_text),
@@ -246,6 +277,52 @@ def failures(results, about):
     return Section("What goes wrong without", texts, figure,
                    "Measured: small models with the same data and seeds, with and without a technique. Curves are "
                    "those of the first seed, dotted without a copy. Last losses are medians of a run's last tenth.",
-                   html_table(["", "last loss, mean of seeds", "over the first row's, median of seeds (range)",
-                               "stopped"], rows) if rows else "",
+                   html_table(["", f"last loss{RESULT_HEAD[0]}", *RESULT_HEAD[1:]], rows) if rows else "",
                    [summary_row(demo, part) for demo, part in there.items()])
+
+
+# ---- whole runs in FP8
+
+QUALITY_COLORS = [GREY, BLUE, ORANGE, RED, GREEN, PURPLE]
+NANOCHAT = ("This compares quality at equal steps. FP8 only saves time, and less than its matmuls do: attention, norms "
+            "and the update stay the same, quantisation is new, and a higher loss needs longer training. The published "
+            "gains at equal loss (nanochat: about 5 %) are smaller than the speed-up of the matmuls.")
+
+
+def quality_figure(whole):
+    """The mean over seeds of each format's validation losses; shaded: the range."""
+    figure, axes = panels(1, 2, 4.2)
+    losses = {name: [[loss for _, loss in curve] for curve in result["val_loss"]] for name, result in whole.items()}
+    reference = [statistics.mean(column) for column in zip(*losses[REFERENCE])]
+    steps = [step for step, _ in whole[REFERENCE]["val_loss"][0]]
+    for color, (name, each) in zip(QUALITY_COLORS, losses.items()):
+        columns = list(zip(*each))
+        relative = [[100 * (loss / mean - 1) for loss in column] for column, mean in zip(columns, reference)]
+        for axis, shown in zip(axes, (columns, relative)):
+            axis.plot(steps, [statistics.mean(column) for column in shown], color=color, linewidth=1.4, label=name)
+            axis.fill_between(steps, [min(column) for column in shown], [max(column) for column in shown], color=color,
+                              alpha=0.2, linewidth=0)
+    axes[0].set(title="Validation loss; shaded: range of the seeds", xlabel="step")
+    axes[1].set(title=f"% above the mean of {REFERENCE}", xlabel="step")
+    axes[0].legend()
+    return figure
+
+
+def fp8_quality(results, about):
+    kinds, made = results["kinds"], results["about"]
+    whole = {name: result for name, result in kinds.items() if not any(result["stopped"])}
+    texts = [f"Runs of {results['options']['steps']:,} steps of a model with {made['parameters']:,} parameters on "
+             f"{made['device']}, the same seeds for each format."]
+    if AGAIN in whole:
+        texts.append("BF16 with a step's sums in another order shows the effect of rounding alone: its last losses are "
+                     f"{seeds_of(kinds[AGAIN])} from {REFERENCE}'s, seed by seed.")
+    formats_ = {name: result for name, result in kinds.items() if name not in (REFERENCE, AGAIN)}
+    texts += [ended(result, f"With {name}", f"{REFERENCE}'s") for name, result in formats_.items()]
+    return Section(
+        "FP8 over whole runs", [" ".join(texts), NANOCHAT], quality_figure(whole),
+        f"Measured by dev/chapter/fp8_quality.py, {made['date']}.",
+        html_table(["format", f"last validation loss{RESULT_HEAD[0]}", *RESULT_HEAD[1:]],
+                   [result_row(name, result) for name, result in kinds.items()]),
+        [("Quality of FP8", "diverges without care; large runs have trained in it",
+          "; ".join(f"{name} {spread(result['ratios'], loss_text).split(' ')[0]}" for name, result in formats_.items())
+          + f" of {REFERENCE}'s last loss (measured)")])

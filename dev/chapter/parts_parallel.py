@@ -1,9 +1,11 @@
 """The part of the report about data parallelism and ZeRO."""
 from figures import (BLUE, CATEGORIES, Section, category_entries, chapter_entry, chapter_mark, entry,
-                     html_table, left_out, legend_below, loss_curves, named_ticks, panels, percent, share, size,
+                     html_table, left_out, legend_below, loss_curves, named_ticks, number, panels, percent, share, size,
                      stack)
-from measure import STAGES
+from measure import STAGES, ZERO_PAPER_GPUS
+from parts_single import state_of
 
+ZERO_PAPER_GB = (120, 31.4, 16.6, 1.9)      # Rajbhandari et al. 2020, figure 1: 7.5 billion parameters, 64 GPUs
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # Losses whose relative difference is smaller count as one curve. Rounding causes less within so few steps; other data,
 # or a missing gradient, causes more.
@@ -96,6 +98,14 @@ def memory_text(results):
     return text + (f" Here some stages need more memory than the one before: {', '.join(larger)}." if larger else "")
 
 
+def paper_text(paper):
+    each = [state_of(bytes_) / paper["parameters"] for bytes_ in paper["bytes"]]
+    return (f"ZeRO's paper has an example with 7.5 billion parameters in BF16 on {ZERO_PAPER_GPUS} GPUs. Each GPU "
+            "holds 16, 4 + 12/64, 2 + 14/64 or 16/64 bytes per parameter. The plan of such a model "
+            f"({number(paper['parameters'] / 1e9)} billion) gives {', '.join(f'{b:.2f}' for b in each)}. The buffers "
+            f"are not included: {size(paper['bytes'][-1]['buffers'])} with ZeRO 3.")
+
+
 def sent_text(results):
     runs = results["runs"]
     wrong = [run for run in runs if not sent_as_planned(run)]
@@ -135,13 +145,13 @@ def data_parallel(results, about):
     title = "Data parallelism"
     if "why" in results:
         return left_out(title, results["why"] + ". On GPUs it needs NCCL and more than one GPU")
-    numbers = results["numbers"]
+    numbers, paper = results["numbers"], results["paper"]
     shown = [c for c in CATEGORIES if any(plan["bytes"][c] for plan in results["plans"])]
     difference = largest_difference(results["splits"][1:], results["splits"][0])
     sent = {run["zero"]: run["sent"] for run in results["runs"] if run["gpus"] == numbers[-1] and run["parts"] == 1}
     one_type = results["grad_dtype"] == results["precision"]
     return Section(
-        title, [memory_text(results), sent_text(results), loss_text(results, difference)],
+        title, [memory_text(results), paper_text(paper), sent_text(results), loss_text(results, difference)],
         parallel_figure(results, shown),
         "Left: planned. The others: bytes sent and losses, measured on " + ("GPUs" if about["gpu"] else "one CPU")
         + ". Dashed: the formula for rings.",
@@ -150,7 +160,10 @@ def data_parallel(results, about):
                    [[f"ZeRO {run['zero']}", run["gpus"], run["parts"], size(run["planned"]),
                      *[f"{b / 1e6:,.1f}" for b in (run["sent"], run["bytes_sent"], ring_bytes(results, run))]]
                     for run in results["runs"]]),
-        [("Sent in a step with ZeRO 1 / 2 / 3, over ZeRO 0",
+        [(f"State of 7.5 billion parameters on each of {ZERO_PAPER_GPUS} GPUs, ZeRO 0 / 1 / 2 / 3",
+          " / ".join(str(gb) for gb in ZERO_PAPER_GB) + " GB (ZeRO's paper)",
+          " / ".join(number(state_of(bytes_) / 1e9) for bytes_ in paper["bytes"]) + " GB (planned)"),
+         ("Sent in a step with ZeRO 1 / 2 / 3, over ZeRO 0",
           "1 / 1 / 1.5" + ("" if one_type else ", if weights and gradients have one type"),
           " / ".join(f"{sent[zero] / sent[0]:.2f}" for zero in STAGES[1:])
           + f" (measured, {about['model']['layers']} layers)"),

@@ -3,19 +3,23 @@
 
     python3 dev/chapter/test_report.py
 """
+import json
 import os
 import sys
+import tempfile
 from types import SimpleNamespace
 
 sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "..", "tests")]
+import fp8_quality
 import measure
 import parts_formats
 import parts_parallel
 import parts_single
 from claims import claim, claim_equal, finish
 from figures import pyplot
+from formats import FORMATS
 
 ABOUT = {"peak_flops": 1e12, "gpu": False, "rounds": 3, "model": {"layers": 4}}
 
@@ -173,7 +177,8 @@ def parallel(sent=None, drift=0.0, bits=0.0, surplus=0):
                "plans": [{"gpus": gpus, "zero": zero, "bytes": planned(gpus, zero)}
                          for zero in measure.STAGES for gpus in (1, 4)],
                "runs": [run(4, zero, parts) for zero in measure.STAGES for parts in (1, 3)],
-               "splits": [{**run(1, 0, 1), "parts": 4}, run(4, 0, 1)]}
+               "splits": [{**run(1, 0, 1), "parts": 4}, run(4, 0, 1)],
+               "paper": {"parameters": 10**6, "bytes": [planned(64, zero) for zero in measure.STAGES]}}
     for each in results["runs"]:
         ring = parts_parallel.ring_bytes(results, each) / 1e6
         assert abs(ring - RING[each["zero"], each["parts"]]) < 1e-9, (each, ring)
@@ -184,7 +189,7 @@ def test_data_parallel():
     check("data parallelism", [
         ("memory, communication and losses agree", parallel(),
          ["All 10 runs allocated what was planned, to the byte", "with 4 processes 11.0 MB, 11.0 MB, 8.00 MB each",
-          "All 8 runs sent what was planned. With ZeRO 3 this is 26 % to 42 % less",
+          "gives 16.00, 8.12, 4.19, 0.25", "All 8 runs sent what was planned. With ZeRO 3 this is 26 % to 42 % less",
           "so the curves coincide", "ZeRO 0 to 3 have the same bits", "1.00 / 1.00 / 1.12 (measured, 4 layers)",
           "losses within 0e+00"], ["more memory than the one before", "did not"]),
         ("a byte that was not planned", parallel(surplus=1),
@@ -240,16 +245,30 @@ def test_compare():
 
 # ---- formats of 16 and 8 bits
 
+def test_formats():
+    """Against known constants, and all values of the 8-bit formats."""
+    for f, expected in zip(FORMATS, ((3.4028234663852886e38, 2**-126, 2**-149, 2**-23),
+                                     (3.3895313892515355e38, 2**-126, 2**-133, 2**-7),
+                                     (65504, 2**-14, 2**-24, 2**-10), (448, 2**-6, 2**-9, 2**-3),
+                                     (57344, 2**-14, 2**-16, 2**-2))):
+        claim_equal((f.largest, f.smallest_normal, f.smallest, f.epsilon), expected,
+                    f"{f.name}: largest, smallest normal, smallest, next to 1")
+    for f, kept in zip(FORMATS[-2:], (1, 4)):   # codes of NaN and infinity, at the end
+        parts = [divmod(code, 2 ** f.mantissa) for code in range(2 ** 7 - kept)]
+        values = [(m if e == 0 else 2 ** f.mantissa + m) * 2.0 ** (max(e, 1) - f.bias - f.mantissa) for e, m in parts]
+        claim_equal((values[1], values[-1]), (f.smallest, f.largest), f"{f.name}: smallest and largest of all values")
+
+
 def test_sums():
     def made(first, last):
-        return parts_formats.sums([{"micro_batches": count, "error": error}
-                                   for count, error in ((1, first), (256, last))], ABOUT)
-    without = parts_formats.sums({"why": "there is no such program"}, ABOUT)
+        return parts_formats.formats({"sums": [{"micro_batches": count, "error": error}
+                                               for count, error in ((1, first), (256, last))]}, ABOUT)
+    without = parts_formats.formats({"why": "there is no such program"}, ABOUT)
     claim_equal(measure.distance([3.0, 0.0], [3.0, 5.0]), (25 / 34) ** 0.5, "relative distance of gradients")
-    check("sums", [
-        ("an error that grows", made(0.0017, 0.05),
-         ["0.17 % of their norm after 1 ", "5.0 % after 256", "grows 29.4 times. Independent",
-          "error of 5.0 % after 256 micro-batches (measured)"], []),
+    check("formats", [
+        ("ranges, and an error that grows", made(0.0017, 0.05),
+         ["FP32 254 / BF16 254 / FP16 30 / E4M3 15 / E5M2 30", "is 8 times as large", "0.17 % of their norm after 1 ",
+          "5.0 % after 256", "grows 29.4 times. Independent", "error of 5.0 % after 256 micro-batches (measured)"], []),
         ("growth of independent roundings", made(0.0017, 0.017), ["grows 10.0 times."], ["Independent"]),
         ("no growth", made(0.0017, 0.002), ["hardly grows here (1.18 times), which contradicts"], ["agrees"]),
         ("left out without a program", without, ["left out: there is no such program."], ["error of"])])
@@ -314,14 +333,74 @@ def test_demonstration():
         losses = [5.0] * 27 + {"a": [2.0, 2.1, 2.2], "b": [4.2, 99.0, 3.0]}[kind]
         records = [{"step": i + 1, "loss": loss, "unchanged": seed / 10} for i, loss in enumerate(losses)]
         stops = seed == 2 and kind == "b"
-        return [{"run": {}}, *records[:10 if stops else 30]], "", "step 11: loss nan" if stops else None
+        return ([{"run": {}}, *(records[:10] if stops else [*records, {"step": 30, "val_loss": seed}])], "",
+                "step 11: loss nan" if stops else None)
 
-    found = measure.demonstration(SimpleNamespace(log_of=log_of), "text", {}, {k: {"kind": k} for k in "ab"},
-                                  ["loss", "unchanged"])
+    def results(*keys):
+        return measure.demonstration(SimpleNamespace(log_of=log_of), "text", {}, {k: {"kind": k} for k in "ab"}, keys)
+    found = results("loss", "unchanged")
     claim_equal(calls, ["1a", "1b", "2a", "2b", "3a", "3b"], "each kind runs with each seed")
     claim_equal((found["b"]["ratios"], found["b"]["stopped"]), ([4.2 / 2.1] * 2, [None, "step 11: loss nan", None]),
                 "ratios are those of medians of the last tenth of finished runs")
     claim_equal((len(found["a"]["loss"][2]), found["a"]["unchanged"][2][3]), (30, [4, 0.3]), "curves by seed")
+    claim_equal(results("val_loss")["b"]["last"], [1, None, 3], "with validation losses, the last one")
+
+
+def test_quality():
+    def made(stopped=(), **ratios):
+        kinds = {name.replace("_", " "): runs(each, stopped if name == "fp8_all" else (), val_loss=3.0)
+                 for name, each in {"bf16": (1, 1, 1), **ratios}.items()}
+        return parts_formats.fp8_quality({"about": {"device": "made up", "parameters": 10**7, "date": "today"},
+                                          "options": {"steps": 200}, "kinds": kinds}, ABOUT)
+    check("whole runs", [
+        ("FP8's last loss over BF16's, seed by seed", made(fp8=(1.01, 1.011, 1.009), fp8_all=(0.99, 1.02, 1.01)),
+         ["With fp8, the last loss is 1.0 % above bf16's", "No conclusion about the last loss with fp8 all: the range",
+          "nanochat: about 5 %", "fp8 1.0100; fp8 all 1.0100"], ["rounding alone"]),
+        ("the effect of rounding alone", made(bf16_again=(0.99, 1.02, 1.01), fp8_all=(1, 1, 1)),
+         ["are -1.0 % to +2.0 % from bf16's, seed by seed", "FP8: fp8 all"], []),
+        ("a run that diverged", made((2,), fp8_all=(1.0, 1.0, 1.0)),
+         ['With fp8 all, 1 of 3 runs stopped early ("step 7: loss nan")'], [])])
+
+
+def test_quality_script():
+    """A loss that is not finite is a result, any other failure is not."""
+    class Stub(measure.Trainer):
+        def call(self, *arguments):
+            options = dict(zip(arguments[1::2], arguments[2::2]))
+            stops = "fp8" in options["--matmul"]
+            run = {"device": "stub", "precision": "bf16", "peak_flops": 1, "model": {"parameters": 7}}
+            records = [{"run": run}, {"step": 1, "val_loss": 2.0}, {"step": 2, "val_loss": 1.5}][:2 if stops else 3]
+            with open(os.path.join(options["--out"], "log.jsonl"), "w", encoding="utf-8") as file:
+                file.write("\n".join(map(json.dumps, records)))
+            if stops:
+                raise measure.Failed("exit code 1", reason)
+            return ""
+
+    fp8_quality.Trainer = Stub
+    with tempfile.TemporaryDirectory() as folder:
+        out = os.path.join(folder, "all.json")
+        sys.argv = ["fp8_quality", "--train-gpt", sys.executable, "--out", out, "--steps", "2"]
+        for reason, is_result in (("no such file", False), ("step 2: loss nan", True)):
+            try:
+                fp8_quality.main()
+            except measure.Failed as error:
+                claim_equal(error.said, reason, "the message of a failed run")
+            claim_equal(os.path.exists(out), is_result, f"'{reason}' is {'' if is_result else 'not '}a result")
+        made = measure.read_json(out)
+    kinds = made["kinds"]
+    claim_equal((made["options"]["steps"], made["about"]["parameters"], kinds["bf16"]["last"]), (2, 7, [1.5] * 3),
+                "the file has the options, the model and the last losses")
+    claim_equal((kinds["fp8-all"]["stopped"], kinds["bf16 again"]["val_loss"]),
+                (["step 2: loss nan"] * 3, [[[1, 2.0], [2, 1.5]]] * 3), "and which runs stopped, and all losses")
+
+
+def test_results():
+    made = measure.read_json(measure.FP8_QUALITY)
+    steps = range(made["options"]["eval_every"], made["options"]["steps"] + 1, made["options"]["eval_every"])
+    whole = [name for name, result in made["kinds"].items() if result["stopped"] == [None] * 3
+             and [[step for step, _ in curve] for curve in result["val_loss"]] == [list(steps)] * 3]
+    claim(fp8_quality.REFERENCE in whole and whole == list(made["kinds"]),
+          "fp8_quality.json has all losses of three seeds of each format", str(whole))
 
 
 if __name__ == "__main__":
