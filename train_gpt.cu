@@ -3612,7 +3612,8 @@ int report_error(int code, const std::exception& error) {
         signal(SIGTERM, SIG_DFL);
         usleep(700000);
     }
-    fprintf(stderr, "train_gpt: %s\n", one_line(error.what()).c_str());
+    const std::string rank = world.first() ? "" : format("[rank %zu] ", world.rank);
+    fprintf(stderr, "%strain_gpt: %s\n", rank.c_str(), one_line(error.what()).c_str());
     if (!world.alone()) _exit(code);   // the other ranks may be gone, and NCCL waiting for them
     return code;
 }

@@ -196,37 +196,57 @@ size_t number_in(const char* name) {
     throw UserError("%s=%s: expected a whole number", name, getenv(name));
 }
 
-// The launcher whose variables number this process, the first in the table; null: this process is alone. Below torchrun
-// and mpirun, srun's variables number machines. A shell may have some of srun's and MPICH's, without the others.
+// The launcher whose variables number this process; null: this process is alone. srun's come last: below torchrun and
+// mpirun they number machines.
 const Launcher* find_launcher() {
+    const Launcher* found = nullptr;
     for (const Launcher& l : LAUNCHERS) {
-        const char *missing = nullptr, *found = nullptr;
-        for (const char* name : {l.on_machine, l.size, l.rank}) (getenv(name) ? found : missing) = name;
-        if (found && !missing) {
-            if (number_in(l.rank) >= number_in(l.size))
-                throw UserError("%s=%s, %s=%s: expected a rank below the number of ranks", l.rank, getenv(l.rank),
-                                l.size, getenv(l.size));
-            return number_in(l.size) > 1 ? &l : nullptr;
-        }
-        if (found && &l <= &LAUNCHERS[1])
-            throw UserError("%s is set, %s is not: expected %s, %s and %s, as %s sets them, or none of them", found,
-                            missing, l.rank, l.size, l.on_machine, l.name);
+        const bool is_complete = getenv(l.rank) && getenv(l.size) && getenv(l.on_machine);
+        const bool is_last = &l == std::end(LAUNCHERS) - 1;
+        if (&l <= &LAUNCHERS[1] && !is_complete && (getenv(l.rank) || getenv(l.size)))
+            throw UserError("%s is set, %s is not: expected %s, %s and %s, as %s sets them, or none of them",
+                            getenv(l.rank) ? l.rank : l.size,
+                            !getenv(l.rank) ? l.rank : !getenv(l.size) ? l.size : l.on_machine, l.rank, l.size,
+                            l.on_machine, l.name);
+        if (!is_complete || (found && is_last)) continue;
+        if (number_in(l.rank) >= number_in(l.size))
+            throw UserError("%s=%s, %s=%s: expected a rank below the number of ranks", l.rank, getenv(l.rank), l.size,
+                            getenv(l.size));
+        for (const auto& [a, b] : {std::pair(l.rank, found ? found->rank : l.rank),
+                                   std::pair(l.size, found ? found->size : l.size)})
+            if (number_in(a) != number_in(b))
+                throw UserError("%s=%s and %s=%s: variables of two launchers, %s and %s; expected those of one", b,
+                                getenv(b), a, getenv(a), found->name, l.name);
+        if (!found) found = &l;
     }
-    return nullptr;
+    return found && number_in(found->size) > 1 ? found : nullptr;
 }
 
-// Where rank 0 listens: what the launcher says or, on one machine, a port that all ranks derive from the same.
-void find_address() {
-    const char *address = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
-    const bool is_torchrun = world.launcher == &LAUNCHERS[0];
-    if (!(address && port) && (address || port || is_torchrun || world.of_machine < world.size))
-        throw UserError("%s is not set, %zu ranks were started by %s: expected MASTER_ADDR and MASTER_PORT, where rank "
-                        "0 listens", address ? "MASTER_PORT" : "MASTER_ADDR", world.size, world.launcher->name);
+// The first name of a list such as node[07-12,20].
+std::string first_host(const std::string& list) {
+    const size_t bracket = list.find('['), comma = list.find(',');
+    if (bracket == list.npos || comma < bracket) return list.substr(0, comma);
+    return list.substr(0, bracket) + list.substr(bracket + 1, list.find_first_of(",-]", bracket) - bracket - 1);
+}
+
+// Where rank 0 listens: what the launcher says, or something that all ranks derive from the same.
+void find_address(const Launcher& launcher) {
+    const char *address = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"), *nodes = getenv("SLURM_STEP_NODELIST");
+    const bool is_torchrun = &launcher == &LAUNCHERS[0];
+    if ((is_torchrun || address || port) && !(address && port))
+        throw UserError("%s is not set: expected MASTER_ADDR and MASTER_PORT, where rank 0 listens, as %s is set",
+                        address ? "MASTER_PORT" : "MASTER_ADDR", is_torchrun ? "RANK" : address ? "MASTER_ADDR" :
+                                                                                                 "MASTER_PORT");
     if (address) {
         const char* agent = getenv("TORCHELASTIC_USE_AGENT_STORE");   // torchrun itself listens on MASTER_PORT then
         world.address = address;
         world.port = std::to_string(number_in("MASTER_PORT") + (agent && agent == std::string("True")));
         return;
+    }
+    if (world.of_machine < world.size) {
+        if (!nodes) throw UserError("%zu ranks on several machines: set MASTER_ADDR and MASTER_PORT, where rank 0 "
+                                    "listens", world.size);
+        world.address = first_host(nodes);
     }
     constexpr size_t FIRST_PORT = 20000, PORTS = 10000;   // below those that the system gives to connections
     std::string job = std::to_string(getppid());          // all of a machine's ranks have one
@@ -244,7 +264,7 @@ void find_rank() {
     world.size = number_in(l.size);
     world.on_machine = number_in(l.on_machine);
     world.of_machine = getenv(l.of_machine) ? number_in(l.of_machine) : world.size;
-    find_address();
+    find_address(l);
 }
 
 void require_nccl(size_t processes) {

@@ -507,9 +507,11 @@ def test_launchers():
         ("RANK without WORLD_SIZE", {"RANK": "0"}, ["RANK is set, WORLD_SIZE is not"]),
         ("no MASTER_PORT", {**dict(zip(TORCHRUN, "0202")), "MASTER_ADDR": "127.0.0.1"}, ["MASTER_PORT"]),
         ("a rank beyond the last", {"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "2"}, ["RANK=2", "WORLD_SIZE=2"]),
+        ("two launchers", {**address(), **dict(zip(TORCHRUN, "0202")), **dict(zip(OPEN_MPI, "1313"))},
+         ["RANK=0", "OMPI_COMM_WORLD_RANK=1"]),
         ("several machines without an address", dict(zip(OPEN_MPI, "0401")), ["MASTER_ADDR"]),
-        ("fewer GPUs than processes", {**address(), **dict(zip(TORCHRUN, "0202")), "CUDA_CPU_DEVICES": "1"},
-         ["2 processes", "1 GPUs", "--gpus-per-node"]))
+        ("fewer GPUs than processes", {**address(), **dict(zip(TORCHRUN, "1212")), "CUDA_CPU_DEVICES": "1"},
+         ["[rank 1] train_gpt: ", "2 processes", "1 GPUs", "--gpus-per-node"]))
     for name, environment, parts in refusals:
         refused(1, alone, parts, name, environment=environment)
     torchrun = {**address(), **dict(zip(TORCHRUN, "0202"))}
