@@ -84,6 +84,7 @@ std::vector<float> Safetensors::floats(const std::string& name, const std::vecto
         if (is_half) values[i] = half_to_float(bits);
         else memcpy(&values[i], &bf16, sizeof(bf16));
     }
+    file_.require_whole();
     for (size_t i = 0; i < values.size(); i++)
         if (!std::isfinite(values[i]))
             fail(format("tensor %s holds %f at element %zu", name.c_str(), values[i], begin + i));

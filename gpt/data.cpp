@@ -67,6 +67,7 @@ void Tokens::tokenize(const Text& text) {
         if (piece.token_bytes != 1 || text.takes_bytes(piece.file->path())) continue;
         text_bytes_ += piece.count;
         encoded_.push_back(std::make_shared<std::vector<char>>(text.encode_file({piece.tokens, piece.count})));
+        piece.file->require_whole();
         const std::vector<char>& tokens = *encoded_.back();
         piece = {piece.file, tokens.data(), text.token_bytes(), 0, tokens.size() / text.token_bytes()};
         if (piece.count == 0) throw UserError("%s: no tokens", piece.file->path().c_str());
@@ -133,6 +134,7 @@ void Tokens::read(int* inputs, int* targets, Windows kind, size_t index, size_t 
         const size_t start = kind == Windows::ANYWHERE ? index : index * T;
         if (index < here) {
             copy_window(inputs, targets, piece, start, T, V);
+            piece.file->require_whole();
             return;
         }
         index -= here;

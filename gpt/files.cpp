@@ -137,6 +137,17 @@ double seconds_now() {
 
 // ---- reading ------------------------------------------------------------------------------------
 
+static volatile sig_atomic_t page_lost = 0;   // a page of a mapped file was missing
+
+static void replace_lost_page(int, siginfo_t* info, void*) {
+    const size_t page = sysconf(_SC_PAGESIZE), at = reinterpret_cast<size_t>(info->si_addr) / page * page;
+    const bool replaced = info->si_code == BUS_ADRERR &&
+                          mmap(reinterpret_cast<void*>(at), page, PROT_READ,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
+    if (replaced) page_lost = 1;
+    else signal(SIGBUS, SIG_DFL);   // another cause: the signal is raised again and ends the program
+}
+
 // Signal handlers have their own stack: on a CPU, a matmul of oneDNN runs with the stack pointer inside of its heap
 // buffer, which a handler's frame would overwrite.
 void catch_lost_pages() {
@@ -144,11 +155,8 @@ void catch_lost_pages() {
     const stack_t stack = {signal_stack, 0, sizeof(signal_stack)};
     if (sigaltstack(&stack, nullptr) != 0) throw Failure("sigaltstack: %s", strerror(errno));
     struct sigaction lost = {};
-    lost.sa_handler = [](int) {
-        constexpr char TEXT[] = "train_gpt: an input file was cut off while it was in use\n";
-        _exit(write(STDERR_FILENO, TEXT, sizeof(TEXT) - 1) < 0 ? 2 : 1);
-    };
-    lost.sa_flags = SA_ONSTACK;
+    lost.sa_sigaction = replace_lost_page;
+    lost.sa_flags = SA_ONSTACK | SA_SIGINFO;
     sigaction(SIGBUS, &lost, nullptr);
 }
 
@@ -184,6 +192,10 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
 
 MappedFile::~MappedFile() {
     if (data_) munmap(const_cast<char*>(data_), size_);
+}
+
+void MappedFile::require_whole() const {
+    if (page_lost) throw Failure("%s: was cut off while it was in use", path_.c_str());
 }
 
 // ---- writing ------------------------------------------------------------------------------------

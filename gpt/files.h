@@ -62,7 +62,8 @@ double seconds_now();
 
 // ---- reading ------------------------------------------------------------------------------------
 
-// Handles SIGBUS, which reads from a mapped file raise if it was truncated in the meantime: ends with a message.
+// Handles SIGBUS: a page of a mapped file that was truncated in the meantime becomes zeros, so that
+// MappedFile::require_whole() can report the file.
 void catch_lost_pages();
 
 // Whether a path leads to something. False also for a path that cannot be looked up, such as one with a name of more
@@ -83,6 +84,8 @@ public:
     const std::string& path() const { return path_; }
     const char* data() const { return data_; }
     size_t size() const { return size_; }
+    // Called after reading: throws if a mapped file was truncated.
+    void require_whole() const;
 
 private:
     std::string path_;

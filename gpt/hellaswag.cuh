@@ -84,6 +84,7 @@ std::vector<Question> read_questions(const std::string& path, int V, int T) {
     reader.count = header[2];
     std::vector<Question> questions;
     for (; reader.index < reader.count; reader.index++) questions.push_back(reader.next());
+    reader.file.require_whole();
     if (const size_t left = reader.file.size() - reader.at)
         throw UserError("%s: %zu bytes follow the last of %d questions", path.c_str(), left, reader.count);
     return questions;

@@ -6,7 +6,8 @@
 
 A folder stands for all .txt, .jsonl and .parquet files in it, sorted by name. A record of .jsonl and a row of .parquet
 is a document. Any other file is one document, or several separated by <|endoftext|>. Each document begins with that
-token, as in llm.c's data.
+token, as in llm.c's data. With --tokenizer nanogpt, files hold tokens already, as nanoGPT's prepare.py writes them:
+train.bin, uint16 without a header.
 
 After an interruption the same command continues with the shard at which it stopped, and writes the same bytes:
 PREFIX.progress.json holds the position. With --val-fraction it starts again: nothing is written before the last token.
@@ -19,7 +20,7 @@ import json
 import os
 import re
 
-from tokens import END_OF_TEXT, encode, fail, load_tokenizer, write_shard
+from tokens import END_OF_TEXT, SHARD_MAGIC, encode, fail, load_tokenizer, write_shard
 
 PIECE = 1 << 16         # characters of a text that are tokenized as one string
 BATCH = 1 << 20         # characters that are tokenized at a time, on all cores
@@ -115,8 +116,19 @@ def text_batches(options):
         yield batch
 
 
+def read_nanogpt(path):
+    with open(path, "rb") as file:
+        content = file.read()
+    if len(content) % 2 or not content or content.startswith(SHARD_MAGIC.to_bytes(4, "little")):
+        fail(f"{path}: found {len(content)} bytes, expected tokens of 2 bytes each without a header (nanoGPT's)")
+    return array.array("H", content)
+
+
 def token_batches(options, skip=0):
     """Yields the tokens of each batch after the first `skip`."""
+    if options.tokenizer == "nanogpt":
+        yield from map(read_nanogpt, options.files[skip:])
+        return
     tokenizer = load_tokenizer(options.tokenizer)
     tokenizer.encode_special_tokens = True      # <|endoftext|> within a document is text
     end = tokenizer.token_to_id(END_OF_TEXT)
@@ -222,7 +234,7 @@ def parse():
                                      allow_abbrev=False)
     parser.add_argument("inputs", nargs="+", metavar="FILE", help="text, .jsonl, .parquet, or folders of them")
     parser.add_argument("--tokenizer", required=True, metavar="NAME",
-                        help="gpt2, or a folder with tokenizer.json, such as models/gpt2")
+                        help="gpt2, a folder with tokenizer.json, such as models/gpt2, or nanogpt: FILEs are tokens")
     parser.add_argument("--out-prefix", required=True, metavar="PREFIX",
                         help="writes PREFIX_train_000000.bin ... and PREFIX_val_000000.bin ...")
     parser.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N", help="at most (default 100M)")

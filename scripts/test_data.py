@@ -208,6 +208,10 @@ def test_prepare():
         train, val = (tokens_in(f"part{fraction}", f"x_{split}.*") for split in ("train", "val"))
         claim(train + val == expected and len(val) == int(len(expected) * fraction),
               f"--val-fraction {fraction}: the end of the same tokens", said(done))
+    write("nano/train.bin", array.array("H", range(1, 3001)).tobytes())
+    done = prepare_text("nanogpt", "--tokenizer", "nanogpt", "--shard-tokens", 1000, "nano/train.bin")
+    claim(len(contents("nanogpt")) == 3 and tokens_in("nanogpt") == [*range(1, 3001)],
+          "nanogpt: the file's tokens, in shards", said(done))
     kills = killed_and_resumed("killed", [*how, "--val-shards", 1])
     claim(kills == 6 and contents("killed") == one,
           "killed after each shard and resumed: the same bytes, and no other file is left", f"{kills} kills")
@@ -222,7 +226,8 @@ def test_prepare():
 def test_prepare_mistakes():
     for name, text in (("line.jsonl", '{"text": "fine"}\n{"text": 7}\n'),
                        ("cut.jsonl", '{"text": "fine"}\n{"text": "cu'), ("latin.txt", b"caf\xe9"),
-                       ("not.parquet", b"PAR1 is not enough"), ("h.jsonl", '{"ctx": "a", "endings": ["b"]}\n'),
+                       ("not.parquet", b"PAR1 is not enough"), ("odd.bin", b"three"),
+                       ("h.jsonl", '{"ctx": "a", "endings": ["b"]}\n'),
                        ("empty/x.md", "")):
         write(f"bad/{name}", text)
     make_parquet("bad/d.parquet", ["a"])
@@ -232,7 +237,8 @@ def test_prepare_mistakes():
             ("bad/d.parquet --field content", ["url, text", "content"]), ("bad/empty", ["bad/empty"]),
             ("bad/absent.txt", ["absent.txt"]), ("bad/d.parquet --val-shards 1", ["none to train on"]),
             ("bad/d.parquet --val-shards 1 --val-fraction 0.1", ["one of them"]),
-            ("bad/d.parquet --shard-tokens 0", ["--shard-tokens: found 0"])]):
+            ("bad/d.parquet --shard-tokens 0", ["--shard-tokens: found 0"]),
+            ("bad/odd.bin --tokenizer nanogpt", ["odd.bin", "5 bytes", "2 bytes each"])]):
         claim_ends(prepare_text(f"bad/out{i}", "--tokenizer", "models/tiny", *options.split()), 2, words,
                    f"prepare_text.py {options}")
     claim_ends(script("prepare_hellaswag.py", "--tokenizer", "models/tiny", "bad/h.jsonl", "x.bin"), 2,

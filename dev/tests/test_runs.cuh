@@ -899,8 +899,8 @@ TEST("runs: that fail late") {
     wait_for_steps("@/cut_off");
     fs::resize_file(scratch("@/cut_off.bin"), 5000);
     const Outcome cut_off = cut.end();
-    claim_run(cut_off.code == 1 && contains(cut_off.err, "train_gpt: an input file was cut off while it was in use\n"),
-              "a shard that is truncated during the run ends it with a message", cut_off);
+    claim_run(cut_off.code == 1 && contains(cut_off.err, scratch("@/cut_off.bin")) && has_last_checkpoint("@/cut_off"),
+              "so does a shard that is truncated during the run, which is named", cut_off);
 }
 
 TEST("runs: loss that is not finite") {
