@@ -1459,6 +1459,29 @@ TEST("model against PyTorch") {
     }
 }
 
+TEST("tensor cores in the model") {
+    const Setup s = small_setup({1, 2, 128, 200, 300}, 1, 193);
+    auto pass = [&](TensorCores kind) {
+        const TensorCores usual = std::exchange(device.tensor_cores, kind);
+        Model m;
+        allocate(m, s);
+        init_parameters(m, 1);
+        const Pass result = pass_through(m, random_batch(s));
+        device.tensor_cores = usual;
+        return result;
+    };
+    const Pass portable = pass(TensorCores::NONE);
+    const double limit = FLOATX == DType::BF16 ? 0x1p-7 : 0x1p-10;
+    for (TensorCores kind : {TensorCores::MMA, TensorCores::WGMMA}) {
+        if (!has_tensor_cores(kind)) continue;
+        const std::string name = name_of(kind);
+        const Pass got = pass(kind);
+        claim(got.logits != portable.logits, name + ": other kernels run");
+        Near(name + ": logits equal those of the portable kernels", relative_l2(got.logits, portable.logits), limit);
+        Near(name + ": gradients do", relative_l2(got.gradients, portable.gradients), limit);
+    }
+}
+
 // ==== first weights, shards ==================================================
 
 // LayerNorm begins as the identity. Mean and standard deviation may differ by 5 standard errors.

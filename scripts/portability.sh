@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 
 all=(clang++-14 clang++-22 g++-11 no-onednn aarch64)
 # What another compiler, another matmul or other vectors may change: all arithmetic.
-numbers='kernels,model against PyTorch,folders,evaluation,graphs,runs: the same bits'
+numbers='kernels,model against PyTorch,tensor cores in,folders,evaluation,graphs,runs: the same bits'
 
 # Sets `variables` of make, `program` to build and `parts` of it to run.
 configure() {
