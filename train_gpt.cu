@@ -3610,7 +3610,7 @@ int report_error(int code, const std::exception& error) {
     if (!world.first()) {
         const Watchdog::Pause until_ended;
         signal(SIGTERM, SIG_DFL);
-        usleep(700000);
+        sleep(2);
     }
     const std::string rank = world.first() ? "" : format("[rank %zu] ", world.rank);
     fprintf(stderr, "%strain_gpt: %s\n", rank.c_str(), one_line(error.what()).c_str());
