@@ -82,7 +82,7 @@ class Started:
         for file in (self.out, self.err):
             file.seek(0)
         self.out, self.err = self.out.read(), self.err.read()
-        self.said = re.findall(r"train_gpt: .*", self.err)
+        self.said = re.findall(r".*train_gpt: .*", self.err)
         return self
 
     def __str__(self):
