@@ -3607,13 +3607,14 @@ int run_command(const std::vector<std::string>& args) {
 }
 
 // One line on stderr, and the exit code. An error that all ranks find is reported by the first: the others wait for a
-// moment, in which they are ended.
+// moment, in which they are ended, unless SIGTERM has come already.
 int report_error(int code, const std::exception& error) {
     fflush(stdout);
     if (!world.first()) {
         const Watchdog::Pause until_ended;
         signal(SIGTERM, SIG_DFL);
-        sleep(2);
+        if (stop_requested) _exit(code);
+        sleep(1);
     }
     const std::string rank = world.first() ? "" : format("[rank %zu] ", world.rank);
     fprintf(stderr, "%strain_gpt: %s\n", rank.c_str(), one_line(error.what()).c_str());
