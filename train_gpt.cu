@@ -1,32 +1,31 @@
-// gpt.cu: trains GPT-2 and GPT-3 models on one GPU or many, from one file; and, built by g++, on a CPU.
+// gpt.cu trains GPT-2 and GPT-3 models on one GPU or many. Built with g++, the same file trains on a CPU.
 //
-// What a training step does is here: the portable kernels of each layer, forward and backward, the model made
-// of them, mixed precision, gradient accumulation, recomputation, the optimizer and the training loop. Read it from
-// top to bottom. Headers in gpt/ hold what a first reading can skip: kernels for tensor cores, FP8, many GPUs, file
-// formats, the tokenizer, the command line. Each is included where it is used, by a line that says what it defines.
+// This file holds everything that a training step computes: the portable kernels of each layer, forward and backward,
+// the model made of them, mixed precision, gradient accumulation, recomputation, the optimizer and the training loop.
+// It reads from top to bottom. A first reading can skip the headers in gpt/: kernels for tensor cores, FP8, many GPUs,
+// file formats, the tokenizer, the command line. Each #include lists what its header defines.
 //
-// Map
-//    1  small things          errors, packs of elements, reductions in a warp, operands of matmuls, recording,
-//                             launches, CUDA graphs
-//    2  options               what flags set
-//    3  kernels               column sums · embedding · layernorm · bias · gelu · attention · loss scaling ·
-//                             cross-entropy · gradient norm · adamw · init: a section each, its mathematics first
-//    4  matmul                cuBLASLt, row-major, with bias and GELU' as epilogues
-//    5  model                 sizes, and one table each for parameters and activations: name, shape, dtype, copies.
-//                             Memory, init, checkpoints, the plan loop over it; many GPUs; fp8
-//    6  training step         forward, recompute, backward, update
-//    7  files                 checkpoints, token data
-//    8  run                   sampling, schedule, peak, matmul tuning
-//    9  subcommands           train, eval, sample, plan; main
+// Map: the sections, in order
+//    1  basics                errors, device, precision, packs and warps, operands of matmuls, recording, launch,
+//                             graphs
+//    2  kernels               column sums, embedding, layernorm, bias, gelu, attention, loss scaling, cross-entropy,
+//                             gradient norm, adamw, init. Each section begins with its formulas
+//    3  matmul                cuBLASLt, row-major, with the bias and GELU' as epilogues
+//    4  model                 sizes; one table of parameters and one of activations (name, shape, dtype, copies), from
+//                             which memory, init, checkpoints and the plan follow; many GPUs; operands; fp8
+//    5  training step         forward, recompute, backward, update
+//    6  files                 checkpoints, token data
+//    7  run                   sampling, schedule, the training loop (train_loop)
+//    8  subcommands           train, eval, sample, plan; main
 //
 // Names   B batch, T sequence, N = B*T rows, C channels, NH heads, HS = C / NH head size, L layers,
 //         V vocabulary, Vp the same padded; inp, out, dinp, dout as in every layer's formula.
 // Layout  row-major; a tensor (B, T, C) is N rows of C; weights are (in, out) as in GPT-2's files.
-// Types   floatX is what weights and activations are stored in: BF16, FP16 or FP32 (make PRECISION=...).
-//         All arithmetic is FP32; matmuls accumulate in FP32. Reductions have one fixed order and
-//         there are no floating-point atomics, so the same command gives the same bits.
+// Types   floatX is the type in which weights and activations are stored: BF16, FP16 or FP32 (make PRECISION=...).
+//         Arithmetic is FP32, and matmuls accumulate in FP32. Every reduction has one fixed order, and no kernel uses
+//         floating-point atomics, so the same command gives the same bits.
 // Globals device, activity, recorder (--trace), matmul_plans, world (the processes of many GPUs), and two that signal
-//         handlers set: stop_requested (Ctrl-C) and page_lost (a mapped file was truncated). No others.
+//         handlers set: stop_requested (Ctrl-C) and page_lost (a mapped file was truncated). There are no others.
 //
 // GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners";
 // GPT-3: Brown et al. 2020, table 2.1.
@@ -85,8 +84,8 @@ void check(cublasStatus_t status, const char* what) {
 }
 
 // ==== device =================================================================
-// This process' GPU, or dev/cpu's emulation of one. `stream` carries all compute, `copies` the next batch; cuBLASLt's
-// workspace is part of the memory plan.
+// This process's GPU, or its emulation by dev/cpu. `stream` carries all compute, `copies` the transfer of the next
+// batch. cuBLASLt's workspace is part of the memory plan.
 
 const char* name_of(TensorCores kind) { return TENSOR_CORE_NAMES[static_cast<int>(kind)]; }
 
@@ -104,12 +103,12 @@ struct Device {
 
 static Device device;
 
-// What this process does now, for the watchdog of many GPUs: each report is progress.
+// What this process is doing, for the watchdog of many GPUs. Every call of progress() counts as progress.
 struct Activity {
     std::atomic<const char*> name{"start"};
     std::atomic<long> count{0};
     std::atomic<int> paused{0};
-    std::atomic<bool> connected{false};   // NCCL can be asked for errors
+    std::atomic<bool> connected{false};   // NCCL's communicator exists and can report errors
 };
 static Activity activity;
 
@@ -131,7 +130,7 @@ typedef float floatX;
 constexpr DType FLOATX = DType::FP32;
 #endif
 
-// What gradients may be stored in besides FP32.
+// The 16-bit type of --grad-dtype.
 typedef std::conditional_t<FLOATX == DType::FP16, __half, __nv_bfloat16> grad16;
 
 constexpr size_t DTYPE_SIZES[] = {4, 2, 2, 1, 1};
@@ -139,22 +138,22 @@ constexpr const char* DTYPE_NAMES[] = {"fp32", "bf16", "fp16", "e4m3", "e5m2"};
 size_t size_of(DType dtype) { return DTYPE_SIZES[static_cast<int>(dtype)]; }
 const char* name_of(DType dtype) { return DTYPE_NAMES[static_cast<int>(dtype)]; }
 
-// What `plan` plans in; this build's precision for all else.
+// The precision that `plan` assumes. Every other subcommand uses the build's.
 DType precision_of(const Options& o) {
     return o.precision == PlanPrecision::OF_BUILD ? FLOATX : static_cast<DType>(o.precision);
 }
 
 // ==== packs and warps ========================================================
-// A thread moves elements in packs: 128 bits of floatX at once, which is what a GPU's memory system
-// likes best, and what a CPU's compiler turns into vector instructions. In memory elements are T,
-// in registers always float. C is a multiple of 16, so rows are whole numbers of packs.
+// A thread loads and stores packs: 128 bits of floatX at once, the widest access of a GPU. On a CPU the compiler turns
+// a loop over a pack into vector instructions. Elements are T in memory and float in registers. C is a multiple of 16,
+// so a row is a whole number of packs.
 //
-// WARP_SIZE is 32, the GPU's. The CPU build that people run sets it to 1: then a warp is one thread
-// and a block is one warp, shuffles and barriers vanish, and each row is a plain loop over wider
-// packs. No kernel below may know which it is: lanes stride by WARP_SIZE, threads by blockDim.x.
+// WARP_SIZE is 32 on a GPU. The CPU build sets it to 1: then a warp is one thread, a block is one warp, shuffles and
+// barriers disappear, and each row is a plain loop over wider packs. Kernels are written for both: lanes stride by
+// WARP_SIZE, threads by blockDim.x.
 //
-// What is FP32 whatever floatX is (gradients, the optimizer's state, partial sums) moves in packs of its own:
-// eight floats of a lane would be two accesses that each use half of every 32 bytes they touch.
+// Data that is always FP32 (gradients, optimizer states, partial sums) has packs of its own, also 128 bits wide. With
+// PACK = 8 floats a lane would need two accesses, each of which uses half of every 32-byte sector.
 
 #ifndef WARP_SIZE
 #define WARP_SIZE 32
@@ -163,13 +162,12 @@ DType precision_of(const Options& o) {
 constexpr int PACK = WARP_SIZE == 1 ? 16 : 16 / sizeof(floatX);
 constexpr int PACK_FP32 = WARP_SIZE == 1 ? 16 : 16 / sizeof(float);
 constexpr int BLOCK_WARPS = WARP_SIZE == 1 ? 1 : 8;
-constexpr int BLOCK = BLOCK_WARPS * WARP_SIZE;   // threads of a block, unless a launcher says otherwise
-
-constexpr int WIDE_BLOCK = WARP_SIZE == 1 ? 1 : 1024;        // where a block has one long row
+constexpr int BLOCK = BLOCK_WARPS * WARP_SIZE;          // threads of a block, unless a launcher says otherwise
+constexpr int WIDE_BLOCK = WARP_SIZE == 1 ? 1 : 1024;   // threads of a block that reduces many rows or a whole array
 
 template <typename T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) RawPack { T v[N]; };
 
-// dev/cpu has a pack of BF16 converted by vector instructions.
+// dev/cpu overloads these two for BF16 with vector instructions.
 template <typename T, int N> __device__ __forceinline__ void to_floats(float (&x)[N], const T (&v)[N]) {
     for (int k = 0; k < N; k++) x[k] = static_cast<float>(v[k]);
 }
@@ -195,9 +193,9 @@ template <int N> __device__ __forceinline__ void round_pack(float (&x)[N]) {
     to_floats(x, v);
 }
 
-// Where a maximum starts: below every logit, yet finite, as (-inf) - (-inf) must not occur.
+// The start of a running maximum: below every logit but finite, because (-inf) - (-inf) is NaN.
 constexpr float LOWEST = -3.0e38f;
-constexpr float LOG2E = 1.4426950408889634f;   // e^x = 2^(x LOG2E), and powers of 2 are what a GPU computes
+constexpr float LOG2E = 1.4426950408889634f;   // e^x = 2^(x LOG2E); a GPU has an instruction for powers of 2
 
 constexpr unsigned FULL_WARP = 0xffffffffu;
 
@@ -206,8 +204,8 @@ __device__ __forceinline__ float warp_sum(float x) {
     return x;
 }
 
-// Sums over rows are kept per place in the pack, and added up at the end: independent sums keep both
-// a GPU's pipelines and a CPU's vector units busy.
+// The sum of a pack over a warp. Kernels keep one partial sum per element of the pack and add them here: independent
+// sums keep a GPU's pipelines and a CPU's vector units busy.
 template <int N> __device__ __forceinline__ float warp_sum(const float (&x)[N]) {
     float sum = 0;
     for (int k = 0; k < N; k++) sum += x[k];
@@ -239,7 +237,7 @@ __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); 
 __device__ __forceinline__ float block_sum(float x) { return block_reduce<warp_sum, add>(x); }
 __device__ __forceinline__ float block_max(float x) { return block_reduce<warp_max, larger>(x); }
 
-// Shared memory whose size the launch chooses, in floats.
+// Dynamic shared memory, whose size the launch chooses.
 __device__ __forceinline__ float* dynamic_shared() {
     extern __shared__ __align__(1024) float4 dynamic_shared_memory[];
     return reinterpret_cast<float*>(dynamic_shared_memory);
@@ -281,13 +279,14 @@ typedef __nv_fp8_e5m2 e5m2;   // 5 and 2: gradients, whose range is wide
 
 constexpr int FP8_HISTORY = 16;   // steps
 
-// What a tensor is multiplied by before it is rounded to 8 bits: one for each tensor of a layer, in device memory.
+// The factor by which a tensor is multiplied before it is rounded to 8 bits, one for each tensor of a layer, with the
+// statistics from which the next factor is computed. In device memory.
 struct Fp8Scale {
     float scale = 1, inverse = 1;      // the inverse is what matmuls multiply by
-    unsigned amax = 0;                 // of this step up to now, as bits: in the order of the numbers
+    unsigned amax = 0;                 // of this step so far, as bits, which order non-negative floats like integers
     unsigned counting = 0;             // whether the counts below are kept
-    unsigned long long values = 0, saturated = 0, underflow = 0;   // underflow: became 0, and were not
-    float history[FP8_HISTORY] = {};   // amax of past steps, the last one first; 0: none yet
+    unsigned long long values = 0, saturated = 0, underflow = 0;   // underflow: non-zero values rounded to 0
+    float history[FP8_HISTORY] = {};   // amax of past steps, the latest first; 0: none yet
 };
 
 // Destination of such a tensor.
@@ -304,19 +303,19 @@ enum class Reach { WARP, BLOCK };   // the threads that construct and destroy a 
 template <typename F8, Reach REACH = Reach::BLOCK> struct Writer {
     Out<F8> to;
     float scale = 1, amax = 0;   // amax: of what this thread has put
-    bool counting = false;       // whether the next three are counted, for the log
+    bool counting = false;       // whether the next three are counted for the log
     unsigned values = 0, saturated = 0, underflow = 0;
 
     __device__ __forceinline__ explicit Writer(const Out<F8>& out);
     __device__ __forceinline__ ~Writer();   // records the threads' amax
 
-    // Stores v as elements i ... i + N - 1 of the tensor, and leaves it rounded to floatX.
+    // Stores v as elements i ... i + N - 1 of the tensor, and rounds v itself to floatX.
     template <int N> __device__ __forceinline__ void put(size_t i, float (&v)[N]);
-    // The same of a pack that is rounded already.
+    // The same for a pack that is rounded already.
     template <int N> __device__ __forceinline__ void put(size_t i, const RawPack<floatX, N>& rounded);
-    // The same of a tensor whose x has been stored.
+    // Stores only the 8-bit copy, of a tensor whose x is stored already.
     template <int N> __device__ __forceinline__ void put_fp8(size_t i, const RawPack<floatX, N>& rounded);
-    // Returns v in 8 bits; leaves it scaled.
+    // Returns v in 8 bits; multiplies v itself by the scale.
     template <int N> __device__ __forceinline__ RawPack<F8, N> quantise(float (&v)[N]);
 };
 
@@ -332,7 +331,7 @@ struct Operand {
     template <typename T, typename = std::enable_if_t<std::is_convertible_v<T, const floatX*>>>
     Operand(const T& matrix) : x(const_cast<floatX*>(static_cast<const floatX*>(matrix))) {}
 
-    // For the kernel that writes x.
+    // The destination for a kernel that writes x.
     template <typename F8> Out<F8> to() const {
         return {x, current_scaling ? nullptr : static_cast<F8*>(fp8), scale};
     }
@@ -341,8 +340,8 @@ struct Operand {
 };
 
 // ==== recording ==============================================================
-// Every piece of work on a stream goes through on_stream(), which names it for profilers and for the recorder of
-// --trace. updated(x) marks an argument that a kernel both reads and writes.
+// All work on a stream goes through on_stream(), which names it for profilers and for the recorder of --trace.
+// updated(x) marks an argument that a kernel both reads and writes.
 
 cudaEvent_t event_now(cudaStream_t stream) {
     cudaEvent_t event;
@@ -351,7 +350,7 @@ cudaEvent_t event_now(cudaStream_t stream) {
     return event;
 }
 
-// Milliseconds that the device's stream takes for what work() launches.
+// Returns the time in milliseconds that device.stream takes for what work() launches.
 template <typename F> float stream_milliseconds(F work) {
     const cudaEvent_t begin = event_now(device.stream);
     work();
@@ -366,7 +365,7 @@ template <typename F> float stream_milliseconds(F work) {
 
 #include "gpt/trace.cuh"   // recorder, updated(), begin_work(), end_work(), start_recording(), write_trace()
 
-// Runs `work`, which launches something on a stream, under a name for profilers and the recorder.
+// Runs work(), which launches something on `stream`, under a name for profilers and the recorder.
 template <typename F, typename... Memory>
 void on_stream(const char* name, cudaStream_t stream, F work, const Memory&... memory) {
     progress(name);
@@ -377,8 +376,8 @@ void on_stream(const char* name, cudaStream_t stream, F work, const Memory&... m
 }
 
 // ==== launch =================================================================
-// Every kernel is launched here: a name for profilers and errors, the opt-in for more than 48 KiB of shared memory, the
-// check. Kernels run in order on device.stream.
+// launch() launches every kernel, in order on device.stream. It names the kernel for profilers and errors, opts in to
+// more than 48 KiB of shared memory, and checks the result.
 
 constexpr size_t SHARED_WITHOUT_OPT_IN = 48 << 10;
 
@@ -400,7 +399,7 @@ void launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, 
     on_stream(name, device.stream, work, args...);
 }
 
-// Copies between host and device, in order with the kernels before; blocks until done.
+// Copies between host and device after all earlier work on device.stream, and blocks until the copy is done.
 void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind direction) {
     check(cudaMemcpyAsync(to, from, bytes, direction, device.stream), "cudaMemcpyAsync");
     progress("wait for the device");
@@ -415,7 +414,7 @@ void clear(void* block, size_t bytes) {
 
 constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 
-// Blocks for kernels that give a warp to each of `rows`.
+// The number of blocks of a kernel that gives a warp to each of `rows`.
 unsigned row_blocks(size_t rows) { return static_cast<unsigned>(ceil_div(rows, BLOCK_WARPS)); }
 
 // In such kernels: the row of this thread's warp, and the first element of this lane.
@@ -425,7 +424,7 @@ __device__ __forceinline__ size_t warp_row() {
 __device__ __forceinline__ int lane_start() { return threadIdx.x % WARP_SIZE * PACK; }
 constexpr int LANE_STRIDE = WARP_SIZE * PACK;
 
-// The same where the packs are of FP32.
+// The same for packs of FP32.
 __device__ __forceinline__ int fp32_lane_start() { return threadIdx.x % WARP_SIZE * PACK_FP32; }
 constexpr int FP32_STRIDE = WARP_SIZE * PACK_FP32;
 
@@ -439,7 +438,7 @@ __device__ __forceinline__ Span my_span(size_t n, size_t pack = PACK) {
     return {first + threadIdx.x * pack, last < n ? last : n, blockDim.x * pack};
 }
 
-// A place in the gradients, which are FP32 or of 16 bits as --grad-dtype says.
+// A position in the gradients, which are FP32 or 16-bit (--grad-dtype).
 struct Grad {
     void* data;
     DType dtype;
@@ -454,12 +453,13 @@ template <typename F> void with_type(Grad grad, F f) {
 #include "gpt/ptx.cuh"   // exp2_approx(), reciprocal_approx(); for tensor cores: instructions, tiles, fragments, rings
 
 // ==== graphs =================================================================
-// A micro-step is the same few hundred launches each time, and each costs the CPU microseconds, which is longer than
-// short kernels run. As a CUDA graph they are one launch. A sequence's first run is direct, which loads its kernels and
-// plans its matmuls; its second run is captured; later ones replay the graph, with the same bits.
+// A micro-step is the same few hundred launches each time. Each costs the CPU several microseconds, which is longer
+// than short kernels run. A CUDA graph launches them all at once. The first run of a sequence launches its kernels
+// directly, which loads them and plans its matmuls; the second run captures a graph; later runs replay it, with the
+// same bits.
 //
-// A graph keeps its kernels' arguments. What changes between replays must be in device memory, at the same address; all
-// else must be part of the sequence's name.
+// A graph keeps its kernels' arguments. Values that change between replays must be in device memory at a fixed address;
+// anything else that changes must be part of the sequence's name.
 
 class Graphs {
 public:
@@ -472,7 +472,7 @@ public:
             if (graph) cudaGraphExecDestroy(graph);
     }
 
-    // work() launches on device.stream and waits for nothing.
+    // work() launches on device.stream and does not synchronise.
     template <typename F> void run(const std::string& name, F work) {
         if (!on || recorder.on) return work();
         const auto [place, is_new] = graphs_.try_emplace(name, nullptr);
@@ -491,7 +491,7 @@ private:
         check(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
         try {
             work();
-        } catch (...) {   // the stream must not stay in capture
+        } catch (...) {   // ends the capture, so that the stream can be used again
             cudaStreamEndCapture(device.stream, &graph);
             if (graph) cudaGraphDestroy(graph);
             throw;
@@ -504,18 +504,22 @@ private:
         return executable;
     }
 
-    std::map<std::string, cudaGraphExec_t> graphs_;   // null: has run once
+    std::map<std::string, cudaGraphExec_t> graphs_;   // null: the sequence has run once, directly
 };
 
 // ==== column sums ============================================================
-// Bias and LayerNorm gradients are sums over all N rows. In a fixed order and without atomics that takes two steps:
-// each block sums a part of the rows into partials (blocks, columns) in FP32; add_partials sums those and accumulates.
-// mapping   a block owns PARTIAL_COLUMNS, its threads in rows of ACROSS share the partials; their sums are added by
-//           shuffles in each warp, then by the first threads in the warps' order
-// cost      partials stay in the L2 cache; they are at most MAX_PARTIALS rows
+// Bias and LayerNorm gradients are sums over all N rows. A fixed order without atomics takes two steps:
+//
+//     rows 0, blocks, 2 blocks, ...     ->  block 0 sums them  ->  partials[0]  \                       (grid of rows)
+//     rows 1, blocks + 1, ...           ->  block 1 sums them  ->  partials[1]   >  grad += their sum   (add_partials)
+//     ...                                   ...                    ...          /   in the order 0, 1, ...
+//
+// mapping   add_partials: a block owns PARTIAL_COLUMNS columns; ACROSS threads side by side read one row of partials.
+//           Shuffles add the sums of a warp's threads, and the first threads add those of the warps, in order
+// cost      the partials, at most MAX_PARTIALS rows of FP32, stay in the L2 cache
 
 constexpr size_t MAX_PARTIALS = 1024;
-constexpr size_t ROWS_PER_PARTIAL = 16;   // fewer would cost more in partials than it gains
+constexpr size_t ROWS_PER_PARTIAL = 16;   // with fewer rows, partials cost more than the additional blocks gain
 
 size_t partial_blocks(size_t rows) { return std::min(MAX_PARTIALS, ceil_div(rows, ROWS_PER_PARTIAL)); }
 
@@ -548,7 +552,7 @@ add_partials_kernel(G* grad0, G* grad1, G* grad2, const float* partials, size_t 
     }
 }
 
-// Each of up to MAX_GRADS grads (columns), all of one dtype, += the sum of its partials (count, columns) fp32
+// Adds to each of up to MAX_GRADS grads (columns), all of one dtype, the sum of its partials (count, columns) fp32.
 void add_partials(std::initializer_list<Grad> grads, const float* partials, size_t count, size_t columns) {
     with_type(*grads.begin(), [&](auto* first) {
         decltype(first) to[MAX_GRADS] = {};
@@ -563,11 +567,11 @@ void add_partials(std::initializer_list<Grad> grads, const float* partials, size
 // forward   out[b,t] = wte[inp[b,t]] + wpe[t]
 // backward  dwte[v] += sum of dout[b,t] where inp[b,t] = v;   dwpe[t] += sum over b of dout[b,t]
 // shapes    inp (B,T) int32 | out, dout (B,T,C) floatX | wte (V,C), wpe (T,C) floatX
-// mapping   one warp per row of the result. For dwte the loader sorts the batch's positions by
-//           token: `order` lists them, run r is order[first[r]] ... order[first[r+1]-1], and one
-//           warp sums one run, in order: deterministic without atomics. A frequent token's run is
-//           long: on a GPU each FP32_STRIDE columns have a warp of their own, and runs of more than
-//           LONG_RUN are shared by all warps of a block, whose sums are added in the warps' order
+// mapping   one warp per row of the result. For dwte the loader sorts the batch's positions by token: `order` lists
+//           them, and run r, the positions of one token, is order[first[r]] ... order[first[r+1]-1]. One warp sums one
+//           run in order, which is deterministic without atomics. A frequent token has a long run: on a GPU each
+//           FP32_STRIDE columns have a warp of their own, and all warps of a block share a run longer than LONG_RUN;
+//           their sums are added in the order of the warps
 // cost      bandwidth: forward reads 2 and writes 1 of N*C, backward reads 2
 // variants  dev/kernels/embedding.cu
 
@@ -633,7 +637,7 @@ __global__ void embedding_backward_wte_kernel(G* dwte, const floatX* dout, const
                 for (int k = 0; k < PACK_FP32; k++) sum[k] += x[k];
             }
             if (warp == 0 && i < C) add_to(grad_of(r) + i, sum);
-            __syncthreads();   // before the next long run's sums are left there
+            __syncthreads();   // before the next long run overwrites the sums
         }
     }
 }
@@ -658,7 +662,7 @@ void embedding_forward(floatX* out, const int* inp, const floatX* wte, const flo
     launch("embedding_forward", embedding_forward_kernel, row_blocks(N), BLOCK, 0, out, inp, wte, wpe, N, T, C);
 }
 
-// order (N), first (runs + 1): see above
+// order (N), first (runs + 1): see mapping
 void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp, const int* order,
                         const int* first, size_t runs, int B, int T, int C) {
     const unsigned parts = WARP_SIZE == 1 ? 1 : ceil_div(C, FP32_STRIDE);
@@ -673,17 +677,17 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
 }
 
 // ==== layernorm ==============================================================
-// forward   res = inp + add (when there is an `add`: the residual addition before every LayerNorm)
+// forward   res = inp + add   (if `add` is given: the residual addition before the LayerNorm)
 //           out = xhat * w + b,   xhat = (res - mean) * rstd,   rstd = 1 / sqrt(var + 1e-5)  per row
 // backward  g = dout * w;  dinp += rstd * (g - avg(g) - xhat * avg(g * xhat))
 //           dw += sum of dout * xhat,   db += sum of dout, over rows
-//           dbias += sum of dinp over rows, as it is then: the gradient of the bias of the matmul
-//           whose output was `add`; here it is to be had without reading dinp once more
+//           dbias += sum of the new dinp over rows: the gradient of the bias of the matmul whose output was `add`.
+//           Computing it here saves reading dinp once more
 // shapes    inp, add, res, out (N,C) floatX | mean, rstd (N) fp32 | w, b (C) floatX
-// mapping   forward: one warp per row; a lane owns packs lane, lane + WARP_SIZE, ... The row waits in
-//           shared memory for variance and output. Backward: one block per row, which walks over
-//           rows; a thread owns packs of columns, whose sums over the block's rows are in shared
-//           memory, private to the thread. The row is read again, from the L1 cache
+// mapping   forward: one warp per row; a lane owns packs lane, lane + WARP_SIZE, ... The row stays in shared memory
+//           for the variance and the output. Backward: a block processes rows blockIdx.x, blockIdx.x + gridDim.x, ...;
+//           a thread owns packs of columns and keeps their sums over the block's rows in its own part of shared memory.
+//           The second pass over a row reads it from the L1 cache
 // cost      bandwidth: forward reads 2, writes 2 of N*C; backward reads 3, writes 1
 // source    Ba et al. 2016, "Layer Normalization"
 // variants  dev/kernels/layernorm.cu
@@ -697,12 +701,12 @@ __global__ void layernorm_forward_kernel(floatX* res, Out<e4m3> out, float* mean
     Writer<e4m3, Reach::WARP> writer(out);
     floatX* row = reinterpret_cast<floatX*>(dynamic_shared()) + threadIdx.x / WARP_SIZE * C;
     float v[PACK], u[PACK], s[PACK], sum[PACK] = {}, squares[PACK] = {};
-    for (int i = lane_start(); i < C; i += LANE_STRIDE) {   // each lane reads only what it has written itself
+    for (int i = lane_start(); i < C; i += LANE_STRIDE) {   // a lane reads back only its own packs: no barrier
         load(v, inp + n * C + i);
         if (add) {
             load(u, add + n * C + i);
             for (int k = 0; k < PACK; k++) v[k] += u[k];
-            round_pack(v);   // to what backward will see
+            round_pack(v);   // backward reads the rounded row
             store(res + n * C + i, v);
         }
         store(row + i, v);
@@ -740,7 +744,7 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
     for (int i = first; i < C; i += stride)
         for (float* sums : {dw, db, dbias}) store_pieces(sums, zero, i, C);
     {
-        Writer<e5m2> writer(dinp);   // gone, with its registers, before the sums are stored
+        Writer<e5m2> writer(dinp);   // its scope ends early, to free its registers before the sums are stored
         int turn = 0;
         for (size_t n = blockIdx.x; n < N; n += gridDim.x, turn ^= 1) {
             const float m = mean[n], r = rstd[n];
@@ -761,7 +765,7 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
             }
             const float2 of_mine = {warp_sum(sum_g), warp_sum(sum_gx)};
             if (threadIdx.x % WARP_SIZE == 0) of_warps[turn][threadIdx.x / WARP_SIZE] = of_mine;
-            __syncthreads();   // the only one a row: the next row's sums go to the other place
+            __syncthreads();   // one a row is enough, as the next row's sums go to the other half of of_warps
             float avg_g = 0, avg_gx = 0;
             for (int other = 0; other < warps; other++) {
                 avg_g += of_warps[turn][other].x;
@@ -787,10 +791,10 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
         }
 }
 
-// Of backward's block. Forward needs a row of floatX for each of its warps.
+// Bytes of a block of backward. Forward needs one row of floatX for each warp.
 size_t layernorm_shared(int C) { return MAX_GRADS * C * sizeof(float); }
 
-// With add == nullptr it normalises inp itself and leaves res alone.
+// With add == nullptr it normalises inp itself and does not write res.
 void layernorm_forward(floatX* res, const Operand& out, float* mean, float* rstd, const floatX* inp, const floatX* add,
                        const floatX* w, const floatX* b, size_t N, int C) {
     const size_t row_bytes = C * sizeof(floatX), fit = SHARED_WITHOUT_OPT_IN / row_bytes;
@@ -800,8 +804,8 @@ void layernorm_forward(floatX* res, const Operand& out, float* mean, float* rstd
     out.finish(N * C);
 }
 
-// dinp is added to, as the residual stream's gradient goes past the LayerNorm and through it. dbias may have no data:
-// then there is no such bias. partials (3, partial_blocks(N), C) fp32 scratch
+// Adds to dinp, because the gradient of the residual stream flows both past the LayerNorm and through it. dbias without
+// data: there is no such bias. partials (3, partial_blocks(N), C) fp32 scratch
 void layernorm_backward(const Operand& dinp, Grad dw, Grad db, Grad dbias, float* partials, const floatX* dout,
                         const floatX* inp, const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
     const size_t blocks = partial_blocks(N), warps = ceil_div(C, LANE_STRIDE);
@@ -817,17 +821,17 @@ void layernorm_backward(const Operand& dinp, Grad dw, Grad db, Grad dbias, float
 // forward   out[n] += b, an epilogue of the matmul
 // backward  db += sum of dout[n] over rows
 // shapes    dout (N,OC) floatX | db (OC) as --grad-dtype says
-// mapping   a warp owns 256 columns and a share of the rows, a lane its packs of them
+// mapping   a block of one warp owns BIAS_COLUMNS columns and every gridDim.y-th row; a lane owns packs of the columns
 // cost      bandwidth: N*OC once
 
 constexpr int BIAS_COLUMNS = 256;
-constexpr int BIAS_PACKS = BIAS_COLUMNS / FP32_STRIDE;   // that a lane owns
+constexpr int BIAS_PACKS = BIAS_COLUMNS / FP32_STRIDE;   // of a lane
 
 __global__ void bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
     const int column = blockIdx.x * BIAS_COLUMNS + fp32_lane_start();
     float sum[BIAS_PACKS][PACK_FP32] = {}, x[PACK_FP32];
-    // On a GPU all lanes load, those past the end the last columns once more: without an `if`, loads of
-    // several rows are on their way at once.
+    // On a GPU out-of-range lanes load the last columns once more: without an `if`, the loads of several rows are in
+    // flight at once.
 #pragma unroll 4
     for (size_t n = blockIdx.y; n < N; n += gridDim.y)
         for (int p = 0; p < BIAS_PACKS; p++)
@@ -856,7 +860,7 @@ void bias_backward(Grad db, float* partials, const floatX* dout, size_t N, int O
 // mapping   one thread per pack
 // cost      bandwidth: forward reads 1, writes 1; backward reads 2, writes 1
 // source    Hendrycks and Gimpel 2016, "Gaussian Error Linear Units", section 2
-// used      forward always; backward where cuBLASLt has no epilogue for it, and where FP8 is wanted of it
+// used      forward always; backward where cuBLASLt has no epilogue for it, and to write dinp in FP8
 // variants  dev/kernels/gelu.cu
 
 constexpr float GELU_SCALE = 0.7978845608028654f;   // sqrt(2/pi)
@@ -907,33 +911,39 @@ void gelu_backward(const Operand& dinp, const floatX* dout, const floatX* inp, s
 
 // ==== attention ==============================================================
 // forward   S = Q K^T / sqrt(HS), key j <= query i;  P = softmax(S) per query;  out = P V
-//           lse = log(sum(exp(S))) is kept: P = exp(S - lse) can be had again in backward
+//           lse = log(sum(exp(S))) is kept, from which backward recomputes P = exp(S - lse)
 // backward  D = sum over d of dout * out;  dP = dout V^T;  dS = P * (dP - D)
 //           dQ = dS K / sqrt(HS),   dK = dS^T Q / sqrt(HS),   dV = P^T dout
 // shapes    qkv, dqkv (B,T,3,NH,HS) floatX | out, dout (B,T,NH,HS) floatX | lse, D (B,NH,T) fp32
-// mapping   The T x T matrices never exist: a block owns BLOCK_M rows (queries in forward and dQ, keys
-//           in dK/dV) and walks over the other side BLOCK_N rows at a time, in shared memory, with
-//           the softmax rescaled as larger scores appear (online softmax). Tiles are stored with
-//           the owned row as the fast index, so that each step is arithmetic on neighbours: products
-//           are tile_matmul, everything about a row (max, sum, lse, D) is elementwise
-// cost      compute: 2 products of T*T/2*HS per head forward, 7 backward (S and dP are formed
-//           twice, by the owner of the queries and by the owner of the keys: no atomics)
+// mapping   The T x T matrices are never stored. A block owns BLOCK_M rows (queries in forward and for dQ, keys for dK
+//           and dV) and loops over the rows of the other side, BLOCK_N at a time, in shared memory:
+//
+//                            keys 0..15   16..31    32..47                after each tile, per query:
+//               queries     +----------+----------+----------+            m'   = max(m, row maximum of S)
+//               of a block  | S = QK^T |  next    |  masked  |            P    = exp(S - m')
+//               (32 rows)   +----------+----------+----------+            sum  = sum * exp(m - m') + row sum of P
+//                            ------ the block's loop ----->               O    = O * exp(m - m') + P V
+//
+//           The last division, O / sum, makes this the softmax over all keys (online softmax). In shared memory the
+//           owned row is the fast index, so neighbouring threads work on neighbouring elements
+// cost      compute: 2 products of T*T/2*HS per head forward, 7 backward: S and dP are computed twice, by the block
+//           that owns the queries and by the one that owns the keys, which avoids atomics
 // source    Milakov and Gimelshein 2018, "Online normalizer calculation for softmax";
 //           Dao 2023, "FlashAttention-2", algorithms 1 and 2
-// needs     no tensor cores: the version to read; the next section has the fast ones
+// needs     no tensor cores. This is the version to read; the next section has the fast ones
 
 constexpr int BLOCK_M = 32;                          // rows that a block owns
-constexpr int BLOCK_N = WARP_SIZE == 1 ? 32 : 16;   // rows of the other side per step
+constexpr int BLOCK_N = WARP_SIZE == 1 ? 32 : 16;    // rows of the other side per step
 #ifdef __AVX512F__
-constexpr int TILE_M = WARP_SIZE == 1 ? 8 : 4;   // a thread computes TILE_M x TILE_N of a product: 4 x 4,
+constexpr int TILE_M = WARP_SIZE == 1 ? 8 : 4;   // a thread computes TILE_M x TILE_N elements of a product:
 #else
-constexpr int TILE_M = 4;                        // or on a CPU as many as its vector registers hold
+constexpr int TILE_M = 4;                        // 4 x 4, or on a CPU as many as its vector registers hold
 #endif
 constexpr int TILE_N = WARP_SIZE == 1 ? 32 : 4;
-constexpr int LANES = WARP_SIZE == 1 ? 32 : 1;   // neighbouring rows a thread takes in softmax
+constexpr int LANES = WARP_SIZE == 1 ? 32 : 1;   // neighbouring rows that a thread processes in the softmax
 constexpr int ATTENTION_BLOCK = WARP_SIZE == 1 ? 1 : 128;
 
-// What one instruction multiplies and adds: a float, or on a CPU a vector of them.
+// The operand of one multiply-add: a float, or on a CPU a vector of floats.
 #if WARP_SIZE == 1
 typedef float Lane __attribute__((vector_size(PACK * sizeof(float)), aligned(sizeof(float)), may_alias));
 #else
@@ -943,8 +953,8 @@ typedef float Lane;
 enum class Old { DROP, ADD, RESCALE };
 enum class Stored { AS_M_K, AS_K_M };
 
-// C (M, BLOCK_M) = old C + A (M, K) * B (K, BLOCK_M), all in shared memory; A as it is or transposed, with rows
-// of `lda`. Old::RESCALE multiplies column n of the old C by scale[n] first.
+// C (M, BLOCK_M) = old C + A (M, K) * B (K, BLOCK_M), all in shared memory. A is stored as (M, K) or as (K, M), with
+// `lda` elements from row to row. Old::RESCALE first multiplies column n of the old C by scale[n].
 template <Old OLD, Stored STORED>
 __device__ void tile_matmul(float* C, const float* A, const float* B, const float* scale, int M, int K, int lda) {
     constexpr int PER_ROW = BLOCK_M / TILE_N, WIDTH = sizeof(Lane) / sizeof(float), N = TILE_N / WIDTH;
@@ -971,8 +981,9 @@ __device__ void tile_matmul(float* C, const float* A, const float* B, const floa
     }
 }
 
-// Rows [row, row + BLOCK_N) of x into tile (BLOCK_N, HS), or rows [row, row + BLOCK_M) into tile (HS, BLOCK_M);
-// rows past T become 0. `x` is one head's first row, `stride` elements from one row to the next.
+// load_rows loads rows [row, row + BLOCK_N) of x into tile (BLOCK_N, HS), load_columns rows [row, row + BLOCK_M) into
+// tile (HS, BLOCK_M), both times scale. Out-of-range rows become 0. x is the first row of one head, `stride` the number
+// of elements from row to row.
 __device__ void load_rows(float* tile, const floatX* x, int row, int T, size_t stride, int HS, float scale) {
     for (int e = threadIdx.x * PACK; e < BLOCK_N * HS; e += blockDim.x * PACK) {
         const int r = row + e / HS;
@@ -991,7 +1002,7 @@ __device__ void load_columns(float* tile, const floatX* x, int row, int T, size_
     }
 }
 
-// The other way: tile (HS, BLOCK_M) to rows [row, row + BLOCK_M), times scale * per_row[r] where there is one.
+// Stores tile (HS, BLOCK_M) to rows [row, row + BLOCK_M) of x, times scale and, if per_row is given, per_row[r].
 template <typename F8>
 __device__ void store_columns(const Out<F8>& x, const float* tile, const float* per_row, int row, int T, size_t stride,
                               int HS, float scale) {
@@ -1010,11 +1021,11 @@ __device__ void fill(float* x, float value, int n) {
     for (int i = threadIdx.x; i < n; i += blockDim.x) x[i] = value;
 }
 
-// Where this block's head begins, for grids (ceil(T / BLOCK_M), NH, B).
+// The first elements of this block's head, for grids (ceil(T / BLOCK_M), NH, B).
 struct Head {
-    size_t C, stride;   // channels of the model; from one row of qkv to the next
-    size_t qkv, out;   // first element of this head in (B,T,3,NH,HS) and (B,T,NH,HS)
-    size_t rows;       // in (B,NH,T)
+    size_t C, stride;   // channels of the model; elements from one row of qkv to the next
+    size_t qkv, out;    // first element of this head in (B,T,3,NH,HS) and in (B,T,NH,HS)
+    size_t rows;        // and in (B,NH,T)
 };
 
 __device__ Head my_head(int T, int HS) {
@@ -1029,8 +1040,8 @@ size_t attention_backward_shared(int HS) {
     return sizeof(float) * (4 * HS * BLOCK_M + 2 * BLOCK_N * HS + 2 * BLOCK_N * BLOCK_M + 2 * BLOCK_M);
 }
 
-// One step of the online softmax. In: scores S (BLOCK_N keys, BLOCK_M queries). Out: S becomes
-// P = exp(S - max) with the maximum so far; sum and rescale bring older results to that maximum.
+// One step of the online softmax. S (BLOCK_N keys, BLOCK_M queries) becomes P = exp(S - max) with the maximum so far.
+// rescale is the factor exp(old max - new max) of earlier results; sum includes this tile.
 __device__ void online_softmax(float* S, float* max, float* sum, float* rescale, int key0, int query0) {
     for (int i = threadIdx.x * LANES; i < BLOCK_M; i += blockDim.x * LANES) {
         float m[LANES], s[LANES] = {};
@@ -1057,12 +1068,12 @@ __device__ void online_softmax(float* S, float* max, float* sum, float* rescale,
 
 __global__ void attention_forward_kernel(Out<e4m3> out, float* lse, const floatX* qkv, int T, int HS) {
     const Head head = my_head(T, HS);
-    const int query0 = (gridDim.x - 1 - blockIdx.x) * BLOCK_M;   // those with most keys first: they last longest
-    float* Q = dynamic_shared();   // (HS, BLOCK_M)
-    float* O = Q + HS * BLOCK_M;       // (HS, BLOCK_M)
-    float* K = O + HS * BLOCK_M;       // (BLOCK_N, HS)
-    float* V = K + BLOCK_N * HS;      // (BLOCK_N, HS)
-    float* S = V + BLOCK_N * HS;      // (BLOCK_N, BLOCK_M)
+    const int query0 = (gridDim.x - 1 - blockIdx.x) * BLOCK_M;   // blocks with most keys, the longest, start first
+    float* Q = dynamic_shared();    // (HS, BLOCK_M)
+    float* O = Q + HS * BLOCK_M;    // (HS, BLOCK_M)
+    float* K = O + HS * BLOCK_M;    // (BLOCK_N, HS)
+    float* V = K + BLOCK_N * HS;    // (BLOCK_N, HS)
+    float* S = V + BLOCK_N * HS;    // (BLOCK_N, BLOCK_M)
     float *max = S + BLOCK_N * BLOCK_M, *sum = max + BLOCK_M, *rescale = sum + BLOCK_M;   // (BLOCK_M)
 
     load_columns(Q, qkv + head.qkv, query0, T, head.stride, HS, rsqrtf(static_cast<float>(HS)));
@@ -1088,8 +1099,8 @@ __global__ void attention_forward_kernel(Out<e4m3> out, float* lse, const floatX
     store_columns(out.from(head.out), O, sum, query0, T, head.C, HS, 1);
 }
 
-// S and dP (rows, BLOCK_M) become P and dS. Of the pair, `i_is_row` says whether queries are rows or
-// columns; lse and D belong to queries.
+// S and dP (BLOCK_N rows, BLOCK_M columns) become P and dS. QUERIES says whether queries are rows or columns; lse and D
+// are indexed by query.
 enum class Queries { ROWS, COLUMNS };
 template <Queries QUERIES>
 __device__ void scores_backward(float* S, float* dP, const float* lse, const float* D, int row0, int column0, int T) {
@@ -1111,24 +1122,24 @@ __device__ void scores_backward(float* S, float* dP, const float* lse, const flo
     }
 }
 
-// One kernel in two forms: for dQ a block owns queries (columns of its tiles) and walks over keys, for dK and dV the
-// other way. X and Y are the owned rows of Q and dO, or of K and V; A and B those of the other side. The form for dQ
-// comes first and leaves D for the other.
+// One kernel in two forms. For dQ a block owns queries (the columns of its tiles) and loops over keys; for dK and dV it
+// owns keys and loops over queries. X and Y are the owned rows of Q and dO, or of K and V; A and B those of the other
+// side. The form for dQ runs first and computes D for both.
 template <Queries QUERIES>
 __global__ void attention_backward_kernel(Out<e5m2> dqkv, float* D_all, const floatX* dout, const floatX* qkv,
                                           const floatX* out, const float* lse_all, int T, int HS) {
     constexpr bool OWNS_QUERIES = QUERIES == Queries::COLUMNS;
     const Head head = my_head(T, HS);
-    const int own0 = (OWNS_QUERIES ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * BLOCK_M;   // the longest first
+    const int own0 = (OWNS_QUERIES ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * BLOCK_M;   // longest blocks first
     float* X = dynamic_shared();          // (HS, BLOCK_M)
     float* Y = X + HS * BLOCK_M;          // (HS, BLOCK_M)
-    float* dX = Y + HS * BLOCK_M;         // (HS, BLOCK_M), for dQ at first the output O
-    float* dY = dX + HS * BLOCK_M;        // (HS, BLOCK_M), not for dQ
+    float* dX = Y + HS * BLOCK_M;         // (HS, BLOCK_M); in the form for dQ it first holds the output O
+    float* dY = dX + HS * BLOCK_M;        // (HS, BLOCK_M); unused in the form for dQ
     float* A = dY + HS * BLOCK_M;         // (BLOCK_N, HS)
     float* B = A + BLOCK_N * HS;          // (BLOCK_N, HS)
     float* S = B + BLOCK_N * HS;          // (BLOCK_N, BLOCK_M)
     float* dP = S + BLOCK_N * BLOCK_M;    // (BLOCK_N, BLOCK_M)
-    float *lse = dP + BLOCK_N * BLOCK_M, *D = lse + BLOCK_M;   // of the queries: (BLOCK_M) or (BLOCK_N)
+    float *lse = dP + BLOCK_N * BLOCK_M, *D = lse + BLOCK_M;   // per query: (BLOCK_M) or (BLOCK_N)
 
     const float scale = rsqrtf(static_cast<float>(HS));
     const floatX *q = qkv + head.qkv, *k = q + head.C, *v = k + head.C, *dO = dout + head.out;
@@ -1146,7 +1157,7 @@ __global__ void attention_backward_kernel(Out<e5m2> dqkv, float* D_all, const fl
         for (int i = threadIdx.x; i < BLOCK_M && own0 + i < T; i += blockDim.x) {
             float sum = 0;
             for (int d = 0; d < HS; d++) sum += Y[d * BLOCK_M + i] * dX[d * BLOCK_M + i];
-            D_all[head.rows + own0 + i] = sum;   // this thread reads it again
+            D_all[head.rows + own0 + i] = sum;   // the same thread reads it in load_statistics
         }
         load_statistics(own0, BLOCK_M);
         __syncthreads();
@@ -1154,7 +1165,7 @@ __global__ void attention_backward_kernel(Out<e5m2> dqkv, float* D_all, const fl
         load_columns(X, k, own0, T, head.stride, HS, 1);
         load_columns(Y, v, own0, T, head.stride, HS, 1);
     }
-    fill(dX, 0, 2 * HS * BLOCK_M);   // and dY behind it
+    fill(dX, 0, 2 * HS * BLOCK_M);   // dX and dY
     const int first = OWNS_QUERIES ? 0 : own0 / BLOCK_N * BLOCK_N, end = OWNS_QUERIES ? min(T, own0 + BLOCK_M) : T;
     for (int row0 = first; row0 < end; row0 += BLOCK_N) {
         load_rows(A, OWNS_QUERIES ? k : q, row0, T, head.stride, HS, OWNS_QUERIES ? 1 : scale);
@@ -1194,7 +1205,7 @@ void attention_backward_portable(const Operand& dqkv, float* D, const floatX* do
 
 // ==== attention: other kernels ===============================================
 // The same function, up to rounding, in headers that a first reading can skip.
-// needs     tensor cores: BF16 or FP16, and head sizes 64, 80, 96, 128; otherwise the kernels above run
+// needs     tensor cores, BF16 or FP16, and head size 64, 80, 96 or 128; otherwise the kernels above run
 // variants  dev/kernels/attention.cu
 
 #include "gpt/attention_mma.cuh"      // attention_forward_mma(), attention_backward_mma(): Ampere and later
@@ -1208,7 +1219,7 @@ bool on_tensor_cores(int HS) {
     return device.tensor_cores != TensorCores::NONE && (HS == 64 || HS == 80 || HS == 96 || HS == 128);
 }
 
-// Calls f with the head size as a constant. Other builds do not even compile what f calls.
+// Calls f with the head size as a compile-time constant. Builds without tensor cores do not compile the kernels.
 template <typename F> void with_head_size(int HS, F f) {
     if constexpr (MAY_USE_TENSOR_CORES) {
         if (HS == 64) f(std::integral_constant<int, 64>());
@@ -1218,7 +1229,7 @@ template <typename F> void with_head_size(int HS, F f) {
     }
 }
 
-// counter: 0, by which wgmma's blocks take work tiles; 0 again afterwards
+// counter (1), 0 before and after: the tile scheduler of the wgmma kernels
 void attention_forward(const Operand& out, float* lse, int* counter, const floatX* qkv, int B, int T, int NH, int HS) {
     if (!on_tensor_cores(HS)) attention_forward_portable(out, lse, qkv, B, T, NH, HS);
     else with_head_size(HS, [&](auto size) {
@@ -1247,26 +1258,26 @@ void attention_backward(const Operand& dqkv, float* D, int* counter, const float
 
 // ==== loss scaling ===========================================================
 // FP16's smallest number is 2^-24 = 6e-8; values below half of it underflow to 0. Gradients of activations are often
-// smaller, as the loss is a mean over a step's tokens. So cross-entropy multiplies the loss's gradient by a scale;
-// backward is linear, so all gradients have that factor; the norm and the update, in FP32, divide by it. The scale is a
-// power of two, which rounds nothing. BF16 and FP32 reach down to 1e-38 and use a scale of 1.
+// smaller, because the loss is a mean over the tokens of a step. Therefore cross-entropy multiplies the gradient of the
+// loss by a scale. Backward is linear, so all gradients have that factor; the norm and the update divide by it in FP32.
+// The scale is a power of two, which adds no rounding error. BF16 and FP32 reach down to 1e-38 and use a scale of 1.
 // dynamic   The scale is as large as possible. If a gradient overflows, the norm is not finite: the step is skipped and
-//           the scale halved; after `interval` good steps in a row it is doubled. A skipped step changes neither
-//           weights nor moments nor AdamW's t; data and learning rate advance. All GPUs have the same norm, so the same
-//           scale. The decision is made on the device, so the host does not synchronise
+//           the scale halved. After `interval` good steps in a row the scale is doubled. A skipped step changes neither
+//           weights nor moments nor AdamW's t; data and learning rate advance. All GPUs compute the same norm, so they
+//           have the same scale. The decision is made on the device, so the host does not synchronise
 // source    Micikevicius et al. 2018, "Mixed Precision Training", section 3.2; constants of PyTorch's GradScaler
 
 struct LossScale {   // in device memory; floats only
-    float scale = NO_SCALE;   // of the gradients that backward leaves
-    float unscale = 0;        // what the update multiplies them by: 1 / scale, or 0, which skips it
-    float good_steps = 0;     // in a row, since the scale is what it is
-    float skipped = 0;        // steps, in all
+    float scale = NO_SCALE;   // the factor of all gradients that backward computes
+    float unscale = 0;        // the factor by which the update multiplies them: 1 / scale, or 0, which skips the step
+    float good_steps = 0;     // in a row since the scale last changed
+    float skipped = 0;        // number of skipped steps of the run
     float interval = 0;       // 0: the scale is fixed, and no step is skipped
 };
 
 constexpr float FIRST_LOSS_SCALE = 1 << 16, GROWTH_INTERVAL = 2000;
 
-// Called after backward with the norm of its gradients. Returns the norm without the scale.
+// Updates the scale after backward, given the norm of its gradients. Returns the norm without the scale.
 __device__ float update_loss_scale(LossScale* s, float scaled_norm) {
     const bool skips = s->interval > 0 && !(scaled_norm < INFINITY);   // NaN also skips the step
     const float norm = scaled_norm / s->scale;
@@ -1284,21 +1295,21 @@ __device__ float update_loss_scale(LossScale* s, float scaled_norm) {
 
 // ==== cross-entropy ==========================================================
 // forward   loss = log(sum over v of exp(logits[v])) - logits[target]                   per row
-// backward  dlogits = (exp(logits - lse) - (v == target)) * scale, in the logits' place
-//           scale = loss scale / (tokens of the whole step): the loss is a mean and its scale known in
-//           advance, so forward and backward are one kernel
+// backward  dlogits = (exp(logits - lse) - (v == target)) * scale, written over the logits
+//           scale = loss scale / (tokens of the whole step). The loss is a mean whose divisor is known in advance, so
+//           forward and backward are one kernel
 // shapes    logits (N,Vp) floatX, of which V are real | targets (N) int32 | losses (N) fp32
-//           target -1: a row that does not count; loss and gradient are 0
-// mapping   one block per row: a running maximum per thread, a running sum per place in its pack, then a
-//           reduction. For the second pass the row waits in shared memory, if that has room for two
-// cost      bandwidth: reads and writes N*Vp once; where a row does not fit, reads it twice
+//           target -1: the row is ignored; its loss and gradient are 0
+// mapping   one block per row: a running maximum per thread, a running sum per element of its pack, then a reduction.
+//           The row stays in shared memory for the second pass if two rows fit
+// cost      bandwidth: reads and writes N*Vp once; reads it twice where rows do not fit
 // variants  dev/kernels/cross_entropy.cu
 
 enum class Want { LOSS, LOSS_AND_GRADIENT };
 
 constexpr int CROSS_ENTROPY_BLOCK = WARP_SIZE == 1 ? 1 : 512;
 
-// Sets those of the logits i, i + 1, ... that are the vocabulary's padding so that exp gives 0.
+// Sets logits of the vocabulary's padding, among i ... i + PACK - 1, to -infinity: their exp is 0.
 __device__ __forceinline__ void mask_padding(float (&x)[PACK], int i, int V) {
     if (i + PACK <= V) return;
     for (int k = 0; k < PACK; k++) x[k] = i + k < V ? x[k] : -INFINITY;
@@ -1321,7 +1332,7 @@ cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float me
         mask_padding(x, i, V);
         float pack_max = x[0];
         for (int k = 1; k < PACK; k++) pack_max = fmaxf(pack_max, x[k]);
-        if (pack_max * LOG2E > max) {   // seldom, after the first packs
+        if (pack_max * LOG2E > max) {   // rare after the first packs
             const float shrink = exp2_approx(max - pack_max * LOG2E);
             for (int k = 0; k < PACK; k++) sum[k] *= shrink;
             max = pack_max * LOG2E;
@@ -1359,7 +1370,7 @@ void cross_entropy(floatX* logits, float* losses, const int* targets, float mean
                    size_t N, int V, int Vp) {
     const size_t row_bytes = Vp * sizeof(floatX), of_reductions = 2 * 32 * sizeof(float);
     const size_t block_bytes = row_bytes + of_reductions + device.properties.reservedSharedMemPerBlock;
-    // Of two blocks, one loads while the other combines its sums. A CPU has the row in its cache.
+    // Two blocks fit on a multiprocessor: one loads while the other reduces. On a CPU the row is in the cache.
     const bool fits = WARP_SIZE > 1 && WANT == Want::LOSS_AND_GRADIENT &&
                       2 * block_bytes <= device.properties.sharedMemPerMultiprocessor;
     launch("cross_entropy", cross_entropy_kernel<WANT>, N, CROSS_ENTROPY_BLOCK, fits ? row_bytes : 0, updated(logits),
@@ -1371,15 +1382,15 @@ void add_losses(double* total, const float* losses, size_t n) {
 }
 
 // ==== gradient norm ==========================================================
-// forward   norm = sqrt(sum of grad^2) / loss scale, over all gradients at once
-// shapes    grads: `outside` (n_outside), non-layer, and (n) of each layer, `stride` elements from one to the next;
-//           fp32 or 16 bits | partials (norm_blocks) fp32 | norm (1) fp32
-// mapping   blocks stride over the spans of all, each leaves a partial sum; one block adds those
+// forward   norm = sqrt(sum of grad^2) / loss scale, over all gradients
+// shapes    grads fp32 or 16 bits: `outside` (n_outside), the non-layer ones, and (n) for each layer, `stride` elements
+//           from layer to layer | partials (norm_blocks) fp32 | norm (1) fp32
+// mapping   blocks stride over spans of SPAN elements, and each writes a partial sum; one block adds those
 // cost      bandwidth: n once
 // source    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks"
 // variants  dev/kernels/norm.cu
 
-constexpr size_t NORM_BLOCKS = 1024;   // at most, of a launch
+constexpr size_t NORM_BLOCKS = 1024;   // of a launch, at most
 
 template <typename G>
 __global__ void norm_partials_kernel(float* partials, const G* outside, size_t n_outside, const G* layer0, size_t n,
@@ -1432,11 +1443,11 @@ void gradient_norm(float* norm, LossScale* loss_scale, const float* partials, si
 //           m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
 //           w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay * w)
 // shapes    all (n): master, m, v fp32 | weights floatX | grads fp32 or 16 bits | norm (1) fp32 | unchanged (1)
-//           lr, beta, t and so on in device memory, from where a CUDA graph finds each step's
-// mapping   one launch for all tensors of a layer, and for all layers, which have a constant stride (grid.y): those
-//           that decay come first in each, so `decayed` elements do
-// cost      bandwidth. BF16 with FP32 gradients: reads 16, writes 18 bytes per parameter; FP32: 16
-//           and 16. It zeroes the gradients that it has read: the next step adds to them
+//           lr, betas and corrections are in device memory, where a replayed CUDA graph reads those of its step
+// mapping   one launch for all tensors of all layers: grid.y is the layer, at a constant stride. In a layer the first
+//           `decayed` elements have weight decay
+// cost      bandwidth. BF16 with FP32 gradients: reads 16, writes 18 bytes per parameter; FP32: 16 and 16. The kernel
+//           also sets the gradients to 0, as the next step adds to them
 // source    Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2;
 //           clipping as in PyTorch's clip_grad_norm_
 // variants  dev/kernels/adamw.cu
@@ -1447,17 +1458,17 @@ struct AdamW {                           // floats only
     float correction1, correction2;      // 1 - beta^t
 };
 
-// From one layer to the next, in elements of each block.
+// Elements from one layer to the next.
 struct Strides { size_t weights, master, grads, moments; };
 
-// M: float or, where `master` is the weights because there is no copy of them, floatX. Then *unchanged counts those
-// that their update left as they were, although the sum in FP32 is another number.
+// M is float, or floatX if there are no master weights and `master` is the weights. Then the kernel adds to *unchanged
+// the number of weights that changed in FP32 but not after rounding to floatX.
 template <typename G, typename M>
 __global__ void adamw_kernel(floatX* weights, M* master, G* grads, float* m, float* v, const float* norm,
                              const LossScale* loss_scale, const AdamW* settings, size_t decayed, size_t n,
                              Strides strides, unsigned long long* unchanged) {
     constexpr bool HAS_COPY = std::is_same_v<M, float>;
-    float lost = 0;   // of a span at most: a whole number
+    float lost = 0;   // updates lost to rounding: a count of at most SPAN, exact in FP32
     const size_t layer = blockIdx.y;
     weights += layer * strides.weights;
     master += layer * strides.master;
@@ -1501,8 +1512,8 @@ __global__ void adamw_kernel(floatX* weights, M* master, G* grads, float* m, flo
 
 __global__ void set_adamw_kernel(AdamW* settings, AdamW values) { *settings = values; }
 
-// settings: on the device. In FP32 weights and master are the same memory. master: null where there is no copy; what
-// is unchanged then is added to.
+// settings are in device memory. In FP32 builds weights and master are the same memory. master is null without master
+// weights; then the kernel adds to `unchanged`.
 void adamw(floatX* weights, float* master, Grad grads, float* m, float* v, const float* norm,
            const LossScale* loss_scale, const AdamW* settings, size_t decayed, size_t n, unsigned layers = 1,
            Strides strides = {}, unsigned long long* unchanged = nullptr) {
@@ -1517,14 +1528,14 @@ void adamw(floatX* weights, float* master, Grad grads, float* m, float* v, const
     });
 }
 
-// By a kernel, whose arguments are taken at once: a copy from the host's memory might be waited for.
+// Sets *settings by a kernel, whose arguments are copied at launch. A copy from host memory might synchronise.
 void set_adamw(AdamW* settings, const AdamW& values) {
     launch("set_adamw", set_adamw_kernel, 1, 1, 0, settings, values);
 }
 
 // ==== init ===================================================================
-// out[i] = normal(0, std) from (seed, first + i) alone, so that it depends on no order of threads, nor on which part
-// of a tensor is where.
+// out[i] = normal(0, std), a function of (seed, first + i) only: independent of the order of threads and of how a
+// tensor is divided among GPUs.
 // source    Steele et al. 2014 (SplitMix64, the hash); Box and Muller 1958 (two uniforms to a normal)
 
 __host__ __device__ __forceinline__ uint64_t splitmix64(uint64_t x) {
@@ -1551,7 +1562,7 @@ template <typename T> __global__ void fill_kernel(T* out, float value, size_t n)
         for (size_t j = i; j < i + PACK; j++) out[j] = static_cast<T>(value);
 }
 
-// weights = master, rounded
+// weights = master, rounded to floatX
 __global__ void round_weights_kernel(floatX* weights, const float* master, size_t n) {
     const Span span = my_span(n);
     for (size_t i = span.begin; i < span.end; i += span.stride) {
@@ -1572,25 +1583,25 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 }
 
 // ==== matmul =================================================================
-// out (M,N) = A (M,K) B (K,N), all row-major, A and B as they are or transposed in memory
+// out (M,N) = A (M,K) B (K,N), all row-major; A and B may be stored transposed
 // forward   out = inp w + b
 // backward  dinp = dout w^T,   dw += inp^T dout,   db += sum of dout over rows: see bias
 // shapes    inp (N,C), w (C,OC), out (N,OC) floatX | b (OC) floatX | dw, db as --grad-dtype says
-// mapping   cuBLASLt. It is column-major: a row-major matrix is its transpose, so it is asked for
-//           out^T = B^T A^T by swapping the operands. Bias and GELU' ride along as epilogues. GELU
-//           forward is no epilogue: what recompute gets from the stored pre-activation must be the same bits. Operands
-//           in FP8 it multiplies only where the rows of both lie along the sum: see fp8
-// choice    cuBLASLt offers several algorithms for a shape, in the order of its own estimate. The first is taken, or
-//           the fastest (--matmul-tuning). Each gives the same bits at every call; another one may round differently
+// mapping   cuBLASLt, which is column-major. A row-major matrix is the transpose of a column-major one, so swapping the
+//           operands gives out^T = B^T A^T. Bias and GELU' are epilogues. GELU forward is not: --recompute computes it
+//           from the stored pre-activation and must get the same bits. FP8 operands need rows along the sum: see fp8
+// choice    cuBLASLt offers several algorithms for a shape, best first by its own estimate. The program takes the
+//           first, or the fastest (--matmul-tuning). Each algorithm gives the same bits at every call; two algorithms
+//           may round differently
 // cost      compute: 2*M*N*K FLOPs
 // variants  dev/kernels/matmul.cu
 
 constexpr size_t MATMUL_WORKSPACE = 32 << 20;   // NVIDIA's advice for Hopper
 constexpr uint32_t MATMUL_ALIGNMENT = 16;       // bytes, at least, of every operand
-constexpr int MATMUL_CANDIDATES = 16;           // algorithms that cuBLASLt is asked for
+constexpr int MATMUL_CANDIDATES = 16;           // algorithms requested from cuBLASLt
 
-// A long sum may be split among blocks if its parts stay FP32 and are added in a step of their own. Adding them up in
-// the output itself would round to its type each time, in an order that cuBLASLt's manual does not promise.
+// cuBLASLt may split a long sum among blocks if the parts stay FP32 and a separate kernel adds them. Adding the parts
+// in the output would round each time to the output's type, in an order that cuBLASLt does not specify.
 constexpr uint32_t MATMUL_SPLIT_SUMS = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
 enum class Op { AS_IS, TRANSPOSED };
@@ -1629,7 +1640,7 @@ template <typename T> void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDes
           "cublasLtMatmulDescSetAttribute");
 }
 
-// A row-major matrix (rows, columns), perhaps stored transposed, as cuBLASLt sees it.
+// cuBLASLt's layout of a row-major matrix (rows, columns), which may be stored transposed.
 cublasLtMatrixLayout_t matrix_layout(DType dtype, size_t rows, size_t columns, Op op) {
     if (op == Op::TRANSPOSED) std::swap(rows, columns);
     cublasLtMatrixLayout_t layout;
@@ -1643,19 +1654,19 @@ struct Product {
     void* out;
     const void *a, *b;
     MatmulShape shape;
-    const float *a_factor = nullptr, *b_factor = nullptr;   // of operands in FP8: their scales' inverses
+    const float *a_factor = nullptr, *b_factor = nullptr;   // for FP8 operands: 1 / scale, in device memory
     const void* epilogue_data = nullptr;   // the bias (N) or the pre-activation (M,N), floatX
 };
 
-// cuBLASLt's description of one shape, made once and kept.
+// cuBLASLt's description of one shape, created once and kept until the program ends.
 struct MatmulPlan {
     cublasLtMatmulDesc_t operation = nullptr;
-    cublasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;   // in cuBLASLt's order: swapped
-    std::vector<cublasLtMatmulAlgo_t> algorithms;   // the first is taken; none: cuBLASLt has no kernel for it
+    cublasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;   // in cuBLASLt's order: a and b are swapped
+    std::vector<cublasLtMatmulAlgo_t> algorithms;   // the first is used; empty: cuBLASLt has no kernel for the shape
     Product last = {};                              // the last product of this shape, for matmul tuning
 };
 
-// Where a plan's kernel finds what changes from call to call.
+// Sets the pointers that differ from call to call: epilogue data and FP8 scales.
 void set_pointers(const MatmulPlan& plan, const Product& p) {
     if (p.shape.epilogue == Epilogue::BIAS) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.epilogue_data);
     if (p.shape.epilogue == Epilogue::GELU_BACKWARD)
@@ -1664,7 +1675,7 @@ void set_pointers(const MatmulPlan& plan, const Product& p) {
     if (p.a_factor) set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a_factor);
 }
 
-// What cuBLASLt offers for a plan that is otherwise complete, best first by its own estimate.
+// Returns the algorithms that cuBLASLt offers for a plan, best first by its own estimate.
 std::vector<cublasLtMatmulAlgo_t> offered_algorithms(const MatmulPlan& plan) {
     cublasLtMatmulPreference_t preference;
     check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
@@ -1712,7 +1723,7 @@ MatmulPlan make_matmul_plan(const Product& p) {
     return plan;
 }
 
-// Every shape that has been multiplied.
+// The plan of every shape that has occurred.
 static std::map<MatmulShape, MatmulPlan> matmul_plans;
 
 MatmulPlan& matmul_plan(const Product& p) {
@@ -1744,7 +1755,7 @@ void matmul(const Product& p) {
     if (!try_matmul(p)) throw Failure("cuBLASLt has no kernel for a matmul of %s", p.shape.name().c_str());
 }
 
-// A product of operands in FP8: cuBLASLt has it where the rows of both, a (M,K) and b (N,K), lie along the sum.
+// The product of FP8 operands a8 (M,K) and b8 (N,K), out = a8 b8^T: cuBLASLt needs the rows of both along the sum.
 Product fp8_product(void* out, const Operand& a, const void* a8, const Operand& b, const void* b8, size_t M, size_t N,
                     size_t K, DType type = FLOATX, Into into = Into::ASSIGN) {
     return {out, a8, b8, {M, N, K, Op::AS_IS, Op::TRANSPOSED, type, into, Epilogue::NONE, a.format, b.format},
@@ -1770,8 +1781,8 @@ void matmul_backward_input(floatX* dinp, const Operand& dout, const Operand& w, 
     matmul(input_product(dinp, dout, w, N, C, OC));
 }
 
-// dinp = dout w^T * GELU'(pre), where the layer's input was GELU(pre): pre (N,C). With FP8 the kernel of GELU' writes
-// dinp in 8 bits, which cuBLASLt's epilogue cannot; before Hopper that epilogue is slower than the kernel.
+// dinp = dout w^T * GELU'(pre), where the matmul's input was GELU(pre): pre (N,C). With FP8, a kernel computes GELU'
+// and writes dinp in 8 bits, which cuBLASLt's epilogue cannot. Before Hopper the epilogue is slower than the kernel.
 void matmul_backward_input_gelu(const Operand& dinp, const Operand& dout, const Operand& w, const floatX* pre, size_t N,
                                 size_t C, size_t OC) {
     Product p = input_product(dinp.x, dout, w, N, C, OC);
@@ -1799,8 +1810,8 @@ struct Preset { const char* name; Config config; };
 
 constexpr int GPT2_VOCAB = 50257;
 
-// GPT-2: Radford et al. 2019, table 2. GPT-3: Brown et al. 2020, table 2.1 (with head counts that
-// divide the channels). The last four are for `plan`: shapes of Llama's sizes in GPT-2's form.
+// GPT-2: Radford et al. 2019, table 2. GPT-3: Brown et al. 2020, table 2.1, with numbers of heads that divide the
+// channels. The last four are for `plan`: GPT-2 models with the sizes of Llama.
 const Preset PRESETS[] = {
     {"gpt2",        {12, 12, 768, 1024, GPT2_VOCAB}},   {"gpt2-medium", {24, 16, 1024, 1024, GPT2_VOCAB}},
     {"gpt2-large",  {36, 20, 1280, 1024, GPT2_VOCAB}},  {"gpt2-xl",     {48, 25, 1600, 1024, GPT2_VOCAB}},
@@ -1814,11 +1825,11 @@ const Preset PRESETS[] = {
 
 enum class Purpose { TRAINING, INFERENCE, SAMPLING };
 
-// The head's logits exist for this many rows at a time. Each part reads and writes all of wte's gradient beside its
-// product: with fewer rows that takes longer than the product hides.
+// The head processes this many rows at a time, which bounds the memory of the logits. Each part reads and writes the
+// whole gradient of wte; with fewer rows that takes longer than the matmul, which hides it.
 constexpr size_t HEAD_ROWS = 16384;
 
-// Rows are numbered with 32 bits on the device.
+// The device numbers rows with 32 bits.
 constexpr size_t MAX_ROWS = size_t{1} << 31;
 
 // Everything that the memory of a run depends on.
@@ -1830,30 +1841,34 @@ struct Setup {
     Purpose purpose;
     size_t head_rows = HEAD_ROWS;
     Attention attention = Attention::FLASH;
-    DType precision = FLOATX;   // another one than the build's only to plan with
+    DType precision = FLOATX;   // `plan` may assume another one than the build's
     bool on_gpu = !device.is_cpu();
     MatmulIn matmul = MatmulIn::FLOATX;
     Fp8Scaling fp8_scaling = Fp8Scaling::DELAYED;
     MasterWeights master_weights = MasterWeights::FP32;
 
-    int gpus = 1, zero = 0;     // see many GPUs; this one's number matters to no size
-    size_t rank = 0;
+    int gpus = 1, zero = 0;     // see many GPUs
+    size_t rank = 0;            // no size depends on it
 
     size_t N() const { return static_cast<size_t>(B) * T; }
 };
 
 // ==== model: parameters ======================================================
-// One row per parameter tensor, under Hugging Face's names. Weights, gradients, master weights and both
-// moments are five blocks of memory with one layout: non-layer parameters (embeddings, final LayerNorm), then layer
-// after layer. In each group, parameters with weight decay come first, so a single offset separates them from the rest.
-// Groups are padded with zeros, so that each divides into one shard a GPU.
+// One row per parameter tensor, under Hugging Face's names. Weights, gradients, master weights and the two moments are
+// five blocks of memory with the same layout: group 0 has the non-layer parameters (embeddings, final LayerNorm), group
+// 1 + l those of layer l. In each group, parameters with weight decay come first, so a single offset separates them
+// from the rest. Each group is padded with zeros to a multiple of the number of GPUs, and divides into one shard a GPU:
+//
+//     WHOLE     | group 0             pad | group 1             pad | group 2             pad | ...
+//     shards    |   rank 0   |   rank 1   |   rank 0   |   rank 1   |   rank 0   |   rank 1   | ...
+//     SHARDED   |   group 0  |   group 1  |   group 2  | ...        this rank's shards, 1 / gpus of the size
 
-// Storage of a tensor: layer l uses copy l % copies. copies == 1 means that the tensor is not kept for backward and is
-// recomputed.
+// Storage of a tensor. Layer l uses copy l % copies. An activation with one copy is not kept for backward, which
+// recomputes it.
 struct TensorBase {
     char* data = nullptr;
     size_t copies = 1, layer_bytes = 0;
-    bool dropped() const { return data && copies == 1; }   // not kept from forward to backward
+    bool dropped() const { return data && copies == 1; }   // allocated, but not kept from forward to backward
     char* of(size_t layer) const { return data + layer % copies * layer_bytes; }
 };
 
@@ -1871,7 +1886,7 @@ template <typename Kind> struct Parameters {
     Kind ln1w, ln1b, qkvb, attprojb, ln2w, ln2b, fcb, fcprojb, lnfw, lnfb;
 };
 
-enum class Init { ZERO, ONE, NORMAL, NORMAL_RESIDUAL };   // the last: std over sqrt(2L)
+enum class Init { ZERO, ONE, NORMAL, NORMAL_RESIDUAL };   // NORMAL_RESIDUAL: std / sqrt(2L)
 constexpr float INIT_STD = 0.02f;
 
 struct ParameterRow {
@@ -1880,9 +1895,9 @@ struct ParameterRow {
     std::vector<size_t> shape;   // in files; in memory wte has padded_vocab() rows
     size_t copies;               // layers, or 1
     Init init;
-    size_t elements = 0;         // in memory, of one copy
-    size_t offset = 0;           // in its group, in elements
-    size_t number = 0;           // of the first element, where those of all rows are counted: for init
+    size_t elements = 0;         // of one copy, in memory
+    size_t offset = 0;           // elements from the start of its group
+    size_t number = 0;           // elements of all rows before this one: seeds init
 
     bool of_layer() const { return strchr(name, '%') != nullptr; }
     bool decays() const { return shape.size() >= 2; }
@@ -1922,7 +1937,7 @@ template <typename Kind> std::vector<ParameterRow> parameter_table(Parameters<Ki
     return rows;
 }
 
-// The table without tensors.
+// The table for a Config alone, without tensors.
 std::vector<ParameterRow> parameter_table(const Config& c) {
     Parameters<TensorBase> nowhere;
     std::vector<ParameterRow> rows = parameter_table(nowhere, c);
@@ -1931,8 +1946,8 @@ std::vector<ParameterRow> parameter_table(const Config& c) {
 }
 
 struct ParameterCount {
-    size_t real;       // as the model's name says: vocabulary not padded
-    size_t matmul;     // of those, the ones that are multiplied with every token: all matrices but wpe
+    size_t real;       // without the vocabulary's padding, as in the model's name
+    size_t matmul;     // of those, the weights that every token is multiplied by: all matrices but wpe
 };
 
 ParameterCount count_parameters(const Config& c) {
@@ -1944,16 +1959,15 @@ ParameterCount count_parameters(const Config& c) {
     return n;
 }
 
-// A block is kept whole, or as this rank's shards of all groups, one after the other.
+// A block holds all parameters, or this rank's shards of all groups, one after the other.
 enum class Kept { WHOLE, SHARDED };
 
-constexpr size_t SHARD_UNIT = 64;   // elements; shards begin at whole cache lines of 128 bytes
+constexpr size_t SHARD_UNIT = 64;   // elements: a shard is a whole number of cache lines (128 bytes)
 
-// Groups are numbered: 0 has the non-layer parameters, 1 + l is layer l.
 struct Layout {
     size_t gpus, rank, layers;
-    size_t outside = 0, outside_decayed = 0;   // elements of group 0, and how many of them decay
-    size_t layer = 0, layer_decayed = 0;       // of every other group
+    size_t outside = 0, outside_decayed = 0;   // elements of group 0, and the number of those with weight decay
+    size_t layer = 0, layer_decayed = 0;       // the same for each layer's group
 
     size_t elements() const { return outside + layers * layer; }
     size_t elements(Kept kept) const { return kept == Kept::WHOLE ? elements() : elements() / gpus; }
@@ -1961,11 +1975,11 @@ struct Layout {
     size_t decayed(size_t g) const { return g == 0 ? outside_decayed : layer_decayed; }
     size_t shard(size_t g) const { return group(g) / gpus; }
     size_t part(size_t g, Kept kept) const { return kept == Kept::WHOLE ? group(g) : shard(g); }
-    // Where group g begins in a block.
+    // The offset of group g in a block.
     size_t begin(size_t g, Kept kept) const { return g == 0 ? 0 : part(0, kept) + (g - 1) * part(1, kept); }
-    // Where this rank's shard of it begins.
+    // The offset of this rank's shard of group g.
     size_t mine(size_t g, Kept kept) const { return begin(g, kept) + (kept == Kept::WHOLE ? rank * shard(g) : 0); }
-    size_t place(const ParameterRow& row, size_t l) const {   // of a tensor in a whole block
+    size_t place(const ParameterRow& row, size_t l) const {   // the offset of a tensor in a whole block
         return begin(row.of_layer() ? 1 + l : 0, Kept::WHOLE) + row.offset;
     }
 };
@@ -1981,7 +1995,7 @@ Layout layout_of(const Config& c, size_t gpus = 1, size_t rank = 0) {
 }
 Layout layout_of(const Setup& s) { return layout_of(s.config, s.gpus, s.rank); }
 
-// The part of a tensor that a rank's block holds: elements first .. first + count, at `at` in the block.
+// The part of a tensor that a rank's block holds: elements first ... first + count - 1, at offset `at` in the block.
 struct Shard { size_t first, count, at; };
 
 Shard shard_of(const Layout& y, const ParameterRow& row, size_t l, Kept kept, size_t rank) {
@@ -1995,20 +2009,20 @@ Shard shard_of(const Layout& y, const ParameterRow& row, size_t l, Kept kept, si
 // One row per tensor: shape of one copy, and for how many layers a copy is kept.
 
 struct Activations {
-    // Kept from forward to backward. res1 and res2 are the residual stream before the attention and before the MLP.
+    // Kept from forward to backward. res1 and res2 are the residual stream before attention and before the MLP.
     Tensor<floatX> res1, ln1, qkv, att, res2, ln2, fc, gelu, scores, probs;
     Tensor<float> ln1_mean, ln1_rstd, lse, ln2_mean, ln2_rstd;
-    // Once for the model. `branch` is a sublayer's output, which is added to the residual stream next.
+    // One copy for the model. `branch` is a sublayer's output, which the next LayerNorm adds to the residual stream.
     Tensor<floatX> branch, resf, lnf, logits;
     Tensor<float> lnf_mean, lnf_rstd, losses;
-    // Gradients of activations; one layer's at a time.
+    // Gradients of activations, of one layer at a time.
     Tensor<floatX> dres, dln, dqkv, datt, dfc, dprobs;
     Tensor<float> att_d;
-    // What matmuls read in FP8: see operands(). `transposed` is for the two that make a weight's gradient.
+    // Operands in FP8: see operands(). `transposed` holds the two operands of a weight's gradient.
     Tensor<char> ln1_8, att_8, ln2_8, gelu_8, dqkv_8, dres_8, dfc_8, weights_8, transposed;
     Tensor<Fp8Scale> fp8_scales;
     Tensor<float> fp8_amaxes;
-    // Workspace. Batches: one in use, one on its way, one for evaluation and sampling.
+    // Workspace. Batches: one in use, one in transfer, one for evaluation and sampling.
     Tensor<float> partials, norm_partials, norm;
     Tensor<AdamW> adamw;
     Tensor<LossScale> loss_scale;
@@ -2018,8 +2032,8 @@ struct Activations {
     Tensor<char> matmul_workspace;
 };
 
-// The tensors of a layer with an FP8 scale: those in E4M3, then gradients (E5M2). dattproj and dfcproj are the gradient
-// of the residual stream where attproj and fcproj add to it.
+// The tensors of a layer that have an FP8 scale: first those in E4M3, then gradients (E5M2). dattproj and dfcproj are
+// the gradient of the residual stream after the output of attproj and of fcproj is added.
 enum Fp8Tensor {
     FP8_LN1, FP8_ATT, FP8_LN2, FP8_GELU, FP8_QKVW, FP8_ATTPROJW, FP8_FCW, FP8_FCPROJW,
     FP8_DQKV, FP8_DATTPROJ, FP8_DFC, FP8_DFCPROJ, FP8_TENSORS
@@ -2032,7 +2046,7 @@ enum class Category { WEIGHTS, GRADIENTS, MASTER, ADAM_M, ADAM_V, BUFFERS, ACTIV
 constexpr const char* CATEGORY_NAMES[] = {"weights", "gradients",   "master",    "adam_m", "adam_v",
                                           "buffers", "activations", "workspace", "cuda"};
 
-// a * b, or BEYOND_MEMORY where 64 bits cannot hold it
+// Returns a * b, or BEYOND_MEMORY if 64 bits cannot hold it.
 size_t product(size_t a, size_t b) {
     size_t result;
     return __builtin_mul_overflow(a, b, &result) ? BEYOND_MEMORY : std::min(result, BEYOND_MEMORY);
@@ -2068,9 +2082,9 @@ ActivationRow row_of(TensorBase& tensor, const char* name, DType dtype, std::vec
     return {&tensor, name, std::move(shape), name_of(dtype), size_of(dtype), copies, category};
 }
 
-// With fp8-all backward reads forward's FP8 tensors, so each layer has a copy; else one copy is enough. `none` and
-// `selective`: copies of tensors that are kept in these recompute modes. Weights are followed by their transposed
-// copies.
+// With fp8-all backward reads the FP8 tensors of forward, so each layer has a copy; otherwise one copy is enough.
+// `none` and `selective` are the numbers of copies of tensors that are kept in these recompute modes. Weights are
+// followed by their transposed copies.
 std::vector<ActivationRow> fp8_table(Activations& a, const Setup& s, size_t none, size_t selective) {
     const size_t N = s.N(), C = s.config.channels, L = s.config.layers;
     const bool all = s.matmul == MatmulIn::FP8_ALL;
@@ -2095,11 +2109,11 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     const Config& c = s.config;
     const size_t B = s.B, T = s.T, N = s.N(), C = c.channels, NH = c.heads, Vp = c.padded_vocab();
     const bool training = s.purpose == Purpose::TRAINING;
-    // A copy for each layer in the recompute modes up to this one, else one for all.
+    // A copy for each layer in recompute modes up to `last`, otherwise one for all layers.
     auto kept = [&](Recompute last) { return training && s.recompute <= last ? static_cast<size_t>(c.layers) : 1; };
     const size_t always = kept(Recompute::FULL), selective = kept(Recompute::SELECTIVE), none = kept(Recompute::NONE);
     const size_t cached = s.purpose == Purpose::SAMPLING ? c.layers : selective;
-    const size_t in_floatX = s.matmul == MatmulIn::FP8_ALL ? 1 : none;   // of what backward reads in FP8, then
+    const size_t in_floatX = s.matmul == MatmulIn::FP8_ALL ? 1 : none;   // with fp8-all backward reads these in FP8
     auto rowX = [&](Tensor<floatX>& tensor, const char* name, std::vector<size_t> shape, size_t copies) {
         return row_of(tensor, name, s.precision, std::move(shape), copies);
     };
@@ -2133,7 +2147,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     if (s.attention == Attention::FLASH) append({row(a.lse, "lse", {B, NH, T}, selective)});
     else append({rowX(a.scores, "scores", {B, NH, T, T}, none), rowX(a.probs, "probs", {B, NH, T, T}, none)});
     if (training) {
-        const size_t columns = 4 * C;   // the widest that is summed: fc's bias
+        const size_t columns = 4 * C;   // of fc's bias, the widest
         append({
             rowX(a.dres, "dres", {N, C},     1),
             rowX(a.dln,  "dln",  {N, C},     1),
@@ -2172,18 +2186,19 @@ struct Plan {
     }
 };
 
-// CUDA's own memory: context, kernels, cuBLASLt.
+// Memory of CUDA itself: context, kernels, cuBLASLt. An estimate.
 constexpr size_t CUDA_BYTES = 600 << 20;
-// What NCCL takes with several GPUs: assumed, as it depends on the machine's links.
+// Memory of NCCL with several GPUs. An estimate, as it depends on the links between the GPUs.
 constexpr size_t NCCL_BYTES = 512 << 20;
 
 // In FP32 the weights are their own master copy.
 constexpr bool SEPARATE_MASTER = FLOATX != DType::FP32;
 bool has_master(const Setup& s) { return s.precision != DType::FP32 && s.master_weights != MasterWeights::NONE; }
 
-// What each stage of ZeRO shards. Layers' whole weights and gradients then exist in buffers only. Weights: one layer's
-// in use, the next one's being gathered. Gradients: one layer's being reduced, one's being computed, and those of the
-// layer below, whose fcprojb is computed with them. With FP8 each GPU has all weights in 8 bits: there is no stage 3.
+// What each stage of ZeRO shards. Where weights or gradients are sharded, buffers hold those of a few whole layers.
+// Weights: the layer in use, and the next one being gathered. Gradients: the layer being computed, the one above being
+// reduced, and the one below, whose fcprojb is computed with this layer's. With FP8 each GPU has all weights in 8 bits,
+// so there is no stage 3.
 int last_stage(const Setup& s) { return s.matmul == MatmulIn::FLOATX ? 3 : 2; }
 Kept weights_kept(const Setup& s) { return s.zero >= 3 ? Kept::SHARDED : Kept::WHOLE; }
 Kept grads_kept(const Setup& s) { return s.zero >= 2 ? Kept::SHARDED : Kept::WHOLE; }
@@ -2222,7 +2237,7 @@ json bytes_record(const Plan& p) {
     return bytes;
 }
 
-// The largest micro-batch whose plan fits, 0 if none does.
+// Returns the largest micro-batch whose plan fits into `bytes`, 0 if none does.
 int largest_micro_batch(Setup s, size_t bytes) {
     int fits = 0;
     for (int step = MAX_SEQUENCES; step > 0; step /= 2) {
@@ -2239,17 +2254,17 @@ struct Model {
     Config config;
     Layout layout;              // of the five blocks of parameters
     Parameters<Tensor<floatX>> w;
-    Parameters<GradTensor> g;   // w, g: where kernels find them: in the blocks, or in buffers
-    floatX *weights = nullptr, *weight_buffers = nullptr;   // buffers: the same as weights, grads, unless sharded
+    Parameters<GradTensor> g;   // w, g: the tensors that kernels use: in the blocks or, if sharded, in the buffers
+    floatX *weights = nullptr, *weight_buffers = nullptr;   // the same memory unless sharded; likewise for grads
     Grad grads = {}, grad_buffers = {};
     float *master = nullptr, *adam_m = nullptr, *adam_v = nullptr;   // master: null with --master-weights none
     Activations a;
     bool fp8_history = false;          // whether scales have a history
-    std::vector<bool> fp8_weights;     // by layer: whether weights_8 is up to date
+    std::vector<bool> fp8_weights;     // for each layer: whether weights_8 is up to date
     size_t allocated = 0;
     std::vector<void*> blocks;
     Graphs graphs;
-    MicroBatch micro_batch = MicroBatch::LAST;                // which one backward belongs to
+    MicroBatch micro_batch = MicroBatch::LAST;                // the one being computed
     std::shared_ptr<class Communication> communication;       // of several GPUs: see many GPUs
 
     Model() = default;
@@ -2262,17 +2277,17 @@ Grad grad_at(const Model& m, size_t element) {
 }
 
 // ==== many GPUs ==============================================================
-// One process (rank) for each GPU takes micro-batches of its own, so that a step's gradients are sums over ranks: data
-// parallelism. What all ranks would hold alike can be sharded: ZeRO, in stages; see gpt/many_gpus.md.
+// Data parallelism: each GPU has one process (rank), which computes micro-batches of its own, and a step's gradients
+// are sums over ranks. ZeRO shards, in stages, what all ranks would otherwise hold alike; see gpt/many_gpus.md.
 //
-//   --zero  sharded            communication of a GPU, in numbers of parameters, times (R - 1) / R
+//   --zero  sharded            communication of each GPU, in numbers of parameters, times (R - 1) / R
 //   0       nothing            2 a step: gradients, summed for all ranks (all-reduce)
 //   1       optimizer, master  1 + 1 a step: gradients, each shard summed for its rank (reduce-scatter), and after the
 //                              update the new weights (all-gather)
 //   2       gradients too      1 a micro-batch + 1 a step: a layer's are summed as soon as backward has computed them
 //   3       weights too        1 + 2 in each micro-batch: gathered layer by layer in forward, and in backward again
 //
-// Communication runs on world.stream, while device.stream computes another layer.
+// Communication runs on world.stream while device.stream computes another layer.
 // source  Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5
 
 #include "gpt/launch.cuh"        // the processes: world, sum_of_all(), start_processes(), Watchdog
@@ -2291,7 +2306,7 @@ Memory memory_now() {
 void require_memory(const Setup& s) {
     const auto [available, all] = memory_now();
     const Plan p = plan(s);
-    const size_t needed = p.total - p.bytes[static_cast<int>(Category::CUDA)];   // which is there already
+    const size_t needed = p.total - p.bytes[static_cast<int>(Category::CUDA)];   // CUDA's is allocated already
     if (needed <= available) return;
     std::string help;
     for (const auto& [name, mode] : RECOMPUTE_NAMES) {
@@ -2330,7 +2345,7 @@ void allocate_parameters(Model& m, const Setup& s) {
     const Layout& y = m.layout = layout_of(s);
     auto block = [&](const char* name, size_t elements, size_t size) {
         void* memory = allocate_block(m, elements * size, name);
-        clear(memory, elements * size);   // the padding stays so
+        clear(memory, elements * size);   // the padding stays 0
         return memory;
     };
     const size_t grad_size = size_of(s.grad_dtype), states = y.elements(states_kept(s));
@@ -2378,20 +2393,20 @@ void allocate(Model& m, const Setup& s) {
 // The operands of a layer's matmuls: weights, activations and their gradients, in floatX and, with --matmul, in FP8.
 
 struct Operands {
-    Operand ln1, att, ln2, gelu;               // in forward, and for the gradients of weights
+    Operand ln1, att, ln2, gelu;               // inputs, also of weight gradients
     Operand qkvw, attprojw, fcw, fcprojw;
-    Operand dqkv, dattproj, dfc, dfcproj;      // in backward
+    Operand dqkv, dattproj, dfc, dfcproj;      // gradients of outputs
 };
 
 bool has_fp8(const Model& m) { return m.setup.matmul != MatmulIn::FLOATX; }
 
 size_t scale_count(const Model& m) { return static_cast<size_t>(m.config.layers) * FP8_TENSORS; }
 
-// The tokens of a forward pass: a micro-batch or, to sample and to answer questions, fewer.
+// The shape of a forward pass: a whole micro-batch, or fewer tokens for sampling and HellaSwag.
 struct ForwardPass {
     int B, T;
-    size_t past = 0;   // sampling, B = 1: the number of tokens before these T; their keys and values are in qkv
-    MatmulIn matmul = MatmulIn::FLOATX;   // FP8 needs many rows
+    size_t past = 0;   // sampling with B = 1: the number of tokens before these T, whose keys and values are in qkv
+    MatmulIn matmul = MatmulIn::FLOATX;   // FP8 pays only with many rows
 
     size_t N() const { return static_cast<size_t>(B) * T; }
 };
@@ -2404,7 +2419,7 @@ Operands operands(const Model& m, size_t l, const ForwardPass& p) {
                   a.dqkv(),  a.dres(), a.dfc(),  a.dres()};
     if (p.matmul == MatmulIn::FLOATX) return x;
     const bool all = p.matmul == MatmulIn::FP8_ALL;
-    // Delayed scales need a past step. Without scaling they stay 1.
+    // Delayed scaling needs a past step; the first step uses current scaling. Without scaling all scales stay 1.
     const bool current = m.setup.fp8_scaling != Fp8Scaling::NONE &&
                          (m.setup.fp8_scaling == Fp8Scaling::CURRENT || !m.fp8_history);
     auto in_fp8 = [&](Operand& o, Fp8Tensor tensor, void* fp8, void* transposed) {
@@ -2434,29 +2449,31 @@ Operands operands(const Model& m, size_t l, const ForwardPass& p) {
     weight_in_fp8(x.attprojw, FP8_ATTPROJW, 3 * square);
     weight_in_fp8(x.fcw, FP8_FCW, 4 * square);
     weight_in_fp8(x.fcprojw, FP8_FCPROJW, 8 * square);
-    if (all && !current) x.ln1.x = x.ln2.x = x.gelu.x = nullptr;   // they are read in FP8 only
+    if (all && !current) x.ln1.x = x.ln2.x = x.gelu.x = nullptr;   // matmuls read only their FP8 copies
     return x;
 }
 Operands operands(const Model& m, size_t l) { return operands(m, l, whole_batch(m)); }
 
 // ==== fp8 ====================================================================
-// With --matmul fp8 the matmuls of a block read their operands in 8 bits, which Hopper multiplies twice as fast as 16:
-//           q = fp8(x * scale),   out = (q_inp q_w) / (scale_inp * scale_w) + b,   the sums in FP32
-// in forward and for the gradients of inputs; with fp8-all for the gradients of weights too. Activations and weights
-// are E4M3, gradients E5M2. All else is as it was: master weights, gradients of weights, attention, LayerNorm, head.
-// A scale makes a tensor's amax, its largest |x|, just fit. With --fp8-scaling delayed it comes from the last steps, so
-// the kernel that writes x writes q as well; with current that kernel records the amax, and another one quantises.
+// With --matmul fp8 the matmuls of a block read 8-bit operands, which Hopper multiplies twice as fast as 16-bit ones:
+//           q = fp8(x * scale),   out = (q_inp q_w) / (scale_inp * scale_w) + b,   sums in FP32
+// fp8 does so in forward and for gradients of inputs, fp8-all also for gradients of weights. Activations and weights
+// are E4M3, gradients E5M2. Master weights, weight gradients, attention, LayerNorm and the head stay in their formats.
+// A scale is a power of two that maps the tensor's amax, its largest |x|, close to the format's largest number:
+//
+//     delayed   amax of the last 16 steps -> scale -> the kernel that computes x writes x and q, and records the amax
+//     current   the kernel that computes x writes x and records the amax -> scale -> another kernel reads x, writes q
 
 #include "gpt/fp8.cuh"   // Writer's functions, fp8_quantise(), fp8_transpose(), quantise_weights(), fp8_scales()
 
 // ==== model: first weights ===================================================
 
-// The offset in a block of the part of group g that this rank updates: all of it, or its shard.
+// Returns the offset in a block of the part of group g that this rank updates: the whole group or its shard.
 size_t update_begin(const Model& m, size_t g, Kept kept) {
     return states_kept(m.setup) == Kept::WHOLE ? m.layout.begin(g, kept) : m.layout.mine(g, kept);
 }
 
-// weights = round(master), after init or a checkpoint has set master: this rank's part, then that of all ranks.
+// weights = round(master), after init or a checkpoint has set master. Each rank rounds its part; then all gather.
 void master_changed(Model& m) {
     for (size_t g = 0; SEPARATE_MASTER && g <= m.layout.layers; g++)
         round_weights(m.weights + update_begin(m, g, weights_kept(m.setup)),
@@ -2465,12 +2482,13 @@ void master_changed(Model& m) {
     fp8_weights_changed(m);
 }
 
-// GPT-2's init: normal with std 0.02, less for weights that write to the residual stream, which sums 2L outputs.
+// GPT-2's init: normal with std 0.02; std 0.02 / sqrt(2L) for weights that write to the residual stream, a sum of 2L
+// outputs.
 template <typename T> void init_block(T* block, Kept kept, const Model& m, uint64_t seed) {
     for (const ParameterRow& row : parameter_table(m.config))
         for (size_t l = 0; l < row.copies; l++) {
             const Shard shard = shard_of(m.layout, row, l, kept, m.layout.rank);
-            // The vocabulary's padding is zero, and stays so.
+            // The vocabulary's padding stays 0.
             const size_t real = std::min(shard.first + shard.count, row.file_elements());
             if (row.init == Init::ZERO || shard.first >= real) continue;
             T* to = block + shard.at;
@@ -2488,10 +2506,10 @@ void init_parameters(Model& m, uint64_t seed) {
 }
 
 // ==== forward ================================================================
-// A block adds twice to the residual stream: res2 = res1 + proj(attention(ln1)), and res1 of the next block = res2 +
-// fcproj(gelu(fc(ln2))). The LayerNorm after each addition does both in one pass; until then the addend is in `branch`.
+// A block adds twice to the residual stream: res2 = res1 + attproj(attention(ln1)), and the next block's res1 = res2 +
+// fcproj(gelu(fc(ln2))). The LayerNorm after each addition computes it too; until then `branch` holds the addend.
 
-// att = attention(qkv) by --attention's kernels, or decode attention if tokens are past.
+// att = attention(qkv), by the kernels of --attention, or by decode attention if there are past tokens.
 void attend(Model& m, size_t l, const Operand& att, const ForwardPass& p) {
     const Activations& a = m.a;
     const int B = p.B, T = p.T, NH = m.config.heads, HS = m.config.head_size();
@@ -2511,7 +2529,7 @@ void forward_block(Model& m, size_t l, const ForwardPass& p) {
     const size_t N = p.N(), C = m.config.channels;
     recorder.at("forward", l);
     floatX* qkv = a.qkv(l) + p.past * 3 * C;
-    const floatX* inp = l == 0 ? a.res1(0) : a.res2(l - 1);   // the embedding is in res1(0) as it is
+    const floatX* inp = l == 0 ? a.res1(0) : a.res2(l - 1);   // res1(0) is the embedding: nothing to add
     const floatX* add = l == 0 ? nullptr : a.branch();
     /* 1 */ layernorm_forward(a.res1(l), x.ln1, a.ln1_mean(l), a.ln1_rstd(l), inp, add, w.ln1w(l), w.ln1b(l), N, C);
     /* 2 */ matmul_forward(qkv, x.ln1, x.qkvw, w.qkvb(l), N, C, 3 * C);
@@ -2524,7 +2542,7 @@ void forward_block(Model& m, size_t l, const ForwardPass& p) {
     /* 8 */ matmul_forward(a.branch(), x.gelu, x.fcprojw, w.fcprojb(l), N, 4 * C, C);
 }
 
-// inp (B,T) int32 on the device. Leaves the last LayerNorm's output in lnf.
+// Computes lnf, the output of the last LayerNorm, from tokens inp (B,T) int32 on the device.
 void forward(Model& m, const int* inp, const ForwardPass& p) {
     const Activations& a = m.a;
     const size_t L = m.config.layers, C = m.config.channels;
@@ -2545,15 +2563,16 @@ void forward(Model& m, const int* inp, const ForwardPass& p) {
 }
 void forward(Model& m, const int* inp) { forward(m, inp, whole_batch(m)); }
 
-// The head's product: logits (rows,Vp) of the rows from `first` on.
+// The head's product: the logits (rows,Vp) of `rows` rows from `first` on.
 Product logits_product(const Model& m, size_t first, size_t rows) {
     const size_t C = m.config.channels, Vp = m.config.padded_vocab();
     return {m.a.logits(), m.a.lnf() + first * C, m.w.wte(),
             {rows, Vp, C, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::NONE}};
 }
 
-// The head, a part of the rows at a time; adds to the sum of losses. With LOSS_AND_GRADIENT each part goes backward at
-// once, into dln (the gradient of lnf) and dwte, as long as its logits exist; mean is 1 / (tokens of the whole step).
+// Computes logits and losses, head_rows rows at a time, and adds to the sum of losses. With LOSS_AND_GRADIENT it also
+// computes dln (the gradient of lnf) and adds to dwte, part by part, while the part's logits exist. mean is
+// 1 / (tokens of the whole step).
 template <Want WANT> void head(Model& m, const int* targets, float mean, size_t N) {
     const Activations& a = m.a;
     const size_t C = m.config.channels, Vp = m.config.padded_vocab(), most = m.setup.head_rows;
@@ -2573,8 +2592,9 @@ template <Want WANT> void head(Model& m, const int* targets, float mean, size_t 
 }
 
 // ==== recompute ==============================================================
-// Recomputes what forward did not keep, by forward's own lines from the same values: the same bits. The activation
-// table has the number of copies of each tensor; nothing else in forward or backward depends on --recompute.
+// Recomputes the activations that forward did not keep, by the same numbered lines from the same values, so with the
+// same bits. The activation table sets the number of copies of each tensor; nothing else in forward or backward depends
+// on --recompute.
 
 void recompute_block(Model& m, size_t l) {
     if (l + 1 == static_cast<size_t>(m.config.layers)) return;   // the shared copies still hold the last layer
@@ -2583,7 +2603,7 @@ void recompute_block(Model& m, size_t l) {
     const auto& w = m.w;
     const Operands x = operands(m, l);
     const size_t N = m.setup.N(), C = m.config.channels;
-    // What backward reads of an operand.
+    // Backward reads an operand in floatX or, with fp8-all, in FP8.
     auto dropped = [&](const TensorBase& t, const TensorBase& in_fp8) {
         return (m.setup.matmul == MatmulIn::FP8_ALL ? in_fp8 : t).dropped();
     };
@@ -2608,10 +2628,10 @@ void recompute_block(Model& m, size_t l) {
 }
 
 // ==== backward ===============================================================
-// Forward's lines in reverse. dres is the gradient of the residual stream, to which each LayerNorm's backward adds; it
-// is called dattproj where attproj added to the stream, and dfcproj where fcproj did. Parameter gradients are added to,
-// all other gradients assigned. Activations do not change. The gradients of the biases attprojb and fcprojb are sums
-// over dres, computed by the LayerNorm's backward that writes it.
+// Forward's numbered lines in reverse. dres is the gradient of the residual stream, and each LayerNorm's backward adds
+// to it. As the gradient of the output of attproj it is called dattproj, of fcproj dfcproj. Gradients of parameters
+// accumulate; all other gradients are assigned. Activations do not change. The gradients of the biases attprojb and
+// fcprojb are column sums of dres, which the LayerNorm's backward that writes dres computes.
 
 void attend_backward(Model& m, size_t l, const Operand& dqkv) {
     const Activations& a = m.a;
@@ -2650,10 +2670,10 @@ void backward_block(Model& m, size_t l) {
                                a.res1(l), w.ln1w(l), a.ln1_mean(l), a.ln1_rstd(l), N, C);
 }
 
-// One micro-batch on the device. order and first: see embedding.
+// One micro-batch in device memory. order and first: see embedding.
 struct Batch { const int *inputs, *targets, *order, *first; };
 
-// Expects the gradient of lnf in dln, from head().
+// Computes all gradients from dln, the gradient of lnf that head() has computed.
 void backward(Model& m, const Batch& batch) {
     const Activations& a = m.a;
     const size_t N = m.setup.N(), C = m.config.channels, L = m.config.layers;
@@ -2665,13 +2685,13 @@ void backward(Model& m, const Batch& batch) {
     for (size_t l = L; l-- > 0;) {
         need_weights(m, 1 + l, l);
         need_fp8_weights(m, l);
-        if (l > 0) begin_gradients(m, l);   // of the layer below, whose fcprojb comes with this one
+        if (l > 0) begin_gradients(m, l);   // of layer l - 1, whose fcprojb this layer computes
         recompute_block(m, l);
         backward_block(m, l);
         send_gradients(m, 1 + l);
     }
     recorder.at("backward", NO_LAYER);
-    // N runs, the most that there can be: the same launch for every batch.
+    // N, the largest possible number of runs: the same launch for every batch, as a graph needs.
     embedding_backward(m.g.wte(), m.g.wpe(), a.dres(), batch.inputs, batch.order, batch.first, N, m.setup.B, m.setup.T,
                        C);
     send_gradients(m, 0);
@@ -2679,8 +2699,8 @@ void backward(Model& m, const Batch& batch) {
 
 // ==== update =================================================================
 
-// Forward and backward of one micro-batch. Gradients are those of the mean loss over `tokens_per_step` tokens: added up
-// over the micro-batches of a step they do not depend on how it was split.
+// Forward and backward of one micro-batch. Gradients are of the mean loss over `tokens_per_step` tokens, so their sum
+// over the micro-batches of a step does not depend on how the step is split.
 void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch which = MicroBatch::LAST) {
     m.micro_batch = which;
     const std::string name = format("micro-step of inputs %p, targets %p, order %p, first %p, %zu tokens a step%s",
@@ -2694,7 +2714,7 @@ void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch
     });
 }
 
-// AdamW of this rank's part of `groups` groups from g on.
+// AdamW for this rank's part of `groups` groups from g on.
 void update_groups(Model& m, size_t g, size_t groups) {
     const Layout& y = m.layout;
     const Kept part = states_kept(m.setup), weights = weights_kept(m.setup), master = master_kept(m.setup);
@@ -2707,8 +2727,8 @@ void update_groups(Model& m, size_t g, size_t groups) {
           {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part)}, m.a.unchanged());
 }
 
-// Norm and AdamW, of non-layer parameters and then of all layers at once. Each rank reduces its own shard, so the norm
-// is the same in every ZeRO stage.
+// The gradient norm, then AdamW for the non-layer parameters and for all layers at once. Each rank reduces its own
+// shard, so the norm is the same in every ZeRO stage.
 void update(Model& m, const AdamW& settings) {
     const Activations& a = m.a;
     const Layout& y = m.layout;
@@ -2738,7 +2758,7 @@ template <typename T> T fetch(const T* from) {
     return value;
 }
 
-// The sum of losses since the last call.
+// Returns the sum of losses since the last call, and resets it.
 double take_loss(Model& m) {
     const double sum = fetch(m.a.loss());
     clear(m.a.loss(), sizeof(double));
@@ -2746,16 +2766,16 @@ double take_loss(Model& m) {
 }
 
 // FLOPs of a step per token. Matmuls: 2 per weight forward, 4 backward. Attention: query t needs t + 1 keys, (T+1)/2 on
-// average, in 2 products of 2 FLOPs per channel forward, twice that backward: causal attention's minimum. Model FLOPs
-// are without recomputation, hardware FLOPs with it (Narayanan et al. 2021; PaLM, appendix B).
+// average, in 2 products of 2 FLOPs per channel forward and twice that backward, the minimum for causal attention.
+// Model FLOPs exclude recomputation, hardware FLOPs include it (Narayanan et al. 2021; PaLM, appendix B).
 struct Flops { double model, hardware; };
 
 Flops flops_per_token(const Setup& s) {
     const double layers = s.config.layers, attention = 4.0 * s.config.channels * (s.T + 1) / 2.0 * layers;
     const double matmul = 2.0 * count_parameters(s.config).matmul;
     Flops flops = {3 * (matmul + attention), 3 * (matmul + attention)};
-    // Again in all layers but the last: attention, where its probabilities were dropped, and in full
-    // also the matmuls qkv, attproj and fc (12 - 4 = 8 C^2 weights).
+    // Recomputed in all layers but the last: attention, if its probabilities were dropped, and with `full` also the
+    // matmuls qkv, attproj and fc (12 - 4 = 8 C^2 weights).
     const double C = s.config.channels;
     if (s.recompute == Recompute::FULL) flops.hardware += (layers - 1) * (2.0 * 8 * C * C + attention / layers);
     if (s.recompute == Recompute::SELECTIVE && s.attention == Attention::NAIVE)
@@ -2764,18 +2784,18 @@ Flops flops_per_token(const Setup& s) {
 }
 
 // ==== checkpoints ============================================================
-// out/step_001000/ is a Hugging Face folder: config.json, model.safetensors and a tokenizer's files; beside them
-// optimizer.safetensors (m/NAME, v/NAME) and trainer.json, from which training resumes with the same bits. Written
-// under another name, flushed and renamed: a crash leaves the last good checkpoint.
+// out/step_001000/ is a Hugging Face folder: config.json, model.safetensors and the tokenizer's files. In addition it
+// has optimizer.safetensors (m/NAME, v/NAME) and trainer.json, from which training resumes with the same bits. A
+// checkpoint is written under another name, flushed to disk and renamed, so a crash leaves the last good one.
 
-// Calls visit(row, l, name) for every tensor of a file, in the table's order.
+// Calls visit(row, l, name) for every parameter tensor, in the table's order.
 template <typename Visit> void for_each_parameter(const Config& c, Visit visit) {
     for (const ParameterRow& row : parameter_table(c))
         for (size_t l = 0; l < row.copies; l++) visit(row, l, row.name_of_layer(l));
 }
 
-// Reads this rank's part of a block of parameters, and no other bytes of them, from files in which names are prefixed.
-// T: float or floatX.
+// Reads this rank's part of a block of parameters, and only its bytes, from files in which names have `prefix`. T is
+// float or floatX.
 template <typename T, typename Files>
 void read_block(T* block, Kept kept, const Files& files, const Model& m, const std::string& prefix) {
     for_each_parameter(m.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
@@ -2794,7 +2814,8 @@ void read_weights(Model& m, const std::string& dir) {
     std::set<std::string> names;
     for_each_parameter(m.config, [&](const ParameterRow&, size_t, const std::string& name) { names.insert(name); });
     const WeightFiles files(dir, names, m.config.layers);
-    if (!m.master) return read_block(m.weights, weights_kept(m.setup), files, m, "");   // also where nothing is trained
+    // eval and sample have no master weights either.
+    if (!m.master) return read_block(m.weights, weights_kept(m.setup), files, m, "");
     read_block(m.master, master_kept(m.setup), files, m, "");
     master_changed(m);
 }
@@ -2805,7 +2826,7 @@ void read_moments(Model& m, const std::string& dir) {
     read_block(m.adam_v, states_kept(m.setup), file, m, "v/");
 }
 
-// values (row.elements, of rank 0) = a tensor of a block in FP32, or of the weights if block is null.
+// values (row.elements, on rank 0) = a tensor of `block` in FP32, or of the weights if block is null.
 void download_tensor(float* values, const Model& m, const float* block, Kept kept, const ParameterRow& row, size_t l) {
     if (m.setup.zero > 0) return gather_tensor(values, m, block, kept, row, l);
     if (!block) {
@@ -2820,8 +2841,8 @@ void download_tensor(float* values, const Model& m, const float* block, Kept kep
 constexpr const char* WRITING = "rank 0's checkpoint";   // for the watchdog
 struct NamedBlock { std::string prefix; const float* data; Kept kept; };
 
-// All ranks call this; the first one writes, in chunks. After each one all ranks meet, so that their watchdogs tell a
-// slow disk, which makes progress, from a first rank that hangs.
+// Writes a safetensors file of all blocks. All ranks call it; rank 0 writes, in chunks. All ranks meet after each
+// chunk, so that their watchdogs tell a slow disk, which makes progress, from a rank 0 that hangs.
 void write_blocks(const std::string& path, const Model& m, const std::vector<NamedBlock>& blocks) {
     constexpr size_t CHUNK = SYNC_BYTES / sizeof(float);
     wait_for_all(WRITING);
@@ -2859,7 +2880,7 @@ void write_model(const std::string& dir, const Model& m, const TextFiles& text) 
     write_blocks(dir + "/model.safetensors", m, {{"", m.master, master_kept(m.setup)}});
 }
 
-// Writes out/step_N and then removes all but the last `keep` (0: keeps all). Returns its path.
+// Writes out/step_N, then removes all but the last `keep` checkpoints (0: keeps all). Returns the new one's path.
 std::string write_checkpoint(const std::string& out, const Model& m, const TextFiles& text, long step, json trainer,
                              int keep) {
     const std::string name = checkpoint_name(step);
@@ -2867,7 +2888,7 @@ std::string write_checkpoint(const std::string& out, const Model& m, const TextF
     trainer["step"] = step;
     const std::vector<NamedBlock> moments = {{"m/", m.adam_m, states_kept(m.setup)},
                                              {"v/", m.adam_v, states_kept(m.setup)}};
-    if (!world.first()) {   // sends its part
+    if (!world.first()) {   // takes part in gathering the tensors
         write_model(unfinished, m, text);
         write_blocks(unfinished, m, moments);
         return target;
@@ -2896,7 +2917,7 @@ std::string write_checkpoint(const std::string& out, const Model& m, const TextF
     return target;
 }
 
-// The first of several ranks reads, and locks the folder.
+// Returns where training starts. Rank 0 reads and locks the run's folder, and sends the result to all ranks.
 Start find_start(const Options& o) {
     Start start = {o.from, nullptr};
     if (world.first()) start = find_start_in_folder(o);
@@ -2908,7 +2929,7 @@ Start find_start(const Options& o) {
     return start;
 }
 
-// A checkpoint without a history, such as one in BF16, leaves the scales as they are at first.
+// Reads the amax history of delayed scaling. A checkpoint without one, such as from BF16 training, changes nothing.
 void read_fp8_history(Model& m, const Start& start) {
     const char* key = "fp8_history";
     if (m.setup.fp8_scaling != Fp8Scaling::DELAYED || !start.trainer.contains(key)) return;
@@ -2929,7 +2950,7 @@ void load_start(Model& m, const Start& start, uint64_t seed) {
     if (has_fp8(m)) read_fp8_history(m, start);
 }
 
-// The loss scale of --loss-scaling; a dynamic one continues from the checkpoint's, if that was dynamic too.
+// Returns the loss scale of --loss-scaling. A dynamic scale continues from the checkpoint's, if that was dynamic too.
 LossScale start_loss_scale(const Options& o, const Start& start) {
     const bool by_precision = o.loss_scaling == SCALE_BY_PRECISION;
     const double wanted = !by_precision ? o.loss_scaling : FLOATX == DType::FP16 ? DYNAMIC_SCALE : NO_SCALE;
@@ -2951,10 +2972,10 @@ LossScale start_loss_scale(const Options& o, const Start& start) {
 
 // ==== data ===================================================================
 // Tokens come from text or from shards in llm.c's format. A sequence of T inputs and T targets is a window of T + 1
-// tokens; windows do not cross files.
+// tokens. Windows do not cross files.
 
-// Which positions hold which token, for embedding's backward: a counting sort of inputs (N).
-// order (N), first (N + 1), the unused end of `first` padded with N. Returns the number of runs.
+// Sorts the positions of inputs (N) by token, for embedding's backward, by a counting sort. Writes order (N) and first
+// (N + 1), whose unused end is N. Returns the number of runs.
 size_t sort_positions(int* order, int* first, const int* inputs, size_t N, int V) {
     std::vector<int> at(V + 1, 0);
     for (size_t n = 0; n < N; n++) at[inputs[n] + 1]++;
@@ -2968,8 +2989,8 @@ size_t sort_positions(int* order, int* first, const int* inputs, size_t N, int V
     return runs;
 }
 
-// Copies micro-batches to the device, each while the one before it is in use: two slots in pinned host memory and on
-// the device. A window is a function of (seed, its number), so a run resumes anywhere.
+// Copies each micro-batch to the device while the previous one is in use: two slots in pinned host memory and on the
+// device. A window is a function of (seed, its number), so a run can resume at any step.
 class Loader {
 public:
     Loader(const Model& m, const Tokens& tokens, Shuffle shuffle, uint64_t seed, uint64_t first_window)
@@ -2997,13 +3018,13 @@ public:
         }
     }
 
-    // The batch that is ready; work launched from now on waits for its copy.
+    // Returns the current batch. Work launched from now on waits for its copy.
     Batch current() {
         Slot& slot = slots_[now_];
         check(cudaStreamWaitEvent(device.stream, slot.copied, 0), "cudaStreamWaitEvent");
         return slot.batch;
     }
-    // Work on the current batch has been launched: sends the next one, which becomes current.
+    // Called after work on the current batch has been launched: starts the copy of the next one, which becomes current.
     void advance() {
         check(cudaEventRecord(slots_[now_].used, device.stream), "cudaEventRecord");
         now_ = 1 - now_;
@@ -3021,7 +3042,7 @@ private:
         Slot& slot = slots_[now_];
         const int B = m_.setup.B, T = m_.setup.T, V = m_.config.vocab;
         const size_t N = m_.setup.N();
-        check(cudaEventSynchronize(slot.copied), "cudaEventSynchronize");   // the host's side is free again
+        check(cudaEventSynchronize(slot.copied), "cudaEventSynchronize");   // the slot's host memory is free
         int *inputs = slot.host, *targets = inputs + N, *order = targets + N, *first = order + N;
         for (int b = 0; b < B; b++, next_window_++) {
             int *in = inputs + static_cast<size_t>(b) * T, *out = targets + static_cast<size_t>(b) * T;
@@ -3029,9 +3050,9 @@ private:
             const uint64_t pick = random ? splitmix64(seed_ ^ splitmix64(next_window_)) : next_window_;
             tokens_.read(in, out, windows_, pick % tokens_.windows(windows_, T), T, V);
         }
-        next_window_ += (m_.setup.gpus - 1) * static_cast<uint64_t>(B);   // the other GPUs'
+        next_window_ += (m_.setup.gpus - 1) * static_cast<uint64_t>(B);   // skips the other GPUs' windows
         sort_positions(order, first, inputs, N, V);
-        check(cudaStreamWaitEvent(device.copies, slot.used, 0), "cudaStreamWaitEvent");   // and the device's
+        check(cudaStreamWaitEvent(device.copies, slot.used, 0), "cudaStreamWaitEvent");   // and its device memory
         const Activations& a = m_.a;
         auto transfer = [&](const Tensor<int>& to, const int* from, size_t n) {
             on_stream("copy to device", device.copies, [&] {
@@ -3055,7 +3076,7 @@ private:
     int now_ = 0;
 };
 
-// The copy of inputs and targets that Loader does not use: for evaluation and sampling.
+// The index of the copy of inputs and targets that evaluation and sampling use. Loader uses 0 and 1.
 constexpr int SPARE = 2;
 
 const int* send_spare(const Tensor<int>& tensor, const std::vector<int>& values) {
@@ -3069,8 +3090,8 @@ struct Evaluation {
     double seconds;
 };
 
-// Mean loss over at most `windows` windows spread evenly over the tokens; 0: every token but each file's first, which
-// is not predicted. `text` counts the bytes that the predicted tokens stand for.
+// Returns the mean loss over at most `windows` windows, spread evenly over the tokens; with 0 over all tokens except
+// the first of each file, which is not predicted. `text` gives the number of bytes of each predicted token.
 Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& text) {
     const size_t B = m.setup.B, T = m.setup.T, N = m.setup.N();
     const size_t all = tokens.windows(Windows::COVERING, T);
@@ -3094,7 +3115,7 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& 
             head<Want::LOSS>(m, out, 0, N);
         });
     }
-    if (has_fp8(m)) fp8_scales<Fp8Step::FORGET>(m.a.fp8_scales(), scale_count(m));   // of what is not trained on
+    if (has_fp8(m)) fp8_scales<Fp8Step::FORGET>(m.a.fp8_scales(), scale_count(m));   // amaxes of validation data
     e.tokens = sum_of_all(e.tokens);
     e.bytes = sum_of_all(e.bytes);
     e.loss = sum_of_all(take_loss(m)) / e.tokens;
@@ -3107,8 +3128,8 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& 
 
 // ==== sampling ===============================================================
 
-// Picks a token from logits (V) fp32: of the top_k likeliest, and of these the fewest that are as likely as top_p.
-// `random` in [0, 1).
+// Picks a token from logits (V) fp32: among the top_k most likely, and of these the smallest set whose probability
+// reaches top_p. `random` is in [0, 1).
 int pick_token(const std::vector<float>& logits, double temperature, int top_k, double top_p, double random) {
     const size_t V = logits.size(), most = temperature == 0 ? 1 : top_k > 0 ? std::min<size_t>(top_k, V) : V;
     std::vector<int> tokens(V);
@@ -3116,7 +3137,7 @@ int pick_token(const std::vector<float>& logits, double temperature, int top_k, 
     std::partial_sort(tokens.begin(), tokens.begin() + most, tokens.end(), [&](int a, int b) {
         return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
     });
-    std::vector<double> sums(most);   // of the weights up to each
+    std::vector<double> sums(most);   // cumulative weights
     for (size_t n = 0; n < most; n++) {
         const double above = logits[tokens[n]] - logits[tokens[0]];
         sums[n] = (n > 0 ? sums[n - 1] : 0) + (temperature == 0 ? 1 : exp(above / temperature));
@@ -3129,15 +3150,15 @@ int pick_token(const std::vector<float>& logits, double temperature, int top_k, 
     return tokens[chosen];
 }
 
-// Sequences grow in steps of this, so that few shapes of matmul occur.
+// A prompt is padded to a multiple of this, so that only a few matmul shapes occur.
 constexpr int SAMPLE_STEP = 64;
 
-// The logits (V) of what follows `tokens`, whose first `past` have been through the model before.
+// Returns the logits (V) of the token after `tokens`. Keys and values of the first `past` are in qkv already.
 std::vector<float> next_logits(Model& m, const std::vector<int>& tokens, size_t past, int most) {
     std::vector<int> inputs(tokens.begin() + past, tokens.end());
     const size_t last = inputs.size() - 1;
     if (past == 0) inputs.resize(std::min<size_t>(most, ceil_div(tokens.size(), SAMPLE_STEP) * SAMPLE_STEP), 0);
-    // Attention is causal: tokens after `last` do not matter.
+    // Attention is causal: the padding after `last` has no effect.
     forward(m, send_spare(m.a.inputs, inputs), {1, static_cast<int>(inputs.size()), past});
     matmul(logits_product(m, last, 1));
     std::vector<floatX> row(m.config.vocab);
@@ -3145,10 +3166,10 @@ std::vector<float> next_logits(Model& m, const std::vector<int>& tokens, size_t 
     return {row.begin(), row.end()};
 }
 
-// Continues `tokens` by --sample-tokens, calling show(token) for each until that is false. The first goes through the
-// model with all before it, each later one alone, as qkv still holds the others (with --recompute full it does not).
-// Past the context the oldest half is dropped, and the rest goes through the model again. The model's buffers hold B =
-// 1 and any T up to theirs.
+// Continues `tokens` by --sample-tokens tokens, calling show(token) for each until it returns false. The first pass
+// processes all tokens, each later pass only the new one, because qkv caches keys and values (not with --recompute
+// full). When the context is full, the older half is dropped and the rest processed again. The model's buffers fit
+// B = 1 and any T up to their own.
 template <typename Show>
 void sample(Model& m, std::vector<int> tokens, const Options& o, uint64_t seed, Show show) {
     const size_t most = std::min(m.setup.T, m.config.context);
@@ -3169,15 +3190,15 @@ void sample(Model& m, std::vector<int> tokens, const Options& o, uint64_t seed, 
 
 // ==== schedule ===============================================================
 
-// Share of the steps in which `wsd` decays (Hu et al. 2024, "MiniCPM", section 4).
+// The fraction of the steps in which `wsd` decays (Hu et al. 2024, "MiniCPM", section 4).
 constexpr double WSD_DECAY = 0.2;
 
-// Learning rate of a step, counted from 0.
+// Returns the learning rate of a step, counted from 0.
 double learning_rate(const Options& o, long step) {
     if (step < o.warmup) return o.lr * (step + 1) / o.warmup;
     const double low = o.min_lr < 0 ? o.lr / 10 : o.min_lr;
     const double progress = o.steps > o.warmup ? double(step - o.warmup) / (o.steps - o.warmup) : 1;
-    double share = 1;   // of the way from low to lr
+    double share = 1;   // 0: low, 1: lr
     switch (o.schedule) {
         case Schedule::COSINE:   share = 0.5 * (1 + cos(M_PI * progress)); break;
         case Schedule::LINEAR:   share = 1 - progress; break;
@@ -3197,7 +3218,7 @@ AdamW adamw_settings(const Options& o, long step, long skipped = 0) {
 
 // ==== train ==================================================================
 
-// Tensors that --trace follows, by address.
+// The memory of tensors that --trace follows, sorted by address.
 std::vector<Place> live_places(Model& m) {
     std::vector<Place> all;
     auto add = [&](const TensorBase& tensor, size_t bytes, size_t copies, bool activation) {
@@ -3227,7 +3248,7 @@ TrainData open_data(const Options& o) {
     return data;
 }
 
-// Tokenizes text for the model, which comes from `dir` or is new, and splits off the validation data.
+// Tokenizes text for the model in `dir`, or for a new one if dir is empty, and splits off the validation data.
 void divide_data(TrainData& data, const Options& o, const std::string& dir, const Config& c) {
     const Watchdog::Pause tokenizing_may_take_long;
     const bool reads_text = data.train.bytes_only() || data.val.bytes_only() || o.sample_every > 0;
@@ -3246,15 +3267,15 @@ struct TrainingRun {
     const Start& start;
     Model m;
     long micro_steps = 1;            // micro-batches of a step, on each GPU
-    double tokens_per_step = 0;      // of all GPUs
+    double tokens_per_step = 0;      // over all GPUs
     long step = start.step;          // steps done
-    long tried = start.step;         // the last step whose checkpoint was tried, or is not wanted
+    long tried = start.step;         // the last step of which a checkpoint was attempted or must not be written
     LossScale scale = start_loss_scale(o, start);   // after the last step
-    TextFiles text_files;            // the tokenizer, for each checkpoint
+    TextFiles text_files;            // the tokenizer's files, copied to each checkpoint
     std::vector<Question> questions;
     Progress progress{start.step, o.steps};
     Log log;
-    double bytes_sent = 0;           // in steps
+    double bytes_sent = 0;           // by this rank, in all steps
     std::string last_checkpoint = start.dir;
 
     TrainingRun(const Options& options, const TrainData& tokens, const Start& begin)
@@ -3270,7 +3291,7 @@ void load_run(TrainingRun& run, const Setup& setup) {
     if (!o.hellaswag.empty()) run.questions = read_questions(o.hellaswag, setup.config.vocab, setup.T);
     allocate(run.m, setup);
     load_start(run.m, run.start, o.seed);
-    const std::vector<double> bytes_read = from_all(Safetensors::bytes_read);   // all ranks have found theirs good
+    const std::vector<double> bytes_read = from_all(Safetensors::bytes_read);   // all ranks have read their parts
     if (!world.alone() && !run.start.dir.empty()) {
         printf("read       bytes of the checkpoint, by rank:");
         for (double bytes : bytes_read) printf(" %.0f", bytes);
@@ -3282,7 +3303,7 @@ void load_run(TrainingRun& run, const Setup& setup) {
     if (!o.out.empty()) remove_unfinished(o.out);
 }
 
-// Loss, norm, scale and speed of the step that began at `began`. Blocks until the device is done.
+// Returns loss, norm, scale and speed of the step that started at `began`. Blocks until the device is done.
 StepResult step_result(TrainingRun& run, double began, double lr) {
     const LossScale before = run.scale;
     StepResult r = {};
@@ -3290,7 +3311,7 @@ StepResult step_result(TrainingRun& run, double began, double lr) {
     r.norm = fetch(run.m.a.norm());
     if (before.interval > 0) run.scale = fetch(run.m.a.loss_scale());
     r.loss_scale = before.scale;
-    // A scale of 1 cannot be halved: then an infinite norm ends the run.
+    // A scale of 1 cannot be halved, so a norm that is not finite ends the run.
     const bool skipped = run.scale.skipped > before.skipped && before.scale > 1;
     r.is_finite = std::isfinite(r.loss) && (std::isfinite(r.norm) || skipped);
     r.lr = lr;
@@ -3303,7 +3324,7 @@ StepResult step_result(TrainingRun& run, double began, double lr) {
     return r;
 }
 
-// The log's line of a step. `evaluates`: a validation loss follows.
+// Returns the log record of a step. `evaluates`: validation follows this step.
 json step_record(const TrainingRun& run, const StepResult& r, bool evaluates) {
     json record = {{"step", run.step}, {"loss", r.loss}, {"norm", r.norm}, {"lr", r.lr}, {"ms", 1e3 * r.seconds},
                    {"tokens_per_s", r.tokens_per_s}, {"mfu", r.mfu}, {"hfu", r.hfu}};
@@ -3312,7 +3333,7 @@ json step_record(const TrainingRun& run, const StepResult& r, bool evaluates) {
         record["skipped_steps"] = long(run.scale.skipped);
         if (evaluates && !has_fp8(run.m)) record["zero_gradients"] = zero_gradients(run.m);   // FP8 may keep no dqkv
     }
-    if (!run.m.master)   // the share of weights that the update moved in FP32 and left as they were in 16 bits
+    if (!run.m.master)   // the fraction of weights that the update changed in FP32 but not after rounding
         record["unchanged"] = double(fetch(run.m.a.unchanged())) / count_parameters(run.m.config).real;
     return record;
 }
@@ -3356,7 +3377,7 @@ void save_checkpoint(TrainingRun& run) {
         trainer["loss_scaling"] = {{"scale", long(run.scale.scale)}, {"good_steps", long(run.scale.good_steps)},
                                    {"skipped_steps", long(run.scale.skipped)}};
     try {
-        run.log.sync();   // no checkpoint is ahead of the log
+        run.log.sync();   // so that a checkpoint is never ahead of the log
     } catch (const Failure& error) {
         throw not_written(run.step, error);
     }
@@ -3366,7 +3387,8 @@ void save_checkpoint(TrainingRun& run) {
     printf("step %ld: checkpoint %s\n", run.step, run.last_checkpoint.c_str());
 }
 
-// After an error: writes a checkpoint of the last step if its weights are good. One of several ranks cannot do that.
+// After an error: writes a checkpoint of the last step if its weights are good. With several ranks it writes none, as
+// the others may be gone.
 void rescue(TrainingRun& run) {
     run.progress.end_line();
     if (run.step <= run.tried || !world.alone()) return;
@@ -3400,7 +3422,7 @@ void print_end(TrainingRun& run, double seconds) {
                has_text ? "" : format(" --prompt-tokens %d", run.data.text.first()), run.step >= o.steps);
 }
 
-// The training loop, from the first step of a run (see load_run) to its last.
+// The training loop of a run that load_run() has prepared.
 void train_loop(TrainingRun& run) {
     const Options& o = run.o;
     Model& m = run.m;
@@ -3410,7 +3432,7 @@ void train_loop(TrainingRun& run) {
     if (o.matmul_tuning == Tuning::ON)
         tune_matmuls(m, stdout, [&] { micro_step(m, loader.current(), 1, MicroBatch::ONE_OF_SEVERAL); });
     m.graphs.on = use_graphs(o);
-    if (o.sample_every > 0 && run.step == 0) show_sample(run);   // before training, to compare with
+    if (o.sample_every > 0 && run.step == 0) show_sample(run);   // the untrained model, for comparison
     run.progress.start();
     if (!o.trace.empty() && world.first()) start_recording();
     bool stopping = false;
@@ -3440,7 +3462,7 @@ void train_loop(TrainingRun& run) {
             run.step = step;
             run.bytes_sent += world.bytes_sent - sent_before;
             if (!result.is_finite) {
-                run.tried = step;   // these weights are not wanted
+                run.tried = step;   // no checkpoint of these weights
                 throw Failure("step %ld: loss %f, gradient norm %f: stopped; the last good checkpoint is %s", step,
                               result.loss, result.norm, run.last_checkpoint.empty() ? "none" :
                                                                                       run.last_checkpoint.c_str());
@@ -3450,7 +3472,7 @@ void train_loop(TrainingRun& run) {
                 run.log.write({{"step", step}, {"fp8", fp8_record(m)}});
                 fp8_scales<Fp8Step::IGNORE>(m.a.fp8_scales(), scale_count(m));
             }
-            stopping = sum_of_all(stop_requested) > 0;   // read once: a signal may come at any time
+            stopping = sum_of_all(stop_requested) > 0;   // read once a step, so that all ranks agree
             if (recorder.on && (step - run.start.step == TRACED_STEPS || last || stopping))
                 write_trace(o.trace, live_places(m), bytes_record(plan(m.setup)), step - run.start.step);
             run.progress.show(step, result);
@@ -3482,7 +3504,7 @@ void train(const Options& o) {
     const Setup setup = make_setup(o, config, Purpose::TRAINING, least_of_all(memory_now().available));
     find_peak(o);
     print_run(setup, o, data, accumulation_steps(o, setup), start);
-    // Fail early: a trace that cannot be written, nothing to validate on, a token outside the vocabulary.
+    // Find errors before training: a trace that cannot be written, no validation data, tokens outside the vocabulary.
     if (!o.trace.empty() && !std::ofstream(o.trace, std::ios::app))
         throw UserError("--trace %s: cannot be written: %s", o.trace.c_str(), strerror(errno));
     const bool validates = o.eval_every > 0 && data.val.windows(Windows::COVERING, setup.T) > 0;
@@ -3523,12 +3545,12 @@ void eval(const Options& o) {
         forward(m, send_spare(m.a.inputs, zeros));
         head<Want::LOSS>(m, send_spare(m.a.targets, zeros), 0, zeros.size());
     };
-    if (o.matmul_tuning == Tuning::ON) tune_matmuls(m, stderr, pass);   // stdout is for the result
+    if (o.matmul_tuning == Tuning::ON) tune_matmuls(m, stderr, pass);   // stdout has only the result
     m.graphs.on = use_graphs(o);
     if (!o.data.empty()) {
         const Evaluation e = evaluate(m, tokens, 0, text);
         printf("loss %.6f over %zu tokens\nperplexity %.4f\n", e.loss, e.tokens, exp(e.loss));
-        if (e.bytes)   // the losses' sum in bits
+        if (e.bytes)   // the sum of the losses, in bits
             printf("bits per byte %.4f over %zu bytes%s\n", e.loss * e.tokens / (M_LN2 * e.bytes), e.bytes,
                    m.config.vocab == BYTE_VOCAB ? "" : "; special tokens such as <|endoftext|> count none");
         printf("%s tok/s\n", short_number(e.tokens / e.seconds).c_str());
@@ -3596,7 +3618,7 @@ int run_command(const std::vector<std::string>& args) {
     }
     const Options options = parse_options(subcommand, name, {args.begin() + first, args.end()});
     if (subcommand == TRAIN || subcommand == EVAL)
-        if (const int code = start_processes(options); code >= 0) return code;   // all below is done by each rank
+        if (const int code = start_processes(options); code >= 0) return code;   // the parent; each rank goes on
     try {
         run_subcommand(subcommand, options);
     } catch (const UserError& error) {
@@ -3606,8 +3628,8 @@ int run_command(const std::vector<std::string>& args) {
     return 0;
 }
 
-// One line on stderr, and the exit code. An error that all ranks find is reported by the first: the others wait for a
-// moment, in which they are ended, unless SIGTERM has come already.
+// Prints one line on stderr and returns the exit code. Rank 0 reports an error that all ranks find: the others first
+// wait a moment, in which the launcher ends them. A rank that has received SIGTERM prints nothing.
 int report_error(int code, const std::exception& error) {
     fflush(stdout);
     if (!world.first()) {
@@ -3618,7 +3640,7 @@ int report_error(int code, const std::exception& error) {
     }
     const std::string rank = world.first() ? "" : format("[rank %zu] ", world.rank);
     fprintf(stderr, "%strain_gpt: %s\n", rank.c_str(), one_line(error.what()).c_str());
-    if (!world.alone()) _exit(code);   // the other ranks may be gone, and NCCL waiting for them
+    if (!world.alone()) _exit(code);   // other ranks may be gone, and NCCL's destructors would wait for them
     return code;
 }
 
@@ -3638,7 +3660,7 @@ int guarded_main(int argc, char** argv) {
 
 #ifndef TESTING   // test_gpt.cu has a main of its own
 int main(int argc, char** argv) {
-    // Without a standard stream (>&-), the first file that is opened would get its number, and what is printed.
+    // If a standard stream is closed (>&-), the next file opened would get its number, and receive what is printed.
     for (int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
         if (fcntl(stream, F_GETFD) < 0) open("/dev/null", O_RDWR);
     return guarded_main(argc, argv);
