@@ -530,24 +530,24 @@ constexpr int MAX_GRADS = 3;
 template <typename G>
 __global__ void __launch_bounds__(WIDE_BLOCK)
 add_partials_kernel(G* grad0, G* grad1, G* grad2, const float* partials, size_t count, size_t columns) {
-    __shared__ __align__(16) float of_warps[WIDE_BLOCK / WARP_SIZE][PARTIAL_COLUMNS];
+    __shared__ __align__(16) float warp_sums[WIDE_BLOCK / WARP_SIZE][PARTIAL_COLUMNS];
     G* grad = blockIdx.y == 0 ? grad0 : blockIdx.y == 1 ? grad1 : grad2;
     partials += blockIdx.y * count * columns;
     const int thread = threadIdx.x, warps = blockDim.x / WARP_SIZE;
-    const size_t first = static_cast<size_t>(blockIdx.x) * PARTIAL_COLUMNS, mine = thread % ACROSS * PACK_FP32;
+    const size_t first = static_cast<size_t>(blockIdx.x) * PARTIAL_COLUMNS, column = thread % ACROSS * PACK_FP32;
     float sum[PACK_FP32] = {}, x[PACK_FP32];
-    if (first + mine < columns)
+    if (first + column < columns)
         for (size_t p = thread / ACROSS; p < count; p += blockDim.x / ACROSS) {
-            load(x, partials + p * columns + first + mine);
+            load(x, partials + p * columns + first + column);
             for (int k = 0; k < PACK_FP32; k++) sum[k] += x[k];
         }
     for (int k = 0; k < PACK_FP32; k++)
         for (int lane = ACROSS; lane < WARP_SIZE; lane *= 2) sum[k] += __shfl_xor_sync(FULL_WARP, sum[k], lane);
-    if (thread % WARP_SIZE < ACROSS) store(&of_warps[thread / WARP_SIZE][mine], sum);
+    if (thread % WARP_SIZE < ACROSS) store(&warp_sums[thread / WARP_SIZE][column], sum);
     __syncthreads();
     for (int c = thread; c < PARTIAL_COLUMNS && first + c < columns; c += blockDim.x) {
         float total = static_cast<float>(grad[first + c]);
-        for (int w = 0; w < warps; w++) total += of_warps[w][c];
+        for (int w = 0; w < warps; w++) total += warp_sums[w][c];
         grad[first + c] = static_cast<G>(total);
     }
 }
@@ -613,7 +613,7 @@ template <typename G> __device__ __forceinline__ void add_to(G* grad, const floa
 template <typename G>
 __global__ void embedding_backward_wte_kernel(G* dwte, const floatX* dout, const int* inp, const int* order,
                                               const int* first, size_t runs, int C) {
-    __shared__ __align__(16) float of_warps[BLOCK_WARPS][FP32_STRIDE];
+    __shared__ __align__(16) float warp_sums[BLOCK_WARPS][FP32_STRIDE];
     const int warp = threadIdx.x / WARP_SIZE, lane = fp32_lane_start();
     const size_t block_runs = static_cast<size_t>(blockIdx.x) * BLOCK_WARPS;
     auto grad_of = [&](size_t r) { return dwte + static_cast<size_t>(inp[order[first[r]]]) * C; };
@@ -630,10 +630,10 @@ __global__ void embedding_backward_wte_kernel(G* dwte, const floatX* dout, const
             if (length(r) <= LONG_RUN) continue;
             float sum[PACK_FP32] = {}, x[PACK_FP32];
             if (i < C) add_run(sum, dout, order, first[r] + warp, first[r + 1], BLOCK_WARPS, i, C);
-            store(&of_warps[warp][lane], sum);
+            store(&warp_sums[warp][lane], sum);
             __syncthreads();
             for (int w = 1; w < BLOCK_WARPS; w++) {
-                load(x, &of_warps[w][lane]);
+                load(x, &warp_sums[w][lane]);
                 for (int k = 0; k < PACK_FP32; k++) sum[k] += x[k];
             }
             if (warp == 0 && i < C) add_to(grad_of(r) + i, sum);
@@ -736,7 +736,7 @@ constexpr int LAYERNORM_BLOCK = WARP_SIZE == 1 ? 1 : 512;   // threads of backwa
 __global__ void __launch_bounds__(LAYERNORM_BLOCK, 2)
 layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, const floatX* inp, const floatX* w,
                           const float* mean, const float* rstd, size_t N, int C) {
-    __shared__ float2 of_warps[2][LAYERNORM_BLOCK / WARP_SIZE];
+    __shared__ float2 warp_sums[2][LAYERNORM_BLOCK / WARP_SIZE];
     const int first = threadIdx.x * PACK, stride = blockDim.x * PACK, warps = blockDim.x / WARP_SIZE;
     float *dw = dynamic_shared(), *db = dw + C, *dbias = db + C;
     float g[PACK], x[PACK], y[PACK], d[PACK];
@@ -745,8 +745,8 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
         for (float* sums : {dw, db, dbias}) store_pieces(sums, zero, i, C);
     {
         Writer<e5m2> writer(dinp);   // its scope ends early, to free its registers before the sums are stored
-        int turn = 0;
-        for (size_t n = blockIdx.x; n < N; n += gridDim.x, turn ^= 1) {
+        int parity = 0;
+        for (size_t n = blockIdx.x; n < N; n += gridDim.x, parity ^= 1) {
             const float m = mean[n], r = rstd[n];
             float sum_g[PACK] = {}, sum_gx[PACK] = {};
             for (int i = first; i < C; i += stride) {
@@ -763,13 +763,13 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
                 add_pieces(dw, x, i, C);
                 add_pieces(db, d, i, C);
             }
-            const float2 of_mine = {warp_sum(sum_g), warp_sum(sum_gx)};
-            if (threadIdx.x % WARP_SIZE == 0) of_warps[turn][threadIdx.x / WARP_SIZE] = of_mine;
-            __syncthreads();   // one a row is enough, as the next row's sums go to the other half of of_warps
+            const float2 own_sums = {warp_sum(sum_g), warp_sum(sum_gx)};
+            if (threadIdx.x % WARP_SIZE == 0) warp_sums[parity][threadIdx.x / WARP_SIZE] = own_sums;
+            __syncthreads();   // one a row is enough, as the next row's sums go to the other half of warp_sums
             float avg_g = 0, avg_gx = 0;
             for (int other = 0; other < warps; other++) {
-                avg_g += of_warps[turn][other].x;
-                avg_gx += of_warps[turn][other].y;
+                avg_g += warp_sums[parity][other].x;
+                avg_gx += warp_sums[parity][other].y;
             }
             avg_g /= C;
             avg_gx /= C;
@@ -1368,8 +1368,8 @@ __global__ void __launch_bounds__(WIDE_BLOCK) add_losses_kernel(double* total, c
 template <Want WANT>
 void cross_entropy(floatX* logits, float* losses, const int* targets, float mean, const LossScale* loss_scale,
                    size_t N, int V, int Vp) {
-    const size_t row_bytes = Vp * sizeof(floatX), of_reductions = 2 * 32 * sizeof(float);
-    const size_t block_bytes = row_bytes + of_reductions + device.properties.reservedSharedMemPerBlock;
+    const size_t row_bytes = Vp * sizeof(floatX), reduction_bytes = 2 * 32 * sizeof(float);
+    const size_t block_bytes = row_bytes + reduction_bytes + device.properties.reservedSharedMemPerBlock;
     // Two blocks fit on a multiprocessor: one loads while the other reduces. On a CPU the row is in the cache.
     const bool fits = WARP_SIZE > 1 && WANT == Want::LOSS_AND_GRADIENT &&
                       2 * block_bytes <= device.properties.sharedMemPerMultiprocessor;
@@ -3100,8 +3100,8 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& 
     take_loss(m);
     const double began = seconds_now();
     Evaluation e = {};
-    for (size_t all_gpus = 0; all_gpus < windows; all_gpus += world.size * B) {
-        const size_t w = all_gpus + world.rank * B;
+    for (size_t round = 0; round < windows; round += world.size * B) {
+        const size_t w = round + world.rank * B;
         std::vector<int> inputs(N, 0), targets(N, -1);
         for (size_t b = 0; b < B && w + b < windows; b++)
             tokens.read(&inputs[b * T], &targets[b * T], Windows::COVERING, (w + b) * all / windows, T, m.config.vocab);
