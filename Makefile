@@ -127,10 +127,11 @@ BUILD    := build/$(DEVICE)-$(PRECISION)
 TEST_DIR ?= build/test
 HEADERS  := $(wildcard dev/cpu/*.h dev/cpu/*/*.h gpt/*.h gpt/*.cuh dev/*/*.cuh) Makefile dev/Makefile
 
-# Modules of gpt/ without CUDA are compiled once for all builds.
+# Modules of gpt/ without CUDA are compiled once for all builds, the emulator's cuBLASLt once for all CPU builds.
 HOST         ?= build/host
 host_objects  = $(patsubst gpt/%.cpp,$(1)/%.o,$(wildcard gpt/*.cpp))
 HOST_OBJECTS := $(call host_objects,$(HOST))
+CPU_OBJECTS  := $(HOST_OBJECTS) $(HOST)/cublasLt.o
 compile_host  = $(CXX) -std=c++17 $(WARNINGS) $(1) $(USER_CXX) -c $< -o $@
 $(HOST)/%.o: gpt/%.cpp $(wildcard gpt/*.h) $(HOST)/flags | setup
 	$(call compile_host,-O2)
@@ -141,13 +142,12 @@ quoted = '$(subst ','"'"',$(1))'
 CPU_WORDS = $(CXX) $(CPU_FLAGS) $(VECTORS) $(USER_CXX) $(LDFLAGS) $(CPU_LIBS)
 GPU_WORDS = $(NVCC) $(GPU_FLAGS) $(GENCODE) $(NCCL_FLAGS) $(NCCL_LIBS) $(USER_NVCC)
 WORDS     = $(CPU_WORDS)
-$(HOST)/flags: WORDS = $(CXX) $(USER_CXX)
-$(BUILD)/flags: WORDS = $(if $(filter gpu,$(DEVICE)),$(GPU_WORDS),$(CPU_WORDS))
+build/gpu-%/flags: WORDS = $(GPU_WORDS)
 %/flags: FORCE | setup
 	@mkdir -p $(@D); new=$@.$$$$; echo $(call quoted,$(WORDS)) > $$new; \
 	    if cmp -s $$new $@; then rm $$new; else mv $$new $@; fi
 .PRECIOUS: %/flags %/cublasLt.o
-# The emulator's cuBLASLt, compiled once for all CPU programs below a folder.
+# The emulator's cuBLASLt
 %/cublasLt.o: dev/cpu/cublasLt.cpp $(wildcard dev/cpu/*.h) %/flags | setup
 	$(CXX) $(CPU_FLAGS) $(VECTORS) $(USER_CXX) -c $< -o $@
 FORCE:
@@ -161,9 +161,10 @@ setup:
 	@CXX=$(call quoted,$(strip $(CXX) $(USER_CXX) $(LDFLAGS))) scripts/setup.sh $(DEVICE) \
 	    $(if $(filter no,$(ONEDNN)),without-onednn)
 
-$(BUILD)/train_gpt: train_gpt.cu $(HEADERS) $(HOST_OBJECTS) $(BUILD)/flags \
-                    $(if $(filter cpu,$(DEVICE)),$(BUILD)/cublasLt.o) | setup
-	$(call compile,$<,$@,$(PRECISION),$(if $(filter gpu,$(DEVICE)),gpu,1),$(if $(filter cpu,$(DEVICE)),$(VECTORS)))
+build/gpu-%/train_gpt: train_gpt.cu $(HEADERS) $(HOST_OBJECTS) build/gpu-%/flags | setup
+	$(call compile,$<,$@,$*,gpu)
+build/cpu-%/train_gpt: train_gpt.cu $(HEADERS) $(CPU_OBJECTS) build/cpu-%/flags | setup
+	$(call compile,$<,$@,$*,1,$(VECTORS))
 
 DATA ?= data/shakespeare.txt
 # About a minute on 2 CPU cores. In that time a small model that sees much text learns more than a large one.
