@@ -30,16 +30,11 @@ class TensorBoard:
         folder = os.path.join(run.folder, "board", "gpt.cu")
         shutil.rmtree(folder, ignore_errors=True)
         self.writer = module.Writer(folder)
+        self.flush, self.close = self.writer.flush, self.writer.close
 
     def write(self, step, numbers):
         for name, value in numbers:
             self.writer.add_scalar(TAGS[name], value, step)
-
-    def flush(self):
-        self.writer.flush()
-
-    def close(self):
-        self.writer.close()
 
 
 class WeightsAndBiases:
@@ -52,15 +47,10 @@ class WeightsAndBiases:
         except module.Error as error:
             fail(f"--wandb {options.wandb}: {error}; expected a login (wandb login) or WANDB_MODE=offline")
         self.run.define_metric("*", step_metric="step")
+        self.flush, self.close = lambda: None, self.run.finish
 
     def write(self, step, numbers):
         self.run.log({"step": step, **{TAGS[name]: value for name, value in numbers}})
-
-    def flush(self):
-        pass
-
-    def close(self):
-        self.run.finish()
 
 
 def export(kind, options):
