@@ -15,8 +15,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.append(os.path.join(HERE, "..", "..", "scripts"))
+sys.path += [os.path.join(HERE, ".."), os.path.join(HERE, "..", "..", "scripts")]
 from tokens import fail, write_shard    # noqa: F401
+from trainer import flags, printed_bytes, trace_steps
 
 TRACED_STEPS = 3        # --trace holds the first three steps; they do not count as timed
 
@@ -85,10 +86,6 @@ def run(command, limit, cwd=None):
                     time.monotonic() - begin, ended, usage.ru_maxrss * 1024)
 
 
-def flags(options):
-    return [text for name, value in options.items() for text in ("--" + name.replace("_", "-"), str(value))]
-
-
 def write_tokens(path, vocab, count):
     """Writes a shard of random tokens. Their frequencies fall as 1/rank, as in language: the time of the embedding's
     backward pass depends on how often a token repeats."""
@@ -97,12 +94,6 @@ def write_tokens(path, vocab, count):
 
 
 # ==== Reading ================================================================
-
-def closing_memory(output):
-    """Bytes that the device has in use at the end, from the line '..., 33.10 GB in use on the device'; or None."""
-    found = re.search(r"([0-9.]+) (kB|MB|GB|TB) in use on the device", output)
-    return float(found[1]) * {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}[found[2]] if found else None
-
 
 def read_log(path):
     """log.jsonl: what the run began with, and its steps. The last line of a run that was ended may be cut off."""
@@ -117,22 +108,6 @@ def read_log(path):
             if "ms" in entry:
                 steps.append(entry)
     return record, steps
-
-
-def trace_steps(trace):
-    """The kernels of a --trace in order, as a list of steps: a step begins where forward follows update."""
-    events = trace["traceEvents"]
-    rows = {event["args"]["name"]: event["tid"] for event in events if event.get("name") == "thread_name"}
-    row, steps, last = rows.get("stream: kernels"), [], "update"
-    for event in events:
-        if event["ph"] == "X" and event["tid"] == row:
-            if last == "update" and event["args"]["pass"] != "update":
-                steps.append([])
-            last = event["args"]["pass"]
-            steps[-1].append(event)
-    if not steps:
-        raise Failed("--trace: found no kernel in its row 'stream: kernels', expected at least one step")
-    return steps
 
 
 def read_trace(trace):
@@ -230,7 +205,7 @@ class Ours(Contestant):
             done = run([self.program, "train", *flags(options)], limit).check()
             record, lines = read_log(os.path.join(out, "run", "log.jsonl"))
             result = {"ms": [line["ms"] for line in lines], "record": record,
-                      "peak_bytes": closing_memory(done.output) or done.resident_bytes}
+                      "peak_bytes": printed_bytes(done.output, "in use on the device") or done.resident_bytes}
             if trace:
                 with open(trace["trace"], encoding="utf-8") as file:
                     result["trace"] = read_trace(json.load(file))

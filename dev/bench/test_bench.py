@@ -65,7 +65,7 @@ def test_reading(scratch):
     claim_equal(contestants.read_llmc(LLMC_OUTPUT), {"ms": [1342.50, 1120.25], "peak_bytes": 40409 * 2**20},
                 "llm.c: the time of each step and the memory in use")
     line = "done  5 steps in 0:12, 1.2M tok/s; memory: 31.72 GB allocated as planned, 33.10 GB in use on the device\n"
-    claim_equal(contestants.closing_memory(line), 33.10e9, "the closing line's memory")
+    claim_equal(contestants.printed_bytes(line, "in use on the device"), 33.10e9, "the closing line's memory")
     path = os.path.join(scratch, "log.jsonl")
     write(path, '{"run":{"device":"x"}}\n{"step":1,"ms":10.0}\n{"step":1,"val_loss":3}\n{"step":2,"m')
     claim_equal(contestants.read_log(path), ({"device": "x"}, [{"step": 1, "ms": 10.0}]),

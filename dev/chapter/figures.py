@@ -1,8 +1,6 @@
 """What all parts of the report share: sentences about ratios, and the look of figures and captions."""
 import math
-import os
 import statistics
-import sys
 from dataclasses import dataclass, field
 
 import matplotlib
@@ -11,8 +9,7 @@ from matplotlib import pyplot
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-from measure import conclusive
+from measure import conclusive      # which adds dev/ to sys.path
 from tables import html_table, number, percent, plural, size   # the parts import them from here
 
 CHAPTER_COLOR = "#c0392b"   # the chapter's values are red and dashed in every figure

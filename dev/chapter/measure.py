@@ -1,7 +1,6 @@
 """Runs `plan` and `train` of ./train_gpt and returns their numbers in JSON-compatible objects.
 
-Each function in SECTIONS measures one part of the report. report.py draws the results; this file uses the standard
-library only.
+Each function in SECTIONS measures one part of the report. report.py draws the results.
 """
 import array
 import json
@@ -17,6 +16,9 @@ import sys
 import tempfile
 import time
 from types import SimpleNamespace
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from trainer import flags, printed_bytes, trace_steps
 
 MODES = ["none", "selective", "full"]
 
@@ -82,16 +84,6 @@ TEXT, FEW_WORDS = "text.txt", "few_words.txt"   # a small model learns the secon
 def read_json(path):
     with open(path, encoding="utf-8") as file:
         return json.load(file)
-
-
-def flags(options):
-    return [text for name, value in options.items() for text in ("--" + name.replace("_", "-"), str(value))]
-
-
-def sent_bytes(output):
-    """Bytes that each process sends in a step, from the trainer's closing lines, or None."""
-    found = re.search(r"([0-9.]+) (B|kB|MB|GB|TB) a step by each", output)
-    return float(found[1]) * 1000 ** ["B", "kB", "MB", "GB", "TB"].index(found[2]) if found else None
 
 
 def write_text(path, different):
@@ -161,7 +153,7 @@ class Trainer:
         return {"ms": [line["ms"] for line in lines[WARM_UP:]], "losses": [line["loss"] for line in lines],
                 "norms": [line["norm"] for line in lines], "flops_per_token": record["flops_per_token"],
                 "planned": record["planned_bytes"], "as_planned": "allocated as planned" in output,
-                "sent": sent_bytes(output)}
+                "sent": printed_bytes(output, "a step by each")}
 
     def fits(self, **options):
         plan = self.plan(**options)
@@ -245,16 +237,10 @@ def activations(trainer, size):
 
 def last_step(trace):
     """The last whole step of a Chrome trace: passes, and live bytes over time."""
-    events = trace["traceEvents"]
-    rows = {event["args"]["name"]: event["tid"] for event in events if event.get("name") == "thread_name"}
-    kernels = sorted((event for event in events if event["ph"] == "X"
-                      and event["tid"] == rows.get("stream: kernels", event["tid"])), key=lambda event: event["ts"])
-    # A step begins where forward follows update.
-    starts = [i for i, event in enumerate(kernels)
-              if event["args"]["pass"] == "forward" and (i == 0 or kernels[i - 1]["args"]["pass"] == "update")]
-    if not starts:
-        raise Failed("--trace: found no event with pass 'forward' in its file, expected at least one step")
-    kernels = kernels[starts[-1]:]
+    steps = trace_steps(trace)
+    if not steps:
+        raise Failed("--trace: found no kernel in its file, expected at least one step")
+    kernels = steps[-1]
     begin, end = kernels[0]["ts"], max(event["ts"] + event["dur"] for event in kernels)
     passes = []
     for event in kernels:
@@ -264,8 +250,8 @@ def last_step(trace):
         else:
             passes.append([name, (event["ts"] - begin) / 1000, stop])
 
-    counters = sorted((event for event in events if event["ph"] == "C" and event["name"] == "live bytes"),
-                      key=lambda event: event["ts"])
+    counters = sorted((event for event in trace["traceEvents"] if event["ph"] == "C" and
+                       event["name"] == "live bytes"), key=lambda event: event["ts"])
     shown = ([event for event in counters if event["ts"] <= begin][-1:]
              + [event for event in counters if begin < event["ts"] <= end])
     live = {"ms": [max(0, event["ts"] - begin) / 1000 for event in shown]}

@@ -100,6 +100,7 @@ def test_last_step():
         return {"ph": "X", "tid": 1, "name": name, "ts": begin, "dur": 1000, "args": {"pass": pass_}}
     events = [event("k", begin * 1000, pass_) for begin, pass_ in
               enumerate(["forward", "update", "forward", "forward", "backward", "update"])]
+    events += [{"ph": "M", "tid": 1, "name": "thread_name", "args": {"name": "stream: kernels"}}]
     events += [{"ph": "C", "name": "live bytes", "ts": at, "args": {"weights": at}} for at in (0, 1500, 3500, 9000)]
     found = measure.last_step({"traceEvents": events[::-1]})
     claim_equal(found, {"ms": 4, "passes": [["forward", 0, 2], ["backward", 2, 3], ["update", 3, 4]],
@@ -240,7 +241,7 @@ def test_compare():
     expected = [b / a for a, b in zip(results["a"]["round_ms"], results["b"]["round_ms"])]
     claim_equal((len(expected), results["b"]["ratios"]), (3, expected), "ratios compare runs of the same round")
     for text, expected in (("6.00 MB a step by each", 6e6), ("1.5 GB a step by each", 1.5e9), ("nothing", None)):
-        claim_equal(measure.sent_bytes(text), expected, f"bytes in '{text}'")
+        claim_equal(measure.printed_bytes(text, "a step by each"), expected, f"bytes in '{text}'")
 
 
 # ---- formats of 16 and 8 bits
