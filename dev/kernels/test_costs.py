@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of costs.py, run in the repository's root: formulas for GPT-2 124M, and whether the sources have its kernels."""
+"""Tests costs.py, in the repository's root: formulas for GPT-2 124M, and that the sources have its kernels."""
 import glob
 import os
 import re

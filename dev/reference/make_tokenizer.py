@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes data/reference/tokenizer: a vocabulary of 500 merges of data/shakespeare.txt as tokenizer.json, and cases.json:
-texts, in hexadecimal, and their tokens by tokenizers. Tokenizers refuses broken UTF-8: there the reference is GPT-2's
-pattern on Python's surrogateescape, and tiktoken's merges in each word. Needs tokenizers, tiktoken and regex.
+"""Writes data/reference/tokenizer: tokenizer.json, a vocabulary of 500 merges of data/shakespeare.txt, and cases.json,
+texts in hexadecimal with their tokens by the package tokenizers. That package refuses invalid UTF-8: there the
+reference is GPT-2's pattern on Python's surrogateescape, and tiktoken's merges in each word. Needs tokenizers, tiktoken
+and regex.
 
     python3 dev/reference/make_tokenizer.py
     python3 dev/reference/make_tokenizer.py --texts 20000 --merges 4000 --seed 2 --out DIR     # many more texts, and
@@ -23,8 +24,9 @@ SAMPLE = ROOT / "data" / "reference" / "tokenizer"
 SPACES = [" ", " ", " ", "\n", "\n\n", "\t", "  ", "   ", "\r\n", "\u00a0", "\u3000", "\u2028", "\u0085", "\u180e",
           "\v", "\x1c", "\u200b", "\ufeff", "\u202f"]
 SCRAPS = ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'S", "’s", "'", "''", "don't", " I'll", "e\u0301", "1st", "½",
-          "²", "Ⅷ", "٣", "👩\u200d👩\u200d👧", "🇫🇷", "❤\ufe0f", "\u0000", "\u007f", "\x1b[2J", "\uffff", "\ufffd", "\U0010ffff",
-          "a" * 40, "-" * 40, " " * 40, "\n" * 20, "漢" * 30, "0123456789" * 3, "...", "http://a.b/c?d=e&f", "_x_", "ß"]
+          "²", "Ⅷ", "٣", "👩\u200d👩\u200d👧", "🇫🇷", "❤\ufe0f", "\u0000", "\u007f", "\x1b[2J", "\uffff", "\ufffd",
+          "\U0010ffff", "a" * 40, "-" * 40, " " * 40, "\n" * 20, "漢" * 30, "0123456789" * 3, "...",
+          "http://a.b/c?d=e&f", "_x_", "ß"]
 BROKEN = [b"\x80", b"\xbf", b"\xc0\x80", b"\xc3", b"\xe2\x82", b"\xf0\x9f\x98", b"\xed\xa0\x80", b"\xf4\x90\x80\x80",
           b"\xf8\x88", b"\xff", b"\xfe\xff", b"\xe0\x80\xaf", b"\xf0\x80\x80\xaf", b"\xc3(", b"\xe2\x28\xa1"]
 
@@ -112,7 +114,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="of fuzzed text (default 1)")
     parser.add_argument("--merges", type=int, default=500, help="default 500")
-    parser.add_argument("--texts", type=int, default=60, help="fuzzed texts (default 60); two thirds as many are broken")
+    parser.add_argument("--texts", type=int, default=60, help="fuzzed texts (default 60); two thirds as many invalid")
     parser.add_argument("--out", type=Path, default=SAMPLE, help="default data/reference/tokenizer")
     options = parser.parse_args()
     draw = random.Random(options.seed)
@@ -122,8 +124,9 @@ def main():
     (options.out / "tokenizer.json").write_text(json.dumps(whole, ensure_ascii=False, separators=(",", ":")) + "\n")
     encoding = tiktoken_of(whole)
     texts = ["", "To be, or not to be", "First Citizen:\nWe're  not\t resolved,\r\n\n rather to die ",
-             f"a{END_OF_TEXT} b", "naïve café — 12 ½ Ⅷ ٣٤", "Привет, мир! 你好，世界。 שלום العالم नमस्ते", "👩\u200d👩\u200d👧 🇫🇷 ❤\ufe0f",
-             "aaaaaaaaaaaaaaaaaaaaaaa  ", "\u180e\u0085\u00a0\u3000x\u2028\u200b \x1c", "'s's'S ’s 'll'LL", *SCRAPS,
+             f"a{END_OF_TEXT} b", "naïve café — 12 ½ Ⅷ ٣٤", "Привет, мир! 你好，世界。 שלום العالم नमस्ते",
+             "👩\u200d👩\u200d👧 🇫🇷 ❤\ufe0f", "aaaaaaaaaaaaaaaaaaaaaaa  ", "\u180e\u0085\u00a0\u3000x\u2028\u200b \x1c",
+             "'s's'S ’s 'll'LL", *SCRAPS,
              *(fuzz_text(draw, 12) for _ in range(options.texts))]
     cases = [{"hex": t.encode().hex(), "tokens": tokenizer.encode(t).ids} for t in texts]
     for _ in range(options.texts * 2 // 3):

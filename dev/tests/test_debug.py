@@ -68,7 +68,7 @@ stop = gdb.stop_after("-exec-run")
 claim('func="main"' in stop, "the program stops in main, from where the extension continues", stop)
 stop = gdb.stop_after("-exec-continue")
 claim('reason="breakpoint-hit"' in stop and 'func="layernorm_backward_kernel"' in stop
-      and re.search(r'fullname="[^"]*/train_gpt\.cu"', stop), "then in layernorm_backward_kernel, in train_gpt.cu", stop)
+      and re.search(r'fullname="[^"]*/train_gpt\.cu"', stop), "then in layernorm_backward_kernel", stop)
 where = [gdb.value(name) for name in ("blockIdx.x", "threadIdx.x", "blockIdx.y", "threadIdx.y")]
 claim_equal(where, ["1", "3", "0", "0"], "at block 1, thread 3")
 for _ in range(2):
