@@ -2290,7 +2290,7 @@ Grad grad_at(const Model& m, size_t element) {
 // Communication runs on world.stream while device.stream computes another layer.
 // source  Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5
 
-#include "gpt/launch.cuh"        // the processes: world, sum_of_all(), start_processes(), Watchdog
+#include "gpt/launch.cuh"        // the processes: world, sum_of_all(), start_processes(), WatchdogPause
 #include "gpt/distributed.cuh"   // need_weights(), begin_gradients(), send_gradients(), await_gradients(), ...
 
 // ==== model: allocation ======================================================
@@ -3250,7 +3250,7 @@ TrainData open_data(const Options& o) {
 
 // Tokenizes text for the model in `dir`, or for a new one if dir is empty, and splits off the validation data.
 void divide_data(TrainData& data, const Options& o, const std::string& dir, const Config& c) {
-    const Watchdog::Pause tokenizing_may_take_long;
+    const WatchdogPause tokenizing_may_take_long;
     const bool reads_text = data.train.bytes_only() || data.val.bytes_only() || o.sample_every > 0;
     data.text = Text(reads_text ? dir : "", c.vocab);
     for (Tokens* tokens : {&data.train, &data.val}) tokens->tokenize(data.text);
@@ -3633,7 +3633,7 @@ int run_command(const std::vector<std::string>& args) {
 int report_error(int code, const std::exception& error) {
     fflush(stdout);
     if (!world.first()) {
-        const Watchdog::Pause until_ended;
+        const WatchdogPause until_ended;
         signal(SIGTERM, SIG_DFL);
         if (stop_requested) _exit(code);
         sleep(1);

@@ -3,7 +3,7 @@
 //
 //   start       --gpus N forks N processes before the first CUDA or OpenMP call, and supervises them; or torchrun, srun
 //               or mpirun start them, and number them by environment variables
-//   connection  rank 0 listens on MASTER_ADDR:MASTER_PORT and sends NCCL's unique id to each rank
+//   rendezvous  rank 0 listens on MASTER_ADDR:MASTER_PORT and sends NCCL's unique id to each rank
 //   end         a watchdog thread ends a rank without progress; the supervising process, or the launcher, the others
 #pragma once
 
@@ -69,51 +69,45 @@ void check(ncclResult_t status, const char* what) {
 }
 
 // ---- watchdog -----------------------------------------------------------------------------------
+// Ends a process that makes no progress for the timeout, or about which NCCL reports an error. Each piece of work
+// that is handed to a stream and each blocking call reports progress, under its name.
 
-// Ends this process with one line if it makes no progress for the timeout, or if NCCL reports an error. Each piece of
-// work that is handed to a stream and each blocking call reports progress, under its name.
-class Watchdog {
-public:
-    void start(double timeout) {
-        std::thread([this, timeout] { run(timeout); }).detach();
-    }
-    // While one exists, time does not count: work of the host that may take long.
-    struct Pause {
-        Pause() { activity.paused++; }
-        ~Pause() {
-            progress("resumed");
-            activity.paused--;
-        }
-    };
-
-private:
-    void run(double timeout) {
-        const double interval = std::min(1.0, timeout / 10);
-        double idle = 0;
-        for (long last = -1;; std::this_thread::sleep_for(std::chrono::duration<double>(interval))) {
-            const long now = activity.count;
-            // Intervals rather than a clock: a process that was stopped is given the time to get on.
-            idle = now != last || activity.paused > 0 ? 0 : idle + interval;
-            last = now;
-            ncclResult_t error = ncclSuccess;
-            if (activity.connected) ncclCommGetAsyncError(world.comm, &error);
-            if (error != ncclSuccess && error != ncclInProgress && idle >= 2 * interval)
-                end(format("NCCL reports: %s", ncclGetErrorString(error)));
-            if (idle >= timeout) end(format("no progress for %g s (--timeout)", timeout));
-        }
-    }
-    [[noreturn]] void end(const std::string& why) {
-        char host[256] = "";
-        gethostname(host, sizeof(host) - 1);
-        const std::string line = format("train_gpt: rank %zu on %s, step %ld, in %s: %s\n", world.rank, host,
-                                        world.step->load(), activity.name.load(), why.c_str());
-        if (write(STDERR_FILENO, line.data(), line.size()) < 0) {}
-        // The first rank to end ends the others: a moment for their lines.
-        std::this_thread::sleep_for(std::chrono::milliseconds(500));
-        _exit(1);
+// While one exists, time does not count: work of the host that may take long.
+struct WatchdogPause {
+    WatchdogPause() { activity.paused++; }
+    ~WatchdogPause() {
+        progress("resumed");
+        activity.paused--;
     }
 };
-static Watchdog watchdog;
+
+// Ends this process with a line that says where it is.
+[[noreturn]] void end_rank(const std::string& why) {
+    char host[256] = "";
+    gethostname(host, sizeof(host) - 1);
+    const std::string line = format("train_gpt: rank %zu on %s, step %ld, in %s: %s\n", world.rank, host,
+                                    world.step->load(), activity.name.load(), why.c_str());
+    if (write(STDERR_FILENO, line.data(), line.size()) < 0) {}
+    // The first rank to end ends the others: a moment for their lines.
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    _exit(1);
+}
+
+void run_watchdog(double timeout) {
+    const double interval = std::min(1.0, timeout / 10);
+    double idle = 0;
+    for (long last = -1;; std::this_thread::sleep_for(std::chrono::duration<double>(interval))) {
+        const long now = activity.count;
+        // Intervals rather than a clock: a process that was stopped is given the time to get on.
+        idle = now != last || activity.paused > 0 ? 0 : idle + interval;
+        last = now;
+        ncclResult_t error = ncclSuccess;
+        if (activity.connected) ncclCommGetAsyncError(world.comm, &error);
+        if (error != ncclSuccess && error != ncclInProgress && idle >= 2 * interval)
+            end_rank(format("NCCL reports: %s", ncclGetErrorString(error)));
+        if (idle >= timeout) end_rank(format("no progress for %g s (--timeout)", timeout));
+    }
+}
 
 // ---- exchanges between hosts --------------------------------------------------------------------
 
@@ -181,6 +175,7 @@ constexpr Launcher LAUNCHERS[] = {
     {"MPICH's mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"},
 };
+constexpr const Launcher &TORCHRUN = LAUNCHERS[0], &MPICH = LAUNCHERS[2], &SRUN = LAUNCHERS[3];
 
 int nccl_version() {   // 0: this process is alone
     int version = 0;
@@ -188,38 +183,16 @@ int nccl_version() {   // 0: this process is alone
     return version;
 }
 
-// The whole number in an environment variable that is set.
-size_t number_in(const char* name) {
+// The whole number in one of a launcher's variables.
+size_t number_in(const char* name, const Launcher& l) {
+    const char* text = getenv(name);
+    if (!text)
+        throw UserError("%s is not set: expected %s, %s and %s, as %s sets them, or none of them", name, l.rank, l.size,
+                        l.on_machine, l.name);
     long number = 0;   // of 8(x2) the first
-    const std::string text = getenv(name);
-    if (parse_number(text.substr(0, text.find('(')), number) && number >= 0) return static_cast<size_t>(number);
-    throw UserError("%s=%s: expected a whole number", name, getenv(name));
-}
-
-// The launcher whose variables number this process; null: this process is alone. srun's come last: below torchrun and
-// mpirun they number machines.
-const Launcher* find_launcher() {
-    const Launcher* found = nullptr;
-    for (const Launcher& l : LAUNCHERS) {
-        const bool is_complete = getenv(l.rank) && getenv(l.size) && getenv(l.on_machine);
-        const bool is_last = &l == std::end(LAUNCHERS) - 1;
-        if (&l <= &LAUNCHERS[1] && !is_complete && (getenv(l.rank) || getenv(l.size)))
-            throw UserError("%s is set, %s is not: expected %s, %s and %s, as %s sets them, or none of them",
-                            getenv(l.rank) ? l.rank : l.size,
-                            !getenv(l.rank) ? l.rank : !getenv(l.size) ? l.size : l.on_machine, l.rank, l.size,
-                            l.on_machine, l.name);
-        if (!is_complete || (found && is_last)) continue;
-        if (number_in(l.rank) >= number_in(l.size))
-            throw UserError("%s=%s, %s=%s: expected a rank below the number of ranks", l.rank, getenv(l.rank), l.size,
-                            getenv(l.size));
-        for (const auto& [a, b] : {std::pair(l.rank, found ? found->rank : l.rank),
-                                   std::pair(l.size, found ? found->size : l.size)})
-            if (number_in(a) != number_in(b))
-                throw UserError("%s=%s and %s=%s: variables of two launchers, %s and %s; expected those of one", b,
-                                getenv(b), a, getenv(a), found->name, l.name);
-        if (!found) found = &l;
-    }
-    return found && number_in(found->size) > 1 ? found : nullptr;
+    const std::string all = text;
+    if (parse_number(all.substr(0, all.find('(')), number) && number >= 0) return static_cast<size_t>(number);
+    throw UserError("%s=%s: expected a whole number", name, text);
 }
 
 // The first name of a list such as node[07-12,20].
@@ -232,15 +205,14 @@ std::string first_host(const std::string& list) {
 // Where rank 0 listens: what the launcher says, or something that all ranks derive from the same.
 void find_address(const Launcher& launcher) {
     const char *address = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"), *nodes = getenv("SLURM_STEP_NODELIST");
-    const bool is_torchrun = &launcher == &LAUNCHERS[0];
-    if ((is_torchrun || address || port) && !(address && port))
+    if ((&launcher == &TORCHRUN || address || port) && !(address && port))
         throw UserError("%s is not set: expected MASTER_ADDR and MASTER_PORT, where rank 0 listens, as %s is set",
-                        address ? "MASTER_PORT" : "MASTER_ADDR", is_torchrun ? "RANK" : address ? "MASTER_ADDR" :
-                                                                                                 "MASTER_PORT");
+                        address ? "MASTER_PORT" : "MASTER_ADDR",
+                        &launcher == &TORCHRUN ? "RANK" : address ? "MASTER_ADDR" : "MASTER_PORT");
     if (address) {
         const char* agent = getenv("TORCHELASTIC_USE_AGENT_STORE");   // torchrun itself listens on MASTER_PORT then
         world.address = address;
-        world.port = std::to_string(number_in("MASTER_PORT") + (agent && agent == std::string("True")));
+        world.port = std::to_string(number_in("MASTER_PORT", launcher) + (agent && agent == std::string("True")));
         return;
     }
     if (world.of_machine < world.size) {
@@ -255,22 +227,128 @@ void find_address(const Launcher& launcher) {
     world.port = std::to_string(FIRST_PORT + std::hash<std::string>()(job) % PORTS);
 }
 
-// Numbers this process as its launcher says.
+// Numbers this process as its launcher's variables say; without such variables this process is alone.
 void find_rank() {
-    world.launcher = find_launcher();
-    if (!world.launcher) return;
-    const Launcher& l = *world.launcher;
-    world.rank = number_in(l.rank);
-    world.size = number_in(l.size);
-    world.on_machine = number_in(l.on_machine);
-    world.of_machine = getenv(l.of_machine) ? number_in(l.of_machine) : world.size;
-    find_address(l);
+    for (const Launcher& l : LAUNCHERS) {
+        if (!getenv(l.rank) && !getenv(l.size)) continue;
+        if (&l == &MPICH && !getenv(l.on_machine) && getenv(SRUN.size)) continue;   // set by srun --mpi=pmi2
+        // A batch script has a SLURM_PROCID. Below other launchers srun's variables number machines.
+        if (&l == &SRUN && (world.launcher || !getenv(l.size))) continue;
+        const size_t rank = number_in(l.rank, l), size = number_in(l.size, l), on_machine = number_in(l.on_machine, l);
+        if (rank >= size)
+            throw UserError("%s=%zu, %s=%zu: expected a rank below the number of ranks", l.rank, rank, l.size, size);
+        if (const Launcher* other = world.launcher; other && (rank != world.rank || size != world.size))
+            throw UserError("%s=%zu and %s=%zu, but %s=%zu and %s=%zu: variables of two launchers, %s and %s; expected "
+                            "those of one", other->rank, world.rank, other->size, world.size, l.rank, rank, l.size,
+                            size, other->name, l.name);
+        if (world.launcher) continue;
+        world.launcher = &l;
+        world.rank = rank;
+        world.size = size;
+        world.on_machine = on_machine;
+        world.of_machine = getenv(l.of_machine) ? number_in(l.of_machine, l) : size;
+    }
+    if (!world.alone()) find_address(*world.launcher);
 }
 
-void require_nccl(size_t processes) {
-    if (!has_nccl())
-        throw UserError("%zu processes (--gpus, or a launcher's), but this build has no NCCL: pip install "
-                        "nvidia-nccl-cu%d, and make again", processes, CUDART_VERSION / 1000);
+// ---- processes: rendezvous ----------------------------------------------------------------------
+// Rank 0 sends NCCL's unique id to all other ranks over TCP.
+
+// What a rank sends to rank 0, and rank 0's answer.
+struct Message {
+    char magic[16] = "gpt.cu rank 2";
+    uint32_t rank = world.rank, size = world.size;
+    ncclUniqueId id = {};
+};
+
+bool send_message(int fd, const Message& m) { return send(fd, &m, sizeof(m), MSG_NOSIGNAL) == sizeof(m); }
+
+// Returns false if what arrives is something else, or nothing within the socket's time limit.
+bool receive(int fd, Message& m) {
+    return recv(fd, &m, sizeof(m), MSG_WAITALL) == sizeof(m) && memcmp(m.magic, Message().magic, sizeof(m.magic)) == 0;
+}
+
+// Calls on the socket return after that time.
+void limit_time(int fd, double seconds) {
+    const timeval limit = {static_cast<time_t>(seconds) + 1, 0};
+    for (int kind : {SO_SNDTIMEO, SO_RCVTIMEO}) setsockopt(fd, SOL_SOCKET, kind, &limit, sizeof(limit));
+}
+
+// Returns a socket at rank 0's address. attach: bind or connect. Returns -1 and sets `problem` where that fails.
+int open_socket(decltype(connect)* attach, double seconds, std::string& problem) {
+    addrinfo hints = {}, *found = nullptr;
+    hints.ai_flags = attach == bind ? AI_PASSIVE : 0;
+    hints.ai_socktype = SOCK_STREAM;
+    if (const int unknown = getaddrinfo(world.address.c_str(), world.port.c_str(), &hints, &found)) {
+        problem = gai_strerror(unknown);
+        return -1;
+    }
+    const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0), yes = 1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+    limit_time(fd, seconds);
+    const bool attached = attach(fd, found->ai_addr, found->ai_addrlen) == 0 &&
+                          (attach != bind || listen(fd, SOMAXCONN) == 0);
+    problem = attached ? "" : strerror(errno);
+    freeaddrinfo(found);
+    if (attached) return fd;
+    close(fd);
+    return -1;
+}
+
+// Opens rank 0's socket. Port 0: a free one, which world.port then says.
+void open_listener() {
+    std::string problem;
+    world.listener = open_socket(bind, 0, problem);
+    if (world.listener < 0)
+        throw UserError("rank 0 cannot listen on %s port %s: %s; set MASTER_ADDR to an address of this machine and "
+                        "MASTER_PORT to a free port", world.address.c_str(), world.port.c_str(), problem.c_str());
+    sockaddr_in own = {};
+    socklen_t size = sizeof(own);
+    if (world.port == "0" && getsockname(world.listener, reinterpret_cast<sockaddr*>(&own), &size) == 0)
+        world.port = std::to_string(ntohs(own.sin_port));
+}
+
+// Sends NCCL's unique id to all other ranks, once all have connected. Ignores connections of other programs.
+void welcome_ranks(const ncclUniqueId& id, double timeout) {
+    if (world.listener < 0) open_listener();
+    Message welcome;
+    welcome.id = id;
+    std::map<size_t, int> ranks = {{0, world.listener}};   // their connections
+    for (const double deadline = seconds_now() + timeout; ranks.size() < world.size;) {
+        Message hello;
+        const int fd = accept4(world.listener, nullptr, nullptr, SOCK_CLOEXEC);
+        if (fd >= 0) limit_time(fd, 0);
+        if (fd >= 0 && !receive(fd, hello)) close(fd);
+        else if (fd >= 0 && (hello.size != world.size || !ranks.emplace(hello.rank, fd).second))
+            throw UserError("a process connected as rank %u of %u: expected each rank of %zu once", hello.rank,
+                            hello.size, world.size);
+        std::string missing;
+        for (size_t r = 1; r < world.size; r++)
+            if (!ranks.count(r)) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+        if (!missing.empty() && seconds_now() > deadline)
+            throw Failure("rank 0 has waited for %g s at %s port %s (--timeout): missing ranks: %s", timeout,
+                          world.address.c_str(), world.port.c_str(), missing.c_str());
+    }
+    for (const auto& [rank, fd] : ranks) {
+        if (rank > 0) send_message(fd, welcome);   // the launcher notices a rank that has died
+        close(fd);
+    }
+}
+
+// The unique id, from rank 0, which may not listen yet.
+ncclUniqueId call_rank_0(double timeout) {
+    std::string problem;
+    for (const double deadline = seconds_now() + timeout; seconds_now() < deadline; usleep(50000)) {
+        const int fd = open_socket(connect, deadline - seconds_now(), problem);
+        if (fd < 0) continue;
+        Message welcome;
+        const bool answered = send_message(fd, Message()) && receive(fd, welcome);
+        close(fd);
+        if (answered) return welcome.id;
+        problem = "no answer";
+    }
+    throw Failure("rank %zu of %zu: no connection to rank 0 at %s port %s within %g s (--timeout): %s", world.rank,
+                  world.size, world.address.c_str(), world.port.c_str(), timeout, problem.c_str());
 }
 
 // ---- processes: --gpus --------------------------------------------------------------------------
@@ -334,27 +412,6 @@ int supervise(const Options& o, std::vector<pid_t> ranks, const std::atomic<long
     return code;
 }
 
-// Opens rank 0's socket. Port 0: a free one, which world.port then says.
-void open_listener() {
-    addrinfo hints = {}, *found = nullptr;
-    hints.ai_flags = AI_PASSIVE;
-    hints.ai_socktype = SOCK_STREAM;
-    const int unknown = getaddrinfo(world.address.c_str(), world.port.c_str(), &hints, &found), yes = 1;
-    if (unknown) throw UserError("MASTER_ADDR=%s: %s", world.address.c_str(), gai_strerror(unknown));
-    world.listener = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    setsockopt(world.listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-    const bool opened = bind(world.listener, found->ai_addr, found->ai_addrlen) == 0 &&
-                        listen(world.listener, SOMAXCONN) == 0;
-    freeaddrinfo(found);
-    if (!opened)
-        throw UserError("rank 0 cannot listen on %s port %s: %s; set MASTER_ADDR to an address of this machine and "
-                        "MASTER_PORT to a free port", world.address.c_str(), world.port.c_str(), strerror(errno));
-    sockaddr_in own = {};
-    socklen_t size = sizeof(own);
-    if (world.port == "0" && getsockname(world.listener, reinterpret_cast<sockaddr*>(&own), &size) == 0)
-        world.port = std::to_string(ntohs(own.sin_port));
-}
-
 // With --gpus N becomes N processes. Returns the run's exit code in the process that was started by the user, and -1 in
 // each rank.
 int start_processes(const Options& o) {
@@ -363,12 +420,6 @@ int start_processes(const Options& o) {
     if (!world.alone())
         throw UserError("--gpus %zu and %s=%zu: %s has started this process as one of %zu; expected --gpus or a "
                         "launcher", count, world.launcher->size, world.size, world.launcher->name, world.size);
-    require_nccl(count);
-#ifndef __NVCC__   // the emulator has as many as are asked for
-    setenv("CUDA_CPU_DEVICES", std::to_string(count).c_str(), 0);
-#endif
-    if (int found = count_gpus(); static_cast<size_t>(found) < count)
-        throw UserError("--gpus %zu: this machine has %d", count, found);
     world.port = "0";
     open_listener();
     sigset_t signals, before;
@@ -399,80 +450,7 @@ int start_processes(const Options& o) {
     return supervise(o, ranks, steps, signals);
 }
 
-// ---- connection ---------------------------------------------------------------------------------
-
-// A rank sends one to rank 0, which answers with one.
-struct Message { char magic[16]; uint32_t rank, size; ncclUniqueId id; };
-constexpr char MAGIC[16] = "gpt.cu rank 2";
-
-Message message_of(const ncclUniqueId& id) {
-    Message m = {{}, static_cast<uint32_t>(world.rank), static_cast<uint32_t>(world.size), id};
-    memcpy(m.magic, MAGIC, sizeof(MAGIC));
-    return m;
-}
-
-// Receives a message within `seconds`; false if what arrives is something else.
-bool receive(int fd, Message& m, double seconds) {
-    const timeval limit = {static_cast<time_t>(seconds) + 1, 0};
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-    return recv(fd, &m, sizeof(m), MSG_WAITALL) == sizeof(m) && memcmp(m.magic, MAGIC, sizeof(MAGIC)) == 0;
-}
-
-// Sends NCCL's unique id to all other ranks, once all have connected. Strangers are ignored.
-void welcome_ranks(const ncclUniqueId& id, double timeout) {
-    if (world.listener < 0) open_listener();
-    std::map<size_t, int> ranks;   // their connections
-    for (const double deadline = seconds_now() + timeout; ranks.size() + 1 < world.size;) {
-        pollfd caller = {world.listener, POLLIN, 0};
-        if (poll(&caller, 1, 100) > 0) {
-            const int fd = accept4(world.listener, nullptr, nullptr, SOCK_CLOEXEC);
-            Message hello;
-            if (!receive(fd, hello, 0)) close(fd);
-            else if (hello.size != world.size || !ranks.emplace(hello.rank, fd).second)
-                throw UserError("a process connected as rank %u of %u: expected each rank of %zu once", hello.rank,
-                                hello.size, world.size);
-        }
-        std::string missing;
-        for (size_t r = 1; r < world.size; r++)
-            if (!ranks.count(r)) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
-        if (!missing.empty() && seconds_now() > deadline)
-            throw Failure("rank 0 has waited for %g s at %s port %s (--timeout): missing ranks: %s", timeout,
-                          world.address.c_str(), world.port.c_str(), missing.c_str());
-    }
-    close(world.listener);
-    const Message welcome = message_of(id);
-    for (const auto& [rank, fd] : ranks) {
-        if (send(fd, &welcome, sizeof(welcome), MSG_NOSIGNAL) < 0) {}   // the launcher notices a rank that has died
-        close(fd);
-    }
-}
-
-// The unique id, from rank 0, which may not listen yet.
-ncclUniqueId call_rank_0(double timeout) {
-    const Message hello = message_of({});
-    Message welcome;
-    std::string problem;
-    for (const double deadline = seconds_now() + timeout; seconds_now() < deadline; usleep(50000)) {
-        addrinfo hints = {}, *found = nullptr;
-        hints.ai_socktype = SOCK_STREAM;
-        if (const int unknown = getaddrinfo(world.address.c_str(), world.port.c_str(), &hints, &found)) {
-            problem = gai_strerror(unknown);
-            continue;
-        }
-        const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        const timeval limit = {static_cast<time_t>(deadline - seconds_now()) + 1, 0};
-        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-        const bool connected = connect(fd, found->ai_addr, found->ai_addrlen) == 0;
-        problem = connected ? "no answer" : strerror(errno);
-        const bool answered = connected && send(fd, &hello, sizeof(hello), MSG_NOSIGNAL) == sizeof(hello) &&
-                              receive(fd, welcome, deadline - seconds_now());
-        freeaddrinfo(found);
-        close(fd);
-        if (answered) return welcome.id;
-    }
-    throw Failure("rank %zu of %zu: no connection to rank 0 at %s port %s within %g s (--timeout): %s", world.rank,
-                  world.size, world.address.c_str(), world.port.c_str(), timeout, problem.c_str());
-}
+// ---- begin and end ------------------------------------------------------------------------------
 
 // After the device was opened: a stream, NCCL's communicator, and a first exchange, for which NCCL takes its memory.
 void connect_ranks(double timeout) {
@@ -488,7 +466,7 @@ void connect_ranks(double timeout) {
     ncclUniqueId id = {};
     if (world.first()) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
     {
-        const Watchdog::Pause has_a_deadline_itself;
+        const WatchdogPause has_a_deadline_itself;
         if (world.first()) welcome_ranks(id, timeout);
         else id = call_rank_0(timeout);
     }
@@ -502,12 +480,14 @@ void connect_ranks(double timeout) {
 // As the first thing that a command with several ranks does.
 void begin_ranks(const Options& o) {
     if (world.alone()) return;
-    require_nccl(world.size);
+    if (!has_nccl())
+        throw UserError("%zu processes (--gpus, or a launcher's), but this build has no NCCL: pip install "
+                        "nvidia-nccl-cu%d, and make again", world.size, CUDART_VERSION / 1000);
     if (!world.first() && !freopen("/dev/null", "w", stdout)) throw Failure("/dev/null: %s", strerror(errno));
 #ifndef __NVCC__   // the emulator has a device for each process
     setenv("CUDA_CPU_DEVICES", std::to_string(world.of_machine).c_str(), 0);
 #endif
-    watchdog.start(o.timeout);
+    std::thread(run_watchdog, o.timeout).detach();
 }
 
 void leave_ranks() {
@@ -564,6 +544,8 @@ void open_device(TensorCores wanted, int threads = 0) {
     if (workers > 0) setenv("CUDA_CPU_THREADS", std::to_string(workers).c_str(), 1);   // for dev/cpu's cudaSetDevice
     int count = 0;
     check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+    if (world.of_machine > static_cast<size_t>(count) && !world.launcher)
+        throw UserError("--gpus %zu: this machine has %d", world.size, count);
     if (world.of_machine > static_cast<size_t>(count))
         throw UserError("%zu processes on this machine, each of which sees %d GPUs: expected a GPU for each process, "
                         "and that every process sees all (srun --gpus-per-node, not --gpus-per-task)",
