@@ -5,25 +5,19 @@
 //     call: an emulated H100 uses it unless NCCL_ALGO excludes it, as NCCL does.
 //   - Calls are issued to a stream as kernels are. Where NCCL would hang or corrupt memory, because the ranks' calls
 //     differ, all ranks return an error that names the calls.
-//   - Where streams have queues (streams.h), a rank takes part in a collective only while it waits for its device.
+//   - Where streams have queues (streams.h), a rank takes part in a collective only while its host waits: a launch does
+//     not block, as on a GPU, unless the queue is full.
 //   - CUDA_CPU_NCCL_FAILURE=9: the process's 9th call hangs, and its communicator reports that a remote rank failed.
 //
 // Not here: several ranks in one process, types of 8-bit floats, averages, ncclReduce.
 //
-// Map: NCCL's types, errors, shared memory, types and operations, transfers, collectives, streams and groups, NCCL's
-//      functions
+// Map: NCCL's types, errors, shared memory, transfers, collectives, streams and groups, NCCL's functions
 #pragma once
 
 #include <fcntl.h>
 #include <sched.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include <atomic>
-#include <map>
-#include <random>
 #include <sstream>
-#include <string>
 #include <thread>
 
 #include "cuda_bf16.h"
@@ -56,7 +50,6 @@ struct ncclComm {
     int rank = 0, size = 1;
     nccl_cpu::Shared* shared = nullptr;
     int all_reduces = 0;
-    int calls = 0;   // collectives that this rank has begun, and 1 while messages move
     std::atomic<ncclResult_t> error{ncclSuccess};  // the first one; later calls return it
     std::atomic<bool> gone{false};                 // destroyed or aborted
     void* buffers = nullptr;
@@ -114,35 +107,30 @@ struct Mailbox {
 
 // All ranks map it; zeros at first. Pages that are never written take no memory.
 struct Shared {
-    uint64_t token;                  // as in the unique id
     std::atomic<int> size;           // of the first rank that joins
     std::atomic<int> error_state;    // 1: a rank writes the text, 2: it is written
-    int error_at;                    // ncclComm::calls of the failed rank
     char error_text[500];
     std::atomic<bool> joined[max_ranks];
     Mailbox mailbox[max_ranks][max_ranks];  // from, to
 };
-struct UniqueId { int process, file; uint64_t token; };   // file: that process's descriptor of the memory
 
-// Maps the memory that an id names.
+// Maps the memory that an id names: the descriptor of the process that made it, as a path in /proc.
 inline Shared* map_memory(const ncclUniqueId& id) {
-    UniqueId from;
-    memcpy(&from, id.internal, sizeof(from));
-    const int file = open(text_of("/proc/", from.process, "/fd/", from.file).c_str(), O_RDWR | O_CLOEXEC);
-    void* const memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    const int file = open(id.internal, O_RDWR | O_CLOEXEC);
+    const bool is_ours = lseek(file, 0, SEEK_END) == sizeof(Shared);
+    void* const memory =
+        is_ours ? mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
     if (file >= 0) close(file);
-    if (memory == MAP_FAILED || static_cast<Shared*>(memory)->token != from.token)
+    if (memory == MAP_FAILED)
         refuse(ncclSystemError, "the unique id was not made by a process that runs on this machine");
     return static_cast<Shared*>(memory);
 }
 
-// Throws, also on the other ranks when they wait in the same call or a later one.
-template <class... Parts> [[noreturn]] void fail_all(const ncclComm& comm, const Parts&... parts) {
-    Shared& shared = *comm.shared;
+// Throws, also on the other ranks when they wait for one.
+template <class... Parts> [[noreturn]] void fail_all(Shared& shared, const Parts&... parts) {
     int none = 0;
     if (shared.error_state.compare_exchange_strong(none, 1)) {
         snprintf(shared.error_text, sizeof(shared.error_text), "%s", text_of(parts...).c_str());
-        shared.error_at = comm.calls;
         shared.error_state = 2;
     }
     refuse(ncclInvalidUsage, parts...);
@@ -153,22 +141,14 @@ template <class Condition> void wait_until(const ncclComm& comm, Condition holds
     constexpr auto yields = std::chrono::microseconds(200), sleep = std::chrono::microseconds(50);
     const auto begin = std::chrono::steady_clock::now();
     while (!holds()) {
-        const Shared& shared = *comm.shared;
-        if (shared.error_state == 2 && comm.calls >= shared.error_at) refuse(ncclInvalidUsage, shared.error_text);
+        if (comm.shared->error_state == 2) refuse(ncclInvalidUsage, comm.shared->error_text);
         if (comm.gone) refuse(ncclInvalidUsage, "the communicator was aborted");
         if (std::chrono::steady_clock::now() - begin < yields) sched_yield();
         else std::this_thread::sleep_for(sleep);
     }
 }
 
-// ==== types and operations ==============================================================================
-
-// Returns an integer as unsigned, which may overflow, and a short float as a float.
-template <class T> auto widen(T x) {
-    if constexpr (std::is_integral_v<T>) return static_cast<std::make_unsigned_t<T>>(x);
-    else if constexpr (std::is_floating_point_v<T>) return x;
-    else return static_cast<float>(x);
-}
+// ==== transfers =========================================================================================
 
 // total[i] = total[i] op x[i]
 template <class T> void combine(void* total_, const void* x_, size_t bytes, int op) {
@@ -177,8 +157,8 @@ template <class T> void combine(void* total_, const void* x_, size_t bytes, int 
     const auto each = [=](auto combined) {
         for (size_t i = 0; i < bytes / sizeof(T); i++) total[i] = combined(total[i], x[i]);
     };
-    if (op == ncclSum) each([](T a, T b) { return static_cast<T>(widen(a) + widen(b)); });
-    if (op == ncclProd) each([](T a, T b) { return static_cast<T>(widen(a) * widen(b)); });
+    if (op == ncclSum) each(std::plus<T>());
+    if (op == ncclProd) each(std::multiplies<T>());
     if (op == ncclMax) each([](T a, T b) { return a < b ? b : a; });
     if (op == ncclMin) each([](T a, T b) { return b < a ? b : a; });
 }
@@ -192,8 +172,6 @@ constexpr struct { const char* name; size_t bytes; decltype(&combine<float>) com
 };
 
 inline size_t bytes_of(const Call& call) { return call.count * types[call.type].bytes; }
-
-// ==== transfers =========================================================================================
 
 inline std::string describe(int rank, const Call& call) {
     constexpr const char* kinds[] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather",
@@ -210,7 +188,7 @@ inline void check_match(const ncclComm& comm, const Call& call, int peer, const 
     const bool same = message ? call.count == other.count && call.type == other.type
                               : describe(0, call) == describe(0, other);
     if (!same)
-        fail_all(comm, "the ranks' calls do not match: ", describe(comm.rank, call), ", ",
+        fail_all(*comm.shared, "the ranks' calls do not match: ", describe(comm.rank, call), ", ",
                  describe(peer, other));
 }
 
@@ -224,12 +202,12 @@ struct Transfer {
     bool sent = false, finished = false;
 };
 
-// Does what the mailbox allows. A send finishes when the receiver has taken the data, as in NCCL.
-inline void advance(const ncclComm& comm, Transfer& t) {
+// Does what the mailbox allows. Returns whether the transfer has finished: a send, when the receiver has taken the
+// data, as in NCCL.
+inline bool advance(const ncclComm& comm, Transfer& t) {
     Mailbox& box = comm.shared->mailbox[t.sends ? comm.rank : t.peer][t.sends ? t.peer : comm.rank];
-    if (box.full == t.sends) return;
-    t.finished = t.sent || !t.sends;
-    if (t.sent) return;
+    if (box.full == t.sends) return false;
+    if (t.sent) return true;
     if (t.sends) {
         box.call = t.call;
         std::copy_n(t.data, t.bytes, box.data);
@@ -238,17 +216,17 @@ inline void advance(const ncclComm& comm, Transfer& t) {
         std::copy_n(box.data, t.bytes, t.data);
     }
     box.full = t.sent = t.sends;
+    return !t.sends;
 }
 
 // Blocks until all transfers have finished. Those from one rank to another take place one after the other.
 inline void run_transfers(const ncclComm& comm, std::vector<Transfer>& transfers) {
     wait_until(comm, [&] {
-        bool sending[max_ranks] = {}, receiving[max_ranks] = {}, all_finished = true;
+        bool busy[2][max_ranks] = {}, all_finished = true;   // busy: by direction and peer
         for (Transfer& t : transfers) {
-            bool& busy = t.sends ? sending[t.peer] : receiving[t.peer];
-            if (!t.finished && !busy) advance(comm, t);
-            busy = busy || !t.finished;
-            all_finished = all_finished && t.finished;
+            if (!busy[t.sends][t.peer]) t.finished = t.finished || advance(comm, t);
+            busy[t.sends][t.peer] |= !t.finished;
+            all_finished &= t.finished;
         }
         return all_finished;
     });
@@ -266,7 +244,6 @@ inline bool uses_nvls() {
 inline void run_collective(ncclComm& comm, const Call& call) {
     const bool reduces = call.kind <= REDUCE_SCATTER;
     const size_t bytes = bytes_of(call);
-    comm.calls++;
     const int first = call.kind == ALL_REDUCE && uses_nvls() ? comm.all_reduces++ % comm.size : 0;   // term of a sum
     for (size_t done = 0; done == 0 || done < bytes; done += mailbox_bytes) {
         const size_t piece = std::min(mailbox_bytes, bytes - done);
@@ -297,9 +274,7 @@ inline void run_messages(ncclComm& comm, const std::vector<Call>& calls) {
         for (size_t done = 0; done < bytes_of(call); done += mailbox_bytes)
             transfers.push_back({call, sends, call.peer, data + done, std::min(mailbox_bytes, bytes_of(call) - done)});
     }
-    comm.calls++;
     run_transfers(comm, transfers);
-    comm.calls--;
 }
 
 // Returns each rank's value.
@@ -344,11 +319,10 @@ inline void issue(const Issued& issued) {
         if (work() != cudaSuccess) refuse(comm.error, last_text);
         return;
     }
-    cudaError_t error = refuse_implicit(issued.stream);
     const std::vector<Place> after(last_issued != nullptr, last_issued);
-    if (error == cudaSuccess && in_capture(issued.stream)) error = note(issued.stream, work);
-    else if (error == cudaSuccess) last_issued = put_off(issued.stream, work, after);
-    if (error != cudaSuccess) refuse(ncclUnhandledCudaError, "issuing to the stream: ", cudaGetErrorString(error));
+    if (const cudaError_t error = hand_over(issued.stream, work, after, true); error != cudaSuccess)
+        refuse(ncclUnhandledCudaError, "issuing to the stream: ", cudaGetErrorString(error));
+    if (!in_capture(issued.stream)) last_issued = real(issued.stream)->last;
 }
 
 inline void check_communicator(const ncclComm* comm) {
@@ -455,13 +429,10 @@ inline ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t dataty
 inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     using namespace nccl_cpu;
     return guarded([&] {
-        std::random_device random;
-        const UniqueId own{getpid(), memfd_create("nccl", MFD_CLOEXEC), random() * (uint64_t{1} << 32) | random()};
-        if (own.file < 0 || ftruncate(own.file, sizeof(Shared)) != 0 ||
-            pwrite(own.file, &own.token, sizeof(own.token), 0) != sizeof(own.token))
+        const int file = memfd_create("nccl", MFD_CLOEXEC);
+        if (file < 0 || ftruncate(file, sizeof(Shared)) != 0)
             refuse(ncclSystemError, "ncclGetUniqueId: shared memory: ", strerror(errno));
-        *id = {};
-        memcpy(id->internal, &own, sizeof(own));
+        snprintf(id->internal, sizeof(id->internal), "/proc/%d/fd/%d", getpid(), file);
     });
 }
 
@@ -474,7 +445,7 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId 
         Shared& shared = *created->shared;
         int size = 0;
         if (!shared.size.compare_exchange_strong(size, nranks) && size != nranks)
-            fail_all(*created, "nranks is ", nranks, " on rank ", rank, " and ", size, " on another");
+            fail_all(shared, "nranks is ", nranks, " on rank ", rank, " and ", size, " on another");
         if (shared.joined[rank].exchange(true))
             refuse(ncclInvalidUsage, "rank ", rank, " has joined already; expected a new unique id");
         int device = 0;
@@ -492,22 +463,22 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId 
 // Ranks of one color become a communicator, ordered by key, then by rank.
 inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm, ncclConfig_t*) {
     using namespace nccl_cpu;
-    struct Wish { int color, key; ncclUniqueId id; };
-    std::map<std::pair<int, int>, ncclUniqueId> members;   // by key and rank
-    const ncclResult_t result = guarded([&] {
+    struct Member { int color, key, rank; ncclUniqueId id; };
+    return guarded([&] {
         check_communicator(comm);
         cuda_cpu::run_until_reached(last_issued);
-        Wish own{color, key, {}};
+        Member own{color, key, comm->rank, {}};
         ncclGetUniqueId(&own.id);
-        const std::vector<Wish> wishes = gather_values(*comm, own);
-        for (int r = 0; r < comm->size; r++)
-            if (wishes[r].color == color) members[{wishes[r].key, r}] = wishes[r].id;
+        std::vector<Member> members = gather_values(*comm, own);
+        *newcomm = nullptr;
+        if (color == NCCL_SPLIT_NOCOLOR) return;
+        const auto end = std::remove_if(members.begin(), members.end(), [&](auto& m) { return m.color != color; });
+        std::stable_sort(members.begin(), end, [](auto& a, auto& b) { return a.key < b.key; });
+        const auto self = std::find_if(members.begin(), end, [&](auto& m) { return m.rank == comm->rank; });
+        const int size = static_cast<int>(end - members.begin()), rank = static_cast<int>(self - members.begin());
+        const ncclResult_t result = ncclCommInitRank(newcomm, size, members[0].id, rank);
+        if (result != ncclSuccess) refuse(result, last_text);
     });
-    *newcomm = nullptr;
-    if (result != ncclSuccess || color == NCCL_SPLIT_NOCOLOR) return result;
-    const auto before = std::distance(members.begin(), members.find({key, comm->rank}));
-    return ncclCommInitRank(newcomm, static_cast<int>(members.size()), members.begin()->second,
-                            static_cast<int>(before));
 }
 
 // Runs queued work first.

@@ -78,6 +78,7 @@ struct Task {
     std::vector<Place> after;  // places in other streams that come first
     Place place;               // of its end
     uint64_t seed;             // as it was when this was handed over
+    bool may_block;            // on another process: runs only while the program waits for the device
 };
 
 }  // namespace cuda_cpu
@@ -165,20 +166,20 @@ inline cudaError_t& late_error()
     return value;
 }
 
-inline bool can_run(cudaStream_t stream)
+inline bool can_run(cudaStream_t stream, bool host_waits)
 {
-    if (stream->queue.empty()) return false;
+    if (stream->queue.empty() || (stream->queue.front().may_block && !host_waits)) return false;
     const auto& after = stream->queue.front().after;
     return std::all_of(after.begin(), after.end(), [](const Place& place) { return place->reached; });
 }
 
 // Runs one task. Under an odd seed mostly of the same stream, so that one gets far ahead of the others.
-inline void run_one()
+inline void run_one(bool host_waits)
 {
     static cudaStream_t favourite = nullptr;
     std::vector<cudaStream_t> able;
     for (cudaStream_t stream : streams())
-        if (can_run(stream)) able.push_back(stream);
+        if (can_run(stream, host_waits)) able.push_back(stream);
     if (able.empty()) return;
     Random& random = stream_order();
     const bool stays = seed() % 2 == 1 && std::count(able.begin(), able.end(), favourite) > 0 && random.below(8) != 0;
@@ -195,7 +196,7 @@ inline void run_one()
 // A task waits only for earlier ones, so there is always one that can run.
 template <class Condition> inline cudaError_t run_until(Condition holds)
 {
-    while (!holds()) run_one();
+    while (!holds()) run_one(true);
     return late_error() == cudaSuccess ? cudaSuccess : report(late_error());
 }
 inline cudaError_t run_until_reached(const Place& place)
@@ -213,11 +214,11 @@ inline cudaError_t run_all()
 inline void run_some()
 {
     if (stream_order().below(4) != 0) return;
-    for (unsigned pieces = stream_order().below(6); pieces > 0; pieces--) run_one();
+    for (unsigned pieces = stream_order().below(6); pieces > 0; pieces--) run_one(false);
 }
 
 // Puts work into a stream's queue, behind the places that it waits for, and returns the place of its end.
-inline Place put_off(cudaStream_t stream, Deed deed, std::vector<Place> after = {})
+inline Place put_off(cudaStream_t stream, Deed deed, std::vector<Place> after = {}, bool may_block = false)
 {
     constexpr size_t max_queue = 1024;  // then a launch waits, as in CUDA
     CUstream_st& to = *real(stream);
@@ -227,7 +228,7 @@ inline Place put_off(cudaStream_t stream, Deed deed, std::vector<Place> after = 
         if (implied && other->last != nullptr && !other->last->reached) after.push_back(other->last);
     }
     to.last = std::make_shared<Marker>();
-    to.queue.push_back({std::move(deed), std::move(after), to.last, seed()});
+    to.queue.push_back({std::move(deed), std::move(after), to.last, seed(), may_block});
     const Place place = to.last;
     run_some();
     run_until([&] { return to.queue.size() < max_queue; });
@@ -238,11 +239,11 @@ inline Place put_off(cudaStream_t stream, Deed deed, std::vector<Place> after = 
 inline bool waits(cudaStream_t stream) { return in_capture(stream) || asynchronous(); }
 
 // Records work in the stream's capture, or puts it into its queue.
-inline cudaError_t hand_over(cudaStream_t stream, Deed deed)
+inline cudaError_t hand_over(cudaStream_t stream, Deed deed, std::vector<Place> after = {}, bool may_block = false)
 {
     if (const cudaError_t error = refuse_implicit(stream); error != cudaSuccess) return error;
     if (in_capture(stream)) return note(stream, std::move(deed));
-    put_off(stream, std::move(deed));
+    put_off(stream, std::move(deed), std::move(after), may_block);
     return cudaSuccess;
 }
 

@@ -67,12 +67,10 @@ template <class T> static std::vector<T> values_of(int owner, size_t count) {
 }
 
 template <class T> static std::vector<T> sum_of_ranks(size_t count) {
-    using Wide = decltype(nccl_cpu::widen(T{}));
     std::vector<T> total = values_of<T>(0, count);
     for (int r = 1; r < size; r++) {
         const std::vector<T> x = values_of<T>(r, count);
-        for (size_t i = 0; i < count; i++)
-            total[i] = static_cast<T>(static_cast<Wide>(total[i]) + static_cast<Wide>(x[i]));
+        for (size_t i = 0; i < count; i++) total[i] = static_cast<T>(total[i] + x[i]);
     }
     return total;
 }
