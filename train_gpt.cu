@@ -3042,6 +3042,7 @@ private:
         Slot& slot = slots_[now_];
         const int B = m_.setup.B, T = m_.setup.T, V = m_.config.vocab;
         const size_t N = m_.setup.N();
+        progress("wait for the device");
         check(cudaEventSynchronize(slot.copied), "cudaEventSynchronize");   // the slot's host memory is free
         int *inputs = slot.host, *targets = inputs + N, *order = targets + N, *first = order + N;
         for (int b = 0; b < B; b++, next_window_++) {
