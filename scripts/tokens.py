@@ -17,7 +17,6 @@ import sys
 END_OF_TEXT = "<|endoftext|>"
 MAX_VOCABULARY = 1 << 16            # tokens are stored as uint16
 SHARD_MAGIC, EXAMPLES_MAGIC = 20240520, 20240522
-HEADER_BYTES = 1024                 # 256 int32: magic, version 1, ...
 Example = collections.namedtuple("Example", "label context endings")
 
 
@@ -63,7 +62,8 @@ def encode(tokenizer, texts):
 # ---- files
 
 def write_file(path, magic, numbers, tokens):
-    """Writes a header and uint16 tokens to PATH.part, then renames it: a file with its final name is complete."""
+    """Writes a header (256 int32: magic, version 1, numbers, zeros) and uint16 tokens to PATH.part, then renames it: a
+    file with its final name is complete."""
     with open(path + ".part", "wb") as file:
         file.write(struct.pack("<256i", magic, 1, *numbers, *[0] * (254 - len(numbers))))
         array.array("H", tokens).tofile(file)

@@ -64,10 +64,6 @@ MIN_STEPS, MAX_STEPS, WARM_UP = 3, 60, 1    # the first step of a run includes s
 SEEDS = (1, 2, 3)                           # of each demonstration
 
 
-def size_for(device):
-    return SimpleNamespace(**{name: columns[DEVICES.index(device)] for name, columns in WORK.items()})
-
-
 def conclusive(ratios):
     """Whether repeated ratios show a difference from 1: their range must be smaller than the median's distance from 1.
     A single ratio shows nothing."""
@@ -477,7 +473,8 @@ def measure(program, quick, programs):
         trainer.others.setdefault(plan["precision"], trainer)
         trainer.gpu = plan["bytes"]["cuda"] > 0     # only plans for a GPU reserve bytes for CUDA
         device = "gpu" if trainer.gpu else "cpu"
-        size = size_for("quick" if quick else device)
+        column = DEVICES.index("quick" if quick else device)
+        size = SimpleNamespace(**{name: columns[column] for name, columns in WORK.items()})
         while size.micro_batch > 1 and not trainer.fits(**setup_of(size, recompute="none")):
             size.micro_batch //= 2
         results = {}

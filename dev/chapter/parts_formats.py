@@ -94,10 +94,6 @@ RATE_COLORS = [BLUE, ORANGE, GREEN]
 KIND_COLORS = {"dynamic": BLUE, "delayed": BLUE, "none": RED, "bf16": GREY, "fp32": BLUE}
 
 
-def stopped_text(results, stopped):
-    return f"{len(stopped)} of {len(results)} runs stopped early (\"{stopped[0]}\")"
-
-
 def seeds_of(result):
     low, _, high = effects(result["ratios"])
     return f"{low} to {high}"
@@ -107,7 +103,7 @@ def ended(result, words, reference):
     """A sentence that compares the last losses of runs with a reference. `words`: such as Without scales."""
     stopped = [said for said in result["stopped"] if said]
     if stopped:
-        return f"{words}, {stopped_text(result['stopped'], stopped)}."
+        return f"{words}, {len(stopped)} of {len(result['stopped'])} runs stopped early (\"{stopped[0]}\")."
     effect = statistics.median(result["ratios"]) - 1
     where = f"{share(abs(effect))} {'above' if effect > 0 else 'below'} {reference}"
     return concluded(result["ratios"], f"{words}, the last loss is {where} (seeds {seeds_of(result)}).",

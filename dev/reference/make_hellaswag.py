@@ -51,27 +51,17 @@ def sums(model, questions):
     return result
 
 
-def choices(question, losses):
-    """By sum and by mean."""
-    means = [loss / len(ending) for loss, ending in zip(losses, question.endings)]
-    return [losses.index(min(losses)), means.index(min(means))]
-
-
-def gap(question, losses):
-    """How much the two best differ, by sum or by mean, relative to the best."""
-    means = [loss / len(ending) for loss, ending in zip(losses, question.endings)]
-    return min((sorted(values)[1] - min(values)) / min(values) for values in (losses, means))
-
-
 def write_sample():
     model = GPT.from_folder(REFERENCE / "hf_tiny")
-    # Of many the ones that BF16 answers alike: their two best differ by more than its roundings.
+    # Of many the ones that BF16 answers alike: their two best differ, by sum and by mean, by more than its roundings.
     drawn = draw_questions(400, model.config.context, model.config.vocab, seed=30)
     questions, expected = [], []
     for question, losses in zip(drawn, sums(model, drawn)):
-        if gap(question, losses) > 0.03 and len(questions) < 16:
+        means = [loss / len(ending) for loss, ending in zip(losses, question.endings)]
+        gap = min((sorted(values)[1] - min(values)) / min(values) for values in (losses, means))
+        if gap > 0.03 and len(questions) < 16:
             questions.append(question)
-            expected.append({"sums": losses, "choices": choices(question, losses)})
+            expected.append({"sums": losses, "choices": [values.index(min(values)) for values in (losses, means)]})
     write_examples(str(REFERENCE / "hellaswag.bin"), questions)
     (REFERENCE / "hellaswag.json").write_text("[" + ",\n ".join(map(json.dumps, expected)) + "]\n")
     for which, name in enumerate(("accuracy", "acc_norm")):
