@@ -68,6 +68,12 @@ void check(ncclResult_t status, const char* what) {
         throw Failure("%s: %s (%s)", what, ncclGetErrorString(status), ncclGetLastError(world.comm));
 }
 
+int nccl_version() {   // 0: this process is alone
+    int version = 0;
+    if (!world.alone()) check(ncclGetVersion(&version), "ncclGetVersion");
+    return version;
+}
+
 // ---- watchdog -----------------------------------------------------------------------------------
 // Ends a process that makes no progress for the timeout, or about which NCCL reports an error. Each piece of work
 // that is handed to a stream and each blocking call reports progress, under its name.
@@ -176,12 +182,6 @@ constexpr Launcher LAUNCHERS[] = {
     {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"},
 };
 constexpr const Launcher &TORCHRUN = LAUNCHERS[0], &MPICH = LAUNCHERS[2], &SRUN = LAUNCHERS[3];
-
-int nccl_version() {   // 0: this process is alone
-    int version = 0;
-    if (!world.alone()) check(ncclGetVersion(&version), "ncclGetVersion");
-    return version;
-}
 
 // The whole number in one of a launcher's variables.
 size_t number_in(const char* name, const Launcher& l) {
