@@ -125,7 +125,7 @@ endef
 
 BUILD    := build/$(DEVICE)-$(PRECISION)
 TEST_DIR ?= build/test
-HEADERS  := $(wildcard dev/cpu/*.h dev/cpu/*/*.h gpt/*.h gpt/*.cuh dev/*/*.cuh) Makefile dev/Makefile
+HEADERS  := $(wildcard dev/cpu/*.h dev/cpu/*/*.h gpt/*.h gpt/*.cuh dev/*/*.cuh dev/tests/*.h) Makefile dev/Makefile
 
 # Modules of gpt/ without CUDA are compiled once for all builds, the emulator's cuBLASLt once for all CPU builds.
 HOST         ?= build/host

@@ -4,7 +4,7 @@
 // in double, which also computes the allowed error: see "numbers".
 //
 // Map
-//    claims · arrays · numbers · trials   tools
+//    arrays · numbers · trials   tools, with those of dev/tests/claims.h
 //    one section per kernel, in the order of train_gpt.cu: the plain loop, then the comparison
 //    files and models for the tests
 //    against PyTorch · shards · memory · Hugging Face · data · HellaSwag · graphs · loss scaling · schedule and
@@ -19,42 +19,15 @@
 #define TESTING
 #include "train_gpt.cu"
 
+#include "dev/tests/claims.h"
+
 #include <poll.h>
 #include <sys/fsuid.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-#include <chrono>
-#include <fstream>
-#include <iterator>
 #include <set>
-
-// ==== claims =================================================================
-
-static int passed = 0, failed = 0;
-
-// Prints whether a claim holds, in one line with `detail`.
-void claim(bool holds, const std::string& text, const std::string& detail = "") {
-    (holds ? passed : failed)++;
-    const std::string numbers = detail.empty() ? "" : " (" + detail + ")";
-    printf("%s  %s%s\n", holds ? "ok    " : "FAILED", text.c_str(), numbers.c_str());
-    fflush(stdout);
-}
-
-// TEST("name") { ... } defines a test; main() runs them in the order of their definitions.
-struct Test { const char* name; void (*run)(); };
-std::vector<Test>& all_tests() {
-    static std::vector<Test> tests;
-    return tests;
-}
-struct AddedTest { AddedTest(const char* name, void (*run)()) { all_tests().push_back({name, run}); } };
-#define TEST_WITH_NUMBER(name, number) \
-    static void test_##number(); \
-    static const AddedTest added_test_##number(name, test_##number); \
-    static void test_##number()
-#define TEST_EXPANDED(name, number) TEST_WITH_NUMBER(name, number)
-#define TEST(name) TEST_EXPANDED(name, __COUNTER__)
 
 // ==== arrays =================================================================
 // Host values are double, which holds every float, BF16, FP16 and int exactly. Each device array is an allocation of
@@ -79,15 +52,20 @@ template <typename T> Values random_values(size_t n, double low = -1, double hig
     return values;
 }
 
+template <typename T> std::vector<T> from_device(const T* from, size_t n) {
+    std::vector<T> values(n);
+    download(values.data(), from, n * sizeof(T));
+    return values;
+}
+
 template <typename T> class DeviceArray {
 public:
     explicit DeviceArray(size_t n) : size_(n) {
         check(cudaMalloc(reinterpret_cast<void**>(&data_), n * sizeof(T)), "cudaMalloc");
         check(cudaMemsetAsync(data_, 0xff, n * sizeof(T), device.stream), "cudaMemset");   // NaN, or -1
     }
-    explicit DeviceArray(const Values& values) : DeviceArray(values.size()) {
-        std::vector<T> typed(size_);
-        for (size_t i = 0; i < size_; i++) typed[i] = static_cast<T>(values[i]);
+    template <typename X> explicit DeviceArray(const std::vector<X>& values) : DeviceArray(values.size()) {
+        const std::vector<T> typed(values.begin(), values.end());
         upload(data_, typed.data(), size_ * sizeof(T));
     }
     DeviceArray(const DeviceArray&) = delete;
@@ -96,12 +74,10 @@ public:
     operator T*() const { return data_; }
 
     Values values() const {
-        std::vector<T> typed(size_);
-        download(typed.data(), data_, size_ * sizeof(T));
-        Values values(size_);
-        for (size_t i = 0; i < size_; i++) {
-            if constexpr (std::is_class_v<T>) values[i] = static_cast<float>(typed[i]);
-            else values[i] = typed[i];
+        Values values;
+        for (const T& x : from_device(data_, size_)) {
+            if constexpr (std::is_class_v<T>) values.push_back(static_cast<float>(x));
+            else values.push_back(x);
         }
         return values;
     }
@@ -329,9 +305,8 @@ struct Positions {
     std::vector<int> order, first;
     size_t runs;
 
-    explicit Positions(const Values& tokens) : order(tokens.size()), first(tokens.size() + 1) {
-        const std::vector<int> inputs(tokens.begin(), tokens.end());
-        runs = sort_positions(order.data(), first.data(), inputs.data(), inputs.size(), TEST_VOCAB);
+    Positions(const std::vector<int>& inputs, int vocab) : order(inputs.size()), first(inputs.size() + 1) {
+        runs = sort_positions(order.data(), first.data(), inputs.data(), inputs.size(), vocab);
     }
 };
 
@@ -340,13 +315,12 @@ void try_embedding_backward(Trial& trial, int B, int T, int C, const Values& tok
     trial.at(format("B %d, T %d, C %d", B, T, C));
     const Values dout = random_values<floatX>(B * T * C);
     const Values dwte = random_values<G>(TEST_VOCAB * C), dwpe = random_values<G>(T * C);
-    const Positions p(tokens);
-    const Values sorted(p.order.begin(), p.order.end()), starts(p.first.begin(), p.first.end());
+    const Positions p({tokens.begin(), tokens.end()}, TEST_VOCAB);
     const size_t runs = padded ? B * T : p.runs;   // empty runs at the end change nothing
     const auto out = trial.run([&] {
         const DeviceArray<G> d_dwte(dwte), d_dwpe(dwpe);
         const DeviceArray<floatX> d_dout(dout);
-        const DeviceArray<int> inp(tokens), order(sorted), first(starts);
+        const DeviceArray<int> inp(tokens), order(p.order), first(p.first);
         embedding_backward(grad(d_dwte), grad(d_dwpe), d_dout, inp, order, first, runs, B, T, C);
         return outputs(d_dwte, d_dwpe);
     });
@@ -778,20 +752,13 @@ CrossEntropyResult cross_entropy_loop(const Values& logits, const Values& target
     return r;
 }
 
-// On the device, as floats.
-DeviceArray<float> scale_on_device(const LossScale& s) {
-    return DeviceArray<float>(Values{s.scale, s.unscale, s.good_steps, s.skipped, s.interval});
-}
-LossScale* loss_scale_in(const DeviceArray<float>& array) {
-    return reinterpret_cast<LossScale*>(static_cast<float*>(array));
-}
-
 template <Want WANT>
 Outputs run_cross_entropy(const Values& logits, const Values& targets, float scale, int V, int Vp) {
-    const DeviceArray<float> loss_scale = scale_on_device({4}), losses(targets.size());
+    const DeviceArray<LossScale> loss_scale(std::vector<LossScale>{{4}});
+    const DeviceArray<float> losses(targets.size());
     const DeviceArray<floatX> d_logits(logits);
     const DeviceArray<int> d_targets(targets);
-    cross_entropy<WANT>(d_logits, losses, d_targets, scale / 4, loss_scale_in(loss_scale), targets.size(), V, Vp);
+    cross_entropy<WANT>(d_logits, losses, d_targets, scale / 4, loss_scale, targets.size(), V, Vp);
     return outputs(losses, d_logits);
 }
 
@@ -858,10 +825,11 @@ template <typename G> void try_gradient_norm(Trial& trial, size_t n_outside, siz
     for (size_t l = 0; l < layers; l++) fill(layer0 + l * stride, n, 1);
     const auto got = trial.run([&] {
         const DeviceArray<G> grads(g);
-        const DeviceArray<float> norm(1), partials(count), loss_scale = scale_on_device({0.5f});
+        const DeviceArray<float> norm(1), partials(count);
+        const DeviceArray<LossScale> loss_scale(std::vector<LossScale>{{0.5f}});
         const DType dtype = grad(grads).dtype;
         norm_partials(partials, {grads + gap, dtype}, n_outside, {grads + layer0, dtype}, n, layers, stride);
-        gradient_norm(norm, loss_scale_in(loss_scale), partials, count);
+        gradient_norm(norm, loss_scale, partials, count);
         return outputs(norm);
     });
     trial.compare<float>("norm", got[0], {sqrt(sum(squares, count * BLOCK * PACK)) * 2});
@@ -899,17 +867,17 @@ template <typename G> void try_adamw(Trial& trial, const AdamWCase& c, bool copy
     for (size_t l = 0; l < layers && !copy; l++)
         for (size_t i = 0; i < c.n; i += 10) g0[l * strides.grads + i] = m0[l * strides.moments + i] = 0;
     const auto got = trial.run([&] {
-        const DeviceArray<float> master(copy ? w0 : Values{0}), m(m0), v(v0), norm(Values{c.norm}),
-            scale = scale_on_device({1, c.unscale}), settings(sizeof(AdamW) / sizeof(float));
+        const DeviceArray<float> master(copy ? w0 : Values{0}), m(m0), v(v0), norm(Values{c.norm});
+        const DeviceArray<LossScale> scale(std::vector<LossScale>{{1, c.unscale}});
+        const DeviceArray<AdamW> settings(1);
         const DeviceArray<floatX> weights(w0);
         const DeviceArray<G> grads(g0);
         const DeviceArray<unsigned long long> count(Values{5});
-        AdamW* const d_settings = reinterpret_cast<AdamW*>(static_cast<float*>(settings));
         void* const same = static_cast<void*>(master);   // in FP32 the weights are the master weights
-        set_adamw(d_settings, a);
+        set_adamw(settings, a);
         adamw(separate || !copy ? static_cast<floatX*>(weights) : static_cast<floatX*>(same),
               copy ? static_cast<float*>(master) : nullptr,
-              grad(grads), m, v, norm, loss_scale_in(scale), d_settings, c.decayed, c.n, layers, strides, count);
+              grad(grads), m, v, norm, scale, settings, c.decayed, c.n, layers, strides, count);
         return Outputs{copy ? master.values() : weights.values(), m.values(), v.values(), grads.values(),
                        count.values(), weights.values()};
     });
@@ -1093,55 +1061,6 @@ TEST("kernels: matmul") {
 
 // ==== files for the tests ====================================================
 
-// The folder of everything that the tests write, removed at the end. In paths and commands, @ stands for it.
-class ScratchFolder {
-public:
-    ScratchFolder() {
-        path_ = (fs::temp_directory_path() / "test_gpt.XXXXXX").string();
-        if (!mkdtemp(path_.data())) throw Failure("%s: mkdtemp: %s", path_.c_str(), strerror(errno));
-    }
-    ~ScratchFolder() {
-        std::error_code ignored;
-        fs::remove_all(path_, ignored);
-    }
-    const std::string& path() const { return path_; }
-
-private:
-    std::string path_;
-};
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
-
-std::string replaced(std::string text, const std::string& part, const std::string& by) {
-    for (size_t at = 0; (at = text.find(part, at)) != text.npos; at += by.size()) text.replace(at, part.size(), by);
-    return text;
-}
-
-std::string scratch(const std::string& text) {
-    static const ScratchFolder folder;
-    return replaced(text, "@", folder.path());
-}
-
-// Returns the message of what f throws; empty if it returns.
-template <typename F> std::string error_of(F f) {
-    try {
-        f();
-    } catch (const std::exception& error) {
-        return error.what();
-    }
-    return "";
-}
-
-// Paths may begin with @.
-std::string read_bytes(const std::string& path) {
-    std::ifstream file(scratch(path), std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-void write_bytes(const std::string& path, const std::string& bytes) {
-    std::ofstream(scratch(path), std::ios::binary).write(bytes.data(), bytes.size());
-}
-
 // Copies a file or a folder, in place of what is there.
 void copy_files(const std::string& from, const std::string& to) {
     fs::remove_all(scratch(to));
@@ -1212,12 +1131,6 @@ Setup small_setup(const Config& config, int B, int T, Purpose purpose = Purpose:
     return {config, B, T, Recompute::NONE, DType::FP32, purpose};
 }
 
-template <typename T> std::vector<T> from_device(const T* from, size_t n) {
-    std::vector<T> values(n);
-    download(values.data(), from, n * sizeof(T));
-    return values;
-}
-
 template <typename T> Floats floats_from_device(const T* from, size_t n) {
     const std::vector<T> values = from_device(from, n);
     return {values.begin(), values.end()};
@@ -1244,20 +1157,34 @@ std::vector<int> random_batch(const Setup& s, uint64_t seed = 0) {
     return tokens;
 }
 
+// A model with its first weights, or with those of a folder.
+struct TestModel : Model {
+    explicit TestModel(const Setup& s) {
+        allocate(*this, s);
+        init_parameters(*this, 1);
+    }
+    TestModel(const Setup& s, const std::string& dir) {
+        allocate(*this, s);
+        read_weights(*this, scratch(dir));
+    }
+    TestModel(const std::string& dir, Purpose purpose, int B, int T)
+        : TestModel(small_setup(read_config(scratch(dir + "/config.json")), B, T, purpose), dir) {}
+};
+
 // Copies a batch to the device: tokens (B, T+1), to where Loader would put it.
 Batch send_batch(const Model& m, const std::vector<int>& tokens) {
     const size_t T = m.setup.T, N = m.setup.N();
-    std::vector<int> inputs(N), targets(N), order(N), first(N + 1);
+    std::vector<int> inputs(N), targets(N);
     for (size_t n = 0; n < N; n++) {
         inputs[n] = tokens[n / T * (T + 1) + n % T];
         targets[n] = tokens[n / T * (T + 1) + n % T + 1];
     }
-    sort_positions(order.data(), first.data(), inputs.data(), N, m.config.vocab);
     upload(m.a.inputs(0), inputs.data(), N * sizeof(int));
     upload(m.a.targets(0), targets.data(), N * sizeof(int));
     if (m.setup.purpose == Purpose::INFERENCE) return {m.a.inputs(0), m.a.targets(0), nullptr, nullptr};
-    upload(m.a.order(0), order.data(), N * sizeof(int));
-    upload(m.a.first(0), first.data(), (N + 1) * sizeof(int));
+    const Positions p(inputs, m.config.vocab);
+    upload(m.a.order(0), p.order.data(), N * sizeof(int));
+    upload(m.a.first(0), p.first.data(), (N + 1) * sizeof(int));
     return {m.a.inputs(0), m.a.targets(0), m.a.order(0), m.a.first(0)};
 }
 
@@ -1463,9 +1390,7 @@ TEST("tensor cores in the model") {
     const Setup s = small_setup({1, 2, 128, 200, 300}, 1, 193);
     auto pass = [&](TensorCores kind) {
         const TensorCores usual = std::exchange(device.tensor_cores, kind);
-        Model m;
-        allocate(m, s);
-        init_parameters(m, 1);
+        TestModel m(s);
         const Pass result = pass_through(m, random_batch(s));
         device.tensor_cores = usual;
         return result;
@@ -1486,9 +1411,7 @@ TEST("tensor cores in the model") {
 
 // LayerNorm begins as the identity. Mean and standard deviation may differ by 5 standard errors.
 TEST("first weights") {
-    Model m;
-    allocate(m, small_setup({4, 2, 64, 32, 300}, 1, 32));
-    init_parameters(m, 1);
+    const TestModel m(small_setup({4, 2, 64, 32, 300}, 1, 32));
     const Floats weights = from_device(m.master, m.layout.elements());
     std::string wrong;
     std::set<Floats> beginnings;
@@ -1610,18 +1533,12 @@ TEST("memory") {
 
 // ==== Hugging Face ===========================================================
 
-void load_folder(Model& m, const std::string& dir, Purpose purpose, int B, int T) {
-    allocate(m, small_setup(read_config(scratch(dir + "/config.json")), B, T, purpose));
-    read_weights(m, scratch(dir));
-}
-
 // Rewrites hf_tiny's weights as other versions and tools would, and reads them.
 TEST("folders: weights as others write them") {
     const std::string TINY = "data/reference/hf_tiny", dir = "@/variant";
     const std::vector<RawTensor> tensors = raw_tensors(TINY + "/model.safetensors");
     auto master_of = [&](const std::string& folder) {
-        Model m;
-        load_folder(m, folder, Purpose::TRAINING, 1, 8);
+        const TestModel m(folder, Purpose::TRAINING, 1, 8);
         return from_device(m.master, m.layout.elements());
     };
     const Floats expected = master_of(TINY);
@@ -1651,11 +1568,13 @@ TEST("folders: weights as others write them") {
     }
     const Floats in_bf16 = read_as(rounded);
     claim(in_bf16 != expected && relative_l2(in_bf16, expected) < 0.01, "weights in BF16");
-    const std::pair<uint16_t, float> HALVES[] = {
-        {0x3c00, 1.0f}, {0xc000, -2.0f}, {0x7bff, 65504.0f}, {0x0400, 0x1p-14f}, {0x0001, 0x1p-24f},
-        {0x83ff, -1023 * 0x1p-24f}, {0, 0.0f}};
-    claim(std::all_of(std::begin(HALVES), std::end(HALVES), [](auto& h) { return half_to_float(h.first) == h.second; }),
-          "weights in FP16: normal, subnormal and negative values");
+    const std::vector<uint16_t> bf16 = {0x3f80, 0xc000}, fp16 = {0x3c00, 0xc000, 0x7bff, 0x0400, 0x0001, 0x83ff, 0};
+    write_bytes("@/odd.safetensors", safetensors({{"a", "U8", {1}, "x"}, {"b", "BF16", {2}, bytes_of(bf16)},
+                                                  {"c", "F16", {7}, bytes_of(fp16)}}));
+    const Safetensors odd(scratch("@/odd.safetensors"));
+    claim(odd.floats("b", {2}) == Floats{1, -2} &&
+              odd.floats("c", {7}) == Floats{1, -2, 65504, 0x1p-14f, 0x1p-24f, -1023 * 0x1p-24f, 0},
+          "BF16 and FP16 at odd addresses: normal, subnormal and negative values");
 
     std::vector<RawTensor> shards[2];
     json places;
@@ -1685,10 +1604,9 @@ void need_our_folder() {
 
 TEST("folders that we wrote") {
     const Reference r("odd");
-    Model m, training, inference;
+    Model m;
     write_our_folder("@/ours", m);
-    load_folder(training, "@/ours", Purpose::TRAINING, r.B, r.T);
-    load_folder(inference, "@/ours", Purpose::INFERENCE, r.B, r.T);
+    const TestModel training("@/ours", Purpose::TRAINING, r.B, r.T), inference("@/ours", Purpose::INFERENCE, r.B, r.T);
     auto same = [&](const auto* a, const auto* b) {
         return bytes_of(from_device(a, m.layout.elements())) == bytes_of(from_device(b, m.layout.elements()));
     };
@@ -1810,8 +1728,7 @@ TEST("loader") {
 
 // Returns the mean loss over these windows, one after the other and in double.
 double plain_loss(const std::string& dir, const Tokens& tokens, int T, const std::vector<size_t>& windows) {
-    Model m;
-    load_folder(m, dir, Purpose::INFERENCE, 1, T);
+    TestModel m(dir, Purpose::INFERENCE, 1, T);
     const size_t V = m.config.vocab;
     double sum = 0;
     size_t counted = 0;
@@ -1851,8 +1768,7 @@ TEST("evaluation") {
     const double of_three = plain_loss("@/ours", tokens, 11, {0, 2, 4});
     Near all("mean loss of all windows, in micro-batches of 1, 3 and 16"), three("mean loss of 3 of 7, spread evenly");
     for (int B : {1, 3, 16}) {
-        Model m;
-        load_folder(m, "@/ours", Purpose::INFERENCE, B, 11);
+        TestModel m("@/ours", Purpose::INFERENCE, B, 11);
         const Evaluation e = evaluate(m, tokens, 0, Text("", m.config.vocab));
         all.see(format("micro-batch %d", B), e.tokens == 71 ? fabs(e.loss / of_all - 1) : INFINITY, LOSS_TOLERANCE);
         const double loss = evaluate(m, tokens, 3, Text("", m.config.vocab)).loss;
@@ -1869,8 +1785,7 @@ const std::string QUESTIONS = "data/reference/hellaswag.bin";
 TEST("HellaSwag: losses of endings") {
     const json expected = read_json("data/reference/hellaswag.json");
     for (int B : {1, 3, 64}) {
-        Model m;
-        load_folder(m, "data/reference/hf_tiny", Purpose::INFERENCE, B, 32);
+        TestModel m("data/reference/hf_tiny", Purpose::INFERENCE, B, 32);
         const std::vector<Question> questions = read_questions(QUESTIONS, m.config.vocab, 32);
         const EndingLosses losses = ending_losses(m, questions);
         double error = questions.size() == expected.size() ? 0 : INFINITY;
@@ -1902,10 +1817,8 @@ std::string bytes_of_steps(const Setup& s, bool graphs, size_t& captured) {
     Options o;
     o.lr = 1e-2;
     o.warmup = 3;   // another learning rate in each step
-    Model m;
-    allocate(m, s);
+    TestModel m(s);
     set_loss_scale(m, {1 << 10, 0, 0, 0, 2});   // doubles after the second step
-    init_parameters(m, 1);
     m.graphs.on = graphs;
     Loader loader(m, tokens, Shuffle::YES, 7, 0);
     std::vector<double> results;
@@ -1960,13 +1873,13 @@ LossScale dynamic_scale(float scale) { return {scale, 0, 0, 0, GROWTH_INTERVAL};
 
 // Returns the scale after steps whose gradients have these norms, scaled.
 LossScale after_norms(const LossScale& s, const Values& norms) {
-    const DeviceArray<float> norm(1), loss_scale = scale_on_device(s);
+    const DeviceArray<float> norm(1);
+    const DeviceArray<LossScale> loss_scale(std::vector{s});
     for (double scaled : norms) {
         const DeviceArray<float> partials(Values{scaled * scaled});
-        gradient_norm(norm, loss_scale_in(loss_scale), partials, 1);
+        gradient_norm(norm, loss_scale, partials, 1);
     }
-    const Values v = loss_scale.values();
-    return {float(v[0]), float(v[1]), float(v[2]), float(v[3]), float(v[4])};
+    return fetch<LossScale>(loss_scale);
 }
 
 TEST("loss scaling: the scale") {
@@ -1992,11 +1905,9 @@ TEST("loss scaling: the scale") {
           "skipped steps do not advance AdamW's t; they advance the learning rate");
 }
 
-void run_micro_batch(Model& m, const Setup& s, const LossScale& scale) {
-    allocate(m, s);
+void run_micro_batch(Model& m, const LossScale& scale) {
     set_loss_scale(m, scale);
-    init_parameters(m, 1);
-    micro_step(m, send_batch(m, random_batch(s)), s.N());
+    micro_step(m, send_batch(m, random_batch(m.setup)), m.setup.N());
 }
 
 std::vector<Floats> weights_and_moments(const Model& m) {
@@ -2016,8 +1927,8 @@ Setup loss_scaling_setup(DType grad_dtype = DType::FP32) {
 TEST("loss scaling: a skipped step") {
     for (DType grad_dtype : {DType::FP32, FLOATX == DType::FP32 ? DType::FP32 : GRAD16}) {
         const Setup s = loss_scaling_setup(grad_dtype);
-        Model m;
-        run_micro_batch(m, s, dynamic_scale(1024));
+        TestModel m(s);
+        run_micro_batch(m, dynamic_scale(1024));
         update(m, adamw_settings({}, 0));
         const std::vector<Floats> before = weights_and_moments(m);
         micro_step(m, send_batch(m, random_batch(s)), s.N());
@@ -2037,9 +1948,9 @@ TEST("loss scaling: a skipped step") {
 // In FP32 and BF16 a power of 2 changes no bit; in FP16 small gradients are rounded more coarsely without it.
 TEST("loss scaling: gradients") {
     const Setup s = loss_scaling_setup();
-    Model plain, scaled;
-    run_micro_batch(plain, s, {});
-    run_micro_batch(scaled, s, {65536});
+    TestModel plain(s), scaled(s);
+    run_micro_batch(plain, {});
+    run_micro_batch(scaled, {65536});
     const Floats truth = gradients(plain), found = gradients(scaled);
     if (FLOATX == DType::FP16) Near("a scale of 2^16 changes gradients by roundings", relative_l2(found, truth), 1e-3);
     else {
@@ -2139,9 +2050,7 @@ void test_next_logits(Model& m, const std::vector<int>& tokens) {
 // Draws a long sample, and compares each token with the draw from the logits of all tokens in the window. Rounding may
 // move a draw to the next token.
 void claim_sample(const std::string& text, const Setup& setup) {
-    Model m;
-    allocate(m, setup);
-    read_weights(m, scratch("@/ours"));
+    TestModel m(setup, "@/ours");
     Options o;
     o.sample_tokens = 3 * setup.T;
     std::vector<int> tokens = {7, 3}, drawn;
@@ -2165,9 +2074,7 @@ TEST("sampling: one token at a time") {
     Setup s = small_setup(config, 1, config.context, Purpose::SAMPLING);
     s.head_rows = 1;
     {
-        Model m;
-        allocate(m, s);
-        read_weights(m, scratch("@/ours"));
+        TestModel m(s, "@/ours");
         std::vector<int> tokens = random_batch(s);
         tokens.pop_back();
         test_next_logits(m, tokens);
@@ -2270,46 +2177,12 @@ void export_folder(const std::string& dir) {
     printf("%s: config.json, model.safetensors, logits.safetensors\n", dir.c_str());
 }
 
-// An exception fails this test, not the ones after it.
-void run_test(const Test& test) {
-    const auto begin = std::chrono::steady_clock::now();
-    const std::string error = error_of(test.run);
-    if (!error.empty()) claim(false, "no exception", error);
-    printf("        %.1f s\n", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-    fflush(stdout);
-}
-
 int main(int argc, char** argv) {
     const std::string what = argc > 1 ? argv[1] : "";
     if (what == "--as-train-gpt") return guarded_main(argc - 1, argv + 1);
-    const bool listing = what == "--list" && argc == 2;
-    if (argc > 1 && !listing && !((what == "--export" || what == "--only") && argc == 3)) {
-        fprintf(stderr, "usage: test_gpt [--list | --only NAME,NAME... | --export DIR | --as-train-gpt ...]\n"
-                        "NAME: how the names of tests to run begin, such as kernels or kernels: attention\n");
-        return 2;
-    }
     open_device(TensorCores::AUTO);
-    if (what == "--export") {
-        export_folder(argv[2]);
-        return 0;
-    }
     write_text();
-    std::map<std::string, int> wanted;   // beginnings of names, and how many tests have them
-    std::istringstream names(what == "--only" ? argv[2] : "");
-    for (std::string name; std::getline(names, name, ',');) wanted[name] = 0;
-    for (const Test& test : all_tests()) {
-        bool run = wanted.empty();
-        for (auto& [beginning, count] : wanted)
-            if (std::string(test.name).rfind(beginning, 0) == 0) run = ++count > 0;
-        if (!run) continue;
-        printf("%s\n", test.name);
-        if (!listing) run_test(test);
-    }
-    for (const auto& [beginning, count] : wanted)
-        if (count == 0) {
-            fprintf(stderr, "test_gpt: --only: no test's name begins with '%s'\n", beginning.c_str());
-            return 2;
-        }
-    if (!listing) printf("%d passed, %d failed\n", passed, failed);
-    return failed ? 1 : 0;
+    if (what != "--export" || argc != 3) return run_tests(argc, argv, "--export DIR | --as-train-gpt ...");
+    export_folder(argv[2]);
+    return 0;
 }

@@ -2,8 +2,8 @@
 // program or kill it.
 //
 //   FAULTS_UNDER=DIR          the folder, absolute; calls for other files are not counted
-//   FAULTS_LOG=FILE           one line per counted call: its name and path, separated by a tab; a line "fault CALL PATH"
-//                             marks the call that FAULTS_AT selected
+//   FAULTS_LOG=FILE           one line per counted call: its name and path, separated by a tab; a line
+//                             "fault CALL PATH" marks the call that FAULTS_AT selected
 //   FAULTS_AT=CALL:N:ACTION   the action at the N-th call of a kind: open, write, fsync, rename, mkdir, unlink or any
 //                             28       it fails with errno 28
 //                             28+      and so does every later one
@@ -48,7 +48,8 @@ struct Plan {
             nth = atol(at.c_str() + first + 1);
             action = at.substr(second + 1);
         }
-        if (!file.empty()) log = syscall(SYS_openat, AT_FDCWD, file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+        const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC;
+        if (!file.empty()) log = syscall(SYS_openat, AT_FDCWD, file.c_str(), flags, 0666);
     }
 };
 
@@ -145,7 +146,8 @@ int fsync(int file) {
 }
 
 int rename(const char* from, const char* to) noexcept {
-    return simple("rename", path_at(AT_FDCWD, from), [&] { return syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0); });
+    return simple("rename", path_at(AT_FDCWD, from),
+                  [&] { return syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0); });
 }
 
 int mkdir(const char* name, mode_t mode) noexcept {

@@ -2,11 +2,13 @@
 // https://llvm.org/docs/LibFuzzer.html
 //
 // A target is one reader. It gets bytes, and may end well or with a UserError or a Failure that names the file; every
-// other end is a defect: another exception, a signal, what AddressSanitizer or UBSan finds, more than a second. FUZZ_TARGET
-// names the target. Seeds are what this program writes itself: FUZZ_SEEDS=DIR writes them and ends.
+// other end is a defect: another exception, a signal, what AddressSanitizer or UBSan finds, more than a second.
+// FUZZ_TARGET names the target. Seeds are what this program writes itself: FUZZ_SEEDS=DIR writes them and ends.
 
 #define TESTING
 #include "../../train_gpt.cu"
+
+#include "../tests/claims.h"
 
 namespace {
 
@@ -14,18 +16,9 @@ namespace {
 const Config SMALL = {1, 1, 16, 8, 16};
 const Setup SMALL_SETUP = {SMALL, 1, 8, Recompute::NONE, DType::FP32, Purpose::TRAINING};
 
-std::string folder;   // of this process, in memory
+const std::string folder = scratch("@");   // of this process
 
 std::string file_of(const std::string& name) { return folder + "/" + name; }
-
-void write_file(const std::string& path, const std::string& bytes) {
-    std::ofstream(path, std::ios::binary).write(bytes.data(), bytes.size());
-}
-
-std::string content_of(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-}
 
 // Bytes that begin with { are the header of a safetensors file, whose length and tensors are put around it: else
 // nearly every mutation would end at the length.
@@ -65,14 +58,14 @@ void run_train(const std::vector<std::string>& arguments) {
 }
 
 void make_run() {
-    write_file(file_of("data.txt"), "A text that is long enough for a few windows of eight.");
+    write_bytes(file_of("data.txt"), "A text that is long enough for a few windows of eight.");
     run_train(run_arguments(1));
 }
 
 // ---- targets ------------------------------------------------------------------------------------
 
 void config(const std::string& bytes) {
-    write_file(file_of("config.json"), bytes);
+    write_bytes(file_of("config.json"), bytes);
     read_config(file_of("config.json"));
 }
 
@@ -84,13 +77,13 @@ Model& small_model() {
 
 void weights(const std::string& bytes) {
     const size_t data = count_parameters(SMALL).real * sizeof(float);
-    write_file(file_of("model.safetensors"), as_safetensors(bytes, data));
+    write_bytes(file_of("model.safetensors"), as_safetensors(bytes, data));
     read_weights(small_model(), folder);
 }
 
 void moments(const std::string& bytes) {
     const size_t data = 2 * count_parameters(SMALL).real * sizeof(float);
-    write_file(file_of("optimizer.safetensors"), as_safetensors(bytes, data));
+    write_bytes(file_of("optimizer.safetensors"), as_safetensors(bytes, data));
     read_moments(small_model(), folder);
 }
 
@@ -102,7 +95,7 @@ void index(const std::string& bytes) {
         fs::copy_file(file_of(CHECKPOINT + "/model.safetensors"), dir + "/shard.safetensors");
         fs::copy_file(file_of(CHECKPOINT + "/config.json"), dir + "/config.json");
     }
-    write_file(dir + "/model.safetensors.index.json", bytes);
+    write_bytes(dir + "/model.safetensors.index.json", bytes);
     static Model m;
     if (!m.weights)
         allocate(m, {read_config(dir + "/config.json"), 1, 8, Recompute::NONE, DType::FP32, Purpose::TRAINING});
@@ -110,17 +103,18 @@ void index(const std::string& bytes) {
 }
 
 void shard(const std::string& bytes) {
-    write_file(file_of("shard.bin"), bytes);
+    write_bytes(file_of("shard.bin"), bytes);
     Tokens tokens(file_of("shard.bin"));
     const Tokens tail = tokens.split_tail(0.3);
     std::vector<int> inputs(4), targets(4);
     for (const Tokens* some : {static_cast<const Tokens*>(&tokens), &tail})
         for (Windows kind : {Windows::ANYWHERE, Windows::WHOLE, Windows::COVERING})
-            for (size_t w = 0; w < some->windows(kind, 4); w++) some->read(inputs.data(), targets.data(), kind, w, 4, 300);
+            for (size_t w = 0; w < some->windows(kind, 4); w++)
+                some->read(inputs.data(), targets.data(), kind, w, 4, 300);
 }
 
 void tuning(const std::string& bytes) {
-    write_file(file_of("matmul.json"), bytes);
+    write_bytes(file_of("matmul.json"), bytes);
     std::string problem;
     read_choices(file_of("matmul.json"), problem);
 }
@@ -132,18 +126,18 @@ void prompt_tokens(const std::string& bytes) {
 }
 
 void tokenizer(const std::string& bytes) {
-    write_file(file_of("tokenizer.json"), bytes);
+    write_bytes(file_of("tokenizer.json"), bytes);
     const Text text(folder, GPT2_VOCAB);
     for (int token : text.encode("A few words, \xc3\xa9t\xc3\xa9 and \xff.")) text.decode(token);
 }
 
 void questions(const std::string& bytes) {
-    write_file(file_of("questions.bin"), bytes);
+    write_bytes(file_of("questions.bin"), bytes);
     read_questions(file_of("questions.bin"), 211, 32);
 }
 
 void log_file(const std::string& bytes) {
-    write_file(file_of("log.jsonl"), bytes);
+    write_bytes(file_of("log.jsonl"), bytes);
     Log log;
     log.open(folder, 3, {{"run", {{"options", json::object()}}}});
     log.write({{"step", 4}});
@@ -167,12 +161,12 @@ void resume(const std::string& bytes) {
     static_cast<void>(made);
     if (bytes.empty()) return;
     const std::string path = file_of(CHECKPOINT + "/" + RESUMED[bytes[0] % std::size(RESUMED)]);
-    const std::string intact = content_of(path);
-    write_file(path, bytes.substr(1));
+    const std::string intact = read_bytes(path);
+    write_bytes(path, bytes.substr(1));
     std::vector<std::string> arguments = run_arguments(2);
     arguments.push_back("--resume");
     const auto mend = [&] {
-        write_file(path, intact);
+        write_bytes(path, intact);
         fs::remove_all(file_of(OUT + "/step_000002"));
     };
     try {
@@ -190,19 +184,20 @@ struct Target {
 };
 
 const Target TARGETS[] = {{"config", config}, {"weights", weights}, {"moments", moments}, {"index", index},
-                          {"shard", shard}, {"tuning", tuning}, {"prompt-tokens", prompt_tokens}, {"tokenizer", tokenizer},
-                          {"questions", questions}, {"log", log_file}, {"flags", flags}, {"resume", resume}};
+                          {"shard", shard}, {"tuning", tuning}, {"prompt-tokens", prompt_tokens},
+                          {"tokenizer", tokenizer}, {"questions", questions}, {"log", log_file}, {"flags", flags},
+                          {"resume", resume}};
 
 // ---- seeds --------------------------------------------------------------------------------------
 
 void write_seed(const std::string& to, const std::string& target, const std::string& name, const std::string& bytes) {
     fs::create_directories(to + "/" + target);
-    write_file(to + "/" + target + "/" + name, bytes);
+    write_bytes(to + "/" + target + "/" + name, bytes);
 }
 
 void write_seeds(const std::string& to) {
     make_run();
-    auto written = [&](const std::string& name) { return content_of(file_of(CHECKPOINT + "/" + name)); };
+    auto written = [&](const std::string& name) { return read_bytes(file_of(CHECKPOINT + "/" + name)); };
     const std::string model = written("model.safetensors"), optimizer = written("optimizer.safetensors");
     write_seed(to, "config", "written", written("config.json"));
     write_seed(to, "weights", "header", header_of(model));
@@ -213,15 +208,15 @@ void write_seeds(const std::string& to) {
     for (const auto& [name, entry] : whole.entries()) places[name] = "shard.safetensors";
     write_seed(to, "index", "one shard", json{{"weight_map", places}}.dump());
     write_seed(to, "tokenizer", "bytes", written("tokenizer.json"));
-    write_seed(to, "log", "written", content_of(file_of(OUT + "/log.jsonl")));
+    write_seed(to, "log", "written", read_bytes(file_of(OUT + "/log.jsonl")));
     for (size_t i = 0; i < std::size(RESUMED); i++)
-        write_seed(to, "resume", fs::path(RESUMED[i]).filename(), char(i) + content_of(file_of(CHECKPOINT + "/" + RESUMED[i])));
+        write_seed(to, "resume", fs::path(RESUMED[i]).filename(), char(i) + written(RESUMED[i]));
     int header[SHARD_HEADER] = {SHARD_MAGIC, SHARD_VERSION, 20};
     const std::string tokens = "a few tokens, of two bytes each, twenty.";
     write_seed(to, "shard", "small", std::string(reinterpret_cast<char*>(header), sizeof(header)) + tokens);
-    write_seed(to, "tuning", "small", json{{"format", TUNING_FORMAT}, {"devices", {{"a CPU", {{"fp32 1 x 2 x 3 NN into fp32",
-               "0"}}}}}}.dump());
-    write_seed(to, "questions", "reference", content_of("data/reference/hellaswag.bin"));
+    const json choices = {{"fp32 1 x 2 x 3 NN into fp32", "0"}};
+    write_seed(to, "tuning", "small", json{{"format", TUNING_FORMAT}, {"devices", {{"a CPU", choices}}}}.dump());
+    write_seed(to, "questions", "reference", read_bytes("data/reference/hellaswag.bin"));
     write_seed(to, "prompt-tokens", "some", "1,2,3 299\n0");
     std::string words;
     for (const std::string& word : run_arguments(3)) words += word + '\0';
@@ -243,10 +238,6 @@ const Target* target = nullptr;
 }  // namespace
 
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
-    const char* memory = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
-    folder = std::string(memory) + "/gpt.cu-fuzz-XXXXXX";
-    if (!mkdtemp(folder.data())) throw Failure("%s: %s", folder.c_str(), strerror(errno));
-    atexit([] { fs::remove_all(folder); });
     setenv("XDG_CACHE_HOME", folder.c_str(), 1);
     if (!freopen("/dev/null", "w", stdout)) throw Failure("/dev/null: %s", strerror(errno));
     open_device(TensorCores::AUTO, 1);

@@ -4,6 +4,7 @@
 set -uo pipefail
 
 export ASAN_OPTIONS=detect_leaks=0
+[ ! -w /dev/shm ] || export TMPDIR=/dev/shm   # files in memory
 FUZZ_SEEDS=build/fuzz/seeds build/fuzz/fuzz || exit 1
 mkdir -p build/fuzz/found
 failed=0

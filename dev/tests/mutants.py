@@ -24,26 +24,10 @@ def table():
     return [(where, old, new, *tests.split(": ", 1)) for where, old, new, tests in rows]
 
 
-def end_of(text, i, opening, closing):
-    """Returns the index after the bracket that closes the one at text[i]."""
-    depth = 0
-    brackets = "[%s%s]" % (re.escape(opening), re.escape(closing))
-    for match in re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\])\'|//[^\n]*|' + brackets).finditer(text, i):
-        depth += {opening: 1, closing: -1}.get(match[0], 0)
-        if depth == 0:
-            return match.end()
-    return len(text)
-
-
-def bodies(text, name):
-    """Yields the ranges of the definitions of a function, struct or class."""
-    for match in re.finditer(r"\b(?:struct|class) %s\b[^;{()]*\{" % name, text):
-        yield match.end() - 1, end_of(text, match.end() - 1, "{", "}")
-    for match in re.finditer(r"\b%s\(" % name, text):
-        after = end_of(text, match.end() - 1, "(", ")")
-        body = re.compile(r"(\s|const\b|noexcept\b)*\{").match(text, after)
-        if body and not re.search(r"\b(?:struct|class) \w+[^;{()]*$", text[:match.start()]):
-            yield body.end() - 1, end_of(text, body.end() - 1, "{", "}")
+def definitions(text, name):
+    """Returns the ranges of the definitions of a function, struct or class: to the brace below its first letter."""
+    form = r"^( *)(?:[^\n;=]*[ *&:~])?%s(?:\([^;]*?| [^\n;()]*)\{(?:[^\n]*\}$|.*?^\1\})" % name
+    return [match.span() for match in re.finditer(form, text, re.MULTILINE | re.DOTALL)]
 
 
 def plant(rows):
@@ -54,7 +38,7 @@ def plant(rows):
     for number, (where, old, new, *_) in enumerate(rows, 1):
         pattern = re.compile(r"\s+".join(map(re.escape, old.split(" "))))
         found = {(path, match.span()) for path, text in sources.items()
-                 for begin, end in ([(0, len(text))] if where == path else bodies(text, where))
+                 for begin, end in ([(0, len(text))] if where == path else definitions(text, where))
                  for match in pattern.finditer(text, begin, end)}
         if len(found) != 1:
             wrong.append(f"{len(found)} places: {where}: {old}")

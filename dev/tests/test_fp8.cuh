@@ -45,20 +45,7 @@ Values transposed_values(const Values& x, size_t rows, size_t columns) {
     return out;
 }
 
-// ==== scales on the device ===================================================
-
-class DeviceScales {
-public:
-    explicit DeviceScales(const std::vector<Fp8Scale>& scales) : bytes_(scales.size() * sizeof(Fp8Scale)) {
-        upload(data(), scales.data(), scales.size() * sizeof(Fp8Scale));
-    }
-    Fp8Scale* data() const { return reinterpret_cast<Fp8Scale*>(static_cast<char*>(bytes_)); }
-    Fp8Scale at(size_t i) const { return fetch(data() + i); }
-    void put(size_t i, const Fp8Scale& s) const { upload(data() + i, &s, sizeof(s)); }
-
-private:
-    DeviceArray<char> bytes_;
-};
+// ==== scales =================================================================
 
 unsigned bits_of(float x) {
     unsigned bits;
@@ -102,14 +89,14 @@ template <typename F8, typename Launch> void try_writer(Trial& trial, const Valu
         const Outputs got = trial.run([&] {
             const DeviceArray<floatX> d_x(before);
             const DeviceArray<F8> fp8(before.size());
-            const DeviceScales scales({initial});
+            const DeviceArray<Fp8Scale> scale(std::vector{initial});
             Operand operand = d_x;
             operand.fp8 = fp8;
-            operand.scale = scales.data();
+            operand.scale = scale;
             operand.format = IS_E4M3<F8> ? DType::E4M3 : DType::E5M2;
             operand.current_scaling = current;
             launch(operand);
-            return Outputs{d_x.values(), fp8.values(), values_of(scales.at(0))};
+            return Outputs{d_x.values(), fp8.values(), values_of(fetch<Fp8Scale>(scale))};
         });
         const Outputs expected = fp8_loop<F8>(x, scale, amax);
         trial.equal("x", got[0], x);
@@ -180,37 +167,39 @@ TEST("kernels: fp8: attention") {
         if (has_tensor_cores(kind)) test_fp8_attention(kind, {2, 150, 2, 64});
 }
 
-// ==== scales =================================================================
+// ==== history of scales ======================================================
 
 TEST("kernels: fp8: scales") {
     if (!device_has_fp8()) return;
     constexpr int OF_E4M3 = FP8_TENSORS + 1, OF_E5M2 = FP8_TENSORS + FP8_DQKV;   // of the second layer
-    const DeviceScales scales(std::vector<Fp8Scale>(2 * FP8_TENSORS));
+    const DeviceArray<Fp8Scale> scales(std::vector<Fp8Scale>(2 * FP8_TENSORS));
+    auto get = [&](size_t at) { return fetch(scales + at); };
+    auto put = [&](size_t at, const Fp8Scale& s) { upload(scales + at, &s, sizeof(s)); };
     auto step = [&](size_t at, double amax) {   // returns the scale after a step with this amax
-        Fp8Scale s = scales.at(at);
+        Fp8Scale s = get(at);
         s.amax = bits_of(amax);
-        scales.put(at, s);
-        fp8_scales<Fp8Step::REMEMBER>(scales.data(), 2 * FP8_TENSORS);
-        return double(scales.at(at).scale);
+        put(at, s);
+        fp8_scales<Fp8Step::REMEMBER>(scales, 2 * FP8_TENSORS);
+        return double(get(at).scale);
     };
-    claim(step(OF_E4M3, 3.0) == 128 && scales.at(OF_E4M3).inverse == 0x1p-7f && scales.at(OF_E4M3).amax == 0 &&
+    claim(step(OF_E4M3, 3.0) == 128 && get(OF_E4M3).inverse == 0x1p-7f && get(OF_E4M3).amax == 0 &&
               step(OF_E5M2, 3.0) == 16384 && step(0, 448.0) == 1 && step(1, 449.0) == 0.5,
           "FP8: the scale is the largest power of 2 by which amax fits into 448, or 57344 of a gradient");
     bool remembered = true;
     for (int s = 0; s < FP8_HISTORY - 4; s++) remembered = remembered && step(OF_E4M3, 1.0) == 128;
-    claim(remembered && scales.at(OF_E4M3).history[FP8_HISTORY - 1] == 3.0f && step(OF_E4M3, 1.0) == 256,
+    claim(remembered && get(OF_E4M3).history[FP8_HISTORY - 1] == 3.0f && step(OF_E4M3, 1.0) == 256,
           "FP8: an amax counts for 16 steps");
     claim(step(OF_E4M3, INFINITY) == 1 && step(OF_E4M3, 1.0) == 1,
           "FP8: after an amax that is not finite the scale is 1");
-    const float before = scales.at(0).scale;
+    const float before = get(0).scale;
     step(0, 0.0);
-    claim(scales.at(0).scale == before, "FP8: an amax of 0 does not change the scale");
-    Fp8Scale s = scales.at(OF_E4M3);
+    claim(get(0).scale == before, "FP8: an amax of 0 does not change the scale");
+    Fp8Scale s = get(OF_E4M3);
     const float expected = std::exchange(s.scale, 0);
     s.inverse = 0;
-    scales.put(OF_E4M3, s);
-    fp8_scales<Fp8Step::RECALL>(scales.data(), 2 * FP8_TENSORS);
-    claim(scales.at(OF_E4M3).scale == expected && scales.at(OF_E4M3).inverse == 1 / expected,
+    put(OF_E4M3, s);
+    fp8_scales<Fp8Step::RECALL>(scales, 2 * FP8_TENSORS);
+    claim(get(OF_E4M3).scale == expected && get(OF_E4M3).inverse == 1 / expected,
           "FP8: the history of a checkpoint gives the same scales");
 }
 
@@ -238,11 +227,11 @@ TEST("kernels: fp8: transpose") {
 template <typename F8> struct Fp8Matrix {
     Values values;
     DeviceArray<F8> fp8, fp8_transposed;
-    DeviceScales scales;
+    DeviceArray<Fp8Scale> scale;
     Operand operand = static_cast<floatX*>(nullptr);
 
-    Fp8Matrix(size_t rows, size_t columns, double scale)
-        : Fp8Matrix(random_numbers(rows * columns), rows, columns, scale) {}
+    Fp8Matrix(size_t rows, size_t columns, double factor)
+        : Fp8Matrix(random_numbers(rows * columns), rows, columns, factor) {}
 
 private:
     // Up to about 2, so that sums of products stay in BF16's range.
@@ -255,12 +244,13 @@ private:
         }
         return q;
     }
-    Fp8Matrix(const Values& q, size_t rows, size_t columns, double scale)
-        : values(q), fp8(q), fp8_transposed(transposed_values(q, rows, columns)), scales({counting_scale(scale)}) {
-        for (double& x : values) x /= scale;
+    Fp8Matrix(const Values& q, size_t rows, size_t columns, double factor)
+        : values(q), fp8(q), fp8_transposed(transposed_values(q, rows, columns)),
+          scale(std::vector{counting_scale(factor)}) {
+        for (double& x : values) x /= factor;
         operand.fp8 = fp8;
         operand.transposed = fp8_transposed;
-        operand.scale = scales.data();
+        operand.scale = scale;
         operand.format = IS_E4M3<F8> ? DType::E4M3 : DType::E5M2;
     }
 };
@@ -285,9 +275,7 @@ Setup fp8_setup(MatmulIn matmul, Fp8Scaling scaling, Recompute recompute = Recom
 
 // Trains three steps of two micro-batches; returns the results of the last micro-batch of each.
 std::vector<Pass> three_steps(const Setup& s) {
-    Model m;
-    allocate(m, s);
-    init_parameters(m, 1);
+    TestModel m(s);
     Options o;
     o.schedule = Schedule::CONSTANT;
     o.lr = 1e-2;
@@ -333,9 +321,7 @@ TEST("model in FP8") {
 TEST("model in FP8: micro-batches") {
     if (!device_has_fp8()) return;
     for (Fp8Scaling scaling : {Fp8Scaling::CURRENT, Fp8Scaling::DELAYED}) {
-        Model m;
-        allocate(m, fp8_setup(MatmulIn::FP8, scaling));
-        init_parameters(m, 1);
+        TestModel m(fp8_setup(MatmulIn::FP8, scaling));
         std::vector<Fp8Scale> scales = from_device(m.a.fp8_scales(), scale_count(m));
         for (Fp8Scale& s : scales) s.amax = bits_of(1e30);
         upload(m.a.fp8_scales(), scales.data(), scales.size() * sizeof(Fp8Scale));

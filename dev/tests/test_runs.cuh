@@ -249,6 +249,9 @@ TEST("runs: options of --resume") {
     claim_run(equal.code == 0 && less.code == 0 && !contains(equal.out, "tokens to train on, now") &&
                   contains(less.out, "there were 3004 tokens to train on, now there are 2000\n"),
               "the model's own sizes may be given beside --resume; a change of the data is printed", less, equal.err);
+    const Outcome fewer = run("train --resume --out @/longer --steps 9");
+    claim_run(fewer.code == 0 && contains(fewer.out, scratch("@/longer is at step 14, --steps 9 is not more")),
+              "--resume with fewer steps than the run has made says so", fewer);
     const std::string path = scratch("@/longer/step_000014/trainer.json");
     json older = read_json(path);
     older["options"]["eval-batches"] = 20;   // an option that was removed
@@ -554,6 +557,9 @@ TEST("runs: plan") {
     claim_run(other.is_object() && other["bytes"]["master"] == 0 &&
                   double(plan["bytes_per_parameter"]) - double(other["bytes_per_parameter"]) == 4,
               "plan: without master weights 4 bytes less per parameter", without);
+    const Outcome full = run("plan --model gpt2-xl --gpu-memory 1GB");
+    claim_run(contains(full.out, "311.5 %") && contains(full.out, "623.1 %") && contains(full.out, "does not fit"),
+              "plan: prints shares of the memory above 100 %", full);
     int recipes = 0;   // each states the memory that plan predicts
     for (const auto& entry : fs::directory_iterator("scripts")) {
         const std::string name = entry.path().filename(), text = read_bytes(entry.path());

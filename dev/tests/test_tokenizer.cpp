@@ -9,52 +9,27 @@
 #include <time.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <functional>
-#include <iterator>
-#include <sstream>
 
-namespace fs = std::filesystem;
-
-static int passed = 0, failed = 0;
-
-static void claim(bool holds, const std::string& what, const std::string& detail = "") {
-    const std::string numbers = detail.empty() ? "" : " (" + detail + ")";
-    printf("%s  %s%s\n", holds ? "ok    " : "FAILED", what.c_str(), numbers.c_str());
-    fflush(stdout);
-    ++(holds ? passed : failed);
-}
+#include "claims.h"
 
 static std::string REFERENCE = "data/reference/tokenizer";
 
-static std::string read_bytes(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-}
-
 static json reference_json() { return json::parse(read_bytes(REFERENCE + "/tokenizer.json")); }
 
-// A folder for a tokenizer's files, removed at the end.
-struct Scratch {
-    std::string dir = (fs::temp_directory_path() / "gpt_tokenizer_XXXXXX").string();
-    Scratch() { if (!mkdtemp(dir.data())) throw std::runtime_error(dir + ": mkdtemp failed"); }
-    ~Scratch() { fs::remove_all(dir); }
-};
-
 // Writes these files, and no others, to the folder. Returns its path.
-static const std::string& folder_of(const std::vector<std::pair<std::string, std::string>>& files) {
-    static const Scratch scratch;
-    for (const auto& entry : fs::directory_iterator(scratch.dir)) fs::remove_all(entry.path());
-    for (const auto& [name, content] : files) std::ofstream(scratch.dir + "/" + name, std::ios::binary) << content;
-    return scratch.dir;
+static std::string folder_of(const std::vector<std::pair<std::string, std::string>>& files) {
+    const std::string dir = scratch("@/tokenizer");
+    fs::remove_all(dir);
+    fs::create_directory(dir);
+    for (const auto& [name, content] : files) write_bytes(dir + "/" + name, content);
+    return dir;
 }
-static const std::string& folder_of_json(const json& file) { return folder_of({{"tokenizer.json", file.dump()}}); }
+static std::string folder_of_json(const json& file) { return folder_of({{"tokenizer.json", file.dump()}}); }
 
 // ==== words ==============================================================================================
 
-static void test_words() {
+TEST("tokenizer: words") {
     const std::vector<std::pair<std::string, std::string>> CASES = {
         {"It's 12 o'clock, isn't it?", "|It|'s| 12| o|'|clock|,| isn|'t| it|?"},
         {"a  b   c  ", "|a| | b|  | c|  "}, {"x\n\n y", "|x|\n\n| y"},
@@ -71,7 +46,7 @@ static void test_words() {
     claim(wrong.empty(), "words are GPT-2's; a broken byte is neither letter, number nor space", wrong);
 }
 
-static void test_characters() {
+TEST("tokenizer: characters") {
     int wrong = 0;
     for (unsigned code = 0; code < 0x110000; code++) {
         if (code >= 0xd800 && code < 0xe000) continue;
@@ -109,7 +84,7 @@ static int differences(const std::string& dir, const json& cases) {
     return count;
 }
 
-static void test_cases() {
+TEST("tokenizer: cases") {
     const json cases = json::parse(read_bytes(REFERENCE + "/cases.json"));
     claim(cases.size() > 100 && differences(REFERENCE, cases) == 0, "tokens equal those of tokenizers and tiktoken",
           std::to_string(cases.size()) + " texts");
@@ -138,7 +113,7 @@ static void test_cases() {
 }
 
 // A tokenizer of bytes and four merges.
-static void test_order_of_merges() {
+TEST("tokenizer: order of merges") {
     json file = reference_json();
     json &vocab = file["model"]["vocab"] = json::object(), &merges = file["model"]["merges"] = json::array();
     for (const std::string& byte : byte_alphabet()) vocab[byte] = vocab.size();
@@ -162,7 +137,7 @@ static void test_order_of_merges() {
 static uint64_t next_random(uint64_t& state) { return (state = state * 6364136223846793005 +
                                                        1442695040888963407) >> 33; }
 
-static void test_any_bytes() {
+TEST("tokenizer: any bytes") {
     const Tokenizer tokenizer(REFERENCE);
     uint64_t state = 1;
     int wrong = 0;
@@ -205,7 +180,7 @@ static void refuse(const std::string& what, const std::string& dir, const std::v
     claim(all, "refused: " + what, error.substr(0, 200));
 }
 
-static void test_refused() {
+TEST("tokenizer: refused files") {
     const json good = reference_json();
     refuse("vocab.json alone", folder_of({{"vocab.json", good["model"]["vocab"].dump()}}),
            {"merges.txt: No such file"});
@@ -258,7 +233,7 @@ static void test_refused() {
         refuse("tokenizer.json of '" + text + "'", folder_of({{"tokenizer.json", text}}), {"tokenizer.json: "});
     refuse("tokenizer.json a million levels deep", folder_of({{"tokenizer.json", std::string(1000000, '[')}}),
            {"levels deep"});
-    const std::string& empty = folder_of({});
+    const std::string empty = folder_of({});
     mkfifo((empty + "/tokenizer.json").c_str(), 0600);
     refuse("a pipe for tokenizer.json", empty, {"tokenizer.json: not a regular file"});
 }
@@ -266,30 +241,7 @@ static void test_refused() {
 // ==== main ===============================================================================================
 
 int main(int argc, char** argv) {
-    const std::string what = argc > 1 ? argv[1] : "";
-    const bool listing = argc == 2 && what == "--list";
-    if (argc != 1 && !listing && !(argc == 3 && (what == "--only" || what == "--reference"))) {
-        fprintf(stderr, "usage: test_tokenizer [--list | --only NAME,NAME... | --reference DIR]\n");
-        return 2;
-    }
-    const bool given = what == "--reference";
-    if (given) REFERENCE = argv[2];
-    const std::pair<const char*, void (*)()> TESTS[] = {
-        {"tokenizer: words", test_words}, {"tokenizer: characters", test_characters}, {"tokenizer: cases", test_cases},
-        {"tokenizer: order of merges", test_order_of_merges},
-        {"tokenizer: any bytes", test_any_bytes}, {"tokenizer: refused files", test_refused}};
-    for (const auto& [name, function] : TESTS) {
-        bool wanted = argc != 3;
-        std::istringstream names(given ? "tokenizer: cases" : argc == 3 ? argv[2] : "");
-        for (std::string begin; std::getline(names, begin, ',');)
-            wanted = wanted || std::string(name).rfind(begin, 0) == 0;
-        if (!wanted) continue;
-        printf("%s\n", name);
-        if (listing) continue;
-        const clock_t begin = clock();
-        function();
-        printf("        %.1f s\n", double(clock() - begin) / CLOCKS_PER_SEC);
-    }
-    if (!listing) printf("%d passed, %d failed\n", passed, failed);
-    return failed ? 1 : 0;
+    if (argc != 3 || std::string(argv[1]) != "--reference") return run_tests(argc, argv, "--reference DIR");
+    REFERENCE = argv[2];
+    return run_tests("tokenizer: cases");
 }

@@ -1,0 +1,132 @@
+// TEST("name") { ... } defines a test, which calls claim() for each fact; run_tests() runs the tests. Further tools: a
+// folder for the tests' files, and strings. For test_gpt.cu and test_tokenizer.cpp.
+#pragma once
+
+#include <stdlib.h>
+
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace fs = std::filesystem;
+
+// ==== claims =================================================================
+
+inline int passed = 0, failed = 0;
+
+// Prints whether a claim holds, in one line with `detail`.
+inline void claim(bool holds, const std::string& text, const std::string& detail = "") {
+    (holds ? passed : failed)++;
+    const std::string numbers = detail.empty() ? "" : " (" + detail + ")";
+    printf("%s  %s%s\n", holds ? "ok    " : "FAILED", text.c_str(), numbers.c_str());
+    fflush(stdout);
+}
+
+// Returns the message of what f throws; empty if it returns.
+template <typename F> std::string error_of(F f) {
+    try {
+        f();
+    } catch (const std::exception& error) {
+        return error.what();
+    }
+    return "";
+}
+
+// ==== tests ==================================================================
+
+struct Test { const char* name; void (*run)(); };
+inline std::vector<Test> all_tests;   // in the order of their definitions
+struct AddedTest { AddedTest(const char* name, void (*run)()) { all_tests.push_back({name, run}); } };
+#define TEST_WITH_NUMBER(name, number) \
+    static void test_##number(); \
+    static const AddedTest added_test_##number(name, test_##number); \
+    static void test_##number()
+#define TEST_EXPANDED(name, number) TEST_WITH_NUMBER(name, number)
+#define TEST(name) TEST_EXPANDED(name, __COUNTER__)
+
+// An exception fails this test, not the ones after it.
+inline void run_test(const Test& test) {
+    const auto begin = std::chrono::steady_clock::now();
+    const std::string error = error_of(test.run);
+    if (!error.empty()) claim(false, "no exception", error);
+    printf("        %.1f s\n", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    fflush(stdout);
+}
+
+// Runs the tests, or those whose names begin with one of the words in `only`, separated by commas; listing: prints
+// their names. Returns the exit code.
+inline int run_tests(const std::string& only = "", bool listing = false) {
+    std::map<std::string, int> wanted;   // beginnings of names, and how many tests have them
+    std::istringstream names(only);
+    for (std::string name; std::getline(names, name, ',');) wanted[name] = 0;
+    for (const Test& test : all_tests) {
+        bool run = wanted.empty();
+        for (auto& [beginning, count] : wanted)
+            if (std::string(test.name).rfind(beginning, 0) == 0) run = ++count > 0;
+        if (!run) continue;
+        printf("%s\n", test.name);
+        if (!listing) run_test(test);
+    }
+    for (const auto& [beginning, count] : wanted)
+        if (count == 0) {
+            fprintf(stderr, "--only: no test's name begins with '%s'\n", beginning.c_str());
+            return 2;
+        }
+    if (!listing) printf("%d passed, %d failed\n", passed, failed);
+    return failed ? 1 : 0;
+}
+
+// The same for a command line. `others`: further options of the program, for the message about a wrong one.
+inline int run_tests(int argc, char** argv, const char* others) {
+    const std::string what = argc > 1 ? argv[1] : "";
+    if (argc == 1 || (argc == 2 && what == "--list")) return run_tests("", argc == 2);
+    if (argc == 3 && what == "--only") return run_tests(argv[2]);
+    fprintf(stderr, "usage: %s [--list | --only NAME,NAME... | %s]\n"
+                    "NAME: how the names of tests to run begin, such as kernels or kernels: attention\n",
+            argv[0], others);
+    return 2;
+}
+
+// ==== strings and files ======================================================
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
+
+inline std::string replaced(std::string text, const std::string& part, const std::string& by) {
+    for (size_t at = 0; (at = text.find(part, at)) != text.npos; at += by.size()) text.replace(at, part.size(), by);
+    return text;
+}
+
+// The folder of everything that the tests write, removed at the end. In paths and commands, @ stands for it.
+struct ScratchFolder {
+    std::string path = (fs::temp_directory_path() / "tests.XXXXXX").string();
+
+    ScratchFolder() {
+        if (!mkdtemp(path.data())) throw std::runtime_error(path + ": mkdtemp failed");
+    }
+    ~ScratchFolder() {
+        std::error_code ignored;
+        fs::remove_all(path, ignored);
+    }
+};
+
+inline std::string scratch(const std::string& text) {
+    static const ScratchFolder folder;
+    return replaced(text, "@", folder.path);
+}
+
+// Paths may begin with @.
+inline std::string read_bytes(const std::string& path) {
+    std::ifstream file(scratch(path), std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+inline void write_bytes(const std::string& path, const std::string& bytes) {
+    std::ofstream(scratch(path), std::ios::binary).write(bytes.data(), bytes.size());
+}
