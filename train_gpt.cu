@@ -2921,7 +2921,8 @@ std::string write_checkpoint(const std::string& out, const Model& m, const TextF
 Start find_start(const Options& o) {
     Start start = {o.from, nullptr};
     if (world.first()) start = find_start_in_folder(o);
-    const json same = read_record(from_first(json_text({{"at", {start.trainer, start.step, start.window}}})))["at"];
+    const std::string record = from_first(json_text({{"at", {start.trainer, start.step, start.window}}}));
+    const json same = read_record(record, "start")["at"];
     start.trainer = same[0];
     start.step = same[1];
     start.window = same[2];

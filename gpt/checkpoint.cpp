@@ -38,14 +38,12 @@ Safetensors::Safetensors(const std::string& path) : file_(path) {
     const char* data = file_.data() + sizeof(length) + length;
     const size_t bytes = file_.size() - sizeof(length) - length;
     try {
-        const Header header = parse_json<Header>({file_.data() + sizeof(length), length});
+        const Header header = parse_json<Header>({file_.data() + sizeof(length), length}, path + ": damaged header");
         if (!header.is_object()) fail("damaged header: no object of names and tensors");
         for (const auto& [name, value] : header.items()) {
             if (name == "__metadata__") metadata_ = json(value);
             else entries_[name] = parse_entry(name, value, data, bytes);
         }
-    } catch (const JsonError& error) {
-        fail(format("damaged header: %s", error.what()));
     } catch (const Header::exception& error) {
         fail(format("damaged header: %s", error.what()));
     }
@@ -329,16 +327,6 @@ void remove_unfinished(const std::string& out) {
             if (step_in(last_part(path), prefix) >= 0) remove_folder(path);
 }
 
-FolderLock::FolderLock(const std::string& out) : folder_(open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
-    if (folder_ < 0 || flock(folder_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
-    close(folder_);
-    throw UserError("--out %s: another run is writing there", out.c_str());
-}
-
-FolderLock::~FolderLock() {
-    if (folder_ >= 0) close(folder_);
-}
-
 Failure not_written(long step, const std::exception& error) {
     return Failure("checkpoint of step %ld not written, earlier ones are untouched: %s", step, error.what());
 }
@@ -357,13 +345,9 @@ static json options_of_run(const std::string& out, std::string& path) {
     if (!checkpoints.empty()) {
         path = checkpoints.rbegin()->second + "/trainer.json";
         record = read_json(path);
-    } else if (path = out + "/log.jsonl"; is_regular_file(path)) {
-        const std::string log = read_file(path);
-        try {
-            record = read_record(log.substr(0, log.find('\n'))).value("run", json());
-        } catch (const JsonError& error) {
-            throw UserError("%s: line 1, which holds the run's options: %s", path.c_str(), error.what());
-        }
+    } else if (path = out + "/log.jsonl"; exists(path)) {
+        const std::string log = read_file(path), source = path + ": line 1, which holds the run's options";
+        record = read_record(log.substr(0, log.find('\n')), source).value("run", json());
     }
     const bool has_options = record.is_object() && record.contains("options") && record["options"].is_object();
     return has_options ? record["options"] : json::object();
@@ -423,6 +407,14 @@ static void open_run_folder(const std::string& out, bool resume) {
         throw UserError("--out %s: cannot be read and written: %s", out.c_str(), error.message().c_str());
 }
 
+// Locks a run folder for one process, however that ends. No effect on a file system without locks.
+static Descriptor lock_folder(const std::string& out) {
+    Descriptor folder(open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (folder >= 0 && flock(folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        throw UserError("--out %s: another run is writing there", out.c_str());
+    return folder;
+}
+
 Start find_start_in_folder(const Options& o) {
     Start start = {o.from, nullptr};
     if (o.out.empty()) {
@@ -430,7 +422,7 @@ Start find_start_in_folder(const Options& o) {
         return start;
     }
     open_run_folder(o.out, o.resume);
-    start.lock = std::make_shared<FolderLock>(o.out);
+    start.lock = std::make_shared<Descriptor>(lock_folder(o.out));
     const auto checkpoints = list_checkpoints(o.out);
     const bool has_log = exists(o.out + "/log.jsonl");
     if (!o.resume && (has_log || !checkpoints.empty()))

@@ -118,17 +118,6 @@ void rename_folder(const std::string& from, const std::string& to);   // on disk
 void remove_checkpoint(const std::string& out, long step);
 void remove_unfinished(const std::string& out);   // folders that a crash has left
 
-// Locks a run folder for one process; released however the process ends. No effect on a file system without locks.
-class FolderLock {
-public:
-    explicit FolderLock(const std::string& out);
-    FolderLock(const FolderLock&) = delete;
-    ~FolderLock();
-
-private:
-    int folder_;
-};
-
 Failure not_written(long step, const std::exception& error);
 
 // ---- options of a run ---------------------------------------------------------------------------
@@ -152,7 +141,7 @@ struct Start {
     json trainer;           // null unless resuming
     long step = 0;
     uint64_t window = 0;    // of the data
-    std::shared_ptr<FolderLock> lock = nullptr;   // of --out
+    std::shared_ptr<Descriptor> lock = nullptr;   // of --out
 };
 
 // Creates and locks --out.

@@ -165,27 +165,20 @@ bool exists(const std::string& path) {
     return fs::exists(path, ignored);
 }
 
-bool is_regular_file(const std::string& path) {
-    std::error_code ignored;
-    return fs::is_regular_file(path, ignored);
-}
-
 std::string read_file(const std::string& path) {
     const MappedFile file(path);
     return {file.data(), file.size()};
 }
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-    const int file = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);   // does not block on a pipe
+    const Descriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));   // does not block on a pipe
     if (file < 0) throw UserError("%s: %s", path.c_str(), strerror(errno));
     struct stat info;
     fstat(file, &info);
     size_ = info.st_size;
-    const bool regular = S_ISREG(info.st_mode);
-    void* mapped = regular && size_ ? mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
-    close(file);
-    if (!regular) throw UserError("%s: not a regular file", path.c_str());
+    if (!S_ISREG(info.st_mode)) throw UserError("%s: not a regular file", path.c_str());
     if (size_ == 0) throw UserError("%s: the file is empty", path.c_str());
+    void* mapped = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
     if (mapped == MAP_FAILED) throw Failure("%s: mmap: %s", path.c_str(), strerror(errno));
     data_ = static_cast<const char*>(mapped);
 }
@@ -205,8 +198,8 @@ void MappedFile::require_whole() const {
 }
 
 // Opens a file that is written; flags: those of open() besides O_WRONLY.
-static int open_to_write(const std::string& path, int flags) {
-    const int file = open(path.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666);
+static Descriptor open_to_write(const std::string& path, int flags) {
+    Descriptor file(open(path.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666));
     if (file < 0) fail_writing(path, "cannot be written");
     return file;
 }
@@ -224,10 +217,6 @@ static size_t write_bytes(int file, const char* data, size_t bytes) {
 
 OutputFile::OutputFile(const std::string& path) : path_(path), file_(open_to_write(path, O_CREAT | O_TRUNC)) {}
 
-OutputFile::~OutputFile() {
-    if (file_ >= 0) close(file_);
-}
-
 void OutputFile::write(const void* data, size_t bytes) {
     if (write_bytes(file_, static_cast<const char*>(data), bytes) < bytes) fail_writing(path_);
     unsynced_ += bytes;
@@ -237,7 +226,7 @@ void OutputFile::write(const void* data, size_t bytes) {
 }
 
 void OutputFile::finish() {
-    if (fsync(file_) != 0 || close(std::exchange(file_, -1)) != 0) fail_writing(path_);
+    if (fsync(file_) != 0) fail_writing(path_);
 }
 
 void write_file(const std::string& path, const std::string& content) {
@@ -247,11 +236,8 @@ void write_file(const std::string& path, const std::string& content) {
 }
 
 void sync_folder(const std::string& path) {
-    const int folder = open(path.c_str(), O_RDONLY);
-    const bool done = folder >= 0 && fsync(folder) == 0;
-    const int error = errno;
-    if (folder >= 0) close(folder);
-    if (!done) throw Failure("%s: fsync: %s", path.c_str(), strerror(error));
+    const Descriptor folder(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (folder < 0 || fsync(folder) != 0) throw Failure("%s: fsync: %s", path.c_str(), strerror(errno));
 }
 
 std::error_code create_folder(const std::string& path) {
@@ -267,21 +253,24 @@ std::error_code create_folder(const std::string& path) {
 
 // ---- JSON ---------------------------------------------------------------------------------------
 
-template <typename Json> Json parse_json(std::string_view text) {
+template <typename Json> Json parse_json(std::string_view text, const std::string& source) {
     constexpr int MAX_DEPTH = 100;   // readers follow levels by recursion; no file of a model has ten
     std::vector<std::unordered_set<std::string>> names(MAX_DEPTH + 1);   // of the object that is open at each level
+    auto invalid = [&](const std::string& why) {
+        return UserError("%s: not valid JSON: %s", source.c_str(), why.c_str());
+    };
     auto check = [&](int depth, typename Json::parse_event_t event, const Json& parsed) {
         using Event = typename Json::parse_event_t;
-        if (depth >= MAX_DEPTH) throw JsonError(format("not valid JSON: more than %d levels deep", MAX_DEPTH));
+        if (depth >= MAX_DEPTH) throw invalid(format("more than %d levels deep", MAX_DEPTH));
         if (event == Event::object_start) names[depth + 1].clear();
         if (event == Event::key && !names[depth].insert(parsed.template get_ref<const std::string&>()).second)
-            throw JsonError("not valid JSON: the name " + parsed.dump() + " occurs twice in an object");
+            throw invalid("the name " + parsed.dump() + " occurs twice in an object");
         return true;
     };
     try {
         return Json::parse(text.begin(), text.end(), check);
     } catch (const nlohmann::json::exception& error) {
-        throw JsonError(std::string("not valid JSON: ") + error.what());
+        throw invalid(error.what());
     }
 }
 
@@ -289,14 +278,9 @@ template <typename Json> Json read_json_as(const std::string& path) {
     const MappedFile file(path);
     if (file.size() > MAX_JSON_BYTES)
         throw UserError("%s: %zu bytes, expected JSON of at most %zu", path.c_str(), file.size(), MAX_JSON_BYTES);
-    try {
-        return parse_json<Json>({file.data(), file.size()});
-    } catch (const JsonError& error) {
-        throw UserError("%s: %s", path.c_str(), error.what());
-    }
+    return parse_json<Json>({file.data(), file.size()}, path);
 }
-template nlohmann::json parse_json(std::string_view);
-template json parse_json(std::string_view);
+template nlohmann::json parse_json(std::string_view, const std::string&);
 template nlohmann::json read_json_as(const std::string&);
 template json read_json_as(const std::string&);
 
@@ -322,14 +306,11 @@ template void require_value(const nlohmann::json&, const char*, const std::vecto
 template <typename T> T whole_number(const json& file, const char* name, const std::string& path) {
     if (!file.is_object() || !file.contains(name)) throw UserError("%s: \"%s\" is missing", path.c_str(), name);
     const json& value = file.at(name);
-    constexpr T LEAST = std::numeric_limits<T>::min(), MOST = std::numeric_limits<T>::max();
-    bool fits = false;
-    if (value.is_number_unsigned()) fits = value.get<uint64_t>() <= static_cast<uint64_t>(MOST);
-    else if (value.is_number_integer()) fits = LEAST < 0 && value.get<int64_t>() >= static_cast<int64_t>(LEAST);
-    if (!fits)
+    const std::string found = value.dump();
+    if (!value.is_number_integer() || found != std::to_string(value.get<T>()))
         throw UserError("%s: \"%s\" is %s, expected a whole number from %s to %s", path.c_str(), name,
-                        value.dump().substr(0, 40).c_str(), std::to_string(LEAST).c_str(),
-                        std::to_string(MOST).c_str());
+                        found.substr(0, 40).c_str(), std::to_string(std::numeric_limits<T>::min()).c_str(),
+                        std::to_string(std::numeric_limits<T>::max()).c_str());
     return value.get<T>();
 }
 template int whole_number(const json&, const char*, const std::string&);
@@ -338,9 +319,9 @@ template uint64_t whole_number(const json&, const char*, const std::string&);
 
 // ---- log ----------------------------------------------------------------------------------------
 
-json read_record(const std::string& line) {
-    const json record = parse_json<json>(line);
-    if (!record.is_object()) throw JsonError("no JSON object");
+json read_record(const std::string& line, const std::string& source) {
+    const json record = parse_json<json>(line, source);
+    if (!record.is_object()) throw UserError("%s: no JSON object", source.c_str());
     return record;
 }
 
@@ -351,7 +332,7 @@ static std::string records_until(const std::string& path, uint64_t step) {
     size_t damaged = 0;
     for (std::string line; std::getline(lines, line);) {
         try {
-            const json record = read_record(line);
+            const json record = read_record(line, path);
             if (!record.contains("step") || whole_number<uint64_t>(record, "step", path) <= step) kept += line + "\n";
         } catch (const std::exception&) {
             damaged += !lines.eof();
@@ -370,10 +351,6 @@ void Log::open(const std::string& out, long resumed_step, const json& first) {
     if (rename((path_ + ".new").c_str(), path_.c_str()) != 0) fail_writing(path_);
     sync_folder(out);
     file_ = open_to_write(path_, O_APPEND);
-}
-
-Log::~Log() {
-    if (file_ >= 0) close(file_);
 }
 
 void Log::write(const json& record) {

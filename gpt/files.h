@@ -2,11 +2,11 @@
 #pragma once
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -69,7 +69,6 @@ void catch_lost_pages();
 // Whether a path leads to something. False also for a path that cannot be looked up, such as one with a name of more
 // than 255 bytes; opening it then reports why.
 bool exists(const std::string& path);
-bool is_regular_file(const std::string& path);
 
 std::string read_file(const std::string& path);
 
@@ -93,6 +92,22 @@ private:
     size_t size_ = 0;
 };
 
+// The descriptor of an open file or folder, which is closed with it; negative: none.
+class Descriptor {
+public:
+    explicit Descriptor(int number = -1) : number_(number) {}
+    Descriptor(Descriptor&& other) : number_(std::exchange(other.number_, -1)) {}
+    Descriptor& operator=(Descriptor&& other) {
+        std::swap(number_, other.number_);
+        return *this;
+    }
+    ~Descriptor() { if (number_ >= 0) close(number_); }
+    operator int() const { return number_; }
+
+private:
+    int number_;
+};
+
 // ---- writing ------------------------------------------------------------------------------------
 
 constexpr size_t SYNC_BYTES = 64 << 20;
@@ -102,15 +117,12 @@ constexpr size_t SYNC_BYTES = 64 << 20;
 class OutputFile {
 public:
     explicit OutputFile(const std::string& path);
-    OutputFile(const OutputFile&) = delete;
-    ~OutputFile();
-
     void write(const void* data, size_t bytes);
     void finish();
 
 private:
     std::string path_;
-    int file_;
+    Descriptor file_;
     size_t unsynced_ = 0;   // bytes
 };
 
@@ -124,13 +136,11 @@ std::error_code create_folder(const std::string& path);
 
 // ---- JSON ---------------------------------------------------------------------------------------
 
-struct JsonError : std::runtime_error { using std::runtime_error::runtime_error; };
-
 constexpr size_t MAX_JSON_BYTES = 100 << 20;   // far beyond every real file
 
-// Parses JSON that may be damaged or hostile. Throws JsonError if it is not valid, if a name occurs twice in an object,
-// or if it is nested deeper than 100 levels. Json: nlohmann::json (fast lookup of names) or json.
-template <typename Json> Json parse_json(std::string_view text);
+// Parses JSON that may be damaged or hostile. It must be valid, with no name twice in an object and at most 100 levels;
+// an error's message begins with `source`. Json: nlohmann::json (fast lookup of names) or json.
+template <typename Json> Json parse_json(std::string_view text, const std::string& source);
 template <typename Json> Json read_json_as(const std::string& path);
 inline json read_json(const std::string& path) { return read_json_as<json>(path); }
 
@@ -146,16 +156,12 @@ template <typename T> T whole_number(const json& file, const char* name, const s
 
 // ---- log ----------------------------------------------------------------------------------------
 
-// A line of log.jsonl as an object. Throws JsonError.
-json read_record(const std::string& line);
+// Parses a line of log.jsonl: an object. `source` begins an error's message.
+json read_record(const std::string& line, const std::string& source);
 
 // OUT/log.jsonl, one object per line.
 class Log {
 public:
-    Log() = default;
-    Log(const Log&) = delete;
-    ~Log();
-
     // Opens the log of folder `out`; does nothing if it is empty. Of an existing log, keeps the records up to
     // resumed_step. A new log has its first line, `first`, from the moment it exists: --resume reads the options there.
     void open(const std::string& out, long resumed_step, const json& first);
@@ -168,7 +174,7 @@ private:
     void flush();
 
     std::string path_, unwritten_;
-    int file_ = -1;
+    Descriptor file_;
 };
 
 // ---- signals and the machine --------------------------------------------------------------------

@@ -165,7 +165,7 @@ template <typename F> void tune_matmuls(Model& m, FILE* out, F pass) {
     auto choose = [&] { for (auto& [shape, plan] : matmul_plans) choose_algorithm(tuning, plan); };
     if (world.first()) choose();
     if (!world.alone()) {   // all ranks take what the first one has chosen
-        tuning.known = read_record(from_first(json_text(tuning.known))).get<Choices>();
+        tuning.known = read_record(from_first(json_text(tuning.known)), "matmul tuning").get<Choices>();
         if (!world.first()) choose();
     }
     await_gradients(m);

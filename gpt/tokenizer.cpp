@@ -463,7 +463,7 @@ TextFiles text_files(const std::string& dir, const Config& c, TokensAre tokens) 
     TextFiles files = {{}, c.vocab - 1};
     for (const char* name : TEXT_FILES) {
         const std::string path = dir + "/" + name;
-        if (!dir.empty() && is_regular_file(path)) files.content[name] = read_file(path);
+        if (!dir.empty() && exists(path)) files.content[name] = read_file(path);
     }
     const bool has_tokenizer = !dir.empty() && Tokenizer::is_in(dir);
     // The end of text that the folder's config.json names is kept.

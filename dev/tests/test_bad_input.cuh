@@ -136,7 +136,7 @@ TEST("bad data") {
     write_bytes("@/caf\xe9.txt", read_bytes("@/text.txt"));
     const Outcome latin = run(TINY + "--data @/caf\xe9.txt --out @/latin\xe9 --trace @/\xe9");
     const std::string log = read_bytes("@/latin\xe9/log.jsonl");
-    const std::string data = read_record(log.substr(0, log.find('\n')))["run"]["options"]["data"];
+    const std::string data = read_record(log.substr(0, log.find('\n')), "log")["run"]["options"]["data"];
     claim_run(latin.code == 0 && data == scratch("@/caf\xef\xbf\xbd.txt"), "names need not be UTF-8", latin, data);
 }
 
