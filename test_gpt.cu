@@ -1593,7 +1593,7 @@ void write_our_folder(const std::string& dir, Model& m) {
     const Reference r("odd");
     fs::create_directories(scratch(dir));
     r.load(m, r.setup());
-    write_model(scratch(dir), m, text_files("", m.config, TokensAre::OTHERS));
+    write_model(scratch(dir), m, text_files("", m.config, false));
 }
 
 // @/ours holds these weights.

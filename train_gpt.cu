@@ -3289,7 +3289,7 @@ void load_run(TrainingRun& run, const Setup& setup) {
     const Options& o = run.o;
     run.micro_steps = accumulation_steps(o, setup);
     run.tokens_per_step = static_cast<double>(run.micro_steps) * setup.N() * setup.gpus;
-    run.text_files = text_files(run.start.dir, setup.config, run.data.train.tokens_are());
+    run.text_files = text_files(run.start.dir, setup.config, run.data.train.bytes_only());
     if (!o.hellaswag.empty()) run.questions = read_questions(o.hellaswag, setup.config.vocab, setup.T);
     allocate(run.m, setup);
     load_start(run.m, run.start, o.seed);

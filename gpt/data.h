@@ -43,7 +43,6 @@ public:
     size_t text_bytes() const { return text_bytes_; }   // of the text that was encoded
     size_t count() const;
     bool bytes_only() const;
-    TokensAre tokens_are() const { return bytes_only() ? TokensAre::BYTES : TokensAre::OTHERS; }
     const std::vector<Piece>& pieces() const { return pieces_; }
 
     // Removes the last `fraction` of the tokens and returns them.

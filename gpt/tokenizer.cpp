@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <iostream>
 #include <iterator>
+#include <numeric>
 #include <queue>
 #include <set>
 #include <sstream>
@@ -32,46 +33,39 @@ static std::string word_pattern() {
            white + "])|[" + white + "]+";
 }
 
-// PCRE2 takes UTF-8 only. U+FFFF has the class that invalid bytes have here: no letter, number or white space.
-constexpr std::string_view REPLACEMENT = "\xef\xbf\xbf";
-
-// The text with a replacement for each byte that is not part of a character, and the places of those.
-static std::string valid_utf8(std::string_view text, std::vector<size_t>& replaced) {
-    std::string valid;
-    valid.reserve(text.size());
+// PCRE2 takes UTF-8 only: each byte that is not part of a character becomes U+0001, which is of the same length and, as
+// such bytes here, no letter, number or white space.
+static std::string valid_utf8(std::string_view text) {
+    std::string valid(text);
     for (size_t at = 0, length; at < text.size(); at += std::max<size_t>(1, length)) {
         length = character_length(text.substr(at));
-        if (length == 0) replaced.push_back(valid.size());
-        valid += length ? text.substr(at, length) : REPLACEMENT;
+        if (length == 0) valid[at] = '\1';
     }
     return valid;
 }
 
-WordPattern::WordPattern() {
-    const std::string pattern = word_pattern();
+static std::shared_ptr<pcre2_code> compile(const std::string& pattern) {
     int error;
     PCRE2_SIZE at;
-    code_ = {pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_UTF | PCRE2_ANCHORED,
-                           &error, &at, nullptr), pcre2_code_free};
-    if (!code_) throw Failure("PCRE2 does not take GPT-2's pattern: error %d", error);
-    pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE);   // without JIT it is interpreted
+    const std::shared_ptr<pcre2_code> code(
+        pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_UTF | PCRE2_ANCHORED, &error,
+                      &at, nullptr), pcre2_code_free);
+    if (!code) throw Failure("PCRE2 does not take GPT-2's pattern: error %d", error);
+    pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);   // without JIT it is interpreted
+    return code;
 }
 
-void WordPattern::for_each_word(std::string_view text, const std::function<void(std::string_view)>& visit) const {
-    std::vector<size_t> replaced;
-    const std::string valid = valid_utf8(text, replaced);
+void for_each_word(std::string_view text, const std::function<void(std::string_view)>& visit) {
+    static const std::shared_ptr<pcre2_code> code = compile(word_pattern());
+    const std::string valid = valid_utf8(text);
     const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> match(
         pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
     const size_t* range = pcre2_get_ovector_pointer(match.get());
-    size_t passed = 0, done = 0;   // replacements; bytes of the text
     for (size_t at = 0; at < valid.size(); at = range[1]) {
-        const int status = pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(valid.data()), valid.size(), at,
+        const int status = pcre2_match(code.get(), reinterpret_cast<PCRE2_SPTR>(valid.data()), valid.size(), at,
                                        PCRE2_NO_UTF_CHECK, match.get(), nullptr);
         if (status < 0 || range[1] <= at) throw Failure("PCRE2: error %d", status);
-        while (passed < replaced.size() && replaced[passed] < range[1]) passed++;
-        const size_t end = range[1] - passed * (REPLACEMENT.size() - 1);
-        visit(text.substr(done, end - done));
-        done = end;
+        visit(text.substr(at, range[1] - at));
     }
 }
 
@@ -126,7 +120,7 @@ std::vector<int> Tokenizer::encode(std::string_view text) const {
     std::vector<int> tokens;
     size_t begin = 0;   // of what is not yet encoded
     auto encode_until = [&](size_t end) {
-        words_.for_each_word(text.substr(begin, end - begin), [&](std::string_view word) { merge(tokens, word); });
+        for_each_word(text.substr(begin, end - begin), [&](std::string_view word) { merge(tokens, word); });
     };
     for (size_t at = 0; at < text.size();) {
         const int added = added_at(text.substr(at));
@@ -142,16 +136,13 @@ std::vector<int> Tokenizer::encode(std::string_view text) const {
     return tokens;
 }
 
-bool Tokenizer::is_bytes() const {
-    bool right = size() == byte_tokens_.size() && added_.empty() && before_.empty() && after_.empty();
-    for (size_t byte = 0; right && byte < size(); byte++) right = byte_tokens_[byte] == static_cast<int>(byte);
-    return right;
+Tokenizer::Tokenizer() : byte_tokens_(BYTE_VOCAB) {
+    std::iota(byte_tokens_.begin(), byte_tokens_.end(), 0);
+    for (int byte : byte_tokens_) bytes_.push_back(std::string(1, static_cast<char>(byte)));
 }
 
-std::string Tokenizer::decode(const std::vector<int>& tokens) const {
-    std::string text;
-    for (int token : tokens) text += decode(token);
-    return text;
+bool Tokenizer::is_bytes() const {
+    return bytes_ == Tokenizer().bytes_ && added_.empty() && before_.empty() && after_.empty();
 }
 
 int Tokenizer::added(const std::string& text) const {
@@ -333,58 +324,49 @@ bool Tokenizer::is_in(const std::string& dir) {
     return exists(dir + "/tokenizer.json") || exists(dir + "/vocab.json");
 }
 
-Tokenizer::Tokenizer(const std::string& dir) : begins_added_(256, false) {
+Tokenizer::Tokenizer(const std::string& dir) {
     TokenizerFile(*this, dir);
 }
 
 // ---- tokens as text -----------------------------------------------------------------------------
 
-Text::Text(const std::string& dir, int V) : dir_(dir), V_(V), are_bytes_(V == BYTE_VOCAB) {
-    if (dir.empty() || !Tokenizer::is_in(dir)) return;
-    tokenizer_ = std::make_shared<Tokenizer>(dir);
-    if (tokenizer_->size() > static_cast<size_t>(V))   // fewer: a vocabulary may be padded
+Text::Text(const std::string& dir, int V) : dir_(dir), V_(V) {
+    if (!dir.empty() && Tokenizer::is_in(dir)) tokenizer_ = std::make_shared<Tokenizer>(dir);
+    else if (V == BYTE_VOCAB) tokenizer_ = std::make_shared<Tokenizer>();
+    if (tokenizer_ && tokenizer_->size() > static_cast<size_t>(V))   // fewer: a vocabulary may be padded
         throw UserError("%s: the tokenizer has %zu tokens, but config.json a vocabulary of %d", dir.c_str(),
                         tokenizer_->size(), V);
-    are_bytes_ = tokenizer_->is_bytes();
-    if (are_bytes_) tokenizer_.reset();
 }
 
 bool Text::takes_bytes(const std::string& path) const {
     if (dir_.empty() && V_ < BYTE_VOCAB)
         throw UserError("%s: text, whose bytes need a vocabulary of %d; --vocab says %d", path.c_str(), BYTE_VOCAB,
                         V_);
-    if (!dir_.empty() && !are_bytes_ && !tokenizer_)
+    if (!dir_.empty() && !tokenizer_)
         throw UserError("%s: text, but the model in %s has %d tokens and no tokenizer: put its tokenizer.json there, "
                         "or make shards by scripts/prepare_text.py", path.c_str(), dir_.c_str(), V_);
-    return !tokenizer_;
+    return !tokenizer_ || tokenizer_->is_bytes();
 }
 
 std::vector<int> Text::encode(const std::string& text) const {
-    if (tokenizer_) {
-        std::vector<int> tokens = tokenizer_->before();
-        for (int token : tokenizer_->encode(text)) tokens.push_back(token);
-        return tokens;
-    }
-    if (!are_bytes_)
+    if (!tokenizer_)
         throw UserError("--prompt needs a tokenizer.json in %s, as its vocabulary of %d is not of bytes; or give "
                         "--prompt-tokens", dir_.c_str(), V_);
-    const unsigned char* bytes = reinterpret_cast<const unsigned char*>(text.data());
-    return {bytes, bytes + text.size()};
+    std::vector<int> tokens = tokenizer_->before();
+    for (int token : tokenizer_->encode(text)) tokens.push_back(token);
+    return tokens;
 }
 
 std::string Text::decode(int token) const {
-    if (tokenizer_) return tokenizer_->decode(token);
-    if (!are_bytes_) return format("%d ", token);
-    return token < BYTE_VOCAB ? std::string(1, static_cast<char>(token)) : "";
+    return tokenizer_ ? tokenizer_->decode(token) : format("%d ", token);
 }
 
 size_t Text::bytes_of(int token) const {
-    if (token < 0 || (tokenizer_ && tokenizer_->is_special(token))) return 0;
-    return tokenizer_ ? tokenizer_->decode(token).size() : are_bytes_ && token < BYTE_VOCAB;
+    return tokenizer_ && !tokenizer_->is_special(token) ? tokenizer_->decode(token).size() : 0;
 }
 
 int Text::first() const {
-    if (!tokenizer_) return are_bytes_ ? '\n' : V_ - 1;
+    if (!tokenizer_) return V_ - 1;
     const int end_of_text = tokenizer_->added("<|endoftext|>");
     return end_of_text >= 0 ? end_of_text : tokenizer_->encode("\n")[0];
 }
@@ -459,7 +441,7 @@ static void add_byte_tokenizer(std::map<std::string, std::string>& files, const 
     files["tokenizer_config.json"] = json_text(config, 2) + "\n";
 }
 
-TextFiles text_files(const std::string& dir, const Config& c, TokensAre tokens) {
+TextFiles text_files(const std::string& dir, const Config& c, bool data_is_bytes) {
     TextFiles files = {{}, c.vocab - 1};
     for (const char* name : TEXT_FILES) {
         const std::string path = dir + "/" + name;
@@ -470,7 +452,7 @@ TextFiles text_files(const std::string& dir, const Config& c, TokensAre tokens) 
     const json config = dir.empty() ? json::object() : read_json(dir + "/config.json");
     if (const json end = config.value("eos_token_id", json()); end.is_number_unsigned() && end < c.vocab)
         files.end_of_text = end;
-    if (!has_tokenizer && (c.vocab == BYTE_VOCAB || tokens == TokensAre::BYTES)) {
+    if (!has_tokenizer && (c.vocab == BYTE_VOCAB || data_is_bytes)) {
         add_byte_tokenizer(files.content, c);
         files.end_of_text = BYTE_VOCAB - 1;
     }

@@ -30,27 +30,21 @@
 // U+0100 on.
 std::vector<std::string> byte_alphabet();
 
-// Cuts texts into words by GPT-2's pattern.
-class WordPattern {
-public:
-    WordPattern();
-    // Calls visit(word) for each word, in order; together they are the text.
-    void for_each_word(std::string_view text, const std::function<void(std::string_view)>& visit) const;
-
-private:
-    std::shared_ptr<struct pcre2_real_code_8> code_;
-};
+// Calls visit(word) for each word of GPT-2's pattern, in order; together they are the text.
+void for_each_word(std::string_view text, const std::function<void(std::string_view)>& visit);
 
 class Tokenizer {
 public:
     // Whether a folder has the files of a tokenizer.
     static bool is_in(const std::string& dir);
 
+    // The tokens are the 256 bytes, in their order.
+    Tokenizer();
     // Reads DIR/tokenizer.json, or else DIR/vocab.json and DIR/merges.txt.
     explicit Tokenizer(const std::string& dir);
 
     size_t size() const { return bytes_.size(); }
-    // Whether its tokens are the 256 bytes, in their order.
+    // Whether it equals Tokenizer().
     bool is_bytes() const;
     // The tokens of a text, without those of the template.
     std::vector<int> encode(std::string_view text) const;
@@ -59,7 +53,6 @@ public:
     const std::vector<int>& after() const { return after_; }
     // A token's bytes, which need not be whole characters; empty for a number that is not a token.
     std::string decode(int token) const { return token >= 0 && size_t(token) < size() ? bytes_[token] : ""; }
-    std::string decode(const std::vector<int>& tokens) const;
     // The added token with this text; -1 if there is none.
     int added(const std::string& text) const;
     // Whether a token is special, such as an end of text.
@@ -74,21 +67,20 @@ private:
 
     std::vector<std::string> bytes_;   // of each token
     std::vector<int> byte_tokens_, added_, special_, before_, after_;   // added_: the longest first
-    std::vector<bool> begins_added_;   // whether an added token begins with a byte
+    std::vector<bool> begins_added_ = std::vector<bool>(256);           // whether an added token begins with a byte
     std::unordered_map<uint64_t, Merge> merges_;
-    WordPattern words_;
 };
 
 // ---- tokens as text -----------------------------------------------------------------------------
 
 constexpr int BYTE_VOCAB = 256;   // the vocabulary of a model whose tokens are bytes
 
-// The tokens of a model of V, by the tokenizer in its folder. Without one, 256 tokens are bytes, others are numbers.
+// The tokens of a model of V, by the tokenizer in its folder. Without one, 256 tokens are bytes, others have no text.
 class Text {
 public:
     Text(const std::string& dir, int V);
 
-    // Whether the bytes of a text are its tokens. Throws if the text in `path` cannot become tokens.
+    // Whether a text's bytes are taken as its tokens. Throws if the text in `path` cannot become tokens.
     bool takes_bytes(const std::string& path) const;
     // The tokens of a prompt, with those of the tokenizer's template before it.
     std::vector<int> encode(const std::string& text) const;
@@ -104,8 +96,7 @@ public:
 private:
     std::string dir_;
     int V_;
-    bool are_bytes_;
-    std::shared_ptr<Tokenizer> tokenizer_;   // null: the folder has none, or tokens are bytes
+    std::shared_ptr<Tokenizer> tokenizer_;   // null: tokens have no text
 };
 
 // As Text(dir, V), but a tokenizer that cannot be used is reported and ignored.
@@ -121,10 +112,8 @@ struct TextFiles {
     int end_of_text;                              // a token
 };
 
-enum class TokensAre { BYTES, OTHERS };
-
 // The files that a checkpoint of a model of config c holds, for transformers' AutoTokenizer and this program: those of
-// the folder `dir` that the model comes from, else of a tokenizer of bytes. Read once at the start, as the run may
-// remove that folder if it is a checkpoint.
-TextFiles text_files(const std::string& dir, const Config& c, TokensAre tokens);
+// the folder `dir` that the model comes from, else of a tokenizer of bytes if the data is bytes. Read once at the start,
+// as the run may remove that folder if it is a checkpoint.
+TextFiles text_files(const std::string& dir, const Config& c, bool data_is_bytes);
 void write_text_files(const std::string& dir, const TextFiles& files);

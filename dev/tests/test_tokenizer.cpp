@@ -40,7 +40,7 @@ TEST("tokenizer: words") {
     std::string wrong;
     for (const auto& [text, expected] : CASES) {
         std::string found;
-        WordPattern().for_each_word(text, [&](std::string_view word) { found += "|" + std::string(word); });
+        for_each_word(text, [&](std::string_view word) { found += "|" + std::string(word); });
         if (found != expected) wrong += "'" + found + "', expected '" + expected + "'; ";
     }
     claim(wrong.empty(), "words are GPT-2's; a broken byte is neither letter, number nor space", wrong);
@@ -69,6 +69,12 @@ TEST("tokenizer: characters") {
 
 // ==== tokens =============================================================================================
 
+static std::string decode(const Tokenizer& tokenizer, const std::vector<int>& tokens) {
+    std::string text;
+    for (int token : tokens) text += tokenizer.decode(token);
+    return text;
+}
+
 // On how many texts a folder's tokenizer differs from tokenizers and, for broken UTF-8, from tiktoken.
 static int differences(const std::string& dir, const json& cases) {
     const Tokenizer tokenizer(dir);
@@ -78,7 +84,7 @@ static int differences(const std::string& dir, const json& cases) {
         std::string text;
         for (size_t i = 0; i < hex.size(); i += 2) text += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
         const std::vector<int> tokens = tokenizer.encode(text);
-        const bool same = tokens == one["tokens"].get<std::vector<int>>() && tokenizer.decode(tokens) == text;
+        const bool same = tokens == one["tokens"].get<std::vector<int>>() && decode(tokenizer, tokens) == text;
         if (!same && count++ == 0) printf("        first difference: %s\n", one.dump().substr(0, 300).c_str());
     }
     return count;
@@ -145,7 +151,7 @@ TEST("tokenizer: any bytes") {
         std::string bytes;
         for (uint64_t n = next_random(state) % 40; n > 0; n--)
             bytes += static_cast<char>(next_random(state) % (next_random(state) % 256 + 1));
-        wrong += tokenizer.decode(tokenizer.encode(bytes)) != bytes;
+        wrong += decode(tokenizer, tokenizer.encode(bytes)) != bytes;
     }
     claim(wrong == 0, "decode(encode(bytes)) == bytes for 3000 random texts");
     claim(tokenizer.decode(-1).empty() && tokenizer.decode(static_cast<int>(tokenizer.size())).empty(),
@@ -157,7 +163,7 @@ TEST("tokenizer: any bytes") {
             std::string word;
             while (word.size() < size_t(large ? 1 << 20 : 1 << 16)) word += unit;
             const clock_t begin = clock();
-            wrong += tokenizer.decode(tokenizer.encode(word)) != word;
+            wrong += decode(tokenizer, tokenizer.encode(word)) != word;
             seconds[large] = double(clock() - begin) / CLOCKS_PER_SEC;
         }
         claim(wrong == 0 && seconds[1] < 80 * seconds[0],
