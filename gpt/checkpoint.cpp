@@ -162,7 +162,10 @@ WeightFiles::WeightFiles(const std::string& dir, std::set<std::string> names, in
         path_ = index;
         read_index(dir);
     }
-    find_prefix();
+    const std::string wte = "wte.weight";
+    const auto found = std::find_if(tensors_.begin(), tensors_.end(), [&](auto& t) { return is_called(t.first, wte); });
+    if (found == tensors_.end()) fail("tensor wte.weight is missing");
+    prefix_ = found->first.substr(0, found->first.size() - wte.size());
     for (const auto& [name, file] : tensors_) {
         if (is_called(name, "lm_head.weight")) require_tied(name);
         else if (!begins_with(name, prefix_) || !names.count(name.substr(prefix_.size())))
@@ -193,17 +196,6 @@ void WeightFiles::read_index(const std::string& dir) {
     for (const auto& [path, shard] : files_)
         for (const auto& [name, entry] : shard.entries())
             if (!tensors_.count(name)) shard.fail(format("tensor %s is not in %s", name.c_str(), path_.c_str()));
-}
-
-// The prefix is what precedes wte.weight.
-void WeightFiles::find_prefix() {
-    const std::string last = "wte.weight";
-    for (const auto& [name, file] : tensors_) {
-        if (!is_called(name, last)) continue;
-        prefix_ = name.substr(0, name.size() - last.size());
-        return;
-    }
-    fail("tensor wte.weight is missing");
 }
 
 void WeightFiles::require_tied(const std::string& head) const {

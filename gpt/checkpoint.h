@@ -84,7 +84,6 @@ private:
     const Safetensors& open_shard(const std::string& path) { return files_.try_emplace(path, path).first->second; }
     const Safetensors& file_of(const std::string& name) const;
     void read_index(const std::string& dir);
-    void find_prefix();
     void require_tied(const std::string& head) const;
 
     std::string path_, prefix_;   // of the file that lists the tensors

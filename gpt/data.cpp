@@ -27,35 +27,34 @@ static bool is_binary(const MappedFile& file) {
     return memchr(file.data(), 0, std::min<size_t>(file.size(), 4096)) != nullptr;
 }
 
-static Piece open_piece(const MappedFile& file) {
-    const char* path = file.path().c_str();
-    if (!is_shard(file.path())) {
-        if (is_binary(file)) throw UserError("%s: found zero bytes, expected text or .bin shards of tokens", path);
-        return {&file, file.data(), 1, 0, file.size()};
+static Piece open_piece(const std::string& name) {
+    const auto file = std::make_shared<const MappedFile>(name);
+    const char* path = name.c_str();
+    if (!is_shard(name)) {
+        if (is_binary(*file)) throw UserError("%s: found zero bytes, expected text or .bin shards of tokens", path);
+        return {file, {file, file->data()}, 1, 0, file->size()};
     }
     int header[SHARD_HEADER];
-    if (file.size() < sizeof(header))
-        throw UserError("%s: %zu bytes are too few for a shard's header of %zu", path, file.size(), sizeof(header));
-    memcpy(header, file.data(), sizeof(header));
+    if (file->size() < sizeof(header))
+        throw UserError("%s: %zu bytes are too few for a shard's header of %zu", path, file->size(), sizeof(header));
+    memcpy(header, file->data(), sizeof(header));
     const int magic = header[0], version = header[1];
     if (magic != SHARD_MAGIC)
         throw UserError("%s: magic number %d, expected %d: not a shard of tokens; scripts/prepare_text.py --tokenizer "
                         "nanogpt converts nanoGPT's", path, magic, SHARD_MAGIC);
     if (version != SHARD_VERSION) throw UserError("%s: shard version %d, expected %d", path, version, SHARD_VERSION);
-    const size_t count = header[2] < 0 ? 0 : header[2], bytes = file.size() - sizeof(header);
+    const size_t count = header[2] < 0 ? 0 : header[2], bytes = file->size() - sizeof(header);
     if (bytes != count * sizeof(uint16_t))
         throw UserError("%s: the header says %d tokens, the file holds %zu%s: truncated or damaged", path, header[2],
                         bytes / sizeof(uint16_t), bytes % sizeof(uint16_t) ? " and an odd byte" : "");
     if (count == 0) throw UserError("%s: the shard holds no tokens", path);
-    return {&file, file.data() + sizeof(header), 2, 0, count};
+    return {file, {file, file->data() + sizeof(header)}, sizeof(uint16_t), 0, count};
 }
 
-Tokens::Tokens(const std::string& pattern) : files_(std::make_shared<std::vector<MappedFile>>()) {
+Tokens::Tokens(const std::string& pattern) {
     const std::vector<std::string> paths = files_named(pattern);
-    files_->reserve(paths.size());
     for (const std::string& path : paths) {
-        files_->emplace_back(path);
-        pieces_.push_back(open_piece(files_->back()));
+        pieces_.push_back(open_piece(path));
         if (is_shard(path) != is_shard(paths[0]))
             throw UserError("%s: %s and %s are text and shards of tokens, expected one of them", pattern.c_str(),
                             paths[0].c_str(), path.c_str());
@@ -66,10 +65,10 @@ void Tokens::tokenize(const Text& text) {
     for (Piece& piece : pieces_) {
         if (piece.token_bytes != 1 || text.takes_bytes(piece.file->path())) continue;
         text_bytes_ += piece.count;
-        encoded_.push_back(std::make_shared<std::vector<char>>(text.encode_file({piece.tokens, piece.count})));
+        const auto tokens = std::make_shared<const std::vector<char>>(
+            text.encode_file({piece.tokens.get(), piece.count}));
         piece.file->require_whole();
-        const std::vector<char>& tokens = *encoded_.back();
-        piece = {piece.file, tokens.data(), text.token_bytes(), 0, tokens.size() / text.token_bytes()};
+        piece = {piece.file, {tokens, tokens->data()}, text.token_bytes(), 0, tokens->size() / text.token_bytes()};
         if (piece.count == 0) throw UserError("%s: no tokens", piece.file->path().c_str());
     }
 }
@@ -85,9 +84,7 @@ bool Tokens::bytes_only() const {
 }
 
 Tokens Tokens::split_tail(double fraction) {
-    Tokens tail = *this;
-    tail.pieces_.clear();
-    tail.text_bytes_ = 0;
+    Tokens tail;
     for (size_t wanted = static_cast<size_t>(count() * fraction); wanted > 0;) {
         Piece &last = pieces_.back(), part = last;
         part.count = std::min(wanted, last.count);

@@ -15,13 +15,13 @@ constexpr int SHARD_HEADER = 256, SHARD_MAGIC = 20240520, SHARD_VERSION = 1;
 
 // Consecutive tokens of one file.
 struct Piece {
-    const MappedFile* file;
-    const char* tokens;
-    size_t token_bytes;   // 1, 2 or 4
+    std::shared_ptr<const MappedFile> file;
+    std::shared_ptr<const char> tokens;   // in the file, or encoded from its text
+    size_t token_bytes;                   // 1, 2 or 4
     size_t begin, count;
 
     int operator[](size_t i) const {
-        const char* at = tokens + token_bytes * (begin + i);
+        const char* at = tokens.get() + token_bytes * (begin + i);
         int token = 0;
         memcpy(&token, at, token_bytes);   // little-endian
         return token;
@@ -53,8 +53,6 @@ public:
     void read(int* inputs, int* targets, Windows kind, size_t index, size_t T, int V) const;
 
 private:
-    std::shared_ptr<std::vector<MappedFile>> files_;
-    std::vector<std::shared_ptr<std::vector<char>>> encoded_;
     size_t text_bytes_ = 0;
     std::vector<Piece> pieces_;
 };

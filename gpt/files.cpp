@@ -184,7 +184,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
 }
 
 MappedFile::~MappedFile() {
-    if (data_) munmap(const_cast<char*>(data_), size_);
+    munmap(const_cast<char*>(data_), size_);
 }
 
 void MappedFile::require_whole() const {

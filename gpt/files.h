@@ -76,8 +76,7 @@ std::string read_file(const std::string& path);
 class MappedFile {
 public:
     explicit MappedFile(const std::string& path);
-    MappedFile(MappedFile&& other)
-        : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(other.size_) {}
+    MappedFile(const MappedFile&) = delete;
     ~MappedFile();
 
     const std::string& path() const { return path_; }
@@ -88,8 +87,8 @@ public:
 
 private:
     std::string path_;
-    const char* data_ = nullptr;
-    size_t size_ = 0;
+    const char* data_;
+    size_t size_;
 };
 
 // The descriptor of an open file or folder, which is closed with it; negative: none.

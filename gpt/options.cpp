@@ -79,7 +79,7 @@ constexpr int ANY_INT = std::numeric_limits<int>::max();
 constexpr long ANY_LONG = std::numeric_limits<long>::max();
 constexpr double ANY = std::numeric_limits<float>::max();   // what becomes a float on the device
 
-static std::vector<Flag> model_and_data_flags(Options& o) {
+std::vector<Flag> flag_table(Options& o) {
     return {
         text_flag("--model", TRAIN | PLAN, "NAME", o.model,
                   "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-125m ... gpt3-13b; to plan also 1b, 7b, 70b, 405b"),
@@ -97,11 +97,6 @@ static std::vector<Flag> model_and_data_flags(Options& o) {
                   "of scripts/prepare_hellaswag.py: questions to answer, in training with every validation loss"),
         number_flag("--val-fraction", TRAIN, o.val_fraction, 0.0, 0.9, "validation part of --data, without --val-data"),
         choice_flag("--shuffle", TRAIN, o.shuffle, {"no", "yes"}, "random windows by seed, or the files' order"),
-    };
-}
-
-static std::vector<Flag> step_flags(Options& o) {
-    return {
         or_word(number_flag("--micro-batch", TRAIN | EVAL | PLAN, o.micro_batch, 1, MAX_SEQUENCES,
                             "sequences that go through the model at once; auto: as many as fit"),
                 "auto", o.micro_batch, AUTO),
@@ -145,11 +140,6 @@ static std::vector<Flag> step_flags(Options& o) {
                     "times cuBLASLt's algorithms for each matmul once and keeps the fastest"),
         choice_flag("--graph", TRAIN | EVAL, o.graph, {"auto", "off", "on"}, "CUDA graphs; auto: on a GPU"),
         number_flag("--threads", TRAIN | EVAL | SAMPLE, o.threads, 1, MAX_THREADS, "of the CPU build (default: cores)"),
-    };
-}
-
-static std::vector<Flag> run_flags(Options& o) {
-    return {
         number_flag("--zero", TRAIN | PLAN, o.zero, 0, 3,
                     "what GPUs share out: 1 optimizer states and master weights, 2 gradients too, 3 weights too"),
         choice_flag("--overlap", TRAIN, o.overlap, {"off", "on"},
@@ -190,12 +180,6 @@ static std::vector<Flag> run_flags(Options& o) {
                     "instead: the layouts that fit, fastest first, for --gpus and the powers of two below"),
         switch_flag("--json", PLAN, o.as_json, "one JSON object instead of a table"),
     };
-}
-
-std::vector<Flag> flag_table(Options& o) {
-    std::vector<Flag> all = model_and_data_flags(o);
-    for (const auto& more : {step_flags(o), run_flags(o)}) all.insert(all.end(), more.begin(), more.end());
-    return all;
 }
 
 static void print_flag(const Flag& flag) {

@@ -13,6 +13,7 @@
 // Machine Translation of Rare Words with Subword Units"
 #pragma once
 
+#include <bitset>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -67,7 +68,7 @@ private:
 
     std::vector<std::string> bytes_;   // of each token
     std::vector<int> byte_tokens_, added_, special_, before_, after_;   // added_: the longest first
-    std::vector<bool> begins_added_ = std::vector<bool>(256);           // whether an added token begins with a byte
+    std::bitset<256> begins_added_;   // whether an added token begins with a byte
     std::unordered_map<uint64_t, Merge> merges_;
 };
 
