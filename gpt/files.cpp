@@ -274,15 +274,15 @@ template <typename Json> Json parse_json(std::string_view text, const std::strin
     }
 }
 
-template <typename Json> Json read_json_as(const std::string& path) {
+template <typename Json> Json read_json(const std::string& path) {
     const MappedFile file(path);
     if (file.size() > MAX_JSON_BYTES)
         throw UserError("%s: %zu bytes, expected JSON of at most %zu", path.c_str(), file.size(), MAX_JSON_BYTES);
     return parse_json<Json>({file.data(), file.size()}, path);
 }
 template nlohmann::json parse_json(std::string_view, const std::string&);
-template nlohmann::json read_json_as(const std::string&);
-template json read_json_as(const std::string&);
+template nlohmann::json read_json(const std::string&);
+template json read_json(const std::string&);
 
 std::string json_text(const json& value, int indent) {
     return value.dump(indent, ' ', false, json::error_handler_t::replace);

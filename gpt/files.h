@@ -140,8 +140,7 @@ constexpr size_t MAX_JSON_BYTES = 100 << 20;   // far beyond every real file
 // Parses JSON that may be damaged or hostile. It must be valid, with no name twice in an object and at most 100 levels;
 // an error's message begins with `source`. Json: nlohmann::json (fast lookup of names) or json.
 template <typename Json> Json parse_json(std::string_view text, const std::string& source);
-template <typename Json> Json read_json_as(const std::string& path);
-inline json read_json(const std::string& path) { return read_json_as<json>(path); }
+template <typename Json = json> Json read_json(const std::string& path);
 
 // The text of a value, with U+FFFD for what is not UTF-8. indent: spaces for each level, or -1 for a single line.
 std::string json_text(const json& value, int indent = -1);

@@ -164,7 +164,7 @@ public:
         const bool is_split = !exists(path_) && exists(dir + "/vocab.json");
         if (is_split) path_ = dir + "/vocab.json";
         try {
-            read(is_split ? joined(read_json_as<json>(path_), dir + "/merges.txt") : read_json_as<json>(path_));
+            read(is_split ? joined(read_json<json>(path_), dir + "/merges.txt") : read_json<json>(path_));
         } catch (const json::exception& error) {
             fail(error.what());
         }
@@ -443,16 +443,14 @@ static void add_byte_tokenizer(std::map<std::string, std::string>& files, const 
 
 TextFiles text_files(const std::string& dir, const Config& c, bool data_is_bytes) {
     TextFiles files = {{}, c.vocab - 1};
-    for (const char* name : TEXT_FILES) {
-        const std::string path = dir + "/" + name;
-        if (!dir.empty() && exists(path)) files.content[name] = read_file(path);
+    if (!dir.empty()) {
+        for (const char* name : TEXT_FILES)
+            if (exists(dir + "/" + name)) files.content[name] = read_file(dir + "/" + name);
+        // The end of text that the folder's config.json names is kept.
+        const json end = read_json(dir + "/config.json").value("eos_token_id", json());
+        if (end.is_number_unsigned() && end < c.vocab) files.end_of_text = end;
     }
-    const bool has_tokenizer = !dir.empty() && Tokenizer::is_in(dir);
-    // The end of text that the folder's config.json names is kept.
-    const json config = dir.empty() ? json::object() : read_json(dir + "/config.json");
-    if (const json end = config.value("eos_token_id", json()); end.is_number_unsigned() && end < c.vocab)
-        files.end_of_text = end;
-    if (!has_tokenizer && (c.vocab == BYTE_VOCAB || data_is_bytes)) {
+    if ((dir.empty() || !Tokenizer::is_in(dir)) && (c.vocab == BYTE_VOCAB || data_is_bytes)) {
         add_byte_tokenizer(files.content, c);
         files.end_of_text = BYTE_VOCAB - 1;
     }
