@@ -77,8 +77,7 @@ struct Options {
     Overlap overlap = Overlap::ON;
     double timeout = 300;
     // run folder
-    std::string out;
-    std::string trace;
+    std::string out, trace;
     bool resume = false;
     long eval_every = 250, eval_sequences = 80, sample_every = 0, checkpoint_every = 1000;
     int keep = 0;
