@@ -64,7 +64,7 @@ for name in "${all[@]}"; do
 done
 [ ${#names[@]} != 0 ] || { echo "portability.sh: found no compiler of any configuration" >&2; exit 2; }
 for name in "${names[@]}"; do configure "$name"; done    # refuses unknown names first
-results=$(printf '%s\n' "${names[@]}" | xargs -P "$(nproc)" -I NAME "$0" --try NAME | tee -a /dev/stderr)
+results=$(printf '%s\n' "${names[@]}" | xargs -P "$(nproc)" -I NAME "$0" --try NAME | tee >(cat >&2))
 failed=$(grep -c '^FAILED' <<<"$results" || true)
 echo "$(grep -c '^ok' <<<"$results" || true) passed, $failed failed"
 [ "$failed" = 0 ]
