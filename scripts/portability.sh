@@ -39,7 +39,6 @@ configure() {
 try() {
     configure "$1"
     local dir=build/ports/$1 log=build/ports/$1.log verdict=FAILED counts
-    mkdir -p build/ports
     SECONDS=0
     make -j1 "${variables[@]}" CXXFLAGS=-Werror TEST_DIR="$dir" HOST="$dir/host" TESTS="$dir/$program/test_gpt" \
         ONLY="$parts" test >"$log" 2>&1 && verdict='ok    '
@@ -64,7 +63,9 @@ for name in "${all[@]}"; do
 done
 [ ${#names[@]} != 0 ] || { echo "portability.sh: found no compiler of any configuration" >&2; exit 2; }
 for name in "${names[@]}"; do configure "$name"; done    # refuses unknown names first
-results=$(printf '%s\n' "${names[@]}" | xargs -P "$(nproc)" -I NAME "$0" --try NAME | tee >(cat >&2))
-failed=$(grep -c '^FAILED' <<<"$results" || true)
-echo "$(grep -c '^ok' <<<"$results" || true) passed, $failed failed"
+mkdir -p build/ports
+results=build/ports/results
+printf '%s\n' "${names[@]}" | xargs -P "$(nproc)" -I NAME "$0" --try NAME | tee $results
+failed=$(grep -c '^FAILED' $results || true)
+echo "$(grep -c '^ok' $results || true) passed, $failed failed"
 [ "$failed" = 0 ]
