@@ -36,19 +36,10 @@ public:
     unsigned meta_group_size() const { return count_; }
 
     static void sync() { __syncwarp(mask()); }
-    template <class T> static T shfl(T x, unsigned from)
-    {
-        return __shfl_sync(mask(), x, static_cast<int>(from), Size);
-    }
-    template <class T> static T shfl_xor(T x, unsigned flip)
-    {
-        return __shfl_xor_sync(mask(), x, static_cast<int>(flip), Size);
-    }
-    template <class T> static T shfl_up(T x, unsigned distance) { return __shfl_up_sync(mask(), x, distance, Size); }
-    template <class T> static T shfl_down(T x, unsigned distance)
-    {
-        return __shfl_down_sync(mask(), x, distance, Size);
-    }
+    template <class T> static T shfl(T x, int from) { return __shfl_sync(mask(), x, from, Size); }
+    template <class T> static T shfl_xor(T x, int flip) { return __shfl_xor_sync(mask(), x, flip, Size); }
+    template <class T> static T shfl_up(T x, unsigned delta) { return __shfl_up_sync(mask(), x, delta, Size); }
+    template <class T> static T shfl_down(T x, unsigned delta) { return __shfl_down_sync(mask(), x, delta, Size); }
     static int any(int yes) { return __any_sync(mask(), yes); }
     static int all(int yes) { return __all_sync(mask(), yes); }
     static unsigned ballot(int yes) { return __ballot_sync(mask(), yes) >> first_lane(); }

@@ -1,6 +1,6 @@
-// cuBLASLt's functions (cublasLt.h), with oneDNN or a plain loop.
+// cuBLASLt's products (cublasLt.h), with oneDNN or a plain loop.
 //
-// Map: descriptions · algorithms · the product: plain loop, single column, oneDNN, FP8 · epilogue ·
+// Map: algorithms · the product: plain loop, single column, oneDNN, FP8 · epilogue ·
 // what is supported · cublasLtMatmul
 #include "cublasLt.h"
 
@@ -13,92 +13,6 @@
 #include <oneapi/dnnl/dnnl.hpp>
 #include <oneapi/dnnl/dnnl_version.h>
 #endif
-
-// ==== descriptions ======================================================================================
-
-namespace {
-
-// Sets an attribute from the caller's bytes, whose number must be right.
-template <class T> cublasStatus_t set_attribute(T& attribute, const void* value, size_t bytes)
-{
-    if (value == nullptr || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
-    memcpy(&attribute, value, bytes);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-template <class Handle, class... Arguments> cublasStatus_t create(Handle* handle, Arguments... arguments)
-{
-    *handle = new std::remove_pointer_t<Handle>{arguments...};
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-template <class Object> cublasStatus_t destroy(const Object* object)
-{
-    delete object;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-}  // namespace
-
-const char* cublasGetStatusString(cublasStatus_t status)
-{
-    switch (status) {
-    case CUBLAS_STATUS_SUCCESS: return "success";
-    case CUBLAS_STATUS_NOT_INITIALIZED: return "the library was not initialized";
-    case CUBLAS_STATUS_INVALID_VALUE: return "an unsupported value or parameter was passed to the function";
-    case CUBLAS_STATUS_EXECUTION_FAILED: return "the program failed to execute";
-    case CUBLAS_STATUS_NOT_SUPPORTED: return "the requested functionality is not supported";
-    }
-    return "unknown cuBLAS status";
-}
-
-cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return create(handle); }
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return destroy(handle); }
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
-                                        cudaDataType_t scale_type)
-{
-    return create(desc, compute, scale_type);
-}
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) { return destroy(desc); }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
-                                              const void* value, size_t bytes)
-{
-    switch (attribute) {
-    case CUBLASLT_MATMUL_DESC_TRANSA: return set_attribute(desc->transpose_a, value, bytes);
-    case CUBLASLT_MATMUL_DESC_TRANSB: return set_attribute(desc->transpose_b, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE: return set_attribute(desc->epilogue, value, bytes);
-    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set_attribute(desc->bias, value, bytes);
-    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return set_attribute(desc->bias_type, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return set_attribute(desc->aux, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return set_attribute(desc->aux_ld, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: return set_attribute(desc->aux_type, value, bytes);
-    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return set_attribute(desc->scale_a, value, bytes);
-    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return set_attribute(desc->scale_b, value, bytes);
-    }
-    return CUBLAS_STATUS_INVALID_VALUE;
-}
-
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type, uint64_t rows,
-                                          uint64_t columns, int64_t ld)
-{
-    return create(layout, static_cast<uint32_t>(type), rows, columns, ld);
-}
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return destroy(layout); }
-
-cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) { return create(preference); }
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) { return destroy(preference); }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
-                                                    size_t bytes)
-{
-    if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK)
-        return set_attribute(preference->reduction_schemes, value, bytes);
-    if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
-        return set_attribute(preference->workspace_bytes, value, bytes);
-    const int operand = attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
-    if (operand < 0 || operand > 3) return CUBLAS_STATUS_INVALID_VALUE;
-    return set_attribute(preference->alignments[operand], value, bytes);
-}
 
 namespace cuda_cpu {
 
@@ -168,8 +82,6 @@ struct Target {
     int64_t ld;
 };
 
-bool is_fp8(uint32_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
-size_t bytes_of(cudaDataType_t type) { return is_fp8(type) ? 1 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 4; }
 template <class Void> Void* at(Void* base, cudaDataType_t type, int64_t index)
 {
     using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;

@@ -1,5 +1,5 @@
 // cuBLASLt on a CPU: D = epilogue(alpha op(A) op(B) + beta C) with cuBLASLt's names and conventions, all matrices
-// column-major. cublasLt.cpp implements it: compile it once, with the program's flags, and link it. oneDNN multiplies
+// column-major. cublasLt.cpp multiplies: compile it once, with the program's flags, and link it. oneDNN multiplies
 // (define HAVE_ONEDNN and link -ldnnl); without it a plain loop does, correctly but several times slower. Calls come
 // from one host thread.
 //
@@ -34,7 +34,17 @@ enum cublasStatus_t {
     CUBLAS_STATUS_EXECUTION_FAILED = 13,
     CUBLAS_STATUS_NOT_SUPPORTED = 15,
 };
-const char* cublasGetStatusString(cublasStatus_t status);
+inline const char* cublasGetStatusString(cublasStatus_t status)
+{
+    switch (status) {
+    case CUBLAS_STATUS_SUCCESS: return "success";
+    case CUBLAS_STATUS_NOT_INITIALIZED: return "the library was not initialized";
+    case CUBLAS_STATUS_INVALID_VALUE: return "an unsupported value or parameter was passed to the function";
+    case CUBLAS_STATUS_EXECUTION_FAILED: return "the program failed to execute";
+    case CUBLAS_STATUS_NOT_SUPPORTED: return "the requested functionality is not supported";
+    }
+    return "unknown cuBLAS status";
+}
 inline size_t cublasLtGetVersion() { return 130000; }
 
 enum cublasLtMatmulDescAttributes_t {
@@ -127,23 +137,93 @@ enum class Algorithm : uint64_t {
     failing,   // fails when it runs
     coarse,    // plain, with the last bits of each sum cleared: differs from fast on every processor
 };
+
+inline bool is_fp8(uint32_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+inline size_t bytes_of(cudaDataType_t type)
+{
+    return is_fp8(type) ? 1 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 4;
+}
+
+// Sets an attribute from the caller's bytes, whose number must be right.
+template <class T> inline cublasStatus_t set_attribute(T& attribute, const void* value, size_t bytes)
+{
+    if (value == nullptr || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(&attribute, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+template <class Handle, class... Arguments> inline cublasStatus_t create(Handle* handle, Arguments... arguments)
+{
+    *handle = new std::remove_pointer_t<Handle>{arguments...};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+template <class Object> inline cublasStatus_t destroy(const Object* object)
+{
+    delete object;
+    return CUBLAS_STATUS_SUCCESS;
+}
 }  // namespace cuda_cpu
 
-cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle);
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle);
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
-                                        cudaDataType_t scale_type);
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc);
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
-                                              const void* value, size_t bytes);
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type, uint64_t rows,
-                                          uint64_t columns, int64_t ld);
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout);
-cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference);
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference);
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
-                                                    size_t bytes);
+inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return cuda_cpu::create(handle); }
+inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return cuda_cpu::destroy(handle); }
+
+inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
+                                               cudaDataType_t scale_type)
+{
+    return cuda_cpu::create(desc, compute, scale_type);
+}
+inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) { return cuda_cpu::destroy(desc); }
+inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                                     cublasLtMatmulDescAttributes_t attribute, const void* value,
+                                                     size_t bytes)
+{
+    const auto set = [=](auto& member) { return cuda_cpu::set_attribute(member, value, bytes); };
+    switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: return set(desc->transpose_a);
+    case CUBLASLT_MATMUL_DESC_TRANSB: return set(desc->transpose_b);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: return set(desc->epilogue);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(desc->bias);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return set(desc->bias_type);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return set(desc->aux);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return set(desc->aux_ld);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: return set(desc->aux_type);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return set(desc->scale_a);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return set(desc->scale_b);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type, uint64_t rows,
+                                                 uint64_t columns, int64_t ld)
+{
+    return cuda_cpu::create(layout, static_cast<uint32_t>(type), rows, columns, ld);
+}
+inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return cuda_cpu::destroy(layout); }
+
+inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference)
+{
+    return cuda_cpu::create(preference);
+}
+inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference)
+{
+    return cuda_cpu::destroy(preference);
+}
+inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                           cublasLtMatmulPreferenceAttributes_t attribute,
+                                                           const void* value, size_t bytes)
+{
+    const auto set = [=](auto& member) { return cuda_cpu::set_attribute(member, value, bytes); };
+    switch (attribute) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return set(preference->workspace_bytes);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return set(preference->reduction_schemes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: return set(preference->alignments[0]);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: return set(preference->alignments[1]);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: return set(preference->alignments[2]);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return set(preference->alignments[3]);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
 
 // Which algorithms are found follows CUDA_CPU_MATMULS (README.md).
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,

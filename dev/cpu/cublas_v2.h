@@ -12,16 +12,8 @@ using cublasHandle_t = cublasContext*;
 enum cublasMath_t { CUBLAS_DEFAULT_MATH = 0, CUBLAS_TENSOR_OP_MATH = 1, CUBLAS_TF32_TENSOR_OP_MATH = 3 };
 enum cublasGemmAlgo_t { CUBLAS_GEMM_DEFAULT = -1, CUBLAS_GEMM_DEFAULT_TENSOR_OP = 99 };
 
-inline cublasStatus_t cublasCreate(cublasHandle_t* handle)
-{
-    *handle = new cublasContext;
-    return CUBLAS_STATUS_SUCCESS;
-}
-inline cublasStatus_t cublasDestroy(cublasHandle_t handle)
-{
-    delete handle;
-    return CUBLAS_STATUS_SUCCESS;
-}
+inline cublasStatus_t cublasCreate(cublasHandle_t* handle) { return cuda_cpu::create(handle); }
+inline cublasStatus_t cublasDestroy(cublasHandle_t handle) { return cuda_cpu::destroy(handle); }
 inline cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream)
 {
     handle->stream = stream;
@@ -45,8 +37,7 @@ struct Matrix {
     }
     void* member(int i) const
     {
-        const size_t bytes = type == CUDA_R_32F ? 4 : type == CUDA_R_16F || type == CUDA_R_16BF ? 2 : 1;
-        return static_cast<char*>(const_cast<void*>(data)) + i * stride * static_cast<long long>(bytes);
+        return static_cast<char*>(const_cast<void*>(data)) + i * stride * static_cast<long long>(bytes_of(type));
     }
 };
 

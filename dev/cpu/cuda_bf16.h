@@ -17,7 +17,7 @@ inline float float_of_bf16(unsigned short x) { return bits<float>(static_cast<un
 
 }  // namespace cuda_cpu
 
-CUDA_CPU_SHORT_FLOAT(__nv_bfloat16, __nv_bfloat162, __nv_bfloat16_raw, cuda_cpu::bf16_bits, cuda_cpu::float_of_bf16)
+CUDA_CPU_SHORT_FLOAT(__nv_bfloat16, bfloat16, cuda_cpu::bf16_bits, cuda_cpu::float_of_bf16)
 using nv_bfloat16 = __nv_bfloat16;
 using nv_bfloat162 = __nv_bfloat162;
 
@@ -40,13 +40,3 @@ inline void from_floats(__nv_bfloat16 (&v)[16], const float (&x)[16])
     const Halves halves = __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7fff), Halves);
     memcpy(static_cast<void*>(v), &halves, sizeof(halves));
 }
-
-inline __nv_bfloat16 __float2bfloat16(float x) { return x; }
-inline __nv_bfloat16 __float2bfloat16_rn(float x) { return x; }
-inline float __bfloat162float(__nv_bfloat16 x) { return x; }
-inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) { return __nv_bfloat16_raw{bits}; }
-inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 x) { return static_cast<__nv_bfloat16_raw>(x).x; }
-inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {x, y}; }
-inline __nv_bfloat162 __float2bfloat162_rn(float x) { return {x, x}; }
-inline __nv_bfloat162 __halves2bfloat162(__nv_bfloat16 x, __nv_bfloat16 y) { return {x, y}; }
-inline float2 __bfloat1622float2(__nv_bfloat162 v) { return {v.x, v.y}; }

@@ -24,21 +24,9 @@ inline float float_of_half(unsigned short half) { return decoded(half, half_form
 
 }  // namespace cuda_cpu
 
-CUDA_CPU_SHORT_FLOAT(__half, __half2, __half_raw, cuda_cpu::half_bits, cuda_cpu::float_of_half)
+CUDA_CPU_SHORT_FLOAT(__half, half, cuda_cpu::half_bits, cuda_cpu::float_of_half)
 using half = __half;
 using half2 = __half2;
 
 inline void to_floats(float (&x)[16], const __half (&v)[16]) { cuda_cpu::decode_pack(x, v, cuda_cpu::half_format); }
 inline void from_floats(__half (&v)[16], const float (&x)[16]) { cuda_cpu::encode_pack(v, x, cuda_cpu::half_format); }
-
-inline __half __float2half(float x) { return x; }
-inline __half __float2half_rn(float x) { return x; }
-inline float __half2float(__half x) { return x; }
-inline __half __ushort_as_half(unsigned short bits) { return __half_raw{bits}; }
-inline unsigned short __half_as_ushort(__half x) { return static_cast<__half_raw>(x).x; }
-inline __half2 __floats2half2_rn(float x, float y) { return {x, y}; }
-inline __half2 __float2half2_rn(float x) { return {x, x}; }
-inline __half2 __halves2half2(__half x, __half y) { return {x, y}; }
-inline float2 __half22float2(__half2 v) { return {v.x, v.y}; }
-inline __half __low2half(__half2 v) { return v.x; }
-inline __half __high2half(__half2 v) { return v.y; }

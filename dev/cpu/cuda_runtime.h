@@ -1,14 +1,8 @@
-// The CUDA runtime on a CPU. With this folder first on g++'s include path, a .cu file that uses only the functions
-// declared here builds with g++ and runs its kernels on the processor (README.md):
-//
-//   - An OpenMP thread (a worker) takes a block at a time and runs its CUDA threads one after another.
-//   - A thread that has to wait, at a barrier or in a shuffle, stays behind on a fiber; the next one runs.
-//   - Every call is synchronous, with two exceptions: a stream in capture records its work for the graph, and on an
-//     emulated GPU (card.h) work waits in queues (streams.h).
+// The CUDA runtime on a CPU, for programs that g++ compiles with this folder first on its include path (README.md). A
+// call is done when it returns, except that a stream in capture records its work for the graph, and that on an emulated
+// GPU (card.h) work waits in queues (streams.h).
 //
 // Map: qualifiers · launches · memory · streams and events · graphs · the device
-//
-// WARP_SIZE, from the command line, is 32 (CUDA's) or 1: then a warp is a thread, and its collectives do nothing.
 #pragma once
 
 #define CUDA_ON_CPU 1
@@ -419,7 +413,7 @@ inline void* allocate(size_t bytes)
 
 }  // namespace cuda_cpu
 
-inline cudaError_t cudaMalloc(void** address, size_t bytes)
+template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes)
 {
     using namespace cuda_cpu;
     *address = nullptr;
@@ -427,14 +421,19 @@ inline cudaError_t cudaMalloc(void** address, size_t bytes)
     if (bytes == 0) return cudaSuccess;
     std::lock_guard lock(heap().mutex);
     heap().count(bytes, 1);
-    if (heap().in_use() <= heap().available()) *address = allocate(bytes);
-    if (*address == nullptr) {
+    void* const place = heap().in_use() <= heap().available() ? allocate(bytes) : nullptr;
+    if (place == nullptr) {
         heap().count(bytes, -1);
         return report(cudaErrorMemoryAllocation);
     }
-    heap().blocks[static_cast<const char*>(*address)] = bytes;
-    watch::allocated(*address, bytes);
+    heap().blocks[static_cast<const char*>(place)] = bytes;
+    watch::allocated(place, bytes);
+    *address = static_cast<T*>(place);
     return cudaSuccess;
+}
+template <class T> inline cudaError_t cudaMallocManaged(T** address, size_t bytes)
+{
+    return cudaMalloc(address, bytes);
 }
 
 inline cudaError_t cudaFree(void* address)
@@ -462,15 +461,17 @@ inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes)
     return cudaSuccess;
 }
 
-inline cudaError_t cudaMallocHost(void** address, size_t bytes)
+template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes)
 {
     using namespace cuda_cpu;
     *address = nullptr;
     if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
     if (bytes == 0) return cudaSuccess;
-    if (posix_memalign(address, 256, bytes) != 0) return report(cudaErrorMemoryAllocation);
+    void* place = nullptr;
+    if (posix_memalign(&place, 256, bytes) != 0) return report(cudaErrorMemoryAllocation);
     std::lock_guard lock(heap().mutex);
-    heap().pinned[static_cast<const char*>(*address)] = bytes;
+    heap().pinned[static_cast<const char*>(place)] = bytes;
+    *address = static_cast<T*>(place);
     return cudaSuccess;
 }
 inline cudaError_t cudaFreeHost(void* address)
@@ -483,19 +484,6 @@ inline cudaError_t cudaFreeHost(void* address)
         return report(cudaErrorInvalidValue);
     free(address);
     return earlier;
-}
-
-template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes)
-{
-    return cudaMalloc(reinterpret_cast<void**>(address), bytes);
-}
-template <class T> inline cudaError_t cudaMallocManaged(T** address, size_t bytes)
-{
-    return cudaMalloc(reinterpret_cast<void**>(address), bytes);
-}
-template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes)
-{
-    return cudaMallocHost(reinterpret_cast<void**>(address), bytes);
 }
 
 enum cudaMemcpyKind {
@@ -557,9 +545,9 @@ inline cudaError_t put_off_copy(void* to, const void* from, size_t bytes, cudaSt
 }
 
 // Returns the error of a call that cannot be captured and that the default stream orders.
-inline cudaError_t refuse_blocking()
+inline cudaError_t refuse_blocking(cudaStream_t stream = nullptr)
 {
-    const cudaError_t error = refuse_implicit(nullptr);
+    const cudaError_t error = refuse_implicit(stream);
     return error != cudaSuccess ? error : refuse_while_capturing();
 }
 
@@ -618,6 +606,14 @@ struct CUevent_st {
 };
 using cudaEvent_t = CUevent_st*;
 
+namespace cuda_cpu {
+template <class Object> inline cudaError_t destroyed(const Object* object)
+{
+    delete object;
+    return cudaSuccess;
+}
+}  // namespace cuda_cpu
+
 constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
 constexpr unsigned cudaEventDefault = 0, cudaEventDisableTiming = 2;
 
@@ -663,8 +659,7 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     using namespace cuda_cpu;
     if (const cudaError_t error = refuse_captured(stream); error != cudaSuccess) return error;
-    if (const cudaError_t error = refuse_implicit(stream); error != cudaSuccess) return error;
-    if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
+    if (const cudaError_t error = refuse_blocking(stream); error != cudaSuccess) return error;
     // The default stream's queue ends behind all that it waits for.
     if (stream == nullptr) return run_until_reached(asynchronous() ? put_off(nullptr, {}) : nullptr);
     return run_until_reached(stream->last);
@@ -694,11 +689,7 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags)
     return cudaSuccess;
 }
 inline cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
-inline cudaError_t cudaEventDestroy(cudaEvent_t event)
-{
-    delete event;
-    return cudaSuccess;
-}
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return cuda_cpu::destroyed(event); }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr)
 {
     using namespace cuda_cpu;
@@ -777,16 +768,8 @@ inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stre
     return cudaSuccess;
 }
 
-inline cudaError_t cudaGraphDestroy(cudaGraph_t graph)
-{
-    delete graph;
-    return cudaSuccess;
-}
-inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable)
-{
-    delete executable;
-    return cudaSuccess;
-}
+inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return cuda_cpu::destroyed(graph); }
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { return cuda_cpu::destroyed(executable); }
 
 // ==== the device ========================================================================================
 

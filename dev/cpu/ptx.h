@@ -2,11 +2,8 @@
 // same names. Written from the PTX manual: fragments, descriptors, swizzles, barriers and copies as it defines them. A
 // program includes it after <cuda_runtime.h>.
 //
-// Under a seed (cuda_cpu::seed) asynchronous work takes its time: a copy lands and a product reads its operands at some
-// moment between the instruction and the wait that covers it, drawn from the seed, and a product's result is NaN until
-// then. In half of the blocks, products read a copy of shared memory that stores reach by async_fence only. So a
-// missing or late wait or fence shows as a wrong result. Without a seed everything is done at once. A block that ends
-// with pending work is an error in either case.
+// Without a seed (cuda_cpu::seed) asynchronous work is done at once; under one at some moment before the wait that
+// covers it (README.md, "Tensor cores").
 //
 // Map: pending work · Ampere and up · barriers that count threads and bytes · the copy engine · products of a warpgroup
 //

@@ -72,40 +72,31 @@ class Tokens(list):
     def text(self, i):
         return self[i].text if 0 <= i < len(self) else ""
 
-    def match(self, i):
-        """Where the bracket that opens at i is closed, or None."""
+    def partner(self, places, begin, end):
+        """Where the partner of the bracket at the first of these places is, or None. `begin` has the brackets that begin
+        a pair on the way, with their partners, `end` the partners. An angle in other brackets is a comparison."""
         stack = []
-        for j in range(i, len(self)):
+        for j in places:
             word = self[j].text
             if self[j].kind != "mark":
                 continue
-            if word in OPENING:
-                stack.append(OPENING[word])
-            elif word in CLOSING:
+            if word in begin and not (word == ">" and stack and stack[-1] != "<"):
+                stack.append(begin[word])
+            elif word in end and not (word == "<" and stack[-1] != "<"):
                 if word != stack.pop():
                     return None
                 if not stack:
                     return j
         return None
 
+    def match(self, i):
+        """Where the bracket that opens at i is closed, or None."""
+        return self.partner(range(i, len(self)), OPENING, CLOSING)
+
     def match_back(self, i):
         """Where the bracket that closes at i was opened, or None. Angles count only if i is one."""
-        closing, opening = dict(CLOSING), dict(OPENING)
-        if self[i].text == ">":
-            closing, opening = {**CLOSING, ">": "<"}, {**OPENING, "<": ">"}
-        stack = []
-        for j in range(i, -1, -1):
-            word = self[j].text
-            if self[j].kind != "mark":
-                continue
-            if word in closing and not (word == ">" and stack and stack[-1] != "<"):
-                stack.append(closing[word])
-            elif word in opening and not (word == "<" and stack[-1] != "<"):
-                if word != stack.pop():
-                    return None
-                if not stack:
-                    return j
-        return None
+        angles = {">": "<"} if self[i].text == ">" else {}
+        return self.partner(range(i, -1, -1), {**CLOSING, **angles}, [*OPENING, *angles.values()])
 
     def match_angle(self, i):
         """Where template arguments that open at i are closed, or None if they seem to be no such thing."""

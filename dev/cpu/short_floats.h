@@ -107,26 +107,27 @@ template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], con
 
 }  // namespace cuda_cpu
 
-// Defines the type T, its raw form and its pair T2, from Encode (float or double to bits) and Decode (bits to float).
-#define CUDA_CPU_SHORT_FLOAT(T, T2, Raw, Encode, Decode)                                                              \
-    struct Raw { unsigned short x; };                                                                                 \
+// Defines the type T, its raw form T##_raw and its pair T##2 from Encode (float or double to bits) and Decode (bits to
+// float). Name: what CUDA's conversions call it, half or bfloat16.
+#define CUDA_CPU_SHORT_FLOAT(T, Name, Encode, Decode)                                                                 \
+    struct T##_raw { unsigned short x; };                                                                             \
     struct __align__(2) T {                                                                                           \
         T() = default;                                                                                                \
         T(float x) : bits_(Encode(x)) {}                                                                              \
         T(double x) : bits_(Encode(x)) {}                                                                             \
         T(int x) : bits_(Encode(static_cast<float>(x))) {}                                                            \
-        T(Raw raw) : bits_(raw.x) {}                                                                                  \
+        T(T##_raw raw) : bits_(raw.x) {}                                                                              \
         operator float() const { return Decode(bits_); }                                                              \
-        operator Raw() const { return {bits_}; }                                                                      \
+        operator T##_raw() const { return {bits_}; }                                                                  \
                                                                                                                       \
     private:                                                                                                          \
         unsigned short bits_;                                                                                         \
     };                                                                                                                \
-    struct __align__(4) T2 { T x, y; };                                                                               \
-    CUDA_CPU_SHORT_OPERATOR(T, T2, +, __hadd, __hadd2)                                                                \
-    CUDA_CPU_SHORT_OPERATOR(T, T2, -, __hsub, __hsub2)                                                                \
-    CUDA_CPU_SHORT_OPERATOR(T, T2, *, __hmul, __hmul2)                                                                \
-    CUDA_CPU_SHORT_OPERATOR(T, T2, /, __hdiv, __h2div)                                                                \
+    struct __align__(4) T##2 { T x, y; };                                                                             \
+    CUDA_CPU_SHORT_OPERATOR(T, +, __hadd, __hadd2)                                                                    \
+    CUDA_CPU_SHORT_OPERATOR(T, -, __hsub, __hsub2)                                                                    \
+    CUDA_CPU_SHORT_OPERATOR(T, *, __hmul, __hmul2)                                                                    \
+    CUDA_CPU_SHORT_OPERATOR(T, /, __hdiv, __h2div)                                                                    \
     inline bool __hlt(T x, T y) { return static_cast<float>(x) < static_cast<float>(y); }                             \
     inline bool __hgt(T x, T y) { return static_cast<float>(x) > static_cast<float>(y); }                             \
     inline T __hmax(T x, T y) { return fmaxf(x, y); }                                                                 \
@@ -137,16 +138,27 @@ template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], con
     {                                                                                                                 \
         return static_cast<double>(static_cast<float>(x)) * static_cast<float>(y) + static_cast<float>(z);            \
     }                                                                                                                 \
-    inline T2 __hfma2(T2 u, T2 v, T2 w) { return {__hfma(u.x, v.x, w.x), __hfma(u.y, v.y, w.y)}; }                     \
-    inline float __low2float(T2 v) { return v.x; }                                                                    \
-    inline float __high2float(T2 v) { return v.y; }                                                                   \
+    inline T##2 __hfma2(T##2 u, T##2 v, T##2 w) { return {__hfma(u.x, v.x, w.x), __hfma(u.y, v.y, w.y)}; }            \
     inline T atomicAdd(T* address, T value) { return cuda_cpu::atomic_sum(address, value); }                          \
-    inline T2 atomicAdd(T2* address, T2 value) { return cuda_cpu::atomic_sum(address, value); }
+    inline T##2 atomicAdd(T##2* address, T##2 value) { return cuda_cpu::atomic_sum(address, value); }                 \
+    inline T __float2##Name(float x) { return x; }                                                                    \
+    inline T __float2##Name##_rn(float x) { return x; }                                                               \
+    inline float __##Name##2float(T x) { return x; }                                                                  \
+    inline T __ushort_as_##Name(unsigned short bits) { return T##_raw{bits}; }                                        \
+    inline unsigned short __##Name##_as_ushort(T x) { return static_cast<T##_raw>(x).x; }                             \
+    inline T##2 __floats2##Name##2_rn(float x, float y) { return {x, y}; }                                            \
+    inline T##2 __float2##Name##2_rn(float x) { return {x, x}; }                                                      \
+    inline T##2 __halves2##Name##2(T x, T y) { return {x, y}; }                                                       \
+    inline float2 __##Name##22float2(T##2 v) { return {v.x, v.y}; }                                                   \
+    inline T __low2##Name(T##2 v) { return v.x; }                                                                     \
+    inline T __high2##Name(T##2 v) { return v.y; }                                                                    \
+    inline float __low2float(T##2 v) { return v.x; }                                                                  \
+    inline float __high2float(T##2 v) { return v.y; }
 
 // An arithmetic operator has a short result, as on a GPU: without it, x + y would be a float.
-#define CUDA_CPU_SHORT_OPERATOR(T, T2, operation, name, name2)                                                        \
+#define CUDA_CPU_SHORT_OPERATOR(T, operation, name, name2)                                                            \
     inline T operator operation(T x, T y) { return static_cast<float>(x) operation static_cast<float>(y); }           \
     inline T& operator operation##=(T& x, T y) { return x = x operation y; }                                          \
-    inline T2 operator operation(T2 v, T2 w) { return {v.x operation w.x, v.y operation w.y}; }                       \
+    inline T##2 operator operation(T##2 v, T##2 w) { return {v.x operation w.x, v.y operation w.y}; }                 \
     inline T name(T x, T y) { return x operation y; }                                                                 \
-    inline T2 name2(T2 v, T2 w) { return v operation w; }
+    inline T##2 name2(T##2 v, T##2 w) { return v operation w; }

@@ -33,9 +33,9 @@ public:
     // Of the arrays that a kernel itself declares; those of functions that it calls are not counted.
     size_t bytes_of(const void* kernel) const
     {
-        const auto function = functions_.find(reinterpret_cast<uintptr_t>(kernel) - loaded_at_);
-        if (function == functions_.end()) return 0;
-        const std::string beginning = "_ZZ" + function->second.substr(2) + "E";
+        const std::string function = name_of(kernel);
+        if (function.empty()) return 0;
+        const std::string beginning = "_ZZ" + function.substr(2) + "E";
         size_t bytes = 0;
         for (const Array& a : arrays_)
             if (a.name.rfind(beginning, 0) == 0) bytes += a.bytes;
