@@ -81,7 +81,6 @@ Figures take_figures();                            // since the last call
 void look(bool at_launches);                       // whether to record launches from now on; at first they are
 void shared_memory(const void* dynamic, size_t bytes);
 void shared_array(const void* place, size_t bytes, const char* name);
-void global_variable(const void* place, size_t bytes);
 #endif
 CUDA_CPU_HOOK(bool, only_counts())                 // products and long operations are not done but counted
 CUDA_CPU_HOOK(void, dying(const char* why))        // the program ends now

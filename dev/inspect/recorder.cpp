@@ -893,7 +893,6 @@ Figures take_figures()
 
 void shared_memory(const void* dynamic, size_t bytes) { memory.set_dynamic(dynamic, bytes); }
 void shared_array(const void* place, size_t bytes, const char* name) { memory.add_array(place, bytes, name); }
-void global_variable(const void* place, size_t bytes) { memory.add_allocation(place, bytes); }
 void allocated(const void* place, size_t bytes) { memory.add_allocation(place, bytes); }
 void freed(const void* place) { memory.remove_allocation(place); }
 
