@@ -1,7 +1,6 @@
 // cuBLASLt's products (cublasLt.h), with oneDNN or a plain loop.
 //
-// Map: algorithms · the product: plain loop, single column, oneDNN, FP8 · epilogue ·
-// what is supported · cublasLtMatmul
+// Map: algorithms · the product: plain loop, single column · epilogue · oneDNN · what is supported · cublasLtMatmul, FP8
 #include "cublasLt.h"
 
 #include <algorithm>
@@ -133,6 +132,24 @@ float* scratch(Room room, int64_t count)
     return numbers.data();
 }
 
+// Copies a matrix to dense columns of bfloat16 or float, times factor.
+const void* expanded(Room room, cudaDataType_t to_type, const void* from, cudaDataType_t type, int64_t ld, int64_t rows,
+                     int64_t columns, float factor)
+{
+    void* const to = scratch(room, rows * columns);
+    constexpr int64_t piece = 256;
+#pragma omp parallel for
+    for (int64_t c = 0; c < columns; c++)
+        for (int64_t r = 0; r < rows; r += piece) {
+            float x[piece];
+            const int64_t count = std::min(piece, rows - r);
+            load(x, at(from, type, c * ld + r), type, count);
+            for (int64_t e = 0; e < count; e++) x[e] *= factor;
+            store(at(to, to_type, c * rows + r), x, to_type, count);
+        }
+    return to;
+}
+
 // ---- the plain loop. Every sum runs over k from 0 up, whatever the number of workers.
 
 constexpr int64_t panel = 64, group = 4;  // rows and columns of D that are summed together: they fit in registers
@@ -246,10 +263,68 @@ void coarsen(const Product& p, const Target& sums)
     }
 }
 
+// ==== the epilogue ======================================================================================
+
+// GELU in its tanh form, x/2 (1 + tanh u) = x / (1 + e^-2u) with u = sqrt(2/pi) (x + 0.044715 x^3).
+float gelu_gate(float x) { return 1 / (1 + __expf(-1.5957691216f * (x + 0.044715f * x * x * x))); }
+float gelu(float x) { return x * gelu_gate(x); }
+float gelu_derivative(float x)
+{
+    const float gate = gelu_gate(x);
+    return gate + x * gate * (1 - gate) * 1.5957691216f * (1 + 3 * 0.044715f * x * x);
+}
+
+constexpr uint32_t has_aux = 128;  // the epilogue reads or writes a second matrix
+
+cudaDataType_t type_of_bias(const cublasLtMatmulDescOpaque_t& desc, const Product& p, cudaDataType_t type_of_d)
+{
+    if (desc.bias_type >= 0) return static_cast<cudaDataType_t>(desc.bias_type);
+    return is_fp8(p.type_a) && type_of_d == CUDA_R_32F ? CUDA_R_16BF : type_of_d;
+}
+
+cudaDataType_t type_of_aux(const cublasLtMatmulDescOpaque_t& desc, cudaDataType_t type_of_d)
+{
+    return desc.aux_type < 0 ? type_of_d : static_cast<cudaDataType_t>(desc.aux_type);
+}
+
+// Takes the product from `sums` to D, a piece of a column at a time: alpha sums + beta D, and the epilogue.
+void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Target& sums, float alpha, float beta,
+            const Target& d)
+{
+    constexpr int64_t piece = 256;
+    const auto bias_type = type_of_bias(desc, p, d.type);
+    const auto aux_type = type_of_aux(desc, d.type);
+#pragma omp parallel for if (!omp_in_parallel())
+    for (int64_t j = 0; j < p.n; j++)
+        for (int64_t i = 0; i < p.m; i += piece) {
+            const int64_t count = std::min(piece, p.m - i);
+            void* const out = at(d.data, d.type, j * d.ld + i);
+            float x[piece], y[piece] = {};
+            load(x, at(sums.data, sums.type, j * sums.ld + i), sums.type, count);
+            for (int64_t e = 0; e < count; e++) x[e] *= alpha;
+            if (beta != 0) {
+                load(y, out, d.type, count);
+                for (int64_t e = 0; e < count; e++) x[e] += beta * y[e];
+            }
+            if (desc.epilogue & CUBLASLT_EPILOGUE_BIAS) {
+                load(y, at(desc.bias, bias_type, i), bias_type, count);
+                for (int64_t e = 0; e < count; e++) x[e] += y[e];
+            }
+            if (desc.epilogue == CUBLASLT_EPILOGUE_DGELU) {
+                load(y, at(desc.aux, aux_type, j * desc.aux_ld + i), aux_type, count);
+                for (int64_t e = 0; e < count; e++) x[e] *= gelu_derivative(y[e]);
+            } else if (desc.epilogue & CUBLASLT_EPILOGUE_GELU) {
+                for (int64_t e = 0; e < count; e++) x[e] = gelu(x[e]);
+            }
+            store(out, x, d.type, count);
+        }
+}
+
+// ==== oneDNN ============================================================================================
+
+// It is row-major: it sees every matrix transposed, and so computes D^T (n, m) = op(B)^T op(A)^T.
+
 #ifdef HAVE_ONEDNN
-
-// ---- oneDNN is row-major: it sees every matrix transposed, and so computes D^T (n, m) = op(B)^T op(A)^T.
-
 // Its sgemm, because it beats its matmul primitive on nearly all of a GPT's shapes, by up to 2.5 times where
 // a leading dimension is a multiple of 1024.
 bool onednn_float(const Product& p, const void* a, const void* b, const Target& d)
@@ -343,105 +418,56 @@ bool onednn_bfloat16(const Product& p, const void* a, const void* b, const Targe
     }
 }
 
-#endif
+// 16 bits that the processor does not multiply, as few do half precision, become floats, without gaps.
+bool onednn_product(const Product& p, const void* a, const void* b, const Target& d)
+{
+    if (p.type_a == CUDA_R_32F) return onednn_float(p, a, b, d);
+    if (p.type_a == CUDA_R_16BF && onednn_bfloat16(p, a, b, d, nullptr, CUDA_R_32F)) return true;
+    Product wide = p;
+    wide.lda = p.transpose_a ? p.k : p.m;
+    wide.ldb = p.transpose_b ? p.n : p.k;
+    const int64_t columns_a = p.transpose_a ? p.m : p.k, columns_b = p.transpose_b ? p.k : p.n;
+    a = expanded(Room::panels_a, CUDA_R_32F, a, p.type_a, p.lda, wide.lda, columns_a, 1);
+    b = expanded(Room::panels_b, CUDA_R_32F, b, p.type_b, p.ldb, wide.ldb, columns_b, 1);
+    return onednn_float(wide, a, b, d);
+}
 
-// ---- FP8: each number of both kinds is one in bfloat16 as well, and the product of two is one in float. So operands
-// become bfloat16, or float where the processor has no instructions for that, and are multiplied as such.
+// FP32 with an A small enough for each core's cache (2 MB), as the weights of a small model are: every worker
+// takes its share of the columns, and finishes them before they leave its cache.
+bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const void* a, const void* b,
+                   const Target& d)
+{
+    constexpr int64_t small = 1 << 19, fewest = 64;  // elements of A, columns for a worker
+    const int64_t workers = omp_get_max_threads();
+    if (p.m * p.k > small || p.n < workers * fewest || workers == 1) return false;
+    bool done = true;
+#pragma omp parallel for schedule(static, 1) reduction(&& : done)
+    for (int64_t w = 0; w < workers; w++) {
+        const int64_t first = p.n * w / workers, last = p.n * (w + 1) / workers;
+        Product share = p;
+        share.n = last - first;
+        cublasLtMatmulDescOpaque_t epilogue = desc;
+        const Target part{at(d.data, d.type, first * d.ld), d.type, d.ld};
+        done = onednn_float(share, a, at(b, p.type_b, first * (p.transpose_b ? 1 : p.ldb)), part) && done;
+        if (desc.epilogue & has_aux)
+            epilogue.aux = at(desc.aux, type_of_aux(desc, d.type), first * desc.aux_ld);
+        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(epilogue, share, part, 1, 0, part);
+    }
+    return done;
+}
 
-#ifdef HAVE_ONEDNN
 bool has_bfloat16()
 {
     const auto bits = [](dnnl::cpu_isa isa) { return static_cast<unsigned>(isa); };
     static const unsigned wanted = bits(dnnl::cpu_isa::avx512_core_bf16), there = bits(dnnl::get_effective_cpu_isa());
     return (there & wanted) == wanted;
 }
+
 #else
 bool has_bfloat16() { return false; }
 #endif
 
-// Copies a matrix to dense columns of bfloat16 or float, times factor.
-const void* expanded(Room room, cudaDataType_t to_type, const void* from, cudaDataType_t type, int64_t ld, int64_t rows,
-                     int64_t columns, float factor)
-{
-    void* const to = scratch(room, rows * columns);
-    constexpr int64_t piece = 256;
-#pragma omp parallel for
-    for (int64_t c = 0; c < columns; c++)
-        for (int64_t r = 0; r < rows; r += piece) {
-            float x[piece];
-            const int64_t count = std::min(piece, rows - r);
-            load(x, at(from, type, c * ld + r), type, count);
-            for (int64_t e = 0; e < count; e++) x[e] *= factor;
-            store(at(to, to_type, c * rows + r), x, to_type, count);
-        }
-    return to;
-}
-
-// Whether multiplying by it rounds nothing that FP8 or a sum of products of FP8 comes near to: a power of 2.
-bool is_exact_factor(float x)
-{
-    int exponent;
-    return frexpf(x, &exponent) == 0.5f && abs(exponent) <= 90;
-}
-
-// ==== the epilogue ======================================================================================
-
-// GELU in its tanh form, x/2 (1 + tanh u) = x / (1 + e^-2u) with u = sqrt(2/pi) (x + 0.044715 x^3).
-float gelu_gate(float x) { return 1 / (1 + __expf(-1.5957691216f * (x + 0.044715f * x * x * x))); }
-float gelu(float x) { return x * gelu_gate(x); }
-float gelu_derivative(float x)
-{
-    const float gate = gelu_gate(x);
-    return gate + x * gate * (1 - gate) * 1.5957691216f * (1 + 3 * 0.044715f * x * x);
-}
-
-constexpr uint32_t has_aux = 128;  // the epilogue reads or writes a second matrix
-
-cudaDataType_t type_of_bias(const cublasLtMatmulDescOpaque_t& desc, const Product& p, cudaDataType_t type_of_d)
-{
-    if (desc.bias_type >= 0) return static_cast<cudaDataType_t>(desc.bias_type);
-    return is_fp8(p.type_a) && type_of_d == CUDA_R_32F ? CUDA_R_16BF : type_of_d;
-}
-
-cudaDataType_t type_of_aux(const cublasLtMatmulDescOpaque_t& desc, cudaDataType_t type_of_d)
-{
-    return desc.aux_type < 0 ? type_of_d : static_cast<cudaDataType_t>(desc.aux_type);
-}
-
-// Takes the product from `sums` to D, a piece of a column at a time: alpha sums + beta D, and the epilogue.
-void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Target& sums, float alpha, float beta,
-            const Target& d)
-{
-    constexpr int64_t piece = 256;
-    const auto bias_type = type_of_bias(desc, p, d.type);
-    const auto aux_type = type_of_aux(desc, d.type);
-#pragma omp parallel for if (!omp_in_parallel())
-    for (int64_t j = 0; j < p.n; j++)
-        for (int64_t i = 0; i < p.m; i += piece) {
-            const int64_t count = std::min(piece, p.m - i);
-            void* const out = at(d.data, d.type, j * d.ld + i);
-            float x[piece], y[piece] = {};
-            load(x, at(sums.data, sums.type, j * sums.ld + i), sums.type, count);
-            for (int64_t e = 0; e < count; e++) x[e] *= alpha;
-            if (beta != 0) {
-                load(y, out, d.type, count);
-                for (int64_t e = 0; e < count; e++) x[e] += beta * y[e];
-            }
-            if (desc.epilogue & CUBLASLT_EPILOGUE_BIAS) {
-                load(y, at(desc.bias, bias_type, i), bias_type, count);
-                for (int64_t e = 0; e < count; e++) x[e] += y[e];
-            }
-            if (desc.epilogue == CUBLASLT_EPILOGUE_DGELU) {
-                load(y, at(desc.aux, aux_type, j * desc.aux_ld + i), aux_type, count);
-                for (int64_t e = 0; e < count; e++) x[e] *= gelu_derivative(y[e]);
-            } else if (desc.epilogue & CUBLASLT_EPILOGUE_GELU) {
-                for (int64_t e = 0; e < count; e++) x[e] = gelu(x[e]);
-            }
-            store(out, x, d.type, count);
-        }
-}
-
-// ==== cublasLtMatmul ====================================================================================
+// ==== what is supported =================================================================================
 
 // What a card's cuBLASLt asks of an epilogue beyond that: cublasLt.h at CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
 // _EPILOGUE_AUX_LD and _EPILOGUE_AUX_DATA_TYPE; the heuristic looks at the pointers for their alignment.
@@ -503,32 +529,6 @@ cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t& desc, Layout a, L
     return CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-#ifdef HAVE_ONEDNN
-// FP32 with an A small enough for each core's cache (2 MB), as the weights of a small model are: every worker
-// takes its share of the columns, and finishes them before they leave its cache.
-bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const void* a, const void* b,
-                   const Target& d)
-{
-    constexpr int64_t small = 1 << 19, fewest = 64;  // elements of A, columns for a worker
-    const int64_t workers = omp_get_max_threads();
-    if (p.m * p.k > small || p.n < workers * fewest || workers == 1) return false;
-    bool done = true;
-#pragma omp parallel for schedule(static, 1) reduction(&& : done)
-    for (int64_t w = 0; w < workers; w++) {
-        const int64_t first = p.n * w / workers, last = p.n * (w + 1) / workers;
-        Product share = p;
-        share.n = last - first;
-        cublasLtMatmulDescOpaque_t epilogue = desc;
-        const Target part{at(d.data, d.type, first * d.ld), d.type, d.ld};
-        done = onednn_float(share, a, at(b, p.type_b, first * (p.transpose_b ? 1 : p.ldb)), part) && done;
-        if (desc.epilogue & has_aux)
-            epilogue.aux = at(desc.aux, type_of_aux(desc, d.type), first * desc.aux_ld);
-        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(epilogue, share, part, 1, 0, part);
-    }
-    return done;
-}
-#endif
-
 }  // namespace
 }  // namespace cuda_cpu
 
@@ -572,6 +572,8 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t de
     return CUBLAS_STATUS_SUCCESS;
 }
 
+// ==== cublasLtMatmul ====================================================================================
+
 namespace cuda_cpu {
 namespace {
 
@@ -601,22 +603,6 @@ void tell_product(const MatmulCall& call)
 
 bool is_vector(const Product& p) { return p.n == 1 && bytes_of(p.type_a) == 2; }
 
-#ifdef HAVE_ONEDNN
-// 16 bits that the processor does not multiply, as few do half precision, become floats, without gaps.
-bool onednn_product(const Product& p, const void* a, const void* b, const Target& d)
-{
-    if (p.type_a == CUDA_R_32F) return onednn_float(p, a, b, d);
-    if (p.type_a == CUDA_R_16BF && onednn_bfloat16(p, a, b, d, nullptr, CUDA_R_32F)) return true;
-    Product wide = p;
-    wide.lda = p.transpose_a ? p.k : p.m;
-    wide.ldb = p.transpose_b ? p.n : p.k;
-    const int64_t columns_a = p.transpose_a ? p.m : p.k, columns_b = p.transpose_b ? p.k : p.n;
-    a = expanded(Room::panels_a, CUDA_R_32F, a, p.type_a, p.lda, wide.lda, columns_a, 1);
-    b = expanded(Room::panels_b, CUDA_R_32F, b, p.type_b, p.ldb, wide.ldb, columns_b, 1);
-    return onednn_float(wide, a, b, d);
-}
-#endif
-
 // The product in float, by the fast algorithm. Without oneDNN the plain loop says so, once.
 void fast_product(const Product& p, const void* A, const void* B, const Target& sums)
 {
@@ -645,6 +631,16 @@ void sum_up(const Product& p, const void* A, const void* B, const Target& sums, 
     multiply(second, at(A, p.type_a, begin * (p.transpose_a ? 1 : p.lda)),
              at(B, p.type_b, begin * (p.transpose_b ? p.ldb : 1)), sums);
     if (algorithm == Algorithm::coarse) coarsen(p, sums);
+}
+
+// ---- FP8: each number of both kinds is one in bfloat16 as well, and the product of two is one in float. So operands
+// become bfloat16, or float where the processor has no instructions for that, and are multiplied as such.
+
+// Whether multiplying by it rounds nothing that FP8 or a sum of products of FP8 comes near to: a power of 2.
+bool is_exact_factor(float x)
+{
+    int exponent;
+    return frexpf(x, &exponent) == 0.5f && abs(exponent) <= 90;
 }
 
 // Operands of FP8, expanded: each matrix dense, its columns along k.
