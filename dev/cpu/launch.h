@@ -15,20 +15,9 @@ struct Configuration : cudaLaunchConfig_t {
 };
 
 // The arguments become the kernel's parameters as in any call. An error is left for cudaGetLastError, as in CUDA.
-template <class... Parameters>
-struct ConfiguredKernel {
-    void (*kernel)(Parameters...);
-    Configuration configuration;
-    void operator()(Parameters... arguments) const
-    {
-        cudaLaunchKernelEx(&configuration, kernel, std::move(arguments)...);
-    }
-};
-
-template <class... Parameters>
-inline ConfiguredKernel<Parameters...> launch(void (*kernel)(Parameters...), const Configuration& configuration)
+template <class... Parameters> inline auto launch(void (*kernel)(Parameters...), const Configuration& configuration)
 {
-    return {kernel, configuration};
+    return [=](Parameters... arguments) { cudaLaunchKernelEx(&configuration, kernel, std::move(arguments)...); };
 }
 
 }  // namespace cuda_cpu

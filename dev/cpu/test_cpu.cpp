@@ -33,6 +33,15 @@ static void claim(const std::string& what, bool holds)
     ++(holds ? passed : failed);
 }
 
+// A claim that holds for each row of a table. The rows for which it does not are named.
+template <class Table, class Holds> static void claim_each(const std::string& what, const Table& table, Holds holds)
+{
+    std::string wrong;
+    for (const auto& row : table)
+        if (!holds(row)) wrong += std::string(" ") + row.name + ";";
+    claim(what + ":" + wrong, wrong.empty());
+}
+
 // The configuration is {grid, block, bytes of shared memory, stream}.
 template <class... Parameters, class... Arguments>
 static cudaError_t launch(const cuda_cpu::Configuration& configuration, void (*kernel)(Parameters...),
@@ -622,22 +631,22 @@ struct Numbers {
     cudaDataType_t type;
     std::vector<char> bytes;
 
-    Numbers(cudaDataType_t type_, size_t count, std::mt19937& random) : type(type_), bytes(count * sizeof(float))
+    Numbers(cudaDataType_t type_, int64_t count, std::mt19937& random) : type(type_), bytes(count * sizeof(float))
     {
         std::uniform_real_distribution<float> uniform(-1, 1);
-        for (size_t i = 0; i < count; i++)
+        for (int64_t i = 0; i < count; i++)
             visit(bytes.data(), i, [&](auto& x) { x = std::decay_t<decltype(x)>(uniform(random)); });
     }
     double operator[](int64_t i) const
     {
         double value = 0;
-        visit(const_cast<char*>(bytes.data()), static_cast<size_t>(i), [&](auto& x) { value = static_cast<float>(x); });
+        visit(const_cast<char*>(bytes.data()), i, [&](auto& x) { value = static_cast<float>(x); });
         return value;
     }
 
 private:
     // Calls use(element i) with the element's type.
-    template <class Use> void visit(char* data, size_t i, Use use) const
+    template <class Use> void visit(char* data, int64_t i, Use use) const
     {
         switch (type) {
         case CUDA_R_16F: return use(reinterpret_cast<__half*>(data)[i]);
@@ -689,7 +698,6 @@ struct Product {
     cuda_cpu::Algorithm algorithm = cuda_cpu::Algorithm::fast;
     std::vector<char> d_bytes = {};   // D as error() found it
 
-    bool is_fp8() const { return a_type >= CUDA_R_8F_E4M3; }
     int lda() const { return (transpose_a ? k : m) + pad; }
     int ldb() const { return (transpose_b ? n : k) + pad; }
     int ldd() const { return m + pad; }
@@ -732,21 +740,15 @@ struct Product {
     double error()
     {
         std::mt19937 random(3);
-        const auto numbers = [&](cudaDataType_t type, int64_t count) {
-            return Numbers(type, static_cast<size_t>(count), random);
-        };
-        const Numbers a = numbers(a_type, size_a()), b = numbers(b_type, size_b());
-        Numbers d = numbers(d_type, size_d()), aux = numbers(d_type, size_d());
-        const auto bias_type = is_fp8() && d_type == CUDA_R_32F ? CUDA_R_16BF : float_bias ? CUDA_R_32F : d_type;
-        const Numbers bias = numbers(bias_type, m), old_d = d;
-        const auto old_aux = aux.bytes;
-        if (!run(a, b, d, aux, bias) || aux.bytes != old_aux) return INFINITY;
+        const Numbers a(a_type, size_a(), random), b(b_type, size_b(), random);
+        Numbers d(d_type, size_d(), random), aux(d_type, size_d(), random);
+        const bool is_fp8 = cuda_cpu::is_fp8(a_type);
+        const auto bias_type = is_fp8 && d_type == CUDA_R_32F ? CUDA_R_16BF : float_bias ? CUDA_R_32F : d_type;
+        const Numbers bias(bias_type, m, random), old_d = d, old_aux = aux;
+        if (!run(a, b, d, aux, bias) || aux.bytes != old_aux.bytes) return INFINITY;
         d_bytes = d.bytes;
         const double epsilon = d_type == CUDA_R_32F ? 0x1p-21 : d_type == CUDA_R_16F ? 0x1p-11 : 0x1p-8;
         double worst = 0;
-        const auto compare = [&](double found, double expected, double allowed) {
-            worst = std::max(worst, std::isnan(found) ? INFINITY : std::fabs(found - expected) / (epsilon * allowed));
-        };
         for (int64_t place = 0; place < size_d(); place++) {
             const int64_t j = place / ldd(), i = place % ldd();
             if (i >= m && d[place] != old_d[place]) return INFINITY;
@@ -763,7 +765,8 @@ struct Product {
             const double allowed = 1 + std::fabs(x) + (d_type == CUDA_R_32F ? std::fabs(factor) * size / 4 : 0);
             if (epilogue & has_derivative) x *= gelu_derivative(aux[place]);
             else if (epilogue & has_gelu) x = gelu(x);
-            compare(d[place], x, 2 * allowed);
+            const double error = std::fabs(d[place] - x) / (epsilon * 2 * allowed);
+            worst = std::isnan(error) ? INFINITY : std::max(worst, error);
         }
         return worst;
     }
@@ -883,20 +886,13 @@ struct Case {
     cublasStatus_t status;
     Change change;
 };
-static std::string wrong_cases(const std::vector<Case>& table, bool of_fp8)
-{
-    std::string wrong;
-    for (const auto& [name, status, change] : table)
-        if (!has_status(status, of_fp8, change)) wrong += std::string(" ") + name + ";";
-    return wrong;
-}
 
 constexpr auto fine = CUBLAS_STATUS_SUCCESS, unsupported = CUBLAS_STATUS_NOT_SUPPORTED,
                invalid = CUBLAS_STATUS_INVALID_VALUE;
 constexpr uint32_t bias_epilogue = CUBLASLT_EPILOGUE_BIAS, dgelu = CUBLASLT_EPILOGUE_DGELU;
 static float a_scale = 1;
 
-static const std::vector<Case> cases = {
+static const Case cases[] = {
     {"a product", fine, [](Parts&) {}},
     {"k differs", invalid, [](Parts& p) { p.b.rows = 15; }},
     {"types differ", unsupported, [](Parts& p) { p.b.type = CUDA_R_16F; }},
@@ -905,7 +901,7 @@ static const std::vector<Case> cases = {
     {"short rows of aux", invalid, [](Parts& p) { p.desc.epilogue = dgelu, p.desc.aux_ld = 8; }},
     {"a scale without FP8", invalid, [](Parts& p) { p.desc.scale_a = &a_scale; }},
 };
-static const std::vector<Case> fp8_cases = {
+static const Case fp8_cases[] = {
     {"a product", fine, [](Parts&) {}},
     {"E5M2 and E4M3", fine, [](Parts& p) { p.a.type = CUDA_R_8F_E5M2; }},
     {"a bias", fine, [](Parts& p) { p.desc.epilogue = bias_epilogue; }},
@@ -926,9 +922,10 @@ static const std::vector<Case> fp8_cases = {
 
 static void test_rejected_products()
 {
-    const std::string wrong = wrong_cases(cases, false), of_fp8 = wrong_cases(fp8_cases, true);
-    claim("unsupported products are rejected, and sizes that do not fit:" + wrong, wrong.empty());
-    claim("FP8: other types, forms, sizes, alignments and epilogues are rejected:" + of_fp8, of_fp8.empty());
+    claim_each("unsupported products are rejected, and sizes that do not fit", cases,
+               [](const Case& c) { return has_status(c.status, false, c.change); });
+    claim_each("FP8: other types, forms, sizes, alignments and epilogues are rejected", fp8_cases,
+               [](const Case& c) { return has_status(c.status, true, c.change); });
 }
 
 // ---- rounding
@@ -971,17 +968,18 @@ static void test_rounding()
 {
     claim("CUDA_CPU_ROUNDING: a product differs from seed to seed, by rounding only, and repeats bit for bit",
           product_is_perturbed(CUDA_R_32F) && product_is_perturbed(CUDA_R_16BF) && product_is_perturbed(CUDA_R_16F));
-    const std::pair<const char*, float (*)(float)> functions[] = {
+    struct { const char* name; float (*function)(float); } const functions[] = {
         {"__expf", [](float x) { return __expf(-x); }},
         {"exp2_approx", [](float x) { return exp2_approx(-x); }},
         {"rsqrtf", [](float x) { return rsqrtf(x); }},
         {"reciprocal_approx", [](float x) { return reciprocal_approx(x); }},
         {"__logf", [](float x) { return __logf(x); }}};
-    std::string wrong;
-    for (const auto& [name, function] : functions)
+    claim_each("CUDA_CPU_ROUNDING: functions differ in their last bits", functions, [](const auto& row) {
+        bool right = true;
         for (uint64_t seed = 1; seed <= 8 && cuda_cpu::perturbs_math; seed++)
-            if (!function_is_perturbed(function, seed)) wrong += std::string(" ") + name;
-    claim("CUDA_CPU_ROUNDING: functions differ in their last bits:" + wrong, wrong.empty());
+            right = right && function_is_perturbed(row.function, seed);
+        return right;
+    });
     set_rounding(3);
     claim("CUDA_CPU_ROUNDING: results that every machine returns exactly stay",
           __expf(0) == 1 && rsqrtf(64) == 0.125f && reciprocal_approx(8) == 0.125f && __logf(1) == 0);
@@ -1783,10 +1781,10 @@ static const CapturedCall captured_calls[] = {
 
 static void test_captures(const char* card)
 {
-    std::string wrong;
-    for (const CapturedCall& c : captured_calls) {
-        if (*card == 0 && c.flags == cudaStreamDefault) continue;  // without a card, launches do not depend on streams
-        const bool right = on(card, [&] {
+    const std::string what = "a capture rejects calls that free, wait or might wait, and events from outside; on a "
+                             "card also the default stream beside a blocking one; it takes other calls";
+    claim_each(what, captured_calls, [=](const CapturedCall& c) {
+        return (*card == 0 && c.flags == cudaStreamDefault) || on(card, [&] {
             TwoStreams s(c.flags);
             cudaGraph_t graph = nullptr;
             cudaStreamBeginCapture(s.compute, cudaStreamCaptureModeThreadLocal);
@@ -1794,16 +1792,13 @@ static void test_captures(const char* card)
             cudaGraphDestroy(graph);
             return error == c.expected && end == (error ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
         });
-        if (!right) wrong += std::string(" ") + c.name + ";";
-    }
-    claim("a capture rejects calls that free, wait or might wait, and events from outside; on a card also the default "
-          "stream beside a blocking one; it takes other calls:" + wrong, wrong.empty());
+    });
 }
 
 // ---- cuBLASLt and instructions
 
 static void promise(Parts& p, uint32_t bytes) { std::fill_n(p.preference.alignments, 4, bytes); }
-static const std::vector<Case> card_cases = {
+static const Case card_cases[] = {
     {"a bias", fine, [](Parts& p) { p.desc.epilogue = bias_epilogue, p.desc.bias_type = CUDA_R_16BF; }},
     {"a bias of another type", unsupported,
      [](Parts& p) { p.desc.epilogue = bias_epilogue, p.desc.bias_type = CUDA_R_32F; }},
@@ -1820,22 +1815,15 @@ static const std::vector<Case> card_cases = {
     {"A at 4 bytes, 8 promised", invalid, [](Parts& p) { promise(p, 8), p.a_offset = 4; }},
 };
 
-// Returns the instructions that a card has and should not have, or the other way round.
-static std::string wrong_instructions(const cuda_cpu::Card& card)
+// Returns whether a card has an instruction, or refuses it, as its compute capability says.
+static bool is_known_to(const cuda_cpu::Card& card, const Instruction& instruction)
 {
-    std::string wrong;
-    for (size_t i = 0; i < std::size(instructions); i++) {
-        const Instruction& instruction = instructions[i];
-        const auto [output, code] =
-            run_child("instruction" + std::to_string(i), std::string("CUDA_CPU_CARD=") + card.key);
-        const int capability = card.capability.number();
-        const bool has = capability >= instruction.least && capability <= instruction.most;
-        const std::string illegal =
-            std::string("calls ") + instruction.name + " and that is an illegal instruction on " + card.name;
-        if (has ? code != 0 || !output.empty() : code != 1 || !contains(output, illegal))
-            wrong += std::string(" ") + instruction.name;
-    }
-    return wrong;
+    const auto [output, code] = run_child("instruction" + std::to_string(&instruction - instructions),
+                                          std::string("CUDA_CPU_CARD=") + card.key);
+    const int capability = card.capability.number();
+    if (capability >= instruction.least && capability <= instruction.most) return code == 0 && output.empty();
+    return code == 1 && contains(output, std::string("calls ") + instruction.name +
+                                             " and that is an illegal instruction on " + card.name);
 }
 
 static void test_cards()
@@ -1851,8 +1839,8 @@ static void test_cards()
                   return describes_itself(card) && (MapRequest{}.status() == CUDA_SUCCESS) == (capability >= 90) &&
                          has_status(fine, true, [](Parts&) {}) == (capability >= 89);
               }));
-        const std::string wrong = card.key == std::string("h200") ? "" : wrong_instructions(card);
-        claim(std::string(card.key) + ": instructions of tensor cores:" + wrong, wrong.empty());
+        claim_each(std::string(card.key) + ": instructions of tensor cores", instructions,
+                   [&](const Instruction& instruction) { return is_known_to(card, instruction); });
     }
     claim("an unknown card is named, with those that are known",
           child_fails(2, "CUDA_CPU_CARD is \"h900\"; expected one of h100, h200, a100, 4090, l40s, t4, b200", "global",
@@ -1864,9 +1852,8 @@ static void test_cards()
           on("h100", card_checks_copies));
     test_streams();
     test_captures("h100");
-    std::string wrong;
-    on("h100", [&] { return (wrong = wrong_cases(card_cases, false)).empty(); });
-    claim("cuBLASLt's rules for types and alignment of epilogues and operands:" + wrong, wrong.empty());
+    claim_each("cuBLASLt's rules for types and alignment of epilogues and operands", card_cases,
+               [](const Case& c) { return on("h100", [&] { return has_status(c.status, false, c.change); }); });
 }
 
 // ==== atomics and groups ================================================================================
