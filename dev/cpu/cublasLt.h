@@ -1,5 +1,5 @@
 // cuBLASLt on a CPU: D = epilogue(alpha op(A) op(B) + beta C) with cuBLASLt's names and conventions, all matrices
-// column-major. cublasLt.cpp multiplies: compile it once, with the program's flags, and link it. oneDNN multiplies
+// column-major. cublasLt.cpp has the products: compile and link it once, with the program's flags. oneDNN multiplies
 // (define HAVE_ONEDNN and link -ldnnl); without it a plain loop does, correctly but several times slower. Calls come
 // from one host thread.
 //

@@ -1526,7 +1526,7 @@ static void test_tensor_cores()
 
 // ==== emulated GPUs =====================================================================================
 
-// The numbers are card.h's alone.
+// Returns whether the properties are those of card.h, which is the only place that has the numbers.
 static bool describes_itself(const cuda_cpu::Card& card)
 {
     cudaDeviceProp p;
