@@ -496,18 +496,14 @@ enum cudaMemcpyKind {
 
 namespace cuda_cpu {
 
-// The sides of a copy, as far as a card distinguishes them.
-struct Sides {
-    bool from_device, to_device, from_pageable, to_pageable;
-    Sides(const void* to, const void* from)
-    {
-        std::lock_guard lock(heap().mutex);
-        from_device = heap().blocks.hold(from);
-        to_device = heap().blocks.hold(to);
-        from_pageable = !from_device && !heap().pinned.hold(from);
-        to_pageable = !to_device && !heap().pinned.hold(to);
-    }
-};
+// What memory is, as far as a card distinguishes it.
+enum class Side { DEVICE, PINNED, PAGEABLE };
+inline Side side_of(const void* address)
+{
+    std::lock_guard lock(heap().mutex);
+    if (heap().blocks.hold(address)) return Side::DEVICE;
+    return heap().pinned.hold(address) ? Side::PINNED : Side::PAGEABLE;
+}
 
 // Returns whether a range that begins in a block of the device ends in it too.
 inline bool ends_inside(const void* address, size_t bytes)
@@ -520,10 +516,10 @@ inline bool ends_inside(const void* address, size_t bytes)
 inline cudaError_t check_copy(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind)
 {
     if (card() == nullptr || bytes == 0) return cudaSuccess;
-    const Sides sides(to, from);
     const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    if (kind != cudaMemcpyDefault && (sides.to_device != to_device || sides.from_device != from_device))
+    if (kind != cudaMemcpyDefault &&
+        ((side_of(to) == Side::DEVICE) != to_device || (side_of(from) == Side::DEVICE) != from_device))
         return cudaErrorInvalidValue;
     return ends_inside(to, bytes) && ends_inside(from, bytes) ? cudaSuccess : cudaErrorInvalidValue;
 }
@@ -532,15 +528,15 @@ inline cudaError_t check_copy(const void* to, const void* from, size_t bytes, cu
 // host to host, it has happened when this returns. (Runtime API, "API synchronization behavior".)
 inline cudaError_t put_off_copy(void* to, const void* from, size_t bytes, cudaStream_t stream, bool waits_for_pinned)
 {
-    const Sides sides(to, from);
+    const Side source = side_of(from), target = side_of(to);
     Deed deed = [=] { return copy_bytes(to, from, bytes); };
-    if (sides.from_pageable && sides.to_device) {
+    if (source == Side::PAGEABLE && target == Side::DEVICE) {
         const char* first = static_cast<const char*>(from);
         deed = [=, staged = std::vector<char>(first, first + bytes)] { return copy_bytes(to, staged.data(), bytes); };
     }
     const Place done = put_off(stream, std::move(deed));
-    const bool both_host = !sides.from_device && !sides.to_device, pinned = !sides.from_device && !sides.from_pageable;
-    const bool waits = sides.to_pageable || both_host || (waits_for_pinned && (pinned || !sides.to_device));
+    const bool waits = target == Side::PAGEABLE || (source != Side::DEVICE && target != Side::DEVICE) ||
+                       (waits_for_pinned && (source == Side::PINNED || target == Side::PINNED));
     return waits ? run_until_reached(done) : cudaSuccess;
 }
 
@@ -583,7 +579,7 @@ inline cudaError_t cudaMemcpyToSymbol(const T& symbol, const void* from, size_t 
 inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t stream = nullptr)
 {
     using namespace cuda_cpu;
-    if (card() != nullptr && bytes > 0 && (Sides(to, to).to_pageable || !ends_inside(to, bytes)))
+    if (card() != nullptr && bytes > 0 && (side_of(to) == Side::PAGEABLE || !ends_inside(to, bytes)))
         return report(cudaErrorInvalidValue);
     if (waits(stream)) return hand_over(stream, [=] { return set_bytes(to, byte, bytes); });
     return set_bytes(to, byte, bytes);
@@ -593,7 +589,7 @@ inline cudaError_t cudaMemset(void* to, int byte, size_t bytes)
     using namespace cuda_cpu;
     if (const cudaError_t error = refuse_blocking(); error != cudaSuccess) return error;
     const cudaError_t error = cudaMemsetAsync(to, byte, bytes);
-    const bool is_done = !asynchronous() || Sides(to, to).to_device;  // or it may be done later
+    const bool is_done = !asynchronous() || side_of(to) == Side::DEVICE;  // or it may be done later
     return error != cudaSuccess || is_done ? error : run_until_reached(streams()[0]->last);
 }
 

@@ -335,7 +335,8 @@ inline void check_buffer(const Call& call, int rank, const char* name, const voi
     const size_t bytes = bytes_of(call) * static_cast<size_t>(parts);
     const char* error = nullptr;
     if (data == nullptr) error = " is null";
-    else if (card() != nullptr && Sides(data, data).to_pageable) error = " is pageable memory; expected device memory";
+    else if (card() != nullptr && side_of(data) == Side::PAGEABLE)
+        error = " is pageable memory; expected device memory";
     else if (card() != nullptr && !ends_inside(data, bytes)) error = " goes past the end of its allocation";
     if (bytes > 0 && error != nullptr) refuse(ncclInvalidArgument, describe(rank, call), ": ", name, error);
 }
