@@ -1,15 +1,10 @@
 // NCCL on a CPU: one rank in each process, all on one machine. The unique id names memory that the ranks share.
+// README.md, "Several processes", says in which order sums are, and which errors are reported.
 //
-//   - Sums are in the order of ranks, ((x0 + x1) + x2) + ..., each rounded to the data type: every rank has the same
-//     bits, every time. The exception is NVLS, the all-reduce in Hopper's NVSwitch, whose order changes from call to
-//     call: an emulated H100 uses it unless NCCL_ALGO excludes it, as NCCL does.
-//   - Calls are issued to a stream as kernels are. Where NCCL would hang or corrupt memory, because the ranks' calls
-//     differ, all ranks return an error that names the calls.
-//   - Where streams have queues (streams.h), a rank takes part in a collective only while its host waits: a launch does
-//     not block, as on a GPU, unless the queue is full.
+//   - Calls are issued to a stream as kernels are. Where streams have queues (streams.h), a rank takes part in a
+//     collective only while its host waits: a launch does not block, as on a GPU, unless the queue is full.
 //   - CUDA_CPU_NCCL_FAILURE=9: the process's 9th call hangs, and its communicator reports that a remote rank failed.
-//
-// Not here: several ranks in one process, types of 8-bit floats, averages, ncclReduce.
+//   - Not here: several ranks in one process, types of 8-bit floats, averages, ncclReduce.
 //
 // Map: NCCL's types, errors, shared memory, transfers, collectives, streams and groups, NCCL's functions
 #pragma once
@@ -18,7 +13,6 @@
 #include <sched.h>
 
 #include <sstream>
-#include <thread>
 
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
@@ -138,13 +132,12 @@ template <class... Parts> [[noreturn]] void fail_all(Shared& shared, const Parts
 
 // Blocks until holds(). First it yields, for as long as most transfers take, then it sleeps between polls.
 template <class Condition> void wait_until(const ncclComm& comm, Condition holds) {
-    constexpr auto yields = std::chrono::microseconds(200), sleep = std::chrono::microseconds(50);
-    const auto begin = std::chrono::steady_clock::now();
+    const auto sleeps_from = std::chrono::steady_clock::now() + std::chrono::microseconds(200);
     while (!holds()) {
         if (comm.shared->error_state == 2) refuse(ncclInvalidUsage, comm.shared->error_text);
         if (comm.gone) refuse(ncclInvalidUsage, "the communicator was aborted");
-        if (std::chrono::steady_clock::now() - begin < yields) sched_yield();
-        else std::this_thread::sleep_for(sleep);
+        if (std::chrono::steady_clock::now() < sleeps_from) sched_yield();
+        else usleep(50);
     }
 }
 
@@ -184,10 +177,12 @@ inline std::string describe(int rank, const Call& call) {
 
 // Compares a call with that of the peer which sends to it.
 inline void check_match(const ncclComm& comm, const Call& call, int peer, const Call& other) {
-    const bool message = call.kind == RECV && other.kind == SEND;
-    const bool same = message ? call.count == other.count && call.type == other.type
-                              : describe(0, call) == describe(0, other);
-    if (!same)
+    Call expected = call;
+    if (call.kind == RECV) {
+        expected.kind = SEND;
+        expected.peer = comm.rank;
+    }
+    if (describe(peer, expected) != describe(peer, other))
         fail_all(*comm.shared, "the ranks' calls do not match: ", describe(comm.rank, call), ", ",
                  describe(peer, other));
 }
@@ -266,7 +261,8 @@ inline void run_collective(ncclComm& comm, const Call& call) {
     }
 }
 
-inline void run_messages(ncclComm& comm, const std::vector<Call>& calls) {
+// A communicator's messages in a group are in flight together.
+inline void run_messages(const ncclComm& comm, const std::vector<Call>& calls) {
     std::vector<Transfer> transfers;
     for (const Call& call : calls) {
         const bool sends = call.kind == SEND;
@@ -352,19 +348,25 @@ inline void check_call(const Call& call, const ncclComm* comm) {
     check_buffer(call, comm->rank, "recvbuff", call.recv, recv);
 }
 
-// Issues a call, or adds it to the open group. A communicator's messages in a group are in flight together.
+// Issues a group's calls in their order, or none if one of them was refused.
+inline ncclResult_t issue_group() {
+    const std::vector<Issued> calls = std::exchange(group, {});
+    const ncclResult_t error = std::exchange(group_error, ncclSuccess);
+    return error != ncclSuccess ? error : guarded([&] { for (const Issued& issued : calls) issue(issued); });
+}
+
+// Adds a call to the open group, or to one of its own.
 inline ncclResult_t enqueue(const Call& call, ncclComm_t comm, cudaStream_t stream) {
     const ncclResult_t result = guarded([&] {
         check_call(call, comm);
-        if (group_depth == 0) return issue({comm, {call}, stream});
         const auto with = std::find_if(group.begin(), group.end(), [&](const Issued& other) {
             return other.comm == comm && other.calls[0].kind >= SEND && call.kind >= SEND;
         });
         if (with != group.end()) with->calls.push_back(call);
         else group.push_back({comm, {call}, stream});
     });
-    if (group_error == ncclSuccess && group_depth > 0) group_error = result;
-    return result;
+    if (group_error == ncclSuccess) group_error = result;
+    return group_depth > 0 ? result : issue_group();
 }
 
 }  // namespace cuda_cpu::nccl
@@ -390,16 +392,11 @@ inline ncclResult_t ncclGroupStart() {
     return ncclSuccess;
 }
 
-// The outermost one issues the group's calls in their order, or none if one of them was refused.
+// The outermost one issues the group's calls.
 inline ncclResult_t ncclGroupEnd() {
     using namespace nccl_cpu;
-    return guarded([] {
-        if (group_depth == 0) refuse(ncclInvalidUsage, "ncclGroupEnd: no group has begun");
-        if (--group_depth > 0) return;
-        const std::vector<Issued> calls = std::exchange(group, {});
-        if (const ncclResult_t error = std::exchange(group_error, ncclSuccess)) refuse(error, last_text);
-        for (const Issued& issued : calls) issue(issued);
-    });
+    if (group_depth == 0) return guarded([] { refuse(ncclInvalidUsage, "ncclGroupEnd: no group has begun"); });
+    return --group_depth > 0 ? ncclSuccess : issue_group();
 }
 
 inline ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
@@ -465,13 +462,13 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId 
 inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm, ncclConfig_t*) {
     using namespace nccl_cpu;
     struct Member { int color, key, rank; ncclUniqueId id; };
+    *newcomm = nullptr;
     return guarded([&] {
         check_communicator(comm);
         cuda_cpu::run_until_reached(last_issued);
         Member own{color, key, comm->rank, {}};
         ncclGetUniqueId(&own.id);
         std::vector<Member> members = gather_values(*comm, own);
-        *newcomm = nullptr;
         if (color == NCCL_SPLIT_NOCOLOR) return;
         const auto end = std::remove_if(members.begin(), members.end(), [&](auto& m) { return m.color != color; });
         std::stable_sort(members.begin(), end, [](auto& a, auto& b) { return a.key < b.key; });

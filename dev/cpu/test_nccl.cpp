@@ -159,16 +159,16 @@ static void test_mismatches() {
     const std::string last = "rank " + std::to_string(size - 1) + " calls ";
     Array<float> array(std::vector<float>(64)), other(std::vector<float>(64 * static_cast<size_t>(size)));
     float *const a = array.data, *const b = other.data;
+    const auto reduce = [&](size_t n, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm) {
+        return ncclAllReduce(a, b, n, type, op, comm, nullptr);
+    };
     const auto differs = [&](const std::string& what, const std::vector<std::string>& words, auto call) {
         ncclComm_t comm = communicator();
         ncclResult_t error = ncclSuccess;
-        bool right = refused(call(comm), ncclInvalidUsage, words);
-        right = ncclCommGetAsyncError(comm, &error) == ncclSuccess && error == ncclInvalidUsage && right;
-        right = ncclAllReduce(a, b, 1, ncclFloat, ncclSum, comm, nullptr) == ncclInvalidUsage && right;
-        claim("all ranks find a different " + what, right && ncclCommAbort(comm) == ncclSuccess);
-    };
-    const auto reduce = [&](size_t n, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm) {
-        return ncclAllReduce(a, b, n, type, op, comm, nullptr);
+        claim("all ranks find a different " + what,
+              refused(call(comm), ncclInvalidUsage, words) && ncclCommGetAsyncError(comm, &error) == ncclSuccess &&
+                  error == ncclInvalidUsage && reduce(1, ncclFloat, ncclSum, comm) == ncclInvalidUsage &&
+                  ncclCommAbort(comm) == ncclSuccess);
     };
     differs("count", {"calls ncclAllReduce(count 8, ncclFloat32, ncclSum)", last + "ncclAllReduce(count 7,"},
             [&](ncclComm_t comm) { return reduce(odd ? 7 : 8, ncclFloat, ncclSum, comm); });
@@ -226,28 +226,13 @@ static void test_communicators(ncclComm_t world) {
 
 // ==== streams ===========================================================================================
 
-static cudaStream_t stream(int which) {
-    static std::vector<cudaStream_t> made(3);
-    cudaStream_t& found = made[static_cast<size_t>(which)];
-    if (found == nullptr) cudaStreamCreateWithFlags(&found, cudaStreamNonBlocking);
-    return found;
-}
-
-template <class... Parameters, class... Arguments>
-static void launch(cudaStream_t on, void (*kernel)(Parameters...), Arguments... arguments) {
-    cudaLaunchConfig_t config{};
-    config.gridDim = config.blockDim = 1;
-    config.stream = on;
-    cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-__global__ void set(int* x, int value) { *x = value; }
-__global__ void add_to(int* sum, const int* x) { *sum = *sum * 3 + *x; }
+static cudaStream_t streams[3];
 
 enum class Forget { NOTHING, BEFORE, AFTER };
 
 // A small training: computes, sums over the ranks on another stream, uses the sum, always in the same memory.
 static bool steps_are_right(ncclComm_t comm, Forget forget) {
-    const cudaStream_t compute = stream(0), communication = stream(1);
+    const cudaStream_t compute = streams[0], communication = streams[1];
     Array<int> x({0}), all({0}), total({0});
     cudaEvent_t event = nullptr;
     cudaEventCreate(&event);
@@ -257,11 +242,17 @@ static bool steps_are_right(ncclComm_t comm, Forget forget) {
     };
     int expected = 0;
     for (int step = 1; step <= 12; step++) {
-        launch(compute, set, x.data, step + rank);
+        cuda_cpu::hand_over(compute, [step, x = x.data] {
+            *x = step + rank;
+            return cudaSuccess;
+        });
         if (forget != Forget::BEFORE) pass(compute, communication);
         sum(comm, x.data, all.data, 1, communication);
         if (forget != Forget::AFTER) pass(communication, compute);
-        launch(compute, add_to, total.data, all.data);
+        cuda_cpu::hand_over(compute, [to = total.data, x = all.data] {
+            *to = *to * 3 + *x;
+            return cudaSuccess;
+        });
         expected = expected * 3 + size * step + size * (size - 1) / 2;
     }
     const bool done = cudaDeviceSynchronize() == cudaSuccess;
@@ -285,7 +276,7 @@ static bool streams_keep_the_order(ncclComm_t comm, ncclComm_t second) {
     bool right = true;
     for (int i = 0; i < 40; i++)
         right = ncclAllReduce(x.data, x.data, static_cast<size_t>(i + 1), ncclInt, ncclMax, i % 3 ? comm : second,
-                              stream(i % 2)) == ncclSuccess && right;
+                              streams[i % 2]) == ncclSuccess && right;
     return cudaDeviceSynchronize() == cudaSuccess && right;
 }
 
@@ -293,13 +284,13 @@ static bool graph_replays(ncclComm_t comm) {
     Array<int> x({1});
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
-    cudaStreamBeginCapture(stream(0), cudaStreamCaptureModeGlobal);
-    const bool noted = sum(comm, x.data, x.data, 1, stream(0)) == ncclSuccess;
-    cudaStreamEndCapture(stream(0), &graph);
+    cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeGlobal);
+    const bool noted = sum(comm, x.data, x.data, 1, streams[0]) == ncclSuccess;
+    cudaStreamEndCapture(streams[0], &graph);
     cudaGraphInstantiate(&executable, graph);
     const bool untouched = x.is({1});
-    for (int i = 0; i < 2; i++) cudaGraphLaunch(executable, stream(0));
-    const bool done = cudaStreamSynchronize(stream(0)) == cudaSuccess && x.is({size * size});
+    for (int i = 0; i < 2; i++) cudaGraphLaunch(executable, streams[0]);
+    const bool done = cudaStreamSynchronize(streams[0]) == cudaSuccess && x.is({size * size});
     cudaGraphExecDestroy(executable);
     cudaGraphDestroy(graph);
     return noted && untouched && done;
@@ -308,8 +299,8 @@ static bool graph_replays(ncclComm_t comm) {
 static void test_late_mismatch() {
     Array<int> x(std::vector<int>(8));
     ncclComm_t comm = communicator();
-    const bool queued = sum(comm, x.data, x.data, 4 - (rank == 0), stream(2)) == ncclSuccess;
-    const bool seen = cudaStreamSynchronize(stream(2)) == cudaErrorUnknown;
+    const bool queued = sum(comm, x.data, x.data, 4 - (rank == 0), streams[2]) == ncclSuccess;
+    const bool seen = cudaStreamSynchronize(streams[2]) == cudaErrorUnknown;
     ncclResult_t error = ncclSuccess;
     ncclCommGetAsyncError(comm, &error);
     claim("queues: a mismatch fails the synchronisation, the communicator has the error",
@@ -337,6 +328,7 @@ static void test_card(ncclComm_t comm) {
 static int test_all() {
     alarm(300);   // ends ranks that wait for each other forever
     cudaSetDevice(rank);
+    for (cudaStream_t& stream : streams) cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     ncclComm_t comm = communicator(), second = communicator();
     test_type<float>("float", ncclFloat, comm);
     test_type<__nv_bfloat16>("bf16", ncclBfloat16, comm);
