@@ -73,8 +73,8 @@ class Tokens(list):
         return self[i].text if 0 <= i < len(self) else ""
 
     def partner(self, places, begin, end):
-        """Where the partner of the bracket at the first of these places is, or None. `begin` has the brackets that begin
-        a pair on the way, with their partners, `end` the partners. An angle in other brackets is a comparison."""
+        """Where the partner of the bracket at the first of these places is, or None. `begin` has the brackets that
+        begin a pair on the way, with their partners, `end` the partners. An angle in other brackets is a comparison."""
         stack = []
         for j in places:
             word = self[j].text
