@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <exception>
@@ -11,11 +12,29 @@
 #include <fstream>
 #include <iterator>
 #include <map>
-#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 namespace fs = std::filesystem;
+
+// ==== strings ================================================================
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
+
+inline std::string replaced(std::string text, const std::string& part, const std::string& by) {
+    for (size_t at = 0; (at = text.find(part, at)) != text.npos; at += by.size()) text.replace(at, part.size(), by);
+    return text;
+}
+
+inline std::vector<std::string> split(const std::string& text, const std::string& separator) {
+    std::vector<std::string> parts;
+    for (size_t at = 0, end; at <= text.size(); at = end + separator.size()) {
+        end = std::min(text.size(), text.find(separator, at));
+        parts.push_back(text.substr(at, end - at));
+    }
+    return parts;
+}
 
 // ==== claims =================================================================
 
@@ -64,10 +83,9 @@ inline void run_test(const Test& test) {
 // their names. Returns the exit code.
 inline int run_tests(const std::string& only = "", bool listing = false) {
     std::map<std::string, int> wanted;   // beginnings of names, and how many tests have them
-    std::istringstream names(only);
-    for (std::string name; std::getline(names, name, ',');) wanted[name] = 0;
+    for (const std::string& name : split(only, ",")) wanted[name] = 0;
     for (const Test& test : all_tests) {
-        bool run = wanted.empty();
+        bool run = false;
         for (auto& [beginning, count] : wanted)
             if (std::string(test.name).rfind(beginning, 0) == 0) run = ++count > 0;
         if (!run) continue;
@@ -94,14 +112,7 @@ inline int run_tests(int argc, char** argv, const char* others) {
     return 2;
 }
 
-// ==== strings and files ======================================================
-
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
-
-inline std::string replaced(std::string text, const std::string& part, const std::string& by) {
-    for (size_t at = 0; (at = text.find(part, at)) != text.npos; at += by.size()) text.replace(at, part.size(), by);
-    return text;
-}
+// ==== files ==================================================================
 
 // The folder of everything that the tests write, removed at the end. In paths and commands, @ stands for it.
 struct ScratchFolder {

@@ -16,21 +16,11 @@ void refuse(const std::string& what, const std::string& command, const Texts& na
 
 const std::string TINY = "train --layers 1 --heads 1 --channels 16 --context 16 --steps 1 --data @/text.txt ";
 
-Texts split(const std::string& text, const std::string& separator) {
-    Texts parts;
-    for (size_t at = 0, end; at <= text.size(); at = end + separator.size()) {
-        end = std::min(text.size(), text.find(separator, at));
-        parts.push_back(text.substr(at, end - at));
-    }
-    return parts;
-}
-
 // Refuses every command line of a group of rejected.txt.
 void refuse_group(const std::string& group) {
-    std::istringstream lines(read_bytes("dev/tests/rejected.txt"));
     bool inside = false;
     size_t count = 0;
-    for (std::string line; std::getline(lines, line);) {
+    for (const std::string& line : split(read_bytes("dev/tests/rejected.txt"), "\n")) {
         if (line.empty() || line[0] == '#') continue;
         if (line[0] == '[') inside = line == "[" + group + "]";
         if (!inside || line[0] == '[') continue;

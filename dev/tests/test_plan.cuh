@@ -73,23 +73,6 @@ TEST("plan: closed forms") {
               format("%.0f", flops.model));
 }
 
-TEST("plan: --micro-batch auto") {
-    bool fits = true, largest = true;
-    Options o;
-    o.total_batch = 512 * 1024;
-    for (size_t memory : {size_t(4e9), size_t(24e9), size_t(80e9)})
-        for (const auto& [name, mode] : RECOMPUTE_NAMES) {
-            Setup s = planned("gpt2", 1, 1024, DType::BF16, DType::FP32);
-            s.recompute = mode;
-            s.B = auto_micro_batch(o, s, memory);
-            fits = fits && plan(s).total <= memory && 512 % s.B == 0;
-            s.B *= 2;
-            largest = largest && (512 % s.B != 0 || plan(s).total > 0.95 * memory);
-        }
-    claim(fits, "--micro-batch auto fits in 4, 24 and 80 GB, and divides the total batch");
-    claim(largest, "twice that micro-batch does not fit with the margin");
-}
-
 // Figure 1 of the ZeRO paper: 7.5 billion parameters on 64 GPUs.
 TEST("plan: stages of ZeRO") {
     Setup s = planned("7b", 1, 1024, DType::BF16, DType::BF16, 64);
