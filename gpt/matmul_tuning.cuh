@@ -16,7 +16,7 @@
 #include <vector>
 
 constexpr int TUNING_ROUNDS = 5;   // after one that warms up; candidates take turns, as clocks drift
-constexpr int TUNING_FORMAT = 2;   // of the file
+constexpr int TUNING_FORMAT = 3;   // of the file
 
 // A short product takes the GPU less time than its launch takes the CPU. So several launches, about TIMED_MS of them,
 // lie between two events, and hold_kernel keeps the stream busy until all are queued.
@@ -24,7 +24,7 @@ constexpr float TIMED_MS = 0.5f;
 constexpr int MAX_LAUNCHES = 16;
 constexpr long long HOLD_CYCLES = 400000;   // 0.2 ms at 2 GHz: MAX_LAUNCHES of about 10 us each
 
-typedef std::map<std::string, std::string> Choices;   // by shape: 128 hexadecimal digits
+typedef std::map<std::string, cublasLtMatmulAlgo_t> Choices;   // by shape
 
 struct MatmulTuning {
     Choices known;                      // from the file, and what was timed
@@ -64,30 +64,14 @@ bool has_algorithm(const MatmulPlan& plan, const cublasLtMatmulAlgo_t& algorithm
     return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= matmul_workspace_bytes();
 }
 
-std::string algorithm_text(const cublasLtMatmulAlgo_t& algorithm) {
-    std::string text;
-    for (uint64_t word : algorithm.data) text += format("%016llx", static_cast<unsigned long long>(word));
-    return text;
-}
-
-cublasLtMatmulAlgo_t parse_algorithm(const std::string& text) {
-    cublasLtMatmulAlgo_t algorithm;
-    constexpr size_t DIGITS = 2 * sizeof(uint64_t);
-    if (text.size() != DIGITS * std::size(algorithm.data) || text.find_first_not_of("0123456789abcdef") != text.npos)
-        throw Failure("'%s' is no algorithm", text.c_str());
-    for (size_t i = 0; i < std::size(algorithm.data); i++)
-        algorithm.data[i] = std::stoull(text.substr(i * DIGITS, DIGITS), nullptr, 16);
-    return algorithm;
-}
-
 // Takes the known algorithm of a plan that has a choice, or times all.
 void choose_algorithm(MatmulTuning& tuning, MatmulPlan& plan) {
     if (plan.algorithms.size() <= 1) return;
     const std::string name = plan.last.shape.name();
     const auto known = tuning.known.find(name);
-    if (known != tuning.known.end() && has_algorithm(plan, parse_algorithm(known->second))) {
+    if (known != tuning.known.end() && has_algorithm(plan, known->second)) {
         tuning.remembered++;
-        plan.algorithms = {parse_algorithm(known->second)};
+        plan.algorithms = {known->second};
         return;
     }
     const std::vector<float> times = best_times(plan);
@@ -98,10 +82,13 @@ void choose_algorithm(MatmulTuning& tuning, MatmulPlan& plan) {
         tuning.best_ms += times[best];
     }
     plan.algorithms = {plan.algorithms[best]};
-    tuning.known[name] = algorithm_text(plan.algorithms[0]);
+    tuning.known[name] = plan.algorithms[0];
 }
 
-// ---- the file: {"format": 2, "devices": {"NAME, 9.0, cuBLASLt 130100": {"SHAPE": "128 hexadecimal digits"}}}
+// ---- the file: {"format": 3, "devices": {"NAME, 9.0, cuBLASLt 130100": {"SHAPE": [8 numbers of 64 bits]}}}
+
+void to_json(json& record, const cublasLtMatmulAlgo_t& algorithm) { record = algorithm.data; }
+void from_json(const json& record, cublasLtMatmulAlgo_t& algorithm) { record.get_to(algorithm.data); }
 
 // Empty if neither variable names a folder.
 std::string tuning_file() {
@@ -122,10 +109,7 @@ std::map<std::string, Choices> read_choices(const std::string& path, std::string
     try {
         const json file = read_json(path);
         if (file.at("format") != TUNING_FORMAT) throw Failure("not of format %d", TUNING_FORMAT);
-        const auto devices = file.at("devices").get<std::map<std::string, Choices>>();
-        for (const auto& [name, choices] : devices)
-            for (const auto& [shape, choice] : choices) parse_algorithm(choice);
-        return devices;
+        return file.at("devices").get<std::map<std::string, Choices>>();
     } catch (const UserError& error) {   // has the path
         problem = error.what();
     } catch (const std::exception& error) {

@@ -217,7 +217,7 @@ std::string attention_text(const Setup& s) {
 
 // A line of a table of memory: what takes `bytes`, of `all`.
 void print_bytes(const std::string& name, size_t bytes, double all, const std::string& more = "") {
-    printf("  %-14s %16s  %5.1f %%  %s\n", name.c_str(), size_text(bytes).c_str(), 100 * bytes / all, more.c_str());
+    printf("  %-14s %16s  %5.1f %%%s\n", name.c_str(), size_text(bytes).c_str(), 100 * bytes / all, more.c_str());
 }
 
 // The plan by category, of the memory that must hold it.
@@ -347,15 +347,6 @@ private:
     std::vector<double> gathered_, reduced_;   // by slot: when
 };
 
-// When the head begins nothing is on its way, in any stage: from one head to the next it always takes as long. So two
-// micro-batches tell how long more of them take.
-StepTime step_time(const StepWork& w, long micro_batches) {
-    const StepTime one = Timeline(w).run(1), two = Timeline(w).run(2);
-    if (micro_batches == 1) return one;
-    auto all = [&](double of_two, double of_one) { return of_two + (micro_batches - 2) * (of_two - of_one); };
-    return {all(two.seconds, one.seconds), all(two.computing, one.computing), all(two.bytes, one.bytes)};
-}
-
 double flops_of(const Options& o) {
     return 1e12 * (o.flops > 0 ? o.flops : precision_of(o) == DType::FP32 ? ASSUMED_TFLOPS_FP32 : ASSUMED_TFLOPS_BF16);
 }
@@ -374,7 +365,7 @@ json layout_record(const Options& o, const Setup& s, size_t memory) {
     const Plan p = plan(s);
     const long accumulation = accumulation_steps(o, s);
     const double bandwidth = o.bandwidth > 0 ? o.bandwidth * 1e9 : INFINITY;
-    const StepTime time = step_time(step_work(s, flops_of(o), bandwidth), accumulation);
+    const StepTime time = Timeline(step_work(s, flops_of(o), bandwidth)).run(accumulation);
     json bytes = bytes_record(p), step;
     bytes["total"] = p.total;
     if (o.bandwidth > 0)
@@ -498,7 +489,7 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
         const size_t bytes = tensor["bytes"];
         if (tensor["category"] != "activations" || bytes < activations / 200) continue;
         const std::string copies = tensor["copies"] > 1 ? format(" x %d", int(tensor["copies"])) : "";
-        print_bytes(tensor["name"], bytes, activations, shape_text(tensor["shape"]) + copies);
+        print_bytes(tensor["name"], bytes, activations, "  " + shape_text(tensor["shape"]) + copies);
     }
     const Flops flops = flops_per_token(s);
     printf("\nFLOPs per token: %.4g model, %.4g hardware\nlargest micro-batch that fits%s\n", flops.model,

@@ -348,8 +348,8 @@ TEST("runs: matmul tuning") {
     Near("matmul tuning: losses with the fastest algorithms", relative_l2(on.losses, off.losses), TUNING_TOLERANCE);
 #ifdef CUDA_ON_CPU
     bool sensible = true;
-    for (const auto& [shape, text] : file["devices"][tuning_device()].items()) {
-        const auto algorithm = static_cast<cuda_cpu::Algorithm>(parse_algorithm(text).data[0]);
+    for (const auto& [shape, words] : file["devices"][tuning_device()].items()) {
+        const auto algorithm = static_cast<cuda_cpu::Algorithm>(words[0].get<int>());
         sensible = sensible && (algorithm == cuda_cpu::Algorithm::plain || algorithm == cuda_cpu::Algorithm::fast);
     }
     claim(sensible, "matmul tuning never chooses an algorithm that is slow, fails, or sums in place", intact);
@@ -374,7 +374,7 @@ TEST("runs: matmul tuning") {
                   contains(anew.line, format(" %zu shapes timed in ", shapes)) &&
                   both["devices"]["another, 9.0, cuBLASLt 1"] == foreign["devices"]["another, 9.0, cuBLASLt 1"],
               "matmul tuning: choices of another device are not used, and kept", anew.outcome);
-    file["devices"][tuning_device()].begin().value() = std::string(128, 'f');
+    file["devices"][tuning_device()].begin().value() = std::vector<uint64_t>(8, UINT64_MAX);
     write_bytes(KEPT, file.dump());
     const TunedRun one = tuned_run("", CHOICE);
     claim_run(contains(one.line, " 1 shapes timed in ") && contains(one.line, format("%zu known", shapes - 1)),
@@ -384,8 +384,7 @@ TEST("runs: matmul tuning") {
               "matmul tuning: a file that cannot be written does not end the run", unkept);
 #ifdef CUDA_ON_CPU
     // This algorithm clears the last bits of its sums.
-    for (auto& text : file["devices"][tuning_device()])
-        text = algorithm_text({{static_cast<uint64_t>(cuda_cpu::Algorithm::coarse)}});
+    for (auto& words : file["devices"][tuning_device()]) words[0] = static_cast<int>(cuda_cpu::Algorithm::coarse);
     write_bytes(KEPT, file.dump());
     const TunedRun coarse = tuned_run("", CHOICE);
     claim(coarse.log != on.log, "matmul tuning: the algorithms of the file are used");
@@ -583,7 +582,7 @@ TEST("runs: plan of many GPUs") {
     claim_run(right, "plan --gpus --json has its keys", outcome, silent.err);
     if (!right) return;
     Setup s = planned("7b", 2, 2048, DType::BF16, DType::BF16, 64, 2);
-    const StepTime t = step_time(step_work(s, 300e12, 50e9), 16);
+    const StepTime t = Timeline(step_work(s, 300e12, 50e9)).run(16);
     claim_run(record["bytes"]["total"] == plan(s).total && record["bytes_sent"] == t.bytes &&
                   record["step"]["seconds"] == t.seconds,
               "plan --gpus: the figures are those of the plan and the timeline", outcome);
@@ -608,7 +607,7 @@ TEST("runs: plan --scan") {
         listed.emplace(s.gpus, s.zero, one["recompute"]);
         const long A = one["accumulation"];
         exact = exact && one["bytes"]["total"] == plan(s).total && A * s.N() * s.gpus == 4194304 &&
-                one["step"]["seconds"] == step_time(step_work(s, 400e12, 50e9), A).seconds;
+                one["step"]["seconds"] == Timeline(step_work(s, 400e12, 50e9)).run(A).seconds;
         const bool same = before && (*before)["gpus"] == s.gpus;
         sorted = sorted && (!same || (*before)["step"]["seconds"] <= double(one["step"]["seconds"]) * (1 + 2e-6));
         all = all && plan(s).total <= size_t(80e9 * 0.95);
