@@ -34,22 +34,14 @@ std::vector<int> tokens_of(const Size& s) {
     return tokens;
 }
 
-// Positions by token: run r is order[first[r]] ... order[first[r + 1] - 1]. The longest runs come first.
+// Positions by token, as the trainer sorts them: run r is order[first[r]] ... order[first[r + 1] - 1].
 struct Positions {
-    std::vector<int> order, first = {0};
+    std::vector<int> order, first;
+    size_t runs;
 
-    explicit Positions(const std::vector<int>& tokens) {
-        std::map<int, std::vector<int>> by_token;
-        for (size_t n = 0; n < tokens.size(); n++) by_token[tokens[n]].push_back(static_cast<int>(n));
-        std::vector<std::vector<int>> runs;
-        for (const auto& [token, run] : by_token) runs.push_back(run);
-        std::stable_sort(runs.begin(), runs.end(), [](auto& a, auto& b) { return a.size() > b.size(); });
-        for (const auto& run : runs) {
-            order.insert(order.end(), run.begin(), run.end());
-            first.push_back(static_cast<int>(order.size()));
-        }
+    Positions(const std::vector<int>& tokens, int V) : order(tokens.size()), first(tokens.size() + 1) {
+        runs = sort_positions(order.data(), first.data(), tokens.data(), tokens.size(), V);
     }
-    size_t runs() const { return first.size() - 1; }
 };
 
 std::string text_of(const Size& s) { return format("B %d, T %d, C %d, V %d", s.B, s.T, s.C, s.V); }
@@ -88,7 +80,7 @@ __global__ void forward_kernel(floatX* out, const int* inp, const floatX* wte, c
 void study_forward(Study& study, const Size& s) {
     const size_t N = s.N(), C = s.C;
     const std::vector<int> tokens = tokens_of(s);
-    const double rows = N + s.T + Positions(tokens).runs();
+    const double rows = N + s.T + Positions(tokens, s.V).runs;
     Case c(study, "embedding forward", text_of(s), bytes(rows * C * sizeof(floatX)));
     const auto inp = c.input<int>(tokens);
     const auto wte = c.input<floatX>(s.V * C), wpe = c.input<floatX>(s.T * C);
@@ -160,8 +152,8 @@ __global__ void runs_kernel(float* dwte, const floatX* dout, const int* inp, con
 void study_backward(Study& study, const Size& s) {
     const size_t N = s.N(), C = s.C;
     const std::vector<int> tokens = tokens_of(s);
-    const Positions positions(tokens);
-    const size_t runs = positions.runs();
+    const Positions positions(tokens, s.V);
+    const size_t runs = positions.runs;
     Case c(study, "embedding backward", text_of(s),
            bytes(1.0 * N * C * sizeof(floatX) + 2.0 * (s.T + runs) * C * sizeof(float)));
     const auto inp = c.input<int>(tokens), order = c.input<int>(positions.order), first = c.input<int>(positions.first);

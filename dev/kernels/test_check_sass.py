@@ -10,17 +10,11 @@ import sys
 import tempfile
 
 sys.dont_write_bytecode = True
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.append(os.path.join(HERE, "..", "tests"))
 from check_sass import (check_kernel, groups_left, is_conversion, kernels_with_products, plain_register, product,
                         read_listing, short_name)
-
-PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "check_sass.py")
-passed = failed = 0
-
-
-def check(holds, text):
-    global passed, failed
-    passed, failed = passed + bool(holds), failed + (not holds)
-    print(f"{'ok    ' if holds else 'FAILED'}  {text}")
+from claims import claim, finish
 
 
 class Kernel:
@@ -115,8 +109,8 @@ def test_program(lines):
         with tempfile.NamedTemporaryFile("w", suffix=".sass") as file:
             file.write(text)
             file.flush()
-            return subprocess.run([sys.executable, PROGRAM, file.name, "--expect", *expected], capture_output=True,
-                                  text=True)
+            return subprocess.run([sys.executable, f"{HERE}/check_sass.py", file.name, "--expect", *expected],
+                                  capture_output=True, text=True)
 
     text, kernel = "\n".join(lines), "attention_forward_wgmma_kernel"
     for case, result, status, words in (
@@ -124,7 +118,7 @@ def test_program(lines):
             ("a kernel is missing", run(text, kernel, "no_such_kernel"), 2, "no_such_kernel"),
             ("the listing is empty", run(""), 2, "no kernel with wgmma"),
             ("a kernel has no products", run(re.sub(r"HGMMA[^;]*", "NOP", text)), 1, "no wgmma in it")):
-        check(result.returncode == status and words in result.stdout + result.stderr, f"exits with {status} if {case}")
+        claim(result.returncode == status and words in result.stdout + result.stderr, f"exits with {status} if {case}")
 
 
 def main():
@@ -138,17 +132,15 @@ def main():
     one_of_each = {}   # the first instance of each template
     for symbol, code in sorted(kernels_with_products(lines).items()):
         result, name = check_kernel(code), short_name(symbol)
-        check(not result.errors and result.groups > 1, f"{name} is sound, and products overlap {result.errors[:1]}")
+        claim(not result.errors and result.groups > 1, f"{name} is sound, and products overlap", result.errors[:1])
         one_of_each.setdefault(name.split("<")[0], symbol)
-    check(len(one_of_each) == 3, f"there are three kernels with products: {', '.join(one_of_each)}")
+    claim(len(one_of_each) == 3, f"there are three kernels with products: {', '.join(one_of_each)}")
     for name, symbol in one_of_each.items():
         k = Kernel(symbol, blocks[symbol])
         for fault, edits, *words in faults(k):
-            check(any(all(w in e for w in words) for e in k.errors_with(edits)), f"{name}: {fault}")
+            claim(any(all(w in e for w in words) for e in k.errors_with(edits)), f"{name}: {fault}")
     test_program(lines)
-    print(f"{passed} passed, {failed} failed")
-    return 1 if failed else 0
+    finish()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main()
