@@ -1021,16 +1021,21 @@ __device__ void fill(float* x, float value, int n) {
     for (int i = threadIdx.x; i < n; i += blockDim.x) x[i] = value;
 }
 
-// The first elements of this block's head, for grids (ceil(T / BLOCK_M), NH, B).
+// The first elements of a head.
 struct Head {
     size_t C, stride;   // channels of the model; elements from one row of qkv to the next
     size_t qkv, out;    // first element of this head in (B,T,3,NH,HS) and in (B,T,NH,HS)
     size_t rows;        // and in (B,NH,T)
 };
 
-__device__ Head my_head(int T, int HS) {
-    const size_t NH = gridDim.y, h = blockIdx.y, b = blockIdx.z, C = NH * HS;
+__device__ Head head_of(size_t b, size_t h, size_t NH, int T, int HS) {
+    const size_t C = NH * HS;
     return {C, 3 * C, b * T * 3 * C + h * HS, b * T * C + h * HS, (b * NH + h) * T};
+}
+// This block's head, for grids (ceil(T / BLOCK_M), NH, B).
+__device__ Head my_head(int T, int HS) {
+    const size_t NH = gridDim.y, h = blockIdx.y, b = blockIdx.z;
+    return head_of(b, h, NH, T, HS);
 }
 
 size_t attention_forward_shared(int HS) {

@@ -112,13 +112,16 @@ __device__ __forceinline__ void score_gradients(float (&dP)[N], const float (&P)
 constexpr int MMA_BLOCK = 128;
 constexpr int MMA_ROWS = 16 * MMA_BLOCK / 32;   // that a block owns, and of the other side per step
 
-// Starts to load rows [row0, row0 + MMA_ROWS) of a head into a tile; those past T become 0.
-template <int HS>
-__device__ __forceinline__ void load_tile(char* tile, const floatX* x, int row0, int T, size_t stride) {
-    for (int e = threadIdx.x; e < MMA_ROWS * (HS / PACK); e += MMA_BLOCK) {
-        const int row = e / (HS / PACK), chunk = e % (HS / PACK);
-        const bool valid = row0 + row < T;
-        copy_async(tile_chunk(tile, MMA_ROWS, row, chunk), valid ? x + (row0 + row) * stride + chunk * PACK : x, valid);
+// Starts to load rows [row0, row0 + ROWS) of a head, or another matrix, into a tile; those past T become 0, as do its
+// columns from `columns` on.
+template <int COLUMNS, int ROWS = MMA_ROWS>
+__device__ __forceinline__ void load_tile(char* tile, const floatX* x, int row0, int T, size_t stride,
+                                          int columns = COLUMNS) {
+    constexpr int CHUNKS = COLUMNS / PACK;
+    for (int e = threadIdx.x; e < ROWS * CHUNKS; e += MMA_BLOCK) {
+        const int row = e / CHUNKS, chunk = e % CHUNKS;
+        const bool valid = row0 + row < T && chunk * PACK < columns;
+        copy_async(tile_chunk(tile, ROWS, row, chunk), valid ? x + (row0 + row) * stride + chunk * PACK : x, valid);
     }
 }
 

@@ -26,15 +26,27 @@
 
 constexpr int BOX_ROWS = 64;   // of one copy by the copy engine
 
+// The order of a matrix of tiles: groups of `together` rows of tiles, and in a group column by column.
+struct TileOrder {
+    struct Place { unsigned row, column; };
+    unsigned rows, columns, together;
+
+    __host__ __device__ unsigned count() const { return rows * columns; }
+    __device__ Place place(unsigned i) const {
+        const unsigned first = i / (together * columns) * together, rest = i - first * columns;
+        const unsigned group_rows = min(together, rows - first);
+        return {first + rest % group_rows, rest / group_rows};
+    }
+};
+
 // The tile scheduler. Work tiles go from long to short, and a block that is done takes the next one, so that all blocks
 // end at about the same time. `together` heads, whose tensors fit in the L2 cache, are processed at a time.
 struct Scheduler {
-    unsigned tiles;       // per head
-    unsigned NH, heads;   // heads = B * NH
-    unsigned together;
-    int* counter;         // in device memory; 0 between launches
+    TileOrder order;   // a row is a head, a column a tile's rank in it
+    unsigned NH;
+    int* counter;      // in device memory; 0 between launches
 
-    __host__ __device__ unsigned count() const { return tiles * heads; }
+    __host__ __device__ unsigned count() const { return order.count(); }
 
     // A block's first work tile is its own number; it takes others until one is out of range. All blocks together take
     // count() times, after which the counter is 0 again.
@@ -45,11 +57,9 @@ struct Scheduler {
 struct WorkTile { int rank, h, b; };   // rank 0 is the head's longest tile
 
 __device__ __forceinline__ WorkTile work_tile(const Scheduler& scheduler, unsigned i) {
-    const unsigned group_tiles = scheduler.tiles * scheduler.together, group = i / group_tiles, rest = i % group_tiles;
-    const unsigned first = group * scheduler.together, heads = min(scheduler.together, scheduler.heads - first);
-    const unsigned head = first + rest % heads;
-    return {static_cast<int>(rest / heads), static_cast<int>(head % scheduler.NH),
-            static_cast<int>(head / scheduler.NH)};
+    const TileOrder::Place place = scheduler.order.place(i);
+    return {static_cast<int>(place.column), static_cast<int>(place.row % scheduler.NH),
+            static_cast<int>(place.row / scheduler.NH)};
 }
 
 // The number of the block's next work tile, from the producer to the consumers.
@@ -124,10 +134,6 @@ __device__ __forceinline__ void start_outputs(HeadFragment<HS>& O, const uint32_
     wgmma_commit();
 }
 
-template <int N> __device__ __forceinline__ void clear_fragment(float (&x)[N]) {
-    for (float& value : x) value = 0;
-}
-
 // Buffers of a ring: as many as fit in shared memory (227 KiB for a block) in all three kernels.
 constexpr int stages(int HS) { return HS == 64 ? 3 : 2; }
 
@@ -146,7 +152,7 @@ template <int HS> struct ForwardShape : Warpgroups<HS == 64 ? 3 : 2> {
 
 // The first query of a work tile in forward and dQ; the last queries have most keys.
 __device__ __forceinline__ int first_query(const Scheduler& scheduler, const WorkTile& work, int rows) {
-    return (scheduler.tiles - 1 - work.rank) * rows;
+    return (scheduler.order.columns - 1 - work.rank) * rows;
 }
 // The number of tiles of keys that queries [query0, query0 + rows) attend to.
 __device__ __forceinline__ int key_tiles(int query0, int rows, int T, int keys) {
@@ -213,7 +219,6 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
     const uint64_t Q = wgmma_operand(shared.Q + first_row_of_group * TILE_ROW_BYTES);
     const uint64_t K = wgmma_operand(shared.K[0]), V = wgmma_operand(shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS)) * LOG2E;
-    const size_t C = static_cast<size_t>(scheduler.NH) * HS;
     const TakeTurns<Shape::CONSUMERS> turns(first_row_of_group / GROUP_ROWS);
     Turn<1> q, turn;
     Turn<Shape::STAGES> k, v;
@@ -223,7 +228,7 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
         const int loaded = key_tiles(query0, Shape::ROWS, T, KEYS), tiles = group_tiles(group0, T, KEYS);
         const bool sees_half = group0 + GROUP_ROWS <= tiles * KEYS - KEYS / 2;   // of the last tile, at most
         float S[KEYS / 2], rescale[2];
-        HeadFragment<HS> O;
+        HeadFragment<HS> O = {};
         uint32_t P[KEYS / 16][4];
         RowState rows;
         auto start_tile = [&] {
@@ -236,7 +241,6 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
             if ((j + 1) * KEYS > query0 + row + 1) mask_scores<Queries::ROWS>(S, query0 + row, j * KEYS);
             softmax_step(S, rows, rescale, scale);
         };
-        clear_fragment(O);
         wait_full(shared.q, q);
         wait_full(shared.k, k);
         start_tile();
@@ -263,17 +267,13 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
         }
         wait_full(shared.v, v);
         const uint64_t values = moved(V, v.stage * sizeof(shared.V[0]));
-        if (sees_half) {
-            wgmma_fence(O, P);
-            start_outputs<HS, KEYS, KEYS / 2>(O, P, values);
-        } else {
-            wgmma_fence(O, P);
-            start_outputs<HS, KEYS>(O, P, values);
-        }
+        wgmma_fence(O, P);
+        if (sees_half) start_outputs<HS, KEYS, KEYS / 2>(O, P, values);
+        else start_outputs<HS, KEYS>(O, P, values);
         const float sum[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])},
                     inverse[2] = {reciprocal_approx(sum[0]), reciprocal_approx(sum[1])};
-        const size_t first_row = static_cast<size_t>(work.b) * T;
-        store_lse(lse + (static_cast<size_t>(work.b) * scheduler.NH + work.h) * T, rows, sum, query0 + row, T, scale);
+        const Head head = head_of(work.b, work.h, scheduler.NH, T, HS);
+        store_lse(lse + head.rows, rows, sum, query0 + row, T, scale);
         wgmma_wait<0>(O);
         release(shared.v, v);
         release_tiles(shared, k, v, loaded - tiles, [&] {
@@ -281,8 +281,7 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
             turns.pass();
         });
         multiply_rows(O, inverse);
-        const size_t first_out = first_row * C + work.h * HS;
-        store_rows<HS>(out.from(first_out), C, query0 + row, T, O, shared.O, Shape::ROWS, row);
+        store_rows<HS>(out.from(head.out), head.C, query0 + row, T, O, shared.O, Shape::ROWS, row);
     }
 }
 
@@ -344,18 +343,15 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out,
     const int row = consumer_row();
     const BackwardScores<HS, KEYS> scores(shared.Q, shared.dO, shared.K[0], shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
-    const size_t C = static_cast<size_t>(scheduler.NH) * HS;
     Turn<1> q, turn;
     Turn<Shape::STAGES> k, v;
     for (unsigned i = scheduler.first(); i < scheduler.count(); i = next_tile(shared.next, turn)) {
         const WorkTile work = work_tile(scheduler, i);
         const int query0 = first_query(scheduler, work, Shape::ROWS);
         const int loaded = key_tiles(query0, Shape::ROWS, T, KEYS), tiles = group_tiles(query0 + group_row(), T, KEYS);
-        const size_t first_row = static_cast<size_t>(work.b) * T,
-                     first_lse = (static_cast<size_t>(work.b) * scheduler.NH + work.h) * T;
-        const size_t first_out = first_row * C + work.h * HS;
+        const Head head = head_of(work.b, work.h, scheduler.NH, T, HS);
         float S[KEYS / 2], dP[KEYS / 2], lse[2], D[2];
-        HeadFragment<HS> dQ;
+        HeadFragment<HS> dQ = {};
         uint32_t dS[KEYS / 16][4];
         Turn<Shape::STAGES> now = k;                  // k is behind: dQ of the last tile still reads its buffer
         auto start_tile = [&] {
@@ -365,12 +361,11 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out,
             start_scores<HS, KEYS>(S, scores.X, Shape::ROWS, scores.a(now.stage));                      // S = Q K^T
             start_scores<HS, KEYS>(dP, scores.Y, Shape::ROWS, scores.b(v.stage));                       // dP = dO V^T
         };
-        clear_fragment(dQ);
         wgmma_fence(dQ);                              // it is clear before the first product starts
         wait_full(shared.q, q);
         start_tile();
-        query_statistics<HS>(lse, D, D_out + first_lse, lse_in + first_lse, dout + first_out, out + first_out,
-                             query0 + row, T, C);
+        query_statistics<HS>(lse, D, D_out + head.rows, lse_in + head.rows, dout + head.out, out + head.out,
+                             query0 + row, T, head.C);
         for (int j = 0;;) {
             wgmma_wait<1>(S);                         // and dQ of the last tile is done
             if (j > 0) release(shared.k, k);
@@ -393,8 +388,7 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out,
         release_tiles(shared, k, v, loaded - tiles, [] {});
         const float factor[2] = {scale, scale};
         multiply_rows(dQ, factor);
-        const size_t first_dq = first_row * 3 * C + work.h * HS;
-        store_rows<HS>(dqkv.from(first_dq), 3 * C, query0 + row, T, dQ, shared.dQ, Shape::ROWS, row);
+        store_rows<HS>(dqkv.from(head.qkv), head.stride, query0 + row, T, dQ, shared.dQ, Shape::ROWS, row);
     }
 }
 
@@ -450,7 +444,7 @@ __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shar
     for (unsigned i = scheduler.first(); i < scheduler.count(); i = next_of_warp()) {
         const WorkTile work = work_tile(scheduler, i);
         const int key0 = work.rank * Shape::ROWS;
-        const size_t first = (static_cast<size_t>(work.b) * scheduler.NH + work.h) * T;
+        const size_t first = head_of(work.b, work.h, scheduler.NH, T, HS).rows;
         wait_empty(shared.k, k);
         if (lane == 0) {
             barrier_arrive_expect(&shared.k.full[0], sizeof(shared.K) + sizeof(shared.V));
@@ -491,17 +485,14 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv,
     const int row = consumer_row();
     const BackwardScores<HS, QUERIES> scores(shared.K, shared.V, shared.Q[0], shared.dO[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
-    const size_t C = static_cast<size_t>(scheduler.NH) * HS;
     Turn<1> k, turn;
     Turn<Shape::STAGES> q, done;   // done is behind: dV and dK still read its buffers
     for (unsigned i = scheduler.first(); i < scheduler.count(); i = next_tile(shared.next, turn)) {
         const WorkTile work = work_tile(scheduler, i);
         const int key0 = work.rank * Shape::ROWS;
         float S[QUERIES / 2], dP[QUERIES / 2];
-        HeadFragment<HS> dK, dV;
+        HeadFragment<HS> dK = {}, dV = {};
         uint32_t P[QUERIES / 16][4], dS[QUERIES / 16][4];
-        clear_fragment(dK);
-        clear_fragment(dV);
         auto start_tile = [&] {
             wait_full(shared.q, q);
             wgmma_fence(S);
@@ -547,9 +538,10 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv,
         release(shared.q, done);
         const float factor[2] = {scale, scale};
         multiply_rows(dK, factor);
-        const size_t to_k = static_cast<size_t>(work.b) * T * 3 * C + C + work.h * HS, to_v = to_k + C;
-        store_rows<HS>(dqkv.from(to_k), 3 * C, key0 + row, T, dK, shared.out, Shape::ROWS, row);
-        store_rows<HS>(dqkv.from(to_v), 3 * C, key0 + row, T, dV, shared.out, Shape::ROWS, row);
+        const Head head = head_of(work.b, work.h, scheduler.NH, T, HS);
+        const size_t to_k = head.qkv + head.C, to_v = to_k + head.C;
+        store_rows<HS>(dqkv.from(to_k), head.stride, key0 + row, T, dK, shared.out, Shape::ROWS, row);
+        store_rows<HS>(dqkv.from(to_v), head.stride, key0 + row, T, dV, shared.out, Shape::ROWS, row);
     }
 }
 
@@ -585,8 +577,8 @@ constexpr size_t L2_SHARE = 24 << 20;
 Scheduler make_scheduler(int* counter, int B, int T, int NH, int HS, int rows) {
     const size_t head_bytes = static_cast<size_t>(T) * 2 * HS * sizeof(floatX);   // K and V, or Q and dO
     const unsigned tiles = ceil_div(T, rows), heads = static_cast<unsigned>(B) * NH;
-    return {tiles, static_cast<unsigned>(NH), heads,
-            static_cast<unsigned>(std::min(size_t{heads}, std::max(size_t{1}, L2_SHARE / head_bytes))), counter};
+    const size_t together = std::min(size_t{heads}, std::max(size_t{1}, L2_SHARE / head_bytes));
+    return {{heads, tiles, static_cast<unsigned>(together)}, static_cast<unsigned>(NH), counter};
 }
 
 unsigned scheduler_blocks(const Scheduler& scheduler) {

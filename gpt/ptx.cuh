@@ -186,32 +186,35 @@ __device__ __forceinline__ uint64_t wgmma_operand(const void* tile, int column_b
            EIGHT_ROWS << 32 | SWIZZLE_128 << 62;
 }
 
-// The accumulators 8i ... 8i+7 as operands of an instruction.
-#define WGMMA_D(i) "+f"(d[8 * i]), "+f"(d[8 * i + 1]), "+f"(d[8 * i + 2]), "+f"(d[8 * i + 3]), \
-                   "+f"(d[8 * i + 4]), "+f"(d[8 * i + 5]), "+f"(d[8 * i + 6]), "+f"(d[8 * i + 7])
-#define WGMMA_32                                                                                                       \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "       \
-    "%23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define WGMMA_64                                                                                                       \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "       \
-    "%23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "        \
-    "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+// The accumulators of a product: as operands of an instruction, and the numbers of these in its text.
+#define WGMMA_SUMS_8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
+                        "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define WGMMA_SUMS_32(i) WGMMA_SUMS_8(i), WGMMA_SUMS_8(i + 8), WGMMA_SUMS_8(i + 16), WGMMA_SUMS_8(i + 24)
+#define WGMMA_SUMS_64(i) WGMMA_SUMS_32(i), WGMMA_SUMS_32(i + 32)
+#define WGMMA_SUMS_128(i) WGMMA_SUMS_64(i), WGMMA_SUMS_64(i + 64)
+#define WGMMA_TEN(tens) "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, " \
+                        "%" #tens "5, %" #tens "6, %" #tens "7, %" #tens "8, %" #tens "9, "
+#define WGMMA_FIFTY WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) WGMMA_TEN(3) WGMMA_TEN(4)
+#define WGMMA_32 WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) "%30, %31"
+#define WGMMA_64 WGMMA_FIFTY WGMMA_TEN(5) "%60, %61, %62, %63"
+#define WGMMA_128 WGMMA_FIFTY WGMMA_TEN(5) WGMMA_TEN(6) WGMMA_TEN(7) WGMMA_TEN(8) WGMMA_TEN(9) WGMMA_TEN(10) \
+                  WGMMA_TEN(11) "%120, %121, %122, %123, %124, %125, %126, %127"
+
+// The instruction: N; d, as operands and as numbers; the text of b, `add`, Major and a; the operands of a.
+#define WGMMA(N, SUMS, NUMBERS, B_TEXT, ADD, MAJOR, A_TEXT, ...)                                                     \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32."     \
+                 PTX_OPERANDS " {" NUMBERS "}, " A_TEXT ", " B_TEXT ", p, 1, 1, " MAJOR ";\n}"                       \
+                 : SUMS : "l"(b), "r"(add), "n"(static_cast<int>(B)), __VA_ARGS__)
 
 // d (64 x N) = a (64 x 16) b (16 x N), or += if `add`; a and b from shared memory, a of Major::K.
 template <int N, Major B> __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add) {
-    static_assert(N == 64 || N == 128);
+    static_assert(N == 64 || N == 128 || N == 256);
     if constexpr (N == 64)
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." PTX_OPERANDS " "
-            WGMMA_32 ", %32, %33, p, 1, 1, 0, %35;\n}"
-            : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3)
-            : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(B)));
+        WGMMA(64, WGMMA_SUMS_32(0), WGMMA_32, "%32", "%33", "0, %34", "%35", "l"(a));
+    else if constexpr (N == 128)
+        WGMMA(128, WGMMA_SUMS_64(0), WGMMA_64, "%64", "%65", "0, %66", "%67", "l"(a));
     else
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." PTX_OPERANDS " "
-            WGMMA_64 ", %64, %65, p, 1, 1, 0, %67;\n}"
-            : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7)
-            : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(B)));
+        WGMMA(256, WGMMA_SUMS_128(0), WGMMA_128, "%128", "%129", "0, %130", "%131", "l"(a));
 }
 
 // The same with a from registers, in fragments as above.
@@ -219,22 +222,12 @@ template <int N, Major B>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {
     static_assert(N == 64 || N == 128);
     if constexpr (N == 64)
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." PTX_OPERANDS " "
-            WGMMA_32 ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
-            : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3)
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(static_cast<int>(B)));
+        WGMMA(64, WGMMA_SUMS_32(0), WGMMA_32, "%32", "%33", "%34", "{%35, %36, %37, %38}",
+              "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
     else
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." PTX_OPERANDS " "
-            WGMMA_64 ", {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
-            : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7)
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(static_cast<int>(B)));
+        WGMMA(128, WGMMA_SUMS_64(0), WGMMA_64, "%64", "%65", "%66", "{%67, %68, %69, %70}",
+              "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
 }
-
-#undef WGMMA_D
-#undef WGMMA_32
-#undef WGMMA_64
 
 // A warpgroup gives registers back, or takes more than the launch gave it. "setmaxnreg"
 template <int N> __device__ __forceinline__ void keep_registers() {

@@ -143,17 +143,6 @@ struct MmaStage {
     alignas(TILE_ALIGNMENT) char A[tile_bytes(MMA_TILE, DEPTH)], B[tile_bytes(DEPTH, MMA_TILE)];
 };
 
-// Starts to load a tile (ROWS, COLUMNS) of x (rows, columns) from (row0, column0); out-of-range elements become 0.
-template <int ROWS, int COLUMNS>
-__device__ __forceinline__ void load_part(char* tile, const floatX* x, int row0, int column0, int rows, int columns) {
-    constexpr int CHUNKS = COLUMNS / PACK;
-    for (int e = threadIdx.x; e < ROWS * CHUNKS; e += MMA_BLOCK) {
-        const int row = row0 + e / CHUNKS, column = column0 + e % CHUNKS * PACK;
-        const bool valid = row < rows && column < columns;
-        copy_async(tile_chunk(tile, ROWS, e / CHUNKS, e % CHUNKS), valid ? x + at(row, column, columns) : x, valid);
-    }
-}
-
 __global__ void __launch_bounds__(MMA_BLOCK, 2) mma_kernel(floatX* out, const floatX* A, const floatX* B, Size s) {
     MmaStage* stages = reinterpret_cast<MmaStage*>(dynamic_shared());   // two: in use, being loaded
     const int m0 = blockIdx.y * MMA_TILE, n0 = blockIdx.x * MMA_TILE;
@@ -161,8 +150,8 @@ __global__ void __launch_bounds__(MMA_BLOCK, 2) mma_kernel(floatX* out, const fl
     const int row = warp / 2 * WARP_TILE, column = warp % 2 * WARP_TILE;
     auto load_stage = [&](int k0) {
         MmaStage& stage = stages[k0 / DEPTH % 2];
-        load_part<MMA_TILE, DEPTH>(stage.A, A, m0, k0, s.M, s.K);
-        load_part<DEPTH, MMA_TILE>(stage.B, B, k0, n0, s.K, s.N);
+        load_tile<DEPTH, MMA_TILE>(stage.A, A + k0, m0, s.M, s.K, s.K - k0);
+        load_tile<MMA_TILE, DEPTH>(stage.B, B + n0, k0, s.K, s.N, s.N - n0);
     };
     float sum[WARP_TILE / 16][WARP_TILE / 2] = {};   // fragments (16, 64)
     load_stage(0);
@@ -216,51 +205,13 @@ template <int COLUMNS> struct MatmulTile : Warpgroups<2> {
     };
 };
 
-// The order of tiles: groups of `together` rows of tiles, and in a group column by column.
-struct TileOrder {
-    struct Place { int row, column; };
-    int rows, columns, together;
-
-    __host__ __device__ int count() const { return rows * columns; }
-    __device__ Place place(int i) const {
-        const int first = i / (together * columns) * together, rest = i - first * columns;
-        const int group_rows = min(together, rows - first);
-        return {first + rest % group_rows, rest / group_rows};
-    }
-};
-
-// d (64 x 256) = a (64 x 16) b (16 x 256), or += if `add`: ptx.cuh's wgmma, as wide as it can be.
-#ifdef CUDA_ON_CPU
-void wgmma_256(float (&d)[128], uint64_t a, uint64_t b, int add) { wgmma<256, Major::MN>(d, a, b, add); }
-#else
-#define SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
-#define SUMS_64(i) SUMS_16(i), SUMS_16(i + 16), SUMS_16(i + 32), SUMS_16(i + 48)
-__device__ __forceinline__ void wgmma_256(float (&d)[128], uint64_t a, uint64_t b, int add) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32." PTX_OPERANDS " "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
-                 "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
-                 "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "
-                 "%59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, "
-                 "%78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, "
-                 "%97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, "
-                 "%114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, %128, %129, "
-                 "p, 1, 1, 0, 1;\n}"
-                 : SUMS_64(0), SUMS_64(64) : "l"(a), "l"(b), "r"(add));
-}
-#undef SUMS_4
-#undef SUMS_16
-#undef SUMS_64
-#endif
-
 // Starts sum (64, COLUMNS) += A B over one stage. `add` is false where the sum begins.
 template <int COLUMNS>
 __device__ __forceinline__ void start_products(float (&sum)[COLUMNS / 2], uint64_t A, uint64_t B, bool add) {
 #pragma unroll
     for (int k = 0; k < DEPTH; k += 16) {
         const uint64_t a = moved(A, k * static_cast<int>(sizeof(floatX))), b = moved(B, k * TILE_ROW_BYTES);
-        if constexpr (COLUMNS == 256) wgmma_256(sum, a, b, k > 0 || add);
-        else wgmma<COLUMNS, Major::MN>(sum, a, b, k > 0 || add);
+        wgmma<COLUMNS, Major::MN>(sum, a, b, k > 0 || add);
     }
     wgmma_commit();
 }
@@ -270,7 +221,7 @@ __device__ __forceinline__ void matmul_producer(typename MatmulTile<COLUMNS>::Sh
                                                 const TensorMap& B, const TileOrder& order, Size s) {
     using Tile = MatmulTile<COLUMNS>;
     Turn<Tile::STAGES> turn;
-    for (int i = blockIdx.x; i < order.count(); i += gridDim.x) {
+    for (unsigned i = blockIdx.x; i < order.count(); i += gridDim.x) {
         const TileOrder::Place place = order.place(i);
         const int m = place.row * Tile::ROWS, n = place.column * COLUMNS;
         for (int k = 0; k < s.K; k += DEPTH, turn.next()) {
@@ -291,7 +242,7 @@ __device__ __forceinline__ void matmul_consumer(floatX* out, typename MatmulTile
     const uint64_t A = wgmma_operand(shared.A[0] + group_row() * TILE_ROW_BYTES);
     const uint64_t B = wgmma_operand(shared.B[0], tile_bytes(DEPTH, TILE_COLUMNS));
     Turn<Tile::STAGES> now, read;   // read: the stage that the products before these may still read
-    for (int i = blockIdx.x; i < order.count(); i += gridDim.x) {
+    for (unsigned i = blockIdx.x; i < order.count(); i += gridDim.x) {
         const TileOrder::Place place = order.place(i);
         float sum[COLUMNS / 2];
         for (int k = 0; k < s.K; k += DEPTH, now.next()) {
@@ -316,13 +267,9 @@ wgmma_kernel(floatX* out, const __grid_constant__ TensorMap A, const __grid_cons
         using Tile = MatmulTile<COLUMNS>;
         auto& shared = *reinterpret_cast<typename Tile::Shared*>(dynamic_shared());
         init_rings(Tile::WARPS, shared.ring);
-        if (threadIdx.x < WARPGROUP) {
-            keep_registers<Tile::PRODUCER_REGISTERS>();
-            if (threadIdx.x == 0) matmul_producer<COLUMNS>(shared, A, B, order, s);
-        } else {
-            take_registers<Tile::CONSUMER_REGISTERS>();
-            matmul_consumer<COLUMNS>(out, shared, order, s);
-        }
+        specialise_warpgroups<Tile>(
+            [&] { if (threadIdx.x == 0) matmul_producer<COLUMNS>(shared, A, B, order, s); },
+            [&, out] { matmul_consumer<COLUMNS>(out, shared, order, s); });
     }
 }
 
@@ -335,9 +282,10 @@ template <int COLUMNS, Blocks BLOCKS> void matmul_wgmma(floatX* out, const float
         return make_tensor_map(x, {columns, 1, rows, 1}, {row, row, row * rows}, box_rows);
     };
     constexpr bool PERSISTENT = BLOCKS == Blocks::PERSISTENT;
-    const int rows = ceil_div(s.M, Tile::ROWS), columns = ceil_div(s.N, COLUMNS);
-    const TileOrder order = {rows, columns, PERSISTENT ? 16 : 1};
-    const int blocks = PERSISTENT ? std::min(order.count(), device.properties.multiProcessorCount) : order.count();
+    const unsigned rows = ceil_div(s.M, Tile::ROWS), columns = ceil_div(s.N, COLUMNS),
+                   multiprocessors = device.properties.multiProcessorCount;
+    const TileOrder order = {rows, columns, PERSISTENT ? 16u : 1u};   // of attention_wgmma.cuh
+    const unsigned blocks = PERSISTENT ? std::min(order.count(), multiprocessors) : order.count();
     launch("matmul_wgmma", wgmma_kernel<COLUMNS>, blocks, Tile::BLOCK, sizeof(typename Tile::Shared), out,
            map_of(A, s.M, s.K, Tile::ROWS), map_of(B, s.K, s.N, DEPTH), order, s);
 }
