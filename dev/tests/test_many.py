@@ -473,7 +473,7 @@ def test_launchers():
     batch = [*ONE_STEP, "--total-batch", 2 * MICRO]
     losses = re.findall(r"loss .*? lr", run(2, *batch).out)
     for text, names, more in (
-            ("torchrun with its store", TORCHRUN, address(TORCHELASTIC_USE_AGENT_STORE="True")),
+            ("torchrun", TORCHRUN, address()),
             ("mpirun", OPEN_MPI, {}), ("mpiexec", MPICH, address()),
             ("srun", SLURM, {"SLURM_JOB_ID": os.getpid()}),
             ("srun --mpi=pmi2", SLURM, {"SLURM_JOB_ID": os.getpid(), "PMI_RANK": 0, "PMI_SIZE": 2}),
@@ -488,6 +488,9 @@ def test_launchers():
     for text, words, environment, parts in (
             ("RANK without WORLD_SIZE", train_words, {"RANK": "0"}, ["WORLD_SIZE is not set", "RANK", "torchrun"]),
             ("PMI_RANK without MPI_LOCALRANKID", train_words, dict(zip(MPICH[:2], "02")), ["MPI_LOCALRANKID is"]),
+            ("WORLD_SIZE without RANK", train_words, {"WORLD_SIZE": "2"}, ["RANK is not set", "torchrun"]),
+            ("no MASTER_ADDR", train_words, {**dict(zip(TORCHRUN, "0202")), "MASTER_PORT": "20000"},
+             ["MASTER_ADDR is not set"]),
             ("no MASTER_PORT", train_words, {**dict(zip(TORCHRUN, "0202")), "MASTER_ADDR": "127.0.0.1"},
              ["MASTER_PORT is not set"]),
             ("a rank beyond the last", train_words, dict(zip(TORCHRUN, "222")), ["RANK=2", "WORLD_SIZE=2"]),
@@ -511,6 +514,9 @@ def test_connection():
         taken.listen()
         done, = launched(TORCHRUN, 2, words, only=[0], **names)
         claim(done.code == 2 and names["MASTER_PORT"] in done.err, "an occupied port is named", str(done))
+        done, other = launched(TORCHRUN, 2, words, **names, TORCHELASTIC_USE_AGENT_STORE="True")
+        claim(done.code == other.code == 0, "torchrun's own store occupies MASTER_PORT: the next one is used",
+              f"{done} {other}")
     ranks = most(3)
     done, *others = launched(TORCHRUN, ranks, words, only=[0, *range(2, ranks)], **names)
     claim(all(one.code == 1 for one in (done, *others)) and done.err.rstrip().endswith("missing ranks: 1"),
