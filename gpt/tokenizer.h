@@ -113,8 +113,8 @@ struct TextFiles {
     int end_of_text;                              // a token
 };
 
-// The files that a checkpoint of a model of config c holds, for transformers' AutoTokenizer and this program: those of
-// the folder `dir` that the model comes from, else of a tokenizer of bytes if the data is bytes. Read once at the start,
-// as the run may remove that folder if it is a checkpoint.
+// Returns the tokenizer files of a checkpoint, for transformers' AutoTokenizer and this program: those in the folder
+// `dir` that the model comes from, otherwise those of a byte tokenizer if the data is bytes. The program reads them once
+// at the start, because the run may remove `dir` if that is a checkpoint.
 TextFiles text_files(const std::string& dir, const Config& c, bool data_is_bytes);
 void write_text_files(const std::string& dir, const TextFiles& files);

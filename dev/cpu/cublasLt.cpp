@@ -1,6 +1,6 @@
 // cuBLASLt's products (cublasLt.h), with oneDNN or a plain loop.
 //
-// Map: algorithms · the product: plain loop, single column · epilogue · oneDNN · what is supported · cublasLtMatmul, FP8
+// Map: algorithms · product (plain loop, single column) · epilogue · oneDNN · supported cases · cublasLtMatmul, FP8
 #include "cublasLt.h"
 
 #include <algorithm>
