@@ -199,8 +199,8 @@ attention_forward_mma_kernel(Out<e4m3> out, float* lse, const floatX* qkv, int T
     store_rows<HS>(out.from(head.out), head.C, query0 + row, T, O, Q, MMA_ROWS, row);
 }
 
-// For dQ a block owns queries (the rows of its fragments) and loops over keys; for dK and dV it owns keys and loops over
-// queries. X, Y, A and B are as in train_gpt.cu. The kernel for dQ runs first and computes D for both. Neither has
+// For dQ a block owns queries (the rows of its fragments) and loops over keys; for dK and dV it owns keys and loops
+// over queries. X, Y, A and B are as in train_gpt.cu. The kernel for dQ runs first and computes D for both. Neither has
 // registers left to write FP8.
 template <int HS, Queries QUERIES>
 __device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const floatX* dout, const floatX* qkv,

@@ -114,7 +114,7 @@ struct TextFiles {
 };
 
 // Returns the tokenizer files of a checkpoint, for transformers' AutoTokenizer and this program: those in the folder
-// `dir` that the model comes from, otherwise those of a byte tokenizer if the data is bytes. The program reads them once
-// at the start, because the run may remove `dir` if that is a checkpoint.
+// `dir` that the model comes from, otherwise those of a byte tokenizer if the data is bytes. The program reads them
+// once, at the start, because the run may remove `dir` if that is a checkpoint.
 TextFiles text_files(const std::string& dir, const Config& c, bool data_is_bytes);
 void write_text_files(const std::string& dir, const TextFiles& files);
