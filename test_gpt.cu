@@ -1867,7 +1867,7 @@ LossScale dynamic_scale(float scale) { return {scale, 0, 0, 0, GROWTH_INTERVAL};
 // Returns the scale after steps whose gradients have these norms, scaled.
 LossScale after_norms(const LossScale& s, const Values& norms) {
     const DeviceArray<float> norm(1);
-    const DeviceArray<LossScale> loss_scale(std::vector{s});
+    const DeviceArray<LossScale> loss_scale(std::vector<LossScale>{s});
     for (double scaled : norms) {
         const DeviceArray<float> partials(Values{scaled * scaled});
         gradient_norm(norm, loss_scale, partials, 1);

@@ -89,7 +89,7 @@ template <typename F8, typename Launch> void try_writer(Trial& trial, const Valu
         const Outputs got = trial.run([&] {
             const DeviceArray<floatX> d_x(before);
             const DeviceArray<F8> fp8(before.size());
-            const DeviceArray<Fp8Scale> scale(std::vector{initial});
+            const DeviceArray<Fp8Scale> scale(std::vector<Fp8Scale>{initial});
             Operand operand = d_x;
             operand.fp8 = fp8;
             operand.scale = scale;
