@@ -521,7 +521,8 @@ def test_connection():
     done, *others = launched(TORCHRUN, ranks, words, only=[0, *range(2, ranks)], **names)
     claim(all(one.code == 1 for one in (done, *others)) and done.err.rstrip().endswith("missing ranks: 1"),
           "a rank that is missing is named, and all end", f"{done} {others}")
-    begun = Run(1, *words, "--timeout", 60, environment={**dict(zip(TORCHRUN, "0202")), **names})
+    words += ["--timeout", 60, "--steps", 10 ** 6, "--out", fresh("open")]
+    begun = Run(1, *words, environment={**dict(zip(TORCHRUN, "0202")), **names})
 
     def greet(text):
         try:
@@ -531,10 +532,14 @@ def test_connection():
         except OSError:
             return None
     strangers = [wait_for(lambda: greet(b"")), greet(b"GET / HTTP/1.1\r\n\r\n" * 9)]
-    second, = launched(TORCHRUN, 2, words, only=[1], **names)
-    done = begun.end()
-    claim(all(strangers) and done.code == second.code == 0 and greet(b"") is None,
-          "connections of strangers are ignored, and the port is closed afterwards", f"{done} {second}")
+    second = Run(1, *words, environment={**dict(zip(TORCHRUN, "1212")), **names})
+    trains = wait_for(lambda: os.path.exists(path("open", "log.jsonl")), SOON)
+    is_closed = greet(b"") is None
+    for one in (begun, second):
+        one.process.send_signal(signal.SIGTERM)
+    done, other = begun.end(), second.end()
+    claim(all(strangers) and trains and is_closed and done.code == other.code == 0,
+          "connections of strangers are ignored, and the port is closed while the ranks train", f"{done} {other}")
 
 
 # ---- the emulator: its NCCL, and cards, whose streams run in any order that CUDA allows
