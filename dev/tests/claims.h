@@ -43,8 +43,9 @@ inline int passed = 0, failed = 0;
 // Prints whether a claim holds, in one line with `detail`.
 inline void claim(bool holds, const std::string& text, const std::string& detail = "") {
     (holds ? passed : failed)++;
-    const std::string numbers = detail.empty() ? "" : " (" + detail + ")";
-    printf("%s  %s%s\n", holds ? "ok    " : "FAILED", text.c_str(), numbers.c_str());
+    std::string line = detail.empty() ? text : text + " (" + detail + ")";
+    std::replace(line.begin(), line.end(), '\n', ' ');   // run_tests.sh expects one line for each claim
+    printf("%s  %s\n", holds ? "ok    " : "FAILED", line.c_str());
     fflush(stdout);
 }
 
