@@ -1,5 +1,5 @@
-// Data parallelism and ZeRO: which communication between GPUs a step needs, and when. Included by train_gpt.cu, whose
-// section "many GPUs" says what each stage shards; with one GPU each function here returns at once.
+// Data parallelism and ZeRO: the communication of a training step and its order. Included by train_gpt.cu, whose
+// section "many GPUs" lists what each stage shards. With one GPU the functions called by train_gpt.cu do nothing.
 #pragma once
 
 #include <memory>
@@ -7,12 +7,12 @@
 
 // ---- collectives
 
-// Work launched later on device.stream waits for this communication event.
+// Makes work launched later on device.stream wait for this communication event.
 void await_sent(cudaEvent_t event) { check(cudaStreamWaitEvent(device.stream, event, 0), "cudaStreamWaitEvent"); }
 
-// Runs call() on the group's stream after all work launched so far, and records `sent` after it. Later work on
-// device.stream waits for it by await_sent() only, or with --overlap off. bytes: of all ranks, of which each sends
-// (R - 1) / R.
+// Runs call() on the group's stream after all work launched so far, and records the event `sent` after it. Later work
+// on device.stream overlaps it until await_sent(), unless --overlap is off. bytes: the collective's total, of which a
+// rank of R sends (R - 1) / R.
 template <typename F, typename... Memory>
 void send(const Group& group, const char* name, cudaEvent_t sent, double bytes, F call, const Memory&... memory) {
     check(cudaEventRecord(world.computed, device.stream), "cudaEventRecord");
@@ -56,10 +56,10 @@ void over_gpus(float* x, size_t n, ncclRedOp_t operation = ncclSum) {
 
 // ---- schedule
 
-// Whole weights and gradients of group 0 have a slot of their own; layers use the others in turn.
+// Slots are buffers for the whole weights or gradients of a group. Slot 0 is group 0's; layers share the others.
 size_t slot_of(size_t g, size_t layer_slots) { return g == 0 ? 0 : 1 + (g - 1) % layer_slots; }
 
-// The order of communication in a step. Communication carries it out, Timeline (plan.cuh) adds up how long it takes.
+// The order of communication in a step. Communication executes it; Timeline (plan.cuh) estimates its time.
 class CommunicationSchedule {
 public:
     CommunicationSchedule(int zero, size_t layers)
@@ -67,8 +67,8 @@ public:
           grad_slots_(grad_copies(zero, layers)), holds_(1 + weight_slots_, NO_GROUP) {}
     virtual ~CommunicationSchedule() = default;
 
-    // Before group g's weights are used. Gathers them and meanwhile, where each layer has a slot of its own (ZeRO 1 and
-    // 2), those of all groups, otherwise those of `next`.
+    // Called before group g's weights are used. Gathers them, and ahead of their use those of all groups if each layer
+    // has a slot of its own (ZeRO 1 and 2), otherwise those of group `next`.
     void need_weights(size_t g, size_t next) {
         if (zero_ == 0) return;
         gather_once(g);
@@ -76,14 +76,14 @@ public:
         else for (size_t group = 0; group <= layers_; group++) gather_once(group);
         await_weights(slot_of(g, weight_slots_));
     }
-    // After the update: gathered weights are out of date.
+    // Called after the update: gathered weights are out of date.
     void weights_changed() { std::fill(holds_.begin(), holds_.end(), NO_GROUP); }
 
-    // Before something is added to group g's gradients.
+    // Called before gradients of group g are computed.
     void begin_gradients(size_t g) {
         if (zero_ >= 2) begin(g, slot_of(g, grad_slots_));
     }
-    // Nothing more will be added to group g's gradients in this micro-batch.
+    // Called when group g's gradients of this micro-batch are complete.
     void send_gradients(size_t g, MicroBatch which) {
         if (zero_ >= 2 || which == MicroBatch::LAST) reduce(g, slot_of(g, grad_slots_));
     }
@@ -96,14 +96,14 @@ protected:
 
     static constexpr size_t NO_GROUP = ~size_t{0};
     const int zero_;
-    const size_t layers_, weight_slots_, grad_slots_;   // slots: of layers, whose whole weights exist at a time
+    const size_t layers_, weight_slots_, grad_slots_;   // slots: the number of layers whose buffers exist at a time
 
 private:
     void gather_once(size_t group) {
         const size_t slot = slot_of(group, weight_slots_);
         if (group <= layers_ && std::exchange(holds_[slot], group) != group) gather(group, slot);
     }
-    std::vector<size_t> holds_;   // by slot: the group whose weights are there or on their way
+    std::vector<size_t> holds_;   // by slot: the group whose weights it holds or is receiving
 };
 
 class Communication : public CommunicationSchedule {
@@ -118,7 +118,7 @@ public:
     void await_gradients() const { for (const cudaEvent_t event : reduced_) await_sent(event); }
 
 private:
-    // Where a slot begins in a block of slots, in elements.
+    // The offset of a slot in the buffers, in elements.
     size_t slot_begin(size_t slot) const { return slot == 0 ? 0 : m_.layout.outside + (slot - 1) * m_.layout.layer; }
 
     char* buffer(size_t slot) const {   // whole gradients
@@ -132,8 +132,8 @@ private:
     }
     void await_weights(size_t slot) override { await_sent(gathered_[slot]); }
 
-    // A buffer starts as zeros and, in this rank's shard, what it has summed up so far: the sum over ranks is then that
-    // of all micro-batches.
+    // Initialises a buffer with zeros and, in this rank's shard, the gradients accumulated so far. The sum over ranks
+    // then includes earlier micro-batches.
     void begin(size_t g, size_t slot) override {
         const Layout& y = m_.layout;
         const size_t size = size_of(m_.grads.dtype), shard = y.shard(g) * size;
@@ -166,7 +166,7 @@ void need_weights(Model& m, size_t g, size_t next) {
     m.communication->need_weights(g, next);
 }
 
-// After the update.
+// Called after the update.
 void weights_changed(Model& m) {
     if (!world.alone()) m.communication->weights_changed();
 }
@@ -183,16 +183,17 @@ void await_gradients(Model& m) {
     if (!world.alone()) m.communication->await_gradients();
 }
 
-// After the update, which clears what it has read: with ZeRO 1 the other ranks' shards hold partial sums.
+// Called after the update, which clears this rank's shard of the gradients. With ZeRO 1 the other shards hold partial
+// sums, which this clears.
 void clear_gradients(Model& m) {
     if (m.setup.zero == 1) clear(m.grads.data, m.layout.elements() * size_of(m.grads.dtype));
 }
 
 // ---- checkpoints
 
-// values (of rank 0) = a whole tensor of a block of which each rank has at least its own shard.
+// values (on rank 0) = a whole tensor of a block of which each rank holds at least its own shard.
 void gather_tensor(float* values, const Model& m, const float* block, Kept kept, const ParameterRow& row, size_t l) {
-    float* staging = m.a.partials();   // idle between steps
+    float* staging = m.a.partials();   // unused between steps
     const size_t most = partial_blocks(m.setup.N()) * 4 * m.config.channels;
     for (size_t rank = 0; rank < world.size; rank++) {
         const Shard shard = shard_of(m.layout, row, l, Kept::SHARDED, rank);

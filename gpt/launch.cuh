@@ -1,10 +1,11 @@
 // The processes ("ranks") of a run on several GPUs, and the device of each. Included by train_gpt.cu, whose section
-// "many GPUs" says what they do.
+// "many GPUs" describes what they compute.
 //
-//   start       --gpus N forks N processes before the first CUDA or OpenMP call, and supervises them; or torchrun, srun
-//               or mpirun start them, and number them by environment variables
+//   start       --gpus N forks N processes before the first CUDA or OpenMP call and supervises them. Alternatively
+//               torchrun, srun or mpirun starts the processes and numbers them by environment variables
 //   rendezvous  rank 0 listens on MASTER_ADDR:MASTER_PORT and sends NCCL's unique id to each rank
-//   end         a watchdog thread ends a rank without progress; the supervising process, or the launcher, the others
+//   end         a watchdog thread ends its rank if it makes no progress; then the supervising process or the launcher
+//               ends the others
 #pragma once
 
 #include <netdb.h>
@@ -22,7 +23,7 @@
 #if !defined(__NVCC__) || defined(HAVE_NCCL)
 #include <nccl.h>
 inline bool has_nccl() { return true; }
-#else   // the names of NCCL that the program uses; never called
+#else   // declarations of the NCCL functions that the program uses; never called
 inline bool has_nccl() { return false; }
 enum ncclResult_t { ncclSuccess, ncclInvalidUsage = 5, ncclInProgress = 7 };
 enum ncclDataType_t { ncclUint8 = 1, ncclFloat16 = 6, ncclFloat32 = 7, ncclFloat64 = 8, ncclBfloat16 = 9 };
@@ -37,11 +38,11 @@ inline const char* ncclGetErrorString(ncclResult_t) { return "this build has no 
 inline const char* ncclGetLastError(ncclComm_t) { return ""; }
 #endif
 
-// Ranks that communicate with each other, and this process among them.
+// A set of ranks that communicate with each other, and this process's rank in it.
 struct Group {
     ncclComm_t comm = nullptr;
     size_t rank = 0, size = 1;
-    cudaStream_t stream = nullptr;   // of the group's communication
+    cudaStream_t stream = nullptr;   // carries the group's communication
 
     bool first() const { return rank == 0; }
     bool alone() const { return size == 1; }
@@ -53,11 +54,11 @@ struct World : Group {
     std::string address = "127.0.0.1", port; // of rank 0
     int listener = -1;                       // rank 0's
     const struct Launcher* launcher = nullptr;
-    std::atomic<long> own_step{0}, *step = &own_step;   // the step under way; the supervising process sees it
+    std::atomic<long> own_step{0}, *step = &own_step;   // the current step, shared with the supervising process
     cudaEvent_t computed = nullptr, sent = nullptr;
-    char* staging = nullptr;                 // device memory for exchanges between hosts
+    char* staging = nullptr;                 // device memory for exchanges of host data
     Overlap overlap = Overlap::ON;
-    double bytes_sent = 0;                   // by this GPU, as rings would
+    double bytes_sent = 0;                   // by this GPU, if collectives use rings
 };
 static World world;
 
@@ -68,17 +69,17 @@ void check(ncclResult_t status, const char* what) {
         throw Failure("%s: %s (%s)", what, ncclGetErrorString(status), ncclGetLastError(world.comm));
 }
 
-int nccl_version() {   // 0: this process is alone
+int nccl_version() {   // 0 if this process is alone
     int version = 0;
     if (!world.alone()) check(ncclGetVersion(&version), "ncclGetVersion");
     return version;
 }
 
 // ---- watchdog -----------------------------------------------------------------------------------
-// Ends a process that makes no progress for the timeout, or about which NCCL reports an error. Each piece of work
-// that is handed to a stream and each blocking call reports progress, under its name.
+// A thread that ends the process if it makes no progress for --timeout seconds, or if NCCL reports an asynchronous
+// error. Each launch of work on a stream and each blocking call reports progress, under its name.
 
-// While one exists, time does not count: work of the host that may take long.
+// Pauses the watchdog while it exists: for work of the host that may take long.
 struct WatchdogPause {
     WatchdogPause() { activity.paused++; }
     ~WatchdogPause() {
@@ -87,14 +88,14 @@ struct WatchdogPause {
     }
 };
 
-// Ends this process with a line that says where it is.
+// Ends this process with a line that names rank, host, step and current activity.
 [[noreturn]] void end_rank(const std::string& why) {
     char host[256] = "";
     gethostname(host, sizeof(host) - 1);
     const std::string line = format("train_gpt: rank %zu on %s, step %ld, in %s: %s\n", world.rank, host,
                                     world.step->load(), activity.name.load(), why.c_str());
     if (write(STDERR_FILENO, line.data(), line.size()) < 0) {}
-    // The first rank to end ends the others: a moment for their lines.
+    // When the first rank ends, the launcher ends the others; the delay lets them print their lines too.
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     _exit(1);
 }
@@ -104,7 +105,7 @@ void run_watchdog(double timeout) {
     double idle = 0;
     for (long last = -1;; std::this_thread::sleep_for(std::chrono::duration<double>(interval))) {
         const long now = activity.count;
-        // Intervals rather than a clock: a process that was stopped is given the time to get on.
+        // Counts intervals instead of reading a clock, so that a suspended process does not time out when it continues.
         idle = now != last || activity.paused > 0 ? 0 : idle + interval;
         last = now;
         ncclResult_t error = ncclSuccess;
@@ -115,13 +116,13 @@ void run_watchdog(double timeout) {
     }
 }
 
-// ---- exchanges between hosts --------------------------------------------------------------------
+// ---- exchanges of host data ---------------------------------------------------------------------
 
 ncclDataType_t nccl_type(DType dtype) {
     return dtype == DType::FP32 ? ncclFloat32 : dtype == DType::FP16 ? ncclFloat16 : ncclBfloat16;
 }
 
-// data (n) = the sum of all ranks' data. Of terms of which all but one are 0 that is exact. name: for the watchdog.
+// data (n) = the sum of all ranks' data; exact if all terms but one are 0. `name` is the activity for the watchdog.
 template <typename T>
 void sum_over_ranks(T* data, size_t n, ncclDataType_t type, const char* name = "exchange of hosts") {
     constexpr size_t PIECE = STAGING_BYTES / sizeof(T);
@@ -137,14 +138,14 @@ void sum_over_ranks(T* data, size_t n, ncclDataType_t type, const char* name = "
     progress("compute");
 }
 
-// A number of each rank, on all.
+// Returns the number of each rank, on all ranks.
 std::vector<double> from_all(double mine) {
     std::vector<double> all(world.size, 0.0);
     all[world.rank] = mine;
     if (!world.alone()) sum_over_ranks(all.data(), all.size(), ncclFloat64);
     return all;
 }
-// In the ranks' order: the same bits on all.
+// Sums in the order of the ranks, so all ranks get the same bits.
 double sum_of_all(double mine) {
     const std::vector<double> all = from_all(mine);
     return std::accumulate(all.begin(), all.end(), 0.0);
@@ -154,15 +155,15 @@ double least_of_all(double mine) {
     return *std::min_element(all.begin(), all.end());
 }
 
-// Blocks until all ranks are here. Each call is progress of all: a rank that waits for the first one's disk calls it as
-// often as that one writes. name: of what all do, here and next.
+// Blocks until all ranks have called it. Each call counts as progress of every rank: while rank 0 writes a checkpoint,
+// the others call it after each chunk. `name` is the activity for the watchdog, during the call and after it.
 void wait_for_all(const char* name) {
     char nothing = 0;
     if (!world.alone()) sum_over_ranks(&nothing, 1, ncclUint8, name);
     progress(name);
 }
 
-// Bytes that the first rank has, on all.
+// Returns rank 0's text, on all ranks.
 std::string from_first(std::string text) {
     if (world.alone()) return text;
     std::string same(static_cast<size_t>(from_all(text.size())[0]), 0);
@@ -183,26 +184,27 @@ constexpr Launcher LAUNCHERS[] = {
 };
 constexpr const Launcher &TORCHRUN = LAUNCHERS[0], &MPICH = LAUNCHERS[2], &SRUN = LAUNCHERS[3];
 
-// The whole number in one of a launcher's variables.
+// Returns the whole number in one of a launcher's variables.
 size_t number_in(const char* name, const Launcher& l) {
     const char* text = getenv(name);
     if (!text)
         throw UserError("%s is not set: expected %s, %s and %s, as %s sets them, or none of them", name, l.rank, l.size,
                         l.on_machine, l.name);
-    long number = 0;   // of 8(x2) the first
+    long number = 0;   // SLURM_STEP_TASKS_PER_NODE may be 8(x2): the part before the parenthesis counts
     const std::string all = text;
     if (parse_number(all.substr(0, all.find('(')), number) && number >= 0) return static_cast<size_t>(number);
     throw UserError("%s=%s: expected a whole number", name, text);
 }
 
-// The first name of a list such as node[07-12,20].
+// Returns the first name of a list such as node[07-12,20].
 std::string first_host(const std::string& list) {
     const size_t bracket = list.find('['), comma = list.find(',');
     if (bracket == list.npos || comma < bracket) return list.substr(0, comma);
     return list.substr(0, bracket) + list.substr(bracket + 1, list.find_first_of(",-]", bracket) - bracket - 1);
 }
 
-// Where rank 0 listens: what the launcher says, or something that all ranks derive from the same.
+// Sets the address at which rank 0 listens: MASTER_ADDR and MASTER_PORT, or one that all ranks derive from the same
+// variables.
 void find_address(const Launcher& launcher) {
     const char *address = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"), *nodes = getenv("SLURM_STEP_NODELIST");
     if ((&launcher == &TORCHRUN || address || port) && !(address && port))
@@ -210,7 +212,7 @@ void find_address(const Launcher& launcher) {
                         address ? "MASTER_PORT" : "MASTER_ADDR",
                         &launcher == &TORCHRUN ? "RANK" : address ? "MASTER_ADDR" : "MASTER_PORT");
     if (address) {
-        const char* agent = getenv("TORCHELASTIC_USE_AGENT_STORE");   // torchrun itself listens on MASTER_PORT then
+        const char* agent = getenv("TORCHELASTIC_USE_AGENT_STORE");   // if True, torchrun itself listens on MASTER_PORT
         world.address = address;
         world.port = std::to_string(number_in("MASTER_PORT", launcher) + (agent && agent == std::string("True")));
         return;
@@ -220,19 +222,20 @@ void find_address(const Launcher& launcher) {
                                     "listens", world.size);
         world.address = first_host(nodes);
     }
-    constexpr size_t FIRST_PORT = 20000, PORTS = 10000;   // below those that the system gives to connections
-    std::string job = std::to_string(getppid());          // all of a machine's ranks have one
+    constexpr size_t FIRST_PORT = 20000, PORTS = 10000;   // below the range of ephemeral ports
+    std::string job = std::to_string(getppid());          // all ranks of a machine have the same parent
     for (const char* name : {"SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"})
         if (getenv(name)) job = std::string(getenv(name)) + (job.find('.') == job.npos ? "." : job);
     world.port = std::to_string(FIRST_PORT + std::hash<std::string>()(job) % PORTS);
 }
 
-// Numbers this process as its launcher's variables say; without such variables this process is alone.
+// Sets this process's rank from its launcher's variables. Without such variables the process is alone.
 void find_rank() {
     for (const Launcher& l : LAUNCHERS) {
         if (!getenv(l.rank) && !getenv(l.size)) continue;
         if (&l == &MPICH && !getenv(l.on_machine) && getenv(SRUN.size)) continue;   // set by srun --mpi=pmi2
-        // A batch script has a SLURM_PROCID. Below other launchers srun's variables number machines.
+        // A batch script has a SLURM_PROCID but no step. If srun starts another launcher, srun's variables number
+        // machines.
         if (&l == &SRUN && (world.launcher || !getenv(l.size))) continue;
         const size_t rank = number_in(l.rank, l), size = number_in(l.size, l), on_machine = number_in(l.on_machine, l);
         if (rank >= size)
@@ -254,7 +257,7 @@ void find_rank() {
 // ---- processes: rendezvous ----------------------------------------------------------------------
 // Rank 0 sends NCCL's unique id to all other ranks over TCP.
 
-// What a rank sends to rank 0, and rank 0's answer.
+// The message from a rank to rank 0, and rank 0's answer.
 struct Message {
     char magic[16] = "gpt.cu rank 2";
     uint32_t rank = world.rank, size = world.size;
@@ -263,18 +266,19 @@ struct Message {
 
 bool send_message(int fd, const Message& m) { return send(fd, &m, sizeof(m), MSG_NOSIGNAL) == sizeof(m); }
 
-// Returns false if what arrives is something else, or nothing within the socket's time limit.
+// Returns false if the bytes received are not a Message, or if none arrive within the socket's time limit.
 bool receive(int fd, Message& m) {
     return recv(fd, &m, sizeof(m), MSG_WAITALL) == sizeof(m) && memcmp(m.magic, Message().magic, sizeof(m.magic)) == 0;
 }
 
-// Calls on the socket return after that time.
+// Limits the time that sending and receiving on the socket may block.
 void limit_time(int fd, double seconds) {
     const timeval limit = {static_cast<time_t>(seconds) + 1, 0};
     for (int kind : {SO_SNDTIMEO, SO_RCVTIMEO}) setsockopt(fd, SOL_SOCKET, kind, &limit, sizeof(limit));
 }
 
-// Returns a socket at rank 0's address. attach: bind or connect. Returns -1 and sets `problem` where that fails.
+// Returns a socket bound to rank 0's address, or connected to it: `attach` is bind or connect. If that fails, returns
+// -1 and sets `problem`.
 int open_socket(decltype(connect)* attach, double seconds, std::string& problem) {
     addrinfo hints = {}, *found = nullptr;
     hints.ai_flags = attach == bind ? AI_PASSIVE : 0;
@@ -295,7 +299,7 @@ int open_socket(decltype(connect)* attach, double seconds, std::string& problem)
     return -1;
 }
 
-// Opens rank 0's socket. Port 0: a free one, which world.port then says.
+// Opens rank 0's socket. With port 0 the system chooses a free port, which is stored in world.port.
 void open_listener() {
     std::string problem;
     world.listener = open_socket(bind, 0, problem);
@@ -308,12 +312,12 @@ void open_listener() {
         world.port = std::to_string(ntohs(own.sin_port));
 }
 
-// Sends NCCL's unique id to all other ranks, once all have connected. Ignores connections of other programs.
+// Sends NCCL's unique id to all other ranks once all have connected. Ignores connections of other programs.
 void welcome_ranks(const ncclUniqueId& id, double timeout) {
     if (world.listener < 0) open_listener();
     Message welcome;
     welcome.id = id;
-    std::map<size_t, int> ranks = {{0, world.listener}};   // their connections
+    std::map<size_t, int> ranks = {{0, world.listener}};   // the connection of each rank
     for (const double deadline = seconds_now() + timeout; ranks.size() < world.size;) {
         Message hello;
         const int fd = accept4(world.listener, nullptr, nullptr, SOCK_CLOEXEC);
@@ -330,12 +334,12 @@ void welcome_ranks(const ncclUniqueId& id, double timeout) {
                           world.address.c_str(), world.port.c_str(), missing.c_str());
     }
     for (const auto& [rank, fd] : ranks) {
-        if (rank > 0) send_message(fd, welcome);   // the launcher notices a rank that has died
+        if (rank > 0) send_message(fd, welcome);   // may fail if the rank has died, which the launcher notices
         close(fd);
     }
 }
 
-// The unique id, from rank 0, which may not listen yet.
+// Returns the unique id from rank 0. Retries, because rank 0 may not listen yet.
 ncclUniqueId call_rank_0(double timeout) {
     std::string problem;
     for (const double deadline = seconds_now() + timeout; seconds_now() < deadline; usleep(50000)) {
@@ -353,7 +357,7 @@ ncclUniqueId call_rank_0(double timeout) {
 
 // ---- processes: --gpus --------------------------------------------------------------------------
 
-// GPUs that CUDA shows, asked in a process of its own: CUDA cannot be used before a fork and after it.
+// Returns the number of GPUs. Asks CUDA in a child process, because CUDA must not be initialised before a fork.
 int count_gpus() {
     const pid_t child = fork();
     if (child == 0) {
@@ -365,7 +369,7 @@ int count_gpus() {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
 }
 
-// The first rank that failed: why, and from where the run can be resumed.
+// Prints why the first rank failed, and the checkpoint from which the run can be resumed.
 void report_death(const Options& o, size_t rank, pid_t process, int status, long step) {
     const int number = WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status);
     const std::string cause = WIFEXITED(status) ? format("exited with code %d", number)
@@ -375,8 +379,8 @@ void report_death(const Options& o, size_t rank, pid_t process, int status, long
             cause.c_str(), step, checkpoints.empty() ? "none" : checkpoints.rbegin()->second.c_str());
 }
 
-// Blocks until all ranks have ended. Forwards `signals`, which are blocked; when a rank fails, ends the others. Returns
-// the exit code of the run.
+// Blocks until all ranks have ended. Forwards `signals`, which are blocked, to the ranks. When a rank fails, ends the
+// others. Returns the exit code of the run.
 int supervise(const Options& o, std::vector<pid_t> ranks, const std::atomic<long>* steps, const sigset_t& signals) {
     constexpr double GRACE = 2;   // seconds from SIGTERM to SIGKILL
     constexpr timespec INTERVAL = {0, 100000000};
@@ -391,7 +395,7 @@ int supervise(const Options& o, std::vector<pid_t> ranks, const std::atomic<long
         const int number = sigtimedwait(&signals, &info, &INTERVAL);
         if (number > 0 && number != SIGCHLD) {
             stop = number;
-            if (info.si_code != SI_KERNEL) signal_all(number);   // a terminal's reach all
+            if (info.si_code != SI_KERNEL) signal_all(number);   // a terminal sends its signals to all ranks itself
         }
         int status;
         for (pid_t process; (process = waitpid(-1, &status, WNOHANG)) > 0;) {
@@ -402,7 +406,8 @@ int supervise(const Options& o, std::vector<pid_t> ranks, const std::atomic<long
             if (status == 0 || code != 0) continue;
             failed_at = seconds_now();
             code = WIFEXITED(status) ? WEXITSTATUS(status) : stop ? 128 + stop : 1;
-            const bool is_known = code == 2 || (WIFSIGNALED(status) && WTERMSIG(status) == stop);   // to the user
+            // In these cases the user knows the cause: the rank has printed it, or it is the signal that the user sent.
+            const bool is_known = code == 2 || (WIFSIGNALED(status) && WTERMSIG(status) == stop);
             const size_t rank = found - ranks.begin();
             if (!is_known) report_death(o, rank, process, status, steps[rank]);
             signal_all(SIGTERM);
@@ -412,8 +417,8 @@ int supervise(const Options& o, std::vector<pid_t> ranks, const std::atomic<long
     return code;
 }
 
-// With --gpus N becomes N processes. Returns the run's exit code in the process that was started by the user, and -1 in
-// each rank.
+// With --gpus N starts and supervises N ranks. Returns the run's exit code in the supervising process, and -1 in each
+// rank and without --gpus.
 int start_processes(const Options& o) {
     const size_t count = o.gpus == ALL_GPUS ? count_gpus() : o.gpus;
     if (count <= 1) return -1;
@@ -452,11 +457,12 @@ int start_processes(const Options& o) {
 
 // ---- begin and end ------------------------------------------------------------------------------
 
-// After the device was opened: a stream, NCCL's communicator, and a first exchange, for which NCCL takes its memory.
+// Creates the stream and NCCL's communicator, after the device has been opened. A first collective makes NCCL allocate
+// its memory now.
 void connect_ranks(double timeout) {
     if (world.alone()) return;
-    setenv("NCCL_ALGO", "^NVLS,NVLSTree", 0);   // their sums have another order in each call (NVIDIA/nccl#1497)
-    setenv("NCCL_RUNTIME_CONNECT", "0", 0);     // all memory now, not at the first use of each algorithm
+    setenv("NCCL_ALGO", "^NVLS,NVLSTree", 0);   // excluded: the order of their sums varies (NVIDIA/nccl#1497)
+    setenv("NCCL_RUNTIME_CONNECT", "0", 0);     // allocates all memory now, not at the first use of each algorithm
     int least, greatest;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
     check(cudaStreamCreateWithPriority(&world.stream, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
@@ -477,14 +483,14 @@ void connect_ranks(double timeout) {
     wait_for_all("the first collective");
 }
 
-// As the first thing that a command with several ranks does.
+// Called first by a subcommand with several ranks: silences stdout of all ranks but 0 and starts the watchdog.
 void begin_ranks(const Options& o) {
     if (world.alone()) return;
     if (!has_nccl())
         throw UserError("%zu processes (--gpus, or a launcher's), but this build has no NCCL: pip install "
                         "nvidia-nccl-cu%d, and make again", world.size, CUDART_VERSION / 1000);
     if (!world.first() && !freopen("/dev/null", "w", stdout)) throw Failure("/dev/null: %s", strerror(errno));
-#ifndef __NVCC__   // the emulator has a device for each process
+#ifndef __NVCC__   // the emulator shows one device for each process
     setenv("CUDA_CPU_DEVICES", std::to_string(world.of_machine).c_str(), 0);
 #endif
     std::thread(run_watchdog, o.timeout).detach();
@@ -497,8 +503,8 @@ void leave_ranks() {
     check(ncclCommDestroy(world.comm), "ncclCommDestroy");
 }
 
-// Cores for each of the processes of this machine; 0: what dev/cpu takes by itself, as the launcher has bound this
-// process to some cores, or OMP_NUM_THREADS says.
+// Returns the number of CPU threads of this rank: an equal part of the machine's cores. Returns 0, which leaves the
+// choice to dev/cpu, if the process is alone or bound to some cores, or if OMP_NUM_THREADS is set.
 int threads_of_rank() {
     cpu_set_t cores;
     if (world.of_machine == 1 || getenv("OMP_NUM_THREADS")) return 0;
@@ -509,7 +515,7 @@ int threads_of_rank() {
 
 // ---- device
 
-// Whether this build and this device have them. dev/cpu has both, 32 threads to the warp.
+// Returns whether this build and this device have such tensor cores. dev/cpu emulates both kinds at warp size 32.
 bool has_tensor_cores(TensorCores kind) {
     if (kind == TensorCores::NONE) return true;
     if (!MAY_USE_TENSOR_CORES) return false;
@@ -518,7 +524,7 @@ bool has_tensor_cores(TensorCores kind) {
 }
 
 TensorCores choose_tensor_cores(TensorCores wanted) {
-    if (wanted == TensorCores::AUTO) {   // a CPU only imitates them
+    if (wanted == TensorCores::AUTO) {   // on a CPU the portable kernels are faster
         if (device.is_cpu()) return TensorCores::NONE;
         return has_tensor_cores(TensorCores::WGMMA) ? TensorCores::WGMMA
                : has_tensor_cores(TensorCores::MMA) ? TensorCores::MMA : TensorCores::NONE;
@@ -529,14 +535,14 @@ TensorCores choose_tensor_cores(TensorCores wanted) {
     return wanted;
 }
 
-// Why no device can be used; empty: one can.
+// Returns why no device can be used; empty if one can.
 std::string no_device() {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     return status != cudaSuccess ? cudaGetErrorString(status) : count == 0 ? "no GPU was found" : "";
 }
 
-// threads: what --threads says, of dev/cpu; 0: nothing.
+// Opens this rank's device. threads: the value of --threads for dev/cpu; 0 if it is not given.
 void open_device(TensorCores wanted, int threads = 0) {
     const std::string problem = no_device();
     if (!problem.empty()) throw Failure("%s; make DEVICE=cpu builds for the CPU", problem.c_str());
