@@ -115,6 +115,10 @@ public:
             for (cudaEvent_t& event : *events)
                 check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
     }
+    ~Communication() override {
+        for (const auto* events : {&gathered_, &reduced_})
+            for (const cudaEvent_t event : *events) cudaEventDestroy(event);
+    }
     void await_gradients() const { for (const cudaEvent_t event : reduced_) await_sent(event); }
 
 private:
