@@ -44,6 +44,7 @@ struct ncclComm {
     int rank = 0, size = 1;
     nccl_cpu::Shared* shared = nullptr;
     int all_reduces = 0;
+    int calls = 0;   // collectives that this rank has begun, and 1 while messages move
     std::atomic<ncclResult_t> error{ncclSuccess};  // the first one; later calls return it
     std::atomic<bool> gone{false};                 // destroyed or aborted
     void* buffers = nullptr;
@@ -103,6 +104,7 @@ struct Mailbox {
 struct Shared {
     std::atomic<int> size;           // of the first rank that joins
     std::atomic<int> error_state;    // 1: a rank writes the text, 2: it is written
+    int error_at;                    // ncclComm::calls of the failed rank
     char error_text[500];
     std::atomic<bool> joined[max_ranks];
     Mailbox mailbox[max_ranks][max_ranks];  // from, to
@@ -120,11 +122,13 @@ inline Shared* map_memory(const ncclUniqueId& id) {
     return static_cast<Shared*>(memory);
 }
 
-// Throws, also on the other ranks when they wait for one.
-template <class... Parts> [[noreturn]] void fail_all(Shared& shared, const Parts&... parts) {
+// Throws, also on the other ranks when they wait in the same call or a later one. Slower ranks complete earlier calls.
+template <class... Parts> [[noreturn]] void fail_all(const ncclComm& comm, const Parts&... parts) {
+    Shared& shared = *comm.shared;
     int none = 0;
     if (shared.error_state.compare_exchange_strong(none, 1)) {
         snprintf(shared.error_text, sizeof(shared.error_text), "%s", text_of(parts...).c_str());
+        shared.error_at = comm.calls;
         shared.error_state = 2;
     }
     refuse(ncclInvalidUsage, parts...);
@@ -134,7 +138,8 @@ template <class... Parts> [[noreturn]] void fail_all(Shared& shared, const Parts
 template <class Condition> void wait_until(const ncclComm& comm, Condition holds) {
     const auto sleeps_from = std::chrono::steady_clock::now() + std::chrono::microseconds(200);
     while (!holds()) {
-        if (comm.shared->error_state == 2) refuse(ncclInvalidUsage, comm.shared->error_text);
+        const Shared& shared = *comm.shared;
+        if (shared.error_state == 2 && comm.calls >= shared.error_at) refuse(ncclInvalidUsage, shared.error_text);
         if (comm.gone) refuse(ncclInvalidUsage, "the communicator was aborted");
         if (std::chrono::steady_clock::now() < sleeps_from) sched_yield();
         else usleep(50);
@@ -183,7 +188,7 @@ inline void check_match(const ncclComm& comm, const Call& call, int peer, const 
         expected.peer = comm.rank;
     }
     if (describe(peer, expected) != describe(peer, other))
-        fail_all(*comm.shared, "the ranks' calls do not match: ", describe(comm.rank, call), ", ",
+        fail_all(comm, "the ranks' calls do not match: ", describe(comm.rank, call), ", ",
                  describe(peer, other));
 }
 
@@ -239,6 +244,7 @@ inline bool uses_nvls() {
 inline void run_collective(ncclComm& comm, const Call& call) {
     const bool reduces = call.kind <= REDUCE_SCATTER;
     const size_t bytes = bytes_of(call);
+    comm.calls++;
     const int first = call.kind == ALL_REDUCE && uses_nvls() ? comm.all_reduces++ % comm.size : 0;   // term of a sum
     for (size_t done = 0; done == 0 || done < bytes; done += mailbox_bytes) {
         const size_t piece = std::min(mailbox_bytes, bytes - done);
@@ -262,7 +268,7 @@ inline void run_collective(ncclComm& comm, const Call& call) {
 }
 
 // A communicator's messages in a group are in flight together.
-inline void run_messages(const ncclComm& comm, const std::vector<Call>& calls) {
+inline void run_messages(ncclComm& comm, const std::vector<Call>& calls) {
     std::vector<Transfer> transfers;
     for (const Call& call : calls) {
         const bool sends = call.kind == SEND;
@@ -270,7 +276,9 @@ inline void run_messages(const ncclComm& comm, const std::vector<Call>& calls) {
         for (size_t done = 0; done < bytes_of(call); done += mailbox_bytes)
             transfers.push_back({call, sends, call.peer, data + done, std::min(mailbox_bytes, bytes_of(call) - done)});
     }
+    comm.calls++;
     run_transfers(comm, transfers);
+    comm.calls--;
 }
 
 // Returns each rank's value.
@@ -443,7 +451,7 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId 
         Shared& shared = *created->shared;
         int size = 0;
         if (!shared.size.compare_exchange_strong(size, nranks) && size != nranks)
-            fail_all(shared, "nranks is ", nranks, " on rank ", rank, " and ", size, " on another");
+            fail_all(*created, "nranks is ", nranks, " on rank ", rank, " and ", size, " on another");
         if (shared.joined[rank].exchange(true))
             refuse(ncclInvalidUsage, "rank ", rank, " has joined already; expected a new unique id");
         int device = 0;
