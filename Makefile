@@ -180,7 +180,7 @@ run: all
 # build). QUICK_NAME selects tests of program NAME by how their names begin, separated by commas; empty: all tests.
 # `make test-all` runs everything.
 TESTS ?= $(TEST_DIR)/bf16-32/test_gpt $(TEST_DIR)/fp32-1/test_gpt
-QUICK_bf16-32 ?= $(MODEL_PARTS),first weights,shares,model in FP8,runs: the same bits,runs: FP8
+QUICK_bf16-32 ?= $(MODEL_PARTS),initial weights,shards,model in FP8,runs: the same bits,runs: FP8
 QUICK_fp32-1  ?=
 test:
 	$(call run_tests,QUICK,$(TESTS))

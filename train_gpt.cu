@@ -1388,8 +1388,8 @@ void add_losses(double* total, const float* losses, size_t n) {
 
 // ==== gradient norm ==========================================================
 // forward   norm = sqrt(sum of grad^2) / loss scale, over all gradients
-// shapes    grads fp32 or 16 bits: `outside` (n_outside), the non-layer ones, and (n) for each layer, `stride` elements
-//           from layer to layer | partials (norm_blocks) fp32 | norm (1) fp32
+// shapes    grads fp32 or 16 bits: non_layer (n_non_layer), and (n) for each layer, `stride` elements from layer to
+//           layer | partials (norm_blocks) fp32 | norm (1) fp32
 // mapping   blocks stride over spans of SPAN elements, and each writes a partial sum; one block adds those
 // cost      bandwidth: n once
 // source    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks"
@@ -1398,15 +1398,15 @@ void add_losses(double* total, const float* losses, size_t n) {
 constexpr size_t NORM_BLOCKS = 1024;   // of a launch, at most
 
 template <typename G>
-__global__ void norm_partials_kernel(float* partials, const G* outside, size_t n_outside, const G* layer0, size_t n,
+__global__ void norm_partials_kernel(float* partials, const G* non_layer, size_t n_non_layer, const G* layer0, size_t n,
                                      unsigned layers, size_t stride) {
     float sums[PACK_FP32] = {}, x[PACK_FP32];
-    const unsigned outer = static_cast<unsigned>((n_outside + SPAN - 1) / SPAN);
+    const unsigned outer = static_cast<unsigned>((n_non_layer + SPAN - 1) / SPAN);
     const unsigned each = static_cast<unsigned>((n + SPAN - 1) / SPAN);
     for (unsigned span = blockIdx.x; span < outer + each * layers; span += gridDim.x) {
         const bool in_layer = span >= outer;
-        const G* run = in_layer ? layer0 + (span - outer) / each * stride : outside;
-        const size_t first = (in_layer ? (span - outer) % each : span) * SPAN, end = in_layer ? n : n_outside;
+        const G* run = in_layer ? layer0 + (span - outer) / each * stride : non_layer;
+        const size_t first = (in_layer ? (span - outer) % each : span) * SPAN, end = in_layer ? n : n_non_layer;
         const size_t last = first + SPAN < end ? first + SPAN : end;
         for (size_t i = first + threadIdx.x * PACK_FP32; i < last; i += static_cast<size_t>(blockDim.x) * PACK_FP32) {
             load(x, run + i);
@@ -1426,15 +1426,15 @@ __global__ void norm_kernel(float* norm, LossScale* loss_scale, const float* par
     if (threadIdx.x == 0) *norm = update_loss_scale(loss_scale, sqrtf(sum));
 }
 
-size_t norm_blocks(size_t n_outside, size_t n, size_t layers) {
-    return std::min(NORM_BLOCKS, ceil_div(n_outside, SPAN) + layers * ceil_div(n, SPAN));
+size_t norm_blocks(size_t n_non_layer, size_t n, size_t layers) {
+    return std::min(NORM_BLOCKS, ceil_div(n_non_layer, SPAN) + layers * ceil_div(n, SPAN));
 }
 
-void norm_partials(float* partials, Grad outside, size_t n_outside, Grad layer0, size_t n, unsigned layers,
+void norm_partials(float* partials, Grad non_layer, size_t n_non_layer, Grad layer0, size_t n, unsigned layers,
                    size_t stride) {
-    with_type(outside, [&](auto* g) {
+    with_type(non_layer, [&](auto* g) {
         launch("norm_partials", norm_partials_kernel<std::remove_pointer_t<decltype(g)>>,
-               norm_blocks(n_outside, n, layers), BLOCK, 0, partials, g, n_outside,
+               norm_blocks(n_non_layer, n, layers), BLOCK, 0, partials, g, n_non_layer,
                static_cast<decltype(g)>(layer0.data), n, layers, stride);
     });
 }
@@ -1965,37 +1965,39 @@ ParameterCount count_parameters(const Config& c) {
 }
 
 // A block holds all parameters, or this rank's shards of all groups, one after the other.
-enum class Kept { WHOLE, SHARDED };
+enum class Placement { WHOLE, SHARDED };
 
 constexpr size_t SHARD_UNIT = 64;   // elements: a shard is a whole number of cache lines (128 bytes)
 
 struct Layout {
     size_t gpus, rank, layers;
-    size_t outside = 0, outside_decayed = 0;   // elements of group 0, and the number of those with weight decay
+    size_t non_layer = 0, non_layer_decayed = 0;   // elements of group 0, and the number of those with weight decay
     size_t layer = 0, layer_decayed = 0;       // the same for each layer's group
 
-    size_t elements() const { return outside + layers * layer; }
-    size_t elements(Kept kept) const { return kept == Kept::WHOLE ? elements() : elements() / gpus; }
-    size_t group(size_t g) const { return g == 0 ? outside : layer; }
-    size_t decayed(size_t g) const { return g == 0 ? outside_decayed : layer_decayed; }
+    size_t elements() const { return non_layer + layers * layer; }
+    size_t elements(Placement p) const { return p == Placement::WHOLE ? elements() : elements() / gpus; }
+    size_t group(size_t g) const { return g == 0 ? non_layer : layer; }
+    size_t decayed(size_t g) const { return g == 0 ? non_layer_decayed : layer_decayed; }
     size_t shard(size_t g) const { return group(g) / gpus; }
-    size_t part(size_t g, Kept kept) const { return kept == Kept::WHOLE ? group(g) : shard(g); }
+    size_t part(size_t g, Placement p) const { return p == Placement::WHOLE ? group(g) : shard(g); }
     // The offset of group g in a block.
-    size_t begin(size_t g, Kept kept) const { return g == 0 ? 0 : part(0, kept) + (g - 1) * part(1, kept); }
+    size_t begin(size_t g, Placement p) const { return g == 0 ? 0 : part(0, p) + (g - 1) * part(1, p); }
     // The offset of this rank's shard of group g.
-    size_t mine(size_t g, Kept kept) const { return begin(g, kept) + (kept == Kept::WHOLE ? rank * shard(g) : 0); }
+    size_t own_shard(size_t g, Placement p) const {
+        return begin(g, p) + (p == Placement::WHOLE ? rank * shard(g) : 0);
+    }
     size_t place(const ParameterRow& row, size_t l) const {   // the offset of a tensor in a whole block
-        return begin(row.of_layer() ? 1 + l : 0, Kept::WHOLE) + row.offset;
+        return begin(row.of_layer() ? 1 + l : 0, Placement::WHOLE) + row.offset;
     }
 };
 
 Layout layout_of(const Config& c, size_t gpus = 1, size_t rank = 0) {
     Layout y = {gpus, rank, static_cast<size_t>(c.layers)};
     for (const ParameterRow& row : parameter_table(c)) {
-        (row.of_layer() ? y.layer : y.outside) += row.elements;
-        if (row.decays()) (row.of_layer() ? y.layer_decayed : y.outside_decayed) += row.elements;
+        (row.of_layer() ? y.layer : y.non_layer) += row.elements;
+        if (row.decays()) (row.of_layer() ? y.layer_decayed : y.non_layer_decayed) += row.elements;
     }
-    for (size_t* group : {&y.outside, &y.layer}) *group = ceil_div(*group, gpus * SHARD_UNIT) * gpus * SHARD_UNIT;
+    for (size_t* group : {&y.non_layer, &y.layer}) *group = ceil_div(*group, gpus * SHARD_UNIT) * gpus * SHARD_UNIT;
     return y;
 }
 Layout layout_of(const Setup& s) { return layout_of(s.config, s.gpus, s.rank); }
@@ -2003,22 +2005,22 @@ Layout layout_of(const Setup& s) { return layout_of(s.config, s.gpus, s.rank); }
 // The part of a tensor that a rank's block holds: elements first ... first + count - 1, at offset `at` in the block.
 struct Shard { size_t first, count, at; };
 
-Shard shard_of(const Layout& y, const ParameterRow& row, size_t l, Kept kept, size_t rank) {
-    if (kept == Kept::WHOLE) return {0, row.elements, y.place(row, l)};
+Shard shard_of(const Layout& y, const ParameterRow& row, size_t l, Placement placement, size_t rank) {
+    if (placement == Placement::WHOLE) return {0, row.elements, y.place(row, l)};
     const size_t g = row.of_layer() ? 1 + l : 0, count = y.shard(g), low = rank * count;
     const size_t begin = std::max(row.offset, low), end = std::min(row.offset + row.elements, low + count);
-    return begin < end ? Shard{begin - row.offset, end - begin, y.begin(g, kept) + begin - low} : Shard{0, 0, 0};
+    return begin < end ? Shard{begin - row.offset, end - begin, y.begin(g, placement) + begin - low} : Shard{0, 0, 0};
 }
 
 // ==== model: activations and workspace =======================================
-// One row per tensor: shape of one copy, and for how many layers a copy is kept.
+// One row per tensor: shape of one copy, and for how many layers a copy is placement.
 
 struct Activations {
     // Kept from forward to backward. res1 and res2 are the residual stream before attention and before the MLP.
     Tensor<floatX> res1, ln1, qkv, att, res2, ln2, fc, gelu, scores, probs;
     Tensor<float> ln1_mean, ln1_rstd, lse, ln2_mean, ln2_rstd;
-    // One copy for the model. `branch` is a sublayer's output, which the next LayerNorm adds to the residual stream.
-    Tensor<floatX> branch, resf, lnf, logits;
+    // One copy for the model. `sub_out` is a sublayer's output, which the next LayerNorm adds to the residual stream.
+    Tensor<floatX> sub_out, resf, lnf, logits;
     Tensor<float> lnf_mean, lnf_rstd, losses;
     // Gradients of activations, of one layer at a time.
     Tensor<floatX> dres, dln, dqkv, datt, dfc, dprobs;
@@ -2135,7 +2137,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
         row (a.ln2_rstd, "ln2_rstd", {N},        none),
         rowX(a.fc,       "fc",       {N, 4 * C}, selective),
         rowX(a.gelu,     "gelu",     {N, 4 * C}, in_floatX),
-        rowX(a.branch,   "branch",   {N, C},     1),
+        rowX(a.sub_out,  "sub_out",  {N, C},     1),
         rowX(a.resf,     "resf",     {N, C},     1),
         rowX(a.lnf,      "lnf",      {N, C},     1),
         row (a.lnf_mean, "lnf_mean", {N},        1),
@@ -2205,27 +2207,27 @@ bool has_master(const Setup& s) { return s.precision != DType::FP32 && s.master_
 // reduced, and the one below, whose fcprojb is computed with this layer's. With FP8 each GPU has all weights in 8 bits,
 // so there is no stage 3.
 int last_stage(const Setup& s) { return s.matmul == MatmulIn::FLOATX ? 3 : 2; }
-Kept weights_kept(const Setup& s) { return s.zero >= 3 ? Kept::SHARDED : Kept::WHOLE; }
-Kept grads_kept(const Setup& s) { return s.zero >= 2 ? Kept::SHARDED : Kept::WHOLE; }
-Kept states_kept(const Setup& s) { return s.zero >= 1 ? Kept::SHARDED : Kept::WHOLE; }
-Kept master_kept(const Setup& s) { return SEPARATE_MASTER ? states_kept(s) : weights_kept(s); }
+Placement weights_placement(const Setup& s) { return s.zero >= 3 ? Placement::SHARDED : Placement::WHOLE; }
+Placement grads_placement(const Setup& s) { return s.zero >= 2 ? Placement::SHARDED : Placement::WHOLE; }
+Placement states_placement(const Setup& s) { return s.zero >= 1 ? Placement::SHARDED : Placement::WHOLE; }
+Placement master_placement(const Setup& s) { return SEPARATE_MASTER ? states_placement(s) : weights_placement(s); }
 constexpr size_t WEIGHT_BUFFERS = 2, GRAD_BUFFERS = 3;   // layers
 size_t weight_copies(int zero, size_t layers) { return zero >= 3 ? std::min(WEIGHT_BUFFERS, layers) : layers; }
 size_t grad_copies(int zero, size_t layers) { return zero >= 2 ? std::min(GRAD_BUFFERS, layers) : layers; }
 
-size_t buffer_elements(const Layout& y, size_t layers) { return y.outside + std::min(layers, y.layers) * y.layer; }
+size_t buffer_elements(const Layout& y, size_t layers) { return y.non_layer + std::min(layers, y.layers) * y.layer; }
 
 Plan plan(const Setup& s) {
     Plan plan;
     const Layout y = layout_of(s);
-    plan.add(Category::WEIGHTS, y.elements(weights_kept(s)) * size_of(s.precision));
-    if (weights_kept(s) == Kept::SHARDED)
+    plan.add(Category::WEIGHTS, y.elements(weights_placement(s)) * size_of(s.precision));
+    if (weights_placement(s) == Placement::SHARDED)
         plan.add(Category::BUFFERS, buffer_elements(y, WEIGHT_BUFFERS) * size_of(s.precision));
     if (s.purpose == Purpose::TRAINING) {
-        plan.add(Category::GRADIENTS, y.elements(grads_kept(s)) * size_of(s.grad_dtype));
-        if (grads_kept(s) == Kept::SHARDED)
+        plan.add(Category::GRADIENTS, y.elements(grads_placement(s)) * size_of(s.grad_dtype));
+        if (grads_placement(s) == Placement::SHARDED)
             plan.add(Category::BUFFERS, buffer_elements(y, GRAD_BUFFERS) * size_of(s.grad_dtype));
-        const size_t states = y.elements(states_kept(s)) * sizeof(float);
+        const size_t states = y.elements(states_placement(s)) * sizeof(float);
         if (has_master(s)) plan.add(Category::MASTER, states);
         plan.add(Category::ADAM_M, states);
         plan.add(Category::ADAM_V, states);
@@ -2353,16 +2355,16 @@ void allocate_parameters(Model& m, const Setup& s) {
         clear(memory, elements * size);   // the padding stays 0
         return memory;
     };
-    const size_t grad_size = size_of(s.grad_dtype), states = y.elements(states_kept(s));
-    m.weights = static_cast<floatX*>(block("weights", y.elements(weights_kept(s)), sizeof(floatX)));
+    const size_t grad_size = size_of(s.grad_dtype), states = y.elements(states_placement(s));
+    m.weights = static_cast<floatX*>(block("weights", y.elements(weights_placement(s)), sizeof(floatX)));
     void* whole = m.weights;
-    if (weights_kept(s) == Kept::SHARDED)
+    if (weights_placement(s) == Placement::SHARDED)
         whole = block("layers' weights", buffer_elements(y, WEIGHT_BUFFERS), sizeof(floatX));
     m.weight_buffers = static_cast<floatX*>(whole);
     bind(m.w, s.config, y, whole, FLOATX, weight_copies(s.zero, y.layers));
     if (s.purpose != Purpose::TRAINING) return;
-    m.grads = m.grad_buffers = {block("gradients", y.elements(grads_kept(s)), grad_size), s.grad_dtype};
-    if (grads_kept(s) == Kept::SHARDED)
+    m.grads = m.grad_buffers = {block("gradients", y.elements(grads_placement(s)), grad_size), s.grad_dtype};
+    if (grads_placement(s) == Placement::SHARDED)
         m.grad_buffers.data = block("layers' gradients", buffer_elements(y, GRAD_BUFFERS), grad_size);
     bind(m.g, s.config, y, m.grad_buffers.data, s.grad_dtype, grad_copies(s.zero, y.layers));
     if (has_master(s)) m.master = static_cast<float*>(block("master", states, sizeof(float)));
@@ -2471,28 +2473,30 @@ Operands operands(const Model& m, size_t l) { return operands(m, l, whole_batch(
 
 #include "gpt/fp8.cuh"   // Writer's functions, fp8_quantise(), fp8_transpose(), quantise_weights(), fp8_scales()
 
-// ==== model: first weights ===================================================
+// ==== model: initial weights =================================================
 
 // Returns the offset in a block of the part of group g that this rank updates: the whole group or its shard.
-size_t update_begin(const Model& m, size_t g, Kept kept) {
-    return states_kept(m.setup) == Kept::WHOLE ? m.layout.begin(g, kept) : m.layout.mine(g, kept);
+size_t update_begin(const Model& m, size_t g, Placement placement) {
+    const bool whole = states_placement(m.setup) == Placement::WHOLE;
+    return whole ? m.layout.begin(g, placement) : m.layout.own_shard(g, placement);
 }
 
 // weights = round(master), after init or a checkpoint has set master. Each rank rounds its part; then all gather.
 void master_changed(Model& m) {
     for (size_t g = 0; SEPARATE_MASTER && g <= m.layout.layers; g++)
-        round_weights(m.weights + update_begin(m, g, weights_kept(m.setup)),
-                      m.master + update_begin(m, g, master_kept(m.setup)), m.layout.part(g, states_kept(m.setup)));
+        round_weights(m.weights + update_begin(m, g, weights_placement(m.setup)),
+                      m.master + update_begin(m, g, master_placement(m.setup)),
+                      m.layout.part(g, states_placement(m.setup)));
     weights_changed(m);
     fp8_weights_changed(m);
 }
 
 // GPT-2's init: normal with std 0.02; std 0.02 / sqrt(2L) for weights that write to the residual stream, a sum of 2L
 // outputs.
-template <typename T> void init_block(T* block, Kept kept, const Model& m, uint64_t seed) {
+template <typename T> void init_block(T* block, Placement placement, const Model& m, uint64_t seed) {
     for (const ParameterRow& row : parameter_table(m.config))
         for (size_t l = 0; l < row.copies; l++) {
-            const Shard shard = shard_of(m.layout, row, l, kept, m.layout.rank);
+            const Shard shard = shard_of(m.layout, row, l, placement, m.layout.rank);
             // The vocabulary's padding stays 0.
             const size_t real = std::min(shard.first + shard.count, row.file_elements());
             if (row.init == Init::ZERO || shard.first >= real) continue;
@@ -2505,14 +2509,14 @@ template <typename T> void init_block(T* block, Kept kept, const Model& m, uint6
 }
 
 void init_parameters(Model& m, uint64_t seed) {
-    if (!m.master) return init_block(m.weights, weights_kept(m.setup), m, seed);
-    init_block(m.master, master_kept(m.setup), m, seed);
+    if (!m.master) return init_block(m.weights, weights_placement(m.setup), m, seed);
+    init_block(m.master, master_placement(m.setup), m, seed);
     master_changed(m);
 }
 
 // ==== forward ================================================================
 // A block adds twice to the residual stream: res2 = res1 + attproj(attention(ln1)), and the next block's res1 = res2 +
-// fcproj(gelu(fc(ln2))). The LayerNorm after each addition computes it too; until then `branch` holds the addend.
+// fcproj(gelu(fc(ln2))). The LayerNorm after each addition computes it too; until then `sub_out` holds the addend.
 
 // att = attention(qkv), by the kernels of --attention, or by decode attention if there are past tokens.
 void attend(Model& m, size_t l, const Operand& att, const ForwardPass& p) {
@@ -2535,16 +2539,16 @@ void forward_block(Model& m, size_t l, const ForwardPass& p) {
     recorder.at("forward", l);
     floatX* qkv = a.qkv(l) + p.past * 3 * C;
     const floatX* inp = l == 0 ? a.res1(0) : a.res2(l - 1);   // res1(0) is the embedding: nothing to add
-    const floatX* add = l == 0 ? nullptr : a.branch();
+    const floatX* add = l == 0 ? nullptr : a.sub_out();
     /* 1 */ layernorm_forward(a.res1(l), x.ln1, a.ln1_mean(l), a.ln1_rstd(l), inp, add, w.ln1w(l), w.ln1b(l), N, C);
     /* 2 */ matmul_forward(qkv, x.ln1, x.qkvw, w.qkvb(l), N, C, 3 * C);
     /* 3 */ attend(m, l, x.att, p);
-    /* 4 */ matmul_forward(a.branch(), x.att, x.attprojw, w.attprojb(l), N, C, C);
-    /* 5 */ layernorm_forward(a.res2(l), x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.branch(),
+    /* 4 */ matmul_forward(a.sub_out(), x.att, x.attprojw, w.attprojb(l), N, C, C);
+    /* 5 */ layernorm_forward(a.res2(l), x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.sub_out(),
                               w.ln2w(l), w.ln2b(l), N, C);
     /* 6 */ matmul_forward(a.fc(l), x.ln2, x.fcw, w.fcb(l), N, C, 4 * C);
     /* 7 */ gelu_forward(x.gelu, a.fc(l), N * 4 * C);
-    /* 8 */ matmul_forward(a.branch(), x.gelu, x.fcprojw, w.fcprojb(l), N, 4 * C, C);
+    /* 8 */ matmul_forward(a.sub_out(), x.gelu, x.fcprojw, w.fcprojb(l), N, 4 * C, C);
 }
 
 // Computes lnf, the output of the last LayerNorm, from tokens inp (B,T) int32 on the device.
@@ -2563,7 +2567,7 @@ void forward(Model& m, const int* inp, const ForwardPass& p) {
         forward_block(m, l, p);
     }
     recorder.at("forward", NO_LAYER);
-    layernorm_forward(a.resf(), a.lnf(), a.lnf_mean(), a.lnf_rstd(), a.res2(L - 1), a.branch(), m.w.lnfw(), m.w.lnfb(),
+    layernorm_forward(a.resf(), a.lnf(), a.lnf_mean(), a.lnf_rstd(), a.res2(L - 1), a.sub_out(), m.w.lnfw(), m.w.lnfb(),
                       p.N(), C);
 }
 void forward(Model& m, const int* inp) { forward(m, inp, whole_batch(m)); }
@@ -2620,8 +2624,8 @@ void recompute_block(Model& m, size_t l) {
     if (a.att.dropped() || a.probs.dropped())
         /* 3 */ attend(m, l, x.att, whole_batch(m));
     if (a.res2.dropped()) {
-        /* 4 */ matmul_forward(a.branch(), x.att, x.attprojw, w.attprojb(l), N, C, C);
-        /* 5 */ layernorm_forward(a.res2(l), x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.branch(),
+        /* 4 */ matmul_forward(a.sub_out(), x.att, x.attprojw, w.attprojb(l), N, C, C);
+        /* 5 */ layernorm_forward(a.res2(l), x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.sub_out(),
                                   w.ln2w(l), w.ln2b(l), N, C);
     } else if (dropped(a.ln2, a.ln2_8))
         /* 5 */ layernorm_forward(nullptr, x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res2(l), nullptr,
@@ -2722,10 +2726,10 @@ void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch
 // AdamW for this rank's part of `groups` groups from g on.
 void update_groups(Model& m, size_t g, size_t groups) {
     const Layout& y = m.layout;
-    const Kept part = states_kept(m.setup), weights = weights_kept(m.setup), master = master_kept(m.setup);
-    const Kept grads = grads_kept(m.setup);
-    auto at = [&](Kept kept) { return update_begin(m, g, kept); };
-    const size_t n = y.part(g, part), before = part == Kept::WHOLE ? 0 : y.rank * n;
+    const Placement part = states_placement(m.setup), weights = weights_placement(m.setup);
+    const Placement master = master_placement(m.setup), grads = grads_placement(m.setup);
+    auto at = [&](Placement placement) { return update_begin(m, g, placement); };
+    const size_t n = y.part(g, part), before = part == Placement::WHOLE ? 0 : y.rank * n;
     const size_t decayed = y.decayed(g) > before ? std::min(y.decayed(g) - before, n) : 0;
     adamw(m.weights + at(weights), m.master ? m.master + at(master) : nullptr, grad_at(m, at(grads)),
           m.adam_m + at(part), m.adam_v + at(part), m.a.norm(), m.a.loss_scale(), m.a.adamw(), decayed, n, groups,
@@ -2741,10 +2745,10 @@ void update(Model& m, const AdamW& settings) {
     set_adamw(a.adamw(), settings);
     await_gradients(m);
     m.graphs.run("update", [&] {
-        const Kept grads = grads_kept(m.setup);
+        const Placement grads = grads_placement(m.setup);
         const size_t partials = norm_blocks(y.shard(0), y.shard(1), y.layers);
-        norm_partials(a.norm_partials(), grad_at(m, y.mine(0, grads)), y.shard(0), grad_at(m, y.mine(1, grads)),
-                      y.shard(1), y.layers, y.part(1, grads));
+        norm_partials(a.norm_partials(), grad_at(m, y.own_shard(0, grads)), y.shard(0),
+                      grad_at(m, y.own_shard(1, grads)), y.shard(1), y.layers, y.part(1, grads));
         over_gpus(a.norm_partials(), partials);
         gradient_norm(a.norm(), a.loss_scale(), a.norm_partials(), partials);
         if (!m.master) clear(a.unchanged(), sizeof(unsigned long long));
@@ -2802,9 +2806,9 @@ template <typename Visit> void for_each_parameter(const Config& c, Visit visit) 
 // Reads this rank's part of a block of parameters, and only its bytes, from files in which names have `prefix`. T is
 // float or floatX.
 template <typename T, typename Files>
-void read_block(T* block, Kept kept, const Files& files, const Model& m, const std::string& prefix) {
+void read_block(T* block, Placement placement, const Files& files, const Model& m, const std::string& prefix) {
     for_each_parameter(m.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
-        const Shard shard = shard_of(m.layout, row, l, kept, m.layout.rank);
+        const Shard shard = shard_of(m.layout, row, l, placement, m.layout.rank);
         const std::vector<float> values = files.floats(prefix + name, row.shape, shard.first, shard.count);
         const auto negative = std::find_if(values.begin(), values.end(), [](float v) { return v < 0; });
         if (prefix == "v/" && negative != values.end())
@@ -2820,20 +2824,21 @@ void read_weights(Model& m, const std::string& dir) {
     for_each_parameter(m.config, [&](const ParameterRow&, size_t, const std::string& name) { names.insert(name); });
     const WeightFiles files(dir, names, m.config.layers);
     // eval and sample have no master weights either.
-    if (!m.master) return read_block(m.weights, weights_kept(m.setup), files, m, "");
-    read_block(m.master, master_kept(m.setup), files, m, "");
+    if (!m.master) return read_block(m.weights, weights_placement(m.setup), files, m, "");
+    read_block(m.master, master_placement(m.setup), files, m, "");
     master_changed(m);
 }
 
 void read_moments(Model& m, const std::string& dir) {
     const Safetensors file(dir + "/optimizer.safetensors");
-    read_block(m.adam_m, states_kept(m.setup), file, m, "m/");
-    read_block(m.adam_v, states_kept(m.setup), file, m, "v/");
+    read_block(m.adam_m, states_placement(m.setup), file, m, "m/");
+    read_block(m.adam_v, states_placement(m.setup), file, m, "v/");
 }
 
 // values (row.elements, on rank 0) = a tensor of `block` in FP32, or of the weights if block is null.
-void download_tensor(float* values, const Model& m, const float* block, Kept kept, const ParameterRow& row, size_t l) {
-    if (m.setup.zero > 0) return gather_tensor(values, m, block, kept, row, l);
+void download_tensor(float* values, const Model& m, const float* block, Placement placement, const ParameterRow& row,
+                     size_t l) {
+    if (m.setup.zero > 0) return gather_tensor(values, m, block, placement, row, l);
     if (!block) {
         std::vector<floatX> exact(row.elements);
         download(exact.data(), m.weights + m.layout.place(row, l), row.elements * sizeof(floatX));
@@ -2844,7 +2849,7 @@ void download_tensor(float* values, const Model& m, const float* block, Kept kep
 }
 
 constexpr const char* WRITING = "rank 0's checkpoint";   // for the watchdog
-struct NamedBlock { std::string prefix; const float* data; Kept kept; };
+struct NamedBlock { std::string prefix; const float* data; Placement placement; };
 
 // Writes a safetensors file of all blocks. All ranks call it; rank 0 writes, in chunks. All ranks meet after each
 // chunk, so that their watchdogs tell a slow disk, which makes progress, from a rank 0 that hangs.
@@ -2862,7 +2867,7 @@ void write_blocks(const std::string& path, const Model& m, const std::vector<Nam
     for (const NamedBlock& block : blocks)
         for_each_parameter(m.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
             values.resize(row.elements);
-            download_tensor(values.data(), m, block.data, block.kept, row, l);
+            download_tensor(values.data(), m, block.data, block.placement, row, l);
             for (size_t i = 0; file && i < row.file_elements(); i++)
                 if (!std::isfinite(values[i]))
                     throw Failure("%s%s holds %f at element %zu", block.prefix.c_str(), name.c_str(), values[i], i);
@@ -2882,7 +2887,7 @@ void write_model(const std::string& dir, const Model& m, const TextFiles& text) 
         write_config(dir + "/config.json", m.config, INIT_STD, text.end_of_text);
         write_text_files(dir, text);
     }
-    write_blocks(dir + "/model.safetensors", m, {{"", m.master, master_kept(m.setup)}});
+    write_blocks(dir + "/model.safetensors", m, {{"", m.master, master_placement(m.setup)}});
 }
 
 // Writes out/step_N, then removes all but the last `keep` checkpoints (0: keeps all). Returns the new one's path.
@@ -2891,8 +2896,8 @@ std::string write_checkpoint(const std::string& out, const Model& m, const TextF
     const std::string name = checkpoint_name(step);
     const std::string target = out + "/" + name, unfinished = out + "/" + UNFINISHED + name;
     trainer["step"] = step;
-    const std::vector<NamedBlock> moments = {{"m/", m.adam_m, states_kept(m.setup)},
-                                             {"v/", m.adam_v, states_kept(m.setup)}};
+    const std::vector<NamedBlock> moments = {{"m/", m.adam_m, states_placement(m.setup)},
+                                             {"v/", m.adam_v, states_placement(m.setup)}};
     if (!world.first()) {   // takes part in gathering the tensors
         write_model(unfinished, m, text);
         write_blocks(unfinished, m, moments);

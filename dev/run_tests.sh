@@ -66,7 +66,7 @@ sum() {
         fi
         read -r ok _ bad _ <<< "$line"
         passed=$((passed + ok)) failed=$((failed + bad))
-        # A failed test is one line; the line before it that is not a claim names the group.
+        # A failed test is one line; the line before it that is not a result names the group.
         awk -v label="$(name "$log")" '/^FAILED /{ print "FAILED  " label ": " test ": " substr($0, 9); next }
             /^(ok |[0-9 ])/ { next } { test = $0 }' "$log"
     done

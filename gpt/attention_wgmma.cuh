@@ -91,10 +91,10 @@ __device__ __forceinline__ unsigned next_tile(NextTile& next, Turn<1>& turn) {
 template <typename Shape, typename Produce, typename Consume>
 __device__ __forceinline__ void specialise_warpgroups(Produce produce, Consume consume) {
     if (threadIdx.x < WARPGROUP) {
-        keep_registers<Shape::PRODUCER_REGISTERS>();
+        setmaxnreg_dec<Shape::PRODUCER_REGISTERS>();
         produce();
     } else {
-        take_registers<Shape::CONSUMER_REGISTERS>();
+        setmaxnreg_inc<Shape::CONSUMER_REGISTERS>();
         consume();
     }
 }

@@ -123,7 +123,7 @@ public:
 
 private:
     // The offset of a slot in the buffers, in elements.
-    size_t slot_begin(size_t slot) const { return slot == 0 ? 0 : m_.layout.outside + (slot - 1) * m_.layout.layer; }
+    size_t slot_begin(size_t slot) const { return slot == 0 ? 0 : m_.layout.non_layer + (slot - 1) * m_.layout.layer; }
 
     char* buffer(size_t slot) const {   // whole gradients
         return static_cast<char*>(m_.grad_buffers.data) + slot_begin(slot) * size_of(m_.grads.dtype);
@@ -131,7 +131,7 @@ private:
 
     void gather(size_t g, size_t slot) override {
         const Layout& y = m_.layout;
-        const floatX* shard = m_.weights + y.mine(g, weights_kept(m_.setup));
+        const floatX* shard = m_.weights + y.own_shard(g, weights_placement(m_.setup));
         all_gather(world, gathered_[slot], m_.weight_buffers + slot_begin(slot), shard, y.shard(g), FLOATX);
     }
     void await_weights(size_t slot) override { await_sent(gathered_[slot]); }
@@ -142,7 +142,7 @@ private:
         const Layout& y = m_.layout;
         const size_t size = size_of(m_.grads.dtype), shard = y.shard(g) * size;
         char* whole = buffer(slot);
-        const void* so_far = grad_at(m_, y.mine(g, Kept::SHARDED)).data;
+        const void* so_far = grad_at(m_, y.own_shard(g, Placement::SHARDED)).data;
         await_sent(reduced_[slot]);
         clear(whole, y.group(g) * size);
         on_stream("copy shard", device.stream, [&] {
@@ -154,7 +154,7 @@ private:
         const Layout& y = m_.layout;
         const DType dtype = m_.grads.dtype;
         void* whole = buffer(slot);
-        void* shard = grad_at(m_, y.mine(g, grads_kept(m_.setup))).data;
+        void* shard = grad_at(m_, y.own_shard(g, grads_placement(m_.setup))).data;
         if (zero_ == 0) all_reduce(world, reduced_[slot], whole, y.group(g), dtype);
         else reduce_scatter(world, reduced_[slot], shard, whole, y.shard(g), dtype);
     }
@@ -196,12 +196,13 @@ void clear_gradients(Model& m) {
 // ---- checkpoints
 
 // values (on rank 0) = a whole tensor of a block of which each rank holds at least its own shard.
-void gather_tensor(float* values, const Model& m, const float* block, Kept kept, const ParameterRow& row, size_t l) {
+void gather_tensor(float* values, const Model& m, const float* block, Placement placement, const ParameterRow& row,
+                   size_t l) {
     float* staging = m.a.partials();   // unused between steps
     const size_t most = partial_blocks(m.setup.N()) * 4 * m.config.channels;
     for (size_t rank = 0; rank < world.size; rank++) {
-        const Shard shard = shard_of(m.layout, row, l, Kept::SHARDED, rank);
-        const float* from = block + (kept == Kept::SHARDED ? shard.at : m.layout.place(row, l) + shard.first);
+        const Shard shard = shard_of(m.layout, row, l, Placement::SHARDED, rank);
+        const float* from = block + (placement == Placement::SHARDED ? shard.at : m.layout.place(row, l) + shard.first);
         for (size_t done = 0; done < shard.count; done += most) {
             const size_t n = std::min(most, shard.count - done);
             broadcast(world, world.sent, staging, from + done, n, DType::FP32, rank);

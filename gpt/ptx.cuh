@@ -6,7 +6,7 @@
 // by attention_mma.cuh, attention_wgmma.cuh and matmul.cu; uses floatX, PACK, FULL_WARP, check and launch of
 // train_gpt.cu.
 //
-// Map: Ampere and up · Hopper: barriers, copy engine, products, registers · tiles · fragments · rings · tensor maps
+// Map: Ampere and up · Hopper: barriers, copy engine, products, registers · tiles · fragments · rings · maps
 //
 // Fragments, what a warp holds of a matrix. Ampere and up: a warp multiplies (16 x 16) by (16 x 8). Lane 4g + t has
 //     A  a[0], a[1]: columns 2t, 2t+1 of rows g, g+8;   a[2], a[3]: the same of columns 2t+8, 2t+9
@@ -230,10 +230,10 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4],
 }
 
 // A warpgroup gives registers back, or takes more than the launch gave it. "setmaxnreg"
-template <int N> __device__ __forceinline__ void keep_registers() {
+template <int N> __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
-template <int N> __device__ __forceinline__ void take_registers() {
+template <int N> __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 

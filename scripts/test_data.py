@@ -29,7 +29,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 sys.path.append(os.path.join(ROOT, "dev", "tests"))
 import tokens
-from claims import claim, finish
+from testing import expect, finish
 from tokens import END_OF_TEXT
 
 TIMEOUT = 300       # seconds a script may take
@@ -56,10 +56,10 @@ def said(done):
     return f"exit {done.returncode}: {done.stdout[-300:]} {done.stderr[-900:]}"
 
 
-def claim_ends(done, code, words, text, lines=1):
+def expect_ends(done, code, words, text, lines=1):
     """Claims an exit status and messages with these words, on one line unless `lines` is None."""
-    claim(done.returncode == code and all(word in done.stderr for word in words)
-          and lines in (None, done.stderr.count("\n")), text, said(done))
+    expect(done.returncode == code and all(word in done.stderr for word in words)
+           and lines in (None, done.stderr.count("\n")), text, said(done))
 
 
 def content(path):
@@ -144,32 +144,32 @@ def make_sources(folder):
 def test_tokens():
     text = f"O my lord, 東京 {END_OF_TEXT} 7,000\n"
     encoded = script("tokens.py", "encode", "--tokenizer", "models/tiny", text)
-    claim(encoded.stdout.split().count("0") == 1, "tokens.py: <|endoftext|> in a prompt is one token", said(encoded))
+    expect(encoded.stdout.split().count("0") == 1, "tokens.py: <|endoftext|> in a prompt is one token", said(encoded))
     decoded = script("tokens.py", "decode", "--tokenizer", "models/tiny", encoded.stdout.strip())
-    claim(decoded.stdout == text + "\n", "tokens.py: decode returns the text", said(decoded))
+    expect(decoded.stdout == text + "\n", "tokens.py: decode returns the text", said(decoded))
     for package, name, options in (("tokenizers", "tokens.py", ["encode", "x"]),
                                    ("pyarrow", "prepare_text.py", ["--tokenizer", "models/tiny", "--out-prefix", "no/x",
                                                                    "no/a.parquet"])):
         write(f"without/{package}/{package}.py", "raise ImportError")
         write("no/a.parquet", b"")
-        claim_ends(script(name, *options, PYTHONPATH=os.path.abspath(f"without/{package}")), 2,
-                   [f"pip install {package}"], f"without {package}: says how to install it")
-    claim_ends(script("tokens.py", "encode", "x", HF_HUB_OFFLINE="1", HF_HOME="none"), 1,
-               ["openai-community/gpt2", "models/gpt2"], "offline: says what to fetch and where to put it")
-    claim_ends(script("tokens.py", "encode", "x", "--tokenizer", "nowhere"), 2, ["'nowhere'", "tokenizer.json"],
-               "a tokenizer that does not exist is named")
-    claim_ends(script("tokens.py", "decode", "1 x", "--tokenizer", "models/tiny"), 2, ["'x'", "token ids"],
-               "decode: a word that is not a number is named")
+        expect_ends(script(name, *options, PYTHONPATH=os.path.abspath(f"without/{package}")), 2,
+                    [f"pip install {package}"], f"without {package}: says how to install it")
+    expect_ends(script("tokens.py", "encode", "x", HF_HUB_OFFLINE="1", HF_HOME="none"), 1,
+                ["openai-community/gpt2", "models/gpt2"], "offline: says what to fetch and where to put it")
+    expect_ends(script("tokens.py", "encode", "x", "--tokenizer", "nowhere"), 2, ["'nowhere'", "tokenizer.json"],
+                "a tokenizer that does not exist is named")
+    expect_ends(script("tokens.py", "decode", "1 x", "--tokenizer", "models/tiny"), 2, ["'x'", "token ids"],
+                "decode: a word that is not a number is named")
 
 
 def test_gpt2_vocabulary():
     done = script("prepare.sh", "shakespeare", TOKENIZER="models/full")
     train, val = (tokens_in("data/shakespeare", f".*_{split}_.*") for split in ("train", "val"))
     # nanoGPT counts 301,966 tokens to train on and 36,059 to validate; one <|endoftext|> comes before them.
-    claim(len(train) + len(val) == 301966 + 36059 + 1 and len(val) == 33802 and train[:4] == [50256, 5962, 22307, 25],
-          "prepare.sh shakespeare: GPT-2's tokens, as many as nanoGPT counts", said(done))
+    expect(len(train) + len(val) == 301966 + 36059 + 1 and len(val) == 33802 and train[:4] == [50256, 5962, 22307, 25],
+           "prepare.sh shakespeare: GPT-2's tokens, as many as nanoGPT counts", said(done))
     again = script("prepare.sh", "shakespeare", TOKENIZER="models/full")
-    claim(again.returncode == 0 and "already" in again.stdout, "prepare.sh: existing shards stay", said(again))
+    expect(again.returncode == 0 and "already" in again.stdout, "prepare.sh: existing shards stay", said(again))
 
 
 # ---- prepare_text.py
@@ -197,30 +197,30 @@ def test_prepare():
     how = ["--tokenizer", "models/tiny", "--shard-tokens", shard, "source"]
     done = prepare_text("one", *how, "--val-shards", 1)
     one = contents("one")
-    claim(list(one) == [f"x_train_{i:06d}.bin" for i in range(1, 6)] + ["x_val_000000.bin"],
-          "a folder: the first shard is for validation, and no other file is left", said(done))
-    claim(tokens_in("one", "x_val.*") + tokens_in("one", "x_train.*") == expected,
-          "a folder: .txt, .jsonl and .parquet in order, each document with the tokens that it has as a whole")
-    claim(all(len(data) == 1024 + 2 * shard for name, data in one.items() if "000005" not in name),
-          "shards hold as many tokens as asked for")
+    expect(list(one) == [f"x_train_{i:06d}.bin" for i in range(1, 6)] + ["x_val_000000.bin"],
+           "a folder: the first shard is for validation, and no other file is left", said(done))
+    expect(tokens_in("one", "x_val.*") + tokens_in("one", "x_train.*") == expected,
+           "a folder: .txt, .jsonl and .parquet in order, each document with the tokens that it has as a whole")
+    expect(all(len(data) == 1024 + 2 * shard for name, data in one.items() if "000005" not in name),
+           "shards hold as many tokens as asked for")
     for fraction in (0.1, 0.5):
         done = prepare_text(f"part{fraction}", *how, "--val-fraction", fraction)
         train, val = (tokens_in(f"part{fraction}", f"x_{split}.*") for split in ("train", "val"))
-        claim(train + val == expected and len(val) == int(len(expected) * fraction),
-              f"--val-fraction {fraction}: the end of the same tokens", said(done))
+        expect(train + val == expected and len(val) == int(len(expected) * fraction),
+               f"--val-fraction {fraction}: the end of the same tokens", said(done))
     write("nano/train.bin", array.array("H", range(1, 3001)).tobytes())
     done = prepare_text("nanogpt", "--tokenizer", "nanogpt", "--shard-tokens", 1000, "nano/train.bin")
-    claim(len(contents("nanogpt")) == 3 and tokens_in("nanogpt") == [*range(1, 3001)],
-          "nanogpt: the file's tokens, in shards", said(done))
+    expect(len(contents("nanogpt")) == 3 and tokens_in("nanogpt") == [*range(1, 3001)],
+           "nanogpt: the file's tokens, in shards", said(done))
     kills = killed_and_resumed("killed", [*how, "--val-shards", 1])
-    claim(kills == 6 and contents("killed") == one,
-          "killed after each shard and resumed: the same bytes, and no other file is left", f"{kills} kills")
-    claim_ends(prepare_text("one", *how), 2, ["one/x_", "delete the old shards"],
-               "shards from before: refused")
+    expect(kills == 6 and contents("killed") == one,
+           "killed after each shard and resumed: the same bytes, and no other file is left", f"{kills} kills")
+    expect_ends(prepare_text("one", *how), 2, ["one/x_", "delete the old shards"],
+                "shards from before: refused")
     settings = {"tokenizer": "gpt2", "field": "text", "shard_tokens": shard, "val_shards": 0, "inputs": []}
     write("one/x.progress.json", json.dumps({"settings": settings, "position": [1, 0, 5]}))
-    claim_ends(prepare_text("one", *how), 2, ["tokenizer, inputs", "progress.json"],
-               "resumed with other settings: refused")
+    expect_ends(prepare_text("one", *how), 2, ["tokenizer, inputs", "progress.json"],
+                "resumed with other settings: refused")
 
 
 def test_prepare_mistakes():
@@ -239,10 +239,10 @@ def test_prepare_mistakes():
             ("bad/d.parquet --val-shards 1 --val-fraction 0.1", ["one of them"]),
             ("bad/d.parquet --shard-tokens 0", ["--shard-tokens: found 0"]),
             ("bad/odd.bin --tokenizer nanogpt", ["odd.bin", "5 bytes", "2 bytes each"])]):
-        claim_ends(prepare_text(f"bad/out{i}", "--tokenizer", "models/tiny", *options.split()), 2, words,
-                   f"prepare_text.py {options}")
-    claim_ends(script("prepare_hellaswag.py", "--tokenizer", "models/tiny", "bad/h.jsonl", "x.bin"), 2,
-               ["h.jsonl line 1", "4 endings"], "prepare_hellaswag.py: a line that is not a question")
+        expect_ends(prepare_text(f"bad/out{i}", "--tokenizer", "models/tiny", *options.split()), 2, words,
+                    f"prepare_text.py {options}")
+    expect_ends(script("prepare_hellaswag.py", "--tokenizer", "models/tiny", "bad/h.jsonl", "x.bin"), 2,
+                ["h.jsonl line 1", "4 endings"], "prepare_hellaswag.py: a line that is not a question")
 
 
 # ---- downloads
@@ -284,21 +284,21 @@ def test_download():
         for name, data in {**files, more: b"no", "README.md": b"no"}.items():
             write(f"hub/{source}/main/{name}", data)
         done = fetching("download.sh", *arguments)
-        claim(done.returncode == 0 and contents(folder) == files,
-              f"download.sh {' '.join(arguments)}: its files and no other", said(done))
-    claim("./train_gpt sample --from models/gpt2" in done.stdout, "download.sh gpt2: prints the next command")
-    claim_ends(fetching("download.sh", "fineweb-edu", "2"), 1, ["has no edu_fineweb_train_000002.bin"],
-               "a shard that is absent is named", lines=None)
+        expect(done.returncode == 0 and contents(folder) == files,
+               f"download.sh {' '.join(arguments)}: its files and no other", said(done))
+    expect("./train_gpt sample --from models/gpt2" in done.stdout, "download.sh gpt2: prints the next command")
+    expect_ends(fetching("download.sh", "fineweb-edu", "2"), 1, ["has no edu_fineweb_train_000002.bin"],
+                "a shard that is absent is named", lines=None)
     for count in ("1002", "0", "x"):
-        claim_ends(script("download.sh", "fineweb-edu", count), 2, [f"'{count}'", "1 to 1001"], f"SHARDS {count}")
+        expect_ends(script("download.sh", "fineweb-edu", count), 2, [f"'{count}'", "1 to 1001"], f"SHARDS {count}")
     for name, words in (("gpt2-xl", ["huggingface.co/openai-community/gpt2-xl", "model.safetensors", "models/gpt2-xl"]),
                         ("openwebtext", ["datasets/Skylion007/openwebtext", "*.parquet", "data/openwebtext/source"]),
                         ("fineweb-100BT", ["HuggingFaceFW/fineweb", "sample/100BT", "data/fineweb-100BT/source"]),
                         ("hellaswag", ["hellaswag_val.jsonl", "data/hellaswag/source/"])):
         done = script("download.sh", name, HF_HUB_OFFLINE="1", https_proxy="http://127.0.0.1:1")
-        claim_ends(done, 1, words, f"download.sh {name} offline: says what to fetch and where to put it", lines=None)
+        expect_ends(done, 1, words, f"download.sh {name} offline: says what to fetch and where to put it", lines=None)
     for name in ("download.sh", "prepare.sh"):
-        claim_ends(script(name, "the-pile"), 2, ["'the-pile'", "usage"], f"{name}: unknown name", lines=None)
+        expect_ends(script(name, "the-pile"), 2, ["'the-pile'", "usage"], f"{name}: unknown name", lines=None)
 
 
 def test_prepare_corpora():
@@ -314,8 +314,8 @@ def test_prepare_corpora():
         write(f"hub/dataset/{source}/sample/350BT/0.parquet", b"no")
         done = fetching("prepare.sh", corpus, "--shard-tokens", "6000")
         val, train = (tokens_in(f"data/{corpus}", f".*_{split}_.*bin") for split in ("val", "train"))
-        claim(val == expected[:6000] and train == expected[6000:],
-              f"prepare.sh {corpus}: fetched, and its documents' tokens in shards", said(done))
+        expect(val == expected[:6000] and train == expected[6000:],
+               f"prepare.sh {corpus}: fetched, and its documents' tokens in shards", said(done))
 
 
 def test_hellaswag():
@@ -330,9 +330,9 @@ def test_hellaswag():
         stream += [0xffff, 2 * (len(words) + 2), *words]
         longest = max(longest, 2 * (len(words) + 2))
     header = struct.pack("<256i", 20240522, 1, 2, longest, *[0] * 252)
-    claim(done.returncode == 0 and content("data/hellaswag/hellaswag_val.bin") ==
-          header + array.array("H", stream).tobytes(),
-          "prepare.sh hellaswag: fetched; header, label, context and endings as llm.c has them", said(done))
+    expect(done.returncode == 0 and content("data/hellaswag/hellaswag_val.bin") ==
+           header + array.array("H", stream).tobytes(),
+           "prepare.sh hellaswag: fetched; header, label, context and endings as llm.c has them", said(done))
 
 
 def test_finetune(ours):
@@ -340,7 +340,7 @@ def test_finetune(ours):
     shutil.copytree(os.path.join(ROOT, "data", "reference", "hf_tiny"), "hf_tiny")
     for variables, words in (({"FROM": "models/gpt2-xl"}, "scripts/download.sh gpt2-xl"),
                              ({"DATA": "data/none", "FROM": "hf_tiny"}, "scripts/prepare.sh shakespeare")):
-        claim_ends(script("finetune_shakespeare.sh", **variables), 2, [words], f"finetune_shakespeare.sh names {words}")
+        expect_ends(script("finetune_shakespeare.sh", **variables), 2, [words], f"finetune_shakespeare.sh: {words}")
     for split, first, count in (("train", 0, 18000), ("val", 18000, 2000)):
         write(f"data/cycle/x_{split}_000000.bin", shard_bytes([i % 50 for i in range(first, first + count)]))
     done = script("finetune_shakespeare.sh", "--seq-len", 32, "--total-batch", 256, FROM="hf_tiny", DATA="data/cycle")
@@ -348,8 +348,8 @@ def test_finetune(ours):
     lines = [json.loads(line) for line in content(log).splitlines()] if os.path.exists(log) else []
     val = {line["step"]: line["val_loss"] for line in lines if "val_loss" in line and line["step"]}
     rates = {line["lr"] for line in lines if "lr" in line}
-    claim([*val] == [5, 10, 15, 20] and val[20] < val[5] and all(abs(rate - 3e-5) < 1e-11 for rate in rates),
-          "finetune_shakespeare.sh: 20 steps at a constant rate, validation every 5, and its loss falls", said(done))
+    expect([*val] == [5, 10, 15, 20] and val[20] < val[5] and all(abs(rate - 3e-5) < 1e-11 for rate in rates),
+           "finetune_shakespeare.sh: 20 steps at a constant rate, validation every 5, and its loss falls", said(done))
 
 
 def main():
@@ -362,7 +362,7 @@ def main():
         for name in ("prepare_text.py", "prepare_hellaswag.py", "tokens.py", "download.sh", "prepare.sh",
                      "finetune_shakespeare.sh"):
             done = script(name, "--help")
-            claim(done.returncode == 0 and "usage" in done.stdout, f"{name} --help", said(done))
+            expect(done.returncode == 0 and "usage" in done.stdout, f"{name} --help", said(done))
         test_tokens()
         test_gpt2_vocabulary()
         test_prepare()

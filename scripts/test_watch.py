@@ -16,7 +16,7 @@ sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.append(os.path.join(HERE, "..", "dev", "tests"))
 import plot
-from claims import claim, claim_equal, finish
+from testing import expect, expect_equal, finish
 from runs import read_run
 
 TOKENS = 512        # of a step in these logs
@@ -59,11 +59,11 @@ def start(name, *options, **environment):
                                                                     "WANDB_SILENT": "true", **environment})
 
 
-def claim_ends(process, code, words, text):
+def expect_ends(process, code, words, text):
     """Claims an exit status, and words in the output, or in one line of errors if the status is not 0."""
     output, errors = process.communicate(timeout=120)
     right = errors.count("\n") == 1 and words in errors if code else words in output
-    claim(process.returncode == code and right, text, f"exit {process.returncode}: {output[-300:]} {errors[-900:]}")
+    expect(process.returncode == code and right, text, f"exit {process.returncode}: {output[-300:]} {errors[-900:]}")
 
 
 def until(holds, seconds=60):
@@ -86,19 +86,19 @@ def is_png(path):
 
 def test_log():
     run = read_run(log("partial", [run_line(100), *lines_of(60)], '{"step": 61, "lo'))
-    claim(run.last == 60 and not run.ended() and run.series("val_loss").keys() == {50}, "an incomplete line is ignored")
+    expect(run.last == 60 and not run.ended() and run.series("val_loss").keys() == {50}, "incomplete lines are ignored")
     tokens, seconds = run.progress()[60]
-    claim(tokens == 60 * TOKENS and math.isclose(seconds, 1.2), "tokens and seconds add up")
+    expect(tokens == 60 * TOKENS and math.isclose(seconds, 1.2), "tokens and seconds add up")
     run = read_run(log("resumed", [run_line(100), *lines_of(60), *lines_of(55, first=41, shift=1.0)]))
     expected = {s: step_line(s, shift=float(s > 40))["loss"] for s in range(1, 56)}
-    claim_equal(run.series("loss"), expected, "a resumed run: the later steps count, and what came after is dropped")
-    claim_equal(run.progress()[55][0], 55 * TOKENS, "a step that was made twice counts once")
+    expect_equal(run.series("loss"), expected, "a resumed run: the later steps count, and what came after is dropped")
+    expect_equal(run.progress()[55][0], 55 * TOKENS, "a step that was made twice counts once")
     run = read_run(log("sparse", [run_line(10), step_line(5), {**step_line(10), "loss": None}]))
-    claim(run.progress()[10][0] == 10 * TOKENS and run.ended(), "steps that were not logged count")
-    claim(math.isnan(run.series("loss")[10]), "null is a loss that is not finite")
+    expect(run.progress()[10][0] == 10 * TOKENS and run.ended(), "steps that were not logged count")
+    expect(math.isnan(run.series("loss")[10]), "null is a loss that is not finite")
     for line in ("step 3", "[1, 2]", '{"step": 1, "loss": "x"}'):
         log("broken", [run_line(9), step_line(1)], f"{line}\n" + json.dumps(step_line(2)) + "\n")
-        claim_ends(start("plot.py", "broken"), 2, "line 3", f"the line {line} is refused with its number")
+        expect_ends(start("plot.py", "broken"), 2, "line 3", f"the line {line} is refused with its number")
 
 
 # ---- plot.py
@@ -106,18 +106,18 @@ def test_log():
 def test_plot():
     a = log("first", [run_line(400), *lines_of(400)])
     b = log("second", [run_line(400), *lines_of(300, ms=30.0, shift=0.2, hellaswag=True)])
-    claim_ends(start("plot.py", a), 0, f"{a}/plot.png", "without --out: plot.png in the run's folder")
-    claim(is_png(f"{a}/plot.png") and sorted(os.listdir(a)) == ["log.jsonl", "plot.png"], "it leaves no other file")
-    claim_ends(start("plot.py", a, b, "--x", "time", "--out", "two.html"), 0, "two.html", "--out FILE.html")
+    expect_ends(start("plot.py", a), 0, f"{a}/plot.png", "without --out: plot.png in the run's folder")
+    expect(is_png(f"{a}/plot.png") and sorted(os.listdir(a)) == ["log.jsonl", "plot.png"], "it leaves no other file")
+    expect_ends(start("plot.py", a, b, "--x", "time", "--out", "two.html"), 0, "two.html", "--out FILE.html")
     with open("two.html", encoding="utf-8") as file:
         page = file.read()
-    claim("data:image/png;base64," in page and "step 400 of 400" in page and "second: step 300" in page,
-          "the page has a picture and each run's latest numbers")
+    expect("data:image/png;base64," in page and "step 400 of 400" in page and "second: step 300" in page,
+           "the page has a picture and each run's latest numbers")
     log("empty", [run_line(3)])
     log("old", [step_line(1), step_line(2)])
     for options, words in (("none", "none/log.jsonl"), ("empty", "no step"), (f"{a} --out x.doc", "--out x.doc"),
                            (f"{a} --out none/x.png", "--out none/x.png"), ("old --x flops", "flops_per_token")):
-        claim_ends(start("plot.py", *options.split()), 2, words, f"plot.py {options}: refused")
+        expect_ends(start("plot.py", *options.split()), 2, words, f"plot.py {options}: refused")
 
 
 def test_figures():
@@ -129,31 +129,31 @@ def test_figures():
     for run, expected, text in ((small, ({}, {}), "none for a small model on Shakespeare"),
                                 (web, (loss, accuracy), "loss and HellaSwag on OpenWebText"),
                                 (edu, ({}, accuracy), "HellaSwag only on other data")):
-        claim_equal(plot.references([run]), expected, f"GPT-2's own figures: {text}")
+        expect_equal(plot.references([run]), expected, f"GPT-2's own figures: {text}")
     for x, expected in {"steps": 100, "tokens": 51.2, "time": 2.0, "flops": 5.12}.items():
         last = plot.plot([small], x).axes[0].lines[1].get_xdata()[-1]
-        claim(math.isclose(last, expected), f"--x {x}: the last step is at {expected}", str(last))
+        expect(math.isclose(last, expected), f"--x {x}: the last step is at {expected}", str(last))
     labels = ["loss (nats a token)", "HellaSwag, acc_norm", "learning rate", "tokens a second"]
-    claim_equal([axis.get_ylabel() for axis in plot.plot([small, web]).axes], labels, "one panel for each quantity")
-    claim_equal(len(plot.plot([small]).axes), 3, "no panel of HellaSwag where no run has it")
+    expect_equal([axis.get_ylabel() for axis in plot.plot([small, web]).axes], labels, "one panel for each quantity")
+    expect_equal(len(plot.plot([small]).axes), 3, "no panel of HellaSwag where no run has it")
     low, high = plot.plot([web]).axes[0].get_ylim()
-    claim(low < 3.12 < high, "GPT-2's lines are within the axis")
-    claim_equal([*plot.plot([small]).axes[0].lines[2].get_xdata()], [50, 100], "validation losses are at their steps")
+    expect(low < 3.12 < high, "GPT-2's lines are within the axis")
+    expect_equal([*plot.plot([small]).axes[0].lines[2].get_xdata()], [50, 100], "validation losses are at their steps")
 
 
 def test_watch():
     log("a", [run_line(100), *lines_of(10)])
     process = start("plot.py", "--watch", "a", "b", "--every", 0.2, "--out", "live.png")
     try:
-        claim(until(lambda: is_png("live.png")), "--watch: a picture at once, of the runs that have started")
+        expect(until(lambda: is_png("live.png")), "--watch: a picture at once, of the runs that have started")
         first = os.stat("live.png").st_mtime_ns
         log("a", lines_of(50, first=11), '{"step": 51,', mode="a")
-        claim(until(lambda: os.stat("live.png").st_mtime_ns != first), "--watch: another one when the log has grown")
+        expect(until(lambda: os.stat("live.png").st_mtime_ns != first), "--watch: another one when the log has grown")
         log("a", [run_line(100), *lines_of(100)])
         log("b", [run_line(20), *lines_of(10)])
-        claim(not until(lambda: process.poll() is not None, 1), "--watch continues while a run has steps to make")
+        expect(not until(lambda: process.poll() is not None, 1), "--watch continues while a run has steps to make")
         log("b", lines_of(20, first=11), mode="a")
-        claim_ends(process, 0, "a: step 100 of 100", "--watch ends when all runs have made their steps")
+        expect_ends(process, 0, "a: step 100 of 100", "--watch ends when all runs have made their steps")
     finally:
         process.kill()
 
@@ -170,41 +170,41 @@ def scalars(folder):
             for tag in events.Tags()["tensors"]}
 
 
-def claim_series(found, expected, text):
+def expect_series(found, expected, text):
     """Claims that `found`, pairs of step and value, are those of {step: value}, each once."""
     values = dict(found)
-    claim(len(found) == len(expected) and values.keys() == expected.keys() and
-          all(math.isclose(values[s], expected[s], rel_tol=1e-6) for s in expected), text, f"found {found[:3]}")
+    expect(len(found) == len(expected) and values.keys() == expected.keys() and
+           all(math.isclose(values[s], expected[s], rel_tol=1e-6) for s in expected), text, f"found {found[:3]}")
 
 
 def test_tensorboard():
     log("c", [run_line(100), *lines_of(100, hellaswag=True)])
-    claim_ends(start("board.py", "c"), 0, "tensorboard --logdir", "board.py says how to look at it")
+    expect_ends(start("board.py", "c"), 0, "tensorboard --logdir", "board.py says how to look at it")
     found = scalars("c/board/gpt.cu")
-    claim_series(found["loss/train"], {s: step_line(s)["loss"] for s in range(1, 101)}, "TensorBoard: each step's loss")
-    claim_series(found["hellaswag/acc_norm"], {50: 0.255, 100: 0.26}, "TensorBoard: HellaSwag")
-    claim({"loss/validation", "optimizer/norm", "optimizer/lr", "speed/tokens_per_s", "speed/mfu"} <= found.keys(),
-          "TensorBoard: the other quantities", str(found.keys()))
+    expect_series(found["loss/train"], {s: step_line(s)["loss"] for s in range(1, 101)}, "TensorBoard: each loss")
+    expect_series(found["hellaswag/acc_norm"], {50: 0.255, 100: 0.26}, "TensorBoard: HellaSwag")
+    expect({"loss/validation", "optimizer/norm", "optimizer/lr", "speed/tokens_per_s", "speed/mfu"} <= found.keys(),
+           "TensorBoard: the other quantities", str(found.keys()))
     process = start("board.py", "--watch", "d", "--every", 0.2)
     try:
         log("d", [run_line(100), *lines_of(70)], '{"step"')
-        claim(until(lambda: os.path.isdir("d/board/gpt.cu") and len(
-            scalars("d/board/gpt.cu").get("loss/train", ())) == 70), "--watch: writes what a run has made so far")
+        expect(until(lambda: os.path.isdir("d/board/gpt.cu") and len(
+             scalars("d/board/gpt.cu").get("loss/train", ())) == 70), "--watch: writes what a run has made so far")
         log("d", [run_line(100), *lines_of(70), *lines_of(100, first=51, shift=1.0)])      # resumed from step 50
-        claim_ends(process, 0, "d: step 100 of 100", "--watch ends with the run")
+        expect_ends(process, 0, "d: step 100 of 100", "--watch ends with the run")
     finally:
         process.kill()
-    claim_series(scalars("d/board/gpt.cu")["loss/train"], {s: step_line(s, shift=float(s > 50))["loss"]
-                 for s in range(1, 101)}, "TensorBoard: of a resumed run the later steps count")
+    expect_series(scalars("d/board/gpt.cu")["loss/train"], {s: step_line(s, shift=float(s > 50))["loss"]
+                  for s in range(1, 101)}, "TensorBoard: of a resumed run the later steps count")
 
 
 def test_wandb():
     log("e", [run_line(50), *lines_of(50)])
-    claim_ends(start("board.py", "e", "--wandb", "tests"), 0, "e: step 50 of 50", "--wandb, offline")
+    expect_ends(start("board.py", "e", "--wandb", "tests"), 0, "e: step 50 of 50", "--wandb, offline")
     with open(glob.glob("e/wandb/offline-run-*/*.wandb")[0], "rb") as file:
         data = file.read()
     expected = ["tests", "loss/validation", *(json.dumps(step_line(step)["loss"]) for step in range(1, 51))]
-    claim_equal([text for text in expected if text.encode() not in data], [], "--wandb: project and each step's loss")
+    expect_equal([text for text in expected if text.encode() not in data], [], "--wandb: project and each step's loss")
 
 
 def test_missing():
@@ -213,9 +213,9 @@ def test_missing():
         os.makedirs(f"without/{package}")
         with open(f"without/{package}/{package}.py", "w", encoding="utf-8") as file:
             file.write(f'raise ImportError("No module named {package!r}")')
-        claim_ends(start("board.py", "f", *options, PYTHONPATH=f"without/{package}"), 2, f"pip install {package}",
-                   f"without {package}: says how to install it")
-    claim_equal(os.listdir("f"), ["log.jsonl"], "and writes nothing")
+        expect_ends(start("board.py", "f", *options, PYTHONPATH=f"without/{package}"), 2, f"pip install {package}",
+                    f"without {package}: says how to install it")
+    expect_equal(os.listdir("f"), ["log.jsonl"], "and writes nothing")
 
 
 def main():

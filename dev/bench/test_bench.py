@@ -20,7 +20,7 @@ ROOT = os.path.join(HERE, "..", "..")
 sys.path.append(os.path.join(ROOT, "dev", "tests"))
 import bench_report as report
 import contestants
-from claims import claim, claim_equal, finish
+from testing import expect, expect_equal, finish
 from contestants import Done, Failed, OutOfMemory
 
 TIMEOUT = 300       # seconds a run of bench.py may take
@@ -38,16 +38,16 @@ def write(path, text):
     os.chmod(path, 0o755)
 
 
-def claim_near(found, expected, text):
-    claim(found is not None and math.isclose(found, expected, rel_tol=1e-9), text, f"{found}, expected {expected}")
+def expect_near(found, expected, text):
+    expect(found is not None and math.isclose(found, expected, rel_tol=1e-9), text, f"{found}, expected {expected}")
 
 
-def claim_fails(function, kind, words, text):
+def expect_fails(function, kind, words, text):
     try:
         function()
-        claim(False, text, "it succeeded")
+        expect(False, text, "it succeeded")
     except Failed as failure:
-        claim(type(failure) is kind and words in str(failure), text, repr(failure))
+        expect(type(failure) is kind and words in str(failure), text, repr(failure))
 
 
 # ---- Reading. llm.c's lines are as its train_gpt2.cu prints them.
@@ -62,19 +62,19 @@ step    2/4 | loss 10.929188 (-1.25z)| norm 13.0471 (+0.31z)| lr 1.20e-05 | 1120
 
 
 def test_reading(scratch):
-    claim_equal(contestants.read_llmc(LLMC_OUTPUT), {"ms": [1342.50, 1120.25], "peak_bytes": 40409 * 2**20},
-                "llm.c: the time of each step and the memory in use")
+    expect_equal(contestants.read_llmc(LLMC_OUTPUT), {"ms": [1342.50, 1120.25], "peak_bytes": 40409 * 2**20},
+                 "llm.c: the time of each step and the memory in use")
     line = "done  5 steps in 0:12, 1.2M tok/s; memory: 31.72 GB allocated as planned, 33.10 GB in use on the device\n"
-    claim_equal(contestants.printed_bytes(line, "in use on the device"), 33.10e9, "the closing line's memory")
+    expect_equal(contestants.printed_bytes(line, "in use on the device"), 33.10e9, "the closing line's memory")
     path = os.path.join(scratch, "log.jsonl")
     write(path, '{"run":{"device":"x"}}\n{"step":1,"ms":10.0}\n{"step":1,"val_loss":3}\n{"step":2,"m')
-    claim_equal(contestants.read_log(path), ({"device": "x"}, [{"step": 1, "ms": 10.0}]),
-                "log.jsonl is read up to an incomplete line")
+    expect_equal(contestants.read_log(path), ({"device": "x"}, [{"step": 1, "ms": 10.0}]),
+                 "log.jsonl is read up to an incomplete line")
     for output, kind in (("CUDA error: out of device memory", OutOfMemory), ("it broke", Failed)):
-        claim_fails(Done(["x"], "", output, 1, 1.0, False, 0).check, kind, output[-6:], f"{output}: {kind.__name__}")
+        expect_fails(Done(["x"], "", output, 1, 1.0, False, 0).check, kind, output[-6:], f"{output}: {kind.__name__}")
     begin = time.monotonic()
     done = contestants.run(["sh", "-c", "echo begun; sleep 60 & sleep 60"], 1)
-    claim(done.ended and done.output == "begun\n" and time.monotonic() - begin < 20, "a run is ended at its limit")
+    expect(done.ended and done.output == "begun\n" and time.monotonic() - begin < 20, "a run is ended at its limit")
 
 
 KERNELS = [("embedding_forward", "forward", 10), ("matmul", "forward", 20), ("cross_entropy", "forward", 10),
@@ -99,13 +99,13 @@ def made_up_trace(steps):
 def test_trace():
     got = contestants.read_trace(made_up_trace(3))
     for key, expected in (("busy_ms", 0.180), ("step_ms", 0.180 + 0.010 + 0.100), ("launches", 10), ("gap_us", 1)):
-        claim_near(got[key], expected, f"a traced step lasts until the next one starts: {key}")
+        expect_near(got[key], expected, f"a traced step lasts until the next one starts: {key}")
     kernels = {(k["pass"], k["name"]): (k["launches"], round(k["ms"], 6)) for k in got["kernels"]}
-    claim(kernels["forward", "matmul"] == (2, 0.04) and kernels["backward", "matmul"] == (2, 0.08),
-          "time and launches by pass and kernel", str(kernels))
+    expect(kernels["forward", "matmul"] == (2, 0.04) and kernels["backward", "matmul"] == (2, 0.08),
+           "time and launches by pass and kernel", str(kernels))
     for steps in (0, 1):
-        claim_fails(lambda: contestants.read_trace(made_up_trace(steps)), Failed, "--trace: found",
-                    f"a trace of {steps} steps is an error")
+        expect_fails(lambda: contestants.read_trace(made_up_trace(steps)), Failed, "--trace: found",
+                     f"a trace of {steps} steps is an error")
 
 
 # ---- Arithmetic
@@ -138,44 +138,44 @@ def cells(results, section, first):
 def test_arithmetic():
     results = made_up_results()
     case, run, ceilings = results["cases"]["gpt2"], results["cases"]["gpt2"]["runs"]["ours, BF16"], results["ceilings"]
-    claim_equal((report.median_ms(run), report.best_peer(case)), (15, "PyTorch fused"), "medians; the fastest peer")
+    expect_equal((report.median_ms(run), report.best_peer(case)), (15, "PyTorch fused"), "medians; the fastest peer")
     fp32 = {**run, "plan": {**run["plan"], "precision": "fp32", "bytes": {**BYTES, "weights": 4e6, "master": 0}}}
     for which, found, expected in (
             # 128 tokens of 1 MFLOP at 2 GFLOP/s; 32 MB of FP32 read and written and 2 MB of weights written, at 34 MB/s
             ("FLOPs and AdamW's bytes", report.floor_ms(case, run, ceilings), 64 + 1000),
             ("PyTorch's matmul", report.floor_ms(case, run, {**ceilings, "matmul_flops": 4e9}), 32 + 1000),
             ("FP32 has no master copy", report.floor_ms(case, fp32, ceilings), 64 + 32e6 / 34e6 * 1000)):
-        claim_near(found, expected, f"the floor: {which}")
-    claim_equal(report.floor_ms(case, run, {}), None, "without a copy's rate there is no floor")
+        expect_near(found, expected, f"the floor: {which}")
+    expect_equal(report.floor_ms(case, run, {}), None, "without a copy's rate there is no floor")
     row = cells(results, report.speed, ["gpt2", "ours, BF16"])
-    claim(row[4:8] == ["15.0 (10.0 to 90.0)", f"{128 / 0.015:,.0f}", "426.7 %", "2.00x PyTorch fused"]
-          and row[9] == "10 MISSED", "the table: median, range, tokens/s, MFU, ratio, goal", str(row))
+    expect(row[4:8] == ["15.0 (10.0 to 90.0)", f"{128 / 0.015:,.0f}", "426.7 %", "2.00x PyTorch fused"]
+           and row[9] == "10 MISSED", "the table: median, range, tokens/s, MFU, ratio, goal", str(row))
 
     # Embedding: writes and reads 64 rows of 8 values of 2 bytes, twice a step; cross-entropy: padded to 256 words.
     need = report.kernel_bytes(run, 16)
-    claim(need["embedding_forward"] == 2 * 64 * 8 * 2 and need["cross_entropy"] == 2 * 64 * 256 * 2
-          and need["adamw"] == 2 * 4e6 + 6 * 4e6 + 2e6, "bytes that kernels must move")
+    expect(need["embedding_forward"] == 2 * 64 * 8 * 2 and need["cross_entropy"] == 2 * 64 * 256 * 2
+           and need["adamw"] == 2 * 4e6 + 6 * 4e6 + 2e6, "bytes that kernels must move")
     moved = 2 * (need["embedding_forward"] + need["cross_entropy"]) + need["norm_partials"] + need["adamw"]
-    claim_near(report.memory_bound_rate(case, run), moved / 60e-6, "the rate of the kernels bound by memory")
-    claim_near(report.idle_shares(run)[0], 1 - 180 / 290, "idle between kernels in the traced step")
-    claim_near(report.idle_shares(run)[1], 1 - 0.18 / 15, "idle between kernels in the others")
+    expect_near(report.memory_bound_rate(case, run), moved / 60e-6, "the rate of the kernels bound by memory")
+    expect_near(report.idle_shares(run)[0], 1 - 180 / 290, "idle between kernels in the traced step")
+    expect_near(report.idle_shares(run)[1], 1 - 0.18 / 15, "idle between kernels in the others")
     forward = 2 * 2 * 4 * 2048**2 * 64
     rates = report.attention_rates(results["attention"]["64/2048"], {"forward_s": 1, "backward_s": 6})
-    claim_equal(rates, (forward, forward / 2), "attention's FLOPs: half of the square, backward 2.5 times forward")
+    expect_equal(rates, (forward, forward / 2), "attention's FLOPs: half of the square, backward 2.5 times forward")
     text = "\n".join(report.attention(results))
-    claim("2.00x" in text and "1.33x" in text and "cuDNN, T = 2048: no kernel" in text,
-          "attention: ours over the fastest backend; a backend that fails is named", text)
+    expect("2.00x" in text and "1.33x" in text and "cuDNN, T = 2048: no kernel" in text,
+           "attention: ours over the fastest backend; a backend that fails is named", text)
 
 
 def test_goals():
     rows = {row: cells(made_up_results(), report.goals, [row])[2] for row in report.GOALS}
-    claim_equal([*rows.values()][:4], ["8,533 tokens/s, 426.7 % MFU", "not measured", "4.29 / 68.7 TFLOP/s",
-                                       "5.01 / 80.2 TFLOP/s"], "goals: measured values beside them")
-    claim("not measured" not in [*rows.values()][4:], "goals: bandwidth and idle time", str(rows))
+    expect_equal([*rows.values()][:4], ["8,533 tokens/s, 426.7 % MFU", "not measured", "4.29 / 68.7 TFLOP/s",
+                                        "5.01 / 80.2 TFLOP/s"], "goals: measured values beside them")
+    expect("not measured" not in [*rows.values()][4:], "goals: bandwidth and idle time", str(rows))
     lines = read(os.path.join(ROOT, "README.md")).splitlines()
     missing = [row for row, goal in report.GOALS.items()
                if not any(line.startswith(f"| {row} | {goal} |") for line in lines)]
-    claim_equal(missing, [], "README.md's table has the report's rows and goals")
+    expect_equal(missing, [], "README.md's table has the report's rows and goals")
 
 
 # ---- Whole runs. These programs answer as PyTorch and llm.c do.
@@ -246,34 +246,34 @@ class World:
 
 def test_dry_run(world):
     code, errors, text, results = world.run("dry", "gpu", "--device", "cpu", "--llmc", "llmc")
-    claim(code == 0 and not results["not_run"], "make bench-gpu on a CPU: every part runs", errors)
-    claim_equal([line for line in text.splitlines() if line.startswith("#") and not line.startswith("###")],
-                ["# Dry run on a CPU, not a measurement", "## Speed", "## Where a step goes", "## Attention alone"],
-                "its report has every section")
+    expect(code == 0 and not results["not_run"], "make bench-gpu on a CPU: every part runs", errors)
+    expect_equal([line for line in text.splitlines() if line.startswith("#") and not line.startswith("###")],
+                 ["# Dry run on a CPU, not a measurement", "## Speed", "## Where a step goes", "## Attention alone"],
+                 "its report has every section")
     runs = results["cases"]["tiny-2"]["runs"]
-    claim(set(runs) >= {"PyTorch fused, BF16", "llm.c"} and len(runs) == 3, "all contestants are in it", str([*runs]))
-    claim(runs["llm.c"]["micro_batch"] == 1 and runs["PyTorch fused, BF16"]["micro_batch"] == 2,
-          "a peer's micro-batch is halved until it fits")
-    claim(len(runs["llm.c"]["ms"]) == 6 and set(runs["PyTorch fused, BF16"]["ms"]) == {125},
-          "two runs count, without the first steps of each")
+    expect(set(runs) >= {"PyTorch fused, BF16", "llm.c"} and len(runs) == 3, "all contestants are in it", str([*runs]))
+    expect(runs["llm.c"]["micro_batch"] == 1 and runs["PyTorch fused, BF16"]["micro_batch"] == 2,
+           "a peer's micro-batch is halved until it fits")
+    expect(len(runs["llm.c"]["ms"]) == 6 and set(runs["PyTorch fused, BF16"]["ms"]) == {125},
+           "two runs count, without the first steps of each")
     ours = next(run for run in runs.values() if run["kind"] == "ours")
     absent = set(report.kernel_bytes(ours, 64)) - {kernel["name"] for kernel in ours["trace"]["kernels"]}
-    claim_equal(absent, set(), "every kernel whose bytes are counted is in a trace of ./train_gpt")
+    expect_equal(absent, set(), "every kernel whose bytes are counted is in a trace of ./train_gpt")
     elements = ours["plan"]["bytes"]["adam_m"] / 4
-    claim(ours["planned_bytes"] > 12 * elements and ours["peak_bytes"] > ours["planned_bytes"], "memory is measured")
-    claim(all(seconds > 0 for point in results["attention"].values() for seconds in point["ours"].values()),
-          "attention alone is timed")
+    expect(ours["planned_bytes"] > 12 * elements and ours["peak_bytes"] > ours["planned_bytes"], "memory is measured")
+    expect(all(seconds > 0 for point in results["attention"].values() for seconds in point["ours"].values()),
+           "attention alone is timed")
 
 
 def test_cpu(world):
     code, errors, text, results = world.run("cpu", "cpu", "--cases", "shakespeare", "--threads", "1")
     case = results["cases"]["shakespeare"]
-    claim(code == 0 and report.best_peer(case) == "PyTorch fused, BF16" and len(case["runs"]) == 4,
-          "make bench: PyTorch is asked for every tuning", errors)
+    expect(code == 0 and report.best_peer(case) == "PyTorch fused, BF16" and len(case["runs"]) == 4,
+           "make bench: PyTorch is asked for every tuning", errors)
     failed = dict(results["not_run"])
-    claim(sum("no C++ compiler" in why for why in failed.values()) == 2 and len(failed) == 2
-          and "no C++ compiler" in text, "tunings that fail are named, once", str(failed))
-    claim("## Goals" not in text, "the goals of GPUs are not in a CPU's report")
+    expect(sum("no C++ compiler" in why for why in failed.values()) == 2 and len(failed) == 2
+           and "no C++ compiler" in text, "tunings that fail are named, once", str(failed))
+    expect("## Goals" not in text, "the goals of GPUs are not in a CPU's report")
 
 
 def test_trouble(world):
@@ -282,13 +282,13 @@ def test_trouble(world):
                            ("gpu --minutes 0", "--minutes 0"), ("gpu --llmc /nowhere", "--llmc /nowhere"),
                            ("cpu --ours /nowhere", "--ours /nowhere"), ("cpu --threads 0", "--threads 0")):
         code, errors, _, results = world.run("bad", *options.split())
-        claim(code == 2 and words in errors and errors.count("\n") == 1 and not results, f"{options}: refused", errors)
+        expect(code == 2 and words in errors and errors.count("\n") == 1 and not results, f"{options}: refused", errors)
     options = ["gpu", "--device", "cpu", "--cases", "tiny-2"]
     code, errors, text, results = world.run("no-peers", *options, "--python", "bin/broken", "--llmc", "bin")
-    claim(code == 0 and "it broke" in text and "'make train_gpt2cu' there makes it" in text
-          and len(results["not_run"]) == 3 and "| tiny-2 | ours" in text, "peers that fail are named", errors)
+    expect(code == 0 and "it broke" in text and "'make train_gpt2cu' there makes it" in text
+           and len(results["not_run"]) == 3 and "| tiny-2 | ours" in text, "peers that fail are named", errors)
     code, _, text, _ = world.run("late", *options, "--minutes", "0.01")
-    claim(code == 0 and "were left of 0.01 minutes" in text, "runs for which no time is left are named")
+    expect(code == 0 and "were left of 0.01 minutes" in text, "runs for which no time is left are named")
 
     process = world.start("interrupted", *options, "--llmc", "llmc", FAKE_LLMC_PID=os.path.abspath("pid"))
     until = time.monotonic() + 120
@@ -300,9 +300,9 @@ def test_trouble(world):
     finally:
         process.kill()
     text = read("interrupted/report.md")
-    claim(process.returncode == 1 and "| the rest | interrupted |" in text and "| tiny-2 | ours" in text,
-          "Ctrl-C: exit 1, and the report keeps what was measured", errors)
-    claim(not os.path.exists(f"/proc/{read('pid')}"), "Ctrl-C: the program that was running is ended")
+    expect(process.returncode == 1 and "| the rest | interrupted |" in text and "| tiny-2 | ours" in text,
+           "Ctrl-C: exit 1, and the report keeps what was measured", errors)
+    expect(not os.path.exists(f"/proc/{read('pid')}"), "Ctrl-C: the program that was running is ended")
 
 
 def main():

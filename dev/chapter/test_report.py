@@ -17,7 +17,7 @@ import measure
 import parts_formats
 import parts_parallel
 import parts_single
-from claims import claim, claim_equal, finish
+from testing import expect, expect_equal, finish
 from figures import pyplot
 from formats import FORMATS
 
@@ -30,7 +30,7 @@ def check(part, cases):
         pyplot.close("all")
         text = " ".join([*section.texts, *(f"{what}: {here}" for what, _, here in section.rows)])
         missing, there = [w for w in wanted if w not in text], [w for w in unwanted if w in text]
-        claim(not missing and not there, f"{part}: {name}", f"missing {missing}, unexpected {there} in: {text}")
+        expect(not missing and not there, f"{part}: {name}", f"missing {missing}, unexpected {there} in: {text}")
 
 
 # ---- one GPU
@@ -49,7 +49,7 @@ def test_conclusive():
             ([1.10, 1.25, 1.40], False, "rounds that are all slower, but differ by more than the effect, are not"),
             ([1.0, 1.0, 1.0], False, "no effect is not"),
             ([1.25], False, "a single round is not")):
-        claim_equal(measure.conclusive(ratios), expected, text)
+        expect_equal(measure.conclusive(ratios), expected, text)
 
 
 def test_state():
@@ -103,8 +103,8 @@ def test_last_step():
     events += [{"ph": "M", "tid": 1, "name": "thread_name", "args": {"name": "stream: kernels"}}]
     events += [{"ph": "C", "name": "live bytes", "ts": at, "args": {"weights": at}} for at in (0, 1500, 3500, 9000)]
     found = measure.last_step({"traceEvents": events[::-1]})
-    claim_equal(found, {"ms": 4, "passes": [["forward", 0, 2], ["backward", 2, 3], ["update", 3, 4]],
-                        "live": {"ms": [0, 1.5], "weights": [1500, 3500]}}, "the last step begins after an update")
+    expect_equal(found, {"ms": 4, "passes": [["forward", 0, 2], ["backward", 2, 3], ["update", 3, 4]],
+                         "live": {"ms": [0, 1.5], "weights": [1500, 3500]}}, "the last step begins after an update")
 
 
 COST = {"none": (1.0, 30), "selective": (1.0, 20), "full": (1.25, 5)}     # hardware FLOPs over the model's, bytes kept
@@ -137,7 +137,7 @@ def test_recomputation():
         ("one round: no conclusion", recomputation([100], [103], [125]), ["there was only one round"],
          ["makes a step", "costs +"])])
     alphas = [patch.get_alpha() for patch in busy.figure.axes[0].patches[:3]]
-    claim_equal(alphas, [1, 0.3, 0.3], "recomputation: a bar without a conclusion is faint")
+    expect_equal(alphas, [1, 0.3, 0.3], "recomputation: a bar without a conclusion is faint")
 
 
 def test_accumulation():
@@ -227,7 +227,7 @@ def test_why_alone():
             ("two processes run", 4, lambda **_: {}, None),
             ("a build without NCCL", 4, fails, "two processes do not run here (the build has no NCCL)"),
             ("one GPU", 1, fails, "this machine has one GPU")):
-        claim_equal(measure.why_alone(Made(answer), most, {}), expected, f"why there is no data parallelism: {text}")
+        expect_equal(measure.why_alone(Made(answer), most, {}), expected, f"why there is no data parallelism: {text}")
 
 
 def test_compare():
@@ -237,11 +237,11 @@ def test_compare():
         order.append(name)
         return {"ms": [{"a": 10, "b": 20}[name] * (1 + len(order) // 3)] * steps}
     results = Made(answer).compare({"a": {"name": "a"}, "b": {"name": "b"}}, 3, 0.1)
-    claim_equal("".join(order), "abbaab", "setups take turns, and turns in being first")
+    expect_equal("".join(order), "abbaab", "setups take turns, and turns in being first")
     expected = [b / a for a, b in zip(results["a"]["round_ms"], results["b"]["round_ms"])]
-    claim_equal((len(expected), results["b"]["ratios"]), (3, expected), "ratios compare runs of the same round")
+    expect_equal((len(expected), results["b"]["ratios"]), (3, expected), "ratios compare runs of the same round")
     for text, expected in (("6.00 MB a step by each", 6e6), ("1.5 GB a step by each", 1.5e9), ("nothing", None)):
-        claim_equal(measure.printed_bytes(text, "a step by each"), expected, f"bytes in '{text}'")
+        expect_equal(measure.printed_bytes(text, "a step by each"), expected, f"bytes in '{text}'")
 
 
 # ---- formats of 16 and 8 bits
@@ -252,12 +252,12 @@ def test_formats():
                                      (3.3895313892515355e38, 2**-126, 2**-133, 2**-7),
                                      (65504, 2**-14, 2**-24, 2**-10), (448, 2**-6, 2**-9, 2**-3),
                                      (57344, 2**-14, 2**-16, 2**-2))):
-        claim_equal((f.largest, f.smallest_normal, f.smallest, f.epsilon), expected,
-                    f"{f.name}: largest, smallest normal, smallest, next to 1")
+        expect_equal((f.largest, f.smallest_normal, f.smallest, f.epsilon), expected,
+                     f"{f.name}: largest, smallest normal, smallest, next to 1")
     for f, kept in zip(FORMATS[-2:], (1, 4)):   # codes of NaN and infinity, at the end
         parts = [divmod(code, 2 ** f.mantissa) for code in range(2 ** 7 - kept)]
         values = [(m if e == 0 else 2 ** f.mantissa + m) * 2.0 ** (max(e, 1) - f.bias - f.mantissa) for e, m in parts]
-        claim_equal((values[1], values[-1]), (f.smallest, f.largest), f"{f.name}: smallest and largest of all values")
+        expect_equal((values[1], values[-1]), (f.smallest, f.largest), f"{f.name}: smallest and largest of all values")
 
 
 def test_sums():
@@ -265,7 +265,7 @@ def test_sums():
         return parts_formats.formats({"sums": [{"micro_batches": count, "error": error}
                                                for count, error in ((1, first), (256, last))]}, ABOUT)
     without = parts_formats.formats({"why": "there is no such program"}, ABOUT)
-    claim_equal(measure.distance([3.0, 0.0], [3.0, 5.0]), (25 / 34) ** 0.5, "relative distance of gradients")
+    expect_equal(measure.distance([3.0, 0.0], [3.0, 5.0]), (25 / 34) ** 0.5, "relative distance of gradients")
     check("formats", [
         ("ranges, and an error that grows", made(0.0017, 0.05),
          ["FP32 254 / BF16 254 / FP16 30 / E4M3 15 / E5M2 30", "is 8 times as large", "0.17 % of their norm after 1 ",
@@ -321,8 +321,8 @@ def test_failures():
         ("what cannot be measured is left out", some,
          ["FP16 without loss scaling. Left out: no --fp16 PROGRAM was given.", "Left out: this GPU has no FP8."], []),
         ("all of it is left out", nothing, ["master copy. Left out: x."], ["agrees"])])
-    claim(len(some.figure.axes) == 2 and len(some.rows) == 1 and nothing.figure is None and not nothing.rows,
-          "failures: panels and summary only for what was measured")
+    expect(len(some.figure.axes) == 2 and len(some.rows) == 1 and nothing.figure is None and not nothing.rows,
+           "failures: panels and summary only for what was measured")
 
 
 def test_demonstration():
@@ -340,11 +340,11 @@ def test_demonstration():
     def results(*keys):
         return measure.demonstration(SimpleNamespace(log_of=log_of), "text", {}, {k: {"kind": k} for k in "ab"}, keys)
     found = results("loss", "unchanged")
-    claim_equal(calls, ["1a", "1b", "2a", "2b", "3a", "3b"], "each kind runs with each seed")
-    claim_equal((found["b"]["ratios"], found["b"]["stopped"]), ([4.2 / 2.1] * 2, [None, "step 11: loss nan", None]),
-                "ratios are those of medians of the last tenth of finished runs")
-    claim_equal((len(found["a"]["loss"][2]), found["a"]["unchanged"][2][3]), (30, [4, 0.3]), "curves by seed")
-    claim_equal(results("val_loss")["b"]["last"], [1, None, 3], "with validation losses, the last one")
+    expect_equal(calls, ["1a", "1b", "2a", "2b", "3a", "3b"], "each kind runs with each seed")
+    expect_equal((found["b"]["ratios"], found["b"]["stopped"]), ([4.2 / 2.1] * 2, [None, "step 11: loss nan", None]),
+                 "ratios are those of medians of the last tenth of finished runs")
+    expect_equal((len(found["a"]["loss"][2]), found["a"]["unchanged"][2][3]), (30, [4, 0.3]), "curves by seed")
+    expect_equal(results("val_loss")["b"]["last"], [1, None, 3], "with validation losses, the last one")
 
 
 def test_quality():
@@ -385,14 +385,14 @@ def test_quality_script():
             try:
                 fp8_quality.main()
             except measure.Failed as error:
-                claim_equal(error.said, reason, "the message of a failed run")
-            claim_equal(os.path.exists(out), is_result, f"'{reason}' is {'' if is_result else 'not '}a result")
+                expect_equal(error.said, reason, "the message of a failed run")
+            expect_equal(os.path.exists(out), is_result, f"'{reason}' is {'' if is_result else 'not '}a result")
         made = measure.read_json(out)
     kinds = made["kinds"]
-    claim_equal((made["options"]["steps"], made["about"]["parameters"], kinds["bf16"]["last"]), (2, 7, [1.5] * 3),
-                "the file has the options, the model and the last losses")
-    claim_equal((kinds["fp8-all"]["stopped"], kinds["bf16 again"]["val_loss"]),
-                (["step 2: loss nan"] * 3, [[[1, 2.0], [2, 1.5]]] * 3), "and which runs stopped, and all losses")
+    expect_equal((made["options"]["steps"], made["about"]["parameters"], kinds["bf16"]["last"]), (2, 7, [1.5] * 3),
+                 "the file has the options, the model and the last losses")
+    expect_equal((kinds["fp8-all"]["stopped"], kinds["bf16 again"]["val_loss"]),
+                 (["step 2: loss nan"] * 3, [[[1, 2.0], [2, 1.5]]] * 3), "and which runs stopped, and all losses")
 
 
 def test_results():
@@ -400,8 +400,8 @@ def test_results():
     steps = range(made["options"]["eval_every"], made["options"]["steps"] + 1, made["options"]["eval_every"])
     whole = [name for name, result in made["kinds"].items() if result["stopped"] == [None] * 3
              and [[step for step, _ in curve] for curve in result["val_loss"]] == [list(steps)] * 3]
-    claim(fp8_quality.REFERENCE in whole and whole == list(made["kinds"]),
-          "fp8_quality.json has all losses of three seeds of each format", str(whole))
+    expect(fp8_quality.REFERENCE in whole and whole == list(made["kinds"]),
+           "fp8_quality.json has all losses of three seeds of each format", str(whole))
 
 
 if __name__ == "__main__":

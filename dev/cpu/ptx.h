@@ -885,13 +885,13 @@ CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint6
 }
 
 // Registers are not counted.
-template <int N> inline void keep_registers()
+template <int N> inline void setmaxnreg_dec()
 {
     static_assert(N >= 24 && N <= 256 && N % 8 == 0);
-    cuda_cpu::need_capability("keep_registers", 90, 90);
+    cuda_cpu::need_capability("setmaxnreg_dec", 90, 90);
 }
-template <int N> inline void take_registers()
+template <int N> inline void setmaxnreg_inc()
 {
     static_assert(N >= 24 && N <= 256 && N % 8 == 0);
-    cuda_cpu::need_capability("take_registers", 90, 90);
+    cuda_cpu::need_capability("setmaxnreg_inc", 90, 90);
 }

@@ -26,20 +26,20 @@ extern __shared__ float4 dynamic_shared_memory[];
 
 static int passed = 0, failed = 0;
 
-static void claim(const std::string& what, bool holds)
+static void expect(const std::string& what, bool holds)
 {
     printf("%s  %s\n", holds ? "ok    " : "FAILED", what.c_str());
     fflush(stdout);
     ++(holds ? passed : failed);
 }
 
-// A claim that holds for each row of a table. The rows for which it does not are named.
-template <class Table, class Holds> static void claim_each(const std::string& what, const Table& table, Holds holds)
+// Expects `holds` to be true for each row of a table; names the rows for which it is false.
+template <class Table, class Holds> static void expect_each(const std::string& what, const Table& table, Holds holds)
 {
     std::string wrong;
     for (const auto& row : table)
         if (!holds(row)) wrong += std::string(" ") + row.name + ";";
-    claim(what + ":" + wrong, wrong.empty());
+    expect(what + ":" + wrong, wrong.empty());
 }
 
 // The configuration is {grid, block, bytes of shared memory, stream}.
@@ -176,13 +176,13 @@ static bool missing_barrier_shows()
 
 static void test_blocks()
 {
-    claim("every thread of every block runs once, with its own indices", in_every_order([] {
+    expect("every thread of every block runs once, with its own indices", in_every_order([] {
               return every_thread_runs_once({5, 3, 2}, {4, 3, 5}) && every_thread_runs_once(1, 1) &&
                      every_thread_runs_once(1000, 1) && every_thread_runs_once(3, 1024);
           }));
-    claim("exited threads do not count at a barrier", in_every_order(half_of_the_threads_exit));
-    claim("a missing barrier shows under some seed, but not in the natural order",
-          !missing_barrier_shows() && !under_seeds(1, 10, [] { return !missing_barrier_shows(); }));
+    expect("exited threads do not count at a barrier", in_every_order(half_of_the_threads_exit));
+    expect("a missing barrier shows under some seed, but not in the natural order",
+           !missing_barrier_shows() && !under_seeds(1, 10, [] { return !missing_barrier_shows(); }));
     Array<float> out(2);
     // Reads shared memory that no thread of this block has written.
     const auto read_unwritten = [out = out.data] {
@@ -192,10 +192,10 @@ static void test_blocks()
         own[63] = 1;
     };
     for (int launches = 0; launches < 2; launches++) run({1, 1, 4}, read_unwritten);
-    claim("under a seed unwritten shared memory, dynamic and static, is NaN",
-          out[1] == 1 && under_seeds(1, 3, [&] {
-              return run({1, 1, 4}, read_unwritten) == cudaSuccess && std::isnan(out[0]) && std::isnan(out[1]);
-          }));
+    expect("under a seed unwritten shared memory, dynamic and static, is NaN",
+           out[1] == 1 && under_seeds(1, 3, [&] {
+               return run({1, 1, 4}, read_unwritten) == cudaSuccess && std::isnan(out[0]) && std::isnan(out[1]);
+           }));
 }
 
 // ==== warps =============================================================================================
@@ -227,11 +227,11 @@ template <class T> static bool shuffles_are_right()
 
 static void test_warps()
 {
-    claim("shuffles of 32 and 64 bits take the lane they name, within their width", in_every_order([] {
+    expect("shuffles of 32 and 64 bits take the lane they name, within their width", in_every_order([] {
               return shuffles_are_right<int>() && shuffles_are_right<float>() && shuffles_are_right<double>();
           }));
     if (WARP_SIZE == 1) return;
-    claim("ballot, any and all, with the halves of a warp separate", in_every_order([] {
+    expect("ballot, any and all, with the halves of a warp separate", in_every_order([] {
               Array<unsigned> out(64);
               run({1, 64}, [out = out.data] {
                   const unsigned lane = threadIdx.x % 32, half = lane < 16 ? 0xffffu : 0xffff0000u;
@@ -242,7 +242,7 @@ static void test_warps()
               });
               return out.each([](size_t t, unsigned x) { return x == (0xaaaaaaaa ^ (t % 32 < 16 ? 0xf0000000 : 0)); });
           }));
-    claim("exited lanes do not count in a warp's masks", in_every_order([] {
+    expect("exited lanes do not count in a warp's masks", in_every_order([] {
               Array<int> out(64);
               run({1, 64}, [out = out.data] {
                   if (threadIdx.x % 32 >= 20) return;
@@ -287,21 +287,21 @@ static int do_fatal(const std::string& what)
 static void test_deaths()
 {
     if (WARP_SIZE == 32)
-        claim("a deadlock is reported with kernel, block and threads",
-              child_fails(1,
-                          "of (2, 3, 1), 96 x 1 x 1 threads: deadlock: no thread can continue\n"
-                          "  threads 0-4, 6-63: in __syncthreads\n"
-                          "  threads 5: in __shfl_xor_sync with mask 0xffffffff\n  threads 64-95: ended",
-                          "deadlock") &&
-                  child_fails(1, "kernel half_wait, block (", "deadlock"));
+        expect("a deadlock is reported with kernel, block and threads",
+               child_fails(1,
+                           "of (2, 3, 1), 96 x 1 x 1 threads: deadlock: no thread can continue\n"
+                           "  threads 0-4, 6-63: in __syncthreads\n"
+                           "  threads 5: in __shfl_xor_sync with mask 0xffffffff\n  threads 64-95: ended",
+                           "deadlock") &&
+                   child_fails(1, "kernel half_wait, block (", "deadlock"));
 #ifdef __SANITIZE_ADDRESS__
-    claim("AddressSanitizer sees a write past the launch's shared memory",
-          contains(run_child("shared").first, "use-after-poison"));
-    claim("AddressSanitizer sees a write past a block of cudaMalloc",
-          contains(run_child("global").first, "heap-buffer-overflow"));
+    expect("AddressSanitizer sees a write past the launch's shared memory",
+           contains(run_child("shared").first, "use-after-poison"));
+    expect("AddressSanitizer sees a write past a block of cudaMalloc",
+           contains(run_child("global").first, "heap-buffer-overflow"));
 #else
-    claim("a thread that needs too much stack is named",
-          child_fails(1, "needs more than the 65536 bytes of stack", "stack"));
+    expect("a thread that needs too much stack is named",
+           child_fails(1, "needs more than the 65536 bytes of stack", "stack"));
 #endif
 }
 
@@ -319,11 +319,11 @@ static int print_workers(int argc, char** argv)
 static void test_workers()
 {
     const std::string before = "echo input | env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY OMP_NUM_THREADS=2 ";
-    claim("a program that starts again with shorter spins keeps its arguments, variables and input",
-          run_child("workers a '' 'two words'", before + "CUDA_CPU_THREADS=3").first ==
-              "3 workers, [a][][two words] input\n");
-    claim("CUDA_CPU_THREADS takes a whole number",
-          child_fails(2, "CUDA_CPU_THREADS is \"2x\"; expected a whole number", "workers", "CUDA_CPU_THREADS=2x"));
+    expect("a program that starts again with shorter spins keeps its arguments, variables and input",
+           run_child("workers a '' 'two words'", before + "CUDA_CPU_THREADS=3").first ==
+               "3 workers, [a][][two words] input\n");
+    expect("CUDA_CPU_THREADS takes a whole number",
+           child_fails(2, "CUDA_CPU_THREADS is \"2x\"; expected a whole number", "workers", "CUDA_CPU_THREADS=2x"));
 }
 
 // ==== the host's side ===================================================================================
@@ -400,23 +400,23 @@ static bool symbols_are_copied()
 
 static void test_host()
 {
-    claim("too much shared memory is rejected, what was asked for is available", shared_memory_ends_at(227 << 10));
+    expect("too much shared memory is rejected, what was asked for is available", shared_memory_ends_at(227 << 10));
     bool right = true;
     for (dim3 grid : {dim3(0), dim3(1, 65536), dim3(1, 1, 65536), dim3(1, 0)})
         right = right && launch({grid, 1}, nothing) == cudaErrorInvalidConfiguration;
     for (dim3 block : {dim3(0), dim3(1025), dim3(32, 33), dim3(1, 1, 65)})
         right = right && launch({1, block}, nothing) == cudaErrorInvalidConfiguration;
-    claim("grids and blocks out of bounds are rejected", right && cudaGetLastError() == cudaErrorInvalidConfiguration);
+    expect("grids and blocks out of bounds are rejected", right && cudaGetLastError() == cudaErrorInvalidConfiguration);
     cuda_cpu::launch(nothing, {0, 1})();
-    claim("a rejected launch of <<<>>> leaves its error for cudaGetLastError",
-          cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
-    claim("memory is counted, aligned, and rejected beyond what the machine has available", memory_is_counted());
-    claim("variables of the device are copied to, within their bounds", symbols_are_copied());
-    claim("events measure time, but those without timing do not", events_measure_time());
+    expect("a rejected launch of <<<>>> leaves its error for cudaGetLastError",
+           cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
+    expect("memory is counted, aligned, and rejected beyond what the machine has available", memory_is_counted());
+    expect("variables of the device are copied to, within their bounds", symbols_are_copied());
+    expect("events measure time, but those without timing do not", events_measure_time());
     cudaDeviceProp p;
-    claim("the device describes itself",
-          cudaGetDeviceProperties(&p, 0) == cudaSuccess && p.name[0] != 0 && p.warpSize == WARP_SIZE && p.major == 0 &&
-              p.multiProcessorCount == omp_get_max_threads() && cudaSetDevice(1) == cudaErrorInvalidDevice);
+    expect("the device describes itself",
+           cudaGetDeviceProperties(&p, 0) == cudaSuccess && p.name[0] != 0 && p.warpSize == WARP_SIZE && p.major == 0 &&
+               p.multiProcessorCount == omp_get_max_threads() && cudaSetDevice(1) == cudaErrorInvalidDevice);
     cudaGetLastError();
 }
 
@@ -462,24 +462,24 @@ static void test_graphs()
         cudaMemcpyAsync(y.data, x.data, 4 * sizeof(float), cudaMemcpyDeviceToDevice, stream);
         cudaEventRecord(event, stream);
     });
-    claim("a captured stream does nothing yet", error == cudaSuccess && x.all_are(0) && y.all_are(0));
+    expect("a captured stream does nothing yet", error == cudaSuccess && x.all_are(0) && y.all_are(0));
     bool right = cudaGraphLaunch(graph, stream) == cudaSuccess && y.all_are(6);
     factor[0] = 5;
     right = right && cudaGraphLaunch(graph, stream) == cudaSuccess && y.all_are(15);
-    claim("its graph repeats it, with the arguments of the capture and the memory of the launch", right);
+    expect("its graph repeats it, with the arguments of the capture and the memory of the launch", right);
     cudaGraphExecDestroy(graph);
     launch({4, 1, 0, stream}, add_one, x.data);
-    claim("after the capture the stream works again", x.all_are(16));
+    expect("after the capture the stream works again", x.all_are(16));
     float ms = 0;
-    claim("the host cannot wait for an event of a capture, or read its time",
-          cudaEventSynchronize(event) == cudaErrorCapturedEvent &&
-              cudaEventElapsedTime(&ms, event, event) == cudaErrorCapturedEvent);
+    expect("the host cannot wait for an event of a capture, or read its time",
+           cudaEventSynchronize(event) == cudaErrorCapturedEvent &&
+               cudaEventElapsedTime(&ms, event, event) == cudaErrorCapturedEvent);
     cudaGraph_t none = nullptr;
     const auto begin = [](cudaStream_t s) { return cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal); };
-    claim("a capture begins and ends once, and not on the default stream",
-          cudaStreamEndCapture(stream, &none) == cudaErrorIllegalState &&
-              begin(nullptr) == cudaErrorStreamCaptureUnsupported && begin(stream) == cudaSuccess &&
-              begin(stream) == cudaErrorIllegalState && cudaStreamEndCapture(stream, &none) == cudaSuccess);
+    expect("a capture begins and ends once, and not on the default stream",
+           cudaStreamEndCapture(stream, &none) == cudaErrorIllegalState &&
+               begin(nullptr) == cudaErrorStreamCaptureUnsupported && begin(stream) == cudaSuccess &&
+               begin(stream) == cudaErrorIllegalState && cudaStreamEndCapture(stream, &none) == cudaSuccess);
     cudaGraphDestroy(none);
     cudaGetLastError();
     cudaEventDestroy(event);
@@ -502,26 +502,26 @@ template <class Function, class Exact> static double ulps(float first, float las
 static void test_numbers()
 {
     const float infinity = INFINITY, nan = NAN, tenth = 0.1f;
-    claim("__expf is within 2 units in the last place, correct at infinity and NaN",
-          ulps(-87.3f, 88.72f, 0.0007f, __expf, [](double x) { return std::exp(x); }) < 2 && __expf(-infinity) == 0 &&
-              __expf(-88) == 0 && __expf(infinity) == infinity && __expf(89) == infinity && std::isnan(__expf(nan)) &&
-              __expf(0) == 1);
-    claim("exp2_approx likewise, 0 below the normal range",
-          ulps(-126, 128, 0.00107f, exp2_approx, [](double x) { return std::exp2(x); }) < 2 &&
-              exp2_approx(-126.5f) == 0 && exp2_approx(128) == infinity && std::isnan(exp2_approx(nan)));
-    claim("fmaxf and fminf prefer a number to NaN", fmaxf(nan, 1) == 1 && fmaxf(1, nan) == 1 && fminf(nan, 1) == 1 &&
-                                                        fminf(1, nan) == 1 && fmaxf(2, 1) == 2 && fminf(2, 1) == 1);
-    claim("min and max mix integer types",
-          max(3, 4u) == 4u && min(5L, 3) == 3 && max(1.0f, 2.0f) == 2 && max(-1, 1u) == 0xffffffffu);
-    claim("bits are counted and reinterpreted",
-          __popc(0xf0f0) == 8 && __clz(1) == 31 && __clz(0) == 32 && __umulhi(0x80000000u, 6) == 3 &&
-              __float_as_uint(1.0f) == 0x3f800000 && __int_as_float(0x40000000) == 2);
-    claim("a product is rounded before it is added to, except in a fused one",
-          __fadd_rn(__fmul_rn(tenth, tenth), -0.01f) == 9.31322574615478515625e-10f &&
-              __fmaf_rn(tenth, tenth, -0.01f) == fmaf(tenth, tenth, -0.01f));
-    claim("integers from floats: two ways to round, clamped",
-          __float2int_rn(2.5f) == 2 && __float2int_rz(-2.5f) == -2 && __float2int_rn(3e9f) == 2147483647 &&
-              __float2int_rz(nan) == 0);
+    expect("__expf is within 2 units in the last place, correct at infinity and NaN",
+           ulps(-87.3f, 88.72f, 0.0007f, __expf, [](double x) { return std::exp(x); }) < 2 && __expf(-infinity) == 0 &&
+               __expf(-88) == 0 && __expf(infinity) == infinity && __expf(89) == infinity && std::isnan(__expf(nan)) &&
+               __expf(0) == 1);
+    expect("exp2_approx likewise, 0 below the normal range",
+           ulps(-126, 128, 0.00107f, exp2_approx, [](double x) { return std::exp2(x); }) < 2 &&
+               exp2_approx(-126.5f) == 0 && exp2_approx(128) == infinity && std::isnan(exp2_approx(nan)));
+    expect("fmaxf and fminf prefer a number to NaN", fmaxf(nan, 1) == 1 && fmaxf(1, nan) == 1 && fminf(nan, 1) == 1 &&
+                                                         fminf(1, nan) == 1 && fmaxf(2, 1) == 2 && fminf(2, 1) == 1);
+    expect("min and max mix integer types",
+           max(3, 4u) == 4u && min(5L, 3) == 3 && max(1.0f, 2.0f) == 2 && max(-1, 1u) == 0xffffffffu);
+    expect("bits are counted and reinterpreted",
+           __popc(0xf0f0) == 8 && __clz(1) == 31 && __clz(0) == 32 && __umulhi(0x80000000u, 6) == 3 &&
+               __float_as_uint(1.0f) == 0x3f800000 && __int_as_float(0x40000000) == 2);
+    expect("a product is rounded before it is added to, except in a fused one",
+           __fadd_rn(__fmul_rn(tenth, tenth), -0.01f) == 9.31322574615478515625e-10f &&
+               __fmaf_rn(tenth, tenth, -0.01f) == fmaf(tenth, tenth, -0.01f));
+    expect("integers from floats: two ways to round, clamped",
+           __float2int_rn(2.5f) == 2 && __float2int_rz(-2.5f) == -2 && __float2int_rn(3e9f) == 2147483647 &&
+               __float2int_rz(nan) == 0);
     static_assert(sizeof(double2) == 16 && alignof(double2) == 16 && alignof(uchar4) == 4 && sizeof(char3) == 3 &&
                   alignof(float4) == 16 && alignof(float2) == 8 && alignof(int3) == 4);
 }
@@ -598,9 +598,9 @@ template <class T> static bool packs_agree()
 
 template <class T> static void test_short_float(const std::string& name, const Format& f)
 {
-    claim(name + " rounds to nearest even, and back exactly; NaN has one code; a pack is converted as its elements",
-          rounds_to_nearest<T>(f) && encoded<T>(NAN) == f.nan && encoded<T>(-NAN) == f.nan &&
-              std::isnan(decoded<T>(f.nan)) && packs_agree<T>());
+    expect(name + " rounds to nearest even, and back exactly; NaN has one code; a pack is converted as its elements",
+           rounds_to_nearest<T>(f) && encoded<T>(NAN) == f.nan && encoded<T>(-NAN) == f.nan &&
+               std::isnan(decoded<T>(f.nan)) && packs_agree<T>());
 }
 
 static void test_short_floats()
@@ -609,20 +609,20 @@ static void test_short_floats()
     test_short_float<__half>("half precision, also from double,", {10, 15, 0x7bff, 0x7c00, 0x7fff});
     test_short_float<__nv_fp8_e4m3>("E4M3", {3, 7, 0x7e, 0x7e, 0x7f});
     test_short_float<__nv_fp8_e5m2>("E5M2", {2, 15, 0x7b, 0x7b, 0x7f});
-    claim("E4M3 and E5M2 have NaNs of both signs, and E5M2 has infinity",
-          std::isnan(decoded<__nv_fp8_e4m3>(0xff)) && std::isnan(decoded<__nv_fp8_e5m2>(0xff)) &&
-              std::isinf(decoded<__nv_fp8_e5m2>(0x7c)));
+    expect("E4M3 and E5M2 have NaNs of both signs, and E5M2 has infinity",
+           std::isnan(decoded<__nv_fp8_e4m3>(0xff)) && std::isnan(decoded<__nv_fp8_e5m2>(0xff)) &&
+               std::isinf(decoded<__nv_fp8_e5m2>(0x7c)));
     const __nv_bfloat162 pair = __floats2bfloat162_rn(1.5f, -2.25f);
     const __half one = 1.0f, large = 65504.0f;
-    claim("arithmetic rounds to the type, a fused half once; pairs keep their order",
-          static_cast<float>(pair.x * pair.y) == -3.375f && __bfloat1622float2(pair).x == 1.5f && sizeof(pair) == 4 &&
-              static_cast<float>(one + __half(0.0004f)) == 1 && std::isinf(__half2float(large + large)) &&
-              static_cast<float>(__hfma(__half(0.0321f), __half(0.0321f), one)) == 1.0009765625f &&
-              static_cast<float>((__floats2half2_rn(2, 3) * __float2half2_rn(0.5f)).x) == 1 &&
-              __high2float(pair) == -2.25f && static_cast<float>(__low2bfloat16(pair)) == 1.5f &&
-              __half_as_ushort(__ushort_as_half(0x3c01)) == 0x3c01 && __bfloat16_as_ushort(1.0f) == 0x3f80 &&
-              __nv_cvt_float_to_fp8(-2, __NV_SATFINITE, __NV_E5M2) == 0xc0 &&
-              __nv_cvt_float2_to_fp8x2({1, -2}, __NV_SATFINITE, __NV_E4M3) == 0xc038);
+    expect("arithmetic rounds to the type, a fused half once; pairs keep their order",
+           static_cast<float>(pair.x * pair.y) == -3.375f && __bfloat1622float2(pair).x == 1.5f && sizeof(pair) == 4 &&
+               static_cast<float>(one + __half(0.0004f)) == 1 && std::isinf(__half2float(large + large)) &&
+               static_cast<float>(__hfma(__half(0.0321f), __half(0.0321f), one)) == 1.0009765625f &&
+               static_cast<float>((__floats2half2_rn(2, 3) * __float2half2_rn(0.5f)).x) == 1 &&
+               __high2float(pair) == -2.25f && static_cast<float>(__low2bfloat16(pair)) == 1.5f &&
+               __half_as_ushort(__ushort_as_half(0x3c01)) == 0x3c01 && __bfloat16_as_ushort(1.0f) == 0x3f80 &&
+               __nv_cvt_float_to_fp8(-2, __NV_SATFINITE, __NV_E5M2) == 0xc0 &&
+               __nv_cvt_float2_to_fp8x2({1, -2}, __NV_SATFINITE, __NV_E4M3) == 0xc038);
 }
 
 // ==== matrix products ===================================================================================
@@ -790,8 +790,8 @@ static void test_products(cudaDataType_t in, cudaDataType_t out, const std::stri
             forms = std::max(forms, p.error());
         }
     }
-    claim(types + ": transposes, leading dimensions, alpha and beta, against a loop in double; twice the same bits",
-          forms < 1);
+    expect(types + ": transposes, leading dimensions, alpha and beta, against a loop in double; twice the same bits",
+           forms < 1);
     for (uint32_t epilogue : {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_GELU_BIAS,
                               CUBLASLT_EPILOGUE_DGELU})
         for (int bits = 0; bits < 8; bits++) {
@@ -800,7 +800,7 @@ static void test_products(cudaDataType_t in, cudaDataType_t out, const std::stri
             p.beta = bits & 1 ? 1 : 0, p.alpha = bits & 2 ? 0.5f : 1, p.float_bias = bits & 4;
             epilogues = std::max(epilogues, p.error());
         }
-    claim(types + ": every epilogue against a loop in double", epilogues < 1);
+    expect(types + ": every epilogue against a loop in double", epilogues < 1);
     Product p = first;
     for (const auto algorithm : other_algorithms)
         for (uint32_t epilogue : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DGELU}) {
@@ -808,7 +808,7 @@ static void test_products(cudaDataType_t in, cudaDataType_t out, const std::stri
             algorithms = std::max(algorithms, p.error());
         }
     p.algorithm = cuda_cpu::Algorithm::failing;
-    claim(types + ": the other algorithms, of which one fails", algorithms < 1 && std::isinf(p.error()));
+    expect(types + ": the other algorithms, of which one fails", algorithms < 1 && std::isinf(p.error()));
 }
 
 static void test_fp8_products()
@@ -832,8 +832,8 @@ static void test_fp8_products()
                     worst = std::max(worst, p.error());
                     number++;
                 }
-    claim("FP8: three pairs of kinds, to float, bf16 and half, odd multiples of 16, leading dimensions; alpha, beta, "
-          "bias, scales that are read when the product runs; every algorithm", worst < 1);
+    expect("FP8: three pairs of kinds, to float, bf16 and half, odd multiples of 16, leading dimensions; alpha, beta, "
+           "bias, scales that are read when the product runs; every algorithm", worst < 1);
 
     // A product of few tiles and long sums, which oneDNN would split among workers.
     Product p{CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_32F};
@@ -848,7 +848,7 @@ static void test_fp8_products()
         same = same && bits == p.d_bytes;
     }
     omp_set_num_threads(workers);
-    claim("FP8: 1, 2, 3 and 16 workers have the same bits", same);
+    expect("FP8: 1, 2, 3 and 16 workers have the same bits", same);
 }
 
 // ---- rejected products
@@ -923,10 +923,10 @@ static const Case fp8_cases[] = {
 
 static void test_rejected_products()
 {
-    claim_each("unsupported products are rejected, and sizes that do not fit", cases,
-               [](const Case& c) { return has_status(c.status, false, c.change); });
-    claim_each("FP8: other types, forms, sizes, alignments and epilogues are rejected", fp8_cases,
-               [](const Case& c) { return has_status(c.status, true, c.change); });
+    expect_each("unsupported products are rejected, and sizes that do not fit", cases,
+                [](const Case& c) { return has_status(c.status, false, c.change); });
+    expect_each("FP8: other types, forms, sizes, alignments and epilogues are rejected", fp8_cases,
+                [](const Case& c) { return has_status(c.status, true, c.change); });
 }
 
 // ---- rounding
@@ -967,27 +967,27 @@ static bool function_is_perturbed(float (*function)(float), uint64_t seed)
 
 static void test_rounding()
 {
-    claim("CUDA_CPU_ROUNDING: a product differs from seed to seed, by rounding only, and repeats bit for bit",
-          product_is_perturbed(CUDA_R_32F) && product_is_perturbed(CUDA_R_16BF) && product_is_perturbed(CUDA_R_16F));
+    expect("CUDA_CPU_ROUNDING: a product differs from seed to seed, by rounding only, and repeats bit for bit",
+           product_is_perturbed(CUDA_R_32F) && product_is_perturbed(CUDA_R_16BF) && product_is_perturbed(CUDA_R_16F));
     struct { const char* name; float (*function)(float); } const functions[] = {
         {"__expf", [](float x) { return __expf(-x); }},
         {"exp2_approx", [](float x) { return exp2_approx(-x); }},
         {"rsqrtf", [](float x) { return rsqrtf(x); }},
         {"reciprocal_approx", [](float x) { return reciprocal_approx(x); }},
         {"__logf", [](float x) { return __logf(x); }}};
-    claim_each("CUDA_CPU_ROUNDING: functions differ in their last bits", functions, [](const auto& row) {
+    expect_each("CUDA_CPU_ROUNDING: functions differ in their last bits", functions, [](const auto& row) {
         bool right = true;
         for (uint64_t seed = 1; seed <= 8 && cuda_cpu::perturbs_math; seed++)
             right = right && function_is_perturbed(row.function, seed);
         return right;
     });
     set_rounding(3);
-    claim("CUDA_CPU_ROUNDING: results that every machine returns exactly stay",
-          __expf(0) == 1 && rsqrtf(64) == 0.125f && reciprocal_approx(8) == 0.125f && __logf(1) == 0);
+    expect("CUDA_CPU_ROUNDING: results that every machine returns exactly stay",
+           __expf(0) == 1 && rsqrtf(64) == 0.125f && reciprocal_approx(8) == 0.125f && __logf(1) == 0);
     set_rounding(0);
-    claim(
-        "CUDA_CPU_ROUNDING takes a whole number",
-        child_fails(2, "CUDA_CPU_ROUNDING is \"many\"; expected a whole number", "workers", "CUDA_CPU_ROUNDING=many"));
+    expect(
+         "CUDA_CPU_ROUNDING takes a whole number",
+         child_fails(2, "CUDA_CPU_ROUNDING is \"many\"; expected a whole number", "workers", "CUDA_CPU_ROUNDING=many"));
 }
 
 // ==== cuBLAS ============================================================================================
@@ -1021,15 +1021,15 @@ static void test_cublas()
 {
     cublasHandle_t handle;
     cublasCreate(&handle);
-    claim("cuBLAS: products of float and bfloat16",
-          cublas_multiplies<float>(handle, CUDA_R_32F) && cublas_multiplies<__nv_bfloat16>(handle, CUDA_R_16BF));
+    expect("cuBLAS: products of float and bfloat16",
+           cublas_multiplies<float>(handle, CUDA_R_32F) && cublas_multiplies<__nv_bfloat16>(handle, CUDA_R_16BF));
     const float alpha = 2, beta = 1;
     Array<float> x(6), y(6);
     const auto sgemm = [&](int m, int lda) {
         return cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, m, 2, 2, &alpha, x.data, lda, x.data, 2, &beta, y.data, 2);
     };
-    claim("cuBLAS: an invalid product is rejected, an empty one succeeds",
-          sgemm(2, 1) == invalid && sgemm(0, 2) == fine);
+    expect("cuBLAS: an invalid product is rejected, an empty one succeeds",
+           sgemm(2, 1) == invalid && sgemm(0, 2) == fine);
     cublasDestroy(handle);
 }
 
@@ -1161,16 +1161,16 @@ template <int pending> static std::array<int, 3> missing_copies()
 
 static void test_warp_instructions()
 {
-    claim("mma_m16n8k16: fragments as in the manual, a product is added", in_every_order(mma_multiplies));
-    claim("ldmatrix: every lane gets its elements of four matrices, plain and transposed",
-          in_every_order(ldmatrix_loads));
-    claim("copy_async: all groups have landed after a wait for all, zeros where not valid",
-          in_every_order([] { return missing_copies<0>() == std::array<int, 3>{}; }));
-    claim("copy_async: under a seed, the groups that a wait leaves pending land partly, those before are there",
-          under_seeds(3, 4, [] {
-              const auto missing = missing_copies<1>();
-              return missing[0] == 0 && missing[1] == 0 && missing[2] > 20 && missing[2] < 108;
-          }));
+    expect("mma_m16n8k16: fragments as in the manual, a product is added", in_every_order(mma_multiplies));
+    expect("ldmatrix: every lane gets its elements of four matrices, plain and transposed",
+           in_every_order(ldmatrix_loads));
+    expect("copy_async: all groups have landed after a wait for all, zeros where not valid",
+           in_every_order([] { return missing_copies<0>() == std::array<int, 3>{}; }));
+    expect("copy_async: under a seed, the groups that a wait leaves pending land partly, those before are there",
+           under_seeds(3, 4, [] {
+               const auto missing = missing_copies<1>();
+               return missing[0] == 0 && missing[1] == 0 && missing[2] > 20 && missing[2] < 108;
+           }));
 }
 
 // ---- the copy engine
@@ -1237,12 +1237,12 @@ static void test_tensor_maps()
         change(request);
         right = right && request.status() == CUDA_ERROR_INVALID_VALUE;
     }
-    claim("cuTensorMapEncodeTiled rejects what CUDA rejects: addresses, strides, extents, boxes, steps", right);
+    expect("cuTensorMapEncodeTiled rejects what CUDA rejects: addresses, strides, extents, boxes, steps", right);
     if (WARP_SIZE == 1) return;
-    claim("tensor_load: boxes of four dimensions land, swizzled or not, with zeros outside of the tensor",
-          in_every_order([] {
-              return boxes_land(CU_TENSOR_MAP_SWIZZLE_128B) && boxes_land(CU_TENSOR_MAP_SWIZZLE_NONE);
-          }));
+    expect("tensor_load: boxes of four dimensions land, swizzled or not, with zeros outside of the tensor",
+           in_every_order([] {
+               return boxes_land(CU_TENSOR_MAP_SWIZZLE_128B) && boxes_land(CU_TENSOR_MAP_SWIZZLE_NONE);
+           }));
 }
 
 // ---- products of a warpgroup
@@ -1347,21 +1347,21 @@ static const Demonstration demonstrations[] = {
 
 static void test_warpgroups()
 {
-    claim("wgmma: a in shared memory or in registers, N of 64, 128 and 256, both majors, assigned and added",
-          in_every_order([] {
-              return tiles_multiply<64, Major::K, false>() && tiles_multiply<256, Major::K, false>() &&
-                     tiles_multiply<64, Major::MN, true>() && tiles_multiply<128, Major::MN, false>() &&
-                     tiles_multiply<128, Major::K, true>();
-          }));
-    claim("wgmma: the stride of groups of 8 rows is the descriptor's",
-          tiles_multiply<128, Major::K, false>(3072) && tiles_multiply<256, Major::MN, false>(2048));
+    expect("wgmma: a in shared memory or in registers, N of 64, 128 and 256, both majors, assigned and added",
+           in_every_order([] {
+               return tiles_multiply<64, Major::K, false>() && tiles_multiply<256, Major::K, false>() &&
+                      tiles_multiply<64, Major::MN, true>() && tiles_multiply<128, Major::MN, false>() &&
+                      tiles_multiply<128, Major::K, true>();
+           }));
+    expect("wgmma: the stride of groups of 8 rows is the descriptor's",
+           tiles_multiply<128, Major::K, false>(3072) && tiles_multiply<256, Major::MN, false>(2048));
     set_rounding(5);
-    claim("mma and wgmma of integers are exact under CUDA_CPU_ROUNDING",
-          mma_multiplies() && tiles_multiply<64, Major::K, false>());
+    expect("mma and wgmma of integers are exact under CUDA_CPU_ROUNDING",
+           mma_multiplies() && tiles_multiply<64, Major::K, false>());
     set_rounding(0);
     for (size_t i = 0; i < std::size(demonstrations); i++)
-        claim(std::string("it shows when ") + demonstrations[i].name,
-              run_child("slip" + std::to_string(i)).second == 1);
+        expect(std::string("it shows when ") + demonstrations[i].name,
+               run_child("slip" + std::to_string(i)).second == 1);
 }
 
 // ---- misuse, and instructions that some GPUs do not have
@@ -1493,7 +1493,7 @@ static const Instruction instructions[] = {
      }},
     {"async_fence", 90, 999, [](const Parts128&) { async_fence(); }},
     {"wgmma_fence", 90, 90, [](const Parts128& p) { product(p.operand, p.operand); }},
-    {"keep_registers", 90, 90, [](const Parts128&) { keep_registers<24>(); }},
+    {"setmaxnreg_dec", 90, 90, [](const Parts128&) { setmaxnreg_dec<24>(); }},
     {"named_barrier_wait", 75, 999, [](const Parts128&) { if (threadIdx.x < 64) named_barrier_wait(1, 64); }},
 };
 
@@ -1512,7 +1512,7 @@ static int run_deed(Deed deed)
 static void test_tensor_cores()
 {
     if (WARP_SIZE == 1) {
-        claim("with a warp of 1 thread, tensor cores need 32", child_fails(1, "take warps of 32 threads", "misuse1"));
+        expect("with a warp of 1 thread, tensor cores need 32", child_fails(1, "take warps of 32 threads", "misuse1"));
         return;
     }
     test_warp_instructions();
@@ -1520,8 +1520,8 @@ static void test_tensor_cores()
     for (size_t i = 0; i < std::size(misuses); i++) {
         const auto [output, code] = run_child("misuse" + std::to_string(i));
         const std::string& message = misuses[i].message;
-        claim(message.empty() ? "a correct call has no message" : "message: " + message.substr(0, message.find('\n')),
-              message.empty() ? code == 0 && output.empty() : code == 1 && contains(output, message));
+        expect(message.empty() ? "a correct call has no message" : "message: " + message.substr(0, message.find('\n')),
+               message.empty() ? code == 0 && output.empty() : code == 1 && contains(output, message));
     }
 }
 
@@ -1729,14 +1729,14 @@ static void test_streams()
             return under_seeds(1, 41, [&] { return on("h100", [&] { return is_right(ordered); }); });
         };
         const bool shows = !scenario.needs_order || !under_each_seed(false);
-        claim(scenario.name + std::string(scenario.needs_order ? "; it shows where it does not wait" : ""),
-              under_each_seed(true) && shows && is_right(true));
+        expect(scenario.name + std::string(scenario.needs_order ? "; it shows where it does not wait" : ""),
+               under_each_seed(true) && shows && is_right(true));
     }
-    claim("without a card each call is done when it returns", [] {
+    expect("without a card each call is done when it returns", [] {
         TwoStreams s;
         return scenarios[0].is_right(s, false);
     }());
-    claim("an error of queued work is returned by calls that wait, from then on", on("h100", [] {
+    expect("an error of queued work is returned by calls that wait, from then on", on("h100", [] {
               TwoStreams s;
               bool right = cuda_cpu::hand_over(s.compute, [] { return cudaErrorUnknown; }) == cudaSuccess;
               for (int call = 0; call < 2; call++)
@@ -1784,7 +1784,7 @@ static void test_captures(const char* card)
 {
     const std::string what = "a capture rejects calls that free, wait or might wait, and events from outside; on a "
                              "card also the default stream beside a blocking one; it takes other calls";
-    claim_each(what, captured_calls, [=](const CapturedCall& c) {
+    expect_each(what, captured_calls, [=](const CapturedCall& c) {
         return (*card == 0 && c.flags == cudaStreamDefault) || on(card, [&] {
             TwoStreams s(c.flags);
             cudaGraph_t graph = nullptr;
@@ -1830,31 +1830,31 @@ static bool is_known_to(const cuda_cpu::Card& card, const Instruction& instructi
 static void test_cards()
 {
     if (WARP_SIZE == 1) {
-        claim("with a warp of 1 thread there are no cards",
-              child_fails(2, "takes a build with -DWARP_SIZE=32", "global", "CUDA_CPU_CARD=h100"));
+        expect("with a warp of 1 thread there are no cards",
+               child_fails(2, "takes a build with -DWARP_SIZE=32", "global", "CUDA_CPU_CARD=h100"));
         return;
     }
     for (const cuda_cpu::Card& card : cuda_cpu::cards) {
-        claim(std::string(card.key) + ": its properties, shared memory by opt-in, tensor maps, FP8", on(card.key, [&] {
+        expect(std::string(card.key) + ": its properties, shared memory by opt-in, tensor maps, FP8", on(card.key, [&] {
                   const int capability = card.capability.number();
                   return describes_itself(card) && (MapRequest{}.status() == CUDA_SUCCESS) == (capability >= 90) &&
                          has_status(fine, true, [](Parts&) {}) == (capability >= 89);
               }));
-        claim_each(std::string(card.key) + ": instructions of tensor cores", instructions,
-                   [&](const Instruction& instruction) { return is_known_to(card, instruction); });
+        expect_each(std::string(card.key) + ": instructions of tensor cores", instructions,
+                    [&](const Instruction& instruction) { return is_known_to(card, instruction); });
     }
-    claim("an unknown card is named, with those that are known",
-          child_fails(2, "CUDA_CPU_CARD is \"h900\"; expected one of h100, h200, a100, 4090, l40s, t4, b200", "global",
-                      "CUDA_CPU_CARD=h900"));
-    claim("a kernel's __shared__ arrays count", on("h100", static_shared_counts));
-    claim("a card has its own memory, in pieces of 2 MiB, less a context's; it is NaN at first; more is rejected",
-          on("h100", card_has_its_memory));
-    claim("a card distinguishes its own memory from the host's, and knows where a block ends",
-          on("h100", card_checks_copies));
+    expect("an unknown card is named, with those that are known",
+           child_fails(2, "CUDA_CPU_CARD is \"h900\"; expected one of h100, h200, a100, 4090, l40s, t4, b200", "global",
+                       "CUDA_CPU_CARD=h900"));
+    expect("a kernel's __shared__ arrays count", on("h100", static_shared_counts));
+    expect("a card has its own memory, in pieces of 2 MiB, less a context's; it is NaN at first; more is rejected",
+           on("h100", card_has_its_memory));
+    expect("a card distinguishes its own memory from the host's, and knows where a block ends",
+           on("h100", card_checks_copies));
     test_streams();
     test_captures("h100");
-    claim_each("cuBLASLt's rules for types and alignment of epilogues and operands", card_cases,
-               [](const Case& c) { return on("h100", [&] { return has_status(c.status, false, c.change); }); });
+    expect_each("cuBLASLt's rules for types and alignment of epilogues and operands", card_cases,
+                [](const Case& c) { return on("h100", [&] { return has_status(c.status, false, c.change); }); });
 }
 
 // ==== atomics and groups ================================================================================
@@ -1883,20 +1883,20 @@ template <class T> static bool sums_of(T value)
 
 static void test_atomics()
 {
-    claim("each atomicAdd sees another sum: int, unsigned, unsigned long long, float, double, bfloat16",
-          sums_of<int>(2) && sums_of<unsigned>(3) && sums_of<unsigned long long>(1ull << 40) && sums_of<float>(0.5f) &&
-              sums_of<double>(0.125) &&
-              after_all<__nv_bfloat16>(0, [](auto* n, unsigned) { return atomicAdd(n, 1); }).first == 256.0f);
+    expect("each atomicAdd sees another sum: int, unsigned, unsigned long long, float, double, bfloat16",
+           sums_of<int>(2) && sums_of<unsigned>(3) && sums_of<unsigned long long>(1ull << 40) && sums_of<float>(0.5f) &&
+               sums_of<double>(0.125) &&
+               after_all<__nv_bfloat16>(0, [](auto* n, unsigned) { return atomicAdd(n, 1); }).first == 256.0f);
     const auto wrapped = after_all<unsigned>(0, [](unsigned* n, unsigned) { return atomicInc(n, 99); });
-    claim("atomicInc wraps above its bound", wrapped.first == 56 && wrapped.second.back() == 99);
+    expect("atomicInc wraps above its bound", wrapped.first == 56 && wrapped.second.back() == 99);
     const auto won = after_all<int>(-1, [](int* n, unsigned t) { return atomicCAS(n, -1, static_cast<int>(t)); });
-    claim("atomicCAS: one of all wins",
-          std::count(won.second.begin(), won.second.end(), -1) == 1 && won.second[1] == won.first);
+    expect("atomicCAS: one of all wins",
+           std::count(won.second.begin(), won.second.end(), -1) == 1 && won.second[1] == won.first);
     unsigned bits = 0xf0;
-    claim("atomicMin, atomicMax, atomicAnd, atomicOr, atomicXor, atomicSub, atomicExch",
-          atomicMin(&bits, 0xf1u) == 0xf0 && atomicMax(&bits, 3u) == 0xf0 &&
-              atomicAnd(&bits, 0x3c) == 0xf0 && atomicOr(&bits, 0x01) == 0x30 && atomicXor(&bits, 0x11) == 0x31 &&
-              atomicSub(&bits, 0x20) == 0x20 && atomicExch(&bits, 7u) == 0 && bits == 7);
+    expect("atomicMin, atomicMax, atomicAnd, atomicOr, atomicXor, atomicSub, atomicExch",
+           atomicMin(&bits, 0xf1u) == 0xf0 && atomicMax(&bits, 3u) == 0xf0 &&
+               atomicAnd(&bits, 0x3c) == 0xf0 && atomicOr(&bits, 0x01) == 0x30 && atomicXor(&bits, 0x11) == 0x31 &&
+               atomicSub(&bits, 0x20) == 0x20 && atomicExch(&bits, 7u) == 0 && bits == 7);
 }
 
 __global__ void use_groups(unsigned* out)
@@ -1927,7 +1927,7 @@ __global__ void use_groups(unsigned* out)
 
 static void test_groups()
 {
-    claim("groups: blocks, tiles, tiles of tiles, their shuffles, votes and reductions", in_every_order([] {
+    expect("groups: blocks, tiles, tiles of tiles, their shuffles, votes and reductions", in_every_order([] {
               Array<unsigned> out(96);
               cuda_cpu::launch(use_groups, {1, dim3(24, 4)})(out.data);
               return out.all_are(1);

@@ -11,7 +11,7 @@ static int rank = 0, size = 1, passed = 0, failed = 0;
 static std::vector<ncclUniqueId> ids(30);   // made before the ranks, which use them in turn
 static size_t next_id = 0;
 
-static void claim(const std::string& what, bool holds) {
+static void expect(const std::string& what, bool holds) {
     ++(holds ? passed : failed);
     if (!holds) printf("FAILED  %s (rank %d: %s)\n", what.c_str(), rank, ncclGetLastError(nullptr));
     else if (rank == 0) printf("ok      %s\n", what.c_str());
@@ -104,7 +104,7 @@ template <class T> static void test_type(const std::string& name, ncclDataType_t
     bool right = true;
     for (const size_t n : {0, 1, 7, 300001})
         for (const bool in_place : {false, true}) right = collectives_are_right<T>(comm, type, n, in_place) && right;
-    claim(name + ": collectives, in place or not; sums in the order of ranks, bit for bit", right);
+    expect(name + ": collectives, in place or not; sums in the order of ranks, bit for bit", right);
 }
 
 static void test_operations_and_messages(ncclComm_t comm) {
@@ -113,9 +113,9 @@ static void test_operations_and_messages(ncclComm_t comm) {
         return ncclAllReduce(x.data, x.data, 1, ncclFloat, op, comm, nullptr) == ncclSuccess && x.is({expected});
     };
     const float r = static_cast<float>(rank), last = static_cast<float>(size - 1);
-    claim("maximum, minimum and product", gives(ncclMax, r, last) && gives(ncclMax, 1 - r, 1) &&
-                                              gives(ncclMin, 1 - r, 1 - last) &&
-                                              gives(ncclProd, 2, static_cast<float>(1 << size)));
+    expect("maximum, minimum and product", gives(ncclMax, r, last) && gives(ncclMax, 1 - r, 1) &&
+                                               gives(ncclMin, 1 - r, 1 - last) &&
+                                               gives(ncclProd, 2, static_cast<float>(1 << size)));
     bool right = true;
     std::vector<std::unique_ptr<Array<int>>> sent, received;
     ncclGroupStart();
@@ -129,26 +129,26 @@ static void test_operations_and_messages(ncclComm_t comm) {
     right = ncclGroupEnd() == ncclSuccess && right;
     for (size_t i = 0; i < received.size(); i++)
         right = received[i]->is(values_of<int>(static_cast<int>(i / 3) * 9 + rank, received[i]->count)) && right;
-    claim("messages of all ranks to all, in a group, arrive in their order", right);
+    expect("messages of all ranks to all, in a group, arrive in their order", right);
     Array<int> x({rank});
     if (rank > 0) ncclRecv(x.data, 1, ncclInt, rank - 1, comm, nullptr);
     if (rank < size - 1) ncclSend(x.data, 1, ncclInt, rank + 1, comm, nullptr);
-    claim("a message along a chain", x.is({0}));
+    expect("a message along a chain", x.is({0}));
 }
 
 static void test_groups(ncclComm_t comm) {
     Array<int> x({1});
-    claim("refused: an end without a beginning", refused(ncclGroupEnd(), ncclInvalidUsage, {"no group"}));
+    expect("refused: an end without a beginning", refused(ncclGroupEnd(), ncclInvalidUsage, {"no group"}));
     ncclGroupStart();
     sum(comm, x.data, x.data);
     ncclGroupStart();
     sum(comm, x.data, x.data);
     const bool inner = ncclGroupEnd() == ncclSuccess && x.is({1});
-    claim("the outermost end issues a group's calls", inner && ncclGroupEnd() == ncclSuccess && x.is({size * size}));
+    expect("the outermost end issues a group's calls", inner && ncclGroupEnd() == ncclSuccess && x.is({size * size}));
     ncclGroupStart();
     const bool refuses = refused(sum(comm, nullptr, x.data), ncclInvalidArgument, {"sendbuff is null"});
     sum(comm, x.data, x.data);
-    claim("a refused call refuses its group", refuses && ncclGroupEnd() == ncclInvalidArgument && x.is({size * size}));
+    expect("a refused call refuses its group", refuses && ncclGroupEnd() == ncclInvalidArgument && x.is({size * size}));
 }
 
 // ==== errors ============================================================================================
@@ -165,10 +165,10 @@ static void test_mismatches() {
     const auto differs = [&](const std::string& what, const std::vector<std::string>& words, auto call) {
         ncclComm_t comm = communicator();
         ncclResult_t error = ncclSuccess;
-        claim("all ranks find a different " + what,
-              refused(call(comm), ncclInvalidUsage, words) && ncclCommGetAsyncError(comm, &error) == ncclSuccess &&
-                  error == ncclInvalidUsage && reduce(1, ncclFloat, ncclSum, comm) == ncclInvalidUsage &&
-                  ncclCommAbort(comm) == ncclSuccess);
+        expect("all ranks find a different " + what,
+               refused(call(comm), ncclInvalidUsage, words) && ncclCommGetAsyncError(comm, &error) == ncclSuccess &&
+                   error == ncclInvalidUsage && reduce(1, ncclFloat, ncclSum, comm) == ncclInvalidUsage &&
+                   ncclCommAbort(comm) == ncclSuccess);
     };
     differs("count", {"calls ncclAllReduce(count 8, ncclFloat32, ncclSum)", last + "ncclAllReduce(count 7,"},
             [&](ncclComm_t comm) { return reduce(odd ? 7 : 8, ncclFloat, ncclSum, comm); });
@@ -199,29 +199,29 @@ static void test_mismatches() {
 static void test_communicators(ncclComm_t world) {
     ncclComm_t comm = nullptr;
     Array<int> x({rank});
-    claim("refused: no communicator, a root that does not exist",
-          refused(sum(nullptr, x.data, x.data), ncclInvalidArgument, {"comm is null"}) &&
-              refused(ncclBroadcast(x.data, x.data, 1, ncclInt, size, world, nullptr), ncclInvalidArgument, {"peer"}));
+    expect("refused: no communicator, a root that does not exist",
+           refused(sum(nullptr, x.data, x.data), ncclInvalidArgument, {"comm is null"}) &&
+               refused(ncclBroadcast(x.data, x.data, 1, ncclInt, size, world, nullptr), ncclInvalidArgument, {"peer"}));
     const auto init = [&](int n, ncclUniqueId id, int r) { return ncclCommInitRank(&comm, n, id, r); };
-    claim("refused: a wrong id, a wrong rank", refused(init(size, {}, rank), ncclSystemError, {"unique id"}) &&
-                                                   refused(init(size, ids[0], size), ncclInvalidArgument, {"rank"}));
-    claim("refused: an id for the second time", refused(init(size, ids[0], rank), ncclInvalidUsage, {"already"}));
+    expect("refused: a wrong id, a wrong rank", refused(init(size, {}, rank), ncclSystemError, {"unique id"}) &&
+                                                    refused(init(size, ids[0], size), ncclInvalidArgument, {"rank"}));
+    expect("refused: an id for the second time", refused(init(size, ids[0], rank), ncclInvalidUsage, {"already"}));
     if (size > 1) {
         const int odd = rank == size - 1;
-        claim("all ranks find another number of ranks",
-              refused(init(size + odd, ids[next_id++], rank), ncclInvalidUsage, {"nranks is", "on another"}));
+        expect("all ranks find another number of ranks",
+               refused(init(size + odd, ids[next_id++], rank), ncclInvalidUsage, {"nranks is", "on another"}));
         cudaSetDevice(rank == 1 ? 0 : rank);
-        claim("all ranks find a duplicate GPU",
-              refused(init(size, ids[next_id++], rank), ncclInvalidUsage, {"duplicate GPU", "use device 0"}));
+        expect("all ranks find a duplicate GPU",
+               refused(init(size, ids[next_id++], rank), ncclInvalidUsage, {"duplicate GPU", "use device 0"}));
         cudaSetDevice(rank);
     }
     const bool split = ncclCommSplit(world, rank % 2, -rank, &comm, nullptr) == ncclSuccess;
     const int newest = (size - 1) % 2 == rank % 2 ? size - 1 : size - 2;   // the largest rank of this color
     const bool ordered = ncclBroadcast(x.data, x.data, 1, ncclInt, 0, comm, nullptr) == ncclSuccess && x.is({newest});
-    claim("a split by color, ranks ordered by key", split && ordered && ncclCommDestroy(comm) == ncclSuccess);
-    claim("refused: a destroyed communicator", refused(ncclCommDestroy(comm), ncclInvalidArgument, {"destroyed"}));
-    claim("without a color no communicator",
-          ncclCommSplit(world, NCCL_SPLIT_NOCOLOR, 0, &comm, nullptr) == ncclSuccess && comm == nullptr);
+    expect("a split by color, ranks ordered by key", split && ordered && ncclCommDestroy(comm) == ncclSuccess);
+    expect("refused: a destroyed communicator", refused(ncclCommDestroy(comm), ncclInvalidArgument, {"destroyed"}));
+    expect("without a color no communicator",
+           ncclCommSplit(world, NCCL_SPLIT_NOCOLOR, 0, &comm, nullptr) == ncclSuccess && comm == nullptr);
 }
 
 // ==== streams ===========================================================================================
@@ -303,8 +303,8 @@ static void test_late_mismatch() {
     const bool seen = cudaStreamSynchronize(streams[2]) == cudaErrorUnknown;
     ncclResult_t error = ncclSuccess;
     ncclCommGetAsyncError(comm, &error);
-    claim("queues: a mismatch fails the synchronisation, the communicator has the error",
-          queued && seen && refused(error, ncclInvalidUsage, {"count 4", "count 3"}));
+    expect("queues: a mismatch fails the synchronisation, the communicator has the error",
+           queued && seen && refused(error, ncclInvalidUsage, {"count 4", "count 3"}));
     ncclCommAbort(comm);
     cuda_cpu::late_error() = cudaSuccess;
     cudaGetLastError();
@@ -313,15 +313,15 @@ static void test_late_mismatch() {
 static void test_card(ncclComm_t comm) {
     Array<int> x(std::vector<int>(8));
     std::vector<int> pageable(8);
-    claim("refused: pageable memory, the end of an allocation",
-          refused(sum(comm, pageable.data(), x.data, 8), ncclInvalidArgument, {"sendbuff", "pageable"}) &&
-              refused(sum(comm, x.data, x.data, 9), ncclInvalidArgument, {"past the end"}));
+    expect("refused: pageable memory, the end of an allocation",
+           refused(sum(comm, pageable.data(), x.data, 8), ncclInvalidArgument, {"sendbuff", "pageable"}) &&
+               refused(sum(comm, x.data, x.data, 9), ncclInvalidArgument, {"past the end"}));
     for (const char* algorithms : {"^NVLS", "Ring", "NVLS"}) {
         setenv("NCCL_ALGO", algorithms, 1);
         bool same = true;
         for (int i = 0; i < size; i++) same = collectives_are_right<float>(comm, ncclFloat, 999, false) && same;
-        claim(std::string("sums with NCCL_ALGO=") + algorithms + ": the same bits, except with NVLS",
-              same == (strcmp(algorithms, "NVLS") != 0 || size < 3));
+        expect(std::string("sums with NCCL_ALGO=") + algorithms + ": the same bits, except with NVLS",
+               same == (strcmp(algorithms, "NVLS") != 0 || size < 3));
     }
 }
 
@@ -339,7 +339,7 @@ static int test_all() {
     test_groups(comm);
     if (size > 1) test_mismatches();
     test_communicators(comm);
-    claim("a graph of collectives is replayed", graph_replays(comm));
+    expect("a graph of collectives is replayed", graph_replays(comm));
     cuda_cpu::set_card("h100");
     setenv("NCCL_ALGO", "^NVLS", 1);
     const auto steps = [&](Forget forget) { return under_all_seeds([&] { return steps_are_right(comm, forget); }); };
@@ -347,15 +347,15 @@ static int test_all() {
         Array<int> any({holds});
         return sum(comm, any.data, any.data) == ncclSuccess && !any.is({0});
     };
-    claim("queues: with its events a step is right, whatever the order", steps(Forget::NOTHING));
-    claim("queues: without the event before it some step is wrong", anywhere(!steps(Forget::BEFORE)));
-    claim("queues: without the event after it some step is wrong", anywhere(!steps(Forget::AFTER)));
-    claim("queues: collectives keep their order over streams and communicators",
-          under_all_seeds([&] { return streams_keep_the_order(comm, second); }));
-    claim("queues: a graph of collectives is replayed", under_all_seeds([&] { return graph_replays(comm); }));
+    expect("queues: with its events a step is right, whatever the order", steps(Forget::NOTHING));
+    expect("queues: without the event before it some step is wrong", anywhere(!steps(Forget::BEFORE)));
+    expect("queues: without the event after it some step is wrong", anywhere(!steps(Forget::AFTER)));
+    expect("queues: collectives keep their order over streams and communicators",
+           under_all_seeds([&] { return streams_keep_the_order(comm, second); }));
+    expect("queues: a graph of collectives is replayed", under_all_seeds([&] { return graph_replays(comm); }));
     if (size > 1) test_late_mismatch();
     test_card(comm);
-    claim("communicators are destroyed", ncclCommDestroy(second) == 0 && ncclCommDestroy(comm) == 0);
+    expect("communicators are destroyed", ncclCommDestroy(second) == 0 && ncclCommDestroy(comm) == 0);
     if (rank == 0) printf("%d passed, %d failed\n", passed, failed);
     return failed > 0;
 }

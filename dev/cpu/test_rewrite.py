@@ -17,7 +17,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 passed = failed = 0
 
 
-def claim(holds, text, detail=""):
+def expect(holds, text, detail=""):
     global passed, failed
     passed, failed = passed + bool(holds), failed + (not holds)
     print(f"{'ok    ' if holds else 'FAILED'}  {text}" + (f" ({detail})" if detail and not holds else ""), flush=True)
@@ -162,14 +162,14 @@ def test_launches(scratch):
             ("graph", "0 6", "a launch into a stream that is captured"),
             ("text", 'simple<<<1, 2>>>(3) // " no simple<<<1, 2>>>(3))"  " 1000000', "strings stay what they are"),
             ("line", f"{line} mine.cu", "__LINE__ and __FILE__ are the user's")]:
-        claim(got.get(name) == expected, f"{what}: {expected}", f"found {got.get(name)}")
-    claim("check failed" not in str(got), "and no other launch failed")
+        expect(got.get(name) == expected, f"{what}: {expected}", f"found {got.get(name)}")
+    expect("check failed" not in str(got), "and no other launch failed")
     with open(os.path.join(world.folder, "build/program.cpp")) as file:
         text = file.read()
     lines = text[text.index('#line 1 "mine.cu"\n'):].split("\n")[1:]
     words = [re.findall(r"\w+", line) for line in LAUNCHES.replace("__noinline__", "noinline").split("\n")]
     moved = [n for n, line in enumerate(words, 1) if any(word not in lines[n - 1] for word in line)]
-    claim(len(lines) == len(words) and not moved, "every word is in the line that it was in", str(moved))
+    expect(len(lines) == len(words) and not moved, "every word is in the line that it was in", str(moved))
 
 
 # ---- shared memory
@@ -219,9 +219,9 @@ def test_shared(scratch):
             (40, "pointers"), (9, "declared outside of functions"),
             (4, "a static array of a type with a constructor"), (32, "a program may name something WARP_SIZE"),
             (8, "outside of functions too it is each block's own")]):
-        claim(got.get(str(i)) == str(expected), f"shared memory: {what}", f"found {got.get(str(i))}")
+        expect(got.get(str(i)) == str(expected), f"shared memory: {what}", f"found {got.get(str(i))}")
     line = next(n for n, text in enumerate(SHARED.split("\n"), 1) if "__LINE__" in text)
-    claim(got.get("line") == str(line), "and lines keep their numbers", f"found {got.get('line')}, expected {line}")
+    expect(got.get("line") == str(line), "and lines keep their numbers", f"found {got.get('line')}, expected {line}")
 
 
 # ---- files
@@ -255,16 +255,16 @@ FILES = {
 def test_files(scratch):
     world = World(scratch, "files", FILES)
     got = world.build_and_run("main.cu", "src/other.cu", "-I", "include")
-    claim(got.get("header") == "8", "a kernel of an included file's included file, once however often it is named")
-    claim(got.get("other") == "11 up/kernels.cuh", "a second .cu file; included files keep their names", str(got))
+    expect(got.get("header") == "8", "a kernel of an included file's included file, once however often it is named")
+    expect(got.get("other") == "11 up/kernels.cuh", "a second .cu file; included files keep their names", str(got))
     where = world.run("sh", "-c", "nm -C -l program | grep 'void twice<float>'").stdout
-    claim("up/kernels.cuh:3" in where, "the debugger knows a kernel's file and line", where)
+    expect("up/kernels.cuh:3" in where, "the debugger knows a kernel's file and line", where)
     World(scratch, "files", {"wrong.cu": "__global__ void k() {}\nint main() {\n  k<<<1,\n   1>>>();\n  wrong;\n}\n"})
     said = world.compile(*world.rewrite("wrong.cu").stdout.split()).stderr
-    claim("wrong.cu:5:3: error" in said, "the compiler's errors name the user's file and line", said[:200])
+    expect("wrong.cu:5:3: error" in said, "the compiler's errors name the user's file and line", said[:200])
     missing = world.rewrite("nowhere.cu")
-    claim(missing.returncode == 2 and missing.stderr == "nowhere.cu: no such file; expected a .cu file\n",
-          "a file that is not there", missing.stderr)
+    expect(missing.returncode == 2 and missing.stderr == "nowhere.cu: no such file; expected a .cu file\n",
+           "a file that is not there", missing.stderr)
 
 
 # ---- what is not translated
@@ -289,15 +289,15 @@ OTHERS = {"ptx.cu": """
 
 def test_others(scratch):
     world = World(scratch, "others", OTHERS)
-    claim(world.build_and_run("ptx.cu").get("ptx") == "3",
-          "what #if leaves out, and macros that are not used, may be PTX")
+    expect(world.build_and_run("ptx.cu").get("ptx") == "3",
+           "what #if leaves out, and macros that are not used, may be PTX")
     said = world.compile(*world.rewrite("ptx.cu").stdout.split(), warnings=["-DWITH_PTX"]).stderr
-    claim("dev_cpu_has_no_inline_PTX" in said and "ptx.cu:11:5:" in said,
-          "inline PTX is an error that names its line", said)
+    expect("dev_cpu_has_no_inline_PTX" in said and "ptx.cu:11:5:" in said,
+           "inline PTX is an error that names its line", said)
     said = world.rewrite("launch.cu")
-    claim(said.returncode == 2 and
-          said.stderr == "launch.cu:2: <<<: expected a launch, kernel<<<grid, block>>>(arguments)\n",
-          "an incomplete launch is named by file and line", said.stderr)
+    expect(said.returncode == 2 and
+           said.stderr == "launch.cu:2: <<<: expected a launch, kernel<<<grid, block>>>(arguments)\n",
+           "an incomplete launch is named by file and line", said.stderr)
 
 
 def test(name, function, *arguments):
@@ -306,7 +306,7 @@ def test(name, function, *arguments):
     try:
         function(*arguments)
     except Exception:
-        claim(False, f"{name}: ended by an exception", traceback.format_exc())
+        expect(False, f"{name}: ended by an exception", traceback.format_exc())
 
 
 def main():

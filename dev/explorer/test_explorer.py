@@ -21,7 +21,7 @@ import urllib.parse
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "tests"))
 sys.dont_write_bytecode = True
-from claims import claim, finish
+from testing import expect, finish
 
 try:
     from playwright.sync_api import sync_playwright
@@ -211,7 +211,7 @@ def controls(page):
 
 def check(page, name, problems):
     problems = list(problems)
-    claim(not problems, name, "\n       ".join(["", *problems[:5], page.text_content("#plan-command")]))
+    expect(not problems, name, "\n       ".join(["", *problems[:5], page.text_content("#plan-command")]))
 
 
 def check_settings(page, show, train_gpt, count, seed):

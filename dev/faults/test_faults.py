@@ -38,7 +38,7 @@ import time
 sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "dev", "tests"))
-from claims import claim, finish
+from testing import expect, finish
 
 MODEL = ("--layers 1 --heads 1 --channels 16 --context 16 --micro-batch 2 --seed 5 --threads 1 --schedule constant "
          "--warmup 4 --eval-sequences 1 --sample-every 0 --eval-every 3 --checkpoint-every 3 --keep 2").split()
@@ -52,7 +52,7 @@ Done = collections.namedtuple("Done", "code err")
 def hold(text, problems):
     """Claims that no problem is named."""
     problems = [problem for problem in problems if problem]
-    claim(not problems, text, "; ".join(problems[:3]) + f" ({len(problems)} in all)")
+    expect(not problems, text, "; ".join(problems[:3]) + f" ({len(problems)} in all)")
 
 
 # ---- runs

@@ -8,7 +8,7 @@
 #define TESTING
 #include "../../train_gpt.cu"
 
-#include "../tests/claims.h"
+#include "../tests/testing.h"
 
 namespace {
 

@@ -15,7 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.append(os.path.join(HERE, "..", "tests"))
 import report
-from claims import claim, claim_equal, finish
+from testing import expect, expect_equal, finish
 from results import Results, read_json, read_recording
 
 BUILD = os.path.join("build", "inspect")
@@ -140,10 +140,10 @@ def patterns(case, name, space, unit):
 def test_counts():
     case = CASES["counts"]
     found = {key: (loads, stores) for key, loads, stores in patterns(case, "strided", "shared", "wavefronts")}
-    claim_equal(found, {key: (figures, figures if key[2] == 31 else (0, 0, 0)) for key, figures in SHARED.items()},
-                "wavefronts of shared memory, by type, stride, mask and lanes")
+    expect_equal(found, {key: (figures, figures if key[2] == 31 else (0, 0, 0)) for key, figures in SHARED.items()},
+                 "wavefronts of shared memory, by type, stride, mask and lanes")
     found = {key: (loads, stores) for key, loads, stores in patterns(case, "gather", "global", "sectors")}
-    claim_equal(found, GLOBAL, "sectors of global memory, by type, stride, offset, mask and lanes")
+    expect_equal(found, GLOBAL, "sectors of global memory, by type, stride, offset, mask and lanes")
     keys, lanes = ("requests", "sectors", "least_sectors"), ("requests", "lanes", "sectors")
     for kernel, comment, access, keys, expected, text in [
             ("by_function", "near", "load", keys, (1, 4, 4), "a function that only loads: its callers' lines count"),
@@ -163,19 +163,19 @@ def test_counts():
             ("two_dimensions", "column by column", "store", lanes, (2, 64, 16), "... column by column: 8 sectors each"),
             ("two_ways", "even", "store", lanes[:2], (4, 64), "lanes that diverge: 16 of them 4 times"),
             ("two_ways", "odd", "store", lanes[:2], (4, 40), "... the others 16, 12, 8 and 4 times")]:
-        claim_equal(case.sum(kernel, comment, access, *keys), expected, text)
+        expect_equal(case.sum(kernel, comment, access, *keys), expected, text)
     loads = next(number for number, line in enumerate(read(case.file).splitlines(), 1) if "float load(" in line)
-    claim_equal([site["via"] for site in case.sites("by_function", "far")], [[f"{case.file}:{loads}"]],
-                "an accessor's own line is named too")
-    claim_equal([case.sum("by_function", *line, "requests", function="exchange") for line in
-                 (("loads a", "load"), ("stores b", "store"))], [(1,), (1,)],
-                "a function with several lines that access memory keeps its lines")
-    claim_equal([site["by"] for site in case.sites("atomics", "sum", "store")], ["atomic"],
-                "an atomic belongs to the user's line, not to the emulator's")
-    claim_equal((case.kernel("atomics")["launches"], case.kernel("atomics")["recorded_blocks"]), (3, 1),
-                "three launches of one kernel are one, recorded once")
+    expect_equal([site["via"] for site in case.sites("by_function", "far")], [[f"{case.file}:{loads}"]],
+                 "an accessor's own line is named too")
+    expect_equal([case.sum("by_function", *line, "requests", function="exchange") for line in
+                  (("loads a", "load"), ("stores b", "store"))], [(1,), (1,)],
+                 "a function with several lines that access memory keeps its lines")
+    expect_equal([site["by"] for site in case.sites("atomics", "sum", "store")], ["atomic"],
+                 "an atomic belongs to the user's line, not to the emulator's")
+    expect_equal((case.kernel("atomics")["launches"], case.kernel("atomics")["recorded_blocks"]), (3, 1),
+                 "three launches of one kernel are one, recorded once")
     raw = next(kernel for symbol, kernel in case.raw.items() if "shared_bytes" in symbol)
-    claim_equal((raw["static_shared"], raw["dynamic_shared"]), (480, 128), "static and dynamic shared memory, in bytes")
+    expect_equal((raw["static_shared"], raw["dynamic_shared"]), (480, 128), "static and dynamic shared memory in bytes")
 
 
 def test_caches():
@@ -183,8 +183,8 @@ def test_caches():
     for kernel, first, second, text in [
             ("row_twice<1024u>", (128, 0, 128), (128, 128, 0), "a row of 4 KiB, read again: from L1"),
             ("row_twice<131072u>", (1 << 14, 0, 1 << 14), (1 << 14, 0, 0), "512 KiB, read again: from L2")]:
-        claim_equal([case.sum(kernel, comment, "load", "sectors", "l1_hits", "dram_sectors")
-                     for comment in ("first", "second")], [first, second], text)
+        expect_equal([case.sum(kernel, comment, "load", "sectors", "l1_hits", "dram_sectors")
+                      for comment in ("first", "second")], [first, second], text)
 
     def hits_with(registers):
         symbol = next(symbol for symbol in case.raw if "row_twiceILj3072E" in symbol)
@@ -193,20 +193,20 @@ def test_caches():
         sites = next(kernel["global"] for kernel in kernels if kernel["name"] == "row_twice<3072u>")
         return sum(site["l1_hits"] for site in sites if site["line"] == case.line("row_twice", "second"))
 
-    claim_equal((hits_with(32), hits_with(255)), (0, 384),
-                "a row of 12 KiB: from L1 where registers leave room for 8 blocks, not for 32")
+    expect_equal((hits_with(32), hits_with(255)), (0, 384),
+                 "a row of 12 KiB: from L1 where registers leave room for 8 blocks, not for 32")
     for kernel, comment, access, keys, expected, text in [
             ("shared_by_blocks", "loads", "load", ("sectors", "dram_sectors"), (8 * 128, 128),
              "4 KiB that 8 blocks read come from memory once"),
             ("stored_twice", "first", "store", ("dram_sectors",), (4,), "what is stored twice goes to memory once"),
             ("stored_twice", "second", "store", ("dram_sectors",), (0,), "... not again"),
             ("stored_twice", "loads", "load", ("dram_sectors",), (0,), "what was stored is loaded from L2")]:
-        claim_equal(case.sum(kernel, comment, access, *keys), expected, text)
+        expect_equal(case.sum(kernel, comment, access, *keys), expected, text)
     sampled = [kernel for kernel in case.recorded_with("INSPECT_MODE", "sample") if kernel["name"] == "copy"]
     for kernels, text in ((case.kernels("copy"), "copies of 64 KiB and of 4 MiB move twice that"),
                           (sampled, "... also if only a few of the blocks run")):
-        claim_equal(sorted(kernel["memory_bytes"] for kernel in kernels), [2 << 16, 2 << 22], text)
-    claim(any(kernel["recorded_blocks"] < kernel["grid"][0] for kernel in sampled), "... which is so here")
+        expect_equal(sorted(kernel["memory_bytes"] for kernel in kernels), [2 << 16, 2 << 22], text)
+    expect(any(kernel["recorded_blocks"] < kernel["grid"][0] for kernel in sampled), "... which is so here")
 
 
 # ---- races
@@ -243,38 +243,38 @@ def test_races():
     case = CASES["races"]
     for name, (lacks, memory, comments) in RACES.items():
         wrong, right = case.kernel(f"{name}<false>"), case.kernel(f"{name}<true>")
-        claim_equal(pairs(wrong), pairs_of(case, name, memory, *comments), f"{name} lacks {lacks}: found")
+        expect_equal(pairs(wrong), pairs_of(case, name, memory, *comments), f"{name} lacks {lacks}: found")
         sides = [race["accesses"] for race in wrong["races"]]
-        claim(all((a["block"] != b["block"]) if name in OF_BLOCKS else
-                  a["block"] == b["block"] and a["thread"] != b["thread"] for a, b in sides),
-              "... between two " + ("blocks" if name in OF_BLOCKS else "threads of one block"), str(sides))
-        claim_equal((right["races"], right["uninitialised"]), ([], []), "... and nothing where it does not")
-    claim_equal([pairs(case.kernel(f"lanes<(Order){n}>")) for n in range(4)],
-                [pairs_of(case, "lanes", "shared", *WRITES_READS), set(), set(), set()],
-                "__syncwarp, a shuffle and a vote each order what lanes do")
-    claim_equal([pairs(kernel) for kernel in case.kernels("launches")], [set(), set()], "launches are ordered")
+        expect(all((a["block"] != b["block"]) if name in OF_BLOCKS else
+                   a["block"] == b["block"] and a["thread"] != b["thread"] for a, b in sides),
+               "... between two " + ("blocks" if name in OF_BLOCKS else "threads of one block"), str(sides))
+        expect_equal((right["races"], right["uninitialised"]), ([], []), "... and nothing where it does not")
+    expect_equal([pairs(case.kernel(f"lanes<(Order){n}>")) for n in range(4)],
+                 [pairs_of(case, "lanes", "shared", *WRITES_READS), set(), set(), set()],
+                 "__syncwarp, a shuffle and a vote each order what lanes do")
+    expect_equal([pairs(kernel) for kernel in case.kernels("launches")], [set(), set()], "launches are ordered")
     race = case.kernel("neighbour<false>")["races"][0]
-    claim_equal((race["array"], race["address"], race["count"],
-                 [(a["access"], a["thread"], a["block"]) for a in race["accesses"]]),
-                ("tile", 4, 2 * 63, [("store", 1, 0), ("load", 0, 0)]),
-                "a race names place, threads, blocks, accesses: thread 1 stores tile[1], which thread 0 has loaded")
-    claim_equal(pairs(case.kernel("two_readers")),
-                pairs_of(case, "two_readers", "shared", ("writes", "even"), ("writes", "odd")),
-                "two lines that read a word both race with a store to it")
-    claim_equal([[(a["access"], a["thread"]) for a in race["accesses"]]
-                 for race in case.kernel("two_lanes_met")["races"]], [[("store", 31), ("load", 1)]],
-                "of many readers one is named that is not ordered")
+    expect_equal((race["array"], race["address"], race["count"],
+                  [(a["access"], a["thread"], a["block"]) for a in race["accesses"]]),
+                 ("tile", 4, 2 * 63, [("store", 1, 0), ("load", 0, 0)]),
+                 "a race names place, threads, blocks, accesses: thread 1 stores tile[1], which thread 0 has loaded")
+    expect_equal(pairs(case.kernel("two_readers")),
+                 pairs_of(case, "two_readers", "shared", ("writes", "even"), ("writes", "odd")),
+                 "two lines that read a word both race with a store to it")
+    expect_equal([[(a["access"], a["thread"]) for a in race["accesses"]]
+                  for race in case.kernel("two_lanes_met")["races"]], [[("store", 31), ("load", 1)]],
+                 "of many readers one is named that is not ordered")
     for name, array, word, count in (("unwritten", "tile", 63, 4), ("unwritten_dynamic", "", 0, 64)):
         wrong, right = case.kernel(f"{name}<false>"), case.kernel(f"{name}<true>")
-        claim_equal([(read["accesses"][0]["line"], read["array"], read["address"], read["count"])
-                     for read in wrong["uninitialised"]], [(case.line(name, "reads"), array, 4 * word, count)],
-                    f"{name}: {count} uninitialised words of shared memory are read")
-        claim_equal((wrong["races"], right["uninitialised"]), ([], []), "... which is no race; and none where written")
+        expect_equal([(read["accesses"][0]["line"], read["array"], read["address"], read["count"])
+                      for read in wrong["uninitialised"]], [(case.line(name, "reads"), array, 4 * word, count)],
+                     f"{name}: {count} uninitialised words of shared memory are read")
+        expect_equal((wrong["races"], right["uninitialised"]), ([], []), "... which is no race; and none where written")
     natural = {kernel["name"]: pairs(kernel) for kernel in case.figures["kernels"]}
     for seed in "12":
         found = {kernel["name"]: pairs(kernel) for kernel in case.recorded_with("CUDA_CPU_SEED", seed)}
         differ = {name: (found.get(name), natural[name]) for name in natural if found.get(name) != natural[name]}
-        claim(not differ, f"the same races when threads take turns in the order of seed {seed}", str(differ))
+        expect(not differ, f"the same races when threads take turns in the order of seed {seed}", str(differ))
 
 
 # ---- instructions of PTX
@@ -324,17 +324,17 @@ def test_ptx():
     case = CASES["ptx"]
     for name, version, wrong, comments in PTX_RACES:
         kernel = case.kernel(f"{name}<{version}>")
-        claim_equal(pairs(kernel), pairs_of(case, name, "shared", *comments),
-                    f"found: {wrong}" if wrong else f"{name}<{version}> is right, and no race is found")
-        claim(wrong or not kernel["uninitialised"], "... and no uninitialised read")
-    claim_equal([race["why"] for version in (1, 4) for race in case.kernel(f"products<(Products){version}>")["races"]],
-                ["no fence.proxy.async between", "nothing orders them"], "a race says whether the fence is missing")
+        expect_equal(pairs(kernel), pairs_of(case, name, "shared", *comments),
+                     f"found: {wrong}" if wrong else f"{name}<{version}> is right, and no race is found")
+        expect(wrong or not kernel["uninitialised"], "... and no uninitialised read")
+    expect_equal([race["why"] for version in (1, 4) for race in case.kernel(f"products<(Products){version}>")["races"]],
+                 ["no fence.proxy.async between", "nothing orders them"], "a race says whether the fence is missing")
     for argument, end, kernel, comments in UNFINISHED:
         run, figures = case.run_again("--", argument)
-        claim(run.returncode == 1 and end in figures["ended"], f"{argument}: the program ends with it, exit code 1",
-              f"exit code {run.returncode}: {run.stderr}")
-        claim_equal([pairs(each) for each in figures["kernels"] if each["name"] == kernel],
-                    [pairs_of(case, kernel.split("<")[0], "shared", *comments)], "... and its races are reported")
+        expect(run.returncode == 1 and end in figures["ended"], f"{argument}: the program ends with it, exit code 1",
+               f"exit code {run.returncode}: {run.stderr}")
+        expect_equal([pairs(each) for each in figures["kernels"] if each["name"] == kernel],
+                     [pairs_of(case, kernel.split("<")[0], "shared", *comments)], "... and its races are reported")
     # Tiles are 8 KiB: 256 sectors, 64 wavefronts of 128 bytes. wgmma: 4 steps; a warp reads its own 2 KiB of A, one of
     # four warps B's 8 KiB for all.
     of_global, of_shared = ("requests", "sectors", "least_sectors"), ("requests", "wavefronts", "least_wavefronts")
@@ -349,12 +349,12 @@ def test_ptx():
              "8 KiB of A and of B, without conflicts in a swizzled tile"),
             ("numbers", "in turn", "store", "thread", ("requests", "lanes"), (18, 18),
              "blocks that take numbers from a counter get them in turn, though they run one after another")]:
-        claim_equal(case.sum(kernel, comment, access, *keys), expected, f"{by}: {text}")
-        claim_equal({site["by"] for site in case.sites(kernel, comment, access)}, {by}, "... by that")
+        expect_equal(case.sum(kernel, comment, access, *keys), expected, f"{by}: {text}")
+        expect_equal({site["by"] for site in case.sites(kernel, comment, access)}, {by}, "... by that")
     flops = {name: kernel["tensor_flops"] for symbol, kernel in case.raw.items()
              for name in ("small_product", "productsIL8Products0E") if name in symbol}
-    claim_equal(flops, {"productsIL8Products0E": 2 * 64 * 64 * 64, "small_product": 2 * 2 * 2 * 16 * 8 * 16},
-                "FLOPs of wgmma, and of mma by two warps two times")
+    expect_equal(flops, {"productsIL8Products0E": 2 * 64 * 64 * 64, "small_product": 2 * 2 * 2 * 16 * 8 * 16},
+                 "FLOPs of wgmma, and of mma by two warps two times")
 
 
 # ---- the command
@@ -372,34 +372,34 @@ def test_command():
     ptx = written("inline_ptx.cu", INLINE_PTX)
     for file, error in (("missing.cu", "missing.cu"), (ptx, f"{ptx}:3:")):
         run = run_command("make", "-s", "inspect", f"FILE={file}")
-        claim(run.returncode == 2 and "Error 2" in run.stderr and error in run.stderr,
-              f"make inspect FILE={file}: exit code 2 and a sentence", run.stderr)
+        expect(run.returncode == 2 and "Error 2" in run.stderr and error in run.stderr,
+               f"make inspect FILE={file}: exit code 2 and a sentence", run.stderr)
     for words, error in ((["--card", "h9000"], "invalid choice: 'h9000'"),
                          (["--kernel", "nothing"], "--kernel nothing: no such kernel was launched; found a_warp_and"),
                          (["--", "nothing"], "launched no kernel")):
         run, _ = case.run_again(*words)
-        claim(run.returncode == 2 and error in run.stderr, f"{' '.join(words)}: exit code 2 and a sentence",
-              f"exit code {run.returncode}: {run.stderr}")
+        expect(run.returncode == 2 and error in run.stderr, f"{' '.join(words)}: exit code 2 and a sentence",
+               f"exit code {run.returncode}: {run.stderr}")
     run, figures = case.run_again("--kernel", "two_ways")
-    claim_equal((run.returncode, [kernel["name"] for kernel in figures["kernels"]]), (0, ["two_ways"]),
-                "--kernel two_ways: that one, and no other")
+    expect_equal((run.returncode, [kernel["name"] for kernel in figures["kernels"]]), (0, ["two_ways"]),
+                 "--kernel two_ways: that one, and no other")
     run, figures = case.run_again("--seconds", "1", "--", "for_long")
-    claim((run.returncode, figures["ended"]) == (0, "after 1 s, as asked") and len(figures["kernels"]) > 6,
-          "--seconds 1 ends a program of 30 s, with a report", f"exit code {run.returncode}: {run.stderr}")
+    expect((run.returncode, figures["ended"]) == (0, "after 1 s, as asked") and len(figures["kernels"]) > 6,
+           "--seconds 1 ends a program of 30 s, with a report", f"exit code {run.returncode}: {run.stderr}")
     costs = written("barriers_costs.py",
                     "UNNECESSARY_BARRIERS = {'if (threadIdx.x < 32) __syncwarp();': 'to be counted'}\n")
     for words, wrong in (([], 3), (["--costs", costs], 2)):
         run, _ = case.run_again("--kernel", "bar", "--barriers", *words)
-        claim(run.returncode == 1 and run.stdout.endswith(
-            f"3 barriers, 0 needed, 3 not found to be; {wrong} not as expected\n"),
-            f"--barriers {' '.join(words[:1])}: of kernel barriers none is needed, {wrong} not as expected",
-            run.stdout + run.stderr)
+        expect(run.returncode == 1 and run.stdout.endswith(
+             f"3 barriers, 0 needed, 3 not found to be; {wrong} not as expected\n"),
+             f"--barriers {' '.join(words[:1])}: of kernel barriers none is needed, {wrong} not as expected",
+             run.stdout + run.stderr)
     run, _ = case.run_again("--kernel", "shared_bytes", "--barriers")
     lines = read(case.file).splitlines()
     begin = next(i for i, line in enumerate(lines) if "shared_bytes(" in line)
-    claim_equal((run.returncode, {line.split()[0] for line in run.stdout.splitlines() if "shared memory: " in line}),
-                (0, {f"{case.file}:{i + 1}" for i in range(begin, begin + 11) if "__syncthreads" in lines[i]}),
-                "--barriers: of kernel shared_bytes both are needed, as their removal is a race")
+    expect_equal((run.returncode, {line.split()[0] for line in run.stdout.splitlines() if "shared memory: " in line}),
+                 (0, {f"{case.file}:{i + 1}" for i in range(begin, begin + 11) if "__syncthreads" in lines[i]}),
+                 "--barriers: of kernel shared_bytes both are needed, as their removal is a race")
 
 
 # ---- the report
@@ -408,40 +408,40 @@ def test_report():
     case = CASES["counts"]
     out = case.report().stdout
     row = next(line for line in out.splitlines() if line.startswith("row_twice<131072u>"))
-    claim(row.split()[1:4] == ["1", "1", "256"] and row.split()[-5:-2] == ["-", "-", "32.0"] and row.endswith(" 0"),
-          "a row of the table: launches, blocks, threads, no wavefronts, no cost, lanes, races", row)
-    claim("estimated on NVIDIA H100" in out and "tokens/s" not in out, "the sum of the estimates; no tokens/s here")
+    expect(row.split()[1:4] == ["1", "1", "256"] and row.split()[-5:-2] == ["-", "-", "32.0"] and row.endswith(" 0"),
+           "a row of the table: launches, blocks, threads, no wavefronts, no cost, lanes, races", row)
+    expect("estimated on NVIDIA H100" in out and "tokens/s" not in out, "the sum of the estimates; no tokens/s here")
     out = case.report("--card", "a100", "--kernel", "by_function").stdout
     far = next(line for line in out.splitlines() if "// far" in line)
-    claim("8.00*" in far and far.startswith("global load") and "row_twice" not in out,
-          "--kernel shows lines of source with figures beside them, the bad ones marked", far)
+    expect("8.00*" in far and far.startswith("global load") and "row_twice" not in out,
+           "--kernel shows lines of source with figures beside them, the bad ones marked", far)
     races = CASES["races"]
     out = races.report("--kernel", "neighbour").stdout
     writes, reads = (races.line("neighbour", comment) for comment in ("writes", "reads"))
     sentence = (f"race in shared memory, byte 4 of tile: thread 1 of block 0 stores at {races.file}:{writes}  `tile[",
                 f"thread 0 of block 0 loads at {races.file}:{reads}  `out[", "nothing orders them (126 times)")
-    claim(all(part in out for part in sentence), "a race is a sentence: place, both lines, both threads", out[-500:])
+    expect(all(part in out for part in sentence), "a race is a sentence: place, both lines, both threads", out[-500:])
     out = races.report().stdout
-    claim("unwritten<false>: uninitialised read of byte 252 of tile: thread 0 of block 0 loads" in out,
-          "an uninitialised read is a sentence")
+    expect("unwritten<false>: uninitialised read of byte 252 of tile: thread 0 of block 0 loads" in out,
+           "an uninitialised read is a sentence")
     symbol = next(symbol for symbol in case.raw if "two_ways" in symbol)
     for name, text in ((symbol, "by its symbol"), (symbol.replace("Pf", "Pv"), "by its name, with other types")):
         path = written("registers.json", json.dumps({name: {"registers": 128, "spills": 8}}))
-        claim("128!" in case.report("--registers", path).stdout, f"registers are found {text}; ! for a spill")
+        expect("128!" in case.report("--registers", path).stdout, f"registers are found {text}; ! for a spill")
     test_page(races.page)
     test_mistakes(case)
 
 
 def test_page(text):
-    claim(not re.search(r"https?://|<link|src=", text), "the page is one file and asks for no other")
+    expect(not re.search(r"https?://|<link|src=", text), "the page is one file and asks for no other")
     ids, used = re.findall(r"\bid=\"?([\w]+)", text), set(re.findall(r'href="?#(\w+)', text))
-    claim(len(ids) == len(set(ids)) and used <= set(ids) and {"k0", "p0"} <= used, "every link and picture exists",
-          ", ".join(used - set(ids)))
-    claim("<b>neighbour&lt;false&gt;</b>" in text and "race in shared memory" in text and "// reads</code>" in text,
-          "it has kernels, escaped, races and lines of source")
+    expect(len(ids) == len(set(ids)) and used <= set(ids) and {"k0", "p0"} <= used, "every link and picture exists",
+           ", ".join(used - set(ids)))
+    expect("<b>neighbour&lt;false&gt;</b>" in text and "race in shared memory" in text and "// reads</code>" in text,
+           "it has kernels, escaped, races and lines of source")
     open_ = [tag for tag in ("details", "summary", "g", "div", "span", "svg", "table", "p", "code")
              if len(re.findall(rf"<{tag}\b", text)) != text.count(f"</{tag}>")]
-    claim(not open_, "tags are closed", " ".join(open_))
+    expect(not open_, "tags are closed", " ".join(open_))
 
 
 def test_mistakes(case):
@@ -451,21 +451,21 @@ def test_mistakes(case):
                          (["--registers", broken], "is not JSON"), (["--html", BUILD], "Is a directory"),
                          (["--costs", missing], f"--costs {missing}: No such file")):
         run = case.report(*words)
-        claim(run.returncode == 2 and error in run.stderr, f"{words[0]}: exit code 2 and {error}", run.stderr)
+        expect(run.returncode == 2 and error in run.stderr, f"{words[0]}: exit code 2 and {error}", run.stderr)
     for path, error in ((missing, "No such file"), (broken, "is not JSON"), (other, 'it has no "kernels"')):
         run = run_command(sys.executable, "dev/inspect/report.py", path)
-        claim(run.returncode == 2 and error in run.stderr, f"a recording {path}: {error}", run.stderr)
+        expect(run.returncode == 2 and error in run.stderr, f"a recording {path}: {error}", run.stderr)
     raw = read_recording(case.recording)
     for key, value, error in (("card", "voodoo", "'voodoo'; expected one of h100"),
                               ("program", "gone", "gone does not exist")):
         run = run_command(sys.executable, "dev/inspect/report.py",
                           written("changed.json", json.dumps({**raw, key: value})))
-        claim(run.returncode == 2 and error in run.stderr, f"a recording with {key} {value}: {error}", run.stderr)
+        expect(run.returncode == 2 and error in run.stderr, f"a recording with {key} {value}: {error}", run.stderr)
     raw["kernels"] = [kernel for kernel in raw["kernels"] if "two_ways" in kernel["symbol"]]
     raw["kernels"][0]["sites"][0]["stack"] = [4]
     changed = written("changed.json", json.dumps({**raw, "sequence": []}))
     run = run_command(sys.executable, "dev/inspect/report.py", changed, "--kernel", "two_ways")
-    claim(run.returncode == 0 and re.search(r"^global .* 0$", run.stdout, re.M), "an access without a line: line 0")
+    expect(run.returncode == 0 and re.search(r"^global .* 0$", run.stdout, re.M), "an access without a line: line 0")
 
 
 # ---- the check
@@ -518,7 +518,7 @@ def test_check():
              ([], "def cost(launch, shape):\n    (lambda n: n)(*launch.integers)"), {}, 2, "cost() of "),
             ("a file that does not run is refused", ([], "1 / 0"), {}, 2, "ZeroDivisionError")]:
         found, out = check(*arguments, **hazards)
-        claim(found == code and words in out, f"{text}: exit code {code}", f"exit code {found}: {out[-300:]}")
+        expect(found == code and words in out, f"{text}: exit code {code}", f"exit code {found}: {out[-300:]}")
 
 
 # ---- all of it
@@ -538,7 +538,7 @@ def main():
         try:
             PARTS[part][0]()
         except (LookupError, StopIteration, TypeError) as error:
-            claim(False, f"{part} runs to its end", repr(error))
+            expect(False, f"{part} runs to its end", repr(error))
     finish()
 
 

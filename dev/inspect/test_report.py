@@ -10,7 +10,7 @@ sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path += [os.path.join(HERE, ".."), os.path.join(HERE, "..", "tests")]
 from cards import CARDS
-from claims import claim, claim_equal, finish
+from testing import expect, expect_equal, finish
 from estimate import (GAP_SECONDS, KERNEL_SECONDS, L2_PORT, MEMORY_SHARE, PIECE_SECONDS, TENSOR_SHARE, TURNS_OVERLAP,
                       Softmax, launch_bounds, matmul_seconds, resident_blocks, step_seconds)
 from pictures import Gallery, global_picture, shared_picture
@@ -34,7 +34,7 @@ def test_names():
             ("void cross_entropy_kernel<(Want)1>(float*, float*)", "cross_entropy_kernel<(Want)1>"),
             ("(anonymous namespace)::hidden(int)", "hidden"),
             ("study::k(void (*)(int))", "k")]:
-        claim_equal(bare_name(function), name, f"{function} is called {name}")
+        expect_equal(bare_name(function), name, f"{function} is called {name}")
 
 
 # ---- cards and estimates
@@ -44,12 +44,12 @@ def test_cards():
     for key, a_clock in [("h100", 4096), ("h200", 4096), ("a100", 2048), ("4090", 512), ("l40s", 1024), ("t4", 1024),
                          ("b200", 8192)]:
         card = CARDS[key]
-        claim(near(card.tensor, card.multiprocessors * a_clock * card.clock, 0.02),
-              f"{key}: the data sheet's tensor FLOP/s are multiprocessors x {a_clock} x clock")
-    claim_equal([CARDS[key].arch for key in ("h100", "4090", "b200")], ["sm_90a", "sm_89", "sm_100"], "nvcc's -arch")
-    claim_equal([CARDS[key].fp8 for key in ("h100", "4090", "a100", "t4")], [1978.8e12, 330.4e12, 0, 0],
-                "FP8 is there from capability 8.9 on, at twice the rate")
-    claim_equal(len(CARDS), 7, "cards of dev/cpu/card.h")
+        expect(near(card.tensor, card.multiprocessors * a_clock * card.clock, 0.02),
+               f"{key}: the data sheet's tensor FLOP/s are multiprocessors x {a_clock} x clock")
+    expect_equal([CARDS[key].arch for key in ("h100", "4090", "b200")], ["sm_90a", "sm_89", "sm_100"], "nvcc's -arch")
+    expect_equal([CARDS[key].fp8 for key in ("h100", "4090", "a100", "t4")], [1978.8e12, 330.4e12, 0, 0],
+                 "FP8 is there from capability 8.9 on, at twice the rate")
+    expect_equal(len(CARDS), 7, "cards of dev/cpu/card.h")
 
 
 def test_resident_blocks():
@@ -61,7 +61,7 @@ def test_resident_blocks():
             ("168 registers x 384 threads", H100, (384, 0, 168), 1),
             ("33 registers count as 40", H100, (256, 0, 33), 6),
             ("228 KiB are more than a block can have", H100, (256, 228 << 10), 0)]:
-        claim_equal(resident_blocks(card, *arguments), blocks, f"{text}: {blocks} blocks on a multiprocessor")
+        expect_equal(resident_blocks(card, *arguments), blocks, f"{text}: {blocks} blocks on a multiprocessor")
 
 
 NOTHING = {"dram_load": 0, "dram_store": 0, "l2": 0, "wavefronts": 0, "tensor_flops": 0, "special": 0}
@@ -77,20 +77,20 @@ def test_launches():
     for bound, launch in [("memory", {"dram_load": 6e8, "dram_store": 4e8}), ("L2", {"l2": 1e10}),
                           ("L1 and shared", {"wavefronts": 1e8}), ("special functions", {"special": 1e10}),
                           ("tensor cores", {"tensor_flops": 1e12}), ("a launch", {})]:
-        claim_equal(estimated(**launch)[0], bound, f"a launch that has mostly to do with {bound} is bound by it")
-    claim(near(estimated(dram_load=6e8, dram_store=4e8)[1], 1e9 / (MEMORY_SHARE * 3.35e12)),
-          "a gigabyte takes what the attainable bandwidth says")
-    claim(near(estimated()[1], KERNEL_SECONDS), "no kernel is shorter than a launch")
-    claim(near(estimated(blocks=4, dram_load=1e8)[1], 1e8 / (4 * L2_PORT * H100.clock)),
-          "four blocks draw no more than four multiprocessors can")
+        expect_equal(estimated(**launch)[0], bound, f"a launch that has mostly to do with {bound} is bound by it")
+    expect(near(estimated(dram_load=6e8, dram_store=4e8)[1], 1e9 / (MEMORY_SHARE * 3.35e12)),
+           "a gigabyte takes what the attainable bandwidth says")
+    expect(near(estimated()[1], KERNEL_SECONDS), "no kernel is shorter than a launch")
+    expect(near(estimated(blocks=4, dram_load=1e8)[1], 1e8 / (4 * L2_PORT * H100.clock)),
+           "four blocks draw no more than four multiprocessors can")
     whole, more = (estimated(blocks=blocks, wavefronts=1e8)[1] for blocks in (1056, 1057))
-    claim(near(more, 2 * 1056 / 1057 * whole, 1e-3), "one block more than a wave has takes another wave")
+    expect(near(more, 2 * 1056 / 1057 * whole, 1e-3), "one block more than a wave has takes another wave")
     between = {"scores": 1e12 / (2 * 3 * 64), "instructions": 2.5}
     alone, soft, turns, pieces = (estimated(tensor_flops=1e12, softmax=softmax)[1] for softmax in (
         Softmax(), Softmax(**between), Softmax(**between, turns=True), Softmax(**between, pieces=1320)))
-    claim(soft > 1.3 * alone, "a softmax between products costs time", f"{alone * 1e6:.0f} and {soft * 1e6:.0f} us")
-    claim(near(soft - turns, TURNS_OVERLAP * (soft - alone)), "where groups take turns a part of it is hidden")
-    claim(near(pieces - soft, 10 * PIECE_SECONDS), "each work tile of a block begins and ends with an empty pipeline")
+    expect(soft > 1.3 * alone, "a softmax between products costs time", f"{alone * 1e6:.0f} and {soft * 1e6:.0f} us")
+    expect(near(soft - turns, TURNS_OVERLAP * (soft - alone)), "where groups take turns a part of it is hidden")
+    expect(near(pieces - soft, 10 * PIECE_SECONDS), "each work tile of a block begins and ends with an empty pipeline")
 
 
 # FlashAttention-3's forward, causal, H100, B * T = 16384, 2048 channels: TFLOP/s by (head size, T), as published.
@@ -106,9 +106,9 @@ def test_attention():
         rows = 192 if head_size == 64 else 128
         softmax = Softmax(done / (4 * head_size), 2.5, True, 16384 // T * (2048 // head_size) * -(-T // rows))
         rate = flops / estimated(blocks=132, tensor_flops=done, softmax=softmax)[1] / 1e12
-        claim(0.8 * published < rate < 1.05 * published,
-              f"attention, heads of {head_size}, T = {T}: near FlashAttention-3's, at most 5 % above it",
-              f"{rate:.0f} and {published} TFLOP/s")
+        expect(0.8 * published < rate < 1.05 * published,
+               f"attention, heads of {head_size}, T = {T}: near FlashAttention-3's, at most 5 % above it",
+               f"{rate:.0f} and {published} TFLOP/s")
 
 
 def product(m, n, k, out_bytes=2, of="bf16"):
@@ -120,19 +120,19 @@ def test_matmuls():
         return 2 * math.prod(sizes) / matmul_seconds(H100, product(*sizes, **more)) / H100.tensor
 
     large = share(8192, 8448, 8192)
-    claim(0.95 * TENSOR_SHARE < large <= TENSOR_SHARE, "a large matmul reaches what is attainable", f"{large:.3f}")
-    claim(near(share(8192, 8448, 8192, of="fp8"), 2 * large), "in FP8 a large one is twice as fast")
+    expect(0.95 * TENSOR_SHARE < large <= TENSOR_SHARE, "a large matmul reaches what is attainable", f"{large:.3f}")
+    expect(near(share(8192, 8448, 8192, of="fp8"), 2 * large), "in FP8 a large one is twice as fast")
     split, waves = share(768, 2304, 65536, out_bytes=4), share(5888, 896, 4096)
-    claim(split > 0.85 * TENSOR_SHARE, "a long sum with few tiles is split", f"{split:.3f}")
-    claim(waves < 0.75 * TENSOR_SHARE, "161 tiles of 128 x 256 on 132 multiprocessors are two waves", f"{waves:.3f}")
+    expect(split > 0.85 * TENSOR_SHARE, "a long sum with few tiles is split", f"{split:.3f}")
+    expect(waves < 0.75 * TENSOR_SHARE, "161 tiles of 128 x 256 on 132 multiprocessors are two waves", f"{waves:.3f}")
     for of, moved in (("bf16", 2 * (2 * (1 << 26) + 64 * 64)), ("fp8", 3 * (1 << 26) + 64 * 64)):
-        claim(near(matmul_seconds(H100, product(1 << 20, 64, 64, of=of)), moved / (MEMORY_SHARE * 3.35e12)),
-              f"a thin one takes what its bytes take, in {of}")
-    claim_equal(matmul_seconds(H100, product(16, 16, 16)), KERNEL_SECONDS, "a tiny one takes a launch")
+        expect(near(matmul_seconds(H100, product(1 << 20, 64, 64, of=of)), moved / (MEMORY_SHARE * 3.35e12)),
+               f"a thin one takes what its bytes take, in {of}")
+    expect_equal(matmul_seconds(H100, product(16, 16, 16)), KERNEL_SECONDS, "a tiny one takes a launch")
     raw = {"sequence": [["kernel", 1], ["matmul", 0], ["kernel", 0]], "matmuls": [product(16, 16, 16)]}
-    claim_equal(step_seconds(H100, raw, [1e-3, 2e-3]),
-                {"kernels": 3e-3, "matmuls": KERNEL_SECONDS, "gaps": 2 * GAP_SECONDS},
-                "a step is the sum of what it launches, with a gap between any two")
+    expect_equal(step_seconds(H100, raw, [1e-3, 2e-3]),
+                 {"kernels": 3e-3, "matmuls": KERNEL_SECONDS, "gaps": 2 * GAP_SECONDS},
+                 "a step is the sum of what it launches, with a gap between any two")
 
 
 def test_registers():
@@ -145,16 +145,16 @@ ptxas info    : Function properties for _Z5otherv
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 24 registers, used 0 barriers"""
     figures = {"_Z1kv": {"registers": 255, "spills": 84}, "_Z5otherv": {"registers": 24, "spills": 0}}
-    claim_equal(parse_registers(log), figures, "registers and spills are read from ptxas's output")
+    expect_equal(parse_registers(log), figures, "registers and spills are read from ptxas's output")
 
 
 def test_expectations():
     found = Expectations(shape={"T": 5})
     found.module = SimpleNamespace(run=lambda *given: {"arguments": given[2] + ["-x"]},
                                    softmax=lambda launch, shape: {"scores": shape["T"], "turns": True})
-    claim_equal(found.run("program", "folder", ["a"], False)["arguments"], ["a", "-x"],
-                "--costs may give the run's arguments")
-    claim_equal(found.softmax(SimpleNamespace(name="")), Softmax(5, turns=True), "... a softmax, from the run's shape")
+    expect_equal(found.run("program", "folder", ["a"], False)["arguments"], ["a", "-x"],
+                 "--costs may give the run's arguments")
+    expect_equal(found.softmax(SimpleNamespace(name="")), Softmax(5, turns=True), "... a softmax, from the run's shape")
 
 
 # ---- pictures
@@ -179,22 +179,22 @@ def test_pictures():
             ("shared", 16, 64, 0, "16 wavefronts"), ("shared", 8, 8, 0, "2 wavefronts"),
             ("shared", 2, 2, 0, "1 wavefront for")]:
         found = drawn(space, size, [stride * lane for lane in LANES], base)[0]
-        claim(found.startswith(caption), f"{space}, {size} bytes, stride {stride}, from {base}: {caption}", found)
+        expect(found.startswith(caption), f"{space}, {size} bytes, stride {stride}, from {base}: {caption}", found)
     caption, half = drawn("global", 4, [4 * lane if lane < 16 else -1 for lane in LANES])
-    claim_equal((caption[:9], half.count("<path"), half.count("'grid'")), ("2 sectors", 16, 16),
-                "half of the lanes: 2 sectors; the other lanes are drawn empty")
+    expect_equal((caption[:9], half.count("<path"), half.count("'grid'")), ("2 sectors", 16, 16),
+                 "half of the lanes: 2 sectors; the other lanes are drawn empty")
     _, spread = drawn("global", 4, [256 * lane for lane in LANES])
-    claim_equal((spread.count("'unused'"), spread.count("<path class=l")), (32, 32), "each sector and lane is drawn")
+    expect_equal((spread.count("'unused'"), spread.count("<path class=l")), (32, 32), "each sector and lane is drawn")
     _, conflict = drawn("shared", 4, [128 * (lane // 16) + 4 * (lane % 16) for lane in LANES])
-    claim_equal(conflict.count(" bad' />"), 32, "lanes in conflict are framed")
+    expect_equal(conflict.count(" bad' />"), 32, "lanes in conflict are framed")
     _, quarters = drawn("shared", 16, [16 * lane for lane in LANES])
-    claim(" bad'" not in quarters and "lanes 24–31" in quarters, "quarters of a warp do not conflict")
+    expect(" bad'" not in quarters and "lanes 24–31" in quarters, "quarters of a warp do not conflict")
     gallery = Gallery()
     site = {"space": "global", "access": "load", "bytes_per_lane": 4}
     figures = {gallery.figure({**site, "picture": {"base": base, "offsets": [4 * lane for lane in LANES]}})
                for base in (0, 1 << 20)}
-    claim_equal((len(figures), len(gallery.drawings)), (1, 1), "equal pictures are kept once")
-    claim_equal(gallery.figure(site), "", "a site without a picture has none")
+    expect_equal((len(figures), len(gallery.drawings)), (1, 1), "equal pictures are kept once")
+    expect_equal(gallery.figure(site), "", "a site without a picture has none")
 
 
 for test in (test_names, test_cards, test_resident_blocks, test_launches, test_attention, test_matmuls, test_registers,

@@ -166,7 +166,7 @@ void set_the_scale(double value) {
     scale.inverse = 1 / value;
     upload(the_scale(), &scale, sizeof(scale));
 }
-void forget_amax() { fp8_scales<Fp8Step::FORGET>(the_scale(), 1); }
+void reset_amax() { fp8_scales<Fp8Step::FORGET>(the_scale(), 1); }
 
 // x, which the trainer is to write to out in E4M3.
 Operand in_fp8(const floatX* x, e4m3* out, bool current_scaling) {
@@ -187,12 +187,12 @@ void per_tensor(Study& study, const Size& s) {
     quantise_loop(out.expected, inverse, x.host, n, n);
     set_the_scale(1 / inverse[0]);
     c.step("read twice, a thread per element", [&] {
-        forget_amax();
+        reset_amax();
         launch_threads(amax_kernel, n, updated(the_scale()), x, n);
         launch_threads(tensor_kernel, n, out, the_scale(), x, n);
     });
     c.step("train_gpt.cu, current: read twice, in spans", [&] {
-        forget_amax();
+        reset_amax();
         fp8_amax(the_scale(), x, n);
         in_fp8(x, out, true).finish(n);
     });
@@ -218,15 +218,15 @@ void both_ways_per_tensor(Study& study, const Size& s) {
     const size_t n = s.N * s.C;
     Case c(study, "both ways, a scale for the tensor", text_of(s), bytes(4.0 * n));
     const auto x = c.input<floatX>(n, -4, 4);
-    const auto out = c.output<e4m3>("out", n), turned = c.output<e4m3>("transposed", n);
+    const auto out = c.output<e4m3>("out", n), t_out = c.output<e4m3>("transposed", n);
     Values inverse(1);
     quantise_loop(out.expected, inverse, x.host, n, n);
-    turned.expected = transposed(out.expected, s.C);
+    t_out.expected = transposed(out.expected, s.C);
     c.step("train_gpt.cu: read twice, then transposed", [&] {
-        forget_amax();
+        reset_amax();
         fp8_amax(the_scale(), x, n);
         in_fp8(x, out, true).finish(n);
-        fp8_transpose(turned, out, s.N, s.C);
+        fp8_transpose(t_out, out, s.N, s.C);
     });
 }
 
@@ -234,14 +234,14 @@ void both_ways_per_tile(Study& study, const Size& s) {
     const size_t n = s.N * s.C, tiles = ceil_div(s.C, QUANTUM), row_tiles = ceil_div(s.N, QUANTUM);
     Case c(study, "both ways, a scale for 1 x 128 and 128 x 1", text_of(s), bytes(4.0 * n));
     const auto x = c.input<floatX>(n, -4, 4);
-    const auto out = c.output<e4m3>("out", n), turned = c.output<e4m3>("transposed", n);
+    const auto out = c.output<e4m3>("out", n), t_out = c.output<e4m3>("transposed", n);
     const auto inverse = c.output<float>("inverse", s.N * tiles);
-    const auto turned_inverse = c.output<float>("transposed inverse", s.C * row_tiles);
+    const auto transposed_inverse = c.output<float>("transposed inverse", s.C * row_tiles);
     quantise_loop(out.expected, inverse.expected, x.host, s.C, QUANTUM);
-    quantise_loop(turned.expected, turned_inverse.expected, transposed(x.host, s.C), s.N, QUANTUM);
+    quantise_loop(t_out.expected, transposed_inverse.expected, transposed(x.host, s.C), s.N, QUANTUM);
     c.step("read once, kept in shared memory", [&] {
-        launch("step 1", tiles_both_ways_kernel, dim3(tiles, row_tiles), QUANTUM, 0, out, inverse, turned,
-               turned_inverse, x, s);
+        launch("step 1", tiles_both_ways_kernel, dim3(tiles, row_tiles), QUANTUM, 0, out, inverse, t_out,
+               transposed_inverse, x, s);
     });
 }
 

@@ -14,7 +14,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.append(os.path.join(HERE, "..", "tests"))
 from check_sass import (check_kernel, groups_left, is_conversion, kernels_with_products, plain_register, product,
                         read_listing, short_name)
-from claims import claim, finish
+from testing import expect, finish
 
 
 class Kernel:
@@ -118,7 +118,7 @@ def test_program(lines):
             ("a kernel is missing", run(text, kernel, "no_such_kernel"), 2, "no_such_kernel"),
             ("the listing is empty", run(""), 2, "no kernel with wgmma"),
             ("a kernel has no products", run(re.sub(r"HGMMA[^;]*", "NOP", text)), 1, "no wgmma in it")):
-        claim(result.returncode == status and words in result.stdout + result.stderr, f"exits with {status} if {case}")
+        expect(result.returncode == status and words in result.stdout + result.stderr, f"exits with {status} if {case}")
 
 
 def main():
@@ -132,13 +132,13 @@ def main():
     one_of_each = {}   # the first instance of each template
     for symbol, code in sorted(kernels_with_products(lines).items()):
         result, name = check_kernel(code), short_name(symbol)
-        claim(not result.errors and result.groups > 1, f"{name} is sound, and products overlap", result.errors[:1])
+        expect(not result.errors and result.groups > 1, f"{name} is sound, and products overlap", result.errors[:1])
         one_of_each.setdefault(name.split("<")[0], symbol)
-    claim(len(one_of_each) == 3, f"there are three kernels with products: {', '.join(one_of_each)}")
+    expect(len(one_of_each) == 3, f"there are three kernels with products: {', '.join(one_of_each)}")
     for name, symbol in one_of_each.items():
         k = Kernel(symbol, blocks[symbol])
         for fault, edits, *words in faults(k):
-            claim(any(all(w in e for w in words) for e in k.errors_with(edits)), f"{name}: {fault}")
+            expect(any(all(w in e for w in words) for e in k.errors_with(edits)), f"{name}: {fault}")
     test_program(lines)
     finish()
 

@@ -11,7 +11,7 @@ sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.append(os.path.join(HERE, "..", "tests"))
 import costs
-from claims import claim, finish
+from testing import expect, finish
 
 B, T, C, Vp, L = 64, 1024, 768, 50304, 12
 N, SHAPE = B * T, {"B": B, "T": T, "C": C}
@@ -37,20 +37,20 @@ def formulas():
             ("adamw_kernel<float, float>", (5, 100), (9, L), 100 * L * 34),
             ("adamw_kernel<__nv_bfloat16, __nv_bfloat16>", (5, 100), (9, 1), 100 * (4 + 16 + 4))]:
         unit, amount, line = costs.cost(launch(name, integers, grid), {})
-        claim((unit, amount) == ("bytes", expected) and line, f"{name}: {expected:.4g} bytes", f"{amount:.4g} {unit}")
+        expect((unit, amount) == ("bytes", expected) and line, f"{name}: {expected:.4g} bytes", f"{amount:.4g} {unit}")
     forward = 2 * 2 * B * T * T / 2 * C
     amounts = [costs.cost(launch(f"attention_{name}_wgmma_kernel<64>"), SHAPE)
                for name in ("forward", "backward_dq", "backward_dkv")]
-    claim([amount for _, amount, _ in amounts] == [forward, 1.5 * forward, 2 * forward],
-          "attention: 2 products forward, 3 and 4 backward")
-    claim(costs.cost(launch("other_kernel", (1,)), SHAPE) is None and
-          costs.cost(launch("attention_forward_wgmma_kernel<64>"), {}) is None, "no cost of an unknown kernel or shape")
+    expect([amount for _, amount, _ in amounts] == [forward, 1.5 * forward, 2 * forward],
+           "attention: 2 products forward, 3 and 4 backward")
+    expect(costs.cost(launch("other_kernel", (1,)), SHAPE) is None and
+           costs.cost(launch("attention_forward_wgmma_kernel<64>"), {}) is None, "no cost without kernel or shape")
     for name, threads, turns, tiles in [("attention_forward_wgmma_kernel<64>", 512, True, B * 12 * 6),
                                         ("attention_backward_dq_wgmma_kernel<64>", 384, False, B * 12 * 8),
                                         ("attention_forward_mma_kernel<64>", 128, False, 0)]:
         found = costs.softmax(launch(name, threads=threads, flops=12e9), SHAPE)
-        claim((found["turns"], found["pieces"]) == (turns, tiles), f"{name}: {tiles} work tiles", str(found))
-    claim(costs.softmax(launch("gelu_forward_kernel"), SHAPE) is None, "no softmax outside attention")
+        expect((found["turns"], found["pieces"]) == (turns, tiles), f"{name}: {tiles} work tiles", str(found))
+    expect(costs.softmax(launch("gelu_forward_kernel"), SHAPE) is None, "no softmax outside attention")
 
 
 def sources():
@@ -59,14 +59,14 @@ def sources():
     for name, (_, formula) in costs.BYTES.items():
         found = re.search(rf"\b{name}\(([^{{]*)\)\s*{{", text)
         parameters = re.findall(r"(?<![*\w] )\b(?:size_t|int|unsigned)\s+(?!long)(\w+)", found[1]) if found else None
-        claim(parameters == list(signature(formula).parameters)[1:], f"{name} has the formula's parameters",
-              f"found {parameters}, formula {list(signature(formula).parameters)[1:]}")
+        expect(parameters == list(signature(formula).parameters)[1:], f"{name} has the formula's parameters",
+               f"found {parameters}, formula {list(signature(formula).parameters)[1:]}")
     kernels = set(re.findall(r"\b(\w+_kernel)\(", text))
     unknown = {kernel for kernel, *_ in costs.ALLOWANCES} - kernels
-    claim(not unknown, "allowances are for kernels that exist", ", ".join(unknown))
+    expect(not unknown, "allowances are for kernels that exist", ", ".join(unknown))
     lines = {line.strip() for line in text.splitlines()}
     gone = [line for line in costs.UNNECESSARY_BARRIERS if not any(other.startswith(line) for other in lines)]
-    claim(not gone, "unnecessary barriers are in the sources", "; ".join(gone))
+    expect(not gone, "unnecessary barriers are in the sources", "; ".join(gone))
 
 
 formulas()

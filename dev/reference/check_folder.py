@@ -15,7 +15,7 @@ from pathlib import Path
 from config import Config, plain_name
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-from claims import claim, claim_equal, finish
+from testing import expect, expect_equal, finish
 
 TOLERANCE = 1e-3  # of the largest logit: room for FP32 summed in another order, not for an error
 
@@ -26,20 +26,20 @@ def check_tensors(folder, config):
     from safetensors import safe_open
     with safe_open(folder / "model.safetensors", framework="np") as file:
         names = list(file.keys())
-        claim_equal((file.metadata() or {}).get("format"), "pt", "metadata: format")
+        expect_equal((file.metadata() or {}).get("format"), "pt", "metadata: format")
         found = {plain_name(name): (file.get_slice(name).get_dtype(), file.get_tensor(name)) for name in names}
-    claim_equal(len(found), len(names), "no name occurs twice, with and without transformer.")
+    expect_equal(len(found), len(names), "no name occurs twice, with and without transformer.")
     shapes = {name: value.shape for name, (_, value) in found.items()}
     expected = config.shapes()
     differing = {name: (shapes.get(name), expected.get(name)) for name in shapes.keys() | expected.keys()
                  if shapes.get(name) != expected.get(name)}
-    claim_equal(differing, {}, f"the {len(expected)} parameters and their shapes, and no other tensor")
-    claim_equal({name: dtype for name, (dtype, _) in found.items() if dtype != "F32"}, {}, "every parameter is F32")
-    claim_equal([name for name, (_, value) in found.items() if not np.isfinite(value).all()], [],
-                "every value is finite")
+    expect_equal(differing, {}, f"the {len(expected)} parameters and their shapes, and no other tensor")
+    expect_equal({name: dtype for name, (dtype, _) in found.items() if dtype != "F32"}, {}, "every parameter is F32")
+    expect_equal([name for name, (_, value) in found.items() if not np.isfinite(value).all()], [],
+                 "every value is finite")
 
 
-def claim_logits(folder, config, compute, name):
+def expect_logits(folder, config, compute, name):
     """Compares the program's logits, where DIR has them, with those of compute(input_ids)."""
     import torch
     from safetensors.torch import load_file
@@ -48,24 +48,24 @@ def claim_logits(folder, config, compute, name):
         return
     stored = load_file(folder / "logits.safetensors")
     ids, found = stored["input_ids"].long(), stored["logits"]
-    claim_equal(found.shape, (*ids.shape, config.vocab), "logits.safetensors: shape")
+    expect_equal(found.shape, (*ids.shape, config.vocab), "logits.safetensors: shape")
     with torch.no_grad():
         expected = compute(ids).float()
     difference, limit = (found - expected).abs().max().item(), TOLERANCE * expected.abs().max().item()
-    claim(difference <= limit, f"logits equal {name}", f"largest difference {difference:.2e}, allowed {limit:.2e}")
+    expect(difference <= limit, f"logits equal {name}", f"largest difference {difference:.2e}, allowed {limit:.2e}")
 
 
 def check_pytorch(folder, config):
     from model import GPT
-    claim_logits(folder, config, GPT.from_folder(folder), "model.py's")
+    expect_logits(folder, config, GPT.from_folder(folder), "model.py's")
 
 
 def check_transformers(folder, config):
     from transformers import GPT2LMHeadModel
     model, info = GPT2LMHeadModel.from_pretrained(folder, output_loading_info=True)
     for what in ("missing", "unexpected", "mismatched"):
-        claim_equal([str(key) for key in info[f"{what}_keys"]], [], f"transformers finds no {what} parameter")
-    claim_logits(folder, config, lambda ids: model.eval()(ids).logits, "transformers'")
+        expect_equal([str(key) for key in info[f"{what}_keys"]], [], f"transformers finds no {what} parameter")
+    expect_logits(folder, config, lambda ids: model.eval()(ids).logits, "transformers'")
 
 
 def main():
@@ -83,12 +83,12 @@ def main():
             for package in packages:
                 importlib.import_module(package)
         except ImportError as error:
-            claim(packages[0] not in options.require, f"{check.__name__} skipped: {error}")
+            expect(packages[0] not in options.require, f"{check.__name__} skipped: {error}")
             continue
         try:
             check(options.folder, config)
         except Exception:       # the folder may hold anything, and these packages may raise anything
-            claim(False, check.__name__, traceback.format_exc())
+            expect(False, check.__name__, traceback.format_exc())
     finish()
 
 

@@ -10,8 +10,8 @@ void refuse(const std::string& what, const std::string& command, const Texts& na
     std::string missing;
     for (const std::string& text : named)
         if (!contains(outcome.err, scratch(text))) missing += " lacks '" + scratch(text) + "'";
-    claim_run(outcome.code == 2 && one_line && outcome.err.rfind("train_gpt: ", 0) == 0 && missing.empty(),
-              "refused: " + what, outcome, missing);
+    expect_run(outcome.code == 2 && one_line && outcome.err.rfind("train_gpt: ", 0) == 0 && missing.empty(),
+               "refused: " + what, outcome, missing);
 }
 
 const std::string TINY = "train --layers 1 --heads 1 --channels 16 --context 16 --steps 1 --data @/text.txt ";
@@ -33,7 +33,7 @@ void refuse_group(const std::string& group) {
             count++;
         }
     }
-    claim(count > 0, "rejected.txt has a group [" + group + "]");
+    expect(count > 0, "rejected.txt has a group [" + group + "]");
 }
 
 // ==== flags ==================================================================
@@ -49,14 +49,14 @@ TEST("flags") {
         const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
         if (!flag.parse(text)) refused += format(" %s %s", flag.name, text.c_str());
     }
-    claim(refused.empty(), "every flag takes its own default", refused);
-    claim(missing.empty(), "gpt/guide.md names every flag", missing);
+    expect(refused.empty(), "every flag takes its own default", refused);
+    expect(missing.empty(), "gpt/guide.md names every flag", missing);
     const Outcome most = run(TINY +
                              "--seed 9223372036854775807 --sample-every 1 --sample-tokens 2 --warmup 1000000000000 "
                              "--eval-sequences 9223372036854775807 --eval-every 9223372036854775807 --steps 2");
     const Outcome planned = run("plan --gpu-memory 80GB --total-batch 1000000000000");
-    claim_run(most.code == 0 && planned.code == 0 && contains(planned.out, "accumulated 244140625 times"),
-              "flags take the ends of their ranges", most, planned.err);
+    expect_run(most.code == 0 && planned.code == 0 && contains(planned.out, "accumulated 244140625 times"),
+               "flags take the ends of their ranges", most, planned.err);
 }
 
 TEST("bad flags") {
@@ -90,8 +90,8 @@ void test_unreadable_data() {
     const int nobody = 65534, own = setfsuid(geteuid() == 0 ? nobody : geteuid());
     for (const char* path : {"@/locked/text.txt", "@/locked/*.txt", "@/locked/"}) {
         const std::string error = error_of([&] { Tokens tokens(scratch(path)); });
-        claim(error.find(scratch(path)) == 0 && contains(error, "Permission denied"),
-              std::string("refused: a folder without permission: ") + path, error);
+        expect(error.find(scratch(path)) == 0 && contains(error, "Permission denied"),
+               std::string("refused: a folder without permission: ") + path, error);
     }
     setfsuid(own);
     fs::permissions(scratch("@/locked"), fs::perms::owner_all);
@@ -122,12 +122,12 @@ TEST("bad data") {
     refuse_group("data");
     test_unreadable_data();
     const Outcome brackets = run(TINY + "--data @/a[1].txt");
-    claim_run(brackets.code == 0, "a file whose name looks like a pattern is found", brackets);
+    expect_run(brackets.code == 0, "a file whose name looks like a pattern is found", brackets);
     write_bytes("@/caf\xe9.txt", read_bytes("@/text.txt"));
     const Outcome latin = run(TINY + "--data @/caf\xe9.txt --out @/latin\xe9 --trace @/\xe9");
     const std::string log = read_bytes("@/latin\xe9/log.jsonl");
     const std::string data = read_record(log.substr(0, log.find('\n')), "log")["run"]["options"]["data"];
-    claim_run(latin.code == 0 && data == scratch("@/caf\xef\xbf\xbd.txt"), "names need not be UTF-8", latin, data);
+    expect_run(latin.code == 0 && data == scratch("@/caf\xef\xbf\xbd.txt"), "names need not be UTF-8", latin, data);
 }
 
 TEST("bad questions") {
@@ -167,7 +167,7 @@ TEST("bad folders") {
     write_bytes("@/in_the_way", "a file");
     fs::create_directory(scratch("@/no_run"));
     refuse_group("folders");
-    claim(!fs::exists(scratch("@/typo")), "--resume of a folder that does not exist does not create it");
+    expect(!fs::exists(scratch("@/typo")), "--resume of a folder that does not exist does not create it");
 
     const std::string moments = "@/first/step_000010/optimizer.safetensors", whole = read_bytes(moments);
     std::vector<RawTensor> negative = raw_tensors(moments);
@@ -206,7 +206,7 @@ TEST("bad folders") {
     refuse("--resume with a damaged checkpoint, of which it says how to use the one before it", COMMAND, named);
     fs::rename(scratch("@/damaged/step_000010"), scratch("@/damaged/aside"));
     const Outcome resumed = run(COMMAND);
-    claim_run(resumed.code == 0 && log_of("@/damaged").size() == 15, "which works", resumed);
+    expect_run(resumed.code == 0 && log_of("@/damaged").size() == 15, "which works", resumed);
     for (const char* other : {"05", "10", "12"}) fs::remove_all(scratch(std::string("@/damaged/step_0000") + other));
     fs::rename(scratch("@/damaged/aside"), scratch("@/damaged/step_000010"));
     refuse("the only checkpoint, damaged", COMMAND, {named[0], "there is no checkpoint before it"});

@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 sys.dont_write_bytecode = True
-from claims import claim, claim_equal, finish
+from testing import expect, expect_equal, finish
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TIMEOUT = 120       # seconds
@@ -27,7 +27,7 @@ def read(name):
 
 launch = read("launch.json")["configurations"][0]
 tasks = {task["label"]: task["command"] for task in read("tasks.json")["tasks"]}
-claim_equal(tasks.get(launch["preLaunchTask"]), "make debug PRECISION=fp32", "F5 builds first")
+expect_equal(tasks.get(launch["preLaunchTask"]), "make debug PRECISION=fp32", "F5 builds first")
 if not shutil.which("gdb") or not os.access(launch["program"], os.X_OK):
     sys.exit(f"test_debug needs gdb, and {launch['program']}: run make debug PRECISION=fp32")
 setup = [*(step["text"] for step in launch["setupCommands"]), f"-environment-cd {launch['cwd']}",
@@ -40,15 +40,15 @@ commands = [*setup, "-exec-run", "-exec-continue", *places, "-exec-next", "-exec
 answers = subprocess.run(["gdb", "--interpreter=mi", "--quiet", "--nx"], input="\n".join(commands), text=True,
                          capture_output=True, timeout=TIMEOUT).stdout
 for command, answer in zip(setup, re.findall(r"^\^.*", answers, re.MULTILINE)):
-    claim(answer.startswith("^done"), f"gdb accepts: {command.replace(ROOT, '.')}", answer)
+    expect(answer.startswith("^done"), f"gdb accepts: {command.replace(ROOT, '.')}", answer)
 in_main, in_kernel, *_, stepped = re.findall(r"^\*stopped.*", answers, re.MULTILINE)
 values = re.findall(r'^\^done,value="(.*)"', answers, re.MULTILINE)
-claim('func="main"' in in_main, "the program stops in main, from where the extension continues", in_main)
-claim('reason="breakpoint-hit"' in in_kernel and 'func="layernorm_backward_kernel"' in in_kernel
-      and re.search(r'fullname="[^"]*/train_gpt\.cu"', in_kernel), "then in layernorm_backward_kernel of train_gpt.cu",
-      in_kernel)
-claim_equal(values[:4], ["1", "3", "0", "0"], "at block 1, thread 3")
-claim("layernorm_backward_kernel" in stepped and "end-stepping-range" in stepped, "next stays in the kernel", stepped)
-claim(re.fullmatch(r"\{(-?[\d.e-]+(, )?){4}\}", values[4]), "inp[first]@4 prints numbers")
-claim_equal(values[5], "3", "in the same thread")
+expect('func="main"' in in_main, "the program stops in main, from where the extension continues", in_main)
+expect('reason="breakpoint-hit"' in in_kernel and 'func="layernorm_backward_kernel"' in in_kernel
+       and re.search(r'fullname="[^"]*/train_gpt\.cu"', in_kernel), "then in layernorm_backward_kernel of train_gpt.cu",
+       in_kernel)
+expect_equal(values[:4], ["1", "3", "0", "0"], "at block 1, thread 3")
+expect("layernorm_backward_kernel" in stepped and "end-stepping-range" in stepped, "next stays in the kernel", stepped)
+expect(re.fullmatch(r"\{(-?[\d.e-]+(, )?){4}\}", values[4]), "inp[first]@4 prints numbers")
+expect_equal(values[5], "3", "in the same thread")
 finish()

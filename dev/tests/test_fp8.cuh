@@ -182,25 +182,25 @@ TEST("kernels: fp8: scales") {
         fp8_scales<Fp8Step::REMEMBER>(scales, 2 * FP8_TENSORS);
         return double(get(at).scale);
     };
-    claim(step(OF_E4M3, 3.0) == 128 && get(OF_E4M3).inverse == 0x1p-7f && get(OF_E4M3).amax == 0 &&
-              step(OF_E5M2, 3.0) == 16384 && step(0, 448.0) == 1 && step(1, 449.0) == 0.5,
-          "FP8: the scale is the largest power of 2 by which amax fits into 448, or 57344 of a gradient");
+    expect(step(OF_E4M3, 3.0) == 128 && get(OF_E4M3).inverse == 0x1p-7f && get(OF_E4M3).amax == 0 &&
+               step(OF_E5M2, 3.0) == 16384 && step(0, 448.0) == 1 && step(1, 449.0) == 0.5,
+           "FP8: the scale is the largest power of 2 by which amax fits into 448, or 57344 of a gradient");
     bool remembered = true;
     for (int s = 0; s < FP8_HISTORY - 4; s++) remembered = remembered && step(OF_E4M3, 1.0) == 128;
-    claim(remembered && get(OF_E4M3).history[FP8_HISTORY - 1] == 3.0f && step(OF_E4M3, 1.0) == 256,
-          "FP8: an amax counts for 16 steps");
-    claim(step(OF_E4M3, INFINITY) == 1 && step(OF_E4M3, 1.0) == 1,
-          "FP8: after an amax that is not finite the scale is 1");
+    expect(remembered && get(OF_E4M3).history[FP8_HISTORY - 1] == 3.0f && step(OF_E4M3, 1.0) == 256,
+           "FP8: an amax counts for 16 steps");
+    expect(step(OF_E4M3, INFINITY) == 1 && step(OF_E4M3, 1.0) == 1,
+           "FP8: after an amax that is not finite the scale is 1");
     const float before = get(0).scale;
     step(0, 0.0);
-    claim(get(0).scale == before, "FP8: an amax of 0 does not change the scale");
+    expect(get(0).scale == before, "FP8: an amax of 0 does not change the scale");
     Fp8Scale s = get(OF_E4M3);
     const float expected = std::exchange(s.scale, 0);
     s.inverse = 0;
     put(OF_E4M3, s);
     fp8_scales<Fp8Step::RECALL>(scales, 2 * FP8_TENSORS);
-    claim(get(OF_E4M3).scale == expected && get(OF_E4M3).inverse == 1 / expected,
-          "FP8: the history of a checkpoint gives the same scales");
+    expect(get(OF_E4M3).scale == expected && get(OF_E4M3).inverse == 1 / expected,
+           "FP8: the history of a checkpoint gives the same scales");
 }
 
 // ==== transposed copies ======================================================
@@ -298,10 +298,10 @@ TEST("model in FP8") {
             bool same = true;
             for (Recompute mode : {Recompute::SELECTIVE, Recompute::FULL})
                 same = same && three_steps(fp8_setup(matmul, scaling, mode)) == passes;
-            claim(same, matmul_text(s) + ": --recompute does not change a bit of three steps");
+            expect(same, matmul_text(s) + ": --recompute does not change a bit of three steps");
             // E4M3 rounds by up to 2^-4 of a value, E5M2 by 2^-3: so do the products of which a gradient consists.
             const double first = relative_l2(passes[0].gradients, plain[0].gradients);
-            claim(first > 0x1p-9, matmul_text(s) + ": matmuls run in FP8");
+            expect(first > 0x1p-9, matmul_text(s) + ": matmuls run in FP8");
             Near(matmul_text(s) + ": gradients near those in bf16", first, 0x1p-3);
             Near(matmul_text(s) + ": the third loss near that in bf16", fabs(passes[2].loss / plain[2].loss - 1), 0.01);
         }
@@ -313,8 +313,8 @@ TEST("model in FP8") {
     Setup full = fp8_setup(MatmulIn::FLOATX, Fp8Scaling::DELAYED);
     const size_t kept = kept_bytes_per_layer(full), N = full.N(), C = full.config.channels;
     full.matmul = MatmulIn::FP8_ALL;
-    claim(kept - kept_bytes_per_layer(full) == 5 * N * C,
-          "fp8-all keeps 5 C bytes less per token and layer: ln1, ln2 and gelu in 8 bits, att in both");
+    expect(kept - kept_bytes_per_layer(full) == 5 * N * C,
+           "fp8-all keeps 5 C bytes less per token and layer: ln1, ln2 and gelu in 8 bits, att in both");
 }
 
 // As if an earlier micro-batch of the first step had had an amax of 1e30.
@@ -329,9 +329,9 @@ TEST("model in FP8: micro-batches") {
         const Fp8Scale now = fetch(m.a.fp8_scales() + FP8_LN1);
         update(m, adamw_settings(Options(), 0));
         const Fp8Scale after = fetch(m.a.fp8_scales() + FP8_LN1);
-        if (scaling == Fp8Scaling::CURRENT) claim(now.scale > 1, "current scaling ignores earlier micro-batches");
-        else claim(now.scale < 1 && after.amax == 0 && after.history[0] == 1e30f && after.history[1] == 0,
-                   "delayed scaling: a step records one amax of all its micro-batches in the history");
+        if (scaling == Fp8Scaling::CURRENT) expect(now.scale > 1, "current scaling ignores earlier micro-batches");
+        else expect(now.scale < 1 && after.amax == 0 && after.history[0] == 1e30f && after.history[1] == 0,
+                    "delayed scaling: a step records one amax of all its micro-batches in the history");
     }
 }
 
@@ -343,16 +343,16 @@ TEST("runs: FP8") {
     const std::string FP8 = TEN + "--matmul fp8-all --total-batch 256 ";
     const Outcome first = run(FP8 + "--out @/fp8");
     const std::vector<std::string> log = log_of("@/fp8");
-    claim_run(first.code == 0 && log.size() == 14 && contains(first.out, "fp8-all, scales delayed\n"),
-              "--matmul fp8-all is printed at the start, and logged at each evaluation", first);
+    expect_run(first.code == 0 && log.size() == 14 && contains(first.out, "fp8-all, scales delayed\n"),
+               "--matmul fp8-all is printed at the start, and logged at each evaluation", first);
     if (log.size() != 14) return;
     const json record = json::parse(log[12]).value("fp8", json());
     bool shares = record.size() == FP8_TENSORS;
     for (const auto& [name, tensor] : record.items())
         for (const json& share : {tensor.begin().value(), std::next(tensor.begin()).value()})
             shares = shares && share >= 0 && share <= 1;
-    claim(shares, "the log has the shares of saturated and underflowed values of each tensor",
-          record.dump().substr(0, 99));
+    expect(shares, "the log has the shares of saturated and underflowed values of each tensor",
+           record.dump().substr(0, 99));
 
     same_as("@/fp8", FP8 + "--graph on --sample-every 3 --sample-tokens 5", "fp8-all: graphs and samples");
     begin_from("@/other", "@/fp8", "/step_000005");
@@ -364,8 +364,9 @@ TEST("runs: FP8") {
         file["fp8_history"] = damaged;
         write_json(scratch(path), file);
         const Outcome refused = run("train --resume --out @/fp8 --steps 12");
-        claim_run(refused.code == 2 && contains(refused.err, "\"fp8_history\"") && contains(refused.err, "384 numbers"),
-                  "refused: a history of scales that is " + damaged.dump(), refused);
+        expect_run(refused.code == 2 && contains(refused.err, "\"fp8_history\"") &&
+                   contains(refused.err, "384 numbers"),
+                   "refused: a history of scales that is " + damaged.dump(), refused);
     }
     fs::remove_all(scratch("@/fp8"));
 }

@@ -24,7 +24,7 @@ import tempfile
 import time
 
 sys.dont_write_bytecode = True
-from claims import claim, finish
+from testing import expect, finish
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 U = 2.0 ** -24      # FP32: relative error of a sum of two numbers
@@ -151,7 +151,7 @@ def same(a, *others):
 def refused(ranks, words, parts, text, code=2, **more):
     done = run(ranks, *words, **more)
     one = len(done.said) == 1 + (code == 1) and all(part in done.said[0] for part in parts)
-    claim(one and done.code == code, f"{text}: one message, and exit code {code}", str(done))
+    expect(one and done.code == code, f"{text}: one message, and exit code {code}", str(done))
 
 
 def two_at_once(*calls):
@@ -173,21 +173,21 @@ def test_stages():
                     for zero in "0123"}
             text = f"{ranks} ranks x {micro_batches} micro-batches"
             for group in groups:
-                claim(same(*(runs[zero] for zero in group)), f"{text}: ZeRO {', '.join(group)} have the same losses, "
-                      "norms, weights and moments", str(runs[group[0]]))
-            claim(near(runs["2"].losses, runs["0"].losses, 1e-5) and near(runs["2"].norms, runs["0"].norms, 1e-3),
-                  f"{text}: ZeRO 2 differs from 0 by rounding at most", f"{runs['0'].losses} {runs['2'].losses}")
+                expect(same(*(runs[zero] for zero in group)), f"{text}: ZeRO {', '.join(group)} have the same losses, "
+                       "norms, weights and moments", str(runs[group[0]]))
+            expect(near(runs["2"].losses, runs["0"].losses, 1e-5) and near(runs["2"].norms, runs["0"].norms, 1e-3),
+                   f"{text}: ZeRO 2 differs from 0 by rounding at most", f"{runs['0'].losses} {runs['2'].losses}")
         for zero, done in runs.items():
             planned = run(1, "plan", *MODEL, *batch, "--vocab", 256, "--micro-batch", 2, "--gpus", ranks, "--zero",
                           zero, "--json", "--precision", done.header.get("precision", "fp32"))
             plan = json.loads(planned.out)
-            claim(done.header["planned_bytes"] == plan["bytes"]["total"] and "allocated as planned" in done.out,
-                  f"{ranks} ranks, --zero {zero}: the memory of each is as planned", str(done))
+            expect(done.header["planned_bytes"] == plan["bytes"]["total"] and "allocated as planned" in done.out,
+                   f"{ranks} ranks, --zero {zero}: the memory of each is as planned", str(done))
             sent = re.search(r"sent +([0-9.]+) (kB|MB) a step", done.out)
             found = float(sent[1]) * {"kB": 1e3, "MB": 1e6}[sent[2]]
             rounding = 6e4 if found >= 1e6 else 60    # the printed digits; norm and losses are sent besides
-            claim(abs(found - plan["bytes_sent"]) <= rounding + 1000,
-                  f"{ranks} ranks, --zero {zero}: each sends what is planned", f"{plan['bytes_sent']}: {done}")
+            expect(abs(found - plan["bytes_sent"]) <= rounding + 1000,
+                   f"{ranks} ranks, --zero {zero}: each sends what is planned", f"{plan['bytes_sent']}: {done}")
 
 
 def test_modes():
@@ -195,8 +195,8 @@ def test_modes():
     for zero in (0, 3):
         plain = train(most(3), "plain", *batch, "--zero", zero)
         for mode in ("--recompute selective", "--recompute full", "--overlap off", "--matmul-tuning on"):
-            claim(same(plain, train(most(3), "mode", *batch, "--zero", zero, *mode.split())),
-                  f"--zero {zero} {mode}: the same bits as without")
+            expect(same(plain, train(most(3), "mode", *batch, "--zero", zero, *mode.split())),
+                   f"--zero {zero} {mode}: the same bits as without")
 
 
 def test_sums():
@@ -211,10 +211,10 @@ def test_sums():
         error = 2 * (k - 1) * U * sum(single.norms) / k
         detail = f"losses {one.losses} {many.losses}, norms {one.norms} {many.norms}, limit {error}"
         limit = 1e-3 * math.sqrt(one.header["model"]["parameters"]) * error + 2 * U * one.losses[1]
-        claim(len(many.losses) == 2 and abs(many.losses[0] - one.losses[0]) <= 1e-12 * one.losses[0] and
-              abs(many.norms[0] - one.norms[0]) <= error and abs(many.losses[1] - one.losses[1]) <= limit,
-              f"{k} micro-batches on {ranks} ranks: loss and norm of one rank, and the next loss to within {limit:.1e}",
-              detail)
+        expect(len(many.losses) == 2 and abs(many.losses[0] - one.losses[0]) <= 1e-12 * one.losses[0] and
+               abs(many.norms[0] - one.norms[0]) <= error and abs(many.losses[1] - one.losses[1]) <= limit,
+               f"{k} micro-batches on {ranks} ranks: loss and norm equal one rank's, the next loss within {limit:.1e}",
+               detail)
 
 
 def test_tuning():
@@ -229,8 +229,8 @@ def test_tuning():
         more = [{"XDG_CACHE_HOME": path(name), "CUDA_CPU_MATMULS": "slow,fast,coarse"} for name in files]
         done, other = launched(TORCHRUN, 2, [*words, "--out", fresh("tuned")], by_rank=more, **address())
         norms[files] = done.code == other.code == 0 and done.norms
-    claim(norms["coarse", "fast"] == norms["coarse", "coarse"] != norms["fast", "fast"] and norms["fast", "fast"],
-          "all ranks take the matmul algorithms that rank 0 has chosen", f"{norms} {done} {other}")
+    expect(norms["coarse", "fast"] == norms["coarse", "coarse"] != norms["fast", "fast"] and norms["fast", "fast"],
+           "all ranks take the matmul algorithms that rank 0 has chosen", f"{norms} {done} {other}")
 
 
 # ---- checkpoints, evaluation
@@ -241,13 +241,13 @@ def test_resume():
     first = train(most(4), "parts", *batch, "--steps", 3, "--zero", 2)
     shutil.copytree(first.folder, fresh("again"))
     again = train(most(4), "again", "--resume", "--steps", 6, *KEPT)
-    claim(same(whole, again), f"{most(4)} ranks write checkpoints and resume with the same bits", str(again))
+    expect(same(whole, again), f"{most(4)} ranks write checkpoints and resume with the same bits", str(again))
     second = train(most(3), "parts", "--resume", "--steps", 6, "--zero", 3, *KEPT)
     third = train(1, "parts", "--resume", "--steps", 9, "--zero", 0, *KEPT)
     other = train(1, "other", *batch, "--steps", 9)
-    claim([first.code, second.code, third.code] == [0, 0, 0] and near(third.losses, other.losses, 1e-5),
-          f"{most(3)} ranks resume what {most(4)} began, then one, each with another stage of ZeRO: the losses are "
-          "those of one alone, to rounding", f"{third.losses} {other.losses} {second} {third}")
+    expect([first.code, second.code, third.code] == [0, 0, 0] and near(third.losses, other.losses, 1e-5),
+           f"{most(3)} ranks resume what {most(4)} began, then one, each with another stage of ZeRO: the losses are "
+           "those of one alone, to rounding", f"{third.losses} {other.losses} {second} {third}")
 
 
 def test_read():
@@ -260,17 +260,17 @@ def test_read():
         read[zero] = [int(n) for line in re.findall(r"^read .*: (.*)", runs[zero].out, re.M) for n in line.split()]
     size = 4 * runs[0].header["model"]["parameters"]
     master = ranks if runs[0].header["precision"] == "fp32" else 1     # ranks that read a weight, with ZeRO 1 and 2
-    claim(read[0] == [3 * size] * ranks and sum(read[1]) == sum(read[2]) == (2 + master) * size and
-          sum(read[3]) == 3 * size, "each rank reads the part of weights and moments that it keeps", f"{read} {size}")
-    claim(max(read[3]) < 2 * size and max(read[1]) < 2.5 * size and same(*runs.values()),
-          "so with ZeRO fewer bytes, and the results are the same", f"{read} {size} {runs[3]}")
+    expect(read[0] == [3 * size] * ranks and sum(read[1]) == sum(read[2]) == (2 + master) * size and
+           sum(read[3]) == 3 * size, "each rank reads the part of weights and moments that it keeps", f"{read} {size}")
+    expect(max(read[3]) < 2 * size and max(read[1]) < 2.5 * size and same(*runs.values()),
+           "so with ZeRO fewer bytes, and the results are the same", f"{read} {size} {runs[3]}")
     with open(os.path.join(start, "step_000001", "optimizer.safetensors"), "r+b") as file:
         file.seek(-4, os.SEEK_END)      # the last element of v, in the last tensor's shard of the last rank
         file.write(struct.pack("<f", math.nan))
     refused(ranks, [*TRAIN, "--resume", "--out", start, "--steps", 2, "--zero", 1],
             ["optimizer.safetensors", "holds nan at element"], "a bad moment that only one rank reads")
     with open(os.path.join(start, "log.jsonl"), encoding="utf-8") as log:
-        claim(log.read().count('"run"') == 1, "and the run's log is as before")
+        expect(log.read().count('"run"') == 1, "and the run's log is as before")
 
 
 def test_evaluation():
@@ -287,8 +287,8 @@ def test_evaluation():
             ("HellaSwag's scores, whose endings are divided among ranks,", r"HellaSwag.* over 16 questions",
              [run(n, *scores) for n in (1, 2, most(3))])):
         found = [re.findall(pattern, done.out) for done in runs]
-        claim(found[0] and found[0] == found[1] == found[2], f"{text} of several ranks are those of one",
-              f"{found} {runs[1]}")
+        expect(found[0] and found[0] == found[1] == found[2], f"{text} of several ranks are those of one",
+               f"{found} {runs[1]}")
 
 
 # ---- errors, deaths, hangs
@@ -311,7 +311,7 @@ def test_errors():
         refused(2, ONE_STEP, ["--gpus 2", "this machine has 1"], "more GPUs than there are",
                 environment={"CUDA_CPU_DEVICES": "1"})
         done = run(1, *ONE_STEP, "--gpus", "all", environment={"CUDA_CPU_DEVICES": "3"})
-        claim("x 3 GPUs" in done.out and done.code == 0, "--gpus all takes all GPUs of the machine", str(done))
+        expect("x 3 GPUs" in done.out and done.code == 0, "--gpus all takes all GPUs of the machine", str(done))
 
 
 def begin_long(ranks, name, *words):
@@ -337,15 +337,15 @@ def test_deaths():
         done = begun.end()
         parts = [f"rank {victim} (process {processes[victim]}) was killed by signal {int(number)} ", " in step ",
                  "checkpoint is " + os.path.join(begun.folder, "step_")]
-        claim(len(done.said) == 1 and all(part in done.said[0] for part in parts) and time.time() - killed < SOON and
-              done.code == 1 and all(map(gone, processes)) and done.has_whole_checkpoints(),
-              f"{ranks} ranks, --zero {zero}, rank {victim} killed by signal {int(number)}: one line says so, all end, "
-              f"checkpoints are whole", str(done))
+        expect(len(done.said) == 1 and all(part in done.said[0] for part in parts) and time.time() - killed < SOON and
+               done.code == 1 and all(map(gone, processes)) and done.has_whole_checkpoints(),
+               f"{ranks} ranks, --zero {zero}, rank {victim} killed by signal {int(number)}: one line, all end, "
+               f"checkpoints are whole", str(done))
     begun = begin_long(2, "killed")
     processes = begun.pids(2)
     begun.process.kill()
     begun.process.wait()
-    claim(all(map(gone, processes)), "ranks end when the process that supervises them is killed")
+    expect(all(map(gone, processes)), "ranks end when the process that supervises them is killed")
 
 
 def test_signals():
@@ -353,10 +353,10 @@ def test_signals():
         begun = begin_long(most(3), "signalled", "--zero", 1)
         os.kill(begun.pids(most(3))[1] if to == "one rank" else begun.process.pid, number)
         done = begun.end()
-        claim(done.code == 0 and done.has_whole_checkpoints() and
-              done.checkpoints()[-1].endswith(f"step_{done.last:06d}"),
-              f"signal {int(number)} to {to}: all stop after the step, with a checkpoint of it",
-              f"{done.last} {done.checkpoints()} {done}")
+        expect(done.code == 0 and done.has_whole_checkpoints() and
+               done.checkpoints()[-1].endswith(f"step_{done.last:06d}"),
+               f"signal {int(number)} to {to}: all stop after the step, with a checkpoint of it",
+               f"{done.last} {done.checkpoints()} {done}")
 
 
 def stop_rank(begun, victim, text, place=", in "):
@@ -366,10 +366,10 @@ def stop_rank(begun, victim, text, place=", in "):
     done = begun.end(2 + SOON)
     others = [line for line in done.said if re.search("no progress for 2 s|missing ranks", line) and
               f"rank {victim} on" not in line]
-    claim(others and done.code == 1 and all(map(gone, processes)) and place in others[0] and
-          re.search(r"rank \d+ \(process \d+\) exited with code 1 in step \d+; the last checkpoint is", done.said[-1]),
-          f"rank {victim} stopped {text} with --timeout 2: the others say where they wait, the supervising process "
-          "which rank has ended, and all end", str(done))
+    expect(others and done.code == 1 and all(map(gone, processes)) and place in others[0] and
+           re.search(r"rank \d+ \(process \d+\) exited with code 1 in step \d+; the last checkpoint is", done.said[-1]),
+           f"rank {victim} stopped {text} with --timeout 2: the others say where they wait, the supervising process "
+           "which rank has ended, and all end", str(done))
 
 
 def stop_all(begun):
@@ -379,8 +379,8 @@ def stop_all(begun):
         time.sleep(3)
     begun.process.send_signal(signal.SIGTERM)
     done = begun.end()
-    claim(done.code == 0 and not done.said, "a run that was stopped as a whole for longer than --timeout continues",
-          str(done))
+    expect(done.code == 0 and not done.said, "a run that was stopped as a whole for longer than --timeout continues",
+           str(done))
 
 
 def stop_eval():
@@ -392,8 +392,8 @@ def stop_eval():
 
 def fail_nccl():
     done = run(2, *ONE_STEP, "--timeout", 60, environment={"CUDA_CPU_NCCL_FAILURE": "9"})
-    claim(done.code == 1 and "NCCL reports: a remote rank failed" in done.err,
-          "an asynchronous error of NCCL ends a rank that waits, long before --timeout", str(done))
+    expect(done.code == 1 and "NCCL reports: a remote rank failed" in done.err,
+           "an asynchronous error of NCCL ends a rank that waits, long before --timeout", str(done))
 
 
 def test_hangs():
@@ -430,8 +430,8 @@ ssize_t write(int file, const void* data, size_t bytes) {
     def slow(zero):
         began = time.time()
         done = begin(2, f"slow_{zero}", "--zero", zero).end()
-        claim(done.code == 0 and done.has_whole_checkpoints() and time.time() - began > 5,
-              f"--zero {zero}: a checkpoint that takes longer than --timeout and makes progress is no hang", str(done))
+        expect(done.code == 0 and done.has_whole_checkpoints() and time.time() - began > 5,
+               f"--zero {zero}: a checkpoint that takes longer than --timeout and makes progress is no hang", str(done))
 
     def stopped(zero, place):
         begun = begin(most(3), f"slow_stopped_{zero}", "--zero", zero)
@@ -440,8 +440,8 @@ ssize_t write(int file, const void* data, size_t bytes) {
 
     def one_write():
         done = begin(2, "slow_write", slow_us="60000000").end()
-        claim(done.code == 1 and re.search(r"rank 0 on .*, in rank 0's checkpoint: no progress for 2 s", done.err),
-              "a write of rank 0 that takes longer than --timeout is a hang", str(done))
+        expect(done.code == 1 and re.search(r"rank 0 on .*, in rank 0's checkpoint: no progress for 2 s", done.err),
+               "a write of rank 0 that takes longer than --timeout is a hang", str(done))
 
     two_at_once(lambda: slow(0), lambda: slow(3), lambda: stopped(0, "rank 0's"), lambda: stopped(3, "broadcast"),
                 one_write)
@@ -479,9 +479,9 @@ def test_launchers():
             ("srun --mpi=pmi2", SLURM, {"SLURM_JOB_ID": os.getpid(), "PMI_RANK": 0, "PMI_SIZE": 2}),
             ("srun and torchrun", TORCHRUN, address(SLURM_PROCID=0, SLURM_STEP_NUM_TASKS=5, SLURM_LOCALID=0))):
         first, second = launched(names, 2, batch, **more)
-        claim(first.code == second.code == 0 and losses and re.findall(r"loss .*? lr", first.out) == losses and
-              second.out == "", f"variables of {text}: the same losses as by --gpus, printed by rank 0",
-              f"{first} {second}")
+        expect(first.code == second.code == 0 and losses and re.findall(r"loss .*? lr", first.out) == losses and
+               second.out == "", f"variables of {text}: the same losses as by --gpus, printed by rank 0",
+               f"{first} {second}")
     train_words, torchrun = [*ONE_STEP, "--timeout", 2], {**dict(zip(TORCHRUN, "0202")), **address()}
     fewer = [("fewer GPUs than processes", train_words, {**address(), **dict(zip(TORCHRUN, "1212")),
               "CUDA_CPU_DEVICES": "1"}, ["[rank 1] train_gpt: ", "2 processes", "1 GPUs", "--gpus-per-node"])]
@@ -513,14 +513,14 @@ def test_connection():
         taken.bind(here)
         taken.listen()
         done, = launched(TORCHRUN, 2, words, only=[0], **names)
-        claim(done.code == 2 and names["MASTER_PORT"] in done.err, "an occupied port is named", str(done))
+        expect(done.code == 2 and names["MASTER_PORT"] in done.err, "an occupied port is named", str(done))
         done, other = launched(TORCHRUN, 2, words, **names, TORCHELASTIC_USE_AGENT_STORE="True")
-        claim(done.code == other.code == 0, "torchrun's own store occupies MASTER_PORT: the next one is used",
-              f"{done} {other}")
+        expect(done.code == other.code == 0, "torchrun's own store occupies MASTER_PORT: the next one is used",
+               f"{done} {other}")
     ranks = most(3)
     done, *others = launched(TORCHRUN, ranks, words, only=[0, *range(2, ranks)], **names)
-    claim(all(one.code == 1 for one in (done, *others)) and done.err.rstrip().endswith("missing ranks: 1"),
-          "a rank that is missing is named, and all end", f"{done} {others}")
+    expect(all(one.code == 1 for one in (done, *others)) and done.err.rstrip().endswith("missing ranks: 1"),
+           "a rank that is missing is named, and all end", f"{done} {others}")
     words += ["--timeout", 60, "--steps", 10 ** 6, "--out", fresh("open")]
     begun = Run(1, *words, environment={**dict(zip(TORCHRUN, "0202")), **names})
 
@@ -538,8 +538,8 @@ def test_connection():
     for one in (begun, second):
         one.process.send_signal(signal.SIGTERM)
     done, other = begun.end(), second.end()
-    claim(all(strangers) and trains and is_closed and done.code == other.code == 0,
-          "connections of strangers are ignored, and the port is closed while the ranks train", f"{done} {other}")
+    expect(all(strangers) and trains and is_closed and done.code == other.code == 0,
+           "connections of strangers are ignored, and the port is closed while the ranks train", f"{done} {other}")
 
 
 # ---- the emulator: its NCCL, and cards, whose streams run in any order that CUDA allows
@@ -548,8 +548,8 @@ def test_nccl():
     for ranks in (1, 2, 3, 4) if args.nccl else ():
         done = subprocess.run([args.nccl, str(ranks)], capture_output=True, text=True, check=False)
         totals = re.search(r"[1-9]\d* passed, 0 failed", done.stdout)
-        claim(totals and done.returncode == 0, f"test_nccl with {ranks} ranks: {totals and totals[0]}",
-              "\n".join(line for line in done.stdout.splitlines() if not line.startswith("ok")) + done.stderr)
+        expect(totals and done.returncode == 0, f"test_nccl with {ranks} ranks: {totals and totals[0]}",
+               "\n".join(line for line in done.stdout.splitlines() if not line.startswith("ok")) + done.stderr)
 
 
 def card(ranks, name, *words, seed=None):
@@ -578,27 +578,27 @@ def test_cards():
     plans = [run(1, "plan", *MODEL, "--vocab", 256, "--micro-batch", 2, "--gpus", gpus, "--json",
                  program=[args.card, "--as-train-gpt"], environment={"CUDA_CPU_CARD": "h100"}) for gpus in (1, 2)]
     one, two = (json.loads(plan.out)["bytes"]["cuda"] for plan in plans)
-    claim(two - one >= 256 << 20, "the plan has what a communicator takes on a card", f"{one} {two}")
+    expect(two - one >= 256 << 20, "the plan has what a communicator takes on a card", f"{one} {two}")
     words, early = ["--total-batch", 3 * 2 * MICRO, "--steps", 2, *KEPT], {"on": 0, "off": 0}
     for zero in range(4):
         plain = card(most(3), "plain", *words, "--zero", zero)
         runs = [card(most(3), f"card_{seed}", *words, "--zero", zero, "--trace", path(f"trace_{seed}"), seed=seed)
                 for seed in (1, 2, 3)]
-        claim(same(plain, *runs), f"--zero {zero}: the same bits on a card, in whatever order its streams run",
-              str(runs[0]))
+        expect(same(plain, *runs), f"--zero {zero}: the same bits on a card, in whatever order its streams run",
+               str(runs[0]))
     for seed in (1, 2, 3):
         found, names, has_priority = overtakers(path(f"trace_{seed}"))      # of ZeRO 3
         early["on"] += found
         card(2, "overlap", "--steps", 2, "--zero", 3, "--overlap", "off", "--trace", path("trace_off"), seed=seed)
         early["off"] += overtakers(path("trace_off"))[0]
-    claim(early["on"] > 0 and early["off"] == 0,
-          "kernels overtake what is sent before them, and with --overlap off none does", f"{early}")
-    claim({"all-gather", "reduce-scatter", "all-reduce"} <= names and has_priority,
-          "communication has a stream of its own, of high priority, and a row in the trace", f"{names}")
+    expect(early["on"] > 0 and early["off"] == 0,
+           "kernels overtake what is sent before them, and with --overlap off none does", f"{early}")
+    expect({"all-gather", "reduce-scatter", "all-reduce"} <= names and has_priority,
+           "communication has a stream of its own, of high priority, and a row in the trace", f"{names}")
     done = run(2, *ONE_STEP, "--zero", 3, "--total-batch", 12 * 2 * MICRO, program=[args.card, "--as-train-gpt"],
                environment={"CUDA_CPU_CARD": "h100", "CUDA_CPU_NCCL_FAILURE": "40"})
-    claim(done.code == 1 and "in wait for the device: NCCL reports" in done.err,
-          "a rank that waits for an event says so, not what it launched last", str(done))
+    expect(done.code == 1 and "in wait for the device: NCCL reports" in done.err,
+           "a rank that waits for an event says so, not what it launched last", str(done))
 
 
 def test_fp8():
@@ -607,7 +607,7 @@ def test_fp8():
         return
     words = ["--matmul", "fp8-all", "--total-batch", 2 * MICRO, *KEPT]
     runs = [card(2, f"fp8_{zero}", *words, "--steps", 4, "--zero", zero) for zero in range(3)]
-    claim(same(*runs), "--matmul fp8-all: ZeRO 0, 1 and 2 give the same bits", str(runs[0]))
+    expect(same(*runs), "--matmul fp8-all: ZeRO 0, 1 and 2 give the same bits", str(runs[0]))
 
     def first_of_history(done):
         with open(os.path.join(done.checkpoints()[0], "trainer.json"), encoding="utf-8") as file:
@@ -617,7 +617,7 @@ def test_fp8():
         both = [card(ranks, f"fp8_{ranks}", *words, "--steps", 1, "--seed", seed, "--micro-batch", micro_batch)
                 for ranks, micro_batch in ((2, 2), (1, 4))]
         found.append([done.code == 0 and first_of_history(done) for done in both])
-    claim(all(two == one > 0 for two, one in found), "scales know the largest value of all ranks", f"{found} {both[0]}")
+    expect(all(two == one > 0 for two, one in found), "FP8 scales use the amax of all ranks", f"{found} {both[0]}")
 
 
 def main():
@@ -639,8 +639,8 @@ def main():
             print(name, flush=True)
             tests[name]()
             print(f"        {time.time() - began:.1f} s", flush=True)
-    claim(not Run.beyond, "each run has 1 or 2 ranks, or a number that depends on how many GPUs there are",
-          str(Run.beyond))
+    expect(not Run.beyond, "each run has 1 or 2 ranks, or a number that depends on how many GPUs there are",
+           str(Run.beyond))
     finish()
 
 

@@ -18,7 +18,7 @@ TEST("plan: parameters and states") {
         {"gpt2", 124439808}, {"gpt2-medium", 354823168}, {"gpt2-large", 774030080}, {"gpt2-xl", 1557611200}};
     for (const auto& [name, expected] : COUNTS) {
         const size_t found = count_parameters(planned(name, 1, 1, DType::BF16, DType::FP32).config).real;
-        claim(found == expected, format("%s has %zu parameters", name, expected), format("%zu counted", found));
+        expect(found == expected, format("%s has %zu parameters", name, expected), format("%zu counted", found));
     }
     for (auto [name, precision, grad_dtype, bytes] :
          {std::tuple{"fp32", DType::FP32, DType::FP32, 16}, {"bf16, gradients bf16", DType::BF16, DType::BF16, 16},
@@ -28,7 +28,7 @@ TEST("plan: parameters and states") {
             const Setup s = planned(model, 1, 1024, precision, grad_dtype);
             exact = exact && state_bytes(plan(s)) == bytes * layout_of(s.config).elements();
         }
-        claim(exact, format("%s: %d bytes of state per parameter", name, bytes));
+        expect(exact, format("%s: %d bytes of state per parameter", name, bytes));
     }
 }
 
@@ -52,9 +52,9 @@ TEST("plan: closed forms") {
         const size_t planned_bytes = plan(s).bytes[static_cast<int>(Category::ACTIVATIONS)];
         activations = activations && planned_bytes == layers + others + gradients;
     }
-    claim(parameters, "200 random models: parameters are C V + L (12 C^2 + 13 C) + 2 C + T C");
-    claim(activations,
-          "200 random models: activations are 32 C + 16 + 4 NH bytes per token and layer, and the rest once");
+    expect(parameters, "200 random models: parameters are C V + L (12 C^2 + 13 C) + 2 C + T C");
+    expect(activations,
+           "200 random models: activations are 32 C + 16 + 4 NH bytes per token and layer, and the rest once");
     Setup s = planned("gpt2", 8, 1023, DType::BF16, DType::FP32);
     for (auto [mode, most] : {std::pair{Recompute::NONE, 33.0}, {Recompute::SELECTIVE, 20.1}, {Recompute::FULL, 2.0}}) {
         s.recompute = mode;
@@ -66,11 +66,11 @@ TEST("plan: closed forms") {
     }
     const Flops flops = flops_per_token(s);   // 6 per weight of a matmul, and attention; a quarter of all again
     const double block = 2.0 * 12 * 768 * 768, attention = 2.0 * 1024 * 768;
-    claim(flops.hardware - flops.model == 11 * (16.0 * 768 * 768 + attention),
-          "--recompute full repeats the matmuls qkv, attproj and fc, and attention, in all layers but the last");
-    claim(flops.model == 3 * (12 * (block + attention) + 2.0 * 768 * 50257),
-          "FLOPs per token: 6 per weight of a matmul, 6 T C per layer of causal attention",
-              format("%.0f", flops.model));
+    expect(flops.hardware - flops.model == 11 * (16.0 * 768 * 768 + attention),
+           "--recompute full repeats the matmuls qkv, attproj and fc, and attention, in all layers but the last");
+    expect(flops.model == 3 * (12 * (block + attention) + 2.0 * 768 * 50257),
+           "FLOPs per token: 6 per weight of a matmul, 6 T C per layer of causal attention",
+               format("%.0f", flops.model));
 }
 
 // Figure 1 of the ZeRO paper: 7.5 billion parameters on 64 GPUs.
@@ -82,13 +82,13 @@ TEST("plan: stages of ZeRO") {
     const char* FIGURES[] = {"120.0", "31.4", "16.6", "1.9"};
     for (s.zero = 0; s.zero <= 3; s.zero++) {
         const size_t state = state_bytes(plan(s));
-        claim(state == STAGES[s.zero] && format("%.1f", state / 1e9) == FIGURES[s.zero],
-              format("ZeRO %d: %s GB of state, as in the paper", s.zero, FIGURES[s.zero]), format("%zu bytes", state));
+        expect(state == STAGES[s.zero] && format("%.1f", state / 1e9) == FIGURES[s.zero],
+               format("ZeRO %d: %s GB of state, as in the paper", s.zero, FIGURES[s.zero]), format("%zu bytes", state));
     }
     s.zero = 3;
     s.config.layers = 1;
-    claim(plan(s).bytes[static_cast<int>(Category::BUFFERS)] == 2 * 2 * layout_of(s).elements(),
-          "the buffers of weights and gradients hold no more than the model's layers");
+    expect(plan(s).bytes[static_cast<int>(Category::BUFFERS)] == 2 * 2 * layout_of(s).elements(),
+           "the buffers of weights and gradients hold no more than the model's layers");
 }
 
 // Steps small enough to compute by hand. In brackets: communication; G gradients, W weights.
@@ -103,7 +103,7 @@ TEST("plan: timeline") {
         {"communication waits for earlier one", {2, 0, 1, 0, 2, {1, 2}, {3, 4}, 0.5}, 1, 50, 8, 22},
         // [W0 to 1, W1 to 3, W2 to 5] forward from 3 to 23, head to 43, backward to 63 [G2 to 67], 83 [G1 to 87, G0 to
         // 90]
-        {"ZeRO 1 waits for the first weights only", {2, 1, 10, 0, 20, {1, 2}, {3, 4}, 1}, 1, 90, 80, 16},
+        {"ZeRO 1 waits for the initial weights only", {2, 1, 10, 0, 20, {1, 2}, {3, 4}, 1}, 1, 90, 80, 16},
         // the same, and forward from 83, which does not wait, to 163 [G2, G1 to 167, G0 to 170]
         {"ZeRO 2 sends gradients of each micro-batch", {2, 2, 10, 0, 20, {1, 2}, {3, 4}, 1}, 2, 170, 160, 27},
         // [W0 to 1, W1 to 3, W2 to 5] forward from 3 to 13 [W3 to 15] to 33, head to 53, backward to 73 [G3 to 77, W1
@@ -117,9 +117,9 @@ TEST("plan: timeline") {
         {"gradients wait for their buffer", {1, 2, 1, 0, 2, {1, 2}, {3, 4}, 0.5}, 2, 43, 10, 17}};
     for (const Case& c : CASES) {
         const StepTime t = Timeline(c.work).run(c.micro_batches);
-        claim(t.seconds == c.seconds && t.computing == c.computing && t.bytes == c.bytes,
-              std::string("timeline by hand: ") + c.what,
-              format("%g s, %g computing, %g bytes", t.seconds, t.computing, t.bytes));
+        expect(t.seconds == c.seconds && t.computing == c.computing && t.bytes == c.bytes,
+               std::string("timeline by hand: ") + c.what,
+               format("%g s, %g computing, %g bytes", t.seconds, t.computing, t.bytes));
     }
     bool bounds = true;
     for (uint64_t i = 0; i < 2000; i++) {
@@ -135,7 +135,7 @@ TEST("plan: timeline") {
         bounds = bounds && near(all.computing, computing) && all.seconds >= std::max(computing, sending) - 1e-9 &&
                  all.seconds <= computing + sending + 1e-9;
     }
-    claim(bounds, "2000 random steps: no shorter than computing or sending, no longer than both");
+    expect(bounds, "2000 random steps: no shorter than computing or sending, no longer than both");
 }
 
 // With two layers of weights in the buffers.
@@ -148,7 +148,7 @@ TEST("plan: bytes sent") {
             s.attention = gpus == 3 ? Attention::NAIVE : Attention::FLASH;
             const Layout y = layout_of(s);
             const double part = double(gpus - 1) / gpus, P = y.elements(), A = 6, L = 12;
-            const double gathers = y.outside + y.layer * (L + (L - 2) + (A - 1) * 2 * (L - 2));
+            const double gathers = y.non_layer + y.layer * (L + (L - 2) + (A - 1) * 2 * (L - 2));
             const double sent[] = {2 * 4 * P, 4 * P + 2 * P, 4 * P * A + 2 * P, 4 * P * A + 2 * gathers};
             for (s.zero = 0; s.zero <= 3; s.zero++) {
                 const StepTime t = Timeline(step_work(s, 1e12, 1e9)).run(6);
@@ -157,6 +157,6 @@ TEST("plan: bytes sent") {
                 flops = flops && std::abs(t.computing - computing) <= 1e-12 * computing;
             }
         }
-    claim(bytes, "bytes sent: 2G; G + W; A G + W; A G + W and layers again, each (R - 1) / R times");
-    claim(flops, "computing takes the hardware FLOPs of all micro-batches");
+    expect(bytes, "bytes sent: 2G; G + W; A G + W; A G + W and layers again, each (R - 1) / R times");
+    expect(flops, "computing takes the hardware FLOPs of all micro-batches");
 }

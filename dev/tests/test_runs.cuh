@@ -66,10 +66,10 @@ private:
 
 Outcome run(const std::string& command, const std::string& environment = "") { return Run(command, environment).end(); }
 
-// A claim about a run; prints the run's output if it fails.
-void claim_run(bool holds, const std::string& text, const Outcome& run, const std::string& detail = "") {
-    claim(holds, text,
-          holds ? "" : format("exit code %d; %s%s%s", run.code, run.out.c_str(), run.err.c_str(), detail.c_str()));
+// Expectation about a run; prints the run's output if it fails.
+void expect_run(bool holds, const std::string& text, const Outcome& run, const std::string& detail = "") {
+    expect(holds, text,
+           holds ? "" : format("exit code %d; %s%s%s", run.code, run.out.c_str(), run.err.c_str(), detail.c_str()));
 }
 
 // ==== results of a run =======================================================
@@ -118,9 +118,9 @@ void begin_from(const std::string& out, const std::string& from, const std::stri
 void same_as(const std::string& folder, const std::string& command, const std::string& text,
              const std::string& environment = "") {
     const Outcome outcome = run(command + " --out @/other", environment);
-    claim_run(outcome.code == 0 && log_of("@/other") == log_of(folder) &&
-                  same_checkpoint(folder + "/step_000010", "@/other/step_000010"),
-              text + ": the same bits", outcome);
+    expect_run(outcome.code == 0 && log_of("@/other") == log_of(folder) &&
+                   same_checkpoint(folder + "/step_000010", "@/other/step_000010"),
+               text + ": the same bits", outcome);
     fs::remove_all(scratch("@/other"));
 }
 
@@ -184,10 +184,10 @@ void need_words() {
 
 TEST("runs: the same bits") {
     const Outcome first = run(TEN + "--out @/first");
-    claim_run(first.code == 0 && log_of("@/first").size() == 12, "10 steps and 2 evaluations are logged", first);
+    expect_run(first.code == 0 && log_of("@/first").size() == 12, "10 steps and 2 evaluations are logged", first);
     if (log_of("@/first").size() != 12) return;
     const double before = record_of("@/first", 0)["loss"], after = record_of("@/first", 10)["loss"];
-    claim(after < before - 1, "the loss falls", format("from %f to %f", before, after));
+    expect(after < before - 1, "the loss falls", format("from %f to %f", before, after));
     same_as("@/first", TEN + "--graph on --recompute full --sample-every 3 --sample-tokens 5",
             "graphs, recomputation, samples and another thread order", "CUDA_CPU_SEED=1");
     if (WARP_SIZE == 1 || !device.is_cpu()) {   // at width 32 a run is slow
@@ -199,7 +199,7 @@ TEST("runs: the same bits") {
     std::ofstream(scratch("@/other/log.jsonl"), std::ios::app) << "{\"step\": 11, \"lo";   // truncated by a crash
     same_as("@/first", TEN + "--resume --graph on", "resumed at step 5");
     const json trainer = read_json(scratch("@/first/step_000010/trainer.json"));
-    claim(trainer.at("step") == 10 && trainer.at("next_window") == 40, "a checkpoint has its step and the next window");
+    expect(trainer.at("step") == 10 && trainer.at("next_window") == 40, "a checkpoint holds its step and next window");
 
     if (!device.is_cpu()) return;
     // Large enough that several threads share a matmul. libgomp on stderr and libomp on stdout name a team's threads.
@@ -207,8 +207,8 @@ TEST("runs: the same bits") {
                                 "--data @/text.txt --eval-every 0 --threads ";
     const std::string names = "OMP_DISPLAY_AFFINITY=true OMP_AFFINITY_FORMAT=%n_of_%N";
     const Outcome one = run(THREADS + "1", names), two = run(THREADS + "2", names);
-    claim_run(contains(two.out + two.err, "1_of_2") && !contains(one.out + one.err, "1_of_"),
-              "--threads N runs on N threads", two, one.err);
+    expect_run(contains(two.out + two.err, "1_of_2") && !contains(one.out + one.err, "1_of_"),
+               "--threads N runs on N threads", two, one.err);
 }
 
 TEST("runs: without master weights") {
@@ -216,7 +216,7 @@ TEST("runs: without master weights") {
     const Outcome whole = run(TEN + "--master-weights none --out @/no_master");
     bool logged = whole.code == 0;
     for (size_t line : {0, 4, 9}) logged = logged && record_of("@/no_master", line).value("unchanged", -1.0) > 0;
-    claim_run(logged, "--master-weights none logs the share of weights that a step left unchanged", whole);
+    expect_run(logged, "--master-weights none logs the share of weights that a step left unchanged", whole);
     begin_from("@/other", "@/no_master", "/step_000005");
     same_as("@/no_master", TEN + "--master-weights none --resume", "--master-weights none, resumed at step 5");
     // LayerNorm's weights begin at 1, whose neighbours in BF16 are 2^-8 below and 2^-7 above.
@@ -227,9 +227,9 @@ TEST("runs: without master weights") {
         const Floats values = read_floats(Safetensors(scratch(out + "/step_000003/model.safetensors")), "ln_f.weight");
         return std::count(values.begin(), values.end(), 1.0f);
     };
-    claim_run(without.code == 0 && ones("@/slow") == 32 && record_of("@/slow", 2).value("unchanged", 0.0) > 0.1 &&
-                  with.code == 0 && ones("@/slow_copy") < 32,
-              "updates that are too small change master weights, and nothing without them", without);
+    expect_run(without.code == 0 && ones("@/slow") == 32 && record_of("@/slow", 2).value("unchanged", 0.0) > 0.1 &&
+                   with.code == 0 && ones("@/slow_copy") < 32,
+               "updates that are too small change master weights, and nothing without them", without);
 }
 
 TEST("runs: options of --resume") {
@@ -237,28 +237,29 @@ TEST("runs: options of --resume") {
     copy_files("@/first", "@/longer");
     const Outcome longer = run("train --resume --out @/longer --steps 12 --lr 0.005 --eval-every 0");
     const json options = read_json(scratch("@/longer/step_000012/trainer.json"))["options"];
-    claim_run(longer.code == 0 && log_of("@/longer").size() == 14 && options["lr"] == 0.005 && options["warmup"] == 3 &&
-                  contains(longer.out, "--lr was 0.01, is now 0.005\n") &&
-                      contains(longer.out, "--steps was 10, is now 12\n") &&
-                  !contains(longer.out, "--warmup"),
-              "options beside --resume replace those of the run, and are printed", longer);
+    expect_run(longer.code == 0 && log_of("@/longer").size() == 14 && options["lr"] == 0.005 &&
+                   options["warmup"] == 3 &&
+                   contains(longer.out, "--lr was 0.01, is now 0.005\n") &&
+                       contains(longer.out, "--steps was 10, is now 12\n") &&
+                   !contains(longer.out, "--warmup"),
+               "options beside --resume replace those of the run, and are printed", longer);
     const Outcome equal = run("train --resume --out @/longer --steps 13 --layers 2 --heads 2 --vocab 256");
     write_bytes("@/less.txt", read_bytes("@/text.txt").substr(0, 2000));
     const Outcome less = run("train --resume --out @/longer --steps 14 --data @/less.txt");
-    claim_run(equal.code == 0 && less.code == 0 && !contains(equal.out, "tokens to train on, now") &&
-                  contains(less.out, "there were 3004 tokens to train on, now there are 2000\n"),
-              "the model's own sizes may be given beside --resume; a change of the data is printed", less, equal.err);
+    expect_run(equal.code == 0 && less.code == 0 && !contains(equal.out, "tokens to train on, now") &&
+                   contains(less.out, "there were 3004 tokens to train on, now there are 2000\n"),
+               "the model's own sizes may be given beside --resume; a change of the data is printed", less, equal.err);
     const Outcome fewer = run("train --resume --out @/longer --steps 9");
-    claim_run(fewer.code == 0 && contains(fewer.out, scratch("@/longer is at step 14, --steps 9 is not more")),
-              "--resume with fewer steps than the run has made says so", fewer);
+    expect_run(fewer.code == 0 && contains(fewer.out, scratch("@/longer is at step 14, --steps 9 is not more")),
+               "--resume with fewer steps than the run has made says so", fewer);
     const std::string path = scratch("@/longer/step_000014/trainer.json");
     json older = read_json(path);
     older["options"]["eval-batches"] = 20;   // an option that was removed
     older.erase("train_tokens");
     write_json(path, older);
     const Outcome of_older = run("train --resume --out @/longer --steps 15");
-    claim_run(of_older.code == 0 && contains(of_older.out, "--eval-batches was 20"),
-              "a checkpoint with an option that was removed can be resumed; the option is printed", of_older);
+    expect_run(of_older.code == 0 && contains(of_older.out, "--eval-batches was 20"),
+               "a checkpoint with an option that was removed can be resumed; the option is printed", of_older);
 }
 
 // @/TO is a run resumed from step 5 of @/scaled, whose checkpoint there has this number of skipped steps.
@@ -280,27 +281,27 @@ TEST("runs: loss scaling") {
     };
     const Outcome scaled = run(TEN + "--loss-scaling dynamic --out @/scaled");
     const std::string expected = "{\"scale\":65536,\"good_steps\":10,\"skipped_steps\":0}";
-    claim_run(scaled.code == 0 && state("@/scaled/step_000010") == expected &&
-                  record_of("@/scaled", 0)["loss_scale"] == 65536 &&
-                      record_of("@/scaled", 4).contains("zero_gradients"),
-              "--loss-scaling dynamic: log and checkpoints have the scale", scaled, state("@/scaled/step_000010"));
+    expect_run(scaled.code == 0 && state("@/scaled/step_000010") == expected &&
+                   record_of("@/scaled", 0)["loss_scale"] == 65536 &&
+                       record_of("@/scaled", 4).contains("zero_gradients"),
+               "--loss-scaling dynamic: log and checkpoints have the scale", scaled, state("@/scaled/step_000010"));
     const Outcome again = resume_scaled("@/scaled_again", 0);
-    claim_run(again.code == 0 && log_of("@/scaled_again") == log_of("@/scaled") && same_model("@/scaled_again") &&
-                  state("@/scaled_again/step_000010") == expected,
-              "resumed at step 5: the same bits and the same scale", again);
+    expect_run(again.code == 0 && log_of("@/scaled_again") == log_of("@/scaled") && same_model("@/scaled_again") &&
+                   state("@/scaled_again/step_000010") == expected,
+               "resumed at step 5: the same bits and the same scale", again);
     const Outcome skipped = resume_scaled("@/skipped", 5);
-    claim_run(skipped.code == 0 && record_of("@/skipped", 7)["skipped_steps"] == 5 && !same_model("@/skipped"),
-              "AdamW does not count the steps that a checkpoint says were skipped", skipped);
+    expect_run(skipped.code == 0 && record_of("@/skipped", 7)["skipped_steps"] == 5 && !same_model("@/skipped"),
+               "AdamW does not count the steps that a checkpoint says were skipped", skipped);
 
     need_first_run();
     const bool by_default = FLOATX == DType::FP16;
-    claim((state("@/first/step_000010") == expected) == by_default &&
-              record_of("@/first", 0).contains("loss_scale") == by_default,
-          "the default is dynamic in FP16 and none otherwise");
+    expect((state("@/first/step_000010") == expected) == by_default &&
+               record_of("@/first", 0).contains("loss_scale") == by_default,
+           "the default is dynamic in FP16 and none otherwise");
     const Outcome fixed = run(TEN + "--loss-scaling 128 --out @/fixed");
-    claim_run(fixed.code == 0 && state("@/fixed/step_000010") == "null" &&
-                  same_checkpoint("@/fixed/step_000010", "@/first/step_000010") == !by_default,
-              "--loss-scaling 128: the same bits as without in BF16 and FP32, others in FP16", fixed);
+    expect_run(fixed.code == 0 && state("@/fixed/step_000010") == "null" &&
+                   same_checkpoint("@/fixed/step_000010", "@/first/step_000010") == !by_default,
+               "--loss-scaling 128: the same bits as without in BF16 and FP32, others in FP16", fixed);
 }
 
 // ==== matmul tuning ==========================================================
@@ -339,11 +340,11 @@ TEST("runs: matmul tuning") {
     const std::string intact = read_bytes(KEPT);
     json file = json::parse(intact, nullptr, false);
     const size_t shapes = file.is_object() ? file["devices"][tuning_device()].size() : 0;
-    claim(off.line.empty() && off.losses.size() == 6, "--matmul-tuning off times nothing", off.line);
+    expect(off.line.empty() && off.losses.size() == 6, "--matmul-tuning off times nothing", off.line);
     // A block's four matmuls and the head, once forward and twice backward. On a GPU some may have one algorithm only.
-    claim_run(on.outcome.code == 0 && (device.is_cpu() ? shapes == 15 : shapes > 0) &&
-                  contains(on.line, format(" %zu shapes timed in ", shapes)),
-              "matmul tuning times each shape once, and writes a file", on.outcome);
+    expect_run(on.outcome.code == 0 && (device.is_cpu() ? shapes == 15 : shapes > 0) &&
+                   contains(on.line, format(" %zu shapes timed in ", shapes)),
+               "matmul tuning times each shape once, and writes a file", on.outcome);
     if (shapes == 0) return;
     Near("matmul tuning: losses with the fastest algorithms", relative_l2(on.losses, off.losses), TUNING_TOLERANCE);
 #ifdef CUDA_ON_CPU
@@ -352,17 +353,17 @@ TEST("runs: matmul tuning") {
         const auto algorithm = static_cast<cuda_cpu::Algorithm>(words[0].get<int>());
         sensible = sensible && (algorithm == cuda_cpu::Algorithm::plain || algorithm == cuda_cpu::Algorithm::fast);
     }
-    claim(sensible, "matmul tuning never chooses an algorithm that is slow, fails, or sums in place", intact);
+    expect(sensible, "matmul tuning never chooses an algorithm that is slow, fails, or sums in place", intact);
 #endif
     const TunedRun again = tuned_run("", CHOICE);
-    claim_run(again.log == on.log && contains(again.line, format(" %zu shapes known from ", shapes)) &&
-                  read_bytes(KEPT) == intact,
-              "matmul tuning: a second run takes the choices of the file, and gives the same bits", again.outcome);
+    expect_run(again.log == on.log && contains(again.line, format(" %zu shapes known from ", shapes)) &&
+                   read_bytes(KEPT) == intact,
+               "matmul tuning: a second run takes the choices of the file, and gives the same bits", again.outcome);
     write_bytes(KEPT, intact.substr(0, intact.size() / 2));
     const TunedRun damaged = tuned_run("", OF_TWO);
-    claim_run(damaged.outcome.code == 0 && contains(damaged.line, scratch(KEPT)) && contains(damaged.line, "JSON") &&
-                  read_json(scratch(KEPT))["devices"][tuning_device()].size() == shapes,
-              "matmul tuning: a damaged file is named in a line, ignored and replaced", damaged.outcome);
+    expect_run(damaged.outcome.code == 0 && contains(damaged.line, scratch(KEPT)) && contains(damaged.line, "JSON") &&
+                   read_json(scratch(KEPT))["devices"][tuning_device()].size() == shapes,
+               "matmul tuning: a damaged file is named in a line, ignored and replaced", damaged.outcome);
     // Choices of another device; and of this one with an algorithm that it does not have.
     json foreign = file;
     foreign["devices"]["another, 9.0, cuBLASLt 1"] = foreign["devices"][tuning_device()];
@@ -370,24 +371,24 @@ TEST("runs: matmul tuning") {
     write_bytes(KEPT, foreign.dump());
     const TunedRun anew = tuned_run("", OF_TWO);
     const json both = read_json(scratch(KEPT));
-    claim_run(both["devices"].size() == 2 &&
-                  contains(anew.line, format(" %zu shapes timed in ", shapes)) &&
-                  both["devices"]["another, 9.0, cuBLASLt 1"] == foreign["devices"]["another, 9.0, cuBLASLt 1"],
-              "matmul tuning: choices of another device are not used, and kept", anew.outcome);
+    expect_run(both["devices"].size() == 2 &&
+                   contains(anew.line, format(" %zu shapes timed in ", shapes)) &&
+                   both["devices"]["another, 9.0, cuBLASLt 1"] == foreign["devices"]["another, 9.0, cuBLASLt 1"],
+               "matmul tuning: choices of another device are not used, and kept", anew.outcome);
     file["devices"][tuning_device()].begin().value() = std::vector<uint64_t>(8, UINT64_MAX);
     write_bytes(KEPT, file.dump());
     const TunedRun one = tuned_run("", CHOICE);
-    claim_run(contains(one.line, " 1 shapes timed in ") && contains(one.line, format("%zu known", shapes - 1)),
-              "matmul tuning: an algorithm that the device lacks is timed again", one.outcome);
+    expect_run(contains(one.line, " 1 shapes timed in ") && contains(one.line, format("%zu known", shapes - 1)),
+               "matmul tuning: an algorithm that the device lacks is timed again", one.outcome);
     const Outcome unkept = run("train" + SMALL + "--steps 1", OF_TWO + "XDG_CACHE_HOME=@/text.txt");
-    claim_run(unkept.code == 0 && unkept.err.empty() && contains(unkept.out, "the choice is not kept\n"),
-              "matmul tuning: a file that cannot be written does not end the run", unkept);
+    expect_run(unkept.code == 0 && unkept.err.empty() && contains(unkept.out, "the choice is not kept\n"),
+               "matmul tuning: a file that cannot be written does not end the run", unkept);
 #ifdef CUDA_ON_CPU
     // This algorithm clears the last bits of its sums.
     for (auto& words : file["devices"][tuning_device()]) words[0] = static_cast<int>(cuda_cpu::Algorithm::coarse);
     write_bytes(KEPT, file.dump());
     const TunedRun coarse = tuned_run("", CHOICE);
-    claim(coarse.log != on.log, "matmul tuning: the algorithms of the file are used");
+    expect(coarse.log != on.log, "matmul tuning: the algorithms of the file are used");
     Near("matmul tuning: losses of another algorithm", relative_l2(coarse.losses, off.losses), TUNING_TOLERANCE);
 #endif
 }
@@ -408,14 +409,15 @@ TEST("runs: log") {
                  records[0]["run"]["options"]["total-batch"] == 112 && records[0]["run"]["model"]["vocab"] == 256;
     for (size_t i = 1; right && i < 4; i++)
         right = has(records[i], {"loss", "norm", "lr", "ms", "tokens_per_s", "mfu", "hfu"}) && records[i]["step"] == i;
-    claim_run(right && has(records[4], {"val_loss"}) && records[4]["step"] == 3,
-              "log.jsonl holds the run, its steps and its evaluations, an object per line", outcome);
-    claim_run(contains(outcome.out, "7 x 16 tokens x 1 micro-batches = 112 tokens"),
-              "--micro-batch auto takes as many sequences as fit and divide the step", outcome);
-    claim_run(contains(outcome.out, "step 1/3 loss") && contains(outcome.out, "left\n") && !contains(outcome.out, "\r"),
-              "without a terminal each step has a line of its own", outcome);
+    expect_run(right && has(records[4], {"val_loss"}) && records[4]["step"] == 3,
+               "log.jsonl holds the run, its steps and its evaluations, an object per line", outcome);
+    expect_run(contains(outcome.out, "7 x 16 tokens x 1 micro-batches = 112 tokens"),
+               "--micro-batch auto takes as many sequences as fit and divide the step", outcome);
+    expect_run(contains(outcome.out, "step 1/3 loss") && contains(outcome.out, "left\n") &&
+                   !contains(outcome.out, "\r"),
+               "without a terminal each step has a line of its own", outcome);
     const auto kept = list_checkpoints(scratch("@/log"));
-    claim(kept.size() == 1 && kept.count(3), "--keep 1 keeps the last checkpoint");
+    expect(kept.size() == 1 && kept.count(3), "--keep 1 keeps the last checkpoint");
 }
 
 TEST("runs: a damaged log") {
@@ -430,9 +432,9 @@ TEST("runs: a damaged log") {
     for (const std::string& line : DAMAGED) lines += line + "\n";
     write_bytes("@/scarred/log.jsonl", log.substr(0, first_end) + lines + log.substr(first_end) + "{\"st");
     const Outcome resumed = run("train --resume --out @/scarred");
-    claim_run(resumed.code == 0 && log_of("@/scarred") == log_of("@/first") &&
-                  contains(resumed.out, scratch("@/scarred/log.jsonl: 9 damaged lines")),
-              "--resume omits damaged lines of the log, and prints how many", resumed);
+    expect_run(resumed.code == 0 && log_of("@/scarred") == log_of("@/first") &&
+                   contains(resumed.out, scratch("@/scarred/log.jsonl: 9 damaged lines")),
+               "--resume omits damaged lines of the log, and prints how many", resumed);
 }
 
 // The commands that a run prints at its end, by the first word of their lines.
@@ -451,31 +453,31 @@ TEST("runs: interrupted") {
     fs::create_directory(scratch("@/my/it's/unfinished_step_000001"));   // as if a checkpoint were being written
     for (const char* resume : {"", " --resume"}) {
         const Outcome second = run(ENDLESS + "--out \"@/my/it's\"" + resume);
-        claim_run(second.code == 2 && contains(second.err, scratch("--out @/my/it's: another run")) &&
-                      fs::exists(scratch("@/my/it's/unfinished_step_000001")),
-                  format("a second run in a folder is refused, and changes nothing%s", resume), second);
+        expect_run(second.code == 2 && contains(second.err, scratch("--out @/my/it's: another run")) &&
+                       fs::exists(scratch("@/my/it's/unfinished_step_000001")),
+                   format("a second run in a folder is refused, and changes nothing%s", resume), second);
     }
     const Outcome stopped = interrupted.end(SIGINT);
     const size_t steps = log_of("@/my/it's").size();
     const std::string checkpoint = scratch(format("@/my/it's/step_%06zu", steps));
-    claim_run(stopped.code == 0 && has_last_checkpoint("@/my/it's"),
-              "SIGINT ends a run with exit code 0 and a checkpoint of its last step", stopped);
+    expect_run(stopped.code == 0 && has_last_checkpoint("@/my/it's"),
+               "SIGINT ends a run with exit code 0 and a checkpoint of its last step", stopped);
     auto next = next_commands(stopped.out);
-    claim_run(next["sample"] == PROGRAM + " sample --from " + shell_word(checkpoint) &&
-                  next["plot"] == "python3 scripts/plot.py " + shell_word(scratch("@/my/it's")) &&
-                  contains(next["open"], shell_word(checkpoint)),
-              "it prints commands that sample, plot and open the checkpoint", stopped);
+    expect_run(next["sample"] == PROGRAM + " sample --from " + shell_word(checkpoint) &&
+                   next["plot"] == "python3 scripts/plot.py " + shell_word(scratch("@/my/it's")) &&
+                   contains(next["open"], shell_word(checkpoint)),
+               "it prints commands that sample, plot and open the checkpoint", stopped);
     std::string resume;
     for (const auto& [name, text] : next)
         if (contains(text, PROGRAM) && contains(text, "--resume")) resume = text.substr(PROGRAM.size());
     const Outcome resumed = run(resume + format(" --steps %zu", steps + 2));
-    claim_run(resumed.code == 0 && log_of("@/my/it's").size() == steps + 2 && contains(resumed.out, "--steps was") &&
-                  !contains(resumed.out, "--beta2 was") && !contains(resumed.out, "--resume"),
-              "and one that resumes it with the same options", resumed);
+    expect_run(resumed.code == 0 && log_of("@/my/it's").size() == steps + 2 && contains(resumed.out, "--steps was") &&
+                   !contains(resumed.out, "--beta2 was") && !contains(resumed.out, "--resume"),
+               "and one that resumes it with the same options", resumed);
     need_words();
     const Outcome numbers = run("train --from @/numbers --data @/numbers.bin --steps 1 --out @/more_numbers");
-    claim_run(contains(next_commands(numbers.out)["sample"], "--prompt-tokens 799"),
-              "the prompt for a model without a tokenizer is a token", numbers);
+    expect_run(contains(next_commands(numbers.out)["sample"], "--prompt-tokens 799"),
+               "the prompt for a model without a tokenizer is a token", numbers);
 }
 
 TEST("runs: trace") {
@@ -505,17 +507,17 @@ TEST("runs: trace") {
                 highest = std::max(highest, alive);
             }
         }
-        claim_run(o.code == 0 && ordered && row_end.size() == 3, flags + ": events of a row do not overlap", o);
-        claim(within && highest > 0.5 * double(bytes.at("activations")), flags +
-              ": live bytes rise, and stay within the plan");
+        expect_run(o.code == 0 && ordered && row_end.size() == 3, flags + ": events of a row do not overlap", o);
+        expect(within && highest > 0.5 * double(bytes.at("activations")), flags +
+               ": live bytes rise, and stay within the plan");
         bool dead = updates.size() == 2 * TRACED_STEPS;   // non-layer parameters, and layers
         for (double time : updates) dead = dead && std::prev(activations.upper_bound(time))->second == 0;
-        claim(dead, flags + ": no activation is alive at the update");
+        expect(dead, flags + ": no activation is alive at the update");
         std::set<std::string> expected = {"forward", "backward", "update"};
         if (flags == "--recompute full") expected.insert("recompute");
-        claim(std::includes(passes.begin(), passes.end(), expected.begin(), expected.end()) &&
-                  passes.count("recompute") == expected.count("recompute"),
-              flags + ": the passes are named");
+        expect(std::includes(passes.begin(), passes.end(), expected.begin(), expected.end()) &&
+                   passes.count("recompute") == expected.count("recompute"),
+               flags + ": the passes are named");
     }
 }
 
@@ -537,25 +539,25 @@ TEST("runs: plan") {
         "/bytes/adam_v", "/bytes/activations", "/bytes/workspace", "/bytes/total", "/bytes_per_parameter",
         "/flops_per_token/model", "/flops_per_token/hardware", "/max_micro_batch/none", "/max_micro_batch/selective",
         "/max_micro_batch/full", "/tensors/0/name", "/tensors/0/shape/0", "/tensors/0/dtype", "/tensors/0/bytes"});
-    claim_run(right && plan["parameters"] == 124439808 && plan["precision"] == "bf16", "plan --json has its keys",
-              outcome);
+    expect_run(right && plan["parameters"] == 124439808 && plan["precision"] == "bf16", "plan --json has its keys",
+               outcome);
     if (!right) return;
     const json &bytes = plan["bytes"], &most = plan["max_micro_batch"];
     size_t sum = 0, tensors = 0;
     for (const auto& [name, n] : bytes.items()) sum += name == "total" ? 0 : size_t(n);
     for (const json& tensor : plan["tensors"]) tensors += size_t(tensor["bytes"]);
     const size_t expected = size_t(bytes["weights"]) + size_t(bytes["activations"]) + size_t(bytes["workspace"]);
-    claim(sum == bytes["total"] && tensors == expected, "plan: bytes and tensors add up to the totals");
-    claim(0 < most["none"] && most["none"] < most["selective"] && most["selective"] < most["full"],
-          "plan: the more is recomputed, the larger is the maximum micro-batch", most.dump());
+    expect(sum == bytes["total"] && tensors == expected, "plan: bytes and tensors add up to the totals");
+    expect(0 < most["none"] && most["none"] < most["selective"] && most["selective"] < most["full"],
+           "plan: the more is recomputed, the larger is the maximum micro-batch", most.dump());
     const Outcome without = run(GPT2 + "--micro-batch 4 --recompute full --master-weights none");
     const json other = json::parse(without.out, nullptr, false);
-    claim_run(other.is_object() && other["bytes"]["master"] == 0 &&
-                  double(plan["bytes_per_parameter"]) - double(other["bytes_per_parameter"]) == 4,
-              "plan: without master weights 4 bytes less per parameter", without);
+    expect_run(other.is_object() && other["bytes"]["master"] == 0 &&
+                   double(plan["bytes_per_parameter"]) - double(other["bytes_per_parameter"]) == 4,
+               "plan: without master weights 4 bytes less per parameter", without);
     const Outcome full = run("plan --model gpt2-xl --gpu-memory 1GB");
-    claim_run(contains(full.out, "311.5 %") && contains(full.out, "623.1 %") && contains(full.out, "does not fit"),
-              "plan: prints shares of the memory above 100 %", full);
+    expect_run(contains(full.out, "311.5 %") && contains(full.out, "623.1 %") && contains(full.out, "does not fit"),
+               "plan: prints shares of the memory above 100 %", full);
     int recipes = 0;   // each states the memory that plan predicts
     for (const auto& entry : fs::directory_iterator("scripts")) {
         const std::string name = entry.path().filename();
@@ -567,10 +569,10 @@ TEST("runs: plan") {
         const Outcome planned = run("plan --gpu-memory 80GB " + text.substr(options, end - options));
         const size_t number = planned.out.find_first_of("0123456789", planned.out.find("memory "));
         const std::string total = planned.out.substr(number, planned.out.find(" of ", number) - number);
-        claim_run(planned.code == 0 && contains(planned.out, "\n  fits") && contains(text, total),
-                  name + " fits in 80GB, as it says", planned, total);
+        expect_run(planned.code == 0 && contains(planned.out, "\n  fits") && contains(text, total),
+                   name + " fits in 80GB, as it says", planned, total);
     }
-    claim(recipes == 4, "plan: 4 recipes", std::to_string(recipes));
+    expect(recipes == 4, "plan: 4 recipes", std::to_string(recipes));
 }
 
 TEST("runs: plan of many GPUs") {
@@ -581,17 +583,17 @@ TEST("runs: plan of many GPUs") {
     const json record = json::parse(outcome.out, nullptr, false), other = json::parse(silent.out, nullptr, false);
     const bool right = other.is_object() && has_paths(record, {"/gpus", "/zero", "/bytes/buffers", "/flops_per_s",
         "/step/computing", "/step/sending", "/step/exposed", "/step/tokens_per_s"});
-    claim_run(right, "plan --gpus --json has its keys", outcome, silent.err);
+    expect_run(right, "plan --gpus --json has its keys", outcome, silent.err);
     if (!right) return;
     Setup s = planned("7b", 2, 2048, DType::BF16, DType::BF16, 64, 2);
     const StepTime t = Timeline(step_work(s, 300e12, 50e9)).run(16);
-    claim_run(record["bytes"]["total"] == plan(s).total && record["bytes_sent"] == t.bytes &&
-                  record["step"]["seconds"] == t.seconds,
-              "plan --gpus: the figures are those of the plan and the timeline", outcome);
-    claim_run(other["step"].is_null() && double(other["bytes_sent"]) > 0,
-              "plan --gpus: without --bandwidth there are bytes and no time", silent);
-    claim_run(contains(table.out, "\n->    64     2 ") && contains(table.out, "--gpus 64 --zero 2\n"),
-              "plan --gpus: the table has the layout, and ends with a command line", table);
+    expect_run(record["bytes"]["total"] == plan(s).total && record["bytes_sent"] == t.bytes &&
+                   record["step"]["seconds"] == t.seconds,
+               "plan --gpus: the figures are those of the plan and the timeline", outcome);
+    expect_run(other["step"].is_null() && double(other["bytes_sent"]) > 0,
+               "plan --gpus: without --bandwidth there are bytes and no time", silent);
+    expect_run(contains(table.out, "\n->    64     2 ") && contains(table.out, "--gpus 64 --zero 2\n"),
+               "plan --gpus: the table has the layout, and ends with a command line", table);
 }
 
 TEST("runs: plan --scan") {
@@ -624,14 +626,15 @@ TEST("runs: plan --scan") {
                 s.recompute = mode;
                 all = all && listed.count({gpus, zero, name}) == (plan(s).total <= size_t(80e9 * 0.95));
             }
-    claim(sorted && !layouts.empty(), "scan: layouts are sorted by time");
-    claim(exact, "scan: bytes and time are those of the plan and the timeline");
-    claim(all, "scan: exactly the layouts that fit with the margin, with the largest micro-batch", layouts.dump());
+    expect(sorted && !layouts.empty(), "scan: layouts are sorted by time");
+    expect(exact, "scan: bytes and time are those of the plan and the timeline");
+    expect(all, "scan: exactly the layouts that fit with the margin, with the largest micro-batch", layouts.dump());
     const json held = scan("--model 7b --gpus 64 --zero 3 --recompute selective --micro-batch 4"),
         none = scan("--model 70b --gpus 8");
-    claim(held.size() > 1 && held.back()["gpus"] == 64 && held.back()["zero"] == 3 && held.back()["micro_batch"] == 4 &&
-              held.back()["recompute"] == "selective" && held.back()["accumulation"] == 8 && none == json::array(),
-          "scan: keeps what the command line gives; no layout if none fits", held.dump() + none.dump());
+    expect(held.size() > 1 && held.back()["gpus"] == 64 && held.back()["zero"] == 3 &&
+               held.back()["micro_batch"] == 4 &&
+               held.back()["recompute"] == "selective" && held.back()["accumulation"] == 8 && none == json::array(),
+           "scan: keeps what the command line gives; no layout if none fits", held.dump() + none.dump());
 }
 
 // ==== eval and sample ========================================================
@@ -661,7 +664,7 @@ TEST("runs: Hugging Face") {
         }
     }
     const EvalLines e = eval_lines(run("eval --from data/reference/hf_tiny --data @/hf_*.bin"));
-    claim(e.tokens == B * (T - 1), "eval counts all tokens but the first of each file");
+    expect(e.tokens == B * (T - 1), "eval counts all tokens but the first of each file");
     Near("eval prints the loss of transformers' logits", fabs(e.loss / expected - 1), LOSS_TOLERANCE);
     run("train --from data/reference/hf_tiny --data @/hf_*.bin --val-fraction 0 --seq-len 31 --shuffle no "
         "--micro-batch 2 --steps 1 --checkpoint-every 0 --out @/from_hf");
@@ -673,10 +676,10 @@ TEST("runs: Hugging Face") {
     const Outcome random = run(SAMPLE + "--seed 3"), again = run(SAMPLE + "--seed 3");
     std::istringstream words(greedy.out);
     const size_t count = std::distance(std::istream_iterator<int>(words), {});
-    claim_run(greedy.code == 0 && count == 43 && greedy.out.rfind("1 2 3 ", 0) == 0,
-              "sample continues a prompt past the context", greedy);
-    claim(top_p.out == greedy.out && random.out != greedy.out && random.out == again.out,
-          "--top-p 0 is --temperature 0; a seed gives the same sample again");
+    expect_run(greedy.code == 0 && count == 43 && greedy.out.rfind("1 2 3 ", 0) == 0,
+               "sample continues a prompt past the context", greedy);
+    expect(top_p.out == greedy.out && random.out != greedy.out && random.out == again.out,
+           "--top-p 0 is --temperature 0; a seed gives the same sample again");
 }
 
 TEST("runs: eval and sample of a run") {
@@ -684,12 +687,12 @@ TEST("runs: eval and sample of a run") {
     need_words();
     const Outcome of_run = run("eval --from @/first --data @/text.txt");
     const EvalLines bytes = eval_lines(of_run);
-    claim_run(of_run.code == 0 && contains(of_run.err, "/first/step_000010") && bytes.tokens == bytes.bytes &&
-                  fabs(bytes.bits - bytes.loss / log(2)) < 1e-3,
-              "--from RUN is its last checkpoint; bits per byte of a model of bytes is the loss over ln 2", of_run);
+    expect_run(of_run.code == 0 && contains(of_run.err, "/first/step_000010") && bytes.tokens == bytes.bytes &&
+                   fabs(bytes.bits - bytes.loss / log(2)) < 1e-3,
+               "--from RUN is its last checkpoint; bits per byte of a model of bytes is the loss over ln 2", of_run);
     const Outcome text = run("sample --from @/first --prompt cat --sample-tokens 4");
-    claim_run(text.code == 0 && text.out.rfind("cat", 0) == 0 && text.out.size() == 8,
-              "a model of bytes continues a text", text);
+    expect_run(text.code == 0 && text.out.rfind("cat", 0) == 0 && text.out.size() == 8,
+               "a model of bytes continues a text", text);
 
     const Tokenizer tokenizer(TOKENIZER);
     std::vector<uint16_t> tokens;
@@ -704,17 +707,17 @@ TEST("runs: eval and sample of a run") {
     const Outcome words = run("eval --from @/words --data @/words.bin"),
         numbers = run("eval --from @/numbers --data @/words.bin");
     const EvalLines l = eval_lines(words);
-    claim_run(l.tokens == tokens.size() - 1 && l.bytes == expected_bytes &&
-              fabs(l.perplexity / exp(l.loss) - 1) < 1e-3 &&
-                  fabs(l.bits - l.loss * l.tokens / (log(2) * l.bytes)) < 1e-3 && contains(words.out, " tok/s\n"),
-              "eval prints perplexity, bits per byte of the text without <|endoftext|>, and speed", words);
+    expect_run(l.tokens == tokens.size() - 1 && l.bytes == expected_bytes &&
+               fabs(l.perplexity / exp(l.loss) - 1) < 1e-3 &&
+                   fabs(l.bits - l.loss * l.tokens / (log(2) * l.bytes)) < 1e-3 && contains(words.out, " tok/s\n"),
+               "eval prints perplexity, bits per byte of the text without <|endoftext|>, and speed", words);
     copy_files("@/words", "@/other_words");
     write_bytes("@/other_words/tokenizer.json", "{}");
     const Outcome other = run("eval --from @/other_words --data @/words.bin");
-    claim_run(numbers.code == 0 && other.code == 0 && !contains(numbers.out, "per byte") &&
-              !contains(other.out, "per byte") &&
-                  contains(other.err, scratch("@/other_words/tokenizer.json")),
-              "without a tokenizer there are no bits per byte; one that cannot be read is named", other);
+    expect_run(numbers.code == 0 && other.code == 0 && !contains(numbers.out, "per byte") &&
+               !contains(other.out, "per byte") &&
+                   contains(other.err, scratch("@/other_words/tokenizer.json")),
+               "without a tokenizer there are no bits per byte; one that cannot be read is named", other);
 
     copy_files("@/numbers", "@/overflow");
     std::vector<RawTensor> tensors = raw_tensors("@/overflow/model.safetensors");
@@ -722,8 +725,8 @@ TEST("runs: eval and sample of a run") {
     write_bytes("@/overflow/model.safetensors", safetensors(tensors));
     for (const std::string what : {"--data @/words.bin", "--hellaswag data/reference/hellaswag.bin"}) {
         const Outcome overflow = run("eval --from @/overflow " + what);
-        claim_run(overflow.code == 1 && overflow.out.empty(), "a loss that is not finite ends eval with 1: " + what,
-                  overflow);
+        expect_run(overflow.code == 1 && overflow.out.empty(), "a loss that is not finite ends eval with 1: " + what,
+                   overflow);
     }
 }
 
@@ -737,14 +740,14 @@ TEST("runs: HellaSwag") {
     const std::string text = format("HellaSwag acc_norm %.4f, accuracy %.4f over %zu questions\n", right[1], right[0],
                                     questions.size());
     const Outcome e = run("eval --from data/reference/hf_tiny --hellaswag " + QUESTIONS);
-    claim_run(e.code == 0 && right[0] != right[1] && e.out.rfind(text, 0) == 0, "eval --hellaswag prints the scores", e,
-              text);
+    expect_run(e.code == 0 && right[0] != right[1] && e.out.rfind(text, 0) == 0, "eval --hellaswag prints scores", e,
+               text);
 
     write_bytes("@/of_211.bin", shard(std::vector<uint16_t>(400, 210)));
     const Outcome trained = run("train --from data/reference/hf_tiny --data @/of_211.bin --val-fraction 0 --steps 1 "
                                 "--lr 1e-9 --eval-every 1 --checkpoint-every 0 --out @/asked --hellaswag " + QUESTIONS);
-    claim_run(record_of("@/asked", 1).value("hellaswag", 0.0) == right[1] && contains(trained.out, "step 1: " + text),
-              "train --hellaswag logs acc_norm with every validation", trained);
+    expect_run(record_of("@/asked", 1).value("hellaswag", 0.0) == right[1] && contains(trained.out, "step 1: " + text),
+               "train --hellaswag logs acc_norm with every validation", trained);
 }
 
 // ==== text ===================================================================
@@ -772,26 +775,26 @@ TEST("runs: text") {
     write_bytes("@/prompt.txt", prompt);
     const Outcome words = run(WORDS + "--prompt - <@/prompt.txt"),
         by_number = run(WORDS + "--prompt-tokens " + numbers);
-    claim_run(words.code == 0 && generated.size() > 20 && words.out == prompt + generated + "\n" &&
-              by_number.out == words.out,
-              "a prompt from standard input or as tokens is continued as text", words, generated);
+    expect_run(words.code == 0 && generated.size() > 20 && words.out == prompt + generated + "\n" &&
+               by_number.out == words.out,
+               "a prompt from standard input or as tokens is continued as text", words, generated);
     size_t at = 1;   // two letters that are not at the beginning
     while (at + 2 < generated.size() && !(isalpha(generated[at] & 0xff) && isalpha(generated[at + 1] & 0xff))) at++;
     const std::string stop = generated.substr(at, 2);
     const Outcome stopped = run(WORDS + "--prompt - --stop " + stop + " <@/prompt.txt");
-    claim_run(stopped.code == 0 && stopped.out == prompt + generated.substr(0, generated.find(stop)) + "\n",
-              "--stop ends a sample before the text", stopped, stop);
+    expect_run(stopped.code == 0 && stopped.out == prompt + generated.substr(0, generated.find(stop)) + "\n",
+               "--stop ends a sample before the text", stopped, stop);
     const Outcome two = run(WORDS + "--prompt x --samples 2 --seed 5");
-    claim_run(two.out == "---- sample 1, seed 5 ----\n" + run(WORDS + "--prompt x --seed 5").out +
-                             "---- sample 2, seed 6 ----\n" + run(WORDS + "--prompt x --seed 6").out,
-              "--samples 2 draws with the seed and the next one", two);
+    expect_run(two.out == "---- sample 1, seed 5 ----\n" + run(WORDS + "--prompt x --seed 5").out +
+                              "---- sample 2, seed 6 ----\n" + run(WORDS + "--prompt x --seed 6").out,
+               "--samples 2 draws with the seed and the next one", two);
 
     const Outcome trained = run("train --from @/words --data @/text.txt --eval-every 0 --sample-every 2 "
                                 "--sample-tokens 30 --checkpoint-every 0 --steps 1");
     const std::string sample = decoded_sample(std::to_string(tokenizer.added("<|endoftext|>")), 1, 30);
-    claim_run(trained.code == 0 && sample.size() > 20 &&
-              contains(trained.out, "---- sample ----\n" + readable(sample) + "\n----"),
-              "samples during training are text by the tokenizer of --from", trained, sample);
+    expect_run(trained.code == 0 && sample.size() > 20 &&
+               contains(trained.out, "---- sample ----\n" + readable(sample) + "\n----"),
+               "samples during training are text by the tokenizer of --from", trained, sample);
 }
 
 TEST("runs: text as data") {
@@ -804,17 +807,17 @@ TEST("runs: text as data") {
         return out.substr(0, out.rfind('\n', out.size() - 2) + 1);
     };
     const std::string of_text = lines("@/text.txt");
-    claim(!of_text.empty() && of_text == lines("@/tokens.bin"),
-          "eval encodes a text by the tokenizer of --from");
+    expect(!of_text.empty() && of_text == lines("@/tokens.bin"),
+           "eval encodes a text by the tokenizer of --from");
     const std::string COMMAND = "train --from @/words --steps 3 --eval-every 3 --checkpoint-every 2 --out ";
     const Outcome trained = run(COMMAND + "@/on_text --data @/text.txt --val-data @/text.txt");
     run(COMMAND + "@/on_shard --data @/tokens.bin --val-data @/tokens.bin");
     const std::vector<std::string> log = log_of("@/on_text");
     fs::remove_all(scratch("@/on_text/step_000003"));
     const Outcome resumed = run("train --resume --out @/on_text");
-    claim_run(trained.code == 0 && log.size() == 4 && log == log_of("@/on_shard") && log_of("@/on_text") == log &&
-                  contains(trained.out, " bytes by the tokenizer in "),
-              "so does train, for --data and --val-data, and after --resume", trained, resumed.err);
+    expect_run(trained.code == 0 && log.size() == 4 && log == log_of("@/on_shard") && log_of("@/on_text") == log &&
+                   contains(trained.out, " bytes by the tokenizer in "),
+               "so does train, for --data and --val-data, and after --resume", trained, resumed.err);
 }
 
 const std::vector<std::string> TOKENIZER_FILES = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
@@ -833,18 +836,18 @@ TEST("runs: tokenizer files") {
         decoded += tokenizer.decode(token);
     }
     const json file = read_json(dir + "/tokenizer.json"), config = read_json(dir + "/tokenizer_config.json");
-    claim(tokenizer.encode(bytes) == tokens && decoded == bytes && file["model"]["merges"].empty() &&
-              file["model"]["vocab"].size() == BYTE_VOCAB && file["added_tokens"].empty(),
-          "the tokenizer.json of a model of bytes has 256 tokens, each its byte");
-    claim(config["tokenizer_class"] == "PreTrainedTokenizerFast" && config["model_max_length"] == 16 &&
-              config["eos_token"] == byte_alphabet()[255] && config["bos_token"] == byte_alphabet()[255] &&
-              read_json(dir + "/generation_config.json")["eos_token_id"] == 255 &&
-              read_json(dir + "/config.json")["eos_token_id"] == 255,
-          "the end of text of a model of bytes is byte 255");
+    expect(tokenizer.encode(bytes) == tokens && decoded == bytes && file["model"]["merges"].empty() &&
+               file["model"]["vocab"].size() == BYTE_VOCAB && file["added_tokens"].empty(),
+           "the tokenizer.json of a model of bytes has 256 tokens, each its byte");
+    expect(config["tokenizer_class"] == "PreTrainedTokenizerFast" && config["model_max_length"] == 16 &&
+               config["eos_token"] == byte_alphabet()[255] && config["bos_token"] == byte_alphabet()[255] &&
+               read_json(dir + "/generation_config.json")["eos_token_id"] == 255 &&
+               read_json(dir + "/config.json")["eos_token_id"] == 255,
+           "the end of text of a model of bytes is byte 255");
     std::string others;
     for (const std::string& name : TOKENIZER_FILES)
         others += fs::exists(scratch("@/numbers/" + name)) ? name + " " : "";
-    claim(others == "generation_config.json ", "a model of other tokens has no tokenizer files", others);
+    expect(others == "generation_config.json ", "a model of other tokens has no tokenizer files", others);
 
     copy_files("@/words", "@/all_words");
     for (const std::string& name : TOKENIZER_FILES) {
@@ -858,8 +861,8 @@ TEST("runs: tokenizer files") {
     std::string differing;
     for (const std::string& name : TOKENIZER_FILES)
         if (!same_file("@/all_words/" + name, "@/travel/step_000004/" + name)) differing += " " + name;
-    claim_run(differing.empty() && !fs::exists(scratch("@/travel/step_000002")),
-              "the tokenizer files of --from are copied to checkpoints, also after --resume", second, differing);
+    expect_run(differing.empty() && !fs::exists(scratch("@/travel/step_000002")),
+               "the tokenizer files of --from are copied to checkpoints, also after --resume", second, differing);
 }
 
 // ==== runs that end badly ====================================================
@@ -876,16 +879,16 @@ TEST("runs: leftovers") {
     };
     const std::string COMMAND = "train" + SMALL + "--steps 1 --checkpoint-every 0 --out @/mixed ";
     const Outcome refused = run(COMMAND + "--context 8192 --micro-batch 32768");
-    claim_run(refused.code == 2 && left(ours) == 2, "a run that is refused removes nothing", refused);
+    expect_run(refused.code == 2 && left(ours) == 2, "a run that is refused removes nothing", refused);
     const Outcome outcome = run(COMMAND);
-    claim_run(outcome.code == 0 && left(ours) == 0 && left(theirs) == long(theirs.size()),
-              "unfinished checkpoints are removed, other folders with similar names are not", outcome);
+    expect_run(outcome.code == 0 && left(ours) == 0 && left(theirs) == long(theirs.size()),
+               "unfinished checkpoints are removed, other folders with similar names are not", outcome);
     const Outcome bad = run("train" + SMALL + "--steps 1 --out @/again --vocab 100"),
         again = run("train" + SMALL + "--steps 1 --out @/again");
-    claim_run(bad.code == 2 && again.code == 0, "a run that ends before its first step leaves --out usable", again);
+    expect_run(bad.code == 2 && again.code == 0, "a run that ends before its first step leaves --out usable", again);
     const Outcome full = run("plan --gpu-memory 1GB >/dev/full");
-    claim_run(full.code == 1 && contains(full.err, "standard output: writing failed"),
-              "a full standard output is an error", full);
+    expect_run(full.code == 1 && contains(full.err, "standard output: writing failed"),
+               "a full standard output is an error", full);
 }
 
 TEST("runs: that fail late") {
@@ -895,28 +898,28 @@ TEST("runs: that fail late") {
     tokens[100] = 300;   // in the window of step 7, which is loaded during step 6
     write_bytes("@/late_bad.bin", shard(tokens));
     const Outcome bad = run(COMMAND + "@/late_bad.bin --steps 10 --out @/bad_data");
-    claim_run(bad.code == 2 && contains(bad.err, "token 300 at position 100") && has_last_checkpoint("@/bad_data"),
-              "a token outside the vocabulary ends a run with a checkpoint of the last good step", bad);
+    expect_run(bad.code == 2 && contains(bad.err, "token 300 at position 100") && has_last_checkpoint("@/bad_data"),
+               "a token outside the vocabulary ends a run with a checkpoint of the last good step", bad);
     write_bytes("@/cut_off.bin", shard(std::vector<uint16_t>(100000, 5)));
     Run cut(ENDLESS + "--shuffle yes --val-fraction 0 --checkpoint-every 0 --data @/cut_off.bin --out @/cut_off");
     wait_for_steps("@/cut_off");
     fs::resize_file(scratch("@/cut_off.bin"), 5000);
     const Outcome cut_off = cut.end();
-    claim_run(cut_off.code == 1 && contains(cut_off.err, scratch("@/cut_off.bin")) && has_last_checkpoint("@/cut_off"),
-              "so does a shard that is truncated during the run, which is named", cut_off);
+    expect_run(cut_off.code == 1 && contains(cut_off.err, scratch("@/cut_off.bin")) && has_last_checkpoint("@/cut_off"),
+               "so does a shard that is truncated during the run, which is named", cut_off);
 }
 
 TEST("runs: loss that is not finite") {
     const Outcome outcome = run("train" + SMALL +
                                 "--steps 20 --lr 1e30 --grad-clip 0 --checkpoint-every 1 --out @/nan");
     const auto good = list_checkpoints(scratch("@/nan"));
-    claim_run(outcome.code == 1 && !good.empty() &&
-              contains(outcome.err, format("step %ld: loss", good.rbegin()->first + 1)) &&
-                  contains(outcome.err, good.rbegin()->second),
-              "a loss that is not finite ends the run, and names the step and the last checkpoint", outcome);
+    expect_run(outcome.code == 1 && !good.empty() &&
+               contains(outcome.err, format("step %ld: loss", good.rbegin()->first + 1)) &&
+                   contains(outcome.err, good.rbegin()->second),
+               "a loss that is not finite ends the run, and names the step and the last checkpoint", outcome);
     // Weights overflow in the step whose loss is the last finite one.
     const Outcome overflow = run("train" + SMALL +
                                  "--steps 2 --lr 3e38 --weight-decay 1000 --checkpoint-every 1 --out @/inf");
-    claim_run(overflow.code == 1 && list_checkpoints(scratch("@/inf")).empty(),
-              "weights that are not finite are not written", overflow);
+    expect_run(overflow.code == 1 && list_checkpoints(scratch("@/inf")).empty(),
+               "weights that are not finite are not written", overflow);
 }

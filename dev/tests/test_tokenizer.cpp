@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "claims.h"
+#include "testing.h"
 
 static std::string REFERENCE = "data/reference/tokenizer";
 
@@ -43,7 +43,7 @@ TEST("tokenizer: words") {
         for_each_word(text, [&](std::string_view word) { found += "|" + std::string(word); });
         if (found != expected) wrong += "'" + found + "', expected '" + expected + "'; ";
     }
-    claim(wrong.empty(), "words are GPT-2's; a broken byte is neither letter, number nor space", wrong);
+    expect(wrong.empty(), "words are GPT-2's; a broken byte is neither letter, number nor space", wrong);
 }
 
 TEST("tokenizer: characters") {
@@ -63,8 +63,8 @@ TEST("tokenizer: characters") {
     for (const char* broken : {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf0\x8f\xbf\xbf",
                                "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xc3("})
         wrong += character_length(broken) != 0;
-    claim(wrong == 0, "characters of UTF-8 are recognised: all of Unicode, no parts, overlong forms or surrogates",
-          std::to_string(wrong) + " wrong");
+    expect(wrong == 0, "characters of UTF-8 are recognised: all of Unicode, no parts, overlong forms or surrogates",
+           std::to_string(wrong) + " wrong");
 }
 
 // ==== tokens =============================================================================================
@@ -92,19 +92,19 @@ static int differences(const std::string& dir, const json& cases) {
 
 TEST("tokenizer: cases") {
     const json cases = json::parse(read_bytes(REFERENCE + "/cases.json"));
-    claim(cases.size() > 100 && differences(REFERENCE, cases) == 0, "tokens equal those of tokenizers and tiktoken",
-          std::to_string(cases.size()) + " texts");
+    expect(cases.size() > 100 && differences(REFERENCE, cases) == 0, "tokens equal those of tokenizers and tiktoken",
+           std::to_string(cases.size()) + " texts");
     json file = reference_json();
     std::string lines = "#version: 0.2\n";
     for (json& merge : file["model"]["merges"]) {
         merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
         lines += merge.get<std::string>() + "\n";
     }
-    claim(differences(folder_of_json(file), cases) == 0, "so they do with merges as \"a b\"");
+    expect(differences(folder_of_json(file), cases) == 0, "so they do with merges as \"a b\"");
     json vocabulary = file["model"]["vocab"];
     for (const json& token : file["added_tokens"]) vocabulary[token["content"]] = token["id"];
     const std::string split = folder_of({{"vocab.json", vocabulary.dump()}, {"merges.txt", lines}});
-    claim(differences(split, cases) == 0, "and with vocab.json and merges.txt");
+    expect(differences(split, cases) == 0, "and with vocab.json and merges.txt");
     for (const json& saved : read_json("data/reference/tokenizer/saved.json")) {
         const Tokenizer tokenizer(folder_of_json(saved["file"]));
         bool same = true;
@@ -114,7 +114,7 @@ TEST("tokenizer: cases") {
                 tokens.insert(tokens.end(), more.begin(), more.end());
             same = same && tokens == expected;
         }
-        claim(same, "tokens with the template of a file by " + saved["by"].get<std::string>());
+        expect(same, "tokens with the template of a file by " + saved["by"].get<std::string>());
     }
 }
 
@@ -137,7 +137,7 @@ TEST("tokenizer: order of merges") {
         for (int token : tokenizer.encode(text)) found += (found.empty() ? "" : "|") + tokenizer.decode(token);
         if (found != expected) wrong += found + ", expected " + expected + "; ";
     }
-    claim(wrong.empty(), "the first pair of the table is merged first, the leftmost of equal ones", wrong);
+    expect(wrong.empty(), "the first pair of the table is merged first, the leftmost of equal ones", wrong);
 }
 
 static uint64_t next_random(uint64_t& state) { return (state = state * 6364136223846793005 +
@@ -153,9 +153,9 @@ TEST("tokenizer: any bytes") {
             bytes += static_cast<char>(next_random(state) % (next_random(state) % 256 + 1));
         wrong += decode(tokenizer, tokenizer.encode(bytes)) != bytes;
     }
-    claim(wrong == 0, "decode(encode(bytes)) == bytes for 3000 random texts");
-    claim(tokenizer.decode(-1).empty() && tokenizer.decode(static_cast<int>(tokenizer.size())).empty(),
-          "a number that is not a token has no text");
+    expect(wrong == 0, "decode(encode(bytes)) == bytes for 3000 random texts");
+    expect(tokenizer.decode(-1).empty() && tokenizer.decode(static_cast<int>(tokenizer.size())).empty(),
+           "a number that is not a token has no text");
     // Sixteen times the bytes: O(n log n) takes some twenty times as long, O(n^2) 256 times.
     for (const char* unit : {"a", "the", "\xff"}) {
         double seconds[2];
@@ -166,9 +166,9 @@ TEST("tokenizer: any bytes") {
             wrong += decode(tokenizer, tokenizer.encode(word)) != word;
             seconds[large] = double(clock() - begin) / CLOCKS_PER_SEC;
         }
-        claim(wrong == 0 && seconds[1] < 80 * seconds[0],
-              std::string("a word of 1 MiB takes less than quadratic time: ") +
-              (unit[0] == '\xff' ? "broken bytes" : unit));
+        expect(wrong == 0 && seconds[1] < 80 * seconds[0],
+               std::string("a word of 1 MiB takes less than quadratic time: ") +
+               (unit[0] == '\xff' ? "broken bytes" : unit));
     }
 }
 
@@ -183,7 +183,7 @@ static void refuse(const std::string& what, const std::string& dir, const std::v
     }
     bool all = !error.empty();
     for (const std::string& word : named) all = all && error.find(word) != error.npos;
-    claim(all, "refused: " + what, error.substr(0, 200));
+    expect(all, "refused: " + what, error.substr(0, 200));
 }
 
 TEST("tokenizer: refused files") {

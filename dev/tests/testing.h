@@ -1,4 +1,4 @@
-// TEST("name") { ... } defines a test, which calls claim() for each fact; run_tests() runs the tests. Further tools: a
+// TEST("name") { ... } defines a test, which calls expect() for each fact; run_tests() runs the tests. Further tools: a
 // folder for the tests' files, and strings. For test_gpt.cu and test_tokenizer.cpp.
 #pragma once
 
@@ -36,15 +36,15 @@ inline std::vector<std::string> split(const std::string& text, const std::string
     return parts;
 }
 
-// ==== claims =================================================================
+// ==== results ================================================================
 
 inline int passed = 0, failed = 0;
 
-// Prints whether a claim holds, in one line with `detail`.
-inline void claim(bool holds, const std::string& text, const std::string& detail = "") {
+// Prints whether `holds` is true: one line with `text` and `detail`.
+inline void expect(bool holds, const std::string& text, const std::string& detail = "") {
     (holds ? passed : failed)++;
     std::string line = detail.empty() ? text : text + " (" + detail + ")";
-    std::replace(line.begin(), line.end(), '\n', ' ');   // run_tests.sh expects one line for each claim
+    std::replace(line.begin(), line.end(), '\n', ' ');   // run_tests.sh reads one line per result
     printf("%s  %s\n", holds ? "ok    " : "FAILED", line.c_str());
     fflush(stdout);
 }
@@ -75,7 +75,7 @@ struct AddedTest { AddedTest(const char* name, void (*run)()) { all_tests.push_b
 inline void run_test(const Test& test) {
     const auto begin = std::chrono::steady_clock::now();
     const std::string error = error_of(test.run);
-    if (!error.empty()) claim(false, "no exception", error);
+    if (!error.empty()) expect(false, "no exception", error);
     printf("        %.1f s\n", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     fflush(stdout);
 }
