@@ -1,20 +1,20 @@
-// Tests of train_gpt.cu. Each prints its results, one a line: "ok" or "FAILED", what was expected, and numbers.
+// Tests of train_gpt.cu. Each result is one line: "ok" or "FAILED", the expectation, and the measured numbers.
 //
-// The same file runs on a GPU and on a CPU. Every kernel is called through its launcher and compared with a plain loop
-// in double, which also computes the allowed error: see "numbers".
+// The same file runs on a GPU and on a CPU. Each kernel is called through its launcher and compared with a reference: a
+// plain loop in double, which also computes the error that rounding allows (section "numbers").
 //
 // Map
-//    arrays · numbers · trials   tools, with those of dev/tests/testing.h
-//    one section per kernel, in the order of train_gpt.cu: the plain loop, then the comparison
-//    files and models for the tests
+//    arrays · numbers · trials   tools, in addition to dev/tests/testing.h
+//    one section per kernel, in the order of train_gpt.cu: the reference, then the comparison
+//    files for the tests · models for the tests
 //    against PyTorch · shards · memory · Hugging Face · data · HellaSwag · graphs · loss scaling · schedule and
 //    sampling · text
 //    main
 // Included from dev/tests/
 //    test_fp8.cuh         FP8
 //    test_plan.cuh        memory and time that `plan` predicts
-//    test_runs.cuh        command lines as a whole: bits, files, signals
-//    test_bad_input.cuh   mistakes of users, each refused in one line
+//    test_runs.cuh        whole command lines: reproducibility, files, signals
+//    test_bad_input.cuh   user errors, each rejected with a message of one line
 
 #define TESTING
 #include "train_gpt.cu"
@@ -31,16 +31,18 @@
 
 // ==== arrays =================================================================
 // Host values are double, which holds every float, BF16, FP16 and int exactly. Each device array is an allocation of
-// exactly its size, so AddressSanitizer sees accesses beyond it. It holds NaN until something is written.
+// exactly its size, so that AddressSanitizer reports out-of-bounds accesses, and is initialised with NaN.
 
 typedef std::vector<double> Values;
-typedef std::vector<Values> Outputs;   // of one launch
+typedef std::vector<Values> Outputs;   // all output arrays of one launch
 
 // Returns x rounded to T.
 template <typename T> double stored_as(double x) { return static_cast<float>(static_cast<T>(static_cast<float>(x))); }
 
-// Returns values of T between low and high: different ones at each call, the same in every run.
 static uint64_t random_calls = 0;
+
+// Returns n uniform random values between low and high, rounded to T. Each call returns other values; every run of the
+// program returns the same ones.
 
 template <typename T> Values random_values(size_t n, double low = -1, double high = 1) {
     const uint64_t seed = splitmix64(++random_calls);
@@ -52,12 +54,14 @@ template <typename T> Values random_values(size_t n, double low = -1, double hig
     return values;
 }
 
+// Returns a copy of n elements of device memory.
 template <typename T> std::vector<T> from_device(const T* from, size_t n) {
     std::vector<T> values(n);
     download(values.data(), from, n * sizeof(T));
     return values;
 }
 
+// Owns device memory for n elements of T.
 template <typename T> class DeviceArray {
 public:
     explicit DeviceArray(size_t n) : size_(n) {
@@ -87,12 +91,13 @@ private:
     size_t size_;
 };
 
+// Returns the memory of `values` as a string, so that == compares bits.
 template <typename T> std::string bytes_of(const std::vector<T>& values) {
     return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
-bool same_bits(const Values& a, const Values& b) { return bytes_of(a) == bytes_of(b); }   // NaN equals itself
+bool same_bits(const Values& a, const Values& b) { return bytes_of(a) == bytes_of(b); }   // true for equal NaNs
 
-// Returns the values of each array.
+// Returns copies of the arrays.
 template <typename... Arrays> Outputs outputs(const Arrays&... arrays) { return {arrays.values()...}; }
 
 constexpr DType GRAD16 = FLOATX == DType::FP16 ? DType::FP16 : DType::BF16;
@@ -100,19 +105,19 @@ template <typename G> Grad grad(const DeviceArray<G>& array) {
     return {static_cast<G*>(array), std::is_same_v<G, float> ? DType::FP32 : GRAD16};
 }
 
-// Calls f with a value of each type that gradients can have.
+// Calls f(float()) and f(grad16()): parameter gradients are stored in FP32 or in 16 bits.
 template <typename F> void for_each_gradient_type(F f) {
     f(float());
     f(grad16());
 }
 
 // ==== numbers ================================================================
-// A Number is a value in double with a bound of the error that the same operations have in FP32: half an ulp, U of the
-// result, for each operation, plus the operands' errors carried along. A kernel may be wrong by ORDER times this bound,
-// as it adds in another order than the loop; its result is then rounded once to the type in which it is stored.
-// source    Higham 2002, "Accuracy and Stability of Numerical Algorithms", 3.3: running errors
+// A Number is a double with a bound of the error that the same operations make in FP32. Each operation adds half an
+// ulp, U times its result, to the propagated errors of its operands. A kernel's error may be ORDER times this bound,
+// because it adds in another order than the reference, plus one rounding to the type in which the result is stored.
+// source    Higham 2002, "Accuracy and Stability of Numerical Algorithms", 3.3: running error analysis
 
-constexpr double U = 1.0 / (1 << 24);
+constexpr double U = 1.0 / (1 << 24);   // unit roundoff of FP32
 constexpr double ORDER = 2;
 
 struct Number {
@@ -121,7 +126,8 @@ struct Number {
     Number() = default;
     Number(double exact) : value(exact) {}
     Number(double v, double e) : value(v), error(e) {}
-    // A term larger than the sum counts with its own size: another order adds it before the terms that cancel it.
+    // The error is U times the larger of the terms and the sum, not of the sum alone: another order may add the larger
+    // term before the terms that cancel it.
     Number& operator+=(const Number& b) {
         const double larger_term = std::max(std::abs(value), std::abs(b.value));
         value += b.value;
@@ -138,7 +144,7 @@ Number operator*(const Number& a, const Number& b) {
     const double value = a.value * b.value;
     return {value, std::abs(a.value) * b.error + std::abs(b.value) * a.error + a.error * b.error + U * std::abs(value)};
 }
-// Two roundings, as a compiler may multiply by the reciprocal.
+// Two roundings: a compiler may multiply by the reciprocal.
 Number operator/(const Number& a, const Number& b) {
     const double value = a.value / b.value;
     return {value, (a.error + std::abs(value) * b.error) / std::abs(b.value) + 2 * U * std::abs(value)};
@@ -147,8 +153,8 @@ Number sqrt(const Number& a) {
     const double low = std::max(0.0, a.value - a.error);
     return {std::sqrt(a.value), std::sqrt(a.value + a.error) - std::sqrt(low) + U * std::sqrt(a.value)};
 }
-// The CUDA Programming Guide's maximum errors: __expf 2 + |1.173 x| ulps, and subnormal results may become 0; logf
-// 1 ulp; tanhf 2 ulps.
+// Maximum errors by the CUDA Programming Guide: __expf 2 + |1.173 x| ulps, and subnormal results may be flushed to 0;
+// logf 1 ulp; tanhf 2 ulps.
 Number exp(const Number& a) {
     const double value = std::exp(a.value);
     return {value, value * (a.error + 2 * U * (2 + 1.173 * std::abs(a.value))) + std::numeric_limits<float>::min()};
@@ -159,25 +165,25 @@ Number tanh(const Number& a) {
     return {value, (1 - value * value) * a.error + 4 * U * std::abs(value)};
 }
 
-// Half the distance of neighbours in T near x: the largest error of rounding to T.
+// Returns half an ulp of T at x: the maximum error of rounding to T.
 template <typename T> double half_ulp(double x) {
     constexpr bool IS_HALF = std::is_same_v<T, __half>;
     constexpr int DIGITS = std::is_same_v<T, double> ? 53 : std::is_same_v<T, float> ? 24 : IS_HALF ? 11 : 8;
     if (x == 0) return 0;
-    return std::ldexp(1.0, std::max(std::ilogb(x) - DIGITS, IS_HALF ? -25 : -1000));   // FP16 ends at 2^-24
+    return std::ldexp(1.0, std::max(std::ilogb(x) - DIGITS, IS_HALF ? -25 : -1000));   // FP16's smallest value: 2^-24
 }
 
-// x after it was stored as T.
-template <typename T> Number passed_through(const Number& x) {
+// Returns x with the error bound that it has after rounding to T.
+template <typename T> Number stored_as(const Number& x) {
     return {x.value, x.error + half_ulp<T>(std::abs(x.value) + x.error)};
 }
 
-// A long sum as a GPU computes it: `chains` running sums take terms in turn, then a tree adds these. The error grows
-// with the length of a chain, not with n.
 Number tree_sum(const Number* terms, size_t n) {
     return n == 1 ? terms[0] : tree_sum(terms, n / 2) + tree_sum(terms + n / 2, n - n / 2);
 }
 
+// Returns a long sum in a GPU's order: term i is added to partial sum i % chains, then a tree adds the partial sums.
+// The error grows with the length of a chain, not with the number of terms.
 Number sum(const Numbers& terms, size_t chains) {
     Numbers partial(chains);
     for (size_t i = 0; i < terms.size(); i++) partial[i % chains] += terms[i];
@@ -186,7 +192,7 @@ Number sum(const Numbers& terms, size_t chains) {
 
 Numbers numbers(const Values& values) { return Numbers(values.begin(), values.end()); }
 
-// The values after a kernel stored them as T.
+// Returns the values rounded to T, without their errors.
 template <typename T> Values values_stored_as(const Numbers& numbers) {
     Values values;
     for (const Number& x : numbers) values.push_back(stored_as<T>(x.value));
@@ -196,37 +202,37 @@ template <typename T> Values values_stored_as(const Numbers& numbers) {
 // ==== trials =================================================================
 
 #ifdef CUDA_ON_CPU
-// 0: the natural order of blocks and threads. Another seed draws an order, which changes the results of a kernel that
-// lacks a barrier, and fills new memory with NaN.
+// Seed 0 runs blocks and threads in their natural order. Another seed draws a random order, which changes the results
+// of a kernel that lacks a barrier, and fills new memory with NaN.
 void set_thread_order(uint64_t seed) { cuda_cpu::set_seed(seed); }
 constexpr int THREAD_ORDERS = WARP_SIZE == 1 ? 2 : 3;
 #else
-void set_thread_order(uint64_t) {}   // a GPU's order differs each time
+void set_thread_order(uint64_t) {}   // a GPU's order varies between launches
 constexpr int THREAD_ORDERS = 2;
 #endif
 
-// Comparisons of one kernel with a plain loop, over all its sizes. Reports two results at its end.
+// Compares one kernel with its reference at several sizes. The destructor reports two results for all sizes.
 class Trial {
 public:
     explicit Trial(const std::string& kernel) : kernel_(kernel) {}
     Trial(const Trial&) = delete;
     ~Trial() {
         const std::string worst = format("at most %.2f of the error that rounding allows, %s", worst_, where_.c_str());
-        expect(compared_ > 0 && worst_ <= 1, kernel_ + ": the results equal those of a plain loop in double",
+        expect(compared_ > 0 && worst_ <= 1, kernel_ + ": results equal the double-precision reference within rounding",
                format("%zu values, %s", compared_, where_.empty() ? "exact" : worst.c_str()));
-        expect(differing_.empty(), kernel_ + ": the order of threads does not change the results", differing_);
+        expect(differing_.empty(), kernel_ + ": thread order does not change the results", differing_);
     }
 
-    // Describes the sizes of the runs and comparisons that follow.
+    // Sets the text that describes the sizes of the following runs and comparisons.
     void at(const std::string& size) { size_ = size; }
 
-    // Calls once(), which prepares inputs, launches and returns all outputs, in each order of threads. Returns the
-    // outputs of the first.
-    template <typename Once> Outputs run(Once once) {
+    // Calls launch_once() in each thread order and checks that all outputs are equal. Returns those of the first order.
+    // launch_once() prepares inputs, launches the kernel and returns all outputs.
+    template <typename Launch> Outputs run(Launch launch_once) {
         Outputs first;
         for (int order = 0; order < THREAD_ORDERS; order++) {
             set_thread_order(order);
-            Outputs found = once();
+            Outputs found = launch_once();
             if (order == 0) first = std::move(found);
             else if (!std::equal(first.begin(), first.end(), found.begin(), found.end(), same_bits)) differing_ = size_;
         }
@@ -234,7 +240,7 @@ public:
         return first;
     }
 
-    // Compares results stored as T.
+    // Compares `got`, which is stored as T, with `expected` to ORDER times its error and half an ulp of T.
     template <typename T> void compare(const char* what, const Values& got, const Numbers& expected) {
         if (got.size() != expected.size()) return note(INFINITY, what, 0, got.size(), expected.size());
         for (size_t i = 0; i < got.size(); i++) {
@@ -244,7 +250,8 @@ public:
             note(error == 0 ? 0 : std::isnan(error) ? INFINITY : error / allowed, what, i, got[i], e.value);
         }
     }
-    // Compares results that must be exact: values of at most 24 bits differ by more than a rounding in double.
+    // Compares values that must be equal: the tolerance, half an ulp of double, is below the difference of any two
+    // values with at most 24 bits.
     void equal(const char* what, const Values& got, const Values& expected) {
         compare<double>(what, got, numbers(expected));
     }
@@ -263,14 +270,14 @@ private:
 };
 
 constexpr int CHANNELS[] = {16, 48, 80, 272, 768};
-// rows and columns
+// (rows, columns)
 constexpr std::pair<size_t, int> SHAPES[] = {{1, 16}, {1, 768}, {3, 48}, {37, 80}, {37, 768}, {130, 16}, {130, 272}};
 
 // ==== embedding ==============================================================
 
 constexpr int TEST_VOCAB = 11;
 
-// Tokens of which some occur often and some never.
+// Returns n random tokens. Most occur several times; the last token of the vocabulary never does.
 Values random_tokens(size_t n) {
     Values tokens = random_values<float>(n, 0, TEST_VOCAB - 2);
     for (double& token : tokens) token = std::floor(token);
@@ -297,7 +304,7 @@ TEST("kernels: embedding forward") {
         }
 }
 
-// The sorted positions of a batch, as the loader sends them.
+// The positions of a batch sorted by token, which the loader uploads for embedding_backward.
 struct Positions {
     std::vector<int> order, first;
     size_t runs;
@@ -338,7 +345,7 @@ TEST("kernels: embedding backward") {
             for (auto [B, T] : {std::pair{1, 1}, {1, 33}, {3, 5}})
                 try_embedding_backward<G>(trial, B, T, C, random_tokens(B * T), B == 1);
         try_embedding_backward<G>(trial, 2, 8, 48, Values(16, TEST_VOCAB - 1), false);   // one run
-        Values tokens = random_tokens(3 * 70);   // runs that a block's warps share, one of exactly LONG_RUN
+        Values tokens = random_tokens(3 * 70);   // long runs are split among a block's warps; one has exactly LONG_RUN
         std::fill(tokens.begin(), tokens.begin() + LONG_RUN, TEST_VOCAB - 1);
         for (size_t n = LONG_RUN; n < tokens.size(); n += 2) tokens[n] = n % 3;
         for (int C : {16, 272}) try_embedding_backward<G>(trial, 3, 70, C, tokens, true);
@@ -349,7 +356,7 @@ TEST("kernels: embedding backward") {
 
 struct LayerNormResult { Numbers out, mean, rstd; };
 
-// x (N, C)
+// Returns LayerNorm of x (N, C).
 LayerNormResult layernorm_loop(const Values& x, const Values& w, const Values& b) {
     const size_t C = w.size(), N = x.size() / C;
     LayerNormResult r = {Numbers(N * C), Numbers(N), Numbers(N)};
@@ -369,7 +376,7 @@ LayerNormResult layernorm_loop(const Values& x, const Values& w, const Values& b
 
 struct LayerNormGradients { Numbers dinp, dw, db; };
 
-// Adds to all three.
+// Adds the gradients to dinp, dw and db, as the kernel does.
 void layernorm_backward_loop(LayerNormGradients& g, const Values& dout, const Values& inp, const Values& w,
                              const Values& mean, const Values& rstd) {
     const size_t C = w.size(), N = mean.size();
@@ -390,7 +397,7 @@ void layernorm_backward_loop(LayerNormGradients& g, const Values& dout, const Va
     }
 }
 
-// The first of several rows is constant: it has no variance, and only epsilon keeps 1 / std finite.
+// Returns random x (N, C). If N > 1 the first row is constant: its variance is 0, so rstd is 1 / sqrt(epsilon).
 Values layernorm_inputs(size_t N, int C) {
     Values x = random_values<floatX>(N * C, -1, 3);
     if (N > 1) std::fill(x.begin(), x.begin() + C, x[0]);
@@ -417,7 +424,7 @@ void try_layernorm_forward(Trial& trial, size_t N, int C, bool adds) {
     trial.compare<float>("rstd", out[3], expected.rstd);
 }
 
-// dinp, dw, db and dbias are added to; dbias only if `biased`.
+// The kernel adds to dinp, dw, db and, if `biased`, to dbias. Otherwise dbias must not change.
 template <typename G> void try_layernorm_backward(Trial& trial, size_t N, int C, bool biased) {
     trial.at(format("N %zu, C %d%s", N, C, biased ? ", dbias" : ""));
     const Values inp = layernorm_inputs(N, C), w = random_values<floatX>(C), dout = random_values<floatX>(N * C);
@@ -439,7 +446,7 @@ template <typename G> void try_layernorm_backward(Trial& trial, size_t N, int C,
     trial.compare<G>("dw", out[1], expected.dw);
     trial.compare<G>("db", out[2], expected.db);
     Numbers sums = numbers(dbias);
-    for (size_t i = 0; biased && i < N * C; i++) sums[i % C] += out[0][i];   // dinp as it was stored
+    for (size_t i = 0; biased && i < N * C; i++) sums[i % C] += out[0][i];   // the kernel's own dinp, rounded to floatX
     trial.compare<G>("dbias", out[3], sums);
 }
 
@@ -452,7 +459,7 @@ TEST("kernels: layernorm") {
                 try_layernorm_backward<decltype(type)>(backward, N, C, both);
             });
         }
-    // Several packs per thread; and a row that takes most of the shared memory, with fewer warps per block.
+    // C = 4112: several packs per thread. C = 16384: a row takes most of the shared memory, so a block has fewer warps.
     for (auto [N, C] : {std::pair<size_t, int>{9, 4112}, {2, 16384}}) {
         try_layernorm_forward(forward, N, C, true);
         if (layernorm_shared(C) <= device.properties.sharedMemPerBlockOptin)
@@ -465,7 +472,7 @@ TEST("kernels: layernorm") {
 TEST("kernels: bias") {
     Trial backward("bias_backward");
     std::vector<std::pair<size_t, int>> sizes(std::begin(SHAPES), std::end(SHAPES));
-    sizes.push_back({2720, 16});   // more partial sums than add_partials has rows of threads
+    sizes.push_back({2720, 16});   // more partial sums than add_partials has thread rows
     for (const auto& size : sizes) {
         const size_t N = size.first, C = size.second;
         backward.at(format("N %zu, OC %zu", N, C));
@@ -498,7 +505,7 @@ Number gelu_derivative_loop(const Number& x) {
     return Number(0.5) * (Number(1) + t) + Number(0.5) * x * (Number(1) - t * t) * slope;
 }
 
-// Values of the curved middle; and some where tanh is 1 in FP32 and exp overflows.
+// Returns values in [-4, 4), where GELU is curved, and a few at which tanh is 1 in FP32 or exp overflows.
 Values gelu_inputs(size_t n) {
     Values x = random_values<floatX>(n, -4, 4);
     const double far[] = {-30, 30, -10, 10, -6, 6, 0};
@@ -564,7 +571,7 @@ Number score(const double* a, const double* b, int HS) {
 }
 
 // P or dS as an operand of the next product: tensor cores take floatX.
-Number operand(const Number& x, int HS) { return on_tensor_cores(HS) ? passed_through<floatX>(x) : x; }
+Number operand(const Number& x, int HS) { return on_tensor_cores(HS) ? stored_as<floatX>(x) : x; }
 
 // naive: scores and probabilities are stored as floatX.
 AttentionResult attention_loop(const Values& qkv, const AttentionSize& s, bool naive = false) {
@@ -574,13 +581,13 @@ AttentionResult attention_loop(const Values& qkv, const AttentionSize& s, bool n
         double max = -INFINITY;
         for (int j = 0; j <= i; j++) {
             S[j] = score(&qkv[s.qkv(b, i, 0, h)], &qkv[s.qkv(b, j, 1, h)], s.HS);
-            if (naive) S[j] = passed_through<floatX>(S[j]);
+            if (naive) S[j] = stored_as<floatX>(S[j]);
             max = std::max(max, S[j].value);
         }
         Number sum;
         for (int j = 0; j <= i; j++) sum += exp(S[j] - max);
         for (int j = 0; j <= i; j++) {
-            const Number p = exp(S[j] - max), factor = naive ? passed_through<floatX>(p / sum) : operand(p, s.HS);
+            const Number p = exp(S[j] - max), factor = naive ? stored_as<floatX>(p / sum) : operand(p, s.HS);
             for (int d = 0; d < s.HS; d++) O[d] += factor * qkv[s.qkv(b, j, 2, h) + d];
         }
         for (int d = 0; d < s.HS; d++) r.out[s.out(b, i, h) + d] = naive ? O[d] : O[d] / sum;
@@ -603,14 +610,14 @@ Numbers attention_backward_loop(const Values& dout, const Values& qkv, const Val
             P[j] = probs ? Number((*probs)[s.square(b, h, i, j)])
                          : exp(score(&qkv[q], &qkv[s.qkv(b, j, 1, h)], s.HS) - lse[s.lse(b, i, h)]);
             for (int d = 0; d < s.HS; d++) dP[j] += Number(dout[row + d]) * qkv[s.qkv(b, j, 2, h) + d];
-            if (probs) dP[j] = passed_through<floatX>(dP[j]);
+            if (probs) dP[j] = stored_as<floatX>(dP[j]);
             if (probs) D += P[j] * dP[j];
         }
         for (int d = 0; d < s.HS && !probs; d++) D += Number(dout[row + d]) * out[row + d];
         for (int j = 0; j <= i; j++) {
             const size_t k = s.qkv(b, j, 1, h), v = s.qkv(b, j, 2, h);
             const Number ds = P[j] * (dP[j] - D), p_operand = probs ? P[j] : operand(P[j], s.HS),
-                dscore = probs ? passed_through<floatX>(ds * scale) : operand(ds, s.HS) * scale;
+                dscore = probs ? stored_as<floatX>(ds * scale) : operand(ds, s.HS) * scale;
             for (int d = 0; d < s.HS; d++) {
                 dqkv[q + d] += dscore * qkv[k + d];
                 dqkv[k + d] += dscore * qkv[q + d];
@@ -993,7 +1000,7 @@ template <typename A, typename W> void try_matmul_forward(const char* name, cons
         for (size_t i = 0; i < N * OC; i++) {
             for (size_t c = 0; c < C; c++)
                 expected[i] += Number(inp.values[i / OC * C + c]) * w.values[c * OC + i % OC];
-            expected[i] = passed_through<floatX>(expected[i]) + b[i % OC];
+            expected[i] = stored_as<floatX>(expected[i]) + b[i % OC];
         }
         trial.compare<floatX>("out", got[0], expected);
     }
@@ -1018,7 +1025,7 @@ void try_matmul_backward_input(const char* name, const std::vector<MatmulSize>& 
         for (size_t i = 0; i < N * C; i++) {
             for (size_t o = 0; o < OC; o++)
                 expected[i] += Number(dout.values[i / C * OC + o]) * w.values[i % C * OC + o];
-            through_gelu[i] = passed_through<floatX>(expected[i]) * gelu_derivative_loop(pre[i]);
+            through_gelu[i] = stored_as<floatX>(expected[i]) * gelu_derivative_loop(pre[i]);
         }
         plain.compare<floatX>("dinp", plain.run([&] { return run(false); })[0], expected);
         gelu.compare<floatX>("dinp", gelu.run([&] { return run(true); })[0], through_gelu);
