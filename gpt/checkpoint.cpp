@@ -327,7 +327,8 @@ Failure not_written(long step, const std::exception& error) {
 
 // Flags that belong to a command, not to the run.
 static bool is_of_command(const std::string& flag) {
-    return flag == "--resume" || flag == "--out" || flag == "--trace" || flag == "--gpus" || flag == "--timeout";
+    return flag == "--resume" || flag == "--out" || flag == "--trace" || flag == "--gpus" || flag == "--timeout" ||
+           flag == "--verbose";
 }
 
 // The options that a run was started or last resumed with: from its last checkpoint or, if it has none, from its log.

@@ -151,6 +151,8 @@ std::vector<Flag> flag_table(Options& o) {
         text_flag("--out", TRAIN, "DIR", o.out, "run folder: log.jsonl and checkpoints; without it nothing is written"),
         text_flag("--trace", TRAIN, "FILE", o.trace,
                   "a Chrome trace of the first three steps: launches, kernels, copies, live bytes"),
+        switch_flag("--verbose", TRAIN | EVAL, o.verbose,
+                    "prints all that the log records at start: memory by category, kernels, matmul tuning"),
         switch_flag("--resume", TRAIN, o.resume, "from the last checkpoint in --out, with the run's options"),
         number_flag("--eval-every", TRAIN, o.eval_every, 0L, ANY_LONG,
                     "steps between validation losses (and one at the end); 0: none"),

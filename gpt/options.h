@@ -78,7 +78,7 @@ struct Options {
     double timeout = 300;
     // run folder
     std::string out, trace;
-    bool resume = false;
+    bool resume = false, verbose = false;
     long eval_every = 250, eval_sequences = 80, sample_every = 0, checkpoint_every = 1000;
     int keep = 0;
     // samples
