@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures on this machine what the Ultra-Scale Playbook's single-GPU chapter states, and data parallelism and formats
-of few bits: figures beside the chapter's values, in one HTML file.
+"""Compares the statements of the Ultra-Scale Playbook's single-GPU chapter, and of its sections about data parallelism
+and mixed precision, with measurements on this machine. Writes one HTML page with figures and tables.
 
     make chapter
     python3 dev/chapter/chapter.py --train-gpt ./train_gpt --out runs/chapter [--quick]
@@ -27,8 +27,8 @@ def main():
         parser.add_argument(f"--{precision}", metavar="PROGRAM",
                             help=f"a trainer built with PRECISION={precision}, for the parts that need one")
     parser.add_argument("--out", default="runs/chapter", metavar="FOLDER",
-                        help="gets report.html, a PNG per figure and results.json (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="small runs, a minute or two in all")
+                        help="folder for report.html, a PNG per figure and results.json (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="small runs: one to two minutes in total")
     options = parser.parse_args()
 
     try:

@@ -1,4 +1,4 @@
-"""What all parts of the report share: sentences about ratios, and the look of figures and captions."""
+"""Used by all parts of the report: sentences about ratios, and the style of figures."""
 import math
 import statistics
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from measure import conclusive      # which adds dev/ to sys.path
 from tables import html_table, number, percent, plural, size   # the parts import them from here
 
-CHAPTER_COLOR = "#c0392b"   # the chapter's values are red and dashed in every figure
+CHAPTER_COLOR = "#c0392b"   # every figure shows the chapter's values in red, with dashed lines
 BLUE, ORANGE, GREEN, RED, TEAL, PURPLE, GREY = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1",
                                                 "#9c9c9c")
 CATEGORIES = {"weights": BLUE, "master": "#86b4d8", "adam_m": PURPLE, "adam_v": "#d4a6c8", "gradients": ORANGE,
@@ -31,33 +31,33 @@ class Section:
     figure: object = None
     caption: str = ""           # of the figure
     tables: str = ""            # HTML
-    rows: list = field(default_factory=list)    # of the summary: (what, the chapter's value, the value here)
+    rows: list = field(default_factory=list)    # rows of the summary: (name, the chapter's value, the value here)
 
 
 def left_out(title, why):
-    return Section(title, [f"This part is left out: {why}."])
+    return Section(title, [f"This part was skipped: {why}."])
 
 
 # ---- numbers and sentences
 
 def share(x):
-    """A percentage with two significant digits, at most four decimals."""
+    """Returns a fraction as a percentage with two significant digits and at most four decimals."""
     rounded = float(f"{100 * x:.1e}")
     return "0" if x == 0 else f"{rounded:.{max(0, min(4, 1 - math.floor(math.log10(rounded))))}f} %"
 
 
 def signed(x):
-    """The same with a sign."""
+    """Returns a fraction as a percentage with its sign."""
     return ("-" if x < 0 else "+") + share(abs(x))
 
 
 def less(a, b):
-    """How much smaller a is than b, as a percentage."""
+    """Returns by how much a is smaller than b, as a percentage."""
     return percent(1 - a / b)
 
 
 def spread(values, text=number):
-    """The median and, of several values, the range."""
+    """Returns the median and, if there are several values, the range."""
     if not values:
         return "–"
     middle = text(statistics.median(values))
@@ -65,12 +65,12 @@ def spread(values, text=number):
 
 
 def effects(ratios):
-    """The smallest, median and largest effect, as text."""
+    """Returns the smallest, median and largest effect as texts."""
     return [signed(of(ratios) - 1) for of in (min, statistics.median, max)]
 
 
 def concluded(ratios, conclusion, subject, each="rounds"):
-    """The conclusion from measured ratios, or why there is none."""
+    """Returns `conclusion` if the measured ratios support it, otherwise a sentence that says why they do not."""
     if conclusive(ratios):
         return conclusion
     if len(ratios) < 2:
@@ -83,14 +83,14 @@ def concluded(ratios, conclusion, subject, each="rounds"):
 # ---- figures
 
 def panels(rows, columns, height, width=10.5, **more):
-    """A figure and its axes; space for titles between the rows."""
+    """Returns a figure and its axes, with space for titles between the rows."""
     figure, axes = pyplot.subplots(rows, columns, figsize=(width, height), **more)
     figure.get_layout_engine().set(hspace=0.06)
     return figure, axes
 
 
 def stack(axis, at, values, categories, unit, width=0.7):
-    """A bar of memory by category."""
+    """Draws a stacked bar of memory by category."""
     bottom = 0
     for category in categories:
         axis.bar(at, values[category] / unit, width, bottom, color=CATEGORIES[category])
@@ -98,14 +98,14 @@ def stack(axis, at, values, categories, unit, width=0.7):
 
 
 def entry(label, color, line=None, marker=None, alpha=1):
-    """An entry of a legend: a line, or a coloured patch."""
+    """Returns a legend entry: a line, or a coloured patch."""
     if line is None and marker is None:
         return Patch(color=color, label=label, alpha=alpha)
     return Line2D([], [], color=color, linestyle=line or "", marker=marker, markersize=3.5, label=label)
 
 
 def entries(colors, **style):
-    """Entries of {label: color}."""
+    """Returns one legend entry for each item of {label: color}."""
     return [entry(label, color, **style) for label, color in colors.items()]
 
 
@@ -122,7 +122,7 @@ def legend_below(figure, handles, rows=1):
 
 
 def chapter_mark(axis, x, y, half):
-    """The chapter's value beside one bar."""
+    """Draws the chapter's value across one bar."""
     axis.plot([x - half, x + half], [y, y], color=CHAPTER_COLOR, linestyle="--", linewidth=1.4)
 
 
@@ -132,13 +132,13 @@ def chapter_line(axis, y, text=""):
 
 
 def named_ticks(axis, names, **style):
-    """One name for each bar at 0, 1, 2 ..."""
+    """Labels the bars at 0, 1, 2 ... with names."""
     axis.set_xticks(range(len(names)), names, **style)
     axis.grid(axis="x", visible=False)
 
 
 def doubling_ticks(axis, values, label):
-    """A logarithmic x axis with one tick for each of some powers of two."""
+    """Makes the x axis logarithmic, with a tick at each of `values`, which are powers of two."""
     axis.set_xscale("log", base=2)
     axis.set_xticks(values, [f"{v // 1024}k" if v >= 1024 else str(v) for v in values])
     axis.minorticks_off()
@@ -146,12 +146,12 @@ def doubling_ticks(axis, values, label):
 
 
 def whiskers(axis, x, middle, values):
-    """The range of repeated measurements on top of a bar."""
+    """Draws the range of repeated measurements on top of a bar."""
     axis.errorbar(x, middle, [[max(0, middle - min(values))], [max(0, max(values) - middle)]], color="0.2", capsize=4)
 
 
 def loss_curves(axis, losses, title):
-    """Losses by step, {label: values}; smaller markers on top, as the curves should coincide."""
+    """Draws losses by step, {label: values}. Later curves have smaller markers, as the curves should coincide."""
     for i, (label, values) in enumerate(losses.items()):
         axis.plot(range(1, len(values) + 1), values, marker="osD^"[i % 4], markersize=7 - 1.3 * i, linewidth=1,
                   alpha=0.8, label=label)

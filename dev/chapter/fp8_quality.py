@@ -20,7 +20,8 @@ FORMATS = {REFERENCE: {"matmul": "plain"},
            "fp8, delayed": {"matmul": "fp8", "fp8_scaling": "delayed"},
            "fp8, current": {"matmul": "fp8", "fp8_scaling": "current"},
            "fp8-all": {"matmul": "fp8-all"}}
-# Ten million parameters, bytes as tokens; make run's schedule with a lower learning rate for a model 3 times as wide.
+# Ten million parameters, bytes as tokens. The schedule is that of make run, with a lower learning rate, as the model is
+# three times as wide.
 OPTIONS = {"layers": 6, "heads": 6, "channels": 384, "context": 128, "micro_batch": 8, "steps": 1500, "eval_every": 100,
            "lr": 1e-3, "min_lr": 1e-4, "warmup": 50, "beta2": 0.99, "eval_sequences": 0, "checkpoint_every": 0}
 
@@ -31,7 +32,7 @@ def main():
     parser.add_argument("--train-gpt", default="./train_gpt", metavar="PROGRAM",
                         help="built with PRECISION=bf16 (default: %(default)s)")
     parser.add_argument("--data", default="data/shakespeare.txt", metavar="FILE", help="text (default: %(default)s)")
-    parser.add_argument("--out", default=FP8_QUALITY, metavar="FILE", help="gets the losses")
+    parser.add_argument("--out", default=FP8_QUALITY, metavar="FILE", help="file to write (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=OPTIONS["steps"], help="(default: %(default)s)")
     o = parser.parse_args()
     options = {**OPTIONS, "steps": o.steps}

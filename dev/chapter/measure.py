@@ -1,4 +1,4 @@
-"""Runs `plan` and `train` of ./train_gpt and returns their numbers in JSON-compatible objects.
+"""Runs `./train_gpt plan` and `./train_gpt train` and returns their numbers as JSON-compatible objects.
 
 Each function in SECTIONS measures one part of the report. report.py draws the results.
 """
@@ -28,7 +28,7 @@ class Mistake(Exception):
 
 
 class Failed(Exception):
-    """A program that was started failed; `said` is its own message."""
+    """A program failed; `said` is the message that it printed."""
 
     def __init__(self, text, said=""):
         super().__init__(text)
@@ -45,34 +45,34 @@ def shape(layers, heads, channels, **more):
 
 
 WORK = {    # a column for each device
-    "model": [shape(4, 4, 128), shape(6, 4, 256), shape(24, 16, 1024)],     # of all measured parts but the failures
+    "model": [shape(4, 4, 128), shape(6, 4, 256), shape(24, 16, 1024)],     # of all measured parts but demonstrations
     "micro_batch": [8, 4, 16],
     "seq_len": [128, 256, 1024],
     "rounds": [3, 5, 5],                    # of each comparison
     "run_seconds": [0.4, 2, 1.5],           # time for the steps of one run; at least MIN_STEPS steps
     "parallel": [{"micro_batch": 1, "seq_len": 64}, {"micro_batch": 1, "seq_len": 64},
-                 {"micro_batch": 4, "seq_len": 1024}],      # of each process
-    "parallel_steps": [12, 20, 40],         # with compared losses
+                 {"micro_batch": 4, "seq_len": 1024}],      # per process
+    "parallel_steps": [12, 20, 40],         # steps whose losses are compared
     "demo": [shape(2, 4, 64, seq_len=64, micro_batch=4), shape(4, 4, 128, seq_len=64, micro_batch=4),
-             shape(6, 6, 384, seq_len=256, micro_batch=16)],    # the small models that show failures
+             shape(6, 6, 384, seq_len=256, micro_batch=16)],    # the small models of the demonstrations
     "demo_steps": [80, 200, 300],
-    "demo_parts": [4, 8, 16],               # micro-batches of a step where the magnitude of gradients matters
+    "demo_parts": [4, 8, 16],               # micro-batches per step where the magnitude of gradients matters
     "demo_part_steps": [60, 120, 300],      # number of such steps
     "demo_part_rate": [2e-3, 2e-3, 1e-3],   # their learning rate
 }
-MIN_STEPS, MAX_STEPS, WARM_UP = 3, 60, 1    # the first step of a run includes set-up and is not counted
+MIN_STEPS, MAX_STEPS, WARM_UP = 3, 60, 1    # the first step includes set-up and is not counted
 SEEDS = (1, 2, 3)                           # of each demonstration
 
 
 def conclusive(ratios):
-    """Whether repeated ratios show a difference from 1: their range must be smaller than the median's distance from 1.
-    A single ratio shows nothing."""
+    """Returns whether repeated ratios show a difference from 1: their range must be smaller than the distance of their
+    median from 1. A single ratio shows nothing."""
     return len(ratios) > 1 and max(ratios) - min(ratios) < abs(statistics.median(ratios) - 1)
 
 
 # ---- the trainer
 
-# Always in effect unless a run overrides them.
+# Options of every run, unless it overrides them.
 BARE = {"schedule": "constant", "val_fraction": 0, "eval_every": 0, "sample_every": 0, "checkpoint_every": 0}
 TEXT, FEW_WORDS = "text.txt", "few_words.txt"   # a small model learns the second one in a hundred steps
 
@@ -83,7 +83,7 @@ def read_json(path):
 
 
 def write_text(path, different):
-    """Writes a text of so many different words, drawn from a fixed seed."""
+    """Writes a text of `different` words, drawn at random from a fixed seed."""
     generator = random.Random(1)
     words = ["".join(generator.choices("etaoinshrdlu", k=generator.randint(2, 8))) for _ in range(different)]
     with open(path, "w", encoding="ascii") as file:
@@ -91,21 +91,21 @@ def write_text(path, different):
 
 
 class Trainer:
-    """Runs ./train_gpt or another program that takes its options."""
-    commands = []       # of the current section, of all trainers
+    """Runs ./train_gpt, or another program with the same options."""
+    commands = []       # run by all trainers in the current section
 
     def __init__(self, program, folder, name=None, flag="--train-gpt"):
         if not os.access(program, os.X_OK) or os.path.isdir(program):
             raise Mistake(f"{flag} {program}: expected a program; run make")
         self.program, self.folder = os.path.abspath(program), folder
         self.name = name or os.path.join(".", os.path.relpath(program))
-        self.others = {}                # trainers of 16 bits by precision
+        self.others = {}                # trainers in other precisions, by name
         self.first_record = None        # of the first run: device and build
         self.peak_flops = 0             # the highest of all runs: on a CPU each run measures it
-        self.gpu = False                # whether the build is for GPUs
+        self.gpu = False                # whether this is a GPU build
 
     def call(self, *arguments):
-        """What the program prints."""
+        """Runs the program; returns its standard output."""
         command = self.shown(arguments)
         if command not in Trainer.commands:
             Trainer.commands.append(command)
@@ -118,7 +118,7 @@ class Trainer:
         return done.stdout
 
     def shown(self, arguments):
-        """The command line as a reader would type it."""
+        """Returns the command line as a reader would type it."""
         text = shlex.join([self.name, *arguments])
         return re.sub(r" --out \S+", "", text).replace(self.folder + "/", "")
 
@@ -126,7 +126,7 @@ class Trainer:
         return json.loads(self.call("plan", *flags(options), "--json"))
 
     def log_of(self, data, options, may_stop=False):
-        """Trains: its log, what it printed, and the message of a step that stopped the run, if may_stop, or None."""
+        """Trains. Returns the log, standard output, and the message that stopped the run (with may_stop) or None."""
         output, stopped = "", None
         with tempfile.TemporaryDirectory(dir=self.folder) as out:
             try:
@@ -142,7 +142,7 @@ class Trainer:
         return records, output, stopped
 
     def train(self, steps, **options):
-        """Trains: times, losses and norms from the log, memory and communication from the closing lines."""
+        """Trains. Returns times, losses and norms from the log, memory and communication from the closing lines."""
         data = os.path.join(self.folder, TEXT)
         (record, *lines), output, _ = self.log_of(data, {**BARE, **options, "steps": steps})
         record, lines = record["run"], [line for line in lines if "ms" in line]
@@ -153,17 +153,17 @@ class Trainer:
 
     def fits(self, **options):
         plan = self.plan(**options)
-        return plan["bytes"]["total"] <= 0.95 * plan["gpu_memory"]     # the rest: other programs, fragmentation
+        return plan["bytes"]["total"] <= 0.95 * plan["gpu_memory"]     # 5 % for other programs and fragmentation
 
     def compare(self, setups, rounds, seconds):
-        """Runs the setups in turn for some rounds, each starting with another setup, so that other load on the
-        machine affects all of them. Returns {name: figures}, None for a setup that does not fit into memory. `ratios`
+        """Runs all setups in each round. Each round starts with another setup, so that other load on the machine
+        affects all of them. Returns {name: figures}, None for a setup that does not fit into memory. `ratios`
         has, for each round, the median step time over the first setup's; `median_ms` is the median of all steps.
         """
         results = {name: {"ms": [], "round_ms": []} if self.fits(**setup) else None for name, setup in setups.items()}
         steps = dict.fromkeys(setups, WARM_UP + MIN_STEPS)
-        for turn in range(rounds):
-            names = [*setups][turn % len(setups):] + [*setups][:turn % len(setups)]
+        for round_ in range(rounds):
+            names = [*setups][round_ % len(setups):] + [*setups][:round_ % len(setups)]
             for name in (name for name in names if results[name]):
                 run, result = self.train(steps[name], **setups[name]), results[name]
                 median = statistics.median(run["ms"])
@@ -182,14 +182,14 @@ def tokens_of(setup):
 
 
 def setup_of(size, **more):
-    """Options of a run or a plan: the model on bytes, with as many positions as the sequence has."""
+    """Returns options of a run or a plan: a model of bytes whose context is the sequence length."""
     setup = {**size.model, "vocab": 256, "micro_batch": size.micro_batch, "seq_len": size.seq_len, **more}
     return {**setup, "context": setup["seq_len"]}
 
 
 # ---- plans of large models
 
-CARD = "80GB"           # large models are planned for this card on every machine
+CARD = "80GB"           # GPU memory that large models are planned for, on every machine
 LARGE = ["1b", "7b", "70b", "405b"]
 STATE = ["weights", "gradients", "master", "adam_m", "adam_v"]
 PRECISIONS = {"FP32": ("fp32", "fp32"), "BF16, BF16 gradients": ("bf16", "bf16"),
@@ -203,7 +203,7 @@ def activations_of(plan):
 
 
 def state(trainer, size):
-    """Memory by category of large models with one sequence a micro-batch, in each precision."""
+    """Memory by category of large models with one sequence per micro-batch, in each precision."""
     wanted = ("parameters", "bytes", "seq_len", "bytes_per_parameter", "max_micro_batch", "gpu_memory")
     plans = {model: {name: trainer.plan(model=model, micro_batch=1, precision=precision, grad_dtype=grads,
                                         gpu_memory=CARD) for name, (precision, grads) in PRECISIONS.items()}
@@ -232,7 +232,7 @@ def activations(trainer, size):
 # ---- one device
 
 def last_step(trace):
-    """The last whole step of a Chrome trace: passes, and live bytes over time."""
+    """Returns the passes and the live bytes over time of the last complete step in a Chrome trace."""
     steps = trace_steps(trace)
     if not steps:
         raise Failed("--trace: found no kernel in its file, expected at least one step")
@@ -293,7 +293,7 @@ ZERO_PAPER_GPUS = 64
 
 
 def gpu_count():
-    """GPUs of this machine."""
+    """Returns the number of GPUs of this machine."""
     if not shutil.which("nvidia-smi"):
         return 1
     listed = subprocess.run(["nvidia-smi", "-L"], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
@@ -301,7 +301,7 @@ def gpu_count():
 
 
 def why_alone(trainer, most, setup):
-    """Why the trainer cannot run as several processes, or None."""
+    """Returns the reason why the trainer cannot run as several processes, or None."""
     if most < 2:
         return "this machine has one GPU"
     try:
@@ -348,7 +348,7 @@ DEMO_RATES = [1e-3, 1e-4, 1e-5]     # learning rates
 
 
 def first_moments(program, options):
-    """Adam's first moments after one step, which are the step's gradients times 1 - beta1, as bytes of FP32 numbers."""
+    """Returns Adam's first moments after one step as FP32 numbers: the step's gradients times 1 - beta1."""
     with tempfile.TemporaryDirectory(dir=program.folder) as out:
         program.call("train", "--data", os.path.join(program.folder, FEW_WORDS), *flags(options), "--out", out)
         with open(os.path.join(out, "step_000001", "optimizer.safetensors"), "rb") as file:
@@ -378,14 +378,14 @@ def formats(trainer, size):
 
 
 def last_loss(curves):
-    """The last validation loss, or the median of the last tenth of the training losses: small models have spikes."""
+    """Returns the last validation loss, or the median of the last tenth of the training losses, as they have spikes."""
     losses = [loss for _, loss in curves.get("val_loss") or curves["loss"]]
     return losses[-1] if "val_loss" in curves else statistics.median(losses[-max(1, len(losses) // 10):])
 
 
 def demonstration(program, data, options, kinds, keys):
-    """Runs with the same data and seeds that differ in some options, {name: figures}. keys: of log records, whose
-    values by step are kept for each seed. ratios: last losses over the first kind's, for finished runs."""
+    """Runs all kinds with the same data and seeds; they differ in some options. Returns {name: figures}: for each of
+    `keys` the log's values by step and seed; `ratios`: the last losses of finished runs over the first kind's."""
     results = {name: {"last": [], "stopped": [], **{key: [] for key in keys}} for name in kinds}
     for seed in SEEDS:
         for name, more in kinds.items():
@@ -414,7 +414,7 @@ def without_master(program, size):
 
 
 def with_many_tokens(program, size, kinds, key):
-    """Runs with many tokens a step: the more tokens the mean loss has, the smaller the gradients."""
+    """Runs with many tokens per step. The mean loss over more tokens has smaller gradients."""
     tokens, steps = size.demo_parts * size.demo["micro_batch"] * size.demo["seq_len"], size.demo_part_steps
     return {"tokens": tokens,
             "kinds": small_runs(program, size, kinds, key, steps=steps, total_batch=tokens, lr=size.demo_part_rate,
@@ -431,7 +431,7 @@ def without_fp8_scales(program, size):
              **{kind: {"matmul": "fp8", "fp8_scaling": kind} for kind in ("delayed", "none")}}
     try:
         return with_many_tokens(program, size, kinds, "fp8")
-    except Failed as error:     # as on cards without FP8
+    except Failed as error:     # for example on a GPU without FP8
         return {"why": error.said or str(error)}
 
 
@@ -441,7 +441,7 @@ DEMONSTRATIONS = {"master": ("bf16", without_master), "loss_scaling": ("fp16", w
 
 
 def failures(trainer, size):
-    """What goes wrong without each technique that makes 16 and 8 bits train."""
+    """Demonstrations: training without master weights, loss scaling and FP8 scales."""
     return {name: measured(trainer.others[precision], size) if precision in trainer.others else
             {"why": f"no --{precision} PROGRAM was given"} for name, (precision, measured) in DEMONSTRATIONS.items()}
 
@@ -461,8 +461,8 @@ SECTIONS = [state, activations, timeline, recomputation, accumulation, data_para
 
 
 def measure(program, quick, programs):
-    """All parts: {"about": ..., section: {"results": ..., "commands": [...]}, ...}. programs: paths of trainers in
-    other precisions, by name; None for a missing one."""
+    """Measures all parts. Returns {"about": ..., section: {"results": ..., "commands": [...]}, ...}. `programs`: paths
+    of trainers in other precisions, by name, or None."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpt_chapter_") as folder:
         write_text(os.path.join(folder, TEXT), 1000)

@@ -1,4 +1,4 @@
-"""Parts of the report about formats of 16 and 8 bits: their range, what goes wrong without care, whole runs in FP8."""
+"""Parts of the report about 16-bit and 8-bit formats: their range, four demonstrations of failure, whole FP8 runs."""
 import math
 import statistics
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def sums_figure(axis, sums):
     doubling_ticks(axis, counts, "micro-batches")
     axis.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set(title="Gradients summed in BF16: error against FP32, % of their norm")
+    axis.set(title="Gradients summed in BF16: error relative to FP32, % of the norm")
     axis.legend(loc="upper left")
 
 
@@ -47,7 +47,7 @@ def format_text():
             f"number is {bf16.epsilon / fp16.epsilon:.0f} times as large.")
 
 
-GROWS = 2       # an error grows if it becomes this many times larger: rounding alone varies by some percent
+GROWS = 2       # an error that becomes this many times larger grows; rounding alone varies by a few percent
 
 
 def sums_text(sums):
@@ -72,7 +72,7 @@ def formats(results, about):
          " / ".join(f"{f.name} {f.normal_powers:.0f}" for f in FORMATS)
          + " powers of two of normal numbers (from their bits)")]
     if "why" in results:
-        texts.append(f"Sums of gradients are left out: {results['why']}.")
+        texts.append(f"The sums of gradients were skipped: {results['why']}.")
     else:
         sums = results["sums"]
         figure, axis = panels(1, 1, 3.6, 6)
@@ -81,14 +81,14 @@ def formats(results, about):
         rows.append(("Gradients summed in BF16", "BF16 loses small values",
                      f"error of {share(sums[-1]['error'])} after {sums[-1]['micro_batches']} micro-batches (measured)"))
     return Section(
-        "Number formats", texts, figure, "Measured; dashed: the growth of independent rounding errors.",
+        "Number formats", texts, figure, "Measured. The dashed line is the growth of independent rounding errors.",
         html_table(["format", "sign + exponent + mantissa", "largest", "smallest normal", "smallest",
                     "from 1 to the next", "powers of two, normal numbers"],
                    [[f.name, f"1 + {f.exponent} + {f.mantissa}", f"{f.largest:.6g}", power_text(f.smallest_normal),
                      power_text(f.smallest), power_text(f.epsilon), f"{f.normal_powers:.0f}"] for f in FORMATS]), rows)
 
 
-# ---- what goes wrong without a technique
+# ---- demonstrations: training without a technique
 
 RATE_COLORS = [BLUE, ORANGE, GREEN]
 KIND_COLORS = {"dynamic": BLUE, "delayed": BLUE, "none": RED, "bf16": GREY, "fp32": BLUE}
@@ -100,7 +100,7 @@ def seeds_of(result):
 
 
 def ended(result, words, reference):
-    """A sentence that compares the last losses of runs with a reference. `words`: such as Without scales."""
+    """Returns a sentence that compares the last losses of runs with a reference. `words`: such as "Without scales"."""
     stopped = [said for said in result["stopped"] if said]
     if stopped:
         return f"{words}, {len(stopped)} of {len(result['stopped'])} runs stopped early (\"{stopped[0]}\")."
@@ -111,7 +111,7 @@ def ended(result, words, reference):
 
 
 def worse(result):
-    """Whether runs end worse than the reference; None if the seeds allow no conclusion."""
+    """Returns whether runs end with a higher loss than the reference; None if the seeds allow no conclusion."""
     if any(result["stopped"]):
         return True
     return statistics.median(result["ratios"]) > 1 if conclusive(result["ratios"]) else None
@@ -122,7 +122,7 @@ def verdict(outcomes, chapter):
         return f"This agrees with the chapter: {chapter}."
     if any(outcome is False for outcome in outcomes):
         return f"This run does not agree with the chapter ({chapter}): the loss is better without."
-    return f"So there is no conclusion about the chapter's statement: {chapter}."
+    return f"This allows no conclusion about the chapter's statement: {chapter}."
 
 
 def curves(axis, kinds, key, title, scale=1):
@@ -136,7 +136,7 @@ def curves(axis, kinds, key, title, scale=1):
 
 
 def median_of(result, key):
-    """The median of a share that the first seed's run logged; None without one."""
+    """Returns the median of the fractions that the first seed's run logged, or None if it logged none."""
     values = [value for _, value in result.get(key, [[]])[0]]
     return statistics.median(values) if values else None
 
@@ -149,21 +149,21 @@ def master_figure(share_axis, loss_axis, part):
             loss_axis.plot(*zip(*kinds[kind]["loss"][0]), color=color, linestyle=style, linewidth=1.4)
     loss_axis.set_ylim(None, 1.05 * kinds["fp32"]["loss"][0][0][1])     # larger losses are spikes
     loss_axis.set(title="Loss", xlabel="step")
-    share_axis.set(title="BF16 without a master copy:\nweights unchanged by a step, %",
+    share_axis.set(title="BF16 without master weights:\nupdates lost to rounding, %",
                    ylim=(0, 130), yticks=range(0, 101, 20))     # space for the legend above 100 %
     share_axis.legend(fontsize=7.5, loc="upper center", labelspacing=0.2)
-    loss_axis.legend(handles=[entry("with a copy in FP32", "0.3", "-"), entry("without", "0.3", ":")], fontsize=7.5)
+    loss_axis.legend(handles=[entry("FP32 master weights", "0.3", "-"), entry("none", "0.3", ":")], fontsize=7.5)
 
 
 def master_text(part):
-    return ("In BF16 without a copy, a step leaves this share of the weights unchanged that it would have changed in "
-            "FP32 (median over the run): "
+    return ("In BF16 without master weights, rounding cancels this fraction of the updates that FP32 would apply "
+            "(median over the run): "
             + ", ".join(f"{share(median_of(kinds['none'], 'unchanged'))} at a learning rate of {rate}"
                         for rate, kinds in part["rates"].items()) + ".")
 
 
 def scaling_figure(zeros_axis, loss_axis, part):
-    curves(zeros_axis, part["kinds"], "zero_gradients", "FP16: gradients that are 0, %,\nby --loss-scaling", 100)
+    curves(zeros_axis, part["kinds"], "zero_gradients", "FP16: gradients equal to 0, %,\nby --loss-scaling", 100)
     zeros_axis.set_ylim(0, None)
     curves(loss_axis, part["kinds"], "loss", "Loss")
 
@@ -171,7 +171,7 @@ def scaling_figure(zeros_axis, loss_axis, part):
 def scaling_text(part):
     none, dynamic = (median_of(part["kinds"][kind], "zero_gradients") for kind in ("none", "dynamic"))
     if none is None or dynamic is None:
-        return "No step counted zeros."
+        return "No step counted zero gradients."
     return (f"In a step of {part['tokens']:,} tokens, {share(none)} of the gradients are 0 without scaling and "
             f"{share(dynamic)} with it (median of the run). "
             + ("This agrees with the chapter." if none > dynamic else
@@ -179,7 +179,7 @@ def scaling_text(part):
 
 
 def last_fp8(kinds, kind):
-    """Shares of underflow and saturation, of all layers together, by tensor, in the last step."""
+    """Returns the fractions of underflow and saturation in the last step, by tensor, over all layers."""
     logged = kinds[kind]["fp8"][0]
     return logged[-1][1] if logged else {}
 
@@ -192,7 +192,7 @@ def fp8_figure(axis, loss_axis, part):
             axis.bar(x + shift, 100 * parts["flushed"], 0.38, color=KIND_COLORS[kind])
             axis.bar(x + shift, 100 * parts["saturated"], 0.38, 100 * parts["flushed"], color="0.2")
     named_ticks(axis, tensors, rotation=60, fontsize=7.5)
-    axis.set(title="FP8: values that become 0, %,\nand values that are too large (black)")
+    axis.set(title="FP8: underflow, % of values,\nand saturation (black)")
     axis.legend(handles=entries({"no scales": KIND_COLORS["none"], "delayed scales": KIND_COLORS["delayed"]}))
     curves(loss_axis, part["kinds"], "loss", "Loss")
 
@@ -203,28 +203,29 @@ def fp8_text(part):
         found = last_fp8(kinds, kind)
         if found:
             tensor = max(found, key=lambda name: found[name]["flushed"] + found[name]["saturated"])
-            said.append(f"{words}, {tensor} loses the most values: {share(found[tensor]['flushed'])} become 0, "
-                        f"{share(found[tensor]['saturated'])} are too large.")
+            said.append(f"{words}, {tensor} is affected most: {share(found[tensor]['flushed'])} of its values "
+                        f"underflow, {share(found[tensor]['saturated'])} saturate.")
     return " ".join([*said, ended(kinds["delayed"], "With delayed scales", "BF16's")])
 
 
 @dataclass(frozen=True)
 class Demonstration:
     title: str
-    chapter: str            # what the chapter says happens
-    statement: str          # what it concludes
-    words: tuple            # of runs without the technique, and of the runs that they are compared with
+    chapter: str            # the effect that the chapter describes
+    statement: str          # the chapter's conclusion
+    words: tuple            # names of the runs without the technique and of the reference runs, for sentences
     figure: Callable        # (axis, axis, part)
-    text: Callable          # what was measured beside losses
+    text: Callable          # returns a sentence about measurements other than losses
 
 
 DEMONSTRATIONS = {
-    "master": Demonstration("Weights in BF16 without a master copy", "updates too small for 16 bits vanish",
-                            "without an FP32 copy of the weights updates vanish, and training suffers",
-                            ("At {} without a copy", "that with one"), master_figure, master_text),
-    "loss_scaling": Demonstration("FP16 without loss scaling", "small gradients become 0", "FP16 needs loss scaling",
-                                  ("Without scaling", "that with it"), scaling_figure, scaling_text),
-    "fp8_scaling": Demonstration("FP8 without scales, against BF16", "diverges without care",
+    "master": Demonstration("BF16 without master weights", "updates too small for 16 bits are lost",
+                            "without FP32 master weights small updates are lost, and training suffers",
+                            ("At {} without master weights", "that with them"), master_figure, master_text),
+    "loss_scaling": Demonstration("FP16 without loss scaling", "small gradients underflow to 0",
+                                  "FP16 needs loss scaling", ("Without scaling", "that with it"), scaling_figure,
+                                  scaling_text),
+    "fp8_scaling": Demonstration("FP8 without scales", "training can diverge",
                                  "matmuls in FP8 need scales", ("Without scales", "BF16's"), fp8_figure, fp8_text)}
 
 
@@ -250,7 +251,7 @@ def summary_row(demo, part):
     return demo.title, demo.chapter, f"{measured}{loss} (measured)"
 
 
-RESULT_HEAD = [", mean of seeds", "over the first row's, median of seeds (range)", "stopped"]
+RESULT_HEAD = [", mean of seeds", "relative to the first row, median of seeds (range)", "runs stopped"]
 
 
 def result_row(name, result):
@@ -266,13 +267,13 @@ def failures(results, about):
         figure, axes = panels(2, len(there), 6.4, 3.5 * len(there), squeeze=False)
         for column, (demo, part) in enumerate(there.items()):
             demo.figure(*axes[:, column], part)
-    texts = [f"{demo.title}. " + (f"Left out: {results[name]['why']}." if demo not in there else
+    texts = [f"{demo.title}. " + (f"Skipped: {results[name]['why']}." if demo not in there else
                                   demonstration_text(demo, results[name])) for name, demo in DEMONSTRATIONS.items()]
     rows = [result_row(f"{demo.title}: {rate} {kind}".replace(":  ", ": "), result) for demo, part in there.items()
             for rate, kinds in groups(part).items() for kind, result in kinds.items()]
-    return Section("What goes wrong without", texts, figure,
-                   "Measured: small models with the same data and seeds, with and without a technique. Curves are "
-                   "those of the first seed, dotted without a copy. Last losses are medians of a run's last tenth.",
+    return Section("Training without master weights or scaling", texts, figure,
+                   "Measured on small models with the same data and seeds. Curves show the first seed; dotted: without "
+                   "master weights. A last loss is the median of the last tenth of a run.",
                    html_table(["", f"last loss{RESULT_HEAD[0]}", *RESULT_HEAD[1:]], rows) if rows else "",
                    [summary_row(demo, part) for demo, part in there.items()])
 
@@ -280,13 +281,14 @@ def failures(results, about):
 # ---- whole runs in FP8
 
 QUALITY_COLORS = [GREY, BLUE, ORANGE, RED, GREEN, PURPLE]
-NANOCHAT = ("This compares quality at equal steps. FP8 only saves time, and less than its matmuls do: attention, norms "
-            "and the update stay the same, quantisation is new, and a higher loss needs longer training. The published "
-            "gains at equal loss (nanochat: about 5 %) are smaller than the speed-up of the matmuls.")
+NANOCHAT = ("This compares quality after the same number of steps. FP8 saves time, but a step gains less than its "
+            "matmuls: attention, LayerNorm and the update take the same time, quantisation is added, and a higher "
+            "loss needs longer training. The published gains at equal loss (nanochat: about 5 %) are smaller than the speed-up of "
+            "the matmuls.")
 
 
 def quality_figure(whole):
-    """The mean over seeds of each format's validation losses; shaded: the range."""
+    """Draws each format's validation loss: the mean of the seeds, with their range shaded."""
     figure, axes = panels(1, 2, 4.2)
     losses = {name: [[loss for _, loss in curve] for curve in result["val_loss"]] for name, result in whole.items()}
     reference = [statistics.mean(column) for column in zip(*losses[REFERENCE])]
@@ -319,6 +321,6 @@ def fp8_quality(results, about):
         f"Measured by dev/chapter/fp8_quality.py, {made['date']}.",
         html_table(["format", f"last validation loss{RESULT_HEAD[0]}", *RESULT_HEAD[1:]],
                    [result_row(name, result) for name, result in kinds.items()]),
-        [("Quality of FP8", "diverges without care; large runs have trained in it",
+        [("Quality of FP8", "can diverge; large runs have used it successfully",
           "; ".join(f"{name} {spread(result['ratios'], loss_text).split(' ')[0]}" for name, result in formats_.items())
           + f" of {REFERENCE}'s last loss (measured)")])

@@ -7,14 +7,14 @@ from parts_single import state_of
 
 ZERO_PAPER_GB = (120, 31.4, 16.6, 1.9)      # Rajbhandari et al. 2020, figure 1: 7.5 billion parameters, 64 GPUs
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-# Losses whose relative difference is smaller count as one curve. Rounding causes less within so few steps; other data,
-# or a missing gradient, causes more.
+# Curves coincide if the relative difference of their losses is smaller than this. Rounding causes less within these few
+# steps; different data or a missing gradient causes more.
 ONE_CURVE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
 
 
 def ring_bytes(results, run):
-    """Bytes that a GPU sends in a step by the formula for rings: an all-reduce sends each number twice, times
-    (R - 1) / R, a reduce-scatter or an all-gather once."""
+    """Returns the bytes that a GPU sends per step by the formula for rings of R ranks: an all-reduce sends each number
+    2 (R - 1) / R times, a reduce-scatter or an all-gather (R - 1) / R times."""
     parameters, parts = results["parameters"], run["parts"]
     reduced = [2 * parameters, parameters, parts * parameters, parts * parameters][run["zero"]]
     gathered = [0, parameters, parameters, 2 * parts * parameters][run["zero"]]
@@ -23,13 +23,13 @@ def ring_bytes(results, run):
 
 
 def sent_as_planned(run):
-    """Whether a run sent what its plan says, to the printed digits and the small sums of losses and norms."""
+    """Returns whether a run sent the planned bytes, up to the printed digits and the small sums of losses and norms."""
     last_digit = 1e7 if run["bytes_sent"] >= 1e9 else 1e5
     return abs(run["sent"] - run["bytes_sent"]) <= last_digit / 2 + 0.01 * run["bytes_sent"]
 
 
 def largest_difference(runs, reference):
-    """The largest relative difference of losses."""
+    """Returns the largest relative difference of losses."""
     return max(abs(a / b - 1) for run in runs for a, b in zip(run["losses"], reference["losses"]))
 
 
@@ -45,7 +45,7 @@ def plan_figure(axis, results, shown):
     axis.grid(axis="x", visible=False)
     for zero in STAGES:
         axis.text(zero, -0.085, f"ZeRO {zero}", ha="center", va="top", transform=axis.get_xaxis_transform())
-    axis.set(title="Memory of each of 1, 2 ... processes, MB")
+    axis.set(title="Memory per process with 1, 2 ... processes, MB")
 
 
 def sent_figure(axis, results):
@@ -55,10 +55,10 @@ def sent_figure(axis, results):
         x = run["zero"] + 0.4 * parts.index(run["parts"]) - 0.2
         axis.bar(x, run["sent"] / 1e6, 0.36, color=colors[parts.index(run["parts"])])
         chapter_mark(axis, x, ring_bytes(results, run) / 1e6, 0.2)
-    axis.legend(handles=[entry(f"micro-batches of each: {count}", color) for count, color in zip(parts, colors)],
+    axis.legend(handles=[entry(f"micro-batches per process: {count}", color) for count, color in zip(parts, colors)],
                 loc="upper left")
     named_ticks(axis, [f"ZeRO {zero}" for zero in STAGES])
-    axis.set(title=f"MB sent in a step by each of {most}")
+    axis.set(title=f"MB sent per step by each of {most} processes")
 
 
 def parallel_figure(results, shown):
@@ -76,8 +76,8 @@ def parallel_figure(results, shown):
 def memory_text(results):
     most, plans = results["numbers"][-1], {(p["gpus"], p["zero"]): p["bytes"] for p in results["plans"]}
     runs = results["runs"] + results["splits"]
-    text = ("Each process has its own micro-batches, and gradients are summed over all processes before the update: "
-            "gradient accumulation in parallel. With ZeRO 0 each process holds the whole state, "
+    text = ("Each process has its own micro-batches. The gradients of all processes are summed before the update. "
+            "With ZeRO 0 each process holds the whole state, "
             f"{size(plans[most, 0]['total'])} in all. ZeRO 1 shards optimizer states and master weights, ZeRO 2 also "
             f"gradients, ZeRO 3 also weights: with {most} processes "
             + ", ".join(size(plans[most, zero]["total"]) for zero in STAGES[1:]) + " each. ")
@@ -92,7 +92,7 @@ def memory_text(results):
     buffers, whole = plans[most, 3]["buffers"], plans[most, 0]["weights"] + plans[most, 0]["gradients"]
     text += (" Stages 2 and 3 need buffers for the embeddings and a few whole layers: "
              f"{size(buffers)} with ZeRO 3, {percent(buffers / whole)} of all weights and gradients of this model. "
-             "The share is smaller with more layers.")
+             "This fraction is smaller with more layers.")
     larger = [f"from {zero - 1} to {zero} with {gpus} processes" for gpus in results["numbers"][1:]
               for zero in STAGES[1:] if plans[gpus, zero]["total"] > plans[gpus, zero - 1]["total"]]
     return text + (f" Here some stages need more memory than the one before: {', '.join(larger)}." if larger else "")
@@ -109,9 +109,10 @@ def paper_text(paper):
 def sent_text(results):
     runs = results["runs"]
     wrong = [run for run in runs if not sent_as_planned(run)]
-    text = ("Per parameter, a step sends 2 numbers with ZeRO 0 and 1 + 1 with ZeRO 1. With k micro-batches it sends "
-            "k + 1 with ZeRO 2, which reduces gradients after each micro-batch, and 3 k with ZeRO 3, which gathers "
-            "weights in forward and again in backward; in a ring of R processes, each times (R - 1) / R. ")
+    text = ("Per parameter, each process sends (R - 1) / R times the following in a step, in a ring of R processes: 2 "
+            "numbers with ZeRO 0 (an all-reduce), 1 + 1 with ZeRO 1 (reduce-scatter, all-gather). With k micro-batches "
+            "it is k + 1 with ZeRO 2, which reduces gradients after each micro-batch, and 3 k with ZeRO 3, which "
+            "gathers weights in forward and again in backward. ")
     if results["grad_dtype"] != results["precision"]:
         text += f"Gradients are {results['grad_dtype'].upper()} here, weights {results['precision'].upper()}. "
     if wrong:
@@ -121,15 +122,15 @@ def sent_text(results):
                        f"{size(run['sent'])}, planned {size(run['bytes_sent'])}.")
     saved = [1 - run["bytes_sent"] / ring_bytes(results, run) for run in runs if run["zero"] == 3]
     return text + (f"All {len(runs)} runs sent what was planned. With ZeRO 3 this is {share(min(saved))} to "
-                   f"{share(max(saved))} less than the formula: weights that are still in the buffers where forward "
-                   "changes to backward, or backward to the next forward, are not gathered again.")
+                   f"{share(max(saved))} less than the formula: layers that are still in the buffers at the turn from "
+                   "forward to backward, or from backward to the next forward, are not gathered again.")
 
 
 def loss_text(results, difference):
     splits, limit = results["splits"], ONE_CURVE[results["precision"]]
-    text = (f"The same {len(splits[0]['losses'])} batches, by one process with accumulation and by "
-            f"{' and '.join(str(n) for n in results['numbers'][1:])} processes: the losses differ by at most "
-            f"{difference:.1e} of their size")
+    text = (f"One process with accumulation and {' and '.join(str(n) for n in results['numbers'][1:])} processes train "
+            f"on the same {len(splits[0]['losses'])} batches. Their losses differ by at most {difference:.1e} "
+            "(relative)")
     text += (", so the curves coincide." if difference <= limit else
              f". This is more than the {limit:.0e} that rounding explains: the curves do not coincide.")
     for gpus in results["numbers"][1:]:
@@ -155,7 +156,7 @@ def data_parallel(results, about):
         parallel_figure(results, shown),
         "Left: planned. The others: bytes sent and losses, measured on " + ("GPUs" if about["gpu"] else "one CPU")
         + ". Dashed: the formula for rings.",
-        html_table(["stage", "processes", "micro-batches of each", "memory of each", "sent MB", "planned MB",
+        html_table(["stage", "processes", "micro-batches per process", "memory per process", "sent MB", "planned MB",
                     "formula for rings MB"],
                    [[f"ZeRO {run['zero']}", run["gpus"], run["parts"], size(run["planned"]),
                      *[f"{b / 1e6:,.1f}" for b in (run["sent"], run["bytes_sent"], ring_bytes(results, run))]]
@@ -163,7 +164,7 @@ def data_parallel(results, about):
         [(f"State of 7.5 billion parameters on each of {ZERO_PAPER_GPUS} GPUs, ZeRO 0 / 1 / 2 / 3",
           " / ".join(str(gb) for gb in ZERO_PAPER_GB) + " GB (ZeRO's paper)",
           " / ".join(number(state_of(bytes_) / 1e9) for bytes_ in paper["bytes"]) + " GB (planned)"),
-         ("Sent in a step with ZeRO 1 / 2 / 3, over ZeRO 0",
+         ("Bytes sent with ZeRO 1 / 2 / 3, relative to ZeRO 0",
           "1 / 1 / 1.5" + ("" if one_type else ", if weights and gradients have one type"),
           " / ".join(f"{sent[zero] / sent[0]:.2f}" for zero in STAGES[1:])
           + f" (measured, {about['model']['layers']} layers)"),

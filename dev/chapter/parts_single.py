@@ -1,6 +1,6 @@
 """Parts of the report about one GPU: memory, recomputation, accumulation.
 
-Each function named like one in measure.py takes that one's result and returns a Section.
+The function `name` takes the result of measure.py's function `name` and returns a Section.
 """
 import statistics
 
@@ -11,7 +11,7 @@ from figures import (BLUE, CATEGORIES, CHAPTER_COLOR, MODE_COLORS, RED, TEAL, Se
 from measure import LARGE, MODES, STATE
 
 PASS_COLORS = {"forward": BLUE, "recompute": "#edc948", "backward": RED, "update": TEAL}
-# State in 16 bits with and without an FP32 accumulator beside the gradients; 16 and 20 bytes per parameter.
+# Model state in mixed precision: 16 bytes per parameter, or 20 with an FP32 gradient accumulator.
 CHAPTER_GB = {"1b": (16, 20), "7b": (112, 140), "70b": (1120, 1400), "405b": (6480, 8100)}
 CHAPTER_TIME = {"full": "+30 to 40 %", "selective": "+2.7 %"}
 
@@ -115,7 +115,7 @@ def activations(results, about):
             for i, T in enumerate(lengths)]
     return Section(
         "Activations against sequence length",
-        ["Naive attention stores T × T scores and probabilities for each head, so its activations grow with the square "
+        ["Naive attention stores T × T scores and probabilities per head, so its activations grow with the square "
          f"of T. At T = 2,048 all activations take {naive}; Korthikanti's formula gives {formula_2048}. The formula "
          "includes dropout, which this model does not have, and omits the head and the activation gradients, which the "
          f"plan includes. One sequence's activations exceed the model's state from {above_state['naive, none']} with "
@@ -147,7 +147,7 @@ def timeline_figure(results):
     shown = [c for c in CATEGORIES if any(any(trace["live"].get(c, [])) for trace in results.values())]
     for axis, (mode, trace) in zip(axes, results.items()):
         live, planned = trace["live"], trace["planned"] / 1e6
-        # A value holds until the next one.
+        # Each value is valid until the next one.
         times = [t for now, then in zip(live["ms"], live["ms"][1:] + [trace["ms"]]) for t in (now, then)]
         values = [[v / 1e6 for v in live[category] for _ in range(2)] for category in shown]
         axis.stackplot(times, values, colors=[CATEGORIES[category] for category in shown], linewidth=0)
@@ -180,8 +180,8 @@ def timeline(results, about):
          "step. In the chapter's PyTorch timeline the optimizer state appears after the first step. The dotted line is "
          "the allocated memory. The space below it is for tensors that are not live at the same time."],
         timeline_figure(results),
-        "Measured with --trace: the last of three steps. The strips and the shading show the passes; all panels have "
-        "the same axes.",
+        "Measured with --trace, the last of three steps. The strip at the top and the shading show the passes. All "
+        "panels have the same axes.",
         html_table(["recompute", "activations, peak live", "all, peak live", "allocated", "step ms"], rows),
         [("Recomputation and the peak of a step", "the peak at the end of forward shrinks",
           f"live activations {none} → {full} with full (measured)")])
@@ -190,7 +190,7 @@ def timeline(results, about):
 # ---- cost and savings of recomputation
 
 def use(result, kind, about):
-    """The share of the device's peak: MFU for kind "model", HFU for "hardware"."""
+    """Returns the achieved fraction of the device's peak FLOP/s: MFU for kind "model", HFU for "hardware"."""
     return (result["tokens"] * result["flops_per_token"][kind] / (result["median_ms"] / 1000) / about["peak_flops"])
 
 
@@ -220,7 +220,7 @@ def modes_figure(modes, about):
     ratio_axis.text(-0.4, 1.35, f"chapter, full: {CHAPTER_TIME['full']}", color=CHAPTER_COLOR, va="center", fontsize=8)
     chapter_line(ratio_axis, 1.027, f"chapter, selective: {CHAPTER_TIME['selective']}")
     highest = max(max(r["ratios"]) for r in modes.values())
-    ratio_axis.set(title="Step time over that of none", ylim=(0, min(2.2, max(1.55, 1.1 * highest))))
+    ratio_axis.set(title="Step time relative to none", ylim=(0, min(2.2, max(1.55, 1.1 * highest))))
     ratio_axis.legend(handles=[entry("planned FLOPs", "black", "-")], loc="upper left")
     bytes_axis.set(title="Activations kept, kB per token and layer")
     use_axis.set(title="% of the peak FLOP/s")
@@ -239,7 +239,7 @@ def mode_texts(modes, flops_7b):
                      f"(planned FLOPs: {flops}).", f"the time of full recomputation (planned FLOPs: {flops})")
     selective = concluded(modes["selective"]["ratios"], f"Selective recomputation costs "
                           f"{signed(ratio['selective'] - 1)} of time.", "the time of selective recomputation")
-    return [f"{full} It keeps {kept['full']} less per layer. It does less than a second forward pass: it skips the "
+    return [f"{full} It keeps {kept['full']} less per layer. It costs less than a second forward pass, as it skips the "
             f"last layer, the MLP's last matmul and the head. For the 7B model the plan has {large} FLOPs; the "
             f"chapter's 30 to 40 % repeat everything. {selective} It keeps {kept['selective']} less: it repeats "
             "LayerNorm and GELU, but no matmul.",
@@ -262,10 +262,11 @@ def recomputation(results, about):
     return Section(
         "Cost and savings of recomputation",
         mode_texts(modes, results["flops_7b"]), modes_figure(modes, about),
-        f"Measured: the three modes in turn, {about['rounds']} rounds; whiskers show the range of the rounds. A faint "
-        "bar allows no conclusion. Bytes are planned.",
-        html_table(["recompute", "step ms, median (range)", "over none, median of rounds (range)", "FLOPs over none",
-                    "chapter", "MFU", "HFU", "bytes kept per token and layer", "planned in all"], rows), summary)
+        f"Measured in {about['rounds']} rounds of the three modes; whiskers show the range of the rounds. A faint bar "
+        "allows no conclusion. Bytes are planned.",
+        html_table(["recompute", "step ms, median (range)", "relative to none, median (range)", 
+                    "FLOPs relative to none", "chapter", "MFU", "HFU", "bytes kept per token and layer", "planned total"],
+                   rows), summary)
 
 
 # ---- gradient accumulation
@@ -292,11 +293,11 @@ def accumulation(results, about):
     loss_curves(loss_axis, losses, "Losses, which should coincide")
     return Section(
         "Gradient accumulation at constant memory",
-        [f"A step of {results['sequences']} sequences, split in {len(names)} ways. The memory is that of one "
+        [f"A step of {results['sequences']} sequences is split in {len(names)} ways. It needs the memory of one "
          f"micro-batch: {size(splits[one]['planned'])} for one sequence at a time, {size(splits[all_]['planned'])} for "
          f"{all_.split()[0]} at once. The losses differ by at most {difference:.0e}: the mean of the micro-batches' "
          "gradients is the batch's gradient, and only the order of some sums differs. Small micro-batches can cost "
-         "time, as they may leave the device waiting. "
+         "time, as they may not keep the device busy. "
          + concluded(slower, f"One sequence at a time takes {statistics.median(slower):.2f} times as long here as "
                      f"{all_.split()[0]}.", "the time of one sequence at a time")],
         figure, "Planned and measured; times are medians, whiskers the range of the rounds.",

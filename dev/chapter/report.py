@@ -1,4 +1,4 @@
-"""The page: a summary, then for each part a figure, a few sentences, tables and the commands that measured it."""
+"""Writes the page: contents and a summary; for each part a figure, conclusions, tables and the commands that ran."""
 import base64
 import html
 import os
@@ -20,7 +20,8 @@ th { background: #f5f5f3; font-weight: 600; } td { white-space: nowrap; } .summa
 th:first-child, td:first-child, .summary td, .summary th { text-align: left; }
 details { margin: .6em 0; } summary { font-size: 13px; color: #555; cursor: pointer; }
 pre { font-family: monospace; font-size: 11.5px; background: #f7f7f5; padding: .8em; white-space: pre-wrap; }
-.facts { font-family: system-ui, sans-serif; font-size: 14px; color: #444; }
+.facts, .source, nav { font-family: system-ui, sans-serif; font-size: 14px; color: #444; }
+nav ol { columns: 2 20em; padding-left: 1.6em; } .source { margin-top: -.6em; }
 """
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -28,18 +29,26 @@ PAGE = """<!DOCTYPE html>
 <style>{style}</style></head><body>
 <h1>The single-GPU chapter, on this machine</h1>
 <p class=facts>{facts}</p>
-<p>What the Ultra-Scale Playbook's chapter on training with one GPU states, beside what <code>./train_gpt</code> does
-here, and in the last parts data parallelism and formats of 16 and 8 bits. <em>Planned</em> values come from
+<p>This page compares statements of the <a href="{playbook}">Ultra-Scale Playbook</a> with what <code>./train_gpt</code>
+does here: training on one GPU, then data parallelism and formats of 16 and 8 bits. <em>Planned</em> values come from
 <code>./train_gpt plan</code>, which computes exactly what a run allocates. <em>Measured</em> values come from runs on
-the device above. The chapter's values are red and dashed in every figure.</p>
+the device above. In every figure a red dashed line shows the chapter's value.</p>
+<nav><ol>{contents}</ol></nav>
+<h2 id=summary>Summary</h2>
 <div class="summary">{summary}</div>
 {parts}
 </body></html>
 """
+PLAYBOOK = "https://huggingface.co/spaces/nanotron/ultrascale-playbook"
+SOURCES = {     # the chapter's section for each part; its address is the title in lower case
+    "state": "Memory usage in Transformers", "activations": "Activations memory",
+    "timeline": "Profiling the memory usage", "recomputation": "Activation recomputation",
+    "accumulation": "Gradient accumulation", "data_parallel": "Data parallelism", "formats": "Mixed precision training",
+    "failures": "FP16 and BF16 training", "fp8_quality": "FP8 pretraining"}
 
 
 def drawn(name, results, about):
-    """The Section of one part."""
+    """Returns the Section of one part."""
     module = next(part for part in (parts_single, parts_parallel, parts_formats) if hasattr(part, name))
     return getattr(module, name)(results, about)
 
@@ -49,7 +58,7 @@ def facts(results):
     rounds = results["recomputation"]["results"]["modes"]["none"]["round_ms"]
     device = about["device"] if about["gpu"] else f"{about['device']}, {about['cpus']} CPUs"
     cuda = f"CUDA {about['cuda_runtime'] // 1000}.{about['cuda_runtime'] % 1000 // 10}, cuBLASLt {about['cublaslt']}. "
-    lines = [f"Device: {device}. {about['build']}. {cuda if about['gpu'] else ''}Peak for MFU: "
+    lines = [f"Device: {device}. {about['build']}. {cuda if about['gpu'] else ''}Peak that MFU is relative to: "
              f"{number(about['peak_flops'] / 1e12)} TFLOP/s ({about['peak_source']}"
              + ("" if about["gpu"] else ", the best of all runs") + ").",
              f"Date: {about['date']}; {about['seconds']:.0f} s" + (", --quick" if about["quick"] else "") + ".",
@@ -57,15 +66,17 @@ def facts(results):
              f"channels, vocabulary {model['vocab']} (bytes): {model['parameters']:,} parameters; micro-batch "
              f"{about['micro_batch']} × {about['seq_len']:,} tokens unless stated otherwise.",
              f"Noise: the same run took {number(min(rounds))} to {number(max(rounds))} ms per step in {len(rounds)} "
-             "rounds." + (" Smaller differences in time mean nothing: the machine had other load."
+             "rounds." + (" Smaller differences in time are noise, as the machine had other load."
                           if max(rounds) > 1.1 * min(rounds) else "")]
     return "<br>".join(html.escape(line) for line in lines)
 
 
 def part_html(number_, name, section, commands, folder):
-    """One part of the page; writes its figure to the folder."""
-    title = html.escape(section.title)
-    body = [f"<h2 id=s{number_}>{number_}. {title}</h2>"]
+    """Returns one part of the page; writes its figure to the folder."""
+    title, source = html.escape(section.title), SOURCES[name]
+    body = [f"<h2 id=s{number_}>{number_}. {title}</h2>",
+            f'<p class=source>In the playbook: <a href="{PLAYBOOK}?section={source.lower().replace(" ", "_")}">{source}'
+            "</a></p>"]
     if section.figure:
         path = os.path.join(folder, f"{number_}_{name}.png")
         section.figure.savefig(path)
@@ -84,13 +95,15 @@ def part_html(number_, name, section, commands, folder):
 
 def write_report(results, folder):
     """Writes report.html and the figures; returns the path of the page."""
-    about, parts, summary = results["about"], [], []
+    about, parts, summary, contents = results["about"], [], [], []
     for number_, name in enumerate((measured.__name__ for measured in SECTIONS), 1):
         section = drawn(name, results[name]["results"], about)
         summary += [(f"{what} ({number_})", theirs, ours) for what, theirs, ours in section.rows]
+        contents.append(f"<li><a href=#s{number_}>{html.escape(section.title)}</a></li>")
         parts.append(part_html(number_, name, section, results[name]["commands"], folder))
     path = os.path.join(folder, "report.html")
     with open(path, "w", encoding="utf-8") as file:
         file.write(PAGE.format(device=html.escape(about["device"]), style=STYLE, facts=facts(results),
+                               playbook=PLAYBOOK, contents="".join(contents),
                                summary=html_table(["", "chapter", "here"], summary), parts="\n".join(parts)))
     return path

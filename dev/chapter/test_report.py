@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests the report's conclusions with invented measurements, of a calm machine and of a busy one.
+"""Tests the report's conclusions with invented measurements of an idle and of a busy machine.
 
     python3 dev/chapter/test_report.py
 """
@@ -25,7 +25,7 @@ ABOUT = {"peak_flops": 1e12, "gpu": False, "rounds": 3, "model": {"layers": 4}}
 
 
 def check(part, cases):
-    """cases: (name, Section, texts that its sentences and summary must contain, texts that they must not contain)."""
+    """Each case is (name, Section, texts that its sentences and summary contain, texts that they do not contain)."""
     for name, section, wanted, unwanted in cases:
         pyplot.close("all")
         text = " ".join([*section.texts, *(f"{what}: {here}" for what, _, here in section.rows)])
@@ -45,10 +45,10 @@ def test_conclusive():
     for ratios, expected, text in (
             ([1.24, 1.25, 1.27], True, "rounds that agree on +25 % are conclusive"),
             ([0.78, 0.80, 0.81], True, "rounds that agree on -20 % are conclusive"),
-            ([0.80, 1.30, 0.75], False, "rounds of -25 to +30 % are not"),
-            ([1.10, 1.25, 1.40], False, "rounds that are all slower, but differ by more than the effect, are not"),
-            ([1.0, 1.0, 1.0], False, "no effect is not"),
-            ([1.25], False, "a single round is not")):
+            ([0.80, 1.30, 0.75], False, "rounds of -25 to +30 % are inconclusive"),
+            ([1.10, 1.25, 1.40], False, "slower rounds whose range exceeds the effect are inconclusive"),
+            ([1.0, 1.0, 1.0], False, "no effect is inconclusive"),
+            ([1.25], False, "a single round is inconclusive")):
         expect_equal(measure.conclusive(ratios), expected, text)
 
 
@@ -107,11 +107,11 @@ def test_last_step():
                          "live": {"ms": [0, 1.5], "weights": [1500, 3500]}}, "the last step begins after an update")
 
 
-COST = {"none": (1.0, 30), "selective": (1.0, 20), "full": (1.25, 5)}     # hardware FLOPs over the model's, bytes kept
+COST = {"none": (1.0, 30), "selective": (1.0, 20), "full": (1.25, 5)}     # hardware over model FLOPs, bytes kept
 
 
 def setup(times, reference, hardware=1.0, kept=30, micro_batch=4):
-    """A result of Trainer.compare for rounds of these times."""
+    """Returns a result of Trainer.compare for rounds that took these times."""
     return {"ms": times, "round_ms": times, "ratios": [a / b for a, b in zip(times, reference)], "tokens": 1024,
             "median_ms": sorted(times)[len(times) // 2], "losses": [5.0, 4.9], "planned": 10**7 * micro_batch,
             "flops_per_token": {"model": 1e6, "hardware": 1e6 * hardware}, "per_token_layer": 100 * kept}
@@ -126,10 +126,10 @@ def recomputation(*times):
 def test_recomputation():
     busy = recomputation([100, 160, 110], [120, 105, 140], [80, 85, 150])
     check("recomputation", [
-        ("calm: both costs", recomputation([100, 101, 99], [103, 104, 101.5], [125, 126, 124]),
+        ("idle machine: both costs", recomputation([100, 101, 99], [103, 104, 101.5], [125, 126, 124]),
          ["makes a step 1.25 times as long", "Selective recomputation costs +3.0 % of time",
           "Full recomputation: time: +25 % (measured", "the plan has +23 %"], ["o conclusion"]),
-        ("busy: no conclusion", busy,
+        ("busy machine: no conclusion", busy,
          ["No conclusion about the time of full recomputation (planned FLOPs: 1.25): the range of the rounds, -47 % "
           "to +36 %, is larger than their median effect, -20 %", "about the time of selective",
           "Full recomputation: time: no conclusion", "Selective recomputation: time: no conclusion",
@@ -146,9 +146,9 @@ def test_accumulation():
         splits["1 × 8"]["losses"] = [5.0, 4.9 + 3e-6, 4.8]
         return parts_single.accumulation({"tokens": 2048, "sequences": 8, "splits": splits}, ABOUT)
     check("accumulation", [
-        ("calm: the cost of small micro-batches", made([150, 151, 149], [100, 101, 99]),
+        ("idle machine: the cost of small micro-batches", made([150, 151, 149], [100, 101, 99]),
          ["One sequence at a time takes 1.50 times as long here as 8", "10.0 MB for one", "80.0 MB for 8"], []),
-        ("busy: no conclusion, but losses are compared", made([150, 90, 149], [100, 140, 99]),
+        ("busy machine: no conclusion, but losses are compared", made([150, 90, 149], [100, 140, 99]),
          ["No conclusion about the time of one sequence", "losses differ by at most 3e-06"], ["times as long"])])
 
 
@@ -199,17 +199,19 @@ def test_data_parallel():
         *[(f"ZeRO {zero} × {parts} must not send {sent} MB", parallel(sent={(zero, parts): sent}),
            ["1 of 8 runs did not send what was planned", f"planned {expected}"], ["sent what was planned. With"])
           for zero, parts, sent, expected in ((3, 3, 22.5, "15.6"), (0, 3, 18.0, "6.00"), (2, 3, 6.0, "12.0"))],
-        ("rounding makes no other curve", parallel(drift=5e-5), ["at most 5.0e-05 of their size, so the curves"], []),
-        ("losses that differ by more than rounding", parallel(drift=-1e-3), ["1.0e-03", "the curves do not coincide"],
+        ("curves that differ by rounding coincide", parallel(drift=5e-5),
+         ["at most 5.0e-05 (relative), so the curves"], []),
+        ("curves that differ by more than rounding do not coincide", parallel(drift=-1e-3),
+         ["1.0e-03", "the curves do not coincide"],
          ["so the curves coincide"]),
         ("one bit that a stage changes", parallel(bits=4e-7),
          ["have different bits; their losses differ by at most 1.0e-07"], ["the same bits"]),
-        ("left out with one GPU", parts_parallel.data_parallel({"why": "this machine has one GPU"}, ABOUT),
-         ["left out: this machine has one GPU."], ["All"])])
+        ("skipped with one GPU", parts_parallel.data_parallel({"why": "this machine has one GPU"}, ABOUT),
+         ["skipped: this machine has one GPU."], ["All"])])
 
 
 class Made(measure.Trainer):
-    """A trainer that runs nothing: `answer(**options)` gives the result of train, or raises."""
+    """A trainer without a program: train() returns answer(**options), or raises its error."""
     def __init__(self, answer):
         self.answer = answer
 
@@ -237,7 +239,7 @@ def test_compare():
         order.append(name)
         return {"ms": [{"a": 10, "b": 20}[name] * (1 + len(order) // 3)] * steps}
     results = Made(answer).compare({"a": {"name": "a"}, "b": {"name": "b"}}, 3, 0.1)
-    expect_equal("".join(order), "abbaab", "setups take turns, and turns in being first")
+    expect_equal("".join(order), "abbaab", "each round runs all setups and starts with another one")
     expected = [b / a for a, b in zip(results["a"]["round_ms"], results["b"]["round_ms"])]
     expect_equal((len(expected), results["b"]["ratios"]), (3, expected), "ratios compare runs of the same round")
     for text, expected in (("6.00 MB a step by each", 6e6), ("1.5 GB a step by each", 1.5e9), ("nothing", None)):
@@ -247,7 +249,7 @@ def test_compare():
 # ---- formats of 16 and 8 bits
 
 def test_formats():
-    """Against known constants, and all values of the 8-bit formats."""
+    """Compares the formats with known constants, and the 8-bit formats with all their values."""
     for f, expected in zip(FORMATS, ((3.4028234663852886e38, 2**-126, 2**-149, 2**-23),
                                      (3.3895313892515355e38, 2**-126, 2**-133, 2**-7),
                                      (65504, 2**-14, 2**-24, 2**-10), (448, 2**-6, 2**-9, 2**-3),
@@ -272,11 +274,11 @@ def test_sums():
           "5.0 % after 256", "grows 29.4 times. Independent", "error of 5.0 % after 256 micro-batches (measured)"], []),
         ("growth of independent roundings", made(0.0017, 0.017), ["grows 10.0 times."], ["Independent"]),
         ("no growth", made(0.0017, 0.002), ["hardly grows here (1.18 times), which contradicts"], ["agrees"]),
-        ("left out without a program", without, ["left out: there is no such program."], ["error of"])])
+        ("skipped without a program", without, ["skipped: there is no such program."], ["error of"])])
 
 
 def runs(ratios, stopped=(), **logged):
-    """A result of `demonstration` for runs that end at these ratios to the first kind's."""
+    """Returns a result of `demonstration` for runs with these ratios of last losses to the first kind's."""
     return {"last": [None if seed in stopped else 4.0 * ratio for seed, ratio in enumerate(ratios)],
             "loss": [[[step, 5.0 - 0.1 * step] for step in range(1, 11)]],
             "stopped": ["step 7: loss nan" if seed in stopped else None for seed in range(3)],
@@ -302,25 +304,25 @@ def test_failures():
     some, nothing = failures(without=left_out), failures(without={**left_out, "master": {"why": "x"}})
     check("failures", [
         ("clear effects", failures(),
-         ["50 % at a learning rate of 0.001", "At 0.001 without a copy, the last loss is 3.1 % above that with one "
-          "(seeds +3.0 % to +3.2 %)", "This agrees with the chapter: without an FP32 copy",
+         ["50 % at a learning rate of 0.001", "At 0.001 without master weights, the last loss is 3.1 % above that with "
+          "them (seeds +3.0 % to +3.2 %)", "This agrees with the chapter: without FP32 master",
           "30 % of the gradients are 0 without scaling and 0.10 % with", "Without scaling, the last loss is 20 % above",
           "This agrees with the chapter: FP16 needs loss scaling",
-          "Without scales, dres loses the most values: 40 % become 0, 1.0 % are too large",
+          "Without scales, dres is affected most: 40 % of its values underflow, 1.0 % saturate",
           "No conclusion about the last loss with delayed scales: the range of the seeds",
-          "master copy: at a learning rate of 0.001 50 % do; loss +3.0 % to +3.2 % (",
-          "FP8 without scales, against BF16: loss +49 % to +51 % ("], []),
+          "master weights: at a learning rate of 0.001 50 % do; loss +3.0 % to +3.2 % (",
+          "FP8 without scales: loss +49 % to +51 % ("], []),
         ("vague effects", failures(master=(1.0, 1.02, 0.99), fp16=(1.0, 1.001, 0.999)),
-         ["no conclusion about the chapter's statement: without an FP32 copy", "loss -1.0 % to +2.0 %, no conclusion",
+         ["no conclusion about the chapter's statement: without FP32 master", "loss -1.0 % to +2.0 %, no conclusion",
           "no conclusion about the chapter's statement: FP16 needs", "loss -0.10 % to +0.10 %, no conclusion"], []),
         ("a better loss without a technique", failures(master=(0.97, 0.969, 0.968), zeros=(0.1, 0.2)),
          ["does not agree with the chapter", "the loss is better without", "does not reduce the number of zeros"], []),
         ("a run that diverges", failures(fp8=(0.999, 1, 1.001), stopped=(1,)),
-         ['Without scales, 1 of 3 runs stopped early ("step 7: loss nan").', "BF16: runs stop (",
+         ['Without scales, 1 of 3 runs stopped early ("step 7: loss nan").', "scales: runs stop (",
           "This agrees with the chapter: matmuls in FP8 need scales"], []),
-        ("what cannot be measured is left out", some,
-         ["FP16 without loss scaling. Left out: no --fp16 PROGRAM was given.", "Left out: this GPU has no FP8."], []),
-        ("all of it is left out", nothing, ["master copy. Left out: x."], ["agrees"])])
+        ("demonstrations without a program are skipped", some,
+         ["FP16 without loss scaling. Skipped: no --fp16 PROGRAM was given.", "Skipped: this GPU has no FP8."], []),
+        ("all demonstrations are skipped", nothing, ["master weights. Skipped: x."], ["agrees"])])
     expect(len(some.figure.axes) == 2 and len(some.rows) == 1 and nothing.figure is None and not nothing.rows,
            "failures: panels and summary only for what was measured")
 
@@ -364,7 +366,7 @@ def test_quality():
 
 
 def test_quality_script():
-    """A loss that is not finite is a result, any other failure is not."""
+    """A run that stops with a loss that is not finite is a result; any other failure is an error."""
     class Stub(measure.Trainer):
         def call(self, *arguments):
             options = dict(zip(arguments[1::2], arguments[2::2]))
@@ -392,7 +394,8 @@ def test_quality_script():
     expect_equal((made["options"]["steps"], made["about"]["parameters"], kinds["bf16"]["last"]), (2, 7, [1.5] * 3),
                  "the file has the options, the model and the last losses")
     expect_equal((kinds["fp8-all"]["stopped"], kinds["bf16 again"]["val_loss"]),
-                 (["step 2: loss nan"] * 3, [[[1, 2.0], [2, 1.5]]] * 3), "and which runs stopped, and all losses")
+                 (["step 2: loss nan"] * 3, [[[1, 2.0], [2, 1.5]]] * 3),
+                 "the file says which runs stopped, and has all losses")
 
 
 def test_results():
