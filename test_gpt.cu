@@ -547,11 +547,11 @@ struct AttentionSize {
 
     int C() const { return NH * HS; }
     size_t N() const { return static_cast<size_t>(B) * T; }
-    // Where rows begin; `part` is 0, 1 or 2 for query, key or value.
+    // Offsets of rows; `part` is 0, 1 or 2 for query, key or value.
     size_t qkv(int b, int t, int part, int h) const { return ((size_t(b) * T + t) * 3 + part) * C() + h * HS; }
     size_t out(int b, int t, int h) const { return (size_t(b) * T + t) * C() + h * HS; }
     size_t lse(int b, int t, int h) const { return (size_t(b) * NH + h) * T + t; }
-    // In (B, NH, T, T): key j of query i.
+    // Offset of query i, key j in (B, NH, T, T).
     size_t square(int b, int h, int i, int j) const { return lse(b, i, h) * T + j; }
 
     template <typename Visit> void for_each_query(Visit visit) const {
@@ -563,17 +563,17 @@ struct AttentionSize {
 
 struct AttentionResult { Numbers out, lse; };
 
-// a . b / sqrt(HS)
+// Returns a . b / sqrt(HS).
 Number score(const double* a, const double* b, int HS) {
     Number sum;
     for (int d = 0; d < HS; d++) sum += Number(a[d]) * b[d];
     return sum * (1 / std::sqrt(double(HS)));
 }
 
-// P or dS as an operand of the next product: tensor cores take floatX.
+// Returns P or dS as an operand of the next matmul, which tensor cores read as floatX.
 Number operand(const Number& x, int HS) { return on_tensor_cores(HS) ? stored_as<floatX>(x) : x; }
 
-// naive: scores and probabilities are stored as floatX.
+// Returns attention's out and lse. naive: scores and probabilities are rounded to floatX.
 AttentionResult attention_loop(const Values& qkv, const AttentionSize& s, bool naive = false) {
     AttentionResult r = {Numbers(s.N() * s.C()), Numbers(s.N() * s.NH)};
     s.for_each_query([&](int b, int h, int i) {
@@ -596,8 +596,8 @@ AttentionResult attention_loop(const Values& qkv, const AttentionSize& s, bool n
     return r;
 }
 
-// Returns the gradient of qkv, from what forward stored: out and lse, or the probabilities of naive attention, which
-// stores their gradients, and those of the scores, as floatX.
+// Returns the gradient of qkv, given what forward stored: out and lse, or, for naive attention, the probabilities.
+// Naive attention rounds the gradients of probabilities and scores to floatX.
 Numbers attention_backward_loop(const Values& dout, const Values& qkv, const Values& out, const Values& lse,
                                 const AttentionSize& s, const Values* probs = nullptr) {
     Numbers dqkv(s.N() * 3 * s.C());
@@ -628,7 +628,7 @@ Numbers attention_backward_loop(const Values& dout, const Values& qkv, const Val
     return dqkv;
 }
 
-// So large that some probabilities are near 1, and the maximum score comes late as well as early.
+// Returns a random qkv: large enough that some probabilities are near 1, with the maximum score at early and late keys.
 Values attention_inputs(const AttentionSize& s) { return random_values<floatX>(s.N() * 3 * s.C(), -2, 2); }
 
 void try_attention(Trial& forward, Trial& backward, const AttentionSize& s, bool naive = false) {
@@ -663,8 +663,8 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s, bool
     backward.equal("counter", gradients[1], {0});
 }
 
-// Tests the kernels of one --tensor-cores. Lengths are parts of a tile, whole tiles and several tiles; batch size and
-// heads change with every case, and the first of six lengths has one of each.
+// Tests the kernels that --tensor-cores KIND selects. Lengths are parts of a tile, whole tiles and several tiles. Batch
+// size and number of heads vary from case to case; with six lengths, the first one always has one of each.
 void test_attention_kernels(TensorCores kind, const std::vector<int>& head_sizes, const std::vector<int>& lengths) {
     const TensorCores usual = std::exchange(device.tensor_cores, kind);
     const std::string on = format(" on %s with %d multiprocessors", name_of(kind),
@@ -690,9 +690,9 @@ TEST("kernels: attention") {
     for (TensorCores kind : {TensorCores::MMA, TensorCores::WGMMA})
         if (has_tensor_cores(kind)) test_attention_kernels(kind, {64, 80, 96, 128}, {270, 1, 15, 64, 65, 150});
     if (!device.is_cpu()) test_attention_kernels(device.tensor_cores, {64}, {2050});   // too slow on a CPU
-    // On Hopper a block computes several work tiles, while its rings of buffers and their phases carry on. With few
-    // multiprocessors small sizes have several tiles per block, too. 650 queries are more tiles of keys than a ring
-    // holds, and leave one warpgroup of the last tile without rows.
+    // A persistent Hopper kernel computes several work tiles per block and carries its ring buffers and phase bits from
+    // one to the next. With few multiprocessors small sizes have several tiles per block, too. 650 queries have more
+    // key tiles than a ring buffer has stages, and leave one warpgroup of the last query tile without rows.
     if (!has_tensor_cores(TensorCores::WGMMA)) return;
     const int usual = device.properties.multiProcessorCount;
     for (int multiprocessors : {1, 3}) {
@@ -702,11 +702,11 @@ TEST("kernels: attention") {
     device.properties.multiProcessorCount = usual;
 }
 
-// ==== attention of one token =================================================
+// ==== decode attention =======================================================
 
-// Fewer keys than a block has warps, as many, and more.
+// T: fewer keys than a block has warps, as many, and more.
 TEST("kernels: decode attention") {
-    const TensorCores usual = std::exchange(device.tensor_cores, TensorCores::NONE);   // for attention_loop
+    const TensorCores usual = std::exchange(device.tensor_cores, TensorCores::NONE);   // operand() must not round
     {
         Trial trial("attention_decode");
         int n = 0;
@@ -766,7 +766,7 @@ Outputs run_cross_entropy(const Values& logits, const Values& targets, float sca
     return outputs(losses, d_logits);
 }
 
-// Rows of several magnitudes, some without a target; the padding holds values that must not be read.
+// Rows have several magnitudes, and some have no target. The padding holds values that must not affect the results.
 void try_cross_entropy(Trial& trial, size_t N, int V, int Vp) {
     trial.at(format("N %zu, V %d, Vp %d", N, V, Vp));
     Values logits = random_values<floatX>(N * Vp), targets(N);
@@ -785,7 +785,7 @@ void try_cross_entropy(Trial& trial, size_t N, int V, int Vp) {
     trial.compare<float>("losses", got[0], expected.losses);
     trial.compare<floatX>("dlogits", got[1], expected.dlogits);
     trial.equal("losses without gradient", loss_only[0], got[0]);
-    for (size_t i = 0; i < logits.size(); i++)   // not the padding, where NaN differs from itself
+    for (size_t i = 0; i < logits.size(); i++)   // without the padding: NaN != NaN
         if (static_cast<int>(i % Vp) < V) trial.equal("logits without gradient", {loss_only[1][i]}, {logits[i]});
 }
 
@@ -795,7 +795,7 @@ TEST("kernels: cross entropy") {
         for (auto [V, Vp] : {std::pair{1, 128}, {65, 128}, {256, 256}, {1000, 1024}})
             try_cross_entropy(trial, N, V, Vp);
     try_cross_entropy(trial, 3, 50257, 50304);
-    try_cross_entropy(trial, 3, 60000, 60032);   // a row that no GPU keeps in shared memory
+    try_cross_entropy(trial, 3, 60000, 60032);   // a row is larger than any GPU's shared memory
 
     for (size_t n : {1, 37, 5000}) {
         sums.at(format("n %zu", n));
@@ -812,10 +812,11 @@ TEST("kernels: cross entropy") {
 
 // ==== gradient norm ==========================================================
 
-// n_outside non-layer gradients and n of each layer, between others that do not count.
-template <typename G> void try_gradient_norm(Trial& trial, size_t n_outside, size_t n, size_t layers) {
-    const size_t gap = 16, stride = n + gap, layer0 = gap + n_outside + gap, count = norm_blocks(n_outside, n, layers);
-    trial.at(format("%zu and %zu x %zu gradients of %zu bytes", n_outside, layers, n, sizeof(G)));
+// n_non_layer non-layer gradients and n of each layer. Gaps of large values between them must not be read.
+template <typename G> void try_gradient_norm(Trial& trial, size_t n_non_layer, size_t n, size_t layers) {
+    const size_t gap = 16, stride = n + gap, layer0 = gap + n_non_layer + gap,
+                 count = norm_blocks(n_non_layer, n, layers);
+    trial.at(format("%zu and %zu x %zu gradients of %zu bytes", n_non_layer, layers, n, sizeof(G)));
     Values g(layer0 + layers * stride, 0x1p15);
     Numbers squares;
     auto fill = [&](size_t begin, size_t size, double factor) {
@@ -825,14 +826,14 @@ template <typename G> void try_gradient_norm(Trial& trial, size_t n_outside, siz
             squares.push_back(Number(g[begin + i]) * g[begin + i]);
         }
     };
-    fill(gap, n_outside, 1024);   // the last ones must not be lost
+    fill(gap, n_non_layer, 1024);   // large last values: the norm is wrong if a kernel omits them
     for (size_t l = 0; l < layers; l++) fill(layer0 + l * stride, n, 1);
     const auto got = trial.run([&] {
         const DeviceArray<G> grads(g);
         const DeviceArray<float> norm(1), partials(count);
         const DeviceArray<LossScale> loss_scale(std::vector<LossScale>{{0.5f}});
         const DType dtype = grad(grads).dtype;
-        norm_partials(partials, {grads + gap, dtype}, n_outside, {grads + layer0, dtype}, n, layers, stride);
+        norm_partials(partials, {grads + gap, dtype}, n_non_layer, {grads + layer0, dtype}, n, layers, stride);
         gradient_norm(norm, loss_scale, partials, count);
         return outputs(norm);
     });
@@ -850,28 +851,29 @@ TEST("kernels: gradient norm") {
 
 // ==== adamw ==================================================================
 
-// Two layers of n elements with gaps between them, which must not change. Without master weights a tenth of the
-// gradients and moments are 0, and the kernel counts weights that a nonzero gradient leaves unchanged. unscale 0 skips
-// the step: only the gradients become 0.
+// Two layers of n elements; the gaps between them must not change. Without master weights a tenth of the gradients and
+// moments are 0, and the kernel counts the weights that a nonzero gradient leaves unchanged. unscale 0 skips the step:
+// it only clears the gradients.
 struct AdamWCase { size_t n, decayed; float clip; double norm; float unscale, lr; };
 
-template <typename G> void try_adamw(Trial& trial, const AdamWCase& c, bool copy) {
+// has_master: AdamW updates master weights in FP32, otherwise the weights themselves.
+template <typename G> void try_adamw(Trial& trial, const AdamWCase& c, bool has_master) {
     trial.at(format("n %zu, decayed %zu, clip %g, norm %g, unscale %g, lr %g", c.n, c.decayed, c.clip, c.norm,
                     c.unscale, c.lr));
-    const bool separate = copy && SEPARATE_MASTER;
-    const AdamW a = {c.lr, 0.9f, 0.95f, 1e-3f, copy ? 0.25f : 0, c.clip, 1 - 0.9f * 0.9f * 0.9f,
+    const bool separate = has_master && SEPARATE_MASTER;
+    const AdamW a = {c.lr, 0.9f, 0.95f, 1e-3f, has_master ? 0.25f : 0, c.clip, 1 - 0.9f * 0.9f * 0.9f,
                      1 - 0.95f * 0.95f * 0.95f};
     const size_t layers = 2;
     const Strides strides = {c.n + 32, c.n + 32, c.n + 48, c.n + 16};
     const size_t all = layers * strides.master;
-    const Values w0 = copy ? random_values<float>(all) : random_values<floatX>(all);
-    Values g0 = random_values<G>(layers * strides.grads, copy ? -3 : 0.25, 3),
+    const Values w0 = has_master ? random_values<float>(all) : random_values<floatX>(all);
+    Values g0 = random_values<G>(layers * strides.grads, has_master ? -3 : 0.25, 3),
         m0 = random_values<float>(layers * strides.moments, 0.25, 1);
     const Values v0 = random_values<float>(layers * strides.moments, 0, 1);
-    for (size_t l = 0; l < layers && !copy; l++)
+    for (size_t l = 0; l < layers && !has_master; l++)
         for (size_t i = 0; i < c.n; i += 10) g0[l * strides.grads + i] = m0[l * strides.moments + i] = 0;
     const auto got = trial.run([&] {
-        const DeviceArray<float> master(copy ? w0 : Values{0}), m(m0), v(v0), norm(Values{c.norm});
+        const DeviceArray<float> master(has_master ? w0 : Values{0}), m(m0), v(v0), norm(Values{c.norm});
         const DeviceArray<LossScale> scale(std::vector<LossScale>{{1, c.unscale}});
         const DeviceArray<AdamW> settings(1);
         const DeviceArray<floatX> weights(w0);
@@ -879,10 +881,10 @@ template <typename G> void try_adamw(Trial& trial, const AdamWCase& c, bool copy
         const DeviceArray<unsigned long long> count(Values{5});
         void* const same = static_cast<void*>(master);   // in FP32 the weights are the master weights
         set_adamw(settings, a);
-        adamw(separate || !copy ? static_cast<floatX*>(weights) : static_cast<floatX*>(same),
-              copy ? static_cast<float*>(master) : nullptr,
+        adamw(separate || !has_master ? static_cast<floatX*>(weights) : static_cast<floatX*>(same),
+              has_master ? static_cast<float*>(master) : nullptr,
               grad(grads), m, v, norm, scale, settings, c.decayed, c.n, layers, strides, count);
-        return Outputs{copy ? master.values() : weights.values(), m.values(), v.values(), grads.values(),
+        return Outputs{has_master ? master.values() : weights.values(), m.values(), v.values(), grads.values(),
                        count.values(), weights.values()};
     });
     Numbers w = numbers(w0), m = numbers(m0), v = numbers(v0);
@@ -901,9 +903,9 @@ template <typename G> void try_adamw(Trial& trial, const AdamWCase& c, bool copy
             const Number step = m[at_m] / a.correction1 / (sqrt(v[at_m] / a.correction2) + a.eps);
             w[at_w] = w[at_w] - Number(a.lr) * (step + Number(i < c.decayed ? a.weight_decay : 0) * w[at_w]);
             rounded[at_w] = got[0][at_w];
-            unchanged += !copy && raw != 0 && got[0][at_w] == w0[at_w];
+            unchanged += !has_master && raw != 0 && got[0][at_w] == w0[at_w];
         }
-    if (copy) trial.compare<float>("master", got[0], w);
+    if (has_master) trial.compare<float>("master", got[0], w);
     else trial.compare<floatX>("weights", got[0], w);
     trial.compare<float>("m", got[1], m);
     trial.compare<float>("v", got[2], v);
@@ -919,7 +921,7 @@ TEST("kernels: adamw") {
         Trial trial(format("adamw, gradients of %zu bytes", sizeof(G)));
         for (size_t n : sizes) {
             for (size_t decayed : {size_t{0}, n / 32 * 16, n})
-                // clipped, short, off
+                // clipped; below the limit; clipping is off
                 for (auto [clip, norm] : {std::pair{1.0f, 8.0}, {1.0f, 0.5}, {0.0f, double(NAN)}})
                     try_adamw<G>(trial, {n, decayed, clip, norm, 1.0f / 3, 3e-2f}, true);
             try_adamw<G>(trial, {n, n, 1, INFINITY, 0, 3e-2f}, true);   // skipped
@@ -928,13 +930,13 @@ TEST("kernels: adamw") {
     if (!SEPARATE_MASTER) return;
     Trial trial("adamw without master weights");
     for (size_t n : sizes)
-        for (float lr : {1e-1f, 1e-3f, 1e-5f})   // few weights stay unchanged, some, almost all
+        for (float lr : {1e-1f, 1e-3f, 1e-5f})   // leaves few, some and almost all weights unchanged
             for_each_gradient_type([&](auto type) { try_adamw<decltype(type)>(trial, {n, 0, 0, NAN, 1, lr}, false); });
 }
 
 // ==== init ===================================================================
 
-// An element depends on the seed and its index only.
+// Compares each element with the Box-Muller transform of the random bits for its index and the seed.
 TEST("kernels: init normal") {
     const uint64_t seed = 7;
     const float std = 0.02f;
@@ -946,13 +948,13 @@ TEST("kernels: init normal") {
             init_normal(static_cast<float*>(out), std, seed, first, n);
             return outputs(out);
         });
-        Numbers expected;   // Box and Muller's formula
+        Numbers expected;
         for (size_t i = first; i < first + n; i++) {
             const uint64_t bits = splitmix64(seed ^ splitmix64(i));
             const double u1 = ((bits >> 40) + 1) / double(1 << 24), u2 = (bits & 0xffffff) / double(1 << 24),
                 angle = 2 * M_PI * u2;
             const Number radius = sqrt(Number(-2) * log(Number(u1)));
-            const Number cosine(std::cos(angle), U * (4 + 2 * angle));   // 2 ulps, and those of 2 pi and the product
+            const Number cosine(std::cos(angle), U * (4 + 2 * angle));   // cosf's 2 ulps; rounding 2 pi and angle
             expected.push_back(Number(std) * radius * cosine);
         }
         trial.compare<float>("out", got[0], expected);
@@ -971,7 +973,8 @@ std::vector<MatmulSize> matmul_sizes() {
     return sizes;
 }
 
-// A matrix of random values, and as an operand. test_fp8.cuh has Fp8Matrix with the same members.
+// A random matrix on the host, on the device, and as an operand of a matmul. Fp8Matrix in test_fp8.cuh has the same
+// members.
 struct Matrix {
     Values values;
     DeviceArray<floatX> array;
@@ -981,8 +984,8 @@ struct Matrix {
         : values(random_values<floatX>(rows * columns)), array(values), operand(array) {}
 };
 
-// Where cuBLASLt has no epilogue, the product is stored before a second kernel reads it. A, W, G: types of the matrices
-// of activations, of weights and of gradients of activations.
+// A, W, G: matrix types of activations, of weights and of activation gradients. The expected product is rounded before
+// bias or GELU': without an epilogue for them in cuBLASLt, a second kernel reads the stored product.
 template <typename A, typename W> void try_matmul_forward(const char* name, const std::vector<MatmulSize>& sizes) {
     Trial trial(name);
     for (const MatmulSize& s : sizes) {
@@ -1039,7 +1042,7 @@ void try_matmul_backward_weight(const char* name, const std::vector<MatmulSize>&
         for_each_gradient_type([&](auto type) {
             using T = decltype(type);
             const size_t N = s.N, C = s.C, OC = s.OC;
-            if (FLOATX == DType::FP32 && std::is_same_v<T, grad16>) return;   // a product in FP32 has no BF16 result
+            if (FLOATX == DType::FP32 && std::is_same_v<T, grad16>) return;   // FP32 matmuls have no BF16 output
             trial.at(format("N %zu, C %zu, OC %zu", N, C, OC));
             const A inp(N, C, 2);
             const G dout(N, OC, 256);
@@ -1065,13 +1068,13 @@ TEST("kernels: matmul") {
 
 // ==== files for the tests ====================================================
 
-// Copies a file or a folder, in place of what is there.
+// Copies a file or a folder; replaces `to` if it exists.
 void copy_files(const std::string& from, const std::string& to) {
     fs::remove_all(scratch(to));
     fs::copy(scratch(from), scratch(to), fs::copy_options::recursive);
 }
 
-// The contents of a shard of tokens.
+// Returns the contents of a token shard.
 std::string shard(const std::vector<uint16_t>& tokens, int magic = SHARD_MAGIC, int version = SHARD_VERSION) {
     std::vector<int> header(SHARD_HEADER, 0);
     header[0] = magic;
@@ -1080,13 +1083,14 @@ std::string shard(const std::vector<uint16_t>& tokens, int magic = SHARD_MAGIC, 
     return bytes_of(header) + bytes_of(tokens);
 }
 
-// A tensor of a safetensors file that others may have written: any dtype, any shape, any mistake.
+// A tensor of a safetensors file as any program might write it: dtype, shape and bytes need not match.
 struct RawTensor {
     std::string name, dtype;
     std::vector<size_t> shape;
     std::string bytes;
 };
 
+// Returns the contents of a safetensors file.
 std::string safetensors(const std::vector<RawTensor>& tensors) {
     json header;
     std::string data;
@@ -1126,7 +1130,7 @@ Floats read_floats(const Safetensors& file, const std::string& name) {
 
 // ==== models for the tests ===================================================
 
-// A small model for training, in one precision.
+// Returns a setup without recomputation, with FP32 gradients.
 Setup small_setup(const Config& config, int B, int T, Purpose purpose = Purpose::TRAINING) {
     return {config, B, T, Recompute::NONE, DType::FP32, purpose};
 }
@@ -1136,7 +1140,7 @@ template <typename T> Floats floats_from_device(const T* from, size_t n) {
     return {values.begin(), values.end()};
 }
 
-// The gradients divided by the loss scale.
+// Returns the gradients, divided by the loss scale.
 Floats gradients(const Model& m) {
     Floats values;
     with_type(m.grads, [&](auto* g) { values = floats_from_device(g, m.layout.elements()); });
@@ -1145,7 +1149,7 @@ Floats gradients(const Model& m) {
     return values;
 }
 
-// The values that a file would hold, of a parameter in a block such as m.master.
+// Returns one parameter, without padding, of a block such as m.master.
 Floats part(const Floats& block, const Config& c, const ParameterRow& row, size_t l) {
     const auto begin = block.begin() + layout_of(c).place(row, l);
     return {begin, begin + row.file_elements()};
@@ -1157,7 +1161,7 @@ std::vector<int> random_batch(const Setup& s, uint64_t seed = 0) {
     return tokens;
 }
 
-// A model with its initial weights, or with those of a folder.
+// A model with initial weights or with those of a folder.
 struct TestModel : Model {
     explicit TestModel(const Setup& s) {
         allocate(*this, s);
@@ -1171,8 +1175,8 @@ struct TestModel : Model {
         : TestModel(small_setup(read_config(scratch(dir + "/config.json")), B, T, purpose), dir) {}
 };
 
-// Copies a batch to the device: tokens (B, T+1), to where Loader would put it.
-Batch send_batch(const Model& m, const std::vector<int>& tokens) {
+// Copies a batch, tokens (B, T+1), to the device buffers that Loader uses.
+Batch upload_batch(const Model& m, const std::vector<int>& tokens) {
     const size_t T = m.setup.T, N = m.setup.N();
     std::vector<int> inputs(N), targets(N);
     for (size_t n = 0; n < N; n++) {
@@ -1188,7 +1192,7 @@ Batch send_batch(const Model& m, const std::vector<int>& tokens) {
     return {m.a.inputs(0), m.a.targets(0), m.a.order(0), m.a.first(0)};
 }
 
-// Returns logits (N, V), without the vocabulary's padding. All rows must fit: N <= head_rows.
+// Returns logits (N, V), without the vocabulary's padding. N must be at most head_rows: the head runs in one chunk.
 Floats logits_of(Model& m, const int* inputs) {
     const size_t N = m.setup.N(), V = m.config.vocab, Vp = m.config.padded_vocab();
     forward(m, inputs);
@@ -1199,19 +1203,19 @@ Floats logits_of(Model& m, const int* inputs) {
     return logits;
 }
 
-// The results of one micro-batch.
+// The results of forward and backward of one micro-batch.
 struct Pass {
-    double loss;   // the mean
+    double loss;   // mean over tokens
     Floats logits, losses, gradients;
 
-    bool operator==(const Pass& other) const {   // the same bits
+    bool operator==(const Pass& other) const {   // compares bits
         return loss == other.loss && bytes_of(logits) == bytes_of(other.logits) &&
                bytes_of(losses) == bytes_of(other.losses) && bytes_of(gradients) == bytes_of(other.gradients);
     }
 };
 
-Pass pass_through(Model& m, const std::vector<int>& tokens) {
-    const Batch batch = send_batch(m, tokens);
+Pass forward_backward(Model& m, const std::vector<int>& tokens) {
+    const Batch batch = upload_batch(m, tokens);
     Pass pass;
     if (m.setup.N() <= m.setup.head_rows) pass.logits = logits_of(m, batch.inputs);
     take_loss(m);
@@ -1222,7 +1226,7 @@ Pass pass_through(Model& m, const std::vector<int>& tokens) {
     return pass;
 }
 
-// ||found - truth|| / ||truth - origin||; infinite if a value is not finite.
+// Returns ||found - truth|| / ||truth - origin||; infinity if a value is not finite.
 double relative_l2(const Floats& found, const Floats& truth, const Floats& origin = {}) {
     double error = 0, size = 0;
     for (size_t i = 0; i < truth.size() && i < found.size(); i++) {
@@ -1232,7 +1236,7 @@ double relative_l2(const Floats& found, const Floats& truth, const Floats& origi
     return found.size() == truth.size() && std::isfinite(error) && size > 0 ? sqrt(error / size) : INFINITY;
 }
 
-// Claims that an error is within its limit. Of several tensors the one with the largest error / limit is printed.
+// Expects that errors are within their limits. The destructor prints the one with the largest error / limit.
 class Near {
 public:
     explicit Near(const std::string& text) : text_(text) {}
@@ -1255,8 +1259,8 @@ private:
 };
 
 // ==== against PyTorch ========================================================
-// data/reference holds a model, tokens, and PyTorch's results in float64; beside each value the relative error of
-// PyTorch's own FP32, BF16 and FP16: dev/reference/README.md.
+// data/reference holds a model, tokens and PyTorch's results in float64, and for each result the relative errors of
+// PyTorch's own FP32, BF16 and FP16 results: dev/reference/README.md.
 
 struct Reference {
     Safetensors file;
@@ -1265,8 +1269,8 @@ struct Reference {
     long steps, accumulation;
     Options options;
 
-    explicit Reference(const std::string& which)
-        : file("data/reference/" + which + ".safetensors"), B(number("B")), T(number("T")),
+    explicit Reference(const std::string& name)
+        : file("data/reference/" + name + ".safetensors"), B(number("B")), T(number("T")),
           steps(number("steps")), accumulation(number("accumulation")) {
         config = {int(number("layers")), int(number("heads")), int(number("channels")), int(number("context")),
                   int(number("vocab"))};
@@ -1286,10 +1290,10 @@ struct Reference {
         return {begin, begin + size};
     }
 
-    // The largest relative error. BF16 and FP16: twice PyTorch's own error, the rule of the FlashAttention papers. With
-    // 16-bit gradients each addition rounds the sum once more: a few times half an ulp, 2^-9 in BF16, 2^-12 in FP16.
-    // FP32: PyTorch's errors are a few roundings of 6e-8 that partly cancel; another order of sums and __expf, which is
-    // good to 2 ulps, may have a few times that.
+    // Returns the maximum relative error that is allowed. BF16 and FP16: twice PyTorch's own error, the rule of the
+    // FlashAttention papers. 16-bit gradients also round the sum at each accumulation: a few times half an ulp, which
+    // is 2^-9 in BF16 and 2^-12 in FP16. FP32: three times PyTorch's own error, at least 2e-6. PyTorch's error is a few
+    // roundings of 6e-8 that partly cancel; another order of additions and __expf, accurate to 2 ulps, may triple it.
     double limit(const std::string& key, DType grad_dtype) const {
         if (FLOATX == DType::FP32) return std::max(3 * values("fp32_error/" + key)[0], 2e-6f);
         const bool loss = key == "loss" || key == "logits";
@@ -1303,26 +1307,26 @@ struct Reference {
     }
     void load(Model& m, const Setup& s) const {
         allocate(m, s);
-        if (FLOATX == DType::FP16) set_loss_scale(m, {float(number("fp16_loss_scale"))});   // PyTorch's there
+        if (FLOATX == DType::FP16) set_loss_scale(m, {float(number("fp16_loss_scale"))});   // the one that PyTorch used
         read_block(m.master, Placement::WHOLE, file, m, "param/");
         master_changed(m);
     }
     Pass pass(const Setup& s) const {
         Model m;
         load(m, s);
-        return pass_through(m, tokens(0, 0));
+        return forward_backward(m, tokens(0, 0));
     }
 };
 
 void test_gradients(const Reference& r, Setup s, const std::string& heading) {
     const Pass pass = r.pass(s);
-    auto near = [&](const char* key, const Floats& found) {
-        Near(heading + key, relative_l2(found, r.values(key)), r.limit(key, s.grad_dtype));
+    auto near = [&](const char* key, const char* text, const Floats& found) {
+        Near(heading + text, relative_l2(found, r.values(key)), r.limit(key, s.grad_dtype));
     };
-    if (s.N() <= s.head_rows) near("logits", pass.logits);
-    near("loss", {float(pass.loss)});
+    if (s.N() <= s.head_rows) near("logits", "logits equal PyTorch's", pass.logits);
+    near("loss", "the loss equals PyTorch's", {float(pass.loss)});
     {
-        Near grads(heading + "gradients of all parameters");
+        Near grads(heading + "gradients of all parameters equal PyTorch's");
         for_each_parameter(r.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
             const std::string key = "grad/" + name;
             const double error = relative_l2(part(pass.gradients, r.config, row, l), r.values(key));
@@ -1334,7 +1338,7 @@ void test_gradients(const Reference& r, Setup s, const std::string& heading) {
         s.recompute = mode;
         same = same && r.pass(s) == pass;
     }
-    expect(same, heading + "bits of logits, losses and gradients, for all values of --recompute");
+    expect(same, heading + "--recompute does not change a bit of logits, losses and gradients");
 }
 
 void test_steps(const Reference& r, DType grad_dtype, const std::string& heading) {
@@ -1343,18 +1347,18 @@ void test_steps(const Reference& r, DType grad_dtype, const std::string& heading
     Floats losses, norms;
     for (long step = 0; step < r.steps; step++) {
         for (long micro = 0; micro < r.accumulation; micro++)
-            micro_step(m, send_batch(m, r.tokens(step, micro)), r.accumulation * m.setup.N());
+            micro_step(m, upload_batch(m, r.tokens(step, micro)), r.accumulation * m.setup.N());
         update(m, adamw_settings(r.options, step));
         losses.push_back(take_loss(m) / (r.accumulation * m.setup.N()));
         norms.push_back(fetch(m.a.norm()));
     }
-    Near(heading + format("losses of %ld AdamW steps", r.steps), relative_l2(losses, r.values("step_loss")),
-         r.limit("step_loss", grad_dtype));
-    Near(heading + "gradient norms, of which some are clipped", relative_l2(norms, r.values("step_norm")),
-         r.limit("step_norm", grad_dtype));
+    Near(heading + format("losses of %ld AdamW steps equal PyTorch's", r.steps),
+         relative_l2(losses, r.values("step_loss")), r.limit("step_loss", grad_dtype));
+    Near(heading + "gradient norms equal PyTorch's, in steps with and without clipping",
+         relative_l2(norms, r.values("step_norm")), r.limit("step_norm", grad_dtype));
     const Floats master = from_device(m.master, m.layout.elements());
     {
-        Near change(heading + "change of each parameter");
+        Near change(heading + "the change of each parameter in these steps equals PyTorch's");
         for_each_parameter(r.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
             const std::string key = "final/" + name;
             const double error = relative_l2(part(master, r.config, row, l), r.values(key), r.values("param/" + name));
@@ -1363,10 +1367,10 @@ void test_steps(const Reference& r, DType grad_dtype, const std::string& heading
     }
     const ParameterRow wte = parameter_table(r.config)[0];
     const auto padding = master.begin() + wte.file_elements(), end = master.begin() + wte.elements;
-    expect(std::count(padding, end, 0.0f) == end - padding, heading + "padding of the vocabulary, which stays 0");
+    expect(std::count(padding, end, 0.0f) == end - padding, heading + "the padding of the vocabulary stays 0");
     const std::vector<floatX> rounded(master.begin(), master.end());
     expect(floats_from_device(m.weights, m.layout.elements()) == Floats(rounded.begin(), rounded.end()),
-           heading + "weights, which are the master weights rounded");
+           heading + "the weights are the rounded master weights");
 }
 
 TEST("model against PyTorch") {
@@ -1378,20 +1382,21 @@ TEST("model against PyTorch") {
             test_gradients(r, r.setup(grad_dtype), heading);
             test_steps(r, grad_dtype, heading);
         }
-        Setup naive = r.setup(), parts = r.setup();
+        Setup naive = r.setup(), chunked = r.setup();
         naive.attention = Attention::NAIVE;
-        parts.head_rows = 7;
+        chunked.head_rows = 7;
         test_gradients(r, naive, format("%s, naive attention: ", name));
-        test_gradients(r, parts, format("%s, the head in parts of 7 rows: ", name));
+        test_gradients(r, chunked, format("%s, head in chunks of 7 rows: ", name));
     }
 }
 
+// Compares with the portable attention kernels. Limits: 2 ulps of BF16, 8 of FP16.
 TEST("tensor cores in the model") {
     const Setup s = small_setup({1, 2, 128, 200, 300}, 1, 193);
     auto pass = [&](TensorCores kind) {
         const TensorCores usual = std::exchange(device.tensor_cores, kind);
         TestModel m(s);
-        const Pass result = pass_through(m, random_batch(s));
+        const Pass result = forward_backward(m, random_batch(s));
         device.tensor_cores = usual;
         return result;
     };
@@ -1401,21 +1406,23 @@ TEST("tensor cores in the model") {
         if (!has_tensor_cores(kind)) continue;
         const std::string name = name_of(kind);
         const Pass got = pass(kind);
-        expect(got.logits != portable.logits, name + ": other kernels run");
+        expect(got.logits != portable.logits, name + ": other kernels run than the portable ones");
         Near(name + ": logits equal those of the portable kernels", relative_l2(got.logits, portable.logits), limit);
-        Near(name + ": gradients do", relative_l2(got.gradients, portable.gradients), limit);
+        Near(name + ": gradients equal those of the portable kernels", relative_l2(got.gradients, portable.gradients),
+             limit);
     }
 }
 
 // ==== initial weights, shards ================================================
 
-// LayerNorm begins as the identity. Mean and standard deviation may differ by 5 standard errors.
+// GPT-2's initial weights: matrices have mean 0 and standard deviation 0.02, those of the residual projections 0.02 /
+// sqrt(2 layers); LayerNorm weights are 1, biases 0. Mean and deviation may differ by 5 standard errors.
 TEST("initial weights") {
     const TestModel m(small_setup({4, 2, 64, 32, 300}, 1, 32));
     const Floats weights = from_device(m.master, m.layout.elements());
     std::string wrong;
     std::set<Floats> beginnings;
-    size_t drawn = 0;
+    size_t matrices = 0;
     for (const ParameterRow& row : parameter_table(m.config))
         for (size_t l = 0; l < row.copies; l++) {
             const auto first = weights.begin() + m.layout.place(row, l), end = first + row.file_elements();
@@ -1429,13 +1436,13 @@ TEST("initial weights") {
                 std::count(end, first + row.elements, 0.0f) != std::ptrdiff_t(row.elements - row.file_elements()))
                 wrong += format("%s: mean %.3g, std %.3g; ", row.name_of_layer(l).c_str(), mean, std::sqrt(variance));
             if (matrix) beginnings.insert({first, first + 16});
-            drawn += matrix;
+            matrices += matrix;
         }
-    expect(wrong.empty(), "initial weights: mean and deviation of every tensor are GPT-2's, padding is 0", wrong);
-    expect(beginnings.size() == drawn, "initial weights: no two tensors begin with the same values");
+    expect(wrong.empty(), "initial weights: mean and deviation of each tensor are GPT-2's, padding is 0", wrong);
+    expect(beginnings.size() == matrices, "initial weights: no two matrices begin with the same values");
 }
 
-// A group of n elements at position p of a tensor: rank p / (n / gpus) keeps it.
+// A group of n elements is divided into `gpus` shards of equal size: rank p / (n / gpus) holds element p.
 TEST("shards") {
     const Config config = {3, 2, 48, 20, 300};
     bool right = true;
@@ -1443,21 +1450,22 @@ TEST("shards") {
         const Layout y = layout_of(config, gpus);
         for (const ParameterRow& row : parameter_table(config))
             for (size_t l = 0; l < row.copies; l++) {
-                const size_t g = row.of_layer() ? 1 + l : 0, slice = (g ? y.layer : y.non_layer) / gpus;
+                const size_t g = row.of_layer() ? 1 + l : 0, shard_size = (g ? y.layer : y.non_layer) / gpus;
                 const size_t group_at = g ? (y.non_layer + (g - 1) * y.layer) / gpus : 0;
-                size_t done = 0;
+                size_t covered = 0;
                 for (size_t rank = 0; rank < gpus; rank++) {
                     const Shard shard = shard_of(y, row, l, Placement::SHARDED, rank);
                     if (shard.count == 0) continue;
                     const size_t position = row.offset + shard.first;
-                    right = right && shard.first == done && position / slice == rank &&
-                            (position + shard.count - 1) / slice == rank && shard.at == group_at + position % slice;
-                    done += shard.count;
+                    right = right && shard.first == covered && position / shard_size == rank &&
+                            (position + shard.count - 1) / shard_size == rank &&
+                            shard.at == group_at + position % shard_size;
+                    covered += shard.count;
                 }
-                right = right && done == row.elements && slice * gpus == y.group(g);
+                right = right && covered == row.elements && shard_size * gpus == y.group(g);
             }
     }
-    expect(right, "shards of 1 to 4 ranks hold each element of each tensor once, at its place");
+    expect(right, "the shards of 1 to 4 ranks hold each element of each tensor once, at the expected offset");
 }
 
 // ==== memory =================================================================
@@ -1468,17 +1476,18 @@ size_t free_memory() {
     return available;
 }
 
-// A GPU allocates in pieces of at most 2 MiB, so its own count may differ by that for each block.
+// Allocates a model and expects plan()'s bytes. A GPU allocates in multiples of up to 2 MiB, so the decrease of its
+// free memory may differ by 2 MiB per block.
 void expect_planned(const std::string& text, const Setup& setup) {
     const size_t granularity = device.is_cpu() ? 0 : 2 << 20;
     const Plan p = plan(setup);
-    const size_t planned = p.total - p.bytes[static_cast<int>(Category::CUDA)];   // CUDA has taken that already
+    const size_t planned = p.total - p.bytes[static_cast<int>(Category::CUDA)];   // the CUDA context exists already
     const size_t before = free_memory();
     Model m;
     allocate(m, setup);
     const size_t taken = before - free_memory(), slack = m.blocks.size() * granularity;
     expect(m.allocated == planned && taken <= planned + slack && taken + slack >= planned,
-           "planned bytes are allocated bytes: " + text,
+           "allocated bytes equal planned bytes: " + text,
            format("planned %zu, allocated %zu, taken from the device %zu", planned, m.allocated, taken));
 }
 
@@ -1516,25 +1525,25 @@ TEST("memory") {
         const size_t bytes = plan(s).total;
         exact = exact && largest_micro_batch(s, bytes) == B && largest_micro_batch(s, bytes - 1) == B - 1;
     }
-    expect(exact, "the largest micro-batch is the last whose plan fits, to the byte");
+    expect(exact, "largest_micro_batch() is exact to one byte of memory");
 
-    // On a GPU with less shared memory than a kernel needs, CUDA would only say "invalid argument".
+    // Without launch()'s check CUDA reports only "invalid argument" if a kernel needs more shared memory than there is.
     const size_t usual = device.properties.sharedMemPerBlockOptin, needed = SHARED_WITHOUT_OPT_IN + 16;
-    auto refusal = [&](size_t most) {
+    auto launch_error = [&](size_t most) {
         device.properties.sharedMemPerBlockOptin = most;
         const std::string error = error_of([&] { launch("hold", hold_kernel, 1, 1, needed, 1LL); });
         device.properties.sharedMemPerBlockOptin = usual;
         return error;
     };
-    const std::string less = refusal(needed - 1);
-    expect(contains(less, "hold needs") && contains(less, std::to_string(needed - 1)) && refusal(needed).empty(),
-           "a kernel that needs more shared memory than a block has is refused", less);
+    const std::string error = launch_error(needed - 1);
+    expect(contains(error, "hold needs") && contains(error, std::to_string(needed - 1)) && launch_error(needed).empty(),
+           "a kernel that needs more shared memory than a block may have is rejected with both sizes", error);
 }
 
 // ==== Hugging Face ===========================================================
 
-// Rewrites hf_tiny's weights as other versions and tools would, and reads them.
-TEST("folders: weights as others write them") {
+// Rewrites hf_tiny's weights as other versions of transformers and other tools do, and reads them.
+TEST("folders: weights of other tools") {
     const std::string TINY = "data/reference/hf_tiny", dir = "@/variant";
     const std::vector<RawTensor> tensors = raw_tensors(TINY + "/model.safetensors");
     auto master_of = [&](const std::string& folder) {
@@ -1553,12 +1562,13 @@ TEST("folders: weights as others write them") {
         for (RawTensor& tensor : renamed) tensor.name = prefix + tensor.name.substr(strlen("transformer."));
         renamed.push_back(tensor_named(prefix + "wte.weight", renamed));
         renamed.back().name = (prefix[0] == '_' ? "_orig_mod." : "") + std::string("lm_head.weight");
-        expect(read_as(renamed) == expected, "weights with the prefix '" + prefix + "' and a copy of the tied head");
+        expect(read_as(renamed) == expected,
+               "weights with the prefix '" + prefix + "' and a copy of the tied head are read");
     }
     std::vector<RawTensor> masks = tensors;
     masks.push_back({"transformer.h.0.attn.bias", "U8", {1, 1, 4, 4}, std::string(16, 1)});
     masks.push_back({"transformer.h.0.attn.masked_bias", "F32", {}, std::string(4, 0)});
-    expect(read_as(masks) == expected, "causal masks in a file are ignored");
+    expect(read_as(masks) == expected, "stored causal masks are ignored");
     std::vector<RawTensor> rounded = tensors;
     for (RawTensor& tensor : rounded) {
         std::string halves;
@@ -1567,14 +1577,14 @@ TEST("folders: weights as others write them") {
         tensor.bytes = halves;
     }
     const Floats in_bf16 = read_as(rounded);
-    expect(in_bf16 != expected && relative_l2(in_bf16, expected) < 0.01, "weights in BF16");
+    expect(in_bf16 != expected && relative_l2(in_bf16, expected) < 0.01, "weights stored in BF16 are read");
     const std::vector<uint16_t> bf16 = {0x3f80, 0xc000}, fp16 = {0x3c00, 0xc000, 0x7bff, 0x0400, 0x0001, 0x83ff, 0};
     write_bytes("@/odd.safetensors", safetensors({{"a", "U8", {1}, "x"}, {"b", "BF16", {2}, bytes_of(bf16)},
                                                   {"c", "F16", {7}, bytes_of(fp16)}}));
     const Safetensors odd(scratch("@/odd.safetensors"));
     expect(odd.floats("b", {2}) == Floats{1, -2} &&
                odd.floats("c", {7}) == Floats{1, -2, 65504, 0x1p-14f, 0x1p-24f, -1023 * 0x1p-24f, 0},
-           "BF16 and FP16 at odd addresses: normal, subnormal and negative values");
+           "normal, subnormal and negative BF16 and FP16 values at odd addresses are converted exactly");
 
     std::vector<RawTensor> shards[2];
     json places;
@@ -1585,10 +1595,10 @@ TEST("folders: weights as others write them") {
     for (int i : {0, 1}) write_bytes(dir + format("/shard-%d.safetensors", i), safetensors(shards[i]));
     write_json(scratch(dir + "/model.safetensors.index.json"), {{"weight_map", places}});
     fs::remove(scratch(dir + "/model.safetensors"));
-    expect(master_of(dir) == expected, "weights in two shards, as their index says");
+    expect(master_of(dir) == expected, "weights in two files with an index are read");
 }
 
-// Loads the weights of the reference `odd`, and writes them as a folder.
+// Loads the weights of the reference `odd` and writes them as a folder.
 void write_our_folder(const std::string& dir, Model& m) {
     const Reference r("odd");
     fs::create_directories(scratch(dir));
@@ -1596,13 +1606,13 @@ void write_our_folder(const std::string& dir, Model& m) {
     write_model(scratch(dir), m, text_files("", m.config, false));
 }
 
-// @/ours holds these weights.
+// Writes these weights to @/ours unless that exists.
 void need_our_folder() {
     Model m;
     if (!fs::exists(scratch("@/ours"))) write_our_folder("@/ours", m);
 }
 
-TEST("folders that we wrote") {
+TEST("folders: round trip") {
     const Reference r("odd");
     Model m;
     write_our_folder("@/ours", m);
@@ -1611,8 +1621,8 @@ TEST("folders that we wrote") {
         return bytes_of(from_device(a, m.layout.elements())) == bytes_of(from_device(b, m.layout.elements()));
     };
     expect(same(training.master, m.master) && same(training.weights, m.weights),
-           "a folder reads back with the same bits, for training");
-    expect(same(inference.weights, m.weights), "for inference the weights are rounded as for training");
+           "a written folder is read for training with the same bits");
+    expect(same(inference.weights, m.weights), "for inference it gives the same rounded weights");
     const Safetensors file(scratch("@/ours/model.safetensors"));
     size_t tensors = 0;
     bool right = true;
@@ -1621,16 +1631,16 @@ TEST("folders that we wrote") {
         right = right && read_floats(file, name) == r.values("param/" + name) && file.at(name).shape == row.shape;
     });
     expect(right && file.entries().size() == tensors,
-           "it holds each parameter once, unpadded, by its Hugging Face name");
+           "it holds each parameter once, without padding, with its Hugging Face name and shape");
     const uint64_t header = *reinterpret_cast<const uint64_t*>(read_bytes("@/ours/model.safetensors").data());
-    expect(header % 8 == 0, "tensors begin at a multiple of 8 bytes");
+    expect(header % 8 == 0, "its tensors begin at a multiple of 8 bytes");
 }
 
 // ==== data ===================================================================
 
-// Three files of 10, 25 and 7 tokens: token i of file f is 100 f + i.
 const std::vector<size_t> FILE_SIZES = {10, 25, 7};
 
+// Writes and opens three files of these sizes. Token i of file f is 100 f + i.
 Tokens three_shards() {
     for (size_t f = 0; f < FILE_SIZES.size(); f++) {
         std::vector<uint16_t> tokens(FILE_SIZES[f]);
@@ -1651,44 +1661,43 @@ Window read_window(const Tokens& tokens, Windows kind, size_t index, size_t T, i
 TEST("windows") {
     Tokens tokens = three_shards();
     const size_t T = 4;
-    expect(tokens.count() == 42 && !tokens.bytes_only(), "a pattern finds all shards");
+    expect(tokens.count() == 42 && !tokens.bytes_only(), "a pattern matches all shards");
     std::vector<int> starts, expected_starts, covered, expected_covered;
-    bool followed = true;
+    bool shifted = true;
     for (Windows kind : {Windows::WHOLE, Windows::ANYWHERE})
         for (size_t w = 0; w < tokens.windows(kind, T); w++) {
             const Window window = read_window(tokens, kind, w, T);
             starts.push_back(window.inputs[0]);
             for (int t = 0; t < int(T); t++)
-                followed = followed && window.inputs[t] == starts.back() + t &&
-                           window.targets[t] == window.inputs[t] + 1;
+                shifted = shifted && window.inputs[t] == starts.back() + t &&
+                          window.targets[t] == window.inputs[t] + 1;
         }
     for (size_t step : {T, size_t(1)})
         for (size_t f = 0; f < FILE_SIZES.size(); f++)
             for (size_t i = 0; i + T < FILE_SIZES[f]; i += step) expected_starts.push_back(100 * f + i);
-    expect(starts == expected_starts, "windows begin every T tokens, or anywhere, and do not cross the end of a file");
-    expect(followed, "the targets of a window are its inputs, one later");
+    expect(starts == expected_starts, "windows start every T tokens, or anywhere, and do not cross the end of a file");
+    expect(shifted, "the targets of a window are the inputs shifted by one token");
 
     for (size_t w = 0; w < tokens.windows(Windows::COVERING, T); w++)
         for (int target : read_window(tokens, Windows::COVERING, w, T).targets)
             if (target != -1) covered.push_back(target);
     for (size_t f = 0; f < FILE_SIZES.size(); f++)
         for (size_t i = 1; i < FILE_SIZES[f]; i++) expected_covered.push_back(100 * f + i);
-    expect(covered == expected_covered, "in covering windows every token but each file's first is a target once");
+    expect(covered == expected_covered, "in covering windows each token but a file's first is a target exactly once");
 
-    const std::string refusal = error_of([&] {
+    const std::string error = error_of([&] {
         read_window(tokens, Windows::WHOLE, 0, T, 5);   // tokens 0 to 4
         read_window(tokens, Windows::WHOLE, 0, T, 4);
     });
-    expect(contains(refusal, "token 4 at position 4"), "a token that equals the size of the vocabulary is refused",
-           refusal);
+    expect(contains(error, "token 4 at position 4"), "a token that equals the vocabulary size is rejected", error);
 
     const Tokens tail = tokens.split_tail(0.3);   // 12 of 42: the last file and 5 tokens of the second
     expect(tokens.count() == 30 && tail.count() == 12 && read_window(tail, Windows::WHOLE, 0, 4).inputs[0] == 120 &&
                read_window(tail, Windows::WHOLE, 1, 4).inputs[0] == 200 && tokens.windows(Windows::WHOLE, 19) == 1,
-           "validation takes the last tokens, across files");
+           "the validation split is the last tokens, across files");
 }
 
-// Returns the first inputs of the next `count` windows that a loader brings, B at a time.
+// Returns the first inputs of `count` windows that a Loader loads, B at a time.
 std::vector<int> loaded_starts(int B, Shuffle shuffle, uint64_t seed, uint64_t first_window, size_t count, int gpus = 1,
                                size_t rank = 0) {
     const Tokens tokens(scratch("@/shard_*.bin"));
@@ -1710,23 +1719,23 @@ TEST("loader") {
     three_shards();
     const std::vector<int> twice = {0, 4, 100, 104, 108, 112, 116, 120, 200, 0, 4, 100, 104, 108, 112, 116, 120, 200};
     expect(loaded_starts(3, Shuffle::NO, 1, 0, 18) == twice && loaded_starts(1, Shuffle::NO, 1, 0, 18) == twice,
-           "--shuffle no brings the windows in order, and starts again at the end");
+           "--shuffle no loads the windows in order, and restarts after the last one");
     const std::vector<int> one = loaded_starts(1, Shuffle::YES, 7, 0, 24);
     expect(loaded_starts(4, Shuffle::YES, 7, 0, 24) == one, "shuffled windows do not depend on the micro-batch size");
     expect(loaded_starts(2, Shuffle::YES, 7, 10, 14) == std::vector<int>(one.begin() + 10, one.end()),
-           "a loader that starts at window 10 brings the same windows");
+           "a loader that starts at window 10 loads the same windows from there");
     std::vector<int> of_ranks(24);
     for (size_t rank = 0; rank < 3; rank++) {   // micro-batches of 2 on 3 GPUs
         const std::vector<int> starts = loaded_starts(2, Shuffle::YES, 7, 0, 8, 3, rank);
         for (size_t i = 0; i < 8; i++) of_ranks[i / 2 * 6 + rank * 2 + i % 2] = starts[i];
     }
-    expect(of_ranks == one, "3 ranks load disjoint windows, together those of one GPU");
-    expect(loaded_starts(4, Shuffle::YES, 8, 0, 24) != one, "another seed brings other windows");
-    // 24 draws of 30 windows: 30 (1 - (29/30)^24) = 16.7 different ones are expected.
+    expect(of_ranks == one, "3 ranks load disjoint windows, together the same as one GPU");
+    expect(loaded_starts(4, Shuffle::YES, 8, 0, 24) != one, "another seed loads other windows");
+    // 24 draws from 30 windows give 30 (1 - (29/30)^24) = 16.7 different ones on average.
     expect(std::set<int>(one.begin(), one.end()).size() > 10, "shuffled windows come from all of the data");
 }
 
-// Returns the mean loss over these windows, one after the other and in double.
+// Returns the mean loss over these windows, computed one window at a time with softmax in double.
 double plain_loss(const std::string& dir, const Tokens& tokens, int T, const std::vector<size_t>& windows) {
     TestModel m(dir, Purpose::INFERENCE, 1, T);
     const size_t V = m.config.vocab;
@@ -1746,10 +1755,10 @@ double plain_loss(const std::string& dir, const Tokens& tokens, int T, const std
     return sum / counted;
 }
 
-// Two ways to the same mean loss: logits may differ by a rounding, 2^-8 of those near 1 in BF16.
+// Between two ways to compute a mean loss: logits may differ by one rounding, 2^-8 near 1 in BF16.
 constexpr double LOSS_TOLERANCE = FLOATX == DType::FP32 ? 2e-6 : 1e-3;
 
-// Files of 50, 1 and 23 tokens of odd's vocabulary.
+// Writes files of 50, 1 and 23 tokens below 101, the vocabulary size of the reference `odd`.
 void write_eval_shards() {
     size_t n = 0;
     for (size_t size : {50, 1, 23}) {
@@ -1759,14 +1768,15 @@ void write_eval_shards() {
     }
 }
 
-// Windows of 11: the last one of each file is shorter, and a file of one token predicts nothing.
+// Windows of 11 tokens: the last one of each file is shorter, and a file of one token has no window.
 TEST("evaluation") {
     need_our_folder();
     write_eval_shards();
     const Tokens tokens(scratch("@/eval_*.bin"));
     const double of_all = plain_loss("@/ours", tokens, 11, {0, 1, 2, 3, 4, 5, 6});
     const double of_three = plain_loss("@/ours", tokens, 11, {0, 2, 4});
-    Near all("mean loss of all windows, in micro-batches of 1, 3 and 16"), three("mean loss of 3 of 7, spread evenly");
+    Near all("mean loss of all 7 windows equals the reference, in micro-batches of 1, 3 and 16"),
+        three("mean loss of 3 evenly spaced windows equals the reference");
     for (int B : {1, 3, 16}) {
         TestModel m("@/ours", Purpose::INFERENCE, B, 11);
         const Evaluation e = evaluate(m, tokens, 0, Text("", m.config.vocab));
@@ -1777,8 +1787,8 @@ TEST("evaluation") {
 }
 
 // ==== HellaSwag ==============================================================
-// data/reference/hellaswag.json: for each question PyTorch's sums of the losses of its endings, in float64, and the
-// choices by sum and by mean.
+// data/reference/hellaswag.json holds for each question the sum of losses of each ending, by PyTorch in float64, and
+// the endings chosen by sum and by mean.
 
 const std::string QUESTIONS = "data/reference/hellaswag.bin";
 
@@ -1798,25 +1808,25 @@ TEST("HellaSwag: losses of endings") {
                 error = std::max(error, fabs(losses[q][e] / double(expected[q]["sums"][e]) - 1));
         }
         Near(format("losses of endings equal PyTorch's, in batches of %d", B), error,
-             FLOATX == DType::FP32 ? 2e-6 : 1e-2);   // some endings have one token only
-        expect(same, "so do the choices, by sum and by mean");
-        expect(m.setup.B == B && m.setup.T == 32 && take_loss(m) == 0, "the model's setup and loss are unchanged");
+             FLOATX == DType::FP32 ? 2e-6 : 1e-2);   // endings of one token: rounding errors do not average out
+        expect(same, "the endings chosen by sum and by mean are PyTorch's");
+        expect(m.setup.B == B && m.setup.T == 32 && take_loss(m) == 0, "the model's setup and loss are restored");
     }
     const Question three = {0, {1}, {{1, 1, 1}, {1}, {1, 1}}};
     expect(answer(three, {3, 2, 3}, By::SUM) == 1 && answer(three, {3, 2, 3}, By::MEAN) == 0 &&
                answer(three, {3, 1, 2}, By::MEAN) == 0,
-           "a mean is over the tokens of an ending; of equal ones the first is chosen");
+           "the mean is over the tokens of an ending; the first of equal endings is chosen");
 }
 
 // ==== graphs =================================================================
 
-// Returns all results of three steps of three micro-steps, with an evaluation after all but the first. (The first time
-// work is only run, the second time it is captured as well, the third time replayed.)
+// Returns the bits of all results of three steps of three micro-batches, with an evaluation after all but the first.
+// Graphs runs work the first time, captures it the second time and replays it from the third time on.
 std::string bytes_of_steps(const Setup& s, bool graphs, size_t& captured) {
     const Tokens tokens("README.md");
     Options o;
     o.lr = 1e-2;
-    o.warmup = 3;   // another learning rate in each step
+    o.warmup = 3;   // the learning rate changes in each step
     TestModel m(s);
     set_loss_scale(m, {1 << 10, 0, 0, 0, 2});   // doubles after the second step
     m.graphs.on = graphs;
@@ -1839,7 +1849,7 @@ std::string bytes_of_steps(const Setup& s, bool graphs, size_t& captured) {
 
 TEST("graphs") {
     Setup s = small_setup({2, 2, 32, 16, 256}, 2, 16);
-    s.head_rows = 24;   // the head in two parts
+    s.head_rows = 24;   // the head runs in two chunks
     s.grad_dtype = FLOATX == DType::FP32 ? DType::FP32 : GRAD16;
     for (auto [recompute, attention] : {std::pair{Recompute::NONE, Attention::FLASH},
                                         {Recompute::NONE, Attention::NAIVE},
@@ -1848,9 +1858,9 @@ TEST("graphs") {
         s.attention = attention;
         size_t none = 1, captured = 0;
         const bool same = bytes_of_steps(s, false, none) == bytes_of_steps(s, true, captured);
-        // a micro-step for each of the loader's two slots, the update and the evaluation
+        // graphs: a micro-step for each of the loader's two slots, the update, the evaluation
         expect(same && none == 0 && captured == 4,
-               format("graphs do not change a bit of losses, norms, weights and moments: --recompute %s, %s attention",
+               format("graphs change no bit of losses, norms, weights and moments: --recompute %s, %s attention",
                       RECOMPUTE_NAMES[static_cast<int>(recompute)].first,
                       attention == Attention::FLASH ? "flash" : "naive"),
                format("%zu graphs", captured));
@@ -1861,17 +1871,17 @@ TEST("graphs") {
     graphs.run("something", work);
     const std::string error = error_of([&] { graphs.run("something", work); });
     cudaGetLastError();
-    const DeviceArray<float> after(Values{1, 2});   // the stream can be used again
+    const DeviceArray<float> after(Values{1, 2});   // the stream still works
     expect(contains(error, "cudaErrorStreamCaptureUnsupported") && after.values() == Values{1, 2} &&
            graphs.captured() == 0,
-           "capturing work that synchronises is an error", error);
+           "capturing work that synchronises is reported as an error", error);
 }
 
 // ==== loss scaling ===========================================================
 
 LossScale dynamic_scale(float scale) { return {scale, 0, 0, 0, GROWTH_INTERVAL}; }
 
-// Returns the scale after steps whose gradients have these norms, scaled.
+// Returns the scale after steps with these norms of the scaled gradients.
 LossScale after_norms(const LossScale& s, const Values& norms) {
     const DeviceArray<float> norm(1);
     const DeviceArray<LossScale> loss_scale(std::vector<LossScale>{s});
@@ -1889,25 +1899,26 @@ TEST("loss scaling: the scale") {
     const LossScale first = dynamic_scale(FIRST_LOSS_SCALE), once = after_norms(first, {3, INFINITY}),
         nan = after_norms(first, {NAN});
     expect(is(once, 32768, 0, 0, 1) && is(nan, 32768, 0, 0, 1) && is(after_norms(once, {5}), 32768, 1 / 32768.0f, 1, 1),
-           "an infinite or NaN norm skips the step, halves the scale and resets its good steps");
+           "an infinite or NaN norm skips the step, halves the scale and resets the count of good steps");
     expect(is(after_norms(dynamic_scale(1), {INFINITY}), 1, 0, 0, 1), "the scale is at least 1");
     const LossScale before = after_norms(first, Values(GROWTH_INTERVAL - 1, 7));
     expect(GROWTH_INTERVAL == 2000 && is(before, 65536, 1 / 65536.0f, 1999, 0) &&
                is(after_norms(before, {7}), 131072, 1 / 65536.0f, 0, 0),
            "2000 good steps in a row double the scale, from the next step on");
-    LossScale most = dynamic_scale(MAX_LOSS_SCALE);
-    most.good_steps = GROWTH_INTERVAL - 1;
-    expect(is(after_norms(most, {7}), 1 << 24, 1.0f / (1 << 24), 0, 0), "the scale is at most 2^24");
-    expect(is(after_norms({8}, {INFINITY}), 8, 0.125f, 0, 0), "a fixed scale stays, and does not skip the step");
+    LossScale largest = dynamic_scale(MAX_LOSS_SCALE);
+    largest.good_steps = GROWTH_INTERVAL - 1;
+    expect(is(after_norms(largest, {7}), 1 << 24, 1.0f / (1 << 24), 0, 0), "the scale is at most 2^24");
+    expect(is(after_norms({8}, {INFINITY}), 8, 0.125f, 0, 0),
+           "with a fixed scale an infinite norm neither changes the scale nor skips the step");
     const AdamW late = adamw_settings({}, 9, 4), early = adamw_settings({}, 5);
     expect(late.correction1 == early.correction1 && late.correction2 == early.correction2 &&
                late.lr == adamw_settings({}, 9).lr && late.lr != early.lr,
-           "skipped steps do not advance AdamW's t; they advance the learning rate");
+           "skipped steps advance the learning rate, not AdamW's t");
 }
 
 void run_micro_batch(Model& m, const LossScale& scale) {
     set_loss_scale(m, scale);
-    micro_step(m, send_batch(m, random_batch(m.setup)), m.setup.N());
+    micro_step(m, upload_batch(m, random_batch(m.setup)), m.setup.N());
 }
 
 std::vector<Floats> weights_and_moments(const Model& m) {
@@ -1931,7 +1942,7 @@ TEST("loss scaling: a skipped step") {
         run_micro_batch(m, dynamic_scale(1024));
         update(m, adamw_settings({}, 0));
         const std::vector<Floats> before = weights_and_moments(m);
-        micro_step(m, send_batch(m, random_batch(s)), s.N());
+        micro_step(m, upload_batch(m, random_batch(s)), s.N());
         with_type(m.grads, [&](auto* g) {   // one gradient overflows
             const auto bad = static_cast<std::remove_pointer_t<decltype(g)>>(float(INFINITY));
             upload(g + m.layout.elements() / 2, &bad, sizeof(bad));
@@ -1941,18 +1952,19 @@ TEST("loss scaling: a skipped step") {
         const Floats left = gradients(m);
         expect(weights_and_moments(m) == before && !std::isfinite(fetch(m.a.norm())) && after.scale == 512 &&
                    after.skipped == 1 && left == Floats(left.size(), 0),
-               format("an overflow of gradients in %s skips the step, and halves the scale", name_of(grad_dtype)));
+               format("an overflow of gradients in %s skips the step and halves the scale", name_of(grad_dtype)));
     }
 }
 
-// In FP32 and BF16 a power of 2 changes no bit; in FP16 small gradients are rounded more coarsely without it.
+// In FP32 and BF16 a power of 2 changes no bit. In FP16, small unscaled gradients are subnormal and lose precision.
 TEST("loss scaling: gradients") {
     const Setup s = loss_scaling_setup();
     TestModel plain(s), scaled(s);
     run_micro_batch(plain, {});
     run_micro_batch(scaled, {65536});
     const Floats truth = gradients(plain), found = gradients(scaled);
-    if (FLOATX == DType::FP16) Near("a scale of 2^16 changes gradients by roundings", relative_l2(found, truth), 1e-3);
+    if (FLOATX == DType::FP16)
+        Near("a scale of 2^16 changes gradients by rounding only", relative_l2(found, truth), 1e-3);
     else {
         update(plain, adamw_settings({}, 0));
         update(scaled, adamw_settings({}, 0));
@@ -1969,7 +1981,7 @@ TEST("loss scaling: gradients") {
         for (size_t i = 0; i < values.size(); i += columns / C + 2, zeros++) values[i] = static_cast<floatX>(0.0f);
         upload(x, values.data(), values.size() * sizeof(floatX));
     }
-    expect(zero_gradients(plain) == zeros / (10 * N * C), "the share of zeros among gradients of activations is exact");
+    expect(zero_gradients(plain) == zeros / (10 * N * C), "the fraction of zeros in the activation gradients is exact");
 }
 
 // ==== schedule and sampling ==================================================
@@ -1991,18 +2003,19 @@ TEST("schedule") {
         o.schedule = corners.schedule;
         double error = 0;
         for (auto [step, expected] : corners.points) error = std::max(error, fabs(learning_rate(o, step) - expected));
-        Near(std::string("learning rate of warm-up and ") + corners.name + " at its corner points", error, 1e-12);
+        Near(format("--schedule %s: the learning rate is exact at its corner points", corners.name), error, 1e-12);
     }
     o.schedule = Schedule::LINEAR;
     o.min_lr = -1;
-    Near("without --min-lr the learning rate ends at a tenth", fabs(learning_rate(o, 110) - 0.1), 1e-12);
+    Near("without --min-lr the learning rate ends at a tenth of --lr", fabs(learning_rate(o, 110) - 0.1), 1e-12);
 }
 
-// Probabilities 0.5, 0.25, 0.125, 0.125. Draws are spread evenly, so each count is off by one at each of its two ends.
+// Probabilities 0.5, 0.25, 0.125, 0.125. The random numbers are evenly spaced in [0, 1), so a count may be off by one
+// at each of the two ends of its interval.
 TEST("sampling: a token") {
     const Floats logits = {logf(0.125f), logf(0.5f), logf(0.25f), logf(0.125f), -INFINITY};
     const int draws = 1000;
-    struct Case { double temperature; int top_k; double top_p; Values shares; };
+    struct Case { double temperature; int top_k; double top_p; Values fractions; };
     const Case CASES[] = {
         {1, 0, 1, {0.125, 0.5, 0.25, 0.125}},         {1, 0, 0.9, {0.125, 0.5, 0.25, 0.125}},
         {1, 0, 0.87, {1 / 7.0, 4 / 7.0, 2 / 7.0, 0}}, {1, 0, 0.6, {0, 2 / 3.0, 1 / 3.0, 0}},
@@ -2010,29 +2023,30 @@ TEST("sampling: a token") {
         {1, 2, 0.6, {0, 1, 0, 0}},                    {1, 2, 1, {0, 2 / 3.0, 1 / 3.0, 0}},
         {0, 0, 1, {0, 1, 0, 0}},                      {1, 1, 1, {0, 1, 0, 0}},
         {1, 0, 0, {0, 1, 0, 0}},                      {0.5, 0, 1, {1 / 22.0, 16 / 22.0, 4 / 22.0, 1 / 22.0}}};
-    Near near("shares of tokens by temperature, top-k and top-p");
+    Near near("frequencies of tokens are the probabilities by temperature, top-k and top-p");
     for (const Case& c : CASES) {
         Values counts(logits.size(), 0);
         for (int i = 0; i < draws; i++)
             counts[pick_token(logits, c.temperature, c.top_k, c.top_p, (i + 0.5) / draws)]++;
         for (size_t v = 0; v < logits.size(); v++)
             near.see(format("temperature %g, top-k %d, top-p %g", c.temperature, c.top_k, c.top_p),
-                     fabs(counts[v] - draws * (v < 4 ? c.shares[v] : 0)), 2);
+                     fabs(counts[v] - draws * (v < 4 ? c.fractions[v] : 0)), 2);
     }
     const Floats equal(4, 0);   // four weights of exactly 1
     bool exact = pick_token(equal, 0, 0, 1, 0.9) == 0 && pick_token(equal, 1, 1, 1, 0.9) == 0;
     for (int quarter = 0; quarter < 4; quarter++)
         exact = exact && pick_token(equal, 1, 0, 1, quarter / 4.0) == quarter &&
                 pick_token(equal, 1, 0, 0.5, quarter / 4.0) == quarter / 2;
-    expect(exact, "at exactly top-p no further token is taken; of equal tokens the first");
+    expect(exact, "no token is added once the sum is exactly top-p; of equal tokens the first is kept");
 }
 
-// Each layer rounds to floatX.
+// Compares next_logits() of a single token, which uses the KV cache, with next_logits() of the whole sequence. The
+// tolerance allows for the roundings of each layer to floatX.
 void test_next_logits(const Setup& s) {
     TestModel m(s, "@/ours");
     const std::vector<int> tokens = random_batch(s);
-    Near near("a token alone, after those before it, has the logits of the whole sequence");
-    for (size_t first = 1; first < 4; first++) {   // tokens of the prompt
+    Near near("a token computed with the KV cache has the logits of the whole sequence");
+    for (size_t first = 1; first < 4; first++) {   // length of the prompt
         std::vector<int> some(tokens.begin(), tokens.begin() + first);
         next_logits(m, some, 0, m.setup.T);
         std::vector<Floats> found;
@@ -2040,7 +2054,7 @@ void test_next_logits(const Setup& s) {
             some.push_back(tokens[some.size()]);
             found.push_back(next_logits(m, some, some.size() - 1, m.setup.T));
         }
-        for (size_t i = 0; i < found.size(); i++) {   // afterwards, as these overwrite the kept keys
+        for (size_t i = 0; i < found.size(); i++) {   // afterwards, because this overwrites the KV cache
             some.assign(tokens.begin(), tokens.begin() + first + 1 + i);
             near.see(format("token %zu", some.size()), relative_l2(found[i], next_logits(m, some, 0, m.setup.T)),
                      FLOATX == DType::FP32 ? 1e-5 : 2e-2);
@@ -2048,8 +2062,8 @@ void test_next_logits(const Setup& s) {
     }
 }
 
-// Draws a long sample, and compares each token with the draw from the logits of all tokens in the window. Rounding may
-// move a draw to the next token.
+// Draws a long sample and compares each token with a draw from the logits of all tokens in the window. Rounding may
+// change some draws.
 void expect_sample(const std::string& text, const Setup& setup) {
     TestModel m(setup, "@/ours");
     Options o;
@@ -2057,16 +2071,17 @@ void expect_sample(const std::string& text, const Setup& setup) {
     std::vector<int> tokens = {7, 3}, drawn;
     const uint64_t seed = 1;
     sample(m, tokens, o, seed, [&](int token) { drawn.push_back(token); return true; });
-    size_t others = 0;
+    size_t differing = 0;
     for (size_t i = 0; i < drawn.size(); i++) {
         if (tokens.size() > static_cast<size_t>(setup.T)) tokens.erase(tokens.begin(), tokens.end() - setup.T / 2);
         const double random = (splitmix64(splitmix64(seed) + i) >> 11) * 0x1p-53;
-        others += drawn[i] != pick_token(next_logits(m, tokens, 0, setup.T), o.temperature, o.top_k, o.top_p, random);
+        const int expected = pick_token(next_logits(m, tokens, 0, setup.T), o.temperature, o.top_k, o.top_p, random);
+        differing += drawn[i] != expected;
         tokens.push_back(drawn[i]);
     }
     expect(drawn.size() == static_cast<size_t>(o.sample_tokens) &&
-               others <= (FLOATX == DType::FP32 ? 1 : drawn.size() / 4),
-           text, format("%zu tokens, %zu of them differ", drawn.size(), others));
+               differing <= (FLOATX == DType::FP32 ? 1 : drawn.size() / 4),
+           text, format("%zu tokens, %zu of them differ", drawn.size(), differing));
 }
 
 TEST("sampling: one token at a time") {
@@ -2075,7 +2090,7 @@ TEST("sampling: one token at a time") {
     Setup s = small_setup(config, 1, config.context, Purpose::SAMPLING);
     s.head_rows = 1;
     test_next_logits(s);
-    expect_sample("a sample continues past the context, from the newer half of it", s);
+    expect_sample("a sample longer than the context continues from the context's second half", s);
     s.attention = Attention::NAIVE;
     expect_sample("a sample with --attention naive draws from the same logits", s);
     s.attention = Attention::FLASH;
@@ -2089,7 +2104,7 @@ TEST("sampling: one token at a time") {
 
 // ==== text ===================================================================
 
-// What a Printer prints of a prompt and the parts of a sample, with a bar after each.
+// Returns what a Printer prints for a prompt and the parts of a sample, with a bar after each.
 std::string printed(const std::string& stop, const std::string& prompt, const std::vector<std::string>& parts) {
     FILE* to = fopen(scratch("@/printed").c_str(), "wb");
     Printer printer(to);
@@ -2109,14 +2124,14 @@ std::string printed(const std::string& stop, const std::string& prompt, const st
 TEST("samples as text") {
     expect(printed("", "a\xc3", {"\xa9", "b", "\xf0\x9f", "\x98", "\x80", "\xe2", "(", "\xff", "\xe2\x82"}) ==
                "a|\xc3\xa9|b|||\xf0\x9f\x98\x80||\xe2(|\xff||\xe2\x82",
-           "a character is printed when it is complete, broken bytes when they cannot become one");
+           "a UTF-8 character is printed when it is complete, invalid bytes once no character can follow from them");
     expect(printed("END", "END.", {"a", "E", "N", "b", "xEN", "D", "never"}) == "END.|a|||ENb|x||" &&
                printed("END", "", {"aENDb", "c"}) == "||a" && printed("\xc3\xa9", "", {"e\xc3", "\xa9"}) == "|e||",
-           "--stop ends a sample before that text, which may span tokens and is allowed in the prompt");
+           "--stop ends a sample before its text, which may span tokens and may occur in the prompt");
     const std::string text = "To be,\n\tor caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x8c\x8d";
     expect(readable(text) == text &&
                readable(std::string("\x1b[2J\x07|\0|\xff\xc3(\xc2\x9b|\xe2\x82", 16)) == ".[2J.|.|..(.|..",
-           "readable() replaces control characters and broken UTF-8, and keeps every script");
+           "readable() replaces control characters and invalid UTF-8, and keeps all other characters");
     std::string command = "printf '%s|'", expected;
     for (const std::string word : {"", "it's", "two words", "$HOME `x` \"y\" \\ *", "~", "caf\xc3\xa9", "a\nb"}) {
         command += " " + shell_word(word);
@@ -2124,11 +2139,11 @@ TEST("samples as text") {
     }
     const bool ran = system((command + " >" + scratch("@/words_read")).c_str()) == 0;
     expect(ran && read_bytes("@/words_read") == expected && shell_word("runs/a-b_1.c") == "runs/a-b_1.c",
-           "a shell reads a quoted word unchanged", read_bytes("@/words_read"));
+           "shell_word() quotes words that a shell then reads unchanged", read_bytes("@/words_read"));
 }
 
-// What is written to one end of a pseudo-terminal comes out at the other. O_NOCTTY: it must not become the terminal of
-// this process, which its end would hang up.
+// Writes to one end of a pseudo-terminal and reads from the other. O_NOCTTY: it must not become this process's
+// controlling terminal, because closing that would end the process with SIGHUP.
 TEST("samples as text: on a terminal") {
     const int outside = posix_openpt(O_RDWR | O_NOCTTY);
     const bool opened = outside >= 0 && grantpt(outside) == 0 && unlockpt(outside) == 0;
@@ -2147,7 +2162,8 @@ TEST("samples as text: on a terminal") {
         n = read(outside, part, sizeof(part));
         text.append(part, std::max<ssize_t>(n, 0));
     }
-    expect(text == expected, "a terminal gets valid UTF-8, and no control characters but line breaks and tabs", text);
+    expect(text == expected, "a terminal gets valid UTF-8 without control characters except line breaks and tabs",
+           text);
     fclose(inside);
     close(outside);
 }
@@ -2159,12 +2175,12 @@ TEST("samples as text: on a terminal") {
 
 // ==== main ===================================================================
 
-// Writes a folder that dev/reference/check_folder.py compares with safetensors, PyTorch and transformers.
+// Writes a folder and its logits for dev/reference/check_folder.py, which reads them with safetensors and transformers.
 void export_folder(const std::string& dir) {
     const Reference r("odd");
     Model m;
     write_our_folder(dir, m);
-    const Batch batch = send_batch(m, r.tokens(0, 0));
+    const Batch batch = upload_batch(m, r.tokens(0, 0));
     const std::vector<int> inputs = from_device(batch.inputs, m.setup.N());
     const Floats logits = logits_of(m, batch.inputs);
     const size_t B = r.B, T = r.T, V = r.config.vocab;

@@ -281,8 +281,8 @@ std::vector<Pass> three_steps(const Setup& s) {
     o.lr = 1e-2;
     std::vector<Pass> passes;
     for (long step = 0; step < 3; step++) {
-        pass_through(m, random_batch(s, 1000 * step));
-        passes.push_back(pass_through(m, random_batch(s, 1000 * step + 100)));
+        forward_backward(m, random_batch(s, 1000 * step));
+        passes.push_back(forward_backward(m, random_batch(s, 1000 * step + 100)));
         update(m, adamw_settings(o, step));
     }
     return passes;
@@ -325,7 +325,7 @@ TEST("model in FP8: micro-batches") {
         std::vector<Fp8Scale> scales = from_device(m.a.fp8_scales(), scale_count(m));
         for (Fp8Scale& s : scales) s.amax = bits_of(1e30);
         upload(m.a.fp8_scales(), scales.data(), scales.size() * sizeof(Fp8Scale));
-        micro_step(m, send_batch(m, random_batch(m.setup)), m.setup.N());
+        micro_step(m, upload_batch(m, random_batch(m.setup)), m.setup.N());
         const Fp8Scale now = fetch(m.a.fp8_scales() + FP8_LN1);
         update(m, adamw_settings(Options(), 0));
         const Fp8Scale after = fetch(m.a.fp8_scales() + FP8_LN1);
