@@ -2558,7 +2558,7 @@ void forward(Model& m, const int* inp, const ForwardPass& p) {
     recorder.at("forward", NO_LAYER);
     const bool fp8 = p.matmul != MatmulIn::FLOATX;
     if (fp8 && m.setup.fp8_scaling == Fp8Scaling::CURRENT)
-        fp8_scales<Fp8Step::FORGET>(m.a.fp8_scales(), scale_count(m));
+        fp8_scales<Fp8Step::RESET_AMAX>(m.a.fp8_scales(), scale_count(m));
     need_weights(m, 0, 1);
     embedding_forward(a.res1(0), inp, m.w.wte(), m.w.wpe() + p.past * C, p.B, p.T, C);
     for (size_t l = 0; l < L; l++) {
@@ -3127,7 +3127,7 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& 
             head<Want::LOSS>(m, out, 0, N);
         });
     }
-    if (has_fp8(m)) fp8_scales<Fp8Step::FORGET>(m.a.fp8_scales(), scale_count(m));   // amaxes of validation data
+    if (has_fp8(m)) fp8_scales<Fp8Step::RESET_AMAX>(m.a.fp8_scales(), scale_count(m));   // amaxes of validation data
     e.tokens = sum_of_all(e.tokens);
     e.bytes = sum_of_all(e.bytes);
     e.loss = sum_of_all(take_loss(m)) / e.tokens;
@@ -3456,7 +3456,7 @@ void train_loop(TrainingRun& run) {
             auto due = [&](long every) { return every > 0 && (step % every == 0 || last); };
             const double began = seconds_now(), sent_before = world.bytes_sent;
             const bool counts_fp8 = has_fp8(m) && due(o.eval_every);
-            if (counts_fp8) fp8_scales<Fp8Step::COUNT>(m.a.fp8_scales(), scale_count(m));
+            if (counts_fp8) fp8_scales<Fp8Step::START_COUNTING>(m.a.fp8_scales(), scale_count(m));
 
             // Forward and backward: gradients add up over micro-batches.
             for (long micro = 1; micro <= run.micro_steps; micro++) {
@@ -3482,7 +3482,7 @@ void train_loop(TrainingRun& run) {
             run.log.write(step_record(run, result, due(o.eval_every)));
             if (counts_fp8) {
                 run.log.write({{"step", step}, {"fp8", fp8_record(m)}});
-                fp8_scales<Fp8Step::IGNORE>(m.a.fp8_scales(), scale_count(m));
+                fp8_scales<Fp8Step::STOP_COUNTING>(m.a.fp8_scales(), scale_count(m));
             }
             stopping = sum_of_all(stop_requested) > 0;   // read once a step, so that all ranks agree
             if (recorder.on && (step - run.start.step == TRACED_STEPS || last || stopping))

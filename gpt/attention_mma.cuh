@@ -121,7 +121,7 @@ __device__ __forceinline__ void load_tile(char* tile, const floatX* x, int row0,
     for (int e = threadIdx.x; e < ROWS * CHUNKS; e += MMA_BLOCK) {
         const int row = e / CHUNKS, chunk = e % CHUNKS;
         const bool valid = row0 + row < T && chunk * PACK < columns;
-        copy_async(tile_chunk(tile, ROWS, row, chunk), valid ? x + (row0 + row) * stride + chunk * PACK : x, valid);
+        cp_async(tile_chunk(tile, ROWS, row, chunk), valid ? x + (row0 + row) * stride + chunk * PACK : x, valid);
     }
 }
 
@@ -171,7 +171,7 @@ attention_forward_mma_kernel(Out<e4m3> out, float* lse, const floatX* qkv, int T
     load_tile<HS>(Q, q, query0, T, head.stride);
     load_tile<HS>(K, q + head.C, 0, T, head.stride);
     load_tile<HS>(V, q + 2 * head.C, 0, T, head.stride);
-    copy_async_commit();
+    cp_async_commit();
     float O[HS / 2] = {};
     RowState rows;
     for (int j = 0; j <= own_tile; j++) {
@@ -180,8 +180,8 @@ attention_forward_mma_kernel(Out<e4m3> out, float* lse, const floatX* qkv, int T
             load_tile<HS>(K + next, q + head.C, (j + 1) * MMA_ROWS, T, head.stride);
             load_tile<HS>(V + next, q + 2 * head.C, (j + 1) * MMA_ROWS, T, head.stride);
         }
-        copy_async_commit();
-        copy_async_wait<1>();
+        cp_async_commit();
+        cp_async_wait<1>();
         __syncthreads();   // everybody's part of K and V is there
         float S[MMA_ROWS / 2], rescale[2];
         uint32_t P[MMA_ROWS / 16][4];
@@ -224,20 +224,20 @@ __device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const f
     load_tile<HS>(X, OWNS_QUERIES ? q : k, own0, T, head.stride);
     load_tile<HS>(Y, OWNS_QUERIES ? d : v, own0, T, OWNS_QUERIES ? head.C : head.stride);
     load_other(first, 0);
-    copy_async_commit();
+    cp_async_commit();
     float lse[2], D[2], dX[HS / 2] = {}, dY[HS / 2] = {};   // lse and D of own queries
     if (OWNS_QUERIES)
         query_statistics<HS>(lse, D, D_all + head.rows, lse_all + head.rows, d, out + head.out, own0 + row, T, head.C);
     for (int i = first; i < end; i++) {
         const int now = (i - first) % 2 * TILE;
         if (i + 1 < end) load_other(i + 1, TILE - now);
-        copy_async_commit();
+        cp_async_commit();
         for (int r = threadIdx.x; !OWNS_QUERIES && r < MMA_ROWS; r += MMA_BLOCK) {
             const int query = i * MMA_ROWS + r;
             lse_tile[r] = query < T ? lse_all[head.rows + query] * LOG2E : 0.0f;
             D_tile[r] = query < T ? D_all[head.rows + query] : 0.0f;
         }
-        copy_async_wait<1>();
+        cp_async_wait<1>();
         __syncthreads();
         float S[MMA_ROWS / 2], dP[MMA_ROWS / 2];
         uint32_t P[MMA_ROWS / 16][4];

@@ -51,7 +51,7 @@ struct Scheduler {
     // A block's first work tile is its own number; it takes others until one is out of range. All blocks together take
     // count() times, after which the counter is 0 again.
     __device__ unsigned first() const { return blockIdx.x; }
-    __device__ unsigned take() const { return gridDim.x + take_number(counter, count() - 1); }
+    __device__ unsigned take() const { return gridDim.x + atomic_inc(counter, count() - 1); }
 };
 
 struct WorkTile { int rank, h, b; };   // rank 0 is the head's longest tile
@@ -70,16 +70,16 @@ struct NextTile {
 
 // Called by the producer once all loads of a work tile have started: earlier, a busy block would hold a tile that
 // another block could start.
-__device__ __forceinline__ unsigned publish_next(NextTile& next, Turn<1>& turn, const Scheduler& scheduler) {
+__device__ __forceinline__ unsigned publish_next(NextTile& next, PipelineState<1>& turn, const Scheduler& scheduler) {
     const unsigned number = scheduler.take();
     wait_empty(next.ring, turn);
     next.number = number;
-    barrier_arrive(&next.ring.full[0]);
-    turn.next();
+    mbarrier_arrive(&next.ring.full[0]);
+    turn.advance();
     return number;
 }
 // Read by way of lane 0: so all lanes have read it when it is released, and the compiler knows that it is uniform.
-__device__ __forceinline__ unsigned next_tile(NextTile& next, Turn<1>& turn) {
+__device__ __forceinline__ unsigned next_tile(NextTile& next, PipelineState<1>& turn) {
     wait_full(next.ring, turn);
     const unsigned number = __shfl_sync(FULL_WARP, next.number, 0);
     release(next.ring, turn);
@@ -105,7 +105,7 @@ __device__ __forceinline__ void load_boxes(char* tile, int rows, const TensorMap
                                            int row0, int b) {
     for (int c = 0; c < column_blocks(HS); c++)
         for (int r = 0; r < rows; r += BOX_ROWS)
-            tensor_load(tile + (c * rows + r) * TILE_ROW_BYTES, &from.map, barrier, c * TILE_COLUMNS, head, row0 + r,
+            tma_load(tile + (c * rows + r) * TILE_ROW_BYTES, &from.map, barrier, c * TILE_COLUMNS, head, row0 + r,
                         b);
 }
 
@@ -119,18 +119,18 @@ __device__ __forceinline__ void start_scores(float (&S)[N / 2], uint64_t A, int 
     constexpr int STEP_BYTES = 32;   // 16 columns
 #pragma unroll
     for (int k = 0; k < HS / 16; k++)
-        wgmma<N, Major::K>(S, moved(A, k / 4 * a_rows * TILE_ROW_BYTES + k % 4 * STEP_BYTES),
-                           moved(B, k / 4 * N * TILE_ROW_BYTES + k % 4 * STEP_BYTES), k > 0);
+        wgmma<N, Major::K>(S, offset_by(A, k / 4 * a_rows * TILE_ROW_BYTES + k % 4 * STEP_BYTES),
+                           offset_by(B, k / 4 * N * TILE_ROW_BYTES + k % 4 * STEP_BYTES), k > 0);
     wgmma_commit();
 }
 
 // Starts O (64, HS) += P (64, N) B, P from registers, B (N, HS) a tile; of P only the first COLUMNS.
 template <int HS, int N, int COLUMNS = N>
 __device__ __forceinline__ void start_outputs(HeadFragment<HS>& O, const uint32_t (&P)[N / 16][4], uint64_t B) {
-    const uint64_t rows = HS > TILE_COLUMNS ? of_rows(B, N * TILE_ROW_BYTES) : B;
+    const uint64_t rows = HS > TILE_COLUMNS ? mn_major(B, N * TILE_ROW_BYTES) : B;
 #pragma unroll
     for (int k = 0; k < COLUMNS / 16; k++)
-        wgmma<output_columns(HS), Major::MN>(O, P[k], moved(rows, k * 16 * TILE_ROW_BYTES), 1);
+        wgmma<output_columns(HS), Major::MN>(O, P[k], offset_by(rows, k * 16 * TILE_ROW_BYTES), 1);
     wgmma_commit();
 }
 
@@ -161,15 +161,15 @@ __device__ __forceinline__ int key_tiles(int query0, int rows, int T, int keys) 
 
 // Of the tiles that are loaded for the block, those that one group's queries attend to; 1 if it has no queries.
 __device__ __forceinline__ int group_tiles(int group0, int T, int keys) {
-    return group0 < T ? key_tiles(group0, GROUP_ROWS, T, keys) : 1;
+    return group0 < T ? key_tiles(group0, WGMMA_M, T, keys) : 1;
 }
 
-// Releases tiles that only other groups use; calls its_turn before each.
-template <typename Shared, int STAGES, typename ItsTurn>
-__device__ __forceinline__ void release_tiles(Shared& shared, Turn<STAGES>& k, Turn<STAGES>& v, int count,
-                                              ItsTurn its_turn) {
+// Releases tiles that only other groups use; calls before_each() before each.
+template <typename Shared, int STAGES, typename BeforeEach>
+__device__ __forceinline__ void release_tiles(Shared& shared, PipelineState<STAGES>& k, PipelineState<STAGES>& v,
+                                              int count, BeforeEach before_each) {
     for (; count > 0; count--) {
-        its_turn();
+        before_each();
         wait_full(shared.v, v);   // K was loaded before V
         __syncwarp();             // all lanes have seen them full: once released, they are soon refilled
         release(shared.k, k);
@@ -181,8 +181,8 @@ __device__ __forceinline__ void release_tiles(Shared& shared, Turn<STAGES>& k, T
 template <int HS, typename Shape, typename LoadOwn>
 __device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, const TensorMap& qkv,
                                              const Scheduler& scheduler, int T, LoadOwn load_own) {
-    Turn<1> each_tile;        // of q and next
-    Turn<Shape::STAGES> kv;   // K and V have rings of their own, in step
+    PipelineState<1> each_tile;        // of q and next
+    PipelineState<Shape::STAGES> kv;   // K and V have rings of their own, in step
     for (unsigned i = scheduler.first(); i < scheduler.count(); i = publish_next(shared.next, each_tile, scheduler)) {
         const WorkTile work = work_tile(scheduler, i);
         const int query0 = first_query(scheduler, work, Shape::ROWS),
@@ -190,7 +190,7 @@ __device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, con
         auto load = [&](Ring<Shape::STAGES>& ring, char* tile, int head, int j) {
             uint64_t* full = &ring.full[kv.stage];
             wait_empty(ring, kv);
-            barrier_arrive_expect(full, sizeof(shared.K[0]));
+            mbarrier_arrive_expect_tx(full, sizeof(shared.K[0]));
             load_boxes<HS>(tile, Shape::KEYS, qkv, full, head, j * Shape::KEYS, work.b);
         };
         // K comes first: its ring has room before the last work tile is done with its own rows.
@@ -199,7 +199,7 @@ __device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, con
         load_own(work, query0, &shared.q.full[0]);
         for (int j = 0;;) {
             load(shared.v, shared.V[kv.stage], 2 * scheduler.NH + work.h, j);
-            kv.next();
+            kv.advance();
             if (++j == tiles) break;
             load(shared.k, shared.K[kv.stage], scheduler.NH + work.h, j);
         }
@@ -215,25 +215,25 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
     using Shape = ForwardShape<HS>;
     constexpr int KEYS = Shape::KEYS;
     const int row = consumer_row();
-    const int first_row_of_group = group_row();
-    const uint64_t Q = wgmma_operand(shared.Q + first_row_of_group * TILE_ROW_BYTES);
-    const uint64_t K = wgmma_operand(shared.K[0]), V = wgmma_operand(shared.V[0]);
+    const int first_row_of_group = warpgroup_row();
+    const uint64_t Q = wgmma_descriptor(shared.Q + first_row_of_group * TILE_ROW_BYTES);
+    const uint64_t K = wgmma_descriptor(shared.K[0]), V = wgmma_descriptor(shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS)) * LOG2E;
-    const TakeTurns<Shape::CONSUMERS> turns(first_row_of_group / GROUP_ROWS);
-    Turn<1> q, turn;
-    Turn<Shape::STAGES> k, v;
+    const OrderedBarrier<Shape::CONSUMERS> order(first_row_of_group / WGMMA_M);
+    PipelineState<1> q, turn;
+    PipelineState<Shape::STAGES> k, v;
     for (unsigned i = scheduler.first(); i < scheduler.count(); i = next_tile(shared.next, turn)) {
         const WorkTile work = work_tile(scheduler, i);
         const int query0 = first_query(scheduler, work, Shape::ROWS), group0 = query0 + first_row_of_group;
         const int loaded = key_tiles(query0, Shape::ROWS, T, KEYS), tiles = group_tiles(group0, T, KEYS);
-        const bool sees_half = group0 + GROUP_ROWS <= tiles * KEYS - KEYS / 2;   // of the last tile, at most
+        const bool sees_half = group0 + WGMMA_M <= tiles * KEYS - KEYS / 2;   // of the last tile, at most
         float S[KEYS / 2], rescale[2];
         HeadFragment<HS> O = {};
         uint32_t P[KEYS / 16][4];
         RowState rows;
         auto start_tile = [&] {
             wgmma_fence(S);
-            start_scores<HS, KEYS>(S, Q, Shape::ROWS, moved(K, k.stage * sizeof(shared.K[0])));         // S = Q K^T
+            start_scores<HS, KEYS>(S, Q, Shape::ROWS, offset_by(K, k.stage * sizeof(shared.K[0])));         // S = Q K^T
         };
         auto softmax = [&](int j) {
             release(shared.k, k);
@@ -250,15 +250,15 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
         for (int j = 1; j < tiles; j++) {
             wait_full(shared.k, k);
             wait_full(shared.v, v);
-            turns.wait();
+            order.wait();
             start_tile();
             wgmma_fence(O, P);
-            start_outputs<HS, KEYS>(O, P, moved(V, v.stage * sizeof(shared.V[0]))); // O += P V, of the last tile
-            turns.pass();
+            start_outputs<HS, KEYS>(O, P, offset_by(V, v.stage * sizeof(shared.V[0]))); // O += P V, of the last tile
+            order.arrive();
             wgmma_wait<1>(S);
             softmax(j);
-            Turn<Shape::STAGES> next = v;
-            next.next();
+            PipelineState<Shape::STAGES> next = v;
+            next.advance();
             wait_full(shared.v, next);   // of this tile; and a branch, see wgmma_wait
             wgmma_wait<0>(O);
             release(shared.v, v);
@@ -266,7 +266,7 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
             to_operands(P, S);
         }
         wait_full(shared.v, v);
-        const uint64_t values = moved(V, v.stage * sizeof(shared.V[0]));
+        const uint64_t values = offset_by(V, v.stage * sizeof(shared.V[0]));
         wgmma_fence(O, P);
         if (sees_half) start_outputs<HS, KEYS, KEYS / 2>(O, P, values);
         else start_outputs<HS, KEYS>(O, P, values);
@@ -277,8 +277,8 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
         wgmma_wait<0>(O);
         release(shared.v, v);
         release_tiles(shared, k, v, loaded - tiles, [&] {
-            turns.wait();
-            turns.pass();
+            order.wait();
+            order.arrive();
         });
         multiply_rows(O, inverse);
         store_rows<HS>(out.from(head.out), head.C, query0 + row, T, O, shared.O, Shape::ROWS, row);
@@ -294,7 +294,7 @@ attention_forward_wgmma_kernel(Out<e4m3> out, float* lse, const __grid_constant_
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
         init_rings(Shape::WARPS, shared.q, shared.k, shared.v, shared.next.ring);
         auto load_own = [&](const WorkTile& work, int query0, uint64_t* full) {
-            barrier_arrive_expect(full, sizeof(shared.Q));
+            mbarrier_arrive_expect_tx(full, sizeof(shared.Q));
             load_boxes<HS>(shared.Q, Shape::ROWS, qkv, full, work.h, query0, work.b);
         };
         specialise_warpgroups<Shape>(
@@ -311,11 +311,12 @@ template <int HS, int N> struct BackwardScores {
     uint64_t X, Y, A, B;   // the group's rows, and the first tile of each ring
 
     __device__ __forceinline__ BackwardScores(const char* x, const char* y, const char* a, const char* b)
-        : X(wgmma_operand(x + group_row() * TILE_ROW_BYTES)), Y(wgmma_operand(y + group_row() * TILE_ROW_BYTES)),
-          A(wgmma_operand(a)), B(wgmma_operand(b)) {}
+        : X(wgmma_descriptor(x + warpgroup_row() * TILE_ROW_BYTES)),
+          Y(wgmma_descriptor(y + warpgroup_row() * TILE_ROW_BYTES)),
+          A(wgmma_descriptor(a)), B(wgmma_descriptor(b)) {}
 
-    __device__ __forceinline__ uint64_t a(int stage) const { return moved(A, stage * tile_bytes(N, HS)); }
-    __device__ __forceinline__ uint64_t b(int stage) const { return moved(B, stage * tile_bytes(N, HS)); }
+    __device__ __forceinline__ uint64_t a(int stage) const { return offset_by(A, stage * tile_bytes(N, HS)); }
+    __device__ __forceinline__ uint64_t b(int stage) const { return offset_by(B, stage * tile_bytes(N, HS)); }
 };
 
 // ---- dQ
@@ -343,17 +344,18 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out,
     const int row = consumer_row();
     const BackwardScores<HS, KEYS> scores(shared.Q, shared.dO, shared.K[0], shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
-    Turn<1> q, turn;
-    Turn<Shape::STAGES> k, v;
+    PipelineState<1> q, turn;
+    PipelineState<Shape::STAGES> k, v;
     for (unsigned i = scheduler.first(); i < scheduler.count(); i = next_tile(shared.next, turn)) {
         const WorkTile work = work_tile(scheduler, i);
         const int query0 = first_query(scheduler, work, Shape::ROWS);
-        const int loaded = key_tiles(query0, Shape::ROWS, T, KEYS), tiles = group_tiles(query0 + group_row(), T, KEYS);
+        const int loaded = key_tiles(query0, Shape::ROWS, T, KEYS),
+                  tiles = group_tiles(query0 + warpgroup_row(), T, KEYS);
         const Head head = head_of(work.b, work.h, scheduler.NH, T, HS);
         float S[KEYS / 2], dP[KEYS / 2], lse[2], D[2];
         HeadFragment<HS> dQ = {};
         uint32_t dS[KEYS / 16][4];
-        Turn<Shape::STAGES> now = k;                  // k is behind: dQ of the last tile still reads its buffer
+        PipelineState<Shape::STAGES> now = k;         // k is behind: dQ of the last tile still reads its stage
         auto start_tile = [&] {
             wait_full(shared.k, now);
             wait_full(shared.v, v);
@@ -379,7 +381,7 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out,
             to_operands(dS, dP);
             wgmma_fence(dQ, dS);
             start_outputs<HS, KEYS>(dQ, dS, scores.a(now.stage));                                       // dQ += dS K
-            now.next();
+            now.advance();
             if (++j == tiles) break;
             start_tile();
         }
@@ -403,7 +405,7 @@ __global__ void __launch_bounds__(QueryGradientShape<HS>::BLOCK, 1)
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
         init_rings(Shape::WARPS, shared.q, shared.k, shared.v, shared.next.ring);
         auto load_own = [&](const WorkTile& work, int query0, uint64_t* full) {
-            barrier_arrive_expect(full, sizeof(shared.Q) + sizeof(shared.dO));
+            mbarrier_arrive_expect_tx(full, sizeof(shared.Q) + sizeof(shared.dO));
             load_boxes<HS>(shared.Q, Shape::ROWS, qkv, full, work.h, query0, work.b);
             load_boxes<HS>(shared.dO, Shape::ROWS, dout_map, full, work.h, query0, work.b);
         };
@@ -436,8 +438,8 @@ __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shar
                                              const Scheduler& scheduler, int T) {
     using Shape = KeyGradientShape<HS>;
     const int lane = threadIdx.x;
-    Turn<1> k, turn;
-    Turn<Shape::STAGES> q;
+    PipelineState<1> k, turn;
+    PipelineState<Shape::STAGES> q;
     auto next_of_warp = [&] {
         return __shfl_sync(FULL_WARP, lane == 0 ? publish_next(shared.next, turn, scheduler) : 0, 0);
     };
@@ -447,12 +449,12 @@ __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shar
         const size_t first = head_of(work.b, work.h, scheduler.NH, T, HS).rows;
         wait_empty(shared.k, k);
         if (lane == 0) {
-            barrier_arrive_expect(&shared.k.full[0], sizeof(shared.K) + sizeof(shared.V));
+            mbarrier_arrive_expect_tx(&shared.k.full[0], sizeof(shared.K) + sizeof(shared.V));
             load_boxes<HS>(shared.K, Shape::ROWS, qkv, &shared.k.full[0], scheduler.NH + work.h, key0, work.b);
             load_boxes<HS>(shared.V, Shape::ROWS, qkv, &shared.k.full[0], 2 * scheduler.NH + work.h, key0, work.b);
         }
-        k.next();
-        for (int query0 = key0; query0 < T; query0 += Shape::QUERIES, q.next()) {
+        k.advance();
+        for (int query0 = key0; query0 < T; query0 += Shape::QUERIES, q.advance()) {
             uint64_t* full = &shared.q.full[q.stage];
             float my_lse[Shape::QUERIES / 32], my_D[Shape::QUERIES / 32];   // they come while the buffer is waited for
             for (int r = 0; r < Shape::QUERIES / 32; r++) {
@@ -462,7 +464,7 @@ __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shar
             }
             wait_empty(shared.q, q);
             if (lane == 0) {
-                barrier_arrive_expect(full, sizeof(shared.Q[0]) + sizeof(shared.dO[0]));
+                mbarrier_arrive_expect_tx(full, sizeof(shared.Q[0]) + sizeof(shared.dO[0]));
                 load_boxes<HS>(shared.Q[q.stage], Shape::QUERIES, qkv, full, work.h, query0, work.b);
                 load_boxes<HS>(shared.dO[q.stage], Shape::QUERIES, dout, full, work.h, query0, work.b);
             }
@@ -470,7 +472,7 @@ __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shar
                 shared.lse[q.stage][r * 32 + lane] = my_lse[r] * LOG2E;
                 shared.D[q.stage][r * 32 + lane] = my_D[r];
             }
-            barrier_arrive(full);
+            mbarrier_arrive(full);
         }
     }
 }
@@ -485,8 +487,8 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv,
     const int row = consumer_row();
     const BackwardScores<HS, QUERIES> scores(shared.K, shared.V, shared.Q[0], shared.dO[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
-    Turn<1> k, turn;
-    Turn<Shape::STAGES> q, done;   // done is behind: dV and dK still read its buffers
+    PipelineState<1> k, turn;
+    PipelineState<Shape::STAGES> q, done;   // done is behind: dV and dK still read its buffers
     for (unsigned i = scheduler.first(); i < scheduler.count(); i = next_tile(shared.next, turn)) {
         const WorkTile work = work_tile(scheduler, i);
         const int key0 = work.rank * Shape::ROWS;
@@ -499,12 +501,12 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv,
             start_scores<HS, QUERIES>(S, scores.X, Shape::ROWS, scores.a(q.stage));   // S = K Q^T
         };
         // Queries before a group's keys do not see them. Where those are a whole tile, and not all, it is left out.
-        const int first_query = key0 + (QUERIES == GROUP_ROWS && key0 + GROUP_ROWS < T ? group_row() : 0);
+        const int first_query = key0 + (QUERIES == WGMMA_M && key0 + WGMMA_M < T ? warpgroup_row() : 0);
         if (first_query > key0) {
             wait_full(shared.q, q);
             __syncwarp();
             release(shared.q, done);
-            q.next();
+            q.advance();
         }
         wait_full(shared.k, k);
         start_tile();
@@ -527,7 +529,7 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv,
             wgmma_fence(dV, dK, P, dS);
             start_outputs<HS, QUERIES>(dV, P, scores.b(q.stage));                     // dV += P dO
             start_outputs<HS, QUERIES>(dK, dS, scores.a(q.stage));                    // dK += dS Q
-            q.next();
+            q.advance();
             query0 += QUERIES;
             if (query0 >= T) break;
             start_tile();

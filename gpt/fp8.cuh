@@ -129,28 +129,28 @@ __device__ __forceinline__ void set_scale(Fp8Scale& s, float scale) {
 }
 
 // Operations on all scales:
-//   FORGET          clears the amax of this step
-//   REMEMBER        adds the amax to the history and sets the next step's scale from that
-//   RECALL          sets the scale from a history that was read from a checkpoint
-//   COUNT, IGNORE   starts, stops counting what is quantised
-//   TAKE, GIVE      copies the amax to, from an array that is sent to other GPUs
-enum class Fp8Step { FORGET, REMEMBER, RECALL, COUNT, IGNORE, TAKE, GIVE };
+//   RESET_AMAX                      clears this step's amax
+//   PUSH_HISTORY                    moves this step's amax into the history, then sets the scale from the history
+//   RESCALE                         sets the scale from the history, which has been read from a checkpoint
+//   START_COUNTING, STOP_COUNTING   of values, saturation and underflow, for the log
+//   READ_AMAX, WRITE_AMAX           copies this step's amaxes to, from an array for the all-reduce
+enum class Fp8Step { RESET_AMAX, PUSH_HISTORY, RESCALE, START_COUNTING, STOP_COUNTING, READ_AMAX, WRITE_AMAX };
 
 // A thread per scale.
 template <Fp8Step STEP> __global__ void fp8_scales_kernel(Fp8Scale* scales, float* amaxes, size_t count) {
     const size_t n = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (n >= count) return;
     Fp8Scale& s = scales[n];
-    if (STEP == Fp8Step::TAKE) amaxes[n] = __uint_as_float(s.amax);
-    if (STEP == Fp8Step::GIVE) s.amax = __float_as_uint(amaxes[n]);
-    if (STEP == Fp8Step::COUNT || STEP == Fp8Step::IGNORE) s.counting = STEP == Fp8Step::COUNT;
-    if (STEP == Fp8Step::COUNT) s.values = s.saturated = s.underflow = 0;
-    if (STEP == Fp8Step::REMEMBER) {
+    if (STEP == Fp8Step::READ_AMAX) amaxes[n] = __uint_as_float(s.amax);
+    if (STEP == Fp8Step::WRITE_AMAX) s.amax = __float_as_uint(amaxes[n]);
+    if (STEP == Fp8Step::START_COUNTING || STEP == Fp8Step::STOP_COUNTING) s.counting = STEP == Fp8Step::START_COUNTING;
+    if (STEP == Fp8Step::START_COUNTING) s.values = s.saturated = s.underflow = 0;
+    if (STEP == Fp8Step::PUSH_HISTORY) {
         for (int i = FP8_HISTORY - 1; i > 0; i--) s.history[i] = s.history[i - 1];
         s.history[0] = __uint_as_float(s.amax);
     }
-    if (STEP == Fp8Step::FORGET || STEP == Fp8Step::REMEMBER) s.amax = 0;
-    if (STEP == Fp8Step::REMEMBER || STEP == Fp8Step::RECALL) {
+    if (STEP == Fp8Step::RESET_AMAX || STEP == Fp8Step::PUSH_HISTORY) s.amax = 0;
+    if (STEP == Fp8Step::PUSH_HISTORY || STEP == Fp8Step::RESCALE) {
         float amax = 0;
         for (int i = 0; i < FP8_HISTORY; i++) amax = fmaxf(amax, s.history[i]);
         set_scale(s, fp8_scale_for(amax, n % FP8_TENSORS < FP8_E4M3S ? FP8_MAX<e4m3> : FP8_MAX<e5m2>));
@@ -262,7 +262,7 @@ void quantise_weights(Model& m, size_t l) {
     const size_t C = m.config.channels;
     const Operands x = operands(m, l);
     recorder.at("update", NO_LAYER);
-    fp8_scales<Fp8Step::FORGET>(m.a.fp8_scales(l), FP8_TENSORS);
+    fp8_scales<Fp8Step::RESET_AMAX>(m.a.fp8_scales(l), FP8_TENSORS);
     auto quantise = [](const Operand& w, size_t rows, size_t columns) {
         w.quantise(rows * columns);
         fp8_transpose(w.transposed, w.fp8, rows, columns);
@@ -300,11 +300,11 @@ void remember_amaxes(Model& m) {
     if (!has_fp8(m) || m.setup.fp8_scaling != Fp8Scaling::DELAYED) return;
     const size_t count = scale_count(m);
     if (!world.alone()) {
-        fp8_scales<Fp8Step::TAKE>(m.a.fp8_scales(), count, m.a.fp8_amaxes());
+        fp8_scales<Fp8Step::READ_AMAX>(m.a.fp8_scales(), count, m.a.fp8_amaxes());
         over_gpus(m.a.fp8_amaxes(), count, ncclMax);
-        fp8_scales<Fp8Step::GIVE>(m.a.fp8_scales(), count, m.a.fp8_amaxes());
+        fp8_scales<Fp8Step::WRITE_AMAX>(m.a.fp8_scales(), count, m.a.fp8_amaxes());
     }
-    fp8_scales<Fp8Step::REMEMBER>(m.a.fp8_scales(), count);
+    fp8_scales<Fp8Step::PUSH_HISTORY>(m.a.fp8_scales(), count);
     m.fp8_history = true;
 }
 
@@ -340,7 +340,7 @@ void set_fp8_history(Model& m, const std::vector<float>& history) {
     for (size_t n = 0; n < scales.size(); n++)
         std::copy_n(history.begin() + n * FP8_HISTORY, FP8_HISTORY, scales[n].history);
     upload(m.a.fp8_scales(), scales.data(), scales.size() * sizeof(Fp8Scale));
-    fp8_scales<Fp8Step::RECALL>(m.a.fp8_scales(), scales.size());
+    fp8_scales<Fp8Step::RESCALE>(m.a.fp8_scales(), scales.size());
     m.fp8_history = true;
     fp8_weights_changed(m);   // whose scales are their own
 }

@@ -155,7 +155,7 @@ template <typename F> void tune_matmuls(Model& m, FILE* out, F pass) {
     await_gradients(m);
     if (m.grads.data) clear(m.grads.data, m.layout.elements(grads_placement(m.setup)) * size_of(m.grads.dtype));
     clear(m.a.loss(), sizeof(double));
-    if (has_fp8(m)) fp8_scales<Fp8Step::FORGET>(m.a.fp8_scales(), scale_count(m));
+    if (has_fp8(m)) fp8_scales<Fp8Step::RESET_AMAX>(m.a.fp8_scales(), scale_count(m));
     if (!world.first()) return;
     if (tuning.timed == 0) {
         if (tuning.remembered) fprintf(out, "matmul     %zu shapes known from %s\n", tuning.remembered, path.c_str());

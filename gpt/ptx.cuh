@@ -64,7 +64,7 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
 }
 
 // Returns a counter's value and increments it, from `last` to 0: blocks number their work by it. "atom", .inc
-__device__ __forceinline__ unsigned take_number(int* counter, unsigned last) {
+__device__ __forceinline__ unsigned atomic_inc(int* counter, unsigned last) {
     return atomicInc(reinterpret_cast<unsigned*>(counter), last);
 }
 
@@ -90,37 +90,37 @@ __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], const void
 }
 
 // Starts to copy 16 bytes from global to shared memory; zeros when not `valid`. "cp.async"
-__device__ __forceinline__ void copy_async(void* to, const void* from, bool valid) {
+__device__ __forceinline__ void cp_async(void* to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                  "r"(valid ? 16 : 0)
                  : "memory");
 }
 // What this thread has started since the last commit is a group; waits until at most N are under way.
-__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void copy_async_wait() {
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 // ---- Hopper: barriers that count threads and bytes
 
 // A phase ends when `arrivals` threads have arrived and all expected bytes are there. "mbarrier"
-__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
+__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-// Makes barrier_init known to the copy engine. "fence.mbarrier_init"
-__device__ __forceinline__ void barrier_init_done() {
+// Makes mbarrier_init known to the copy engine. "fence.mbarrier_init"
+__device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(barrier)) : "memory");
 }
-__device__ __forceinline__ void barrier_arrive_expect(uint64_t* barrier, int bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
 }
 // Waits until the phase of this parity has ended: 0 for the first, third, ... and 1 for the others. A
 // new barrier counts as one whose phase of parity 1 has just ended.
-__device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
     uint32_t done;
     do asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
                     : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
@@ -129,7 +129,7 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
 
 // Barriers 1 to 15 of a block, by number: a phase ends when that many threads have arrived, whether they wait for it or
 // not. "bar"
-__device__ __forceinline__ void named_barrier_wait(int number, int threads) {
+__device__ __forceinline__ void named_barrier_sync(int number, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 __device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
@@ -140,7 +140,7 @@ __device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
 
 // Starts to copy the box at (c0, c1, c2, c3) of a tensor, c0 fastest, to shared memory; what lies
 // outside of the tensor becomes 0. Its bytes are counted by the barrier. "cp.async.bulk.tensor"
-__device__ __forceinline__ void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2,
+__device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2,
                                             int c3) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
@@ -152,17 +152,17 @@ __device__ __forceinline__ void tensor_load(void* to, const CUtensorMap* map, ui
 
 // The compiler does not know that an asm is asynchronous, so it would move arithmetic on accumulators across the fence
 // and the wait below. Naming accumulators there prevents that: the compiler must assume that they change.
-__device__ __forceinline__ void touch(float& x) { asm volatile("" : "+f"(x)); }
-__device__ __forceinline__ void touch(uint32_t& x) { asm volatile("" : "+r"(x)); }
-template <typename T, int COUNT> __device__ __forceinline__ void touch(T (&x)[COUNT]) {
+__device__ __forceinline__ void fence_operand(float& x) { asm volatile("" : "+f"(x)); }
+__device__ __forceinline__ void fence_operand(uint32_t& x) { asm volatile("" : "+r"(x)); }
+template <typename T, int COUNT> __device__ __forceinline__ void fence_operand(T (&x)[COUNT]) {
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) touch(x[i]);
+    for (int i = 0; i < COUNT; i++) fence_operand(x[i]);
 }
 
 // The products that follow see what was written to registers before: accumulators and fragments of a,
 // which are named here.
 template <typename... Registers> __device__ __forceinline__ void wgmma_fence(Registers&... registers) {
-    (touch(registers), ...);
+    (fence_operand(registers), ...);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 // What was started since the last commit is a group; waits until at most N are under way. Accumulators
@@ -171,7 +171,7 @@ template <typename... Registers> __device__ __forceinline__ void wgmma_fence(Reg
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N, typename... Registers> __device__ __forceinline__ void wgmma_wait(Registers&... registers) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
-    (touch(registers), ...);
+    (fence_operand(registers), ...);
 }
 
 // How a tile is read: K, its columns are what is summed over; MN, its rows are.
@@ -180,7 +180,7 @@ enum class Major { K = 0, MN = 1 };
 // A tile in shared memory as an operand: 16-byte units of address, of the distance between blocks of
 // 64 columns (for MN beyond 64 columns), of the distance between 8 rows; swizzle of 128 bytes.
 // "Shared Memory Matrix Layout", "Matrix Descriptor"
-__device__ __forceinline__ uint64_t wgmma_operand(const void* tile, int column_block_bytes = 16) {
+__device__ __forceinline__ uint64_t wgmma_descriptor(const void* tile, int column_block_bytes = 16) {
     constexpr uint64_t EIGHT_ROWS = 8 * TILE_ROW_BYTES / 16, SWIZZLE_128 = 1;
     return (shared_address(tile) & 0x3ffff) >> 4 | static_cast<uint64_t>(column_block_bytes / 16) << 16 |
            EIGHT_ROWS << 32 | SWIZZLE_128 << 62;
@@ -329,7 +329,7 @@ __device__ __forceinline__ void store_rows(const Out<F8>& x, size_t stride, int 
 // ==== rings of buffers, warpgroups ==========================================
 // Hopper: some warps load tiles, others multiply them.
 
-constexpr int WARPGROUP = 128, GROUP_ROWS = 64;   // threads; rows of a product
+constexpr int WARPGROUP = 128, WGMMA_M = 64;   // threads; rows of a product
 
 // A ring of buffers between a producer, which fills them, and consumers. FILLERS threads arrive when a buffer is full.
 template <int STAGES, int FILLERS = 1> struct Ring {
@@ -337,8 +337,8 @@ template <int STAGES, int FILLERS = 1> struct Ring {
 
     __device__ void init(int readers) {
         for (int s = 0; s < STAGES; s++) {
-            barrier_init(&full[s], FILLERS);
-            barrier_init(&empty[s], readers);
+            mbarrier_init(&full[s], FILLERS);
+            mbarrier_init(&empty[s], readers);
         }
     }
 };
@@ -346,41 +346,41 @@ template <int STAGES, int FILLERS = 1> struct Ring {
 template <typename... Rings> __device__ __forceinline__ void init_rings(int readers, Rings&... rings) {
     if (threadIdx.x == 0) {
         (rings.init(readers), ...);
-        barrier_init_done();
+        fence_mbarrier_init();
     }
     __syncthreads();
 }
 
-// A position in a ring: the buffer, and the parity of its phase.
-template <int STAGES> struct Turn {
+// A position in a ring: the stage, and the phase bit (parity) of its barriers' current phase.
+template <int STAGES> struct PipelineState {
     int stage = 0;
-    uint32_t parity = 0;
+    uint32_t phase = 0;
 
-    __device__ __forceinline__ void next() {
+    __device__ __forceinline__ void advance() {
         stage = (stage + 1) % STAGES;
-        parity ^= stage == 0;
+        phase ^= stage == 0;
     }
 };
 
 template <int STAGES, int FILLERS>
-__device__ __forceinline__ void wait_full(Ring<STAGES, FILLERS>& ring, const Turn<STAGES>& turn) {
-    barrier_wait(&ring.full[turn.stage], turn.parity);
+__device__ __forceinline__ void wait_full(Ring<STAGES, FILLERS>& ring, const PipelineState<STAGES>& state) {
+    mbarrier_wait(&ring.full[state.stage], state.phase);
 }
 template <int STAGES, int FILLERS>
-__device__ __forceinline__ void wait_empty(Ring<STAGES, FILLERS>& ring, const Turn<STAGES>& turn) {
-    barrier_wait(&ring.empty[turn.stage], turn.parity ^ 1);   // a new buffer is empty
+__device__ __forceinline__ void wait_empty(Ring<STAGES, FILLERS>& ring, const PipelineState<STAGES>& state) {
+    mbarrier_wait(&ring.empty[state.stage], state.phase ^ 1);   // a new buffer is empty
 }
 // Called by a warp after its last read of this buffer.
 template <int STAGES, int FILLERS>
-__device__ __forceinline__ void release(Ring<STAGES, FILLERS>& ring, Turn<STAGES>& turn) {
-    if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[turn.stage]);
-    turn.next();
+__device__ __forceinline__ void release(Ring<STAGES, FILLERS>& ring, PipelineState<STAGES>& state) {
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(&ring.empty[state.stage]);
+    state.advance();
 }
 
 // An operand counts in units of 16 bytes: adding to it moves it.
-__device__ __forceinline__ uint64_t moved(uint64_t operand, int bytes) { return operand + bytes / 16; }
-// The same tile read by Major::MN, with this stride between its blocks of 64 columns (wgmma_operand has set 16 bytes).
-__device__ __forceinline__ uint64_t of_rows(uint64_t operand, int column_block_bytes) {
+__device__ __forceinline__ uint64_t offset_by(uint64_t operand, int bytes) { return operand + bytes / 16; }
+// The same tile read by Major::MN, with this stride between its blocks of 64 columns (wgmma_descriptor sets 16).
+__device__ __forceinline__ uint64_t mn_major(uint64_t operand, int column_block_bytes) {
     return operand + (static_cast<uint64_t>(column_block_bytes / 16 - 1) << 16);
 }
 
@@ -390,7 +390,7 @@ template <int COUNT> struct Warpgroups {
     static constexpr int CONSUMERS = COUNT;
     static constexpr int BLOCK = WARPGROUP * (1 + CONSUMERS);
     static constexpr int WARPS = 4 * CONSUMERS;      // that multiply
-    static constexpr int ROWS = GROUP_ROWS * CONSUMERS;
+    static constexpr int ROWS = WGMMA_M * CONSUMERS;
     static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
     static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
 };
@@ -401,20 +401,20 @@ __device__ __forceinline__ int consumer_row() { return (threadIdx.x - WARPGROUP)
 // Consumer warpgroups start their products one after the other, so that one's products run during another's arithmetic.
 // A turn is a phase of a named barrier, which the waiting group and the group before it complete. The last pass of a
 // block has no waiting group.
-template <int CONSUMERS> struct TakeTurns {
+template <int CONSUMERS> struct OrderedBarrier {
     int group;
 
-    __device__ __forceinline__ explicit TakeTurns(int g) : group(g) {
-        if (group == CONSUMERS - 1) pass();   // the first group begins
+    __device__ __forceinline__ explicit OrderedBarrier(int g) : group(g) {
+        if (group == CONSUMERS - 1) arrive();   // the first group begins
     }
-    __device__ __forceinline__ void wait() const { named_barrier_wait(1 + group, 2 * WARPGROUP); }
-    __device__ __forceinline__ void pass() const { named_barrier_arrive(1 + (group + 1) % CONSUMERS, 2 * WARPGROUP); }
+    __device__ __forceinline__ void wait() const { named_barrier_sync(1 + group, 2 * WARPGROUP); }
+    __device__ __forceinline__ void arrive() const { named_barrier_arrive(1 + (group + 1) % CONSUMERS, 2 * WARPGROUP); }
 };
 
 // The group's first row. Read from lane 0, so that the compiler knows that it is uniform and keeps operands in uniform
 // registers, which products need.
-__device__ __forceinline__ int group_row() {
-    return __shfl_sync(FULL_WARP, consumer_row() / GROUP_ROWS * GROUP_ROWS, 0);
+__device__ __forceinline__ int warpgroup_row() {
+    return __shfl_sync(FULL_WARP, consumer_row() / WGMMA_M * WGMMA_M, 0);
 }
 
 // ==== tensor maps ===========================================================

@@ -1,4 +1,4 @@
-// The driver API's tensor maps for the copy engine (tensor_load in ptx.h), with the checks that CUDA makes.
+// The driver API's tensor maps for the copy engine (tma_load in ptx.h), with the checks that CUDA makes.
 #pragma once
 
 #include "cuda_runtime.h"

@@ -136,8 +136,8 @@ public:
     bool late = false;                 // there is a seed
     std::vector<Groups<Copy>> copies;  // of each thread
     std::vector<Load> loads;
-    const void* barrier_not_announced = nullptr;  // between barrier_init and barrier_init_done
-    unsigned numbers_taken = 0;                   // by this block, where it is watched
+    const void* barrier_not_announced = nullptr;  // between mbarrier_init and fence_mbarrier_init
+    unsigned atomic_incs = 0;                     // by this block, where it is watched
     NamedBarrier named[16];
     std::vector<std::vector<WarpProduct::Text>> sequence;  // of each warpgroup's products
     struct Warp {
@@ -185,13 +185,13 @@ public:
     void end_of_block() override
     {
         for (size_t t = 0; t < copies.size(); t++)
-            if (!copies[t].pending.empty()) die(line("thread %zu ended without waiting for a copy_async", t));
+            if (!copies[t].pending.empty()) die(line("thread %zu ended without waiting for a cp_async", t));
         for (size_t w = 0; w < warps.size(); w++) {
             if (!warps[w].products.pending.empty()) die(line("warp %zu ended without waiting for a wgmma", w));
             if (warps[w].issued != sequence[w / 4].size())
                 die(line("the warps of warpgroup %zu did not call the same wgmma's", w / 4));
         }
-        if (!loads.empty()) die("the block ended without waiting for a tensor_load");
+        if (!loads.empty()) die("the block ended without waiting for a tma_load");
     }
 
 private:
@@ -207,7 +207,7 @@ private:
         sequence.assign((warp_count + 3) / 4, {});
         for (NamedBarrier& barrier : named) barrier = {};
         barrier_not_announced = nullptr;
-        numbers_taken = 0;
+        atomic_incs = 0;
         late = launched->seed != 0;
         background = this;
         seen_by_products = shared_base();
@@ -264,11 +264,11 @@ inline float reciprocal_approx(float x)
 
 // dev/inspect runs a few blocks, one after the other, of which the first would take all numbers. On a GPU a block gets
 // about every gridDim.x-th number, so it gets those here, and the counter is accessed but stays as it is.
-inline unsigned take_number(int* counter, unsigned last)
+inline unsigned atomic_inc(int* counter, unsigned last)
 {
     if (!cuda_cpu::watch::on) return atomicInc(reinterpret_cast<unsigned*>(counter), last);
     atomicOr(counter, 0);
-    return cuda_cpu::async_work().numbers_taken++ * gridDim.x + blockIdx.x;
+    return cuda_cpu::async_work().atomic_incs++ * gridDim.x + blockIdx.x;
 }
 
 // ==== Ampere and up =====================================================================================
@@ -413,26 +413,26 @@ CUDA_CPU_INSTRUCTION void ldmatrix_transposed(uint32_t (&r)[4], const void* row)
     cuda_cpu::ldmatrix_of_lane<true>(r, row, cuda_cpu::watch::here());
 }
 
-CUDA_CPU_INSTRUCTION void copy_async(void* to, const void* from, bool valid)
+CUDA_CPU_INSTRUCTION void cp_async(void* to, const void* from, bool valid)
 {
     using namespace cuda_cpu;
-    need_capability("copy_async", 80);
-    if (!aligned(to, 16) || !aligned(from, 16)) refuse("copy_async", "with an address that is not a multiple of 16");
+    need_capability("cp_async", 80);
+    if (!aligned(to, 16) || !aligned(from, 16)) refuse("cp_async", "with an address that is not a multiple of 16");
     shared_address(to);
-    watch::copy_async(to, valid ? from : nullptr, watch::here());
+    watch::cp_async(to, valid ? from : nullptr, watch::here());
     Copy copy{to, valid ? from : nullptr, false, 0};
     if (!async_work().late || async_work().draw(2)) copy.land();
     copies_of_thread().start(copy);
 }
-inline void copy_async_commit()
+inline void cp_async_commit()
 {
     cuda_cpu::copies_of_thread().committed++;
-    cuda_cpu::watch::copy_async_commit();
+    cuda_cpu::watch::cp_async_commit();
 }
-template <int N> CUDA_CPU_INSTRUCTION void copy_async_wait()
+template <int N> CUDA_CPU_INSTRUCTION void cp_async_wait()
 {
-    if (cuda_cpu::watch::is_removed("copy_async_wait", cuda_cpu::watch::here())) return;
-    cuda_cpu::watch::copy_async_wait(N);
+    if (cuda_cpu::watch::is_removed("cp_async_wait", cuda_cpu::watch::here())) return;
+    cuda_cpu::watch::cp_async_wait(N);
     cuda_cpu::copies_of_thread().wait(N, [](cuda_cpu::Copy& copy) {
         if (!copy.landed) copy.land();
     });
@@ -487,41 +487,44 @@ struct Mbarrier {
 
 }  // namespace cuda_cpu
 
-CUDA_CPU_INSTRUCTION void barrier_init(uint64_t* barrier, int arrivals)
+CUDA_CPU_INSTRUCTION void mbarrier_init(uint64_t* barrier, int arrivals)
 {
     using namespace cuda_cpu;
-    Mbarrier::check_address(barrier, "barrier_init");
+    Mbarrier::check_address(barrier, "mbarrier_init");
     if (arrivals < 1 || static_cast<uint64_t>(arrivals) > Mbarrier::max_arrivals)
-        refuse("barrier_init", line("for %d arrivals", arrivals));
+        refuse("mbarrier_init", line("for %d arrivals", arrivals));
     const auto count = static_cast<uint64_t>(arrivals);
     Mbarrier{0, count, count, 0, 2}.write(barrier);
     async_work().barrier_not_announced = barrier;
     watch::sync_made(barrier, watch::here());
 }
-inline void barrier_init_done()
+inline void fence_mbarrier_init()
 {
-    cuda_cpu::need_capability("barrier_init_done", 90);
+    cuda_cpu::need_capability("fence_mbarrier_init", 90);
     cuda_cpu::async_work().barrier_not_announced = nullptr;
 }
 
-CUDA_CPU_INSTRUCTION void barrier_arrive_expect(uint64_t* barrier, int bytes,
-                                                const char* name = "barrier_arrive_expect")
+CUDA_CPU_INSTRUCTION void mbarrier_arrive_expect_tx(uint64_t* barrier, int bytes,
+                                                    const char* name = "mbarrier_arrive_expect_tx")
 {
     using namespace cuda_cpu;
     watch::arrived(barrier, watch::here());
     Mbarrier::read(barrier, name).change(barrier, name, 1, bytes);
     if (async_work().draw(2)) block->yield();
 }
-CUDA_CPU_INSTRUCTION void barrier_arrive(uint64_t* barrier) { barrier_arrive_expect(barrier, 0, "barrier_arrive"); }
+CUDA_CPU_INSTRUCTION void mbarrier_arrive(uint64_t* barrier)
+{
+    mbarrier_arrive_expect_tx(barrier, 0, "mbarrier_arrive");
+}
 
-CUDA_CPU_INSTRUCTION void barrier_wait(uint64_t* barrier, uint32_t parity)
+CUDA_CPU_INSTRUCTION void mbarrier_wait(uint64_t* barrier, uint32_t parity)
 {
     using namespace cuda_cpu;
-    if (parity > 1) refuse("barrier_wait", line("with parity %u", parity));
-    if (watch::is_removed("barrier_wait", watch::here())) return;
+    if (parity > 1) refuse("mbarrier_wait", line("with parity %u", parity));
+    if (watch::is_removed("mbarrier_wait", watch::here())) return;
     AsyncWork& work = async_work();
     if (work.draw(4)) work.advance();
-    while (Mbarrier::read(barrier, "barrier_wait").parity == parity) block->park("barrier_wait", barrier, parity);
+    while (Mbarrier::read(barrier, "mbarrier_wait").parity == parity) block->park("mbarrier_wait", barrier, parity);
     watch::waited(barrier, parity, watch::here());
     const auto seen = [=](const Load& load) { return load.landed && load.barrier == barrier && load.phase == parity; };
     work.loads.erase(std::remove_if(work.loads.begin(), work.loads.end(), seen), work.loads.end());
@@ -555,12 +558,12 @@ inline bool arrive_at_named_barrier(const char* name, int number, int threads)
 
 }  // namespace cuda_cpu
 
-CUDA_CPU_INSTRUCTION void named_barrier_wait(int number, int threads)
+CUDA_CPU_INSTRUCTION void named_barrier_sync(int number, int threads)
 {
     using namespace cuda_cpu;
-    if (watch::is_removed("named_barrier_wait", watch::here())) return;
-    if (!arrive_at_named_barrier("named_barrier_wait", number, threads))
-        block->park("named_barrier_wait", &async_work().named[number], static_cast<unsigned>(number));
+    if (watch::is_removed("named_barrier_sync", watch::here())) return;
+    if (!arrive_at_named_barrier("named_barrier_sync", number, threads))
+        block->park("named_barrier_sync", &async_work().named[number], static_cast<unsigned>(number));
     watch::waited(&async_work().named[number], 0, nullptr);
 }
 inline void named_barrier_arrive(int number, int threads)
@@ -578,7 +581,7 @@ inline std::string AsyncWork::state_of(const void* what, unsigned number) const
         if (what == &named[n])
             return line(", barrier %u: %u of %u threads have arrived", number, named[n].arrived, named[n].expected);
     const uint64_t* word = static_cast<const uint64_t*>(what);
-    const Mbarrier barrier = Mbarrier::read(word, "barrier_wait");
+    const Mbarrier barrier = Mbarrier::read(word, "mbarrier_wait");
     const std::ptrdiff_t at = static_cast<const char*>(what) - shared_base();
     const bool dynamic = at >= 0 && at < static_cast<std::ptrdiff_t>(max_shared_bytes);
     return line(", parity %u", number) + (dynamic ? line(", barrier at byte %d", static_cast<int>(at)) : "") +
@@ -626,30 +629,30 @@ CUDA_CPU_UNSEEN inline void AsyncWork::land(Load& load)
             }
     load.landed = true;
     watch::box_landed(load.watched);
-    Mbarrier barrier = Mbarrier::read(load.barrier, "tensor_load");
+    Mbarrier barrier = Mbarrier::read(load.barrier, "tma_load");
     load.phase = barrier.parity;
-    barrier.change(load.barrier, "tensor_load", 0, -t.box_bytes());
+    barrier.change(load.barrier, "tma_load", 0, -t.box_bytes());
 }
 
 }  // namespace cuda_cpu
 
-CUDA_CPU_INSTRUCTION void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2,
+CUDA_CPU_INSTRUCTION void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2,
                                       int c3)
 {
     using namespace cuda_cpu;
-    need_capability("tensor_load", 90);
+    need_capability("tma_load", 90);
     Load load{{}, static_cast<char*>(to), barrier, {c0, c1, c2, c3}, false, 0, 0};
     memcpy(&load.tensor, map, sizeof(load.tensor));
     if (load.tensor.magic != TensorLayout::known)
-        refuse("tensor_load", "with a map that cuTensorMapEncodeTiled has not made");
-    if (load.tensor.rank != 4) refuse("tensor_load", line("with a map of %d dimensions; expected 4", load.tensor.rank));
+        refuse("tma_load", "with a map that cuTensorMapEncodeTiled has not made");
+    if (load.tensor.rank != 4) refuse("tma_load", line("with a map of %d dimensions; expected 4", load.tensor.rank));
     const unsigned alignment = load.tensor.swizzled ? 1024 : 128;
-    if (!aligned(to, alignment)) refuse("tensor_load", line("to an address that is not a multiple of %u", alignment));
+    if (!aligned(to, alignment)) refuse("tma_load", line("to an address that is not a multiple of %u", alignment));
     if (shared_address(to) + load.tensor.box_bytes() > static_cast<int64_t>(launched->shared_bytes))
-        refuse("tensor_load", "and the box ends beyond the launch's shared memory");
-    Mbarrier::read(barrier, "tensor_load");
+        refuse("tma_load", "and the box ends beyond the launch's shared memory");
+    Mbarrier::read(barrier, "tma_load");
     AsyncWork& work = async_work();
-    if (work.barrier_not_announced != nullptr) refuse("tensor_load", "before barrier_init_done");
+    if (work.barrier_not_announced != nullptr) refuse("tma_load", "before fence_mbarrier_init");
     load.watched = watch::box_issued(barrier, watch::here());
     work.loads.push_back(load);
     if (!work.late || work.draw(3)) work.land(work.loads.back());
@@ -657,7 +660,7 @@ CUDA_CPU_INSTRUCTION void tensor_load(void* to, const CUtensorMap* map, uint64_t
 
 // ==== Hopper: products of a warpgroup ===================================================================
 
-inline uint64_t wgmma_operand(const void* tile, int column_block_bytes = 16)
+inline uint64_t wgmma_descriptor(const void* tile, int column_block_bytes = 16)
 {
     constexpr uint64_t eight_rows = 8 * 128 / 16, swizzle_128 = 1;
     return (shared_address(tile) & 0x3ffff) >> 4 | static_cast<uint64_t>(column_block_bytes / 16) << 16 |

@@ -1144,12 +1144,12 @@ template <int pending> static std::array<int, 3> missing_copies()
         int4* to = reinterpret_cast<int4*>(dynamic_shared_memory) + threadIdx.x * 6;
         for (int i = 0; i < 6; i++) to[i] = make_int4(-1, -1, -1, -1);
         for (int i = 0; i < 6; i++) {
-            copy_async(to + i, in + threadIdx.x * 6 + i, i < 4);
-            if (i % 2 == 1) copy_async_commit();
+            cp_async(to + i, in + threadIdx.x * 6 + i, i < 4);
+            if (i % 2 == 1) cp_async_commit();
         }
-        copy_async_wait<pending>();
+        cp_async_wait<pending>();
         for (int i = 0; i < 6; i++) out[threadIdx.x * 6 + i] = to[i];
-        copy_async_wait<0>();
+        cp_async_wait<0>();
     });
     std::array<int, 3> missing{};
     for (size_t i = 0; i < out.size; i++) {
@@ -1164,9 +1164,9 @@ static void test_warp_instructions()
     expect("mma_m16n8k16: fragments as in the manual, a product is added", in_every_order(mma_multiplies));
     expect("ldmatrix: every lane gets its elements of four matrices, plain and transposed",
            in_every_order(ldmatrix_loads));
-    expect("copy_async: all groups have landed after a wait for all, zeros where not valid",
+    expect("cp_async: all groups have landed after a wait for all, zeros where not valid",
            in_every_order([] { return missing_copies<0>() == std::array<int, 3>{}; }));
-    expect("copy_async: under a seed, the groups that a wait leaves pending land partly, those before are there",
+    expect("cp_async: under a seed, the groups that a wait leaves pending land partly, those before are there",
            under_seeds(3, 4, [] {
                const auto missing = missing_copies<1>();
                return missing[0] == 0 && missing[1] == 0 && missing[2] > 20 && missing[2] < 108;
@@ -1195,16 +1195,16 @@ template <Slip S = Slip::NONE> static bool boxes_land(CUtensorMapSwizzle swizzle
         run({1, 32, static_cast<size_t>(bytes + 4096)}, [=, out = out.data] {
             uint64_t* barrier = reinterpret_cast<uint64_t*>(shared_bytes() + 2048 + bytes);
             if (threadIdx.x == 0) {
-                barrier_init(barrier, 1);
-                barrier_init_done();
-                barrier_arrive_expect(barrier, bytes);
-                tensor_load(shared_bytes() + 1024, &map, barrier, corner.x, corner.y, corner.z, corner.w);
+                mbarrier_init(barrier, 1);
+                fence_mbarrier_init();
+                mbarrier_arrive_expect_tx(barrier, bytes);
+                tma_load(shared_bytes() + 1024, &map, barrier, corner.x, corner.y, corner.z, corner.w);
             }
-            if (S != Slip::FULL_WAIT && threadIdx.x == 0) barrier_wait(barrier, 0);
+            if (S != Slip::FULL_WAIT && threadIdx.x == 0) mbarrier_wait(barrier, 0);
             __syncthreads();
             for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x))
                 out[i] = reinterpret_cast<uint16_t*>(shared_bytes() + 1024)[i];
-            barrier_wait(barrier, 0);
+            mbarrier_wait(barrier, 0);
         });
         right = right && out.each([&](size_t place, uint16_t found) {
             const int i = static_cast<int>(place), row = i / columns, chunk = i % 64 / 8 ^ row % 8;
@@ -1239,7 +1239,7 @@ static void test_tensor_maps()
     }
     expect("cuTensorMapEncodeTiled rejects what CUDA rejects: addresses, strides, extents, boxes, steps", right);
     if (WARP_SIZE == 1) return;
-    expect("tensor_load: boxes of four dimensions land, swizzled or not, with zeros outside of the tensor",
+    expect("tma_load: boxes of four dimensions land, swizzled or not, with zeros outside of the tensor",
            in_every_order([] {
                return boxes_land(CU_TENSOR_MAP_SWIZZLE_128B) && boxes_land(CU_TENSOR_MAP_SWIZZLE_NONE);
            }));
@@ -1265,7 +1265,8 @@ __global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bflo
         return chunk_at(tile + row / 8 * group_bytes, row % 8, chunk);
     };
     const auto operand = [=](char* tile, int block = 16) {
-        return (wgmma_operand(tile, block) & ~(uint64_t{0x3fff} << 32)) | static_cast<uint64_t>(group_bytes / 16) << 32;
+        return (wgmma_descriptor(tile, block) & ~(uint64_t{0x3fff} << 32)) |
+               static_cast<uint64_t>(group_bytes / 16) << 32;
     };
     for (int i = static_cast<int>(threadIdx.x); i < 64 * 8; i += 128)
         memcpy(place(a_tile, i / 8, i % 8), a + i * 8, 16);
@@ -1374,11 +1375,11 @@ struct Parts128 {
     const CUtensorMap* map;
     bool first;        // thread 0
     uint64_t operand;  // the tile's
-    void load(void* to) const { tensor_load(to, map, barrier, 0, 0, 0, 0); }
+    void load(void* to) const { tma_load(to, map, barrier, 0, 0, 0, 0); }
     void init(bool done = true) const
     {
-        if (first) barrier_init(barrier, 1);
-        if (first && done) barrier_init_done();
+        if (first) mbarrier_init(barrier, 1);
+        if (first && done) fence_mbarrier_init();
         __syncthreads();
     }
 };
@@ -1400,41 +1401,41 @@ struct Misuse {
     Deed deed;
 };
 static const Misuse misuses[] = {
-    {"thread 0 calls copy_async with an address that is not a multiple of 16",
-     [](const Parts128& p) { if (p.first) copy_async(p.tile + 8, p.data, true); }},
-    {"thread 0 ended without waiting for a copy_async",
-     [](const Parts128& p) { if (p.first) copy_async(p.tile, p.data, true); }},
-    {"thread 0 calls tensor_load to an address that is not a multiple of 1024",
+    {"thread 0 calls cp_async with an address that is not a multiple of 16",
+     [](const Parts128& p) { if (p.first) cp_async(p.tile + 8, p.data, true); }},
+    {"thread 0 ended without waiting for a cp_async",
+     [](const Parts128& p) { if (p.first) cp_async(p.tile, p.data, true); }},
+    {"thread 0 calls tma_load to an address that is not a multiple of 1024",
      [](const Parts128& p) { p.init(); if (p.first) p.load(p.tile + 512); }},
-    {"thread 0 calls tensor_load with a barrier that is not initialised",
+    {"thread 0 calls tma_load with a barrier that is not initialised",
      [](const Parts128& p) { if (p.first) p.load(p.tile); }},
-    {"thread 0 calls tensor_load before barrier_init_done",
+    {"thread 0 calls tma_load before fence_mbarrier_init",
      [](const Parts128& p) { p.init(false); if (p.first) p.load(p.tile); }},
-    {"thread 0 calls tensor_load and the box ends beyond the launch's shared memory",
+    {"thread 0 calls tma_load and the box ends beyond the launch's shared memory",
      [](const Parts128& p) { p.init(); if (p.first) p.load(p.tile + 9 * 1024); }},
-    {"the block ended without waiting for a tensor_load",
+    {"the block ended without waiting for a tma_load",
      [](const Parts128& p) {
          p.init();
          if (!p.first) return;
-         barrier_arrive_expect(p.barrier, 16384);
+         mbarrier_arrive_expect_tx(p.barrier, 16384);
          p.load(p.tile);
-         barrier_wait(p.barrier, 1);  // of the phase before
+         mbarrier_wait(p.barrier, 1);  // of the phase before
      }},
-    {"thread 0 calls barrier_arrive for a barrier where all 1 have arrived, before its phase has ended",
+    {"thread 0 calls mbarrier_arrive for a barrier where all 1 have arrived, before its phase has ended",
      [](const Parts128& p) {
          p.init();
-         if (p.first) barrier_arrive_expect(p.barrier, 64);
-         if (p.first) barrier_arrive(p.barrier);
+         if (p.first) mbarrier_arrive_expect_tx(p.barrier, 64);
+         if (p.first) mbarrier_arrive(p.barrier);
      }},
-    {"deadlock: no thread can continue\n  threads 0: in barrier_wait, parity 0, barrier at byte 16384: 0 of 1 threads "
+    {"deadlock: no thread can continue\n  threads 0: in mbarrier_wait, parity 0, barrier at byte 16384: 0 of 1 threads "
      "have arrived, 0 bytes are missing\n  threads 1-127: ended",
-     [](const Parts128& p) { p.init(); if (p.first) barrier_wait(p.barrier, 0); }},
-    {"calls named_barrier_wait for 100 threads; expected a multiple of 32, no more than the block's",
-     [](const Parts128&) { named_barrier_wait(1, 100); }},
+     [](const Parts128& p) { p.init(); if (p.first) mbarrier_wait(p.barrier, 0); }},
+    {"calls named_barrier_sync for 100 threads; expected a multiple of 32, no more than the block's",
+     [](const Parts128&) { named_barrier_sync(1, 100); }},
     {"thread 0 calls named_barrier_arrive and has arrived at barrier 2 already",
      [](const Parts128& p) { for (int i = 0; i < 2 && p.first; i++) named_barrier_arrive(2, 128); }},
-    {"threads 0-63: in named_barrier_wait, barrier 4: 64 of 128 threads have arrived\n  threads 64-127: ended",
-     [](const Parts128&) { if (threadIdx.x < 64) named_barrier_wait(4, 128); }},
+    {"threads 0-63: in named_barrier_sync, barrier 4: 64 of 128 threads have arrived\n  threads 64-127: ended",
+     [](const Parts128&) { if (threadIdx.x < 64) named_barrier_sync(4, 128); }},
     {"calls mma_m16n8k16 and its warp has no 32 lanes any more",
      [](const Parts128&) {
          Wgmma d = {};
@@ -1453,9 +1454,9 @@ static const Misuse misuses[] = {
          wgmma<64, Major::K>(d, p.operand, p.operand, 0);
      }},
     {"wgmma: the lanes of a warp do not agree on descriptors or on adding",
-     [](const Parts128& p) { product(p.operand, wgmma_operand(p.tile + threadIdx.x % 2 * 8192)); }},
+     [](const Parts128& p) { product(p.operand, wgmma_descriptor(p.tile + threadIdx.x % 2 * 8192)); }},
     {"wgmma: the warps of warpgroup 0 do not call the same one",
-     [](const Parts128& p) { product(p.operand, wgmma_operand(p.tile + threadIdx.x / 32 % 2 * 8192)); }},
+     [](const Parts128& p) { product(p.operand, wgmma_descriptor(p.tile + threadIdx.x / 32 % 2 * 8192)); }},
     {"the warps of warpgroup 0 did not call the same wgmma's",
      [](const Parts128& p) { if (threadIdx.x < 32) product(p.operand, p.operand); }},
     {"warp 0 ended without waiting for a wgmma",
@@ -1463,10 +1464,10 @@ static const Misuse misuses[] = {
     {"wgmma: a descriptor's swizzle is mode 2; expected 1 (128 bytes)",
      [](const Parts128& p) { product(p.operand, p.operand ^ uint64_t{3} << 62); }},
     {"wgmma reads beyond the launch's shared memory",
-     [](const Parts128& p) { product(p.operand, wgmma_operand(p.tile + 16384)); }},
+     [](const Parts128& p) { product(p.operand, wgmma_descriptor(p.tile + 16384)); }},
     {"wgmma: a descriptor begins at byte 128, in row 1 of a pattern of 8; expected a multiple of 1024",
-     [](const Parts128& p) { product(p.operand, wgmma_operand(p.tile + 128)); }},
-    {"", [](const Parts128& p) { product(p.operand, wgmma_operand(p.tile, 0)); }},
+     [](const Parts128& p) { product(p.operand, wgmma_descriptor(p.tile + 128)); }},
+    {"", [](const Parts128& p) { product(p.operand, wgmma_descriptor(p.tile, 0)); }},
 };
 
 struct Instruction {
@@ -1481,20 +1482,20 @@ static const Instruction instructions[] = {
          ldmatrix(r, p.tile + threadIdx.x % 32 * 16);
      }},
     {"mma_m16n8k16", 80, 999, [](const Parts128&) { Wgmma d = {}; mma_m16n8k16(d, {0, 0, 0, 0}, 0, 0); }},
-    {"copy_async", 80, 999, [](const Parts128& p) { copy_async(p.tile, p.data, true); copy_async_commit();
-                                                    copy_async_wait<0>(); }},
-    {"barrier_init", 90, 999,
+    {"cp_async", 80, 999, [](const Parts128& p) { cp_async(p.tile, p.data, true); cp_async_commit();
+                                                    cp_async_wait<0>(); }},
+    {"mbarrier_init", 90, 999,
      [](const Parts128& p) {
          p.init();
          if (!p.first) return;
-         barrier_arrive_expect(p.barrier, 8192);
+         mbarrier_arrive_expect_tx(p.barrier, 8192);
          p.load(p.tile);
-         barrier_wait(p.barrier, 0);
+         mbarrier_wait(p.barrier, 0);
      }},
     {"async_fence", 90, 999, [](const Parts128&) { async_fence(); }},
     {"wgmma_fence", 90, 90, [](const Parts128& p) { product(p.operand, p.operand); }},
     {"setmaxnreg_dec", 90, 90, [](const Parts128&) { setmaxnreg_dec<24>(); }},
-    {"named_barrier_wait", 75, 999, [](const Parts128&) { if (threadIdx.x < 64) named_barrier_wait(1, 64); }},
+    {"named_barrier_sync", 75, 999, [](const Parts128&) { if (threadIdx.x < 64) named_barrier_sync(1, 64); }},
 };
 
 // Runs one deed as a child; returns its exit code.
@@ -1504,7 +1505,7 @@ static int run_deed(Deed deed)
     cudaDeviceSynchronize();
     run({1, 128, 16384 + 64}, [deed, data = data.data, map = map_of(data.data, 64)] {
         char* const tile = shared_bytes();
-        deed({tile, reinterpret_cast<uint64_t*>(tile + 16384), data, &map, threadIdx.x == 0, wgmma_operand(tile)});
+        deed({tile, reinterpret_cast<uint64_t*>(tile + 16384), data, &map, threadIdx.x == 0, wgmma_descriptor(tile)});
     });
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : 3;
 }

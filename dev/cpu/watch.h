@@ -106,9 +106,9 @@ CUDA_CPU_HOOK(void, waited(const void* barrier, unsigned parity, const void* sit
 
 // ---- accesses by PTX instructions
 CUDA_CPU_HOOK(void, access(Access access, By by, const void* address, unsigned bytes, const void* site))
-CUDA_CPU_HOOK(void, copy_async(const void* to, const void* from, const void* site))   // from may be null: zeros
-CUDA_CPU_HOOK(void, copy_async_commit())
-CUDA_CPU_HOOK(void, copy_async_wait(unsigned pending))
+CUDA_CPU_HOOK(void, cp_async(const void* to, const void* from, const void* site))   // from may be null: zeros
+CUDA_CPU_HOOK(void, cp_async_commit())
+CUDA_CPU_HOOK(void, cp_async_wait(unsigned pending))
 CUDA_CPU_HOOK(unsigned, box_issued(const void* barrier, const void* site))
 CUDA_CPU_HOOK(void, box_part(unsigned box, const void* to, const void* from))   // 16 bytes; from null: zeros
 CUDA_CPU_HOOK(void, box_landed(unsigned box))

@@ -1077,7 +1077,7 @@ void waited(const void* barrier, unsigned parity, const void* site)
 // ==== PTX instructions ===================================================================================
 
 // cp.async reads and writes at some moment between the instruction and the wait.
-void copy_async(const void* to, const void* from, const void* site)
+void cp_async(const void* to, const void* from, const void* site)
 {
     if (!recording) return;
     const Pause pause;
@@ -1097,7 +1097,7 @@ void copy_async(const void* to, const void* from, const void* site)
     t.copies.push_back({issued, target, store, t.copy_groups});
 }
 
-void copy_async_commit()
+void cp_async_commit()
 {
     if (recording) me().copy_groups++;
 }
@@ -1114,7 +1114,7 @@ static void land_copies(size_t count, Tick tick)
     t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
-void copy_async_wait(unsigned pending)
+void cp_async_wait(unsigned pending)
 {
     if (!recording) return;
     const Pause pause;

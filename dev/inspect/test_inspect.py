@@ -311,8 +311,8 @@ PTX_RACES = [
 WAITS_LATE = ("waits for empty", "waits for empty")
 # The program's argument, how it ends, the kernel, and the lines that race nevertheless.
 UNFINISHED = [
-    ("copies_without_wait", "without waiting for a copy_async", "copies<(Copies)4>", [FIRST_READS, COPIES_READS]),
-    ("copies_without_commit", "without waiting for a copy_async", "copies<(Copies)5>", [FIRST_READS, COPIES_READS]),
+    ("copies_without_wait", "without waiting for a cp_async", "copies<(Copies)4>", [FIRST_READS, COPIES_READS]),
+    ("copies_without_commit", "without waiting for a cp_async", "copies<(Copies)5>", [FIRST_READS, COPIES_READS]),
     ("hand_over_without_wait", "deadlock", "hand_over<(Barriers)3>", [("writes", "reads"), WAITS_LATE]),
     ("ring_without_empty_wait", "deadlock", "ring<(Ring)2>", [("fills", "fills")]),
     ("products_without_commit", "ended without waiting for a wgmma", "products<(Products)5>",

@@ -155,12 +155,12 @@ __global__ void __launch_bounds__(MMA_BLOCK, 2) mma_kernel(floatX* out, const fl
     };
     float sum[WARP_TILE / 16][WARP_TILE / 2] = {};   // fragments (16, 64)
     load_stage(0);
-    copy_async_commit();
+    cp_async_commit();
     for (int k0 = 0; k0 < s.K; k0 += DEPTH) {
         MmaStage& stage = stages[k0 / DEPTH % 2];
         if (k0 + DEPTH < s.K) load_stage(k0 + DEPTH);
-        copy_async_commit();
-        copy_async_wait<1>();
+        cp_async_commit();
+        cp_async_wait<1>();
         __syncthreads();   // all threads' copies have arrived
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++) {
@@ -210,7 +210,7 @@ template <int COLUMNS>
 __device__ __forceinline__ void start_products(float (&sum)[COLUMNS / 2], uint64_t A, uint64_t B, bool add) {
 #pragma unroll
     for (int k = 0; k < DEPTH; k += 16) {
-        const uint64_t a = moved(A, k * static_cast<int>(sizeof(floatX))), b = moved(B, k * TILE_ROW_BYTES);
+        const uint64_t a = offset_by(A, k * static_cast<int>(sizeof(floatX))), b = offset_by(B, k * TILE_ROW_BYTES);
         wgmma<COLUMNS, Major::MN>(sum, a, b, k > 0 || add);
     }
     wgmma_commit();
@@ -220,17 +220,17 @@ template <int COLUMNS>
 __device__ __forceinline__ void matmul_producer(typename MatmulTile<COLUMNS>::Shared& shared, const TensorMap& A,
                                                 const TensorMap& B, const TileOrder& order, Size s) {
     using Tile = MatmulTile<COLUMNS>;
-    Turn<Tile::STAGES> turn;
+    PipelineState<Tile::STAGES> state;
     for (unsigned i = blockIdx.x; i < order.count(); i += gridDim.x) {
         const TileOrder::Place place = order.place(i);
         const int m = place.row * Tile::ROWS, n = place.column * COLUMNS;
-        for (int k = 0; k < s.K; k += DEPTH, turn.next()) {
-            uint64_t* full = &shared.ring.full[turn.stage];
-            wait_empty(shared.ring, turn);
-            barrier_arrive_expect(full, sizeof(shared.A[0]) + sizeof(shared.B[0]));
-            tensor_load(shared.A[turn.stage], &A.map, full, k, 0, m, 0);
+        for (int k = 0; k < s.K; k += DEPTH, state.advance()) {
+            uint64_t* full = &shared.ring.full[state.stage];
+            wait_empty(shared.ring, state);
+            mbarrier_arrive_expect_tx(full, sizeof(shared.A[0]) + sizeof(shared.B[0]));
+            tma_load(shared.A[state.stage], &A.map, full, k, 0, m, 0);
             for (int c = 0; c < COLUMNS; c += TILE_COLUMNS)
-                tensor_load(shared.B[turn.stage] + tile_bytes(DEPTH, c), &B.map, full, n + c, 0, k, 0);
+                tma_load(shared.B[state.stage] + tile_bytes(DEPTH, c), &B.map, full, n + c, 0, k, 0);
         }
     }
 }
@@ -239,16 +239,17 @@ template <int COLUMNS>
 __device__ __forceinline__ void matmul_consumer(floatX* out, typename MatmulTile<COLUMNS>::Shared& shared,
                                                 const TileOrder& order, Size s) {
     using Tile = MatmulTile<COLUMNS>;
-    const uint64_t A = wgmma_operand(shared.A[0] + group_row() * TILE_ROW_BYTES);
-    const uint64_t B = wgmma_operand(shared.B[0], tile_bytes(DEPTH, TILE_COLUMNS));
-    Turn<Tile::STAGES> now, read;   // read: the stage that the products before these may still read
+    const uint64_t A = wgmma_descriptor(shared.A[0] + warpgroup_row() * TILE_ROW_BYTES);
+    const uint64_t B = wgmma_descriptor(shared.B[0], tile_bytes(DEPTH, TILE_COLUMNS));
+    PipelineState<Tile::STAGES> now, read;   // read: the stage that the products before these may still read
     for (unsigned i = blockIdx.x; i < order.count(); i += gridDim.x) {
         const TileOrder::Place place = order.place(i);
         float sum[COLUMNS / 2];
-        for (int k = 0; k < s.K; k += DEPTH, now.next()) {
+        for (int k = 0; k < s.K; k += DEPTH, now.advance()) {
             wait_full(shared.ring, now);
             wgmma_fence();
-            const uint64_t a = moved(A, now.stage * sizeof(shared.A[0])), b = moved(B, now.stage * sizeof(shared.B[0]));
+            const uint64_t a = offset_by(A, now.stage * sizeof(shared.A[0])),
+                           b = offset_by(B, now.stage * sizeof(shared.B[0]));
             start_products<COLUMNS>(sum, a, b, k > 0);
             wgmma_wait<1>();
             if (k > 0) release(shared.ring, read);

@@ -166,7 +166,7 @@ void set_the_scale(double value) {
     scale.inverse = 1 / value;
     upload(the_scale(), &scale, sizeof(scale));
 }
-void reset_amax() { fp8_scales<Fp8Step::FORGET>(the_scale(), 1); }
+void reset_amax() { fp8_scales<Fp8Step::RESET_AMAX>(the_scale(), 1); }
 
 // x, which the trainer is to write to out in E4M3.
 Operand in_fp8(const floatX* x, e4m3* out, bool current_scaling) {

@@ -179,7 +179,7 @@ TEST("kernels: fp8: scales") {
         Fp8Scale s = get(at);
         s.amax = bits_of(amax);
         put(at, s);
-        fp8_scales<Fp8Step::REMEMBER>(scales, 2 * FP8_TENSORS);
+        fp8_scales<Fp8Step::PUSH_HISTORY>(scales, 2 * FP8_TENSORS);
         return double(get(at).scale);
     };
     expect(step(OF_E4M3, 3.0) == 128 && get(OF_E4M3).inverse == 0x1p-7f && get(OF_E4M3).amax == 0 &&
@@ -198,7 +198,7 @@ TEST("kernels: fp8: scales") {
     const float expected = std::exchange(s.scale, 0);
     s.inverse = 0;
     put(OF_E4M3, s);
-    fp8_scales<Fp8Step::RECALL>(scales, 2 * FP8_TENSORS);
+    fp8_scales<Fp8Step::RESCALE>(scales, 2 * FP8_TENSORS);
     expect(get(OF_E4M3).scale == expected && get(OF_E4M3).inverse == 1 / expected,
            "FP8: the history of a checkpoint gives the same scales");
 }

@@ -43,22 +43,22 @@ __global__ void copies(float* out, const float* in)
     constexpr int count = 4;
     float* stages = reinterpret_cast<float*>(memory);
     const unsigned t = threadIdx.x;
-    copy_async(stages + 4 * t, in + 4 * t, true);     // first
-    if (version != Copies::NO_COMMIT) copy_async_commit();
+    cp_async(stages + 4 * t, in + 4 * t, true);     // first
+    if (version != Copies::NO_COMMIT) cp_async_commit();
     for (int i = 0; i < count; i++) {
-        if (i + 1 < count) copy_async(stages + (i + 1) % 2 * 256 + 4 * t, in + (i + 1) * 256 + 4 * t, true);   // copies
-        if (version != Copies::NO_COMMIT) copy_async_commit();
+        if (i + 1 < count) cp_async(stages + (i + 1) % 2 * 256 + 4 * t, in + (i + 1) * 256 + 4 * t, true);   // copies
+        if (version != Copies::NO_COMMIT) cp_async_commit();
         if (version == Copies::ONE_IN_FLIGHT)
-            copy_async_wait<2>();
+            cp_async_wait<2>();
         else if (version != Copies::WAITED_LATE && version != Copies::NO_WAIT)
-            copy_async_wait<1>();
+            cp_async_wait<1>();
         if (version != Copies::NO_BARRIER) __syncthreads();
         const float4 x = *reinterpret_cast<float4*>(stages + i % 2 * 256 + 4 * (63 - t));   // reads
         out[i * 64 + t] = x.x + x.w;
-        if (version == Copies::WAITED_LATE) copy_async_wait<1>();
+        if (version == Copies::WAITED_LATE) cp_async_wait<1>();
         __syncthreads();
     }
-    if (version != Copies::NO_WAIT) copy_async_wait<0>();
+    if (version != Copies::NO_WAIT) cp_async_wait<0>();
 }
 
 // ---- barriers of threads
@@ -73,24 +73,24 @@ __global__ void hand_over(float* out, const float* in)
     uint64_t *full = reinterpret_cast<uint64_t*>(memory + 1024), *empty = full + 1;
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
-        barrier_init(full, 32);                       // sets up full
-        barrier_init(empty, 32);                      // sets up empty
-        barrier_init_done();
+        mbarrier_init(full, 32);                       // sets up full
+        mbarrier_init(empty, 32);                      // sets up empty
+        fence_mbarrier_init();
     }
     if (version != Barriers::NO_SETUP) __syncthreads();
     constexpr bool waits_first = version != Barriers::LATE_WAIT && version != Barriers::NO_WAIT;
     for (int i = 0; i < 4; i++) {
         const uint32_t parity = static_cast<uint32_t>(i % 2);
         if (warp == 0) {
-            barrier_wait(empty, parity ^ 1);          // waits for empty
+            mbarrier_wait(empty, parity ^ 1);          // waits for empty
             tile[lane] = in[i * 32 + lane];           // writes
-            barrier_arrive(full);                     // arrives at full
+            mbarrier_arrive(full);                     // arrives at full
         } else {
-            if (waits_first) barrier_wait(full, parity);   // waits for full
-            if (version == Barriers::EARLY) barrier_arrive(empty);
+            if (waits_first) mbarrier_wait(full, parity);   // waits for full
+            if (version == Barriers::EARLY) mbarrier_arrive(empty);
             out[i * 32 + lane] = tile[31 - lane];     // reads
-            if (version == Barriers::LATE_WAIT) barrier_wait(full, parity);
-            if (version != Barriers::EARLY) barrier_arrive(empty);   // arrives at empty
+            if (version == Barriers::LATE_WAIT) mbarrier_wait(full, parity);
+            if (version != Barriers::EARLY) mbarrier_arrive(empty);   // arrives at empty
         }
     }
 }
@@ -101,19 +101,19 @@ __global__ void next_phase(float* out, const float*)
     float* tile = reinterpret_cast<float*>(memory);
     uint64_t* barrier = reinterpret_cast<uint64_t*>(memory + 256);
     if (threadIdx.x == 0) {
-        barrier_init(barrier, 2);
-        barrier_init_done();
+        mbarrier_init(barrier, 2);
+        fence_mbarrier_init();
     }
     __syncthreads();
     if (threadIdx.x == 0) {
         tile[0] = 1;
-        barrier_arrive(barrier);
-        barrier_arrive(barrier);
+        mbarrier_arrive(barrier);
+        mbarrier_arrive(barrier);
         tile[1] = 2;                                  // writes
-        barrier_arrive(barrier);
+        mbarrier_arrive(barrier);
     }
     if (threadIdx.x == 32) {
-        barrier_wait(barrier, 0);
+        mbarrier_wait(barrier, 0);
         out[0] = tile[right ? 0 : 1];                 // reads
     }
 }
@@ -123,7 +123,7 @@ __global__ void named(float* out, const float*)
     float* tile = reinterpret_cast<float*>(memory);
     tile[threadIdx.x] = 1;                            // writes
     if (threadIdx.x < 64) {
-        if (right) named_barrier_wait(1, 64);
+        if (right) named_barrier_sync(1, 64);
         out[threadIdx.x] = tile[63 - threadIdx.x];    // reads
     }
 }
@@ -139,10 +139,10 @@ __global__ void ring(float* out, const __grid_constant__ CUtensorMap map, int co
     uint64_t *full = reinterpret_cast<uint64_t*>(memory + 2 * TILE_BYTES), *empty = full + 2;
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++) {
-            barrier_init(full + i, 1);
-            barrier_init(empty + i, 32);
+            mbarrier_init(full + i, 1);
+            mbarrier_init(empty + i, 32);
         }
-        barrier_init_done();
+        fence_mbarrier_init();
     }
     __syncthreads();
     if (threadIdx.x > 32) return;
@@ -151,15 +151,15 @@ __global__ void ring(float* out, const __grid_constant__ CUtensorMap map, int co
         const uint32_t parity = static_cast<uint32_t>(i / 2 % 2);
         char* tile = memory + stage * TILE_BYTES;
         if (threadIdx.x == 32) {
-            if (version != Ring::NO_EMPTY_WAIT) barrier_wait(empty + stage, parity ^ 1);
-            barrier_arrive_expect(full + stage, TILE_BYTES);
-            tensor_load(tile, &map, full + stage, 0, 0, 64 * i, 0);   // fills
+            if (version != Ring::NO_EMPTY_WAIT) mbarrier_wait(empty + stage, parity ^ 1);
+            mbarrier_arrive_expect_tx(full + stage, TILE_BYTES);
+            tma_load(tile, &map, full + stage, 0, 0, 64 * i, 0);   // fills
         } else {
-            if (version != Ring::LATE_FULL_WAIT) barrier_wait(full + stage, parity);
-            if (version == Ring::EARLY_RELEASE) barrier_arrive(empty + stage);
+            if (version != Ring::LATE_FULL_WAIT) mbarrier_wait(full + stage, parity);
+            if (version == Ring::EARLY_RELEASE) mbarrier_arrive(empty + stage);
             out[threadIdx.x] = *reinterpret_cast<float*>(chunk_at(tile, threadIdx.x, 0));   // reads
-            if (version == Ring::LATE_FULL_WAIT) barrier_wait(full + stage, parity);
-            if (version != Ring::EARLY_RELEASE) barrier_arrive(empty + stage);
+            if (version == Ring::LATE_FULL_WAIT) mbarrier_wait(full + stage, parity);
+            if (version != Ring::EARLY_RELEASE) mbarrier_arrive(empty + stage);
         }
     }
 }
@@ -181,7 +181,7 @@ __global__ void products(float* out, const float* in)
     float d[32];
     wgmma_fence(d);
     for (int k = 0; k < 4; k++) {
-        const uint64_t tile = wgmma_operand(memory + 32 * k);
+        const uint64_t tile = wgmma_descriptor(memory + 32 * k);
         wgmma<64, Major::K>(d, tile, tile, k > 0);    // multiplies
     }
     if (version != Products::NO_COMMIT) wgmma_commit();
@@ -212,7 +212,7 @@ __global__ void small_product(float* out, const float*)
 __global__ void numbers(float* out, int* counter, unsigned count)
 {
     if (threadIdx.x > 0) return;
-    for (unsigned n = blockIdx.x; n < count; n = gridDim.x + take_number(counter, count - 1))
+    for (unsigned n = blockIdx.x; n < count; n = gridDim.x + atomic_inc(counter, count - 1))
         if (n % gridDim.x == blockIdx.x) out[n] = 1;   // in turn
 }
 
