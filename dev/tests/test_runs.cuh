@@ -1,16 +1,16 @@
-// Tests of whole command lines: the same bits, what runs print and write, how they end. Included by test_gpt.cu.
-// dev/faults/test_faults.py kills runs at many moments, and lets their system calls fail.
+// Tests of whole command lines: reproducibility, output and files, exit codes and signals. Included by test_gpt.cu.
+// dev/faults/test_faults.py also kills runs at many moments and makes their system calls fail.
 #pragma once
 
 // ==== running train_gpt ======================================================
-// `test_gpt --as-train-gpt ...` is train_gpt itself.
+// `test_gpt --as-train-gpt ...` behaves as train_gpt.
 
 struct Outcome {
     int code;   // exit status, or -signal
     std::string out, err;
 };
 
-// Removes the emulator's hint that matmuls are slow, which it prints on some processors.
+// Returns the text without the emulator's warning about slow matmuls, which it prints on some processors.
 std::string without_hint(std::string text) {
 #ifdef CUDA_ON_CPU
     text = replaced(text, cuda_cpu::excuse + std::string("\n"), "");
@@ -18,12 +18,12 @@ std::string without_hint(std::string text) {
     return text;
 }
 
-// How this program is named in the commands that it runs.
+// The path of this program in the commands that it runs.
 const std::string PROGRAM = format("/proc/%d/exe", getpid());
 
 class Run {
 public:
-    // The shell reads the command, which may redirect its input and output; @ is the tests' folder.
+    // Starts `command` in a shell, so it may redirect its input and output. @ is the tests' folder.
     explicit Run(const std::string& command, const std::string& environment = "") {
         static int runs = 0;
         const int number = runs++;
@@ -36,9 +36,9 @@ public:
         pid_ = fork();
         if (pid_ < 0) throw Failure("fork: %s", strerror(errno));
         if (pid_ > 0) return;
-        // Only system calls until exec: the child has none of the threads of OpenMP and CUDA.
-        signal(SIGHUP, SIG_DFL);    // ignored under nohup
-        execl("/bin/sh", "sh", "-fc", line.c_str(), nullptr);   // -f: the program reads patterns of files
+        // Only system calls until exec: fork does not copy the threads of OpenMP and CUDA.
+        signal(SIGHUP, SIG_DFL);    // nohup makes this process ignore it
+        execl("/bin/sh", "sh", "-fc", line.c_str(), nullptr);   // -f: the program, not the shell, expands globs
         _exit(127);
     }
     Run(const Run&) = delete;
@@ -46,7 +46,7 @@ public:
         if (pid_ > 0) end(SIGKILL);
     }
 
-    // Waits for the end, after a signal if one is given.
+    // Sends the signal unless it is 0, and waits for the end.
     Outcome end(int signal = 0) {
         if (signal) kill(pid_, signal);
         int status = 0;
@@ -66,7 +66,7 @@ private:
 
 Outcome run(const std::string& command, const std::string& environment = "") { return Run(command, environment).end(); }
 
-// Expectation about a run; prints the run's output if it fails.
+// Expects a fact about a run; prints the run's output if it does not hold.
 void expect_run(bool holds, const std::string& text, const Outcome& run, const std::string& detail = "") {
     expect(holds, text,
            holds ? "" : format("exit code %d; %s%s%s", run.code, run.out.c_str(), run.err.c_str(), detail.c_str()));
@@ -74,7 +74,8 @@ void expect_run(bool holds, const std::string& text, const Outcome& run, const s
 
 // ==== results of a run =======================================================
 
-// The records of a log but the first, without times. Numbers have 17 digits, so equal text means equal bits.
+// Returns the records of a log without the first one and without times. Numbers have 17 digits: equal text means equal
+// bits.
 std::vector<std::string> log_of(const std::string& out) {
     std::vector<std::string> records;
     for (const std::string& line : split(read_bytes(out + "/log.jsonl"), "\n")) {
@@ -86,12 +87,13 @@ std::vector<std::string> log_of(const std::string& out) {
     return records;
 }
 
+// Returns a record of log_of(), or {} if the log is shorter.
 json record_of(const std::string& out, size_t line) {
     const std::vector<std::string> log = log_of(out);
     return line < log.size() ? json::parse(log[line]) : json::object();
 }
 
-// Waits for three steps, at most a minute.
+// Waits until three steps are logged, at most a minute.
 void wait_for_steps(const std::string& out) {
     for (int i = 0; i < 60000 && log_of(out).size() < 3; i++) usleep(1000);
 }
@@ -101,22 +103,22 @@ bool same_file(const std::string& a, const std::string& b) {
     return !bytes.empty() && bytes == read_bytes(b);
 }
 
-// Whether two checkpoints hold the same weights and the same optimizer state.
+// Returns whether two checkpoints hold the same weights and optimizer states.
 bool same_checkpoint(const std::string& a, const std::string& b) {
     return same_file(a + "/model.safetensors", b + "/model.safetensors") &&
            same_file(a + "/optimizer.safetensors", b + "/optimizer.safetensors");
 }
 
-// Starts the folder @/OUT as @/FROM was at a step: with its checkpoint there, and its log.
+// Creates the folder `out` with the log of the run in `from` and with one of its checkpoints: a run to be resumed.
 void begin_from(const std::string& out, const std::string& from, const std::string& step) {
     fs::create_directory(scratch(out));
     copy_files(from + step, out + step);
     copy_files(from + "/log.jsonl", out + "/log.jsonl");
 }
 
-// Claims that a command, with --out @/other, logs and saves the same bits as the run of 10 steps in @/FOLDER.
-void same_as(const std::string& folder, const std::string& command, const std::string& text,
-             const std::string& environment = "") {
+// Expects that a command with --out @/other logs and saves the same bits as the run of 10 steps in `folder`.
+void expect_same_run(const std::string& folder, const std::string& command, const std::string& text,
+                     const std::string& environment = "") {
     const Outcome outcome = run(command + " --out @/other", environment);
     expect_run(outcome.code == 0 && log_of("@/other") == log_of(folder) &&
                    same_checkpoint(folder + "/step_000010", "@/other/step_000010"),
@@ -124,7 +126,7 @@ void same_as(const std::string& folder, const std::string& command, const std::s
     fs::remove_all(scratch("@/other"));
 }
 
-// Whether @/OUT has one checkpoint, of its last logged step, and every tensor in it can be read.
+// Returns whether `out` has exactly one checkpoint, of the last logged step, in which every tensor can be read.
 bool has_last_checkpoint(const std::string& out) {
     const auto found = list_checkpoints(scratch(out));
     if (found.size() != 1 || found.begin()->first != long(log_of(out).size())) return false;
@@ -145,7 +147,7 @@ bool has_last_checkpoint(const std::string& out) {
 
 const std::string SMALL = " --layers 2 --heads 2 --channels 32 --context 16 --data @/text.txt ";
 
-// Three words in an order that is not quite random, so that there is something to learn.
+// Writes @/text.txt, 3004 bytes: three phrases in a partly predictable order, so that the loss can fall.
 void write_text() {
     std::string text;
     for (uint64_t i = 0, word = 0; text.size() < 3000; i++) {
@@ -155,20 +157,21 @@ void write_text() {
     write_bytes("@/text.txt", text);
 }
 
-// A run that does not end.
+// A run that ends only by a signal.
 const std::string ENDLESS = "train" + SMALL + "--micro-batch 1 --steps 1000000 --schedule constant --eval-every 0 ";
 
 const std::string TEN = "train" + SMALL + "--micro-batch 2 --total-batch 64 --steps 10 --lr 1e-2 --warmup 3 "
                         "--eval-every 5 --eval-sequences 4 --checkpoint-every 5 ";
 
-// @/first is the folder of that run.
+// Runs TEN with --out @/first unless that exists.
 void need_first_run() {
     if (!fs::exists(scratch("@/first"))) run(TEN + "--out @/first");
 }
 
 const std::string TOKENIZER = "data/reference/tokenizer";
 
-// @/words: a model of 800 tokens with the tokenizer of the reference, which has 757. @/numbers: the same without.
+// Creates @/words, a model with vocabulary 800 and the reference's tokenizer of 757 tokens, and @/numbers, the same
+// model without a tokenizer.
 void need_words() {
     if (fs::exists(scratch("@/words"))) return;
     const std::string text = read_bytes("@/text.txt");
@@ -180,35 +183,37 @@ void need_words() {
     copy_files(TOKENIZER + "/tokenizer.json", "@/words/tokenizer.json");
 }
 
-// ==== the same bits ==========================================================
+// ==== reproducibility ========================================================
 
 TEST("runs: the same bits") {
     const Outcome first = run(TEN + "--out @/first");
     expect_run(first.code == 0 && log_of("@/first").size() == 12, "10 steps and 2 evaluations are logged", first);
     if (log_of("@/first").size() != 12) return;
     const double before = record_of("@/first", 0)["loss"], after = record_of("@/first", 10)["loss"];
-    expect(after < before - 1, "the loss falls", format("from %f to %f", before, after));
-    same_as("@/first", TEN + "--graph on --recompute full --sample-every 3 --sample-tokens 5",
+    expect(after < before - 1, "the loss falls by more than 1", format("from %f to %f", before, after));
+    expect_same_run("@/first", TEN + "--graph on --recompute full --sample-every 3 --sample-tokens 5",
             "graphs, recomputation, samples and another thread order", "CUDA_CPU_SEED=1");
-    if (WARP_SIZE == 1 || !device.is_cpu()) {   // at width 32 a run is slow
-        same_as("@/first", TEN + "--graph off", "--graph off");
+    if (WARP_SIZE == 1 || !device.is_cpu()) {   // with warps of 32 threads the emulator is slow
+        expect_same_run("@/first", TEN + "--graph off", "--graph off");
         begin_from("@/other", "@/first", "/step_000005");
-        same_as("@/first", "train --resume", "resumed at step 5 with the options of the run");
+        expect_same_run("@/first", "train --resume", "resumed at step 5 with the options of the run");
     }
     begin_from("@/other", "@/first", "/step_000005");
     std::ofstream(scratch("@/other/log.jsonl"), std::ios::app) << "{\"step\": 11, \"lo";   // truncated by a crash
-    same_as("@/first", TEN + "--resume --graph on", "resumed at step 5");
+    expect_same_run("@/first", TEN + "--resume --graph on", "resumed at step 5");
     const json trainer = read_json(scratch("@/first/step_000010/trainer.json"));
-    expect(trainer.at("step") == 10 && trainer.at("next_window") == 40, "a checkpoint holds its step and next window");
+    expect(trainer.at("step") == 10 && trainer.at("next_window") == 40,
+           "a checkpoint holds its step and the next window");
 
     if (!device.is_cpu()) return;
-    // Large enough that several threads share a matmul. libgomp on stderr and libomp on stdout name a team's threads.
+    // Large enough for parallel matmuls. With these variables libgomp prints each thread of a team on stderr, libomp on
+    // stdout.
     const std::string THREADS = "train --layers 1 --heads 2 --channels 64 --context 64 --micro-batch 8 --steps 1 "
                                 "--data @/text.txt --eval-every 0 --threads ";
     const std::string names = "OMP_DISPLAY_AFFINITY=true OMP_AFFINITY_FORMAT=%n_of_%N";
     const Outcome one = run(THREADS + "1", names), two = run(THREADS + "2", names);
     expect_run(contains(two.out + two.err, "1_of_2") && !contains(one.out + one.err, "1_of_"),
-               "--threads N runs on N threads", two, one.err);
+               "--threads N uses N threads", two, one.err);
 }
 
 TEST("runs: without master weights") {
@@ -216,10 +221,11 @@ TEST("runs: without master weights") {
     const Outcome whole = run(TEN + "--master-weights none --out @/no_master");
     bool logged = whole.code == 0;
     for (size_t line : {0, 4, 9}) logged = logged && record_of("@/no_master", line).value("unchanged", -1.0) > 0;
-    expect_run(logged, "--master-weights none logs the share of weights that a step left unchanged", whole);
+    expect_run(logged, "--master-weights none logs the fraction of weights that a step left unchanged", whole);
     begin_from("@/other", "@/no_master", "/step_000005");
-    same_as("@/no_master", TEN + "--master-weights none --resume", "--master-weights none, resumed at step 5");
-    // LayerNorm's weights begin at 1, whose neighbours in BF16 are 2^-8 below and 2^-7 above.
+    expect_same_run("@/no_master", TEN + "--master-weights none --resume", "--master-weights none, resumed at step 5");
+    // Initial LayerNorm weights are 1. In BF16 the next values are 2^-8 below and 2^-7 above, so updates of 1e-4 are
+    // rounded away.
     const std::string SLOW = "train" + SMALL +
         "--micro-batch 2 --eval-every 0 --schedule constant --lr 1e-4 --steps 3 ";
     const Outcome without = run(SLOW + "--master-weights none --out @/slow"), with = run(SLOW + "--out @/slow_copy");
@@ -229,10 +235,10 @@ TEST("runs: without master weights") {
     };
     expect_run(without.code == 0 && ones("@/slow") == 32 && record_of("@/slow", 2).value("unchanged", 0.0) > 0.1 &&
                    with.code == 0 && ones("@/slow_copy") < 32,
-               "updates that are too small change master weights, and nothing without them", without);
+               "updates below half an ulp accumulate in master weights; without them they have no effect", without);
 }
 
-TEST("runs: options of --resume") {
+TEST("runs: --resume with other options") {
     need_first_run();
     copy_files("@/first", "@/longer");
     const Outcome longer = run("train --resume --out @/longer --steps 12 --lr 0.005 --eval-every 0");
@@ -242,16 +248,16 @@ TEST("runs: options of --resume") {
                    contains(longer.out, "--lr was 0.01, is now 0.005\n") &&
                        contains(longer.out, "--steps was 10, is now 12\n") &&
                    !contains(longer.out, "--warmup"),
-               "options beside --resume replace those of the run, and are printed", longer);
+               "options given with --resume replace those of the run and are printed", longer);
     const Outcome equal = run("train --resume --out @/longer --steps 13 --layers 2 --heads 2 --vocab 256");
     write_bytes("@/less.txt", read_bytes("@/text.txt").substr(0, 2000));
     const Outcome less = run("train --resume --out @/longer --steps 14 --data @/less.txt");
     expect_run(equal.code == 0 && less.code == 0 && !contains(equal.out, "tokens to train on, now") &&
                    contains(less.out, "there were 3004 tokens to train on, now there are 2000\n"),
-               "the model's own sizes may be given beside --resume; a change of the data is printed", less, equal.err);
+               "--resume accepts the model's own sizes; a change of the data is printed", less, equal.err);
     const Outcome fewer = run("train --resume --out @/longer --steps 9");
     expect_run(fewer.code == 0 && contains(fewer.out, scratch("@/longer is at step 14, --steps 9 is not more")),
-               "--resume with fewer steps than the run has made says so", fewer);
+               "--resume with --steps below the run's step prints that step", fewer);
     const std::string path = scratch("@/longer/step_000014/trainer.json");
     json older = read_json(path);
     older["options"]["eval-batches"] = 20;   // an option that was removed
@@ -259,10 +265,10 @@ TEST("runs: options of --resume") {
     write_json(path, older);
     const Outcome of_older = run("train --resume --out @/longer --steps 15");
     expect_run(of_older.code == 0 && contains(of_older.out, "--eval-batches was 20"),
-               "a checkpoint with an option that was removed can be resumed; the option is printed", of_older);
+               "a checkpoint with an unknown option can be resumed; the option is printed", of_older);
 }
 
-// @/TO is a run resumed from step 5 of @/scaled, whose checkpoint there has this number of skipped steps.
+// Resumes @/scaled at step 5 in the folder `to`, after setting the checkpoint's number of skipped steps.
 Outcome resume_scaled(const std::string& to, long skipped) {
     begin_from(to, "@/scaled", "/step_000005");
     const std::string path = scratch(to + "/step_000005/trainer.json");
@@ -284,24 +290,24 @@ TEST("runs: loss scaling") {
     expect_run(scaled.code == 0 && state("@/scaled/step_000010") == expected &&
                    record_of("@/scaled", 0)["loss_scale"] == 65536 &&
                        record_of("@/scaled", 4).contains("zero_gradients"),
-               "--loss-scaling dynamic: log and checkpoints have the scale", scaled, state("@/scaled/step_000010"));
+               "--loss-scaling dynamic: log and checkpoints hold the scale", scaled, state("@/scaled/step_000010"));
     const Outcome again = resume_scaled("@/scaled_again", 0);
     expect_run(again.code == 0 && log_of("@/scaled_again") == log_of("@/scaled") && same_model("@/scaled_again") &&
                    state("@/scaled_again/step_000010") == expected,
-               "resumed at step 5: the same bits and the same scale", again);
+               "--loss-scaling dynamic resumed at step 5: the same bits and the same scale", again);
     const Outcome skipped = resume_scaled("@/skipped", 5);
     expect_run(skipped.code == 0 && record_of("@/skipped", 7)["skipped_steps"] == 5 && !same_model("@/skipped"),
-               "AdamW does not count the steps that a checkpoint says were skipped", skipped);
+               "a resumed run subtracts the checkpoint's skipped steps from AdamW's t", skipped);
 
     need_first_run();
     const bool by_default = FLOATX == DType::FP16;
     expect((state("@/first/step_000010") == expected) == by_default &&
                record_of("@/first", 0).contains("loss_scale") == by_default,
-           "the default is dynamic in FP16 and none otherwise");
+           "the default of --loss-scaling is dynamic in FP16 and none otherwise");
     const Outcome fixed = run(TEN + "--loss-scaling 128 --out @/fixed");
     expect_run(fixed.code == 0 && state("@/fixed/step_000010") == "null" &&
                    same_checkpoint("@/fixed/step_000010", "@/first/step_000010") == !by_default,
-               "--loss-scaling 128: the same bits as without in BF16 and FP32, others in FP16", fixed);
+               "--loss-scaling 128 changes no bit in BF16 and FP32, and some in FP16", fixed);
 }
 
 // ==== matmul tuning ==========================================================
