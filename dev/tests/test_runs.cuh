@@ -311,16 +311,16 @@ TEST("runs: loss scaling") {
 }
 
 // ==== matmul tuning ==========================================================
-// On a CPU the emulator offers the algorithms that it is asked to: some cannot be used, fail, must not be used or are
-// slow.
+// CUDA_CPU_MATMULS lists the algorithms that the emulator offers. Some of them are unsupported, fail, are slow, or must
+// not be chosen because they add to the output in place.
 
-const std::string CHOICE = "CUDA_CPU_MATMULS=refused,slow,in_place,failing,plain,fast ";
-const std::string OF_TWO = "CUDA_CPU_MATMULS=plain,fast ";
-const std::string KEPT = "@/tuning/gpt.cu/matmul.json";
+const std::string ALL_MATMULS = "CUDA_CPU_MATMULS=refused,slow,in_place,failing,plain,fast ";
+const std::string GOOD_MATMULS = "CUDA_CPU_MATMULS=plain,fast ";
+const std::string TUNING_FILE = "@/tuning/gpt.cu/matmul.json";
 
 struct TunedRun {
     Outcome outcome;
-    std::string line;   // what it prints about matmuls
+    std::string line;   // the printed lines about matmul tuning
     std::vector<std::string> log;
     Floats losses;
 };
@@ -336,70 +336,72 @@ TunedRun tuned_run(const std::string& flags, const std::string& environment) {
     return r;
 }
 
-// In BF16 another algorithm may round a product the other way now and then, which AdamW's first steps amplify.
+// In BF16 another algorithm rounds some products differently, which AdamW's first steps amplify.
 constexpr double TUNING_TOLERANCE = FLOATX == DType::FP32 ? 1e-5 : 2e-3;
 
 TEST("runs: matmul tuning") {
     const TunedRun off = tuned_run("--matmul-tuning off", "");
-    // With a seed all memory begins as NaN: a gradient that tuning leaves behind would show.
-    const TunedRun on = tuned_run("", CHOICE + "CUDA_CPU_SEED=1");
-    const std::string intact = read_bytes(KEPT);
+    // With a seed new memory is filled with NaN, so a loss is NaN if tuning leaves its results in the gradients.
+    const TunedRun on = tuned_run("", ALL_MATMULS + "CUDA_CPU_SEED=1");
+    const std::string intact = read_bytes(TUNING_FILE);
     json file = json::parse(intact, nullptr, false);
     const size_t shapes = file.is_object() ? file["devices"][tuning_device()].size() : 0;
     expect(off.line.empty() && off.losses.size() == 6, "--matmul-tuning off times nothing", off.line);
-    // A block's four matmuls and the head, once forward and twice backward. On a GPU some may have one algorithm only.
+    // 15 shapes: a block's four matmuls and the head, once in forward and twice in backward. On a GPU a shape may have
+    // only one algorithm, which needs no timing.
     expect_run(on.outcome.code == 0 && (device.is_cpu() ? shapes == 15 : shapes > 0) &&
                    contains(on.line, format(" %zu shapes timed in ", shapes)),
-               "matmul tuning times each shape once, and writes a file", on.outcome);
+               "matmul tuning times each shape once and writes a file", on.outcome);
     if (shapes == 0) return;
-    Near("matmul tuning: losses with the fastest algorithms", relative_l2(on.losses, off.losses), TUNING_TOLERANCE);
+    Near("matmul tuning: losses equal those without tuning", relative_l2(on.losses, off.losses), TUNING_TOLERANCE);
 #ifdef CUDA_ON_CPU
-    bool sensible = true;
+    bool allowed = true;
     for (const auto& [shape, words] : file["devices"][tuning_device()].items()) {
         const auto algorithm = static_cast<cuda_cpu::Algorithm>(words[0].get<int>());
-        sensible = sensible && (algorithm == cuda_cpu::Algorithm::plain || algorithm == cuda_cpu::Algorithm::fast);
+        allowed = allowed && (algorithm == cuda_cpu::Algorithm::plain || algorithm == cuda_cpu::Algorithm::fast);
     }
-    expect(sensible, "matmul tuning never chooses an algorithm that is slow, fails, or sums in place", intact);
+    expect(allowed, "matmul tuning never chooses an algorithm that is slow, fails, or adds in place", intact);
 #endif
-    const TunedRun again = tuned_run("", CHOICE);
+    const TunedRun again = tuned_run("", ALL_MATMULS);
     expect_run(again.log == on.log && contains(again.line, format(" %zu shapes known from ", shapes)) &&
-                   read_bytes(KEPT) == intact,
-               "matmul tuning: a second run takes the choices of the file, and gives the same bits", again.outcome);
-    write_bytes(KEPT, intact.substr(0, intact.size() / 2));
-    const TunedRun damaged = tuned_run("", OF_TWO);
-    expect_run(damaged.outcome.code == 0 && contains(damaged.line, scratch(KEPT)) && contains(damaged.line, "JSON") &&
-                   read_json(scratch(KEPT))["devices"][tuning_device()].size() == shapes,
-               "matmul tuning: a damaged file is named in a line, ignored and replaced", damaged.outcome);
-    // Choices of another device; and of this one with an algorithm that it does not have.
+                   read_bytes(TUNING_FILE) == intact,
+               "matmul tuning: a second run reads the algorithms from the file and gives the same bits", again.outcome);
+    write_bytes(TUNING_FILE, intact.substr(0, intact.size() / 2));
+    const TunedRun damaged = tuned_run("", GOOD_MATMULS);
+    expect_run(damaged.outcome.code == 0 && contains(damaged.line, scratch(TUNING_FILE)) &&
+                   contains(damaged.line, "JSON") &&
+                   read_json(scratch(TUNING_FILE))["devices"][tuning_device()].size() == shapes,
+               "matmul tuning: a damaged file is reported by name, ignored and replaced", damaged.outcome);
     json foreign = file;
     foreign["devices"]["another, 9.0, cuBLASLt 1"] = foreign["devices"][tuning_device()];
     foreign["devices"].erase(tuning_device());
-    write_bytes(KEPT, foreign.dump());
-    const TunedRun anew = tuned_run("", OF_TWO);
-    const json both = read_json(scratch(KEPT));
+    write_bytes(TUNING_FILE, foreign.dump());
+    const TunedRun retimed = tuned_run("", GOOD_MATMULS);
+    const json both = read_json(scratch(TUNING_FILE));
     expect_run(both["devices"].size() == 2 &&
-                   contains(anew.line, format(" %zu shapes timed in ", shapes)) &&
+                   contains(retimed.line, format(" %zu shapes timed in ", shapes)) &&
                    both["devices"]["another, 9.0, cuBLASLt 1"] == foreign["devices"]["another, 9.0, cuBLASLt 1"],
-               "matmul tuning: choices of another device are not used, and kept", anew.outcome);
+               "matmul tuning: the algorithms of another device are not used, but stay in the file", retimed.outcome);
     file["devices"][tuning_device()].begin().value() = std::vector<uint64_t>(8, UINT64_MAX);
-    write_bytes(KEPT, file.dump());
-    const TunedRun one = tuned_run("", CHOICE);
+    write_bytes(TUNING_FILE, file.dump());
+    const TunedRun one = tuned_run("", ALL_MATMULS);
     expect_run(contains(one.line, " 1 shapes timed in ") && contains(one.line, format("%zu known", shapes - 1)),
-               "matmul tuning: an algorithm that the device lacks is timed again", one.outcome);
-    const Outcome unkept = run("train" + SMALL + "--steps 1", OF_TWO + "XDG_CACHE_HOME=@/text.txt");
-    expect_run(unkept.code == 0 && unkept.err.empty() && contains(unkept.out, "the choice is not kept\n"),
-               "matmul tuning: a file that cannot be written does not end the run", unkept);
+               "matmul tuning: a shape whose algorithm the device lacks is timed again", one.outcome);
+    const Outcome unsaved = run("train" + SMALL + "--steps 1", GOOD_MATMULS + "XDG_CACHE_HOME=@/text.txt");
+    expect_run(unsaved.code == 0 && unsaved.err.empty() && contains(unsaved.out, "the choice is not kept\n"),
+               "matmul tuning: a file that cannot be written does not end the run", unsaved);
 #ifdef CUDA_ON_CPU
-    // This algorithm clears the last bits of its sums.
+    // The algorithm `coarse` clears the last bits of its sums.
     for (auto& words : file["devices"][tuning_device()]) words[0] = static_cast<int>(cuda_cpu::Algorithm::coarse);
-    write_bytes(KEPT, file.dump());
-    const TunedRun coarse = tuned_run("", CHOICE);
-    expect(coarse.log != on.log, "matmul tuning: the algorithms of the file are used");
-    Near("matmul tuning: losses of another algorithm", relative_l2(coarse.losses, off.losses), TUNING_TOLERANCE);
+    write_bytes(TUNING_FILE, file.dump());
+    const TunedRun coarse = tuned_run("", ALL_MATMULS);
+    expect(coarse.log != on.log, "matmul tuning: the algorithms in the file are used");
+    Near("matmul tuning: losses with another algorithm equal those without tuning",
+         relative_l2(coarse.losses, off.losses), TUNING_TOLERANCE);
 #endif
 }
 
-// ==== what runs print and write ==============================================
+// ==== output and log =========================================================
 
 TEST("runs: log") {
     const Outcome outcome = run("train" + SMALL + "--micro-batch auto --total-batch 112 --steps 3 --eval-every 3 "
@@ -416,19 +418,19 @@ TEST("runs: log") {
     for (size_t i = 1; right && i < 4; i++)
         right = has(records[i], {"loss", "norm", "lr", "ms", "tokens_per_s", "mfu", "hfu"}) && records[i]["step"] == i;
     expect_run(right && has(records[4], {"val_loss"}) && records[4]["step"] == 3,
-               "log.jsonl holds the run, its steps and its evaluations, an object per line", outcome);
+               "log.jsonl holds the run, each step and each evaluation, one object per line", outcome);
     expect_run(contains(outcome.out, "7 x 16 tokens x 1 micro-batches = 112 tokens"),
-               "--micro-batch auto takes as many sequences as fit and divide the step", outcome);
+               "--micro-batch auto is the largest micro-batch that fits and divides the total batch", outcome);
     expect_run(contains(outcome.out, "step 1/3 loss") && contains(outcome.out, "left\n") &&
                    !contains(outcome.out, "\r"),
-               "without a terminal each step has a line of its own", outcome);
+               "without a terminal each step is printed on its own line", outcome);
     const auto kept = list_checkpoints(scratch("@/log"));
     expect(kept.size() == 1 && kept.count(3), "--keep 1 keeps the last checkpoint");
 }
 
-TEST("runs: a damaged log") {
+TEST("runs: damaged log") {
     need_first_run();
-    begin_from("@/scarred", "@/first", "/step_000005");
+    begin_from("@/damaged_log", "@/first", "/step_000005");
     const std::string log = read_bytes("@/first/log.jsonl");
     const size_t first_end = log.find('\n') + 1;
     const std::vector<std::string> DAMAGED = {
@@ -436,14 +438,14 @@ TEST("runs: a damaged log") {
         "{\"step\": 1, \"step\": 2}", "", "{\"step\": 18446744073709551617}"};
     std::string lines;
     for (const std::string& line : DAMAGED) lines += line + "\n";
-    write_bytes("@/scarred/log.jsonl", log.substr(0, first_end) + lines + log.substr(first_end) + "{\"st");
-    const Outcome resumed = run("train --resume --out @/scarred");
-    expect_run(resumed.code == 0 && log_of("@/scarred") == log_of("@/first") &&
-                   contains(resumed.out, scratch("@/scarred/log.jsonl: 9 damaged lines")),
-               "--resume omits damaged lines of the log, and prints how many", resumed);
+    write_bytes("@/damaged_log/log.jsonl", log.substr(0, first_end) + lines + log.substr(first_end) + "{\"st");
+    const Outcome resumed = run("train --resume --out @/damaged_log");
+    expect_run(resumed.code == 0 && log_of("@/damaged_log") == log_of("@/first") &&
+                   contains(resumed.out, scratch("@/damaged_log/log.jsonl: 9 damaged lines")),
+               "--resume removes damaged lines from the log and prints how many", resumed);
 }
 
-// The commands that a run prints at its end, by the first word of their lines.
+// Returns the commands that a run prints at its end. The keys are the first words of their lines.
 std::map<std::string, std::string> next_commands(const std::string& out) {
     std::map<std::string, std::string> commands;
     for (const std::string& line : split(out.substr(std::min(out.size(), out.find("\ndone "))), "\n"))
@@ -451,17 +453,18 @@ std::map<std::string, std::string> next_commands(const std::string& out) {
     return commands;
 }
 
-// The shell reads the command that resumes; the program is this one, and fewer steps are asked for.
+// The printed command that resumes the run is executed in a shell, with this program and with --steps added.
 TEST("runs: interrupted") {
     fs::create_directory(scratch("@/my"));
     Run interrupted(ENDLESS + "--checkpoint-every 0 --beta2 0.99 --out \"@/my/it's\"");
     wait_for_steps("@/my/it's");
-    fs::create_directory(scratch("@/my/it's/unfinished_step_000001"));   // as if a checkpoint were being written
+    fs::create_directory(scratch("@/my/it's/unfinished_step_000001"));   // as during the writing of a checkpoint
     for (const char* resume : {"", " --resume"}) {
         const Outcome second = run(ENDLESS + "--out \"@/my/it's\"" + resume);
         expect_run(second.code == 2 && contains(second.err, scratch("--out @/my/it's: another run")) &&
                        fs::exists(scratch("@/my/it's/unfinished_step_000001")),
-                   format("a second run in a folder is refused, and changes nothing%s", resume), second);
+                   format("a second run in the folder of a running one is rejected and changes nothing%s", resume),
+                   second);
     }
     const Outcome stopped = interrupted.end(SIGINT);
     const size_t steps = log_of("@/my/it's").size();
@@ -472,18 +475,18 @@ TEST("runs: interrupted") {
     expect_run(next["sample"] == PROGRAM + " sample --from " + shell_word(checkpoint) &&
                    next["plot"] == "python3 scripts/plot.py " + shell_word(scratch("@/my/it's")) &&
                    contains(next["open"], shell_word(checkpoint)),
-               "it prints commands that sample, plot and open the checkpoint", stopped);
+               "the run prints commands that sample from, plot and open the checkpoint", stopped);
     std::string resume;
     for (const auto& [name, text] : next)
         if (contains(text, PROGRAM) && contains(text, "--resume")) resume = text.substr(PROGRAM.size());
     const Outcome resumed = run(resume + format(" --steps %zu", steps + 2));
     expect_run(resumed.code == 0 && log_of("@/my/it's").size() == steps + 2 && contains(resumed.out, "--steps was") &&
                    !contains(resumed.out, "--beta2 was") && !contains(resumed.out, "--resume"),
-               "and one that resumes it with the same options", resumed);
+               "the printed command with --resume resumes the run with the same options", resumed);
     need_words();
     const Outcome numbers = run("train --from @/numbers --data @/numbers.bin --steps 1 --out @/more_numbers");
     expect_run(contains(next_commands(numbers.out)["sample"], "--prompt-tokens 799"),
-               "the prompt for a model without a tokenizer is a token", numbers);
+               "the printed sample command of a model without a tokenizer has a token as its prompt", numbers);
 }
 
 TEST("runs: trace") {
@@ -492,9 +495,9 @@ TEST("runs: trace") {
                               "--trace @/trace.json " + flags);
         const json bytes = json::parse(run("plan --layers 2 --heads 2 --channels 32 --context 16 --vocab 256 "
                                            "--micro-batch 2 --json " + flags).out).at("bytes");
-        std::map<int, double> row_end;         // when the last event of a row ended
-        std::map<double, double> activations;  // bytes, by time
-        std::vector<double> updates;           // when they began
+        std::map<int, double> row_end;         // end of the last event of each row
+        std::map<double, double> activations;  // live bytes by time
+        std::vector<double> updates;           // start times
         std::set<std::string> passes;
         bool ordered = true, within = true;
         double highest = 0;
@@ -503,7 +506,7 @@ TEST("runs: trace") {
             if (e.at("ph") == "X") {
                 const double ts = e.at("ts"), end = ts + double(e.at("dur"));
                 double& last = row_end[e.at("tid")];
-                ordered = ordered && ts >= last - 1e-3 && end >= ts;   // printed in nanoseconds
+                ordered = ordered && ts >= last - 1e-3 && end >= ts;   // microseconds, printed to the nanosecond
                 last = end;
                 passes.insert(e.at("args").at("pass"));
                 if (e.at("name") == "adamw" && e.at("tid") == 1) updates.push_back(ts);
@@ -515,15 +518,15 @@ TEST("runs: trace") {
         }
         expect_run(o.code == 0 && ordered && row_end.size() == 3, flags + ": events of a row do not overlap", o);
         expect(within && highest > 0.5 * double(bytes.at("activations")), flags +
-               ": live bytes rise, and stay within the plan");
+               ": live bytes exceed half of the planned activations and stay within the plan");
         bool dead = updates.size() == 2 * TRACED_STEPS;   // non-layer parameters, and layers
         for (double time : updates) dead = dead && std::prev(activations.upper_bound(time))->second == 0;
-        expect(dead, flags + ": no activation is alive at the update");
+        expect(dead, flags + ": no activation is live at the update");
         std::set<std::string> expected = {"forward", "backward", "update"};
         if (flags == "--recompute full") expected.insert("recompute");
         expect(std::includes(passes.begin(), passes.end(), expected.begin(), expected.end()) &&
                    passes.count("recompute") == expected.count("recompute"),
-               flags + ": the passes are named");
+               flags + ": events name the passes forward, backward, update and, where it runs, recompute");
     }
 }
 
@@ -545,8 +548,8 @@ TEST("runs: plan") {
         "/bytes/adam_v", "/bytes/activations", "/bytes/workspace", "/bytes/total", "/bytes_per_parameter",
         "/flops_per_token/model", "/flops_per_token/hardware", "/max_micro_batch/none", "/max_micro_batch/selective",
         "/max_micro_batch/full", "/tensors/0/name", "/tensors/0/shape/0", "/tensors/0/dtype", "/tensors/0/bytes"});
-    expect_run(right && plan["parameters"] == 124439808 && plan["precision"] == "bf16", "plan --json has its keys",
-               outcome);
+    expect_run(right && plan["parameters"] == 124439808 && plan["precision"] == "bf16",
+               "plan --json prints the documented keys", outcome);
     if (!right) return;
     const json &bytes = plan["bytes"], &most = plan["max_micro_batch"];
     size_t sum = 0, tensors = 0;
@@ -555,16 +558,16 @@ TEST("runs: plan") {
     const size_t expected = size_t(bytes["weights"]) + size_t(bytes["activations"]) + size_t(bytes["workspace"]);
     expect(sum == bytes["total"] && tensors == expected, "plan: bytes and tensors add up to the totals");
     expect(0 < most["none"] && most["none"] < most["selective"] && most["selective"] < most["full"],
-           "plan: the more is recomputed, the larger is the maximum micro-batch", most.dump());
+           "plan: more recomputation allows a larger micro-batch", most.dump());
     const Outcome without = run(GPT2 + "--micro-batch 4 --recompute full --master-weights none");
     const json other = json::parse(without.out, nullptr, false);
     expect_run(other.is_object() && other["bytes"]["master"] == 0 &&
                    double(plan["bytes_per_parameter"]) - double(other["bytes_per_parameter"]) == 4,
-               "plan: without master weights 4 bytes less per parameter", without);
+               "plan: --master-weights none takes 4 bytes less per parameter", without);
     const Outcome full = run("plan --model gpt2-xl --gpu-memory 1GB");
     expect_run(contains(full.out, "311.5 %") && contains(full.out, "623.1 %") && contains(full.out, "does not fit"),
-               "plan: prints shares of the memory above 100 %", full);
-    int recipes = 0;   // each states the memory that plan predicts
+               "plan: a model larger than the memory prints percentages above 100", full);
+    int recipes = 0;   // scripts that state the memory that plan predicts
     for (const auto& entry : fs::directory_iterator("scripts")) {
         const std::string name = entry.path().filename();
         if (name.rfind("gpt2_", 0) != 0) continue;   // such as __pycache__, a folder
@@ -576,9 +579,9 @@ TEST("runs: plan") {
         const size_t number = planned.out.find_first_of("0123456789", planned.out.find("memory "));
         const std::string total = planned.out.substr(number, planned.out.find(" of ", number) - number);
         expect_run(planned.code == 0 && contains(planned.out, "\n  fits") && contains(text, total),
-                   name + " fits in 80GB, as it says", planned, total);
+                   name + ": fits in 80GB and states the planned memory", planned, total);
     }
-    expect(recipes == 4, "plan: 4 recipes", std::to_string(recipes));
+    expect(recipes == 4, "plan: scripts/ has 4 recipes", std::to_string(recipes));
 }
 
 TEST("runs: plan of many GPUs") {
@@ -589,17 +592,17 @@ TEST("runs: plan of many GPUs") {
     const json record = json::parse(outcome.out, nullptr, false), other = json::parse(silent.out, nullptr, false);
     const bool right = other.is_object() && has_paths(record, {"/gpus", "/zero", "/bytes/buffers", "/flops_per_s",
         "/step/computing", "/step/sending", "/step/exposed", "/step/tokens_per_s"});
-    expect_run(right, "plan --gpus --json has its keys", outcome, silent.err);
+    expect_run(right, "plan --gpus --json prints the documented keys", outcome, silent.err);
     if (!right) return;
     Setup s = planned("7b", 2, 2048, DType::BF16, DType::BF16, 64, 2);
     const StepTime t = Timeline(step_work(s, 300e12, 50e9)).run(16);
     expect_run(record["bytes"]["total"] == plan(s).total && record["bytes_sent"] == t.bytes &&
                    record["step"]["seconds"] == t.seconds,
-               "plan --gpus: the figures are those of the plan and the timeline", outcome);
+               "plan --gpus: memory, communication and time are those of plan() and Timeline", outcome);
     expect_run(other["step"].is_null() && double(other["bytes_sent"]) > 0,
-               "plan --gpus: without --bandwidth there are bytes and no time", silent);
+               "plan --gpus: without --bandwidth bytes are printed, and no time", silent);
     expect_run(contains(table.out, "\n->    64     2 ") && contains(table.out, "--gpus 64 --zero 2\n"),
-               "plan --gpus: the table has the layout, and ends with a command line", table);
+               "plan --gpus: the table marks the given layout, and a command line follows it", table);
 }
 
 TEST("runs: plan --scan") {
@@ -608,7 +611,7 @@ TEST("runs: plan --scan") {
     };
     const json layouts = scan("--model 7b --gpus 32");
     std::set<std::tuple<int, int, std::string>> listed;
-    bool sorted = true, exact = true, all = true;
+    bool sorted = true, exact = true, complete = true;
     const json* before = nullptr;
     for (const json& one : layouts) {
         Setup s = planned("7b", one["micro_batch"], 2048, DType::BF16, DType::FP32, one["gpus"], one["zero"]);
@@ -620,9 +623,9 @@ TEST("runs: plan --scan") {
                 one["step"]["seconds"] == Timeline(step_work(s, 400e12, 50e9)).run(A).seconds;
         const bool same = before && (*before)["gpus"] == s.gpus;
         sorted = sorted && (!same || (*before)["step"]["seconds"] <= double(one["step"]["seconds"]) * (1 + 2e-6));
-        all = all && plan(s).total <= size_t(80e9 * 0.95);
-        s.B *= 2;   // the batch is a power of two: so is each divisor
-        all = all && (A == 1 || plan(s).total > size_t(80e9 * 0.95));
+        complete = complete && plan(s).total <= size_t(80e9 * 0.95);
+        s.B *= 2;   // the next larger divisor, because the total batch is a power of two
+        complete = complete && (A == 1 || plan(s).total > size_t(80e9 * 0.95));
         before = &one;
     }
     for (int gpus = 1; gpus <= 32; gpus *= 2)
@@ -630,17 +633,19 @@ TEST("runs: plan --scan") {
             for (const auto& [name, mode] : RECOMPUTE_NAMES) {
                 Setup s = planned("7b", 1, 2048, DType::BF16, DType::FP32, gpus, zero);
                 s.recompute = mode;
-                all = all && listed.count({gpus, zero, name}) == (plan(s).total <= size_t(80e9 * 0.95));
+                complete = complete && listed.count({gpus, zero, name}) == (plan(s).total <= size_t(80e9 * 0.95));
             }
-    expect(sorted && !layouts.empty(), "scan: layouts are sorted by time");
-    expect(exact, "scan: bytes and time are those of the plan and the timeline");
-    expect(all, "scan: exactly the layouts that fit with the margin, with the largest micro-batch", layouts.dump());
+    expect(sorted && !layouts.empty(), "plan --scan: the layouts of each number of GPUs are sorted by time");
+    expect(exact, "plan --scan: bytes and time are those of plan() and Timeline");
+    expect(complete, "plan --scan lists exactly the layouts that fit in 95 % of the memory, each with the largest "
+                     "micro-batch", layouts.dump());
     const json held = scan("--model 7b --gpus 64 --zero 3 --recompute selective --micro-batch 4"),
         none = scan("--model 70b --gpus 8");
     expect(held.size() > 1 && held.back()["gpus"] == 64 && held.back()["zero"] == 3 &&
                held.back()["micro_batch"] == 4 &&
                held.back()["recompute"] == "selective" && held.back()["accumulation"] == 8 && none == json::array(),
-           "scan: keeps what the command line gives; no layout if none fits", held.dump() + none.dump());
+           "plan --scan keeps the given --zero, --recompute and --micro-batch; it lists no layout if none fits",
+           held.dump() + none.dump());
 }
 
 // ==== eval and sample ========================================================
