@@ -1,40 +1,40 @@
-// A block of CUDA threads on one worker: fibers, the threads that run on them, and the collectives in which they wait.
+// Runs a block of CUDA threads on one worker: fibers, the threads that run on them, and the collectives they wait in.
 //
 // Map: built-in variables · fibers · the threads of a block · warp and block collectives
 #pragma once
 
 // ==== built-in variables ================================================================================
 
-// Constant initialisation and no destructor: reading one is a single instruction.
+// They have constant initialisers and no destructors, so reading one takes a single instruction.
 inline thread_local uint3 threadIdx{}, blockIdx{};
 inline thread_local dim3 blockDim, gridDim;
 constexpr int warpSize = WARP_SIZE;
 
 namespace cuda_cpu {
-constexpr size_t max_shared_bytes = 227 * 1024;     // of a block on an H100 ...
-constexpr size_t default_shared_bytes = 48 * 1024;  // ... and without opt-in
-constexpr unsigned max_threads = 1024;              // in a block
+constexpr size_t max_shared_bytes = 227 * 1024;     // per block, as on an H100, after opt-in (cudaFuncSetAttribute)
+constexpr size_t default_shared_bytes = 48 * 1024;  // per block, without opt-in
+constexpr unsigned max_threads = 1024;              // per block
 }  // namespace cuda_cpu
 
-// Declared by kernels as `extern __shared__ float4 dynamic_shared_memory[];`
+// Dynamic shared memory. Kernels declare it as `extern __shared__ float4 dynamic_shared_memory[];`
 alignas(1024) inline thread_local float4 dynamic_shared_memory[cuda_cpu::max_shared_bytes / sizeof(float4)] = {};
 
 // ==== fibers ============================================================================================
 
 namespace cuda_cpu {
 
-// A place where execution can resume: a fiber on a stack of its own, or the worker's own stack.
+// An execution context: a fiber with its own stack, or the worker's original stack.
 struct Context {
-    boost::context::detail::fcontext_t where = nullptr;  // known while it is not running
-    const void* stack = nullptr;                         // its lowest address
+    boost::context::detail::fcontext_t where = nullptr;  // where to resume; valid while it is suspended
+    const void* stack = nullptr;                         // lowest address of its stack
     size_t stack_bytes = 0;
     void* sanitizer_state = nullptr;
 };
 
 inline thread_local Context* running = nullptr;
 
-// Every switch ends here, on the side that begins to run: it stores where the other side can resume.
-CUDA_CPU_UNSEEN inline void arrived(boost::context::detail::transfer_t from)
+// Completes a switch: the resumed context stores where the context that it switched from can resume.
+CUDA_CPU_NOT_INSTRUMENTED inline void finish_switch(boost::context::detail::transfer_t from)
 {
     Context& left = *static_cast<Context*>(from.data);
     left.where = from.fctx;
@@ -43,26 +43,27 @@ CUDA_CPU_UNSEEN inline void arrived(boost::context::detail::transfer_t from)
 #endif
 }
 
-CUDA_CPU_UNSEEN inline void switch_to(Context& target)
+// Suspends the running context and resumes target. Returns when another context switches back.
+CUDA_CPU_NOT_INSTRUMENTED inline void switch_to(Context& target)
 {
     Context* left = running;
     running = &target;
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_start_switch_fiber(&left->sanitizer_state, target.stack, target.stack_bytes);
 #endif
-    arrived(boost::context::detail::jump_fcontext(target.where, left));
+    finish_switch(boost::context::detail::jump_fcontext(target.where, left));
 }
 
 #ifdef __SANITIZE_ADDRESS__
-constexpr size_t fiber_stack_bytes = 256 * 1024;  // its red zones make frames larger
+constexpr size_t fiber_stack_bytes = 256 * 1024;  // AddressSanitizer's red zones make stack frames larger
 #else
 constexpr size_t fiber_stack_bytes = 64 * 1024;
 #endif
 
 class Fiber : public Context {
 public:
-    // Stacks at equal offsets in a page would compete for the same lines of the L1 cache, so each of 64 neighbours
-    // begins at another line: 5 lines apart, as 5 has no common factor with 64.
+    // Stacks at equal offsets in a page would compete for the same sets of the L1 cache. So 64 consecutive fibers start
+    // at 64 different cache lines of a page, with a stride of 5 lines (5 and 64 have no common factor).
     Fiber(unsigned number, void (*body)(boost::context::detail::transfer_t))
         : memory_(new char[slack + fiber_stack_bytes + 4096])
     {
@@ -73,8 +74,8 @@ public:
         where = boost::context::detail::make_fcontext(lowest_ + fiber_stack_bytes, fiber_stack_bytes, body);
     }
 
-    // Returns whether a thread has used all of the stack, and so has written over its last bytes. The slack below
-    // absorbs a modest overflow, so that it can be reported.
+    // Returns whether a thread has used the whole stack, which overwrites the canary at its end. The slack below the
+    // stack absorbs a small overflow, so that the program can still report it.
     bool overflowed() const { return memcmp(lowest_, &canary, sizeof(canary)) != 0; }
 
 private:
@@ -86,22 +87,22 @@ private:
 
 // ==== the threads of a block ============================================================================
 
-// One launch, for its workers.
+// A kernel launch, as its workers need it.
 struct Launch {
     dim3 grid, block;
     size_t shared_bytes;
     void (*call)(const void* kernel_and_arguments);
     const void* kernel_and_arguments;
     const char* name;  // the innermost NVTX range
-    uint64_t seed;     // 0: blocks and threads in their natural order
+    uint64_t seed;     // 0: blocks and threads run in their natural order
     const void* kernel;
     watch::Variant variant;
 };
 
-// The launch that this worker runs.
+// The launch that this worker is running.
 inline thread_local const Launch* launched = nullptr;
 
-// Reports an error of a kernel. A worker cannot return through its fibers, so the process ends here.
+// Reports an error in a kernel and ends the process, because a worker cannot unwind the stacks of its fibers.
 [[noreturn]] inline void die(const std::string& what)
 {
     const Launch& launch = *launched;
@@ -114,22 +115,24 @@ inline thread_local const Launch* launched = nullptr;
     _Exit(1);
 }
 
-// Asynchronous work of a block: pending copies and products (ptx.h).
+// A block's pending asynchronous copies and matrix products (ptx.h).
 struct Background {
-    virtual bool advance() = 0;       // completes one pending copy; returns false if there is none
-    virtual void end_of_block() = 0;  // reports pending work
-    virtual std::string state_of(const void* what, unsigned number) const = 0;  // of what a thread is parked at
+    virtual bool advance() = 0;       // completes one pending copy; returns false if no copy is pending
+    virtual void end_of_block() = 0;  // reports an error if work is pending
+    // Returns the state of the barrier that a thread is parked at, for the deadlock report.
+    virtual std::string state_of(const void* what, unsigned number) const = 0;
 };
-inline thread_local Background* background = nullptr;  // this block's, if it has any
+inline thread_local Background* background = nullptr;  // of the current block; null if it has started no such work
 
-// Runs the threads of one block after another. A thread runs until it ends or has to wait; then one resumes that no
-// longer waits, or else the next begins. So a kernel whose threads never wait needs one fiber and never switches. With
-// a seed, the next thread is drawn.
+// Schedules the threads of a block on a worker's fibers. A thread runs until it ends or waits. Then the scheduler
+// resumes a thread that is ready, or else starts the next one. So a kernel whose threads never wait needs one fiber and
+// never switches. With a seed, the scheduler picks the next thread at random.
 class Block {
 public:
-    // What the last thread to reach a warp collective does, for all participating lanes.
+    // Computes a warp collective for all participating lanes. The last thread to arrive calls it.
     using WarpWork = void (*)(void* const* operand_of_lane, unsigned lanes);
 
+    // Prepares the threads for a launch's block size.
     void prepare(const Launch& launch)
     {
         launch_ = &launch;
@@ -143,11 +146,12 @@ public:
                 for (unsigned x = 0; x < dim.x; x++) threads_[t++].index = {x, y, z};
     }
 
-    CUDA_CPU_UNSEEN void run(uint64_t block_number)
+    // Runs one block. Returns when all its threads have ended.
+    CUDA_CPU_NOT_INSTRUMENTED void run(uint64_t block_number)
     {
         const unsigned count = static_cast<unsigned>(threads_.size());
         alive_ = count;
-        begun_ = ready_first_ = ready_count_ = waiting_at_barrier_ = parked_ = 0;
+        started_ = ready_first_ = ready_count_ = waiting_at_barrier_ = parked_ = 0;
         for (unsigned t = 0; t < count; t += WARP_SIZE) warps_[t / WARP_SIZE].alive = first_lanes(count - t);
         if (launch_->seed != 0) shuffle_order(block_number);
         enter(pick());
@@ -156,7 +160,7 @@ public:
         switch_to(*threads_[current_].fiber);
     }
 
-    // A barrier of all threads that have not ended.
+    // Blocks until all threads that have not ended are at the barrier.
     void barrier(const char* name)
     {
         threads_[current_].waits_for = name;
@@ -165,13 +169,13 @@ public:
         wait();
     }
 
-    // A collective of the lanes in the mask: each brings its operand, and once all have arrived (except those whose
-    // thread has ended) the last one does the work for all, which then resume.
-    void meet(const char* name, unsigned mask, void* operand, WarpWork work)
+    // Executes a collective of the lanes in the mask. Each lane passes its operand and waits. When all lanes have
+    // arrived (except those whose thread has ended), the last one calls work() for all, and they resume.
+    void collective(const char* name, unsigned mask, void* operand, WarpWork work)
     {
         const unsigned lane = current_ % WARP_SIZE;
         if ((mask >> lane & 1) == 0)
-            die("thread " + std::to_string(current_) + " calls " + name + " with a mask that leaves itself out");
+            die("thread " + std::to_string(current_) + " calls " + name + " with a mask that excludes its own lane");
         Thread& me = threads_[current_];
         Warp& warp = warps_[current_ / WARP_SIZE];
         me.waits_for = name;
@@ -179,11 +183,11 @@ public:
         me.work = work;
         warp.operand[lane] = operand;
         warp.waiting |= 1u << lane;
-        try_meet(current_);
+        try_collective(current_);
         wait();
     }
 
-    // Lets others run until a thread unparks those that wait for `what`; the number is for the report.
+    // Suspends the thread until another one calls unpark(what). The deadlock report shows the number.
     void park(const char* name, const void* what, unsigned number)
     {
         Thread& me = threads_[current_];
@@ -193,6 +197,7 @@ public:
         parked_++;
         wait();
     }
+    // Makes the threads that are parked at `what` ready.
     void unpark(const void* what)
     {
         for (unsigned t = 0; t < threads_.size() && parked_ > 0; t++) {
@@ -203,7 +208,7 @@ public:
         }
     }
 
-    // Lets another thread run.
+    // Lets other threads run; the current thread stays ready.
     void yield()
     {
         make_ready(current_);
@@ -217,15 +222,15 @@ public:
 private:
     struct Thread {
         uint3 index{};
-        unsigned mask = 0;                // of the warp collective it waits in; 0: it waits for something else
+        unsigned mask = 0;                // of the warp collective that it waits in; 0: it does not wait in one
         WarpWork work = nullptr;          // of that collective
-        unsigned number = 0;              // see park
+        unsigned number = 0;              // for the deadlock report, see park
         const void* parked_at = nullptr;
-        const char* waits_for = nullptr;  // nothing while it can run
-        Fiber* fiber = nullptr;           // nothing before it begins and after it ended
+        const char* waits_for = nullptr;  // name of the function it waits in; null while it can run
+        Fiber* fiber = nullptr;           // null before it starts and after it has ended
     };
     struct Warp {
-        unsigned alive = 0, waiting = 0;  // a bit a lane
+        unsigned alive = 0, waiting = 0;  // one bit per lane
         void* operand[WARP_SIZE] = {};
     };
 
@@ -241,12 +246,12 @@ private:
         ready_[(ready_first_ + ready_count_++) % max_threads] = static_cast<uint16_t>(t);
     }
 
-    // Returns the thread that runs next: one that waited and no longer does, or one that has not begun.
+    // Returns the thread that runs next: a ready one or one that has not started, or no_thread if there is neither.
     unsigned pick()
     {
-        const unsigned fresh = static_cast<unsigned>(threads_.size()) - begun_;
-        // Under an odd seed mostly the last one to become ready, so that one warp runs ahead of the others as far as
-        // barriers let it: a uniform draw keeps warps abreast.
+        const unsigned fresh = static_cast<unsigned>(threads_.size()) - started_;
+        // Under an odd seed, mostly the last thread to become ready runs, so that one warp runs as far ahead of the
+        // others as barriers allow. A uniform choice would keep the warps close together.
         if (launch_->seed % 2 == 1 && ready_count_ > 0 && random_.below(8) != 0)
             return ready_[(ready_first_ + --ready_count_) % max_threads];
         bool begin = ready_count_ == 0;
@@ -257,8 +262,8 @@ private:
         }
         if (begin) {
             if (fresh == 0) return no_thread;
-            const unsigned t = launch_->seed != 0 ? order_[begun_] : begun_;
-            begun_++;
+            const unsigned t = launch_->seed != 0 ? order_[started_] : started_;
+            started_++;
             return t;
         }
         const unsigned t = ready_[ready_first_];
@@ -267,7 +272,8 @@ private:
         return t;
     }
 
-    // The same when no thread can run: one may wait for a pending copy. Otherwise it is a deadlock.
+    // Completes pending copies until a thread is ready, and returns that thread. If none becomes ready, reports a
+    // deadlock.
     __attribute__((noinline, cold)) unsigned pick_later()
     {
         while (background != nullptr && background->advance())
@@ -275,15 +281,16 @@ private:
         deadlock();
     }
 
-    CUDA_CPU_UNSEEN void enter(unsigned t)
+    // Makes t the current thread.
+    CUDA_CPU_NOT_INSTRUMENTED void enter(unsigned t)
     {
         current_ = t;
         threadIdx = threads_[t].index;
         watch::now(t);
     }
 
-    // Lets others run until this thread is next again.
-    CUDA_CPU_UNSEEN void wait()
+    // Runs other threads until the scheduler picks this one again.
+    CUDA_CPU_NOT_INSTRUMENTED void wait()
     {
         const unsigned me = current_;
         unsigned next = pick();
@@ -294,7 +301,7 @@ private:
         switch_to(*threads_[next].fiber);
     }
 
-    // ---- the life of a fiber: one thread after another
+    // ---- fibers: each runs one thread after another
 
     Fiber* idle_fiber()
     {
@@ -307,26 +314,26 @@ private:
         return fiber;
     }
 
-    CUDA_CPU_UNSEEN static void fiber_body(boost::context::detail::transfer_t from)
+    CUDA_CPU_NOT_INSTRUMENTED static void fiber_body(boost::context::detail::transfer_t from)
     {
-        arrived(from);
+        finish_switch(from);
         for (Block& block = of_this_worker();;) block.run_thread();
     }
 
-    CUDA_CPU_UNSEEN void run_thread()
+    CUDA_CPU_NOT_INSTRUMENTED void run_thread()
     {
         watch::begun(current_);
         launch_->call(launch_->kernel_and_arguments);
         Fiber* fiber = threads_[current_].fiber;
         if (fiber->overflowed())
-            die("thread " + std::to_string(current_) + " needs more than the " + std::to_string(fiber_stack_bytes) +
-                " bytes of stack that a thread has");
+            die("thread " + std::to_string(current_) + " overflows its stack of " + std::to_string(fiber_stack_bytes) +
+                " bytes");
         end_thread();
         unsigned next = pick();
         if (next == no_thread && alive_ > 0) next = pick_later();
         if (next == no_thread) {
             idle_.push_back(fiber);
-            switch_to(home_);  // the block is done; the next one begins here
+            switch_to(home_);  // the block has ended; this call returns when the next block starts on this fiber
             return;
         }
         enter(next);
@@ -335,10 +342,10 @@ private:
             return;
         }
         idle_.push_back(fiber);
-        switch_to(*threads_[next].fiber);  // comes back when a thread is to begin on this fiber
+        switch_to(*threads_[next].fiber);  // returns when another thread is to start on this fiber
     }
 
-    // Threads that wait for this one no longer wait.
+    // Ends the current thread, and completes the barriers and collectives that waited only for it.
     void end_thread()
     {
         threads_[current_].fiber = nullptr;
@@ -348,15 +355,15 @@ private:
         warp.alive &= ~(1u << current_ % WARP_SIZE);
         for (unsigned lanes = warp.waiting; lanes != 0; lanes &= warp.waiting) {
             const unsigned lane = static_cast<unsigned>(__builtin_ctz(lanes));
-            try_meet(current_ / WARP_SIZE * WARP_SIZE + lane);
+            try_collective(current_ / WARP_SIZE * WARP_SIZE + lane);
             lanes &= lanes - 1;
         }
         if (alive_ > 0) try_barrier();
     }
 
-    // ---- when waiting ends
+    // ---- completion of barriers and collectives
 
-    // If all threads are at the barrier, they are ready, in their order.
+    // If all threads are at the barrier, makes them ready, in the order of their indices.
     void try_barrier()
     {
         if (waiting_at_barrier_ < alive_) return;
@@ -366,8 +373,8 @@ private:
             if (threads_[t].waits_for != nullptr) make_ready(t);
     }
 
-    // If the collective in which thread t waits is complete, its work is done and its lanes are ready.
-    void try_meet(unsigned t)
+    // If all lanes have arrived at the collective in which thread t waits, executes it and makes its lanes ready.
+    void try_collective(unsigned t)
     {
         const unsigned first = t / WARP_SIZE * WARP_SIZE;
         Warp& warp = warps_[t / WARP_SIZE];
@@ -411,10 +418,10 @@ private:
         return std::string("in ") + thread.waits_for + mask;
     }
 
-    // Reports what each thread waits for, one line for all that wait for the same.
+    // Reports what the threads wait for, with one line for each distinct state, and ends the process.
     [[noreturn]] void deadlock() const
     {
-        std::vector<std::pair<std::string, std::string>> lines;  // a state, and the threads in it
+        std::vector<std::pair<std::string, std::string>> lines;  // (state, threads in that state)
         for (unsigned first = 0, t = 1; first < threads_.size(); first = t) {
             const std::string state = state_of(first);
             for (t = first + 1; t < threads_.size() && state_of(t) == state;) t++;
@@ -440,13 +447,13 @@ private:
     dim3 dim_{0, 0, 0};
     std::vector<Thread> threads_;
     Warp warps_[max_threads / WARP_SIZE];
-    unsigned current_ = 0, begun_ = 0, alive_ = 0;
+    unsigned current_ = 0, started_ = 0, alive_ = 0;
 
     unsigned waiting_at_barrier_ = 0, parked_ = 0;
 
-    uint16_t ready_[max_threads] = {};  // a ring, first come first served
+    uint16_t ready_[max_threads] = {};  // ring buffer of ready threads, first in, first out
     unsigned ready_first_ = 0, ready_count_ = 0;
-    std::vector<uint16_t> order_;  // in which threads begin, when there is a seed
+    std::vector<uint16_t> order_;  // in which threads start under a seed
     Random random_{};
 
     Context home_;  // the worker's own stack
@@ -454,46 +461,47 @@ private:
     std::vector<Fiber*> idle_;
 };
 
-// The block that this worker runs; null for a block of one thread, which never waits.
+// The block that this worker is running; null for a block of one thread, which never waits.
 inline thread_local Block* block = nullptr;
 
 // ==== warp and block collectives ========================================================================
 
-// A warp collective: see Block::meet.
-inline void meet(const char* name, unsigned mask, void* operand, Block::WarpWork work)
+// Executes a warp collective; see Block::collective.
+inline void warp_collective(const char* name, unsigned mask, void* operand, Block::WarpWork work)
 {
     if (block != nullptr) {
-        block->meet(name, mask, operand, work);
+        block->collective(name, mask, operand, work);
     } else {
         work(&operand, 1);
     }
 }
 
-// Every shuffle: each lane gives a value and takes the one of lane `from`, or its own if that lane does not take part.
-template <class T> inline T exchange(const char* name, unsigned mask, T value, unsigned from)
+// Implements all shuffles. Returns the value of lane `from`, or the lane's own value if `from` does not take part.
+template <class T> inline T shuffle(const char* name, unsigned mask, T value, unsigned from)
 {
     if (WARP_SIZE == 1) return value;
     struct Operand { T value, result; unsigned from; } mine{value, value, from};
-    meet(name, mask, &mine, [](void* const* operands, unsigned lanes) {
+    warp_collective(name, mask, &mine, [](void* const* operands, unsigned lanes) {
         for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
-            Operand& taker = *static_cast<Operand*>(operands[__builtin_ctz(rest)]);
-            if (lanes >> taker.from & 1) taker.result = static_cast<Operand*>(operands[taker.from])->value;
+            Operand& lane = *static_cast<Operand*>(operands[__builtin_ctz(rest)]);
+            if (lanes >> lane.from & 1) lane.result = static_cast<Operand*>(operands[lane.from])->value;
         }
     });
     return mine.result;
 }
 
+// Returns the index of the current thread in its warp.
 inline unsigned lane()
 {
     return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % WARP_SIZE;
 }
 
-// Returns a bit for each lane that votes yes.
+// Returns a mask of the lanes whose `yes` is true.
 inline unsigned ballot(const char* name, unsigned mask, bool yes)
 {
     if (WARP_SIZE == 1) return yes;
     struct Operand { bool yes; unsigned result; } mine{yes, 0};
-    meet(name, mask, &mine, [](void* const* operands, unsigned lanes) {
+    warp_collective(name, mask, &mine, [](void* const* operands, unsigned lanes) {
         unsigned result = 0;
         for (unsigned rest = lanes; rest != 0; rest &= rest - 1)
             if (static_cast<Operand*>(operands[__builtin_ctz(rest)])->yes) result |= rest & -rest;
@@ -514,18 +522,18 @@ CUDA_CPU_INSTRUCTION void __syncthreads()
 CUDA_CPU_INSTRUCTION void __syncwarp(unsigned mask = 0xffffffff)
 {
     if (WARP_SIZE == 1 || cuda_cpu::watch::is_removed("__syncwarp", cuda_cpu::watch::here())) return;
-    cuda_cpu::meet("__syncwarp", mask, nullptr, [](void* const*, unsigned) {});
+    cuda_cpu::warp_collective("__syncwarp", mask, nullptr, [](void* const*, unsigned) {});
 }
 inline unsigned __ballot_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__ballot_sync", mask, yes != 0); }
 inline int __any_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__any_sync", mask, yes != 0) != 0; }
 inline int __all_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__all_sync", mask, yes == 0) == 0; }
 
-// The four shuffles differ in whose value a lane takes. `width` cuts the warp into segments; a lane whose source is in
-// another segment keeps its own value.
+// The four shuffles differ in the lane that a thread reads from. `width` divides the warp into segments; a lane whose
+// source is in another segment keeps its own value.
 template <class T> inline T __shfl_sync(unsigned mask, T value, int from, int width = WARP_SIZE)
 {
     const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width);
-    return cuda_cpu::exchange("__shfl_sync", mask, value,
+    return cuda_cpu::shuffle("__shfl_sync", mask, value,
                               lane / segment * segment + static_cast<unsigned>(from) % segment);
 }
 
@@ -533,19 +541,19 @@ template <class T> inline T __shfl_xor_sync(unsigned mask, T value, int flip, in
 {
     const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width),
                    from = lane ^ static_cast<unsigned>(flip);
-    // CUDA lets a lane read earlier segments here, but not later ones.
-    return cuda_cpu::exchange("__shfl_xor_sync", mask, value, from < (lane / segment + 1) * segment ? from : lane);
+    // As in CUDA, this shuffle can read from earlier segments, but not from later ones.
+    return cuda_cpu::shuffle("__shfl_xor_sync", mask, value, from < (lane / segment + 1) * segment ? from : lane);
 }
 
 template <class T> inline T __shfl_up_sync(unsigned mask, T value, unsigned distance, int width = WARP_SIZE)
 {
     const unsigned lane = cuda_cpu::lane(), place = lane % static_cast<unsigned>(width);
-    return cuda_cpu::exchange("__shfl_up_sync", mask, value, place >= distance ? lane - distance : lane);
+    return cuda_cpu::shuffle("__shfl_up_sync", mask, value, place >= distance ? lane - distance : lane);
 }
 
 template <class T> inline T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = WARP_SIZE)
 {
     const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width);
-    return cuda_cpu::exchange("__shfl_down_sync", mask, value,
+    return cuda_cpu::shuffle("__shfl_down_sync", mask, value,
                               lane % segment + distance < segment ? lane + distance : lane);
 }

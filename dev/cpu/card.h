@@ -1,5 +1,5 @@
-// The GPUs that can be emulated: with CUDA_CPU_CARD=h100 the emulator reports this card, and refuses what it refuses.
-// README.md in this folder lists what is enforced. dev/inspect/cards.py reads the two tables for its estimates.
+// The GPUs that can be emulated. With CUDA_CPU_CARD=h100 the emulator reports the properties of an H100 and returns its
+// errors; README.md lists which. dev/inspect/cards.py reads the two tables for its estimates.
 #pragma once
 
 #include <stddef.h>
@@ -15,17 +15,17 @@ namespace cuda_cpu {
 
 constexpr size_t kib = 1 << 10, mib = 1 << 20;
 
-// What all cards of a compute capability have. CUDA C++ Programming Guide, "Technical Specifications per Compute
-// Capability"; what CUDA keeps of a block's shared memory: the tuning guides of Turing, Ampere, Ada, Hopper, Blackwell;
-// granularity: the occupancy calculator of Nsight Compute.
+// Properties of all GPUs of a compute capability. Sources: CUDA C++ Programming Guide, "Technical Specifications per
+// Compute Capability"; shared memory that CUDA reserves per block: tuning guides of Turing, Ampere, Ada, Hopper and
+// Blackwell; granularity: occupancy calculator of Nsight Compute.
 struct Capability {
     int major, minor;
     int threads_per_multiprocessor, blocks_per_multiprocessor;
     size_t shared_per_multiprocessor, reserved_shared_per_block;
-    size_t l1_and_shared;  // one memory, of which shared memory takes its part
-    int shared_granularity;  // bytes: a block's shared memory is rounded up to a multiple
+    size_t l1_and_shared;    // bytes of the memory that L1 cache and shared memory divide
+    int shared_granularity;  // bytes: a block's shared memory is rounded up to a multiple of this
 
-    size_t shared_per_block() const { return shared_per_multiprocessor - reserved_shared_per_block; }  // by opt-in
+    size_t shared_per_block() const { return shared_per_multiprocessor - reserved_shared_per_block; }  // with opt-in
     int number() const { return 10 * major + minor; }
 };
 constexpr Capability turing{7, 5, 1024, 16, 64 * kib, 0, 96 * kib, 256};
@@ -34,17 +34,18 @@ constexpr Capability ada{8, 9, 1536, 24, 100 * kib, kib, 128 * kib, 128};
 constexpr Capability hopper{9, 0, 2048, 32, 228 * kib, kib, 256 * kib, 128};
 constexpr Capability blackwell{10, 0, 2048, 32, 228 * kib, kib, 256 * kib, 128};
 
-// Multiprocessors, cache and bus: NVIDIA's white papers and data sheets of each. Memory, names and B200's bus: what
-// programs print that ask the runtime. (It is less than the data sheet says, by a share that changes with the driver.)
+// Multiprocessors, cache and bus are from NVIDIA's white papers and data sheets. Memory, names and the B200's bus are
+// what the runtime reports. (It reports less memory than the data sheet; the difference depends on the driver.)
 struct Card {
     const char *key, *name;
     const Capability& capability;
     int multiprocessors;
     size_t l2_bytes, memory_bytes;
     int bus_bits;
-    // For dev/inspect's estimates, from data sheets: bytes/s of memory; the clock that the sheet's FLOP/s stand for, in
-    // Hz; dense FP16 or BF16 FLOP/s with FP32 sums, and FLOP/s of FP32; bytes a clock of L2 (A100: white paper; the
-    // others are estimates: Hopper as A100, Blackwell twice that, Ada and Turing 64 for each 2 or 4 multiprocessors).
+    // For dev/inspect's estimates, from data sheets: memory bandwidth in bytes/s; the clock in Hz for which the sheet
+    // gives FLOP/s; dense FP16 or BF16 FLOP/s with FP32 accumulation; FP32 FLOP/s; L2 bytes per clock (A100: white
+    // paper; the others are estimates: Hopper as A100, Blackwell twice that, Ada and Turing 64 for every 2 or 4
+    // multiprocessors).
     double bandwidth, clock, tensor_flops, fp32_flops;
     int l2_bytes_per_clock;
 };
@@ -65,11 +66,12 @@ constexpr Card cards[] = {
      7.7e12, 1.85e9, 2.25e15, 75e12, 10240},
 };
 
-// The same for every card of the table. Registers: 64 Ki of 32 bits, for a multiprocessor and for a block.
+// 32-bit registers per multiprocessor and per block, the same for all GPUs of the table.
 constexpr int registers_per_block = 64 * 1024;
-// A context with its kernels and cuBLASLt's; how much that is changes with the driver.
+// Memory of a CUDA context with its kernels and those of cuBLASLt; the actual size depends on the driver.
 constexpr size_t context_bytes = 500 * mib;
 
+// Returns the entry of a GPU; ends the program if there is none.
 inline const Card* find_card(const std::string& key)
 {
     const Card* found = std::find_if(std::begin(cards), std::end(cards), [&](const Card& c) { return key == c.key; });
@@ -80,6 +82,7 @@ inline const Card* find_card(const std::string& key)
     exit(2);
 }
 
+// The GPU that CUDA_CPU_CARD names; tests change it.
 inline const Card*& chosen_card()
 {
     static const Card* value = [] {
@@ -89,7 +92,7 @@ inline const Card*& chosen_card()
     return value;
 }
 
-// Null: there is none, and the processor is what it is.
+// Returns the GPU that is emulated, or null: then the device reports the properties of the CPU.
 inline const Card* card() { return chosen_card(); }
 
 }  // namespace cuda_cpu

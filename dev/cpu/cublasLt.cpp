@@ -1,4 +1,4 @@
-// cuBLASLt's products (cublasLt.h), with oneDNN or a plain loop.
+// The matrix products of cuBLASLt (cublasLt.h), by oneDNN or a plain loop.
 //
 // Map: algorithms · product (plain loop, single column) · epilogue · oneDNN · supported cases · cublasLtMatmul, FP8
 #include "cublasLt.h"
@@ -15,9 +15,9 @@
 
 namespace cuda_cpu {
 
-const char* const excuse =
-    "matrix products: a plain loop, slow. For the fast ones install oneDNN (Debian, Ubuntu: apt install libdnnl-dev) "
-    "and build again with -DHAVE_ONEDNN and -ldnnl";
+const char* const no_onednn_notice =
+    "matrix products run in a slow plain loop. For fast ones install oneDNN (Debian, Ubuntu: apt install libdnnl-dev) "
+    "and rebuild with -DHAVE_ONEDNN and -ldnnl";
 
 namespace {
 
@@ -25,6 +25,7 @@ namespace {
 
 constexpr const char* algorithm_names[] = {"fast", "plain", "slow", "in_place", "refused", "failing", "coarse"};
 
+// Returns the algorithms that CUDA_CPU_MATMULS lists.
 const std::vector<Algorithm>& offered_algorithms()
 {
     static const std::vector<Algorithm> value = [] {
@@ -46,8 +47,8 @@ const std::vector<Algorithm>& offered_algorithms()
     return value;
 }
 
-// On an emulated GPU an algorithm relies on the alignment that the preference promised: algo.data[1] is the smallest of
-// the four, at most 16 bytes. 0 relies on nothing. (cublasLtMatmulPreferenceAttributes_t, MIN_ALIGNMENT)
+// On an emulated GPU an algorithm requires the alignment that the preference promised: algo.data[1] is the smallest of
+// the four, at most 16 bytes. 0: no requirement. (cublasLtMatmulPreferenceAttributes_t, MIN_ALIGNMENT)
 constexpr uint32_t full_alignment = 16;
 bool all_aligned(uint64_t bytes, std::initializer_list<const void*> operands)
 {
@@ -55,7 +56,7 @@ bool all_aligned(uint64_t bytes, std::initializer_list<const void*> operands)
                                      [=](const void* x) { return reinterpret_cast<uintptr_t>(x) % bytes == 0; });
 }
 
-// Whether it may be given to cublasLtMatmul.
+// Returns whether cublasLtMatmul accepts the algorithm.
 bool usable(const cublasLtMatmulAlgo_t& algorithm)
 {
     return algorithm.data[0] < std::size(algorithm_names) && algorithm.data[1] <= full_alignment &&
@@ -65,29 +66,30 @@ bool usable(const cublasLtMatmulAlgo_t& algorithm)
 
 // ==== the product =======================================================================================
 
-// One product, column-major: D (m, n) = alpha op(A) (m, k) op(B) (k, n) + beta D.
+// A product of column-major matrices: D (m, n) = alpha op(A) (m, k) op(B) (k, n) + beta D.
 struct Product {
     int64_t m, n, k;
     bool transpose_a, transpose_b;
-    cudaDataType_t type_a, type_b;  // which differ in FP8 only
+    cudaDataType_t type_a, type_b;  // they differ only in FP8
     int64_t lda, ldb;
     float alpha, beta;
 };
 
-// Where it goes: memory of the caller, or scratch.
+// The output of a product: the caller's memory, or scratch memory.
 struct Target {
     void* data;
     cudaDataType_t type;
     int64_t ld;
 };
 
+// Returns the address of element `index`.
 template <class Void> Void* at(Void* base, cudaDataType_t type, int64_t index)
 {
     using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
     return static_cast<Byte*>(base) + index * static_cast<int64_t>(bytes_of(type));
 }
 
-// Reads or writes `count` neighbouring numbers of any type as floats.
+// Convert `count` contiguous elements of any type to floats, and back.
 template <class T> void load(float* to, const T* from, int64_t count)
 {
     int64_t i = 0;
@@ -121,22 +123,22 @@ void store(void* to, const float* from, cudaDataType_t type, int64_t count)
     }
 }
 
-// ---- scratch memory of a worker, kept for its next product: float sums, copies of operands
+// ---- scratch memory of a worker, which it keeps for its next product: float sums, copies of operands
 
-enum class Room { sums, a, b, panels_a, panels_b };
-float* scratch(Room room, int64_t count)
+enum class Scratch { sums, a, b, panels_a, panels_b };
+float* scratch(Scratch kind, int64_t count)
 {
     static thread_local std::vector<float> memory[5];
-    auto& numbers = memory[static_cast<int>(room)];
+    auto& numbers = memory[static_cast<int>(kind)];
     if (numbers.size() < static_cast<size_t>(count)) numbers = std::vector<float>(count);
     return numbers.data();
 }
 
-// Copies a matrix to dense columns of bfloat16 or float, times factor.
-const void* expanded(Room room, cudaDataType_t to_type, const void* from, cudaDataType_t type, int64_t ld, int64_t rows,
-                     int64_t columns, float factor)
+// Copies a matrix to contiguous columns of bfloat16 or float, multiplied by factor.
+const void* expanded(Scratch kind, cudaDataType_t to_type, const void* from, cudaDataType_t type, int64_t ld,
+                     int64_t rows, int64_t columns, float factor)
 {
-    void* const to = scratch(room, rows * columns);
+    void* const to = scratch(kind, rows * columns);
     constexpr int64_t piece = 256;
 #pragma omp parallel for
     for (int64_t c = 0; c < columns; c++)
@@ -150,17 +152,17 @@ const void* expanded(Room room, cudaDataType_t to_type, const void* from, cudaDa
     return to;
 }
 
-// ---- the plain loop. Every sum runs over k from 0 up, whatever the number of workers.
+// ---- the plain loop. Every sum runs over k in ascending order, for any number of workers.
 
-constexpr int64_t panel = 64, group = 4;  // rows and columns of D that are summed together: they fit in registers
+constexpr int64_t panel = 64, group = 4;  // rows and columns of a register tile of D
 
-// Copies a matrix of `rows` x k numbers, of which k are summed, to panels [k][width], padded with zeros.
-// `k_is_contiguous`: neighbours in memory differ in k.
-float* packed(Room room, const void* from, cudaDataType_t type, int64_t ld, bool k_is_contiguous, int64_t rows,
+// Packs a matrix of rows x k elements into panels [k][width], padded with zeros. k_is_contiguous: consecutive elements
+// in memory differ in k.
+float* packed(Scratch kind, const void* from, cudaDataType_t type, int64_t ld, bool k_is_contiguous, int64_t rows,
               int64_t k, int64_t width)
 {
     const int64_t panels = (rows + width - 1) / width;
-    float* const to = scratch(room, panels * width * k);
+    float* const to = scratch(kind, panels * width * k);
 #pragma omp parallel for
     for (int64_t p = 0; p < panels; p++) {
         float* const out = to + p * width * k;
@@ -182,7 +184,7 @@ float* packed(Room room, const void* from, cudaDataType_t type, int64_t ld, bool
 typedef float Vector __attribute__((vector_size(64), aligned(sizeof(float)), may_alias));
 constexpr int64_t vector_size = sizeof(Vector) / sizeof(float);
 
-// Adds panel `a` [k][panel] times panel `b` [k][group] to rows x columns of D.
+// Computes rows x columns of D from panel `a` [k][panel] and panel `b` [k][group].
 void multiply_panels(const Product& p, const float* a, const float* b, float* d, int64_t ldd, int64_t rows,
                      int64_t columns)
 {
@@ -201,8 +203,8 @@ void multiply_panels(const Product& p, const float* a, const float* b, float* d,
 
 void plain_product(const Product& p, const void* a, const void* b, const Target& d)
 {
-    const float* A = packed(Room::panels_a, a, p.type_a, p.lda, p.transpose_a, p.m, p.k, panel);
-    const float* B = packed(Room::panels_b, b, p.type_b, p.ldb, !p.transpose_b, p.n, p.k, group);
+    const float* A = packed(Scratch::panels_a, a, p.type_a, p.lda, p.transpose_a, p.m, p.k, panel);
+    const float* B = packed(Scratch::panels_b, b, p.type_b, p.ldb, !p.transpose_b, p.n, p.k, group);
     float* const out = static_cast<float*>(d.data);
 #pragma omp parallel for collapse(2)
     for (int64_t i = 0; i < p.m; i += panel)
@@ -211,10 +213,10 @@ void plain_product(const Product& p, const void* a, const void* b, const Target&
                             std::min(group, p.n - j));
 }
 
-// ---- 16 bits times a single column, as for one sampled token. The time is that of reading A once. (oneDNN first
-// copies A to its own tile layout.) Each sum runs over k in one order, whatever the number of workers.
+// ---- 16-bit matrix times a single column, as for one sampled token. It takes the time of reading A once. (oneDNN
+// would first copy A to its own tile layout.) Each sum runs over k in the same order for any number of workers.
 
-// Sums of rows [begin, begin + count) of op(A) x.
+// Computes rows [begin, begin + count) of op(A) x.
 void multiply_rows(float* sums, const Product& p, const void* a, const float* x, int64_t begin, int64_t count)
 {
     constexpr int64_t piece = 256;
@@ -243,17 +245,17 @@ void multiply_rows(float* sums, const Product& p, const void* a, const float* x,
 
 void vector_product(const Product& p, const void* a, const void* b, float* d)
 {
-    constexpr int64_t worthwhile = 1 << 16, unit = 64;  // elements of A for a second worker; rows are split in units
+    constexpr int64_t min_parallel = 1 << 16, unit = 64;  // min. elements of A for several workers; rows per unit
     std::vector<float> x(p.k), sums(p.m);
     for (int64_t k = 0; k < p.k; k++) load(&x[k], at(b, p.type_b, p.transpose_b ? k * p.ldb : k), p.type_b, 1);
-    const int64_t workers = p.m * p.k < worthwhile ? 1 : omp_get_max_threads();
-    const int64_t share = ((p.m + workers - 1) / workers + unit - 1) / unit * unit;
+    const int64_t workers = p.m * p.k < min_parallel ? 1 : omp_get_max_threads();
+    const int64_t rows = ((p.m + workers - 1) / workers + unit - 1) / unit * unit;  // per worker
 #pragma omp parallel for schedule(static, 1) if (workers > 1)
-    for (int64_t i = 0; i < p.m; i += share) multiply_rows(sums.data(), p, a, x.data(), i, std::min(share, p.m - i));
+    for (int64_t i = 0; i < p.m; i += rows) multiply_rows(sums.data(), p, a, x.data(), i, std::min(rows, p.m - i));
     for (int64_t i = 0; i < p.m; i++) d[i] = p.alpha * sums[i] + (p.beta != 0 ? p.beta * d[i] : 0);
 }
 
-// Leaves 20 of the 24 bits of each sum.
+// Clears the last 4 of the 24 significand bits of each sum.
 void coarsen(const Product& p, const Target& sums)
 {
     constexpr uint32_t cleared = 0xf;
@@ -274,7 +276,7 @@ float gelu_derivative(float x)
     return gate + x * gate * (1 - gate) * 1.5957691216f * (1 + 3 * 0.044715f * x * x);
 }
 
-constexpr uint32_t has_aux = 128;  // the epilogue reads or writes a second matrix
+constexpr uint32_t has_aux = 128;  // bit of epilogues that read or write a second matrix
 
 cudaDataType_t type_of_bias(const cublasLtMatmulDescOpaque_t& desc, const Product& p, cudaDataType_t type_of_d)
 {
@@ -287,7 +289,7 @@ cudaDataType_t type_of_aux(const cublasLtMatmulDescOpaque_t& desc, cudaDataType_
     return desc.aux_type < 0 ? type_of_d : static_cast<cudaDataType_t>(desc.aux_type);
 }
 
-// Takes the product from `sums` to D, a piece of a column at a time: alpha sums + beta D, and the epilogue.
+// Computes D = epilogue(alpha sums + beta D), a piece of a column at a time.
 void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Target& sums, float alpha, float beta,
             const Target& d)
 {
@@ -322,11 +324,11 @@ void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Targ
 
 // ==== oneDNN ============================================================================================
 
-// It is row-major: it sees every matrix transposed, and so computes D^T (n, m) = op(B)^T op(A)^T.
+// oneDNN is row-major: it sees every matrix transposed, so it computes D^T (n, m) = op(B)^T op(A)^T.
 
 #ifdef HAVE_ONEDNN
-// Its sgemm, because it beats its matmul primitive on nearly all of a GPT's shapes, by up to 2.5 times where
-// a leading dimension is a multiple of 1024.
+// Uses oneDNN's sgemm, which is faster than its matmul primitive on nearly all shapes of a GPT: up to 2.5 times where a
+// leading dimension is a multiple of 1024.
 bool onednn_float(const Product& p, const void* a, const void* b, const Target& d)
 {
     return dnnl_sgemm(p.transpose_b ? 'T' : 'N', p.transpose_a ? 'T' : 'N', p.n, p.m, p.k, p.alpha,
@@ -334,8 +336,8 @@ bool onednn_float(const Product& p, const void* a, const void* b, const Target& 
                       static_cast<float*>(d.data), d.ld) == dnnl_success;
 }
 
-// A matmul primitive for bfloat16, with the memory objects it runs on. Making one generates code and takes
-// milliseconds, so they are kept.
+// A matmul primitive for bfloat16, with its memory objects. Primitives are cached, because creating one generates code
+// and takes milliseconds.
 struct Primitive {
     dnnl::matmul matmul;
     std::unordered_map<int, dnnl::memory> arguments;
@@ -364,7 +366,7 @@ Primitive make_primitive(const Product& p, const Target& d, bool has_bias, cudaD
                              weights = matrix(p.k, p.m, p.type_a, p.transpose_a, p.lda),
                              dst = matrix(p.n, p.m, d.type, false, d.ld),
                              bias = has_bias ? matrix(1, p.m, bias_type, false, p.m) : dnnl::memory::desc();
-    // alpha times the product, then beta times what was there added. oneDNN 2 and 3 spell it differently.
+    // alpha times the product, plus beta times the old value. The API differs between oneDNN 2 and 3.
     dnnl::primitive_attr attributes;
     dnnl::post_ops then;
 #if DNNL_VERSION_MAJOR < 3
@@ -382,24 +384,24 @@ Primitive make_primitive(const Product& p, const Target& d, bool has_bias, cudaD
     const auto operation = has_bias ? dnnl::matmul::primitive_desc(onednn_engine(), src, weights, bias, dst, attributes)
                                     : dnnl::matmul::primitive_desc(onednn_engine(), src, weights, dst, attributes);
 #endif
-    Primitive made{dnnl::matmul(operation), {}};
+    Primitive primitive{dnnl::matmul(operation), {}};
     const auto add = [&](int argument, const dnnl::memory::desc& desc) {
-        made.arguments.emplace(argument, dnnl::memory(desc, onednn_engine(), DNNL_MEMORY_NONE));
+        primitive.arguments.emplace(argument, dnnl::memory(desc, onednn_engine(), DNNL_MEMORY_NONE));
     };
     add(DNNL_ARG_SRC, src);
     add(DNNL_ARG_WEIGHTS, weights);
     add(DNNL_ARG_DST, dst);
     if (has_bias) add(DNNL_ARG_BIAS, bias);
-    return made;
+    return primitive;
 }
 
-// False where oneDNN cannot: bfloat16 needs a processor with AVX-512.
+// Returns false if oneDNN cannot compute the product: bfloat16 needs a processor with AVX-512.
 bool onednn_bfloat16(const Product& p, const void* a, const void* b, const Target& d, const void* bias,
                      cudaDataType_t bias_type)
 {
     const std::tuple key{p.m,     p.n,    p.k,    p.transpose_a, p.transpose_b,   p.lda,    p.ldb,
                          p.alpha, p.beta, d.type, d.ld,          bias != nullptr, bias_type};
-    // A worker's own, as their memory objects are set.
+    // One cache per worker, because the calls below change the memory objects.
     static thread_local std::map<std::remove_const_t<decltype(key)>, Primitive> primitives;
     static thread_local const dnnl::stream stream(onednn_engine());
     try {
@@ -418,7 +420,8 @@ bool onednn_bfloat16(const Product& p, const void* a, const void* b, const Targe
     }
 }
 
-// 16 bits that the processor does not multiply, as few do half precision, become floats, without gaps.
+// Computes a product by oneDNN. 16-bit operands for which the processor has no instructions (on most, half precision)
+// are first converted to contiguous floats.
 bool onednn_product(const Product& p, const void* a, const void* b, const Target& d)
 {
     if (p.type_a == CUDA_R_32F) return onednn_float(p, a, b, d);
@@ -427,31 +430,32 @@ bool onednn_product(const Product& p, const void* a, const void* b, const Target
     wide.lda = p.transpose_a ? p.k : p.m;
     wide.ldb = p.transpose_b ? p.n : p.k;
     const int64_t columns_a = p.transpose_a ? p.m : p.k, columns_b = p.transpose_b ? p.k : p.n;
-    a = expanded(Room::panels_a, CUDA_R_32F, a, p.type_a, p.lda, wide.lda, columns_a, 1);
-    b = expanded(Room::panels_b, CUDA_R_32F, b, p.type_b, p.ldb, wide.ldb, columns_b, 1);
+    a = expanded(Scratch::panels_a, CUDA_R_32F, a, p.type_a, p.lda, wide.lda, columns_a, 1);
+    b = expanded(Scratch::panels_b, CUDA_R_32F, b, p.type_b, p.ldb, wide.ldb, columns_b, 1);
     return onednn_float(wide, a, b, d);
 }
 
-// FP32 with an A small enough for each core's cache (2 MB), as the weights of a small model are: every worker
-// takes its share of the columns, and finishes them before they leave its cache.
+// Computes an FP32 product whose A fits in each core's cache (2 MB), as the weights of a small model do. Each worker
+// computes a part of the columns and applies the epilogue while they are in its cache. Returns false if the product is
+// not of this kind.
 bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const void* a, const void* b,
                    const Target& d)
 {
-    constexpr int64_t small = 1 << 19, fewest = 64;  // elements of A, columns for a worker
+    constexpr int64_t max_elements = 1 << 19, min_columns = 64;  // of A; per worker
     const int64_t workers = omp_get_max_threads();
-    if (p.m * p.k > small || p.n < workers * fewest || workers == 1) return false;
+    if (p.m * p.k > max_elements || p.n < workers * min_columns || workers == 1) return false;
     bool done = true;
 #pragma omp parallel for schedule(static, 1) reduction(&& : done)
     for (int64_t w = 0; w < workers; w++) {
         const int64_t first = p.n * w / workers, last = p.n * (w + 1) / workers;
-        Product share = p;
-        share.n = last - first;
+        Product columns = p;
+        columns.n = last - first;
         cublasLtMatmulDescOpaque_t epilogue = desc;
         const Target part{at(d.data, d.type, first * d.ld), d.type, d.ld};
-        done = onednn_float(share, a, at(b, p.type_b, first * (p.transpose_b ? 1 : p.ldb)), part) && done;
+        done = onednn_float(columns, a, at(b, p.type_b, first * (p.transpose_b ? 1 : p.ldb)), part) && done;
         if (desc.epilogue & has_aux)
             epilogue.aux = at(desc.aux, type_of_aux(desc, d.type), first * desc.aux_ld);
-        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(epilogue, share, part, 1, 0, part);
+        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(epilogue, columns, part, 1, 0, part);
     }
     return done;
 }
@@ -459,8 +463,8 @@ bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, con
 bool has_bfloat16()
 {
     const auto bits = [](dnnl::cpu_isa isa) { return static_cast<unsigned>(isa); };
-    static const unsigned wanted = bits(dnnl::cpu_isa::avx512_core_bf16), there = bits(dnnl::get_effective_cpu_isa());
-    return (there & wanted) == wanted;
+    static const unsigned needed = bits(dnnl::cpu_isa::avx512_core_bf16), found = bits(dnnl::get_effective_cpu_isa());
+    return (found & needed) == needed;
 }
 
 #else
@@ -469,22 +473,23 @@ bool has_bfloat16() { return false; }
 
 // ==== what is supported =================================================================================
 
-// What a card's cuBLASLt asks of an epilogue beyond that: cublasLt.h at CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
-// _EPILOGUE_AUX_LD and _EPILOGUE_AUX_DATA_TYPE; the heuristic looks at the pointers for their alignment.
+// Returns whether a GPU's cuBLASLt supports the epilogue's types, leading dimension and alignment. (NVIDIA's cublasLt.h
+// at CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, _EPILOGUE_AUX_LD and _EPILOGUE_AUX_DATA_TYPE. The heuristic examines the
+// alignment of the pointers.)
 bool has_epilogue(const cublasLtMatmulDescOpaque_t& desc, uint32_t type_of_d)
 {
     constexpr int64_t aux_ld_unit = 8;
     constexpr uintptr_t aux_alignment = 16;
-    const auto is_of_d = [&](int32_t type) { return type < 0 || static_cast<uint32_t>(type) == type_of_d; };
-    if ((desc.epilogue & CUBLASLT_EPILOGUE_BIAS) && !is_of_d(desc.bias_type)) return false;
+    const auto is_type_of_d = [&](int32_t type) { return type < 0 || static_cast<uint32_t>(type) == type_of_d; };
+    if ((desc.epilogue & CUBLASLT_EPILOGUE_BIAS) && !is_type_of_d(desc.bias_type)) return false;
     if (!(desc.epilogue & has_aux)) return true;
-    return is_of_d(desc.aux_type) && desc.aux_ld % aux_ld_unit == 0 &&
+    return is_type_of_d(desc.aux_type) && desc.aux_ld % aux_ld_unit == 0 &&
            reinterpret_cast<uintptr_t>(desc.aux) % aux_alignment == 0;
 }
 
-// What cuBLASLt asks of a product of FP8: A transposed and B not, so that both are read along k; sizes of 16 bytes; one
-// operand at least in E4M3, the kind with more digits; an output that is no shorter than 16 bits, and a bias of 16.
-// (Documentation of cublasLtMatmul, "To use FP8 kernels", and its table of types.)
+// Returns whether cuBLASLt supports this FP8 product. It requires that A is transposed and B is not (so that both are
+// contiguous along k), dimensions that are multiples of 16, at least one operand in E4M3, an output of 16 or 32 bits,
+// and a 16-bit bias. (Documentation of cublasLtMatmul, "To use FP8 kernels", and its table of types.)
 bool has_fp8(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a,
              const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& d)
 {
@@ -502,7 +507,7 @@ bool has_fp8(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutO
            (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && (desc.bias_type < 0 || desc.bias_type == bias_type));
 }
 
-// Whether this is a product that we have. The pointers of the epilogue may still be missing.
+// Returns the status of a product: an error if it is invalid or not supported. The epilogue's pointers may be null.
 using Layout = const cublasLtMatrixLayoutOpaque_t&;
 cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t& desc, Layout a, Layout b, Layout c, Layout d)
 {
@@ -565,7 +570,7 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t de
     if (const cublasStatus_t status = cuda_cpu::check_product(*desc, *a, *b, *c, *d); status != CUBLAS_STATUS_SUCCESS)
         return status;
     if (!cuda_cpu::usable(*algorithm)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    const auto copy = *algorithm;  // which may be a part of the result
+    const auto copy = *algorithm;  // *algorithm may be a part of *result
     *result = {};
     result->algo = copy;
     result->wavesCount = 1;
@@ -577,7 +582,7 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t de
 namespace cuda_cpu {
 namespace {
 
-// A call of cublasLtMatmul, with the description as it was then.
+// A call of cublasLtMatmul, with a copy of the descriptor at that time.
 struct MatmulCall {
     cublasLtMatmulDescOpaque_t desc;
     Product p;
@@ -587,7 +592,8 @@ struct MatmulCall {
 };
 
 #ifdef CUDA_CPU_INSPECT
-void tell_product(const MatmulCall& call)
+// Reports the product to dev/inspect.
+void report_product(const MatmulCall& call)
 {
     const auto& [desc, p, A, B, result, algorithm] = call;
     const auto bytes = [](cudaDataType_t type) { return static_cast<unsigned>(bytes_of(type)); };
@@ -603,19 +609,19 @@ void tell_product(const MatmulCall& call)
 
 bool is_vector(const Product& p) { return p.n == 1 && bytes_of(p.type_a) == 2; }
 
-// The product in float, by the fast algorithm. Without oneDNN the plain loop says so, once.
+// Computes the product in float by the fast algorithm. Without oneDNN it prints a notice once and uses the plain loop.
 void fast_product(const Product& p, const void* A, const void* B, const Target& sums)
 {
     if (is_vector(p)) return vector_product(p, A, B, static_cast<float*>(sums.data));
 #ifdef HAVE_ONEDNN
     if (onednn_product(p, A, B, sums)) return;
 #endif
-    static const bool told = fprintf(stderr, "%s\n", excuse) > 0;
-    static_cast<void>(told);
+    static const bool printed = fprintf(stderr, "%s\n", no_onednn_notice) > 0;
+    static_cast<void>(printed);
     plain_product(p, A, B, sums);
 }
 
-// The product in float. Algorithms other than the fast one form sums over k in two halves: their rounding is their own.
+// Computes the product in float. Algorithms other than `fast` sum over k in two halves, so their rounding differs.
 void sum_up(const Product& p, const void* A, const void* B, const Target& sums, Algorithm algorithm)
 {
     const bool is_fast = algorithm == Algorithm::fast;
@@ -633,24 +639,25 @@ void sum_up(const Product& p, const void* A, const void* B, const Target& sums, 
     if (algorithm == Algorithm::coarse) coarsen(p, sums);
 }
 
-// ---- FP8: each number of both kinds is one in bfloat16 as well, and the product of two is one in float. So operands
-// become bfloat16, or float where the processor has no instructions for that, and are multiplied as such.
+// ---- FP8: bfloat16 represents every FP8 value exactly, and float every product of two. So FP8 operands are converted
+// to bfloat16, or to float if the processor has no bfloat16 instructions, and multiplied in that type.
 
-// Whether multiplying by it rounds nothing that FP8 or a sum of products of FP8 comes near to: a power of 2.
+// Returns whether multiplying an FP8 value, or a sum of products of FP8 values, by x is exact: x is a power of 2 that
+// causes neither overflow nor underflow.
 bool is_exact_factor(float x)
 {
     int exponent;
     return frexpf(x, &exponent) == 0.5f && abs(exponent) <= 90;
 }
 
-// Operands of FP8, expanded: each matrix dense, its columns along k.
+// Converted FP8 operands: contiguous matrices whose columns run along k.
 struct Expanded {
     const void *a, *b;
     cudaDataType_t type;
-    float scale;  // of the product; 1 where it is a power of 2, which is in A then
+    float scale;  // scale of the product; 1 if it is a power of 2, which A then includes
 };
 
-// The part of D that begins at row i, column j.
+// Computes the tile of D that begins at row i, column j.
 void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int64_t j, int64_t rows, int64_t columns)
 {
     const Target& d = call.result;
@@ -659,7 +666,7 @@ void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int
     p.n = columns;
     p.type_a = p.type_b = x.type;
     p.lda = p.ldb = p.k;
-    p.alpha = 1;  // oneDNN makes code for each alpha, and scales change from call to call
+    p.alpha = 1;  // oneDNN generates code for each alpha, and scales change from call to call
     const void *const a = at(x.a, x.type, i * p.k), *const b = at(x.b, x.type, j * p.k);
     const Target part = {at(d.data, d.type, j * d.ld + i), d.type, d.ld};
     const cudaDataType_t bias_type = type_of_bias(call.desc, call.p, d.type);
@@ -670,7 +677,7 @@ void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int
         return;
 #endif
     p.beta = 0;
-    const Target sums = {scratch(Room::sums, rows * columns), CUDA_R_32F, rows};
+    const Target sums = {scratch(Scratch::sums, rows * columns), CUDA_R_32F, rows};
     sum_up(p, a, b, sums, call.algorithm);
     cublasLtMatmulDescOpaque_t epilogue = call.desc;
     epilogue.bias = bias;
@@ -678,8 +685,8 @@ void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int
     finish(epilogue, p, sums, x.scale, call.p.beta, part);
 }
 
-// In tiles of a size that does not depend on how many workers there are, each the work of one: so neither do the sums.
-// (oneDNN splits sums over k among workers.)
+// Computes an FP8 product in tiles of a fixed size. One worker computes each tile, so the sums do not depend on the
+// number of workers. (oneDNN would split sums over k among workers.)
 void multiply_fp8(const MatmulCall& call)
 {
     constexpr int64_t tile = 256;
@@ -688,11 +695,11 @@ void multiply_fp8(const MatmulCall& call)
     const float scale = p.alpha * (scale_a == nullptr ? 1 : *scale_a) * (scale_b == nullptr ? 1 : *scale_b);
     const bool exact = is_exact_factor(scale);
     const cudaDataType_t type = has_bfloat16() ? CUDA_R_16BF : CUDA_R_32F;
-    const Expanded x = {expanded(Room::a, type, call.A, p.type_a, p.lda, p.k, p.m, exact ? scale : 1),
-                        expanded(Room::b, type, call.B, p.type_b, p.ldb, p.k, p.n, 1), type, exact ? 1 : scale};
+    const Expanded x = {expanded(Scratch::a, type, call.A, p.type_a, p.lda, p.k, p.m, exact ? scale : 1),
+                        expanded(Scratch::b, type, call.B, p.type_b, p.ldb, p.k, p.n, 1), type, exact ? 1 : scale};
 #pragma omp parallel
     {
-        omp_set_num_threads(1);  // of this worker's from here on
+        omp_set_num_threads(1);  // for parallel regions that this worker starts, such as oneDNN's
 #pragma omp for collapse(2) schedule(dynamic)
         for (int64_t j = 0; j < p.n; j += tile)
             for (int64_t i = 0; i < p.m; i += tile)
@@ -703,7 +710,7 @@ void multiply_fp8(const MatmulCall& call)
 cublasStatus_t multiply(const MatmulCall& call)
 {
 #ifdef CUDA_CPU_INSPECT
-    tell_product(call);
+    report_product(call);
     if (watch::only_counts()) return CUBLAS_STATUS_SUCCESS;
 #endif
     const auto& [desc, product, A, B, result, algorithm] = call;
@@ -715,26 +722,26 @@ cublasStatus_t multiply(const MatmulCall& call)
     }
 
 #ifdef HAVE_ONEDNN
-    const bool at_once = algorithm == Algorithm::fast && rounding.seed == 0;  // epilogue and sums in one piece
-    if (at_once && p.type_a == CUDA_R_32F) {
+    const bool fused = algorithm == Algorithm::fast && rounding.seed == 0;  // product and epilogue in one step
+    if (fused && p.type_a == CUDA_R_32F) {
         if (small_product(desc, p, A, B, result)) return CUBLAS_STATUS_SUCCESS;
         if (!onednn_float(p, A, B, result)) return CUBLAS_STATUS_EXECUTION_FAILED;
         if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(desc, p, result, 1, 0, result);
         return CUBLAS_STATUS_SUCCESS;
     }
-    // oneDNN adds a bias itself (before it scales by alpha, which is not what is meant unless alpha is 1).
-    if (at_once && p.type_a == CUDA_R_16BF && !is_vector(p) &&
+    // oneDNN can add the bias, but before it multiplies by alpha, so alpha must be 1.
+    if (fused && p.type_a == CUDA_R_16BF && !is_vector(p) &&
         (desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && p.alpha == 1))) {
         const auto bias_type = type_of_bias(desc, p, result.type);
         if (onednn_bfloat16(p, A, B, result, desc.epilogue == CUBLASLT_EPILOGUE_BIAS ? desc.bias : nullptr, bias_type))
             return CUBLAS_STATUS_SUCCESS;
     }
 #endif
-    // The product goes to float, and from there through the epilogue to D.
+    // The product is computed in float; the epilogue converts it to D.
     Target sums = result;
     float beta_left = 0;
     if (result.type != CUDA_R_32F) {
-        sums = {scratch(Room::sums, p.m * p.n), CUDA_R_32F, p.m};
+        sums = {scratch(Scratch::sums, p.m * p.n), CUDA_R_32F, p.m};
         beta_left = std::exchange(p.beta, 0.0f);
     }
     sum_up(p, A, B, sums, algorithm);
@@ -775,7 +782,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                     *static_cast<const float*>(beta)};
     if (p.beta != 0 && C != D) return CUBLAS_STATUS_NOT_SUPPORTED;
     const MatmulCall call{*desc, p, A, B, {D, static_cast<cudaDataType_t>(d->type), d->ld}, algorithm};
-    if (!waits(stream)) return multiply(call);
-    const auto deed = [call] { return multiply(call) == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown; };
-    return hand_over(stream, deed) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+    if (!is_deferred(stream)) return multiply(call);
+    const auto operation = [call] { return multiply(call) == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown; };
+    return submit(stream, operation) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -1,12 +1,12 @@
-// cuBLASLt on a CPU: D = epilogue(alpha op(A) op(B) + beta C) with cuBLASLt's names and conventions, all matrices
-// column-major. cublasLt.cpp has the products: compile and link it once, with the program's flags. oneDNN multiplies
-// (define HAVE_ONEDNN and link -ldnnl); without it a plain loop does, correctly but several times slower. Calls come
-// from one host thread.
+// cuBLASLt on a CPU: D = epilogue(alpha op(A) op(B) + beta C) with cuBLASLt's names and conventions; all matrices are
+// column-major. cublasLt.cpp implements the products: compile and link it once, with the program's flags. It uses
+// oneDNN (define HAVE_ONEDNN and link -ldnnl), or else a correct plain loop, several times slower. Only one host thread
+// may call these functions.
 //
-// Supported: A and B both float, both bfloat16, both half precision or both FP8; C and D of one type, float or that of
-// A and B, or either 16-bit type if those are FP8; sums, alpha and beta in float; beta other than 0 with C and D the
-// same matrix; no batches; the epilogues below up to DGELU. For all else cublasLtMatmulAlgoGetHeuristic finds no
-// algorithm, as in cuBLASLt.
+// Supported: A and B both float, both bfloat16, both half precision or both FP8. C and D have the same type: float, the
+// type of A and B, or either 16-bit type if A and B are FP8. Sums, alpha and beta are float. If beta is not 0, C and D
+// must be the same matrix. No batches. The epilogues below up to DGELU. For everything else
+// cublasLtMatmulAlgoGetHeuristic returns no algorithm, as in cuBLASLt.
 #pragma once
 
 #include "cuda_bf16.h"
@@ -60,7 +60,7 @@ enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
 };
 
-// Bits: 4 adds the bias, 32 is GELU, 64 its derivative, 128 reads a second matrix (aux).
+// Bits: 4 adds the bias, 32 applies GELU, 64 multiplies by its derivative, 128 reads a second matrix (aux).
 enum cublasLtEpilogue_t {
     CUBLASLT_EPILOGUE_DEFAULT = 1,
     CUBLASLT_EPILOGUE_BIAS = 4,
@@ -79,7 +79,7 @@ enum cublasLtMatmulPreferenceAttributes_t {
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8,
 };
 
-// Bits: how partial sums are added.
+// A bit mask: how partial sums are added.
 enum cublasLtReductionScheme_t {
     CUBLASLT_REDUCTION_SCHEME_INPLACE = 1,
     CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
@@ -93,11 +93,11 @@ struct cublasLtMatmulDescOpaque_t {
     int32_t transpose_a = CUBLAS_OP_N, transpose_b = CUBLAS_OP_N;
     uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     const void* bias = nullptr;
-    int32_t bias_type = -1;  // -1: D's
+    int32_t bias_type = -1;  // -1: the type of D
     void* aux = nullptr;
     int64_t aux_ld = 0;
-    int32_t aux_type = -1;  // -1: D's
-    const float *scale_a = nullptr, *scale_b = nullptr;  // on the device; null: 1
+    int32_t aux_type = -1;  // -1: the type of D
+    const float *scale_a = nullptr, *scale_b = nullptr;  // device pointers; null: 1
 };
 struct cublasLtMatrixLayoutOpaque_t {
     uint32_t type;
@@ -107,7 +107,7 @@ struct cublasLtMatrixLayoutOpaque_t {
 struct cublasLtMatmulPreferenceOpaque_t {
     uint64_t workspace_bytes = 0;
     uint32_t reduction_schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
-    uint32_t alignments[4] = {256, 256, 256, 256};  // of the caller's A, B, C and D, in bytes
+    uint32_t alignments[4] = {256, 256, 256, 256};  // bytes: minimum alignment of A, B, C and D
 };
 
 using cublasLtHandle_t = cublasLtContext*;
@@ -124,18 +124,18 @@ struct cublasLtMatmulHeuristicResult_t {
 };
 
 namespace cuda_cpu {
-extern const char* const excuse;  // printed once if a plain loop multiplies because oneDNN is missing
+extern const char* const no_onednn_notice;  // printed once if the plain loop runs because oneDNN is missing
 
-// algo.data[0]. Each product has one algorithm, the fast one. To test a program that chooses among several,
-// CUDA_CPU_MATMULS lists those that cublasLtMatmulAlgoGetHeuristic returns, in this order.
+// The values of algo.data[0]. By default each product has one algorithm, `fast`. To test a program that chooses among
+// several, CUDA_CPU_MATMULS lists those that cublasLtMatmulAlgoGetHeuristic returns, in this order.
 enum class Algorithm : uint64_t {
-    fast,      // oneDNN's, where it is there
-    plain,     // a plain loop, with the sum in two halves: equal up to rounding
-    slow,      // likewise, after a sleep of 2 ms
-    in_place,  // likewise; offered if the preference allows CUBLASLT_REDUCTION_SCHEME_INPLACE
-    refused,   // offered with a status that says that it cannot be used
-    failing,   // fails when it runs
-    coarse,    // plain, with the last bits of each sum cleared: differs from fast on every processor
+    fast,      // oneDNN if available, otherwise the plain loop
+    plain,     // the plain loop, summing over k in two halves: equals `fast` up to rounding
+    slow,      // `plain` after a sleep of 2 ms
+    in_place,  // `plain`; offered if the preference allows CUBLASLT_REDUCTION_SCHEME_INPLACE
+    refused,   // offered with state CUBLAS_STATUS_NOT_SUPPORTED; cublasLtMatmul rejects it
+    failing,   // cublasLtMatmul returns CUBLAS_STATUS_EXECUTION_FAILED
+    coarse,    // `plain` with the last 4 bits of each sum cleared: differs from `fast` on every processor
 };
 
 inline bool is_fp8(uint32_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
@@ -144,7 +144,7 @@ inline size_t bytes_of(cudaDataType_t type)
     return is_fp8(type) ? 1 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 4;
 }
 
-// Sets an attribute from the caller's bytes, whose number must be right.
+// Copies an attribute's value; `bytes` must be its size.
 template <class T> inline cublasStatus_t set_attribute(T& attribute, const void* value, size_t bytes)
 {
     if (value == nullptr || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
@@ -225,7 +225,7 @@ inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefere
     return CUBLAS_STATUS_INVALID_VALUE;
 }
 
-// Which algorithms are found follows CUDA_CPU_MATMULS (README.md).
+// Returns the algorithms that CUDA_CPU_MATMULS lists (README.md), at most `wanted`.
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,

@@ -1,5 +1,5 @@
-// cuBLAS on a CPU: matrix products, which cublasLt.h computes. Matrices are column-major; alpha and beta are the
-// host's. Unsupported products, such as sums in half precision, return CUBLAS_STATUS_NOT_SUPPORTED.
+// cuBLAS on a CPU: matrix products, computed by cublasLt.h. Matrices are column-major; alpha and beta are in host
+// memory. Unsupported products, such as half-precision sums, return CUBLAS_STATUS_NOT_SUPPORTED.
 #pragma once
 
 #include "cublasLt.h"
@@ -19,17 +19,17 @@ inline cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream
     handle->stream = stream;
     return CUBLAS_STATUS_SUCCESS;
 }
-// Products of floats are in floats whatever is allowed.
+// FP32 products are computed in FP32 in every mode.
 inline cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t) { return CUBLAS_STATUS_SUCCESS; }
 
 namespace cuda_cpu {
 
-// A matrix of a call: where it is, its type, the distance of its columns, that of the batch's members.
+// A matrix operand, or a batch of matrices.
 struct Matrix {
     const void* data;
     cudaDataType_t type;
     int ld;
-    long long stride;
+    long long stride;  // elements between the matrices of a batch
 
     cublasLtMatrixLayoutOpaque_t layout(int rows, int columns) const
     {
@@ -41,7 +41,7 @@ struct Matrix {
     }
 };
 
-// C = alpha op(A) op(B) + beta C for every member of a batch.
+// Computes C = alpha op(A) op(B) + beta C for every matrix of a batch.
 inline cublasStatus_t gemm(cublasHandle_t handle, cublasOperation_t operation_a, cublasOperation_t operation_b, int m,
                            int n, int k, float alpha, const Matrix& a, const Matrix& b, float beta, const Matrix& c,
                            int batch)
@@ -89,7 +89,7 @@ inline cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOp
                                                  long long stride_c, int batch, cublasComputeType_t compute,
                                                  cublasGemmAlgo_t)
 {
-    if (compute == CUBLAS_COMPUTE_16F) return CUBLAS_STATUS_NOT_SUPPORTED;  // alpha and beta would be halves
+    if (compute == CUBLAS_COMPUTE_16F) return CUBLAS_STATUS_NOT_SUPPORTED;  // alpha and beta would be half precision
     return cuda_cpu::gemm(handle, operation_a, operation_b, m, n, k, *static_cast<const float*>(alpha),
                           {A, type_a, lda, stride_a}, {B, type_b, ldb, stride_b}, *static_cast<const float*>(beta),
                           {C, type_c, ldc, stride_c}, batch);

@@ -1,6 +1,6 @@
-// The CUDA runtime on a CPU, for programs that g++ compiles with this folder first on its include path (README.md). A
-// call is done when it returns, except that a stream in capture records its work for the graph, and that on an emulated
-// GPU (card.h) work waits in queues (streams.h).
+// The CUDA runtime on a CPU, for programs that g++ compiles with this folder first on its include path (README.md).
+// Work is complete when the call that issues it returns. There are two exceptions: a stream in capture records work for
+// a graph, and on an emulated GPU (card.h) work is queued in its stream (streams.h).
 //
 // Map: qualifiers · launches · memory · streams and events · graphs · the device
 #pragma once
@@ -65,7 +65,7 @@ static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
 #define __constant__
 #define __managed__
 #define __grid_constant__
-#define __shared__ thread_local  // a worker runs one block at a time, so its thread's storage is the block's
+#define __shared__ thread_local  // a worker runs one block at a time, so its thread-local storage is the block's
 #define __launch_bounds__(...)
 #define __forceinline__ inline __attribute__((always_inline))
 
@@ -75,7 +75,7 @@ static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
 
 // ==== launches ==========================================================================================
 
-struct cudaLaunchAttribute;  // the emulator has no launch attributes
+struct cudaLaunchAttribute;  // not emulated
 struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;
     size_t dynamicSmemBytes;
@@ -88,34 +88,35 @@ enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 namespace cuda_cpu {
 
-// The dynamic shared memory that cudaFuncSetAttribute allows each kernel.
+// The bytes of dynamic shared memory that cudaFuncSetAttribute has allowed, by kernel.
 inline std::unordered_map<const void*, size_t>& allowed_shared_bytes()
 {
     static std::unordered_map<const void*, size_t> allowed;
     return allowed;
 }
 
-// The bytes of a kernel's __shared__ arrays. They count on a card only, as reading the program's symbols takes a while.
+// Returns the bytes of a kernel's __shared__ arrays; 0 without an emulated GPU, because reading the symbols is slow.
 inline size_t static_shared_bytes(const void* kernel)
 {
     return card() == nullptr ? 0 : StaticShared::of_program().bytes_of(kernel);
 }
 
-// Ends the program if it emulates a GPU but is built for warps of one thread. (cublasLt.cpp, which serves both widths,
-// must not depend on WARP_SIZE, so this is not in card.h.)
-inline void need_full_warps()
+// Ends the program if it emulates a GPU but is built for warps of one thread. (This function is not in card.h because
+// cublasLt.cpp, which is compiled once for both widths, must not depend on WARP_SIZE.)
+inline void require_full_warps()
 {
     if (WARP_SIZE == 32 || card() == nullptr) return;
-    fprintf(stderr, "CUDA_CPU_CARD is \"%s\"; a card takes a build with -DWARP_SIZE=32\n", card()->key);
+    fprintf(stderr, "CUDA_CPU_CARD is \"%s\"; emulating a GPU needs a build with -DWARP_SIZE=32\n", card()->key);
     exit(2);
 }
 
-// Programming Guide, "Technical Specifications per Compute Capability": these bounds are every card's.
+// Returns the error of a launch with this configuration. The limits hold for every GPU that can be emulated.
+// (Programming Guide, "Technical Specifications per Compute Capability".)
 inline cudaError_t check(const cudaLaunchConfig_t& config, const void* kernel)
 {
     constexpr unsigned max_blocks_x = 0x7fffffff, max_blocks_yz = 65535, max_threads_z = 64;
     const dim3 g = config.gridDim, b = config.blockDim;
-    need_full_warps();
+    require_full_warps();
     if (kernel == nullptr) return cudaErrorInvalidValue;
     if (g.x == 0 || g.y == 0 || g.z == 0 || b.x == 0 || b.y == 0 || b.z == 0) return cudaErrorInvalidConfiguration;
     if (g.x > max_blocks_x || g.y > max_blocks_yz || g.z > max_blocks_yz) return cudaErrorInvalidConfiguration;
@@ -128,8 +129,8 @@ inline cudaError_t check(const cudaLaunchConfig_t& config, const void* kernel)
     return config.dynamicSmemBytes > allowed ? cudaErrorInvalidValue : cudaSuccess;
 }
 
-// Dynamic shared memory as a block finds it. AddressSanitizer is told where it ends. Under a seed, and on a card, it is
-// full of NaNs, so that a kernel does not read what the previous block left there.
+// Prepares dynamic shared memory for a block. Tells AddressSanitizer where it ends. Under a seed, and on an emulated
+// GPU, fills it with NaN, so that a kernel cannot use values that the previous block left there.
 struct SharedMemory {
     static void prepare(size_t bytes, bool fill)
     {
@@ -139,10 +140,10 @@ struct SharedMemory {
 #endif
         if (fill) memset(static_cast<void*>(dynamic_shared_memory), 0xff, bytes);
     }
-    ~SharedMemory() { prepare(max_shared_bytes, false); }  // memory of a thread that has ended must not stay poisoned
+    ~SharedMemory() { prepare(max_shared_bytes, false); }  // unpoisons the memory before the worker's thread ends
 };
 
-// Sets the worker up for a launch.
+// Prepares the worker for a launch.
 inline void begin(const Launch& launch)
 {
     static thread_local SharedMemory shared_memory;
@@ -158,6 +159,7 @@ inline void begin(const Launch& launch)
     }
 }
 
+// Runs one block; number = blockIdx.x + gridDim.x (blockIdx.y + gridDim.y blockIdx.z).
 inline void run_block(const Launch& launch, uint64_t number)
 {
     if (launch.grid.y * launch.grid.z == 1) {
@@ -181,15 +183,16 @@ inline void run_block(const Launch& launch, uint64_t number)
 }
 
 #ifdef CUDA_CPU_INSPECT
-inline void run_watched_grid(const Launch& launch)
+// Runs the blocks that dev/inspect selects, one after another, and reports them to it (watch.h).
+inline void run_inspected_grid(const Launch& launch)
 {
     const StaticShared& arrays = StaticShared::of_program();
-    static const bool told = [&] {
+    static const bool reported = [&] {
         watch::shared_memory(dynamic_shared_memory, max_shared_bytes);
         arrays.each(&threadIdx, watch::shared_array);
         return true;
     }();
-    static_cast<void>(told);
+    static_cast<void>(reported);
     const dim3 g = launch.grid, b = launch.block;
     watch::begin_launch({launch.kernel, arrays.name_of(launch.kernel), launch.name, launch.variant, {g.x, g.y, g.z},
                          {b.x, b.y, b.z}, launch.shared_bytes, arrays.bytes_of(launch.kernel)});
@@ -207,7 +210,7 @@ inline void run_watched_grid(const Launch& launch)
 inline void run_grid(const Launch& launch)
 {
 #ifdef CUDA_CPU_INSPECT
-    return run_watched_grid(launch);
+    return run_inspected_grid(launch);
 #endif
     const uint64_t blocks = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
     if (blocks == 1) {
@@ -215,7 +218,7 @@ inline void run_grid(const Launch& launch)
         run_block(launch, 0);
         return;
     }
-    // Under a seed the i-th block to run is (stride i + start) mod blocks: each once, as the stride and the number of
+    // Under a seed, the i-th block to run is (stride i + start) mod blocks. Each block runs once, because stride and
     // blocks have no common factor.
     uint64_t stride = 1, start = 0;
     if (launch.seed != 0) {
@@ -226,13 +229,14 @@ inline void run_grid(const Launch& launch)
 #pragma omp parallel
     {
         begin(launch);
-        // Neighbouring blocks go to the same worker, launch after launch, as do neighbouring rows of a small product:
-        // each worker's part of the activations stays in its own cache.
+        // The static schedule gives consecutive blocks to the same worker in every launch, as small matrix products do
+        // with consecutive rows. So each worker's part of the activations stays in its cache.
 #pragma omp for schedule(static)
         for (uint64_t i = 0; i < blocks; i++) run_block(launch, launch.seed == 0 ? i : (stride * i + start) % blocks);
     }
 }
 
+// Returns what distinguishes this launch from others of the same kernel (watch.h).
 template <class... Parameters> inline watch::Variant variant_of(const std::tuple<Parameters...>& parameters)
 {
     watch::Variant variant;
@@ -267,8 +271,8 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*k
     };
     const auto& ranges = open_ranges();
     const char* const name = ranges.empty() ? watch::no_range : ranges.back().c_str();
-    if (waits(config->stream))
-        return hand_over(config->stream, [run, call, name = std::string(name)] { return run(call, name.c_str()); });
+    if (is_deferred(config->stream))
+        return submit(config->stream, [run, call, name = std::string(name)] { return run(call, name.c_str()); });
     return run(call, name);
 }
 
@@ -277,8 +281,8 @@ inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int v
 {
     using namespace cuda_cpu;
     const void* const address = reinterpret_cast<const void*>(kernel);
-    const size_t most = card() == nullptr ? max_shared_bytes : card()->capability.shared_per_block();
-    if (value < 0 || static_cast<size_t>(value) + static_shared_bytes(address) > most)
+    const size_t max_bytes = card() == nullptr ? max_shared_bytes : card()->capability.shared_per_block();
+    if (value < 0 || static_cast<size_t>(value) + static_shared_bytes(address) > max_bytes)
         return report(cudaErrorInvalidValue);
     allowed_shared_bytes()[address] = static_cast<size_t>(value);
     return cudaSuccess;
@@ -292,10 +296,10 @@ struct MachineMemory {
     size_t total, available;
 };
 
-// Returns the machine's memory, or what its container may use of it; available: as it was at the first call.
+// Returns the machine's memory, or the container's limit if that is lower. `available` is measured at the first call.
 inline const MachineMemory& machine_memory()
 {
-    // The number in a file, or behind a name in it; 0 if it has none.
+    // Returns the first number in a file, or the number after `name`; 0 if there is none.
     const auto number_in = [](const std::string& file, const std::string& name = "") {
         std::ifstream in(file);
         for (std::string word; !name.empty() && in >> word && word != name;) continue;
@@ -316,38 +320,39 @@ inline const MachineMemory& machine_memory()
     return value;
 }
 
-// Blocks of memory by their first address.
-struct Blocks : std::map<const char*, size_t> {
-    // Returns the block that an address is in, or end().
-    const_iterator around(const void* address) const
+// Allocations: the size in bytes by the first address.
+struct Allocations : std::map<const char*, size_t> {
+    // Returns the allocation that contains an address, or end().
+    const_iterator containing(const void* address) const
     {
         const char* p = static_cast<const char*>(address);
         const auto next = upper_bound(p);
         return next != begin() && p < std::prev(next)->first + std::prev(next)->second ? std::prev(next) : end();
     }
-    bool hold(const void* address) const { return around(address) != end(); }
+    bool contain(const void* address) const { return containing(address) != end(); }
 };
 
-// The blocks of cudaMalloc, counted because Linux itself promises more memory than there is. A card allocates in pieces
-// of 2 MiB, which small blocks share.
+// Memory allocated by cudaMalloc. It is counted here because Linux lets a program allocate more than the machine has.
+// A GPU allocates in pages of 2 MiB, which small allocations share.
 struct Heap {
-    static constexpr size_t piece = 2 * mib, small = 1 * mib, small_unit = 512;
+    static constexpr size_t page = 2 * mib, small = 1 * mib, small_unit = 512;
     std::mutex mutex;
-    Blocks blocks, pinned;  // pinned: the host's
-    size_t bytes = 0, large_pieces = 0, small_bytes = 0;
+    Allocations allocations, pinned;  // pinned: host memory
+    size_t bytes = 0, large_pages = 0, small_bytes = 0;
 
     static size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-    void count(size_t block, int sign)
+    // Adds an allocation of `size` bytes to the totals (sign 1), or subtracts it (sign -1).
+    void count(size_t size, int sign)
     {
-        bytes += static_cast<size_t>(sign) * block;
-        if (block < small) small_bytes += static_cast<size_t>(sign) * round_up(block, small_unit);
-        else large_pieces += static_cast<size_t>(sign) * (round_up(block, piece) / piece);
+        bytes += static_cast<size_t>(sign) * size;
+        if (size < small) small_bytes += static_cast<size_t>(sign) * round_up(size, small_unit);
+        else large_pages += static_cast<size_t>(sign) * (round_up(size, page) / page);
     }
     size_t total() const { return card() == nullptr ? machine_memory().total : card()->memory_bytes; }
     size_t available() const { return card() == nullptr ? machine_memory().available : card()->memory_bytes; }
     size_t in_use() const
     {
-        return card() == nullptr ? bytes : context_bytes + large_pieces * piece + round_up(small_bytes, piece);
+        return card() == nullptr ? bytes : context_bytes + large_pages * page + round_up(small_bytes, page);
     }
 };
 inline Heap& heap()
@@ -376,20 +381,20 @@ inline cudaError_t copy_bytes(void* to, const void* from, size_t bytes)
 
 inline cudaError_t set_bytes(void* to, int byte, size_t bytes)
 {
-    if (watch::only_counts() && bytes > mib) return cudaSuccess;  // untouched pages are zeros already
+    if (watch::only_counts() && bytes > mib) return cudaSuccess;  // untouched pages are already zero
     for_bytes(bytes, [=](size_t first, size_t count) {
         if (count > 0) memset(static_cast<char*>(to) + first, byte, count);
     });
     return cudaSuccess;
 }
 
-// A card may have more memory than the machine, so the pages of a block this large are allocated when they are first
-// touched: they hold zeros, not NaNs.
+// An emulated GPU may have more memory than the machine. So the pages of an allocation of at least this size are
+// committed when they are first accessed, and contain zeros, not NaN.
 constexpr size_t reserved_from = size_t{1} << 30;
 inline bool is_reserved(size_t bytes) { return watch::on ? bytes >= mib : card() != nullptr && bytes >= reserved_from; }
 
 #ifdef __SANITIZE_ADDRESS__
-constexpr bool huge_pages = false;  // a block must end where its last byte does
+constexpr bool huge_pages = false;  // so that accesses past the last byte of an allocation are found
 #else
 constexpr bool huge_pages = true;
 #endif
@@ -405,7 +410,7 @@ inline void* allocate(size_t bytes)
     const bool huge = huge_pages && bytes >= 2 * huge_page;
     if (posix_memalign(&place, huge ? huge_page : alignment, bytes) != 0) return nullptr;
     if (huge) madvise(place, bytes, MADV_HUGEPAGE);
-    // The profiler may run only a few blocks of each kernel: what the others would write stays 0.
+    // The profiler may run only a few blocks of each kernel; what the other blocks would write stays 0.
     if (watch::only_counts()) memset(place, 0, bytes);
     else if (fills_memory()) set_bytes(place, 0xff, bytes);
     return place;
@@ -417,7 +422,7 @@ template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes)
 {
     using namespace cuda_cpu;
     *address = nullptr;
-    if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
+    if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
     if (bytes == 0) return cudaSuccess;
     std::lock_guard lock(heap().mutex);
     heap().count(bytes, 1);
@@ -426,7 +431,7 @@ template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes)
         heap().count(bytes, -1);
         return report(cudaErrorMemoryAllocation);
     }
-    heap().blocks[static_cast<const char*>(place)] = bytes;
+    heap().allocations[static_cast<const char*>(place)] = bytes;
     watch::allocated(place, bytes);
     *address = static_cast<T*>(place);
     return cudaSuccess;
@@ -439,17 +444,17 @@ template <class T> inline cudaError_t cudaMallocManaged(T** address, size_t byte
 inline cudaError_t cudaFree(void* address)
 {
     using namespace cuda_cpu;
-    if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
+    if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
     if (address == nullptr) return cudaSuccess;
-    const cudaError_t earlier = run_all();  // the device may be using it
+    const cudaError_t earlier = run_all();  // queued work may still use the memory
     std::lock_guard lock(heap().mutex);
-    const auto found = heap().blocks.find(static_cast<const char*>(address));
-    if (found == heap().blocks.end()) return report(cudaErrorInvalidValue);
+    const auto found = heap().allocations.find(static_cast<const char*>(address));
+    if (found == heap().allocations.end()) return report(cudaErrorInvalidValue);
     heap().count(found->second, -1);
     watch::freed(address);
     if (is_reserved(found->second)) munmap(address, found->second);
     else free(address);
-    heap().blocks.erase(found);
+    heap().allocations.erase(found);
     return earlier;
 }
 
@@ -465,7 +470,7 @@ template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes)
 {
     using namespace cuda_cpu;
     *address = nullptr;
-    if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
+    if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
     if (bytes == 0) return cudaSuccess;
     void* place = nullptr;
     if (posix_memalign(&place, 256, bytes) != 0) return report(cudaErrorMemoryAllocation);
@@ -477,7 +482,7 @@ template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes)
 inline cudaError_t cudaFreeHost(void* address)
 {
     using namespace cuda_cpu;
-    if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
+    if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
     const cudaError_t earlier = run_all();
     std::lock_guard lock(heap().mutex);
     if (address != nullptr && heap().pinned.erase(static_cast<const char*>(address)) == 0)
@@ -496,55 +501,60 @@ enum cudaMemcpyKind {
 
 namespace cuda_cpu {
 
-// What memory is, as far as a card distinguishes it.
-enum class Side { DEVICE, PINNED, PAGEABLE };
-inline Side side_of(const void* address)
+// DEVICE: allocated by cudaMalloc; PINNED: by cudaMallocHost; PAGEABLE: any other host memory.
+enum class MemoryKind { DEVICE, PINNED, PAGEABLE };
+inline MemoryKind memory_kind(const void* address)
 {
     std::lock_guard lock(heap().mutex);
-    if (heap().blocks.hold(address)) return Side::DEVICE;
-    return heap().pinned.hold(address) ? Side::PINNED : Side::PAGEABLE;
+    if (heap().allocations.contain(address)) return MemoryKind::DEVICE;
+    return heap().pinned.contain(address) ? MemoryKind::PINNED : MemoryKind::PAGEABLE;
 }
 
-// Returns whether a range that begins in a block of the device ends in it too.
-inline bool ends_inside(const void* address, size_t bytes)
+// Returns whether a range that begins in device memory ends in the same allocation; true for host memory.
+inline bool fits_in_allocation(const void* address, size_t bytes)
 {
-    const auto block = heap().blocks.around(address);
-    return block == heap().blocks.end() || static_cast<const char*>(address) + bytes <= block->first + block->second;
+    const Allocations& all = heap().allocations;
+    const auto found = all.containing(address);
+    return found == all.end() || static_cast<const char*>(address) + bytes <= found->first + found->second;
 }
 
-// A card distinguishes its own memory from the host's.
+// Returns the error of a copy on an emulated GPU: the kind must match the memory, and the ranges their allocations.
 inline cudaError_t check_copy(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind)
 {
     if (card() == nullptr || bytes == 0) return cudaSuccess;
     const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    if (kind != cudaMemcpyDefault &&
-        ((side_of(to) == Side::DEVICE) != to_device || (side_of(from) == Side::DEVICE) != from_device))
+    const auto is_device = [](const void* address) { return memory_kind(address) == MemoryKind::DEVICE; };
+    if (kind != cudaMemcpyDefault && (is_device(to) != to_device || is_device(from) != from_device))
         return cudaErrorInvalidValue;
-    return ends_inside(to, bytes) && ends_inside(from, bytes) ? cudaSuccess : cudaErrorInvalidValue;
+    return fits_in_allocation(to, bytes) && fits_in_allocation(from, bytes) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Puts a copy into a queue. From pageable memory it is staged: the source is read now. To pageable memory, and from
-// host to host, it has happened when this returns. (Runtime API, "API synchronization behavior".)
-inline cudaError_t put_off_copy(void* to, const void* from, size_t bytes, cudaStream_t stream, bool waits_for_pinned)
+// Queues a copy. A copy from pageable to device memory is staged: its source is read now. A copy to pageable memory, or
+// from host to host, is complete when this returns. waits_for_pinned: so is one to or from pinned memory. (Runtime API,
+// "API synchronization behavior".)
+inline cudaError_t enqueue_copy(void* to, const void* from, size_t bytes, cudaStream_t stream, bool waits_for_pinned)
 {
-    const Side source = side_of(from), target = side_of(to);
-    Deed deed = [=] { return copy_bytes(to, from, bytes); };
-    if (source == Side::PAGEABLE && target == Side::DEVICE) {
+    const MemoryKind source = memory_kind(from), target = memory_kind(to);
+    Operation operation = [=] { return copy_bytes(to, from, bytes); };
+    if (source == MemoryKind::PAGEABLE && target == MemoryKind::DEVICE) {
         const char* first = static_cast<const char*>(from);
-        deed = [=, staged = std::vector<char>(first, first + bytes)] { return copy_bytes(to, staged.data(), bytes); };
+        operation = [=, staged = std::vector<char>(first, first + bytes)] {
+            return copy_bytes(to, staged.data(), bytes);
+        };
     }
-    const Place done = put_off(stream, std::move(deed));
-    const bool waits = target == Side::PAGEABLE || (source != Side::DEVICE && target != Side::DEVICE) ||
-                       (waits_for_pinned && (source == Side::PINNED || target == Side::PINNED));
-    return waits ? run_until_reached(done) : cudaSuccess;
+    const Place end = enqueue(stream, std::move(operation));
+    const bool host_to_host = source != MemoryKind::DEVICE && target != MemoryKind::DEVICE;
+    const bool waits = target == MemoryKind::PAGEABLE || host_to_host ||
+                       (waits_for_pinned && (source == MemoryKind::PINNED || target == MemoryKind::PINNED));
+    return waits ? run_until_reached(end) : cudaSuccess;
 }
 
-// Returns the error of a call that cannot be captured and that the default stream orders.
-inline cudaError_t refuse_blocking(cudaStream_t stream = nullptr)
+// Returns an error during a capture, for calls that cannot be captured and that synchronise with the default stream.
+inline cudaError_t reject_blocking_call(cudaStream_t stream = nullptr)
 {
-    const cudaError_t error = refuse_implicit(stream);
-    return error != cudaSuccess ? error : refuse_while_capturing();
+    const cudaError_t error = reject_implicit_dependency(stream);
+    return error != cudaSuccess ? error : reject_while_capturing();
 }
 
 }  // namespace cuda_cpu
@@ -554,19 +564,19 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
 {
     using namespace cuda_cpu;
     if (const cudaError_t error = check_copy(to, from, bytes, kind); error != cudaSuccess) return report(error);
-    if (in_capture(stream)) return note(stream, [=] { return copy_bytes(to, from, bytes); });
+    if (in_capture(stream)) return record(stream, [=] { return copy_bytes(to, from, bytes); });
     if (!asynchronous()) return copy_bytes(to, from, bytes);
-    if (const cudaError_t error = refuse_implicit(stream); error != cudaSuccess) return error;
-    return put_off_copy(to, from, bytes, stream, false);
+    if (const cudaError_t error = reject_implicit_dependency(stream); error != cudaSuccess) return error;
+    return enqueue_copy(to, from, bytes, stream, false);
 }
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind)
 {
     using namespace cuda_cpu;
-    if (const cudaError_t error = refuse_blocking(); error != cudaSuccess) return error;
+    if (const cudaError_t error = reject_blocking_call(); error != cudaSuccess) return error;
     if (const cudaError_t error = check_copy(to, from, bytes, kind); error != cudaSuccess) return report(error);
-    return asynchronous() ? put_off_copy(to, from, bytes, nullptr, true) : copy_bytes(to, from, bytes);
+    return asynchronous() ? enqueue_copy(to, from, bytes, nullptr, true) : copy_bytes(to, from, bytes);
 }
-// A variable of the device is the program's own, so a copy to it is one within the host's memory.
+// A __device__ variable is an ordinary variable of the program, so this is a copy within host memory.
 template <class T>
 inline cudaError_t cudaMemcpyToSymbol(const T& symbol, const void* from, size_t bytes, size_t offset = 0,
                                       cudaMemcpyKind = cudaMemcpyHostToDevice)
@@ -579,31 +589,30 @@ inline cudaError_t cudaMemcpyToSymbol(const T& symbol, const void* from, size_t 
 inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t stream = nullptr)
 {
     using namespace cuda_cpu;
-    if (card() != nullptr && bytes > 0 && (side_of(to) == Side::PAGEABLE || !ends_inside(to, bytes)))
+    if (card() != nullptr && bytes > 0 && (memory_kind(to) == MemoryKind::PAGEABLE || !fits_in_allocation(to, bytes)))
         return report(cudaErrorInvalidValue);
-    if (waits(stream)) return hand_over(stream, [=] { return set_bytes(to, byte, bytes); });
+    if (is_deferred(stream)) return submit(stream, [=] { return set_bytes(to, byte, bytes); });
     return set_bytes(to, byte, bytes);
 }
 inline cudaError_t cudaMemset(void* to, int byte, size_t bytes)
 {
     using namespace cuda_cpu;
-    if (const cudaError_t error = refuse_blocking(); error != cudaSuccess) return error;
+    if (const cudaError_t error = reject_blocking_call(); error != cudaSuccess) return error;
     const cudaError_t error = cudaMemsetAsync(to, byte, bytes);
-    const bool is_done = !asynchronous() || side_of(to) == Side::DEVICE;  // or it may be done later
-    return error != cudaSuccess || is_done ? error : run_until_reached(streams()[0]->last);
+    const bool returns_at_once = !asynchronous() || memory_kind(to) == MemoryKind::DEVICE;
+    return error != cudaSuccess || returns_at_once ? error : run_until_reached(streams()[0]->last);
 }
 
 // ==== streams and events ================================================================================
 
-// An event is the place in a stream where it was recorded last. One that was recorded in a capture has no place.
 struct CUevent_st {
-    cuda_cpu::Place place;
+    cuda_cpu::Place place;  // where it was last recorded in a stream; null if never, or if that was in a capture
     bool captured = false, timed = true;
 };
 using cudaEvent_t = CUevent_st*;
 
 namespace cuda_cpu {
-template <class Object> inline cudaError_t destroyed(const Object* object)
+template <class Object> inline cudaError_t destroy_object(const Object* object)
 {
     delete object;
     return cudaSuccess;
@@ -620,7 +629,7 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flag
     cuda_cpu::streams().push_back(*stream);
     return cudaSuccess;
 }
-// Priorities are reported, and have no other effect.
+// Priorities are stored and returned; they have no other effect.
 inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest)
 {
     *least = 0;
@@ -654,19 +663,19 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream)
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     using namespace cuda_cpu;
-    if (const cudaError_t error = refuse_captured(stream); error != cudaSuccess) return error;
-    if (const cudaError_t error = refuse_blocking(stream); error != cudaSuccess) return error;
-    // The default stream's queue ends behind all that it waits for.
-    if (stream == nullptr) return run_until_reached(asynchronous() ? put_off(nullptr, {}) : nullptr);
+    if (const cudaError_t error = reject_if_captured(stream); error != cudaSuccess) return error;
+    if (const cudaError_t error = reject_blocking_call(stream); error != cudaSuccess) return error;
+    // An empty task at the end of the default stream waits for all blocking streams.
+    if (stream == nullptr) return run_until_reached(asynchronous() ? enqueue(nullptr, {}) : nullptr);
     return run_until_reached(stream->last);
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0)
 {
     using namespace cuda_cpu;
     if (!event->captured) {
-        if (const cudaError_t error = refuse_captured(stream, cudaErrorStreamCaptureIsolation); error != cudaSuccess)
+        if (const cudaError_t error = reject_if_captured(stream, cudaErrorStreamCaptureIsolation); error != cudaSuccess)
             return error;
-        if (asynchronous() && event->place != nullptr) put_off(stream, {}, {event->place});
+        if (asynchronous() && event->place != nullptr) enqueue(stream, {}, {event->place});
         return cudaSuccess;
     }
     // In CUDA a stream that waits for a captured event joins the capture; the emulator has captures of one stream.
@@ -674,7 +683,7 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
 }
 inline cudaError_t cudaDeviceSynchronize()
 {
-    const cudaError_t error = cuda_cpu::refuse_while_capturing();
+    const cudaError_t error = cuda_cpu::reject_while_capturing();
     return error != cudaSuccess ? error : cuda_cpu::run_all();
 }
 
@@ -685,16 +694,16 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags)
     return cudaSuccess;
 }
 inline cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
-inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return cuda_cpu::destroyed(event); }
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return cuda_cpu::destroy_object(event); }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr)
 {
     using namespace cuda_cpu;
-    if (const cudaError_t error = refuse_implicit(stream); error != cudaSuccess) return error;
+    if (const cudaError_t error = reject_implicit_dependency(stream); error != cudaSuccess) return error;
     event->captured = in_capture(stream);
     event->place = nullptr;
     if (event->captured) return cudaSuccess;
     if (asynchronous()) {
-        event->place = put_off(stream, {});
+        event->place = enqueue(stream, {});
     } else {
         event->place = std::make_shared<Marker>();
         event->place->reach();
@@ -704,7 +713,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     using namespace cuda_cpu;
-    if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
+    if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
     return event->captured ? report(cudaErrorCapturedEvent) : run_until_reached(event->place);
 }
 inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end)
@@ -721,7 +730,7 @@ inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, 
 
 // The recorded work of a capture.
 struct CUgraph_st {
-    cuda_cpu::Deeds deeds;
+    cuda_cpu::Operations operations;
 };
 struct CUgraphExec_st : CUgraph_st {};
 using cudaGraph_t = CUgraph_st*;
@@ -731,7 +740,7 @@ inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCapture
 {
     if (stream == nullptr) return cuda_cpu::report(cudaErrorStreamCaptureUnsupported);
     if (cuda_cpu::in_capture(stream)) return cuda_cpu::report(cudaErrorIllegalState);
-    stream->state = CUstream_st::captured;
+    stream->state = CUstream_st::capturing;
     cuda_cpu::captured_streams.push_back(stream);
     return cudaSuccess;
 }
@@ -740,12 +749,12 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph)
 {
     *graph = nullptr;
     if (!cuda_cpu::in_capture(stream)) return cuda_cpu::report(cudaErrorIllegalState);
-    const auto state = std::exchange(stream->state, CUstream_st::free);
-    const cuda_cpu::Deeds deeds = std::exchange(stream->deeds, {});
+    const auto state = std::exchange(stream->state, CUstream_st::not_capturing);
+    const cuda_cpu::Operations operations = std::exchange(stream->operations, {});
     auto& all = cuda_cpu::captured_streams;
     all.erase(std::find(all.begin(), all.end(), stream));
-    if (state == CUstream_st::spoilt) return cuda_cpu::report(cudaErrorStreamCaptureInvalidated);
-    *graph = new CUgraph_st{deeds};
+    if (state == CUstream_st::invalidated) return cuda_cpu::report(cudaErrorStreamCaptureInvalidated);
+    *graph = new CUgraph_st{operations};
     return cudaSuccess;
 }
 
@@ -757,15 +766,15 @@ inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t
 
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream)
 {
-    for (const auto& deed : executable->deeds) {
-        const cudaError_t error = cuda_cpu::waits(stream) ? cuda_cpu::hand_over(stream, deed) : deed();
+    for (const auto& operation : executable->operations) {
+        const cudaError_t error = cuda_cpu::is_deferred(stream) ? cuda_cpu::submit(stream, operation) : operation();
         if (error != cudaSuccess) return cuda_cpu::report(error);
     }
     return cudaSuccess;
 }
 
-inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return cuda_cpu::destroyed(graph); }
-inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { return cuda_cpu::destroyed(executable); }
+inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return cuda_cpu::destroy_object(graph); }
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { return cuda_cpu::destroy_object(executable); }
 
 // ==== the device ========================================================================================
 
@@ -773,7 +782,7 @@ struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem, totalConstMem;
     size_t sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor, reservedSharedMemPerBlock;
-    int regsPerBlock;  // 0: not known
+    int regsPerBlock;  // 0: unknown
     int warpSize;
     int maxThreadsPerBlock, maxThreadsPerMultiProcessor, maxBlocksPerMultiProcessor;
     int maxThreadsDim[3], maxGridSize[3];
@@ -781,12 +790,12 @@ struct cudaDeviceProp {
     int multiProcessorCount;
     int l2CacheSize;
     int memoryBusWidth;
-    int clockRate, memoryClockRate;  // 0: not known
+    int clockRate, memoryClockRate;  // 0: unknown
 };
 
 namespace cuda_cpu {
 
-// CUDA_CPU_DEVICES=N: so many devices, which differ in their numbers only. A process uses one of them.
+// Returns the number of devices, CUDA_CPU_DEVICES. They differ only in their numbers. A process uses one of them.
 inline int device_count()
 {
     const char* text = getenv("CUDA_CPU_DEVICES");
@@ -810,7 +819,7 @@ inline cudaError_t cudaSetDevice(int device)
 {
     if (device < 0 || device >= cuda_cpu::device_count()) return cuda_cpu::report(cudaErrorInvalidDevice);
     cuda_cpu::current_device = device;
-    cuda_cpu::need_full_warps();
+    cuda_cpu::require_full_warps();
     cuda_cpu::choose_workers();
     return cudaSuccess;
 }
@@ -872,7 +881,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
     return cudaSuccess;
 }
 
-#define CUDART_VERSION 13000  // the version whose names these headers use
+#define CUDART_VERSION 13000  // the CUDA version whose API these headers follow
 inline cudaError_t cudaRuntimeGetVersion(int* version)
 {
     *version = CUDART_VERSION;

@@ -55,7 +55,7 @@ using ncclComm_t = ncclComm*;
 
 namespace cuda_cpu::nccl {
 
-struct Refusal { ncclResult_t result; std::string text; };
+struct Failure { ncclResult_t result; std::string text; };
 inline thread_local std::string last_text;
 
 template <class... Parts> std::string text_of(const Parts&... parts) {
@@ -63,16 +63,16 @@ template <class... Parts> std::string text_of(const Parts&... parts) {
     (text << ... << parts);
     return text.str();
 }
-template <class... Parts> [[noreturn]] void refuse(ncclResult_t result, const Parts&... parts) {
-    throw Refusal{result, text_of(parts...)};
+template <class... Parts> [[noreturn]] void fail(ncclResult_t result, const Parts&... parts) {
+    throw Failure{result, text_of(parts...)};
 }
 
-// Runs work() and returns its Refusal as the result of an NCCL function.
+// Runs work() and returns its Failure as the result of an NCCL function.
 template <class Work> ncclResult_t guarded(Work work) {
     try {
         work();
         return ncclSuccess;
-    } catch (const Refusal& error) {
+    } catch (const Failure& error) {
         last_text = error.text;
         return error.result;
     }
@@ -118,7 +118,7 @@ inline Shared* map_memory(const ncclUniqueId& id) {
         is_ours ? mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
     if (file >= 0) close(file);
     if (memory == MAP_FAILED)
-        refuse(ncclSystemError, "the unique id was not made by a process that runs on this machine");
+        fail(ncclSystemError, "the unique id was not made by a process that runs on this machine");
     return static_cast<Shared*>(memory);
 }
 
@@ -131,7 +131,7 @@ template <class... Parts> [[noreturn]] void fail_all(const ncclComm& comm, const
         shared.error_at = comm.calls;
         shared.error_state = 2;
     }
-    refuse(ncclInvalidUsage, parts...);
+    fail(ncclInvalidUsage, parts...);
 }
 
 // Blocks until holds(). First it yields, for as long as most transfers take, then it sleeps between polls.
@@ -139,8 +139,8 @@ template <class Condition> void wait_until(const ncclComm& comm, Condition holds
     const auto sleeps_from = std::chrono::steady_clock::now() + std::chrono::microseconds(200);
     while (!holds()) {
         const Shared& shared = *comm.shared;
-        if (shared.error_state == 2 && comm.calls >= shared.error_at) refuse(ncclInvalidUsage, shared.error_text);
-        if (comm.gone) refuse(ncclInvalidUsage, "the communicator was aborted");
+        if (shared.error_state == 2 && comm.calls >= shared.error_at) fail(ncclInvalidUsage, shared.error_text);
+        if (comm.gone) fail(ncclInvalidUsage, "the communicator was aborted");
         if (std::chrono::steady_clock::now() < sleeps_from) sched_yield();
         else usleep(50);
     }
@@ -318,20 +318,20 @@ inline void issue(const Issued& issued) {
         if (comm.error == ncclSuccess) comm.error = guarded([&] { perform(issued); });
         return comm.error == ncclSuccess || comm.gone ? cudaSuccess : report(cudaErrorUnknown);
     };
-    if (comm.error != ncclSuccess) refuse(comm.error, "the communicator has failed: ", last_text);
-    if (!waits(issued.stream)) {
-        if (work() != cudaSuccess) refuse(comm.error, last_text);
+    if (comm.error != ncclSuccess) fail(comm.error, "the communicator has failed: ", last_text);
+    if (!is_deferred(issued.stream)) {
+        if (work() != cudaSuccess) fail(comm.error, last_text);
         return;
     }
     const std::vector<Place> after(last_issued != nullptr, last_issued);
-    if (const cudaError_t error = hand_over(issued.stream, work, after, true); error != cudaSuccess)
-        refuse(ncclUnhandledCudaError, "issuing to the stream: ", cudaGetErrorString(error));
+    if (const cudaError_t error = submit(issued.stream, work, after, true); error != cudaSuccess)
+        fail(ncclUnhandledCudaError, "issuing to the stream: ", cudaGetErrorString(error));
     if (!in_capture(issued.stream)) last_issued = real(issued.stream)->last;
 }
 
 inline void check_communicator(const ncclComm* comm) {
     if (comm == nullptr || comm->gone)
-        refuse(ncclInvalidArgument, "comm is null or was destroyed; expected a communicator");
+        fail(ncclInvalidArgument, "comm is null or was destroyed; expected a communicator");
 }
 
 // Checks what the call reads or writes: `parts` times its count.
@@ -339,16 +339,16 @@ inline void check_buffer(const Call& call, int rank, const char* name, const voi
     const size_t bytes = bytes_of(call) * static_cast<size_t>(parts);
     const char* error = nullptr;
     if (data == nullptr) error = " is null";
-    else if (card() != nullptr && side_of(data) == Side::PAGEABLE)
+    else if (card() != nullptr && memory_kind(data) == MemoryKind::PAGEABLE)
         error = " is pageable memory; expected device memory";
-    else if (card() != nullptr && !ends_inside(data, bytes)) error = " goes past the end of its allocation";
-    if (bytes > 0 && error != nullptr) refuse(ncclInvalidArgument, describe(rank, call), ": ", name, error);
+    else if (card() != nullptr && !fits_in_allocation(data, bytes)) error = " goes past the end of its allocation";
+    if (bytes > 0 && error != nullptr) fail(ncclInvalidArgument, describe(rank, call), ": ", name, error);
 }
 
 inline void check_call(const Call& call, const ncclComm* comm) {
     check_communicator(comm);
     if (call.peer < 0 || call.peer >= comm->size)
-        refuse(ncclInvalidArgument, describe(comm->rank, call), ": expected a rank less than ", comm->size);
+        fail(ncclInvalidArgument, describe(comm->rank, call), ": expected a rank less than ", comm->size);
     const bool no_send = call.kind == RECV || (call.kind == BROADCAST && comm->rank != call.peer);
     const int send = no_send ? 0 : call.kind == REDUCE_SCATTER ? comm->size : 1;
     const int recv = call.kind == SEND ? 0 : call.kind == ALL_GATHER ? comm->size : 1;
@@ -403,7 +403,7 @@ inline ncclResult_t ncclGroupStart() {
 // The outermost one issues the group's calls.
 inline ncclResult_t ncclGroupEnd() {
     using namespace nccl_cpu;
-    if (group_depth == 0) return guarded([] { refuse(ncclInvalidUsage, "ncclGroupEnd: no group has begun"); });
+    if (group_depth == 0) return guarded([] { fail(ncclInvalidUsage, "ncclGroupEnd: no group has begun"); });
     return --group_depth > 0 ? ncclSuccess : issue_group();
 }
 
@@ -437,7 +437,7 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     return guarded([&] {
         const int file = memfd_create("nccl", MFD_CLOEXEC);
         if (file < 0 || ftruncate(file, sizeof(Shared)) != 0)
-            refuse(ncclSystemError, "ncclGetUniqueId: shared memory: ", strerror(errno));
+            fail(ncclSystemError, "ncclGetUniqueId: shared memory: ", strerror(errno));
         snprintf(id->internal, sizeof(id->internal), "/proc/%d/fd/%d", getpid(), file);
     });
 }
@@ -446,22 +446,22 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId 
     using namespace nccl_cpu;
     return guarded([&] {
         if (rank < 0 || rank >= nranks || nranks > max_ranks)
-            refuse(ncclInvalidArgument, "rank ", rank, " of ", nranks, "; expected at most ", max_ranks, " ranks");
+            fail(ncclInvalidArgument, "rank ", rank, " of ", nranks, "; expected at most ", max_ranks, " ranks");
         auto* const created = new ncclComm{rank, nranks, map_memory(id)};
         Shared& shared = *created->shared;
         int size = 0;
         if (!shared.size.compare_exchange_strong(size, nranks) && size != nranks)
             fail_all(*created, "nranks is ", nranks, " on rank ", rank, " and ", size, " on another");
         if (shared.joined[rank].exchange(true))
-            refuse(ncclInvalidUsage, "rank ", rank, " has joined already; expected a new unique id");
+            fail(ncclInvalidUsage, "rank ", rank, " has joined already; expected a new unique id");
         int device = 0;
         cudaGetDevice(&device);
         std::vector<int> devices = gather_values(*created, device);
         std::sort(devices.begin(), devices.end());
         const auto twice = std::adjacent_find(devices.begin(), devices.end());
-        if (twice != devices.end()) refuse(ncclInvalidUsage, "duplicate GPU: several ranks use device ", *twice);
+        if (twice != devices.end()) fail(ncclInvalidUsage, "duplicate GPU: several ranks use device ", *twice);
         if (cuda_cpu::card() != nullptr && cudaMalloc(&created->buffers, buffer_bytes) != cudaSuccess)
-            refuse(ncclUnhandledCudaError, "no memory for a communicator's buffers");
+            fail(ncclUnhandledCudaError, "no memory for a communicator's buffers");
         *comm = created;
     });
 }
@@ -483,7 +483,7 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
         const auto self = std::find_if(members.begin(), end, [&](auto& m) { return m.rank == comm->rank; });
         const int size = static_cast<int>(end - members.begin()), rank = static_cast<int>(self - members.begin());
         const ncclResult_t result = ncclCommInitRank(newcomm, size, members[0].id, rank);
-        if (result != ncclSuccess) refuse(result, last_text);
+        if (result != ncclSuccess) fail(result, last_text);
     });
 }
 
@@ -495,7 +495,7 @@ inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
         comm->gone = true;
         munmap(comm->shared, sizeof(*comm->shared));
         cudaFree(comm->buffers);
-        if (comm->error != ncclSuccess) nccl_cpu::refuse(comm->error, nccl_cpu::last_text);
+        if (comm->error != ncclSuccess) nccl_cpu::fail(comm->error, nccl_cpu::last_text);
     });
 }
 

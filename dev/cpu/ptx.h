@@ -1,14 +1,14 @@
-// PTX instructions of tensor cores, barriers and copies, as functions. A program for GPUs wraps inline PTX under the
-// same names. Written from the PTX manual: fragments, descriptors, swizzles, barriers and copies as it defines them. A
-// program includes it after <cuda_runtime.h>.
+// PTX instructions of tensor cores, barriers and asynchronous copies, as functions. On a GPU, a program wraps inline
+// PTX under the same names. Fragments, descriptors, swizzles, barriers and copies follow the PTX ISA manual. Include
+// this header after <cuda_runtime.h>.
 //
-// Without a seed (cuda_cpu::seed) asynchronous work is done at once; under one at some moment before the wait that
-// covers it (README.md, "Tensor cores").
+// Without a seed (cuda_cpu::seed), asynchronous work completes when it is issued. Under a seed it completes at some
+// moment before the wait that covers it (README.md, "Tensor cores").
 //
-// Map: pending work · Ampere and up · barriers that count threads and bytes · the copy engine · products of a warpgroup
+// Map: pending work · Ampere: mma, ldmatrix, cp.async · Hopper: mbarrier · copy engine (TMA) · wgmma
 //
-// Addresses in shared memory are offsets into dynamic_shared_memory. A warp has 32 lanes: with WARP_SIZE 1 this
-// compiles and refuses to run.
+// Addresses in shared memory are offsets into dynamic_shared_memory. The instructions need warps of 32 lanes: with
+// WARP_SIZE 1 they compile, and calling one ends the program.
 #pragma once
 
 #include "atomics.h"
@@ -20,7 +20,7 @@
 
 #include <array>
 
-// How wgmma reads a tile. K: the sum runs over its columns; MN: over its rows.
+// The major-ness of a wgmma operand tile. K: the sum over k runs along its columns; MN: along its rows.
 enum class Major { K = 0, MN = 1 };
 
 namespace cuda_cpu {
@@ -31,15 +31,15 @@ constexpr unsigned lanes_of_warp = 32, max_columns = 256;
 
 inline char* shared_base() { return reinterpret_cast<char*>(dynamic_shared_memory); }
 
-// Returns the address to which 128-byte swizzling maps this one: in a row of 128 bytes, the index of a 16-byte chunk is
-// XORed with the row's number modulo 8.
+// Returns the address to which the 128-byte swizzle maps this one: in a row of 128 bytes, the index of each 16-byte
+// chunk is XORed with the row number modulo 8.
 inline uint32_t swizzled_128(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
 inline bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
-// Work that is waited for in groups: cp.async's by thread, wgmma's by warp.
+// Asynchronous work in commit groups: cp.async per thread, wgmma per warp.
 template <class Work> struct Groups {
-    std::vector<Work> pending;  // in their order; Work has a member `group`
+    std::vector<Work> pending;  // in the order of issue; Work has a member `group`
     unsigned committed = 0;
 
     void start(Work work)
@@ -47,7 +47,7 @@ template <class Work> struct Groups {
         work.group = committed;
         pending.push_back(std::move(work));
     }
-    // Ends all but the latest n groups. What was not committed is in none.
+    // Calls end() for the work of all groups but the latest n. Work that was not committed belongs to no group.
     template <class End> void wait(unsigned n, End end)
     {
         size_t ended = 0;
@@ -58,14 +58,14 @@ template <class Work> struct Groups {
 
 struct Copy {  // cp.async
     void* to;
-    const void* from;  // null: zeros
-    bool landed;
+    const void* from;  // null: writes zeros
+    bool completed;
     unsigned group;
-    CUDA_CPU_UNSEEN void land()
+    CUDA_CPU_NOT_INSTRUMENTED void complete()
     {
         memset(to, 0, 16);
         if (from != nullptr) memcpy(to, from, 16);
-        landed = true;
+        completed = true;
     }
 };
 
@@ -74,32 +74,35 @@ struct Load {  // cp.async.bulk.tensor
     char* to;
     uint64_t* barrier;
     int64_t at[4];
-    bool landed;
-    unsigned phase;  // in which the barrier counted it
-    unsigned watched;
+    bool completed;
+    unsigned phase;     // parity of the barrier's phase in which it completed
+    unsigned watch_id;  // its number in dev/inspect
 };
 
-struct WarpProduct {  // wgmma, of one warp
+struct WarpProduct {  // one warp's part of a wgmma
     float* d[lanes_of_warp];
-    const uint32_t* a_registers[lanes_of_warp];  // or else ...
-    uint64_t a, b;                               // ... descriptors
-    unsigned columns, row;                       // row: of the warp's 16 in the 64 of A
+    const uint32_t* a_registers[lanes_of_warp];  // fragments of A, or null: then `a` is its descriptor
+    uint64_t a, b;                               // descriptors
+    unsigned columns, row;                       // row: the first of the warp's 16 rows in the 64 of A
     bool add;
     Major b_major;
-    bool holds_old = false;  // `old` has the accumulators, and d is NaN now
+    bool saved = false;  // `old` has the accumulators, and d contains NaN
     std::vector<float> old;
-    std::vector<float> result;  // once the operands have been read
-    unsigned group, watched;
+    std::vector<float> result;  // empty until the operands have been read
+    unsigned group, watch_id;
 
     bool a_in_registers() const { return a_registers[0] != nullptr; }
 
-    using Text = std::array<uint64_t, 6>;  // the instruction, in which the warps of a warpgroup must agree
-    Text text() const { return {a, b, columns, a_in_registers(), add, static_cast<uint64_t>(b_major)}; }
+    using Instruction = std::array<uint64_t, 6>;  // the operands that all warps of a warpgroup must pass alike
+    Instruction instruction() const
+    {
+        return {a, b, columns, a_in_registers(), add, static_cast<uint64_t>(b_major)};
+    }
 };
 
 struct NamedBarrier {
     unsigned expected = 0, arrived = 0;  // threads
-    std::vector<bool> has_arrived;
+    std::vector<bool> has_arrived;       // by thread
 };
 
 __attribute__((format(printf, 1, 2))) inline std::string line(const char* format, ...)
@@ -115,71 +118,74 @@ __attribute__((format(printf, 1, 2))) inline std::string line(const char* format
 inline unsigned this_thread() { return block != nullptr ? block->current() : 0; }
 inline unsigned this_warp() { return this_thread() / lanes_of_warp; }
 
-// Ends the program: this thread calls the function of that name in a way that cannot be right.
-[[noreturn]] inline void refuse(const char* name, const std::string& what)
+// Reports that this thread's call of the named function is invalid, and ends the program.
+[[noreturn]] inline void invalid_call(const char* name, const std::string& what)
 {
     die(line("thread %u calls %s ", this_thread(), name) + what);
 }
 
-// Ends the program if the card does not have this instruction, which needs a compute capability (90 is 9.0) of `least`
-// to `most`. (PTX ISA, "Target ISA Notes" of each.)
-inline void need_capability(const char* name, int least, int most = 999)
+// Ends the program if the emulated GPU does not have this instruction, which needs a compute capability (90 is 9.0) of
+// `least` to `most`. (PTX ISA, "Target ISA Notes" of each instruction.)
+inline void require_capability(const char* name, int least, int most = 999)
 {
     const int number = card() == nullptr ? least : card()->capability.number();
     if (number >= least && number <= most) return;
-    refuse(name, line("and that is an illegal instruction on %s, of compute capability %d.%d; it takes %d.%d%s",
-                      card()->name, number / 10, number % 10, least / 10, least % 10, most == least ? " exactly" : ""));
+    invalid_call(name, line("but it is an illegal instruction on %s, compute capability %d.%d; expected %d.%d%s",
+                            card()->name, number / 10, number % 10, least / 10, least % 10,
+                            most == least ? "" : " or higher"));
 }
 
+// The asynchronous work of the block that this worker is running.
 class AsyncWork final : public Background {
 public:
-    bool late = false;                 // there is a seed
-    std::vector<Groups<Copy>> copies;  // of each thread
+    bool deferred = false;             // under a seed: work completes later than it is issued
+    std::vector<Groups<Copy>> copies;  // by thread
     std::vector<Load> loads;
-    const void* barrier_not_announced = nullptr;  // between mbarrier_init and fence_mbarrier_init
-    unsigned atomic_incs = 0;                     // by this block, where it is watched
+    const void* unfenced_barrier = nullptr;  // initialised, but fence_mbarrier_init has not been called
+    unsigned atomic_incs = 0;              // calls of atomic_inc by this block under dev/inspect
     NamedBarrier named[16];
-    std::vector<std::vector<WarpProduct::Text>> sequence;  // of each warpgroup's products
+    std::vector<std::vector<WarpProduct::Instruction>> sequence;  // the wgmma instructions of each warpgroup
     struct Warp {
         Groups<WarpProduct> products;
-        unsigned issued = 0;  // products of the sequence that it has called
+        unsigned issued = 0;  // instructions of the sequence that it has issued
         bool fenced = false;  // whether it has called wgmma_fence
     };
     std::vector<Warp> warps;
-    char* seen_by_products = nullptr;  // shared memory, or its copy as of the last async_fence
+    char* product_memory = nullptr;  // what wgmma reads: shared memory, or a copy as of the last async_fence
 
     static AsyncWork& of_this_block()
     {
         static thread_local AsyncWork work;
-        if (WARP_SIZE != 32 || block == nullptr) die("copies and barriers of tensor cores take warps of 32 threads");
+        if (WARP_SIZE != 32 || block == nullptr) die("asynchronous copies and barriers need warps of 32 threads");
         if (background == nullptr) work.begin();
         return work;
     }
 
-    bool draw(unsigned one_in) { return late && block->random().below(one_in) == 0; }
+    // Returns true at random, once in `one_in` calls on average; false without a seed.
+    bool draw(unsigned one_in) { return deferred && block->random().below(one_in) == 0; }
 
-    // Lands one pending load, if there is any.
+    // Completes one pending load; returns false if there is none.
     bool advance() override
     {
         unsigned waiting = 0;
-        for (const Load& load : loads) waiting += !load.landed;
+        for (const Load& load : loads) waiting += !load.completed;
         if (waiting == 0) return false;
-        unsigned n = late ? block->random().below(waiting) : 0;
+        unsigned n = deferred ? block->random().below(waiting) : 0;
         for (Load& load : loads)
-            if (!load.landed && n-- == 0) {
-                land(load);
+            if (!load.completed && n-- == 0) {
+                complete(load);
                 break;
             }
         return true;
     }
-    void land(Load& load);
+    void complete(Load& load);
 
     std::string state_of(const void* what, unsigned number) const override;
 
-    // Makes all stores so far visible to products. (Which thread stored is unknown, so a fence counts for all.)
-    void show_stores()
+    // Makes all previous stores visible to wgmma. (The thread of a store is unknown, so a fence acts for all threads.)
+    void publish_stores()
     {
-        if (seen_by_products != shared_base()) memcpy(seen_by_products, shared_base(), launched->shared_bytes);
+        if (product_memory != shared_base()) memcpy(product_memory, shared_base(), launched->shared_bytes);
     }
 
     void end_of_block() override
@@ -189,13 +195,13 @@ public:
         for (size_t w = 0; w < warps.size(); w++) {
             if (!warps[w].products.pending.empty()) die(line("warp %zu ended without waiting for a wgmma", w));
             if (warps[w].issued != sequence[w / 4].size())
-                die(line("the warps of warpgroup %zu did not call the same wgmma's", w / 4));
+                die(line("the warps of warpgroup %zu did not call the same wgmma instructions", w / 4));
         }
         if (!loads.empty()) die("the block ended without waiting for a tma_load");
     }
 
 private:
-    std::vector<char> shown_;
+    std::vector<char> published_;
 
     void begin()
     {
@@ -206,47 +212,48 @@ private:
         warps.assign(warp_count, {});
         sequence.assign((warp_count + 3) / 4, {});
         for (NamedBarrier& barrier : named) barrier = {};
-        barrier_not_announced = nullptr;
+        unfenced_barrier = nullptr;
         atomic_incs = 0;
-        late = launched->seed != 0;
+        deferred = launched->seed != 0;
         background = this;
-        seen_by_products = shared_base();
+        product_memory = shared_base();
         if (draw(2)) {
-            shown_.assign(launched->shared_bytes, -1);
-            seen_by_products = shown_.data();
+            published_.assign(launched->shared_bytes, -1);
+            product_memory = published_.data();
         }
     }
 };
 
 inline AsyncWork& async_work() { return AsyncWork::of_this_block(); }
 
-inline void need_warps(const char* name)
+inline void require_warps(const char* name)
 {
-    if (WARP_SIZE != 32 || block == nullptr) refuse(name, "and that takes warps of 32 threads");
+    if (WARP_SIZE != 32 || block == nullptr) invalid_call(name, "without a full warp; expected 32 threads");
 }
 
-// A collective of all 32 lanes of a warp; see Block::meet.
-inline void meet_warp(const char* name, void* operand, Block::WarpWork work)
+// Executes a collective of all 32 lanes of a warp; see Block::collective.
+inline void full_warp_collective(const char* name, void* operand, Block::WarpWork work)
 {
-    need_warps(name);
-    meet(name, 0xffffffff, operand, work);
+    require_warps(name);
+    warp_collective(name, 0xffffffff, operand, work);
 }
-inline void need_all(const char* name, unsigned lanes)
+inline void require_all_lanes(const char* name, unsigned lanes)
 {
-    if (lanes != 0xffffffff) refuse(name, "and its warp has no 32 lanes any more");
+    if (lanes != 0xffffffff) invalid_call(name, "but lanes of its warp have ended; expected all 32");
 }
 
 }  // namespace cuda_cpu
 
+// Returns the address of p in shared memory: its offset in dynamic_shared_memory.
 inline uint32_t shared_address(const void* p)
 {
     const std::ptrdiff_t offset = static_cast<const char*>(p) - cuda_cpu::shared_base();
     if (offset < 0 || offset > static_cast<std::ptrdiff_t>(cuda_cpu::max_shared_bytes))
-        cuda_cpu::refuse("shared_address", "with an address that is not in dynamic shared memory");
+        cuda_cpu::invalid_call("shared_address", "with an address that is not in dynamic shared memory");
     return static_cast<uint32_t>(offset);
 }
 
-// The result below the normal range is 0.
+// Returns 2^x; subnormal results are flushed to 0 (ex2.approx.ftz.f32).
 inline float exp2_approx(float x)
 {
     cuda_cpu::watch::special_function();
@@ -262,8 +269,9 @@ inline float reciprocal_approx(float x)
     return cuda_cpu::math_rounding.last_bit(1.0f / x);
 }
 
-// dev/inspect runs a few blocks, one after the other, of which the first would take all numbers. On a GPU a block gets
-// about every gridDim.x-th number, so it gets those here, and the counter is accessed but stays as it is.
+// Returns the next work tile from an atomic counter. dev/inspect runs only a few blocks, one after another, and the
+// first would get all tiles. On a GPU a block gets about every gridDim.x-th, so under dev/inspect it gets those, and
+// the counter is accessed but not changed.
 inline unsigned atomic_inc(int* counter, unsigned last)
 {
     if (!cuda_cpu::watch::on) return atomicInc(reinterpret_cast<unsigned*>(counter), last);
@@ -275,7 +283,7 @@ inline unsigned atomic_inc(int* counter, unsigned last)
 
 namespace cuda_cpu {
 
-// The operands of products: bfloat16, or half precision in a program compiled with PRECISION_FP16.
+// Operands of matrix products are bfloat16, or half precision in a program compiled with PRECISION_FP16.
 #ifdef PRECISION_FP16
 inline float lower_half(uint32_t pair) { return float_of_half(static_cast<unsigned short>(pair)); }
 inline float upper_half(uint32_t pair) { return float_of_half(static_cast<unsigned short>(pair >> 16)); }
@@ -286,7 +294,8 @@ inline float upper_half(uint32_t pair) { return bits<float>(pair & 0xffff0000u);
 
 using Vector16 = float __attribute__((vector_size(64), may_alias));
 
-// The fragments of A (16 x 16): registers 0 to 3 are rows g, g+8, g, g+8, columns 2t, 2t, 2t+8, 2t+8 and the next.
+// Unpacks the fragments of A (16 x 16). Registers 0 to 3 of lane 4g + t hold two columns each: of rows g, g+8, g, g+8,
+// columns 2t, 2t, 2t+8, 2t+8 and the column after each.
 inline void read_a_fragments(float (*a)[16], const uint32_t* const* registers)
 {
     for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
@@ -305,9 +314,10 @@ struct MmaOperand {
     uint32_t b[2];
 };
 
-// result (16 x columns) = a (16 x 16) b (16 x columns), in pieces of 16 V columns
+// Computes result (16 x columns) = a (16 x 16) b (16 x columns), 16 V columns at a time.
 template <unsigned V>
-CUDA_CPU_UNSEEN inline void multiply(float* result, const float (*a)[16], const float* b, unsigned columns)
+CUDA_CPU_NOT_INSTRUMENTED
+inline void multiply(float* result, const float (*a)[16], const float* b, unsigned columns)
 {
     for (unsigned r = 0; r < 16; r++)
         for (unsigned n = 0; n < columns; n += 16 * V) {
@@ -321,9 +331,10 @@ CUDA_CPU_UNSEEN inline void multiply(float* result, const float (*a)[16], const 
         }
 }
 
-// Gives every lane its part of result (16 x columns, rows `stride` apart), added to what it has, or instead of that.
-CUDA_CPU_UNSEEN inline void add_to_accumulators(float* const* d_of_lane, const float* result, unsigned columns,
-                                                unsigned stride, bool add)
+// Adds each lane's part of result (16 x columns, row stride `stride`) to its accumulators; overwrites them if add is
+// false.
+CUDA_CPU_NOT_INSTRUMENTED inline void add_to_accumulators(float* const* d_of_lane, const float* result,
+                                                          unsigned columns, unsigned stride, bool add)
 {
     for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
         const float *upper = result + lane / 4 * stride + lane % 4 * 2, *lower = upper + 8 * stride;
@@ -338,9 +349,9 @@ CUDA_CPU_UNSEEN inline void add_to_accumulators(float* const* d_of_lane, const f
     }
 }
 
-CUDA_CPU_UNSEEN inline void mma_of_warp(void* const* operands, unsigned lanes)
+CUDA_CPU_NOT_INSTRUMENTED inline void mma_of_warp(void* const* operands, unsigned lanes)
 {
-    need_all("mma_m16n8k16", lanes);
+    require_all_lanes("mma_m16n8k16", lanes);
     watch::tensor_flops(2 * 16 * 8 * 16);
     float* d[lanes_of_warp];
     const uint32_t* registers[lanes_of_warp];
@@ -365,9 +376,9 @@ struct LdmatrixOperand {
     const void* row;
 };
 
-template <bool transposed> CUDA_CPU_UNSEEN inline void ldmatrix_of_warp(void* const* operands, unsigned lanes)
+template <bool transposed> CUDA_CPU_NOT_INSTRUMENTED inline void ldmatrix_of_warp(void* const* operands, unsigned lanes)
 {
-    need_all("ldmatrix", lanes);
+    require_all_lanes("ldmatrix", lanes);
     alignas(16) uint16_t rows[lanes_of_warp][8];  // of 4 matrices
     for (unsigned lane = 0; lane < lanes_of_warp; lane++)
         memcpy(rows[lane], static_cast<LdmatrixOperand*>(operands[lane])->row, 16);
@@ -385,12 +396,12 @@ template <bool transposed> CUDA_CPU_UNSEEN inline void ldmatrix_of_warp(void* co
 template <bool transposed> inline void ldmatrix_of_lane(uint32_t* r, const void* row, const void* site)
 {
     const char* name = transposed ? "ldmatrix_transposed" : "ldmatrix";
-    need_capability(name, 75);
-    if (!aligned(row, 16)) refuse(name, "with an address that is not a multiple of 16");
+    require_capability(name, 75);
+    if (!aligned(row, 16)) invalid_call(name, "with an address that is not a multiple of 16");
     shared_address(row);
     watch::access(watch::Access::LOAD, watch::By::LDMATRIX, row, 16, site);
     LdmatrixOperand mine{r, row};
-    meet_warp(name, &mine, ldmatrix_of_warp<transposed>);
+    full_warp_collective(name, &mine, ldmatrix_of_warp<transposed>);
 }
 
 inline Groups<Copy>& copies_of_thread() { return async_work().copies[this_thread()]; }
@@ -399,9 +410,9 @@ inline Groups<Copy>& copies_of_thread() { return async_work().copies[this_thread
 
 inline void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    cuda_cpu::need_capability("mma_m16n8k16", 80);
+    cuda_cpu::require_capability("mma_m16n8k16", 80);
     cuda_cpu::MmaOperand mine{d, a, {b0, b1}};
-    cuda_cpu::meet_warp("mma_m16n8k16", &mine, cuda_cpu::mma_of_warp);
+    cuda_cpu::full_warp_collective("mma_m16n8k16", &mine, cuda_cpu::mma_of_warp);
 }
 
 CUDA_CPU_INSTRUCTION void ldmatrix(uint32_t (&r)[4], const void* row)
@@ -416,12 +427,13 @@ CUDA_CPU_INSTRUCTION void ldmatrix_transposed(uint32_t (&r)[4], const void* row)
 CUDA_CPU_INSTRUCTION void cp_async(void* to, const void* from, bool valid)
 {
     using namespace cuda_cpu;
-    need_capability("cp_async", 80);
-    if (!aligned(to, 16) || !aligned(from, 16)) refuse("cp_async", "with an address that is not a multiple of 16");
+    require_capability("cp_async", 80);
+    if (!aligned(to, 16) || !aligned(from, 16))
+        invalid_call("cp_async", "with an address that is not a multiple of 16");
     shared_address(to);
     watch::cp_async(to, valid ? from : nullptr, watch::here());
     Copy copy{to, valid ? from : nullptr, false, 0};
-    if (!async_work().late || async_work().draw(2)) copy.land();
+    if (!async_work().deferred || async_work().draw(2)) copy.complete();
     copies_of_thread().start(copy);
 }
 inline void cp_async_commit()
@@ -434,54 +446,55 @@ template <int N> CUDA_CPU_INSTRUCTION void cp_async_wait()
     if (cuda_cpu::watch::is_removed("cp_async_wait", cuda_cpu::watch::here())) return;
     cuda_cpu::watch::cp_async_wait(N);
     cuda_cpu::copies_of_thread().wait(N, [](cuda_cpu::Copy& copy) {
-        if (!copy.landed) copy.land();
+        if (!copy.completed) copy.complete();
     });
 }
 
-// ==== Hopper: barriers that count threads and bytes =====================================================
+// ==== Hopper: mbarrier, named barriers ==================================================================
 
 namespace cuda_cpu {
 
-// An mbarrier, in its 64 bits: the phase that is under way, arrivals that it still lacks, arrivals that a phase
-// takes, bytes that are still to come.
+// The 64 bits of an mbarrier: parity of the current phase, pending and expected arrival counts, tx-count.
 struct Mbarrier {
     static constexpr uint64_t max_arrivals = (1 << 20) - 1;
     static constexpr int64_t max_bytes = (1 << 20) - 1;
-    uint64_t parity : 1, lacking : 20, arrivals : 20;
-    int64_t bytes : 21;
-    uint64_t mark : 2;  // 2: initialised
+    uint64_t parity : 1, pending : 20, expected : 20;
+    int64_t tx_count : 21;  // bytes
+    uint64_t mark : 2;      // 2: initialised
 
     static void check_address(const uint64_t* barrier, const char* caller)
     {
-        need_capability(caller, 90);
-        if (!aligned(barrier, 8)) refuse(caller, "with a barrier whose address is not a multiple of 8");
+        require_capability(caller, 90);
+        if (!aligned(barrier, 8)) invalid_call(caller, "with a barrier whose address is not a multiple of 8");
     }
-    CUDA_CPU_UNSEEN static Mbarrier read(const uint64_t* barrier, const char* caller)
+    CUDA_CPU_NOT_INSTRUMENTED static Mbarrier read(const uint64_t* barrier, const char* caller)
     {
         check_address(barrier, caller);
         const auto value = bits<Mbarrier>(*barrier);
-        if (value.mark != 2) refuse(caller, "with a barrier that is not initialised");
+        if (value.mark != 2) invalid_call(caller, "with a barrier that is not initialised");
         return value;
     }
-    CUDA_CPU_UNSEEN void write(uint64_t* barrier) const { *barrier = bits<uint64_t>(*this); }
+    CUDA_CPU_NOT_INSTRUMENTED void write(uint64_t* barrier) const { *barrier = bits<uint64_t>(*this); }
 
-    // Changes the barrier, and ends the phase if that is now complete.
+    // Subtracts `arrive` arrivals, adds `expect` bytes to the tx-count, and completes the phase if both are then 0.
     void change(uint64_t* barrier, const char* caller, uint64_t arrive, int64_t expect)
     {
-        if (arrive > lacking)
-            refuse(caller, line("for a barrier where all %u have arrived, before its phase has ended",
-                                static_cast<unsigned>(arrivals)));
-        if (std::abs(bytes + expect) > max_bytes) refuse(caller, "and the barrier cannot count so many bytes");
-        lacking -= arrive;
-        bytes += expect;
-        const bool ended = lacking == 0 && bytes == 0;
-        if (ended) {
+        if (arrive > pending)
+            invalid_call(caller, line("for a barrier where all %u have arrived, before its phase has ended",
+                                      static_cast<unsigned>(expected)));
+        if (std::abs(tx_count + expect) > max_bytes)
+            invalid_call(caller, line("and makes the barrier's tx-count %lld bytes; expected at most %lld",
+                                      static_cast<long long>(tx_count + expect), static_cast<long long>(max_bytes)));
+        pending -= arrive;
+        tx_count += expect;
+        const bool completed = pending == 0 && tx_count == 0;
+        if (completed) {
             watch::phase_ended(barrier, parity);
             parity ^= 1;
-            lacking = arrivals;
+            pending = expected;
         }
         write(barrier);
-        if (ended) block->unpark(barrier);
+        if (completed) block->unpark(barrier);
     }
 };
 
@@ -492,16 +505,17 @@ CUDA_CPU_INSTRUCTION void mbarrier_init(uint64_t* barrier, int arrivals)
     using namespace cuda_cpu;
     Mbarrier::check_address(barrier, "mbarrier_init");
     if (arrivals < 1 || static_cast<uint64_t>(arrivals) > Mbarrier::max_arrivals)
-        refuse("mbarrier_init", line("for %d arrivals", arrivals));
+        invalid_call("mbarrier_init", line("for %d arrivals; expected 1 to %llu", arrivals,
+                                          static_cast<unsigned long long>(Mbarrier::max_arrivals)));
     const auto count = static_cast<uint64_t>(arrivals);
     Mbarrier{0, count, count, 0, 2}.write(barrier);
-    async_work().barrier_not_announced = barrier;
+    async_work().unfenced_barrier = barrier;
     watch::sync_made(barrier, watch::here());
 }
 inline void fence_mbarrier_init()
 {
-    cuda_cpu::need_capability("fence_mbarrier_init", 90);
-    cuda_cpu::async_work().barrier_not_announced = nullptr;
+    cuda_cpu::require_capability("fence_mbarrier_init", 90);
+    cuda_cpu::async_work().unfenced_barrier = nullptr;
 }
 
 CUDA_CPU_INSTRUCTION void mbarrier_arrive_expect_tx(uint64_t* barrier, int bytes,
@@ -520,33 +534,36 @@ CUDA_CPU_INSTRUCTION void mbarrier_arrive(uint64_t* barrier)
 CUDA_CPU_INSTRUCTION void mbarrier_wait(uint64_t* barrier, uint32_t parity)
 {
     using namespace cuda_cpu;
-    if (parity > 1) refuse("mbarrier_wait", line("with parity %u", parity));
+    if (parity > 1) invalid_call("mbarrier_wait", line("with parity %u; expected 0 or 1", parity));
     if (watch::is_removed("mbarrier_wait", watch::here())) return;
     AsyncWork& work = async_work();
     if (work.draw(4)) work.advance();
     while (Mbarrier::read(barrier, "mbarrier_wait").parity == parity) block->park("mbarrier_wait", barrier, parity);
     watch::waited(barrier, parity, watch::here());
-    const auto seen = [=](const Load& load) { return load.landed && load.barrier == barrier && load.phase == parity; };
-    work.loads.erase(std::remove_if(work.loads.begin(), work.loads.end(), seen), work.loads.end());
+    const auto waited_for = [=](const Load& load) {
+        return load.completed && load.barrier == barrier && load.phase == parity;
+    };
+    work.loads.erase(std::remove_if(work.loads.begin(), work.loads.end(), waited_for), work.loads.end());
 }
 
 namespace cuda_cpu {
 
-// Counts this thread at a named barrier; returns whether it was the last.
+// Counts this thread's arrival at a named barrier; returns whether it was the last.
 inline bool arrive_at_named_barrier(const char* name, int number, int threads)
 {
-    need_warps(name);
-    if (number < 1 || number > 15) refuse(name, line("with number %d; expected 1 to 15", number));
+    require_warps(name);
+    if (number < 1 || number > 15) invalid_call(name, line("with number %d; expected 1 to 15", number));
     if (threads <= 0 || threads % 32 != 0 || static_cast<unsigned>(threads) > block->threads())
-        refuse(name, line("for %d threads; expected a multiple of 32, no more than the block's", threads));
+        invalid_call(name, line("for %d threads; expected a multiple of 32, no more than the block's", threads));
     NamedBarrier& barrier = async_work().named[number];
     if (barrier.arrived == 0) {
         barrier.expected = static_cast<unsigned>(threads);
         barrier.has_arrived.assign(block->threads(), false);
     }
     if (barrier.expected != static_cast<unsigned>(threads))
-        refuse(name, line("for %d threads, others for %u, at barrier %d", threads, barrier.expected, number));
-    if (barrier.has_arrived[block->current()]) refuse(name, line("and has arrived at barrier %d already", number));
+        invalid_call(name, line("for %d threads, others for %u, at barrier %d", threads, barrier.expected, number));
+    if (barrier.has_arrived[block->current()])
+        invalid_call(name, line("but has already arrived at barrier %d", number));
     barrier.has_arrived[block->current()] = true;
     watch::arrived(&barrier, nullptr);
     if (++barrier.arrived < barrier.expected) return false;
@@ -586,17 +603,19 @@ inline std::string AsyncWork::state_of(const void* what, unsigned number) const
     const bool dynamic = at >= 0 && at < static_cast<std::ptrdiff_t>(max_shared_bytes);
     return line(", parity %u", number) + (dynamic ? line(", barrier at byte %d", static_cast<int>(at)) : "") +
            line(": %u of %u threads have arrived, %d bytes are missing",
-                static_cast<unsigned>(barrier.arrivals - barrier.lacking), static_cast<unsigned>(barrier.arrivals),
-                static_cast<int>(barrier.bytes));
+                static_cast<unsigned>(barrier.expected - barrier.pending), static_cast<unsigned>(barrier.expected),
+                static_cast<int>(barrier.tx_count));
 }
 
 }  // namespace cuda_cpu
 
-// ==== Hopper: the copy engine ===========================================================================
+// ==== Hopper: the copy engine (TMA) =====================================================================
 
 namespace cuda_cpu {
 
-CUDA_CPU_UNSEEN inline void AsyncWork::land(Load& load)
+// Copies the box of a load to shared memory, swizzled if its tensor map says so, and subtracts its bytes from the
+// barrier's tx-count.
+CUDA_CPU_NOT_INSTRUMENTED inline void AsyncWork::complete(Load& load)
 {
     const TensorLayout& t = load.tensor;
     const uint32_t to = shared_address(load.to), row_bytes = t.box[0] * t.element_bytes;
@@ -620,15 +639,15 @@ CUDA_CPU_UNSEEN inline void AsyncWork::land(Load& load)
                     }
                     const uint32_t address = t.swizzled ? swizzled_128(to + written + chunk) : to + written + chunk;
                     const int64_t first = load.at[0] + chunk / t.element_bytes;
-                    const bool reads = inside && first >= 0 && first < t.extents[0];   // else the engine writes zeros
-                    watch::box_part(load.watched, shared_base() + address,
+                    const bool reads = inside && first >= 0 && first < t.extents[0];   // otherwise it writes zeros
+                    watch::box_part(load.watch_id, shared_base() + address,
                                     reads ? row + first * t.element_bytes : nullptr);
                     memcpy(shared_base() + address, bytes, 16);
-                    memcpy(seen_by_products + address, bytes, 16);
+                    memcpy(product_memory + address, bytes, 16);
                 }
             }
-    load.landed = true;
-    watch::box_landed(load.watched);
+    load.completed = true;
+    watch::box_landed(load.watch_id);
     Mbarrier barrier = Mbarrier::read(load.barrier, "tma_load");
     load.phase = barrier.parity;
     barrier.change(load.barrier, "tma_load", 0, -t.box_bytes());
@@ -636,30 +655,32 @@ CUDA_CPU_UNSEEN inline void AsyncWork::land(Load& load)
 
 }  // namespace cuda_cpu
 
-CUDA_CPU_INSTRUCTION void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2,
-                                      int c3)
+CUDA_CPU_INSTRUCTION void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3)
 {
     using namespace cuda_cpu;
-    need_capability("tma_load", 90);
+    require_capability("tma_load", 90);
     Load load{{}, static_cast<char*>(to), barrier, {c0, c1, c2, c3}, false, 0, 0};
     memcpy(&load.tensor, map, sizeof(load.tensor));
     if (load.tensor.magic != TensorLayout::known)
-        refuse("tma_load", "with a map that cuTensorMapEncodeTiled has not made");
-    if (load.tensor.rank != 4) refuse("tma_load", line("with a map of %d dimensions; expected 4", load.tensor.rank));
+        invalid_call("tma_load", "with a map that cuTensorMapEncodeTiled has not made");
+    if (load.tensor.rank != 4)
+        invalid_call("tma_load", line("with a map of %d dimensions; expected 4", load.tensor.rank));
     const unsigned alignment = load.tensor.swizzled ? 1024 : 128;
-    if (!aligned(to, alignment)) refuse("tma_load", line("to an address that is not a multiple of %u", alignment));
+    if (!aligned(to, alignment))
+        invalid_call("tma_load", line("to an address that is not a multiple of %u", alignment));
     if (shared_address(to) + load.tensor.box_bytes() > static_cast<int64_t>(launched->shared_bytes))
-        refuse("tma_load", "and the box ends beyond the launch's shared memory");
+        invalid_call("tma_load", "with a box that ends beyond the launch's shared memory");
     Mbarrier::read(barrier, "tma_load");
     AsyncWork& work = async_work();
-    if (work.barrier_not_announced != nullptr) refuse("tma_load", "before fence_mbarrier_init");
-    load.watched = watch::box_issued(barrier, watch::here());
+    if (work.unfenced_barrier != nullptr) invalid_call("tma_load", "before fence_mbarrier_init");
+    load.watch_id = watch::box_issued(barrier, watch::here());
     work.loads.push_back(load);
-    if (!work.late || work.draw(3)) work.land(work.loads.back());
+    if (!work.deferred || work.draw(3)) work.complete(work.loads.back());
 }
 
-// ==== Hopper: products of a warpgroup ===================================================================
+// ==== Hopper: wgmma =====================================================================================
 
+// Returns the matrix descriptor of a tile in shared memory with 128-byte swizzling.
 inline uint64_t wgmma_descriptor(const void* tile, int column_block_bytes = 16)
 {
     constexpr uint64_t eight_rows = 8 * 128 / 16, swizzle_128 = 1;
@@ -669,12 +690,12 @@ inline uint64_t wgmma_descriptor(const void* tile, int column_block_bytes = 16)
 
 namespace cuda_cpu {
 
-// A matrix descriptor, decoded. Distances are in bytes.
+// A decoded matrix descriptor. Offsets are in bytes.
 struct Descriptor {
     uint32_t start, leading, stride;
-    const char* const memory = async_work().seen_by_products;
+    const char* const memory = async_work().product_memory;
 
-    const unsigned product;  // that reads it, and as what
+    const unsigned product;  // for dev/inspect: the product that reads the tile, and as which operand
     const watch::Operand operand;
 
     Descriptor(uint64_t word, unsigned reader, watch::Operand as)
@@ -685,16 +706,17 @@ struct Descriptor {
             die(line("wgmma: a descriptor's swizzle is mode %d; expected 1 (128 bytes)",
                      static_cast<int>(word >> 62)));
         if ((word >> 49 & 7) != 0) die("wgmma: a descriptor has a base offset; expected 0");
-        // Without one the pattern of 8 rows begins at a multiple of 1024 bytes. A step along K moves within a row.
+        // Without a base offset, the swizzle pattern of 8 rows begins at a multiple of 1024 bytes. A step along K moves
+        // the start within the first row.
         if ((start & 0x380) != 0)
-            die(line("wgmma: a descriptor begins at byte %u, in row %u of a pattern of 8; expected a multiple of 1024, "
-                     "or less than 128 behind one", start, start >> 7 & 7));
+            die(line("wgmma: a descriptor starts at byte %u, in row %u of a swizzle pattern; expected row 0: a "
+                     "multiple of 1024, plus less than 128", start, start >> 7 & 7));
     }
 
     uint32_t row(uint32_t r) const { return r % 8 * 128 + r / 8 * stride; }
 
-    // Reads 8 elements, whose place is here before swizzling.
-    CUDA_CPU_UNSEEN void read(float* to, uint32_t offset) const
+    // Reads 8 elements. offset: from the start of the tile, before swizzling.
+    CUDA_CPU_NOT_INSTRUMENTED void read(float* to, uint32_t offset) const
     {
         const uint32_t address = swizzled_128(start + offset);
         if (address + 16 > launched->shared_bytes) die("wgmma reads beyond the launch's shared memory");
@@ -711,11 +733,11 @@ inline void read_operands_and_multiply(WarpProduct& p, float* result)
     if (p.a_in_registers()) {
         read_a_fragments(a, p.a_registers);
     } else {
-        const Descriptor tile(p.a, p.watched, watch::Operand::A);
+        const Descriptor tile(p.a, p.watch_id, watch::Operand::A);
         for (unsigned r = 0; r < 16; r++)
             for (unsigned k = 0; k < 16; k += 8) tile.read(&a[r][k], tile.row(p.row + r) + k * 2);
     }
-    const Descriptor tile(p.b, p.watched, watch::Operand::B);
+    const Descriptor tile(p.b, p.watch_id, watch::Operand::B);
     if (p.b_major == Major::K) {
         for (unsigned n = 0; n < p.columns; n++) {
             float row[16];
@@ -730,10 +752,10 @@ inline void read_operands_and_multiply(WarpProduct& p, float* result)
     multiply<4>(result, a, b, p.columns);
 }
 
-// Saves the accumulators, and makes them NaN until the product ends.
-inline void take_accumulators(WarpProduct& p)
+// Saves the accumulators and overwrites them with NaN until the product completes.
+inline void save_accumulators(WarpProduct& p)
 {
-    p.holds_old = true;
+    p.saved = true;
     p.old.resize(lanes_of_warp * p.columns / 2);
     for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
         memcpy(&p.old[lane * p.columns / 2], p.d[lane], p.columns / 2 * sizeof(float));
@@ -743,28 +765,29 @@ inline void take_accumulators(WarpProduct& p)
 
 // ---- from the instruction to the wait
 
+// Issues a warp's part of a wgmma. Without a seed it completes at once.
 inline void start_product(const WarpProduct& product)
 {
     AsyncWork& work = async_work();
     AsyncWork::Warp& warp = work.warps[this_warp()];
     if (!warp.fenced) die(line("wgmma: warp %u has not called wgmma_fence", this_warp()));
     auto& sequence = work.sequence[this_warp() / 4];
-    if (warp.issued == sequence.size()) sequence.push_back(product.text());
-    if (sequence[warp.issued++] != product.text())
-        die(line("wgmma: the warps of warpgroup %u do not call the same one", this_warp() / 4));
+    if (warp.issued == sequence.size()) sequence.push_back(product.instruction());
+    if (sequence[warp.issued++] != product.instruction())
+        die(line("wgmma: the warps of warpgroup %u do not call the same instruction", this_warp() / 4));
 
     Groups<WarpProduct>& products = warp.products;
     products.start(product);
     WarpProduct& p = products.pending.back();
-    if (!work.late) {
+    if (!work.deferred) {
         static thread_local float result[16 * max_columns];
         read_operands_and_multiply(p, result);
         add_to_accumulators(p.d, result, p.columns, p.columns, p.add);
         return;
     }
-    bool chained = false;  // to an earlier one with the same accumulators, which are NaNs already
+    bool chained = false;  // an earlier pending product has the same accumulators, which are already NaN
     for (const WarpProduct& other : products.pending) chained = chained || (&other != &p && other.d[0] == p.d[0]);
-    if (!chained) take_accumulators(p);
+    if (!chained) save_accumulators(p);
     if (work.draw(2)) {
         p.result.resize(16 * p.columns);
         read_operands_and_multiply(p, p.result.data());
@@ -774,29 +797,31 @@ inline void start_product(const WarpProduct& product)
 // Completes a pending product.
 inline void end_product(WarpProduct& p)
 {
-    watch::wgmma_ended(p.watched);
-    if (!async_work().late) return;
+    watch::wgmma_ended(p.watch_id);
+    if (!async_work().deferred) return;
     if (p.result.empty()) {
         p.result.resize(16 * p.columns);
         read_operands_and_multiply(p, p.result.data());
     }
-    if (p.holds_old)
+    if (p.saved)
         for (unsigned lane = 0; lane < lanes_of_warp; lane++)
             memcpy(p.d[lane], &p.old[lane * p.columns / 2], p.columns / 2 * sizeof(float));
     add_to_accumulators(p.d, p.result.data(), p.columns, p.columns, p.add);
 }
 
+// Completes all but the latest n groups of this warp's products.
 inline void wait_for_products(unsigned n)
 {
     auto& products = async_work().warps[this_warp()].products;
     products.wait(n, end_product);
     watch::wgmma_waited(this_warp());
-    if (!async_work().late) return;
-    auto& rest = products.pending;  // accumulators shared with a product that has ended hold its result now
+    if (!async_work().deferred) return;
+    // Accumulators that a pending product shares with a completed one have its result now: they become NaN again.
+    auto& rest = products.pending;
     for (size_t i = 0; i < rest.size(); i++) {
-        bool chained = rest[i].holds_old;
+        bool chained = rest[i].saved;
         for (size_t j = 0; j < i; j++) chained = chained || rest[j].d[0] == rest[i].d[0];
-        if (!chained) take_accumulators(rest[i]);
+        if (!chained) save_accumulators(rest[i]);
     }
 }
 
@@ -810,13 +835,13 @@ struct ProductOperand {
 
 template <int N, Major B> inline void wgmma_of_warp(void* const* operands, unsigned lanes)
 {
-    need_all("wgmma", lanes);
+    require_all_lanes("wgmma", lanes);
     WarpProduct p{};
     const ProductOperand& first = *static_cast<ProductOperand*>(operands[0]);
     for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
         const ProductOperand& mine = *static_cast<ProductOperand*>(operands[lane]);
         if (mine.a != first.a || mine.b != first.b || (mine.add != 0) != (first.add != 0))
-            die("wgmma: the lanes of a warp do not agree on descriptors or on adding");
+            die("wgmma: the lanes of a warp pass different descriptors or different values of add");
         p.d[lane] = mine.d;
         p.a_registers[lane] = mine.a_registers;
     }
@@ -826,75 +851,75 @@ template <int N, Major B> inline void wgmma_of_warp(void* const* operands, unsig
     p.columns = N;
     p.row = this_warp() % 4 * 16;
     p.b_major = B;
-    p.watched = watch::wgmma_issued(this_warp(), 2ull * 16 * 16 * N, first.site);
+    p.watch_id = watch::wgmma_issued(this_warp(), 2ull * 16 * 16 * N, first.site);
     start_product(p);
 }
 
-// A collective of each warp of a warpgroup.
-inline void meet_in_warpgroup(const char* name, void* operand, Block::WarpWork work)
+// Executes a collective of each warp of a warpgroup.
+inline void warpgroup_collective(const char* name, void* operand, Block::WarpWork work)
 {
-    need_capability(name, 90, 90);
-    need_warps(name);
+    require_capability(name, 90, 90);
+    require_warps(name);
     if (block->current() / 128 * 128 + 128 > block->threads())
-        refuse(name, "and that takes a warpgroup of 128 threads");
-    meet(name, 0xffffffff, operand, work);
+        invalid_call(name, "without a full warpgroup; expected 128 threads");
+    warp_collective(name, 0xffffffff, operand, work);
 }
 
 }  // namespace cuda_cpu
 
-// The registers that a fence or a wait names are for nvcc, which would move arithmetic on others across it.
+// The registers passed to a fence or a wait are for nvcc, which may move arithmetic on other registers across it.
 template <class... Registers> inline void wgmma_fence(Registers&...)
 {
-    cuda_cpu::meet_in_warpgroup("wgmma_fence", nullptr, [](void* const*, unsigned lanes) {
-        cuda_cpu::need_all("wgmma_fence", lanes);
+    cuda_cpu::warpgroup_collective("wgmma_fence", nullptr, [](void* const*, unsigned lanes) {
+        cuda_cpu::require_all_lanes("wgmma_fence", lanes);
         cuda_cpu::async_work().warps[cuda_cpu::this_warp()].fenced = true;
     });
 }
 inline void wgmma_commit()
 {
-    cuda_cpu::meet_in_warpgroup("wgmma_commit", nullptr, [](void* const*, unsigned lanes) {
-        cuda_cpu::need_all("wgmma_commit", lanes);
+    cuda_cpu::warpgroup_collective("wgmma_commit", nullptr, [](void* const*, unsigned lanes) {
+        cuda_cpu::require_all_lanes("wgmma_commit", lanes);
         cuda_cpu::async_work().warps[cuda_cpu::this_warp()].products.committed++;
     });
 }
 template <int N, class... Registers> inline void wgmma_wait(Registers&...)
 {
-    cuda_cpu::meet_in_warpgroup("wgmma_wait", nullptr, [](void* const*, unsigned lanes) {
-        cuda_cpu::need_all("wgmma_wait", lanes);
+    cuda_cpu::warpgroup_collective("wgmma_wait", nullptr, [](void* const*, unsigned lanes) {
+        cuda_cpu::require_all_lanes("wgmma_wait", lanes);
         cuda_cpu::wait_for_products(N);
     });
 }
 
 CUDA_CPU_INSTRUCTION void async_fence()
 {
-    cuda_cpu::need_capability("async_fence", 90);
+    cuda_cpu::require_capability("async_fence", 90);
     if (cuda_cpu::watch::is_removed("async_fence", cuda_cpu::watch::here())) return;
     cuda_cpu::watch::proxy_fence();
-    cuda_cpu::async_work().show_stores();
+    cuda_cpu::async_work().publish_stores();
 }
 
 template <int N, Major B> CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
 {
     static_assert(N == 64 || N == 128 || N == 256);
     cuda_cpu::ProductOperand mine{d, nullptr, a, b, add, cuda_cpu::watch::here()};
-    cuda_cpu::meet_in_warpgroup("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
+    cuda_cpu::warpgroup_collective("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
 }
 template <int N, Major B>
 CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add)
 {
     static_assert(N == 64 || N == 128);
     cuda_cpu::ProductOperand mine{d, a, 0, b, add, cuda_cpu::watch::here()};
-    cuda_cpu::meet_in_warpgroup("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
+    cuda_cpu::warpgroup_collective("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
 }
 
-// Registers are not counted.
+// setmaxnreg: the emulator does not count registers.
 template <int N> inline void setmaxnreg_dec()
 {
     static_assert(N >= 24 && N <= 256 && N % 8 == 0);
-    cuda_cpu::need_capability("setmaxnreg_dec", 90, 90);
+    cuda_cpu::require_capability("setmaxnreg_dec", 90, 90);
 }
 template <int N> inline void setmaxnreg_inc()
 {
     static_assert(N >= 24 && N <= 256 && N % 8 == 0);
-    cuda_cpu::need_capability("setmaxnreg_inc", 90, 90);
+    cuda_cpu::require_capability("setmaxnreg_inc", 90, 90);
 }

@@ -1,6 +1,6 @@
-// The __shared__ arrays that kernels declare. Here they are thread_local variables within functions, which no code can
-// list; but the program's own table of symbols does: each one's size, and the function that it is in. (A program that
-// was stripped of its symbols has no such table, and then nothing is known.)
+// Lists the __shared__ arrays that kernels declare. In the emulator they are thread_local variables in functions. The
+// program's ELF symbol table has the size of each, and the name of its function. (In a stripped program, which has no
+// symbol table, no arrays are found.)
 #pragma once
 
 #include <elf.h>
@@ -12,25 +12,26 @@
 #include <string>
 #include <vector>
 
-extern "C" char __executable_start;  // the linker's: where the program was loaded
+extern "C" char __executable_start;  // defined by the linker: the address at which the program was loaded
 
 namespace cuda_cpu {
 
 class StaticShared {
 public:
+    // Returns the table of this program, which is read at the first call.
     static const StaticShared& of_program()
     {
         static const StaticShared* const value = new StaticShared;
         return *value;
     }
 
-    // Fills all of this worker's with bytes that are not numbers.
+    // Fills all arrays of this worker with 0xff bytes: NaN in every float type. anchor: &threadIdx of this worker.
     void fill(const void* anchor) const
     {
         for (const Array& a : arrays_) memset(const_cast<char*>(place(anchor, a)), 0xff, a.bytes);
     }
 
-    // Of the arrays that a kernel itself declares; those of functions that it calls are not counted.
+    // Returns the bytes of the arrays that the kernel itself declares, without those of functions that it calls.
     size_t bytes_of(const void* kernel) const
     {
         const std::string function = name_of(kernel);
@@ -42,6 +43,7 @@ public:
         return bytes;
     }
 
+    // Returns the mangled name of a kernel, or "" if it is unknown.
     const char* name_of(const void* kernel) const
     {
         const auto function = functions_.find(reinterpret_cast<uintptr_t>(kernel) - loaded_at_);
@@ -57,16 +59,17 @@ public:
 private:
     struct Array {
         std::string name;
-        int64_t at;  // in a thread's storage
+        int64_t at;  // offset in thread-local storage
         size_t bytes;
     };
     std::vector<Array> arrays_;
     std::map<uintptr_t, std::string> functions_;
-    int64_t anchor_ = 0;  // where threadIdx is in a thread's storage
+    int64_t anchor_ = 0;  // offset of threadIdx in thread-local storage
     uintptr_t loaded_at_ = 0;
 
-    // Where it lies for the worker whose threadIdx is at `anchor`. The compiler must not know that this is where the
-    // pointer is from: a memset would be an overflow of threadIdx to it, at which -D_FORTIFY_SOURCE ends the program.
+    // Returns the address of an array for the worker whose threadIdx is at `anchor`. The volatile pointer hides that
+    // the address derives from threadIdx: otherwise -D_FORTIFY_SOURCE would take a memset of the array for an overflow
+    // of threadIdx and end the program.
     const char* place(const void* anchor, const Array& a) const
     {
         const void* volatile hidden = anchor;
@@ -87,11 +90,14 @@ private:
             if (!read(program, header.e_shoff + symbols.sh_link * header.e_shentsize, &names)) continue;
             Elf64_Sym symbol;
             for (size_t at = 0; at < symbols.sh_size && read(program, symbols.sh_offset + at, &symbol);
-                 at += sizeof(symbol))
-                note(symbol, program.c_str() + std::min<size_t>(program.size(), names.sh_offset + symbol.st_name));
+                 at += sizeof(symbol)) {
+                const size_t name = std::min<size_t>(program.size(), names.sh_offset + symbol.st_name);
+                add_symbol(symbol, program.c_str() + name);
+            }
         }
     }
 
+    // Copies an object from offset `at` of the program's file. Returns false if it does not lie within the file.
     template <class T> static bool read(const std::string& program, size_t at, T* to)
     {
         if (at > program.size() || program.size() - at < sizeof(T)) return false;
@@ -99,8 +105,9 @@ private:
         return true;
     }
 
-    // "_ZZ" begins the names of variables within functions; those of these headers are in their namespace.
-    void note(const Elf64_Sym& symbol, const std::string& name)
+    // Adds a function or an array. The mangled name of a variable in a function begins with "_ZZ". Variables of the
+    // emulator itself are in namespace cuda_cpu and are left out.
+    void add_symbol(const Elf64_Sym& symbol, const std::string& name)
     {
         const unsigned type = ELF64_ST_TYPE(symbol.st_info);
         if (type == STT_FUNC) functions_.emplace(symbol.st_value, name);

@@ -1,8 +1,8 @@
-// Streams. Without a card a stream's work is done at once. On a card it waits in the stream's queue, and runs at a
-// moment that the seed draws, at the latest when something waits for it; streams run in all the orders that CUDA
-// allows. So a missing event, or a buffer that is reused too early, shows as a wrong result.
+// Streams. Without an emulated GPU, a stream's work runs when it is issued. On an emulated GPU it is queued in its
+// stream. It runs at a moment that the seed selects, at the latest when a call or other work waits for it. Streams run
+// in every order that CUDA allows, so a missing event, or a buffer that is reused too early, shows as a wrong result.
 //
-// Map: seeds · what is in a stream · capture · queues
+// Map: seeds · a stream's work · capture · queues
 #pragma once
 
 #include "card.h"
@@ -22,24 +22,24 @@ namespace cuda_cpu {
 
 // ==== seeds =============================================================================================
 
-// A small generator of pseudo-random numbers (splitmix64).
+// A small pseudo-random number generator (splitmix64).
 struct Random {
     uint64_t state;
     uint64_t next() { return mixed(state += 0x9e3779b97f4a7c15); }
     unsigned below(unsigned bound) { return static_cast<unsigned>((next() >> 32) * bound >> 32); }
 };
 
-// CUDA_CPU_SEED. A card has seed 1 by default.
+// Returns CUDA_CPU_SEED. The default is 1 on an emulated GPU and 0 otherwise.
 inline uint64_t seed_of_environment() { return number_of_environment("CUDA_CPU_SEED", card() != nullptr); }
 
-// The seed of the order in which blocks and threads run: 0 for the natural one.
+// The seed of the order in which blocks and threads run; 0: natural order.
 inline uint64_t& seed()
 {
     static uint64_t value = seed_of_environment();
     return value;
 }
 
-// Draws the next stream. It stays as it is while seed 0 sets the natural order of threads.
+// Selects the next stream. Its state does not change while the seed is 0, which sets the natural order of threads.
 inline Random& stream_order()
 {
     static Random value{seed_of_environment()};
@@ -52,15 +52,16 @@ inline void set_seed(uint64_t value)
     if (value != 0) stream_order() = {value};
 }
 
-// Returns whether fresh memory is full of NaNs.
+// Returns whether new memory is filled with NaN.
 inline bool fills_memory() { return seed() != 0 || (card() != nullptr && !watch::on); }
 
 // ==== a stream's work ===================================================================================
 
-using Deed = std::function<cudaError_t()>;
-using Deeds = std::vector<Deed>;
+using Operation = std::function<cudaError_t()>;
+using Operations = std::vector<Operation>;
 
-// A place in a stream's queue, and when it was reached. An event is the last place where it was recorded.
+// A position in a stream's queue, and the time at which it was reached. An event refers to the position where it was
+// last recorded.
 struct Marker {
     bool reached = false;
     std::chrono::steady_clock::time_point time{};
@@ -74,25 +75,25 @@ struct Marker {
 using Place = std::shared_ptr<Marker>;
 
 struct Task {
-    Deed deed;                 // if empty, the task only waits
-    std::vector<Place> after;  // places in other streams that come first
-    Place place;               // of its end
-    uint64_t seed;             // as it was when this was handed over
-    bool may_block;            // on another process: runs only while the program waits for the device
+    Operation operation;       // if empty, the task only waits
+    std::vector<Place> after;  // positions in other streams that must be reached first
+    Place place;               // reached when the task has run
+    uint64_t seed;             // seed() when the task was queued
+    bool may_block;            // may wait for another process: runs only while the host waits for the device
 };
 
 }  // namespace cuda_cpu
 
-// A capture is the host thread's own in each: relaxed captures, which may allocate, are not emulated.
+// In both modes a capture belongs to a host thread. The relaxed mode, which allows allocations, is not emulated.
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1 };
 
 struct CUstream_st {
-    enum { free, captured, spoilt } state = free;
-    cuda_cpu::Deeds deeds;  // recorded by a capture
-    bool blocking = true;   // waits for the default stream, which waits for it
+    enum { not_capturing, capturing, invalidated } state = not_capturing;
+    cuda_cpu::Operations operations;  // recorded by a capture
+    bool blocking = true;   // synchronises with the default stream (created without cudaStreamNonBlocking)
     int priority = 0;
     std::deque<cuda_cpu::Task> queue;
-    cuda_cpu::Place last;   // the queue's end
+    cuda_cpu::Place last;   // the end of the queue
 };
 using cudaStream_t = CUstream_st*;
 
@@ -100,72 +101,79 @@ namespace cuda_cpu {
 
 // ==== capture ===========================================================================================
 
-// While a stream is captured, its work is recorded with its present arguments, and not done. Calls that wait for work,
-// or that might, are rejected and invalidate the capture, as in CUDA. (Driver API, cuThreadExchangeStreamCaptureMode;
-// Programming Guide, "Prohibited and Unhandled Operations".)
+// While a stream is being captured, its work is recorded with its current arguments and does not run. Calls that wait
+// for work, or that may wait, are rejected and invalidate the capture, as in CUDA. (Driver API,
+// cuThreadExchangeStreamCaptureMode; Programming Guide, "Prohibited and Unhandled Operations".)
 
-// Of this host thread.
+// The streams that this host thread is capturing.
 inline thread_local std::vector<cudaStream_t> captured_streams;
 
-inline bool in_capture(cudaStream_t stream) { return stream != nullptr && stream->state != CUstream_st::free; }
-
-inline cudaError_t note(cudaStream_t stream, Deed deed)
+inline bool in_capture(cudaStream_t stream)
 {
-    if (stream->state == CUstream_st::spoilt) return report(cudaErrorStreamCaptureInvalidated);
-    stream->deeds.push_back(std::move(deed));
+    return stream != nullptr && stream->state != CUstream_st::not_capturing;
+}
+
+// Adds an operation to a capture.
+inline cudaError_t record(cudaStream_t stream, Operation operation)
+{
+    if (stream->state == CUstream_st::invalidated) return report(cudaErrorStreamCaptureInvalidated);
+    stream->operations.push_back(std::move(operation));
     return cudaSuccess;
 }
 
-// Returns the error of a call that concerns one stream and cannot be captured.
-inline cudaError_t refuse_captured(cudaStream_t stream, cudaError_t error = cudaErrorStreamCaptureUnsupported)
+// Returns an error if the stream is being captured, for calls that concern one stream and cannot be captured.
+inline cudaError_t reject_if_captured(cudaStream_t stream, cudaError_t error = cudaErrorStreamCaptureUnsupported)
 {
     if (!in_capture(stream)) return cudaSuccess;
-    stream->state = CUstream_st::spoilt;
+    stream->state = CUstream_st::invalidated;
     return report(error);
 }
 
-// Returns the error of a call that CUDA counts as unsafe during a capture: one that allocates, frees, or may wait.
-inline cudaError_t refuse_while_capturing()
+// Returns an error if any stream is being captured, for calls that CUDA considers unsafe during a capture: those that
+// allocate, free, or may wait.
+inline cudaError_t reject_while_capturing()
 {
     cudaError_t error = cudaSuccess;
-    for (cudaStream_t stream : captured_streams) error = refuse_captured(stream);
+    for (cudaStream_t stream : captured_streams) error = reject_if_captured(stream);
     return error;
 }
 
-// Returns the error of work for the default stream, on which a captured blocking stream would depend.
-inline cudaError_t refuse_implicit(cudaStream_t stream)
+// Returns an error for work in the default stream while a blocking stream is captured, which would depend on it.
+inline cudaError_t reject_implicit_dependency(cudaStream_t stream)
 {
     cudaError_t error = cudaSuccess;
     if (stream != nullptr) return error;
     for (cudaStream_t other : captured_streams)
-        if (other->blocking) error = refuse_captured(other, cudaErrorStreamCaptureImplicit);
+        if (other->blocking) error = reject_if_captured(other, cudaErrorStreamCaptureImplicit);
     return error;
 }
 
 // ==== queues ============================================================================================
 
-// Returns whether work waits in queues: on a card, unless CUDA_CPU_SEED is 0.
+// Returns whether work is queued: on an emulated GPU, unless CUDA_CPU_SEED is 0.
 inline bool asynchronous()
 {
     static const bool wanted = getenv("CUDA_CPU_SEED") == nullptr || seed_of_environment() != 0;
     return card() != nullptr && wanted;
 }
 
-// All streams, first the default stream (cudaStreamLegacy), which is the null pointer for the program.
+// All streams. The first is the default stream (cudaStreamLegacy), which programs pass as a null pointer.
 inline std::vector<cudaStream_t>& streams()
 {
     static auto* const value = new std::vector<cudaStream_t>{new CUstream_st};  // events may outlive main
     return *value;
 }
+// Returns the stream object: for a null pointer, that of the default stream.
 inline cudaStream_t real(cudaStream_t stream) { return stream == nullptr ? streams()[0] : stream; }
 
-// The first error of queued work, which calls that wait return.
-inline cudaError_t& late_error()
+// The first error of queued work. Calls that wait for the device return it.
+inline cudaError_t& asynchronous_error()
 {
     static cudaError_t value = cudaSuccess;
     return value;
 }
 
+// Returns whether the stream's next task can run. host_waits: the program waits for the device.
 inline bool can_run(cudaStream_t stream, bool host_waits)
 {
     if (stream->queue.empty() || (stream->queue.front().may_block && !host_waits)) return false;
@@ -173,31 +181,32 @@ inline bool can_run(cudaStream_t stream, bool host_waits)
     return std::all_of(after.begin(), after.end(), [](const Place& place) { return place->reached; });
 }
 
-// Runs one task. Under an odd seed mostly of the same stream, so that one gets far ahead of the others.
+// Runs one task, if any can run. Under an odd seed it mostly stays with one stream, which gets far ahead of the others.
 inline void run_one(bool host_waits)
 {
-    static cudaStream_t favourite = nullptr;
-    std::vector<cudaStream_t> able;
+    static cudaStream_t preferred = nullptr;
+    std::vector<cudaStream_t> runnable;
     for (cudaStream_t stream : streams())
-        if (can_run(stream, host_waits)) able.push_back(stream);
-    if (able.empty()) return;
+        if (can_run(stream, host_waits)) runnable.push_back(stream);
+    if (runnable.empty()) return;
     Random& random = stream_order();
-    const bool stays = seed() % 2 == 1 && std::count(able.begin(), able.end(), favourite) > 0 && random.below(8) != 0;
-    if (!stays) favourite = able[random.below(static_cast<unsigned>(able.size()))];
-    const Task task = std::move(favourite->queue.front());
-    favourite->queue.pop_front();
+    const bool can_stay = std::count(runnable.begin(), runnable.end(), preferred) > 0;
+    const bool stays = seed() % 2 == 1 && can_stay && random.below(8) != 0;
+    if (!stays) preferred = runnable[random.below(static_cast<unsigned>(runnable.size()))];
+    const Task task = std::move(preferred->queue.front());
+    preferred->queue.pop_front();
     const uint64_t now = std::exchange(seed(), task.seed);
-    const cudaError_t error = task.deed ? task.deed() : cudaSuccess;
+    const cudaError_t error = task.operation ? task.operation() : cudaSuccess;
     seed() = now;
-    if (error != cudaSuccess && late_error() == cudaSuccess) late_error() = error;
+    if (error != cudaSuccess && asynchronous_error() == cudaSuccess) asynchronous_error() = error;
     task.place->reach();
 }
 
-// A task waits only for earlier ones, so there is always one that can run.
+// Runs tasks until holds() is true. A task waits only for earlier ones, so while any is queued, one can run.
 template <class Condition> inline cudaError_t run_until(Condition holds)
 {
     while (!holds()) run_one(true);
-    return late_error() == cudaSuccess ? cudaSuccess : report(late_error());
+    return asynchronous_error() == cudaSuccess ? cudaSuccess : report(asynchronous_error());
 }
 inline cudaError_t run_until_reached(const Place& place)
 {
@@ -210,17 +219,17 @@ inline cudaError_t run_all()
     });
 }
 
-// Runs a few tasks now and then, mostly none, so that queues grow.
+// Runs up to 5 tasks in one of four calls, so that queues grow.
 inline void run_some()
 {
     if (stream_order().below(4) != 0) return;
     for (unsigned pieces = stream_order().below(6); pieces > 0; pieces--) run_one(false);
 }
 
-// Puts work into a stream's queue, behind the places that it waits for, and returns the place of its end.
-inline Place put_off(cudaStream_t stream, Deed deed, std::vector<Place> after = {}, bool may_block = false)
+// Appends a task to a stream's queue. `after`: the positions that it waits for. Returns the position of its end.
+inline Place enqueue(cudaStream_t stream, Operation operation, std::vector<Place> after = {}, bool may_block = false)
 {
-    constexpr size_t max_queue = 1024;  // then a launch waits, as in CUDA
+    constexpr size_t max_queue = 1024;  // a launch blocks while the queue is longer, as in CUDA
     CUstream_st& to = *real(stream);
     for (cudaStream_t other : streams()) {
         const bool implied =
@@ -228,26 +237,27 @@ inline Place put_off(cudaStream_t stream, Deed deed, std::vector<Place> after = 
         if (implied && other->last != nullptr && !other->last->reached) after.push_back(other->last);
     }
     to.last = std::make_shared<Marker>();
-    to.queue.push_back({std::move(deed), std::move(after), to.last, seed(), may_block});
+    to.queue.push_back({std::move(operation), std::move(after), to.last, seed(), may_block});
     const Place place = to.last;
     run_some();
     run_until([&] { return to.queue.size() < max_queue; });
     return place;
 }
 
-// Returns whether work for this stream is recorded or queued.
-inline bool waits(cudaStream_t stream) { return in_capture(stream) || asynchronous(); }
+// Returns whether work issued to this stream is recorded or queued instead of run at once.
+inline bool is_deferred(cudaStream_t stream) { return in_capture(stream) || asynchronous(); }
 
-// Records work in the stream's capture, or puts it into its queue.
-inline cudaError_t hand_over(cudaStream_t stream, Deed deed, std::vector<Place> after = {}, bool may_block = false)
+// Records an operation in the stream's capture, or appends it to the stream's queue.
+inline cudaError_t submit(cudaStream_t stream, Operation operation, std::vector<Place> after = {},
+                          bool may_block = false)
 {
-    if (const cudaError_t error = refuse_implicit(stream); error != cudaSuccess) return error;
-    if (in_capture(stream)) return note(stream, std::move(deed));
-    put_off(stream, std::move(deed), std::move(after), may_block);
+    if (const cudaError_t error = reject_implicit_dependency(stream); error != cudaSuccess) return error;
+    if (in_capture(stream)) return record(stream, std::move(operation));
+    enqueue(stream, std::move(operation), std::move(after), may_block);
     return cudaSuccess;
 }
 
-// Tests choose a card in a running program, after all work of the last one is done.
+// Completes all work, then selects the GPU to emulate; an empty key selects none. For tests.
 inline void set_card(const std::string& key)
 {
     run_all();

@@ -1383,7 +1383,7 @@ struct Parts128 {
         __syncthreads();
     }
 };
-using Deed = void (*)(const Parts128& p);
+using Operation = void (*)(const Parts128& p);
 using Wgmma = float[32];
 
 static void product(uint64_t a, uint64_t b, bool waits = true)
@@ -1398,7 +1398,7 @@ static void product(uint64_t a, uint64_t b, bool waits = true)
 
 struct Misuse {
     std::string message;   // empty: correct
-    Deed deed;
+    Operation operation;
 };
 static const Misuse misuses[] = {
     {"thread 0 calls cp_async with an address that is not a multiple of 16",
@@ -1411,7 +1411,7 @@ static const Misuse misuses[] = {
      [](const Parts128& p) { if (p.first) p.load(p.tile); }},
     {"thread 0 calls tma_load before fence_mbarrier_init",
      [](const Parts128& p) { p.init(false); if (p.first) p.load(p.tile); }},
-    {"thread 0 calls tma_load and the box ends beyond the launch's shared memory",
+    {"thread 0 calls tma_load with a box that ends beyond the launch's shared memory",
      [](const Parts128& p) { p.init(); if (p.first) p.load(p.tile + 9 * 1024); }},
     {"the block ended without waiting for a tma_load",
      [](const Parts128& p) {
@@ -1432,11 +1432,11 @@ static const Misuse misuses[] = {
      [](const Parts128& p) { p.init(); if (p.first) mbarrier_wait(p.barrier, 0); }},
     {"calls named_barrier_sync for 100 threads; expected a multiple of 32, no more than the block's",
      [](const Parts128&) { named_barrier_sync(1, 100); }},
-    {"thread 0 calls named_barrier_arrive and has arrived at barrier 2 already",
+    {"thread 0 calls named_barrier_arrive but has already arrived at barrier 2",
      [](const Parts128& p) { for (int i = 0; i < 2 && p.first; i++) named_barrier_arrive(2, 128); }},
     {"threads 0-63: in named_barrier_sync, barrier 4: 64 of 128 threads have arrived\n  threads 64-127: ended",
      [](const Parts128&) { if (threadIdx.x < 64) named_barrier_sync(4, 128); }},
-    {"calls mma_m16n8k16 and its warp has no 32 lanes any more",
+    {"calls mma_m16n8k16 but lanes of its warp have ended; expected all 32",
      [](const Parts128&) {
          Wgmma d = {};
          if (threadIdx.x % 32 < 16) mma_m16n8k16(d, {0, 0, 0, 0}, 0, 0);
@@ -1453,11 +1453,11 @@ static const Misuse misuses[] = {
          Wgmma d = {};
          wgmma<64, Major::K>(d, p.operand, p.operand, 0);
      }},
-    {"wgmma: the lanes of a warp do not agree on descriptors or on adding",
+    {"wgmma: the lanes of a warp pass different descriptors or different values of add",
      [](const Parts128& p) { product(p.operand, wgmma_descriptor(p.tile + threadIdx.x % 2 * 8192)); }},
-    {"wgmma: the warps of warpgroup 0 do not call the same one",
+    {"wgmma: the warps of warpgroup 0 do not call the same instruction",
      [](const Parts128& p) { product(p.operand, wgmma_descriptor(p.tile + threadIdx.x / 32 % 2 * 8192)); }},
-    {"the warps of warpgroup 0 did not call the same wgmma's",
+    {"the warps of warpgroup 0 did not call the same wgmma instructions",
      [](const Parts128& p) { if (threadIdx.x < 32) product(p.operand, p.operand); }},
     {"warp 0 ended without waiting for a wgmma",
      [](const Parts128& p) { product(p.operand, p.operand, false); }},
@@ -1465,7 +1465,7 @@ static const Misuse misuses[] = {
      [](const Parts128& p) { product(p.operand, p.operand ^ uint64_t{3} << 62); }},
     {"wgmma reads beyond the launch's shared memory",
      [](const Parts128& p) { product(p.operand, wgmma_descriptor(p.tile + 16384)); }},
-    {"wgmma: a descriptor begins at byte 128, in row 1 of a pattern of 8; expected a multiple of 1024",
+    {"wgmma: a descriptor starts at byte 128, in row 1 of a swizzle pattern; expected row 0: a multiple of 1024",
      [](const Parts128& p) { product(p.operand, wgmma_descriptor(p.tile + 128)); }},
     {"", [](const Parts128& p) { product(p.operand, wgmma_descriptor(p.tile, 0)); }},
 };
@@ -1473,7 +1473,7 @@ static const Misuse misuses[] = {
 struct Instruction {
     const char* name;
     int least, most;   // compute capabilities
-    Deed deed;
+    Operation operation;
 };
 static const Instruction instructions[] = {
     {"ldmatrix", 75, 999,
@@ -1498,14 +1498,15 @@ static const Instruction instructions[] = {
     {"named_barrier_sync", 75, 999, [](const Parts128&) { if (threadIdx.x < 64) named_barrier_sync(1, 64); }},
 };
 
-// Runs one deed as a child; returns its exit code.
-static int run_deed(Deed deed)
+// Runs one operation as a child; returns its exit code.
+static int run_operation(Operation operation)
 {
     Integers data(64 * 64, 1);
     cudaDeviceSynchronize();
-    run({1, 128, 16384 + 64}, [deed, data = data.data, map = map_of(data.data, 64)] {
+    run({1, 128, 16384 + 64}, [operation, data = data.data, map = map_of(data.data, 64)] {
         char* const tile = shared_bytes();
-        deed({tile, reinterpret_cast<uint64_t*>(tile + 16384), data, &map, threadIdx.x == 0, wgmma_descriptor(tile)});
+        operation({tile, reinterpret_cast<uint64_t*>(tile + 16384), data, &map, threadIdx.x == 0,
+                   wgmma_descriptor(tile)});
     });
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : 3;
 }
@@ -1513,7 +1514,8 @@ static int run_deed(Deed deed)
 static void test_tensor_cores()
 {
     if (WARP_SIZE == 1) {
-        expect("with a warp of 1 thread, tensor cores need 32", child_fails(1, "take warps of 32 threads", "misuse1"));
+        expect("with WARP_SIZE 1, PTX instructions report that they need warps of 32 threads",
+               child_fails(1, "need warps of 32 threads", "misuse1"));
         return;
     }
     test_warp_instructions();
@@ -1739,10 +1741,10 @@ static void test_streams()
     }());
     expect("an error of queued work is returned by calls that wait, from then on", on("h100", [] {
               TwoStreams s;
-              bool right = cuda_cpu::hand_over(s.compute, [] { return cudaErrorUnknown; }) == cudaSuccess;
+              bool right = cuda_cpu::submit(s.compute, [] { return cudaErrorUnknown; }) == cudaSuccess;
               for (int call = 0; call < 2; call++)
                   right = right && cudaStreamSynchronize(s.compute) == cudaErrorUnknown;
-              cuda_cpu::late_error() = cudaSuccess;
+              cuda_cpu::asynchronous_error() = cudaSuccess;
               return right;
           }));
 }
@@ -1825,14 +1827,14 @@ static bool is_known_to(const cuda_cpu::Card& card, const Instruction& instructi
     const int capability = card.capability.number();
     if (capability >= instruction.least && capability <= instruction.most) return code == 0 && output.empty();
     return code == 1 && contains(output, std::string("calls ") + instruction.name +
-                                             " and that is an illegal instruction on " + card.name);
+                                             " but it is an illegal instruction on " + card.name);
 }
 
 static void test_cards()
 {
     if (WARP_SIZE == 1) {
         expect("with a warp of 1 thread there are no cards",
-               child_fails(2, "takes a build with -DWARP_SIZE=32", "global", "CUDA_CPU_CARD=h100"));
+               child_fails(2, "needs a build with -DWARP_SIZE=32", "global", "CUDA_CPU_CARD=h100"));
         return;
     }
     for (const cuda_cpu::Card& card : cuda_cpu::cards) {
@@ -1861,14 +1863,14 @@ static void test_cards()
 // ==== atomics and groups ================================================================================
 
 // Every thread of a launch does the same to one number; what each saw before is put in order.
-template <class T, class Deed>
-static std::pair<T, std::vector<T>> after_all(T first, Deed deed)
+template <class T, class Operation>
+static std::pair<T, std::vector<T>> after_all(T first, Operation operation)
 {
     Array<T> number(1), seen(256);
     number[0] = first;
     run({4, 64}, [=, number = number.data, seen = seen.data] {
         const unsigned t = blockIdx.x * blockDim.x + threadIdx.x;
-        seen[t] = deed(number, t);
+        seen[t] = operation(number, t);
     });
     std::vector<T> values = seen.values();
     std::sort(values.begin(), values.end());
@@ -1971,8 +1973,8 @@ static int run_as_child(const std::string& what)
 {
     const auto number_after = [&](const char* word) { return atoi(what.c_str() + strlen(word)); };
     if (what.rfind("slip", 0) == 0) return demonstrations[number_after("slip")].goes_wrong() ? 1 : 0;
-    if (what.rfind("instruction", 0) == 0) return run_deed(instructions[number_after("instruction")].deed);
-    if (what.rfind("misuse", 0) == 0) return run_deed(misuses[number_after("misuse")].deed);
+    if (what.rfind("instruction", 0) == 0) return run_operation(instructions[number_after("instruction")].operation);
+    if (what.rfind("misuse", 0) == 0) return run_operation(misuses[number_after("misuse")].operation);
     return do_fatal(what);
 }
 

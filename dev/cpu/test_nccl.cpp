@@ -242,14 +242,14 @@ static bool steps_are_right(ncclComm_t comm, Forget forget) {
     };
     int expected = 0;
     for (int step = 1; step <= 12; step++) {
-        cuda_cpu::hand_over(compute, [step, x = x.data] {
+        cuda_cpu::submit(compute, [step, x = x.data] {
             *x = step + rank;
             return cudaSuccess;
         });
         if (forget != Forget::BEFORE) pass(compute, communication);
         sum(comm, x.data, all.data, 1, communication);
         if (forget != Forget::AFTER) pass(communication, compute);
-        cuda_cpu::hand_over(compute, [to = total.data, x = all.data] {
+        cuda_cpu::submit(compute, [to = total.data, x = all.data] {
             *to = *to * 3 + *x;
             return cudaSuccess;
         });
@@ -306,7 +306,7 @@ static void test_late_mismatch() {
     expect("queues: a mismatch fails the synchronisation, the communicator has the error",
            queued && seen && refused(error, ncclInvalidUsage, {"count 4", "count 3"}));
     ncclCommAbort(comm);
-    cuda_cpu::late_error() = cudaSuccess;
+    cuda_cpu::asynchronous_error() = cudaSuccess;
     cudaGetLastError();
 }
 

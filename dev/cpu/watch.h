@@ -1,8 +1,9 @@
-// What the emulator reports to dev/inspect, whose recorder.cpp defines these functions. Without -DCUDA_CPU_INSPECT they
-// do nothing.
+// Instrumentation callbacks: the emulator calls them, and dev/inspect/recorder.cpp defines them. Without
+// -DCUDA_CPU_INSPECT they do nothing.
 //
-// A recorded program has one worker. Loads and stores of the program's own code are seen by instrumentation; reported
-// here are the emulator's own accesses for a kernel, and what orders one thread's accesses before another's.
+// An inspected program has one worker. The compiler's instrumentation (-fsanitize=thread) reports the loads and stores
+// of kernel code. The callbacks report the accesses that the emulator makes for a kernel, and the synchronisation that
+// orders one thread's accesses before another's.
 #pragma once
 
 #include <stddef.h>
@@ -10,9 +11,9 @@
 
 #include <vector>
 
-// Functions with this are not instrumented: what they read and write is reported here, or is the emulator's own.
-#define CUDA_CPU_UNSEEN __attribute__((no_sanitize("thread")))
-// Functions that ask here() must be where they are called.
+// Excludes a function from instrumentation: its accesses are reported by callbacks, or are internal to the emulator.
+#define CUDA_CPU_NOT_INSTRUMENTED __attribute__((no_sanitize("thread")))
+// For functions that call here(): inlined, so that it returns a place in the kernel.
 #ifdef CUDA_CPU_INSPECT
 #define CUDA_CPU_INSTRUCTION inline __attribute__((always_inline))
 #else
@@ -24,10 +25,10 @@ namespace cuda_cpu::watch {
 enum class By : uint8_t { THREAD, ATOMIC, LDMATRIX, COPY_ASYNC, COPY_ENGINE, WGMMA };
 enum class Access : uint8_t { LOAD, STORE };
 
-constexpr const char* no_range = "without a name";   // what a launch is called that is in no NVTX range
+constexpr const char* no_range = "without a name";   // the name of launches outside of NVTX ranges
 
-// What distinguishes launches of a kernel besides their grids: its arguments that are whole numbers, and which
-// pointers are not null, in the order of its parameters.
+// Distinguishes launches of a kernel with the same grid: the integer arguments, and for each pointer argument whether
+// it is not null, in the order of the parameters.
 struct Variant {
     std::vector<int64_t> integers;
     std::vector<bool> pointers;
@@ -42,22 +43,23 @@ struct LaunchShape {
     size_t dynamic_shared, static_shared;
 };
 
-// A product as cuBLASLt was asked for it: out (m, n) = a (m, k) b (k, n).
+// A matrix product by cuBLASLt: out (m, n) = a (m, k) b (k, n).
 struct Product {
     size_t m, n, k;
     const char* type;
-    unsigned in_bytes, out_bytes;   // of an element
+    unsigned in_bytes, out_bytes;   // per element
     bool accumulate;
     const char* epilogue;
 };
 
-// What launches have done to memory; of a launch's blocks that were not recorded, as much as of those that were.
+// Memory traffic of launches, extrapolated from a launch's recorded blocks to all its blocks. least_: the smallest
+// number that the accessed bytes allow.
 struct Figures {
     double sectors = 0, least_sectors = 0, wavefronts = 0, least_wavefronts = 0, memory_bytes = 0;
-    uint64_t hazards = 0;   // races, and uninitialised reads of shared memory
+    uint64_t hazards = 0;   // races, and reads of uninitialised shared memory
 };
 
-enum class Run : uint8_t { RECORDED, UNSEEN, NOT };
+enum class Run : uint8_t { RECORDED, UNSEEN, NOT };   // a block runs with or without recording, or not at all
 enum class Operand : uint8_t { A, B };
 
 #ifdef CUDA_CPU_INSPECT
@@ -73,51 +75,52 @@ constexpr bool on = false;
 // ---- launches and blocks
 #ifdef CUDA_CPU_INSPECT
 void begin_launch(const LaunchShape& shape);
-Run next_block();                                  // of the launch, from 0 on; NOT: the launch is over
+Run next_block();                                  // called before each block, in their order; NOT ends the launch
 void begin_block(uint64_t number);
 void end_block();
 void product(const Product& product);
-Figures take_figures();                            // since the last call
-void look(bool at_launches);                       // whether to record launches from now on; at first they are
-void shared_memory(const void* dynamic, size_t bytes);
-void shared_array(const void* place, size_t bytes, const char* name);
+Figures take_figures();                            // traffic since the last call
+void look(bool at_launches);                       // switches recording of launches on or off; on at first
+void shared_memory(const void* dynamic, size_t bytes);                  // the range of dynamic shared memory
+void shared_array(const void* place, size_t bytes, const char* name);   // a __shared__ array
 #endif
-CUDA_CPU_HOOK(bool, only_counts())                 // products and long operations are not done but counted
-CUDA_CPU_HOOK(void, dying(const char* why))        // the program ends now
+CUDA_CPU_HOOK(bool, only_counts())                 // matrix products and long operations are counted but not executed
+CUDA_CPU_HOOK(void, dying(const char* why))        // the program is about to end with this error
 CUDA_CPU_HOOK(void, allocated(const void* place, size_t bytes))
 CUDA_CPU_HOOK(void, freed(const void* place))
 
 // ---- threads
-CUDA_CPU_HOOK(void, begun(unsigned thread))
-CUDA_CPU_HOOK(void, now(unsigned thread))          // this thread resumes
+CUDA_CPU_HOOK(void, begun(unsigned thread))        // the thread starts
+CUDA_CPU_HOOK(void, now(unsigned thread))          // the thread becomes the current one
 CUDA_CPU_HOOK(void, ended(unsigned thread))
-CUDA_CPU_HOOK(const void*, here())                 // the instruction after the call
-CUDA_CPU_HOOK(bool, is_removed(const char* name, const void* site))   // whether this barrier is to have no effect
+CUDA_CPU_HOOK(const void*, here())                 // returns its return address
+CUDA_CPU_HOOK(bool, is_removed(const char* name, const void* site))   // whether to skip this barrier, fence or wait
 
-// ---- order
+// ---- synchronisation
 CUDA_CPU_HOOK(void, barrier_met(const char* name))
 CUDA_CPU_HOOK(void, lanes_met(unsigned first_thread, unsigned lanes, const char* name))
 CUDA_CPU_HOOK(void, fence())                       // __threadfence
 CUDA_CPU_HOOK(void, proxy_fence())
-CUDA_CPU_HOOK(void, sync_made(const void* barrier, const void* site))   // an mbarrier; the others also named barriers
+// sync_made: initialisation of an mbarrier; the other three also report named barriers.
+CUDA_CPU_HOOK(void, sync_made(const void* barrier, const void* site))
 CUDA_CPU_HOOK(void, arrived(const void* barrier, const void* site))
 CUDA_CPU_HOOK(void, phase_ended(const void* barrier, unsigned parity))
 CUDA_CPU_HOOK(void, waited(const void* barrier, unsigned parity, const void* site))
 
 // ---- accesses by PTX instructions
 CUDA_CPU_HOOK(void, access(Access access, By by, const void* address, unsigned bytes, const void* site))
-CUDA_CPU_HOOK(void, cp_async(const void* to, const void* from, const void* site))   // from may be null: zeros
+CUDA_CPU_HOOK(void, cp_async(const void* to, const void* from, const void* site))   // from null: writes zeros
 CUDA_CPU_HOOK(void, cp_async_commit())
 CUDA_CPU_HOOK(void, cp_async_wait(unsigned pending))
 CUDA_CPU_HOOK(unsigned, box_issued(const void* barrier, const void* site))
-CUDA_CPU_HOOK(void, box_part(unsigned box, const void* to, const void* from))   // 16 bytes; from null: zeros
-CUDA_CPU_HOOK(void, box_landed(unsigned box))
+CUDA_CPU_HOOK(void, box_part(unsigned box, const void* to, const void* from))   // 16 bytes; from null: writes zeros
+CUDA_CPU_HOOK(void, box_landed(unsigned box))      // the copy has completed
 CUDA_CPU_HOOK(unsigned, wgmma_issued(unsigned warp, uint64_t flops, const void* site))
 CUDA_CPU_HOOK(void, wgmma_reads(unsigned product, const void* address, Operand operand))   // 16 bytes
 CUDA_CPU_HOOK(void, wgmma_ended(unsigned product))
 CUDA_CPU_HOOK(void, wgmma_waited(unsigned warp))
 CUDA_CPU_HOOK(void, tensor_flops(uint64_t flops))
-CUDA_CPU_HOOK(void, special_function())            // exp2, log2, sine: a multiprocessor has few units for them
+CUDA_CPU_HOOK(void, special_function())            // exp2, log2, sine: executed by a multiprocessor's few SFUs
 
 #pragma GCC diagnostic pop
 #undef CUDA_CPU_HOOK

@@ -13,7 +13,7 @@ struct Outcome {
 // Returns the text without the emulator's warning about slow matmuls, which it prints on some processors.
 std::string without_hint(std::string text) {
 #ifdef CUDA_ON_CPU
-    text = replaced(text, cuda_cpu::excuse + std::string("\n"), "");
+    text = replaced(text, cuda_cpu::no_onednn_notice + std::string("\n"), "");
 #endif
     return text;
 }
