@@ -659,7 +659,8 @@ EvalLines eval_lines(const Outcome& e) {
     return l;
 }
 
-// Both sequences of hf_tiny_expected, in a shard each; the loss of transformers' logits.
+// Compares eval and train with the loss of transformers' logits in hf_tiny_expected, whose two sequences become a token
+// shard each.
 TEST("runs: Hugging Face") {
     const Safetensors file("data/reference/hf_tiny_expected.safetensors");
     const std::vector<int> ids = read_ints(file, "input_ids");
@@ -675,12 +676,13 @@ TEST("runs: Hugging Face") {
         }
     }
     const EvalLines e = eval_lines(run("eval --from data/reference/hf_tiny --data @/hf_*.bin"));
-    expect(e.tokens == B * (T - 1), "eval counts all tokens but the first of each file");
+    expect(e.tokens == B * (T - 1), "eval counts all tokens except the first of each file");
     Near("eval prints the loss of transformers' logits", fabs(e.loss / expected - 1), LOSS_TOLERANCE);
     run("train --from data/reference/hf_tiny --data @/hf_*.bin --val-fraction 0 --seq-len 31 --shuffle no "
         "--micro-batch 2 --steps 1 --checkpoint-every 0 --out @/from_hf");
     const double start = record_of("@/from_hf", 0).value("loss", NAN);
-    Near("train --from begins with that loss", fabs(start / expected - 1), LOSS_TOLERANCE);
+    Near("the first loss of train --from is the loss of transformers' logits", fabs(start / expected - 1),
+         LOSS_TOLERANCE);
 
     const std::string SAMPLE = "sample --from data/reference/hf_tiny --sample-tokens 40 --prompt-tokens 1,2,3 ";
     const Outcome greedy = run(SAMPLE + "--temperature 0"), top_p = run(SAMPLE + "--top-p 0 --seed 3");
@@ -688,22 +690,22 @@ TEST("runs: Hugging Face") {
     std::istringstream words(greedy.out);
     const size_t count = std::distance(std::istream_iterator<int>(words), {});
     expect_run(greedy.code == 0 && count == 43 && greedy.out.rfind("1 2 3 ", 0) == 0,
-               "sample continues a prompt past the context", greedy);
+               "sample continues a prompt past the context length", greedy);
     expect(top_p.out == greedy.out && random.out != greedy.out && random.out == again.out,
-           "--top-p 0 is --temperature 0; a seed gives the same sample again");
+           "--top-p 0 equals --temperature 0; the same seed gives the same sample");
 }
 
-TEST("runs: eval and sample of a run") {
+TEST("runs: eval and sample") {
     need_first_run();
     need_words();
     const Outcome of_run = run("eval --from @/first --data @/text.txt");
     const EvalLines bytes = eval_lines(of_run);
     expect_run(of_run.code == 0 && contains(of_run.err, "/first/step_000010") && bytes.tokens == bytes.bytes &&
                    fabs(bytes.bits - bytes.loss / log(2)) < 1e-3,
-               "--from RUN is its last checkpoint; bits per byte of a model of bytes is the loss over ln 2", of_run);
+               "--from RUN reads the last checkpoint; bits per byte of a byte-level model are its loss / ln 2", of_run);
     const Outcome text = run("sample --from @/first --prompt cat --sample-tokens 4");
     expect_run(text.code == 0 && text.out.rfind("cat", 0) == 0 && text.out.size() == 8,
-               "a model of bytes continues a text", text);
+               "a byte-level model continues a text", text);
 
     const Tokenizer tokenizer(TOKENIZER);
     std::vector<uint16_t> tokens;
@@ -713,7 +715,7 @@ TEST("runs: eval and sample of a run") {
         for (int token : tokenizer.encode(part)) tokens.push_back(token);
         expected_bytes += strlen(part);
     }
-    tokens.push_back(790);   // one that the tokenizer does not have
+    tokens.push_back(790);   // a token that the tokenizer does not have
     write_bytes("@/words.bin", shard(tokens));
     const Outcome words = run("eval --from @/words --data @/words.bin"),
         numbers = run("eval --from @/numbers --data @/words.bin");
@@ -721,14 +723,14 @@ TEST("runs: eval and sample of a run") {
     expect_run(l.tokens == tokens.size() - 1 && l.bytes == expected_bytes &&
                fabs(l.perplexity / exp(l.loss) - 1) < 1e-3 &&
                    fabs(l.bits - l.loss * l.tokens / (log(2) * l.bytes)) < 1e-3 && contains(words.out, " tok/s\n"),
-               "eval prints perplexity, bits per byte of the text without <|endoftext|>, and speed", words);
+               "eval prints perplexity, bits per byte without the bytes of <|endoftext|>, and speed", words);
     copy_files("@/words", "@/other_words");
     write_bytes("@/other_words/tokenizer.json", "{}");
     const Outcome other = run("eval --from @/other_words --data @/words.bin");
     expect_run(numbers.code == 0 && other.code == 0 && !contains(numbers.out, "per byte") &&
                !contains(other.out, "per byte") &&
                    contains(other.err, scratch("@/other_words/tokenizer.json")),
-               "without a tokenizer there are no bits per byte; one that cannot be read is named", other);
+               "without a tokenizer no bits per byte are printed; an unreadable tokenizer is named", other);
 
     copy_files("@/numbers", "@/overflow");
     std::vector<RawTensor> tensors = raw_tensors("@/overflow/model.safetensors");
@@ -736,34 +738,36 @@ TEST("runs: eval and sample of a run") {
     write_bytes("@/overflow/model.safetensors", safetensors(tensors));
     for (const std::string what : {"--data @/words.bin", "--hellaswag data/reference/hellaswag.bin"}) {
         const Outcome overflow = run("eval --from @/overflow " + what);
-        expect_run(overflow.code == 1 && overflow.out.empty(), "a loss that is not finite ends eval with 1: " + what,
-                   overflow);
+        expect_run(overflow.code == 1 && overflow.out.empty(),
+                   "a non-finite loss ends eval with exit code 1: " + what, overflow);
     }
 }
 
 TEST("runs: HellaSwag") {
     const json expected = read_json("data/reference/hellaswag.json");
     const std::vector<Question> questions = read_questions(QUESTIONS, 211, 32);
-    double right[2] = {};   // by sum, by mean
+    double accuracy[2] = {};   // by sum, by mean
     for (size_t q = 0; q < questions.size(); q++)
         for (int by : {0, 1})
-            right[by] += (expected[q]["choices"][by] == questions[q].label) / double(questions.size());
-    const std::string text = format("HellaSwag acc_norm %.4f, accuracy %.4f over %zu questions\n", right[1], right[0],
-                                    questions.size());
+            accuracy[by] += (expected[q]["choices"][by] == questions[q].label) / double(questions.size());
+    const std::string text = format("HellaSwag acc_norm %.4f, accuracy %.4f over %zu questions\n", accuracy[1],
+                                    accuracy[0], questions.size());
     const Outcome e = run("eval --from data/reference/hf_tiny --hellaswag " + QUESTIONS);
-    expect_run(e.code == 0 && right[0] != right[1] && e.out.rfind(text, 0) == 0, "eval --hellaswag prints scores", e,
-               text);
+    expect_run(e.code == 0 && accuracy[0] != accuracy[1] && e.out.rfind(text, 0) == 0,
+               "eval --hellaswag prints the accuracies of PyTorch's choices", e, text);
 
     write_bytes("@/of_211.bin", shard(std::vector<uint16_t>(400, 210)));
     const Outcome trained = run("train --from data/reference/hf_tiny --data @/of_211.bin --val-fraction 0 --steps 1 "
                                 "--lr 1e-9 --eval-every 1 --checkpoint-every 0 --out @/asked --hellaswag " + QUESTIONS);
-    expect_run(record_of("@/asked", 1).value("hellaswag", 0.0) == right[1] && contains(trained.out, "step 1: " + text),
-               "train --hellaswag logs acc_norm with every validation", trained);
+    expect_run(record_of("@/asked", 1).value("hellaswag", 0.0) == accuracy[1] &&
+                   contains(trained.out, "step 1: " + text),
+               "train --hellaswag logs acc_norm with each validation", trained);
 }
 
 // ==== text ===================================================================
 
-// The text of a sample of @/numbers, whose output is the prompt's tokens and those drawn.
+// Returns the text of a sample from @/numbers without its first `skip` tokens. The sample prints tokens: the prompt's,
+// then the drawn ones.
 std::string decoded_sample(const std::string& prompt_tokens, size_t skip, int count) {
     const Tokenizer tokenizer(TOKENIZER);
     std::istringstream tokens(run(format("sample --from @/numbers --sample-tokens %d --prompt-tokens ", count) +
@@ -788,24 +792,24 @@ TEST("runs: text") {
         by_number = run(WORDS + "--prompt-tokens " + numbers);
     expect_run(words.code == 0 && generated.size() > 20 && words.out == prompt + generated + "\n" &&
                by_number.out == words.out,
-               "a prompt from standard input or as tokens is continued as text", words, generated);
-    size_t at = 1;   // two letters that are not at the beginning
+               "a prompt from standard input or given as tokens is continued as text", words, generated);
+    size_t at = 1;   // the first two consecutive letters after the first character
     while (at + 2 < generated.size() && !(isalpha(generated[at] & 0xff) && isalpha(generated[at + 1] & 0xff))) at++;
     const std::string stop = generated.substr(at, 2);
     const Outcome stopped = run(WORDS + "--prompt - --stop " + stop + " <@/prompt.txt");
     expect_run(stopped.code == 0 && stopped.out == prompt + generated.substr(0, generated.find(stop)) + "\n",
-               "--stop ends a sample before the text", stopped, stop);
+               "--stop TEXT ends a sample before TEXT", stopped, stop);
     const Outcome two = run(WORDS + "--prompt x --samples 2 --seed 5");
     expect_run(two.out == "---- sample 1, seed 5 ----\n" + run(WORDS + "--prompt x --seed 5").out +
                               "---- sample 2, seed 6 ----\n" + run(WORDS + "--prompt x --seed 6").out,
-               "--samples 2 draws with the seed and the next one", two);
+               "--samples 2 draws samples with the seeds --seed and --seed + 1", two);
 
     const Outcome trained = run("train --from @/words --data @/text.txt --eval-every 0 --sample-every 2 "
                                 "--sample-tokens 30 --checkpoint-every 0 --steps 1");
     const std::string sample = decoded_sample(std::to_string(tokenizer.added("<|endoftext|>")), 1, 30);
     expect_run(trained.code == 0 && sample.size() > 20 &&
                contains(trained.out, "---- sample ----\n" + readable(sample) + "\n----"),
-               "samples during training are text by the tokenizer of --from", trained, sample);
+               "samples during training are decoded with the tokenizer of --from", trained, sample);
 }
 
 TEST("runs: text as data") {
@@ -813,13 +817,12 @@ TEST("runs: text as data") {
     const std::string text = read_bytes("@/text.txt");
     const std::vector<int> tokens = Tokenizer(TOKENIZER).encode(text);
     write_bytes("@/tokens.bin", shard({tokens.begin(), tokens.end()}));
-    auto lines = [](const std::string& data) {   // without the last one, the speed
+    auto lines = [](const std::string& data) {   // eval's output without its last line, the speed
         const std::string out = run("eval --matmul-tuning off --from @/words --data " + data).out;
         return out.substr(0, out.rfind('\n', out.size() - 2) + 1);
     };
     const std::string of_text = lines("@/text.txt");
-    expect(!of_text.empty() && of_text == lines("@/tokens.bin"),
-           "eval encodes a text by the tokenizer of --from");
+    expect(!of_text.empty() && of_text == lines("@/tokens.bin"), "eval encodes text with the tokenizer of --from");
     const std::string COMMAND = "train --from @/words --steps 3 --eval-every 3 --checkpoint-every 2 --out ";
     const Outcome trained = run(COMMAND + "@/on_text --data @/text.txt --val-data @/text.txt");
     run(COMMAND + "@/on_shard --data @/tokens.bin --val-data @/tokens.bin");
@@ -828,7 +831,8 @@ TEST("runs: text as data") {
     const Outcome resumed = run("train --resume --out @/on_text");
     expect_run(trained.code == 0 && log.size() == 4 && log == log_of("@/on_shard") && log_of("@/on_text") == log &&
                    contains(trained.out, " bytes by the tokenizer in "),
-               "so does train, for --data and --val-data, and after --resume", trained, resumed.err);
+               "train encodes --data and --val-data with the tokenizer of --from, also after --resume", trained,
+               resumed.err);
 }
 
 const std::vector<std::string> TOKENIZER_FILES = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
@@ -849,16 +853,16 @@ TEST("runs: tokenizer files") {
     const json file = read_json(dir + "/tokenizer.json"), config = read_json(dir + "/tokenizer_config.json");
     expect(tokenizer.encode(bytes) == tokens && decoded == bytes && file["model"]["merges"].empty() &&
                file["model"]["vocab"].size() == BYTE_VOCAB && file["added_tokens"].empty(),
-           "the tokenizer.json of a model of bytes has 256 tokens, each its byte");
+           "the tokenizer.json of a byte-level model has 256 tokens, one for each byte");
     expect(config["tokenizer_class"] == "PreTrainedTokenizerFast" && config["model_max_length"] == 16 &&
                config["eos_token"] == byte_alphabet()[255] && config["bos_token"] == byte_alphabet()[255] &&
                read_json(dir + "/generation_config.json")["eos_token_id"] == 255 &&
                read_json(dir + "/config.json")["eos_token_id"] == 255,
-           "the end of text of a model of bytes is byte 255");
+           "the end-of-text token of a byte-level model is byte 255");
     std::string others;
     for (const std::string& name : TOKENIZER_FILES)
         others += fs::exists(scratch("@/numbers/" + name)) ? name + " " : "";
-    expect(others == "generation_config.json ", "a model of other tokens has no tokenizer files", others);
+    expect(others == "generation_config.json ", "a model trained on token shards has no tokenizer files", others);
 
     copy_files("@/words", "@/all_words");
     for (const std::string& name : TOKENIZER_FILES) {
@@ -873,10 +877,10 @@ TEST("runs: tokenizer files") {
     for (const std::string& name : TOKENIZER_FILES)
         if (!same_file("@/all_words/" + name, "@/travel/step_000004/" + name)) differing += " " + name;
     expect_run(differing.empty() && !fs::exists(scratch("@/travel/step_000002")),
-               "the tokenizer files of --from are copied to checkpoints, also after --resume", second, differing);
+               "the tokenizer files of --from are copied to each checkpoint, also after --resume", second, differing);
 }
 
-// ==== runs that end badly ====================================================
+// ==== runs that fail =========================================================
 
 TEST("runs: leftovers") {
     const std::vector<std::string> theirs = {"unfinished_thesis", "unfinished_step_12", "unfinished_step_000012.old",
@@ -884,53 +888,56 @@ TEST("runs: leftovers") {
                                    ours = {"unfinished_step_000012", "unfinished_old_step_000003"};
     for (const auto& names : {theirs, ours})
         for (const std::string& name : names) fs::create_directories(scratch("@/mixed/" + name + "/within"));
-    auto left = [](const std::vector<std::string>& names) {
+    auto remaining = [](const std::vector<std::string>& names) {
         return std::count_if(names.begin(), names.end(),
                              [](auto& name) { return fs::exists(scratch("@/mixed/" + name)); });
     };
     const std::string COMMAND = "train" + SMALL + "--steps 1 --checkpoint-every 0 --out @/mixed ";
-    const Outcome refused = run(COMMAND + "--context 8192 --micro-batch 32768");
-    expect_run(refused.code == 2 && left(ours) == 2, "a run that is refused removes nothing", refused);
+    const Outcome rejected = run(COMMAND + "--context 8192 --micro-batch 32768");
+    expect_run(rejected.code == 2 && remaining(ours) == 2, "a rejected command removes no folder", rejected);
     const Outcome outcome = run(COMMAND);
-    expect_run(outcome.code == 0 && left(ours) == 0 && left(theirs) == long(theirs.size()),
-               "unfinished checkpoints are removed, other folders with similar names are not", outcome);
+    expect_run(outcome.code == 0 && remaining(ours) == 0 && remaining(theirs) == long(theirs.size()),
+               "unfinished checkpoints are removed, other folders with similar names are kept", outcome);
     const Outcome bad = run("train" + SMALL + "--steps 1 --out @/again --vocab 100"),
         again = run("train" + SMALL + "--steps 1 --out @/again");
     expect_run(bad.code == 2 && again.code == 0, "a run that ends before its first step leaves --out usable", again);
     const Outcome full = run("plan --gpu-memory 1GB >/dev/full");
     expect_run(full.code == 1 && contains(full.err, "standard output: writing failed"),
-               "a full standard output is an error", full);
+               "standard output on a full device is an error", full);
 }
 
-TEST("runs: that fail late") {
+TEST("runs: late failures") {
     const std::string COMMAND = "train --layers 1 --heads 1 --channels 16 --context 16 --vocab 256 --val-fraction 0 "
                                 "--shuffle no --micro-batch 1 --schedule constant --checkpoint-every 0 --data ";
     std::vector<uint16_t> tokens(161, 5);
-    tokens[100] = 300;   // in the window of step 7, which is loaded during step 6
+    tokens[100] = 300;   // in the window of step 7, which is loaded in step 6
     write_bytes("@/late_bad.bin", shard(tokens));
     const Outcome bad = run(COMMAND + "@/late_bad.bin --steps 10 --out @/bad_data");
     expect_run(bad.code == 2 && contains(bad.err, "token 300 at position 100") && has_last_checkpoint("@/bad_data"),
                "a token outside the vocabulary ends a run with a checkpoint of the last good step", bad);
-    write_bytes("@/cut_off.bin", shard(std::vector<uint16_t>(100000, 5)));
-    Run cut(ENDLESS + "--shuffle yes --val-fraction 0 --checkpoint-every 0 --data @/cut_off.bin --out @/cut_off");
-    wait_for_steps("@/cut_off");
-    fs::resize_file(scratch("@/cut_off.bin"), 5000);
-    const Outcome cut_off = cut.end();
-    expect_run(cut_off.code == 1 && contains(cut_off.err, scratch("@/cut_off.bin")) && has_last_checkpoint("@/cut_off"),
-               "so does a shard that is truncated during the run, which is named", cut_off);
+    write_bytes("@/truncated.bin", shard(std::vector<uint16_t>(100000, 5)));
+    Run running(ENDLESS + "--shuffle yes --val-fraction 0 --checkpoint-every 0 --data @/truncated.bin "
+                          "--out @/truncated");
+    wait_for_steps("@/truncated");
+    fs::resize_file(scratch("@/truncated.bin"), 5000);
+    const Outcome ended = running.end();
+    expect_run(ended.code == 1 && contains(ended.err, scratch("@/truncated.bin")) &&
+                   has_last_checkpoint("@/truncated"),
+               "a shard truncated during the run ends it with the shard's name and a checkpoint of the last good step",
+               ended);
 }
 
-TEST("runs: loss that is not finite") {
+TEST("runs: non-finite loss") {
     const Outcome outcome = run("train" + SMALL +
                                 "--steps 20 --lr 1e30 --grad-clip 0 --checkpoint-every 1 --out @/nan");
     const auto good = list_checkpoints(scratch("@/nan"));
     expect_run(outcome.code == 1 && !good.empty() &&
                contains(outcome.err, format("step %ld: loss", good.rbegin()->first + 1)) &&
                    contains(outcome.err, good.rbegin()->second),
-               "a loss that is not finite ends the run, and names the step and the last checkpoint", outcome);
-    // Weights overflow in the step whose loss is the last finite one.
+               "a non-finite loss ends the run with the step and the last checkpoint in the message", outcome);
+    // The weights overflow in the update of a step whose loss is finite.
     const Outcome overflow = run("train" + SMALL +
                                  "--steps 2 --lr 3e38 --weight-decay 1000 --checkpoint-every 1 --out @/inf");
     expect_run(overflow.code == 1 && list_checkpoints(scratch("@/inf")).empty(),
-               "weights that are not finite are not written", overflow);
+               "non-finite weights are not written to a checkpoint", overflow);
 }
