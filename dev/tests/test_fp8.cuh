@@ -1,18 +1,18 @@
-// Tests of FP8: kernels that write FP8 beside floatX, scales and their history, matmuls, models trained in FP8.
-// Included by test_gpt.cu.
+// Tests of FP8: kernels that also write FP8, scales and their history, matmuls, models trained in FP8. Included by
+// test_gpt.cu.
 #pragma once
 
-// A GPU before Ada has no FP8.
+// Returns whether the device supports FP8: Ada (compute capability 8.9) or later, or a CPU.
 bool device_has_fp8() {
     const cudaDeviceProp& p = device.properties;
     return MAY_USE_FP8 && (device.is_cpu() || 10 * p.major + p.minor >= 89);
 }
 
-// ==== rounding to FP8, by the codes of the formats ============================
+// ==== reference rounding to FP8 ===============================================
 
 template <typename F8> constexpr bool IS_E4M3 = std::is_same_v<F8, e4m3>;
 
-// The value of a code below 0x80.
+// Returns the value of an FP8 code below 0x80, a positive number.
 template <typename F8> double fp8_value(int code) {
     const int mantissa_bits = IS_E4M3<F8> ? 3 : 2, bias = IS_E4M3<F8> ? 7 : 15;
     const int exponent = code >> mantissa_bits, mantissa = code & ((1 << mantissa_bits) - 1);
@@ -20,7 +20,7 @@ template <typename F8> double fp8_value(int code) {
     return exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, exponent - bias);
 }
 
-// The nearest value; of two equally near ones the one with the even code; at most the maximum.
+// Returns x rounded to the nearest FP8 value, ties to even, with saturation.
 template <typename F8> double rounded_to_fp8(double x) {
     int code = 0;
     while (fp8_value<F8>(code) < FP8_MAX<F8> && fp8_value<F8>(code + 1) <= std::abs(x)) code++;
@@ -53,7 +53,7 @@ unsigned bits_of(float x) {
     return bits;
 }
 
-// A scale with counters on, after 7 values.
+// Returns a scale that counts values, saturation and underflow, and has counted 7 values.
 Fp8Scale counting_scale(double scale, double amax = 0) {
     return {float(scale), float(1 / scale), bits_of(amax), 1, 7, 0, 0, {}};
 }
@@ -64,7 +64,7 @@ Values values_of(const Fp8Scale& s) {
     return {s.scale, s.inverse, amax, double(s.values), double(s.saturated), double(s.underflow)};
 }
 
-// Returns x quantised by `scale`, and the scale's values afterwards; it was a counting_scale.
+// Returns x quantised with counting_scale(scale, amax), and values_of() this scale afterwards.
 template <typename F8> Outputs fp8_loop(const Values& x, double scale, double amax) {
     Values q;
     double saturated = 0, underflow = 0;
@@ -78,7 +78,9 @@ template <typename F8> Outputs fp8_loop(const Values& x, double scale, double am
 
 // ==== kernels that write FP8 =================================================
 
-// launch(operand) writes operand.x, which holds `before`, and its copy in FP8.
+// Tests a kernel that writes FP8: launch(operand) writes operand.x, which holds `before`, and its FP8 copy. x must
+// equal the kernel's x without FP8; the copy and the scale must equal fp8_loop's exactly. Delayed scaling uses a scale
+// that fits x, one at which large values saturate and one at which most underflow; then current scaling follows.
 template <typename F8, typename Launch> void try_writer(Trial& trial, const Values& before, Launch launch) {
     const Values x = trial.run([&] {
         const DeviceArray<floatX> alone(before);
@@ -134,7 +136,7 @@ TEST("kernels: fp8: layernorm and gelu") {
         const DeviceArray<floatX> inp(gelu_inputs(n)), dout(random_values<floatX>(n));
         try_writer<e4m3>(forward, Values(n, NAN), [&](const Operand& out) { gelu_forward(out, inp, n); });
         try_writer<e5m2>(backward, Values(n, NAN), [&](const Operand& dinp) { gelu_backward(dinp, dout, inp, n); });
-        try_writer<e4m3>(quantise, random_values<floatX>(n, -3, 1), [&](const Operand& x) {   // the largest is negative
+        try_writer<e4m3>(quantise, random_values<floatX>(n, -3, 1), [&](const Operand& x) {   // amax of a negative x
             if (x.fp8) x.quantise(n);
         });
     }
@@ -184,13 +186,13 @@ TEST("kernels: fp8: scales") {
     };
     expect(step(OF_E4M3, 3.0) == 128 && get(OF_E4M3).inverse == 0x1p-7f && get(OF_E4M3).amax == 0 &&
                step(OF_E5M2, 3.0) == 16384 && step(0, 448.0) == 1 && step(1, 449.0) == 0.5,
-           "FP8: the scale is the largest power of 2 by which amax fits into 448, or 57344 of a gradient");
+           "FP8: the scale is the largest power of 2 for which amax * scale is at most 448 (E4M3) or 57344 (E5M2)");
     bool remembered = true;
     for (int s = 0; s < FP8_HISTORY - 4; s++) remembered = remembered && step(OF_E4M3, 1.0) == 128;
     expect(remembered && get(OF_E4M3).history[FP8_HISTORY - 1] == 3.0f && step(OF_E4M3, 1.0) == 256,
-           "FP8: an amax counts for 16 steps");
+           "FP8: an amax stays in the history for 16 steps");
     expect(step(OF_E4M3, INFINITY) == 1 && step(OF_E4M3, 1.0) == 1,
-           "FP8: after an amax that is not finite the scale is 1");
+           "FP8: the scale is 1 while the history holds a non-finite amax");
     const float before = get(0).scale;
     step(0, 0.0);
     expect(get(0).scale == before, "FP8: an amax of 0 does not change the scale");
@@ -200,7 +202,7 @@ TEST("kernels: fp8: scales") {
     put(OF_E4M3, s);
     fp8_scales<Fp8Step::RESCALE>(scales, 2 * FP8_TENSORS);
     expect(get(OF_E4M3).scale == expected && get(OF_E4M3).inverse == 1 / expected,
-           "FP8: the history of a checkpoint gives the same scales");
+           "FP8: scales recomputed from the history are the same");
 }
 
 // ==== transposed copies ======================================================
@@ -223,7 +225,7 @@ TEST("kernels: fp8: transpose") {
 
 // ==== matmuls ================================================================
 
-// A matrix of FP8 numbers, its transpose, and the values that they represent. x is null: matmuls may not read it.
+// A random FP8 matrix, its transpose, and the values that they represent. operand.x is null: matmuls must not read it.
 template <typename F8> struct Fp8Matrix {
     Values values;
     DeviceArray<F8> fp8, fp8_transposed;
@@ -234,7 +236,7 @@ template <typename F8> struct Fp8Matrix {
         : Fp8Matrix(random_numbers(rows * columns), rows, columns, factor) {}
 
 private:
-    // Up to about 2, so that sums of products stay in BF16's range.
+    // Returns FP8 values of both signs below 2 (codes below 0x40).
     static Values random_numbers(size_t n) {
         Values q(n);
         const uint64_t seed = splitmix64(++random_calls);
@@ -273,7 +275,7 @@ Setup fp8_setup(MatmulIn matmul, Fp8Scaling scaling, Recompute recompute = Recom
     return s;
 }
 
-// Trains three steps of two micro-batches; returns the results of the last micro-batch of each.
+// Trains three steps of two micro-batches. Returns the results of the second micro-batch of each step.
 std::vector<Pass> three_steps(const Setup& s) {
     TestModel m(s);
     Options o;
@@ -299,25 +301,27 @@ TEST("model in FP8") {
             for (Recompute mode : {Recompute::SELECTIVE, Recompute::FULL})
                 same = same && three_steps(fp8_setup(matmul, scaling, mode)) == passes;
             expect(same, matmul_text(s) + ": --recompute does not change a bit of three steps");
-            // E4M3 rounds by up to 2^-4 of a value, E5M2 by 2^-3: so do the products of which a gradient consists.
+            // Rounding to E4M3 has a relative error of up to 2^-4, to E5M2 of 2^-3. So have the products that are added
+            // up to a gradient.
             const double first = relative_l2(passes[0].gradients, plain[0].gradients);
-            expect(first > 0x1p-9, matmul_text(s) + ": matmuls run in FP8");
-            Near(matmul_text(s) + ": gradients near those in bf16", first, 0x1p-3);
-            Near(matmul_text(s) + ": the third loss near that in bf16", fabs(passes[2].loss / plain[2].loss - 1), 0.01);
+            expect(first > 0x1p-9, matmul_text(s) + ": gradients differ from those in bf16, so matmuls run in FP8");
+            Near(matmul_text(s) + ": gradients equal those in bf16 within 2^-3", first, 0x1p-3);
+            Near(matmul_text(s) + ": the loss of step 3 equals that in bf16 within 1 %",
+                 fabs(passes[2].loss / plain[2].loss - 1), 0.01);
         }
     Setup naive = fp8_setup(MatmulIn::FP8_ALL, Fp8Scaling::DELAYED);
     const std::vector<Pass> with_flash = three_steps(naive);
     naive.attention = Attention::NAIVE;
-    Near("fp8-all: gradients of naive attention near those of flash attention",
+    Near("fp8-all: gradients with naive attention equal those with flash attention within 2^-4",
          relative_l2(three_steps(naive)[0].gradients, with_flash[0].gradients), 0x1p-4);
     Setup full = fp8_setup(MatmulIn::FLOATX, Fp8Scaling::DELAYED);
     const size_t kept = kept_bytes_per_layer(full), N = full.N(), C = full.config.channels;
     full.matmul = MatmulIn::FP8_ALL;
     expect(kept - kept_bytes_per_layer(full) == 5 * N * C,
-           "fp8-all keeps 5 C bytes less per token and layer: ln1, ln2 and gelu in 8 bits, att in both");
+           "fp8-all keeps 5 C bytes less per token and layer: ln1, ln2 and gelu in FP8 only, att in bf16 and FP8");
 }
 
-// As if an earlier micro-batch of the first step had had an amax of 1e30.
+// Sets the amax of all tensors to 1e30, as an earlier micro-batch of the first step might.
 TEST("model in FP8: micro-batches") {
     if (!device_has_fp8()) return;
     for (Fp8Scaling scaling : {Fp8Scaling::CURRENT, Fp8Scaling::DELAYED}) {
@@ -329,9 +333,10 @@ TEST("model in FP8: micro-batches") {
         const Fp8Scale now = fetch(m.a.fp8_scales() + FP8_LN1);
         update(m, adamw_settings(Options(), 0));
         const Fp8Scale after = fetch(m.a.fp8_scales() + FP8_LN1);
-        if (scaling == Fp8Scaling::CURRENT) expect(now.scale > 1, "current scaling ignores earlier micro-batches");
+        if (scaling == Fp8Scaling::CURRENT)
+            expect(now.scale > 1, "current scaling: the scale does not depend on earlier micro-batches");
         else expect(now.scale < 1 && after.amax == 0 && after.history[0] == 1e30f && after.history[1] == 0,
-                    "delayed scaling: a step records one amax of all its micro-batches in the history");
+                    "delayed scaling: a step records one amax over all its micro-batches in the history");
     }
 }
 
@@ -339,19 +344,19 @@ TEST("model in FP8: micro-batches") {
 
 TEST("runs: FP8") {
     if (!device_has_fp8()) return;
-    // in 8 micro-batches: graphs are captured in the first step
+    // 8 micro-batches: graphs are captured in the first step.
     const std::string FP8 = TEN + "--matmul fp8-all --total-batch 256 ";
     const Outcome first = run(FP8 + "--out @/fp8");
     const std::vector<std::string> log = log_of("@/fp8");
     expect_run(first.code == 0 && log.size() == 14 && contains(first.out, "fp8-all, scales delayed\n"),
-               "--matmul fp8-all is printed at the start, and logged at each evaluation", first);
+               "--matmul fp8-all is printed at the start and logged at each evaluation", first);
     if (log.size() != 14) return;
     const json record = json::parse(log[12]).value("fp8", json());
-    bool shares = record.size() == FP8_TENSORS;
+    bool fractions = record.size() == FP8_TENSORS;
     for (const auto& [name, tensor] : record.items())
-        for (const json& share : {tensor.begin().value(), std::next(tensor.begin()).value()})
-            shares = shares && share >= 0 && share <= 1;
-    expect(shares, "the log has the shares of saturated and underflowed values of each tensor",
+        for (const json& fraction : {tensor.begin().value(), std::next(tensor.begin()).value()})
+            fractions = fractions && fraction >= 0 && fraction <= 1;
+    expect(fractions, "the log has two fractions for each tensor: saturated and underflowed values",
            record.dump().substr(0, 99));
 
     expect_same_run("@/fp8", FP8 + "--graph on --sample-every 3 --sample-tokens 5", "fp8-all: graphs and samples");
@@ -363,10 +368,10 @@ TEST("runs: FP8") {
     for (const json& damaged : {json("none"), json::array({1.0, 2.0}), json::array({-1.0})}) {
         file["fp8_history"] = damaged;
         write_json(scratch(path), file);
-        const Outcome refused = run("train --resume --out @/fp8 --steps 12");
-        expect_run(refused.code == 2 && contains(refused.err, "\"fp8_history\"") &&
-                   contains(refused.err, "384 numbers"),
-                   "refused: a history of scales that is " + damaged.dump(), refused);
+        const Outcome rejected = run("train --resume --out @/fp8 --steps 12");
+        expect_run(rejected.code == 2 && contains(rejected.err, "\"fp8_history\"") &&
+                       contains(rejected.err, "384 numbers"),
+                   "a checkpoint whose fp8_history is " + damaged.dump() + " is rejected", rejected);
     }
     fs::remove_all(scratch("@/fp8"));
 }

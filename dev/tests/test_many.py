@@ -161,7 +161,7 @@ def two_at_once(*calls):
             result.result()
 
 
-# ---- values, memory, bytes sent
+# ---- values, memory, communication volume
 
 def test_stages():
     """With one micro-batch all stages of ZeRO add up in the same order; with more, 0 and 1 add up micro-batches first,

@@ -2,6 +2,7 @@
 // on many GPUs. Included by test_gpt.cu.
 #pragma once
 
+// Returns the setup of a --model, as `plan` makes it.
 Setup planned(const std::string& model, int B, int T, DType precision, DType grad_dtype, int gpus = 1, int zero = 0) {
     Options o;
     o.model = model;
@@ -14,7 +15,7 @@ Setup planned(const std::string& model, int B, int T, DType precision, DType gra
 }
 
 TEST("plan: parameters and states") {
-    const std::pair<const char*, size_t> COUNTS[] = {   // the sum over transformers' tensors
+    const std::pair<const char*, size_t> COUNTS[] = {   // elements of transformers' tensors
         {"gpt2", 124439808}, {"gpt2-medium", 354823168}, {"gpt2-large", 774030080}, {"gpt2-xl", 1557611200}};
     for (const auto& [name, expected] : COUNTS) {
         const size_t found = count_parameters(planned(name, 1, 1, DType::BF16, DType::FP32).config).real;
@@ -28,11 +29,11 @@ TEST("plan: parameters and states") {
             const Setup s = planned(model, 1, 1024, precision, grad_dtype);
             exact = exact && state_bytes(plan(s)) == bytes * layout_of(s.config).elements();
         }
-        expect(exact, format("%s: %d bytes of state per parameter", name, bytes));
+        expect(exact, format("%s: model states take %d bytes per parameter", name, bytes));
     }
 }
 
-// In 128 bits, for random models.
+// Compares the plans of random models with closed forms in 128-bit integers, which cannot overflow.
 TEST("plan: closed forms") {
     typedef unsigned __int128 Big;
     bool parameters = true, activations = true;
@@ -52,29 +53,28 @@ TEST("plan: closed forms") {
         const size_t planned_bytes = plan(s).bytes[static_cast<int>(Category::ACTIVATIONS)];
         activations = activations && planned_bytes == layers + others + gradients;
     }
-    expect(parameters, "200 random models: parameters are C V + L (12 C^2 + 13 C) + 2 C + T C");
-    expect(activations,
-           "200 random models: activations are 32 C + 16 + 4 NH bytes per token and layer, and the rest once");
+    expect(parameters, "200 random models have C V + L (12 C^2 + 13 C) + 2 C + T C parameters");
+    expect(activations, "200 random models: activations take 32 C + 16 + 4 NH bytes per token and layer, and those "
+                        "outside the layers their closed form");
     Setup s = planned("gpt2", 8, 1023, DType::BF16, DType::FP32);
     for (auto [mode, most] : {std::pair{Recompute::NONE, 33.0}, {Recompute::SELECTIVE, 20.1}, {Recompute::FULL, 2.0}}) {
         s.recompute = mode;
         Activations nowhere;
         double kept = 0;
         for (const ActivationRow& row : activation_table(nowhere, s)) kept += row.copies == 12 ? row.copy_bytes() : 0;
-        Near(format("--recompute %s keeps few C bytes per token and layer", RECOMPUTE_NAMES[int(mode)].first),
-             kept / (s.N() * s.config.channels), most);
+        Near(format("--recompute %s keeps at most %g C bytes per token and layer", RECOMPUTE_NAMES[int(mode)].first,
+                    most), kept / (s.N() * s.config.channels), most);
     }
-    const Flops flops = flops_per_token(s);   // 6 per weight of a matmul, and attention; a quarter of all again
+    const Flops flops = flops_per_token(s);   // --recompute full
     const double block = 2.0 * 12 * 768 * 768, attention = 2.0 * 1024 * 768;
     expect(flops.hardware - flops.model == 11 * (16.0 * 768 * 768 + attention),
            "--recompute full repeats the matmuls qkv, attproj and fc, and attention, in all layers but the last");
     expect(flops.model == 3 * (12 * (block + attention) + 2.0 * 768 * 50257),
-           "FLOPs per token: 6 per weight of a matmul, 6 T C per layer of causal attention",
-               format("%.0f", flops.model));
+           "FLOPs per token: 6 per matmul weight, 6 T C per layer of causal attention", format("%.0f", flops.model));
 }
 
 // Figure 1 of the ZeRO paper: 7.5 billion parameters on 64 GPUs.
-TEST("plan: stages of ZeRO") {
+TEST("plan: ZeRO stages") {
     Setup s = planned("7b", 1, 1024, DType::BF16, DType::BF16, 64);
     s.config = {36, 32, 4096, 1024, 60000};
     const size_t P = layout_of(s).elements(),
@@ -83,42 +83,46 @@ TEST("plan: stages of ZeRO") {
     for (s.zero = 0; s.zero <= 3; s.zero++) {
         const size_t state = state_bytes(plan(s));
         expect(state == STAGES[s.zero] && format("%.1f", state / 1e9) == FIGURES[s.zero],
-               format("ZeRO %d: %s GB of state, as in the paper", s.zero, FIGURES[s.zero]), format("%zu bytes", state));
+               format("ZeRO %d: %s GB of model states, as in the paper", s.zero, FIGURES[s.zero]),
+               format("%zu bytes", state));
     }
     s.zero = 3;
     s.config.layers = 1;
     expect(plan(s).bytes[static_cast<int>(Category::BUFFERS)] == 2 * 2 * layout_of(s).elements(),
-           "the buffers of weights and gradients hold no more than the model's layers");
+           "ZeRO 3 with one layer: the buffers hold one copy of weights and gradients, not two");
 }
 
-// Steps small enough to compute by hand. In brackets: communication; G gradients, W weights.
+// Steps small enough to compute by hand: the comments give the time at which each task ends. In brackets: communication
+// of gradients G and weights W of a group (0: non-layer parameters, 1...: layers).
 TEST("plan: timeline") {
     struct Case { const char* what; StepWork work; long micro_batches; double seconds, computing, bytes; };
     const Case CASES[] = {
         // forward to 20, head to 40, backward to 60 [2 G2 to 68], backward to 80 [2 G1 to 88, 2 G0 to 94]
-        {"a step of ZeRO 0", {2, 0, 10, 0, 20, {1, 2}, {3, 4}, 1}, 1, 94, 80, 22},
-        // 5 more in the backward of the first layer
-        {"of two micro-batches the last one sends", {2, 0, 10, 5, 20, {1, 2}, {3, 4}, 1}, 2, 85 + 85 + 14, 170, 22},
+        {"ZeRO 0 all-reduces gradients during backward", {2, 0, 10, 0, 20, {1, 2}, {3, 4}, 1}, 1, 94, 80, 22},
+        // recomputation adds 5 to the backward of the first layer
+        {"ZeRO 0 communicates in the last micro-batch only", {2, 0, 10, 5, 20, {1, 2}, {3, 4}, 1}, 2, 85 + 85 + 14,
+         170, 22},
         // forward to 2, head to 4, backward to 6 [2 G2 to 22], backward to 8 [2 G1 to 38, 2 G0 to 50]
-        {"communication waits for earlier one", {2, 0, 1, 0, 2, {1, 2}, {3, 4}, 0.5}, 1, 50, 8, 22},
+        {"communication waits for earlier communication", {2, 0, 1, 0, 2, {1, 2}, {3, 4}, 0.5}, 1, 50, 8, 22},
         // [W0 to 1, W1 to 3, W2 to 5] forward from 3 to 23, head to 43, backward to 63 [G2 to 67], 83 [G1 to 87, G0 to
         // 90]
-        {"ZeRO 1 waits for the initial weights only", {2, 1, 10, 0, 20, {1, 2}, {3, 4}, 1}, 1, 90, 80, 16},
-        // the same, and forward from 83, which does not wait, to 163 [G2, G1 to 167, G0 to 170]
-        {"ZeRO 2 sends gradients of each micro-batch", {2, 2, 10, 0, 20, {1, 2}, {3, 4}, 1}, 2, 170, 160, 27},
+        {"ZeRO 1 gathers the weights once, at the start", {2, 1, 10, 0, 20, {1, 2}, {3, 4}, 1}, 1, 90, 80, 16},
+        // the same; the next forward starts at 83 without waiting, backward to 163 [G2, G1 to 167, G0 to 170]
+        {"ZeRO 2 reduces gradients in each micro-batch", {2, 2, 10, 0, 20, {1, 2}, {3, 4}, 1}, 2, 170, 160, 27},
         // [W0 to 1, W1 to 3, W2 to 5] forward from 3 to 13 [W3 to 15] to 33, head to 53, backward to 73 [G3 to 77, W1
         // to 79], 93 [G2 to 97], 113 [G1 to 117, G0 to 120]; forward to 123 [W3 to 125], 143, head to 163, backward to
         // 183 [G3, W1], 203 [G2], 223 [G1 to 227, G0 to 230]
-        {"ZeRO 3 gathers again what its two buffers do not hold", {3, 3, 10, 0, 20, {1, 2}, {3, 4}, 1}, 2, 230, 220,
-         43},
-        {"each further micro-batch takes as long", {3, 3, 10, 0, 20, {1, 2}, {3, 4}, 1}, 5, 560, 550, 100},
+        {"ZeRO 3 gathers again the layers that are not in its two buffers", {3, 3, 10, 0, 20, {1, 2}, {3, 4}, 1}, 2,
+         230, 220, 43},
+        {"ZeRO 3: micro-batches 3 to 5 take as long as the second", {3, 3, 10, 0, 20, {1, 2}, {3, 4}, 1}, 5, 560, 550,
+         100},
         // [W0 to 2, W1 to 6] forward to 7, head to 9, backward to 11 [G1 to 19, G0 to 25]; forward to 12, and the head
         // waits for G0's buffer: from 25 to 27, backward to 29 [G1 to 37, G0 to 43]
-        {"gradients wait for their buffer", {1, 2, 1, 0, 2, {1, 2}, {3, 4}, 0.5}, 2, 43, 10, 17}};
+        {"backward waits for a free gradient buffer", {1, 2, 1, 0, 2, {1, 2}, {3, 4}, 0.5}, 2, 43, 10, 17}};
     for (const Case& c : CASES) {
         const StepTime t = Timeline(c.work).run(c.micro_batches);
         expect(t.seconds == c.seconds && t.computing == c.computing && t.bytes == c.bytes,
-               std::string("timeline by hand: ") + c.what,
+               std::string("timeline as computed by hand: ") + c.what,
                format("%g s, %g computing, %g bytes", t.seconds, t.computing, t.bytes));
     }
     bool bounds = true;
@@ -131,15 +135,17 @@ TEST("plan: timeline") {
         const StepTime all = Timeline(w).run(A);
         auto near = [&](double a, double b) { return std::abs(a - b) <= 1e-9 * (all.seconds + all.bytes); };
         const double computing = A * (3 * w.forward * w.layers + w.again * (w.layers - 1) + w.head);
-        const double sending = all.bytes / w.bandwidth;
-        bounds = bounds && near(all.computing, computing) && all.seconds >= std::max(computing, sending) - 1e-9 &&
-                 all.seconds <= computing + sending + 1e-9;
+        const double communication = all.bytes / w.bandwidth;
+        bounds = bounds && near(all.computing, computing) &&
+                 all.seconds >= std::max(computing, communication) - 1e-9 &&
+                 all.seconds <= computing + communication + 1e-9;
     }
-    expect(bounds, "2000 random steps: no shorter than computing or sending, no longer than both");
+    expect(bounds, "2000 random steps take at least the larger of compute and communication time, at most their sum");
 }
 
-// With two layers of weights in the buffers.
-TEST("plan: bytes sent") {
+// ZeRO 3 keeps two layers of weights in buffers: it gathers the other L - 2 layers again in backward, and again in each
+// further forward.
+TEST("plan: communication volume") {
     bool bytes = true, flops = true;
     for (const auto& [name, mode] : RECOMPUTE_NAMES)
         for (const int gpus : {1, 2, 3, 64}) {
@@ -147,16 +153,17 @@ TEST("plan: bytes sent") {
             s.recompute = mode;
             s.attention = gpus == 3 ? Attention::NAIVE : Attention::FLASH;
             const Layout y = layout_of(s);
-            const double part = double(gpus - 1) / gpus, P = y.elements(), A = 6, L = 12;
+            const double others = double(gpus - 1) / gpus, P = y.elements(), A = 6, L = 12;
             const double gathers = y.non_layer + y.layer * (L + (L - 2) + (A - 1) * 2 * (L - 2));
-            const double sent[] = {2 * 4 * P, 4 * P + 2 * P, 4 * P * A + 2 * P, 4 * P * A + 2 * gathers};
+            const double volume[] = {2 * 4 * P, 4 * P + 2 * P, 4 * P * A + 2 * P, 4 * P * A + 2 * gathers};
             for (s.zero = 0; s.zero <= 3; s.zero++) {
                 const StepTime t = Timeline(step_work(s, 1e12, 1e9)).run(6);
-                bytes = bytes && std::abs(t.bytes - sent[s.zero] * part) <= 1e-12 * sent[s.zero];
+                bytes = bytes && std::abs(t.bytes - volume[s.zero] * others) <= 1e-12 * volume[s.zero];
                 const double computing = flops_per_token(s).hardware * s.N() * 6 / 1e12;
                 flops = flops && std::abs(t.computing - computing) <= 1e-12 * computing;
             }
         }
-    expect(bytes, "bytes sent: 2G; G + W; A G + W; A G + W and layers again, each (R - 1) / R times");
-    expect(flops, "computing takes the hardware FLOPs of all micro-batches");
+    expect(bytes, "a rank sends (R - 1) / R of 2 G bytes with ZeRO 0, G + W with 1, A G + W with 2, and with 3 A G + W "
+                  "and the layers that it gathers again (G, W: bytes of gradients, weights; A micro-batches, R ranks)");
+    expect(flops, "compute time is that of the hardware FLOPs of all micro-batches");
 }
