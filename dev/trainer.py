@@ -1,20 +1,20 @@
-"""./train_gpt's options, closing lines and traces: for the reports of dev/bench and dev/chapter."""
+"""Options, closing lines and traces of ./train_gpt, for the reports of dev/bench and dev/chapter."""
 import re
 
 
 def flags(options):
-    """The command line of {name: value}."""
+    """Returns the options {name: value} as a command line."""
     return [text for name, value in options.items() for text in ("--" + name.replace("_", "-"), str(value))]
 
 
 def printed_bytes(output, words):
-    """Bytes that are printed before these words, such as 33.10 GB; None if the words are not there."""
+    """Returns the bytes that are printed before `words`, such as 33.10 GB, or None if `words` do not occur."""
     found = re.search(f"([0-9.]+) (B|kB|MB|GB|TB) {words}", output)
     return float(found[1]) * 1000 ** ["B", "kB", "MB", "GB", "TB"].index(found[2]) if found else None
 
 
 def trace_steps(trace):
-    """The kernels of a --trace in order, as a list of steps: a step begins where another pass follows update."""
+    """Returns the kernels of a --trace as a list of steps. A step begins where another pass follows update."""
     events = trace["traceEvents"]
     rows = {event["args"]["name"]: event["tid"] for event in events if event.get("name") == "thread_name"}
     kernels = [event for event in events if event["ph"] == "X" and event["tid"] == rows.get("stream: kernels")]

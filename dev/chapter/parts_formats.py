@@ -283,8 +283,8 @@ def failures(results, about):
 QUALITY_COLORS = [GREY, BLUE, ORANGE, RED, GREEN, PURPLE]
 NANOCHAT = ("This compares quality after the same number of steps. FP8 saves time, but a step gains less than its "
             "matmuls: attention, LayerNorm and the update take the same time, quantisation is added, and a higher "
-            "loss needs longer training. The published gains at equal loss (nanochat: about 5 %) are smaller than the speed-up of "
-            "the matmuls.")
+            "loss needs longer training. The published gains at equal loss (nanochat: about 5 %) are smaller than the "
+            "speed-up of the matmuls.")
 
 
 def quality_figure(whole):

@@ -265,8 +265,8 @@ def recomputation(results, about):
         f"Measured in {about['rounds']} rounds of the three modes; whiskers show the range of the rounds. A faint bar "
         "allows no conclusion. Bytes are planned.",
         html_table(["recompute", "step ms, median (range)", "relative to none, median (range)", 
-                    "FLOPs relative to none", "chapter", "MFU", "HFU", "bytes kept per token and layer", "planned total"],
-                   rows), summary)
+                    "FLOPs relative to none", "chapter", "MFU", "HFU", "bytes kept per token and layer",
+                    "planned total"], rows), summary)
 
 
 # ---- gradient accumulation

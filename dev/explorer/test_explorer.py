@@ -4,8 +4,8 @@
     python3 dev/explorer/test_explorer.py --train-gpt ./train_gpt
 
 Opens index.html in headless Chromium with settings in its address, runs the plan command that the page shows, and
-compares every figure on the page with plan's: its exact value, its text, and the lengths of the bars. The page must
-complain about settings that plan refuses. Needs playwright (pip install playwright) and a Chromium (apt install
+compares every number on the page with plan's: its exact value, its text, and the length of the bars. The page must
+show an error for settings that plan rejects. Needs playwright (pip install playwright) and a Chromium (apt install
 chromium).
 """
 import argparse
@@ -46,7 +46,7 @@ READ_PAGE = """() => {
 
 
 def setting(**more):
-    """A setting in the address: the page's controls by name."""
+    """Returns settings for the address: values of the page's controls by name."""
     return urllib.parse.urlencode({"model": "gpt2", "seqlen": 1024, "microbatch": 16, "gpus": 1, "gigabytes": 80,
                                    **more})
 
@@ -68,11 +68,11 @@ def random_setting(models, rng):
 
 
 CORNERS = {
-    "the start": {},
+    "default settings": {},
     "405b, 131072 tokens, naive": dict(model="405b", seqlen=131072, microbatch=1, attention="naive"),
     "beyond 2^53 bytes": dict(model="405b", seqlen=131072, microbatch=1024, attention="naive", recompute="full"),
     "beyond 2^56 bytes": dict(model="405b", seqlen=65536, microbatch=32767, attention="naive", layers=1024),
-    "one of all": dict(layers=1, heads=1, channels=16, context=1, vocab=1, seqlen=1, microbatch=1),
+    "all sizes 1": dict(layers=1, heads=1, channels=16, context=1, vocab=1, seqlen=1, microbatch=1),
     "1 layer, full": dict(layers=1, recompute="full"),
     "selective, naive": dict(recompute="selective", attention="naive"),
     "the largest model": dict(layers=1024, heads=1024, channels=65536, vocab=4194304, seqlen=4194304, microbatch=1),
@@ -88,17 +88,17 @@ CORNERS = {
     "65536 GPUs, ZeRO 3, small layers": dict(layers=1, heads=1, channels=16, vocab=1, gpus=65536, zero=3),
     "3 GPUs, ZeRO 2, 2 layers, fp32": dict(layers=2, gpus=3, zero=2, precision="fp32"),
 }
-REFUSED = [dict(heads=64), dict(heads=4), dict(heads=7), dict(heads=1.5), dict(layers=0), dict(layers=1025),
-           dict(channels=65552, heads=4097), dict(vocab=4194305), dict(seqlen=4194305, microbatch=1),
-           dict(matmul="fp8", seqlen=17, microbatch=1), dict(microbatch=0), dict(microbatch=32769),
-           dict(seqlen=65536, microbatch=32768), dict(gpus=0), dict(gpus=2.5), dict(gpus=65537),
-           dict(gigabytes=0)]
+REJECTED = [dict(heads=64), dict(heads=4), dict(heads=7), dict(heads=1.5), dict(layers=0), dict(layers=1025),
+            dict(channels=65552, heads=4097), dict(vocab=4194305), dict(seqlen=4194305, microbatch=1),
+            dict(matmul="fp8", seqlen=17, microbatch=1), dict(microbatch=0), dict(microbatch=32769),
+            dict(seqlen=65536, microbatch=32768), dict(gpus=0), dict(gpus=2.5), dict(gpus=65537),
+            dict(gigabytes=0)]
 
 
-# ---- comparisons; each yields what is wrong
+# ---- comparisons: each yields its error messages
 
 def run_plan(train_gpt, command):
-    """Runs the command that the page shows with --json: exit status, record, message."""
+    """Runs the command that the page shows with --json. Returns the exit code, the record and the error message."""
     words = shlex.split(command)
     assert words[:2] == ["./train_gpt", "plan"], command
     done = subprocess.run([train_gpt, *words[1:], "--json"], capture_output=True, text=True)
@@ -106,13 +106,13 @@ def run_plan(train_gpt, command):
 
 
 def number_in(text):
-    """The value of a displayed figure: 1,234 or 4.61 GB"""
+    """Returns the value of a displayed number such as 1,234 or 4.61 GB."""
     number, _, unit = text.replace(",", "").partition(" ")
     return float(number) * UNITS[unit or "B"]
 
 
 def expected_figures(record):
-    """plan's figures by the page's keys."""
+    """Returns plan's numbers by the page's keys."""
     figures = {key: record[key] for key in ("gpu_memory", "fits", "parameters", "bytes_per_parameter",
                                             "activation_bytes_per_token_per_layer")}
     for group in ("bytes", "max_micro_batch"):
@@ -125,14 +125,14 @@ def compare_figures(page, record):
     expected, shown = expected_figures(record), {}
     for key, value, text in page["figures"]:
         if key in shown:
-            yield f"{key} is there twice"
+            yield f"{key} appears twice"
         shown[key] = value
         want = expected.get(key)
         if isinstance(want, bool):
             right = value == str(want).lower() and text.startswith("fits" if want else "too much by")
         elif isinstance(want, int):
             right = int(value) == want and abs(number_in(text) - want) <= 0.00501 * want
-        else:   # computed in double; the compiler may have changed the order
+        else:   # a double; the compiler may have changed the order of operations
             right = want is not None and abs(float(value) - want) <= 1e-14 * want \
                 and abs(number_in(text) - want) <= 0.00501 * want
         if not right:
@@ -159,14 +159,14 @@ def compare_bars(page, record):
         yield "a bar is longer than its frame"
 
 
-def one_setting(page, train_gpt, refused=False):
-    """Yields what is wrong with the current setting."""
+def one_setting(page, train_gpt, rejected=False):
+    """Compares the current setting with plan."""
     shown = page.evaluate(READ_PAGE)
     status, record, message = run_plan(train_gpt, shown["plan"])
     if status != 0:
         if status != 2 or not shown["error"]:
             yield f"plan exits with {status}: {message}; the page says '{shown['error']}'"
-    elif shown["error"] or refused:
+    elif shown["error"] or rejected:
         yield f"plan accepts this, the page says '{shown['error']}'"
     else:
         for compare in (compare_figures, compare_tensors, compare_bars):
@@ -174,7 +174,7 @@ def one_setting(page, train_gpt, refused=False):
 
 
 def presets(page, train_gpt, models):
-    """The page has plan's models; each slider sets its number."""
+    """Checks that the page has plan's models, and that each slider sets its number."""
     message = run_plan(train_gpt, "./train_gpt plan --model ?")[2]
     if f"one of {', '.join(models)}, found" not in message:
         yield f"the page has {models}; {message}"
@@ -185,7 +185,7 @@ def presets(page, train_gpt, models):
 
 
 def exclusions(page, show):
-    """Options that exclude each other are disabled, and replaced where they were chosen."""
+    """Checks that options which exclude each other are disabled, and replaced if they were selected."""
     ids = ("zero-3", "grads-fp16", "grads-bf16", "matmul-fp8", "matmul-fp8-all")
     for more, disabled, checked in (
             (dict(grads="bf16", matmul="fp8", zero=3), {"zero-3", "grads-fp16"}, {"zero-2", "grads-bf16"}),
@@ -199,7 +199,7 @@ def exclusions(page, show):
 
 
 def controls(page):
-    """A click chooses; each control has a label."""
+    """Checks that a click selects an option, and that each control has a label."""
     page.click("label:has(> #attention-naive)")
     if "--attention naive" not in page.text_content("#plan-command"):
         yield "a click does not choose naive attention"
@@ -215,13 +215,13 @@ def check(page, name, problems):
 
 
 def check_settings(page, show, train_gpt, count, seed):
-    """The corners, what plan refuses, and `count` random settings that plan accepts."""
+    """Tests the corner cases, settings that plan rejects, and `count` random settings that plan accepts."""
     for name, more in CORNERS.items():
         show(setting(**more))
         check(page, name, one_setting(page, train_gpt))
-    for more in REFUSED:
+    for more in REJECTED:
         show(setting(**more))
-        check(page, f"refused: {more}", one_setting(page, train_gpt, refused=True))
+        check(page, f"rejected: {more}", one_setting(page, train_gpt, rejected=True))
     models, accepted, tried = page.eval_on_selector_all("#model option", "all => all.map(e => e.value)"), 0, 0
     for model in models:
         show(setting(model=model))
@@ -276,7 +276,7 @@ def main():
                              viewport={"width": width, "height": 844}, has_touch=True)
             excess = page.evaluate(READ_PAGE)["width"]
             check(page, f"{width} pixels wide", [f"the page is {excess} pixels too wide"] if excess > 0 else [])
-        check(page, "no error in the console, no request", errors)
+        check(page, "no console errors and no network requests", errors)
         browser.close()
     finish()
 
