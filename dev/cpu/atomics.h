@@ -1,12 +1,13 @@
-// Atomic functions: read-modify-write in one piece, without an order on other accesses, as on a GPU.
+// Atomic functions, with relaxed memory order as on a GPU.
 #pragma once
 
 #include "cuda_runtime.h"
 
 namespace cuda_cpu {
 
-// For operations without a processor instruction: repeats until no other thread wrote between the read and the write.
-// It writes even if nothing changes, so that dev/inspect sees the same accesses for each. Compares bits, not values.
+// Atomically replaces *address by change(*address) and returns the old value: a compare-and-swap loop, for operations
+// without a processor instruction. Compares bits, not values. It also writes unchanged values, so that dev/inspect
+// always records the same accesses.
 template <class T, class Change>
 inline T atomic_update(T* address, Change change)
 {
@@ -26,7 +27,7 @@ inline T atomic_sum(T* address, T value)
 
 }  // namespace cuda_cpu
 
-// The types are CUDA's: `unsigned long`, and so size_t, is not one of them.
+// For the same types as in CUDA, which do not include `unsigned long` (size_t).
 #define CUDA_CPU_ATOMICS(T)                                                                                           \
     inline T atomicAdd(T* address, T value) { return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); }          \
     inline T atomicSub(T* address, T value) { return __atomic_fetch_sub(address, value, __ATOMIC_RELAXED); }          \
@@ -61,7 +62,7 @@ inline float atomicExch(float* address, float value)
     return before;
 }
 
-// Counts up to the bound and then from 0 again.
+// Increments *address; after the bound it wraps to 0. Returns the old value.
 inline unsigned atomicInc(unsigned* address, unsigned bound)
 {
     return cuda_cpu::atomic_update(address, [=](unsigned seen) { return seen >= bound ? 0 : seen + 1; });

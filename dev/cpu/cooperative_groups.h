@@ -1,5 +1,5 @@
-// Groups of threads: a block, and tiles of up to a warp. The emulator has no groups of coalesced threads, as threads
-// run one after another, and none of clusters and grids.
+// Cooperative groups: thread blocks, and tiles of up to a warp. Not emulated: coalesced groups (threads run one after
+// another), clusters and grids.
 #pragma once
 
 #include "cuda_runtime.h"
@@ -15,11 +15,11 @@ public:
 };
 inline thread_block this_thread_block() { return {}; }
 
-// Size neighbouring lanes of a warp. The meta group is the set of all tiles of the group that was partitioned.
+// Size consecutive lanes of a warp. The meta group is the set of all tiles of the partitioned group.
 template <unsigned Size, class Parent = void>
 class thread_block_tile {
     static_assert(Size > 0 && Size <= warpSize && (Size & (Size - 1)) == 0,
-                  "a tile has 1, 2, 4, 8, 16 or 32 threads, and no more than a warp");
+                  "a tile must have 1, 2, 4, 8, 16 or 32 threads, at most a warp");
 
 public:
     thread_block_tile(unsigned rank, unsigned count) : rank_(rank), count_(count) {}

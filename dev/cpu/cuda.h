@@ -1,4 +1,4 @@
-// The driver API's tensor maps for the copy engine (tma_load in ptx.h), with the checks that CUDA makes.
+// The driver API's tensor maps for TMA (tma_load in ptx.h), with CUDA's checks.
 #pragma once
 
 #include "cuda_runtime.h"
@@ -12,7 +12,8 @@ enum CUresult {
     CUDA_ERROR_NOT_SUPPORTED = 801,
 };
 
-// CUDA's is aligned to 128 bytes. Where vectors are shorter than that, g++ remarks on parameters so aligned.
+// In CUDA it is aligned to 128 bytes. It is not here, because g++ warns about parameters with a larger alignment than
+// the processor's vectors.
 struct CUtensorMap {
     cuuint64_t opaque[16];
 };
@@ -28,10 +29,10 @@ enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE };
 
 namespace cuda_cpu {
 
-// What a CUtensorMap holds here. Dimension 0 is the fastest; its stride is the element.
+// The contents of a CUtensorMap in the emulator. Dimension 0 is contiguous; its stride is the element size.
 struct TensorLayout {
     static constexpr uint32_t known = 0x7e45082b, max_rank = 5;
-    uint32_t magic;  // `known` in a map that was made
+    uint32_t magic;  // `known` in an encoded map
     uint16_t rank, swizzled, element_bytes;
     uint16_t box[max_rank];
     const char* data;
@@ -58,8 +59,8 @@ inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType typ
     constexpr uint64_t alignment = 16, max_extent = uint64_t{1} << 32, max_stride = uint64_t{1} << 40,
                        swizzle_bytes = 128;
     constexpr uint32_t max_box = 256, max_step = 8;
-    // "Tensor map objects are only supported on devices of compute capability 9.0 or higher"; of the errors that are
-    // documented for this call one fits.
+    // "Tensor map objects are only supported on devices of compute capability 9.0 or higher"; the documentation lists
+    // only one error for this call that fits.
     if (cuda_cpu::card() != nullptr && cuda_cpu::card()->capability.major < 9) return CUDA_ERROR_INVALID_VALUE;
     if (map == nullptr || rank == 0 || rank > TensorLayout::max_rank) return CUDA_ERROR_INVALID_VALUE;
     if (data == nullptr || reinterpret_cast<uintptr_t>(data) % alignment != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -95,7 +96,7 @@ inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType typ
     return CUDA_SUCCESS;
 }
 
-// The functions of the driver that a program may ask for by name.
+// Lookup of driver functions by name.
 constexpr unsigned long long cudaEnableDefault = 0;
 enum cudaDriverEntryPointQueryResult {
     cudaDriverEntryPointSuccess = 0,

@@ -1,11 +1,11 @@
-// bfloat16, with CUDA's names: the upper half of a float, rounded to nearest, ties to even.
+// bfloat16 with CUDA's names: the upper 16 bits of a float; conversions round to nearest even.
 #pragma once
 
 #include "short_floats.h"
 
 namespace cuda_cpu {
 
-// NaN has one representation, as on a GPU. No branch, so that loops become vector code.
+// Returns x as bfloat16. Every NaN becomes 0x7fff, as on a GPU. It has no branch, so loops can be vectorised.
 inline unsigned short bf16_bits(float x)
 {
     const unsigned bits = cuda_cpu::bits<unsigned>(x);
@@ -21,7 +21,7 @@ CUDA_CPU_SHORT_FLOAT(__nv_bfloat16, bfloat16, cuda_cpu::bf16_bits, cuda_cpu::flo
 using nv_bfloat16 = __nv_bfloat16;
 using nv_bfloat162 = __nv_bfloat162;
 
-// The same conversions of a pack of 16.
+// The same conversions for a pack of 16.
 inline void to_floats(float (&x)[16], const __nv_bfloat16 (&v)[16])
 {
     using namespace cuda_cpu;

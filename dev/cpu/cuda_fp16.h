@@ -1,5 +1,5 @@
-// Half precision, with CUDA's names: 1 bit of sign, 5 of exponent, 10 of mantissa. Arithmetic is a float's, rounded,
-// which is exact, as a float has more than twice the digits.
+// Half precision with CUDA's names: 1 sign bit, 5 exponent bits, 10 mantissa bits. Arithmetic is computed in float and
+// rounded. The result is correctly rounded, because float has more than twice the significand bits.
 #pragma once
 
 #include "short_floats.h"
@@ -9,7 +9,8 @@ namespace cuda_cpu {
 constexpr ShortFormat half_format = {16, 10, 15, 0x7bff, 0x7c00, 0x7fff, 0x7c00};
 inline unsigned short half_bits(float x) { return static_cast<unsigned short>(encoded(x, half_format)); }
 
-// A double is cut off to a float whose last bit is set if anything was lost, so that nothing is rounded twice.
+// Returns x truncated to float, with the last bit set if x was not exact (round to odd). Rounding the result to half
+// precision then equals rounding x once.
 inline float rounded_to_odd(double x)
 {
     const float nearest = static_cast<float>(x);

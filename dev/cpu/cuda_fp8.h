@@ -1,6 +1,6 @@
-// FP8, with CUDA's names, of both kinds: E4M3 has 1 bit of sign, 4 of exponent, 3 of mantissa, and no infinity; E5M2
-// has 1, 5 and 2, the upper half of a half. Conversions to FP8 round to nearest, ties to even; too large numbers
-// become the largest (saturation). (Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; PTX, cvt.rn.satfinite.)
+// Both FP8 formats, with CUDA's names. E4M3 has 1 sign bit, 4 exponent bits, 3 mantissa bits, and no infinity. E5M2 has
+// 1, 5 and 2: the upper byte of half precision. Conversions to FP8 round to nearest even and saturate: larger values
+// become the largest finite one. (Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; PTX, cvt.rn.satfinite.)
 #pragma once
 
 #include "cuda_bf16.h"
@@ -38,7 +38,7 @@ inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float x, __nv_saturation_t, __nv
 {
     return static_cast<__nv_fp8_storage_t>(cuda_cpu::encoded(x, cuda_cpu::fp8(kind)));
 }
-// The first of the two is in the lower bits.
+// The lower byte is x.x, the upper byte x.y.
 inline __nv_fp8x2_storage_t __nv_cvt_float2_to_fp8x2(float2 x, __nv_saturation_t, __nv_fp8_interpretation_t kind)
 {
     const auto& f = cuda_cpu::fp8(kind);

@@ -1,12 +1,12 @@
-// Device functions for numbers and bits, which are an instruction or two on a GPU.
+// Device functions for arithmetic, conversions and bits, which are one or two instructions on a GPU.
 #pragma once
 
 #include <limits.h>
 
 namespace cuda_cpu {
 
-// 2^n 2^f for a whole n and |f| <= 1/2: the first by arithmetic on the exponent's bits, the second by a polynomial.
-// (fma's are spelled out because the build may regroup plain sums.)
+// Returns 2^n 2^f for an integer n and |f| <= 1/2: 2^n by adding to the exponent bits, 2^f by a polynomial. (The FMAs
+// are explicit because the build's flags allow reordering of plain sums.)
 __attribute__((always_inline)) inline float exp2_of_sum(float n, float f)
 {
     float p = 1.535336207e-4f;
@@ -19,15 +19,15 @@ __attribute__((always_inline)) inline float exp2_of_sum(float n, float f)
     return bits<float>(bits<unsigned>(p) + (static_cast<unsigned>(static_cast<int>(n)) << 23));
 }
 
-// The result x of a special function, perturbed by CUDA_CPU_ROUNDING.
+// Returns the result x of a special function, perturbed by CUDA_CPU_ROUNDING.
 __attribute__((always_inline)) inline float special(float x)
 {
     watch::special_function();
     return math_rounding.last_bit(x);
 }
 
-// x, rounded before anything else is done with it: __fadd_rn(__fmul_rn(a, b), c) is no fma. Compilers without such a
-// barrier may still make one of it.
+// Returns x, rounded before any further operation, so that __fadd_rn(__fmul_rn(a, b), c) does not become an FMA. With a
+// compiler that lacks __builtin_assoc_barrier it still may.
 inline float rounded(float x)
 {
 #if defined(__has_builtin) && __has_builtin(__builtin_assoc_barrier)
@@ -37,7 +37,7 @@ inline float rounded(float x)
 #endif
 }
 
-// The integer x, clamped to what int holds; NaN gives 0.
+// Converts an integral x to int, clamped to int's range; NaN gives 0.
 inline int to_int(float x)
 {
     if (x != x) return 0;
@@ -47,13 +47,13 @@ inline int to_int(float x)
 
 }  // namespace cuda_cpu
 
-// e^x without a branch or a call, so that a loop around it becomes vector code. Within 2 units in the last place; like
-// the GPU's, a result below the normal range is 0. (extern "C" and noexcept because glibc declares these names too.)
+// Returns e^x with an error of at most 2 ULP. Subnormal results are flushed to 0, as on a GPU. It has no branch and no
+// call, so loops around it can be vectorised. (extern "C" and noexcept because glibc declares these names too.)
 extern "C" inline float __expf(float x) noexcept
 {
     cuda_cpu::watch::special_function();
     const float n = nearbyintf(x * 1.44269502f);
-    float f = __builtin_fmaf(x, 1.44269502f, -n);  // log2(e) has two parts: with one, the error would grow with x
+    float f = __builtin_fmaf(x, 1.44269502f, -n);  // log2(e) in two parts: with one, the error would grow with x
     f = __builtin_fmaf(x, cuda_cpu::bits<float>(cuda_cpu::math_rounding.log2_e_low), f);
     float result = cuda_cpu::exp2_of_sum(n, f);
     result = x < -87.33654f ? 0.0f : result;
@@ -75,7 +75,7 @@ inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }
 inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 
-// Conversions to integers: to nearest, towards zero.
+// Conversions to integers: _rn rounds to nearest even, _rz towards zero.
 inline int __float2int_rn(float x) { return cuda_cpu::to_int(nearbyintf(x)); }
 inline int __float2int_rz(float x) { return cuda_cpu::to_int(truncf(x)); }
 inline float __int2float_rn(int x) { return static_cast<float>(x); }
@@ -85,8 +85,8 @@ inline unsigned __float_as_uint(float x) { return cuda_cpu::bits<unsigned>(x); }
 inline float __int_as_float(int x) { return cuda_cpu::bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return cuda_cpu::bits<float>(x); }
 
-// g++ calls the library for fmaxf and fminf as long as NaNs exist, which keeps a loop from becoming vector code. These
-// have the same result without a call. (gnu_inline: the definition to inline, not the one to link.)
+// Unless NaNs are disabled, g++ calls the library for fmaxf and fminf, which prevents vectorisation. These functions
+// return the same results without a call. (gnu_inline: the definitions are only for inlining, not for linking.)
 extern "C" {
 extern inline __attribute__((always_inline, gnu_inline)) float fmaxf(float x, float y) noexcept
 {
@@ -98,7 +98,7 @@ extern inline __attribute__((always_inline, gnu_inline)) float fminf(float x, fl
 }
 }
 
-// CUDA's min and max take a mixture of integer types, by the usual conversions.
+// As in CUDA, min and max accept arguments of different types, with the usual arithmetic conversions.
 template <class X, class Y, class T = std::common_type_t<X, Y>>
 constexpr std::enable_if_t<std::is_arithmetic_v<X> && std::is_arithmetic_v<Y>, T> max(X a, Y b)
 {
@@ -117,7 +117,7 @@ inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigne
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline unsigned __umulhi(unsigned x, unsigned y) { return static_cast<unsigned>(static_cast<uint64_t>(x) * y >> 32); }
 
-// Loads and stores with a caching hint, which only a GPU uses.
+// Loads and stores with a cache hint, which has no effect here.
 template <class T> inline T __ldg(const T* address) { return *address; }
 template <class T> inline T __ldcs(const T* address) { return *address; }
 template <class T> inline T __ldcg(const T* address) { return *address; }
@@ -130,7 +130,7 @@ inline void __threadfence()
 }
 inline void __threadfence_block() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
-// A clock of 2 GHz.
+// Returns the ticks of a 2 GHz clock.
 inline long long clock64()
 {
     return 2 * std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();

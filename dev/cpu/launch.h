@@ -1,4 +1,4 @@
-// kernel<<<grid, block, shared, stream>>>(arguments), which rewrite.py translates to C++:
+// rewrite.py translates kernel<<<grid, block, shared, stream>>>(arguments) to:
 //
 //     cuda_cpu::launch(kernel, cuda_cpu::Configuration(grid, block, shared, stream))(arguments);
 #pragma once
@@ -14,7 +14,8 @@ struct Configuration : cudaLaunchConfig_t {
     }
 };
 
-// The arguments become the kernel's parameters as in any call. An error is left for cudaGetLastError, as in CUDA.
+// Returns a function that launches the kernel. Its arguments are converted to the kernel's parameters as in any call.
+// cudaGetLastError returns a launch's error, as in CUDA.
 template <class... Parameters> inline auto launch(void (*kernel)(Parameters...), const Configuration& configuration)
 {
     return [=](Parameters... arguments) { cudaLaunchKernelEx(&configuration, kernel, std::move(arguments)...); };

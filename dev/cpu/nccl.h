@@ -1,12 +1,12 @@
-// NCCL on a CPU: one rank in each process, all on one machine. The unique id names memory that the ranks share.
-// README.md, "Several processes", says in which order sums are, and which errors are reported.
+// NCCL on a CPU: each rank is a process, and all run on one machine. The unique id names shared memory of the ranks.
+// README.md, "Several processes", documents the order of sums and the errors.
 //
-//   - Calls are issued to a stream as kernels are. Where streams have queues (streams.h), a rank takes part in a
-//     collective only while its host waits: a launch does not block, as on a GPU, unless the queue is full.
+//   - Calls are issued to a stream, as kernels are. If work is queued (streams.h), a rank runs a collective only while
+//     its host waits for the device. So a launch does not block, as on a GPU, unless the queue is full.
 //   - CUDA_CPU_NCCL_FAILURE=9: the process's 9th call hangs, and its communicator reports that a remote rank failed.
-//   - Not here: several ranks in one process, types of 8-bit floats, averages, ncclReduce.
+//   - Not emulated: several ranks in one process, 8-bit float types, averages, ncclReduce.
 //
-// Map: NCCL's types, errors, shared memory, transfers, collectives, streams and groups, NCCL's functions
+// Map: NCCL's types · errors · shared memory · transfers · collectives · streams and groups · NCCL's functions
 #pragma once
 
 #include <fcntl.h>
@@ -39,13 +39,13 @@ enum ncclRedOp_t : int { ncclSum, ncclProd, ncclMax, ncclMin, ncclNumOps };
 namespace cuda_cpu::nccl { struct Shared; }
 namespace nccl_cpu = cuda_cpu::nccl;
 
-// A communicator. It is never freed, so that calls with a destroyed one are found.
+// A communicator. It is never freed, so that a call with a destroyed communicator is detected.
 struct ncclComm {
     int rank = 0, size = 1;
     nccl_cpu::Shared* shared = nullptr;
     int all_reduces = 0;
-    int calls = 0;   // collectives that this rank has begun, and 1 while messages move
-    std::atomic<ncclResult_t> error{ncclSuccess};  // the first one; later calls return it
+    int calls = 0;   // collectives that this rank has started, plus 1 while it sends or receives
+    std::atomic<ncclResult_t> error{ncclSuccess};  // the first error, which all later calls return
     std::atomic<bool> gone{false};                 // destroyed or aborted
     void* buffers = nullptr;
 };
@@ -82,35 +82,35 @@ template <class Work> ncclResult_t guarded(Work work) {
 
 constexpr int max_ranks = 32;
 constexpr size_t mailbox_bytes = 128 << 10;
-constexpr size_t buffer_bytes = 256 << 20;    // of a communicator on an emulated GPU
+constexpr size_t buffer_bytes = 256 << 20;    // device memory that a communicator allocates on an emulated GPU
 
 enum Kind { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, SEND, RECV };
 struct Call {
     Kind kind;
     size_t count;
-    int type, op, peer;   // peer: the root, or a message's other rank
+    int type, op, peer;   // peer: the root, or the other rank of a send or receive
     const void* send;
     void* recv;
 };
 
-// What is in flight from one rank to another: a piece of a transfer.
+// A piece of a transfer in flight from one rank to another.
 struct Mailbox {
     std::atomic<bool> full;
-    Call call;   // the sender's
+    Call call;   // of the sender
     char data[mailbox_bytes];
 };
 
-// All ranks map it; zeros at first. Pages that are never written take no memory.
+// The memory that all ranks map. It is zero at first; pages that are never written use no memory.
 struct Shared {
-    std::atomic<int> size;           // of the first rank that joins
-    std::atomic<int> error_state;    // 1: a rank writes the text, 2: it is written
+    std::atomic<int> size;           // nranks of the first rank that joined
+    std::atomic<int> error_state;    // 1: a rank is writing error_text, 2: it has been written
     int error_at;                    // ncclComm::calls of the failed rank
     char error_text[500];
     std::atomic<bool> joined[max_ranks];
     Mailbox mailbox[max_ranks][max_ranks];  // from, to
 };
 
-// Maps the memory that an id names: the descriptor of the process that made it, as a path in /proc.
+// Maps the memory that an id names: a path in /proc to a file descriptor of the process that created the id.
 inline Shared* map_memory(const ncclUniqueId& id) {
     const int file = open(id.internal, O_RDWR | O_CLOEXEC);
     const bool is_ours = lseek(file, 0, SEEK_END) == sizeof(Shared);
@@ -118,11 +118,12 @@ inline Shared* map_memory(const ncclUniqueId& id) {
         is_ours ? mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
     if (file >= 0) close(file);
     if (memory == MAP_FAILED)
-        fail(ncclSystemError, "the unique id was not made by a process that runs on this machine");
+        fail(ncclSystemError, "the unique id was not created by a process that runs on this machine");
     return static_cast<Shared*>(memory);
 }
 
-// Throws, also on the other ranks when they wait in the same call or a later one. Slower ranks complete earlier calls.
+// Throws on this rank, and on the other ranks when they wait in the same call or a later one. Slower ranks first
+// complete earlier calls.
 template <class... Parts> [[noreturn]] void fail_all(const ncclComm& comm, const Parts&... parts) {
     Shared& shared = *comm.shared;
     int none = 0;
@@ -134,7 +135,7 @@ template <class... Parts> [[noreturn]] void fail_all(const ncclComm& comm, const
     fail(ncclInvalidUsage, parts...);
 }
 
-// Blocks until holds(). First it yields, for as long as most transfers take, then it sleeps between polls.
+// Blocks until holds() is true. It polls, first yielding (for the time most transfers take), then sleeping in between.
 template <class Condition> void wait_until(const ncclComm& comm, Condition holds) {
     const auto sleeps_from = std::chrono::steady_clock::now() + std::chrono::microseconds(200);
     while (!holds()) {
@@ -148,7 +149,7 @@ template <class Condition> void wait_until(const ncclComm& comm, Condition holds
 
 // ==== transfers =========================================================================================
 
-// total[i] = total[i] op x[i]
+// Computes total[i] = total[i] op x[i].
 template <class T> void combine(void* total_, const void* x_, size_t bytes, int op) {
     T* const total = static_cast<T*>(total_);
     const T* const x = static_cast<const T*>(x_);
@@ -180,7 +181,7 @@ inline std::string describe(int rank, const Call& call) {
                    call.kind <= REDUCE_SCATTER ? ops[call.op] : "", peer, ")");
 }
 
-// Compares a call with that of the peer which sends to it.
+// Fails on all ranks if a call does not match the call of the peer that sends to it.
 inline void check_match(const ncclComm& comm, const Call& call, int peer, const Call& other) {
     Call expected = call;
     if (call.kind == RECV) {
@@ -192,7 +193,7 @@ inline void check_match(const ncclComm& comm, const Call& call, int peer, const 
                  describe(peer, other));
 }
 
-// At most mailbox_bytes to or from another rank. It may be empty: the ranks' calls are compared nevertheless.
+// A transfer of at most mailbox_bytes to or from another rank. An empty one still compares the ranks' calls.
 struct Transfer {
     Call call;
     bool sends;
@@ -202,8 +203,8 @@ struct Transfer {
     bool sent = false, finished = false;
 };
 
-// Does what the mailbox allows. Returns whether the transfer has finished: a send, when the receiver has taken the
-// data, as in NCCL.
+// Advances a transfer as far as the mailbox allows. Returns whether it has finished. A send finishes when the receiver
+// has read the data, as in NCCL.
 inline bool advance(const ncclComm& comm, Transfer& t) {
     Mailbox& box = comm.shared->mailbox[t.sends ? comm.rank : t.peer][t.sends ? t.peer : comm.rank];
     if (box.full == t.sends) return false;
@@ -219,7 +220,7 @@ inline bool advance(const ncclComm& comm, Transfer& t) {
     return !t.sends;
 }
 
-// Blocks until all transfers have finished. Those from one rank to another take place one after the other.
+// Blocks until all transfers have finished. Transfers from one rank to another run one after another.
 inline void run_transfers(const ncclComm& comm, std::vector<Transfer>& transfers) {
     wait_until(comm, [&] {
         bool busy[2][max_ranks] = {}, all_finished = true;   // busy: by direction and peer
@@ -234,18 +235,20 @@ inline void run_transfers(const ncclComm& comm, std::vector<Transfer>& transfers
 
 // ==== collectives =======================================================================================
 
+// Returns whether all-reduce uses NVLS: on an emulated H100 or H200, unless NCCL_ALGO excludes it.
 inline bool uses_nvls() {
     const char* algorithms = getenv("NCCL_ALGO");
     if (card() == nullptr || card()->capability.major != 9) return false;
     return algorithms == nullptr || (*algorithms == '^') != (strstr(algorithms, "NVLS") != nullptr);
 }
 
-// Piece by piece, every rank sends to all ranks, and receives from them, what they need.
+// Runs a collective in pieces of mailbox_bytes. For each piece, every rank exchanges data with all ranks, itself
+// included, and reduces what it has received.
 inline void run_collective(ncclComm& comm, const Call& call) {
     const bool reduces = call.kind <= REDUCE_SCATTER;
     const size_t bytes = bytes_of(call);
     comm.calls++;
-    const int first = call.kind == ALL_REDUCE && uses_nvls() ? comm.all_reduces++ % comm.size : 0;   // term of a sum
+    const int first = call.kind == ALL_REDUCE && uses_nvls() ? comm.all_reduces++ % comm.size : 0;   // first term
     for (size_t done = 0; done == 0 || done < bytes; done += mailbox_bytes) {
         const size_t piece = std::min(mailbox_bytes, bytes - done);
         char* const send = static_cast<char*>(const_cast<void*>(call.send)) + done;
@@ -267,7 +270,7 @@ inline void run_collective(ncclComm& comm, const Call& call) {
     }
 }
 
-// A communicator's messages in a group are in flight together.
+// Runs the sends and receives of a group on one communicator, all at the same time.
 inline void run_messages(ncclComm& comm, const std::vector<Call>& calls) {
     std::vector<Transfer> transfers;
     for (const Call& call : calls) {
@@ -281,7 +284,7 @@ inline void run_messages(ncclComm& comm, const std::vector<Call>& calls) {
     comm.calls--;
 }
 
-// Returns each rank's value.
+// Returns the values of all ranks, by rank (an all-gather).
 template <class T> std::vector<T> gather_values(ncclComm& comm, const T& mine) {
     std::vector<T> values(static_cast<size_t>(comm.size));
     run_collective(comm, {ALL_GATHER, sizeof(T), ncclInt8, 0, 0, &mine, values.data()});
@@ -290,11 +293,11 @@ template <class T> std::vector<T> gather_values(ncclComm& comm, const T& mine) {
 
 // ==== streams and groups ================================================================================
 
-struct Issued { ncclComm_t comm; std::vector<Call> calls; cudaStream_t stream; };   // one collective, or messages
-inline Place last_issued;                        // the end of the newest call, on any communicator
+struct Issued { ncclComm_t comm; std::vector<Call> calls; cudaStream_t stream; };   // a collective, or sends and recvs
+inline Place last_issued;                        // the end of the last call that was queued, on any communicator
 inline thread_local std::vector<Issued> group;   // calls since ncclGroupStart
 inline thread_local int group_depth = 0;
-inline thread_local ncclResult_t group_error = ncclSuccess;   // of a call inside
+inline thread_local ncclResult_t group_error = ncclSuccess;   // first error of a call in the group
 
 inline void perform(const Issued& issued) {
     static const char* const failure = getenv("CUDA_CPU_NCCL_FAILURE");
@@ -308,9 +311,9 @@ inline void perform(const Issued& issued) {
     else run_collective(comm, issued.calls[0]);
 }
 
-// Issues calls to their stream, after all earlier ones of any stream. (NCCL orders those of one communicator; a program
-// that uses two must keep the same order on all ranks, or GPUs may deadlock.) An error is final for a communicator,
-// because its ranks may have stopped at different calls.
+// Issues calls to their stream, ordered after all earlier calls in any stream. (NCCL orders the calls of one
+// communicator. A program with two must issue their calls in the same order on all ranks, or GPUs may deadlock.) After
+// an error a communicator stays unusable, because its ranks may have stopped at different calls.
 inline void issue(const Issued& issued) {
     ncclComm& comm = *issued.comm;
     const auto work = [issued, &comm] {
@@ -334,7 +337,7 @@ inline void check_communicator(const ncclComm* comm) {
         fail(ncclInvalidArgument, "comm is null or was destroyed; expected a communicator");
 }
 
-// Checks what the call reads or writes: `parts` times its count.
+// Fails if a buffer of the call, `parts` times its count, is null or, on an emulated GPU, not in device memory.
 inline void check_buffer(const Call& call, int rank, const char* name, const void* data, int parts) {
     const size_t bytes = bytes_of(call) * static_cast<size_t>(parts);
     const char* error = nullptr;
@@ -345,6 +348,7 @@ inline void check_buffer(const Call& call, int rank, const char* name, const voi
     if (bytes > 0 && error != nullptr) fail(ncclInvalidArgument, describe(rank, call), ": ", name, error);
 }
 
+// Fails if the communicator, the peer or a buffer is invalid.
 inline void check_call(const Call& call, const ncclComm* comm) {
     check_communicator(comm);
     if (call.peer < 0 || call.peer >= comm->size)
@@ -356,14 +360,14 @@ inline void check_call(const Call& call, const ncclComm* comm) {
     check_buffer(call, comm->rank, "recvbuff", call.recv, recv);
 }
 
-// Issues a group's calls in their order, or none if one of them was refused.
+// Issues a group's calls in order, or none of them if one was invalid; then returns its error.
 inline ncclResult_t issue_group() {
     const std::vector<Issued> calls = std::exchange(group, {});
     const ncclResult_t error = std::exchange(group_error, ncclSuccess);
     return error != ncclSuccess ? error : guarded([&] { for (const Issued& issued : calls) issue(issued); });
 }
 
-// Adds a call to the open group, or to one of its own.
+// Adds a call to the open group; outside of a group, issues it.
 inline ncclResult_t enqueue(const Call& call, ncclComm_t comm, cudaStream_t stream) {
     const ncclResult_t result = guarded([&] {
         check_call(call, comm);
@@ -400,10 +404,10 @@ inline ncclResult_t ncclGroupStart() {
     return ncclSuccess;
 }
 
-// The outermost one issues the group's calls.
+// The outermost ncclGroupEnd issues the group's calls.
 inline ncclResult_t ncclGroupEnd() {
     using namespace nccl_cpu;
-    if (group_depth == 0) return guarded([] { fail(ncclInvalidUsage, "ncclGroupEnd: no group has begun"); });
+    if (group_depth == 0) return guarded([] { fail(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart"); });
     return --group_depth > 0 ? ncclSuccess : issue_group();
 }
 
@@ -437,7 +441,7 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     return guarded([&] {
         const int file = memfd_create("nccl", MFD_CLOEXEC);
         if (file < 0 || ftruncate(file, sizeof(Shared)) != 0)
-            fail(ncclSystemError, "ncclGetUniqueId: shared memory: ", strerror(errno));
+            fail(ncclSystemError, "ncclGetUniqueId: cannot create shared memory: ", strerror(errno));
         snprintf(id->internal, sizeof(id->internal), "/proc/%d/fd/%d", getpid(), file);
     });
 }
@@ -453,7 +457,7 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId 
         if (!shared.size.compare_exchange_strong(size, nranks) && size != nranks)
             fail_all(*created, "nranks is ", nranks, " on rank ", rank, " and ", size, " on another");
         if (shared.joined[rank].exchange(true))
-            fail(ncclInvalidUsage, "rank ", rank, " has joined already; expected a new unique id");
+            fail(ncclInvalidUsage, "rank ", rank, " has already joined; expected a new unique id");
         int device = 0;
         cudaGetDevice(&device);
         std::vector<int> devices = gather_values(*created, device);
@@ -461,12 +465,12 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId 
         const auto twice = std::adjacent_find(devices.begin(), devices.end());
         if (twice != devices.end()) fail(ncclInvalidUsage, "duplicate GPU: several ranks use device ", *twice);
         if (cuda_cpu::card() != nullptr && cudaMalloc(&created->buffers, buffer_bytes) != cudaSuccess)
-            fail(ncclUnhandledCudaError, "no memory for a communicator's buffers");
+            fail(ncclUnhandledCudaError, "no device memory for a communicator's buffers of ", buffer_bytes, " bytes");
         *comm = created;
     });
 }
 
-// Ranks of one color become a communicator, ordered by key, then by rank.
+// Ranks with the same color form a new communicator, ordered by key, then by rank.
 inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm, ncclConfig_t*) {
     using namespace nccl_cpu;
     struct Member { int color, key, rank; ncclUniqueId id; };
@@ -487,11 +491,11 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
     });
 }
 
-// Runs queued work first.
+// Completes queued work first.
 inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     return nccl_cpu::guarded([&] {
         nccl_cpu::check_communicator(comm);
-        cuda_cpu::run_until_reached(nccl_cpu::last_issued);   // whose error is the communicator's
+        cuda_cpu::run_until_reached(nccl_cpu::last_issued);   // an error is stored in comm->error
         comm->gone = true;
         munmap(comm->shared, sizeof(*comm->shared));
         cudaFree(comm->buffers);
@@ -499,7 +503,7 @@ inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     });
 }
 
-// Does not wait: unfinished work is dropped.
+// Does not wait; unfinished work is dropped.
 inline ncclResult_t ncclCommAbort(ncclComm_t comm) {
     return nccl_cpu::guarded([&] {
         nccl_cpu::check_communicator(comm);
@@ -507,7 +511,7 @@ inline ncclResult_t ncclCommAbort(ncclComm_t comm) {
     });
 }
 
-// Returns the error of queued work.
+// Sets *error to the error of queued work.
 inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     return nccl_cpu::guarded([&] {
         nccl_cpu::check_communicator(comm);

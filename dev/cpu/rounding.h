@@ -1,9 +1,9 @@
-// Rounding as on another machine: CUDA_CPU_ROUNDING=SEED perturbs what the emulator computes itself, where processors,
-// libraries and GPUs differ. The perturbation depends on the seed, operands and shapes only, so the same command gives
-// the same bits. Sums that a kernel writes as a plain loop are the compiler's: only flags such as -ffp-contract=off
-// change those.
+// Rounding as on another machine. CUDA_CPU_ROUNDING=SEED perturbs those computations of the emulator in which
+// processors, libraries and GPUs differ. The perturbation depends only on the seed, operands and shapes, so the same
+// command gives the same bits. It does not change sums in a kernel's own loops, which the compiler translates; flags
+// such as -ffp-contract=off do.
 //
-//   - Matrix products: the sum over k is formed in two parts, which begin at a place drawn from the seed.
+//   - Matrix products: the sum over k is computed in two parts, divided at a random index.
 //   - Tensor-core instructions (ptx.h): the order of the sum over k.
 //   - __expf, exp2_approx: the last bits of the polynomial's coefficients.
 //   - rsqrtf, __logf, __sinf ..., reciprocal_approx: the last bit of the result.
@@ -19,10 +19,11 @@
 
 namespace cuda_cpu {
 
+// Returns the same bits as another type.
 template <class To, class From>
 inline To bits(From from)
 {
-    static_assert(sizeof(To) == sizeof(From), "the same bits seen as another type");
+    static_assert(sizeof(To) == sizeof(From), "both types must have the same size");
     To to;
     memcpy(&to, &from, sizeof(to));
     return to;
@@ -36,12 +37,12 @@ constexpr uint64_t mixed(uint64_t z)
     return z ^ z >> 31;
 }
 
-// What a seed chooses; seed 0 changes nothing. Coefficients are stored as their bits.
+// The perturbations of a seed; seed 0 changes nothing. Coefficients are stored as bits of a float.
 struct Rounding {
     uint64_t seed;
     int32_t log2_e_low;       // log2(e) - 1.44269502f
-    int32_t exp2_1, exp2_2;   // of f and f^2 in the polynomial for 2^f
-    unsigned k_order;         // XORed onto k in tensor-core instructions
+    int32_t exp2_1, exp2_2;   // coefficients of f and f^2 in the polynomial for 2^f
+    unsigned k_order;         // XORed with k in tensor-core instructions
 
     // 1.92596299e-8f, 6.931472029e-1f and 2.402264791e-1f
     static constexpr Rounding exact() { return {0, 0x32a57060, 0x3f317218, 0x3e75fdee, 0}; }
@@ -60,14 +61,15 @@ struct Rounding {
         return r;
     }
 
-    // Where the second part of a sum over k begins; 0: the sum has one part.
+    // Returns the k at which the second part of a sum begins; 0: the sum has one part.
     int64_t split(int64_t k) const
     {
         if (seed == 0 || k < 2) return 0;
         return 1 + static_cast<int64_t>(mixed(seed ^ static_cast<uint64_t>(k) << 32) % static_cast<uint64_t>(k - 1));
     }
 
-    // x, or one of its neighbours. Powers of 2, 0, infinity and NaN stay: every machine returns these exactly.
+    // Returns x or one of the two adjacent floats. Powers of 2, 0, infinity and NaN are unchanged: every machine
+    // computes them exactly.
     float last_bit(float x) const
     {
         const uint32_t word = bits<uint32_t>(x);
@@ -76,7 +78,7 @@ struct Rounding {
     }
 };
 
-// Returns the number in an environment variable, or `otherwise` if it is not set; ends the program if it is no number.
+// Returns the number in an environment variable, or `otherwise` if it is unset. Ends the program if it is not a number.
 inline uint64_t number_of_environment(const char* variable, uint64_t otherwise)
 {
     const char* text = getenv(variable);
@@ -91,14 +93,14 @@ inline uint64_t number_of_environment(const char* variable, uint64_t otherwise)
 }
 
 #ifdef CUDA_CPU_INSPECT
-constexpr Rounding rounding = Rounding::exact();   // kernels are instrumented: they must not read it from memory
+constexpr Rounding rounding = Rounding::exact();   // a constant, because instrumented kernels must not load it
 #else
 inline Rounding rounding = Rounding::of_seed(number_of_environment("CUDA_CPU_ROUNDING", 0));
 inline void set_rounding(uint64_t seed) { rounding = Rounding::of_seed(seed); }
 #endif
 
-// Rounding of mathematical functions in kernels. At width 1, where the loops around them are vectorised, it is a
-// constant unless the program is compiled with -DCUDA_CPU_ROUNDING_MATH: as a variable it costs over 10 % of speed.
+// Rounding of mathematical functions in kernels. At width 1, where the compiler vectorises loops around them, it is a
+// constant unless the program is compiled with -DCUDA_CPU_ROUNDING_MATH: a variable would cost over 10 % of the speed.
 #if WARP_SIZE == 1 && !defined(CUDA_CPU_ROUNDING_MATH)
 constexpr bool perturbs_math = false;
 constexpr Rounding math_rounding = Rounding::exact();

@@ -1,48 +1,50 @@
-// What short floats have in common: conversions, also of packs of 16; and for __nv_bfloat16 and __half a storage class,
-// pairs, and arithmetic, which is a float's and then rounded.
+// Common code of the 8- and 16-bit floats: conversions, also of packs of 16. For __nv_bfloat16 and __half also the
+// types, pairs, and arithmetic, which is computed in float and rounded.
 #pragma once
 
 #include "cuda_runtime.h"
 
 namespace cuda_cpu {
 
-// Vectors of 16, for packs. g++ makes vector code of a conversion in a loop over an array, but not of one in straight
-// code.
+// Vectors of 16 elements, for packs. Without them g++ vectorises conversions only in loops over arrays, not in
+// straight-line code.
 typedef float Floats __attribute__((vector_size(64)));
 typedef unsigned Bits __attribute__((vector_size(64)));
 typedef unsigned short Halves __attribute__((vector_size(32)));
 typedef unsigned char Codes __attribute__((vector_size(16)));
 
-// Copies a pack to a vector. (By reference: to return a vector that the processor has no register for would be another
+// Copies a pack to a vector. (By reference: returning a vector wider than the processor's registers would change the
 // calling convention.)
 template <class Vector, class T>
 inline void load_pack(Vector& to, const T& array)
 {
-    static_assert(sizeof(to) == sizeof(array), "a pack of 16");
+    static_assert(sizeof(to) == sizeof(array), "a pack must have 16 elements");
     memcpy(&to, &array, sizeof(to));
 }
 
-// ---- half precision and FP8 (bfloat16, whose exponents are a float's, is simpler: cuda_bf16.h)
+// ---- half precision and FP8 (bfloat16, which has the exponent of a float, is simpler: cuda_bf16.h)
 
 struct ShortFormat {
-    unsigned width, mantissa, bias;  // bits of a number, of its mantissa; what is taken off the exponent
-    unsigned largest;                // the code of the largest number
-    unsigned infinity, nan;          // the same: there is no infinity
-    unsigned too_large;              // what larger numbers become
+    unsigned width, mantissa, bias;  // bits of a value and of its mantissa; exponent bias
+    unsigned largest;                // code of the largest finite value
+    unsigned infinity, nan;          // codes; equal if the format has no infinity
+    unsigned too_large;              // code of values that overflow
 
     constexpr unsigned sign() const { return 1u << (width - 1); }
-    constexpr unsigned lost() const { return 23 - mantissa; }                   // bits of a float's mantissa
-    constexpr unsigned bias_of_float() const { return 127 - bias; }             // what a float takes off besides
-    constexpr unsigned normal() const { return (bias_of_float() + 1) << 23; }   // the least normal, as a float
-    constexpr unsigned unit() const { return normal() + (lost() << 23); }       // whose last bit is the least number
+    constexpr unsigned dropped() const { return 23 - mantissa; }                // float has this many more mantissa bits
+    constexpr unsigned bias_difference() const { return 127 - bias; }           // float's exponent bias minus this one
+    constexpr unsigned normal() const { return (bias_difference() + 1) << 23; } // the smallest normal, as float bits
+    // The float whose ULP is the smallest subnormal.
+    constexpr unsigned unit() const { return normal() + (dropped() << 23); }
 };
 
-// Of a number, or of a vector of numbers. Both directions take exponent and mantissa as one whole number, in which
-// neighbours are 1 apart, and have no branch. A subnormal is added to `unit`, or taken from there.
+// Converts codes to floats; Floats and Bits are scalars or vectors. decode and encode have no branch. They treat
+// exponent and mantissa as one integer, which differs by 1 between adjacent values. To convert a subnormal, encode adds
+// `unit`, and decode subtracts it.
 template <class Floats, class Bits> inline void decode(Floats& x, const Bits& code, const ShortFormat& f)
 {
     const Bits none = {}, magnitude = code & (f.sign() - 1), sign = (code & f.sign()) << (32 - f.width);
-    const Bits normal = (magnitude << f.lost()) + (f.bias_of_float() << 23), raised = magnitude + f.unit();
+    const Bits normal = (magnitude << f.dropped()) + (f.bias_difference() << 23), raised = magnitude + f.unit();
     Floats number;
     memcpy(&number, &raised, sizeof(x));
     number = number - bits<float>(f.unit());
@@ -55,14 +57,14 @@ template <class Floats, class Bits> inline void decode(Floats& x, const Bits& co
     memcpy(&x, &all, sizeof(x));
 }
 
-// To nearest, ties to even: a normal number as an integer, a subnormal by the addition.
+// Converts floats to codes, rounded to nearest even: normals by integer arithmetic, subnormals by adding `unit`.
 template <class Floats, class Bits> inline void encode(Bits& code, const Floats& x, const ShortFormat& f)
 {
     Bits all, raised;
     memcpy(&all, &x, sizeof(x));
     const Bits none = {}, magnitude = all & 0x7fffffffu;
-    const Bits half = ((1u << (f.lost() - 1)) - 1) + (magnitude >> f.lost() & 1u);
-    const Bits normal = ((magnitude + half) >> f.lost()) - (f.bias_of_float() << f.mantissa);
+    const Bits half = ((1u << (f.dropped() - 1)) - 1) + (magnitude >> f.dropped() & 1u);
+    const Bits normal = ((magnitude + half) >> f.dropped()) - (f.bias_difference() << f.mantissa);
     Floats number;
     memcpy(&number, &magnitude, sizeof(x));
     number = number + bits<float>(f.unit());
@@ -86,7 +88,7 @@ inline unsigned encoded(float x, const ShortFormat& f)
     return code;
 }
 
-// The same conversions of a pack of 16.
+// The same conversions for a pack of 16.
 template <class T> inline void decode_pack(float (&x)[16], const T (&v)[16], const ShortFormat& f)
 {
     std::conditional_t<sizeof(T) == 1, Codes, Halves> codes;
@@ -108,7 +110,7 @@ template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], con
 }  // namespace cuda_cpu
 
 // Defines the type T, its raw form T##_raw and its pair T##2 from Encode (float or double to bits) and Decode (bits to
-// float). Name: what CUDA's conversions call it, half or bfloat16.
+// float). Name: the type's name in CUDA's conversion functions, half or bfloat16.
 #define CUDA_CPU_SHORT_FLOAT(T, Name, Encode, Decode)                                                                 \
     struct T##_raw { unsigned short x; };                                                                             \
     struct __align__(2) T {                                                                                           \
@@ -133,7 +135,7 @@ template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], con
     inline T __hmax(T x, T y) { return fmaxf(x, y); }                                                                 \
     inline T __hmin(T x, T y) { return fminf(x, y); }                                                                 \
     inline T __hneg(T x) { return -static_cast<float>(x); }                                                           \
-    /* The product is exact in double, where the sum loses only what is too far below its last bit to matter. */      \
+    /* The product is exact in double. The sum drops only bits too far below the last bit of T to matter. */          \
     inline T __hfma(T x, T y, T z)                                                                                    \
     {                                                                                                                 \
         return static_cast<double>(static_cast<float>(x)) * static_cast<float>(y) + static_cast<float>(z);            \
@@ -155,7 +157,7 @@ template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], con
     inline float __low2float(T##2 v) { return v.x; }                                                                  \
     inline float __high2float(T##2 v) { return v.y; }
 
-// An arithmetic operator has a short result, as on a GPU: without it, x + y would be a float.
+// Arithmetic operators with a result of type T, as on a GPU. Without them, x + y would be a float.
 #define CUDA_CPU_SHORT_OPERATOR(T, operation, name, name2)                                                            \
     inline T operator operation(T x, T y) { return static_cast<float>(x) operation static_cast<float>(y); }           \
     inline T& operator operation##=(T& x, T y) { return x = x operation y; }                                          \

@@ -1,4 +1,4 @@
-// Tests of nccl.h for some number of ranks, each a process: test_nccl 3
+// Tests of nccl.h. `test_nccl 3` runs 3 ranks, each a process.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 
 static int rank = 0, size = 1, passed = 0, failed = 0;
-static std::vector<ncclUniqueId> ids(30);   // made before the ranks, which use them in turn
+static std::vector<ncclUniqueId> ids(30);   // created before the ranks are forked; each communicator uses the next one
 static size_t next_id = 0;
 
 static void expect(const std::string& what, bool holds) {
@@ -18,13 +18,14 @@ static void expect(const std::string& what, bool holds) {
     fflush(stdout);
 }
 
-// Returns whether a call failed with this result and an error text that has all words.
-static bool refused(ncclResult_t found, ncclResult_t expected, const std::vector<std::string>& words) {
+// Returns whether a call failed with this result and an error text that contains all words.
+static bool rejected(ncclResult_t found, ncclResult_t expected, const std::vector<std::string>& words) {
     const std::string text = ncclGetLastError(nullptr);
     const auto has = [&](const std::string& word) { return text.find(word) != std::string::npos; };
     return found == expected && std::all_of(words.begin(), words.end(), has);
 }
 
+// Returns a new communicator of all ranks.
 static ncclComm_t communicator() {
     ncclComm_t comm = nullptr;
     ncclCommInitRank(&comm, size, ids[next_id++], rank);
@@ -54,7 +55,7 @@ static ncclResult_t sum(ncclComm_t comm, const int* from, int* to, size_t n = 1,
 
 // ==== results ===========================================================================================
 
-// A rank's numbers of many magnitudes, whose sums depend on the order.
+// Returns a rank's values, of many magnitudes, so that rounded sums depend on the order.
 template <class T> static std::vector<T> values_of(int owner, size_t count) {
     cuda_cpu::Random random{static_cast<uint64_t>(owner + 1)};
     std::vector<T> values;
@@ -66,6 +67,7 @@ template <class T> static std::vector<T> values_of(int owner, size_t count) {
     return values;
 }
 
+// Returns the sums of values_of() over all ranks, in the order of ranks.
 template <class T> static std::vector<T> sum_of_ranks(size_t count) {
     std::vector<T> total = values_of<T>(0, count);
     for (int r = 1; r < size; r++) {
@@ -75,7 +77,7 @@ template <class T> static std::vector<T> sum_of_ranks(size_t count) {
     return total;
 }
 
-// Checks the four collectives on n numbers of each rank. In place, all use one buffer.
+// Checks the four collectives with n values per rank. In place: they use one buffer.
 template <class T> static bool collectives_are_right(ncclComm_t comm, ncclDataType_t type, size_t n, bool in_place) {
     const size_t own = n * static_cast<size_t>(rank), all = n * static_cast<size_t>(size);
     const std::vector<T> values = values_of<T>(rank, all), own_values = values_of<T>(rank, n);
@@ -104,22 +106,22 @@ template <class T> static void test_type(const std::string& name, ncclDataType_t
     bool right = true;
     for (const size_t n : {0, 1, 7, 300001})
         for (const bool in_place : {false, true}) right = collectives_are_right<T>(comm, type, n, in_place) && right;
-    expect(name + ": collectives, in place or not; sums in the order of ranks, bit for bit", right);
+    expect(name + ": collectives are right, in place or not; sums in the order of ranks have the same bits", right);
 }
 
-static void test_operations_and_messages(ncclComm_t comm) {
+static void test_operations_and_sends(ncclComm_t comm) {
     const auto gives = [&](ncclRedOp_t op, float mine, float expected) {
         Array<float> x({mine});
         return ncclAllReduce(x.data, x.data, 1, ncclFloat, op, comm, nullptr) == ncclSuccess && x.is({expected});
     };
     const float r = static_cast<float>(rank), last = static_cast<float>(size - 1);
-    expect("maximum, minimum and product", gives(ncclMax, r, last) && gives(ncclMax, 1 - r, 1) &&
-                                               gives(ncclMin, 1 - r, 1 - last) &&
-                                               gives(ncclProd, 2, static_cast<float>(1 << size)));
+    expect("all-reduce computes maximum, minimum and product",
+           gives(ncclMax, r, last) && gives(ncclMax, 1 - r, 1) && gives(ncclMin, 1 - r, 1 - last) &&
+               gives(ncclProd, 2, static_cast<float>(1 << size)));
     bool right = true;
     std::vector<std::unique_ptr<Array<int>>> sent, received;
     ncclGroupStart();
-    for (int peer = 0; peer < size; peer++)   // this rank too
+    for (int peer = 0; peer < size; peer++)   // including this rank
         for (const size_t count : {0, 100003, 5}) {
             sent.push_back(std::make_unique<Array<int>>(values_of<int>(rank * 9 + peer, count)));
             received.push_back(std::make_unique<Array<int>>(std::vector<int>(count)));
@@ -129,31 +131,34 @@ static void test_operations_and_messages(ncclComm_t comm) {
     right = ncclGroupEnd() == ncclSuccess && right;
     for (size_t i = 0; i < received.size(); i++)
         right = received[i]->is(values_of<int>(static_cast<int>(i / 3) * 9 + rank, received[i]->count)) && right;
-    expect("messages of all ranks to all, in a group, arrive in their order", right);
+    expect("sends of all ranks to all, in a group, arrive in order", right);
     Array<int> x({rank});
     if (rank > 0) ncclRecv(x.data, 1, ncclInt, rank - 1, comm, nullptr);
     if (rank < size - 1) ncclSend(x.data, 1, ncclInt, rank + 1, comm, nullptr);
-    expect("a message along a chain", x.is({0}));
+    expect("a value is passed from rank to rank", x.is({0}));
 }
 
 static void test_groups(ncclComm_t comm) {
     Array<int> x({1});
-    expect("refused: an end without a beginning", refused(ncclGroupEnd(), ncclInvalidUsage, {"no group"}));
+    expect("ncclGroupEnd without ncclGroupStart is rejected",
+           rejected(ncclGroupEnd(), ncclInvalidUsage, {"without ncclGroupStart"}));
     ncclGroupStart();
     sum(comm, x.data, x.data);
     ncclGroupStart();
     sum(comm, x.data, x.data);
     const bool inner = ncclGroupEnd() == ncclSuccess && x.is({1});
-    expect("the outermost end issues a group's calls", inner && ncclGroupEnd() == ncclSuccess && x.is({size * size}));
+    expect("the outermost ncclGroupEnd issues a group's calls",
+           inner && ncclGroupEnd() == ncclSuccess && x.is({size * size}));
     ncclGroupStart();
-    const bool refuses = refused(sum(comm, nullptr, x.data), ncclInvalidArgument, {"sendbuff is null"});
+    const bool found = rejected(sum(comm, nullptr, x.data), ncclInvalidArgument, {"sendbuff is null"});
     sum(comm, x.data, x.data);
-    expect("a refused call refuses its group", refuses && ncclGroupEnd() == ncclInvalidArgument && x.is({size * size}));
+    expect("a group with an invalid call is rejected as a whole",
+           found && ncclGroupEnd() == ncclInvalidArgument && x.is({size * size}));
 }
 
 // ==== errors ============================================================================================
 
-// The ranks' calls differ: those of the last rank from the others.
+// The last rank's calls differ from those of the others.
 static void test_mismatches() {
     const bool odd = rank == size - 1;
     const std::string last = "rank " + std::to_string(size - 1) + " calls ";
@@ -165,8 +170,8 @@ static void test_mismatches() {
     const auto differs = [&](const std::string& what, const std::vector<std::string>& words, auto call) {
         ncclComm_t comm = communicator();
         ncclResult_t error = ncclSuccess;
-        expect("all ranks find a different " + what,
-               refused(call(comm), ncclInvalidUsage, words) && ncclCommGetAsyncError(comm, &error) == ncclSuccess &&
+        expect("all ranks report a different " + what,
+               rejected(call(comm), ncclInvalidUsage, words) && ncclCommGetAsyncError(comm, &error) == ncclSuccess &&
                    error == ncclInvalidUsage && reduce(1, ncclFloat, ncclSum, comm) == ncclInvalidUsage &&
                    ncclCommAbort(comm) == ncclSuccess);
     };
@@ -186,11 +191,11 @@ static void test_mismatches() {
         for (const size_t n : {odd ? 2 : 1, odd ? 1 : 2}) reduce(n, ncclFloat, ncclSum, comm);
         return ncclGroupEnd();
     });
-    differs("length of a message", {"calls do not match", "count 5"}, [&](ncclComm_t comm) {
+    differs("count of a send", {"calls do not match", "count 5"}, [&](ncclComm_t comm) {
         if (rank == 0) return ncclSend(a, 5, ncclFloat, size - 1, comm, nullptr);
         return odd ? ncclRecv(a, 4, ncclFloat, 0, comm, nullptr) : reduce(1, ncclFloat, ncclSum, comm);
     });
-    differs("order of messages and collectives", {last + "ncclRecv", "rank 0 calls ncclAllReduce"},
+    differs("order of sends and collectives", {last + "ncclRecv", "rank 0 calls ncclAllReduce"},
             [&](ncclComm_t comm) {
                 return odd ? ncclRecv(a, 1, ncclFloat, 0, comm, nullptr) : reduce(1, ncclFloat, ncclSum, comm);
             });
@@ -199,28 +204,32 @@ static void test_mismatches() {
 static void test_communicators(ncclComm_t world) {
     ncclComm_t comm = nullptr;
     Array<int> x({rank});
-    expect("refused: no communicator, a root that does not exist",
-           refused(sum(nullptr, x.data, x.data), ncclInvalidArgument, {"comm is null"}) &&
-               refused(ncclBroadcast(x.data, x.data, 1, ncclInt, size, world, nullptr), ncclInvalidArgument, {"peer"}));
+    expect("a null communicator and a root that does not exist are rejected",
+           rejected(sum(nullptr, x.data, x.data), ncclInvalidArgument, {"comm is null"}) &&
+               rejected(ncclBroadcast(x.data, x.data, 1, ncclInt, size, world, nullptr), ncclInvalidArgument,
+                        {"peer"}));
     const auto init = [&](int n, ncclUniqueId id, int r) { return ncclCommInitRank(&comm, n, id, r); };
-    expect("refused: a wrong id, a wrong rank", refused(init(size, {}, rank), ncclSystemError, {"unique id"}) &&
-                                                    refused(init(size, ids[0], size), ncclInvalidArgument, {"rank"}));
-    expect("refused: an id for the second time", refused(init(size, ids[0], rank), ncclInvalidUsage, {"already"}));
+    expect("an invalid unique id and an invalid rank are rejected",
+           rejected(init(size, {}, rank), ncclSystemError, {"unique id"}) &&
+               rejected(init(size, ids[0], size), ncclInvalidArgument, {"rank"}));
+    expect("a unique id that was already used is rejected",
+           rejected(init(size, ids[0], rank), ncclInvalidUsage, {"already"}));
     if (size > 1) {
         const int odd = rank == size - 1;
-        expect("all ranks find another number of ranks",
-               refused(init(size + odd, ids[next_id++], rank), ncclInvalidUsage, {"nranks is", "on another"}));
+        expect("all ranks report that nranks differs",
+               rejected(init(size + odd, ids[next_id++], rank), ncclInvalidUsage, {"nranks is", "on another"}));
         cudaSetDevice(rank == 1 ? 0 : rank);
-        expect("all ranks find a duplicate GPU",
-               refused(init(size, ids[next_id++], rank), ncclInvalidUsage, {"duplicate GPU", "use device 0"}));
+        expect("all ranks report a duplicate GPU",
+               rejected(init(size, ids[next_id++], rank), ncclInvalidUsage, {"duplicate GPU", "use device 0"}));
         cudaSetDevice(rank);
     }
     const bool split = ncclCommSplit(world, rank % 2, -rank, &comm, nullptr) == ncclSuccess;
     const int newest = (size - 1) % 2 == rank % 2 ? size - 1 : size - 2;   // the largest rank of this color
     const bool ordered = ncclBroadcast(x.data, x.data, 1, ncclInt, 0, comm, nullptr) == ncclSuccess && x.is({newest});
-    expect("a split by color, ranks ordered by key", split && ordered && ncclCommDestroy(comm) == ncclSuccess);
-    expect("refused: a destroyed communicator", refused(ncclCommDestroy(comm), ncclInvalidArgument, {"destroyed"}));
-    expect("without a color no communicator",
+    expect("ncclCommSplit groups ranks by color and orders them by key",
+           split && ordered && ncclCommDestroy(comm) == ncclSuccess);
+    expect("a destroyed communicator is rejected", rejected(ncclCommDestroy(comm), ncclInvalidArgument, {"destroyed"}));
+    expect("a rank with NCCL_SPLIT_NOCOLOR gets no communicator",
            ncclCommSplit(world, NCCL_SPLIT_NOCOLOR, 0, &comm, nullptr) == ncclSuccess && comm == nullptr);
 }
 
@@ -228,10 +237,10 @@ static void test_communicators(ncclComm_t world) {
 
 static cudaStream_t streams[3];
 
-enum class Forget { NOTHING, BEFORE, AFTER };
+enum class Removed { NOTHING, BEFORE, AFTER };   // the event before or after the collective
 
-// A small training: computes, sums over the ranks on another stream, uses the sum, always in the same memory.
-static bool steps_are_right(ncclComm_t comm, Forget forget) {
+// Runs steps like those of training: compute, sum over the ranks on another stream, use the sum, in the same memory.
+static bool steps_are_right(ncclComm_t comm, Removed removed) {
     const cudaStream_t compute = streams[0], communication = streams[1];
     Array<int> x({0}), all({0}), total({0});
     cudaEvent_t event = nullptr;
@@ -246,9 +255,9 @@ static bool steps_are_right(ncclComm_t comm, Forget forget) {
             *x = step + rank;
             return cudaSuccess;
         });
-        if (forget != Forget::BEFORE) pass(compute, communication);
+        if (removed != Removed::BEFORE) pass(compute, communication);
         sum(comm, x.data, all.data, 1, communication);
-        if (forget != Forget::AFTER) pass(communication, compute);
+        if (removed != Removed::AFTER) pass(communication, compute);
         cuda_cpu::submit(compute, [to = total.data, x = all.data] {
             *to = *to * 3 + *x;
             return cudaSuccess;
@@ -260,7 +269,7 @@ static bool steps_are_right(ncclComm_t comm, Forget forget) {
     return done && total.is({expected});
 }
 
-// Each rank draws another order of its streams.
+// Returns whether check() holds under 5 seeds. They differ between ranks, so that each orders its streams differently.
 static bool under_all_seeds(const std::function<bool()>& check) {
     bool right = true;
     for (uint64_t seed = 1; seed <= 5; seed++) {
@@ -285,7 +294,7 @@ static bool graph_replays(ncclComm_t comm) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
     cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeGlobal);
-    const bool noted = sum(comm, x.data, x.data, 1, streams[0]) == ncclSuccess;
+    const bool recorded = sum(comm, x.data, x.data, 1, streams[0]) == ncclSuccess;
     cudaStreamEndCapture(streams[0], &graph);
     cudaGraphInstantiate(&executable, graph);
     const bool untouched = x.is({1});
@@ -293,18 +302,18 @@ static bool graph_replays(ncclComm_t comm) {
     const bool done = cudaStreamSynchronize(streams[0]) == cudaSuccess && x.is({size * size});
     cudaGraphExecDestroy(executable);
     cudaGraphDestroy(graph);
-    return noted && untouched && done;
+    return recorded && untouched && done;
 }
 
-static void test_late_mismatch() {
+static void test_queued_mismatch() {
     Array<int> x(std::vector<int>(8));
     ncclComm_t comm = communicator();
     const bool queued = sum(comm, x.data, x.data, 4 - (rank == 0), streams[2]) == ncclSuccess;
     const bool seen = cudaStreamSynchronize(streams[2]) == cudaErrorUnknown;
     ncclResult_t error = ncclSuccess;
     ncclCommGetAsyncError(comm, &error);
-    expect("queues: a mismatch fails the synchronisation, the communicator has the error",
-           queued && seen && refused(error, ncclInvalidUsage, {"count 4", "count 3"}));
+    expect("queues: after a mismatch the synchronisation fails and the communicator has the error",
+           queued && seen && rejected(error, ncclInvalidUsage, {"count 4", "count 3"}));
     ncclCommAbort(comm);
     cuda_cpu::asynchronous_error() = cudaSuccess;
     cudaGetLastError();
@@ -313,14 +322,14 @@ static void test_late_mismatch() {
 static void test_card(ncclComm_t comm) {
     Array<int> x(std::vector<int>(8));
     std::vector<int> pageable(8);
-    expect("refused: pageable memory, the end of an allocation",
-           refused(sum(comm, pageable.data(), x.data, 8), ncclInvalidArgument, {"sendbuff", "pageable"}) &&
-               refused(sum(comm, x.data, x.data, 9), ncclInvalidArgument, {"past the end"}));
+    expect("pageable memory and a buffer past the end of its allocation are rejected",
+           rejected(sum(comm, pageable.data(), x.data, 8), ncclInvalidArgument, {"sendbuff", "pageable"}) &&
+               rejected(sum(comm, x.data, x.data, 9), ncclInvalidArgument, {"past the end"}));
     for (const char* algorithms : {"^NVLS", "Ring", "NVLS"}) {
         setenv("NCCL_ALGO", algorithms, 1);
         bool same = true;
         for (int i = 0; i < size; i++) same = collectives_are_right<float>(comm, ncclFloat, 999, false) && same;
-        expect(std::string("sums with NCCL_ALGO=") + algorithms + ": the same bits, except with NVLS",
+        expect(std::string("sums with NCCL_ALGO=") + algorithms + " have the same bits, except with NVLS",
                same == (strcmp(algorithms, "NVLS") != 0 || size < 3));
     }
 }
@@ -335,25 +344,25 @@ static int test_all() {
     test_type<double>("double", ncclDouble, comm);
     test_type<int8_t>("int8", ncclInt8, comm);
     test_type<__half>("half", ncclHalf, comm);
-    test_operations_and_messages(comm);
+    test_operations_and_sends(comm);
     test_groups(comm);
     if (size > 1) test_mismatches();
     test_communicators(comm);
     expect("a graph of collectives is replayed", graph_replays(comm));
     cuda_cpu::set_card("h100");
     setenv("NCCL_ALGO", "^NVLS", 1);
-    const auto steps = [&](Forget forget) { return under_all_seeds([&] { return steps_are_right(comm, forget); }); };
-    const auto anywhere = [&](bool holds) {   // on one rank at least
+    const auto steps = [&](Removed removed) { return under_all_seeds([&] { return steps_are_right(comm, removed); }); };
+    const auto on_any_rank = [&](bool holds) {
         Array<int> any({holds});
         return sum(comm, any.data, any.data) == ncclSuccess && !any.is({0});
     };
-    expect("queues: with its events a step is right, whatever the order", steps(Forget::NOTHING));
-    expect("queues: without the event before it some step is wrong", anywhere(!steps(Forget::BEFORE)));
-    expect("queues: without the event after it some step is wrong", anywhere(!steps(Forget::AFTER)));
-    expect("queues: collectives keep their order over streams and communicators",
+    expect("queues: with both events all steps are right under every seed", steps(Removed::NOTHING));
+    expect("queues: without the event before the collective a step is wrong", on_any_rank(!steps(Removed::BEFORE)));
+    expect("queues: without the event after the collective a step is wrong", on_any_rank(!steps(Removed::AFTER)));
+    expect("queues: collectives keep their order across streams and communicators",
            under_all_seeds([&] { return streams_keep_the_order(comm, second); }));
     expect("queues: a graph of collectives is replayed", under_all_seeds([&] { return graph_replays(comm); }));
-    if (size > 1) test_late_mismatch();
+    if (size > 1) test_queued_mismatch();
     test_card(comm);
     expect("communicators are destroyed", ncclCommDestroy(second) == 0 && ncclCommDestroy(comm) == 0);
     if (rank == 0) printf("%d passed, %d failed\n", passed, failed);
@@ -373,6 +382,6 @@ int main(int argc, char** argv) {
     if (rank > 0) _exit(test_all());
     int code = test_all(), status = 0;
     for (const pid_t child : children) code |= waitpid(child, &status, 0) != child || status != 0;
-    if (code != 0) printf("some rank failed\n");
+    if (code != 0) printf("a rank failed\n");
     return code;
 }

@@ -1,9 +1,9 @@
-// CUDA's vector types, with their alignments, and dim3.
+// CUDA's vector types, with CUDA's alignments, and dim3.
 #pragma once
 
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
-// Vectors of T, named name1 to name4; `two` and `four` are the alignments of name2 and name4.
+// Defines name1 to name4, vectors of T. `two` and `four`: alignment of name2 and name4 in bytes.
 #define CUDA_CPU_VECTORS(name, T, two, four)                                                                 \
     struct name##1 { T x; };                                                                                 \
     struct name##2 { T x, y; } __align__(two);                                                               \

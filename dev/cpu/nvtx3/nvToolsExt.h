@@ -1,5 +1,5 @@
-// NVTX for the CPU: the names of the ranges that are open, innermost last. Nothing draws them; the
-// launcher quotes the innermost one when it reports an error in a kernel (see cuda_runtime.h).
+// NVTX on a CPU: a stack of the open ranges' names. Error reports and dev/inspect quote the innermost one as the name
+// of a kernel (block.h).
 #pragma once
 
 #include <string>
@@ -7,6 +7,7 @@
 
 namespace cuda_cpu {
 
+// The names of the host thread's open ranges, innermost last.
 inline std::vector<std::string>& open_ranges()
 {
     static thread_local std::vector<std::string> names;
@@ -15,7 +16,7 @@ inline std::vector<std::string>& open_ranges()
 
 }  // namespace cuda_cpu
 
-// Both return how many ranges were open around this one, as NVTX does; a pop too many gives -2.
+// Both return the nesting level of the range, from 0, as NVTX does. A pop without an open range returns -2.
 inline int nvtxRangePushA(const char* name)
 {
     cuda_cpu::open_ranges().emplace_back(name);
