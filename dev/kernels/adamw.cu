@@ -1,15 +1,15 @@
-// AdamW, step by step: many small operations on large arrays become one kernel.
+// AdamW, step by step: many elementwise operations on large arrays become one kernel.
 //
-// To learn here:
-//   - fusing: a kernel per operation reads and writes arrays for each line of the formula; one kernel for all lines
+// Topics:
+//   - fusion: with one kernel per operation, each line of the formula reads and writes arrays. One kernel for all lines
 //     reads and writes each array once;
-//   - launches: a GPU updates a bias of 2 KB faster than a CPU can launch the kernel. GPT-2 has 148 tensors, and
-//     580 with 48 layers; if all of them lie in one array, one launch is enough;
-//   - synchronisation: gradients are scaled by a norm that the device has just computed. A host that reads it waits for
-//     all queued work, and then the GPU waits for the host.
-// Memory is the bound, per parameter, with FP32 gradients:
+//   - launch overhead: a GPU updates a bias of 2 KB faster than a CPU launches the kernel. GPT-2 has 148 tensors, with
+//     48 layers 580. If all tensors are in one array, one launch is enough;
+//   - synchronisation: the gradients are scaled by their norm, which the device has just computed. If the host reads
+//     the norm, it waits for all queued work, and then the GPU idles until the host launches the next kernel.
+// Bound by memory bandwidth. Traffic per parameter with FP32 gradients:
 //     reads   master 4, gradient 4, m 4, v 4                        16 bytes
-//     writes  master 4, m 4, v 4, zero gradient 4, weight 2         18 bytes; in FP32 16: weights are master
+//     writes  master 4, m 4, v 4, zero gradient 4, weight 2         18 bytes; in FP32 16: master is the weight
 //
 //     g = grad * min(1, clip / (norm + 1e-6))
 //     m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
@@ -21,7 +21,7 @@
 
 struct Size { int layers, C; };
 
-// Sizes of a model's tensors: matrices, which have weight decay, and vectors, which do not.
+// Sizes of a model's tensors. Matrices have weight decay, vectors do not.
 struct Tensors {
     std::vector<size_t> matrices, vectors;
 
@@ -34,14 +34,14 @@ struct Tensors {
     }
 };
 
-// What an update changes, of one tensor or of all. In FP32 weights and master are the same memory.
+// The arrays that an update changes, of one tensor or of all. In FP32, weights and master are the same memory.
 struct State {
     floatX* weights;
     float *master, *grads, *m, *v;
     __host__ __device__ State from(size_t i) const { return {weights + i, master + i, grads + i, m + i, v + i}; }
 };
 
-// Calls update(state, settings, scale of gradients, n) for each tensor. The host reads the norm from the device.
+// Calls update(state, settings, gradient scale, n) for each tensor. Synchronises, to read the norm from the device.
 template <typename F>
 void for_each_tensor(const Tensors& tensors, const State& all, const float* norm, AdamW a, F update) {
     const float scale = std::min(1.0f, a.clip / (fetch(norm) + 1e-6f));
@@ -53,9 +53,9 @@ void for_each_tensor(const Tensors& tensors, const State& all, const float* norm
 
 // ==== steps ==================================================================
 
-// ---- 1: a kernel per line of the formula, for each tensor ----
-// Five or six launches a tensor. Together they move 58 bytes a parameter in BF16, not 34: 8 to scale the gradient, 12
-// for each of m and v, 16 for the weights, 6 to round them, 4 to zero the gradient.
+// ---- 1: one kernel per operation, for each tensor ----
+// Five or six launches per tensor. In BF16 they move 58 bytes per parameter instead of 34: 8 to scale the gradient, 12
+// for m, 12 for v, 16 for the weights, 6 to round them, 4 to zero the gradient.
 
 __global__ void scale_kernel(float* grads, float scale, size_t n) {
     const size_t i = my_index();
@@ -83,9 +83,10 @@ void by_operations(const State& s, const AdamW& a, float scale, size_t n) {
     clear(s.grads, n * sizeof(float));
 }
 
-// ---- 2, 3: a kernel per tensor, packs ----
-// 2  WIDTH 1: what one line of the formula passes to the next stays in a register.
-// 3  WIDTH = PACK: a thread has 64 bytes in flight at once, or 128 in BF16, where a pack has 8 elements.
+// ---- 2, 3: one kernel per tensor, packs ----
+// 2  WIDTH 1: intermediate results stay in registers, so each array is read once and written once: 34 bytes.
+// 3  WIDTH = PACK: the same bytes in a quarter of the instructions, in BF16 an eighth. A thread has 64 bytes in flight,
+//    in BF16 128, instead of 16.
 
 template <int WIDTH> __global__ void fused_kernel(State all, AdamW a, float scale, size_t n) {
     const size_t i = my_index(WIDTH);
@@ -114,8 +115,9 @@ template <int WIDTH> void fused(const State& s, const AdamW& a, float scale, siz
 }
 
 // ---- 4: train_gpt.cu ----
-// Tensors lie one after another, those with weight decay first, so that an element's index says whether it decays: one
-// launch. It reads norm and settings on the device: the host does not wait, and a CUDA graph can replay it.
+// One launch instead of one per tensor: all tensors are in one array, those with weight decay first, so an element's
+// index says whether it has weight decay. The kernel reads the norm and the settings from device memory: the host does
+// not wait, and a CUDA graph can replay the launch.
 
 void study_update(Study& study, const Size& size) {
     const Tensors tensors(size);
@@ -123,7 +125,7 @@ void study_update(Study& study, const Size& size) {
     const size_t n = std::accumulate(tensors.vectors.begin(), tensors.vectors.end(), decayed);
     Case c(study, "adamw", format("%zu parameters in %zu tensors", n, tensors.matrices.size() + tensors.vectors.size()),
            bytes((SEPARATE_MASTER ? 34.0 : 32.0) * n));
-    // A large learning rate and decay, so that an error in either shows in the weights.
+    // A large learning rate and weight decay, so that an error in either changes the weights visibly.
     const AdamW a = {0.1f, 0.9f, 0.95f, 1e-8f, 0.5f, 1.0f, 1 - powf(0.9f, 3), 1 - powf(0.95f, 3)};
     const auto norm = c.input<float>(std::vector<int>{2}), loss_scale = c.input<float>(SCALE_OF_ONE);
     const auto master = c.updated<float>("master", n), grads = c.updated<float>("grads", n);
@@ -143,9 +145,9 @@ void study_update(Study& study, const Size& size) {
         float* const w = master;
         return State{SEPARATE_MASTER ? weights : reinterpret_cast<floatX*>(w), w, grads, m, v};
     };
-    c.step("a kernel per operation, for each tensor", [&] { for_each_tensor(tensors, all(), norm, a, by_operations); });
-    c.step("a kernel per tensor", [&] { for_each_tensor(tensors, all(), norm, a, fused<1>); });
-    c.step("128 bits of weights a thread", [&] { for_each_tensor(tensors, all(), norm, a, fused<PACK>); });
+    c.step("one kernel per operation and tensor", [&] { for_each_tensor(tensors, all(), norm, a, by_operations); });
+    c.step("one kernel per tensor", [&] { for_each_tensor(tensors, all(), norm, a, fused<1>); });
+    c.step("128 bits of weights per thread", [&] { for_each_tensor(tensors, all(), norm, a, fused<PACK>); });
     c.step("train_gpt.cu: one launch, no synchronisation", [&] {
         AdamW* const on_device = reinterpret_cast<AdamW*>(static_cast<float*>(settings));
         set_adamw(on_device, a);

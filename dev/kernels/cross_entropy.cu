@@ -1,27 +1,29 @@
 // Cross-entropy, step by step: a softmax over long rows, the last operation of forward and the first of backward.
 //
-// To learn here:
-//   - mapping: a thread, a warp or a block per row. A row of GPT-2's vocabulary is 100 KB in BF16, so a thread per row
-//     leaves most of the GPU idle, and what warps read is no longer in the L1 cache when they read it again;
-//   - online softmax: the maximum, for safety, and then the sum seem to need two passes. One is enough, if a sum is
-//     corrected whenever its maximum grows: sum exp(x - new) = sum exp(x - old) * exp(old - new);
-//   - fusing: the loss is a mean over a known number of tokens, so its gradient does not need the loss. Forward and
-//     backward are one kernel, and probabilities are never stored.
-// Memory is the bound: logits are read once and their gradient, as large, is written in their place. A kernel that
-// reads them three times can reach half of the floor's speed, twice two thirds, unless a cache holds them the next
-// time.
+// Topics:
+//   - mapping: one thread, one warp or one block per row. A row of GPT-2's logits is 100 KB in BF16. With one thread
+//     per row most of the GPU is idle, and the rows evict each other from the L1 cache before they are read again;
+//   - online softmax: a numerically safe softmax first needs the maximum and then the sum, which seems to take two
+//     passes. One pass suffices if the sum is rescaled whenever the maximum grows:
+//     sum exp(x - new) = sum exp(x - old) * exp(old - new);
+//   - fusion: the loss is a mean over a known number of tokens, so its gradient does not depend on the loss. Forward
+//     and backward are one kernel, and probabilities are never stored.
+// Bound by memory bandwidth: the logits are read once and overwritten by their gradient, which has the same size. A
+// kernel that reads them three times reaches at most 1/2 of this speed, one that reads them twice 2/3, unless a cache
+// holds them for the next pass.
 //
 //     lse = max + log(sum exp(x - max)),   loss[n] = lse - x[target]
 //     dlogits = (exp(x - lse) - (v == target)) * scale
-// Rows hold Vp elements, of which V are real: the rest is padding for the matmul, whose gradient is 0. A row whose
-// target is -1 does not count.
+// Rows hold Vp elements, of which V are logits. The rest is padding for the matmul, with gradient 0. A row with target
+// -1 is ignored: its loss and gradient are 0.
 
 #include "study.h"
 
 struct Size { size_t N; int V, Vp; };
 
-// ==== a team per row =========================================================
-// The same kernels for all three mappings: a team's threads take packs of the row in turn, and then combine results.
+// ==== one team per row =======================================================
+// The same kernels for three mappings. A team is the thread, warp or block that processes a row: its threads read packs
+// of the row with a stride of one pack per thread and then reduce their results.
 
 enum class Team { THREAD, WARP, BLOCK };
 
@@ -36,7 +38,7 @@ template <Team TEAM> __device__ __forceinline__ float team_sum(float x) {
     return TEAM == Team::THREAD ? x : TEAM == Team::WARP ? warp_sum(x) : block_sum(x);
 }
 
-// Calls f(x) with the packs x of the row that this thread reads. Padding is LOWEST.
+// Calls f(x) for each pack x of the row that this thread processes. Padding is LOWEST.
 template <Team TEAM, int WIDTH, typename F>
 __device__ __forceinline__ void for_my_packs(const floatX* row, int V, F f) {
     for (int i = threadIdx.x % members<TEAM>() * WIDTH; i < V; i += members<TEAM>() * WIDTH) {
@@ -47,7 +49,7 @@ __device__ __forceinline__ void for_my_packs(const floatX* row, int V, F f) {
     }
 }
 
-// Replaces this thread's packs of the row by the gradient.
+// Overwrites this thread's packs of the row with the gradient.
 template <Team TEAM, int WIDTH>
 __device__ __forceinline__ void write_gradient(floatX* row, float lse, int target, float scale, Size s) {
     const float factor = target < 0 ? 0 : scale;
@@ -66,20 +68,22 @@ __device__ __forceinline__ float loss_of(const floatX* row, float lse, int targe
     return target < 0 ? 0 : lse - f32(row[target]);
 }
 
-// ---- 1, 2, 3: maximum, sum, gradient: three kernels ----
-// 1  THREAD: neighbours read addresses 100 KB apart, and there are only N threads.
-// 2  WARP: the lanes read neighbours, and there are 32 times as many of them.
-// 3  BLOCK, WIDTH = PACK: 1024 threads on one row, 128 bits each. Whatever N is, the GPU is full.
+// ---- 1, 2, 3: three kernels: maximum, sum, gradient ----
+// 1  THREAD: neighbouring threads read with a stride of 100 KB, one sector per thread and load, and there are only N
+//    threads.
+// 2  WARP: the lanes read neighbouring elements, so a load transfers 2 sectors (4 in FP32), and there are 32 N threads.
+// 3  BLOCK, WIDTH = PACK: 1024 threads per row and 128 bits per load fill the GPU with few rows. All three kernels
+//    still read the logits from memory.
 
 template <Team TEAM, int WIDTH> __global__ void max_kernel(float* max, const floatX* logits, Size s) {
     const size_t n = my_row<TEAM>();
     if (n >= s.N) return;
-    float largest = LOWEST;
+    float row_max = LOWEST;
     for_my_packs<TEAM, WIDTH>(logits + n * s.Vp, s.V, [&](const float (&x)[WIDTH]) {
-        for (int k = 0; k < WIDTH; k++) largest = fmaxf(largest, x[k]);
+        for (int k = 0; k < WIDTH; k++) row_max = fmaxf(row_max, x[k]);
     });
-    largest = team_max<TEAM>(largest);
-    if (threadIdx.x % members<TEAM>() == 0) max[n] = largest;
+    row_max = team_max<TEAM>(row_max);
+    if (threadIdx.x % members<TEAM>() == 0) max[n] = row_max;
 }
 
 template <Team TEAM, int WIDTH>
@@ -114,11 +118,12 @@ void three_kernels(floatX* logits, float* losses, float* max, float* lse, const 
     launch("gradient", gradient_kernel<TEAM, WIDTH>, blocks, block, 0, logits, lse, targets, scale, s);
 }
 
-// ---- 4: online softmax, in one kernel ----
-// A maximum and a sum for each place in the pack: the chain "compare, correct, add" is long, and PACK of them side by
-// side hide its latency. It takes two exponentials an element where one pass each took one, but memory is the bound.
+// ---- 4: online softmax, one kernel ----
+// One pass computes maximum and sum, so memory is read once less than in step 3. Each thread has a maximum and a sum
+// for each position in the pack: the dependent chain of compare, rescale and add is long, and PACK independent chains
+// hide its latency (instruction-level parallelism). The pass takes two exponentials per element instead of one.
 
-// log(sum exp(x)) of a block's row, for all of its threads.
+// Returns log(sum exp(x)) of the block's row to all its threads.
 __device__ __forceinline__ float online_lse(const floatX* row, int V) {
     float max[PACK], sum[PACK] = {}, my_max = LOWEST, my_sum = 0;
     for (int k = 0; k < PACK; k++) max[k] = LOWEST;
@@ -135,14 +140,14 @@ __device__ __forceinline__ float online_lse(const floatX* row, int V) {
     return row_max + logf(block_sum(my_sum));
 }
 
-// Loss and gradient together: a block reads its row for the second time right after the first. With three blocks on
-// each multiprocessor of an H100, 396 rows of 100 KB are in use at a time, 40 MB: most of them are still in L2 (50 MB).
+// Loss and gradient in one kernel: a block reads its row for the second time right after the first. With three blocks
+// per multiprocessor, an H100 processes 396 rows of 100 KB at a time: 40 MB, most of which L2 (50 MB) still holds.
 //
 // ---- 5: train_gpt.cu ----
-// Now instructions are the bound: three exponentials an element, of which the special function unit computes 16 a
-// clock. A pack has one maximum: if it does not grow, which is the usual case, nothing is corrected, and an element
-// takes two. exp(x - max) is 2^(x log2(e) - max log2(e)): a multiply-add and the special function unit. And the row is
-// kept in shared memory, which has room for two rows of 100 KB: nothing depends on what L2 keeps.
+// Step 4 is bound by instructions: three exponentials per element, and a multiprocessor's special function units
+// compute 16 per clock. Here a pack has one maximum. It seldom grows, and then nothing is rescaled, so an element takes
+// two exponentials. exp(x - max) = 2^(x log2(e) - max log2(e)) is a multiply-add and one special function instruction.
+// The row stays in shared memory, which has room for two rows of 100 KB, so the second pass does not depend on L2.
 
 __global__ void __launch_bounds__(CROSS_ENTROPY_BLOCK, 3)
 one_kernel(floatX* logits, float* losses, const int* targets, float scale, Size s) {
@@ -162,39 +167,39 @@ void loss_and_gradient(Study& study, const Size& s) {
     std::vector<int> target(N);
     for (size_t n = 0; n < N; n++) target[n] = n % 5 == 3 ? -1 : static_cast<int>(splitmix64(n) % s.V);
     const auto targets = c.input<int>(target);
-    const auto logits = c.updated<floatX>("dlogits", N * Vp, 90, 106);   // their exponentials overflow in FP32
+    const auto logits = c.updated<floatX>("dlogits", N * Vp, 90, 106);   // exp overflows in FP32
     const auto losses = c.output<float>("losses", N);
     const auto max = c.scratch<float>(N), lse = c.scratch<float>(N);
     for (size_t n = 0; n < N; n++) {
         const double* const x = &logits.host[n * Vp];
         double* const d = &logits.expected[n * Vp];
-        const double largest = *std::max_element(x, x + s.V);
+        const double row_max = *std::max_element(x, x + s.V);
         double sum = 0;
-        for (int v = 0; v < s.V; v++) sum += d[v] = exp(x[v] - largest);
+        for (int v = 0; v < s.V; v++) sum += d[v] = exp(x[v] - row_max);
         for (size_t v = 0; v < Vp; v++) d[v] = target[n] < 0 || v >= static_cast<size_t>(s.V) ? 0 : d[v] / sum * scale;
         losses.expected[n] = 0;
         if (target[n] < 0) continue;
         d[target[n]] -= scale;
-        losses.expected[n] = largest + log(sum) - x[target[n]];
+        losses.expected[n] = row_max + log(sum) - x[target[n]];
     }
     const auto loss_scale = c.input<float>(SCALE_OF_ONE);
-    c.step("maximum, sum, gradient: a thread per row", [&] {
+    c.step("three kernels, one thread per row", [&] {
         three_kernels<Team::THREAD, 1>(logits, losses, max, lse, targets, scale, s);
     });
-    c.step("a warp per row", [&] { three_kernels<Team::WARP, 1>(logits, losses, max, lse, targets, scale, s); });
-    c.step("a block per row, 128 bits a thread", [&] {
+    c.step("one warp per row", [&] { three_kernels<Team::WARP, 1>(logits, losses, max, lse, targets, scale, s); });
+    c.step("one block per row, 128 bits per load", [&] {
         three_kernels<Team::BLOCK, PACK>(logits, losses, max, lse, targets, scale, s);
     });
-    c.step("maximum and sum in one read, all in one kernel", [&] {
+    c.step("online softmax, one kernel", [&] {
         launch("one kernel", one_kernel, N, CROSS_ENTROPY_BLOCK, 0, logits, losses, targets, scale, s);
     });
-    c.step("train_gpt.cu: one maximum a pack, one read", [&] {
+    c.step("train_gpt.cu: one maximum per pack, one read", [&] {
         cross_entropy<Want::LOSS_AND_GRADIENT>(logits, losses, targets, scale, loss_scale_in(loss_scale), N, s.V, s.Vp);
     });
 }
 
 void run_study(Study& study) {
-    // In the last of the odd sizes each thread of a wide block has several packs, and so a maximum that grows.
+    // In the last odd size each thread of a wide block processes several packs, so its maximum grows.
     study.at_sizes<Size>({{1, 5, 16}, {37, 61, 128}, {9, 1029, 1152}, {2, 20011, 20096}}, {4096, 50257, 50304},
                          {8, 2000, 2048}, loss_and_gradient);
 }

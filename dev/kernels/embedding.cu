@@ -1,17 +1,17 @@
-// Embeddings, step by step: forward looks rows up in a table; backward adds many rows to one row of the table.
+// Embeddings, step by step: forward looks up rows of a table; backward adds many rows to one row of the table.
 //
-// To learn here:
-//   - gather: each row of the result copies a row from anywhere in a table. Memory needs only that a row's elements are
-//     neighbours; where the row is does not matter;
+// Topics:
+//   - gather: each output row copies a row of the table. Accesses are coalesced if a warp reads neighbouring elements
+//     of a row; the location of the row does not matter;
 //   - index arithmetic: a division by C costs more instructions than the addition that it serves;
-//   - scatter: a token that is in the batch a thousand times has a thousand rows of dout to add to one row of dwte.
-//     Atomics would do it, in another order each time, and so with other bits. A warp that owns a row of dwte needs
-//     none;
-//   - sorting: the owner of a row must know that row's positions. The host sorts them while the GPU does other work;
-//   - balance: words of a text are very unevenly distributed: the most frequent one is at every twentieth position. A
-//     kernel that gives each run of positions to one warp waits for the longest run.
-// Memory is the bound. Forward reads wpe and the rows of wte that occur, once, and writes out; backward reads dout, and
-// reads and writes dwpe and the rows of dwte that occur.
+//   - scatter: a token that occurs a thousand times in the batch has a thousand rows of dout to add to one row of dwte.
+//     Atomics would add them in a different order each time, with different bits. A warp that owns a row of dwte needs
+//     no atomics;
+//   - sorting: the owner of a row needs the list of its positions. The host sorts them while the GPU does other work;
+//   - load balance: word frequencies are very uneven. The most frequent token is at every twentieth position. A kernel
+//     that assigns each run of positions to one warp waits for the longest run.
+// Bound by memory bandwidth. Forward reads wpe and each row of wte whose token occurs, and writes out; backward reads
+// dout, and reads and writes dwpe and the rows of dwte whose tokens occur.
 //
 //     out[b,t] = wte[inp[b,t]] + wpe[t]
 //     dwte[v] += sum of dout[b,t] where inp[b,t] = v,   dwpe[t] += sum over b of dout[b,t]
@@ -25,7 +25,8 @@ struct Size {
 
 // ==== tokens =================================================================
 
-// About Zipf's law, as in text: token v has a probability of about 1 / v. The last token always occurs.
+// Returns random tokens with the frequencies of words in text, Zipf's law: token v has a probability of about 1 / v.
+// The last token always occurs.
 std::vector<int> tokens_of(const Size& s) {
     std::vector<int> tokens(s.N());
     for (size_t n = 0; n < s.N(); n++)
@@ -34,7 +35,8 @@ std::vector<int> tokens_of(const Size& s) {
     return tokens;
 }
 
-// Positions by token, as the trainer sorts them: run r is order[first[r]] ... order[first[r + 1] - 1].
+// Positions sorted by token, as in the trainer: run r, the positions of one token, is order[first[r]] ...
+// order[first[r + 1] - 1].
 struct Positions {
     std::vector<int> order, first;
     size_t runs;
@@ -48,8 +50,8 @@ std::string text_of(const Size& s) { return format("B %d, T %d, C %d, V %d", s.B
 
 // ==== forward ================================================================
 
-// ---- 1: a thread per row ----
-// Neighbouring threads read and write a row apart.
+// ---- 1: one thread per row ----
+// Neighbouring threads access memory with a stride of a row: each access of a warp transfers 32 sectors.
 
 __global__ void thread_per_row_kernel(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, Size s) {
     const size_t n = my_index(), C = s.C;
@@ -58,13 +60,13 @@ __global__ void thread_per_row_kernel(floatX* out, const int* inp, const floatX*
         out[n * C + i] = static_cast<floatX>(f32(wte[inp[n] * C + i]) + f32(wpe[n % s.T * C + i]));
 }
 
-// ---- 2, 3: a thread per element, a thread per pack ----
-// 2  WIDTH 1: neighbours read neighbours, but each element takes a division by C and one by T, of 64 bits, for which
-//    a GPU has no instruction.
-// 3  WIDTH = PACK: as many divisions serve eight elements, or four, and loads are 128 bits.
+// ---- 2, 3: one thread per element, one thread per pack ----
+// 2  WIDTH 1: neighbouring threads access neighbouring elements, 2 sectors per access (4 in FP32). But each element
+//    takes 64-bit divisions by C and by T, which are sequences of many instructions on a GPU.
+// 3  WIDTH = PACK: the same divisions serve eight elements (four in FP32), and loads are 128 bits.
 //
 // ---- 4: train_gpt.cu ----
-// A warp per row: its token is looked up once, and lanes walk along the row without a division.
+// One warp per row: the token is looked up once, and the lanes step along the row without divisions.
 
 template <int WIDTH>
 __global__ void forward_kernel(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, Size s) {
@@ -88,17 +90,17 @@ void study_forward(Study& study, const Size& s) {
     for (size_t n = 0; n < N; n++)
         for (size_t i = 0; i < C; i++)
             out.expected[n * C + i] = wte.host[tokens[n] * C + i] + wpe.host[n % s.T * C + i];
-    c.step("a thread per row", [&] { launch_threads(thread_per_row_kernel, N, out, inp, wte, wpe, s); });
-    c.step("a thread per element", [&] { launch_threads(forward_kernel<1>, N * C, out, inp, wte, wpe, s); });
-    c.step("a thread per 128 bits", [&] { launch_threads(forward_kernel<PACK>, N * C / PACK, out, inp, wte, wpe, s); });
-    c.step("train_gpt.cu: a warp per row", [&] { embedding_forward(out, inp, wte, wpe, s.B, s.T, s.C); });
+    c.step("one thread per row", [&] { launch_threads(thread_per_row_kernel, N, out, inp, wte, wpe, s); });
+    c.step("one thread per element", [&] { launch_threads(forward_kernel<1>, N * C, out, inp, wte, wpe, s); });
+    c.step("128 bits per thread", [&] { launch_threads(forward_kernel<PACK>, N * C / PACK, out, inp, wte, wpe, s); });
+    c.step("train_gpt.cu: one warp per row", [&] { embedding_forward(out, inp, wte, wpe, s.B, s.T, s.C); });
 }
 
 // ==== backward ===============================================================
 
-// ---- 1: a thread per column ----
-// A thread owns its column of dwte and dwpe and goes over all positions in order. But there are only C threads, and
-// each addition waits for a load that waits for the store before it, which may be to the same address.
+// ---- 1: one thread per column ----
+// Each thread owns a column of dwte and dwpe and loops over all positions in order, without atomics. But there are only
+// C threads, and each addition waits for a load, which waits for the previous store: it may be to the same address.
 
 __global__ void columns_kernel(float* dwte, float* dwpe, const floatX* dout, const int* inp, Size s) {
     const size_t i = my_index(), C = s.C;
@@ -110,7 +112,7 @@ __global__ void columns_kernel(float* dwte, float* dwpe, const floatX* dout, con
     }
 }
 
-// A thread per element of dwpe: enough of them, and neighbours read neighbours. For step 2.
+// Step 2's dwpe: one thread per element gives enough threads and coalesced accesses.
 __global__ void wpe_kernel(float* dwpe, const floatX* dout, Size s) {
     const size_t at = my_index(), size = static_cast<size_t>(s.T) * s.C;
     if (at >= size) return;
@@ -119,16 +121,17 @@ __global__ void wpe_kernel(float* dwpe, const floatX* dout, Size s) {
     dwpe[at] += sum;
 }
 
-// x += a pack of the array
+// Adds a pack of the array to x.
 template <typename T> __device__ __forceinline__ void add_pack(float (&x)[PACK], const T* from) {
     float y[PACK];
     load(y, from);
     for (int k = 0; k < PACK; k++) x[k] += y[k];
 }
 
-// ---- 2: a warp per run of sorted positions ----
-// The host has sorted the positions, which it knows before the step begins. The sum is formed in registers, a pack of
-// columns a lane, and only rows of dwte whose token occurs are read and written.
+// ---- 2: one warp per run of sorted positions ----
+// The host knows the tokens before the step begins and has sorted their positions. Each lane sums a pack of columns in
+// registers, so the warp reads and writes a row of dwte once per run instead of once per position, and rows whose
+// tokens do not occur are not accessed.
 
 __global__ void runs_kernel(float* dwte, const floatX* dout, const int* inp, const int* order, const int* first,
                             size_t runs, size_t C) {
@@ -145,9 +148,9 @@ __global__ void runs_kernel(float* dwte, const floatX* dout, const int* inp, con
 }
 
 // ---- 3: train_gpt.cu ----
-// The same runs, and dwpe by packs; packs of 4 columns, as gradients are FP32 and then move in whole sectors. A token
-// that is 4 % of a text has a run of thousands of positions, one load after the other, when other warps have long
-// ended: the warps of a block share such a run.
+// The same runs, but the warps of a block share a long run: a token that is 4 % of a text has thousands of positions,
+// and in step 2 one warp still sums them when all others have finished. dwpe is computed in packs. Packs have 4 columns
+// because gradients are FP32: then each access transfers whole sectors.
 
 void study_backward(Study& study, const Size& s) {
     const size_t N = s.N(), C = s.C;
@@ -164,12 +167,12 @@ void study_backward(Study& study, const Size& s) {
             dwte.expected[tokens[n] * C + i] += dout.host[n * C + i];
             dwpe.expected[n % s.T * C + i] += dout.host[n * C + i];
         }
-    c.step("a thread per column, all positions", [&] { launch_threads(columns_kernel, C, dwte, dwpe, dout, inp, s); });
-    c.step("a warp per run of sorted positions", [&] {
+    c.step("one thread per column", [&] { launch_threads(columns_kernel, C, dwte, dwpe, dout, inp, s); });
+    c.step("one warp per run of sorted positions", [&] {
         launch_threads(runs_kernel, runs * WARP_SIZE, dwte, dout, inp, order, first, runs, C);
         launch_threads(wpe_kernel, s.T * C, dwpe, dout, s);
     });
-    c.step("train_gpt.cu: long runs shared, dwpe by packs", [&] {
+    c.step("train_gpt.cu: long runs split, dwpe in packs", [&] {
         embedding_backward(grad(dwte), grad(dwpe), dout, inp, order, first, runs, s.B, s.T, s.C);
     });
 }

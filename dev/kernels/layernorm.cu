@@ -1,13 +1,14 @@
-// LayerNorm, step by step: what a kernel costs that only moves memory, and how one that reads a row several times
-// reads memory only once.
+// LayerNorm, step by step: a kernel that is bound by memory bandwidth and uses each row several times, but should read
+// it from memory only once.
 //
-// To learn here:
-//   - coalescing: the lanes of a warp should read neighbours, as a memory access moves 32 bytes or more anyway;
-//   - packs: 128 bits at a time, so that the same bytes take fewer instructions;
-//   - fusing: the residual addition before a LayerNorm costs nothing where the row is read anyway;
-//   - column sums: a gradient that sums over all rows, in a fixed order and without atomics;
-//   - Little's law: bandwidth = bytes in flight / latency. A kernel is as fast as the loads it has in flight.
-// Memory is the bound: forward reads inp and add, writes res and out; backward reads dout, inp, dinp, writes dinp.
+// Topics:
+//   - coalescing: the lanes of a warp should read neighbouring elements, because memory is transferred in sectors of 32
+//     bytes;
+//   - packs: 128 bits per load, so that the same bytes take fewer instructions;
+//   - fusion: the residual addition before a LayerNorm is free where the row is loaded anyway;
+//   - column sums: a gradient summed over all rows, in a fixed order and without atomics;
+//   - Little's law: bandwidth = bytes in flight / latency. More loads in flight make the kernel faster.
+// Minimum traffic: forward reads inp and add, writes res and out; backward reads dout, inp, dinp, writes dinp.
 
 #include "study.h"
 
@@ -16,9 +17,9 @@ std::string text_of(const Size& s) { return format("N %zu, C %d", s.N, s.C); }
 
 // ==== forward ================================================================
 
-// ---- 1: a thread per row ----
-// The formula as it stands, after a kernel that adds. Neighbouring threads read addresses a whole row apart: each
-// load of a warp touches 32 places in memory and uses 2 or 4 of the 32 bytes that come from each.
+// ---- 1: one thread per row ----
+// The formula as written, after a kernel for the addition. Neighbouring threads read with a stride of a whole row: each
+// load of a warp transfers 32 sectors and uses 2 (BF16) or 4 (FP32) of the 32 bytes of each.
 
 __global__ void add_kernel(floatX* out, const floatX* a, const floatX* b, size_t n) {
     const size_t i = my_index();
@@ -40,16 +41,17 @@ __global__ void thread_per_row_kernel(floatX* out, float* mean, float* rstd, con
     rstd[n] = r;
 }
 
-// ---- 2, 3, 4: a warp per row, packs, with the addition ----
-// 2  WIDTH 1: the lanes of a warp read neighbours, and shuffles add up their sums. The second and third time the row
-//    comes from the L1 cache.
-// 3  WIDTH = PACK: 128 bits a load. An eighth of the instructions (a quarter in FP32), and as many more bytes in flight
-//    per thread.
-// 4  With `add` the kernel computes the sum itself: res is written but not read back from memory, and there is one
-//    launch less.
+// ---- 2, 3, 4: one warp per row, packs, fused addition ----
+// 2  WIDTH 1: the lanes of a warp read neighbouring elements, so a load transfers 2 sectors (4 in FP32) instead of 32.
+//    Shuffles add the lanes' sums. The second and third pass over the row hit the L1 cache.
+// 3  WIDTH = PACK: 128 bits per load. An eighth of the instructions (a quarter in FP32) and 8 (4) times the bytes in
+//    flight per thread.
+// 4  With `add` the kernel also computes the residual addition: res is written but not read back from memory, and there
+//    is one launch fewer.
 //
 // ---- 5: train_gpt.cu ----
-// A row that has just been stored is not in the L1 cache: it waits in shared memory instead.
+// A row that has just been stored is not in the L1 cache, so step 4 reads res twice from L2. This kernel keeps the row
+// in shared memory.
 
 template <int WIDTH>
 __global__ void warp_per_row_kernel(floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp,
@@ -69,7 +71,7 @@ __global__ void warp_per_row_kernel(floatX* res, floatX* out, float* mean, float
         }
         for (int k = 0; k < WIDTH; k++) sum += v[k];
     }
-    if (add) x = res + n * C;   // each lane reads only what it has written itself
+    if (add) x = res + n * C;   // each lane reads only elements that it has written
     const float m = warp_sum(sum) / C;
     for (size_t i = first; i < C; i += step) {
         load(v, x + i);
@@ -107,31 +109,31 @@ void study_forward(Study& study, const Size& s) {
     }
     const floatX* const none = nullptr;
     const auto add_rows = [&] { launch_threads(add_kernel, N * C, res, inp, add, N * C); };
-    c.step("a thread per row, after the addition", [&] {
+    c.step("one thread per row, separate addition", [&] {
         add_rows();
         launch_threads(thread_per_row_kernel, N, out, mean, rstd, res, w, b, s);
     });
-    c.step("a warp per row: neighbours read neighbours", [&] {
+    c.step("one warp per row: coalesced loads", [&] {
         add_rows();
         launch_threads(warp_per_row_kernel<1>, N * WARP_SIZE, res, out, mean, rstd, res, none, w, b, s);
     });
-    c.step("128 bits a load", [&] {
+    c.step("128 bits per load", [&] {
         add_rows();
         launch_threads(warp_per_row_kernel<PACK>, N * WARP_SIZE, res, out, mean, rstd, res, none, w, b, s);
     });
-    c.step("the addition in the same kernel", [&] {
+    c.step("fused addition", [&] {
         launch_threads(warp_per_row_kernel<PACK>, N * WARP_SIZE, res, out, mean, rstd, inp, add, w, b, s);
     });
-    c.step("train_gpt.cu: the row in shared memory", [&] {
+    c.step("train_gpt.cu: row in shared memory", [&] {
         layernorm_forward(res, out, mean, rstd, inp, add, w, b, N, C);
     });
 }
 
 // ==== backward ===============================================================
 
-// ---- 1: a thread per row for dinp, a thread per column for dw and db ----
-// Two kernels that each read dout and inp. The second reads them well, but has only C threads, each of which goes over
-// all N rows: a GPU holds 2,048 threads on each of its 132 multiprocessors.
+// ---- 1: one thread per row for dinp, one thread per column for dw and db ----
+// Two kernels, which both read dout and inp. The second one's loads are coalesced, but it has only C threads, each of
+// which loops over all N rows. An H100 holds 2,048 threads on each of 132 multiprocessors.
 
 __global__ void rows_kernel(floatX* dinp, const floatX* dout, const floatX* inp, const floatX* w, const float* mean,
                             const float* rstd, Size s) {
@@ -164,14 +166,15 @@ __global__ void columns_kernel(float* partials, const floatX* dout, const floatX
     partials[C + i] = db;
 }
 
-// ---- 2: a warp per row, one kernel ----
-// A warp goes over rows as in forward, and keeps its own dw and db in shared memory: lanes own columns, so there are no
-// conflicts; the warps of a block add theirs up at the end into a row of `partials`, and add_partials adds those up:
-// more threads, a fixed order, no atomics. What a warp reads for dinp serves dw and db as well. But 8 floats of a lane
-// lie 32 bytes from the next lane's: in each access two lanes meet in a bank. And two rows of floats for each warp
-// leave room for few warps: 16 on a multiprocessor where C = 1600.
+// ---- 2: one warp per row, one kernel ----
+// One kernel computes dinp, dw and db, so dout and inp are read from memory once. Each warp loops over rows and has its
+// own sums dw and db in shared memory; each lane adds to its own columns, so there are no races. At the end the warps
+// of a block add their sums into a row of `partials`, and add_partials adds these rows: many threads, a fixed order, no
+// atomics. Two limits remain. The packs of 8 floats of neighbouring lanes have a stride of 32 bytes, so every
+// shared-memory access of 128 bits has a 2-way bank conflict. And two rows of floats per warp limit occupancy: 16 warps
+// on a multiprocessor where C = 1600.
 
-// The row of a warp: sums for dw and db, then dinp.
+// Processes one row: adds to dw and db, then computes dinp.
 __device__ __forceinline__ void warp_backward(floatX* dinp, float* dw, float* db, const floatX* dout, const floatX* inp,
                                               const floatX* w, float m, float r, int C) {
     float d[PACK], x[PACK], g[PACK], y[PACK], sum_g[PACK] = {}, sum_gx[PACK] = {};
@@ -202,10 +205,10 @@ __device__ __forceinline__ void warp_backward(floatX* dinp, float* dw, float* db
     }
 }
 
-__global__ void walking_warps_kernel(floatX* dinp, float* partials, const floatX* dout, const floatX* inp,
+__global__ void warp_per_row_backward_kernel(floatX* dinp, float* partials, const floatX* dout, const floatX* inp,
                                      const floatX* w, const float* mean, const float* rstd, Size s) {
     const int warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE, C = s.C;
-    float *dw = dynamic_shared() + warp * 2 * C, *db = dw + C, y[PACK];   // dw, db: of this warp
+    float *dw = dynamic_shared() + warp * 2 * C, *db = dw + C, y[PACK];   // this warp's sums
     const float zero[PACK] = {};
     for (int i = lane_start(); i < 2 * C; i += LANE_STRIDE) store(dw + i, zero);
     __syncwarp();
@@ -227,15 +230,15 @@ __global__ void walking_warps_kernel(floatX* dinp, float* partials, const floatX
 }
 
 // ---- 3: train_gpt.cu ----
-// A block per row, whose threads own columns: one set of sums for the whole block, in pieces of 128 bits that lie side
-// by side. It costs one barrier a row. The room left is used for the column sums of dinp: gradients of a bias, for
-// which another kernel would have to read dinp again.
+// One block per row, whose threads own columns: the block needs only one set of sums, stored so that neighbouring
+// threads access consecutive 128 bits, without bank conflicts. The cost is one barrier per row. The shared memory saved
+// holds column sums of dinp: the gradient of a bias, for which another kernel would have to read dinp again.
 
 void study_backward(Study& study, const Size& s) {
     const size_t N = s.N, C = s.C;
     Case c(study, "layernorm backward", text_of(s), bytes(4.0 * N * C * sizeof(floatX)));
     const auto dout = c.input<floatX>(N * C), inp = c.input<floatX>(N * C, -1, 3), w = c.input<floatX>(C);
-    const auto mean = c.input<float>(N, 0.5, 1.5), rstd = c.input<float>(N, 0.5, 1.5);   // not those of inp
+    const auto mean = c.input<float>(N, 0.5, 1.5), rstd = c.input<float>(N, 0.5, 1.5);   // arbitrary, not inp's
     const auto dinp = c.updated<floatX>("dinp", N * C);
     const auto dw = c.updated<float>("dw", C), db = c.updated<float>("db", C);
     const auto partials = c.scratch<float>(3 * partial_blocks(N) * C);
@@ -252,20 +255,20 @@ void study_backward(Study& study, const Size& s) {
         for (size_t i = 0; i < C; i++)
             dinp.expected[n * C + i] += r * (d[i] * w.host[i] - sum_g / C - (x[i] - m) * r * sum_gx / C);
     }
-    c.step("a thread per row, a thread per column", [&] {
+    c.step("one thread per row, one thread per column", [&] {
         launch_threads(columns_kernel, C, partials, dout, inp, mean, rstd, s);
         add_partials({grad(dw), grad(db)}, partials, 1, C);
         launch_threads(rows_kernel, N, dinp, dout, inp, w, mean, rstd, s);
     });
-    c.step("a warp per row, sums of each warp", [&] {
-        const size_t limit = 104 << 10;   // two such blocks fit on a multiprocessor of Hopper
-        const size_t room = std::min(device.properties.sharedMemPerBlockOptin, limit), each = 2 * C * sizeof(float);
-        const size_t warps = std::clamp(room / each, size_t{1}, size_t{BLOCK_WARPS}), blocks = partial_blocks(N);
-        launch("one kernel", walking_warps_kernel, blocks, warps * WARP_SIZE, warps * each, dinp, partials, dout, inp,
-               w, mean, rstd, s);
+    c.step("one warp per row, one set of sums per warp", [&] {
+        const size_t limit = 104 << 10;   // then two blocks fit on a multiprocessor of Hopper
+        const size_t size = std::min(device.properties.sharedMemPerBlockOptin, limit), per_warp = 2 * C * sizeof(float);
+        const size_t warps = std::clamp(size / per_warp, size_t{1}, size_t{BLOCK_WARPS}), blocks = partial_blocks(N);
+        launch("one kernel", warp_per_row_backward_kernel, blocks, warps * WARP_SIZE, warps * per_warp, dinp, partials,
+               dout, inp, w, mean, rstd, s);
         add_partials({grad(dw), grad(db)}, partials, blocks, C);
     });
-    c.step("train_gpt.cu: a block per row", [&] {
+    c.step("train_gpt.cu: one block per row", [&] {
         layernorm_backward(dinp, grad(dw), grad(db), Grad{}, partials, dout, inp, w, mean, rstd, N, C);
     });
 }

@@ -1,38 +1,41 @@
-// Matmul, step by step: from a thread per element to a kernel that stays on Hopper's tensor cores, beside cuBLASLt.
-// out (M,N) = A (M,K) B (K,N), row-major: the trainer's forward pass, A its activations and B its weights (in, out).
+// Matmul, step by step: from one thread per element to a kernel that keeps Hopper's tensor cores busy, compared with
+// cuBLASLt. out (M,N) = A (M,K) B (K,N), row-major, as in the trainer's forward pass: A holds activations, B weights
+// (in, out).
 //
-// To learn here:
-//   - reuse: each element of A serves N outputs. Each step keeps it closer to where it is used and loads it less
-//     often: in shared memory, in registers, as fragments of a warp, then of four warps at once;
-//   - tensor cores: they multiply tiles, not numbers; fragments, swizzled tiles and ldmatrix;
-//   - asynchrony: copies run ahead of the products, first two tiles deep (cp.async), then as producer and consumers
-//     around a ring of buffers (TMA, mbarrier), and on Hopper the products themselves are asynchronous;
-//   - tiles: their size, their order, and what overlaps with storing results.
+// Topics:
+//   - reuse: each element of A serves N outputs. Each step holds it closer to the arithmetic and loads it less often:
+//     in shared memory, in registers, as fragments of a warp, as operands of a warpgroup;
+//   - tensor cores, which multiply tiles: fragments, swizzled tiles and ldmatrix;
+//   - asynchrony: copies run ahead of the products, first with two buffers (cp.async), then with a producer and
+//     consumers that share a ring buffer (TMA, mbarrier). On Hopper the products are asynchronous too;
+//   - tiles: their size, their order, and the overlap of the epilogue with the next tile.
 //
-// The floor is arithmetic, 2 M N K FLOPs. In each clock a multiprocessor of an H100 does 4096 of them in BF16 on
-// tensor cores, 256 on its FP32 units, and moves 128 bytes to or from shared memory. So a warpgroup's product reads
-//     64 x  64 x 16    32 clocks   2 KiB of A + 2 KiB of B   128 bytes a clock: all of shared memory's bandwidth
+// Bound by arithmetic: 2 M N K FLOPs. Per clock, a multiprocessor of an H100 does 4096 FLOPs in BF16 on its tensor
+// cores or 256 on its FP32 units, and moves 128 bytes to or from shared memory. One wgmma of a warpgroup reads
+//     64 x  64 x 16    32 clocks   2 KiB of A + 2 KiB of B   128 bytes per clock: all of shared memory's bandwidth
 //     64 x 128 x 16    64 clocks   2 KiB      + 4 KiB         96
 //     64 x 256 x 16   128 clocks   2 KiB      + 8 KiB         80
-// and a tile of two warpgroups, 64 columns of K at a time, is loaded from the L2 cache with
-//    128 x 128        512 clocks  16 KiB      + 16 KiB        64 bytes a clock, for each multiprocessor
+// A tile of two warpgroups, loaded from the L2 cache in stages of 64 columns of K, needs
+//    128 x 128        512 clocks  16 KiB      + 16 KiB        64 bytes per clock and multiprocessor
 //    128 x 256       1024 clocks  16 KiB      + 32 KiB        48
-// If reads and copies share the 128 bytes, tiles of 128 x 128 wait for a fifth of the time, those of 128 x 256 just
-// fit: 80 + 48. A tile of twice that size does not fit: its sums would fill all registers.
+// Reads and copies share the 128 bytes per clock. Tiles of 128 x 128 need 96 + 64, so they wait for a fifth of the
+// time. Tiles of 128 x 256 need 80 + 48, exactly the bandwidth. Larger tiles are impossible: the accumulators of a tile
+// of twice the size would fill all registers.
 
 #include "study.h"
 
 struct Size { int M, N, K; };   // M any, N and K multiples of 8
 
-// The index of an element in a matrix of so many columns.
+// Returns the index of an element of a row-major matrix.
 __device__ __forceinline__ size_t at(int row, int column, int columns) {
     return static_cast<size_t>(row) * columns + column;
 }
 
-// ==== on ordinary cores ======================================================
+// ==== FP32 units =============================================================
 
-// ---- 1: a thread per element ----
-// Neighbouring threads read neighbours in B, and the same element of A. Each product takes two loads.
+// ---- 1: one thread per element ----
+// Neighbouring threads read neighbouring elements of B and the same element of A: coalesced, but each multiply-add
+// needs two loads from memory or a cache.
 
 __global__ void element_kernel(floatX* out, const floatX* A, const floatX* B, Size s) {
     const int m = blockIdx.y, n = blockIdx.x * blockDim.x + threadIdx.x;
@@ -43,8 +46,8 @@ __global__ void element_kernel(floatX* out, const floatX* A, const floatX* B, Si
 }
 
 // ---- 2: tiles in shared memory ----
-// A block computes 32 x 32 elements: what it loads is used 32 times. Each product still takes two loads, now from
-// shared memory.
+// A block computes 32 x 32 elements and uses each element that it loads 32 times, so global memory is read 32 times
+// less than in step 1. Each multiply-add still needs two loads, now from shared memory, which limit it.
 
 constexpr int SQUARE = 32;
 
@@ -65,13 +68,14 @@ shared_tiles_kernel(floatX* out, const floatX* A, const floatX* B, Size s) {
 }
 
 // ---- 3: tiles in registers, 128 bits a load ----
-// A thread computes 8 x 8 elements: 64 products of 16 numbers from shared memory, loaded 4 at a time. A is stored
-// transposed, so that its column is read like B's row. A thread's rows and columns are 4 neighbours and 4 half a tile
-// away: then 16 neighbouring threads read 256 consecutive bytes.
+// A thread computes 8 x 8 elements: 64 multiply-adds for 16 numbers from shared memory, loaded 4 at a time. That is 4
+// loads instead of step 2's 128, and 64 independent sums hide the latency of the arithmetic. A is stored transposed, so
+// that a column of A is read like a row of B. Each thread has 4 consecutive rows (columns) in each half of the tile:
+// then 16 neighbouring threads read 256 consecutive bytes, without bank conflicts.
 
 constexpr int REGISTER_TILE = 128, REGISTER_DEPTH = 16, REGISTER_BLOCK = 256;
 
-// The i-th of a thread's 8 rows or columns.
+// Returns the i-th of a thread's 8 rows or columns.
 __device__ __forceinline__ int in_halves(int first, int i) { return first + i % 4 + i / 4 * (REGISTER_TILE / 2); }
 
 __device__ __forceinline__ void load_halves(float (&x)[8], const float* from) {
@@ -117,12 +121,12 @@ register_tiles_kernel(floatX* out, const floatX* A, const floatX* B, Size s) {
 #if (defined(PRECISION_BF16) || defined(PRECISION_FP16)) && WARP_SIZE == 32
 #define ON_TENSOR_CORES
 
-// ==== on tensor cores, Ampere and up =========================================
+// ==== tensor cores, Ampere and later =========================================
 // See ptx.cuh for fragments, tiles and their swizzle.
 
-constexpr int DEPTH = TILE_COLUMNS;   // of K, per step
+constexpr int DEPTH = TILE_COLUMNS;   // elements of K per stage
 
-// Stores a warp's fragment (16, columns), rounded, at row m0 and column n0 of out: lanes write 4 bytes each.
+// Rounds a warp's accumulator fragment (16, columns) and stores it at row m0, column n0 of out, 4 bytes per lane.
 template <int N>
 __device__ __forceinline__ void store_fragment(floatX* out, const float (&x)[N], int m0, int n0, Size s) {
 #pragma unroll
@@ -133,9 +137,10 @@ __device__ __forceinline__ void store_fragment(floatX* out, const float (&x)[N],
 }
 
 // ---- 4: mma ----
-// Four warps of 64 x 64 each. Tiles are copied to shared memory without registers, the next ones while these are
-// multiplied. A warp reads 4 KiB for a product of 64 x 64 x 16; without the swizzle, eight rows of a chunk would be in
-// the same 4 banks.
+// An H100's tensor cores do 16 times the FLOPs of its FP32 units. A block has four warps, each with 64 x 64 elements.
+// cp.async copies tiles to shared memory without passing through registers, and the next stage is copied while this one
+// is multiplied. A warp reads 4 KiB per product of 64 x 64 x 16. The swizzle avoids 8-way bank conflicts: without it,
+// the eight rows that ldmatrix reads would be in the same 4 banks.
 
 constexpr int WARP_TILE = 64, MMA_TILE = 2 * WARP_TILE;
 
@@ -144,7 +149,7 @@ struct MmaStage {
 };
 
 __global__ void __launch_bounds__(MMA_BLOCK, 2) mma_kernel(floatX* out, const floatX* A, const floatX* B, Size s) {
-    MmaStage* stages = reinterpret_cast<MmaStage*>(dynamic_shared());   // two: in use, being loaded
+    MmaStage* stages = reinterpret_cast<MmaStage*>(dynamic_shared());   // two: multiplied and loaded
     const int m0 = blockIdx.y * MMA_TILE, n0 = blockIdx.x * MMA_TILE;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int row = warp / 2 * WARP_TILE, column = warp % 2 * WARP_TILE;
@@ -161,13 +166,13 @@ __global__ void __launch_bounds__(MMA_BLOCK, 2) mma_kernel(floatX* out, const fl
         if (k0 + DEPTH < s.K) load_stage(k0 + DEPTH);
         cp_async_commit();
         cp_async_wait<1>();
-        __syncthreads();   // all threads' copies have arrived
+        __syncthreads();   // all threads' copies are complete
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++) {
             uint32_t a[WARP_TILE / 16][4], b[4];
             for (int i = 0; i < WARP_TILE / 16; i++)
                 ldmatrix(a[i], tile_chunk(stage.A, MMA_TILE, row + 16 * i + lane % 16, 2 * k + lane / 16));
-            for (int j = 0; j < WARP_TILE / 16; j++) {   // 16 columns of B are two right operands
+            for (int j = 0; j < WARP_TILE / 16; j++) {   // 16 columns of B: two operands
                 const int chunk = column / PACK + 2 * j + lane / 16;
                 ldmatrix_transposed(b, tile_chunk(stage.B, DEPTH, 16 * k + lane % 16, chunk));
                 for (int i = 0; i < WARP_TILE / 16; i++) {
@@ -176,25 +181,27 @@ __global__ void __launch_bounds__(MMA_BLOCK, 2) mma_kernel(floatX* out, const fl
                 }
             }
         }
-        __syncthreads();   // before it is loaded again
+        __syncthreads();   // before the stage is overwritten
     }
 #pragma unroll
     for (int i = 0; i < WARP_TILE / 16; i++) store_fragment(out, sum[i], m0 + row + 16 * i, n0 + column, s);
 }
 
-// ==== on Hopper's tensor cores ===============================================
-// One kernel, three steps. A block is a warpgroup that loads and two that multiply, 64 rows each; between them is a
-// ring of stages, a stage being DEPTH columns of A and as many rows of B. The sum is over B's rows (Major::MN), so
-// weights are read as they are stored. Products are asynchronous: one group of them runs while the next is started, and
-// a stage is released when the group after its own is under way.
+// ==== tensor cores, Hopper ===================================================
+// One kernel for three steps. A block has a producer warpgroup, which loads, and two consumer warpgroups, which
+// multiply 64 rows each. A ring buffer connects them; a stage is DEPTH columns of A and DEPTH rows of B. B is the
+// operand with Major::MN, so weights are read as they are stored. Products are asynchronous: a group of wgmma runs
+// while the next group is issued. wgmma_wait<1> then waits for the older group, and its stage is released.
 //
-// 5  Tiles of 128 x 128, a block for each. TMA computes the addresses, the swizzle and fills out-of-range elements with
-//    0; loads are up to 6 stages ahead.
-// 6  Tiles of 128 x 256, the widest product there is: see the table at the top. Half of the registers are sums.
-// 7  Persistent blocks: one per multiprocessor processes tile after tile, and the loads of the next tile begin while
-//    the results of this one are stored. Tiles are scheduled in groups of 16 rows of tiles, column by column, so that
-//    the 132 tiles in progress form a near square of 2048 x 2112 elements, which reads the least from memory. (Row by
-//    row, the logits' N = 50304 would read all of B, 77 MB and more than the L2 cache, for every 128 rows.)
+// 5  Tiles of 128 x 128, one block each. Compared with mma, a wgmma reads both operands from shared memory, so no
+//    instructions and registers go to ldmatrix. One thread issues TMA copies, which compute the addresses and the
+//    swizzle and fill out-of-range elements with 0. Copies are up to 6 stages ahead.
+// 6  Tiles of 128 x 256, the widest wgmma: fewer bytes per FLOP, see the table at the top. Accumulators take half of
+//    the registers.
+// 7  Persistent blocks: one block per multiprocessor processes tile after tile, and the loads of the next tile begin
+//    while the epilogue stores this one. Tiles are scheduled in groups of 16 rows of tiles, column by column, so that
+//    the 132 tiles in progress form a near square of 2048 x 2112 elements, which minimises the bytes read from memory.
+//    (Row by row, the logits' N = 50304 would read all of B, 77 MB and more than the L2 cache, for every 128 rows.)
 
 template <int COLUMNS> struct MatmulTile : Warpgroups<2> {
     static constexpr int STAGES = COLUMNS == 256 ? 4 : 6;
@@ -205,7 +212,7 @@ template <int COLUMNS> struct MatmulTile : Warpgroups<2> {
     };
 };
 
-// Starts sum (64, COLUMNS) += A B over one stage. `add` is false where the sum begins.
+// Issues the wgmma of one stage, sum (64, COLUMNS) += A B, as one group. With add == false, sum = A B.
 template <int COLUMNS>
 __device__ __forceinline__ void start_products(float (&sum)[COLUMNS / 2], uint64_t A, uint64_t B, bool add) {
 #pragma unroll
@@ -241,7 +248,7 @@ __device__ __forceinline__ void matmul_consumer(floatX* out, typename MatmulTile
     using Tile = MatmulTile<COLUMNS>;
     const uint64_t A = wgmma_descriptor(shared.A[0] + warpgroup_row() * TILE_ROW_BYTES);
     const uint64_t B = wgmma_descriptor(shared.B[0], tile_bytes(DEPTH, TILE_COLUMNS));
-    PipelineState<Tile::STAGES> now, read;   // read: the stage that the products before these may still read
+    PipelineState<Tile::STAGES> now, read;   // read: the stage that the previous group may still read
     for (unsigned i = blockIdx.x; i < order.count(); i += gridDim.x) {
         const TileOrder::Place place = order.place(i);
         float sum[COLUMNS / 2];
@@ -278,7 +285,7 @@ enum class Blocks { ONE_TILE, PERSISTENT };
 
 template <int COLUMNS, Blocks BLOCKS> void matmul_wgmma(floatX* out, const floatX* A, const floatX* B, const Size& s) {
     using Tile = MatmulTile<COLUMNS>;
-    auto map_of = [](const floatX* x, uint64_t rows, uint64_t columns, uint32_t box_rows) {   // boxes of box_rows x 64
+    auto map_of = [](const floatX* x, uint64_t rows, uint64_t columns, uint32_t box_rows) {   // boxes: box_rows x 64
         const uint64_t row = columns * sizeof(floatX);
         return make_tensor_map(x, {columns, 1, rows, 1}, {row, row, row * rows}, box_rows);
     };
@@ -304,25 +311,25 @@ void study_matmul(Study& study, const char* title, const Size& s) {
             for (size_t n = 0; n < N; n++) out.expected[m * N + n] += A.host[m * K + k] * B.host[k * N + n];
     });
     auto tiles = [&](int side) { return dim3(ceil_div(N, side), ceil_div(M, side)); };
-    c.step("a thread per element", [&] {
+    c.step("one thread per element", [&] {
         launch("step 1", element_kernel, dim3(ceil_div(N, BLOCK), M), BLOCK, 0, out, A, B, s);
     });
     c.step("tiles in shared memory", [&] {
         launch("step 2", shared_tiles_kernel, tiles(SQUARE), SQUARE * SQUARE, 0, out, A, B, s);
     });
-    c.step("tiles in registers, 128 bits a load", [&] {
+    c.step("tiles in registers, 128 bits per load", [&] {
         launch("step 3", register_tiles_kernel, tiles(REGISTER_TILE), REGISTER_BLOCK, 0, out, A, B, s);
     });
 #ifdef ON_TENSOR_CORES
     constexpr Blocks ONE_TILE = Blocks::ONE_TILE, PERSISTENT = Blocks::PERSISTENT;
     if (has_tensor_cores(TensorCores::MMA))
-        c.step("mma: tensor cores, copies run ahead", [&] {
+        c.step("mma: tensor cores, asynchronous copies", [&] {
             launch("step 4", mma_kernel, tiles(MMA_TILE), MMA_BLOCK, 2 * sizeof(MmaStage), out, A, B, s);
         });
     if (has_tensor_cores(TensorCores::WGMMA)) {
-        c.step("wgmma, TMA: a producer, two consumers", [&] { matmul_wgmma<128, ONE_TILE>(out, A, B, s); });
+        c.step("wgmma, TMA: producer and two consumers", [&] { matmul_wgmma<128, ONE_TILE>(out, A, B, s); });
         c.step("tiles of 128 x 256", [&] { matmul_wgmma<256, ONE_TILE>(out, A, B, s); });
-        c.step("persistent blocks, tiles in an order for L2", [&] { matmul_wgmma<256, PERSISTENT>(out, A, B, s); });
+        c.step("persistent blocks, tiles ordered for L2", [&] { matmul_wgmma<256, PERSISTENT>(out, A, B, s); });
     }
 #endif
     c.step("train_gpt.cu: cuBLASLt", [&] {
@@ -336,7 +343,7 @@ void run_study(Study& study) {
     };
     at("matmul", {4096, 4096, 4096}, {136, 264, 200},
        {{1, 8, 8}, {64, 256, 64}, {130, 264, 72}, {257, 520, 456}, {2200, 264, 24}});
-    at("matmul to q, k and v: C to 3C", {32768, 2304, 768}, {136, 216, 72});
-    at("matmul into the MLP: C to 4C", {32768, 3072, 768}, {136, 288, 72});
-    at("matmul out of the MLP: 4C to C", {32768, 768, 3072}, {136, 72, 288});
+    at("matmul, QKV: C to 3C", {32768, 2304, 768}, {136, 216, 72});
+    at("matmul, first of the MLP: C to 4C", {32768, 3072, 768}, {136, 288, 72});
+    at("matmul, second of the MLP: 4C to C", {32768, 768, 3072}, {136, 72, 288});
 }

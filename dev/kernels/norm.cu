@@ -1,27 +1,28 @@
-// The gradients' norm, step by step: one number from an array as large as the model.
+// Gradient norm, step by step: a reduction of an array as large as the model to one number.
 //
-// To learn here:
-//   - reductions: lanes add up by shuffles, warps in shared memory, blocks through an array of partial sums that a
-//     second kernel adds. Blocks cannot wait for each other, but a kernel waits for the one before it;
-//   - how many blocks: enough to fill the GPU and no more, as each leaves a partial sum to be added;
-//   - why no atomics: atomicAdd would save the second kernel, but blocks end in another order each time, floating-point
-//     sums depend on the order, and then the same command would not give the same bits;
-//   - sums of many numbers: thousands of threads, and several sums in each, add few numbers each. That is also more
-//     accurate than one long sum, which soon is so large that small squares vanish.
-// Memory is the bound: n gradients, of 4 bytes or of 2, are read once.
+// Topics:
+//   - reductions: lanes add by shuffles, warps through shared memory, and blocks through an array of partial sums,
+//     which a second kernel adds. Blocks cannot wait for each other, but a kernel waits for the previous kernel;
+//   - number of blocks: enough to fill the GPU and no more, because each block adds a partial sum to the second kernel;
+//   - no atomics: atomicAdd would save the second kernel. But the order in which blocks finish varies, floating-point
+//     sums depend on the order, and the same command would no longer give the same bits;
+//   - accuracy: thousands of threads with several sums each add few numbers per sum. One long sum would be less
+//     accurate: it becomes so large that small squares are rounded away.
+// Bound by memory bandwidth: n gradients, of 4 bytes or of 2, are read once.
 //
-// n is a multiple of 16, as all sizes of the model are.
+// n is a multiple of 16, like all sizes of the model.
 
 #include "study.h"
 
 // ---- 1, 2, 3: one block, many blocks, packs ----
-// 1  One block of 1024 threads: as simple as can be, on one of an H100's 132 multiprocessors.
-// 2  Blocks stride over the array together: in each round neighbouring threads read neighbouring elements. A second
-//    kernel, of one block, adds the blocks' sums.
-// 3  WIDTH > 1: 128 bits a load, and a sum for each place in the pack, so that no addition waits for the one before.
+// 1  One block of 1024 threads: the simplest kernel, which uses one of an H100's 132 multiprocessors.
+// 2  Enough blocks to fill the GPU, with a grid-stride loop: in each iteration neighbouring threads read neighbouring
+//    elements. A second kernel, of one block, adds the blocks' partial sums.
+// 3  WIDTH > 1: 128 bits per load, so more bytes in flight, and one sum per position in the pack. These sums are
+//    independent, so an addition does not wait for the previous one: instruction-level parallelism.
 //
 // ---- 4: train_gpt.cu ----
-// The same, but a block owns spans of consecutive elements and goes from one to the next.
+// The accesses of step 3, but each block processes spans of consecutive elements.
 
 template <int WIDTH, typename G> __global__ void squares_kernel(float* partials, const G* grads, size_t n) {
     float x[WIDTH], sums[WIDTH] = {}, sum = 0;
@@ -47,22 +48,22 @@ void norm_by(int blocks, int threads, float* norm, float* partials, const G* gra
     launch("root", root_kernel, 1, BLOCK, 0, norm, partials, blocks);
 }
 
-// Gradients of type G, which --grad-dtype chooses.
+// G: the type of the gradients, which --grad-dtype selects.
 template <typename G, DType DTYPE> void norm_of(Study& study, size_t n) {
     const std::string title = format("gradient norm, %s gradients", name_of(DTYPE));
     Case c(study, title, format("n %zu", n), bytes(1.0 * n * sizeof(G)));
     const auto grads = c.input<G>(n, -1, 3);
     const auto norm = c.output<float>("norm", 1);
     const auto loss_scale = c.input<float>(SCALE_OF_ONE);
-    // A block takes 256 of the 2048 threads of a multiprocessor.
+    // 8 blocks of 256 threads fill a multiprocessor, which holds 2048 threads.
     const int many = device.is_cpu() ? 8 : 8 * device.properties.multiProcessorCount;
     const auto partials = c.scratch<float>(std::max<size_t>(many, NORM_BLOCKS));
     double squares = 0;
     for (double g : grads.host) squares += g * g;
     norm.expected[0] = sqrt(squares);
     c.step("one block", [&] { norm_by<1, G>(1, WIDE_BLOCK, norm, partials, grads, n); });
-    c.step("as many blocks as fit, partial sums", [&] { norm_by<1, G>(many, BLOCK, norm, partials, grads, n); });
-    c.step("128 bits a load", [&] { norm_by<16 / sizeof(G), G>(many, BLOCK, norm, partials, grads, n); });
+    c.step("blocks fill the GPU, partial sums", [&] { norm_by<1, G>(many, BLOCK, norm, partials, grads, n); });
+    c.step("128 bits per load", [&] { norm_by<16 / sizeof(G), G>(many, BLOCK, norm, partials, grads, n); });
     c.step("train_gpt.cu: spans", [&] {
         norm_partials(partials, {static_cast<G*>(grads), DTYPE}, n, {nullptr, DTYPE}, 0, 0, 0);
         gradient_norm(norm, loss_scale_in(loss_scale), partials, norm_blocks(n, 0, 0));

@@ -1,15 +1,15 @@
-// What the studies in this folder share: arrays, the check against a plain loop, timing, the table, main.
+// Harness of the studies in this folder: arrays, the check against a reference loop, timing, tables, main.
 //
-// A study takes one layer from a naive kernel, step by step, to the kernel that train_gpt.cu trains with. It is a
-// program: it compares each step with a loop in double, at odd sizes and at the size that is timed, and then prints
-// what each step gained.
+// A study develops one layer, step by step, from a naive kernel to the kernel that train_gpt.cu trains with. It is a
+// program that compares each step's results with those of a loop in double precision, at odd sizes and at the size that
+// is timed, and then prints a table with the gain of each step.
 //
 //     void study_forward(Study& study, size_t n) {
-//         Case c(study, "gelu forward", format("n %zu", n), bytes(2 * n * sizeof(floatX)));   // what must move
+//         Case c(study, "gelu forward", format("n %zu", n), bytes(2 * n * sizeof(floatX)));   // minimum traffic
 //         const auto inp = c.input<floatX>(n), out = c.output<floatX>("out", n);
-//         for (size_t i = 0; i < n; i++) out.expected[i] = gelu(inp.host[i]);                 // the plain loop
+//         for (size_t i = 0; i < n; i++) out.expected[i] = gelu(inp.host[i]);                 // reference loop
 //         c.step("a thread per element", [&] { launch_threads(forward_kernel, n, out, inp, n); });
-//         c.step("train_gpt.cu", [&] { gelu_forward(out, inp, n); });                         // included, not copied
+//         c.step("train_gpt.cu", [&] { gelu_forward(out, inp, n); });                         // the trainer's kernel
 //     }
 //     void run_study(Study& study) { study.at_sizes<size_t>({16, 4112}, 1 << 26, 1 << 16, study_forward); }
 //
@@ -26,7 +26,7 @@
 
 __device__ __forceinline__ float f32(floatX x) { return static_cast<float>(x); }
 
-// The element, or the first of `width` elements, of a thread that has no others.
+// Returns the index of this thread's first element, when each thread processes `width` consecutive elements.
 __device__ __forceinline__ size_t my_index(int width = 1) {
     return (static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) * width;
 }
@@ -41,38 +41,38 @@ void launch_threads(void (*kernel)(Params...), size_t threads, Args... args) {
 
 typedef std::vector<double> Values;
 
-// x after it has been stored as T.
+// Returns x rounded to T.
 template <typename T> double stored_as(double x) { return static_cast<float>(static_cast<T>(static_cast<float>(x))); }
 
-// The largest error allowed, |got - expected| / (|expected| + rms of all expected). BF16 has a precision of 8 bits, so
-// one rounding costs up to 2^-9 of the value (2^-8 for a value that is stored and read again); FP16 has 11 bits; sums
-// of many terms in FP32 stay well below 2^-14.
+// The largest allowed error, where error is |found - expected| / (|expected| + rms of all expected). BF16 has 8
+// significant bits, so one rounding changes a value by up to 2^-9 of it, and storing and rereading an intermediate
+// result by up to 2^-8. FP16 has 11 significant bits. Sums of many terms in FP32 stay well below 2^-14.
 template <typename T> constexpr double LIMIT = std::is_same_v<T, __nv_bfloat16> ? 1.0 / (1 << 7)
                                                : std::is_same_v<T, __half>      ? 1.0 / (1 << 10) : 1.0 / (1 << 14);
 
-struct Worst { double of_limit; std::string what; };   // an array's worst element
+struct Worst { double error; std::string what; };   // the element with the largest error, as a multiple of LIMIT
 
-// An array in host memory as doubles, which hold every float and BF16 exactly, and in device memory in its own type.
+// An array. The host has doubles, which represent every float and BF16 exactly; the device has the array's own type.
 struct Storage {
     const char* name;
     size_t n, element_bytes;
     double limit;
     double (*get)(const void* x, size_t i);
     void (*set)(void* x, size_t i, double value);
-    const size_t& launches;    // of the step that is timed
-    Values host, expected;     // before the step, empty for an output; after it, empty if it is not checked
-    char* data = nullptr;      // copies of the array
+    const size_t& launches;    // launches so far of the step being timed
+    Values host, expected;     // initial values (empty for an output); expected results (empty if not checked)
+    char* data = nullptr;      // on the device: `copies` copies of the array with a stride of `stride` bytes
     size_t copies = 1, stride = 0;
 
     size_t bytes() const { return n * element_bytes; }
 
     void allocate(size_t count) {
         copies = count;
-        stride = ceil_div(n, 256) * 256 * element_bytes;   // copies are aligned as cudaMalloc's memory is
+        stride = ceil_div(n, 256) * 256 * element_bytes;   // each copy is aligned like memory from cudaMalloc
         check(cudaMalloc(&data, copies * stride), name);
     }
 
-    // Sets all copies to the initial values, or to NaN if there are none.
+    // Sets all copies to the initial values; an output, which has none, to NaN.
     void restore() {
         if (host.empty()) return check(cudaMemsetAsync(data, 0xff, copies * stride, device.stream), name);
         std::vector<char> typed(bytes());
@@ -83,37 +83,38 @@ struct Storage {
     Worst worst() const {
         std::vector<char> typed(bytes());
         download(typed.data(), data, bytes());
-        double squares = 0, most = -1;
+        double squares = 0, max_error = -1;
         for (double e : expected) squares += e * e;
         const double rms = sqrt(squares / n) + std::numeric_limits<float>::min();
         size_t at = 0;
         for (size_t i = 0; i < n; i++) {
             double error = std::abs(get(typed.data(), i) - expected[i]) / (std::abs(expected[i]) + rms);
             if (std::isnan(error)) error = INFINITY;
-            if (error > most) most = error, at = i;
+            if (error > max_error) max_error = error, at = i;
         }
-        return {most / limit, format("%s[%zu] is %.7g, expected %.7g", name, at, get(typed.data(), at), expected[at])};
+        const double found = get(typed.data(), at);
+        return {max_error / limit, format("%s[%zu]: expected %.7g, found %.7g", name, at, expected[at], found)};
     }
 };
 
-// A reference to such an array, which converts to its device pointer for launches.
+// A reference to a Storage. In the arguments of a launch it converts to the device pointer of the current copy.
 template <typename T> struct Array {
     Storage& memory;
     Values &host, &expected;
 
     operator T*() const {
-        if (!memory.data) throw Failure("%s: has no device memory before the first step", memory.name);
+        if (!memory.data) throw Failure("%s: device memory is allocated by the first step", memory.name);
         return reinterpret_cast<T*>(memory.data + memory.launches % memory.copies * memory.stride);
     }
 };
 
 Grad grad(const Array<float>& array) { return {static_cast<float*>(array), DType::FP32}; }
 
-// A LossScale for train_gpt.cu's kernels: the values of a scale of 1, and the pointer to such an input.
+// A LossScale of 1 for train_gpt.cu's kernels: the values of its members, and the cast from an input with these values.
 const std::vector<int> SCALE_OF_ONE = {1, 1, 0, 0, 0};
 LossScale* loss_scale_in(float* floats) { return reinterpret_cast<LossScale*>(floats); }
 
-// Calls f(i) for each i below n, on all of the host's cores.
+// Calls f(i) for each i < n, in parallel on all cores of the host.
 template <typename F> void in_parallel(size_t n, F f) {
     const size_t workers = std::max(1u, std::thread::hardware_concurrency());
     std::vector<std::thread> threads;
@@ -125,10 +126,10 @@ template <typename F> void in_parallel(size_t n, F f) {
 }
 
 // ==== timing =================================================================
-// By events on the device. On a CPU nothing is timed: memory accesses are counted instead (dev/inspect).
+// With CUDA events. On a CPU, dev/inspect counts memory accesses instead, and nothing is timed.
 
-// Seconds of one launch: the median of batches, each of which is long compared with the events' resolution. Counts
-// `launches`, so that each launch uses the next copy of the arrays.
+// Returns the seconds of one launch: the median over batches, each much longer than the resolution of the events.
+// Increments `launches`, so that each launch uses the next copy of the arrays.
 double seconds_of(const std::function<void()>& work, size_t& launches) {
     auto batch = [&](int count) {
         const float milliseconds = stream_milliseconds([&] {
@@ -151,7 +152,7 @@ template <typename T> T* device_memory(size_t n) {
     return memory;
 }
 
-// Bytes, read and written, per second of a copy in device memory.
+// Returns the bandwidth of a copy within device memory: bytes read plus bytes written per second.
 double measure_copy() {
     const size_t n = 512 << 20;
     char* const memory = device_memory<char>(2 * n);
@@ -166,27 +167,28 @@ double measure_copy() {
 
 // ==== steps ==================================================================
 
-// The least that a launch must do, and so what bounds it.
+// The minimum work of a launch: bytes if it is bound by memory bandwidth, FLOPs if it is bound by arithmetic.
 enum class Bound { BANDWIDTH, COMPUTE };
-struct Floor { Bound bound; double amount; };   // bytes or FLOPs
-Floor bytes(double n) { return {Bound::BANDWIDTH, n}; }
-Floor flops(double n) { return {Bound::COMPUTE, n}; }
+struct MinimumWork { Bound bound; double amount; };
+MinimumWork bytes(double n) { return {Bound::BANDWIDTH, n}; }
+MinimumWork flops(double n) { return {Bound::COMPUTE, n}; }
 
 #ifdef CUDA_CPU_INSPECT
 using Traffic = cuda_cpu::watch::Figures;
 Traffic take_traffic() { return cuda_cpu::watch::take_figures(); }
-void count_traffic(bool wanted) { cuda_cpu::watch::look(wanted); }
+void count_traffic(bool enabled) { cuda_cpu::watch::look(enabled); }
 #else
 struct Traffic { double sectors, least_sectors, wavefronts, least_wavefronts, memory_bytes; uint64_t hazards; };
 Traffic take_traffic() { return {}; }
 void count_traffic(bool) {}
 #endif
 
-struct Row { std::string step; double seconds = 0, of_limit = 0; Traffic traffic = {}; };
-struct Table { std::string title, size; Floor floor; std::vector<Row> rows; };
+struct Row { std::string step; double seconds = 0, error = 0; Traffic traffic = {}; };   // error: as in Worst
+struct Table { std::string title, size; MinimumWork minimum; std::vector<Row> rows; };
 
 struct Study {
-    // Calls each f(study, size) at odd sizes, only to check; then at the size that is timed, or counted on a CPU.
+    // Calls each f(study, size), first at the odd sizes to check the results, then at the size of the table: `on_a_gpu`
+    // to time the steps, or on a CPU `on_a_cpu` to count their memory accesses.
     template <typename Size, typename... F>
     void at_sizes(std::initializer_list<Size> odd, Size on_a_gpu, Size on_a_cpu, F... f) {
         timing = false;
@@ -205,21 +207,21 @@ struct Study {
     std::vector<Table> tables;
 };
 
-// One direction of a layer at one size.
+// One table: a layer's forward or backward pass at one size.
 class Case {
 public:
-    Case(Study& study, std::string title, std::string size, Floor floor)
+    Case(Study& study, std::string title, std::string size, MinimumWork minimum)
         : study_(study), title_(std::move(title)), size_(std::move(size)) {
         if (!study.timing) return;
         study.table(title_).size = size_;
-        study.table(title_).floor = floor;
+        study.table(title_).minimum = minimum;
     }
     Case(const Case&) = delete;
     ~Case() {
         for (Storage& array : arrays_) cudaFree(array.data);
     }
 
-    // Numbers between `low` and `high` that T can hold, the same in every run; or these numbers.
+    // Read by the steps: random numbers between `low` and `high`, rounded to T and equal in every run; or `values`.
     template <typename T> Array<T> input(size_t n, double low = -1, double high = 1) {
         return updated<T>("input", n, low, high, false);
     }
@@ -228,13 +230,13 @@ public:
         array.host.assign(values.begin(), values.end());
         return array;
     }
-    // NaN before each step. The study fills in `expected`.
+    // Written by the steps, and NaN before each. The study fills in `expected`.
     template <typename T> Array<T> output(const char* name, size_t n) {
         const Array<T> array = scratch<T>(n, name);
         array.expected.resize(n);
         return array;
     }
-    // Read and written by a step. `expected` starts as the initial values.
+    // Read and written by the steps. `expected` starts as the initial values.
     template <typename T> Array<T> updated(const char* name, size_t n, double low = -1, double high = 1,
                                            bool checked = true) {
         const Array<T> array = scratch<T>(n, name);
@@ -246,7 +248,7 @@ public:
         if (checked) array.expected = array.host;
         return array;
     }
-    // Memory for intermediate results.
+    // Intermediate results, not checked.
     template <typename T> Array<T> scratch(size_t n, const char* name = "scratch") {
         Storage& memory = arrays_.emplace_back(Storage{
             name, n, sizeof(T), LIMIT<T>,
@@ -256,7 +258,8 @@ public:
         return {memory, memory.host, memory.expected};
     }
 
-    // Runs `work`, compares the arrays with what is expected and, at the size for that, times it.
+    // Runs `work`, which launches a step's kernels, and compares the arrays with their expected values. At the size of
+    // the table it also times `work`, or on a CPU counts its memory accesses.
     void step(const std::string& name, const std::function<void()>& work) {
         if (steps_++ == 0) allocate();
         std::vector<Row>& rows = study_.table(title_).rows;
@@ -268,7 +271,7 @@ public:
         };
         for (Storage& array : arrays_) array.restore();
         count_traffic(study_.timing);
-        take_traffic();   // of this step only
+        take_traffic();   // resets the counters
         work();
         check(cudaStreamSynchronize(device.stream), name.c_str());
         row.traffic = take_traffic();
@@ -277,33 +280,33 @@ public:
         for (const Storage& array : arrays_) {
             if (array.expected.empty()) continue;
             const Worst worst = array.worst();
-            row.of_limit = std::max(row.of_limit, worst.of_limit);
-            if (worst.of_limit > 1) fail(format("%s, %.2g times the limit", worst.what.c_str(), worst.of_limit));
+            row.error = std::max(row.error, worst.error);
+            if (worst.error > 1) fail(format("%s: error %.2g times the limit", worst.what.c_str(), worst.error));
         }
         if (study_.timing && !device.is_cpu()) row.seconds = seconds_of(work, launches_);
     }
 
 private:
-    // For timing, copies that are together larger than the L2 cache: each launch then finds data that is not in the
-    // cache, as in training.
+    // Allocates so many copies for timing that they exceed the L2 cache: each launch then reads from memory, as in
+    // training.
     void allocate() {
-        size_t one = 0;
-        for (const Storage& array : arrays_) one += array.bytes();
-        const size_t enough = 4 * static_cast<size_t>(device.properties.l2CacheSize);
-        const size_t copies = study_.timing && !device.is_cpu() ? ceil_div(std::max(enough, one), one) : 1;
+        size_t size = 0;
+        for (const Storage& array : arrays_) size += array.bytes();
+        const size_t min_size = 4 * static_cast<size_t>(device.properties.l2CacheSize);
+        const size_t copies = study_.timing && !device.is_cpu() ? ceil_div(std::max(min_size, size), size) : 1;
         for (Storage& array : arrays_) array.allocate(copies);
     }
 
     Study& study_;
     std::string title_, size_;
-    std::deque<Storage> arrays_;   // which stay where they are
+    std::deque<Storage> arrays_;   // a deque, because Array refers to its elements
     size_t steps_ = 0, launches_ = 0;
 };
 
 // ==== tables =================================================================
-// In Markdown. On a GPU: time, rate and the share of what a copy reaches in the same run. On a CPU: sectors of
-// global memory that warps' instructions touch and wavefronts of shared memory, in thousands and relative to the least
-// possible; and the bytes that move to and from memory past a model of the caches.
+// In Markdown. On a GPU: time, rate, percentage of a copy's bandwidth in the same run, speed-up over the first step. On
+// a CPU: sectors of global memory that warps access and wavefronts of shared memory, both also relative to the minimum
+// for the bytes accessed; and the bytes that a model of the caches transfers from and to memory.
 
 std::string table_line(const std::string& first, const std::vector<std::string>& others) {
     std::string text = format("| %-46s |", first.c_str());
@@ -312,33 +315,33 @@ std::string table_line(const std::string& first, const std::vector<std::string>&
 }
 
 std::string table_of(const Table& t) {
-    const bool moves = t.floor.bound == Bound::BANDWIDTH, cpu = device.is_cpu();
+    const bool moves = t.minimum.bound == Bound::BANDWIDTH, cpu = device.is_cpu();
     const char* const rate = moves ? "GB/s" : "TFLOP/s";
     const double unit = moves ? 1e9 : 1e12;
     std::string text = format("\n%s: %s, %s, %s\n%.4g %s", t.title.c_str(), t.size.c_str(), name_of(FLOATX),
-                              cpu ? "counted on a CPU" : device.properties.name, t.floor.amount / unit * 1e3,
-                              moves ? "MB must move" : "GFLOP");
+                              cpu ? "counted on a CPU" : device.properties.name, t.minimum.amount / unit * 1e3,
+                              moves ? "MB read and written at least" : "GFLOP");
     static const double copy = cpu ? 0 : measure_copy();
-    if (!cpu && moves) text += format("; a copy reaches %.4g GB/s", copy / unit);
+    if (!cpu && moves) text += format("; bandwidth of a copy: %.4g GB/s", copy / unit);
     text += "\n\n";
-    text += cpu ? table_line("step", {"k sectors", "of least", "k wavefr.", "of least", "MB moved", "error"})
-                : table_line("step", {"us", rate, "of copy", "faster", "error"});
+    text += cpu ? table_line("step", {"sectors", "x minimum", "wavefronts", "x minimum", "MB moved", "error"})
+                : table_line("step", {"us", rate, "% of copy", "speed-up", "error"});
     text += "|" + std::string(48, '-') + "|";
     for (int i = 0; i < (cpu ? 6 : 5); i++) text += std::string(11, '-') + ":|";
     text += "\n";
     for (const Row& row : t.rows) {
         const Traffic& m = row.traffic;
-        auto relative = [](double done, double least) { return least > 0 ? format("%.2f x", done / least) : "-"; };
-        const double speed = t.floor.amount / row.seconds;
-        const std::string error = format("%.2f", row.of_limit);
+        auto relative = [](double found, double least) { return least > 0 ? format("%.2f x", found / least) : "-"; };
+        const double speed = t.minimum.amount / row.seconds;
+        const std::string error = format("%.2f", row.error);
         if (cpu)
-            text += table_line(row.step, {format("%.1f", m.sectors / 1e3), relative(m.sectors, m.least_sectors),
-                                          format("%.1f", m.wavefronts / 1e3),
+            text += table_line(row.step, {format("%.0f", m.sectors), relative(m.sectors, m.least_sectors),
+                                          format("%.0f", m.wavefronts),
                                           relative(m.wavefronts, m.least_wavefronts),
                                           format("%.3f", m.memory_bytes / 1e6), error});
         else
             text += table_line(row.step, {format("%.1f", row.seconds * 1e6), format("%.4g", speed / unit),
-                                          moves ? format("%.1f %%", 100 * speed / copy) : "-",
+                                          moves ? format("%.1f", 100 * speed / copy) : "-",
                                           format("%.1f x", t.rows[0].seconds / row.seconds), error});
     }
     return text;
@@ -346,7 +349,7 @@ std::string table_of(const Table& t) {
 
 // ==== main ===================================================================
 
-void run_study(Study& study);   // which each study defines
+void run_study(Study& study);   // defined by each study
 
 int main() {
     try {
@@ -355,8 +358,8 @@ int main() {
         Study study;
         run_study(study);
         for (const Table& table : study.tables) fputs(table_of(table).c_str(), stdout);
-        puts("\nerror: the worst |got - expected| / (|expected| + rms) at any size, relative to its limit");
-        if (study.failures) printf("\nFAILED: %d checks\n", study.failures);
+        puts("\nerror: maximum of |found - expected| / (|expected| + rms) over all sizes, relative to the limit");
+        if (study.failures) printf("\n%d checks FAILED\n", study.failures);
         return study.failures ? 1 : 0;
     } catch (const std::exception& error) {
         fprintf(stderr, "%s\n", error.what());
