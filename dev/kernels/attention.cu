@@ -1,42 +1,44 @@
-// Attention, step by step: from the T x T matrices in memory to wgmma, forward, and forward with backward. Formulas,
-// shapes and mappings are in train_gpt.cu, whose kernels most steps are; here they are compared.
+// Attention, step by step: from T x T matrices in memory to wgmma; forward, and forward with backward. Most steps are
+// the trainer's kernels: train_gpt.cu and gpt/attention_*.cuh explain formulas, shapes and mappings; this study
+// compares them.
 //
-// To learn here:
-//   - fusing: scores and probabilities that are never written need not be read. Naive attention moves 8 bytes for each
-//     pair of query and key forward (scores and probabilities, each written and read, in BF16); the others none;
-//   - online softmax: a running maximum, and results that are rescaled when it rises;
-//   - reuse, as in matmul.cu: a key is worth loading for many queries, not for one;
-//   - tensor cores: scores stay in registers, as a fragment that is the next product's left operand;
-//   - asynchrony: products, copies and the softmax at the same time, in different warps and within a warp.
+// Topics:
+//   - fusion: scores and probabilities that are not written to memory need not be read. In BF16, naive attention's
+//     forward pass moves 8 bytes for each pair of query and key: scores and probabilities, each written once and read
+//     once. The other steps move none;
+//   - online softmax: a running maximum, and results that are rescaled when it grows;
+//   - reuse, as in matmul.cu: each key that is loaded should serve many queries;
+//   - tensor cores: scores stay in registers, as a fragment that is the left operand of the next product;
+//   - asynchrony: products, copies and softmax overlap, in different warps and within a warp.
 //
-// The floor is arithmetic. Causal attention counts pairs with key <= query, T * T / 2 of them; for each, forward does
-// 4 HS FLOPs in two products, backward 10 HS in five. (The trainer's backward computes two of them twice, 14 HS, so
-// that no sum depends on the order of blocks; TFLOP/s here count 10.) In a clock a multiprocessor of an H100 does 4096
-// FLOPs on tensor cores and 16 exponentials: for heads of 128 an exponential takes half the time of its pair's
-// products, for heads of 64 all of it. So half the peak is the limit where softmax and products alternate; more needs
-// both at once.
+// Bound by arithmetic. Causal attention has pairs with key <= query, T * T / 2 of them. For each pair, forward does 4
+// HS FLOPs in two products and backward 10 HS in five. (The trainer's backward computes two products twice, 14 HS, so
+// that no sum depends on the order of blocks. The TFLOP/s of the tables count 10 HS.) Per clock, a multiprocessor of an
+// H100 does 4096 FLOPs on its tensor cores and 16 exponentials. A pair's exponential takes half as long as its products
+// with heads of 128, and as long with heads of 64. So a kernel in which softmax and products alternate is limited to
+// 2/3 or 1/2 of the peak. More requires that they overlap.
 //
-// To compare with, published for an H100, causal, B * T = 16384, NH * HS = 2048, TFLOP/s at T = 1k / 2k / 8k / 16k, the
-// sizes that are timed here:
+// Published results for an H100 to compare with: causal, B * T = 16384, NH * HS = 2048, TFLOP/s at T = 1k / 2k / 8k /
+// 16k, the sizes that are timed here:
 //                           head 64                  head 128
 //     forward               FA2 229 262 295 299      FA2 260 298 333 335      FlashAttention-2
 //                           FA3 265 371 460 473      FA3 423 521 602 616      FlashAttention-3
 //     forward + backward    FA2 192 232 273 284      FA2 221 265 308 328
 //
-// One backward kernel instead of two would need 5 products instead of 7: it also adds dS K to dQ, whose sum over tiles
-// of keys stays in memory in FP32 and, to give the same bits, is added to in a fixed order. Estimated for an H100 it
-// takes 12 to 33 % less time if the L2 cache does these sums beside the products, and up to 19 % more if products wait
-// for them: no clear gain at the lengths of GPT-2 and GPT-3.
+// One backward kernel instead of two would need 5 products instead of 7. It would add dS K to dQ in memory, in FP32,
+// once per tile of keys, and in a fixed order to give the same bits. The estimate for an H100: 12 to 33 % less time if
+// the L2 cache does these additions while products run, up to 19 % more if products wait for them. That is no clear
+// gain at the sequence lengths of GPT-2 and GPT-3.
 
 #include "study.h"
 
-// BF16, or FP16, also holds what passes from one product to the next: probabilities and score gradients on tensor
-// cores, the T x T matrices of naive attention. An element whose terms cancel has the rounding errors of them all:
-// eight times the usual limit. (In FP32 the usual one holds.)
+// Intermediate results are also rounded to BF16 or FP16: probabilities and score gradients on tensor cores, the T x T
+// matrices of naive attention. Where the terms of a sum cancel, their rounding errors remain, so the limit is eight
+// times the usual one. (In FP32 the usual limit holds.)
 template <> constexpr double LIMIT<__nv_bfloat16> = 1.0 / (1 << 4);
 template <> constexpr double LIMIT<__half> = 1.0 / (1 << 7);
 
-// ==== the plain loop =========================================================
+// ==== reference loop =========================================================
 
 struct Size {
     int B, T, NH, HS;
@@ -46,7 +48,7 @@ struct Size {
     double pairs() const { return 0.5 * B * NH * T * T; }
 };
 
-// One head: q, k, v, out, and with backward dout and gradients, all (T,HS).
+// The reference for one head: q, k, v, out, dout and gradients, all (T,HS).
 struct HeadLoop {
     size_t T, HS;
     Values q, k, v, out, dout, dq, dk, dv, lse, D;
@@ -94,16 +96,16 @@ struct HeadLoop {
 
 enum class Heads { DIFFERENT, ROTATED };
 
-// Computes what to expect of out (B,T,NH,HS) and, unless dout is null, of dqkv (B,T,3,NH,HS). ROTATED, for large sizes:
-// head n is given the first one's inputs, their columns rotated by a number of its own, and its results are rotated in
-// the same way, as products of rows do not change. So the loop has to run for one head only, and yet a kernel that
-// takes a wrong head shows.
+// Computes the expected out (B,T,NH,HS) and, unless dout is null, dqkv (B,T,3,NH,HS). ROTATED, for large sizes:
+// overwrites the inputs of each head with the first head's, their columns rotated by a different amount. Dot products
+// of rows do not change, so the head's results are the first head's with the same rotation. The loop then runs for one
+// head only, and a kernel that reads the wrong head still gives a wrong result.
 void attention_loop(Values& out, Values* dqkv, Values* dout, Values& qkv, const Size& s, Heads heads) {
     const size_t C = s.C(), T = s.T, HS = s.HS;
     HeadLoop head(T, HS);
     for (size_t n = 0; n < static_cast<size_t>(s.B) * s.NH; n++) {
-        const size_t rotated = heads == Heads::ROTATED ? n + n / HS : 0;   // head n + HS is not head n
-        auto for_each = [&](auto visit) {   // visit(element of the head, of qkv, of out)
+        const size_t rotated = heads == Heads::ROTATED ? n + n / HS : 0;   // heads n and n + HS differ
+        auto for_each = [&](auto visit) {   // visit(index in the head, index in qkv, index in out)
             for (size_t i = 0; i < T * HS; i++) {
                 const size_t row = n / s.NH * T + i / HS, column = n % s.NH * HS + (i + rotated) % HS;
                 visit(i, row * 3 * C + column, row * C + column);
@@ -127,31 +129,31 @@ void attention_loop(Values& out, Values* dqkv, Values* dout, Values& qkv, const 
     }
 }
 
-// ==== a warp per query =======================================================
-// Online softmax in its simplest form: the query and its output are spread over the lanes of a warp; keys come one by
-// one, straight from global memory. Nothing of size T is kept. Each key and value serves one query and is loaded again
-// for the next: 4 HS bytes (BF16) for 4 HS FLOPs.
+// ==== one warp per query =====================================================
+// The simplest online softmax. The lanes of a warp hold the query and its output; the warp reads one key and value
+// after another from global memory. Compared with naive attention, no array of size T is stored. But each key and value
+// serves only one query and is loaded again for the next: 4 HS bytes (BF16) for 4 HS FLOPs.
 
 template <int HS> __global__ void warp_per_query_kernel(floatX* out, float* lse, const floatX* qkv, int T) {
-    constexpr int MINE = HS / WARP_SIZE;   // elements of a lane, with a stride of WARP_SIZE
+    constexpr int ELEMENTS = HS / WARP_SIZE;   // per lane, with a stride of WARP_SIZE
     const int query = warp_row(), lane = threadIdx.x % WARP_SIZE;
     if (query >= T) return;
     const Head head = my_head(T, HS);
     const floatX *q = qkv + head.qkv + query * head.stride + lane, *k = qkv + head.qkv + head.C + lane, *v = k + head.C;
     const float scale = rsqrtf(static_cast<float>(HS));
-    float mine[MINE], O[MINE] = {}, max = -INFINITY, sum = 0;
-    for (int d = 0; d < MINE; d++) mine[d] = f32(q[d * WARP_SIZE]) * scale;
+    float my_q[ELEMENTS], O[ELEMENTS] = {}, max = -INFINITY, sum = 0;
+    for (int d = 0; d < ELEMENTS; d++) my_q[d] = f32(q[d * WARP_SIZE]) * scale;
     for (int key = 0; key <= query; key++, k += head.stride, v += head.stride) {
         float score = 0;
-        for (int d = 0; d < MINE; d++) score += mine[d] * f32(k[d * WARP_SIZE]);
+        for (int d = 0; d < ELEMENTS; d++) score += my_q[d] * f32(k[d * WARP_SIZE]);
         score = warp_sum(score);
-        const float larger = fmaxf(max, score), rescale = __expf(max - larger), p = __expf(score - larger);
-        for (int d = 0; d < MINE; d++) O[d] = O[d] * rescale + p * f32(v[d * WARP_SIZE]);
+        const float new_max = fmaxf(max, score), rescale = __expf(max - new_max), p = __expf(score - new_max);
+        for (int d = 0; d < ELEMENTS; d++) O[d] = O[d] * rescale + p * f32(v[d * WARP_SIZE]);
         sum = sum * rescale + p;
-        max = larger;
+        max = new_max;
     }
     floatX* to = out + head.out + query * head.C + lane;
-    for (int d = 0; d < MINE; d++) to[d * WARP_SIZE] = static_cast<floatX>(O[d] / sum);
+    for (int d = 0; d < ELEMENTS; d++) to[d * WARP_SIZE] = static_cast<floatX>(O[d] / sum);
     if (lane == 0) lse[head.rows + query] = max + logf(sum);
 }
 
@@ -166,14 +168,15 @@ void warp_per_query(floatX* out, float* lse, const floatX* qkv, const Size& s) {
 
 // ==== the study ==============================================================
 
-// Calls f with the trainer's attention on one kind of tensor cores, or none.
+// Calls f while the trainer's attention uses tensor cores of this kind.
 template <typename F> void on(TensorCores kind, F f) {
-    const TensorCores usual = std::exchange(device.tensor_cores, kind);
+    const TensorCores before = std::exchange(device.tensor_cores, kind);
     f();
-    device.tensor_cores = usual;
+    device.tensor_cores = before;
 }
 
-// The steps by the trainer's own kernels: mma and wgmma where this build, device and head size have them.
+// The steps that run the trainer's kernels. mma and wgmma are skipped if the build, device or head size does not
+// support them.
 template <typename F> void trainer_steps(Case& c, int HS, F attention) {
     for (const TensorCores kind : {TensorCores::NONE, TensorCores::MMA, TensorCores::WGMMA}) {
         bool runs = has_tensor_cores(kind);
@@ -197,7 +200,7 @@ template <Pass PASS> void attention(Study& study, const std::string& at, const S
     const auto dqkv = BACKWARD ? c.output<floatX>("dqkv", qkv_size) : c.scratch<floatX>(1);
     const auto lse = c.scratch<float>(s.N() * NH), D = c.scratch<float>(s.N() * NH);
     const auto counter = c.input<int>(std::vector<int>{0});
-    const bool naive_fits = T <= 2048;   // memory holds the T x T matrices of all heads
+    const bool naive_fits = T <= 2048;   // the T x T matrices of all heads fit in memory
     const auto scores = c.scratch<floatX>(naive_fits ? s.N() * NH * T : 1);
     const auto probs = c.scratch<floatX>(naive_fits ? s.N() * NH * T : 1);
     attention_loop(out.expected, &dqkv.expected, BACKWARD ? &dout.host : nullptr, qkv.host, s,
@@ -207,7 +210,7 @@ template <Pass PASS> void attention(Study& study, const std::string& at, const S
             naive_attention_forward(out, scores, probs, qkv, B, T, NH, HS);
             if (BACKWARD) naive_attention_backward(dqkv, scores, dout, qkv, probs, B, T, NH, HS);
         });
-    if (!BACKWARD) c.step("a warp per query, online softmax", [&] { warp_per_query(out, lse, qkv, s); });
+    if (!BACKWARD) c.step("one warp per query, online softmax", [&] { warp_per_query(out, lse, qkv, s); });
     trainer_steps(c, HS, [&] {
         attention_forward(out, lse, counter, qkv, B, T, NH, HS);
         if (BACKWARD) attention_backward(dqkv, D, counter, dout, qkv, out, lse, B, T, NH, HS);
@@ -216,7 +219,7 @@ template <Pass PASS> void attention(Study& study, const std::string& at, const S
 
 void run_study(Study& study) {
     for (auto kind : {TensorCores::MMA, TensorCores::WGMMA})
-        if (!has_tensor_cores(kind)) printf("%s: not in this build or on this device\n", name_of(kind));
+        if (!has_tensor_cores(kind)) printf("%s: skipped, not supported by this build or device\n", name_of(kind));
     constexpr int TOKENS = 16384, CHANNELS = 2048;
     const auto lengths = device.is_cpu() ? std::vector<int>{70} : std::vector<int>{1024, 2048, 8192, 16384};
     for (int HS : {64, 128})

@@ -1,19 +1,20 @@
-// Formats of eight bits, step by step: how to quantise, and what share of a tensor a scale should be for.
+// FP8 quantisation, step by step: how to quantise a tensor, and how many elements should share a scale.
 //
 // E4M3 (4 bits of exponent, 3 of mantissa) has a range of 2^18, so a tensor is scaled to fit. Two recipes:
-//     per tensor   one scale from the amax, of this step or of earlier ones (Transformer Engine, train_gpt.cu)
-//     tiles        DeepSeek-V3 (arXiv 2412.19437, section 3.3): a scale for each 1 x 128 of activations
-// To learn here:
-//   - bytes: quantising reads 2 bytes an element and writes 1. The amax of a tensor is known only after all of it has
-//     been read: so it is read twice (current scaling), or the scale comes from earlier steps (delayed scaling). A
-//     tile's amax is known to the warp that holds it, so tiles need neither;
-//   - both directions: tensor cores take FP8 only with K contiguous, so what two products read in two directions is
-//     needed twice, once transposed. With a scale for the tensor the transposed copy has the same codes. Tiles of
-//     1 x 128 become 128 x 1, with other scales and so other codes: both have to be computed from BF16.
-// So the trainer has one scale for a tensor: its kernels quantise what they write (delayed scaling) without reading it
-// again, and transposed copies move one byte an element. (Errors of both recipes are those of a 3-bit mantissa; tiles
-// lose fewer small values to underflow.) Scales are powers of 2: they round nothing, and cost at most one of the 18
-// bits.
+//     per tensor   one scale from the amax of this step or of earlier ones (Transformer Engine, train_gpt.cu)
+//     per tile     DeepSeek-V3 (arXiv 2412.19437, section 3.3): one scale for each 1 x 128 of activations
+// Topics:
+//   - bytes: quantisation reads 2 bytes per element and writes 1. A tensor's amax is known only after the whole tensor
+//     has been read. So either the tensor is read twice (current scaling), or the scale comes from earlier steps
+//     (delayed scaling). A tile is held by one warp, which computes its amax in registers and reads it once;
+//   - both directions: tensor cores require FP8 operands with K contiguous, so a tensor that two products sum over in
+//     different directions is needed twice, once transposed. With one scale per tensor the transposed copy has the same
+//     codes. Tiles of 1 x 128 become 128 x 1, with other scales and therefore other codes: both must be computed from
+//     BF16.
+// The trainer uses one scale per tensor: its kernels quantise their outputs (delayed scaling) without reading them
+// again, and transposing reads and writes one byte per element. (Both recipes have the rounding error of a 3-bit
+// mantissa; with tiles fewer small values underflow.) Scales are powers of 2: scaling causes no rounding error, and
+// costs at most one of the 18 bits of range.
 //
 // N and C are multiples of 16.
 
@@ -24,7 +25,7 @@
 struct Size { size_t N, C; };   // rows, columns
 
 constexpr size_t QUANTUM = 128;                  // elements along K that share a scale
-constexpr int TILE_LANES = QUANTUM / PACK;       // that hold a tile of 1 x 128, 16 bytes each
+constexpr int TILE_LANES = QUANTUM / PACK;       // lanes that hold a tile of 1 x 128, 16 bytes each
 
 __device__ __forceinline__ float scale_for(float amax) { return fp8_scale_for(amax, FP8_MAX<e4m3>); }
 
@@ -36,7 +37,7 @@ template <int COUNT> __device__ __forceinline__ RawPack<e4m3, COUNT> in_fp8(cons
     return pack;
 }
 
-// The scale of the tile of 1 x 128 whose packs x are held by TILE_LANES neighbouring lanes.
+// Returns the scale of the tile of 1 x 128 whose packs x are held by TILE_LANES neighbouring lanes.
 __device__ __forceinline__ float tile_scale(const float (&x)[PACK]) {
     float amax = 0;
     for (int k = 0; k < PACK; k++) amax = fmaxf(amax, fabsf(x[k]));
@@ -44,11 +45,11 @@ __device__ __forceinline__ float tile_scale(const float (&x)[PACK]) {
     return scale_for(amax);
 }
 
-// ==== a scale for the tensor =================================================
-// 1  A thread per element: one kernel for the amax, one that reads x again.
-// 2  train_gpt.cu, current scaling: the same, in spans of packs.
+// ==== one scale per tensor ===================================================
+// 1  One thread per element: one kernel computes the amax, a second one reads x again and quantises it.
+// 2  train_gpt.cu, current scaling: the same traffic, with 128 bits per load and spans, as in gelu.cu.
 // 3  train_gpt.cu, delayed scaling: the scale is known, so x is read once. In training the kernel that computes x
-//    writes both, and nothing is read.
+//    writes x and its FP8 copy, and x is not read at all.
 
 __global__ void amax_kernel(Fp8Scale* scale, const floatX* x, size_t n) {
     const size_t i = my_index();
@@ -63,9 +64,9 @@ __global__ void tensor_kernel(e4m3* out, const Fp8Scale* scale, const floatX* x,
     out[i] = in_fp8(v, scale_for(__uint_as_float(scale->amax))).v[0];
 }
 
-// ==== tiles ==================================================================
-// 1  A block of threads per tile: one element a thread, and a maximum by way of shared memory.
-// 2  16 lanes per tile: no shared memory, 16 bytes a lane.
+// ==== one scale per tile =====================================================
+// 1  One block of threads per tile: one element per thread; the amax is reduced through shared memory, with barriers.
+// 2  16 lanes per tile: 16 bytes per lane, and the amax is reduced by four shuffles without a barrier.
 
 __global__ void __launch_bounds__(QUANTUM) tile_block_kernel(e4m3* out, float* inverse, const floatX* x, Size s) {
     const size_t n = blockIdx.y, c = my_index();
@@ -87,10 +88,11 @@ __global__ void tile_lanes_kernel(e4m3* out, float* inverse, const floatX* x, Si
     if (n < s.N && threadIdx.x % TILE_LANES == 0) inverse[tile] = 1 / scale;
 }
 
-// Both directions: out (N, C) with a scale for each 1 x 128, transposed (C, N) with a scale for each 128 x 1 of x. A
-// block of threads keeps 128 x 128 of x in shared memory, so that x is read once; then each thread owns a column.
+// Both directions: out (N, C) with one scale for each 1 x 128 of x, transposed (C, N) with one scale for each 128 x 1.
+// A block of threads holds 128 x 128 elements of x in shared memory, so x is read once. For `transposed`, each thread
+// quantises one column.
 __global__ void __launch_bounds__(QUANTUM)
-tiles_both_ways_kernel(e4m3* out, float* inverse, e4m3* transposed, float* transposed_inverse, const floatX* x,
+tiles_both_directions_kernel(e4m3* out, float* inverse, e4m3* transposed, float* transposed_inverse, const floatX* x,
                        Size s) {
     __shared__ __align__(16) floatX tile[QUANTUM][QUANTUM];
     const size_t row0 = blockIdx.y * QUANTUM, column0 = blockIdx.x * QUANTUM;
@@ -112,7 +114,7 @@ tiles_both_ways_kernel(e4m3* out, float* inverse, e4m3* transposed, float* trans
     for (size_t r = 0; r < rows; r++) amax = fmaxf(amax, fabsf(f32(tile[r][threadIdx.x])));
     const float scale = scale_for(amax);
     transposed_inverse[column * gridDim.y + blockIdx.y] = 1 / scale;
-    constexpr int BYTES = 16;   // that a thread stores at once
+    constexpr int BYTES = 16;   // per store
     for (size_t first = 0; first < rows; first += BYTES) {
         float v[BYTES];
         for (int k = 0; k < BYTES; k++) v[k] = f32(tile[first + k][threadIdx.x]);
@@ -121,7 +123,7 @@ tiles_both_ways_kernel(e4m3* out, float* inverse, e4m3* transposed, float* trans
     }
 }
 
-// ==== the plain loops ========================================================
+// ==== reference loops ========================================================
 
 double plain_scale(double amax) { return amax > 0 ? std::exp2(std::floor(std::log2(FP8_MAX<e4m3> / amax))) : 1; }
 
@@ -131,15 +133,15 @@ double amax_of(const Values& x) {
     return amax;
 }
 
-// out and the inverse of each scale, for x (rows, columns) in tiles of 1 x `width`.
+// Computes out and the inverse of each scale, for x (rows, columns) in tiles of 1 x `width`.
 void quantise_loop(Values& out, Values& inverse, const Values& x, size_t columns, size_t width) {
-    size_t number = 0;
+    size_t tile = 0;
     for (size_t row = 0; row < x.size(); row += columns)
         for (size_t c = 0; c < columns; c += width) {
             const size_t begin = row + c, end = row + std::min(columns, c + width);
             const double scale = plain_scale(amax_of(Values(x.begin() + begin, x.begin() + end)));
             for (size_t i = begin; i < end; i++) out[i] = stored_as<e4m3>(x[i] * scale);
-            inverse[number++] = 1 / scale;
+            inverse[tile++] = 1 / scale;
         }
 }
 
@@ -151,11 +153,11 @@ Values transposed(const Values& x, size_t columns) {
     return y;
 }
 
-// ==== the tables =============================================================
+// ==== the study ==============================================================
 
 std::string text_of(const Size& s) { return format("N %zu, C %zu", s.N, s.C); }
 
-// A scale on the device.
+// The scale of per-tensor quantisation, on the device.
 Fp8Scale* the_scale() {
     static Fp8Scale* const scale = device_memory<Fp8Scale>(1);
     return scale;
@@ -168,7 +170,7 @@ void set_the_scale(double value) {
 }
 void reset_amax() { fp8_scales<Fp8Step::RESET_AMAX>(the_scale(), 1); }
 
-// x, which the trainer is to write to out in E4M3.
+// Returns the operand x whose E4M3 copy is `out`.
 Operand in_fp8(const floatX* x, e4m3* out, bool current_scaling) {
     Operand operand = x;
     operand.fp8 = out;
@@ -180,13 +182,13 @@ Operand in_fp8(const floatX* x, e4m3* out, bool current_scaling) {
 
 void per_tensor(Study& study, const Size& s) {
     const size_t n = s.N * s.C;
-    Case c(study, "quantise, a scale for the tensor", text_of(s), bytes(3.0 * n));
+    Case c(study, "quantise, one scale per tensor", text_of(s), bytes(3.0 * n));
     const auto x = c.input<floatX>(n, -4, 4);
     const auto out = c.output<e4m3>("out", n);
     Values inverse(1);
     quantise_loop(out.expected, inverse, x.host, n, n);
     set_the_scale(1 / inverse[0]);
-    c.step("read twice, a thread per element", [&] {
+    c.step("read twice, one thread per element", [&] {
         reset_amax();
         launch_threads(amax_kernel, n, updated(the_scale()), x, n);
         launch_threads(tensor_kernel, n, out, the_scale(), x, n);
@@ -201,12 +203,12 @@ void per_tensor(Study& study, const Size& s) {
 
 void per_tile(Study& study, const Size& s) {
     const size_t n = s.N * s.C, tiles = ceil_div(s.C, QUANTUM);
-    Case c(study, "quantise, a scale for 1 x 128", text_of(s), bytes(3.0 * n + 4.0 * s.N * tiles));
+    Case c(study, "quantise, one scale per 1 x 128", text_of(s), bytes(3.0 * n + 4.0 * s.N * tiles));
     const auto x = c.input<floatX>(n, -4, 4);
     const auto out = c.output<e4m3>("out", n);
     const auto inverse = c.output<float>("inverse", s.N * tiles);
     quantise_loop(out.expected, inverse.expected, x.host, s.C, QUANTUM);
-    c.step("a block of threads per tile", [&] {
+    c.step("one block of threads per tile", [&] {
         launch("step 1", tile_block_kernel, dim3(tiles, s.N), QUANTUM, 0, out, inverse, x, s);
     });
     c.step("16 lanes per tile", [&] {
@@ -214,9 +216,9 @@ void per_tile(Study& study, const Size& s) {
     });
 }
 
-void both_ways_per_tensor(Study& study, const Size& s) {
+void both_directions_per_tensor(Study& study, const Size& s) {
     const size_t n = s.N * s.C;
-    Case c(study, "both ways, a scale for the tensor", text_of(s), bytes(4.0 * n));
+    Case c(study, "both directions, one scale per tensor", text_of(s), bytes(4.0 * n));
     const auto x = c.input<floatX>(n, -4, 4);
     const auto out = c.output<e4m3>("out", n), t_out = c.output<e4m3>("transposed", n);
     Values inverse(1);
@@ -230,17 +232,17 @@ void both_ways_per_tensor(Study& study, const Size& s) {
     });
 }
 
-void both_ways_per_tile(Study& study, const Size& s) {
+void both_directions_per_tile(Study& study, const Size& s) {
     const size_t n = s.N * s.C, tiles = ceil_div(s.C, QUANTUM), row_tiles = ceil_div(s.N, QUANTUM);
-    Case c(study, "both ways, a scale for 1 x 128 and 128 x 1", text_of(s), bytes(4.0 * n));
+    Case c(study, "both directions, one scale per 1 x 128 and 128 x 1", text_of(s), bytes(4.0 * n));
     const auto x = c.input<floatX>(n, -4, 4);
     const auto out = c.output<e4m3>("out", n), t_out = c.output<e4m3>("transposed", n);
     const auto inverse = c.output<float>("inverse", s.N * tiles);
     const auto transposed_inverse = c.output<float>("transposed inverse", s.C * row_tiles);
     quantise_loop(out.expected, inverse.expected, x.host, s.C, QUANTUM);
     quantise_loop(t_out.expected, transposed_inverse.expected, transposed(x.host, s.C), s.N, QUANTUM);
-    c.step("read once, kept in shared memory", [&] {
-        launch("step 1", tiles_both_ways_kernel, dim3(tiles, row_tiles), QUANTUM, 0, out, inverse, t_out,
+    c.step("read once into shared memory", [&] {
+        launch("step 1", tiles_both_directions_kernel, dim3(tiles, row_tiles), QUANTUM, 0, out, inverse, t_out,
                transposed_inverse, x, s);
     });
 }
@@ -252,11 +254,11 @@ void run_study(Study& study) {
         return;
     }
     study.at_sizes<Size>({{16, 16}, {48, 272}, {144, 144}}, {32768, 3072}, {128, 384}, per_tensor, per_tile,
-                         both_ways_per_tensor, both_ways_per_tile);
+                         both_directions_per_tensor, both_directions_per_tile);
 }
 
 #else
 
-void run_study(Study&) { printf("FP8 needs a build with PRECISION=bf16\n"); }
+void run_study(Study&) { printf("FP8 needs a build with PRECISION=bf16 and warps of 32 threads\n"); }
 
 #endif
