@@ -1,7 +1,7 @@
-"""What dev/inspect is to expect of the trainer's kernels: its --costs FILE. See dev/inspect/README.md, "--costs".
+"""Expected costs of the trainer's kernels, for dev/inspect's --costs FILE; see dev/inspect/README.md, "--costs".
 
-The formulas are the `cost` lines of train_gpt.cu. They take the kernel's whole-number arguments under the names of its
-parameters, and the model's shape, which `train_gpt plan --json` prints.
+The formulas are those of the `cost` lines in train_gpt.cu. Their parameters are the kernel's integer parameters, with
+the same names, and the model's shape as printed by `train_gpt plan --json`.
 """
 import array
 import json
@@ -14,23 +14,23 @@ import subprocess
 # ---- bytes and FLOPs
 
 def x(launch):
-    """Bytes of a floatX."""
+    """Returns the bytes of a floatX."""
     return 2 if any(half in launch.demangled for half in ("__nv_bfloat16", "__half")) else 4
 
 
 def gradient(launch):
-    """Bytes of a gradient: the kernel's first template argument."""
+    """Returns the bytes of a gradient: the size of the kernel's first template argument."""
     return 2 if any(half in launch.name for half in ("<__nv_bfloat16", "<__half")) else 4
 
 
 def adamw(launch, decayed, n):
-    """Bytes of a step of AdamW: moments both ways, gradient, master weight, and the weight where that is another."""
+    """Returns the bytes of an AdamW step: reads and writes m, v, gradient and master weight, writes the BF16 weight."""
     master = 2 if any(half in launch.name for half in (", __nv_bfloat16>", ", __half>")) else 4
     weight = x(launch) if x(launch) < master else 0
     return n * launch.grid[1] * (16 + 2 * master + 2 * gradient(launch) + weight)
 
 
-# {kernel without template arguments: (the cost line, bytes between memory and the card)}
+# {kernel without template arguments: (cost line, bytes transferred from and to memory)}
 BYTES = {
     "embedding_forward_kernel": ("reads 2 and writes 1 of N*C", lambda k, N, T, C: 3 * N * C * x(k)),
     "embedding_backward_wpe_kernel": ("reads N*C, adds to T*C",
@@ -41,24 +41,24 @@ BYTES = {
     "gelu_forward_kernel": ("reads 1, writes 1", lambda k, n: 2 * n * x(k)),
     "gelu_backward_kernel": ("reads 2, writes 1", lambda k, n: 3 * n * x(k)),
     "cross_entropy_kernel": ("reads and writes N*Vp once", lambda k, V, Vp: 2 * k.grid[0] * Vp * x(k)),
-    "norm_partials_kernel": ("n once", lambda k, n_outside, n, layers, stride: (n_outside + n * layers) * gradient(k)),
+    "norm_partials_kernel": ("n once",
+                             lambda k, n_non_layer, n, layers, stride: (n_non_layer + n * layers) * gradient(k)),
     "adamw_kernel": ("reads and writes master, m, v and gradient, writes the weight", adamw),
 }
-# Attention on tensor cores: products for the cost line (forward S and PV; dQ: S, dP, dQ; dK/dV: S, dP, dV, dK), and
-# instructions of a score besides exp2: its maximum or (dP - D) P, the conversion of P and dS to BF16, the rescaling of
-# the output.
+# Attention on tensor cores: number of products (forward: S, PV; dQ: S, dP, dQ; dK/dV: S, dP, dV, dK), and instructions
+# per score in addition to exp2: maximum or (dP - D) P, conversion of P and dS to BF16, rescaling of the output.
 ATTENTION = {"attention_forward": (2, 2.5), "attention_backward_dq": (3, 2.5), "attention_backward_dkv": (4, 3.0)}
 
 
 def attention_of(name):
-    """(products, instructions of a score, head size) of a kernel on tensor cores, or None."""
+    """Returns (products, instructions per score, head size) of an attention kernel on tensor cores, or None."""
     found = re.fullmatch(r"(attention_\w+)_w?g?mma_kernel<(\d+)>", name)
     return (*ATTENTION[found[1]], int(found[2])) if found and found[1] in ATTENTION else None
 
 
 def cost(launch, shape):
-    """(unit, amount, cost line) of a launch; None where there is no formula. Causal attention has T * T / 2 scores a
-    head, and for each score and product HS multiplications and additions."""
+    """Returns (unit, amount, cost line) of a launch, or None without a formula. Causal attention has T * T / 2 scores
+    per head; each product does HS multiply-adds per score."""
     attention = attention_of(launch.name)
     if attention and shape:
         products = attention[0]
@@ -69,15 +69,16 @@ def cost(launch, shape):
 
 
 def softmax(launch, shape):
-    """The softmax between the products of a launch, None if it has none: scores, instructions of each, whether
-    warpgroups take turns at the products, and work tiles that a block's pipeline begins and ends alone with."""
+    """Returns the softmax work between the products of a launch, or None: number of scores, instructions per score,
+    whether warpgroups alternate between products and softmax ("turns"), and work tiles at whose beginning and end a
+    block's pipeline is not full ("pieces")."""
     attention = attention_of(launch.name)
     if not attention:
         return None
     products, instructions, head_size = attention
     hopper, tiles = "_wgmma_" in launch.name, 0
     if hopper and shape:
-        rows = (launch.threads // 128 - 1) * 64     # one warpgroup loads; each of the others has 64 rows, as wgmma
+        rows = (launch.threads // 128 - 1) * 64     # one producer warpgroup; each consumer has the 64 rows of a wgmma
         tiles = shape["B"] * (shape["C"] // head_size) * -(-shape["T"] // rows)
     return {"scores": launch.tensor_flops / (2 * products * head_size), "instructions": instructions,
             "turns": hopper and launch.name.startswith("attention_forward"), "pieces": tiles}
@@ -85,11 +86,11 @@ def softmax(launch, shape):
 
 # ---- what `make inspect CHECK=yes` and BARRIERS=yes allow
 
-ROWS_OF_A = "the portable kernels are written to be read: rows of A have stride HS floats, so four lanes share a bank"
-DIAGONAL = "tiles on the diagonal are multiplied whole, though half of their scores are masked"
+ROWS_OF_A = "simple portable kernels: rows of A have a stride of HS floats, so there are 4-way bank conflicts"
+DIAGONAL = "tiles on the diagonal are computed entirely, although half of their scores are masked"
 ALLOWANCES = [
     ("layernorm_backward_kernel", "sectors", 1.02,
-     "partial sums are stored in packs of 8 floats, two accesses that each use half of a sector: one row in 64"),
+     "partial sums, 1 row in 64, are stored in packs of 8 floats: two accesses that each use half of a sector"),
     ("attention_forward_wgmma_kernel", "cost", 1.11, DIAGONAL + ": 64 queries x 128 keys"),
     ("attention_backward_dq_wgmma_kernel", "cost", 1.15, DIAGONAL + ": 128 x 128"),
     ("attention_backward_dkv_wgmma_kernel", "cost", 1.15, DIAGONAL + ": 128 keys x 64 queries"),
@@ -99,52 +100,53 @@ ALLOWANCES = [
      "naive attention reads transposed matrices in place, to show what that costs"),
     ("head_product_kernel", "wavefronts", 2.50, ROWS_OF_A),
 ]
-# Barriers without which nothing goes wrong, by the beginning of their line.
+# {beginning of a line: reason} of barriers whose removal causes no fault in the recorded run.
 UNNECESSARY_BARRIERS = {
-    "wait_full(shared.v, next);": "V was waited for above; as a branch it keeps ptxas from moving the wgmma_wait "
-                                  "after it, see wgmma_wait",
+    "wait_full(shared.v, next);": "a wait above already covers this V; the branch keeps ptxas from moving the "
+                                  "wgmma_wait after it, see wgmma_wait",
     "wait_full(shared.v, v);                   // it is: a branch": "the same in dQ",
     "wait_full(shared.v, v);   // K was loaded before V":
-        "in forward, whose groups are kept together by their turns; dQ with heads above 64, which this run does not "
-        "have, needs it",
+        "not needed in forward, where OrderedBarrier synchronises the warpgroups; needed in dQ with heads above 64, "
+        "which this run does not have",
     "wait_full(shared.q, q);                   // it is full: a branch": "the same in dK and dV",
 }
 
 
 # ---- the run that is recorded: one training step
 
-SHARD_HEADER = [20240520, 1]            # README.md, token shards: magic, version; then the number of tokens
+SHARD_HEADER = [20240520, 1]            # token shards in README.md: magic, version; then the number of tokens
 HEADER_INTS = 256
 NOT_OF_A_STEP = "init_normal fill round_weights compiled_for_sm_90a"
 OF_PLAN = ["--model", "--layers", "--heads", "--channels", "--context", "--vocab", "--micro-batch", "--seq-len",
-           "--total-batch", "--recompute", "--grad-dtype", "--attention", "--matmul"]   # options that plan takes
+           "--total-batch", "--recompute", "--grad-dtype", "--attention", "--matmul"]   # plan's options
 STEP = {"--model": "gpt2", "--micro-batch": "64", "--total-batch": "524288"}
-# Enough work that each barrier is needed: a block of attention has two work tiles or three.
+# Enough work that each barrier is needed: an attention block has two or three work tiles.
 SMALL_STEP = {"--model": "gpt2", "--layers": "1", "--micro-batch": "4", "--total-batch": "4096"}
 
 
 def write_tokens(path, tokens, vocab):
-    """Writes a shard whose tokens are as frequent as words (Zipf's law): the embedding's kernels depend on that."""
+    """Writes a shard with token frequencies as in text (Zipf's law): the embedding kernels' traffic depends on them."""
     header = array.array("i", SHARD_HEADER + [tokens] + [0] * (HEADER_INTS - 3))
     weights = [1 / (rank + 1) for rank in range(vocab)]
-    drawn = array.array("H", random.Random(1).choices(range(vocab), weights, k=tokens))
+    sampled = array.array("H", random.Random(1).choices(range(vocab), weights, k=tokens))
     with open(path, "wb") as file:
-        file.write(header.tobytes() + drawn.tobytes())
+        file.write(header.tobytes() + sampled.tobytes())
 
 
-def run(program, folder, given, small):
-    """The run to record: the command line's arguments, the model's shape, its tokens, and settings of the recorder.
-    given: options of train_gpt; small: for BARRIERS=yes, which repeats it for every barrier."""
-    options = {**(SMALL_STEP if small else STEP), **dict(zip(given[::2], given[1::2]))}
+def run(program, folder, words, small):
+    """Returns the run to record: arguments of the program, the model's shape, number of tokens, and environment
+    variables of the recorder. words: options of train_gpt; small: for BARRIERS=yes, which repeats the run for every
+    barrier."""
+    options = {**(SMALL_STEP if small else STEP), **dict(zip(words[::2], words[1::2]))}
     of_plan = [word for pair in options.items() if pair[0] in OF_PLAN for word in pair]
-    planned = subprocess.run([program, "plan", "--json", *of_plan], capture_output=True, text=True)
-    if planned.returncode != 0:
-        raise ValueError(planned.stderr.strip())
-    plan = json.loads(planned.stdout)
+    printed = subprocess.run([program, "plan", "--json", *of_plan], capture_output=True, text=True)
+    if printed.returncode != 0:
+        raise ValueError(printed.stderr.strip())
+    plan = json.loads(printed.stdout)
     model, tokens = plan["model"], plan["micro_batch"] * plan["seq_len"] * plan["accumulation"]
     data = os.path.join(folder, "tokens.bin")
     write_tokens(data, tokens + 1, model["vocab"])
-    # In FP8 the first step has no scales yet: the second one is recorded, from the update before it on.
+    # In FP8 the first step has no scales yet, so the second step is recorded, starting with the update before it.
     in_fp8 = options.get("--matmul", "plain") != "plain"
     arguments = ["train", *[word for pair in options.items() for word in pair], "--data", data,
                  "--steps", "2" if in_fp8 else "1", "--eval-every", "0", "--matmul-tuning", "off",
