@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Runs test programs and sums up their results.
 #
-#   run_tests.sh run PROGRAM LOG      runs PROGRAM, with its output in LOG; prints each test's time, and failures
-#   run_tests.sh sum BEGIN LOG...     prints the failed tests and the totals since BEGIN (seconds since 1970)
+#   run_tests.sh run PROGRAM LOG      runs PROGRAM and writes its output to LOG; prints each test's time and failures
+#   run_tests.sh sum BEGIN LOG...     prints failed results, totals, and the time since BEGIN (seconds since 1970)
 #
-# ONLY=WORDS selects tests by how their names begin, separated by commas; without it, PARTS=WORDS does. A program lists
-# its tests with --list, takes --only WORDS, and ends with "N passed, N failed". TEST_RUNNER: words before PROGRAM.
+# ONLY=NAMES runs the tests whose names start with one of NAMES, separated by commas; without it, PARTS=NAMES does.
+# PROGRAM --list prints its tests, --only NAMES selects some; its last line is "N passed, N failed".
+# TEST_RUNNER: words before PROGRAM.
 set -uo pipefail
 
-# name LOG: such as bf16-32, or bf16-32@h100 for an emulated GPU
+# name LOG: prints the program's name, such as bf16-32, or bf16-32@h100 on an emulated GPU
 name() {
     local file=${1%.log} folder
     folder=$(basename "$(dirname "$1")")
@@ -16,7 +17,7 @@ name() {
     echo "$folder"
 }
 
-# of_list WORDS: those WORDS with which a line of the input begins
+# of_list WORDS: prints those of WORDS with which a line of the input starts
 of_list() {
     awk -v words="$1" 'BEGIN { n = split(words, word, ",") }
         { for (i = 1; i <= n; i++) if (index($0, word[i]) == 1) found[i] = 1 }
@@ -35,7 +36,7 @@ run() {
         fi
     fi
     echo "$label: running"
-    # Two threads, which sleep while they wait: the models are tiny, so cores are better used by several programs.
+    # Two threads that sleep while they wait: the models are tiny, so several programs use the cores better than one.
     OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
         ${TEST_RUNNER:-} "$program" ${words:+--only "$words"} 2>&1 | tee "$log" | awk -v label="$label" '
         /^ok /               { passed++; next }
@@ -51,7 +52,7 @@ sum() {
     local begin=$1 status=0 passed=0 failed=0 log line
     shift
     if [ -n "${ONLY:-}" ] && [ "$(cat "${@/%/.names}" | of_list "$ONLY")" != "$ONLY" ]; then
-        echo "ONLY=$ONLY: no test's name begins with one of these; the tests are"
+        echo "ONLY=$ONLY: each must be the start of a test's name; the tests are"
         cat "${@/%/.names}" | awk '!seen[$0]++ { print "  " $0 }'
         exit 2
     fi
@@ -66,7 +67,7 @@ sum() {
         fi
         read -r ok _ bad _ <<< "$line"
         passed=$((passed + ok)) failed=$((failed + bad))
-        # A failed test is one line; the line before it that is not a result names the group.
+        # A failed result is one line; the last line before it that is not a result is the test's name.
         awk -v label="$(name "$log")" '/^FAILED /{ print "FAILED  " label ": " test ": " substr($0, 9); next }
             /^(ok |[0-9 ])/ { next } { test = $0 }' "$log"
     done

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Runs test programs on a GPU under compute-sanitizer: sanitize.sh PROGRAM...
 #
-# Each tool runs the tests of the kernels and of the model, at their small sizes. The command line's tests launch the
-# same kernels and would take hours. memcheck also checks NVIDIA's kernels, with padding between allocations; racecheck
-# (shared memory) and synccheck check only this project's. initcheck is not needed: tests fill outputs with NaN first.
-# SANITIZER: the program; SANITIZERS: its tools; SANITIZED: how the names of the tests begin.
+# Each tool runs the tests of the kernels and the model, which have small sizes. The tests of whole command lines launch
+# the same kernels and would take hours. memcheck also checks NVIDIA's kernels, with padding between allocations;
+# racecheck (shared memory) and synccheck check only this project's kernels. initcheck is not needed: tests initialise
+# outputs with NaN. SANITIZER: the program; SANITIZERS: its tools; SANITIZED: starts of test names, as for --only.
 set -uo pipefail
 
 passed=0 failed=0
@@ -15,7 +15,7 @@ options() {
     esac
 }
 
-# sanitize TOOL PROGRAM: passes if the tests passed, the tool exited with 0, and its summary reports no error
+# sanitize TOOL PROGRAM: passes if all tests pass, the tool exits with 0 and its summary reports no error
 sanitize() {
     local log code tests summary
     log=build/sanitize-$1-$(basename "$(dirname "$2")").log
@@ -34,7 +34,7 @@ sanitize() {
         failed=$((failed + 1))
         grep -E '^=+ |FAILED' "$log" | head -n 40
         tail -n 3 "$log"
-        echo "FAILED: the whole output is in $log"
+        echo "FAILED: the complete output is in $log"
     fi
 }
 

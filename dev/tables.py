@@ -1,4 +1,4 @@
-"""Numbers and tables as text, Markdown and HTML: for the reports of dev/inspect, dev/bench and dev/chapter.
+"""Formats numbers and tables as text, Markdown and HTML for the reports of dev/inspect, dev/bench and dev/chapter.
 
     sys.path.append(DEV)        # the folder of this file
     from tables import markdown_table, number, percent
@@ -7,7 +7,7 @@ import html
 
 
 def number(x, digits=3):
-    """A number with three significant digits: 0.0123, 12.0, 1,230. "-" for None."""
+    """Returns a number with three significant digits: 0.0123, 12.0, 1,230; "-" for None."""
     if x is None:
         return "-"
     if x == 0:
@@ -16,22 +16,22 @@ def number(x, digits=3):
 
 
 def percent(x, form=".0f"):
-    """A share as a percentage: 42 %; +4.2 % with form="+.1f". "-" for None."""
+    """Returns a fraction as a percentage: 42 %, or +4.2 % with form="+.1f"; "-" for None."""
     return "-" if x is None else f"{100 * x:{form}} %"
 
 
 def times(x, unit=""):
-    """A ratio, to be compared with 1: 1.05. "-" for None."""
+    """Returns a ratio with two decimals: 1.05; "-" for None."""
     return "-" if x is None else f"{x:.2f}{unit}"
 
 
 def plural(count, thing):
-    """A count with its noun: 1 block, 1,024 blocks."""
+    """Returns a count with its noun: 1 block, 1,024 blocks."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def size(b):
-    """Bytes with the unit that suits them: 12.0 MB. "-" for None."""
+    """Returns a number of bytes in kB, MB, GB or TB: 12.0 MB; "-" for None."""
     if b is None:
         return "-"
     unit, name = next(((u, n) for u, n in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")) if b >= u), (1e3, "kB"))
@@ -39,7 +39,7 @@ def size(b):
 
 
 def text_table(head, rows, left=1):
-    """Lines of a table in a terminal: the first `left` columns aligned to the left, the others to the right."""
+    """Returns the lines of a plain-text table: the first `left` columns are left-aligned, the others right-aligned."""
     cells = [[str(cell) for cell in row] for row in [head, *rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     return ["  ".join(cell.ljust(width) if i < left else cell.rjust(width)
@@ -47,7 +47,7 @@ def text_table(head, rows, left=1):
 
 
 def markdown_table(head, rows):
-    """Lines of a table in Markdown, an empty one at its end; none without rows."""
+    """Returns the lines of a Markdown table, the last one empty; [] without rows."""
     if not rows:
         return []
     cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
@@ -56,7 +56,7 @@ def markdown_table(head, rows):
 
 
 def html_table(head, rows):
-    """A table in HTML, in a <div class=scroll>; the cells are escaped."""
+    """Returns an HTML table in a <div class=scroll>, with escaped cells."""
     def line(tag, cells):
         return "<tr>" + "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
     return "<div class=scroll><table>" + line("th", head) + "".join(line("td", row) for row in rows) + "</table></div>"

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Runs the tests against the one-line faults listed in mutants.txt and reports those that no test finds.
+"""Mutation testing: runs the tests with each of the one-line faults in mutants.txt and reports faults that no test
+finds.
 
-Compiles the tests once with all faults in them: each expression becomes `mutant(N) ? (fault) : (expression)`, and the
-environment variable MUTANT says which N is active. Each mutant first runs the tests named in its row, and all programs
-if those pass; the first failed test ends it.
+Compiles the tests once with all faults: each expression becomes `mutant(N) ? (fault) : (expression)`, and the
+environment variable MUTANT selects the active N. For each mutant the tests named in its row run first; if they pass,
+all tests run. The first failed test ends the run.
 """
 import argparse, concurrent.futures, os, pathlib, re, shutil, subprocess, sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COPY = ROOT / "build/mutants"
 PROGRAMS = {"fp32-1": "build/test/fp32-1/test_gpt", "bf16-32": "build/test/bf16-32/test_gpt"}
-LIMIT = 900   # seconds of a program: one that takes longer counts as failed
+LIMIT = 900   # seconds for a program; a longer run counts as failed
 HEADER = """#pragma once
 #include <cstdlib>
 inline const int active_mutant = std::getenv("MUTANT") ? std::atoi(std::getenv("MUTANT")) : 0;
@@ -19,19 +20,21 @@ inline bool mutant(int number) { return number == active_mutant; }
 
 
 def table():
+    """Returns the rows of mutants.txt: (where, expression, replacement, program, --only of the tests)."""
     lines = (ROOT / "dev/tests/mutants.txt").read_text().splitlines()
     rows = [line.split("  |  ") for line in lines if line and not line.startswith("#")]
     return [(where, old, new, *tests.split(": ", 1)) for where, old, new, tests in rows]
 
 
 def definitions(text, name):
-    """Returns the ranges of the definitions of a function, struct or class: to the brace below its first letter."""
+    """Returns the ranges in `text` of the definitions of a function, struct or class: each ends at a brace on a line
+    with the indentation of its first line, or on its first line."""
     form = r"^( *)(?:[^\n;=]*[ *&:~])?%s(?:\([^;]*?| [^\n;()]*)\{(?:[^\n]*\}$|.*?^\1\})" % name
     return [match.span() for match in re.finditer(form, text, re.MULTILINE | re.DOTALL)]
 
 
 def plant(rows):
-    """Returns the sources with all mutants, and the rows that match no place, or several."""
+    """Returns the sources with all mutants in them, and messages about rows that do not match exactly one place."""
     paths = [ROOT / "train_gpt.cu", *sorted((ROOT / "gpt").glob("*"))]
     sources = {str(path.relative_to(ROOT)): path.read_text() for path in paths}
     edits, wrong = [], []
@@ -51,6 +54,7 @@ def plant(rows):
 
 
 def copy_tree(sources):
+    """Copies the repository to COPY, with these sources and mutant.h."""
     command = ["git", "ls-files", "-co", "--exclude-standard"]
     for name in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
         if (ROOT / name).is_file():
@@ -61,7 +65,8 @@ def copy_tree(sources):
 
 
 def run(program, number, only=None):
-    """Returns the first failed test, or how else the program went wrong; empty if all passed."""
+    """Runs a test program. Returns the first failed result; the exit code and last line if it failed otherwise; "" if
+    all tests passed."""
     command = ["timeout", "-k", "5", str(LIMIT), PROGRAMS[program], *(["--only", only] if only else [])]
     environment = {**os.environ, "MUTANT": str(number), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=COPY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -75,6 +80,7 @@ def run(program, number, only=None):
 
 
 def examine(number, row, selected):
+    """Runs the tests with a mutant, prints whether one finds it, and returns that."""
     where, old, new, program, only = row
     found, by = run(program, number, only), f"{program}: {only}"
     for other in PROGRAMS:
@@ -87,9 +93,9 @@ def examine(number, row, selected):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only whether each row matches one place")
-    parser.add_argument("--selected", default="", help="--only of bf16-32 in `make test`; default: all its tests")
-    parser.add_argument("--rows", default="", help="numbers of rows to run, such as 3,17-20; default: all")
+    parser.add_argument("--check", action="store_true", help="only check that each row matches exactly one place")
+    parser.add_argument("--selected", default="", help="tests of bf16-32 that `make test` runs; default: all")
+    parser.add_argument("--rows", default="", help="numbers of the rows to run, such as 3,17-20; default: all")
     options = parser.parse_args()
     rows = table()
     sources, wrong = plant(rows)
@@ -104,7 +110,7 @@ def main():
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         broken = [result for result in pool.map(lambda p: run(p, 0, selected[p]), PROGRAMS) if result]
         if broken:
-            print("without a mutant, tests fail:", *broken)
+            print("tests fail without a mutant:", *broken)
             return 1
         found = list(pool.map(lambda n: examine(n, rows[n - 1], selected), chosen))
     print(f"{sum(found)} of {len(found)} mutants were found")

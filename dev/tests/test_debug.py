@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs .vscode/launch.json's first configuration in gdb as VS Code's C++ extension does: F5 stops where it says.
+"""Tests that F5 in VS Code stops in the kernel that .vscode/launch.json names. Needs gdb.
 
     make debug PRECISION=fp32 && python3 dev/tests/test_debug.py
 
-Over gdb's machine interface (MI), in the extension's order: its set-up commands, the program, a breakpoint at main.
-Needs gdb.
+Runs the first configuration of launch.json over gdb's machine interface (MI), with the commands of VS Code's C++
+extension in its order: set-up commands, the program, a breakpoint at main.
 """
 import json
 import os
@@ -21,15 +21,16 @@ TIMEOUT = 120       # seconds
 
 
 def read(name):
+    """Returns the JSON of a file in .vscode, with ${workspaceFolder} replaced."""
     with open(os.path.join(ROOT, ".vscode", name), encoding="utf-8") as file:
         return json.loads(file.read().replace("${workspaceFolder}", ROOT))
 
 
 launch = read("launch.json")["configurations"][0]
 tasks = {task["label"]: task["command"] for task in read("tasks.json")["tasks"]}
-expect_equal(tasks.get(launch["preLaunchTask"]), "make debug PRECISION=fp32", "F5 builds first")
+expect_equal(tasks.get(launch["preLaunchTask"]), "make debug PRECISION=fp32", "F5 first builds the debug program")
 if not shutil.which("gdb") or not os.access(launch["program"], os.X_OK):
-    sys.exit(f"test_debug needs gdb, and {launch['program']}: run make debug PRECISION=fp32")
+    sys.exit(f"test_debug needs gdb and {launch['program']}: run make debug PRECISION=fp32")
 setup = [*(step["text"] for step in launch["setupCommands"]), f"-environment-cd {launch['cwd']}",
          f"-file-exec-and-symbols {launch['program']}", f"-exec-arguments {' '.join(launch['args'])}",
          "-break-insert main",
@@ -43,12 +44,13 @@ for command, answer in zip(setup, re.findall(r"^\^.*", answers, re.MULTILINE)):
     expect(answer.startswith("^done"), f"gdb accepts: {command.replace(ROOT, '.')}", answer)
 in_main, in_kernel, *_, stepped = re.findall(r"^\*stopped.*", answers, re.MULTILINE)
 values = re.findall(r'^\^done,value="(.*)"', answers, re.MULTILINE)
-expect('func="main"' in in_main, "the program stops in main, from where the extension continues", in_main)
+expect('func="main"' in in_main, "the program first stops in main, where the extension continues it", in_main)
 expect('reason="breakpoint-hit"' in in_kernel and 'func="layernorm_backward_kernel"' in in_kernel
-       and re.search(r'fullname="[^"]*/train_gpt\.cu"', in_kernel), "then in layernorm_backward_kernel of train_gpt.cu",
-       in_kernel)
-expect_equal(values[:4], ["1", "3", "0", "0"], "at block 1, thread 3")
-expect("layernorm_backward_kernel" in stepped and "end-stepping-range" in stepped, "next stays in the kernel", stepped)
-expect(re.fullmatch(r"\{(-?[\d.e-]+(, )?){4}\}", values[4]), "inp[first]@4 prints numbers")
-expect_equal(values[5], "3", "in the same thread")
+       and re.search(r'fullname="[^"]*/train_gpt\.cu"', in_kernel),
+       "the program then stops in layernorm_backward_kernel of train_gpt.cu", in_kernel)
+expect_equal(values[:4], ["1", "3", "0", "0"], "it stops at block 1, thread 3")
+expect("layernorm_backward_kernel" in stepped and "end-stepping-range" in stepped,
+       "gdb's next stays in the kernel", stepped)
+expect(re.fullmatch(r"\{(-?[\d.e-]+(, )?){4}\}", values[4]), "inp[first]@4 prints four numbers")
+expect_equal(values[5], "3", "gdb's next stays in the same thread")
 finish()

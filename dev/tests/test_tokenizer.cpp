@@ -2,7 +2,7 @@
 //
 //   test_tokenizer [--list | --only NAME,NAME... | --reference DIR]
 //
-// --reference DIR: of a folder by dev/reference/make_tokenizer.py, tests the tokens only.
+// --reference DIR: tests only tokens, with a folder written by dev/reference/make_tokenizer.py.
 #include "../../gpt/tokenizer.h"
 
 #include <sys/stat.h>
@@ -17,7 +17,7 @@ static std::string REFERENCE = "data/reference/tokenizer";
 
 static json reference_json() { return json::parse(read_bytes(REFERENCE + "/tokenizer.json")); }
 
-// Writes these files, and no others, to the folder. Returns its path.
+// Creates a folder with exactly these files; returns its path.
 static std::string folder_of(const std::vector<std::pair<std::string, std::string>>& files) {
     const std::string dir = scratch("@/tokenizer");
     fs::remove_all(dir);
@@ -43,7 +43,8 @@ TEST("tokenizer: words") {
         for_each_word(text, [&](std::string_view word) { found += "|" + std::string(word); });
         if (found != expected) wrong += "'" + found + "', expected '" + expected + "'; ";
     }
-    expect(wrong.empty(), "words are GPT-2's; a broken byte is neither letter, number nor space", wrong);
+    expect(wrong.empty(), "text is split into words as by GPT-2; an invalid byte is neither letter, number nor space",
+           wrong);
 }
 
 TEST("tokenizer: characters") {
@@ -63,7 +64,7 @@ TEST("tokenizer: characters") {
     for (const char* broken : {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf0\x8f\xbf\xbf",
                                "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xc3("})
         wrong += character_length(broken) != 0;
-    expect(wrong == 0, "characters of UTF-8 are recognised: all of Unicode, no parts, overlong forms or surrogates",
+    expect(wrong == 0, "all Unicode characters are valid UTF-8; truncated and overlong forms and surrogates are not",
            std::to_string(wrong) + " wrong");
 }
 
@@ -75,7 +76,7 @@ static std::string decode(const Tokenizer& tokenizer, const std::vector<int>& to
     return text;
 }
 
-// On how many texts a folder's tokenizer differs from tokenizers and, for broken UTF-8, from tiktoken.
+// Returns the number of texts whose tokens differ from those of the package tokenizers or, for invalid UTF-8, tiktoken.
 static int differences(const std::string& dir, const json& cases) {
     const Tokenizer tokenizer(dir);
     int count = 0;
@@ -92,19 +93,19 @@ static int differences(const std::string& dir, const json& cases) {
 
 TEST("tokenizer: cases") {
     const json cases = json::parse(read_bytes(REFERENCE + "/cases.json"));
-    expect(cases.size() > 100 && differences(REFERENCE, cases) == 0, "tokens equal those of tokenizers and tiktoken",
-           std::to_string(cases.size()) + " texts");
+    expect(cases.size() > 100 && differences(REFERENCE, cases) == 0,
+           "tokens equal those of the packages tokenizers and tiktoken", std::to_string(cases.size()) + " texts");
     json file = reference_json();
     std::string lines = "#version: 0.2\n";
     for (json& merge : file["model"]["merges"]) {
         merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
         lines += merge.get<std::string>() + "\n";
     }
-    expect(differences(folder_of_json(file), cases) == 0, "so they do with merges as \"a b\"");
+    expect(differences(folder_of_json(file), cases) == 0, "merges written as \"a b\" give the same tokens");
     json vocabulary = file["model"]["vocab"];
     for (const json& token : file["added_tokens"]) vocabulary[token["content"]] = token["id"];
     const std::string split = folder_of({{"vocab.json", vocabulary.dump()}, {"merges.txt", lines}});
-    expect(differences(split, cases) == 0, "and with vocab.json and merges.txt");
+    expect(differences(split, cases) == 0, "vocab.json and merges.txt give the same tokens");
     for (const json& saved : read_json("data/reference/tokenizer/saved.json")) {
         const Tokenizer tokenizer(folder_of_json(saved["file"]));
         bool same = true;
@@ -114,11 +115,11 @@ TEST("tokenizer: cases") {
                 tokens.insert(tokens.end(), more.begin(), more.end());
             same = same && tokens == expected;
         }
-        expect(same, "tokens with the template of a file by " + saved["by"].get<std::string>());
+        expect(same, "a file saved by " + saved["by"].get<std::string>() + " gives its tokens, with post-processor");
     }
 }
 
-// A tokenizer of bytes and four merges.
+// Uses a tokenizer with all bytes and four merges.
 TEST("tokenizer: order of merges") {
     json file = reference_json();
     json &vocab = file["model"]["vocab"] = json::object(), &merges = file["model"]["merges"] = json::array();
@@ -137,11 +138,12 @@ TEST("tokenizer: order of merges") {
         for (int token : tokenizer.encode(text)) found += (found.empty() ? "" : "|") + tokenizer.decode(token);
         if (found != expected) wrong += found + ", expected " + expected + "; ";
     }
-    expect(wrong.empty(), "the first pair of the table is merged first, the leftmost of equal ones", wrong);
+    expect(wrong.empty(), "the pair that is first in the table is merged first; of equal pairs the leftmost", wrong);
 }
 
-static uint64_t next_random(uint64_t& state) { return (state = state * 6364136223846793005 +
-                                                       1442695040888963407) >> 33; }
+static uint64_t next_random(uint64_t& state) {
+    return (state = state * 6364136223846793005 + 1442695040888963407) >> 33;
+}
 
 TEST("tokenizer: any bytes") {
     const Tokenizer tokenizer(REFERENCE);
@@ -155,8 +157,8 @@ TEST("tokenizer: any bytes") {
     }
     expect(wrong == 0, "decode(encode(bytes)) == bytes for 3000 random texts");
     expect(tokenizer.decode(-1).empty() && tokenizer.decode(static_cast<int>(tokenizer.size())).empty(),
-           "a number that is not a token has no text");
-    // Sixteen times the bytes: O(n log n) takes some twenty times as long, O(n^2) 256 times.
+           "decode() of an invalid token is empty");
+    // For 16 times the bytes O(n log n) takes about 20 times as long, O(n^2) 256 times. The limit is 80.
     for (const char* unit : {"a", "the", "\xff"}) {
         double seconds[2];
         for (int large : {0, 1}) {
@@ -167,29 +169,30 @@ TEST("tokenizer: any bytes") {
             seconds[large] = double(clock() - begin) / CLOCKS_PER_SEC;
         }
         expect(wrong == 0 && seconds[1] < 80 * seconds[0],
-               std::string("a word of 1 MiB takes less than quadratic time: ") +
-               (unit[0] == '\xff' ? "broken bytes" : unit));
+               std::string("the time to encode a word of 1 MiB grows less than quadratically: ") +
+                   (unit[0] == '\xff' ? "invalid bytes" : unit));
     }
 }
 
-// ==== files that are refused =============================================================================
+// ==== rejected files =====================================================================================
 
-static void refuse(const std::string& what, const std::string& dir, const std::vector<std::string>& named) {
+// Expects that Tokenizer(dir) throws a UserError whose message contains all of `parts`.
+static void expect_rejected(const std::string& what, const std::string& dir, const std::vector<std::string>& parts) {
     std::string error;
     try {
         const Tokenizer tokenizer(dir);
-    } catch (const UserError& refusal) {
-        error = refusal.what();
+    } catch (const UserError& rejection) {
+        error = rejection.what();
     }
     bool all = !error.empty();
-    for (const std::string& word : named) all = all && error.find(word) != error.npos;
-    expect(all, "refused: " + what, error.substr(0, 200));
+    for (const std::string& part : parts) all = all && contains(error, part);
+    expect(all, what + " is rejected", error.substr(0, 200));
 }
 
-TEST("tokenizer: refused files") {
+TEST("tokenizer: rejected files") {
     const json good = reference_json();
-    refuse("vocab.json alone", folder_of({{"vocab.json", good["model"]["vocab"].dump()}}),
-           {"merges.txt: No such file"});
+    expect_rejected("vocab.json without merges.txt", folder_of({{"vocab.json", good["model"]["vocab"].dump()}}),
+                    {"merges.txt: No such file"});
     const int count = static_cast<int>(good["model"]["vocab"].size()) + 1;
     auto merge = [](json merge) { return [=](json& f) { f["model"]["merges"].push_back(merge); }; };
     auto id = [](json id) { return [=](json& f) { f["model"]["vocab"]["!"] = id; }; };
@@ -200,19 +203,19 @@ TEST("tokenizer: refused files") {
             f["post_processor"] = {{"type", "TemplateProcessing"}, {"single", single}};
         };
     };
-    struct Case { const char* what; std::function<void(json&)> spoil; std::vector<std::string> named; };
+    struct Case { const char* what; std::function<void(json&)> damage; std::vector<std::string> parts; };
     const std::vector<Case> CASES = {
         {"a template without a text", pieces(json::array()), {"sequence A"}},
         {"a template with two texts", pieces({text, text}), {"sequence A"}},
         {"a template with text B", pieces({{{"Sequence", {{"id", "B"}}}}}), {"\"B\""}},
         {"a template with an unknown token", pieces({special, text}), {"\"X\"", "added tokens"}},
-        {"another post-processor", set("/post_processor", {{"type", "BertProcessing"}}), {"BertProcessing"}},
+        {"an unsupported post-processor", set("/post_processor", {{"type", "BertProcessing"}}), {"BertProcessing"}},
         {"a merge of an unknown token", merge({"zq", "qz"}), {"merge 500", "'zqqz'"}},
-        {"a merge of three", merge("a b c"), {"merge 500", "a b c"}},
+        {"a merge of three tokens", merge("a b c"), {"merge 500", "a b c"}},
         {"a merge that is a number", merge(7), {"merge 500", "7"}},
         {"a merge given twice", merge(good["model"]["merges"][3]), {"merge 500", "twice"}},
         {"a gap in the ids", id(900), {"'!'", "900", std::to_string(count - 1)}},
-        {"an id of two tokens", id(1), {"'!'", "'\"'", "both"}},
+        {"an id that two tokens have", id(1), {"'!'", "'\"'", "both"}},
         {"an id that is not a whole number", id(1.5), {"'!'", "1.5"}},
         {"a negative id", id(-1), {"'!'", "-1"}},
         {"an added token with the id of another", set("/added_tokens/0/id", count - 2),
@@ -221,27 +224,28 @@ TEST("tokenizer: refused files") {
              f["model"]["vocab"]["!!!"] = f["model"]["vocab"]["!"];
              f["model"]["vocab"].erase("!");
          }, {"byte 33", "'!'", "256"}},
-        {"another model", set("/model/type", "WordPiece"), {"WordPiece", "BPE"}},
-        {"another pattern", set("/pre_tokenizer", {{"type", "Sequence"}}),
+        {"a model type other than BPE", set("/model/type", "WordPiece"), {"WordPiece", "BPE"}},
+        {"a pre-tokenizer other than ByteLevel", set("/pre_tokenizer", {{"type", "Sequence"}}),
          {"pre_tokenizer/type", "Sequence", "ByteLevel"}},
-        {"no pattern", set("/pre_tokenizer", nullptr), {"pre_tokenizer", "ByteLevel"}},
-        {"a space before every text", set("/pre_tokenizer/add_prefix_space", true), {"add_prefix_space", "true"}},
+        {"a missing pre-tokenizer", set("/pre_tokenizer", nullptr), {"pre_tokenizer", "ByteLevel"}},
+        {"add_prefix_space", set("/pre_tokenizer/add_prefix_space", true), {"add_prefix_space", "true"}},
         {"a normalizer", set("/normalizer", {{"type", "NFC"}}), {"normalizer", "NFC"}},
-        {"an added token that strips spaces", set("/added_tokens/0/lstrip", true), {"<|endoftext|>", "lstrip"}}};
+        {"an added token with lstrip", set("/added_tokens/0/lstrip", true), {"<|endoftext|>", "lstrip"}}};
     for (const Case& c : CASES) {
         json file = good;
-        c.spoil(file);
-        std::vector<std::string> named = c.named;
-        named.push_back(folder_of_json(file) + "/tokenizer.json: ");
-        refuse(c.what, folder_of_json(file), named);
+        c.damage(file);
+        std::vector<std::string> parts = c.parts;
+        parts.push_back(folder_of_json(file) + "/tokenizer.json: ");
+        expect_rejected(c.what, folder_of_json(file), parts);
     }
     for (const std::string text : {"", "{", "[1, 2]", "{\"model\": 3}", "\"x\""})
-        refuse("tokenizer.json of '" + text + "'", folder_of({{"tokenizer.json", text}}), {"tokenizer.json: "});
-    refuse("tokenizer.json a million levels deep", folder_of({{"tokenizer.json", std::string(1000000, '[')}}),
-           {"levels deep"});
+        expect_rejected("tokenizer.json with the text '" + text + "'", folder_of({{"tokenizer.json", text}}),
+                        {"tokenizer.json: "});
+    expect_rejected("tokenizer.json with a million nested arrays",
+                    folder_of({{"tokenizer.json", std::string(1000000, '[')}}), {"levels deep"});
     const std::string empty = folder_of({});
     mkfifo((empty + "/tokenizer.json").c_str(), 0600);
-    refuse("a pipe for tokenizer.json", empty, {"tokenizer.json: not a regular file"});
+    expect_rejected("a named pipe as tokenizer.json", empty, {"tokenizer.json: not a regular file"});
 }
 
 // ==== main ===============================================================================================

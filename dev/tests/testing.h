@@ -1,5 +1,5 @@
-// TEST("name") { ... } defines a test, which calls expect() for each fact; run_tests() runs the tests. Further tools: a
-// folder for the tests' files, and strings. For test_gpt.cu and test_tokenizer.cpp.
+// TEST("name") { ... } defines a test, which calls expect() for each fact; run_tests() runs the tests. Also string
+// functions and a scratch folder. Used by test_gpt.cu and test_tokenizer.cpp.
 #pragma once
 
 #include <stdlib.h>
@@ -22,6 +22,7 @@ namespace fs = std::filesystem;
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
 
+// Returns the text with each occurrence of `part` replaced.
 inline std::string replaced(std::string text, const std::string& part, const std::string& by) {
     for (size_t at = 0; (at = text.find(part, at)) != text.npos; at += by.size()) text.replace(at, part.size(), by);
     return text;
@@ -40,7 +41,7 @@ inline std::vector<std::string> split(const std::string& text, const std::string
 
 inline int passed = 0, failed = 0;
 
-// Prints whether `holds` is true: one line with `text` and `detail`.
+// Counts and prints a result: one line with "ok" or "FAILED", `text` and, in brackets, `detail`.
 inline void expect(bool holds, const std::string& text, const std::string& detail = "") {
     (holds ? passed : failed)++;
     std::string line = detail.empty() ? text : text + " (" + detail + ")";
@@ -49,7 +50,7 @@ inline void expect(bool holds, const std::string& text, const std::string& detai
     fflush(stdout);
 }
 
-// Returns the message of what f throws; empty if it returns.
+// Returns the message of the exception that f throws; "" if f returns.
 template <typename F> std::string error_of(F f) {
     try {
         f();
@@ -71,7 +72,7 @@ struct AddedTest { AddedTest(const char* name, void (*run)()) { all_tests.push_b
 #define TEST_EXPANDED(name, number) TEST_WITH_NUMBER(name, number)
 #define TEST(name) TEST_EXPANDED(name, __COUNTER__)
 
-// An exception fails this test, not the ones after it.
+// Runs a test and prints its time. An exception is a failed result; later tests still run.
 inline void run_test(const Test& test) {
     const auto begin = std::chrono::steady_clock::now();
     const std::string error = error_of(test.run);
@@ -80,42 +81,44 @@ inline void run_test(const Test& test) {
     fflush(stdout);
 }
 
-// Runs the tests, or those whose names begin with one of the words in `only`, separated by commas; listing: prints
-// their names. Returns the exit code.
-inline int run_tests(const std::string& only = "", bool listing = false) {
-    std::map<std::string, int> wanted;   // beginnings of names, and how many tests have them
-    for (const std::string& name : split(only, ",")) wanted[name] = 0;
+// Runs the tests whose names start with one of the prefixes in `only`, separated by commas. list_only: prints their
+// names instead. Returns the exit code: 0 all results hold, 1 one does not, 2 a prefix matches no test.
+inline int run_tests(const std::string& only = "", bool list_only = false) {
+    std::map<std::string, int> matches;   // number of tests by prefix
+    for (const std::string& prefix : split(only, ",")) matches[prefix] = 0;
     for (const Test& test : all_tests) {
         bool run = false;
-        for (auto& [beginning, count] : wanted)
-            if (std::string(test.name).rfind(beginning, 0) == 0) run = ++count > 0;
+        for (auto& [prefix, count] : matches)
+            if (std::string(test.name).rfind(prefix, 0) == 0) run = ++count > 0;
         if (!run) continue;
         printf("%s\n", test.name);
-        if (!listing) run_test(test);
+        if (!list_only) run_test(test);
     }
-    for (const auto& [beginning, count] : wanted)
+    for (const auto& [prefix, count] : matches)
         if (count == 0) {
-            fprintf(stderr, "--only: no test's name begins with '%s'\n", beginning.c_str());
+            fprintf(stderr, "--only %s: no test's name starts with '%s'; --list prints all names\n", only.c_str(),
+                    prefix.c_str());
             return 2;
         }
-    if (!listing) printf("%d passed, %d failed\n", passed, failed);
+    if (!list_only) printf("%d passed, %d failed\n", passed, failed);
     return failed ? 1 : 0;
 }
 
-// The same for a command line. `others`: further options of the program, for the message about a wrong one.
+// Runs the tests that the command line selects; returns the exit code. `others`: the program's further options, for the
+// usage message.
 inline int run_tests(int argc, char** argv, const char* others) {
     const std::string what = argc > 1 ? argv[1] : "";
     if (argc == 1 || (argc == 2 && what == "--list")) return run_tests("", argc == 2);
     if (argc == 3 && what == "--only") return run_tests(argv[2]);
     fprintf(stderr, "usage: %s [--list | --only NAME,NAME... | %s]\n"
-                    "NAME: how the names of tests to run begin, such as kernels or kernels: attention\n",
+                    "--only runs the tests whose names start with a NAME, such as kernels or kernels: attention\n",
             argv[0], others);
     return 2;
 }
 
 // ==== files ==================================================================
 
-// The folder of everything that the tests write, removed at the end. In paths and commands, @ stands for it.
+// A temporary folder for all files that the tests write, removed at the end.
 struct ScratchFolder {
     std::string path = (fs::temp_directory_path() / "tests.XXXXXX").string();
 
@@ -128,17 +131,19 @@ struct ScratchFolder {
     }
 };
 
+// Returns the text with each @ replaced by the path of the scratch folder.
 inline std::string scratch(const std::string& text) {
     static const ScratchFolder folder;
     return replaced(text, "@", folder.path);
 }
 
-// Paths may begin with @.
+// Returns the contents of a file; "" if it cannot be read. The path may contain @.
 inline std::string read_bytes(const std::string& path) {
     std::ifstream file(scratch(path), std::ios::binary);
     return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
+// Writes a file. The path may contain @.
 inline void write_bytes(const std::string& path, const std::string& bytes) {
     std::ofstream(scratch(path), std::ios::binary).write(bytes.data(), bytes.size());
 }
