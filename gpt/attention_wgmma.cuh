@@ -1,93 +1,111 @@
-// Attention on Hopper's tensor cores: the function of train_gpt.cu's section "attention" (formulas and shapes there),
-// with wgmma, the copy engine (TMA) and specialised warps.
+// Attention on Hopper's tensor cores (sm_90a): the function of train_gpt.cu's section "attention" (formulas and shapes
+// there), with wgmma, the Tensor Memory Accelerator (TMA) and specialised warpgroups.
+//
+// Map: tile scheduler · warpgroups, loads, products · forward · dQ · dK and dV · launchers
 //
 // from      Shah et al. 2024, "FlashAttention-3", algorithms 1 and 2; Dao 2023, "FlashAttention-2"
-// mapping   Persistent blocks, one per multiprocessor. A work tile is a range of rows of a head, queries in forward and
-//           dQ, keys in dK/dV; blocks take the number of their next one from a counter in device memory, which balances
-//           the load. A block's first warpgroup only loads, the others multiply and compute the softmax; tiles pass
-//           from producer to consumers through rings of buffers:
+// mapping   Persistent blocks, one per multiprocessor. A work tile is TILE_Q queries of a head in forward and dQ, and
+//           TILE_K keys in dK/dV. Each block fetches the index of its next work tile from a counter in device memory,
+//           which balances the load. Warpgroup 0 is the producer: one thread starts TMA loads into rings of stages in
+//           shared memory. The other warpgroups are consumers: each owns 64 rows of the work tile, a warp 16 of them.
+//           Forward with 2 stages and 2 consumers (heads of 64 have 3 of each):
 //
-//           warpgroup 0   one thread: copy engine -> K Q V | K V | K V ...        stages of a ring in shared memory
-//           warpgroup 1   rows   0.. 63 of the work tile   S = Q K^T, softmax, O += P V     its warp 0: rows 0..15
-//           warpgroup 2   rows  64..127                    the same, with the same K and V
-//           warpgroup 3   rows 128..191                    (forward, heads of 64 only)
+//  time         -------------------------------------------------------------------------------------------->
+//  producer     K0 Q V0 K1 V1 K2   waits until V.empty[0]                         V2 K3   waits until V.empty[1]
+//                       ^ K.full[0]                                               ^ V.empty[0]: both have released V0
+//  warpgroup 1          |S0 |softmax 0  |S1, O+=P0 V0 |  softmax 1  |S2, O+=P1 V1 |  softmax 2  |
+//                                             arrive \            / arrive
+//  warpgroup 2          |S0 |softmax 0  |    wait     |S1, O+=P0 V0 |  softmax 1  |S2, O+=P1 V1 |  ...
+//  tensor cores         |S0 |           |warpgroup 1  |warpgroup 2  |warpgroup 1  |warpgroup 2  |  ...
 //
-//           A warp's 16 rows of scores are a fragment in its registers: P and dS go from one product into the next
-//           without leaving them. Products are asynchronous: while those of one tile run, another's softmax is
-//           computed. Forward's warpgroups start their products in turn, so that softmax and products overlap
-// backward  dQ and dK/dV are kernels of their own, which form S and dP twice: 7 products for 5, but no sum that depends
+//           K and V each have a ring. Two mbarriers guard stage s. Consumers wait for full[s], which completes when the
+//           bytes of a load have arrived. The producer waits for empty[s], which completes when all consumer warps have
+//           released the stage: K after S, V after O. In forward, an OrderedBarrier makes the warpgroups issue their
+//           products in a fixed cyclic order, so that the products of one overlap with the softmax of another.
+//           A warp's 16 rows of scores are a fragment in its registers, so P and dS become operands of the next product
+//           without leaving them
+// backward  dQ and dK/dV are separate kernels, which both compute S and dP: 7 products instead of 5, but no sum depends
 //           on the order of blocks (dev/kernels/attention.cu estimates the alternative)
-// cost      compute: 2 products forward, 7 backward, of T*T/2*HS each
-// needs     the counter at 0, and leaves it there
-// shared    of 227 KiB: 3 stages for heads of 64, 2 for larger ones
+// cost      compute: 2 products forward, 7 backward, of T*T/2*HS per head
+// needs     the counter is 0 before each launch; the kernels leave it at 0
+// shared    at most 227 KiB: 3 stages for heads of 64, 2 for larger ones
 #pragma once
 
 #include "attention_mma.cuh"   // softmax_step(), probabilities(), ... of a fragment of scores
 
-constexpr int BOX_ROWS = 64;   // of one copy by the copy engine
+// ---- tile scheduler
 
-// The order of a matrix of tiles: groups of `together` rows of tiles, and in a group column by column.
+// The order in which a matrix of tiles is processed: in groups of `group_rows` rows, and each group column by column.
 struct TileOrder {
     struct Place { unsigned row, column; };
-    unsigned rows, columns, together;
+    unsigned rows, columns, group_rows;
 
     __host__ __device__ unsigned count() const { return rows * columns; }
     __device__ Place place(unsigned i) const {
-        const unsigned first = i / (together * columns) * together, rest = i - first * columns;
-        const unsigned group_rows = min(together, rows - first);
-        return {first + rest % group_rows, rest / group_rows};
+        const unsigned first = i / (group_rows * columns) * group_rows, rest = i - first * columns;
+        const unsigned rows_in_group = min(group_rows, rows - first);
+        return {first + rest % rows_in_group, rest / rows_in_group};
     }
 };
 
-// The tile scheduler. Work tiles go from long to short, and a block that is done takes the next one, so that all blocks
-// end at about the same time. `together` heads, whose tensors fit in the L2 cache, are processed at a time.
-struct Scheduler {
-    TileOrder order;   // a row is a head, a column a tile's rank in it
+// Hands out work tiles. The longest tiles come first, and a block that has finished fetches the next one, so all blocks
+// end at about the same time. Heads are processed in groups whose tensors fit in the L2 cache.
+struct TileScheduler {
+    TileOrder order;   // rows are heads, columns the tiles of a head from long to short
     unsigned NH;
     int* counter;      // in device memory; 0 between launches
 
     __host__ __device__ unsigned count() const { return order.count(); }
 
-    // A block's first work tile is its own number; it takes others until one is out of range. All blocks together take
-    // count() times, after which the counter is 0 again.
+    // Indices of a block's first and next work tiles; an index of count() or more ends the block. The blocks together
+    // call fetch_next() count() times, once for each work tile, after which the counter has wrapped to 0.
     __device__ unsigned first() const { return blockIdx.x; }
-    __device__ unsigned take() const { return gridDim.x + atomic_inc(counter, count() - 1); }
+    __device__ unsigned fetch_next() const { return gridDim.x + atomic_inc(counter, count() - 1); }
 };
 
-struct WorkTile { int rank, h, b; };   // rank 0 is the head's longest tile
+struct WorkTile { int tile, h, b; };   // tile 0 is the longest of head h in batch b
 
-__device__ __forceinline__ WorkTile work_tile(const Scheduler& scheduler, unsigned i) {
+__device__ __forceinline__ WorkTile work_tile(const TileScheduler& scheduler, unsigned i) {
     const TileOrder::Place place = scheduler.order.place(i);
     return {static_cast<int>(place.column), static_cast<int>(place.row % scheduler.NH),
             static_cast<int>(place.row / scheduler.NH)};
 }
 
-// The number of the block's next work tile, from the producer to the consumers.
+// Shared memory through which the producer passes the index of the block's next work tile to the consumers.
 struct NextTile {
-    unsigned number;
+    unsigned index;
     Ring<1> ring;
 };
 
-// Called by the producer once all loads of a work tile have started: earlier, a busy block would hold a tile that
-// another block could start.
-__device__ __forceinline__ unsigned publish_next(NextTile& next, PipelineState<1>& turn, const Scheduler& scheduler) {
-    const unsigned number = scheduler.take();
-    wait_empty(next.ring, turn);
-    next.number = number;
+// Fetches, publishes and returns the next index. The producer calls it after it has started all loads of a work tile:
+// earlier, a busy block would reserve a tile that another block could start.
+__device__ __forceinline__ unsigned publish_next(NextTile& next, PipelineState<1>& state,
+                                                 const TileScheduler& scheduler) {
+    const unsigned index = scheduler.fetch_next();
+    wait_empty(next.ring, state);
+    next.index = index;
     mbarrier_arrive(&next.ring.full[0]);
-    turn.advance();
-    return number;
+    state.advance();
+    return index;
 }
-// Read by way of lane 0: so all lanes have read it when it is released, and the compiler knows that it is uniform.
-__device__ __forceinline__ unsigned next_tile(NextTile& next, PipelineState<1>& turn) {
-    wait_full(next.ring, turn);
-    const unsigned number = __shfl_sync(FULL_WARP, next.number, 0);
-    release(next.ring, turn);
-    return number;
+// Returns the next index; called by consumers. The broadcast from lane 0 makes sure that all lanes have read the index
+// before it is released, and tells the compiler that it is uniform.
+__device__ __forceinline__ unsigned receive_next(NextTile& next, PipelineState<1>& state) {
+    wait_full(next.ring, state);
+    const unsigned index = __shfl_sync(FULL_WARP, next.index, 0);
+    release(next.ring, state);
+    return index;
 }
 
-// Runs produce() in the first warpgroup and consume() in the others. The caller captures outputs by value: for those
-// captured by reference, nvcc 12.4 emits generic stores instead of global ones.
+// ---- warpgroups, loads, products
+
+constexpr int BOX_ROWS = 64;   // rows that one TMA load copies
+
+// Stages of a ring: as many as fit in shared memory (227 KiB for a block) in all three kernels.
+constexpr int stages(int HS) { return HS == 64 ? 3 : 2; }
+
+// Runs produce() in warpgroup 0 and consume() in the others. consume must capture outputs by value: with captures by
+// reference, nvcc 12.4 emits generic stores instead of global ones.
 template <typename Shape, typename Produce, typename Consume>
 __device__ __forceinline__ void specialise_warpgroups(Produce produce, Consume consume) {
     if (threadIdx.x < WARPGROUP) {
@@ -99,24 +117,24 @@ __device__ __forceinline__ void specialise_warpgroups(Produce produce, Consume c
     }
 }
 
-// Starts to load rows [row0, row0 + rows) of a head into a tile; the heads of q, k and v are numbered consecutively.
+// Starts to load rows [row0, row0 + rows) of a head into a tile; `full` counts the bytes. In qkv, heads 0 to NH - 1 are
+// those of q, the next NH those of k, the last NH those of v.
 template <int HS>
-__device__ __forceinline__ void load_boxes(char* tile, int rows, const TensorMap& from, uint64_t* barrier, int head,
-                                           int row0, int b) {
+__device__ __forceinline__ void tma_load_tile(char* tile, int rows, const TensorMap& from, uint64_t* full, int head,
+                                              int row0, int b) {
     for (int c = 0; c < column_blocks(HS); c++)
         for (int r = 0; r < rows; r += BOX_ROWS)
-            tma_load(tile + (c * rows + r) * TILE_ROW_BYTES, &from.map, barrier, c * TILE_COLUMNS, head, row0 + r,
-                        b);
+            tma_load(tile + (c * rows + r) * TILE_ROW_BYTES, &from.map, full, c * TILE_COLUMNS, head, row0 + r, b);
 }
 
-// The output of (64, HS) is accumulated in whole blocks of 64 columns.
+// The accumulator of a warpgroup's (64, HS) output, in whole blocks of 64 columns.
 __host__ __device__ constexpr int output_columns(int HS) { return column_blocks(HS) * TILE_COLUMNS; }
-template <int HS> using HeadFragment = float[output_columns(HS) / 2];
+template <int HS> using HeadAccumulator = float[output_columns(HS) / 2];
 
-// Starts S (64, N) = A B^T, of rows of two tiles: A of a_rows, B (N, HS).
+// Starts S (64, N) = A B^T. A is the descriptor of 64 rows in a tile of a_rows rows, B that of a tile (N, HS).
 template <int HS, int N>
 __device__ __forceinline__ void start_scores(float (&S)[N / 2], uint64_t A, int a_rows, uint64_t B) {
-    constexpr int STEP_BYTES = 32;   // 16 columns
+    constexpr int STEP_BYTES = 32;   // 16 columns, the k of one instruction
 #pragma unroll
     for (int k = 0; k < HS / 16; k++)
         wgmma<N, Major::K>(S, offset_by(A, k / 4 * a_rows * TILE_ROW_BYTES + k % 4 * STEP_BYTES),
@@ -124,9 +142,10 @@ __device__ __forceinline__ void start_scores(float (&S)[N / 2], uint64_t A, int 
     wgmma_commit();
 }
 
-// Starts O (64, HS) += P (64, N) B, P from registers, B (N, HS) a tile; of P only the first COLUMNS.
+// Starts O (64, HS) += P (64, N) B, with P in registers and the descriptor B of a tile (N, HS). Only the first COLUMNS
+// columns of P, and rows of B, are multiplied.
 template <int HS, int N, int COLUMNS = N>
-__device__ __forceinline__ void start_outputs(HeadFragment<HS>& O, const uint32_t (&P)[N / 16][4], uint64_t B) {
+__device__ __forceinline__ void start_outputs(HeadAccumulator<HS>& O, const uint32_t (&P)[N / 16][4], uint64_t B) {
     const uint64_t rows = HS > TILE_COLUMNS ? mn_major(B, N * TILE_ROW_BYTES) : B;
 #pragma unroll
     for (int k = 0; k < COLUMNS / 16; k++)
@@ -134,69 +153,67 @@ __device__ __forceinline__ void start_outputs(HeadFragment<HS>& O, const uint32_
     wgmma_commit();
 }
 
-// Buffers of a ring: as many as fit in shared memory (227 KiB for a block) in all three kernels.
-constexpr int stages(int HS) { return HS == 64 ? 3 : 2; }
-
 // ---- forward
 
 template <int HS> struct ForwardShape : Warpgroups<HS == 64 ? 3 : 2> {
-    static constexpr int KEYS = 128, STAGES = stages(HS);
+    static constexpr int TILE_Q = ForwardShape::ROWS, TILE_K = 128, STAGES = stages(HS);
     struct Shared {
-        alignas(TILE_ALIGNMENT) char Q[tile_bytes(ForwardShape::ROWS, HS)], K[STAGES][tile_bytes(KEYS, HS)],
-            V[STAGES][tile_bytes(KEYS, HS)], O[tile_bytes(ForwardShape::ROWS, HS)];
+        alignas(TILE_ALIGNMENT) char Q[tile_bytes(TILE_Q, HS)], K[STAGES][tile_bytes(TILE_K, HS)],
+            V[STAGES][tile_bytes(TILE_K, HS)], O[tile_bytes(TILE_Q, HS)];
         Ring<1> q;
         Ring<STAGES> k, v;
         NextTile next;
     };
 };
 
-// The first query of a work tile in forward and dQ; the last queries have most keys.
-__device__ __forceinline__ int first_query(const Scheduler& scheduler, const WorkTile& work, int rows) {
-    return (scheduler.order.columns - 1 - work.rank) * rows;
+// First query of a work tile in forward and dQ. The longest tile has the last queries, which attend to most keys.
+__device__ __forceinline__ int first_query(const TileScheduler& scheduler, const WorkTile& work, int rows) {
+    return (scheduler.order.columns - 1 - work.tile) * rows;
 }
-// The number of tiles of keys that queries [query0, query0 + rows) attend to.
-__device__ __forceinline__ int key_tiles(int query0, int rows, int T, int keys) {
-    return (min(query0 + rows, T) + keys - 1) / keys;
-}
-
-// Of the tiles that are loaded for the block, those that one group's queries attend to; 1 if it has no queries.
-__device__ __forceinline__ int group_tiles(int group0, int T, int keys) {
-    return group0 < T ? key_tiles(group0, WGMMA_M, T, keys) : 1;
+// Number of key tiles of tile_k keys that queries [query0, query0 + rows) attend to.
+__device__ __forceinline__ int key_tiles(int query0, int rows, int T, int tile_k) {
+    return (min(query0 + rows, T) + tile_k - 1) / tile_k;
 }
 
-// Releases tiles that only other groups use; calls before_each() before each.
+// The same for a warpgroup whose first query is wg_query0; 1 if all its queries are out of range.
+__device__ __forceinline__ int warpgroup_key_tiles(int wg_query0, int T, int tile_k) {
+    return wg_query0 < T ? key_tiles(wg_query0, WGMMA_M, T, tile_k) : 1;
+}
+
+// Releases `count` tiles of K and V that only other warpgroups read; calls before_each() before each tile.
 template <typename Shared, int STAGES, typename BeforeEach>
 __device__ __forceinline__ void release_tiles(Shared& shared, PipelineState<STAGES>& k, PipelineState<STAGES>& v,
                                               int count, BeforeEach before_each) {
     for (; count > 0; count--) {
         before_each();
         wait_full(shared.v, v);   // K was loaded before V
-        __syncwarp();             // all lanes have seen them full: once released, they are soon refilled
+        __syncwarp();             // no lane still waits for this phase, which ends soon after the release
         release(shared.k, k);
         release(shared.v, v);
     }
 }
 
-// The producer of forward and dQ: loads K and V of each work tile, and its own rows by load_own().
-template <int HS, typename Shape, typename LoadOwn>
-__device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, const TensorMap& qkv,
-                                             const Scheduler& scheduler, int T, LoadOwn load_own) {
-    PipelineState<1> each_tile;        // of q and next
-    PipelineState<Shape::STAGES> kv;   // K and V have rings of their own, in step
-    for (unsigned i = scheduler.first(); i < scheduler.count(); i = publish_next(shared.next, each_tile, scheduler)) {
+// The producer of forward and dQ. For each work tile it calls load_queries() and streams all tiles of K and V.
+template <int HS, typename Shape, typename LoadQueries>
+__device__ __forceinline__ void forward_dq_producer(typename Shape::Shared& shared, const TensorMap& qkv,
+                                             const TileScheduler& scheduler, int T, LoadQueries load_queries) {
+    PipelineState<1> per_work_tile;    // position in shared.q and shared.next
+    PipelineState<Shape::STAGES> kv;   // position in shared.k and shared.v
+    for (unsigned i = scheduler.first(); i < scheduler.count();
+         i = publish_next(shared.next, per_work_tile, scheduler)) {
         const WorkTile work = work_tile(scheduler, i);
-        const int query0 = first_query(scheduler, work, Shape::ROWS),
-                  tiles = key_tiles(query0, Shape::ROWS, T, Shape::KEYS);
+        const int query0 = first_query(scheduler, work, Shape::TILE_Q),
+                  tiles = key_tiles(query0, Shape::TILE_Q, T, Shape::TILE_K);
         auto load = [&](Ring<Shape::STAGES>& ring, char* tile, int head, int j) {
             uint64_t* full = &ring.full[kv.stage];
             wait_empty(ring, kv);
             mbarrier_arrive_expect_tx(full, sizeof(shared.K[0]));
-            load_boxes<HS>(tile, Shape::KEYS, qkv, full, head, j * Shape::KEYS, work.b);
+            tma_load_tile<HS>(tile, Shape::TILE_K, qkv, full, head, j * Shape::TILE_K, work.b);
         };
-        // K comes first: its ring has room before the last work tile is done with its own rows.
+        // K is loaded before Q: a stage of K is free before the previous work tile has released Q.
         load(shared.k, shared.K[kv.stage], scheduler.NH + work.h, 0);
-        wait_empty(shared.q, each_tile);
-        load_own(work, query0, &shared.q.full[0]);
+        wait_empty(shared.q, per_work_tile);
+        load_queries(work, query0, &shared.q.full[0]);
         for (int j = 0;;) {
             load(shared.v, shared.V[kv.stage], 2 * scheduler.NH + work.h, j);
             kv.advance();
@@ -206,39 +223,40 @@ __device__ __forceinline__ void produce_keys(typename Shape::Shared& shared, con
     }
 }
 
-// While the products of one tile run, the softmax of the next one is computed: S of tile j + 1 is started before
-// O += P V of tile j.
+// A consumer warpgroup of forward. S of tile j starts before O += P V of tile j - 1, so softmax j overlaps with the
+// latter.
 template <int HS>
 __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* lse,
-                                                 typename ForwardShape<HS>::Shared& shared, const Scheduler& scheduler,
-                                                 int T) {
+                                                 typename ForwardShape<HS>::Shared& shared,
+                                                 const TileScheduler& scheduler, int T) {
     using Shape = ForwardShape<HS>;
-    constexpr int KEYS = Shape::KEYS;
-    const int row = consumer_row();
-    const int first_row_of_group = warpgroup_row();
-    const uint64_t Q = wgmma_descriptor(shared.Q + first_row_of_group * TILE_ROW_BYTES);
+    constexpr int TILE_K = Shape::TILE_K;
+    const int row = consumer_row(), wg_row = warpgroup_row();   // first rows of this warp and this warpgroup
+    const uint64_t Q = wgmma_descriptor(shared.Q + wg_row * TILE_ROW_BYTES);
     const uint64_t K = wgmma_descriptor(shared.K[0]), V = wgmma_descriptor(shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS)) * LOG2E;
-    const OrderedBarrier<Shape::CONSUMERS> order(first_row_of_group / WGMMA_M);
-    PipelineState<1> q, turn;
+    const OrderedBarrier<Shape::CONSUMERS> order(wg_row / WGMMA_M);
+    PipelineState<1> q, next_work;
     PipelineState<Shape::STAGES> k, v;
-    for (unsigned i = scheduler.first(); i < scheduler.count(); i = next_tile(shared.next, turn)) {
+    for (unsigned i = scheduler.first(); i < scheduler.count(); i = receive_next(shared.next, next_work)) {
         const WorkTile work = work_tile(scheduler, i);
-        const int query0 = first_query(scheduler, work, Shape::ROWS), group0 = query0 + first_row_of_group;
-        const int loaded = key_tiles(query0, Shape::ROWS, T, KEYS), tiles = group_tiles(group0, T, KEYS);
-        const bool sees_half = group0 + WGMMA_M <= tiles * KEYS - KEYS / 2;   // of the last tile, at most
-        float S[KEYS / 2], rescale[2];
-        HeadFragment<HS> O = {};
-        uint32_t P[KEYS / 16][4];
+        const int query0 = first_query(scheduler, work, Shape::TILE_Q), wg_query0 = query0 + wg_row;
+        const int loaded = key_tiles(query0, Shape::TILE_Q, T, TILE_K),
+                  tiles = warpgroup_key_tiles(wg_query0, T, TILE_K);
+        const bool half_of_last_tile = wg_query0 + WGMMA_M <= tiles * TILE_K - TILE_K / 2;   // the rest is masked
+        float S[TILE_K / 2], rescale[2];
+        HeadAccumulator<HS> O = {};
+        uint32_t P[TILE_K / 16][4];
         RowState rows;
         auto start_tile = [&] {
             wgmma_fence(S);
-            start_scores<HS, KEYS>(S, Q, Shape::ROWS, offset_by(K, k.stage * sizeof(shared.K[0])));         // S = Q K^T
+            start_scores<HS, TILE_K>(S, Q, Shape::TILE_Q, offset_by(K, k.stage * sizeof(shared.K[0])));   // S = Q K^T
         };
         auto softmax = [&](int j) {
             release(shared.k, k);
             if (j + 1 == tiles) release(shared.q, q);
-            if ((j + 1) * KEYS > query0 + row + 1) mask_scores<Queries::ROWS>(S, query0 + row, j * KEYS);
+            const bool crosses_diagonal = (j + 1) * TILE_K > query0 + row + 1;
+            if (crosses_diagonal) mask_scores<Queries::ROWS>(S, query0 + row, j * TILE_K);
             softmax_step(S, rows, rescale, scale);
         };
         wait_full(shared.q, q);
@@ -253,67 +271,66 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
             order.wait();
             start_tile();
             wgmma_fence(O, P);
-            start_outputs<HS, KEYS>(O, P, offset_by(V, v.stage * sizeof(shared.V[0]))); // O += P V, of the last tile
+            start_outputs<HS, TILE_K>(O, P, offset_by(V, v.stage * sizeof(shared.V[0])));   // O += P V of tile j - 1
             order.arrive();
             wgmma_wait<1>(S);
             softmax(j);
             PipelineState<Shape::STAGES> next = v;
             next.advance();
-            wait_full(shared.v, next);   // of this tile; and a branch, see wgmma_wait
+            wait_full(shared.v, next);   // V of tile j; this branch holds the next wait in place, see wgmma_wait
             wgmma_wait<0>(O);
             release(shared.v, v);
             multiply_rows(O, rescale);
             to_operands(P, S);
         }
         wait_full(shared.v, v);
-        const uint64_t values = offset_by(V, v.stage * sizeof(shared.V[0]));
+        const uint64_t last_V = offset_by(V, v.stage * sizeof(shared.V[0]));
         wgmma_fence(O, P);
-        if (sees_half) start_outputs<HS, KEYS, KEYS / 2>(O, P, values);
-        else start_outputs<HS, KEYS>(O, P, values);
+        if (half_of_last_tile) start_outputs<HS, TILE_K, TILE_K / 2>(O, P, last_V);
+        else start_outputs<HS, TILE_K>(O, P, last_V);
         const float sum[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])},
                     inverse[2] = {reciprocal_approx(sum[0]), reciprocal_approx(sum[1])};
         const Head head = head_of(work.b, work.h, scheduler.NH, T, HS);
         store_lse(lse + head.rows, rows, sum, query0 + row, T, scale);
         wgmma_wait<0>(O);
         release(shared.v, v);
-        release_tiles(shared, k, v, loaded - tiles, [&] {
+        release_tiles(shared, k, v, loaded - tiles, [&] {   // the other warpgroups wait for one arrival per tile
             order.wait();
             order.arrive();
         });
         multiply_rows(O, inverse);
-        store_rows<HS>(out.from(head.out), head.C, query0 + row, T, O, shared.O, Shape::ROWS, row);
+        store_rows<HS>(out.from(head.out), head.C, query0 + row, T, O, shared.O, Shape::TILE_Q, row);
     }
 }
 
 template <int HS>
 __global__ void __launch_bounds__(ForwardShape<HS>::BLOCK, 1)
 attention_forward_wgmma_kernel(Out<e4m3> out, float* lse, const __grid_constant__ TensorMap qkv,
-                               Scheduler scheduler, int T) {
+                               TileScheduler scheduler, int T) {
     if constexpr (HAS_WGMMA) {
         using Shape = ForwardShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
         init_rings(Shape::WARPS, shared.q, shared.k, shared.v, shared.next.ring);
-        auto load_own = [&](const WorkTile& work, int query0, uint64_t* full) {
+        auto load_queries = [&](const WorkTile& work, int query0, uint64_t* full) {
             mbarrier_arrive_expect_tx(full, sizeof(shared.Q));
-            load_boxes<HS>(shared.Q, Shape::ROWS, qkv, full, work.h, query0, work.b);
+            tma_load_tile<HS>(shared.Q, Shape::TILE_Q, qkv, full, work.h, query0, work.b);
         };
         specialise_warpgroups<Shape>(
-            [&] { if (threadIdx.x == 0) produce_keys<HS, Shape>(shared, qkv, scheduler, T, load_own); },
+            [&] { if (threadIdx.x == 0) forward_dq_producer<HS, Shape>(shared, qkv, scheduler, T, load_queries); },
             [&, out] { forward_consumer<HS>(out, lse, shared, scheduler, T); });
     }
 }
 
 // ---- backward: shared by dQ and dK/dV
 
-// The scores S = X A^T and dP = Y B^T: X and Y are this group's rows of the two tiles that the block owns, A and B
-// tiles of N rows from the two rings.
-template <int HS, int N> struct BackwardScores {
-    uint64_t X, Y, A, B;   // the group's rows, and the first tile of each ring
+// Descriptors of the operands of S = X A^T and dP = Y B^T. X and Y are this warpgroup's rows of the two owned tiles (Q
+// and dO, or K and V), A and B tiles of N rows in the two rings (K and V, or Q and dO).
+template <int HS, int N> struct BackwardDescriptors {
+    uint64_t X, Y, A, B;   // A and B: stage 0
 
-    __device__ __forceinline__ BackwardScores(const char* x, const char* y, const char* a, const char* b)
+    __device__ __forceinline__ BackwardDescriptors(const char* x, const char* y, const char* a, const char* b)
         : X(wgmma_descriptor(x + warpgroup_row() * TILE_ROW_BYTES)),
-          Y(wgmma_descriptor(y + warpgroup_row() * TILE_ROW_BYTES)),
-          A(wgmma_descriptor(a)), B(wgmma_descriptor(b)) {}
+          Y(wgmma_descriptor(y + warpgroup_row() * TILE_ROW_BYTES)), A(wgmma_descriptor(a)), B(wgmma_descriptor(b)) {}
 
     __device__ __forceinline__ uint64_t a(int stage) const { return offset_by(A, stage * tile_bytes(N, HS)); }
     __device__ __forceinline__ uint64_t b(int stage) const { return offset_by(B, stage * tile_bytes(N, HS)); }
@@ -321,66 +338,66 @@ template <int HS, int N> struct BackwardScores {
 
 // ---- dQ
 
-template <int HS> struct QueryGradientShape : Warpgroups<2> {
-    static constexpr int KEYS = HS == 64 ? 128 : 64, STAGES = stages(HS);
+template <int HS> struct DqShape : Warpgroups<2> {
+    static constexpr int TILE_Q = DqShape::ROWS, TILE_K = HS == 64 ? 128 : 64, STAGES = stages(HS);
     struct Shared {
-        alignas(TILE_ALIGNMENT) char Q[tile_bytes(QueryGradientShape::ROWS, HS)],
-            dO[tile_bytes(QueryGradientShape::ROWS, HS)], K[STAGES][tile_bytes(KEYS, HS)],
-            V[STAGES][tile_bytes(KEYS, HS)], dQ[tile_bytes(QueryGradientShape::ROWS, HS)];
-        Ring<1> q;   // and dO
+        alignas(TILE_ALIGNMENT) char Q[tile_bytes(TILE_Q, HS)],
+            dO[tile_bytes(TILE_Q, HS)], K[STAGES][tile_bytes(TILE_K, HS)],
+            V[STAGES][tile_bytes(TILE_K, HS)], dQ[tile_bytes(TILE_Q, HS)];
+        Ring<1> q;   // Q and dO
         Ring<STAGES> k, v;
         NextTile next;
     };
 };
 
-// dQ of a tile is computed while the scores of the next one are.
+// A consumer warpgroup of dQ. dQ += dS K of tile j - 1 overlaps with S and dP of tile j.
 template <int HS>
 __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out, const floatX* dout, const floatX* out,
-                                            const float* lse_in,
-                                            typename QueryGradientShape<HS>::Shared& shared, const Scheduler& scheduler,
-                                            int T) {
-    using Shape = QueryGradientShape<HS>;
-    constexpr int KEYS = Shape::KEYS;
+                                            const float* lse_in, typename DqShape<HS>::Shared& shared,
+                                            const TileScheduler& scheduler, int T) {
+    using Shape = DqShape<HS>;
+    constexpr int TILE_K = Shape::TILE_K;
     const int row = consumer_row();
-    const BackwardScores<HS, KEYS> scores(shared.Q, shared.dO, shared.K[0], shared.V[0]);
+    const BackwardDescriptors<HS, TILE_K> in(shared.Q, shared.dO, shared.K[0], shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
-    PipelineState<1> q, turn;
+    PipelineState<1> q, next_work;
     PipelineState<Shape::STAGES> k, v;
-    for (unsigned i = scheduler.first(); i < scheduler.count(); i = next_tile(shared.next, turn)) {
+    for (unsigned i = scheduler.first(); i < scheduler.count(); i = receive_next(shared.next, next_work)) {
         const WorkTile work = work_tile(scheduler, i);
-        const int query0 = first_query(scheduler, work, Shape::ROWS);
-        const int loaded = key_tiles(query0, Shape::ROWS, T, KEYS),
-                  tiles = group_tiles(query0 + warpgroup_row(), T, KEYS);
+        const int query0 = first_query(scheduler, work, Shape::TILE_Q);
+        const int loaded = key_tiles(query0, Shape::TILE_Q, T, TILE_K),
+                  tiles = warpgroup_key_tiles(query0 + warpgroup_row(), T, TILE_K);
         const Head head = head_of(work.b, work.h, scheduler.NH, T, HS);
-        float S[KEYS / 2], dP[KEYS / 2], lse[2], D[2];
-        HeadFragment<HS> dQ = {};
-        uint32_t dS[KEYS / 16][4];
-        PipelineState<Shape::STAGES> now = k;         // k is behind: dQ of the last tile still reads its stage
+        float S[TILE_K / 2], dP[TILE_K / 2], lse[2], D[2];
+        HeadAccumulator<HS> dQ = {};
+        uint32_t dS[TILE_K / 16][4];
+        PipelineState<Shape::STAGES> now = k;   // K of tile j; k is one tile behind, which dQ still reads
         auto start_tile = [&] {
             wait_full(shared.k, now);
             wait_full(shared.v, v);
             wgmma_fence(S, dP);
-            start_scores<HS, KEYS>(S, scores.X, Shape::ROWS, scores.a(now.stage));                      // S = Q K^T
-            start_scores<HS, KEYS>(dP, scores.Y, Shape::ROWS, scores.b(v.stage));                       // dP = dO V^T
+            start_scores<HS, TILE_K>(S, in.X, Shape::TILE_Q, in.a(now.stage));                          // S = Q K^T
+            start_scores<HS, TILE_K>(dP, in.Y, Shape::TILE_Q, in.b(v.stage));                           // dP = dO V^T
         };
-        wgmma_fence(dQ);                              // it is clear before the first product starts
+        wgmma_fence(dQ);                              // dQ is 0 before the first product starts
         wait_full(shared.q, q);
         start_tile();
         query_statistics<HS>(lse, D, D_out + head.rows, lse_in + head.rows, dout + head.out, out + head.out,
                              query0 + row, T, head.C);
         for (int j = 0;;) {
-            wgmma_wait<1>(S);                         // and dQ of the last tile is done
+            wgmma_wait<1>(S);                         // and dQ of tile j - 1
             if (j > 0) release(shared.k, k);
-            if ((j + 1) * KEYS > query0 + row + 1) mask_scores<Queries::ROWS>(S, query0 + row, j * KEYS);
+            const bool crosses_diagonal = (j + 1) * TILE_K > query0 + row + 1;
+            if (crosses_diagonal) mask_scores<Queries::ROWS>(S, query0 + row, j * TILE_K);
             probabilities(S, scale * LOG2E, [&](int e) { return lse[e / 2 % 2]; });
-            wait_full(shared.v, v);                   // it is: a branch, see wgmma_wait
+            wait_full(shared.v, v);                   // already full: the branch holds the next wait, see wgmma_wait
             wgmma_wait<0>(dP);
             release(shared.v, v);
             if (j + 1 == tiles) release(shared.q, q);
             score_gradients(dP, S, [&](int e) { return D[e / 2 % 2]; });
             to_operands(dS, dP);
             wgmma_fence(dQ, dS);
-            start_outputs<HS, KEYS>(dQ, dS, scores.a(now.stage));                                       // dQ += dS K
+            start_outputs<HS, TILE_K>(dQ, dS, in.a(now.stage));                                         // dQ += dS K
             now.advance();
             if (++j == tiles) break;
             start_tile();
@@ -390,74 +407,74 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out,
         release_tiles(shared, k, v, loaded - tiles, [] {});
         const float factor[2] = {scale, scale};
         multiply_rows(dQ, factor);
-        store_rows<HS>(dqkv.from(head.qkv), head.stride, query0 + row, T, dQ, shared.dQ, Shape::ROWS, row);
+        store_rows<HS>(dqkv.from(head.qkv), head.stride, query0 + row, T, dQ, shared.dQ, Shape::TILE_Q, row);
     }
 }
 
-// Also leaves D for attention_backward_dkv_wgmma_kernel.
+// Writes dQ, and D for attention_backward_dkv_wgmma_kernel.
 template <int HS>
-__global__ void __launch_bounds__(QueryGradientShape<HS>::BLOCK, 1)
+__global__ void __launch_bounds__(DqShape<HS>::BLOCK, 1)
     attention_backward_dq_wgmma_kernel(Out<e5m2> dqkv, float* D_out, const __grid_constant__ TensorMap qkv,
                                        const __grid_constant__ TensorMap dout_map, const floatX* dout,
-                                       const floatX* out, const float* lse, Scheduler scheduler, int T) {
+                                       const floatX* out, const float* lse, TileScheduler scheduler, int T) {
     if constexpr (HAS_WGMMA) {
-        using Shape = QueryGradientShape<HS>;
+        using Shape = DqShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
         init_rings(Shape::WARPS, shared.q, shared.k, shared.v, shared.next.ring);
-        auto load_own = [&](const WorkTile& work, int query0, uint64_t* full) {
+        auto load_queries = [&](const WorkTile& work, int query0, uint64_t* full) {
             mbarrier_arrive_expect_tx(full, sizeof(shared.Q) + sizeof(shared.dO));
-            load_boxes<HS>(shared.Q, Shape::ROWS, qkv, full, work.h, query0, work.b);
-            load_boxes<HS>(shared.dO, Shape::ROWS, dout_map, full, work.h, query0, work.b);
+            tma_load_tile<HS>(shared.Q, Shape::TILE_Q, qkv, full, work.h, query0, work.b);
+            tma_load_tile<HS>(shared.dO, Shape::TILE_Q, dout_map, full, work.h, query0, work.b);
         };
         specialise_warpgroups<Shape>(
-            [&] { if (threadIdx.x == 0) produce_keys<HS, Shape>(shared, qkv, scheduler, T, load_own); },
+            [&] { if (threadIdx.x == 0) forward_dq_producer<HS, Shape>(shared, qkv, scheduler, T, load_queries); },
             [&, dqkv] { dq_consumer<HS>(dqkv, D_out, dout, out, lse, shared, scheduler, T); });
     }
 }
 
 // ---- dK and dV
 
-template <int HS> struct KeyGradientShape : Warpgroups<2> {
-    static constexpr int QUERIES = HS == 64 ? 128 : 64, STAGES = stages(HS);
+template <int HS> struct DkvShape : Warpgroups<2> {
+    static constexpr int TILE_K = DkvShape::ROWS, TILE_Q = HS == 64 ? 128 : 64, STAGES = stages(HS);
     struct Shared {
-        alignas(TILE_ALIGNMENT) char K[tile_bytes(KeyGradientShape::ROWS, HS)],
-            V[tile_bytes(KeyGradientShape::ROWS, HS)], Q[STAGES][tile_bytes(QUERIES, HS)],
-            dO[STAGES][tile_bytes(QUERIES, HS)], out[tile_bytes(KeyGradientShape::ROWS, HS)];
-        float lse[STAGES][QUERIES], D[STAGES][QUERIES];
-        Ring<1> k;                // and V
-        Ring<STAGES, 1 + 32> q;   // dO, lse and D: filled by the copy engine and a warp
+        alignas(TILE_ALIGNMENT) char K[tile_bytes(TILE_K, HS)],
+            V[tile_bytes(TILE_K, HS)], Q[STAGES][tile_bytes(TILE_Q, HS)],
+            dO[STAGES][tile_bytes(TILE_Q, HS)], out[tile_bytes(TILE_K, HS)];
+        float lse[STAGES][TILE_Q], D[STAGES][TILE_Q];
+        Ring<1> k;                // K and V
+        Ring<STAGES, 1 + 32> q;   // Q and dO by TMA, lse and D by the 32 lanes of a warp
         NextTile next;
     };
 };
 
-// The first warp of the producers. Lane 0 runs the copy engine; lse and D, whose rows begin anywhere,
-// are copied by all lanes.
+// The producer of dK and dV: warp 0. Lane 0 starts the TMA loads. All lanes copy lse and D, because TMA needs rows that
+// start at a multiple of 16 bytes.
 template <int HS>
-__device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shared& shared, const TensorMap& qkv,
+__device__ __forceinline__ void dkv_producer(typename DkvShape<HS>::Shared& shared, const TensorMap& qkv,
                                              const TensorMap& dout, const float* lse, const float* D,
-                                             const Scheduler& scheduler, int T) {
-    using Shape = KeyGradientShape<HS>;
+                                             const TileScheduler& scheduler, int T) {
+    using Shape = DkvShape<HS>;
     const int lane = threadIdx.x;
-    PipelineState<1> k, turn;
+    PipelineState<1> k, next_work;
     PipelineState<Shape::STAGES> q;
     auto next_of_warp = [&] {
-        return __shfl_sync(FULL_WARP, lane == 0 ? publish_next(shared.next, turn, scheduler) : 0, 0);
+        return __shfl_sync(FULL_WARP, lane == 0 ? publish_next(shared.next, next_work, scheduler) : 0, 0);
     };
     for (unsigned i = scheduler.first(); i < scheduler.count(); i = next_of_warp()) {
         const WorkTile work = work_tile(scheduler, i);
-        const int key0 = work.rank * Shape::ROWS;
+        const int key0 = work.tile * Shape::TILE_K;
         const size_t first = head_of(work.b, work.h, scheduler.NH, T, HS).rows;
         wait_empty(shared.k, k);
         if (lane == 0) {
             mbarrier_arrive_expect_tx(&shared.k.full[0], sizeof(shared.K) + sizeof(shared.V));
-            load_boxes<HS>(shared.K, Shape::ROWS, qkv, &shared.k.full[0], scheduler.NH + work.h, key0, work.b);
-            load_boxes<HS>(shared.V, Shape::ROWS, qkv, &shared.k.full[0], 2 * scheduler.NH + work.h, key0, work.b);
+            tma_load_tile<HS>(shared.K, Shape::TILE_K, qkv, &shared.k.full[0], scheduler.NH + work.h, key0, work.b);
+            tma_load_tile<HS>(shared.V, Shape::TILE_K, qkv, &shared.k.full[0], 2 * scheduler.NH + work.h, key0, work.b);
         }
         k.advance();
-        for (int query0 = key0; query0 < T; query0 += Shape::QUERIES, q.advance()) {
+        for (int query0 = key0; query0 < T; query0 += Shape::TILE_Q, q.advance()) {
             uint64_t* full = &shared.q.full[q.stage];
-            float my_lse[Shape::QUERIES / 32], my_D[Shape::QUERIES / 32];   // they come while the buffer is waited for
-            for (int r = 0; r < Shape::QUERIES / 32; r++) {
+            float my_lse[Shape::TILE_Q / 32], my_D[Shape::TILE_Q / 32];   // loaded during the wait for the stage
+            for (int r = 0; r < Shape::TILE_Q / 32; r++) {
                 const int query = query0 + r * 32 + lane;
                 my_lse[r] = query < T ? lse[first + query] : 0.0f;
                 my_D[r] = query < T ? D[first + query] : 0.0f;
@@ -465,10 +482,10 @@ __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shar
             wait_empty(shared.q, q);
             if (lane == 0) {
                 mbarrier_arrive_expect_tx(full, sizeof(shared.Q[0]) + sizeof(shared.dO[0]));
-                load_boxes<HS>(shared.Q[q.stage], Shape::QUERIES, qkv, full, work.h, query0, work.b);
-                load_boxes<HS>(shared.dO[q.stage], Shape::QUERIES, dout, full, work.h, query0, work.b);
+                tma_load_tile<HS>(shared.Q[q.stage], Shape::TILE_Q, qkv, full, work.h, query0, work.b);
+                tma_load_tile<HS>(shared.dO[q.stage], Shape::TILE_Q, dout, full, work.h, query0, work.b);
             }
-            for (int r = 0; r < Shape::QUERIES / 32; r++) {
+            for (int r = 0; r < Shape::TILE_Q / 32; r++) {
                 shared.lse[q.stage][r * 32 + lane] = my_lse[r] * LOG2E;
                 shared.D[q.stage][r * 32 + lane] = my_D[r];
             }
@@ -477,83 +494,85 @@ __device__ __forceinline__ void dkv_producer(typename KeyGradientShape<HS>::Shar
     }
 }
 
-// While dV and dK of one tile are computed, S of the next one is already under way.
+// A consumer warpgroup of dK and dV. dV += P dO and dK += dS Q of one tile overlap with S of the next.
 template <int HS>
-__device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv,
-                                             typename KeyGradientShape<HS>::Shared& shared, const Scheduler& scheduler,
-                                             int T) {
-    using Shape = KeyGradientShape<HS>;
-    constexpr int QUERIES = Shape::QUERIES;
+__device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, typename DkvShape<HS>::Shared& shared,
+                                             const TileScheduler& scheduler, int T) {
+    using Shape = DkvShape<HS>;
+    constexpr int TILE_Q = Shape::TILE_Q;
     const int row = consumer_row();
-    const BackwardScores<HS, QUERIES> scores(shared.K, shared.V, shared.Q[0], shared.dO[0]);
+    const BackwardDescriptors<HS, TILE_Q> in(shared.K, shared.V, shared.Q[0], shared.dO[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
-    PipelineState<1> k, turn;
-    PipelineState<Shape::STAGES> q, done;   // done is behind: dV and dK still read its buffers
-    for (unsigned i = scheduler.first(); i < scheduler.count(); i = next_tile(shared.next, turn)) {
+    PipelineState<1> k, next_work;
+    PipelineState<Shape::STAGES> q, read;   // read: one tile behind q, which dV and dK still read
+    for (unsigned i = scheduler.first(); i < scheduler.count(); i = receive_next(shared.next, next_work)) {
         const WorkTile work = work_tile(scheduler, i);
-        const int key0 = work.rank * Shape::ROWS;
-        float S[QUERIES / 2], dP[QUERIES / 2];
-        HeadFragment<HS> dK = {}, dV = {};
-        uint32_t P[QUERIES / 16][4], dS[QUERIES / 16][4];
+        const int key0 = work.tile * Shape::TILE_K;
+        float S[TILE_Q / 2], dP[TILE_Q / 2];
+        HeadAccumulator<HS> dK = {}, dV = {};
+        uint32_t P[TILE_Q / 16][4], dS[TILE_Q / 16][4];
         auto start_tile = [&] {
             wait_full(shared.q, q);
             wgmma_fence(S);
-            start_scores<HS, QUERIES>(S, scores.X, Shape::ROWS, scores.a(q.stage));   // S = K Q^T
+            start_scores<HS, TILE_Q>(S, in.X, Shape::TILE_K, in.a(q.stage));          // S = K Q^T
         };
-        // Queries before a group's keys do not see them. Where those are a whole tile, and not all, it is left out.
-        const int first_query = key0 + (QUERIES == WGMMA_M && key0 + WGMMA_M < T ? warpgroup_row() : 0);
-        if (first_query > key0) {
+        // Queries before a warpgroup's keys do not attend to them. If they fill a tile, and it is not the last one, the
+        // warpgroup skips it.
+        const bool may_skip = TILE_Q == WGMMA_M && key0 + WGMMA_M < T;
+        const int first_query0 = key0 + (may_skip ? warpgroup_row() : 0);
+        if (first_query0 > key0) {
             wait_full(shared.q, q);
             __syncwarp();
-            release(shared.q, done);
+            release(shared.q, read);
             q.advance();
         }
         wait_full(shared.k, k);
         start_tile();
-        for (int query0 = first_query;;) {
-            wgmma_wait<1>(dK, dV);                    // of the last tile; S is under way
-            if (query0 > first_query) {
+        for (int query0 = first_query0;;) {
+            wgmma_wait<1>(dK, dV);                    // of the previous tile; S is still in flight
+            if (query0 > first_query0) {
                 __syncwarp();                         // all lanes have read lse and D
-                release(shared.q, done);
+                release(shared.q, read);
             }
             wgmma_fence(dP);
-            start_scores<HS, QUERIES>(dP, scores.Y, Shape::ROWS, scores.b(q.stage));  // dP = V dO^T
+            start_scores<HS, TILE_Q>(dP, in.Y, Shape::TILE_K, in.b(q.stage));         // dP = V dO^T
             wgmma_wait<1>(S);
-            if (key0 + row + 15 > query0) mask_scores<Queries::COLUMNS>(S, key0 + row, query0);
+            const bool crosses_diagonal = key0 + row + 15 > query0;
+            if (crosses_diagonal) mask_scores<Queries::COLUMNS>(S, key0 + row, query0);
             probabilities(S, scale * LOG2E, [&](int e) { return shared.lse[q.stage][fragment_column(e)]; });
             to_operands(P, S);
-            wait_full(shared.q, q);                   // it is full: a branch, see wgmma_wait
+            wait_full(shared.q, q);                   // already full: the branch holds the next wait, see wgmma_wait
             wgmma_wait<0>(dP);
             score_gradients(dP, S, [&](int e) { return shared.D[q.stage][fragment_column(e)]; });
             to_operands(dS, dP);
             wgmma_fence(dV, dK, P, dS);
-            start_outputs<HS, QUERIES>(dV, P, scores.b(q.stage));                     // dV += P dO
-            start_outputs<HS, QUERIES>(dK, dS, scores.a(q.stage));                    // dK += dS Q
+            start_outputs<HS, TILE_Q>(dV, P, in.b(q.stage));                          // dV += P dO
+            start_outputs<HS, TILE_Q>(dK, dS, in.a(q.stage));                         // dK += dS Q
             q.advance();
-            query0 += QUERIES;
+            query0 += TILE_Q;
             if (query0 >= T) break;
             start_tile();
         }
         release(shared.k, k);
         wgmma_wait<0>(dK, dV);
         __syncwarp();
-        release(shared.q, done);
+        release(shared.q, read);
         const float factor[2] = {scale, scale};
         multiply_rows(dK, factor);
         const Head head = head_of(work.b, work.h, scheduler.NH, T, HS);
         const size_t to_k = head.qkv + head.C, to_v = to_k + head.C;
-        store_rows<HS>(dqkv.from(to_k), head.stride, key0 + row, T, dK, shared.out, Shape::ROWS, row);
-        store_rows<HS>(dqkv.from(to_v), head.stride, key0 + row, T, dV, shared.out, Shape::ROWS, row);
+        store_rows<HS>(dqkv.from(to_k), head.stride, key0 + row, T, dK, shared.out, Shape::TILE_K, row);
+        store_rows<HS>(dqkv.from(to_v), head.stride, key0 + row, T, dV, shared.out, Shape::TILE_K, row);
     }
 }
 
 template <int HS>
-__global__ void __launch_bounds__(KeyGradientShape<HS>::BLOCK, 1)
+__global__ void __launch_bounds__(DkvShape<HS>::BLOCK, 1)
     attention_backward_dkv_wgmma_kernel(Out<e5m2> dqkv, const __grid_constant__ TensorMap qkv,
                                         const __grid_constant__ TensorMap dout, const float* lse, const float* D,
-                                        Scheduler scheduler, int T) {
+                                        TileScheduler scheduler, int T) {
     if constexpr (HAS_WGMMA) {
-        using Shape = KeyGradientShape<HS>;
+        using Shape = DkvShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
         init_rings(Shape::WARPS, shared.k, shared.q, shared.next.ring);
         specialise_warpgroups<Shape>(
@@ -564,7 +583,7 @@ __global__ void __launch_bounds__(KeyGradientShape<HS>::BLOCK, 1)
 
 // ---- launchers
 
-// A tensor (B, T, heads, HS), of which q, k and v count as 3 NH heads, for the copy engine.
+// Returns the tensor map of x (B, T, heads, HS); qkv has 3 NH heads.
 TensorMap head_tensor_map(const floatX* x, int B, int T, int heads, int HS) {
     const uint64_t row = static_cast<uint64_t>(heads) * HS * sizeof(floatX);
     return make_tensor_map(
@@ -573,24 +592,24 @@ TensorMap head_tensor_map(const floatX* x, int B, int T, int heads, int HS) {
         {HS * sizeof(floatX), row, row * T}, BOX_ROWS);
 }
 
-// A part of the L2 cache (50 MB on an H100) for the tensors that `together` heads read repeatedly.
-constexpr size_t L2_SHARE = 24 << 20;
+// Bytes of the L2 cache (50 MB on an H100) for the tensors that a group of heads reads repeatedly.
+constexpr size_t L2_BUDGET = 24 << 20;
 
-Scheduler make_scheduler(int* counter, int B, int T, int NH, int HS, int rows) {
+TileScheduler make_scheduler(int* counter, int B, int T, int NH, int HS, int rows) {
     const size_t head_bytes = static_cast<size_t>(T) * 2 * HS * sizeof(floatX);   // K and V, or Q and dO
     const unsigned tiles = ceil_div(T, rows), heads = static_cast<unsigned>(B) * NH;
-    const size_t together = std::min(size_t{heads}, std::max(size_t{1}, L2_SHARE / head_bytes));
-    return {{heads, tiles, static_cast<unsigned>(together)}, static_cast<unsigned>(NH), counter};
+    const size_t group = std::min(size_t{heads}, std::max(size_t{1}, L2_BUDGET / head_bytes));
+    return {{heads, tiles, static_cast<unsigned>(group)}, static_cast<unsigned>(NH), counter};
 }
 
-unsigned scheduler_blocks(const Scheduler& scheduler) {
+unsigned scheduler_blocks(const TileScheduler& scheduler) {
     return std::min(static_cast<unsigned>(device.properties.multiProcessorCount), scheduler.count());
 }
 
 template <int HS>
 void attention_forward_wgmma(const Operand& out, float* lse, int* counter, const floatX* qkv, int B, int T, int NH) {
     using Shape = ForwardShape<HS>;
-    const Scheduler scheduler = make_scheduler(counter, B, T, NH, HS, Shape::ROWS);
+    const TileScheduler scheduler = make_scheduler(counter, B, T, NH, HS, Shape::TILE_Q);
     launch("attention_forward", attention_forward_wgmma_kernel<HS>, scheduler_blocks(scheduler), Shape::BLOCK,
            sizeof(typename Shape::Shared), out.to<e4m3>(), lse, head_tensor_map(qkv, B, T, 3 * NH, HS), scheduler,
            T);
@@ -599,14 +618,13 @@ void attention_forward_wgmma(const Operand& out, float* lse, int* counter, const
 template <int HS>
 void attention_backward_wgmma(const Operand& dqkv, float* D, int* counter, const floatX* dout, const floatX* qkv,
                               const floatX* out, const float* lse, int B, int T, int NH) {
-    using Queries = QueryGradientShape<HS>;
-    using Keys = KeyGradientShape<HS>;
+    using Dq = DqShape<HS>;
+    using Dkv = DkvShape<HS>;
     const TensorMap qkv_map = head_tensor_map(qkv, B, T, 3 * NH, HS), dout_map = head_tensor_map(dout, B, T, NH, HS);
-    const Scheduler queries = make_scheduler(counter, B, T, NH, HS, Queries::ROWS),
-                 keys = make_scheduler(counter, B, T, NH, HS, Keys::ROWS);
-    launch("attention_backward_dq", attention_backward_dq_wgmma_kernel<HS>, scheduler_blocks(queries), Queries::BLOCK,
-           sizeof(typename Queries::Shared), dqkv.to<e5m2>(), D, qkv_map, dout_map, dout, out, lse, queries,
-           T);
-    launch("attention_backward_dkv", attention_backward_dkv_wgmma_kernel<HS>, scheduler_blocks(keys), Keys::BLOCK,
-           sizeof(typename Keys::Shared), dqkv.to<e5m2>(), qkv_map, dout_map, lse, D, keys, T);
+    const TileScheduler dq = make_scheduler(counter, B, T, NH, HS, Dq::TILE_Q),
+                 dkv = make_scheduler(counter, B, T, NH, HS, Dkv::TILE_K);
+    launch("attention_backward_dq", attention_backward_dq_wgmma_kernel<HS>, scheduler_blocks(dq), Dq::BLOCK,
+           sizeof(typename Dq::Shared), dqkv.to<e5m2>(), D, qkv_map, dout_map, dout, out, lse, dq, T);
+    launch("attention_backward_dkv", attention_backward_dkv_wgmma_kernel<HS>, scheduler_blocks(dkv), Dkv::BLOCK,
+           sizeof(typename Dkv::Shared), dqkv.to<e5m2>(), qkv_map, dout_map, lse, D, dkv, T);
 }

@@ -1,39 +1,41 @@
-// Instructions without a name in CUDA C++, as functions: matrix products on tensor cores, and copies into shared memory
-// that bypass registers. Also what all kernels build from them: tiles, fragments, rings of buffers.
+// Wrappers for PTX instructions without a CUDA C++ function: tensor-core products (mma, wgmma), asynchronous copies
+// (cp.async, TMA), mbarriers, setmaxnreg. Below them, what kernels build from these: tiles, fragments, pipelines.
 //
-// Each function is one instruction, with the section of the PTX manual ("PTX ISA") that defines it. dev/cpu/ptx.h has
-// the same functions for a CPU, written from the manual, so that kernels which use them are tested without a GPU. Used
-// by attention_mma.cuh, attention_wgmma.cuh and matmul.cu; uses floatX, PACK, FULL_WARP, check and launch of
-// train_gpt.cu.
+// Each wrapper is one instruction; its comment quotes the section title or instruction name to look up in the PTX ISA
+// manual. dev/cpu/ptx.h implements the same functions on a CPU, from the manual, so that kernels are tested without a
+// GPU. Used by attention_mma.cuh, attention_wgmma.cuh and dev/kernels/matmul.cu; uses floatX, PACK, FULL_WARP, check
+// and launch of train_gpt.cu.
 //
-// Map: Ampere and up · Hopper: barriers, copy engine, products, registers · tiles · fragments · rings · maps
+// Map: Ampere and later · Hopper: mbarriers, TMA, wgmma, setmaxnreg · tiles · fragments · pipelines · tensor maps
 //
-// Fragments, what a warp holds of a matrix. Ampere and up: a warp multiplies (16 x 16) by (16 x 8). Lane 4g + t has
-//     A  a[0], a[1]: columns 2t, 2t+1 of rows g, g+8;   a[2], a[3]: the same of columns 2t+8, 2t+9
+// Fragment: the part of a matrix that a warp holds in registers. mma multiplies A (16 x 16) by B (16 x 8); each 32-bit
+// register of A and B has two 16-bit elements. Lane 4g + t holds
+//     A  a[0], a[1]: columns 2t, 2t+1 of rows g, g+8;   a[2], a[3]: columns 2t+8, 2t+9 of the same rows
 //     B  b[0]: rows 2t, 2t+1 of column g;   b[1]: rows 2t+8, 2t+9
-//     D  d[0], d[1]: columns 2t, 2t+1 of row g;   d[2], d[3]: of row g+8
-// Hopper: four warps (a warpgroup) multiply (64 x 16) by (16 x N), warp w rows 16w to 16w+15, in the same fragments:
-// d[4i] ... d[4i+3] are columns 8i to 8i+7. Operands come from shared memory, the left one also from registers.
+//     D  d[0], d[1]: columns 2t, 2t+1 of row g;   d[2], d[3]: the same columns of row g+8
+// wgmma: the four warps of a warpgroup multiply (64 x 16) by (16 x N). Warp w computes rows 16w to 16w+15 with the same
+// fragments: d[4i] ... d[4i+3] are in columns 8i to 8i+7, so a lane holds N / 2 accumulators (32 of m64n64: two rows x
+// 16 columns). B is read from shared memory, A from shared memory or registers.
 //
-//     rows of a warp's D                columns 0 1 | 2 3 | 4 5 | 6 7 | 8 9 ...       lane 4g + t, d[4i], d[4i+1]
-//       g = 0                                 lane 0    1     2     3     0
-//       g = 1                                      4    5     6     7     4
+//     accumulator of a warp             columns 0 1 | 2 3 | 4 5 | 6 7 | 8 9 ...       lane 4g + t: d[4i], d[4i+1]
+//       row 0                                 lane 0    1     2     3     0
+//       row 1                                      4    5     6     7     4
 //       ...
-//       g = 7                                     28   29    30    31    28
-//       g = 0, 8 rows further                      0    1     2     3     0           d[4i+2], d[4i+3]
+//       row 7                                     28   29    30    31    28
+//       row 8                                      0    1     2     3     0           d[4i+2], d[4i+3]
 //
-// So D, rounded to pairs of floatX, is an A of 16 of its columns: one product's result is the next one's left operand
-// without leaving its registers.
+// 16 columns of D, rounded to pairs of floatX, have the layout of an A fragment: the result of one product is the left
+// operand of the next without leaving registers.
 //
-// Tiles in shared memory are columns by the 64: row r of 64 elements is 128 bytes, and its 16-byte chunk c is at place
-// c ^ (r % 8), so that eight rows of one column of chunks lie in different banks. This is what Hopper's copy engine
-// calls a swizzle of 128 bytes. A tile begins at a multiple of 1024.
+// A tile in shared memory has blocks of 64 columns: a row of a block is 128 bytes. The 16-byte chunk c of row r is
+// stored at position c ^ (r % 8) (128-byte swizzle), so that the same chunk of eight rows lies in different banks. A
+// tile is aligned to 1024 bytes.
 #pragma once
 
 constexpr int TILE_COLUMNS = 64;
 constexpr int TILE_ROW_BYTES = 128;
 
-// Operands are BF16, or FP16 in a build of that; sums are FP32.
+// Operand types: BF16, or FP16 in an FP16 build. Accumulators are FP32.
 #ifdef PRECISION_FP16
 #define PTX_OPERANDS "f16.f16"
 #else
@@ -44,31 +46,31 @@ constexpr int TILE_ROW_BYTES = 128;
 #include <ptx.h>
 #else
 
-// An address in shared memory as PTX counts it.
+// Returns the address of p in the shared state space, which PTX instructions take.
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// 2^x within 2 units in the last place; denormals are 0. "ex2"
+// Returns 2^x within 2 units in the last place; subnormals become 0. "ex2"
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// 1/x within 1 unit in the last place; denormals are 0. "rcp"
+// Returns 1/x within 1 unit in the last place; subnormals become 0. "rcp"
 __device__ __forceinline__ float reciprocal_approx(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// Returns a counter's value and increments it, from `last` to 0: blocks number their work by it. "atom", .inc
+// Returns the counter's old value and increments it, wrapping from `last` to 0. "atom", .inc
 __device__ __forceinline__ unsigned atomic_inc(int* counter, unsigned last) {
     return atomicInc(reinterpret_cast<unsigned*>(counter), last);
 }
 
-// ---- Ampere and up
+// ---- Ampere and later
 
 // d (16 x 8) += a (16 x 16) b (16 x 8). "Matrix Fragments for mma.m16n8k16 with floating point type"
 __device__ __forceinline__ void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -78,8 +80,8 @@ __device__ __forceinline__ void mma_m16n8k16(float* d, const uint32_t (&a)[4], u
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four 8 x 8 matrices of 16 bits: lane l names row l % 8 of matrix l / 8. Lane 4g + t gets elements
-// 2t, 2t+1 of row g of each, or, transposed, rows 2t, 2t+1 of column g. "ldmatrix"
+// Loads four 8 x 8 matrices of 16-bit elements. Lane l passes the address of row l % 8 of matrix l / 8. Lane 4g + t
+// receives elements 2t, 2t+1 of row g of each matrix, or, transposed, rows 2t, 2t+1 of column g. "ldmatrix"
 __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
@@ -89,28 +91,30 @@ __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], const void
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
 }
 
-// Starts to copy 16 bytes from global to shared memory; zeros when not `valid`. "cp.async"
+// Starts to copy 16 bytes from global to shared memory, or to write 16 zeros if not `valid`. "cp.async"
 __device__ __forceinline__ void cp_async(void* to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                  "r"(valid ? 16 : 0)
                  : "memory");
 }
-// What this thread has started since the last commit is a group; waits until at most N are under way.
+// Commit: this thread's copies since the last commit become a group. Wait: blocks until at most N groups are pending.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// ---- Hopper: barriers that count threads and bytes
+// ---- Hopper: mbarriers, which count arrivals and bytes
 
-// A phase ends when `arrivals` threads have arrived and all expected bytes are there. "mbarrier"
+// Sets up a barrier in shared memory. A phase completes after `arrivals` arrivals, when all expected bytes have been
+// copied; the next phase starts at once. "mbarrier"
 __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-// Makes mbarrier_init known to the copy engine. "fence.mbarrier_init"
+// Makes mbarrier_init visible to TMA. "fence.mbarrier_init"
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
+// Arrives; expect_tx also adds `bytes` to those that this phase expects.
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(barrier)) : "memory");
 }
@@ -118,8 +122,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, int
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
 }
-// Waits until the phase of this parity has ended: 0 for the first, third, ... and 1 for the others. A
-// new barrier counts as one whose phase of parity 1 has just ended.
+// Blocks until the phase of this parity has completed: 0 for the first, third, ... phase, 1 for the others. A wait for
+// parity 1 on a new barrier returns at once.
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
     uint32_t done;
     do asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -127,8 +131,8 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
     while (!done);
 }
 
-// Barriers 1 to 15 of a block, by number: a phase ends when that many threads have arrived, whether they wait for it or
-// not. "bar"
+// Named barriers 1 to 15 of a block (__syncthreads uses 0). A phase completes when `threads` threads have called sync,
+// which blocks until then, or arrive, which does not. "bar"
 __device__ __forceinline__ void named_barrier_sync(int number, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
@@ -136,10 +140,10 @@ __device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-// ---- Hopper: the copy engine (TMA)
+// ---- Hopper: Tensor Memory Accelerator (TMA)
 
-// Starts to copy the box at (c0, c1, c2, c3) of a tensor, c0 fastest, to shared memory; what lies
-// outside of the tensor becomes 0. Its bytes are counted by the barrier. "cp.async.bulk.tensor"
+// Starts to copy a box from coordinates (c0, c1, c2, c3) of a tensor, c0 contiguous, to shared memory. Out-of-range
+// elements become 0. The barrier counts the bytes as they arrive. "cp.async.bulk.tensor"
 __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2,
                                             int c3) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -148,10 +152,10 @@ __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, uint6
                  : "memory");
 }
 
-// ---- Hopper: products of a warpgroup. "Asynchronous Warpgroup Level Matrix Multiply-Accumulate"
+// ---- Hopper: wgmma. "Asynchronous Warpgroup Level Matrix Multiply-Accumulate"
 
-// The compiler does not know that an asm is asynchronous, so it would move arithmetic on accumulators across the fence
-// and the wait below. Naming accumulators there prevents that: the compiler must assume that they change.
+// The compiler does not know that wgmma is asynchronous, so it would move arithmetic on accumulators across the fence
+// and the wait below. An empty asm that may change the registers prevents that (CUTLASS: warpgroup_fence_operand).
 __device__ __forceinline__ void fence_operand(float& x) { asm volatile("" : "+f"(x)); }
 __device__ __forceinline__ void fence_operand(uint32_t& x) { asm volatile("" : "+r"(x)); }
 template <typename T, int COUNT> __device__ __forceinline__ void fence_operand(T (&x)[COUNT]) {
@@ -159,26 +163,25 @@ template <typename T, int COUNT> __device__ __forceinline__ void fence_operand(T
     for (int i = 0; i < COUNT; i++) fence_operand(x[i]);
 }
 
-// The products that follow see what was written to registers before: accumulators and fragments of a,
-// which are named here.
+// Orders earlier writes to `registers` (accumulators and A fragments) before the wgmmas that follow.
 template <typename... Registers> __device__ __forceinline__ void wgmma_fence(Registers&... registers) {
     (fence_operand(registers), ...);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-// What was started since the last commit is a group; waits until at most N are under way. Accumulators
-// of the groups that have ended are named here. The assembler moves the wait up over arithmetic that was
-// to overlap with products, as far as the last branch: there must be one in between.
+// Commit: the wgmmas since the last commit become a group. Wait: blocks until at most N groups are pending; `registers`
+// are the accumulators of the completed groups. ptxas moves a wait up over the arithmetic that should overlap with the
+// products, as far as the previous branch. Where that matters, kernels put a branch before the wait: a wait_full.
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N, typename... Registers> __device__ __forceinline__ void wgmma_wait(Registers&... registers) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
     (fence_operand(registers), ...);
 }
 
-// How a tile is read: K, its columns are what is summed over; MN, its rows are.
+// Which dimension of a tile is contiguous: K, the one that the product sums over (columns are k), or MN (rows are k).
 enum class Major { K = 0, MN = 1 };
 
-// A tile in shared memory as an operand: 16-byte units of address, of the distance between blocks of
-// 64 columns (for MN beyond 64 columns), of the distance between 8 rows; swizzle of 128 bytes.
+// Returns the matrix descriptor of a tile in shared memory, in units of 16 bytes: address, stride between blocks of 64
+// columns (used by MN with more than 64 columns), stride between groups of 8 rows; 128-byte swizzle.
 // "Shared Memory Matrix Layout", "Matrix Descriptor"
 __device__ __forceinline__ uint64_t wgmma_descriptor(const void* tile, int column_block_bytes = 16) {
     constexpr uint64_t EIGHT_ROWS = 8 * TILE_ROW_BYTES / 16, SWIZZLE_128 = 1;
@@ -186,7 +189,7 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void* tile, int colum
            EIGHT_ROWS << 32 | SWIZZLE_128 << 62;
 }
 
-// The accumulators of a product: as operands of an instruction, and the numbers of these in its text.
+// N / 2 accumulators: as asm operands "+f"(d[0]), ... and as their placeholders %0, ... in the instruction's text.
 #define WGMMA_SUMS_8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
                         "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define WGMMA_SUMS_32(i) WGMMA_SUMS_8(i), WGMMA_SUMS_8(i + 8), WGMMA_SUMS_8(i + 16), WGMMA_SUMS_8(i + 24)
@@ -200,13 +203,14 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void* tile, int colum
 #define WGMMA_128 WGMMA_FIFTY WGMMA_TEN(5) WGMMA_TEN(6) WGMMA_TEN(7) WGMMA_TEN(8) WGMMA_TEN(9) WGMMA_TEN(10) \
                   WGMMA_TEN(11) "%120, %121, %122, %123, %124, %125, %126, %127"
 
-// The instruction: N; d, as operands and as numbers; the text of b, `add`, Major and a; the operands of a.
+// One wgmma. Arguments: N; the accumulators as operands and as placeholders; placeholders of b, `add`, Major and a; the
+// operands of a.
 #define WGMMA(N, SUMS, NUMBERS, B_TEXT, ADD, MAJOR, A_TEXT, ...)                                                     \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32."     \
                  PTX_OPERANDS " {" NUMBERS "}, " A_TEXT ", " B_TEXT ", p, 1, 1, " MAJOR ";\n}"                       \
                  : SUMS : "l"(b), "r"(add), "n"(static_cast<int>(B)), __VA_ARGS__)
 
-// d (64 x N) = a (64 x 16) b (16 x N), or += if `add`; a and b from shared memory, a of Major::K.
+// Starts d (64 x N) = a (64 x 16) b (16 x N), or += if `add`. a and b are descriptors; a is K-major.
 template <int N, Major B> __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add) {
     static_assert(N == 64 || N == 128 || N == 256);
     if constexpr (N == 64)
@@ -217,7 +221,7 @@ template <int N, Major B> __device__ __forceinline__ void wgmma(float (&d)[N / 2
         WGMMA(256, WGMMA_SUMS_128(0), WGMMA_128, "%128", "%129", "0, %130", "%131", "l"(a));
 }
 
-// The same with a from registers, in fragments as above.
+// The same with a in registers, as an A fragment.
 template <int N, Major B>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {
     static_assert(N == 64 || N == 128);
@@ -229,7 +233,7 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4],
               "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
 }
 
-// A warpgroup gives registers back, or takes more than the launch gave it. "setmaxnreg"
+// Lowers or raises the warpgroup's registers per thread to N, from the number that the launch gave. "setmaxnreg"
 template <int N> __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
@@ -239,8 +243,8 @@ template <int N> __device__ __forceinline__ void setmaxnreg_inc() {
 
 #endif
 
-// mma.m16n8k16 and cp.async are Ampere's, and Hopper's own instructions those of sm_90a; machine code for other cards
-// has kernels without a body.
+// mma.m16n8k16 and cp.async need sm_80, the Hopper instructions sm_90a. For other architectures the kernels that use
+// them are compiled with an empty body.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr bool HAS_MMA = false;
 #else
@@ -254,7 +258,7 @@ constexpr bool HAS_WGMMA = false;
 
 __global__ void compiled_for_sm_90a_kernel(int* answer) { *answer = HAS_WGMMA; }
 
-// Whether what this program runs on this device was compiled for sm_90a.
+// Returns whether the code that this device executes was compiled for sm_90a.
 bool compiled_with_wgmma() {
     int answer = 0, *on_device = nullptr;
     check(cudaMalloc(&on_device, sizeof(answer)), "cudaMalloc");
@@ -266,21 +270,21 @@ bool compiled_with_wgmma() {
 
 // ==== tiles =================================================================
 
-constexpr int TILE_ALIGNMENT = 1024;   // bytes, where the copy engine writes and wgmma reads
+constexpr int TILE_ALIGNMENT = 1024;   // bytes; the 128-byte swizzle of TMA and wgmma repeats after 1024
 
-// Bytes of a tile of `rows` rows of a head: whole blocks of 64 columns.
+// Blocks of 64 columns and bytes of a tile of `rows` rows of a head.
 __host__ __device__ constexpr int column_blocks(int HS) { return (HS + TILE_COLUMNS - 1) / TILE_COLUMNS; }
 __host__ __device__ constexpr int tile_bytes(int rows, int HS) { return rows * column_blocks(HS) * TILE_ROW_BYTES; }
 
-// The 16-byte chunk `chunk` of row `row` in a tile of `rows` rows; tiles of further columns follow.
+// Returns the address of 16-byte chunk `chunk` of row `row` in a tile of `rows` rows: block of columns chunk / 8.
 __device__ __forceinline__ char* tile_chunk(void* tile, int rows, int row, int chunk) {
     return static_cast<char*>(tile) + (chunk / 8 * rows + row) * TILE_ROW_BYTES + ((chunk ^ row) % 8) * 16;
 }
 
 // ==== fragments =============================================================
-// (16, N) of a warp, N / 2 elements a lane.
+// (16, N) of a warp, N / 2 elements per lane; layout at the top of this file.
 
-// Two floats as operands in 32 bits, x in the lower half.
+// Returns two floats rounded to floatX in 32 bits, x in the lower half.
 __device__ __forceinline__ uint32_t pack_pair(float x, float y) {
 #ifdef PRECISION_FP16
     const __half2 pair = __floats2half2_rn(x, y);
@@ -292,7 +296,7 @@ __device__ __forceinline__ uint32_t pack_pair(float x, float y) {
     return bits;
 }
 
-// Row and column of a lane's element e.
+// Row and column of this lane's element e.
 __device__ __forceinline__ int fragment_row(int e) { return threadIdx.x % 32 / 4 + e / 2 % 2 * 8; }
 __device__ __forceinline__ int fragment_column(int e) { return e / 4 * 8 + threadIdx.x % 4 * 2 + e % 2; }
 
@@ -300,19 +304,19 @@ template <int N> __device__ __forceinline__ void multiply_rows(float (&x)[N], co
     for (int e = 0; e < N; e++) x[e] *= factor[e / 2 % 2];
 }
 
-// A fragment, rounded, as left operands of 16 columns each.
+// Rounds an accumulator fragment to A fragments, one for each 16 columns.
 template <int N> __device__ __forceinline__ void to_operands(uint32_t (&a)[N / 8][4], const float (&x)[N]) {
     for (int i = 0; i < N / 2; i++) a[i / 4][i % 4] = pack_pair(x[2 * i], x[2 * i + 1]);
 }
 
-// Stores a fragment (16, HS) as rows row0 ... row0 + 15 of x, those below T, through the warp's own rows of a tile, so
-// that neighbouring lanes write neighbouring 16 bytes.
+// Stores a fragment (16, HS) to rows row0 ... row0 + 15 of x, except rows from T on. The warp stages it in its own rows
+// of `tile`, so that neighbouring lanes write neighbouring 16-byte chunks.
 template <int HS, typename F8>
 __device__ __forceinline__ void store_rows(const Out<F8>& x, size_t stride, int row0, int T, const float* fragment,
                                            char* tile, int tile_rows, int tile_row) {
     const int lane = threadIdx.x % 32;
     Writer<F8, Reach::WARP> writer(x);
-    __syncwarp();   // what was here has been read
+    __syncwarp();   // all lanes have read the old contents of the rows
     for (int i = 0; i < HS / 4; i++) {
         const uint32_t pair = pack_pair(fragment[2 * i], fragment[2 * i + 1]);
         memcpy(tile_chunk(tile, tile_rows, tile_row + fragment_row(2 * i), i / 2) + lane % 4 * 4, &pair, sizeof(pair));
@@ -326,32 +330,33 @@ __device__ __forceinline__ void store_rows(const Out<F8>& x, size_t stride, int 
     }
 }
 
-// ==== rings of buffers, warpgroups ==========================================
-// Hopper: some warps load tiles, others multiply them.
+// ==== pipelines =============================================================
+// Hopper: a producer warpgroup loads tiles, consumer warpgroups multiply them.
 
 constexpr int WARPGROUP = 128, WGMMA_M = 64;   // threads; rows of a product
 
-// A ring of buffers between a producer, which fills them, and consumers. FILLERS threads arrive when a buffer is full.
-template <int STAGES, int FILLERS = 1> struct Ring {
+// The mbarriers of a ring buffer. The producer fills stage s and arrives at full[s], for which consumers wait. Each
+// consumer warp arrives at empty[s] after its last read, for which the producer waits.
+template <int STAGES, int PRODUCERS = 1> struct Ring {   // PRODUCERS: threads that arrive at full
     uint64_t full[STAGES], empty[STAGES];
 
-    __device__ void init(int readers) {
+    __device__ void init(int consumer_warps) {
         for (int s = 0; s < STAGES; s++) {
-            mbarrier_init(&full[s], FILLERS);
-            mbarrier_init(&empty[s], readers);
+            mbarrier_init(&full[s], PRODUCERS);
+            mbarrier_init(&empty[s], consumer_warps);
         }
     }
 };
 
-template <typename... Rings> __device__ __forceinline__ void init_rings(int readers, Rings&... rings) {
+template <typename... Rings> __device__ __forceinline__ void init_rings(int consumer_warps, Rings&... rings) {
     if (threadIdx.x == 0) {
-        (rings.init(readers), ...);
+        (rings.init(consumer_warps), ...);
         fence_mbarrier_init();
     }
     __syncthreads();
 }
 
-// A position in a ring: the stage, and the phase bit (parity) of its barriers' current phase.
+// A position in a ring: the stage, and the phase bit (parity) of its barriers (CUTLASS: PipelineState).
 template <int STAGES> struct PipelineState {
     int stage = 0;
     uint32_t phase = 0;
@@ -362,80 +367,80 @@ template <int STAGES> struct PipelineState {
     }
 };
 
-template <int STAGES, int FILLERS>
-__device__ __forceinline__ void wait_full(Ring<STAGES, FILLERS>& ring, const PipelineState<STAGES>& state) {
+template <int STAGES, int PRODUCERS>
+__device__ __forceinline__ void wait_full(Ring<STAGES, PRODUCERS>& ring, const PipelineState<STAGES>& state) {
     mbarrier_wait(&ring.full[state.stage], state.phase);
 }
-template <int STAGES, int FILLERS>
-__device__ __forceinline__ void wait_empty(Ring<STAGES, FILLERS>& ring, const PipelineState<STAGES>& state) {
-    mbarrier_wait(&ring.empty[state.stage], state.phase ^ 1);   // a new buffer is empty
+template <int STAGES, int PRODUCERS>
+__device__ __forceinline__ void wait_empty(Ring<STAGES, PRODUCERS>& ring, const PipelineState<STAGES>& state) {
+    mbarrier_wait(&ring.empty[state.stage], state.phase ^ 1);   // a new ring is empty: returns at once
 }
-// Called by a warp after its last read of this buffer.
-template <int STAGES, int FILLERS>
-__device__ __forceinline__ void release(Ring<STAGES, FILLERS>& ring, PipelineState<STAGES>& state) {
+// Tells the producer that this warp has finished reading the stage, and advances.
+template <int STAGES, int PRODUCERS>
+__device__ __forceinline__ void release(Ring<STAGES, PRODUCERS>& ring, PipelineState<STAGES>& state) {
     if (threadIdx.x % 32 == 0) mbarrier_arrive(&ring.empty[state.stage]);
     state.advance();
 }
 
-// An operand counts in units of 16 bytes: adding to it moves it.
+// Returns the descriptor of an address `bytes` further on: the low bits of a descriptor are an address / 16.
 __device__ __forceinline__ uint64_t offset_by(uint64_t operand, int bytes) { return operand + bytes / 16; }
-// The same tile read by Major::MN, with this stride between its blocks of 64 columns (wgmma_descriptor sets 16).
+// Returns the descriptor with this stride between blocks of 64 columns, for Major::MN (wgmma_descriptor sets 16 bytes).
 __device__ __forceinline__ uint64_t mn_major(uint64_t operand, int column_block_bytes) {
     return operand + (static_cast<uint64_t>(column_block_bytes / 16 - 1) << 16);
 }
 
-// Warpgroups of a block: one that loads and COUNT that multiply. The launch gives all threads the
-// same registers; the first group needs few, the others take the rest of the 65536.
+// Warpgroups of a block: one producer and COUNT consumers. A launch gives all threads the same number of registers; the
+// producer needs few, so setmaxnreg moves the rest of the 65536 to the consumers.
 template <int COUNT> struct Warpgroups {
     static constexpr int CONSUMERS = COUNT;
     static constexpr int BLOCK = WARPGROUP * (1 + CONSUMERS);
-    static constexpr int WARPS = 4 * CONSUMERS;      // that multiply
-    static constexpr int ROWS = WGMMA_M * CONSUMERS;
+    static constexpr int WARPS = 4 * CONSUMERS;      // consumer warps
+    static constexpr int ROWS = WGMMA_M * CONSUMERS; // of a work tile
     static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
     static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
 };
 
-// This warp's first row among those of the block's consumers.
+// First row of this consumer warp in the block's work tile.
 __device__ __forceinline__ int consumer_row() { return (threadIdx.x - WARPGROUP) / 32 * 16; }
 
-// Consumer warpgroups start their products one after the other, so that one's products run during another's arithmetic.
-// A turn is a phase of a named barrier, which the waiting group and the group before it complete. The last pass of a
-// block has no waiting group.
+// Makes the consumer warpgroups issue their products in cyclic order (CUTLASS: OrderedSequenceBarrier), so that the
+// products of one run during the arithmetic of another. Each warpgroup has a named barrier, whose phase completes when the
+// warpgroup waits and the one before it has arrived. Nothing waits for the last arrive() of a block.
 template <int CONSUMERS> struct OrderedBarrier {
     int group;
 
     __device__ __forceinline__ explicit OrderedBarrier(int g) : group(g) {
-        if (group == CONSUMERS - 1) arrive();   // the first group begins
+        if (group == CONSUMERS - 1) arrive();   // group 0 starts
     }
     __device__ __forceinline__ void wait() const { named_barrier_sync(1 + group, 2 * WARPGROUP); }
     __device__ __forceinline__ void arrive() const { named_barrier_arrive(1 + (group + 1) % CONSUMERS, 2 * WARPGROUP); }
 };
 
-// The group's first row. Read from lane 0, so that the compiler knows that it is uniform and keeps operands in uniform
-// registers, which products need.
+// First row of this consumer warpgroup in the work tile. The broadcast from lane 0 tells the compiler that the row is
+// uniform: wgmma needs descriptors in uniform registers.
 __device__ __forceinline__ int warpgroup_row() {
     return __shfl_sync(FULL_WARP, consumer_row() / WGMMA_M * WGMMA_M, 0);
 }
 
 // ==== tensor maps ===========================================================
 
-// A tensor (n3, n2, n1, n0) in global memory, n0 contiguous, as the copy engine sees it: passed to
-// kernels by value. One box is 64 columns of n0 by `rows` of n2.
+// TMA's description of a tensor (n3, n2, n1, n0) in global memory, n0 contiguous; passed to kernels by value. One load
+// copies a box of 64 columns of n0 by `rows` of n2.
 struct TensorMap {
     CUtensorMap map;
-    const void* data;
+    const void* data;   // for the trace
 };
 
-// strides, in bytes: of n1, n2, n3
+// extents: n0 to n3; strides: of n1 to n3, in bytes
 TensorMap make_tensor_map(const floatX* data, const uint64_t (&extents)[4], const uint64_t (&strides)[3],
                           uint32_t rows) {
-    static const auto encode = [] {   // of the driver, which a machine without a GPU does not have
+    static const auto encode = [] {   // a function of the driver: looked up, as a build machine may have no driver
         void* function = nullptr;
         cudaDriverEntryPointQueryResult found;
 #if CUDART_VERSION >= 12050
         check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
               "cuTensorMapEncodeTiled");
-#else   // of the toolkit's version, in which this function is the same
+#else   // looks up the toolkit's version of the function, which is the same
         check(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found),
               "cuTensorMapEncodeTiled");
 #endif

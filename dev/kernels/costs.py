@@ -102,13 +102,13 @@ ALLOWANCES = [
 ]
 # {beginning of a line: reason} of barriers whose removal causes no fault in the recorded run.
 UNNECESSARY_BARRIERS = {
-    "wait_full(shared.v, next);": "a wait above already covers this V; the branch keeps ptxas from moving the "
+    "wait_full(shared.v, next);": "a later wait covers this V before it is read; the branch keeps ptxas from moving the "
                                   "wgmma_wait after it, see wgmma_wait",
-    "wait_full(shared.v, v);                   // it is: a branch": "the same in dQ",
+    "wait_full(shared.v, v);                   // already full: the branch": "the same in dQ",
     "wait_full(shared.v, v);   // K was loaded before V":
         "not needed in forward, where OrderedBarrier synchronises the warpgroups; needed in dQ with heads above 64, "
         "which this run does not have",
-    "wait_full(shared.q, q);                   // it is full: a branch": "the same in dK and dV",
+    "wait_full(shared.q, q);                   // already full: the branch": "the same in dK and dV",
 }
 
 
