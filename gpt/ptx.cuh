@@ -404,8 +404,8 @@ template <int COUNT> struct Warpgroups {
 __device__ __forceinline__ int consumer_row() { return (threadIdx.x - WARPGROUP) / 32 * 16; }
 
 // Makes the consumer warpgroups issue their products in cyclic order (CUTLASS: OrderedSequenceBarrier), so that the
-// products of one run during the arithmetic of another. Each warpgroup has a named barrier, whose phase completes when the
-// warpgroup waits and the one before it has arrived. Nothing waits for the last arrive() of a block.
+// products of one run during the arithmetic of another. Each warpgroup has a named barrier, whose phase completes when
+// the warpgroup waits and the one before it has arrived. Nothing waits for the last arrive() of a block.
 template <int CONSUMERS> struct OrderedBarrier {
     int group;
 
