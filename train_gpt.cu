@@ -2756,7 +2756,7 @@ void update(Model& m, const AdamW& settings) {
         update_groups(m, 1, y.layers);
         clear_gradients(m);
     });
-    remember_amaxes(m);
+    push_amaxes(m);
     weights_changed(m);
     fp8_weights_changed(m);
 }

@@ -7,12 +7,12 @@
 // mapping   Persistent blocks, one per multiprocessor. A work tile is TILE_Q queries of a head in forward and dQ, and
 //           TILE_K keys in dK/dV. Each block fetches the index of its next work tile from a counter in device memory,
 //           which balances the load. Warpgroup 0 is the producer: one thread starts TMA loads into rings of stages in
-//           shared memory. The other warpgroups are consumers: each owns 64 rows of the work tile, a warp 16 of them.
+//           shared memory. The others are consumers: warpgroup 1 owns rows 0..63 of a work tile, its warp 0 rows 0..15.
 //           Forward with 2 stages and 2 consumers (heads of 64 have 3 of each):
 //
 //  time         -------------------------------------------------------------------------------------------->
-//  producer     K0 Q V0 K1 V1 K2   waits until V.empty[0]                         V2 K3   waits until V.empty[1]
-//                       ^ K.full[0]                                               ^ V.empty[0]: both have released V0
+//  producer     K0 Q V0 K1 V1 K2   waits until v.empty[0]                         V2 K3   waits until v.empty[1]
+//                       ^ k.full[0]                                               ^ v.empty[0]: both have released V0
 //  warpgroup 1          |S0 |softmax 0  |S1, O+=P0 V0 |  softmax 1  |S2, O+=P1 V1 |  softmax 2  |
 //                                             arrive \            / arrive
 //  warpgroup 2          |S0 |softmax 0  |    wait     |S1, O+=P0 V0 |  softmax 1  |S2, O+=P1 V1 |  ...
@@ -24,8 +24,8 @@
 //           products in a fixed cyclic order, so that the products of one overlap with the softmax of another.
 //           A warp's 16 rows of scores are a fragment in its registers, so P and dS become operands of the next product
 //           without leaving them
-// backward  dQ and dK/dV are separate kernels, which both compute S and dP: 7 products instead of 5, but no sum depends
-//           on the order of blocks (dev/kernels/attention.cu estimates the alternative)
+// backward  dQ and dK/dV are separate kernels, which both compute S and dP: 7 products instead of 5, but no result
+//           depends on the order of blocks (dev/kernels/attention.cu estimates the alternative)
 // cost      compute: 2 products forward, 7 backward, of T*T/2*HS per head
 // needs     the counter is 0 before each launch; the kernels leave it at 0
 // shared    at most 227 KiB: 3 stages for heads of 64, 2 for larger ones
@@ -166,7 +166,7 @@ template <int HS> struct ForwardShape : Warpgroups<HS == 64 ? 3 : 2> {
     };
 };
 
-// First query of a work tile in forward and dQ. The longest tile has the last queries, which attend to most keys.
+// First query of a work tile in forward and dQ. Tile 0, the longest, has the last queries: they attend to most keys.
 __device__ __forceinline__ int first_query(const TileScheduler& scheduler, const WorkTile& work, int rows) {
     return (scheduler.order.columns - 1 - work.tile) * rows;
 }
@@ -174,7 +174,6 @@ __device__ __forceinline__ int first_query(const TileScheduler& scheduler, const
 __device__ __forceinline__ int key_tiles(int query0, int rows, int T, int tile_k) {
     return (min(query0 + rows, T) + tile_k - 1) / tile_k;
 }
-
 // The same for a warpgroup whose first query is wg_query0; 1 if all its queries are out of range.
 __device__ __forceinline__ int warpgroup_key_tiles(int wg_query0, int T, int tile_k) {
     return wg_query0 < T ? key_tiles(wg_query0, WGMMA_M, T, tile_k) : 1;
@@ -187,7 +186,7 @@ __device__ __forceinline__ void release_tiles(Shared& shared, PipelineState<STAG
     for (; count > 0; count--) {
         before_each();
         wait_full(shared.v, v);   // K was loaded before V
-        __syncwarp();             // no lane still waits for this phase, which ends soon after the release
+        __syncwarp();             // all lanes have seen this phase: after the release, the next one may complete
         release(shared.k, k);
         release(shared.v, v);
     }
@@ -196,7 +195,7 @@ __device__ __forceinline__ void release_tiles(Shared& shared, PipelineState<STAG
 // The producer of forward and dQ. For each work tile it calls load_queries() and streams all tiles of K and V.
 template <int HS, typename Shape, typename LoadQueries>
 __device__ __forceinline__ void forward_dq_producer(typename Shape::Shared& shared, const TensorMap& qkv,
-                                             const TileScheduler& scheduler, int T, LoadQueries load_queries) {
+                                                    const TileScheduler& scheduler, int T, LoadQueries load_queries) {
     PipelineState<1> per_work_tile;    // position in shared.q and shared.next
     PipelineState<Shape::STAGES> kv;   // position in shared.k and shared.v
     for (unsigned i = scheduler.first(); i < scheduler.count();
@@ -341,9 +340,8 @@ template <int HS, int N> struct BackwardDescriptors {
 template <int HS> struct DqShape : Warpgroups<2> {
     static constexpr int TILE_Q = DqShape::ROWS, TILE_K = HS == 64 ? 128 : 64, STAGES = stages(HS);
     struct Shared {
-        alignas(TILE_ALIGNMENT) char Q[tile_bytes(TILE_Q, HS)],
-            dO[tile_bytes(TILE_Q, HS)], K[STAGES][tile_bytes(TILE_K, HS)],
-            V[STAGES][tile_bytes(TILE_K, HS)], dQ[tile_bytes(TILE_Q, HS)];
+        alignas(TILE_ALIGNMENT) char Q[tile_bytes(TILE_Q, HS)], dO[tile_bytes(TILE_Q, HS)],
+            K[STAGES][tile_bytes(TILE_K, HS)], V[STAGES][tile_bytes(TILE_K, HS)], dQ[tile_bytes(TILE_Q, HS)];
         Ring<1> q;   // Q and dO
         Ring<STAGES> k, v;
         NextTile next;
@@ -437,9 +435,8 @@ __global__ void __launch_bounds__(DqShape<HS>::BLOCK, 1)
 template <int HS> struct DkvShape : Warpgroups<2> {
     static constexpr int TILE_K = DkvShape::ROWS, TILE_Q = HS == 64 ? 128 : 64, STAGES = stages(HS);
     struct Shared {
-        alignas(TILE_ALIGNMENT) char K[tile_bytes(TILE_K, HS)],
-            V[tile_bytes(TILE_K, HS)], Q[STAGES][tile_bytes(TILE_Q, HS)],
-            dO[STAGES][tile_bytes(TILE_Q, HS)], out[tile_bytes(TILE_K, HS)];
+        alignas(TILE_ALIGNMENT) char K[tile_bytes(TILE_K, HS)], V[tile_bytes(TILE_K, HS)],
+            Q[STAGES][tile_bytes(TILE_Q, HS)], dO[STAGES][tile_bytes(TILE_Q, HS)], out[tile_bytes(TILE_K, HS)];
         float lse[STAGES][TILE_Q], D[STAGES][TILE_Q];
         Ring<1> k;                // K and V
         Ring<STAGES, 1 + 32> q;   // Q and dO by TMA, lse and D by the 32 lanes of a warp
@@ -611,8 +608,7 @@ void attention_forward_wgmma(const Operand& out, float* lse, int* counter, const
     using Shape = ForwardShape<HS>;
     const TileScheduler scheduler = make_scheduler(counter, B, T, NH, HS, Shape::TILE_Q);
     launch("attention_forward", attention_forward_wgmma_kernel<HS>, scheduler_blocks(scheduler), Shape::BLOCK,
-           sizeof(typename Shape::Shared), out.to<e4m3>(), lse, head_tensor_map(qkv, B, T, 3 * NH, HS), scheduler,
-           T);
+           sizeof(typename Shape::Shared), out.to<e4m3>(), lse, head_tensor_map(qkv, B, T, 3 * NH, HS), scheduler, T);
 }
 
 template <int HS>

@@ -1,13 +1,16 @@
-// --matmul fp8 and fp8-all: how kernels write matmuls' operands in 8 bits, their scales, and their records in log and
+// --matmul fp8 and fp8-all: writes operands of matmuls in FP8, keeps their scales, and records both in the log and in
 // checkpoints. Included by train_gpt.cu, whose section "fp8" introduces it.
 //
-// quantise  q = fp8(x * scale) of what x is in floatX, to nearest, ties to even; what is too large becomes the format's
-//           maximum. Scales are powers of 2, so that scaling rounds nothing: q / scale is x to the format's precision
+// Map: conversions · Writer (records amaxes, writes FP8) · scales · quantising as a kernel of its own · transposed
+// copies · weights · amax history · log and checkpoints · FP16 underflow
+//
+// quantise  q = fp8(x * scale), with x already rounded to floatX; to nearest, ties to even; overflow saturates at the
+//           format's maximum. Scales are powers of 2, so scaling is exact: q / scale is x to the format's precision
 // delayed   scale = 2^floor(log2(FP8_MAX / amax of the last FP8_HISTORY steps)): the kernel that writes x also writes q
-//           (naive attention and mma's backward leave that to fp8_quantise)
-// current   scale from the amax of this very tensor: the kernel records it, and another one quantises
-// source    Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; both kinds of scaling as in NVIDIA's Transformer
-//           Engine
+//           and records x's amax (naive attention and the mma backward kernels leave both to fp8_quantise)
+// current   scale from the amax of the tensor itself: the kernel that writes x records its amax, fp8_quantise writes q
+// source    Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; delayed and current scaling as in NVIDIA's
+//           Transformer Engine
 // variants  dev/kernels/quantize.cu
 #pragma once
 
@@ -16,20 +19,20 @@
 #include <type_traits>
 #include <vector>
 
-// The formats' largest number, and their smallest above 0.
+// Largest finite value of a format, and its smallest positive value (a subnormal).
 template <typename F8> constexpr float FP8_MAX = std::is_same_v<F8, e4m3> ? 448.0f : 57344.0f;
 template <typename F8> constexpr float FP8_MIN = std::is_same_v<F8, e4m3> ? 0x1p-9f : 0x1p-16f;
 
 constexpr bool MAY_USE_FP8 = FLOATX == DType::BF16;
 
-// FP8's conversions are instructions from Ada on. Older cards are refused, and their machine code has none.
+// Ada and later have instructions that convert to FP8. Older GPUs are rejected; code for them contains no conversion.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
 constexpr bool WRITES_FP8 = false;
 #else
 constexpr bool WRITES_FP8 = MAY_USE_FP8;
 #endif
 
-#ifdef __CUDACC__   // two at once, as the instruction has it
+#ifdef __CUDACC__   // one instruction converts two values
 template <typename F8, int N> __device__ __forceinline__ void pairs_from_floats(F8 (&v)[N], const float (&x)[N]) {
     constexpr auto KIND = std::is_same_v<F8, e4m3> ? __NV_E4M3 : __NV_E5M2;
     for (int k = 0; k < N; k += 2) {
@@ -69,7 +72,7 @@ __device__ __forceinline__ void Writer<F8, REACH>::put(size_t i, float (&v)[N]) 
 template <typename F8, Reach REACH>
 template <int N>
 __device__ __forceinline__ void Writer<F8, REACH>::put(size_t i, const RawPack<floatX, N>& rounded) {
-    // Only activations may be stored in 8 bits alone. Without the check a gradient's writer needs one register less.
+    // Only activations can be stored in FP8 alone (to.x is null). Gradients skip the check, which saves a register.
     if (!WRITES_FP8 || std::is_same_v<F8, e5m2> || to.x) *reinterpret_cast<RawPack<floatX, N>*>(to.x + i) = rounded;
     put_fp8(i, rounded);
 }
@@ -96,7 +99,7 @@ __device__ __forceinline__ RawPack<F8, N> Writer<F8, REACH>::quantise(float (&v)
     values += N;
     for (int k = 0; k < N; k++) {
         saturated += fabsf(v[k]) > FP8_MAX<F8>;
-        underflow += v[k] != 0 && fabsf(v[k]) <= FP8_MIN<F8> / 2;   // half of it is a tie, and 0 is even
+        underflow += v[k] != 0 && fabsf(v[k]) <= FP8_MIN<F8> / 2;   // FP8_MIN / 2 is a tie: rounds to even, 0
     }
     return pack;
 }
@@ -116,9 +119,9 @@ template <typename F8, Reach REACH> __device__ __forceinline__ Writer<F8, REACH>
 
 // ---- scales
 
-// 1 where the amax says nothing: all zeros, or not finite.
+// Returns the largest power of 2 that maps amax to at most fp8_max; 1 if amax is 0 or not finite.
 __device__ __forceinline__ float fp8_scale_for(float amax, float fp8_max) {
-    constexpr float HIGHEST = 0x1p60f;   // far above all that occurs, and so that products of two are finite
+    constexpr float HIGHEST = 0x1p60f;   // above all scales that occur; the product of two scales stays finite
     if (!(amax > 0 && amax <= FLT_MAX)) return 1;
     return __uint_as_float(__float_as_uint(fminf(fp8_max / amax, HIGHEST)) & 0xff800000u);   // a power of 2
 }
@@ -136,7 +139,7 @@ __device__ __forceinline__ void set_scale(Fp8Scale& s, float scale) {
 //   READ_AMAX, WRITE_AMAX           copies this step's amaxes to, from an array for the all-reduce
 enum class Fp8Step { RESET_AMAX, PUSH_HISTORY, RESCALE, START_COUNTING, STOP_COUNTING, READ_AMAX, WRITE_AMAX };
 
-// A thread per scale.
+// One thread per scale. amaxes: (count) fp32, used by READ_AMAX and WRITE_AMAX only.
 template <Fp8Step STEP> __global__ void fp8_scales_kernel(Fp8Scale* scales, float* amaxes, size_t count) {
     const size_t n = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (n >= count) return;
@@ -161,9 +164,9 @@ template <Fp8Step STEP> void fp8_scales(Fp8Scale* scales, size_t count, float* a
     launch("fp8_scales", fp8_scales_kernel<STEP>, row_blocks(count), BLOCK, 0, updated(scales), updated(amaxes), count);
 }
 
-// ---- quantising after the kernel that wrote x
+// ---- quantising as a kernel of its own, after the kernel that wrote x
 
-// Records the amax of x (n).
+// Writes the amax of x (n) to scale->amax, if it is larger.
 __global__ void fp8_amax_kernel(Fp8Scale* scale, const floatX* x, size_t n) {
     const Span span = my_span(n);
     float amax = 0, v[PACK];
@@ -175,7 +178,8 @@ __global__ void fp8_amax_kernel(Fp8Scale* scale, const floatX* x, size_t n) {
     if (threadIdx.x == 0) atomicMax(&scale->amax, __float_as_uint(amax));
 }
 
-// CURRENT: by the scale for the recorded amax, which one thread stores for matmuls.
+// Quantises x (n). CURRENT: computes the scale from the recorded amax, and one thread stores that scale for matmuls.
+// DELAYED: uses the stored scale and records the amax of x.
 template <Fp8Scaling SCALING, typename F8> __global__ void fp8_quantise_kernel(Out<F8> out, const floatX* x, size_t n) {
     Writer<F8> writer(out);
     if (SCALING == Fp8Scaling::CURRENT) {
@@ -185,7 +189,7 @@ template <Fp8Scaling SCALING, typename F8> __global__ void fp8_quantise_kernel(O
     const Span span = my_span(n);
     for (size_t i = span.begin; i < span.end; i += span.stride)
         writer.put_fp8(i, *reinterpret_cast<const RawPack<floatX, PACK>*>(x + i));
-    if (SCALING == Fp8Scaling::CURRENT) writer.amax = 0;   // it is recorded, and other blocks read it
+    if (SCALING == Fp8Scaling::CURRENT) writer.amax = 0;   // already recorded, so no atomicMax is needed
 }
 
 void fp8_amax(Fp8Scale* scale, const floatX* x, size_t n) {
@@ -214,22 +218,23 @@ void Operand::quantise(size_t n) const {
 }
 
 // ---- transposed copies
-// cuBLASLt multiplies FP8 only where both operands' rows lie along the dimension that is summed over. Weights are
-// needed both ways. For the gradient of a weight that dimension is the batch's rows, so its operands are transposed.
+// cuBLASLt's FP8 matmuls need both operands contiguous along the dimension that is summed over. Forward and the input
+// gradient sum over different dimensions of a weight, so both layouts of it are needed. The weight gradient sums over
+// the rows of the batch, so both its operands are transposed.
 
-constexpr int TRANSPOSE_TILE = 64;                       // a block transposes a square of this side
+constexpr int TRANSPOSE_TILE = 64;                       // a block transposes a tile of 64 x 64
 constexpr int TRANSPOSE_BLOCK = WARP_SIZE == 1 ? 1 : 256;
-constexpr int TRANSPOSE_PITCH = TRANSPOSE_TILE + 4;      // bytes of a row in shared memory: columns in different banks
-constexpr int TRANSPOSE_PACK = 16;                       // bytes that a thread stores at once
+constexpr int TRANSPOSE_PITCH = TRANSPOSE_TILE + 4;      // bytes of a row in shared memory: avoids bank conflicts
+constexpr int TRANSPOSE_PACK = 16;                       // bytes per store
 constexpr int WORD = sizeof(uint32_t);
 
-// out (columns, rows) = inp (rows, columns) transposed; both are multiples of TRANSPOSE_PACK
+// out (columns, rows) = inp (rows, columns) transposed; rows and columns are multiples of TRANSPOSE_PACK
 __global__ void __launch_bounds__(TRANSPOSE_BLOCK)
 fp8_transpose_kernel(uint8_t* out, const uint8_t* inp, size_t rows, size_t columns) {
     __shared__ __align__(16) uint8_t tile[TRANSPOSE_TILE][TRANSPOSE_PITCH];
     const size_t row0 = static_cast<size_t>(blockIdx.y) * TRANSPOSE_TILE;
     const size_t column0 = static_cast<size_t>(blockIdx.x) * TRANSPOSE_TILE;
-    const int tile_rows = static_cast<int>(min(size_t{TRANSPOSE_TILE}, rows - row0));   // that are in the matrix
+    const int tile_rows = static_cast<int>(min(size_t{TRANSPOSE_TILE}, rows - row0));   // rows inside the matrix
     const int tile_columns = static_cast<int>(min(size_t{TRANSPOSE_TILE}, columns - column0));
     for (int e = threadIdx.x; e < TRANSPOSE_TILE * (TRANSPOSE_TILE / WORD); e += blockDim.x) {
         const int row = e / (TRANSPOSE_TILE / WORD), column = e % (TRANSPOSE_TILE / WORD) * WORD;
@@ -239,7 +244,7 @@ fp8_transpose_kernel(uint8_t* out, const uint8_t* inp, size_t rows, size_t colum
     }
     __syncthreads();
     for (int e = threadIdx.x; e < TRANSPOSE_TILE * (TRANSPOSE_TILE / TRANSPOSE_PACK); e += blockDim.x) {
-        // Two threads fill the 32 bytes that memory moves at once.
+        // Two neighbouring threads fill a sector of 32 bytes.
         const int column = e / 2 % TRANSPOSE_TILE, first = (e / (2 * TRANSPOSE_TILE) * 2 + e % 2) * TRANSPOSE_PACK;
         if (column >= tile_columns || first >= tile_rows) continue;
         RawPack<uint8_t, TRANSPOSE_PACK> pack;
@@ -255,9 +260,9 @@ void fp8_transpose(void* out, const void* inp, size_t rows, size_t columns) {
            static_cast<uint8_t*>(out), static_cast<const uint8_t*>(inp), rows, columns);
 }
 
-// ---- a model's weights, once a step
+// ---- weights, once per step
 
-// Layer l's weights in FP8, as they are and transposed.
+// Writes layer l's weights in FP8, both as stored and transposed.
 void quantise_weights(Model& m, size_t l) {
     const size_t C = m.config.channels;
     const Operands x = operands(m, l);
@@ -273,13 +278,15 @@ void quantise_weights(Model& m, size_t l) {
     quantise(x.fcprojw, 4 * C, C);
 }
 
+// Quantises layer l's weights unless that has been done since they last changed.
 void need_fp8_weights(Model& m, size_t l) {
     if (!has_fp8(m) || m.fp8_weights[l]) return;
     quantise_weights(m, l);
     m.fp8_weights[l] = true;
 }
 
-// With ZeRO a layer's weights are whole when they are needed, and not before.
+// Called after the weights have changed. Quantises all layers, but with ZeRO only marks them: need_fp8_weights
+// quantises a layer once its weights have been gathered.
 void fp8_weights_changed(Model& m) {
     if (!has_fp8(m)) return;
     const size_t L = m.config.layers;
@@ -288,15 +295,16 @@ void fp8_weights_changed(Model& m) {
     m.graphs.run("weights in FP8", [&] { for (size_t l = 0; l < L; l++) quantise_weights(m, l); });
 }
 
-// ---- a model's scales
+// ---- amax history
 
 std::vector<Fp8Scale> download_scales(const Model& m) {
     std::vector<Fp8Scale> scales(scale_count(m));
     download(scales.data(), m.a.fp8_scales(), scales.size() * sizeof(Fp8Scale));
     return scales;
 }
-// After a step: adds the maximum of all GPUs' amaxes to the history, so that they have the same scales.
-void remember_amaxes(Model& m) {
+// Called after each step: all-reduces the amaxes (maximum), so that all GPUs have the same scales, and adds them to the
+// history.
+void push_amaxes(Model& m) {
     if (!has_fp8(m) || m.setup.fp8_scaling != Fp8Scaling::DELAYED) return;
     const size_t count = scale_count(m);
     if (!world.alone()) {
@@ -310,10 +318,10 @@ void remember_amaxes(Model& m) {
 
 // ---- log and checkpoints
 
-// Effects of FP8 on the values that were counted, those of the first GPU, over all layers: shares that saturated at the
-// format's maximum, and that underflowed to 0 ("flushed"). Three digits are enough for a log.
+// Returns the effects of FP8 on the counted values of the first GPU, per tensor, over all layers: the fractions that
+// saturated at the format's maximum and that underflowed to 0 ("flushed"), with three digits.
 json fp8_record(const Model& m) {
-    auto share = [](double part, double all) { return all > 0 ? std::stod(format("%.3g", part / all)) : 0; };
+    auto fraction = [](double part, double all) { return all > 0 ? std::stod(format("%.3g", part / all)) : 0; };
     const std::vector<Fp8Scale> scales = download_scales(m);
     json record;
     for (size_t t = 0; t < FP8_TENSORS; t++) {
@@ -323,18 +331,19 @@ json fp8_record(const Model& m) {
             saturated += scales[n].saturated;
             underflow += scales[n].underflow;
         }
-        record[FP8_NAMES[t]] = {{"saturated", share(saturated, values)}, {"flushed", share(underflow, values)}};
+        record[FP8_NAMES[t]] = {{"saturated", fraction(saturated, values)}, {"flushed", fraction(underflow, values)}};
     }
     return record;
 }
 
-// Every scale's history, for checkpoints.
+// Returns the amax histories of all scales, for checkpoints.
 std::vector<float> fp8_history(const Model& m) {
     std::vector<float> history;
     for (const Fp8Scale& s : download_scales(m)) history.insert(history.end(), s.history, s.history + FP8_HISTORY);
     return history;
 }
 
+// Sets the histories from a checkpoint, and the scales from them.
 void set_fp8_history(Model& m, const std::vector<float>& history) {
     std::vector<Fp8Scale> scales = download_scales(m);
     for (size_t n = 0; n < scales.size(); n++)
@@ -342,14 +351,14 @@ void set_fp8_history(Model& m, const std::vector<float>& history) {
     upload(m.a.fp8_scales(), scales.data(), scales.size() * sizeof(Fp8Scale));
     fp8_scales<Fp8Step::RESCALE>(m.a.fp8_scales(), scales.size());
     m.fp8_history = true;
-    fp8_weights_changed(m);   // whose scales are their own
+    fp8_weights_changed(m);   // RESCALE has overwritten their scales, which come from current scaling
 }
 
-// ---- FP16: underflow (for the log)
+// ---- FP16 underflow, for the log
 
-// The share of zeros in the first layer's gradients of activations after the last micro-batch on this GPU: measures
-// FP16's underflow, as they have passed all layers. About 1 / (10 T) of them are always 0: a sequence's first query has
-// a single key, and so no gradient.
+// Returns the fraction of zeros in the first layer's activation gradients after the last micro-batch on this GPU. These
+// gradients have passed through all layers, so the fraction measures FP16 underflow. About 1 / (10 T) of them are 0 in
+// any format: the first query of a sequence has a single key, so its gradient is 0.
 double zero_gradients(const Model& m) {
     const Activations& a = m.a;
     const size_t N = m.setup.N(), C = m.config.channels;
