@@ -1,6 +1,6 @@
 // Tests of the emulator. `make -C dev/cpu test` builds and runs them at widths 32 and 1. Options: --list prints the
-// names of the sections, --only NAMES runs those whose names begin so. Any other argument makes this program a child of
-// a test: see run_as_child().
+// names of the sections; --only NAMES runs the sections whose names begin with one of NAMES. With any other argument
+// the program runs as the child process of a test: see run_as_child().
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 #include <cublas_v2.h>
@@ -33,7 +33,7 @@ static void expect(const std::string& what, bool holds)
     ++(holds ? passed : failed);
 }
 
-// Expects `holds` to be true for each row of a table; names the rows for which it is false.
+// Expects holds(row) for each row of a table; prints the names of rows for which it is false.
 template <class Table, class Holds> static void expect_each(const std::string& what, const Table& table, Holds holds)
 {
     std::string wrong;
@@ -42,7 +42,7 @@ template <class Table, class Holds> static void expect_each(const std::string& w
     expect(what + ":" + wrong, wrong.empty());
 }
 
-// The configuration is {grid, block, bytes of shared memory, stream}.
+// Launches a kernel. configuration: {grid, block, bytes of shared memory, stream}.
 template <class... Parameters, class... Arguments>
 static cudaError_t launch(const cuda_cpu::Configuration& configuration, void (*kernel)(Parameters...),
                           Arguments... arguments)
@@ -57,7 +57,7 @@ template <class Body> static cudaError_t run(const cuda_cpu::Configuration& conf
     return launch(configuration, call<Body>, body);
 }
 
-// Device memory, zeros at first.
+// A zero-initialised array in device memory.
 template <class T> struct Array {
     T* data = nullptr;
     size_t size;
@@ -84,7 +84,8 @@ template <class T> struct Array {
     }
 };
 
-// Runs this program with an argument, after `before` (variables, a pipe); returns its output and its exit code.
+// Runs this program with an argument and returns its output and exit code. before: the start of the shell command, such
+// as variables or a pipe.
 static std::pair<std::string, int> run_child(const std::string& argument, const std::string& before = "")
 {
     char self[4096] = "";
@@ -98,14 +99,14 @@ static std::pair<std::string, int> run_child(const std::string& argument, const 
 
 static bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// Returns whether a child ends with this exit code and this text.
+// Returns whether a child process ends with this exit code and prints this text.
 static bool child_fails(int code, const std::string& text, const std::string& argument, const std::string& before = "")
 {
     const auto [output, exit_code] = run_child(argument, before);
     return exit_code == code && contains(output, text);
 }
 
-// Returns whether something holds under each seed in [first, end). Seed 0 is the natural order.
+// Returns whether check() holds under each seed in [first, end). Seed 0 is the natural order.
 template <class Check> static bool under_seeds(uint64_t first, uint64_t end, Check check)
 {
     bool holds = true;
@@ -118,7 +119,7 @@ template <class Check> static bool under_seeds(uint64_t first, uint64_t end, Che
 }
 template <class Check> static bool in_every_order(Check check) { return under_seeds(0, 8, check); }
 
-// Returns whether something holds on an emulated GPU; its queues are empty afterwards.
+// Returns whether check() holds on an emulated GPU. All queues are empty afterwards.
 template <class Check> static bool on(const char* card, Check check)
 {
     cuda_cpu::set_card(card);
@@ -160,7 +161,7 @@ static bool half_of_the_threads_exit()
     return sum.each([](size_t t, int x) { return x == (t % 2 == 1 ? 0 : 32 * 55); });
 }
 
-// Each thread reads what the one before it wrote, without a barrier; in the natural order that one has run already.
+// Each thread reads what the previous one wrote, without a barrier. In the natural order that thread has already run.
 static bool missing_barrier_shows()
 {
     Array<int> out(64);
@@ -181,7 +182,7 @@ static void test_blocks()
                      every_thread_runs_once(1000, 1) && every_thread_runs_once(3, 1024);
           }));
     expect("exited threads do not count at a barrier", in_every_order(half_of_the_threads_exit));
-    expect("a missing barrier shows under some seed, but not in the natural order",
+    expect("a missing barrier gives a wrong result under some seed, but not in the natural order",
            !missing_barrier_shows() && !under_seeds(1, 10, [] { return !missing_barrier_shows(); }));
     Array<float> out(2);
     // Reads shared memory that no thread of this block has written.
@@ -192,7 +193,7 @@ static void test_blocks()
         own[63] = 1;
     };
     for (int launches = 0; launches < 2; launches++) run({1, 1, 4}, read_unwritten);
-    expect("under a seed unwritten shared memory, dynamic and static, is NaN",
+    expect("under a seed, uninitialised shared memory, dynamic and static, is NaN",
            out[1] == 1 && under_seeds(1, 3, [&] {
                return run({1, 1, 4}, read_unwritten) == cudaSuccess && std::isnan(out[0]) && std::isnan(out[1]);
            }));
@@ -227,11 +228,11 @@ template <class T> static bool shuffles_are_right()
 
 static void test_warps()
 {
-    expect("shuffles of 32 and 64 bits take the lane they name, within their width", in_every_order([] {
+    expect("shuffles of 32 and 64 bits read the source lane within their width", in_every_order([] {
               return shuffles_are_right<int>() && shuffles_are_right<float>() && shuffles_are_right<double>();
           }));
     if (WARP_SIZE == 1) return;
-    expect("ballot, any and all, with the halves of a warp separate", in_every_order([] {
+    expect("ballot, any and all are right, also in separate halves of a warp", in_every_order([] {
               Array<unsigned> out(64);
               run({1, 64}, [out = out.data] {
                   const unsigned lane = threadIdx.x % 32, half = lane < 16 ? 0xffffu : 0xffff0000u;
@@ -259,7 +260,8 @@ static void test_warps()
 
 // ==== errors that end the program, and workers ==========================================================
 
-static int do_fatal(const std::string& what)
+// Runs a kernel with the named error.
+static int run_fatal_error(const std::string& what)
 {
     Array<float> data(100);
     volatile float* const out = data.data;
@@ -284,10 +286,10 @@ static int do_fatal(const std::string& what)
     return 0;
 }
 
-static void test_deaths()
+static void test_fatal_errors()
 {
     if (WARP_SIZE == 32)
-        expect("a deadlock is reported with kernel, block and threads",
+        expect("a deadlock is reported with its kernel, block and threads",
                child_fails(1,
                            "of (2, 3, 1), 96 x 1 x 1 threads: deadlock: no thread can continue\n"
                            "  threads 0-4, 6-63: in __syncthreads\n"
@@ -295,17 +297,17 @@ static void test_deaths()
                            "deadlock") &&
                    child_fails(1, "kernel half_wait, block (", "deadlock"));
 #ifdef __SANITIZE_ADDRESS__
-    expect("AddressSanitizer sees a write past the launch's shared memory",
+    expect("AddressSanitizer finds a write past the launch's shared memory",
            contains(run_child("shared").first, "use-after-poison"));
-    expect("AddressSanitizer sees a write past a block of cudaMalloc",
+    expect("AddressSanitizer finds a write past an allocation of cudaMalloc",
            contains(run_child("global").first, "heap-buffer-overflow"));
 #else
-    expect("a thread that needs too much stack is named",
-           child_fails(1, "needs more than the 65536 bytes of stack", "stack"));
+    expect("a stack overflow is reported with its thread",
+           child_fails(1, "overflows its stack of 65536 bytes", "stack"));
 #endif
 }
 
-// Prints the number of workers, this program's further arguments and a line of its input.
+// Prints the number of workers, this program's other arguments and the first line of its input.
 static int print_workers(int argc, char** argv)
 {
     cudaSetDevice(0);
@@ -319,14 +321,14 @@ static int print_workers(int argc, char** argv)
 static void test_workers()
 {
     const std::string before = "echo input | env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY OMP_NUM_THREADS=2 ";
-    expect("a program that starts again with shorter spins keeps its arguments, variables and input",
+    expect("a program that restarts itself with shorter spins keeps its arguments, variables and input",
            run_child("workers a '' 'two words'", before + "CUDA_CPU_THREADS=3").first ==
                "3 workers, [a][][two words] input\n");
-    expect("CUDA_CPU_THREADS takes a whole number",
+    expect("CUDA_CPU_THREADS that is not a whole number is rejected",
            child_fails(2, "CUDA_CPU_THREADS is \"2x\"; expected a whole number", "workers", "CUDA_CPU_THREADS=2x"));
 }
 
-// ==== the host's side ===================================================================================
+// ==== host functions ====================================================================================
 
 __global__ void nothing() {}
 __global__ void fill_shared(size_t bytes, int* aligned)
@@ -334,7 +336,7 @@ __global__ void fill_shared(size_t bytes, int* aligned)
     memset(static_cast<void*>(dynamic_shared_memory), 1, bytes);
     *aligned = reinterpret_cast<uintptr_t>(dynamic_shared_memory) % 1024 == 0;
 }
-// 48 KiB of shared memory are available without opt-in, `most` with it, and not a byte more.
+// Returns whether a launch can use exactly 48 KiB of shared memory without opt-in, and exactly `most` bytes with it.
 static bool shared_memory_ends_at(size_t most)
 {
     constexpr auto dynamic = cudaFuncAttributeMaxDynamicSharedMemorySize;
@@ -357,7 +359,7 @@ static bool memory_is_counted()
     size_t before = 0, with = 0, after = 0, total = 0;
     char *block = nullptr, *too_much = nullptr;
     cudaMemGetInfo(&before, &total);
-    bool right = total > before && total == properties.totalGlobalMem;   // the machine uses some itself
+    bool right = total > before && total == properties.totalGlobalMem;   // the machine itself uses some memory
     right = right && cudaMalloc(&block, bytes) == cudaSuccess && reinterpret_cast<uintptr_t>(block) % 256 == 0;
     cudaMemGetInfo(&with, &total);
     right = right && before - with == bytes && cudaMemset(block, 5, bytes) == cudaSuccess && block[bytes - 1] == 5;
@@ -400,21 +402,24 @@ static bool symbols_are_copied()
 
 static void test_host()
 {
-    expect("too much shared memory is rejected, what was asked for is available", shared_memory_ends_at(227 << 10));
+    expect("shared memory beyond the limit is rejected, and memory up to it can be used",
+           shared_memory_ends_at(227 << 10));
     bool right = true;
     for (dim3 grid : {dim3(0), dim3(1, 65536), dim3(1, 1, 65536), dim3(1, 0)})
         right = right && launch({grid, 1}, nothing) == cudaErrorInvalidConfiguration;
     for (dim3 block : {dim3(0), dim3(1025), dim3(32, 33), dim3(1, 1, 65)})
         right = right && launch({1, block}, nothing) == cudaErrorInvalidConfiguration;
-    expect("grids and blocks out of bounds are rejected", right && cudaGetLastError() == cudaErrorInvalidConfiguration);
+    expect("empty or too large grids and blocks are rejected",
+           right && cudaGetLastError() == cudaErrorInvalidConfiguration);
     cuda_cpu::launch(nothing, {0, 1})();
-    expect("a rejected launch of <<<>>> leaves its error for cudaGetLastError",
+    expect("cudaGetLastError returns the error of a rejected <<<>>> launch",
            cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
-    expect("memory is counted, aligned, and rejected beyond what the machine has available", memory_is_counted());
-    expect("variables of the device are copied to, within their bounds", symbols_are_copied());
-    expect("events measure time, but those without timing do not", events_measure_time());
+    expect("device memory is counted and aligned; allocations beyond the machine's free memory are rejected",
+           memory_is_counted());
+    expect("cudaMemcpyToSymbol copies within the variable's bounds", symbols_are_copied());
+    expect("events measure time, except those created without timing", events_measure_time());
     cudaDeviceProp p;
-    expect("the device describes itself",
+    expect("cudaGetDeviceProperties describes the processor",
            cudaGetDeviceProperties(&p, 0) == cudaSuccess && p.name[0] != 0 && p.warpSize == WARP_SIZE && p.major == 0 &&
                p.multiProcessorCount == omp_get_max_threads() && cudaSetDevice(1) == cudaErrorInvalidDevice);
     cudaGetLastError();
@@ -430,7 +435,7 @@ __global__ void scale_by(float* x, Scale scale, const float* device_factor)
 }
 __global__ void add_one(float* x) { x[blockIdx.x] += 1; }
 
-// Captures what `work` gives to a stream; returns the graph, ready to launch, or null and the error.
+// Captures the work that work() issues to a stream. Returns the instantiated graph, or null and the error.
 template <class Work> static cudaGraphExec_t captured(cudaStream_t stream, cudaError_t& error, Work work)
 {
     cudaGraph_t graph = nullptr;
@@ -462,21 +467,21 @@ static void test_graphs()
         cudaMemcpyAsync(y.data, x.data, 4 * sizeof(float), cudaMemcpyDeviceToDevice, stream);
         cudaEventRecord(event, stream);
     });
-    expect("a captured stream does nothing yet", error == cudaSuccess && x.all_are(0) && y.all_are(0));
+    expect("captured work does not run", error == cudaSuccess && x.all_are(0) && y.all_are(0));
     bool right = cudaGraphLaunch(graph, stream) == cudaSuccess && y.all_are(6);
     factor[0] = 5;
     right = right && cudaGraphLaunch(graph, stream) == cudaSuccess && y.all_are(15);
-    expect("its graph repeats it, with the arguments of the capture and the memory of the launch", right);
+    expect("a graph launch repeats it with the captured arguments and the current memory", right);
     cudaGraphExecDestroy(graph);
     launch({4, 1, 0, stream}, add_one, x.data);
-    expect("after the capture the stream works again", x.all_are(16));
+    expect("after the capture the stream runs work again", x.all_are(16));
     float ms = 0;
-    expect("the host cannot wait for an event of a capture, or read its time",
+    expect("waiting for an event of a capture, or reading its time, is rejected",
            cudaEventSynchronize(event) == cudaErrorCapturedEvent &&
                cudaEventElapsedTime(&ms, event, event) == cudaErrorCapturedEvent);
     cudaGraph_t none = nullptr;
     const auto begin = [](cudaStream_t s) { return cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal); };
-    expect("a capture begins and ends once, and not on the default stream",
+    expect("beginning or ending a capture twice, or a capture of the default stream, is rejected",
            cudaStreamEndCapture(stream, &none) == cudaErrorIllegalState &&
                begin(nullptr) == cudaErrorStreamCaptureUnsupported && begin(stream) == cudaSuccess &&
                begin(stream) == cudaErrorIllegalState && cudaStreamEndCapture(stream, &none) == cudaSuccess);
@@ -486,9 +491,9 @@ static void test_graphs()
     cudaStreamDestroy(stream);
 }
 
-// ==== numbers ===========================================================================================
+// ==== arithmetic ========================================================================================
 
-// Returns the largest error of a function in [first, last) in units of the last place.
+// Returns the largest error of a function in [first, last) in ULP.
 template <class Function, class Exact> static double ulps(float first, float last, float step, Function f, Exact exact)
 {
     double worst = 0;
@@ -502,37 +507,38 @@ template <class Function, class Exact> static double ulps(float first, float las
 static void test_numbers()
 {
     const float infinity = INFINITY, nan = NAN, tenth = 0.1f;
-    expect("__expf is within 2 units in the last place, correct at infinity and NaN",
+    expect("__expf is within 2 ULP, and right for infinity and NaN",
            ulps(-87.3f, 88.72f, 0.0007f, __expf, [](double x) { return std::exp(x); }) < 2 && __expf(-infinity) == 0 &&
                __expf(-88) == 0 && __expf(infinity) == infinity && __expf(89) == infinity && std::isnan(__expf(nan)) &&
                __expf(0) == 1);
-    expect("exp2_approx likewise, 0 below the normal range",
+    expect("exp2_approx is within 2 ULP; subnormal results are 0, overflow is infinity",
            ulps(-126, 128, 0.00107f, exp2_approx, [](double x) { return std::exp2(x); }) < 2 &&
                exp2_approx(-126.5f) == 0 && exp2_approx(128) == infinity && std::isnan(exp2_approx(nan)));
-    expect("fmaxf and fminf prefer a number to NaN", fmaxf(nan, 1) == 1 && fmaxf(1, nan) == 1 && fminf(nan, 1) == 1 &&
-                                                         fminf(1, nan) == 1 && fmaxf(2, 1) == 2 && fminf(2, 1) == 1);
-    expect("min and max mix integer types",
+    expect("fmaxf and fminf return the other argument if one is NaN",
+           fmaxf(nan, 1) == 1 && fmaxf(1, nan) == 1 && fminf(nan, 1) == 1 && fminf(1, nan) == 1 && fmaxf(2, 1) == 2 &&
+               fminf(2, 1) == 1);
+    expect("min and max accept arguments of different types",
            max(3, 4u) == 4u && min(5L, 3) == 3 && max(1.0f, 2.0f) == 2 && max(-1, 1u) == 0xffffffffu);
     expect("bits are counted and reinterpreted",
            __popc(0xf0f0) == 8 && __clz(1) == 31 && __clz(0) == 32 && __umulhi(0x80000000u, 6) == 3 &&
                __float_as_uint(1.0f) == 0x3f800000 && __int_as_float(0x40000000) == 2);
-    expect("a product is rounded before it is added to, except in a fused one",
+    expect("__fmul_rn and __fadd_rn round the product; __fmaf_rn does not",
            __fadd_rn(__fmul_rn(tenth, tenth), -0.01f) == 9.31322574615478515625e-10f &&
                __fmaf_rn(tenth, tenth, -0.01f) == fmaf(tenth, tenth, -0.01f));
-    expect("integers from floats: two ways to round, clamped",
+    expect("floats are converted to integers with both roundings, and clamped",
            __float2int_rn(2.5f) == 2 && __float2int_rz(-2.5f) == -2 && __float2int_rn(3e9f) == 2147483647 &&
                __float2int_rz(nan) == 0);
     static_assert(sizeof(double2) == 16 && alignof(double2) == 16 && alignof(uchar4) == 4 && sizeof(char3) == 3 &&
                   alignof(float4) == 16 && alignof(float2) == 8 && alignof(int3) == 4);
 }
 
-// ---- 16 and 8 bits, from their definition, in double
+// ---- 16- and 8-bit floats, from their definition, in double
 
 struct Format {
-    int mantissa, bias, largest;   // bits, exponent bias, code of the largest finite number
-    int too_large, nan;            // codes of larger numbers and of NaN
+    int mantissa, bias, largest;   // mantissa bits, exponent bias, code of the largest finite value
+    int too_large, nan;            // codes of values that overflow and of NaN
 
-    // What a code without sign stands for; the code after the largest as if it were finite.
+    // Returns the value of a code without sign; of the code after the largest, as if it were finite.
     double value(int code) const
     {
         const int exponent = code >> mantissa, digits = code & ((1 << mantissa) - 1);
@@ -552,8 +558,8 @@ template <class T> static int encoded(double x)
     return cuda_cpu::bits<Code<T>>(T(static_cast<std::conditional_t<sizeof(T) == 1, float, double>>(x)));
 }
 
-// Returns whether a type rounds to nearest, ties to even, at and beside each code and each middle between two, with
-// both signs, and each code is converted back exactly.
+// Returns whether a type rounds to nearest even, with both signs, for each value, each midpoint between two values, and
+// the floats adjacent to midpoints, and whether each code is converted back exactly.
 template <class T> static bool rounds_to_nearest(const Format& f)
 {
     const int sign = 1 << (8 * sizeof(T) - 1);
@@ -575,7 +581,8 @@ template <class T> static bool rounds_to_nearest(const Format& f)
     return right;
 }
 
-// Compares packs of 16 with one at a time: every upper half of a float with some lower halves, and every code.
+// Compares conversions of packs of 16 with conversions of single elements, for every code, and for floats with every
+// upper half and some lower halves.
 template <class T> static bool packs_agree()
 {
     bool right = true;
@@ -598,7 +605,7 @@ template <class T> static bool packs_agree()
 
 template <class T> static void test_short_float(const std::string& name, const Format& f)
 {
-    expect(name + " rounds to nearest even, and back exactly; NaN has one code; a pack is converted as its elements",
+    expect(name + " rounds to nearest even and converts back exactly; NaN has one code; packs equal single elements",
            rounds_to_nearest<T>(f) && encoded<T>(NAN) == f.nan && encoded<T>(-NAN) == f.nan &&
                std::isnan(decoded<T>(f.nan)) && packs_agree<T>());
 }
@@ -614,7 +621,7 @@ static void test_short_floats()
                std::isinf(decoded<__nv_fp8_e5m2>(0x7c)));
     const __nv_bfloat162 pair = __floats2bfloat162_rn(1.5f, -2.25f);
     const __half one = 1.0f, large = 65504.0f;
-    expect("arithmetic rounds to the type, a fused half once; pairs keep their order",
+    expect("arithmetic rounds to the type, __hfma rounds once, pairs keep their order",
            static_cast<float>(pair.x * pair.y) == -3.375f && __bfloat1622float2(pair).x == 1.5f && sizeof(pair) == 4 &&
                static_cast<float>(one + __half(0.0004f)) == 1 && std::isinf(__half2float(large + large)) &&
                static_cast<float>(__hfma(__half(0.0321f), __half(0.0321f), one)) == 1.0009765625f &&
@@ -627,7 +634,7 @@ static void test_short_floats()
 
 // ==== matrix products ===================================================================================
 
-// An array of random numbers of a type.
+// An array of random values of a type.
 struct Numbers {
     cudaDataType_t type;
     std::vector<char> bytes;
@@ -668,13 +675,13 @@ static double gelu_derivative(double z)
 
 constexpr uint32_t has_gelu = 32, has_derivative = 64, has_bias = 4;
 
-// A call of cublasLtMatmul, as its descriptors say.
+// The descriptors of a cublasLtMatmul call.
 struct LtCall {
     cublasLtMatmulDescOpaque_t desc{CUBLAS_COMPUTE_32F, CUDA_R_32F};
     cublasLtMatrixLayoutOpaque_t a, b, d;
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t found;
-    int count = 0;  // of algorithms found
+    int count = 0;  // number of algorithms found
     cublasLtContext handle;
 
     cublasStatus_t find_algorithm()
@@ -689,15 +696,15 @@ struct LtCall {
     }
 };
 
-// One call and its expected result.
+// A product, compared with a loop in double.
 struct Product {
     cudaDataType_t a_type, b_type, d_type;
-    int m = 70, n = 45, k = 333, pad = 0;   // pad: rows between columns that are not the matrix's
+    int m = 70, n = 45, k = 333, pad = 0;   // pad: leading dimension minus rows
     bool transpose_a = false, transpose_b = false, float_bias = false, scaled = false;
     float alpha = 1, beta = 0, scale_a = 1, scale_b = 1;
     uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     cuda_cpu::Algorithm algorithm = cuda_cpu::Algorithm::fast;
-    std::vector<char> d_bytes = {};   // D as error() found it
+    std::vector<char> d_bytes = {};   // D after error()
 
     int lda() const { return (transpose_a ? k : m) + pad; }
     int ldb() const { return (transpose_b ? n : k) + pad; }
@@ -706,7 +713,7 @@ struct Product {
     int64_t size_b() const { return int64_t{ldb()} * (transpose_b ? k : n); }
     int64_t size_d() const { return int64_t{ldd()} * n; }
 
-    // Runs it twice from the same memory; returns whether it succeeded with the same bits.
+    // Runs the product twice in the same memory. Returns whether both runs succeeded with the same bits.
     bool run(const Numbers& a, const Numbers& b, Numbers& d, Numbers& aux, const Numbers& bias)
     {
         LtCall call;
@@ -717,7 +724,7 @@ struct Product {
         call.desc.bias_type = bias.type;
         call.desc.aux = aux.bytes.data();
         call.desc.aux_ld = ldd();
-        float scales[] = {NAN, NAN};   // read when the product runs
+        float scales[] = {NAN, NAN};   // NaN until the product runs, which must read them then
         if (scaled) call.desc.scale_a = &scales[0], call.desc.scale_b = &scales[1];
         call.a = cuda_cpu::Matrix{nullptr, a_type, lda(), 0}.layout(transpose_a ? k : m, transpose_a ? m : k);
         call.b = cuda_cpu::Matrix{nullptr, b_type, ldb(), 0}.layout(transpose_b ? n : k, transpose_b ? k : n);
@@ -736,8 +743,8 @@ struct Product {
         return multiply() && first && d.bytes == first_d;
     }
 
-    // Returns the largest error in units of what rounding allows; infinity if the call fails, if its bits differ when
-    // it is repeated, or if it changes more than D.
+    // Returns the largest error relative to the rounding error that is allowed. Returns infinity if the call fails, if
+    // repeating it gives other bits, or if it writes outside of D.
     double error()
     {
         std::mt19937 random(3);
@@ -779,7 +786,7 @@ constexpr cuda_cpu::Algorithm other_algorithms[] = {cuda_cpu::Algorithm::plain, 
 static void test_products(cudaDataType_t in, cudaDataType_t out, const std::string& types)
 {
     const Product first{in, in, out};
-    // A single column has code of its own.
+    // n = 1: products with a single column have their own code.
     constexpr std::array<int, 3> sizes[] = {{70, 45, 333}, {1, 7, 1}, {128, 256, 512}, {300, 1, 334}, {7, 1, 5}};
     double forms = 0, epilogues = 0, algorithms = 0;
     for (int bits = 0; bits < 16; bits++) {
@@ -790,8 +797,8 @@ static void test_products(cudaDataType_t in, cudaDataType_t out, const std::stri
             forms = std::max(forms, p.error());
         }
     }
-    expect(types + ": transposes, leading dimensions, alpha and beta, against a loop in double; twice the same bits",
-           forms < 1);
+    expect(types + ": products with every transposition, leading dimension, alpha and beta equal a loop in double, "
+                   "with the same bits when repeated", forms < 1);
     for (uint32_t epilogue : {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_GELU_BIAS,
                               CUBLASLT_EPILOGUE_DGELU})
         for (int bits = 0; bits < 8; bits++) {
@@ -800,7 +807,7 @@ static void test_products(cudaDataType_t in, cudaDataType_t out, const std::stri
             p.beta = bits & 1 ? 1 : 0, p.alpha = bits & 2 ? 0.5f : 1, p.float_bias = bits & 4;
             epilogues = std::max(epilogues, p.error());
         }
-    expect(types + ": every epilogue against a loop in double", epilogues < 1);
+    expect(types + ": every epilogue equals a loop in double", epilogues < 1);
     Product p = first;
     for (const auto algorithm : other_algorithms)
         for (uint32_t epilogue : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DGELU}) {
@@ -808,7 +815,7 @@ static void test_products(cudaDataType_t in, cudaDataType_t out, const std::stri
             algorithms = std::max(algorithms, p.error());
         }
     p.algorithm = cuda_cpu::Algorithm::failing;
-    expect(types + ": the other algorithms, of which one fails", algorithms < 1 && std::isinf(p.error()));
+    expect(types + ": the other algorithms are right, and `failing` fails", algorithms < 1 && std::isinf(p.error()));
 }
 
 static void test_fp8_products()
@@ -821,7 +828,7 @@ static void test_fp8_products()
     for (const auto& [a, b] : kinds)
         for (cudaDataType_t d : {CUDA_R_32F, CUDA_R_16BF, CUDA_R_16F})
             for (const auto& [m, n, k, pad] : sizes)
-                for (float scale : {1.0f, 0.37f, 0.5f}) {   // 0.37: no power of 2
+                for (float scale : {1.0f, 0.37f, 0.5f}) {   // 0.37: not a power of 2
                     Product p{a, b, d};
                     p.transpose_a = true, p.m = m, p.n = n, p.k = k, p.pad = pad;
                     p.scaled = scale != 1, p.alpha = 2 * scale;
@@ -832,10 +839,10 @@ static void test_fp8_products()
                     worst = std::max(worst, p.error());
                     number++;
                 }
-    expect("FP8: three pairs of kinds, to float, bf16 and half, odd multiples of 16, leading dimensions; alpha, beta, "
-           "bias, scales that are read when the product runs; every algorithm", worst < 1);
+    expect("FP8: products of all pairs of formats, to float, bf16 and half, with leading dimensions, alpha, beta, "
+           "bias, scales that are read when the product runs, and every algorithm, equal a loop in double", worst < 1);
 
-    // A product of few tiles and long sums, which oneDNN would split among workers.
+    // A product with few tiles and long sums, which oneDNN would split among workers.
     Product p{CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_32F};
     p.transpose_a = true, p.m = 144, p.n = 400, p.k = 2048;
     const int workers = omp_get_max_threads();
@@ -848,18 +855,18 @@ static void test_fp8_products()
         same = same && bits == p.d_bytes;
     }
     omp_set_num_threads(workers);
-    expect("FP8: 1, 2, 3 and 16 workers have the same bits", same);
+    expect("FP8: 1, 2, 3 and 16 workers give the same bits", same);
 }
 
 // ---- rejected products
 
-// A supported product, which `change` may make unsupported.
+// A supported product, which a Change may make unsupported.
 struct Parts : LtCall {
     int a_offset = 0, d_offset = 0, aux_offset = 0;
 };
 using Change = void (*)(Parts&);
 
-// Returns whether the product has this status, and the heuristic agrees.
+// Returns whether the product has this status, and the heuristic returns an algorithm accordingly.
 static bool has_status(cublasStatus_t expected, bool of_fp8, Change change)
 {
     Parts p;
@@ -923,9 +930,9 @@ static const Case fp8_cases[] = {
 
 static void test_rejected_products()
 {
-    expect_each("unsupported products are rejected, and sizes that do not fit", cases,
+    expect_each("unsupported products and mismatched sizes are rejected", cases,
                 [](const Case& c) { return has_status(c.status, false, c.change); });
-    expect_each("FP8: other types, forms, sizes, alignments and epilogues are rejected", fp8_cases,
+    expect_each("FP8: unsupported types, transpositions, sizes, alignments and epilogues are rejected", fp8_cases,
                 [](const Case& c) { return has_status(c.status, true, c.change); });
 }
 
@@ -933,7 +940,7 @@ static void test_rejected_products()
 
 using cuda_cpu::set_rounding;
 
-// Returns whether a product is right under each seed, repeats, and has other bits than under seed 0.
+// Returns whether a product is right under each seed, has different bits under different seeds, and repeats them.
 static bool product_is_perturbed(cudaDataType_t in)
 {
     Product p{in, in, CUDA_R_32F};
@@ -950,7 +957,7 @@ static bool product_is_perturbed(cudaDataType_t in)
     return right && bits[0] != bits[1] && bits[0] != bits[2] && bits[1] != bits[2] && bits[1] == bits[3];
 }
 
-// Returns whether many results of a function differ under a seed, each by at most 3 units in the last place.
+// Returns whether many results of a function differ under a seed, each by at most 3 ULP.
 static bool function_is_perturbed(float (*function)(float), uint64_t seed)
 {
     int differ = 0, worst = 0;
@@ -967,7 +974,7 @@ static bool function_is_perturbed(float (*function)(float), uint64_t seed)
 
 static void test_rounding()
 {
-    expect("CUDA_CPU_ROUNDING: a product differs from seed to seed, by rounding only, and repeats bit for bit",
+    expect("CUDA_CPU_ROUNDING: products differ between seeds only by rounding, and repeat with the same bits",
            product_is_perturbed(CUDA_R_32F) && product_is_perturbed(CUDA_R_16BF) && product_is_perturbed(CUDA_R_16F));
     struct { const char* name; float (*function)(float); } const functions[] = {
         {"__expf", [](float x) { return __expf(-x); }},
@@ -982,17 +989,17 @@ static void test_rounding()
         return right;
     });
     set_rounding(3);
-    expect("CUDA_CPU_ROUNDING: results that every machine returns exactly stay",
+    expect("CUDA_CPU_ROUNDING: results that every machine computes exactly do not change",
            __expf(0) == 1 && rsqrtf(64) == 0.125f && reciprocal_approx(8) == 0.125f && __logf(1) == 0);
     set_rounding(0);
-    expect(
-         "CUDA_CPU_ROUNDING takes a whole number",
-         child_fails(2, "CUDA_CPU_ROUNDING is \"many\"; expected a whole number", "workers", "CUDA_CPU_ROUNDING=many"));
+    expect("CUDA_CPU_ROUNDING that is not a whole number is rejected",
+           child_fails(2, "CUDA_CPU_ROUNDING is \"many\"; expected a whole number", "workers",
+                       "CUDA_CPU_ROUNDING=many"));
 }
 
 // ==== cuBLAS ============================================================================================
 
-// Compares 3 products of small integers, in one strided call, with a plain loop, in all four ways to transpose.
+// Returns whether 3 products of small integers, in one strided batch, equal a plain loop, with every transposition.
 template <class T> static bool cublas_multiplies(cublasHandle_t handle, cudaDataType_t type)
 {
     constexpr int batch = 3, m = 7, n = 5, k = 33, ld = 40, stride = ld * k;
@@ -1021,7 +1028,7 @@ static void test_cublas()
 {
     cublasHandle_t handle;
     cublasCreate(&handle);
-    expect("cuBLAS: products of float and bfloat16",
+    expect("cuBLAS: products of float and bfloat16 equal a plain loop",
            cublas_multiplies<float>(handle, CUDA_R_32F) && cublas_multiplies<__nv_bfloat16>(handle, CUDA_R_16BF));
     const float alpha = 2, beta = 1;
     Array<float> x(6), y(6);
@@ -1035,8 +1042,8 @@ static void test_cublas()
 
 // ==== tensor cores ======================================================================================
 
-// Operands are small integers, so that every order of addition gives the same float. Fragments, tiles and chunks follow
-// the PTX manual, independently of ptx.h.
+// Operands are small integers, so sums are exact in any order. Fragments, tiles and chunks follow the PTX ISA manual,
+// independently of ptx.h.
 
 struct Integers : Array<__nv_bfloat16> {
     Integers(size_t count, unsigned seed) : Array(count)
@@ -1047,20 +1054,20 @@ struct Integers : Array<__nv_bfloat16> {
     float at(size_t i) const { return data[i]; }
 };
 
-// What a kernel leaves out.
-enum class Slip { NONE, FULL_WAIT, EARLY_RELEASE, LAST_WAIT, ASYNC_FENCE, SYNCTHREADS, FRAGMENTS };
+// An error in a kernel: a removed wait, fence or barrier, or a write that comes too early.
+enum class Fault { NONE, FULL_WAIT, EARLY_RELEASE, LAST_WAIT, ASYNC_FENCE, SYNCTHREADS, FRAGMENTS };
 
 static uint32_t pair_at(const __nv_bfloat16* p)
 {
     return __bfloat16_as_ushort(p[0]) | static_cast<uint32_t>(__bfloat16_as_ushort(p[1])) << 16;
 }
 
-// Returns where 16-byte chunk `chunk` of row `row` lies in a tile of 128-byte rows.
+// Returns the address of 16-byte chunk `chunk` of row `row` in a swizzled tile of 128-byte rows.
 static char* chunk_at(char* tile, int row, int chunk) { return tile + row * 128 + (chunk ^ row % 8) * 16; }
 
 static char* shared_bytes() { return reinterpret_cast<char*>(dynamic_shared_memory); }
 
-// The arguments of cuTensorMapEncodeTiled that tests change: at first a tensor of 64 x 8 x 100 x 4.
+// The arguments of cuTensorMapEncodeTiled that tests change. By default the tensor is 64 x 8 x 100 x 4.
 struct MapRequest {
     const void* data = reinterpret_cast<const void*>(uintptr_t{1} << 20);
     uint32_t rank = 4;
@@ -1081,7 +1088,7 @@ struct MapRequest {
     }
 };
 
-// A tensor (1, rows, 1, 64) in boxes of 64 rows.
+// Returns the map of a tensor (1, rows, 1, 64) with boxes of 64 rows.
 static CUtensorMap map_of(const __nv_bfloat16* data, uint64_t rows)
 {
     CUtensorMap map{};
@@ -1089,9 +1096,10 @@ static CUtensorMap map_of(const __nv_bfloat16* data, uint64_t rows)
     return map;
 }
 
-// ---- a warp's instructions
+// ---- instructions of a warp: mma, ldmatrix, cp.async
 
-// d (16 x 8) = i + a (16 x 16) b (16 x 8), where i is the element's index. Rows of a and columns of b are consecutive.
+// Computes d (16 x 8) = i + a (16 x 16) b (16 x 8), where i is the element's index. Rows of a and columns of b are
+// contiguous.
 static bool mma_multiplies()
 {
     Integers a(16 * 16, 1), b(8 * 16, 2);
@@ -1113,7 +1121,8 @@ static bool mma_multiplies()
     });
 }
 
-// Rows of 8 numbers, 80 bytes apart; each lane names one, and notes what it gets, plain and transposed.
+// Each lane passes the address of a row of 8 numbers (row stride 80 bytes) and stores what it loads, plain and
+// transposed.
 static bool ldmatrix_loads()
 {
     Array<uint32_t> out(256);
@@ -1134,8 +1143,8 @@ static bool ldmatrix_loads()
     });
 }
 
-// Three groups of copies, of which the last two chunks are to be zeros, are read when so many groups may be pending.
-// Returns how many of each group's chunks had not landed.
+// Copies three groups of two chunks per thread; the last group is not valid and so writes zeros. Reads them when up to
+// `pending` groups may be pending. Returns for each group how many chunks had not been copied.
 template <int pending> static std::array<int, 3> missing_copies()
 {
     Array<int4> in(64 * 6), out(64 * 6);
@@ -1161,22 +1170,22 @@ template <int pending> static std::array<int, 3> missing_copies()
 
 static void test_warp_instructions()
 {
-    expect("mma_m16n8k16: fragments as in the manual, a product is added", in_every_order(mma_multiplies));
+    expect("mma_m16n8k16 adds a product, with the PTX manual's fragments", in_every_order(mma_multiplies));
     expect("ldmatrix: every lane gets its elements of four matrices, plain and transposed",
            in_every_order(ldmatrix_loads));
-    expect("cp_async: all groups have landed after a wait for all, zeros where not valid",
+    expect("cp_async: after cp_async_wait<0> all groups are complete, with zeros where not valid",
            in_every_order([] { return missing_copies<0>() == std::array<int, 3>{}; }));
-    expect("cp_async: under a seed, the groups that a wait leaves pending land partly, those before are there",
+    expect("cp_async: under a seed, cp_async_wait<1> completes all groups but the last, which is partly complete",
            under_seeds(3, 4, [] {
                const auto missing = missing_copies<1>();
                return missing[0] == 0 && missing[1] == 0 && missing[2] > 20 && missing[2] < 108;
            }));
 }
 
-// ---- the copy engine
+// ---- the copy engine (TMA)
 
-// Loads boxes of 64 (or, not swizzled, 16) x 2 x 3 x 2 of a tensor (3, 7, 5, 72): inside, over each edge, outside.
-template <Slip S = Slip::NONE> static bool boxes_land(CUtensorMapSwizzle swizzle)
+// Loads boxes of 64 (without swizzling 16) x 2 x 3 x 2 from a tensor (3, 7, 5, 72): inside, across each edge, outside.
+template <Fault S = Fault::NONE> static bool boxes_are_copied(CUtensorMapSwizzle swizzle)
 {
     constexpr int4 corners[] = {{0, 0, 0, 0},  {8, 3, 4, 1},   {16, 1, 1, 0}, {-8, 0, 0, 0}, {0, -1, 2, 0},
                                 {0, 4, -2, 2}, {3, 0, 6, -1},  {72, 0, 0, 0}, {0, 5, 0, 0},  {0, -2, 0, 0},
@@ -1200,7 +1209,7 @@ template <Slip S = Slip::NONE> static bool boxes_land(CUtensorMapSwizzle swizzle
                 mbarrier_arrive_expect_tx(barrier, bytes);
                 tma_load(shared_bytes() + 1024, &map, barrier, corner.x, corner.y, corner.z, corner.w);
             }
-            if (S != Slip::FULL_WAIT && threadIdx.x == 0) mbarrier_wait(barrier, 0);
+            if (S != Fault::FULL_WAIT && threadIdx.x == 0) mbarrier_wait(barrier, 0);
             __syncthreads();
             for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x))
                 out[i] = reinterpret_cast<uint16_t*>(shared_bytes() + 1024)[i];
@@ -1237,30 +1246,30 @@ static void test_tensor_maps()
         change(request);
         right = right && request.status() == CUDA_ERROR_INVALID_VALUE;
     }
-    expect("cuTensorMapEncodeTiled rejects what CUDA rejects: addresses, strides, extents, boxes, steps", right);
+    expect("cuTensorMapEncodeTiled rejects the addresses, strides, extents, boxes and steps that CUDA rejects", right);
     if (WARP_SIZE == 1) return;
-    expect("tma_load: boxes of four dimensions land, swizzled or not, with zeros outside of the tensor",
+    expect("tma_load copies boxes of four dimensions, swizzled or not, with zeros outside of the tensor",
            in_every_order([] {
-               return boxes_land(CU_TENSOR_MAP_SWIZZLE_128B) && boxes_land(CU_TENSOR_MAP_SWIZZLE_NONE);
+               return boxes_are_copied(CU_TENSOR_MAP_SWIZZLE_128B) && boxes_are_copied(CU_TENSOR_MAP_SWIZZLE_NONE);
            }));
 }
 
-// ---- products of a warpgroup
+// ---- wgmma
 
-// Accumulator i of this thread is element (row, column) of (64 x N).
+// Return the row and column of this thread's accumulator i in D (64 x N).
 static int row_of(int i)
 {
     return static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4 + i % 4 / 2 * 8;
 }
 static int column_of(int i) { return i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2; }
 
-// d (64 x N) = a (64 x 64) b, or d += a b; b is (N x 64) for Major::K, (64 x N) for Major::MN. Groups of 8 rows are
-// group_bytes apart (dense: 1024).
-template <int N, Major B, bool a_in_registers, Slip S>
+// Computes d (64 x N) = a (64 x 64) b, or d += a b. b is (N x 64) for Major::K, (64 x N) for Major::MN. group_bytes:
+// stride between groups of 8 rows (1024 if contiguous).
+template <int N, Major B, bool a_in_registers, Fault S>
 __global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bfloat16* b, bool add, int group_bytes)
 {
     char *a_tile = shared_bytes() + 1024, *b_tile = shared_bytes() + 32768;
-    const int block_bytes = 8 * group_bytes + 1024;  // MN: between blocks of 64 columns
+    const int block_bytes = 8 * group_bytes + 1024;  // MN: stride between blocks of 64 columns
     const auto place = [=](char* tile, int row, int chunk) {
         return chunk_at(tile + row / 8 * group_bytes, row % 8, chunk);
     };
@@ -1277,8 +1286,8 @@ __global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bflo
         else
             memcpy(place(b_tile + column / 64 * block_bytes, row, column % 64 / 8), b + row * N + column, 16);
     }
-    if (S != Slip::ASYNC_FENCE) async_fence();
-    if (S != Slip::SYNCTHREADS) __syncthreads();
+    if (S != Fault::ASYNC_FENCE) async_fence();
+    if (S != Fault::SYNCTHREADS) __syncthreads();
     float sum[N / 2];
     uint32_t fragments[4][4];
     for (int i = 0; i < N / 2; i++) sum[i] = add ? d[row_of(i) * N + column_of(i)] : NAN;
@@ -1295,14 +1304,14 @@ __global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bflo
             wgmma<N, B>(sum, operand(a_tile + 32 * k), b_operand, add || k > 0);
     }
     wgmma_commit();
-    if (S == Slip::EARLY_RELEASE) memset(a_tile + threadIdx.x * 64, 0, 64);
-    if (S == Slip::FRAGMENTS) fragments[3][3] = 0;
-    if (S != Slip::LAST_WAIT) wgmma_wait<0>(sum);
+    if (S == Fault::EARLY_RELEASE) memset(a_tile + threadIdx.x * 64, 0, 64);
+    if (S == Fault::FRAGMENTS) fragments[3][3] = 0;
+    if (S != Fault::LAST_WAIT) wgmma_wait<0>(sum);
     for (int i = 0; i < N / 2; i++) d[row_of(i) * N + column_of(i)] = sum[i];
-    if (S == Slip::LAST_WAIT) wgmma_wait<0>(sum);
+    if (S == Fault::LAST_WAIT) wgmma_wait<0>(sum);
 }
 
-template <int N, Major B, bool a_in_registers, Slip S = Slip::NONE>
+template <int N, Major B, bool a_in_registers, Fault S = Fault::NONE>
 static bool tiles_multiply(int group_bytes = 1024)
 {
     constexpr int bytes = 200 * 1024;
@@ -1325,9 +1334,10 @@ static bool tiles_multiply(int group_bytes = 1024)
     return right;
 }
 
-// Returns whether a kernel is wrong under one of a few seeds. It may end the program, so a child runs it.
+// Returns whether a kernel is wrong under one of a few seeds. It must run in a child process, because the kernel may
+// end the program.
 template <class Check> static bool goes_wrong(Check is_right) { return !under_seeds(1, 9, is_right); }
-template <Slip S, bool a_in_registers = false> static bool tiles_go_wrong()
+template <Fault S, bool a_in_registers = false> static bool tiles_go_wrong()
 {
     return goes_wrong([] { return tiles_multiply<64, Major::K, a_in_registers, S>(); });
 }
@@ -1337,49 +1347,49 @@ struct Demonstration {
     bool (*goes_wrong)();
 };
 static const Demonstration demonstrations[] = {
-    {"a kernel does not wait for a load",
-     [] { return goes_wrong([] { return boxes_land<Slip::FULL_WAIT>(CU_TENSOR_MAP_SWIZZLE_128B); }); }},
-    {"an operand is written before the product that reads it has ended", tiles_go_wrong<Slip::EARLY_RELEASE>},
-    {"a product's result is read before wgmma_wait", tiles_go_wrong<Slip::LAST_WAIT>},
-    {"fragments are written before wgmma_wait", tiles_go_wrong<Slip::FRAGMENTS, true>},
-    {"stores are not followed by async_fence", tiles_go_wrong<Slip::ASYNC_FENCE>},
-    {"warps do not wait for each other's stores", tiles_go_wrong<Slip::SYNCTHREADS>},
+    {"the wait for a tma_load",
+     [] { return goes_wrong([] { return boxes_are_copied<Fault::FULL_WAIT>(CU_TENSOR_MAP_SWIZZLE_128B); }); }},
+    {"a wgmma_wait before an operand is overwritten", tiles_go_wrong<Fault::EARLY_RELEASE>},
+    {"a wgmma_wait before the result is read", tiles_go_wrong<Fault::LAST_WAIT>},
+    {"a wgmma_wait before fragments are overwritten", tiles_go_wrong<Fault::FRAGMENTS, true>},
+    {"the async_fence after stores", tiles_go_wrong<Fault::ASYNC_FENCE>},
+    {"the __syncthreads after other warps' stores", tiles_go_wrong<Fault::SYNCTHREADS>},
 };
 
 static void test_warpgroups()
 {
-    expect("wgmma: a in shared memory or in registers, N of 64, 128 and 256, both majors, assigned and added",
+    expect("wgmma assigns and adds products, with A in shared memory or registers, N 64, 128 and 256, both majors",
            in_every_order([] {
                return tiles_multiply<64, Major::K, false>() && tiles_multiply<256, Major::K, false>() &&
                       tiles_multiply<64, Major::MN, true>() && tiles_multiply<128, Major::MN, false>() &&
                       tiles_multiply<128, Major::K, true>();
            }));
-    expect("wgmma: the stride of groups of 8 rows is the descriptor's",
+    expect("wgmma uses the descriptor's stride between groups of 8 rows",
            tiles_multiply<128, Major::K, false>(3072) && tiles_multiply<256, Major::MN, false>(2048));
     set_rounding(5);
     expect("mma and wgmma of integers are exact under CUDA_CPU_ROUNDING",
            mma_multiplies() && tiles_multiply<64, Major::K, false>());
     set_rounding(0);
     for (size_t i = 0; i < std::size(demonstrations); i++)
-        expect(std::string("it shows when ") + demonstrations[i].name,
-               run_child("slip" + std::to_string(i)).second == 1);
+        expect(std::string("under some seed the result is wrong without ") + demonstrations[i].name,
+               run_child("fault" + std::to_string(i)).second == 1);
 }
 
-// ---- misuse, and instructions that some GPUs do not have
+// ---- invalid calls, and instructions that some GPUs do not have
 
-// What the kernels below work on: a tile of shared memory and a barrier behind it, initialised unless a case leaves it.
+// The operands of the kernels below, which have 128 threads: a tile in shared memory followed by a barrier.
 struct Parts128 {
     char* tile;
     uint64_t* barrier;
     const __nv_bfloat16* data;
     const CUtensorMap* map;
-    bool first;        // thread 0
-    uint64_t operand;  // the tile's
+    bool first;        // whether this is thread 0
+    uint64_t operand;  // descriptor of the tile
     void load(void* to) const { tma_load(to, map, barrier, 0, 0, 0, 0); }
-    void init(bool done = true) const
+    void init(bool fence = true) const
     {
         if (first) mbarrier_init(barrier, 1);
-        if (first && done) fence_mbarrier_init();
+        if (first && fence) fence_mbarrier_init();
         __syncthreads();
     }
 };
@@ -1397,7 +1407,7 @@ static void product(uint64_t a, uint64_t b, bool waits = true)
 }
 
 struct Misuse {
-    std::string message;   // empty: correct
+    std::string message;   // empty: the call is valid
     Operation operation;
 };
 static const Misuse misuses[] = {
@@ -1419,7 +1429,7 @@ static const Misuse misuses[] = {
          if (!p.first) return;
          mbarrier_arrive_expect_tx(p.barrier, 16384);
          p.load(p.tile);
-         mbarrier_wait(p.barrier, 1);  // of the phase before
+         mbarrier_wait(p.barrier, 1);  // waits for the previous phase
      }},
     {"thread 0 calls mbarrier_arrive for a barrier where all 1 have arrived, before its phase has ended",
      [](const Parts128& p) {
@@ -1498,7 +1508,7 @@ static const Instruction instructions[] = {
     {"named_barrier_sync", 75, 999, [](const Parts128&) { if (threadIdx.x < 64) named_barrier_sync(1, 64); }},
 };
 
-// Runs one operation as a child; returns its exit code.
+// Runs an operation in a child process and returns the exit code.
 static int run_operation(Operation operation)
 {
     Integers data(64 * 64, 1);
@@ -1523,14 +1533,14 @@ static void test_tensor_cores()
     for (size_t i = 0; i < std::size(misuses); i++) {
         const auto [output, code] = run_child("misuse" + std::to_string(i));
         const std::string& message = misuses[i].message;
-        expect(message.empty() ? "a correct call has no message" : "message: " + message.substr(0, message.find('\n')),
+        expect(message.empty() ? "a valid call prints nothing" : "error: " + message.substr(0, message.find('\n')),
                message.empty() ? code == 0 && output.empty() : code == 1 && contains(output, message));
     }
 }
 
 // ==== emulated GPUs =====================================================================================
 
-// Returns whether the properties are those of card.h, which is the only place that has the numbers.
+// Returns whether the properties equal those in card.h, the only place that has the numbers.
 static bool describes_itself(const cuda_cpu::Card& card)
 {
     cudaDeviceProp p;
@@ -1561,19 +1571,19 @@ static bool static_shared_counts()
            cudaFuncSetAttribute(holds_4_kib, dynamic, 223 << 10) == cudaSuccess && with(223 << 10) == cudaSuccess;
 }
 
-static bool card_has_its_memory()
+static bool memory_is_the_gpus()
 {
     constexpr size_t mib = 1 << 20;
     size_t before = 0, after = 0, total = 0;
     char *most = nullptr, *more = nullptr, *blocks[3];
     cudaMemGetInfo(&before, &total);
-    const size_t pieces = before / (2 * mib) * (2 * mib);
+    const size_t all = before / (2 * mib) * (2 * mib);
     bool right = total / mib > 79 * 1024 && total / mib < 80 * 1024 && total - before > 100 * mib &&
                  total - before < 2048 * mib;
     right = right && cudaMalloc(&more, before + 1) == cudaErrorMemoryAllocation && more == nullptr;
     right =
-        right && cudaMalloc(&most, pieces) == cudaSuccess && cudaMalloc(&more, 2 * mib) == cudaErrorMemoryAllocation;
-    if (right) most[pieces - 1] = 1;  // the last byte is there
+        right && cudaMalloc(&most, all) == cudaSuccess && cudaMalloc(&more, 2 * mib) == cudaErrorMemoryAllocation;
+    if (right) most[all - 1] = 1;  // the last byte can be written
     right = right && cudaFree(most) == cudaSuccess;
     for (size_t i = 0; i < 3; i++) cudaMalloc(&blocks[i], i < 2 ? 1000 : 2 * mib + 1);
     cudaMemGetInfo(&after, &total);
@@ -1583,7 +1593,7 @@ static bool card_has_its_memory()
     return right && after == before;
 }
 
-static bool card_checks_copies()
+static bool copies_are_checked()
 {
     float host[4] = {};
     const Array<float> array(4);
@@ -1608,7 +1618,7 @@ static bool card_checks_copies()
 __global__ void set_to(float* x, float value) { *x = value; }
 __global__ void add_to(float* sum, const float* x) { *sum += *x; }
 
-// Two streams, memory on both sides (pinned holds 7, x and sum 0), and an event.
+// Two streams, device memory x and sum (both 0), pinned host memory (7), and an event.
 struct TwoStreams {
     cudaStream_t compute, copies;
     cudaEvent_t event;
@@ -1649,8 +1659,8 @@ struct TwoStreams {
     }
 };
 
-// What a program does with two streams; returns whether the result is right. Where needs_order, it is right only if a
-// stream or the host waits, which it does where `ordered`.
+// A use of two streams. is_right() runs it and returns whether the result is right; with `ordered` a stream or the host
+// waits where necessary. needs_order: without the wait, the result must be wrong under some seed.
 struct Scenario {
     const char* name;
     bool needs_order;
@@ -1671,7 +1681,7 @@ static const Scenario scenarios[] = {
          if (ordered) cudaStreamSynchronize(s.compute);
          return *s.pinned == 3;
      }},
-    {"a graph waits, and its launches follow each other", true,
+    {"a graph waits, and its launches run one after another", true,
      [](TwoStreams& s, bool ordered) {
          cudaError_t error = cudaSuccess;
          const cudaGraphExec_t graph = captured(s.compute, error, [&] {
@@ -1695,7 +1705,7 @@ static const Scenario scenarios[] = {
          alpha = 2;
          return s.result() == 49;
      }},
-    {"a stream waits for what an event has recorded by then, not for what it records later", false,
+    {"a stream waits for the last record of an event before the wait, not for later ones", false,
      [](TwoStreams& s, bool) {
          s.upload();
          s.let_compute_wait(true);
@@ -1703,7 +1713,7 @@ static const Scenario scenarios[] = {
          s.add(s.compute);
          return cudaEventSynchronize(s.event) == cudaSuccess && s.result() == 7;
      }},
-    {"the default stream orders blocking streams, but no others", true,
+    {"the default stream orders blocking streams, but not non-blocking ones", true,
      [](TwoStreams&, bool ordered) {
          TwoStreams s(ordered ? cudaStreamDefault : cudaStreamNonBlocking);
          s.upload();
@@ -1731,15 +1741,15 @@ static void test_streams()
         const auto under_each_seed = [&](bool ordered) {
             return under_seeds(1, 41, [&] { return on("h100", [&] { return is_right(ordered); }); });
         };
-        const bool shows = !scenario.needs_order || !under_each_seed(false);
-        expect(scenario.name + std::string(scenario.needs_order ? "; it shows where it does not wait" : ""),
-               under_each_seed(true) && shows && is_right(true));
+        const bool found = !scenario.needs_order || !under_each_seed(false);
+        expect(scenario.name + std::string(scenario.needs_order ? "; without the wait a result is wrong" : ""),
+               under_each_seed(true) && found && is_right(true));
     }
-    expect("without a card each call is done when it returns", [] {
+    expect("without an emulated GPU, work is complete when its call returns", [] {
         TwoStreams s;
         return scenarios[0].is_right(s, false);
     }());
-    expect("an error of queued work is returned by calls that wait, from then on", on("h100", [] {
+    expect("all calls that wait return the error of queued work", on("h100", [] {
               TwoStreams s;
               bool right = cuda_cpu::submit(s.compute, [] { return cudaErrorUnknown; }) == cudaSuccess;
               for (int call = 0; call < 2; call++)
@@ -1751,14 +1761,14 @@ static void test_streams()
 
 // ---- capture
 
-// A call while a stream is captured, and what it returns; if that is an error, the capture is invalidated.
+// A call during a capture, and its expected result. An error must invalidate the capture.
 struct CapturedCall {
     const char* name;
     cudaError_t expected;
     cudaError_t (*call)(TwoStreams&);
-    unsigned flags = cudaStreamNonBlocking;  // of the stream
+    unsigned flags = cudaStreamNonBlocking;  // of the captured stream
 };
-constexpr auto refused = cudaErrorStreamCaptureUnsupported, implicit = cudaErrorStreamCaptureImplicit;
+constexpr auto rejected = cudaErrorStreamCaptureUnsupported, implicit = cudaErrorStreamCaptureImplicit;
 static cudaError_t copy(TwoStreams& s) { return cudaMemcpy(s.x, s.pinned, 4, cudaMemcpyHostToDevice); }
 static cudaError_t launch_by_default(TwoStreams& s) { return launch({1, 1}, set_to, s.x, 1.0f); }
 static cudaError_t wait_for_event_of(TwoStreams& s, cudaStream_t stream)
@@ -1767,26 +1777,27 @@ static cudaError_t wait_for_event_of(TwoStreams& s, cudaStream_t stream)
     return cudaStreamWaitEvent(s.compute, s.event);
 }
 static const CapturedCall captured_calls[] = {
-    {"cudaFree", refused, [](TwoStreams&) { return cudaFree(nullptr); }},
-    {"cudaMemcpy", refused, copy},
-    {"cudaStreamSynchronize of another", refused, [](TwoStreams& s) { return cudaStreamSynchronize(s.copies); }},
-    {"cudaEventSynchronize", refused, [](TwoStreams& s) { return cudaEventSynchronize(s.event); }},
-    {"cudaDeviceSynchronize", refused, [](TwoStreams&) { return cudaDeviceSynchronize(); }},
-    {"cudaStreamSynchronize", refused, [](TwoStreams& s) { return cudaStreamSynchronize(s.compute); }},
-    {"cudaStreamWaitEvent, event from outside", cudaErrorStreamCaptureIsolation,
+    {"cudaFree", rejected, [](TwoStreams&) { return cudaFree(nullptr); }},
+    {"cudaMemcpy", rejected, copy},
+    {"cudaStreamSynchronize of another stream", rejected,
+     [](TwoStreams& s) { return cudaStreamSynchronize(s.copies); }},
+    {"cudaEventSynchronize", rejected, [](TwoStreams& s) { return cudaEventSynchronize(s.event); }},
+    {"cudaDeviceSynchronize", rejected, [](TwoStreams&) { return cudaDeviceSynchronize(); }},
+    {"cudaStreamSynchronize", rejected, [](TwoStreams& s) { return cudaStreamSynchronize(s.compute); }},
+    {"cudaStreamWaitEvent, event outside of the capture", cudaErrorStreamCaptureIsolation,
      [](TwoStreams& s) { return wait_for_event_of(s, s.copies); }},
     {"cudaStreamWaitEvent, event of the capture", cudaSuccess,
      [](TwoStreams& s) { return wait_for_event_of(s, s.compute); }},
-    {"cudaStreamWaitEvent of another", cudaSuccess,
+    {"cudaStreamWaitEvent of another stream", cudaSuccess,
      [](TwoStreams& s) { return cudaStreamWaitEvent(s.copies, s.event); }},
     {"launch on the default stream", cudaSuccess, launch_by_default},
-    {"cudaMemcpy beside a blocking stream", implicit, copy, cudaStreamDefault},
-    {"launch on the default stream beside a blocking one", implicit, launch_by_default, cudaStreamDefault}};
+    {"cudaMemcpy, blocking stream captured", implicit, copy, cudaStreamDefault},
+    {"launch on the default stream, blocking stream captured", implicit, launch_by_default, cudaStreamDefault}};
 
 static void test_captures(const char* card)
 {
-    const std::string what = "a capture rejects calls that free, wait or might wait, and events from outside; on a "
-                             "card also the default stream beside a blocking one; it takes other calls";
+    const std::string what = "a capture rejects calls that free or may wait, events outside of it, and, on an emulated "
+                             "GPU, the default stream if the captured stream is blocking; it accepts other calls";
     expect_each(what, captured_calls, [=](const CapturedCall& c) {
         return (*card == 0 && c.flags == cudaStreamDefault) || on(card, [&] {
             TwoStreams s(c.flags);
@@ -1810,17 +1821,17 @@ static const Case card_cases[] = {
      [](Parts& p) { p.desc.epilogue = bias_epilogue, p.d.type = CUDA_R_32F, p.desc.bias_type = CUDA_R_32F; }},
     {"aux", fine, [](Parts& p) { p.desc.epilogue = dgelu, p.aux_offset = 16; }},
     {"aux of another type", unsupported, [](Parts& p) { p.desc.epilogue = dgelu, p.desc.aux_type = CUDA_R_32F; }},
-    {"aux with rows of 20", unsupported, [](Parts& p) { p.desc.epilogue = dgelu, p.desc.aux_ld = 20; }},
+    {"aux_ld of 20", unsupported, [](Parts& p) { p.desc.epilogue = dgelu, p.desc.aux_ld = 20; }},
     {"aux at 8 bytes", unsupported, [](Parts& p) { p.desc.epilogue = dgelu, p.aux_offset = 8; }},
     {"A at 16 bytes", fine, [](Parts& p) { p.a_offset = 16; }},
     {"A at 8 bytes", invalid, [](Parts& p) { p.a_offset = 8; }},
     {"D at 2 bytes", invalid, [](Parts& p) { p.d_offset = 2; }},
-    {"A at 8 bytes, as promised", fine, [](Parts& p) { promise(p, 8), p.a_offset = 8; }},
+    {"A at 8 bytes, 8 promised", fine, [](Parts& p) { promise(p, 8), p.a_offset = 8; }},
     {"A at 4 bytes, 8 promised", invalid, [](Parts& p) { promise(p, 8), p.a_offset = 4; }},
 };
 
-// Returns whether a card has an instruction, or refuses it, as its compute capability says.
-static bool is_known_to(const cuda_cpu::Card& card, const Instruction& instruction)
+// Returns whether an emulated GPU executes an instruction if its compute capability has it, and rejects it otherwise.
+static bool follows_capability(const cuda_cpu::Card& card, const Instruction& instruction)
 {
     const auto [output, code] = run_child("instruction" + std::to_string(&instruction - instructions),
                                           std::string("CUDA_CPU_CARD=") + card.key);
@@ -1833,36 +1844,36 @@ static bool is_known_to(const cuda_cpu::Card& card, const Instruction& instructi
 static void test_cards()
 {
     if (WARP_SIZE == 1) {
-        expect("with a warp of 1 thread there are no cards",
+        expect("emulating a GPU with WARP_SIZE 1 is rejected",
                child_fails(2, "needs a build with -DWARP_SIZE=32", "global", "CUDA_CPU_CARD=h100"));
         return;
     }
     for (const cuda_cpu::Card& card : cuda_cpu::cards) {
-        expect(std::string(card.key) + ": its properties, shared memory by opt-in, tensor maps, FP8", on(card.key, [&] {
+        expect(card.key + std::string(": properties, shared memory, tensor maps, FP8 are the GPU's"), on(card.key, [&] {
                   const int capability = card.capability.number();
                   return describes_itself(card) && (MapRequest{}.status() == CUDA_SUCCESS) == (capability >= 90) &&
                          has_status(fine, true, [](Parts&) {}) == (capability >= 89);
               }));
-        expect_each(std::string(card.key) + ": instructions of tensor cores", instructions,
-                    [&](const Instruction& instruction) { return is_known_to(card, instruction); });
+        expect_each(std::string(card.key) + ": PTX instructions that the GPU does not have are rejected", instructions,
+                    [&](const Instruction& instruction) { return follows_capability(card, instruction); });
     }
-    expect("an unknown card is named, with those that are known",
+    expect("an unknown GPU is rejected with a list of those that can be emulated",
            child_fails(2, "CUDA_CPU_CARD is \"h900\"; expected one of h100, h200, a100, 4090, l40s, t4, b200", "global",
                        "CUDA_CPU_CARD=h900"));
-    expect("a kernel's __shared__ arrays count", on("h100", static_shared_counts));
-    expect("a card has its own memory, in pieces of 2 MiB, less a context's; it is NaN at first; more is rejected",
-           on("h100", card_has_its_memory));
-    expect("a card distinguishes its own memory from the host's, and knows where a block ends",
-           on("h100", card_checks_copies));
+    expect("a kernel's __shared__ arrays count towards its shared memory", on("h100", static_shared_counts));
+    expect("device memory is the GPU's less the context's, in pages of 2 MiB, and NaN at first; more is rejected",
+           on("h100", memory_is_the_gpus));
+    expect("copies whose kind does not match the memory, or that exceed an allocation, are rejected",
+           on("h100", copies_are_checked));
     test_streams();
     test_captures("h100");
-    expect_each("cuBLASLt's rules for types and alignment of epilogues and operands", card_cases,
+    expect_each("cuBLASLt checks types and alignment of epilogues and operands", card_cases,
                 [](const Case& c) { return on("h100", [&] { return has_status(c.status, false, c.change); }); });
 }
 
 // ==== atomics and groups ================================================================================
 
-// Every thread of a launch does the same to one number; what each saw before is put in order.
+// Calls operation() in every thread of a launch, on one number. Returns the final number and the sorted results.
 template <class T, class Operation>
 static std::pair<T, std::vector<T>> after_all(T first, Operation operation)
 {
@@ -1886,17 +1897,17 @@ template <class T> static bool sums_of(T value)
 
 static void test_atomics()
 {
-    expect("each atomicAdd sees another sum: int, unsigned, unsigned long long, float, double, bfloat16",
+    expect("each atomicAdd returns a different sum, for int, unsigned, unsigned long long, float, double, bfloat16",
            sums_of<int>(2) && sums_of<unsigned>(3) && sums_of<unsigned long long>(1ull << 40) && sums_of<float>(0.5f) &&
                sums_of<double>(0.125) &&
                after_all<__nv_bfloat16>(0, [](auto* n, unsigned) { return atomicAdd(n, 1); }).first == 256.0f);
     const auto wrapped = after_all<unsigned>(0, [](unsigned* n, unsigned) { return atomicInc(n, 99); });
     expect("atomicInc wraps above its bound", wrapped.first == 56 && wrapped.second.back() == 99);
     const auto won = after_all<int>(-1, [](int* n, unsigned t) { return atomicCAS(n, -1, static_cast<int>(t)); });
-    expect("atomicCAS: one of all wins",
+    expect("atomicCAS succeeds in exactly one thread",
            std::count(won.second.begin(), won.second.end(), -1) == 1 && won.second[1] == won.first);
     unsigned bits = 0xf0;
-    expect("atomicMin, atomicMax, atomicAnd, atomicOr, atomicXor, atomicSub, atomicExch",
+    expect("atomicMin, atomicMax, atomicAnd, atomicOr, atomicXor, atomicSub and atomicExch are right",
            atomicMin(&bits, 0xf1u) == 0xf0 && atomicMax(&bits, 3u) == 0xf0 &&
                atomicAnd(&bits, 0x3c) == 0xf0 && atomicOr(&bits, 0x01) == 0x30 && atomicXor(&bits, 0x11) == 0x31 &&
                atomicSub(&bits, 0x20) == 0x20 && atomicExch(&bits, 7u) == 0 && bits == 7);
@@ -1930,7 +1941,7 @@ __global__ void use_groups(unsigned* out)
 
 static void test_groups()
 {
-    expect("groups: blocks, tiles, tiles of tiles, their shuffles, votes and reductions", in_every_order([] {
+    expect("shuffles, votes and reductions of blocks, tiles and tiles of tiles are right", in_every_order([] {
               Array<unsigned> out(96);
               cuda_cpu::launch(use_groups, {1, dim3(24, 4)})(out.data);
               return out.all_are(1);
@@ -1946,7 +1957,7 @@ struct Section {
 static const Section sections[] = {
     {"blocks", test_blocks},
     {"warps", test_warps},
-    {"deaths", test_deaths},
+    {"fatal errors", test_fatal_errors},
     {"workers", test_workers},
     {"host", test_host},
     {"graphs", test_graphs},
@@ -1968,14 +1979,14 @@ static const Section sections[] = {
     {"groups", test_groups},
 };
 
-// Does what a test asks of a child; returns its exit code.
+// Runs what a test asks its child process to do; returns the exit code.
 static int run_as_child(const std::string& what)
 {
     const auto number_after = [&](const char* word) { return atoi(what.c_str() + strlen(word)); };
-    if (what.rfind("slip", 0) == 0) return demonstrations[number_after("slip")].goes_wrong() ? 1 : 0;
+    if (what.rfind("fault", 0) == 0) return demonstrations[number_after("fault")].goes_wrong() ? 1 : 0;
     if (what.rfind("instruction", 0) == 0) return run_operation(instructions[number_after("instruction")].operation);
     if (what.rfind("misuse", 0) == 0) return run_operation(misuses[number_after("misuse")].operation);
-    return do_fatal(what);
+    return run_fatal_error(what);
 }
 
 int main(int argc, char** argv)
@@ -1983,7 +1994,7 @@ int main(int argc, char** argv)
     const std::string first = argc > 1 ? argv[1] : "";
     if (first == "workers") return print_workers(argc, argv);
     if (argc == 2 && first != "--list") return run_as_child(first);
-    std::vector<std::string> wanted;   // beginnings of names
+    std::vector<std::string> wanted;   // prefixes of section names
     std::istringstream names(argc == 3 && first == "--only" ? argv[2] : "");
     for (std::string name; std::getline(names, name, ',');) wanted.push_back(name);
     for (const Section& section : sections) {
