@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""Turns what is not C++ in a .cu file into C++, so that g++ builds it against dev/cpu.
+"""Translates the CUDA syntax of a .cu file to C++, so that g++ can compile it with dev/cpu.
 
     python3 dev/cpu/rewrite.py mine.cu -o build/mine.cpp
     python3 dev/cpu/rewrite.py main.cu src/kernels.cu -o build/main.cpp -I src
 
-prints the files to compile, one for each .cu file: the first is that after -o, the others lie beside it. Included files
-that are found, beside their includer or in a folder of -I, are rewritten too, into build/main.includes/. Every line
-keeps its number, and #line keeps the file's name: compilers, debuggers and __FILE__ speak of mine.cu.
+prints the names of the files to compile, one for each .cu file: the first is the argument of -o, the others are in the
+same folder. Included files that are found, in the folder of the including file or a folder of -I, are translated too,
+into build/main.includes/. Lines keep their numbers, and #line keeps the file's name, so compiler messages, debuggers
+and __FILE__ refer to mine.cu.
 
     kernel<<<grid, block, shared, stream>>>(x, n);    becomes a call of cuda_cpu::launch (dev/cpu/launch.h)
     extern __shared__ float tile[];                   becomes a pointer to dynamic_shared_memory
-    __noinline__                                      becomes g++'s attribute (as a macro it would spoil g++'s headers)
+    __noinline__                                      becomes g++'s attribute (a macro would break g++'s headers)
 
-What dev/cpu has not, such as textures or Thrust, is an error of the compiler, which names file and line. #if is left to
-the preprocessor: launches in all its branches are translated, and a template kernel that several branches define alike
-is launched by what stands behind the first.
+For features that dev/cpu does not emulate, such as textures or Thrust, the compiler reports an error with file and
+line. #if is left to the preprocessor: launches in all its branches are translated. If several branches define a
+template kernel with the same signature, its launcher stands after the first.
 """
 import argparse
 import os
@@ -42,7 +43,7 @@ class Token:
 
 
 def tokenize(text):
-    """The tokens of a file. `directive` is the number of the preprocessor line a token is in, or None."""
+    """Returns the tokens of a file. `directive` is the number of a token's preprocessor directive, or None."""
     tokens, line, directive, line_is_fresh, count = [], 1, None, True, 0
     for match in TOKEN.finditer(text):
         kind, word = match.lastgroup, match.group()
@@ -63,18 +64,19 @@ OPENING, CLOSING = {"(": ")", "[": "]", "{": "}"}, {")": "(", "]": "[", "}": "{"
 
 
 class Tokens(list):
-    """Tokens with what a parser asks of them."""
+    """A list of tokens, with the queries of a parser. Positions are indices in the list."""
 
     def is_run(self, i, mark):
-        """Whether three marks, <<< or >>>, begin at i. (Some formatters put a space between, which nvcc takes.)"""
+        """Returns whether <<< or >>> begins at i. (Some formatters put spaces in between, which nvcc accepts.)"""
         return all(self.text(i + k) == mark for k in range(3))
 
     def text(self, i):
         return self[i].text if 0 <= i < len(self) else ""
 
     def partner(self, places, begin, end):
-        """Where the partner of the bracket at the first of these places is, or None. `begin` has the brackets that
-        begin a pair on the way, with their partners, `end` the partners. An angle in other brackets is a comparison."""
+        """Returns the position of the bracket that matches the one at the first of these places, or None. `begin` maps
+        the brackets that open a pair in the direction of the search to their partners; `end` lists the partners. An
+        angle bracket within other brackets is a comparison."""
         stack = []
         for j in places:
             word = self[j].text
@@ -90,16 +92,16 @@ class Tokens(list):
         return None
 
     def match(self, i):
-        """Where the bracket that opens at i is closed, or None."""
+        """Returns the position of the bracket that closes the one at i, or None."""
         return self.partner(range(i, len(self)), OPENING, CLOSING)
 
     def match_back(self, i):
-        """Where the bracket that closes at i was opened, or None. Angles count only if i is one."""
+        """Returns the position of the bracket that matches a closing one at i, or None. < and > count only if i is >."""
         angles = {">": "<"} if self[i].text == ">" else {}
         return self.partner(range(i, -1, -1), {**CLOSING, **angles}, [*OPENING, *angles.values()])
 
     def match_angle(self, i):
-        """Where template arguments that open at i are closed, or None if they seem to be no such thing."""
+        """Returns the position of the > that closes template arguments opened at i, or None if < is less-than."""
         j = i + 1
         while j < len(self):
             word = self[j].text
@@ -118,7 +120,7 @@ class Tokens(list):
         return None
 
     def split(self, first, last):
-        """[first, last) cut at the commas that are outside of brackets of all kinds."""
+        """Splits [first, last) at the commas outside of brackets of any kind."""
         parts, begin, j = [], first, first
         while j < last:
             if self[j].text in OPENING:
@@ -132,7 +134,7 @@ class Tokens(list):
         return parts + [self[begin:last]] if begin < last or parts else []
 
 
-# ---- kernels: their declarations
+# ---- declarations of kernels
 
 WORDS_BEFORE_PARENTHESES = {"__launch_bounds__", "__attribute__", "__align__", "alignas", "__cluster_dims__",
                             "__maxnreg__", "decltype", "__declspec"}
@@ -153,7 +155,8 @@ def without_default(part):
 
 
 def place_of_name(part):
-    """Where the name of a parameter is, or would be, in its declaration; and whether it is there."""
+    """Returns the position of a parameter's name in its declaration, and whether there is a name. Without one, the
+    position is where it would be."""
     for j in range(len(part) - 2):
         if part[j].text in ("*", "&") and part[j - 1].text == "(" and part[j + 1].kind == "name":
             return j + 1, True
@@ -166,7 +169,7 @@ def place_of_name(part):
 
 
 class Parameter:
-    """A parameter of a function, or of a template: its type's words, its name (given one where it has none)."""
+    """A parameter of a function or a template: its type and its name, generated if the declaration has none."""
 
     def __init__(self, part, number):
         self.pack = any(t.text == "." for t in part)
@@ -191,13 +194,13 @@ class TemplateParameter(Parameter):
     def __init__(self, part, number):
         super().__init__(part, number)
         declared, _ = without_default(part)
-        # "class T" is a name after a word that is no type: unlike a function's, it has one.
+        # In "class T", T is the name. Parameter() takes it for a part of the type, as in a function's parameter.
         if len(declared) > 1 and declared[-1].kind == "name" and declared[-2].text in ("class", "typename", "."):
             self.name, self.type = declared[-1].text, spell(declared[:-1]).replace(". . .", "...")
 
 
 class Kernel:
-    """A kernel's declaration or definition, which ends at `end`: there its launcher can stand."""
+    """A declaration or definition of a kernel. Its launcher is inserted at `end`, the offset at which it ends."""
 
     def __init__(self, name, template, parameters, end):
         self.name, self.template, self.parameters, self.end = name, template, parameters, end
@@ -207,8 +210,8 @@ class Kernel:
         return str((template, [p.signature() for p in self.parameters]))
 
     def launcher(self):
-        """A function with the kernel's parameters behind a configuration: overloads, template arguments, conversions
-        and default arguments then go as in any call."""
+        """Returns the text of a function whose parameters are a configuration and the kernel's parameters. Overloads,
+        template arguments, conversions and default arguments of a launch then work as in any call."""
         head = ""
         kernel = self.name
         if self.template is not None:
@@ -223,7 +226,8 @@ class Kernel:
 
 
 def find_template(tokens, i):
-    """The parameters of the template whose declaration the token at i is part of, or None; [] for template <>."""
+    """Returns the template parameters of the declaration that contains the token at i, or None if it is not a template;
+    [] for template <>."""
     j = i - 1
     while j >= 0 and (tokens[j].kind in ("name", "string")) and tokens[j].text != "template":
         j -= 1
@@ -236,7 +240,8 @@ def find_template(tokens, i):
 
 
 def find_parameters(tokens, i):
-    """From a qualifier at i on: where the function's name is, and the brackets of its parameters."""
+    """Returns the positions of a function's name and of the parentheses around its parameters. i: the position of its
+    qualifier. Returns None if there is no function."""
     j = i + 1
     while j < len(tokens) and tokens[j].text not in (";", "{", "}", "="):
         if tokens[j].text == "(":
@@ -253,12 +258,12 @@ def find_parameters(tokens, i):
 # ---- one file
 
 
-class NotRewritten(Exception):
-    """A launch that is none: its file and line."""
+class InvalidLaunch(Exception):
+    """A <<< that does not begin a launch. The text names file and line."""
 
 
 class File:
-    """A file's tokens, and what was found in them."""
+    """A file's tokens, the kernels, functions and includes found in them, and the edits to make."""
 
     def __init__(self, text, name, open_include=lambda spelled, quoted: None):
         self.source, self.name = text, name
@@ -281,7 +286,7 @@ class File:
             self.includes.append((rest[0].at, rest[-1].end, place))
 
     def find_functions(self):
-        """Notes the kernels, and the names of all other functions."""
+        """Finds the kernels, and the names of all other functions."""
         tokens, own_places = self.tokens, set()
         for i, token in enumerate(tokens):
             found = find_parameters(tokens, i) if token.text == "__global__" else None
@@ -295,15 +300,15 @@ class File:
             if tokens.text(end) == "{":
                 end = tokens.match(end)
             if end is not None and tokens.text(end) in ("}", ";"):
-                self.note_kernel(i, name, open_, close, end)
+                self.add_kernel(i, name, open_, close, end)
         self.functions = {tokens[i].text for i in range(len(tokens) - 1)
                           if tokens[i].kind == "name" and tokens[i + 1].text == "(" and i not in own_places}
 
-    def note_kernel(self, i, name, open_, close, end):
+    def add_kernel(self, i, name, open_, close, end):
         tokens = self.tokens
         template = find_template(tokens, i)
         if template == [] or tokens[name].kind != "name":
-            return  # a specialisation, or what a macro makes
+            return  # a specialisation, or a name that a macro generates
         parts = tokens.split(open_ + 1, close)
         if len(parts) == 1 and spell(parts[0]) == "void":
             parts = []
@@ -316,7 +321,7 @@ class File:
         self.edits.append((begin, end, text))
 
     def rewrite(self, with_launcher):
-        """The text as C++. Kernels of these names are launched by their launchers; the others by their address."""
+        """Returns the text as C++. Kernels in with_launcher are launched by their launchers, the others by address."""
         for kernel in self.kernels:
             if kernel in with_launcher.get(kernel.name, ()):
                 self.edit(kernel.end, kernel.end, kernel.launcher())
@@ -339,21 +344,21 @@ class File:
         close = end_of_configuration(tokens, i + 3)
         first, name = start_of_callee(tokens, i)
         if close is None or first is None:
-            raise NotRewritten(f"{self.name}:{tokens[i].line}: <<<: expected a launch, "
-                               "kernel<<<grid, block>>>(arguments)")
-        (open_, done), arguments = (tokens[i].at, tokens[close + 2].end), tokens[close + 3]
+            raise InvalidLaunch(f"{self.name}:{tokens[i].line}: <<<: expected a launch, "
+                                "kernel<<<grid, block>>>(arguments)")
+        (open_, end), arguments = (tokens[i].at, tokens[close + 2].end), tokens[close + 3]
         if name is not None and with_launcher.get(tokens[name].text):
             self.edit(tokens[name].at, tokens[name].at, "cuda_cpu_launch_")
             self.edit(open_, tokens[i + 2].end, "(::cuda_cpu::Configuration(")
-            self.edit(tokens[close].at, done, ")")
+            self.edit(tokens[close].at, end, ")")
             self.edit(arguments.at, arguments.end, "" if tokens.text(close + 4) == ")" else ", ")
         else:
             self.edit(tokens[first].at, tokens[first].at, "::cuda_cpu::launch(")
             self.edit(open_, tokens[i + 2].end, ", ::cuda_cpu::Configuration(")
-            self.edit(tokens[close].at, done, "))")
+            self.edit(tokens[close].at, end, "))")
 
     def rewrite_shared(self, tokens, i, is_file):
-        """extern __shared__ T name[]: what else is __shared__, the macro makes thread_local."""
+        """Translates extern __shared__ T name[]. (Other __shared__ variables become thread_local by the macro.)"""
         begin = i
         while begin > 0 and tokens[begin - 1].kind == "name":
             begin -= 1
@@ -376,7 +381,7 @@ class File:
                   f"{keep}{kind}* const {words[place].text} = reinterpret_cast<{kind}*>(dynamic_shared_memory)")
 
     def is_in_function(self, i):
-        """Whether a bracket is open at i that is not a namespace's."""
+        """Returns whether i is within braces other than those of a namespace."""
         stack = []
         for j, token in enumerate(self.tokens[:i]):
             if token.text == "{" and token.kind == "mark":
@@ -393,8 +398,9 @@ class File:
 
 
 def end_of_configuration(tokens, i):
-    """Where the >>> is that closes a configuration which begins at i: a "(" follows, and every < that opened template
-    arguments is closed. A < behind a name is taken for such, and where that leads nowhere, for "less than"."""
+    """Returns the position of the >>> that closes a configuration beginning at i, or None. A "(" must follow it, and
+    template arguments in between must be closed. A < after a name is tried as the start of template arguments, and if
+    that finds no >>>, as less-than."""
     while i < len(tokens):
         word = tokens[i].text
         if tokens.is_run(i, ">") and tokens.text(i + 3) == "(":
@@ -415,7 +421,7 @@ def end_of_configuration(tokens, i):
 
 
 def start_of_callee(tokens, i):
-    """Where the expression before <<< begins, and where the kernel's name is in it, if it ends with one."""
+    """Returns the positions of the start of the expression before <<<, and of the kernel's name if it ends with one."""
     j, name = i - 1, None
     if tokens.text(j) == ">":
         j = tokens.match_back(j)
@@ -435,7 +441,7 @@ def start_of_callee(tokens, i):
         before = tokens.text(j - 1)
         if before == "template":
             j, before = j - 1, tokens.text(j - 2)
-        if before == "#" and tokens.text(j - 2) == "#":  # the names that a macro joins
+        if before == "#" and tokens.text(j - 2) == "#":  # a name that a macro concatenates
             name, j = None, j - 3
         elif before in (".", "->", "::"):
             scope = j - 2
@@ -451,15 +457,16 @@ def start_of_callee(tokens, i):
 
 # ---- programs of several files
 
-# The keyword of inline PTX becomes a name that the compiler's error shows, where #if does not leave it out.
+# asm, the keyword of inline PTX, becomes an undeclared name that explains the compiler's error. Code that #if excludes
+# causes no error.
 PROLOGUE = ("#include <cuda_runtime.h>\n#define __CUDACC__ 1\n#define __CUDACC_VER_MAJOR__ 13\n"
             "#define asm dev_cpu_has_no_inline_PTX\n")
 
 
 def needing_launchers(files):
-    """By name, the declarations behind which a launcher has to stand: of templates, of overloaded kernels (also by a
-    host function), and of those with default arguments. The others' addresses say enough. Each signature's first
-    declaration has it."""
+    """Returns by name the kernel declarations that need a launcher: templates, overloaded kernels (also if a host
+    function has the same name), and kernels with default arguments. All others can be launched by address. The launcher
+    stands after the first declaration of each signature."""
     by_name = {}
     for kernel in (kernel for file in files for kernel in file.kernels):
         by_name.setdefault(kernel.name, {}).setdefault(kernel.signature(), kernel)
@@ -474,7 +481,7 @@ def line_directive(name):
 
 
 class Program:
-    """A .cu file and what it includes, each to be written once."""
+    """A .cu file and the files that it includes. Each is written once."""
 
     def __init__(self, folders=()):
         self.folders, self.files = list(folders), {}
@@ -520,7 +527,7 @@ class Program:
                 file.write(text)
 
     def declares(self, name):
-        """Whether the program gives this name, which the build defines as a macro, a meaning of its own."""
+        """Returns whether the program defines this name, which the build defines as a macro."""
         return any(
             any(body.text(2) == name for body in file.bodies) or
             any(token.text == name and file.tokens[i - 1].kind == "name" and file.tokens[i - 1].text != "return"
@@ -544,7 +551,7 @@ def main():
         outputs.append(arguments.output if n == 0 else f"{stem}-{n}-{name}{extension}")
         try:
             Program(arguments.folders).write(os.path.normpath(path), outputs[-1])
-        except NotRewritten as error:
+        except InvalidLaunch as error:
             print(error, file=sys.stderr)
             return 2
     print("\n".join(outputs))

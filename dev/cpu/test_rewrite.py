@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of rewrite.py: small .cu texts are rewritten, compiled against dev/cpu and run.
+"""Tests of rewrite.py: translates small .cu files, compiles them with dev/cpu and runs them.
 
     python3 dev/cpu/test_rewrite.py
 """
@@ -24,7 +24,7 @@ def expect(holds, text, detail=""):
 
 
 class World:
-    """A folder with a program's files; everything runs in it, as a user's command would."""
+    """A folder with a program's files. Commands run in it, as a user's would."""
 
     def __init__(self, scratch, name, files):
         self.folder = os.path.join(scratch, name)
@@ -46,15 +46,15 @@ class World:
                         "-DWARP_SIZE=32", *files, "-o", "program", "-lboost_context")
 
     def build_and_run(self, *arguments):
-        """What the program prints: the words behind each line's first, by that."""
+        """Returns what the program prints: for each line, the first word as key and the rest as value."""
         rewritten = self.rewrite(*arguments)
         if rewritten.returncode != 0:
             raise RuntimeError(rewritten.stderr)
         compiled = self.compile(*rewritten.stdout.split())
         if compiled.returncode != 0:
             raise RuntimeError(compiled.stderr[:2000])
-        said = self.run("./program")
-        return dict(line.split(" ", 1) for line in said.stdout.splitlines() if " " in line)
+        result = self.run("./program")
+        return dict(line.split(" ", 1) for line in result.stdout.splitlines() if " " in line)
 
 
 # ---- launches
@@ -144,32 +144,32 @@ def test_launches(scratch):
     got = world.build_and_run("mine.cu")
     line = next(n for n, text in enumerate(LAUNCHES.split("\n"), 1) if "__LINE__" in text)
     for name, expected, what in [
-            ("explicit", "6 6", "template arguments and a configuration over three lines"),
+            ("explicit", "6 6", "explicit template arguments and a configuration over three lines"),
             ("deduced", "3 3", "deduced template arguments; templates, commas and lambdas in a configuration"),
-            ("forward", "7", "a template that is declared before it is defined, with a default argument"),
-            ("overload_default", "12", "the overload with a default argument"),
-            ("overload", "11", "the overload with the argument"),
-            ("overload_null", "13", "the overload for another type; NULL becomes an int as in C++"),
-            ("conversion", "257", "int becomes size_t, float* const float*; < is less than"),
+            ("forward", "7", "a template that is declared before its definition, with a default argument"),
+            ("overload_default", "12", "an overload with a default argument"),
+            ("overload", "11", "the same overload with the argument"),
+            ("overload_null", "13", "an overload for another type; NULL converts to int as in C++"),
+            ("conversion", "257", "conversions of int to size_t and float* to const float*; < as less-than"),
             ("macro", "6", "a launch in a macro's body"), ("in_macro", "7", "a launch in a macro's argument"),
-            ("parameter", "5", "a kernel that is a parameter"), ("pointer", "2", "kernels in an array of pointers"),
-            ("lambda", "13", "a lambda as argument"), ("pack", "6.5", "a pack of parameters"),
-            ("number", "4", "a template's number, explicit"), ("specialised", "55", "and a specialisation, deduced"),
-            ("spaces", "3", "<< < and >> >"), ("same_name", "2", "a host function of the kernel's name"),
+            ("parameter", "5", "a kernel passed as a parameter"), ("pointer", "2", "kernels in an array of pointers"),
+            ("lambda", "13", "a lambda as argument"), ("pack", "6.5", "a parameter pack"),
+            ("number", "4", "an explicit integer template argument"), ("specialised", "55", "a deduced specialisation"),
+            ("spaces", "3", "<< < and >> >"), ("same_name", "2", "a host function with the kernel's name"),
             ("braces", "234", "a configuration in braces"),
             ("member", "213", "a launch in a member function"), ("noinline", "1", "__noinline__"),
-            ("error", "cudaErrorInvalidConfiguration", "cudaGetLastError tells what was wrong with a launch"),
-            ("graph", "0 6", "a launch into a stream that is captured"),
-            ("text", 'simple<<<1, 2>>>(3) // " no simple<<<1, 2>>>(3))"  " 1000000', "strings stay what they are"),
-            ("line", f"{line} mine.cu", "__LINE__ and __FILE__ are the user's")]:
+            ("error", "cudaErrorInvalidConfiguration", "cudaGetLastError returns the error of a launch"),
+            ("graph", "0 6", "a launch into a captured stream"),
+            ("text", 'simple<<<1, 2>>>(3) // " no simple<<<1, 2>>>(3))"  " 1000000', "strings are not changed"),
+            ("line", f"{line} mine.cu", "__LINE__ and __FILE__ refer to the user's file")]:
         expect(got.get(name) == expected, f"{what}: {expected}", f"found {got.get(name)}")
-    expect("check failed" not in str(got), "and no other launch failed")
+    expect("check failed" not in str(got), "no other launch fails")
     with open(os.path.join(world.folder, "build/program.cpp")) as file:
         text = file.read()
     lines = text[text.index('#line 1 "mine.cu"\n'):].split("\n")[1:]
     words = [re.findall(r"\w+", line) for line in LAUNCHES.replace("__noinline__", "noinline").split("\n")]
     moved = [n for n, line in enumerate(words, 1) if any(word not in lines[n - 1] for word in line)]
-    expect(len(lines) == len(words) and not moved, "every word is in the line that it was in", str(moved))
+    expect(len(lines) == len(words) and not moved, "every word stays in its line", str(moved))
 
 
 # ---- shared memory
@@ -214,14 +214,14 @@ int main()
 def test_shared(scratch):
     got = World(scratch, "shared", {"mine.cu": SHARED}).build_and_run("mine.cu")
     for i, (expected, what) in enumerate([
-            (1, "aligned bytes"), (5, "seen again through a struct's array of ints"),
-            (5, "volatile"), (0, "alignment"), (8, "a declaration on two lines"),
-            (40, "pointers"), (9, "declared outside of functions"),
-            (4, "a static array of a type with a constructor"), (32, "a program may name something WARP_SIZE"),
-            (8, "outside of functions too it is each block's own")]):
+            (1, "an array of aligned bytes"), (5, "the same memory through a struct's array of ints"),
+            (5, "a volatile array"), (0, "alignment"), (8, "a declaration on two lines"),
+            (40, "an array of pointers"), (9, "an array declared outside of functions"),
+            (4, "a static array of a type with a constructor"), (32, "a program may define WARP_SIZE"),
+            (8, "each block has its own array, also outside of functions")]):
         expect(got.get(str(i)) == str(expected), f"shared memory: {what}", f"found {got.get(str(i))}")
     line = next(n for n, text in enumerate(SHARED.split("\n"), 1) if "__LINE__" in text)
-    expect(got.get("line") == str(line), "and lines keep their numbers", f"found {got.get('line')}, expected {line}")
+    expect(got.get("line") == str(line), "lines keep their numbers", f"found {got.get('line')}, expected {line}")
 
 
 # ---- files
@@ -255,19 +255,20 @@ FILES = {
 def test_files(scratch):
     world = World(scratch, "files", FILES)
     got = world.build_and_run("main.cu", "src/other.cu", "-I", "include")
-    expect(got.get("header") == "8", "a kernel of an included file's included file, once however often it is named")
-    expect(got.get("other") == "11 up/kernels.cuh", "a second .cu file; included files keep their names", str(got))
+    expect(got.get("header") == "8", "a kernel in a nested include file that is included twice can be launched")
+    expect(got.get("other") == "11 up/kernels.cuh", "a second .cu file is translated; included files keep their names",
+           str(got))
     where = world.run("sh", "-c", "nm -C -l program | grep 'void twice<float>'").stdout
-    expect("up/kernels.cuh:3" in where, "the debugger knows a kernel's file and line", where)
+    expect("up/kernels.cuh:3" in where, "the debug information has a kernel's file and line", where)
     World(scratch, "files", {"wrong.cu": "__global__ void k() {}\nint main() {\n  k<<<1,\n   1>>>();\n  wrong;\n}\n"})
-    said = world.compile(*world.rewrite("wrong.cu").stdout.split()).stderr
-    expect("wrong.cu:5:3: error" in said, "the compiler's errors name the user's file and line", said[:200])
+    errors = world.compile(*world.rewrite("wrong.cu").stdout.split()).stderr
+    expect("wrong.cu:5:3: error" in errors, "compiler errors name the user's file and line", errors[:200])
     missing = world.rewrite("nowhere.cu")
     expect(missing.returncode == 2 and missing.stderr == "nowhere.cu: no such file; expected a .cu file\n",
-           "a file that is not there", missing.stderr)
+           "a missing file is rejected", missing.stderr)
 
 
-# ---- what is not translated
+# ---- features that are not translated
 
 OTHERS = {"ptx.cu": """
     #define FENCE() asm("fence;")
@@ -290,18 +291,18 @@ OTHERS = {"ptx.cu": """
 def test_others(scratch):
     world = World(scratch, "others", OTHERS)
     expect(world.build_and_run("ptx.cu").get("ptx") == "3",
-           "what #if leaves out, and macros that are not used, may be PTX")
-    said = world.compile(*world.rewrite("ptx.cu").stdout.split(), warnings=["-DWITH_PTX"]).stderr
-    expect("dev_cpu_has_no_inline_PTX" in said and "ptx.cu:11:5:" in said,
-           "inline PTX is an error that names its line", said)
-    said = world.rewrite("launch.cu")
-    expect(said.returncode == 2 and
-           said.stderr == "launch.cu:2: <<<: expected a launch, kernel<<<grid, block>>>(arguments)\n",
-           "an incomplete launch is named by file and line", said.stderr)
+           "inline PTX in code that #if excludes, or in an unused macro, is accepted")
+    errors = world.compile(*world.rewrite("ptx.cu").stdout.split(), warnings=["-DWITH_PTX"]).stderr
+    expect("dev_cpu_has_no_inline_PTX" in errors and "ptx.cu:11:5:" in errors,
+           "other inline PTX is a compiler error with its line", errors)
+    result = world.rewrite("launch.cu")
+    expect(result.returncode == 2 and
+           result.stderr == "launch.cu:2: <<<: expected a launch, kernel<<<grid, block>>>(arguments)\n",
+           "an incomplete launch is rejected with its file and line", result.stderr)
 
 
 def test(name, function, *arguments):
-    """An exception fails a part of the tests, not the rest of them."""
+    """Runs one function of tests. An exception fails only that function's tests."""
     print(name)
     try:
         function(*arguments)
