@@ -41,8 +41,7 @@ template <typename T> double stored_as(double x) { return static_cast<float>(sta
 
 static uint64_t random_calls = 0;
 
-// Returns n uniform random values between low and high, rounded to T. Each call returns other values; every run of the
-// program returns the same ones.
+// Returns n uniform random values between low and high, rounded to T. They differ between calls, not between runs.
 
 template <typename T> Values random_values(size_t n, double low = -1, double high = 1) {
     const uint64_t seed = splitmix64(++random_calls);
@@ -54,14 +53,12 @@ template <typename T> Values random_values(size_t n, double low = -1, double hig
     return values;
 }
 
-// Returns a copy of n elements of device memory.
 template <typename T> std::vector<T> from_device(const T* from, size_t n) {
     std::vector<T> values(n);
     download(values.data(), from, n * sizeof(T));
     return values;
 }
 
-// Owns device memory for n elements of T.
 template <typename T> class DeviceArray {
 public:
     explicit DeviceArray(size_t n) : size_(n) {
@@ -126,8 +123,7 @@ struct Number {
     Number() = default;
     Number(double exact) : value(exact) {}
     Number(double v, double e) : value(v), error(e) {}
-    // The error is U times the larger of the terms and the sum, not of the sum alone: another order may add the larger
-    // term before the terms that cancel it.
+    // U times the larger of terms and sum: another order may add the larger term before the terms that cancel it.
     Number& operator+=(const Number& b) {
         const double larger_term = std::max(std::abs(value), std::abs(b.value));
         value += b.value;
@@ -250,8 +246,7 @@ public:
             note(error == 0 ? 0 : std::isnan(error) ? INFINITY : error / allowed, what, i, got[i], e.value);
         }
     }
-    // Compares values that must be equal: the tolerance, half an ulp of double, is below the difference of any two
-    // values with at most 24 bits.
+    // Compares exactly: values of at most 24 bits that differ do so by more than the tolerance, half an ulp of double.
     void equal(const char* what, const Values& got, const Values& expected) {
         compare<double>(what, got, numbers(expected));
     }
@@ -666,7 +661,7 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s, bool
 // Tests the kernels that --tensor-cores KIND selects. Lengths are parts of a tile, whole tiles and several tiles. Batch
 // size and number of heads vary from case to case; with six lengths, the first one always has one of each.
 void test_attention_kernels(TensorCores kind, const std::vector<int>& head_sizes, const std::vector<int>& lengths) {
-    const TensorCores usual = std::exchange(device.tensor_cores, kind);
+    const TensorCores saved = std::exchange(device.tensor_cores, kind);
     const std::string on = format(" on %s with %d multiprocessors", name_of(kind),
                                   device.properties.multiProcessorCount);
     {
@@ -679,7 +674,7 @@ void test_attention_kernels(TensorCores kind, const std::vector<int>& head_sizes
                 n++;
             }
     }
-    device.tensor_cores = usual;
+    device.tensor_cores = saved;
 }
 
 TEST("kernels: attention") {
@@ -694,19 +689,19 @@ TEST("kernels: attention") {
     // one to the next. With few multiprocessors small sizes have several tiles per block, too. 650 queries have more
     // key tiles than a ring buffer has stages, and leave one warpgroup of the last query tile without rows.
     if (!has_tensor_cores(TensorCores::WGMMA)) return;
-    const int usual = device.properties.multiProcessorCount;
+    const int saved = device.properties.multiProcessorCount;
     for (int multiprocessors : {1, 3}) {
         device.properties.multiProcessorCount = multiprocessors;
         test_attention_kernels(TensorCores::WGMMA, {64, 128}, {65, 650});
     }
-    device.properties.multiProcessorCount = usual;
+    device.properties.multiProcessorCount = saved;
 }
 
 // ==== decode attention =======================================================
 
 // T: fewer keys than a block has warps, as many, and more.
 TEST("kernels: decode attention") {
-    const TensorCores usual = std::exchange(device.tensor_cores, TensorCores::NONE);   // operand() must not round
+    const TensorCores saved = std::exchange(device.tensor_cores, TensorCores::NONE);   // operand() must not round
     {
         Trial trial("attention_decode");
         int n = 0;
@@ -724,7 +719,7 @@ TEST("kernels: decode attention") {
                 trial.compare<floatX>("out", got[0], {all.end() - s.C(), all.end()});
             }
     }
-    device.tensor_cores = usual;
+    device.tensor_cores = saved;
 }
 
 // ==== naive attention ========================================================
@@ -973,8 +968,7 @@ std::vector<MatmulSize> matmul_sizes() {
     return sizes;
 }
 
-// A random matrix on the host, on the device, and as an operand of a matmul. Fp8Matrix in test_fp8.cuh has the same
-// members.
+// A random matrix on the host, on the device and as an operand. Fp8Matrix in test_fp8.cuh has the same members.
 struct Matrix {
     Values values;
     DeviceArray<floatX> array;
@@ -1090,7 +1084,6 @@ struct RawTensor {
     std::string bytes;
 };
 
-// Returns the contents of a safetensors file.
 std::string safetensors(const std::vector<RawTensor>& tensors) {
     json header;
     std::string data;
@@ -1390,14 +1383,14 @@ TEST("model against PyTorch") {
     }
 }
 
-// Compares with the portable attention kernels. Limits: 2 ulps of BF16, 8 of FP16.
+// Compares with the portable attention kernels to one ulp of 1.0 in floatX.
 TEST("tensor cores in the model") {
     const Setup s = small_setup({1, 2, 128, 200, 300}, 1, 193);
     auto pass = [&](TensorCores kind) {
-        const TensorCores usual = std::exchange(device.tensor_cores, kind);
+        const TensorCores saved = std::exchange(device.tensor_cores, kind);
         TestModel m(s);
         const Pass result = forward_backward(m, random_batch(s));
-        device.tensor_cores = usual;
+        device.tensor_cores = saved;
         return result;
     };
     const Pass portable = pass(TensorCores::NONE);
@@ -1407,9 +1400,8 @@ TEST("tensor cores in the model") {
         const std::string name = name_of(kind);
         const Pass got = pass(kind);
         expect(got.logits != portable.logits, name + ": other kernels run than the portable ones");
-        Near(name + ": logits equal those of the portable kernels", relative_l2(got.logits, portable.logits), limit);
-        Near(name + ": gradients equal those of the portable kernels", relative_l2(got.gradients, portable.gradients),
-             limit);
+        Near(name + ": logits equal the portable kernels'", relative_l2(got.logits, portable.logits), limit);
+        Near(name + ": gradients equal the portable kernels'", relative_l2(got.gradients, portable.gradients), limit);
     }
 }
 
@@ -1476,8 +1468,7 @@ size_t free_memory() {
     return available;
 }
 
-// Allocates a model and expects plan()'s bytes. A GPU allocates in multiples of up to 2 MiB, so the decrease of its
-// free memory may differ by 2 MiB per block.
+// Allocates a model and expects plan()'s bytes. A GPU rounds each block up to at most 2 MiB more.
 void expect_planned(const std::string& text, const Setup& setup) {
     const size_t granularity = device.is_cpu() ? 0 : 2 << 20;
     const Plan p = plan(setup);
@@ -1528,11 +1519,11 @@ TEST("memory") {
     expect(exact, "largest_micro_batch() is exact to one byte of memory");
 
     // Without launch()'s check CUDA reports only "invalid argument" if a kernel needs more shared memory than there is.
-    const size_t usual = device.properties.sharedMemPerBlockOptin, needed = SHARED_WITHOUT_OPT_IN + 16;
+    const size_t saved = device.properties.sharedMemPerBlockOptin, needed = SHARED_WITHOUT_OPT_IN + 16;
     auto launch_error = [&](size_t most) {
         device.properties.sharedMemPerBlockOptin = most;
         const std::string error = error_of([&] { launch("hold", hold_kernel, 1, 1, needed, 1LL); });
-        device.properties.sharedMemPerBlockOptin = usual;
+        device.properties.sharedMemPerBlockOptin = saved;
         return error;
     };
     const std::string error = launch_error(needed - 1);
@@ -1562,8 +1553,7 @@ TEST("folders: weights of other tools") {
         for (RawTensor& tensor : renamed) tensor.name = prefix + tensor.name.substr(strlen("transformer."));
         renamed.push_back(tensor_named(prefix + "wte.weight", renamed));
         renamed.back().name = (prefix[0] == '_' ? "_orig_mod." : "") + std::string("lm_head.weight");
-        expect(read_as(renamed) == expected,
-               "weights with the prefix '" + prefix + "' and a copy of the tied head are read");
+        expect(read_as(renamed) == expected, "weights named '" + prefix + "...' with a copy of the tied head are read");
     }
     std::vector<RawTensor> masks = tensors;
     masks.push_back({"transformer.h.0.attn.bias", "U8", {1, 1, 4, 4}, std::string(16, 1)});
@@ -1775,8 +1765,8 @@ TEST("evaluation") {
     const Tokens tokens(scratch("@/eval_*.bin"));
     const double of_all = plain_loss("@/ours", tokens, 11, {0, 1, 2, 3, 4, 5, 6});
     const double of_three = plain_loss("@/ours", tokens, 11, {0, 2, 4});
-    Near all("mean loss of all 7 windows equals the reference, in micro-batches of 1, 3 and 16"),
-        three("mean loss of 3 evenly spaced windows equals the reference");
+    Near all("the mean loss of all 7 windows equals the reference");
+    Near three("the mean loss of 3 evenly spaced windows equals the reference");
     for (int B : {1, 3, 16}) {
         TestModel m("@/ours", Purpose::INFERENCE, B, 11);
         const Evaluation e = evaluate(m, tokens, 0, Text("", m.config.vocab));
@@ -1963,8 +1953,7 @@ TEST("loss scaling: gradients") {
     run_micro_batch(plain, {});
     run_micro_batch(scaled, {65536});
     const Floats truth = gradients(plain), found = gradients(scaled);
-    if (FLOATX == DType::FP16)
-        Near("a scale of 2^16 changes gradients by rounding only", relative_l2(found, truth), 1e-3);
+    if (FLOATX == DType::FP16) Near("a scale of 2^16 changes gradients by rounding", relative_l2(found, truth), 1e-3);
     else {
         update(plain, adamw_settings({}, 0));
         update(scaled, adamw_settings({}, 0));
@@ -2162,8 +2151,7 @@ TEST("samples as text: on a terminal") {
         n = read(outside, part, sizeof(part));
         text.append(part, std::max<ssize_t>(n, 0));
     }
-    expect(text == expected, "a terminal gets valid UTF-8 without control characters except line breaks and tabs",
-           text);
+    expect(text == expected, "a terminal gets valid UTF-8, no control characters but line breaks and tabs", text);
     fclose(inside);
     close(outside);
 }
@@ -2175,7 +2163,7 @@ TEST("samples as text: on a terminal") {
 
 // ==== main ===================================================================
 
-// Writes a folder and its logits for dev/reference/check_folder.py, which reads them with safetensors and transformers.
+// Writes a folder and logits, which dev/reference/check_folder.py checks with safetensors, PyTorch and transformers.
 void export_folder(const std::string& dir) {
     const Reference r("odd");
     Model m;

@@ -143,7 +143,7 @@ TEST("kernels: fp8: layernorm and gelu") {
 }
 
 void test_fp8_attention(TensorCores kind, const AttentionSize& s) {
-    const TensorCores usual = std::exchange(device.tensor_cores, kind);
+    const TensorCores saved = std::exchange(device.tensor_cores, kind);
     {
         const std::string on = format(", %s, in FP8", name_of(kind));
         Trial forward("attention forward" + on), backward("attention backward" + on);
@@ -159,7 +159,7 @@ void test_fp8_attention(TensorCores kind, const AttentionSize& s) {
             attention_backward(o, D, counter, dout, qkv, out, lse, s.B, s.T, s.NH, s.HS);
         });
     }
-    device.tensor_cores = usual;
+    device.tensor_cores = saved;
 }
 
 TEST("kernels: fp8: attention") {
@@ -301,8 +301,7 @@ TEST("model in FP8") {
             for (Recompute mode : {Recompute::SELECTIVE, Recompute::FULL})
                 same = same && three_steps(fp8_setup(matmul, scaling, mode)) == passes;
             expect(same, matmul_text(s) + ": --recompute does not change a bit of three steps");
-            // Rounding to E4M3 has a relative error of up to 2^-4, to E5M2 of 2^-3. So have the products that are added
-            // up to a gradient.
+            // E4M3 rounds with a relative error of up to 2^-4, E5M2 2^-3: so do the products that a gradient sums up.
             const double first = relative_l2(passes[0].gradients, plain[0].gradients);
             expect(first > 0x1p-9, matmul_text(s) + ": gradients differ from those in bf16, so matmuls run in FP8");
             Near(matmul_text(s) + ": gradients equal those in bf16 within 2^-3", first, 0x1p-3);

@@ -46,11 +46,10 @@ MICRO = 2 * 24      # tokens in a micro-batch
 # ---- runs
 
 class RankCount(int):
-    """A number of ranks that --ranks limits."""
+    """A number of ranks that is at most the largest of --ranks."""
 
 
 def up_to(ranks):
-    """Returns `ranks`, or the largest number of ranks that --ranks allows if that is smaller."""
     return RankCount(min(ranks, max(args.ranks)))
 
 
@@ -144,8 +143,7 @@ def near(a, b, limit):
 
 
 def same(a, *others):
-    """Returns whether runs are equal bit by bit; with --same-bits no, whether losses and norms are equal to
-    rounding."""
+    """Returns whether runs are equal bit by bit; with --same-bits no, whether they are to rounding."""
     if any(result.code or not result.losses for result in (a, *others)):
         return False
     if args.same_bits == "no":
@@ -154,8 +152,7 @@ def same(a, *others):
 
 
 def expect_rejected(ranks, words, parts, text, code=2, **more):
-    """Expects that a run ends with this exit code and a message that contains `parts`; with code 1 the supervising
-    process prints a second one."""
+    """Expects this exit code and one message, which contains `parts`; with code 1 the supervisor adds a second one."""
     result = run(ranks, *words, **more)
     one = len(result.messages) == 1 + (code == 1) and all(part in result.messages[0] for part in parts)
     expect(one and result.code == code, f"{text}: one message and exit code {code}", str(result))
@@ -194,8 +191,7 @@ def test_stages():
             found = float(sent[1]) * {"kB": 1e3, "MB": 1e6}[sent[2]]
             rounding = 6e4 if found >= 1e6 else 60    # of the printed digits; norm and losses are up to 1000 bytes more
             expect(abs(found - plan["bytes_sent"]) <= rounding + 1000,
-                   f"{ranks} ranks, --zero {zero}: each rank sends the planned bytes",
-                   f"{plan['bytes_sent']}: {result}")
+                   f"{ranks} ranks, --zero {zero}: each sends the planned bytes", f"{plan['bytes_sent']}: {result}")
 
 
 def test_modes():
@@ -475,8 +471,7 @@ def address(**more):
 
 
 def launch_ranks(names, size, words, only=None, by_rank=None, **more):
-    """Runs the ranks of a run on one machine, each with a launcher's variables: local rank and size equal rank and
-    size."""
+    """Runs the ranks of a run on one machine, with a launcher's variables: local rank and size equal rank and size."""
     values = [{**dict(zip(names, (rank, size, rank, size))), **more, **(by_rank[rank] if by_rank else {})}
               for rank in (range(size) if only is None else only)]
     started = [Run(1, *words, environment={k: str(v) for k, v in value.items()}, of=size) for value in values]
@@ -527,8 +522,7 @@ def test_connection():
         taken.bind(here)
         taken.listen()
         result, = launch_ranks(TORCHRUN, 2, words, only=[0], **names)
-        expect(result.code == 2 and names["MASTER_PORT"] in result.err, "the error about a used port names it",
-               str(result))
+        expect(result.code == 2 and names["MASTER_PORT"] in result.err, "a port in use is named", str(result))
         result, other = launch_ranks(TORCHRUN, 2, words, **names, TORCHELASTIC_USE_AGENT_STORE="True")
         expect(result.code == other.code == 0, "with torchrun's own store on MASTER_PORT the next port is used",
                f"{result} {other}")
@@ -588,8 +582,7 @@ def early_kernels(trace):
 
 
 def test_cards():
-    """A missing wait between streams changes the bits in some order of streams. With three or more ranks, so does NVLS
-    if NCCL uses it."""
+    """A missing wait between streams changes bits in some order of streams, as does NVLS with three ranks or more."""
     if not args.card:
         return
     plans = [run(1, "plan", *MODEL, "--vocab", 256, "--micro-batch", 2, "--gpus", gpus, "--json",

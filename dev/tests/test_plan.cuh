@@ -143,8 +143,7 @@ TEST("plan: timeline") {
     expect(bounds, "2000 random steps take at least the larger of compute and communication time, at most their sum");
 }
 
-// ZeRO 3 keeps two layers of weights in buffers: it gathers the other L - 2 layers again in backward, and again in each
-// further forward.
+// ZeRO 3 buffers two layers of weights. It gathers the other L - 2 again in backward and in each further forward.
 TEST("plan: communication volume") {
     bool bytes = true, flops = true;
     for (const auto& [name, mode] : RECOMPUTE_NAMES)

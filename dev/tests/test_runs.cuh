@@ -74,8 +74,7 @@ void expect_run(bool holds, const std::string& text, const Outcome& run, const s
 
 // ==== results of a run =======================================================
 
-// Returns the records of a log without the first one and without times. Numbers have 17 digits: equal text means equal
-// bits.
+// Returns a log's records, without the first one and without times. With 17 digits equal text means equal bits.
 std::vector<std::string> log_of(const std::string& out) {
     std::vector<std::string> records;
     for (const std::string& line : split(read_bytes(out + "/log.jsonl"), "\n")) {
@@ -87,7 +86,6 @@ std::vector<std::string> log_of(const std::string& out) {
     return records;
 }
 
-// Returns a record of log_of(), or {} if the log is shorter.
 json record_of(const std::string& out, size_t line) {
     const std::vector<std::string> log = log_of(out);
     return line < log.size() ? json::parse(log[line]) : json::object();
@@ -206,8 +204,7 @@ TEST("runs: the same bits") {
            "a checkpoint holds its step and the next window");
 
     if (!device.is_cpu()) return;
-    // Large enough for parallel matmuls. With these variables libgomp prints each thread of a team on stderr, libomp on
-    // stdout.
+    // Large enough for parallel matmuls. libgomp prints the names of threads to stderr, libomp to stdout.
     const std::string THREADS = "train --layers 1 --heads 2 --channels 64 --context 64 --micro-batch 8 --steps 1 "
                                 "--data @/text.txt --eval-every 0 --threads ";
     const std::string names = "OMP_DISPLAY_AFFINITY=true OMP_AFFINITY_FORMAT=%n_of_%N";
@@ -224,8 +221,7 @@ TEST("runs: without master weights") {
     expect_run(logged, "--master-weights none logs the fraction of weights that a step left unchanged", whole);
     begin_from("@/other", "@/no_master", "/step_000005");
     expect_same_run("@/no_master", TEN + "--master-weights none --resume", "--master-weights none, resumed at step 5");
-    // Initial LayerNorm weights are 1. In BF16 the next values are 2^-8 below and 2^-7 above, so updates of 1e-4 are
-    // rounded away.
+    // LayerNorm's weights start at 1. In BF16 the next values are 2^-8 below and 2^-7 above: 1e-4 is too small a step.
     const std::string SLOW = "train" + SMALL +
         "--micro-batch 2 --eval-every 0 --schedule constant --lr 1e-4 --steps 3 ";
     const Outcome without = run(SLOW + "--master-weights none --out @/slow"), with = run(SLOW + "--out @/slow_copy");
@@ -347,8 +343,7 @@ TEST("runs: matmul tuning") {
     json file = json::parse(intact, nullptr, false);
     const size_t shapes = file.is_object() ? file["devices"][tuning_device()].size() : 0;
     expect(off.line.empty() && off.losses.size() == 6, "--matmul-tuning off times nothing", off.line);
-    // 15 shapes: a block's four matmuls and the head, once in forward and twice in backward. On a GPU a shape may have
-    // only one algorithm, which needs no timing.
+    // A block's four matmuls and the head, once in forward, twice in backward. On a GPU some have only one algorithm.
     expect_run(on.outcome.code == 0 && (device.is_cpu() ? shapes == 15 : shapes > 0) &&
                    contains(on.line, format(" %zu shapes timed in ", shapes)),
                "matmul tuning times each shape once and writes a file", on.outcome);
@@ -463,8 +458,7 @@ TEST("runs: interrupted") {
         const Outcome second = run(ENDLESS + "--out \"@/my/it's\"" + resume);
         expect_run(second.code == 2 && contains(second.err, scratch("--out @/my/it's: another run")) &&
                        fs::exists(scratch("@/my/it's/unfinished_step_000001")),
-                   format("a second run in the folder of a running one is rejected and changes nothing%s", resume),
-                   second);
+                   format("a second run in the same folder is rejected and changes nothing%s", resume), second);
     }
     const Outcome stopped = interrupted.end(SIGINT);
     const size_t steps = log_of("@/my/it's").size();
@@ -637,8 +631,7 @@ TEST("runs: plan --scan") {
             }
     expect(sorted && !layouts.empty(), "plan --scan: the layouts of each number of GPUs are sorted by time");
     expect(exact, "plan --scan: bytes and time are those of plan() and Timeline");
-    expect(complete, "plan --scan lists exactly the layouts that fit in 95 % of the memory, each with the largest "
-                     "micro-batch", layouts.dump());
+    expect(complete, "plan --scan lists exactly the layouts that fit, with the largest micro-batch", layouts.dump());
     const json held = scan("--model 7b --gpus 64 --zero 3 --recompute selective --micro-batch 4"),
         none = scan("--model 70b --gpus 8");
     expect(held.size() > 1 && held.back()["gpus"] == 64 && held.back()["zero"] == 3 &&
@@ -659,8 +652,7 @@ EvalLines eval_lines(const Outcome& e) {
     return l;
 }
 
-// Compares eval and train with the loss of transformers' logits in hf_tiny_expected, whose two sequences become a token
-// shard each.
+// Compares with the loss of transformers' logits for two sequences, which become a token shard each.
 TEST("runs: Hugging Face") {
     const Safetensors file("data/reference/hf_tiny_expected.safetensors");
     const std::vector<int> ids = read_ints(file, "input_ids");
@@ -681,8 +673,7 @@ TEST("runs: Hugging Face") {
     run("train --from data/reference/hf_tiny --data @/hf_*.bin --val-fraction 0 --seq-len 31 --shuffle no "
         "--micro-batch 2 --steps 1 --checkpoint-every 0 --out @/from_hf");
     const double start = record_of("@/from_hf", 0).value("loss", NAN);
-    Near("the first loss of train --from is the loss of transformers' logits", fabs(start / expected - 1),
-         LOSS_TOLERANCE);
+    Near("train --from starts with the loss of transformers' logits", fabs(start / expected - 1), LOSS_TOLERANCE);
 
     const std::string SAMPLE = "sample --from data/reference/hf_tiny --sample-tokens 40 --prompt-tokens 1,2,3 ";
     const Outcome greedy = run(SAMPLE + "--temperature 0"), top_p = run(SAMPLE + "--top-p 0 --seed 3");
@@ -766,8 +757,7 @@ TEST("runs: HellaSwag") {
 
 // ==== text ===================================================================
 
-// Returns the text of a sample from @/numbers without its first `skip` tokens. The sample prints tokens: the prompt's,
-// then the drawn ones.
+// Returns a sample from @/numbers, which has no tokenizer, as text; without the first `skip` tokens.
 std::string decoded_sample(const std::string& prompt_tokens, size_t skip, int count) {
     const Tokenizer tokenizer(TOKENIZER);
     std::istringstream tokens(run(format("sample --from @/numbers --sample-tokens %d --prompt-tokens ", count) +
@@ -916,13 +906,11 @@ TEST("runs: late failures") {
     expect_run(bad.code == 2 && contains(bad.err, "token 300 at position 100") && has_last_checkpoint("@/bad_data"),
                "a token outside the vocabulary ends a run with a checkpoint of the last good step", bad);
     write_bytes("@/truncated.bin", shard(std::vector<uint16_t>(100000, 5)));
-    Run running(ENDLESS + "--shuffle yes --val-fraction 0 --checkpoint-every 0 --data @/truncated.bin "
-                          "--out @/truncated");
-    wait_for_steps("@/truncated");
+    Run running(ENDLESS + "--shuffle yes --val-fraction 0 --checkpoint-every 0 --data @/truncated.bin --out @/cut");
+    wait_for_steps("@/cut");
     fs::resize_file(scratch("@/truncated.bin"), 5000);
     const Outcome ended = running.end();
-    expect_run(ended.code == 1 && contains(ended.err, scratch("@/truncated.bin")) &&
-                   has_last_checkpoint("@/truncated"),
+    expect_run(ended.code == 1 && contains(ended.err, scratch("@/truncated.bin")) && has_last_checkpoint("@/cut"),
                "a shard truncated during the run ends it with the shard's name and a checkpoint of the last good step",
                ended);
 }

@@ -22,7 +22,6 @@ namespace fs = std::filesystem;
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
 
-// Returns the text with each occurrence of `part` replaced.
 inline std::string replaced(std::string text, const std::string& part, const std::string& by) {
     for (size_t at = 0; (at = text.find(part, at)) != text.npos; at += by.size()) text.replace(at, part.size(), by);
     return text;
@@ -96,16 +95,14 @@ inline int run_tests(const std::string& only = "", bool list_only = false) {
     }
     for (const auto& [prefix, count] : matches)
         if (count == 0) {
-            fprintf(stderr, "--only %s: no test's name starts with '%s'; --list prints all names\n", only.c_str(),
-                    prefix.c_str());
+            fprintf(stderr, "--only: no test's name starts with '%s'; --list prints all names\n", prefix.c_str());
             return 2;
         }
     if (!list_only) printf("%d passed, %d failed\n", passed, failed);
     return failed ? 1 : 0;
 }
 
-// Runs the tests that the command line selects; returns the exit code. `others`: the program's further options, for the
-// usage message.
+// Runs the tests that a command line selects; returns the exit code. `others`: further options for the usage message.
 inline int run_tests(int argc, char** argv, const char* others) {
     const std::string what = argc > 1 ? argv[1] : "";
     if (argc == 1 || (argc == 2 && what == "--list")) return run_tests("", argc == 2);
@@ -143,7 +140,6 @@ inline std::string read_bytes(const std::string& path) {
     return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// Writes a file. The path may contain @.
 inline void write_bytes(const std::string& path, const std::string& bytes) {
     std::ofstream(scratch(path), std::ios::binary).write(bytes.data(), bytes.size());
 }
