@@ -1,10 +1,11 @@
-// A model of a GPU's caches: lines of 128 bytes, whose sectors of 32 bytes are fetched one by one; the least recently
-// used line is evicted. NVIDIA does not say how lines are really placed and replaced.
+// A model of a GPU's caches: fully associative, with lines of 128 bytes and LRU replacement. Each line has four sectors
+// of 32 bytes, which are fetched one by one. NVIDIA does not document the real placement and replacement of lines.
 //
-// L1: a block has its share of what shared memory leaves, when as many blocks are on its multiprocessor as threads,
-// shared memory and (where known) registers allow. Threads' loads go through it. Stores, atomics and copies that bypass
-// it (cp.async of 16 bytes, the copy engine) go to L2.
-// L2: the GPU's, empty when a kernel begins. A stored sector is written to memory once, when its line is evicted.
+// L1: the part of the L1/shared memory array that resident blocks' shared memory leaves free, divided by the number of
+// resident blocks; threads, shared memory and (if known) registers limit that number. Only loads by threads go through
+// L1. Stores, atomics, cp.async of 16 bytes and TMA copies go to L2.
+// L2: one for the whole GPU, empty when a kernel starts. A stored sector is written to memory once, when its line is
+// evicted.
 #pragma once
 
 #include "requests.h"
@@ -22,9 +23,9 @@ public:
         lines_.clear();
         place_.clear();
     }
-    // Loads a sector; returns whether it was there.
+    // Loads a sector; returns whether it hit.
     bool load(uint64_t sector) { return set(line_of(sector).present, sector); }
-    // Stores to a sector; returns whether it has to be written to memory once more.
+    // Stores to a sector; returns whether this adds a write to memory (the sector was not dirty).
     bool store(uint64_t sector)
     {
         Line& line = line_of(sector);
@@ -36,17 +37,17 @@ private:
     static constexpr uint64_t SECTORS = LINE / SECTOR;
     struct Line {
         uint64_t number;
-        uint8_t present = 0, dirty = 0;   // a bit for each sector
+        uint8_t present = 0, dirty = 0;   // one bit per sector
     };
 
-    // Sets a sector's bit; returns whether it was set.
+    // Sets a sector's bit; returns its previous value.
     static bool set(uint8_t& bits, uint64_t sector)
     {
         const uint8_t bit = static_cast<uint8_t>(1 << sector % SECTORS), before = bits;
         bits |= bit;
         return before & bit;
     }
-    // Returns the sector's line, which is the most recently used from now on.
+    // Returns the sector's line and makes it the most recently used one.
     Line& line_of(uint64_t sector)
     {
         const uint64_t number = sector / SECTORS;
@@ -65,7 +66,7 @@ private:
     }
 
     uint64_t capacity_ = 1;
-    std::list<Line> lines_;   // the most recently used first
+    std::list<Line> lines_;   // most recently used first
     std::unordered_map<uint64_t, std::list<Line>::iterator> place_;
 };
 

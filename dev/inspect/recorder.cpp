@@ -1,20 +1,24 @@
-// Records what the kernels of a program do to memory, for dev/inspect:
+// Records the memory accesses of a program's kernels, for dev/inspect:
 //
-//   - The program is compiled with -fsanitize=thread, but not linked with that sanitizer: the calls that it makes at
-//     each load, store, function entry and exit come here. The emulator calls the functions of dev/cpu/watch.h.
-//   - A thread's accesses are kept until its warp synchronises. Then the n-th accesses of an instruction by the warp's
-//     lanes form a request: requests.h counts its sectors and wavefronts, caches.h says which level serves it.
-//   - Each access is also compared with the earlier ones to the same bytes: clocks.h, shadow.h.
-//   - When the program ends, everything is written to a file, which report.py reads.
+//   - The program is compiled with -fsanitize=thread, not linked with that sanitizer: this file defines what it calls at
+//     each load, store, function entry and exit. The emulator calls the functions of dev/cpu/watch.h.
+//   - The accesses of a thread are buffered until its warp synchronises. The n-th access of an instruction by each lane
+//     of the warp then forms a request: requests.h counts its sectors and wavefronts, caches.h its hits.
+//   - Each access is also compared with earlier accesses to the same bytes, to find races: clocks.h, shadow.h.
+//   - When the program ends, the recording is written to a JSON file, which report.py reads.
 //
 // Map: addresses, call stacks and sites, kernels, threads, state, races, accesses, requests, launches and blocks,
-// synchronisation, PTX instructions, the file, the compiler's calls
+// synchronisation, PTX instructions, the recording, calls by the compiler
 //
-// Environment: INSPECT_OUT (the file), INSPECT_MODE (sample: only a few blocks run; few: all run, a few are recorded;
-// whole, the default: many are recorded), INSPECT_KERNEL (records kernels whose name or range contains this),
-// INSPECT_EXCEPT (ranges that are not recorded), INSPECT_SECONDS (ends the program after this time), INSPECT_REMOVE
-// (addresses of barriers that have no effect), INSPECT_REGISTERS (the output of registers.py), INSPECT_FROM (a range:
-// recording begins with its first launch, and its second launch ends the program).
+// Environment:
+//   INSPECT_OUT        the file to write
+//   INSPECT_MODE       sample: few blocks run; few: all run, few are recorded; whole (default): many are recorded
+//   INSPECT_KERNEL     records only kernels whose symbol or NVTX range contains this
+//   INSPECT_EXCEPT     NVTX ranges that are not recorded
+//   INSPECT_SECONDS    ends the program after this time
+//   INSPECT_REMOVE     addresses of barriers that have no effect
+//   INSPECT_REGISTERS  the output of registers.py
+//   INSPECT_FROM       an NVTX range: its first launch starts the recording, its second one ends the program
 #define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
 
@@ -43,8 +47,8 @@ using json = nlohmann::ordered_json;
 constexpr const char* BY_NAMES[] = {"thread", "atomic", "ldmatrix", "cp.async", "copy engine", "wgmma"};
 
 // How much of a launch is recorded: at least `blocks` blocks and `accesses` accesses, at most `too_many` accesses.
-// Where a grid has a second dimension, blocks may differ along the first one (as attention's do), so whole rows of
-// blocks are recorded, unless a row has `far_too_many` accesses.
+// In a grid with a second dimension, the work of a block may depend on blockIdx.x (as in attention), so whole rows of
+// blocks are recorded, unless a row has more than `far_too_many` accesses.
 struct Limits {
     uint64_t blocks, accesses, too_many, far_too_many;
 };
@@ -56,13 +60,13 @@ constexpr Limits IN_A_PROGRAM{8, 1 << 24, 1 << 25, 1 << 26};
 enum class Space : uint8_t { OTHER, SHARED, GLOBAL };
 struct Place {
     Space space;
-    uint64_t at;   // in shared memory, or in global memory, where allocations lie one after the other
+    uint64_t at;   // offset in shared memory, or in global memory, where allocations follow one another
 };
 
-// Translates addresses to those that a GPU would have. They are the same in every run, so that caches behave the same.
+// Translates host addresses to emulated GPU addresses. They are equal in every run, so the cache model is reproducible.
 class Memory {
 public:
-    static constexpr uint64_t STATIC_ARRAYS = cuda_cpu::hopper.l1_and_shared;   // after the dynamic part
+    static constexpr uint64_t STATIC_ARRAYS = cuda_cpu::hopper.l1_and_shared;   // offset: after dynamic shared memory
 
     void set_dynamic(const void* place, size_t bytes) { dynamic_ = {reinterpret_cast<uintptr_t>(place), bytes}; }
     void add_array(const void* place, size_t bytes, const char* name)
@@ -72,7 +76,7 @@ public:
     }
     void add_allocation(const void* place, size_t bytes)
     {
-        constexpr uint64_t page = 1 << 21;   // of a GPU
+        constexpr uint64_t page = 1 << 21;   // a GPU's page size
         const uintptr_t begin = reinterpret_cast<uintptr_t>(place);
         allocations_[begin] = {begin, bytes, next_, ""};
         next_ += (bytes + page - 1) / page * page;
@@ -103,14 +107,15 @@ public:
         return {Space::OTHER, 0};
     }
     uint64_t shared_bytes() const { return STATIC_ARRAYS + static_bytes_; }
-    // The static array that a place in shared memory is in ("" for dynamic shared memory), and the byte in it.
+    // Returns the static array that contains an offset in shared memory ("" for dynamic shared memory), and the offset
+    // in that array.
     std::pair<std::string, uint64_t> within_array(uint64_t at) const
     {
         for (const Range& array : arrays_)
             if (at - array.at < array.bytes) return {array.name, at - array.at};
         return {"", at};
     }
-    // The byte in its allocation.
+    // Returns the offset of a global address in its allocation.
     uint64_t within_allocation(uint64_t at) const
     {
         for (const auto& [begin, allocation] : allocations_)
@@ -123,12 +128,12 @@ private:
         uintptr_t begin = 0;
         size_t bytes = 0;
         uint64_t at = 0;
-        const char* name = "";   // of an array, mangled
+        const char* name = "";   // of a static array, mangled
         bool has(uintptr_t p) const { return p - begin < bytes; }
         bool overlaps(const Range& r) const { return begin < r.begin + r.bytes && r.begin < begin + bytes; }
     };
-    // Most recorded accesses are to a thread's stack or to the emulator's own data. Pages without device memory are
-    // remembered, so that they are looked up once.
+    // Caches a page that contains no device memory. Most instrumented accesses are to a thread's stack or to the
+    // emulator's own data, and this makes their look-up fast.
     void note_gap(uintptr_t begin)
     {
         const Range gap{begin, PAGE};
@@ -150,7 +155,7 @@ private:
 
 // ==== call stacks and sites ==============================================================================
 
-// Call stacks as a tree: a node is a call's address and the node of its caller.
+// Call stacks as a tree: a node is the return address of a call and the node of its caller.
 class Stacks {
 public:
     uint32_t call(uint32_t from, uintptr_t pc)
@@ -160,7 +165,7 @@ public:
         return place->second;
     }
     uint32_t caller(uint32_t node) const { return list_[node].first; }
-    // The address of an instruction and those of the calls that led to it.
+    // Returns the address of an instruction, followed by the return addresses of its callers, innermost first.
     json with_callers(uintptr_t pc, uint32_t node) const
     {
         json all = json::array({pc});
@@ -173,7 +178,7 @@ private:
     std::vector<std::pair<uint32_t, uintptr_t>> list_{{0, 0}};   // node 0: no call
 };
 
-// An instruction that accesses memory, in one call stack.
+// An instruction that accesses memory, in one call stack, with its counts.
 struct Site {
     uintptr_t pc;
     uint32_t stack;
@@ -199,10 +204,10 @@ struct Totals {
 struct Side {
     uint32_t site;
     Access access;
-    unsigned actor, block;   // actor: a thread, the copy engine or a warp's wgmma (clocks.h)
+    unsigned actor, block;   // actor: a thread, the TMA copies of an mbarrier or the wgmma of a warp (clocks.h)
 };
 
-// A race of two accesses, or an uninitialised read, which has no earlier access.
+// A race between two accesses, or an uninitialised read (`earlier` is then unused).
 struct Hazard {
     Space space;
     uint64_t address;
@@ -214,16 +219,16 @@ struct Hazard {
 struct Kernel {
     LaunchShape shape;
     std::string symbol, range;
-    size_t number = 0;       // in the sequence
+    size_t number = 0;       // index in `kernels`; `sequence` refers to it
     uint64_t launches = 0, recorded_blocks = 0, accesses = 0;
-    bool recorded = false;   // one of its launches is
+    bool recorded = false;   // one of its launches is or has been recorded
 
     std::vector<Site> sites;
     std::map<decltype(std::declval<Site>().key()), uint32_t> site_numbers;
     std::set<std::tuple<std::string, uintptr_t, uint32_t>> syncs;   // name, pc and stack
     Totals totals;
     std::vector<Totals> after_block;
-    std::map<std::tuple<uint32_t, uint32_t, const char*>, Hazard> races;   // by the two sites and the reason
+    std::map<std::tuple<uint32_t, uint32_t, const char*>, Hazard> races;   // key: both sites and the reason
     std::map<uint32_t, Hazard> uninitialised;
 
     uint64_t blocks() const { return uint64_t{shape.grid[0]} * shape.grid[1] * shape.grid[2]; }
@@ -231,8 +236,8 @@ struct Kernel {
     bool has_hazards() const { return !races.empty() || !uninitialised.empty(); }
 };
 
-// A launch's total, if the blocks that were not recorded are like the second half of those that were: by then what
-// blocks share is in the cache.
+// Extrapolates a total to the whole launch: each block that was not recorded counts as the average of the second half
+// of the recorded ones, because data that blocks share is in the cache by then.
 static double of_launch(const Kernel& kernel, uint64_t Totals::*figure)
 {
     const auto& after = kernel.after_block;
@@ -247,8 +252,9 @@ static double of_launch(const Kernel& kernel, uint64_t Totals::*figure)
 
 // ==== threads ============================================================================================
 
-// Values that a thread has just loaded, which a compiler would keep in registers: loading one again at the same site is
-// not an access. They are dropped when the thread stores to that memory, which might alias, or synchronises.
+// Models values that a compiler keeps in registers: a second load of the same address at the same site is not counted
+// as an access. A store by the thread to the same memory space drops the values, as it may alias, and so does
+// synchronisation.
 class Registers {
 public:
     bool hold(Space space, uint32_t site, uint64_t address)
@@ -286,10 +292,10 @@ struct PendingCopy {
 };
 
 struct Thread {
-    Known known, fenced;     // fenced: the part that the copy engine and wgmma can see
-    Known released;          // by a __threadfence: what a thread learns that sees the result of an atomic
+    Clock clock, fenced;     // fenced: accesses that are visible to TMA and wgmma (after fence.proxy.async)
+    Clock released;          // clock at the last __threadfence: acquired by blocks that see a later atomic
     Tick own = 1;
-    Known passed;            // what has run by now, in steps; whether its accesses are visible is another matter
+    Clock passed;            // steps that have executed by now; their accesses need not be visible yet
     Tick step = 1;
     bool is_over = false;
     uint32_t stack = 0;
@@ -299,7 +305,7 @@ struct Thread {
     unsigned copy_groups = 0;
 };
 
-// A thread that waited for the last phase of an mbarrier that ended.
+// A thread that has waited for the latest completed phase of an mbarrier.
 struct Waiter {
     unsigned thread;
     Tick step;
@@ -310,13 +316,13 @@ struct Waiter {
 struct Sync {
     unsigned slot;
     std::vector<Waiter> waiters;
-    Known arriving_passed, ended_passed[2];
-    Known arriving, arriving_fenced;     // of all arrivals so far
-    Known ended[2], ended_fenced[2];     // when the last phase of that parity ended
-    Tick phases = 0;                     // that have ended
+    Clock arriving_passed, ended_passed[2];
+    Clock arriving, arriving_fenced;     // of all arrivals so far
+    Clock ended[2], ended_fenced[2];     // at the end of the last phase with that parity
+    Tick phases = 0;                     // completed phases
 };
 
-// A load by the copy engine.
+// A TMA load: one box of a tensor map.
 struct Box {
     Moment moment;
     uint32_t store_site, load_site;
@@ -326,7 +332,7 @@ struct Box {
 
 struct WgmmaProduct {
     Moment moment;
-    Known fenced;
+    Clock fenced;
     unsigned warp;
     uint32_t site;
     std::vector<uint64_t> a, b;
@@ -344,14 +350,14 @@ static std::string only, from;
 static std::set<std::string> except;
 static double seconds;
 static std::set<uintptr_t> removed;
-static json registers = json::object();   // of each kernel: the output of registers.py
+static json registers = json::object();   // the output of registers.py
 static bool is_open, is_written;
 static std::chrono::steady_clock::time_point start;
 
 // ---- the program
-static bool recording;         // at this moment
-static bool looks = true;      // at the launches that come
-static unsigned turns;         // launches of the range `from`
+static bool recording;                // a recorded block is running
+static bool records_launches = true;   // set by look()
+static unsigned from_launches;        // launches in the range `from`
 static Memory memory;
 static Stacks stacks;
 static std::vector<std::unique_ptr<Kernel>> kernels;
@@ -365,21 +371,21 @@ static uint64_t next_number;
 static bool records_launch;
 static Shadow global_shadow, shared_shadow;
 static Cache l1, l2;
-static std::map<uint64_t, std::map<unsigned, Known>> released;   // by atomics on an address, by block
+static std::map<uint64_t, std::map<unsigned, Clock>> released;   // address of an atomic -> block -> clock
 
 // ---- the block
-constexpr unsigned ENGINES = 64;                 // mbarriers of a block whose copies are told apart
+constexpr unsigned ENGINES = 64;                 // TMA actors per block: one per mbarrier, up to this many
 static unsigned block, threads_in_block, first_engine, current;   // current: the thread that runs
 static std::vector<Thread> threads{1};
-static std::vector<uint16_t> written;            // of shared memory: a bit for each byte
+static std::vector<uint16_t> written;            // per granule of shared memory: one bit per byte
 static std::map<const void*, Sync> syncs;
-static std::map<unsigned, Known> acquired;       // from other blocks
+static std::map<unsigned, Clock> acquired;       // clocks of other blocks, received through atomics
 static std::vector<Box> boxes;
 static std::vector<WgmmaProduct> wgmmas;
-static std::vector<Tick> wgmma_ticks;            // of each warp's products
+static std::vector<Tick> wgmma_ticks;            // per warp: wgmma that have completed
 
-// While one exists, nothing is recorded: functions of the standard library that the recorder calls may be the
-// program's instrumented copies.
+// Suspends recording in a scope: the recorder's calls to the standard library may resolve to the program's
+// instrumented copies.
 struct Pause {
     Pause() { recording = false; }
     ~Pause() { recording = true; }
@@ -387,7 +393,7 @@ struct Pause {
 
 static uintptr_t number_of(const void* p) { return reinterpret_cast<uintptr_t>(p); }
 static Thread& me() { return threads[current]; }
-static Moment moment_of(unsigned t) { return {threads[t].known, t, threads[t].own}; }
+static Moment moment_of(unsigned t) { return {threads[t].clock, t, threads[t].own}; }
 static unsigned warps() { return (threads_in_block + LANES - 1) / LANES; }
 static unsigned actors() { return first_engine + ENGINES + warps(); }
 static unsigned wgmma_actor(unsigned warp) { return first_engine + ENGINES + warp; }
@@ -395,36 +401,38 @@ static unsigned wgmma_actor(unsigned warp) { return first_engine + ENGINES + war
 // ==== races ==============================================================================================
 
 // CUDA C++ Programming Guide, "SIMT Architecture": which thread performs the final write is undefined.
-constexpr const char* ONE_INSTRUCTION = "lanes of one instruction: any may be the last; sound if all store the same";
+constexpr const char* ONE_INSTRUCTION =
+    "lanes of one instruction store to one address: undefined which is last; safe if the values are equal";
 
-// An access to be compared with the earlier ones, and the entry that it adds to the shadow memory.
-struct Made {
+// A new access, which is compared with earlier ones, and the entry that it adds to the shadow memory.
+struct NewAccess {
     Moment moment;
     unsigned actor;     // of the entry
     Tick tick;          // of the entry
     Kind kind;
     bool generic;
-    const Known* fenced;   // for reads by the copy engine's proxy: what that can see
+    const Clock* fenced;   // for reads through the async proxy: what is visible to it
     uint32_t site;
-    unsigned thread;    // to name it
+    unsigned thread;    // named in a report
 };
 
-// Returns whether the entry's access comes before, or need not; if not, why it races.
-static bool comes_before(const Entry& entry, Space space, const Made& made, const char** why)
+// Returns whether the entry's access happens before the new one. If not, sets *why to the reason for the race. Accesses
+// through the async proxy also need a fence.proxy.async after a thread's store.
+static bool happens_before(const Entry& entry, Space space, const NewAccess& later, const char** why)
 {
-    const auto covers = [&](const Known& known) {
-        return known != nullptr && Moment{known, NONE, 0}.covers(entry.first_actor, entry.lanes, entry.tick);
+    const auto covers = [&](const Clock& clock) {
+        return clock != nullptr && Moment{clock, NONE, 0}.covers(entry.first_actor, entry.lanes, entry.tick);
     };
     if (space == Space::GLOBAL && entry.block != block) {
         *why = "blocks of one launch are not ordered";
         const auto found = acquired.find(entry.block);
         return found != acquired.end() && covers(found->second);
     }
-    *why = "nothing orders them";
-    if (!made.moment.covers(entry.first_actor, entry.lanes, entry.tick)) return false;
-    if (made.fenced == nullptr || !entry.generic || entry.kind == Kind::READ) return true;
-    *why = "no fence.proxy.async between";
-    return covers(*made.fenced);
+    *why = "no synchronisation between them";
+    if (!later.moment.covers(entry.first_actor, entry.lanes, entry.tick)) return false;
+    if (later.fenced == nullptr || !entry.generic || entry.kind == Kind::READ) return true;
+    *why = "no fence.proxy.async between them";
+    return covers(*later.fenced);
 }
 
 static void add_race(Space space, uint64_t at, const Side& later, const Side& earlier, const char* why)
@@ -434,24 +442,26 @@ static void add_race(Space space, uint64_t at, const Side& later, const Side& ea
     place->second.count++;
 }
 
-static void report_race(Space space, uint64_t at, const Entry& entry, const Made& made, const char* why)
+static void report_race(Space space, uint64_t at, const Entry& entry, const NewAccess& later, const char* why)
 {
-    const Access access = made.kind == Kind::READ ? Access::LOAD : Access::STORE;
+    const Access access = later.kind == Kind::READ ? Access::LOAD : Access::STORE;
     const Access other = entry.kind == Kind::READ ? Access::LOAD : Access::STORE;
     unsigned lane = static_cast<unsigned>(__builtin_ctz(entry.lanes));
-    for (uint32_t rest = entry.lanes; rest != 0; rest &= rest - 1) {   // names a lane that is not ordered
+    for (uint32_t rest = entry.lanes; rest != 0; rest &= rest - 1) {   // report a lane that is not ordered
         Entry alone = entry;
         const char* unused = nullptr;
         alone.lanes = rest & -rest;
-        if (comes_before(alone, space, made, &unused)) continue;
+        if (happens_before(alone, space, later, &unused)) continue;
         lane = static_cast<unsigned>(__builtin_ctz(rest));
         break;
     }
     add_race(space, space == Space::GLOBAL ? memory.within_allocation(at) : at,
-             {made.site, access, made.thread, block}, {entry.site, other, entry.first_actor + lane, entry.block}, why);
+             {later.site, access, later.thread, block},
+             {entry.site, other, entry.first_actor + lane, entry.block}, why);
 }
 
-// Of the reads by other blocks one is kept for each of two blocks: a block that writes there differs from one of them.
+// Returns whether to keep a read entry of another block. Entries of two other blocks are enough: any block that writes
+// there differs from at least one of them. Further reads by those blocks are merged.
 static bool keep_of_others(Entry* (&others)[2], Entry& entry)
 {
     for (Entry*& other : others) {
@@ -467,37 +477,37 @@ static bool keep_of_others(Entry* (&others)[2], Entry& entry)
     return false;
 }
 
-// Notes which bytes of shared memory have been written, and reads of those that have not.
-static void check_written(uint64_t granule, uint16_t mask, const Made& made)
+// Marks written bytes of shared memory, and reports reads of bytes that have not been written.
+static void check_written(uint64_t granule, uint16_t mask, const NewAccess& later)
 {
     const unsigned missing = mask & ~written[granule];
-    if (made.kind != Kind::WRITE && missing != 0) {
-        const auto [place, is_new] = kernel->uninitialised.try_emplace(made.site);
+    if (later.kind != Kind::WRITE && missing != 0) {
+        const auto [place, is_new] = kernel->uninitialised.try_emplace(later.site);
         const uint64_t at = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(missing));
-        if (is_new) place->second = {Space::SHARED, at, {made.site, Access::LOAD, made.thread, block}, {}, 0, ""};
+        if (is_new) place->second = {Space::SHARED, at, {later.site, Access::LOAD, later.thread, block}, {}, 0, ""};
         place->second.count++;
     }
-    if (made.kind != Kind::READ) written[granule] |= mask;
+    if (later.kind != Kind::READ) written[granule] |= mask;
 }
 
-static void touch_granule(Space space, uint64_t granule, uint16_t mask, const Made& made)
+static void touch_granule(Space space, uint64_t granule, uint16_t mask, const NewAccess& later)
 {
-    if (space == Space::SHARED) check_written(granule, mask, made);
+    if (space == Space::SHARED) check_written(granule, mask, later);
     Shadow& shadow = space == Space::SHARED ? shared_shadow : global_shadow;
-    const bool is_thread = made.actor < first_engine;
-    const uint32_t first_actor = is_thread ? made.actor / LANES * LANES : made.actor;
-    const uint32_t lanes = is_thread ? 1u << made.actor % LANES : 1;
+    const bool is_thread = later.actor < first_engine;
+    const uint32_t first_actor = is_thread ? later.actor / LANES * LANES : later.actor;
+    const uint32_t lanes = is_thread ? 1u << later.actor % LANES : 1;
     bool is_noted = false;
     Entry* others[] = {nullptr, nullptr};
     shadow.visit(granule, [&](Entry& entry) {
-        if (entry.block != block && entry.kind == Kind::READ && made.kind == Kind::READ)
+        if (entry.block != block && entry.kind == Kind::READ && later.kind == Kind::READ)
             return keep_of_others(others, entry);
-        const bool conflict = (entry.bytes & mask) != 0 && (entry.kind != Kind::READ || made.kind != Kind::READ) &&
-                              !(entry.kind == Kind::ATOMIC && made.kind == Kind::ATOMIC);
+        const bool conflict = (entry.bytes & mask) != 0 && (entry.kind != Kind::READ || later.kind != Kind::READ) &&
+                              !(entry.kind == Kind::ATOMIC && later.kind == Kind::ATOMIC);
         const bool is_of_warp = entry.first_actor == first_actor && entry.block == block;
-        if (is_of_warp && entry.kind == made.kind && entry.tick == made.tick) {
+        if (is_of_warp && entry.kind == later.kind && entry.tick == later.tick) {
             const bool same_again = entry.lanes == lanes && (mask & ~entry.bytes) == 0;
-            const bool another_lane = entry.kind == Kind::READ && entry.bytes == mask && entry.site == made.site;
+            const bool another_lane = entry.kind == Kind::READ && entry.bytes == mask && entry.site == later.site;
             if (same_again || another_lane) {
                 entry.lanes |= lanes;
                 is_noted = true;
@@ -505,35 +515,35 @@ static void touch_granule(Space space, uint64_t granule, uint16_t mask, const Ma
             }
         }
         const char* why = nullptr;
-        const bool before = conflict ? comes_before(entry, space, made, &why)
-                                     : entry.block == block && made.moment.surely_covers(first_actor, lanes, entry);
+        const bool before = conflict ? happens_before(entry, space, later, &why)
+                                     : entry.block == block && later.moment.surely_covers(first_actor, lanes, entry);
         if (conflict && !before) {
-            if (entry.kind == Kind::WRITE && made.kind == Kind::WRITE && is_of_warp && entry.site == made.site)
+            if (entry.kind == Kind::WRITE && later.kind == Kind::WRITE && is_of_warp && entry.site == later.site)
                 why = ONE_INSTRUCTION;
             const uint64_t at = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(entry.bytes & mask));
-            report_race(space, at, entry, made, why);
+            report_race(space, at, entry, later, why);
         }
-        const bool replaces = made.kind == Kind::WRITE || entry.kind == made.kind;
+        const bool replaces = later.kind == Kind::WRITE || entry.kind == later.kind;
         return !(before && replaces && (entry.bytes & ~mask) == 0);
     });
     if (is_noted) return;
-    shadow.add(granule, {made.tick, lanes, first_actor, block, made.site, mask, made.kind, made.generic});
+    shadow.add(granule, {later.tick, lanes, first_actor, block, later.site, mask, later.kind, later.generic});
 }
 
-static void touch(Space space, uint64_t at, unsigned bytes, const Made& made)
+static void touch(Space space, uint64_t at, unsigned bytes, const NewAccess& later)
 {
     kernel->accesses++;
     for (uint64_t done = 0; done < bytes;) {
         const uint64_t granule = (at + done) / GRANULE, first = (at + done) % GRANULE;
         const uint64_t count = std::min<uint64_t>(GRANULE - first, bytes - done);
-        touch_granule(space, granule, static_cast<uint16_t>(((1u << count) - 1) << first), made);
+        touch_granule(space, granule, static_cast<uint16_t>(((1u << count) - 1) << first), later);
         done += count;
     }
 }
 
 // ==== accesses ===========================================================================================
 
-// Returns the site's number. The latest ones are found by a few bits of their place.
+// Returns the site's index in kernel->sites, adding it if it is new. A small direct-mapped cache holds recent ones.
 static uint32_t find_site(uintptr_t pc, unsigned part, unsigned bytes, Space space, Access access, By by)
 {
     struct Latest {
@@ -562,15 +572,15 @@ static void part_accessed(Place place, unsigned bytes, unsigned part, Access acc
     t.events.push_back({place.at, number});
     if (by == By::ATOMIC && place.space == Space::GLOBAL) {
         auto& by_block = released[place.at];
-        for (const auto& [other, known] : by_block)
-            if (other != block) acquired[other] = together(acquired[other], known);
-        if (t.released != nullptr) by_block[block] = together(by_block[block], t.released);
+        for (const auto& [other, clock] : by_block)
+            if (other != block) acquired[other] = join(acquired[other], clock);
+        if (t.released != nullptr) by_block[block] = join(by_block[block], t.released);
     }
     const Kind kind = by == By::ATOMIC ? Kind::ATOMIC : access == Access::STORE ? Kind::WRITE : Kind::READ;
     touch(place.space, place.at, bytes, {moment_of(current), current, t.own, kind, true, nullptr, number, current});
 }
 
-// An access is as wide as its size and its address allow, 16 bytes at most; what is wider is several.
+// Records an access, split into parts that are as wide as size and alignment allow, at most 16 bytes each.
 static void accessed(Access access, By by, const void* address, size_t bytes, const void* pc)
 {
     if (!recording) return;
@@ -633,14 +643,14 @@ static void account(Site& site, const Request& request)
         account_global(site, request);
         ratio = static_cast<double>(site.sectors - sectors) / (site.least_sectors - least);
     }
-    const double rank = ratio * 64 + request.lanes();   // the worst ratio; of those, the most lanes
+    const double rank = ratio * 64 + request.lanes();   // highest ratio first, then most active lanes
     if (rank > site.worst_rank) {
         site.worst_rank = rank;
         site.worst = request;
     }
 }
 
-// What the copy engine and wgmma move: 16 bytes each, in the best order.
+// Counts accesses by TMA or wgmma: chunks of 16 bytes, assumed to be transferred in the best order.
 static void account_bulk(Site& site, const std::vector<uint64_t>& chunks)
 {
     site.requests++;
@@ -667,11 +677,11 @@ static void account_bulk(Site& site, const std::vector<uint64_t>& chunks)
     }
 }
 
-// Forms the warp's requests from its lanes' accesses since it last synchronised.
+// Forms requests from the buffered accesses of a warp's lanes and counts them. Called when the warp synchronises.
 static void flush(unsigned warp)
 {
     struct OfSite {
-        std::vector<uint32_t> requests;   // of the n-th accesses
+        std::vector<uint32_t> requests;   // [n]: index of the request of the n-th accesses
         unsigned lane = LANES, accesses = 0;
     };
     static std::vector<OfSite> of_sites;
@@ -709,7 +719,7 @@ static void flush(unsigned warp)
 static void write(const std::string& ended);
 
 static std::string setting(const char* name) { return getenv(name) != nullptr ? getenv(name) : ""; }
-static bool counts() { return from.empty() || turns > 0; }
+static bool counts() { return from.empty() || from_launches > 0; }
 
 static void open()
 {
@@ -737,7 +747,8 @@ static void end_program(const std::string& ended)
     _Exit(0);
 }
 
-// Returns the kernel of a launch: one for each shape of launch.
+// Returns the Kernel of a launch. Launches with the same function, NVTX range, grid, block, dynamic shared memory,
+// integer arguments and null pointers share one.
 static Kernel* find_kernel(const LaunchShape& shape, const std::string& range)
 {
     const std::array<unsigned, 6> sizes{shape.grid[0],  shape.grid[1],  shape.grid[2],
@@ -757,9 +768,10 @@ void begin_launch(const LaunchShape& shape)
     open();
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
     if (seconds > 0 && passed.count() > seconds)
-        end_program("after " + std::to_string(static_cast<int>(seconds)) + " s, as asked");
+        end_program("after " + std::to_string(static_cast<int>(seconds)) + " s (--seconds)");
     const std::string range = strcmp(shape.range, no_range) == 0 ? "" : shape.range;
-    if (!from.empty() && range == from && ++turns == 2) end_program("after a turn from " + from + " to the next");
+    if (!from.empty() && range == from && ++from_launches == 2)
+        end_program("after one pass from " + from + " to the next");
     records_launch = false;
     next_number = 0;
     kernel = find_kernel(shape, range);
@@ -768,7 +780,7 @@ void begin_launch(const LaunchShape& shape)
     sequence.push_back({"kernel", kernel->number});
     const bool is_wanted = except.count(range) == 0 && (range.find(only) != std::string::npos ||
                                                         kernel->symbol.find(only) != std::string::npos);
-    records_launch = looks && is_wanted && !kernel->recorded;
+    records_launch = records_launches && is_wanted && !kernel->recorded;
     if (!records_launch) return;
     kernel->recorded = true;
     global_shadow.clear();
@@ -777,11 +789,11 @@ void begin_launch(const LaunchShape& shape)
     kernel->after_block.clear();
 }
 
-// Returns what is done with the launch's next block: blocks that are alike need not all be recorded.
+// Returns whether the launch's next block is recorded, only run, or skipped.
 Run next_block()
 {
     const uint64_t number = next_number++;
-    // A kernel of one block may return a value that the program depends on.
+    // The program may depend on the result of a kernel with a single block, so such a block always runs.
     const Run otherwise = is_sample && kernel->blocks() > 1 ? Run::NOT : Run::UNSEEN;
     if (!records_launch) return otherwise;
     if (number == 0) return Run::RECORDED;
@@ -795,21 +807,21 @@ Run next_block()
     return enough || too_many ? otherwise : Run::RECORDED;
 }
 
-// Returns how many blocks of this kernel have their registers on a multiprocessor at a time; no limit if unknown.
+// Returns how many blocks of this kernel fit into a multiprocessor's register file; no limit if the count is unknown.
 static uint64_t blocks_by_registers()
 {
     constexpr uint64_t no_limit = std::numeric_limits<uint64_t>::max();
     const auto found = registers.find(kernel->symbol);
     if (found == registers.end()) return no_limit;
-    constexpr unsigned file = 64 * 1024, granularity = 256, quarters = 4;   // as in estimate.py's occupancy()
+    constexpr unsigned file = 64 * 1024, granularity = 256, quarters = 4;   // as in estimate.py's resident_blocks()
     const unsigned of_thread = (*found)["registers"];
     const unsigned of_warp = (of_thread * LANES + granularity - 1) / granularity * granularity;
     const unsigned warps = (kernel->threads() + LANES - 1) / LANES;
     return of_warp == 0 ? no_limit : file / of_warp / quarters * quarters / warps;
 }
 
-// Returns a block's share of L1 when as many blocks are on its multiprocessor as fit.
-static uint64_t l1_share()
+// Returns the bytes of L1 per block when as many blocks are resident on a multiprocessor as fit.
+static uint64_t l1_bytes_per_block()
 {
     const cuda_cpu::Capability& c = card_->capability;
     const LaunchShape& shape = kernel->shape;
@@ -838,7 +850,7 @@ void begin_block(uint64_t number)
     boxes.clear();
     wgmmas.clear();
     wgmma_ticks.assign(threads_in_block / LANES + 1, 0);
-    l1.reset(l1_share());
+    l1.reset(l1_bytes_per_block());
 }
 
 void end_block()
@@ -857,12 +869,12 @@ void product(const Product& product)
     products.push_back(product);
 }
 
-void look(bool at_launches) { looks = at_launches; }
+void look(bool at_launches) { records_launches = at_launches; }
 bool only_counts() { return setting("INSPECT_MODE") == "sample"; }
 void dying(const char* why) { write(why); }
 
-// Returns the sums over the kernels since the last call, and forgets those kernels, except those with hazards, which
-// are written to the file. The last call's have no launches left.
+// Returns the sums over all launches since the last call, and deletes their kernels. Kernels with hazards stay, so that
+// they are in the recording; their `launches` is 0 from then on.
 Figures take_figures()
 {
     Figures all;
@@ -881,8 +893,8 @@ Figures take_figures()
                                                of_launch(*kernel, &Totals::dram_store));
         all.hazards += kernel->races.size() + kernel->uninitialised.size();
     }
-    const auto is_sound = [](const auto& kernel) { return !kernel->has_hazards(); };
-    kernels.erase(std::remove_if(kernels.begin(), kernels.end(), is_sound), kernels.end());
+    const auto is_clean = [](const auto& kernel) { return !kernel->has_hazards(); };
+    kernels.erase(std::remove_if(kernels.begin(), kernels.end(), is_clean), kernels.end());
     by_shape.clear();
     sequence.clear();
     kernel = nullptr;
@@ -917,32 +929,32 @@ bool is_removed(const char* name, const void* site)
     return removed.count(number_of(site)) > 0;
 }
 
-// These threads have reached this point. Unlike meet(), it does not make the stores of one visible to the others: an
-// instruction of all lanes, as ldmatrix, needs them to execute it together, but orders nothing.
+// Notes that these threads have all reached this point. Unlike meet(), this does not order their accesses: a warp-wide
+// instruction such as ldmatrix requires its lanes to execute it together, but is not a memory fence.
 static void pass(const std::vector<unsigned>& group)
 {
     std::vector<Moment> moments;
     for (unsigned t : group) moments.push_back({threads[t].passed, t, threads[t].step});
-    const Known all = together(moments, actors());
+    const Clock all = join(moments, actors());
     for (unsigned t : group) {
         threads[t].passed = all;
         threads[t].step++;
     }
 }
 
-// These threads synchronise: each knows what any of them knew and did.
+// Synchronises these threads: each gets the maximum of their clocks.
 static void meet(const std::vector<unsigned>& group)
 {
     std::vector<Moment> moments;
-    Known fenced, released;
+    Clock fenced, released;
     for (unsigned t : group) {
         moments.push_back(moment_of(t));
-        fenced = together(fenced, threads[t].fenced);
-        released = together(released, threads[t].released);
+        fenced = join(fenced, threads[t].fenced);
+        released = join(released, threads[t].released);
     }
-    const Known all = together(moments, actors());
+    const Clock all = join(moments, actors());
     for (unsigned t : group) {
-        threads[t].known = all;
+        threads[t].clock = all;
         threads[t].fenced = fenced;
         threads[t].released = released;
         threads[t].own++;
@@ -951,7 +963,7 @@ static void meet(const std::vector<unsigned>& group)
     pass(group);
 }
 
-// All threads of the block meet, those that have ended included: their work is done.
+// __syncthreads: orders all threads of the block, also those that have exited.
 void barrier_met(const char*)
 {
     if (!recording) return;
@@ -962,7 +974,7 @@ void barrier_met(const char*)
     for (unsigned warp = 0; warp < warps(); warp++) flush(warp);
 }
 
-// Shuffles, votes and __syncwarp order what the lanes do; instructions of tensor cores do not.
+// Shuffles, votes and __syncwarp order the accesses of the lanes; tensor-core instructions do not.
 void lanes_met(unsigned first, unsigned lanes, const char* name)
 {
     if (!recording) return;
@@ -983,7 +995,7 @@ void fence()
 {
     if (!recording) return;
     const Pause pause;
-    me().released = together({moment_of(current)}, actors());
+    me().released = join({moment_of(current)}, actors());
     me().own++;
     me().registers.drop_all();
 }
@@ -993,7 +1005,7 @@ void proxy_fence()
 {
     if (!recording) return;
     const Pause pause;
-    me().fenced = together(me().fenced, together({moment_of(current)}, actors()));
+    me().fenced = join(me().fenced, join({moment_of(current)}, actors()));
     me().own++;
     me().registers.drop_all();
 }
@@ -1005,11 +1017,12 @@ static Sync& sync_of(const void* barrier)
     return place->second;
 }
 
-// An mbarrier is 8 bytes of shared memory, which one thread initialises before others use them. Returns the site.
+// Records an access to an mbarrier, whose 8 bytes of shared memory one thread must initialise before other threads use
+// them. Returns the site; NONE for a named barrier, which is not in memory.
 static uint32_t touch_barrier(const void* barrier, Kind kind, const void* pc)
 {
     const Place place = memory.find(barrier);
-    if (place.space != Space::SHARED) return NONE;   // a named barrier
+    if (place.space != Space::SHARED) return NONE;
     const Access access = kind == Kind::WRITE ? Access::STORE : Access::LOAD;
     const uint32_t number = find_site(number_of(pc), 0, sizeof(uint64_t), place.space, access, By::ATOMIC);
     touch(place.space, place.at, sizeof(uint64_t),
@@ -1031,17 +1044,17 @@ void arrived(const void* barrier, const void* site)
     const Pause pause;
     touch_barrier(barrier, Kind::ATOMIC, site);
     Sync& sync = sync_of(barrier);
-    sync.arriving = together(sync.arriving, together({moment_of(current)}, actors()));
-    sync.arriving_fenced = together(sync.arriving_fenced, me().fenced);
-    sync.arriving_passed = together(sync.arriving_passed, together({{me().passed, current, me().step}}, actors()));
+    sync.arriving = join(sync.arriving, join({moment_of(current)}, actors()));
+    sync.arriving_fenced = join(sync.arriving_fenced, me().fenced);
+    sync.arriving_passed = join(sync.arriving_passed, join({{me().passed, current, me().step}}, actors()));
     me().own++;
     me().step++;
     me().registers.drop_all();
 }
 
-// The copies that the phase counts have arrived, too. A phase has a parity, not a number: a thread that waits for the
-// previous one must have seen its end by now. Otherwise it looks as if that phase had not ended, and the thread waits
-// for the phase after this one.
+// Ends a phase of an mbarrier; the TMA copies that the phase counts have completed too. A wait names only the parity of
+// a phase: a thread that waits for the previous phase must have seen it complete by now. If this phase completes first,
+// the wait sees the same parity as before the previous phase, and blocks until the next phase completes.
 void phase_ended(const void* barrier, unsigned parity)
 {
     if (!recording) return;
@@ -1052,10 +1065,10 @@ void phase_ended(const void* barrier, unsigned parity)
         if (!ends.covers(waiter.thread / LANES * LANES, 1u << waiter.thread % LANES, waiter.step))
             add_race(Space::SHARED, 0, {waiter.site, Access::LOAD, waiter.thread, block},
                      {waiter.site, Access::STORE, current, block},
-                     "the wait may come when the next phase has ended too, and then not end");
+                     "the wait may start after the next phase has completed too, and then blocks");
     sync.waiters.clear();
     sync.phases++;
-    sync.arriving = together({{sync.arriving, first_engine + sync.slot, sync.phases}}, actors());
+    sync.arriving = join({{sync.arriving, first_engine + sync.slot, sync.phases}}, actors());
     sync.ended[parity] = sync.arriving;
     sync.ended_fenced[parity] = sync.arriving_fenced;
     sync.ended_passed[parity] = sync.arriving_passed;
@@ -1067,16 +1080,16 @@ void waited(const void* barrier, unsigned parity, const void* site)
     const Pause pause;
     const uint32_t number = touch_barrier(barrier, Kind::ATOMIC, site);
     Sync& sync = sync_of(barrier);
-    me().known = together(me().known, sync.ended[parity]);
-    me().fenced = together(me().fenced, sync.ended_fenced[parity]);
-    me().passed = together(me().passed, sync.ended_passed[parity]);
+    me().clock = join(me().clock, sync.ended[parity]);
+    me().fenced = join(me().fenced, sync.ended_fenced[parity]);
+    me().passed = join(me().passed, sync.ended_passed[parity]);
     me().registers.drop_all();
     if (number != NONE) sync.waiters.push_back({current, me().step, number});
 }
 
 // ==== PTX instructions ===================================================================================
 
-// cp.async reads and writes at some moment between the instruction and the wait.
+// cp.async reads and writes at an unspecified time between the instruction and the wait.
 void cp_async(const void* to, const void* from, const void* site)
 {
     if (!recording) return;
@@ -1102,8 +1115,8 @@ void cp_async_commit()
     if (recording) me().copy_groups++;
 }
 
-// Ends the thread's first copies, whose writes come before what happens after that tick.
-static void land_copies(size_t count, Tick tick)
+// Completes the thread's first `count` cp.async copies. Their writes happen before accesses after that tick.
+static void complete_copies(size_t count, Tick tick)
 {
     Thread& t = me();
     for (size_t i = 0; i < count; i++) {
@@ -1121,10 +1134,10 @@ void cp_async_wait(unsigned pending)
     const Thread& t = me();
     size_t done = 0;
     while (done < t.copies.size() && t.copies[done].group + pending < t.copy_groups) done++;
-    land_copies(done, t.own);
+    complete_copies(done, t.own);
 }
 
-// The accesses of the copy engine belong to the barrier that counts them, in its current phase.
+// A TMA copy. Its accesses have the mbarrier that counts its bytes as actor, and the mbarrier's current phase as tick.
 unsigned box_issued(const void* barrier, const void* site)
 {
     if (!recording) return 0;
@@ -1153,8 +1166,8 @@ void box_landed(unsigned number)
     const Sync& sync = sync_of(box.barrier);
     const unsigned engine = first_engine + sync.slot, issuer = box.moment.actor;
     const Tick tick = sync.phases + 1;
-    const Made store{box.moment, engine, tick, Kind::WRITE, false, nullptr, box.store_site, issuer};
-    const Made load{box.moment, engine, tick, Kind::READ, false, nullptr, box.load_site, issuer};
+    const NewAccess store{box.moment, engine, tick, Kind::WRITE, false, nullptr, box.store_site, issuer};
+    const NewAccess load{box.moment, engine, tick, Kind::READ, false, nullptr, box.load_site, issuer};
     for (uint64_t at : box.to) touch(Space::SHARED, at, GRANULE, store);
     for (uint64_t at : box.from) touch(Space::GLOBAL, at, GRANULE, load);
     account_bulk(kernel->sites[box.store_site], box.to);
@@ -1162,8 +1175,8 @@ void box_landed(unsigned number)
     box = {};
 }
 
-// wgmma reads its operands at some moment between the instruction and the wait. It is an instruction of the warp: what
-// one of its lanes knows counts for all.
+// wgmma reads its operands at an unspecified time between the instruction and the wait. It is an instruction of the
+// whole warp, so it starts with the maximum of its lanes' clocks.
 unsigned wgmma_issued(unsigned warp, uint64_t flops, const void* site)
 {
     if (!recording) return 0;
@@ -1173,10 +1186,10 @@ unsigned wgmma_issued(unsigned warp, uint64_t flops, const void* site)
     WgmmaProduct product;
     for (unsigned t = warp * LANES; t < (warp + 1) * LANES; t++) {
         lanes.push_back(moment_of(t));
-        product.fenced = together(product.fenced, threads[t].fenced);
+        product.fenced = join(product.fenced, threads[t].fenced);
         threads[t].own++;
     }
-    product.moment = {together(lanes, actors()), warp * LANES, lanes[0].own};
+    product.moment = {join(lanes, actors()), warp * LANES, lanes[0].own};
     product.warp = warp;
     product.site = find_site(number_of(site), 0, GRANULE, Space::SHARED, Access::LOAD, By::WGMMA);
     wgmmas.push_back(std::move(product));
@@ -1196,13 +1209,13 @@ void wgmma_ended(unsigned number)
     const Pause pause;
     WgmmaProduct& product = wgmmas[number];
     const Tick tick = ++wgmma_ticks[product.warp];
-    const Made made{product.moment, wgmma_actor(product.warp), tick, Kind::READ, false, &product.fenced, product.site,
-                    product.warp * LANES};
-    for (uint64_t at : product.a) touch(Space::SHARED, at, GRANULE, made);
-    for (uint64_t at : product.b) touch(Space::SHARED, at, GRANULE, made);
+    const NewAccess read{product.moment, wgmma_actor(product.warp), tick, Kind::READ, false, &product.fenced,
+                         product.site, product.warp * LANES};
+    for (uint64_t at : product.a) touch(Space::SHARED, at, GRANULE, read);
+    for (uint64_t at : product.b) touch(Space::SHARED, at, GRANULE, read);
     Site& site = kernel->sites[product.site];
     if (!product.a.empty()) account_bulk(site, product.a);
-    if (product.warp % 4 == 0) account_bulk(site, product.b);   // all four warps of a warpgroup read the same B, once
+    if (product.warp % 4 == 0) account_bulk(site, product.b);   // the four warps of a warpgroup share one read of B
     product = {};
 }
 
@@ -1210,9 +1223,9 @@ void wgmma_waited(unsigned warp)
 {
     if (!recording) return;
     const Pause pause;
-    const Known products = together({{nullptr, wgmma_actor(warp), wgmma_ticks[warp]}}, actors());
+    const Clock products = join({{nullptr, wgmma_actor(warp), wgmma_ticks[warp]}}, actors());
     for (unsigned t = warp * LANES; t < (warp + 1) * LANES; t++)
-        threads[t].known = together(threads[t].known, products);
+        threads[t].clock = join(threads[t].clock, products);
 }
 
 void tensor_flops(uint64_t flops)
@@ -1224,10 +1237,10 @@ void special_function()
     if (recording) kernel->totals.special++;
 }
 
-// Ends a block within which the program ends: asynchronous accesses that nothing has waited for count as well.
-static void give_up_block()
+// Ends a block in which the program ends. Pending asynchronous accesses are recorded as if they were never waited for.
+static void end_unfinished_block()
 {
-    for (current = 0; current < threads_in_block; current++) land_copies(me().copies.size(), NEVER);
+    for (current = 0; current < threads_in_block; current++) complete_copies(me().copies.size(), NEVER);
     current = 0;
     recording = true;
     for (unsigned i = 0; i < wgmmas.size(); i++)
@@ -1235,7 +1248,7 @@ static void give_up_block()
     end_block();
 }
 
-// ==== the file ===========================================================================================
+// ==== the recording ==========================================================================================
 
 static const char* name_of(Space space) { return space == Space::SHARED ? "shared" : "global"; }
 static const char* name_of(Access access) { return access == Access::LOAD ? "load" : "store"; }
@@ -1303,7 +1316,7 @@ static void write(const std::string& ended)
 {
     if (is_written || !is_open || getenv("INSPECT_OUT") == nullptr) return;
     is_written = true;
-    if (std::exchange(recording, false)) give_up_block();
+    if (std::exchange(recording, false)) end_unfinished_block();
     const std::string program = std::filesystem::read_symlink("/proc/self/exe");
     json all = {{"program", program}, {"card", card_->key}, {"ended", ended}, {"kernels", json::array()},
                 {"matmuls", json::array()}, {"sequence", sequence}};
@@ -1327,7 +1340,7 @@ static void left()
 
 }  // namespace cuda_cpu::watch
 
-// ==== the compiler's calls ===============================================================================
+// ==== calls by the compiler ==================================================================================
 
 using cuda_cpu::watch::Access;
 using cuda_cpu::watch::By;
@@ -1369,7 +1382,7 @@ static void accessed_atomically(const volatile void* place, size_t bytes, const 
     cuda_cpu::watch::accessed(Access::STORE, By::ATOMIC, const_cast<const void*>(place), bytes, pc);
 }
 
-// An atomic load is not recorded: it begins the compare-and-exchange loop by which dev/cpu implements some atomics.
+// Atomic loads are not recorded: dev/cpu implements some atomics by a load and a compare-and-exchange loop.
 #define INSPECT_ATOMIC_OP(bits, result, name, operation, ...)                                                   \
     extern "C" result __tsan_atomic##bits##_##name(volatile uint##bits##_t* place, __VA_ARGS__, int)            \
     {                                                                                                           \

@@ -1,11 +1,11 @@
-// A request: what a warp's memory instruction asks of the hardware.
+// A request: the addresses that the active lanes of a warp access with one memory instruction.
 //
-// sectors     Global memory moves in sectors of 32 bytes, four to a cache line. (CUDA C++ Best Practices Guide,
-//             "Coalesced Access to Global Memory".) The least possible: as many as the different bytes would fill.
-// wavefronts  Shared memory has 32 banks of 4 bytes. In a cycle each bank delivers one word, to any number of lanes;
-//             different words of a bank take a cycle each. (CUDA C++ Programming Guide, "Shared Memory" of 5.x.) Wider
-//             accesses are split: 64 bits into halves of a warp, 128 bits into quarters. The least possible: a cycle
-//             for each part with an active lane.
+// sectors     Global memory is transferred in sectors of 32 bytes, four to a cache line (CUDA C++ Best Practices Guide,
+//             "Coalesced Access to Global Memory"). Minimum: the distinct bytes divided by 32, rounded up.
+// wavefronts  Shared memory has 32 banks of 4 bytes. In one cycle each bank delivers one word, to any number of lanes;
+//             different words of one bank take one cycle each (CUDA C++ Programming Guide, "Shared Memory" of 5.x).
+//             Wider accesses are split: 64 bits into half warps, 128 bits into quarter warps. Minimum: one cycle for
+//             each part with an active lane.
 #pragma once
 
 #include "clocks.h"
@@ -20,11 +20,11 @@ constexpr unsigned BANKS = 32, WORD = 4;
 struct Request {
     std::array<uint64_t, LANES> address{};
     uint32_t active = 0;
-    unsigned bytes = 0;   // of a lane
+    unsigned bytes = 0;   // per lane
 
     unsigned lanes() const { return static_cast<unsigned>(__builtin_popcount(active)); }
 
-    // Returns the numbers of the units of that many bytes that lanes first to last - 1 touch: each once, in order.
+    // Returns the indices of the `unit`-byte units that lanes first to last - 1 access, sorted, without duplicates.
     std::vector<uint64_t> units(uint64_t unit, unsigned first = 0, unsigned last = LANES) const
     {
         std::vector<uint64_t> all;
@@ -36,7 +36,7 @@ struct Request {
         return all;
     }
 
-    // Lanes access aligned elements of one size, so different elements do not overlap.
+    // All lanes access aligned elements of the same size, so distinct elements do not overlap.
     uint64_t least_sectors() const { return (units(bytes).size() * bytes + SECTOR - 1) / SECTOR; }
 
     struct Wavefronts { uint64_t taken, least; };

@@ -1,9 +1,9 @@
-// The shadow memory: for each 16 bytes, the accesses that a later one may have to be ordered with.
+// Shadow memory: for each granule of 16 bytes, the earlier accesses that a later access may race with.
 //
-// Two accesses race when they touch a byte in common, are made by different actors, at least one of them writes, not
-// both are atomic, and the vector clock of the later one does not cover the earlier one. An access is removed when a
-// later one replaces it: if it comes before that one, all of its bytes are that one's too, and whatever would race
-// with it would race with that one (a write replaces reads and writes, a read replaces reads).
+// Two accesses race if they touch a common byte, different actors make them, at least one is a write, at least one is
+// not atomic, and the vector clock of the later one does not cover the earlier one. A new access replaces an earlier
+// entry if the entry happens before it, it covers all bytes of the entry, and every access that would race with the
+// entry would also race with it (a write replaces reads and writes, a read replaces reads).
 #pragma once
 
 #include "clocks.h"
@@ -21,13 +21,13 @@ enum class Kind : uint8_t { READ, WRITE, ATOMIC };
 
 struct Entry {
     Tick tick;
-    uint32_t lanes;        // of a warp's threads; bit 0 for other actors
+    uint32_t lanes;        // of the warp that starts at first_actor; bit 0 for other actors
     uint32_t first_actor;
     uint32_t block;
     uint32_t site;
-    uint16_t bytes;        // a bit for each of the 16
+    uint16_t bytes;        // one bit for each of the 16 bytes
     Kind kind;
-    bool generic;          // a thread's own access, which the copy engine and wgmma see only after a fence
+    bool generic;          // by a thread (generic proxy): TMA and wgmma see it only after fence.proxy.async
 };
 
 class Shadow {
@@ -38,7 +38,7 @@ public:
         last_page_ = nullptr;
     }
 
-    // Calls f for the entries of a granule, the latest first; f returns whether the entry is kept.
+    // Calls f for each entry of a granule, latest first; f returns whether to keep the entry.
     template <class F> void visit(uint64_t granule, F f)
     {
         Entries& entries = entries_of(granule);
@@ -59,7 +59,7 @@ private:
     {
         if (last_page_ == nullptr || granule / PAGE != last_page_number_) {
             last_page_number_ = granule / PAGE;
-            last_page_ = &pages_[last_page_number_];   // unordered_map's elements stay where they are
+            last_page_ = &pages_[last_page_number_];   // stable: unordered_map does not move its elements
         }
         return (*last_page_)[granule % PAGE];
     }
