@@ -1,7 +1,7 @@
-"""The emulated GPUs: the table of dev/cpu/card.h, and constants that are the same for all of them.
+"""The emulated GPUs: the table of dev/cpu/card.h, and constants that all of them share.
 
 Throughputs are from the CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions"; the granularities
-of registers and warps from the occupancy calculator of Nsight Compute.
+of registers and warps are from Nsight Compute's occupancy calculator.
 """
 import math
 import os
@@ -9,26 +9,26 @@ import re
 from dataclasses import dataclass
 
 WARP = 32
-SECTOR = 32                         # bytes: the least that L1 asks of L2, and L2 of memory
-WAVEFRONT = 128                     # bytes that L1, shared memory included, delivers in a clock: 32 banks of 4
-REGISTERS = 64 * 1024               # of 32 bits, of a multiprocessor
+SECTOR = 32                         # bytes: the unit of transfer between L1, L2 and memory
+WAVEFRONT = 128                     # bytes per clock of L1 and shared memory: 32 banks of 4
+REGISTERS = 64 * 1024               # 32-bit registers of a multiprocessor
 REGISTER_GRANULARITY = 256          # a warp's registers are a multiple of this
 WARP_GRANULARITY = 4                # warps are distributed over four schedulers
-L2_PORT = 64                        # bytes a clock between L2 and one multiprocessor (A100 white paper)
-SPECIAL_FUNCTIONS = 16              # results a clock of a multiprocessor: exp2, reciprocal, square root ...
-FP32_LANES = 128                    # results a clock that its four schedulers can issue
+L2_PORT = 64                        # bytes per clock between L2 and one multiprocessor (A100 white paper)
+SPECIAL_FUNCTIONS = 16              # results per clock of a multiprocessor: exp2, reciprocal, square root ...
+FP32_LANES = 128                    # results per clock of a multiprocessor's four schedulers
 TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cpu", "card.h")
 
 
 @dataclass(frozen=True)
 class Card:
-    """The fields of card.h's Capability and Card, in its order, with shorter names."""
+    """The fields of card.h's Capability and Card, in the same order, with shorter names."""
     major: int
     minor: int
-    threads: int                    # of a multiprocessor, at most
-    blocks: int
-    shared: int                     # bytes of a multiprocessor
-    reserved_shared: int            # bytes that CUDA keeps of each block's
+    threads: int                    # maximum per multiprocessor
+    blocks: int                     # maximum per multiprocessor
+    shared: int                     # bytes per multiprocessor
+    reserved_shared: int            # bytes per block that CUDA reserves
     l1_and_shared: int
     shared_granularity: int
     key: str
@@ -45,24 +45,24 @@ class Card:
 
     @property
     def fp8(self):
-        """FLOP/s of FP8: twice BF16's, from capability 8.9 on (data sheets of H100 and B200; Ada's white paper, with
-        sums in FP32); 0 on older cards."""
+        """FP8 FLOP/s: twice BF16's from capability 8.9 on, else 0. Sources: data sheets of H100 and B200; Ada's white
+        paper, with FP32 accumulation."""
         return 2 * self.tensor if (self.major, self.minor) >= (8, 9) else 0.0
 
     @property
     def arch(self):
-        """nvcc's -arch."""
+        """The value of nvcc's -arch."""
         return f"sm_{self.major}{self.minor}" + ("a" if self.major == 9 else "")
 
 
 def number_of(product):
-    """50 * mib"""
+    """Evaluates a product as in card.h, such as "50 * mib"."""
     units = {"kib": 1 << 10, "mib": 1 << 20}
     return int(math.prod(units.get(factor) or float(factor) for factor in product.replace("*", " ").split()))
 
 
 def read_cards():
-    """{key: Card}"""
+    """Returns {key: Card}."""
     with open(TABLE, encoding="utf-8") as file:
         text = file.read()
     capabilities = {name: [number_of(figure) for figure in figures.split(",")]

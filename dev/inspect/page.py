@@ -1,20 +1,25 @@
-"""report.html: the same figures as the terminal's, with pictures; one file that needs no server."""
+"""report.html: the figures of the terminal report, with source and pictures; one file that needs no server."""
 import html
+import os
+import re
 
 from pictures import Gallery, lane_styles
-from tables import html_table, number, plural, times
-from text import COLUMNS, facts, figures, hazards, source_lines, totals
+from tables import html_table, number, times
+from text import COLUMNS, by_name, facts, figures, hazards, source_lines, totals
 
-PICTURES = """Global memory: above, the lanes of the worst request; below, the 32-byte sectors that it fetches. Hatched:
-fetched and not asked for. Shared memory: a column for each of 32 banks, a row for each 128 bytes; numbers are lanes, +
-where several access the same word, which costs nothing. 8-byte accesses go by half warps, 16-byte ones by quarters;
-framed in red are banks that those need in several rows, each of which is a pass (wavefront) of its own."""
+README = os.path.join(os.path.dirname(os.path.abspath(__file__)), "README.md")
+PICTURES = """Global memory: the lanes of the warp above, the 32-byte sectors that they access below. Hatched bytes are
+transferred but not requested. Shared memory: one column per bank, one row per 128 bytes. Numbers are lanes; + means
+that several lanes access the same word, which is not a conflict. 8-byte accesses are split into half warps, 16-byte
+ones into quarters. A red frame marks a bank conflict: one part needs several rows of the bank, one wavefront each."""
+LEVELS = (1.05, 2, 4, 8)        # the ratios up to which a colour is used: neutral first, then one for each doubling
+LEVEL_NAMES = ("up to 1.05", "up to 2", "up to 4", "up to 8", "above 8, or a race")
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2329; --soft: #5c6670; --paper: #fdfdfb; --panel: #f3f3ef; --rule: #dcdcd6;
-  --bad: #b3261e; --hatch: #c9c9c2; }
+  --amber: #8a5a00; --orange: #b04a00; --bad: #c01d14; --hatch: #c9c9c2; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e3e5e8; --soft: #9aa4ae; --paper: #15181b; --panel: #1f2327;
-  --rule: #363c42; --bad: #ff9389; --hatch: #4c535a; } }
+  --rule: #363c42; --amber: #f0d060; --orange: #ffa550; --bad: #ff7d74; --hatch: #4c535a; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 1340px;
   margin: 0 auto; padding: 1em 16px 4em; }
 h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin: 2em 0 .5em }
@@ -22,13 +27,17 @@ h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin: 2em 0 .5em }
 code { font: 12.5px/1.5 ui-monospace, "DejaVu Sans Mono", Menlo, monospace; white-space: pre-wrap;
   overflow-wrap: anywhere }
 a { color: inherit }
-.scroll { overflow-x: auto }
+.scroll { overflow-x: auto; max-width: 100% }
 table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums }
 th, td { padding: .32em .5em; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap }
-th { background: var(--panel) } th:first-child, td:first-child { text-align: left }
-.bad { color: var(--bad); font-weight: 600 }
+th { background: var(--panel) } th:first-child, td:first-child, .facts td { text-align: left }
+.facts td { white-space: normal } .facts tr:first-child { display: none }
+.r1 { color: var(--amber) } .r2 { color: var(--orange) } .r3, .bad { color: var(--bad) }
+.r4 { color: var(--paper); background: var(--bad) } .r1, .r2, .r3, .r4, .bad { font-weight: 600 }
+.legend span { padding: 0 .4em; white-space: nowrap } dt { font-weight: 600 } dd { margin: 0 0 .4em 1.2em }
 summary { cursor: pointer; overflow-wrap: anywhere }
 .kernel { border: 1px solid var(--rule); border-radius: 8px; margin: .6em 0; padding: .6em .9em }
+.kernel > summary span { margin-left: .5em; padding: 0 .2em }
 .source { background: var(--panel); padding: .4em 0; margin: .5em 0 }
 .row { display: grid; grid-template-columns: 4.2em minmax(0, 1fr) auto; column-gap: .8em; padding-right: .8em }
 .row i { font-style: normal; color: var(--soft); text-align: right }
@@ -36,17 +45,22 @@ summary { cursor: pointer; overflow-wrap: anywhere }
 .figures { text-align: right; font-size: 12px } .figures span { margin-left: 1em }
 .sites { padding: .5em .8em .8em 1em; background: var(--paper) }
 figure { margin: .3em 0 1em }
-.pic { width: 100%; max-width: 860px; display: block; overflow: visible } .defs { position: absolute }
+.pic { width: 100%; min-width: 560px; max-width: 860px; display: block } .defs { position: absolute }
+@media (max-width: 700px) {
+  .row { grid-template-columns: 3.2em minmax(0, 1fr) } .figures { grid-column: 2; text-align: left }
+  .figures span { margin: 0 1em 0 0 } .kernel { padding: .6em .4em } .sites { padding: .5em .4em }
+  .overview :is(td, th):first-child { white-space: normal; overflow-wrap: anywhere; min-width: 9em;
+    position: sticky; left: 0; background: var(--paper) } }
 /* Drawings are shown by <use>: a rule sees what is in the drawing, .d, and nothing around it. */
 .d rect { fill: currentColor; stroke: var(--paper); stroke-width: .8 } .d path { stroke: currentColor; fill: none }
 .d .unused { fill: url(#hatch); stroke: var(--soft); stroke-width: .7 } .d .grid { fill: var(--panel) }
 .ground { fill: var(--paper) } .stripe { stroke: var(--hatch); stroke-width: 2.5 }
 .d text { font: 9.5px system-ui, sans-serif; fill: #14171a; text-anchor: middle }
-.d .s, .d .e { fill: var(--soft) } .d .s { text-anchor: start } .d .e { text-anchor: end; font-weight: 600 }
+.d .s, .d .e, .d .m { fill: var(--soft) } .d .s { text-anchor: start } .d .e { text-anchor: end; font-weight: 600 }
 .d text.bad { fill: var(--bad) } .d rect.bad { stroke: var(--bad); stroke-width: 1.6 }
 """
 
-# Opens the kernel that a link leads to.
+# Opens the kernel that a link points to.
 SCRIPT = """
 const show = () => { const at = location.hash && document.querySelector(location.hash); if (at) at.open = true; };
 addEventListener("hashchange", show);
@@ -58,6 +72,34 @@ def escaped(words):
     return html.escape(str(words))
 
 
+# ---- colours and terms
+
+def level(ratio):
+    """Returns the class of a ratio's colour: "" up to 1.05, r1 (amber) up to 2, then r2, r3 and r4 (red)."""
+    above = sum(round(ratio or 0, 2) > limit for limit in LEVELS)
+    return f"r{above}" if above else ""
+
+
+def column_level(column, kernel):
+    if not column.is_above_best(kernel):
+        return ""
+    return level(column.value(kernel)) if column.best else "r4"     # any race is an error
+
+
+def legend():
+    samples = ", ".join(f"<span class='{f'r{i}' if i else ''}'>{name}</span>" for i, name in enumerate(LEVEL_NAMES))
+    return f"<p class='soft legend'>Colours of a ratio to the minimum: {samples}.</p>"
+
+
+def glossary():
+    """Returns README.md's table of terms as HTML."""
+    with open(README, encoding="utf-8") as file:
+        rows = re.search(r"\| term \|.*\n\|.*\n((?:\|.*\n)+)", file.read())[1].splitlines()
+    terms = "".join("<dt>{}</dt><dd>{}</dd>".format(*escaped(row).strip("| ").split(" | ")) for row in rows)
+    terms = re.sub(r"`(.+?)`", r"<code>\1</code>", re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", terms))
+    return f"<details><summary>Terms</summary><dl>{terms}</dl></details>"
+
+
 # ---- overview
 
 def overview(results):
@@ -65,12 +107,12 @@ def overview(results):
         words = escaped(column.text(kernel))
         if column.name == "kernel":
             words = f"<a href=#k{number} title='{escaped(kernel.range)}'>{words}</a>"
-        return f"<td{' class=bad' if column.is_bad(kernel) else ''}>{words}</td>"
+        return f"<td class='{column_level(column, kernel)}'>{words}</td>"
 
     heads = "".join(f"<th title='{escaped(column.meaning)}'>{column.name}</th>" for column in COLUMNS)
     rows = "".join(f"<tr>{''.join(cell(i, kernel, column) for column in COLUMNS)}</tr>"
                    for i, kernel in enumerate(results.kernels))
-    return f"<h2>Kernels</h2><div class=scroll><table><tr>{heads}</tr>{rows}</table></div>"
+    return f"<h2>Kernels</h2><div class='scroll overview'><table><tr>{heads}</tr>{rows}</table></div>{legend()}"
 
 
 # ---- a kernel
@@ -80,20 +122,21 @@ def line_figures(line):
     for f in figures(line):
         by = "" if f.by == ["thread"] else f" ({', '.join(f.by)})"
         entries += (f"<div><span>{f.space} {f.access}{by}</span><span>{f.lanes:.0f} lanes</span>"
-                    f"<span{' class=bad' if f.is_wasteful else ''}>{times(f.ratio)} × {f.unit}</span></div>")
+                    f"<span class='{level(f.ratio)}'>{f.unit} {times(f.ratio)}×</span></div>")
     return f"<div class=figures>{entries}</div>"
 
 
 def site_words(site, line):
     unit = "sectors" if site["space"] == "global" else "wavefronts"
-    via = f", in {', '.join(line.place.via)}" if line.place.via else ""
+    via = f", through {', '.join(line.place.via)}" if line.place.via else ""
     part = f", part {site['part'] + 1}" if site["part"] else ""
+    preposition = "from" if site["access"] == "load" else "to"
     moved = "" if site["space"] == "shared" else \
-        f"; {site['dram_sectors']:,} sectors from memory, {site['l1_hits']:,} found in L1"
-    by = "" if site["by"] == "thread" else f" by {site['by']}"
-    return (f"<p><b>{site['space']} {site['access']}{by}</b> of {site['bytes_per_lane']} bytes a lane{part}"
-            f"{escaped(via)}: {site['requests']:,} requests, {site[unit]:,} {unit}, {site[f'least_{unit}']:,} at "
-            f"least{moved}. Its worst request:</p>")
+        f"; {site['dram_sectors']:,} sectors {preposition} memory, {site['l1_hits']:,} hits in L1"
+    by = "" if site["by"] == "thread" else f" by {by_name(site['by'])}"
+    return (f"<p><b>{site['space']} {site['access']}{by}</b>, {site['bytes_per_lane']} bytes per lane{part}"
+            f"{escaped(via)}: {site['requests']:,} requests, {site[unit]:,} {unit} (minimum "
+            f"{site[f'least_{unit}']:,}){moved}. Worst request:</p>")
 
 
 def source_line(row, gallery):
@@ -107,17 +150,15 @@ def source_line(row, gallery):
 
 
 def section(results, number_, kernel, gallery):
-    found = [plural(len(kernel.races), "race")] if kernel.races else []
-    found += [f"{column.text(kernel)} × {column.name}" for column in COLUMNS if column.is_bad(kernel) and
-              column.name != "races"]
+    found = "".join(f"<span class='{column_level(column, kernel)}'>{column.name} {column.text(kernel)}</span>"
+                    for column in COLUMNS if column.is_above_best(kernel))
     bad = "".join(f"<p class=bad>{escaped(sentence)}</p>" for sentence in hazards(results, kernel))
     sources = "".join(f"<div class=source><div class=soft>{escaped(file)}</div>"
                       f"{''.join(source_line(row, gallery) for row in rows)}</div>"
                       for file, rows in source_lines(results, kernel))
     return (f"<details class=kernel id=k{number_}><summary><b>{escaped(kernel.name)}</b> <span class=soft>"
-            f"{number(kernel.us)} µs × {kernel.launches:,}, {kernel.bound}</span> <span class=bad>{', '.join(found)}"
-            f"</span></summary>{bad}{html_table(['', ''], facts(kernel))}"
-            f"{sources}</details>")
+            f"{number(kernel.us)} µs × {kernel.launches:,}, {kernel.bound}</span>{found}</summary>{bad}"
+            f"<div class=facts>{html_table(['', ''], facts(kernel))}</div>{sources}</details>")
 
 
 # ---- the page
@@ -127,17 +168,18 @@ def page(results):
     sections = "".join(section(results, i, kernel, gallery) for i, kernel in enumerate(results.kernels))
     program = escaped(results.raw["program"])
     return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Kernels of {program}</title>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Memory accesses of {program}</title>
 <style>{STYLE}{lane_styles()}</style></head><body>
-<h1>Kernels, access by access</h1>
-<p class=soft>{program}, recorded on a CPU for {escaped(results.card.name)}; it ended with
+<h1>Memory accesses of each kernel</h1>
+<p class=soft>{program} ran on a CPU, which emulated an {escaped(results.card.name)}. End of the run:
 {escaped(results.raw["ended"])}. Sectors, wavefronts, bytes and races are counted from every access of the recorded
-blocks; times are estimated from data sheets, not measured.</p>
+blocks. Times are estimated from data sheets, not measured.</p>
 {"".join(f"<p>{escaped(sentence)}</p>" for sentence in totals(results))}
+{glossary()}
 {overview(results)}
 <h2>Line by line</h2>
-<p class=soft>A click on a marked line shows its accesses, with a picture of the worst request. {escaped(PICTURES)}</p>
+<p class=soft>Click a line marked ▸ to see its accesses and a picture of the worst request. {escaped(PICTURES)}</p>
 {sections}
 {gallery.definitions()}
 <script>{SCRIPT}</script></body></html>

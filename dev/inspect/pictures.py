@@ -1,8 +1,8 @@
-"""A picture of a site's worst request, as SVG: the lanes of a warp against addresses.
+"""Draws a site's worst request as SVG: the lanes of a warp and the addresses that they access.
 
-Global memory: lanes above; below them the 32-byte sectors that are fetched, in the order of addresses; hatched is what
-is fetched and not asked for. Shared memory: a column for each bank, a row for each 128 bytes; 8-byte accesses go by
-half warps, 16-byte ones by quarters, and a bank that one of those needs in several rows is a conflict.
+Global memory: lanes above, the 32-byte sectors that they access below, in the order of addresses; bytes that are
+transferred but not requested are hatched. Shared memory: one column per bank, one row per 128 bytes. 8-byte accesses
+are split into half warps, 16-byte ones into quarters; a bank that one part needs in several rows is a conflict.
 """
 from cards import SECTOR, WARP, WAVEFRONT
 from tables import plural
@@ -11,8 +11,8 @@ WORD = 4
 BANKS = WAVEFRONT // WORD
 WIDTH = 672
 LANE = WIDTH / WARP
-LANES_BOTTOM, SECTORS_TOP, SECTORS_BOTTOM = 16, 62, 80      # of global memory's picture
-LEFT, CELL = 104, 16                                        # of shared memory's: of the banks; their width and height
+LANES_BOTTOM, SECTORS_TOP, SECTORS_BOTTOM = 16, 62, 80      # y in the picture of global memory
+LEFT, CELL = 104, 16        # in the picture of shared memory: x of bank 0; width and height of a bank
 
 
 def rect(x, y, width, height, kind):
@@ -24,19 +24,20 @@ def text(x, y, words, kind=""):
 
 
 def addresses(site):
-    """{lane: address} of the active lanes."""
+    """Returns {lane: address} of the active lanes, relative to a multiple of 128 bytes."""
     picture = site["picture"]
     return {lane: picture["base"] % WAVEFRONT + offset for lane, offset in enumerate(picture["offsets"]) if offset >= 0}
 
 
 def units(address, size, unit):
+    """Returns the indices of the units that an access touches."""
     return range(address // unit, (address + size - 1) // unit + 1)
 
 
 # ---- global memory
 
 def pieces(address, size, unit):
-    """Yields (unit, first byte in it, bytes) of bytes that may lie in several units."""
+    """Splits an access at unit boundaries; yields (index of the unit, first byte in it, number of bytes)."""
     for number in units(address, size, unit):
         first, last = max(address, number * unit), min(address + size, (number + 1) * unit)
         yield number, first - number * unit, last - first
@@ -60,15 +61,15 @@ def global_picture(site):
         to = left[sector] + (first + count / 2) / SECTOR * width
         parts += [f"<path class=l{lane} d='M{(lane + 0.5) * LANE:g} {LANES_BOTTOM}L{to:g} {SECTORS_TOP}' />", *asked]
     asked = len({byte for address in lanes.values() for byte in range(address, address + size)})
-    does = "fetched" if site["access"] == "load" else "written to"
-    caption = f"{plural(len(sectors), 'sector')} {does}, {asked:,} of their {len(sectors) * SECTOR:,} bytes asked for"
+    verb = "loaded" if site["access"] == "load" else "stored"
+    caption = f"{plural(len(sectors), 'sector')} {verb}; {asked:,} of their {len(sectors) * SECTOR:,} bytes requested"
     return "".join(parts), SECTORS_BOTTOM + 4, caption
 
 
 # ---- shared memory
 
 def phases(lanes, size):
-    """Yields the lanes that go together: all, half warps or quarters."""
+    """Yields the parts of a warp that are served together: the warp, half warps or quarters. (name, {lane: address})"""
     together = WARP * WORD // max(WORD, min(size, 16))
     for first in range(0, WARP, together):
         some = {lane: address for lane, address in lanes.items() if first <= lane < first + together}
@@ -77,8 +78,8 @@ def phases(lanes, size):
 
 
 def phase_picture(name, lanes, size, top):
-    """Returns (parts, bottom, wavefronts) of lanes that go together, drawn from y = top on."""
-    asked = {}              # {bank: rows}
+    """Draws lanes that are served together below y = top; returns (SVG elements, bottom, wavefronts)."""
+    asked = {}              # bank -> rows
     for address in lanes.values():
         for word in units(address, size, WORD):
             asked.setdefault(word % BANKS, set()).add(word // BANKS)
@@ -89,13 +90,13 @@ def phase_picture(name, lanes, size, top):
     owners = {}
     for lane, address in lanes.items():
         owners.setdefault(address, []).append(lane)
-    for address, who in owners.items():
+    for address, owner in owners.items():
         for row, first, count in pieces(address, size, WAVEFRONT):
             x, width = LEFT + first * CELL / WORD, count * CELL / WORD
             conflict = len(asked[first // WORD]) > 1
-            parts.append(rect(x, y[row], width, CELL, f"l{who[0]}{' bad' if conflict else ''}"))
+            parts.append(rect(x, y[row], width, CELL, f"l{owner[0]}{' bad' if conflict else ''}"))
             if count >= WORD:
-                parts.append(text(x + width / 2, y[row] + 11.5, f"{who[0]}{'+' if len(who) > 1 else ''}"))
+                parts.append(text(x + width / 2, y[row] + 11.5, f"{owner[0]}{'+' if len(owner) > 1 else ''}"))
     parts += [text(0, top + 11.5, name, "s"),
               text(LEFT - 8, top + 11.5, f"{wavefronts}×", "e bad" if wavefronts > 1 else "e")]
     return parts, top + len(rows) * CELL + 5, wavefronts
@@ -104,31 +105,32 @@ def phase_picture(name, lanes, size, top):
 def shared_picture(site):
     """Returns (drawing, height, caption)."""
     lanes, size = addresses(site), site["bytes_per_lane"]
-    parts, bottom, wavefronts = [text(LEFT + (bank + 0.5) * CELL, 11, bank) for bank in range(BANKS)], CELL, 0
+    parts, bottom, wavefronts = [text(LEFT + (bank + 0.5) * CELL, 11, bank, "m") for bank in range(BANKS)], CELL, 0
     parts.append(text(0, 11, "bank", "s"))
     for name, some in phases(lanes, size):
         drawn, bottom, count = phase_picture(name, some, size, bottom)
         parts += drawn
         wavefronts += count
-    return "".join(parts), bottom, f"{plural(wavefronts, 'wavefront')} for {len(lanes)} lanes of {size} bytes"
+    caption = f"{plural(wavefronts, 'wavefront')} for {plural(len(lanes), 'lane')} of {plural(size, 'byte')}"
+    return "".join(parts), bottom, caption
 
 
 # ---- all of them
 
 class Gallery:
-    """Drawings, each once: figure() refers to them, definitions() holds them."""
+    """Drawings without duplicates: figure() refers to one, definitions() contains all."""
 
     def __init__(self):
         self.drawings = {}
 
     def figure(self, site):
-        """Returns the HTML of a site's picture with its caption; "" where it has none."""
+        """Returns the HTML of a site's picture and its caption; "" if the site has none."""
         if not site.get("picture"):
             return ""
         drawing, height, caption = (global_picture if site["space"] == "global" else shared_picture)(site)
         name = self.drawings.setdefault(drawing, f"p{len(self.drawings)}")
-        return (f'<figure><figcaption>{caption}</figcaption><svg class=pic role=img aria-label="{caption}" '
-                f'viewBox="0 0 {WIDTH} {height:g}"><use href=#{name} /></svg></figure>')
+        return (f'<figure><figcaption>{caption}</figcaption><div class=scroll><svg class=pic role=img '
+                f'aria-label="{caption}" viewBox="0 0 {WIDTH} {height:g}"><use href=#{name} /></svg></div></figure>')
 
     def definitions(self):
         hatch = ('<pattern id=hatch width=5 height=5 patternUnits=userSpaceOnUse patternTransform=rotate(45)>'
@@ -138,6 +140,6 @@ class Gallery:
 
 
 def lane_styles():
-    """A colour for each lane; neighbours of a quarter are near each other."""
+    """Returns one colour per lane; adjacent lanes have similar hues."""
     return "\n".join(f".l{lane} {{ color: hsl({round(lane * 360 / WARP)} 68% {70 + 8 * (lane % 2)}%) }}"
                      for lane in range(WARP))

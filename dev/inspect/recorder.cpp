@@ -1,7 +1,7 @@
 // Records the memory accesses of a program's kernels, for dev/inspect:
 //
-//   - The program is compiled with -fsanitize=thread, not linked with that sanitizer: this file defines what it calls at
-//     each load, store, function entry and exit. The emulator calls the functions of dev/cpu/watch.h.
+//   - The program is compiled with -fsanitize=thread, not linked with that sanitizer: this file defines the calls
+//     at each load, store, function entry and exit. The emulator calls the functions of dev/cpu/watch.h.
 //   - The accesses of a thread are buffered until its warp synchronises. The n-th access of an instruction by each lane
 //     of the warp then forms a request: requests.h counts its sectors and wavefronts, caches.h its hits.
 //   - Each access is also compared with earlier accesses to the same bytes, to find races: clocks.h, shadow.h.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes each kernel's registers, as NVIDIA's assembler counts them: {mangled symbol: {"registers": 90, "spills": 0}}.
+"""Writes the registers of each kernel, as ptxas reports them: {mangled symbol: {"registers": 90, "spills": 0}}.
 
     registers.py train_gpt.cu --card h100 -DPRECISION_BF16 --out build/inspect/registers.json
 """
@@ -13,7 +13,7 @@ from cards import CARDS
 
 
 def parse(log):
-    """{mangled symbol: {"registers", "spills"}} of what ptxas prints."""
+    """Parses the output of ptxas -v. Returns {mangled symbol: {"registers", "spills" (bytes)}}."""
     found, symbol = {}, None
     for line in log.splitlines():
         if named := re.search(r"Compiling entry function '(\S+)'", line):
@@ -32,7 +32,7 @@ def main():
     parser.add_argument("--nvcc", default="nvcc")
     parser.add_argument("--card", choices=CARDS, required=True)
     parser.add_argument("--out", required=True, metavar="FILE")
-    options, flags = parser.parse_known_args()      # -D and -I are nvcc's
+    options, flags = parser.parse_known_args()      # unknown options, such as -D and -I, go to nvcc
     found = {}
     for source in options.sources:
         command = [options.nvcc, "-x", "cu", "-std=c++17", "-O3", "-arch", CARDS[options.card].arch, *flags, "-cubin",
@@ -40,13 +40,13 @@ def main():
         try:
             done = subprocess.run(command, capture_output=True, text=True)
         except FileNotFoundError:
-            sys.exit(f"registers.py: {options.nvcc} was not found; registers come from CUDA's nvcc")
+            sys.exit(f"registers.py: --nvcc {options.nvcc}: not found; expected the compiler of the CUDA toolkit")
         if done.returncode:
             sys.exit(f"registers.py: {' '.join(command)} failed:\n{done.stderr.strip()}")
         found.update(parse(done.stderr))
     with open(options.out, "w", encoding="utf-8") as file:
         json.dump(found, file, indent=1)
-    print(f"{options.out}: {len(found)} kernels, {sum(k['spills'] > 0 for k in found.values())} spill")
+    print(f"{options.out}: {len(found)} kernels, {sum(k['spills'] > 0 for k in found.values())} with spills")
 
 
 if __name__ == "__main__":

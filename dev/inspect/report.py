@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reports on a recording of kernels: a table, or one kernel line by line (--kernel), a page with pictures (--html),
+"""Reports on a recording: a table of all kernels or one kernel line by line (--kernel), a page with pictures (--html),
 JSON (--json), a check (--check). Times are estimated from data sheets (estimate.py), never measured."""
 import argparse
 import json
@@ -48,27 +48,27 @@ def as_json(results):
 # ---- the check
 
 DEFAULTS = {"sectors": 1.0, "wavefronts": 1.0, "cost": 1.05}
-SLACK = 0.03            # an allowance may be so much looser than what was found
+SLACK = 0.03            # an allowance may exceed the largest ratio found by this fraction
 ROUNDING = 1e-9
 
 
-def too_much(kernel, what, allowed):
-    """Names the line with most of what is unnecessary."""
+def excess_sentence(kernel, what, allowed):
+    """Returns a finding that names the line with the largest excess."""
     if what == "cost":
         counted = "bytes to and from memory" if kernel.cost[0] == "bytes" else "FLOPs on tensor cores"
         of, excess = f"the cost line ({kernel.cost[2]})", lambda line: line.sums.dram_sectors
     else:
-        counted, of = what, "the least"
+        counted, of = what, "the minimum"
         excess = lambda line: getattr(line.sums, what) - getattr(line.sums, f"least_{what}")
     worst = max(kernel.lines, key=excess).place
     return f"{kernel.name}: {worst}: {counted} are {kernel.ratios[what]:.3f} times {of}; allowed: {number(allowed, 4)}"
 
 
 def findings(results):
-    """Yields a line for each race, uninitialised read and ratio above DEFAULTS or an allowance; also for each allowance
-    that is looser than needed, so that the table says how good the kernels are."""
+    """Yields a sentence for each race, each uninitialised read and each ratio above its allowance or DEFAULTS. Also for
+    each allowance that is looser than necessary, so that ALLOWANCES states how good the kernels are."""
     allowances = {entry[:2]: entry for entry in results.expectations.allowances}
-    largest = {}            # of each allowance that was used, over all kernels that it is for
+    largest = {}            # allowance -> largest ratio of the kernels that it applies to
     for kernel in results.kernels:
         yield from hazards(results, kernel)
         for what, default in DEFAULTS.items():
@@ -80,23 +80,24 @@ def findings(results):
                 largest[allowance] = max(ratio, largest.get(allowance, 0.0))
                 allowed = allowance[2]
             if ratio > allowed + ROUNDING:
-                yield too_much(kernel, what, allowed)
+                yield excess_sentence(kernel, what, allowed)
     for (kernel, what, allowed, reason), ratio in largest.items():
         if ratio <= DEFAULTS[what] + ROUNDING or allowed > ratio * (1 + SLACK):
-            yield (f"{kernel}: allowance no longer needed: {what} may be {allowed:g}, found {ratio:.3f} ({reason})")
+            yield (f"{kernel}: allowance looser than necessary: {what} up to {allowed:g} allowed, found {ratio:.3f} "
+                   f"({reason})")
 
 
 # ---- the command
 
 def add_options(parser):
-    """The options that run.py has too."""
-    parser.add_argument("--card", choices=CARDS, help="to estimate for (default: the recording's)")
-    parser.add_argument("--kernel", metavar="NAME", help="line by line: kernels with this in their name or range")
-    parser.add_argument("--html", metavar="FILE", help="the page to write")
-    parser.add_argument("--json", metavar="FILE", help="the same figures for other programs")
-    parser.add_argument("--check", action="store_true", help="exit code 1 if something is worse than --costs allows")
-    parser.add_argument("--costs", metavar="FILE", help="what is expected of the kernels: README.md")
-    parser.add_argument("--registers", metavar="FILE", help="what registers.py wrote")
+    """Adds the options that report.py and run.py share."""
+    parser.add_argument("--card", choices=CARDS, help="the GPU to estimate times for (default: the recording's)")
+    parser.add_argument("--kernel", metavar="NAME", help="show kernels with this in their name or NVTX range, by line")
+    parser.add_argument("--html", metavar="FILE", help="write a page with source and pictures")
+    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON")
+    parser.add_argument("--check", action="store_true", help="exit code 1 if a kernel races or exceeds --costs")
+    parser.add_argument("--costs", metavar="FILE", help="expected figures of the kernels (see README.md)")
+    parser.add_argument("--registers", metavar="FILE", help="output of registers.py")
 
 
 def write(path, text):
@@ -119,9 +120,10 @@ def report(recording, options, shape=None, tokens=None):
         lines = [line for kernel in chosen for line in kernel_text(results, kernel)]
     print("\n".join(lines))
     if results.raw["ended"] != "exit code 0":
-        print(f"the program ended with: {results.raw['ended']}")
+        print(f"end of the program: {results.raw['ended']}")
     if options.html:
         write(options.html, page(results))
+        print(f"report: {options.html}")
     if options.json:
         write(options.json, json.dumps(as_json(results), indent=1) + "\n")
     if not options.check:
@@ -144,5 +146,5 @@ def main():
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)       # for | head
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)       # no traceback in report.py ... | head
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""A recording by kernel and line, with names and estimates; and the author's expectations of the kernels (--costs)."""
+"""Figures of a recording by kernel and line, with names and estimates; expectations from a --costs file."""
 import importlib.util
 import json
 import os
@@ -11,13 +11,13 @@ from symbols import Mistake, Place, Sources, Symbols, bare_name, demangled
 
 SUMS = ("requests", "lanes", "bytes", "sectors", "least_sectors", "wavefronts", "least_wavefronts", "l1_hits",
         "dram_sectors")
-RATIOS = ("sectors", "wavefronts", "cost")      # what ALLOWANCES may allow
+RATIOS = ("sectors", "wavefronts", "cost")      # the ratios that ALLOWANCES may limit
 
 
-# ---- what a --costs file expects
+# ---- --costs
 
 class Expectations:
-    """The contents of a --costs FILE (README.md lists them); without one nothing is expected."""
+    """The definitions of a --costs FILE (README.md lists them); all empty without a file."""
 
     def __init__(self, path=None, shape=None):
         self.path, self.shape = path, shape or {}
@@ -41,7 +41,7 @@ class Expectations:
         return module
 
     def call(self, name, subject, *arguments):
-        """Returns what the file's function returns, None if it has no such function."""
+        """Calls a function of the file; returns None if the file does not define it."""
         function = getattr(self.module, name, None)
         try:
             return function(*arguments) if function else None
@@ -49,7 +49,7 @@ class Expectations:
             raise Mistake(f"--costs {self.path}: {name}(){subject}: {error}") from None
 
     def cost(self, launch):
-        """Returns (unit, amount, cost line): what the launch has to move or multiply at least; or None."""
+        """Returns (unit, amount, cost line): the bytes or FLOPs that the launch needs at least; None if unknown."""
         found = self.call("cost", f" of {launch.name}", launch, self.shape)
         if found and found[0] not in ("bytes", "FLOPs"):
             raise Mistake(f"--costs {self.path}: cost() of {launch.name}: found unit {found[0]!r}; expected "
@@ -60,7 +60,7 @@ class Expectations:
         return Softmax(**(self.call("softmax", f" of {launch.name}", launch, self.shape) or {}))
 
     def run(self, program, folder, arguments, small):
-        """Returns the run to record: arguments and, if the file has a run(), shape, tokens and settings."""
+        """Returns the run to record: a dict of arguments and, if the file defines run(), shape, tokens and settings."""
         return self.call("run", "", program, folder, arguments, small) or {"arguments": arguments}
 
 
@@ -71,7 +71,7 @@ def ratio(a, b):
 
 
 class Sums:
-    """The sums of sites' figures."""
+    """Sums over sites, and their ratios."""
 
     def __init__(self, sites):
         for key in SUMS:
@@ -84,7 +84,7 @@ class Sums:
 
 @dataclass
 class Line:
-    """A line of source in one kernel, and the accesses that belong to it."""
+    """A source line of one kernel and the sites that belong to it."""
     place: Place
     sites: list             # of the recording
     sums: Sums
@@ -93,14 +93,14 @@ class Line:
 # ---- kernels
 
 def l1_wavefronts(site):
-    """Wavefronts of accesses to global memory by threads, which pass the memory that shared memory is a part of."""
+    """Returns the wavefronts of a site's accesses to global memory: they occupy the L1/shared memory array too."""
     if site["space"] == "shared" or site["by"] not in ("thread", "atomic", "cp.async"):
         return 0
     return max(site["requests"], site["sectors"] * SECTOR / WAVEFRONT)
 
 
 class Kernel:
-    """A kernel with one shape of launch."""
+    """A kernel, launched with one shape."""
 
     def __init__(self, raw, card, symbols, names, expectations, registers):
         self.raw, self.launches, self.names = raw, raw["launches"], names
@@ -126,7 +126,7 @@ class Kernel:
         self.uninitialised = self.find_hazards(symbols, "uninitialised")
 
     def find_registers(self, registers):
-        """By symbol; by name where the emulator's types give another symbol and one kernel only has that name."""
+        """Looks a kernel up by its symbol; else by its name, because the emulator's types may change the symbol."""
         found = registers.get(self.raw["symbol"])
         if not found:
             same = [figures for symbol, figures in registers.items() if bare_name(self.names[symbol]) == self.name]
@@ -147,8 +147,8 @@ class Kernel:
         return [Line(place, sites, Sums(sites)) for _, (place, sites) in sorted(groups.items(), key=lambda g: g[0])]
 
     def find_hazards(self, symbols, kind):
-        """Returns a recording's races (of two accesses, the later one first) or uninitialised reads, with the accesses'
-        lines instead of their stacks. Those between the same lines count as one."""
+        """Returns a recording's races (two accesses, the later one first) or uninitialised reads, with source lines
+        instead of stacks. Hazards between the same lines are merged."""
         found = {}
         for raw in self.raw[kind]:
             accesses = []
@@ -168,7 +168,7 @@ class Results:
     def __init__(self, raw, card=None, expectations=None, registers=None, root=".", tokens=None):
         key = card or raw["card"]
         if key not in CARDS:
-            raise Mistake(f"the card is {key!r}; expected one of {', '.join(CARDS)}")
+            raise Mistake(f"card {key!r}: expected one of {', '.join(CARDS)}")
         self.raw, self.card, self.tokens = raw, CARDS[key], tokens
         self.expectations, registers = expectations or Expectations(), registers or {}
         hazards = [hazard for kernel in raw["kernels"] for hazard in kernel["races"] + kernel["uninitialised"]]
@@ -177,7 +177,7 @@ class Results:
         names = demangled([*(kernel["symbol"] for kernel in raw["kernels"]), *(hazard["array"] for hazard in hazards),
                            *registers])
         self.symbols, self.sources = Symbols(raw["program"], stacks, root), Sources(root)
-        # Kernels that were launched and not recorded have no figures.
+        # Kernels without recorded blocks have no figures.
         kernels = {number: Kernel(kernel, self.card, self.symbols, names, self.expectations, registers)
                    for number, kernel in enumerate(raw["kernels"]) if kernel["recorded_blocks"]}
         self.launched = sorted({bare_name(names[kernel["symbol"]]) for kernel in raw["kernels"]})
@@ -197,11 +197,11 @@ def read_json(path, what):
     except OSError as error:
         raise Mistake(f"{what} {path}: {error.strerror}") from None
     except ValueError as error:
-        raise Mistake(f"{what} {path} is not JSON: {error}") from None
+        raise Mistake(f"{what} {path}: not JSON: {error}") from None
 
 
 def read_recording(path):
     raw = read_json(path, "recording")
     if not isinstance(raw, dict) or "kernels" not in raw or "program" not in raw:
-        raise Mistake(f'{path} is not a recording: it has no "kernels" and "program"')
+        raise Mistake(f'recording {path}: expected a JSON object with "kernels" and "program"')
     return raw

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs a program that was built to be inspected, and reports what its kernels do to memory. `make inspect` calls it.
+"""Runs an instrumented program and reports the memory accesses of its kernels. `make inspect` calls it.
 
     run.py PROGRAM [--kernel NAME] [--barriers] ... [-- ARGUMENTS OF THE PROGRAM]
 """
@@ -18,13 +18,13 @@ from tables import text_table
 
 
 def record(command, settings, recording, log):
-    """Runs the program, its output in a log file if there is one; returns its exit code and the recording."""
+    """Runs the program, with its output in the file `log` if not None; returns its exit code and the recording."""
     if os.path.exists(recording):
         os.remove(recording)
     output = open(log, "w", encoding="utf-8") if log else None
     code = subprocess.run(command, env={**settings, "INSPECT_OUT": recording}, stdout=output, stderr=output).returncode
     if not os.path.exists(recording):
-        raise Mistake(f"{' '.join(command)} ended with exit code {code} and has launched no kernel"
+        raise Mistake(f"{' '.join(command)}: exit code {code}, launched no kernel"
                       + (f": see {log}" if log else ""))
     raw = read_json(recording, "recording")
     if raw["ended"] == "at its end":
@@ -37,19 +37,19 @@ def record(command, settings, recording, log):
 
 # ---- which barriers are needed
 
-def hazard_of(raw):
-    """Returns the first fault of a recording in a few words, "" if it has none."""
+def fault_of(raw):
+    """Returns a short description of a recording's first fault; "" if it has none."""
     for kernel in raw["kernels"]:
         for race in kernel["races"]:
             first, second = race["accesses"]
             return f"{race['memory']} memory: {first['access']} and {second['access']}, {race['why']}"
         if kernel["uninitialised"]:
-            return "uninitialised shared memory is read"
+            return "uninitialised read of shared memory"
     return "" if raw["ended"] == "exit code 0" or raw["ended"].startswith("after") else raw["ended"].split("\n")[0]
 
 
 def barriers_of(results):
-    """Returns {(place, name): (addresses, kernels' ranges or symbols)}."""
+    """Returns [(name, place, addresses, ranges or symbols of its kernels), ...]."""
     found = {}
     for kernel in results.kernels:
         for barrier in kernel.raw["barriers"]:
@@ -61,29 +61,30 @@ def barriers_of(results):
 
 
 def report_barriers(raw, unnecessary, run_again):
-    """Removes each barrier in turn and records its kernels again. It is needed if that causes a race, an uninitialised
-    read, or if the program cannot continue; one that is not found needed may be so at other sizes. Prints a line for
-    each; returns 1 if some are not as expected. unnecessary: {beginning of a line: why it is there}"""
+    """Removes each barrier in turn, records its kernels again and prints a row. A barrier is needed if its removal
+    causes a race or an uninitialised read, or stops the program; one without such a fault may be needed at other sizes.
+    unnecessary: {start of a line: reason for a barrier that this run does not need}. Returns 1 if a barrier is not as
+    expected there."""
     results = Results(raw)
     barriers = barriers_of(results)
-    # The recorder selects kernels by one name: several are all recorded.
+    # INSPECT_KERNEL selects one name only: for a barrier in several kernels, all kernels are recorded.
     settings = [{"INSPECT_REMOVE": " ".join(f"{address:x}" for address in addresses),
                  "INSPECT_KERNEL": next(iter(kernels)) if len(kernels) == 1 else ""}
                 for _, _, addresses, kernels in barriers]
     with ThreadPoolExecutor(2) as pool:
-        faults = map(hazard_of, pool.map(run_again, range(len(settings)), settings))
+        faults = map(fault_of, pool.map(run_again, range(len(settings)), settings))
     rows, needed, wrong = [], 0, 0
     for (name, place, _, kernels), fault in zip(barriers, faults):
         text = results.quoted(place.file, place.line)
         reason = next((why for line, why in unnecessary.items() if text.startswith(line)), "")
-        found = fault or (f"nothing; it is there because: {reason}" if reason else "NOTHING: is it needed?")
+        found = fault or (f"no fault, as expected: {reason}" if reason else "NO FAULT: is it needed?")
         if fault and reason:
-            found += f" BUT --costs has it in UNNECESSARY_BARRIERS: {reason}"
+            found += f", UNEXPECTED: it is in UNNECESSARY_BARRIERS of --costs: {reason}"
         needed += bool(fault)
         wrong += bool(fault) == bool(reason)
         rows.append([str(place), name, ", ".join(sorted(kernels))[:40], found])
-    print("\n".join(text_table(["barrier", "what", "kernels", "without it"], rows, left=4)))
-    print(f"{len(rows)} barriers, {needed} needed, {len(rows) - needed} not found to be; {wrong} not as expected")
+    print("\n".join(text_table(["barrier", "kind", "kernels", "without it"], rows, left=4)))
+    print(f"{len(rows)} barriers: {needed} needed, {len(rows) - needed} without a fault; {wrong} not as expected")
     return 1 if wrong else 0
 
 
@@ -91,12 +92,12 @@ def report_barriers(raw, unnecessary, run_again):
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program", help="built to be inspected")
+    parser.add_argument("program", help="an instrumented program, built by make inspect")
     report.add_options(parser)
-    parser.add_argument("--sample", action="store_true", help="run only a few blocks of each kernel: for a program "
-                        "whose results nothing depends on")
-    parser.add_argument("--barriers", action="store_true", help="remove each barrier in turn")
-    parser.add_argument("--seconds", type=int, default=0, help="end the program then; 0: it ends by itself")
+    parser.add_argument("--sample", action="store_true", help="run only a few blocks of each kernel; the program must "
+                        "not depend on their results")
+    parser.add_argument("--barriers", action="store_true", help="remove each barrier in turn: which are needed?")
+    parser.add_argument("--seconds", type=int, default=0, help="end the program after this time (default 0: no limit)")
     parser.set_defaults(card="h100")
     words = sys.argv[1:]
     mine = words[:words.index("--")] if "--" in words else words
@@ -110,7 +111,7 @@ def inspect(options):
     expectations = Expectations(options.costs)
     run = expectations.run(program, os.path.dirname(program), options.arguments, options.barriers)
     command, log = [program, *run["arguments"]], f"{options.program}.log" if options.sample else None
-    # One worker and no seed: blocks and threads run in their natural order.
+    # With one worker and seed 0, blocks and threads run in the order of their indices.
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_CPU_SEED": "0", "CUDA_CPU_CARD": options.card,
                 "INSPECT_MODE": "sample" if options.sample else "whole", "INSPECT_KERNEL": options.kernel or "",
                 "INSPECT_SECONDS": str(options.seconds), "INSPECT_REGISTERS": options.registers or "",

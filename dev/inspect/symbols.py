@@ -1,4 +1,4 @@
-"""Lines of source and kernels' names for a program's addresses, from its debug information."""
+"""Maps the addresses of a program to source lines and function names, by its debug information."""
 import os
 import re
 import subprocess
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 
 class Mistake(Exception):
-    """The user's; the message names the flag or file, what was found and what was expected."""
+    """A user error. The message names the flag or file, what was expected and what was found."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A line: one that an instruction was compiled from, or the one that an access belongs to."""
+    """A source line: the origin of an instruction, or the line that an access is attributed to."""
     function: str       # demangled, with parameters
-    file: str           # relative to the root where it lies below that
+    file: str           # relative to the root if below it
     line: int
-    via: tuple = ()     # the accessors' lines between it and the instruction, innermost first, as "file:line"
+    via: tuple = ()     # lines of the accessors through which it accesses memory, innermost first, as "file:line"
 
     def __str__(self):
         return f"{self.file}:{self.line}"
@@ -25,7 +25,7 @@ def run_tool(command, text):
     try:
         return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
     except FileNotFoundError:
-        raise Mistake(f"{command[0]} was not found on PATH; it comes with binutils") from None
+        raise Mistake(f"{command[0]}: not found on PATH; install binutils") from None
     except subprocess.CalledProcessError as error:
         raise Mistake(f"{' '.join(command)} failed: {error.stderr.strip()}") from None
 
@@ -33,14 +33,14 @@ def run_tool(command, text):
 # ---- names
 
 def demangled(symbols):
-    """Returns {mangled symbol: the function with its parameters}."""
+    """Returns {mangled symbol: demangled name with parameters}."""
     symbols = sorted(set(filter(None, symbols)))
     names = run_tool(["c++filt"], "\n".join(symbols)).splitlines() if symbols else []
     return dict(zip(symbols, names))
 
 
 def outside_brackets(text):
-    """Yields the positions in text that lie in no brackets."""
+    """Yields the positions in text that are outside all brackets."""
     depth = 0
     for i, sign in enumerate(text):
         depth -= sign in ">)"
@@ -50,7 +50,7 @@ def outside_brackets(text):
 
 
 def bare_name(function):
-    """Returns a function's name without parameters, return type and namespace; template arguments stay."""
+    """Returns a function's name without parameters, return type and namespace, but with template arguments."""
     text = function.replace("(anonymous namespace)::", "")
     text = text[:next((i for i in outside_brackets(text) if text[i] == "(" and i > 0), len(text))]
     return text[max((i + 1 for i in outside_brackets(text) if text[i] in " :"), default=0):]
@@ -58,13 +58,13 @@ def bare_name(function):
 
 # ---- lines
 
-def is_ours(path):
-    """Whether a file is the emulator's, the recorder's or the system's: not where the user's code accesses memory."""
+def is_internal(path):
+    """Returns whether a file belongs to the emulator, the recorder or the system, not to the user's program."""
     return bool(re.search(r"(^|/)dev/cpu/|(^|/)dev/inspect/[^/]*\.h$|^/usr/|^\?\?$", path))
 
 
 class Symbols:
-    """The lines of call stacks: a stack is a list of return addresses, the access itself first."""
+    """Source lines of call stacks. A stack is a list of return addresses, innermost (the access) first."""
 
     def __init__(self, program, stacks, root="."):
         self.root = os.path.realpath(root)
@@ -74,14 +74,15 @@ class Symbols:
         for pc in pcs:
             for frame in self.frames[pc]:
                 lines.setdefault(frame.function, set()).add((frame.file, frame.line))
-        # Functions that access memory in one line only, such as load() and store().
+        # Functions with a single line that accesses memory, such as load() and store().
         self.accessors = {function for function, places in lines.items() if len(places) == 1}
 
     def look_up(self, program, pcs):
-        """Returns the frames of each address, innermost first. The byte before a return address lies in the call."""
+        """Returns the (inlined) frames of each address, innermost first. Looks up the byte before a return address,
+        which belongs to the call instruction."""
         program = os.path.join(self.root, program)
         if not os.path.exists(program):
-            raise Mistake(f"the recorded program {program} does not exist; its debug information names the lines")
+            raise Mistake(f"recorded program {program}: No such file; its debug information is needed")
         if not pcs:
             return []
         addresses = "\n".join(f"{pc - 1:x}" for pc in pcs) + "\n"
@@ -93,15 +94,15 @@ class Symbols:
                 continue
             place = re.match(r"(.*):(\d+|\?)", next(lines))
             frames[-1].append(Place(line, self.short(place[1]), int(place[2]) if place[2] != "?" else 0))
-        return [[frame for frame in chain if not is_ours(frame.file)] for chain in frames]
+        return [[frame for frame in chain if not is_internal(frame.file)] for chain in frames]
 
     def short(self, path):
         path = os.path.realpath(os.path.join(self.root, path)) if path != "??" else path
         return os.path.relpath(path, self.root) if path.startswith(self.root + os.sep) else path
 
     def place(self, stack, kernel=""):
-        """Returns the line that an access belongs to: the innermost one that is not in an accessor. kernel: the
-        demangled name of a function that is not skipped, and whose callers do not count."""
+        """Returns the line that an access is attributed to: the innermost one outside accessors. kernel: demangled name
+        of the kernel; it is never skipped as an accessor, and its callers are ignored."""
         chain = [frame for pc in stack for frame in self.frames[pc]]
         if not chain:
             return Place("", "?", 0)
@@ -116,7 +117,7 @@ class Symbols:
 
 
 class Sources:
-    """Lines of source files, read once each."""
+    """Lines of source files, cached."""
 
     def __init__(self, root="."):
         self.root, self.files = root, {}

@@ -1,81 +1,84 @@
-"""The report in a terminal: a row for each kernel; with --kernel, a kernel line by line."""
-import math
+"""The report in a terminal: one row per kernel; with --kernel, one kernel line by line."""
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Callable
 
 from tables import number, plural, text_table, times
 
-CONTEXT = 2         # lines of source around accesses
+CONTEXT = 2         # lines of source shown around a line with accesses
 
 
-# ---- figures of a kernel, for the page too
+# ---- columns, also of the page
 
 @dataclass(frozen=True)
 class Column:
     name: str
     meaning: str
-    value: Callable                 # of a kernel; None: unknown
-    shown: Callable = "{:,}".format     # a value as text
-    most: float = math.inf          # more than this is marked
+    value: Callable                     # kernel -> value; None: unknown
+    shown: Callable = "{:,}".format     # value -> text
+    best: float = None                  # the value without waste or errors; None: the column has none
 
     def text(self, kernel):
         value = self.value(kernel)
         return "-" if value is None else self.shown(value)
 
-    def is_bad(self, kernel):
+    def is_above_best(self, kernel):
         value = self.value(kernel)
-        return self.most < math.inf and value is not None and value > self.most + 5e-3
+        return None not in (self.best, value) and value > self.best + 5e-3
 
 
 COLUMNS = [
-    Column("kernel", "the kernel's function", lambda k: k.name, str),
-    Column("launches", "how often the run launched it with this grid", lambda k: k.launches),
-    Column("blocks", "of a launch; its figures are extrapolated from those that were recorded", lambda k: k.blocks),
-    Column("threads", "of a block", lambda k: k.threads),
-    Column("est. µs", "time of one launch, estimated from the GPU's data sheet; not measured", lambda k: k.us, number),
-    Column("bound by", "what takes longest", lambda k: k.bound, str),
-    Column("sectors", "of 32 bytes that warps asked for in global memory, over the fewest that could hold what lanes "
-           "asked for; 1: coalesced", lambda k: k.ratios["sectors"], times, 1.0),
-    Column("wavefr.", "wavefronts that shared memory took, over the fewest; more than 1: bank conflicts",
-           lambda k: k.ratios["wavefronts"], times, 1.0),
-    Column("of cost", "bytes to and from memory (attention: FLOPs on tensor cores) over the cost line of --costs",
-           lambda k: k.ratios["cost"], times, 1.05),
-    Column("lanes", "active lanes of a warp's 32 in an access, on average", lambda k: k.sums.active_lanes, number),
-    Column("regs", "registers of a thread, by NVIDIA's assembler; !: some spill to memory",
+    Column("kernel", "name of the kernel function", lambda k: k.name, str),
+    Column("launches", "launches of the kernel with this grid", lambda k: k.launches),
+    Column("blocks", "blocks per launch; figures are extrapolated from the recorded blocks", lambda k: k.blocks),
+    Column("threads", "threads per block", lambda k: k.threads),
+    Column("est. µs", "estimated time of one launch, from the GPU's data sheet", lambda k: k.us, number),
+    Column("bound by", "the resource that takes longest in the estimate", lambda k: k.bound, str),
+    Column("sectors", "sectors of global memory, divided by the minimum; 1.00: coalesced",
+           lambda k: k.ratios["sectors"], times, 1),
+    Column("wavefr.", "wavefronts of shared memory, divided by the minimum; above 1.00: bank conflicts",
+           lambda k: k.ratios["wavefronts"], times, 1),
+    Column("traffic", "bytes to and from memory (attention: FLOPs), divided by those of the cost line",
+           lambda k: k.ratios["cost"], times, 1),
+    Column("lanes", "active lanes per request, on average; at most 32", lambda k: k.sums.active_lanes, number),
+    Column("regs", "registers per thread, as ptxas reports them; !: some spill to memory",
            lambda k: k.registers and f"{k.registers}{'!' if k.spills else ''}", str),
-    Column("races", "pairs of lines whose threads access the same memory, one of them storing, unordered",
-           lambda k: len(k.races), most=0),
+    Column("races", "pairs of source lines that race", lambda k: len(k.races), best=0),
 ]
-LEGEND = """sectors, wavefr.: done over the least possible; of cost: bytes (attention: FLOPs) over the section's cost
-line; lanes: active of 32; est.: estimated from data sheets, not measured"""
+LEGEND = """sectors, wavefr.: divided by the minimum; traffic: bytes (attention: FLOPs) divided by those of the cost
+line; lanes: active lanes, of 32; est.: estimated from data sheets, not measured"""
 
 
 def totals(results):
-    """Returns sentences about all that was launched."""
+    """Returns sentences about the sum of all launches."""
     seconds = sum(results.step.values())
     parts = ", ".join(f"{name} {number(1e3 * part)}" for name, part in results.step.items())
-    lines = [f"{number(1e3 * seconds)} ms, estimated on {results.card.name} for all that was launched ({parts})"]
+    lines = [f"all launches: {number(1e3 * seconds)} ms, estimated on {results.card.name} ({parts})"]
     if results.tokens:
-        lines.append(f"{results.tokens / seconds:,.0f} tokens/s, estimated for {results.tokens:,} tokens")
+        lines.append(f"{results.tokens:,} tokens: {results.tokens / seconds:,.0f} tokens/s, estimated")
     return lines
 
 
 def overview(results):
     rows = [[column.text(kernel) for column in COLUMNS] for kernel in results.kernels]
-    dangers = [line for kernel in results.kernels for line in hazards(results, kernel)]
+    sentences = [line for kernel in results.kernels for line in hazards(results, kernel)]
     return [*text_table([column.name for column in COLUMNS], rows), LEGEND, "", *totals(results),
-            *([""] if dangers else []), *dangers]
+            *([""] if sentences else []), *sentences]
 
 
 # ---- races and uninitialised reads
 
+def by_name(by):
+    """Returns a site's "by" as the reports print it."""
+    return "TMA" if by == "copy engine" else by
+
+
 def access_words(results, access):
-    who = access["by"]          # the copy engine and wgmma access memory asynchronously to all threads
+    actor = by_name(access["by"])       # TMA and wgmma access memory asynchronously to all threads
     if access["thread"] >= 0:
-        who = f"thread {access['thread']}" + ("" if access["by"] == "thread" else f" ({access['by']})")
+        actor = f"thread {access['thread']}" + ("" if access["by"] == "thread" else f" ({actor})")
     text = results.quoted(access["file"], access["line"])
-    return (f"{who} of block {access['block']} {access['access']}s at {access['file']}:{access['line']}"
+    return (f"{actor} of block {access['block']} {access['access']}s at {access['file']}:{access['line']}"
             + (f"  `{text}`" if text else ""))
 
 
@@ -94,36 +97,36 @@ def hazards(results, kernel):
 # ---- one kernel
 
 def facts(kernel):
-    """Yields (name, value) of what the table does not show of a kernel."""
+    """Yields (name, value) of the facts about a kernel that are not in the table."""
     longest = sorted(kernel.bounds.items(), key=lambda item: -item[1])[:3]
     yield "estimated", ", ".join(f"{name} {number(1e6 * time)} µs" for name, time in longest if time)
     yield "grid, block", ", ".join(" × ".join(map(str, sizes)) for sizes in (kernel.grid, kernel.block))
     yield "recorded", f"{plural(kernel.raw['recorded_blocks'], 'block')} of {kernel.blocks:,}"
-    yield "shared memory", f"{kernel.shared:,} bytes of a block"
-    yield "memory moved", f"{number(kernel.moved_bytes / 1e6)} MB a launch"
+    yield "shared memory", f"{kernel.shared:,} bytes per block"
+    yield "memory traffic", f"{number(kernel.moved_bytes / 1e6)} MB per launch"
     if kernel.cost:
         unit, amount, line = kernel.cost
         yield "cost line", f"{line}: {number(amount / 1e6)} million {unit}"
 
 
 def figures(line):
-    """Yields the figures of a line's accesses to global or shared memory, of its loads or stores. ratio: of what was
-    done, in sectors or wavefronts, to the least; None without any."""
+    """Yields the figures of a line's loads and stores, one for each memory space and kind of access. ratio: count of
+    sectors or wavefronts divided by the minimum; None if the minimum is 0."""
     found = {}
     for site in line.sites if line else ():
         found.setdefault((site["space"], site["access"]), []).append(site)
     for (space, access), sites in sorted(found.items()):
         unit = "sectors" if space == "global" else "wavefronts"
-        done, least, requests, lanes = (sum(site[key] for site in sites)
-                                        for key in (unit, f"least_{unit}", "requests", "lanes"))
-        yield SimpleNamespace(space=space, access=access, by=sorted({site["by"] for site in sites}), unit=unit,
-                              requests=requests, lanes=lanes / max(1, requests), done=done,
-                              ratio=done / least if least else None, is_wasteful=done > least > 0)
+        count, minimum, requests, lanes = (sum(site[key] for site in sites)
+                                            for key in (unit, f"least_{unit}", "requests", "lanes"))
+        yield SimpleNamespace(space=space, access=access, by=sorted({by_name(site["by"]) for site in sites}), unit=unit,
+                              requests=requests, lanes=lanes / max(1, requests), count=count,
+                              ratio=count / minimum if minimum else None, is_wasteful=count > minimum > 0)
 
 
 def source_lines(results, kernel):
-    """Yields (file, [(number, text, line or None), ...]) for each file with accesses: their lines and CONTEXT lines
-    around them. None stands for lines left out."""
+    """Yields (file, rows) for each file with accesses: rows (number, text, Line or None) for their lines and CONTEXT
+    lines around them. A row None stands for omitted lines."""
     by_place = {(line.place.file, line.place.line): line for line in kernel.lines}
     for file in sorted({file for file, _ in by_place}):
         length, shown = len(results.sources.lines(file)), set()
@@ -137,12 +140,12 @@ def source_lines(results, kernel):
 
 
 def by_line(results, kernel):
-    head = f"{'':6} {'':5} {'requests':>10} {'lanes':>5} {'done':>11} {'':10} {'/least':>6}"
+    head = f"{'':6} {'':5} {'requests':>10} {'lanes':>5} {'count':>11} {'of':10} {'ratio':>6}"
     lines = [head]
     for file, rows in source_lines(results, kernel):
         lines.append(file)
         for at, text, line in (row or ("", "...", None) for row in rows):
-            entries = [f"{f.space:6} {f.access:5} {f.requests:>10,} {number(f.lanes):>5} {f.done:>11,} {f.unit:10} "
+            entries = [f"{f.space:6} {f.access:5} {f.requests:>10,} {number(f.lanes):>5} {f.count:>11,} {f.unit:10} "
                        f"{times(f.ratio):>5}{'*' if f.is_wasteful else ' '}" for f in figures(line)] or [""]
             lines.append(f"{entries[0]:{len(head)}} {at:5}  {text}".rstrip())
             lines += [entry.rstrip() for entry in entries[1:]]
@@ -153,4 +156,5 @@ def kernel_text(results, kernel):
     lines = ["", f"== {kernel.name}" + (f"  ({kernel.range})" if kernel.range else "")]
     lines += [f"{column.name + ':':24}{column.text(kernel)}" for column in COLUMNS[1:]]
     lines += [f"{name + ':':24}{value}" for name, value in facts(kernel)]
-    return lines + [""] + by_line(results, kernel) + ["(* more than the least)"] + hazards(results, kernel)
+    return [*lines, "", *by_line(results, kernel), "(ratio: count divided by the minimum; * above 1)",
+            *hazards(results, kernel)]
