@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Tests of `make inspect`, from a .cu file to the figures: the kernels in cases/ access memory in ways whose requests,
-sectors, wavefronts and races are known. No GPU.
+"""Tests `make inspect` from a .cu file to the figures, without a GPU: the requests, sectors, wavefronts and races of
+the kernels in cases/ are known.
 
-    test_inspect.py [PART ...]      only those parts: counts, caches, races, ptx, command, report, check
+    test_inspect.py [PART ...]      runs only these parts: counts, caches, races, ptx, command, report, check
 """
 import json
 import os
@@ -34,7 +34,7 @@ def read(path):
 
 
 def written(name, text):
-    """Writes a file for a test; returns its path."""
+    """Writes a file in the build folder; returns its path."""
     path = os.path.join(BUILD, name)
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
@@ -42,12 +42,12 @@ def written(name, text):
 
 
 class Case:
-    """A file in cases/, inspected."""
+    """A program in cases/: its lines, figures and recording."""
 
     def __init__(self, name):
         self.name, self.file = name, f"dev/inspect/cases/{name}.cu"
         self.program = os.path.join(BUILD, name, "program")
-        self.lines, function = {}, ""       # {(function, the comment after a line): its number}
+        self.lines, function = {}, ""       # {(function, comment after a line): line number}
         for number, line in enumerate(read(self.file).splitlines(), 1):
             begin = re.search(r"^__(?:global|device)__ .*?(\w+)\(\w* ?\w*[*&]", line)
             function = begin[1] if begin else function
@@ -82,7 +82,7 @@ class Case:
         return tuple(sum(site[key] for site in sites) for key in keys)
 
     def run_again(self, *words):
-        """Runs run.py as the Makefile calls it; returns the process and the figures, if it has written any."""
+        """Runs run.py as the Makefile does; returns the process and the figures (None if it wrote none)."""
         figures = os.path.join(BUILD, f"{self.name}.again.json")
         if os.path.exists(figures):
             os.remove(figures)
@@ -90,11 +90,11 @@ class Case:
         return run, read_json(figures, "figures") if os.path.exists(figures) else None
 
     def report(self, *words):
-        """Reports on the recording again; returns the process."""
+        """Runs report.py on the recording; returns the process."""
         return run_command(sys.executable, "dev/inspect/report.py", self.recording, *words)
 
     def recorded_with(self, name, value):
-        """Returns the figures under another setting of the emulator or the recorder."""
+        """Records with one setting of the emulator or the recorder changed; returns the kernels' figures."""
         recording = f"{self.program}.{name.lower()}-{os.path.basename(value)}.json"
         settings = {"OMP_NUM_THREADS": "1", "CUDA_CPU_SEED": "0", "CUDA_CPU_CARD": "h100", "INSPECT_OUT": recording,
                     "INSPECT_MODE": "whole", name: value}
@@ -104,10 +104,10 @@ class Case:
 
 # ---- requests, sectors, wavefronts, lanes
 
-# {(type, stride, mask, lanes): (requests, wavefronts, least)}, worked out by hand. 64 bits, stride 3: words 0, 6, ...
-# of 16 lanes are in 16 different even banks, and their neighbours in the odd ones: a wavefront for each half. Stride 2:
-# banks 0, 4, ..., 28 twice. 128 bits, stride 4: lanes' words begin 16 words from each other, in banks 0 and 16 only: 4
-# wavefronts for each 8 lanes. A Pack of 32 bytes is two requests of 16 bytes.
+# {(type, stride, mask, lanes): (requests, wavefronts, minimum)}, calculated by hand. 64 bits, stride 3: words 0, 6, ...
+# of 16 lanes are in 16 different even banks, and the words after them in the odd banks: one wavefront per half warp.
+# Stride 2: banks 0, 4, ..., 28 twice. 128 bits, stride 4: the accesses of consecutive lanes start 16 words from each
+# other, in banks 0 and 16 only: 4 wavefronts per 8 lanes. A Pack of 32 bytes is two requests of 16 bytes.
 SHARED = {
     **{("float", stride, 31, ALL): (1, done, 1) for stride, done in
        ((1, 1), (2, 2), (3, 1), (4, 4), (8, 8), (16, 16), (32, 32), (33, 1))},
@@ -117,7 +117,7 @@ SHARED = {
        ((1, 4), (2, 8), (3, 4), (4, 16), (8, 32), (16, 32), (32, 32), (33, 4))},
     ("char", 1, 31, ALL): (1, 1, 1), ("Pack", 1, 31, ALL): (2, 16, 8), ("float", 1, 0, ALL): (1, 1, 1),
     ("float", 32, 1, ALL): (1, 2, 1), ("float2", 1, 31, 0xffff): (1, 1, 1), ("float", 2, 31, 0x55555555): (1, 2, 1)}
-# {(type, stride, offset, mask, lanes): loads, stores}: requests, sectors, least
+# {(type, stride, offset, mask, lanes): (loads, stores)}, each (requests, sectors, minimum)
 GLOBAL = {
     ("float", 1, 0, 31, ALL): ((1, 4, 4), (1, 4, 4)), ("float", 2, 0, 31, ALL): ((1, 8, 4), (1, 4, 4)),
     ("float", 8, 0, 31, ALL): ((1, 32, 4), (1, 4, 4)), ("float", 100, 0, 31, ALL): ((1, 32, 4), (1, 4, 4)),
@@ -128,7 +128,7 @@ GLOBAL = {
 
 
 def patterns(case, name, space, unit):
-    """Yields (type and integers, loads, stores) of each launch of a template."""
+    """Yields ((type, *integers), loads, stores) of each launch of a kernel template."""
     for kernel in case.figures["kernels"]:
         kind = re.fullmatch(rf"{name}<(\w+)>", kernel["name"])
         if kind:
@@ -141,39 +141,39 @@ def test_counts():
     case = CASES["counts"]
     found = {key: (loads, stores) for key, loads, stores in patterns(case, "strided", "shared", "wavefronts")}
     expect_equal(found, {key: (figures, figures if key[2] == 31 else (0, 0, 0)) for key, figures in SHARED.items()},
-                 "wavefronts of shared memory, by type, stride, mask and lanes")
+                 "wavefronts of shared memory equal those calculated by hand, for each type, stride, mask and lanes")
     found = {key: (loads, stores) for key, loads, stores in patterns(case, "gather", "global", "sectors")}
-    expect_equal(found, GLOBAL, "sectors of global memory, by type, stride, offset, mask and lanes")
+    expect_equal(found, GLOBAL, "sectors of global memory equal those calculated by hand, for each type and pattern")
     keys, lanes = ("requests", "sectors", "least_sectors"), ("requests", "lanes", "sectors")
     for kernel, comment, access, keys, expected, text in [
-            ("by_function", "near", "load", keys, (1, 4, 4), "a function that only loads: its callers' lines count"),
-            ("by_function", "far", "load", keys, (1, 32, 4), "... the other line"),
-            *[("packs_by_value", comment, access, keys, (2, 64, 32), f"a long function of 32-byte values: {access}")
+            ("by_function", "near", "load", keys, (1, 4, 4), "a load in an accessor is counted at its caller's line"),
+            ("by_function", "far", "load", keys, (1, 32, 4), "... separately for each line that calls it"),
+            *[("packs_by_value", comment, access, keys, (2, 64, 32), f"32-byte arguments and results: {access}")
               for comment in ("once", "again") for access in ("load", "store")],
-            ("again<(Between)0>", "loads", "load", keys, (1, 4, 4), "a load in a loop that stores nothing: once"),
-            ("again<(Between)1>", "loads", "load", keys, (3, 12, 12), "in a loop that stores: each time"),
-            ("again<(Between)2>", "loads", "load", keys, (1, 4, 4), "in a loop that stores to shared memory: once"),
+            ("again<(Between)0>", "loads", "load", keys, (1, 4, 4), "a load in a loop without stores is counted once"),
+            ("again<(Between)1>", "loads", "load", keys, (3, 12, 12), "in a loop with stores: each time"),
+            ("again<(Between)2>", "loads", "load", keys, (1, 4, 4), "in a loop with stores to shared memory: once"),
             ("again<(Between)3>", "loads", "load", keys, (3, 12, 12), "in a loop with a barrier: each time"),
             ("again<(Between)4>", "loads", "load", keys, (3, 12, 12), "in a loop with a __threadfence: each time"),
-            ("atomics", "whole", "store", lanes, (1, 32, 1), "atomics of integers: one request"),
-            ("atomics", "sum", "store", lanes, (1, 32, 4), "atomics of floating-point numbers: one request"),
+            ("atomics", "whole", "store", lanes, (1, 32, 1), "an integer atomic of a warp is one request"),
+            ("atomics", "sum", "store", lanes, (1, 32, 4), "a floating-point atomic of a warp is one request"),
             ("a_warp_and_a_half", "all", "store", lanes, (4, 96, 12), "48 threads: a warp of 32 lanes and one of 16"),
-            ("a_warp_and_a_half", "every third", "store", lanes, (4, 32, 12), "... of which every third is active"),
-            ("two_dimensions", "row by row", "store", lanes, (2, 64, 8), "8 x 8 threads: two warps of 4 rows"),
+            ("a_warp_and_a_half", "every third", "store", lanes, (4, 32, 12), "... with every third lane active"),
+            ("two_dimensions", "row by row", "store", lanes, (2, 64, 8), "8 x 8 threads are two warps of 4 rows each"),
             ("two_dimensions", "column by column", "store", lanes, (2, 64, 16), "... column by column: 8 sectors each"),
-            ("two_ways", "even", "store", lanes[:2], (4, 64), "lanes that diverge: 16 of them 4 times"),
+            ("two_ways", "even", "store", lanes[:2], (4, 64), "divergent lanes: 16 of them store 4 times"),
             ("two_ways", "odd", "store", lanes[:2], (4, 40), "... the others 16, 12, 8 and 4 times")]:
         expect_equal(case.sum(kernel, comment, access, *keys), expected, text)
     loads = next(number for number, line in enumerate(read(case.file).splitlines(), 1) if "float load(" in line)
     expect_equal([site["via"] for site in case.sites("by_function", "far")], [[f"{case.file}:{loads}"]],
-                 "an accessor's own line is named too")
+                 "the accessor's own line is named too")
     expect_equal([case.sum("by_function", *line, "requests", function="exchange") for line in
                   (("loads a", "load"), ("stores b", "store"))], [(1,), (1,)],
-                 "a function with several lines that access memory keeps its lines")
+                 "accesses in a function with several lines are counted at those lines")
     expect_equal([site["by"] for site in case.sites("atomics", "sum", "store")], ["atomic"],
-                 "an atomic belongs to the user's line, not to the emulator's")
+                 "an atomic is counted at the user's line, not at the emulator's")
     expect_equal((case.kernel("atomics")["launches"], case.kernel("atomics")["recorded_blocks"]), (3, 1),
-                 "three launches of one kernel are one, recorded once")
+                 "three launches with the same shape are one entry, recorded once")
     raw = next(kernel for symbol, kernel in case.raw.items() if "shared_bytes" in symbol)
     expect_equal((raw["static_shared"], raw["dynamic_shared"]), (480, 128), "static and dynamic shared memory in bytes")
 
@@ -181,8 +181,8 @@ def test_counts():
 def test_caches():
     case = CASES["counts"]
     for kernel, first, second, text in [
-            ("row_twice<1024u>", (128, 0, 128), (128, 128, 0), "a row of 4 KiB, read again: from L1"),
-            ("row_twice<131072u>", (1 << 14, 0, 1 << 14), (1 << 14, 0, 0), "512 KiB, read again: from L2")]:
+            ("row_twice<1024u>", (128, 0, 128), (128, 128, 0), "the second read of 4 KiB hits in L1"),
+            ("row_twice<131072u>", (1 << 14, 0, 1 << 14), (1 << 14, 0, 0), "the second read of 512 KiB hits in L2")]:
         expect_equal([case.sum(kernel, comment, "load", "sectors", "l1_hits", "dram_sectors")
                       for comment in ("first", "second")], [first, second], text)
 
@@ -194,25 +194,25 @@ def test_caches():
         return sum(site["l1_hits"] for site in sites if site["line"] == case.line("row_twice", "second"))
 
     expect_equal((hits_with(32), hits_with(255)), (0, 384),
-                 "a row of 12 KiB: from L1 where registers leave room for 8 blocks, not for 32")
+                 "12 KiB hit in L1 with 8 resident blocks, limited by registers, and miss with 32")
     for kernel, comment, access, keys, expected, text in [
             ("shared_by_blocks", "loads", "load", ("sectors", "dram_sectors"), (8 * 128, 128),
-             "4 KiB that 8 blocks read come from memory once"),
-            ("stored_twice", "first", "store", ("dram_sectors",), (4,), "what is stored twice goes to memory once"),
-            ("stored_twice", "second", "store", ("dram_sectors",), (0,), "... not again"),
-            ("stored_twice", "loads", "load", ("dram_sectors",), (0,), "what was stored is loaded from L2")]:
+             "4 KiB that 8 blocks read are loaded from memory once"),
+            ("stored_twice", "first", "store", ("dram_sectors",), (4,), "a sector stored twice is written to memory"),
+            ("stored_twice", "second", "store", ("dram_sectors",), (0,), "... once"),
+            ("stored_twice", "loads", "load", ("dram_sectors",), (0,), "loads of stored sectors hit in L2")]:
         expect_equal(case.sum(kernel, comment, access, *keys), expected, text)
     sampled = [kernel for kernel in case.recorded_with("INSPECT_MODE", "sample") if kernel["name"] == "copy"]
-    for kernels, text in ((case.kernels("copy"), "copies of 64 KiB and of 4 MiB move twice that"),
-                          (sampled, "... also if only a few of the blocks run")):
+    for kernels, text in ((case.kernels("copy"), "copies of 64 KiB and 4 MiB move twice as many bytes"),
+                          (sampled, "... also with INSPECT_MODE=sample")):
         expect_equal(sorted(kernel["memory_bytes"] for kernel in kernels), [2 << 16, 2 << 22], text)
-    expect(any(kernel["recorded_blocks"] < kernel["grid"][0] for kernel in sampled), "... which is so here")
+    expect(any(kernel["recorded_blocks"] < kernel["grid"][0] for kernel in sampled), "... of which some are recorded")
 
 
 # ---- races
 
 def pairs(kernel):
-    """The races of a kernel: memory and the two lines."""
+    """Returns the races of a kernel: {(memory, line, line)}."""
     return {(race["memory"], *sorted(access["line"] for access in race["accesses"])) for race in kernel["races"]}
 
 
@@ -221,18 +221,18 @@ def pairs_of(case, name, memory, *comments):
 
 
 WRITES_READS = [("writes", "reads")]
-# What each wrong version lacks, and which memory and lines then race.
+# {kernel: (what its wrong version lacks, the memory and the lines that race)}
 RACES = {
-    "neighbour": ("__syncthreads between store and load", "shared", WRITES_READS),
+    "neighbour": ("__syncthreads between a store and a load", "shared", WRITES_READS),
     "end_of_loop": ("__syncthreads at the end of a loop", "shared", WRITES_READS),
-    "leaves_early": ("__syncthreads where some threads have ended", "shared", WRITES_READS),
-    "warps": ("__syncthreads where there is a __syncwarp", "shared", WRITES_READS),
-    "half_a_warp": ("__syncwarp of all lanes where there is one of half", "shared", WRITES_READS),
-    "bytes": ("a load of the byte that was stored, not of its word", "shared", WRITES_READS),
+    "leaves_early": ("__syncthreads after some threads have exited", "shared", WRITES_READS),
+    "warps": ("__syncthreads, with __syncwarp in its place", "shared", WRITES_READS),
+    "half_a_warp": ("__syncwarp of all lanes, with one of half the lanes in its place", "shared", WRITES_READS),
+    "bytes": ("loads of single bytes: it loads a whole word", "shared", WRITES_READS),
     "histogram": ("__syncthreads between clearing and atomicAdd", "shared", [("clears", "adds")]),
     "atomic_and_store": ("an atomic store", "global", [("writes", "writes"), ("writes", "adds")]),
-    "one_word": ("a place for each block", "global", [("writes", "writes")]),
-    "next_block": ("a launch between blocks that write and read", "global", WRITES_READS),
+    "one_word": ("one address per block", "global", [("writes", "writes")]),
+    "next_block": ("a new launch between blocks that write and read", "global", WRITES_READS),
     "last_block": ("__threadfence before the count of blocks", "global", WRITES_READS),
     "last_block_of_fences": ("__syncthreads between fences and the count of blocks", "global", WRITES_READS),
 }
@@ -243,63 +243,62 @@ def test_races():
     case = CASES["races"]
     for name, (lacks, memory, comments) in RACES.items():
         wrong, right = case.kernel(f"{name}<false>"), case.kernel(f"{name}<true>")
-        expect_equal(pairs(wrong), pairs_of(case, name, memory, *comments), f"{name} lacks {lacks}: found")
+        expect_equal(pairs(wrong), pairs_of(case, name, memory, *comments), f"{name} lacks {lacks}: the race is found")
         sides = [race["accesses"] for race in wrong["races"]]
         expect(all((a["block"] != b["block"]) if name in OF_BLOCKS else
                    a["block"] == b["block"] and a["thread"] != b["thread"] for a, b in sides),
                "... between two " + ("blocks" if name in OF_BLOCKS else "threads of one block"), str(sides))
-        expect_equal((right["races"], right["uninitialised"]), ([], []), "... and nothing where it does not")
+        expect_equal((right["races"], right["uninitialised"]), ([], []), "... and none in its right version")
     expect_equal([pairs(case.kernel(f"lanes<(Order){n}>")) for n in range(4)],
                  [pairs_of(case, "lanes", "shared", *WRITES_READS), set(), set(), set()],
-                 "__syncwarp, a shuffle and a vote each order what lanes do")
+                 "__syncwarp, a shuffle and a vote each order the accesses of lanes")
     expect_equal([pairs(kernel) for kernel in case.kernels("launches")], [set(), set()], "launches are ordered")
     race = case.kernel("neighbour<false>")["races"][0]
     expect_equal((race["array"], race["address"], race["count"],
                   [(a["access"], a["thread"], a["block"]) for a in race["accesses"]]),
                  ("tile", 4, 2 * 63, [("store", 1, 0), ("load", 0, 0)]),
-                 "a race names place, threads, blocks, accesses: thread 1 stores tile[1], which thread 0 has loaded")
+                 "a race names address, threads, blocks and accesses: thread 1 stores tile[1], thread 0 loads it")
     expect_equal(pairs(case.kernel("two_readers")),
                  pairs_of(case, "two_readers", "shared", ("writes", "even"), ("writes", "odd")),
-                 "two lines that read a word both race with a store to it")
+                 "two lines that load a word both race with a store to it")
     expect_equal([[(a["access"], a["thread"]) for a in race["accesses"]]
                   for race in case.kernel("two_lanes_met")["races"]], [[("store", 31), ("load", 1)]],
-                 "of many readers one is named that is not ordered")
+                 "a race with several readers names one that is not ordered")
     for name, array, word, count in (("unwritten", "tile", 63, 4), ("unwritten_dynamic", "", 0, 64)):
         wrong, right = case.kernel(f"{name}<false>"), case.kernel(f"{name}<true>")
         expect_equal([(read["accesses"][0]["line"], read["array"], read["address"], read["count"])
                       for read in wrong["uninitialised"]], [(case.line(name, "reads"), array, 4 * word, count)],
-                     f"{name}: {count} uninitialised words of shared memory are read")
-        expect_equal((wrong["races"], right["uninitialised"]), ([], []), "... which is no race; and none where written")
+                     f"{name}: {count} reads of uninitialised words of shared memory are found")
+        expect_equal((wrong["races"], right["uninitialised"]), ([], []), "... without races; none in the right version")
     natural = {kernel["name"]: pairs(kernel) for kernel in case.figures["kernels"]}
     for seed in "12":
         found = {kernel["name"]: pairs(kernel) for kernel in case.recorded_with("CUDA_CPU_SEED", seed)}
         differ = {name: (found.get(name), natural[name]) for name in natural if found.get(name) != natural[name]}
-        expect(not differ, f"the same races when threads take turns in the order of seed {seed}", str(differ))
+        expect(not differ, f"the same races are found with the thread order of seed {seed}", str(differ))
 
 
-# ---- instructions of PTX
+# ---- PTX instructions
 
 FIRST_READS, COPIES_READS = ("first", "reads"), ("copies", "reads")
-# Kernels, their versions, what is wrong (nothing: None), and which lines then race.
+# (kernel, version, what is wrong or None, the lines that race)
 PTX_RACES = [
     ("copies", "(Copies)0", None, []),
-    ("copies", "(Copies)1", "cp.async waited for after the read", [FIRST_READS, COPIES_READS]),
+    ("copies", "(Copies)1", "a wait for cp.async after the read", [FIRST_READS, COPIES_READS]),
     ("copies", "(Copies)2", "a wait that leaves one group too many in flight",
      [FIRST_READS, COPIES_READS, ("first", "copies"), ("copies", "copies")]),
-    ("copies", "(Copies)3", "cp.async waited for by its thread only: no __syncthreads", [FIRST_READS, COPIES_READS]),
+    ("copies", "(Copies)3", "a wait for cp.async without a __syncthreads", [FIRST_READS, COPIES_READS]),
     ("hand_over", "(Barriers)0", None, []),
-    ("hand_over", "(Barriers)1", "an mbarrier waited for after the read", WRITES_READS),
-    ("hand_over", "(Barriers)2", "an arrival before the read: the tile is given back too early", WRITES_READS),
-    ("hand_over", "(Barriers)4", "no __syncthreads after the set-up of mbarriers",
+    ("hand_over", "(Barriers)1", "a wait for an mbarrier after the read", WRITES_READS),
+    ("hand_over", "(Barriers)2", "an arrival before the read, which releases the tile too early", WRITES_READS),
+    ("hand_over", "(Barriers)4", "no __syncthreads after the initialisation of mbarriers",
      [("sets up full", "waits for full"), ("sets up full", "arrives at full"), ("sets up empty", "waits for empty")]),
     ("next_phase", "true", None, []),
-    ("next_phase", "false", "a read of what is stored only after the phase of an mbarrier that is waited for",
-     WRITES_READS),
+    ("next_phase", "false", "a read of a value that is stored after the awaited phase of an mbarrier", WRITES_READS),
     ("named", "true", None, []),
-    ("named", "false", "a named barrier that is missing", WRITES_READS),
+    ("named", "false", "a missing named barrier", WRITES_READS),
     ("ring", "(Ring)0", None, []),
-    ("ring", "(Ring)1", "the copy engine's barrier waited for after the read", [("fills", "reads")]),
-    ("ring", "(Ring)3", "a stage given back to the copy engine too early", [("fills", "reads")]),
+    ("ring", "(Ring)1", "a wait for a TMA copy after the read", [("fills", "reads")]),
+    ("ring", "(Ring)3", "a stage released to TMA too early", [("fills", "reads")]),
     ("products", "(Products)0", None, []),
     ("products", "(Products)2", None, []),
     ("products", "(Products)1", "no fence.proxy.async between store and wgmma", [("writes", "multiplies")]),
@@ -307,9 +306,9 @@ PTX_RACES = [
      [("writes", "multiplies"), ("multiplies", "overwrites")]),
     ("products", "(Products)4", "a tile overwritten before wgmma_wait", [("multiplies", "overwrites")]),
 ]
-# A thread that lets others go two phases further may wait for the wrong one.
+# If other threads can be two phases ahead, a thread may wait for the wrong phase.
 WAITS_LATE = ("waits for empty", "waits for empty")
-# The program's argument, how it ends, the kernel, and the lines that race nevertheless.
+# Programs that do not finish: (argument, how it ends, kernel, the lines that race before that)
 UNFINISHED = [
     ("copies_without_wait", "without waiting for a cp_async", "copies<(Copies)4>", [FIRST_READS, COPIES_READS]),
     ("copies_without_commit", "without waiting for a cp_async", "copies<(Copies)5>", [FIRST_READS, COPIES_READS]),
@@ -325,36 +324,37 @@ def test_ptx():
     for name, version, wrong, comments in PTX_RACES:
         kernel = case.kernel(f"{name}<{version}>")
         expect_equal(pairs(kernel), pairs_of(case, name, "shared", *comments),
-                     f"found: {wrong}" if wrong else f"{name}<{version}> is right, and no race is found")
+                     f"found: {wrong}" if wrong else f"{name}<{version}> is right: no race is found")
         expect(wrong or not kernel["uninitialised"], "... and no uninitialised read")
     expect_equal([race["why"] for version in (1, 4) for race in case.kernel(f"products<(Products){version}>")["races"]],
-                 ["no fence.proxy.async between", "nothing orders them"], "a race says whether the fence is missing")
+                 ["no fence.proxy.async between them", "no synchronisation between them"],
+                 "a race message states whether only the fence is missing")
     for argument, end, kernel, comments in UNFINISHED:
         run, figures = case.run_again("--", argument)
-        expect(run.returncode == 1 and end in figures["ended"], f"{argument}: the program ends with it, exit code 1",
+        expect(run.returncode == 1 and end in figures["ended"], f"{argument}: exit code 1, the report names {end!r}",
                f"exit code {run.returncode}: {run.stderr}")
         expect_equal([pairs(each) for each in figures["kernels"] if each["name"] == kernel],
-                     [pairs_of(case, kernel.split("<")[0], "shared", *comments)], "... and its races are reported")
-    # Tiles are 8 KiB: 256 sectors, 64 wavefronts of 128 bytes. wgmma: 4 steps; a warp reads its own 2 KiB of A, one of
-    # four warps B's 8 KiB for all.
+                     [pairs_of(case, kernel.split("<")[0], "shared", *comments)], "... and its races")
+    # A tile has 8 KiB: 256 sectors, 64 wavefronts of 128 bytes. wgmma: 4 steps; each warp reads its own 2 KiB of A, and
+    # one of the four warps reads the 8 KiB of B for all.
     of_global, of_shared = ("requests", "sectors", "least_sectors"), ("requests", "wavefronts", "least_wavefronts")
     for kernel, comment, access, by, keys, expected, text in [
             ("matrices<false>", "loads", "load", "ldmatrix", of_shared, (1, 32, 4), "rows of 128 bytes: 8-way"),
-            ("matrices<true>", "loads", "load", "ldmatrix", of_shared, (1, 4, 4), "... swizzled: no conflicts"),
-            ("copies<(Copies)0>", "copies", "load", "cp.async", of_global, (6, 96, 96), "16 sectors for 32 lanes"),
+            ("matrices<true>", "loads", "load", "ldmatrix", of_shared, (1, 4, 4), "... swizzled rows have none"),
+            ("copies<(Copies)0>", "copies", "load", "cp.async", of_global, (6, 96, 96), "16 sectors per 32 lanes"),
             ("copies<(Copies)0>", "copies", "store", "cp.async", of_shared, (6, 24, 24), "... and 4 wavefronts"),
             ("ring<(Ring)0>", "fills", "load", "copy engine", of_global, (6, 1536, 1536), "6 boxes of 8 KiB: sectors"),
-            ("ring<(Ring)0>", "fills", "store", "copy engine", of_shared, (6, 384, 384), "... wavefronts"),
+            ("ring<(Ring)0>", "fills", "store", "copy engine", of_shared, (6, 384, 384), "... and wavefronts"),
             ("products<(Products)0>", "multiplies", "load", "wgmma", ("bytes", *of_shared[1:]), (2 * 8192, 128, 128),
-             "8 KiB of A and of B, without conflicts in a swizzled tile"),
+             "8 KiB of A and 8 KiB of B, without conflicts in a swizzled tile"),
             ("numbers", "in turn", "store", "thread", ("requests", "lanes"), (18, 18),
-             "blocks that take numbers from a counter get them in turn, though they run one after another")]:
+             "blocks with a tile scheduler get tiles in round-robin order, although they run one after another")]:
         expect_equal(case.sum(kernel, comment, access, *keys), expected, f"{by}: {text}")
-        expect_equal({site["by"] for site in case.sites(kernel, comment, access)}, {by}, "... by that")
+        expect_equal({site["by"] for site in case.sites(kernel, comment, access)}, {by}, f"... by {by}")
     flops = {name: kernel["tensor_flops"] for symbol, kernel in case.raw.items()
              for name in ("small_product", "productsIL8Products0E") if name in symbol}
     expect_equal(flops, {"productsIL8Products0E": 2 * 64 * 64 * 64, "small_product": 2 * 2 * 2 * 16 * 8 * 16},
-                 "FLOPs of wgmma, and of mma by two warps two times")
+                 "FLOPs of wgmma and of two mma by two warps are counted")
 
 
 # ---- the command
@@ -373,33 +373,33 @@ def test_command():
     for file, error in (("missing.cu", "missing.cu"), (ptx, f"{ptx}:3:")):
         run = run_command("make", "-s", "inspect", f"FILE={file}")
         expect(run.returncode == 2 and "Error 2" in run.stderr and error in run.stderr,
-               f"make inspect FILE={file}: exit code 2 and a sentence", run.stderr)
+               f"make inspect FILE={file} is rejected with the file's name, exit code 2", run.stderr)
     for words, error in ((["--card", "h9000"], "invalid choice: 'h9000'"),
                          (["--kernel", "nothing"], "--kernel nothing: no such kernel was launched; found a_warp_and"),
                          (["--", "nothing"], "launched no kernel")):
         run, _ = case.run_again(*words)
-        expect(run.returncode == 2 and error in run.stderr, f"{' '.join(words)}: exit code 2 and a sentence",
+        expect(run.returncode == 2 and error in run.stderr, f"{' '.join(words)} is rejected: {error}, exit code 2",
                f"exit code {run.returncode}: {run.stderr}")
     run, figures = case.run_again("--kernel", "two_ways")
     expect_equal((run.returncode, [kernel["name"] for kernel in figures["kernels"]]), (0, ["two_ways"]),
-                 "--kernel two_ways: that one, and no other")
+                 "--kernel two_ways reports that kernel only")
     run, figures = case.run_again("--seconds", "1", "--", "for_long")
-    expect((run.returncode, figures["ended"]) == (0, "after 1 s, as asked") and len(figures["kernels"]) > 6,
-           "--seconds 1 ends a program of 30 s, with a report", f"exit code {run.returncode}: {run.stderr}")
+    expect((run.returncode, figures["ended"]) == (0, "after 1 s (--seconds)") and len(figures["kernels"]) > 6,
+           "--seconds 1 ends a program of 30 s and reports on it", f"exit code {run.returncode}: {run.stderr}")
     costs = written("barriers_costs.py",
                     "UNNECESSARY_BARRIERS = {'if (threadIdx.x < 32) __syncwarp();': 'to be counted'}\n")
     for words, wrong in (([], 3), (["--costs", costs], 2)):
         run, _ = case.run_again("--kernel", "bar", "--barriers", *words)
         expect(run.returncode == 1 and run.stdout.endswith(
-             f"3 barriers, 0 needed, 3 not found to be; {wrong} not as expected\n"),
-             f"--barriers {' '.join(words[:1])}: of kernel barriers none is needed, {wrong} not as expected",
+             f"3 barriers: 0 needed, 3 without a fault; {wrong} not as expected\n"),
+             f"--barriers {' '.join(words[:1])}: kernel barriers needs none of its 3, {wrong} not as expected",
              run.stdout + run.stderr)
     run, _ = case.run_again("--kernel", "shared_bytes", "--barriers")
     lines = read(case.file).splitlines()
     begin = next(i for i, line in enumerate(lines) if "shared_bytes(" in line)
     expect_equal((run.returncode, {line.split()[0] for line in run.stdout.splitlines() if "shared memory: " in line}),
                  (0, {f"{case.file}:{i + 1}" for i in range(begin, begin + 11) if "__syncthreads" in lines[i]}),
-                 "--barriers: of kernel shared_bytes both are needed, as their removal is a race")
+                 "--barriers: kernel shared_bytes needs both, because without either there is a race")
 
 
 # ---- the report
@@ -409,69 +409,73 @@ def test_report():
     out = case.report().stdout
     row = next(line for line in out.splitlines() if line.startswith("row_twice<131072u>"))
     expect(row.split()[1:4] == ["1", "1", "256"] and row.split()[-5:-2] == ["-", "-", "32.0"] and row.endswith(" 0"),
-           "a row of the table: launches, blocks, threads, no wavefronts, no cost, lanes, races", row)
-    expect("estimated on NVIDIA H100" in out and "tokens/s" not in out, "the sum of the estimates; no tokens/s here")
+           "a row of the table has launches, blocks, threads, no wavefronts, no traffic, lanes, races", row)
+    expect("estimated on NVIDIA H100" in out and "tokens/s" not in out,
+           "the sum of the estimates is printed, without tokens/s if the number of tokens is unknown")
     out = case.report("--card", "a100", "--kernel", "by_function").stdout
     far = next(line for line in out.splitlines() if "// far" in line)
     expect("8.00*" in far and far.startswith("global load") and "row_twice" not in out,
-           "--kernel shows lines of source with figures beside them, the bad ones marked", far)
+           "--kernel shows source lines next to their figures; * marks ratios above 1", far)
     races = CASES["races"]
     out = races.report("--kernel", "neighbour").stdout
     writes, reads = (races.line("neighbour", comment) for comment in ("writes", "reads"))
     sentence = (f"race in shared memory, byte 4 of tile: thread 1 of block 0 stores at {races.file}:{writes}  `tile[",
-                f"thread 0 of block 0 loads at {races.file}:{reads}  `out[", "nothing orders them (126 times)")
-    expect(all(part in out for part in sentence), "a race is a sentence: place, both lines, both threads", out[-500:])
+                f"thread 0 of block 0 loads at {races.file}:{reads}  `out[", "no synchronisation between them (126 ")
+    expect(all(part in out for part in sentence), "a race message names address, lines and threads", out[-500:])
     out = races.report().stdout
     expect("unwritten<false>: uninitialised read of byte 252 of tile: thread 0 of block 0 loads" in out,
-           "an uninitialised read is a sentence")
+           "a message on an uninitialised read names the address, thread and line")
     symbol = next(symbol for symbol in case.raw if "two_ways" in symbol)
     for name, text in ((symbol, "by its symbol"), (symbol.replace("Pf", "Pv"), "by its name, with other types")):
         path = written("registers.json", json.dumps({name: {"registers": 128, "spills": 8}}))
-        expect("128!" in case.report("--registers", path).stdout, f"registers are found {text}; ! for a spill")
+        expect("128!" in case.report("--registers", path).stdout, f"registers are looked up {text}; ! marks spills")
     test_page(races.page)
     test_mistakes(case)
 
 
 def test_page(text):
-    expect(not re.search(r"https?://|<link|src=", text), "the page is one file and asks for no other")
+    expect(not re.search(r"https?://|<link|src=", text), "the page loads no other file")
     ids, used = re.findall(r"\bid=\"?([\w]+)", text), set(re.findall(r'href="?#(\w+)', text))
-    expect(len(ids) == len(set(ids)) and used <= set(ids) and {"k0", "p0"} <= used, "every link and picture exists",
-           ", ".join(used - set(ids)))
+    expect(len(ids) == len(set(ids)) and used <= set(ids) and {"k0", "p0"} <= used,
+           "every link and picture on the page has a target", ", ".join(used - set(ids)))
     expect("<b>neighbour&lt;false&gt;</b>" in text and "race in shared memory" in text and "// reads</code>" in text,
-           "it has kernels, escaped, races and lines of source")
+           "the page has escaped kernel names, races and source lines")
     open_ = [tag for tag in ("details", "summary", "g", "div", "span", "svg", "table", "p", "code")
              if len(re.findall(rf"<{tag}\b", text)) != text.count(f"</{tag}>")]
-    expect(not open_, "tags are closed", " ".join(open_))
+    expect(not open_, "all tags of the page are closed", " ".join(open_))
+    tables = re.findall(r"(<div class=[^<>]*scroll[^<>]*>)?<table", text)
+    expect(all(tables) and text.count("<svg class=pic") == text.count("<div class=scroll><svg"),
+           "tables and pictures scroll in their own containers, so a narrow page does not scroll sideways")
 
 
 def test_mistakes(case):
     missing, broken = os.path.join(BUILD, "nothing.json"), written("broken.json", "{")
     other = written("other.json", "[]")
     for words, error in ((["--registers", missing], f"registers {missing}: No such file"),
-                         (["--registers", broken], "is not JSON"), (["--html", BUILD], "Is a directory"),
+                         (["--registers", broken], "not JSON"), (["--html", BUILD], "Is a directory"),
                          (["--costs", missing], f"--costs {missing}: No such file")):
         run = case.report(*words)
-        expect(run.returncode == 2 and error in run.stderr, f"{words[0]}: exit code 2 and {error}", run.stderr)
-    for path, error in ((missing, "No such file"), (broken, "is not JSON"), (other, 'it has no "kernels"')):
+        expect(run.returncode == 2 and error in run.stderr, f"{words[0]} is rejected: {error}, exit code 2", run.stderr)
+    for path, error in ((missing, "No such file"), (broken, "not JSON"), (other, 'expected a JSON object with')):
         run = run_command(sys.executable, "dev/inspect/report.py", path)
-        expect(run.returncode == 2 and error in run.stderr, f"a recording {path}: {error}", run.stderr)
+        expect(run.returncode == 2 and error in run.stderr, f"recording {path} is rejected: {error}", run.stderr)
     raw = read_recording(case.recording)
-    for key, value, error in (("card", "voodoo", "'voodoo'; expected one of h100"),
-                              ("program", "gone", "gone does not exist")):
+    for key, value, error in (("card", "voodoo", "card 'voodoo': expected one of h100"),
+                              ("program", "gone", "gone: No such file")):
         run = run_command(sys.executable, "dev/inspect/report.py",
                           written("changed.json", json.dumps({**raw, key: value})))
-        expect(run.returncode == 2 and error in run.stderr, f"a recording with {key} {value}: {error}", run.stderr)
+        expect(run.returncode == 2 and error in run.stderr, f"a recording with {error} is rejected", run.stderr)
     raw["kernels"] = [kernel for kernel in raw["kernels"] if "two_ways" in kernel["symbol"]]
     raw["kernels"][0]["sites"][0]["stack"] = [4]
     changed = written("changed.json", json.dumps({**raw, "sequence": []}))
     run = run_command(sys.executable, "dev/inspect/report.py", changed, "--kernel", "two_ways")
-    expect(run.returncode == 0 and re.search(r"^global .* 0$", run.stdout, re.M), "an access without a line: line 0")
+    expect(run.returncode == 0 and re.search(r"^global .* 0$", run.stdout, re.M), "an unknown line is shown as 0")
 
 
 # ---- the check
 
 def test_check():
-    """On a recording of two kernels: by_function, with sectors that are unnecessary, and a copy of 4 MiB."""
+    """Checks a recording of two kernels: by_function, with unnecessary sectors, and a copy of 4 MiB."""
     case = CASES["counts"]
     raw = read_recording(case.recording)
     kernels = [kernel for kernel in raw["kernels"] if "by_function" in kernel["symbol"] or
@@ -492,36 +496,39 @@ def test_check():
     cost = "def cost(launch, shape):\n    if launch.name == 'copy': return 'bytes', 8 << 20, 'reads and writes n'"
     race = next(kernel for symbol, kernel in CASES["races"].raw.items() if "neighbourILb0E" in symbol)["races"][0]
     race = {**race, "accesses": [{**access, "stack": [4]} for access in race["accesses"]]}
-    where = f"by_function: {case.file}:{case.line('by_function', 'far')}: sectors are {ratio:.3f} times the least"
+    where = f"by_function: {case.file}:{case.line('by_function', 'far')}: sectors are {ratio:.3f} times the minimum"
     for text, arguments, hazards, code, words in [
-            ("what is not allowed is a finding with line, found and allowed", ([],), {}, 1, f"{where}; allowed: 1.000"),
-            ("what is allowed is none, nor what is for a kernel that was not recorded", ([exact, other],), {}, 0,
+            ("a ratio above the default is a finding with line, ratio and limit", ([],), {}, 1,
+             f"{where}; allowed: 1.000"),
+            ("an allowed ratio is no finding, nor is an allowance for a kernel that was not recorded",
+             ([exact, other],), {}, 0,
              "0 findings"),
-            ("an allowance looser than needed is a finding", ([("by_function", "sectors", ratio * 1.04)],), {}, 1,
-             "allowance no longer needed"),
-            ("a tighter one is a finding", ([("by_function", "sectors", ratio - 0.01)],), {}, 1, "1 finding"),
-            ("one of a kernel that needs none is a finding", ([exact, ("copy", "sectors", 1.5)],), {}, 1, "no longer"),
+            ("an allowance looser than necessary is a finding", ([("by_function", "sectors", ratio * 1.04)],), {}, 1,
+             "allowance looser than necessary"),
+            ("a ratio above its allowance is a finding", ([("by_function", "sectors", ratio - 0.01)],), {}, 1,
+             "1 finding"),
+            ("an unnecessary allowance is a finding", ([exact, ("copy", "sectors", 1.5)],), {}, 1, "looser"),
             ("a race cannot be allowed", ([exact],), {"races": [race]}, 1, "race in shared memory"),
-            ("an uninitialised read cannot either", ([exact],), {"races": [], "uninitialised": [
+            ("an uninitialised read cannot be allowed", ([exact],), {"races": [], "uninitialised": [
                 {**race, "accesses": race["accesses"][:1]}]}, 1, "uninitialised read"),
-            ("an allowance of an unknown ratio is refused", ([("copy", "speed", 1)],), {}, 2, "sectors or wavefronts"),
-            ("an allowance without a reason is refused", ([("copy", "sectors", 1, "")],), {}, 2, "reason"),
-            ("memory traffic as in the cost line is none", ([exact], cost), {"uninitialised": []}, 0, "0 findings"),
-            ("5 % more is allowed", ([exact], cost, 1.045), {}, 0, "0 findings"),
+            ("an allowance of unknown kind is rejected", ([("copy", "speed", 1)],), {}, 2, "sectors or wave"),
+            ("an allowance without a reason is rejected", ([("copy", "sectors", 1, "")],), {}, 2, "reason"),
+            ("traffic equal to the cost line is no finding", ([exact], cost), {"uninitialised": []}, 0, "0 findings"),
+            ("4.5 % more is no finding", ([exact], cost, 1.045), {}, 0, "0 findings"),
             ("10 % more is a finding", ([exact], cost, 1.1), {}, 1,
              "bytes to and from memory are 1.100 times the cost line (reads and writes n)"),
-            ("an allowance of 1.05, which all kernels have, is a finding",
-             ([exact, ("copy", "cost", 1.05)], cost, 1.045), {}, 1, "no longer needed"),
-            ("an unknown unit is refused", ([], cost.replace("'bytes'", "'bits'")), {}, 2,
+            ("an allowance equal to the default of 1.05 is a finding",
+             ([exact, ("copy", "cost", 1.05)], cost, 1.045), {}, 1, "looser than necessary"),
+            ("an unknown unit is rejected", ([], cost.replace("'bytes'", "'bits'")), {}, 2,
              "found unit 'bits'; expected bytes or FLOPs"),
-            ("a formula with other arguments than the kernel's is refused",
+            ("a formula with other arguments than the kernel's is rejected",
              ([], "def cost(launch, shape):\n    (lambda n: n)(*launch.integers)"), {}, 2, "cost() of "),
-            ("a file that does not run is refused", ([], "1 / 0"), {}, 2, "ZeroDivisionError")]:
+            ("a --costs file that raises an exception is rejected", ([], "1 / 0"), {}, 2, "ZeroDivisionError")]:
         found, out = check(*arguments, **hazards)
         expect(found == code and words in out, f"{text}: exit code {code}", f"exit code {found}: {out[-300:]}")
 
 
-# ---- all of it
+# ---- all parts
 
 PARTS = {"counts": (test_counts, ["counts"]), "caches": (test_caches, ["counts"]), "races": (test_races, ["races"]),
          "ptx": (test_ptx, ["ptx"]), "command": (test_command, ["counts"]),
@@ -538,7 +545,7 @@ def main():
         try:
             PARTS[part][0]()
         except (LookupError, StopIteration, TypeError) as error:
-            expect(False, f"{part} runs to its end", repr(error))
+            expect(False, f"part {part} finishes", repr(error))
     finish()
 
 

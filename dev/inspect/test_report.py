@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests of the report's parts that need no recording: names, cards, estimates, registers, pictures. test_inspect.py
-tests the report of recordings."""
+"""Tests the parts of the report that need no recording: names, cards, estimates, registers, pictures, colours.
+test_inspect.py tests reports on recordings."""
 import math
 import os
 import sys
@@ -13,6 +13,7 @@ from cards import CARDS
 from testing import expect, expect_equal, finish
 from estimate import (GAP_SECONDS, KERNEL_SECONDS, L2_PORT, MEMORY_SHARE, PIECE_SECONDS, TENSOR_SHARE, TURNS_OVERLAP,
                       Softmax, launch_bounds, matmul_seconds, resident_blocks, step_seconds)
+from page import glossary, level
 from pictures import Gallery, global_picture, shared_picture
 from registers import parse as parse_registers
 from results import Expectations
@@ -34,41 +35,42 @@ def test_names():
             ("void cross_entropy_kernel<(Want)1>(float*, float*)", "cross_entropy_kernel<(Want)1>"),
             ("(anonymous namespace)::hidden(int)", "hidden"),
             ("study::k(void (*)(int))", "k")]:
-        expect_equal(bare_name(function), name, f"{function} is called {name}")
+        expect_equal(bare_name(function), name, f"the name of {function} is {name}")
 
 
 # ---- cards and estimates
 
 def test_cards():
-    """Dense BF16 FLOPs a clock of a multiprocessor, from the white papers."""
+    """Dense BF16 FLOPs per clock of a multiprocessor, from the white papers."""
     for key, a_clock in [("h100", 4096), ("h200", 4096), ("a100", 2048), ("4090", 512), ("l40s", 1024), ("t4", 1024),
                          ("b200", 8192)]:
         card = CARDS[key]
         expect(near(card.tensor, card.multiprocessors * a_clock * card.clock, 0.02),
-               f"{key}: the data sheet's tensor FLOP/s are multiprocessors x {a_clock} x clock")
-    expect_equal([CARDS[key].arch for key in ("h100", "4090", "b200")], ["sm_90a", "sm_89", "sm_100"], "nvcc's -arch")
+               f"{key}: the data sheet's tensor FLOP/s equal multiprocessors x {a_clock} x clock within 2 %")
+    expect_equal([CARDS[key].arch for key in ("h100", "4090", "b200")], ["sm_90a", "sm_89", "sm_100"],
+                 "nvcc's -arch of h100, 4090 and b200")
     expect_equal([CARDS[key].fp8 for key in ("h100", "4090", "a100", "t4")], [1978.8e12, 330.4e12, 0, 0],
-                 "FP8 is there from capability 8.9 on, at twice the rate")
-    expect_equal(len(CARDS), 7, "cards of dev/cpu/card.h")
+                 "FP8 has twice the BF16 rate from capability 8.9 on, and 0 below")
+    expect_equal(len(CARDS), 7, "all 7 cards of dev/cpu/card.h are read")
 
 
 def test_resident_blocks():
     for text, card, arguments, blocks in [
             ("256 threads", H100, (256, 0), 8), ("32 threads", H100, (32, 0), 32),
-            ("1024 threads where 1536 fit", CARDS["4090"], (1024, 0), 1), ("33 threads count as 64", H100, (33, 0), 32),
-            ("48 KiB of shared memory, 1 KiB of CUDA's besides", H100, (256, 48 << 10), 4),
+            ("1024 of 1536 threads", CARDS["4090"], (1024, 0), 1), ("33 threads count as 64", H100, (33, 0), 32),
+            ("48 KiB of shared memory and 1 KiB reserved by CUDA", H100, (256, 48 << 10), 4),
             ("104 KiB", H100, (256, 104 << 10), 2), ("227 KiB", H100, (256, 227 << 10), 1),
             ("168 registers x 384 threads", H100, (384, 0, 168), 1),
             ("33 registers count as 40", H100, (256, 0, 33), 6),
-            ("228 KiB are more than a block can have", H100, (256, 228 << 10), 0)]:
-        expect_equal(resident_blocks(card, *arguments), blocks, f"{text}: {blocks} blocks on a multiprocessor")
+            ("228 KiB, above the maximum of a block", H100, (256, 228 << 10), 0)]:
+        expect_equal(resident_blocks(card, *arguments), blocks, f"{text}: {blocks} blocks per multiprocessor")
 
 
 NOTHING = {"dram_load": 0, "dram_store": 0, "l2": 0, "wavefronts": 0, "tensor_flops": 0, "special": 0}
 
 
 def estimated(blocks=1024, softmax=Softmax(), **launch):
-    """(bound, seconds)"""
+    """Returns (bound, seconds)."""
     bounds = launch_bounds(H100, {**NOTHING, **launch}, blocks, resident_blocks(H100, 256, 0), softmax)
     return max(bounds.items(), key=lambda item: item[1])
 
@@ -77,29 +79,29 @@ def test_launches():
     for bound, launch in [("memory", {"dram_load": 6e8, "dram_store": 4e8}), ("L2", {"l2": 1e10}),
                           ("L1 and shared", {"wavefronts": 1e8}), ("special functions", {"special": 1e10}),
                           ("tensor cores", {"tensor_flops": 1e12}), ("a launch", {})]:
-        expect_equal(estimated(**launch)[0], bound, f"a launch that has mostly to do with {bound} is bound by it")
+        expect_equal(estimated(**launch)[0], bound, f"a launch whose work is mostly for {bound} is bound by it")
     expect(near(estimated(dram_load=6e8, dram_store=4e8)[1], 1e9 / (MEMORY_SHARE * 3.35e12)),
-           "a gigabyte takes what the attainable bandwidth says")
-    expect(near(estimated()[1], KERNEL_SECONDS), "no kernel is shorter than a launch")
+           "a gigabyte takes its bytes divided by the attainable bandwidth")
+    expect(near(estimated()[1], KERNEL_SECONDS), "a kernel without work takes KERNEL_SECONDS")
     expect(near(estimated(blocks=4, dram_load=1e8)[1], 1e8 / (4 * L2_PORT * H100.clock)),
-           "four blocks draw no more than four multiprocessors can")
+           "four blocks are limited by the L2 bandwidth of four multiprocessors")
     whole, more = (estimated(blocks=blocks, wavefronts=1e8)[1] for blocks in (1056, 1057))
-    expect(near(more, 2 * 1056 / 1057 * whole, 1e-3), "one block more than a wave has takes another wave")
+    expect(near(more, 2 * 1056 / 1057 * whole, 1e-3), "one block more than a full wave takes another wave")
     between = {"scores": 1e12 / (2 * 3 * 64), "instructions": 2.5}
-    alone, soft, turns, pieces = (estimated(tensor_flops=1e12, softmax=softmax)[1] for softmax in (
+    alone, soft, ping_pong, tiles = (estimated(tensor_flops=1e12, softmax=softmax)[1] for softmax in (
         Softmax(), Softmax(**between), Softmax(**between, turns=True), Softmax(**between, pieces=1320)))
-    expect(soft > 1.3 * alone, "a softmax between products costs time", f"{alone * 1e6:.0f} and {soft * 1e6:.0f} us")
-    expect(near(soft - turns, TURNS_OVERLAP * (soft - alone)), "where groups take turns a part of it is hidden")
-    expect(near(pieces - soft, 10 * PIECE_SECONDS), "each work tile of a block begins and ends with an empty pipeline")
+    expect(soft > 1.3 * alone, "a softmax between products adds time", f"{alone * 1e6:.0f} and {soft * 1e6:.0f} us")
+    expect(near(soft - ping_pong, TURNS_OVERLAP * (soft - alone)), "ping-pong scheduling hides a part of the softmax")
+    expect(near(tiles - soft, 10 * PIECE_SECONDS), "each work tile of a block adds PIECE_SECONDS")
 
 
-# FlashAttention-3's forward, causal, H100, B * T = 16384, 2048 channels: TFLOP/s by (head size, T), as published.
+# {(head size, T): published TFLOP/s of FlashAttention-3's causal forward}: H100, B * T = 16384, 2048 channels
 FLASH3 = {(64, 1024): 265, (64, 2048): 371, (64, 8192): 460, (64, 16384): 473,
           (128, 1024): 423, (128, 2048): 521, (128, 8192): 602, (128, 16384): 616}
 
 
 def test_attention():
-    """Tiles on the diagonal are multiplied whole: (1 + 96 / T) of the FLOPs that papers count."""
+    """Tiles on the diagonal are multiplied completely: (1 + 96 / T) times the FLOPs that papers count."""
     for (head_size, T), published in FLASH3.items():
         flops = 2 * 16384 * T * 2048
         done = flops * (1 + 96 / T)
@@ -107,7 +109,7 @@ def test_attention():
         softmax = Softmax(done / (4 * head_size), 2.5, True, 16384 // T * (2048 // head_size) * -(-T // rows))
         rate = flops / estimated(blocks=132, tensor_flops=done, softmax=softmax)[1] / 1e12
         expect(0.8 * published < rate < 1.05 * published,
-               f"attention, heads of {head_size}, T = {T}: near FlashAttention-3's, at most 5 % above it",
+               f"attention, head size {head_size}, T = {T}: the rate is 20 % below to 5 % above FlashAttention-3's",
                f"{rate:.0f} and {published} TFLOP/s")
 
 
@@ -120,19 +122,19 @@ def test_matmuls():
         return 2 * math.prod(sizes) / matmul_seconds(H100, product(*sizes, **more)) / H100.tensor
 
     large = share(8192, 8448, 8192)
-    expect(0.95 * TENSOR_SHARE < large <= TENSOR_SHARE, "a large matmul reaches what is attainable", f"{large:.3f}")
-    expect(near(share(8192, 8448, 8192, of="fp8"), 2 * large), "in FP8 a large one is twice as fast")
+    expect(0.95 * TENSOR_SHARE < large <= TENSOR_SHARE, "a large matmul attains TENSOR_SHARE", f"{large:.3f}")
+    expect(near(share(8192, 8448, 8192, of="fp8"), 2 * large), "a large matmul is twice as fast in FP8")
     split, waves = share(768, 2304, 65536, out_bytes=4), share(5888, 896, 4096)
-    expect(split > 0.85 * TENSOR_SHARE, "a long sum with few tiles is split", f"{split:.3f}")
-    expect(waves < 0.75 * TENSOR_SHARE, "161 tiles of 128 x 256 on 132 multiprocessors are two waves", f"{waves:.3f}")
+    expect(split > 0.85 * TENSOR_SHARE, "a matmul with few tiles and a large K uses split-K", f"{split:.3f}")
+    expect(waves < 0.75 * TENSOR_SHARE, "161 tiles of 128 x 256 take two waves of 132 multiprocessors", f"{waves:.3f}")
     for of, moved in (("bf16", 2 * (2 * (1 << 26) + 64 * 64)), ("fp8", 3 * (1 << 26) + 64 * 64)):
         expect(near(matmul_seconds(H100, product(1 << 20, 64, 64, of=of)), moved / (MEMORY_SHARE * 3.35e12)),
-               f"a thin one takes what its bytes take, in {of}")
-    expect_equal(matmul_seconds(H100, product(16, 16, 16)), KERNEL_SECONDS, "a tiny one takes a launch")
+               f"a thin matmul in {of} is bound by memory bandwidth")
+    expect_equal(matmul_seconds(H100, product(16, 16, 16)), KERNEL_SECONDS, "a tiny matmul takes KERNEL_SECONDS")
     raw = {"sequence": [["kernel", 1], ["matmul", 0], ["kernel", 0]], "matmuls": [product(16, 16, 16)]}
     expect_equal(step_seconds(H100, raw, [1e-3, 2e-3]),
                  {"kernels": 3e-3, "matmuls": KERNEL_SECONDS, "gaps": 2 * GAP_SECONDS},
-                 "a step is the sum of what it launches, with a gap between any two")
+                 "the time of a step is the sum of its launches and of a gap between each two")
 
 
 def test_registers():
@@ -150,20 +152,29 @@ ptxas info    : Used 24 registers, used 0 barriers"""
 
 def test_expectations():
     found = Expectations(shape={"T": 5})
-    found.module = SimpleNamespace(run=lambda *given: {"arguments": given[2] + ["-x"]},
+    found.module = SimpleNamespace(run=lambda *inputs: {"arguments": inputs[2] + ["-x"]},
                                    softmax=lambda launch, shape: {"scores": shape["T"], "turns": True})
     expect_equal(found.run("program", "folder", ["a"], False)["arguments"], ["a", "-x"],
-                 "--costs may give the run's arguments")
-    expect_equal(found.softmax(SimpleNamespace(name="")), Softmax(5, turns=True), "... a softmax, from the run's shape")
+                 "--costs: run() sets the run's arguments")
+    expect_equal(found.softmax(SimpleNamespace(name="")), Softmax(5, turns=True),
+                 "--costs: softmax() gets the run's shape")
 
 
-# ---- pictures
+# ---- the page
+
+def test_colours():
+    levels = [level(ratio) for ratio in (None, 1.0, 1.01, 1.05, 1.06, 2.0, 2.1, 4.1, 8.1, 16.5)]
+    expect_equal(levels, ["", "", "", "", "r1", "r1", "r2", "r3", "r4", "r4"],
+                 "1.01 is neutral and 16.50 red; between them the colour changes with each doubling")
+    expect(all(f"<dt>{term}</dt>" in glossary() for term in ("sector", "wavefront", "bank conflict", "race")),
+           "the page defines the terms of README.md")
+
 
 LANES = range(32)
 
 
 def drawn(space, size, offsets, base=0):
-    """(caption, drawing)"""
+    """Returns (caption, drawing)."""
     site = {"access": "load", "bytes_per_lane": size, "picture": {"base": base, "offsets": offsets}}
     drawing, _, caption = (global_picture if space == "global" else shared_picture)(site)
     return caption, drawing
@@ -171,33 +182,33 @@ def drawn(space, size, offsets, base=0):
 
 def test_pictures():
     for space, size, stride, base, caption in [
-            ("global", 4, 4, 0, "4 sectors fetched, 128 of their 128"), ("global", 4, 4, 4, "5 sectors fetched, 128"),
-            ("global", 4, 256, 0, "32 sectors fetched, 128 of"), ("global", 4, 0, 0, "1 sector fetched, 4 of their 32"),
-            ("global", 16, 16, 0, "16 sectors fetched, 512 of"), ("shared", 4, 4, 0, "1 wavefront for"),
+            ("global", 4, 4, 0, "4 sectors loaded; 128 of their 128"), ("global", 4, 4, 4, "5 sectors loaded; 128"),
+            ("global", 4, 256, 0, "32 sectors loaded; 128 of"), ("global", 4, 0, 0, "1 sector loaded; 4 of their 32"),
+            ("global", 16, 16, 0, "16 sectors loaded; 512 of"), ("shared", 4, 4, 0, "1 wavefront for"),
             ("shared", 4, 128, 0, "32 wavefronts"), ("shared", 4, 8, 0, "2 wavefronts"),
             ("shared", 4, 0, 0, "1 wavefront for"), ("shared", 16, 16, 0, "4 wavefronts"),
             ("shared", 16, 64, 0, "16 wavefronts"), ("shared", 8, 8, 0, "2 wavefronts"),
             ("shared", 2, 2, 0, "1 wavefront for")]:
         found = drawn(space, size, [stride * lane for lane in LANES], base)[0]
-        expect(found.startswith(caption), f"{space}, {size} bytes, stride {stride}, from {base}: {caption}", found)
+        expect(found.startswith(caption), f"{space}, {size} bytes, stride {stride}, offset {base}: {caption}", found)
     caption, half = drawn("global", 4, [4 * lane if lane < 16 else -1 for lane in LANES])
     expect_equal((caption[:9], half.count("<path"), half.count("'grid'")), ("2 sectors", 16, 16),
-                 "half of the lanes: 2 sectors; the other lanes are drawn empty")
+                 "16 active lanes: 2 sectors; inactive lanes are drawn empty")
     _, spread = drawn("global", 4, [256 * lane for lane in LANES])
-    expect_equal((spread.count("'unused'"), spread.count("<path class=l")), (32, 32), "each sector and lane is drawn")
+    expect_equal((spread.count("'unused'"), spread.count("<path class=l")), (32, 32), "all sectors and lanes are drawn")
     _, conflict = drawn("shared", 4, [128 * (lane // 16) + 4 * (lane % 16) for lane in LANES])
-    expect_equal(conflict.count(" bad' />"), 32, "lanes in conflict are framed")
+    expect_equal(conflict.count(" bad' />"), 32, "lanes in a bank conflict are framed")
     _, quarters = drawn("shared", 16, [16 * lane for lane in LANES])
-    expect(" bad'" not in quarters and "lanes 24–31" in quarters, "quarters of a warp do not conflict")
+    expect(" bad'" not in quarters and "lanes 24–31" in quarters, "quarter warps do not conflict with each other")
     gallery = Gallery()
     site = {"space": "global", "access": "load", "bytes_per_lane": 4}
     figures = {gallery.figure({**site, "picture": {"base": base, "offsets": [4 * lane for lane in LANES]}})
                for base in (0, 1 << 20)}
-    expect_equal((len(figures), len(gallery.drawings)), (1, 1), "equal pictures are kept once")
-    expect_equal(gallery.figure(site), "", "a site without a picture has none")
+    expect_equal((len(figures), len(gallery.drawings)), (1, 1), "equal pictures are stored once")
+    expect_equal(gallery.figure(site), "", "a site without a recorded request has no picture")
 
 
 for test in (test_names, test_cards, test_resident_blocks, test_launches, test_attention, test_matmuls, test_registers,
-             test_expectations, test_pictures):
+             test_expectations, test_colours, test_pictures):
     test()
 finish()

@@ -1,5 +1,5 @@
-// Accesses, barriers and lanes whose figures can be worked out by hand: test_inspect.py. A comment after an access
-// names it. The program's argument: "nothing", where no kernel is to be launched, or "for_long".
+// Accesses, barriers and lanes whose figures can be calculated by hand, for test_inspect.py. A comment after an access
+// is its name in the test. Optional argument: "nothing" launches no kernel, "for_long" runs for 30 s.
 #include <cuda_runtime.h>
 
 #include <chrono>
@@ -11,8 +11,7 @@ extern __shared__ __align__(32) char dynamic_tile[];
 
 // ---- patterns
 
-// Lane t, if its bit is in `lanes`, accesses element (t & mask) * stride: stores where lanes have different ones, then
-// loads.
+// Lane t, if its bit in `lanes` is set, stores element t * stride (if mask is 31) and loads (t & mask) * stride.
 template <class T>
 __global__ void strided(T* out, unsigned stride, unsigned mask, unsigned lanes)
 {
@@ -27,7 +26,7 @@ __global__ void strided(T* out, unsigned stride, unsigned mask, unsigned lanes)
         out[t] = value;
     }
 }
-// The same in global memory.
+// Loads element (t & mask) * stride + offset of global memory and stores element t + offset.
 template <class T>
 __global__ void gather(T* out, const T* in, unsigned stride, unsigned offset, unsigned mask, unsigned lanes)
 {
@@ -55,7 +54,7 @@ __global__ void by_function(float* out, const float* in)
     exchange(out + threadIdx.x, out + 32 + threadIdx.x);
 }
 
-// Structures by value, as arguments and as results.
+// Structs by value, as arguments and results.
 __device__ Pack smoothed(Pack x, float by)
 {
     for (int i = 0; i < 20; i++) {
@@ -91,8 +90,8 @@ __global__ void again(float* out, const float* a, int times)
 
 // ---- caches
 
-// A row, twice. Of 4 KiB: the second time it is in L1. Of 12 KiB: in L1 only where registers keep other blocks away. Of
-// 512 KiB: in L2 only.
+// Reads a row twice. The second read hits in L1 with 4 KiB; with 12 KiB only if registers limit the number of resident
+// blocks; with 512 KiB it hits in L2.
 template <unsigned floats>
 __global__ void row_twice(float* out, const float* in)
 {
@@ -102,7 +101,7 @@ __global__ void row_twice(float* out, const float* in)
     for (unsigned i = threadIdx.x; i < floats; i += blockDim.x) sum -= in[i] / sum;   // second
     out[threadIdx.x] = sum;
 }
-// Each block reads the same 4 KiB.
+// All blocks read the same 4 KiB.
 __global__ void shared_by_blocks(float* out, const float* in)
 {
     float sum = 0;
@@ -148,19 +147,19 @@ __global__ void __launch_bounds__(64) shared_bytes(float* out)
     __syncthreads();
     if (threadIdx.x < 10) out[threadIdx.x] = static_cast<float>(doubles[9 - threadIdx.x]) + more[threadIdx.x];
 }
-// 48 threads: a warp, and half of one.
+// 48 threads: one warp and half a warp.
 __global__ void a_warp_and_a_half(float* out)
 {
     out[blockIdx.x * 48 + threadIdx.x] = 1;           // all
     if (threadIdx.x % 3 == 0) out[blockIdx.x * 48 + threadIdx.x] = 2;   // every third
 }
-// A warp's lanes are neighbours along x, then y.
+// Consecutive lanes of a warp differ in x first, then in y.
 __global__ void two_dimensions(float* out)
 {
     out[threadIdx.y * 8 + threadIdx.x] = 1;           // row by row
     out[64 + threadIdx.x * 8 + threadIdx.y] = 1;      // column by column
 }
-// Half of the lanes take one branch, half the other, each with a loop of its own length.
+// Half of the lanes take each branch; the loops have different lengths.
 __global__ void two_ways(float* out)
 {
     const unsigned t = threadIdx.x;

@@ -1,5 +1,5 @@
-// PTX instructions, under the names of dev/cpu/ptx.h: right, and with a part removed. The program's argument: one that
-// does not end, which runs alone. See test_inspect.py.
+// Kernels with PTX instructions (the functions of dev/cpu/ptx.h): right, and with one part removed. Kernels that do not
+// finish run only if the program's argument names them. See test_inspect.py.
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@ constexpr int TILE_BYTES = 64 * 128;
 
 extern __shared__ __align__(1024) char memory[];
 
-// 16 bytes of a tile whose rows have 128, as the copy engine and wgmma find them.
+// The address of a 16-byte chunk in a tile with 128-byte rows, in the 128-byte swizzle of TMA and wgmma.
 __device__ char* chunk_at(char* tile, unsigned row, unsigned chunk)
 {
     return tile + row * 128 + (chunk ^ row % 8) * 16;
@@ -36,14 +36,14 @@ __global__ void matrices(float* out, const float*)
 
 enum class Copies { RIGHT, WAITED_LATE, ONE_IN_FLIGHT, NO_BARRIER, NO_WAIT, NO_COMMIT };
 
-// Two stages: while one is read, the next one is loaded. Copies that are not committed are in no group to wait for.
+// Two stages: one is read while the next one is loaded. cp_async_wait does not wait for copies without a commit.
 template <Copies version>
 __global__ void copies(float* out, const float* in)
 {
     constexpr int count = 4;
     float* stages = reinterpret_cast<float*>(memory);
     const unsigned t = threadIdx.x;
-    cp_async(stages + 4 * t, in + 4 * t, true);     // first
+    cp_async(stages + 4 * t, in + 4 * t, true);       // first
     if (version != Copies::NO_COMMIT) cp_async_commit();
     for (int i = 0; i < count; i++) {
         if (i + 1 < count) cp_async(stages + (i + 1) % 2 * 256 + 4 * t, in + (i + 1) * 256 + 4 * t, true);   // copies
@@ -61,11 +61,11 @@ __global__ void copies(float* out, const float* in)
     if (version != Copies::NO_WAIT) cp_async_wait<0>();
 }
 
-// ---- barriers of threads
+// ---- mbarriers and named barriers
 
 enum class Barriers { RIGHT, LATE_WAIT, EARLY, NO_WAIT, NO_SETUP };
 
-// The first warp writes a tile, the second one reads it and gives it back.
+// The first warp writes a tile; the second warp reads it and releases it.
 template <Barriers version>
 __global__ void hand_over(float* out, const float* in)
 {
@@ -73,8 +73,8 @@ __global__ void hand_over(float* out, const float* in)
     uint64_t *full = reinterpret_cast<uint64_t*>(memory + 1024), *empty = full + 1;
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
-        mbarrier_init(full, 32);                       // sets up full
-        mbarrier_init(empty, 32);                      // sets up empty
+        mbarrier_init(full, 32);                      // sets up full
+        mbarrier_init(empty, 32);                     // sets up empty
         fence_mbarrier_init();
     }
     if (version != Barriers::NO_SETUP) __syncthreads();
@@ -82,9 +82,9 @@ __global__ void hand_over(float* out, const float* in)
     for (int i = 0; i < 4; i++) {
         const uint32_t parity = static_cast<uint32_t>(i % 2);
         if (warp == 0) {
-            mbarrier_wait(empty, parity ^ 1);          // waits for empty
+            mbarrier_wait(empty, parity ^ 1);         // waits for empty
             tile[lane] = in[i * 32 + lane];           // writes
-            mbarrier_arrive(full);                     // arrives at full
+            mbarrier_arrive(full);                    // arrives at full
         } else {
             if (waits_first) mbarrier_wait(full, parity);   // waits for full
             if (version == Barriers::EARLY) mbarrier_arrive(empty);
@@ -94,7 +94,7 @@ __global__ void hand_over(float* out, const float* in)
         }
     }
 }
-// A phase that has ended says nothing of those who have arrived for the next one.
+// A completed phase does not order stores before an arrival at the next phase.
 template <bool right>
 __global__ void next_phase(float* out, const float*)
 {
@@ -128,11 +128,11 @@ __global__ void named(float* out, const float*)
     }
 }
 
-// ---- the copy engine
+// ---- TMA
 
 enum class Ring { RIGHT, LATE_FULL_WAIT, NO_EMPTY_WAIT, EARLY_RELEASE };
 
-// A thread of the second warp loads boxes into a ring of two stages, the first warp reads them.
+// A thread of the second warp loads boxes into a ring buffer of two stages; the first warp reads them.
 template <Ring version>
 __global__ void ring(float* out, const __grid_constant__ CUtensorMap map, int count)
 {
@@ -168,7 +168,7 @@ __global__ void ring(float* out, const __grid_constant__ CUtensorMap map, int co
 
 enum class Products { RIGHT, NO_FENCE, FENCE_AFTER, NO_BARRIER, LATE_WAIT, NO_COMMIT };
 
-// d = a a' of a tile of 64 x 64, which threads store; then the tile is overwritten.
+// d = a a^T for a 64 x 64 tile a, which threads store before and overwrite after the product.
 template <Products version>
 __global__ void products(float* out, const float* in)
 {
@@ -207,7 +207,7 @@ __global__ void small_product(float* out, const float*)
     out[threadIdx.x] = d[0];
 }
 
-// ---- numbers that blocks take
+// ---- a tile scheduler
 
 __global__ void numbers(float* out, int* counter, unsigned count)
 {

@@ -1,5 +1,5 @@
-// Kernels that lack something, each with its right version (true): test_inspect.py. A comment after an access names it;
-// the test says which of them race.
+// Kernels with a race or an uninitialised read (<false>) and their right versions (<true>), for test_inspect.py. A
+// comment after an access is its name in the test, which states the accesses that race.
 #include <cuda_runtime.h>
 
 constexpr unsigned ALL = 0xffffffff;
@@ -15,7 +15,7 @@ __global__ void neighbour(float* out)
     if (right) __syncthreads();
     out[blockIdx.x * 64 + threadIdx.x] = tile[threadIdx.x + 1];   // reads
 }
-// The tile may be written again only when all threads have read it.
+// The tile may be overwritten only after all threads have read it.
 template <bool right>
 __global__ void end_of_loop(float* out, const float* in)
 {
@@ -29,7 +29,7 @@ __global__ void end_of_loop(float* out, const float* in)
     }
     out[threadIdx.x] = sum;
 }
-// The barrier does not wait for threads that have ended; what they have stored is visible after it.
+// A barrier does not wait for threads that have exited; their stores are visible after it.
 template <bool right>
 __global__ void leaves_early(float* out)
 {
@@ -39,7 +39,7 @@ __global__ void leaves_early(float* out)
     if (right) __syncthreads();
     out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
 }
-// The warp's barrier orders no other warp.
+// __syncwarp does not order accesses of other warps.
 template <bool right>
 __global__ void warps(float* out)
 {
@@ -61,7 +61,7 @@ __global__ void lanes(float* out)
     if (order == Order::VOTE) __any_sync(ALL, threadIdx.x == 3);
     out[threadIdx.x] = tile[threadIdx.x ^ 1];         // reads
 }
-// Only the lanes that the mask names are ordered.
+// __syncwarp orders only the lanes in its mask.
 template <bool right>
 __global__ void half_a_warp(float* out)
 {
@@ -78,7 +78,7 @@ __global__ void half_a_warp(float* out)
 
 // ---- bytes
 
-// Bytes of a word do not race with each other, but with the word.
+// Accesses to different bytes of a word do not race with each other, but they race with an access to the whole word.
 template <bool right>
 __global__ void bytes(int* out)
 {
@@ -95,7 +95,7 @@ __global__ void one_word(int* out)
 {
     if (threadIdx.x == 0) out[right ? blockIdx.x : 0] = 1;   // writes
 }
-// A barrier orders its own block only.
+// __syncthreads does not order accesses of other blocks.
 template <bool right>
 __global__ void next_block(float* out)
 {
@@ -104,7 +104,7 @@ __global__ void next_block(float* out)
     const unsigned other = right ? blockIdx.x : (blockIdx.x + 1) % gridDim.x;
     out[4096 + blockIdx.x * 64 + threadIdx.x] = out[other * 64 + 63 - threadIdx.x];   // reads
 }
-// One launch writes, the next one reads in other blocks.
+// One launch writes; the next launch reads the values in other blocks.
 __global__ void launches(float* out, bool writes)
 {
     if (writes) out[blockIdx.x * 64 + threadIdx.x] = 1;
@@ -131,7 +131,7 @@ __global__ void histogram(int* out, const int* in)
     if (threadIdx.x < 8) atomicAdd(out + threadIdx.x, counts[threadIdx.x]);
 }
 
-// The last block to come adds up what the others have stored: a barrier, one thread's fence for all, the count.
+// The last block to finish adds the stores of all blocks. Order: __syncthreads, __threadfence by thread 0, atomicAdd.
 template <bool right>
 __global__ void last_block(float* parts, unsigned* count, float* out)
 {
@@ -145,7 +145,7 @@ __global__ void last_block(float* parts, unsigned* count, float* out)
     __syncthreads();
     if (is_last) out[threadIdx.x] = parts[threadIdx.x] + parts[64 + threadIdx.x];   // reads
 }
-// Or each thread's fence, then a barrier and the count.
+// Alternative order: __threadfence by each thread, __syncthreads, atomicAdd.
 template <bool right>
 __global__ void last_block_of_fences(float* parts, unsigned* count, float* out)
 {
@@ -180,7 +180,7 @@ __global__ void unwritten_dynamic(float* out)
 
 // ---- two sites for one access
 
-// Lanes read the same word at two sites; both race with the store.
+// Lanes read the same word in two lines; both race with the store.
 __global__ void two_readers(float* out)
 {
     __shared__ float word;
@@ -192,7 +192,7 @@ __global__ void two_readers(float* out)
         out[threadIdx.x] = word + 1;                  // odd
     if (threadIdx.x == 63) word = 2;                  // writes
 }
-// Lane 31 synchronises with lane 0 before it writes what all have read.
+// All lanes read a word. Lane 31 synchronises only with lane 0 before it writes the word.
 __global__ void two_lanes_met(float* out)
 {
     __shared__ float word;
