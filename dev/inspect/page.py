@@ -33,11 +33,11 @@ th, td { padding: .32em .5em; text-align: right; border-bottom: 1px solid var(--
 th { background: var(--panel) } th:first-child, td:first-child, .facts td { text-align: left }
 .facts td { white-space: normal } .facts tr:first-child { display: none }
 .r1 { color: var(--amber) } .r2 { color: var(--orange) } .r3, .bad { color: var(--bad) }
-.r4 { color: var(--paper); background: var(--bad) } .r1, .r2, .r3, .r4, .bad { font-weight: 600 }
-.legend span { padding: 0 .4em; white-space: nowrap } dt { font-weight: 600 } dd { margin: 0 0 .4em 1.2em }
+.r4 { color: var(--paper); background: var(--bad) } .r1, .r2, .r3, .r4, .bad, dt { font-weight: 600 }
+span { white-space: nowrap } span.r4 { padding: 0 .3em; border-radius: 3px } dd { margin: 0 0 .4em 1.2em }
 summary { cursor: pointer; overflow-wrap: anywhere }
 .kernel { border: 1px solid var(--rule); border-radius: 8px; margin: .6em 0; padding: .6em .9em }
-.kernel > summary span { margin-left: .5em; padding: 0 .2em }
+.kernel > summary span { margin-left: .5em }
 .source { background: var(--panel); padding: .4em 0; margin: .5em 0 }
 .row { display: grid; grid-template-columns: 4.2em minmax(0, 1fr) auto; column-gap: .8em; padding-right: .8em }
 .row i { font-style: normal; color: var(--soft); text-align: right }
@@ -50,7 +50,7 @@ figure { margin: .3em 0 1em }
   .row { grid-template-columns: 3.2em minmax(0, 1fr) } .figures { grid-column: 2; text-align: left }
   .figures span { margin: 0 1em 0 0 } .kernel { padding: .6em .4em } .sites { padding: .5em .4em }
   .overview :is(td, th):first-child { white-space: normal; overflow-wrap: anywhere; min-width: 9em;
-    position: sticky; left: 0; background: var(--paper) } }
+    position: sticky; left: 0 } .overview td:first-child { background: var(--paper) } }
 /* Drawings are shown by <use>: a rule sees what is in the drawing, .d, and nothing around it. */
 .d rect { fill: currentColor; stroke: var(--paper); stroke-width: .8 } .d path { stroke: currentColor; fill: none }
 .d .unused { fill: url(#hatch); stroke: var(--soft); stroke-width: .7 } .d .grid { fill: var(--panel) }

@@ -1,9 +1,5 @@
-"""Draws a site's worst request as SVG: the lanes of a warp and the addresses that they access.
-
-Global memory: lanes above, the 32-byte sectors that they access below, in the order of addresses; bytes that are
-transferred but not requested are hatched. Shared memory: one column per bank, one row per 128 bytes. 8-byte accesses
-are split into half warps, 16-byte ones into quarters; a bank that one part needs in several rows is a conflict.
-"""
+"""Draws a site's worst request as SVG: the lanes of a warp and the addresses that they access, as PICTURES in page.py
+explains. Sectors are in the order of their addresses."""
 from cards import SECTOR, WARP, WAVEFRONT
 from tables import plural
 

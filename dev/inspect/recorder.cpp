@@ -1,7 +1,7 @@
 // Records the memory accesses of a program's kernels, for dev/inspect:
 //
-//   - The program is compiled with -fsanitize=thread, not linked with that sanitizer: this file defines the calls
-//     at each load, store, function entry and exit. The emulator calls the functions of dev/cpu/watch.h.
+//   - The program is compiled with -fsanitize=thread but not linked with that sanitizer. This file has the functions
+//     that it calls at each load, store, function entry and exit. The emulator calls the functions of dev/cpu/watch.h.
 //   - The accesses of a thread are buffered until its warp synchronises. The n-th access of an instruction by each lane
 //     of the warp then forms a request: requests.h counts its sectors and wavefronts, caches.h its hits.
 //   - Each access is also compared with earlier accesses to the same bytes, to find races: clocks.h, shadow.h.
@@ -10,15 +10,11 @@
 // Map: addresses, call stacks and sites, kernels, threads, state, races, accesses, requests, launches and blocks,
 // synchronisation, PTX instructions, the recording, calls by the compiler
 //
-// Environment:
-//   INSPECT_OUT        the file to write
-//   INSPECT_MODE       sample: few blocks run; few: all run, few are recorded; whole (default): many are recorded
-//   INSPECT_KERNEL     records only kernels whose symbol or NVTX range contains this
-//   INSPECT_EXCEPT     NVTX ranges that are not recorded
-//   INSPECT_SECONDS    ends the program after this time
-//   INSPECT_REMOVE     addresses of barriers that have no effect
-//   INSPECT_REGISTERS  the output of registers.py
-//   INSPECT_FROM       an NVTX range: its first launch starts the recording, its second one ends the program
+// Environment: INSPECT_OUT (the output), INSPECT_MODE (sample: few blocks run; few: all run, few are recorded; whole,
+// default: many are recorded), INSPECT_KERNEL (records kernels whose symbol or NVTX range contains this),
+// INSPECT_EXCEPT (NVTX ranges not to record), INSPECT_SECONDS (ends the program after this time), INSPECT_REMOVE
+// (addresses of barriers without effect), INSPECT_REGISTERS (output of registers.py), INSPECT_FROM (an NVTX range: its
+// first launch starts the recording, its second one ends the program).
 #define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
 
@@ -344,8 +340,8 @@ using Shape = std::tuple<const void*, std::string, std::array<unsigned, 6>, size
                          std::vector<bool>>;
 
 // ---- settings
-static const cuda_cpu::Card* card_;   // card() is dev/cpu's
-static bool is_sample, is_whole;          // INSPECT_MODE
+static const cuda_cpu::Card* card_;   // card() is a function of dev/cpu
+static bool is_sample, is_whole;      // INSPECT_MODE
 static std::string only, from;
 static std::set<std::string> except;
 static double seconds;
@@ -355,9 +351,9 @@ static bool is_open, is_written;
 static std::chrono::steady_clock::time_point start;
 
 // ---- the program
-static bool recording;                // a recorded block is running
+static bool recording;                 // a recorded block is running
 static bool records_launches = true;   // set by look()
-static unsigned from_launches;        // launches in the range `from`
+static unsigned from_launches;         // launches in the range `from`
 static Memory memory;
 static Stacks stacks;
 static std::vector<std::unique_ptr<Kernel>> kernels;

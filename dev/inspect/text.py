@@ -53,7 +53,7 @@ def totals(results):
     """Returns sentences about the sum of all launches."""
     seconds = sum(results.step.values())
     parts = ", ".join(f"{name} {number(1e3 * part)}" for name, part in results.step.items())
-    lines = [f"all launches: {number(1e3 * seconds)} ms, estimated on {results.card.name} ({parts})"]
+    lines = [f"All launches: {number(1e3 * seconds)} ms, estimated on {results.card.name} ({parts})"]
     if results.tokens:
         lines.append(f"{results.tokens:,} tokens: {results.tokens / seconds:,.0f} tokens/s, estimated")
     return lines
