@@ -51,7 +51,7 @@ figure { margin: .3em 0 1em }
   .figures span { margin: 0 1em 0 0 } .kernel { padding: .6em .4em } .sites { padding: .5em .4em }
   .overview :is(td, th):first-child { white-space: normal; overflow-wrap: anywhere; min-width: 9em;
     position: sticky; left: 0 } .overview td:first-child { background: var(--paper) } }
-/* Drawings are shown by <use>: a rule sees what is in the drawing, .d, and nothing around it. */
+/* Drawings are shown by <use>: rules match only elements inside a drawing (.d), not the ancestors of <use>. */
 .d rect { fill: currentColor; stroke: var(--paper); stroke-width: .8 } .d path { stroke: currentColor; fill: none }
 .d .unused { fill: url(#hatch); stroke: var(--soft); stroke-width: .7 } .d .grid { fill: var(--panel) }
 .ground { fill: var(--paper) } .stripe { stroke: var(--hatch); stroke-width: 2.5 }

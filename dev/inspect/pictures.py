@@ -49,7 +49,7 @@ def global_picture(site):
     parts = [rect(x, SECTORS_TOP, width, height, "unused") for x in left.values()]
     for lane in range(WARP):
         parts.append(rect(lane * LANE, 0, LANE, LANES_BOTTOM, f"l{lane}" if lane in lanes else "grid"))
-        parts.append(text((lane + 0.5) * LANE, LANES_BOTTOM - 4, lane))
+        parts.append(text((lane + 0.5) * LANE, LANES_BOTTOM - 4, lane, "" if lane in lanes else "m"))
     for lane, address in lanes.items():
         asked = [rect(left[sector] + first / SECTOR * width, SECTORS_TOP, count / SECTOR * width, height, f"l{lane}")
                  for sector, first, count in pieces(address, size, SECTOR)]
