@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Plots training runs from each run's log.jsonl: loss, HellaSwag where it was evaluated, learning rate, speed.
+"""Plots training runs from each run's log.jsonl: loss, HellaSwag accuracy, learning rate and throughput.
 
     scripts/plot.py runs/gpt2_124M runs/gpt2_124M_wsd --out comparison.png
-    scripts/plot.py --watch runs/gpt2_124M       # a page that follows the run
+    scripts/plot.py --watch runs/gpt2_124M       # writes runs/gpt2_124M/plot.html and updates it during the run
     scripts/plot.py --x flops runs/gpt2_124M runs/gpt2_350M
 """
 import argparse
@@ -15,7 +15,7 @@ import sys
 import time
 
 sys.dont_write_bytecode = True
-from runs import fail, follow, parse_arguments, summary
+from runs import all_ended, fail, follow, parse_arguments, summary
 
 try:
     import matplotlib
@@ -23,52 +23,54 @@ try:
     import numpy                # comes with matplotlib
     from matplotlib import pyplot
 except ImportError as error:
-    fail(f"{error}: needs matplotlib (pip install matplotlib, or apt install python3-matplotlib)")
+    matplotlib, missing = None, error
 
-# GPT-2's own weights. By layers and channels: name, validation loss on OpenWebText as nanoGPT's README lists it,
-# HellaSwag's acc_norm as llm.c's dev/data/hellaswag.py has it.
+# Published results of GPT-2's weights, by (layers, channels): name; validation loss on OpenWebText, from nanoGPT's
+# README; HellaSwag acc_norm, from llm.c's dev/data/hellaswag.py.
 GPT2 = {(12, 768): ("124M", 3.12, 0.2955), (24, 1024): ("350M", 2.84, None), (36, 1280): ("774M", 2.67, None),
         (48, 1600): ("1558M", 2.54, 0.4893)}
 GPT2_VOCAB = 50257
-CHANCE = 0.25               # HellaSwag has four endings
+CHANCE = 0.25               # HellaSwag accuracy of random answers: each question has four endings
 
-# ---- what to draw against
+# ---- horizontal axis
 
 UNITS = {"tokens": ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousand")),
          "time": ((86400, "days"), (3600, "hours"), (60, "minutes"))}
 
 
-def scale(x, most):
-    """(divisor, label) of the axis on which the largest is `most`."""
+def scale(x, largest):
+    """Returns (divisor, label) of a horizontal axis with values up to `largest`."""
     if x == "steps":
         return 1, "step"
     if x == "flops":
-        exponent = max(0, math.floor(math.log10(most))) if most > 0 else 0
-        return 10.0 ** exponent, f"$10^{{{exponent}}}$ FLOPs of the model"
+        exponent = max(0, math.floor(math.log10(largest))) if largest > 0 else 0
+        return 10.0 ** exponent, f"$10^{{{exponent}}}$ model FLOPs"
     smallest = "seconds" if x == "time" else ""
-    divisor, unit = next((pair for pair in UNITS[x] if most >= 2 * pair[0]), (1, smallest))
+    divisor, unit = next((pair for pair in UNITS[x] if largest >= 2 * pair[0]), (1, smallest))
     return divisor, f"{unit} tokens".strip() if x == "tokens" else f"{unit} in training steps"
 
 
 def positions(run, x):
-    """{step: where it is on the axis}, not yet scaled."""
+    """Returns {step: position on the horizontal axis}, before scaling."""
     if x == "steps":
         return {step: step for step in run.steps}
     if x == "flops" and run.flops_per_token() is None:
-        fail(f"--x flops: {run.folder}/log.jsonl has no flops_per_token in its first line")
+        fail(f"--x flops: expected flops_per_token in the first line of {run.folder}/log.jsonl, found none")
     factor = {"tokens": 1, "time": 1, "flops": run.flops_per_token()}[x]
     return {step: factor * at[x == "time"] for step, at in run.progress().items()}
 
 
-# ---- GPT-2's own figures
+# ---- GPT-2's published results
 
 def shape(run):
+    """Returns (layers, channels) of a run with GPT-2's vocabulary, otherwise None."""
     model = run.record.get("model", {})
     return (model.get("layers"), model.get("channels")) if model.get("vocab") == GPT2_VOCAB else None
 
 
 def references(runs):
-    """(losses, accuracies), each {name: value}: of GPT-2's models as large as the runs, losses of runs on its data."""
+    """Returns (losses, accuracies), each {name: value}, of the GPT-2 models that have the shape of one of the runs.
+    Losses are comparable only for runs on OpenWebText."""
     shapes = {shape(run) for run in runs} & GPT2.keys()
     on_openwebtext = {shape(run) for run in runs if "openwebtext" in str(run.record.get("options", {}).get("data"))}
     losses = {GPT2[s][0]: GPT2[s][1] for s in GPT2 if s in on_openwebtext}
@@ -76,7 +78,7 @@ def references(runs):
 
 
 def draw_references(axis, values, label):
-    """Dashed lines, each with its name at the right of the axis."""
+    """Draws a dashed line for each value, with its name to the right of the axis."""
     for i, (name, value) in enumerate(values.items()):
         axis.axhline(value, color="0.35", linestyle="--", linewidth=1, label=None if i else label)
         axis.annotate(f"{name}: {value:g}", (1, value), xycoords=("axes fraction", "data"), xytext=(4, 0),
@@ -86,16 +88,34 @@ def draw_references(axis, values, label):
 # ---- drawing
 
 def draw(axis, x, values, color, label):
-    """The values, faint, and over them their mean over a window of a fiftieth of the run."""
+    """Draws the values as a faint line, and on top of it their moving average over 2 % of the run."""
     window = numpy.ones(max(1, len(values) // 50))
     mean = (numpy.convolve(values, window, "same")
-            / numpy.convolve(numpy.ones(len(values)), window, "same"))   # fewer values at the ends
+            / numpy.convolve(numpy.ones(len(values)), window, "same"))   # the window is shorter at both ends
     axis.plot(x, values, color=color, alpha=0.25, linewidth=0.8)
     axis.plot(x, mean, color=color, label=label, linewidth=1.5)
 
 
+def draw_speeds(axis, series):
+    """Draws throughput; series: (x, values, color, label) of each run. A few very fast steps would compress the axis:
+    values above 1.25 times the 98th percentile are clipped and marked with a triangle."""
+    finite = [value for _, values, _, _ in series for value in values if math.isfinite(value)]
+    top = 1.25 * numpy.percentile(finite, 98) if finite else math.inf
+    clipped = 0
+    for x, values, color, label in series:
+        draw(axis, x, numpy.minimum(values, top), color, label)
+        above = [at for at, value in zip(x, values) if value > top]
+        axis.plot(above, [top] * len(above), "^", color=color, markersize=4, clip_on=False)
+        clipped += len(above)
+    if clipped:
+        axis.set_ylim(top=top)
+        axis.set_title(f"▲ {clipped:,} faster than {top:,.0f} tokens/s, clipped", fontsize=8, loc="right")
+    axis.set_ylim(bottom=0)
+
+
 def limit_losses(axis, runs, marked):
-    """The loss of the first steps would flatten all the rest: the axis ends where most of it does."""
+    """Ends the axis at the 98th percentile of the losses, because the first losses would flatten the rest of the curve.
+    marked: values that must be visible too."""
     losses = sorted(value for run in runs for value in run.series("loss").values() if math.isfinite(value))
     if not losses:
         return
@@ -111,9 +131,10 @@ def plot(runs, x="steps"):
     figure, axes = pyplot.subplots(len(panels), 1, figsize=(9, 1.7 * sum(panels.values()) + 1.5), sharex=True,
                                    height_ratios=list(panels.values()), layout="constrained")
     axis = dict(zip(panels, axes))
-    where = [positions(run, x) for run in runs]
-    divisor, x_label = scale(x, max((max(at.values(), default=0) for at in where), default=0))
-    for index, (run, at) in enumerate(zip(runs, where)):
+    all_positions = [positions(run, x) for run in runs]
+    divisor, x_label = scale(x, max((max(at.values(), default=0) for at in all_positions), default=0))
+    speeds = []
+    for index, (run, at) in enumerate(zip(runs, all_positions)):
         def points(name):
             values = run.series(name)
             return [at[step] / divisor for step in values], [*values.values()]
@@ -129,11 +150,12 @@ def plot(runs, x="steps"):
         if run.series("lr"):
             axis["lr"].plot(*points("lr"), color=color)
         if run.series("tokens_per_s"):
-            draw(axis["speed"], *points("tokens_per_s"), color, run.name)
+            speeds.append((*points("tokens_per_s"), color, run.name))
 
+    draw_speeds(axis["speed"], speeds)
     draw_references(axis["loss"], loss_lines, "GPT-2 on OpenWebText (nanoGPT's README)")
     limit_losses(axis["loss"], runs, loss_lines.values())
-    axis["loss"].set_ylabel("loss (nats a token)")
+    axis["loss"].set_ylabel("loss, nats per token")
     axis["loss"].legend(fontsize=8, loc="upper right")
     if with_accuracy:
         draw_references(axis["hellaswag"], accuracy_lines, "GPT-2 (llm.c's hellaswag.py)")
@@ -142,9 +164,8 @@ def plot(runs, x="steps"):
         axis["hellaswag"].legend(fontsize=8, loc="best")
     axis["lr"].set_ylabel("learning rate")
     axis["lr"].ticklabel_format(axis="y", scilimits=(0, 0))
-    axis["speed"].set_ylabel("tokens a second")
+    axis["speed"].set_ylabel("tokens per second")
     axis["speed"].yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.0f}"))
-    axis["speed"].set_ylim(bottom=0)
     axis["speed"].set_xlabel(x_label)
     for each in axes:
         each.grid(alpha=0.3)
@@ -153,16 +174,17 @@ def plot(runs, x="steps"):
 
 # ---- files
 
-PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="{seconds:g}">
+PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">{refresh}
 <title>{title}</title><style>body {{ font: 15px/1.5 system-ui, sans-serif;
 margin: 1.5em auto; max-width: 1080px; padding: 0 1em; }} img {{ max-width: 100%; }}</style></head><body>
-{rows}<p>Drawn at {time}; this page reloads itself every {seconds:g} s.</p>
+{rows}<p>{status}</p>
 <img alt="{title}" src="data:image/png;base64,{picture}"></body></html>
 """
 
 
 def save(out, runs, options):
-    """Draws into a temporary file and renames it, so that `out` is complete at any moment."""
+    """Writes the figure to a temporary file and renames it, so that readers of `out` never see an incomplete file.
+    A page reloads itself only while --watch is going to update it."""
     figure = plot(runs, options.x)
     base, ending = os.path.splitext(out)
     new = f"{base}.new{ending}"
@@ -170,8 +192,12 @@ def save(out, runs, options):
         if ending == ".html":
             picture = io.BytesIO()
             figure.savefig(picture, format="png", dpi=120)
+            refresh, status = "", f"Drawn at {time.strftime('%H:%M:%S')}."
+            if options.watch and not all_ended(runs, options):
+                refresh = f'<meta http-equiv="refresh" content="{options.every:g}">'
+                status += f" This page reloads itself every {options.every:g} s."
             with open(new, "w", encoding="utf-8") as file:
-                file.write(PAGE.format(seconds=options.every, time=time.strftime("%H:%M:%S"),
+                file.write(PAGE.format(refresh=refresh, status=status,
                                        rows="".join(f"<p>{html.escape(summary(run))}</p>" for run in runs),
                                        title=html.escape(", ".join(run.name for run in runs)),
                                        picture=base64.b64encode(picture.getvalue()).decode()))
@@ -187,11 +213,14 @@ def save(out, runs, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
-    parser.add_argument("--out", metavar="FILE", help="a picture, or FILE.html: a page that reloads itself "
-                        "(default: plot.png in the first folder; plot.html with --watch)")
+    parser.add_argument("--out", metavar="FILE", help="a picture (.png, .svg, .pdf) or a page (.html), which "
+                        "reloads itself with --watch (default: plot.png in the first run's folder; plot.html with "
+                        "--watch)")
     parser.add_argument("--x", choices=["steps", "tokens", "time", "flops"], default="steps",
-                        help="the horizontal axis (default: %(default)s); time is that of training steps")
+                        help="horizontal axis (default: %(default)s); time counts training steps only, no evaluation")
     options = parse_arguments(parser)
+    if not matplotlib:
+        fail(f"{missing}; expected matplotlib: pip install -r scripts/requirements.txt")
     out = options.out or os.path.join(options.runs[0], "plot.html" if options.watch else "plot.png")
     print(out, flush=True)
     for runs in follow(options):

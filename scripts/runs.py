@@ -1,4 +1,4 @@
-"""Reads the log.jsonl of runs, also of runs in progress, for plot.py and board.py."""
+"""Reads the log.jsonl of finished and running runs, for plot.py and board.py."""
 import json
 import math
 import os
@@ -10,23 +10,25 @@ NUMBERS = ("loss", "val_loss", "hellaswag", "norm", "lr", "ms", "tokens_per_s", 
 
 
 class Run:
-    """`record`: the first line's options, model, ...; `steps`: {step: {name: number}}, in order."""
+    """A run's log. `record`: the object in the first line, with options, model, device, ...; `steps`:
+    {step: {name: number}} in order of steps."""
 
     def __init__(self, folder, record, steps):
         self.folder, self.record, self.steps = folder, record, steps
         self.name = os.path.basename(os.path.abspath(folder))
         self.last = max(steps, default=0)
-        self.wanted = record.get("options", {}).get("steps", 0)
+        self.planned = record.get("options", {}).get("steps", 0)
 
     def ended(self):
-        return 0 < self.wanted <= self.last
+        return 0 < self.planned <= self.last
 
     def series(self, name):
-        """{step: value}"""
+        """Returns {step: value} of the steps that logged this number."""
         return {step: numbers[name] for step, numbers in self.steps.items() if name in numbers}
 
     def progress(self):
-        """{step: (tokens seen, seconds of training)}. Steps that were not logged count as the next that was."""
+        """Returns {step: (tokens seen, seconds of training)}. A step that was not logged counts as much as the next
+        logged one."""
         at, tokens, seconds, before = {0: (0, 0.0)}, 0, 0.0, 0
         for step, numbers in self.steps.items():
             if "ms" in numbers and "tokens_per_s" in numbers:
@@ -41,8 +43,9 @@ class Run:
 
 
 def read_run(folder):
-    """Returns the run that a log holds by now. A last line without its end is still being written. Where the steps go
-    back, the run resumed from a checkpoint: later steps that were logged before are dropped. null stands for NaN."""
+    """Returns the run in `folder` as far as it is logged. The text after the last newline is ignored: that line is still
+    being written. If the step number goes back, the run resumed from a checkpoint, and the later steps that were logged
+    before are dropped. A loss of null is NaN."""
     path = os.path.join(folder, "log.jsonl")
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -69,8 +72,8 @@ def read_run(folder):
 
 
 def summary(run):
-    """Returns the run's name, step and latest numbers as one line."""
-    parts = [f"{run.name}: step {run.last:,}" + (f" of {run.wanted:,}" if run.wanted else "")]
+    """Returns one line with the run's name, step and latest numbers."""
+    parts = [f"{run.name}: step {run.last:,}" + (f" of {run.planned:,}" if run.planned else "")]
     for name, form in (("loss", "loss {:.4f}"), ("val_loss", "validation {:.4f}"), ("hellaswag", "HellaSwag {:.4f}"),
                        ("tokens_per_s", "{:,.0f} tokens/s")):
         if values := run.series(name):
@@ -79,7 +82,7 @@ def summary(run):
 
 
 def stamp(folder):
-    """Returns a value that changes whenever the log does; None without a log."""
+    """Returns a value that changes whenever the log changes; None if the folder has no log yet."""
     try:
         found = os.stat(os.path.join(folder, "log.jsonl"))
         return found.st_ino, found.st_size, found.st_mtime_ns
@@ -87,35 +90,39 @@ def stamp(folder):
         return None
 
 
+def all_ended(runs, options):
+    """Returns whether every run of the command line has logged its last step."""
+    return len(runs) == len(options.runs) and all(run.ended() for run in runs)
+
+
 def follow(options):
-    """Yields the runs, once. With --watch: yields those that have made a step, whenever a log has changed, until all
-    runs have made all their steps."""
+    """Yields the list of runs once. With --watch, yields the runs that have logged a step, whenever a log changes, until
+    all runs have logged their last step."""
     if not options.watch:
         runs = [read_run(folder) for folder in options.runs]
         for run in runs:
             if not run.steps:
-                fail(f"{run.folder}/log.jsonl: found no step in it, expected at least one")
+                fail(f"{run.folder}/log.jsonl: found no step, expected at least one")
         yield runs
         return
-    seen, ended = None, False
-    while not ended:
+    seen, runs = None, []
+    while not all_ended(runs, options):
         now = [stamp(folder) for folder in options.runs]
         if now == seen:
             time.sleep(options.every)
             continue
         seen, runs = now, [read_run(folder) for folder, found in zip(options.runs, now) if found]
-        ended = len(runs) == len(options.runs) and all(run.ended() for run in runs)
         if any(run.steps for run in runs):
             yield [run for run in runs if run.steps]
 
 
 def parse_arguments(parser):
-    """Parses the command line, with the options that plot.py and board.py share."""
+    """Parses the command line, after adding the options that plot.py and board.py share."""
     parser.add_argument("runs", nargs="+", metavar="RUN_FOLDER", help="a run's --out folder, holding log.jsonl")
-    parser.add_argument("--watch", action="store_true", help="follow the runs until they have made all their steps")
-    parser.add_argument("--every", type=float, metavar="SECONDS", help="with --watch: how often to look (default: 10)")
+    parser.add_argument("--watch", action="store_true", help="update the output until all runs have ended")
+    parser.add_argument("--every", type=float, metavar="SECONDS", help="with --watch: interval of updates (default: 10)")
     options = parser.parse_args()
     if options.every is not None and not (options.watch and options.every > 0):
-        parser.error("--every takes seconds, more than 0, and goes with --watch")
+        parser.error(f"--every {options.every:g}: expected more than 0 seconds, together with --watch")
     options.every = options.every or 10
     return options
