@@ -105,7 +105,8 @@ def draw_speeds(axis, series):
     for x, values, color, label in series:
         draw(axis, x, numpy.minimum(values, top), color, label)
         above = [at for at, value in zip(x, values) if value > top]
-        axis.plot(above, [top] * len(above), "^", color=color, markersize=4, clip_on=False)
+        if above:
+            axis.plot(above, [top] * len(above), "^", color=color, markersize=4, clip_on=False)
         clipped += len(above)
     if clipped:
         axis.set_ylim(top=top)

@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Draws README.md's pictures, data/pictures/*.svg, from real output. `make pictures` runs the commands and this script.
+
+    scripts/readme_pictures.py [training] [memory] [kernel]        # default: all three
+"""
+import html
+import io
+import os
+import re
+import shutil
+import sys
+from types import SimpleNamespace
+
+sys.dont_write_bytecode = True
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path += [os.path.join(ROOT, folder) for folder in ("scripts", "dev", "dev/chapter", "dev/inspect")]
+import plot
+from runs import fail, read_run
+
+OUT, WORK = "data/pictures", "build/pictures"
+MAX_BYTES = 150_000         # of all pictures together
+POINTS = 600                # steps of the training run that are drawn: more would only enlarge the file
+WIDTH = 800                 # pixels
+
+
+def save(name, figure, height):
+    """Writes a matplotlib figure: opaque, text as text, no date, so that equal figures are equal files."""
+    plot.pyplot.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9, "figure.titlesize": 11})
+    figure.set_size_inches(WIDTH / 96, height / 96)
+    for text in figure.findobj(plot.matplotlib.text.Text):
+        text.set_fontsize(max(8.5, text.get_fontsize()))        # 11 pixels
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", dpi=2 * 96, facecolor="white", metadata={"Date": None})
+    shorter = re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), drawn.getvalue())
+    with open(f"{OUT}/{name}.svg", "w", encoding="utf-8") as file:
+        file.write(shorter)
+
+
+def training():
+    """`make run`: loss, learning rate, throughput."""
+    run = read_run(f"{WORK}/shakespeare")
+    every = max(1, len(run.steps) // POINTS)
+    run.steps = {step: numbers for step, numbers in run.steps.items() if step % every == 0 or "val_loss" in numbers}
+    run.name = "make run"
+    figure = plot.plot([run])
+    figure.suptitle(f"GPT with {run.record['model']['parameters']:,} parameters, trained on Shakespeare by a CPU")
+    figure.align_ylabels()
+    save("training", figure, 600)
+
+
+def memory():
+    """--trace: live memory over a step in each recompute mode, as in `make chapter`."""
+    import measure
+    import parts_single
+    shutil.copy("data/shakespeare.txt", f"{WORK}/{measure.TEXT}")
+    size = SimpleNamespace(model=measure.shape(6, 4, 256), micro_batch=8, seq_len=256)
+    figure = parts_single.timeline_figure(measure.timeline(measure.Trainer("./train_gpt", WORK), size))
+    figure.suptitle("Live memory over a training step: 6 layers, 256 channels, 8 sequences of 256 tokens (--trace)")
+    for areas in (areas for axis in figure.axes for areas in axis.collections):
+        areas.set_rasterized(True)      # thousands of points
+    save("memory", figure, 410)
+
+
+# ---- make inspect: rows of its table, and the lanes of a warp as in its page
+
+SITES = {"transpose_naive": ("global", "store"), "transpose_tile": ("shared", "load"),
+         "transpose_swizzle": ("shared", "load")}
+COLUMNS = {"kernel": 0, "threads": 250, "sectors": 340, "wavefr.": 430, "lanes": 510, "races": 590}    # right edges
+
+
+def as_xml(page):
+    """Returns HTML with quotes around the values of attributes."""
+    return re.sub(r"=([^'\"\s>]+)(?=[\s/>])", r"='\1'", page)
+
+
+def kernel():
+    from page import STYLE, lane_styles
+    from pictures import WIDTH as DRAWN, Gallery, global_picture, shared_picture
+    from results import Results, read_recording
+    from text import COLUMNS as FIGURES
+    results = Results(read_recording("build/inspect/transpose/program.json"))
+    found = {kernel.name: kernel for kernel in results.kernels}
+    parts, y = [], 30
+
+    def text(x, words, kind="", at=0):
+        parts.append(f"<text x='{x}' y='{y + at}' class='{kind}'>{html.escape(words)}</text>")
+
+    text(16, "make inspect FILE=dev/inspect/cases/transpose.cu", "mono name")
+    y += 30
+    figures = [column for column in FIGURES if column.name in COLUMNS]
+    for name in (None, *SITES):
+        for column in figures:
+            x = COLUMNS[column.name]
+            bad = name and column.is_bad(found[name])
+            text(16 + x, column.text(found[name]) if name else column.name,
+                 f"mono{' end' if x else ''}{' marked' if bad else ''}{'' if name else ' soft'}")
+        y += 20
+    for name, (space, access) in SITES.items():
+        line, site = next((line, site) for line in found[name].lines for site in line.sites
+                          if (site["space"], site["access"]) == (space, access))
+        drawing, height, caption = (global_picture if space == "global" else shared_picture)(site)
+        y += 26
+        text(16, name, "name")
+        text(170, results.quoted(line.place.file, line.place.line), "mono")
+        y += 19
+        text(16, f"{space} {access}: {caption}", "soft")
+        scale = (WIDTH - 32) / DRAWN
+        parts.append(f"<g class='d' transform='translate(16 {y + 10}) scale({scale:.4f})'>{as_xml(drawing)}</g>")
+        y += round(10 + scale * height)
+    y += 14
+    root, drawings = STYLE.split("@media")[0], STYLE.split("*/")[1]
+    style = f"""{lane_styles()}{drawings}.d text {{ font-size: 10px }}
+text {{ font: 14px system-ui, sans-serif; fill: var(--ink) }} .soft {{ fill: var(--soft) }} .name {{ font-weight: 600 }}
+.mono {{ font: 13px ui-monospace, "DejaVu Sans Mono", Menlo, monospace }} .end {{ text-anchor: end }}
+.marked {{ fill: var(--bad); font-weight: 600 }}"""
+    colors = dict(re.findall(r"(--\w+): (#\w+)", root))         # not every viewer of SVG has CSS variables
+    style = re.sub(r"var\((--\w+)\)", lambda found: colors[found[1]], style)
+    with open(f"{OUT}/kernel.svg", "w", encoding="utf-8") as file:
+        file.write(f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{y}' viewBox='0 0 {WIDTH} {y}'>"
+                   f"<style>{style}</style><rect width='{WIDTH}' height='{y}' fill='{colors['--paper']}'/>"
+                   f"{as_xml(Gallery().definitions())}{''.join(parts)}</svg>\n")
+
+
+def main():
+    os.chdir(ROOT)
+    os.makedirs(OUT, exist_ok=True)
+    os.makedirs(WORK, exist_ok=True)
+    drawings = {function.__name__: function for function in (training, memory, kernel)}
+    for name in sys.argv[1:] or drawings:
+        if name not in drawings:
+            fail(f"found '{name}', expected {', '.join(drawings)}")
+        drawings[name]()
+        print(f"{OUT}/{name}.svg: {os.path.getsize(f'{OUT}/{name}.svg'):,} bytes")
+    size = sum(entry.stat().st_size for entry in os.scandir(OUT))
+    if size > MAX_BYTES:
+        fail(f"{OUT}: found {size:,} bytes, expected at most {MAX_BYTES:,}", 1)
+
+
+if __name__ == "__main__":
+    main()
