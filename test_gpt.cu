@@ -1612,7 +1612,7 @@ TEST("folders: round trip") {
     };
     expect(same(training.master, m.master) && same(training.weights, m.weights),
            "a written folder is read for training with the same bits");
-    expect(same(inference.weights, m.weights), "for inference it gives the same rounded weights");
+    expect(same(inference.weights, m.weights), "a written folder is read for inference with the same rounded weights");
     const Safetensors file(scratch("@/ours/model.safetensors"));
     size_t tensors = 0;
     bool right = true;
@@ -1621,9 +1621,9 @@ TEST("folders: round trip") {
         right = right && read_floats(file, name) == r.values("param/" + name) && file.at(name).shape == row.shape;
     });
     expect(right && file.entries().size() == tensors,
-           "it holds each parameter once, without padding, with its Hugging Face name and shape");
+           "a written folder holds each parameter once, without padding, with its Hugging Face name and shape");
     const uint64_t header = *reinterpret_cast<const uint64_t*>(read_bytes("@/ours/model.safetensors").data());
-    expect(header % 8 == 0, "its tensors begin at a multiple of 8 bytes");
+    expect(header % 8 == 0, "the tensors of a written file begin at a multiple of 8 bytes");
 }
 
 // ==== data ===================================================================
@@ -1722,7 +1722,7 @@ TEST("loader") {
     expect(of_ranks == one, "3 ranks load disjoint windows, together the same as one GPU");
     expect(loaded_starts(4, Shuffle::YES, 8, 0, 24) != one, "another seed loads other windows");
     // 24 draws from 30 windows give 30 (1 - (29/30)^24) = 16.7 different ones on average.
-    expect(std::set<int>(one.begin(), one.end()).size() > 10, "shuffled windows come from all of the data");
+    expect(std::set<int>(one.begin(), one.end()).size() > 10, "more than 10 of 24 shuffled windows are different");
 }
 
 // Returns the mean loss over these windows, computed one window at a time with softmax in double.

@@ -107,7 +107,7 @@ class Run:
     def checkpoints(self):
         return sorted(glob.glob(os.path.join(self.folder, "step_*")))
 
-    def has_whole_checkpoints(self):
+    def has_complete_checkpoints(self):
         return bool(self.checkpoints()) and all(os.path.exists(step + "/trainer.json") for step in self.checkpoints())
 
     def __str__(self):
@@ -155,7 +155,7 @@ def expect_rejected(ranks, words, parts, text, code=2, **more):
     """Expects this exit code and one message, which contains `parts`; with code 1 the supervisor adds a second one."""
     result = run(ranks, *words, **more)
     one = len(result.messages) == 1 + (code == 1) and all(part in result.messages[0] for part in parts)
-    expect(one and result.code == code, f"{text}: one message and exit code {code}", str(result))
+    expect(one and result.code == code, f"{text}: the run ends with one message and exit code {code}", str(result))
 
 
 def run_concurrently(*calls):
@@ -218,7 +218,7 @@ def test_sums():
         limit = 1e-3 * math.sqrt(one.header["model"]["parameters"]) * error + 2 * U * one.losses[1]
         expect(len(many.losses) == 2 and abs(many.losses[0] - one.losses[0]) <= 1e-12 * one.losses[0] and
                abs(many.norms[0] - one.norms[0]) <= error and abs(many.losses[1] - one.losses[1]) <= limit,
-               f"{k} micro-batches on {ranks} ranks: loss and norm equal one rank's, the next loss does to {limit:.1e}",
+               f"{k} micro-batches on {ranks} ranks: loss and norm equal one rank's, the next loss within {limit:.1e}",
                detail)
 
 
@@ -274,9 +274,9 @@ def test_read():
         file.seek(-4, os.SEEK_END)      # the last element of v, which only the last rank reads
         file.write(struct.pack("<f", math.nan))
     expect_rejected(ranks, [*TRAIN, "--resume", "--out", start, "--steps", 2, "--zero", 1],
-            ["optimizer.safetensors", "holds nan at element"], "a NaN moment that only one rank reads")
+                    ["optimizer.safetensors", "holds nan at element"], "a NaN moment that only one rank reads")
     with open(os.path.join(start, "log.jsonl"), encoding="utf-8") as log:
-        expect(log.read().count('"run"') == 1, "this failed --resume does not write to the log")
+        expect(log.read().count('"run"') == 1, "a rejected --resume does not write to the log")
 
 
 def test_evaluation():
@@ -314,15 +314,15 @@ def test_errors():
         expect_rejected(ranks, [*ONE_STEP, *words], parts, text, *code)
     if args.same_bits == "yes":
         expect_rejected(2, ONE_STEP, ["--gpus 2", "this machine has 1"], "more GPUs than there are",
-                environment={"CUDA_CPU_DEVICES": "1"})
+                        environment={"CUDA_CPU_DEVICES": "1"})
         result = run(1, *ONE_STEP, "--gpus", "all", environment={"CUDA_CPU_DEVICES": "3"})
         expect("x 3 GPUs" in result.out and result.code == 0, "--gpus all uses all GPUs of the machine", str(result))
 
 
 def begin_long(ranks, name, *words):
     """Starts a long run and waits for its first checkpoint."""
-    started = Run(ranks, *TRAIN, "--steps", 10 ** 6, "--checkpoint-every", 20, "--keep", 2, "--out", fresh(name),
-                  *words)
+    run_words = [*TRAIN, "--steps", 10 ** 6, "--checkpoint-every", 20, "--keep", 2, "--out", fresh(name), *words]
+    started = Run(ranks, *run_words)
     wait_for(lambda: started.checkpoints() or started.process.poll() is not None)
     return started
 
@@ -345,7 +345,7 @@ def test_deaths():
                  "checkpoint is " + os.path.join(started.folder, "step_")]
         expect(len(result.messages) == 1 and all(part in result.messages[0] for part in parts) and
                time.time() - killed < END_LIMIT and result.code == 1 and all(map(ends_soon, processes)) and
-               result.has_whole_checkpoints(),
+               result.has_complete_checkpoints(),
                f"{ranks} ranks, --zero {zero}: signal {int(number)} kills rank {victim}: one message, all ranks end, "
                "all checkpoints are complete", str(result))
     started = begin_long(2, "killed")
@@ -360,7 +360,7 @@ def test_signals():
         started = begin_long(up_to(3), "signalled", "--zero", 1)
         os.kill(started.pids(up_to(3))[1] if to == "one rank" else started.process.pid, number)
         result = started.end()
-        expect(result.code == 0 and result.has_whole_checkpoints() and
+        expect(result.code == 0 and result.has_complete_checkpoints() and
                result.checkpoints()[-1].endswith(f"step_{result.last:06d}"),
                f"signal {int(number)} to {to}: all ranks stop after the same step, with a checkpoint of it",
                f"{result.last} {result.checkpoints()} {result}")
@@ -438,7 +438,7 @@ ssize_t write(int file, const void* data, size_t bytes) {
     def slow(zero):
         start_time = time.time()
         result = begin(2, f"slow_{zero}", "--zero", zero).end()
-        expect(result.code == 0 and result.has_whole_checkpoints() and time.time() - start_time > 5,
+        expect(result.code == 0 and result.has_complete_checkpoints() and time.time() - start_time > 5,
                f"--zero {zero}: the watchdog accepts a checkpoint that takes longer than --timeout but makes progress",
                str(result))
 
@@ -453,7 +453,7 @@ ssize_t write(int file, const void* data, size_t bytes) {
                "a single write of rank 0 that takes longer than --timeout ends the run", str(result))
 
     run_concurrently(lambda: slow(0), lambda: slow(3), lambda: stopped(0, "rank 0's"), lambda: stopped(3, "broadcast"),
-                one_write)
+                     one_write)
 
 
 # ---- launchers
@@ -465,6 +465,7 @@ SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TA
 
 
 def address(**more):
+    """Returns the variables of a rendezvous on a free port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1]), **more}
@@ -533,21 +534,21 @@ def test_connection():
     words += ["--timeout", 60, "--steps", 10 ** 6, "--out", fresh("open")]
     started = Run(1, *words, environment={**dict(zip(TORCHRUN, "0202")), **names})
 
-    def greet(text):
+    def connect(text):
         try:
-            stranger = socket.create_connection(here, 1)
-            stranger.send(text)
-            return stranger
+            connection = socket.create_connection(here, 1)
+            connection.send(text)
+            return connection
         except OSError:
             return None
-    strangers = [wait_for(lambda: greet(b"")), greet(b"GET / HTTP/1.1\r\n\r\n" * 9)]
+    connections = [wait_for(lambda: connect(b"")), connect(b"GET / HTTP/1.1\r\n\r\n" * 9)]
     second = Run(1, *words, environment={**dict(zip(TORCHRUN, "1212")), **names})
     trains = wait_for(lambda: os.path.exists(path("open", "log.jsonl")), END_LIMIT)
-    is_closed = greet(b"") is None
+    is_closed = connect(b"") is None
     for one in (started, second):
         one.process.send_signal(signal.SIGTERM)
     result, other = started.end(), second.end()
-    expect(all(strangers) and trains and is_closed and result.code == other.code == 0,
+    expect(all(connections) and trains and is_closed and result.code == other.code == 0,
            "connections from other programs are ignored, and the port is closed while the ranks train",
            f"{result} {other}")
 

@@ -458,7 +458,7 @@ TEST("runs: interrupted") {
         const Outcome second = run(ENDLESS + "--out \"@/my/it's\"" + resume);
         expect_run(second.code == 2 && contains(second.err, scratch("--out @/my/it's: another run")) &&
                        fs::exists(scratch("@/my/it's/unfinished_step_000001")),
-                   format("a second run in the same folder is rejected and changes nothing%s", resume), second);
+                   format("a second run%s in the same folder is rejected and changes nothing", resume), second);
     }
     const Outcome stopped = interrupted.end(SIGINT);
     const size_t steps = log_of("@/my/it's").size();
@@ -852,7 +852,8 @@ TEST("runs: tokenizer files") {
     std::string others;
     for (const std::string& name : TOKENIZER_FILES)
         others += fs::exists(scratch("@/numbers/" + name)) ? name + " " : "";
-    expect(others == "generation_config.json ", "a model trained on token shards has no tokenizer files", others);
+    expect(others == "generation_config.json ",
+           "a model trained on token shards has generation_config.json and no tokenizer file", others);
 
     copy_files("@/words", "@/all_words");
     for (const std::string& name : TOKENIZER_FILES) {
