@@ -1,14 +1,14 @@
-// Decode attention: the function of train_gpt.cu's section "attention" for the last query alone, for a sampled token.
-// qkv holds the keys and values of all tokens before it ("KV cache"), so that they do not go through the model again.
+// Decode attention: the function of train_gpt.cu's section "attention" for the last query only, to sample a token. qkv
+// holds the keys and values of all earlier tokens (KV cache), so these do not pass through the model again.
 //
 // shapes    qkv (T,3,NH,HS) floatX | out (NH,HS) floatX
-// mapping   a block per head; its warps take keys in turn, a lane the packs i = lane_start(), ... of HS. Each warp has
-//           its own online softmax; at the end the warps' maxima, sums and outputs are brought together
-// cost      bandwidth: reads K and V once, 2*T*C; with few heads a GPU is not full, and waits for memory
+// mapping   one block per head; warp w processes keys w, w + warps, ...; each lane the packs lane_start(), ... of HS.
+//           Each warp has its own online softmax; at the end the maxima, sums and outputs of the warps are combined
+// cost      bandwidth: reads K and V once, 2*T*C; with few heads, blocks do not fill the GPU and latency dominates
 #pragma once
 
 constexpr int MAX_HEAD_SIZE = 128;
-constexpr int HEAD_PACKS = (MAX_HEAD_SIZE + LANE_STRIDE - 1) / LANE_STRIDE;   // of a lane
+constexpr int HEAD_PACKS = (MAX_HEAD_SIZE + LANE_STRIDE - 1) / LANE_STRIDE;   // packs of HS per lane
 
 size_t attention_decode_shared(int HS) { return sizeof(float) * (WIDE_BLOCK / WARP_SIZE) * (HS + 2); }
 
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(WIDE_BLOCK) attention_decode_kernel(floatX* ou
         for (int k = 0; k < PACK; k++) outs[warp * HS + i + k] = sum_of_values[p][k];
     if (threadIdx.x % WARP_SIZE == 0) {
         maxima[warp] = max;
-        sums[warp] = sum;   // 0 where there were fewer keys than warps
+        sums[warp] = sum;   // 0 in a warp without keys (T < warps)
     }
     __syncthreads();
     for (int i = threadIdx.x; i < HS; i += blockDim.x) {
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(WIDE_BLOCK) attention_decode_kernel(floatX* ou
     }
 }
 
-// out (NH,HS) = attention of the last row of qkv (T,3,NH,HS)
+// out (NH,HS) = attention of the last query of qkv (T,3,NH,HS)
 void attention_decode(floatX* out, const floatX* qkv, int T, int NH, int HS) {
     launch("attention_decode", attention_decode_kernel, NH, WIDE_BLOCK, attention_decode_shared(HS), out, qkv, T, HS);
 }

@@ -1,42 +1,45 @@
-// Attention on the tensor cores of Ampere and later cards: the function of train_gpt.cu's section "attention" (formulas
+// Attention on the tensor cores of Ampere and later GPUs: the function of train_gpt.cu's section "attention" (formulas
 // and shapes there), with mma.sync, ldmatrix and cp.async.
 //
+// Map: operations on score fragments (also used by attention_wgmma.cuh) · forward · dQ, dK and dV (backward_mma) ·
+// launchers
+//
 // from      Dao 2023, "FlashAttention-2", algorithms 1 and 2; fragments and tiles as in ptx.cuh
-// mapping   A block of 4 warps owns 64 rows of one head, a warp 16 of them: queries in forward and dQ, keys in dK/dV.
-//           It walks over the other side 64 rows at a time; all warps load the next tiles while they multiply these:
+// mapping   A block of 4 warps owns 64 rows of one head: queries in forward and dQ, keys in dK/dV. It loops over tiles
+//           of 64 rows of the other side, double-buffered: cp.async loads the next tiles during the products:
 //
 //                          keys  0..63    64..127  128..191
-//           queries   0.. 63      masked                        forward and dQ: a block owns a row of this picture,
-//                    64..127      whole    masked               and walks along it as far as the diagonal.
-//                   128..191      whole    whole    masked      dK/dV: a column, from the diagonal down
+//           queries   0.. 63      masked                        forward and dQ: a block owns a row of this picture and
+//                    64..127      whole    masked               loops from the left to the diagonal.
+//                   128..191      whole    whole    masked      dK/dV: it owns a column, from the diagonal down
 //
-//           Of the 64 rows warp 0 owns 0..15, warp 1 16..31, and so on.
-//           A warp's scores (16 x 64) are a fragment in its registers: softmax makes them P, which is the left operand
-//           of the next product without leaving them; so is dS
-// backward  dQ and dK/dV are kernels of their own, which form S and dP twice: 7 products for 5, but no sum that depends
-//           on the order of blocks
-// cost      compute: 2 products forward, 7 backward, of T*T/2*HS each
-// shared    5 tiles of 64 x HS forward (Q; K and V twice), 6 backward
+//           Warp w owns rows 16w to 16w + 15 of the 64. Its scores (16 x 64) are an accumulator fragment; P and dS,
+//           computed in place, are the left operands of the next products without leaving registers
+// backward  dQ and dK/dV are separate kernels, which both compute S and dP: 7 products instead of 5, but no result
+//           depends on the order of blocks
+// cost      compute: 2 products forward, 7 backward, of T*T/2*HS per head
+// shared    5 tiles of 64 x HS forward (Q; K and V twice), 6 backward (X, Y; A and B twice)
 #pragma once
 
 #include "ptx.cuh"
 
-// ---- a warp's 16 rows of scores, a fragment in its registers (see ptx.cuh): here and in attention_wgmma.cuh
+// ---- operations on a warp's 16 rows of scores, an accumulator fragment (ptx.cuh); also used by attention_wgmma.cuh
 
-// A key counts for its own query and those after it. Where (row0, column0) is a fragment's corner.
+// Causal mask: sets S to -infinity where the key comes after the query. (row0, column0): the fragment's first element.
 template <Queries QUERIES, int N> __device__ __forceinline__ void mask_scores(float (&S)[N], int row0, int column0) {
     for (int e = 0; e < N; e++) {
         const int row = row0 + fragment_row(e), column = column0 + fragment_column(e);
-        if (QUERIES == Queries::ROWS ? column > row : row > column) S[e] = -INFINITY;
+        const bool key_after_query = QUERIES == Queries::ROWS ? column > row : row > column;
+        if (key_after_query) S[e] = -INFINITY;
     }
 }
 
-// The softmax of a lane's two rows so far. `sum` is over this lane's columns only.
+// Online softmax of a lane's two rows: the maxima so far, and sums over this lane's columns only.
 struct RowState {
     float max[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 };
 
-// Four lanes share a row.
+// Reduce a value over the four lanes that hold a row.
 __device__ __forceinline__ float row_sum(float x) {
     x += __shfl_xor_sync(FULL_WARP, x, 1);
     return x + __shfl_xor_sync(FULL_WARP, x, 2);
@@ -46,8 +49,8 @@ __device__ __forceinline__ float row_max(float x) {
     return fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 2));
 }
 
-// One step of the online softmax: S becomes P = 2^(scale (S - max)), with the maximum so far; older
-// sums and outputs must be multiplied by `rescale`. Every row has a key in its first step.
+// One step of the online softmax: S becomes P = 2^(scale (S - max)), with the maximum so far. Updates the sums and
+// returns in `rescale` the factors for earlier outputs. Every row has an unmasked key in its first step.
 template <int N>
 __device__ __forceinline__ void softmax_step(float (&S)[N], RowState& rows, float (&rescale)[2], float scale) {
     float max[2] = {rows.max[0], rows.max[1]}, sum[2] = {};
@@ -65,7 +68,7 @@ __device__ __forceinline__ void softmax_step(float (&S)[N], RowState& rows, floa
     for (int h = 0; h < 2; h++) rows.sum[h] = rows.sum[h] * rescale[h] + sum[h];
 }
 
-// lse of a lane's two rows.
+// Stores lse, the log-sum-exp of each row. sum is reduced over the row.
 __device__ __forceinline__ void store_lse(float* lse, const RowState& rows, const float (&sum)[2], int row0, int T,
                                           float scale) {
     for (int h = 0; h < 2; h++)
@@ -73,8 +76,8 @@ __device__ __forceinline__ void store_lse(float* lse, const RowState& rows, cons
             lse[row0 + fragment_row(2 * h)] = (rows.max[h] * scale + log2f(sum[h])) / LOG2E;
 }
 
-// lse (in powers of 2) and D of a lane's two queries; D = sum of dout * out is left in memory for the
-// kernel of dK and dV. Two lanes share a query.
+// Returns lse (times log2(e)) and D = sum of dout * out of a lane's two queries; writes D for the kernel of dK and dV.
+// Lanes 2i and 2i + 1 compute the D of query row0 + i.
 template <int HS>
 __device__ __forceinline__ void query_statistics(float (&lse)[2], float (&D)[2], float* D_out, const float* lse_in,
                                                  const floatX* dout, const floatX* out, int row0, int T,
@@ -91,13 +94,13 @@ __device__ __forceinline__ void query_statistics(float (&lse)[2], float (&D)[2],
     sum += __shfl_xor_sync(FULL_WARP, sum, 1);
     if (row < T && lane % 2 == 0) D_out[row] = sum;
     for (int h = 0; h < 2; h++) {
-        const int mine = fragment_row(2 * h);
-        D[h] = __shfl_sync(FULL_WARP, sum, 2 * mine);
-        lse[h] = row0 + mine < T ? lse_in[row0 + mine] * LOG2E : 0.0f;
+        const int r = fragment_row(2 * h);
+        D[h] = __shfl_sync(FULL_WARP, sum, 2 * r);
+        lse[h] = row0 + r < T ? lse_in[row0 + r] * LOG2E : 0.0f;
     }
 }
 
-// P = 2^(scale S - lse) in place of S;  dS = P * (dP - D) in place of dP. lse(e) and D(e) belong to
+// In place: S becomes P = 2^(scale S - lse), and dP becomes dS = P * (dP - D). lse(e) and D(e) return the values of
 // element e's query.
 template <int N, typename Lse> __device__ __forceinline__ void probabilities(float (&S)[N], float scale, Lse lse) {
     for (int e = 0; e < N; e++) S[e] = exp2_approx(S[e] * scale - lse(e));
@@ -110,10 +113,10 @@ __device__ __forceinline__ void score_gradients(float (&dP)[N], const float (&P)
 // ---- kernels
 
 constexpr int MMA_BLOCK = 128;
-constexpr int MMA_ROWS = 16 * MMA_BLOCK / 32;   // that a block owns, and of the other side per step
+constexpr int MMA_ROWS = 16 * MMA_BLOCK / 32;   // rows of a tile: owned ones, and of the other side per step
 
-// Starts to load rows [row0, row0 + ROWS) of a head, or another matrix, into a tile; those past T become 0, as do its
-// columns from `columns` on.
+// Starts to load rows [row0, row0 + ROWS) of a head, or of another matrix, into a tile. Out-of-range rows (>= T) and
+// columns (>= columns) become 0.
 template <int COLUMNS, int ROWS = MMA_ROWS>
 __device__ __forceinline__ void load_tile(char* tile, const floatX* x, int row0, int T, size_t stride,
                                           int columns = COLUMNS) {
@@ -125,7 +128,7 @@ __device__ __forceinline__ void load_tile(char* tile, const floatX* x, int row0,
     }
 }
 
-// S (16, MMA_ROWS) = A B^T: A are 16 rows of a tile, from `row` on, B is a tile.
+// S (16, MMA_ROWS) = A B^T. A is rows row ... row + 15 of a tile, B a whole tile.
 template <int HS> __device__ __forceinline__ void mma_scores(float (&S)[MMA_ROWS / 2], char* A, int row, char* B) {
     const int lane = threadIdx.x % 32;
     uint32_t a[4], b[4];
@@ -133,7 +136,7 @@ template <int HS> __device__ __forceinline__ void mma_scores(float (&S)[MMA_ROWS
 #pragma unroll
     for (int k = 0; k < HS / 16; k++) {
         ldmatrix(a, tile_chunk(A, MMA_ROWS, row + lane % 16, 2 * k + lane / 16));
-        for (int j = 0; j < MMA_ROWS / 16; j++) {   // 16 rows of B are two right operands
+        for (int j = 0; j < MMA_ROWS / 16; j++) {   // 16 rows of B: two B fragments
             ldmatrix(b, tile_chunk(B, MMA_ROWS, 16 * j + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
             mma_m16n8k16(S + 8 * j, a, b[0], b[1]);
             mma_m16n8k16(S + 8 * j + 4, a, b[2], b[3]);
@@ -141,7 +144,7 @@ template <int HS> __device__ __forceinline__ void mma_scores(float (&S)[MMA_ROWS
     }
 }
 
-// O (16, HS) += P (16, MMA_ROWS) B: B is a tile.
+// O (16, HS) += P (16, MMA_ROWS) B, with P as A fragments and B a tile.
 template <int HS>
 __device__ __forceinline__ void mma_outputs(float (&O)[HS / 2], const uint32_t (&P)[MMA_ROWS / 16][4], char* B) {
     const int lane = threadIdx.x % 32;
@@ -161,11 +164,11 @@ attention_forward_mma_kernel(Out<e4m3> out, float* lse, const floatX* qkv, int T
     if (!HAS_MMA) return;
     constexpr int TILE = tile_bytes(MMA_ROWS, HS);
     const Head head = my_head(T, HS);
-    const int own_tile = gridDim.x - 1 - blockIdx.x;      // those with most keys first
+    const int own_tile = gridDim.x - 1 - blockIdx.x;      // the longest blocks, with most keys, start first
     const int query0 = own_tile * MMA_ROWS, row = threadIdx.x / 32 * 16;
     const float scale = rsqrtf(static_cast<float>(HS)) * LOG2E;
     char* Q = reinterpret_cast<char*>(dynamic_shared());
-    char *K = Q + TILE, *V = K + 2 * TILE;                // two of each: in use, on its way
+    char *K = Q + TILE, *V = K + 2 * TILE;                // two of each: in use, being loaded
     const floatX* q = qkv + head.qkv;
 
     load_tile<HS>(Q, q, query0, T, head.stride);
@@ -182,7 +185,7 @@ attention_forward_mma_kernel(Out<e4m3> out, float* lse, const floatX* qkv, int T
         }
         cp_async_commit();
         cp_async_wait<1>();
-        __syncthreads();   // everybody's part of K and V is there
+        __syncthreads();   // the copies of all threads have completed
         float S[MMA_ROWS / 2], rescale[2];
         uint32_t P[MMA_ROWS / 16][4];
         mma_scores<HS>(S, Q, row, K + now);                                             // S = Q K^T
@@ -191,7 +194,7 @@ attention_forward_mma_kernel(Out<e4m3> out, float* lse, const floatX* qkv, int T
         multiply_rows(O, rescale);
         to_operands(P, S);
         mma_outputs<HS>(O, P, V + now);                                                 // O += P V
-        __syncthreads();   // before K and V are loaded again
+        __syncthreads();   // all warps have read K and V; the next iteration overwrites them
     }
     const float sum[2] = {row_sum(rows.sum[0]), row_sum(rows.sum[1])}, inverse[2] = {1 / sum[0], 1 / sum[1]};
     multiply_rows(O, inverse);
@@ -199,22 +202,22 @@ attention_forward_mma_kernel(Out<e4m3> out, float* lse, const floatX* qkv, int T
     store_rows<HS>(out.from(head.out), head.C, query0 + row, T, O, Q, MMA_ROWS, row);
 }
 
-// For dQ a block owns queries (the rows of its fragments) and loops over keys; for dK and dV it owns keys and loops
-// over queries. X, Y, A and B are as in train_gpt.cu. The kernel for dQ runs first and computes D for both. Neither has
-// registers left to write FP8.
+// Computes dQ (QUERIES == ROWS: the block owns queries, the rows of its fragments, and loops over keys), or dK and dV
+// (COLUMNS: it owns keys and loops over queries). X and Y are the owned rows of Q and dO, or of K and V; A and B those
+// of the other side. The kernel for dQ runs first and writes D for both. Neither has registers left to write FP8.
 template <int HS, Queries QUERIES>
 __device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const floatX* dout, const floatX* qkv,
                                              const floatX* out, const float* lse_all, int T) {
     constexpr bool OWNS_QUERIES = QUERIES == Queries::ROWS;
     constexpr int TILE = tile_bytes(MMA_ROWS, HS);
     const Head head = my_head(T, HS);
-    const int tiles = gridDim.x, own_tile = OWNS_QUERIES ? tiles - 1 - blockIdx.x : blockIdx.x;   // the longest first
+    const int tiles = gridDim.x, own_tile = OWNS_QUERIES ? tiles - 1 - blockIdx.x : blockIdx.x;   // longest first
     const int first = OWNS_QUERIES ? 0 : own_tile, end = OWNS_QUERIES ? own_tile + 1 : tiles;
     const int own0 = own_tile * MMA_ROWS, row = threadIdx.x / 32 * 16;
     const float scale = rsqrtf(static_cast<float>(HS));
     char* X = reinterpret_cast<char*>(dynamic_shared());
     char *Y = X + TILE, *A = Y + TILE, *B = A + 2 * TILE;
-    float *lse_tile = reinterpret_cast<float*>(B + 2 * TILE), *D_tile = lse_tile + MMA_ROWS;   // for dK and dV
+    float *lse_tile = reinterpret_cast<float*>(B + 2 * TILE), *D_tile = lse_tile + MMA_ROWS;   // dK and dV only
     const floatX *q = qkv + head.qkv, *k = q + head.C, *v = k + head.C, *d = dout + head.out;
     auto load_other = [&](int i, int buffer) {
         load_tile<HS>(A + buffer, OWNS_QUERIES ? k : q, i * MMA_ROWS, T, head.stride);
@@ -225,7 +228,7 @@ __device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const f
     load_tile<HS>(Y, OWNS_QUERIES ? d : v, own0, T, OWNS_QUERIES ? head.C : head.stride);
     load_other(first, 0);
     cp_async_commit();
-    float lse[2], D[2], dX[HS / 2] = {}, dY[HS / 2] = {};   // lse and D of own queries
+    float lse[2], D[2], dX[HS / 2] = {}, dY[HS / 2] = {};   // lse, D: dQ only, of owned queries
     if (OWNS_QUERIES)
         query_statistics<HS>(lse, D, D_all + head.rows, lse_all + head.rows, d, out + head.out, own0 + row, T, head.C);
     for (int i = first; i < end; i++) {

@@ -1,19 +1,20 @@
-// Naive attention, --attention naive: train_gpt.cu's section "attention" with the T x T matrices in memory, to see
-// and to time what flash attention saves.
+// Naive attention, --attention naive: the function of train_gpt.cu's section "attention" with the T x T matrices stored
+// in memory, to measure what flash attention saves.
+//
 // forward   scores = Q K^T / sqrt(HS);  probs = softmax(scores), 0 where key > query;  out = probs V
 // backward  dprobs = dout V^T;  dscores = probs * (dprobs - sum(probs * dprobs)) / sqrt(HS)
 //           dQ = dscores K;  dK = dscores^T Q;  dV = probs^T dout
-// shapes    scores, probs, dprobs (B,NH,T,T) floatX; the rest as above. dscores takes dprobs' place
-// mapping   six products by one kernel: a block computes a tile of BLOCK_M x BLOCK_M, in steps of BLOCK_M;
+// shapes    scores, probs, dprobs (B,NH,T,T) floatX; the rest as in train_gpt.cu. dscores overwrites dprobs
+// mapping   six products by one kernel: a block computes a tile of BLOCK_M x BLOCK_M, in steps of BLOCK_M of K;
 //           softmax: one warp per row
 // cost      bandwidth: 4*B*NH*T*T elements written and read forward, as much again backward
 // source    Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1
 #pragma once
 
-// A matrix per head: element (row, column) of head h of batch b.
+// One matrix per head. Element (row, column) of head h in batch b is data[b, h, row, column] with these strides.
 template <typename T> struct HeadMatrix {
     T* data;
-    size_t batch, head, row, column;   // strides
+    size_t batch, head, row, column;   // strides, in elements
     __device__ T* at(size_t b, size_t h) const { return data + b * batch + h * head; }
 };
 
@@ -36,7 +37,7 @@ __global__ void head_product_kernel(HeadMatrix<floatX> out, HeadMatrix<const flo
         }
         __syncthreads();
         tile_matmul<Old::ADD, Stored::AS_M_K>(c, a, bt, nullptr, BLOCK_M, BLOCK_M, BLOCK_M);
-        __syncthreads();   // before a and bt are loaded again
+        __syncthreads();   // all threads have read a and bt
     }
     for (int e = threadIdx.x; e < BLOCK_M * BLOCK_M; e += blockDim.x) {
         const int m = m0 + e / BLOCK_M, n = n0 + e % BLOCK_M;
@@ -44,7 +45,7 @@ __global__ void head_product_kernel(HeadMatrix<floatX> out, HeadMatrix<const flo
     }
 }
 
-// Row `query` of scores (B*NH*T, T), of which query + 1 count.
+// Row n of scores (B*NH*T, T) is query n % T, which attends to keys 0 ... n % T; the other probabilities are 0.
 __global__ void softmax_forward_kernel(floatX* probs, const floatX* scores, size_t rows, int T) {
     const size_t n = warp_row();
     if (n >= rows) return;
@@ -59,7 +60,7 @@ __global__ void softmax_forward_kernel(floatX* probs, const floatX* scores, size
         probs[n * T + j] = static_cast<floatX>(j < keys ? __expf(static_cast<float>(in[j]) - max) / sum : 0.0f);
 }
 
-// dprobs becomes dscores * scale, in place.
+// In place: dprobs becomes dscores * scale.
 __global__ void softmax_backward_kernel(floatX* dprobs, const floatX* probs, float scale, size_t rows, int T) {
     const size_t n = warp_row();
     if (n >= rows) return;
@@ -73,7 +74,7 @@ __global__ void softmax_backward_kernel(floatX* dprobs, const floatX* probs, flo
         d[j] = static_cast<floatX>(static_cast<float>(p[j]) * (static_cast<float>(d[j]) - sum) * scale);
 }
 
-// The matrices of one call: q, k, v of (B,T,3,NH,HS), out of (B,T,NH,HS), scores of (B,NH,T,T).
+// The matrices of a call as HeadMatrix: q, k, v in (B,T,3,NH,HS), out (B,T,NH,HS), scores (B,NH,T,T).
 enum class Part { Q, K, V };
 struct HeadShape { size_t B, T, NH, HS, C; };   // C = NH * HS
 

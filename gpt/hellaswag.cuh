@@ -1,14 +1,13 @@
-// HellaSwag: questions of a context and four endings, one of which is how the text continued (Zellers et al. 2019,
-// "HellaSwag: Can a Machine Really Finish Your Sentence?"). A model's answer is the ending whose tokens, after the
-// context, have the lowest loss: as a sum (accuracy), or as a mean, which is fair to long endings (acc_norm). The mean
-// is over tokens, as in llm.c, where GPT-2 124M has 0.2955 of the 10,042; others divide by the ending's bytes.
+// HellaSwag: questions with a context and four endings, one of which is the original continuation (Zellers et al. 2019,
+// "HellaSwag: Can a Machine Really Finish Your Sentence?"). The model's answer is the ending with the lowest loss, given
+// the context: the sum over its tokens (accuracy), or their mean, which does not favour short endings (acc_norm). With
+// the mean, as in llm.c, GPT-2 124M answers 0.2955 of the 10,042 correctly; other programs divide by bytes, not tokens.
 //
-// A file is llm.c's, as scripts/prepare_hellaswag.py writes it, little-endian:
+// The file format is llm.c's, little-endian; scripts/prepare_hellaswag.py writes it:
 //
-//     256 int32   magic 20240522, version 1, number of questions, bytes of the longest one, zeros
-//     uint16      of each question 65535, its bytes, its index, the label, the number of endings; then the context and
-//                 each ending, as a number of tokens and the tokens
-
+//     256 int32   header: magic 20240522, version 1, number of questions, bytes of the longest question, zeros
+//     uint16      per question: 65535, size in bytes, index, label, number of endings; then the context and each
+//                 ending, as a number of tokens followed by the tokens
 #pragma once
 
 constexpr int QUESTIONS_HEADER = 256, QUESTIONS_MAGIC = 20240522, QUESTIONS_VERSION = 1, QUESTION_BEGINS = 65535;
@@ -21,11 +20,11 @@ struct Question {
 
 // ---- reading ------------------------------------------------------------------------------------
 
-// Reads questions one after the other, for a model of V tokens that takes T inputs.
+// Reads the questions of a file in order, for a model with V tokens and at most T inputs.
 struct QuestionReader {
     MappedFile file;
     int V, T, count = 0, index = 0;
-    size_t at = QUESTIONS_HEADER * sizeof(int);   // bytes
+    size_t at = QUESTIONS_HEADER * sizeof(int);   // position in bytes
 
     [[noreturn]] void fail(const std::string& what) const {
         throw UserError("%s: question %d: %s", file.path().c_str(), index, what.c_str());
@@ -59,7 +58,7 @@ struct QuestionReader {
         question.context = tokens("the context");
         for (int e = 0; e < endings; e++) {
             question.endings.push_back(tokens(format("ending %d", e)));
-            // The last token is predicted, but predicts nothing.
+            // The last token is only a target, not an input.
             const size_t inputs = question.context.size() + question.endings.back().size() - 1;
             if (inputs > static_cast<size_t>(T))
                 fail(format("the context and ending %d have %zu tokens, expected at most %d: sequences of %d "
@@ -92,20 +91,20 @@ std::vector<Question> read_questions(const std::string& path, int V, int T) {
 
 // ---- losses -------------------------------------------------------------------------------------
 
-// Sequences are as long as their batch's longest, in steps of this: few shapes of matmul occur, and few tokens are
-// padding, as sequences are batched by length.
+// Sequences are batched by length, and padded to the longest of their batch, rounded up to a multiple of LENGTH_STEP:
+// few matmul shapes occur, and few tokens are padding.
 constexpr size_t LENGTH_STEP = 8;
 
-// Losses of each question's endings: sums over their tokens.
+// [question][ending]: the loss summed over the ending's tokens.
 typedef std::vector<std::vector<double>> EndingLosses;
 
-// A context with one of its endings, without the last token: a sequence of inputs.
-struct Asked { size_t question, ending, length; };
+// One sequence of inputs: a question's context and one ending, without the last token.
+struct Sequence { size_t question, ending, length; };
 
-// The losses of `rows`, sequences of T tokens that go through the model at once.
-std::vector<double> batch_losses(Model& m, const std::vector<Question>& questions, const Asked* rows, size_t B,
+// Returns the summed losses of the B sequences `rows`, in one forward pass of B x T tokens.
+std::vector<double> batch_losses(Model& m, const std::vector<Question>& questions, const Sequence* rows, size_t B,
                                  size_t T) {
-    std::vector<int> inputs(B * T, 0), targets(B * T, -1);   // causal attention: what follows does not matter
+    std::vector<int> inputs(B * T, 0), targets(B * T, -1);   // attention is causal: padding has no effect
     for (size_t b = 0; b < B; b++) {
         const Question& question = questions[rows[b].question];
         const std::vector<int>& ending = question.endings[rows[b].ending];
@@ -123,29 +122,31 @@ std::vector<double> batch_losses(Model& m, const std::vector<Question>& question
     return sums;
 }
 
-// The model's buffers serve for any B and T within their B x T tokens.
+// Returns the losses of all endings; ranks compute different batches. The model's buffers fit any B and T whose product
+// is at most m.setup.N().
 EndingLosses ending_losses(Model& m, const std::vector<Question>& questions) {
     EndingLosses result;
-    std::vector<Asked> rows;
+    std::vector<Sequence> rows;
     for (size_t q = 0; q < questions.size(); q++) {
         result.emplace_back(questions[q].endings.size());
         for (size_t e = 0; e < questions[q].endings.size(); e++)
             rows.push_back({q, e, questions[q].context.size() + questions[q].endings[e].size() - 1});
     }
-    std::stable_sort(rows.begin(), rows.end(), [](const Asked& a, const Asked& b) { return a.length > b.length; });
-    struct Part { size_t first, B, T; };
-    std::vector<Part> parts;
+    std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.length > b.length; });
+    struct Chunk { size_t first, B, T; };
+    std::vector<Chunk> batches;
     for (size_t first = 0, B = 0; first < rows.size(); first += B) {
         const size_t T = std::min<size_t>(m.setup.T, ceil_div(rows[first].length, LENGTH_STEP) * LENGTH_STEP);
         B = std::min({rows.size() - first, m.setup.N() / T, static_cast<size_t>(MAX_SEQUENCES)});
-        parts.push_back({first, B, T});
+        batches.push_back({first, B, T});
     }
     size_t computed = 0;   // rows, by this rank
-    // Ranks take turns. One that has none left computes the last batch once more, as all take part in communication.
+    // Rank r computes batches r, r + world.size, ... A rank without a batch in the last round computes the last batch
+    // again, because all ranks must take part in the communication of a forward pass.
     std::vector<double> sums(rows.size());
-    for (size_t turn = 0; turn < parts.size(); turn += world.size) {
-        const bool is_mine = turn + world.rank < parts.size();
-        const auto [first, B, T] = parts[is_mine ? turn + world.rank : parts.size() - 1];
+    for (size_t round = 0; round < batches.size(); round += world.size) {
+        const bool is_mine = round + world.rank < batches.size();
+        const auto [first, B, T] = batches[is_mine ? round + world.rank : batches.size() - 1];
         const std::vector<double> losses = batch_losses(m, questions, &rows[first], B, T);
         if (!is_mine) continue;
         std::copy(losses.begin(), losses.end(), sums.begin() + first);
@@ -155,7 +156,7 @@ EndingLosses ending_losses(Model& m, const std::vector<Question>& questions) {
     if (const double all = sum_of_all(computed); all != rows.size())
         throw Failure("HellaSwag: the ranks have computed %g endings, expected %zu", all, rows.size());
     for (size_t i = 0; i < rows.size(); i++) result[rows[i].question][rows[i].ending] = sums[i];
-    take_loss(m);   // which they were added to
+    take_loss(m);   // clears the loss, to which these losses were added
     return result;
 }
 
@@ -163,7 +164,7 @@ EndingLosses ending_losses(Model& m, const std::vector<Question>& questions) {
 
 enum class By { SUM, MEAN };
 
-// The model's choice: the ending of the lowest loss, of equals the first.
+// Returns the ending with the lowest loss; the first of several.
 size_t answer(const Question& question, std::vector<double> losses, By by) {
     for (size_t e = 0; e < losses.size(); e++) {
         if (!std::isfinite(losses[e])) throw Failure("HellaSwag: the loss of an ending is %f", losses[e]);

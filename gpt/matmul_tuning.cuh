@@ -1,12 +1,12 @@
-// --matmul-tuning on: times cuBLASLt's algorithms for each product (train_gpt.cu, section "matmul"), keeps the fastest.
+// --matmul-tuning on: times cuBLASLt's algorithms for each matmul shape (train_gpt.cu, section "matmul"), selects the
+// fastest. Included by train_gpt.cu.
 //
-// Before a run begins, one pass through the model records the products of a micro-step and fills the activations, since
-// a GPU multiplies zeros faster. Each product that cuBLASLt offers several algorithms for is then timed with each of
-// them, on the same tensors. What the pass and the timing leave in gradients and loss is cleared.
+// Before a run starts, one pass through the model records the matmuls of a micro-step and fills the activations (a GPU
+// multiplies zeros faster). Then each shape for which cuBLASLt offers several algorithms is timed with each of them, on
+// the same tensors. Afterwards gradients and loss are cleared.
 //
-// The choices are saved in a file. Two algorithms may differ in rounding, so the same command gives the same bits as
-// long as the file exists; otherwise, and on --resume with another --matmul-tuning, it is the same up to rounding.
-// Included by train_gpt.cu.
+// The choices are saved in a file. Two algorithms may round differently, so the same command gives the same bits as
+// long as the file exists; without it, or on --resume with another --matmul-tuning, results are equal up to rounding.
 #pragma once
 
 #include <unistd.h>
@@ -15,21 +15,21 @@
 #include <string>
 #include <vector>
 
-constexpr int TUNING_ROUNDS = 5;   // after one that warms up; candidates take turns, as clocks drift
-constexpr int TUNING_FORMAT = 3;   // of the file
+constexpr int TUNING_ROUNDS = 5;   // after a warm-up round; each round times every algorithm, as clock rates drift
+constexpr int TUNING_FORMAT = 3;   // version of the file
 
-// A short product takes the GPU less time than its launch takes the CPU. So several launches, about TIMED_MS of them,
-// lie between two events, and hold_kernel keeps the stream busy until all are queued.
+// A short matmul runs for less time than the CPU needs to launch it. So two events enclose several launches, about
+// TIMED_MS in total, and hold_kernel keeps the stream busy until all of them are queued.
 constexpr float TIMED_MS = 0.5f;
 constexpr int MAX_LAUNCHES = 16;
-constexpr long long HOLD_CYCLES = 400000;   // 0.2 ms at 2 GHz: MAX_LAUNCHES of about 10 us each
+constexpr long long HOLD_CYCLES = 400000;   // 0.2 ms at 2 GHz: MAX_LAUNCHES launches of about 10 us each
 
 typedef std::map<std::string, cublasLtMatmulAlgo_t> Choices;   // by shape
 
 struct MatmulTuning {
-    Choices known;                      // from the file, and what was timed
-    size_t timed = 0, remembered = 0;   // shapes
-    double first_ms = 0, best_ms = 0;   // of those timed: cuBLASLt's first choices, and ours
+    Choices known;                      // from the file and from timing
+    size_t timed = 0, from_file = 0;    // numbers of shapes
+    double first_ms = 0, best_ms = 0;   // sums over timed shapes: cuBLASLt's first choice, the fastest algorithm
 };
 
 __global__ void hold_kernel(long long cycles) {
@@ -37,7 +37,7 @@ __global__ void hold_kernel(long long cycles) {
     while (clock64() < until) {}
 }
 
-// The best time of each algorithm, in milliseconds; INFINITY if it cannot run.
+// Returns each algorithm's minimum time in milliseconds; INFINITY if the algorithm cannot run.
 std::vector<float> best_times(const MatmulPlan& plan) {
     const size_t count = plan.algorithms.size();
     std::vector<float> best(count, INFINITY);
@@ -56,7 +56,7 @@ std::vector<float> best_times(const MatmulPlan& plan) {
     return best;
 }
 
-// Whether the device has an algorithm that a file names.
+// Returns whether the device supports an algorithm read from the file, within the workspace.
 bool has_algorithm(const MatmulPlan& plan, const cublasLtMatmulAlgo_t& algorithm) {
     cublasLtMatmulHeuristicResult_t result = {};
     const cublasStatus_t status = cublasLtMatmulAlgoCheck(device.matmul, plan.operation, plan.a, plan.b, plan.out,
@@ -64,13 +64,13 @@ bool has_algorithm(const MatmulPlan& plan, const cublasLtMatmulAlgo_t& algorithm
     return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= matmul_workspace_bytes();
 }
 
-// Takes the known algorithm of a plan that has a choice, or times all.
+// Reduces the plan's algorithms to one: the known one if the device supports it, otherwise the fastest of all.
 void choose_algorithm(MatmulTuning& tuning, MatmulPlan& plan) {
     if (plan.algorithms.size() <= 1) return;
     const std::string name = plan.last.shape.name();
     const auto known = tuning.known.find(name);
     if (known != tuning.known.end() && has_algorithm(plan, known->second)) {
-        tuning.remembered++;
+        tuning.from_file++;
         plan.algorithms = {known->second};
         return;
     }
@@ -90,27 +90,27 @@ void choose_algorithm(MatmulTuning& tuning, MatmulPlan& plan) {
 void to_json(json& record, const cublasLtMatmulAlgo_t& algorithm) { record = algorithm.data; }
 void from_json(const json& record, cublasLtMatmulAlgo_t& algorithm) { record.get_to(algorithm.data); }
 
-// Empty if neither variable names a folder.
+// Returns the file's path; empty if neither XDG_CACHE_HOME nor HOME is an absolute path.
 std::string tuning_file() {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     if (cache && cache[0] == '/') return std::string(cache) + "/gpt.cu/matmul.json";
     return home && home[0] == '/' ? std::string(home) + "/.cache/gpt.cu/matmul.json" : "";
 }
 
-// Another device or version has other algorithms.
+// Returns the file's key for this device: algorithms depend on the GPU and on cuBLASLt's version.
 std::string tuning_device() {
     const cudaDeviceProp& p = device.properties;
     return format("%s, %d.%d, cuBLASLt %zu", p.name, p.major, p.minor, cublasLtGetVersion());
 }
 
-// The file's choices by device; none, with the reason in `problem`, if it cannot be read.
+// Returns the file's choices by device. If the file cannot be read, returns none and sets `problem` to the reason.
 std::map<std::string, Choices> read_choices(const std::string& path, std::string& problem) {
     if (!exists(path)) return {};
     try {
         const json file = read_json(path);
         if (file.at("format") != TUNING_FORMAT) throw Failure("not of format %d", TUNING_FORMAT);
         return file.at("devices").get<std::map<std::string, Choices>>();
-    } catch (const UserError& error) {   // has the path
+    } catch (const UserError& error) {   // its message contains the path
         problem = error.what();
     } catch (const std::exception& error) {
         problem = path + ": " + error.what();
@@ -118,7 +118,7 @@ std::map<std::string, Choices> read_choices(const std::string& path, std::string
     return {};
 }
 
-// Adds choices to those that the file has now.
+// Adds choices to those in the file, which another process may have changed since it was read. Replaces it atomically.
 void write_choices(const std::string& path, const Choices& known) {
     if (path.empty()) throw Failure("neither XDG_CACHE_HOME nor HOME names a folder");
     std::string reported;
@@ -136,10 +136,10 @@ void write_choices(const std::string& path, const Choices& known) {
     }
 }
 
-// pass() launches the products: a forward pass or, in training, a micro-step.
+// Tunes the matmuls that pass() launches: a forward pass or, in training, a micro-step.
 template <typename F> void tune_matmuls(Model& m, FILE* out, F pass) {
-    matmul_plans.clear();   // of measured peaks, whose tensors are gone
-    if (matmul_plan(logits_product(m, 0, 1)).algorithms.size() <= 1) return;   // as on a CPU: there is no choice
+    matmul_plans.clear();   // plans from measuring the peak FLOP/s: their tensors have been freed
+    if (matmul_plan(logits_product(m, 0, 1)).algorithms.size() <= 1) return;   // on a CPU, for example
     const double began = seconds_now();
     const std::string path = tuning_file();
     std::string problem;
@@ -148,7 +148,7 @@ template <typename F> void tune_matmuls(Model& m, FILE* out, F pass) {
     pass();
     auto choose = [&] { for (auto& [shape, plan] : matmul_plans) choose_algorithm(tuning, plan); };
     if (world.first()) choose();
-    if (!world.alone()) {   // all ranks take what the first one has chosen
+    if (!world.alone()) {   // all ranks use the choices of the first one
         tuning.known = read_record(from_first(json_text(tuning.known)), "matmul tuning").get<Choices>();
         if (!world.first()) choose();
     }
@@ -158,13 +158,13 @@ template <typename F> void tune_matmuls(Model& m, FILE* out, F pass) {
     if (has_fp8(m)) fp8_scales<Fp8Step::RESET_AMAX>(m.a.fp8_scales(), scale_count(m));
     if (!world.first()) return;
     if (tuning.timed == 0) {
-        if (tuning.remembered) fprintf(out, "matmul     %zu shapes known from %s\n", tuning.remembered, path.c_str());
+        if (tuning.from_file) fprintf(out, "matmul     %zu shapes known from %s\n", tuning.from_file, path.c_str());
         return;
     }
     if (!problem.empty()) fprintf(out, "matmul     %s: ignored\n", problem.c_str());
     const double share = tuning.first_ms > 0 ? tuning.best_ms / tuning.first_ms : 1;
     fprintf(out, "matmul     %zu shapes timed in %.1f s, which now take %.0f%% of the time; %zu known from %s\n",
-            tuning.timed, seconds_now() - began, 100 * share, tuning.remembered, path.c_str());
+            tuning.timed, seconds_now() - began, 100 * share, tuning.from_file, path.c_str());
     try {
         write_choices(path, tuning.known);
     } catch (const std::exception& error) {

@@ -1,5 +1,5 @@
-// --trace: records each piece of work on a stream, and draws a Chrome trace of it (ui.perfetto.dev opens it): a row for
-// the CPU, one for each stream, and a counter of live bytes by category. Included by train_gpt.cu before its launches.
+// --trace: records all work on streams (kernels, copies, communication) and writes a Chrome trace for ui.perfetto.dev,
+// with a row for the CPU, one for each stream, and a counter of live bytes by category. Included by train_gpt.cu.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ constexpr int NO_LAYER = -1;
 
 // ---- recording
 
-// How a kernel uses an argument: const pointers are read, others written, updated() ones both.
+// How a kernel accesses an argument's memory: const pointers are read, others written, updated() pointers both.
 enum class Access { READ, WRITE, UPDATE };
 
 template <typename T> struct Updated {
@@ -28,10 +28,10 @@ struct Work {
     const char *name, *pass;
     int layer;
     cudaStream_t stream;
-    double handed_over, returned;      // seconds, CPU
+    double called, returned;           // seconds on the CPU's clock: the launch
     cudaEvent_t begin, end;            // on the stream
     std::vector<std::pair<const void*, Access>> memory;
-    double began = 0, ended = 0;       // the same in microseconds since the recording began
+    double began = 0, ended = 0;       // the events' times, in microseconds since the recording started
 };
 
 struct Recorder {
@@ -54,7 +54,7 @@ struct Recorder {
         note(out.x8);
     }
     template <typename T> void note(const Updated<T>& memory) { note(memory.what, Access::UPDATE); }
-    template <typename T> void note(const T& argument) {   // a number, or a struct with memory
+    template <typename T> void note(const T& argument) {   // a scalar, or a struct with a pointer `data`
         if constexpr (has_data<T>) note(argument.data);
     }
 };
@@ -85,14 +85,14 @@ void start_recording() {
 
 // ---- live bytes
 
-// A tensor's copy in memory, whose bytes are live for a part of a step only.
-struct Place { const char *begin, *end; bool activation; };   // otherwise a parameter's gradient
+// Memory of a tensor that is live during a part of a step: an activation, or a parameter's gradient.
+struct Place { const char *begin, *end; bool activation; };
 
-// Bytes of gradients [0] and activations [1] that become live, or dead, by time in microseconds.
+// Changes in the live bytes of gradients [0] and activations [1], by time in microseconds.
 using Changes = std::map<double, std::array<long, 2>>;
 
-// An activation lives from a write to the last read before the next write, a parameter's gradient from its first
-// micro-batch to the update. all: sorted by address.
+// Returns when the bytes of `all`, sorted by address, become live and dead. An activation is live from a write to the
+// last read before the next write; a parameter's gradient from its first write in a step to the end of the update.
 Changes live_bytes(const std::vector<Place>& all) {
     struct Life { double from = -1, to = -1; };
     std::vector<Life> lives(all.size());
@@ -110,7 +110,7 @@ Changes live_bytes(const std::vector<Place>& all) {
             const char* address = static_cast<const char*>(memory);
             const auto after = std::upper_bound(all.begin(), all.end(), address,
                                                 [](const char* a, const Place& p) { return a < p.begin; });
-            if (after == all.begin() || address >= (after - 1)->end) continue;   // not one of these tensors
+            if (after == all.begin() || address >= (after - 1)->end) continue;   // not in `all`
             const size_t i = after - 1 - all.begin();
             if (all[i].activation && access == Access::WRITE) finish(i);
             if (lives[i].from < 0) lives[i].from = work[w].began;
@@ -128,7 +128,7 @@ Changes live_bytes(const std::vector<Place>& all) {
     return changes;
 }
 
-// ---- the picture
+// ---- writing the trace
 
 enum TraceRow { CPU_ROW, KERNEL_ROW, COPY_ROW, COMMUNICATION_ROW };
 constexpr const char* TRACE_ROW_NAMES[] = {"CPU: launches", "stream: kernels", "stream: copies",
@@ -138,26 +138,26 @@ TraceRow row_of(const Work& w) {
     return w.stream == device.stream ? KERNEL_ROW : w.stream == device.copies ? COPY_ROW : COMMUNICATION_ROW;
 }
 
-// A bar; times in microseconds.
+// Returns the trace event of a bar; times in microseconds.
 json trace_bar(const Work& w, TraceRow row, double begin, double end) {
     json args = {{"pass", w.pass}};
     if (w.layer != NO_LAYER) args["layer"] = w.layer;
     int priority = 0;
     check(cudaStreamGetPriority(w.stream, &priority), "cudaStreamGetPriority");
-    if (priority != 0) args["priority"] = priority;   // of its stream
+    if (priority != 0) args["priority"] = priority;   // priority of the stream
     return {{"ph", "X"}, {"name", w.name}, {"pid", 1}, {"tid", int(row)}, {"ts", begin}, {"dur", end - begin},
             {"args", args}};
 }
 
-// Microseconds from the start of the recording to an event, which is destroyed.
-double take_time(cudaEvent_t event) {
+// Returns the microseconds from the start of the recording to an event, and destroys the event.
+double read_and_destroy(cudaEvent_t event) {
     float milliseconds = 0;
     check(cudaEventElapsedTime(&milliseconds, recorder.start_event, event), "cudaEventElapsedTime");
     cudaEventDestroy(event);
     return 1e3 * milliseconds;
 }
 
-// Ends the recording. bytes: of the plan, by category.
+// Ends the recording and writes the trace. bytes: the plan's by category; live bytes replace gradients and activations.
 void write_trace(const std::string& path, const std::vector<Place>& places, json bytes, long steps) {
     recorder.on = false;
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -166,9 +166,9 @@ void write_trace(const std::string& path, const std::vector<Place>& places, json
         events.push_back({{"ph", "M"}, {"name", "thread_name"}, {"pid", 1}, {"tid", row},
                           {"args", {{"name", TRACE_ROW_NAMES[row]}}}});
     for (Work& w : recorder.work) {
-        w.began = take_time(w.begin);
-        w.ended = std::max(take_time(w.end), w.began);
-        events.push_back(trace_bar(w, CPU_ROW, 1e6 * (w.handed_over - recorder.start),
+        w.began = read_and_destroy(w.begin);
+        w.ended = std::max(read_and_destroy(w.end), w.began);
+        events.push_back(trace_bar(w, CPU_ROW, 1e6 * (w.called - recorder.start),
                                    1e6 * (w.returned - recorder.start)));
         events.push_back(trace_bar(w, row_of(w), w.began, w.ended));
     }

@@ -102,8 +102,8 @@ ALLOWANCES = [
 ]
 # {beginning of a line: reason} of barriers whose removal causes no fault in the recorded run.
 UNNECESSARY_BARRIERS = {
-    "wait_full(shared.v, next);": "a later wait covers this V before it is read; the branch keeps ptxas from moving the "
-                                  "wgmma_wait after it, see wgmma_wait",
+    "wait_full(shared.v, next);": "a later wait covers this V before it is read; the branch keeps ptxas from moving "
+                                  "the wgmma_wait after it, see wgmma_wait",
     "wait_full(shared.v, v);                   // already full: the branch": "the same in dQ",
     "wait_full(shared.v, v);   // K was loaded before V":
         "not needed in forward, where OrderedBarrier synchronises the warpgroups; needed in dQ with heads above 64, "
