@@ -47,8 +47,7 @@ struct Moment {
     unsigned actor = 0;
     Tick own = 0;
 
-    // Returns whether an entry (shadow.h) happens before this moment. A fast test: it may return false although the
-    // entry does.
+    // Fast test whether an entry (shadow.h) happens before this moment; may return false although it does.
     template <class Entry> bool surely_covers(unsigned my_first, uint32_t my_lane, const Entry& entry) const
     {
         if (entry.first_actor == my_first && entry.lanes == my_lane) return true;

@@ -13,7 +13,6 @@ transferred but not requested. Shared memory: one column per bank, one row per 1
 that several lanes access the same word, which is not a conflict. 8-byte accesses are split into half warps, 16-byte
 ones into quarters. A red frame marks a bank conflict: one part needs several rows of the bank, one wavefront each."""
 LEVELS = (1.05, 2, 4, 8)        # the ratios up to which a colour is used: neutral first, then one for each doubling
-LEVEL_NAMES = ("up to 1.05", "up to 2", "up to 4", "up to 8", "above 8, or a race")
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2329; --soft: #5c6670; --paper: #fdfdfb; --panel: #f3f3ef; --rule: #dcdcd6;
@@ -87,8 +86,9 @@ def column_level(column, kernel):
 
 
 def legend():
-    samples = ", ".join(f"<span class='{f'r{i}' if i else ''}'>{name}</span>" for i, name in enumerate(LEVEL_NAMES))
-    return f"<p class='soft legend'>Colours of a ratio to the minimum: {samples}.</p>"
+    samples = "".join(f"<span class='{level(limit)}'>up to {limit}</span>, " for limit in LEVELS)
+    last = f"<span class=r4>above {LEVELS[-1]}, or a race</span>"
+    return f"<p class=soft>Colours of ratios to the minimum: {samples}{last}.</p>"
 
 
 def glossary():

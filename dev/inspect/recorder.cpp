@@ -103,8 +103,7 @@ public:
         return {Space::OTHER, 0};
     }
     uint64_t shared_bytes() const { return STATIC_ARRAYS + static_bytes_; }
-    // Returns the static array that contains an offset in shared memory ("" for dynamic shared memory), and the offset
-    // in that array.
+    // Returns the static array at an offset in shared memory ("" for dynamic shared memory), and the offset in it.
     std::pair<std::string, uint64_t> within_array(uint64_t at) const
     {
         for (const Range& array : arrays_)
@@ -248,9 +247,8 @@ static double of_launch(const Kernel& kernel, uint64_t Totals::*figure)
 
 // ==== threads ============================================================================================
 
-// Models values that a compiler keeps in registers: a second load of the same address at the same site is not counted
-// as an access. A store by the thread to the same memory space drops the values, as it may alias, and so does
-// synchronisation.
+// Values that a compiler keeps in registers: a repeated load of an address at the same site is not counted, until the
+// thread synchronises or stores to the same memory space, which may alias.
 class Registers {
 public:
     bool hold(Space space, uint32_t site, uint64_t address)
@@ -397,8 +395,7 @@ static unsigned wgmma_actor(unsigned warp) { return first_engine + ENGINES + war
 // ==== races ==============================================================================================
 
 // CUDA C++ Programming Guide, "SIMT Architecture": which thread performs the final write is undefined.
-constexpr const char* ONE_INSTRUCTION =
-    "lanes of one instruction store to one address: undefined which is last; safe if the values are equal";
+constexpr const char* ONE_INSTRUCTION = "lanes of one instruction: any may be last; safe if all store the same value";
 
 // A new access, which is compared with earlier ones, and the entry that it adds to the shadow memory.
 struct NewAccess {
