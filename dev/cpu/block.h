@@ -34,7 +34,7 @@ struct Context {
 inline thread_local Context* running = nullptr;
 
 // Completes a switch: the resumed context stores where the context that it switched from can resume.
-CUDA_CPU_NOT_INSTRUMENTED inline void finish_switch(boost::context::detail::transfer_t from)
+CUDA_CPU_NO_TSAN inline void finish_switch(boost::context::detail::transfer_t from)
 {
     Context& left = *static_cast<Context*>(from.data);
     left.where = from.fctx;
@@ -44,7 +44,7 @@ CUDA_CPU_NOT_INSTRUMENTED inline void finish_switch(boost::context::detail::tran
 }
 
 // Suspends the running context and resumes target. Returns when another context switches back.
-CUDA_CPU_NOT_INSTRUMENTED inline void switch_to(Context& target)
+CUDA_CPU_NO_TSAN inline void switch_to(Context& target)
 {
     Context* left = running;
     running = &target;
@@ -119,8 +119,7 @@ inline thread_local const Launch* launched = nullptr;
 struct Background {
     virtual bool advance() = 0;       // completes one pending copy; returns false if no copy is pending
     virtual void end_of_block() = 0;  // reports an error if work is pending
-    // Returns the state of the barrier that a thread is parked at, for the deadlock report.
-    virtual std::string state_of(const void* what, unsigned number) const = 0;
+    virtual std::string state_of(const void* barrier, unsigned number) const = 0;  // for the deadlock report
 };
 inline thread_local Background* background = nullptr;  // of the current block; null if it has started no such work
 
@@ -132,7 +131,6 @@ public:
     // Computes a warp collective for all participating lanes. The last thread to arrive calls it.
     using WarpWork = void (*)(void* const* operand_of_lane, unsigned lanes);
 
-    // Prepares the threads for a launch's block size.
     void prepare(const Launch& launch)
     {
         launch_ = &launch;
@@ -147,7 +145,7 @@ public:
     }
 
     // Runs one block. Returns when all its threads have ended.
-    CUDA_CPU_NOT_INSTRUMENTED void run(uint64_t block_number)
+    CUDA_CPU_NO_TSAN void run(uint64_t block_number)
     {
         const unsigned count = static_cast<unsigned>(threads_.size());
         alive_ = count;
@@ -272,8 +270,7 @@ private:
         return t;
     }
 
-    // Completes pending copies until a thread is ready, and returns that thread. If none becomes ready, reports a
-    // deadlock.
+    // Completes pending copies until a thread is ready and returns it; reports a deadlock if none becomes ready.
     __attribute__((noinline, cold)) unsigned pick_later()
     {
         while (background != nullptr && background->advance())
@@ -281,8 +278,7 @@ private:
         deadlock();
     }
 
-    // Makes t the current thread.
-    CUDA_CPU_NOT_INSTRUMENTED void enter(unsigned t)
+    CUDA_CPU_NO_TSAN void enter(unsigned t)
     {
         current_ = t;
         threadIdx = threads_[t].index;
@@ -290,7 +286,7 @@ private:
     }
 
     // Runs other threads until the scheduler picks this one again.
-    CUDA_CPU_NOT_INSTRUMENTED void wait()
+    CUDA_CPU_NO_TSAN void wait()
     {
         const unsigned me = current_;
         unsigned next = pick();
@@ -314,13 +310,13 @@ private:
         return fiber;
     }
 
-    CUDA_CPU_NOT_INSTRUMENTED static void fiber_body(boost::context::detail::transfer_t from)
+    CUDA_CPU_NO_TSAN static void fiber_body(boost::context::detail::transfer_t from)
     {
         finish_switch(from);
         for (Block& block = of_this_worker();;) block.run_thread();
     }
 
-    CUDA_CPU_NOT_INSTRUMENTED void run_thread()
+    CUDA_CPU_NO_TSAN void run_thread()
     {
         watch::begun(current_);
         launch_->call(launch_->kernel_and_arguments);

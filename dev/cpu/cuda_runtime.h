@@ -539,9 +539,8 @@ inline cudaError_t enqueue_copy(void* to, const void* from, size_t bytes, cudaSt
     Operation operation = [=] { return copy_bytes(to, from, bytes); };
     if (source == MemoryKind::PAGEABLE && target == MemoryKind::DEVICE) {
         const char* first = static_cast<const char*>(from);
-        operation = [=, staged = std::vector<char>(first, first + bytes)] {
-            return copy_bytes(to, staged.data(), bytes);
-        };
+        const std::vector<char> staged(first, first + bytes);
+        operation = [=] { return copy_bytes(to, staged.data(), bytes); };
     }
     const Place end = enqueue(stream, std::move(operation));
     const bool host_to_host = source != MemoryKind::DEVICE && target != MemoryKind::DEVICE;
@@ -749,7 +748,7 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph)
 {
     *graph = nullptr;
     if (!cuda_cpu::in_capture(stream)) return cuda_cpu::report(cudaErrorIllegalState);
-    const auto state = std::exchange(stream->state, CUstream_st::not_capturing);
+    const auto state = std::exchange(stream->state, CUstream_st::idle);
     const cuda_cpu::Operations operations = std::exchange(stream->operations, {});
     auto& all = cuda_cpu::captured_streams;
     all.erase(std::find(all.begin(), all.end(), stream));

@@ -59,13 +59,13 @@ template <class Work> struct Groups {
 struct Copy {  // cp.async
     void* to;
     const void* from;  // null: writes zeros
-    bool completed;
+    bool done;
     unsigned group;
-    CUDA_CPU_NOT_INSTRUMENTED void complete()
+    CUDA_CPU_NO_TSAN void complete()
     {
         memset(to, 0, 16);
         if (from != nullptr) memcpy(to, from, 16);
-        completed = true;
+        done = true;
     }
 };
 
@@ -74,7 +74,7 @@ struct Load {  // cp.async.bulk.tensor
     char* to;
     uint64_t* barrier;
     int64_t at[4];
-    bool completed;
+    bool done;
     unsigned phase;     // parity of the barrier's phase in which it completed
     unsigned watch_id;  // its number in dev/inspect
 };
@@ -93,11 +93,8 @@ struct WarpProduct {  // one warp's part of a wgmma
 
     bool a_in_registers() const { return a_registers[0] != nullptr; }
 
-    using Instruction = std::array<uint64_t, 6>;  // the operands that all warps of a warpgroup must pass alike
-    Instruction instruction() const
-    {
-        return {a, b, columns, a_in_registers(), add, static_cast<uint64_t>(b_major)};
-    }
+    using Operands = std::array<uint64_t, 6>;  // those that all warps of a warpgroup must pass alike
+    Operands operands() const { return {a, b, columns, a_in_registers(), add, static_cast<uint64_t>(b_major)}; }
 };
 
 struct NamedBarrier {
@@ -118,8 +115,8 @@ __attribute__((format(printf, 1, 2))) inline std::string line(const char* format
 inline unsigned this_thread() { return block != nullptr ? block->current() : 0; }
 inline unsigned this_warp() { return this_thread() / lanes_of_warp; }
 
-// Reports that this thread's call of the named function is invalid, and ends the program.
-[[noreturn]] inline void invalid_call(const char* name, const std::string& what)
+// Ends the program because this thread's call of the named function is invalid.
+[[noreturn]] inline void reject(const char* name, const std::string& what)
 {
     die(line("thread %u calls %s ", this_thread(), name) + what);
 }
@@ -130,9 +127,8 @@ inline void require_capability(const char* name, int least, int most = 999)
 {
     const int number = card() == nullptr ? least : card()->capability.number();
     if (number >= least && number <= most) return;
-    invalid_call(name, line("but it is an illegal instruction on %s, compute capability %d.%d; expected %d.%d%s",
-                            card()->name, number / 10, number % 10, least / 10, least % 10,
-                            most == least ? "" : " or higher"));
+    reject(name, line("but it is an illegal instruction on %s, capability %d.%d; expected %d.%d%s", card()->name,
+                      number / 10, number % 10, least / 10, least % 10, most == least ? "" : " or higher"));
 }
 
 // The asynchronous work of the block that this worker is running.
@@ -142,9 +138,9 @@ public:
     std::vector<Groups<Copy>> copies;  // by thread
     std::vector<Load> loads;
     const void* unfenced_barrier = nullptr;  // initialised, but fence_mbarrier_init has not been called
-    unsigned atomic_incs = 0;              // calls of atomic_inc by this block under dev/inspect
+    unsigned atomic_incs = 0;                // calls of atomic_inc by this block under dev/inspect
     NamedBarrier named[16];
-    std::vector<std::vector<WarpProduct::Instruction>> sequence;  // the wgmma instructions of each warpgroup
+    std::vector<std::vector<WarpProduct::Operands>> sequence;  // the wgmma instructions of each warpgroup
     struct Warp {
         Groups<WarpProduct> products;
         unsigned issued = 0;  // instructions of the sequence that it has issued
@@ -168,11 +164,11 @@ public:
     bool advance() override
     {
         unsigned waiting = 0;
-        for (const Load& load : loads) waiting += !load.completed;
+        for (const Load& load : loads) waiting += !load.done;
         if (waiting == 0) return false;
         unsigned n = deferred ? block->random().below(waiting) : 0;
         for (Load& load : loads)
-            if (!load.completed && n-- == 0) {
+            if (!load.done && n-- == 0) {
                 complete(load);
                 break;
             }
@@ -228,7 +224,7 @@ inline AsyncWork& async_work() { return AsyncWork::of_this_block(); }
 
 inline void require_warps(const char* name)
 {
-    if (WARP_SIZE != 32 || block == nullptr) invalid_call(name, "without a full warp; expected 32 threads");
+    if (WARP_SIZE != 32 || block == nullptr) reject(name, "without a full warp; expected 32 threads");
 }
 
 // Executes a collective of all 32 lanes of a warp; see Block::collective.
@@ -239,7 +235,7 @@ inline void full_warp_collective(const char* name, void* operand, Block::WarpWor
 }
 inline void require_all_lanes(const char* name, unsigned lanes)
 {
-    if (lanes != 0xffffffff) invalid_call(name, "but lanes of its warp have ended; expected all 32");
+    if (lanes != 0xffffffff) reject(name, "but lanes of its warp have ended; expected all 32");
 }
 
 }  // namespace cuda_cpu
@@ -249,7 +245,7 @@ inline uint32_t shared_address(const void* p)
 {
     const std::ptrdiff_t offset = static_cast<const char*>(p) - cuda_cpu::shared_base();
     if (offset < 0 || offset > static_cast<std::ptrdiff_t>(cuda_cpu::max_shared_bytes))
-        cuda_cpu::invalid_call("shared_address", "with an address that is not in dynamic shared memory");
+        cuda_cpu::reject("shared_address", "with an address that is not in dynamic shared memory");
     return static_cast<uint32_t>(offset);
 }
 
@@ -316,8 +312,7 @@ struct MmaOperand {
 
 // Computes result (16 x columns) = a (16 x 16) b (16 x columns), 16 V columns at a time.
 template <unsigned V>
-CUDA_CPU_NOT_INSTRUMENTED
-inline void multiply(float* result, const float (*a)[16], const float* b, unsigned columns)
+CUDA_CPU_NO_TSAN inline void multiply(float* result, const float (*a)[16], const float* b, unsigned columns)
 {
     for (unsigned r = 0; r < 16; r++)
         for (unsigned n = 0; n < columns; n += 16 * V) {
@@ -331,10 +326,9 @@ inline void multiply(float* result, const float (*a)[16], const float* b, unsign
         }
 }
 
-// Adds each lane's part of result (16 x columns, row stride `stride`) to its accumulators; overwrites them if add is
-// false.
-CUDA_CPU_NOT_INSTRUMENTED inline void add_to_accumulators(float* const* d_of_lane, const float* result,
-                                                          unsigned columns, unsigned stride, bool add)
+// Adds each lane's part of result (16 x columns) to its accumulators, or overwrites them if add is false.
+CUDA_CPU_NO_TSAN inline void add_to_accumulators(float* const* d_of_lane, const float* result, unsigned columns,
+                                                 unsigned stride, bool add)
 {
     for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
         const float *upper = result + lane / 4 * stride + lane % 4 * 2, *lower = upper + 8 * stride;
@@ -349,7 +343,7 @@ CUDA_CPU_NOT_INSTRUMENTED inline void add_to_accumulators(float* const* d_of_lan
     }
 }
 
-CUDA_CPU_NOT_INSTRUMENTED inline void mma_of_warp(void* const* operands, unsigned lanes)
+CUDA_CPU_NO_TSAN inline void mma_of_warp(void* const* operands, unsigned lanes)
 {
     require_all_lanes("mma_m16n8k16", lanes);
     watch::tensor_flops(2 * 16 * 8 * 16);
@@ -376,7 +370,7 @@ struct LdmatrixOperand {
     const void* row;
 };
 
-template <bool transposed> CUDA_CPU_NOT_INSTRUMENTED inline void ldmatrix_of_warp(void* const* operands, unsigned lanes)
+template <bool transposed> CUDA_CPU_NO_TSAN inline void ldmatrix_of_warp(void* const* operands, unsigned lanes)
 {
     require_all_lanes("ldmatrix", lanes);
     alignas(16) uint16_t rows[lanes_of_warp][8];  // of 4 matrices
@@ -397,7 +391,7 @@ template <bool transposed> inline void ldmatrix_of_lane(uint32_t* r, const void*
 {
     const char* name = transposed ? "ldmatrix_transposed" : "ldmatrix";
     require_capability(name, 75);
-    if (!aligned(row, 16)) invalid_call(name, "with an address that is not a multiple of 16");
+    if (!aligned(row, 16)) reject(name, "with an address that is not a multiple of 16");
     shared_address(row);
     watch::access(watch::Access::LOAD, watch::By::LDMATRIX, row, 16, site);
     LdmatrixOperand mine{r, row};
@@ -428,8 +422,7 @@ CUDA_CPU_INSTRUCTION void cp_async(void* to, const void* from, bool valid)
 {
     using namespace cuda_cpu;
     require_capability("cp_async", 80);
-    if (!aligned(to, 16) || !aligned(from, 16))
-        invalid_call("cp_async", "with an address that is not a multiple of 16");
+    if (!aligned(to, 16) || !aligned(from, 16)) reject("cp_async", "with an address that is not a multiple of 16");
     shared_address(to);
     watch::cp_async(to, valid ? from : nullptr, watch::here());
     Copy copy{to, valid ? from : nullptr, false, 0};
@@ -446,7 +439,7 @@ template <int N> CUDA_CPU_INSTRUCTION void cp_async_wait()
     if (cuda_cpu::watch::is_removed("cp_async_wait", cuda_cpu::watch::here())) return;
     cuda_cpu::watch::cp_async_wait(N);
     cuda_cpu::copies_of_thread().wait(N, [](cuda_cpu::Copy& copy) {
-        if (!copy.completed) copy.complete();
+        if (!copy.done) copy.complete();
     });
 }
 
@@ -465,26 +458,24 @@ struct Mbarrier {
     static void check_address(const uint64_t* barrier, const char* caller)
     {
         require_capability(caller, 90);
-        if (!aligned(barrier, 8)) invalid_call(caller, "with a barrier whose address is not a multiple of 8");
+        if (!aligned(barrier, 8)) reject(caller, "with a barrier whose address is not a multiple of 8");
     }
-    CUDA_CPU_NOT_INSTRUMENTED static Mbarrier read(const uint64_t* barrier, const char* caller)
+    CUDA_CPU_NO_TSAN static Mbarrier read(const uint64_t* barrier, const char* caller)
     {
         check_address(barrier, caller);
         const auto value = bits<Mbarrier>(*barrier);
-        if (value.mark != 2) invalid_call(caller, "with a barrier that is not initialised");
+        if (value.mark != 2) reject(caller, "with a barrier that is not initialised");
         return value;
     }
-    CUDA_CPU_NOT_INSTRUMENTED void write(uint64_t* barrier) const { *barrier = bits<uint64_t>(*this); }
+    CUDA_CPU_NO_TSAN void write(uint64_t* barrier) const { *barrier = bits<uint64_t>(*this); }
 
     // Subtracts `arrive` arrivals, adds `expect` bytes to the tx-count, and completes the phase if both are then 0.
     void change(uint64_t* barrier, const char* caller, uint64_t arrive, int64_t expect)
     {
         if (arrive > pending)
-            invalid_call(caller, line("for a barrier where all %u have arrived, before its phase has ended",
-                                      static_cast<unsigned>(expected)));
-        if (std::abs(tx_count + expect) > max_bytes)
-            invalid_call(caller, line("and makes the barrier's tx-count %lld bytes; expected at most %lld",
-                                      static_cast<long long>(tx_count + expect), static_cast<long long>(max_bytes)));
+            reject(caller, line("for a barrier where all %u have arrived, before its phase has ended",
+                                static_cast<unsigned>(expected)));
+        if (std::abs(tx_count + expect) > max_bytes) reject(caller, "with a tx-count of more than 1048575 bytes");
         pending -= arrive;
         tx_count += expect;
         const bool completed = pending == 0 && tx_count == 0;
@@ -505,8 +496,7 @@ CUDA_CPU_INSTRUCTION void mbarrier_init(uint64_t* barrier, int arrivals)
     using namespace cuda_cpu;
     Mbarrier::check_address(barrier, "mbarrier_init");
     if (arrivals < 1 || static_cast<uint64_t>(arrivals) > Mbarrier::max_arrivals)
-        invalid_call("mbarrier_init", line("for %d arrivals; expected 1 to %llu", arrivals,
-                                          static_cast<unsigned long long>(Mbarrier::max_arrivals)));
+        reject("mbarrier_init", line("for %d arrivals; expected 1 to 1048575", arrivals));
     const auto count = static_cast<uint64_t>(arrivals);
     Mbarrier{0, count, count, 0, 2}.write(barrier);
     async_work().unfenced_barrier = barrier;
@@ -534,16 +524,14 @@ CUDA_CPU_INSTRUCTION void mbarrier_arrive(uint64_t* barrier)
 CUDA_CPU_INSTRUCTION void mbarrier_wait(uint64_t* barrier, uint32_t parity)
 {
     using namespace cuda_cpu;
-    if (parity > 1) invalid_call("mbarrier_wait", line("with parity %u; expected 0 or 1", parity));
+    if (parity > 1) reject("mbarrier_wait", line("with parity %u; expected 0 or 1", parity));
     if (watch::is_removed("mbarrier_wait", watch::here())) return;
     AsyncWork& work = async_work();
     if (work.draw(4)) work.advance();
     while (Mbarrier::read(barrier, "mbarrier_wait").parity == parity) block->park("mbarrier_wait", barrier, parity);
     watch::waited(barrier, parity, watch::here());
-    const auto waited_for = [=](const Load& load) {
-        return load.completed && load.barrier == barrier && load.phase == parity;
-    };
-    work.loads.erase(std::remove_if(work.loads.begin(), work.loads.end(), waited_for), work.loads.end());
+    const auto seen = [=](const Load& load) { return load.done && load.barrier == barrier && load.phase == parity; };
+    work.loads.erase(std::remove_if(work.loads.begin(), work.loads.end(), seen), work.loads.end());
 }
 
 namespace cuda_cpu {
@@ -552,18 +540,17 @@ namespace cuda_cpu {
 inline bool arrive_at_named_barrier(const char* name, int number, int threads)
 {
     require_warps(name);
-    if (number < 1 || number > 15) invalid_call(name, line("with number %d; expected 1 to 15", number));
+    if (number < 1 || number > 15) reject(name, line("with number %d; expected 1 to 15", number));
     if (threads <= 0 || threads % 32 != 0 || static_cast<unsigned>(threads) > block->threads())
-        invalid_call(name, line("for %d threads; expected a multiple of 32, no more than the block's", threads));
+        reject(name, line("for %d threads; expected a multiple of 32, no more than the block's", threads));
     NamedBarrier& barrier = async_work().named[number];
     if (barrier.arrived == 0) {
         barrier.expected = static_cast<unsigned>(threads);
         barrier.has_arrived.assign(block->threads(), false);
     }
     if (barrier.expected != static_cast<unsigned>(threads))
-        invalid_call(name, line("for %d threads, others for %u, at barrier %d", threads, barrier.expected, number));
-    if (barrier.has_arrived[block->current()])
-        invalid_call(name, line("but has already arrived at barrier %d", number));
+        reject(name, line("for %d threads, others for %u, at barrier %d", threads, barrier.expected, number));
+    if (barrier.has_arrived[block->current()]) reject(name, line("but has already arrived at barrier %d", number));
     barrier.has_arrived[block->current()] = true;
     watch::arrived(&barrier, nullptr);
     if (++barrier.arrived < barrier.expected) return false;
@@ -613,9 +600,8 @@ inline std::string AsyncWork::state_of(const void* what, unsigned number) const
 
 namespace cuda_cpu {
 
-// Copies the box of a load to shared memory, swizzled if its tensor map says so, and subtracts its bytes from the
-// barrier's tx-count.
-CUDA_CPU_NOT_INSTRUMENTED inline void AsyncWork::complete(Load& load)
+// Copies a load's box to shared memory and subtracts its bytes from the barrier's tx-count.
+CUDA_CPU_NO_TSAN inline void AsyncWork::complete(Load& load)
 {
     const TensorLayout& t = load.tensor;
     const uint32_t to = shared_address(load.to), row_bytes = t.box[0] * t.element_bytes;
@@ -646,7 +632,7 @@ CUDA_CPU_NOT_INSTRUMENTED inline void AsyncWork::complete(Load& load)
                     memcpy(product_memory + address, bytes, 16);
                 }
             }
-    load.completed = true;
+    load.done = true;
     watch::box_landed(load.watch_id);
     Mbarrier barrier = Mbarrier::read(load.barrier, "tma_load");
     load.phase = barrier.parity;
@@ -662,17 +648,15 @@ CUDA_CPU_INSTRUCTION void tma_load(void* to, const CUtensorMap* map, uint64_t* b
     Load load{{}, static_cast<char*>(to), barrier, {c0, c1, c2, c3}, false, 0, 0};
     memcpy(&load.tensor, map, sizeof(load.tensor));
     if (load.tensor.magic != TensorLayout::known)
-        invalid_call("tma_load", "with a map that cuTensorMapEncodeTiled has not made");
-    if (load.tensor.rank != 4)
-        invalid_call("tma_load", line("with a map of %d dimensions; expected 4", load.tensor.rank));
+        reject("tma_load", "with a map that cuTensorMapEncodeTiled has not made");
+    if (load.tensor.rank != 4) reject("tma_load", line("with a map of %d dimensions; expected 4", load.tensor.rank));
     const unsigned alignment = load.tensor.swizzled ? 1024 : 128;
-    if (!aligned(to, alignment))
-        invalid_call("tma_load", line("to an address that is not a multiple of %u", alignment));
+    if (!aligned(to, alignment)) reject("tma_load", line("to an address that is not a multiple of %u", alignment));
     if (shared_address(to) + load.tensor.box_bytes() > static_cast<int64_t>(launched->shared_bytes))
-        invalid_call("tma_load", "with a box that ends beyond the launch's shared memory");
+        reject("tma_load", "with a box that ends beyond the launch's shared memory");
     Mbarrier::read(barrier, "tma_load");
     AsyncWork& work = async_work();
-    if (work.unfenced_barrier != nullptr) invalid_call("tma_load", "before fence_mbarrier_init");
+    if (work.unfenced_barrier != nullptr) reject("tma_load", "before fence_mbarrier_init");
     load.watch_id = watch::box_issued(barrier, watch::here());
     work.loads.push_back(load);
     if (!work.deferred || work.draw(3)) work.complete(work.loads.back());
@@ -706,8 +690,8 @@ struct Descriptor {
             die(line("wgmma: a descriptor's swizzle is mode %d; expected 1 (128 bytes)",
                      static_cast<int>(word >> 62)));
         if ((word >> 49 & 7) != 0) die("wgmma: a descriptor has a base offset; expected 0");
-        // Without a base offset, the swizzle pattern of 8 rows begins at a multiple of 1024 bytes. A step along K moves
-        // the start within the first row.
+        // Without a base offset, the swizzle pattern of 8 rows begins at a multiple of 1024 bytes. Steps along K are
+        // within its first row.
         if ((start & 0x380) != 0)
             die(line("wgmma: a descriptor starts at byte %u, in row %u of a swizzle pattern; expected row 0: a "
                      "multiple of 1024, plus less than 128", start, start >> 7 & 7));
@@ -716,7 +700,7 @@ struct Descriptor {
     uint32_t row(uint32_t r) const { return r % 8 * 128 + r / 8 * stride; }
 
     // Reads 8 elements. offset: from the start of the tile, before swizzling.
-    CUDA_CPU_NOT_INSTRUMENTED void read(float* to, uint32_t offset) const
+    CUDA_CPU_NO_TSAN void read(float* to, uint32_t offset) const
     {
         const uint32_t address = swizzled_128(start + offset);
         if (address + 16 > launched->shared_bytes) die("wgmma reads beyond the launch's shared memory");
@@ -772,8 +756,8 @@ inline void start_product(const WarpProduct& product)
     AsyncWork::Warp& warp = work.warps[this_warp()];
     if (!warp.fenced) die(line("wgmma: warp %u has not called wgmma_fence", this_warp()));
     auto& sequence = work.sequence[this_warp() / 4];
-    if (warp.issued == sequence.size()) sequence.push_back(product.instruction());
-    if (sequence[warp.issued++] != product.instruction())
+    if (warp.issued == sequence.size()) sequence.push_back(product.operands());
+    if (sequence[warp.issued++] != product.operands())
         die(line("wgmma: the warps of warpgroup %u do not call the same instruction", this_warp() / 4));
 
     Groups<WarpProduct>& products = warp.products;
@@ -855,13 +839,13 @@ template <int N, Major B> inline void wgmma_of_warp(void* const* operands, unsig
     start_product(p);
 }
 
-// Executes a collective of each warp of a warpgroup.
+// Executes a collective of one warp of a full warpgroup.
 inline void warpgroup_collective(const char* name, void* operand, Block::WarpWork work)
 {
     require_capability(name, 90, 90);
     require_warps(name);
     if (block->current() / 128 * 128 + 128 > block->threads())
-        invalid_call(name, "without a full warpgroup; expected 128 threads");
+        reject(name, "without a full warpgroup; expected 128 threads");
     warp_collective(name, 0xffffffff, operand, work);
 }
 

@@ -96,7 +96,7 @@ class Tokens(list):
         return self.partner(range(i, len(self)), OPENING, CLOSING)
 
     def match_back(self, i):
-        """Returns the position of the bracket that matches a closing one at i, or None. < and > count only if i is >."""
+        """Returns the position of the bracket that matches a closing one at i, or None. < counts only if i is >."""
         angles = {">": "<"} if self[i].text == ">" else {}
         return self.partner(range(i, -1, -1), {**CLOSING, **angles}, [*OPENING, *angles.values()])
 

@@ -39,7 +39,7 @@ inline uint64_t& seed()
     return value;
 }
 
-// Selects the next stream. Its state does not change while the seed is 0, which sets the natural order of threads.
+// The generator that selects the next stream. It is not reseeded with 0, which sets the natural order of threads.
 inline Random& stream_order()
 {
     static Random value{seed_of_environment()};
@@ -60,8 +60,7 @@ inline bool fills_memory() { return seed() != 0 || (card() != nullptr && !watch:
 using Operation = std::function<cudaError_t()>;
 using Operations = std::vector<Operation>;
 
-// A position in a stream's queue, and the time at which it was reached. An event refers to the position where it was
-// last recorded.
+// A position in a stream's queue and the time at which it was reached. An event refers to the last one recorded.
 struct Marker {
     bool reached = false;
     std::chrono::steady_clock::time_point time{};
@@ -88,7 +87,7 @@ struct Task {
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1 };
 
 struct CUstream_st {
-    enum { not_capturing, capturing, invalidated } state = not_capturing;
+    enum { idle, capturing, invalidated } state = idle;  // of a capture
     cuda_cpu::Operations operations;  // recorded by a capture
     bool blocking = true;   // synchronises with the default stream (created without cudaStreamNonBlocking)
     int priority = 0;
@@ -108,12 +107,8 @@ namespace cuda_cpu {
 // The streams that this host thread is capturing.
 inline thread_local std::vector<cudaStream_t> captured_streams;
 
-inline bool in_capture(cudaStream_t stream)
-{
-    return stream != nullptr && stream->state != CUstream_st::not_capturing;
-}
+inline bool in_capture(cudaStream_t stream) { return stream != nullptr && stream->state != CUstream_st::idle; }
 
-// Adds an operation to a capture.
 inline cudaError_t record(cudaStream_t stream, Operation operation)
 {
     if (stream->state == CUstream_st::invalidated) return report(cudaErrorStreamCaptureInvalidated);
@@ -129,8 +124,8 @@ inline cudaError_t reject_if_captured(cudaStream_t stream, cudaError_t error = c
     return report(error);
 }
 
-// Returns an error if any stream is being captured, for calls that CUDA considers unsafe during a capture: those that
-// allocate, free, or may wait.
+// Returns an error if any stream is being captured, for calls that CUDA considers unsafe then: they allocate, free or
+// may wait.
 inline cudaError_t reject_while_capturing()
 {
     cudaError_t error = cudaSuccess;

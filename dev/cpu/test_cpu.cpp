@@ -402,20 +402,17 @@ static bool symbols_are_copied()
 
 static void test_host()
 {
-    expect("shared memory beyond the limit is rejected, and memory up to it can be used",
-           shared_memory_ends_at(227 << 10));
+    expect("shared memory up to the limit can be used, more is rejected", shared_memory_ends_at(227 << 10));
     bool right = true;
     for (dim3 grid : {dim3(0), dim3(1, 65536), dim3(1, 1, 65536), dim3(1, 0)})
         right = right && launch({grid, 1}, nothing) == cudaErrorInvalidConfiguration;
     for (dim3 block : {dim3(0), dim3(1025), dim3(32, 33), dim3(1, 1, 65)})
         right = right && launch({1, block}, nothing) == cudaErrorInvalidConfiguration;
-    expect("empty or too large grids and blocks are rejected",
-           right && cudaGetLastError() == cudaErrorInvalidConfiguration);
+    expect("invalid grids and blocks are rejected", right && cudaGetLastError() == cudaErrorInvalidConfiguration);
     cuda_cpu::launch(nothing, {0, 1})();
     expect("cudaGetLastError returns the error of a rejected <<<>>> launch",
            cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
-    expect("device memory is counted and aligned; allocations beyond the machine's free memory are rejected",
-           memory_is_counted());
+    expect("memory is counted and aligned; more than the machine's free memory is rejected", memory_is_counted());
     expect("cudaMemcpyToSymbol copies within the variable's bounds", symbols_are_copied());
     expect("events measure time, except those created without timing", events_measure_time());
     cudaDeviceProp p;
@@ -1098,8 +1095,7 @@ static CUtensorMap map_of(const __nv_bfloat16* data, uint64_t rows)
 
 // ---- instructions of a warp: mma, ldmatrix, cp.async
 
-// Computes d (16 x 8) = i + a (16 x 16) b (16 x 8), where i is the element's index. Rows of a and columns of b are
-// contiguous.
+// Computes d (16 x 8) = index of the element + a (16 x 16) b (16 x 8). Rows of a and columns of b are contiguous.
 static bool mma_multiplies()
 {
     Integers a(16 * 16, 1), b(8 * 16, 2);
@@ -1121,8 +1117,7 @@ static bool mma_multiplies()
     });
 }
 
-// Each lane passes the address of a row of 8 numbers (row stride 80 bytes) and stores what it loads, plain and
-// transposed.
+// Each lane passes the address of a row of 8 numbers (row stride 80 bytes), and loads plain and transposed matrices.
 static bool ldmatrix_loads()
 {
     Array<uint32_t> out(256);
@@ -1334,8 +1329,7 @@ static bool tiles_multiply(int group_bytes = 1024)
     return right;
 }
 
-// Returns whether a kernel is wrong under one of a few seeds. It must run in a child process, because the kernel may
-// end the program.
+// Returns whether a kernel is wrong under one of a few seeds. It may end the program, so a child process calls this.
 template <class Check> static bool goes_wrong(Check is_right) { return !under_seeds(1, 9, is_right); }
 template <Fault S, bool a_in_registers = false> static bool tiles_go_wrong()
 {

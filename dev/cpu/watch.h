@@ -12,7 +12,7 @@
 #include <vector>
 
 // Excludes a function from instrumentation: its accesses are reported by callbacks, or are internal to the emulator.
-#define CUDA_CPU_NOT_INSTRUMENTED __attribute__((no_sanitize("thread")))
+#define CUDA_CPU_NO_TSAN __attribute__((no_sanitize("thread")))
 // For functions that call here(): inlined, so that it returns a place in the kernel.
 #ifdef CUDA_CPU_INSPECT
 #define CUDA_CPU_INSTRUCTION inline __attribute__((always_inline))
