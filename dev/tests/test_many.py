@@ -543,7 +543,8 @@ def test_connection():
             return None
     connections = [wait_for(lambda: connect(b"")), connect(b"GET / HTTP/1.1\r\n\r\n" * 9)]
     second = Run(1, *words, environment={**dict(zip(TORCHRUN, "1212")), **names})
-    trains = wait_for(lambda: os.path.exists(path("open", "log.jsonl")), END_LIMIT)
+    log = path("open", "log.jsonl")
+    trains = wait_for(lambda: os.path.exists(log) and '"loss"' in open(log, encoding="utf-8").read())
     is_closed = connect(b"") is None
     for one in (started, second):
         one.process.send_signal(signal.SIGTERM)

@@ -221,7 +221,7 @@ TEST("runs: without master weights") {
     expect_run(logged, "--master-weights none logs the fraction of weights that a step left unchanged", whole);
     begin_from("@/other", "@/no_master", "/step_000005");
     expect_same_run("@/no_master", TEN + "--master-weights none --resume", "--master-weights none, resumed at step 5");
-    // LayerNorm's weights start at 1. In BF16 the next values are 2^-8 below and 2^-7 above: 1e-4 is too small a step.
+    // LayerNorm's weights start at 1. In BF16 the next values are 2^-8 below and 2^-7 above: 1e-4 changes nothing.
     const std::string SLOW = "train" + SMALL +
         "--micro-batch 2 --eval-every 0 --schedule constant --lr 1e-4 --steps 3 ";
     const Outcome without = run(SLOW + "--master-weights none --out @/slow"), with = run(SLOW + "--out @/slow_copy");
