@@ -1,5 +1,5 @@
 // HellaSwag: questions with a context and four endings, one of which is the original continuation (Zellers et al. 2019,
-// "HellaSwag: Can a Machine Really Finish Your Sentence?"). The model's answer is the ending with the lowest loss, given
+// "HellaSwag: Can a Machine Really Finish Your Sentence?"). The model's answer is the ending with the lowest loss given
 // the context: the sum over its tokens (accuracy), or their mean, which does not favour short endings (acc_norm). With
 // the mean, as in llm.c, GPT-2 124M answers 0.2955 of the 10,042 correctly; other programs divide by bytes, not tokens.
 //

@@ -9,7 +9,7 @@
 // Map: Ampere and later · Hopper: mbarriers, TMA, wgmma, setmaxnreg · tiles · fragments · pipelines · tensor maps
 //
 // Fragment: the part of a matrix that a warp holds in registers. mma multiplies A (16 x 16) by B (16 x 8); each 32-bit
-// register of A and B has two 16-bit elements. Lane 4g + t holds
+// register of A and B has two 16-bit elements. Lane 4g + t (g 0..7, t 0..3) holds
 //     A  a[0], a[1]: columns 2t, 2t+1 of rows g, g+8;   a[2], a[3]: columns 2t+8, 2t+9 of the same rows
 //     B  b[0]: rows 2t, 2t+1 of column g;   b[1]: rows 2t+8, 2t+9
 //     D  d[0], d[1]: columns 2t, 2t+1 of row g;   d[2], d[3]: the same columns of row g+8
@@ -145,7 +145,7 @@ __device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
 // Starts to copy a box from coordinates (c0, c1, c2, c3) of a tensor, c0 contiguous, to shared memory. Out-of-range
 // elements become 0. The barrier counts the bytes as they arrive. "cp.async.bulk.tensor"
 __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2,
-                                            int c3) {
+                                         int c3) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
                  "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
@@ -190,11 +190,11 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void* tile, int colum
 }
 
 // N / 2 accumulators: as asm operands "+f"(d[0]), ... and as their placeholders %0, ... in the instruction's text.
-#define WGMMA_SUMS_8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
+#define WGMMA_ACCS_8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
                         "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define WGMMA_SUMS_32(i) WGMMA_SUMS_8(i), WGMMA_SUMS_8(i + 8), WGMMA_SUMS_8(i + 16), WGMMA_SUMS_8(i + 24)
-#define WGMMA_SUMS_64(i) WGMMA_SUMS_32(i), WGMMA_SUMS_32(i + 32)
-#define WGMMA_SUMS_128(i) WGMMA_SUMS_64(i), WGMMA_SUMS_64(i + 64)
+#define WGMMA_ACCS_32(i) WGMMA_ACCS_8(i), WGMMA_ACCS_8(i + 8), WGMMA_ACCS_8(i + 16), WGMMA_ACCS_8(i + 24)
+#define WGMMA_ACCS_64(i) WGMMA_ACCS_32(i), WGMMA_ACCS_32(i + 32)
+#define WGMMA_ACCS_128(i) WGMMA_ACCS_64(i), WGMMA_ACCS_64(i + 64)
 #define WGMMA_TEN(tens) "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, " \
                         "%" #tens "5, %" #tens "6, %" #tens "7, %" #tens "8, %" #tens "9, "
 #define WGMMA_FIFTY WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) WGMMA_TEN(3) WGMMA_TEN(4)
@@ -205,20 +205,20 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void* tile, int colum
 
 // One wgmma. Arguments: N; the accumulators as operands and as placeholders; placeholders of b, `add`, Major and a; the
 // operands of a.
-#define WGMMA(N, SUMS, NUMBERS, B_TEXT, ADD, MAJOR, A_TEXT, ...)                                                     \
+#define WGMMA(N, ACCS, NUMBERS, B_TEXT, ADD, MAJOR, A_TEXT, ...)                                                     \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32."     \
                  PTX_OPERANDS " {" NUMBERS "}, " A_TEXT ", " B_TEXT ", p, 1, 1, " MAJOR ";\n}"                       \
-                 : SUMS : "l"(b), "r"(add), "n"(static_cast<int>(B)), __VA_ARGS__)
+                 : ACCS : "l"(b), "r"(add), "n"(static_cast<int>(B)), __VA_ARGS__)
 
 // Starts d (64 x N) = a (64 x 16) b (16 x N), or += if `add`. a and b are descriptors; a is K-major.
 template <int N, Major B> __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add) {
     static_assert(N == 64 || N == 128 || N == 256);
     if constexpr (N == 64)
-        WGMMA(64, WGMMA_SUMS_32(0), WGMMA_32, "%32", "%33", "0, %34", "%35", "l"(a));
+        WGMMA(64, WGMMA_ACCS_32(0), WGMMA_32, "%32", "%33", "0, %34", "%35", "l"(a));
     else if constexpr (N == 128)
-        WGMMA(128, WGMMA_SUMS_64(0), WGMMA_64, "%64", "%65", "0, %66", "%67", "l"(a));
+        WGMMA(128, WGMMA_ACCS_64(0), WGMMA_64, "%64", "%65", "0, %66", "%67", "l"(a));
     else
-        WGMMA(256, WGMMA_SUMS_128(0), WGMMA_128, "%128", "%129", "0, %130", "%131", "l"(a));
+        WGMMA(256, WGMMA_ACCS_128(0), WGMMA_128, "%128", "%129", "0, %130", "%131", "l"(a));
 }
 
 // The same with a in registers, as an A fragment.
@@ -226,10 +226,10 @@ template <int N, Major B>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {
     static_assert(N == 64 || N == 128);
     if constexpr (N == 64)
-        WGMMA(64, WGMMA_SUMS_32(0), WGMMA_32, "%32", "%33", "%34", "{%35, %36, %37, %38}",
+        WGMMA(64, WGMMA_ACCS_32(0), WGMMA_32, "%32", "%33", "%34", "{%35, %36, %37, %38}",
               "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
     else
-        WGMMA(128, WGMMA_SUMS_64(0), WGMMA_64, "%64", "%65", "%66", "{%67, %68, %69, %70}",
+        WGMMA(128, WGMMA_ACCS_64(0), WGMMA_64, "%64", "%65", "%66", "{%67, %68, %69, %70}",
               "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
 }
 
@@ -367,15 +367,17 @@ template <int STAGES> struct PipelineState {
     }
 };
 
+// Consumers: blocks until the stage is filled.
 template <int STAGES, int PRODUCERS>
 __device__ __forceinline__ void wait_full(Ring<STAGES, PRODUCERS>& ring, const PipelineState<STAGES>& state) {
     mbarrier_wait(&ring.full[state.stage], state.phase);
 }
+// Producer: blocks until all consumer warps have released the stage; returns at once for a stage of a new ring.
 template <int STAGES, int PRODUCERS>
 __device__ __forceinline__ void wait_empty(Ring<STAGES, PRODUCERS>& ring, const PipelineState<STAGES>& state) {
-    mbarrier_wait(&ring.empty[state.stage], state.phase ^ 1);   // a new ring is empty: returns at once
+    mbarrier_wait(&ring.empty[state.stage], state.phase ^ 1);
 }
-// Tells the producer that this warp has finished reading the stage, and advances.
+// A consumer warp: tells the producer that the warp has finished reading the stage, and advances.
 template <int STAGES, int PRODUCERS>
 __device__ __forceinline__ void release(Ring<STAGES, PRODUCERS>& ring, PipelineState<STAGES>& state) {
     if (threadIdx.x % 32 == 0) mbarrier_arrive(&ring.empty[state.stage]);
@@ -383,10 +385,10 @@ __device__ __forceinline__ void release(Ring<STAGES, PRODUCERS>& ring, PipelineS
 }
 
 // Returns the descriptor of an address `bytes` further on: the low bits of a descriptor are an address / 16.
-__device__ __forceinline__ uint64_t offset_by(uint64_t operand, int bytes) { return operand + bytes / 16; }
+__device__ __forceinline__ uint64_t offset_by(uint64_t descriptor, int bytes) { return descriptor + bytes / 16; }
 // Returns the descriptor with this stride between blocks of 64 columns, for Major::MN (wgmma_descriptor sets 16 bytes).
-__device__ __forceinline__ uint64_t mn_major(uint64_t operand, int column_block_bytes) {
-    return operand + (static_cast<uint64_t>(column_block_bytes / 16 - 1) << 16);
+__device__ __forceinline__ uint64_t mn_major(uint64_t descriptor, int column_block_bytes) {
+    return descriptor + (static_cast<uint64_t>(column_block_bytes / 16 - 1) << 16);
 }
 
 // Warpgroups of a block: one producer and COUNT consumers. A launch gives all threads the same number of registers; the
