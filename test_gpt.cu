@@ -547,7 +547,7 @@ struct AttentionSize {
     size_t out(int b, int t, int h) const { return (size_t(b) * T + t) * C() + h * HS; }
     size_t lse(int b, int t, int h) const { return (size_t(b) * NH + h) * T + t; }
     // Offset of query i, key j in (B, NH, T, T).
-    size_t square(int b, int h, int i, int j) const { return lse(b, i, h) * T + j; }
+    size_t prob(int b, int h, int i, int j) const { return lse(b, i, h) * T + j; }
 
     template <typename Visit> void for_each_query(Visit visit) const {
         for (int b = 0; b < B; b++)
@@ -602,7 +602,7 @@ Numbers attention_backward_loop(const Values& dout, const Values& qkv, const Val
         Number D;
         Numbers P(i + 1), dP(i + 1);
         for (int j = 0; j <= i; j++) {
-            P[j] = probs ? Number((*probs)[s.square(b, h, i, j)])
+            P[j] = probs ? Number((*probs)[s.prob(b, h, i, j)])
                          : exp(score(&qkv[q], &qkv[s.qkv(b, j, 1, h)], s.HS) - lse[s.lse(b, i, h)]);
             for (int d = 0; d < s.HS; d++) dP[j] += Number(dout[row + d]) * qkv[s.qkv(b, j, 2, h) + d];
             if (probs) dP[j] = stored_as<floatX>(dP[j]);
@@ -628,10 +628,10 @@ Values attention_inputs(const AttentionSize& s) { return random_values<floatX>(s
 
 void try_attention(Trial& forward, Trial& backward, const AttentionSize& s, bool naive = false) {
     for (Trial* trial : {&forward, &backward}) trial->at(format("B %d, T %d, NH %d, HS %d", s.B, s.T, s.NH, s.HS));
-    const size_t squares = naive ? s.N() * s.NH * s.T : 1;
+    const size_t n_probs = naive ? s.N() * s.NH * s.T : 1;
     const Values qkv = attention_inputs(s), dout = random_values<floatX>(s.N() * s.C());
     const auto got = forward.run([&] {
-        const DeviceArray<floatX> out(s.N() * s.C()), scores(squares), probs(squares), d_qkv(qkv);
+        const DeviceArray<floatX> out(s.N() * s.C()), scores(n_probs), probs(n_probs), d_qkv(qkv);
         const DeviceArray<float> lse(s.N() * s.NH);
         const DeviceArray<int> counter(Values{0});
         if (naive) naive_attention_forward(out, scores, probs, d_qkv, s.B, s.T, s.NH, s.HS);
@@ -645,7 +645,7 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s, bool
 
     const Values out = values_stored_as<floatX>(expected.out), lse = values_stored_as<float>(expected.lse);
     const auto gradients = backward.run([&] {
-        const DeviceArray<floatX> dqkv(qkv.size()), dscores(squares), d_dout(dout), d_qkv(qkv), d_out(out),
+        const DeviceArray<floatX> dqkv(qkv.size()), dscores(n_probs), d_dout(dout), d_qkv(qkv), d_out(out),
             probs(got[3]);
         const DeviceArray<float> D(s.N() * s.NH), d_lse(lse);
         const DeviceArray<int> counter(Values{0});
@@ -659,7 +659,7 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s, bool
 }
 
 // Tests the kernels that --tensor-cores KIND selects. Lengths are parts of a tile, whole tiles and several tiles. Batch
-// size and number of heads vary from case to case; with six lengths, the first one always has one of each.
+// size and number of heads vary from case to case; with six lengths, both are 1 for the first.
 void test_attention_kernels(TensorCores kind, const std::vector<int>& head_sizes, const std::vector<int>& lengths) {
     const TensorCores saved = std::exchange(device.tensor_cores, kind);
     const std::string on = format(" on %s with %d multiprocessors", name_of(kind),
