@@ -106,7 +106,7 @@ inline thread_local const Launch* launched = nullptr;
 [[noreturn]] inline void die(const std::string& what)
 {
     const Launch& launch = *launched;
-    watch::dying(what.c_str());
+    watch::fatal_error(what.c_str());
     fflush(stdout);
     fprintf(stderr, "kernel %s, block (%u, %u, %u) of (%u, %u, %u), %u x %u x %u threads: %s\n",
             launch.name, blockIdx.x, blockIdx.y, blockIdx.z, launch.grid.x, launch.grid.y, launch.grid.z,
@@ -282,7 +282,7 @@ private:
     {
         current_ = t;
         threadIdx = threads_[t].index;
-        watch::now(t);
+        watch::thread_resumed(t);
     }
 
     // Runs other threads until the scheduler picks this one again.
@@ -318,7 +318,7 @@ private:
 
     CUDA_CPU_NO_TSAN void run_thread()
     {
-        watch::begun(current_);
+        watch::thread_started(current_);
         launch_->call(launch_->kernel_and_arguments);
         Fiber* fiber = threads_[current_].fiber;
         if (fiber->overflowed())
@@ -346,7 +346,7 @@ private:
     {
         threads_[current_].fiber = nullptr;
         alive_--;
-        watch::ended(current_);
+        watch::thread_ended(current_);
         Warp& warp = warps_[current_ / WARP_SIZE];
         warp.alive &= ~(1u << current_ % WARP_SIZE);
         for (unsigned lanes = warp.waiting; lanes != 0; lanes &= warp.waiting) {
@@ -364,7 +364,7 @@ private:
     {
         if (waiting_at_barrier_ < alive_) return;
         waiting_at_barrier_ = 0;
-        watch::barrier_met("__syncthreads");
+        watch::barrier_completed("__syncthreads");
         for (unsigned t = 0; t < threads_.size(); t++)
             if (threads_[t].waits_for != nullptr) make_ready(t);
     }
@@ -380,7 +380,7 @@ private:
             const Thread& other = threads_[first + static_cast<unsigned>(__builtin_ctz(rest))];
             if (other.mask != mask || other.work != threads_[t].work) return;
         }
-        watch::lanes_met(first, lanes, threads_[t].waits_for);
+        watch::collective_completed(first, lanes, threads_[t].waits_for);
         threads_[t].work(warp.operand, lanes);
         warp.waiting &= ~lanes;
         for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
@@ -511,13 +511,13 @@ inline unsigned ballot(const char* name, unsigned mask, bool yes)
 
 CUDA_CPU_INSTRUCTION void __syncthreads()
 {
-    if (cuda_cpu::watch::is_removed("__syncthreads", cuda_cpu::watch::here())) return;
+    if (cuda_cpu::watch::is_removed("__syncthreads", cuda_cpu::watch::call_site())) return;
     if (cuda_cpu::block != nullptr) cuda_cpu::block->barrier("__syncthreads");
 }
 
 CUDA_CPU_INSTRUCTION void __syncwarp(unsigned mask = 0xffffffff)
 {
-    if (WARP_SIZE == 1 || cuda_cpu::watch::is_removed("__syncwarp", cuda_cpu::watch::here())) return;
+    if (WARP_SIZE == 1 || cuda_cpu::watch::is_removed("__syncwarp", cuda_cpu::watch::call_site())) return;
     cuda_cpu::warp_collective("__syncwarp", mask, nullptr, [](void* const*, unsigned) {});
 }
 inline unsigned __ballot_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__ballot_sync", mask, yes != 0); }

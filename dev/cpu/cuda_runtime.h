@@ -176,7 +176,7 @@ inline void run_block(const Launch& launch, uint64_t number)
     if (block != nullptr) {
         block->run(number);
     } else {
-        watch::begun(0);
+        watch::thread_started(0);
         launch.call(launch.kernel_and_arguments);
     }
     if (WARP_SIZE > 1 && background != nullptr) std::exchange(background, nullptr)->end_of_block();
@@ -199,7 +199,7 @@ inline void run_inspected_grid(const Launch& launch)
     begin(launch);
     for (uint64_t i = 0, blocks = uint64_t{g.x} * g.y * g.z; i < blocks; i++) {
         const watch::Run run = watch::next_block();
-        if (run == watch::Run::NOT) break;
+        if (run == watch::Run::STOP) break;
         if (run == watch::Run::RECORDED) watch::begin_block(i);
         run_block(launch, i);
         if (run == watch::Run::RECORDED) watch::end_block();

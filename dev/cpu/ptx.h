@@ -411,11 +411,11 @@ inline void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t
 
 CUDA_CPU_INSTRUCTION void ldmatrix(uint32_t (&r)[4], const void* row)
 {
-    cuda_cpu::ldmatrix_of_lane<false>(r, row, cuda_cpu::watch::here());
+    cuda_cpu::ldmatrix_of_lane<false>(r, row, cuda_cpu::watch::call_site());
 }
 CUDA_CPU_INSTRUCTION void ldmatrix_transposed(uint32_t (&r)[4], const void* row)
 {
-    cuda_cpu::ldmatrix_of_lane<true>(r, row, cuda_cpu::watch::here());
+    cuda_cpu::ldmatrix_of_lane<true>(r, row, cuda_cpu::watch::call_site());
 }
 
 CUDA_CPU_INSTRUCTION void cp_async(void* to, const void* from, bool valid)
@@ -424,7 +424,7 @@ CUDA_CPU_INSTRUCTION void cp_async(void* to, const void* from, bool valid)
     require_capability("cp_async", 80);
     if (!aligned(to, 16) || !aligned(from, 16)) reject("cp_async", "with an address that is not a multiple of 16");
     shared_address(to);
-    watch::cp_async(to, valid ? from : nullptr, watch::here());
+    watch::cp_async(to, valid ? from : nullptr, watch::call_site());
     Copy copy{to, valid ? from : nullptr, false, 0};
     if (!async_work().deferred || async_work().draw(2)) copy.complete();
     copies_of_thread().start(copy);
@@ -436,7 +436,7 @@ inline void cp_async_commit()
 }
 template <int N> CUDA_CPU_INSTRUCTION void cp_async_wait()
 {
-    if (cuda_cpu::watch::is_removed("cp_async_wait", cuda_cpu::watch::here())) return;
+    if (cuda_cpu::watch::is_removed("cp_async_wait", cuda_cpu::watch::call_site())) return;
     cuda_cpu::watch::cp_async_wait(N);
     cuda_cpu::copies_of_thread().wait(N, [](cuda_cpu::Copy& copy) {
         if (!copy.done) copy.complete();
@@ -480,7 +480,7 @@ struct Mbarrier {
         tx_count += expect;
         const bool completed = pending == 0 && tx_count == 0;
         if (completed) {
-            watch::phase_ended(barrier, parity);
+            watch::phase_completed(barrier, parity);
             parity ^= 1;
             pending = expected;
         }
@@ -500,7 +500,7 @@ CUDA_CPU_INSTRUCTION void mbarrier_init(uint64_t* barrier, int arrivals)
     const auto count = static_cast<uint64_t>(arrivals);
     Mbarrier{0, count, count, 0, 2}.write(barrier);
     async_work().unfenced_barrier = barrier;
-    watch::sync_made(barrier, watch::here());
+    watch::mbarrier_initialised(barrier, watch::call_site());
 }
 inline void fence_mbarrier_init()
 {
@@ -512,7 +512,7 @@ CUDA_CPU_INSTRUCTION void mbarrier_arrive_expect_tx(uint64_t* barrier, int bytes
                                                     const char* name = "mbarrier_arrive_expect_tx")
 {
     using namespace cuda_cpu;
-    watch::arrived(barrier, watch::here());
+    watch::arrived(barrier, watch::call_site());
     Mbarrier::read(barrier, name).change(barrier, name, 1, bytes);
     if (async_work().draw(2)) block->yield();
 }
@@ -525,11 +525,11 @@ CUDA_CPU_INSTRUCTION void mbarrier_wait(uint64_t* barrier, uint32_t parity)
 {
     using namespace cuda_cpu;
     if (parity > 1) reject("mbarrier_wait", line("with parity %u; expected 0 or 1", parity));
-    if (watch::is_removed("mbarrier_wait", watch::here())) return;
+    if (watch::is_removed("mbarrier_wait", watch::call_site())) return;
     AsyncWork& work = async_work();
     if (work.draw(4)) work.advance();
     while (Mbarrier::read(barrier, "mbarrier_wait").parity == parity) block->park("mbarrier_wait", barrier, parity);
-    watch::waited(barrier, parity, watch::here());
+    watch::waited(barrier, parity, watch::call_site());
     const auto seen = [=](const Load& load) { return load.done && load.barrier == barrier && load.phase == parity; };
     work.loads.erase(std::remove_if(work.loads.begin(), work.loads.end(), seen), work.loads.end());
 }
@@ -555,7 +555,7 @@ inline bool arrive_at_named_barrier(const char* name, int number, int threads)
     watch::arrived(&barrier, nullptr);
     if (++barrier.arrived < barrier.expected) return false;
     barrier.arrived = 0;
-    watch::phase_ended(&barrier, 0);
+    watch::phase_completed(&barrier, 0);
     block->unpark(&barrier);
     return true;
 }
@@ -565,7 +565,7 @@ inline bool arrive_at_named_barrier(const char* name, int number, int threads)
 CUDA_CPU_INSTRUCTION void named_barrier_sync(int number, int threads)
 {
     using namespace cuda_cpu;
-    if (watch::is_removed("named_barrier_sync", watch::here())) return;
+    if (watch::is_removed("named_barrier_sync", watch::call_site())) return;
     if (!arrive_at_named_barrier("named_barrier_sync", number, threads))
         block->park("named_barrier_sync", &async_work().named[number], static_cast<unsigned>(number));
     watch::waited(&async_work().named[number], 0, nullptr);
@@ -626,14 +626,14 @@ CUDA_CPU_NO_TSAN inline void AsyncWork::complete(Load& load)
                     const uint32_t address = t.swizzled ? swizzled_128(to + written + chunk) : to + written + chunk;
                     const int64_t first = load.at[0] + chunk / t.element_bytes;
                     const bool reads = inside && first >= 0 && first < t.extents[0];   // otherwise it writes zeros
-                    watch::box_part(load.watch_id, shared_base() + address,
+                    watch::load_chunk(load.watch_id, shared_base() + address,
                                     reads ? row + first * t.element_bytes : nullptr);
                     memcpy(shared_base() + address, bytes, 16);
                     memcpy(product_memory + address, bytes, 16);
                 }
             }
     load.done = true;
-    watch::box_landed(load.watch_id);
+    watch::load_completed(load.watch_id);
     Mbarrier barrier = Mbarrier::read(load.barrier, "tma_load");
     load.phase = barrier.parity;
     barrier.change(load.barrier, "tma_load", 0, -t.box_bytes());
@@ -657,7 +657,7 @@ CUDA_CPU_INSTRUCTION void tma_load(void* to, const CUtensorMap* map, uint64_t* b
     Mbarrier::read(barrier, "tma_load");
     AsyncWork& work = async_work();
     if (work.unfenced_barrier != nullptr) reject("tma_load", "before fence_mbarrier_init");
-    load.watch_id = watch::box_issued(barrier, watch::here());
+    load.watch_id = watch::load_issued(barrier, watch::call_site());
     work.loads.push_back(load);
     if (!work.deferred || work.draw(3)) work.complete(work.loads.back());
 }
@@ -781,7 +781,7 @@ inline void start_product(const WarpProduct& product)
 // Completes a pending product.
 inline void end_product(WarpProduct& p)
 {
-    watch::wgmma_ended(p.watch_id);
+    watch::wgmma_completed(p.watch_id);
     if (!async_work().deferred) return;
     if (p.result.empty()) {
         p.result.resize(16 * p.columns);
@@ -877,7 +877,7 @@ template <int N, class... Registers> inline void wgmma_wait(Registers&...)
 CUDA_CPU_INSTRUCTION void async_fence()
 {
     cuda_cpu::require_capability("async_fence", 90);
-    if (cuda_cpu::watch::is_removed("async_fence", cuda_cpu::watch::here())) return;
+    if (cuda_cpu::watch::is_removed("async_fence", cuda_cpu::watch::call_site())) return;
     cuda_cpu::watch::proxy_fence();
     cuda_cpu::async_work().publish_stores();
 }
@@ -885,14 +885,14 @@ CUDA_CPU_INSTRUCTION void async_fence()
 template <int N, Major B> CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
 {
     static_assert(N == 64 || N == 128 || N == 256);
-    cuda_cpu::ProductOperand mine{d, nullptr, a, b, add, cuda_cpu::watch::here()};
+    cuda_cpu::ProductOperand mine{d, nullptr, a, b, add, cuda_cpu::watch::call_site()};
     cuda_cpu::warpgroup_collective("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
 }
 template <int N, Major B>
 CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add)
 {
     static_assert(N == 64 || N == 128);
-    cuda_cpu::ProductOperand mine{d, a, 0, b, add, cuda_cpu::watch::here()};
+    cuda_cpu::ProductOperand mine{d, a, 0, b, add, cuda_cpu::watch::call_site()};
     cuda_cpu::warpgroup_collective("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
 }
 

@@ -13,7 +13,7 @@
 
 // Excludes a function from instrumentation: its accesses are reported by callbacks, or are internal to the emulator.
 #define CUDA_CPU_NO_TSAN __attribute__((no_sanitize("thread")))
-// For functions that call here(): inlined, so that it returns a place in the kernel.
+// For functions that call call_site(): inlined, so that it returns an address in the kernel.
 #ifdef CUDA_CPU_INSPECT
 #define CUDA_CPU_INSTRUCTION inline __attribute__((always_inline))
 #else
@@ -59,15 +59,15 @@ struct Figures {
     uint64_t hazards = 0;   // races, and reads of uninitialised shared memory
 };
 
-enum class Run : uint8_t { RECORDED, UNSEEN, NOT };   // a block runs with or without recording, or not at all
+enum class Run : uint8_t { RECORDED, UNRECORDED, STOP };   // how a block runs; STOP: not at all, the launch ends
 enum class Operand : uint8_t { A, B };
 
 #ifdef CUDA_CPU_INSPECT
 constexpr bool on = true;
-#define CUDA_CPU_HOOK(T, declaration) T declaration;
+#define CUDA_CPU_CALLBACK(T, declaration) T declaration;
 #else
 constexpr bool on = false;
-#define CUDA_CPU_HOOK(T, declaration) inline T declaration { return static_cast<T>(0); }
+#define CUDA_CPU_CALLBACK(T, declaration) inline T declaration { return static_cast<T>(0); }
 #endif
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-parameter"
@@ -75,54 +75,55 @@ constexpr bool on = false;
 // ---- launches and blocks
 #ifdef CUDA_CPU_INSPECT
 void begin_launch(const LaunchShape& shape);
-Run next_block();                                  // called before each block, in their order; NOT ends the launch
+Run next_block();                                  // called before each block, in the order of their numbers
 void begin_block(uint64_t number);
 void end_block();
 void product(const Product& product);
 Figures take_figures();                            // traffic since the last call
-void look(bool at_launches);                       // switches recording of launches on or off; on at first
+void record_launches(bool enabled);                // on at first
 void shared_memory(const void* dynamic, size_t bytes);                  // the range of dynamic shared memory
 void shared_array(const void* place, size_t bytes, const char* name);   // a __shared__ array
 #endif
-CUDA_CPU_HOOK(bool, only_counts())                 // matrix products and long operations are counted but not executed
-CUDA_CPU_HOOK(void, dying(const char* why))        // the program is about to end with this error
-CUDA_CPU_HOOK(void, allocated(const void* place, size_t bytes))
-CUDA_CPU_HOOK(void, freed(const void* place))
+CUDA_CPU_CALLBACK(bool, only_counts())                    // long operations are counted but not executed
+CUDA_CPU_CALLBACK(void, fatal_error(const char* text))    // the program is about to end
+CUDA_CPU_CALLBACK(void, allocated(const void* place, size_t bytes))
+CUDA_CPU_CALLBACK(void, freed(const void* place))
 
 // ---- threads
-CUDA_CPU_HOOK(void, begun(unsigned thread))        // the thread starts
-CUDA_CPU_HOOK(void, now(unsigned thread))          // the thread becomes the current one
-CUDA_CPU_HOOK(void, ended(unsigned thread))
-CUDA_CPU_HOOK(const void*, here())                 // returns its return address
-CUDA_CPU_HOOK(bool, is_removed(const char* name, const void* site))   // whether to skip this barrier, fence or wait
+CUDA_CPU_CALLBACK(void, thread_started(unsigned thread))
+CUDA_CPU_CALLBACK(void, thread_resumed(unsigned thread))  // before it starts or continues
+CUDA_CPU_CALLBACK(void, thread_ended(unsigned thread))
+CUDA_CPU_CALLBACK(const void*, call_site())               // returns its return address
+// Returns whether to skip this barrier, fence or wait, to find out if it is necessary.
+CUDA_CPU_CALLBACK(bool, is_removed(const char* name, const void* site))
 
 // ---- synchronisation
-CUDA_CPU_HOOK(void, barrier_met(const char* name))
-CUDA_CPU_HOOK(void, lanes_met(unsigned first_thread, unsigned lanes, const char* name))
-CUDA_CPU_HOOK(void, fence())                       // __threadfence
-CUDA_CPU_HOOK(void, proxy_fence())
-// sync_made: initialisation of an mbarrier; the other three also report named barriers.
-CUDA_CPU_HOOK(void, sync_made(const void* barrier, const void* site))
-CUDA_CPU_HOOK(void, arrived(const void* barrier, const void* site))
-CUDA_CPU_HOOK(void, phase_ended(const void* barrier, unsigned parity))
-CUDA_CPU_HOOK(void, waited(const void* barrier, unsigned parity, const void* site))
+CUDA_CPU_CALLBACK(void, barrier_completed(const char* name))
+CUDA_CPU_CALLBACK(void, collective_completed(unsigned first_thread, unsigned lanes, const char* name))
+CUDA_CPU_CALLBACK(void, fence())                          // __threadfence
+CUDA_CPU_CALLBACK(void, proxy_fence())
+CUDA_CPU_CALLBACK(void, mbarrier_initialised(const void* barrier, const void* site))
+// of an mbarrier or a named barrier
+CUDA_CPU_CALLBACK(void, arrived(const void* barrier, const void* site))
+CUDA_CPU_CALLBACK(void, phase_completed(const void* barrier, unsigned parity))
+CUDA_CPU_CALLBACK(void, waited(const void* barrier, unsigned parity, const void* site))
 
 // ---- accesses by PTX instructions
-CUDA_CPU_HOOK(void, access(Access access, By by, const void* address, unsigned bytes, const void* site))
-CUDA_CPU_HOOK(void, cp_async(const void* to, const void* from, const void* site))   // from null: writes zeros
-CUDA_CPU_HOOK(void, cp_async_commit())
-CUDA_CPU_HOOK(void, cp_async_wait(unsigned pending))
-CUDA_CPU_HOOK(unsigned, box_issued(const void* barrier, const void* site))
-CUDA_CPU_HOOK(void, box_part(unsigned box, const void* to, const void* from))   // 16 bytes; from null: writes zeros
-CUDA_CPU_HOOK(void, box_landed(unsigned box))      // the copy has completed
-CUDA_CPU_HOOK(unsigned, wgmma_issued(unsigned warp, uint64_t flops, const void* site))
-CUDA_CPU_HOOK(void, wgmma_reads(unsigned product, const void* address, Operand operand))   // 16 bytes
-CUDA_CPU_HOOK(void, wgmma_ended(unsigned product))
-CUDA_CPU_HOOK(void, wgmma_waited(unsigned warp))
-CUDA_CPU_HOOK(void, tensor_flops(uint64_t flops))
-CUDA_CPU_HOOK(void, special_function())            // exp2, log2, sine: executed by a multiprocessor's few SFUs
+CUDA_CPU_CALLBACK(void, access(Access access, By by, const void* address, unsigned bytes, const void* site))
+CUDA_CPU_CALLBACK(void, cp_async(const void* to, const void* from, const void* site))   // from null: writes zeros
+CUDA_CPU_CALLBACK(void, cp_async_commit())
+CUDA_CPU_CALLBACK(void, cp_async_wait(unsigned pending))
+CUDA_CPU_CALLBACK(unsigned, load_issued(const void* barrier, const void* site))   // TMA; returns the load's number
+CUDA_CPU_CALLBACK(void, load_chunk(unsigned load, const void* to, const void* from))   // 16 bytes; from null: zeros
+CUDA_CPU_CALLBACK(void, load_completed(unsigned load))
+CUDA_CPU_CALLBACK(unsigned, wgmma_issued(unsigned warp, uint64_t flops, const void* site))
+CUDA_CPU_CALLBACK(void, wgmma_reads(unsigned product, const void* address, Operand operand))   // 16 bytes
+CUDA_CPU_CALLBACK(void, wgmma_completed(unsigned product))
+CUDA_CPU_CALLBACK(void, wgmma_waited(unsigned warp))
+CUDA_CPU_CALLBACK(void, tensor_flops(uint64_t flops))
+CUDA_CPU_CALLBACK(void, special_function())               // exp2, log2, sine: executed by a multiprocessor's few SFUs
 
 #pragma GCC diagnostic pop
-#undef CUDA_CPU_HOOK
+#undef CUDA_CPU_CALLBACK
 
 }  // namespace cuda_cpu::watch

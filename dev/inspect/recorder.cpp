@@ -350,7 +350,7 @@ static std::chrono::steady_clock::time_point start;
 
 // ---- the program
 static bool recording;                 // a recorded block is running
-static bool records_launches = true;   // set by look()
+static bool records_launches = true;   // set by record_launches()
 static unsigned from_launches;         // launches in the range `from`
 static Memory memory;
 static Stacks stacks;
@@ -787,7 +787,7 @@ Run next_block()
 {
     const uint64_t number = next_number++;
     // The program may depend on the result of a kernel with a single block, so such a block always runs.
-    const Run otherwise = is_sample && kernel->blocks() > 1 ? Run::NOT : Run::UNSEEN;
+    const Run otherwise = is_sample && kernel->blocks() > 1 ? Run::STOP : Run::UNRECORDED;
     if (!records_launch) return otherwise;
     if (number == 0) return Run::RECORDED;
     const LaunchShape& shape = kernel->shape;
@@ -862,9 +862,9 @@ void product(const Product& product)
     products.push_back(product);
 }
 
-void look(bool at_launches) { records_launches = at_launches; }
+void record_launches(bool at_launches) { records_launches = at_launches; }
 bool only_counts() { return setting("INSPECT_MODE") == "sample"; }
-void dying(const char* why) { write(why); }
+void fatal_error(const char* why) { write(why); }
 
 // Returns the sums over all launches since the last call, and deletes their kernels. Kernels with hazards stay, so that
 // they are in the recording; their `launches` is 0 from then on.
@@ -901,16 +901,16 @@ void shared_array(const void* place, size_t bytes, const char* name) { memory.ad
 void allocated(const void* place, size_t bytes) { memory.add_allocation(place, bytes); }
 void freed(const void* place) { memory.remove_allocation(place); }
 
-void now(unsigned thread) { current = thread; }
-void begun(unsigned thread)
+void thread_resumed(unsigned thread) { current = thread; }
+void thread_started(unsigned thread)
 {
     if (recording) threads[thread].stack = 0;
 }
-void ended(unsigned thread)
+void thread_ended(unsigned thread)
 {
     if (recording) threads[thread].is_over = true;
 }
-__attribute__((noinline)) const void* here() { return __builtin_return_address(0); }
+__attribute__((noinline)) const void* call_site() { return __builtin_return_address(0); }
 
 // ==== synchronisation ====================================================================================
 
@@ -957,7 +957,7 @@ static void meet(const std::vector<unsigned>& group)
 }
 
 // __syncthreads: orders all threads of the block, also those that have exited.
-void barrier_met(const char*)
+void barrier_completed(const char*)
 {
     if (!recording) return;
     const Pause pause;
@@ -968,7 +968,7 @@ void barrier_met(const char*)
 }
 
 // Shuffles, votes and __syncwarp order the accesses of the lanes; tensor-core instructions do not.
-void lanes_met(unsigned first, unsigned lanes, const char* name)
+void collective_completed(unsigned first, unsigned lanes, const char* name)
 {
     if (!recording) return;
     const Pause pause;
@@ -1023,7 +1023,7 @@ static uint32_t touch_barrier(const void* barrier, Kind kind, const void* pc)
     return number;
 }
 
-void sync_made(const void* barrier, const void* site)
+void mbarrier_initialised(const void* barrier, const void* site)
 {
     if (!recording) return;
     const Pause pause;
@@ -1048,7 +1048,7 @@ void arrived(const void* barrier, const void* site)
 // Ends a phase of an mbarrier; the TMA copies that the phase counts have completed too. A wait names only the parity of
 // a phase: a thread that waits for the previous phase must have seen it complete by now. If this phase completes first,
 // the wait sees the same parity as before the previous phase, and blocks until the next phase completes.
-void phase_ended(const void* barrier, unsigned parity)
+void phase_completed(const void* barrier, unsigned parity)
 {
     if (!recording) return;
     const Pause pause;
@@ -1131,7 +1131,7 @@ void cp_async_wait(unsigned pending)
 }
 
 // A TMA copy. Its accesses have the mbarrier that counts its bytes as actor, and the mbarrier's current phase as tick.
-unsigned box_issued(const void* barrier, const void* site)
+unsigned load_issued(const void* barrier, const void* site)
 {
     if (!recording) return 0;
     const Pause pause;
@@ -1143,7 +1143,7 @@ unsigned box_issued(const void* barrier, const void* site)
     return static_cast<unsigned>(boxes.size() - 1);
 }
 
-void box_part(unsigned box, const void* to, const void* from)
+void load_chunk(unsigned box, const void* to, const void* from)
 {
     if (!recording) return;
     const Pause pause;
@@ -1151,7 +1151,7 @@ void box_part(unsigned box, const void* to, const void* from)
     if (from != nullptr) boxes[box].from.push_back(memory.find(from).at);
 }
 
-void box_landed(unsigned number)
+void load_completed(unsigned number)
 {
     if (!recording) return;
     const Pause pause;
@@ -1196,7 +1196,7 @@ void wgmma_reads(unsigned product, const void* address, Operand operand)
     (operand == Operand::A ? wgmmas[product].a : wgmmas[product].b).push_back(memory.find(address).at);
 }
 
-void wgmma_ended(unsigned number)
+void wgmma_completed(unsigned number)
 {
     if (!recording) return;
     const Pause pause;
@@ -1237,7 +1237,7 @@ static void end_unfinished_block()
     current = 0;
     recording = true;
     for (unsigned i = 0; i < wgmmas.size(); i++)
-        if (!wgmmas[i].b.empty()) wgmma_ended(i);
+        if (!wgmmas[i].b.empty()) wgmma_completed(i);
     end_block();
 }
 

@@ -176,7 +176,7 @@ MinimumWork flops(double n) { return {Bound::COMPUTE, n}; }
 #ifdef CUDA_CPU_INSPECT
 using Traffic = cuda_cpu::watch::Figures;
 Traffic take_traffic() { return cuda_cpu::watch::take_figures(); }
-void count_traffic(bool enabled) { cuda_cpu::watch::look(enabled); }
+void count_traffic(bool enabled) { cuda_cpu::watch::record_launches(enabled); }
 #else
 struct Traffic { double sectors, least_sectors, wavefronts, least_wavefronts, memory_bytes; uint64_t hazards; };
 Traffic take_traffic() { return {}; }
