@@ -115,7 +115,7 @@ TEST("tokenizer: cases") {
                 tokens.insert(tokens.end(), more.begin(), more.end());
             same = same && tokens == expected;
         }
-        expect(same, "a file saved by " + saved["by"].get<std::string>() + " gives its tokens, with post-processor");
+        expect(same, "tokens, including the post-processor's, equal those of " + saved["by"].get<std::string>());
     }
 }
 
