@@ -49,7 +49,9 @@ template <int N> __device__ __forceinline__ void from_floats(e5m2 (&v)[N], const
 }
 #endif
 
-// ---- Writer
+// ---- Writer (declared in train_gpt.cu)
+// Every kernel that writes an FP8 operand constructs a Writer, whose destructor adds the amax to Fp8Scale::amax. Integer
+// atomics do not depend on the order of blocks, so results stay deterministic.
 
 template <typename F8, Reach REACH>
 __device__ __forceinline__ Writer<F8, REACH>::Writer(const Out<F8>& out) : to(out) {
@@ -107,9 +109,9 @@ __device__ __forceinline__ RawPack<F8, N> Writer<F8, REACH>::quantise(float (&v)
 template <typename F8, Reach REACH> __device__ __forceinline__ Writer<F8, REACH>::~Writer() {
     if constexpr (WRITES_FP8) {
         if (!to.scale) return;
-        const float of_all = REACH == Reach::BLOCK ? block_max(amax) : warp_max(amax);
+        const float reduced = REACH == Reach::BLOCK ? block_max(amax) : warp_max(amax);
         const int thread = REACH == Reach::BLOCK ? threadIdx.x : threadIdx.x % WARP_SIZE;
-        if (thread == 0 && of_all > 0) atomicMax(&to.scale->amax, __float_as_uint(of_all));
+        if (thread == 0 && reduced > 0) atomicMax(&to.scale->amax, __float_as_uint(reduced));
         if (!counting || values == 0) return;
         atomicAdd(&to.scale->values, static_cast<unsigned long long>(values));
         if (saturated) atomicAdd(&to.scale->saturated, static_cast<unsigned long long>(saturated));
