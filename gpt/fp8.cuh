@@ -50,8 +50,8 @@ template <int N> __device__ __forceinline__ void from_floats(e5m2 (&v)[N], const
 #endif
 
 // ---- Writer (declared in train_gpt.cu)
-// Every kernel that writes an FP8 operand constructs a Writer, whose destructor adds the amax to Fp8Scale::amax. Integer
-// atomics do not depend on the order of blocks, so results stay deterministic.
+// Every kernel that writes an FP8 operand constructs a Writer, whose destructor merges the amax into Fp8Scale::amax. The
+// result of integer atomics does not depend on the order of blocks, so results are deterministic.
 
 template <typename F8, Reach REACH>
 __device__ __forceinline__ Writer<F8, REACH>::Writer(const Out<F8>& out) : to(out) {
