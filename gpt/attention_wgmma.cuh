@@ -89,7 +89,7 @@ __device__ __forceinline__ unsigned publish_next(NextTile& next, PipelineState<1
     return index;
 }
 // Returns the next index; called by consumers. The broadcast from lane 0 makes sure that all lanes have read the index
-// before it is released, and tells the compiler that it is uniform.
+// before the release, and tells the compiler that it is uniform.
 __device__ __forceinline__ unsigned receive_next(NextTile& next, PipelineState<1>& state) {
     wait_full(next.ring, state);
     const unsigned index = __shfl_sync(FULL_WARP, next.index, 0);
@@ -513,8 +513,8 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, typename Dkv
             wgmma_fence(S);
             start_scores<HS, TILE_Q>(S, in.X, Shape::TILE_K, in.a(q.stage));          // S = K Q^T
         };
-        // Queries before a warpgroup's keys do not attend to them. If they fill a tile, and it is not the last one, the
-        // warpgroup skips it.
+        // Queries do not attend to later keys. A warpgroup skips the first tile if all queries in it precede the
+        // warpgroup's keys, unless it is the only tile.
         const bool may_skip = TILE_Q == WGMMA_M && key0 + WGMMA_M < T;
         const int first_query0 = key0 + (may_skip ? warpgroup_row() : 0);
         if (first_query0 > key0) {

@@ -1,8 +1,8 @@
 // --matmul fp8 and fp8-all: writes operands of matmuls in FP8, keeps their scales, and records both in the log and in
 // checkpoints. Included by train_gpt.cu, whose section "fp8" introduces it.
 //
-// Map: conversions · Writer (records amaxes, writes FP8) · scales · quantising as a kernel of its own · transposed
-// copies · weights · amax history · log and checkpoints · FP16 underflow
+// Map: conversions · Writer (records amaxes, writes FP8) · scales · separate quantising kernels · transposed copies ·
+// weights · amax history · log and checkpoints · FP16 underflow
 //
 // quantise  q = fp8(x * scale), with x already rounded to floatX; to nearest, ties to even; overflow saturates at the
 //           format's maximum. Scales are powers of 2, so scaling is exact: q / scale is x to the format's precision
@@ -50,8 +50,8 @@ template <int N> __device__ __forceinline__ void from_floats(e5m2 (&v)[N], const
 #endif
 
 // ---- Writer (declared in train_gpt.cu)
-// Every kernel that writes an FP8 operand constructs a Writer, whose destructor merges the amax into Fp8Scale::amax. The
-// result of integer atomics does not depend on the order of blocks, so results are deterministic.
+// Every kernel that writes an FP8 operand constructs a Writer. Its destructor merges the amax into Fp8Scale::amax. The
+// atomics are on integers, so their results do not depend on the order of blocks.
 
 template <typename F8, Reach REACH>
 __device__ __forceinline__ Writer<F8, REACH>::Writer(const Out<F8>& out) : to(out) {
@@ -166,9 +166,9 @@ template <Fp8Step STEP> void fp8_scales(Fp8Scale* scales, size_t count, float* a
     launch("fp8_scales", fp8_scales_kernel<STEP>, row_blocks(count), BLOCK, 0, updated(scales), updated(amaxes), count);
 }
 
-// ---- quantising as a kernel of its own, after the kernel that wrote x
+// ---- separate quantising kernels, run after the kernel that wrote x
 
-// Writes the amax of x (n) to scale->amax, if it is larger.
+// scale->amax = max(scale->amax, amax of x (n))
 __global__ void fp8_amax_kernel(Fp8Scale* scale, const floatX* x, size_t n) {
     const Span span = my_span(n);
     float amax = 0, v[PACK];

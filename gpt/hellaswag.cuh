@@ -122,8 +122,7 @@ std::vector<double> batch_losses(Model& m, const std::vector<Question>& question
     return sums;
 }
 
-// Returns the losses of all endings; ranks compute different batches. The model's buffers fit any B and T whose product
-// is at most m.setup.N().
+// Returns the losses of all endings; ranks compute different batches. The model's buffers fit B x T <= m.setup.N().
 EndingLosses ending_losses(Model& m, const std::vector<Question>& questions) {
     EndingLosses result;
     std::vector<Sequence> rows;

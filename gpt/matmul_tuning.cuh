@@ -103,7 +103,7 @@ std::string tuning_device() {
     return format("%s, %d.%d, cuBLASLt %zu", p.name, p.major, p.minor, cublasLtGetVersion());
 }
 
-// Returns the file's choices by device. If the file cannot be read, returns none and sets `problem` to the reason.
+// Returns the file's choices by device. If the file is unreadable, returns an empty map and sets `problem`.
 std::map<std::string, Choices> read_choices(const std::string& path, std::string& problem) {
     if (!exists(path)) return {};
     try {
