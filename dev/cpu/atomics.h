@@ -5,9 +5,8 @@
 
 namespace cuda_cpu {
 
-// Atomically replaces *address by change(*address) and returns the old value: a compare-and-swap loop, for operations
-// without a processor instruction. Compares bits, not values. It also writes unchanged values, so that dev/inspect
-// always records the same accesses.
+// For operations without a processor instruction: atomically replaces *address by change(*address), in a loop of
+// compare-and-swap on the bits. Returns the old value. Always writes, so that dev/inspect records the same accesses.
 template <class T, class Change>
 inline T atomic_update(T* address, Change change)
 {

@@ -42,10 +42,9 @@ struct Card {
     int multiprocessors;
     size_t l2_bytes, memory_bytes;
     int bus_bits;
-    // For dev/inspect's estimates, from data sheets: memory bandwidth in bytes/s; the clock in Hz for which the sheet
-    // gives FLOP/s; dense FP16 or BF16 FLOP/s with FP32 accumulation; FP32 FLOP/s; L2 bytes per clock (A100: white
-    // paper; the others are estimates: Hopper as A100, Blackwell twice that, Ada and Turing 64 for every 2 or 4
-    // multiprocessors).
+    // For dev/inspect's estimates, from data sheets: memory bandwidth in bytes/s; clock in Hz for which FLOP/s hold;
+    // dense FP16 or BF16 FLOP/s with FP32 accumulation; FP32 FLOP/s; L2 bytes per clock (A100: white paper; estimates:
+    // Hopper as A100, Blackwell twice that, Ada and Turing 64 for every 2 or 4 multiprocessors).
     double bandwidth, clock, tensor_flops, fp32_flops;
     int l2_bytes_per_clock;
 };

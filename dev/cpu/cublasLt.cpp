@@ -156,8 +156,7 @@ const void* expanded(Scratch kind, cudaDataType_t to_type, const void* from, cud
 
 constexpr int64_t panel = 64, group = 4;  // rows and columns of a register tile of D
 
-// Packs a matrix of rows x k elements into panels [k][width], padded with zeros. k_is_contiguous: consecutive elements
-// in memory differ in k.
+// Packs a matrix of rows x k elements, contiguous along k or along rows, into panels [k][width], padded with zeros.
 float* packed(Scratch kind, const void* from, cudaDataType_t type, int64_t ld, bool k_is_contiguous, int64_t rows,
               int64_t k, int64_t width)
 {
@@ -327,7 +326,7 @@ void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Targ
 // oneDNN is row-major: it sees every matrix transposed, so it computes D^T (n, m) = op(B)^T op(A)^T.
 
 #ifdef HAVE_ONEDNN
-// Uses oneDNN's sgemm, which is faster than its matmul primitive on nearly all shapes of a GPT: up to 2.5 times where a
+// Uses oneDNN's sgemm. It is faster than its matmul primitive on nearly all shapes of a GPT, up to 2.5 times where a
 // leading dimension is a multiple of 1024.
 bool onednn_float(const Product& p, const void* a, const void* b, const Target& d)
 {
@@ -336,8 +335,7 @@ bool onednn_float(const Product& p, const void* a, const void* b, const Target& 
                       static_cast<float*>(d.data), d.ld) == dnnl_success;
 }
 
-// A matmul primitive for bfloat16, with its memory objects. Primitives are cached, because creating one generates code
-// and takes milliseconds.
+// A bfloat16 matmul primitive with its memory objects. It is cached, because generating its code takes milliseconds.
 struct Primitive {
     dnnl::matmul matmul;
     std::unordered_map<int, dnnl::memory> arguments;
@@ -435,9 +433,8 @@ bool onednn_product(const Product& p, const void* a, const void* b, const Target
     return onednn_float(wide, a, b, d);
 }
 
-// Computes an FP32 product whose A fits in each core's cache (2 MB), as the weights of a small model do. Each worker
-// computes a part of the columns and applies the epilogue while they are in its cache. Returns false if the product is
-// not of this kind.
+// Computes an FP32 product whose A fits in each core's cache (2 MB), as the weights of a small model do; returns false
+// for others. Each worker computes a part of the columns and applies the epilogue while they are in its cache.
 bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const void* a, const void* b,
                    const Target& d)
 {
@@ -473,9 +470,8 @@ bool has_bfloat16() { return false; }
 
 // ==== what is supported =================================================================================
 
-// Returns whether a GPU's cuBLASLt supports the epilogue's types, leading dimension and alignment. (NVIDIA's cublasLt.h
-// at CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, _EPILOGUE_AUX_LD and _EPILOGUE_AUX_DATA_TYPE. The heuristic examines the
-// alignment of the pointers.)
+// Returns whether a GPU's cuBLASLt supports the epilogue's types, leading dimension and pointer alignment. (NVIDIA's
+// cublasLt.h at CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, _EPILOGUE_AUX_LD and _EPILOGUE_AUX_DATA_TYPE.)
 bool has_epilogue(const cublasLtMatmulDescOpaque_t& desc, uint32_t type_of_d)
 {
     constexpr int64_t aux_ld_unit = 8;
@@ -642,8 +638,7 @@ void sum_up(const Product& p, const void* A, const void* B, const Target& sums, 
 // ---- FP8: bfloat16 represents every FP8 value exactly, and float every product of two. So FP8 operands are converted
 // to bfloat16, or to float if the processor has no bfloat16 instructions, and multiplied in that type.
 
-// Returns whether multiplying an FP8 value, or a sum of products of FP8 values, by x is exact: x is a power of 2 that
-// causes neither overflow nor underflow.
+// Returns whether scaling FP8 values or sums of their products by x is exact: a power of 2 without over- or underflow.
 bool is_exact_factor(float x)
 {
     int exponent;

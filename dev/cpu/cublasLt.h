@@ -1,7 +1,6 @@
 // cuBLASLt on a CPU: D = epilogue(alpha op(A) op(B) + beta C) with cuBLASLt's names and conventions; all matrices are
-// column-major. cublasLt.cpp implements the products: compile and link it once, with the program's flags. It uses
-// oneDNN (define HAVE_ONEDNN and link -ldnnl), or else a correct plain loop, several times slower. Only one host thread
-// may call these functions.
+// column-major. Compile cublasLt.cpp once with the program's flags and link it. It uses oneDNN (define HAVE_ONEDNN and
+// link -ldnnl), or else a correct plain loop, several times slower. Only one host thread may call these functions.
 //
 // Supported: A and B both float, both bfloat16, both half precision or both FP8. C and D have the same type: float, the
 // type of A and B, or either 16-bit type if A and B are FP8. Sums, alpha and beta are float. If beta is not 0, C and D

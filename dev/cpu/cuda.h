@@ -12,8 +12,7 @@ enum CUresult {
     CUDA_ERROR_NOT_SUPPORTED = 801,
 };
 
-// In CUDA it is aligned to 128 bytes. It is not here, because g++ warns about parameters with a larger alignment than
-// the processor's vectors.
+// Not aligned to 128 bytes as in CUDA: g++ warns about parameters with a larger alignment than the processor's vectors.
 struct CUtensorMap {
     cuuint64_t opaque[16];
 };
@@ -59,8 +58,7 @@ inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType typ
     constexpr uint64_t alignment = 16, max_extent = uint64_t{1} << 32, max_stride = uint64_t{1} << 40,
                        swizzle_bytes = 128;
     constexpr uint32_t max_box = 256, max_step = 8;
-    // "Tensor map objects are only supported on devices of compute capability 9.0 or higher"; the documentation lists
-    // only one error for this call that fits.
+    // "Tensor map objects are only supported on devices of compute capability 9.0 or higher"; only this error fits.
     if (cuda_cpu::card() != nullptr && cuda_cpu::card()->capability.major < 9) return CUDA_ERROR_INVALID_VALUE;
     if (map == nullptr || rank == 0 || rank > TensorLayout::max_rank) return CUDA_ERROR_INVALID_VALUE;
     if (data == nullptr || reinterpret_cast<uintptr_t>(data) % alignment != 0) return CUDA_ERROR_INVALID_VALUE;

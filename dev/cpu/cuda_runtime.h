@@ -218,8 +218,7 @@ inline void run_grid(const Launch& launch)
         run_block(launch, 0);
         return;
     }
-    // Under a seed, the i-th block to run is (stride i + start) mod blocks. Each block runs once, because stride and
-    // blocks have no common factor.
+    // Under a seed, the i-th block to run is (stride i + start) mod blocks, with a stride that is coprime to blocks.
     uint64_t stride = 1, start = 0;
     if (launch.seed != 0) {
         Random random{launch.seed};
@@ -530,9 +529,8 @@ inline cudaError_t check_copy(const void* to, const void* from, size_t bytes, cu
     return fits_in_allocation(to, bytes) && fits_in_allocation(from, bytes) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Queues a copy. A copy from pageable to device memory is staged: its source is read now. A copy to pageable memory, or
-// from host to host, is complete when this returns. waits_for_pinned: so is one to or from pinned memory. (Runtime API,
-// "API synchronization behavior".)
+// Queues a copy. From pageable to device memory it is staged: the source is read now. To pageable memory and from host
+// to host (waits_for_pinned: also any pinned memory) it blocks. (Runtime API, "API synchronization behavior".)
 inline cudaError_t enqueue_copy(void* to, const void* from, size_t bytes, cudaStream_t stream, bool waits_for_pinned)
 {
     const MemoryKind source = memory_kind(from), target = memory_kind(to);

@@ -122,8 +122,7 @@ inline Shared* map_memory(const ncclUniqueId& id) {
     return static_cast<Shared*>(memory);
 }
 
-// Throws on this rank, and on the other ranks when they wait in the same call or a later one. Slower ranks first
-// complete earlier calls.
+// Throws, also on the other ranks when they wait in the same call or a later one. They complete earlier calls first.
 template <class... Parts> [[noreturn]] void fail_all(const ncclComm& comm, const Parts&... parts) {
     Shared& shared = *comm.shared;
     int none = 0;
@@ -203,8 +202,7 @@ struct Transfer {
     bool sent = false, finished = false;
 };
 
-// Advances a transfer as far as the mailbox allows. Returns whether it has finished. A send finishes when the receiver
-// has read the data, as in NCCL.
+// Advances a transfer. Returns whether it has finished: as in NCCL, a send when the receiver has read the data.
 inline bool advance(const ncclComm& comm, Transfer& t) {
     Mailbox& box = comm.shared->mailbox[t.sends ? comm.rank : t.peer][t.sends ? t.peer : comm.rank];
     if (box.full == t.sends) return false;
@@ -242,8 +240,7 @@ inline bool uses_nvls() {
     return algorithms == nullptr || (*algorithms == '^') != (strstr(algorithms, "NVLS") != nullptr);
 }
 
-// Runs a collective in pieces of mailbox_bytes. For each piece, every rank exchanges data with all ranks, itself
-// included, and reduces what it has received.
+// Runs a collective. In pieces of mailbox_bytes, every rank exchanges data with all ranks, itself included.
 inline void run_collective(ncclComm& comm, const Call& call) {
     const bool reduces = call.kind <= REDUCE_SCATTER;
     const size_t bytes = bytes_of(call);

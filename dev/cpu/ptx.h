@@ -1,6 +1,5 @@
-// PTX instructions of tensor cores, barriers and asynchronous copies, as functions. On a GPU, a program wraps inline
-// PTX under the same names. Fragments, descriptors, swizzles, barriers and copies follow the PTX ISA manual. Include
-// this header after <cuda_runtime.h>.
+// PTX instructions of tensor cores, barriers and asynchronous copies, as functions that follow the PTX ISA manual. On a
+// GPU, a program wraps inline PTX under the same names. Include this header after <cuda_runtime.h>.
 //
 // Without a seed (cuda_cpu::seed), asynchronous work completes when it is issued. Under a seed it completes at some
 // moment before the wait that covers it (README.md, "Tensor cores").
@@ -31,8 +30,7 @@ constexpr unsigned lanes_of_warp = 32, max_columns = 256;
 
 inline char* shared_base() { return reinterpret_cast<char*>(dynamic_shared_memory); }
 
-// Returns the address to which the 128-byte swizzle maps this one: in a row of 128 bytes, the index of each 16-byte
-// chunk is XORed with the row number modulo 8.
+// Returns a swizzled address: in a row of 128 bytes, a 16-byte chunk's index is XORed with the row number modulo 8.
 inline uint32_t swizzled_128(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
 inline bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
@@ -690,8 +688,7 @@ struct Descriptor {
             die(line("wgmma: a descriptor's swizzle is mode %d; expected 1 (128 bytes)",
                      static_cast<int>(word >> 62)));
         if ((word >> 49 & 7) != 0) die("wgmma: a descriptor has a base offset; expected 0");
-        // Without a base offset, the swizzle pattern of 8 rows begins at a multiple of 1024 bytes. Steps along K are
-        // within its first row.
+        // Without a base offset, swizzle patterns begin at multiples of 1024 bytes. Steps along K stay in row 0.
         if ((start & 0x380) != 0)
             die(line("wgmma: a descriptor starts at byte %u, in row %u of a swizzle pattern; expected row 0: a "
                      "multiple of 1024, plus less than 128", start, start >> 7 & 7));

@@ -1,7 +1,6 @@
 // Rounding as on another machine. CUDA_CPU_ROUNDING=SEED perturbs those computations of the emulator in which
 // processors, libraries and GPUs differ. The perturbation depends only on the seed, operands and shapes, so the same
-// command gives the same bits. It does not change sums in a kernel's own loops, which the compiler translates; flags
-// such as -ffp-contract=off do.
+// command gives the same bits. Sums in a kernel's own loops are not perturbed (flags like -ffp-contract=off do).
 //
 //   - Matrix products: the sum over k is computed in two parts, divided at a random index.
 //   - Tensor-core instructions (ptx.h): the order of the sum over k.
@@ -68,8 +67,7 @@ struct Rounding {
         return 1 + static_cast<int64_t>(mixed(seed ^ static_cast<uint64_t>(k) << 32) % static_cast<uint64_t>(k - 1));
     }
 
-    // Returns x or one of the two adjacent floats. Powers of 2, 0, infinity and NaN are unchanged: every machine
-    // computes them exactly.
+    // Returns x or an adjacent float. Powers of 2, 0, infinity and NaN stay: all machines compute them exactly.
     float last_bit(float x) const
     {
         const uint32_t word = bits<uint32_t>(x);

@@ -6,15 +6,13 @@
 
 namespace cuda_cpu {
 
-// Vectors of 16 elements, for packs. Without them g++ vectorises conversions only in loops over arrays, not in
-// straight-line code.
+// Vectors of 16 elements, for packs. Without them g++ vectorises conversions only in loops over arrays.
 typedef float Floats __attribute__((vector_size(64)));
 typedef unsigned Bits __attribute__((vector_size(64)));
 typedef unsigned short Halves __attribute__((vector_size(32)));
 typedef unsigned char Codes __attribute__((vector_size(16)));
 
-// Copies a pack to a vector. (By reference: returning a vector wider than the processor's registers would change the
-// calling convention.)
+// Copies a pack to a vector. (Returning a vector wider than the processor's would change the calling convention.)
 template <class Vector, class T>
 inline void load_pack(Vector& to, const T& array)
 {

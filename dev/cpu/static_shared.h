@@ -1,6 +1,5 @@
-// Lists the __shared__ arrays that kernels declare. In the emulator they are thread_local variables in functions. The
-// program's ELF symbol table has the size of each, and the name of its function. (In a stripped program, which has no
-// symbol table, no arrays are found.)
+// Lists the __shared__ arrays of kernels, which are thread_local variables here. The program's ELF symbol table
+// has the size of each and the name of its function. (A stripped program has no symbol table: no arrays are found.)
 #pragma once
 
 #include <elf.h>
@@ -67,9 +66,8 @@ private:
     int64_t anchor_ = 0;  // offset of threadIdx in thread-local storage
     uintptr_t loaded_at_ = 0;
 
-    // Returns the address of an array for the worker whose threadIdx is at `anchor`. The volatile pointer hides that
-    // the address derives from threadIdx: otherwise -D_FORTIFY_SOURCE would take a memset of the array for an overflow
-    // of threadIdx and end the program.
+    // Returns the address of an array for the worker whose threadIdx is at `anchor`. (If the pointer were not volatile,
+    // -D_FORTIFY_SOURCE would take a memset of the array for an overflow of threadIdx and end the program.)
     const char* place(const void* anchor, const Array& a) const
     {
         const void* volatile hidden = anchor;

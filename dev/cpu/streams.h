@@ -124,8 +124,7 @@ inline cudaError_t reject_if_captured(cudaStream_t stream, cudaError_t error = c
     return report(error);
 }
 
-// Returns an error if any stream is being captured, for calls that CUDA considers unsafe then: they allocate, free or
-// may wait.
+// Returns an error if any stream is captured, for calls that are unsafe then: they allocate, free or may wait.
 inline cudaError_t reject_while_capturing()
 {
     cudaError_t error = cudaSuccess;

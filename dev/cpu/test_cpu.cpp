@@ -84,8 +84,7 @@ template <class T> struct Array {
     }
 };
 
-// Runs this program with an argument and returns its output and exit code. before: the start of the shell command, such
-// as variables or a pipe.
+// Runs this program with an argument and returns its output and exit code. before: start of the shell command.
 static std::pair<std::string, int> run_child(const std::string& argument, const std::string& before = "")
 {
     char self[4096] = "";
@@ -1039,8 +1038,7 @@ static void test_cublas()
 
 // ==== tensor cores ======================================================================================
 
-// Operands are small integers, so sums are exact in any order. Fragments, tiles and chunks follow the PTX ISA manual,
-// independently of ptx.h.
+// Operands are small integers, so sums are exact in any order. Layouts follow the PTX manual, independently of ptx.h.
 
 struct Integers : Array<__nv_bfloat16> {
     Integers(size_t count, unsigned seed) : Array(count)

@@ -1,5 +1,4 @@
-// Instrumentation callbacks: the emulator calls them, and dev/inspect/recorder.cpp defines them. Without
-// -DCUDA_CPU_INSPECT they do nothing.
+// Instrumentation callbacks, defined by dev/inspect/recorder.cpp. Without -DCUDA_CPU_INSPECT they do nothing.
 //
 // An inspected program has one worker. The compiler's instrumentation (-fsanitize=thread) reports the loads and stores
 // of kernel code. The callbacks report the accesses that the emulator makes for a kernel, and the synchronisation that
@@ -27,8 +26,7 @@ enum class Access : uint8_t { LOAD, STORE };
 
 constexpr const char* no_range = "without a name";   // the name of launches outside of NVTX ranges
 
-// Distinguishes launches of a kernel with the same grid: the integer arguments, and for each pointer argument whether
-// it is not null, in the order of the parameters.
+// Distinguishes launches of a kernel with the same grid: its integer arguments, and which pointers are not null.
 struct Variant {
     std::vector<int64_t> integers;
     std::vector<bool> pointers;
@@ -52,8 +50,7 @@ struct Product {
     const char* epilogue;
 };
 
-// Memory traffic of launches, extrapolated from a launch's recorded blocks to all its blocks. least_: the smallest
-// number that the accessed bytes allow.
+// Memory traffic of launches, extrapolated from recorded blocks to all blocks. least_: the minimum for these bytes.
 struct Figures {
     double sectors = 0, least_sectors = 0, wavefronts = 0, least_wavefronts = 0, memory_bytes = 0;
     uint64_t hazards = 0;   // races, and reads of uninitialised shared memory

@@ -1,5 +1,4 @@
-// NVTX on a CPU: a stack of the open ranges' names. Error reports and dev/inspect quote the innermost one as the name
-// of a kernel (block.h).
+// NVTX on a CPU: a stack of the open ranges' names. Error reports and dev/inspect name a kernel by the innermost one.
 #pragma once
 
 #include <string>
