@@ -14,6 +14,7 @@
 #   make bench           speed on this CPU, and PyTorch's if it is installed
 #   make bench-gpu       speed on this GPU, PyTorch's, and llm.c's with LLMC=DIR
 #   make chapter         claims of the Ultra-Scale Playbook; needs matplotlib
+#   make pictures        draw the README's pictures again; needs matplotlib
 #
 # More tests
 #   make test-all        all tests in each precision, at warp widths 32 and 1

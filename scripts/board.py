@@ -2,11 +2,11 @@
 """Shows training runs in TensorBoard, or in Weights & Biases, from each run's log.jsonl.
 
     scripts/board.py runs/gpt2_124M runs/gpt2_350M      # then: tensorboard --logdir runs
-    scripts/board.py --watch runs/gpt2_124M             # follows the run until it has made all its steps
-    scripts/board.py --watch --wandb gpt2 runs/gpt2_124M    # project gpt2; WANDB_MODE=offline: into RUN/wandb only
+    scripts/board.py --watch runs/gpt2_124M             # follows the run until its last step
+    scripts/board.py --watch --wandb gpt2 runs/gpt2_124M    # project gpt2; WANDB_MODE=offline: writes RUN/wandb only
 
-Needs the package tensorboard, or wandb. Of a run that resumed from a checkpoint, TensorBoard shows each step once;
-Weights & Biases keeps both.
+Needs the package tensorboard, or wandb with --wandb. If a run resumed from a checkpoint, TensorBoard shows only the
+later of two equal steps; Weights & Biases keeps both.
 """
 import argparse
 import importlib
@@ -23,7 +23,7 @@ TAGS = {"loss": "loss/train", "val_loss": "loss/validation", "hellaswag": "hella
 
 
 class TensorBoard:
-    """Event files in a run's folder board/gpt.cu, which is replaced."""
+    """Writes event files to RUN/board/gpt.cu, which is replaced."""
     package, keeps_old = "tensorboard.summary", False
 
     def __init__(self, module, run, options):
@@ -38,6 +38,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
+    """Writes to a project on wandb.ai, or to RUN/wandb with WANDB_MODE=offline."""
     package, keeps_old = "wandb", True
 
     def __init__(self, module, run, options):
@@ -45,7 +46,7 @@ class WeightsAndBiases:
             self.run = module.init(project=options.wandb, name=run.name, dir=run.folder, config=run.record,
                                    reinit="create_new", settings=module.Settings(console="off"))
         except module.Error as error:
-            fail(f"--wandb {options.wandb}: {error}; expected a login (wandb login) or WANDB_MODE=offline")
+            fail(f"--wandb {options.wandb}: {error}; log in with `wandb login` or set WANDB_MODE=offline")
         self.run.define_metric("*", step_metric="step")
         self.flush, self.close = lambda: None, self.run.finish
 
@@ -54,11 +55,12 @@ class WeightsAndBiases:
 
 
 def export(kind, options):
-    """Writes to each run's board what is new in its log. A board in which numbers have changed is made again."""
+    """Writes the new numbers of each run's log to its board. If numbers changed because the run resumed, the board is
+    replaced, unless the service keeps old numbers."""
     try:
-        module = importlib.import_module(kind.package)      # now, not when a run starts
+        module = importlib.import_module(kind.package)      # a missing package is an error before any run starts
     except ImportError as error:
-        fail(f"{error}: pip install {kind.package.split('.')[0]}")
+        fail(f"{error}; expected {kind.package.split('.')[0]}: pip install -r scripts/requirements.txt")
     boards, written = {}, {}
     for runs in follow(options):
         for run in runs:
@@ -83,12 +85,12 @@ def export(kind, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
-    parser.add_argument("--wandb", metavar="PROJECT", help="to a project of Weights & Biases instead of TensorBoard")
+    parser.add_argument("--wandb", metavar="PROJECT", help="write to this project of Weights & Biases instead of TensorBoard")
     options = parse_arguments(parser)
     try:
         export(WeightsAndBiases if options.wandb else TensorBoard, options)
     except OSError as error:
-        fail(f"{error.filename}: {error.strerror}; expected a folder that can be written")
+        fail(f"{error.filename}: {error.strerror}; expected a writable folder")
     if not options.wandb:
         print("tensorboard --logdir", os.path.commonpath([os.path.abspath(folder) for folder in options.runs]))
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Turns HellaSwag's questions into tokens: one file in llm.c's format, which data/README.md describes.
+"""Converts HellaSwag's questions to tokens: one file in llm.c's format (data/README.md).
 
     scripts/prepare_hellaswag.py --tokenizer gpt2 hellaswag_val.jsonl hellaswag_val.bin
 
-A question is a context and four endings, one of which is right. As in llm.c, the context's tokens are those of "ctx",
-and an ending's those of a space and the ending; a model's answer is the ending with the lowest mean loss.
+A question has a context and four endings, one of them correct. As in llm.c, "ctx" is tokenized as it is, and each
+ending with a space in front. A model's answer is the ending with the lowest mean loss.
 """
 import argparse
 import json
@@ -14,7 +14,7 @@ from tokens import Example, encode, fail, load_tokenizer, write_examples
 
 
 def read_question(line, place):
-    """Returns context, endings, label."""
+    """Returns (context, endings, label). place: file and line, for the error message."""
     try:
         question = json.loads(line)
         context, endings, label = question["ctx"], question["endings"], int(question["label"])
@@ -22,15 +22,15 @@ def read_question(line, place):
             return context, endings, label
     except (ValueError, TypeError, KeyError):
         pass
-    fail(f"{place}: found {line[:60]!r}, expected a JSON object with ctx, 4 endings and label")
+    fail(f"{place}: expected a JSON object with ctx, 4 endings and label, found {line[:60]!r}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
-    parser.add_argument("questions", metavar="FILE.jsonl", help="HellaSwag's, such as hellaswag_val.jsonl")
-    parser.add_argument("out", metavar="FILE.bin")
-    parser.add_argument("--tokenizer", required=True, metavar="NAME", help="gpt2, or a folder with tokenizer.json")
+    parser.add_argument("questions", metavar="FILE.jsonl", help="questions, such as hellaswag_val.jsonl")
+    parser.add_argument("out", metavar="FILE.bin", help="the file to write")
+    parser.add_argument("--tokenizer", required=True, metavar="NAME", help="gpt2 or a folder with tokenizer.json")
     options = parser.parse_args()
     tokenizer, examples = load_tokenizer(options.tokenizer), []
     try:
@@ -41,9 +41,9 @@ def main():
                 examples.append(Example(label, parts[0], parts[1:]))
         os.makedirs(os.path.dirname(options.out) or ".", exist_ok=True)
     except (OSError, UnicodeDecodeError) as error:
-        fail(f"{options.questions}: {error}; scripts/download.sh hellaswag fetches it")
+        fail(f"{options.questions}: {error}; scripts/download.sh hellaswag downloads it")
     if not 1 <= len(examples) < 1 << 16:
-        fail(f"{options.questions}: found {len(examples)} questions, expected 1 to {(1 << 16) - 1}")
+        fail(f"{options.questions}: expected 1 to {(1 << 16) - 1} questions, found {len(examples)}")
     write_examples(options.out, examples)
     print(f"{options.out}: {len(examples):,} questions")
 

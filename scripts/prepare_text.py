@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Turns text into token shards for ./train_gpt, in llm.c's .bin format (data/README.md).
+"""Converts text to token shards for ./train_gpt, in llm.c's .bin format (data/README.md).
 
     scripts/prepare_text.py --tokenizer gpt2 --out-prefix data/books/books --val-fraction 0.1 data/books/*.txt
     scripts/prepare_text.py --tokenizer models/gpt2 --out-prefix data/web/web --val-shards 1 data/web/source
 
 A folder stands for all .txt, .jsonl and .parquet files in it, sorted by name. A record of .jsonl and a row of .parquet
-is a document. Any other file is one document, or several separated by <|endoftext|>. Each document begins with that
-token, as in llm.c's data. With --tokenizer nanogpt, files hold tokens already, as nanoGPT's prepare.py writes them:
-train.bin, uint16 without a header.
+is a document. Any other file is one document, or several separated by <|endoftext|>. Each document begins with the
+token <|endoftext|>, as in llm.c's data. With --tokenizer nanogpt, the files are token files of nanoGPT's prepare.py
+(train.bin: uint16 without a header).
 
-After an interruption the same command continues with the shard at which it stopped, and writes the same bytes:
-PREFIX.progress.json holds the position. With --val-fraction it starts again: nothing is written before the last token.
+After an interruption, the same command resumes at the first incomplete shard and writes the same bytes:
+PREFIX.progress.json holds the position. With --val-fraction it restarts, because shards are written only at the end.
 """
 import argparse
 import array
@@ -22,18 +22,18 @@ import re
 
 from tokens import END_OF_TEXT, SHARD_MAGIC, encode, fail, load_tokenizer, write_shard
 
-PIECE = 1 << 16         # characters of a text that are tokenized as one string
-BATCH = 1 << 20         # characters that are tokenized at a time, on all cores
+PIECE = 1 << 16         # characters per string that is tokenized
+BATCH = 1 << 20         # characters per call of the tokenizer, which uses all cores
 ENDINGS = (".txt", ".jsonl", ".parquet")
-START = None            # stands for the <|endoftext|> at the start of a document
+START = None            # marks the start of a document in lists of texts; becomes <|endoftext|>
 
 
 # ---- reading: each function yields START and texts
 
 def read_text(path):
-    """Yields pieces of a text, cut where that changes no token. GPT-2 splits text into words before it looks for
-    tokens, and a word may begin with a space but never continues after one, so the text is cut before a space or line
-    break that ends a word."""
+    """Yields START and pieces of a text file, cut where the cut does not change the tokens: before a space or line break
+    that ends a word. GPT-2 splits text into words before it merges bytes to tokens, and a word may begin with a space
+    but contains none after that."""
     with open(path, encoding="utf-8", newline="") as file:
         yield START
         pending, last = "", False
@@ -58,10 +58,10 @@ def read_jsonl(path, field):
             except (ValueError, TypeError, KeyError, RecursionError):
                 text = None
             if not isinstance(text, str):
-                fail(f"{path} line {number}: found {line[:60]!r}, expected a JSON object with text in \"{field}\" "
-                     "(--field)")
+                fail(f"{path} line {number}: expected a JSON object with text in \"{field}\" (--field), found "
+                     f"{line[:60]!r}")
             yield START
-            yield text.encode(errors="replace").decode()        # \ud800 alone is valid JSON, but not valid text
+            yield text.encode(errors="replace").decode()        # a lone \ud800 is valid in JSON, but not in UTF-8
 
 
 def read_parquet(path, field):
@@ -69,16 +69,16 @@ def read_parquet(path, field):
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        fail(f"{path}: .parquet files need the package pyarrow: pip install pyarrow")
+        fail(f"{path}: .parquet files need the package pyarrow: pip install -r scripts/requirements.txt")
     try:
         with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             if field not in names:
-                fail(f"{path}: found the columns {', '.join(names)}, expected \"{field}\" (--field)")
+                fail(f"{path}: expected the column \"{field}\" (--field), found {', '.join(names)}")
             for rows in file.iter_batches(batch_size=1024, columns=[field]):
                 for text in rows.column(0).to_pylist():
                     if not isinstance(text, str):
-                        fail(f"{path}: a row's \"{field}\" is {text!r}, expected text")
+                        fail(f"{path}: expected text in each \"{field}\", found {text!r}")
                     yield START
                     yield text
     except pyarrow.ArrowException as error:
@@ -94,18 +94,18 @@ def read(path, field):
         else:
             yield from read_text(path)
     except UnicodeDecodeError as error:
-        fail(f"{path}: not UTF-8 text ({error.reason}, byte 0x{error.object[error.start]:02x})")
+        fail(f"{path}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x} ({error.reason})")
     except OSError as error:
         fail(f"{path}: {error}; expected a text file")
 
 
-# ---- tokens: in batches, the same ones in every run, so that the number of a batch is a position to continue at
+# ---- tokens, in batches. Every run makes the same batches, so a batch's number is a position to resume at.
 
 def text_batches(options):
-    """Yields lists of about BATCH characters of START and texts."""
+    """Yields lists of START and texts, each with about BATCH characters."""
     batch, characters, previous = [], 0, ""
     for item in itertools.chain.from_iterable(read(path, options.field) for path in options.files):
-        if item is START and previous is START:     # a text that begins with <|endoftext|>
+        if item is START and previous is START:     # the text itself begins with <|endoftext|>
             continue
         batch.append(item)
         previous, characters = item, characters + len(item or " ")
@@ -120,12 +120,13 @@ def read_nanogpt(path):
     with open(path, "rb") as file:
         content = file.read()
     if len(content) % 2 or not content or content.startswith(SHARD_MAGIC.to_bytes(4, "little")):
-        fail(f"{path}: found {len(content)} bytes, expected tokens of 2 bytes each without a header (nanoGPT's)")
+        fail(f"{path}: expected nanoGPT's format, 2 bytes per token without a header; found {len(content)} bytes"
+             + (" with llm.c's header" if content.startswith(SHARD_MAGIC.to_bytes(4, "little")) else ""))
     return array.array("H", content)
 
 
 def token_batches(options, skip=0):
-    """Yields the tokens of each batch after the first `skip`."""
+    """Yields the tokens of each batch, without the first `skip` batches."""
     if options.tokenizer == "nanogpt":
         yield from map(read_nanogpt, options.files[skip:])
         return
@@ -133,7 +134,7 @@ def token_batches(options, skip=0):
     tokenizer.encode_special_tokens = True      # <|endoftext|> within a document is text
     end = tokenizer.token_to_id(END_OF_TEXT)
     if end is None:
-        fail(f"--tokenizer {options.tokenizer}: has no token {END_OF_TEXT}, which separates documents")
+        fail(f"--tokenizer {options.tokenizer}: expected the token {END_OF_TEXT}, which separates documents; found none")
     for batch in itertools.islice(text_batches(options), skip, None):
         ids = iter(encode(tokenizer, [item for item in batch if item is not START]))
         tokens = array.array("H")
@@ -151,7 +152,7 @@ def finish_shard(options, split, number, tokens):
 
 
 def write_split(options):
-    """Writes the last --val-fraction of the tokens as validation shards, the others as training shards."""
+    """Writes the last --val-fraction of the tokens to validation shards and the other tokens to training shards."""
     tokens = array.array("H")
     for batch in token_batches(options):
         tokens.extend(batch)
@@ -162,7 +163,7 @@ def write_split(options):
 
 
 def read_progress(path, settings):
-    """Returns how many shards are complete, and the batch and the token in it where the next one begins."""
+    """Returns the number of complete shards, and the batch and the token within it at which the next shard begins."""
     if not os.path.exists(path):
         return 0, 0, 0
     try:
@@ -171,16 +172,17 @@ def read_progress(path, settings):
         differing = [name for name in settings if found["settings"][name] != settings[name]]
         position = found["position"]
     except (ValueError, KeyError, TypeError) as error:
-        fail(f"{path}: {error!r}; delete it and the shards beside it to start again")
+        fail(f"{path}: expected a position, found {error!r}; to restart, delete this file and the shards in its folder")
     if differing:
-        fail(f"{path}: the interrupted command had another {', '.join(differing)}; repeat it to continue, or delete "
-             "the file and the shards beside it")
-    print(f"continuing after {position[0]} shards", flush=True)
+        fail(f"{path}: the interrupted command had different values of {', '.join(differing)}; to resume, repeat that "
+             "command; to restart, delete this file and the shards in its folder")
+    print(f"resuming after {position[0]} shards", flush=True)
     return position
 
 
 def write_shards(options, progress):
-    """Writes shards of --shard-tokens, the last one shorter, and the position after each of them to `progress`."""
+    """Writes shards of --shard-tokens tokens (the last may have fewer), and after each shard the position to the file
+    `progress`."""
     settings = {"tokenizer": options.tokenizer, "field": options.field, "shard_tokens": options.shard_tokens,
                 "val_shards": options.val_shards, "inputs": [[path, os.path.getsize(path)] for path in options.files]}
     shards, first, skip = read_progress(progress, settings)
@@ -202,14 +204,14 @@ def write_shards(options, progress):
         shard.extend(tokens[skip:])
         skip = 0
         while len(shard) >= options.shard_tokens:
-            rest = len(shard) - options.shard_tokens      # tokens of this batch that are left
+            rest = len(shard) - options.shard_tokens      # tokens of this batch for later shards
             finish(shard[:options.shard_tokens], batch, len(tokens) - rest)
             shard = shard[options.shard_tokens:]
     if shard:
         finish(shard, batch + 1, 0)
     if shards <= options.val_shards:
-        fail(f"{options.out_prefix}: found {shards} shards for validation and none to train on; delete them and "
-             f"{progress}, and use a smaller --shard-tokens, or --val-fraction")
+        fail(f"--out-prefix {options.out_prefix}: expected training shards, found only {shards} for validation; delete "
+             f"them and {progress}, and choose fewer --shard-tokens or use --val-fraction")
     os.remove(progress)
 
 
@@ -222,9 +224,9 @@ def input_files(inputs):
             os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names
             if name.endswith(ENDINGS))
         if not found:
-            fail(f"{path}: no {', '.join(ENDINGS)} in this folder")
+            fail(f"{path}: expected {', '.join(ENDINGS)} files in this folder, found none")
         if not os.path.exists(found[0]):
-            fail(f"{path}: no such file, expected a text file")
+            fail(f"{path}: expected a text file, found no such file")
         files += found
     return files
 
@@ -232,28 +234,28 @@ def input_files(inputs):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
-    parser.add_argument("inputs", nargs="+", metavar="FILE", help="text, .jsonl, .parquet, or folders of them")
+    parser.add_argument("inputs", nargs="+", metavar="FILE", help="text file, .jsonl, .parquet, or a folder of these")
     parser.add_argument("--tokenizer", required=True, metavar="NAME",
-                        help="gpt2, a folder with tokenizer.json, such as models/gpt2, or nanogpt: FILEs are tokens")
+                        help="gpt2; a folder with tokenizer.json, such as models/gpt2; nanogpt: each FILE holds tokens")
     parser.add_argument("--out-prefix", required=True, metavar="PREFIX",
                         help="writes PREFIX_train_000000.bin ... and PREFIX_val_000000.bin ...")
-    parser.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N", help="at most (default 100M)")
+    parser.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N", help="tokens per shard (default: 100 million)")
     parser.add_argument("--val-fraction", type=float, default=0.0, metavar="F",
-                        help="this share, from the end of the text, goes to PREFIX_val_*.bin; needs memory for all "
-                             "tokens (default 0)")
+                        help="write this fraction of the tokens, from the end, to PREFIX_val_*.bin; keeps all tokens "
+                             "in memory (default: 0)")
     parser.add_argument("--val-shards", type=int, default=0, metavar="N",
-                        help="the first N shards are PREFIX_val_*.bin, as the first one is in llm.c's data")
+                        help="write the first N shards to PREFIX_val_*.bin; llm.c's data has N = 1 (default: 0)")
     parser.add_argument("--field", default="text", metavar="NAME",
-                        help="of a .jsonl's objects, or column of a .parquet (default text)")
+                        help="key of .jsonl objects, or column of .parquet files, that holds the text (default: text)")
     o = parser.parse_args()
     for flag, found, valid, expected in (
             ("--shard-tokens", o.shard_tokens, 1 <= o.shard_tokens < 2**31, f"1 to {2**31 - 1}"),
             ("--val-fraction", o.val_fraction, 0 <= o.val_fraction < 1, "at least 0 and less than 1"),
             ("--val-shards", o.val_shards, o.val_shards >= 0, "at least 0")):
         if not valid:
-            fail(f"{flag}: found {found}, expected {expected}")
+            fail(f"{flag} {found}: expected {expected}")
     if o.val_shards and o.val_fraction:
-        fail("--val-shards and --val-fraction: found both, expected one of them")
+        fail("--val-shards and --val-fraction: expected at most one of these options, found both")
     return o
 
 
@@ -263,10 +265,11 @@ def main():
     progress = options.out_prefix + ".progress.json"
     try:
         os.makedirs(os.path.dirname(options.out_prefix) or ".", exist_ok=True)
-        # Shards left over from a longer run would match PREFIX_train_*.bin too, and be trained on.
+        # Old shards would match PREFIX_train_*.bin too, so training would read them.
         old = glob.glob(f"{glob.escape(options.out_prefix)}_*_[0-9]*.bin")
         if old and not os.path.exists(progress):
-            fail(f"--out-prefix {options.out_prefix}: found {old[0]}; delete the old shards or choose another prefix")
+            fail(f"--out-prefix {options.out_prefix}: expected no old shards, found {old[0]}; delete the old shards or "
+                 "choose another prefix")
         if options.val_fraction:
             write_split(options)
         else:

@@ -82,8 +82,8 @@ def kernel():
     found = {kernel.name: kernel for kernel in results.kernels}
     parts, y = [], 30
 
-    def text(x, words, kind="", at=0):
-        parts.append(f"<text x='{x}' y='{y + at}' class='{kind}'>{html.escape(words)}</text>")
+    def text(x, words, kind=""):
+        parts.append(f"<text x='{x}' y='{y}' class='{kind}'>{html.escape(words)}</text>")
 
     text(16, "make inspect FILE=dev/inspect/cases/transpose.cu", "mono name")
     y += 30
@@ -91,9 +91,9 @@ def kernel():
     for name in (None, *SITES):
         for column in figures:
             x = COLUMNS[column.name]
-            bad = name and column.is_bad(found[name])
-            text(16 + x, column.text(found[name]) if name else column.name,
-                 f"mono{' end' if x else ''}{' marked' if bad else ''}{'' if name else ' soft'}")
+            words = column.text(found[name]) if name else column.name
+            excess = name and column.name in ("sectors", "wavefr.") and words not in ("1.00", "-")
+            text(16 + x, words, f"mono{' end' if x else ''}{' marked' if excess else ''}{'' if name else ' soft'}")
         y += 20
     for name, (space, access) in SITES.items():
         line, site = next((line, site) for line in found[name].lines for site in line.sites

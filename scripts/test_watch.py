@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of plot.py and board.py on made-up logs, also of runs in progress.
+"""Tests of plot.py and board.py with generated logs of finished and running runs.
 
     python3 scripts/test_watch.py       # needs the packages matplotlib, tensorboard and wandb
 """
@@ -19,12 +19,12 @@ import plot
 from testing import expect, expect_equal, finish
 from runs import read_run
 
-TOKENS = 512        # of a step in these logs
+TOKENS = 512        # tokens per step in these logs
 GPT2 = {"layers": 12, "heads": 12, "channels": 768, "context": 1024, "vocab": 50257, "parameters": 124439808}
 SMALL = {"layers": 2, "heads": 4, "channels": 128, "context": 64, "vocab": 256, "parameters": 437760}
 
 
-# ---- made-up logs
+# ---- generated logs
 
 def run_line(steps, model=SMALL, data="data/shakespeare.txt"):
     return {"run": {"options": {"steps": steps, "data": data}, "model": model, "flops_per_token": {"model": 1000.0}}}
@@ -36,7 +36,7 @@ def step_line(step, shift=0.0, ms=20.0):
 
 
 def lines_of(steps, first=1, hellaswag=False, **more):
-    """Lines of these steps, with a validation every 50."""
+    """Returns log lines of the steps from `first` to `steps`, with a validation loss every 50 steps."""
     lines = []
     for step in range(first, steps + 1):
         lines.append(step_line(step, **more))
@@ -60,7 +60,7 @@ def start(name, *options, **environment):
 
 
 def expect_ends(process, code, words, text):
-    """Claims an exit status, and words in the output, or in one line of errors if the status is not 0."""
+    """Expects an exit code and `words` in the output. If the code is not 0, expects them in a message of one line."""
     output, errors = process.communicate(timeout=120)
     right = errors.count("\n") == 1 and words in errors if code else words in output
     expect(process.returncode == code and right, text, f"exit {process.returncode}: {output[-300:]} {errors[-900:]}")
@@ -74,7 +74,7 @@ def until(holds, seconds=60):
 
 
 def is_png(path):
-    """Whether the file is complete."""
+    """Returns whether the file is a complete PNG."""
     if not os.path.exists(path):
         return False
     with open(path, "rb") as file:
@@ -86,19 +86,19 @@ def is_png(path):
 
 def test_log():
     run = read_run(log("partial", [run_line(100), *lines_of(60)], '{"step": 61, "lo'))
-    expect(run.last == 60 and not run.ended() and run.series("val_loss").keys() == {50}, "incomplete lines are ignored")
+    expect(run.last == 60 and not run.ended() and run.series("val_loss").keys() == {50}, "a last line without a newline is ignored")
     tokens, seconds = run.progress()[60]
-    expect(tokens == 60 * TOKENS and math.isclose(seconds, 1.2), "tokens and seconds add up")
+    expect(tokens == 60 * TOKENS and math.isclose(seconds, 1.2), "progress() sums tokens and seconds")
     run = read_run(log("resumed", [run_line(100), *lines_of(60), *lines_of(55, first=41, shift=1.0)]))
     expected = {s: step_line(s, shift=float(s > 40))["loss"] for s in range(1, 56)}
-    expect_equal(run.series("loss"), expected, "a resumed run: the later steps count, and what came after is dropped")
-    expect_equal(run.progress()[55][0], 55 * TOKENS, "a step that was made twice counts once")
+    expect_equal(run.series("loss"), expected, "of a resumed run, the steps after the checkpoint replace the earlier ones")
+    expect_equal(run.progress()[55][0], 55 * TOKENS, "a repeated step counts once")
     run = read_run(log("sparse", [run_line(10), step_line(5), {**step_line(10), "loss": None}]))
-    expect(run.progress()[10][0] == 10 * TOKENS and run.ended(), "steps that were not logged count")
-    expect(math.isnan(run.series("loss")[10]), "null is a loss that is not finite")
+    expect(run.progress()[10][0] == 10 * TOKENS and run.ended(), "progress() counts steps that were not logged")
+    expect(math.isnan(run.series("loss")[10]), "a loss of null is NaN")
     for line in ("step 3", "[1, 2]", '{"step": 1, "loss": "x"}'):
         log("broken", [run_line(9), step_line(1)], f"{line}\n" + json.dumps(step_line(2)) + "\n")
-        expect_ends(start("plot.py", "broken"), 2, "line 3", f"the line {line} is refused with its number")
+        expect_ends(start("plot.py", "broken"), 2, "line 3", f"the line {line} is rejected with its number")
 
 
 # ---- plot.py
@@ -106,54 +106,63 @@ def test_log():
 def test_plot():
     a = log("first", [run_line(400), *lines_of(400)])
     b = log("second", [run_line(400), *lines_of(300, ms=30.0, shift=0.2, hellaswag=True)])
-    expect_ends(start("plot.py", a), 0, f"{a}/plot.png", "without --out: plot.png in the run's folder")
-    expect(is_png(f"{a}/plot.png") and sorted(os.listdir(a)) == ["log.jsonl", "plot.png"], "it leaves no other file")
-    expect_ends(start("plot.py", a, b, "--x", "time", "--out", "two.html"), 0, "two.html", "--out FILE.html")
+    expect_ends(start("plot.py", a), 0, f"{a}/plot.png", "without --out, plot.py writes plot.png to the run's folder")
+    expect(is_png(f"{a}/plot.png") and sorted(os.listdir(a)) == ["log.jsonl", "plot.png"], "plot.py leaves no temporary file")
+    expect_ends(start("plot.py", a, b, "--x", "time", "--out", "two.html"), 0, "two.html", "--out FILE.html writes a page")
     with open("two.html", encoding="utf-8") as file:
         page = file.read()
     expect("data:image/png;base64," in page and "step 400 of 400" in page and "second: step 300" in page,
            "the page has a picture and each run's latest numbers")
+    expect("reload" not in page and "refresh" not in page, "without --watch, the page does not reload itself")
+    expect_ends(start("plot.py", "--watch", a), 0, f"{a}/plot.html", "--watch writes plot.html and ends with the run")
+    with open(f"{a}/plot.html", encoding="utf-8") as file:
+        expect("refresh" not in file.read(), "the page of a finished run does not reload itself")
     log("empty", [run_line(3)])
     log("old", [step_line(1), step_line(2)])
     for options, words in (("none", "none/log.jsonl"), ("empty", "no step"), (f"{a} --out x.doc", "--out x.doc"),
                            (f"{a} --out none/x.png", "--out none/x.png"), ("old --x flops", "flops_per_token")):
-        expect_ends(start("plot.py", *options.split()), 2, words, f"plot.py {options}: refused")
+        expect_ends(start("plot.py", *options.split()), 2, words, f"plot.py {options} is rejected")
 
 
 def test_figures():
-    """What is in the figure itself."""
+    """Inspects the objects of matplotlib's figure."""
     small = read_run(log("small", [run_line(100), *lines_of(100)]))
     web = read_run(log("web", [run_line(100, GPT2, "data/openwebtext/*train*.bin"), *lines_of(100, hellaswag=True)]))
     edu = read_run(log("edu", [run_line(100, GPT2, "data/fineweb-edu/*.bin"), *lines_of(100)]))
     loss, accuracy = {"124M": 3.12}, {"124M": 0.2955}
-    for run, expected, text in ((small, ({}, {}), "none for a small model on Shakespeare"),
-                                (web, (loss, accuracy), "loss and HellaSwag on OpenWebText"),
-                                (edu, ({}, accuracy), "HellaSwag only on other data")):
-        expect_equal(plot.references([run]), expected, f"GPT-2's own figures: {text}")
+    for run, expected, text in ((small, ({}, {}), "no line for a small model"),
+                                (web, (loss, accuracy), "loss and HellaSwag for a run on OpenWebText"),
+                                (edu, ({}, accuracy), "only HellaSwag for a run on other data")):
+        expect_equal(plot.references([run]), expected, f"GPT-2's published results: {text}")
     for x, expected in {"steps": 100, "tokens": 51.2, "time": 2.0, "flops": 5.12}.items():
         last = plot.plot([small], x).axes[0].lines[1].get_xdata()[-1]
         expect(math.isclose(last, expected), f"--x {x}: the last step is at {expected}", str(last))
-    labels = ["loss (nats a token)", "HellaSwag, acc_norm", "learning rate", "tokens a second"]
-    expect_equal([axis.get_ylabel() for axis in plot.plot([small, web]).axes], labels, "one panel for each quantity")
-    expect_equal(len(plot.plot([small]).axes), 3, "no panel of HellaSwag where no run has it")
+    labels = ["loss, nats per token", "HellaSwag, acc_norm", "learning rate", "tokens per second"]
+    expect_equal([axis.get_ylabel() for axis in plot.plot([small, web]).axes], labels, "each quantity has a panel")
+    expect_equal(len(plot.plot([small]).axes), 3, "without HellaSwag results there is no panel for them")
     low, high = plot.plot([web]).axes[0].get_ylim()
-    expect(low < 3.12 < high, "GPT-2's lines are within the axis")
-    expect_equal([*plot.plot([small]).axes[0].lines[2].get_xdata()], [50, 100], "validation losses are at their steps")
+    expect(low < 3.12 < high, "the lines of GPT-2's losses are within the axis")
+    lines = lines_of(100)
+    lines[10]["tokens_per_s"] = 1e9
+    axis = plot.plot([read_run(log("spike", [run_line(100), *lines]))]).axes[-1]
+    expect(axis.get_ylim()[1] < 1e5 and [*axis.lines[2].get_xdata()] == [11] and "1 faster" in axis.get_title("right"),
+           "one very fast step is clipped and marked", str(axis.get_ylim()))
+    expect_equal([*plot.plot([small]).axes[0].lines[2].get_xdata()], [50, 100], "validation losses are drawn at their steps")
 
 
 def test_watch():
     log("a", [run_line(100), *lines_of(10)])
     process = start("plot.py", "--watch", "a", "b", "--every", 0.2, "--out", "live.png")
     try:
-        expect(until(lambda: is_png("live.png")), "--watch: a picture at once, of the runs that have started")
+        expect(until(lambda: is_png("live.png")), "--watch draws the runs that have started")
         first = os.stat("live.png").st_mtime_ns
         log("a", lines_of(50, first=11), '{"step": 51,', mode="a")
-        expect(until(lambda: os.stat("live.png").st_mtime_ns != first), "--watch: another one when the log has grown")
+        expect(until(lambda: os.stat("live.png").st_mtime_ns != first), "--watch draws again when a log grows")
         log("a", [run_line(100), *lines_of(100)])
         log("b", [run_line(20), *lines_of(10)])
-        expect(not until(lambda: process.poll() is not None, 1), "--watch continues while a run has steps to make")
+        expect(not until(lambda: process.poll() is not None, 1), "--watch continues while a run is not finished")
         log("b", lines_of(20, first=11), mode="a")
-        expect_ends(process, 0, "a: step 100 of 100", "--watch ends when all runs have made their steps")
+        expect_ends(process, 0, "a: step 100 of 100", "--watch ends when all runs are finished")
     finally:
         process.kill()
 
@@ -161,7 +170,7 @@ def test_watch():
 # ---- board.py
 
 def scalars(folder):
-    """What TensorBoard itself reads: {tag: [(step, value)]}."""
+    """Returns {tag: [(step, value)]} as TensorBoard reads it."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
     events = EventAccumulator(folder, size_guidance={"tensors": 0})
@@ -171,7 +180,7 @@ def scalars(folder):
 
 
 def expect_series(found, expected, text):
-    """Claims that `found`, pairs of step and value, are those of {step: value}, each once."""
+    """Expects that `found`, a list of (step, value), holds each item of the dict `expected` once."""
     values = dict(found)
     expect(len(found) == len(expected) and values.keys() == expected.keys() and
            all(math.isclose(values[s], expected[s], rel_tol=1e-6) for s in expected), text, f"found {found[:3]}")
@@ -179,43 +188,46 @@ def expect_series(found, expected, text):
 
 def test_tensorboard():
     log("c", [run_line(100), *lines_of(100, hellaswag=True)])
-    expect_ends(start("board.py", "c"), 0, "tensorboard --logdir", "board.py says how to look at it")
+    expect_ends(start("board.py", "c"), 0, "tensorboard --logdir", "board.py prints the command that shows the board")
     found = scalars("c/board/gpt.cu")
-    expect_series(found["loss/train"], {s: step_line(s)["loss"] for s in range(1, 101)}, "TensorBoard: each loss")
-    expect_series(found["hellaswag/acc_norm"], {50: 0.255, 100: 0.26}, "TensorBoard: HellaSwag")
+    expect_series(found["loss/train"], {s: step_line(s)["loss"] for s in range(1, 101)}, "TensorBoard shows each loss")
+    expect_series(found["hellaswag/acc_norm"], {50: 0.255, 100: 0.26}, "TensorBoard shows HellaSwag")
     expect({"loss/validation", "optimizer/norm", "optimizer/lr", "speed/tokens_per_s", "speed/mfu"} <= found.keys(),
-           "TensorBoard: the other quantities", str(found.keys()))
+           "TensorBoard shows the other quantities", str(found.keys()))
     process = start("board.py", "--watch", "d", "--every", 0.2)
     try:
         log("d", [run_line(100), *lines_of(70)], '{"step"')
         expect(until(lambda: os.path.isdir("d/board/gpt.cu") and len(
-             scalars("d/board/gpt.cu").get("loss/train", ())) == 70), "--watch: writes what a run has made so far")
+             scalars("d/board/gpt.cu").get("loss/train", ())) == 70), "--watch writes the steps logged so far")
         log("d", [run_line(100), *lines_of(70), *lines_of(100, first=51, shift=1.0)])      # resumed from step 50
         expect_ends(process, 0, "d: step 100 of 100", "--watch ends with the run")
     finally:
         process.kill()
     expect_series(scalars("d/board/gpt.cu")["loss/train"], {s: step_line(s, shift=float(s > 50))["loss"]
-                  for s in range(1, 101)}, "TensorBoard: of a resumed run the later steps count")
+                  for s in range(1, 101)}, "TensorBoard shows the later steps of a resumed run")
 
 
 def test_wandb():
     log("e", [run_line(50), *lines_of(50)])
-    expect_ends(start("board.py", "e", "--wandb", "tests"), 0, "e: step 50 of 50", "--wandb, offline")
+    expect_ends(start("board.py", "e", "--wandb", "tests"), 0, "e: step 50 of 50", "--wandb works offline")
     with open(glob.glob("e/wandb/offline-run-*/*.wandb")[0], "rb") as file:
         data = file.read()
     expected = ["tests", "loss/validation", *(json.dumps(step_line(step)["loss"]) for step in range(1, 51))]
-    expect_equal([text for text in expected if text.encode() not in data], [], "--wandb: project and each step's loss")
+    expect_equal([text for text in expected if text.encode() not in data], [], "--wandb writes the project and each step's loss")
 
 
 def test_missing():
     log("f", [run_line(10), *lines_of(10)])
-    for package, options in (("tensorboard", []), ("wandb", ["--wandb", "x"])):
+    for name, package, options in (("board.py", "tensorboard", []), ("board.py", "wandb", ["--wandb", "x"]),
+                                   ("plot.py", "matplotlib", []), ("plot.py", "numpy", [])):
         os.makedirs(f"without/{package}")
         with open(f"without/{package}/{package}.py", "w", encoding="utf-8") as file:
             file.write(f'raise ImportError("No module named {package!r}")')
-        expect_ends(start("board.py", "f", *options, PYTHONPATH=f"without/{package}"), 2, f"pip install {package}",
-                    f"without {package}: says how to install it")
-    expect_equal(os.listdir("f"), ["log.jsonl"], "and writes nothing")
+        expect_ends(start(name, "f", *options, PYTHONPATH=f"without/{package}"), 2,
+                    "pip install -r scripts/requirements.txt", f"without {package}, {name} prints how to install it")
+        expect_ends(start(name, "--help", PYTHONPATH=f"without/{package}"), 0, "usage: ",
+                    f"{name} --help needs no {package}")
+    expect_equal(os.listdir("f"), ["log.jsonl"], "without the package, no file is written")
 
 
 def main():

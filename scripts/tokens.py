@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Text to GPT-2 token ids and back, for `train_gpt sample` with models whose tokens are not bytes:
+"""Converts text to GPT-2 token ids and back, for `train_gpt sample` with models whose tokens are not bytes:
 
     python3 scripts/tokens.py encode "Hello, world" | ./train_gpt sample --from DIR --prompt-tokens - \\
         | python3 scripts/tokens.py decode
 
-The scripts that prepare data import their tokenizer and file formats from here; data/README.md describes the formats.
-All files are little-endian, and so is every machine that this program supports.
+The scripts that prepare data import the tokenizer and the file formats from this module; data/README.md describes the
+formats. All files are little-endian, like every machine that this program supports.
 """
 import argparse
 import array
@@ -21,28 +21,29 @@ Example = collections.namedtuple("Example", "label context endings")
 
 
 def fail(message, code=2):
-    """Prints one line and exits: 2 for the user's mistakes, 1 for those of network and disk."""
+    """Prints one line and exits. code: 2 for bad usage or bad input, 1 for network and disk errors."""
     print(f"{os.path.basename(sys.argv[0]).removesuffix('.py')}: {message}", file=sys.stderr)
     sys.exit(code)
 
 
 def load_tokenizer(name):
-    """Returns the tokenizers.Tokenizer of a folder's tokenizer.json; "gpt2": GPT-2's, from the cache or the hub."""
+    """Returns the tokenizers.Tokenizer in the tokenizer.json of a folder. The name "gpt2" stands for GPT-2's tokenizer,
+    which is downloaded on first use."""
     try:
         from huggingface_hub import hf_hub_download
         from tokenizers import Tokenizer
     except ImportError as error:
-        fail(f"{error}; --tokenizer needs the package tokenizers: pip install tokenizers")
+        fail(f"{error}; --tokenizer needs the packages tokenizers and huggingface_hub: pip install -r scripts/requirements.txt")
     path = os.path.join(name, "tokenizer.json")
     if name == "gpt2" and not os.path.exists(path):
         try:
             path = hf_hub_download("openai-community/gpt2", "tokenizer.json")
-        except Exception as error:      # whatever the HTTP library raises
-            fail(f"--tokenizer gpt2: could not fetch tokenizer.json of huggingface.co/openai-community/gpt2 "
-                 f"({type(error).__name__}); put it into models/gpt2 by hand, and use --tokenizer models/gpt2", 1)
+        except Exception as error:      # which classes depends on the HTTP library
+            fail(f"--tokenizer gpt2: could not download tokenizer.json from huggingface.co/openai-community/gpt2 "
+                 f"({type(error).__name__}); download it to models/gpt2 by hand and use --tokenizer models/gpt2", 1)
     if not os.path.exists(path):
-        fail(f"--tokenizer: found '{name}', expected gpt2, or a folder with tokenizer.json, such as "
-             "scripts/download.sh gpt2 makes")
+        fail(f"--tokenizer {name}: expected gpt2 or a folder with tokenizer.json, found no '{path}'; "
+             "scripts/download.sh gpt2 downloads one")
     try:
         tokenizer = Tokenizer.from_file(path)
     except Exception as error:          # the package raises plain Exception
@@ -55,15 +56,15 @@ def load_tokenizer(name):
 
 
 def encode(tokenizer, texts):
-    """Returns the ids of each text. The package uses all cores."""
+    """Returns the list of token ids of each text. The package tokenizers uses all cores."""
     return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
 # ---- files
 
 def write_file(path, magic, numbers, tokens):
-    """Writes a header (256 int32: magic, version 1, numbers, zeros) and uint16 tokens to PATH.part, then renames it: a
-    file with its final name is complete."""
+    """Writes a header (256 int32: magic, version 1, numbers, zeros) and uint16 tokens to PATH.part, then renames it to
+    PATH, so that a file named PATH is always complete."""
     with open(path + ".part", "wb") as file:
         file.write(struct.pack("<256i", magic, 1, *numbers, *[0] * (254 - len(numbers))))
         array.array("H", tokens).tofile(file)
@@ -78,8 +79,8 @@ def write_shard(path, tokens):
 
 def write_examples(path, examples):
     """Writes multiple-choice questions. The header holds the number of examples and the size of the longest in bytes.
-    An example is 65535, its bytes, its index, the label, the number of endings; then the context and each ending, each
-    preceded by its length."""
+    An example is 65535, its size in bytes, its index, the label and the number of endings, then the context and each
+    ending, both preceded by their number of tokens."""
     stream, longest = array.array("H"), 0
     for index, example in enumerate(examples):
         words = [0xffff, 0, index, example.label, len(example.endings)]
@@ -87,7 +88,8 @@ def write_examples(path, examples):
             words += [len(part), *part]
         words[1] = 2 * len(words)
         if words[1] >= 1 << 16 or max(words[2:]) >= 0xffff:
-            fail(f"example {index}: found {words[1]} bytes, expected fewer than 65536, and tokens below 65535")
+            fail(f"example {index}: expected fewer than 65536 bytes and tokens below 65535, found {words[1]} bytes and "
+                 f"token {max(words[2:])}")
         longest = max(longest, words[1])
         stream.extend(words)
     write_file(path, EXAMPLES_MAGIC, [len(examples), longest], stream)
@@ -99,7 +101,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
     parser.add_argument("direction", choices=["encode", "decode"])
-    parser.add_argument("text", nargs="?", help="text or token ids; standard input when left out")
+    parser.add_argument("text", nargs="?", help="text or token ids (default: standard input)")
     parser.add_argument("--tokenizer", default="gpt2", metavar="NAME",
                         help="gpt2 (default; downloaded on first use), or a folder with tokenizer.json")
     options = parser.parse_intermixed_args()
