@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""./train_gpt beside PyTorch and llm.c on this machine: writes report.md and results.json to --out.
+"""Compares ./train_gpt with PyTorch and llm.c on this machine: writes report.md and results.json to --out.
 
     python3 dev/bench/bench.py cpu --ours build/cpu-bf16/train_gpt --ours build/cpu-fp32/train_gpt    # make bench
     python3 dev/bench/bench.py gpu --ours ./train_gpt --llmc ../llm.c                                 # make bench-gpu
 
-Contestants take turns; each run is a process of its own with a time limit. A run that fails is named in the report; the
-others continue. The report is written again after each run. gpu --device cpu is a dry run with tiny models.
+The contestants run one after another, in two rounds. Each run is a separate process with a time limit. The report names
+each run that fails; the others continue. It is updated after each run. gpu --device cpu is a dry run with tiny models.
 """
 import argparse
 import json
@@ -22,7 +22,7 @@ from bench_report import report
 from contestants import HERE, Case, Failed, LlmC, Ours, PyTorch, fail, run, write_tokens
 
 ROOT = os.path.join(HERE, "..", "..")
-LONG_RUN_S = 60             # on a CPU, a contestant whose run takes longer than this has no second one
+LONG_RUN_S = 60             # on a CPU, a contestant whose first run takes longer has no second run
 
 GPT2 = {"model": "gpt2"}
 TINY = {"heads": 2, "channels": 64, "context": 64, "vocab": 512}
@@ -31,12 +31,12 @@ TINY = {"heads": 2, "channels": 64, "context": 64, "vocab": 512}
 @dataclass
 class Suite:
     cases: list
-    tunings: list           # of PyTorch
-    limit_s: float          # of a run
-    least_s: float          # a run does not start with less time left than this
-    tokens: int             # in the files of random tokens
-    attention: dict         # sizes of attention alone
-    matmul: int = 8192      # size of the matmul that PyTorch is timed with
+    tunings: list           # PyTorch's configurations
+    limit_s: float          # time limit of a run
+    min_s: float            # a run starts only if at least this much time is left
+    tokens: int             # in each file of random tokens
+    attention: dict         # sizes of the attention benchmark
+    matmul: int = 8192      # size n of PyTorch's n x n matmul
     copy_bytes: int = 1 << 30
 
 
@@ -47,20 +47,20 @@ SUITES = {
          # nanoGPT's recipe for a CPU, on bytes
          Case("shakespeare", {"layers": 4, "heads": 4, "channels": 128, "context": 64, "vocab": 256}, 64, 768, 12,
               timed=40, goal_ms=20)],
-        [*PyTorch.TUNINGS], limit_s=3600, least_s=0, tokens=1 << 17, attention={}),
+        [*PyTorch.TUNINGS], limit_s=3600, min_s=0, tokens=1 << 17, attention={}),
     "gpu": Suite(
         [Case("gpt2", GPT2, 1024, 524288, timed=5), Case("gpt2-xl", {"model": "gpt2-xl"}, 1024, 131072, timed=4)],
-        ["fused, BF16, compiled", "fused, BF16"], limit_s=120, least_s=20, tokens=1 << 20,
+        ["fused, BF16, compiled", "fused, BF16"], limit_s=120, min_s=20, tokens=1 << 20,
         attention={"channels": 2048, "tokens": 16384, "lengths": [2048, 8192], "head_sizes": [64, 128]}),
-    # Runs every part and says nothing about speed.
+    # Runs every part; its times mean nothing.
     "dry": Suite(
         [Case("tiny-2", {"layers": 2, **TINY}, 64, 512, 4), Case("tiny-4", {"layers": 4, **TINY}, 64, 512, 4)],
-        ["fused, BF16"], limit_s=60, least_s=2, tokens=1 << 14, matmul=128, copy_bytes=1 << 20,
+        ["fused, BF16"], limit_s=60, min_s=2, tokens=1 << 14, matmul=128, copy_bytes=1 << 20,
         attention={"channels": 64, "tokens": 512, "lengths": [128, 256], "head_sizes": [16, 32]})}
 
 
 class Context:
-    """What contestants share: files of random tokens, the plan of each case, a python that has PyTorch."""
+    """State shared by the contestants: files of random tokens, the plan of each case, the python that has PyTorch."""
 
     def __init__(self, options, suite, folder):
         self.options, self.suite, self.folder = options, suite, folder
@@ -76,7 +76,7 @@ class Context:
         return path
 
     def plan(self, case):
-        """The plan of the first of ours: sizes, and the micro-batch that all start with."""
+        """Returns the plan of our first program: sizes, and the initial micro-batch of all contestants."""
         if case.name not in self.plans:
             plan = self.reference.plan(case, case.micro_batch or "auto")
             micro_batch, sequences = min(plan["micro_batch"], 64), case.tokens // case.seq_len
@@ -86,23 +86,23 @@ class Context:
         return self.plans[case.name]
 
     def torch(self, what, limit, *arguments):
-        """Runs torch_side.py; raises Failed where it fails."""
+        """Runs torch_side.py. Raises Failed if it fails."""
         threads = ["--threads", self.options.threads] if self.device == "cpu" else []
         return run([self.options.python, "-B", os.path.join(HERE, "torch_side.py"), what, "--device", self.device,
                     *threads, *arguments], limit).check()
 
 
-# ---- What is measured. Each function adds to the results.
+# ---- Measurements. Each function adds to `results`.
 
 def measure_step(results, context, case, contestant, limit):
-    """One run of a contestant: its steps count together with those of earlier runs."""
-    began = time.monotonic()
+    """Adds the steps of one run of a contestant to those of its earlier runs."""
+    begin = time.monotonic()
     found = contestant.measure(case, limit)
     entry = results["cases"].setdefault(case.name, {**asdict(case), "runs": {}})["runs"]
     before = entry.get(contestant.name, {"ms": [], "seconds": 0, "peak_bytes": 0})
     peak = max(found["peak_bytes"] or 0, before["peak_bytes"])
     entry[contestant.name] = {"kind": contestant.kind, **found, "ms": before["ms"] + found["ms"],
-                              "peak_bytes": peak, "seconds": time.monotonic() - began}
+                              "peak_bytes": peak, "seconds": time.monotonic() - begin}
 
 
 def attention_points(sizes):
@@ -115,7 +115,7 @@ def add_attention(results, point, **found):
 
 
 def measure_ceilings(results, context, limit):
-    """PyTorch's copy, large matmul, and attention by each of its backends."""
+    """Measures PyTorch's copy, large matmul, and attention with each backend."""
     suite = context.suite
     done = context.torch("ceilings", limit, "--precision", context.reference.precision, "--matmul", suite.matmul,
                          "--copy-bytes", suite.copy_bytes, "--attention", json.dumps(attention_points(suite.attention)))
@@ -126,7 +126,7 @@ def measure_ceilings(results, context, limit):
 
 
 def measure_our_attention(results, context, limit, point):
-    """From the trace of a model of one layer and one micro-batch."""
+    """Measures our attention from the trace of a model with one layer and one micro-batch."""
     options = {"layers": 1, "heads": point["NH"], "channels": point["NH"] * point["HS"], "context": point["T"],
                "seq_len": point["T"], "micro_batch": point["B"], "vocab": 512}
     trace = context.reference.train(options, point["B"] * point["T"], 3, limit)["trace"]
@@ -135,10 +135,10 @@ def measure_our_attention(results, context, limit, point):
                           and kernel["name"].startswith("attention")) / 1000 for pass_ in ("forward", "backward")})
 
 
-# ---- The order
+# ---- Order of the runs
 
 def is_wanted(results, context, case, contestant, round_):
-    """Whether a contestant runs in this round: in the first one always."""
+    """Returns whether a contestant runs in this round. In the first round all do."""
     runs = results["cases"].get(case.name, {}).get("runs", {})
     if round_ == 0:
         return True
@@ -147,8 +147,8 @@ def is_wanted(results, context, case, contestant, round_):
 
 
 def make_jobs(results, context):
-    """Returns (title, function of a time limit, whether it is wanted) in the order of execution: two rounds, in which
-    contestants take turns."""
+    """Returns (title, function of a time limit, function that returns whether to run it) in the order of execution:
+    two rounds of all contestants."""
     options, always = context.options, lambda: True
     contestants = [Ours(context, program) for program in options.ours]
     context.reference = contestants[0]
@@ -172,7 +172,7 @@ def make_jobs(results, context):
 
 
 def save(results, folder):
-    """Writes results.json and report.md, each complete at any moment. Returns the report."""
+    """Writes results.json and report.md, replacing each atomically. Returns the report."""
     texts = {"results.json": json.dumps(results, indent=1), "report.md": report(results)}
     for name, text in texts.items():
         path = os.path.join(folder, name)
@@ -183,15 +183,15 @@ def save(results, folder):
 
 
 def run_jobs(jobs, results, context, folder):
-    """Runs all jobs for which there is time; Ctrl-C and SIGTERM end them, not the report. Returns whether all of ours
-    succeeded."""
+    """Runs the jobs while there is time. Ctrl-C and SIGTERM end the jobs; the report is still written. Returns whether
+    all runs of our programs succeeded."""
     begin, options, succeeded = time.monotonic(), context.options, True
     try:
         for title, function, wanted in jobs:
             left = 60 * options.minutes - (time.monotonic() - begin)
             if not wanted():
                 continue
-            if left < context.suite.least_s:
+            if left < context.suite.min_s:
                 results["not_run"].append([title, f"{max(0, left):.0f} s were left of {options.minutes:g} minutes"])
                 continue
             print(f"bench: {time.monotonic() - begin:5.0f} s  {title}", file=sys.stderr, flush=True)
@@ -214,7 +214,7 @@ def run_jobs(jobs, results, context, folder):
 # ---- The command line
 
 def output_of(*command):
-    """Returns what a command prints; "" where it is absent, fails or takes more than a minute."""
+    """Returns a command's output; "" if it does not exist, fails or takes more than a minute."""
     try:
         return run(command, 60).check().output.strip()
     except (OSError, Failed):
@@ -246,17 +246,17 @@ def parse_arguments():
     parser.add_argument("suite", choices=["cpu", "gpu"])
     parser.add_argument("--ours", required=True, metavar="PROGRAM", action="append",
                         help="a build of train_gpt; may be repeated")
-    parser.add_argument("--out", metavar="FOLDER", help="for the report (default: runs/bench-SUITE)")
-    parser.add_argument("--minutes", type=float, help="for all runs together (default: 8 for gpu, else a day)")
-    parser.add_argument("--cases", metavar="NAMES", help="some of a suite's models, such as gpt2,gpt2-xl")
+    parser.add_argument("--out", metavar="FOLDER", help="folder of the report (default: runs/bench-SUITE)")
+    parser.add_argument("--minutes", type=float, help="limit for all runs together (default: 8 for gpu, 1440 for cpu)")
+    parser.add_argument("--cases", metavar="NAMES", help="only these cases of the suite, such as gpt2,gpt2-xl")
     parser.add_argument("--llmc", default=os.environ.get("LLMC"), metavar="FOLDER",
-                        help="of gpu: holds llm.c's program train_gpt2cu (default: $LLMC)")
-    parser.add_argument("--torch", choices=["yes", "no"], default="yes", help="measure PyTorch where it is installed")
+                        help="suite gpu: folder with llm.c's train_gpt2cu (default: $LLMC)")
+    parser.add_argument("--torch", choices=["yes", "no"], default="yes", help="measure PyTorch if it is installed")
     parser.add_argument("--python", metavar="PROGRAM", help="the python that has PyTorch (default: this one, then "
                         "/usr/bin/python3)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
-                        help="of a CPU, for all contestants (default: all CPUs)")
-    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu", help="of gpu: cpu is a dry run")
+                        help="CPU threads of each contestant (default: all CPUs)")
+    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu", help="suite gpu: cpu is a dry run")
     o = parser.parse_args()
     o.dry = o.suite == "gpu" and o.device == "cpu"
     o.minutes = (8 if o.suite == "gpu" else 24 * 60) if o.minutes is None else o.minutes
@@ -278,7 +278,7 @@ def parse_arguments():
 
 
 def require_device(context):
-    """Refuses a first program that is a build for another device. Only a plan for a GPU reserves bytes for CUDA."""
+    """Exits if the first program is a build for the other device. Only a GPU build's plan has bytes for CUDA."""
     program = context.options.ours[0]
     try:
         plan = json.loads(run([program, "plan", "--json"], 60).check().output)
@@ -287,8 +287,8 @@ def require_device(context):
     found = "gpu" if plan["bytes"].get("cuda", 0) > 0 else "cpu"
     expected = "gpu" if context.device == "cuda" else "cpu"
     if found != expected:
-        fail(f"--ours {program}: found a {found} build of train_gpt, expected a {expected} build" +
-             ("; no GPU? --device cpu is a dry run" if expected == "gpu" else ""))
+        fail(f"--ours {program}: expected a {expected} build of train_gpt, found a {found} build" +
+             ("; without a GPU, --device cpu is a dry run" if expected == "gpu" else ""))
 
 
 def main():
@@ -298,7 +298,7 @@ def main():
                 for python in options.pythons * (options.torch == "yes")}
     options.python = next((python for python, version in versions.items() if version), None)
     options.torch_version = versions.get(options.python)
-    os.environ["OMP_NUM_THREADS"] = str(options.threads)    # every contestant computes with OpenMP
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)    # all contestants use OpenMP
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="gpt_bench_") as folder:
         context = Context(options, suite, folder)
@@ -306,7 +306,7 @@ def main():
         try:
             os.makedirs(options.out, exist_ok=True)
         except OSError as error:
-            fail(f"--out {options.out}: {error.strerror}; expected a folder that can be written")
+            fail(f"--out {options.out}: {error.strerror}; expected a writable folder")
         results = {"about": about(options), "cases": {}, "ceilings": {}, "attention": {}, "not_run": []}
         succeeded = run_jobs(make_jobs(results, context), results, context, options.out)
     sys.exit(0 if succeeded else 1)

@@ -1,6 +1,6 @@
-"""bench.py's report: Markdown from what results.json holds, whatever of it was measured.
+"""Writes bench.py's report in Markdown from the contents of results.json, which may be incomplete.
 
-Each function of SECTIONS returns the lines of one section, none where nothing was measured for it.
+Each function in SECTIONS returns the lines of one section, or no lines if nothing was measured for it.
 """
 import os
 import statistics
@@ -9,7 +9,7 @@ import sys
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from tables import markdown_table, number, percent, size, times
 
-# The rows that README.md lists, and their goals for one H100 or H200.
+# The rows of README.md's table, with the goals for one H100 or H200.
 GOALS = {
     "GPT-2 124M": "≥ 600k tokens/s, 50 % MFU",
     "GPT-2 1558M": "≥ 60k tokens/s, 60 % MFU",
@@ -18,7 +18,7 @@ GOALS = {
     "memory-bound kernels": "≥ 85 % of a copy's bandwidth",
     "idle time between kernels": "< 2 % of a step",
 }
-LEAST_SHARE = 0.002     # of a step: kernels that take less are left out of the list
+MIN_FRACTION = 0.002    # of a step: kernels below this are not listed
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -33,76 +33,77 @@ def ours_of(case):
 
 
 def best_peer(case):
-    """The name of the fastest peer, or None."""
+    """Returns the name of the fastest peer, or None."""
     peers = [name for name, run in case["runs"].items() if run["kind"] != "ours"]
     return min(peers, key=lambda name: median_ms(case["runs"][name]), default=None)
 
 
 def model_flops(case, run):
-    """FLOP/s of the model's own work: of our count for all contestants."""
+    """Returns the model's FLOP/s, with our FLOP count for all contestants."""
     plan = next(iter(ours_of(case).values()))["plan"]
     return plan["flops_per_token"]["model"] * case["tokens"] / median_ms(run) * 1000
 
 
 def peak_flops(case):
-    """One peak for all: on a CPU the best that our runs measured."""
+    """Returns the peak FLOP/s used for all contestants: on a CPU, the best that our runs measured."""
     return max((run["record"]["peak_flops"] for run in ours_of(case).values()), default=None)
 
 
 def floor_ms(case, run, ceilings):
-    """What a step of this run must take: the model's FLOPs at the rate of a large matmul in its precision, and the
-    bytes of AdamW at the rate of a copy: gradients, master weights and moments read and written, weights written."""
+    """Returns the minimum time of a step: the model's FLOPs at the rate of a large matmul, plus the bytes of AdamW at
+    the rate of a copy. AdamW reads and writes gradients, master weights and moments, and writes the weights."""
     plan, copy = run["plan"], ceilings.get("copy_bytes_per_s")
     rate = ceilings.get("matmul_flops") or run["record"]["peak_flops"]
     if not copy:
         return None
-    held, mixed = plan["bytes"], plan["precision"] != "fp32"    # FP32 weights are their own master copy
-    moved = 2 * (held["gradients"] + held["adam_m"] + held["adam_v"] + (held["master"] if mixed else held["weights"]))
-    moved += held["weights"] if mixed else 0
+    size_of, mixed = plan["bytes"], plan["precision"] != "fp32"     # FP32 weights have no separate master copy
+    moved = 2 * sum(size_of[name] for name in ("gradients", "adam_m", "adam_v", "master" if mixed else "weights"))
+    moved += size_of["weights"] if mixed else 0
     return 1000 * (plan["flops_per_token"]["model"] * case["tokens"] / rate + moved / copy)
 
 
 def kernel_bytes(run, seq_len):
-    """{kernel: bytes that a micro-batch's launches of it must move}, without recomputation; of the update's kernels: a
-    step's. In units of N C values, N = B T: LayerNorm reads and writes four tensors, but for the first one."""
-    model, held, dtype = run["record"]["model"], run["plan"]["bytes"], BYTES[run["plan"]["precision"]]
+    """Returns {kernel: minimum bytes moved} by its launches in a micro-batch without recomputation; kernels of the
+    update: in a step. Each LayerNorm reads and writes four tensors (N, C), N = B T, the first one two."""
+    model, size_of, dtype = run["record"]["model"], run["plan"]["bytes"], BYTES[run["plan"]["precision"]]
     L, N = model["layers"], run["micro_batch"] * seq_len
     NC, logits = N * model["channels"] * dtype, N * -(-model["vocab"] // 128) * 128 * dtype
-    master = 0 if run["plan"]["precision"] == "fp32" else held["weights"]
+    master = 0 if run["plan"]["precision"] == "fp32" else size_of["weights"]
     return {"layernorm_forward": (4 * (2 * L + 1) - 2) * NC, "layernorm_backward": 4 * (2 * L + 1) * NC,
             "gelu_forward": 8 * L * NC, "bias_backward": 7 * L * NC, "embedding_forward": 2 * NC,
-            "cross_entropy": 2 * logits, "norm_partials": held["gradients"],
-            "adamw": 2 * held["gradients"] + 3 * 2 * held["adam_m"] + master}
+            "cross_entropy": 2 * logits, "norm_partials": size_of["gradients"],
+            "adamw": 2 * size_of["gradients"] + 3 * 2 * size_of["adam_m"] + master}
 
 
 def repeats(case, run, kernel):
-    """How often a kernel's group of launches runs in a step."""
+    """Returns how often kernel_bytes() are moved in a step: once per micro-batch, or once in the update."""
     return 1 if kernel["pass"] == "update" else case["tokens"] // (run["micro_batch"] * case["seq_len"])
 
 
 def bandwidth(case, run, kernel):
-    """Bytes per second of a kernel that is bound by memory, or None."""
+    """Returns the bytes per second of a memory-bound kernel, or None."""
     moved = kernel_bytes(run, case["seq_len"]).get(kernel["name"])
     return moved and moved * repeats(case, run, kernel) / kernel["ms"] * 1000
 
 
 def memory_bound_rate(case, run):
-    """Bytes per second of all memory-bound kernels together."""
-    need = kernel_bytes(run, case["seq_len"])
-    kernels = [kernel for kernel in run["trace"]["kernels"] if kernel["name"] in need]
+    """Returns the bytes per second of all memory-bound kernels together."""
+    moved = kernel_bytes(run, case["seq_len"])
+    kernels = [kernel for kernel in run["trace"]["kernels"] if kernel["name"] in moved]
     seconds = sum(kernel["ms"] for kernel in kernels) / 1000
-    return sum(need[k["name"]] * repeats(case, run, k) for k in kernels) / seconds if seconds else None
+    return sum(moved[k["name"]] * repeats(case, run, k) for k in kernels) / seconds if seconds else None
 
 
-def idle_shares(run):
-    """Of a step without a kernel: in the traced step, and in the others what the same kernels' time leaves."""
+def idle_fractions(run):
+    """Returns the fraction of time without a kernel in the traced step, and in the other steps, assuming that their
+    kernels take the same time."""
     trace = run["trace"]
     return 1 - trace["busy_ms"] / trace["step_ms"], max(0.0, 1 - trace["busy_ms"] / median_ms(run))
 
 
 def attention_rates(point, seconds):
-    """FLOP/s of causal attention forward, and forward + backward, as FlashAttention's papers count: half of the
-    square, and backward 2.5 times forward."""
+    """Returns the FLOP/s of causal attention in forward, and in forward + backward, counted as in the FlashAttention
+    papers: T * T / 2 pairs, backward 2.5 times forward."""
     forward = 2 * point["B"] * point["NH"] * point["T"]**2 * point["HS"]
     return forward / seconds["forward_s"], 3.5 * forward / (seconds["forward_s"] + seconds["backward_s"])
 
@@ -121,10 +122,10 @@ def about(results):
     rows = [[name, value] for name, value in facts.items() if name not in ("dry", "suite", "seconds")]
     rows += [["device", records[0]["device"]], ["peak for MFU", f"{records[0]['peak_source']}"]] if records else []
     rows += [[name, value] for name, value in (
-        ("a large copy moves", giga(results["ceilings"].get("copy_bytes_per_s"))),
-        ("a large matmul of PyTorch", tera(results["ceilings"].get("matmul_flops")))) if value != "-"]
-    warning = ["**Every figure is of a tiny model on a CPU: it shows that each part runs, and says nothing about "
-               "speed.**", ""] if facts["dry"] else []
+        ("bandwidth of a large copy", giga(results["ceilings"].get("copy_bytes_per_s"))),
+        ("PyTorch's large matmul", tera(results["ceilings"].get("matmul_flops")))) if value != "-"]
+    warning = ["**Tiny models on a CPU: the figures show that each part runs; they say nothing about speed.**",
+               ""] if facts["dry"] else []
     return [title, "", *warning, *markdown_table(["", ""], [*rows, ["seconds", f"{facts.get('seconds', 0):.0f}"]])]
 
 
@@ -137,8 +138,8 @@ def tera(x):
 
 
 def not_run(results):
-    return section("Not run", "What failed or was left out, and why.",
-                   markdown_table(["", "why"], results["not_run"]))
+    return section("Not run", "Runs that failed or were skipped.",
+                   markdown_table(["run", "reason"], results["not_run"]))
 
 
 def speed(results):
@@ -156,18 +157,18 @@ def speed(results):
                          f"{ms:,.1f} ({min(run['ms']):,.1f} to {max(run['ms']):,.1f})",
                          f"{1000 * case['tokens'] / ms:,.0f}", percent(model_flops(case, run) / peak, ".1f"), ratio,
                          times(floor and floor / ms), goal if ours else "-", size(run["peak_bytes"]), size(planned)])
-    text = """A step's time is the median of all runs' steps, with the range in parentheses. The ratio is the fastest
-              peer's time over ours: above 1 we are faster. MFU counts the same FLOPs for all. *Floor*: the share of
-              our time that the model's FLOPs at the rate of a large matmul, and AdamW's bytes at a copy's, would take,
-              on a GPU.
-              Peak memory is what was resident, on a GPU what was in use when the run ended."""
+    text = """ms per step: median over the steps of all runs, with the range in parentheses. The speed-up is the fastest
+              peer's time divided by ours: above 1 we are faster. MFU counts the same FLOPs for all. *Floor*, on a GPU:
+              the minimum time of a step divided by ours; it is the model's FLOPs at the rate of a large matmul plus
+              AdamW's bytes at the rate of a copy. Peak memory: the maximum resident set, on a GPU the memory in use at
+              the end of the run."""
     return section("Speed", text, markdown_table([
-        "model", "contestant", "micro-batch", "tokens a step", "ms a step", "tokens/s", "MFU", "against the best peer",
+        "model", "contestant", "micro-batch", "tokens per step", "ms per step", "tokens/s", "MFU", "speed-up",
         "floor", "goal, ms", "peak memory", "planned"], rows))
 
 
 def goals(results):
-    """The six rows of README.md; of a dry run and of a CPU there are none."""
+    """The rows of README.md's table; only for a GPU."""
     if results["about"]["suite"] != "gpu" or results["about"]["dry"]:
         return []
     found, copy = dict.fromkeys(GOALS, "not measured"), results["ceilings"].get("copy_bytes_per_s")
@@ -179,13 +180,13 @@ def goals(results):
             if name == "gpt2":
                 rate = memory_bound_rate(case, run)
                 found["memory-bound kernels"] = percent(rate and copy and rate / copy, ".1f")
-                found["idle time between kernels"] = percent(idle_shares(run)[1], ".1f")
+                found["idle time between kernels"] = percent(idle_fractions(run)[1], ".1f")
     points = [results["attention"].get(f"64/{T}", {}) for T in (2048, 8192)]
     if all("ours" in point for point in points):
         rates = [attention_rates(point, point["ours"]) for point in points]
         for i, row in enumerate(list(GOALS)[2:4]):
             found[row] = " / ".join(number(rate[i] / 1e12) for rate in rates) + " TFLOP/s"
-    return section("Goals", "README.md's rows.", markdown_table(
+    return section("Goals", "The rows of README.md's table.", markdown_table(
         ["", "goal", "measured"], [[row, GOALS[row], found[row]] for row in GOALS]))
 
 
@@ -195,23 +196,23 @@ def kernels(results):
         run = next((run for run in ours_of(case).values() if "trace" in run), None)
         if not run:
             continue
-        trace, copy, idle = run["trace"], results["ceilings"].get("copy_bytes_per_s"), idle_shares(run)
+        trace, copy, idle = run["trace"], results["ceilings"].get("copy_bytes_per_s"), idle_fractions(run)
         rows = []
         for kernel in sorted(trace["kernels"], key=lambda kernel: -kernel["ms"]):
-            if kernel["ms"] > LEAST_SHARE * trace["busy_ms"]:
+            if kernel["ms"] > MIN_FRACTION * trace["busy_ms"]:
                 count, rate = repeats(case, run, kernel), bandwidth(case, run, kernel)
                 rows.append([kernel["name"], kernel["pass"], number(kernel["ms"] / count), kernel["launches"] // count,
                              percent(kernel["ms"] / trace["busy_ms"], ".1f"), giga(rate),
                              percent(rate and copy and rate / copy)])
         rate = memory_bound_rate(case, run)
-        blocks += [f"### {name}", "", f"{trace['launches']:,} launches a step; idle {percent(idle[0], '.1f')} of the "
-                   f"traced step, {percent(idle[1], '.1f')} of the others; median gap "
-                   f"{number(trace['gap_us'])} us. Kernels bound by memory move {giga(rate)} together, "
-                   f"{percent(rate and copy and rate / copy)} of a copy.", "",
-                   *markdown_table(["kernel", "pass", "ms", "launches", "share", "rate", "of a copy"], rows)]
-    text = """From `--trace`: ms and launches of a micro-batch, of the update those of a step. Where the device waits
-              for the CPU, part of the wait counts as a kernel's time. Idle in the steps that were not traced: their
-              time less the same kernels' time."""
+        blocks += [f"### {name}", "", f"{trace['launches']:,} launches per step; idle {percent(idle[0], '.1f')} of the "
+                   f"traced step, {percent(idle[1], '.1f')} of the other steps; median gap "
+                   f"{number(trace['gap_us'])} us. Memory-bound kernels together: {giga(rate)}, "
+                   f"{percent(rate and copy and rate / copy)} of a copy's bandwidth.", "",
+                   *markdown_table(["kernel", "pass", "ms", "launches", "of busy time", "rate", "of a copy"], rows)]
+    text = """From `--trace`. ms and launches: per micro-batch, in the update per step. If the device waits for the CPU,
+              part of the wait is counted as kernel time. Idle time of the steps without a trace: their time minus the
+              kernel time of the traced step."""
     return section("Where a step goes", text, blocks)
 
 
@@ -229,8 +230,8 @@ def attention(results):
             cells += [tera(ours[i]), ", ".join(f"{name} {tera(rates[i])}" for name, rates in peers.items()) or "-",
                       times(ours[i] and best and ours[i] / best, "x")]
         rows.append(cells)
-    text = """Causal, counted as in FlashAttention's papers (half of the square, backward 2.5 times forward). Ours is
-              from the trace of a model of one layer; the peers are the backends of PyTorch's
+    text = """Causal, FLOPs as in the FlashAttention papers: T * T / 2 pairs, backward 2.5 times forward. Our times are
+              from the trace of a model with one layer. The peers are the backends of PyTorch's
               `scaled_dot_product_attention` on views of (B, T, 3, NH, HS)."""
     return section("Attention alone", text, markdown_table(
         ["head size", "T", "B", "heads", "ours, forward", "PyTorch", "ours / best", "ours, forward + backward",

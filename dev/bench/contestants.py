@@ -1,5 +1,5 @@
-"""The programs that bench.py measures, each run in a process of its own with a time limit, and what is read from their
-output: ./train_gpt, PyTorch, llm.c. Reading is separate from running, so that tests can call it."""
+"""The programs that bench.py measures: ./train_gpt, PyTorch, llm.c. Each run is a separate process with a time limit.
+The functions that parse output are separate from those that run programs, so that tests can call them."""
 import json
 import os
 import random
@@ -19,15 +19,15 @@ sys.path += [os.path.join(HERE, ".."), os.path.join(HERE, "..", "..", "scripts")
 from tokens import fail, write_shard    # noqa: F401
 from trainer import flags, printed_bytes, trace_steps
 
-TRACED_STEPS = 3        # --trace holds the first three steps; they do not count as timed
+TRACED_STEPS = 3        # --trace records the first three steps, which are not timed
 
 
 class Failed(Exception):
-    """A program did not do its work; the message says why."""
+    """A program failed; the message is the reason."""
 
 
 class OutOfMemory(Failed):
-    """Fewer sequences at a time may fit."""
+    """A program ran out of memory; a smaller micro-batch may fit."""
 
 
 # ==== Running ================================================================
@@ -39,16 +39,15 @@ class Done:
     errors: str
     code: int
     seconds: float
-    ended: bool         # by us, at its limit
+    timed_out: bool     # killed at its limit
     resident_bytes: int
 
     def check(self):
-        """Itself, if the program succeeded."""
-        said = self.errors + self.output
-        if re.search("out of (device )?memory", said, re.IGNORECASE):
+        """Returns itself if the program succeeded; raises Failed otherwise."""
+        if re.search("out of (device )?memory", self.errors + self.output, re.IGNORECASE):
             raise OutOfMemory(f"{self.shown()}: out of memory")
-        if self.ended:
-            raise Failed(f"{self.shown()}: ended after {self.seconds:.0f} s, its limit")
+        if self.timed_out:
+            raise Failed(f"{self.shown()}: time limit exceeded, killed after {self.seconds:.0f} s")
         if self.code:
             last = (self.errors.strip() or self.output.strip() or "it printed nothing").splitlines()[-1]
             raise Failed(f"{self.shown()}: exit code {self.code}: {last}")
@@ -59,19 +58,19 @@ class Done:
 
 
 def run(command, limit, cwd=None):
-    """Runs a command for at most `limit` seconds, itself and what it starts. Returns what it printed until then. Its
-    output goes to files: a pipe stays open as long as a process that the command has started."""
-    command, begin, ended = [str(word) for word in command], time.monotonic(), False
+    """Runs a command and its child processes for at most `limit` seconds. Returns a Done with the output until then.
+    The output goes to files, because a pipe stays open until all child processes end."""
+    command, begin, timed_out = [str(word) for word in command], time.monotonic(), False
     with tempfile.TemporaryFile("w+", errors="replace") as output, \
             tempfile.TemporaryFile("w+", errors="replace") as errors:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, cwd=cwd,
                                    start_new_session=True)
         pid = 0
-        try:    # wait4() also returns this child's memory; getrusage() the largest of all children so far
+        try:    # wait4() returns this child's memory; getrusage() the maximum of all children
             while not pid:
                 pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-                if not pid and not ended and time.monotonic() - begin > max(1, limit):
-                    ended = True
+                if not pid and not timed_out and time.monotonic() - begin > max(1, limit):
+                    timed_out = True
                     os.killpg(process.pid, signal.SIGKILL)
                 if not pid:
                     time.sleep(0.01)
@@ -79,24 +78,24 @@ def run(command, limit, cwd=None):
             if not pid:     # interrupted
                 os.killpg(process.pid, signal.SIGKILL)
                 os.wait4(process.pid, 0)
-            process.returncode = 0      # it was waited for
+            process.returncode = 0      # wait4() has reaped it
         output.seek(0)
         errors.seek(0)
         return Done(command, output.read(), errors.read(), os.waitstatus_to_exitcode(status),
-                    time.monotonic() - begin, ended, usage.ru_maxrss * 1024)
+                    time.monotonic() - begin, timed_out, usage.ru_maxrss * 1024)
 
 
 def write_tokens(path, vocab, count):
-    """Writes a shard of random tokens. Their frequencies fall as 1/rank, as in language: the time of the embedding's
-    backward pass depends on how often a token repeats."""
+    """Writes a shard of random tokens with frequencies proportional to 1/rank, as in language: the time of the
+    embedding's backward pass depends on how often tokens repeat."""
     weights = [1 / (rank + 2.7) for rank in range(vocab)]
     write_shard(path, random.Random(1).choices(range(vocab), weights, k=count))
 
 
-# ==== Reading ================================================================
+# ==== Parsing ================================================================
 
 def read_log(path):
-    """log.jsonl: what the run began with, and its steps. The last line of a run that was ended may be cut off."""
+    """Returns log.jsonl's "run" object and steps. The last line of a killed run may be incomplete; it is skipped."""
     record, steps = None, []
     with open(path, encoding="utf-8") as file:
         for line in file:
@@ -111,9 +110,9 @@ def read_log(path):
 
 
 def read_trace(trace):
-    """The second step of a trace, which no set-up delays and whose end the third one shows, in ms: its length, the
-    time in kernels, the median gap between kernels, and time and launches by pass and kernel. A kernel's time is that
-    between the events before and after it: where the device waits for the CPU, a part of the wait is in it."""
+    """Returns figures of a trace's second step: duration and kernel time in ms, median gap between kernels in us, and
+    time and launches by pass and kernel. The second step has no set-up, and ends where the third begins. A kernel's
+    time is between the events before and after it: if the device waits for the CPU, part of the wait is included."""
     steps = trace_steps(trace)
     if len(steps) < 2:
         raise Failed(f"--trace: found {len(steps)} steps, expected {TRACED_STEPS}")
@@ -135,7 +134,7 @@ LLMC_MEMORY = re.compile(r"device memory usage: (\d+) MiB")
 
 
 def read_llmc(text):
-    """Milliseconds of each step, and bytes in use, from what llm.c's train_gpt2cu prints."""
+    """Returns milliseconds of each step and bytes in use, from the output of llm.c's train_gpt2cu."""
     memory = LLMC_MEMORY.search(text)
     return {"ms": [float(ms) for ms in LLMC_STEP.findall(text)],
             "peak_bytes": int(memory[1]) * 2**20 if memory else None}
@@ -145,24 +144,24 @@ def read_llmc(text):
 
 @dataclass
 class Case:
-    """A model and a step of it. micro_batch 0: the largest that fits and divides the step, 64 at most."""
+    """A model and its step size. micro_batch 0: the largest that fits and divides the step, at most 64."""
     name: str
     model: dict                 # options of ./train_gpt
     seq_len: int
-    tokens: int                 # of a step
+    tokens: int                 # per step
     micro_batch: int = 0
-    timed: int = 3              # steps of a run that count
-    goal_ms: float = 0          # of ours
+    timed: int = 3              # steps of a run that are timed
+    goal_ms: float = 0          # goal for ./train_gpt
 
 
 class Contestant:
-    """measure() returns the times of one run's steps in ms, without the first ones, and its other figures."""
+    """measure() returns the times of one run's steps in ms, without the skipped first steps, and other figures."""
 
     def __init__(self, context):
         self.context, self.fitting = context, {}     # {case: micro-batch}
 
     def measure(self, case, limit):
-        """With half as many sequences, and twice the accumulation, as often as memory does not suffice."""
+        """Runs it; each time that it runs out of memory, halves the micro-batch and doubles the accumulation steps."""
         deadline = time.monotonic() + limit
         self.fitting.setdefault(case.name, self.first_micro_batch(case))
         while True:
@@ -196,7 +195,7 @@ class Ours(Contestant):
         return json.loads(run([self.program, "plan", *flags(options), "--json"], 60).check().output)
 
     def train(self, options, tokens, steps, limit):
-        """Runs it on random tokens. Returns log, plan's figures and, where the context wants one, the trace."""
+        """Trains on random tokens. Returns times, log, peak memory and, if the context is traced, the trace."""
         with tempfile.TemporaryDirectory(dir=self.context.folder) as out:
             trace = {"trace": os.path.join(out, "trace.json")} if self.context.traced else {}
             options = {"data": self.context.tokens(options.get("vocab", 50257)), "val_fraction": 0, "lr": 1e-4,
@@ -221,7 +220,7 @@ class Ours(Contestant):
 
 class PyTorch(Contestant):
     kind = "PyTorch"
-    # What a user may know to ask for: options of torch_side.py.
+    # Configurations that a user may choose, as options of torch_side.py.
     TUNINGS = {"untuned": [], "fused AdamW": ["--fused"], "fused, compiled": ["--fused", "--compile"],
                "fused, BF16": ["--fused", "--bf16"], "fused, BF16, compiled": ["--fused", "--bf16", "--compile"]}
 
@@ -231,7 +230,7 @@ class PyTorch(Contestant):
         self.skipped = 2 if "--compile" in self.options else 1
 
     def first_micro_batch(self, case):
-        """Half of ours on a GPU: it keeps logits in FP32, and each failure to fit costs a compilation."""
+        """Returns half of ours on a GPU: PyTorch stores logits in FP32, and each failed attempt costs a compilation."""
         ours = super().first_micro_batch(case)
         return max(1, ours // 2) if self.context.device == "cuda" else ours
 
@@ -247,7 +246,7 @@ class PyTorch(Contestant):
 
 
 class LlmC(Contestant):
-    """train_gpt2cu as it was built in llm.c's folder, with random weights ('-e d12')."""
+    """llm.c's train_gpt2cu, already built in its folder, with random weights ('-e d12')."""
     name = kind = "llm.c"
     skipped = 1
 
@@ -257,16 +256,16 @@ class LlmC(Contestant):
 
     def run_steps(self, case, micro_batch, limit):
         if not os.access(self.program, os.X_OK):
-            raise Failed(f"no program {self.program}: 'make train_gpt2cu' there makes it")
+            raise Failed(f"{self.program}: no such program; run 'make train_gpt2cu' in that folder")
         plan, data = self.context.plan(case), self.context.tokens(50257)
-        # Evaluation (-v, -m): one batch at the start and one at the end; no samples, no HellaSwag, nothing recomputed.
+        # Evaluation (-v, -m): one batch at the start and one at the end; no samples, HellaSwag or recomputation.
         options = {"i": data, "j": data, "e": f"d{plan['model']['layers']}", "b": micro_batch, "t": case.seq_len,
                    "d": case.tokens, "x": 1 + case.timed, "c": 0.1, "v": 1000000, "m": 1, "s": 0, "h": 0, "r": 0}
         line_buffered = ["stdbuf", "-oL"] if shutil.which("stdbuf") else []
         done = run([*line_buffered, self.program, *(text for name, value in options.items()
                                                     for text in ("-" + name, value))], limit, self.context.folder)
         result = read_llmc(done.output)
-        # Without enough memory it may turn to cudaMallocManaged: its state is on the host then, and slow.
+        # Without enough memory it may use cudaMallocManaged: its state is then on the host, which is slow.
         if "cudaMallocManaged" in done.output:
             raise OutOfMemory(f"{done.shown()}: out of memory")
         if len(result["ms"]) <= self.skipped:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests of the benchmarks: what is read from traces and llm.c, the arithmetic of the report from made-up measurements,
-and whole runs on the CPU with programs in the place of PyTorch and llm.c.
+"""Tests the benchmarks: parsing of traces and llm.c's output, the report's arithmetic on made-up measurements, and whole
+runs on the CPU with fake programs instead of PyTorch and llm.c.
 
     python3 dev/bench/test_bench.py --ours ./train_gpt      # a CPU build
 """
@@ -50,7 +50,7 @@ def expect_fails(function, kind, words, text):
         expect(type(failure) is kind and words in str(failure), text, repr(failure))
 
 
-# ---- Reading. llm.c's lines are as its train_gpt2.cu prints them.
+# ---- Parsing. The lines are in the format of llm.c's train_gpt2.cu.
 
 LLMC_OUTPUT = """| device                | NVIDIA H100 80GB HBM3                              |
 device memory usage: 40409 MiB / 81075 MiB
@@ -61,20 +61,21 @@ step    2/4 | loss 10.929188 (-1.25z)| norm 13.0471 (+0.31z)| lr 1.20e-05 | 1120
 """
 
 
-def test_reading(scratch):
+def test_parsing(scratch):
     expect_equal(contestants.read_llmc(LLMC_OUTPUT), {"ms": [1342.50, 1120.25], "peak_bytes": 40409 * 2**20},
-                 "llm.c: the time of each step and the memory in use")
+                 "llm.c: the time of each step and the memory in use are read")
     line = "done  5 steps in 0:12, 1.2M tok/s; memory: 31.72 GB allocated as planned, 33.10 GB in use on the device\n"
-    expect_equal(contestants.printed_bytes(line, "in use on the device"), 33.10e9, "the closing line's memory")
+    expect_equal(contestants.printed_bytes(line, "in use on the device"), 33.10e9, "the closing line's memory in use is read")
     path = os.path.join(scratch, "log.jsonl")
     write(path, '{"run":{"device":"x"}}\n{"step":1,"ms":10.0}\n{"step":1,"val_loss":3}\n{"step":2,"m')
     expect_equal(contestants.read_log(path), ({"device": "x"}, [{"step": 1, "ms": 10.0}]),
                  "log.jsonl is read up to an incomplete line")
     for output, kind in (("CUDA error: out of device memory", OutOfMemory), ("it broke", Failed)):
-        expect_fails(Done(["x"], "", output, 1, 1.0, False, 0).check, kind, output[-6:], f"{output}: {kind.__name__}")
+        expect_fails(Done(["x"], "", output, 1, 1.0, False, 0).check, kind, output[-6:], f"'{output}' raises {kind.__name__}")
     begin = time.monotonic()
-    done = contestants.run(["sh", "-c", "echo begun; sleep 60 & sleep 60"], 1)
-    expect(done.ended and done.output == "begun\n" and time.monotonic() - begin < 20, "a run is ended at its limit")
+    done = contestants.run(["sh", "-c", "echo started; sleep 60 & sleep 60"], 1)
+    expect(done.timed_out and done.output == "started\n" and time.monotonic() - begin < 20,
+           "a run is killed at its time limit, with its child processes")
 
 
 KERNELS = [("embedding_forward", "forward", 10), ("matmul", "forward", 20), ("cross_entropy", "forward", 10),
@@ -82,7 +83,7 @@ KERNELS = [("embedding_forward", "forward", 10), ("matmul", "forward", 20), ("cr
 
 
 def made_up_trace(steps):
-    """1 us between kernels and 100 us more between steps."""
+    """A trace with gaps of 1 us between kernels and 101 us between steps."""
     events = [{"ph": "M", "name": "thread_name", "tid": tid, "args": {"name": name}}
               for tid, name in enumerate(["CPU: launches", "stream: kernels", "stream: copies"])]
     at = 1000.0
@@ -99,10 +100,10 @@ def made_up_trace(steps):
 def test_trace():
     got = contestants.read_trace(made_up_trace(3))
     for key, expected in (("busy_ms", 0.180), ("step_ms", 0.180 + 0.010 + 0.100), ("launches", 10), ("gap_us", 1)):
-        expect_near(got[key], expected, f"a traced step lasts until the next one starts: {key}")
+        expect_near(got[key], expected, f"a traced step ends where the next one starts: {key}")
     kernels = {(k["pass"], k["name"]): (k["launches"], round(k["ms"], 6)) for k in got["kernels"]}
     expect(kernels["forward", "matmul"] == (2, 0.04) and kernels["backward", "matmul"] == (2, 0.08),
-           "time and launches by pass and kernel", str(kernels))
+           "time and launches are summed by pass and kernel", str(kernels))
     for steps in (0, 1):
         expect_fails(lambda: contestants.read_trace(made_up_trace(steps)), Failed, "--trace: found",
                      f"a trace of {steps} steps is an error")
@@ -130,7 +131,7 @@ def made_up_results():
 
 
 def cells(results, section, first):
-    """The cells of the section's row whose first cells are `first`."""
+    """Returns the cells of the section's table row whose first cells are `first`."""
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section(results) if line.startswith("|")]
     return next((row for row in rows if row[:len(first)] == first), [])
 
@@ -138,47 +139,47 @@ def cells(results, section, first):
 def test_arithmetic():
     results = made_up_results()
     case, run, ceilings = results["cases"]["gpt2"], results["cases"]["gpt2"]["runs"]["ours, BF16"], results["ceilings"]
-    expect_equal((report.median_ms(run), report.best_peer(case)), (15, "PyTorch fused"), "medians; the fastest peer")
+    expect_equal((report.median_ms(run), report.best_peer(case)), (15, "PyTorch fused"), "median of a run and fastest peer")
     fp32 = {**run, "plan": {**run["plan"], "precision": "fp32", "bytes": {**BYTES, "weights": 4e6, "master": 0}}}
     for which, found, expected in (
             # 128 tokens of 1 MFLOP at 2 GFLOP/s; 32 MB of FP32 read and written and 2 MB of weights written, at 34 MB/s
-            ("FLOPs and AdamW's bytes", report.floor_ms(case, run, ceilings), 64 + 1000),
-            ("PyTorch's matmul", report.floor_ms(case, run, {**ceilings, "matmul_flops": 4e9}), 32 + 1000),
-            ("FP32 has no master copy", report.floor_ms(case, fp32, ceilings), 64 + 32e6 / 34e6 * 1000)):
-        expect_near(found, expected, f"the floor: {which}")
-    expect_equal(report.floor_ms(case, run, {}), None, "without a copy's rate there is no floor")
+            ("model FLOPs plus AdamW's bytes", report.floor_ms(case, run, ceilings), 64 + 1000),
+            ("at the rate of PyTorch's matmul", report.floor_ms(case, run, {**ceilings, "matmul_flops": 4e9}), 32 + 1000),
+            ("in FP32 without a master copy", report.floor_ms(case, fp32, ceilings), 64 + 32e6 / 34e6 * 1000)):
+        expect_near(found, expected, f"floor: {which}")
+    expect_equal(report.floor_ms(case, run, {}), None, "no floor without the rate of a copy")
     row = cells(results, report.speed, ["gpt2", "ours, BF16"])
     expect(row[4:8] == ["15.0 (10.0 to 90.0)", f"{128 / 0.015:,.0f}", "426.7 %", "2.00x PyTorch fused"]
-           and row[9] == "10 MISSED", "the table: median, range, tokens/s, MFU, ratio, goal", str(row))
+           and row[9] == "10 MISSED", "speed table: median, range, tokens/s, MFU, speed-up, goal", str(row))
 
-    # Embedding: writes and reads 64 rows of 8 values of 2 bytes, twice a step; cross-entropy: padded to 256 words.
-    need = report.kernel_bytes(run, 16)
-    expect(need["embedding_forward"] == 2 * 64 * 8 * 2 and need["cross_entropy"] == 2 * 64 * 256 * 2
-           and need["adamw"] == 2 * 4e6 + 6 * 4e6 + 2e6, "bytes that kernels must move")
-    moved = 2 * (need["embedding_forward"] + need["cross_entropy"]) + need["norm_partials"] + need["adamw"]
-    expect_near(report.memory_bound_rate(case, run), moved / 60e-6, "the rate of the kernels bound by memory")
-    expect_near(report.idle_shares(run)[0], 1 - 180 / 290, "idle between kernels in the traced step")
-    expect_near(report.idle_shares(run)[1], 1 - 0.18 / 15, "idle between kernels in the others")
+    # Embedding: writes and reads 64 rows of 8 values of 2 bytes, twice per step. Cross-entropy: V padded to 256.
+    moved = report.kernel_bytes(run, 16)
+    expect(moved["embedding_forward"] == 2 * 64 * 8 * 2 and moved["cross_entropy"] == 2 * 64 * 256 * 2
+           and moved["adamw"] == 2 * 4e6 + 6 * 4e6 + 2e6, "minimum bytes moved by kernels")
+    total = 2 * (moved["embedding_forward"] + moved["cross_entropy"]) + moved["norm_partials"] + moved["adamw"]
+    expect_near(report.memory_bound_rate(case, run), total / 60e-6, "bandwidth of the memory-bound kernels together")
+    expect_near(report.idle_fractions(run)[0], 1 - 180 / 290, "idle time in the traced step")
+    expect_near(report.idle_fractions(run)[1], 1 - 0.18 / 15, "idle time in the other steps")
     forward = 2 * 2 * 4 * 2048**2 * 64
     rates = report.attention_rates(results["attention"]["64/2048"], {"forward_s": 1, "backward_s": 6})
-    expect_equal(rates, (forward, forward / 2), "attention's FLOPs: half of the square, backward 2.5 times forward")
+    expect_equal(rates, (forward, forward / 2), "attention's FLOPs: T * T / 2 pairs, backward 2.5 times forward")
     text = "\n".join(report.attention(results))
     expect("2.00x" in text and "1.33x" in text and "cuDNN, T = 2048: no kernel" in text,
-           "attention: ours over the fastest backend; a backend that fails is named", text)
+           "attention is compared with the fastest backend; a failed backend is named", text)
 
 
 def test_goals():
     rows = {row: cells(made_up_results(), report.goals, [row])[2] for row in report.GOALS}
     expect_equal([*rows.values()][:4], ["8,533 tokens/s, 426.7 % MFU", "not measured", "4.29 / 68.7 TFLOP/s",
-                                        "5.01 / 80.2 TFLOP/s"], "goals: measured values beside them")
-    expect("not measured" not in [*rows.values()][4:], "goals: bandwidth and idle time", str(rows))
+                                        "5.01 / 80.2 TFLOP/s"], "the goals table has the measured values")
+    expect("not measured" not in [*rows.values()][4:], "the goals table has bandwidth and idle time", str(rows))
     lines = read(os.path.join(ROOT, "README.md")).splitlines()
     missing = [row for row, goal in report.GOALS.items()
                if not any(line.startswith(f"| {row} | {goal} |") for line in lines)]
     expect_equal(missing, [], "README.md's table has the report's rows and goals")
 
 
-# ---- Whole runs. These programs answer as PyTorch and llm.c do.
+# ---- Whole runs, with fake programs that print what PyTorch and llm.c print
 
 FAKE_PYTHON = """#!/usr/bin/env python3
 import json, sys
@@ -216,7 +217,7 @@ for i in range(int(flags["-x"])):
 
 
 class World:
-    """The current folder, with those programs, in which bench.py runs."""
+    """Runs bench.py in the current folder, which has the fake programs."""
 
     def __init__(self, ours):
         self.ours = ours
@@ -228,7 +229,7 @@ class World:
         python = [] if "--python" in arguments else ["--python", "bin/python"]
         command = [sys.executable, "-B", os.path.join(HERE, "bench.py"), *arguments, "--ours", self.ours, *python,
                    "--out", out]
-        # A shell's background jobs ignore Ctrl-C; here it counts.
+        # Restores SIGINT, which a shell's background jobs ignore.
         return subprocess.Popen(command, text=True, env={**os.environ, **environment}, stdout=subprocess.DEVNULL,
                                 stderr=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
@@ -246,21 +247,21 @@ class World:
 
 def test_dry_run(world):
     code, errors, text, results = world.run("dry", "gpu", "--device", "cpu", "--llmc", "llmc")
-    expect(code == 0 and not results["not_run"], "make bench-gpu on a CPU: every part runs", errors)
+    expect(code == 0 and not results["not_run"], "make bench-gpu on a CPU runs every part", errors)
     expect_equal([line for line in text.splitlines() if line.startswith("#") and not line.startswith("###")],
                  ["# Dry run on a CPU, not a measurement", "## Speed", "## Where a step goes", "## Attention alone"],
-                 "its report has every section")
+                 "the dry run's report has every section")
     runs = results["cases"]["tiny-2"]["runs"]
-    expect(set(runs) >= {"PyTorch fused, BF16", "llm.c"} and len(runs) == 3, "all contestants are in it", str([*runs]))
+    expect(set(runs) >= {"PyTorch fused, BF16", "llm.c"} and len(runs) == 3, "the results contain all contestants", str([*runs]))
     expect(runs["llm.c"]["micro_batch"] == 1 and runs["PyTorch fused, BF16"]["micro_batch"] == 2,
-           "a peer's micro-batch is halved until it fits")
+           "a peer's micro-batch is halved until it fits in memory")
     expect(len(runs["llm.c"]["ms"]) == 6 and set(runs["PyTorch fused, BF16"]["ms"]) == {125},
-           "two runs count, without the first steps of each")
+           "the steps of both runs are timed, without the first ones")
     ours = next(run for run in runs.values() if run["kind"] == "ours")
-    absent = set(report.kernel_bytes(ours, 64)) - {kernel["name"] for kernel in ours["trace"]["kernels"]}
-    expect_equal(absent, set(), "every kernel whose bytes are counted is in a trace of ./train_gpt")
+    missing = set(report.kernel_bytes(ours, 64)) - {kernel["name"] for kernel in ours["trace"]["kernels"]}
+    expect_equal(missing, set(), "a trace of ./train_gpt contains every kernel in kernel_bytes()")
     elements = ours["plan"]["bytes"]["adam_m"] / 4
-    expect(ours["planned_bytes"] > 12 * elements and ours["peak_bytes"] > ours["planned_bytes"], "memory is measured")
+    expect(ours["planned_bytes"] > 12 * elements and ours["peak_bytes"] > ours["planned_bytes"], "peak memory exceeds the planned bytes")
     expect(all(seconds > 0 for point in results["attention"].values() for seconds in point["ours"].values()),
            "attention alone is timed")
 
@@ -269,26 +270,26 @@ def test_cpu(world):
     code, errors, text, results = world.run("cpu", "cpu", "--cases", "shakespeare", "--threads", "1")
     case = results["cases"]["shakespeare"]
     expect(code == 0 and report.best_peer(case) == "PyTorch fused, BF16" and len(case["runs"]) == 4,
-           "make bench: PyTorch is asked for every tuning", errors)
+           "make bench runs PyTorch in every configuration", errors)
     failed = dict(results["not_run"])
     expect(sum("no C++ compiler" in why for why in failed.values()) == 2 and len(failed) == 2
-           and "no C++ compiler" in text, "tunings that fail are named, once", str(failed))
-    expect("## Goals" not in text, "the goals of GPUs are not in a CPU's report")
+           and "no C++ compiler" in text, "each configuration that fails is named once", str(failed))
+    expect("## Goals" not in text, "a CPU's report has no GPU goals")
 
 
 def test_trouble(world):
-    for options, words in (("gpu", "expected a gpu build; no GPU? --device cpu is a dry run"),
+    for options, words in (("gpu", "found a cpu build; without a GPU, --device cpu is a dry run"),
                            ("cpu --cases gpt9", "--cases gpt9: expected some of 124M-T64"),
                            ("gpu --minutes 0", "--minutes 0"), ("gpu --llmc /nowhere", "--llmc /nowhere"),
                            ("cpu --ours /nowhere", "--ours /nowhere"), ("cpu --threads 0", "--threads 0")):
         code, errors, _, results = world.run("bad", *options.split())
-        expect(code == 2 and words in errors and errors.count("\n") == 1 and not results, f"{options}: refused", errors)
+        expect(code == 2 and words in errors and errors.count("\n") == 1 and not results, f"bench.py {options} is rejected", errors)
     options = ["gpu", "--device", "cpu", "--cases", "tiny-2"]
     code, errors, text, results = world.run("no-peers", *options, "--python", "bin/broken", "--llmc", "bin")
-    expect(code == 0 and "it broke" in text and "'make train_gpt2cu' there makes it" in text
-           and len(results["not_run"]) == 3 and "| tiny-2 | ours" in text, "peers that fail are named", errors)
+    expect(code == 0 and "it broke" in text and "run 'make train_gpt2cu' in that folder" in text
+           and len(results["not_run"]) == 3 and "| tiny-2 | ours" in text, "peers that fail are named and ours are measured", errors)
     code, _, text, _ = world.run("late", *options, "--minutes", "0.01")
-    expect(code == 0 and "were left of 0.01 minutes" in text, "runs for which no time is left are named")
+    expect(code == 0 and "were left of 0.01 minutes" in text, "runs without time left are named")
 
     process = world.start("interrupted", *options, "--llmc", "llmc", FAKE_LLMC_PID=os.path.abspath("pid"))
     until = time.monotonic() + 120
@@ -301,8 +302,8 @@ def test_trouble(world):
         process.kill()
     text = read("interrupted/report.md")
     expect(process.returncode == 1 and "| the rest | interrupted |" in text and "| tiny-2 | ours" in text,
-           "Ctrl-C: exit 1, and the report keeps what was measured", errors)
-    expect(not os.path.exists(f"/proc/{read('pid')}"), "Ctrl-C: the program that was running is ended")
+           "Ctrl-C exits with 1, and the report keeps the measurements", errors)
+    expect(not os.path.exists(f"/proc/{read('pid')}"), "Ctrl-C kills the running program")
 
 
 def main():
@@ -311,7 +312,7 @@ def main():
     ours = os.path.abspath(parser.parse_args().ours)
     with tempfile.TemporaryDirectory(prefix="gpt_test_bench_") as scratch:
         os.chdir(scratch)
-        test_reading(scratch)
+        test_parsing(scratch)
         test_trace()
         test_arithmetic()
         test_goals()

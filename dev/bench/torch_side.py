@@ -1,7 +1,7 @@
-"""What bench.py measures with PyTorch, each in a process of its own. Prints one JSON object on its last line.
+"""Measures PyTorch for bench.py, which runs it as a separate process. Its last line of output is one JSON object.
 
-    torch_side.py train --layers 12 ... --data TOKENS.bin    steps of dev/reference/model.py: milliseconds of each
-    torch_side.py ceilings --device cuda                     rates of a copy and a large matmul, attention's times
+    torch_side.py train --layers 12 ... --data TOKENS.bin    times of dev/reference/model.py's training steps in ms
+    torch_side.py ceilings --device cuda                     rates of a copy and a large matmul, times of attention
 """
 import argparse
 import contextlib
@@ -21,7 +21,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def now(device):
-    """Seconds, after all work given to the device is done."""
+    """Returns the time in seconds, after all queued work of the device has completed."""
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -30,8 +30,9 @@ def now(device):
 # ---- Training
 
 def make_model(o):
-    """The model, and the function to call: itself or compiled. The vocabulary is padded to a multiple of 128, as in
-    nanoGPT: GPUs multiply an odd number of columns slowly. Deep models compile one block, which all layers share."""
+    """Returns the model and the function to call, the model itself or its compiled form. The vocabulary is padded to a
+    multiple of 128, as in nanoGPT: matmuls with an odd number of columns are slow on GPUs. In models with more than 12
+    layers each block is compiled, with the same code for all."""
     sizes = {name: getattr(o, name) for name in SIZES}
     sizes["vocab"] = -(-o.vocab // 128) * 128
     model = GPT(Config(**sizes), fused=hasattr(F, "scaled_dot_product_attention")).to(o.device)
@@ -52,14 +53,14 @@ def make_optimizer(model, fused):
 
 
 def random_batch(tokens, o):
-    """Inputs and targets (B, T): windows of the shard at random places."""
+    """Returns inputs and targets (B, T): windows at random positions of the shard."""
     starts = torch.randint(len(tokens) - o.seq_len, (o.micro_batch,))
     rows = torch.stack([tokens[start:start + o.seq_len + 1] for start in starts]).to(o.device)
     return rows[:, :-1], rows[:, 1:]
 
 
 def train(o):
-    """A step is what ./train_gpt counts as one: forward and backward of each micro-batch, clipping, AdamW."""
+    """Times steps as ./train_gpt does: forward and backward of each micro-batch, gradient clipping, AdamW."""
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high" if o.bf16 else "highest")
     model, forward = make_model(o)
@@ -84,12 +85,12 @@ def train(o):
 
 # ---- Ceilings
 
-def best_seconds(function, device, least=0.05):
-    """The best of five means, each over as many calls as take `least` seconds."""
+def best_seconds(function, device, min_seconds=0.05):
+    """Returns the seconds of a call: the minimum of five means, each over calls that take `min_seconds` together."""
     function()
     start = now(device)
     function()
-    calls = max(1, min(200, int(least / max(now(device) - start, 1e-6))))
+    calls = max(1, min(200, int(min_seconds / max(now(device) - start, 1e-6))))
     means = []
     for _ in range(5):
         start = now(device)
@@ -100,7 +101,7 @@ def best_seconds(function, device, least=0.05):
 
 
 def attention_backends(device):
-    """Ways to compute attention by name, as functions that make a context manager."""
+    """Returns {name of an attention backend: function that returns its context manager}."""
     try:
         from torch.nn.attention import SDPBackend, sdpa_kernel
     except ImportError:     # PyTorch before 2.3
@@ -111,7 +112,7 @@ def attention_backends(device):
 
 
 def time_attention(device, dtype, B, T, NH, HS):
-    """Causal attention on views of (B, T, 3, NH, HS): {backend: {forward_s, backward_s} or {error}}."""
+    """Times causal attention on views of (B, T, 3, NH, HS). Returns {backend: {forward_s, backward_s} or {error}}."""
     results = {}
     for name, choose in attention_backends(device).items():
         try:
@@ -130,8 +131,8 @@ def time_attention(device, dtype, B, T, NH, HS):
 
 
 def ceilings(o):
-    """Bytes read and written per second by a copy; FLOP/s of an n x n matmul on random numbers (zeros would draw less
-    power and clock higher); attention at each of the points given."""
+    """Measures bytes read and written per second by a copy, FLOP/s of an n x n matmul of random numbers (zeros would
+    draw less power, which allows higher clocks), and the times of attention at each given size."""
     dtype = DTYPES[o.precision]
     source = torch.zeros(o.copy_bytes // 4, device=o.device)
     target = torch.empty_like(source)
@@ -149,12 +150,12 @@ def main():
     for name in *SIZES, "micro-batch", "seq-len", "accumulation", "steps", "threads", "copy-bytes", "matmul":
         parser.add_argument("--" + name, type=int)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--precision", choices=[*DTYPES], default="fp32", help="of ceilings")
+    parser.add_argument("--precision", choices=[*DTYPES], default="fp32", help="for ceilings")
     parser.add_argument("--data", metavar="SHARD")
     parser.add_argument("--attention", default="[]", help='JSON, such as [{"B": 8, "T": 2048, "NH": 32, "HS": 64}]')
-    parser.add_argument("--fused", action="store_true", help="AdamW as one kernel for all parameters")
-    parser.add_argument("--bf16", action="store_true", help="forward under autocast to bfloat16")
-    parser.add_argument("--compile", action="store_true", help="the model by torch.compile")
+    parser.add_argument("--fused", action="store_true", help="fused AdamW")
+    parser.add_argument("--bf16", action="store_true", help="forward pass with autocast to bfloat16")
+    parser.add_argument("--compile", action="store_true", help="use torch.compile")
     o = parser.parse_args()
     if o.threads:
         torch.set_num_threads(o.threads)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Tests of check_sass.py: it finds the real kernels sound, and every fault that is put into their machine code.
+"""Tests check_sass.py: the real kernels are sound, and every fault planted in their machine code is found.
 
-    test_check_sass.py LISTING     the output of `cuobjdump -sass` of what nvcc compiled from train_gpt.cu for sm_90a
+    test_check_sass.py LISTING     LISTING: the output of `cuobjdump -sass` for train_gpt.cu compiled for sm_90a
 """
 import os
 import re
@@ -18,19 +18,19 @@ from testing import expect, finish
 
 
 class Kernel:
-    """The lines of a kernel in a listing, its instructions, and places where a fault can be put."""
+    """A kernel's lines in a listing, its instructions, and places where a fault can be planted."""
 
     def __init__(self, symbol, lines):
         self.symbol, self.lines = symbol, lines
         self.code = read_listing(lines)[symbol]
         self.products = [n for n, i in enumerate(self.code) if i.name.startswith("HGMMA")]
         self.waits = [n for n, i in enumerate(self.code) if i.text.startswith("WARPGROUP.DEPBAR")]
-        # A product with operand A in registers and no other product or wait after it: it is in flight there.
+        # A product with operand A in registers that is still in flight at the next instruction.
         self.product = next(n for n in self.products if product(self.code[n]).a and self.code[n + 1].name[0] == "U")
         self.sum, self.a = min(product(self.code[self.product]).sums), max(product(self.code[self.product]).a)
 
     def errors_with(self, edits):
-        """What check_sass reports of the kernel with {index: text} in place of what is there."""
+        """Returns check_sass's errors for the kernel after replacing instructions by {index: text}."""
         lines = list(self.lines)
         for n, text in edits.items():
             place = f"/*{self.code[n].address:04x}*/"
@@ -40,31 +40,31 @@ class Kernel:
 
 
 def faults(k):
-    """(fault, {index: text}, words of the error that is expected)"""
+    """Yields (fault, {index: text}, words of the expected error)."""
     yield from faults_anywhere(k)
-    after, a_sum = k.product + 1, f"R{k.sum} is sum"
+    after, a_sum = k.product + 1, f"R{k.sum} is the accumulator"
     for fault, text, words in (   # right after a product that is in flight
-            ("a sum is read before the wait", f"FADD R0, R{k.sum}, R0", a_sum),
-            ("a sum is written before the wait", f"MOV R{k.sum}, 0x0", a_sum),
-            ("a sum is written if a predicate holds", f"@!P3 FMUL R{k.sum}, R0, R0", a_sum),
-            ("operand A is written before the wait", f"MOV R{k.a}, 0x0", f"R{k.a} is operand A"),
+            ("an accumulator is read before the wait", f"FADD R0, R{k.sum}, R0", a_sum),
+            ("an accumulator is written before the wait", f"MOV R{k.sum}, 0x0", a_sum),
+            ("an accumulator is written under a predicate", f"@!P3 FMUL R{k.sum}, R0, R0", a_sum),
+            ("operand A is written before the wait", f"MOV R{k.a}, 0x0", f"R{k.a} is the operand A"),
             ("only the last of four registers is in flight", f"LDS.128 R{k.sum - 3}, [UR4]", a_sum),
             ("only half of an address is in flight", f"LDG.E R0, desc[UR4][R{k.sum - 1}.64]", a_sum),
             ("only half of an addend is in flight", f"IMAD.WIDE R0, R0, R0, R{k.sum - 1}", a_sum),
             ("local memory is read", "LDL R0, [R1]", "local memory"),
             ("local memory is written", "STL.64 [R1+0x8], R2", "local memory"),
-            ("an unknown instruction with registers", "FROB R2, R3", "does not know"),
-            ("an unknown instruction without registers", "FROB 0x1", "does not know"),
-            ("an unknown width", "IADD3.64 R2, R4, R6, RZ", "does not know"),
-            ("a register in an unknown form", "FADD R2, R3.X7, R4", "form that this program does not know"),
+            ("an unknown instruction with registers", "FROB R2, R3", "unknown instruction"),
+            ("an unknown instruction without registers", "FROB 0x1", "unknown instruction"),
+            ("an unknown width", "IADD3.64 R2, R4, R6, RZ", "unknown instruction"),
+            ("a register in an unknown form", "FADD R2, R3.X7, R4", "unknown form of a register"),
             ("an operand too many", "MOV R2, R3, R4, R5, R6, R7", "more operands"),
-            ("an unknown wait", "WARPGROUP.WAIT 0x0", "a wait in a form"),
-            ("a jump to nowhere", "BRA 0x123450", "a jump to somewhere"),
-            ("a jump by a register", "BRX R2 -0x10", "does not know"),
-            ("a call to nowhere", "CALL.REL.NOINC 0x123450", "a jump to somewhere"),
+            ("an unknown wait", "WARPGROUP.WAIT 0x0", "unknown form of a wait"),
+            ("a jump to an unknown address", "BRA 0x123450", "a jump to an unknown target"),
+            ("an indirect jump", "BRX R2 -0x10", "unknown instruction"),
+            ("a call to an unknown address", "CALL.REL.NOINC 0x123450", "a jump to an unknown target"),
             ("a call that returns elsewhere", "CALL.REL.NOINC 0x0", "does not return to the next"),
-            ("a return without a call", "RET.REL.NODEC R2 0x0", "a return to somewhere"),
-            ("a convergence of threads elsewhere", "BSYNC B9", "a convergence of threads elsewhere")):
+            ("a return without a call", "RET.REL.NODEC R2 0x0", "a return to an unknown target"),
+            ("threads that reconverge elsewhere", "BSYNC B9", "threads reconverge elsewhere")):
         yield fault, {after: text}, f"{k.code[after].address:04x}  {text}: ", words
 
 
@@ -72,17 +72,17 @@ def faults_anywhere(k):
     code, text = k.code, k.code[k.product].text
     next_product = next(n for n in k.products if n > k.product)
     wrong_a = text.replace(f"R{k.a - 3},", f"R{k.sum},", 1)
-    yield "operand A is a sum in flight", {next_product: wrong_a}, "takes registers"
-    yield "a product of another type", {k.product: text.replace("BF16", "TF32")}, "a product in a form"
-    yield "code without a path to it", {0: "EXIT"}, "no path leads here"
-    yield "the kernel ends before its products do", {n: "EXIT" for n in k.waits}, "in flight when the program ends"
+    yield "operand A is an accumulator in flight", {next_product: wrong_a}, "uses registers"
+    yield "a product of another type", {k.product: text.replace("BF16", "TF32")}, "unknown form of a product"
+    yield "unreachable code", {0: "EXIT"}, "unreachable"
+    yield "the kernel ends before its products do", {n: "EXIT" for n in k.waits}, "in flight when the kernel ends"
     yield "a loop without waits", {n: "NOP" for n in k.waits}, "a wait is missing"
     for n in k.waits:
         wait, left = code[n].text, groups_left(code[n])
         yield f"the wait at {code[n].address:04x} is removed", {n: "NOP"}, "in flight"
-        yield "a wait leaves one group more", {n: wait.replace(hex(left), hex(left + 1))}, "in flight"
-        yield "a wait under a condition", {n: f"@P0 {wait}"}, "a wait in a form"
-        yield "a wait for another barrier", {n: wait.replace("gsb0", "gsb1")}, "a wait in a form"
+        yield "a wait leaves one more group in flight", {n: wait.replace(hex(left), hex(left + 1))}, "in flight"
+        yield "a wait under a predicate", {n: f"@P0 {wait}"}, "unknown form of a wait"
+        yield "a wait for another barrier", {n: wait.replace("gsb0", "gsb1")}, "unknown form of a wait"
     makers = [n for n, i in enumerate(code) if is_conversion(i) and i.operands[0] == f"R{k.a}"]
     maker = max(n for n in makers if n < k.product)
     fence = max(n for n in range(k.product) if code[n].text == "WARPGROUP.ARRIVE")
@@ -93,7 +93,7 @@ def faults_anywhere(k):
             ("operand A is the last of four registers loaded", {fence: f"LDS.128 R{k.a - 3}, [UR4]"}),
             ("operand A was converted on one of two paths", {n: f"@P0 {code[n].text}" for n in makers})):
         yield fault, edits, f"{text}: R{k.a} of operand A"
-    # Arithmetic that overlaps with a product, after a wait that leaves one in flight.
+    # Arithmetic that overlaps with a product: it follows a wait that leaves one group in flight.
     def arithmetic_after(wait):
         return next(n for n in range(wait, len(code)) if code[n].name in ("FMUL", "FFMA", "FADD", "FMNMX")
                     and plain_register(code[n].operands[1]) is not None)
@@ -101,7 +101,8 @@ def faults_anywhere(k):
                    not any(wait < other < arithmetic_after(wait) for other in k.waits + k.products))
     other = min(product(code[max(p for p in k.products if p < wait)]).sums)
     edit = re.sub(r"^(\S+ R\d+, \S*?)R\d+", rf"\g<1>R{other}", code[n].text)
-    yield "one register of arithmetic that overlaps with a product is replaced", {n: edit}, f"{edit}: R{other} is sum"
+    fault = "arithmetic that overlaps with a product reads its accumulator"
+    yield fault, {n: edit}, f"{edit}: R{other} is the accumulator"
 
 
 def test_program(lines):
@@ -118,7 +119,7 @@ def test_program(lines):
             ("a kernel is missing", run(text, kernel, "no_such_kernel"), 2, "no_such_kernel"),
             ("the listing is empty", run(""), 2, "no kernel with wgmma"),
             ("a kernel has no products", run(re.sub(r"HGMMA[^;]*", "NOP", text)), 1, "no wgmma in it")):
-        expect(result.returncode == status and words in result.stdout + result.stderr, f"exits with {status} if {case}")
+        expect(result.returncode == status and words in result.stdout + result.stderr, f"status {status} if {case}")
 
 
 def main():
@@ -132,13 +133,13 @@ def main():
     one_of_each = {}   # the first instance of each template
     for symbol, code in sorted(kernels_with_products(lines).items()):
         result, name = check_kernel(code), short_name(symbol)
-        expect(not result.errors and result.groups > 1, f"{name} is sound, and products overlap", result.errors[:1])
+        expect(not result.errors and result.groups > 1, f"{name} is sound and its products overlap", result.errors[:1])
         one_of_each.setdefault(name.split("<")[0], symbol)
-    expect(len(one_of_each) == 3, f"there are three kernels with products: {', '.join(one_of_each)}")
+    expect(len(one_of_each) == 3, f"three kernels contain products: {', '.join(one_of_each)}")
     for name, symbol in one_of_each.items():
         k = Kernel(symbol, blocks[symbol])
         for fault, edits, *words in faults(k):
-            expect(any(all(w in e for w in words) for e in k.errors_with(edits)), f"{name}: {fault}")
+            expect(any(all(w in e for w in words) for e in k.errors_with(edits)), f"{name}: found: {fault}")
     test_program(lines)
     finish()
 
