@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests the benchmarks: parsing of traces and llm.c's output, the report's arithmetic on made-up measurements, and whole
-runs on the CPU with fake programs instead of PyTorch and llm.c.
+"""Tests the benchmarks: parsing of traces and llm.c's output, the report's arithmetic on made-up measurements, and
+whole runs on the CPU with fake programs instead of PyTorch and llm.c.
 
     python3 dev/bench/test_bench.py --ours ./train_gpt      # a CPU build
 """
@@ -65,13 +65,15 @@ def test_parsing(scratch):
     expect_equal(contestants.read_llmc(LLMC_OUTPUT), {"ms": [1342.50, 1120.25], "peak_bytes": 40409 * 2**20},
                  "llm.c: the time of each step and the memory in use are read")
     line = "done  5 steps in 0:12, 1.2M tok/s; memory: 31.72 GB allocated as planned, 33.10 GB in use on the device\n"
-    expect_equal(contestants.printed_bytes(line, "in use on the device"), 33.10e9, "the closing line's memory in use is read")
+    expect_equal(contestants.printed_bytes(line, "in use on the device"), 33.10e9,
+                 "the closing line's memory in use is read")
     path = os.path.join(scratch, "log.jsonl")
     write(path, '{"run":{"device":"x"}}\n{"step":1,"ms":10.0}\n{"step":1,"val_loss":3}\n{"step":2,"m')
     expect_equal(contestants.read_log(path), ({"device": "x"}, [{"step": 1, "ms": 10.0}]),
                  "log.jsonl is read up to an incomplete line")
     for output, kind in (("CUDA error: out of device memory", OutOfMemory), ("it broke", Failed)):
-        expect_fails(Done(["x"], "", output, 1, 1.0, False, 0).check, kind, output[-6:], f"'{output}' raises {kind.__name__}")
+        expect_fails(Done(["x"], "", output, 1, 1.0, False, 0).check, kind, output[-6:],
+                     f"'{output}' raises {kind.__name__}")
     begin = time.monotonic()
     done = contestants.run(["sh", "-c", "echo started; sleep 60 & sleep 60"], 1)
     expect(done.timed_out and done.output == "started\n" and time.monotonic() - begin < 20,
@@ -139,12 +141,13 @@ def cells(results, section, first):
 def test_arithmetic():
     results = made_up_results()
     case, run, ceilings = results["cases"]["gpt2"], results["cases"]["gpt2"]["runs"]["ours, BF16"], results["ceilings"]
-    expect_equal((report.median_ms(run), report.best_peer(case)), (15, "PyTorch fused"), "median of a run and fastest peer")
+    expect_equal((report.median_ms(run), report.best_peer(case)), (15, "PyTorch fused"),
+                 "median of a run and fastest peer")
     fp32 = {**run, "plan": {**run["plan"], "precision": "fp32", "bytes": {**BYTES, "weights": 4e6, "master": 0}}}
     for which, found, expected in (
             # 128 tokens of 1 MFLOP at 2 GFLOP/s; 32 MB of FP32 read and written and 2 MB of weights written, at 34 MB/s
             ("model FLOPs plus AdamW's bytes", report.floor_ms(case, run, ceilings), 64 + 1000),
-            ("at the rate of PyTorch's matmul", report.floor_ms(case, run, {**ceilings, "matmul_flops": 4e9}), 32 + 1000),
+            ("with PyTorch's matmul", report.floor_ms(case, run, {**ceilings, "matmul_flops": 4e9}), 32 + 1000),
             ("in FP32 without a master copy", report.floor_ms(case, fp32, ceilings), 64 + 32e6 / 34e6 * 1000)):
         expect_near(found, expected, f"floor: {which}")
     expect_equal(report.floor_ms(case, run, {}), None, "no floor without the rate of a copy")
@@ -252,7 +255,8 @@ def test_dry_run(world):
                  ["# Dry run on a CPU, not a measurement", "## Speed", "## Where a step goes", "## Attention alone"],
                  "the dry run's report has every section")
     runs = results["cases"]["tiny-2"]["runs"]
-    expect(set(runs) >= {"PyTorch fused, BF16", "llm.c"} and len(runs) == 3, "the results contain all contestants", str([*runs]))
+    expect(set(runs) >= {"PyTorch fused, BF16", "llm.c"} and len(runs) == 3, "the results contain all contestants",
+           str([*runs]))
     expect(runs["llm.c"]["micro_batch"] == 1 and runs["PyTorch fused, BF16"]["micro_batch"] == 2,
            "a peer's micro-batch is halved until it fits in memory")
     expect(len(runs["llm.c"]["ms"]) == 6 and set(runs["PyTorch fused, BF16"]["ms"]) == {125},
@@ -261,7 +265,8 @@ def test_dry_run(world):
     missing = set(report.kernel_bytes(ours, 64)) - {kernel["name"] for kernel in ours["trace"]["kernels"]}
     expect_equal(missing, set(), "a trace of ./train_gpt contains every kernel in kernel_bytes()")
     elements = ours["plan"]["bytes"]["adam_m"] / 4
-    expect(ours["planned_bytes"] > 12 * elements and ours["peak_bytes"] > ours["planned_bytes"], "peak memory exceeds the planned bytes")
+    expect(ours["planned_bytes"] > 12 * elements and ours["peak_bytes"] > ours["planned_bytes"],
+           "peak memory exceeds the planned bytes")
     expect(all(seconds > 0 for point in results["attention"].values() for seconds in point["ours"].values()),
            "attention alone is timed")
 
@@ -283,11 +288,13 @@ def test_trouble(world):
                            ("gpu --minutes 0", "--minutes 0"), ("gpu --llmc /nowhere", "--llmc /nowhere"),
                            ("cpu --ours /nowhere", "--ours /nowhere"), ("cpu --threads 0", "--threads 0")):
         code, errors, _, results = world.run("bad", *options.split())
-        expect(code == 2 and words in errors and errors.count("\n") == 1 and not results, f"bench.py {options} is rejected", errors)
+        expect(code == 2 and words in errors and errors.count("\n") == 1 and not results,
+               f"bench.py {options} is rejected", errors)
     options = ["gpu", "--device", "cpu", "--cases", "tiny-2"]
     code, errors, text, results = world.run("no-peers", *options, "--python", "bin/broken", "--llmc", "bin")
     expect(code == 0 and "it broke" in text and "run 'make train_gpt2cu' in that folder" in text
-           and len(results["not_run"]) == 3 and "| tiny-2 | ours" in text, "peers that fail are named and ours are measured", errors)
+           and len(results["not_run"]) == 3 and "| tiny-2 | ours" in text,
+           "peers that fail are named and ours are measured", errors)
     code, _, text, _ = world.run("late", *options, "--minutes", "0.01")
     expect(code == 0 and "were left of 0.01 minutes" in text, "runs without time left are named")
 
