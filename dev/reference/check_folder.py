@@ -1,9 +1,9 @@
-"""Checks that a folder which train_gpt.cu wrote is a Hugging Face GPT-2 folder, as others read it: the safetensors
-package, PyTorch (model.py) and transformers.
+"""Checks that a folder written by train_gpt.cu is a Hugging Face GPT-2 folder: opens it with the safetensors package,
+PyTorch (model.py) and transformers.
 
-DIR holds config.json and model.safetensors, and may hold logits.safetensors, with input_ids I32 (B, T) and the logits
-F32 (B, T, V) that the program computed for them. A check whose package is not installed is skipped. Exit status: 0 all
-checks pass, 1 one fails, 2 bad usage.
+DIR has config.json and model.safetensors, and optionally logits.safetensors: input_ids I32 (B, T) and the program's
+logits F32 (B, T, V) for them. Checks whose packages are not installed are skipped. Exit status: 0 all checks pass, 1 a
+check fails, 2 bad usage.
 """
 import argparse
 import importlib
@@ -17,42 +17,42 @@ from config import Config, plain_name
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from testing import expect, expect_equal, finish
 
-TOLERANCE = 1e-3  # of the largest logit: room for FP32 summed in another order, not for an error
+TOLERANCE = 1e-3  # relative to the largest logit: allows another order of FP32 sums, but no error
 
 
 def check_tensors(folder, config):
-    """Names, shapes, dtype and values in model.safetensors."""
+    """Checks names, shapes, dtype and values in model.safetensors."""
     import numpy as np
     from safetensors import safe_open
     with safe_open(folder / "model.safetensors", framework="np") as file:
         names = list(file.keys())
-        expect_equal((file.metadata() or {}).get("format"), "pt", "metadata: format")
+        expect_equal((file.metadata() or {}).get("format"), "pt", "the metadata's format is pt")
         found = {plain_name(name): (file.get_slice(name).get_dtype(), file.get_tensor(name)) for name in names}
-    expect_equal(len(found), len(names), "no name occurs twice, with and without transformer.")
+    expect_equal(len(found), len(names), "no parameter occurs twice, with and without the prefix transformer.")
     shapes = {name: value.shape for name, (_, value) in found.items()}
     expected = config.shapes()
     differing = {name: (shapes.get(name), expected.get(name)) for name in shapes.keys() | expected.keys()
                  if shapes.get(name) != expected.get(name)}
-    expect_equal(differing, {}, f"the {len(expected)} parameters and their shapes, and no other tensor")
+    expect_equal(differing, {}, f"exactly the {len(expected)} expected parameters, with their shapes")
     expect_equal({name: dtype for name, (dtype, _) in found.items() if dtype != "F32"}, {}, "every parameter is F32")
     expect_equal([name for name, (_, value) in found.items() if not np.isfinite(value).all()], [],
                  "every value is finite")
 
 
 def expect_logits(folder, config, compute, name):
-    """Compares the program's logits, where DIR has them, with those of compute(input_ids)."""
+    """Compares the program's logits, if DIR has them, with those of compute(input_ids)."""
     import torch
     from safetensors.torch import load_file
     if not (folder / "logits.safetensors").exists():
-        print(f"skip  logits against {name}: there is no logits.safetensors")
+        print(f"skip  logits equal {name}: no logits.safetensors")
         return
     stored = load_file(folder / "logits.safetensors")
     ids, found = stored["input_ids"].long(), stored["logits"]
-    expect_equal(found.shape, (*ids.shape, config.vocab), "logits.safetensors: shape")
+    expect_equal(found.shape, (*ids.shape, config.vocab), "logits.safetensors has the shape (B, T, V)")
     with torch.no_grad():
         expected = compute(ids).float()
     difference, limit = (found - expected).abs().max().item(), TOLERANCE * expected.abs().max().item()
-    expect(difference <= limit, f"logits equal {name}", f"largest difference {difference:.2e}, allowed {limit:.2e}")
+    expect(difference <= limit, f"logits equal {name}", f"maximum difference {difference:.2e}, limit {limit:.2e}")
 
 
 def check_pytorch(folder, config):
@@ -72,10 +72,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--require", action="append", default=[], choices=("safetensors", "torch", "transformers"),
-                        help="fail, instead of skipping, where this package is missing (may be repeated)")
+                        help="fail if this package is not installed (may be repeated)")
     options = parser.parse_args()
     if not options.folder.is_dir():
-        parser.error(f"{options.folder} is not a folder")
+        parser.error(f"{options.folder}: expected a folder")
     config = Config.from_huggingface(json.loads((options.folder / "config.json").read_text()))
     for check, packages in ((check_tensors, ["safetensors"]), (check_pytorch, ["torch", "safetensors"]),
                             (check_transformers, ["transformers", "torch", "safetensors"])):
@@ -87,7 +87,7 @@ def main():
             continue
         try:
             check(options.folder, config)
-        except Exception:       # the folder may hold anything, and these packages may raise anything
+        except Exception:       # a damaged folder may raise anything in these packages
             expect(False, check.__name__, traceback.format_exc())
     finish()
 

@@ -1,12 +1,12 @@
-"""The sizes of a GPT-2 and what follows from them: every parameter's name and shape.
+"""The sizes of a GPT-2, and the names and shapes of its parameters.
 
-Apart from model.py, so that a checkpoint can be checked where there is no PyTorch.
+Separate from model.py, so that a checkpoint can be checked without PyTorch.
 """
 from dataclasses import dataclass
 
 
 def plain_name(name):
-    """A parameter's name without the prefix that Hugging Face's GPT2LMHeadModel puts before it."""
+    """Returns a parameter's name without the prefix that Hugging Face's GPT2LMHeadModel adds."""
     prefix = "transformer."
     return name[len(prefix):] if name.startswith(prefix) else name
 
@@ -21,18 +21,17 @@ class Config:
 
     def __post_init__(self):
         if self.channels % self.heads:
-            raise ValueError(f"channels must be a multiple of heads: found {self.channels} channels, "
-                             f"{self.heads} heads")
+            raise ValueError(f"channels: expected a multiple of the {self.heads} heads, found {self.channels}")
 
     @staticmethod
     def from_huggingface(entries):
-        """The sizes in a config.json; refuses a model that is not the GPT-2 of model.py."""
+        """Returns the Config of a config.json. Raises ValueError if it is not the GPT-2 of model.py."""
         sizes = [entries.get(key) for key in ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size")]
         if not all(isinstance(size, int) and size > 0 for size in sizes):
-            raise ValueError("config.json: n_layer, n_head, n_embd, n_positions, vocab_size are "
-                             f"{sizes}, expected five positive integers")
+            raise ValueError("config.json: n_layer, n_head, n_embd, n_positions, vocab_size: expected five positive "
+                             f"integers, found {sizes}")
         config = Config(*sizes)
-        # What an absent key means comes first.
+        # The first value is the default of an absent key.
         allowed = {"model_type": ("gpt2",), "layer_norm_epsilon": (1e-5,),
                    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
                    "n_inner": (None, 4 * config.channels), "tie_word_embeddings": (True,),
@@ -40,12 +39,11 @@ class Config:
         for key, values in allowed.items():
             found = entries.get(key, values[0])
             if found not in values:
-                raise ValueError(f"config.json: {key} is {found!r}, expected "
-                                 + " or ".join(repr(value) for value in values))
+                raise ValueError(f"config.json: {key}: expected {' or '.join(map(repr, values))}, found {found!r}")
         return config
 
     def shapes(self):
-        """Every parameter's name and shape, in the order of the forward pass."""
+        """Returns {name: shape} of all parameters, in the order of the forward pass."""
         C = self.channels
         block = {"ln_1.weight": (C,), "ln_1.bias": (C,),
                  "attn.c_attn.weight": (C, 3 * C), "attn.c_attn.bias": (3 * C,),

@@ -1,10 +1,8 @@
 #!/usr/bin/env python3
-"""Writes data/reference/hellaswag.bin, questions for data/reference/hf_tiny, and hellaswag.json: for each question the
-sums of its endings' losses by a plain loop in PyTorch, in float64, and the choices by sum and by mean.
+"""Writes data/reference/hellaswag.bin, random questions for data/reference/hf_tiny, and hellaswag.json: for each
+question the endings' sums of losses from a simple loop in PyTorch in float64, and the endings chosen by sum and mean.
 
-    python3 dev/reference/make_hellaswag.py
-
-It needs PyTorch and safetensors.
+    python3 dev/reference/make_hellaswag.py      # needs PyTorch and safetensors
 """
 import json
 import random
@@ -22,22 +20,22 @@ from tokens import Example, write_examples
 REFERENCE = ROOT / "data" / "reference"
 
 
-def draw_questions(count, longest, vocab, seed):
-    """Questions of all lengths that a model of `longest` inputs takes, the shortest and the longest among them."""
+def draw_questions(count, max_inputs, vocab, seed):
+    """Returns random questions of all lengths from the minimum up to `max_inputs` input tokens, including both ends."""
     draw = random.Random(seed)
     tokens = lambda n: [draw.randrange(vocab) for _ in range(n)]
     questions = [Example(0, tokens(1), [tokens(1) for _ in range(4)]),
-                 Example(3, tokens(1), [tokens(n) for n in (1, 2, longest - 1, longest)]),
-                 Example(1, tokens(longest), [tokens(1) for _ in range(4)])]
+                 Example(3, tokens(1), [tokens(n) for n in (1, 2, max_inputs - 1, max_inputs)]),
+                 Example(1, tokens(max_inputs), [tokens(1) for _ in range(4)])]
     while len(questions) < count:
-        context = draw.randrange(1, longest)
-        lengths = [draw.randint(1, longest + 1 - context) for _ in range(4)]
+        context = draw.randrange(1, max_inputs)
+        lengths = [draw.randint(1, max_inputs + 1 - context) for _ in range(4)]
         questions.append(Example(draw.randrange(4), tokens(context), [tokens(n) for n in lengths]))
     return questions
 
 
 def sums(model, questions):
-    """Each ending's sum of losses, one ending after the other."""
+    """Returns each ending's sum of losses, computed separately for each ending."""
     result = []
     with torch.no_grad():
         for question in questions:
@@ -53,7 +51,7 @@ def sums(model, questions):
 
 def write_sample():
     model = GPT.from_folder(REFERENCE / "hf_tiny")
-    # Of many the ones that BF16 answers alike: their two best differ, by sum and by mean, by more than its roundings.
+    # Keeps questions whose two best endings differ, by sum and by mean, by more than BF16's rounding errors.
     drawn = draw_questions(400, model.config.context, model.config.vocab, seed=30)
     questions, expected = [], []
     for question, losses in zip(drawn, sums(model, drawn)):

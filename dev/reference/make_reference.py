@@ -1,8 +1,8 @@
-"""Writes the values that test_gpt.cu compares train_gpt.cu with: data/reference/{tiny,odd}.safetensors.
+"""Writes data/reference/{tiny,odd}.safetensors, the values with which test_gpt.cu compares train_gpt.cu.
 
-The truth is computed in float64, so that it has no rounding error worth mentioning, and stored in
-FP32. Beside it stands how far PyTorch itself is from that truth when it computes in FP32, in BF16
-and in FP16: that is the measure for train_gpt.cu's own error. README.md lists what the files hold.
+The reference is computed in float64, so its rounding error is negligible, and stored in FP32. The files also contain
+the errors of PyTorch itself in FP32, BF16 and FP16, which are the limits for train_gpt.cu's errors. README.md describes
+the contents.
 """
 import json
 from pathlib import Path
@@ -16,10 +16,10 @@ from model import GPT
 
 REFERENCE = Path(__file__).resolve().parents[2] / "data" / "reference"
 
-# tiny has sizes that suit a GPU. odd has not: B*T and the vocabulary are multiples of no tile, T is neither a multiple
-# of 16 nor the whole context, and the channels end within a warp. Sizes that are equal in tiny (heads and B, layers and
-# micro-batches) differ in odd, so that an index computed from the wrong one shows. Of odd's three layers one is neither
-# the first nor the last. Its parameters are FP16 numbers, in the file too, where they take half the space.
+# tiny has sizes that suit a GPU. odd does not: B*T and the vocabulary are no multiple of any tile size, T is neither a
+# multiple of 16 nor the whole context, and the channels end within a warp. Sizes that are equal in tiny (heads and B,
+# layers and micro-batches) differ in odd, which exposes an index computed from the wrong size. odd has a layer that is
+# neither the first nor the last. Its parameters are FP16 numbers and stored as such, in half the space.
 CASES = {"tiny": dict(config=Config(layers=2, heads=4, channels=64, context=32, vocab=256), B=4, T=32,
                       parameter_dtype=torch.float32),
          "odd": dict(config=Config(layers=3, heads=3, channels=48, context=20, vocab=101), B=5, T=19,
@@ -27,27 +27,27 @@ CASES = {"tiny": dict(config=Config(layers=2, heads=4, channels=64, context=32, 
 
 STEPS, ACCUMULATION = 10, 2
 
-# In FP16 the loss is scaled: the smallest gradients stay above 2^-14, where FP16 loses digits, and the largest below
-# 65504.
+# In FP16 the loss is scaled, so that the smallest gradients stay above 2^-14, below which FP16 is denormal, and the
+# largest below 65504.
 LOSS_SCALE = {torch.float16: 1024}
 
-# The learning rate is larger than in a real run, because weights close to 1 must move much further than their rounding.
-# So is eps: Adam divides a gradient by its own size, so where the gradient is only rounding error (the bias of the
-# keys, whose true gradient is zero), it turns that error into a full step, and nothing could be compared.
+# The learning rate is larger than in a real run, because weights close to 1 must change much more than their rounding
+# error. eps is larger too: Adam divides a gradient by its own magnitude. Where the gradient is only rounding error (the
+# keys' bias, whose exact gradient is zero), Adam would turn this error into a full step, which cannot be compared.
 LR, BETA1, BETA2, EPS, WEIGHT_DECAY, GRAD_CLIP = 1e-2, 0.9, 0.95, 3e-4, 0.1, 1.75
 
-# In these steps only the first tokens of the vocabulary occur. That makes the gradient larger, so
-# that some steps are clipped and some are not.
+# In these steps only the first tokens of the vocabulary occur. This makes the gradient larger, so that some steps are
+# clipped and some are not.
 NARROW_STEPS, NARROW_VOCAB = (2, 3, 7), 8
 
-# One rounding error says little about its size. So the errors are measured on this many variants of the model, each
-# with its own truth, and the largest is recorded.
+# A single rounding error may be small by chance. So the errors are measured on this many variants of the model, each
+# with its own reference, and the maximum is recorded.
 DRAWS = 8
 
 
 def draw_parameters(config, seed):
-    """Weights and biases far from 0, LayerNorm weights around 1 but not 1: everything matters."""
-    random = np.random.RandomState(seed)  # its numbers stay the same in every version of NumPy
+    """Returns weights and biases far from 0, LayerNorm weights around 1 but not 1: each affects the loss."""
+    random = np.random.RandomState(seed)  # gives the same numbers in every version of NumPy
     parameters = {}
     for name, shape in config.shapes().items():
         layernorm_weight = name.endswith(("ln_1.weight", "ln_2.weight", "ln_f.weight"))
@@ -57,8 +57,8 @@ def draw_parameters(config, seed):
 
 
 def perturb(parameters, draw):
-    """Draw 0 is the model itself. In the others each weight is off by about a BF16 rounding step:
-    nearly the same function, but every rounding on the way falls anew."""
+    """Returns variant `draw` of the model. Variant 0 is the model itself. In the others each weight changes by about
+    one BF16 rounding step: nearly the same function, but with different rounding errors."""
     random = np.random.RandomState(1000 + draw)
     scale = 0 if draw == 0 else 2**-8
     return {name: value * torch.from_numpy((1 + scale * random.standard_normal(value.shape)).astype(np.float32))
@@ -72,8 +72,8 @@ def draw_tokens(vocab, B, T, seed):
 
 
 def differentiate(config, parameters, tokens, dtype):
-    """Logits, loss and gradients of one micro-batch. Weights, activations and gradients are dtype;
-    the gradients that are returned are no longer scaled, and so FP32 at least."""
+    """Returns logits, loss and gradients of one micro-batch. Weights, activations and gradients are dtype. The returned
+    gradients are unscaled and therefore at least FP32."""
     model = GPT(config).to(dtype)
     model.load_state_dict(parameters)  # rounds to dtype
     logits, loss = model(tokens[:, :-1], tokens[:, 1:])
@@ -84,10 +84,10 @@ def differentiate(config, parameters, tokens, dtype):
 
 
 def train(config, initial, tokens, dtype):
-    """Losses and gradient norms before each step, and the parameters after the last one.
+    """Returns loss and gradient norm before each update, and the parameters after the last one.
 
-    Below FP32 this is mixed precision: master weights, the accumulated gradient, the clipping and
-    AdamW are FP32, only the forward and backward pass are dtype.
+    With BF16 and FP16 this is mixed precision: only the forward and backward pass are dtype; master weights, gradient
+    accumulation, clipping and AdamW are FP32.
     """
     master_dtype = torch.promote_types(dtype, torch.float32)
     master = {name: torch.nn.Parameter(value.to(master_dtype, copy=True)) for name, value in initial.items()}
@@ -112,7 +112,7 @@ def train(config, initial, tokens, dtype):
 
 
 def run(config, parameters, tokens, dtype):
-    """Everything that is compared, by its key in the file."""
+    """Returns {key in the file: tensor} of all tensors that are compared."""
     logits, loss, gradients = differentiate(config, parameters, tokens[0, 0], dtype)
     losses, norms, final = train(config, parameters, tokens, dtype)
     return {"logits": logits, "loss": loss.reshape(1), "step_loss": losses, "step_norm": norms,
@@ -120,39 +120,38 @@ def run(config, parameters, tokens, dtype):
             **{f"final/{name}": value for name, value in final.items()}}
 
 
-def errors(found, truth, parameters):
-    """||found - truth|| / ||truth|| for each key. For final/ the truth is the change that training
-    made: compared with a whole weight, even no training at all would look like a small error."""
+def errors(found, reference, parameters):
+    """Returns ||found - reference|| / ||reference|| for each key. For final/ it is relative to the change made by
+    training: relative to the weights, even no training at all would be a small error."""
     result = {}
-    for key, true in truth.items():
+    for key, true in reference.items():
         size = true - parameters[key[len("final/"):]] if key.startswith("final/") else true
         result[key] = ((found[key].double() - true).norm() / size.norm()).item()
     return result
 
 
-def check(truth, fp32_error, bf16_error, fp16_error):
-    """A reference in which something vanishes would test nothing: refuse to write it."""
-    for key, value in truth.items():
+def check(reference, fp32_error, bf16_error, fp16_error):
+    """Raises AssertionError if a gradient vanishes or an error is implausible: such a reference would test nothing."""
+    for key, value in reference.items():
         if key.startswith("grad/"):
             assert value.norm() > 1e-3, f"{key}: norm {value.norm():.2e}, expected more than 1e-3"
-    norms = truth["step_norm"].tolist()
+    norms = reference["step_norm"].tolist()
     assert min(norms) < GRAD_CLIP < max(norms), f"norms {norms}: expected some above and some below {GRAD_CLIP}"
     for step, norm in enumerate(norms):
-        assert abs(norm / GRAD_CLIP - 1) > 0.05, f"step {step}: norm {norm:.3f} is too close to {GRAD_CLIP} to tell"
+        assert abs(norm / GRAD_CLIP - 1) > 0.05, f"step {step}: norm {norm:.3f} is too close to {GRAD_CLIP}"
     for key, error in fp32_error.items():
         assert error < 1e-5, f"{key}: FP32 error {error:.2e}, expected less than 1e-5"
     for key, error in bf16_error.items():
-        # Means over many tokens come out better than the tensors they are made of.
-        least = 1e-5 if key in ("loss", "step_loss", "step_norm") else 1e-3
-        assert least < error < 0.2, f"{key}: BF16 error {error:.2e}, expected {least:g} to 0.2"
-        # FP16 has three digits more.
-        least, error = least / 16, fp16_error[key]
-        assert least < error < 0.2 / 4, f"{key}: FP16 error {error:.2e}, expected {least:g} to 0.05"
+        # Rounding errors partly cancel in means over many tokens.
+        minimum = 1e-5 if key in ("loss", "step_loss", "step_norm") else 1e-3
+        assert minimum < error < 0.2, f"{key}: BF16 error {error:.2e}, expected {minimum:g} to 0.2"
+        # FP16 has three more significant bits than BF16.
+        minimum, error = minimum / 16, fp16_error[key]
+        assert minimum < error < 0.2 / 4, f"{key}: FP16 error {error:.2e}, expected {minimum:g} to 0.05"
 
 
 def serialize(tensors, metadata):
-    """A safetensors file whose bytes depend on its contents only: the package writes the metadata
-    in an order that changes from run to run, here it is sorted."""
+    """Returns the bytes of a safetensors file with sorted metadata: the package's order differs from run to run."""
     data = safetensors.numpy.save(tensors, metadata)
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
@@ -164,18 +163,18 @@ def make(name, config, B, T, parameter_dtype, seed):
     drawn = {key: value.to(parameter_dtype) for key, value in draw_parameters(config, seed).items()}
     parameters = {key: value.float() for key, value in drawn.items()}
     tokens = draw_tokens(config.vocab, B, T, seed + 1)
-    truth = run(config, parameters, tokens, torch.float64)
+    reference = run(config, parameters, tokens, torch.float64)
     worst = {torch.float32: {}, torch.bfloat16: {}, torch.float16: {}}
     for draw in range(DRAWS):
         variant = perturb(parameters, draw)
-        variant_truth = run(config, variant, tokens, torch.float64)
-        for dtype, largest in worst.items():
-            found = errors(run(config, variant, tokens, dtype), variant_truth, variant)
-            largest.update({key: max(error, largest.get(key, 0)) for key, error in found.items()})
+        variant_reference = run(config, variant, tokens, torch.float64)
+        for dtype, maxima in worst.items():
+            found = errors(run(config, variant, tokens, dtype), variant_reference, variant)
+            maxima.update({key: max(error, maxima.get(key, 0)) for key, error in found.items()})
     worst = dict(zip(("fp32_error", "bf16_error", "fp16_error"), worst.values()))
-    check(truth, *worst.values())
+    check(reference, *worst.values())
 
-    tensors = {"tokens": tokens.int(), **{key: value.float() for key, value in truth.items()},
+    tensors = {"tokens": tokens.int(), **{key: value.float() for key, value in reference.items()},
                **{f"param/{key}": value for key, value in drawn.items()},
                **{f"{which}/{key}": torch.tensor([error]) for which, found in worst.items()
                   for key, error in found.items()}}
@@ -194,7 +193,7 @@ def make(name, config, B, T, parameter_dtype, seed):
 
 
 def main():
-    torch.set_num_threads(1)  # more would add up in another order each time
+    torch.set_num_threads(1)  # with more threads, the order of sums varies
     for seed, (name, case) in enumerate(CASES.items()):
         make(name, **case, seed=10 * seed)
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Writes data/reference/tokenizer: tokenizer.json, a vocabulary of 500 merges of data/shakespeare.txt, and cases.json,
-texts in hexadecimal with their tokens by the package tokenizers. That package refuses invalid UTF-8: there the
-reference is GPT-2's pattern on Python's surrogateescape, and tiktoken's merges in each word. Needs tokenizers, tiktoken
-and regex.
+"""Writes data/reference/tokenizer: tokenizer.json, a vocabulary with 500 merges learned from data/shakespeare.txt, and
+cases.json, texts in hexadecimal with the tokens that the package tokenizers computes. That package rejects invalid
+UTF-8. For invalid texts, GPT-2's pattern splits the text decoded with Python's surrogateescape, and tiktoken merges
+each word. Needs tokenizers, tiktoken and regex.
 
     python3 dev/reference/make_tokenizer.py
-    python3 dev/reference/make_tokenizer.py --texts 20000 --merges 4000 --seed 2 --out DIR     # many more texts, and
-    build/test/text/test_tokenizer --reference DIR                                             # the program's tokens
+    python3 dev/reference/make_tokenizer.py --texts 20000 --merges 4000 --seed 2 --out DIR     # many more texts
+    build/test/text/test_tokenizer --reference DIR                                             # compares the program
 
-Characters unknown to Python's own tables are left out, as libraries differ in their version of Unicode.
+Characters unknown to Python's Unicode tables are omitted, because libraries have different versions of Unicode.
 """
 import argparse
 import json
@@ -36,11 +36,11 @@ def known(character):
 
 
 def fuzz_text(draw, pieces):
-    """Words of a script or two, white space of every kind, and what is known to be difficult."""
+    """Returns random words of several scripts, white space of every kind, and known difficult strings."""
     out = []
     for _ in range(pieces):
         kind = draw.random()
-        if kind < 0.55:     # a word of one script: characters of a block of 128, in the planes that have scripts
+        if kind < 0.55:     # a word of one script: characters from a block of 128, in the first two planes
             first = draw.randrange(0, 0x20000, 0x80)
             codes = (first + draw.randrange(0x80) for _ in range(draw.randint(1, 9)))
             out.append("".join(chr(code) for code in codes if not 0xD800 <= code < 0xE000 and known(chr(code))))
@@ -58,20 +58,20 @@ def fuzz_text(draw, pieces):
 
 
 def fuzz_bytes(draw, pieces):
-    """Text with broken UTF-8 in it."""
+    """Returns random text that contains invalid UTF-8."""
     while True:
         out = bytearray()
         for _ in range(pieces):
             out += fuzz_text(draw, draw.randint(0, 3)).encode()
             out += draw.choice(BROKEN) if draw.random() < 0.6 else draw.randbytes(draw.randint(1, 6))
-            del out[len(out) - draw.randint(0, 1):]     # often within a character
-        # Random bytes may be a character that is not known.
+            del out[len(out) - draw.randint(0, 1):]     # often splits a character
+        # Random bytes may form an unknown character.
         if all(map(known, out.decode("utf-8", "surrogateescape"))):
             return bytes(out)
 
 
 def train(texts, vocab):
-    """A tokenizers.Tokenizer: all bytes first, then what the merges make, then <|endoftext|>."""
+    """Returns a tokenizers.Tokenizer. Token ids: first all bytes, then the merges' results, then <|endoftext|>."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -85,14 +85,14 @@ def train(texts, vocab):
 
 
 def byte_alphabet():
-    """character of the files -> byte"""
+    """Returns {character in tokenizer.json: byte}."""
     prints = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in prints]
     return {chr(b): b for b in prints} | {chr(0x100 + i): b for i, b in enumerate(others)}
 
 
 def tiktoken_of(whole):
-    """The same vocabulary as a tiktoken.Encoding: its ranks are the ids, which stand in the order of the merges."""
+    """Returns the same vocabulary as a tiktoken.Encoding. Its ranks are the ids, which have the order of the merges."""
     import tiktoken
     byte_of = byte_alphabet()
     ranks = {bytes(byte_of[c] for c in token): id for token, id in whole["model"]["vocab"].items()}
@@ -101,7 +101,7 @@ def tiktoken_of(whole):
 
 
 def reference_of_bytes(encoding, text):
-    """Tokens of bytes that may be broken: the words by the pattern, each broken byte a lone surrogate in it."""
+    """Returns the tokens of bytes that may be invalid UTF-8: the pattern sees each invalid byte as a lone surrogate."""
     import regex
     words = regex.findall(PATTERN, text.decode("utf-8", "surrogateescape"))
     tokens = []
@@ -112,9 +112,10 @@ def reference_of_bytes(encoding, text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1, help="of fuzzed text (default 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random texts (default 1)")
     parser.add_argument("--merges", type=int, default=500, help="default 500")
-    parser.add_argument("--texts", type=int, default=60, help="fuzzed texts (default 60); two thirds as many invalid")
+    parser.add_argument("--texts", type=int, default=60,
+                        help="random texts (default 60), plus 2/3 as many with invalid UTF-8")
     parser.add_argument("--out", type=Path, default=SAMPLE, help="default data/reference/tokenizer")
     options = parser.parse_args()
     draw = random.Random(options.seed)

@@ -1,11 +1,9 @@
-"""GPT-2 in plain PyTorch: the model that train_gpt.cu is measured against.
+"""GPT-2 in plain PyTorch: the reference model for train_gpt.cu, written to be simple rather than fast.
 
-It is written to be obviously right rather than fast. Its parameters have Hugging Face's names and
-layout (without the "transformer." in front): matrices are stored (inputs, outputs), so that a
-layer computes x @ weight + bias, and the head is the token embedding, used a second time.
+Parameters have Hugging Face's names, without the prefix "transformer.", and layout: matrices are stored (inputs,
+outputs), so a layer computes x @ weight + bias. The output head is the token embedding (tied weights).
 
-Sizes are named by one letter each:
-    B sequences   T tokens in a sequence   C channels   V vocabulary   NH heads   HS = C / NH
+Sizes: B sequences, T tokens per sequence, C channels, V vocabulary, NH heads, HS = C / NH.
 """
 import json
 import math
@@ -19,7 +17,7 @@ from config import Config, plain_name
 
 
 class Conv1D(nn.Module):
-    """A linear layer whose weight is stored (inputs, outputs), as OpenAI's GPT-2 did."""
+    """A linear layer whose weight is stored (inputs, outputs), as in OpenAI's GPT-2."""
 
     def __init__(self, inputs, outputs):
         super().__init__()
@@ -75,8 +73,8 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """fused=True takes attention from torch.nn.functional.scaled_dot_product_attention (PyTorch 2):
-    for timing. The reference values come from the plain formula."""
+    """fused=True uses torch.nn.functional.scaled_dot_product_attention (PyTorch 2), for timing. The reference values
+    use the explicit formula."""
 
     def __init__(self, config, fused=False):
         super().__init__()
@@ -87,32 +85,32 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(config.context, config.channels)
         self.h = nn.ModuleList(Block(config, fused) for _ in range(config.layers))
         self.ln_f = nn.LayerNorm(config.channels, eps=1e-5)
-        # GPT-2's start: normal, 0.02. The layers that add to the residual stream, two in a block,
-        # start smaller, so that the stream does not grow with depth.
+        # GPT-2's initialisation: normal with std 0.02. The two layers per block that add to the residual stream have a
+        # smaller std, so that the stream does not grow with depth.
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 residual = name.endswith("c_proj.weight")
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.layers if residual else 1))
 
     def forward(self, tokens, targets=None):
-        """Logits (B, T, V), and the mean loss over all B*T targets when there are targets."""
+        """Returns logits (B, T, V), and with targets also the mean loss over the B*T targets."""
         T = tokens.shape[1]
         if T > self.config.context:
-            raise ValueError(f"a sequence has {T} tokens, the model's context is {self.config.context}")
+            raise ValueError(f"expected at most {self.config.context} tokens per sequence, found {T}")
         x = self.wte(tokens) + self.wpe(torch.arange(T, device=tokens.device))
         for block in self.h:
             x = block(x)
         logits = self.ln_f(x) @ self.wte.weight.T
         if targets is None:
             return logits
-        # The loss is never computed in less than FP32, whatever the model computes in.
+        # The loss is computed in at least FP32.
         at_least_fp32 = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return logits, F.cross_entropy(at_least_fp32.flatten(0, 1), targets.flatten())
 
     @staticmethod
     def from_folder(folder):
-        """The model in a Hugging Face folder: config.json and model.safetensors."""
-        from safetensors.numpy import load_file  # here, so that timing needs only PyTorch
+        """Returns the model in a Hugging Face folder with config.json and model.safetensors."""
+        from safetensors.numpy import load_file  # imported here, so that timing needs only PyTorch
         folder = Path(folder)
         model = GPT(Config.from_huggingface(json.loads((folder / "config.json").read_text())))
         model.load_state_dict({plain_name(name): torch.from_numpy(value)
