@@ -1,15 +1,15 @@
-// Preloaded before a program (LD_PRELOAD): makes one of its calls that change files below a folder fail, stop the
-// program or kill it.
+// Preloaded library (LD_PRELOAD) that injects one fault into a program's system calls that change files in a folder.
 //
-//   FAULTS_UNDER=DIR          the folder, absolute; calls for other files are not counted
-//   FAULTS_LOG=FILE           one line per counted call: its name and path, separated by a tab; a line
-//                             "fault CALL PATH" marks the call that FAULTS_AT selected
-//   FAULTS_AT=CALL:N:ACTION   the action at the N-th call of a kind: open, write, fsync, rename, mkdir, unlink or any
-//                             28       it fails with errno 28
-//                             28+      and so does every later one
+//   FAULTS_UNDER=DIR          the folder, an absolute path; calls for other files are not counted
+//   FAULTS_LOG=FILE           one line per counted call, "CALL PATH" separated by a tab; a line "fault CALL PATH"
+//   follows
+//                             the line of the call that FAULTS_AT selected
+//   FAULTS_AT=CALL:N:ACTION   the action at the N-th call of open, write, fsync, rename, mkdir, unlink or any
+//                             28       the call fails with errno 28
+//                             28+      this call and all later ones fail with errno 28
 //                             half     a write writes half of its bytes
-//                             full     a write writes half of its bytes, every later one fails with ENOSPC
-//                             stop     the program is stopped (SIGSTOP) before the call until it gets SIGCONT
+//                             full     a write writes half of its bytes; all later writes fail with ENOSPC
+//                             stop     the program stops (SIGSTOP) before the call until it receives SIGCONT
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -82,7 +82,7 @@ void note(const std::string& line) {
     if (plan().log >= 0) syscall(SYS_write, plan().log, (line + "\n").c_str(), line.size() + 1);
 }
 
-// Counts a call for `path` and returns what happens to it; sets errno where it fails.
+// Counts and logs a call for `path`. Returns what it must do: PASS, FAIL (errno is set) or HALF.
 Act act(const std::string& call, const std::string& path) {
     static long seen = 0;
     const std::lock_guard<std::recursive_mutex> lock(mutex);
@@ -91,8 +91,8 @@ Act act(const std::string& call, const std::string& path) {
     note(call + "\t" + path);
     if (p.nth == 0 || (p.call != "any" && p.call != call)) return Act::PASS;
     seen++;
-    const bool lasting = p.action.back() == '+' || p.action == "full";
-    if (seen < p.nth || (seen > p.nth && !lasting)) return Act::PASS;
+    const bool permanent = p.action.back() == '+' || p.action == "full";
+    if (seen < p.nth || (seen > p.nth && !permanent)) return Act::PASS;
     if (seen == p.nth) note("fault\t" + call + "\t" + path);
     if (p.action == "stop") raise(SIGSTOP);
     if (p.action == "stop") return Act::PASS;
@@ -115,7 +115,7 @@ mode_t mode_of(int flags, va_list more) { return flags & (O_CREAT | O_TMPFILE) ?
 
 }  // namespace
 
-// ---- the functions that replace the C library's
+// ---- replacements of the C library's functions
 
 extern "C" {
 
@@ -167,6 +167,6 @@ int remove(const char* name) noexcept {
 
 }  // extern "C"
 
-// With 64-bit offsets, which are the default on these machines.
+// The variants for 64-bit offsets, which are the default on 64-bit machines.
 extern "C" int open64(const char*, int, ...) __attribute__((alias("open")));
 extern "C" int openat64(int, const char*, int, ...) __attribute__((alias("openat")));

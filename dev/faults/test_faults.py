@@ -1,21 +1,22 @@
 #!/usr/bin/env python3
-"""Training runs that end badly. Every such run must end with exit code 0, or with 1 or 2 and a message that names the
-file; every checkpoint left on disk must be complete; --resume must reach the bits and losses of an undisturbed run.
+"""Interrupts training runs with signals and failing system calls. Each run must exit with 0, or with 1 or 2 and a
+message that names the file. Each checkpoint on disk must be complete. --resume must give the bits and losses of an
+undisturbed run.
 
     make test-faults                              # everything, on a CPU
     make test-faults FAULTS="--moments 20"        # fewer moments, and every tenth call
     make test-faults FAULTS="calls --seed 2"      # one part
 
     kills    kill -9 at random moments
-    signals  SIGINT, SIGTERM, SIGHUP at random moments; its standard output is closed
-    calls    each open, write, fsync, rename, mkdir and unlink fails in turn; all calls fail from one on; the disk is
-             full in the middle of a write. In a new run and in a resumed one
-    order    the order of write, fsync and rename, on which safety in a power cut rests
+    signals  SIGINT, SIGTERM, SIGHUP and closed standard output at random moments
+    calls    each open, write, fsync, rename, mkdir and unlink fails, one per run; all calls from one on fail; the disk
+             fills up in the middle of a write. In a new run and in a resumed run
+    order    the order of write, fsync and rename, which makes checkpoints safe in a power failure
     folders  --out is moved away, replaced by a file, removed or made read-only, before and during a checkpoint
-    limits   ulimit -f, standard output on a full disk, missing standard streams
+    limits   ulimit -f, standard output on a full disk, closed standard streams
 
---seed draws the moments; the instruction that a moment meets depends on the machine. All files are below a temporary
-folder. Exit codes: 0 all tests pass, 1 a test fails, 2 bad usage.
+--seed selects the random moments; the instruction executed at a moment depends on the machine. All files are in a
+temporary folder. Exit codes: 0 all tests pass, 1 a test fails, 2 bad usage.
 """
 import argparse
 import collections
@@ -43,14 +44,14 @@ from testing import expect, finish
 MODEL = ("--layers 1 --heads 1 --channels 16 --context 16 --micro-batch 2 --seed 5 --threads 1 --schedule constant "
          "--warmup 4 --eval-sequences 1 --sample-every 0 --eval-every 3 --checkpoint-every 3 --keep 2").split()
 EVERY = 3               # steps between checkpoints, and between validations: as in MODEL
-LONG, SHORT = 60, 9     # steps of a run; a short one also removes old checkpoints
+LONG, SHORT = 60, 9     # steps of a run; a short run also removes old checkpoints
 TIMEOUT = 60            # seconds
 UNPRIVILEGED = 65534    # user id
 Done = collections.namedtuple("Done", "code err")
 
 
 def hold(text, problems):
-    """Claims that no problem is named."""
+    """Expects that all problems are empty strings."""
     problems = [problem for problem in problems if problem]
     expect(not problems, text, "; ".join(problems[:3]) + f" ({len(problems)} in all)")
 
@@ -72,20 +73,20 @@ def failure(done):
 
 
 def complaint(done, *words):
-    """Returns "" if the run ended with a message that contains `words`."""
+    """Returns "" if the run ended with exit code 1 or 2 and a message that contains `words`, otherwise the problem."""
     lines = done.err.splitlines()
     valid = done.code in (1, 2) and lines and all(line.startswith("train_gpt: ") for line in lines)
     if valid and all(word in done.err for word in words):
         return ""
-    return f"exit {done.code}: {done.err.strip()}; expected exit 1 or 2 and a message with {', '.join(words)}"
+    return f"expected exit 1 or 2 and a message with {', '.join(words)}; found exit {done.code}: {done.err.strip()}"
 
 
-# ---- what a run leaves
+# ---- files of a run
 
 def digest(path):
     with open(path, "rb") as file:
         content = file.read()
-    if os.path.basename(path) == "trainer.json":    # it also holds the options, such as --out
+    if os.path.basename(path) == "trainer.json":    # it also contains the options, such as --out
         trainer = json.loads(content)
         return trainer["step"], trainer["next_window"]
     return hashlib.sha256(content).hexdigest()
@@ -106,7 +107,7 @@ def checkpoints(out):
 
 
 def log_of(out):
-    """Returns the records of steps and validations without times, and without an incomplete line, as --resume does."""
+    """Returns the records of steps and validations without times. Ignores an incomplete line, as --resume does."""
     try:
         with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as file:
             records = [json.loads(line) for line in file if line.endswith("\n")]
@@ -125,27 +126,27 @@ class World:
 
     def __init__(self, options, folder):
         self.folder, self.seed, self.jobs, self.numbers = folder, options.seed, options.jobs, itertools.count()
-        # copies that an unprivileged user may read
+        # copies that an unprivileged user can read
         self.program = shutil.copy(options.program, os.path.join(folder, "train_gpt"))
         self.preload = shutil.copy(options.preload, os.path.join(folder, "failing.so"))
         self.data = os.path.join(folder, "data.txt")
         with open(os.path.join(ROOT, "data", "shakespeare.txt"), "rb") as text, open(self.data, "wb") as file:
             file.write(text.read(20000))
-        out, began = self.new_out(), time.monotonic()
+        out, begin = self.new_out(), time.monotonic()
         done = self.run(out, LONG, "--checkpoint-every", "1", "--keep", "0")
-        self.duration_s = time.monotonic() - began
+        self.duration_s = time.monotonic() - begin
         if done.code != 0:
             sys.exit(f"the undisturbed run fails: {failure(done)}")
         self.checkpoints, self.log = checkpoints(out), log_of(out)
 
     def new_out(self):
-        """Returns the path of a new run folder, in a folder of its own, which exists."""
+        """Creates a new folder and returns the path of a run folder in it, which does not exist yet."""
         place = os.path.join(self.folder, f"{next(self.numbers):05d}")
         os.mkdir(place)
         return os.path.join(place, "out")
 
     def start(self, out, steps, *more, at="", log="", **popen):
-        """Starts a run. at, log: FAULTS_AT and FAULTS_LOG of failing.cpp, for calls in the folder that holds `out`."""
+        """Starts a run. at, log: FAULTS_AT and FAULTS_LOG of failing.cpp, for calls in the folder that has `out`."""
         command = [self.program, "train", "--data", self.data, *MODEL, "--steps", str(steps), "--out", out, *more]
         environment = {**os.environ, "XDG_CACHE_HOME": os.path.join(self.folder, "cache"), "OMP_WAIT_POLICY": "passive"}
         if at or log:
@@ -165,22 +166,22 @@ class World:
         return f"{out}: the checkpoints of steps {wrong} differ" if wrong else ""
 
     def difference(self, out, steps, log=True):
-        """Returns how a finished run differs from the undisturbed one."""
+        """Returns how a finished run differs from the undisturbed run; "" if it does not."""
         names, found, expected = os.listdir(out), log_of(out), [r for r in self.log if r["step"] <= steps]
         others = [name for name in names if name != "log.jsonl" and not name.startswith("step_")]
         if f"step_{steps:06d}" not in names or others:
-            return f"{out}: found {sorted(names)}, expected step_{steps:06d}, other checkpoints and log.jsonl"
+            return f"{out}: expected only checkpoints, with step_{steps:06d}, and log.jsonl; found {sorted(names)}"
         if log and found != expected:
-            return f"{out}: the log differs: {len(found)} records, expected {len(expected)}"
+            return f"{out}: the log differs; expected {len(expected)} records, found {len(found)}"
         return self.damage(out)
 
     def resume(self, out, steps, at_least=0, log=True):
-        """Finishes the run with --resume, or starts it if there is none; returns the first problem."""
+        """Finishes the run with --resume, or starts it if there is none. Returns the first problem, or ""."""
         newest = max(checkpoints(out), default=0)
         if self.damage(out):
             return f"before --resume: {self.damage(out)}"
         if newest < at_least:
-            return f"{out}: the newest checkpoint is of step {newest}, step {at_least} was there"
+            return f"{out}: newest checkpoint: expected step {at_least} or later, found step {newest}"
         done = self.run(out, steps, "--resume")
         if done.code == 2 and newest == 0:      # there was no run yet
             done = self.run(out, steps)
@@ -190,11 +191,11 @@ class World:
 # ---- kill -9 and signals
 
 def one_signal(world, number, draw):
-    """Sends a signal to a run, resumes it; returns (whether it had made some of its steps, problem). SIGPIPE: closes
-    its standard output instead."""
+    """Sends a signal to a run and resumes the run. Returns (whether the signal came during training, problem). For
+    SIGPIPE it closes the run's standard output instead."""
     out = world.new_out()
     process = world.start(out, LONG, stdout=subprocess.PIPE if number == signal.SIGPIPE else subprocess.DEVNULL)
-    # Starting takes longer than training here: two thirds of the moments count from a step, the others from the start.
+    # Start-up takes longer than training here, so 2/3 of the moments are relative to a step, the others to the start.
     step = draw.randrange(LONG) if draw.random() < 2 / 3 else 0
     while logged(out) < step and process.poll() is None:
         time.sleep(0.0005)
@@ -219,11 +220,11 @@ def one_signal(world, number, draw):
 
 def test_signals(world, numbers, count):
     for number in numbers:
-        drawn = [random.Random(f"{world.seed} {number.name} {i}") for i in range(count // len(numbers))]
-        within, problems = zip(*world.each(functools.partial(one_signal, world, number), drawn))
+        generators = [random.Random(f"{world.seed} {number.name} {i}") for i in range(count // len(numbers))]
+        during, problems = zip(*world.each(functools.partial(one_signal, world, number), generators))
         name = "closed standard output" if number == signal.SIGPIPE else number.name
-        hold(f"{name} at {len(drawn)} moments, {sum(within)} of them in training: --resume reaches the same bits",
-             [*problems, "" if any(within) or len(drawn) < 10 else "no moment was in training"])
+        hold(f"{name} at {len(generators)} moments, {sum(during)} during training: --resume gives the same bits",
+             [*problems, "" if any(during) or len(generators) < 10 else "no moment was during training"])
 
 
 # ---- failing system calls
@@ -234,7 +235,7 @@ ERRORS = {"open": [errno.EACCES, errno.ENOSPC, errno.EMFILE], "write": [errno.EN
 
 
 def calls_of(world, out, *more):
-    """Runs to the end; returns its calls as (name, path)."""
+    """Runs to the end and returns the system calls as (name, path)."""
     log = os.path.dirname(out) + ".log"
     done = world.run(out, SHORT, *more, log=log)
     if done.code != 0:
@@ -244,7 +245,7 @@ def calls_of(world, out, *more):
 
 
 def failing(world, prepare, more, at):
-    """A run with one fault, then --resume; returns the first problem."""
+    """Runs with one fault, then with --resume. Returns the first problem, or ""."""
     out, action = world.new_out(), at.split(":")[2]
     prepare(out)
     log, before = os.path.dirname(out) + ".log", max(checkpoints(out), default=0)
@@ -253,15 +254,15 @@ def failing(world, prepare, more, at):
         fired = [line.split()[1:] for line in file if line.startswith("fault\t")]
     number = {"full": errno.ENOSPC, "half": 0}.get(action) if action.isalpha() else int(action.strip("+"))
     problem = complaint(done, os.path.dirname(out), os.strerror(number)) if number else failure(done)
-    # If a line of the log cannot be written, the run keeps the step at once, before a validation that was due.
+    # If a line of the log cannot be written, the run saves a checkpoint immediately, before a validation that was due.
     log = fired != [["write", out + "/log.jsonl"]]
-    problem = ("" if fired else "was not reached") or problem or world.resume(out, SHORT, before, log)
+    problem = ("" if fired else "the call was not reached") or problem or world.resume(out, SHORT, before, log)
     shutil.rmtree(os.path.dirname(out))
     return f"{at}: {problem}" if problem else ""
 
 
-def test_calls(world, share):
-    """share: only every share-th call fails."""
+def test_calls(world, stride):
+    """stride: only every stride-th call fails."""
     half = world.new_out()
     world.run(half, EVERY)
     for name, prepare, more in (("a new run", lambda out: None, ()),
@@ -269,20 +270,20 @@ def test_calls(world, share):
         out = world.new_out()
         prepare(out)
         count = collections.Counter(call for call, _ in calls_of(world, out, *more))
-        faults = {f"{call} fails": [f"{call}:{n}:{errors[n // share % len(errors)]}"
-                                    for n in range(1, count[call] + 1, share)] for call, errors in ERRORS.items()}
-        faults["any call and all later ones fail"] = [f"any:{n}:{errno.EROFS}+"
-                                                      for n in range(1, sum(count.values()) + 1, share * 3)]
-        faults["the disk is full in the middle of a write"] = [f"write:{n}:full"
-                                                               for n in range(1, count["write"] + 1, share * 2)]
+        faults = {f"{call} fails": [f"{call}:{n}:{errors[n // stride % len(errors)]}"
+                                    for n in range(1, count[call] + 1, stride)] for call, errors in ERRORS.items()}
+        faults["a call and all later ones fail"] = [f"any:{n}:{errno.EROFS}+"
+                                                      for n in range(1, sum(count.values()) + 1, stride * 3)]
+        faults["the disk fills up in a write"] = [f"write:{n}:full"
+                                                               for n in range(1, count["write"] + 1, stride * 2)]
         for what, places in faults.items():
-            hold(f"{name}, {what}, at {len(places)} places: a message, complete checkpoints, the same bits resumed",
+            hold(f"{name}, {what}, {len(places)} places: a message, complete checkpoints, --resume gives the same bits",
                  world.each(functools.partial(failing, world, prepare, more), places))
-    hold("a write of half its bytes is continued", [failing(world, lambda out: None, (), "write:1:half")])
+    hold("a partial write is continued", [failing(world, lambda out: None, (), "write:1:half")])
 
 
 def test_order(world):
-    """After a power cut only flushed data is certain to be on disk."""
+    """After a power failure only flushed data is guaranteed to be on disk."""
     out = world.new_out()
     calls, problems = calls_of(world, out), []
     renames = [n for n, (call, path) in enumerate(calls) if call == "rename" and "/unfinished_step_" in path]
@@ -291,9 +292,9 @@ def test_order(world):
         written = {path: i for i, (call, path) in enumerate(calls[:n]) if call == "write"}
         flushed = {path: i for i, (call, path) in enumerate(calls[:n]) if call == "fsync"}
         inside = [path for path in written if path.startswith(folder + "/")]
-        problems += [f"{path} is not flushed before it gets its name" for path in inside + [out + "/log.jsonl"]
+        problems += [f"{path} is not flushed before the rename" for path in inside + [out + "/log.jsonl"]
                      if flushed.get(path, -1) < written[path]]
-        problems += [f"{folder} is not flushed"] * (folder not in flushed) + ["no writes seen"] * (not inside)
+        problems += [f"{folder} is not flushed"] * (folder not in flushed) + ["no writes found"] * (not inside)
         problems += [f"{out} is not flushed after the rename"] * (("fsync", out) not in calls[n + 1:n + 3])
     hold("a checkpoint's files, its folder and the log are flushed before the rename, and the run folder after it",
          problems if renames else ["no checkpoint was written"])
@@ -301,10 +302,10 @@ def test_order(world):
 
 # ---- folders that change during a run
 
-def disturb(world, at, change, mend, **popen):
-    """Stops a short run before a call, calls change(out), continues it, calls mend(out) when it has ended."""
+def disturb(world, at, change, restore, **popen):
+    """Stops a short run before a call, calls change(out), continues the run, and calls restore(out) after its end."""
     out = world.new_out()
-    os.chmod(os.path.dirname(out), 0o777)      # the run may be another user's
+    os.chmod(os.path.dirname(out), 0o777)      # the run may have another user id
     process = world.start(out, SHORT, at=at + ":stop", **popen)
     _, status = os.waitpid(process.pid, os.WUNTRACED)
     if not os.WIFSTOPPED(status):
@@ -313,7 +314,7 @@ def disturb(world, at, change, mend, **popen):
     change(out)
     process.send_signal(signal.SIGCONT)
     done = wait(process)
-    mend(out)
+    restore(out)
     return out, done
 
 
@@ -343,18 +344,18 @@ def test_folders(world):
     calls = calls_of(world, world.new_out())
     first = 1 + next(n for n, (_, path) in enumerate(calls) if path.endswith("/unfinished_step_000006"))
     user = {"user": UNPRIVILEGED, "group": UNPRIVILEGED} if os.getuid() == 0 else {}
-    for when, at in {"before a checkpoint": f"any:{first}", "in the middle of one": f"any:{first + 12}"}.items():
-        for what, change, mend, popen, words in (
+    for when, at in {"before a checkpoint": f"any:{first}", "during a checkpoint": f"any:{first + 12}"}.items():
+        for what, change, restore, popen, words in (
                 ("moved away", move, put_back, {}, ()), ("replaced by a file", replace, put_back, {}, ()),
                 ("made read-only", set_modes(0o555), set_modes(0o755), user, (os.strerror(errno.EACCES),))):
-            out, done = disturb(world, at, change, mend, **popen)
-            hold(f"--out is {what} {when}: a message; restored, --resume reaches the same bits",
+            out, done = disturb(world, at, change, restore, **popen)
+            hold(f"--out is {what} {when}: a message; after restoring it, --resume gives the same bits",
                  [complaint(done, out, *words) or world.resume(out, SHORT, EVERY)])
         out, done = disturb(world, at, shutil.rmtree, lambda out: None)
         hold(f"--out is removed {when}: a message; --resume finds no run",
              [complaint(done, out), complaint(world.run(out, SHORT, "--resume"), out, "no run")])
     out, done = disturb(world, f"any:{first}", lambda out: os.remove(out + "/log.jsonl"), lambda out: None)
-    hold("log.jsonl is removed during a run: checkpoints have the same bits",
+    hold("log.jsonl is removed during a run: the checkpoints have the same bits",
          [failure(done) or world.difference(out, SHORT, log=False)])
 
 
@@ -367,17 +368,17 @@ def test_limits(world):
 
     out = world.new_out()
     done = world.run(out, SHORT, preexec_fn=limit_files)
-    hold("ulimit -f below the optimizer's file: a message; without the limit, the same bits",
+    hold("ulimit -f below the size of optimizer.safetensors: a message; --resume without the limit gives the same bits",
          [complaint(done, out, os.strerror(errno.EFBIG)) or world.resume(out, SHORT)])
     out = world.new_out()
     with open("/dev/full", "w", encoding="utf-8") as full:
         done = world.run(out, SHORT, stdout=full)
-    hold("standard output on a full disk: the run finishes with the same bits, then reports it",
+    hold("standard output on a full disk: the run finishes with the same bits, then reports the error",
          [complaint(done, "standard output: writing failed") or world.difference(out, SHORT)])
     for closed in ((1,), (0, 1, 2)):
         out = world.new_out()
         done = world.run(out, SHORT, preexec_fn=lambda: [os.close(file) for file in closed])
-        hold(f"started without the streams {closed} (>&-): the same bits, no output in other files",
+        hold(f"with closed standard streams {closed}: the same bits, no output in other files",
              [failure(done) or world.difference(out, SHORT)])
 
 
@@ -392,23 +393,23 @@ def main():
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(tests) + " (default: all)")
     parser.add_argument("--program", default=os.path.join(ROOT, "train_gpt"), help="train_gpt, built for a CPU")
     parser.add_argument("--preload", default=os.path.join(ROOT, "build", "faults", "failing.so"))
-    parser.add_argument("--seed", type=int, default=1, help="draws the moments (default 1)")
+    parser.add_argument("--seed", type=int, default=1, help="selects the random moments (default 1)")
     parser.add_argument("--moments", type=int, default=200, metavar="N",
-                        help="of each kind (default 200); below, every (200 / N)-th call fails")
+                        help="moments per signal test (default 200); if N < 200, only every (200 / N)-th call fails")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="runs at a time (default: cores)")
     options = parser.parse_args()
     unknown = set(options.parts) - tests.keys()
     if unknown:
         parser.error(f"unknown part {unknown.pop()}; expected one of {', '.join(tests)}")
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)    # inherited by the runs; under nohup they would ignore it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)    # inherited by the runs, which would ignore it under nohup
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="gpt-faults-", dir=memory) as folder:
         os.chmod(folder, 0o755)
         world = World(options, folder)
         for name in options.parts or tests:
-            began = time.monotonic()
+            begin = time.monotonic()
             tests[name]()
-            print(f"        {name}: {time.monotonic() - began:.0f} s", flush=True)
+            print(f"        {name}: {time.monotonic() - begin:.0f} s", flush=True)
     finish()
 
 

@@ -1,9 +1,9 @@
-// Damaged input for whatever reads files and the command line, made up by libFuzzer: `make fuzz`.
+// Fuzzes every parser of files and of the command line with libFuzzer: `make fuzz`.
 // https://llvm.org/docs/LibFuzzer.html
 //
-// A target is one reader. It gets bytes, and may end well or with a UserError or a Failure that names the file; every
-// other end is a defect: another exception, a signal, what AddressSanitizer or UBSan finds, more than a second.
-// FUZZ_TARGET names the target. Seeds are what this program writes itself: FUZZ_SEEDS=DIR writes them and ends.
+// A target calls one parser with given bytes. The parser may succeed, or throw a UserError or a Failure that names the
+// file. Everything else is a defect: another exception, a signal, a report of AddressSanitizer or UBSan, a timeout.
+// FUZZ_TARGET selects the target. FUZZ_SEEDS=DIR writes the seed inputs, valid files of this program, and exits.
 
 #define TESTING
 #include "../../train_gpt.cu"
@@ -12,16 +12,16 @@
 
 namespace {
 
-// A model as small as one can be.
+// The smallest model.
 const Config SMALL = {1, 1, 16, 8, 16};
 const Setup SMALL_SETUP = {SMALL, 1, 8, Recompute::NONE, DType::FP32, Purpose::TRAINING};
 
-const std::string folder = scratch("@");   // of this process
+const std::string folder = scratch("@");   // this process's files
 
 std::string file_of(const std::string& name) { return folder + "/" + name; }
 
-// Bytes that begin with { are the header of a safetensors file, whose length and tensors are put around it: else
-// nearly every mutation would end at the length.
+// Returns a safetensors file. Bytes that begin with { are its JSON header: the header's length and data are added,
+// because otherwise nearly every mutation would be rejected for its length.
 std::string as_safetensors(const std::string& bytes, size_t data_bytes) {
     if (bytes.empty() || bytes[0] != '{') return bytes;
     const uint64_t length = bytes.size();
@@ -33,7 +33,7 @@ std::string header_of(const std::string& safetensors) {
     return safetensors.substr(sizeof(length), length);
 }
 
-// A finished run of one step, made once: out/, with its only checkpoint.
+// A finished run of one step, created once: the folder out/ with one checkpoint.
 const std::string OUT = "out", CHECKPOINT = OUT + "/step_000001";
 
 std::vector<std::string> run_arguments(long steps) {
@@ -42,7 +42,7 @@ std::vector<std::string> run_arguments(long steps) {
             "--out", file_of(OUT)};
 }
 
-// train(), but that it does not measure what the machine could do.
+// The same as train(), without the measurement of the machine's peak.
 void run_train(const std::vector<std::string>& arguments) {
     Options o = parse_options(TRAIN, "train", arguments);
     if (o.resume) take_options_of_run(o);
@@ -87,7 +87,7 @@ void moments(const std::string& bytes) {
     read_moments(small_model(), folder);
 }
 
-// Of a run's weights, in one shard.
+// model.safetensors.index.json for a run's weights in one shard.
 void index(const std::string& bytes) {
     const std::string dir = file_of("sharded");
     if (fs::create_directory(dir)) {
@@ -143,7 +143,7 @@ void log_file(const std::string& bytes) {
     log.write({{"step", 4}});
 }
 
-// Words that are apart by a zero byte.
+// The command line: words separated by zero bytes.
 void flags(const std::string& bytes) {
     std::vector<std::string> words;
     std::istringstream text(bytes);
@@ -152,30 +152,30 @@ void flags(const std::string& bytes) {
     describe(parse_options(subcommand, name, words), subcommand);
 }
 
-// A whole run that goes on from a checkpoint in which one file, by the first byte, is another.
+// A run that resumes from a checkpoint in which one file, selected by the first byte, is replaced by the other bytes.
 const std::string RESUMED[] = {"config.json", "model.safetensors", "optimizer.safetensors", "trainer.json",
                                "tokenizer.json", "../log.jsonl"};
 
 void resume(const std::string& bytes) {
-    static const bool made = (make_run(), true);
-    static_cast<void>(made);
+    static const bool created = (make_run(), true);
+    static_cast<void>(created);
     if (bytes.empty()) return;
     const std::string path = file_of(CHECKPOINT + "/" + RESUMED[bytes[0] % std::size(RESUMED)]);
     const std::string intact = read_bytes(path);
     write_bytes(path, bytes.substr(1));
     std::vector<std::string> arguments = run_arguments(2);
     arguments.push_back("--resume");
-    const auto mend = [&] {
+    const auto restore = [&] {
         write_bytes(path, intact);
         fs::remove_all(file_of(OUT + "/step_000002"));
     };
     try {
         run_train(arguments);
     } catch (...) {
-        mend();
+        restore();
         throw;
     }
-    mend();
+    restore();
 }
 
 struct Target {
@@ -229,7 +229,7 @@ const Target* chosen_target() {
         if (name && strcmp(name, target.name) == 0) return &target;
     std::string names;
     for (const Target& target : TARGETS) names += std::string(" ") + target.name;
-    fprintf(stderr, "fuzz: FUZZ_TARGET takes one of:%s; found '%s'\n", names.c_str(), name ? name : "");
+    fprintf(stderr, "fuzz: FUZZ_TARGET: expected one of%s; found '%s'\n", names.c_str(), name ? name : "");
     exit(2);
 }
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Fuzzes each target for TIME seconds with clang's libFuzzer: run.sh TARGET...
-# Corpus in build/fuzz/corpus, logs in build/fuzz/TARGET.log, inputs that fail in build/fuzz/found.
+# Writes the corpus to build/fuzz/corpus, logs to build/fuzz/TARGET.log and failing inputs to build/fuzz/found.
 set -uo pipefail
 
 export ASAN_OPTIONS=detect_leaks=0
-[ ! -w /dev/shm ] || export TMPDIR=/dev/shm   # files in memory
+[ ! -w /dev/shm ] || export TMPDIR=/dev/shm   # keeps files in memory
 FUZZ_SEEDS=build/fuzz/seeds build/fuzz/fuzz || exit 1
 mkdir -p build/fuzz/found
 failed=0
