@@ -19,7 +19,8 @@ std::string text_of(const Size& s) { return format("N %zu, C %d", s.N, s.C); }
 
 // ---- 1: one thread per row ----
 // The formula as written, after a kernel for the addition. Neighbouring threads read with a stride of a whole row: each
-// load of a warp transfers 32 sectors and uses 2 (BF16) or 4 (FP32) of the 32 bytes of each.
+// load of a warp transfers 32 sectors and uses 2 (BF16) or 4 (FP32) of the 32 bytes of each. See `sectors` in the
+// table.
 
 __global__ void add_kernel(floatX* out, const floatX* a, const floatX* b, size_t n) {
     const size_t i = my_index();
@@ -171,8 +172,8 @@ __global__ void columns_kernel(float* partials, const floatX* dout, const floatX
 // own sums dw and db in shared memory; each lane adds to its own columns, so there are no races. At the end the warps
 // of a block add their sums into a row of `partials`, and add_partials adds these rows: many threads, a fixed order, no
 // atomics. Two limits remain. The packs of 8 floats of neighbouring lanes have a stride of 32 bytes, so every
-// shared-memory access of 128 bits has a 2-way bank conflict. And two rows of floats per warp limit occupancy: 16 warps
-// on a multiprocessor where C = 1600.
+// shared-memory access of 128 bits has a 2-way bank conflict: see `wavefronts` in the table. And two rows of floats per
+// warp limit occupancy: 16 warps on a multiprocessor where C = 1600.
 
 // Processes one row: adds to dw and db, then computes dinp.
 __device__ __forceinline__ void warp_backward(floatX* dinp, float* dw, float* db, const floatX* dout, const floatX* inp,
