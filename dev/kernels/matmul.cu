@@ -20,7 +20,7 @@
 //    128 x 256       1024 clocks  16 KiB      + 32 KiB        48
 // Reads and copies share the 128 bytes per clock. Tiles of 128 x 128 need 96 + 64, so they wait for a fifth of the
 // time. Tiles of 128 x 256 need 80 + 48, exactly the bandwidth. Larger tiles are impossible: the accumulators of a tile
-// of twice the size would fill all registers.
+// twice as large would fill all registers.
 
 #include "study.h"
 
@@ -46,8 +46,8 @@ __global__ void element_kernel(floatX* out, const floatX* A, const floatX* B, Si
 }
 
 // ---- 2: tiles in shared memory ----
-// A block computes 32 x 32 elements and uses each element that it loads 32 times, so global memory is read 32 times
-// less than in step 1. Each multiply-add still needs two loads, now from shared memory, which limit it.
+// A block computes 32 x 32 elements and uses each element that it loads from global memory 32 times. Each multiply-add
+// still needs two loads, now from shared memory, which limit it.
 
 constexpr int SQUARE = 32;
 
@@ -71,7 +71,8 @@ shared_tiles_kernel(floatX* out, const floatX* A, const floatX* B, Size s) {
 // A thread computes 8 x 8 elements: 64 multiply-adds for 16 numbers from shared memory, loaded 4 at a time. That is 4
 // loads instead of step 2's 128, and 64 independent sums hide the latency of the arithmetic. A is stored transposed, so
 // that a column of A is read like a row of B. Each thread has 4 consecutive rows (columns) in each half of the tile:
-// then 16 neighbouring threads read 256 consecutive bytes, without bank conflicts.
+// then 16 neighbouring threads read 256 consecutive bytes, without bank conflicts. (Storing A transposed has conflicts:
+// 1.2 times the minimum number of wavefronts.)
 
 constexpr int REGISTER_TILE = 128, REGISTER_DEPTH = 16, REGISTER_BLOCK = 256;
 
