@@ -118,7 +118,7 @@ def test_program(lines):
             ("all kernels are sound", run(text, kernel), 0, "none unsound"),
             ("a kernel is missing", run(text, kernel, "no_such_kernel"), 2, "no_such_kernel"),
             ("the listing is empty", run(""), 2, "no kernel with wgmma"),
-            ("a kernel has no products", run(re.sub(r"HGMMA[^;]*", "NOP", text)), 1, "no wgmma in it")):
+            ("a kernel has no products", run(re.sub(r"HGMMA[^;]*", "NOP", text)), 1, "contains no wgmma")):
         expect(result.returncode == status and words in result.stdout + result.stderr, f"status {status} if {case}")
 
 
