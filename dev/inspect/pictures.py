@@ -51,14 +51,14 @@ def global_picture(site):
         parts.append(rect(lane * LANE, 0, LANE, LANES_BOTTOM, f"l{lane}" if lane in lanes else "grid"))
         parts.append(text((lane + 0.5) * LANE, LANES_BOTTOM - 4, lane, "" if lane in lanes else "m"))
     for lane, address in lanes.items():
-        asked = [rect(left[sector] + first / SECTOR * width, SECTORS_TOP, count / SECTOR * width, height, f"l{lane}")
+        boxes = [rect(left[sector] + first / SECTOR * width, SECTORS_TOP, count / SECTOR * width, height, f"l{lane}")
                  for sector, first, count in pieces(address, size, SECTOR)]
         sector, first, count = next(pieces(address, size, SECTOR))
         to = left[sector] + (first + count / 2) / SECTOR * width
-        parts += [f"<path class=l{lane} d='M{(lane + 0.5) * LANE:g} {LANES_BOTTOM}L{to:g} {SECTORS_TOP}' />", *asked]
-    asked = len({byte for address in lanes.values() for byte in range(address, address + size)})
+        parts += [f"<path class=l{lane} d='M{(lane + 0.5) * LANE:g} {LANES_BOTTOM}L{to:g} {SECTORS_TOP}' />", *boxes]
+    used = len({byte for address in lanes.values() for byte in range(address, address + size)})
     verb = "loaded" if site["access"] == "load" else "stored"
-    caption = f"{plural(len(sectors), 'sector')} {verb}; {asked:,} of their {len(sectors) * SECTOR:,} bytes requested"
+    caption = f"{plural(len(sectors), 'sector')} {verb}; {used:,} of their {len(sectors) * SECTOR:,} bytes requested"
     return "".join(parts), SECTORS_BOTTOM + 4, caption
 
 
@@ -75,12 +75,12 @@ def phases(lanes, size):
 
 def phase_picture(name, lanes, size, top):
     """Draws lanes that are served together below y = top; returns (SVG elements, bottom, wavefronts)."""
-    asked = {}              # bank -> rows
+    rows_of = {}            # bank -> rows
     for address in lanes.values():
         for word in units(address, size, WORD):
-            asked.setdefault(word % BANKS, set()).add(word // BANKS)
-    rows = sorted(set().union(*asked.values()))
-    wavefronts = max(map(len, asked.values()))
+            rows_of.setdefault(word % BANKS, set()).add(word // BANKS)
+    rows = sorted(set().union(*rows_of.values()))
+    wavefronts = max(map(len, rows_of.values()))
     y = {row: top + i * CELL for i, row in enumerate(rows)}
     parts = [rect(LEFT, y[row], BANKS * CELL, CELL, "grid") for row in rows]
     owners = {}
@@ -89,7 +89,7 @@ def phase_picture(name, lanes, size, top):
     for address, owner in owners.items():
         for row, first, count in pieces(address, size, WAVEFRONT):
             x, width = LEFT + first * CELL / WORD, count * CELL / WORD
-            conflict = len(asked[first // WORD]) > 1
+            conflict = len(rows_of[first // WORD]) > 1
             parts.append(rect(x, y[row], width, CELL, f"l{owner[0]}{' bad' if conflict else ''}"))
             if count >= WORD:
                 parts.append(text(x + width / 2, y[row] + 11.5, f"{owner[0]}{'+' if len(owner) > 1 else ''}"))

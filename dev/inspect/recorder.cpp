@@ -182,8 +182,8 @@ struct Site {
     Access access;
     By by;
 
-    uint64_t requests = 0, lanes = 0, asked = 0, sectors = 0, least_sectors = 0, wavefronts = 0, least_wavefronts = 0,
-             l1_hits = 0, dram_sectors = 0;
+    uint64_t requests = 0, lanes = 0, bytes_used = 0, sectors = 0, least_sectors = 0, wavefronts = 0,
+             least_wavefronts = 0, l1_hits = 0, dram_sectors = 0;
     Request worst;
     double worst_rank = 0;
 
@@ -623,7 +623,7 @@ static void account(Site& site, const Request& request)
 {
     site.requests++;
     site.lanes += request.lanes();
-    site.asked += uint64_t{request.lanes()} * request.bytes;
+    site.bytes_used += uint64_t{request.lanes()} * request.bytes;
     double ratio = 1;
     if (site.space == Space::SHARED) {
         const Request::Wavefronts wavefronts = request.wavefronts();
@@ -648,7 +648,7 @@ static void account_bulk(Site& site, const std::vector<uint64_t>& chunks)
 {
     site.requests++;
     site.lanes++;
-    site.asked += chunks.size() * GRANULE;
+    site.bytes_used += chunks.size() * GRANULE;
     if (site.space == Space::SHARED) {
         std::array<uint64_t, BANKS> words{};
         for (uint64_t at : chunks)
@@ -1258,7 +1258,7 @@ static json to_json(const Site& site)
     json all = {{"stack", stacks.with_callers(site.pc, site.stack)}, {"part", site.part},
                 {"space", name_of(site.space)}, {"access", name_of(site.access)},
                 {"by", BY_NAMES[static_cast<int>(site.by)]}, {"bytes_per_lane", site.bytes},
-                {"requests", site.requests}, {"lanes", site.lanes}, {"bytes", site.asked},
+                {"requests", site.requests}, {"lanes", site.lanes}, {"bytes", site.bytes_used},
                 {"sectors", site.sectors}, {"least_sectors", site.least_sectors},
                 {"wavefronts", site.wavefronts}, {"least_wavefronts", site.least_wavefronts},
                 {"l1_hits", site.l1_hits}, {"dram_sectors", site.dram_sectors}};
