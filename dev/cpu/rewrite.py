@@ -32,7 +32,7 @@ TOKEN = re.compile(r"""
   | (?P<char>(?:u8|u|U|L)?'(?:\\.|[^'\\\n])+')
   | (?P<number>\.?[0-9](?:[eEpP][+-]|'[0-9A-Za-z_]|[0-9A-Za-z_.])*)
   | (?P<name>[A-Za-z_]\w*)
-  | (?P<mark>::|->|.)
+  | (?P<punctuator>::|->|.)
 """, re.VERBOSE | re.DOTALL)
 
 
@@ -66,9 +66,9 @@ OPENING, CLOSING = {"(": ")", "[": "]", "{": "}"}, {")": "(", "]": "[", "}": "{"
 class Tokens(list):
     """A list of tokens, with the queries of a parser. Positions are indices in the list."""
 
-    def is_run(self, i, mark):
+    def is_run(self, i, punctuator):
         """Returns whether <<< or >>> begins at i. (Some formatters put spaces in between, which nvcc accepts.)"""
-        return all(self.text(i + k) == mark for k in range(3))
+        return all(self.text(i + k) == punctuator for k in range(3))
 
     def text(self, i):
         return self[i].text if 0 <= i < len(self) else ""
@@ -80,7 +80,7 @@ class Tokens(list):
         stack = []
         for j in places:
             word = self[j].text
-            if self[j].kind != "mark":
+            if self[j].kind != "punctuator":
                 continue
             if word in begin and not (word == ">" and stack and stack[-1] != "<"):
                 stack.append(begin[word])
@@ -105,7 +105,7 @@ class Tokens(list):
         j = i + 1
         while j < len(self):
             word = self[j].text
-            if self[j].kind == "mark":
+            if self[j].kind == "punctuator":
                 if word == ">":
                     return j
                 if word in OPENING:
@@ -384,7 +384,7 @@ class File:
         """Returns whether i is within braces other than those of a namespace."""
         stack = []
         for j, token in enumerate(self.tokens[:i]):
-            if token.text == "{" and token.kind == "mark":
+            if token.text == "{" and token.kind == "punctuator":
                 k = j - 1
                 while self.tokens.text(k) == "::" or (k >= 0 and self.tokens[k].kind == "name"
                                                       and self.tokens[k].text != "namespace"):
@@ -392,7 +392,7 @@ class File:
                 namespace = self.tokens.text(k) == "namespace" or (
                     k >= 0 and self.tokens[k].kind == "string" and self.tokens.text(k - 1) == "extern")
                 stack.append(namespace)
-            elif token.text == "}" and token.kind == "mark" and stack:
+            elif token.text == "}" and token.kind == "punctuator" and stack:
                 stack.pop()
         return not all(stack)
 
@@ -405,7 +405,7 @@ def end_of_configuration(tokens, i):
         word = tokens[i].text
         if tokens.is_run(i, ">") and tokens.text(i + 3) == "(":
             return i
-        if tokens[i].kind == "mark" and word in OPENING:
+        if tokens[i].kind == "punctuator" and word in OPENING:
             i = tokens.match(i)
             if i is None:
                 return None
