@@ -39,7 +39,7 @@ template <class Table, class Holds> static void expect_each(const std::string& w
     std::string wrong;
     for (const auto& row : table)
         if (!holds(row)) wrong += std::string(" ") + row.name + ";";
-    expect(what + ":" + wrong, wrong.empty());
+    expect(wrong.empty() ? what : what + ":" + wrong, wrong.empty());
 }
 
 // Launches a kernel. configuration: {grid, block, bytes of shared memory, stream}.
@@ -467,7 +467,7 @@ static void test_graphs()
     bool right = cudaGraphLaunch(graph, stream) == cudaSuccess && y.all_are(6);
     factor[0] = 5;
     right = right && cudaGraphLaunch(graph, stream) == cudaSuccess && y.all_are(15);
-    expect("a graph launch repeats it with the captured arguments and the current memory", right);
+    expect("a graph launch runs it with the captured arguments and the current contents of memory", right);
     cudaGraphExecDestroy(graph);
     launch({4, 1, 0, stream}, add_one, x.data);
     expect("after the capture the stream runs work again", x.all_are(16));
@@ -978,7 +978,7 @@ static void test_rounding()
         {"rsqrtf", [](float x) { return rsqrtf(x); }},
         {"reciprocal_approx", [](float x) { return reciprocal_approx(x); }},
         {"__logf", [](float x) { return __logf(x); }}};
-    expect_each("CUDA_CPU_ROUNDING: functions differ in their last bits", functions, [](const auto& row) {
+    expect_each("CUDA_CPU_ROUNDING: functions differ only in their last bits", functions, [](const auto& row) {
         bool right = true;
         for (uint64_t seed = 1; seed <= 8 && cuda_cpu::perturbs_math; seed++)
             right = right && function_is_perturbed(row.function, seed);
@@ -1525,7 +1525,7 @@ static void test_tensor_cores()
     for (size_t i = 0; i < std::size(misuses); i++) {
         const auto [output, code] = run_child("misuse" + std::to_string(i));
         const std::string& message = misuses[i].message;
-        expect(message.empty() ? "a valid call prints nothing" : "error: " + message.substr(0, message.find('\n')),
+        expect(message.empty() ? "a valid call prints nothing" : "reported: " + message.substr(0, message.find('\n')),
                message.empty() ? code == 0 && output.empty() : code == 1 && contains(output, message));
     }
 }

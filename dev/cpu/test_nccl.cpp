@@ -169,7 +169,7 @@ static void test_mismatches() {
     const auto differs = [&](const std::string& what, const std::vector<std::string>& words, auto call) {
         ncclComm_t comm = communicator();
         ncclResult_t error = ncclSuccess;
-        expect("all ranks report a different " + what,
+        expect("all ranks report a mismatch of the " + what,
                rejected(call(comm), ncclInvalidUsage, words) && ncclCommGetAsyncError(comm, &error) == ncclSuccess &&
                    error == ncclInvalidUsage && reduce(1, ncclFloat, ncclSum, comm) == ncclInvalidUsage &&
                    ncclCommAbort(comm) == ncclSuccess);

@@ -162,7 +162,7 @@ def test_launches(scratch):
             ("graph", "0 6", "a launch into a captured stream"),
             ("text", 'simple<<<1, 2>>>(3) // " no simple<<<1, 2>>>(3))"  " 1000000', "strings are not changed"),
             ("line", f"{line} mine.cu", "__LINE__ and __FILE__ refer to the user's file")]:
-        expect(got.get(name) == expected, f"{what}: {expected}", f"found {got.get(name)}")
+        expect(got.get(name) == expected, f"{what}: prints {expected}", f"found {got.get(name)}")
     expect("check failed" not in str(got), "no other launch fails")
     with open(os.path.join(world.folder, "build/program.cpp")) as file:
         text = file.read()
