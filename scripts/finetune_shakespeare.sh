@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
-# Finetunes GPT-2 124M on Shakespeare for 20 steps of 32 sequences, as nanoGPT's finetune_shakespeare does GPT-2 XL
-# (FROM=models/gpt2-xl): a small constant learning rate, validation over 40 sequences every 5 steps. The rest: recipe.sh
+# Finetunes GPT-2 124M on Shakespeare: 20 steps of 32 sequences, a small constant learning rate, validation on 40
+# sequences every 5 steps. nanoGPT's finetune_shakespeare does this with GPT-2 XL (FROM=models/gpt2-xl). recipe.sh sets
+# the other options.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 if [ "${1:-}" = --help ]; then
     echo 'usage: [FROM=models/gpt2] [DATA=data/shakespeare] scripts/finetune_shakespeare.sh [OPTIONS of train_gpt]
 
-  scripts/download.sh gpt2          # the weights to start from, 550 MB
-  scripts/prepare.sh shakespeare    # the tokens
+  scripts/download.sh gpt2          # initial weights, 550 MB
+  scripts/prepare.sh shakespeare    # tokens
   scripts/finetune_shakespeare.sh'
     exit
 fi
 from=${FROM:-models/gpt2}
 if [ ! -e "$from/config.json" ]; then
-    echo "finetune_shakespeare: no $from/config.json: run scripts/download.sh ${from##*/}, or set FROM to a Hugging" \
-        "Face GPT-2 folder" >&2
+    echo "finetune_shakespeare: expected $from/config.json, found none; run scripts/download.sh ${from##*/}, or set" \
+        "FROM to a Hugging Face GPT-2 folder" >&2
     exit 2
 fi
 export DATA=${DATA:-data/shakespeare} DATA_FROM="scripts/prepare.sh shakespeare"

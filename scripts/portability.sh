@@ -1,37 +1,37 @@
 #!/usr/bin/env bash
-# Builds the tests with other compilers and for other processors than make chooses, without a warning, and runs them:
-# a line for each configuration, then "N passed, N failed".
+# Builds the tests with other compilers and for other processors than make chooses, with warnings as errors, and runs
+# them. Prints a line for each configuration, then "N passed, N failed".
 #
-#   scripts/portability.sh            every configuration whose compiler is there
-#   scripts/portability.sh NAME...    these, and to lack one's compiler is to fail
+#   scripts/portability.sh            every configuration whose compiler is installed
+#   scripts/portability.sh NAME...    these configurations; a missing compiler is a failure
 #
-# aarch64 takes g++-aarch64-linux-gnu, qemu-user and Debian's libboost-context1.74-dev:arm64 and libpcre2-dev:arm64,
+# aarch64 needs g++-aarch64-linux-gnu, qemu-user and Debian's libboost-context1.74-dev:arm64 and libpcre2-dev:arm64,
 # installed or unpacked in build/ports/arm64.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 all=(clang++-14 clang++-22 g++-11 no-onednn aarch64)
-# What another compiler, another matmul or other vectors may change: all arithmetic.
+# Tests of arithmetic, which another compiler, matmul or vector width may change.
 numbers='kernels,model against PyTorch,tensor cores in,folders,evaluation,graphs,runs: the same bits'
 
-# Sets `variables` of make, `program` to build and `parts` of it to run.
+# Sets `variables` (of make), `program` (the test program to build) and `parts` (the tests to run).
 configure() {
     program=fp32-1 parts=$numbers
     case $1 in
     clang++-14) variables=(CXX=clang++-14 MARCH=x86-64-v3) program=bf16-32 ;;
-    clang++-22) # which warns of what g++ 12's own headers have deprecated
+    clang++-22) # warns of deprecated declarations in the headers of g++ 12
         variables=(CXX=clang++-22 CPPFLAGS=-Wno-deprecated-declarations) ;;
-    g++-11)     # as on a processor without AVX, where oneDNN multiplies no BF16
+    g++-11)     # for a processor without AVX, where oneDNN has no BF16 matmul
         variables=(CXX=g++-11 MARCH=x86-64-v2 TEST_RUNNER='env DNNL_MAX_CPU_ISA=SSE41')
         program=bf16-1 parts+=',bad' ;;
-    no-onednn)  # with the checks that Ubuntu's g++ has by itself
+    no-onednn)  # with the checks that Ubuntu's g++ enables by default
         variables=(CXX=g++ MARCH=x86-64-v3 ONEDNN=no 'CPPFLAGS=-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3')
         parts+=',runs: matmul' ;;
-    aarch64)    # emulated: slow, and it cannot start itself again as a run
+    aarch64)    # emulated: slow, and tests that start the program as a new process do not work
         variables=(CXX=aarch64-linux-gnu-g++ ONEDNN=no TEST_RUNNER=qemu-aarch64
                    LDFLAGS='-static -Lbuild/ports/arm64/usr/lib/aarch64-linux-gnu')
         parts='kernels,folders,evaluation' ;;
-    *)  echo "portability.sh: no configuration is called '$1'; there are ${all[*]}" >&2
+    *)  echo "portability.sh: expected ${all[*]}; found '$1'" >&2
         exit 2 ;;
     esac
 }
@@ -42,7 +42,7 @@ try() {
     SECONDS=0
     make -j1 "${variables[@]}" CXXFLAGS=-Werror TEST_DIR="$dir" HOST="$dir/host" TESTS="$dir/$program/test_gpt" \
         ONLY="$parts" test >"$log" 2>&1 && verdict='ok    '
-    counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1) || counts="not built or not ended"
+    counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1) || counts="not built or not finished"
     echo "$verdict  $1: ${variables[*]}, $program: $counts, $SECONDS s"
     if [ "$verdict" = FAILED ]; then
         grep -E '^FAILED|error:|did not finish|setup:' "$log" | head -n 10
@@ -59,10 +59,10 @@ for name in "${all[@]}"; do
     [ $# = 0 ] || break
     configure "$name"
     compiler=${variables[0]#CXX=}
-    if command -v "$compiler" >/dev/null; then names+=("$name"); else echo "absent  $name: no $compiler"; fi
+    if command -v "$compiler" >/dev/null; then names+=("$name"); else echo "skipped $name: found no $compiler"; fi
 done
-[ ${#names[@]} != 0 ] || { echo "portability.sh: found no compiler of any configuration" >&2; exit 2; }
-for name in "${names[@]}"; do configure "$name"; done    # refuses unknown names first
+[ ${#names[@]} != 0 ] || { echo "portability.sh: expected the compiler of a configuration, found none" >&2; exit 2; }
+for name in "${names[@]}"; do configure "$name"; done    # rejects unknown names before any build
 mkdir -p build/ports
 results=build/ports/results
 printf '%s\n' "${names[@]}" | xargs -P "$(nproc)" -I NAME "$0" --try NAME | tee $results

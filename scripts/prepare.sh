@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# Fetches a corpus and turns it into shards for ./train_gpt: download.sh, then prepare_text.py.
+# Downloads a corpus (download.sh) and converts it to shards for ./train_gpt (prepare_text.py).
 set -euo pipefail
 
 usage='usage: scripts/prepare.sh CORPUS [--no-download] [OPTIONS of prepare_text.py]
 
-  shakespeare        data/shakespeare/*.bin: GPT-2 tokens, the last tenth for validation
+  shakespeare        data/shakespeare/*.bin: GPT-2 tokens, the last 10 % for validation
   openwebtext, fineweb-10BT, fineweb-100BT, fineweb-edu-10BT, fineweb-edu-100BT
                      data/CORPUS/*.bin: GPT-2 tokens, the first shard for validation
-  hellaswag          data/hellaswag/hellaswag_val.bin: data/README.md describes it
+  hellaswag          data/hellaswag/hellaswag_val.bin: see data/README.md
 
-The tokenizer is that of models/gpt2 if scripts/download.sh gpt2 has put it there, otherwise gpt2 from the Hugging Face
-hub; TOKENIZER names another (see scripts/prepare_text.py --help). --no-download: data/CORPUS/source was filled by hand.
-After an interruption the same command continues. Existing shards stay.'
+The environment variable TOKENIZER names the tokenizer (see scripts/prepare_text.py --help). The default is models/gpt2,
+which scripts/download.sh gpt2 creates, or GPT-2 from the Hugging Face hub if that folder does not exist. --no-download
+uses the files in data/CORPUS/source. After an interruption, the same command resumes. Existing shards are kept.'
 
 case ${1:-} in
 -h | --help) echo "$usage"; exit ;;
 shakespeare | openwebtext | hellaswag | fineweb-10BT | fineweb-100BT | fineweb-edu-10BT | fineweb-edu-100BT) ;;
 *)
-    printf "prepare: CORPUS: found '%s'\n%s\n" "${1:-}" "$usage" >&2
+    printf "prepare: CORPUS: expected one of those below, found '%s'\n%s\n" "${1:-}" "$usage" >&2
     exit 2
     ;;
 esac
@@ -32,7 +32,7 @@ fi
 tokenizer=${TOKENIZER:-$tokenizer}
 
 if compgen -G "data/$corpus/*_val*.bin" >/dev/null && ! compgen -G "data/$corpus/*.progress.json" >/dev/null; then
-    echo "prepare: data/$corpus has its shards already"
+    echo "prepare: data/$corpus already has shards"
     exit
 fi
 [ "$corpus" = shakespeare ] || [ $download = no ] || scripts/download.sh "$corpus"

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The common part of the GPT-2 recipes. gpt2_124M.sh and the others call it with the name of the run and, as options of
-# ./train_gpt, model, micro-batch, learning rate and steps. Options that you add come last and win:
-# scripts/gpt2_124M.sh --seed 2. After an interruption, scripts/gpt2_124M.sh --resume continues.
+# Common part of the GPT-2 recipes: recipe.sh NAME OPTIONS. gpt2_124M.sh and the other recipes pass the run's name and,
+# as options of ./train_gpt, model, micro-batch, learning rate and steps. Further options override these:
+# scripts/gpt2_124M.sh --seed 2. After an interruption, scripts/gpt2_124M.sh --resume resumes the run.
 #
-# As in llm.c's runs and GPT-3's table: half a million tokens a step, AdamW with beta2 0.95, weight decay 0.1, gradients
-# clipped at norm 1, 700 steps of warm-up, then a cosine; validation every 250 steps, over 10 million tokens.
-# Micro-batches are what 80 GB hold (./train_gpt plan prints it).
+# Hyperparameters as in llm.c's runs and GPT-3's table: 524,288 tokens per step, AdamW with beta2 0.95, weight decay
+# 0.1, gradients clipped at norm 1, 700 steps of warm-up, cosine schedule; validation every 250 steps on 10 million
+# tokens. Each micro-batch fits into 80 GB (`./train_gpt plan` prints the memory).
 #
-# The data is that of scripts/download.sh fineweb-edu SHARDS, at 190 steps a shard; for other shards set DATA to a
-# folder with *train*.bin and *val*.bin in it.
+# The data comes from scripts/download.sh fineweb-edu SHARDS: a shard lasts 190 steps. To train on other shards, set
+# DATA to a folder with *train*.bin and *val*.bin.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,13 +17,13 @@ shift
 data=${DATA:-data/fineweb-edu}
 for split in train val; do
     if ! compgen -G "$data/*$split*.bin" >/dev/null; then
-        echo "recipe: no $data/*$split*.bin: run ${DATA_FROM:-scripts/download.sh fineweb-edu SHARDS}, or set DATA to" \
-            "a folder of shards" >&2
+        echo "recipe: expected $data/*$split*.bin, found none; run" \
+            "${DATA_FROM:-scripts/download.sh fineweb-edu SHARDS}, or set DATA to a folder of shards" >&2
         exit 2
     fi
 done
 if [ ! -x train_gpt ]; then
-    echo "recipe: no ./train_gpt here: run make" >&2
+    echo "recipe: expected ./train_gpt, found none; run make" >&2
     exit 2
 fi
 

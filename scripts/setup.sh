@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# Installs what building gpt.cu needs and this machine lacks. Silent when nothing is missing.
+# Installs missing packages that building gpt.cu needs. Prints nothing if none is missing.
 #
 #   scripts/setup.sh        the CPU build: g++, make, nlohmann/json, PCRE2, Boost.Context, oneDNN
-#   scripts/setup.sh cpu without-onednn    the same but for oneDNN
-#   scripts/setup.sh gpu    the GPU build: g++, make, nlohmann/json, PCRE2. The CUDA toolkit is looked
-#                           for but never installed: its version has to suit the driver's.
+#   scripts/setup.sh cpu without-onednn    the CPU build without oneDNN
+#   scripts/setup.sh gpu    the GPU build: g++, make, nlohmann/json, PCRE2. The CUDA toolkit is checked
+#                           but never installed, because its version must match the driver.
 #
-# CXX=...: with another compiler than g++, which must be there. Nobody is asked for a password: without apt-get, or
-# without the right to use it, prints the line to type and exits with 2.
+# CXX=... names another compiler than g++; it must be installed. The script never asks for a password: without apt-get
+# or the right to use it, the script prints the command to type and exits with 2.
 set -euo pipefail
 
 build=${1:-cpu}
 case "$*" in
 "" | [cg]pu | [cg]"pu without-onednn") ;;
 *)
-    echo "usage: scripts/setup.sh [cpu|gpu] [without-onednn]    (found: $*)" >&2
+    echo "setup: expected [cpu|gpu] [without-onednn], found '$*'" >&2
     exit 2
     ;;
 esac
 compiler=()
-eval "compiler=(${CXX:-g++})"    # with flags, quoted as for a shell, or after a program such as ccache
+eval "compiler=(${CXX:-g++})"    # may include flags in shell quoting, or a prefix such as ccache
 
 # need            apt                   dnf           pacman         brew
 table='
@@ -31,7 +31,7 @@ Boost.Context     libboost-context-dev  boost-devel   boost          boost
 oneDNN            libdnnl-dev           onednn-devel  onednn         onednn
 '
 
-# packages COLUMN NEED...: what the needs are called in a column of the table
+# packages COLUMN NEED...: prints the names of the needs in a column of the table
 packages() {
     local column=$1
     shift
@@ -39,8 +39,8 @@ packages() {
         'NF && index(needs, " " $1 " ") { printf "%s%s", sep, $column; sep = " " }' <<<"$table"
 }
 
-# has HEADER [LIBRARY]: whether a program that includes the one and links the other can be built, however it was
-# installed. __has_include does not read the header, which for nlohmann/json would take half a second.
+# has HEADER [LIBRARY]: succeeds if the compiler finds the header and links the library, however they were installed.
+# __has_include does not read the header; reading nlohmann/json would take half a second.
 has() {
     printf '#if !__has_include(<%s>)\n#error\n#endif\nint main() {}\n' "$1" |
         "${compiler[@]}" -x c++ - -o /dev/null ${2:+"-l$2"} 2>/dev/null
@@ -49,7 +49,7 @@ has() {
 missing=()
 if ! command -v "${compiler[0]}" >/dev/null; then
     if [ "${compiler[0]}" != g++ ]; then
-        echo "setup: CXX names ${compiler[0]}, which was not found; without CXX it is g++" >&2
+        echo "setup: CXX: expected a compiler, found no '${compiler[0]}'; without CXX it is g++" >&2
         exit 2
     fi
     missing+=(g++)
@@ -64,11 +64,12 @@ if [ "$build" = cpu ]; then
 else
     nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
     if [ ! -x "$nvcc" ]; then
-        echo "setup: no nvcc on PATH, nor $nvcc: install the CUDA toolkit (developer.nvidia.com/cuda-downloads)" >&2
+        echo "setup: expected nvcc on PATH or at $nvcc, found none; install the CUDA toolkit" \
+            "(developer.nvidia.com/cuda-downloads)" >&2
         exit 2
     fi
     if [ ! -e "${nvcc%/bin/nvcc}/include/cublasLt.h" ] && ! has cublasLt.h; then
-        echo "setup: found $nvcc but no cublasLt.h: install the toolkit's cuBLAS (apt: libcublas-dev-VERSION)" >&2
+        echo "setup: expected cublasLt.h beside $nvcc, found none; install cuBLAS (apt: libcublas-dev-VERSION)" >&2
         exit 2
     fi
 fi
@@ -81,17 +82,17 @@ sudo=
 can_install() { command -v apt-get >/dev/null && { [ -z "$sudo" ] || sudo -n true 2>/dev/null; }; }
 apt_get() { ${sudo:+sudo -n} env DEBIAN_FRONTEND=noninteractive apt-get -qq "$@" >"$log" 2>&1; }
 
-# Prints the line to type for some needs, with the package manager that is there.
+# line_to_type NEED...: prints the command that installs the needs with this machine's package manager
 line_to_type() {
     if command -v apt-get >/dev/null; then echo "${sudo}apt-get install $(packages 2 "$@")"
     elif command -v dnf >/dev/null; then echo "${sudo}dnf install $(packages 3 "$@")"
     elif command -v pacman >/dev/null; then echo "${sudo}pacman -S $(packages 4 "$@")"
     elif command -v brew >/dev/null; then echo "brew install $(packages 5 "$@")"
-    else echo "(no apt-get, dnf, pacman or brew was found; in Debian these are) $(packages 2 "$@")"
+    else echo "(expected apt-get, dnf, pacman or brew, found none; Debian's packages are) $(packages 2 "$@")"
     fi
 }
 
-# The package lists are fetched only if an installation fails: usually they are recent enough.
+# Updates the package lists only if the installation fails, because they are usually recent enough.
 install() {
     echo "setup: installing $*"
     apt_get install -y --no-install-recommends "$@" ||
@@ -116,9 +117,9 @@ if [ ${#missing[@]} != 0 ]; then
     fi
 fi
 
-# Without oneDNN everything works, with slower matmuls: never a failure.
+# A missing oneDNN is not an error: the program works without it, with slower matmuls.
 if [ $onednn = missing ]; then
     if ! can_install || ! install "$(packages 2 oneDNN)"; then
-        echo "setup: going on without oneDNN, matmuls will be slower; it comes with: $(line_to_type oneDNN)"
+        echo "setup: continuing without oneDNN, with slower matmuls; to install it: $(line_to_type oneDNN)"
     fi
 fi

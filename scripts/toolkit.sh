@@ -1,33 +1,34 @@
 #!/usr/bin/env bash
-# Makes a folder with the CUDA 12.4 toolkit, as far as compiling for a GPU needs it, without touching the machine's own:
+# Creates a folder with the compiler and headers of the CUDA 12.4 toolkit. The machine's own toolkit stays as it is.
 #
 #   scripts/toolkit.sh DIR
 #   make check-cuda TOOLKIT=DIR
 #
-# The compiler is Debian's package nvidia-cuda-toolkit, unpacked, not installed; the headers are those of NVIDIA's
-# Python wheels. 480 MB are fetched, 190 MB stay. There are no libraries to link with. If DIR is there, it is kept.
+# The compiler comes from Debian's package nvidia-cuda-toolkit, which is unpacked, not installed; the headers come from
+# NVIDIA's Python wheels. The script downloads 480 MB; DIR takes 190 MB. Programs can be compiled but not linked: there
+# are no libraries. If DIR already has nvcc, the script does nothing.
 set -euo pipefail
 
 for program in apt-get dpkg-deb unzip python3; do
-    command -v $program >/dev/null || { echo "toolkit: this needs $program" >&2; exit 2; }
+    command -v $program >/dev/null || { echo "toolkit: expected the program $program, found none" >&2; exit 2; }
 done
 [ $# = 1 ] || { echo "usage: scripts/toolkit.sh DIR    (found: $*)" >&2; exit 2; }
 [ ! -x "$1/bin/nvcc" ] || exit 0
 
 # Debian 13 has CUDA 12.4, in non-free; its nvcc also runs on Debian 12.
 SUITE=trixie PACKAGE=nvidia-cuda-toolkit
-WHEELS=(nvidia-cuda-nvcc-cu12==12.4.131       # crt/: what nvcc itself includes
+WHEELS=(nvidia-cuda-nvcc-cu12==12.4.131       # crt/: headers that nvcc includes
         nvidia-cuda-runtime-cu12==12.4.127 nvidia-nvtx-cu12==12.4.127 nvidia-cublas-cu12==12.4.5.8
-        nvidia-cuda-cccl-cu12==12.4.127.post1)   # nv/target, which cuda_bf16.h includes
+        nvidia-cuda-cccl-cu12==12.4.127.post1)   # nv/target, included by cuda_bf16.h
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 made=$work/made from=$work/package/usr/lib/nvidia-cuda-toolkit
 mkdir -p "$(dirname "$1")" "$work"/{lists/partial,cache/archives/partial} "$made"/{bin,include,nvvm/bin}
 
-# apt-get with lists, settings and cache of its own
+# apt-get with separate lists, settings and cache
 mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -m 1 '/debian/$') ||
-    { echo "toolkit: apt-get has no Debian mirror among its sources" >&2; exit 2; }
+    { echo "toolkit: expected a Debian mirror among the sources of apt-get, found none" >&2; exit 2; }
 echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $SUITE non-free" > "$work/sources.list"
 : > "$work/status"
 own=(-o Dir::State="$work" -o Dir::State::lists="$work/lists" -o Dir::State::status="$work/status"
@@ -36,13 +37,13 @@ own=(-o Dir::State="$work" -o Dir::State::lists="$work/lists" -o Dir::State::sta
 apt-get -qq "${own[@]}" update
 (cd "$work" && apt-get -qq "${own[@]}" download "$PACKAGE")
 dpkg-deb -x "$work"/"$PACKAGE"_*.deb "$work/package"
-for wheel in "${WHEELS[@]}"; do   # one by one: the largest takes 360 MB
+for wheel in "${WHEELS[@]}"; do   # one at a time: the largest takes 360 MB
     python3 -m pip download --quiet --no-deps --only-binary :all: --dest "$work/wheel" "$wheel"
     unzip -q "$work"/wheel/*.whl '*/include/*' -d "$work/headers"
     rm -r "$work/wheel"
 done
 
-# The layout of NVIDIA's own installer, and nvcc.profile, which describes it to nvcc
+# The same layout as NVIDIA's installer, and nvcc.profile, from which nvcc reads the layout
 cp -r "$work"/headers/nvidia/*/include/. "$made/include"
 cp -r "$work"/package/usr/bin/{cudafe++,cuobjdump,fatbinary,nvdisasm,nvlink,ptxas} "$from"/bin/{nvcc,crt} "$made/bin"
 cp -r "$from/libdevice" "$made/nvvm"
