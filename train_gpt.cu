@@ -63,7 +63,7 @@
 #include <vector>
 
 #include "gpt/files.h"        // format(), UserError, Failure; files, JSON, Log, signals
-#include "gpt/options.h"      // Config, Options, flags: parse_options(), print_help(), describe()
+#include "gpt/options.h"      // Config, Options, flags: parse_options(), help_text(), describe()
 #include "gpt/tokenizer.h"    // Tokenizer, Text: tokens to text and back
 #include "gpt/checkpoint.h"   // Safetensors, WeightFiles, read_config(), run folders, --resume, Start
 #include "gpt/data.h"         // Tokens: data files and their windows
@@ -3613,22 +3613,14 @@ void run_subcommand(Subcommand subcommand, Options options) {
 }
 
 int run_command(const std::vector<std::string>& args) {
-    Subcommand subcommand = TRAIN;
-    const char* name = "train";
-    size_t first = 0;
-    if (!args.empty() && args[0][0] != '-') {
-        auto is_it = [&](const auto& v) { return args[0] == v.first; };
-        const auto found = std::find_if(std::begin(SUBCOMMANDS), std::end(SUBCOMMANDS), is_it);
-        if (found == std::end(SUBCOMMANDS))
-            throw UserError("'%s': no such subcommand; expected train, eval, sample or plan", args[0].c_str());
-        std::tie(name, subcommand) = *found;
-        first = 1;
-    }
-    if (args.empty() || std::find(args.begin(), args.end(), "--help") != args.end()) {
-        print_help();
+    const bool has_subcommand = !args.empty() && args[0][0] != '-';
+    const auto [name, subcommand] = has_subcommand ? parse_subcommand(args[0]) : SUBCOMMANDS[0];
+    const auto topic = help_topic(args);
+    if (args.empty() || topic) {
+        fputs(help_text(subcommand, topic.value_or("")).c_str(), stdout);
         return args.empty() ? 2 : 0;
     }
-    const Options options = parse_options(subcommand, name, {args.begin() + first, args.end()});
+    const Options options = parse_options(subcommand, name, {args.begin() + has_subcommand, args.end()});
     if (subcommand == TRAIN || subcommand == EVAL)
         if (const int code = start_processes(options); code >= 0) return code;   // the parent; each rank goes on
     try {

@@ -359,7 +359,7 @@ void take_options_of_run(Options& o) {
         if (value.is_null() || value == "") continue;   // by default
         if (!flag.parse(value.is_string() ? value.get<std::string>() : value.dump()))
             throw UserError("%s: \"%s\" is %s, expected %s", path.c_str(), flag.name + 2, value.dump().c_str(),
-                            flag.takes.c_str());
+                            flag.values.c_str());
     }
 }
 

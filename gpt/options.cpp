@@ -1,22 +1,43 @@
 #include "options.h"
 
+#include <sys/ioctl.h>
+
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <map>
+#include <numeric>
+#include <sstream>
 #include <type_traits>
 
-static Flag text_flag(const char* name, int subcommands, const char* takes, std::string& to, const char* help) {
+constexpr size_t NONE = std::string::npos;
+
+static std::string joined(const std::vector<std::string>& words, const char* separator, const char* last) {
+    std::string text;
+    for (size_t i = 0; i < words.size(); i++)
+        text += (i == 0 ? "" : i + 1 < words.size() ? separator : last) + words[i];
+    return text;
+}
+
+static Flag text_flag(const char* name, int subcommands, const char* placeholder, std::string& to, const char* example,
+                      const char* text) {
     auto parse = [&to](const std::string& s) {
         to = s;
         return !s.empty();
     };
-    return {name, subcommands, takes, help, parse, [&to] { return json(to); }};
+    return {name, subcommands, placeholder, placeholder, example, text, parse, [&to] { return json(to); }};
 }
 
+constexpr int ANY_INT = std::numeric_limits<int>::max();
+constexpr long ANY_LONG = std::numeric_limits<long>::max();
+constexpr double ANY = std::numeric_limits<float>::max();   // what becomes a float on the device
+
 template <typename T>
-static Flag number_flag(const char* name, int subcommands, T& to, T least, T most, const char* help) {
-    std::string takes = format(std::is_integral_v<T> ? "a whole number from %g" : "a number from %g", double(least));
-    takes += most == std::numeric_limits<T>::max() ? " on" : format(" to %.8g", double(most));
+static Flag number_flag(const char* name, int subcommands, const char* placeholder, T& to, T least, T most,
+                        const char* example, const char* text) {
+    const bool bounded = std::is_integral_v<T> ? most < std::numeric_limits<T>::max() : most < ANY;
+    std::string values = std::is_integral_v<T> ? "a whole number" : "a number";
+    values += format(bounded ? " from %.13g to %.13g" : ", at least %.13g", double(least), double(most));
     auto parse = [&to, least, most](const std::string& s) {
         T value;
         if (!parse_number(s, value) || value < least || value > most) return false;
@@ -24,12 +45,14 @@ static Flag number_flag(const char* name, int subcommands, T& to, T least, T mos
         return true;
     };
     // A default below `least` means that the value follows from something else.
-    return {name, subcommands, takes, help, parse, [&to, least] { return to < least ? json() : json(to); }};
+    auto value = [&to, least] { return to < least ? json() : json(to); };
+    return {name, subcommands, placeholder, values, example, text, parse, value};
 }
 
 // The same flag, which also accepts a word.
-template <typename T> static Flag or_word(Flag flag, const char* word, T& to, T meaning) {
-    flag.takes = std::string(word) + "|" + flag.takes;
+template <typename T> static Flag or_word(const char* word, T& to, T meaning, Flag flag) {
+    flag.placeholder = format("%s|%s", word, flag.placeholder.c_str());
+    flag.values = format("%s or %s", word, flag.values.c_str());
     flag.parse = [=, &to](const std::string& s) {
         if (s == word) to = meaning;
         return s == word || flag.parse(s);
@@ -39,7 +62,7 @@ template <typename T> static Flag or_word(Flag flag, const char* word, T& to, T 
 }
 
 // A size in bytes, 0 if it is not given.
-static Flag size_flag(const char* name, int subcommands, double& to, const char* help) {
+static Flag size_flag(const char* name, int subcommands, double& to, const char* example, const char* text) {
     auto parse = [&to](const std::string& s) {
         for (const auto& [unit, factor] : {std::pair{"GiB", 0x1p30}, {"MiB", 0x1p20}, {"GB", 1e9}, {"MB", 1e6}}) {
             double number;
@@ -49,13 +72,13 @@ static Flag size_flag(const char* name, int subcommands, double& to, const char*
         }
         return false;
     };
-    return {name, subcommands, "a size such as 80GB or 24GiB", help, parse, [&to] { return to ? json(to) : json(); }};
+    auto value = [&to] { return to ? json(to) : json(); };
+    return {name, subcommands, "SIZE", "a size such as 80GB or 24GiB", example, text, parse, value};
 }
 
 template <typename E>
-static Flag choice_flag(const char* name, int subcommands, E& to, std::vector<std::string> names, const char* help) {
-    std::string takes;
-    for (const std::string& choice : names) takes += (takes.empty() ? "" : "|") + choice;
+static Flag choice_flag(const char* name, int subcommands, E& to, std::vector<std::string> names, const char* example,
+                        const char* text) {
     auto parse = [&to, names](const std::string& s) {
         const auto found = std::find(names.begin(), names.end(), s);
         if (found == names.end()) return false;
@@ -67,166 +90,443 @@ static Flag choice_flag(const char* name, int subcommands, E& to, std::vector<st
         const size_t i = static_cast<size_t>(to);
         return i < names.size() ? json(names[i]) : json();
     };
-    return {name, subcommands, takes, help, parse, value};
+    return {name, subcommands, joined(names, "|", "|"), joined(names, ", ", " or "), example, text, parse, value};
 }
 
-static Flag switch_flag(const char* name, int subcommands, bool& to, const char* help) {
+static Flag switch_flag(const char* name, int subcommands, bool& to, const char* example, const char* text) {
     auto parse = [&to](const std::string&) { return to = true; };
-    return {name, subcommands, "", help, parse, [&to] { return json(to); }, true};
+    return {name, subcommands, "", "", example, text, parse, [&to] { return json(to); }, true};
 }
 
-constexpr int ANY_INT = std::numeric_limits<int>::max();
-constexpr long ANY_LONG = std::numeric_limits<long>::max();
-constexpr double ANY = std::numeric_limits<float>::max();   // what becomes a float on the device
+// ---- the table ----------------------------------------------------------------------------------
+// Groups in the order of --help; in a group the flags that most runs need come first.
 
 std::vector<Flag> flag_table(Options& o) {
-    return {
-        text_flag("--model", TRAIN | PLAN, "NAME", o.model,
-                  "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-125m ... gpt3-13b; to plan also 1b, 7b, 70b, 405b"),
-        number_flag("--layers", TRAIN | PLAN, o.layers, 1, ANY_INT, "instead of the model's"),
-        number_flag("--heads", TRAIN | PLAN, o.heads, 1, ANY_INT, "likewise; channels / heads must be 16, 32, ... 128"),
-        number_flag("--channels", TRAIN | PLAN, o.channels, 1, ANY_INT, "likewise"),
-        number_flag("--context", TRAIN | PLAN, o.context, 1, ANY_INT, "likewise: the number of positions"),
-        number_flag("--vocab", TRAIN | PLAN, o.vocab, 1, ANY_INT, "likewise; for data that is bytes 256 by default"),
-        text_flag("--from", ALL, "DIR", o.from,
-                  "a Hugging Face GPT-2 folder (config.json, model.safetensors), or a run's, to start from"),
-        text_flag("--data", TRAIN | EVAL, "PATTERN", o.data,
-                  ".bin shards of tokens, or text, by the tokenizer in --from or else as bytes; globs allowed"),
-        text_flag("--val-data", TRAIN, "PATTERN", o.val_data, "data for the validation loss"),
+    const std::pair<const char*, std::vector<Flag>> groups[] = {{"model", {
+        text_flag("--model", TRAIN | PLAN, "NAME", o.model, "--model gpt2-medium",
+                  "Size of a new model, such as gpt2 or gpt3-350m. Names: gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
+                  "gpt3-125m, -350m, -760m, -1.3b, -2.7b, -6.7b, -13b; for plan also 1b, 7b, 70b and 405b. --layers, "
+                  "--heads, --channels, --context and --vocab override parts of it."),
+        text_flag("--from", ALL, "DIR", o.from, "./train_gpt eval --from models/gpt2 --data data/shakespeare.txt",
+                  "Hugging Face GPT-2 folder to start from, evaluate or sample. It has config.json, "
+                  "model.safetensors and, for text, a tokenizer. A run's folder stands for its last checkpoint. "
+                  "Without --from, train initialises weights at random."),
+        number_flag("--layers", TRAIN | PLAN, "N", o.layers, 1, ANY_INT, "--layers 6 --heads 6 --channels 384",
+                    "Number of layers (default: the model's)"),
+        number_flag("--heads", TRAIN | PLAN, "N", o.heads, 1, ANY_INT, "--layers 6 --heads 6 --channels 384",
+                    "Attention heads per layer (default: the model's). channels / heads must be 16, 32, ... or 128."),
+        number_flag("--channels", TRAIN | PLAN, "N", o.channels, 1, ANY_INT, "--layers 6 --heads 6 --channels 384",
+                    "Channels of the residual stream (default: the model's)"),
+        number_flag("--context", TRAIN | PLAN, "T", o.context, 1, ANY_INT, "--context 256",
+                    "Number of positions, the longest sequence (default: the model's)"),
+        number_flag("--vocab", TRAIN | PLAN, "N", o.vocab, 1, ANY_INT, "--vocab 512",
+                    "Vocabulary size (default: 256 for data in bytes, else the model's)"),
+    }}, {"data", {
+        text_flag("--data", TRAIN | EVAL, "PATTERN", o.data, "./train_gpt --data \"data/*.txt\" --out runs/mine",
+                  "Text files or .bin token shards to train on or evaluate. Globs are allowed. The tokenizer in --from "
+                  "tokenizes text; without one, each byte is a token. Shards have llm.c's format (data/README.md)."),
+        text_flag("--val-data", TRAIN, "PATTERN", o.val_data, "--val-data data/shakespeare.txt",
+                  "Data for the validation loss (default: the end of --data)"),
+        number_flag("--val-fraction", TRAIN, "X", o.val_fraction, 0.0, 0.9, "--val-fraction 0.05",
+                    "Fraction of --data for validation, without --val-data"),
+        choice_flag("--shuffle", TRAIN, o.shuffle, {"no", "yes"}, "--shuffle no",
+                    "Draw training windows at random; no: in file order"),
         text_flag("--hellaswag", TRAIN | EVAL, "FILE", o.hellaswag,
-                  "of scripts/prepare_hellaswag.py: questions to answer, in training with every validation loss"),
-        number_flag("--val-fraction", TRAIN, o.val_fraction, 0.0, 0.9, "validation part of --data, without --val-data"),
-        choice_flag("--shuffle", TRAIN, o.shuffle, {"no", "yes"}, "random windows by seed, or the files' order"),
-        or_word(number_flag("--micro-batch", TRAIN | EVAL | PLAN, o.micro_batch, 1, MAX_SEQUENCES,
-                            "sequences that go through the model at once; auto: as many as fit"),
-                "auto", o.micro_batch, AUTO),
-        number_flag("--seq-len", ALL, o.seq_len, 1, ANY_INT, "tokens of a sequence (default: the model's context)"),
-        number_flag("--total-batch", TRAIN | PLAN, o.total_batch, 1L, MAX_STEP_TOKENS,
-                    "tokens of a step, accumulated over micro-batches (default: one micro-batch)"),
-        choice_flag("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"},
-                    "which activations are dropped in forward and recomputed in backward"),
-        choice_flag("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16", "fp16"},
-                    "storage and accumulation type of gradients: fp32, or that of the weights"),
-        or_word(or_word(number_flag("--loss-scaling", TRAIN, o.loss_scaling, 1.0, MAX_LOSS_SCALE,
-                                    "factor of the gradients in backward; default: dynamic in FP16, none in BF16 and "
-                                    "FP32. none in FP16 is a demonstration: gradients below 6e-8 become 0"),
-                        "none", o.loss_scaling, NO_SCALE), "dynamic", o.loss_scaling, DYNAMIC_SCALE),
-        choice_flag("--master-weights", TRAIN | PLAN, o.master_weights, {"fp32", "none"},
-                    "AdamW's copy of the 16-bit weights; none: a demonstration, the log counts the lost updates"),
-        choice_flag("--attention", ALL, o.attention, {"flash", "naive"},
-                    "naive keeps the T x T scores and probabilities in memory, to see what flash saves"),
-        choice_flag("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores,
-                    {TENSOR_CORE_NAMES.begin(), TENSOR_CORE_NAMES.end()},
-                    "used by flash attention: Hopper's (wgmma), Ampere's (mma), none; auto: the best available"),
-        choice_flag("--matmul", TRAIN | PLAN, o.matmul, {MATMUL_NAMES.begin(), MATMUL_NAMES.end()},
-                    "precision of blocks' matmuls: the build's; FP8 but for weight gradients; FP8"),
+                  "./train_gpt eval --from data/reference/hf_tiny --hellaswag data/reference/hellaswag.bin",
+                  "HellaSwag questions to answer with each validation loss. scripts/prepare.sh hellaswag writes the "
+                  "file for GPT-2's tokenizer."),
+    }}, {"batch and memory", {
+        or_word("auto", o.micro_batch, AUTO,
+                number_flag("--micro-batch", TRAIN | EVAL | PLAN, "B", o.micro_batch, 1, MAX_SEQUENCES,
+                            "--micro-batch auto --total-batch 65536",
+                            "Sequences per forward and backward pass. auto: as many as fit in memory and divide "
+                            "--total-batch.")),
+        number_flag("--total-batch", TRAIN | PLAN, "TOKENS", o.total_batch, 1L, MAX_STEP_TOKENS, "--total-batch 65536",
+                    "Tokens per optimizer step, over all GPUs (default: one micro-batch). Gradients accumulate over "
+                    "micro-batches, so it is a multiple of micro-batch x sequence x GPUs."),
+        number_flag("--seq-len", ALL, "T", o.seq_len, 1, ANY_INT, "--seq-len 512 --micro-batch 8",
+                    "Tokens per sequence (default: the model's context)"),
+        choice_flag("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"}, "--recompute selective",
+                    "Activations that backward recomputes, to save memory. selective: LayerNorm outputs and GELU; "
+                    "full: everything but the residual stream. The loss stays the same to the bit."),
+        choice_flag("--attention", ALL, o.attention, {"flash", "naive"}, "--attention naive --seq-len 256",
+                    "Attention algorithm. naive stores the T x T scores and probabilities, which shows the memory "
+                    "that flash attention saves."),
+    }}, {"precision", {
+        choice_flag("--matmul", TRAIN | PLAN, o.matmul, {MATMUL_NAMES.begin(), MATMUL_NAMES.end()}, "--matmul fp8",
+                    "Precision of the blocks' matmuls; plain: the build's. fp8: 8 bits, except for weight gradients; "
+                    "fp8-all: these too. FP8 needs a BF16 build, and a GPU from Ada on or a CPU."),
         choice_flag("--fp8-scaling", TRAIN, o.fp8_scaling, {FP8_SCALING_NAMES.begin(), FP8_SCALING_NAMES.end()},
-                    "scales from the amax of the last 16 steps, or of the tensor itself; none: a demonstration"),
-        number_flag("--steps", TRAIN, o.steps, 1L, MAX_STEPS, "optimizer steps"),
-        number_flag("--lr", TRAIN, o.lr, 0.0, ANY, "largest learning rate"),
-        number_flag("--min-lr", TRAIN, o.min_lr, 0.0, ANY, "learning rate at the end (default: a tenth of --lr)"),
-        number_flag("--warmup", TRAIN, o.warmup, 0L, MAX_STEPS, "steps in which the learning rate rises to --lr"),
-        choice_flag("--schedule", TRAIN, o.schedule, {"cosine", "linear", "wsd", "constant"},
-                    "after the warm-up; wsd: stable, then linear decay over the last fifth"),
-        number_flag("--weight-decay", TRAIN, o.weight_decay, 0.0, ANY, "of matrices and embeddings only"),
-        number_flag("--beta1", TRAIN, o.beta1, 0.0, 0.999999, "AdamW"),
-        number_flag("--beta2", TRAIN, o.beta2, 0.0, 0.999999, "AdamW"),
-        number_flag("--eps", TRAIN, o.eps, 0.0, ANY, "AdamW"),
-        number_flag("--grad-clip", TRAIN, o.grad_clip, 0.0, ANY, "largest norm of the gradient; 0: not clipped"),
-        number_flag("--seed", TRAIN | SAMPLE, o.seed, 0L, ANY_LONG, "of initial weights, order of data and samples"),
-        choice_flag("--peak", TRAIN, o.peak, {"table", "measured"},
-                    "FLOP/s that MFU is relative to: the card's data sheet, or a large matmul timed at start"),
-        choice_flag("--matmul-tuning", TRAIN | EVAL, o.matmul_tuning, {"off", "on"},
-                    "times cuBLASLt's algorithms for each matmul once and keeps the fastest"),
-        choice_flag("--graph", TRAIN | EVAL, o.graph, {"auto", "off", "on"}, "CUDA graphs; auto: on a GPU"),
-        number_flag("--threads", TRAIN | EVAL | SAMPLE, o.threads, 1, MAX_THREADS, "of the CPU build (default: cores)"),
-        number_flag("--zero", TRAIN | PLAN, o.zero, 0, 3,
-                    "what GPUs share out: 1 optimizer states and master weights, 2 gradients too, 3 weights too"),
-        choice_flag("--overlap", TRAIN, o.overlap, {"off", "on"},
-                    "whether GPUs send gradients and weights while they compute"),
-        number_flag("--timeout", TRAIN | EVAL, o.timeout, 1.0, ANY,
-                    "with several GPUs: ends the run if a rank makes no progress for so many seconds"),
-        or_word(number_flag("--gpus", TRAIN | EVAL | PLAN, o.gpus, 1, MAX_GPUS,
-                            "GPUs of this machine that work together, each with a process"), "all", o.gpus, ALL_GPUS),
-        text_flag("--out", TRAIN, "DIR", o.out, "run folder: log.jsonl and checkpoints; without it nothing is written"),
-        text_flag("--trace", TRAIN, "FILE", o.trace,
-                  "a Chrome trace of the first three steps: launches, kernels, copies, live bytes"),
-        switch_flag("--verbose", TRAIN | EVAL, o.verbose,
-                    "prints all that the log records at start: memory by category, kernels, matmul tuning"),
-        switch_flag("--resume", TRAIN, o.resume, "from the last checkpoint in --out, with the run's options"),
-        number_flag("--eval-every", TRAIN, o.eval_every, 0L, ANY_LONG,
-                    "steps between validation losses (and one at the end); 0: none"),
-        number_flag("--eval-sequences", TRAIN, o.eval_sequences, 0L, ANY_LONG, "of a validation loss; 0: all data"),
-        number_flag("--sample-every", TRAIN, o.sample_every, 0L, ANY_LONG,
-                    "steps between samples (and one before the first step and at the end); 0: none"),
-        number_flag("--sample-tokens", TRAIN | SAMPLE, o.sample_tokens, 1, ANY_INT, "length of a sample"),
-        number_flag("--temperature", TRAIN | SAMPLE, o.temperature, 0.0, ANY, "of samples; 0: the likeliest token"),
-        number_flag("--top-k", TRAIN | SAMPLE, o.top_k, 0, ANY_INT, "of samples: only the k likeliest tokens; 0: all"),
-        number_flag("--top-p", TRAIN | SAMPLE, o.top_p, 0.0, 1.0, "of samples: the likeliest with this probability"),
-        number_flag("--checkpoint-every", TRAIN, o.checkpoint_every, 0L, ANY_LONG, "steps (and at the end); 0: none"),
-        number_flag("--keep", TRAIN, o.keep, 0, ANY_INT, "how many checkpoints to keep; 0: all"),
-        text_flag("--prompt", SAMPLE, "TEXT", o.prompt,
-                  "the text to continue, or - for standard input; for a DIR with a tokenizer, or a model of bytes"),
+                    "--matmul fp8 --fp8-scaling current",
+                    "Where FP8 scales come from. delayed: the amax of the last 16 steps; current: the tensor's own "
+                    "amax; none: all scales are 1, a demonstration of underflow."),
+        choice_flag("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16", "fp16"}, "--grad-dtype fp32",
+                    "Type in which gradients are stored and accumulated. 16 bits must be the type of the weights: "
+                    "bf16 in a BF16 build, fp16 in an FP16 build."),
+        choice_flag("--master-weights", TRAIN | PLAN, o.master_weights, {"fp32", "none"}, "--master-weights fp32",
+                    "AdamW's FP32 copy of 16-bit weights. none is a demonstration: small updates are rounded away, "
+                    "and the log counts them."),
+        or_word("dynamic", o.loss_scaling, DYNAMIC_SCALE, or_word("none", o.loss_scaling, NO_SCALE,
+                number_flag("--loss-scaling", TRAIN, "X", o.loss_scaling, 1.0, MAX_LOSS_SCALE, "--loss-scaling none",
+                            "Factor of the loss in backward (default: dynamic in FP16, else none). dynamic halves it "
+                            "after an overflow and doubles it after 2,000 good steps. none in FP16 is a "
+                            "demonstration: gradients below 6e-8 underflow to 0."))),
+    }}, {"optimizer", {
+        number_flag("--steps", TRAIN, "N", o.steps, 1L, MAX_STEPS, "--steps 5000", "Number of optimizer steps"),
+        number_flag("--lr", TRAIN, "X", o.lr, 0.0, ANY, "--lr 3e-4 --warmup 100", "Peak learning rate"),
+        number_flag("--min-lr", TRAIN, "X", o.min_lr, 0.0, ANY, "--min-lr 0",
+                    "Learning rate at the last step (default: a tenth of --lr)"),
+        number_flag("--warmup", TRAIN, "STEPS", o.warmup, 0L, MAX_STEPS, "--lr 3e-4 --warmup 100",
+                    "Steps in which the learning rate rises linearly to --lr"),
+        choice_flag("--schedule", TRAIN, o.schedule, {"cosine", "linear", "wsd", "constant"}, "--schedule wsd",
+                    "Learning rate after the warm-up. cosine, linear: decay to --min-lr; wsd: constant, then linear "
+                    "decay over the last fifth of the steps."),
+        number_flag("--weight-decay", TRAIN, "X", o.weight_decay, 0.0, ANY, "--weight-decay 0.05",
+                    "Weight decay of matrices and embeddings"),
+        number_flag("--grad-clip", TRAIN, "X", o.grad_clip, 0.0, ANY, "--grad-clip 0.5",
+                    "Norm to which larger gradients are scaled; 0: never"),
+        number_flag("--beta1", TRAIN, "X", o.beta1, 0.0, 0.999999, "--beta1 0.9 --beta2 0.99",
+                    "AdamW's decay rate of the first moment"),
+        number_flag("--beta2", TRAIN, "X", o.beta2, 0.0, 0.999999, "--beta1 0.9 --beta2 0.99",
+                    "AdamW's decay rate of the second moment"),
+        number_flag("--eps", TRAIN, "X", o.eps, 0.0, ANY, "--eps 1e-6", "AdamW's epsilon, added to the denominator"),
+        number_flag("--seed", TRAIN | SAMPLE, "N", o.seed, 0L, ANY_LONG, "--seed 1",
+                    "Seed of initial weights, data order and samples"),
+    }}, {"run", {
+        text_flag("--out", TRAIN, "DIR", o.out, "--out runs/mine",
+                  "Folder for log.jsonl and checkpoints (default: nothing is written)"),
+        switch_flag("--resume", TRAIN, o.resume, "./train_gpt --resume --out runs/mine --steps 2000",
+                    "Resume from the last checkpoint in --out. The run's options apply unless others are given."),
+        number_flag("--eval-every", TRAIN, "STEPS", o.eval_every, 0L, ANY_LONG, "--eval-every 100",
+                    "Steps between validation losses; 0: never. There is also one at the end."),
+        number_flag("--eval-sequences", TRAIN, "N", o.eval_sequences, 0L, ANY_LONG, "--eval-sequences 0",
+                    "Sequences per validation loss; 0: all validation data"),
+        number_flag("--checkpoint-every", TRAIN, "STEPS", o.checkpoint_every, 0L, ANY_LONG,
+                    "--out runs/mine --checkpoint-every 500 --keep 2",
+                    "Steps between checkpoints; 0: never. There is also one at the end."),
+        number_flag("--keep", TRAIN, "N", o.keep, 0, ANY_INT, "--out runs/mine --checkpoint-every 500 --keep 2",
+                    "Number of checkpoints to keep, the newest; 0: all"),
+        number_flag("--sample-every", TRAIN, "STEPS", o.sample_every, 0L, ANY_LONG, "--sample-every 100",
+                    "Steps between samples; 0: never. There is also one before the first step and at the end."),
+        text_flag("--trace", TRAIN, "FILE", o.trace, "--trace trace.json",
+                  "Write a Chrome trace of the first three steps, for ui.perfetto.dev. It shows launches, kernels, "
+                  "copies and live bytes."),
+        switch_flag("--verbose", TRAIN | EVAL, o.verbose, "--verbose",
+                    "Print details at the start: memory by category, kernels, matmul tuning. The log has them always."),
+        choice_flag("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores,
+                    {TENSOR_CORE_NAMES.begin(), TENSOR_CORE_NAMES.end()}, "--tensor-cores none",
+                    "Tensor-core instructions of flash attention. mma: from Ampere on; wgmma: Hopper; auto: the best "
+                    "available."),
+        choice_flag("--matmul-tuning", TRAIN | EVAL, o.matmul_tuning, {"off", "on"}, "--matmul-tuning off",
+                    "Time cuBLASLt's algorithms and use the fastest. The choices are stored in "
+                    "~/.cache/gpt.cu/matmul.json. off: cuBLASLt's first choice."),
+        choice_flag("--graph", TRAIN | EVAL, o.graph, {"auto", "off", "on"}, "--graph on",
+                    "Launch a pass as one CUDA graph; auto: on a GPU"),
+        choice_flag("--peak", TRAIN, o.peak, {"table", "measured"}, "--peak measured",
+                    "Peak FLOP/s for MFU: data sheet or a timed matmul"),
+        number_flag("--threads", TRAIN | EVAL | SAMPLE, "N", o.threads, 1, MAX_THREADS, "--threads 2",
+                    "Threads of the CPU build (default: one per core)"),
+    }}, {"sampling", {
+        text_flag("--prompt", SAMPLE, "TEXT", o.prompt, "sample --prompt Hello",
+                  "Text to continue; - reads standard input. Needs a tokenizer in --from, or a model of bytes."),
+        number_flag("--temperature", TRAIN | SAMPLE, "X", o.temperature, 0.0, ANY, "sample --temperature 0.8",
+                    "Divisor of the logits; 0: always the likeliest token"),
+        number_flag("--top-k", TRAIN | SAMPLE, "K", o.top_k, 0, ANY_INT, "sample --top-k 40",
+                    "Sample from the K likeliest tokens; 0: from all"),
+        number_flag("--top-p", TRAIN | SAMPLE, "P", o.top_p, 0.0, 1.0, "sample --top-p 0.9",
+                    "Sample from the likeliest tokens of total probability P"),
+        number_flag("--sample-tokens", TRAIN | SAMPLE, "N", o.sample_tokens, 1, ANY_INT, "sample --sample-tokens 100",
+                    "Length of a sample, in tokens"),
+        number_flag("--samples", SAMPLE, "N", o.samples, 1, ANY_INT, "sample --samples 3 --seed 1",
+                    "Number of samples. They use the seeds --seed, --seed + 1, and so on."),
+        text_flag("--stop", SAMPLE, "TEXT", o.stop, "sample --prompt Question: --stop Question:",
+                  "End a sample before this text"),
         text_flag("--prompt-tokens", SAMPLE, "IDS", o.prompt_tokens,
-                  "the same as token numbers: 15496,995; or - for standard input"),
-        number_flag("--samples", SAMPLE, o.samples, 1, ANY_INT, "how many, from --seed on a seed each"),
-        text_flag("--stop", SAMPLE, "TEXT", o.stop, "ends a sample where it would appear"),
-        size_flag("--gpu-memory", PLAN, o.gpu_memory, "of the GPU to plan for (default: this device's)"),
+                  "./train_gpt sample --from data/reference/hf_tiny --prompt-tokens 15,9,5",
+                  "Token ids to continue, as 15496,995; - reads standard input"),
+    }}, {"multi-GPU", {
+        or_word("all", o.gpus, ALL_GPUS,
+                number_flag("--gpus", TRAIN | EVAL | PLAN, "N", o.gpus, 1, MAX_GPUS, "--gpus 2 --zero 1",
+                            "GPUs of this machine, one process each. On several machines use torchrun, srun or "
+                            "mpirun (gpt/many_gpus.md).")),
+        number_flag("--zero", TRAIN | PLAN, "STAGE", o.zero, 0, 3, "--gpus 2 --zero 1",
+                    "ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters. The master weights "
+                    "count as optimizer states."),
+        choice_flag("--overlap", TRAIN, o.overlap, {"off", "on"}, "--gpus 2 --overlap off",
+                    "Overlap communication with computation"),
+        number_flag("--timeout", TRAIN | EVAL, "SECONDS", o.timeout, 1.0, ANY, "--gpus 2 --timeout 60",
+                    "Abort the run if a rank makes no progress for this long"),
+    }}, {"planning", {
+        size_flag("--gpu-memory", PLAN, o.gpu_memory, "plan --model gpt2-xl --gpu-memory 80GB",
+                  "Memory of the GPU to plan for (default: this device's)"),
         choice_flag("--precision", PLAN, o.precision, {"fp32", "bf16", "fp16"},
-                    "of weights and activations; default: with --gpu-memory bf16, else this build's"),
-        number_flag("--bandwidth", PLAN, o.bandwidth, 1e-3, 1e6,
-                    "GB/s that each GPU sends: 450 by an H100's NVLink, 50 by 400 Gb/s InfiniBand"),
-        number_flag("--flops", PLAN, o.flops, 1e-3, 1e6,
-                    "TFLOP/s that each GPU sustains (default: 400 in 16 bits, 27 in FP32, 40 % of an H100's peak)"),
-        switch_flag("--scan", PLAN, o.scan,
-                    "instead: the layouts that fit, fastest first, for --gpus and the powers of two below"),
-        switch_flag("--json", PLAN, o.as_json, "one JSON object instead of a table"),
-    };
-}
-
-static void print_flag(const Flag& flag) {
-    const json value = flag.value();
-    std::string takes, by_default;
-    if (!flag.is_switch) takes = format(" [%s]", flag.takes.c_str());
-    if (!flag.is_switch && !value.is_null() && value != "") by_default = format(" (default %s)", value.dump().c_str());
-    printf("  %-19s %s%s%s\n", flag.name, flag.help, takes.c_str(), by_default.c_str());
-}
-
-void print_help() {
-    printf("usage: train_gpt [train] --data PATTERN [options]\n"
-           "       train_gpt eval --from DIR [--data PATTERN] [--hellaswag FILE] [options]\n"
-           "       train_gpt sample --from DIR [--prompt TEXT] [options]\n"
-           "       train_gpt plan [options]\n");
-    Options defaults;
-    for (const auto& [name, subcommand] : SUBCOMMANDS) {
-        printf("\n%s\n", name);
-        for (const Flag& flag : flag_table(defaults)) {
-            if (!(flag.subcommands & subcommand)) continue;
-            if (subcommand != TRAIN && flag.subcommands & TRAIN) printf("  %s\n", flag.name);   // explained above
-            else print_flag(flag);
+                    "plan --gpu-memory 24GB --precision fp16",
+                    "Precision to plan for (default: bf16 with --gpu-memory, else the build's). Training always uses "
+                    "the build's: make PRECISION=fp32, bf16 or fp16."),
+        switch_flag("--scan", PLAN, o.scan, "plan --scan --model 7b --gpus 8 --gpu-memory 80GB --total-batch 524288 "
+                    "--bandwidth 450", "List the layouts that fit, the fastest first. It tries --gpus and the powers "
+                    "of two below, each ZeRO stage and each --recompute. Needs --total-batch and --bandwidth."),
+        number_flag("--bandwidth", PLAN, "GB/S", o.bandwidth, 1e-3, 1e6,
+                    "plan --gpus 8 --gpu-memory 80GB --zero 1 --bandwidth 450",
+                    "GB/s that each GPU sends, to estimate the time of a step. NVLink of an H100: 450; 400 Gb/s "
+                    "InfiniBand: 50."),
+        number_flag("--flops", PLAN, "TFLOPS", o.flops, 1e-3, 1e6,
+                    "plan --gpus 8 --gpu-memory 80GB --bandwidth 450 --flops 300",
+                    "TFLOP/s that each GPU sustains (default: 400 in 16 bits, 27 in FP32). The defaults are 40 % of "
+                    "an H100's peak."),
+        switch_flag("--json", PLAN, o.as_json, "plan --model gpt2-xl --gpu-memory 80GB --json",
+                    "Print one JSON object instead of a table"),
+    }}};
+    std::vector<Flag> table;
+    for (const auto& [group, flags] : groups)
+        for (const Flag& flag : flags) {
+            table.push_back(flag);
+            table.back().group = group;
         }
+    return table;
+}
+
+// ---- suggestions --------------------------------------------------------------------------------
+
+// Names in other trainers of what a flag or subcommand sets.
+static const std::map<std::string, const char*> ALIASES = {
+    {"--from", "init-from load checkpoint pretrained"}, {"--layers", "n-layer num-layers depth"},
+    {"--heads", "n-head num-attention-heads"}, {"--channels", "n-embd d-model hidden-size width"},
+    {"--context", "n-ctx n-positions"}, {"--data", "dataset input train-data train-bin"},
+    {"--val-data", "val-bin eval-data"}, {"--micro-batch", "batch-size bs"},
+    {"--total-batch", "global-batch-size gradient-accumulation-steps"},
+    {"--seq-len", "block-size sequence-length max-length"},
+    {"--recompute", "gradient-checkpointing activation-checkpointing"}, {"--matmul", "fp8"},
+    {"--precision", "dtype bf16 fp16"}, {"--steps", "max-iters num-iterations epochs"}, {"--lr", "learning-rate"},
+    {"--schedule", "lr-scheduler lr-decay"}, {"--weight-decay", "wd"}, {"--grad-clip", "max-grad-norm clip"},
+    {"--beta1", "adam-beta1"}, {"--beta2", "adam-beta2"}, {"--out", "save-dir"},
+    {"--eval-every", "eval-interval val-loss-every"}, {"--eval-sequences", "eval-iters val-max-steps"},
+    {"--checkpoint-every", "save-interval save-every"}, {"--trace", "profile"}, {"--graph", "compile"},
+    {"--prompt", "start"}, {"--samples", "num-samples"}, {"--sample-tokens", "max-new-tokens"},
+    {"--gpus", "nproc-per-node world-size devices"}, {"--zero", "fsdp zero-stage"},
+    {"train", "finetune"}, {"eval", "test"}, {"sample", "generate"}, {"plan", "memory"}};
+
+// Returns a name in lower case, without dashes before it, with - for _.
+static std::string bare(std::string name) {
+    name.erase(0, name.find_first_not_of('-'));
+    for (char& c : name) c = c == '_' ? '-' : static_cast<char>(tolower(static_cast<unsigned char>(c)));
+    return name;
+}
+
+// Returns how different two names are: twice their edit distance, at most 3 if one begins with the other, at most 5 if
+// one contains the other. NONE: they are not similar.
+static size_t difference(const std::string& a, const std::string& b) {
+    std::vector<size_t> row(b.size() + 1);   // edit distances of the first i characters of a and the first j of b
+    std::iota(row.begin(), row.end(), 0);
+    for (size_t i = 1; i <= a.size(); i++) {
+        size_t diagonal = std::exchange(row[0], i);
+        for (size_t j = 1; j <= b.size(); j++)
+            diagonal = std::exchange(row[j], std::min({diagonal + (a[i - 1] != b[j - 1]), row[j] + 1, row[j - 1] + 1}));
     }
+    const auto& [shorter, longer] = std::minmax(a, b, [](auto& x, auto& y) { return x.size() < y.size(); });
+    const size_t edits = 3 * row.back() <= a.size() + 1 ? 2 * row.back() : NONE;
+    const size_t place = shorter.size() < 3 ? NONE : longer.find(shorter);
+    return std::min(edits, place == std::string::npos ? NONE : place == 0 ? 3 : 5);
+}
+
+// Returns what to do about a name that is none of `names`.
+static std::string advice(const std::string& word, const std::vector<std::string>& names) {
+    std::string best;
+    size_t least = NONE;
+    for (const std::string& name : names) {
+        const auto aliases = ALIASES.find(name);
+        std::istringstream candidates(bare(name) + " " + (aliases == ALIASES.end() ? "" : aliases->second));
+        for (std::string candidate; candidates >> candidate;)
+            if (const size_t d = difference(bare(word), candidate); d < least) least = d, best = name;
+    }
+    return best.empty() ? "--help lists them" : "did you mean " + best + "?";
+}
+
+static UserError no_such_flag(const std::string& word, const std::vector<Flag>& flags) {
+    std::vector<std::string> names;
+    for (const Flag& flag : flags) names.push_back(flag.name);
+    return UserError("%s: no such flag; %s", shell_word(word).c_str(), advice(word, names).c_str());
+}
+
+// ---- help ---------------------------------------------------------------------------------------
+
+static std::string subcommand_names(int subcommands) {
+    std::vector<std::string> names;
+    for (const auto& [name, subcommand] : SUBCOMMANDS)
+        if (subcommands & subcommand) names.push_back(name);
+    return joined(names, ", ", ", ");
+}
+
+// A flag's text in two parts, without "(default: ...)", and its default, which is empty if there is none.
+struct Explanation { std::string first, rest, by_default; };
+static Explanation explain(const Flag& flag) {
+    const std::string text = flag.text;
+    const size_t end = std::min(text.find(". "), text.size()), open = text.find(" (default: ");
+    const json value = flag.value();
+    Explanation e = {text.substr(0, end), end < text.size() ? text.substr(end + 2) : "", ""};
+    if (open < end) {
+        e.by_default = text.substr(open + strlen(" (default: "), end - 1 - open - strlen(" (default: "));
+        e.first = text.substr(0, open);
+    } else if (!flag.is_switch && !value.is_null() && value != "") {
+        e.by_default = value.is_number_float() ? format("%g", double(value)) : value.dump();
+        if (value.is_string() && value != "\n") e.by_default = value;
+    }
+    return e;
+}
+
+// Returns `line` and the words of `text`, broken into lines of at most `width` columns. Words are indented by `indent`
+// columns; they begin on a new line if `line` is longer than that. `ending`: of each line but the last.
+static std::string wrapped(std::string line, const std::string& text, size_t indent, size_t width,
+                           const std::string& ending = "\n") {
+    std::string lines;
+    std::istringstream words(text);
+    if (line.size() >= indent) lines = std::exchange(line, "") + ending;
+    line.resize(indent - 1, ' ');
+    for (std::string word; words >> word; line += " " + word)
+        if (line.size() >= indent && line.size() + word.size() + ending.size() > width)
+            lines += std::exchange(line, std::string(indent - 1, ' ')) + ending;
+    return lines + line + "\n";
+}
+
+// Returns a flag and its value, as in --lr X.
+static std::string usage_of(const Flag& flag) {
+    return flag.name + std::string(flag.is_switch ? "" : " ") + flag.placeholder;
+}
+
+size_t help_width() {
+    winsize window = {};
+    long width = 100;
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0) width = window.ws_col;
+    else if (const char* columns = getenv("COLUMNS")) parse_number(columns, width);
+    return static_cast<size_t>(std::max(width, 60L));
+}
+
+std::string example_command(const Flag& flag) {
+    const std::string example = flag.example;
+    if (begins_with(example, "./")) return example;
+    if (begins_with(example, "plan ")) return "./train_gpt " + example;
+    if (begins_with(example, "sample ")) return "./train_gpt sample --from models/gpt2" + example.substr(6);
+    return "./train_gpt --data data/shakespeare.txt " + example;
+}
+
+static std::string help_of_flag(const Flag& flag, size_t width) {
+    const Explanation e = explain(flag);
+    const std::string command = example_command(flag);
+    const bool from_gpt2 = command.find("models/gpt2") != command.npos;
+    const std::pair<const char*, std::string> lines[] = {{"values", flag.values}, {"default", e.by_default},
+        {"used by", subcommand_names(flag.subcommands)}, {"needs", from_gpt2 ? "scripts/download.sh gpt2" : ""}};
+    std::string help = wrapped(usage_of(flag), e.first + ". " + e.rest, 4, width) + "\n";
+    for (const auto& [name, text] : lines)
+        if (!text.empty()) help += wrapped(format("    %s:", name), text, 14, width);
+    return help + wrapped("    example:", command, 14, width, " \\\n");
+}
+
+// Returns gpt/options.md.
+static std::string markdown(const std::vector<Flag>& flags) {
+    std::string group, text =
+        "# Options of train_gpt\n\n"
+        "<!-- Generated from the table in options.cpp: ./train_gpt --help markdown >gpt/options.md -->\n"
+        "`./train_gpt --help` lists the options, `./train_gpt --help FLAG` explains one with an example. "
+        "`--flag VALUE` and\n`--flag=VALUE` mean the same. If a flag is repeated, the last value counts. "
+        "[guide.md](guide.md) explains memory,\nprecision, determinism and logs.\n";
+    for (const Flag& flag : flags) {
+        const Explanation e = explain(flag);
+        if (std::exchange(group, flag.group) != flag.group)
+            text += format("\n## %s\n\n| option | values | default | used by | meaning |\n|---|---|---|---|---|\n",
+                           flag.group);
+        text += format("| `%s` | %s | %s | %s | %s%s%s |\n", flag.name, flag.values.c_str(), e.by_default.c_str(),
+                       subcommand_names(flag.subcommands).c_str(), e.first.c_str(), e.rest.empty() ? "" : ". ",
+                       e.rest.c_str());
+    }
+    return text;
+}
+
+const char* const USAGE[] = {   // of SUBCOMMANDS
+    "[train] --data PATTERN [options]", "eval --from DIR [--data PATTERN] [--hellaswag FILE] [options]",
+    "sample --from DIR [--prompt TEXT] [options]", "plan [options]"};
+
+std::string help_text(int subcommands, const std::string& topic, size_t width) {
+    Options defaults;
+    const std::vector<Flag> flags = flag_table(defaults);
+    if (topic == "markdown") return markdown(flags);
+    for (const auto& [name, subcommand] : SUBCOMMANDS)
+        if (topic == name) return help_text(subcommand, "", width);
+    for (const Flag& flag : flags)
+        if (topic == flag.name || topic == flag.name + 2) return help_of_flag(flag, width);
+    if (!topic.empty()) throw no_such_flag(topic, flags);
+    if (subcommands == TRAIN) subcommands = ALL;
+    std::string help, group;
+    for (size_t i = 0; i < std::size(USAGE); i++)
+        if (subcommands & SUBCOMMANDS[i].second)
+            help += wrapped(help.empty() ? "usage:" : "", std::string("./train_gpt ") + USAGE[i], 7, width);
+    help += "\n./train_gpt --help FLAG explains one option.\n";
+    if (subcommands == ALL) help += "./train_gpt eval --help lists the options of eval alone.\n";
+    for (const Flag& flag : flags) {
+        if (!(flag.subcommands & subcommands)) continue;
+        const Explanation e = explain(flag);
+        const bool is_special = subcommands == ALL && !(flag.subcommands & TRAIN);
+        std::string notes = e.by_default.empty() ? "" : "default:\1" + e.by_default;   // \1: a space without a break
+        if (is_special) notes += (notes.empty() ? "" : "; ") + subcommand_names(flag.subcommands) + " only";
+        if (std::exchange(group, flag.group) != flag.group) help += format("\n%s\n", flag.group);
+        help += wrapped("  " + usage_of(flag), e.first + (notes.empty() ? "" : " (" + notes + ")"), 30, width);
+    }
+    std::replace(help.begin(), help.end(), '\1', ' ');
+    return help;
+}
+
+std::optional<std::string> help_topic(const std::vector<std::string>& args) {
+    for (size_t i = 0; i < args.size(); i++) {
+        if (begins_with(args[i], "--help=")) return args[i].substr(strlen("--help="));
+        if (args[i] == "--help" || args[i] == "-h") return i + 1 < args.size() ? args[i + 1] : "";
+    }
+    return {};
+}
+
+// ---- parsing ------------------------------------------------------------------------------------
+
+const std::pair<const char*, Subcommand>& parse_subcommand(const std::string& word) {
+    std::vector<std::string> names;
+    for (const auto& named : SUBCOMMANDS) {
+        if (word == named.first) return named;
+        names.push_back(named.first);
+    }
+    throw UserError("%s: no such subcommand; expected %s; %s", shell_word(word).c_str(),
+                    joined(names, ", ", " or ").c_str(), advice(word, names).c_str());
 }
 
 Options parse_options(Subcommand subcommand, const char* name, const std::vector<std::string>& args) {
     Options options;
     const std::vector<Flag> flags = flag_table(options);
+    auto find = [&](const std::string& word) {
+        return std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return word == f.name; });
+    };
     for (size_t i = 0; i < args.size(); i++) {
-        const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return args[i] == f.name; });
-        if (flag == flags.end()) throw UserError("%s: no such flag; --help lists them", args[i].c_str());
+        const size_t equals = begins_with(args[i], "--") ? args[i].find('=') : std::string::npos;
+        const bool has_value = equals != std::string::npos;   // --flag=value
+        const std::string word = args[i].substr(0, equals);
+        const auto flag = find(word);
+        if (flag == flags.end()) throw no_such_flag(word, flags);
         if (!(flag->subcommands & subcommand))
-            throw UserError("%s is no flag of %s; --help lists them", flag->name, name);
-        if (!flag->is_switch && i + 1 == args.size())
-            throw UserError("%s takes %s, found nothing", flag->name, flag->takes.c_str());
-        const std::string value = flag->is_switch ? "" : args[++i];
+            throw UserError("%s: not a flag of %s, but of %s; ./train_gpt --help %s explains it", flag->name, name,
+                            subcommand_names(flag->subcommands).c_str(), flag->name);
+        std::string value = has_value ? args[i].substr(equals + 1) : "";
+        if (flag->is_switch && has_value)
+            throw UserError("%s: takes no value; expected %s, found '%s'", args[i].c_str(), flag->name, value.c_str());
+        if (!flag->is_switch && !has_value) {
+            const bool at_end = i + 1 == args.size();
+            if (at_end || find(args[i + 1]) != flags.end())
+                throw UserError("%s: value missing; expected %s, found %s", flag->name, flag->values.c_str(),
+                                at_end ? "nothing" : ("'" + args[i + 1] + "'").c_str());
+            value = args[++i];
+        }
         if (!flag->parse(value))
-            throw UserError("%s takes %s, found '%s'", flag->name, flag->takes.c_str(), value.c_str());
+            throw UserError("%s %s: invalid value; expected %s, found '%s'", flag->name, shell_word(value).c_str(),
+                            flag->values.c_str(), value.c_str());
         options.given.insert(flag->name);
     }
     return options;
 }
 
-// All options of a subcommand, for the log.
 json describe(Options options, Subcommand subcommand) {
     json all;
     for (const Flag& flag : flag_table(options))

@@ -1,8 +1,9 @@
-// What flags set: a model's sizes, the options of a run, their flags.
+// Options of a run, the table of their flags, --help.
 #pragma once
 
 #include <array>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -107,18 +108,30 @@ constexpr long MAX_STEPS = 1000000000000, MAX_STEP_TOKENS = MAX_STEPS;   // no s
 
 struct Flag {
     const char* name;
-    int subcommands;
-    std::string takes;
-    const char* help;
-    std::function<bool(const std::string&)> parse;   // false: the text is not what the flag takes
+    int subcommands;           // that accept it
+    std::string placeholder;   // of its value in --help: N, DIR, none|fp32
+    std::string values;        // that are valid, in words
+    const char* example;       // a command without ./train_gpt and what most examples share
+    const char* text;          // --help prints the first sentence, --help FLAG all. "(default: ...)" if none is fixed
+    std::function<bool(const std::string&)> parse;   // false: not a valid value
     std::function<json()> value;
     bool is_switch = false;
+    const char* group = "";    // heading in --help
 };
 
-// One row per flag, bound to the members of o: defaults, parsing, --help and the log come from this table.
+// One row per flag, bound to the members of o: defaults, parsing, --help, options.md and the log come from this table.
 std::vector<Flag> flag_table(Options& o);
+
+// Both throw UserError for an unknown word, with the most similar name that exists.
+const std::pair<const char*, Subcommand>& parse_subcommand(const std::string& word);
 Options parse_options(Subcommand subcommand, const char* name, const std::vector<std::string>& args);
-void print_help();
+
+// Returns the word after --help or -h, which may be empty; nothing if args do not ask for help.
+std::optional<std::string> help_topic(const std::vector<std::string>& args);
+size_t help_width();   // columns of the terminal
+// Returns the options of `subcommands`, or an explanation of `topic`, a flag. The topic "markdown" is gpt/options.md.
+std::string help_text(int subcommands, const std::string& topic = "", size_t width = help_width());
+std::string example_command(const Flag& flag);
 
 // All options of a subcommand, for the log.
 json describe(Options options, Subcommand subcommand);

@@ -40,23 +40,74 @@ void refuse_group(const std::string& group) {
 
 TEST("flags") {
     Options defaults;
-    std::string refused, missing;
-    const std::string guide = read_bytes("gpt/guide.md");
+    std::string rejected;
     for (const Flag& flag : flag_table(defaults)) {
-        if (!contains(guide, flag.name)) missing += std::string(" ") + flag.name;
         const json value = flag.value();
         if (flag.is_switch || value == "" || value.is_null()) continue;
         const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
-        if (!flag.parse(text)) refused += format(" %s %s", flag.name, text.c_str());
+        if (!flag.parse(text)) rejected += format(" %s %s", flag.name, text.c_str());
     }
-    expect(refused.empty(), "every flag takes its own default", refused);
-    expect(missing.empty(), "gpt/guide.md names every flag", missing);
+    expect(rejected.empty(), "every flag accepts its own default", rejected);
+    const Options o = parse_options(TRAIN, "train", {"--lr=3e-4", "--data=a=b", "--resume", "--out", "--"});
+    expect(o.lr == 3e-4 && o.data == "a=b" && o.resume && o.out == "--", "--flag=value equals --flag value");
     const Outcome most = run(TINY +
                              "--seed 9223372036854775807 --sample-every 1 --sample-tokens 2 --warmup 1000000000000 "
                              "--eval-sequences 9223372036854775807 --eval-every 9223372036854775807 --steps 2");
     const Outcome planned = run("plan --gpu-memory 80GB --total-batch 1000000000000");
     expect_run(most.code == 0 && planned.code == 0 && contains(planned.out, "accumulated 244140625 times"),
                "flags take the ends of their ranges", most, planned.err);
+}
+
+TEST("help") {
+    Options defaults;
+    const std::vector<Flag> flags = flag_table(defaults);
+    std::string wide, incomplete, examples;
+    auto check_width = [&](const std::string& text, size_t width) {
+        for (const std::string& line : split(text, "\n"))
+            if (line.size() > width) wide += format(" %zu: '%s'", width, line.c_str());
+    };
+    for (const auto& [name, subcommand] : SUBCOMMANDS) {
+        for (size_t width : {60, 80, 130}) check_width(help_text(subcommand, "", width), width);
+        for (const Flag& flag : flags) {
+            const bool listed = contains(help_text(ALL, name, 80), format("\n  %s%c", flag.name, flag.is_switch ? '\n' : ' '));
+            if (listed != (subcommand == TRAIN || flag.subcommands & subcommand))
+                incomplete += format(" %s %s", name, flag.name);
+        }
+    }
+    for (const Flag& flag : flags) {
+        const std::string help = help_text(ALL, flag.name + 2, 80), command = example_command(flag);
+        check_width(help, 80);
+        if (!contains(replaced(help, " \\\n             ", ""), "example:  " + command + "\n")) examples += " " + command;
+        std::vector<std::string> words = split(command, " ");   // ./train_gpt, a subcommand or a flag, ...
+        const bool named = words[1][0] != '-';
+        const auto& [name, subcommand] = named ? parse_subcommand(words[1]) : SUBCOMMANDS[0];
+        words.erase(words.begin(), words.begin() + 1 + named);
+        if (!parse_options(subcommand, name, words).given.count(flag.name)) examples += " " + command;
+    }
+    expect(wide.empty(), "no line of --help is wider than the terminal", wide);
+    expect(incomplete.empty(), "--help of a subcommand lists the flags that it accepts, train's lists all", incomplete);
+    expect(examples.empty(), "--help FLAG shows a valid example with the flag", examples);
+    for (const auto& [command, expected] : std::map<std::string, std::string>{
+             {"--help", help_text(ALL, "", 80)}, {"train -h", help_text(ALL, "", 80)},
+             {"sample --help", help_text(SAMPLE, "", 80)}, {"--help lr", help_text(ALL, "lr", 80)},
+             {"train --help=--lr", help_text(ALL, "lr", 80)}}) {
+        const Outcome outcome = run(command, "COLUMNS=80");
+        expect_run(outcome.code == 0 && outcome.out == expected, command + " prints help in $COLUMNS columns", outcome);
+    }
+    expect(read_bytes("gpt/options.md") == help_text(ALL, "markdown"),
+           "gpt/options.md equals the table of flags; ./train_gpt --help markdown >gpt/options.md updates it");
+}
+
+TEST("suggestions") {
+    const std::pair<const char*, const char*> CASES[] = {
+        {"--learning-rate", "--lr"}, {"--learning_rate", "--lr"}, {"--batch-size", "--micro-batch"},
+        {"--block_size", "--seq-len"}, {"--n-layer", "--layers"}, {"--max-iters", "--steps"},
+        {"--dtype", "--precision"}, {"--output", "--out"}, {"--warmup-steps", "--warmup"}, {"--sead", "--seed"},
+        {"--weight", "--weight-decay"}, {"-steps", "--steps"}, {"--max-steps", "--steps"}};
+    for (const auto& [word, flag] : CASES) {
+        const std::string error = error_of([&] { parse_options(TRAIN, "train", {word}); });
+        expect(error == format("%s: no such flag; did you mean %s?", word, flag), error);
+    }
 }
 
 TEST("bad flags") {
