@@ -30,7 +30,7 @@ static Flag text_flag(const char* name, int subcommands, const char* placeholder
 
 constexpr int ANY_INT = std::numeric_limits<int>::max();
 constexpr long ANY_LONG = std::numeric_limits<long>::max();
-constexpr double ANY = std::numeric_limits<float>::max();   // what becomes a float on the device
+constexpr double ANY = std::numeric_limits<float>::max();   // the device uses these values in FP32
 
 template <typename T>
 static Flag number_flag(const char* name, int subcommands, const char* placeholder, T& to, T least, T most,
@@ -44,12 +44,12 @@ static Flag number_flag(const char* name, int subcommands, const char* placehold
         to = value;
         return true;
     };
-    // A default below `least` means that the value follows from something else.
+    // A default below `least`: the value depends on other options.
     auto value = [&to, least] { return to < least ? json() : json(to); };
     return {name, subcommands, placeholder, values, example, text, parse, value};
 }
 
-// The same flag, which also accepts a word.
+// Returns a flag that also accepts `word`.
 template <typename T> static Flag or_word(const char* word, T& to, T meaning, Flag flag) {
     flag.placeholder = format("%s|%s", word, flag.placeholder.c_str());
     flag.values = format("%s or %s", word, flag.values.c_str());
@@ -61,7 +61,7 @@ template <typename T> static Flag or_word(const char* word, T& to, T meaning, Fl
     return flag;
 }
 
-// A size in bytes, 0 if it is not given.
+// A size in bytes; 0: not given.
 static Flag size_flag(const char* name, int subcommands, double& to, const char* example, const char* text) {
     auto parse = [&to](const std::string& s) {
         for (const auto& [unit, factor] : {std::pair{"GiB", 0x1p30}, {"MiB", 0x1p20}, {"GB", 1e9}, {"MB", 1e6}}) {
@@ -85,7 +85,7 @@ static Flag choice_flag(const char* name, int subcommands, E& to, std::vector<st
         to = static_cast<E>(found - names.begin());
         return true;
     };
-    // A default that is none of the names means that the value follows from something else.
+    // A default that is none of the names: the value depends on other options.
     auto value = [&to, names] {
         const size_t i = static_cast<size_t>(to);
         return i < names.size() ? json(names[i]) : json();
@@ -99,7 +99,7 @@ static Flag switch_flag(const char* name, int subcommands, bool& to, const char*
 }
 
 // ---- the table ----------------------------------------------------------------------------------
-// Groups in the order of --help; in a group the flags that most runs need come first.
+// Groups and flags are in the order of --help: in a group the most used flags come first.
 
 std::vector<Flag> flag_table(Options& o) {
     const std::pair<const char*, std::vector<Flag>> groups[] = {{"model", {
@@ -212,7 +212,7 @@ std::vector<Flag> flag_table(Options& o) {
                   "Write a Chrome trace of the first three steps, for ui.perfetto.dev. It shows launches, kernels, "
                   "copies and live bytes."),
         switch_flag("--verbose", TRAIN | EVAL, o.verbose, "--verbose",
-                    "Print details at the start: memory by category, kernels, matmul tuning. The log has them always."),
+                    "Print details at the start: memory by category, kernels, matmul tuning. log.jsonl has them too."),
         choice_flag("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores,
                     {TENSOR_CORE_NAMES.begin(), TENSOR_CORE_NAMES.end()}, "--tensor-cores none",
                     "Tensor-core instructions of flash attention. mma: from Ampere on; wgmma: Hopper; auto: the best "
@@ -288,7 +288,7 @@ std::vector<Flag> flag_table(Options& o) {
 
 // ---- suggestions --------------------------------------------------------------------------------
 
-// Names in other trainers of what a flag or subcommand sets.
+// Names that other trainers use for a flag or subcommand.
 static const std::map<std::string, const char*> ALIASES = {
     {"--from", "init-from load checkpoint pretrained"}, {"--layers", "n-layer num-layers depth"},
     {"--heads", "n-head num-attention-heads"}, {"--channels", "n-embd d-model hidden-size width"},

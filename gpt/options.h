@@ -108,11 +108,12 @@ constexpr long MAX_STEPS = 1000000000000, MAX_STEP_TOKENS = MAX_STEPS;   // no s
 
 struct Flag {
     const char* name;
-    int subcommands;           // that accept it
-    std::string placeholder;   // of its value in --help: N, DIR, none|fp32
-    std::string values;        // that are valid, in words
-    const char* example;       // a command without ./train_gpt and what most examples share
-    const char* text;          // --help prints the first sentence, --help FLAG all. "(default: ...)" if none is fixed
+    int subcommands;           // those that accept the flag
+    std::string placeholder;   // of the value in --help: N, DIR, none|fp32
+    std::string values;        // the valid values in words: a whole number, at least 1
+    const char* example;       // arguments, which example_command() completes
+    const char* text;          // --help prints the first sentence, which ends with "(default: ...)" if the default
+                               // depends on other things; --help FLAG prints all
     std::function<bool(const std::string&)> parse;   // false: not a valid value
     std::function<json()> value;
     bool is_switch = false;

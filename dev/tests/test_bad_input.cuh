@@ -77,7 +77,8 @@ TEST("help") {
     for (const Flag& flag : flags) {
         const std::string help = help_text(ALL, flag.name + 2, 80), command = example_command(flag);
         check_width(help, 80);
-        if (!contains(replaced(help, " \\\n             ", ""), "example:  " + command + "\n")) examples += " " + command;
+        if (!contains(replaced(help, " \\\n             ", ""), "example:  " + command + "\n"))
+            examples += " " + command;
         std::vector<std::string> words = split(command, " ");   // ./train_gpt, a subcommand or a flag, ...
         const bool named = words[1][0] != '-';
         const auto& [name, subcommand] = named ? parse_subcommand(words[1]) : SUBCOMMANDS[0];
