@@ -1,23 +1,24 @@
-// Tests of mistakes that users make: flags, data and folders, each refused with exit code 2 in one line that names the
-// file or flag, what was found and what was expected. Included by test_gpt.cu.
+// Tests of user errors: wrong flags, data and folders. The program rejects each with exit code 2 and one line that
+// names the file or flag, what it found and what it expects. Also tests of --help. Included by test_gpt.cu.
 #pragma once
 
 typedef std::vector<std::string> Texts;
 
-void refuse(const std::string& what, const std::string& command, const Texts& named) {
+// Expects that `command` is rejected with one line that has every text in `named`.
+void reject(const std::string& what, const std::string& command, const Texts& named) {
     const Outcome outcome = run(command);
     const bool one_line = std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1 && outcome.err.back() == '\n';
     std::string missing;
     for (const std::string& text : named)
         if (!contains(outcome.err, scratch(text))) missing += " lacks '" + scratch(text) + "'";
     expect_run(outcome.code == 2 && one_line && outcome.err.rfind("train_gpt: ", 0) == 0 && missing.empty(),
-               "refused: " + what, outcome, missing);
+               "rejected: " + what, outcome, missing);
 }
 
 const std::string TINY = "train --layers 1 --heads 1 --channels 16 --context 16 --steps 1 --data @/text.txt ";
 
-// Refuses every command line of a group of rejected.txt.
-void refuse_group(const std::string& group) {
+// Expects that every command line in a group of rejected.txt is rejected.
+void reject_group(const std::string& group) {
     bool inside = false;
     size_t count = 0;
     for (const std::string& line : split(read_bytes("dev/tests/rejected.txt"), "\n")) {
@@ -29,7 +30,7 @@ void refuse_group(const std::string& group) {
         const std::string choices = open < arrow ? line.substr(open, close + 1 - open) : "{}";
         for (const std::string& choice : split(choices.substr(1, choices.size() - 2), "|")) {
             const std::string chosen = replaced(command, choices, choice);
-            refuse(chosen, chosen, split(replaced(texts, "{}", choice == "''" ? "" : choice), " ; "));
+            reject(chosen, chosen, split(replaced(texts, "{}", choice == "''" ? "" : choice), " ; "));
             count++;
         }
     }
@@ -55,7 +56,7 @@ TEST("flags") {
                              "--eval-sequences 9223372036854775807 --eval-every 9223372036854775807 --steps 2");
     const Outcome planned = run("plan --gpu-memory 80GB --total-batch 1000000000000");
     expect_run(most.code == 0 && planned.code == 0 && contains(planned.out, "accumulated 244140625 times"),
-               "flags take the ends of their ranges", most, planned.err);
+               "flags accept both ends of their ranges", most, planned.err);
 }
 
 TEST("help") {
@@ -114,27 +115,27 @@ TEST("suggestions") {
 TEST("bad flags") {
     need_our_folder();
     need_first_run();
-    refuse_group("flags");
-    if (!device.is_cpu()) refuse("--threads on a GPU", TINY + "--threads 2", {"--threads 2", device.properties.name});
+    reject_group("flags");
+    if (!device.is_cpu()) reject("--threads on a GPU", TINY + "--threads 2", {"--threads 2", device.properties.name});
     for (const char* other : {"bf16", "fp16"})
         if (name_of(FLOATX) != std::string(other))
-            refuse("16-bit gradients of another type than the weights", TINY + "--grad-dtype " + other,
+            reject("16-bit gradients whose type differs from the weights'", TINY + "--grad-dtype " + other,
                    {std::string("--grad-dtype ") + other, std::string("PRECISION=") + other});
     if (FLOATX == DType::FP32)
-        refuse("FP32 weights without a master copy", TINY + "--master-weights none",
+        reject("FP32 weights without a master copy", TINY + "--master-weights none",
                {"--master-weights none", "fp32", "PRECISION=bf16"});
     if (!has_tensor_cores(TensorCores::WGMMA))
-        refuse("tensor cores that the device lacks", TINY + "--tensor-cores wgmma", {"--tensor-cores wgmma"});
+        reject("tensor cores that the device lacks", TINY + "--tensor-cores wgmma", {"--tensor-cores wgmma"});
     if (FLOATX != DType::BF16)
-        return refuse("FP8 in another build than BF16's", TINY + "--matmul fp8", {"--matmul fp8", "PRECISION=bf16"});
-    if (!device_has_fp8()) refuse("FP8 on a GPU before Ada", TINY + "--matmul fp8", {"--matmul fp8", "8.9"});
-    else refuse("FP8 and a sum over 17 rows", TINY + "--matmul fp8 --context 17 --micro-batch 1",
+        return reject("FP8 in a build that is not BF16", TINY + "--matmul fp8", {"--matmul fp8", "PRECISION=bf16"});
+    if (!device_has_fp8()) reject("FP8 on a GPU before Ada", TINY + "--matmul fp8", {"--matmul fp8", "8.9"});
+    else reject("FP8 matmuls with a sum over 17 rows", TINY + "--matmul fp8 --context 17 --micro-batch 1",
                 {"--matmul fp8", "1 x 17"});
 }
 
 // ==== data ===================================================================
 
-// root may read every folder: these system calls are made as another user.
+// Root can read every folder, so the test changes the user of its file accesses.
 void test_unreadable_data() {
     fs::create_directory(scratch("@/locked"));
     write_bytes("@/locked/text.txt", "some text");
@@ -143,7 +144,7 @@ void test_unreadable_data() {
     for (const char* path : {"@/locked/text.txt", "@/locked/*.txt", "@/locked/"}) {
         const std::string error = error_of([&] { Tokens tokens(scratch(path)); });
         expect(error.find(scratch(path)) == 0 && contains(error, "Permission denied"),
-               std::string("refused: a folder without permission: ") + path, error);
+               std::string("rejected: a folder without permission: ") + path, error);
     }
     setfsuid(own);
     fs::permissions(scratch("@/locked"), fs::perms::owner_all);
@@ -171,20 +172,21 @@ TEST("bad data") {
     write_bytes("@/broken_words/tokenizer.json", "{}");
     copy_files("@/ours", "@/few_words");
     copy_files(TOKENIZER + "/tokenizer.json", "@/few_words/tokenizer.json");
-    refuse_group("data");
+    reject_group("data");
     test_unreadable_data();
     const Outcome brackets = run(TINY + "--data @/a[1].txt");
-    expect_run(brackets.code == 0, "a file whose name looks like a pattern is found", brackets);
+    expect_run(brackets.code == 0, "a file whose name looks like a glob is found", brackets);
     write_bytes("@/caf\xe9.txt", read_bytes("@/text.txt"));
     const Outcome latin = run(TINY + "--data @/caf\xe9.txt --out @/latin\xe9 --trace @/\xe9");
     const std::string log = read_bytes("@/latin\xe9/log.jsonl");
     const std::string data = read_record(log.substr(0, log.find('\n')), "log")["run"]["options"]["data"];
-    expect_run(latin.code == 0 && data == scratch("@/caf\xef\xbf\xbd.txt"), "names need not be UTF-8", latin, data);
+    expect_run(latin.code == 0 && data == scratch("@/caf\xef\xbf\xbd.txt"), "names that are not UTF-8 are accepted", latin,
+               data);
 }
 
 TEST("bad questions") {
     const std::string good = read_bytes(QUESTIONS), EVAL = "eval --from data/reference/hf_tiny --hellaswag @/q.bin ";
-    // Words of 16 bits from the first question on: 65535, bytes, index, label, endings, tokens of the context.
+    // 16-bit words from the first question on: 65535, bytes, index, label, number of endings, length of the context.
     auto with = [&](size_t word, uint16_t value) {
         return std::string(good).replace(sizeof(int) * QUESTIONS_HEADER + 2 * word, 2, bytes_of(std::vector{value}));
     };
@@ -196,19 +198,19 @@ TEST("bad questions") {
         {"with another magic number", with_header(0, SHARD_MAGIC), {"20240520", "20240522"}},
         {"of another version", with_header(1, 2), {"version 2"}},
         {"that are truncated", good.substr(0, good.size() - 2), {"question 15", "truncated"}},
-        {"more than the header says", good + "ab", {"2 bytes", "16 questions"}},
-        {"beginning with another number", with(0, 7), {"question 0", "65535", "7"}},
-        {"with the label of no ending", with(3, 4), {"question 0", "label 4", "4 endings"}},
+        {"with bytes after the last one", good + "ab", {"2 bytes", "16 questions"}},
+        {"that begin with a wrong number", with(0, 7), {"question 0", "65535", "7"}},
+        {"with a label that is out of range", with(3, 4), {"question 0", "label 4", "4 endings"}},
         {"without a context", with(5, 0), {"question 0", "context"}},
         {"with a token outside the vocabulary", with(6, 211), {"question 0", "token 211", "211"}}};
     for (const auto& [what, bytes, named] : CASES) {
         write_bytes("@/q.bin", bytes);
         Texts texts = named;
         texts.push_back("@/q.bin");
-        refuse(std::string("questions ") + what, EVAL, texts);
+        reject(std::string("questions ") + what, EVAL, texts);
     }
     write_bytes("@/q.bin", good);
-    refuse("a question longer than a sequence", EVAL + "--seq-len 31", {"@/q.bin", "33 tokens", "32", "--seq-len"});
+    reject("a question longer than a sequence", EVAL + "--seq-len 31", {"@/q.bin", "33 tokens", "32", "--seq-len"});
 }
 
 // ==== folders ================================================================
@@ -218,7 +220,7 @@ TEST("bad folders") {
     need_first_run();
     write_bytes("@/in_the_way", "a file");
     fs::create_directory(scratch("@/no_run"));
-    refuse_group("folders");
+    reject_group("folders");
     expect(!fs::exists(scratch("@/typo")), "--resume of a folder that does not exist does not create it");
 
     const std::string moments = "@/first/step_000010/optimizer.safetensors", whole = read_bytes(moments);
@@ -249,31 +251,32 @@ TEST("bad folders") {
     for (auto& [file, bytes, named] : cases) {
         damage(file, bytes);
         named.push_back(std::string("@/damaged/step_000010/") + file);
-        refuse(format("--resume with %s: %s", file, bytes[0] == '{' ? bytes.c_str() : named[0].c_str()),
+        reject(format("--resume with %s: %s", file, bytes[0] == '{' ? bytes.c_str() : named[0].c_str()),
                "train --data @/text.txt --out @/damaged --resume --steps 20", named);
     }
     const std::string COMMAND = "train --data @/text.txt --out @/damaged --resume --steps 12";
     const Texts named = {"@/damaged/step_000010/optimizer.safetensors", "rename this one's folder"};
     damage("optimizer.safetensors", whole.substr(0, whole.size() / 2));
-    refuse("--resume with a damaged checkpoint, of which it says how to use the one before it", COMMAND, named);
+    reject("--resume with a damaged checkpoint; the message names the way to the one before it", COMMAND, named);
     fs::rename(scratch("@/damaged/step_000010"), scratch("@/damaged/aside"));
     const Outcome resumed = run(COMMAND);
-    expect_run(resumed.code == 0 && log_of("@/damaged").size() == 15, "which works", resumed);
+    expect_run(resumed.code == 0 && log_of("@/damaged").size() == 15, "resuming from the one before it works", resumed);
     for (const char* other : {"05", "10", "12"}) fs::remove_all(scratch(std::string("@/damaged/step_0000") + other));
     fs::rename(scratch("@/damaged/aside"), scratch("@/damaged/step_000010"));
-    refuse("the only checkpoint, damaged", COMMAND, {named[0], "there is no checkpoint before it"});
+    reject("the only checkpoint, damaged", COMMAND, {named[0], "there is no checkpoint before it"});
 }
 
-// Refuses eval --from a copy of @/ours in which one file has other contents. The message names that file, or `blamed`.
-void refuse_folder(const std::string& what, const std::string& file, const std::string& bytes, Texts named,
+// Expects that eval --from rejects a copy of @/ours in which `file` has other contents. The message names that file, or
+// `blamed`.
+void reject_folder(const std::string& what, const std::string& file, const std::string& bytes, Texts named,
                    const std::string& blamed = "") {
     copy_files("@/ours", "@/bad");
     write_bytes("@/bad/" + file, bytes);
     named.push_back("@/bad/" + (blamed.empty() ? file : blamed));
-    refuse(what, "eval --from @/bad --data @/eval_50.bin", named);
+    reject(what, "eval --from @/bad --data @/eval_50.bin", named);
 }
 
-// The weights of @/ours in two shards, and an index that is wrong.
+// The weights of @/ours in two shards with a wrong index.
 void test_bad_shards(const std::vector<RawTensor>& tensors) {
     const std::string index = "@/sharded/model.safetensors.index.json", NAME = "h.1.ln_1.bias";
     copy_files("@/ours", "@/sharded");
@@ -287,34 +290,34 @@ void test_bad_shards(const std::vector<RawTensor>& tensors) {
             if (map[tensor.name] == name && tensor.name != without) part.push_back(tensor);
         write_bytes("@/sharded/" + name, safetensors(part));
     };
-    auto refuse_index = [&](const std::string& what, const json& content, const Texts& named) {
+    auto reject_index = [&](const std::string& what, const json& content, const Texts& named) {
         write_json(scratch(index), content);
-        refuse(what, "eval --from @/sharded --data @/eval_50.bin", named);
+        reject(what, "eval --from @/sharded --data @/eval_50.bin", named);
     };
     write_part("rest.safetensors", "");
-    refuse_index("a shard that is missing", {{"weight_map", map}}, {"@/sharded/h.safetensors: No such file"});
+    reject_index("a shard that is missing", {{"weight_map", map}}, {"@/sharded/h.safetensors: No such file"});
     write_part("h.safetensors", NAME);
-    refuse_index("a tensor that its shard lacks", {{"weight_map", map}}, {"@/sharded/h.safetensors", NAME, "missing"});
+    reject_index("a tensor missing in its shard", {{"weight_map", map}}, {"@/sharded/h.safetensors", NAME, "missing"});
     write_part("h.safetensors", "");
     for (const std::string path : {"../ours/model.safetensors", "/etc/passwd", "sub/h.safetensors", ""}) {
         json away = map;
         away[NAME] = path;
-        refuse_index("a shard in '" + path + "'", {{"weight_map", away}}, {index, NAME, "\"" + path + "\""});
+        reject_index("a shard in '" + path + "'", {{"weight_map", away}}, {index, NAME, "\"" + path + "\""});
     }
     json long_name = map, fewer = map;
     long_name[NAME] = std::string(300, 'x');   // file systems allow 255 bytes
     fewer.erase(NAME);
-    refuse_index("a shard with a name of 300 bytes", {{"weight_map", long_name}},
+    reject_index("a shard with a name of 300 bytes", {{"weight_map", long_name}},
                  {"@/sharded/xxx", "File name too long"});
-    refuse_index("an index without a map", {{"metadata", 1}}, {index, "weight_map"});
-    refuse_index("a tensor that the index lacks", {{"weight_map", fewer}}, {"@/sharded/h.safetensors", NAME});
+    reject_index("an index without weight_map", {{"metadata", 1}}, {index, "weight_map"});
+    reject_index("a tensor missing in the index", {{"weight_map", fewer}}, {"@/sharded/h.safetensors", NAME});
     fs::remove(scratch(index));
     write_bytes("@/sharded/pytorch_model.bin", "PK");
-    refuse("a folder of PyTorch's format", "eval --from @/sharded --data @/eval_50.bin",
+    reject("a folder with weights in PyTorch's format", "eval --from @/sharded --data @/eval_50.bin",
            {"@/sharded", "pytorch_model.bin", "safe_serialization=True"});
 }
 
-// Safetensors whose header is JSON, but not what the format allows.
+// Safetensors files whose header is valid JSON but violates the format.
 void test_bad_headers() {
     auto file = [](const std::string& header, size_t bytes) {
         return bytes_of(std::vector<uint64_t>{header.size()}) + header + std::string(bytes, '\0');
@@ -333,19 +336,19 @@ void test_bad_headers() {
         {"a negative offset", entry("a", "1", "-4,0"), 4, {"a", "-4"}},
         {"a shape that is not a whole number", entry("a", "true", "0,4"), 4, {"a", "true"}},
         {"a shape beyond 64 bits", entry("a", "4611686018427387905,4", "0,16"), 16, {"a", "4611686018427387905"}},
-        {"a header of a million brackets", "\"a\":" + std::string(1000000, '['), 0, {"levels deep"}}};
+        {"a header with a million nested lists", "\"a\":" + std::string(1000000, '['), 0, {"levels deep"}}};
     for (const Case& c : CASES)
-        refuse_folder(c.what, "model.safetensors", file("{" + c.entries + "}", c.bytes), c.named);
-    refuse_folder("a header that is a list", "model.safetensors", file("[1]", 0), {"header"});
+        reject_folder(c.what, "model.safetensors", file("{" + c.entries + "}", c.bytes), c.named);
+    reject_folder("a header that is a list", "model.safetensors", file("[1]", 0), {"header"});
 
-    // Files of more than 100 MB: a hole takes no space on the disk.
+    // Files of more than 100 MB. They are sparse and take no space on the disk.
     copy_files("@/ours", "@/huge");
     const uint64_t length = (100 << 20) + 1;
     write_bytes("@/huge/model.safetensors", bytes_of(std::vector<uint64_t>{length}));
     for (const char* name : {"model.safetensors", "config.json"}) {
         const std::string path = std::string("@/huge/") + name;
         fs::resize_file(scratch(path), 8 + length);
-        refuse(path + " of more than 100 MB", "eval --from @/huge --data @/eval_50.bin", {path, "1048576"});
+        reject(path + " of more than 100 MB", "eval --from @/huge --data @/eval_50.bin", {path, "1048576"});
     }
 }
 
@@ -356,16 +359,16 @@ TEST("bad checkpoints") {
     const std::vector<RawTensor> tensors = raw_tensors(path);
     const size_t header = 8 + *reinterpret_cast<const uint64_t*>(whole.data()), all = whole.size();
     for (size_t length : {size_t(0), size_t(7), size_t(8), size_t(100), header, header + 4, all / 2, all - 1})
-        refuse_folder(format("model.safetensors truncated to %zu of %zu bytes", length, all), "model.safetensors",
+        reject_folder(format("model.safetensors truncated to %zu of %zu bytes", length, all), "model.safetensors",
                       whole.substr(0, length), {});
-    refuse_folder("a header that is not JSON", "model.safetensors",
+    reject_folder("a header that is not JSON", "model.safetensors",
                   replaced(whole, "{\"__metadata__\"", "?\"__metadata__\""),
                   {"header"});
     test_bad_shards(tensors);
     test_bad_headers();
 
     const std::string NAME = "h.1.mlp.c_fc.bias";
-    const size_t n = 4 * read_config(scratch("@/ours/config.json")).channels;   // its elements
+    const size_t n = 4 * read_config(scratch("@/ours/config.json")).channels;   // number of elements
     typedef std::vector<RawTensor> Tensors;
     auto of = [&](const std::function<void(RawTensor&)>& change) {
         return [&, change](Tensors& all) { change(tensor_named(NAME, all)); };
@@ -395,7 +398,7 @@ TEST("bad checkpoints") {
     for (const Case& c : cases) {
         Tensors changed = tensors;
         c.change(changed);
-        refuse_folder("a tensor " + c.what, "model.safetensors", safetensors(changed), c.named);
+        reject_folder("a tensor " + c.what, "model.safetensors", safetensors(changed), c.named);
     }
 }
 
@@ -417,7 +420,7 @@ TEST("bad config.json") {
     for (const json& value : {json(true), json(2.9), json(4294967298), json("3"), json(nullptr)})
         for (const char* key : {"n_head", "n_layer", "vocab_size"}) cases.push_back({key, value, {key, value.dump()}});
     for (const auto& [key, value, named] : cases)
-        refuse_folder(format("config.json with %s %s", key, value.dump().c_str()), "config.json", with(key, value),
+        reject_folder(format("config.json with %s %s", key, value.dump().c_str()), "config.json", with(key, value),
                       named);
     json incomplete = config;
     incomplete.erase("n_layer");
@@ -425,13 +428,13 @@ TEST("bad config.json") {
                                       {"[1, 2]", "config.json"},
              {incomplete.dump(), "n_layer"}, {std::string(1000000, '['), "levels deep"},
              {"{\"n_head\": 1, \"n_head\": 2}", "twice"}})
-        refuse_folder("config.json: " + text.substr(0, 30), "config.json", text, {named});
-    refuse_folder("fewer layers than config.json says", "config.json", with("n_layer", 9), {"h.3.", "missing"},
+        reject_folder("config.json: " + text.substr(0, 30), "config.json", text, {named});
+    reject_folder("fewer layers than config.json says", "config.json", with("n_layer", 9), {"h.3.", "missing"},
                   "model.safetensors");
-    refuse_folder("more layers than config.json says", "config.json", with("n_layer", 2), {"h.2."},
+    reject_folder("more layers than config.json says", "config.json", with("n_layer", 2), {"h.2."},
                   "model.safetensors");
     copy_files("@/ours", "@/of_pipes");
     fs::remove(scratch("@/of_pipes/config.json"));
     mkfifo(scratch("@/of_pipes/config.json").c_str(), 0600);
-    refuse("a pipe for config.json", "eval --from @/of_pipes --data @/eval_50.bin", {"@/of_pipes/config.json"});
+    reject("a pipe for config.json", "eval --from @/of_pipes --data @/eval_50.bin", {"@/of_pipes/config.json"});
 }
