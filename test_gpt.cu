@@ -662,10 +662,10 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s, bool
 // size and number of heads vary from case to case; with six lengths, both are 1 for the first.
 void test_attention_kernels(TensorCores kind, const std::vector<int>& head_sizes, const std::vector<int>& lengths) {
     const TensorCores saved = std::exchange(device.tensor_cores, kind);
-    const std::string on = format(" on %s with %d multiprocessors", name_of(kind),
-                                  device.properties.multiProcessorCount);
+    const std::string suffix = format(", --tensor-cores %s, %d multiprocessors", name_of(kind),
+                                      device.properties.multiProcessorCount);
     {
-        Trial forward("attention_forward" + on), backward("attention_backward" + on);
+        Trial forward("attention_forward" + suffix), backward("attention_backward" + suffix);
         int n = 0;
         for (int HS : head_sizes)
             for (int T : lengths) {

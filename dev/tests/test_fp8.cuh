@@ -145,8 +145,8 @@ TEST("kernels: fp8: layernorm and gelu") {
 void test_fp8_attention(TensorCores kind, const AttentionSize& s) {
     const TensorCores saved = std::exchange(device.tensor_cores, kind);
     {
-        const std::string on = format(", %s, in FP8", name_of(kind));
-        Trial forward("attention forward" + on), backward("attention backward" + on);
+        const std::string suffix = format(" in FP8, --tensor-cores %s", name_of(kind));
+        Trial forward("attention_forward" + suffix), backward("attention_backward" + suffix);
         const size_t n = s.N() * s.C();
         const DeviceArray<floatX> qkv(attention_inputs(s)), dout(random_values<floatX>(n)), out(n);
         const DeviceArray<float> lse(s.N() * s.NH), D(s.N() * s.NH);

@@ -54,8 +54,8 @@ TEST("plan: closed forms") {
         activations = activations && planned_bytes == layers + others + gradients;
     }
     expect(parameters, "200 random models have C V + L (12 C^2 + 13 C) + 2 C + T C parameters");
-    expect(activations, "200 random models: activations take 32 C + 16 + 4 NH bytes per token and layer, and those "
-                        "outside the layers their closed form");
+    expect(activations,
+           "200 random models: activations take 32 C + 16 + 4 NH bytes per token in each layer; the others exist once");
     Setup s = planned("gpt2", 8, 1023, DType::BF16, DType::FP32);
     for (auto [mode, most] : {std::pair{Recompute::NONE, 33.0}, {Recompute::SELECTIVE, 20.1}, {Recompute::FULL, 2.0}}) {
         s.recompute = mode;
