@@ -119,7 +119,7 @@ Changes live_bytes(const std::vector<Place>& all) {
         }
         auto is_adamw = [&](size_t i) { return i < work.size() && strcmp(work[i].name, "adamw") == 0; };
         if (!is_adamw(w) || is_adamw(w + 1)) continue;
-        for (size_t i = 0; i < all.size(); i++) {   // the update is done
+        for (size_t i = 0; i < all.size(); i++) {   // after the last kernel of an update, gradients are dead
             if (all[i].activation) continue;
             lives[i].to = work[w].ended;
             finish(i);
