@@ -137,7 +137,7 @@ def measure_our_attention(results, context, limit, point):
 
 # ---- Order of the runs
 
-def is_wanted(results, context, case, contestant, round_):
+def should_run(results, context, case, contestant, round_):
     """Returns whether a contestant runs in this round. In the first round all do."""
     runs = results["cases"].get(case.name, {}).get("runs", {})
     if round_ == 0:
@@ -158,7 +158,7 @@ def make_jobs(results, context):
         contestants.append(LlmC(context, options.llmc))
     steps = [(f"{case.name}: {contestant.name}, run {round_ + 1}",
               lambda limit, a=case, b=contestant: measure_step(results, context, a, b, limit),
-              lambda a=case, b=contestant, c=round_: is_wanted(results, context, a, b, c))
+              lambda a=case, b=contestant, c=round_: should_run(results, context, a, b, c))
              for round_ in range(2) for case in context.suite.cases for contestant in contestants]
     if options.suite == "cpu":
         return steps
@@ -187,9 +187,9 @@ def run_jobs(jobs, results, context, folder):
     all runs of our programs succeeded."""
     begin, options, succeeded = time.monotonic(), context.options, True
     try:
-        for title, function, wanted in jobs:
+        for title, function, enabled in jobs:
             left = 60 * options.minutes - (time.monotonic() - begin)
-            if not wanted():
+            if not enabled():
                 continue
             if left < context.suite.min_s:
                 results["not_run"].append([title, f"{max(0, left):.0f} s were left of {options.minutes:g} minutes"])

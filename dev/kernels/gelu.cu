@@ -30,7 +30,7 @@ __device__ __forceinline__ float by_exp(float x) {
 }
 
 // ==== kernels ================================================================
-// ---- 1, 2, 3: a thread per element, without tanhf, packs ----
+// ---- 1, 2, 3: one thread per element, without tanhf, packs ----
 // 1  S = by_tanh, WIDTH 1: neighbouring threads read neighbouring elements, so accesses are coalesced from the start.
 // 2  S = by_exp: fewer instructions and no divergence; the memory accesses are those of step 1.
 // 3  WIDTH = PACK: each thread loads 128 bits. One load instruction of a warp moves 512 bytes, in step 2 only 64 (BF16)

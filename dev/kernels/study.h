@@ -8,7 +8,7 @@
 //         Case c(study, "gelu forward", format("n %zu", n), bytes(2 * n * sizeof(floatX)));   // minimum traffic
 //         const auto inp = c.input<floatX>(n), out = c.output<floatX>("out", n);
 //         for (size_t i = 0; i < n; i++) out.expected[i] = gelu(inp.host[i]);                 // reference loop
-//         c.step("a thread per element", [&] { launch_threads(forward_kernel, n, out, inp, n); });
+//         c.step("one thread per element", [&] { launch_threads(forward_kernel, n, out, inp, n); });
 //         c.step("train_gpt.cu", [&] { gelu_forward(out, inp, n); });                         // the trainer's kernel
 //     }
 //     void run_study(Study& study) { study.at_sizes<size_t>({16, 4112}, 1 << 26, 1 << 16, study_forward); }
@@ -304,9 +304,7 @@ private:
 };
 
 // ==== tables =================================================================
-// In Markdown. On a GPU: time, rate, percentage of a copy's bandwidth in the same run, speed-up over the first step. On
-// a CPU: sectors of global memory that warps access and wavefronts of shared memory, both also relative to the minimum
-// for the bytes accessed; and the bytes that a model of the caches transfers from and to memory.
+// In Markdown. README.md explains the columns.
 
 std::string table_line(const std::string& first, const std::vector<std::string>& others) {
     std::string text = format("| %-46s |", first.c_str());
@@ -318,9 +316,9 @@ std::string table_of(const Table& t) {
     const bool moves = t.minimum.bound == Bound::BANDWIDTH, cpu = device.is_cpu();
     const char* const rate = moves ? "GB/s" : "TFLOP/s";
     const double unit = moves ? 1e9 : 1e12;
-    std::string text = format("\n%s: %s, %s, %s\n%.4g %s", t.title.c_str(), t.size.c_str(), name_of(FLOATX),
-                              cpu ? "counted on a CPU" : device.properties.name, t.minimum.amount / unit * 1e3,
-                              moves ? "MB read and written at least" : "GFLOP");
+    std::string text = format("\n%s: %s, %s, %s\n%s%.4g %s", t.title.c_str(), t.size.c_str(), name_of(FLOATX),
+                              cpu ? "counted on a CPU" : device.properties.name,
+                              moves ? "minimum traffic: " : "", t.minimum.amount / unit * 1e3, moves ? "MB" : "GFLOP");
     static const double copy = cpu ? 0 : measure_copy();
     if (!cpu && moves) text += format("; bandwidth of a copy: %.4g GB/s", copy / unit);
     text += "\n\n";
