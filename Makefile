@@ -195,7 +195,7 @@ FORCE:
 .PHONY: all setup run test help clean FORCE
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
-	@echo "./train_gpt is the $(DEVICE) build: $(DEVICE_REASON); in $(PRECISION): $(PRECISION_REASON)"
+	@echo "./train_gpt: $(DEVICE) build in $(PRECISION) ($(DEVICE_REASON); $(PRECISION_REASON))"
 
 setup:
 	@CXX=$(call quoted,$(strip $(CXX) $(USER_CXX) $(LDFLAGS))) scripts/setup.sh $(DEVICE) \

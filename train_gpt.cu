@@ -385,8 +385,9 @@ template <typename... Params, typename... Args>
 void launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, Args... args) {
     const cudaDeviceProp& card = device.properties;
     if (shared_bytes > card.sharedMemPerBlockOptin)   // CUDA would only say "invalid argument"
-        throw UserError("%s needs %zu bytes of shared memory, a block on %s has %zu at most: the model has too many "
-                        "channels, or too large heads", name, shared_bytes, card.name, card.sharedMemPerBlockOptin);
+        throw UserError("%s: expected at most %zu bytes of shared memory a block on %s, found %zu: the model has too "
+                        "many --channels, or too large heads", name, card.sharedMemPerBlockOptin, card.name,
+                        shared_bytes);
     if (shared_bytes > SHARED_WITHOUT_OPT_IN)
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    static_cast<int>(shared_bytes)), name);
@@ -2324,7 +2325,7 @@ void require_memory(const Setup& s) {
             help = format("; --micro-batch %d --recompute %s fits", fits, name);
     }
     if (help.empty()) help = "; no micro-batch fits: a smaller --model or --seq-len is needed";
-    throw UserError("out of device memory: this run needs %s, %s of %s is free on %s%s", size_text(needed).c_str(),
+    throw UserError("out of device memory: this run needs %s, but %s of %s are free on %s%s", size_text(needed).c_str(),
                     size_text(available).c_str(), size_text(all).c_str(), device.properties.name, help.c_str());
 }
 
@@ -2870,7 +2871,8 @@ void write_blocks(const std::string& path, const Model& m, const std::vector<Nam
             download_tensor(values.data(), m, block.data, block.placement, row, l);
             for (size_t i = 0; file && i < row.file_elements(); i++)
                 if (!std::isfinite(values[i]))
-                    throw Failure("%s%s holds %f at element %zu", block.prefix.c_str(), name.c_str(), values[i], i);
+                    throw Failure("%s%s: expected finite numbers, found %f at element %zu", block.prefix.c_str(),
+                                  name.c_str(), values[i], i);
             for (size_t done = 0; done < row.file_elements(); done += CHUNK) {
                 progress(WRITING);
                 if (file) file->write(values.data() + done, std::min(CHUNK, row.file_elements() - done));
@@ -2948,7 +2950,7 @@ void read_fp8_history(Model& m, const Start& start) {
     const size_t expected = scale_count(m) * FP8_HISTORY;
     auto is_amax = [](const json& x) { return x.is_number() && x >= 0 && x <= double{FLT_MAX}; };
     if (!history.is_array() || history.size() != expected || !std::all_of(history.begin(), history.end(), is_amax))
-        throw UserError("%s/trainer.json: \"%s\" is no list of %zu numbers from 0 on, as %d layers have",
+        throw UserError("%s/trainer.json: \"%s\": expected a list of %zu numbers from 0 on, for %d layers",
                         start.dir.c_str(), key, expected, m.config.layers);
     set_fp8_history(m, history.get<std::vector<float>>());
 }
@@ -3009,9 +3011,9 @@ public:
           seed_(splitmix64(seed)), next_window_(first_window + m.setup.rank * m.setup.B) {
         const size_t N = m.setup.N(), T = m.setup.T;
         if (tokens.windows(Windows::WHOLE, T) == 0)
-            throw UserError("%s: %zu tokens are too few for one sequence of --seq-len %zu + 1",
-                            tokens.pieces().empty() ? "--data" : tokens.pieces()[0].file->path().c_str(),
-                            tokens.count(), T);
+            throw UserError("%s: expected at least %zu tokens for --seq-len %zu, found %zu tokens",
+                            tokens.pieces().empty() ? "--data" : tokens.pieces()[0].file->path().c_str(), T + 1, T,
+                            tokens.count());
         for (Slot& slot : slots_) {
             check(cudaMallocHost(reinterpret_cast<void**>(&slot.host), (4 * N + 1) * sizeof(int)), "cudaMallocHost");
             check(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming), "cudaEventCreate");
@@ -3107,7 +3109,7 @@ struct Evaluation {
 Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& text) {
     const size_t B = m.setup.B, T = m.setup.T, N = m.setup.N();
     const size_t all = tokens.windows(Windows::COVERING, T);
-    if (all == 0) throw UserError("evaluation needs at least 2 tokens");
+    if (all == 0) throw UserError("--data: expected at least 2 tokens to evaluate");
     if (windows == 0 || windows > all) windows = all;
     take_loss(m);
     const double began = seconds_now();
@@ -3285,7 +3287,7 @@ struct TrainingRun {
     LossScale scale = start_loss_scale(o, start);   // after the last step
     TextFiles text_files;            // the tokenizer's files, copied to each checkpoint
     std::vector<Question> questions;
-    Progress progress{start.step, o.steps};
+    Progress progress{start.step, o.steps, o.verbose};
     Log log;
     double bytes_sent = 0;           // by this rank, in all steps
     std::string last_checkpoint = start.dir;
@@ -3304,7 +3306,7 @@ void load_run(TrainingRun& run, const Setup& setup) {
     allocate(run.m, setup);
     load_start(run.m, run.start, o.seed);
     const std::vector<double> bytes_read = from_all(Safetensors::bytes_read);   // all ranks have read their parts
-    if (!world.alone() && !run.start.dir.empty()) {
+    if (o.verbose && !world.alone() && !run.start.dir.empty()) {
         printf("read       bytes of the checkpoint, by rank:");
         for (double bytes : bytes_read) printf(" %.0f", bytes);
         printf("\n");
@@ -3354,7 +3356,7 @@ void validate(TrainingRun& run) {
     run.progress.end_line();
     if (run.data.val.windows(Windows::COVERING, run.m.setup.T) > 0) {
         const Evaluation e = evaluate(run.m, run.data.val, run.o.eval_sequences, run.data.text);
-        printf("step %ld: validation loss %.4f over %zu tokens\n", run.step, e.loss, e.tokens);
+        printf("step %ld: validation loss %.4f over %s tokens\n", run.step, e.loss, grouped(e.tokens).c_str());
         run.log.write({{"step", run.step}, {"val_loss", e.loss}});
     }
     if (!run.questions.empty()) {
@@ -3411,23 +3413,24 @@ void rescue(TrainingRun& run) {
     }
 }
 
+// Prints the totals and the commands that come next.
 void print_end(TrainingRun& run, double seconds) {
     const Options& o = run.o;
     const long steps = run.step - run.start.step;
     const Memory memory = memory_now();
     const size_t used = device.is_cpu() ? peak_resident_bytes() : memory.all - memory.available;
     run.progress.end_line();
-    if (steps == 0 && run.step >= o.steps)
-        printf("done       no steps: %s is at step %ld, --steps %ld is not more; a larger --steps trains further\n",
+    if (steps == 0 && run.step >= o.steps) {
+        printf("done       no steps: %s is at step %ld of --steps %ld; a larger --steps continues the run\n",
                o.out.c_str(), run.step, o.steps);
-    else
-        printf("done       %ld steps in %s, %s tok/s; memory: %s allocated as planned, %s %s\n", steps,
+    } else {
+        const std::string sent = size_text(static_cast<size_t>(run.bytes_sent / std::max(1L, steps)));
+        printf("done       %s steps in %s, %s tok/s; %s allocated as planned, %s %s%s\n", grouped(steps).c_str(),
                clock_text(seconds).c_str(), short_number(steps * run.tokens_per_step / seconds).c_str(),
                size_text(run.m.allocated).c_str(), size_text(used).c_str(),
-               device.is_cpu() ? "resident at most" : "in use on the device");
-    if (!world.alone() && steps > 0)
-        printf("sent       %s a step by each of %zu GPUs\n",
-               size_text(static_cast<size_t>(run.bytes_sent / steps)).c_str(), world.size);
+               device.is_cpu() ? "resident at most" : "in use on the device", world.alone() ? "" :
+               format("; sent %s a step by each of %zu GPUs", sent.c_str(), world.size).c_str());
+    }
     const auto checkpoints = o.out.empty() ? std::map<long, std::string>() : list_checkpoints(o.out);
     const bool has_text = run.text_files.content.count("tokenizer.json");
     print_next(o, checkpoints.empty() ? "" : checkpoints.rbegin()->second,
@@ -3442,7 +3445,7 @@ void train_loop(TrainingRun& run) {
     Loader loader(m, run.data.train, o.shuffle, o.seed, run.start.window);
     world.overlap = o.overlap;
     if (o.matmul_tuning == Tuning::ON)
-        tune_matmuls(m, stdout, [&] { micro_step(m, loader.current(), 1, MicroBatch::ONE_OF_SEVERAL); });
+        tune_matmuls(m, stdout, o.verbose, [&] { micro_step(m, loader.current(), 1, MicroBatch::ONE_OF_SEVERAL); });
     m.graphs.on = use_graphs(o);
     if (o.sample_every > 0 && run.step == 0) show_sample(run);   // the untrained model, for comparison
     run.progress.start();
@@ -3521,7 +3524,7 @@ void train(const Options& o) {
         throw UserError("--trace %s: cannot be written: %s", o.trace.c_str(), strerror(errno));
     const bool validates = o.eval_every > 0 && data.val.windows(Windows::COVERING, setup.T) > 0;
     if (o.eval_every > 0 && !o.val_data.empty() && !validates)
-        throw UserError("--val-data %s: no file has the 2 tokens of which one is predicted", o.val_data.c_str());
+        throw UserError("--val-data %s: expected a file with at least 2 tokens", o.val_data.c_str());
     if (validates) {
         std::vector<int> inputs(setup.T), targets(setup.T);
         data.val.read(inputs.data(), targets.data(), Windows::COVERING, 0, setup.T, config.vocab);
@@ -3557,14 +3560,14 @@ void eval(const Options& o) {
         forward(m, send_spare(m.a.inputs, zeros));
         head<Want::LOSS>(m, send_spare(m.a.targets, zeros), 0, zeros.size());
     };
-    if (o.matmul_tuning == Tuning::ON) tune_matmuls(m, stderr, pass);   // stdout has only the result
+    if (o.matmul_tuning == Tuning::ON) tune_matmuls(m, stderr, o.verbose, pass);   // stdout has only the result
     m.graphs.on = use_graphs(o);
     if (!o.data.empty()) {
         const Evaluation e = evaluate(m, tokens, 0, text);
         printf("loss %.6f over %zu tokens\nperplexity %.4f\n", e.loss, e.tokens, exp(e.loss));
         if (e.bytes)   // the sum of the losses, in bits
             printf("bits per byte %.4f over %zu bytes%s\n", e.loss * e.tokens / (M_LN2 * e.bytes), e.bytes,
-                   m.config.vocab == BYTE_VOCAB ? "" : "; special tokens such as <|endoftext|> count none");
+                   m.config.vocab == BYTE_VOCAB ? "" : "; special tokens such as <|endoftext|> have none");
         printf("%s tok/s\n", short_number(e.tokens / e.seconds).c_str());
     }
     if (!questions.empty()) printf("%s\n", hellaswag(m, questions).text.c_str());
@@ -3594,12 +3597,12 @@ void sample_subcommand(const Options& o) {
 void run_subcommand(Subcommand subcommand, Options options) {
     if (options.resume && !options.out.empty()) take_options_of_run(options);
     const std::string from = options.resume ? options.from : folder_meant(options.from);
-    if (from != options.from && world.first())
+    if (from != options.from && world.first() && subcommand != TRAIN)   // a run prints its folder as the model's
         fprintf(stderr, "from       %s, the last checkpoint there\n", from.c_str());
     options.from = from;
     catch_lost_pages();
     if (!world.alone() && subcommand != TRAIN && subcommand != EVAL)
-        throw UserError("%s is for one process; found %s=%zu", subcommand == PLAN ? "plan" : "sample",
+        throw UserError("%s: expected one process, found %s=%zu", subcommand == PLAN ? "plan" : "sample",
                         world.launcher->size, world.size);
     begin_ranks(options);
     if (subcommand != PLAN || no_device().empty()) open_device(options.tensor_cores, options.threads);
@@ -3650,6 +3653,7 @@ int report_error(int code, const std::exception& error) {
 
 int guarded_main(int argc, char** argv) {
     try {
+        setvbuf(stdout, nullptr, _IOLBF, 0);   // keeps the order of lines if stderr goes to the same file
         find_rank();
         const int code = run_command({argv + 1, argv + argc});
         require_output();

@@ -73,19 +73,20 @@ std::vector<Question> read_questions(const std::string& path, int V, int T) {
     QuestionReader reader = {MappedFile(path), V, T};
     int header[QUESTIONS_HEADER];
     if (reader.file.size() < sizeof(header))
-        throw UserError("%s: %zu bytes are too few for HellaSwag's header of %zu", path.c_str(), reader.file.size(),
-                        sizeof(header));
+        throw UserError("%s: expected a header of %zu bytes, found %zu bytes", path.c_str(), sizeof(header),
+                        reader.file.size());
     memcpy(header, reader.file.data(), sizeof(header));
     if (header[0] != QUESTIONS_MAGIC || header[1] != QUESTIONS_VERSION || header[2] < 1)
-        throw UserError("%s: magic %d, version %d, %d questions; expected %d, %d, 1 or more: a file of "
-                        "scripts/prepare_hellaswag.py", path.c_str(), header[0], header[1], header[2], QUESTIONS_MAGIC,
-                        QUESTIONS_VERSION);
+        throw UserError("%s: expected magic %d, version %d and questions, as scripts/prepare_hellaswag.py writes; "
+                        "found %d, %d and %d questions", path.c_str(), QUESTIONS_MAGIC, QUESTIONS_VERSION, header[0],
+                        header[1], header[2]);
     reader.count = header[2];
     std::vector<Question> questions;
     for (; reader.index < reader.count; reader.index++) questions.push_back(reader.next());
     reader.file.require_whole();
     if (const size_t left = reader.file.size() - reader.at)
-        throw UserError("%s: %zu bytes follow the last of %d questions", path.c_str(), left, reader.count);
+        throw UserError("%s: expected its end after %d questions, found %zu more bytes", path.c_str(), reader.count,
+                        left);
     return questions;
 }
 
@@ -153,7 +154,7 @@ EndingLosses ending_losses(Model& m, const std::vector<Question>& questions) {
     }
     if (!world.alone()) sum_over_ranks(sums.data(), sums.size(), ncclFloat64);
     if (const double all = sum_of_all(computed); all != rows.size())
-        throw Failure("HellaSwag: the ranks have computed %g endings, expected %zu", all, rows.size());
+        throw Failure("HellaSwag: expected losses of %zu endings, found %g", rows.size(), all);
     for (size_t i = 0; i < rows.size(); i++) result[rows[i].question][rows[i].ending] = sums[i];
     take_loss(m);   // clears the loss, to which these losses were added
     return result;

@@ -188,7 +188,7 @@ constexpr const Launcher &TORCHRUN = LAUNCHERS[0], &MPICH = LAUNCHERS[2], &SRUN 
 size_t number_in(const char* name, const Launcher& l) {
     const char* text = getenv(name);
     if (!text)
-        throw UserError("%s is not set: expected %s, %s and %s, as %s sets them, or none of them", name, l.rank, l.size,
+        throw UserError("%s is not set: expected all of %s, %s and %s, as %s sets them, or none", name, l.rank, l.size,
                         l.on_machine, l.name);
     long number = 0;   // SLURM_STEP_TASKS_PER_NODE may be 8(x2): the part before the parenthesis counts
     const std::string all = text;
@@ -208,7 +208,7 @@ std::string first_host(const std::string& list) {
 void find_address(const Launcher& launcher) {
     const char *address = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"), *nodes = getenv("SLURM_STEP_NODELIST");
     if ((&launcher == &TORCHRUN || address || port) && !(address && port))
-        throw UserError("%s is not set: expected MASTER_ADDR and MASTER_PORT, where rank 0 listens, as %s is set",
+        throw UserError("%s is not set: expected MASTER_ADDR and MASTER_PORT, where rank 0 listens, because %s is set",
                         address ? "MASTER_PORT" : "MASTER_ADDR",
                         &launcher == &TORCHRUN ? "RANK" : address ? "MASTER_ADDR" : "MASTER_PORT");
     if (address) {
@@ -218,8 +218,8 @@ void find_address(const Launcher& launcher) {
         return;
     }
     if (world.of_machine < world.size) {
-        if (!nodes) throw UserError("%zu ranks on several machines: set MASTER_ADDR and MASTER_PORT, where rank 0 "
-                                    "listens", world.size);
+        if (!nodes) throw UserError("MASTER_ADDR is not set: %zu ranks on several machines need MASTER_ADDR and "
+                                    "MASTER_PORT, where rank 0 listens", world.size);
         world.address = first_host(nodes);
     }
     constexpr size_t FIRST_PORT = 20000, PORTS = 10000;   // below the range of ephemeral ports
@@ -239,10 +239,10 @@ void find_rank() {
         if (&l == &SRUN && (world.launcher || !getenv(l.size))) continue;
         const size_t rank = number_in(l.rank, l), size = number_in(l.size, l), on_machine = number_in(l.on_machine, l);
         if (rank >= size)
-            throw UserError("%s=%zu, %s=%zu: expected a rank below the number of ranks", l.rank, rank, l.size, size);
+            throw UserError("%s=%zu: expected less than %s=%zu, the number of ranks", l.rank, rank, l.size, size);
         if (const Launcher* other = world.launcher; other && (rank != world.rank || size != world.size))
-            throw UserError("%s=%zu and %s=%zu, but %s=%zu and %s=%zu: variables of two launchers, %s and %s; expected "
-                            "those of one", other->rank, world.rank, other->size, world.size, l.rank, rank, l.size,
+            throw UserError("%s=%zu and %s=%zu, but %s=%zu and %s=%zu: expected variables of one launcher, found %s "
+                            "and %s", other->rank, world.rank, other->size, world.size, l.rank, rank, l.size,
                             size, other->name, l.name);
         if (world.launcher) continue;
         world.launcher = &l;
@@ -304,7 +304,7 @@ void open_listener() {
     std::string problem;
     world.listener = open_socket(bind, 0, problem);
     if (world.listener < 0)
-        throw UserError("rank 0 cannot listen on %s port %s: %s; set MASTER_ADDR to an address of this machine and "
+        throw UserError("%s port %s: rank 0 cannot listen there: %s; set MASTER_ADDR to an address of this machine and "
                         "MASTER_PORT to a free port", world.address.c_str(), world.port.c_str(), problem.c_str());
     sockaddr_in own = {};
     socklen_t size = sizeof(own);
@@ -324,13 +324,13 @@ void welcome_ranks(const ncclUniqueId& id, double timeout) {
         if (fd >= 0) limit_time(fd, 0);
         if (fd >= 0 && !receive(fd, hello)) close(fd);
         else if (fd >= 0 && (hello.size != world.size || !ranks.emplace(hello.rank, fd).second))
-            throw UserError("a process connected as rank %u of %u: expected each rank of %zu once", hello.rank,
+            throw UserError("rank %u of %u has connected to rank 0: expected each rank of %zu once", hello.rank,
                             hello.size, world.size);
         std::string missing;
         for (size_t r = 1; r < world.size; r++)
             if (!ranks.count(r)) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
         if (!missing.empty() && seconds_now() > deadline)
-            throw Failure("rank 0 has waited for %g s at %s port %s (--timeout): missing ranks: %s", timeout,
+            throw Failure("--timeout %g: rank 0 has waited so many seconds at %s port %s; missing ranks: %s", timeout,
                           world.address.c_str(), world.port.c_str(), missing.c_str());
     }
     for (const auto& [rank, fd] : ranks) {
@@ -351,8 +351,8 @@ ncclUniqueId call_rank_0(double timeout) {
         if (answered) return welcome.id;
         problem = "no answer";
     }
-    throw Failure("rank %zu of %zu: no connection to rank 0 at %s port %s within %g s (--timeout): %s", world.rank,
-                  world.size, world.address.c_str(), world.port.c_str(), timeout, problem.c_str());
+    throw Failure("--timeout %g: rank %zu of %zu cannot connect to rank 0 at %s port %s: %s", timeout, world.rank,
+                  world.size, world.address.c_str(), world.port.c_str(), problem.c_str());
 }
 
 // ---- processes: --gpus --------------------------------------------------------------------------
@@ -423,8 +423,8 @@ int start_processes(const Options& o) {
     const size_t count = o.gpus == ALL_GPUS ? count_gpus() : o.gpus;
     if (count <= 1) return -1;
     if (!world.alone())
-        throw UserError("--gpus %zu and %s=%zu: %s has started this process as one of %zu; expected --gpus or a "
-                        "launcher", count, world.launcher->size, world.size, world.launcher->name, world.size);
+        throw UserError("--gpus %zu: expected --gpus or a launcher, found %s=%zu, which %s has set", count,
+                        world.launcher->size, world.size, world.launcher->name);
     world.port = "0";
     open_listener();
     sigset_t signals, before;
@@ -487,8 +487,8 @@ void connect_ranks(double timeout) {
 void begin_ranks(const Options& o) {
     if (world.alone()) return;
     if (!has_nccl())
-        throw UserError("%zu processes (--gpus, or a launcher's), but this build has no NCCL: pip install "
-                        "nvidia-nccl-cu%d, and make again", world.size, CUDART_VERSION / 1000);
+        throw UserError("%zu processes (--gpus, or a launcher's) need NCCL, which this build lacks: pip install "
+                        "nvidia-nccl-cu%d, then make", world.size, CUDART_VERSION / 1000);
     if (!world.first() && !freopen("/dev/null", "w", stdout)) throw Failure("/dev/null: %s", strerror(errno));
 #ifndef __NVCC__   // the emulator shows one device for each process
     setenv("CUDA_CPU_DEVICES", std::to_string(world.of_machine).c_str(), 0);
@@ -530,41 +530,52 @@ TensorCores choose_tensor_cores(TensorCores wanted) {
                : has_tensor_cores(TensorCores::MMA) ? TensorCores::MMA : TensorCores::NONE;
     }
     if (!has_tensor_cores(wanted))
-        throw UserError("--tensor-cores %s: not on %s in a %s build", name_of(wanted), device.properties.name,
-                        name_of(FLOATX));
+        throw UserError("--tensor-cores %s: not available on %s in %s; expected auto or none", name_of(wanted),
+                        device.properties.name, name_of(FLOATX));
     return wanted;
 }
 
-// Returns why no device can be used; empty if one can.
+// Returns why no device can be used; empty if one can. driver: the CUDA version that the driver supports, such as
+// 12040; 0 without a driver.
+std::string device_problem(cudaError_t status, int count, int driver) {
+    if (status == cudaSuccess) return count > 0 ? "" : "no GPU was found";
+    if (driver == 0) return "no NVIDIA driver responds: install one, so that nvidia-smi lists the GPU";
+    if (driver / 1000 < CUDART_VERSION / 1000)
+        return format("the NVIDIA driver supports CUDA %d.%d, this build needs %d.0: install a newer driver",
+                      driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000);
+    return cudaGetErrorString(status);
+}
+
 std::string no_device() {
-    int count = 0;
+    int count = 0, driver = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
-    return status != cudaSuccess ? cudaGetErrorString(status) : count == 0 ? "no GPU was found" : "";
+    cudaDriverGetVersion(&driver);
+    return device_problem(status, count, driver);
 }
 
 // Opens this rank's device. threads: the value of --threads for dev/cpu; 0 if it is not given.
 void open_device(TensorCores wanted, int threads = 0) {
     const std::string problem = no_device();
-    if (!problem.empty()) throw Failure("%s; make DEVICE=cpu builds for the CPU", problem.c_str());
+    if (!problem.empty()) throw Failure("%s; make DEVICE=cpu builds for the CPU instead", problem.c_str());
     const int workers = threads > 0 ? threads : threads_of_rank();
     if (workers > 0) setenv("CUDA_CPU_THREADS", std::to_string(workers).c_str(), 1);   // for dev/cpu's cudaSetDevice
     int count = 0;
     check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
     if (world.of_machine > static_cast<size_t>(count) && !world.launcher)
-        throw UserError("--gpus %zu: this machine has %d", world.size, count);
+        throw UserError("--gpus %zu: expected at most %d, the GPUs of this machine", world.size, count);
     if (world.of_machine > static_cast<size_t>(count))
-        throw UserError("%zu processes on this machine, each of which sees %d GPUs: expected a GPU for each process, "
-                        "and that every process sees all (srun --gpus-per-node, not --gpus-per-task)",
-                        world.of_machine, count);
+        throw UserError("%zu processes on this machine: expected a GPU for each process, and that each process sees "
+                        "all GPUs, found %d GPUs (with srun: --gpus-per-node, not --gpus-per-task)", world.of_machine,
+                        count);
     const int number = static_cast<int>(world.on_machine);
     check(cudaSetDevice(number), "cudaSetDevice");
     check(cudaGetDeviceProperties(&device.properties, number), "cudaGetDeviceProperties");
     const cudaDeviceProp& p = device.properties;
     if (threads > 0 && !device.is_cpu())
-        throw UserError("--threads %d: these are a CPU's; this build runs on %s", threads, p.name);
+        throw UserError("--threads %d: only for a CPU build; this one runs on %s", threads, p.name);
     if (FLOATX == DType::BF16 && !device.is_cpu() && p.major < 8)
-        throw UserError("%s has compute capability %d.%d, BF16 needs 8.0 (Ampere): make PRECISION=fp16, or fp32",
-                        p.name, p.major, p.minor);
+        throw UserError("%s: BF16 needs compute capability 8.0 (Ampere) or later, found %d.%d; make PRECISION=fp16, or "
+                        "fp32", p.name, p.major, p.minor);
     check(cudaStreamCreateWithFlags(&device.stream, cudaStreamNonBlocking), "cudaStreamCreate");
     check(cudaStreamCreateWithFlags(&device.copies, cudaStreamNonBlocking), "cudaStreamCreate");
     check(cublasLtCreate(&device.matmul), "cublasLtCreate");

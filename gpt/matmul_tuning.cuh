@@ -108,7 +108,7 @@ std::map<std::string, Choices> read_choices(const std::string& path, std::string
     if (!exists(path)) return {};
     try {
         const json file = read_json(path);
-        if (file.at("format") != TUNING_FORMAT) throw Failure("not of format %d", TUNING_FORMAT);
+        if (file.at("format") != TUNING_FORMAT) throw Failure("expected format %d", TUNING_FORMAT);
         return file.at("devices").get<std::map<std::string, Choices>>();
     } catch (const UserError& error) {   // its message contains the path
         problem = error.what();
@@ -137,7 +137,7 @@ void write_choices(const std::string& path, const Choices& known) {
 }
 
 // Tunes the matmuls that pass() launches: a forward pass or, in training, a micro-step.
-template <typename F> void tune_matmuls(Model& m, FILE* out, F pass) {
+template <typename F> void tune_matmuls(Model& m, FILE* out, bool verbose, F pass) {
     matmul_plans.clear();   // plans from measuring the peak FLOP/s: their tensors have been freed
     if (matmul_plan(logits_product(m, 0, 1)).algorithms.size() <= 1) return;   // on a CPU, for example
     const double began = seconds_now();
@@ -157,17 +157,14 @@ template <typename F> void tune_matmuls(Model& m, FILE* out, F pass) {
     clear(m.a.loss(), sizeof(double));
     if (has_fp8(m)) fp8_scales<Fp8Step::RESET_AMAX>(m.a.fp8_scales(), scale_count(m));
     if (!world.first()) return;
-    if (tuning.timed == 0) {
-        if (tuning.from_file) fprintf(out, "matmul     %zu shapes known from %s\n", tuning.from_file, path.c_str());
-        return;
-    }
-    if (!problem.empty()) fprintf(out, "matmul     %s: ignored\n", problem.c_str());
-    const double share = tuning.first_ms > 0 ? tuning.best_ms / tuning.first_ms : 1;
-    fprintf(out, "matmul     %zu shapes timed in %.1f s, which now take %.0f%% of the time; %zu known from %s\n",
-            tuning.timed, seconds_now() - began, 100 * share, tuning.from_file, path.c_str());
+    if (verbose && tuning.timed + tuning.from_file > 0)
+        fprintf(out, "tuning     %zu shapes timed in %.1f s: %.3f ms before, %.3f ms now; %zu shapes known from %s\n",
+                tuning.timed, seconds_now() - began, tuning.first_ms, tuning.best_ms, tuning.from_file, path.c_str());
+    if (tuning.timed == 0) return;
+    if (!problem.empty()) fprintf(out, "tuning     %s: ignored\n", problem.c_str());
     try {
         write_choices(path, tuning.known);
     } catch (const std::exception& error) {
-        fprintf(out, "matmul     %s: the choice is not kept\n", error.what());
+        fprintf(out, "tuning     %s: the choices are not saved\n", error.what());
     }
 }

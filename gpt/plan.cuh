@@ -1,5 +1,5 @@
-// From options to a run: checks them against each other and the model, chooses the micro-batch, predicts memory and
-// time. `plan` prints this, and so does a run at its start and in its log. Included by train_gpt.cu.
+// From options to a run: checks the options against each other and the model, chooses the micro-batch, and predicts
+// memory and time, which `plan`, the start of a run and its log show. Included by train_gpt.cu.
 //
 // Map: peak · model and setup · start of a run · a step in time · plan
 #pragma once
@@ -11,10 +11,10 @@
 #include <vector>
 
 // ---- peak ---------------------------------------------------------------------------------------
-// The denominator of MFU: dense TFLOP/s of matmuls, from the makers' data sheets (never the figures "with sparsity").
-// Other devices are measured.
+// The denominator of MFU: dense TFLOP/s of matmuls, from the vendors' data sheets (never the figures "with sparsity").
+// The peak of other devices is measured.
 
-struct Peak { const char* name; double half, fp32; };   // part of the device's name; BF16, FP16; FP32 without TF32
+struct Peak { const char* name; double half, fp32; };   // substring of the device's name; BF16, FP16; FP32 without TF32
 
 const Peak PEAKS[] = {
     {"B200", 2250, 75},       {"GH200", 989.5, 66.9},   {"H200", 989.5, 66.9},     {"H100 PCIe", 756, 51.2},
@@ -25,11 +25,11 @@ const Peak PEAKS[] = {
 };
 constexpr double ASSUMED_TFLOPS_BF16 = 400, ASSUMED_TFLOPS_FP32 = 27;   // of `plan`: 40 % of an H100's peak
 
-// Returns the FLOP/s of a square matmul: the best of the runs in a tenth of a second, at least three. The factors are
-// random, as a GPU multiplies zeros faster.
+// Returns the FLOP/s of a square matmul: the best of the runs in a tenth of a second, at least three. The operands are
+// random, because a GPU multiplies zeros faster.
 double measure_peak() {
     const size_t n = device.is_cpu() ? 1024 : 8192;
-    floatX* out;   // followed by the two factors
+    floatX* out;   // followed by the two operands
     check(cudaMalloc(&out, 3 * n * n * sizeof(floatX)), "cudaMalloc to measure the device's peak");
     floatX *a = out + n * n, *b = a + n * n;
     init_normal(a, 1, 0, 0, 2 * n * n);
@@ -42,6 +42,7 @@ double measure_peak() {
     return 2.0 * n * n * n / (1e-3 * best);
 }
 
+// Sets device.peak_flops and its source.
 void find_peak(const Options& o) {
     const Peak* peak = o.peak == PeakSource::TABLE ? std::begin(PEAKS) : std::end(PEAKS);
     while (peak != std::end(PEAKS) && !strstr(device.properties.name, peak->name)) peak++;
@@ -52,14 +53,14 @@ void find_peak(const Options& o) {
 
 // ---- model and setup ----------------------------------------------------------------------------
 
-// The flags that set a model's sizes: the value on the command line (0: none), and the model's.
+// A flag that sets a size of the model: its value on the command line (0 if it is not given), and the size it sets.
 struct ModelSize { const char* flag; int option; int* model; };
 std::array<ModelSize, 5> sizes(const Options& o, Config& c) {
     return {{{"--layers", o.layers, &c.layers}, {"--heads", o.heads, &c.heads}, {"--channels", o.channels, &c.channels},
              {"--context", o.context, &c.context}, {"--vocab", o.vocab, &c.vocab}}};
 }
 
-// The model that --model and the flags of sizes ask for, otherwise c.
+// Returns the sizes of --model, or of c without --model, replaced by the size flags that were given.
 Config wanted_config(const Options& o, Config c) {
     const bool given = o.given.count("--model");
     if (given || c.layers == 0) {
@@ -68,12 +69,12 @@ Config wanted_config(const Options& o, Config c) {
         std::string names;
         for (const Preset& p : PRESETS) names += std::string(names.empty() ? "" : ", ") + p.name;
         if (preset == std::end(PRESETS))
-            throw UserError("--model takes one of %s, found '%s'", names.c_str(), o.model.c_str());
+            throw UserError("--model %s: unknown; expected one of %s", o.model.c_str(), names.c_str());
         const int vocab = c.vocab ? c.vocab : preset->config.vocab;
         c = preset->config;
         c.vocab = vocab;
     }
-    for (const ModelSize& size : sizes(o, c))   // with --model a resumed run's sizes do not count
+    for (const ModelSize& size : sizes(o, c))   // with --model, sizes recorded by a resumed run are ignored
         if (size.option && (!given || o.given.count(size.flag))) *size.model = size.option;
     return c;
 }
@@ -84,38 +85,39 @@ Config config_from_options(const Options& o, int default_vocab) {
     return c;
 }
 
-// The model in a folder. Sizes on the command line must be the same.
+// Returns the sizes of the model in a folder. Sizes on the command line must be equal to these.
 Config config_of_folder(const Options& o, const std::string& dir) {
     Config found = read_config(dir + "/config.json"), wanted = wanted_config(o, found);
     const auto of_wanted = sizes(o, wanted), of_found = sizes(o, found);
     for (size_t i = 0; i < of_found.size(); i++)
         if (*of_wanted[i].model != *of_found[i].model)
-            throw UserError("%s %d, but the model in %s has %d: its sizes are those of %s", of_found[i].flag,
-                            *of_wanted[i].model, dir.c_str(), *of_found[i].model,
-                            o.resume ? "the run that --resume continues" : "--from");
+            throw UserError("%s %d: differs from the model in %s, which %s loads; expected %d, or no such flag",
+                            of_found[i].flag, *of_wanted[i].model, dir.c_str(), o.resume ? "--resume" : "--from",
+                            *of_found[i].model);
     return found;
 }
 
-// Leaves a twentieth to libraries, other programs and fragmentation.
+// Returns the memory without a twentieth, which is left to libraries, other programs and fragmentation.
 size_t without_margin(size_t memory) { return static_cast<size_t>(memory * 0.95); }
 
-// Micro-batches of a step that each GPU takes.
+// Returns the number of micro-batches that each GPU computes in a step.
 long accumulation_steps(const Options& o, const Setup& s) {
     const long tokens = static_cast<long>(s.N()) * s.gpus, below = o.total_batch / tokens * tokens;
     if (o.total_batch == below) return std::max(1L, o.total_batch / tokens);
-    throw UserError("--total-batch %ld is no multiple of micro-batch x sequence x GPUs = %d x %d x %d = %ld tokens; "
-                    "nearest that are: %s%ld", o.total_batch, s.B, s.T, s.gpus, tokens,
-                    below ? format("%ld and ", below).c_str() : "", below + tokens);
+    throw UserError("--total-batch %ld: must be a multiple of micro-batch x sequence x GPUs = %d x %d x %d = %ld "
+                    "tokens; nearest: %s%ld", o.total_batch, s.B, s.T, s.gpus, tokens,
+                    below ? format("%ld, ", below).c_str() : "", below + tokens);
 }
 
-// The largest divisor of n up to `most`; 0 if most is.
+// Returns the largest divisor of n that is at most `most`, or 0 if most is 0.
 long largest_divisor(long n, long most) {
     long divisor = std::min(n, most);
     while (divisor > 0 && n % divisor != 0) divisor--;
     return divisor;
 }
 
-// The largest micro-batch that fits, with a margin, and divides each GPU's part of the total batch; 1 if none does.
+// Returns the largest micro-batch that fits with a margin and divides each GPU's part of the total batch, or 1 if none
+// fits.
 int auto_micro_batch(const Options& o, Setup s, size_t memory) {
     s.B = 1;
     const long sequences = accumulation_steps(o, s);
@@ -123,44 +125,45 @@ int auto_micro_batch(const Options& o, Setup s, size_t memory) {
     return o.total_batch ? largest_divisor(sequences, B) : B;
 }
 
-constexpr size_t FP8_ROWS = 16;   // cuBLASLt: each size of a product in FP8 is a multiple of this
+constexpr size_t FP8_ROWS = 16;   // cuBLASLt: M, N and K of an FP8 matmul are multiples of this
 
 void require_fp8_device() {
     const cudaDeviceProp& p = device.properties;
     if (!device.is_cpu() && 10 * p.major + p.minor < 89)
-        throw UserError("--matmul fp8 needs compute capability 8.9 (Ada, Hopper): %s has %d.%d", p.name, p.major,
-                        p.minor);
+        throw UserError("--matmul fp8: expected compute capability 8.9 (Ada) or later, found %d.%d of %s", p.major,
+                        p.minor, p.name);
 }
 
 void require_consistent(const Setup& s) {
     const int context = s.config.context;
     if (s.T > context)
-        throw UserError("--seq-len %d is more than the model's context of %d; --context %d makes a model of that many "
-                        "positions", s.T, context, s.T);
+        throw UserError("--seq-len %d: expected at most the model's context of %d; --context %d creates a longer one",
+                        s.T, context, s.T);
     if (s.N() >= MAX_ROWS)
-        throw UserError("--micro-batch %d of %d tokens each: more than %zu tokens", s.B, s.T, MAX_ROWS);
+        throw UserError("--micro-batch %d: expected at most %zu sequences of %d tokens", s.B, (MAX_ROWS - 1) / s.T,
+                        s.T);
     if (s.grad_dtype != DType::FP32 && s.grad_dtype != s.precision) {
         const char* name = name_of(s.grad_dtype);
-        throw UserError("--grad-dtype %s needs weights in %s: a build with PRECISION=%s, or plan --precision %s", name,
-                        name, name, name);
+        throw UserError("--grad-dtype %s: expected weights in %s, found %s; make PRECISION=%s, or plan --precision %s",
+                        name, name, name_of(s.precision), name, name);
     }
     const bool fp8 = s.matmul != MatmulIn::FLOATX;
     if (fp8 && s.precision != DType::BF16)
-        throw UserError("--matmul fp8 is for a model in bf16: a build with PRECISION=bf16, or plan --precision bf16; "
-                        "found %s", name_of(s.precision));
+        throw UserError("--matmul fp8: expected weights in bf16, found %s; make PRECISION=bf16, or plan --precision "
+                        "bf16", name_of(s.precision));
     if (fp8 && s.N() % FP8_ROWS != 0)
-        throw UserError("--matmul fp8 needs a multiple of %zu tokens in a micro-batch, found %d x %d", FP8_ROWS, s.B,
-                        s.T);
+        throw UserError("--matmul fp8: expected a micro-batch of a multiple of %zu tokens, found %d x %d", FP8_ROWS,
+                        s.B, s.T);
     if (s.zero > last_stage(s))
-        throw UserError("--zero 3 and --matmul fp8: each GPU has all weights in FP8; expected --zero 0, 1 or 2");
+        throw UserError("--zero 3: expected 0, 1 or 2 with --matmul fp8, which keeps all weights in FP8 on each GPU");
     if (s.master_weights == MasterWeights::FP32) return;
     if (s.precision == DType::FP32)
-        throw UserError("--master-weights none: weights in fp32 are their own master copy; expected weights in 16 "
-                        "bits: a build with PRECISION=bf16 or fp16, or plan --precision bf16");
-    if (s.gpus > 1) throw UserError("--master-weights none is for one GPU");
+        throw UserError("--master-weights none: expected weights in 16 bits, found fp32, which are their own master "
+                        "weights; make PRECISION=bf16, or plan --precision bf16");
+    if (s.gpus > 1) throw UserError("--master-weights none: expected one GPU, found %d", s.gpus);
 }
 
-// `memory` is what --micro-batch auto may use.
+// Returns the setup of a run. memory: bytes that --micro-batch auto may use.
 Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memory) {
     const size_t head_rows = purpose == Purpose::SAMPLING ? 1 : HEAD_ROWS;
     Setup s = {c, o.micro_batch, o.seq_len ? o.seq_len : c.context, o.recompute, o.grad_dtype, purpose, head_rows,
@@ -178,7 +181,8 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memo
 
 bool use_graphs(const Options& o) {
     if (o.graph == UseGraph::ON && !world.alone())
-        throw UserError("--graph on: a micro-step of many GPUs is no graph; expected auto or off");
+        throw UserError("--graph on: CUDA graphs work on one GPU only; expected auto or off, found %zu GPUs",
+                        world.size);
     return o.graph == UseGraph::ON || (o.graph == UseGraph::AUTO && !device.is_cpu() && world.alone());
 }
 
@@ -188,8 +192,8 @@ const char* recompute_name(const Setup& s) { return RECOMPUTE_NAMES[static_cast<
 const char* attention_name(const Setup& s) { return s.attention == Attention::FLASH ? "flash" : "naive"; }
 
 std::string model_text(const Config& c) {
-    return format("%d layers, %d heads, %d channels, context %d, vocabulary %d: %zu parameters", c.layers, c.heads,
-                  c.channels, c.context, c.vocab, count_parameters(c).real);
+    return format("%d layers, %d heads, %d channels, context %d, vocab %d", c.layers, c.heads, c.channels, c.context,
+                  c.vocab);
 }
 
 json model_record(Config c) {
@@ -215,41 +219,68 @@ std::string attention_text(const Setup& s) {
     return format("flash, on tensor cores (%s)", name_of(device.tensor_cores));
 }
 
-// A line of a table of memory: what takes `bytes`, of `all`.
+// Prints a row of a table of memory: `bytes`, also in percent of `all`.
 void print_bytes(const std::string& name, size_t bytes, double all, const std::string& more = "") {
     printf("  %-14s %16s  %5.1f %%%s\n", name.c_str(), size_text(bytes).c_str(), 100 * bytes / all, more.c_str());
 }
 
-// The plan by category, of the memory that must hold it.
-void print_memory(const Plan& p, size_t memory) {
-    printf("memory     %s of %s\n", size_text(p.total).c_str(), size_text(memory).c_str());
+// Prints the plan by category; memory: the size of the device that percentages refer to.
+void print_categories(const Plan& p, size_t memory) {
     for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++)
         if (p.bytes[i]) print_bytes(CATEGORY_NAMES[i], p.bytes[i], memory);
 }
 
+// Returns the plan in one line: the total, and its parts in the same unit.
+std::string memory_text(const Plan& p, size_t memory) {
+    auto sum = [&](auto... categories) { return (p.bytes[static_cast<int>(categories)] + ...); };
+    const std::pair<const char*, size_t> parts[] = {
+        {"weights", sum(Category::WEIGHTS)}, {"gradients", sum(Category::GRADIENTS)},
+        {"AdamW", sum(Category::MASTER, Category::ADAM_M, Category::ADAM_V)},
+        {"activations", sum(Category::ACTIVATIONS)},
+        {"other", sum(Category::BUFFERS, Category::WORKSPACE, Category::CUDA)}};
+    std::string text;
+    for (const auto& [name, bytes] : parts)
+        text += format("%s %s %.1f", text.empty() ? ":" : ",", name, bytes / (p.total < 1e9 ? 1e6 : 1e9));
+    return format("%s of %s", size_text(p.total).c_str(), size_text(memory).c_str()) + text;
+}
+
+// Returns a step's tokens, such as "524,288 tokens = 8 micro-batches of 64 x 1024".
+std::string step_text(const Setup& s, long accumulation) {
+    return format("%s tokens = %s%ld micro-batch%s of %d x %d", grouped(accumulation * long(s.N()) * s.gpus).c_str(),
+                  s.gpus > 1 ? format("%d GPUs x ", s.gpus).c_str() : "", accumulation, accumulation > 1 ? "es" : "",
+                  s.B, s.T);
+}
+
+// Prints five lines and, with --verbose, the details.
 void print_run(const Setup& s, const Options& o, const TrainData& data, long accumulation, const Start& start) {
-    printf("device     %s, %s, %.2f TFLOP/s peak (%s)\n", device.properties.name, name_of(FLOATX),
-           device.peak_flops / 1e12, device.peak_source.c_str());
-    printf("model      %s, %s\n", model_text(s.config).c_str(),
-           start.dir.empty() ? "initialised at random" : ("from " + start.dir).c_str());
-    const size_t text_bytes = data.train.text_bytes() + data.val.text_bytes();
-    const std::string made = format(", made of %zu bytes by the tokenizer in %s", text_bytes, start.dir.c_str());
-    printf("data       %s: %zu tokens to train on, %zu to validate on%s\n", o.data.c_str(), data.train.count(),
-           data.val.count(), text_bytes ? made.c_str() : "");
-    const std::string gpus = s.gpus > 1 ? format(" x %d GPUs", s.gpus) : "";
-    printf("step       %d x %d tokens x %ld micro-batches%s = %ld tokens\n", s.B, s.T, accumulation, gpus.c_str(),
-           accumulation * long(s.N()) * s.gpus);
-    printf("attention  %s\n", attention_text(s).c_str());
-    if (s.matmul != MatmulIn::FLOATX) printf("matmul     %s\n", matmul_text(s).c_str());
-    const LossScale scale = start_loss_scale(o, start);
-    if (scale.interval > 0 || scale.scale != NO_SCALE)
-        printf("loss scale %.0f%s\n", scale.scale, scale.interval > 0 ? " at first, dynamic" : "");
-    print_memory(plan(s), memory_now().all);
-    printf("output     %s\n", o.out.empty() ? "none: --out DIR saves a log and checkpoints" : o.out.c_str());
+    const bool many = s.gpus > 1;
+    printf("device     %s%s, %s, peak %.4g TFLOP/s%s (%s)\n", many ? format("%d x ", s.gpus).c_str() : "",
+           device.properties.name, name_of(FLOATX), device.peak_flops / 1e12, many ? " each" : "",
+           device.peak_source.c_str());
+    printf("model      %s: %s parameters, %s\n", model_text(s.config).c_str(),
+           short_number(count_parameters(s.config).real).c_str(),
+           start.dir.empty() ? "random" : ("from " + start.dir).c_str());
+    printf("data       %s: %s training tokens, %s validation tokens\n", o.data.c_str(),
+           grouped(data.train.count()).c_str(), grouped(data.val.count()).c_str());
+    const std::string resumed = start.step > 0 ? format(" from step %s on", grouped(start.step + 1).c_str()) : "";
+    printf("step       %s; %s steps%s, recompute %s%s\n", step_text(s, accumulation).c_str(), grouped(o.steps).c_str(),
+           resumed.c_str(), recompute_name(s), many ? format(", ZeRO %d", s.zero).c_str() : "");
+    printf("memory     %s\n", memory_text(plan(s), memory_now().all).c_str());
+    if (o.verbose) {
+        print_categories(plan(s), memory_now().all);
+        const size_t text_bytes = data.train.text_bytes() + data.val.text_bytes();
+        if (text_bytes)
+            printf("text       %s bytes, encoded by the tokenizer in %s\n", grouped(text_bytes).c_str(),
+                   start.dir.c_str());
+        printf("attention  %s\nmatmul     %s\n", attention_text(s).c_str(), matmul_text(s).c_str());
+        if (const LossScale scale = start_loss_scale(o, start); scale.interval > 0 || scale.scale != NO_SCALE)
+            printf("loss scale %.0f%s\n", scale.scale, scale.interval > 0 ? " at first, dynamic" : "");
+        printf("output     %s\n", o.out.empty() ? "none: --out DIR saves a log and checkpoints" : o.out.c_str());
+    }
     fflush(stdout);
 }
 
-// The log's first object.
+// Returns the log's first object.
 json run_record(const Options& o, const Setup& s) {
     int runtime = 0, driver = 0;
     cudaRuntimeGetVersion(&runtime);
@@ -266,20 +297,20 @@ json run_record(const Options& o, const Setup& s) {
 }
 
 // ---- a step in time -----------------------------------------------------------------------------
-// Simulates the overlap of computation and communication, in the program's own order: CommunicationSchedule in
-// distributed.cuh. Communication begins when all computation before it is done and the link is free. Computation waits
-// for the weights that it needs and for the gradient buffers that it fills.
+// Simulates the overlap of computation and communication in the order of CommunicationSchedule (distributed.cuh), which
+// training also uses. Communication begins when all computation before it is done and the link is free. Computation
+// waits for the weights that it needs and for the gradient buffers that it fills.
 //
-// assumed  FLOPs take time at one sustained rate, independent of micro-batch and communication. Bytes take time at one
+// assumed  FLOPs run at one sustained rate, independent of micro-batch and communication. Bytes are sent at one
 //          bandwidth, that of a ring's slowest link, without latency. GPUs never wait for each other.
-// left out the update, loading data, all other FLOPs than flops_per_token(), and the communication of norm and losses
+// left out the update, data loading, FLOPs that flops_per_token() does not count, communication of norm and losses
 
-// All times in seconds, bytes as one GPU sends them in a ring: (R - 1) / R of what there is.
+// Times in seconds. Bytes are those that one GPU sends in a ring all-gather or reduce-scatter: (R - 1) / R of the data.
 struct StepWork {
     size_t layers;
     int zero;
-    double forward, again, head;       // of a micro-batch: a layer's forward, what backward does again of it; the head
-    double weights[2], gradients[2];   // bytes of one all-gather or reduce-scatter: of group 0, of a layer
+    double forward, again, head;       // of a micro-batch: forward of a layer, its recomputation in backward; the head
+    double weights[2], gradients[2];   // bytes of one all-gather, reduce-scatter: of non-layer parameters, of a layer
     double bandwidth;                  // bytes a second
 };
 
@@ -342,9 +373,9 @@ private:
     void reduce(size_t g, size_t slot) override { send(reduced_[slot], (zero_ == 0 ? 2 : 1) * w_.gradients[g > 0]); }
 
     const StepWork& w_;
-    double now_ = 0, link_ = 0;   // until when GPU and link have something to do
+    double now_ = 0, link_ = 0;   // when GPU and link become idle
     double computing_ = 0, bytes_ = 0;
-    std::vector<double> gathered_, reduced_;   // by slot: when
+    std::vector<double> gathered_, reduced_;   // by slot: when its last communication ends
 };
 
 double flops_of(const Options& o) {
@@ -353,14 +384,14 @@ double flops_of(const Options& o) {
 
 // ---- plan ---------------------------------------------------------------------------------------
 
-// Weights, gradients, master weights and moments, of one GPU: ZeRO shards these.
+// Returns the bytes of weights, gradients, master weights and moments on one GPU, which ZeRO shards.
 size_t state_bytes(const Plan& p) {
     size_t bytes = 0;
     for (int category = 0; category <= static_cast<int>(Category::ADAM_V); category++) bytes += p.bytes[category];
     return bytes;
 }
 
-// What a layout needs of each GPU: bytes, and what it sends and, with --bandwidth, computes in a step.
+// Returns a layout's memory on each GPU, the bytes each GPU sends in a step and, with --bandwidth, the time of a step.
 json layout_record(const Options& o, const Setup& s, size_t memory) {
     const Plan p = plan(s);
     const long accumulation = accumulation_steps(o, s);
@@ -370,7 +401,7 @@ json layout_record(const Options& o, const Setup& s, size_t memory) {
     bytes["total"] = p.total;
     if (o.bandwidth > 0)
         step = {{"seconds", time.seconds}, {"computing", time.computing}, {"sending", time.bytes / bandwidth},
-                {"exposed", time.seconds - time.computing},   // what computation waits for
+                {"exposed", time.seconds - time.computing},   // communication that computation waits for
                 {"tokens_per_s", double(s.N()) * s.gpus * accumulation / time.seconds}};
     return {{"gpus", s.gpus}, {"zero", s.zero}, {"micro_batch", s.B}, {"accumulation", accumulation},
             {"recompute", recompute_name(s)}, {"bytes", bytes}, {"state", state_bytes(p)},
@@ -378,9 +409,10 @@ json layout_record(const Options& o, const Setup& s, size_t memory) {
             {"bytes_sent", time.bytes}, {"step", step}};
 }
 
-// plan --scan: for --gpus and each power of two below, the layouts that fit with a margin, fastest first: stages of
-// ZeRO, recomputation modes, with the largest micro-batch. --zero, --recompute and --micro-batch are kept if given. Of
-// layouts whose times differ by rounding only, those that recompute less come first, then those that send less.
+// plan --scan: returns, for --gpus and each power of two below, the layouts that fit with a margin, fastest first. A
+// layout is a stage of ZeRO and a recomputation mode with the largest micro-batch; --zero, --recompute and
+// --micro-batch stay fixed if given. Layouts whose times differ by rounding only are sorted by recomputation, then by
+// bytes sent.
 json scan_records(const Options& o, Setup s, size_t memory) {
     auto excluded = [&](const char* flag, bool differs) { return o.given.count(flag) && differs; };
     const bool largest = o.micro_batch == AUTO;
@@ -407,9 +439,9 @@ json scan_records(const Options& o, Setup s, size_t memory) {
     return all;
 }
 
-// What a layer keeps of its activations from forward to backward.
+// Returns the bytes of activations that a layer keeps from forward to backward.
 size_t kept_bytes_per_layer(Setup s) {
-    s.config.layers = 2;   // then what is kept for each layer, and only that, has two copies
+    s.config.layers = 2;   // so that exactly the tensors that each layer keeps have two copies
     size_t kept = 0;
     Activations nowhere;
     for (const ActivationRow& row : activation_table(nowhere, s))
@@ -430,7 +462,7 @@ json tensor_records(const Setup& s) {
     return tensors;
 }
 
-// The plan as one object; memory: what must hold it.
+// Returns the plan as one JSON object. memory: bytes of the device.
 json plan_record(const Options& o, const Setup& s, size_t memory) {
     json record = layout_record(o, s, memory), most;
     for (const auto& [name, mode] : RECOMPUTE_NAMES) {
@@ -448,7 +480,7 @@ json plan_record(const Options& o, const Setup& s, size_t memory) {
     return record;
 }
 
-// A line for each layout; -> marks the first, which is the fastest, of a number of GPUs.
+// Prints a row for each layout; -> marks the first, and so the fastest, of each number of GPUs.
 void print_layouts(const json& layouts) {
     printf("\n    GPUs  ZeRO  micro-batch  accumulated  recompute       state     buffers       total    step ms"
            "  exposed      tok/s\n");
@@ -466,20 +498,49 @@ void print_layouts(const json& layouts) {
     if (layouts.empty()) printf("  none fits\n");
 }
 
+// Prints the command that trains with a layout: its values, and the flags on the command line that training has too.
+void print_train_command(Options o, const Setup& s, const json& layout) {
+    std::map<std::string, json> values = {{"--micro-batch", layout["micro_batch"]},
+                                          {"--recompute", layout["recompute"]}};
+    if (o.from.empty()) values["--model"] = o.model;
+    if (s.gpus > 1) {
+        values["--gpus"] = layout["gpus"];
+        values["--zero"] = layout["zero"];
+    }
+    std::string command = s.precision == FLOATX ? "" : format("make PRECISION=%s && ", name_of(s.precision));
+    command += shell_word(program_invocation_name);
+    for (const Flag& flag : flag_table(o)) {
+        if (!(flag.subcommands & TRAIN) || (!values.count(flag.name) && !o.given.count(flag.name))) continue;
+        const json value = values.count(flag.name) ? values[flag.name] : flag.value();
+        const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+        command += format(" %s %s", flag.name, shell_word(text).c_str());
+    }
+    printf("\ntrain      %s --data PATTERN\n", command.c_str());
+}
+
 void print_plan(const Options& o, const Setup& s, const json& record, size_t memory) {
     const std::string matmul = record["matmul"];
-    printf("model      %s\n", model_text(s.config).c_str());
-    printf("a step     %d x %d tokens, accumulated %ld times by each GPU; %s, gradients %s, recompute %s, "
-           "attention %s, matmul %s\n", s.B, s.T, long(record["accumulation"]), name_of(s.precision),
+    printf("model      %s: %s parameters\n", model_text(s.config).c_str(),
+           grouped(count_parameters(s.config).real).c_str());
+    printf("step       %s\n", step_text(s, record["accumulation"]).c_str());
+    printf("formats    %s, gradients %s, recompute %s, attention %s, matmul %s\n", name_of(s.precision),
            name_of(s.grad_dtype), recompute_name(s), attention_name(s), matmul.c_str());
-    if (s.gpus > 1 && !o.scan) printf("each sends %s a step\n", size_text(double(record["bytes_sent"])).c_str());
+    if (s.gpus > 1 && !o.scan)
+        printf("sent       %s a step by each GPU\n", size_text(double(record["bytes_sent"])).c_str());
     if (o.bandwidth > 0) {
         printf("times      estimates for GPUs that compute %g TFLOP/s%s and send %g GB/s\n", flops_of(o) / 1e12,
                o.flops > 0 ? "" : " (assumed; --flops)", o.bandwidth);
         print_layouts(o.scan ? record["scan"] : json::array({record}));
     }
-    if (o.scan) return;
-    print_memory(plan(s), memory);
+    if (o.scan) {   // the fastest layout of the largest number of GPUs
+        const json& all = record["scan"];
+        const auto best = std::find_if(all.begin(), all.end(), [&](const json& c) {
+            return c["gpus"] == all.back()["gpus"]; });
+        if (best != all.end()) print_train_command(o, s, *best);
+        return;
+    }
+    printf("memory     %s of %s\n", size_text(plan(s).total).c_str(), size_text(memory).c_str());
+    print_categories(plan(s), memory);
     printf("  %s; %.2f bytes of state per parameter\n", record["fits"] ? "fits" : "does not fit on one such GPU",
            double(record["bytes_per_parameter"]));
     const size_t activations = record["bytes"]["activations"];
@@ -494,21 +555,23 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
     const Flops flops = flops_per_token(s);
     printf("\nFLOPs per token: %.4g model, %.4g hardware\nlargest micro-batch that fits%s\n", flops.model,
            flops.hardware, o.total_batch ? " and divides the batch" : "");
-    const std::string total = o.total_batch ? format(" --total-batch %ld", o.total_batch) : "",
-        gpus = s.gpus > 1 ? format(" --gpus %d --zero %d", s.gpus, s.zero) : "";
+    json layout = record["fits"] ? record : json();   // otherwise the first of these
     for (const auto& [name, mode] : RECOMPUTE_NAMES) {
         const long most = record["max_micro_batch"][name];
         const long B = o.total_batch ? largest_divisor(o.total_batch / (long{s.T} * s.gpus), most) : most;
-        printf("  --recompute %-9s  --micro-batch %ld%s%s\n", name, B, total.c_str(), gpus.c_str());
+        printf("  --recompute %-9s  --micro-batch %ld\n", name, B);
+        if (layout.is_null() && B > 0)
+            layout = {{"micro_batch", B}, {"recompute", name}, {"gpus", s.gpus}, {"zero", s.zero}};
     }
+    if (!layout.is_null()) print_train_command(o, s, layout);
 }
 
 void plan_subcommand(Options o) {
     const bool elsewhere = o.gpu_memory > 0;
     const std::string problem = elsewhere ? "" : no_device();
-    if (!problem.empty()) throw UserError("plan needs --gpu-memory SIZE here: %s", problem.c_str());
+    if (!problem.empty()) throw UserError("plan needs --gpu-memory SIZE: %s", problem.c_str());
     if (elsewhere && o.precision == PlanPrecision::OF_BUILD) o.precision = PlanPrecision::BF16;   // as a card does
-    if (o.gpus == ALL_GPUS) throw UserError("--gpus all: plan needs a number");
+    if (o.gpus == ALL_GPUS) throw UserError("--gpus all: expected a number with plan");
     if (o.scan && (o.total_batch == 0 || o.bandwidth == 0))
         throw UserError("plan --scan needs --total-batch TOKENS and --bandwidth GB/s");
     if (o.scan && !o.given.count("--micro-batch")) o.micro_batch = AUTO;

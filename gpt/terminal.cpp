@@ -16,35 +16,53 @@ std::string size_text(size_t bytes) {
 }
 
 std::string short_number(double x) {
+    if (x >= 1e9) return format("%.2fB", x / 1e9);
     if (x >= 1e6) return format("%.2fM", x / 1e6);
     return x >= 1e3 ? format("%.1fk", x / 1e3) : format("%.0f", x);
 }
 
+std::string grouped(long n) {
+    std::string digits = std::to_string(n);
+    for (long at = static_cast<long>(digits.size()) - 3; at > 0; at -= 3) digits.insert(at, ",");
+    return digits;
+}
+
 std::string clock_text(double seconds) {
     const long s = lround(seconds);
+    if (s >= 86400) return format("%ldd %02ld:%02ld", s / 86400, s / 3600 % 24, s / 60 % 60);
     return s >= 3600 ? format("%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60) : format("%ld:%02ld", s / 60, s % 60);
 }
 
 // ---- progress -----------------------------------------------------------------------------------
 
-Progress::Progress(long first_step, long steps)
-    : first_(first_step), steps_(steps), shown_step_(first_step), terminal_(isatty(STDOUT_FILENO)) {}
+std::string progress_text(long step, long steps, const StepResult& r, double left, bool verbose) {
+    const int digits = static_cast<int>(std::to_string(steps).size());
+    const std::string loss = format("step %*ld/%ld loss %.4f", digits, step, steps, r.loss);
+    const std::string speed = format("  %s tok/s  MFU %.1f%%  %s left", short_number(r.tokens_per_s).c_str(),
+                                     100 * r.mfu, clock_text(left).c_str());
+    const std::string scale = verbose && r.loss_scale != NO_SCALE ? format("  scale %.0f", r.loss_scale) : "";
+    for (const std::string& optional : {format("  norm %.2f", r.norm) + scale, scale})
+        if (loss.size() + optional.size() + speed.size() < 80) return loss + optional + speed;
+    return loss + speed;
+}
+
+Progress::Progress(long first_step, long steps, bool verbose)
+    : first_(first_step), steps_(steps), shown_step_(first_step), verbose_(verbose),
+      terminal_(isatty(STDOUT_FILENO)) {}
 
 void Progress::start() { start_ = shown_ = seconds_now(); }
 
 void Progress::show(long step, const StepResult& r) {
     const double now = seconds_now(), interval = terminal_ ? 0.1 : 3;
     if (step < steps_ && step > first_ + 1 && now - shown_ < interval) return;
-    const double speed = (step - shown_step_) * r.seconds / (now - shown_);   // since the last line, not of one step
+    const double relative_speed = (step - shown_step_) * r.seconds / (now - shown_);
     shown_ = now;
     shown_step_ = step;
+    StepResult mean = r;   // the mean speed since the last line, not that of one step
+    mean.tokens_per_s *= relative_speed;
+    mean.mfu *= relative_speed;
     const double left = (now - start_) / (step - first_) * (steps_ - step);
-    const int digits = static_cast<int>(std::to_string(steps_).size());
-    const std::string scale = r.loss_scale == NO_SCALE ? "" : format("  scale %.0f", r.loss_scale);
-    const std::string line =
-        format("step %*ld/%ld loss %.4f  norm %.2f  lr %.2e%s  %s tok/s  MFU %.1f%%  %s left", digits, step, steps_,
-               r.loss, r.norm, r.lr, scale.c_str(), short_number(speed * r.tokens_per_s).c_str(), 100 * speed * r.mfu,
-               clock_text(left).c_str());
+    const std::string line = progress_text(step, steps_, mean, left, verbose_);
     winsize size = {};
     const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
     // The last column stays free, as some terminals wrap when it is filled.
@@ -67,13 +85,13 @@ bool Printer::add(const std::string& bytes) {
         pending_.resize(end);
         return false;
     }
-    size_t begun = std::min(stop_.size(), pending_.size());   // bytes at the end that may begin the text to stop at
-    while (begun > 0 && pending_.compare(pending_.size() - begun, begun, stop_, 0, begun) != 0) begun--;
-    print(pending_.size() - std::max(incomplete_end(pending_), begun));
+    size_t held = std::min(stop_.size(), pending_.size());   // bytes at the end that may begin the stop text
+    while (held > 0 && pending_.compare(pending_.size() - held, held, stop_, 0, held) != 0) held--;
+    print(pending_.size() - std::max(incomplete_end(pending_), held));
     return true;
 }
 
-// Prints the first n bytes: to a file as they are, to a terminal without control characters.
+// Prints the first n bytes: unchanged to a file, without control characters to a terminal.
 void Printer::print(size_t n) {
     std::string text = pending_.substr(0, n);
     pending_.erase(0, n);
@@ -84,18 +102,21 @@ void Printer::print(size_t n) {
 
 // ---- next commands ------------------------------------------------------------------------------
 
-void print_next(const Options& o, const std::string& checkpoint, const std::string& prompt, bool is_whole) {
+void print_next(const Options& o, const std::string& checkpoint, const std::string& prompt, bool is_complete) {
     if (o.out.empty()) {
-        printf("next       nothing was saved: with --out DIR a run can be resumed, sampled from and plotted\n");
+        printf("next       nothing was saved: --out DIR saves a log and checkpoints\n");
         return;
     }
+    const std::string out = shell_word(o.out);
     if (!checkpoint.empty()) {
         const std::string dir = shell_word(checkpoint), program = shell_word(program_invocation_name);
-        if (!is_whole) printf("go on      %s train --resume --out %s\n", program.c_str(), shell_word(o.out).c_str());
         printf("sample     %s sample --from %s%s\n", program.c_str(), dir.c_str(), prompt.c_str());
-        printf("open       python3 -i -c 'import sys, transformers; "
-               "model = transformers.GPT2LMHeadModel.from_pretrained(sys.argv[1])' %s\n", dir.c_str());
+        if (!is_complete) printf("resume     %s train --resume --out %s\n", program.c_str(), out.c_str());
+        if (o.verbose)
+            printf("open       python3 -i -c 'import sys, transformers; "
+                   "model = transformers.GPT2LMHeadModel.from_pretrained(sys.argv[1])' %s\n", dir.c_str());
     }
     const char* plot = "scripts/plot.py";
-    if (exists(plot)) printf("plot       python3 %s %s\n", plot, shell_word(o.out).c_str());
+    const std::string picture = shell_word(o.out + "/plot.png");
+    if (exists(plot)) printf("plot       python3 %s %s --out %s\n", plot, out.c_str(), picture.c_str());
 }

@@ -1,4 +1,4 @@
-// The output of a run: numbers, progress, samples, and the commands that come next.
+// What a run prints: numbers, the progress line, samples, and the commands to copy at the end.
 #pragma once
 
 #include <cstdio>
@@ -10,33 +10,38 @@ constexpr size_t BEYOND_MEMORY = size_t{1} << 56;   // sizes from here on count 
 
 std::string size_text(size_t bytes);      // 24.81 GB
 std::string short_number(double x);       // 12.3k
-std::string clock_text(double seconds);   // 1:02:03
+std::string grouped(long n);              // 1,003,855
+std::string clock_text(double seconds);   // 1:02:03, from a day on 2d 03:04
 
 struct StepResult {
     double loss, norm, lr, seconds, tokens_per_s, mfu, hfu, loss_scale;
-    bool is_finite;   // loss and norm, or the step was skipped
+    bool is_finite;   // whether loss and norm are finite, or the step was skipped
 };
 
-// The line of a run's steps: redrawn in place on a terminal, elsewhere a line every few seconds.
+// Returns the progress line of a step, less than 80 columns wide: the norm is omitted if it does not fit. left: seconds
+// to the end of the run. verbose: also prints the loss scale.
+std::string progress_text(long step, long steps, const StepResult& r, double left, bool verbose);
+
+// Prints the progress line: redrawn in place on a terminal, elsewhere a line every few seconds.
 class Progress {
 public:
-    Progress(long first_step, long steps);
+    Progress(long first_step, long steps, bool verbose);
     void start();
     void show(long step, const StepResult& r);
-    void end_line();   // before anything else is printed
+    void end_line();   // ends the line on a terminal: call it before printing anything else
 
 private:
     long first_, steps_, shown_step_;
     double start_ = 0, shown_ = 0;
-    bool terminal_, open_ = false;
+    bool verbose_, terminal_, open_ = false;
 };
 
-// Prints a sample as it is drawn: whole characters only.
+// Prints a sample while it is generated, in whole UTF-8 characters.
 class Printer {
 public:
     explicit Printer(FILE* to) : to_(to) {}
-    void stop_at(const std::string& text) { stop_ = text; }   // of what follows, `text` and the rest is not printed
-    bool add(const std::string& bytes);                       // false once that text has come
+    void stop_at(const std::string& text) { stop_ = text; }   // `text` and everything after it are not printed
+    bool add(const std::string& bytes);                       // returns false once that text has appeared
     void end() { print(pending_.size()); }
 
 private:
@@ -46,5 +51,6 @@ private:
     std::string stop_, pending_;
 };
 
-// Prints commands to copy. `prompt`: the options of a sample from a model without a tokenizer.
-void print_next(const Options& o, const std::string& checkpoint, const std::string& prompt, bool is_whole);
+// Prints commands to copy. `prompt`: the options that a sample from a model without a tokenizer needs. is_complete: the
+// run has made all its steps, so no command to resume it is printed.
+void print_next(const Options& o, const std::string& checkpoint, const std::string& prompt, bool is_complete);

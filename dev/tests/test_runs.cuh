@@ -252,7 +252,7 @@ TEST("runs: --resume with other options") {
                    contains(less.out, "there were 3004 tokens to train on, now there are 2000\n"),
                "--resume accepts the model's own sizes; a change of the data is printed", less, equal.err);
     const Outcome fewer = run("train --resume --out @/longer --steps 9");
-    expect_run(fewer.code == 0 && contains(fewer.out, scratch("@/longer is at step 14, --steps 9 is not more")),
+    expect_run(fewer.code == 0 && contains(fewer.out, scratch("@/longer is at step 14 of --steps 9")),
                "--resume with --steps below the run's step prints that step", fewer);
     const std::string path = scratch("@/longer/step_000014/trainer.json");
     json older = read_json(path);
@@ -323,11 +323,11 @@ struct TunedRun {
 
 TunedRun tuned_run(const std::string& flags, const std::string& environment) {
     const std::string command = "train" + SMALL + "--micro-batch 2 --total-batch 64 --steps 4 --lr 1e-2 --eval-every 2 "
-                                "--checkpoint-every 0 --out @/tuned " + flags;
+                                "--checkpoint-every 0 --verbose --out @/tuned " + flags;
     TunedRun r = {run(command, environment + " XDG_CACHE_HOME=@/tuning"), "", log_of("@/tuned"), {}};
     for (const std::string& record : r.log) r.losses.push_back(json::parse(record).value("loss", 0.0));
     for (const std::string& line : split(r.outcome.out, "\n"))
-        if (line.rfind("matmul ", 0) == 0) r.line += line + "\n";
+        if (line.rfind("tuning ", 0) == 0) r.line += line + "\n";
     fs::remove_all(scratch("@/tuned"));
     return r;
 }
@@ -380,10 +380,10 @@ TEST("runs: matmul tuning") {
     file["devices"][tuning_device()].begin().value() = std::vector<uint64_t>(8, UINT64_MAX);
     write_bytes(TUNING_FILE, file.dump());
     const TunedRun one = tuned_run("", ALL_MATMULS);
-    expect_run(contains(one.line, " 1 shapes timed in ") && contains(one.line, format("%zu known", shapes - 1)),
+    expect_run(contains(one.line, " 1 shapes timed in ") && contains(one.line, format("%zu shapes known", shapes - 1)),
                "matmul tuning: a shape whose algorithm the device lacks is timed again", one.outcome);
     const Outcome unsaved = run("train" + SMALL + "--steps 1", GOOD_MATMULS + "XDG_CACHE_HOME=@/text.txt");
-    expect_run(unsaved.code == 0 && unsaved.err.empty() && contains(unsaved.out, "the choice is not kept\n"),
+    expect_run(unsaved.code == 0 && unsaved.err.empty() && contains(unsaved.out, "the choices are not saved\n"),
                "matmul tuning: a file that cannot be written does not end the run", unsaved);
 #ifdef CUDA_ON_CPU
     // The algorithm `coarse` clears the last bits of its sums.
@@ -414,13 +414,54 @@ TEST("runs: log") {
         right = has(records[i], {"loss", "norm", "lr", "ms", "tokens_per_s", "mfu", "hfu"}) && records[i]["step"] == i;
     expect_run(right && has(records[4], {"val_loss"}) && records[4]["step"] == 3,
                "log.jsonl holds the run, each step and each evaluation, one object per line", outcome);
-    expect_run(contains(outcome.out, "7 x 16 tokens x 1 micro-batches = 112 tokens"),
+    expect_run(contains(outcome.out, "112 tokens = 1 micro-batch of 7 x 16"),
                "--micro-batch auto is the largest micro-batch that fits and divides the total batch", outcome);
     expect_run(contains(outcome.out, "step 1/3 loss") && contains(outcome.out, "left\n") &&
                    !contains(outcome.out, "\r"),
                "without a terminal each step is printed on its own line", outcome);
     const auto kept = list_checkpoints(scratch("@/log"));
     expect(kept.size() == 1 && kept.count(3), "--keep 1 keeps the last checkpoint");
+}
+
+TEST("runs: start and progress") {
+    const Outcome brief = run("train" + SMALL + "--steps 1"), verbose = run("train" + SMALL + "--steps 1 --verbose");
+    std::string labels;
+    bool short_lines = true;
+    for (const std::string& line : split(brief.out.substr(0, brief.out.find("step 1/1")), "\n")) {
+        labels += line.substr(0, 11);
+        short_lines = short_lines && line.size() <= 100 + strlen(device.properties.name) * (labels == "device     ");
+    }
+    expect_run(labels == "device     model      data       step       memory     " && short_lines,
+               "a run starts with five lines of at most 100 columns, besides the device's name", brief, labels);
+    expect_run(!contains(brief.out, "\nattention  ") && contains(verbose.out, "\nattention  ") &&
+                   contains(verbose.out, "\n  activations  "),
+               "--verbose adds kernels and memory by category", verbose);
+    size_t widest = 0;
+    for (const long step : {1L, 9999999L})
+        for (const double speed : {0.5, 99.99e3, 99.99e6})
+            for (const double left : {0.0, 359999.0, 86400 * 999.0})
+                for (const double norm : {0.12, 99999.0, double(INFINITY)}) {
+                    const StepResult r = {12.3456, norm, 6e-4, 1, speed, 0.999, 0.999, MAX_LOSS_SCALE, true};
+                    widest = std::max(widest, progress_text(step, 9999999, r, left, false).size());
+                }
+    expect(widest < 80, "the progress line has less than 80 columns", std::to_string(widest));
+    const StepResult usual = {3.29, 0.43, 6e-4, 1, 645.2e3, 0.512, 0.512, 1024, true};
+    const std::string text = progress_text(12345, 19073, usual, 5025, false);
+    expect(text == "step 12345/19073 loss 3.2900  norm 0.43  645.2k tok/s  MFU 51.2%  1:23:45 left" &&
+               contains(progress_text(1, 9, usual, 25, true), "  norm 0.43  scale 1024  ") &&
+               contains(progress_text(1, 9, usual, 200000, true), " 3.2900  scale 1024  ") &&
+               contains(progress_text(1, 9, usual, 200000, true), "  2d 07:33 left"),
+           "the progress line has the norm if it fits, and with --verbose the loss scale", text);
+}
+
+TEST("runs: no device") {
+    expect(device_problem(cudaSuccess, 1, 12040).empty() &&
+               device_problem(cudaSuccess, 0, 12040) == "no GPU was found" &&
+               contains(device_problem(cudaErrorNotSupported, 0, 0), "no NVIDIA driver responds: install") &&
+               contains(device_problem(cudaErrorNotSupported, 0, 11080),
+                        format("supports CUDA 11.8, this build needs %d.0: install", CUDART_VERSION / 1000)) &&
+               device_problem(cudaErrorNotSupported, 0, CUDART_VERSION) == cudaGetErrorString(cudaErrorNotSupported),
+           "without a device the message says whether a driver, a newer one or a GPU is missing");
 }
 
 TEST("runs: damaged log") {
@@ -467,20 +508,23 @@ TEST("runs: interrupted") {
                "SIGINT ends a run with exit code 0 and a checkpoint of its last step", stopped);
     auto next = next_commands(stopped.out);
     expect_run(next["sample"] == PROGRAM + " sample --from " + shell_word(checkpoint) &&
-                   next["plot"] == "python3 scripts/plot.py " + shell_word(scratch("@/my/it's")) &&
-                   contains(next["open"], shell_word(checkpoint)),
-               "the run prints commands that sample from, plot and open the checkpoint", stopped);
+                   next["plot"] == "python3 scripts/plot.py " + shell_word(scratch("@/my/it's")) + " --out " +
+                                       shell_word(scratch("@/my/it's/plot.png")) &&
+                   !next.count("open"),
+               "the run prints commands that sample from the checkpoint and plot into a named file", stopped);
     std::string resume;
-    for (const auto& [name, text] : next)
-        if (contains(text, PROGRAM) && contains(text, "--resume")) resume = text.substr(PROGRAM.size());
+    if (contains(next["resume"], PROGRAM)) resume = next["resume"].substr(PROGRAM.size());
     const Outcome resumed = run(resume + format(" --steps %zu", steps + 2));
     expect_run(resumed.code == 0 && log_of("@/my/it's").size() == steps + 2 && contains(resumed.out, "--steps was") &&
                    !contains(resumed.out, "--beta2 was") && !contains(resumed.out, "--resume"),
                "the printed command with --resume resumes the run with the same options", resumed);
     need_words();
-    const Outcome numbers = run("train --from @/numbers --data @/numbers.bin --steps 1 --out @/more_numbers");
-    expect_run(contains(next_commands(numbers.out)["sample"], "--prompt-tokens 799"),
+    const Outcome numbers = run("train --from @/numbers --data @/numbers.bin --steps 1 --verbose --out @/more_numbers");
+    next = next_commands(numbers.out);
+    expect_run(contains(next["sample"], "--prompt-tokens 799") && !next.count("resume"),
                "the printed sample command of a model without a tokenizer has a token as its prompt", numbers);
+    expect_run(contains(next["open"], scratch("@/more_numbers/step_000001")),
+               "--verbose also prints a command that opens the checkpoint with transformers", numbers);
 }
 
 TEST("runs: trace") {
@@ -578,6 +622,40 @@ TEST("runs: plan") {
     expect(recipes == 4, "plan: scripts/ has 4 recipes", std::to_string(recipes));
 }
 
+// The last line of plan is a command; with it, plan predicts the same.
+void same_plan(const std::string& options, const std::string& expected_flags) {
+    const std::string device = " --precision bf16 --gpu-memory 80GB ";
+    const Outcome table = run("plan " + options + device);
+    const std::string command = table.out.substr(table.out.rfind("\ntrain ") + 1);
+    const size_t begin = command.find(PROGRAM), end = command.find(" --data PATTERN\n");
+    const std::string flags = end == command.npos ? "" : command.substr(begin + PROGRAM.size(), end - begin -
+                                                                                              PROGRAM.size());
+    expect_run(flags == expected_flags && contains(command, "make PRECISION=bf16 && ") == (FLOATX != DType::BF16),
+               "plan " + options + ": the last line is a command", table, flags);
+    const json again = json::parse(run("plan " + flags + device + "--json").out, nullptr, false),
+               planned = json::parse(run("plan " + options + device + "--json").out, nullptr, false);
+    if (planned["fits"]) expect(again["bytes"] == planned["bytes"] && again["micro_batch"] == planned["micro_batch"],
+                                "plan " + options + ": its flags plan the same memory", again["bytes"].dump());
+    else expect(again["fits"], "plan " + options + ": its flags fit");
+}
+
+TEST("runs: plan ends with a command") {
+    same_plan("--model gpt2-medium --micro-batch auto --total-batch 524288 --grad-dtype bf16",
+              " --model gpt2-medium --micro-batch 64 --total-batch 524288 --recompute none --grad-dtype bf16");
+    same_plan("--layers 3 --gpus 4 --zero 2",
+              " --model gpt2 --layers 3 --micro-batch 4 --recompute none --zero 2 --gpus 4");
+    same_plan("--model gpt2-xl --micro-batch 256",
+              " --model gpt2-xl --micro-batch 19 --recompute none");
+    const Outcome scan = run("plan --scan --model 7b --gpus 8 " + BATCH);
+    const std::string first = scan.out.substr(scan.out.rfind("\n->     8"));
+    int zero, micro_batch;
+    char mode[16];
+    const bool right = sscanf(first.c_str(), "\n-> 8 %d %d %*d %15s", &zero, &micro_batch, mode) == 3;
+    expect_run(right && contains(scan.out, format(" --micro-batch %d --total-batch 4194304 --recompute %s --zero %d "
+                                                  "--gpus 8 --data PATTERN\n", micro_batch, mode, zero)),
+               "plan --scan: ends with the command of the fastest layout", scan);
+}
+
 TEST("runs: plan of many GPUs") {
     const std::string command = "plan --model 7b " + BATCH +
                                 "--gpus 64 --zero 2 --grad-dtype bf16 --micro-batch 2 --flops 300";
@@ -595,7 +673,7 @@ TEST("runs: plan of many GPUs") {
                "plan --gpus: memory, communication and time are those of plan() and Timeline", outcome);
     expect_run(other["step"].is_null() && double(other["bytes_sent"]) > 0,
                "plan --gpus: without --bandwidth bytes are printed, and no time", silent);
-    expect_run(contains(table.out, "\n->    64     2 ") && contains(table.out, "--gpus 64 --zero 2\n"),
+    expect_run(contains(table.out, "\n->    64     2 ") && contains(table.out, " --gpus 64 --data PATTERN\n"),
                "plan --gpus: the table marks the given layout, and a command line follows it", table);
 }
 
@@ -814,13 +892,13 @@ TEST("runs: text as data") {
     const std::string of_text = lines("@/text.txt");
     expect(!of_text.empty() && of_text == lines("@/tokens.bin"), "eval encodes text with the tokenizer of --from");
     const std::string COMMAND = "train --from @/words --steps 3 --eval-every 3 --checkpoint-every 2 --out ";
-    const Outcome trained = run(COMMAND + "@/on_text --data @/text.txt --val-data @/text.txt");
+    const Outcome trained = run(COMMAND + "@/on_text --verbose --data @/text.txt --val-data @/text.txt");
     run(COMMAND + "@/on_shard --data @/tokens.bin --val-data @/tokens.bin");
     const std::vector<std::string> log = log_of("@/on_text");
     fs::remove_all(scratch("@/on_text/step_000003"));
     const Outcome resumed = run("train --resume --out @/on_text");
     expect_run(trained.code == 0 && log.size() == 4 && log == log_of("@/on_shard") && log_of("@/on_text") == log &&
-                   contains(trained.out, " bytes by the tokenizer in "),
+                   contains(trained.out, " bytes, encoded by the tokenizer in "),
                "train encodes --data and --val-data with the tokenizer of --from, also after --resume", trained,
                resumed.err);
 }
