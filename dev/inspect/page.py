@@ -4,7 +4,7 @@ import os
 import re
 
 from pictures import Gallery, lane_styles
-from tables import html_table, number, times
+from tables import html_table, number, plural, times
 from text import COLUMNS, by_name, facts, figures, hazards, source_lines, totals
 
 README = os.path.join(os.path.dirname(os.path.abspath(__file__)), "README.md")
@@ -121,7 +121,7 @@ def line_figures(line):
     entries = ""
     for f in figures(line):
         by = "" if f.by == ["thread"] else f" ({', '.join(f.by)})"
-        entries += (f"<div><span>{f.space} {f.access}{by}</span><span>{f.lanes:.0f} lanes</span>"
+        entries += (f"<div><span>{f.space} {f.access}{by}</span><span>{plural(round(f.lanes), 'lane')}</span>"
                     f"<span class='{level(f.ratio)}'>{f.unit} {times(f.ratio)}×</span></div>")
     return f"<div class=figures>{entries}</div>"
 
@@ -132,10 +132,10 @@ def site_words(site, line):
     part = f", part {site['part'] + 1}" if site["part"] else ""
     preposition = "from" if site["access"] == "load" else "to"
     moved = "" if site["space"] == "shared" else \
-        f"; {site['dram_sectors']:,} sectors {preposition} memory, {site['l1_hits']:,} hits in L1"
+        f"; {plural(site['dram_sectors'], 'sector')} {preposition} memory, {plural(site['l1_hits'], 'hit')} in L1"
     by = "" if site["by"] == "thread" else f" by {by_name(site['by'])}"
-    return (f"<p><b>{site['space']} {site['access']}{by}</b>, {site['bytes_per_lane']} bytes per lane{part}"
-            f"{escaped(via)}: {site['requests']:,} requests, {site[unit]:,} {unit} (minimum "
+    return (f"<p><b>{site['space']} {site['access']}{by}</b>, {plural(site['bytes_per_lane'], 'byte')} per lane{part}"
+            f"{escaped(via)}: {plural(site['requests'], 'request')}, {plural(site[unit], unit[:-1])} (minimum "
             f"{site[f'least_{unit}']:,}){moved}. Worst request:</p>")
 
 
