@@ -27,7 +27,7 @@ float half_to_float(uint16_t half) {
     return half & 0x8000 ? -magnitude : magnitude;
 }
 
-using Header = nlohmann::json;   // finds a name among very many fast
+using Header = nlohmann::json;   // fast lookup among many names
 
 Safetensors::Safetensors(const std::string& path) : file_(path) {
     uint64_t length = 0;
@@ -39,7 +39,7 @@ Safetensors::Safetensors(const std::string& path) : file_(path) {
     const size_t bytes = file_.size() - sizeof(length) - length;
     try {
         const Header header = parse_json<Header>({file_.data() + sizeof(length), length}, path + ": damaged header");
-        if (!header.is_object()) fail("damaged header: no object of names and tensors");
+        if (!header.is_object()) fail("damaged header: expected an object of names and tensors");
         for (const auto& [name, value] : header.items()) {
             if (name == "__metadata__") metadata_ = json(value);
             else entries_[name] = parse_entry(name, value, data, bytes);
@@ -76,7 +76,7 @@ std::vector<float> Safetensors::floats(const std::string& name, const std::vecto
         fail(format("tensor %s has dtype %s, expected F32, F16 or BF16", name.c_str(), entry.dtype.c_str()));
     if (entry.dtype == "F32" && !values.empty()) memcpy(values.data(), data, values.size() * sizeof(float));
     for (size_t i = 0; (is_half || is_bf16) && i < values.size(); i++) {
-        uint16_t bits;   // may begin at an odd address
+        uint16_t bits;   // may be unaligned
         memcpy(&bits, data + i * sizeof(bits), sizeof(bits));
         const uint32_t bf16 = static_cast<uint32_t>(bits) << 16;
         if (is_half) values[i] = half_to_float(bits);
@@ -89,10 +89,10 @@ std::vector<float> Safetensors::floats(const std::string& name, const std::vecto
     return values;
 }
 
-// Accepts whole numbers only, not values that JSON would convert to one.
+// Returns a size in the header, which must be a whole number: nlohmann::json would also convert other values.
 static size_t parse_size(const Safetensors& file, const std::string& name, const Header& value) {
     if (!value.is_number_unsigned())
-        file.fail(format("damaged header: tensor %s has %s where a size should be", name.c_str(),
+        file.fail(format("damaged header: tensor %s: expected a size, found %s", name.c_str(),
                          value.dump().substr(0, 40).c_str()));
     return value;
 }
@@ -105,7 +105,7 @@ Safetensors::Entry Safetensors::parse_entry(const std::string& name, const Heade
     Entry entry = {value.at("dtype").get<std::string>(), {}, nullptr, 1, 0};
     const Header &shape = value.at("shape"), &offsets = value.at("data_offsets");
     if (!shape.is_array() || !offsets.is_array() || offsets.size() != 2)
-        fail(format("damaged header: tensor %s lacks a list of sizes or two offsets", name.c_str()));
+        fail(format("damaged header: tensor %s: expected a list of sizes and two offsets", name.c_str()));
     for (const Header& extent : shape) entry.shape.push_back(parse_size(*this, name, extent));
     const auto size = SIZES.find(entry.dtype);
     if (size == SIZES.end()) fail(format("tensor %s has unknown dtype %s", name.c_str(), entry.dtype.c_str()));
@@ -117,7 +117,7 @@ Safetensors::Entry Safetensors::parse_entry(const std::string& name, const Heade
     for (size_t extent : entry.shape)
         if (__builtin_mul_overflow(entry.elements, extent, &entry.elements) ||
             __builtin_mul_overflow(entry.elements, size->second, &entry.bytes))
-            fail(format("tensor %s of shape %s is larger than any memory", name.c_str(),
+            fail(format("tensor %s of shape %s: the size overflows 64 bits", name.c_str(),
                         shape_text(entry.shape).c_str()));
     if (end - begin != entry.bytes)
         fail(format("tensor %s of shape %s has %zu bytes, expected %zu", name.c_str(),
@@ -143,7 +143,7 @@ void SafetensorsWriter::write_header() {
 
 // ---- weights ------------------------------------------------------------------------------------
 
-// Whether a name is `last`, or ends with it after a prefix.
+// Returns whether a name is `last`, with or without a prefix that ends with a dot.
 static bool is_called(const std::string& name, const std::string& last) {
     return name == last || ends_with(name, "." + last);
 }
@@ -182,12 +182,12 @@ const Safetensors& WeightFiles::file_of(const std::string& name) const {
 void WeightFiles::read_index(const std::string& dir) {
     const json index = read_json(path_);
     if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
-        fail("no \"weight_map\" of tensors and files");
-    const nlohmann::json places = index["weight_map"];   // by name
+        fail("expected a \"weight_map\" of tensors and files, found none");
+    const nlohmann::json places = index["weight_map"];   // by tensor name
     for (const auto& [name, place] : places.items()) {
         const std::string file = place.is_string() ? place.get<std::string>() : "";
         if (file.empty() || file.find('/') != file.npos)
-            fail(format("tensor %s is in %s, expected the name of a file beside this one", name.c_str(),
+            fail(format("tensor %s is in %s, expected the name of a file in the same folder", name.c_str(),
                         place.dump().c_str()));
         const Safetensors& shard = open_shard(dir + "/" + file);
         shard.at(name);
@@ -203,7 +203,7 @@ void WeightFiles::require_tied(const std::string& head) const {
     const std::string wte = prefix_ + "wte.weight";
     const std::vector<size_t>& shape = file_of(wte).at(wte).shape;
     if (file.floats(head, shape) != file_of(wte).floats(wte, shape))
-        file.fail(format("tensor %s differs from %s: a head of its own, where GPT-2's is the embedding",
+        file.fail(format("tensor %s differs from %s; expected a tied head, equal to the embedding",
                          head.c_str(), wte.c_str()));
 }
 
@@ -255,7 +255,7 @@ Config read_config(const std::string& path) {
 
 std::string checkpoint_name(long step) { return format("step_%06ld", step); }
 
-// The step in a name that is `prefix` and checkpoint_name(step); -1 for another name.
+// Returns the step of a name prefix + checkpoint_name(step); -1 for other names.
 static long step_in(const std::string& name, const std::string& prefix) {
     long step = -1;
     const std::string begin = prefix + "step_";
@@ -263,7 +263,7 @@ static long step_in(const std::string& name, const std::string& prefix) {
     return step >= 0 && name == prefix + checkpoint_name(step) ? step : -1;
 }
 
-// The paths in a folder; none if it cannot be read.
+// Returns the paths in a folder; none if the folder cannot be read.
 static std::vector<std::string> paths_in(const std::string& folder) {
     std::vector<std::string> paths;
     std::error_code error;
@@ -288,7 +288,7 @@ std::string folder_meant(const std::string& from) {
     const std::string name = last_part(from);
     for (const char* released : {"gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"})
         if (name == released && !exists(from))
-            throw UserError("--from %s: no such folder; scripts/download.sh %s fetches it, and then: --from models/%s",
+            throw UserError("--from %s: no such folder; scripts/download.sh %s downloads it, then use --from models/%s",
                             from.c_str(), released, released);
     return from;
 }
@@ -309,7 +309,7 @@ void remove_checkpoint(const std::string& out, long step) {
     const std::string name = checkpoint_name(step), dying = out + "/" + UNFINISHED + "old_" + name;
     remove_folder(dying);
     if (!exists(out + "/" + name)) return;
-    rename_folder(out + "/" + name, dying);   // before its files go
+    rename_folder(out + "/" + name, dying);   // a crash during the removal leaves no incomplete step_N
     remove_folder(dying);
 }
 
@@ -320,18 +320,19 @@ void remove_unfinished(const std::string& out) {
 }
 
 Failure not_written(long step, const std::exception& error) {
-    return Failure("checkpoint of step %ld not written, earlier ones are untouched: %s", step, error.what());
+    return Failure("checkpoint of step %ld not written, earlier checkpoints are unchanged: %s", step, error.what());
 }
 
 // ---- options of a run ---------------------------------------------------------------------------
 
-// Flags that belong to a command, not to the run.
+// Returns whether a flag applies to one command only, so that --resume does not take it from the run.
 static bool is_of_command(const std::string& flag) {
     return flag == "--resume" || flag == "--out" || flag == "--trace" || flag == "--gpus" || flag == "--timeout" ||
            flag == "--verbose";
 }
 
-// The options that a run was started or last resumed with: from its last checkpoint or, if it has none, from its log.
+// Returns the options with which a run was started or last resumed, from its last checkpoint or, without a checkpoint,
+// from its log. Sets `path` to that file.
 static json options_of_run(const std::string& out, std::string& path) {
     const auto checkpoints = list_checkpoints(out);
     json record;
@@ -349,14 +350,14 @@ static json options_of_run(const std::string& out, std::string& path) {
 void take_options_of_run(Options& o) {
     std::string path;
     const json recorded = options_of_run(o.out, path);
-    if (recorded.empty() && list_checkpoints(o.out).empty()) return;   // killed before it wrote its log
+    if (recorded.empty() && list_checkpoints(o.out).empty()) return;   // the run was killed before it wrote its log
     if (o.given.count("--from") && recorded.value("from", json()) != json(o.from))
-        throw UserError("--resume continues from the last checkpoint in %s, --from %s starts a new run: expected one "
-                        "of them", o.out.c_str(), o.from.c_str());
+        throw UserError("--resume continues from the last checkpoint in %s, --from %s starts a new run; expected only "
+                        "one of these options", o.out.c_str(), o.from.c_str());
     for (const Flag& flag : flag_table(o)) {
         const json value = recorded.value(flag.name + 2, json());
         if (!(flag.subcommands & TRAIN) || o.given.count(flag.name) || is_of_command(flag.name)) continue;
-        if (value.is_null() || value == "") continue;   // by default
+        if (value.is_null() || value == "") continue;   // the default
         if (!flag.parse(value.is_string() ? value.get<std::string>() : value.dump()))
             throw UserError("%s: \"%s\" is %s, expected %s", path.c_str(), flag.name + 2, value.dump().c_str(),
                             flag.values.c_str());
@@ -369,7 +370,8 @@ void note_changes(const Options& o, const json& trainer, const std::string& dir,
     if (!then.is_object()) return;
     for (const auto& [name, value] : then.items())
         if (!now.contains(name))
-            printf("resume     --%s was %s, is no option any more\n", one_line(name).c_str(), json_text(value).c_str());
+            printf("resume     --%s was %s, is not an option any more\n", one_line(name).c_str(),
+                   json_text(value).c_str());
         else if (!is_of_command("--" + name) && now[name] != value)
             printf("resume     --%s was %s, is now %s\n", name.c_str(), json_text(value).c_str(),
                    json_text(now[name]).c_str());
@@ -388,7 +390,7 @@ std::string way_around(const std::string& out, const std::string& message) {
 
 // ---- start of a run -----------------------------------------------------------------------------
 
-// Creates --out, which must be readable and writable.
+// Creates the folder --out. Throws UserError if it is not readable and writable, or if there is no run to resume.
 static void open_run_folder(const std::string& out, bool resume) {
     std::error_code error;
     if (exists(out) && !fs::is_directory(out, error))
@@ -400,7 +402,7 @@ static void open_run_folder(const std::string& out, bool resume) {
         throw UserError("--out %s: cannot be read and written: %s", out.c_str(), error.message().c_str());
 }
 
-// Locks a run folder for one process, however that ends. No effect on a file system without locks.
+// Locks a run folder until the process ends, even by a crash. Has no effect on a file system without locks.
 static Descriptor lock_folder(const std::string& out) {
     Descriptor folder(open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (folder >= 0 && flock(folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
@@ -419,7 +421,8 @@ Start find_start_in_folder(const Options& o) {
     const auto checkpoints = list_checkpoints(o.out);
     const bool has_log = exists(o.out + "/log.jsonl");
     if (!o.resume && (has_log || !checkpoints.empty()))
-        throw UserError("--out %s already holds a run: --resume continues it, or name another folder", o.out.c_str());
+        throw UserError("--out %s already holds a run; add --resume to continue it, or choose another folder",
+                        o.out.c_str());
     if (!o.resume) return start;
     if (checkpoints.empty()) {   // start.dir is the run's --from
         if (!has_log) throw UserError("--resume: no run in %s", o.out.c_str());

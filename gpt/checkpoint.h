@@ -1,4 +1,4 @@
-// Checkpoints: safetensors, config.json, a Hugging Face folder's weights, the run folder, a run's options, its start.
+// Checkpoints: safetensors files, weights and config.json of a Hugging Face folder, run folders, --resume.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 #include "options.h"
 
 // ---- safetensors --------------------------------------------------------------------------------
-// 8 bytes: length of the header; the header, JSON: name -> dtype, shape, first and last byte; the tensors, contiguous
-// and little-endian. https://github.com/huggingface/safetensors
+// Format: 8 bytes with the length of the header; the header, JSON that maps each name to dtype, shape and data_offsets
+// (begin and end in bytes); the tensors, contiguous and little-endian. https://github.com/huggingface/safetensors
 
 float half_to_float(uint16_t half);
 std::string shape_text(const std::vector<size_t>& shape);
@@ -32,11 +32,11 @@ public:
     const json& metadata() const { return metadata_; }
     const std::string& path() const { return file_.path(); }
     const Entry& at(const std::string& name) const;
-    // Elements first .. first + count of a tensor as floats; nothing else of it is read. Throws if its shape is not the
-    // given one, or if a value is not finite.
+    // Returns up to `count` elements of a tensor, from element `first`, as floats, and reads only these. Throws
+    // UserError if the tensor's shape is not `shape` or if a value is not finite.
     std::vector<float> floats(const std::string& name, const std::vector<size_t>& shape, size_t first = 0,
                               size_t count = ~size_t{0}) const;
-    static size_t bytes_read;   // by floats(), of all files
+    static size_t bytes_read;   // by floats(), from all files
     [[noreturn]] void fail(const std::string& what) const { throw UserError("%s: %s", path().c_str(), what.c_str()); }
 
 private:
@@ -47,7 +47,7 @@ private:
     std::map<std::string, Entry> entries_;
 };
 
-// Writes FP32 tensors one after the other. All names and shapes are declared before the first is written.
+// Writes FP32 tensors: declare() for each tensor, then write_header(), then write() of all values in the same order.
 class SafetensorsWriter {
 public:
     explicit SafetensorsWriter(const std::string& path) : file_(path) {
@@ -64,15 +64,15 @@ private:
     size_t end_ = 0;
 };
 
-// The weights of a Hugging Face folder: model.safetensors, or the shards that model.safetensors.index.json lists
-// ("weight_map": tensor -> file). Names may share a prefix ("transformer.", "model.", "_orig_mod.transformer."). Causal
-// masks and a copy of the tied head, which older versions wrote, are ignored.
+// The weights of a Hugging Face folder: model.safetensors, or the shards in the "weight_map" (tensor -> file) of
+// model.safetensors.index.json. Names may share a prefix ("transformer.", "model.", "_orig_mod.transformer."). Causal
+// masks and a copy of the tied head, which older versions of transformers wrote, are ignored.
 class WeightFiles {
 public:
-    // names: the parameters of a model with this number of layers.
+    // names: the expected parameters of a model with `layers` layers. Throws UserError if the tensors differ.
     WeightFiles(const std::string& dir, std::set<std::string> names, int layers);
 
-    // As Safetensors::floats(), without the prefix.
+    // Returns Safetensors::floats() of the tensor PREFIX + name.
     std::vector<float> floats(const std::string& name, const std::vector<size_t>& shape, size_t first,
                               size_t count) const {
         return file_of(prefix_ + name).floats(prefix_ + name, shape, first, count);
@@ -93,9 +93,9 @@ private:
 
 // ---- config.json --------------------------------------------------------------------------------
 
-constexpr int MAX_LAYERS = 1 << 10, MAX_CHANNELS = 1 << 16, MAX_TOKENS = 1 << 22;   // no size in bytes overflows
+constexpr int MAX_LAYERS = 1 << 10, MAX_CHANNELS = 1 << 16, MAX_TOKENS = 1 << 22;   // so that sizes in bytes do not overflow
 
-// Throws if the model cannot be built; `source` names the file or flags in the message.
+// Throws UserError if the model is not supported. The message begins with `source`, the file or flags.
 void require_supported(const Config& c, const std::string& source);
 Config read_config(const std::string& path);
 void write_config(const std::string& path, const Config& c, float init_std, int end_of_text);
@@ -104,44 +104,45 @@ void write_config(const std::string& path, const Config& c, float init_std, int 
 
 std::string checkpoint_name(long step);   // step_001000
 
-// The checkpoints of a run folder, by step.
+// Returns the checkpoint folders of a run folder, by step.
 std::map<long, std::string> list_checkpoints(const std::string& out);
 
-// The folder that --from names: itself or, of a run folder, its last checkpoint.
+// Returns the model folder for --from: the last checkpoint if `from` is a run folder, otherwise `from`.
 std::string folder_meant(const std::string& from);
 
-// The prefix of a folder that is being written or removed, so that a folder step_N is always complete.
+// Name prefix of a folder that is being written or removed, so that a folder step_N is always complete.
 constexpr const char* UNFINISHED = "unfinished_";
-void remove_folder(const std::string& path);   // and what it holds; it may be missing
-void rename_folder(const std::string& from, const std::string& to);   // on disk when it returns
+void remove_folder(const std::string& path);   // with its contents; does nothing if it does not exist
+void rename_folder(const std::string& from, const std::string& to);   // returns when the new name is on disk
 void remove_checkpoint(const std::string& out, long step);
-void remove_unfinished(const std::string& out);   // folders that a crash has left
+void remove_unfinished(const std::string& out);   // removes UNFINISHED folders that a crash left
 
+// Returns the error of a checkpoint that could not be written because of `error`.
 Failure not_written(long step, const std::exception& error);
 
 // ---- options of a run ---------------------------------------------------------------------------
 
-// --resume: takes the options of the run from its last checkpoint or log, except those given on the command line.
+// For --resume: sets the options that are not on the command line to those in the run's last checkpoint or log.
 void take_options_of_run(Options& o);
 
-// Prints in which options, or number of training tokens, a resumed run differs from its checkpoint in `dir`.
-// `trainer`: the checkpoint's trainer.json, null when not resuming.
+// Prints the options and the number of training tokens in which a resumed run differs from its checkpoint in `dir`.
+// trainer: the checkpoint's trainer.json; null when not resuming.
 void note_changes(const Options& o, const json& trainer, const std::string& dir, size_t tokens);
 
-// What to append to an error message that begins with the path of the newest checkpoint in `out`; else empty. Only the
-// user can decide to drop the steps since the one before it.
+// Returns a hint to append to an error message that begins with the path of the newest checkpoint in `out`; empty for
+// other messages. The program does not use an older checkpoint by itself, because that would discard steps.
 std::string way_around(const std::string& out, const std::string& message);
 
 // ---- start of a run -----------------------------------------------------------------------------
 
-// Where a run starts: nothing, --from or the last checkpoint.
+// The state from which a run starts: random weights, --from or the last checkpoint.
 struct Start {
-    std::string dir;        // of a Hugging Face folder, or empty
-    json trainer;           // null unless resuming
+    std::string dir;        // Hugging Face folder with the weights; empty: random weights
+    json trainer;           // trainer.json; null unless resuming
     long step = 0;
-    uint64_t window = 0;    // of the data
-    std::shared_ptr<Descriptor> lock = nullptr;   // of --out
+    uint64_t window = 0;    // next window of the data
+    std::shared_ptr<Descriptor> lock = nullptr;   // of the folder --out
 };
 
-// Creates and locks --out.
+// Creates and locks --out, and returns the start of the run.
 Start find_start_in_folder(const Options& o);

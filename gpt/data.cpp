@@ -6,10 +6,10 @@
 
 #include <algorithm>
 
-// The files that a pattern names, in sorted order. A folder that cannot be read is an error.
+// Returns the paths that match a pattern, sorted. A folder that cannot be read is an error.
 static std::vector<std::string> files_named(const std::string& pattern) {
     struct stat info;
-    if (lstat(pattern.c_str(), &info) == 0) return {pattern};   // a name may contain glob()'s characters
+    if (lstat(pattern.c_str(), &info) == 0) return {pattern};   // a file name may contain * ? [
     if (pattern.find_first_of("*?[") == pattern.npos) throw UserError("%s: %s", pattern.c_str(), strerror(errno));
     glob_t found = {};
     const int status = glob(pattern.c_str(), GLOB_ERR, nullptr, &found), error = errno;
@@ -22,7 +22,7 @@ static std::vector<std::string> files_named(const std::string& pattern) {
 
 static bool is_shard(const std::string& path) { return ends_with(path, ".bin"); }
 
-// Whether a file holds neither text nor tokens, such as an archive: text has no zero byte.
+// Returns whether a file is binary, such as an archive. Text has no zero byte.
 static bool is_binary(const MappedFile& file) {
     return memchr(file.data(), 0, std::min<size_t>(file.size(), 4096)) != nullptr;
 }
@@ -36,18 +36,20 @@ static Piece open_piece(const std::string& name) {
     }
     int header[SHARD_HEADER];
     if (file->size() < sizeof(header))
-        throw UserError("%s: %zu bytes are too few for a shard's header of %zu", path, file->size(), sizeof(header));
+        throw UserError("%s: expected a shard's header of %zu bytes, found a file of %zu", path, sizeof(header),
+                        file->size());
     memcpy(header, file->data(), sizeof(header));
     const int magic = header[0], version = header[1];
     if (magic != SHARD_MAGIC)
-        throw UserError("%s: magic number %d, expected %d: not a shard of tokens; scripts/prepare_text.py --tokenizer "
-                        "nanogpt converts nanoGPT's", path, magic, SHARD_MAGIC);
-    if (version != SHARD_VERSION) throw UserError("%s: shard version %d, expected %d", path, version, SHARD_VERSION);
+        throw UserError("%s: not a shard of tokens: expected the magic number %d, found %d; scripts/prepare_text.py "
+                        "--tokenizer nanogpt converts nanoGPT's files", path, SHARD_MAGIC, magic);
+    if (version != SHARD_VERSION)
+        throw UserError("%s: shard version %d, expected %d", path, version, SHARD_VERSION);
     const size_t count = header[2] < 0 ? 0 : header[2], bytes = file->size() - sizeof(header);
     if (bytes != count * sizeof(uint16_t))
-        throw UserError("%s: the header says %d tokens, the file holds %zu%s: truncated or damaged", path, header[2],
+        throw UserError("%s: truncated or damaged: the header says %d tokens, the file holds %zu%s", path, header[2],
                         bytes / sizeof(uint16_t), bytes % sizeof(uint16_t) ? " and an odd byte" : "");
-    if (count == 0) throw UserError("%s: the shard holds no tokens", path);
+    if (count == 0) throw UserError("%s: the shard has no tokens", path);
     return {file, {file, file->data() + sizeof(header)}, sizeof(uint16_t), 0, count};
 }
 
@@ -56,8 +58,8 @@ Tokens::Tokens(const std::string& pattern) {
     for (const std::string& path : paths) {
         pieces_.push_back(open_piece(path));
         if (is_shard(path) != is_shard(paths[0]))
-            throw UserError("%s: %s and %s are text and shards of tokens, expected one of them", pattern.c_str(),
-                            paths[0].c_str(), path.c_str());
+            throw UserError("%s: expected either text files or shards of tokens, found both: %s and %s",
+                            pattern.c_str(), paths[0].c_str(), path.c_str());
     }
 }
 
@@ -69,7 +71,7 @@ void Tokens::tokenize(const Text& text) {
             text.encode_file({piece.tokens.get(), piece.count}));
         piece.file->require_whole();
         piece = {piece.file, {tokens, tokens->data()}, text.token_bytes(), 0, tokens->size() / text.token_bytes()};
-        if (piece.count == 0) throw UserError("%s: no tokens", piece.file->path().c_str());
+        if (piece.count == 0) throw UserError("%s: the text has no tokens", piece.file->path().c_str());
     }
 }
 
@@ -85,12 +87,12 @@ bool Tokens::bytes_only() const {
 
 Tokens Tokens::split_tail(double fraction) {
     Tokens tail;
-    for (size_t wanted = static_cast<size_t>(count() * fraction); wanted > 0;) {
+    for (size_t remaining = static_cast<size_t>(count() * fraction); remaining > 0;) {
         Piece &last = pieces_.back(), part = last;
-        part.count = std::min(wanted, last.count);
+        part.count = std::min(remaining, last.count);
         last.count -= part.count;
         part.begin += last.count;
-        wanted -= part.count;
+        remaining -= part.count;
         tail.pieces_.insert(tail.pieces_.begin(), part);
         if (last.count == 0) pieces_.pop_back();
     }
@@ -105,18 +107,19 @@ static size_t windows_of(const Piece& p, Windows kind, size_t T) {
     }
 }
 
+// Copies the window that begins at token `start` of a piece; past the end, inputs are 0 and targets -1.
 static void copy_window(int* inputs, int* targets, const Piece& piece, size_t start, size_t T, int V) {
-    const size_t there = std::min(T, piece.count - 1 - start);
-    for (size_t t = 0; t <= there; t++) {
+    const size_t length = std::min(T, piece.count - 1 - start);
+    for (size_t t = 0; t <= length; t++) {
         const int token = piece[start + t];
         if (token >= V)
             throw UserError("%s: token %d at position %zu is outside the vocabulary of %d",
                             piece.file->path().c_str(), token, piece.begin + start + t, V);
-        if (t < there) inputs[t] = token;
+        if (t < length) inputs[t] = token;
         if (t > 0) targets[t - 1] = token;
     }
-    std::fill(inputs + there, inputs + T, 0);
-    std::fill(targets + there, targets + T, -1);
+    std::fill(inputs + length, inputs + T, 0);
+    std::fill(targets + length, targets + T, -1);
 }
 
 size_t Tokens::windows(Windows kind, size_t T) const {
@@ -127,13 +130,13 @@ size_t Tokens::windows(Windows kind, size_t T) const {
 
 void Tokens::read(int* inputs, int* targets, Windows kind, size_t index, size_t T, int V) const {
     for (const Piece& piece : pieces_) {
-        const size_t here = windows_of(piece, kind, T);
+        const size_t n = windows_of(piece, kind, T);
         const size_t start = kind == Windows::ANYWHERE ? index : index * T;
-        if (index < here) {
+        if (index < n) {
             copy_window(inputs, targets, piece, start, T, V);
             piece.file->require_whole();
             return;
         }
-        index -= here;
+        index -= n;
     }
 }

@@ -1,7 +1,7 @@
-// Training data: files of text or of tokens, and the windows of T + 1 tokens that sequences are cut from.
+// Training data: text files or token shards, and windows of T + 1 tokens, each of which is a sequence and its targets.
 //
-// Shards of tokens are in llm.c's format: 256 int32 of header (magic 20240520, version 1, number of tokens), then the
-// tokens, uint16. Other files are text; a file that begins with binary data is rejected.
+// Shards (*.bin) have llm.c's format: a header of 256 int32 (magic 20240520, version 1, number of tokens), then the
+// tokens as uint16. Other files are text; a file that begins with binary data is rejected.
 #pragma once
 
 #include <cstring>
@@ -13,10 +13,10 @@
 
 constexpr int SHARD_HEADER = 256, SHARD_MAGIC = 20240520, SHARD_VERSION = 1;
 
-// Consecutive tokens of one file.
+// A range of tokens of one file.
 struct Piece {
     std::shared_ptr<const MappedFile> file;
-    std::shared_ptr<const char> tokens;   // in the file, or encoded from its text
+    std::shared_ptr<const char> tokens;   // points into the mapped file, or to tokens encoded from its text
     size_t token_bytes;                   // 1, 2 or 4
     size_t begin, count;
 
@@ -28,19 +28,19 @@ struct Piece {
     }
 };
 
-// Windows may begin ANYWHERE (there are as many as such places), follow each other as WHOLE ones, or follow each other
-// COVERING every token, in which case the last one of a file may be shorter.
+// ANYWHERE: a window for each possible start, so windows overlap. WHOLE: consecutive windows of T tokens, without an
+// incomplete last one. COVERING: consecutive windows that cover every token; the last one of a file may be shorter.
 enum class Windows { ANYWHERE, WHOLE, COVERING };
 
-// The tokens of all files that a pattern names, as one list.
+// The concatenated tokens of all files that match a pattern.
 class Tokens {
 public:
     Tokens() = default;
     explicit Tokens(const std::string& pattern);
 
-    // Encodes text, unless the model's tokens are bytes.
+    // Replaces the bytes of text files by tokens, unless the model's tokens are bytes.
     void tokenize(const Text& text);
-    size_t text_bytes() const { return text_bytes_; }   // of the text that was encoded
+    size_t text_bytes() const { return text_bytes_; }   // size of the encoded text
     size_t count() const;
     bool bytes_only() const;
     const std::vector<Piece>& pieces() const { return pieces_; }
@@ -49,7 +49,8 @@ public:
     Tokens split_tail(double fraction);
 
     size_t windows(Windows kind, size_t T) const;
-    // Reads window `index` of windows(kind, T). Targets past the end of a file are -1.
+    // Reads window `index` of windows(kind, T) into inputs (T) and targets (T). Targets past the end of a file are -1.
+    // Throws UserError if a token is not below the vocabulary size V.
     void read(int* inputs, int* targets, Windows kind, size_t index, size_t T, int V) const;
 
 private:

@@ -81,7 +81,7 @@ std::string shell_word(const std::string& text) {
     return word + "'";
 }
 
-// The bounds of the second byte exclude overlong encodings, surrogates, and what is above U+10FFFF.
+// The bounds of the second byte exclude overlong encodings, surrogates and code points above U+10FFFF.
 size_t character_length(std::string_view text) {
     auto byte = [&](size_t i) -> unsigned { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
     const unsigned first = byte(0);
@@ -89,9 +89,9 @@ size_t character_length(std::string_view text) {
     if (first < 0x80) return 1;
     if (first < 0xc2 || first > 0xf4) return 0;
     const size_t length = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
-    const unsigned least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
-    const unsigned most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
-    if (byte(1) < least || byte(1) > most) return 0;
+    const unsigned low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
+    const unsigned high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+    if (byte(1) < low || byte(1) > high) return 0;
     for (size_t i = 2; i < length; i++)
         if ((byte(i) & 0xc0) != 0x80) return 0;
     return length;
@@ -107,7 +107,7 @@ size_t incomplete_end(std::string_view text) {
     return 0;
 }
 
-// Whether a character (UTF-8) is a control code of ASCII or Latin-1, other than a line break or a tab.
+// Returns whether a UTF-8 character is a control code of ASCII or Latin-1, except line feed and tab.
 static bool is_control(const std::string& c) {
     const unsigned char first = c[0];
     if (first == 0xc2) return static_cast<unsigned char>(c[1]) < 0xa0;
@@ -137,7 +137,7 @@ double seconds_now() {
 
 // ---- reading ------------------------------------------------------------------------------------
 
-static volatile sig_atomic_t page_lost = 0;   // a page of a mapped file was missing
+static volatile sig_atomic_t page_lost = 0;   // 1 after a missing page of a mapped file was replaced
 
 static void replace_lost_page(int, siginfo_t* info, void*) {
     const size_t page = sysconf(_SC_PAGESIZE), at = reinterpret_cast<size_t>(info->si_addr) / page * page;
@@ -148,8 +148,8 @@ static void replace_lost_page(int, siginfo_t* info, void*) {
     else signal(SIGBUS, SIG_DFL);   // another cause: the signal is raised again and ends the program
 }
 
-// Signal handlers have their own stack: on a CPU, a matmul of oneDNN runs with the stack pointer inside of its heap
-// buffer, which a handler's frame would overwrite.
+// Signal handlers need a separate stack: on a CPU, oneDNN's matmul keeps the stack pointer inside its heap buffer,
+// which the handler's stack frame would overwrite.
 void catch_lost_pages() {
     static char signal_stack[64 << 10];
     const stack_t stack = {signal_stack, 0, sizeof(signal_stack)};
@@ -171,7 +171,7 @@ std::string read_file(const std::string& path) {
 }
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-    const Descriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));   // does not block on a pipe
+    const Descriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));   // O_NONBLOCK: a pipe does not block
     if (file < 0) throw UserError("%s: %s", path.c_str(), strerror(errno));
     struct stat info;
     fstat(file, &info);
@@ -188,7 +188,7 @@ MappedFile::~MappedFile() {
 }
 
 void MappedFile::require_whole() const {
-    if (page_lost) throw Failure("%s: was cut off while it was in use", path_.c_str());
+    if (page_lost) throw Failure("%s: was truncated while it was in use", path_.c_str());
 }
 
 // ---- writing ------------------------------------------------------------------------------------
@@ -197,14 +197,14 @@ void MappedFile::require_whole() const {
     throw Failure("%s: %s: %s", path.c_str(), what, strerror(errno));
 }
 
-// Opens a file that is written; flags: those of open() besides O_WRONLY.
+// Opens a file for writing. flags: of open(), added to O_WRONLY | O_CLOEXEC.
 static Descriptor open_to_write(const std::string& path, int flags) {
     Descriptor file(open(path.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666));
     if (file < 0) fail_writing(path, "cannot be written");
     return file;
 }
 
-// Writes bytes to a file and returns how many could be written.
+// Writes to a file and returns the number of bytes that were written.
 static size_t write_bytes(int file, const char* data, size_t bytes) {
     size_t done = 0;
     while (done < bytes) {
@@ -254,8 +254,8 @@ std::error_code create_folder(const std::string& path) {
 // ---- JSON ---------------------------------------------------------------------------------------
 
 template <typename Json> Json parse_json(std::string_view text, const std::string& source) {
-    constexpr int MAX_DEPTH = 100;   // readers follow levels by recursion; no file of a model has ten
-    std::vector<std::unordered_set<std::string>> names(MAX_DEPTH + 1);   // of the object that is open at each level
+    constexpr int MAX_DEPTH = 100;   // levels, because readers are recursive; files of models have fewer than ten
+    std::vector<std::unordered_set<std::string>> names(MAX_DEPTH + 1);   // of the open object at each level
     auto invalid = [&](const std::string& why) {
         return UserError("%s: not valid JSON: %s", source.c_str(), why.c_str());
     };
@@ -325,7 +325,8 @@ json read_record(const std::string& line, const std::string& source) {
     return record;
 }
 
-// The lines of records up to a step. Damaged lines are left out and counted, except a last line that was cut off.
+// Returns the lines of records up to a step. Omits damaged lines and prints their number, which does not include a
+// truncated last line.
 static std::string records_until(const std::string& path, uint64_t step) {
     std::istringstream lines(exists(path) ? read_file(path) : "");
     std::string kept;
@@ -338,7 +339,7 @@ static std::string records_until(const std::string& path, uint64_t step) {
             damaged += !lines.eof();
         }
     }
-    if (damaged) printf("resume     %s: %zu damaged lines are left out\n", path.c_str(), damaged);
+    if (damaged) printf("resume     %s: %zu damaged lines are omitted\n", path.c_str(), damaged);
     return kept;
 }
 
@@ -383,11 +384,11 @@ void catch_signals() {
         sigaction(number, nullptr, &before);
         if (number != SIGHUP || before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);   // nohup ignores it
     }
-    signal(SIGXFSZ, SIG_IGN);   // a file that has reached its limit (ulimit -f): write() fails instead
+    signal(SIGXFSZ, SIG_IGN);   // at the file size limit (ulimit -f), write() fails instead
 }
 
 void require_output() {
-    // The reason of an earlier failed write is lost.
+    // errno of an earlier failed write is not known any more.
     const std::string reason = fflush(stdout) != 0 ? format(": %s", strerror(errno)) : "";
     if (ferror(stdout) && stop_requested != SIGPIPE) throw Failure("standard output: writing failed%s", reason.c_str());
 }

@@ -26,15 +26,16 @@ std::vector<std::string> byte_alphabet() {
 
 // ---- words --------------------------------------------------------------------------------------
 
-// GPT-2's pattern. White space is Unicode's property White_Space, spelled out because PCRE2's \s also has U+180E.
+// Returns GPT-2's pattern. White space is Unicode's property White_Space, written out because PCRE2's \s also matches
+// U+180E.
 static std::string word_pattern() {
     const std::string white = R"(\t-\r\x{85}\p{Z})";
     return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^)" + white + R"(\p{L}\p{N}]+|[)" + white + "]+(?![^" +
            white + "])|[" + white + "]+";
 }
 
-// PCRE2 takes UTF-8 only: each byte that is not part of a character becomes U+0001, which is of the same length and, as
-// such bytes here, no letter, number or white space.
+// Returns text as valid UTF-8, which PCRE2 requires. Each byte outside a character becomes U+0001, which has the same
+// length and is neither a letter nor a number nor white space.
 static std::string valid_utf8(std::string_view text) {
     std::string valid(text);
     for (size_t at = 0, length; at < text.size(); at += std::max<size_t>(1, length)) {
@@ -50,8 +51,8 @@ static std::shared_ptr<pcre2_code> compile(const std::string& pattern) {
     const std::shared_ptr<pcre2_code> code(
         pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_UTF | PCRE2_ANCHORED, &error,
                       &at, nullptr), pcre2_code_free);
-    if (!code) throw Failure("PCRE2 does not take GPT-2's pattern: error %d", error);
-    pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);   // without JIT it is interpreted
+    if (!code) throw Failure("PCRE2 rejects GPT-2's pattern: error %d", error);
+    pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);   // without JIT, PCRE2 interprets the pattern
     return code;
 }
 
@@ -64,7 +65,7 @@ void for_each_word(std::string_view text, const std::function<void(std::string_v
     for (size_t at = 0; at < valid.size(); at = range[1]) {
         const int status = pcre2_match(code.get(), reinterpret_cast<PCRE2_SPTR>(valid.data()), valid.size(), at,
                                        PCRE2_NO_UTF_CHECK, match.get(), nullptr);
-        if (status < 0 || range[1] <= at) throw Failure("PCRE2: error %d", status);
+        if (status < 0 || range[1] <= at) throw Failure("PCRE2 cannot split text into words: error %d", status);
         visit(text.substr(at, range[1] - at));
     }
 }
@@ -75,13 +76,14 @@ static uint64_t pair_key(int left, int right) {
     return static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right);
 }
 
-// Appends a word's tokens. Each merge takes a pair off the heap and puts at most two on it: for n bytes O(n log n).
+// Appends the tokens of a word. Each merge removes one pair from the heap and adds at most two, so n bytes take
+// O(n log n) time.
 void Tokenizer::merge(std::vector<int>& tokens, std::string_view word) const {
     constexpr size_t NONE = SIZE_MAX;
-    struct Link { int token; size_t previous, next; };   // a list of tokens
+    struct Link { int token; size_t previous, next; };   // linked list of tokens
     std::vector<Link> links(word.size());
-    using Pair = std::pair<int, size_t>;                 // its rank, and where it begins
-    std::priority_queue<Pair, std::vector<Pair>, std::greater<>> pairs;   // on top the smallest rank, then the leftmost
+    using Pair = std::pair<int, size_t>;                 // rank, index of the left token
+    std::priority_queue<Pair, std::vector<Pair>, std::greater<>> pairs;   // top: lowest rank, leftmost of equal ranks
     auto merge_at = [&](size_t at) {
         const size_t next = at == NONE ? NONE : links[at].next;
         const auto found = next == NONE ? merges_.end() : merges_.find(pair_key(links[at].token, links[next].token));
@@ -90,16 +92,16 @@ void Tokenizer::merge(std::vector<int>& tokens, std::string_view word) const {
     auto propose = [&](size_t at) {
         if (const Merge merge = merge_at(at); merge.rank >= 0) pairs.emplace(merge.rank, at);
     };
-    for (size_t i = 0; i < word.size(); i++)   // 0 - 1 is NONE
+    for (size_t i = 0; i < word.size(); i++)   // size_t(0) - 1 == NONE
         links[i] = {byte_tokens_[static_cast<unsigned char>(word[i])], i - 1, i + 1 < word.size() ? i + 1 : NONE};
     for (size_t i = 0; i < word.size(); i++) propose(i);
     while (!pairs.empty()) {
         const auto [rank, at] = pairs.top();
         pairs.pop();
         const Merge merge = merge_at(at);
-        if (merge.rank != rank) continue;   // one of the two has become part of another token
+        if (merge.rank != rank) continue;   // stale: one of the two tokens was merged into another
         Link& left = links[at];
-        const size_t after = std::exchange(links[left.next].next, NONE);   // what is merged begins no pair any more
+        const size_t after = std::exchange(links[left.next].next, NONE);   // pairs of the merged token become stale
         left = {merge.token, left.previous, after};
         if (left.next != NONE) links[left.next].previous = at;
         propose(at);
@@ -108,17 +110,17 @@ void Tokenizer::merge(std::vector<int>& tokens, std::string_view word) const {
     for (size_t i = 0; i < word.size(); i = links[i].next) tokens.push_back(links[i].token);
 }
 
-// The longest added token that a text begins with; -1: none.
+// Returns the longest added token at the start of a text, or -1.
 int Tokenizer::added_at(std::string_view text) const {
     if (!begins_added_[static_cast<unsigned char>(text[0])]) return -1;
-    for (int token : added_)   // the longest first
+    for (int token : added_)   // longest first
         if (text.substr(0, bytes_[token].size()) == bytes_[token]) return token;
     return -1;
 }
 
 std::vector<int> Tokenizer::encode(std::string_view text) const {
     std::vector<int> tokens;
-    size_t begin = 0;   // of what is not yet encoded
+    size_t begin = 0;   // of the text that is not yet encoded
     auto encode_until = [&](size_t end) {
         for_each_word(text.substr(begin, end - begin), [&](std::string_view word) { merge(tokens, word); });
     };
@@ -157,7 +159,8 @@ bool Tokenizer::is_special(int token) const {
 
 // ---- reading files ------------------------------------------------------------------------------
 
-// Fills a Tokenizer from tokenizer.json or, as transformers 4 saves slow tokenizers, from vocab.json and merges.txt.
+// Fills a Tokenizer from tokenizer.json, or from vocab.json and merges.txt, in which transformers 4 saves slow
+// tokenizers.
 class TokenizerFile {
 public:
     TokenizerFile(Tokenizer& t, const std::string& dir) : t_(t), path_(dir + "/tokenizer.json") {
@@ -171,12 +174,12 @@ public:
     }
 
 private:
-    using json = nlohmann::json;   // finds names fast
+    using json = nlohmann::json;   // fast lookup of names
 
     [[noreturn]] void fail(const std::string& what) const { throw UserError("%s: %s", path_.c_str(), what.c_str()); }
 
-    // The two files as one tokenizer.json. vocab.json does not list added tokens: they are those that are not a byte
-    // and that no merge makes.
+    // Returns the content of the two files as one tokenizer.json. vocab.json does not mark added tokens: they are the
+    // tokens that are neither a byte nor the result of a merge.
     static json joined(const json& vocabulary, const std::string& merges_path) {
         json merges = json::array(), added = json::array();
         std::set<std::string> made;
@@ -203,7 +206,7 @@ private:
         for (const json& merge : model.at("merges")) read_merge(merge);
     }
 
-    // Only GPT-2's behaviour is implemented: another value is refused. null stands for a key that is not there.
+    // Rejects settings other than GPT-2's, because only these are implemented. null stands for a missing key.
     void require_byte_level(const json& file) const {
         static const std::pair<const char*, std::vector<json>> ACCEPTED[] = {
             {"/normalizer", {nullptr}}, {"/pre_tokenizer/type", {"ByteLevel"}},
@@ -214,7 +217,7 @@ private:
         for (const auto& [key, values] : ACCEPTED) require_value(file, key, values, path_);
     }
 
-    // "TemplateProcessing" says which special tokens surround a text (A), "ByteLevel" adds none, "Sequence" is a list
+    // "TemplateProcessing" lists the special tokens around a text (A), "ByteLevel" adds none, and "Sequence" is a list
     // of post-processors.
     void read_post_processor(const json& part) {
         const std::string type = part.is_null() ? "ByteLevel" : part.at("type").get<std::string>();
@@ -237,7 +240,7 @@ private:
 
     int id_of(const std::string& token, const json& id) const {
         if (!id.is_number_integer() || id < 0 || id > INT32_MAX)
-            fail(format("token '%s' has the id %s, expected a whole number from 0 on", token.c_str(),
+            fail(format("token '%s' has the id %s, expected a whole number from 0", token.c_str(),
                         id.dump().c_str()));
         return id;
     }
@@ -263,12 +266,12 @@ private:
         for (const std::string& byte : byte_alphabet()) {
             const auto found = ids_.find(byte);
             if (found == ids_.end())
-                fail(format("byte %zu ('%s') is no token; expected all 256", t_.byte_tokens_.size(), byte.c_str()));
+                fail(format("byte %zu ('%s') is not a token; expected all 256", t_.byte_tokens_.size(), byte.c_str()));
             t_.byte_tokens_.push_back(found->second);
         }
     }
 
-    // Fills t_.bytes_. Every id from 0 on belongs to one token.
+    // Fills t_.bytes_. Each id below the number of tokens must belong to exactly one token.
     void number_tokens() {
         std::vector<const std::string*> owner(ids_.size());
         t_.bytes_.resize(ids_.size());
@@ -284,7 +287,7 @@ private:
             for (size_t at = 0, length; at < token.size(); at += length) {
                 length = std::max<size_t>(1, character_length(std::string_view(token).substr(at)));
                 const auto found = byte_of.find(token.substr(at, length));
-                if (found == byte_of.end()) {   // not written in the alphabet: it stands for itself
+                if (found == byte_of.end()) {   // not in byte_alphabet(): the token is literal text
                     t_.bytes_[id] = token;
                     break;
                 }
@@ -293,7 +296,7 @@ private:
         }
     }
 
-    // "a b" or ["a", "b"].
+    // Adds a merge, "a b" or ["a", "b"], to the merge table.
     void read_merge(const json& merge) {
         const std::string text = merge.is_string() ? merge.get<std::string>() : "";
         const size_t space = text.find(' ');
@@ -307,7 +310,7 @@ private:
         auto id = [&](const std::string& token) {
             const auto found = ids_.find(token);
             if (found == ids_.end())
-                fail(format("merge %d is %s, but '%s' is no token", rank, merge.dump().c_str(), token.c_str()));
+                fail(format("merge %d is %s, but '%s' is not a token", rank, merge.dump().c_str(), token.c_str()));
             return found->second;
         };
         const Tokenizer::Merge merged = {rank, id(left + right)};
@@ -317,7 +320,7 @@ private:
 
     Tokenizer& t_;
     std::string path_;
-    std::unordered_map<std::string, int> ids_;   // by tokens as the file writes them
+    std::unordered_map<std::string, int> ids_;   // by the token's text in the file
 };
 
 bool Tokenizer::is_in(const std::string& dir) {
@@ -333,25 +336,25 @@ Tokenizer::Tokenizer(const std::string& dir) {
 Text::Text(const std::string& dir, int V) : dir_(dir), V_(V) {
     if (!dir.empty() && Tokenizer::is_in(dir)) tokenizer_ = std::make_shared<Tokenizer>(dir);
     else if (V == BYTE_VOCAB) tokenizer_ = std::make_shared<Tokenizer>();
-    if (tokenizer_ && tokenizer_->size() > static_cast<size_t>(V))   // fewer: a vocabulary may be padded
-        throw UserError("%s: the tokenizer has %zu tokens, but config.json a vocabulary of %d", dir.c_str(),
+    if (tokenizer_ && tokenizer_->size() > static_cast<size_t>(V))   // fewer are valid: V may be padded
+        throw UserError("%s: the tokenizer has %zu tokens, expected at most the %d of config.json", dir.c_str(),
                         tokenizer_->size(), V);
 }
 
 bool Text::takes_bytes(const std::string& path) const {
     if (dir_.empty() && V_ < BYTE_VOCAB)
-        throw UserError("%s: text, whose bytes need a vocabulary of %d; --vocab says %d", path.c_str(), BYTE_VOCAB,
+        throw UserError("%s: the bytes of text need a vocabulary of %d, found --vocab %d", path.c_str(), BYTE_VOCAB,
                         V_);
     if (!dir_.empty() && !tokenizer_)
-        throw UserError("%s: text, but the model in %s has %d tokens and no tokenizer: put its tokenizer.json there, "
-                        "or make shards by scripts/prepare_text.py", path.c_str(), dir_.c_str(), V_);
+        throw UserError("%s: found text, but the model in %s has %d tokens and no tokenizer; copy its tokenizer.json "
+                        "there, or convert the text with scripts/prepare_text.py", path.c_str(), dir_.c_str(), V_);
     return !tokenizer_ || tokenizer_->is_bytes();
 }
 
 std::vector<int> Text::encode(const std::string& text) const {
     if (!tokenizer_)
-        throw UserError("--prompt needs a tokenizer.json in %s, as its vocabulary of %d is not of bytes; or give "
-                        "--prompt-tokens", dir_.c_str(), V_);
+        throw UserError("--prompt needs a tokenizer.json in %s, because the model's %d tokens are not bytes; without "
+                        "one, use --prompt-tokens", dir_.c_str(), V_);
     std::vector<int> tokens = tokenizer_->before();
     for (int token : tokenizer_->encode(text)) tokens.push_back(token);
     return tokens;
@@ -392,34 +395,34 @@ Text text_if_any(const std::string& dir, int V) {
 
 std::vector<int> read_prompt(const Options& o, const Text& text, int V) {
     const bool as_text = o.prompt_tokens.empty();
-    std::string given = as_text ? o.prompt : o.prompt_tokens;
-    if (given == "-") given = {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+    std::string input = as_text ? o.prompt : o.prompt_tokens;
+    if (input == "-") input = {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
     std::vector<int> tokens;
     if (as_text) {
-        tokens = text.encode(given);
+        tokens = text.encode(input);
         if (tokens.empty()) throw UserError("--prompt -: standard input is empty");
         return tokens;
     }
-    std::replace(given.begin(), given.end(), ',', ' ');
-    std::istringstream words(given);
+    std::replace(input.begin(), input.end(), ',', ' ');
+    std::istringstream words(input);
     for (std::string word; words >> word;) {
         int token;
         if (!parse_number(word, token) || token < 0 || token >= V)
-            throw UserError("--prompt-tokens takes token numbers from 0 to %d, found '%s'", V - 1, word.c_str());
+            throw UserError("--prompt-tokens: expected tokens from 0 to %d, found '%s'", V - 1, word.c_str());
         tokens.push_back(token);
     }
-    if (tokens.empty()) throw UserError("--prompt-tokens: no tokens");
+    if (tokens.empty()) throw UserError("--prompt-tokens: expected tokens, found none");
     return tokens;
 }
 
-// ---- files of a tokenizer in a checkpoint -------------------------------------------------------
+// ---- tokenizer files of a checkpoint ------------------------------------------------------------
 
 static constexpr const char* TEXT_FILES[] = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
                                       "special_tokens_map.json", "generation_config.json"};
 
-// A tokenizer whose tokens are the bytes, in their order, as transformers reads it. lm-evaluation-harness begins texts
-// with an end of text: that is the last byte, which does not occur in UTF-8. In these files its name is a letter; with
-// split_special_tokens a text may hold that letter.
+// Adds the files of a tokenizer whose token i is byte i, for transformers. lm-evaluation-harness needs an end-of-text
+// token to begin texts: it is the last byte, 255, which does not occur in UTF-8. These files write that byte as a
+// letter; with split_special_tokens, this letter in a text is still encoded as a letter.
 static void add_byte_tokenizer(std::map<std::string, std::string>& files, const Config& c) {
     json vocabulary;
     const std::vector<std::string> alphabet = byte_alphabet();
@@ -433,7 +436,7 @@ static void add_byte_tokenizer(std::map<std::string, std::string>& files, const 
     const json tokenizer = {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr},
                             {"added_tokens", json::array()}, {"normalizer", nullptr}, {"pre_tokenizer", byte_level},
                             {"post_processor", nullptr}, {"decoder", byte_level}, {"model", model}};
-    // PreTrainedTokenizerFast takes tokenizer.json as it is; GPT2TokenizerFast would add the token <|endoftext|>.
+    // PreTrainedTokenizerFast uses tokenizer.json unchanged; GPT2TokenizerFast would add the token <|endoftext|>.
     const json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"model_max_length", c.context},
                          {"bos_token", alphabet.back()}, {"eos_token", alphabet.back()},
                          {"split_special_tokens", true}, {"clean_up_tokenization_spaces", false}};
@@ -446,7 +449,7 @@ TextFiles text_files(const std::string& dir, const Config& c, bool data_is_bytes
     if (!dir.empty()) {
         for (const char* name : TEXT_FILES)
             if (exists(dir + "/" + name)) files.content[name] = read_file(dir + "/" + name);
-        // The end of text that the folder's config.json names is kept.
+        // Keeps the end-of-text token of the folder's config.json.
         const json end = read_json(dir + "/config.json").value("eos_token_id", json());
         if (end.is_number_unsigned() && end < c.vocab) files.end_of_text = end;
     }
@@ -456,7 +459,7 @@ TextFiles text_files(const std::string& dir, const Config& c, bool data_is_bytes
     }
     const json generation = {{"_from_model_config", true}, {"bos_token_id", files.end_of_text},
                              {"eos_token_id", files.end_of_text}};
-    files.content.emplace("generation_config.json", json_text(generation, 2) + "\n");   // where there was none
+    files.content.emplace("generation_config.json", json_text(generation, 2) + "\n");   // unless `dir` has one
     return files;
 }
 

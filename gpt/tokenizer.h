@@ -1,13 +1,13 @@
-// Text to tokens and back: byte-level BPE as in GPT-2, read from the files that transformers writes.
+// Converts text to tokens and back: GPT-2's byte-level BPE, read from the files that transformers writes.
 //
-// Encoding cuts a text into words by GPT-2's pattern and merges within each word. A word starts as its bytes. Among the
-// neighbours that are a pair of the merge table, the pair that comes first in the table becomes one token (of equal
-// pairs the leftmost), and so on until no pair is left. Decoding concatenates the tokens' bytes.
+// Encoding splits a text into words with GPT-2's pattern. The tokens of a word are at first its bytes. Then the pair of
+// neighbouring tokens with the lowest rank in the merge table becomes one token (the leftmost of equal pairs), and this
+// repeats until no neighbours are in the table. Decoding concatenates the tokens' bytes.
 //
-// Any bytes can be encoded. A byte that is not part of a UTF-8 character counts as a character that is neither letter,
-// number nor white space; as all 256 bytes are tokens, decode(encode(bytes)) == bytes.
+// Any bytes can be encoded. A byte outside a valid UTF-8 character is treated as a character that is neither a letter
+// nor a number nor white space. Since all 256 bytes are tokens, decode(encode(bytes)) == bytes.
 //
-// Added tokens, such as <|endoftext|>, are searched in the text first: the leftmost, of these the longest.
+// Added tokens, such as <|endoftext|>, are matched before words are: the leftmost match, and the longest at its start.
 //
 // Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", 2.2; Sennrich et al. 2016, "Neural
 // Machine Translation of Rare Words with Subword Units"
@@ -27,36 +27,36 @@
 
 // ---- the tokenizer ------------------------------------------------------------------------------
 
-// How the files write each byte: as itself in Latin-1 if that is printable, else as the next unused character from
-// U+0100 on.
+// Returns the character (UTF-8) that stands for each byte in tokenizer files: the Latin-1 character if it is printable,
+// otherwise the next unused character from U+0100.
 std::vector<std::string> byte_alphabet();
 
-// Calls visit(word) for each word of GPT-2's pattern, in order; together they are the text.
+// Calls visit(word) for each word of GPT-2's pattern, in order. The concatenated words are the text.
 void for_each_word(std::string_view text, const std::function<void(std::string_view)>& visit);
 
 class Tokenizer {
 public:
-    // Whether a folder has the files of a tokenizer.
+    // Returns whether a folder has tokenizer.json or vocab.json.
     static bool is_in(const std::string& dir);
 
-    // The tokens are the 256 bytes, in their order.
+    // A tokenizer whose token i is byte i.
     Tokenizer();
-    // Reads DIR/tokenizer.json, or else DIR/vocab.json and DIR/merges.txt.
+    // Reads DIR/tokenizer.json or, if it does not exist, DIR/vocab.json and DIR/merges.txt. Throws UserError.
     explicit Tokenizer(const std::string& dir);
 
     size_t size() const { return bytes_.size(); }
-    // Whether it equals Tokenizer().
+    // Returns whether this equals Tokenizer().
     bool is_bytes() const;
-    // The tokens of a text, without those of the template.
+    // Returns the tokens of a text, without before() and after().
     std::vector<int> encode(std::string_view text) const;
-    // The template's special tokens, which are put before and after every text.
+    // The special tokens that the tokenizer's template adds before and after every text.
     const std::vector<int>& before() const { return before_; }
     const std::vector<int>& after() const { return after_; }
-    // A token's bytes, which need not be whole characters; empty for a number that is not a token.
+    // Returns the bytes of a token, which may contain parts of characters; empty if the token does not exist.
     std::string decode(int token) const { return token >= 0 && size_t(token) < size() ? bytes_[token] : ""; }
-    // The added token with this text; -1 if there is none.
+    // Returns the added token with this text, or -1.
     int added(const std::string& text) const;
-    // Whether a token is special, such as an end of text.
+    // Returns whether a token is special, such as <|endoftext|>.
     bool is_special(int token) const;
 
 private:
@@ -67,54 +67,56 @@ private:
     int added_at(std::string_view text) const;
 
     std::vector<std::string> bytes_;   // of each token
-    std::vector<int> byte_tokens_, added_, special_, before_, after_;   // added_: the longest first
-    std::bitset<256> begins_added_;   // whether an added token begins with a byte
+    std::vector<int> byte_tokens_, added_, special_, before_, after_;   // added_: longest first
+    std::bitset<256> begins_added_;   // per byte: whether an added token begins with it
     std::unordered_map<uint64_t, Merge> merges_;
 };
 
 // ---- tokens as text -----------------------------------------------------------------------------
 
-constexpr int BYTE_VOCAB = 256;   // the vocabulary of a model whose tokens are bytes
+constexpr int BYTE_VOCAB = 256;   // vocabulary size of a model whose tokens are bytes
 
-// The tokens of a model of V, by the tokenizer in its folder. Without one, 256 tokens are bytes, others have no text.
+// Converts between text and the tokens of a model with vocabulary size V, using the tokenizer in the model's folder.
+// Without a tokenizer, tokens are bytes if V is 256; otherwise tokens have no text.
 class Text {
 public:
     Text(const std::string& dir, int V);
 
-    // Whether a text's bytes are taken as its tokens. Throws if the text in `path` cannot become tokens.
+    // Returns whether a text's bytes are its tokens. Throws UserError if the model cannot tokenize the file `path`.
     bool takes_bytes(const std::string& path) const;
-    // The tokens of a prompt, with those of the tokenizer's template before it.
+    // Returns the tokens of a prompt, after the template's tokens before().
     std::vector<int> encode(const std::string& text) const;
-    // The tokens of a file's text, token_bytes() each, with the template's tokens before and after them.
+    // Returns the tokens of a file's text, token_bytes() bytes each, with the template's tokens before and after them.
     std::vector<char> encode_file(std::string_view text) const;
     size_t token_bytes() const { return V_ <= 1 << 16 ? 2 : 4; }
     std::string decode(int token) const;
-    // The number of bytes of text that a token stands for: 0 for a special one, or if the tokens' texts are unknown.
+    // Returns the number of text bytes of a token: 0 for a special token, and 0 without a tokenizer.
     size_t bytes_of(int token) const;
-    // The token that a sample without a prompt starts from: the end of text.
+    // Returns the first token of a sample without a prompt: <|endoftext|> or, if it does not exist, a line feed;
+    // without a tokenizer the last token.
     int first() const;
 
 private:
     std::string dir_;
     int V_;
-    std::shared_ptr<Tokenizer> tokenizer_;   // null: tokens have no text
+    std::shared_ptr<Tokenizer> tokenizer_;   // null if tokens have no text
 };
 
-// As Text(dir, V), but a tokenizer that cannot be used is reported and ignored.
+// Returns Text(dir, V). If that tokenizer is rejected, prints why and returns Text("", V).
 Text text_if_any(const std::string& dir, int V);
 
-// The tokens of --prompt or --prompt-tokens, from standard input if that is "-".
+// Returns the tokens of --prompt or --prompt-tokens; "-" reads them from standard input.
 std::vector<int> read_prompt(const Options& o, const Text& text, int V);
 
-// ---- files of a tokenizer in a checkpoint -------------------------------------------------------
+// ---- tokenizer files of a checkpoint ------------------------------------------------------------
 
 struct TextFiles {
-    std::map<std::string, std::string> content;   // by name
-    int end_of_text;                              // a token
+    std::map<std::string, std::string> content;   // by file name
+    int end_of_text;                              // token
 };
 
-// Returns the tokenizer files of a checkpoint, for transformers' AutoTokenizer and this program: those in the folder
-// `dir` that the model comes from, otherwise those of a byte tokenizer if the data is bytes. The program reads them
-// once, at the start, because the run may remove `dir` if that is a checkpoint.
+// Returns the tokenizer files of a checkpoint, for transformers' AutoTokenizer and this program: the files in `dir`,
+// the folder from which the model was loaded, otherwise files of a byte tokenizer if the data is bytes. They are read
+// once, at the start of a run, because `dir` may be a checkpoint that the run deletes.
 TextFiles text_files(const std::string& dir, const Config& c, bool data_is_bytes);
 void write_text_files(const std::string& dir, const TextFiles& files);
