@@ -236,7 +236,7 @@ def about(options):
             "GPU, driver, memory, clocks now and at most, power limit": output_of(
                 "nvidia-smi", "-i", "0", "--format=csv,noheader",
                 "--query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm,power.limit") or "-",
-            "PyTorch": options.torch_version or f"not found in {', '.join(options.pythons)} (--python names another)",
+            "PyTorch": options.torch_version or f"not found in {', '.join(options.pythons)} (--python selects another)",
             "commit": commit or "unknown: no git repository"}
 
 

@@ -41,7 +41,7 @@ __device__ __forceinline__ float by_exp(float x) {
 //
 // ---- 4: train_gpt.cu ----
 // Compared with step 3, a block processes a span of consecutive elements, its threads one pack after another: fewer
-// blocks are started, and a thread issues its next load before it has used the last one. 2^x and 1/x are single
+// blocks are started, and a thread's next load is in flight while it processes the last one. 2^x and 1/x are single
 // instructions of the special function unit. In step 3 a correctly rounded division takes ten instructions and a branch
 // for denormals, and __expf takes three more for denormals: with 8 elements per pack, half of the kernel's
 // instructions.

@@ -6,7 +6,7 @@
 // Topics:
 //   - bytes: quantisation reads 2 bytes per element and writes 1. A tensor's amax is known only after the whole tensor
 //     has been read. So either the tensor is read twice (current scaling), or the scale comes from earlier steps
-//     (delayed scaling). A tile is held by one warp, which computes its amax in registers and reads it once;
+//     (delayed scaling). The lanes that load a tile compute its amax by shuffles, so the tile is read once;
 //   - both directions: tensor cores require FP8 operands with K contiguous, so a tensor that two products sum over in
 //     different directions is needed twice, once transposed. With one scale per tensor the transposed copy has the same
 //     codes. Tiles of 1 x 128 become 128 x 1, with other scales and therefore other codes: both must be computed from
