@@ -189,8 +189,10 @@ template <Fp8Scaling SCALING, typename F8> __global__ void fp8_quantise_kernel(O
         if (blockIdx.x == 0 && threadIdx.x == 0) set_scale(*out.scale, writer.scale);
     }
     const Span span = my_span(n);
-    for (size_t i = span.begin; i < span.end; i += span.stride)
-        writer.put_fp8(i, *reinterpret_cast<const RawPack<floatX, PACK>*>(x + i));
+    for (size_t i = span.begin; i < span.end; i += span.stride) {
+        const RawPack<floatX, PACK> pack = *reinterpret_cast<const RawPack<floatX, PACK>*>(x + i);   // one load
+        writer.put_fp8(i, pack);
+    }
     if (SCALING == Fp8Scaling::CURRENT) writer.amax = 0;   // already recorded, so no atomicMax is needed
 }
 
