@@ -23,21 +23,24 @@ POINTS = 600                # steps of the training run that are drawn: more wou
 WIDTH = 800                 # pixels
 
 
+def write(name, svg):
+    with open(f"{OUT}/{name}.svg", "w", encoding="utf-8") as file:
+        file.write(svg)
+
+
 def save(name, figure, height):
-    """Writes a matplotlib figure: opaque, text as text, no date, so that equal figures are equal files."""
+    """Writes a matplotlib figure with an opaque background, without a date, and with coordinates of one decimal."""
     plot.pyplot.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9, "figure.titlesize": 11})
     figure.set_size_inches(WIDTH / 96, height / 96)
     for text in figure.findobj(plot.matplotlib.text.Text):
         text.set_fontsize(max(8.5, text.get_fontsize()))        # 11 pixels
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", dpi=2 * 96, facecolor="white", metadata={"Date": None})
-    shorter = re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), drawn.getvalue())
-    with open(f"{OUT}/{name}.svg", "w", encoding="utf-8") as file:
-        file.write(shorter)
+    write(name, re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), drawn.getvalue()))
 
 
 def training():
-    """`make run`: loss, learning rate, throughput."""
+    """Loss, learning rate and throughput of `make run`."""
     run = read_run(f"{WORK}/shakespeare")
     every = max(1, len(run.steps) // POINTS)
     run.steps = {step: numbers for step, numbers in run.steps.items() if step % every == 0 or "val_loss" in numbers}
@@ -49,7 +52,7 @@ def training():
 
 
 def memory():
-    """--trace: live memory over a step in each recompute mode, as in `make chapter`."""
+    """Live memory over a step in each recompute mode, from --trace, as in `make chapter`."""
     import measure
     import parts_single
     shutil.copy("data/shakespeare.txt", f"{WORK}/{measure.TEXT}")
@@ -61,11 +64,13 @@ def memory():
     save("memory", figure, 410)
 
 
-# ---- make inspect: rows of its table, and the lanes of a warp as in its page
+# ---- make inspect
 
+# The access of each kernel that is drawn.
 SITES = {"transpose_naive": ("global", "store"), "transpose_tile": ("shared", "load"),
          "transpose_swizzle": ("shared", "load")}
-COLUMNS = {"kernel": 0, "threads": 250, "sectors": 340, "wavefr.": 430, "lanes": 510, "races": 590}    # right edges
+# Columns of the table: x of the right edge; of the first, of the left edge.
+COLUMNS = {"kernel": 0, "threads": 250, "sectors": 340, "wavefr.": 430, "lanes": 510, "races": 590}
 
 
 def as_xml(page):
@@ -73,9 +78,27 @@ def as_xml(page):
     return re.sub(r"=([^'\"\s>]+)(?=[\s/>])", r"='\1'", page)
 
 
+def svg(parts, height):
+    """Returns a picture with the light colours of `make inspect`'s page. It has no CSS variables and no external fonts,
+    because not every viewer supports them."""
+    from page import STYLE
+    from pictures import Gallery, lane_styles
+    root, drawings = STYLE.split("@media")[0], STYLE.split("*/")[1]
+    colors = dict(re.findall(r"(--\w+): (#\w+)", root))
+    style = re.sub(r"var\((--\w+)\)", lambda found: colors[found[1]], f"""{lane_styles()}{drawings}
+.d text {{ font-size: 10px }} text {{ font: 14px system-ui, sans-serif; fill: var(--ink) }}
+.soft {{ fill: var(--soft) }} .name {{ font-weight: 600 }} .end {{ text-anchor: end }}
+.mono {{ font: 13px ui-monospace, "DejaVu Sans Mono", Menlo, monospace }}
+.marked {{ fill: var(--bad); font-weight: 600 }}""")
+    return (f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{height}' "
+            f"viewBox='0 0 {WIDTH} {height}'><style>{style}</style>"
+            f"<rect width='{WIDTH}' height='{height}' fill='{colors['--paper']}'/>"
+            f"{as_xml(Gallery().definitions())}{''.join(parts)}</svg>\n")
+
+
 def kernel():
-    from page import STYLE, lane_styles
-    from pictures import WIDTH as DRAWN, Gallery, global_picture, shared_picture
+    """Rows of the table of `make inspect`, and for each kernel the lanes of a warp in one access."""
+    from pictures import WIDTH as DRAWN, global_picture, shared_picture
     from results import Results, read_recording
     from text import COLUMNS as FIGURES
     results = Results(read_recording("build/inspect/transpose/program.json"))
@@ -107,28 +130,22 @@ def kernel():
         scale = (WIDTH - 32) / DRAWN
         parts.append(f"<g class='d' transform='translate(16 {y + 10}) scale({scale:.4f})'>{as_xml(drawing)}</g>")
         y += round(10 + scale * height)
-    y += 14
-    root, drawings = STYLE.split("@media")[0], STYLE.split("*/")[1]
-    style = f"""{lane_styles()}{drawings}.d text {{ font-size: 10px }}
-text {{ font: 14px system-ui, sans-serif; fill: var(--ink) }} .soft {{ fill: var(--soft) }} .name {{ font-weight: 600 }}
-.mono {{ font: 13px ui-monospace, "DejaVu Sans Mono", Menlo, monospace }} .end {{ text-anchor: end }}
-.marked {{ fill: var(--bad); font-weight: 600 }}"""
-    colors = dict(re.findall(r"(--\w+): (#\w+)", root))         # not every viewer of SVG has CSS variables
-    style = re.sub(r"var\((--\w+)\)", lambda found: colors[found[1]], style)
-    with open(f"{OUT}/kernel.svg", "w", encoding="utf-8") as file:
-        file.write(f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{y}' viewBox='0 0 {WIDTH} {y}'>"
-                   f"<style>{style}</style><rect width='{WIDTH}' height='{y}' fill='{colors['--paper']}'/>"
-                   f"{as_xml(Gallery().definitions())}{''.join(parts)}</svg>\n")
+    write("kernel", svg(parts, y + 14))
 
 
 def main():
+    drawings = {function.__name__: function for function in (training, memory, kernel)}
+    names = sys.argv[1:] or [*drawings]
+    if "--help" in names:
+        print("usage:", __doc__)
+        return
+    if unknown := [name for name in names if name not in drawings]:
+        fail(f"expected {', '.join(drawings)}, found '{unknown[0]}'")
+    plot.require_matplotlib()
     os.chdir(ROOT)
     os.makedirs(OUT, exist_ok=True)
     os.makedirs(WORK, exist_ok=True)
-    drawings = {function.__name__: function for function in (training, memory, kernel)}
-    for name in sys.argv[1:] or drawings:
-        if name not in drawings:
-            fail(f"found '{name}', expected {', '.join(drawings)}")
+    for name in names:
         drawings[name]()
         print(f"{OUT}/{name}.svg: {os.path.getsize(f'{OUT}/{name}.svg'):,} bytes")
     size = sum(entry.stat().st_size for entry in os.scandir(OUT))
