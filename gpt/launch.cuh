@@ -530,8 +530,8 @@ TensorCores choose_tensor_cores(TensorCores wanted) {
                : has_tensor_cores(TensorCores::MMA) ? TensorCores::MMA : TensorCores::NONE;
     }
     if (!has_tensor_cores(wanted))
-        throw UserError("--tensor-cores %s: not available on %s in %s; expected auto or none", name_of(wanted),
-                        device.properties.name, name_of(FLOATX));
+        throw UserError("--tensor-cores %s: not available on %s in %s; expected auto, which takes the best available",
+                        name_of(wanted), device.properties.name, name_of(FLOATX));
     return wanted;
 }
 
