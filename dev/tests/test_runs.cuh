@@ -643,7 +643,7 @@ TEST("runs: plan ends with a command") {
     same_plan("--model gpt2-medium --micro-batch auto --total-batch 524288 --grad-dtype bf16",
               " --model gpt2-medium --micro-batch 64 --total-batch 524288 --recompute none --grad-dtype bf16");
     same_plan("--layers 3 --gpus 4 --zero 2",
-              " --model gpt2 --layers 3 --micro-batch 4 --recompute none --zero 2 --gpus 4");
+              " --model gpt2 --layers 3 --micro-batch 4 --recompute none --gpus 4 --zero 2");
     same_plan("--model gpt2-xl --micro-batch 256",
               " --model gpt2-xl --micro-batch 19 --recompute none");
     const Outcome scan = run("plan --scan --model 7b --gpus 8 " + BATCH);
@@ -651,8 +651,8 @@ TEST("runs: plan ends with a command") {
     int zero, micro_batch;
     char mode[16];
     const bool right = sscanf(first.c_str(), "\n-> 8 %d %d %*d %15s", &zero, &micro_batch, mode) == 3;
-    expect_run(right && contains(scan.out, format(" --micro-batch %d --total-batch 4194304 --recompute %s --zero %d "
-                                                  "--gpus 8 --data PATTERN\n", micro_batch, mode, zero)),
+    expect_run(right && contains(scan.out, format(" --micro-batch %d --total-batch 4194304 --recompute %s --gpus 8 "
+                                                  "--zero %d --data PATTERN\n", micro_batch, mode, zero)),
                "plan --scan: ends with the command of the fastest layout", scan);
 }
 
@@ -673,7 +673,7 @@ TEST("runs: plan of many GPUs") {
                "plan --gpus: memory, communication and time are those of plan() and Timeline", outcome);
     expect_run(other["step"].is_null() && double(other["bytes_sent"]) > 0,
                "plan --gpus: without --bandwidth bytes are printed, and no time", silent);
-    expect_run(contains(table.out, "\n->    64     2 ") && contains(table.out, " --gpus 64 --data PATTERN\n"),
+    expect_run(contains(table.out, "\n->    64     2 ") && contains(table.out, " --gpus 64 --zero 2 --data PATTERN\n"),
                "plan --gpus: the table marks the given layout, and a command line follows it", table);
 }
 
