@@ -78,8 +78,8 @@ std::vector<Question> read_questions(const std::string& path, int V, int T) {
     memcpy(header, reader.file.data(), sizeof(header));
     if (header[0] != QUESTIONS_MAGIC || header[1] != QUESTIONS_VERSION || header[2] < 1)
         throw UserError("%s: expected magic %d, version %d and questions, as scripts/prepare_hellaswag.py writes; "
-                        "found magic %d, version %d, %d questions", path.c_str(), QUESTIONS_MAGIC, QUESTIONS_VERSION, header[0],
-                        header[1], header[2]);
+                        "found magic %d, version %d, %d questions", path.c_str(), QUESTIONS_MAGIC,
+                        QUESTIONS_VERSION, header[0], header[1], header[2]);
     reader.count = header[2];
     std::vector<Question> questions;
     for (; reader.index < reader.count; reader.index++) questions.push_back(reader.next());
