@@ -9,7 +9,7 @@
 //    1  basics                errors, device, precision, packs and warps, operands of matmuls, recording, launch,
 //                             graphs
 //    2  kernels               column sums, embedding, layernorm, bias, gelu, attention, loss scaling, cross-entropy,
-//                             gradient norm, adamw, init. Each section begins with its formulas
+//                             gradient norm, adamw, init. Each begins with formulas and the least bytes or FLOPs (cost)
 //    3  matmul                cuBLASLt, row-major, with the bias and GELU' as epilogues
 //    4  model                 sizes; one table of parameters and one of activations (name, shape, dtype, copies), from
 //                             which memory, init, checkpoints and the plan follow; many GPUs; operands; fp8
@@ -19,13 +19,13 @@
 //    8  subcommands           train, eval, sample, plan; main
 //
 // Names   B batch, T sequence, N = B*T rows, C channels, NH heads, HS = C / NH head size, L layers,
-//         V vocabulary, Vp the same padded; inp, out, dinp, dout as in every layer's formula.
+//         V vocabulary, Vp padded vocabulary; inp, out: a layer's input, output; dinp, dout: their gradients.
 // Layout  row-major; a tensor (B, T, C) is N rows of C; weights are (in, out) as in GPT-2's files.
 // Types   floatX is the type in which weights and activations are stored: BF16, FP16 or FP32 (make PRECISION=...).
 //         Arithmetic is FP32, and matmuls accumulate in FP32. Every reduction has one fixed order, and no kernel uses
 //         floating-point atomics, so the same command gives the same bits.
-// Globals device, activity, recorder (--trace), matmul_plans, world (the processes of many GPUs), and two that signal
-//         handlers set: stop_requested (Ctrl-C) and page_lost (a mapped file was truncated). There are no others.
+// Globals device, activity, recorder (--trace), matmul_plans, world (the processes of many GPUs), bytes_read, and two
+//         that signal handlers set: stop_requested (Ctrl-C) and page_lost (a mapped file was truncated).
 //
 // GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners";
 // GPT-3: Brown et al. 2020, table 2.1.
@@ -103,7 +103,7 @@ struct Device {
 
 static Device device;
 
-// What this process is doing, for the watchdog of many GPUs. Every call of progress() counts as progress.
+// What this process is doing, for the watchdog (gpt/launch.cuh), which ends a rank that does not call progress().
 struct Activity {
     std::atomic<const char*> name{"start"};
     std::atomic<long> count{0};
@@ -218,8 +218,8 @@ __device__ __forceinline__ float warp_max(float x) {
 }
 
 // Returns the sum, or maximum, over a block to all of its threads. Each warp writes its result to shared memory, and
-// every thread combines those in the same order. A kernel that calls it twice for the same kind needs a barrier in
-// between: some threads may still read the first call's results.
+// every thread combines those in the same order. Two sums, or two maxima, in one kernel need a barrier in between: some
+// threads may still read the first call's results.
 template <float (*WARP)(float), float (*COMBINE)(float, float)>
 __device__ __forceinline__ float block_reduce(float x) {
     __shared__ float partial[32];
@@ -243,8 +243,8 @@ __device__ __forceinline__ float* dynamic_shared() {
     return reinterpret_cast<float*>(dynamic_shared_memory);
 }
 
-// A row of C floats in shared memory, by packs. The pack at column i is PACK / PACK_FP32 pieces. Neighbouring lanes'
-// pieces are contiguous, so there are no bank conflicts.
+// Access to a row of C floats in shared memory by packs. The pack at column i is stored in PACK / PACK_FP32 pieces.
+// Pieces of equal index are contiguous across lanes, so there are no bank conflicts.
 __device__ __forceinline__ float* piece_of(float* row, int piece, int i, int C) {
     constexpr int PIECES = PACK / PACK_FP32;
     return row + piece * (C / PIECES) + i / PIECES;
@@ -272,7 +272,7 @@ __device__ __forceinline__ void add_pieces(float* row, const float (&x)[PACK], i
 
 // ==== operands of matmuls ====================================================
 // Kernels write the operands of matmuls through a Writer: as floatX and, with --matmul fp8, in 8 bits too (section
-// "fp8", after matmul). Without FP8 `Writer<e4m3> w(out); w.put(i, v)` is store(out.x + i, v).
+// "fp8"). Without FP8 `Writer<e4m3> w(out); w.put(i, v)` is store(out.x + i, v).
 
 typedef __nv_fp8_e4m3 e4m3;   // 4 bits of exponent, 3 of mantissa: activations and weights
 typedef __nv_fp8_e5m2 e5m2;   // 5 and 2: gradients, whose range is wide
@@ -283,13 +283,13 @@ constexpr int FP8_HISTORY = 16;   // steps
 // statistics from which the next factor is computed. In device memory.
 struct Fp8Scale {
     float scale = 1, inverse = 1;      // the inverse is what matmuls multiply by
-    unsigned amax = 0;                 // of this step so far, as bits, which order non-negative floats like integers
-    unsigned counting = 0;             // whether the counts below are kept
+    unsigned amax = 0;                 // maximum |x| of this step so far: a float's bits, which compare like integers
+    unsigned counting = 0;             // whether the three counts below are kept, for the log
     unsigned long long values = 0, saturated = 0, underflow = 0;   // underflow: non-zero values rounded to 0
     float history[FP8_HISTORY] = {};   // amax of past steps, the latest first; 0: none yet
 };
 
-// Destination of such a tensor.
+// Destination of a tensor that matmuls read.
 template <typename F8> struct Out {
     floatX* x;                   // null: only x8 is read (--matmul fp8-all)
     F8* x8 = nullptr;            // null: the kernel writes x only
@@ -303,15 +303,15 @@ enum class Reach { WARP, BLOCK };   // the threads that construct and destroy a 
 template <typename F8, Reach REACH = Reach::BLOCK> struct Writer {
     Out<F8> to;
     float scale = 1, amax = 0;   // amax: of what this thread has put
-    bool counting = false;       // whether the next three are counted for the log
+    bool counting = false;       // Fp8Scale::counting
     unsigned values = 0, saturated = 0, underflow = 0;
 
     __device__ __forceinline__ explicit Writer(const Out<F8>& out);
-    __device__ __forceinline__ ~Writer();   // records the threads' amax
+    __device__ __forceinline__ ~Writer();   // merges the threads' amax into Fp8Scale::amax, with atomicMax
 
     // Stores v as elements i ... i + N - 1 of the tensor, and rounds v itself to floatX.
     template <int N> __device__ __forceinline__ void put(size_t i, float (&v)[N]);
-    // The same for a pack that is rounded already.
+    // Stores a pack that is already rounded.
     template <int N> __device__ __forceinline__ void put(size_t i, const RawPack<floatX, N>& rounded);
     // Stores only the 8-bit copy, of a tensor whose x is stored already.
     template <int N> __device__ __forceinline__ void put_fp8(size_t i, const RawPack<floatX, N>& rounded);
@@ -322,8 +322,8 @@ template <typename F8, Reach REACH = Reach::BLOCK> struct Writer {
 // A matrix that matmuls read: in floatX and, depending on --matmul, in FP8.
 struct Operand {
     floatX* x;                      // (rows, columns); null: not stored
-    void* fp8 = nullptr;            // the same in 8 bits; null: matmuls read x
-    void* transposed = nullptr;     // (columns, rows) in 8 bits: of a weight always; of others only with fp8-all
+    void* fp8 = nullptr;            // the matrix in 8 bits; null: matmuls read x
+    void* transposed = nullptr;     // (columns, rows) in 8 bits: of weights always, of others only with fp8-all
     Fp8Scale* scale = nullptr;
     DType format = FLOATX;          // of fp8
     bool current_scaling = false;   // x is quantised after its kernel, when its amax is known
@@ -418,14 +418,14 @@ constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 // The number of blocks of a kernel that gives a warp to each of `rows`.
 unsigned row_blocks(size_t rows) { return static_cast<unsigned>(ceil_div(rows, BLOCK_WARPS)); }
 
-// In such kernels: the row of this thread's warp, and the first element of this lane.
+// In these kernels: the row of this thread's warp, and the first element of this lane.
 __device__ __forceinline__ size_t warp_row() {
     return (static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) / WARP_SIZE;
 }
 __device__ __forceinline__ int lane_start() { return threadIdx.x % WARP_SIZE * PACK; }
 constexpr int LANE_STRIDE = WARP_SIZE * PACK;
 
-// The same for packs of FP32.
+// First element and stride of a lane that accesses packs of FP32.
 __device__ __forceinline__ int fp32_lane_start() { return threadIdx.x % WARP_SIZE * PACK_FP32; }
 constexpr int FP32_STRIDE = WARP_SIZE * PACK_FP32;
 
@@ -515,7 +515,7 @@ private:
 //     rows 1, blocks + 1, ...           ->  block 1 sums them  ->  partials[1]   >  grad += their sum   (add_partials)
 //     ...                                   ...                    ...          /   in the order 0, 1, ...
 //
-// mapping   add_partials: a block owns PARTIAL_COLUMNS columns; ACROSS threads side by side read one row of partials.
+// mapping   add_partials: a block owns PARTIAL_COLUMNS columns; ACROSS neighbouring threads read one row of partials.
 //           Shuffles add the sums of a warp's threads, and the first threads add those of the warps, in order
 // cost      the partials, at most MAX_PARTIALS rows of FP32, stay in the L2 cache
 
@@ -689,7 +689,7 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
 //           for the variance and the output. Backward: a block processes rows blockIdx.x, blockIdx.x + gridDim.x, ...;
 //           a thread owns packs of columns and keeps their sums over the block's rows in its own part of shared memory.
 //           The second pass over a row reads it from the L1 cache
-// cost      bandwidth: forward reads 2, writes 2 of N*C; backward reads 3, writes 1
+// cost      bandwidth: forward reads 2, writes 2 of N*C elements; backward reads 3 (dout, inp, dinp), writes 1
 // source    Ba et al. 2016, "Layer Normalization"
 // variants  dev/kernels/layernorm.cu
 
@@ -766,7 +766,7 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
             }
             const float2 own_sums = {warp_sum(sum_g), warp_sum(sum_gx)};
             if (threadIdx.x % WARP_SIZE == 0) warp_sums[parity][threadIdx.x / WARP_SIZE] = own_sums;
-            __syncthreads();   // one a row is enough, as the next row's sums go to the other half of warp_sums
+            __syncthreads();   // one per row is enough: the next row writes the other half of warp_sums
             float avg_g = 0, avg_gx = 0;
             for (int other = 0; other < warps; other++) {
                 avg_g += warp_sums[parity][other].x;
@@ -792,7 +792,7 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
         }
 }
 
-// Bytes of a block of backward. Forward needs one row of floatX for each warp.
+// Returns the bytes of shared memory of a block of backward. Forward needs one row of floatX for each warp.
 size_t layernorm_shared(int C) { return MAX_GRADS * C * sizeof(float); }
 
 // With add == nullptr it normalises inp itself and does not write res.
@@ -805,8 +805,8 @@ void layernorm_forward(floatX* res, const Operand& out, float* mean, float* rstd
     out.finish(N * C);
 }
 
-// Adds to dinp, because the gradient of the residual stream flows both past the LayerNorm and through it. dbias without
-// data: there is no such bias. partials (3, partial_blocks(N), C) fp32 scratch
+// Adds to dinp, because the gradient of the residual stream flows both past the LayerNorm and through it. Without
+// dbias.data it does not compute dbias. partials (3, partial_blocks(N), C) fp32 scratch
 void layernorm_backward(const Operand& dinp, Grad dw, Grad db, Grad dbias, float* partials, const floatX* dout,
                         const floatX* inp, const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
     const size_t blocks = partial_blocks(N), warps = ceil_div(C, LANE_STRIDE);
@@ -821,9 +821,9 @@ void layernorm_backward(const Operand& dinp, Grad dw, Grad db, Grad dbias, float
 // ==== bias ===================================================================
 // forward   out[n] += b, an epilogue of the matmul
 // backward  db += sum of dout[n] over rows
-// shapes    dout (N,OC) floatX | db (OC) as --grad-dtype says
+// shapes    dout (N,OC) floatX | db (OC) in the type of --grad-dtype
 // mapping   a block of one warp owns BIAS_COLUMNS columns and every gridDim.y-th row; a lane owns packs of the columns
-// cost      bandwidth: N*OC once
+// cost      bandwidth: reads N*OC once
 
 constexpr int BIAS_COLUMNS = 256;
 constexpr int BIAS_PACKS = BIAS_COLUMNS / FP32_STRIDE;   // of a lane
@@ -861,7 +861,7 @@ void bias_backward(Grad db, float* partials, const floatX* dout, size_t N, int O
 // mapping   one thread per pack
 // cost      bandwidth: forward reads 1, writes 1; backward reads 2, writes 1
 // source    Hendrycks and Gimpel 2016, "Gaussian Error Linear Units", section 2
-// used      forward always; backward where cuBLASLt has no epilogue for it, and to write dinp in FP8
+// used      forward always; backward before Hopper, with FP8, and for shapes without cuBLASLt's GELU' epilogue
 // variants  dev/kernels/gelu.cu
 
 constexpr float GELU_SCALE = 0.7978845608028654f;   // sqrt(2/pi)
@@ -955,7 +955,7 @@ enum class Old { DROP, ADD, RESCALE };
 enum class Stored { AS_M_K, AS_K_M };
 
 // C (M, BLOCK_M) = old C + A (M, K) * B (K, BLOCK_M), all in shared memory. A is stored as (M, K) or as (K, M), with
-// `lda` elements from row to row. Old::RESCALE first multiplies column n of the old C by scale[n].
+// row stride lda. Old::RESCALE first multiplies column n of the old C by scale[n].
 template <Old OLD, Stored STORED>
 __device__ void tile_matmul(float* C, const float* A, const float* B, const float* scale, int M, int K, int lda) {
     constexpr int PER_ROW = BLOCK_M / TILE_N, WIDTH = sizeof(Lane) / sizeof(float), N = TILE_N / WIDTH;
@@ -983,8 +983,8 @@ __device__ void tile_matmul(float* C, const float* A, const float* B, const floa
 }
 
 // load_rows loads rows [row, row + BLOCK_N) of x into tile (BLOCK_N, HS), load_columns rows [row, row + BLOCK_M) into
-// tile (HS, BLOCK_M), both times scale. Out-of-range rows become 0. x is the first row of one head, `stride` the number
-// of elements from row to row.
+// tile (HS, BLOCK_M), both times scale. Out-of-range rows become 0. x is the first row of one head, `stride` its row
+// stride in elements.
 __device__ void load_rows(float* tile, const floatX* x, int row, int T, size_t stride, int HS, float scale) {
     for (int e = threadIdx.x * PACK; e < BLOCK_N * HS; e += blockDim.x * PACK) {
         const int r = row + e / HS;
@@ -1024,9 +1024,9 @@ __device__ void fill(float* x, float value, int n) {
 
 // The first elements of a head.
 struct Head {
-    size_t C, stride;   // channels of the model; elements from one row of qkv to the next
+    size_t C, stride;   // channels of the model; row stride of qkv in elements
     size_t qkv, out;    // first element of this head in (B,T,3,NH,HS) and in (B,T,NH,HS)
-    size_t rows;        // and in (B,NH,T)
+    size_t rows;        // first element of this head in (B,NH,T)
 };
 
 __device__ Head head_of(size_t b, size_t h, size_t NH, int T, int HS) {
@@ -1074,7 +1074,7 @@ __device__ void online_softmax(float* S, float* max, float* sum, float* rescale,
 
 __global__ void attention_forward_kernel(Out<e4m3> out, float* lse, const floatX* qkv, int T, int HS) {
     const Head head = my_head(T, HS);
-    const int query0 = (gridDim.x - 1 - blockIdx.x) * BLOCK_M;   // blocks with most keys, the longest, start first
+    const int query0 = (gridDim.x - 1 - blockIdx.x) * BLOCK_M;   // blocks with the most keys, so the longest, first
     float* Q = dynamic_shared();    // (HS, BLOCK_M)
     float* O = Q + HS * BLOCK_M;    // (HS, BLOCK_M)
     float* K = O + HS * BLOCK_M;    // (BLOCK_N, HS)
@@ -1105,8 +1105,8 @@ __global__ void attention_forward_kernel(Out<e4m3> out, float* lse, const floatX
     store_columns(out.from(head.out), O, sum, query0, T, head.C, HS, 1);
 }
 
-// S and dP (BLOCK_N rows, BLOCK_M columns) become P and dS. QUERIES says whether queries are rows or columns; lse and D
-// are indexed by query.
+// Overwrites S and dP (BLOCK_N rows, BLOCK_M columns) with P and dS. QUERIES: whether queries are rows or columns; lse
+// and D are indexed by query.
 enum class Queries { ROWS, COLUMNS };
 template <Queries QUERIES>
 __device__ void scores_backward(float* S, float* dP, const float* lse, const float* D, int row0, int column0, int T) {
@@ -1211,6 +1211,8 @@ void attention_backward_portable(const Operand& dqkv, float* D, const floatX* do
 
 // ==== attention: other kernels ===============================================
 // The same function, up to rounding, in headers that a first reading can skip.
+// dQ, dK    above: attention_backward_kernel<COLUMNS>, <ROWS>; Ampere: backward_mma(); Hopper: dq_consumer() for dQ,
+//           dkv_consumer() for dK. dV is computed with dK
 // needs     tensor cores, BF16 or FP16, and head size 64, 80, 96 or 128; otherwise the kernels above run
 // variants  dev/kernels/attention.cu
 
@@ -1235,7 +1237,7 @@ template <typename F> void with_head_size(int HS, F f) {
     }
 }
 
-// counter (1), 0 before and after: the tile scheduler of the wgmma kernels
+// counter (1) int32, 0 before and after: of the wgmma kernels' tile scheduler
 void attention_forward(const Operand& out, float* lse, int* counter, const floatX* qkv, int B, int T, int NH, int HS) {
     if (!on_tensor_cores(HS)) attention_forward_portable(out, lse, qkv, B, T, NH, HS);
     else with_head_size(HS, [&](auto size) {
@@ -1307,7 +1309,7 @@ __device__ float update_loss_scale(LossScale* s, float scaled_norm) {
 // shapes    logits (N,Vp) floatX, of which V are real | targets (N) int32 | losses (N) fp32
 //           target -1: the row is ignored; its loss and gradient are 0
 // mapping   one block per row: a running maximum per thread, a running sum per element of its pack, then a reduction.
-//           The row stays in shared memory for the second pass if two rows fit
+//           The row stays in shared memory for the second pass if the rows of two blocks fit
 // cost      bandwidth: reads and writes N*Vp once; reads it twice where rows do not fit
 // variants  dev/kernels/cross_entropy.cu
 
@@ -1363,7 +1365,7 @@ cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float me
     }
 }
 
-// total += sum of losses (n), in double, by one block in a fixed order
+// total (fp64) += sum of losses (n), by one block in FP32 and in a fixed order
 __global__ void __launch_bounds__(WIDE_BLOCK) add_losses_kernel(double* total, const float* losses, size_t n) {
     float sum = 0;
     for (size_t i = threadIdx.x; i < n; i += blockDim.x) sum += losses[i];
@@ -1448,8 +1450,8 @@ void gradient_norm(float* norm, LossScale* loss_scale, const float* partials, si
 // update    g = grad / loss scale * min(1, clip / (norm + 1e-6))
 //           m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
 //           w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay * w)
-// shapes    all (n): master, m, v fp32 | weights floatX | grads fp32 or 16 bits | norm (1) fp32 | unchanged (1)
-//           lr, betas and corrections are in device memory, where a replayed CUDA graph reads those of its step
+// shapes    (n): master = w, m, v fp32 | weights = w rounded to floatX | grads fp32 or 16 bits || (1): norm, unchanged
+//           lr, betas and corrections are in device memory, where a replayed CUDA graph finds the current step's
 // mapping   one launch for all tensors of all layers: grid.y is the layer, at a constant stride. In a layer the first
 //           `decayed` elements have weight decay
 // cost      bandwidth. BF16 with FP32 gradients: reads 16, writes 18 bytes per parameter; FP32: 16 and 16. The kernel
@@ -1467,8 +1469,8 @@ struct AdamW {                           // floats only
 // Elements from one layer to the next.
 struct Strides { size_t weights, master, grads, moments; };
 
-// M is float, or floatX if there are no master weights and `master` is the weights. Then the kernel adds to *unchanged
-// the number of weights that changed in FP32 but not after rounding to floatX.
+// M is float. Without master weights it is floatX, and `master` is the weights; then the kernel adds to *unchanged the
+// number of weights that changed in FP32 but not after rounding to floatX.
 template <typename G, typename M>
 __global__ void adamw_kernel(floatX* weights, M* master, G* grads, float* m, float* v, const float* norm,
                              const LossScale* loss_scale, const AdamW* settings, size_t decayed, size_t n,
@@ -1568,7 +1570,7 @@ template <typename T> __global__ void fill_kernel(T* out, float value, size_t n)
         for (size_t j = i; j < i + PACK; j++) out[j] = static_cast<T>(value);
 }
 
-// weights = master, rounded to floatX
+// weights = master, rounded to floatX: after init or loading. In training adamw_kernel rounds.
 __global__ void round_weights_kernel(floatX* weights, const float* master, size_t n) {
     const Span span = my_span(n);
     for (size_t i = span.begin; i < span.end; i += span.stride) {
@@ -1595,7 +1597,7 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 // shapes    inp (N,C), w (C,OC), out (N,OC) floatX | b (OC) floatX | dw, db as --grad-dtype says
 // mapping   cuBLASLt, which is column-major. A row-major matrix is the transpose of a column-major one, so swapping the
 //           operands gives out^T = B^T A^T. Bias and GELU' are epilogues. GELU forward is not: --recompute computes it
-//           from the stored pre-activation and must get the same bits. FP8 operands need rows along the sum: see fp8
+//           from the stored pre-activation and must get the same bits. FP8 operands are contiguous along K
 // choice    cuBLASLt offers several algorithms for a shape, best first by its own estimate. The program takes the
 //           first, or the fastest (--matmul-tuning). Each algorithm gives the same bits at every call; two algorithms
 //           may round differently
@@ -1761,7 +1763,7 @@ void matmul(const Product& p) {
     if (!try_matmul(p)) throw Failure("cuBLASLt has no kernel for a matmul of %s", p.shape.name().c_str());
 }
 
-// The product of FP8 operands a8 (M,K) and b8 (N,K), out = a8 b8^T: cuBLASLt needs the rows of both along the sum.
+// The product of FP8 operands a8 (M,K) and b8 (N,K), out = a8 b8^T: cuBLASLt needs both contiguous along K.
 Product fp8_product(void* out, const Operand& a, const void* a8, const Operand& b, const void* b8, size_t M, size_t N,
                     size_t K, DType type = FLOATX, Into into = Into::ASSIGN) {
     return {out, a8, b8, {M, N, K, Op::AS_IS, Op::TRANSPOSED, type, into, Epilogue::NONE, a.format, b.format},
@@ -1831,11 +1833,11 @@ const Preset PRESETS[] = {
 
 enum class Purpose { TRAINING, INFERENCE, SAMPLING };
 
-// The head processes this many rows at a time, which bounds the memory of the logits. Each part reads and writes the
-// whole gradient of wte; with fewer rows that takes longer than the matmul, which hides it.
+// The head (lnf times wte) processes this many rows at a time, which bounds the memory of the logits. Each part reads
+// and writes the whole gradient of wte; with fewer rows that would take longer than the matmul, which hides it.
 constexpr size_t HEAD_ROWS = 16384;
 
-// The device numbers rows with 32 bits.
+// Kernels index rows with int32.
 constexpr size_t MAX_ROWS = size_t{1} << 31;
 
 // Everything that the memory of a run depends on.
@@ -1847,7 +1849,7 @@ struct Setup {
     Purpose purpose;
     size_t head_rows = HEAD_ROWS;
     Attention attention = Attention::FLASH;
-    DType precision = FLOATX;   // `plan` may assume another one than the build's
+    DType precision = FLOATX;   // `plan` may assume one that is not the build's
     bool on_gpu = !device.is_cpu();
     MatmulIn matmul = MatmulIn::FLOATX;
     Fp8Scaling fp8_scaling = Fp8Scaling::DELAYED;
@@ -2014,7 +2016,7 @@ Shard shard_of(const Layout& y, const ParameterRow& row, size_t l, Placement pla
 }
 
 // ==== model: activations and workspace =======================================
-// One row per tensor: shape of one copy, and for how many layers a copy is placement.
+// One row per tensor: the shape of one copy, and the number of copies (one for each layer, or one for all).
 
 struct Activations {
     // Kept from forward to backward. res1 and res2 are the residual stream before attention and before the MLP.
@@ -2040,8 +2042,8 @@ struct Activations {
     Tensor<char> matmul_workspace;
 };
 
-// The tensors of a layer that have an FP8 scale: first those in E4M3, then gradients (E5M2). dattproj and dfcproj are
-// the gradient of the residual stream after the output of attproj and of fcproj is added.
+// The tensors of a layer that have an FP8 scale: first those in E4M3, then gradients (E5M2). dattproj and dfcproj: the
+// gradients of the outputs of attproj and fcproj, equal to the residual stream's after that output is added.
 enum Fp8Tensor {
     FP8_LN1, FP8_ATT, FP8_LN2, FP8_GELU, FP8_QKVW, FP8_ATTPROJW, FP8_FCW, FP8_FCPROJW,
     FP8_DQKV, FP8_DATTPROJ, FP8_DFC, FP8_DFCPROJ, FP8_TENSORS
@@ -2091,8 +2093,7 @@ ActivationRow row_of(TensorBase& tensor, const char* name, DType dtype, std::vec
 }
 
 // With fp8-all backward reads the FP8 tensors of forward, so each layer has a copy; otherwise one copy is enough.
-// `none` and `selective` are the numbers of copies of tensors that are kept in these recompute modes. Weights are
-// followed by their transposed copies.
+// `none`, `selective`: see activation_table(). Weights are followed by their transposed copies.
 std::vector<ActivationRow> fp8_table(Activations& a, const Setup& s, size_t none, size_t selective) {
     const size_t N = s.N(), C = s.config.channels, L = s.config.layers;
     const bool all = s.matmul == MatmulIn::FP8_ALL;
@@ -2117,7 +2118,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     const Config& c = s.config;
     const size_t B = s.B, T = s.T, N = s.N(), C = c.channels, NH = c.heads, Vp = c.padded_vocab();
     const bool training = s.purpose == Purpose::TRAINING;
-    // A copy for each layer in recompute modes up to `last`, otherwise one for all layers.
+    // A copy for each layer in recompute modes up to `last`, otherwise one for all layers: see section "recompute".
     auto kept = [&](Recompute last) { return training && s.recompute <= last ? static_cast<size_t>(c.layers) : 1; };
     const size_t always = kept(Recompute::FULL), selective = kept(Recompute::SELECTIVE), none = kept(Recompute::NONE);
     const size_t cached = s.purpose == Purpose::SAMPLING ? c.layers : selective;
@@ -2205,8 +2206,8 @@ bool has_master(const Setup& s) { return s.precision != DType::FP32 && s.master_
 
 // What each stage of ZeRO shards. Where weights or gradients are sharded, buffers hold those of a few whole layers.
 // Weights: the layer in use, and the next one being gathered. Gradients: the layer being computed, the one above being
-// reduced, and the one below, whose fcprojb is computed with this layer's. With FP8 each GPU has all weights in 8 bits,
-// so there is no stage 3.
+// reduced, and the one below, as this layer's backward computes its fcprojb. With FP8 each GPU has all weights in 8
+// bits, so stage 3 is rejected.
 int last_stage(const Setup& s) { return s.matmul == MatmulIn::FLOATX ? 3 : 2; }
 Placement weights_placement(const Setup& s) { return s.zero >= 3 ? Placement::SHARDED : Placement::WHOLE; }
 Placement grads_placement(const Setup& s) { return s.zero >= 2 ? Placement::SHARDED : Placement::WHOLE; }
@@ -2263,8 +2264,8 @@ struct Model {
     Layout layout;              // of the five blocks of parameters
     Parameters<Tensor<floatX>> w;
     Parameters<GradTensor> g;   // w, g: the tensors that kernels use: in the blocks or, if sharded, in the buffers
-    floatX *weights = nullptr, *weight_buffers = nullptr;   // the same memory unless sharded; likewise for grads
-    Grad grads = {}, grad_buffers = {};
+    floatX *weights = nullptr, *weight_buffers = nullptr;   // the same memory unless sharded
+    Grad grads = {}, grad_buffers = {};                     // as for weights
     float *master = nullptr, *adam_m = nullptr, *adam_v = nullptr;   // master: null with --master-weights none
     Activations a;
     bool fp8_history = false;          // whether scales have a history
@@ -2286,9 +2287,10 @@ Grad grad_at(const Model& m, size_t element) {
 
 // ==== many GPUs ==============================================================
 // Data parallelism: each GPU has one process (rank), which computes micro-batches of its own, and a step's gradients
-// are sums over ranks. ZeRO shards, in stages, what all ranks would otherwise hold alike; see gpt/many_gpus.md.
+// are sums over ranks. ZeRO shards, in stages, what each rank would otherwise hold whole. states_placement() and its
+// neighbours in "model: memory" decide what; gpt/many_gpus.md explains the use.
 //
-//   --zero  sharded            communication of each GPU, in numbers of parameters, times (R - 1) / R
+//   --zero  sharded            sent by each of R GPUs, in elements per parameter, times (R - 1) / R
 //   0       nothing            2 a step: gradients, summed for all ranks (all-reduce)
 //   1       optimizer, master  1 + 1 a step: gradients, each shard summed for its rank (reduce-scatter), and after the
 //                              update the new weights (all-gather)
@@ -2471,6 +2473,7 @@ Operands operands(const Model& m, size_t l) { return operands(m, l, whole_batch(
 //
 //     delayed   amax of the last 16 steps -> scale -> the kernel that computes x writes x and q, and records the amax
 //     current   the kernel that computes x writes x and records the amax -> scale -> another kernel reads x, writes q
+// Kernels record the amax in ~Writer. Weights use current scaling in both modes; fp8_amax_kernel records their amax.
 
 #include "gpt/fp8.cuh"   // Writer's functions, fp8_quantise(), fp8_transpose(), quantise_weights(), fp8_scales()
 
@@ -2573,7 +2576,7 @@ void forward(Model& m, const int* inp, const ForwardPass& p) {
 }
 void forward(Model& m, const int* inp) { forward(m, inp, whole_batch(m)); }
 
-// The head's product: the logits (rows,Vp) of `rows` rows from `first` on.
+// Returns the head's product: the logits (rows,Vp) of `rows` rows from `first` on.
 Product logits_product(const Model& m, size_t first, size_t rows) {
     const size_t C = m.config.channels, Vp = m.config.padded_vocab();
     return {m.a.logits(), m.a.lnf() + first * C, m.w.wte(),
@@ -2603,8 +2606,8 @@ template <Want WANT> void head(Model& m, const int* targets, float mean, size_t 
 
 // ==== recompute ==============================================================
 // Recomputes the activations that forward did not keep, by the same numbered lines from the same values, so with the
-// same bits. The activation table sets the number of copies of each tensor; nothing else in forward or backward depends
-// on --recompute.
+// same bits. selective drops ln1, ln2, their mean and rstd, gelu and naive attention's scores and probs; full drops all
+// but res1. activation_table() sets the numbers of copies; nothing else in forward or backward depends on --recompute.
 
 void recompute_block(Model& m, size_t l) {
     if (l + 1 == static_cast<size_t>(m.config.layers)) return;   // the shared copies still hold the last layer
@@ -2639,8 +2642,8 @@ void recompute_block(Model& m, size_t l) {
 
 // ==== backward ===============================================================
 // Forward's numbered lines in reverse. dres is the gradient of the residual stream, and each LayerNorm's backward adds
-// to it. As the gradient of the output of attproj it is called dattproj, of fcproj dfcproj. Gradients of parameters
-// accumulate; all other gradients are assigned. Activations do not change. The gradients of the biases attprojb and
+// to it. The operands dattproj and dfcproj, gradients of the outputs of attproj and fcproj, are dres. Gradients of
+// parameters accumulate; all others are assigned. Activations do not change. The gradients of the biases attprojb and
 // fcprojb are column sums of dres, which the LayerNorm's backward that writes dres computes.
 
 void attend_backward(Model& m, size_t l, const Operand& dqkv) {
@@ -2695,7 +2698,7 @@ void backward(Model& m, const Batch& batch) {
     for (size_t l = L; l-- > 0;) {
         need_weights(m, 1 + l, l);
         need_fp8_weights(m, l);
-        if (l > 0) begin_gradients(m, l);   // of layer l - 1, whose fcprojb this layer computes
+        if (l > 0) begin_gradients(m, l);   // of layer l - 1, as this layer computes the gradient of its fcprojb
         recompute_block(m, l);
         backward_block(m, l);
         send_gradients(m, 1 + l);
@@ -2824,7 +2827,7 @@ void read_weights(Model& m, const std::string& dir) {
     std::set<std::string> names;
     for_each_parameter(m.config, [&](const ParameterRow&, size_t, const std::string& name) { names.insert(name); });
     const WeightFiles files(dir, names, m.config.layers);
-    // eval and sample have no master weights either.
+    // There are no master weights in eval and sample, and with --master-weights none.
     if (!m.master) return read_block(m.weights, weights_placement(m.setup), files, m, "");
     read_block(m.master, master_placement(m.setup), files, m, "");
     master_changed(m);
@@ -2852,8 +2855,8 @@ void download_tensor(float* values, const Model& m, const float* block, Placemen
 constexpr const char* WRITING = "rank 0's checkpoint";   // for the watchdog
 struct NamedBlock { std::string prefix; const float* data; Placement placement; };
 
-// Writes a safetensors file of all blocks. All ranks call it; rank 0 writes, in chunks. All ranks meet after each
-// chunk, so that their watchdogs tell a slow disk, which makes progress, from a rank 0 that hangs.
+// Writes a safetensors file of all blocks. All ranks call it; rank 0 writes, in chunks. All ranks synchronise after
+// each chunk, so a slow disk counts as progress, and the watchdogs end the run only if rank 0 hangs.
 void write_blocks(const std::string& path, const Model& m, const std::vector<NamedBlock>& blocks) {
     constexpr size_t CHUNK = SYNC_BYTES / sizeof(float);
     wait_for_all(WRITING);
@@ -2988,7 +2991,7 @@ LossScale start_loss_scale(const Options& o, const Start& start) {
 // tokens. Windows do not cross files.
 
 // Sorts the positions of inputs (N) by token, for embedding's backward, by a counting sort. Writes order (N) and first
-// (N + 1), whose unused end is N. Returns the number of runs.
+// (N + 1), whose unused entries are N. Returns the number of runs.
 size_t sort_positions(int* order, int* first, const int* inputs, size_t N, int V) {
     std::vector<int> at(V + 1, 0);
     for (size_t n = 0; n < N; n++) at[inputs[n] + 1]++;
@@ -3066,7 +3069,7 @@ private:
         }
         next_window_ += (m_.setup.gpus - 1) * static_cast<uint64_t>(B);   // skips the other GPUs' windows
         sort_positions(order, first, inputs, N, V);
-        check(cudaStreamWaitEvent(device.copies, slot.used, 0), "cudaStreamWaitEvent");   // and its device memory
+        check(cudaStreamWaitEvent(device.copies, slot.used, 0), "cudaStreamWaitEvent");   // its device memory is free
         const Activations& a = m_.a;
         auto transfer = [&](const Tensor<int>& to, const int* from, size_t n) {
             on_stream("copy to device", device.copies, [&] {
@@ -3283,7 +3286,7 @@ struct TrainingRun {
     long micro_steps = 1;            // micro-batches of a step, on each GPU
     double tokens_per_step = 0;      // over all GPUs
     long step = start.step;          // steps done
-    long tried = start.step;         // the last step of which a checkpoint was attempted or must not be written
+    long tried = start.step;         // the last step after which a checkpoint was attempted or is forbidden
     LossScale scale = start_loss_scale(o, start);   // after the last step
     TextFiles text_files;            // the tokenizer's files, copied to each checkpoint
     std::vector<Question> questions;
@@ -3345,7 +3348,7 @@ json step_record(const TrainingRun& run, const StepResult& r, bool evaluates) {
     if (FLOATX == DType::FP16 || run.scale.interval > 0 || r.loss_scale != NO_SCALE) {
         record["loss_scale"] = r.loss_scale;
         record["skipped_steps"] = long(run.scale.skipped);
-        if (evaluates && !has_fp8(run.m)) record["zero_gradients"] = zero_gradients(run.m);   // FP8 may keep no dqkv
+        if (evaluates && !has_fp8(run.m)) record["zero_gradients"] = zero_gradients(run.m);   // FP8: fp8_record()
     }
     if (!run.m.master)   // the fraction of weights that the update changed in FP32 but not after rounding
         record["unchanged"] = double(fetch(run.m.a.unchanged())) / count_parameters(run.m.config).real;
@@ -3401,8 +3404,8 @@ void save_checkpoint(TrainingRun& run) {
     printf("step %ld: checkpoint %s\n", run.step, run.last_checkpoint.c_str());
 }
 
-// After an error: writes a checkpoint of the last step if its weights are good. With several ranks it writes none, as
-// the others may be gone.
+// After an error: writes a checkpoint of the last step if its weights are good. With several ranks it writes none,
+// because other ranks may have ended.
 void rescue(TrainingRun& run) {
     run.progress.end_line();
     if (run.step <= run.tried || !world.alone()) return;
@@ -3597,7 +3600,7 @@ void sample_subcommand(const Options& o) {
 void run_subcommand(Subcommand subcommand, Options options) {
     if (options.resume && !options.out.empty()) take_options_of_run(options);
     const std::string from = options.resume ? options.from : folder_meant(options.from);
-    if (from != options.from && world.first() && subcommand != TRAIN)   // a run prints its folder as the model's
+    if (from != options.from && world.first() && subcommand != TRAIN)   // train prints it in its line "model"
         fprintf(stderr, "from       %s, the last checkpoint there\n", from.c_str());
     options.from = from;
     catch_lost_pages();
@@ -3625,7 +3628,7 @@ int run_command(const std::vector<std::string>& args) {
     }
     const Options options = parse_options(subcommand, name, {args.begin() + has_subcommand, args.end()});
     if (subcommand == TRAIN || subcommand == EVAL)
-        if (const int code = start_processes(options); code >= 0) return code;   // the parent; each rank goes on
+        if (const int code = start_processes(options); code >= 0) return code;   // the parent; each rank continues
     try {
         run_subcommand(subcommand, options);
     } catch (const UserError& error) {
@@ -3635,8 +3638,8 @@ int run_command(const std::vector<std::string>& args) {
     return 0;
 }
 
-// Prints one line on stderr and returns the exit code. Rank 0 reports an error that all ranks find: the others first
-// wait a moment, in which the launcher ends them. A rank that has received SIGTERM prints nothing.
+// Prints one line on stderr and returns the exit code. Only rank 0 reports an error that all ranks find: the others
+// first wait a second, in which the launcher ends them. A rank that has received SIGTERM prints nothing.
 int report_error(int code, const std::exception& error) {
     fflush(stdout);
     if (!world.first()) {
