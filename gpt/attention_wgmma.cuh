@@ -1,7 +1,7 @@
 // Attention on Hopper's tensor cores (sm_90a): the function of train_gpt.cu's section "attention" (formulas and shapes
 // there), with wgmma, the Tensor Memory Accelerator (TMA) and specialised warpgroups.
 //
-// Map: tile scheduler · warpgroups, loads, products · forward · dQ · dK and dV · launchers
+// Map: tile scheduler · warpgroups, loads, products · forward · dQ (dq_consumer) · dK and dV (dkv_consumer) · launchers
 //
 // from      Shah et al. 2024, "FlashAttention-3", algorithms 1 and 2; Dao 2023, "FlashAttention-2"
 // mapping   Persistent blocks, one per multiprocessor. A work tile is TILE_Q queries of a head in forward and dQ, and
@@ -20,8 +20,8 @@
 //
 //           K and V each have a ring. Two mbarriers guard stage s. Consumers wait for full[s], which completes when the
 //           bytes of a load have arrived. The producer waits for empty[s], which completes when all consumer warps have
-//           released the stage: K after S, V after O. In forward, an OrderedBarrier makes the warpgroups issue their
-//           products in a fixed cyclic order, so that the products of one overlap with the softmax of another.
+//           called release(): for K after S, for V after O. In forward, an OrderedBarrier makes the warpgroups issue
+//           their products in a fixed cyclic order, so that the products of one overlap with the softmax of another.
 //           A warp's 16 rows of scores are a fragment in its registers, so P and dS become operands of the next product
 //           without leaving them
 // backward  dQ and dK/dV are separate kernels, which both compute S and dP: 7 products instead of 5, but no result

@@ -67,8 +67,8 @@ public:
           grad_slots_(grad_copies(zero, layers)), holds_(1 + weight_slots_, NO_GROUP) {}
     virtual ~CommunicationSchedule() = default;
 
-    // Called before group g's weights are used. Gathers them, and ahead of their use those of all groups if each layer
-    // has a slot of its own (ZeRO 1 and 2), otherwise those of group `next`.
+    // Called before group g's weights are used. Starts to gather them and, in advance, those of all groups if each
+    // layer has a slot of its own (ZeRO 1 and 2), otherwise those of group `next`. Then waits for group g's.
     void need_weights(size_t g, size_t next) {
         if (zero_ == 0) return;
         gather_once(g);
@@ -76,7 +76,7 @@ public:
         else for (size_t group = 0; group <= layers_; group++) gather_once(group);
         await_weights(slot_of(g, weight_slots_));
     }
-    // Called after the update: gathered weights are out of date.
+    // Called after the update: marks all gathered weights as out of date.
     void weights_changed() { std::fill(holds_.begin(), holds_.end(), NO_GROUP); }
 
     // Called before gradients of group g are computed.
@@ -195,7 +195,7 @@ void clear_gradients(Model& m) {
 
 // ---- checkpoints
 
-// values (on rank 0) = a whole tensor of a block of which each rank holds at least its own shard.
+// values (on rank 0) = a whole tensor. Each rank holds at least its own shard of the block.
 void gather_tensor(float* values, const Model& m, const float* block, Placement placement, const ParameterRow& row,
                    size_t l) {
     float* staging = m.a.partials();   // unused between steps

@@ -8,7 +8,8 @@
 //           format's maximum. Scales are powers of 2, so scaling is exact: q / scale is x to the format's precision
 // delayed   scale = 2^floor(log2(FP8_MAX / amax of the last FP8_HISTORY steps)): the kernel that writes x also writes q
 //           and records x's amax (naive attention and the mma backward kernels leave both to fp8_quantise)
-// current   scale from the amax of the tensor itself: the kernel that writes x records its amax, fp8_quantise writes q
+// current   scale from the amax of the tensor itself: the kernel that writes x records its amax (fp8_amax does for
+//           weights, naive attention and mma backward), fp8_quantise writes q. Weights and the first step always use it
 // source    Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; delayed and current scaling as in NVIDIA's
 //           Transformer Engine
 // variants  dev/kernels/quantize.cu
@@ -137,8 +138,8 @@ __device__ __forceinline__ void set_scale(Fp8Scale& s, float scale) {
 //   RESET_AMAX                      clears this step's amax
 //   PUSH_HISTORY                    moves this step's amax into the history, then sets the scale from the history
 //   RESCALE                         sets the scale from the history, which has been read from a checkpoint
-//   START_COUNTING, STOP_COUNTING   of values, saturation and underflow, for the log
-//   READ_AMAX, WRITE_AMAX           copies this step's amaxes to, from an array for the all-reduce
+//   START_COUNTING, STOP_COUNTING   starts, stops the counts of values, saturation and underflow, for the log
+//   READ_AMAX, WRITE_AMAX           copies this step's amaxes to or from an array, for the all-reduce
 enum class Fp8Step { RESET_AMAX, PUSH_HISTORY, RESCALE, START_COUNTING, STOP_COUNTING, READ_AMAX, WRITE_AMAX };
 
 // One thread per scale. amaxes: (count) fp32, used by READ_AMAX and WRITE_AMAX only.
@@ -322,8 +323,8 @@ void push_amaxes(Model& m) {
 
 // ---- log and checkpoints
 
-// Returns the effects of FP8 on the counted values of the first GPU, per tensor, over all layers: the fractions that
-// saturated at the format's maximum and that underflowed to 0 ("flushed"), with three digits.
+// Returns, for each tensor over all layers, the fractions of this GPU's counted values that saturated at the format's
+// maximum and that underflowed to 0 (key "flushed"), with three digits.
 json fp8_record(const Model& m) {
     auto fraction = [](double part, double all) { return all > 0 ? std::stod(format("%.3g", part / all)) : 0; };
     const std::vector<Fp8Scale> scales = download_scales(m);

@@ -54,7 +54,7 @@ struct World : Group {
     std::string address = "127.0.0.1", port; // of rank 0
     int listener = -1;                       // rank 0's
     const struct Launcher* launcher = nullptr;
-    std::atomic<long> own_step{0}, *step = &own_step;   // the current step, shared with the supervising process
+    std::atomic<long> own_step{0}, *step = &own_step;   // the current step; with --gpus the supervisor reads it
     cudaEvent_t computed = nullptr, sent = nullptr;
     char* staging = nullptr;                 // device memory for exchanges of host data
     Overlap overlap = Overlap::ON;
@@ -138,7 +138,7 @@ void sum_over_ranks(T* data, size_t n, ncclDataType_t type, const char* name = "
     progress("compute");
 }
 
-// Returns the number of each rank, on all ranks.
+// Returns, on all ranks, the value of each rank.
 std::vector<double> from_all(double mine) {
     std::vector<double> all(world.size, 0.0);
     all[world.rank] = mine;
@@ -190,7 +190,7 @@ size_t number_in(const char* name, const Launcher& l) {
     if (!text)
         throw UserError("%s is not set: expected all of %s, %s and %s, as %s sets them, or none", name, l.rank, l.size,
                         l.on_machine, l.name);
-    long number = 0;   // SLURM_STEP_TASKS_PER_NODE may be 8(x2): the part before the parenthesis counts
+    long number = 0;   // SLURM_STEP_TASKS_PER_NODE may be 8(x2): only the part before the parenthesis is read
     const std::string all = text;
     if (parse_number(all.substr(0, all.find('(')), number) && number >= 0) return static_cast<size_t>(number);
     throw UserError("%s=%s: expected a whole number", name, text);
@@ -417,8 +417,8 @@ int supervise(const Options& o, std::vector<pid_t> ranks, const std::atomic<long
     return code;
 }
 
-// With --gpus N starts and supervises N ranks. Returns the run's exit code in the supervising process, and -1 in each
-// rank and without --gpus.
+// With --gpus N starts and supervises N ranks. Returns the run's exit code in the supervising process; returns -1 in
+// each rank and without --gpus.
 int start_processes(const Options& o) {
     const size_t count = o.gpus == ALL_GPUS ? count_gpus() : o.gpus;
     if (count <= 1) return -1;
@@ -483,7 +483,7 @@ void connect_ranks(double timeout) {
     wait_for_all("the first collective");
 }
 
-// Called first by a subcommand with several ranks: silences stdout of all ranks but 0 and starts the watchdog.
+// Called first by each subcommand. With several ranks: silences stdout of all but rank 0 and starts the watchdog.
 void begin_ranks(const Options& o) {
     if (world.alone()) return;
     if (!has_nccl())
@@ -515,7 +515,7 @@ int threads_of_rank() {
 
 // ---- device
 
-// Returns whether this build and this device have such tensor cores. dev/cpu emulates both kinds at warp size 32.
+// Returns whether this build and this device have tensor cores of a kind. dev/cpu emulates both kinds at warp size 32.
 bool has_tensor_cores(TensorCores kind) {
     if (kind == TensorCores::NONE) return true;
     if (!MAY_USE_TENSOR_CORES) return false;

@@ -97,7 +97,7 @@ Config config_of_folder(const Options& o, const std::string& dir) {
     return found;
 }
 
-// Returns the memory without a twentieth, which is left to libraries, other programs and fragmentation.
+// Returns 95 % of the memory; the rest is left to libraries, other programs and fragmentation.
 size_t without_margin(size_t memory) { return static_cast<size_t>(memory * 0.95); }
 
 // Returns the number of micro-batches that each GPU computes in a step.
@@ -244,7 +244,7 @@ std::string memory_text(const Plan& p, size_t memory) {
     return format("%s of %s", size_text(p.total).c_str(), size_text(memory).c_str()) + text;
 }
 
-// Returns a step's tokens, such as "524,288 tokens = 8 micro-batches of 64 x 1024".
+// Returns a step's tokens as text, such as "524,288 tokens = 8 micro-batches of 64 x 1024".
 std::string step_text(const Setup& s, long accumulation) {
     return format("%s tokens = %s%ld micro-batch%s of %d x %d", grouped(accumulation * long(s.N()) * s.gpus).c_str(),
                   s.gpus > 1 ? format("%d GPUs x ", s.gpus).c_str() : "", accumulation, accumulation > 1 ? "es" : "",
@@ -303,13 +303,13 @@ json run_record(const Options& o, const Setup& s) {
 //
 // assumed  FLOPs run at one sustained rate, independent of micro-batch and communication. Bytes are sent at one
 //          bandwidth, that of a ring's slowest link, without latency. GPUs never wait for each other.
-// left out the update, data loading, FLOPs that flops_per_token() does not count, communication of norm and losses
+// omitted  the update, data loading, FLOPs that flops_per_token() does not count, communication of norm and losses
 
-// Times in seconds. Bytes are those that one GPU sends in a ring all-gather or reduce-scatter: (R - 1) / R of the data.
+// Bytes are those that one GPU of R sends in a ring all-gather or reduce-scatter: (R - 1) / R of the data.
 struct StepWork {
     size_t layers;
     int zero;
-    double forward, again, head;       // of a micro-batch: forward of a layer, its recomputation in backward; the head
+    double forward, again, head;       // seconds in a micro-batch: a layer's forward, its recomputation; the head
     double weights[2], gradients[2];   // bytes of one all-gather, reduce-scatter: of non-layer parameters, of a layer
     double bandwidth;                  // bytes a second
 };
@@ -555,7 +555,7 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
     const Flops flops = flops_per_token(s);
     printf("\nFLOPs per token: %.4g model, %.4g hardware\nlargest micro-batch that fits%s\n", flops.model,
            flops.hardware, o.total_batch ? " and divides the batch" : "");
-    json layout = record["fits"] ? record : json();   // otherwise the first of these
+    json layout = record["fits"] ? record : json();   // otherwise the first mode below that fits
     for (const auto& [name, mode] : RECOMPUTE_NAMES) {
         const long most = record["max_micro_batch"][name];
         const long B = o.total_batch ? largest_divisor(o.total_batch / (long{s.T} * s.gpus), most) : most;
@@ -570,7 +570,7 @@ void plan_subcommand(Options o) {
     const bool elsewhere = o.gpu_memory > 0;
     const std::string problem = elsewhere ? "" : no_device();
     if (!problem.empty()) throw UserError("plan needs --gpu-memory SIZE: %s", problem.c_str());
-    if (elsewhere && o.precision == PlanPrecision::OF_BUILD) o.precision = PlanPrecision::BF16;   // as a card does
+    if (elsewhere && o.precision == PlanPrecision::OF_BUILD) o.precision = PlanPrecision::BF16;   // as on a GPU
     if (o.gpus == ALL_GPUS) throw UserError("--gpus all: expected a number with plan");
     if (o.scan && (o.total_batch == 0 || o.bandwidth == 0))
         throw UserError("plan --scan needs --total-batch TOKENS and --bandwidth GB/s");
