@@ -414,7 +414,7 @@ private:
         return std::string("in ") + thread.waits_for + mask;
     }
 
-    // Reports what the threads wait for, with one line for each distinct state, and ends the process.
+    // Reports the states of the threads, one line for each distinct state, and ends the process.
     [[noreturn]] void deadlock() const
     {
         std::vector<std::pair<std::string, std::string>> lines;  // (state, threads in that state)
@@ -449,7 +449,7 @@ private:
 
     uint16_t ready_[max_threads] = {};  // ring buffer of ready threads, first in, first out
     unsigned ready_first_ = 0, ready_count_ = 0;
-    std::vector<uint16_t> order_;  // in which threads start under a seed
+    std::vector<uint16_t> order_;  // order in which threads start under a seed
     Random random_{};
 
     Context home_;  // the worker's own stack

@@ -1,5 +1,5 @@
 // The GPUs that can be emulated. With CUDA_CPU_CARD=h100 the emulator reports the properties of an H100 and returns its
-// errors; README.md lists which. dev/inspect/cards.py reads the two tables for its estimates.
+// errors, which README.md lists. dev/inspect/cards.py reads the two tables for its estimates.
 #pragma once
 
 #include <stddef.h>
@@ -70,7 +70,7 @@ constexpr int registers_per_block = 64 * 1024;
 // Memory of a CUDA context with its kernels and those of cuBLASLt; the actual size depends on the driver.
 constexpr size_t context_bytes = 500 * mib;
 
-// Returns the entry of a GPU; ends the program if there is none.
+// Returns the entry of a GPU; ends the program if the table has no such GPU.
 inline const Card* find_card(const std::string& key)
 {
     const Card* found = std::find_if(std::begin(cards), std::end(cards), [&](const Card& c) { return key == c.key; });

@@ -35,7 +35,7 @@ const std::vector<Algorithm>& offered_algorithms()
         for (std::string name; std::getline(list, name, ',');) {
             const auto known = std::find(std::begin(algorithm_names), std::end(algorithm_names), name);
             if (known == std::end(algorithm_names)) {
-                fprintf(stderr, "CUDA_CPU_MATMULS names \"%s\"; expected some of", name.c_str());
+                fprintf(stderr, "CUDA_CPU_MATMULS: unknown algorithm \"%s\"; expected some of", name.c_str());
                 for (const char* expected : algorithm_names) fprintf(stderr, " %s", expected);
                 fprintf(stderr, "\n");
                 exit(2);
@@ -212,7 +212,7 @@ void plain_product(const Product& p, const void* a, const void* b, const Target&
                             std::min(group, p.n - j));
 }
 
-// ---- 16-bit matrix times a single column, as for one sampled token. It takes the time of reading A once. (oneDNN
+// ---- 16-bit matrix times a single column, as for one sampled token. Its time is that of reading A once. (oneDNN
 // would first copy A to its own tile layout.) Each sum runs over k in the same order for any number of workers.
 
 // Computes rows [begin, begin + count) of op(A) x.
@@ -323,10 +323,10 @@ void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Targ
 
 // ==== oneDNN ============================================================================================
 
-// oneDNN is row-major: it sees every matrix transposed, so it computes D^T (n, m) = op(B)^T op(A)^T.
+// oneDNN is row-major: to it every matrix is transposed, so it computes D^T (n, m) = op(B)^T op(A)^T.
 
 #ifdef HAVE_ONEDNN
-// Uses oneDNN's sgemm. It is faster than its matmul primitive on nearly all shapes of a GPT, up to 2.5 times where a
+// Uses oneDNN's sgemm, which is faster than its matmul primitive on nearly all shapes of a GPT, up to 2.5 times where a
 // leading dimension is a multiple of 1024.
 bool onednn_float(const Product& p, const void* a, const void* b, const Target& d)
 {

@@ -4,7 +4,7 @@
 //
 // Supported: A and B both float, both bfloat16, both half precision or both FP8. C and D have the same type: float, the
 // type of A and B, or either 16-bit type if A and B are FP8. Sums, alpha and beta are float. If beta is not 0, C and D
-// must be the same matrix. No batches. The epilogues below up to DGELU. For everything else
+// must be the same matrix. Epilogues: those below, up to DGELU. For everything else, such as batches,
 // cublasLtMatmulAlgoGetHeuristic returns no algorithm, as in cuBLASLt.
 #pragma once
 

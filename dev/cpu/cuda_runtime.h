@@ -235,7 +235,7 @@ inline void run_grid(const Launch& launch)
     }
 }
 
-// Returns what distinguishes this launch from others of the same kernel (watch.h).
+// Returns the launch's variant (watch.h): its integer arguments, and which pointer arguments are not null.
 template <class... Parameters> inline watch::Variant variant_of(const std::tuple<Parameters...>& parameters)
 {
     watch::Variant variant;
@@ -298,7 +298,7 @@ struct MachineMemory {
 // Returns the machine's memory, or the container's limit if that is lower. `available` is measured at the first call.
 inline const MachineMemory& machine_memory()
 {
-    // Returns the first number in a file, or the number after `name`; 0 if there is none.
+    // Returns the first number in a file, or the number after `name`; 0 if it is missing.
     const auto number_in = [](const std::string& file, const std::string& name = "") {
         std::ifstream in(file);
         for (std::string word; !name.empty() && in >> word && word != name;) continue;
@@ -409,7 +409,7 @@ inline void* allocate(size_t bytes)
     const bool huge = huge_pages && bytes >= 2 * huge_page;
     if (posix_memalign(&place, huge ? huge_page : alignment, bytes) != 0) return nullptr;
     if (huge) madvise(place, bytes, MADV_HUGEPAGE);
-    // The profiler may run only a few blocks of each kernel; what the other blocks would write stays 0.
+    // dev/inspect may run only a few blocks of each kernel. Output of the other blocks stays 0.
     if (watch::only_counts()) memset(place, 0, bytes);
     else if (fills_memory()) set_bytes(place, 0xff, bytes);
     return place;
@@ -603,7 +603,7 @@ inline cudaError_t cudaMemset(void* to, int byte, size_t bytes)
 // ==== streams and events ================================================================================
 
 struct CUevent_st {
-    cuda_cpu::Place place;  // where it was last recorded in a stream; null if never, or if that was in a capture
+    cuda_cpu::Place place;  // where it was last recorded in a stream; null if never, or in a capture
     bool captured = false, timed = true;
 };
 using cudaEvent_t = CUevent_st*;
@@ -792,7 +792,7 @@ struct cudaDeviceProp {
 
 namespace cuda_cpu {
 
-// Returns the number of devices, CUDA_CPU_DEVICES. They differ only in their numbers. A process uses one of them.
+// Returns the number of devices, CUDA_CPU_DEVICES. They differ only in their ordinals. A process uses one device.
 inline int device_count()
 {
     const char* text = getenv("CUDA_CPU_DEVICES");

@@ -134,7 +134,7 @@ template <class... Parts> [[noreturn]] void fail_all(const ncclComm& comm, const
     fail(ncclInvalidUsage, parts...);
 }
 
-// Blocks until holds() is true. It polls, first yielding (for the time most transfers take), then sleeping in between.
+// Blocks until holds() is true. Between polls it yields at first, for the time of most transfers, and later sleeps.
 template <class Condition> void wait_until(const ncclComm& comm, Condition holds) {
     const auto sleeps_from = std::chrono::steady_clock::now() + std::chrono::microseconds(200);
     while (!holds()) {
@@ -357,7 +357,7 @@ inline void check_call(const Call& call, const ncclComm* comm) {
     check_buffer(call, comm->rank, "recvbuff", call.recv, recv);
 }
 
-// Issues a group's calls in order, or none of them if one was invalid; then returns its error.
+// Issues a group's calls in order. If a call was invalid, issues no call and returns the error.
 inline ncclResult_t issue_group() {
     const std::vector<Issued> calls = std::exchange(group, {});
     const ncclResult_t error = std::exchange(group_error, ncclSuccess);

@@ -74,7 +74,7 @@ struct Load {  // cp.async.bulk.tensor
     int64_t at[4];
     bool done;
     unsigned phase;     // parity of the barrier's phase in which it completed
-    unsigned watch_id;  // its number in dev/inspect
+    unsigned watch_id;  // the load's number in dev/inspect
 };
 
 struct WarpProduct {  // one warp's part of a wgmma
@@ -91,7 +91,7 @@ struct WarpProduct {  // one warp's part of a wgmma
 
     bool a_in_registers() const { return a_registers[0] != nullptr; }
 
-    using Operands = std::array<uint64_t, 6>;  // those that all warps of a warpgroup must pass alike
+    using Operands = std::array<uint64_t, 6>;  // equal in all warps of a warpgroup
     Operands operands() const { return {a, b, columns, a_in_registers(), add, static_cast<uint64_t>(b_major)}; }
 };
 
@@ -145,7 +145,7 @@ public:
         bool fenced = false;  // whether it has called wgmma_fence
     };
     std::vector<Warp> warps;
-    char* product_memory = nullptr;  // what wgmma reads: shared memory, or a copy as of the last async_fence
+    char* product_memory = nullptr;  // wgmma reads it: shared memory, or a copy as of the last async_fence
 
     static AsyncWork& of_this_block()
     {
@@ -158,7 +158,7 @@ public:
     // Returns true at random, once in `one_in` calls on average; false without a seed.
     bool draw(unsigned one_in) { return deferred && block->random().below(one_in) == 0; }
 
-    // Completes one pending load; returns false if there is none.
+    // Completes one pending load; returns false if no load is pending.
     bool advance() override
     {
         unsigned waiting = 0;
@@ -263,9 +263,9 @@ inline float reciprocal_approx(float x)
     return cuda_cpu::math_rounding.last_bit(1.0f / x);
 }
 
-// Returns the next work tile from an atomic counter. dev/inspect runs only a few blocks, one after another, and the
-// first would get all tiles. On a GPU a block gets about every gridDim.x-th, so under dev/inspect it gets those, and
-// the counter is accessed but not changed.
+// Returns the next work tile from an atomic counter. dev/inspect runs only a few blocks, one after another: the first
+// would get all tiles. So under dev/inspect each block gets every gridDim.x-th tile, as on average on a GPU, and the
+// counter is accessed but not changed.
 inline unsigned atomic_inc(int* counter, unsigned last)
 {
     if (!cuda_cpu::watch::on) return atomicInc(reinterpret_cast<unsigned*>(counter), last);
@@ -646,7 +646,7 @@ CUDA_CPU_INSTRUCTION void tma_load(void* to, const CUtensorMap* map, uint64_t* b
     Load load{{}, static_cast<char*>(to), barrier, {c0, c1, c2, c3}, false, 0, 0};
     memcpy(&load.tensor, map, sizeof(load.tensor));
     if (load.tensor.magic != TensorLayout::known)
-        reject("tma_load", "with a map that cuTensorMapEncodeTiled has not made");
+        reject("tma_load", "with a map that cuTensorMapEncodeTiled did not encode");
     if (load.tensor.rank != 4) reject("tma_load", line("with a map of %d dimensions; expected 4", load.tensor.rank));
     const unsigned alignment = load.tensor.swizzled ? 1024 : 128;
     if (!aligned(to, alignment)) reject("tma_load", line("to an address that is not a multiple of %u", alignment));

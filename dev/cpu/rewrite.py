@@ -15,7 +15,7 @@ and __FILE__ refer to mine.cu.
 
 For features that dev/cpu does not emulate, such as textures or Thrust, the compiler reports an error with file and
 line. #if is left to the preprocessor: launches in all its branches are translated. If several branches define a
-template kernel with the same signature, its launcher stands after the first.
+template kernel with the same signature, its launcher is inserted after the first.
 """
 import argparse
 import os
@@ -74,9 +74,9 @@ class Tokens(list):
         return self[i].text if 0 <= i < len(self) else ""
 
     def partner(self, places, begin, end):
-        """Returns the position of the bracket that matches the one at the first of these places, or None. `begin` maps
-        the brackets that open a pair in the direction of the search to their partners; `end` lists the partners. An
-        angle bracket within other brackets is a comparison."""
+        """Returns the position of the bracket that matches the one at places[0], or None. `places`: positions in the
+        order of the search. `begin` maps each bracket that opens a pair in this order to its partner; `end` lists the
+        partners. An angle bracket within other brackets is a comparison."""
         stack = []
         for j in places:
             word = self[j].text
@@ -194,7 +194,7 @@ class TemplateParameter(Parameter):
     def __init__(self, part, number):
         super().__init__(part, number)
         declared, _ = without_default(part)
-        # In "class T", T is the name. Parameter() takes it for a part of the type, as in a function's parameter.
+        # In "class T", T is the name. Parameter() would add it to the type, as in a function's parameter.
         if len(declared) > 1 and declared[-1].kind == "name" and declared[-2].text in ("class", "typename", "."):
             self.name, self.type = declared[-1].text, spell(declared[:-1]).replace(". . .", "...")
 
@@ -241,7 +241,7 @@ def find_template(tokens, i):
 
 def find_parameters(tokens, i):
     """Returns the positions of a function's name and of the parentheses around its parameters. i: the position of its
-    qualifier. Returns None if there is no function."""
+    qualifier. Returns None if no function follows."""
     j = i + 1
     while j < len(tokens) and tokens[j].text not in (";", "{", "}", "="):
         if tokens[j].text == "(":
@@ -466,7 +466,7 @@ PROLOGUE = ("#include <cuda_runtime.h>\n#define __CUDACC__ 1\n#define __CUDACC_V
 def needing_launchers(files):
     """Returns by name the kernel declarations that need a launcher: templates, overloaded kernels (also if a host
     function has the same name), and kernels with default arguments. All others can be launched by address. The launcher
-    stands after the first declaration of each signature."""
+    is inserted after the first declaration of each signature."""
     by_name = {}
     for kernel in (kernel for file in files for kernel in file.kernels):
         by_name.setdefault(kernel.name, {}).setdefault(kernel.signature(), kernel)

@@ -67,7 +67,7 @@ struct Rounding {
         return 1 + static_cast<int64_t>(mixed(seed ^ static_cast<uint64_t>(k) << 32) % static_cast<uint64_t>(k - 1));
     }
 
-    // Returns x or an adjacent float. Powers of 2, 0, infinity and NaN stay: all machines compute them exactly.
+    // Returns x or an adjacent float. Powers of 2, 0, infinity and NaN do not change: they are exact on all machines.
     float last_bit(float x) const
     {
         const uint32_t word = bits<uint32_t>(x);

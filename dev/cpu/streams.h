@@ -1,6 +1,6 @@
 // Streams. Without an emulated GPU, a stream's work runs when it is issued. On an emulated GPU it is queued in its
-// stream. It runs at a moment that the seed selects, at the latest when a call or other work waits for it. Streams run
-// in every order that CUDA allows, so a missing event, or a buffer that is reused too early, shows as a wrong result.
+// stream. It runs at a moment that CUDA_CPU_SEED selects, at the latest when a call or other work waits for it. Streams
+// run in every order that CUDA allows, so a missing event, or a buffer reused too early, shows as a wrong result.
 //
 // Map: seeds · a stream's work · capture · queues
 #pragma once
@@ -39,7 +39,7 @@ inline uint64_t& seed()
     return value;
 }
 
-// The generator that selects the next stream. It is not reseeded with 0, which sets the natural order of threads.
+// The generator that selects the next stream. Seed 0, the natural order of threads, does not reseed it.
 inline Random& stream_order()
 {
     static Random value{seed_of_environment()};
@@ -83,7 +83,7 @@ struct Task {
 
 }  // namespace cuda_cpu
 
-// In both modes a capture belongs to a host thread. The relaxed mode, which allows allocations, is not emulated.
+// Both modes check only the calls of the capturing host thread. Relaxed mode (allocations allowed) is not emulated.
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1 };
 
 struct CUstream_st {
@@ -124,7 +124,7 @@ inline cudaError_t reject_if_captured(cudaStream_t stream, cudaError_t error = c
     return report(error);
 }
 
-// Returns an error if any stream is captured, for calls that are unsafe then: they allocate, free or may wait.
+// Returns an error if any stream is captured, for calls that are unsafe during a capture: they allocate, free or block.
 inline cudaError_t reject_while_capturing()
 {
     cudaError_t error = cudaSuccess;
@@ -132,7 +132,7 @@ inline cudaError_t reject_while_capturing()
     return error;
 }
 
-// Returns an error for work in the default stream while a blocking stream is captured, which would depend on it.
+// Returns an error for default-stream work while a blocking stream is captured: the work would depend on the capture.
 inline cudaError_t reject_implicit_dependency(cudaStream_t stream)
 {
     cudaError_t error = cudaSuccess;

@@ -118,7 +118,7 @@ CUDA_CPU_CALLBACK(void, wgmma_reads(unsigned product, const void* address, Opera
 CUDA_CPU_CALLBACK(void, wgmma_completed(unsigned product))
 CUDA_CPU_CALLBACK(void, wgmma_waited(unsigned warp))
 CUDA_CPU_CALLBACK(void, tensor_flops(uint64_t flops))
-CUDA_CPU_CALLBACK(void, special_function())               // exp2, log2, sine: executed by a multiprocessor's few SFUs
+CUDA_CPU_CALLBACK(void, special_function())               // exp2, log2, sine: executed by special function units
 
 #pragma GCC diagnostic pop
 #undef CUDA_CPU_CALLBACK
