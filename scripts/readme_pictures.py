@@ -137,7 +137,7 @@ def main():
     drawings = {function.__name__: function for function in (training, memory, kernel)}
     names = sys.argv[1:] or [*drawings]
     if "--help" in names:
-        print("usage:", __doc__)
+        print(__doc__.strip())
         return
     if unknown := [name for name in names if name not in drawings]:
         fail(f"expected {', '.join(drawings)}, found '{unknown[0]}'")
