@@ -19,7 +19,7 @@ from runs import fail, read_run
 
 OUT, WORK = "data/pictures", "build/pictures"
 MAX_BYTES = 150_000         # of all pictures together
-POINTS = 600                # steps of the training run that are drawn: more would only enlarge the file
+POINTS = 450                # steps of the training run that are drawn: more would only enlarge the file
 WIDTH = 800                 # pixels
 
 
