@@ -105,7 +105,8 @@ TEST("suggestions") {
         {"--learning-rate", "--lr"}, {"--learning_rate", "--lr"}, {"--batch-size", "--micro-batch"},
         {"--block_size", "--seq-len"}, {"--n-layer", "--layers"}, {"--max-iters", "--steps"},
         {"--dtype", "--precision"}, {"--output", "--out"}, {"--warmup-steps", "--warmup"}, {"--sead", "--seed"},
-        {"--weight", "--weight-decay"}, {"-steps", "--steps"}, {"--max-steps", "--steps"}};
+        {"--weight", "--weight-decay"}, {"-steps", "--steps"}, {"--max-steps", "--steps"},
+        {"--Weight_Decay_Rate", "--weight-decay"}};
     for (const auto& [word, flag] : CASES) {
         const std::string error = error_of([&] { parse_options(TRAIN, "train", {word}); });
         expect(error == format("%s: no such flag; did you mean %s?", word, flag), error);
