@@ -1260,7 +1260,8 @@ void attention_backward(const Operand& dqkv, float* D, int* counter, const float
             attention_backward_wgmma<HEAD_SIZE>(dqkv, D, counter, dout, qkv, out, lse, B, T, NH);
         else attention_backward_mma<HEAD_SIZE>(dqkv.x, D, dout, qkv, out, lse, B, T, NH);
     });
-    if (on_tensor_cores(HS) && device.tensor_cores == TensorCores::MMA) dqkv.quantise(n);
+    const bool by_mma = on_tensor_cores(HS) && device.tensor_cores == TensorCores::MMA;   // without FP8 output
+    if (by_mma) dqkv.quantise(n);
     else dqkv.finish(n);
 }
 
@@ -2952,7 +2953,9 @@ void read_fp8_history(Model& m, const Start& start) {
     const json& history = start.trainer[key];
     const size_t expected = scale_count(m) * FP8_HISTORY;
     auto is_amax = [](const json& x) { return x.is_number() && x >= 0 && x <= double{FLT_MAX}; };
-    if (!history.is_array() || history.size() != expected || !std::all_of(history.begin(), history.end(), is_amax))
+    const bool valid = history.is_array() && history.size() == expected &&
+                       std::all_of(history.begin(), history.end(), is_amax);
+    if (!valid)
         throw UserError("%s/trainer.json: \"%s\": expected a list of %zu numbers from 0 on, for %d layers",
                         start.dir.c_str(), key, expected, m.config.layers);
     set_fp8_history(m, history.get<std::vector<float>>());
@@ -3215,14 +3218,14 @@ double learning_rate(const Options& o, long step) {
     if (step < o.warmup) return o.lr * (step + 1) / o.warmup;
     const double low = o.min_lr < 0 ? o.lr / 10 : o.min_lr;
     const double progress = o.steps > o.warmup ? double(step - o.warmup) / (o.steps - o.warmup) : 1;
-    double share = 1;   // 0: low, 1: lr
+    double fraction = 1;   // 0: low, 1: lr
     switch (o.schedule) {
-        case Schedule::COSINE:   share = 0.5 * (1 + cos(M_PI * progress)); break;
-        case Schedule::LINEAR:   share = 1 - progress; break;
-        case Schedule::WSD:      share = std::min(1.0, (o.steps - step) / (WSD_DECAY * o.steps)); break;
+        case Schedule::COSINE:   fraction = 0.5 * (1 + cos(M_PI * progress)); break;
+        case Schedule::LINEAR:   fraction = 1 - progress; break;
+        case Schedule::WSD:      fraction = std::min(1.0, (o.steps - step) / (WSD_DECAY * o.steps)); break;
         case Schedule::CONSTANT: break;
     }
-    return low + share * (o.lr - low);
+    return low + fraction * (o.lr - low);
 }
 
 // A step skipped by loss scaling does not advance AdamW's t.
@@ -3271,7 +3274,8 @@ void divide_data(TrainData& data, const Options& o, const std::string& dir, cons
     const bool reads_text = data.train.bytes_only() || data.val.bytes_only() || o.sample_every > 0;
     data.text = Text(reads_text ? dir : "", c.vocab);
     for (Tokens* tokens : {&data.train, &data.val}) tokens->tokenize(data.text);
-    if (o.val_data.empty() && o.val_fraction > 0 && o.eval_every > 0) data.val = data.train.split_tail(o.val_fraction);
+    const bool splits = o.val_data.empty() && o.val_fraction > 0 && o.eval_every > 0;
+    if (splits) data.val = data.train.split_tail(o.val_fraction);
 }
 
 #include "gpt/matmul_tuning.cuh"   // tune_matmuls()
@@ -3345,7 +3349,8 @@ StepResult step_result(TrainingRun& run, double began, double lr) {
 json step_record(const TrainingRun& run, const StepResult& r, bool evaluates) {
     json record = {{"step", run.step}, {"loss", r.loss}, {"norm", r.norm}, {"lr", r.lr}, {"ms", 1e3 * r.seconds},
                    {"tokens_per_s", r.tokens_per_s}, {"mfu", r.mfu}, {"hfu", r.hfu}};
-    if (FLOATX == DType::FP16 || run.scale.interval > 0 || r.loss_scale != NO_SCALE) {
+    const bool scales_loss = FLOATX == DType::FP16 || run.scale.interval > 0 || r.loss_scale != NO_SCALE;
+    if (scales_loss) {
         record["loss_scale"] = r.loss_scale;
         record["skipped_steps"] = long(run.scale.skipped);
         if (evaluates && !has_fp8(run.m)) record["zero_gradients"] = zero_gradients(run.m);   // FP8: fp8_record()
@@ -3491,7 +3496,8 @@ void train_loop(TrainingRun& run) {
                 fp8_scales<Fp8Step::STOP_COUNTING>(m.a.fp8_scales(), scale_count(m));
             }
             stopping = sum_of_all(stop_requested) > 0;   // read once a step, so that all ranks agree
-            if (recorder.on && (step - run.start.step == TRACED_STEPS || last || stopping))
+            const bool trace_complete = step - run.start.step == TRACED_STEPS || last || stopping;
+            if (recorder.on && trace_complete)
                 write_trace(o.trace, live_places(m), bytes_record(plan(m.setup)), step - run.start.step);
             run.progress.show(step, result);
 

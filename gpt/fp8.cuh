@@ -9,7 +9,7 @@
 // delayed   scale = 2^floor(log2(FP8_MAX / amax of the last FP8_HISTORY steps)): the kernel that writes x also writes q
 //           and records x's amax (naive attention and the mma backward kernels leave both to fp8_quantise)
 // current   scale from the amax of the tensor itself: the kernel that writes x records its amax (fp8_amax does for
-//           weights, naive attention and mma backward), fp8_quantise writes q. Weights and the first step always use it
+//           weights, naive attention and mma backward), fp8_quantise writes q. Weights and the first step use it too
 // source    Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; delayed and current scaling as in NVIDIA's
 //           Transformer Engine
 // variants  dev/kernels/quantize.cu

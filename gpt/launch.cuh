@@ -110,8 +110,8 @@ void run_watchdog(double timeout) {
         last = now;
         ncclResult_t error = ncclSuccess;
         if (activity.connected) ncclCommGetAsyncError(world.comm, &error);
-        if (error != ncclSuccess && error != ncclInProgress && idle >= 2 * interval)
-            end_rank(format("NCCL reports: %s", ncclGetErrorString(error)));
+        const bool failed = error != ncclSuccess && error != ncclInProgress;
+        if (failed && idle >= 2 * interval) end_rank(format("NCCL reports: %s", ncclGetErrorString(error)));
         if (idle >= timeout) end_rank(format("no progress for %g s (--timeout)", timeout));
     }
 }
@@ -207,10 +207,11 @@ std::string first_host(const std::string& list) {
 // variables.
 void find_address(const Launcher& launcher) {
     const char *address = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"), *nodes = getenv("SLURM_STEP_NODELIST");
-    if ((&launcher == &TORCHRUN || address || port) && !(address && port))
+    const bool by_torchrun = &launcher == &TORCHRUN, needs_both = by_torchrun || address || port;
+    if (needs_both && !(address && port))
         throw UserError("%s is not set: expected MASTER_ADDR and MASTER_PORT, where rank 0 listens, because %s is set",
                         address ? "MASTER_PORT" : "MASTER_ADDR",
-                        &launcher == &TORCHRUN ? "RANK" : address ? "MASTER_ADDR" : "MASTER_PORT");
+                        by_torchrun ? "RANK" : address ? "MASTER_ADDR" : "MASTER_PORT");
     if (address) {
         const char* agent = getenv("TORCHELASTIC_USE_AGENT_STORE");   // if True, torchrun itself listens on MASTER_PORT
         world.address = address;
