@@ -454,10 +454,9 @@ template <typename F> void with_type(Grad grad, F f) {
 #include "gpt/ptx.cuh"   // exp2_approx(), reciprocal_approx(); for tensor cores: instructions, tiles, fragments, rings
 
 // ==== graphs =================================================================
-// A micro-step is the same few hundred launches each time. Each costs the CPU several microseconds, which is longer
-// than short kernels run. A CUDA graph launches them all at once. The first run of a sequence launches its kernels
-// directly, which loads them and plans its matmuls; the second run captures a graph; later runs replay it, with the
-// same bits.
+// Each micro-batch needs the same few hundred launches. A launch costs the CPU several microseconds, longer than short
+// kernels run. A CUDA graph launches them all at once. The first run of a sequence launches its kernels directly, which
+// loads them and plans its matmuls; the second run captures a graph; later runs replay it, with the same bits.
 //
 // A graph keeps its kernels' arguments. Values that change between replays must be in device memory at a fixed address;
 // anything else that changes must be part of the sequence's name.
@@ -831,7 +830,7 @@ constexpr int BIAS_PACKS = BIAS_COLUMNS / FP32_STRIDE;   // of a lane
 __global__ void bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
     const int column = blockIdx.x * BIAS_COLUMNS + fp32_lane_start();
     float sum[BIAS_PACKS][PACK_FP32] = {}, x[PACK_FP32];
-    // On a GPU out-of-range lanes load the last columns once more: without an `if`, the loads of several rows are in
+    // On a GPU out-of-range lanes load the last columns again: without an `if`, the loads of several rows are in
     // flight at once.
 #pragma unroll 4
     for (size_t n = blockIdx.y; n < N; n += gridDim.y)
@@ -1308,7 +1307,7 @@ __device__ float update_loss_scale(LossScale* s, float scaled_norm) {
 //           scale = loss scale / (tokens of the whole step). The loss is a mean whose divisor is known in advance, so
 //           forward and backward are one kernel
 // shapes    logits (N,Vp) floatX, of which V are real | targets (N) int32 | losses (N) fp32
-//           target -1: the row is ignored; its loss and gradient are 0
+//           a target of -1 marks a row without one: its loss and gradient are 0
 // mapping   one block per row: a running maximum per thread, a running sum per element of its pack, then a reduction.
 //           The row stays in shared memory for the second pass if the rows of two blocks fit
 // cost      bandwidth: reads and writes N*Vp once; reads it twice where rows do not fit
@@ -1594,7 +1593,7 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 // ==== matmul =================================================================
 // out (M,N) = A (M,K) B (K,N), all row-major; A and B may be stored transposed
 // forward   out = inp w + b
-// backward  dinp = dout w^T,   dw += inp^T dout,   db += sum of dout over rows: see bias
+// backward  dinp = dout w^T,   dw += inp^T dout,   db += sum of dout over rows (section "bias")
 // shapes    inp (N,C), w (C,OC), out (N,OC) floatX | b (OC) floatX | dw, db as --grad-dtype says
 // mapping   cuBLASLt, which is column-major. A row-major matrix is the transpose of a column-major one, so swapping the
 //           operands gives out^T = B^T A^T. Bias and GELU' are epilogues. GELU forward is not: --recompute computes it
@@ -1605,7 +1604,7 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 // cost      compute: 2*M*N*K FLOPs
 // variants  dev/kernels/matmul.cu
 
-constexpr size_t MATMUL_WORKSPACE = 32 << 20;   // NVIDIA's advice for Hopper
+constexpr size_t MATMUL_WORKSPACE = 32 << 20;   // NVIDIA recommends it for Hopper
 constexpr uint32_t MATMUL_ALIGNMENT = 16;       // bytes, at least, of every operand
 constexpr int MATMUL_CANDIDATES = 16;           // algorithms requested from cuBLASLt
 
@@ -1856,7 +1855,7 @@ struct Setup {
     Fp8Scaling fp8_scaling = Fp8Scaling::DELAYED;
     MasterWeights master_weights = MasterWeights::FP32;
 
-    int gpus = 1, zero = 0;     // see many GPUs
+    int gpus = 1, zero = 0;     // see section "many GPUs"
     size_t rank = 0;            // no size depends on it
 
     size_t N() const { return static_cast<size_t>(B) * T; }
@@ -2020,7 +2019,7 @@ Shard shard_of(const Layout& y, const ParameterRow& row, size_t l, Placement pla
 // One row per tensor: the shape of one copy, and the number of copies (one for each layer, or one for all).
 
 struct Activations {
-    // Kept from forward to backward. res1 and res2 are the residual stream before attention and before the MLP.
+    // Kept from forward to backward, or recomputed. res1, res2: the residual stream before attention, before the MLP.
     Tensor<floatX> res1, ln1, qkv, att, res2, ln2, fc, gelu, scores, probs;
     Tensor<float> ln1_mean, ln1_rstd, lse, ln2_mean, ln2_rstd;
     // One copy for the model. `sub_out` is a sublayer's output, which the next LayerNorm adds to the residual stream.
@@ -2275,7 +2274,7 @@ struct Model {
     std::vector<void*> blocks;
     Graphs graphs;
     MicroBatch micro_batch = MicroBatch::LAST;                // the one being computed
-    std::shared_ptr<class Communication> communication;       // of several GPUs: see many GPUs
+    std::shared_ptr<class Communication> communication;       // with several GPUs
 
     Model() = default;
     Model(const Model&) = delete;
@@ -2486,7 +2485,7 @@ size_t update_begin(const Model& m, size_t g, Placement placement) {
     return whole ? m.layout.begin(g, placement) : m.layout.own_shard(g, placement);
 }
 
-// weights = round(master), after init or a checkpoint has set master. Each rank rounds its part; then all gather.
+// weights = round(master), after init or loading. Each rank rounds its part; need_weights() gathers the rest.
 void master_changed(Model& m) {
     for (size_t g = 0; SEPARATE_MASTER && g <= m.layout.layers; g++)
         round_weights(m.weights + update_begin(m, g, weights_placement(m.setup)),
@@ -2684,7 +2683,7 @@ void backward_block(Model& m, size_t l) {
                                a.res1(l), w.ln1w(l), a.ln1_mean(l), a.ln1_rstd(l), N, C);
 }
 
-// One micro-batch in device memory. order and first: see embedding.
+// One micro-batch in device memory. order and first: see section "embedding".
 struct Batch { const int *inputs, *targets, *order, *first; };
 
 // Computes all gradients from dln, the gradient of lnf that head() has computed.
@@ -2887,7 +2886,7 @@ void write_blocks(const std::string& path, const Model& m, const std::vector<Nam
     wait_for_all(WRITING);
 }
 
-// The Hugging Face part of a checkpoint.
+// Writes the Hugging Face part of a checkpoint.
 void write_model(const std::string& dir, const Model& m, const TextFiles& text) {
     if (world.first()) {
         write_config(dir + "/config.json", m.config, INIT_STD, text.end_of_text);
@@ -3188,8 +3187,8 @@ std::vector<float> next_logits(Model& m, const std::vector<int>& tokens, size_t 
 
 // Continues `tokens` by --sample-tokens tokens, calling show(token) for each until it returns false. The first pass
 // processes all tokens, each later pass only the new one, because qkv caches keys and values (not with --recompute
-// full). When the context is full, the older half is dropped and the rest processed again. The model's buffers fit
-// B = 1 and any T up to their own.
+// full). When the context is full, the older half is dropped and the rest processed again. The model's buffers hold
+// B = 1 and any T up to setup.T.
 template <typename Show>
 void sample(Model& m, std::vector<int> tokens, const Options& o, uint64_t seed, Show show) {
     const size_t most = std::min(m.setup.T, m.config.context);
