@@ -1837,8 +1837,7 @@ enum class Purpose { TRAINING, INFERENCE, SAMPLING };
 // and writes the whole gradient of wte; with fewer rows that would take longer than the matmul, which hides it.
 constexpr size_t HEAD_ROWS = 16384;
 
-// Kernels index rows with int32.
-constexpr size_t MAX_ROWS = size_t{1} << 31;
+constexpr size_t MAX_ROWS = size_t{1} << 31;   // kernels index rows with int32
 
 // Everything that the memory of a run depends on.
 struct Setup {
@@ -2195,13 +2194,10 @@ struct Plan {
     }
 };
 
-// Memory of CUDA itself: context, kernels, cuBLASLt. An estimate.
-constexpr size_t CUDA_BYTES = 600 << 20;
-// Memory of NCCL with several GPUs. An estimate, as it depends on the links between the GPUs.
-constexpr size_t NCCL_BYTES = 512 << 20;
+constexpr size_t CUDA_BYTES = 600 << 20;   // estimate, of CUDA itself: context, kernels, cuBLASLt
+constexpr size_t NCCL_BYTES = 512 << 20;   // estimate, with several GPUs: depends on the links between them
 
-// In FP32 the weights are their own master copy.
-constexpr bool SEPARATE_MASTER = FLOATX != DType::FP32;
+constexpr bool SEPARATE_MASTER = FLOATX != DType::FP32;   // in FP32 the weights are their own master copy
 bool has_master(const Setup& s) { return s.precision != DType::FP32 && s.master_weights != MasterWeights::NONE; }
 
 // What each stage of ZeRO shards. Where weights or gradients are sharded, buffers hold those of a few whole layers.
@@ -2339,7 +2335,6 @@ void* allocate_block(Model& m, size_t bytes, const char* name) {
     return block;
 }
 
-// Layer l uses copy l % copies.
 template <typename Kind>
 void bind(Parameters<Kind>& p, const Config& c, const Layout& y, void* block, DType dtype, size_t copies) {
     for (const ParameterRow& row : parameter_table(p, c)) {
@@ -3169,8 +3164,7 @@ int pick_token(const std::vector<float>& logits, double temperature, int top_k, 
     return tokens[chosen];
 }
 
-// A prompt is padded to a multiple of this, so that only a few matmul shapes occur.
-constexpr int SAMPLE_STEP = 64;
+constexpr int SAMPLE_STEP = 64;   // a prompt is padded to a multiple of this, so that few matmul shapes occur
 
 // Returns the logits (V) of the token after `tokens`. Keys and values of the first `past` are in qkv already.
 std::vector<float> next_logits(Model& m, const std::vector<int>& tokens, size_t past, int most) {
@@ -3209,8 +3203,7 @@ void sample(Model& m, std::vector<int> tokens, const Options& o, uint64_t seed, 
 
 // ==== schedule ===============================================================
 
-// The fraction of the steps in which `wsd` decays (Hu et al. 2024, "MiniCPM", section 4).
-constexpr double WSD_DECAY = 0.2;
+constexpr double WSD_DECAY = 0.2;   // fraction of steps in which `wsd` decays (Hu et al. 2024, "MiniCPM", section 4)
 
 // Returns the learning rate of a step, counted from 0.
 double learning_rate(const Options& o, long step) {
