@@ -1518,7 +1518,7 @@ TEST("memory") {
     }
     expect(exact, "largest_micro_batch() is exact to one byte of memory");
 
-    // Without launch()'s check CUDA reports only "invalid argument" if a kernel needs more shared memory than there is.
+    // Without launch()'s check CUDA reports only "invalid argument" if a kernel needs too much shared memory.
     const size_t saved = device.properties.sharedMemPerBlockOptin, needed = SHARED_WITHOUT_OPT_IN + 16;
     auto launch_error = [&](size_t most) {
         device.properties.sharedMemPerBlockOptin = most;
@@ -1596,7 +1596,7 @@ void write_our_folder(const std::string& dir, Model& m) {
     write_model(scratch(dir), m, text_files("", m.config, false));
 }
 
-// Writes these weights to @/ours unless that exists.
+// Writes these weights to @/ours unless @/ours exists.
 void need_our_folder() {
     Model m;
     if (!fs::exists(scratch("@/ours"))) write_our_folder("@/ours", m);

@@ -160,7 +160,7 @@ static bool half_of_the_threads_exit()
     return sum.each([](size_t t, int x) { return x == (t % 2 == 1 ? 0 : 32 * 55); });
 }
 
-// Each thread reads what the previous one wrote, without a barrier. In the natural order that thread has already run.
+// Each thread reads the previous thread's store without a barrier. In the natural order the store has already happened.
 static bool missing_barrier_shows()
 {
     Array<int> out(64);
@@ -231,7 +231,7 @@ static void test_warps()
               return shuffles_are_right<int>() && shuffles_are_right<float>() && shuffles_are_right<double>();
           }));
     if (WARP_SIZE == 1) return;
-    expect("ballot, any and all are right, also in separate halves of a warp", in_every_order([] {
+    expect("ballot, any and all are correct, also in separate halves of a warp", in_every_order([] {
               Array<unsigned> out(64);
               run({1, 64}, [out = out.data] {
                   const unsigned lane = threadIdx.x % 32, half = lane < 16 ? 0xffffu : 0xffff0000u;
@@ -503,7 +503,7 @@ template <class Function, class Exact> static double ulps(float first, float las
 static void test_numbers()
 {
     const float infinity = INFINITY, nan = NAN, tenth = 0.1f;
-    expect("__expf is within 2 ULP, and right for infinity and NaN",
+    expect("__expf is within 2 ULP, and correct for infinity and NaN",
            ulps(-87.3f, 88.72f, 0.0007f, __expf, [](double x) { return std::exp(x); }) < 2 && __expf(-infinity) == 0 &&
                __expf(-88) == 0 && __expf(infinity) == infinity && __expf(89) == infinity && std::isnan(__expf(nan)) &&
                __expf(0) == 1);
@@ -811,7 +811,7 @@ static void test_products(cudaDataType_t in, cudaDataType_t out, const std::stri
             algorithms = std::max(algorithms, p.error());
         }
     p.algorithm = cuda_cpu::Algorithm::failing;
-    expect(types + ": the other algorithms are right, and `failing` fails", algorithms < 1 && std::isinf(p.error()));
+    expect(types + ": the other algorithms are correct, and `failing` fails", algorithms < 1 && std::isinf(p.error()));
 }
 
 static void test_fp8_products()
@@ -936,7 +936,7 @@ static void test_rejected_products()
 
 using cuda_cpu::set_rounding;
 
-// Returns whether a product is right under each seed, has different bits under different seeds, and repeats them.
+// Returns whether a product is correct under each seed, with other bits for each seed and the same when repeated.
 static bool product_is_perturbed(cudaDataType_t in)
 {
     Product p{in, in, CUDA_R_32F};
@@ -953,7 +953,7 @@ static bool product_is_perturbed(cudaDataType_t in)
     return right && bits[0] != bits[1] && bits[0] != bits[2] && bits[1] != bits[2] && bits[1] == bits[3];
 }
 
-// Returns whether many results of a function differ under a seed, each by at most 3 ULP.
+// Returns whether a seed changes many results of a function, each by at most 3 ULP.
 static bool function_is_perturbed(float (*function)(float), uint64_t seed)
 {
     int differ = 0, worst = 0;
@@ -970,7 +970,7 @@ static bool function_is_perturbed(float (*function)(float), uint64_t seed)
 
 static void test_rounding()
 {
-    expect("CUDA_CPU_ROUNDING: products differ between seeds only by rounding, and repeat with the same bits",
+    expect("CUDA_CPU_ROUNDING: products differ between seeds only by rounding; a seed always gives the same bits",
            product_is_perturbed(CUDA_R_32F) && product_is_perturbed(CUDA_R_16BF) && product_is_perturbed(CUDA_R_16F));
     struct { const char* name; float (*function)(float); } const functions[] = {
         {"__expf", [](float x) { return __expf(-x); }},
@@ -1137,7 +1137,7 @@ static bool ldmatrix_loads()
 }
 
 // Copies three groups of two chunks per thread; the last group is not valid and so writes zeros. Reads them when up to
-// `pending` groups may be pending. Returns for each group how many chunks had not been copied.
+// `pending` groups may be pending. Returns each group's number of chunks that had not been copied.
 template <int pending> static std::array<int, 3> missing_copies()
 {
     Array<int4> in(64 * 6), out(64 * 6);
@@ -1651,8 +1651,8 @@ struct TwoStreams {
     }
 };
 
-// A use of two streams. is_right() runs it and returns whether the result is right; with `ordered` a stream or the host
-// waits where necessary. needs_order: without the wait, the result must be wrong under some seed.
+// A use of two streams. is_right() runs it and returns whether the result is correct. ordered: a stream or the host
+// waits where necessary. needs_order: without this wait, the result must be wrong under some seed.
 struct Scenario {
     const char* name;
     bool needs_order;
@@ -1853,7 +1853,7 @@ static void test_cards()
            child_fails(2, "CUDA_CPU_CARD is \"h900\"; expected one of h100, h200, a100, 4090, l40s, t4, b200", "global",
                        "CUDA_CPU_CARD=h900"));
     expect("a kernel's __shared__ arrays count towards its shared memory", on("h100", static_shared_counts));
-    expect("device memory is the GPU's less the context's, in pages of 2 MiB, and NaN at first; more is rejected",
+    expect("device memory is the GPU's minus the context's, in pages of 2 MiB, and NaN at first; more is rejected",
            on("h100", memory_is_the_gpus));
     expect("copies whose kind does not match the memory, or that exceed an allocation, are rejected",
            on("h100", copies_are_checked));
@@ -1899,7 +1899,7 @@ static void test_atomics()
     expect("atomicCAS succeeds in exactly one thread",
            std::count(won.second.begin(), won.second.end(), -1) == 1 && won.second[1] == won.first);
     unsigned bits = 0xf0;
-    expect("atomicMin, atomicMax, atomicAnd, atomicOr, atomicXor, atomicSub and atomicExch are right",
+    expect("atomicMin, atomicMax, atomicAnd, atomicOr, atomicXor, atomicSub and atomicExch are correct",
            atomicMin(&bits, 0xf1u) == 0xf0 && atomicMax(&bits, 3u) == 0xf0 &&
                atomicAnd(&bits, 0x3c) == 0xf0 && atomicOr(&bits, 0x01) == 0x30 && atomicXor(&bits, 0x11) == 0x31 &&
                atomicSub(&bits, 0x20) == 0x20 && atomicExch(&bits, 7u) == 0 && bits == 7);
@@ -1933,7 +1933,7 @@ __global__ void use_groups(unsigned* out)
 
 static void test_groups()
 {
-    expect("shuffles, votes and reductions of blocks, tiles and tiles of tiles are right", in_every_order([] {
+    expect("shuffles, votes and reductions of blocks, tiles and tiles of tiles are correct", in_every_order([] {
               Array<unsigned> out(96);
               cuda_cpu::launch(use_groups, {1, dim3(24, 4)})(out.data);
               return out.all_are(1);
@@ -1971,7 +1971,7 @@ static const Section sections[] = {
     {"groups", test_groups},
 };
 
-// Runs what a test asks its child process to do; returns the exit code.
+// Runs a child process's part of a test; returns the exit code.
 static int run_as_child(const std::string& what)
 {
     const auto number_after = [&](const char* word) { return atoi(what.c_str() + strlen(word)); };

@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 
 static int rank = 0, size = 1, passed = 0, failed = 0;
-static std::vector<ncclUniqueId> ids(30);   // created before the ranks are forked; each communicator uses the next one
+static std::vector<ncclUniqueId> ids(30);   // created before the fork; each communicator uses the next id
 static size_t next_id = 0;
 
 static void expect(const std::string& what, bool holds) {
@@ -106,7 +106,7 @@ template <class T> static void test_type(const std::string& name, ncclDataType_t
     bool right = true;
     for (const size_t n : {0, 1, 7, 300001})
         for (const bool in_place : {false, true}) right = collectives_are_right<T>(comm, type, n, in_place) && right;
-    expect(name + ": collectives are right, in place or not; sums in the order of ranks have the same bits", right);
+    expect(name + ": collectives are correct, also in place; sums have the bits of sums in the order of ranks", right);
 }
 
 static void test_operations_and_sends(ncclComm_t comm) {
@@ -354,7 +354,7 @@ static int test_all() {
         Array<int> any({holds});
         return sum(comm, any.data, any.data) == ncclSuccess && !any.is({0});
     };
-    expect("queues: with both events all steps are right under every seed", steps(Removed::NOTHING));
+    expect("queues: with both events all steps are correct under every seed", steps(Removed::NOTHING));
     expect("queues: without the event before the collective a step is wrong", on_any_rank(!steps(Removed::BEFORE)));
     expect("queues: without the event after the collective a step is wrong", on_any_rank(!steps(Removed::AFTER)));
     expect("queues: collectives keep their order across streams and communicators",

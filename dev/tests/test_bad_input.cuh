@@ -181,7 +181,7 @@ TEST("bad data") {
     const Outcome latin = run(TINY + "--data @/caf\xe9.txt --out @/latin\xe9 --trace @/\xe9");
     const std::string log = read_bytes("@/latin\xe9/log.jsonl");
     const std::string data = read_record(log.substr(0, log.find('\n')), "log")["run"]["options"]["data"];
-    expect_run(latin.code == 0 && data == scratch("@/caf\xef\xbf\xbd.txt"), "names that are not UTF-8 are accepted", latin,
+    expect_run(latin.code == 0 && data == scratch("@/caf\xef\xbf\xbd.txt"), "names in Latin-1 are accepted", latin,
                data);
 }
 
@@ -199,7 +199,7 @@ TEST("bad questions") {
         {"with another magic number", with_header(0, SHARD_MAGIC), {"20240520", "20240522"}},
         {"of another version", with_header(1, 2), {"version 2"}},
         {"that are truncated", good.substr(0, good.size() - 2), {"question 15", "truncated"}},
-        {"with bytes after the last one", good + "ab", {"2 bytes", "16 questions"}},
+        {"with bytes after the last question", good + "ab", {"2 bytes", "16 questions"}},
         {"that begin with a wrong number", with(0, 7), {"question 0", "65535", "7"}},
         {"with a label that is out of range", with(3, 4), {"question 0", "label 4", "4 endings"}},
         {"without a context", with(5, 0), {"question 0", "context"}},
@@ -258,10 +258,10 @@ TEST("bad folders") {
     const std::string COMMAND = "train --data @/text.txt --out @/damaged --resume --steps 12";
     const Texts named = {"@/damaged/step_000010/optimizer.safetensors", "rename this one's folder"};
     damage("optimizer.safetensors", whole.substr(0, whole.size() / 2));
-    reject("--resume with a damaged checkpoint; the message names the way to the one before it", COMMAND, named);
+    reject("--resume with a damaged checkpoint; the message says how to resume from the one before it", COMMAND, named);
     fs::rename(scratch("@/damaged/step_000010"), scratch("@/damaged/aside"));
     const Outcome resumed = run(COMMAND);
-    expect_run(resumed.code == 0 && log_of("@/damaged").size() == 15, "resuming from the one before it works", resumed);
+    expect_run(resumed.code == 0 && log_of("@/damaged").size() == 15, "the checkpoint before it is resumed", resumed);
     for (const char* other : {"05", "10", "12"}) fs::remove_all(scratch(std::string("@/damaged/step_0000") + other));
     fs::rename(scratch("@/damaged/aside"), scratch("@/damaged/step_000010"));
     reject("the only checkpoint, damaged", COMMAND, {named[0], "there is no checkpoint before it"});

@@ -79,8 +79,8 @@ template <typename F8> Outputs fp8_loop(const Values& x, double scale, double am
 // ==== kernels that write FP8 =================================================
 
 // Tests a kernel that writes FP8: launch(operand) writes operand.x, which holds `before`, and its FP8 copy. x must
-// equal the kernel's x without FP8; the copy and the scale must equal fp8_loop's exactly. Delayed scaling uses a scale
-// that fits x, one at which large values saturate and one at which most underflow; then current scaling follows.
+// equal the kernel's x without FP8; the copy and the scale must equal fp8_loop's exactly. Delayed scaling is tested
+// with three scales: x fits, large values saturate, most values underflow. Then current scaling is tested.
 template <typename F8, typename Launch> void try_writer(Trial& trial, const Values& before, Launch launch) {
     const Values x = trial.run([&] {
         const DeviceArray<floatX> alone(before);
@@ -301,7 +301,7 @@ TEST("model in FP8") {
             for (Recompute mode : {Recompute::SELECTIVE, Recompute::FULL})
                 same = same && three_steps(fp8_setup(matmul, scaling, mode)) == passes;
             expect(same, matmul_text(s) + ": --recompute does not change a bit of three steps");
-            // Relative rounding errors are up to 2^-4 in E4M3 and 2^-3 in E5M2, so also in a gradient's products.
+            // Relative rounding errors are up to 2^-4 in E4M3 and 2^-3 in E5M2, and so are those of a gradient's terms.
             const double first = relative_l2(passes[0].gradients, plain[0].gradients);
             expect(first > 0x1p-9, matmul_text(s) + ": gradients differ from those in bf16, so matmuls run in FP8");
             Near(matmul_text(s) + ": gradients equal those in bf16 within 2^-3", first, 0x1p-3);

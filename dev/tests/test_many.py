@@ -4,7 +4,7 @@
     python3 dev/tests/test_many.py [--ours ./train_gpt] [--ranks 2 3 4] [--only WORDS] [--same-bits yes]
 
 On CPUs each sum has a fixed order, so results are compared bit by bit. On GPUs NCCL may use another order for each kind
-of collective, so --same-bits no compares results to rounding.
+of collective, so --same-bits no compares results up to rounding.
 """
 import argparse
 import concurrent.futures
@@ -143,7 +143,7 @@ def near(a, b, limit):
 
 
 def same(a, *others):
-    """Returns whether runs are equal bit by bit; with --same-bits no, whether they are to rounding."""
+    """Returns whether runs are equal bit by bit; with --same-bits no, up to rounding."""
     if any(result.code or not result.losses for result in (a, *others)):
         return False
     if args.same_bits == "no":
@@ -159,7 +159,7 @@ def expect_rejected(ranks, words, parts, text, code=2, **more):
 
 
 def run_concurrently(*calls):
-    """Makes these calls, two at a time: they mostly wait."""
+    """Makes these calls, two at a time because they mostly wait."""
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for result in [pool.submit(call) for call in calls]:
             result.result()
@@ -168,8 +168,8 @@ def run_concurrently(*calls):
 # ---- values, memory, communication volume
 
 def test_stages():
-    """With one micro-batch all ZeRO stages add in the same order. With more, stages 0 and 1 add up micro-batches first
-    and then ranks, 2 and 3 ranks first."""
+    """With one micro-batch all ZeRO stages add in the same order. With more, stages 0 and 1 sum over micro-batches
+    first and then over ranks, stages 2 and 3 over ranks first."""
     for ranks in args.ranks:
         for micro_batches, groups in ((1, ["0123"]), (3, ["01", "23"])):
             batch = ["--total-batch", ranks * micro_batches * MICRO]
@@ -189,9 +189,9 @@ def test_stages():
                    f"{ranks} ranks, --zero {zero}: each rank allocates the planned memory", str(result))
             sent = re.search(r"sent +([0-9.]+) (kB|MB) a step", result.out)
             found = float(sent[1]) * {"kB": 1e3, "MB": 1e6}[sent[2]]
-            rounding = 6e4 if found >= 1e6 else 60    # of the printed digits; norm and losses are up to 1000 bytes more
+            rounding = 6e4 if found >= 1e6 else 60    # of the printed digits; norm and losses add up to 1000 bytes
             expect(abs(found - plan["bytes_sent"]) <= rounding + 1000,
-                   f"{ranks} ranks, --zero {zero}: each sends the planned bytes", f"{plan['bytes_sent']}: {result}")
+                   f"{ranks} ranks, --zero {zero}: a rank sends the planned bytes", f"{plan['bytes_sent']}: {result}")
 
 
 def test_modes():
@@ -223,7 +223,7 @@ def test_sums():
 
 
 def test_tuning():
-    """Each rank has its own tuning file; by these files ranks 0 and 1 would choose different algorithms."""
+    """Each rank has its own tuning file. These files select different algorithms for ranks 0 and 1."""
     if args.same_bits == "no":
         return
     words = [*TRAIN, "--steps", 2, "--total-batch", 2 * MICRO, "--matmul-tuning", "on"]
@@ -252,7 +252,7 @@ def test_resume():
     other = train(1, "other", *batch, "--steps", 9)
     expect([first.code, second.code, third.code] == [0, 0, 0] and near(third.losses, other.losses, 1e-5),
            f"a run of {up_to(4)} ranks is resumed by {up_to(3)}, then by one, each with another ZeRO stage: the losses "
-           "equal those of one rank to rounding", f"{third.losses} {other.losses} {second} {third}")
+           "equal those of one rank up to rounding", f"{third.losses} {other.losses} {second} {third}")
 
 
 def test_read():
@@ -306,7 +306,7 @@ def test_errors():
     open(os.path.join(taken, "log.jsonl"), "w", encoding="utf-8").close()
     for text, ranks, words, parts, *code in (
             ("an unknown flag", 2, ["--no-such-flag"], ["--no-such-flag"]),
-            ("a total batch that the ranks do not divide, with the nearest that they do", up_to(3),
+            ("a total batch that the ranks do not divide, with the nearest valid totals", up_to(3),
              ["--total-batch", total], ["x GPUs", str(total // unit * unit), str((total // unit + 1) * unit)]),
             ("--graph on", 2, ["--graph", "on"], ["--graph"]),
             ("a folder that holds a run", 2, ["--out", taken], ["already holds a run"]),
@@ -314,7 +314,7 @@ def test_errors():
              1)):
         expect_rejected(ranks, [*ONE_STEP, *words], parts, text, *code)
     if args.same_bits == "yes":
-        expect_rejected(2, ONE_STEP, ["--gpus 2", "at most 1"], "more GPUs than there are",
+        expect_rejected(2, ONE_STEP, ["--gpus 2", "at most 1"], "more GPUs than the machine has",
                         environment={"CUDA_CPU_DEVICES": "1"})
         result = run(1, *ONE_STEP, "--gpus", "all", environment={"CUDA_CPU_DEVICES": "3"})
         expect("3 GPUs x" in result.out and result.code == 0, "--gpus all uses all GPUs of the machine", str(result))
@@ -363,7 +363,7 @@ def test_signals():
         result = started.end()
         expect(result.code == 0 and result.has_complete_checkpoints() and
                result.checkpoints()[-1].endswith(f"step_{result.last:06d}"),
-               f"signal {int(number)} to {to}: all ranks stop after the same step, with a checkpoint of it",
+               f"signal {int(number)} to {to}: all ranks stop after the same step and save a checkpoint",
                f"{result.last} {result.checkpoints()} {result}")
 
 
@@ -605,7 +605,7 @@ def test_cards():
         card(2, "overlap", "--steps", 2, "--zero", 3, "--overlap", "off", "--trace", path("trace_off"), seed=seed)
         early["off"] += early_kernels(path("trace_off"))[0]
     expect(early["on"] > 0 and early["off"] == 0,
-           "kernels run before collectives that were launched earlier; with --overlap off none does", f"{early}")
+           "kernels run before collectives that were launched earlier; with --overlap off no kernel does", f"{early}")
     expect({"all-gather", "reduce-scatter", "all-reduce"} <= names and has_priority,
            "communication has its own stream of high priority and its own row in the trace", f"{names}")
     result = run(2, *ONE_STEP, "--zero", 3, "--total-batch", 12 * 2 * MICRO, program=[args.card, "--as-train-gpt"],
@@ -645,7 +645,7 @@ def main():
     parser.add_argument("--ranks", type=RankCount, nargs="+", default=[RankCount(n) for n in (2, 3, 4)],
                         help="numbers of ranks to test; the largest limits all tests")
     parser.add_argument("--only", default=" ".join(tests), help="names of tests to run; default: %(default)s")
-    parser.add_argument("--same-bits", choices=["yes", "no"], default="yes", help="no: compare to rounding")
+    parser.add_argument("--same-bits", choices=["yes", "no"], default="yes", help="no: compare up to rounding")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         for name in args.only.split():

@@ -161,7 +161,7 @@ const std::string ENDLESS = "train" + SMALL + "--micro-batch 1 --steps 1000000 -
 const std::string TEN = "train" + SMALL + "--micro-batch 2 --total-batch 64 --steps 10 --lr 1e-2 --warmup 3 "
                         "--eval-every 5 --eval-sequences 4 --checkpoint-every 5 ";
 
-// Runs TEN with --out @/first unless that exists.
+// Runs TEN with --out @/first unless @/first exists.
 void need_first_run() {
     if (!fs::exists(scratch("@/first"))) run(TEN + "--out @/first");
 }

@@ -215,10 +215,10 @@ TEST("tokenizer: rejected files") {
         {"a merge that is a number", merge(7), {"merge 500", "7"}},
         {"a merge given twice", merge(good["model"]["merges"][3]), {"merge 500", "twice"}},
         {"a gap in the ids", id(900), {"'!'", "900", std::to_string(count - 1)}},
-        {"an id that two tokens have", id(1), {"'!'", "'\"'", "both"}},
+        {"an id of two tokens", id(1), {"'!'", "'\"'", "both"}},
         {"an id that is not a whole number", id(1.5), {"'!'", "1.5"}},
         {"a negative id", id(-1), {"'!'", "-1"}},
-        {"an added token with the id of another", set("/added_tokens/0/id", count - 2),
+        {"an added token with another token's id", set("/added_tokens/0/id", count - 2),
          {"both", std::to_string(count - 2)}},
         {"a byte without a token", [](json& f) {
              f["model"]["vocab"]["!!!"] = f["model"]["vocab"]["!"];

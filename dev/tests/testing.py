@@ -17,6 +17,6 @@ def expect_equal(found, expected, text):
 
 
 def finish():
-    """Prints the totals and exits: with 1 if a result failed or there was none, otherwise with 0."""
+    """Prints the totals and exits: with 1 if a result failed or no test ran, otherwise with 0."""
     print(f"{passed} passed, {failed} failed")
     sys.exit(failed > 0 or passed == 0)
