@@ -1837,7 +1837,7 @@ enum class Purpose { TRAINING, INFERENCE, SAMPLING };
 // and writes the whole gradient of wte; with fewer rows that would take longer than the matmul, which hides it.
 constexpr size_t HEAD_ROWS = 16384;
 
-constexpr size_t MAX_ROWS = size_t{1} << 31;   // kernels index rows with int32
+constexpr size_t MAX_ROWS = size_t{1} << 31;   // row indices are int32, and a grid has at most 2^31 - 1 blocks
 
 // Everything that the memory of a run depends on.
 struct Setup {
