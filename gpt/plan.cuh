@@ -305,11 +305,11 @@ json run_record(const Options& o, const Setup& s) {
 //          bandwidth, that of a ring's slowest link, without latency. GPUs never wait for each other.
 // omitted  the update, data loading, FLOPs that flops_per_token() does not count, communication of norm and losses
 
-// Bytes are those that one GPU of R sends in a ring all-gather or reduce-scatter: (R - 1) / R of the data.
+// Times in seconds. Bytes: those that one GPU of R sends in a ring collective, (R - 1) / R of the data.
 struct StepWork {
     size_t layers;
     int zero;
-    double forward, again, head;       // seconds in a micro-batch: a layer's forward, its recomputation; the head
+    double forward, again, head;       // in a micro-batch: forward of a layer, its recomputation; the head (both ways)
     double weights[2], gradients[2];   // bytes of one all-gather, reduce-scatter: of non-layer parameters, of a layer
     double bandwidth;                  // bytes a second
 };
