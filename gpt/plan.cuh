@@ -305,7 +305,7 @@ json run_record(const Options& o, const Setup& s) {
 //          bandwidth, that of a ring's slowest link, without latency. GPUs never wait for each other.
 // omitted  the update, data loading, FLOPs that flops_per_token() does not count, communication of norm and losses
 
-// Times in seconds. Bytes: those that one GPU of R sends in a ring collective, (R - 1) / R of the data.
+// Times in seconds. Bytes: sent by one GPU of R in a ring all-gather or reduce-scatter, (R - 1) / R of the data.
 struct StepWork {
     size_t layers;
     int zero;
