@@ -222,7 +222,7 @@ public:
     // Sets the text that describes the sizes of the following runs and comparisons.
     void at(const std::string& size) { size_ = size; }
 
-    // Calls launch_once() in each thread order and checks that all outputs are equal. Returns those of the first order.
+    // Calls launch_once() in each thread order and checks that all outputs are equal. Returns the first order's outputs.
     // launch_once() prepares inputs, launches the kernel and returns all outputs.
     template <typename Launch> Outputs run(Launch launch_once) {
         Outputs first;
@@ -1407,8 +1407,8 @@ TEST("tensor cores in the model") {
 
 // ==== initial weights, shards ================================================
 
-// GPT-2's initial weights: matrices have mean 0 and standard deviation 0.02, those of the residual projections 0.02 /
-// sqrt(2 layers); LayerNorm weights are 1, biases 0. Mean and deviation may differ by 5 standard errors.
+// GPT-2's initial weights: matrices have mean 0 and standard deviation 0.02 (residual projections: 0.02 /
+// sqrt(2 layers)); LayerNorm weights are 1, biases 0. Mean and deviation may differ by 5 standard errors.
 TEST("initial weights") {
     const TestModel m(small_setup({4, 2, 64, 32, 300}, 1, 32));
     const Floats weights = from_device(m.master, m.layout.elements());

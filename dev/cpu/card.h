@@ -65,7 +65,7 @@ constexpr Card cards[] = {
      7.7e12, 1.85e9, 2.25e15, 75e12, 10240},
 };
 
-// 32-bit registers per multiprocessor and per block, the same for all GPUs of the table.
+// 32-bit registers per multiprocessor and per block, for all GPUs of the table.
 constexpr int registers_per_block = 64 * 1024;
 // Memory of a CUDA context with its kernels and those of cuBLASLt; the actual size depends on the driver.
 constexpr size_t context_bytes = 500 * mib;

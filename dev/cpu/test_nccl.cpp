@@ -157,7 +157,7 @@ static void test_groups(ncclComm_t comm) {
 
 // ==== errors ============================================================================================
 
-// The last rank's calls differ from those of the others.
+// The last rank's calls differ from the other ranks' calls.
 static void test_mismatches() {
     const bool odd = rank == size - 1;
     const std::string last = "rank " + std::to_string(size - 1) + " calls ";
@@ -267,7 +267,7 @@ static bool steps_are_right(ncclComm_t comm, Removed removed) {
     return done && total.is({expected});
 }
 
-// Returns whether check() holds under 5 seeds. They differ between ranks, so that each orders its streams differently.
+// Returns whether check() holds under 5 seeds. Each rank has its own seeds and so its own orders of streams.
 static bool under_all_seeds(const std::function<bool()>& check) {
     bool right = true;
     for (uint64_t seed = 1; seed <= 5; seed++) {

@@ -80,7 +80,7 @@ def run(program, number, only=None):
 
 
 def examine(number, row, selected):
-    """Runs the tests with a mutant, prints whether one finds it, and returns that."""
+    """Runs the tests with a mutant; prints and returns whether a test finds it."""
     where, old, new, program, only = row
     found, by = run(program, number, only), f"{program}: {only}"
     for other in PROGRAMS:

@@ -78,7 +78,7 @@ template <typename F8> Outputs fp8_loop(const Values& x, double scale, double am
 
 // ==== kernels that write FP8 =================================================
 
-// Tests a kernel that writes FP8: launch(operand) writes operand.x, which holds `before`, and its FP8 copy. x must
+// Tests a kernel that writes FP8: launch(operand) writes operand.x, initially `before`, and its FP8 copy. x must
 // equal the kernel's x without FP8; the copy and the scale must equal fp8_loop's exactly. Delayed scaling is tested
 // with three scales: x fits, large values saturate, most values underflow. Then current scaling is tested.
 template <typename F8, typename Launch> void try_writer(Trial& trial, const Values& before, Launch launch) {
